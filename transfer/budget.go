@@ -5,11 +5,12 @@ import (
 	"github.com/penstock-io/penstock/path/setup"
 )
 
-// What peers make this process use is charged to their principals: each session that a peer dialed, from when its handshake is done, and
-// each path that it dials or is invited to dial, until nothing of it is left. See package budget for how much a principal may have.
+// What peers make this process use is charged to their principals: each session that a peer dialed, from when its handshake is done,
+// each path that it dials or is invited to dial, until nothing of it is left, and beyond control.Allowance what a session holds for its peer: requests, answers
+// and messages that the peer does not read. See package budget for how much a principal may have.
 
 const (
-	sessionMemory = 256 << 10 // two goroutines, buffers, TLS
+	sessionMemory = 256 << 10 // two goroutines, buffers, TLS, control.Allowance
 	laneMemory    = 256       // for each operation of a path's window, beside what the path needs
 	// guessDescriptors and guessMemory are for each path, and for each of its streams, of a driver that is no setup.Estimator.
 	guessDescriptors = 8
@@ -43,6 +44,25 @@ func (p *Peer) charge(a budget.Amounts) (*grant, error) {
 	}
 	n.granted.Add(1)
 	return &grant{g, n}, nil
+}
+
+// chargeHeld charges what the session holds for the peer; see control.Options. The mutex is held.
+func (p *Peer) chargeHeld(bytes int) (err error) {
+	now := uint64(int(p.heldBytes) + bytes)
+	a := budget.Amounts{budget.Memory: now}
+	switch {
+	case now == 0:
+		p.held.release()
+		p.held = nil
+	case p.held == nil:
+		p.held, err = p.charge(a)
+	default:
+		err = p.held.g.Change(a)
+	}
+	if err == nil {
+		p.heldBytes = now
+	}
+	return err
 }
 
 // own counts what this node takes because its user wants it.

@@ -90,6 +90,9 @@ func (x *nameIndex) from(prefix, after string, f func(*Export) bool) {
 // answerList answers one page.
 func (p *Peer) answerList(q *control.List) (control.Body, error) {
 	p.beforeLookup("")
+	// One at a time: peers that ask often cannot keep more than one core busy, nor have many pages in the making.
+	p.node.obs.status.Lock()
+	defer p.node.obs.status.Unlock()
 	body := p.maxBody()
 	most := body / control.MinEntry
 	if q.Max > 0 {

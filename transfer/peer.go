@@ -52,6 +52,8 @@ type Peer struct {
 	account    account     // what snapshots tell of it
 	limits     *limits     // set before ready is closed
 	grant      *grant      // of the session; set in its handshake
+	held       *grant      // of what the session holds for the peer; guarded by mu
+	heldBytes  uint64      // of held
 	streams    streams
 	changes    atomic.Uint64 // of lanes and remotes; see changed
 	ways       [keptWays]atomic.Pointer[way]
@@ -125,7 +127,7 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 		Session: p.id, Replaces: replaces, Admit: p.admit,
 		Identity:       control.Identity{Node: n.id, Instance: n.instance, Name: n.opts.Name, Host: n.host, Paths: paths},
 		HeartbeatEvery: n.opts.HeartbeatEvery, DeadAfter: n.opts.DeadAfter, RequestTimeout: requestTimeout,
-		HandshakeTimeout: p.patience(ctx), RoundTrip: p.shook,
+		HandshakeTimeout: p.patience(ctx), RoundTrip: p.shook, Charge: p.chargeHeld,
 	}, time.Now())
 	if err != nil {
 		return err
@@ -284,7 +286,7 @@ func (p *Peer) read() {
 			p.handle(m)
 		}
 		if rerr != nil {
-			p.flush() // there may be a goodbye that says why
+			p.flushAll() // there may be a goodbye that says why
 			p.fail(rerr)
 			return
 		}
@@ -320,14 +322,20 @@ func (p *Peer) write() {
 		}
 		p.mu.Lock()
 		err := p.session.Tick(now)
-		messages := p.taken() // requests that were not answered in time
+		messages := p.taken() // answers that did not come in time, and requests whose answers have room now
 		deadline := p.session.Deadline()
 		over := p.session.State() == control.Closed || p.session.State() == control.Failed
 		p.mu.Unlock()
 		for _, m := range messages {
 			p.handle(m)
 		}
-		werr := p.flush()
+		var wrote bool
+		var werr error
+		if over = over || err != nil; over {
+			p.flushAll()
+		} else if wrote, werr = p.flush(); wrote && werr == nil {
+			continue
+		}
 		if werr == nil && !over {
 			p.mu.Lock()
 			if len(p.coming)+len(p.queues) == 0 && !p.gave() {
@@ -372,24 +380,35 @@ func (p *Peer) write() {
 	}
 }
 
-// flush writes what the session has to say. The mutex of the session is not held meanwhile.
-func (p *Peer) flush() error {
+// flushSize is how many bytes a peer has to take within the silence after which it is dead.
+const flushSize = 16 << 10
+
+// flush writes a part of what the session has to say. The mutex of the session is not held meanwhile.
+func (p *Peer) flush() (wrote bool, err error) {
 	p.writing.Lock()
 	defer p.writing.Unlock()
-	for {
-		p.mu.Lock()
-		out, silence := p.session.Outgoing(), p.session.Silence()
-		p.mu.Unlock()
-		if len(out) == 0 {
-			return nil
-		}
-		p.conn.SetWriteDeadline(time.Now().Add(silence))
-		n, err := p.conn.Write(out)
-		p.mu.Lock()
-		p.session.Sent(n)
-		p.mu.Unlock()
-		if err != nil {
-			return err
+	p.mu.Lock()
+	out, silence := p.session.Outgoing(), p.session.Silence()
+	p.mu.Unlock()
+	if len(out) == 0 {
+		return false, nil
+	}
+	p.conn.SetWriteDeadline(time.Now().Add(silence))
+	n, err := p.conn.Write(out[:min(len(out), flushSize)])
+	p.mu.Lock()
+	p.session.Sent(n)
+	p.mu.Unlock()
+	return true, err
+}
+
+// flushAll writes what a session that has ended has to say, as far as the peer takes it soon.
+func (p *Peer) flushAll() {
+	p.mu.Lock()
+	until := time.Now().Add(p.session.Silence())
+	p.mu.Unlock()
+	for time.Now().Before(until) {
+		if wrote, err := p.flush(); !wrote || err != nil {
+			return
 		}
 	}
 }
@@ -423,6 +442,7 @@ func (p *Peer) fail(cause error) {
 	p.pending = map[uint64]chan *control.Response{}
 	queues, lanes := slices.Collect(maps.Keys(p.queues)), slices.Collect(maps.Values(p.paths)) // none is added once lost is set
 	p.mu.Unlock()
+	p.drop(err)
 	p.end(err)
 	finish := p.staged.End()
 	p.raw.Close() // not a TLS close, which would wait for a peer that does not read: the goodbye says that this is the end
@@ -444,6 +464,18 @@ func (p *Peer) fail(cause error) {
 	p.mu.Unlock()
 	g.release()
 	close(p.gone)
+}
+
+// drop has the session give back what it holds for the peer. A request that is being served does so when it is answered.
+func (p *Peer) drop(cause error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.session.Disconnected(cause)
+	for _, m := range p.taken() {
+		if r, ok := m.(*control.Request); ok {
+			p.session.Refuse(time.Now(), r.ID, cause)
+		}
+	}
 }
 
 func (n *Node) peerLost(p *Peer, err error) {

@@ -26,10 +26,16 @@ func (p *Peer) serve(r *control.Request) {
 	if err != nil {
 		err = p.session.Refuse(time.Now(), r.ID, err)
 	} else {
-		err = p.session.Respond(time.Now(), r.ID, body)
+		if err = p.session.Respond(time.Now(), r.ID, body); err != nil {
+			p.session.Refuse(time.Now(), r.ID, err) // an answer that cannot be sent is none; fails where the session has ended
+		}
 	}
+	messages := p.taken() // requests whose answers have room now; the writer may be held up by the peer
 	p.mu.Unlock()
 	p.wake()
+	for _, m := range messages {
+		p.handle(m)
+	}
 	if err != nil && p.ctx.Err() == nil {
 		p.node.log.Warn("answer not sent", "peer", p.info.Name, "method", r.Method, "error", err)
 	}

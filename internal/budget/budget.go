@@ -52,7 +52,7 @@ var mends = [resources]string{
 	Sessions:    "close sessions",
 	Paths:       "close paths, or ask for fewer of them",
 	Descriptors: "close paths, ask for fewer streams, or raise the limit of open files (ulimit -n) of the other process",
-	Memory:      "close paths, or ask for fewer streams and a smaller window",
+	Memory:      "close paths, ask for fewer streams and a smaller window, or read the answers before asking for more",
 	Mappings:    "release views, or raise vm.max_map_count",
 	Address:     "release views, or raise the limit of address space (ulimit -v)",
 }
@@ -158,8 +158,7 @@ func (b *Budget) Take(principal string, a Amounts) (*Grant, error) {
 	}
 	for r, n := range a {
 		if n > 0 && !b.fits(r, held[r], n) {
-			free := b.total[r] - min(b.used[r], b.total[r])
-			return nil, &Refusal{Principal: principal, Resource: Resource(r), Asked: n, Held: held[r], Free: free, Kept: b.kept[r]}
+			return nil, b.refusal(principal, r, n, held[r])
 		}
 	}
 	for r, n := range a {
@@ -169,6 +168,32 @@ func (b *Budget) Take(principal string, a Amounts) (*Grant, error) {
 	b.of[principal] = held
 	b.verify()
 	return &Grant{b: b, principal: principal, a: a}, nil
+}
+
+// Change makes the grant one of a, which is not nothing, in place of what it was. With a *Refusal it stays as it is; it is refused only where a is more. It must
+// not be called at the same time as Release or another Change.
+func (g *Grant) Change(a Amounts) error {
+	b := g.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	held := b.of[g.principal]
+	for r, n := range a {
+		if n > g.a[r] && !b.fits(r, held[r], n-g.a[r]) {
+			return b.refusal(g.principal, r, n-g.a[r], held[r])
+		}
+	}
+	for r, n := range a {
+		held[r] += n - g.a[r]
+		b.used[r] += n - g.a[r]
+	}
+	g.a = a
+	b.verify()
+	return nil
+}
+
+func (b *Budget) refusal(principal string, r int, asked, held uint64) *Refusal {
+	free := b.total[r] - min(b.used[r], b.total[r])
+	return &Refusal{Principal: principal, Resource: Resource(r), Asked: asked, Held: held, Free: free, Kept: b.kept[r]}
 }
 
 // fits is the rule of the package comment.

@@ -75,6 +75,25 @@ func TestBudgetModel(t *testing.T) {
 				all[i].g.Release()
 				all = slices.Delete(all, i, i+1)
 			},
+			"change": func(t *rapid.T) {
+				if len(all) == 0 {
+					return
+				}
+				h := &all[rapid.IntRange(0, len(all)-1).Draw(t, "which")]
+				if h.who == own || h.a == (Amounts{}) {
+					return
+				}
+				r := Resource(rapid.IntRange(0, int(resources)-1).Draw(t, "resource"))
+				n := rapid.Uint64Range(1, total[r]/4+1).Draw(t, "n")
+				to, left, has := h.a, int64(total[r])-int64(sum(everybody)[r])+int64(h.a[r])-int64(n), sum(h.who)[r]-h.a[r]+n
+				to[r] = n
+				ok := n <= h.a[r] || left >= 0 && (has <= b.base[r] || 2*(left-int64(total[r]/4)) >= int64(has))
+				if err := h.g.Change(to); ok != (err == nil) {
+					t.Fatalf("change of %v to %v: %v, expected %v", h.a, to, err, ok)
+				} else if ok {
+					h.a = to
+				}
+			},
 			"own": func(t *rapid.T) {
 				if !rapid.Bool().Draw(t, "really") {
 					return

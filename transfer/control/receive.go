@@ -242,8 +242,8 @@ func (s *Session) message(typ Type, body []byte) error {
 			return s.violationf("request %d while %d wait for their answers", m.ID, len(s.open))
 		}
 		s.peerID = m.ID
-		s.open = append(s.open, m.ID)
-		m.Body = bytes.Clone(m.Body)
+		s.ask(m)
+		return nil
 	case *Response:
 		i, ok := slices.BinarySearchFunc(s.pending, m.ID, func(p pending, id uint64) int { return cmp.Compare(p.id, id) })
 		if !ok {
@@ -286,11 +286,15 @@ func (s *Session) give(m Message) {
 	s.unread += cost(m)
 }
 
-// Next gives the messages in the order of their arrival: *Request, *Response, *Notification, *Complete, *KeyRevoked. They
-// belong to the caller. Handshake, heartbeats and goodbyes are the session's own.
+// Next gives the messages in the order of their arrival: *Response, *Notification, *Complete, *KeyRevoked, then each *Request whose answer has room. A request that
+// waits for room comes after a Sent, Respond, Refuse or Tick. Messages belong to the caller. Handshake, heartbeats and goodbyes are the session's own.
 func (s *Session) Next() (Message, bool) {
 	if s.taken == len(s.inbox) {
-		return nil, false
+		if len(s.waiting) == 0 {
+			return nil, false
+		}
+		m, ok := s.nextRequest()
+		return m, ok
 	}
 	m := s.inbox[s.taken]
 	s.inbox[s.taken] = nil

@@ -3,7 +3,6 @@ package control
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -56,11 +55,11 @@ const (
 const MaxPendingRequests = 256
 
 const (
-	// backlog is the number of bytes that may wait to be written.
+	// backlog is the number of bytes of messages of this side's own, which are no answers, that may wait to be written.
 	backlog = 1 << 20
 	// unreadLimit is the size of the messages that may wait for Next before Receive takes no more.
 	unreadLimit = 1 << 20
-	// keepBuffer is the largest buffer that an idle session keeps: nodes may have thousands of idle peers.
+	// keepBuffer is the largest buffer of what is half received that an idle session keeps: nodes may have thousands of idle peers.
 	keepBuffer = 8 << 10
 )
 
@@ -81,6 +80,11 @@ type Options struct {
 	// peer gets (NotPermitted, OverBudget, Busy). Admit must not call the session. It may take its time, for example to end
 	// the session that this one replaces.
 	Admit func(*Hello) error
+	// Charge, if set, is asked before the session holds more than Allowance for its peer: requests, answers, and what waits to be written. It takes
+	// that many bytes more, or nothing and returns an error (Busy, OverBudget), which is the answer to a request that this concerns. Fewer than 0 bytes are
+	// given back, which cannot fail. All is given back once the session has ended (Disconnected) and each request that Next gave was answered.
+	// Charge must not call the session. nil: nothing is charged.
+	Charge func(bytes int) error
 }
 
 // stats are counters since New; all of them only grow.
@@ -119,8 +123,10 @@ type Session struct {
 	maxBody  int
 	every    time.Duration // agreed heartbeat interval
 
-	out  []byte // to be written; out[:sent] is
-	sent int
+	out     outgoing
+	held    int // memory for the peer, out among it
+	charged int // of it, by Options.Charge
+	making  int // bytes for answers to requests that Next gave
 
 	in   []byte // start of a frame that is not complete
 	head header // of it, once len(in) >= HeaderSize
@@ -131,8 +137,9 @@ type Session struct {
 
 	lastID  uint64 // of our requests
 	pending []pending
-	peerID  uint64   // of the peer's latest request
-	open    []uint64 // its unanswered requests, rising
+	peerID  uint64    // of the peer's latest request
+	open    []asked   // its unanswered requests, by id
+	waiting []waiting // of these, those that Next has not given
 
 	told bool // this side sent more than requests
 	free bool // to Leave
@@ -178,12 +185,13 @@ func New(role Role, o Options, now time.Time) (*Session, error) {
 	}
 	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery, shook: o.RoundTrip}
 	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Session: o.Session, Replaces: o.Replaces, Identity: o.Identity}
-	frame, err := AppendFrame(nil, &hello) // an acceptor makes it too, to check its options now and not in the handshake
-	if err != nil {
+	if _, err := AppendFrame(nil, &hello); err != nil { // an acceptor makes it too, to check its options now and not in the handshake
 		return nil, err
 	}
 	if role == Dialer {
-		s.out = frame
+		if err := s.push(&hello, backlog); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }
@@ -206,45 +214,26 @@ func (s *Session) Pending() int { return len(s.pending) }
 // Open is the number of requests of the peer that were not answered yet.
 func (s *Session) Open() int { return len(s.open) }
 
-// Outgoing is what must be written to the stream, in order. The bytes stay as they are until Sent; calls in between may
-// add more, which the next Outgoing shows. Empty when there is nothing to write. A goodbye is there even after the session
-// has ended.
-func (s *Session) Outgoing() []byte { return s.out[s.sent:] }
-
-// Sent tells that the first n bytes of Outgoing were written.
-func (s *Session) Sent(n int) {
-	n = min(max(n, 0), len(s.out)-s.sent)
-	s.sent += n
-	switch {
-	case s.sent == len(s.out):
-		s.out, s.sent = s.out[:0], 0
-		if cap(s.out) > keepBuffer {
-			s.out = nil
+// Waiting is how many of them wait until the peer has read the answers before.
+func (s *Session) Waiting() (n int) {
+	owed := s.owed()
+	for _, w := range s.waiting {
+		if !hasRoom(owed, s.sizeFor(w)) {
+			n++
 		}
-	case s.sent >= 64<<10 && s.sent >= len(s.out)/2:
-		// Only here may bytes move: the writer has just come back.
-		s.out = s.out[:copy(s.out, s.out[s.sent:])]
-		s.sent = 0
 	}
+	return n
 }
 
-// push queues a frame unless it is too large or more than limit bytes would wait.
-func (s *Session) push(m Message, limit int) error {
-	at := len(s.out)
-	b, err := AppendFrame(s.out, m)
-	if err != nil {
-		return err
-	}
-	if n := len(b) - at - HeaderSize; n > s.maxBody {
-		return fmt.Errorf("control: %v of %d bytes, this peer takes at most %d: %w", m.Type(), n, s.maxBody, ErrTooLarge)
-	}
-	if len(b)-s.sent > limit {
-		return fmt.Errorf("control: %v of %d bytes behind %d others: %w", m.Type(), len(b)-at, at-s.sent, ErrBacklog)
-	}
-	s.out = b
-	s.spoke = s.now - s.stalled
-	return nil
-}
+// Asked is the id of the peer's latest request.
+func (s *Session) Asked() uint64 { return s.peerID }
+
+// Outgoing is what must be written to the stream next. The bytes stay as they are until Sent, also when other calls come in between. Empty when there is nothing to
+// write; otherwise there may be more behind it, which the next Outgoing shows. A goodbye is there even after the session has ended.
+func (s *Session) Outgoing() []byte { return s.out.first() }
+
+// Sent tells that the first n bytes of Outgoing were written. Requests of the peer that waited for this come from Next then.
+func (s *Session) Sent(n int) { s.release(s.out.drop(min(max(n, 0), len(s.out.first())))) }
 
 // notReady is the error of calls that need Ready.
 func (s *Session) notReady() error {
@@ -278,9 +267,9 @@ func (s *Session) Request(now time.Time, q Query) (uint64, error) {
 	return id, nil
 }
 
-// Respond grants a request of the peer; a nil body stands for Empty. It fails when id is not open (unknown, or answered
-// already), with ErrTooLarge or BadRequest when body cannot be sent (Refuse the request then), and with ErrBacklog when
-// the peer does not read its answers: write, then try again, or end the session with Busy.
+// Respond grants a request of the peer that Next gave; a nil body stands for Empty. It fails when id is not open (unknown, or answered
+// already), and with ErrTooLarge or BadRequest when body cannot be sent (Refuse the request then). Each request that Next gave is to be answered, also when
+// the session has ended: what is held for it is given back then.
 func (s *Session) Respond(now time.Time, id uint64, body Body) error {
 	m := Response{ID: id}
 	if body != nil {
@@ -304,20 +293,18 @@ func (s *Session) Refuse(now time.Time, id uint64, err error) error {
 
 func (s *Session) respond(now time.Time, m *Response) error {
 	s.clock(now)
+	i, ok := s.find(m.ID)
+	ok = ok && s.open[i].answer > 0
 	if s.state != Ready {
+		if ok {
+			s.close(i)
+		}
 		return s.notReady()
 	}
-	i, ok := slices.BinarySearch(s.open, m.ID)
 	if !ok {
-		return fmt.Errorf("control: request %d of the peer is not open: unknown or answered already", m.ID)
+		return fmt.Errorf("control: request %d of the peer is not open: unknown, not taken from Next, or answered already", m.ID)
 	}
-	// Answers may take twice the room: a peer that floods us with requests must not be able to block them by itself.
-	if err := s.push(m, 2*backlog); err != nil {
-		return err
-	}
-	s.told = true
-	s.open = slices.Delete(s.open, i, i+1)
-	return nil
+	return s.answer(i, m)
 }
 
 // Send queues a one-way message: *Notification, *Complete or *KeyRevoked. The error matches ErrNotReady, ErrBacklog,
@@ -351,7 +338,7 @@ func (s *Session) Goodbye(now time.Time, code Code, reason string) {
 		return
 	}
 	reason = clip(reason, MaxText)
-	s.push(&Goodbye{Code: code, Reason: reason}, 4*backlog) // cannot fail: it is small, and requests stop at half of that
+	s.queueGoodbye(&Goodbye{Code: code, Reason: reason})
 	s.err = &Error{Code: code, Text: reason}
 	s.state = Closing
 	s.limit = t + s.opt.DeadAfter
@@ -382,19 +369,27 @@ func (s *Session) Disconnected(cause error) error {
 		s.err = fmt.Errorf("control: connection lost%s: %w: %w", at, Down, cause)
 		s.abandon()
 	}
-	s.out, s.sent = nil, 0
+	gone := s.out.memory
+	s.out = outgoing{}
+	s.release(gone)
 	return s.err
 }
 
 // fail ends the session by an error and tells the peer, as far as it still listens.
 func (s *Session) fail(code Code, err error) error {
 	if s.state <= Ready {
-		s.push(&Goodbye{Code: code, Reason: clip(err.Error(), MaxText)}, 4*backlog)
+		s.queueGoodbye(&Goodbye{Code: code, Reason: clip(err.Error(), MaxText)})
 	}
 	s.state = Failed
 	s.err = err
 	s.abandon()
 	return err
+}
+
+// queueGoodbye queues it, whatever is queued and charged.
+func (s *Session) queueGoodbye(m *Goodbye) {
+	b, n, _ := s.frameOf(m) // cannot fail: it fits the smallest body
+	s.pushAnyway(b, n)
 }
 
 // abandon answers every pending request with the end of the session and drops what is half received.
@@ -404,7 +399,15 @@ func (s *Session) abandon() {
 			s.give(s.unanswered(p, s.err))
 		}
 	}
-	s.pending, s.open = nil, nil
+	s.pending = nil
+	for m, ok := s.nextRequest(); ok; m, ok = s.nextRequest() {
+		s.give(m) // it came before the end
+	}
+	for _, w := range s.waiting {
+		i, _ := s.find(w.ID)
+		s.close(i)
+	}
+	s.waiting = nil
 	if s.state != Closing { // a closing session reads on until the peer's goodbye
 		s.in = nil
 	}

@@ -280,6 +280,7 @@ func TestRequestTimeout(t *testing.T) {
 	id1, _ := x.Request(t0, &List{})
 	id2, _ := x.Request(at(100*ms), &Lookup{Name: "w"})
 	move(x, y, at(100*ms))
+	drain(y)
 	beat := func(now time.Time) { // the peer lives
 		if err := x.Receive(now, frameOf(t, &Heartbeat{})); err != nil {
 			t.Fatal(err)

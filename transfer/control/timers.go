@@ -100,7 +100,7 @@ func (s *Session) tickReady(t time.Duration) error {
 		s.give(s.unanswered(p, Errorf(Timeout, "no answer to %v within %v", p.method, s.opt.RequestTimeout)))
 	}
 	if t >= s.spoke+s.every {
-		if len(s.out) == s.sent { // otherwise what waits to be written will be the sign of life
+		if len(s.out.first()) == 0 { // otherwise what waits to be written will be the sign of life
 			s.heartbeat()
 		}
 		s.spoke = t
@@ -108,17 +108,17 @@ func (s *Session) tickReady(t time.Duration) error {
 	return nil
 }
 
-// heartbeat queues one; it allocates nothing once the buffer has its size.
+// heartbeat queues one; it allocates nothing once the session has sent something.
 func (s *Session) heartbeat() {
 	m := Heartbeat{Sent: uint64(s.now) + 1}
 	if s.echo != 0 {
 		m.Echo = s.echo + uint64(s.now-s.echoAt)
 	}
-	at := len(s.out)
-	c := codec{b: append(s.out, make([]byte, HeaderSize)...), encode: true}
+	last := s.out.last()
+	c := codec{b: append(last, make([]byte, HeaderSize)...), encode: true}
 	m.fields(&c)
-	seal(c.b, at, TypeHeartbeat, 0)
-	s.out = c.b
+	seal(c.b, len(last), TypeHeartbeat, 0)
+	s.pushAnyway(c.b, len(c.b)-len(last))
 }
 
 // Alive tells that the peer showed life elsewhere, for example by bytes on a data path: it is not taken for dead for
