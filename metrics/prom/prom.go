@@ -199,7 +199,9 @@ func Serve(ctx context.Context, address string, o ServeOptions, sources ...metri
 		}
 		io.WriteString(w, "ready\n")
 	})
-	srv := &http.Server{Handler: byAddress(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	conns := newConns()
+	srv := &http.Server{Handler: byAddress(mux), ReadTimeout: 5 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ConnState: conns.state}
 	if o.TLS != nil {
 		l = tls.NewListener(l, o.TLS)
 		srv.SetKeepAlivesEnabled(false)           // each request shows a certificate, so that one whose right was taken away ends with its request
@@ -207,7 +209,10 @@ func Serve(ctx context.Context, address string, o ServeOptions, sources ...metri
 		srv.ErrorLog = log.New(io.Discard, "", 0) // of handshakes: the identity counts those that it refuses
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- srv.Serve(l) }()
+	go func() {
+		defer conns.own.Release()
+		ended <- srv.Serve(l)
+	}()
 	done := make(chan struct{})
 	var failed error
 	shutdown := func() {
