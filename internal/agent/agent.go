@@ -18,6 +18,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/abi"
@@ -47,6 +48,9 @@ const (
 	room  = 1 << 40
 )
 
+// helloTimeout is how long a client may take to say hello: one that says nothing takes the place of another.
+var helloTimeout = 10 * time.Second
+
 // conn is a connection with a client.
 type conn struct {
 	c     *net.UnixConn
@@ -59,35 +63,49 @@ type conn struct {
 
 	named uint64 // the largest handle that the client gave; for the goroutine that reads
 
-	pid  int
-	mu   sync.Mutex             // guards what follows
-	far  *procmem.Process       // the client, once its memory is needed
-	room map[uint64]*mem.Region // for packets, by the handle of the receive queue
+	far   *procmem.Process // the client, for its memory; nil: noFar says why
+	noFar error
+	mu    sync.Mutex             // guards what follows
+	room  map[uint64]*mem.Region // for packets, by the handle of the receive queue
 }
 
 // Serve answers the requests of a client until it hangs up, or ctx ends; then it ends what the client has made. The client has to be a process of
 // the user of this one.
 func Serve(ctx context.Context, c *net.UnixConn) error {
 	defer c.Close()
-	var pid, uid int
-	err := sys.OfConn(c, func(fd int) (err error) {
-		pid, uid, err = sys.PeerCred(fd)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if own := sys.EffectiveUID(); uid != own {
-		return fmt.Errorf("agent: process %d of user %d is refused: expected one of user %d", pid, uid, own)
-	}
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
-	x := &conn{c: c, ctx: ctx, pid: pid, turns: make(chan struct{}, maxWaiting), room: map[uint64]*mem.Region{}}
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
 	}
+	var far *procmem.Process
+	var noFar error
+	err = sys.OfConn(c, func(fd int) error {
+		pid, uid, err := sys.PeerCred(fd)
+		if err != nil {
+			return err
+		}
+		if own := sys.EffectiveUID(); uid != own {
+			return fmt.Errorf("agent: process %d of user %d is refused: expected one of user %d", pid, uid, own)
+		}
+		pid, process, err := sys.PeerProcess(fd) // now, and not when its memory is needed: its number may be another process's then
+		switch {
+		case err == nil:
+			far = procmem.Of(pid, process)
+		case errors.Is(err, sys.ESRCH):
+			return fmt.Errorf("agent: process %d has ended: %w", pid, err)
+		default: // the kernel has no such descriptors: the client gets all that needs none
+			noFar = err
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	x := &conn{c: c, ctx: ctx, far: far, noFar: noFar, turns: make(chan struct{}, maxWaiting), room: map[uint64]*mem.Region{}}
+	c.SetReadDeadline(time.Now().Add(helloTimeout))
 	err = x.read(bufio.NewReaderSize(&requests{raw: raw}, inPlace))
 	end()
 	if x.table != nil {
@@ -101,8 +119,8 @@ func Serve(ctx context.Context, c *net.UnixConn) error {
 	for _, r := range x.room {
 		ends = append(ends, r.Close())
 	}
-	if x.far != nil {
-		ends = append(ends, x.far.Close())
+	if far != nil {
+		ends = append(ends, far.Close())
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, sys.ECONNRESET) {
 		err = nil
@@ -194,6 +212,7 @@ func (x *conn) greet(r *request) error {
 		return x.answer(r, nil, fmt.Errorf("agent: handles after %d: expected lower 42 bits below %d: %w", last, uint64(room), abi.ErrInvalid))
 	}
 	x.table = abi.After(last)
+	x.c.SetReadDeadline(time.Time{})
 	return x.answer(r, &answer{result: uint64(os.Getpid())}, nil)
 }
 
@@ -237,20 +256,6 @@ func (x *conn) answer(r *request, a *answer, err error) error {
 	}
 	_, err = x.c.Write(b)
 	return err
-}
-
-// client is the process at the other end, for its memory.
-func (x *conn) client() (*procmem.Process, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.far == nil {
-		p, err := procmem.Open(x.pid)
-		if err != nil {
-			return nil, err
-		}
-		x.far = p
-	}
-	return x.far, nil
 }
 
 // within is the context of a call that waits for so many milliseconds.

@@ -3,10 +3,13 @@ package agent
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/internal/abi"
 	"github.com/penstock-io/penstock/internal/sys"
@@ -63,6 +66,26 @@ func told(t *testing.T, c net.Conn) (code int32, id, result uint64, body []byte)
 		t.Fatal(err)
 	}
 	return int32(binary.LittleEndian.Uint32(header[4:])), binary.LittleEndian.Uint64(header[8:]), binary.LittleEndian.Uint64(header[16:]), body
+}
+
+// The agent does not wait for ever for a client that says nothing, and for as long as it likes for one that said hello.
+func TestSilentClient(t *testing.T) {
+	was := helloTimeout
+	helloTimeout = time.Millisecond
+	defer func() { helloTimeout = was }()
+	c, ended := served(t)
+	if err := <-ended; !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("ended with %v", err)
+	}
+	if _, err := io.ReadAll(c); err != nil {
+		t.Error(err)
+	}
+	helloTimeout = time.Minute
+	c, _ = served(t)
+	c.Write(greeting(Version, 0))
+	if code, _, _, body := told(t, c); code != 0 {
+		t.Fatalf("%d %s", code, body)
+	}
 }
 
 // The agent ends the connection of a client that does not begin with hello, and answers one of another version with both versions.

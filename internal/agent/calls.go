@@ -344,11 +344,10 @@ func (x *conn) adopt(name string, m memory) (*mem.Region, error) {
 	if m.token != nil {
 		return abi.OpenDevice(name, m.bus, m.size, m.token)
 	}
-	p, err := x.client()
-	if err != nil {
-		return nil, err
+	if x.far == nil {
+		return nil, x.noFar
 	}
-	return p.Region(name, m.address, m.size)
+	return x.far.Region(name, m.address, m.size)
 }
 
 func (x *conn) describe(r *request) (*answer, error) {

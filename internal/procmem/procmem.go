@@ -22,13 +22,9 @@ type Process struct {
 	fd int // pidfd; -1 after Close
 }
 
-// Open finds a process by its number. The caller knows whose it is: by SO_PEERCRED of a socket that is still connected, say.
-func Open(pid int) (*Process, error) {
-	fd, err := sys.OpenProcess(pid)
-	if err != nil {
-		return nil, err
-	}
-	return &Process{pid: pid, name: fmt.Sprintf("process %d", pid), fd: fd}, nil
+// Of is the process of that number, whose descriptor (sys.PeerProcess) it takes.
+func Of(pid, fd int) *Process {
+	return &Process{pid: pid, name: fmt.Sprintf("process %d", pid), fd: fd}
 }
 
 // Close gives the process back. Copies of its regions fail from then on.

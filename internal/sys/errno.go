@@ -16,6 +16,7 @@ const (
 	EINTR      = unix.EINTR
 	EBADF      = unix.EBADF
 	EPERM      = unix.EPERM
+	ESRCH      = unix.ESRCH
 	EINVAL     = unix.EINVAL
 	ENOMEM     = unix.ENOMEM
 	ENOBUFS    = unix.ENOBUFS

@@ -1,6 +1,7 @@
 package sys
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 
@@ -20,6 +21,47 @@ func PeerCred(fd int) (pid, uid int, err error) {
 	}
 	uid, err = oneUser(int(c.Uid))
 	return int(c.Pid), uid, err
+}
+
+// PeerProcess is the number of the process that connected a unix socket, or made the pair, and a descriptor of that process, which PollIn reports once it has
+// ended: its number may be another process's then, and the descriptor never is (man 2 pidfd_open). Kernels before 6.5 have no SO_PEERPIDFD: there the process is looked up
+// by its number, and taken only if the other end is open after that. ESRCH: it has ended.
+func PeerProcess(fd int) (pid, process int, err error) {
+	c, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, -1, callError("getsockopt", "SO_PEERCRED", err)
+	}
+	pid = int(c.Pid)
+	process, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	switch err {
+	case nil:
+	case unix.ENOPROTOOPT:
+		process, err = processByNumber(fd, pid)
+	case unix.EINVAL: // it ended and was reaped before it could be named
+		err = unix.ESRCH
+		fallthrough
+	default:
+		err = callError("getsockopt", fmt.Sprintf("SO_PEERPIDFD of process %d", pid), err)
+	}
+	if err != nil {
+		return pid, -1, err
+	}
+	unix.CloseOnExec(process)
+	return pid, process, nil
+}
+
+// processByNumber is PeerProcess by the number of the process.
+func processByNumber(fd, pid int) (int, error) {
+	process, err := OpenProcess(pid)
+	if err != nil {
+		return -1, err
+	}
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	if _, err := unix.Poll(p, 0); err != nil || p[0].Revents != 0 {
+		unix.Close(process)
+		return -1, callError("poll", fmt.Sprintf("the connection of process %d, which has ended", pid), cmp.Or(err, error(unix.ESRCH)))
+	}
+	return process, nil
 }
 
 // RightsMessage is a control message that passes descriptors over a unix socket (SCM_RIGHTS). The sender keeps its own.
