@@ -108,7 +108,7 @@ func (s *Session) push(m Message, limit int) error {
 	return nil
 }
 
-// pushAnyway queues a small message whatever is queued and charged.
+// pushAnyway queues a heartbeat or a goodbye, for which a piece may be held beyond what is charged.
 func (s *Session) pushAnyway(b []byte, n int) {
 	s.held += s.out.needs(b, n)
 	s.out.put(b, n, false)
