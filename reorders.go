@@ -62,7 +62,7 @@ func (x *reorderShare) open(spec engine.StageSpec) (*reorder.Shared, error) {
 	if x.shared != nil && !x.shared.Closed() {
 		return x.shared, nil
 	}
-	plan := reorderPlan(x.spec)
+	plan := x.spec.Plan()
 	if plan.Pool, plan.Timeout = spec.Pools[x.spec.Region], x.timeout; plan.Pool == nil {
 		return nil, fmt.Errorf("reorder: plan %q: no memory region %q: %w", plan.Name, x.spec.Region, engine.ErrNotFound)
 	}
@@ -79,7 +79,7 @@ func (p *Plan) checkReorder(r *config.Reorder, path string) {
 	if i < 0 || r.Engine == "hw" { // package config has said it
 		return
 	}
-	plan, region := reorderPlan(r), &p.cfg.Regions[i]
+	plan, region := r.Plan(), &p.cfg.Regions[i]
 	slot, reached := int(region.BufSize), p.hidden(r.Region) == nil
 	if plan.Executor == reorder.GPU {
 		reached = region.OnGPU()
@@ -101,30 +101,4 @@ func steersTo(f *config.Flow, queue int) bool {
 	return slices.ContainsFunc(f.Actions, func(a config.Action) bool {
 		return a.Type == "queue" && (a.ID.Set && a.ID.Value == queue || slices.Contains(a.IDs, queue))
 	})
-}
-
-// reorderPlan is the plan that a file describes, without its memory.
-func reorderPlan(r *config.Reorder) reorder.Plan {
-	field := func(b config.BitField) reorder.Field { return reorder.Field{Offset: b.Offset, Width: b.Width} }
-	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset, Channels: r.Channels}
-	for _, id := range r.FlowIDs {
-		p.Flows = append(p.Flows, uint32(id))
-	}
-	if m := r.Method.BatchNumber; m != nil {
-		p.Sequence, p.Batch = field(m.Sequence), field(m.Batch)
-	}
-	if m := r.Method.PacketsPerBatch; m != nil {
-		p.Sequence, p.PerBatch = field(m.Sequence), m.PacketsPerBatch
-	}
-	if r.Type == "gpu" {
-		p.Executor = reorder.GPU
-	}
-	if r.MissingAction == "drop" {
-		p.Missing = reorder.Drop
-	}
-	if r.DataTypes != nil {
-		spec := r.DataTypes.Spec()
-		p.Convert = &spec
-	}
-	return p
 }

@@ -212,6 +212,9 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 		d.report(Note, CodeMeaning, join(path, "data_types"), "DAQIRI converts types only with reorder_type: gpu", "", "its own programs would refuse this file")
 	}
 	ppb := d.packetsPerBatch(&r.Method, join(path, "method"))
+	if ppb > 0 {
+		d.reorderNumbers(r, path)
+	}
 	d.reorderSize(p, r, path, ppb, queue, reg, at)
 }
 
@@ -233,6 +236,18 @@ func (d *decoder) packetsPerBatch(m *ReorderMethod, path string) int64 {
 		return n
 	}
 	return 0
+}
+
+// reorderNumbers checks that the numbers of packets tell those of one batch from those of the next.
+func (d *decoder) reorderNumbers(r *Reorder, path string) {
+	p := r.Plan()
+	at, name, width := "method.seq_packets_per_batch.sequence_number.bit_width", "sequence_number", p.Sequence.Width
+	if p.Batch.Width > 0 {
+		at, name, width = "method.seq_batch_number.batch_number.bit_width", "batch_number", p.Batch.Width
+	}
+	if least := p.Width(0); width < least {
+		d.report(Error, CodeConflict, join(path, at), fmt.Sprintf("%s of 1 bit does not tell a packet that was overtaken from one of the next batch", name), fmt.Sprintf("bit_width: %d or more", least), "")
+	}
 }
 
 func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, queue int, reg *Region, at int) {

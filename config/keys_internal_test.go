@@ -185,8 +185,8 @@ var daqiriKeys = []struct {
 	{"data_types", "offset", []string{"0", "-2048.5"}, []string{"x"}, converts},
 	{"reorder", "method", []string{"@reorder_method", "{seq_batch_number: @seq_batch_number}"}, []string{"{}", "{seq_batch_number: @seq_batch_number, seq_packets_per_batch: @seq_packets_per_batch}", "seq"}, reorders},
 	{"seq_packets_per_batch", "packets_per_batch", []string{"1", "65536"}, []string{"0", "100", "131072"}, reorders},
-	{"seq_packets_per_batch", "sequence_number", []string{"@bit_field"}, []string{"5"}, reorders},
-	{"seq_batch_number", "batch_number", []string{"{bit_offset: 0, bit_width: 4}"}, []string{"{bit_offset: 0, bit_width: 16}", "{bit_width: 4}"}, batches},
+	{"seq_packets_per_batch", "sequence_number", []string{"@bit_field", "{bit_offset: 512, bit_width: 6}"}, []string{"5", "{bit_offset: 512, bit_width: 5}"}, reorders}, // of 64 packets
+	{"seq_batch_number", "batch_number", []string{"{bit_offset: 0, bit_width: 4}"}, []string{"{bit_offset: 0, bit_width: 16}", "{bit_offset: 0, bit_width: 1}", "{bit_width: 4}"}, batches},
 	{"seq_batch_number", "sequence_number", []string{"@bit_field"}, []string{"{bit_offset: 0, bit_width: 8}"}, batches},
 	{"reorder_method", "seq_packets_per_batch", []string{"@seq_packets_per_batch"}, []string{"5"}, reorders},
 	{"reorder_method", "seq_batch_number", []string{"@seq_batch_number"}, []string{"5"}, batches},

@@ -178,11 +178,11 @@ func reorderSection() *section {
 			{name: "seq_batch_number", doc: "A sequence number and the number of the batch.", sub: &section{name: "seq_batch_number", title: "seq_batch_number",
 				doc: "Packets of a batch: 2 to the width of the sequence number, divided by 2 to that of the batch number.", keys: []key{
 					{name: "sequence_number", sub: bits, needed: true, doc: "The sequence number."},
-					{name: "batch_number", sub: bits, needed: true, doc: "The number of the batch."},
+					{name: "batch_number", sub: bits, needed: true, doc: "The number of the batch, of 2 bits or more."},
 				}}},
 			{name: "seq_packets_per_batch", doc: "A sequence number, and a fixed number of packets.", sub: &section{name: "seq_packets_per_batch", title: "seq_packets_per_batch",
 				doc: "Batches of a fixed number of packets.", keys: []key{
-					{name: "sequence_number", sub: bits, needed: true, doc: "The sequence number."},
+					{name: "sequence_number", sub: bits, needed: true, doc: "The sequence number, of 2 bits or more. A packet that is half of all numbers late or more is taken for a later one."},
 					{name: "packets_per_batch", kind: integer(1, 1<<24), needed: true, doc: "Must divide 2 to the width of the sequence number."},
 				}}},
 		}}},

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/reorder"
 	"github.com/penstock-io/penstock/tensor"
 )
 
@@ -248,6 +249,32 @@ type Reorder struct {
 	FlowIDs       []int         `cfg:"flow_ids"`
 	DataTypes     *DataTypes    `cfg:"data_types"`
 	Method        ReorderMethod `cfg:"method"`
+}
+
+// Plan is the plan that it describes, without its memory and its timeout.
+func (r *Reorder) Plan() reorder.Plan {
+	field := func(b BitField) reorder.Field { return reorder.Field{Offset: b.Offset, Width: b.Width} }
+	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset, Channels: r.Channels}
+	for _, id := range r.FlowIDs {
+		p.Flows = append(p.Flows, uint32(id))
+	}
+	if m := r.Method.BatchNumber; m != nil {
+		p.Sequence, p.Batch = field(m.Sequence), field(m.Batch)
+	}
+	if m := r.Method.PacketsPerBatch; m != nil {
+		p.Sequence, p.PerBatch = field(m.Sequence), m.PacketsPerBatch
+	}
+	if r.Type == "gpu" {
+		p.Executor = reorder.GPU
+	}
+	if r.MissingAction == "drop" {
+		p.Missing = reorder.Drop
+	}
+	if r.DataTypes != nil {
+		spec := r.DataTypes.Spec()
+		p.Convert = &spec
+	}
+	return p
 }
 
 // DataTypes is a conversion on the way.

@@ -34,7 +34,6 @@ type collector struct {
 	plan    Plan
 	w       window
 	per     int // packets of a batch
-	shift   int // of a sequence number, to that of its batch
 	head    int // bytes of a packet that the fields need
 	convert *convert.Converter
 	unit    int // bytes of a payload that belong together
@@ -76,9 +75,6 @@ func newCollector(p Plan, out func(*open), wake func()) (*collector, error) {
 	if p.Batch.Width > 0 {
 		c.head = max(c.head, p.Batch.end())
 	}
-	for 1<<c.shift < c.per {
-		c.shift++
-	}
 	c.unit, c.dtype = max(p.Channels, 1), tensor.U8
 	if p.Convert != nil {
 		c.convert, _ = convert.New(*p.Convert) // Check has made it
@@ -86,9 +82,10 @@ func newCollector(p Plan, out func(*open), wake func()) (*collector, error) {
 	}
 	size := p.Window
 	if size == 0 {
-		size = DefaultWindow
+		size = min(DefaultWindow, p.Reach())
 	}
-	c.w = newWindow(size, p.batches())
+	width, shift := p.deciding()
+	c.w = window{size: int64(size), modulus: 1 << width, shift: shift}
 	c.open = make([]*open, 1<<bits.Len64(uint64(c.w.size-1)))
 	if c.longest = p.Pool.SlotSize() / c.per; c.convert != nil {
 		c.longest = c.convert.InLen(c.longest)
@@ -147,19 +144,19 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 func (c *collector) takeRun(b *burst.Burst, i, to int) (n int) {
 	x, field := c.recent, c.plan.Sequence
 	first := field.Offset / 8
-	if x == nil || c.plan.Channels > 0 || x.in+c.plan.Offset < max(c.head, first+8) || b.Segments(i) == 0 {
+	if x == nil || !c.w.clear(x.ID) || c.plan.Channels > 0 || x.in+c.plan.Offset < max(c.head, first+8) || b.Segments(i) == 0 {
 		return 0
 	}
 	run := b.Builder().Run(b.Builder().Part(i, 0).Source, i, min(to, i+c.per-x.Packets)) // a batch that is whole leaves
 	shift, low, size, offset := uint(field.Offset%8), 64-uint(field.Width), x.in, c.plan.Offset
-	place, present, bytes := x.Place, x.Present, x.bytes
+	place, present, bytes, top := x.Place, x.Present, x.bytes, 0
 	for ; n < run.Len(); n++ {
 		p := run.Bytes(n)
 		if len(p) != size+offset {
 			break
 		}
 		seq := uint32(binary.BigEndian.Uint64(p[first:]) << (shift & 63) >> (low & 63)) // see Field.read
-		number := int64(seq) >> (uint(c.shift) & 63)
+		number := int64(seq) >> (uint(c.w.shift) & 63)
 		if c.plan.Batch.Width > 0 {
 			number = int64(c.plan.Batch.read(p))
 		}
@@ -169,10 +166,11 @@ func (c *collector) takeRun(b *burst.Burst, i, to int) (n int) {
 			break
 		}
 		*word |= bit
+		top = max(top, at)
 		c.fresh.copied += c.write(bytes[at*place:(at+1)*place], p[offset:])
 	}
 	if n > 0 {
-		c.w.strays = 0
+		c.w.saw(x.ID, top)
 		c.accept(x, b, i, n)
 	}
 	return n
@@ -201,23 +199,24 @@ func (c *collector) numbers(head []byte) (seq, batch uint32) {
 
 // admit is the batch and the place of a packet with these numbers and a payload of size bytes, or says why it has none; NumDrops: it has.
 func (c *collector) admit(seq, batch uint32, size int, now int64) (x *open, place int, why engine.Drop) {
-	number := int64(seq) >> c.shift
+	number := int64(seq)
 	if c.plan.Batch.Width > 0 {
 		number = int64(batch)
 	}
 	place = int(int64(seq) & int64(c.per-1))
-	if x = c.recent; x == nil || number != c.recentN || size != x.in {
+	if x = c.recent; x == nil || number>>c.w.shift != c.recentN || size != x.in || !c.w.clear(x.ID) {
 		if c.unit > 1 && size%c.unit != 0 {
 			return nil, 0, engine.DropBadFrame
 		}
 		if size > c.longest {
 			return nil, 0, engine.DropTooLong
 		}
-		if x, why = c.batch(number, place, size, now); x == nil {
+		if x, why = c.batch(number, size, now); x == nil {
 			return nil, 0, why
 		}
+	} else {
+		c.w.saw(x.ID, place)
 	}
-	c.w.strays = 0
 	switch {
 	case x.Has(place):
 		return nil, 0, engine.DropDuplicate
@@ -254,8 +253,8 @@ func (c *collector) accept(x *open, b *burst.Burst, i, n int) {
 }
 
 // batch is the batch that a packet belongs to, which may begin with it; nil, and why not.
-func (c *collector) batch(number int64, place, size int, now int64) (*open, engine.Drop) {
-	id, why := c.see(number, place)
+func (c *collector) batch(number int64, size int, now int64) (*open, engine.Drop) {
+	id, why := c.see(number)
 	if why != engine.NumDrops {
 		return nil, why
 	}
@@ -268,24 +267,14 @@ func (c *collector) batch(number int64, place, size int, now int64) (*open, engi
 			return nil, engine.DropNoBuffers
 		}
 	}
-	if c.w.modulus > 1 { // else each batch has this number
-		c.recent, c.recentN = *at, number
-	}
+	c.recent, c.recentN = *at, number>>c.w.shift
 	return *at, engine.NumDrops
 }
 
 // see is the id of the batch that a packet belongs to, after batches have left to make room for it.
-func (c *collector) see(number int64, place int) (id int64, why engine.Drop) {
-	if c.w.modulus == 1 && c.w.begun { // all batches have the same number: the next one begins where a place is taken, or all are
-		id = c.w.newest
-		if x := c.open[0]; c.w.base > id || x != nil && x.Has(place) {
-			id++
-			c.leave(id)
-			c.w.newest = id
-		}
-		return id, engine.NumDrops
-	}
-	id, v := c.w.see(number)
+func (c *collector) see(number int64) (id int64, why engine.Drop) {
+	at, v := c.w.see(number)
+	id = at >> c.w.shift
 	switch v {
 	case late:
 		return 0, engine.DropLate
@@ -293,7 +282,7 @@ func (c *collector) see(number int64, place int) (id int64, why engine.Drop) {
 		return 0, engine.DropStray
 	case far:
 		c.leaveAll()
-		c.w.begin(id)
+		c.w.begin(at)
 		c.restarts.Inc()
 	case fits:
 		if low := c.w.low(); low > c.w.base {

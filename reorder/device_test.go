@@ -196,15 +196,13 @@ func (q *mixed) close() {
 
 // random is a plan for packets of flow 7, without its memory, and packets.
 func random(r *rand.Rand) (p Plan, slot int, packets []packet) {
-	per := 1 << r.IntN(8)
-	width := r.IntN(6) + 2
-	for 1<<(width-2) < per && width < 32 {
-		width++
-	}
-	p = Plan{Name: "p", Flows: []uint32{7}, Sequence: Field{r.IntN(20), width}, PerBatch: per, Offset: 8 + r.IntN(9), Window: 1 + r.IntN(6), Missing: Missing(r.IntN(6) / 5)}
+	shift := r.IntN(8)
+	per, width := 1<<shift, max(shift+r.IntN(8), 2)
+	p = Plan{Name: "p", Flows: []uint32{7}, Sequence: Field{r.IntN(20), width}, PerBatch: per, Offset: 8 + r.IntN(9), Missing: Missing(r.IntN(6) / 5)}
 	if r.IntN(3) == 0 {
-		p.Batch = Field{40 + r.IntN(10), 1 + r.IntN(14)}
+		p.Batch = Field{40 + r.IntN(10), 2 + r.IntN(13)}
 	}
+	p.Window = min(1+r.IntN(6), p.Reach())
 	unit, out := 1, 1
 	if r.IntN(4) > 0 {
 		bits := []int{4, 8, 12, 14, 16, 32}

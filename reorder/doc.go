@@ -6,6 +6,11 @@
 // A packet has a sequence number; its remainder by the packets of a batch is the place in the batch. The number of the batch is the quotient, or
 // a field of its own (Plan.Batch). Numbers may begin again at 0 at any time that their width makes them.
 //
+// A number that has come back means the packet that is nearest to the newest one: where the quotient is the number of the batch, a packet may come up to half of all
+// sequence numbers early, and less than that late, also where one batch has them all. With Plan.Batch that holds for numbers of batches, and packets of a
+// batch may come in any order. A packet that is further away than half of all numbers is taken for another one: nothing in it says otherwise. A plan whose numbers
+// do not tell a packet that was overtaken from one of the next batch is refused.
+//
 // # The window
 //
 // Up to Plan.Window batches are open at a time, and batches leave in the order of their numbers. A batch leaves when it is whole and all before it

@@ -78,8 +78,7 @@ type Plan struct {
 	// of a channel lie one behind the other. All payloads of a batch are as long as its first.
 	Channels int
 	Missing  Missing
-	// Window is the number of batches that may be open, up to MaxWindow; 0: DefaultWindow. There are never more than half of the batch numbers
-	// that the fields can tell apart, but always one.
+	// Window is the number of batches that may be open, up to MaxWindow and Reach; 0: DefaultWindow, or Reach if that is less.
 	Window int
 	// Timeout is how long a batch stays open after its first packet came; 0: without limit.
 	Timeout time.Duration
@@ -139,6 +138,12 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 		return bad("%d packets of a batch: expected a power of two up to %d and 2 to the width of the sequence number", n, MaxPerBatch)
 	case p.Offset < 0 || p.Payload < 0 || p.Window < 0 || p.Window > MaxWindow || p.Timeout < 0 || p.Missing > Drop:
 		return bad("offset %d, payload %d, window %d, timeout %v: expected none below 0, and a window up to %d", p.Offset, p.Payload, p.Window, p.Timeout, MaxWindow)
+	case p.Reach() < max(p.Window, 2):
+		field, width := "Sequence", p.Sequence.Width
+		if p.Batch.Width > 0 {
+			field, width = "Batch", p.Batch.Width
+		}
+		return bad("%s: %d bits tell %d batches of %d packets apart, packets that overtake each other among them: expected %d bits for a window of %d", field, width, p.Reach(), n, p.Width(p.Window), max(p.Window, 2))
 	case p.Channels < 0 || p.Channels > MaxChannels:
 		return bad("%d channels: expected 0 to %d", p.Channels, MaxChannels)
 	case pool == "":
@@ -183,10 +188,26 @@ func (p *Plan) perBatch() int {
 	return p.PerBatch
 }
 
-// batches is how many numbers of batches there are before they begin again.
-func (p *Plan) batches() int64 {
+// deciding is the width of the numbers that tell batches apart, and shift how far one of them is shifted to be that of its batch.
+func (p *Plan) deciding() (width, shift int) {
 	if p.Batch.Width > 0 {
-		return 1 << p.Batch.Width
+		return p.Batch.Width, 0
 	}
-	return 1 << p.Sequence.Width / int64(p.perBatch())
+	return p.Sequence.Width, bits.Len(uint(p.perBatch())) - 1
+}
+
+// Reach is how many batches can be open at most. A number that has come back means the batch that is nearest to those that are open: it can be late, or early,
+// by less than half of all numbers.
+func (p *Plan) Reach() int {
+	width, shift := p.deciding()
+	return int(reach(1<<width, shift))
+}
+
+// Width is the smallest width of Batch, or of Sequence where the number of a batch follows from it, with which Reach is open or more, and 2 or more: with less a
+// packet that was overtaken is not told from a later one. It is 33 where no width suffices.
+func (p *Plan) Width(open int) int {
+	width, shift := p.deciding()
+	for width = 1; width <= 32 && reach(1<<width, shift) < int64(max(open, 2)); width++ {
+	}
+	return width
 }

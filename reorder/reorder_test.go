@@ -135,194 +135,6 @@ func payloadOf(id int64, place int) []byte {
 	return binary.LittleEndian.AppendUint32(p, uint32(place))
 }
 
-// model is what the documentation of the package says, slowly, on ids that never begin again.
-type model struct {
-	per, window         int64
-	base, newest, first int64
-	given, begun        bool
-	open                map[int64]map[int64]bool
-	left                []int64 // ids, in order
-	had                 map[int64]map[int64]bool
-	late, dup, lost     uint64
-}
-
-func (m *model) leave(id int64) {
-	for ; m.base < id; m.base++ {
-		if x := m.open[m.base]; x != nil {
-			m.left, m.had[m.base] = append(m.left, m.base), x
-			delete(m.open, m.base)
-		} else if m.base >= m.first {
-			m.lost++
-		}
-	}
-	m.given = true
-}
-
-func (m *model) packet(id, place int64) {
-	if !m.begun {
-		m.begun = true
-		m.base, m.newest, m.first = id, id, id
-	}
-	if id > m.newest {
-		m.newest = id
-		if low := m.newest - m.window + 1; low > m.base {
-			m.leave(low)
-		}
-	}
-	m.settle()
-	if id < m.base {
-		if m.given || id <= m.newest-m.window {
-			m.late++
-			return
-		}
-		m.base, m.first = id, id
-	}
-	if m.open[id] == nil {
-		m.open[id] = map[int64]bool{}
-	}
-	if m.open[id][place] {
-		m.dup++
-		return
-	}
-	m.open[id][place] = true
-	m.settle()
-}
-
-func (m *model) settle() {
-	for int64(len(m.open[m.base])) == m.per {
-		m.leave(m.base + 1)
-	}
-}
-
-func (m *model) end() {
-	for k := m.base; len(m.open) > 0; k++ {
-		if m.open[k] != nil {
-			m.leave(k + 1)
-		}
-	}
-}
-
-// Random streams with losses, duplicates and any order of arrival give what the model gives: the same batches in the same order, with the same
-// packets in the same places, zeros elsewhere, and the same counts.
-func TestModel(t *testing.T) {
-	const header = 8
-	programs := 3000
-	if testing.Short() {
-		programs = 300
-	}
-	packets, partial := 0, 0
-	for seed := range programs {
-		r := rand.New(rand.NewPCG(uint64(seed), 99))
-		per := int64(1) << r.IntN(8)
-		width := 0
-		for 1<<width < per {
-			width++
-		}
-		width += 2 + r.IntN(6) // of the sequence number: 4 batches or more
-		own := r.IntN(2) == 0  // a field of its own for the batch
-		window := 1 + r.IntN(6)
-		modulus := int64(1) << width / per
-		effective := max(min(int64(window), modulus/2), 1)
-		f := newFeed(t, 64)
-		p := Plan{Name: "p", Flows: []uint32{7}, Sequence: bits32(width), PerBatch: int(per), Offset: header, Window: window, Pool: newPool(t, "batches", int(per)*12, 64)}
-		if own {
-			p.Batch = Field{64 - 8, 8}
-			modulus = 256
-			effective = int64(window)
-		}
-		s, err := New(f, engine.StageSpec{Queue: "q"}, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := model{per: per, window: effective, open: map[int64]map[int64]bool{}, had: map[int64]map[int64]bool{}}
-		n := int64(r.IntN(20)+1) * per
-		start := r.Int64N(4*modulus) * per
-		order := make([]int64, 0, n)
-		when := map[int64]float64{}
-		jitter := r.Float64() * float64(per*effective)
-		lossy := r.Float64() * 0.2
-		for k := range n {
-			if r.Float64() < lossy {
-				continue
-			}
-			order = append(order, start+k)
-			when[start+k] = float64(k) + jitter*r.Float64()
-		}
-		slices.SortFunc(order, func(a, b int64) int {
-			if when[a] < when[b] {
-				return -1
-			}
-			return 1
-		})
-		var all []result
-		for _, k := range order {
-			id, place := k/per, k%per
-			if m.begun && (id > m.newest+effective || id < m.base-behind*effective || 2*(m.newest-id) >= modulus || 2*(id-m.newest) > modulus) {
-				continue // a stray, or more than the numbers can tell
-			}
-			times := 1
-			if r.IntN(20) == 0 {
-				times = 2
-			}
-			for range times {
-				m.packet(id, place)
-				head := binary.BigEndian.AppendUint32(nil, uint32(k)&(1<<width-1)|uint32(r.Uint64())&^(1<<width-1))
-				head = binary.BigEndian.AppendUint32(head, uint32(id)&255)
-				f.queued = append(f.queued, packet{flow: 7, data: append(head, payloadOf(id, int(place))...)})
-				packets++
-			}
-			if r.IntN(8) == 0 {
-				out, _, err := drain(t, s, 1+r.IntN(8))
-				if all = append(all, out...); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		m.end()
-		f.ended = engine.ErrClosed
-		out, _, err := drain(t, s, 4)
-		if all = append(all, out...); !errors.Is(err, engine.ErrClosed) {
-			t.Fatal(err)
-		}
-		if len(all) != len(m.left) {
-			t.Fatalf("seed %d: %d batches, want %d", seed, len(all), len(m.left))
-		}
-		offset := int64(0) // the id of the first packet is its number
-		for i, x := range all {
-			if i == 0 {
-				offset = m.left[0] - x.ID
-			}
-			if want := m.left[i]; x.ID+offset != want || offset%modulus != 0 {
-				t.Fatalf("seed %d: batch %d has id %d + %d, want %d (modulus %d)", seed, i, x.ID, offset, want, modulus)
-			}
-			had := m.had[m.left[i]]
-			if x.Packets != len(had) || x.Whole() != (int64(len(had)) == per) || x.Place != 12 || len(x.data) != int(per)*12 {
-				t.Fatalf("seed %d: batch %d: %+v, want %d packets", seed, i, x.Batch, len(had))
-			}
-			if !x.Whole() {
-				partial++
-			}
-			for place := range per {
-				want := make([]byte, 12)
-				if had[place] {
-					want = payloadOf(m.left[i], int(place))
-				}
-				if x.Has(int(place)) != had[place] || !bytes.Equal(x.data[place*12:][:12], want) {
-					t.Fatalf("seed %d: batch %d, place %d: %x, want %x", seed, i, place, x.data[place*12:][:12], want)
-				}
-			}
-		}
-		c := s.Plans()[0]
-		if c.Drops[engine.DropLate] != m.late || c.Drops[engine.DropDuplicate] != m.dup || c.Lost != m.lost || c.Drops[engine.DropStray] != 0 || c.Whole+c.Partial != uint64(len(all)) {
-			t.Fatalf("seed %d: %+v, want %d late, %d duplicate, %d lost", seed, c, m.late, m.dup, m.lost)
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("%d streams, %d packets, %d partial batches", programs, packets, partial)
-}
-
 // Each order in which the packets of some batches can arrive gives them, whole and in order.
 func TestPermutations(t *testing.T) {
 	batches, per := int64(2), int64(4)
@@ -596,26 +408,36 @@ func TestNoSlots(t *testing.T) {
 	s.Close()
 }
 
-// A sequence number that counts the packets of one batch only tells batches apart by their places.
+// A sequence number that counts the packets of one batch only tells those of the next batch from those that were overtaken.
 func TestOneNumber(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(2), PerBatch: 4, Offset: 8, Pool: newPool(t, "batches", 48, 8)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(4), PerBatch: 16, Offset: 8, Pool: newPool(t, "batches", 16*12, 8)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for _, k := range []uint32{0, 2, 1, 3, 1, 0, 2, 3, 0, 1, 3, 0, 1, 2, 3} {
-		f.put(k, payloadOf(0, int(k)))
+	const batches = 6
+	order := make([]int, batches*16)
+	for k := range order {
+		order[k] = k
 	}
-	out, _, err := drain(t, s, 8)
-	var got []int
+	for k := 15; k < len(order)-1; k += 16 { // the last packet of a batch and the first one of the next
+		order[k], order[k+1] = order[k+1], order[k]
+	}
+	for _, k := range order {
+		f.put(uint32(k&15), payloadOf(int64(k/16), k%16))
+	}
+	f.ended = engine.ErrClosed
+	out, _, _ := drain(t, s, 8)
 	for i, x := range out {
-		if got = append(got, x.Packets); x.ID != int64(i) {
-			t.Errorf("batch %d has id %d", i, x.ID)
+		for place := range 16 {
+			if want := payloadOf(int64(i), place); x.ID != int64(i) || !x.Whole() || !bytes.Equal(x.data[place*12:][:12], want) {
+				t.Errorf("batch %d, place %d: %x, want %x: %+v", i, place, x.data[place*12:][:12], want, x.Batch)
+			}
 		}
 	}
-	if err != nil || !slices.Equal(got, []int{4, 4, 3, 4}) || s.Plans()[0].Lost != 0 {
-		t.Errorf("%v, %v, %+v", got, err, s.Plans()[0])
+	if c := s.Plans()[0]; len(out) != batches || c.Drops.Total() != 0 {
+		t.Errorf("%d batches, %+v", len(out), c)
 	}
 }
 
@@ -641,6 +463,10 @@ func TestCheck(t *testing.T) {
 		"expected a multiple of 3":  func(p *Plan) { p.Convert, p.Payload = &convert.Spec{From: convert.Format{Bits: 12}, To: tensor.F32}, 4 },
 		"window -1":                 func(p *Plan) { p.Window = -1 },
 		"a window up to 1024":       func(p *Plan) { p.Window = 1025 },
+		"Sequence: 1 bits tell 1 batches of 2 packets apart, packets that overtake each other among them: expected 2 bits for a window of 2": func(p *Plan) { p.PerBatch, p.Sequence.Width = 2, 1 },
+		"Batch: 1 bits tell 1 batches of 4 packets apart, packets that overtake each other among them: expected 2 bits for a window of 2":    func(p *Plan) { p.Batch.Width = 1 },
+		"Batch: 2 bits tell 2 batches of 4 packets apart, packets that overtake each other among them: expected 3 bits for a window of 3":    func(p *Plan) { p.Batch.Width, p.Window = 2, 3 },
+		"Sequence: 4 bits tell 3 batches of 4 packets apart, packets that overtake each other among them: expected 5 bits for a window of 4": func(p *Plan) { p.Sequence.Width, p.Window = 4, 4 },
 	} {
 		p := good
 		spoil(&p)
