@@ -98,6 +98,71 @@ func TestReorderOfAFile(t *testing.T) {
 	}
 }
 
+// With the keys window and payload_size of a file, packets that overtake each other by many, of which the first one is short, are all in their batches.
+func TestReorderWindowOfAFile(t *testing.T) {
+	const per, batches, off = 64, 30, 420
+	for _, c := range []struct {
+		keys string
+		all  bool
+	}{{"", false}, {"window: 16, payload_size: 18, ", true}} {
+		s := mustOpen(t, twoRegions+`
+    - {name: batches, kind: host, num_bufs: 64, buf_size: 4KiB}
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://`+t.Name()+`?loop
+      rx:
+        queues: [{memory_regions: [a]}]
+        reorder:
+          - {name: r, reorder_type: cpu, `+c.keys+`memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 64}}}
+      tx: {queues: [{memory_regions: [b]}]}
+`, Options{})
+		r := rand.New(rand.NewPCG(1, 1))
+		order, when := make([]int, per*batches), make([]int, per*batches)
+		for k := range order {
+			order[k], when[k] = k, k+r.IntN(2*off+1)-off
+		}
+		slices.SortStableFunc(order, func(a, b int) int { return when[a] - when[b] })
+		var frames [][]byte
+		for k, n := range order {
+			f := udpFrame(t, 5000, uint32(per*16+n))
+			if k == 0 {
+				f = f[:50] // its payload is short
+			}
+			frames = append(frames, f)
+		}
+		for i := range 40 { // what has all batches leave
+			frames = append(frames, udpFrame(t, 5000, uint32(per*(16+batches+i))))
+		}
+		counts := func() (n map[string]uint64, drops engine.Drops) {
+			n = map[string]uint64{}
+			x := s.Snapshot().Interfaces[0].Rx[0].Stages[0]
+			for _, c := range x.Counts {
+				n[c.Name] = c.N
+			}
+			return n, x.Stats.Drops
+		}
+		q, b := rxOf(t, s, "loop", 0), burst.New(64)
+		for at := 0; at < len(frames); at += 32 {
+			sendFrames(t, txOf(t, s, "loop", 0), frames[at:min(at+32, len(frames))]...)
+			until(t, "the packets", func() bool {
+				_, _ = q.TryRecv(b)
+				b.Release()
+				n, drops := counts()
+				return n["r: packets"]+drops.Total() == uint64(min(at+32, len(frames)))
+			})
+		}
+		n, drops := counts()
+		t.Logf("%q: %v, %d late, %d too long", c.keys, n, drops[engine.DropLate], drops[engine.DropTooLong])
+		if whole := n["r: whole"] == batches && drops.Total() == 0; whole != c.all {
+			t.Errorf("%q: %v, %v", c.keys, n, drops)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // refusedPlan is the error of a plan with these keys, with batches in this memory.
 func refusedPlan(t *testing.T, memory, keys string, per int) error {
 	t.Helper()

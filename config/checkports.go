@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -211,11 +212,19 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 	if r.DataTypes != nil && r.Type == "cpu" && d.cfg.dialect != Ours {
 		d.report(Note, CodeMeaning, join(path, "data_types"), "DAQIRI converts types only with reorder_type: gpu", "", "its own programs would refuse this file")
 	}
+	had := len(d.diags)
 	ppb := d.packetsPerBatch(&r.Method, join(path, "method"))
 	if ppb > 0 {
 		d.reorderNumbers(r, path)
 	}
 	d.reorderSize(p, r, path, ppb, queue, reg, at)
+	if ppb == 0 || r.Engine == "hw" || d.diags[had:].Err() != nil {
+		return
+	}
+	plan := r.Plan()
+	if err := plan.CheckFor(r.Region, math.MaxInt, true); err != nil { // the memory may be the program's
+		d.report(Error, CodeConflict, path, err.Error(), "", "")
+	}
 }
 
 // packetsPerBatch checks the arithmetic of a method and returns how many packets a batch has, 0 if that is not known.
@@ -245,8 +254,11 @@ func (d *decoder) reorderNumbers(r *Reorder, path string) {
 	if p.Batch.Width > 0 {
 		at, name, width = "method.seq_batch_number.batch_number.bit_width", "batch_number", p.Batch.Width
 	}
-	if least := p.Width(0); width < least {
+	switch least := p.Width(r.Window); {
+	case width < p.Width(0):
 		d.report(Error, CodeConflict, join(path, at), fmt.Sprintf("%s of 1 bit does not tell a packet that was overtaken from one of the next batch", name), fmt.Sprintf("bit_width: %d or more", least), "")
+	case width < least:
+		d.also(d.report(Error, CodeConflict, join(path, "window"), fmt.Sprintf("%s of %d bits tells %d batches apart, and the window is of %d", name, width, p.Reach(), r.Window), fmt.Sprintf("window: %d, or bit_width: %d", p.Reach(), least), ""), join(path, at), "bit_width is here")
 	}
 }
 
@@ -267,6 +279,12 @@ func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, 
 	if payload <= 0 {
 		d.also(d.report(Error, CodeConflict, join(path, "payload_byte_offset"), fmt.Sprintf("payload_byte_offset %d leaves nothing of a slot of %d bytes", r.PayloadOffset, int64(src.BufSize)), "", ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
 		return
+	}
+	if n := int64(r.PayloadSize); n > payload {
+		d.also(d.report(Error, CodeConflict, join(path, "payload_size"), fmt.Sprintf("a slot of %s has %d bytes, which are %d behind payload_byte_offset", src.Name, int64(src.BufSize), payload), fmt.Sprintf("payload_size: %d or less", payload), ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
+		return
+	} else if n > 0 {
+		payload = n
 	}
 	if r.DataTypes != nil {
 		if c, err := convert.New(r.DataTypes.Spec()); err == nil {

@@ -176,6 +176,8 @@ var daqiriKeys = []struct {
 	{"reorder", "memory_region", []string{"big"}, []string{"bug", "[big]"}, reorders},
 	{"reorder", "payload_byte_offset", []string{"0", "64"}, []string{"-1", "2048"}, reorders}, // nothing is left of 2048
 	{"reorder", "channels", []string{"0", "4"}, []string{"-1", "x"}, reorders},
+	{"reorder", "payload_size", []string{"0", "1984"}, []string{"-1", "1985", "x"}, reorders}, // of a slot of 2048
+	{"reorder", "window", []string{"0", "513"}, []string{"-1", "514", "1025", "x"}, reorders}, // batches of 64, and 65536 numbers
 	{"reorder", "flow_ids", []string{"[7]"}, []string{"[]", "[8]", "7", "[7, 7]"}, reorders},
 	{"reorder", "data_types", []string{"@data_types", "{input: int4, output: bf16, input_endianness: network}"}, []string{"fp32", "{input_type: int16}"}, reorders},
 	{"data_types", "input_type", []string{"int4", "int8", "int16", "int32", "uint14", "int12"}, []string{"int24"}, converts},

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/reorder"
 	"github.com/penstock-io/penstock/tensor"
 )
 
@@ -165,6 +166,8 @@ func reorderSection() *section {
 		{name: "reorder_type", kind: word("cpu", "gpu"), needed: true, doc: "Who moves the bytes."},
 		{name: "memory_region", kind: text("the name of a memory region"), needed: true, doc: "Where batches go, one in each slot."},
 		{name: "payload_byte_offset", kind: integer(0, 65535), needed: true, doc: "Bytes at the beginning of each packet that are left out."},
+		{name: "payload_size", kind: size(0, 1<<30), def: "0B", doc: "Bytes of the payload of a packet, before conversion: what a batch has room for. Shorter payloads are filled up with zeros, longer ones dropped. 0: the longest first payload of a batch so far, so that batches may differ, and a stream that begins with a short packet loses its first batch."},
+		{name: "window", kind: integer(0, reorder.MaxWindow), def: "0", doc: "Batches that may be open at a time: one leaves, whole or not, when a packet comes that is so many batches later. Packets that overtake each other by more need a larger one. 0: 4, or as many as the numbers of packets tell apart."},
 		{name: "channels", kind: integer(0, 65536), def: "0", doc: "Channels in each payload, one behind the other; the batch has all samples of the first channel, then those of the next. 0: the batch has the payloads as they are."},
 		{name: "flow_ids", kind: integer(0, 1<<24-1), list: true, uniq: true, needed: true, doc: "The flows whose packets are meant; 0 for packets without a flow. Where they come by several queues, batches leave by the first of these."},
 		{name: "data_types", doc: "Conversion of the values.", sub: &section{name: "data_types", title: "data_types", doc: "Converts values on the way.", keys: []key{

@@ -245,6 +245,8 @@ type Reorder struct {
 	PacketSize    Size          `cfg:"packet_size"`
 	Region        string        `cfg:"memory_region"`
 	PayloadOffset int           `cfg:"payload_byte_offset"`
+	PayloadSize   Size          `cfg:"payload_size"`
+	Window        int           `cfg:"window"`
 	Channels      int           `cfg:"channels"`
 	FlowIDs       []int         `cfg:"flow_ids"`
 	DataTypes     *DataTypes    `cfg:"data_types"`
@@ -254,7 +256,7 @@ type Reorder struct {
 // Plan is the plan that it describes, without its memory and its timeout.
 func (r *Reorder) Plan() reorder.Plan {
 	field := func(b BitField) reorder.Field { return reorder.Field{Offset: b.Offset, Width: b.Width} }
-	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset, Channels: r.Channels}
+	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset, Payload: int(r.PayloadSize), Window: r.Window, Channels: r.Channels}
 	for _, id := range r.FlowIDs {
 		p.Flows = append(p.Flows, uint32(id))
 	}
