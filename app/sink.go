@@ -52,6 +52,8 @@ type TensorSnapshot struct {
 	Filled      int64  `json:"filled"`      // rows of the tensor that is being filled
 	Of          int64  `json:"of"`
 	Waits       uint64 `json:"waits"` // times that peers had to let go of a tensor before the next one could be filled
+	// Batches are those of a reorder plan that became rows; nil: none did.
+	Batches *BatchSnapshot `json:"batches,omitempty"`
 }
 
 // sink fills tensors.
@@ -65,6 +67,7 @@ type sink struct {
 	// The application holds mu for each burst, and so does the timer of Flush; no other goroutine needs it.
 	mu    sync.Mutex
 	asm   *assembler
+	known batchTable
 	buf   []byte // of the tensor that is being filled; nil: none is
 	pos   int    // bytes of it that a stream has filled
 	conn  uint32 // whose stream that is; 0: of no connection
@@ -114,7 +117,7 @@ func newSink(o Tensor, frames, stream bool) (engine.Consumer, error) {
 	if o.Width > 0 && o.Width < 8 && uint64(1)<<(8*o.Width) < 4*rows {
 		return bad("numbers of %d bytes begin again too soon to tell tensors of %d rows apart", o.Width, rows)
 	}
-	s := &sink{o: o, frames: frames, stream: stream, rowBytes: int(size / o.Desc.Shape[0]), asm: newAssembler(rows, o.Width)}
+	s := &sink{o: o, frames: frames, stream: stream, rowBytes: int(size / o.Desc.Shape[0]), asm: newAssembler(rows, o.Width), known: batchTable{rows: int(rows)}}
 	if s.st, err = newStore(o, int(size)); err != nil {
 		return nil, err
 	}
@@ -244,6 +247,9 @@ func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
 	if n < s.rowBytes {
 		clear(s.buf[to+n : to+s.rowBytes])
 		s.short.Inc()
+	}
+	if x := reorder.Of(b, i); x != nil {
+		s.known.note(int(row), x)
 	}
 	s.c.taken.Inc()
 	s.placed.Inc()
@@ -394,7 +400,9 @@ func (s *sink) publish() error {
 	}
 	s.buf, s.pos = nil, 0
 	s.filled.Set(0)
-	if err := s.st.publish(); err != nil {
+	err := s.st.publish(s.known.end(s.published.Load()+1), s.known.rows)
+	s.known.reset()
+	if err != nil {
 		return err
 	}
 	s.published.Inc()
@@ -422,5 +430,5 @@ func (s *sink) close(ctx context.Context) error {
 func (s *sink) Report(out *Snapshot) {
 	s.c.Report(out)
 	out.Tensor = &TensorSnapshot{Name: s.o.Name, Tensor: s.o.Desc.String(), Generations: s.published.Load(), Rows: s.placed.Load(), Missing: s.missing.Load(),
-		Short: s.short.Load(), Bytes: s.bytes.Load(), Filled: s.filled.Load(), Of: s.o.Desc.Shape[0], Waits: s.st.waits.Load()}
+		Short: s.short.Load(), Bytes: s.bytes.Load(), Filled: s.filled.Load(), Of: s.o.Desc.Shape[0], Waits: s.st.waits.Load(), Batches: s.known.snapshot()}
 }

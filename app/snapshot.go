@@ -101,5 +101,12 @@ func Families(all []*App) []metrics.Family {
 			add(rows, &snaps[i], t.Missing, "missing")
 		}
 	}
+	packetsOf := family("penstock_application_batch_packets_total", "Packets of batches that became rows of tensors, and those that were missing in them.", "what")
+	for i := range snaps {
+		if t := snaps[i].Tensor; t != nil && t.Batches != nil {
+			add(packetsOf, &snaps[i], t.Batches.Packets, "placed")
+			add(packetsOf, &snaps[i], t.Batches.Missing, "missing")
+		}
+	}
 	return out
 }

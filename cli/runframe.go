@@ -232,7 +232,7 @@ func (f *runFrame) sections(columns int) []*frameSection {
 		}
 		row("  %s %s %8s %8s  %s", col(x.Name, name), col(what, max(22+wide-wide/2, 12)), formatPerSecond(x.PacketsPerSecond), formatCount(x.Packets), sent)
 		if t := x.Tensor; t != nil {
-			row("    tensor %s %s: %s made, %d of %d rows, %s missing", share.Printable(t.Name), t.Tensor, formatCount(t.Generations), t.Filled, t.Of, formatCount(t.Missing))
+			row("    tensor %s %s: %s made, %d of %d rows, %s missing%s", share.Printable(t.Name), t.Tensor, formatCount(t.Generations), t.Filled, t.Of, formatCount(t.Missing), batchesText(t))
 		}
 	}
 	add("lines of applications", 1, fmt.Sprintf("%s %s %8s %8s", pad("applications", name+2), pad("what", max(22+wide-wide/2, 12)), "pkt/s", "packets"), rows)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	root "github.com/penstock-io/penstock"
+	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/sys"
 )
@@ -480,11 +481,19 @@ func summary(s *runSample) string {
 		}
 		fmt.Fprintf(&b, "; %s\n", drops("", a.Name))
 		if t := a.Tensor; t != nil {
-			fmt.Fprintf(&b, "  tensor %s: %s, %d rows, %d missing\n", t.Name, count(int(t.Generations), "was made", "were made"), t.Rows, t.Missing)
+			fmt.Fprintf(&b, "  tensor %s: %s, %d rows, %d missing%s\n", t.Name, count(int(t.Generations), "was made", "were made"), t.Rows, t.Missing, batchesText(t))
 		}
 	}
 	if n := s.Node; n != nil {
 		fmt.Fprintf(&b, "node: %s; those of the end: in %s, out %s\n", count(int(n.PeersEver), "peer", "peers"), formatBytes(n.In), formatBytes(n.Out))
 	}
 	return b.String()
+}
+
+// batchesText says which packets of batches are missing in the rows of a tensor.
+func batchesText(t *app.TensorSnapshot) string {
+	if t.Batches == nil {
+		return ""
+	}
+	return fmt.Sprintf("; %s of batches missing in them", count(int(t.Batches.Missing), "packet", "packets"))
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -51,7 +52,7 @@ func testRunReorder(t *testing.T, kind, memory string, port int) {
 	}
 	defer c.Close()
 	var want []byte
-	for _, seq := range []uint32{2, 5, 1, 3, 0, 7, 4, 6} { // two batches
+	send := func(seq uint32) {
 		p := binary.BigEndian.AppendUint32(nil, seq)
 		for k := range uint32(2) {
 			p = binary.BigEndian.AppendUint16(p, uint16(1000*seq+k))
@@ -59,6 +60,9 @@ func testRunReorder(t *testing.T, kind, memory string, port int) {
 		if _, err := c.Write(p); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, seq := range []uint32{2, 5, 1, 3, 0, 7, 4, 6} { // two batches
+		send(seq)
 	}
 	for k := range 8 {
 		want = binary.LittleEndian.AppendUint32(want, math.Float32bits(float32(1000*(4+k/2)+k%2)))
@@ -77,10 +81,30 @@ func testRunReorder(t *testing.T, kind, memory string, port int) {
 			break
 		}
 	}
+	for _, seq := range []uint32{9, 11, 8, 24} { // one of four is lost, and a later batch has the others leave
+		send(seq)
+	}
+	for r.next("sample").Applications[0].Packets < 3 {
+	}
+	// What is known of a batch has its tensor's name and more.
+	got := filepath.Join(t.TempDir(), "batch")
+	run(t, 0, "t/batch: 64 B", "get", strings.TrimPrefix(s.Addresses[0], "tcp://")+"/t/batch", "-o", got)
+	b, err := os.ReadFile(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range map[int]int64{app.BatchGeneration: 3, app.BatchID: 2, app.BatchPackets: 3, app.BatchPerBatch: 4, app.BatchPresent: 0b1011} {
+		if v := int64(binary.LittleEndian.Uint64(b[8*i:])); v != want {
+			t.Errorf("element %d about the batch is %d, want %d", i, v, want)
+		}
+	}
 	if err := r.p.Signal(sys.Interrupts()[1]); err != nil {
 		t.Fatal(err)
 	}
 	e := r.end(0)
+	if want := `"missing":0,"short":0,"bytes":96,"filled":0,"of":1,"waits":0,"batches":{"batches":3,"packets":11,"missing":1,"last":2,`; !strings.Contains(string(e.Applications[0].Tensor), want) {
+		t.Errorf("%s, want %s", e.Applications[0].Tensor, want)
+	}
 	counts := map[string]uint64{}
 	for _, x := range e.Stages {
 		if x.Where != "in/0 reorder" {
@@ -88,7 +112,7 @@ func testRunReorder(t *testing.T, kind, memory string, port int) {
 		}
 		counts[x.Event] = x.Count
 	}
-	if counts["samples: whole"] != 2 || counts["samples: packets"] != 8 || counts["samples: partial"] != 0 || len(e.Drops) != 0 {
+	if counts["samples: whole"] != 2 || counts["samples: packets"] != 11 || counts["samples: partial"] != 1 || len(e.Drops) != 1 || e.Drops[0].Reason != "closed" {
 		t.Errorf("%v, %+v", counts, e.Drops)
 	}
 }

@@ -212,13 +212,12 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 	if r.DataTypes != nil && r.Type == "cpu" && d.cfg.dialect != Ours {
 		d.report(Note, CodeMeaning, join(path, "data_types"), "DAQIRI converts types only with reorder_type: gpu", "", "its own programs would refuse this file")
 	}
-	had := len(d.diags)
 	ppb := d.packetsPerBatch(&r.Method, join(path, "method"))
 	if ppb > 0 {
 		d.reorderNumbers(r, path)
 	}
 	d.reorderSize(p, r, path, ppb, queue, reg, at)
-	if ppb == 0 || r.Engine == "hw" || d.diags[had:].Err() != nil {
+	if r.Engine == "hw" || slices.ContainsFunc(d.diags, func(x Diagnostic) bool { return x.Severity == Error && strings.HasPrefix(x.Path, path) }) {
 		return
 	}
 	plan := r.Plan()
