@@ -22,6 +22,7 @@ const (
 // number is the first of them divided by rows, modulo the tensors that there are before the numbers begin again.
 type assembler struct {
 	rows  uint64
+	mask  uint64 // the largest number
 	cycle uint64 // tensors until the numbers begin again; 0: 2^64
 	ahead uint64 // tensors that are passed over without doubt
 	back  uint64 // tensors whose packets are late without doubt
@@ -29,6 +30,7 @@ type assembler struct {
 	begun bool   // cur means something
 	open  bool   // cur is being filled; otherwise it was published
 	cur   uint64 // number of the tensor
+	top   uint64 // the highest number of a packet of it, or of those before
 	got   []uint64
 	have  uint64 // rows that are there
 
@@ -44,6 +46,7 @@ func newAssembler(rows uint64, width int) *assembler {
 		return m
 	}
 	m.got = make([]uint64, (rows+63)/64)
+	m.mask = ^uint64(0) >> (64 - 8*width)
 	switch {
 	case width < 8:
 		m.cycle = (1<<(8*width)-1)/rows + 1
@@ -65,6 +68,12 @@ func (m *assembler) from(a, b uint64) uint64 {
 	return m.cycle - (b - a)
 }
 
+// behind reports whether a number is one of those before the highest one. Where few tensors have all numbers, their distance alone does not tell that.
+func (m *assembler) behind(seq uint64) bool {
+	d := (m.top - seq) & m.mask
+	return d > 0 && d <= m.mask/2
+}
+
 // next is the row of the packet that comes next when packets have no numbers.
 func (m *assembler) next() uint64 {
 	m.open = true
@@ -75,7 +84,7 @@ func (m *assembler) next() uint64 {
 func (m *assembler) where(seq uint64) (row uint64, v verdict) {
 	g, row := seq/m.rows, seq%m.rows
 	if !m.begun {
-		m.begin(g)
+		m.begin(g, seq)
 		return row, placeIt
 	}
 	d := m.from(g, m.cur)
@@ -85,9 +94,11 @@ func (m *assembler) where(seq uint64) (row uint64, v verdict) {
 		if m.got[row/64]>>(row%64)&1 != 0 {
 			return row, duplicate
 		}
+		m.saw(seq)
 		return row, placeIt
-	case d == 0 || m.from(m.cur, g) <= m.back && d > m.ahead:
+	case d == 0 || m.from(m.cur, g) <= m.back && d > m.ahead || d <= m.ahead && m.behind(seq):
 		m.astray = false
+		m.saw(seq)
 		return row, late
 	case d > m.ahead:
 		if !m.astray || m.from(g, m.lost) > m.ahead {
@@ -98,11 +109,20 @@ func (m *assembler) where(seq uint64) (row uint64, v verdict) {
 	if m.open {
 		return row, endFirst
 	}
-	m.begin(g)
+	m.begin(g, seq)
 	return row, placeIt
 }
 
-func (m *assembler) begin(g uint64) { m.begun, m.open, m.cur, m.astray = true, true, g, false }
+func (m *assembler) begin(g, seq uint64) {
+	m.begun, m.open, m.cur, m.top, m.astray = true, true, g, seq, false
+}
+
+// saw takes in the number of a packet of the tensor that is filled, or of one before.
+func (m *assembler) saw(seq uint64) {
+	if !m.behind(seq) {
+		m.top = seq
+	}
+}
 
 // mark says that a row is there, and reports whether it was the last one that was missing.
 func (m *assembler) mark(row uint64) (full bool) {

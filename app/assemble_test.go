@@ -59,6 +59,29 @@ func (r *record) packet(seq uint64) {
 	}
 }
 
+// With numbers of one byte, and as many rows as they can tell apart, a packet that is late by more than a tensor is late, not one of a tensor to come.
+func TestAssembleLateByATensor(t *testing.T) {
+	for by := uint64(1); by <= maxDisorder; by++ {
+		for begin := uint64(0); begin < 256; begin += 7 {
+			m := newAssembler(64, 1)
+			r := &record{m: m, rows: map[uint64]bool{}}
+			n := begin
+			for ; n < begin+256; n++ {
+				if n != begin+150 {
+					r.packet(n & 255)
+				}
+				if n == begin+150+by {
+					r.packet((begin + 150) & 255)
+				}
+			}
+			// All numbers but one came, in at most 5 tensors; the one that is late is in its own, or dropped.
+			if len(r.published) > 5 || r.verdicts[stray] > 0 || r.verdicts[late] > 1 {
+				t.Fatalf("begun at %d, late by %d: %d tensors, verdicts %v", begin, by, len(r.published), r.verdicts)
+			}
+		}
+	}
+}
+
 // The rows of tensors are what a plain reading of the rules says, for packets that are lost, doubled and out of order, also where
 // the numbers begin again.
 func TestAssembleModel(t *testing.T) {
