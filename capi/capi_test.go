@@ -113,6 +113,13 @@ func TestApplications(t *testing.T) {
 	run(t, byAgent, "testdata/apps.c", []string{"-O2"})
 }
 
+// What is known of batches is the same in the process and by the agent.
+func TestBatch(t *testing.T) {
+	run(t, inProcess, "testdata/batch.c", []string{"-fsanitize=address,undefined"}, "testdata/batch.yaml")
+	run(t, byAgent, "testdata/batch.c", []string{"-O2"}, "testdata/batch.yaml")
+	run(t, "-pthread", "testdata/batch.c", append([]string{"-fsanitize=address,undefined"}, sources()...), "testdata/batch.yaml")
+}
+
 // What the agent's library promises beyond the header: forks, an agent that is killed, one that cannot be started, no child of the program.
 func TestAgent(t *testing.T) {
 	dir := t.TempDir()

@@ -94,6 +94,18 @@ typedef struct {
 	int64_t shape[32]; /* the slowest first */
 } penstock_tensor;
 
+/* What is known of a batch of a reorder plan, which is received as one packet. */
+typedef struct {
+	int64_t id;         /* the number of the batch, which goes on where those in packets begin again */
+	uint32_t packets;   /* that are there; the places of the others are zero */
+	uint32_t per_batch; /* packets that there could be */
+	uint32_t timed_out; /* 1: the plan's timeout ended it */
+	uint32_t words;     /* of its bitmap */
+	int64_t first;      /* the earliest receive time of its packets, in ns since 1970; 0: unknown */
+	int64_t last;       /* the latest */
+	penstock_tensor what;
+} penstock_batch;
+
 /* One export of a peer. */
 typedef struct {
 	const char *name;    /* valid until penstock_close of the listing */
@@ -284,6 +296,12 @@ penstock_handle penstock_rx(penstock_handle system, const char *interface_name, 
  * n of the batch_size of the queue times its segments suffices.
  */
 int64_t penstock_burst(penstock_handle rx, penstock_segment *segments, size_t n, int64_t timeout, penstock_error *);
+
+/*
+ * Says what is known of the batch that a packet of the last burst is, and writes its bitmap as far as there is room: words words, a bit for each packet that there
+ * could be, the lowest of the first word first, 1 where it is there. 1: it is a batch. 0: it is another packet.
+ */
+int32_t penstock_batch_of(penstock_handle rx, uint32_t packet, penstock_batch *, uint64_t *present, size_t words, penstock_error *);
 
 /* Gives the packets of the last burst back. */
 int32_t penstock_release(penstock_handle rx, penstock_error *);

@@ -49,6 +49,29 @@ func describe(b *burst.Burst, to []C.penstock_segment) {
 	}
 }
 
+//export penstock_batch_of
+func penstock_batch_of(h C.penstock_handle, packet C.uint32_t, to *C.penstock_batch, present *C.uint64_t, words C.size_t, out *C.penstock_error) C.int32_t {
+	return C.int32_t(counted(out, func() (C.int64_t, error) {
+		if to == nil {
+			return 0, fmt.Errorf("no penstock_batch: %w", abi.ErrInvalid)
+		}
+		b, err := table.Batch(uint64(h), uint32(packet))
+		if err != nil || b == nil {
+			return 0, err
+		}
+		*to = C.penstock_batch{id: C.int64_t(b.ID), packets: C.uint32_t(b.Packets), per_batch: C.uint32_t(b.PerBatch), words: C.uint32_t(len(b.Present)), first: C.int64_t(b.First), last: C.int64_t(b.Last)}
+		if b.TimedOut {
+			to.timed_out = 1
+		}
+		d := b.Tensor()
+		describeTensor(&d, &to.what)
+		if present != nil {
+			copy(unsafe.Slice((*uint64)(unsafe.Pointer(present)), words), b.Present)
+		}
+		return 1, nil
+	}))
+}
+
 //export penstock_release
 func penstock_release(h C.penstock_handle, out *C.penstock_error) C.int32_t {
 	return done(out, func() error { return table.Release(uint64(h)) })

@@ -717,6 +717,46 @@ int64_t penstock_burst(penstock_handle rx, penstock_segment *to, size_t n, int64
 	return k;
 }
 
+int32_t penstock_batch_of(penstock_handle rx, uint32_t packet, penstock_batch *to, uint64_t *present, size_t words, penstock_error *out)
+{
+	request q;
+	answer a;
+	penstock_error mine = {0};
+	object *o = queue_of(rx, out ? out : (out = &mine));
+	if (!o)
+		return out->code;
+	if (!to)
+		return fail(out, PENSTOCK_INVALID, "no penstock_batch");
+	if (packet >= o->packets)
+		return fail(out, PENSTOCK_INVALID, "packet %u: the caller has %u of the last burst", packet, o->packets);
+	begin(&q, BATCH);
+	put_u64(&q, rx);
+	put_u32(&q, packet);
+	int32_t r = ask(&q, &a, out);
+	if (r != PENSTOCK_OK)
+		return r;
+	r = (int32_t)a.result;
+	if (r == 1) {
+		to->id = (int64_t)get_u64(&a);
+		to->packets = get_u32(&a);
+		to->per_batch = get_u32(&a);
+		to->timed_out = get_u32(&a);
+		to->first = (int64_t)get_u64(&a);
+		to->last = (int64_t)get_u64(&a);
+		get_tensor(&a, &to->what);
+		to->words = get_u32(&a);
+		for (uint32_t i = 0; i < to->words && !a.bad; i++) {
+			uint64_t w = get_u64(&a);
+			if (present && i < words)
+				present[i] = w;
+		}
+		if (a.bad)
+			r = unreadable(out);
+	}
+	end(&a);
+	return r;
+}
+
 int32_t penstock_release(penstock_handle rx, penstock_error *out)
 {
 	penstock_error mine = {0};

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/reorder"
 )
 
 // roomPackets is how many packets a burst for the caller holds.
@@ -83,6 +86,31 @@ func (t *Table) Burst(ctx context.Context, h uint64, n int, see func(*burst.Burs
 	}
 	see(r.b)
 	return k, nil
+}
+
+// BatchOf is a copy of what is known of the batch that packet i is, without the mask of an accelerator; nil for another packet.
+func BatchOf(b *burst.Burst, i int) *reorder.Batch {
+	x := reorder.Of(b, i)
+	if x == nil {
+		return nil
+	}
+	c := *x
+	c.Present, c.Mask = slices.Clone(x.Present), gpu.Span{}
+	return &c
+}
+
+// Batch is BatchOf of a packet of the last burst, which the caller has.
+func (t *Table) Batch(h uint64, packet uint32) (*reorder.Batch, error) {
+	r, err := get[*rx](t, h)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if int64(packet) >= int64(r.b.Len()) {
+		return nil, fmt.Errorf("packet %d: the caller has %d of the last burst: %w", packet, r.b.Len(), ErrInvalid)
+	}
+	return BatchOf(r.b, int(packet)), nil
 }
 
 // Release gives the packets of the last burst back.

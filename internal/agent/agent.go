@@ -26,6 +26,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/reorder"
 )
 
 // Version is that of the protocol: both ends are of one version.
@@ -65,8 +66,9 @@ type conn struct {
 
 	far   *procmem.Process // the client, for its memory; nil: noFar says why
 	noFar error
-	mu    sync.Mutex             // guards what follows
-	room  map[uint64]*mem.Region // for packets, by the handle of the receive queue
+	mu    sync.Mutex                  // guards what follows
+	room  map[uint64]*mem.Region      // for packets, by the handle of the receive queue
+	last  map[uint64][]*reorder.Batch // what is known of the packets of its last burst; nil: none is a batch
 }
 
 // Serve answers the requests of a client until it hangs up, or ctx ends; then it ends what the client has made. The client has to be a process of
@@ -104,7 +106,7 @@ func Serve(ctx context.Context, c *net.UnixConn) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	x := &conn{c: c, ctx: ctx, far: far, noFar: noFar, turns: make(chan struct{}, maxWaiting), room: map[uint64]*mem.Region{}}
+	x := &conn{c: c, ctx: ctx, far: far, noFar: noFar, turns: make(chan struct{}, maxWaiting), room: map[uint64]*mem.Region{}, last: map[uint64][]*reorder.Batch{}}
 	c.SetReadDeadline(time.Now().Add(helloTimeout))
 	err = x.read(bufio.NewReaderSize(&requests{raw: raw}, inPlace))
 	end()

@@ -47,6 +47,7 @@ const (
 	opRx
 	opBurst
 	opSend
+	opBatch
 )
 
 // call is how a request is answered.
@@ -170,6 +171,7 @@ var calls = map[uint32]call{
 	}), true, nil},
 	opBurst: {(*conn).burst, false, always},
 	opSend:  {(*conn).sendPackets, false, always},
+	opBatch: {(*conn).batch, false, nil},
 }
 
 // then goes on with f if all of a request could be read.

@@ -6,6 +6,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/internal/abi"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/reorder"
 )
 
 // firstRoom is the memory for the packets of a receive queue at first, in bytes.
@@ -46,6 +47,7 @@ func (x *conn) drop(h uint64) {
 		_ = m.Close() // it is unmapped after the last lease
 		delete(x.room, h)
 	}
+	delete(x.last, h)
 }
 
 // burst waits for packets and copies them to where the client sees them. They go back to the queue at once.
@@ -84,6 +86,7 @@ func (x *conn) show(h uint64, b *burst.Burst, a *answer) error {
 	if fresh {
 		a.fd, a.pass = l.Region().FD(), true
 	}
+	x.note(h, b)
 	a.u64(l.Region().Len())
 	bytes, at := l.Bytes(), 0
 	for i := range b.Len() {
@@ -104,6 +107,53 @@ func (x *conn) show(h uint64, b *burst.Burst, a *answer) error {
 		}
 	}
 	return nil
+}
+
+// note keeps what is known of the batches of a burst, whose packets go back, until the next one.
+func (x *conn) note(h uint64, b *burst.Burst) {
+	var known []*reorder.Batch
+	for i := range b.Len() {
+		if k := abi.BatchOf(b, i); k != nil {
+			if known == nil {
+				known = make([]*reorder.Batch, b.Len())
+			}
+			known[i] = k
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.last[h] = known
+}
+
+// batch says what is known of the batch that a packet of the last burst is. The client knows which packets there are.
+func (x *conn) batch(r *request) (*answer, error) {
+	h, i := r.u64(), r.u32()
+	return then(r, func() (*answer, error) {
+		x.mu.Lock()
+		known := x.last[h]
+		x.mu.Unlock()
+		if int64(i) >= int64(len(known)) || known[i] == nil {
+			return &answer{}, nil
+		}
+		k, a := known[i], &answer{result: 1}
+		timedOut := uint32(0)
+		if k.TimedOut {
+			timedOut = 1
+		}
+		a.u64(uint64(k.ID))
+		a.u32(uint32(k.Packets))
+		a.u32(uint32(k.PerBatch))
+		a.u32(timedOut)
+		a.u64(uint64(k.First))
+		a.u64(uint64(k.Last))
+		d := k.Tensor()
+		a.tensor(&d)
+		a.u32(uint32(len(k.Present)))
+		for _, w := range k.Present {
+			a.u64(w)
+		}
+		return a, nil
+	})
 }
 
 // maxPackets is how many one request sends.

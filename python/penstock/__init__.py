@@ -15,10 +15,10 @@ from ._lib import (Error, InvalidError, TimeoutError, CanceledError, ClosedError
                    BoundsError, UnreachableError, IntegrityError, FullError, MissingError, use_agent)
 from ._region import Reach, Region, Tensor, alloc, empty, adopt, is_dma_capable
 from ._transfer import System, Peer, Remote, Entry, Export, Share, Transfer, Prepared, Message, READ, WRITE
-from ._stream import Rx, Burst
+from ._stream import Batch, Rx, Burst
 
 __all__ = [
-    "System", "Peer", "Remote", "Entry", "Region", "Tensor", "Export", "Share", "Transfer", "Prepared", "Message", "Rx", "Burst", "Reach", "alloc", "empty", "adopt", "is_dma_capable", "use_agent", "READ", "WRITE",
+    "System", "Peer", "Remote", "Entry", "Region", "Tensor", "Export", "Share", "Transfer", "Prepared", "Message", "Rx", "Burst", "Batch", "Reach", "alloc", "empty", "adopt", "is_dma_capable", "use_agent", "READ", "WRITE",
     "Error", "InvalidError", "TimeoutError", "CanceledError", "ClosedError", "PeerLostError", "NotFoundError", "RightsError", "RevokedError",
     "BoundsError", "UnreachableError", "IntegrityError", "FullError", "MissingError",
 ]

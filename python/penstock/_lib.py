@@ -110,6 +110,11 @@ class CSegment(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("size", c_uint32), ("packet", c_uint32), ("flow", c_uint32), ("timed", c_uint32), ("time", c_int64)]
 
 
+class CBatch(ctypes.Structure):
+    _fields_ = [("id", c_int64), ("packets", c_uint32), ("per_batch", c_uint32), ("timed_out", c_uint32), ("words", c_uint32), ("first", c_int64),
+                ("last", c_int64), ("what", CTensor)]
+
+
 _prototypes = {
     "penstock_open": (c_uint64, [c_char_p]),
     "penstock_close": (c_int32, [c_uint64]),
@@ -144,6 +149,7 @@ _prototypes = {
     "penstock_rx": (c_uint64, [c_uint64, c_char_p, c_int32]),
     "penstock_burst": (c_int64, [c_uint64, POINTER(CSegment), c_size_t, c_int64]),
     "penstock_release": (c_int32, [c_uint64]),
+    "penstock_batch_of": (c_int32, [c_uint64, c_uint32, POINTER(CBatch), POINTER(c_uint64), c_size_t]),
     "penstock_send": (c_int64, [c_uint64, c_char_p, c_int32, POINTER(CSegment), c_size_t]),
 }
 

@@ -2,14 +2,65 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
-from ._lib import CSegment, InvalidError, call, slices
-from ._memory import memory_of
+from ._lib import CBatch, CSegment, InvalidError, call, slices
+from ._memory import DTYPES, memory_of
 from ._region import _Handle
-from ._transfer import System
+from ._transfer import System, _tensor
 
 _ROOM = 4096
+_WORDS = 1024  # of the bitmap of the largest batch
+
+
+class Batch:
+    """A batch of a reorder plan, which is received as one packet: its id, how many packets of per_batch are there, the bitmap, whether a timeout ended it, the earliest
+    and the latest receive time of its packets in ns since 1970 (None where the queue takes no times), and the dtype and the shape of its bytes."""
+
+    def __init__(self, burst: "Burst", packet: int, c: CBatch, bitmap: bytes):
+        self._burst, self._packet = burst, packet
+        self.id, self.packets, self.per_batch, self.bitmap, self.timed_out = c.id, c.packets, c.per_batch, bitmap, bool(c.timed_out)
+        self.first: Optional[int] = c.first or None
+        self.last: Optional[int] = c.last or None
+        self.dtype: Optional[str]
+        self.shape: Tuple[int, ...]
+        self.dtype, self.shape = _tensor(c.what)
+
+    def has(self, place: int) -> bool:
+        """Whether the packet of a place is there; the bytes of the others are zero."""
+        if not 0 <= place < self.per_batch:
+            raise InvalidError(f"place {place} of a batch of {self.per_batch} packets")
+        return bool(self.bitmap[place // 8] >> place % 8 & 1)
+
+    @property
+    def present(self) -> Any:
+        """Which packets are there, as a numpy array of bool."""
+        import numpy
+        return numpy.unpackbits(numpy.frombuffer(self.bitmap, "u1"), bitorder="little")[:self.per_batch].astype(bool)
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes, without a copy, until the burst is released."""
+        return self._burst._memory(self._packet)
+
+    def array(self) -> Any:
+        """A numpy array of the batch, without a copy, until the burst is released."""
+        import numpy
+        dtype = DTYPES[self.dtype].numpy if self.dtype else None
+        if dtype is None:
+            raise InvalidError(f"numpy has no {self.dtype}: use tensor(), for torch, or memory")
+        return numpy.frombuffer(self.memory, dtype).reshape(self.shape)
+
+    def tensor(self) -> Any:
+        """A torch tensor of the batch, without a copy, until the burst is released."""
+        import torch
+        dtype = getattr(torch, self.dtype or "", None)
+        if dtype is None:
+            raise InvalidError(f"this torch has no tensors of {self.dtype}: use memory")
+        return torch.frombuffer(self.memory, dtype=dtype).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id}: {self.packets} of {self.per_batch} packets, {self.dtype}{list(self.shape)}>"
 
 
 class Burst:
@@ -22,9 +73,20 @@ class Burst:
     def __len__(self) -> int:
         return self._segments[self._n - 1].packet + 1 if self._n else 0
 
-    def _views(self) -> Iterator[Any]:
+    def _held(self) -> None:
         if self.released:
             raise InvalidError("the packets of this burst were released")
+
+    def _memory(self, packet: int) -> memoryview:
+        """The bytes of a packet that is in one piece."""
+        self._held()
+        for s in self._segments[:self._n]:
+            if s.packet == packet and s.data:
+                return memoryview((ctypes.c_char * s.size).from_address(s.data)).cast("B")
+        raise InvalidError(f"packet {packet} is not in memory that the processor reaches")
+
+    def _views(self) -> Iterator[Any]:
+        self._held()
         for s in self._segments[:self._n]:
             yield s, memoryview((ctypes.c_char * s.size).from_address(s.data)).cast("B")
 
@@ -51,6 +113,18 @@ class Burst:
         """The packets as numpy arrays of bytes, without a copy."""
         import numpy
         return [numpy.frombuffer(p, "u1") for p in self.packets]
+
+    @property
+    def batches(self) -> List[Optional[Batch]]:
+        """What is known of each packet that is a batch of a reorder plan, None for the others."""
+        self._held()
+        out: List[Optional[Batch]] = []
+        words = (ctypes.c_uint64 * _WORDS)()
+        for packet in range(len(self)):
+            c = CBatch()
+            is_one = call("penstock_batch_of", self._rx._h, packet, ctypes.byref(c), words, _WORDS)
+            out.append(Batch(self, packet, c, b"".join(w.to_bytes(8, "little") for w in words[:c.words])) if is_one else None)
+        return out
 
     @property
     def times(self) -> List[Optional[int]]:

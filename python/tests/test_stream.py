@@ -22,7 +22,63 @@ def frame(i):
     return f
 
 
+# The sequence number is behind the Ethernet header, and four samples of 16 bits behind it.
+REORDER = """penstock:
+  memory_regions:
+    - {name: packets, kind: host, buf_size: 2KiB, num_bufs: 4096}
+    - {name: batches, kind: host, buf_size: 8KiB, num_bufs: 64}
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://python-reorder?loop
+      rx:
+        queues: [{memory_regions: [packets]}]
+        reorder:
+          - name: samples
+            reorder_type: cpu
+            memory_region: batches
+            payload_byte_offset: 18
+            payload_size: 8
+            window: 2
+            flow_ids: [0]
+            data_types: {input_type: int16, output_type: fp32, endianness: network}
+            method: {seq_packets_per_batch: {sequence_number: {bit_offset: 112, bit_width: 32}, packets_per_batch: 128}}
+      tx: {queues: [{memory_regions: [packets]}]}
+"""
+
+
 class Stream(unittest.TestCase):
+    def test_batches(self):
+        per, lost = 128, {5, 64, 127}
+        with penstock.System(REORDER) as s, s.rx("loop") as rx:
+            head, got, held = bytes([255] * 6 + [2] * 6 + [0x88, 0xB5]), [], None
+            numbers = [n for n in range(3 * per) if n not in lost]
+            numbers[1], numbers[2] = numbers[2], numbers[1]
+            frames = [head + n.to_bytes(4, "big") + numpy.arange(4 * n, 4 * n + 4, dtype=">i2").tobytes() for n in numbers]
+            frames += [head + n.to_bytes(4, "big") + bytes(8) for n in (3 * per, 4 * per)]  # which have the others leave
+            while frames or len(got) < 3:
+                if frames:
+                    frames = frames[s.send("loop", frames[:64]):]
+                burst = rx.receive(1)
+                for k, b in enumerate(burst.batches if burst else []):
+                    self.assertEqual(len(burst.packets[k]), b.array().nbytes)
+                    got.append((b, b.array().copy(), b.present.copy(), b.has(0)))
+                held = burst or held
+        first, array, present, begins = got[0]
+        self.assertEqual((first.id, first.packets, first.per_batch, first.timed_out, first.dtype, first.shape), (0, per - 3, per, False, "float32", (per, 4)))
+        self.assertEqual([i for i in range(per) if not present[i]], sorted(lost))
+        self.assertTrue(begins and not first.has(5) and first.has(6))
+        want = numpy.arange(4 * per, dtype="f4").reshape(per, 4)
+        want[sorted(lost)] = 0
+        self.assertTrue(numpy.array_equal(array, want))
+        self.assertEqual([(b.id, b.packets) for b, _, _, _ in got[1:3]], [(1, per), (2, per)])
+        with self.assertRaises(penstock.InvalidError):
+            first.has(per)
+        with self.assertRaises(penstock.InvalidError):  # of a burst that was released
+            first.array()
+        with self.assertRaises(penstock.InvalidError):
+            held.batches
+
     def test_bursts(self):
         n, got = 500, []
         with penstock.System(YAML) as s, s.rx("loop") as rx:
@@ -32,6 +88,7 @@ class Stream(unittest.TestCase):
             for burst in rx:
                 self.assertEqual(len(burst.times), len(burst))
                 self.assertEqual(burst.flows, [0] * len(burst))
+                self.assertEqual(burst.batches, [None] * len(burst))
                 self.assertEqual([len(x) for x in burst.segments], [1] * len(burst))
                 got += [a.copy() for a in burst.arrays()]  # the views end with the burst
                 if len(got) == sent:
