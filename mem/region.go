@@ -153,7 +153,7 @@ func newRegion(name string, m Mapping) *Region {
 
 // Adopt makes a region of memory that the caller already has. The bytes must not be in the Go heap unless they are pinned,
 // and must stay valid until release is called, which happens once, after Close and the last lease. release may be nil.
-// There may be none, as of a tensor without elements. An adopted region has no file descriptor, so peers reach it over sockets, not over shared memory.
+// b may be empty: a tensor without elements has no bytes. An adopted region has no file descriptor, so peers reach it over sockets, not over shared memory.
 func Adopt(name string, b []byte, release func() error) (*Region, error) {
 	if b == nil {
 		b = []byte{} // nil is memory that the CPU does not reach
