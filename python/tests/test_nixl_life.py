@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import unittest.mock
@@ -80,8 +81,11 @@ elif mode == "hold":
         return s
     held = [hold() for _ in range(128)]
     print(json.dumps(len(held)), flush=True)
-    while True:  # to be ended
-        for s in select.select(held, [], [])[0]:  # it was closed
+    while True:
+        ready = select.select(held + [sys.stdin], [], [])[0]
+        if sys.stdin in ready:
+            sys.exit()
+        for s in ready:  # it was closed
             held.remove(s)
             s.close()
             held.append(hold())
@@ -98,13 +102,16 @@ def listening(name):
 
 class Processes(unittest.TestCase):
     def child(self, script, *args, **environment):
+        if script is not OTHER:  # it may be killed, and leaves its directory then
+            at = tempfile.TemporaryDirectory()
+            self.addCleanup(at.cleanup)
+            environment["TMPDIR"] = at.name
         p = subprocess.Popen([sys.executable, "-c", script, *map(str, args)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                              env={**os.environ, **environment})
 
         def end():
-            p.kill()
-            p.wait()
             p.stdin.close()
+            p.wait(60)
             p.stdout.close()
         self.addCleanup(end)
         return p, json.loads(p.stdout.readline() or "null")
