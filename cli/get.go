@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/tensor/npy"
 	"github.com/spf13/cobra"
 )
 
@@ -40,7 +41,8 @@ has the same content. A peer that is lost on the way is waited for (--retry).
 The file has the modification time and the permissions that it has at the peer, less what the umask says; what is replaced keeps its
 permissions.
 
-Without -o the file gets the last part of NAME; -o - writes the bytes to the standard output.`,
+Without -o the file gets the last part of NAME; -o - writes the bytes to the standard output. A tensor comes as its bytes alone, but to a
+FILE that ends with .npy as a file for numpy, if numpy has the type; --digest is of the bytes.`,
 		Example: `  penstock get 127.0.0.1:7070/model.safetensors
   penstock get 127.0.0.1:7070/layers.0.weight -o weight.bin
   penstock get unix:///run/penstock.sock/data.npy -o - | sha256sum
@@ -182,6 +184,9 @@ func (c *client) fetch(ctx context.Context, d *display, o getOptions, name strin
 	c.begin(name)
 	opt := share.FetchOptions{Output: out, Overwrite: o.force, NoResume: o.noResume, Restarts: getAnew, Like: true, Progress: c.progress(d)}
 	opt.Digest, opt.Expect = o.digest != "", expected(o.digest)
+	if isNpy(out) && !isNpy(name) {
+		opt.Header = npyHeader
+	}
 	f, err := share.Fetch(ctx, c.conn(), name, opt)
 	took, rate := d.end()
 	if err != nil {
@@ -199,6 +204,20 @@ func (c *client) fetch(ctx context.Context, d *display, o getOptions, name strin
 	r.fetched(f, took, rate)
 	d.summary(out, r)
 	return r, nil
+}
+
+func isNpy(file string) bool { return strings.EqualFold(filepath.Ext(file), ".npy") }
+
+// npyHeader is what a file for numpy begins with, of what is a tensor at the peer.
+func npyHeader(e share.Entry) ([]byte, error) {
+	if e.Tensor == nil {
+		return nil, nil
+	}
+	h, err := npy.Header(*e.Tensor)
+	if err != nil {
+		err = &worded{fmt.Sprintf("%v; -o FILE with another ending gets the bytes as they are", err), err}
+	}
+	return h, err
 }
 
 // replaces says how to get a file in the place of one that is there.

@@ -30,6 +30,9 @@ type FetchOptions struct {
 	// Like gives the file the modification time and the permissions that it has at the other side, less what the umask says, as far as that side says
 	// so. What is replaced keeps its permissions.
 	Like bool
+	// Header, if any, says what the file begins with, before the bytes of the other side: they move up when all of them are there. It is called once an
+	// attempt, before anything comes, and an error of it ends the Fetch. Sizes and sums are those of the bytes alone.
+	Header func(Entry) ([]byte, error)
 	// Digest makes Fetch read the whole file once more when everything is there, for Fetched.SHA256.
 	Digest bool
 	// Expect, if not nil, is the SHA-256 that the file must have before it gets its name. If it has another one, Output stays as it
@@ -100,10 +103,17 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	if w == nil && !r.Peer.SameHost() { // the path is set up meanwhile; on one machine that takes no time, and files come by another one than memory
 		defer c.ready(ctx)()
 	}
+	var header []byte
+	if o.Header != nil {
+		if header, err = o.Header(entryOf(r)); err != nil {
+			return nil, fmt.Errorf("share: fetch %q: %w", Printable(name), err)
+		}
+	}
 	p, err := openPartial(ctx, at, claim{name, r.Size(), r.Tag}, !o.NoResume, true)
 	if err != nil {
 		return nil, err
 	}
+	p.header = header
 	var tell *teller
 	f := &Fetched{Entry: entryOf(r), Output: at.shown, Resumed: p.start}
 	report := func() {

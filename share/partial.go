@@ -32,6 +32,8 @@ type partial struct {
 	fresh       bool        // nothing in it was vouched for when it was opened
 	sums        []uint32    // of the chunks that are good, from the first on
 	like        *like       // of the complete file; nil: of none
+	header      []byte      // that the complete file begins with, before its bytes
+	inserted    int64       // bytes of it that are in the file
 	start       uint64      // good bytes that were there when it was opened
 	region      *mem.Region // nil if the file is empty
 	lease       mem.Lease
@@ -210,7 +212,7 @@ func (p *partial) room(ctx context.Context, from, to uint64) error {
 
 // long checks that the file has its length.
 func (p *partial) long() error {
-	if fi, err := p.data.Stat(); err != nil || fi.Size() != int64(p.size) {
+	if fi, err := p.data.Stat(); err != nil || fi.Size() != int64(p.size)+p.inserted {
 		return fmt.Errorf("%w: %s was truncated by somebody else", ErrChanged, partialOf(p.shown))
 	}
 	return nil
@@ -450,6 +452,11 @@ func (p *partial) become(to place) error {
 // that it replaces. After an error the partial file is still there.
 func (p *partial) commit(to place, overwrite bool) error {
 	err := p.unmap()
+	if err == nil && len(p.header) > 0 {
+		if err = p.long(); err == nil {
+			err = spaceError(p.shown, p.insert())
+		}
+	}
 	own := func() {}
 	if err == nil && overwrite {
 		own, err = p.takeMode(to)
@@ -474,6 +481,25 @@ func (p *partial) commit(to place, overwrite bool) error {
 		err = rerr
 	}
 	return errors.Join(err, syncDir(to.dir), p.close())
+}
+
+// insert moves the bytes of a file up and puts the header before them. What ends early leaves chunks that do not fit their checksums.
+func (p *partial) insert() error {
+	n := int64(len(p.header))
+	b := make([]byte, min(uint64(1<<20), p.size))
+	for end := int64(p.size); end > 0; {
+		part := b[:min(int64(len(b)), end)]
+		end -= int64(len(part))
+		if _, err := p.data.ReadAt(part, end); err != nil {
+			return err
+		}
+		if _, err := p.data.WriteAt(part, end+n); err != nil {
+			return err
+		}
+	}
+	_, err := p.data.WriteAt(p.header, 0)
+	p.inserted = n
+	return err
 }
 
 func (p *partial) rename(to place, overwrite bool) error {

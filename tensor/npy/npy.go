@@ -150,7 +150,14 @@ func Write(w io.Writer, t tensor.Tensor) (int64, error) { return WriteVersion(w,
 
 // WriteVersion is Write for readers that ask for format version 2 or 3, which differ only in the width of the header's length.
 func WriteVersion(w io.Writer, t tensor.Tensor, major int) (int64, error) {
-	head, err := appendHeader(nil, t, major)
+	n, err := t.Desc.Bytes()
+	if err == nil && n != int64(len(t.Bytes())) {
+		err = fmt.Errorf("%d bytes of memory; expected %d for %s: make it with tensor.New", len(t.Bytes()), n, t.Desc)
+	}
+	var head []byte
+	if err == nil {
+		head, err = appendHeader(nil, t.Desc, major)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("npy: tensor %.80q: %w", t.Name, err)
 	}
@@ -168,25 +175,28 @@ func WriteVersion(w io.Writer, t tensor.Tensor, major int) (int64, error) {
 	return written, nil
 }
 
-func appendHeader(b []byte, t tensor.Tensor, major int) ([]byte, error) {
-	n, err := t.Desc.Bytes()
+// Header is what a version 1.0 file begins with, before the bytes of a tensor with this description. Errors are those of Write.
+func Header(d tensor.Desc) ([]byte, error) {
+	head, err := appendHeader(nil, d, 1)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("npy: %w", err)
 	}
-	descr, ok := t.Desc.DType.Numpy()
+	return head, nil
+}
+
+func appendHeader(b []byte, d tensor.Desc, major int) ([]byte, error) {
+	descr, ok := d.DType.Numpy()
 	order := "False"
 	switch {
 	case major < 1 || major > 3:
 		return nil, fmt.Errorf("format version %d; expected 1, 2 or 3", major)
 	case !ok:
-		return nil, fmt.Errorf("numpy has no type for %s; expected one of %v, or save it as safetensors", t.Desc.DType, knownDescrs())
-	case n != int64(len(t.Bytes())):
-		return nil, fmt.Errorf("%d bytes of memory; expected %d for %s: make it with tensor.New", len(t.Bytes()), n, t.Desc)
-	case t.Desc.Contiguous():
-	case t.Desc.ColumnMajor():
+		return nil, fmt.Errorf("numpy has no type for %s; expected one of %v, or save it as safetensors", d.DType, knownDescrs())
+	case d.Contiguous():
+	case d.ColumnMajor():
 		order = "True"
 	default:
-		return nil, fmt.Errorf("%s is not contiguous in row-major or column-major order; copy it first", t.Desc)
+		return nil, fmt.Errorf("%s is not contiguous in row-major or column-major order; copy it first", d)
 	}
 	b = append(b, magic...)
 	b = append(b, byte(major), 0, 0, 0)
@@ -195,12 +205,12 @@ func appendHeader(b []byte, t tensor.Tensor, major int) ([]byte, error) {
 	}
 	from := len(b)
 	b = append(b, "{'descr': '"+descr+"', 'fortran_order': "+order+", 'shape': ("...)
-	for i, n := range t.Desc.Shape {
+	for i, n := range d.Shape {
 		if i > 0 {
 			b = append(b, ' ')
 		}
 		b = strconv.AppendInt(b, n, 10)
-		if i < len(t.Desc.Shape)-1 || i == 0 {
+		if i < len(d.Shape)-1 || i == 0 {
 			b = append(b, ',') // a tuple of one keeps its comma
 		}
 	}
