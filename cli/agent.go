@@ -7,14 +7,19 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/penstock-io/penstock/internal/agent"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/spf13/cobra"
 )
 
-// maxClients is how many processes an agent with a socket serves at a time.
+// maxClients is how many processes an agent with a socket serves at a time; fewer where it can have few descriptors.
 const maxClients = 64
+
+// acceptPause is how long an agent waits when it cannot accept.
+const acceptPause = 50 * time.Millisecond
 
 func newAgent(s streams) *cobra.Command {
 	var fd int
@@ -79,21 +84,38 @@ func serveClients(ctx context.Context, s streams, path string) error {
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	fmt.Fprintf(s.err, "penstock: the agent listens at %s\n", path)
-	turns := make(chan struct{}, maxClients)
+	return acceptClients(ctx, s, l)
+}
+
+// acceptClients serves those who connect until ctx ends, which closes the listener.
+func acceptClients(ctx context.Context, s streams, l interface {
+	AcceptUnix() (*net.UnixConn, error)
+}) error {
+	most := min(maxClients, setup.MaxPending())
+	turns := make(chan struct{}, most)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
 		c, err := l.AcceptUnix()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
 			return err
+		default:
+			// For example too many open files: that passes, and the programs that are served need the agent meanwhile.
+			fmt.Fprintf(s.err, "penstock: accept a program: %v\n", err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
 		}
 		select {
 		case turns <- struct{}{}:
 		default:
-			fmt.Fprintf(s.err, "penstock: %d programs are served already: another one is refused\n", maxClients)
+			fmt.Fprintf(s.err, "penstock: %d programs are served already: another one is refused\n", most)
 			c.Close()
 			continue
 		}

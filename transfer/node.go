@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -68,6 +69,8 @@ type Options struct {
 	// identity: unix:// addresses, and without an Identity those with a loopback address. It holds for both directions: a node
 	// dials no server of another user. root is such another user.
 	AllowUID path.Users
+	// DataAddrs are addresses at which peers may have this node dial their data connections, beside the address that it dialed the session at. nil: none.
+	DataAddrs []netip.Prefix
 	// Security is the least that transfers of this node take; single ones may ask for more (PutOptions.Security). A session
 	// with TLS never takes less than path.SecurityHost.
 	Security   path.Security

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -289,6 +291,8 @@ func (p *Peer) dialOffer(ctx context.Context, d setup.ListenDriver, o setup.Offe
 			return nil, fmt.Errorf("transfer: %s offered path %q without an address: %w", p, d.Name(), path.ErrProtocol)
 		}
 		o.Addr = p.raw.RemoteAddr().String()
+	} else if err := p.mayDial(d, o.Addr); err != nil {
+		return nil, err
 	}
 	if cfg.Secret, err = p.secret(o.Token); err != nil {
 		return nil, err
@@ -299,6 +303,30 @@ func (p *Peer) dialOffer(ctx context.Context, d setup.ListenDriver, o setup.Offe
 		err = fmt.Errorf("%w; the session came by there, and in %v nothing else did: %w", err, d.Round(time.Second), errNoWay)
 	}
 	return pth, err
+}
+
+// mayDial refuses the address of an offer where the peer has no say: it could have this node connect to any machine that this one reaches. A peer offers the IP
+// address of its session, or where the session is one of this machine, a loopback address or a name of a driver that stays on the machine.
+func (p *Peer) mayDial(d setup.ListenDriver, addr string) error {
+	a, err := netip.ParseAddrPort(addr)
+	if err != nil && d.Traits().SameHost {
+		return nil // the driver knows its own
+	}
+	host := a.Addr().Unmap().WithZone("")
+	session := "a unix socket"
+	if t, ok := p.raw.RemoteAddr().(*net.TCPAddr); ok {
+		at := t.AddrPort().Addr().Unmap().WithZone("")
+		if err == nil && host == at {
+			return nil
+		}
+		session = at.String()
+	} else if host.IsLoopback() {
+		return nil
+	}
+	if slices.ContainsFunc(p.node.opts.DataAddrs, func(of netip.Prefix) bool { return of.Contains(host) }) {
+		return nil
+	}
+	return control.Errorf(control.NotPermitted, "%s offered path %q at %q: expected the address of the session, %s, or one of Options.DataAddrs", p, d.Name(), addr, session)
 }
 
 // arrived ends the set-up of a path: it is a lane or a queue, or nothing became of it.

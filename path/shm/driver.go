@@ -89,7 +89,7 @@ func (d Driver) dial(ctx context.Context, o setup.Offer, cfg setup.Config) (*Pat
 	if err != nil {
 		return nil, err
 	}
-	if !strings.HasPrefix(o.Addr, "@") || len(o.Addr) > 100 {
+	if !strings.HasPrefix(o.Addr, addrPrefix) || len(o.Addr) > 100 {
 		return nil, fmt.Errorf("expected the address of an abstract socket such as %q: %w", addrPrefix+"0123", path.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
