@@ -30,7 +30,12 @@ func (p *Peer) serve(r *control.Request) {
 			p.session.Refuse(time.Now(), r.ID, err) // an answer that cannot be sent is none; fails where the session has ended
 		}
 	}
-	messages := p.taken() // requests whose answers have room now; the writer may be held up by the peer
+	var messages []control.Message
+	if p.lost == nil {
+		messages = p.taken() // requests whose answers have room now; the writer may be held up by the peer
+		p.node.wg.Add(1)     // for handle; the goroutines of a session that is not lost are in it
+		defer p.node.wg.Done()
+	}
 	p.mu.Unlock()
 	p.wake()
 	for _, m := range messages {
