@@ -106,7 +106,7 @@ func (x shape) stream(r *rand.Rand) (packets []packet, m *model, cycle int64) {
 		all, unit = cycle, 1
 	}
 	m = &model{per: x.per, window: window, open: map[int64]map[int64]bool{}, had: map[int64]map[int64]bool{}}
-	n := min(int64(r.IntN(20)+1)*x.per, 1500)
+	n := min(int64(r.IntN(20)+1)*x.per, 800)
 	start := r.Int64N(4*cycle) * x.per
 	order := make([]int64, 0, n)
 	when := map[int64]float64{}
@@ -222,7 +222,7 @@ func shapes(t *testing.T, f func(x shape)) {
 // Random streams with losses, duplicates and any order of arrival that the numbers can tell give what the model gives: the same batches in the same order, with the
 // same packets in the same places, zeros elsewhere, and the same counts. So it is with all widths of up to 8 bits.
 func TestModel(t *testing.T) {
-	seeds := 4
+	seeds := 2
 	if testing.Short() {
 		seeds = 1
 	}
