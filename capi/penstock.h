@@ -229,6 +229,12 @@ penstock_handle penstock_lookup(penstock_handle peer, const char *name, int64_t 
 int32_t penstock_describe(penstock_handle remote, penstock_tensor *, penstock_error *);
 
 /*
+ * Writes the 16 bytes that name the content of an export as it was looked up: another content has another tag, and what belongs together has the same, as a tensor of
+ * batches and what is known of them. 1: they were written. 0: the peer does not say.
+ */
+int32_t penstock_tag(penstock_handle remote, uint8_t *tag, penstock_error *);
+
+/*
  * Asks the peer for its exports whose names begin with a prefix; "" or NULL: all that have a name. The listing is of this moment: it does not
  * change, and the caller closes it.
  */

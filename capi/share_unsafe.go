@@ -72,6 +72,24 @@ func penstock_describe(h C.penstock_handle, to *C.penstock_tensor, out *C.pensto
 	})
 }
 
+//export penstock_tag
+func penstock_tag(h C.penstock_handle, to *C.uint8_t, out *C.penstock_error) C.int32_t {
+	return counted(out, func() (C.int32_t, error) {
+		tag, err := table.Tag(uint64(h))
+		if err != nil {
+			return 0, err
+		}
+		if to == nil {
+			return 0, fmt.Errorf("no room for a tag: %w", abi.ErrInvalid)
+		}
+		if tag == [16]byte{} {
+			return 0, nil
+		}
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(to)), len(tag)), tag[:])
+		return 1, nil
+	})
+}
+
 //export penstock_serve
 func penstock_serve(h C.penstock_handle, path *C.char, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (uint64, error) { return table.Serve(uint64(h), str(path), uint32(flags)) })

@@ -306,6 +306,27 @@ int32_t penstock_describe(penstock_handle remote, penstock_tensor *t, penstock_e
 	return r;
 }
 
+int32_t penstock_tag(penstock_handle remote, uint8_t *tag, penstock_error *out)
+{
+	request q;
+	answer a;
+	int32_t r = of(&q, TAG, remote, out);
+	if (r != PENSTOCK_OK || (r = ask(&q, &a, out)) != PENSTOCK_OK)
+		return r;
+	r = (int32_t)a.result;
+	if (!tag)
+		r = fail(out, PENSTOCK_INVALID, "no room for a tag");
+	else if (r == 1) {
+		const unsigned char *b = get_data(&a, 16);
+		if (b)
+			memcpy(tag, b, 16);
+		else
+			r = unreadable(out);
+	}
+	end(&a);
+	return r;
+}
+
 penstock_handle penstock_serve(penstock_handle system, const char *path, uint32_t flags, penstock_error *out)
 {
 	request q;

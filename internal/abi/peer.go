@@ -72,6 +72,15 @@ func (t *Table) Describe(h uint64) (*tensor.Desc, error) {
 	return r.r.Tensor, nil
 }
 
+// Tag names the content of a remote; zero if the peer does not say.
+func (t *Table) Tag(h uint64) (tag [16]byte, err error) {
+	r, err := get[*remote](t, h)
+	if err != nil {
+		return tag, err
+	}
+	return r.r.Tag, nil
+}
+
 // List asks a peer for its exports whose names begin with a prefix.
 func (t *Table) List(ctx context.Context, h uint64, prefix string) (uint64, error) {
 	p, err := get[*peer](t, h)

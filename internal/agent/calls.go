@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/bits"
@@ -48,6 +49,7 @@ const (
 	opBurst
 	opSend
 	opBatch
+	opTag
 )
 
 // call is how a request is answered.
@@ -172,6 +174,7 @@ var calls = map[uint32]call{
 	opBurst: {(*conn).burst, false, always},
 	opSend:  {(*conn).sendPackets, false, always},
 	opBatch: {(*conn).batch, false, nil},
+	opTag:   {(*conn).tag, false, nil},
 }
 
 // then goes on with f if all of a request could be read.
@@ -361,6 +364,20 @@ func (x *conn) describe(r *request) (*answer, error) {
 		}
 		a := &answer{result: 1}
 		a.tensor(d)
+		return a, nil
+	})
+}
+
+func (x *conn) tag(r *request) (*answer, error) {
+	h := r.u64()
+	return then(r, func() (*answer, error) {
+		tag, err := x.table.Tag(h)
+		if err != nil || tag == [16]byte{} {
+			return &answer{}, err
+		}
+		a := &answer{result: 1}
+		a.u64(binary.LittleEndian.Uint64(tag[:8]))
+		a.u64(binary.LittleEndian.Uint64(tag[8:]))
 		return a, nil
 	})
 }

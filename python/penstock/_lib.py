@@ -128,6 +128,7 @@ _prototypes = {
     "penstock_export": (c_uint64, [c_uint64, c_uint64, c_uint64, c_uint64, c_char_p, c_uint32, c_uint32]),
     "penstock_publish": (c_uint64, [c_uint64, c_uint64, c_uint64, POINTER(CTensor), c_char_p, c_uint32, c_uint32]),
     "penstock_describe": (c_int32, [c_uint64, POINTER(CTensor)]),
+    "penstock_tag": (c_int32, [c_uint64, c_char_p]),
     "penstock_serve": (c_uint64, [c_uint64, c_char_p, c_uint32]),
     "penstock_dial": (c_uint64, [c_uint64, c_char_p, c_int64]),
     "penstock_lookup": (c_uint64, [c_uint64, c_char_p, c_int64, POINTER(c_uint64), POINTER(c_uint32)]),

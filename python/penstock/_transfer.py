@@ -44,6 +44,12 @@ class Remote(_Handle):
         t = CTensor()
         self.dtype, self.shape = _tensor(t) if call("penstock_describe", handle, byref(t)) else (None, ())
 
+    @property
+    def tag(self) -> Optional[bytes]:
+        """16 bytes that name the content as it was looked up, or None: a tensor of batches and what is known of them (NAME/batch) have the same."""
+        room = ctypes.create_string_buffer(16)
+        return room.raw if call("penstock_tag", self._h, room) else None
+
 
 def _tensor(t: CTensor) -> "Tuple[Optional[str], Tuple[int, ...]]":
     """The type and shape of a tensor; None and () if it is of a type that Python does not know."""

@@ -1,3 +1,5 @@
+import os
+import tempfile
 import unittest
 
 import numpy
@@ -78,6 +80,21 @@ class Stream(unittest.TestCase):
             first.array()
         with self.assertRaises(penstock.InvalidError):
             held.batches
+
+    def test_tag(self):
+        """What names the content of an export is told, and changes with it."""
+        with tempfile.TemporaryDirectory() as at, penstock.System(name="tag-a", listen=[f"unix://{at}/s"]) as a, penstock.System(name="tag-b") as b:
+            path = os.path.join(at, "f")
+            tags = []
+            for content in (b"one", b"another"):
+                with open(path, "wb") as f:
+                    f.write(content)
+                with a.serve(path), b.connect(f"unix://{at}/s") as peer, peer.lookup("f") as remote:
+                    tags.append(remote.tag)
+            with penstock.alloc(4096) as region, a.export(region, "plain"), b.connect(f"unix://{at}/s") as peer, peer.lookup("plain") as remote:
+                self.assertIsNone(remote.tag)
+        self.assertEqual([len(t) for t in tags], [16, 16])
+        self.assertNotEqual(*tags)
 
     def test_bursts(self):
         n, got = 500, []
