@@ -32,6 +32,7 @@ type asked struct {
 	held   int           // memory that is held for it
 	answer int           // of it, that for its answer; 0: Next has not given the request
 	since  time.Duration // when Next gave it
+	waits  bool          // what serves it may wait for something else of the peer
 }
 
 // waiting is a request that Next has not given.
@@ -102,14 +103,14 @@ func (s *Session) ask(m *Request) {
 	s.waiting = append(s.waiting, w)
 }
 
-// owed is the size of the answers that wait to be written or are being made. A request that has been served for a heartbeat waits for something; while the peer
+// owed is the size of the answers that wait to be written or are being made. A call or a copy that has been served for a heartbeat waits for something; while the peer
 // reads all that it gets, the answers of such do not count, so that others may end what they wait for.
 func (s *Session) owed() (n int) {
 	if s.out.answers > 0 {
 		n = s.out.answers + s.making
 	} else if s.making > 0 {
 		for _, a := range s.open {
-			if s.now-a.since < s.every {
+			if !a.waits || s.now-a.since < s.every {
 				n += a.answer
 			}
 		}
@@ -158,7 +159,7 @@ func (s *Session) nextRequest() (*Request, bool) {
 			a.held += serveMemory
 		}
 		a.held += size
-		a.answer, a.since = size, s.now
+		a.answer, a.since, a.waits = size, s.now, w.Method == MethodCall || size <= smallAnswer
 		s.making += size
 		s.waiting = slices.Delete(s.waiting, i, i+1)
 		if len(s.waiting) == 0 {

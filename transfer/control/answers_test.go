@@ -146,6 +146,27 @@ func TestServedForLong(t *testing.T) {
 	}
 }
 
+// TestListsServedForLong: a list that is made slowly, because many ask, counts as long as it takes.
+func TestListsServedForLong(t *testing.T) {
+	_, y := readyPair(t, named("d"), named("a"))
+	now := t0
+	given := 0
+	for id := uint64(1); id <= 50; id++ {
+		if err := y.Receive(now, frameOf(t, &Request{ID: id, Method: MethodList})); err != nil {
+			t.Fatal(err)
+		}
+		for _, ok := y.Next(); ok; _, ok = y.Next() {
+			given++
+		}
+		now = now.Add(250 * ms)
+		y.Tick(now)
+		flush(y)
+	}
+	if most := answersRoom / MaxBody; given != most {
+		t.Errorf("%d lists are made at a time, expected %d", given, most)
+	}
+}
+
 // TestChargeModel has a peer ask and read at random, its requests be answered at random, and charges be refused at random. What is held beyond the allowance is charged
 // at any time; each request that was given can be answered; each is answered or refused as busy once; all is given back in the end.
 func TestChargeModel(tt *testing.T) {
