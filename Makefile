@@ -20,33 +20,33 @@ build-dpdk:
 # The libraries for C, with a Go runtime and without one, the header and a file for pkg-config, in dist/ (docs/c.md). PREFIX is where they will be installed.
 PREFIX  ?= /usr/local
 CLIENT_FLAGS   := -std=c11 -O2 -fPIC -shared -Wall -Wextra -Wl,-z,defs -pthread -s -Wl,-soname,libpenstock-agent.so.1
-CLIENT_SOURCES := capi/client/*.c capi/python.c capi/cuda.c capi/loads.c -ldl
+CLIENT_SOURCES := bindings/c/client/*.c bindings/c/python.c bindings/c/cuda.c bindings/c/loads.c -ldl
 CLIENT         := $(or $(CC),cc) $(CLIENT_FLAGS)
 VERSION ?= 0.1.0
 DIST    ?= dist
 LIBRARY := $(GO) build -trimpath -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libpenstock.so.1'
 capi:
-	CGO_ENABLED=1 $(LIBRARY) -o $(DIST)/libpenstock.so.1 ./capi
+	CGO_ENABLED=1 $(LIBRARY) -o $(DIST)/libpenstock.so.1 ./bindings/c
 	ln -sf libpenstock.so.1 $(DIST)/libpenstock.so
 	rm -f $(DIST)/libpenstock.so.h
 	$(CLIENT) -o $(DIST)/libpenstock-agent.so.1 $(CLIENT_SOURCES)
 	ln -sf libpenstock-agent.so.1 $(DIST)/libpenstock-agent.so
-	cp capi/penstock.h $(DIST)/
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' capi/penstock.pc.in > $(DIST)/penstock.pc
+	cp bindings/c/penstock.h $(DIST)/
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' bindings/c/penstock.pc.in > $(DIST)/penstock.pc
 
 # The wheels for Python, which have both libraries and the command line (docs/python.md): for this machine, and for the other one of amd64 and
 # arm64 where there is a cross compiler for it.
 OTHER := $(if $(filter arm64,$(shell $(GO) env GOHOSTARCH)),amd64,arm64)
 CROSS := $(if $(filter arm64,$(OTHER)),aarch64,x86_64)-linux-gnu-gcc
 wheel: capi build
-	python3 python/wheel.py $(DIST)/libpenstock.so.1 $(DIST)/libpenstock-agent.so.1 $(BIN) $(VERSION) $(DIST)
+	python3 bindings/python/wheel.py $(DIST)/libpenstock.so.1 $(DIST)/libpenstock-agent.so.1 $(BIN) $(VERSION) $(DIST)
 	@if command -v $(CROSS) >/dev/null; then $(MAKE) cross-wheel; else echo "no wheel for $(OTHER): there is no $(CROSS)"; fi
 
 cross-wheel:
-	GOARCH=$(OTHER) CGO_ENABLED=1 CC=$(CROSS) $(LIBRARY) -o $(DIST)/$(OTHER)/libpenstock.so.1 ./capi
+	GOARCH=$(OTHER) CGO_ENABLED=1 CC=$(CROSS) $(LIBRARY) -o $(DIST)/$(OTHER)/libpenstock.so.1 ./bindings/c
 	$(CROSS) $(CLIENT_FLAGS) -o $(DIST)/$(OTHER)/libpenstock-agent.so.1 $(CLIENT_SOURCES)
 	GOARCH=$(OTHER) CGO_ENABLED=0 $(GO) build -trimpath -o $(DIST)/$(OTHER)/penstock ./cmd/penstock
-	python3 python/wheel.py $(DIST)/$(OTHER)/libpenstock.so.1 $(DIST)/$(OTHER)/libpenstock-agent.so.1 $(DIST)/$(OTHER)/penstock $(VERSION) $(DIST)
+	python3 bindings/python/wheel.py $(DIST)/$(OTHER)/libpenstock.so.1 $(DIST)/$(OTHER)/libpenstock-agent.so.1 $(DIST)/$(OTHER)/penstock $(VERSION) $(DIST)
 
 # Everything that CI runs. It installs what it needs, and watches that nothing is left behind. In CI every part of the lab that
 # LAB names must have been used by a test that passed.
@@ -70,13 +70,13 @@ BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 # Every test, in the build that users have. Several packages run at a time: most of what tests do is to wait. The packages that take longest come first, and
 # those that are long because of their guests have others between them.
 GOTEST := $(GO) test -count=1 -vet=off -timeout 30m
-FIRST  := ./internal/testenv/guest ./transfer ./capi ./path/verbs ./share ./engine/rdma ./cli ./engine/xdp ./path/tcp ./tune
+FIRST  := ./internal/lab/testenv/guest ./transfer ./bindings/c ./transfer/path/verbs ./share ./engine/rdma ./cli ./engine/xdp ./transfer/path/tcp ./host/tune
 plain:
 	CGO_ENABLED=0 $(GOTEST) -p 3 $(FIRST) ./...
 
 # The packages with goroutines, unsafe code or books that verify, once more with the race detector and invariants. Random tests draw fewer programs.
 checked:
-	$(GOTEST) -p 2 -race -tags invariants -short ./transfer ./path/verbs ./path/tcp ./share $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
+	$(GOTEST) -p 2 -race -tags invariants -short ./transfer ./transfer/path/verbs ./transfer/path/tcp ./share $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
 
 # The packages that differ in a build with DPDK, over virtual devices: all that has cgo is in them. DAQIRI's files run over them.
 DPDK := ./internal/cdpdk/... ./engine/dpdk/...
@@ -129,7 +129,7 @@ bench: build deps
 # Every test of ours that needs an NVIDIA card, as one program that needs nothing but the driver, and one result file (docs/gpu-test.md). Without a card it says what
 # is missing, and ends with status 2.
 gpu-test:
-	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags "-X github.com/penstock-io/penstock/internal/gpucard.revision=$$(git describe --always --dirty)" -o bin/gpu-test ./internal/gpucard
+	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags "-X github.com/penstock-io/penstock/internal/lab/gpucard.revision=$$(git describe --always --dirty)" -o bin/gpu-test ./internal/lab/gpucard
 	bin/gpu-test -result bin/gpu-test.json
 
 # What the card does: copies, pipelines, launches, as one result file. The program is Penstock's own, which needs nothing but the driver (docs/gpu-test.md).

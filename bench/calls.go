@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // What users call first: Peer.Put and Wait with the defaults of both nodes, one put at a time or some in flight, beside a plain socket that

@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // deathRows measures how soon this side, waiting in event mode, learns that the second process was killed: while puts are

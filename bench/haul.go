@@ -12,8 +12,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // haul is puts or gets, one at a time, between a memory of this process and one of the second. The source holds two messages

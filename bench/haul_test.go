@@ -9,9 +9,9 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // onHost is memory of the runtime that every machine has.

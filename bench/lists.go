@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // One list of many blocks that lie anywhere, such as those of a KV cache: by Peer.Put, and prepared once (Peer.Prepare), each beside the same

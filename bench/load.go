@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // flow is one queue's share of a load: slots that are used in turn, each for one operation at a time.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/mem/ring"
 	"github.com/puzpuzpuz/xsync/v4"
 )
 

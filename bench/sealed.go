@@ -3,8 +3,8 @@ package bench
 import (
 	"context"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // withSecret makes drivers that can encrypt do so with a secret that both processes of a run have; nil leaves them as they are.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Conditions are what every benchmark of this package is run under.

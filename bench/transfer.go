@@ -11,10 +11,10 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/verbs"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // TransferOptions describe a run of Transfer.
@@ -35,7 +35,7 @@ type TransferOptions struct {
 	OpenSSL func() (program string, err error)
 	Huge    bool // 2 MiB pages on both sides
 	NoPin   bool // leave spinning threads where the kernel puts them
-	// Congestion is the TCP congestion control of ours: "" lets package path/tcp choose by measurement.
+	// Congestion is the TCP congestion control of ours: "" lets package transfer/path/tcp choose by measurement.
 	Congestion string
 	// Verbs shapes paths over RDMA, on both sides.
 	Verbs   verbs.Options

@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/tensor/synth"
-	"github.com/penstock-io/penstock/vec"
 )
 
 // VecOptions describe a run of Vec.

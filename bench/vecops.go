@@ -10,10 +10,10 @@ import (
 	"math"
 	"math/bits"
 
-	"github.com/penstock-io/penstock/convert"
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/tensor/convert"
 	"github.com/penstock-io/penstock/tensor/synth"
-	"github.com/penstock-io/penstock/vec"
 )
 
 // vecBuffers is what an operation works on, and what it returned.

@@ -3,11 +3,11 @@ package bench
 import (
 	"time"
 
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/shm"
-	"github.com/penstock-io/penstock/path/tcp"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/shm"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // The two processes of a benchmark talk in JSON lines over the second one's standard input and output: a request, then its

@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/agent"
+	"github.com/penstock-io/penstock/bindings/agent"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 	"github.com/spf13/cobra"
 )
 

@@ -8,8 +8,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 	"github.com/spf13/cobra"
 )
 

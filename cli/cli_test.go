@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/safetensors"
 	"github.com/penstock-io/penstock/tensor/synth"

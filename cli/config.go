@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	root "github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/tune"
+	"github.com/penstock-io/penstock/host/tune"
+	root "github.com/penstock-io/penstock/system"
 	"github.com/spf13/cobra"
 )
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/internal/host"
+	"github.com/penstock-io/penstock/host"
 )
 
 func confFile(t *testing.T, name, text string) string {

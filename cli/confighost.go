@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/internal/host"
+	"github.com/penstock-io/penstock/host"
+	"github.com/penstock-io/penstock/host/tune"
 	"github.com/penstock-io/penstock/packet"
-	"github.com/penstock-io/penstock/tune"
 )
 
 // readHost reads what a configuration is compared with. What cannot be read is left out: the comparison says less then.

@@ -17,10 +17,10 @@ import (
 
 	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/spf13/cobra"
 )
 

@@ -7,8 +7,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // print writes the report for people.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/gpu/runtimes"
-	"github.com/penstock-io/penstock/internal/cards"
-	"github.com/penstock-io/penstock/internal/host"
+	"github.com/penstock-io/penstock/host"
+	"github.com/penstock-io/penstock/host/cards"
 	"github.com/spf13/cobra"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/internal/cards"
+	"github.com/penstock-io/penstock/host/cards"
 )
 
 var updateDevices = flag.Bool("update-devices", false, "write testdata/devices-*.txt anew")
@@ -17,7 +17,7 @@ var updateDevices = flag.Bool("update-devices", false, "write testdata/devices-*
 // The devices of recorded machines, in 80 columns.
 func TestDevicesOfRecordings(t *testing.T) {
 	for _, name := range []string{"server", "laptop", "vm"} {
-		out, errOut, status := penstock(t, "devices", "--from", "../doctor/testdata/"+name+".txt")
+		out, errOut, status := penstock(t, "devices", "--from", "../host/doctor/testdata/"+name+".txt")
 		if status != 0 || errOut != "" {
 			t.Fatalf("%s: status %d: %s", name, status, errOut)
 		}

@@ -12,9 +12,9 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/doctor"
-	"github.com/penstock-io/penstock/internal/host"
-	"github.com/penstock-io/penstock/tune"
+	"github.com/penstock-io/penstock/host"
+	"github.com/penstock-io/penstock/host/doctor"
+	"github.com/penstock-io/penstock/host/tune"
 	"github.com/spf13/cobra"
 )
 

@@ -9,10 +9,10 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/doctor"
+	"github.com/penstock-io/penstock/host/doctor"
 )
 
-const serverRecording = "../doctor/testdata/server.txt"
+const serverRecording = "../host/doctor/testdata/server.txt"
 
 func TestDoctorUsage(t *testing.T) {
 	for _, x := range []struct{ args, want string }{
@@ -110,7 +110,7 @@ func TestDoctorRecord(t *testing.T) {
 
 // A configuration says what is needed; what is wrong with it comes first, and an error of it ends there.
 func TestDoctorFile(t *testing.T) {
-	const files = "../doctor/testdata/files/"
+	const files = "../host/doctor/testdata/files/"
 	out, errOut, status := penstock(t, "doctor", files+"stream.yaml", "--from", serverRecording)
 	if status != exitOK || errOut != "" || !strings.HasPrefix(out, files+"stream.yaml: nothing to say\n\nPowerEdge") || !strings.Contains(out, "0 fail, ") {
 		t.Errorf("status %d: %s%s", status, errOut, out)
@@ -196,8 +196,8 @@ func TestTopology(t *testing.T) {
 
 // Each command of ours that a report names is one that there is.
 func TestDoctorMends(t *testing.T) {
-	files, _ := filepath.Glob("../doctor/testdata/*.json")
-	more, _ := filepath.Glob("../doctor/testdata/files/*.json")
+	files, _ := filepath.Glob("../host/doctor/testdata/*.json")
+	more, _ := filepath.Glob("../host/doctor/testdata/files/*.json")
 	files = append(files, more...)
 	seen := 0
 	for _, file := range files {
@@ -231,7 +231,7 @@ func TestDoctorMends(t *testing.T) {
 
 // What RDMA stands on: any device, or those that are named.
 func TestDoctorRDMA(t *testing.T) {
-	const roce = "../doctor/testdata/roce.txt"
+	const roce = "../host/doctor/testdata/roce.txt"
 	out, errOut, status := penstock(t, "doctor", "rdma", "--from", roce)
 	if status != exitOK || errOut != "" || !strings.Contains(out, "GID 3 (198.18.0.2, RoCE v2) is") || strings.Contains(out, "Huge pages") {
 		t.Errorf("status %d: %s%s", status, errOut, out)
@@ -256,7 +256,7 @@ func TestDoctorRDMA(t *testing.T) {
 			t.Errorf("%s: fails %t, expected %t: %s", x.check, got, x.want, out)
 		}
 	}
-	if out, _, status := penstock(t, "doctor", "rdma", "--from", "../doctor/testdata/laptop.txt"); status != exitUnfit || !strings.Contains(out, "rdma link add rxe0 type rxe netdev wlp0s20f3") {
+	if out, _, status := penstock(t, "doctor", "rdma", "--from", "../host/doctor/testdata/laptop.txt"); status != exitUnfit || !strings.Contains(out, "rdma link add rxe0 type rxe netdev wlp0s20f3") {
 		t.Errorf("status %d: %s", status, out)
 	}
 	for _, x := range []struct{ args, want string }{

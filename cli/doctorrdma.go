@@ -3,7 +3,7 @@ package cli
 import (
 	"slices"
 
-	"github.com/penstock-io/penstock/doctor"
+	"github.com/penstock-io/penstock/host/doctor"
 	"github.com/spf13/cobra"
 )
 

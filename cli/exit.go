@@ -8,20 +8,20 @@ import (
 	"io/fs"
 	"net"
 
-	root "github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/device"
 	"github.com/penstock-io/penstock/bench/sections"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/host/tune"
 	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/share"
+	root "github.com/penstock-io/penstock/system"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
-	"github.com/penstock-io/penstock/tune"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Exit statuses; exitStatuses has the words. They do not change their meaning: scripts rely on them.

@@ -13,11 +13,11 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 func TestExitStatus(t *testing.T) {

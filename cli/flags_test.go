@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/cards"
+	"github.com/penstock-io/penstock/host/cards"
 	"github.com/penstock-io/penstock/share"
 )
 

@@ -8,7 +8,7 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 )
 
 // Prometheus' view of a server: what was fetched is on the page.

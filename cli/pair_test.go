@@ -17,7 +17,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 

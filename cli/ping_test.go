@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 )
 
 // ping runs penstock ping --json, which has to succeed.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine/xdp"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // hereFile is a configuration with an application and a benchmark on the interface "p", which all commands look at.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 )
 
 // tunnel brings connections to an address of this machine to another one, as "ssh -L" does. Those beyond most hang.

@@ -7,8 +7,8 @@ import (
 	"os"
 	"time"
 
-	root "github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/config"
+	root "github.com/penstock-io/penstock/system"
 	"github.com/spf13/cobra"
 )
 

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	root "github.com/penstock-io/penstock"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	root "github.com/penstock-io/penstock/system"
 )
 
 // loopAt is an address of this process's own.

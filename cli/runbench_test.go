@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	root "github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/config"
+	root "github.com/penstock-io/penstock/system"
 )
 
 // BenchmarkRunTick is all that a screen costs once per interval: reading the counts of two interfaces and two pools of 51200 slots, and

@@ -10,11 +10,11 @@ import (
 
 	"pgregory.net/rapid"
 
-	root "github.com/penstock-io/penstock"
-	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/stage/app"
+	root "github.com/penstock-io/penstock/system"
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 

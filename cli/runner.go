@@ -9,11 +9,11 @@ import (
 	"sync"
 	"time"
 
-	root "github.com/penstock-io/penstock"
-	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/stage/app"
+	root "github.com/penstock-io/penstock/system"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 )

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine/xdp"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // People read that the card takes VLAN tags out of frames before rules look for them: in the check of the file, and in a run of it.

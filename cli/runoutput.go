@@ -11,10 +11,10 @@ import (
 	"sync"
 	"time"
 
-	root "github.com/penstock-io/penstock"
-	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/stage/app"
+	root "github.com/penstock-io/penstock/system"
 )
 
 // runOutput shows a run: as a screen, lines, JSON, or not at all. Its methods may be called from any goroutine.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/stage/app"
 )
 
 const runReorder = `penstock:

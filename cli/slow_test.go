@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
 // slowHosts are a server of a directory and a client, on a link.

@@ -11,10 +11,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 	"pgregory.net/rapid"
 )
 

@@ -6,7 +6,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/penstock-io/penstock/doctor"
+	"github.com/penstock-io/penstock/host/doctor"
 	"github.com/spf13/cobra"
 )
 

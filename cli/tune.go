@@ -7,8 +7,8 @@ import (
 	"io"
 	"strings"
 
-	"github.com/penstock-io/penstock/internal/host"
-	"github.com/penstock-io/penstock/tune"
+	"github.com/penstock-io/penstock/host"
+	"github.com/penstock-io/penstock/host/tune"
 	"github.com/spf13/cobra"
 )
 

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/proc"
-	"github.com/penstock-io/penstock/tune"
+	"github.com/penstock-io/penstock/host/tune"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 )
 
 func TestTuneUsage(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/penstock-io/penstock/tune"
+	"github.com/penstock-io/penstock/host/tune"
 	"github.com/spf13/cobra"
 )
 

@@ -7,10 +7,10 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/doctor"
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/host/doctor"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 	"github.com/spf13/cobra"
 )
 

@@ -11,11 +11,11 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/internal/testenv"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 	"github.com/spf13/cobra"
 )
 

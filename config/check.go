@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/input"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Check completes a Config that a program wrote (engines, names, depths; what Load does for a file) and says what is wrong with it.

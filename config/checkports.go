@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/penstock-io/penstock/convert"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/input"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/tensor/convert"
 )
 
 func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {

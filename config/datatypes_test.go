@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/tensor/convert"
 )
 
 // Each word of data_types is a conversion that there is.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 	"go.yaml.in/yaml/v3"
 )
 

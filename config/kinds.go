@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // scalar is a value as it is written.

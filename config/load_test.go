@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 func load(t *testing.T, text string) (*config.Config, config.Diagnostics) {

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // ruleNumber is how package flow names other rules of its set.

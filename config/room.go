@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Grows is how many bytes the flows of receiving add to a packet of a queue at most: tags and tunnels, which engines put on in software, in the

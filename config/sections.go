@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/reorder"
+	"github.com/penstock-io/penstock/stage/reorder"
 	"github.com/penstock-io/penstock/tensor"
 )
 

@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 	"github.com/penstock-io/penstock/tensor"
 )
 

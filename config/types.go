@@ -7,12 +7,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
-	"github.com/penstock-io/penstock/reorder"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/stage/reorder"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/tensor/convert"
 )
 
 // The structs below are what a file says. The tag cfg is the key in the file; its meaning, type, range and default are in the table,
@@ -361,7 +361,7 @@ type Transfers struct {
 	Peers              []Peer        `cfg:"peers"`
 }
 
-// VerbsPaths shapes paths over RDMA; VerbsPaths.Options are what package path/verbs makes of it.
+// VerbsPaths shapes paths over RDMA; VerbsPaths.Options are what package transfer/path/verbs makes of it.
 type VerbsPaths struct {
 	Device     string           `cfg:"device"` // "": the first that has an active port
 	Port       int              `cfg:"port"`   // 0: the first that is active

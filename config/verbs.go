@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/internal/input"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // Bounds are two values between which the best one is looked for. Where they are the same, that is the value.
@@ -77,7 +77,7 @@ func between(of *kind, such string) *kind {
 	return k
 }
 
-// Options are the settings for package path/verbs. Whether peers on other machines are permitted, the section security says.
+// Options are the settings for package transfer/path/verbs. Whether peers on other machines are permitted, the section security says.
 func (v *VerbsPaths) Options() verbs.Options {
 	o := verbs.Options{Library: v.Library, Device: v.Device, Port: v.Port, For: v.For, QueuePairs: v.QueuePairs, Depth: v.Depth, Timeout: v.Timeout, NoWindows: !v.Windows}
 	if v.GID.Set {

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // delivery is a burst as the model of Batching expects it.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Checker is an Engine that says before a port is open what the port can do and what OpenPort refuses. OpenPort itself asks the same code, so that

@@ -3,7 +3,7 @@ package engine
 import (
 	"context"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // Consumer takes the packets of a receive queue: what an application does with them.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // keeper takes the first packet of each burst, and fails behind the last.

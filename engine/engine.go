@@ -6,11 +6,11 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Engine opens ports of one kind. Its methods may be called from any goroutine.

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 	"go.uber.org/goleak"
 )
 

@@ -1,6 +1,6 @@
 package engine
 
-import "github.com/penstock-io/penstock/burst"
+import "github.com/penstock-io/penstock/packet/burst"
 
 // MoveKept moves packets that wait in pending to b, and returns how many. One that an empty b cannot hold would hold up the others for ever: it is
 // released, and counted in dropped, as DropTooLong. one is an empty burst that holds any one packet of pending, and is empty afterwards.

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // wireSink looks at what is sent.

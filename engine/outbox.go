@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/mem/ring"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // Sink is the device behind an Outbox.

@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // Several goroutines send through a device that is full again and again and keeps packets, and it is closed under them: each

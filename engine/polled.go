@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/mem/ring"
 	"github.com/penstock-io/penstock/metrics"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // PollOptions describe the hand-off of one Receiver.

@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 func newPoller(t testing.TB, o PollerOptions) *Poller {

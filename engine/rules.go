@@ -1,6 +1,6 @@
 package engine
 
-import "github.com/penstock-io/penstock/flow"
+import "github.com/penstock-io/penstock/packet/flow"
 
 // Rules is the table of steering rules of a port. It has the methods of flow.Table, which steers in software; an engine whose rules
 // are in a NIC, or in a program in the kernel, keeps a flow.Table as its book: it has a batch checked there against its

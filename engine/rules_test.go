@@ -1,6 +1,6 @@
 package engine
 
-import "github.com/penstock-io/penstock/flow"
+import "github.com/penstock-io/penstock/packet/flow"
 
 // A table of package flow is all that an engine in software needs.
 type softwareRules struct{ *flow.Table }

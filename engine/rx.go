@@ -5,7 +5,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // Receiver is what can be received from without waiting, and armed to wake its owner when there is something: every RxQueue, Stage,

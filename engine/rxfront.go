@@ -4,7 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // RxDevice is the receive half of a device: what an engine supplies for a receive queue. RxFront does the rest. The queue calls the methods

@@ -8,9 +8,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // toyPort is the receive half of a port whose device is a list of numbers, each for a queue. All queues take from the list: numbers for others

@@ -1,10 +1,10 @@
 package engine
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // RxSlots copies packets from memory of a device or the kernel into slots of a receive queue's pools: whole packets into one pool, headers and

@@ -1,8 +1,8 @@
 package engine
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // setSource writes the Ethernet source address of packet i, wherever its segments end, for a transmit queue with TxSpec.SourceMAC. It is

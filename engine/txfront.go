@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // TxFront is what applications call of a transmit queue that sends from pools, the same in engines whose packets go through an Outbox: engines

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // A front asks the device for descriptors when there are too few, and only then; it counts what it refuses, and refuses all after Shut.

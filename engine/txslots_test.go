@@ -4,8 +4,8 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // TestTxSlotsSplit exhausts descriptors, headers and payloads in turn: nothing of a packet that could not be made stays out.

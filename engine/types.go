@@ -1,8 +1,8 @@
 package engine
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // TypeOf is the packet type of a frame that packet.Parse has read into l, for engines that read frames in software. A layer that Parse found

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-io/penstock/gpu/driver"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // TestMain fails the run when a test left a goroutine behind.

@@ -3,8 +3,8 @@ package mem
 import (
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 // TestHotPathsDoNotAllocate counts heap allocations; builds with -tags invariants record stacks and so do allocate.

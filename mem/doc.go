@@ -4,7 +4,7 @@
 //
 // A [Region] is one contiguous mapping outside the Go heap, so the garbage collector neither moves nor scans it and its
 // address can be given to a kernel, a peer process or a device. Regions of kind [Host] and [Huge] live in a memfd with
-// seals against shrinking: another process can map them (package path/shm does) and cannot make either side fault by
+// seals against shrinking: another process can map them (package transfer/path/shm does) and cannot make either side fault by
 // truncating the file. [Adopt] and [AdoptFile] turn memory that the user already has into a region. Other kinds come from a
 // [Provider].
 //

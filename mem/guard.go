@@ -6,7 +6,7 @@ import (
 	"runtime/debug"
 
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
 )
 
 // copyFault says where a guarded copy met memory that cannot be touched.

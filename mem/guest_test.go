@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
 )
 
 // TestGuestNUMA allocates on two nodes, which a machine of CI does not have.

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 func TestBatches(t *testing.T) {

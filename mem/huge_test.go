@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 func TestHugePages(t *testing.T) {

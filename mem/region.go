@@ -199,7 +199,7 @@ func (r *Region) PopulateTime() time.Duration { return r.populated }
 // It is for memory that peers read. Memory that peers shall write over shared memory cannot be sealed so, and then any
 // holder of the descriptor can punch holes, because the kernel forbids that only together with writing. What follows: base
 // pages read as zero, and the next touch faults a new page in, or kills the process if there is no memory for it; a
-// missing huge page is a SIGBUS. Touch such memory with CopyGuarded, as package path/shm does.
+// missing huge page is a SIGBUS. Touch such memory with CopyGuarded, as package transfer/path/shm does.
 func (r *Region) SealWrites() error {
 	if r.fd < 0 {
 		return fmt.Errorf("mem: region %q: seal writes: there is no memfd to seal: %w", r.name, ErrUnavailable)

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 func TestHostRegionIsPopulatedAndSealed(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"math/bits"
 	"net/netip"
 
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
 )
 
 // Sum is a running sum of the internet checksum (RFC 1071): a one's complement sum of 16-bit words, not yet folded. The zero Sum

@@ -14,10 +14,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // TestMirrorBatches mirrors more small files than a batch has, in several directories, and larger ones beside them. Times and permissions

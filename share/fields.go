@@ -5,8 +5,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // fields reads what a peer has sent, one field after another. Behind a field that is not all there, or that a reader of it does not expect, nothing is

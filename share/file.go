@@ -13,11 +13,11 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/npy"
 	"github.com/penstock-io/penstock/tensor/safetensors"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // fileID changes when a file does: another inode when it was replaced, another time when it was written to.

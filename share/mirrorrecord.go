@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
 )
 
 // The record is a text file to which lines are appended: "= NAME SIZE TAG CHECK" before a file is fetched, "+ NAME SIZE TAG INODE

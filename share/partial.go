@@ -13,7 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
 )
 
 // partial is a file that is being written: mapped and locked. One goroutine uses it; room may be called by another one.

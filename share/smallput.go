@@ -16,11 +16,11 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Small files are uploaded by batches, with a put and a call of the service "share/small/2" for each. Numbers are big-endian.

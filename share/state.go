@@ -8,7 +8,7 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
 )
 
 // claim says what a partial file shall become.

@@ -6,9 +6,9 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // stepSize is the part of an upload that a peer may write to at a time: bytes n*stepSize to (n+1)*stepSize of the file, or its end,

@@ -11,9 +11,9 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // streamWindow is how many bytes are fetched at once for a writer; one window is written while the next comes.

@@ -11,10 +11,10 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // putBatches uploads small files by batches, and keeps those that are to be uploaded by themselves.

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"unicode/utf8"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // What takes time of a small file are round trips, so a share gives one that fits into an answer by the service "share/whole/2". Numbers are

@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Uploads are arranged by calls (transfer.Node.Handle) to the service "share/upload/2"; the bytes go by puts into the exports

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 func (n *Node) listen(ctx context.Context, s string) error {

@@ -12,16 +12,16 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // The adversary is a peer with a valid certificate that may read one thing, and tries everything else: it speaks the protocol
 // through its own node's innards, without the checks that a node makes before it asks. (Peers that break the frames themselves
-// are in the hostile tests of path/tcp, path/shm and transfer/control.)
+// are in the hostile tests of transfer/path/tcp, transfer/path/shm and transfer/control.)
 
 // arena is a server with memory that the adversary is after, and a victim that works all the time.
 type arena struct {

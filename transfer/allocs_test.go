@@ -4,8 +4,8 @@ import (
 	"context"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // putAllocs is how many Go objects a convenience put of one block takes on both sides together, callbacks not counted:

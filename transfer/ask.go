@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // requestTimeout bounds how long an answer of a peer is waited for.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/pool"
 	"github.com/penstock-io/penstock/transfer/sched"
 )

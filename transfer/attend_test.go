@@ -4,7 +4,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Goroutines that wait serve a lane by turns. Afterwards the loop has it again: what the peer sends arrives although no goroutine waits.

@@ -3,8 +3,8 @@ package transfer
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // BenchmarkSmallPut is one put of 64 bytes after the other, until both sides know of each.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Borrow shows n bytes of a peer's export at off without copying them, which only shared memory can. The bytes are the

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 func TestBorrow(t *testing.T) {

@@ -2,7 +2,7 @@ package transfer
 
 import (
 	"github.com/penstock-io/penstock/internal/budget"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // What peers make this process use is charged to their principals: each session that a peer dialed, from when its handshake is done,

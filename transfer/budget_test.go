@@ -18,10 +18,10 @@ import (
 
 	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // budgetRole begins the roles of processes with few descriptors: the directory of an identity and the number of descriptors follow.

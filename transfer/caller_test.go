@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // watched is a path.Immediate that calls seen before it takes operations, and says how many bytes of large transfers it took at once.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // cancelPatience is how long the operations of a canceled transfer may take to end, besides the time that cancelBytes take on the

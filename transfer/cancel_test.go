@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // A canceled transfer ends also when all that is left of it is a notification, for which the path has no room, and perhaps never will.

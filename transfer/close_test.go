@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Close comes at any moment: whatever is under way ends, and nothing is left (TestMain looks for goroutines).

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
 // elsewhere is a driver whose offers name an address of the peer's choice.

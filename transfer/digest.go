@@ -10,10 +10,10 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
@@ -350,7 +350,7 @@ func (d *digester) local() (sum [32]byte, err error) {
 // hash adds a span to h in steps, after before returned nil for the bytes of the step. Memory that the CPU cannot reach is loaded. Memory that
 // was taken away (a file that was truncated, a hole in a memfd) is mem.ErrFault; h is of no use then.
 func (n *Node) hash(ctx context.Context, h hash.Hash, s mem.Span, before func(bytes uint64) error) error {
-	far := stage.Mover(s) != nil
+	far := bounce.Mover(s) != nil
 	for s.Len > 0 {
 		step, _ := s.Sub(0, min(s.Len, digestStep))
 		if far {

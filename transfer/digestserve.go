@@ -8,10 +8,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // digestsKept is the number of unfinished digests that a node keeps for one peer; when there are more, the one that was not

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/pool"
 )
 

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 	"github.com/penstock-io/penstock/transfer/sched"
 	"github.com/penstock-io/penstock/transfer/state"
 )

@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // A tensor without elements is exported, listed, put, got, sent and shared as others are: of memory of no bytes, and of none of the bytes of a region. A put of it brings its message.

@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Errors of this package; match them with errors.Is. Errors of paths and of the peer (control.Error) come through as well. The package

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/observe"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Explanation is the account of one transfer.
@@ -56,7 +56,7 @@ type Staging struct {
 }
 
 // add counts a piece that was copied, if it was.
-func (s *Staging) add(c *stage.Copied, bytes uint64) {
+func (s *Staging) add(c *bounce.Copied, bytes uint64) {
 	if c.Slot == 0 {
 		return
 	}

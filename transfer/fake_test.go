@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
 // fakeDriver is a real driver under another name, whose paths a test can disturb.
@@ -28,7 +28,7 @@ type fakeDriver struct {
 	reaches func(r *mem.Region) error // not nil: its paths are path.DeviceReachers, for local memory
 }
 
-// over puts a fake on top of path/tcp.
+// over puts a fake on top of transfer/path/tcp.
 func over(name string) *fakeDriver {
 	return &fakeDriver{ListenDriver: tcp.New(tcp.Options{}), name: name}
 }

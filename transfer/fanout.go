@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // DefaultAtOnce is how many targets of a fan-out are served at once unless FanoutOptions say otherwise. One transfer at a time

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 const firstRole = "first "

@@ -9,7 +9,7 @@ import (
 )
 
 // hostID tells whether two nodes can share memory: they run under the same boot of the same kernel and in the same network
-// namespace (which the abstract sockets of path/shm need). It is a hash, so that nothing of it can be read by peers.
+// namespace (which the abstract sockets of transfer/path/shm need). It is a hash, so that nothing of it can be read by peers.
 func hostID() [16]byte {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

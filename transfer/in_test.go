@@ -4,8 +4,8 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // A remote export goes on in the next session while it is the same one, and does not when the name stands for something else.

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // headerSize is the length in bytes of what precedes the caller's message in a notification: kind (1), tag (4), number of the

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // What cannot get better is not tried again.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // stageSession is a peer as package stage sees it.
@@ -33,7 +33,7 @@ func (s *stageSession) Ask(q control.Query) (*control.Response, error) {
 }
 
 // Lend exports memory to the peer alone.
-func (s *stageSession) Lend(m mem.Span) (stage.Export, error) {
+func (s *stageSession) Lend(m mem.Span) (bounce.Export, error) {
 	x, err := s.node.Export(m, ExportOptions{Rights: path.Read | path.Write, Peer: (*Peer)(s)})
 	if err != nil {
 		return nil, err

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv/fault"
+	"github.com/penstock-io/penstock/internal/lab/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 	"github.com/penstock-io/penstock/transfer/pool"
 	"github.com/penstock-io/penstock/transfer/sched"
 )

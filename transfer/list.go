@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // nameIndex holds the named exports in the byte order of their names, so that a page of a list costs what is on the page. It

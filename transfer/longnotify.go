@@ -8,9 +8,9 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Notifications that are longer than what travels with a transfer go by the control connection, in parts: they are messages of an application, not

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Messages of all lengths around the limits arrive whole, once, with their tag.

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // With one processor and a loop that never stops to poll, the goroutine that waits for a transfer runs as soon as the transfer has

@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/bounce"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // landingClasses are the block sizes for pushed tensors, in bytes: a factor of four apart, so that at most three quarters
@@ -24,7 +24,7 @@ func (n *Node) openMemory() error {
 	if err != nil {
 		return fmt.Errorf("transfer: %w", err)
 	}
-	n.staging, err = stage.New(n.opts.Staging, ErrClosed)
+	n.staging, err = bounce.New(n.opts.Staging, ErrClosed)
 	return err
 }
 

@@ -20,13 +20,13 @@ import (
 	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/drivers"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/drivers"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // maxName is the largest length of a name in bytes.
@@ -40,7 +40,7 @@ const DefaultSpin = 100 * time.Microsecond
 type Options struct {
 	Name   string         // for reports; "" becomes the program's name and process id
 	Listen []string       // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
-	Paths  []setup.Driver // in order of preference among equals; nil means all that package path/drivers has, as far as this machine can have them
+	Paths  []setup.Driver // in order of preference among equals; nil means all that package transfer/path/drivers has, as far as this machine can have them
 	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
 	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
 	// DefaultSpin; a negative value sleeps at once. Other threads that can run on the processor go first, so that polling
@@ -121,7 +121,7 @@ type Node struct {
 	regs     *mem.RegCache
 	pool     *mem.Allocator
 	exports  path.Exports
-	staging  *stage.Memory
+	staging  *bounce.Memory
 	shares   shares
 	numbers  atomic.Uint64
 	anyLost  atomic.Bool // lost is not empty

@@ -3,8 +3,8 @@ package transfer
 import (
 	"fmt"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // Limits that hold for whatever path is taken; single paths may allow less.
@@ -32,7 +32,7 @@ func (o *Options) check() error {
 	names := map[string]bool{}
 	for i, d := range o.Paths {
 		if d == nil {
-			return fmt.Errorf("Options.Paths[%d] is nil: expected a driver, or Paths nil for all of package path/drivers", i)
+			return fmt.Errorf("Options.Paths[%d] is nil: expected a driver, or Paths nil for all of package transfer/path/drivers", i)
 		}
 		if names[d.Name()] {
 			return fmt.Errorf("Options.Paths[%d] is %q again: expected each driver once", i, d.Name())

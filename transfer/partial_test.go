@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // A path that accepts one operation of each batch: what it left is posted again, pieces and bytes complete and in place.

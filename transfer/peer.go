@@ -13,10 +13,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Peer is a node that this one is connected to. Its methods may be called from any goroutine.
@@ -45,7 +45,7 @@ type Peer struct {
 	long       longParts
 	seen       seen
 	digests    digests
-	staged     *stage.Peer
+	staged     *bounce.Peer
 	unwelcome  atomic.Bool // its introduction failed: the application never gets it
 	closed     atomic.Bool // by Close
 	writing    sync.Mutex  // held while the connection is written
@@ -134,7 +134,7 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	}
 	p.limits, _ = newLimits("a stranger", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
-	p.staged = stage.NewPeer(p.ctx, n.staging, (*stageSession)(p))
+	p.staged = bounce.NewPeer(p.ctx, n.staging, (*stageSession)(p))
 	n.mu.Lock()
 	if err = n.usable(); err != nil {
 		n.mu.Unlock()

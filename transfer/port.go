@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // One TCP port takes all that comes to a node: sessions, in the clear or by TLS, and the connections of their paths. The first bytes tell

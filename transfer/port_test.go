@@ -16,13 +16,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
 // forward brings each connection of a listener to what dial connects to, as "ssh -L" does with one port. Those beyond most hang.

@@ -6,9 +6,9 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // user is a user of this machine, as the kernel names the owner of a socket.

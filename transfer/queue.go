@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Queue is a path of its own between two nodes for callers that count nanoseconds: batches in, events out, no allocation,

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // defaultQueue is the wire name of the queue without a name: "" means the node itself there.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // openPaths are the paths of a peer's session that are set up.

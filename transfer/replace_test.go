@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // An export takes over the name of another one in one step: a lookup always finds one, the list has one, and the old one can be

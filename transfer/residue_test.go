@@ -5,9 +5,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // TestNoResidue has a peer offer a tensor with a digest, and ask for the digest of memory where another peer's tensor was before.

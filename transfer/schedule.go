@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 

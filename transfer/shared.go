@@ -13,9 +13,9 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/tensor"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // ShareOptions modify Peer.Share. The zero value is usual.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // BenchmarkDigest is a put with and without a digest; both sides hash on this machine.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/metrics"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Snapshot takes the node's state. It may be called from any goroutine, costs some 10 us and more with many peers, and never

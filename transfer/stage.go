@@ -6,10 +6,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
-	"github.com/penstock-io/penstock/transfer/stage"
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
@@ -152,9 +152,9 @@ func (p *Peer) directPaths(t *Transfer) (allowed []string, ok bool) {
 }
 
 // begun notes when the first piece begins, and returns all of the work.
-func (s *stager) begun() stage.Work {
+func (s *stager) begun() bounce.Work {
 	t := s.t
-	w := stage.Work{Kind: t.kind, Copies: t.m.Copies(), At: t.m.At(), Bytes: t.bytes, Blocks: control.StagedRoom(t.peer.maxBody()), Plain: 2 * PieceSize}
+	w := bounce.Work{Kind: t.kind, Copies: t.m.Copies(), At: t.m.At(), Bytes: t.bytes, Blocks: control.StagedRoom(t.peer.maxBody()), Plain: 2 * PieceSize}
 	for _, e := range t.exports {
 		if e.Device {
 			if w.Far == nil {
@@ -183,12 +183,12 @@ func (s *stager) over() {
 // moving is a piece on its path.
 type moving struct {
 	s  *stager
-	pc *stage.Piece
+	pc *bounce.Piece
 	c  *Transfer
 }
 
 // Move begins to move a piece by a path.
-func (s *stager) Move(pc *stage.Piece) stage.Move {
+func (s *stager) Move(pc *bounce.Piece) bounce.Move {
 	t := s.t
 	c := &Transfer{kind: t.kind, peer: t.peer, bytes: pc.Bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, part: s,
 		m: state.New(t.kind, pc.Copies, pc.Bytes, false, true)}
@@ -220,7 +220,7 @@ func (m moving) Wait(ctx context.Context) error {
 }
 
 // Ended takes note of what became of a piece.
-func (s *stager) Ended(pc *stage.Piece, err error) {
+func (s *stager) Ended(pc *bounce.Piece, err error) {
 	t := s.t
 	if pc.Staged() {
 		t.mu.Lock()

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/bounce"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // anyMemory is host memory or that of a device, with its bytes as a test sees them.
@@ -71,7 +71,7 @@ func TestStaged(t *testing.T) {
 						want := Staging{}
 						if side.d != nil && size > 0 {
 							want = Staging{Device: side.d.name, Bytes: uint64(size), SlotSize: side.s.SlotSize, Slots: side.s.Slots}
-							if side.s.SlotSize == 0 || side.s.Slots < 1 || side.s.Slots > stage.AtOnce {
+							if side.s.SlotSize == 0 || side.s.Slots < 1 || side.s.Slots > bounce.AtOnce {
 								t.Errorf("%+v", side.s)
 							}
 						}

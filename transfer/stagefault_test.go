@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
 // stagedPair is a pair of nodes, and memory of a device of each, with little staging memory so that transfers have many pieces.
@@ -28,7 +28,7 @@ type stagedPair struct {
 func newStagedPair(t testing.TB, size int, o Options) *stagedPair {
 	p := &stagedPair{da: newFakeDevice(t, "card of a"), db: newFakeDevice(t, "card of b")}
 	if o.Staging == 0 {
-		o.Staging = stage.Least
+		o.Staging = bounce.Least
 	}
 	p.pair = newPair(t, o)
 	p.ignore(t)

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // TestStagedGPU moves bytes between the memories of two devices of the reference runtime, which hides them from the CPU, through two

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // askLease asks for a lease by hand.
@@ -167,7 +167,7 @@ func TestHostileStaging(t *testing.T) {
 // TestLeasesRunOut: a node lends no more than Options.Staging, and a peer that comes then waits until others return theirs.
 func TestLeasesRunOut(t *testing.T) {
 	d := newFakeDevice(t, "card of b")
-	p := newPair(t, Options{Staging: stage.Least})
+	p := newPair(t, Options{Staging: bounce.Least})
 	p.ignore(t)
 	r, _ := d.region(1 << 20)
 	src := region(t, 1<<20)

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/bounce"
+	"github.com/penstock-io/penstock/transfer/path"
 	"pgregory.net/rapid"
 )
 
@@ -21,7 +21,7 @@ func TestStagedModel(t *testing.T) {
 	const size = 512 << 10
 	da, db := newFakeDevice(t, "card of a"), newFakeDevice(t, "card of b")
 	db.fd = false // its slots are no memfds: shared memory does not reach them
-	p := newPair(t, Options{Staging: stage.Least})
+	p := newPair(t, Options{Staging: bounce.Least})
 	p.ignore(t)
 	type memory struct {
 		r *mem.Region

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // copied is memory that the CPU cannot address and copies all the same, as that of another process.

@@ -8,11 +8,11 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
-	"github.com/penstock-io/penstock/transfer/stage"
+	"github.com/penstock-io/penstock/transfer/bounce"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
 // TestDeviceMemoryElsewhere: everything that moves bytes either works with memory of devices or says why not, and what does work.
@@ -147,7 +147,7 @@ func TestDirectDevice(t *testing.T) {
 		}
 		return p.Post(out)
 	}
-	p := newPair(t, Options{Paths: []setup.Driver{tcp.New(tcp.Options{}), direct}, Staging: stage.Least})
+	p := newPair(t, Options{Paths: []setup.Driver{tcp.New(tcp.Options{}), direct}, Staging: bounce.Least})
 	p.ignore(t)
 	shadow = region(t, size)
 	fill(shadow, 4)

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // statusRows is how many rows of each list an answer to a peer has at most.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // queues opens a queue and returns both of its ends.

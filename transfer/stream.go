@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // streams keep the order of the transfers of a peer that were begun with the same PutOptions.Stream. The order holds across

@@ -3,8 +3,8 @@ package transfer
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // A handler gets what has its tag, over each path; the rest, and what comes before it is there and after it is removed, is OnTransfer's.

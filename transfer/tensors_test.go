@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 type arrival struct {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/budget"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // asker is the dialer of a session that reads only when it is told to.

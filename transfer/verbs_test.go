@@ -7,12 +7,12 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
-	"github.com/penstock-io/penstock/internal/testenv"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/tcp"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/tcp"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // verbsPair is two nodes with RDMA between them, on the stand-in for libibverbs, and TCP.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // The choice of a path for the puts that come one after the other: what there is to choose from is found once and kept while it stays true, and

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // What a put finds kept says the same as what is found anew, for every restriction and for what changes between puts.

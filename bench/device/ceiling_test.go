@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench"
-	"github.com/penstock-io/penstock/internal/cards"
+	"github.com/penstock-io/penstock/host/cards"
 )
 
 // What bounds a card: its link each way, twice that both ways, half of its memory's rate within it, and nothing where nothing is known.

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-io/penstock/gpu/driver"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/gpu/opencl"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

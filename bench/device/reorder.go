@@ -12,15 +12,15 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/internal/kernels"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/reorder"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/stage/reorder"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/tensor/convert"
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/gpu"
-	"github.com/penstock-io/penstock/internal/cards"
+	"github.com/penstock-io/penstock/host"
+	"github.com/penstock-io/penstock/host/cards"
 	"github.com/penstock-io/penstock/internal/cuda"
-	"github.com/penstock-io/penstock/internal/host"
 	"github.com/penstock-io/penstock/internal/nvml"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/gpu/opencl"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 func TestMain(m *testing.M) {

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-io/penstock/gpu/driver"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/mem/ring"
 )
 
 // rig is the device that is measured.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/mem/ring"
 )
 
 // What rings between two cores have to reach.

@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/reorder"
+	"github.com/penstock-io/penstock/stage/reorder"
+	"github.com/penstock-io/penstock/tensor/convert"
 )
 
 // reorders plans rx.reorder_configs and bench_reorder_quantize. Batches of a sender of this process are compared with what it sent, so its numbers must be

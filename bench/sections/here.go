@@ -5,18 +5,18 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/system"
 )
 
-// Here adds to what is missing all that opening the interfaces would miss on this machine, as penstock.MakePlan finds it. Run need not be
+// Here adds to what is missing all that opening the interfaces would miss on this machine, as system.MakePlan finds it. Run need not be
 // preceded by it: it finds the same.
 func (p *Plan) Here(c *config.Config, o Options) error {
 	if slices.ContainsFunc(c.Needs(), func(d config.Diagnostic) bool { return d.Code == config.CodePlaceholder }) {
 		return nil // what is filled in later is looked at then
 	}
 	part := (&runner{o: &o, p: p}).part(c)
-	plan, err := penstock.MakePlan(part, penstock.Options{Engines: o.Engines})
+	plan, err := system.MakePlan(part, system.Options{Engines: o.Engines})
 	if err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Options say how the sections of a file are run. Zero values get defaults.

@@ -9,9 +9,9 @@ import (
 
 	"github.com/penstock-io/penstock/bench/sections"
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/internal/testenv"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // onRDMA makes jobs of this test run on the stand-in for libibverbs, whose two devices have these addresses.

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/stream"
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/metrics"
-	"github.com/penstock-io/penstock/reorder"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/stage/reorder"
 )
 
 // Received is what one receiver saw.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/stream"
-	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // made is packet n of a sender as it arrives.

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/system"
 )
 
 // ErrMissing is wrapped by the error of a file that cannot run here.
@@ -37,7 +37,7 @@ type runner struct {
 	o   *Options
 	p   *Plan
 	r   *Result
-	sys *penstock.System
+	sys *system.System
 	run uint16
 	gen *rand.Rand
 }
@@ -82,7 +82,7 @@ func (x *runner) say(format string, args ...any) {
 
 // with opens the interfaces, calls f, and closes them.
 func (x *runner) with(ctx context.Context, c *config.Config, f func() error) error {
-	s, err := penstock.Open(ctx, x.part(c), penstock.Options{Logger: slog.New(slog.DiscardHandler), Engines: x.o.Engines})
+	s, err := system.Open(ctx, x.part(c), system.Options{Logger: slog.New(slog.DiscardHandler), Engines: x.o.Engines})
 	if err != nil {
 		return err
 	}

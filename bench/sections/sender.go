@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/stream"
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // stuckFor is how long a transmit queue may take nothing before that is an error.

@@ -6,9 +6,9 @@ import (
 	"net/netip"
 
 	"github.com/penstock-io/penstock/bench/stream"
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/stream"
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 func pool(t *testing.T, size int) *mem.Pool {

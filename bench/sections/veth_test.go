@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // cable is a host with two network interfaces that are joined: v0 and v1. Nothing else sends on them.

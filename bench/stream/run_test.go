@@ -12,9 +12,9 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 // checkRows looks at what every result promises: rows whose packets are accounted for, a file that can be read, a table of 80 columns.

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 type burstOf = *burst.Burst

@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // intake is what all sinks of one end share in a trial.

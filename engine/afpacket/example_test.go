@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/afpacket"
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Counts the eCPRI frames of VLAN 100 on eth0, where the kernel wrote them: a queue without pools copies nothing. All else stays with

@@ -14,16 +14,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/neigh"
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/peers"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 func newPool(t testing.TB, size, n int) *mem.Pool {

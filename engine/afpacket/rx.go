@@ -3,9 +3,9 @@ package afpacket
 import (
 	"fmt"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // rxQueue is a receive queue. It implements engine.RxQueue, and engine.RxDevice by the sockets of its port.

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // txQueue is a transmit queue. It implements engine.TxQueue.

@@ -7,11 +7,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // rxQueue is a receive queue of an engine with copies behind it. Its owner calls it, and the goroutine that closes the port.

@@ -1,8 +1,8 @@
 package conns
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // Waiting are packets that wait for a connection, in order; Q is the type of the transmit queues that they came by.

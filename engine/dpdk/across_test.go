@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/engine/socket"
 	"github.com/penstock-io/penstock/engine/xdp"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // TestAcross: the same programs over drivers of DPDK deliver the same packets as over packet sockets, AF_XDP and UDP.

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // BenchmarkNull receives packets of net_null into slots, and gives them back or sends them: what the driver and the queues cost for each packet.

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // maxQueues is the most queues of a port in either direction.

@@ -5,8 +5,8 @@ package dpdk
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // TestChecksumFlags: of what a driver says of checksums, only two values mean that they are good.

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // TestFailures: whatever EAL or a driver refuses is an error of the engine's that says what to do, and the process lives: it can ask again. EAL starts

@@ -9,11 +9,11 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/cdpdk"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/mem/ring"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // half is what a device receives into by one of its queues: mbufs of slots of a pool, or of memory of DPDK that is lent. The owner of the queue

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // TestKilled kills a process that has ports of all kinds. What the kernel keeps of it the next process takes over, and nothing remains of that when it

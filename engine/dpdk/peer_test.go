@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/peers"
-	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 )
 

@@ -7,10 +7,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/cdpdk"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // TestRefusals has each function of DPDK refuse what it is asked, from the beginning of a port's life, from its first queue and from its end on.

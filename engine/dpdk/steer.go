@@ -11,8 +11,8 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/dpdk/rteflow"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // steering is what the device carries out of the port's rules. Software decides about every packet that has no mark, so the device is never needed,

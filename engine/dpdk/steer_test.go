@@ -11,12 +11,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/cdpdk"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 func rule(t *testing.T, text string) flow.Change {

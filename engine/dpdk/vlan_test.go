@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // TestTags: frames with one VLAN tag or two arrive as they were sent. The kernel takes the outer tag off before net_af_packet sees a frame, and the

@@ -9,15 +9,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/bench/stream"
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/doctor"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/engine/drivers/testdata/toy"
+	"github.com/penstock-io/penstock/host/doctor"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/system"
 )
 
 func init() {
@@ -66,11 +66,11 @@ func TestToy(t *testing.T) {
 			t.Errorf("%s does not have it", what)
 		}
 	}
-	plan, err := penstock.MakePlan(cfg, penstock.Options{})
+	plan, err := system.MakePlan(cfg, system.Options{})
 	if err != nil || plan.Err() != nil || !strings.Contains(strings.Join(plan.Interfaces[0].Options, " "), "last_byte=7") {
 		t.Fatalf("%+v, %v, %v", plan, err, plan.Err())
 	}
-	s, err := penstock.Open(t.Context(), cfg, penstock.Options{})
+	s, err := system.Open(t.Context(), cfg, system.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestToyAtTheDoctor(t *testing.T) {
 	if err := n.Check(); err != nil {
 		t.Fatal(err)
 	}
-	file, err := os.Open("../../doctor/testdata/laptop.txt") // a machine on which a plain user asks
+	file, err := os.Open("../../host/doctor/testdata/laptop.txt") // a machine on which a plain user asks
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/engine/sim"
 	"github.com/penstock-io/penstock/engine/socket"
 	"github.com/penstock-io/penstock/engine/xdp"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // The same programs over every engine deliver the same packets: the simulator is the measure of the others.

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // checkBurstsOut closes queues and ports while the application holds bursts: they stay valid and go back later.

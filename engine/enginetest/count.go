@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // now is the time by which the ports live, in nanoseconds since 1970.

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // etherTypeTest is "local experimental" (IEEE 802, 1), for frames that are too short for a record.

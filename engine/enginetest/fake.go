@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Shape is what the memory of a Fake is like.

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // flaw breaks a Fake on purpose, so that the suite's own tests can show that the suite notices.

@@ -10,8 +10,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/scope"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/scope"
 	"github.com/penstock-io/penstock/mem"
 )
 

@@ -1,9 +1,9 @@
 package enginetest
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // headers compares what the port says of the headers of packet i, a frame, with its bytes: what it knows of the type must be so, and

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // wantAlloc calls Alloc and demands that many packets and that error.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // SeedEnv is the environment variable that makes the check Program run one given seed, as printed by a failure.

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // slotSize is that of the pools that the suite makes unless a check needs others.

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // steering is what checkRules works with: three receive queues, and a sender for each class.

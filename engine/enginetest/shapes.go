@@ -3,9 +3,9 @@ package enginetest
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // checkSplit receives headers and payload in memory of their own.

@@ -6,8 +6,8 @@ import (
 	"hash/crc32"
 	"net/netip"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // A record is what one packet of the suite says, behind the headers where packets are frames. Its header, big-endian:

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/scope"
+	"github.com/penstock-io/penstock/internal/lab/testenv/scope"
 )
 
 // trial is a testing.TB that only remembers failures, so that others can demand or study them.

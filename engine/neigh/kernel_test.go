@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/netlink"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/packet"
 )
 

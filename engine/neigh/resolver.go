@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // Resolver resolves addresses by sending frames through a port, in place of the kernel. Its receive queue needs ARP and neighbour

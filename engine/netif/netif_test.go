@@ -13,8 +13,8 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/neigh"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/packet"
 )
 

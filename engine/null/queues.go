@@ -5,11 +5,11 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // rxQueue is a receive queue: it implements engine.RxQueue by the front, and engine.RxDevice.

@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // receive receives packets in bursts through the whole path, and returns the processor time of one in nanoseconds.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
 	"golang.org/x/sys/unix"
 )
 

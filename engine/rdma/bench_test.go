@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // BenchmarkBurst is one burst there and its receipt, on the fake, which copies the bytes: what this package costs on top of a device.

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // TestTransfersFull: the watchdog's own request lies in the last place of the device's queue, behind as many transfers as there may be: one

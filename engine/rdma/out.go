@@ -1,10 +1,10 @@
 package rdma
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // txChannel is a channel of a connection at its sender's end. The connection's mutex guards it.

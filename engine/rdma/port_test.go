@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // pool makes a pool that is closed when the test ends, by when nothing of it may be out.

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // AddRxQueue implements engine.Port. A queue that is bound to a connection (RxSpec.Conn) takes it over from any other that is not.

@@ -3,8 +3,8 @@ package rdma
 import (
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // send gives packets from to to-1 of b to the device, and keeps those that it does not take now. All are taken.

@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // txQueue is a transmit queue: memory and descriptors. Its packets go to the connections that they name.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // rxQueue is a receive queue that stays when its port is opened again.

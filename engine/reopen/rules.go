@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // rules are the rules of a Port: those of the port that is open, and what was counted before.

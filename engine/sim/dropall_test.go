@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // To stop all traffic of a port, and to let it flow again, is a rule of high priority that comes and goes.

@@ -7,12 +7,12 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/sim"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // must ends an example that goes wrong.

@@ -12,10 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 	"pgregory.net/rapid"
 )
 

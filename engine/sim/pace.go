@@ -3,9 +3,9 @@ package sim
 import (
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // newBox makes the front half of the queue, with a pacer before the wire where packets do not leave at once.

@@ -5,11 +5,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/mem/ring"
 	"github.com/penstock-io/penstock/packet"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // item is a packet that waits in a receive queue. The second segment is the payload with header/data split.

@@ -3,8 +3,8 @@ package sim
 import (
 	"sync"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // sources has one burst.Source for each pool that any queue of the process uses, so that a receive queue knows packets of its own

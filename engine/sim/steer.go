@@ -3,10 +3,10 @@ package sim
 import (
 	"sync"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // rules is the table of a port.

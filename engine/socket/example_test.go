@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/socket"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // A server sends every packet back to whom it came from, out of the memory that it came into.

@@ -1,9 +1,9 @@
 package socket
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // slots are free slots of a receive queue's pool, of which the kernel fills the first ones. Their buffers lie somewhere else: set

@@ -5,10 +5,10 @@ import (
 	"net/netip"
 	"sync"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // conn is one connection. What its queue reads from it is guarded by that queue's mutex, what is sent by mu.

@@ -3,9 +3,9 @@ package socket
 import (
 	"fmt"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // tcpRx is a receive queue of a TCPPort: it reads the connections that were given to it. It implements engine.RxDevice.

@@ -3,9 +3,9 @@ package socket
 import (
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // tcpSink sends the packets of a transmit queue of a TCPPort. Packets that a connection does not take at once wait with that connection,

@@ -5,9 +5,9 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // txQueue is the part of a transmit queue that UDP and TCP share: memory and descriptors. What sends is its sink.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // TestUDPGroupAddress: a port whose host is a multicast group joins it, and gets nothing that is sent to another group or to the machine, with one port

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // udpRx is a receive queue of a UDPPort. It implements engine.RxDevice.

@@ -3,10 +3,10 @@ package verbs
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // BenchmarkFrames sends bursts of 32 frames over the stand-in and takes them, without and with times of completions, which are polled one

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // What a port cannot be opened for says why, and what else there is.

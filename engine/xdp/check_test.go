@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // CheckPort says what OpenPort says, and leaves nothing open.

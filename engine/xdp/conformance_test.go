@@ -8,9 +8,9 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/enginetest"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 	"github.com/penstock-io/penstock/mem"
 )
 

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/card"
 	"github.com/penstock-io/penstock/internal/ethtool"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // kept is a queue in whose inbox wait frames of two segments and one, as they do after a port has started anew, and one that sends to it.

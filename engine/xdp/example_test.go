@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Datagrams to port 5000 come to this program, in the pool's own slots; the rest stays with the kernel.

@@ -3,11 +3,11 @@ package xdp
 import (
 	"slices"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/prog"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // piece is a segment to be, and the pool that its slot was taken from; -1 for a chunk of the kernel's.

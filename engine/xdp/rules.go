@@ -5,7 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/prog"
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Rules are the steering rules of a port: a table, and the program that does what it says. It implements engine.Rules.

@@ -5,12 +5,12 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/prog"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // rxQueue is a logical receive queue: a socket on each queue of the interface that the port uses. It implements engine.RxQueue and

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // sender is a transmit queue with the queue of the interface whose completion ring will have its chunks. A chunk that is being sent carries its

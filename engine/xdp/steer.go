@@ -6,8 +6,8 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/card"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ethtool"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // driver is the driver of the port's card: an *ethtool.Device, or a test's.

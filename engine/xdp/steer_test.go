@@ -10,10 +10,10 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/card"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ethtool"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // fakeDriver is a driver whose card steers, for an interface that does not.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/enginetest"
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

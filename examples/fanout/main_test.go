@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 func Example() {

@@ -18,9 +18,9 @@ import (
 	"os/signal"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // A block holds the keys and values of 16 tokens in all layers. Each node has a cache of so many.

@@ -5,7 +5,7 @@ import (
 	"io"
 	"testing"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 func Example() {

@@ -21,13 +21,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/reorder"
+	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/stage/reorder"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/tensor/convert"
 )
 
 const (

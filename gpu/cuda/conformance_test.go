@@ -5,7 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gputest"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
 )
 
 // The suite of runtimes on the fake driver, which reports every call that the manual does not allow. Kernels are the C functions of testdata, made of the OpenCL C

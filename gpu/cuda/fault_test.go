@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-io/penstock/gpu/driver"
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/internal/kernels"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
 )
 
 // scenario uses about everything of a device and closes all of it. It goes on after an error as a user would who closes what there is, and returns the first.

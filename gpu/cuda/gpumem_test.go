@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/gpumem/gpumemtest"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
 	"github.com/penstock-io/penstock/internal/sys"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
 	"github.com/penstock-io/penstock/mem"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem/gpumemtest"
 	"github.com/penstock-io/penstock/internal/dl"
-	"github.com/penstock-io/penstock/internal/testenv"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
 )
 
 func TestMain(m *testing.M) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 func checkOutOfMemory(t testing.TB, h Harness) {

@@ -15,8 +15,8 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/host"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/scope"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/scope"
 )
 
 func TestMain(m *testing.M) {

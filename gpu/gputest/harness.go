@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/gpu"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/scope"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/scope"
 )
 
 // Harness says how to open the runtime under test, and what cannot be asked of it. The zero value of every field but Open is right for most.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/internal/testenv/scope"
+	"github.com/penstock-io/penstock/internal/lab/testenv/scope"
 )
 
 // model is random work on several streams and memories, and what it must come to.

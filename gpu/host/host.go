@@ -71,7 +71,7 @@ func describe(index int, memory uint64) driver.Info {
 	c.Missing(driver.CapPriorities, "goroutines have none")
 	c.Missing(driver.CapSource, "it runs kernels in Go only: OpenCL C needs the runtime opencl, for example on the CPU (apt-get install pocl-opencl-icd)")
 	c.Missing(driver.CapPTX, "it runs kernels in Go only: PTX needs the runtime cuda and an NVIDIA card")
-	c.Missing(driver.CapIPC, "memory of the host goes to other processes by package path/shm")
+	c.Missing(driver.CapIPC, "memory of the host goes to other processes by package transfer/path/shm")
 	c.Missing(driver.CapDMABuf, "memory of the host is no dma-buf: network cards register it as it is")
 	c.Missing(driver.CapGPUDirect, "memory of the host needs none: network cards reach it anyway")
 	c.Missing(driver.CapAdoptAddress, "nothing says what is at an address of the host: adopt its bytes")

@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/gpu/driver"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
 )
 
 // inline is the number of arguments that a launch carries without an allocation.

@@ -5,7 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem/gpumemtest"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 // Its memory as regions: the CPU does not see buffers of OpenCL, whatever the device is.

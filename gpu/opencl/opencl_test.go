@@ -13,9 +13,9 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/driver"
 	"github.com/penstock-io/penstock/gpu/gputest"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/ocl"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
 )
 
 // TestMain fails the run when a test left a goroutine behind.

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/gpu/opencl"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor/synth"
 	"go.uber.org/goleak"

@@ -18,9 +18,9 @@ import (
 	gpucuda "github.com/penstock-io/penstock/gpu/cuda"
 	"github.com/penstock-io/penstock/gpu/opencl"
 	"github.com/penstock-io/penstock/gpu/runtimes"
-	"github.com/penstock-io/penstock/internal/testenv"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 )
 

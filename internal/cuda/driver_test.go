@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/dl"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // Every row of the table is filled, and the fake, which is written from the manual by another hand, has every function by that name.

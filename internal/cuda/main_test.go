@@ -9,8 +9,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/internal/dl"
-	"github.com/penstock-io/penstock/internal/testenv"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
 )
 
 func TestMain(m *testing.M) {

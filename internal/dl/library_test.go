@@ -13,7 +13,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // The first library that loads is taken, and the names before it are no error.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // What a program without cgo that has this package needs on a machine: the C library and its loader, and nothing else; with -tags static nothing at all,

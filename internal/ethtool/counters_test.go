@@ -5,7 +5,7 @@ import (
 	"maps"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 func TestPauseAndCounters(t *testing.T) {

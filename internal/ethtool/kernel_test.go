@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"golang.org/x/sys/unix"
 )
 

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/fake/verbs"
 )
 
 // postPoll builds a chain of small writes, posts it in one call and polls its completion.

@@ -3,12 +3,12 @@ package ibv
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 )
 
 // TestGuestDevice runs the same tests on a real kernel, over Soft-RoCE. Where they ask w.fake, Soft-RoCE of Linux 6.1 is known to differ (the fake's
-// own tests have the whole list, internal/testenv/fake/verbs/guest_test.go, with the reasons):
+// own tests have the whole list, internal/lab/testenv/fake/verbs/guest_test.go, with the reasons):
 //
 //   - queues have more slots than the device says (testHalfRefused, testRecvFull);
 //   - windows have no bounds (TestWindowBounds);

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // layouts are all structures that this package has of the header, by their names in C. Those in partial are the beginning of theirs.

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/dl"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/fake/verbs"
 )
 
 // loaded is the fake library, loaded once: it has one state for the whole process, which each test resets.

@@ -10,12 +10,12 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/penstock-io/penstock/host"
 	"github.com/penstock-io/penstock/internal/dl"
-	"github.com/penstock-io/penstock/internal/host"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
-	"github.com/penstock-io/penstock/internal/testenv"
-	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -258,7 +258,7 @@ func TestForgets(t *testing.T) {
 // server is the doctor's recording of a server with a GPU, with some lines replaced, and an RDMA device of the stand-in's name at its card.
 func server(t *testing.T, edits ...string) fs.FS {
 	t.Helper()
-	b, err := os.ReadFile("../../doctor/testdata/server.txt")
+	b, err := os.ReadFile("../../host/doctor/testdata/server.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/host"
+	"github.com/penstock-io/penstock/host"
 	"github.com/penstock-io/penstock/mem"
 )
 

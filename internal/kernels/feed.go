@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/penstock-io/penstock/gpu/driver"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/mem/ring"
 )
 
 // The kernels that are fed by rings (package ring, Descriptors): see cl/feed.h. Their arguments are those of FeedParams. They stay (driver.Control is their first argument), or drain what there

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/driver"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/ring"
+	"github.com/penstock-io/penstock/mem/ring"
 )
 
 // TestFeedSameAsReference runs the kernels that rings feed on PoCL and in Go, on the same rings: every byte of rings, payload, rows and the control block is the same

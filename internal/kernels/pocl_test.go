@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/gpu/driver"
 	"github.com/penstock-io/penstock/gpu/opencl"
 	"github.com/penstock-io/penstock/internal/kernels"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
 )
 
 // bench is a device of PoCL with buffers that are used again and again.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 var update = flag.Bool("update", false, "compile the PTX anew")

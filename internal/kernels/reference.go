@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/penstock-io/penstock/gpu/driver"
-	"github.com/penstock-io/penstock/vec"
+	"github.com/penstock-io/penstock/mem/vec"
 )
 
 // The kernels in Go. Each is its source in cl/ again, for the whole grid at once, and as plain as can be: it is what the others are compared with.

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/gpu/opencl"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 // The control block means the same in Go and in OpenCL C: what each word does, and that a launch goes on where the one before has left.

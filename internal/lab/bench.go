@@ -18,8 +18,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/benchdpdk"
 	"github.com/penstock-io/penstock/internal/lab/benchverbs"
 	"github.com/penstock-io/penstock/internal/lab/benchxdp"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 // exitStatus ends the tool with a status other than 0, without a word.

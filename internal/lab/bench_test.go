@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 )
 
 func TestBenchXDP(t *testing.T) {

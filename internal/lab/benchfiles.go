@@ -23,8 +23,8 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/cli"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/peers"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
 // penstockEnv makes this program the command penstock.

@@ -8,7 +8,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 )
 
 // inGuest runs a program in a guest, or lists the profiles when none is asked for.

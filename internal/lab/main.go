@@ -13,8 +13,8 @@ import (
 	"os"
 	"os/signal"
 
-	"github.com/penstock-io/penstock/internal/soak"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/soak"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // command is one word of the tool.

@@ -8,7 +8,7 @@ import (
 	"io"
 	"os"
 
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
 // inNamespace runs a program in the first of a set of hosts. The addresses of all are printed before.

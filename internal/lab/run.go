@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 // run executes a command with a ledger and a directory for temporary files of its own, prints what of the lab it used, and

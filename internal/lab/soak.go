@@ -6,7 +6,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/soak"
+	"github.com/penstock-io/penstock/internal/lab/soak"
 )
 
 // soakFor runs the soak and ends with an error when its books do not balance.

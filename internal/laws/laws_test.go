@@ -1,6 +1,7 @@
 package laws
 
 import (
+	"cmp"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -22,29 +23,29 @@ const module = "github.com/penstock-io/penstock"
 // floors is the table of ARCHITECTURE.md, The floors: a package may import packages of lower floors, and packages listed before it on
 // its own floor. Packages under internal/ that any floor may use are in base.
 var floors = [][]string{
-	{"internal/handles", "internal/input", "internal/invariants", "internal/word", "internal/netlink", "internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/peers", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
-		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
-	{"ring", "metrics", "metrics/prom", "vec"},
+	{"internal/handles", "internal/input", "internal/invariants", "internal/word", "internal/netlink", "internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/peers", "internal/lab/testenv", "internal/lab/testenv/scope", "internal/lab/testenv/proc", "internal/lab/testenv/netns", "internal/lab/testenv/guest",
+		"internal/lab/testenv/peers", "internal/lab/testenv/peers/xdp", "internal/lab/testenv/fake/verbs", "internal/lab/testenv/fake/cuda", "internal/ethtool", "host"},
+	{"mem/ring", "metrics", "metrics/prom", "mem/vec"},
 	{"mem", "internal/procmem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
-	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel"},
-	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce", "feed",
-		"path", "path/setup", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
-	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/stage", "transfer/observe", "transfer/pool", "transfer", "share", "app", "config"},
-	{""}, // the root package
-	{"internal/abi", "internal/agent", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
-	{"cli", "cmd/penstock", "capi", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchdpdk", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
+	{"packet/burst", "packet", "packet/flow", "packet/flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "tensor/convert", "internal/accel"},
+	{"engine", "internal/rdma", "engine/enginetest", "stage/checksum", "stage/reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce", "stage/feed",
+		"transfer/path", "transfer/path/setup", "transfer/path/pathtest", "transfer/path/seal", "transfer/path/shm", "transfer/path/tcp", "transfer/path/verbs", "transfer/path/drivers", "internal/lab/testenv/fault"},
+	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/bounce", "transfer/observe", "transfer/pool", "transfer", "share", "stage/app", "config"},
+	{"system", ""}, // "" is the root, which has only its documentation
+	{"bindings/abi", "bindings/agent", "host/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/lab/soak", "host/doctor", "host/tune"},
+	{"cli", "cmd/penstock", "bindings/c", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchdpdk", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/lab/gpucard"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
 var apart = map[string][]string{
-	"path/tcp":        {"path/shm"},
-	"path/verbs":      {"path/shm", "path/tcp", "path/seal"},
-	"engine/socket":   {"engine/sim"},
-	"engine/afpacket": {"engine/sim", "engine/socket"},
-	"engine/xdp":      {"engine/sim", "engine/socket", "engine/afpacket"},
-	"engine/rdma":     {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp"},
-	"engine/verbs":    {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma"},
-	"engine/dpdk":     {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma", "engine/verbs"},
+	"transfer/path/tcp":   {"transfer/path/shm"},
+	"transfer/path/verbs": {"transfer/path/shm", "transfer/path/tcp", "transfer/path/seal"},
+	"engine/socket":       {"engine/sim"},
+	"engine/afpacket":     {"engine/sim", "engine/socket"},
+	"engine/xdp":          {"engine/sim", "engine/socket", "engine/afpacket"},
+	"engine/rdma":         {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp"},
+	"engine/verbs":        {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma"},
+	"engine/dpdk":         {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma", "engine/verbs"},
 }
 
 // restricted says which packages alone may import a package from outside the module (tests are free to).
@@ -70,7 +71,7 @@ var restricted = map[string][]string{
 	"gonum.org/v1/gonum/blas/gonum":  {"bench/stream"},
 	"gonum.org/v1/gonum/dsp/fourier": {"bench/stream"},
 
-	"C":      {"internal/cdpdk", "capi"}, // with the tag dpdk; the library for C
+	"C":      {"internal/cdpdk", "bindings/c"}, // with the tag dpdk; the library for C
 	"plugin": {},
 }
 
@@ -254,7 +255,7 @@ func TestEnginesByTable(t *testing.T) {
 }
 
 // forTests are packages that tests alone may link, with all below them.
-var forTests = []string{"internal/testenv", "internal/lab", "engine/enginetest", "path/pathtest", "gpu/gputest", "gpu/gpumem/gpumemtest", "flow/flowtest", "internal/cuda/cudatest", "internal/ibvmem/cardtest"}
+var forTests = []string{"internal/lab/testenv", "internal/lab", "engine/enginetest", "transfer/path/pathtest", "gpu/gputest", "gpu/gpumem/gpumemtest", "packet/flow/flowtest", "internal/cuda/cudatest", "internal/ibvmem/cardtest"}
 
 // The shipped program links no package for tests and embeds no C.
 func TestProgramLinksNothingOfTheLab(t *testing.T) {
@@ -274,7 +275,7 @@ func TestProgramLinksNothingOfTheLab(t *testing.T) {
 		}
 		for _, file := range f[1:] {
 			if strings.HasPrefix(f[0], module) && filepath.Ext(file) == ".c" {
-				t.Errorf("cmd/penstock embeds %s of %s: C belongs into internal/testenv", file, pkg)
+				t.Errorf("cmd/penstock embeds %s of %s: C belongs into internal/lab/testenv", file, pkg)
 			}
 		}
 	}
@@ -314,7 +315,7 @@ func TestUnsafeOnlyInNamedFiles(t *testing.T) {
 }
 
 // assembly lists the packages that may have assembly: copies and checksums, conversions, and calls of C.
-var assembly = []string{"vec", "convert", "internal/dl"}
+var assembly = []string{"mem/vec", "tensor/convert", "internal/dl"}
 
 func TestAssemblyOnlyInNamedPackages(t *testing.T) {
 	root := "../.."
@@ -332,7 +333,7 @@ func TestAssemblyOnlyInNamedPackages(t *testing.T) {
 func TestFilesStaySmall(t *testing.T) {
 	for _, s := range load(t) {
 		most := maxLines
-		if core := strings.HasPrefix(s.rel, "transfer/") || strings.HasPrefix(s.rel, "path/"); core && !s.test {
+		if core := strings.HasPrefix(s.rel, "transfer/"); core && !s.test {
 			most = coreLines
 		}
 		if s.lines > most {
@@ -427,15 +428,16 @@ func TestPagesNameTests(t *testing.T) {
 		if !s.test {
 			continue
 		}
+		pkg := path.Base(s.pkg)
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
 				if n.Recv == nil {
-					have[s.pkg+"."+n.Name.Name] = true
+					have[pkg+"."+n.Name.Name] = true
 				}
 			case *ast.BasicLit:
 				if text, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
-					have[s.pkg+"/"+text] = true
+					have[pkg+"/"+text] = true
 				}
 			}
 			return true
@@ -445,7 +447,7 @@ func TestPagesNameTests(t *testing.T) {
 	for _, page := range []struct {
 		file, pkg string
 		least     int
-	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "path/verbs", 60}, {"verbs-engine.md", "engine/rdma", 0}, {"security.md", "transfer/identity", 60}, {"feed.md", "feed", 40}} {
+	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "transfer/path/verbs", 60}, {"verbs-engine.md", "engine/rdma", 0}, {"security.md", "transfer/identity", 60}, {"feed.md", "stage/feed", 40}} {
 		b, err := os.ReadFile("../../docs/" + page.file)
 		if err != nil {
 			t.Fatal(err)
@@ -455,13 +457,7 @@ func TestPagesNameTests(t *testing.T) {
 			t.Errorf("docs/%s names %d tests", page.file, len(named))
 		}
 		for _, m := range named {
-			pkg := m[1]
-			switch {
-			case pkg == "":
-				pkg = page.pkg
-			case page.pkg == "engine/xdp" && !strings.Contains(pkg, "/"):
-				pkg = "engine/xdp/" + pkg
-			}
+			pkg := path.Base(cmp.Or(m[1], page.pkg))
 			if !have[pkg+"."+m[2]] || m[3] != "" && !have[pkg+"/"+m[3]] {
 				t.Errorf("docs/%s names %s, and package %s has no such test", page.file, m[0], pkg)
 			}

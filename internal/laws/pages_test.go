@@ -12,8 +12,8 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/penstock-io/penstock/doctor"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/host/doctor"
 )
 
 // pages are the texts of the repository that people read.
@@ -35,7 +35,7 @@ func pages(t *testing.T) []string {
 
 var (
 	spanOf  = regexp.MustCompile("`([^`\n]+)`")
-	placed  = regexp.MustCompile(`^((?:app|bench|cli|cmd|config|docs|doctor|engine|examples|gpu|internal|mem|metrics|packet|path|scripts|share|tensor|testdata|transfer|tune)/[\w./-]*[\w-])`)
+	placed  = regexp.MustCompile(`^((?:bench|bindings|cli|cmd|config|docs|engine|examples|gpu|host|internal|mem|metrics|packet|scripts|share|stage|system|tensor|transfer)/[\w./-]*[\w-])`)
 	noPlace = regexp.MustCompile(`\*|\.(Test|Fuzz)|/\d+$`) // patterns, tests (TestPagesNameTests), versions of a protocol
 	linked  = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)]*))?\)`)
 	headed  = regexp.MustCompile(`(?m)^#+ (.*)$`)
@@ -170,9 +170,6 @@ func TestTroubleshootingQuotesTheProgram(t *testing.T) {
 					t.Errorf("doctor has no check %q with the title %q", id, q[1])
 				}
 				continue
-			}
-			if from == "root" {
-				from = ""
 			}
 			if !says(texts[from], q[1]) {
 				t.Errorf("package %q does not say %q", from, q[1])

@@ -19,7 +19,7 @@ func skips(all []source) []string {
 	}
 	var out []string
 	for _, s := range all {
-		if s.pkg == "internal/testenv" && !s.test {
+		if s.pkg == "internal/lab/testenv" && !s.test {
 			continue // its doors
 		}
 		methods := map[string]bool{"Skipf": true, "SkipNow": true, "Skip": s.test || suite[s.pkg]}
@@ -62,8 +62,8 @@ func TestSkipsAreFound(t *testing.T) {
 		{"parser.go", "a", `func f(d *Decoder) { d.Skip(4); _ = goals.Skip }`, 0},
 		{"parser.go", "a", `func f(t helper) { t.Skipf("x") }`, 1},
 		{"a_test.go", "a", `func TestA(t *testing.T) { g.Skip = []string{"irq"}; g.Ring, g.Skip = 0, nil }`, 0},
-		{"testenv.go", "internal/testenv", `func Missing(t TB) { t.Skipf("x") }`, 0},
-		{"guest.go", "internal/testenv/guest", `func Enter(t TB) { t.Skipf("x") }`, 1},
+		{"testenv.go", "internal/lab/testenv", `func Missing(t TB) { t.Skipf("x") }`, 0},
+		{"guest.go", "internal/lab/testenv/guest", `func Enter(t TB) { t.Skipf("x") }`, 1},
 	} {
 		fset := token.NewFileSet()
 		f, err := parser.ParseFile(fset, c.file, "package p\n"+c.text, 0)

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/dl"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // compiled is the library of testdata, built with a macro.

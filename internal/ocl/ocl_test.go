@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/peers"
-	"github.com/penstock-io/penstock/internal/testenv"
-	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 )
 
 // TestNumbers compares every number of the standard in this package with the headers of OpenCL.

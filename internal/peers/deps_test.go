@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // rig runs scripts/deps.sh with programs that stand in for apt-get and its kin, and a list of its own.

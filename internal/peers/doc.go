@@ -8,5 +8,5 @@
 //
 // Every run ends within a time limit, and nothing of it stays: the processes die with the process that started them, also
 // when that one is killed, and so do their directories. The benchmarks of the product run peers too, so nothing here is for tests alone:
-// what skips a test without a peer, and what is compiled for one, is package internal/testenv/peers.
+// what skips a test without a peer, and what is compiled for one, is package internal/lab/testenv/peers.
 package peers

@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
-	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 )
 
 // cpus are two processors that exist, which may be the same one.

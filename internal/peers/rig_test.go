@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/peers"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 )
 
 // What tcpreplay sends into one end of a cable, tshark sees at the other end.

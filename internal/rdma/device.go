@@ -8,11 +8,11 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // Device is an open device with what all queues of a port share: a protection domain, the regions registered there, the completion channel of

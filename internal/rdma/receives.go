@@ -1,10 +1,10 @@
 package rdma
 
 import (
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // postAtOnce is the number of receives that a device is given in one call, and whose slots are taken from a pool at a time.

@@ -3,8 +3,8 @@ package sys_test
 import (
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 func TestPopulate(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 const otherUID = 65533

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"golang.org/x/sys/unix"
 )
 

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
 // BenchmarkRing is the cost of a descriptor that goes through a ring, both ends in one goroutine, by batch.

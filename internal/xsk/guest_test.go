@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
 )
 
 // virtioCard are the options of a virtio card that can have native XDP: what it receives is neither merged nor without checksums.

@@ -14,9 +14,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"go.uber.org/goleak"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

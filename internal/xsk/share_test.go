@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
 // newUmem makes a umem of n chunks of 4096.

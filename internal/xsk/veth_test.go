@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
 // flow sends numbered packets of given lengths from one socket to another one and accounts for every chunk of both.

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/tensor"
-	"github.com/penstock-io/penstock/vec"
 )
 
 const (

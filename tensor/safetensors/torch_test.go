@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/safetensors"
 )

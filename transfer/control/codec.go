@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // codec walks the fields of a message, to write them or to read them. Each message has one method, fields, that names its

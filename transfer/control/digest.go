@@ -1,6 +1,6 @@
 package control
 
-import "github.com/penstock-io/penstock/path"
+import "github.com/penstock-io/penstock/transfer/path"
 
 // MaxBlocks is the number of blocks that one Digest, Place or Fetch can name.
 const MaxBlocks = 1024

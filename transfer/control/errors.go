@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/budget"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Code says why something was refused or ended: in Goodbye, Response and Complete. A Code is an error itself, so that

@@ -3,7 +3,7 @@ package control
 import (
 	"fmt"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // Bounds of fields, in bytes or elements.

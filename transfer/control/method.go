@@ -1,8 +1,8 @@
 package control
 
 import (
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // Method says what a request asks for.

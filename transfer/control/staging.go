@@ -1,6 +1,6 @@
 package control
 
-import "github.com/penstock-io/penstock/path"
+import "github.com/penstock-io/penstock/transfer/path"
 
 // Staging: exports that are memory of a device (path.Desc.Device) are reached by way of slots of host memory that their node
 // lends to its peer, one export for that peer alone. The peer moves bytes between itself and a slot by a data path, and has the

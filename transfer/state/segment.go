@@ -1,6 +1,6 @@
 package state
 
-import "github.com/penstock-io/penstock/path"
+import "github.com/penstock-io/penstock/transfer/path"
 
 // Cursor is a place in the bytes of a transfer.
 type Cursor struct {

@@ -9,7 +9,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // State is where a transfer is between its admission and its end. The diagram has the usual ways; table has all.

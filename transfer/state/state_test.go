@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // model is what a transfer is to its user: bytes that come into place once each, and one end.

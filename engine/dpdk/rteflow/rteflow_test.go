@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/flow/flowtest"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/packet/flow/flowtest"
 )
 
 var update = flag.Bool("update", false, "write the golden file anew")

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/engine/xdp/ntuple"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ethtool"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // ErrSpread: packets arrive on queues of the card that are not the port's, and the card's table of RSS cannot be changed. The text says

@@ -12,8 +12,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ethtool"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // fake is a card with a table of n-tuple rules and one of RSS.

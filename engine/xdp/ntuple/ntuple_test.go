@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/flow/flowtest"
 	"github.com/penstock-io/penstock/internal/ethtool"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/packet/flow/flowtest"
 	"pgregory.net/rapid"
 )
 

@@ -8,9 +8,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/flow/flowtest"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/packet/flow/flowtest"
 )
 
 // BenchmarkProgram is what the program costs the kernel for each packet, as BPF_PROG_TEST_RUN measures it: the least mean of some runs of 2^18

@@ -3,8 +3,8 @@ package prog
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 )
 
 // TestGuestKernel: the verifier of Debian's kernel takes the programs too, and they do the same. It is older than that of most hosts.

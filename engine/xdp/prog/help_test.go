@@ -6,7 +6,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

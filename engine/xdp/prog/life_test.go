@@ -18,9 +18,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // await waits until ok; whatever it waits for happens, so the time does not matter.

@@ -13,11 +13,11 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/flow/flowtest"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/packet/flow/flowtest"
 )
 
 // FuzzProgram gives the program any frame, and asks it and flow.Classifier about it.

@@ -4,8 +4,8 @@ import (
 	"math/bits"
 
 	"github.com/cilium/ebpf/asm"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 var (

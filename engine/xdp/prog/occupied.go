@@ -11,8 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ethtool"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // OccupiedError says which program is on the interface already. It wraps ErrOccupied. Fields that could not be found out, for want of

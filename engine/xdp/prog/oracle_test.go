@@ -9,9 +9,9 @@ import (
 	"github.com/cilium/ebpf"
 	"pgregory.net/rapid"
 
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/flow/flowtest"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/packet/flow/flowtest"
 )
 
 // fataler is a test of the package testing or of rapid.

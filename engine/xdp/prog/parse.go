@@ -3,8 +3,8 @@ package prog
 import (
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // needs is what of a packet the rules look at.

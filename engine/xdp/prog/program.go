@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // xdpHasFrags is BPF_F_XDP_HAS_FRAGS: the program reads frames in several buffers.

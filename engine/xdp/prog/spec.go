@@ -3,7 +3,7 @@ package prog
 import (
 	"fmt"
 
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Bounds of a Spec.

@@ -2,7 +2,7 @@ package prog
 
 import (
 	"github.com/cilium/ebpf/asm"
-	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // What an XDP program returns (linux/bpf.h, enum xdp_action).

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // TestTakenTags: the notes say that the device takes VLAN tags out, but only where a rule asks for them.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/mem"
 )
 

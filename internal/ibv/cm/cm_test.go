@@ -8,8 +8,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/internal/dl"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

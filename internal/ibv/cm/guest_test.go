@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/dl"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 )
 
 // TestGuestConnections has Soft-RoCE and the kernel's connection manager; both ends are in this process.

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
 // The layouts and numbers of this package are those of the installed header.

@@ -9,12 +9,12 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/dpdk"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/internal/sys"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // devices numbers those of DPDK, which wants a name of its own for each.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/dpdk"
-	"github.com/penstock-io/penstock/internal/testenv"
-	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 // Every row runs, and says what is ours. A plain build says how to get DPDK.

@@ -14,13 +14,13 @@ import (
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/penstock-io/penstock/tensor/synth"
+	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
-// paths measures what path/verbs makes of the device: operations of a path beside the same requests of perftest.
+// paths measures what transfer/path/verbs makes of the device: operations of a path beside the same requests of perftest.
 func (b *verbsBench) paths(ctx context.Context) error {
 	for _, op := range []path.OpKind{path.Put, path.Get} {
 		for _, size := range b.o.Sizes {
@@ -173,7 +173,7 @@ func (b *verbsBench) pathFlowRow(ctx context.Context, op path.OpKind, size uint6
 		}
 		n *= 4
 	}
-	ours := paired.Contender{Name: "path/verbs", Run: func(ctx context.Context) (paired.Sample, error) { return f.sample(ctx, n) }}
+	ours := paired.Contender{Name: "transfer/path/verbs", Run: func(ctx context.Context) (paired.Sample, error) { return f.sample(ctx, n) }}
 	theirs := b.theirs(peers.RDMATest{Program: program, Size: size, Iterations: max(n, 5), Depth: b.o.Depth}, func(r peers.RDMARow) float64 {
 		return r.MessagesPerS * float64(r.Size) / 1e9
 	})
@@ -278,7 +278,7 @@ func (b *verbsBench) pathPingRow(ctx context.Context, notify bool) (err error) {
 	if notify {
 		name, sample = "path: put 8 B, notified, and one back", g.answered
 	}
-	ours := paired.Contender{Name: "path/verbs", Run: func(ctx context.Context) (paired.Sample, error) {
+	ours := paired.Contender{Name: "transfer/path/verbs", Run: func(ctx context.Context) (paired.Sample, error) {
 		t, err := sample(ctx, b.o.Trips)
 		if err != nil {
 			return paired.Sample{}, err

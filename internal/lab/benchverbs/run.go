@@ -106,7 +106,7 @@ func Run(ctx context.Context, o Options) (*paired.Report, error) {
 		fmt.Sprintf("bandwidth: samples of about %v, %d requests under way, %d posted by one call, one of %d signaled; before each the source gets new bytes, after it "+
 			"every byte of the destination is compared", o.Budget, o.Depth, o.Chain, o.signal()),
 		fmt.Sprintf("latency: %d round trips of 8 bytes, each a number that both sides check; perftest tells one way, which is taken twice", o.Trips),
-		fmt.Sprintf("path: operations of path/verbs between two ends in this process, one of which sleeps; done is what the path says is done; of bandwidth, "+
+		fmt.Sprintf("path: operations of transfer/path/verbs between two ends in this process, one of which sleeps; done is what the path says is done; of bandwidth, "+
 			"up to %d are handed over by one Post, when there is room for them", pathBatch))
 	r.Method.Pairs = o.Pairs
 	r.Notes = append(r.Notes, d.String())

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 )
 
 // XDPAccount is what became of a number of packets that were forwarded, packet by packet and slot by slot.

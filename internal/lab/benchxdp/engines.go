@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench"
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/xdp"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 )
 
 // xdpSides are the sides that can be ours, by the names of --engine.

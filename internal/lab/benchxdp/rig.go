@@ -11,9 +11,9 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
 )
 
 // xdpRig is two hosts on two cables. The far one makes the load on eth0 and is the sink, by the program in C; what is measured runs on

@@ -12,8 +12,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/internal/peers"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
 )
 
 // Options say what Run measures. Zero values get defaults.

@@ -9,9 +9,9 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/engine/dpdk"
-	"github.com/penstock-io/penstock/internal/testenv"
-	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 )
 
 // Every row of the benchmark runs, with the engine for packet sockets in the place of ours, the program in C and testpmd.

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/internal/sys"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
 )
 
 // packetHost is where a side has its interfaces: it runs a function there, or starts a command. A netns.Host is one.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/internal/peers"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
 )
 
 // maxTestpmd is the largest packet that net_af_xdp of DPDK 22.11 receives, by what it says itself: one mbuf of one chunk.

@@ -10,11 +10,11 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/engine/xdp/prog"
-	flows "github.com/penstock-io/penstock/flow"
+	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/internal/sys"
-	xdpref "github.com/penstock-io/penstock/internal/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/mem"
+	flows "github.com/penstock-io/penstock/packet/flow"
 )
 
 // xskSide is the loops of the program in C on internal/xsk: what the engine can reach at best. Its memory is cut in two for each interface,

@@ -1,4 +1,0 @@
-// Package abi is what the C ABI does, without C: systems, memory, peers, transfers, listings, shares and packets behind numbers, and errors as
-// codes. Its callers are the library for C (package capi), which has one [Table] for the process, and the agent (internal/agent), which has one for
-// each connection. capi/penstock.h says what each call does.
-package abi
