@@ -23,9 +23,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 const (
