@@ -46,7 +46,7 @@ func (p *Peer) charge(a budget.Amounts) (*grant, error) {
 	return &grant{g, n}, nil
 }
 
-// chargeHeld charges what the session holds for the peer; see control.Options. The mutex is held.
+// chargeHeld charges what is held for the peer: by the session (control.Options), and of long notifications. The mutex is held.
 func (p *Peer) chargeHeld(bytes int) (err error) {
 	now := uint64(int(p.heldBytes) + bytes)
 	a := budget.Amounts{budget.Memory: now}

@@ -192,6 +192,9 @@ func (p *Peer) drain() {
 			last := b.last
 			b.last = nil
 			b.mu.Unlock()
+			for _, in := range batch {
+				p.took(in)
+			}
 			if last != nil {
 				last()
 			}
@@ -200,11 +203,7 @@ func (p *Peer) drain() {
 		b.mu.Unlock()
 		for i, in := range batch {
 			batch[i] = Incoming{}
-			if n := len(in.Msg); n > MaxPayload {
-				b.mu.Lock()
-				b.long -= n
-				b.mu.Unlock()
-			}
+			p.took(in)
 			if p.node.received(in) {
 				continue // a tensor that a receiver waits for
 			}
@@ -219,5 +218,15 @@ func (p *Peer) drain() {
 		for _, l := range full {
 			p.node.loop.kick(l)
 		}
+	}
+}
+
+// took gives back what a long message holds in the inbox.
+func (p *Peer) took(in Incoming) {
+	if n := len(in.Msg); n > MaxPayload {
+		p.inbox.mu.Lock()
+		p.inbox.long -= n
+		p.inbox.mu.Unlock()
+		p.chargeLong(-n)
 	}
 }

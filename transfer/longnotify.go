@@ -52,8 +52,9 @@ func (p *Peer) notifyLong(t *Transfer) {
 
 // longParts are messages of a peer that are not complete, the oldest first.
 type longParts struct {
-	mu  sync.Mutex
-	all []longMessage
+	mu    sync.Mutex
+	all   []longMessage
+	ended bool
 }
 
 type longMessage struct {
@@ -84,11 +85,21 @@ func (n *Node) longNotified(_ context.Context, p *Peer, b []byte) ([]byte, error
 		return nil, err
 	}
 	if !p.seen.first(number) {
+		p.chargeLong(-len(m))
 		return bad("delivered before")
 	}
 	p.transferReceived(path.Notify)
-	p.deliver(Incoming{Peer: p, ID: observe.NewID(p.info.Instance, number), Kind: path.Notify, Tag: binary.BigEndian.Uint32(b[1:]), Msg: m})
+	if !p.deliver(Incoming{Peer: p, ID: observe.NewID(p.info.Instance, number), Kind: path.Notify, Tag: binary.BigEndian.Uint32(b[1:]), Msg: m}) {
+		p.chargeLong(-len(m))
+	}
 	return nil, nil
+}
+
+// chargeLong charges a message to the peer from its first part until the application takes it.
+func (p *Peer) chargeLong(bytes int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.chargeHeld(bytes)
 }
 
 // add appends a part to its message, and returns what there is of it; a complete one is forgotten.
@@ -100,8 +111,15 @@ func (l *longParts) add(p *Peer, number uint64, total, off int, part []byte) ([]
 		if p.inbox.holds() > longWaiting {
 			return nil, control.Errorf(control.Busy, "more than %d bytes of messages wait for the application", longWaiting)
 		}
+		if l.ended {
+			return nil, ErrPeerLost
+		}
 		if len(l.all) == longAtOnce {
+			p.chargeLong(-l.all[0].total)
 			l.all = slices.Delete(l.all, 0, 1)
+		}
+		if err := p.chargeLong(total); err != nil {
+			return nil, err
 		}
 		i = len(l.all)
 		l.all = append(l.all, longMessage{number: number, total: total})
@@ -116,4 +134,14 @@ func (l *longParts) add(p *Peer, number uint64, total, off int, part []byte) ([]
 	b := m.b
 	l.all = slices.Delete(l.all, i, i+1)
 	return b, nil
+}
+
+// end forgets what is not complete; no message begins any more.
+func (l *longParts) end(p *Peer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range l.all {
+		p.chargeLong(-m.total)
+	}
+	l.all, l.ended = nil, true
 }

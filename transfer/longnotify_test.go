@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -114,6 +115,55 @@ func TestLongNotificationsAreChecked(t *testing.T) {
 	p.ba.rights = identity.List
 	if err := part(path.Notify, own+9, size, 0, size); !errors.Is(err, control.NotPermitted) {
 		t.Errorf("without a right: %v", err)
+	}
+}
+
+// What a node holds of a peer's long messages is charged to the peer's principal: a message from its first part until the application has it.
+func TestLongNotificationsAreCharged(t *testing.T) {
+	p := newPair(t, Options{})
+	gate, entered, taken := make(chan struct{}), make(chan struct{}, 8), make(chan struct{}, 8)
+	p.b.opts.OnTransfer = func(Incoming) { entered <- struct{}{}; <-gate; taken <- struct{}{} }
+	begin := func(number uint64) error {
+		b := appendHeader(nil, path.Notify, 0, number, 0)
+		b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, MaxNotify), 0)
+		_, err := p.ab.Call(ctx(t), longService, append(b, 1))
+		return err
+	}
+	held := func() uint64 {
+		p.ba.mu.Lock()
+		defer p.ba.mu.Unlock()
+		return p.ba.heldBytes
+	}
+	full := p.b.budget
+	p.b.budget = budget.New(budget.Amounts{budget.Memory: MaxNotify / 2})
+	if err := begin(1 << 41); !errors.Is(err, control.Busy) {
+		t.Errorf("beyond the budget: %v, expected Busy", err)
+	}
+	p.b.budget = full
+	for range 3 { // the handler has the first, two wait
+		x, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify), PutOptions{})
+		wait(t, x, err)
+	}
+	<-entered
+	if n := held(); n < 2*MaxNotify {
+		t.Errorf("%d bytes are charged for two messages that wait", n)
+	}
+	for i := range uint64(longAtOnce + 2) {
+		if err := begin(1<<40 + i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := held(); n < (2+longAtOnce)*MaxNotify || n > (3+longAtOnce)*MaxNotify {
+		t.Errorf("%d bytes are charged for two messages that wait and %d that are not complete", n, longAtOnce)
+	}
+	close(gate)
+	for range 3 {
+		<-taken
+	}
+	p.ab.Close()
+	<-p.ba.gone
+	if n := held(); n != 0 {
+		t.Errorf("%d bytes are charged after the end", n)
 	}
 }
 

@@ -458,6 +458,7 @@ func (p *Peer) fail(cause error) {
 		p.forget(ln)
 	}
 	finish() // nothing of the peer moves on this side any more
+	p.long.end(p)
 	p.node.peerLost(p, err)
 	p.mu.Lock()
 	g := p.grant
