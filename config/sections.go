@@ -135,7 +135,7 @@ func rxQueueSection() *section {
 		{name: "split_at", ours: true, kind: integer(0, 65535), derived: "with two regions, buf_size of the first", doc: "Length of the header segment in bytes with two regions."},
 		{name: "timeout", daqiri: "timeout_us", kind: span(0, 3600e9, 1e3), def: "0s", doc: "How long a burst that is not full waits for more. DAQIRI waits for ever with 0; here 0 does not wait."},
 		{name: "stages", ours: true, list: true, doc: "What packets pass between the queue and the application, in this order. The poller runs them, or the application's goroutine.", sub: &section{name: "stage", title: "a stage", doc: "A stage of a receive queue; see docs/run.md.", keys: []key{
-			{name: "type", ours: true, kind: text("a name of a stage"), needed: true, doc: "`checksum`, `feed`, or a stage that the program adds (`penstock.Options.Stages`). Options are behind it as in an address: `checksum?all`."},
+			{name: "type", ours: true, kind: text("a name of a stage"), needed: true, doc: "`checksum`, `feed`, or a stage that the program adds (`system.Options.Stages`). Options are behind it as in an address: `checksum?all`."},
 		}}},
 	}, engineSections(engine.OfRx)...)}
 }

@@ -61,7 +61,7 @@ type StageSpec struct {
 	Options any
 }
 
-// StageKind is a kind of stage that a configuration file can name. A program hands the kinds that it has to penstock.Open.
+// StageKind is a kind of stage that a configuration file can name. A program hands the kinds that it has to system.Open.
 type StageKind struct {
 	Name string // the word of the file; options are behind it as in an address: NAME?KEY=VALUE&...
 	Doc  string // what it does, in a line

@@ -22,7 +22,7 @@ import (
 func daqiriFiles(t *testing.T) map[string]*config.Config {
 	t.Helper()
 	out := map[string]*config.Config{}
-	names, err := filepath.Glob("config/testdata/daqiri/*.yaml")
+	names, err := filepath.Glob("../config/testdata/daqiri/*.yaml")
 	if err != nil || len(names) < 20 {
 		t.Fatalf("%d of DAQIRI's files, %v", len(names), err)
 	}

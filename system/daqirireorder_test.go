@@ -40,7 +40,7 @@ func TestDAQIRIReorders(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		t.Run(name, func(t *testing.T) {
-			text, err := os.ReadFile("config/testdata/daqiri/" + name)
+			text, err := os.ReadFile("../config/testdata/daqiri/" + name)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,7 +8,7 @@ import (
 
 // The README shows no line of Go that is not in the tested examples, and each of its blocks is in the order of its example.
 func TestReadmeShowsTheExample(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
+	readme, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,11 +48,11 @@ func TestReadmeShowsTheExample(t *testing.T) {
 
 // The targets of make that the README names are in the Makefile.
 func TestReadmeCommandsExist(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
+	readme, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	makefile, err := os.ReadFile("Makefile")
+	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
 		t.Fatal(err)
 	}
