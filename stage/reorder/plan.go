@@ -206,8 +206,10 @@ func (p *Plan) Reach() int {
 // Width is the smallest width of Batch, or of Sequence where the number of a batch follows from it, with which Reach is open or more, and 2 or more: with less a
 // packet that was overtaken is not told from a later one. It is 33 where no width suffices.
 func (p *Plan) Width(open int) int {
-	width, shift := p.deciding()
-	for width = 1; width <= 32 && reach(1<<width, shift) < int64(max(open, 2)); width++ {
+	_, shift := p.deciding()
+	width := 1
+	for width <= 32 && reach(1<<width, shift) < int64(max(open, 2)) {
+		width++
 	}
 	return width
 }
