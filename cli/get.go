@@ -184,7 +184,7 @@ func (c *client) fetch(ctx context.Context, d *display, o getOptions, name strin
 	c.begin(name)
 	opt := share.FetchOptions{Output: out, Overwrite: o.force, NoResume: o.noResume, Restarts: getAnew, Like: true, Progress: c.progress(d)}
 	opt.Digest, opt.Expect = o.digest != "", expected(o.digest)
-	if isNpy(out) && !isNpy(name) {
+	if isNpy(out) {
 		opt.Header = npyHeader
 	}
 	f, err := share.Fetch(ctx, c.conn(), name, opt)

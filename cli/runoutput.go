@@ -198,7 +198,9 @@ func (w *runOutput) notes(p *root.Plan, s *root.Snapshot) {
 			}
 			w.noted = append(w.noted, text)
 			if w.screen == nil && (w.mode == displayTerminal || w.mode == displayPlain) { // below the plan
+				w.mu.Lock()
 				fmt.Fprint(w.out, printableText(wrapped(text, 0, 80)+"\n"))
+				w.mu.Unlock()
 			} else {
 				w.message(text)
 			}

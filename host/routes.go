@@ -67,10 +67,14 @@ func CarriesDefault(tree fs.FS, device string) (string, error) {
 	return "", nil
 }
 
-// InterfacesOf are the interfaces of a PCI device in this network namespace, also those of a virtio device below it, sorted.
+// InterfacesOf are the interfaces of a PCI device, or of an RDMA device, in this network namespace, also those of a virtio device below it, sorted.
 func InterfacesOf(tree fs.FS, device string) (out []string) {
-	for _, pattern := range []string{"/net/*", "/virtio*/net/*"} {
-		files, _ := fs.Glob(tree, "sys/bus/pci/devices/"+strings.ToLower(device)+pattern)
+	card := "sys/bus/pci/devices/" + strings.ToLower(device)
+	if strings.Count(device, ":") == 1 { // 03:00.0
+		card = "sys/bus/pci/devices/0000:" + strings.ToLower(device)
+	}
+	for _, pattern := range []string{card + "/net/*", card + "/virtio*/net/*", "sys/class/infiniband/" + device + "/device/net/*"} {
+		files, _ := fs.Glob(tree, pattern)
 		for _, f := range files {
 			out = append(out, path.Base(f))
 		}

@@ -26,6 +26,8 @@ func TestCarriesDefault(t *testing.T) {
 		{"a network", strings.Replace(four("eth0", "0003"), "\t00000000\t0100", "\t0000000A\t0100", 1), "", "eth0", ""},
 		{"VLAN on a bond", four("bond0.7", "0003"), "", "eth0", "bond0.7"},
 		{"card", four("eth0", "0003"), "", "0000:0A:00.0", "eth0"},
+		{"card of the first domain", four("eth0", "0003"), "", "0A:00.0", "eth0"},
+		{"RDMA device", four("eth0", "0003"), "", "mlx5_0", "eth0"},
 		{"virtio", four("eth9", "0003"), "", "0000:0b:00.0", "eth9"},
 	} {
 		tree := fstest.MapFS{
@@ -35,6 +37,7 @@ func TestCarriesDefault(t *testing.T) {
 			"sys/class/net/bond0/upper_bond0.7":                   {Mode: fs.ModeDir},
 			"sys/class/net/bond0/lower_eth0":                      {Mode: fs.ModeDir},
 			"sys/bus/pci/devices/0000:0a:00.0/net/eth0":           {Mode: fs.ModeDir},
+			"sys/class/infiniband/mlx5_0/device/net/eth0":         {Mode: fs.ModeDir},
 			"sys/bus/pci/devices/0000:0b:00.0/virtio3/net/eth9/x": {},
 		}
 		if got, err := CarriesDefault(tree, c.device); got != c.want || err != nil {

@@ -96,5 +96,6 @@ func (s *Server) goneDirs(seen map[string]bool) {
 func (s *Server) goneDir(d string) {
 	s.mu.Lock()
 	delete(s.dirCount.there, d)
+	delete(s.empty, d)
 	s.mu.Unlock()
 }

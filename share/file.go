@@ -174,6 +174,8 @@ func (s *Server) add(ctx context.Context, f *os.File, fi os.FileInfo, p string, 
 	return nil
 }
 
+var errGrew = errors.New("its size changed while it was opened")
+
 // mapFile maps a file for reading, and says what it was then.
 func mapFile(f *os.File) (*mem.Region, fileID, error) {
 	fi, err := f.Stat()
@@ -184,6 +186,9 @@ func mapFile(f *os.File) (*mem.Region, fileID, error) {
 	if id.size == 0 { // there is nothing to map
 		switch n, err := f.ReadAt(make([]byte, 1), 0); {
 		case n > 0:
+			if fi, err := f.Stat(); err != nil || fi.Size() != 0 { // it has just been written to
+				return nil, id, errors.Join(err, errGrew)
+			}
 			return nil, id, ErrSize
 		case err != io.EOF:
 			return nil, id, err
@@ -194,7 +199,7 @@ func mapFile(f *os.File) (*mem.Region, fileID, error) {
 	r, err := mem.AdoptOpenFile(f)
 	if err == nil && r.Len() != uint64(id.size) {
 		r.Close()
-		return nil, id, errors.New("its size changed while it was opened")
+		return nil, id, errGrew
 	}
 	return r, id, err
 }

@@ -179,6 +179,9 @@ func askListing(ctx context.Context, p *transfer.Peer, scan uint64) (lack, uint6
 		q = binary.BigEndian.AppendUint64(nil, scan)
 	}
 	b, err := p.Call(ctx, listingService, q)
+	if scan != 0 && errors.Is(err, control.BadRequest) { // it knows no numbers of scans
+		return askListing(ctx, p, 0)
+	}
 	if err != nil && !errors.Is(err, control.Unsupported) {
 		return lackUnsaid, 0, err
 	}

@@ -121,7 +121,7 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 		f, dir, dirAt, rerr := s.removeNamed(ctx, p, names[0], dry)
 		switch {
 		case rerr != nil:
-			if a.err = removeRefusal(rerr); !sees && a.err.Code == control.BadRequest { // a tensor, a link
+			if a.err = removeRefusal(rerr); !sees && (a.err.Code == control.BadRequest || a.err.Code == control.NotFound) { // a tensor, a link, or nothing: with one text
 				a.err = control.Errorf(control.NotFound, "no file that you may remove has the name %q", Printable(names[0].name))
 			}
 		case sees:

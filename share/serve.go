@@ -307,6 +307,7 @@ func (s *Server) poll() {
 	t := time.NewTicker(s.o.RescanEvery)
 	defer t.Stop()
 	replaced := false
+	var due <-chan time.Time // when a scan that a peer asks for may begin; nil: none waits for one
 	for {
 		select {
 		case <-t.C:
@@ -322,19 +323,18 @@ func (s *Server) poll() {
 				continue
 			}
 		case <-s.watch.wanted():
-			pause := time.NewTimer(s.watch.pause())
-			select {
-			case <-pause.C:
-			case <-s.ctx.Done():
-				pause.Stop()
-				return
+			if due == nil {
+				due = time.After(s.watch.pause())
 			}
-			if !s.watch.changed() {
+			continue
+		case <-due:
+			if due = nil; !s.watch.changed() {
 				continue
 			}
 		case <-s.ctx.Done():
 			return
 		}
+		due = nil // who needs another scan asks again when this one ends
 		s.watch.begins()
 		if err := s.Rescan(s.ctx); err != nil && s.ctx.Err() == nil {
 			s.log.Warn("rescan", "error", err)

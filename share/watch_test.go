@@ -145,3 +145,18 @@ func TestScansForPeersPause(t *testing.T) {
 		t.Errorf("%d scans within the pause", n-before)
 	}
 }
+
+// TestScansByTimeGoOn: while a peer waits for the pause behind a scan that took long, scans by time go on, and it has what they see.
+func TestScansByTimeGoOn(t *testing.T) {
+	root := t.TempDir()
+	s := serve(t, Options{Root: root, RescanEvery: 10 * time.Millisecond})
+	s.watch.mu.Lock()
+	s.watch.cost = time.Hour
+	s.watch.mu.Unlock()
+	write(t, filepath.Join(root, "a"), []byte("1"))
+	short, cancel := context.WithTimeout(testCtx(t), 20*time.Second)
+	defer cancel()
+	if n := s.watch.caughtUp(short, 0, true); n != 0 {
+		t.Errorf("scan %d is still waited for", n)
+	}
+}

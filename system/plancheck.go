@@ -86,6 +86,10 @@ func (x *portCheck) takes() {
 		return
 	}
 	device := spec.Device(x.c.Address)
+	if driver, args, _ := strings.Cut(strings.TrimPrefix(x.c.Address, "dpdk://"), ","); strings.HasPrefix(driver, "net_af_xdp") { // the virtual device that takes packets from the kernel
+		_, iface, _ := strings.Cut(","+args, ",iface=")
+		device, _, _ = strings.Cut(iface, ",")
+	}
 	if device == "" { // a virtual device: nothing of the machine's
 		return
 	}

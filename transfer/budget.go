@@ -46,18 +46,19 @@ func (p *Peer) charge(a budget.Amounts) (*grant, error) {
 	return &grant{g, n}, nil
 }
 
-// chargeHeld charges what is held for the peer: by the session (control.Options), and of long notifications. The mutex is held.
+// chargeHeld charges what is held for the peer: by the session (control.Options), and of long notifications. The mutex is held. It is no grant of
+// Node.granted: a handler of calls or notifications that runs on has it after Close.
 func (p *Peer) chargeHeld(bytes int) (err error) {
 	now := uint64(int(p.heldBytes) + bytes)
 	a := budget.Amounts{budget.Memory: now}
 	switch {
 	case now == 0:
-		p.held.release()
+		p.held.Release()
 		p.held = nil
 	case p.held == nil:
-		p.held, err = p.charge(a)
+		p.held, err = p.node.budget.Take(p.principal(), a)
 	default:
-		err = p.held.g.Change(a)
+		err = p.held.Change(a)
 	}
 	if err == nil {
 		p.heldBytes = now

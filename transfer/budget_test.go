@@ -317,3 +317,29 @@ func (l *starved) Accept() (net.Conn, error) {
 	}
 	return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", errs[l.tries%len(errs)])}
 }
+
+// A node closes while handlers of calls still run, and while messages wait for the application: what is charged for them comes back when they end.
+func TestCloseWhileHandlersRun(t *testing.T) {
+	p := newPair(t, Options{})
+	entered, gate, left := make(chan struct{}, 8), make(chan struct{}), make(chan struct{}, 8)
+	handler := func() { entered <- struct{}{}; <-gate; left <- struct{}{} }
+	p.b.opts.OnTransfer = func(Incoming) { handler() }
+	if _, err := p.b.Handle("slow", func(context.Context, *Peer, []byte) ([]byte, error) { handler(); return nil, nil }); err != nil {
+		t.Fatal(err)
+	}
+	x, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify), PutOptions{})
+	wait(t, x, err)
+	for range 4 {
+		go p.ab.Call(ctx(t), "slow", nil)
+	}
+	for range 5 {
+		<-entered
+	}
+	if err := p.b.Close(); err != nil {
+		t.Error(err)
+	}
+	close(gate)
+	for range 5 {
+		<-left
+	}
+}

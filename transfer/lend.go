@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// stageSession is a peer as package stage sees it.
+// stageSession is a peer as package bounce sees it.
 type stageSession Peer
 
 // Ask sends a request about slots. When a Place or Fetch is not answered the session is ended: the peer's device may still write. A session that is

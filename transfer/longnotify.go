@@ -114,12 +114,15 @@ func (l *longParts) add(p *Peer, number uint64, total, off int, part []byte) ([]
 		if l.ended {
 			return nil, ErrPeerLost
 		}
+		more := total
 		if len(l.all) == longAtOnce {
-			p.chargeLong(-l.all[0].total)
-			l.all = slices.Delete(l.all, 0, 1)
+			more -= l.all[0].total
 		}
-		if err := p.chargeLong(total); err != nil {
+		if err := p.chargeLong(more); err != nil {
 			return nil, err
+		}
+		if len(l.all) == longAtOnce {
+			l.all = slices.Delete(l.all, 0, 1)
 		}
 		i = len(l.all)
 		l.all = append(l.all, longMessage{number: number, total: total})

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -46,14 +47,14 @@ type Peer struct {
 	seen       seen
 	digests    digests
 	staged     *bounce.Peer
-	unwelcome  atomic.Bool // its introduction failed: the application never gets it
-	closed     atomic.Bool // by Close
-	writing    sync.Mutex  // held while the connection is written
-	account    account     // what snapshots tell of it
-	limits     *limits     // set before ready is closed
-	grant      *grant      // of the session; set in its handshake
-	held       *grant      // of what the session holds for the peer; guarded by mu
-	heldBytes  uint64      // of held
+	unwelcome  atomic.Bool   // its introduction failed: the application never gets it
+	closed     atomic.Bool   // by Close
+	writing    sync.Mutex    // held while the connection is written
+	account    account       // what snapshots tell of it
+	limits     *limits       // set before ready is closed
+	grant      *grant        // of the session; set in its handshake
+	held       *budget.Grant // of what the session holds for the peer; guarded by mu
+	heldBytes  uint64        // of held
 	streams    streams
 	changes    atomic.Uint64 // of lanes and remotes; see changed
 	ways       [keptWays]atomic.Pointer[way]
@@ -322,7 +323,10 @@ func (p *Peer) write() {
 		}
 		p.mu.Lock()
 		err := p.session.Tick(now)
-		messages := p.taken() // answers that did not come in time, and requests whose answers have room now
+		var messages []control.Message
+		if p.wasReady() { // else read has the limits of the peer still to ask for
+			messages = p.taken() // answers that did not come in time, and requests whose answers have room now
+		}
 		deadline := p.session.Deadline()
 		over := p.session.State() == control.Closed || p.session.State() == control.Failed
 		p.mu.Unlock()

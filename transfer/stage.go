@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
-// A transfer some of whose bytes are in memory that a CPU cannot reach, and that no path of this peer reaches by itself: package stage cuts
+// A transfer some of whose bytes are in memory that a CPU cannot reach, and that no path of this peer reaches by itself: package bounce cuts
 // it into pieces and brings them to and from slots of host memory; each is moved between them by a transfer of its own, which neither
 // application sees. When all are in place the transfer is left with its notification, and ends as every other one.
 
@@ -64,7 +64,7 @@ func (p *Peer) stage(t *Transfer) {
 	}()
 }
 
-// one moves a transfer that package stage carries at once; it returns false, and has done nothing, for any other one.
+// one moves a transfer that package bounce carries at once; it returns false, and has done nothing, for any other one.
 func (s *stager) one(ctx context.Context) bool {
 	t, p := s.t, s.t.peer
 	if t.reach != reachDirect || t.stream != 0 || t.digest != nil || t.canceled() || p.unsettled() {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/packet/burst"
 	"github.com/penstock-io/penstock/stage/reorder"
 )
@@ -127,7 +128,7 @@ func (t *Table) Release(h uint64) error {
 
 // Send copies n packets and sends them, those of one length together; it returns how many there was room for. packet gives the bytes of each,
 // nil for one without any.
-func (t *Table) Send(h uint64, iface string, queue, n int, packet func(int) []byte) (sent int, err error) {
+func (t *Table) Send(h uint64, iface string, queue, n int, bytes func(int) []byte) (sent int, err error) {
 	s, err := get[*openSystem](t, h)
 	if err != nil {
 		return 0, err
@@ -139,19 +140,26 @@ func (t *Table) Send(h uint64, iface string, queue, n int, packet func(int) []by
 	if n == 0 {
 		return 0, fmt.Errorf("no packets: %w", ErrInvalid)
 	}
+	frames := s.s.Port(iface).Capabilities().Frames
+	var l packet.Layers
 	b := burst.New(min(n, roomPackets))
 	defer b.Release()
 	for sent < n {
-		if packet(sent) == nil {
+		if bytes(sent) == nil {
 			return sent, fmt.Errorf("packet %d has no data: %w", sent, ErrInvalid)
 		}
-		size, run := len(packet(sent)), 1
-		for sent+run < n && run < b.Cap() && packet(sent+run) != nil && len(packet(sent+run)) == size {
+		size, run := len(bytes(sent)), 1
+		for sent+run < n && run < b.Cap() && bytes(sent+run) != nil && len(bytes(sent+run)) == size {
 			run++
 		}
 		got, err := q.Alloc(b, run, size)
 		for i := range got {
-			copy(b.Bytes(i, 0), packet(sent+i))
+			copy(b.Bytes(i, 0), bytes(sent+i))
+			if frames { // a copy of what was received may have no checksum yet: see burst.ChecksumPartial
+				if _, partial := packet.FindPartial(b.Bytes(i, 0), &l); partial {
+					b.Builder().SetPartial(i)
+				}
+			}
 		}
 		if got > 0 {
 			if err := q.Send(b); err != nil {

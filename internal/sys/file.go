@@ -119,7 +119,7 @@ func openBelow(dir *os.File, path string, flags uint64) (*os.File, error) {
 	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
 	for {
 		fd, err := unix.Openat2(int(dir.Fd()), path, &how)
-		if err == EINTR || err == EAGAIN { // EAGAIN: the path was renamed meanwhile
+		if err == EINTR || err == EAGAIN && flags&unix.O_NONBLOCK == 0 { // EAGAIN: the path was renamed meanwhile, or, without blocking, a lease holds the file (man 2 fcntl)
 			continue
 		}
 		if err != nil {

@@ -105,14 +105,15 @@ func (t *store) take(ctx context.Context) ([]byte, error) {
 func (t *store) bytes(i int) []byte { return t.regions[i].All().Bytes()[:t.size] }
 
 // revoke takes a buffer, and what is known of it, back from the peers.
-func (t *store) revoke(ctx context.Context, i int) error {
-	if x := &t.infos[i]; x.export != nil {
-		if err := x.export.Revoke(ctx); err != nil {
-			return err
-		}
-		x.export = nil
+func (t *store) revoke(ctx context.Context, i int) (err error) {
+	if x := t.infos[i].export; x != nil {
+		err = x.Revoke(ctx)
+		t.infos[i].export = nil
 	}
-	return t.exports[i].Revoke(ctx)
+	if x := t.exports[i]; x != nil {
+		err = errors.Join(err, x.Revoke(ctx))
+	}
+	return err
 }
 
 // span is n bytes of the buffer that is filled, from at on.
@@ -185,7 +186,7 @@ func (t *store) close(ctx context.Context) (err error) {
 	t.once.Do(func() {
 		close(t.over)
 		t.listens()
-		for _, i := range t.order {
+		for i := range t.exports { // of one that could not be published there may be an info
 			err = errors.Join(err, t.revoke(ctx, i))
 		}
 		err = errors.Join(err, t.free())

@@ -168,6 +168,11 @@ func (s *Session) nextRequest() (*Request, bool) {
 		if w.err == nil {
 			return w.Request, true
 		}
+		if s.state > Ready { // nothing may follow the goodbye
+			s.close(at)
+			owed, i = s.owed(), i-1
+			continue
+		}
 		e := AsError(w.err)
 		s.answer(at, &Response{ID: w.ID, Code: e.Code, Text: clip(e.Text, MaxText)}) // cannot fail: an error is a small answer
 		owed = s.owed()

@@ -298,3 +298,22 @@ func TestChargeModel(tt *testing.T) {
 		}
 	})
 }
+
+// A request for which there is no memory is not refused behind the goodbye: the peer reads nothing after it.
+func TestNothingBehindTheGoodbye(t *testing.T) {
+	a := named("a")
+	a.Charge = func(n int) error {
+		if n > 0 {
+			return Busy
+		}
+		return nil
+	}
+	x, y := readyPair(t, named("d"), a)
+	if err := y.Receive(t0, frameOf(t, &Request{ID: 1, Method: MethodCall, Body: make([]byte, 200<<10)})); err != nil {
+		t.Fatal(err)
+	}
+	y.Goodbye(t0, Shutdown, "bye")
+	if err := x.Receive(t0, flush(y)); !errors.Is(err, Shutdown) {
+		t.Errorf("%v, expected Shutdown", err)
+	}
+}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("UCX", "PENSTOCK")  # one and the same: programs name UCX
 _TAG = 1  # of messages of programs
-_RIDES = 1024  # bytes of a message that travel with a transfer
+_RIDES = 1003  # bytes of a message that travel with a transfer: transfer.MaxPayload
 
 
 class _Side:

@@ -41,6 +41,7 @@ from ._region import Region
 from ._transfer import READ, WRITE, Export, Peer, System
 
 _MOST = 10000  # names that one message of metadata has room for
+_LONG = 2048  # bytes of a message that no path carries
 _METADATA = 2  # tag of messages of agents about themselves
 
 _mems = {"DRAM": DRAM_SEG, "VRAM": VRAM_SEG, "BLOCK": BLK_SEG, "OBJ": OBJ_SEG, "FILE": FILE_SEG, "cpu": DRAM_SEG, "cuda": VRAM_SEG}
@@ -321,7 +322,8 @@ class nixl_agent:
     def _tell(self, ip: str, port: int, *messages: Dict[str, Any], patience: float = 10) -> None:
         with self._meet(ip, port, patience) as peer:
             for m in messages:
-                peer.notify(json.dumps(m).encode(), _METADATA).wait(30)
+                # Long enough to go by the control connection, which answers when it is there: what a path has taken is lost with a session that ends at once.
+                peer.notify(json.dumps(m).encode().ljust(_LONG), _METADATA).wait(30)
 
     def _fetch(self, ip: str, port: int, patience: float = 10) -> Dict[str, Any]:
         """What the agent at a port says of itself, and all memory that it has registered."""

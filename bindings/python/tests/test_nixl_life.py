@@ -124,6 +124,7 @@ class Processes(unittest.TestCase):
     def end(self, p):
         p.kill()
         p.wait()
+        p.stdout.read()  # its agent, which has the pipe too, has ended as well
 
     def stop(self, p):
         p.send_signal(signal.SIGSTOP)
