@@ -51,6 +51,9 @@ type Sent struct {
 // on from there: the error is a *PartialError then. ErrRefused means that the other side does not take it; ErrExists, ErrBusy
 // and ErrNoSpace match what it says.
 func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*Sent, error) {
+	if err := invariants.Context(ctx, "share.Upload"); err != nil {
+		return nil, err
+	}
 	f, err := openNamed(file)
 	if err != nil {
 		return nil, err
