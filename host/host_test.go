@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func recordings(t testing.TB) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	files, _ := filepath.Glob("host/doctor/testdata/*.txt")
+	files, _ := filepath.Glob("doctor/testdata/*.txt")
 	for _, f := range files {
 		b, err := os.ReadFile(f)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -25,9 +26,16 @@ func (*Engine) Available() error { return nil }
 func (*Engine) Capabilities() engine.Capabilities {
 	c := capabilities()
 	c.RxQueues, c.Timestamps, c.HardwareTime = maxQueues, true, true
-	c.Notes = []string{"Stream is true for tcp:// addresses", "ExactDrops is false with UDPOptions.GRO", "HardwareTime needs a port on an interface whose driver takes times"}
+	c.Notes = []string{"Stream is true for tcp:// addresses", "ExactDrops is false with UDPOptions.GRO", noteHardwareTime, noteSegments}
+	unbound := pace.Probe("") // as most ports are
+	unbound.Describe(&c)
 	return c
 }
+
+const (
+	noteHardwareTime = "hardware receive times need a port on one interface, whose driver takes them"
+	noteSegments     = "packets of several segments are sent, but each is received in one"
+)
 
 // capabilities are those that all ports have.
 func capabilities() engine.Capabilities {

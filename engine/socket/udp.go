@@ -167,10 +167,10 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 			p.notes = append(p.notes, "the driver of "+p.device+" takes no receive times of all packets")
 		}
 	} else {
-		p.notes = append(p.notes, "hardware receive times need a port on one interface")
+		p.notes = append(p.notes, noteHardwareTime)
 	}
 	p.support = pace.Probe(p.device)
-	p.notes = append(p.notes, "packets of several segments are sent, but each is received in one")
+	p.notes = append(p.notes, noteSegments)
 	return nil
 }
 

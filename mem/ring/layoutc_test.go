@@ -15,7 +15,7 @@ var update = flag.Bool("update", false, "write the layout for OpenCL C anew")
 // layoutInC is the layout as OpenCL C: ps_ring and ps_slot, with the fields of the Go structures in the same places.
 func layoutInC() string {
 	var b strings.Builder
-	b.WriteString("// Made of descHeader and descSlot of package ring by its tests; do not edit: go test -run ^TestLayoutInC$ -update ./mem/ring.\n")
+	b.WriteString("// Made of descHeader and descSlot of package ring by its tests; do not edit: go test -run ^TestLayoutInC$ -update .\n")
 	structure(&b, "ps_slot", flat(reflect.TypeFor[descSlot](), 0))
 	structure(&b, "ps_ring", flat(reflect.TypeFor[descHeader](), 0))
 	fmt.Fprintf(&b, "typedef char ps_slot_has_its_size[sizeof(ps_slot) == %d ? 1 : -1];\ntypedef char ps_ring_has_its_size[sizeof(ps_ring) == %d ? 1 : -1];\n", descSlotSize, descHeaderSize)

@@ -1,4 +1,4 @@
-// Made of descHeader and descSlot of package ring by its tests; do not edit: go test -run ^TestLayoutInC$ -update ./mem/ring.
+// Made of descHeader and descSlot of package ring by its tests; do not edit: go test -run ^TestLayoutInC$ -update .
 typedef struct {
 	ulong seq; // at 0
 	ulong off; // at 8
