@@ -208,7 +208,7 @@ func TestLimits(t *testing.T) {
 
 // Any bytes are requests or none: no call panics, and none is taken from beyond its end.
 func FuzzRequest(f *testing.F) {
-	for op := hello; op <= opSend; op++ {
+	for op := hello; op <= opTag; op++ {
 		f.Add(op, message(op, 1, func(a *answer) { a.u64(1); a.text("a"); a.u64(2); a.u64(3); a.u32(4) })[requestHeader:])
 	}
 	f.Add(opPost, message(opPost, 1, func(a *answer) {

@@ -130,8 +130,11 @@ func (x *conn) batch(r *request) (*answer, error) {
 	h, i := r.u64(), r.u32()
 	return then(r, func() (*answer, error) {
 		x.mu.Lock()
-		known := x.last[h]
+		known, ok := x.last[h]
 		x.mu.Unlock()
+		if !ok {
+			return nil, fmt.Errorf("agent: %d is no receive queue that gave packets: %w", h, abi.ErrInvalid)
+		}
 		if int64(i) >= int64(len(known)) || known[i] == nil {
 			return &answer{}, nil
 		}
