@@ -304,7 +304,7 @@ func copyBack(b *burst.Burst, i int, p []byte) {
 	}
 }
 
-// partial finds the checksum in p that was left to a device. ok is also true where somebody has written the right one meanwhile.
+// partial finds the checksum in p that was left to a device. ok is also true where the packet has the right one by now.
 func partial(p []byte) (left packet.Partial, found, ok bool) {
 	var l packet.Layers
 	if left, found = packet.FindPartial(p, &l); found {

@@ -26,7 +26,7 @@ const maxEventReads = 512
 type watch struct {
 	in   *sys.Inotify
 	all  atomic.Bool   // every directory of the scan is watched
-	wake chan struct{} // buffered: somebody waits for a scan
+	wake chan struct{} // buffered: a request waits for a scan
 
 	mu          sync.Mutex    // guards what follows
 	begun, over uint64        // scans
@@ -126,7 +126,7 @@ func (w *watch) ends() {
 	w.ended = make(chan struct{})
 }
 
-// wanted is ready when somebody waits for a scan.
+// wanted is ready when a request waits for a scan.
 func (w *watch) wanted() <-chan struct{} {
 	if w == nil {
 		return nil

@@ -118,7 +118,7 @@ func TestListingsHaveWhatChanged(t *testing.T) {
 	}
 }
 
-// TestScansForPeersPause: scans that peers ask for take a part of the time only. Who does not get one is told so.
+// TestScansForPeersPause: scans that peers ask for take a part of the time only. A request that gets none says which scan it waits for.
 func TestScansForPeersPause(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("1"))

@@ -12,6 +12,9 @@
 //		...
 //	}
 //
+// The applications of the file (package stage/app) run until Close. Each takes the packets of its
+// receive queue, which the program does not get then.
+//
 // MakePlan says beforehand what would be opened, and Options.Plan hears it from Open. System.Reload
 // puts the flows of a changed file in force while packets go on, all or none; a Reloader does so
 // when the file changes.

@@ -170,7 +170,7 @@ func (s *System) tellNotes() {
 	s.tellPortNotes(slog.LevelInfo)
 }
 
-// tellPortNotes logs the notes of ports that it has not logged before. The caller holds reload, or nobody else has the System.
+// tellPortNotes logs the notes of ports that it has not logged before. The caller holds reload, or has not given out the System yet.
 func (s *System) tellPortNotes(level slog.Level) {
 	for i := range s.ifaces {
 		name := s.ifaces[i].Name

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// asker is the dialer of a session that reads only when it is told to.
+// asker is the dialer of a session. It reads only by its method read.
 type asker struct {
 	t     testing.TB
 	c     net.Conn

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-io/penstock/stage/checksum"
 )
 
-// TestPartial: the kernel of a host leaves the checksums of what it sends over veth to the device, and nobody computes them. What an engine receives
+// TestPartial: the kernel of a host leaves the checksums of what it sends over veth to the device, which computes none. What an engine receives
 // and sends back arrives all the same, from any engine over any other, also from queues with header and payload apart, and a checksum stage passes it.
 func TestPartial(t *testing.T) {
 	n := netns.New(t, netns.Topology{Neighbours: true})

@@ -75,8 +75,6 @@ func TestCheckedPackages(t *testing.T) {
 	for line := range strings.Lines(string(text)) {
 		switch line = strings.TrimSpace(line); {
 		case line == "" || line[0] == '#':
-		case line == ".":
-			listed = append(listed, "")
 		default:
 			listed = append(listed, line)
 		}

@@ -211,7 +211,7 @@ func (r *Descriptors) Stats() DescStats {
 	return s
 }
 
-// Check is an error unless everything that was published is released, dropped or in the ring. Nobody may use the ring meanwhile, and where a side has died Recover comes first.
+// Check is an error unless everything that was published is released, dropped or in the ring. No side may use the ring during the call. After the death of a side, call Recover first.
 func (r *Descriptors) Check() error {
 	s := r.Stats()
 	if s.Published != s.Released+s.Dropped+s.InRing {

@@ -19,7 +19,7 @@ const (
 	stepSlots  = 4
 )
 
-// stepped is the process that the test steps: every call of a ring of descriptors, over more than a lap, with tickets that nobody puts or releases.
+// stepped is the process that the test steps: every call of a ring of descriptors, over more than a lap, with tickets that no call puts or releases.
 func stepped(mem []byte) error {
 	r, err := AttachDescriptors(mem[:DescriptorsSize(stepSlots)])
 	if err != nil {

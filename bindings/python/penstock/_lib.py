@@ -266,7 +266,7 @@ def call(name: str, *args: Any) -> int:
     """Calls a function whose negative or zero result, by its kind, is an error."""
     mine = _thread.__dict__
     try:
-        e, at = mine.pop("error")  # nobody else has it meanwhile: a finalizer or a handler of a signal may call before the error is read
+        e, at = mine.pop("error")  # taken, because a finalizer or a signal handler may call before the error is read
     except KeyError:
         e = CError()
         at = byref(e)
