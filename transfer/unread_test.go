@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -201,5 +202,71 @@ func TestAskAndNotRead(t *testing.T) {
 				t.Errorf("%v is charged and %d grants are out after all", h, n.granted.Load())
 			}
 		})
+	}
+}
+
+// TestRequestsWaitForTheLimits: a peer asks in the write of its hello. While the node still asks its user for the limits of the peer, none of the requests is
+// served, also not by the goroutine that writes, which heartbeats show to be at work.
+func TestRequestsWaitForTheLimits(t *testing.T) {
+	const calls = 40 // more than have room for their answers at once
+	asked, gate, ready := make(chan struct{}), make(chan struct{}), make(chan bool, calls)
+	n := open(t, Options{Name: "server", Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")},
+		Limits: Limits{ForPeer: func(string) (Quota, bool) { close(asked); <-gate; return Quota{}, false }}})
+	if _, err := n.Handle("s", func(_ context.Context, p *Peer, _ []byte) ([]byte, error) { ready <- p.wasReady(); return nil, nil }); err != nil {
+		t.Fatal(err)
+	}
+	c, err := (&net.Dialer{}).DialContext(ctx(t), "unix", strings.TrimPrefix(n.Addrs()[0], "unix://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := control.New(control.Dialer, control.Options{Session: [16]byte{1}, HeartbeatEvery: 10 * time.Millisecond,
+		Identity: control.Identity{Node: [16]byte{2}, Instance: 1, Name: "asker", Host: [16]byte{3}}}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := slices.Clone(s.Outgoing())
+	for id := range uint64(calls) {
+		body, err := control.AppendBody(nil, &control.Call{Service: "s"})
+		if err == nil {
+			b, err = control.AppendFrame(b, &control.Request{ID: id + 1, Method: control.MethodCall, Body: body})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	<-asked
+	a := &asker{t: t, c: c}
+	for beats := 0; beats < 3; beats += a.beats() {
+	}
+	close(gate)
+	for range calls {
+		if !<-ready {
+			t.Fatal("a request is served before the session is ready")
+		}
+	}
+}
+
+// beats reads, and returns how many heartbeats are complete.
+func (a *asker) beats() (n int) {
+	b := make([]byte, 4096)
+	a.c.SetReadDeadline(time.Now().Add(time.Minute))
+	k, err := a.c.Read(b)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.in = append(a.in, b[:k]...)
+	for {
+		m, rest, err := control.ParseFrame(a.in)
+		if err != nil { // it is not whole
+			return n
+		}
+		a.in = rest
+		if _, ok := m.(*control.Heartbeat); ok {
+			n++
+		}
 	}
 }

@@ -1,7 +1,9 @@
 package app
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/stage/reorder"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -125,5 +128,15 @@ func TestSinkTellsOfBatches(t *testing.T) {
 	c.(*sink).Report(&s)
 	if want := (BatchSnapshot{Batches: 3, Packets: 30, Missing: 130, Last: -1, Present: 2, Of: 128}); s.Tensor.Batches == nil || *s.Tensor.Batches != want {
 		t.Errorf("%+v, want %+v", s.Tensor.Batches, want)
+	}
+
+	// A context that is over ends the wait for peers, not the withdrawal: no peer finds either name afterwards.
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = c.(*sink).st.close(over) // which may have to give up waiting
+	for _, name := range []string{"t", "t" + BatchSuffix} {
+		if _, err := r.peer.Lookup(limit(t), name); !errors.Is(err, control.NotFound) {
+			t.Errorf("%s after close: %v, expected NotFound", name, err)
+		}
 	}
 }

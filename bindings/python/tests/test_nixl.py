@@ -52,12 +52,13 @@ class Agents(unittest.TestCase):
         message(self.b, "a", b"read")
         self.assertTrue((self.x == self.y).all())
         self.a.release_xfer_handle(h)
-        long = bytes(5000)
-        self.y[:] += 1
-        self.a.transfer(h2, long)  # posted again, with a message that does not travel with the bytes
-        wait(self.a, h2)
-        message(self.b, "a", long)
-        self.assertTrue((self.x == self.y).all())
+        for size in (1003, 1004, 1024, 1025, 5000):  # the longest message that travels with the bytes, and longer ones, which do not
+            long = bytes(size)
+            self.y[:] += 1
+            self.a.transfer(h2, long)
+            wait(self.a, h2)
+            message(self.b, "a", long)
+            self.assertTrue((self.x == self.y).all())
 
     def test_prepped(self):
         at = numpy.array([[self.x.ctypes.data + i * 256, 256, 0] for i in range(16)], "u8")
