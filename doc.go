@@ -7,8 +7,8 @@
 //   - Package transfer moves memory between processes of one machine or of several: open a node,
 //     export memory, put and get ranges of it. transfer/identity has the certificates that machines
 //     need for it, transfer/path the contract of every way of moving bytes.
-//   - Package engine receives and sends packets; the packages stage/... stand between its queues and
-//     an application.
+//   - Package engine receives and sends packets; the packages stage/... stand between its queues
+//     and an application.
 //   - Package mem has the memory of both, package tensor the formats, package gpu the accelerators.
 //   - Package share serves and fetches files.
 //

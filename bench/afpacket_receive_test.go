@@ -27,8 +27,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// frameRig sends frames as fast as it can from one host, on processor 0, and counts what a receiver at the other end of the cable, on
-// processor 1, takes.
+// frameRig sends frames as fast as it can from one host, on processor 0, and counts what a receiver
+// at the other end of the cable, on processor 1, takes.
 type frameRig struct {
 	a, b *netns.Host
 	size int // bytes of a frame
@@ -155,8 +155,10 @@ func (r *frameRig) testpmd(ctx context.Context) (paired.Sample, error) {
 	if err != nil {
 		return paired.Sample{}, err
 	}
-	cmd := r.b.Command(stdbuf, "-oL", "dpdk-testpmd", "--no-huge", "-m", "64", "--no-pci", "--no-telemetry", "--file-prefix=penstock-frames"+strconv.Itoa(os.Getpid()),
-		"-l", "0,1", "--main-lcore", "0", "--vdev=net_af_packet0,iface="+r.b.Link().Name+",blocksz=4096,framesz=2048,framecnt=4096", "--", "--forward-mode=rxonly",
+	cmd := r.b.Command(stdbuf, "-oL", "dpdk-testpmd", "--no-huge", "-m", "64", "--no-pci", "--no-telemetry",
+		"--file-prefix=penstock-frames"+strconv.Itoa(os.Getpid()),
+		"-l", "0,1", "--main-lcore", "0", "--vdev=net_af_packet0,iface="+r.b.Link().Name+
+			",blocksz=4096,framesz=2048,framecnt=4096", "--", "--forward-mode=rxonly",
 		"--total-num-mbufs=8192")
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -198,8 +200,8 @@ func (r *frameRig) testpmd(ctx context.Context) (paired.Sample, error) {
 	return s, err
 }
 
-// BenchmarkAFPacketReceive compares engine/afpacket with DPDK's net_af_packet in testpmd, in interleaved pairs over veth. Each row is one
-// run of all its pairs:
+// BenchmarkAFPacketReceive compares engine/afpacket with DPDK's net_af_packet in testpmd, in
+// interleaved pairs over veth. Each row is one run of all its pairs:
 //
 //	go test ./bench -run '^$' -bench AFPacketReceive -benchtime 1x -timeout 30m
 func BenchmarkAFPacketReceive(b *testing.B) {
@@ -210,26 +212,31 @@ func BenchmarkAFPacketReceive(b *testing.B) {
 	n := netns.New(b, netns.Topology{Neighbours: true})
 	for _, size := range []int{64, 1400} {
 		for _, lend := range []bool{false, true} {
-			b.Run(fmt.Sprintf("%dB/%s", size, map[bool]string{false: "pool", true: "borrowed"}[lend]), func(b *testing.B) {
-				r := &frameRig{a: n.Hosts[0], b: n.Hosts[1], size: size, time: 300 * time.Millisecond, lend: lend}
-				for range b.N {
-					row, err := paired.Run(b.Context(), paired.Plan{Name: b.Name(), Unit: paired.MopsPerSec, Pairs: 120, Target: 0.97, Margin: 0.03, Gate: &paired.Gate{}, Seed: 1,
-						Ours:   paired.Contender{Name: "engine/afpacket", Run: r.ours},
-						Theirs: []paired.Contender{{Name: "testpmd net_af_packet", Unchecked: "testpmd counts frames and does not look", Run: r.testpmd}}})
-					if err != nil {
-						b.Fatal(err)
+			b.Run(fmt.Sprintf("%dB/%s", size, map[bool]string{false: "pool", true: "borrowed"}[lend]),
+				func(b *testing.B) {
+					r := &frameRig{a: n.Hosts[0], b: n.Hosts[1], size: size, time: 300 * time.Millisecond, lend: lend}
+					for range b.N {
+						row, err := paired.Run(b.Context(),
+							paired.Plan{Name: b.Name(), Unit: paired.MopsPerSec, Pairs: 120,
+								Target: 0.97, Margin: 0.03, Gate: &paired.Gate{}, Seed: 1,
+								Ours: paired.Contender{Name: "engine/afpacket", Run: r.ours},
+								Theirs: []paired.Contender{{Name: "testpmd net_af_packet",
+									Unchecked: "testpmd counts frames and does not look", Run: r.testpmd}}})
+						if err != nil {
+							b.Fatal(err)
+						}
+						b.ReportMetric(row.Ours.Stats.Median, "Mpps")
+						t := row.Theirs[0]
+						if t.Ratio == nil {
+							b.Logf("%s: %s", t.Name, t.Error)
+							continue
+						}
+						b.ReportMetric(t.Ratio.Median, "ratio")
+						b.Logf("%s: ours %.3f Mpps, %s %.3f Mpps, ratio %.3f [%.3f, %.3f], %s", row.Name,
+							row.Ours.Stats.Median, t.Name, t.Stats.Median,
+							t.Ratio.Median, t.Ratio.Interval.Low, t.Ratio.Interval.High, t.Ratio.Verdict)
 					}
-					b.ReportMetric(row.Ours.Stats.Median, "Mpps")
-					t := row.Theirs[0]
-					if t.Ratio == nil {
-						b.Logf("%s: %s", t.Name, t.Error)
-						continue
-					}
-					b.ReportMetric(t.Ratio.Median, "ratio")
-					b.Logf("%s: ours %.3f Mpps, %s %.3f Mpps, ratio %.3f [%.3f, %.3f], %s", row.Name, row.Ours.Stats.Median, t.Name, t.Stats.Median,
-						t.Ratio.Median, t.Ratio.Interval.Low, t.Ratio.Interval.High, t.Ratio.Verdict)
-				}
-			})
+				})
 		}
 	}
 }

@@ -36,8 +36,8 @@ func (a area) fill(b []byte) {
 	}
 }
 
-// scatter writes what verify expects at the place that each block will be copied to: block i of slot s lies at i, and
-// belongs to order[i]. All blocks have the same size.
+// scatter writes what verify expects at the place that each block will be copied to: block i of
+// slot s lies at i, and belongs to order[i]. All blocks have the same size.
 func (a area) scatter(b []byte, order []int) {
 	block := a.Slot / uint64(len(order))
 	for s := range a.Stamps {
@@ -58,18 +58,20 @@ func (a area) verify(b []byte) (uint64, error) {
 		if a.Slot >= stampSize {
 			skip = stampSize
 			if got := binary.LittleEndian.Uint64(slot) ^ a.Seed; got != n {
-				return 0, fmt.Errorf("%w: slot %d of %d: message %d is not there: its stamp is %#x", paired.ErrFailed, i, len(a.Stamps), n, got)
+				return 0, fmt.Errorf("%w: slot %d of %d: message %d is not there: its stamp is %#x", paired.ErrFailed,
+					i, len(a.Stamps), n, got)
 			}
 		}
 		if bad, ok := synth.Verify(slot[skip:], a.Seed, uint64(i)*a.Slot+skip); !ok {
-			return 0, fmt.Errorf("%w: slot %d of %d: byte %d of message %d is wrong", paired.ErrFailed, i, len(a.Stamps), uint64(bad)+skip, n)
+			return 0, fmt.Errorf("%w: slot %d of %d: byte %d of message %d is wrong", paired.ErrFailed, i,
+				len(a.Stamps), uint64(bad)+skip, n)
 		}
 	}
 	return a.len(), nil
 }
 
-// verifyBlocks is verify for memory whose slots hold their blocks in another order: block i is what verify expects at
-// order[i].
+// verifyBlocks is verify for memory whose slots hold their blocks in another order: block i is what
+// verify expects at order[i].
 func (a area) verifyBlocks(b []byte, order []int) (uint64, error) {
 	block := a.Slot / uint64(len(order))
 	for s, n := range a.Stamps {
@@ -79,19 +81,21 @@ func (a area) verifyBlocks(b []byte, order []int) (uint64, error) {
 			if to == 0 {
 				skip = stampSize
 				if got := binary.LittleEndian.Uint64(p) ^ a.Seed; got != n {
-					return 0, fmt.Errorf("%w: slot %d: message %d is not there: its stamp is %#x", paired.ErrFailed, s, n, got)
+					return 0, fmt.Errorf("%w: slot %d: message %d is not there: its stamp is %#x", paired.ErrFailed, s,
+						n, got)
 				}
 			}
 			if bad, ok := synth.Verify(p[skip:], a.Seed, uint64(s)*a.Slot+uint64(to)*block+skip); !ok {
-				return 0, fmt.Errorf("%w: slot %d, block %d: byte %d is wrong", paired.ErrFailed, s, i, uint64(bad)+skip)
+				return 0, fmt.Errorf("%w: slot %d, block %d: byte %d is wrong", paired.ErrFailed, s, i,
+					uint64(bad)+skip)
 			}
 		}
 	}
 	return a.len(), nil
 }
 
-// A small message of the ping-pong is its number and words that follow from it, so that either side can check every byte of
-// every message while the clock runs.
+// A small message of the ping-pong is its number and words that follow from it, so that either side
+// can check every byte of every message while the clock runs.
 func writeMessage(b []byte, n uint64) {
 	for i := 0; i+8 <= len(b); i += 8 {
 		binary.LittleEndian.PutUint64(b[i:], messageWord(n, i))

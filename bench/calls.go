@@ -15,14 +15,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// What users call first: Peer.Put and Wait with the defaults of both nodes, one put at a time or some in flight, beside a plain socket that
-// carries as many bytes, each message with an answer of eight bytes.
+// What users call first: Peer.Put and Wait with the defaults of both nodes, one put at a time or
+// some in flight, beside a plain socket that carries as many bytes, each message with an answer of
+// eight bytes.
 
 const answerSize = 8
 
 const socketUnchecked = "the other end counts the bytes it receives and does not look at them"
 
-// callSizes are the sizes of a put, with what is to be reached in microseconds over shm and tcp: one at a time, and of each of some in flight.
+// callSizes are the sizes of a put, with what is to be reached in microseconds over shm and tcp:
+// one at a time, and of each of some in flight.
 var callSizes = []struct {
 	size uint64
 	shm  [2]float64
@@ -52,12 +54,14 @@ func (o *TransferOptions) callRows(ctx context.Context, r *Suite, driver string)
 	return nil
 }
 
-func (o *TransferOptions) callRow(ctx context.Context, r *Suite, driver string, size uint64, depth int, goal float64) (err error) {
+func (o *TransferOptions) callRow(ctx context.Context, r *Suite, driver string, size uint64, depth int,
+	goal float64) (err error) {
 	network, other := "tcp", "net.Conn, TCP"
 	if driver == "shm" {
 		network, other = "unix", "net.Conn, Unix"
 	}
-	h := shape{class: fmt.Sprintf("%s Peer.Put + Wait %s, p50", driver, FormatSize(size)), what: "call", path: driver, mode: Event, size: size, peers: 1}
+	h := shape{class: fmt.Sprintf("%s Peer.Put + Wait %s, p50", driver, FormatSize(size)), what: "call", path: driver,
+		mode: Event, size: size, peers: 1}
 	if depth > 1 {
 		h.class = fmt.Sprintf("%s Peer.Put %s, each of %d in flight", driver, FormatSize(size), depth)
 	}
@@ -80,14 +84,16 @@ func (o *TransferOptions) callRow(ctx context.Context, r *Suite, driver string, 
 		row.Cost = x.cost()
 		return nil
 	}}
-	return o.row(ctx, r, l, h, s, paired.Plan{Pairs: o.Pairs, Goal: goal, Limit: 2 * o.RowTime, Theirs: []paired.Contender{{Name: other, Unchecked: socketUnchecked,
-		Run: func(ctx context.Context) (paired.Sample, error) {
-			v, err := timed(o.Budget, depth, y.round)
-			return paired.Sample{Value: v}, err
-		}}}})
+	return o.row(ctx, r, l, h, s, paired.Plan{Pairs: o.Pairs, Goal: goal, Limit: 2 * o.RowTime,
+		Theirs: []paired.Contender{{Name: other, Unchecked: socketUnchecked,
+			Run: func(ctx context.Context) (paired.Sample, error) {
+				v, err := timed(o.Budget, depth, y.round)
+				return paired.Sample{Value: v}, err
+			}}}})
 }
 
-// timed does rounds of some messages for a while, and returns the median time of a message in microseconds.
+// timed does rounds of some messages for a while, and returns the median time of a message in
+// microseconds.
 func timed(budget time.Duration, messages int, round func() error) (float64, error) {
 	var v []float64
 	for begin := time.Now(); len(v) == 0 || time.Since(begin) < budget; {
@@ -115,7 +121,8 @@ type calls struct {
 }
 
 func (o *TransferOptions) newCalls(ctx context.Context, l *link, h shape, depth int) (*calls, error) {
-	x := &calls{meter: meter{l: l}, o: o, area: newArea(h.size, depth), put: transfer.PutOptions{Paths: []string{h.path}}}
+	x := &calls{meter: meter{l: l}, o: o, area: newArea(h.size, depth),
+		put: transfer.PutOptions{Paths: []string{h.path}}}
 	var err error
 	if x.b, err = l.allocate(ctx, x.area.len()); err != nil {
 		return nil, err

@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// beyondCache is the size of an operation from which its ceiling is enforced: source and destination together are larger
-	// than the last-level caches of the servers that we know. Below it a figure says how warm they were.
+	// beyondCache is the size of an operation from which its ceiling is enforced: source and
+	// destination together are larger than the last-level caches of the servers that we know. Below
+	// it a figure says how warm they were.
 	beyondCache = 128 << 20
 	// CopyCeilingMethod says how, for the report.
 	CopyCeilingMethod = "two cores copy memory of that size and kind"
@@ -20,8 +21,9 @@ const (
 // CopyCeilingHolds reports whether a figure above the ceiling of this size fails its row.
 func CopyCeilingHolds(size uint64) bool { return size >= beyondCache }
 
-// CopyCeiling copies memory with two cores and nothing else: what a put that both processes' cores share cannot exceed. It is
-// measured between the samples that it bounds, on memory of the same kind and size.
+// CopyCeiling copies memory with two cores and nothing else: what a put that both processes' cores
+// share cannot exceed. It is measured between the samples that it bounds, on memory of the same
+// kind and size.
 type CopyCeiling struct {
 	src, dst *mem.Region
 	b        uint64
@@ -30,8 +32,8 @@ type CopyCeiling struct {
 	pin      bool
 }
 
-// NewCopyCeiling allocates twice size bytes, in huge pages with huge, and starts the second core's goroutine; with pin both keep to their
-// processors. The caller closes it.
+// NewCopyCeiling allocates twice size bytes, in huge pages with huge, and starts the second core's
+// goroutine; with pin both keep to their processors. The caller closes it.
 func NewCopyCeiling(size uint64, huge, pin bool) (*CopyCeiling, error) {
 	c := &CopyCeiling{b: size, go2: make(chan int), done: make(chan struct{}), pin: pin}
 	var err error
@@ -72,8 +74,9 @@ func (c *CopyCeiling) Close() {
 	c.dst.Close()
 }
 
-// ceilingChunk is what one core copies before it skips what the other one copies. Two halves that are a power of two apart
-// would meet in the same sets of the caches and banks of the memory, and be a lower ceiling than there is.
+// ceilingChunk is what one core copies before it skips what the other one copies. Two halves that
+// are a power of two apart would meet in the same sets of the caches and banks of the memory, and
+// be a lower ceiling than there is.
 const ceilingChunk = 512 << 10
 
 func (c *CopyCeiling) copyHalf(half, n int) {
@@ -93,12 +96,13 @@ func (c *CopyCeiling) copyHalf(half, n int) {
 	}
 }
 
-// Sample copies everything n times with both cores and returns GB/s. It is the better of both cores and one: for small sizes
-// starting a second core costs more than it brings.
+// Sample copies everything n times with both cores and returns GB/s. It is the better of both cores
+// and one: for small sizes starting a second core costs more than it brings.
 func (c *CopyCeiling) Sample(n int) (float64, error) {
 	var one, two time.Duration
 	err := pinned(c.pin, func() error {
-		// Once for the caches and the second core, which what ran before has left to something else.
+		// Once for the caches and the second core, which what ran before has left to something
+		// else.
 		c.go2 <- 1
 		c.copyHalf(0, 1)
 		<-c.done

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/internal/peers"
 )
 
-// class is one line of the table of targets: what ours is measured by, what peers are measured by, what is to be reached.
+// class is one line of the table of targets: what ours is measured by, what peers are measured by,
+// what is to be reached.
 type class struct {
 	name    string
 	driver  string
@@ -44,7 +45,8 @@ func (v *rival) contender(versions map[string]string) paired.Contender {
 		}}
 }
 
-// messagesFor is how many messages of a size make a run of a tool long enough: about as many bytes as count says.
+// messagesFor is how many messages of a size make a run of a tool long enough: about as many bytes
+// as count says.
 func messagesFor(size, bytes uint64) int { return int(min(max(bytes/size, 4), 40000)) }
 
 const (
@@ -68,10 +70,11 @@ func ucxLatency(tls string, percentile float64) rival {
 	if tls == "tcp" {
 		n = 10000
 	}
-	return rival{"ucx", "UCX " + tls + " tag", ucxCommand(tls, "tag_lat", 64, n, percentile), ucxUnchecked, 0, func(ctx context.Context) (float64, error) {
-		r, err := ucx(ctx, tls, "tag_lat", 64, n, percentile)
-		return r.Percentile, err
-	}}
+	return rival{"ucx", "UCX " + tls + " tag", ucxCommand(tls, "tag_lat", 64, n, percentile), ucxUnchecked, 0,
+		func(ctx context.Context) (float64, error) {
+			r, err := ucx(ctx, tls, "tag_lat", 64, n, percentile)
+			return r.Percentile, err
+		}}
 }
 
 // ucxCommand is how ucx runs it, for the report.
@@ -82,7 +85,8 @@ func ucxCommand(tls, test string, size uint64, n int, percentile float64) string
 
 func fiRate(provider string, size, bytes uint64) rival {
 	n := messagesFor(size, bytes)/2 + 1
-	return rival{"fi", "libfabric " + provider, fmt.Sprintf("fi_pingpong -p %s -e rdm -I %d -S %d 127.0.0.1", provider, n, size), fiUnchecked, 0,
+	return rival{"fi", "libfabric " + provider, fmt.Sprintf("fi_pingpong -p %s -e rdm -I %d -S %d 127.0.0.1", provider,
+		n, size), fiUnchecked, 0,
 		func(ctx context.Context) (float64, error) {
 			r, err := fi(ctx, provider, size, n)
 			return r.GBps, err
@@ -96,18 +100,21 @@ func iperf3Rate(size, bytes uint64) rival {
 
 func tcpRivals(size, bytes uint64) []rival {
 	r := []rival{ucxRate("tcp", "tag_bw", size, bytes), fiRate("tcp", size, bytes)}
-	// iperf3 takes blocks of at most 1 MiB: beyond that it moves the same warm megabyte again and again, which is another job.
+	// iperf3 takes blocks of at most 1 MiB: beyond that it moves the same warm megabyte again and
+	// again, which is another job.
 	if size <= peers.Iperf3MaxSize {
 		r = append(r, iperf3Rate(size, bytes))
 	}
 	return r
 }
 
-// openSSLRate sends with writes of 256 KiB. Its congestion control is one that does not pace, as ours on
-// loopback.
+// openSSLRate sends with writes of 256 KiB. Its congestion control is one that does not pace, as
+// ours on loopback.
 func openSSLRate(size, bytes uint64, program func() (string, error)) rival {
 	o := peers.OpenSSLTest{Size: size, Messages: messagesFor(size, bytes), Chunk: 256 << 10, Congestion: "reno"}
-	return rival{"openssl", "OpenSSL TLS 1.3 AES-128-GCM", "openssl-stream client PORT CPU " + strings.Join(o.Args(), " "), "", 2 * size, // of two slots
+	// of two slots
+	return rival{"openssl", "OpenSSL TLS 1.3 AES-128-GCM",
+		"openssl-stream client PORT CPU " + strings.Join(o.Args(), " "), "", 2 * size,
 		func(ctx context.Context) (_ float64, err error) {
 			if o.Program, err = program(); err != nil {
 				return 0, err
@@ -116,13 +123,16 @@ func openSSLRate(size, bytes uint64, program func() (string, error)) rival {
 		}}
 }
 
-// classes is the table of targets. network limits it to the classes for one forced congestion control, "" to those as
-// shipped. volume is how many bytes a run of a peer's tool moves; openSSL is TransferOptions.OpenSSL.
+// classes is the table of targets. network limits it to the classes for one forced congestion
+// control, "" to those as shipped. volume is how many bytes a run of a peer's tool moves; openSSL
+// is TransferOptions.OpenSSL.
 func classes(network string, volume uint64, openSSL func() (string, error)) []class {
 	var all []class
 	shm := func(size uint64, goal float64) {
-		all = append(all, class{name: "shm put " + FormatSize(size), driver: "shm", kind: "put", mode: Spin, size: size, goal: goal,
-			rivals: []rival{ucxRate("posix", "ucp_put_bw", size, 2*volume), ucxRate("posix", "tag_bw", size, 2*volume), fiRate("shm", size, volume)}})
+		all = append(all, class{name: "shm put " + FormatSize(size), driver: "shm", kind: "put", mode: Spin, size: size,
+			goal: goal,
+			rivals: []rival{ucxRate("posix", "ucp_put_bw", size, 2*volume), ucxRate("posix", "tag_bw", size, 2*volume),
+				fiRate("shm", size, volume)}})
 	}
 	tcp := func(size uint64, ratio, goal float64, crc bool) {
 		c := class{name: "tcp put " + FormatSize(size), driver: "tcp", kind: "put", mode: Spin, size: size, crc: crc,
@@ -156,19 +166,23 @@ func classes(network string, volume uint64, openSSL func() (string, error)) []cl
 		driver string
 		goal   float64
 		tls    string
-	}{{"p50", 50, "shm", 0.30, "posix"}, {"p99", 99, "shm", 0.45, "posix"}, {"p50", 50, "tcp", 3.4, "tcp"}, {"p99", 99, "tcp", 5.5, "tcp"}} {
-		all = append(all, class{name: fmt.Sprintf("%s 64 B put + seen, %s, spinning", p.driver, p.kind), driver: p.driver, kind: p.kind, mode: Spin, size: 64,
+	}{{"p50", 50, "shm", 0.30, "posix"}, {"p99", 99, "shm", 0.45, "posix"}, {"p50", 50, "tcp", 3.4, "tcp"},
+		{"p99", 99, "tcp", 5.5, "tcp"}} {
+		all = append(all, class{name: fmt.Sprintf("%s 64 B put + seen, %s, spinning", p.driver, p.kind),
+			driver: p.driver, kind: p.kind, mode: Spin, size: 64,
 			crc: true, goal: p.goal, rivals: []rival{ucxLatency(p.tls, p.p)}})
 	}
 	for _, d := range []string{"shm", "tcp"} {
-		all = append(all, class{name: d + " 64 B put + seen, p50, event mode", driver: d, kind: "p50", mode: Event, size: 64, crc: true})
+		all = append(all, class{name: d + " 64 B put + seen, p50, event mode", driver: d, kind: "p50", mode: Event,
+			size: 64, crc: true})
 	}
 	shm(64<<10, 39)
 	shm(1<<20, 25.8)
 	shm(16<<20, 16)
 	shm(256<<20, 15)
 	for _, size := range []uint64{64, 1 << 20, 256 << 20} {
-		all = append(all, class{name: "shm borrow " + FormatSize(size), driver: "shm", kind: "borrow", mode: Event, size: size, goal: 500})
+		all = append(all, class{name: "shm borrow " + FormatSize(size), driver: "shm", kind: "borrow", mode: Event,
+			size: size, goal: 500})
 	}
 	tcp(1<<20, 1, 9.5, true)
 	tcp(16<<20, 1, 8, true)
@@ -177,12 +191,14 @@ func classes(network string, volume uint64, openSSL func() (string, error)) []cl
 		tcp(size, 0, 0, false)
 	}
 	for _, size := range []uint64{1 << 20, 16 << 20, 64 << 20, 256 << 20} {
-		all = append(all, class{name: "tcp put " + FormatSize(size) + ", encrypted", driver: "tcp", kind: "put", mode: Spin, size: size, sealed: true,
+		all = append(all, class{name: "tcp put " + FormatSize(size) + ", encrypted", driver: "tcp", kind: "put",
+			mode: Spin, size: size, sealed: true,
 			ratio: 0.9, rivals: []rival{openSSLRate(size, volume, openSSL)}})
 	}
 	all = append(all,
 		class{name: "shm put 1024 x 4 KiB", driver: "shm", kind: "blocks", mode: Spin, size: 4 << 20, goal: 15},
-		class{name: "tcp put 1024 x 4 KiB", driver: "tcp", kind: "blocks", mode: Spin, size: 4 << 20, crc: true, goal: 4})
+		class{name: "tcp put 1024 x 4 KiB", driver: "tcp", kind: "blocks", mode: Spin, size: 4 << 20, crc: true,
+			goal: 4})
 	return all
 }
 

@@ -18,7 +18,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// open opens the queue of a class and prepares what is measured on it. Closing the subject closes the queue.
+// open opens the queue of a class and prepares what is measured on it. Closing the subject closes
+// the queue.
 func (o *TransferOptions) open(ctx context.Context, l *link, c class, h shape) (*subject, error) {
 	switch c.kind {
 	case "p50":
@@ -58,7 +59,8 @@ func (o *TransferOptions) open(ctx context.Context, l *link, c class, h shape) (
 }
 
 // classRow measures a class, beside theirs where there are any.
-func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, theirs []rival, versions map[string]string, note string) (err error) {
+func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, theirs []rival, versions map[string]string,
+	note string) (err error) {
 	h := shape{class: c.name, what: c.kind, path: c.driver, mode: c.mode, size: c.size, peers: 1}
 	if c.kind == "blocks" {
 		h.what, h.blocks = "put", 1024
@@ -81,7 +83,8 @@ func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, their
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.name, err)
 	}
-	p := paired.Plan{Pairs: o.Pairs, Target: c.ratio, Goal: c.goal, Limit: o.RowTime * time.Duration(max(1, len(theirs)))}
+	p := paired.Plan{Pairs: o.Pairs, Target: c.ratio, Goal: c.goal,
+		Limit: o.RowTime * time.Duration(max(1, len(theirs)))}
 	for i := range theirs {
 		p.Theirs = append(p.Theirs, theirs[i].contender(versions))
 	}
@@ -93,7 +96,8 @@ func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, their
 	return o.row(ctx, r, l, h, s, p)
 }
 
-// against measures every class beside all the ways to run the tools that were asked for and are here.
+// against measures every class beside all the ways to run the tools that were asked for and are
+// here.
 func (o *TransferOptions) against(ctx context.Context, r *Suite) error {
 	versions, err := o.lookUp(ctx, r)
 	if err != nil {
@@ -129,8 +133,8 @@ func (o *TransferOptions) classes() []class {
 	return classes(o.Network, 1<<30, o.OpenSSL)
 }
 
-// lookUp tells the report which of the tools that were asked for are here. It returns their versions by the names of
-// --against.
+// lookUp tells the report which of the tools that were asked for are here. It returns their
+// versions by the names of --against.
 func (o *TransferOptions) lookUp(ctx context.Context, r *Suite) (map[string]string, error) {
 	found, lines, missing, err := findTools(ctx, o.Against, o.OpenSSL != nil)
 	if err != nil {
@@ -149,15 +153,17 @@ func (o *TransferOptions) lookUp(ctx context.Context, r *Suite) (map[string]stri
 	return versions, nil
 }
 
-// Targets measures the table of targets: each class beside the peer that was fastest in a first look, and how soon the death
-// of a peer is noticed. The classes in which everybody is forced to the same congestion control run in a network namespace of
-// their own (see TransferOptions.Isolated), which takes root.
+// Targets measures the table of targets: each class beside the peer that was fastest in a first
+// look, and how soon the death of a peer is noticed. The classes in which everybody is forced to
+// the same congestion control run in a network namespace of their own (see
+// TransferOptions.Isolated), which takes root.
 func Targets(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if o.Against == nil {
 		o.Against = []string{"ucx", "fi", "iperf3", "openssl"}
 	}
 	if o.placed() {
-		return nil, errors.New("bench: the table of targets is about host memory: call Transfer for the memory of an accelerator")
+		return nil, errors.New("bench: the table of targets is about host memory: call Transfer for the memory of an " +
+			"accelerator")
 	}
 	if o.Budget == 0 && !o.Quick {
 		o.Budget = 100 * time.Millisecond
@@ -229,9 +235,11 @@ func joinNotes(a, b string) string {
 	return a + "; " + b
 }
 
-// scout runs each rival of a class three times and returns the one with the best median: one run on a busy machine picks
-// any of them. The note names the rivals that fail. These runs only choose; the pairs are measured afresh.
-func (o *TransferOptions) scout(ctx context.Context, c class, versions map[string]string) (best *rival, note string, err error) {
+// scout runs each rival of a class three times and returns the one with the best median: one run on
+// a busy machine picks any of them. The note names the rivals that fail. These runs only choose;
+// the pairs are measured afresh.
+func (o *TransferOptions) scout(ctx context.Context, c class, versions map[string]string) (best *rival, note string,
+	err error) {
 	looks := 3
 	if o.Quick {
 		looks = 1
@@ -271,7 +279,8 @@ func (o *TransferOptions) scout(ctx context.Context, c class, versions map[strin
 	return best, note, nil
 }
 
-// isolated runs the classes with one congestion control for everybody: this program again, in a network of its own.
+// isolated runs the classes with one congestion control for everybody: this program again, in a
+// network of its own.
 func (o *TransferOptions) isolated(ctx context.Context, r *Suite, network string) error {
 	o.Progress.Say("everybody with %s, in a network namespace", network)
 	outside, err := os.Readlink("/proc/self/ns/net")
@@ -285,7 +294,8 @@ func (o *TransferOptions) isolated(ctx context.Context, r *Suite, network string
 	sys.OwnNetwork(cmd)
 	out, err := cmd.Output()
 	if errors.Is(err, os.ErrPermission) {
-		r.Missing = append(r.Missing, "the same congestion control for everybody: a network namespace needs root: run as root")
+		r.Missing = append(r.Missing,
+			"the same congestion control for everybody: a network namespace needs root: run as root")
 		return nil
 	}
 	in, e := paired.Read(bytes.NewReader(out))
@@ -300,8 +310,8 @@ func (o *TransferOptions) isolated(ctx context.Context, r *Suite, network string
 	return nil
 }
 
-// enterNetwork makes the network namespace that this process was started in usable. outside is the one it must not be in:
-// the congestion control of the whole machine is not ours to change.
+// enterNetwork makes the network namespace that this process was started in usable. outside is the
+// one it must not be in: the congestion control of the whole machine is not ours to change.
 func enterNetwork(congestion, outside string) error {
 	here, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {

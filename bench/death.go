@@ -12,11 +12,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// deathRows measures how soon this side, waiting in event mode, learns that the second process was killed: while puts are
-// under way, and while nothing is.
+// deathRows measures how soon this side, waiting in event mode, learns that the second process was
+// killed: while puts are under way, and while nothing is.
 func (o *TransferOptions) deathRows(ctx context.Context, r *Suite, driver string) error {
 	for _, busy := range []bool{true, false} {
-		h := shape{class: driver + " peer killed while idle, until the error", what: "peer killed", path: driver, mode: Event}
+		h := shape{class: driver + " peer killed while idle, until the error", what: "peer killed", path: driver,
+			mode: Event}
 		if busy {
 			h.class = driver + " peer killed midway, until the error"
 		}
@@ -33,7 +34,8 @@ func (o *TransferOptions) deathRows(ctx context.Context, r *Suite, driver string
 		err := r.Measure(ctx, p, func(x *paired.Row) error {
 			h.describe(x)
 			if !busy {
-				x.Note = fmt.Sprintf("CPU of the wait: %.1f %% of a core over %v", 100*cpu.Seconds()/wall.Seconds(), wall.Round(time.Millisecond))
+				x.Note = fmt.Sprintf("CPU of the wait: %.1f %% of a core over %v", 100*cpu.Seconds()/wall.Seconds(),
+					wall.Round(time.Millisecond))
 			}
 			return nil
 		})
@@ -44,9 +46,10 @@ func (o *TransferOptions) deathRows(ctx context.Context, r *Suite, driver string
 	return nil
 }
 
-// death lets a second process live for a moment and kills it. It returns the time from the kill to the error, and how much
-// processor time this process used over the whole wait.
-func (o *TransferOptions) death(ctx context.Context, driver string, busy bool) (late, cpu, wall time.Duration, err error) {
+// death lets a second process live for a moment and kills it. It returns the time from the kill to
+// the error, and how much processor time this process used over the whole wait.
+func (o *TransferOptions) death(ctx context.Context, driver string, busy bool) (late, cpu, wall time.Duration,
+	err error) {
 	l, err := o.dial(ctx, o.node())
 	if err != nil {
 		return 0, 0, 0, err

@@ -29,11 +29,13 @@ type FairnessOptions struct {
 	Drivers Drivers         // nil except in tests
 }
 
-// fairTarget is how much longer the 99th percentile of small puts may be beside a large one than without.
+// fairTarget is how much longer the 99th percentile of small puts may be beside a large one than
+// without.
 const fairTarget = 3
 
-// Fairness measures how long small puts of many streams take beside a large put, as interleaved pairs with the same without it:
-// one large stream puts one message after the other all the time, on the same connection and path. Every byte is checked.
+// Fairness measures how long small puts of many streams take beside a large put, as interleaved
+// pairs with the same without it: one large stream puts one message after the other all the time,
+// on the same connection and path. Every byte is checked.
 func Fairness(ctx context.Context, o FairnessOptions) (*paired.Report, error) {
 	if o.Paths == nil {
 		o.Paths = []string{"shm", "tcp"}
@@ -53,12 +55,15 @@ func Fairness(ctx context.Context, o FairnessOptions) (*paired.Report, error) {
 	if o.Pairs == 0 {
 		o.Pairs = paired.MinPairs
 	}
-	if o.Streams < 1 || o.Streams > 10000 || o.Small < stampSize || o.Small > 1<<20 || o.Large < 1<<20 || o.Large > 1<<32 || o.Puts < 0 {
-		return nil, fmt.Errorf("%w: %d streams of %d bytes, %d puts of each, beside one of %d bytes: expected 1 to 10000 streams, 8 bytes to 1 MiB, and 1 MiB to 4 GiB", ErrOptions,
+	if o.Streams < 1 || o.Streams > 10000 || o.Small < stampSize || o.Small > 1<<20 || o.Large < 1<<20 ||
+		o.Large > 1<<32 || o.Puts < 0 {
+		return nil, fmt.Errorf("%w: %d streams of %d bytes, %d puts of each, beside one of %d bytes: expected 1 to "+
+			"10000 streams, 8 bytes to 1 MiB, and 1 MiB to 4 GiB", ErrOptions,
 			o.Streams, o.Small, o.Puts, o.Large)
 	}
 	r := o.Begin("fairness",
-		fmt.Sprintf("two processes; %d streams put %s each, one put at a time per stream, from the call to the end of its future; p99 of all puts of a run", o.Streams, FormatSize(o.Small)),
+		fmt.Sprintf("two processes; %d streams put %s each, one put at a time per stream, from the call to the end "+
+			"of its future; p99 of all puts of a run", o.Streams, FormatSize(o.Small)),
 		fmt.Sprintf("loaded: beside one stream that puts %s again and again on the same path", FormatSize(o.Large)),
 		"after each run the receiver checks every byte of the last message of each stream")
 	r.Method.Pairs = o.Pairs
@@ -130,13 +135,18 @@ func (f *fairness) row(ctx context.Context, r *Suite, driver string, pause time.
 			return paired.Sample{Value: x.p99, Verified: x.checked}, nil
 		}}
 	}
-	return r.Measure(ctx, paired.Plan{Name: name + ", p99", Unit: paired.Microseconds, Pairs: f.o.Pairs, Target: fairTarget,
-		Ours: contender(1, "beside a large put"), Theirs: []paired.Contender{contender(0, "alone")}}, func(x *paired.Row) error {
-		shape{what: "small put beside a large one", path: driver, mode: Event, size: f.o.Small, peers: 1}.describe(x)
-		r.Notes = append(r.Notes, fmt.Sprintf("%s: p50 %.3g us beside the large put, %.3g us alone; the large one went at %.3g GB/s (medians of runs)",
-			name, quantile(medians[1], 0.5), quantile(medians[0], 0.5), quantile(rates, 0.5)))
-		return nil
-	})
+	return r.Measure(ctx, paired.Plan{Name: name + ", p99", Unit: paired.Microseconds, Pairs: f.o.Pairs,
+		Target: fairTarget,
+		Ours:   contender(1, "beside a large put"), Theirs: []paired.Contender{contender(0, "alone")}},
+		func(x *paired.Row) error {
+			shape{what: "small put beside a large one", path: driver, mode: Event, size: f.o.Small,
+				peers: 1}.describe(x)
+			r.Notes = append(r.Notes,
+				fmt.Sprintf("%s: p50 %.3g us beside the large put, %.3g us alone; the large one went at %.3g GB/s "+
+					"(medians of runs)",
+					name, quantile(medians[1], 0.5), quantile(medians[0], 0.5), quantile(rates, 0.5)))
+			return nil
+		})
 }
 
 // fairSample is what one run found out.
@@ -146,7 +156,8 @@ type fairSample struct {
 	checked  uint64
 }
 
-func (f *fairness) sample(ctx context.Context, driver string, pause time.Duration, puts int, loaded bool) (s fairSample, err error) {
+func (f *fairness) sample(ctx context.Context, driver string, pause time.Duration, puts int, loaded bool) (s fairSample,
+	err error) {
 	f.smalls = newArea(f.o.Small, f.o.Streams)
 	f.smalls.fill(f.small.local.All().Bytes())
 	var big *heavy
@@ -234,7 +245,8 @@ func (h *heavy) end() (float64, error) {
 }
 
 // streams has every stream make its puts, and returns how long each took in microseconds.
-func (f *fairness) streams(ctx context.Context, driver string, pause time.Duration, puts int, first uint64) ([]float64, error) {
+func (f *fairness) streams(ctx context.Context, driver string, pause time.Duration, puts int, first uint64) ([]float64,
+	error) {
 	all := make([]float64, f.o.Streams*puts)
 	errs := make([]error, f.o.Streams)
 	bytes := f.small.local.All().Bytes()
@@ -245,7 +257,8 @@ func (f *fairness) streams(ctx context.Context, driver string, pause time.Durati
 			return nil, err
 		}
 		wg.Go(func() {
-			errs[i] = f.stream(ctx, i, []path.Copy{f.small.remote[0].At(span.Off, span)}, transfer.PutOptions{Paths: []string{driver}, Stream: uint32(i) + 1},
+			errs[i] = f.stream(ctx, i, []path.Copy{f.small.remote[0].At(span.Off, span)},
+				transfer.PutOptions{Paths: []string{driver}, Stream: uint32(i) + 1},
 				pause, all[i*puts:][:puts], bytes, first)
 		})
 	}
@@ -253,7 +266,8 @@ func (f *fairness) streams(ctx context.Context, driver string, pause time.Durati
 	return all, errors.Join(errs...)
 }
 
-func (f *fairness) stream(ctx context.Context, i int, copies []path.Copy, o transfer.PutOptions, pause time.Duration, took []float64, bytes []byte, first uint64) error {
+func (f *fairness) stream(ctx context.Context, i int, copies []path.Copy, o transfer.PutOptions, pause time.Duration,
+	took []float64, bytes []byte, first uint64) error {
 	var rest *time.Timer
 	if pause > 0 {
 		// They do not all begin at once.

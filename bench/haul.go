@@ -16,8 +16,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// haul is puts or gets, one at a time, between a memory of this process and one of the second. The source holds two messages
-// that are sent in turn, so that the destination shows which one came last.
+// haul is puts or gets, one at a time, between a memory of this process and one of the second. The
+// source holds two messages that are sent in turn, so that the destination shows which one came
+// last.
 type haul struct {
 	meter
 	kind   path.OpKind
@@ -34,9 +35,12 @@ type haul struct {
 	device, why string // of the second process's accelerator, and what it was taken instead of
 }
 
-// newHaul allocates memory at both places and moves a first message, which opens the path. The caller closes it.
-func (o *TransferOptions) newHaul(ctx context.Context, l *link, kind path.OpKind, h shape, name string, local, remote Place) (_ *haul, err error) {
-	x := &haul{meter: meter{l: l}, kind: kind, size: h.size, name: name, put: transfer.PutOptions{Paths: []string{h.path}}}
+// newHaul allocates memory at both places and moves a first message, which opens the path. The
+// caller closes it.
+func (o *TransferOptions) newHaul(ctx context.Context, l *link, kind path.OpKind, h shape, name string, local,
+	remote Place) (_ *haul, err error) {
+	x := &haul{meter: meter{l: l}, kind: kind, size: h.size, name: name,
+		put: transfer.PutOptions{Paths: []string{h.path}}}
 	here, there := 2*h.size, h.size
 	if kind == path.Get {
 		here, there = there, here
@@ -199,14 +203,16 @@ func between(kind path.OpKind, local, remote Place) string {
 	return short(local) + " to " + short(remote)
 }
 
-// hauls measures puts and gets between the memories that were asked for, in pairs with the same ones between host memories.
+// hauls measures puts and gets between the memories that were asked for, in pairs with the same
+// ones between host memories.
 func (o *TransferOptions) hauls(ctx context.Context, r *Suite) error {
 	for _, driver := range o.Paths {
 		for _, mode := range o.Modes {
 			n := o.node()
 			if mode == Spin {
 				if runtime.NumCPU() < 4 {
-					r.Missing = append(r.Missing, driver+" put and get, spin: both nodes' goroutines and both callers need 4 processors")
+					r.Missing = append(r.Missing, driver+
+						" put and get, spin: both nodes' goroutines and both callers need 4 processors")
 					continue
 				}
 				n.Spin = time.Millisecond
@@ -227,7 +233,8 @@ func (o *TransferOptions) hauls(ctx context.Context, r *Suite) error {
 func (o *TransferOptions) haulRows(ctx context.Context, r *Suite, l *link, driver, mode string) error {
 	for _, size := range o.Sizes {
 		for _, kind := range []path.OpKind{path.Put, path.Get} {
-			h := shape{what: kindName(kind), path: driver, mode: mode, size: size, peers: 1, memory: between(kind, o.Local, o.Remote)}
+			h := shape{what: kindName(kind), path: driver, mode: mode, size: size, peers: 1,
+				memory: between(kind, o.Local, o.Remote)}
 			err := o.haulRow(ctx, r, l, kind, h)
 			if errors.Is(err, path.ErrUnavailable) {
 				r.Missing = append(r.Missing, fmt.Sprintf("%s: %v", h.title(), err))
@@ -255,17 +262,22 @@ func (o *TransferOptions) haulRow(ctx context.Context, r *Suite, l *link, kind p
 	defer func() { err = errors.Join(err, theirs.close()) }()
 	local, why := l.ground.device(o.Local)
 	for _, side := range [][2]string{{"this process", why}, {"the second process", ours.why}} {
-		if note := fmt.Sprintf("%s uses memory of %s", side[0], side[1]); side[1] != "" && !slices.Contains(r.Notes, note) {
+		if note := fmt.Sprintf("%s uses memory of %s", side[0], side[1]); side[1] != "" &&
+			!slices.Contains(r.Notes, note) {
 			r.Notes = append(r.Notes, note)
 		}
 	}
-	p := paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Limit: o.RowTime, Target: targetOf(h.path, o.Local, o.Remote),
-		Ours: paired.Contender{Name: "penstock", Run: ours.sample}, Theirs: []paired.Contender{{Name: hostMemory, Run: theirs.sample}}}
+	p := paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Limit: o.RowTime,
+		Target: targetOf(h.path, o.Local, o.Remote),
+		Ours:   paired.Contender{Name: "penstock", Run: ours.sample},
+		Theirs: []paired.Contender{{Name: hostMemory, Run: theirs.sample}}}
 	return r.Measure(ctx, p, func(x *paired.Row) error {
 		h.describe(x)
 		x.Cost, x.Carrier = ours.cost(), ours.last.Carrier
-		x.Memory = &paired.Memory{Local: o.Local.Kind.String(), Remote: o.Remote.Kind.String(), LocalDevice: local, RemoteDevice: ours.device,
-			UserCopies: ours.last.UserCopies, KernelCopies: ours.last.KernelCopies, DeviceCopies: ours.last.DeviceCopies()}
+		x.Memory = &paired.Memory{Local: o.Local.Kind.String(), Remote: o.Remote.Kind.String(), LocalDevice: local,
+			RemoteDevice: ours.device,
+			UserCopies:   ours.last.UserCopies, KernelCopies: ours.last.KernelCopies,
+			DeviceCopies: ours.last.DeviceCopies()}
 		return nil
 	})
 }

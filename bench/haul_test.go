@@ -22,7 +22,8 @@ func onHost(k mem.Kind) Place {
 	return Place{Kind: k, Runtime: "host"}
 }
 
-// Two real processes: each mix of memories, both paths, both directions; every row stands beside host memory, and all bytes were checked on both.
+// Two real processes: each mix of memories, both paths, both directions; every row stands beside
+// host memory, and all bytes were checked on both.
 func TestMemories(t *testing.T) {
 	for _, c := range []struct {
 		local, remote mem.Kind
@@ -51,11 +52,13 @@ func TestMemories(t *testing.T) {
 					continue
 				}
 				s := x.Theirs[0]
-				if s.Name != hostMemory || s.Verified != 2*x.Size || s.Error != "" || s.Ratio == nil || s.Ratio.Target != c.target[x.Path] {
+				if s.Name != hostMemory || s.Verified != 2*x.Size || s.Error != "" || s.Ratio == nil ||
+					s.Ratio.Target != c.target[x.Path] {
 					t.Errorf("%s: beside %+v", x.Name, s)
 				}
 				m := x.Memory
-				if m == nil || m.Local != c.local.String() || m.Remote != c.remote.String() || (m.LocalDevice == "") != (c.local == mem.Host) || (m.RemoteDevice == "") != (c.remote == mem.Host) {
+				if m == nil || m.Local != c.local.String() || m.Remote != c.remote.String() ||
+					(m.LocalDevice == "") != (c.local == mem.Host) || (m.RemoteDevice == "") != (c.remote == mem.Host) {
 					t.Errorf("%s: %+v", x.Name, m)
 					continue
 				}
@@ -89,13 +92,15 @@ func TestMemoryNames(t *testing.T) {
 	}
 }
 
-// What was not moved does not pass, whose memory it may be: the destination is overwritten before each sample.
+// What was not moved does not pass, whose memory it may be: the destination is overwritten before
+// each sample.
 func TestNoFakeSuccessOfMemory(t *testing.T) {
 	for _, k := range []mem.Kind{mem.HostPinned, mem.Device} {
 		for _, kind := range []path.OpKind{path.Put, path.Get} {
 			t.Run(k.String()+" "+kindName(kind), func(t *testing.T) {
 				o, l := hauling(t, k)
-				x, err := o.newHaul(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory", o.Local, o.Remote)
+				x, err := o.newHaul(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory", o.Local,
+					o.Remote)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -137,7 +142,8 @@ func hauling(t *testing.T, k mem.Kind) (*TransferOptions, *link) {
 func TestTheLastMessageCounts(t *testing.T) {
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
 		o, l := hauling(t, mem.Device)
-		x, err := o.newHaul(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory", o.Local, o.Remote)
+		x, err := o.newHaul(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory", o.Local,
+			o.Remote)
 		if err != nil {
 			t.Fatal(err)
 		}

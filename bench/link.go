@@ -43,7 +43,8 @@ func (o *TransferOptions) dial(ctx context.Context, n nodeOptions) (l *link, err
 	if len(o.Command) == 0 {
 		return nil, errors.New("bench: no command for the second process")
 	}
-	l = &link{cmd: exec.CommandContext(ctx, o.Command[0], o.Command[1:]...), opts: n, huge: o.Huge, pin: !o.NoPin, driver: o.Drivers}
+	l = &link{cmd: exec.CommandContext(ctx, o.Command[0], o.Command[1:]...), opts: n, huge: o.Huge, pin: !o.NoPin,
+		driver: o.Drivers}
 	l.cmd.Stderr = os.Stderr
 	if l.in, err = l.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -79,7 +80,8 @@ func (l *link) addPeer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: paths, Budget: budget,
+	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All,
+		Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: paths, Budget: budget,
 		NoChecksum: l.opts.NoChecksum, Spin: l.opts.Spin})
 	if err != nil {
 		return err
@@ -126,7 +128,8 @@ func (l *link) ask(q request) (reply, error) {
 	return a, nil
 }
 
-// serveAsk asks while this process's ends of the queues are served: revoking memory waits until those who map it confirm.
+// serveAsk asks while this process's ends of the queues are served: revoking memory waits until
+// those who map it confirm.
 func (l *link) serveAsk(q request) (reply, error) {
 	var a reply
 	done := make(chan error, 1)
@@ -156,11 +159,13 @@ func (l *link) openQueues(ctx context.Context, driver, mode string, n int, echo 
 			return err
 		}
 	}
-	if _, err := l.ask(request{Do: "accept", Queues: n, Mode: mode, Echo: echo > 0, Size: echo, Pin: l.pin && mode == Spin}); err != nil {
+	if _, err := l.ask(request{Do: "accept", Queues: n, Mode: mode, Echo: echo > 0, Size: echo, Pin: l.pin &&
+		mode == Spin}); err != nil {
 		return err
 	}
 	for i := range n {
-		q, err := l.peers[i].OpenQueue(ctx, transfer.QueueOptions{Path: driver, Name: queueName(i), NoChecksum: l.opts.NoChecksum})
+		q, err := l.peers[i].OpenQueue(ctx, transfer.QueueOptions{Path: driver, Name: queueName(i),
+			NoChecksum: l.opts.NoChecksum})
 		if err != nil {
 			l.closeQueues()
 			return err
@@ -171,7 +176,8 @@ func (l *link) openQueues(ctx context.Context, driver, mode string, n int, echo 
 	return err
 }
 
-// alone runs f while the second process rests, so that f has both cores. Without a session it rests anyway.
+// alone runs f while the second process rests, so that f has both cores. Without a session it rests
+// anyway.
 func (l *link) alone(f func() error) error {
 	if len(l.queues) == 0 {
 		return f()
@@ -318,7 +324,8 @@ func (m *meter) during(ops int, bytes uint64, f func() error) error {
 	return nil
 }
 
-// cost divides what was used by what was done, those of the warm-up included; nil when nothing was done.
+// cost divides what was used by what was done, those of the warm-up included; nil when nothing was
+// done.
 func (m *meter) cost() *paired.Cost {
 	if m.ops == 0 || m.bytes == 0 {
 		return nil

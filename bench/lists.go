@@ -11,15 +11,17 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// One list of many blocks that lie anywhere, such as those of a KV cache: by Peer.Put, and prepared once (Peer.Prepare), each beside the same
-// list by a Queue. Both sides sleep where they have nothing to do.
+// One list of many blocks that lie anywhere, such as those of a KV cache: by Peer.Put, and prepared
+// once (Peer.Prepare), each beside the same list by a Queue. Both sides sleep where they have
+// nothing to do.
 
 const (
 	listBlocks = 10000
 	listBlock  = 4 << 10
 )
 
-// listRows measures the lists of a path. ours/theirs is to be 0.95 for a put, 1 for a prepared list.
+// listRows measures the lists of a path. ours/theirs is to be 0.95 for a put, 1 for a prepared
+// list.
 func (o *TransferOptions) listRows(ctx context.Context, r *Suite, driver string) error {
 	for _, prepared := range []bool{false, true} {
 		if err := o.listRow(ctx, r, driver, prepared); err != nil {
@@ -75,11 +77,13 @@ func (o *TransferOptions) listRow(ctx context.Context, r *Suite, driver string, 
 	}}
 	s.run = func(ctx context.Context) (paired.Sample, error) { return x.sampleBy(ctx, calls, true) }
 	theirs := func(ctx context.Context) (paired.Sample, error) { return x.sampleBy(ctx, x.x.run, false) }
-	return o.row(ctx, r, l, h, s, paired.Plan{Pairs: o.Pairs, Target: target, Limit: 2 * o.RowTime, Theirs: []paired.Contender{{Name: "penstock, Queue", Run: theirs}}})
+	return o.row(ctx, r, l, h, s, paired.Plan{Pairs: o.Pairs, Target: target, Limit: 2 * o.RowTime,
+		Theirs: []paired.Contender{{Name: "penstock, Queue", Run: theirs}}})
 }
 
 // call puts messages as run does, each by a transfer that begin begins.
-func (x *load) call(ctx context.Context, messages int, begin func(context.Context) (*transfer.Transfer, error)) (time.Duration, error) {
+func (x *load) call(ctx context.Context, messages int,
+	begin func(context.Context) (*transfer.Transfer, error)) (time.Duration, error) {
 	f := x.flows[0]
 	t := time.Now()
 	for range messages {

@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// flow is one queue's share of a load: slots that are used in turn, each for one operation at a time.
+// flow is one queue's share of a load: slots that are used in turn, each for one operation at a
+// time.
 type flow struct {
 	q      *transfer.Queue
 	ops    []path.Op // one per slot; its token is the slot
@@ -41,12 +42,15 @@ type load struct {
 	flows []*flow
 	order []int // of the blocks of each operation; nil is one block
 	pin   bool
-	// stampAt is where in a local slot the stamp is, in bytes: in the block that belongs to the beginning of the remote slot.
+	// stampAt is where in a local slot the stamp is, in bytes: in the block that belongs to the
+	// beginning of the remote slot.
 	stampAt uint64
 }
 
-// newLoad prepares operations of size bytes, or of blocks pieces of that together, over all open queues of the link.
-func (l *link) newLoad(ctx context.Context, kind path.OpKind, mode string, size uint64, blocks, slots int) (*load, error) {
+// newLoad prepares operations of size bytes, or of blocks pieces of that together, over all open
+// queues of the link.
+func (l *link) newLoad(ctx context.Context, kind path.OpKind, mode string, size uint64, blocks, slots int) (*load,
+	error) {
 	n := len(l.queues)
 	x := &load{kind: kind, mode: mode, area: newArea(size, n*slots), pin: l.pin && mode == Spin}
 	var err error
@@ -219,8 +223,8 @@ func (f *flow) post(x *load) error {
 	return nil
 }
 
-// mark makes the message of a slot different from all others before it is posted: a put carries a new stamp; a get's
-// destination loses what it must bring.
+// mark makes the message of a slot different from all others before it is posted: a put carries a
+// new stamp; a get's destination loses what it must bring.
 func (f *flow) mark(x *load, slot int) {
 	if x.area.Slot < stampSize {
 		return
@@ -246,13 +250,15 @@ func (f *flow) collect(x *load, n int) error {
 			}
 			s := int(e.Token)
 			if s >= len(f.busy) || !f.busy[s] {
-				return fmt.Errorf("%w: completion of operation %d, which was not outstanding", paired.ErrFailed, e.Token)
+				return fmt.Errorf("%w: completion of operation %d, which was not outstanding", paired.ErrFailed,
+					e.Token)
 			}
 			f.busy[s] = false
 			f.done++
 			if x.kind == path.Get && x.area.Slot >= stampSize {
 				at := f.first + s
-				if got := binary.LittleEndian.Uint64(f.local[uint64(at)*x.area.Slot+x.stampAt:]) ^ x.area.Seed; got != x.area.Stamps[at] {
+				if got := binary.LittleEndian.Uint64(f.local[uint64(at)*x.area.Slot+
+					x.stampAt:]) ^ x.area.Seed; got != x.area.Stamps[at] {
 					return fmt.Errorf("%w: a get completed but brought no bytes (stamp %#x)", paired.ErrFailed, got)
 				}
 			}

@@ -21,7 +21,8 @@ type MemOptions struct {
 	Huge    bool
 }
 
-// Mem measures package mem: slots of a pool per second, blocks of a warm allocator, registrations, and first touch.
+// Mem measures package mem: slots of a pool per second, blocks of a warm allocator, registrations,
+// and first touch.
 func Mem(ctx context.Context, o MemOptions) (*paired.Report, error) {
 	if o.Samples == 0 {
 		o.Samples = paired.MinPairs
@@ -33,7 +34,8 @@ func Mem(ctx context.Context, o MemOptions) (*paired.Report, error) {
 		o.Size = 256 << 20
 	}
 	r := o.Begin("mem", fmt.Sprintf("samples of about %v", o.Budget),
-		"a warm pool or allocator has memory that was touched before; first touch, which registration pays, is a row of its own")
+		"a warm pool or allocator has memory that was touched before; first touch, which registration pays, is a row "+
+			"of its own")
 	r.Method.Alone = o.Samples
 	for _, f := range []func(context.Context, *Suite) error{o.pool, o.alloc, o.register, o.touch} {
 		if err := f(ctx, r); err != nil {
@@ -44,16 +46,21 @@ func Mem(ctx context.Context, o MemOptions) (*paired.Report, error) {
 }
 
 // alone measures something that moves no bytes and has no rival.
-func (o *MemOptions) alone(ctx context.Context, r *Suite, p paired.Plan, run func() (paired.Sample, error), fill func(*paired.Row) error) error {
+func (o *MemOptions) alone(ctx context.Context, r *Suite, p paired.Plan, run func() (paired.Sample, error),
+	fill func(*paired.Row) error) error {
 	o.Progress.Say("%s", p.Name)
 	if p.Pairs == 0 {
 		p.Pairs = o.Samples
 	}
-	p.Ours = paired.Contender{Name: "package mem", Unchecked: noBytes, Run: func(context.Context) (paired.Sample, error) { return run() }}
+	p.Ours = paired.Contender{Name: "package mem", Unchecked: noBytes,
+		Run: func(context.Context) (paired.Sample, error) {
+			return run()
+		}}
 	return r.Measure(ctx, p, fill)
 }
 
-// pool counts get+put pairs through a cache of one goroutine, and through one cache for each core at the same time.
+// pool counts get+put pairs through a cache of one goroutine, and through one cache for each core
+// at the same time.
 func (o *MemOptions) pool(ctx context.Context, r *Suite) error {
 	p, err := mem.NewPool(mem.PoolOptions{Name: "bench", SlotSize: 4096, Slots: 4096})
 	if err != nil {
@@ -66,18 +73,21 @@ func (o *MemOptions) pool(ctx context.Context, r *Suite) error {
 			name = fmt.Sprintf("pool get+put, 1 core of %d working", cores)
 		}
 		var ops, mallocs uint64
-		err := o.alone(ctx, r, paired.Plan{Name: name, Unit: paired.MopsPerSec, Goal: 5}, func() (paired.Sample, error) {
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			n, d, err := o.poolSample(p, cores)
-			runtime.ReadMemStats(&after)
-			ops += n
-			mallocs += after.Mallocs - before.Mallocs
-			return paired.Sample{Value: float64(n) / float64(cores) / d.Seconds() / 1e6}, err
-		}, func(x *paired.Row) error {
-			x.Note = fmt.Sprintf("%.4f allocations per get+put, those of starting the goroutines and caches included", float64(mallocs)/float64(ops))
-			return nil
-		})
+		err := o.alone(ctx, r, paired.Plan{Name: name, Unit: paired.MopsPerSec, Goal: 5},
+			func() (paired.Sample, error) {
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				n, d, err := o.poolSample(p, cores)
+				runtime.ReadMemStats(&after)
+				ops += n
+				mallocs += after.Mallocs - before.Mallocs
+				return paired.Sample{Value: float64(n) / float64(cores) / d.Seconds() / 1e6}, err
+			}, func(x *paired.Row) error {
+				x.Note = fmt.Sprintf("%.4f allocations per get+put, those of starting the goroutines and caches "+
+					"included",
+					float64(mallocs)/float64(ops))
+				return nil
+			})
 		if err != nil {
 			return err
 		}
@@ -119,7 +129,8 @@ func (o *MemOptions) poolSample(p *mem.Pool, cores int) (n uint64, d time.Durati
 	return n, d, nil
 }
 
-// alloc times Alloc from an allocator that has free blocks of the class: the warm-up round touched the memory.
+// alloc times Alloc from an allocator that has free blocks of the class: the warm-up round touched
+// the memory.
 func (o *MemOptions) alloc(ctx context.Context, r *Suite) error {
 	a, err := mem.NewAllocator(mem.AllocatorOptions{Name: "bench", Budget: o.Size, Memory: o.memory()})
 	if err != nil {
@@ -128,23 +139,24 @@ func (o *MemOptions) alloc(ctx context.Context, r *Suite) error {
 	defer a.Close()
 	for _, size := range []uint64{64 << 10, 1 << 20} {
 		h := shape{class: "Alloc " + FormatSize(size) + " from a warm pool, p99", what: "alloc", size: size}
-		err := o.alone(ctx, r, paired.Plan{Name: h.title(), Unit: paired.Microseconds, Goal: 100}, func() (paired.Sample, error) {
-			v := make([]float64, 0, 10000)
-			for start := time.Now(); len(v) == 0 || len(v) < cap(v) && time.Since(start) < o.Budget; {
-				t := time.Now()
-				b, err := a.Alloc(size)
-				d := time.Since(t)
-				if err != nil {
-					return paired.Sample{}, err
+		err := o.alone(ctx, r, paired.Plan{Name: h.title(), Unit: paired.Microseconds, Goal: 100},
+			func() (paired.Sample, error) {
+				v := make([]float64, 0, 10000)
+				for start := time.Now(); len(v) == 0 || len(v) < cap(v) && time.Since(start) < o.Budget; {
+					t := time.Now()
+					b, err := a.Alloc(size)
+					d := time.Since(t)
+					if err != nil {
+						return paired.Sample{}, err
+					}
+					v = append(v, float64(d)/1e3)
+					if err := a.Free(b); err != nil {
+						return paired.Sample{}, err
+					}
 				}
-				v = append(v, float64(d)/1e3)
-				if err := a.Free(b); err != nil {
-					return paired.Sample{}, err
-				}
-			}
-			slices.Sort(v)
-			return paired.Sample{Value: paired.Percentile(v, 99), Single: v}, nil
-		}, func(x *paired.Row) error { h.describe(x); return nil })
+				slices.Sort(v)
+				return paired.Sample{Value: paired.Percentile(v, 99), Single: v}, nil
+			}, func(x *paired.Row) error { h.describe(x); return nil })
 		if err != nil {
 			return err
 		}
@@ -233,13 +245,14 @@ func (o *MemOptions) touch(ctx context.Context, r *Suite) error {
 	h := shape{what: "first touch", size: o.Size}
 	m := o.memory()
 	m.Name, m.Size = "bench first touch", int(o.Size)
-	return o.alone(ctx, r, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: min(o.Samples, 7)}, func() (paired.Sample, error) {
-		t := time.Now()
-		region, err := mem.Alloc(m)
-		if err != nil {
-			return paired.Sample{}, err
-		}
-		v := GBps(o.Size, time.Since(t))
-		return paired.Sample{Value: v}, region.Close()
-	}, func(x *paired.Row) error { h.describe(x); return nil })
+	return o.alone(ctx, r, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: min(o.Samples, 7)},
+		func() (paired.Sample, error) {
+			t := time.Now()
+			region, err := mem.Alloc(m)
+			if err != nil {
+				return paired.Sample{}, err
+			}
+			v := GBps(o.Size, time.Since(t))
+			return paired.Sample{Value: v}, region.Close()
+		}, func(x *paired.Row) error { h.describe(x); return nil })
 }

@@ -15,14 +15,17 @@ import (
 // ErrOptions is wrapped by errors about options that cannot be.
 var ErrOptions = errors.New("bench")
 
-// Output is what every benchmark's command line says of its result and of the conditions it is measured under.
+// Output is what every benchmark's command line says of its result and of the conditions it is
+// measured under.
 type Output struct {
-	JSON  bool          // print the result as JSON, in place of the table
-	File  string        // also write the result as JSON to this file; "": no file
-	Quiet bool          // no progress
-	Quick bool          // a smoke run: figures without meaning, no wait for an idle machine
-	Idle  time.Duration // how long to wait in all for other programs to leave the machine alone; 0: only look how busy it is
-	Seed  uint64        // 0: a new one
+	JSON  bool   // print the result as JSON, in place of the table
+	File  string // also write the result as JSON to this file; "": no file
+	Quiet bool   // no progress
+	Quick bool   // a smoke run: figures without meaning, no wait for an idle machine
+	// how long to wait in all for other programs to leave the machine alone; 0: only look how busy
+	// it is
+	Idle time.Duration
+	Seed uint64 // 0: a new one
 }
 
 // Flags is a set of flags, of package flag or one that is like it.
@@ -49,8 +52,8 @@ func (o *Output) Flags(f Flags) {
 	f.Uint64Var(&o.Seed, "seed", 0, "of the order of runs and the statistics (default: a new one)")
 }
 
-// Conditions are those of a benchmark; its progress goes to w. They are asked for before it starts, so that a result file that cannot be
-// written is not found out at its end.
+// Conditions are those of a benchmark; its progress goes to w. They are asked for before it starts,
+// so that a result file that cannot be written is not found out at its end.
 func (o *Output) Conditions(w io.Writer) (Conditions, error) {
 	c := Conditions{Seed: o.Seed}
 	if !o.Quiet {

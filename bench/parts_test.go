@@ -41,11 +41,12 @@ func TestParts(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(limit(t))
 	n := 0
-	r, err := Ring(ctx, RingOptions{Bursts: []int{1}, Pairs: 2, Items: 500, Conditions: Conditions{Progress: func(string) {
-		if n++; n == 3 {
-			cancel()
-		}
-	}}})
+	r, err := Ring(ctx, RingOptions{Bursts: []int{1}, Pairs: 2, Items: 500,
+		Conditions: Conditions{Progress: func(string) {
+			if n++; n == 3 {
+				cancel()
+			}
+		}}})
 	if !errors.Is(err, context.Canceled) || len(r.Rows) != 2 {
 		t.Errorf("%v, %+v", err, r)
 	}

@@ -64,7 +64,8 @@ func (p *pinger) hear(ctx context.Context, events []path.Event, mode string, b *
 			switch e.Kind {
 			case path.EventNotify:
 				if heard != 0 {
-					return 0, fmt.Errorf("%w: ping-pong: message %d came before %d was answered", paired.ErrFailed, e.Imm, heard)
+					return 0, fmt.Errorf("%w: ping-pong: message %d came before %d was answered", paired.ErrFailed,
+						e.Imm, heard)
 				}
 				heard = e.Imm
 			case path.EventDone:
@@ -80,9 +81,11 @@ func (p *pinger) hear(ctx context.Context, events []path.Event, mode string, b *
 	return heard, nil
 }
 
-// pingPong makes n round trips from number first and appends half of each round trip's time in microseconds to out. in is
-// where answers arrive; every byte of every message is checked on both sides.
-func (p *pinger) pingPong(ctx context.Context, in []byte, first uint64, n int, mode string, out []float64) ([]float64, error) {
+// pingPong makes n round trips from number first and appends half of each round trip's time in
+// microseconds to out. in is where answers arrive; every byte of every message is checked on both
+// sides.
+func (p *pinger) pingPong(ctx context.Context, in []byte, first uint64, n int, mode string, out []float64) ([]float64,
+	error) {
 	var b brake
 	var events [8]path.Event
 	for k := first; k < first+uint64(n); k++ {
@@ -96,7 +99,8 @@ func (p *pinger) pingPong(ctx context.Context, in []byte, first uint64, n int, m
 		}
 		d := time.Since(t)
 		if got != k || !messageIs(in, k) {
-			return out, fmt.Errorf("%w: ping-pong: answer %d is wrong or out of order (number %d)", paired.ErrFailed, k, got)
+			return out, fmt.Errorf("%w: ping-pong: answer %d is wrong or out of order (number %d)", paired.ErrFailed, k,
+				got)
 		}
 		out = append(out, float64(d)/2e3)
 	}

@@ -12,14 +12,16 @@ import (
 
 // Place says what memory one side of a measurement uses. The zero value is host memory.
 type Place struct {
-	Kind    mem.Kind `json:"kind,omitempty"`    // mem.Host, mem.HostPinned or mem.Device
-	Runtime string   `json:"runtime,omitempty"` // of the accelerator for the other two: "cuda", "opencl", "host"; "" is the best there is
-	Device  int      `json:"device,omitempty"`  // its number in the runtime
+	Kind mem.Kind `json:"kind,omitempty"` // mem.Host, mem.HostPinned or mem.Device
+	// of the accelerator for the other two: "cuda", "opencl", "host"; "" is the best there is
+	Runtime string `json:"runtime,omitempty"`
+	Device  int    `json:"device,omitempty"` // its number in the runtime
 }
 
 func (p Place) check() error {
 	if p.Kind != mem.Host && p.Kind != mem.HostPinned && p.Kind != mem.Device {
-		return fmt.Errorf("%w: memory of kind %s: expected %s, %s or %s", ErrOptions, p.Kind, mem.Host, mem.HostPinned, mem.Device)
+		return fmt.Errorf("%w: memory of kind %s: expected %s, %s or %s", ErrOptions, p.Kind, mem.Host, mem.HostPinned,
+			mem.Device)
 	}
 	return nil
 }
@@ -27,7 +29,8 @@ func (p Place) check() error {
 // ground is where a process of a benchmark takes memory from.
 type ground struct{ a *accel.Accelerator }
 
-// allocate makes memory at a place. The first that is not of the host opens the accelerator, which is the only one of its process.
+// allocate makes memory at a place. The first that is not of the host opens the accelerator, which
+// is the only one of its process.
 func (g *ground) allocate(name string, size uint64, huge bool, p Place) (*mem.Region, error) {
 	if err := p.check(); err != nil {
 		return nil, err
@@ -44,7 +47,8 @@ func (g *ground) allocate(name string, size uint64, huge bool, p Place) (*mem.Re
 	return g.a.Alloc("bench "+name, p.Kind, int(size))
 }
 
-// device names the accelerator behind a place, in short and with the reasons for it; "" for host memory.
+// device names the accelerator behind a place, in short and with the reasons for it; "" for host
+// memory.
 func (g *ground) device(p Place) (name, why string) {
 	if p.Kind == mem.Host || g.a == nil {
 		return "", ""
@@ -81,7 +85,8 @@ func (p pattern) fill(ctx context.Context, r *mem.Region) error {
 	})
 }
 
-// verify checks that the beginning of r holds the pattern, and returns how many bytes were right. Memory of an accelerator is read back, and summed by its own kernel as well.
+// verify checks that the beginning of r holds the pattern, and returns how many bytes were right.
+// Memory of an accelerator is read back, and summed by its own kernel as well.
 func (p pattern) verify(ctx context.Context, g *ground, r *mem.Region) (checked uint64, err error) {
 	s, err := r.Span(0, p.Len)
 	if err != nil {
@@ -100,7 +105,8 @@ func (p pattern) verify(ctx context.Context, g *ground, r *mem.Region) (checked 
 // errWrong is in the error of a check that finds other bytes than were sent.
 var errWrong = errors.New("bytes did not come")
 
-// scribble overwrites all of r, in memory of the host or of a device, with bytes that are no pattern.
+// scribble overwrites all of r, in memory of the host or of a device, with bytes that are no
+// pattern.
 func scribble(ctx context.Context, r *mem.Region) error {
 	return accel.Write(ctx, r.All(), func(b []byte, _ uint64) error {
 		for i := range b {

@@ -40,8 +40,9 @@ var ringRivals = []struct {
 	{"ring.Messages", []string{"channel"}},
 }
 
-// Ring compares the rings of package ring with a Go channel and with the queues of xsync, one goroutine putting and one
-// getting, as interleaved pairs. Every item is counted and checked: sums and, as there is one producer, the order.
+// Ring compares the rings of package ring with a Go channel and with the queues of xsync, one
+// goroutine putting and one getting, as interleaved pairs. Every item is counted and checked: sums
+// and, as there is one producer, the order.
 func Ring(ctx context.Context, o RingOptions) (*paired.Report, error) {
 	if o.Bursts == nil {
 		o.Bursts = []int{1, 8, 32, 256}
@@ -52,13 +53,15 @@ func Ring(ctx context.Context, o RingOptions) (*paired.Report, error) {
 	if o.Items == 0 {
 		o.Items = 200_000
 	}
-	r := o.Begin("ring", fmt.Sprintf("one producer and one consumer goroutine pass %d items of 8 bytes through a ring of %d; "+
+	r := o.Begin("ring", fmt.Sprintf("one producer and one consumer goroutine pass %d items of 8 bytes through a "+
+		"ring of %d; "+
 		"the consumer checks every item and its order", o.Items, ringCapacity),
 		"a burst is what one call puts or gets; a queue that takes one item at a time is called once per item")
 	r.Method.Pairs = o.Pairs
 	for _, v := range ringRivals {
 		for _, burst := range o.Bursts {
-			p := paired.Plan{Name: fmt.Sprintf("%s, bursts of %d", v.ours, burst), Unit: paired.MopsPerSec, Pairs: o.Pairs, Margin: partsMargin,
+			p := paired.Plan{Name: fmt.Sprintf("%s, bursts of %d", v.ours, burst), Unit: paired.MopsPerSec,
+				Pairs: o.Pairs, Margin: partsMargin,
 				Ours: o.contender(v.ours, burst)}
 			for _, name := range v.theirs {
 				p.Theirs = append(p.Theirs, o.contender(name, burst))
@@ -199,7 +202,8 @@ func newQueue(name string) (q queue, free func(), err error) {
 	return queue{}, free, fmt.Errorf("bench: unknown queue %q", name)
 }
 
-// messageQueue is a ring of messages in shared memory, which checks what it reads as if the other side were hostile.
+// messageQueue is a ring of messages in shared memory, which checks what it reads as if the other
+// side were hostile.
 func messageQueue() (queue, func(), error) {
 	r, err := mem.Alloc(mem.Options{Name: "bench ring", Size: ring.MessagesSize(ringCapacity)})
 	if err != nil {

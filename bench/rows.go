@@ -58,7 +58,8 @@ func (o *TransferOptions) newPing(ctx context.Context, l *link, driver, mode str
 	if g.pong, err = Allocate("pong", pingSize, false); err != nil {
 		return nil, err
 	}
-	if g.export, err = l.node.Export(g.pong.All(), transfer.ExportOptions{Name: "pong", Rights: path.Read | path.Write}); err != nil {
+	if g.export, err = l.node.Export(g.pong.All(),
+		transfer.ExportOptions{Name: "pong", Rights: path.Read | path.Write}); err != nil {
 		return nil, err
 	}
 	if _, err = l.ask(request{Do: "alloc", Name: "ping", Size: pingSize}); err != nil {
@@ -78,7 +79,8 @@ func (o *TransferOptions) newPing(ctx context.Context, l *link, driver, mode str
 }
 
 // pingSubject is a percentile of the times of one way.
-func (o *TransferOptions) pingSubject(ctx context.Context, l *link, driver, mode string, percentile float64) (*subject, error) {
+func (o *TransferOptions) pingSubject(ctx context.Context, l *link, driver, mode string, percentile float64) (*subject,
+	error) {
 	g, err := o.newPing(ctx, l, driver, mode)
 	if err != nil {
 		return nil, err
@@ -96,15 +98,16 @@ func (o *TransferOptions) pingSubject(ctx context.Context, l *link, driver, mode
 			v, err := g.sample(ctx)
 			slices.Sort(v)
 			// Both directions of every round trip were checked.
-			return paired.Sample{Value: paired.Percentile(v, percentile), Verified: 2 * pingSize * uint64(len(v)), Single: v}, err
+			return paired.Sample{Value: paired.Percentile(v, percentile), Verified: 2 * pingSize * uint64(len(v)),
+				Single: v}, err
 		},
 		// The other side tells at the end how many bytes it checked; a row without that is not one.
 		finish: func(x *paired.Row) error { x.Cost = g.meter.cost(); return end() },
 		close:  end}, nil
 }
 
-// sample makes n round trips and returns half their times in microseconds. All bytes of all messages are checked on both
-// sides while the clock runs.
+// sample makes n round trips and returns half their times in microseconds. All bytes of all
+// messages are checked on both sides while the clock runs.
 func (g *ping) sample(ctx context.Context) (v []float64, err error) {
 	v = make([]float64, 0, g.n)
 	in := g.pong.All().Bytes()[:pingSize]
@@ -122,7 +125,8 @@ func (g *ping) sample(ctx context.Context) (v []float64, err error) {
 func (g *ping) close() error {
 	seen, err := g.l.closeQueues()
 	if err == nil && seen != g.checked {
-		err = fmt.Errorf("%w: ping-pong: the other side checked %d bytes, this one %d", paired.ErrFailed, seen, g.checked)
+		err = fmt.Errorf("%w: ping-pong: the other side checked %d bytes, this one %d", paired.ErrFailed, seen,
+			g.checked)
 	}
 	g.checked += seen
 	_, e := g.l.ask(request{Do: "free", Name: "ping"})
@@ -183,7 +187,8 @@ func (o *TransferOptions) newLender(ctx context.Context, l *link, size uint64) (
 
 // attach borrows for the first time, for which the memory has to be mapped.
 func (x *lender) attach(ctx context.Context) (path.View, error) {
-	// No event reports that the memory is mapped, so attach polls the path; the peer takes a moment.
+	// No event reports that the memory is mapped, so attach polls the path; the peer takes a
+	// moment.
 	wait, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var events [8]path.Event
@@ -200,7 +205,8 @@ func (x *lender) attach(ctx context.Context) (path.View, error) {
 	}
 }
 
-// sample borrows, reads the last bytes and gives back, n times; it returns nanoseconds of one borrow.
+// sample borrows, reads the last bytes and gives back, n times; it returns nanoseconds of one
+// borrow.
 func (x *lender) sample() (float64, error) {
 	var want [8]byte
 	at := x.size - 8
@@ -228,7 +234,8 @@ func (x *lender) close() error {
 	return err
 }
 
-// lendSubject borrows memory of the second process over the open queue; nil where the path cannot lend.
+// lendSubject borrows memory of the second process over the open queue; nil where the path cannot
+// lend.
 func (o *TransferOptions) lendSubject(ctx context.Context, l *link, size uint64) (*subject, error) {
 	x, err := o.newLender(ctx, l, size)
 	if err != nil || x == nil {
@@ -279,7 +286,8 @@ func (o *TransferOptions) apiRows(ctx context.Context, r *Suite, driver, mode st
 	n := o.node()
 	if mode == Spin {
 		if runtime.NumCPU() < 4 {
-			r.Missing = append(r.Missing, driver+" api put, spin: both nodes' goroutines and both callers need 4 processors")
+			r.Missing = append(r.Missing, driver+
+				" api put, spin: both nodes' goroutines and both callers need 4 processors")
 			return nil
 		}
 		n.Spin = time.Millisecond

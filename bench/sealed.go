@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// withSecret makes drivers that can encrypt do so with a secret that both processes of a run have; nil leaves them as they are.
+// withSecret makes drivers that can encrypt do so with a secret that both processes of a run have;
+// nil leaves them as they are.
 func withSecret(all []setup.Driver, secret []byte) []setup.Driver {
 	if secret == nil {
 		return all

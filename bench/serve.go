@@ -18,7 +18,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// Drivers makes the paths that are measured; tests put a broken one in. nil means those of Penstock: drivers.New.
+// Drivers makes the paths that are measured; tests put a broken one in. nil means those of
+// Penstock: drivers.New.
 type Drivers func(drivers.Options) ([]setup.Driver, error)
 
 // server is the second process of a benchmark.
@@ -36,8 +37,8 @@ type memory struct {
 	export *transfer.Export
 }
 
-// ServePeer is the second process of a benchmark: it answers requests on in until that ends. make is nil except in
-// tests of this package.
+// ServePeer is the second process of a benchmark: it answers requests on in until that ends. make
+// is nil except in tests of this package.
 func ServePeer(ctx context.Context, in io.Reader, out io.Writer, make Drivers) error {
 	s := &server{ctx: ctx, drivers: make, memory: map[string]*memory{}}
 	defer s.close()
@@ -79,8 +80,9 @@ func (s *server) do(q *request, a *reply) (err error) {
 		if err != nil {
 			return err
 		}
-		s.node, err = transfer.Open(s.ctx, transfer.Options{Anonymous: identity.All, Name: "bench-peer", Listen: []string{"tcp://127.0.0.1:0"},
-			Paths: paths, Budget: budget, NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
+		s.node, err = transfer.Open(s.ctx, transfer.Options{Anonymous: identity.All, Name: "bench-peer",
+			Listen: []string{"tcp://127.0.0.1:0"},
+			Paths:  paths, Budget: budget, NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
 		if err == nil {
 			a.Addr = s.node.Addrs()[0]
 		}
@@ -90,7 +92,8 @@ func (s *server) do(q *request, a *reply) (err error) {
 		if m.region, err = s.ground.allocate(q.Name, q.Size, q.Huge, q.Place); err != nil {
 			return err
 		}
-		if m.export, err = s.node.Export(m.region.All(), transfer.ExportOptions{Name: q.Name, Rights: path.Read | path.Write}); err != nil {
+		if m.export, err = s.node.Export(m.region.All(),
+			transfer.ExportOptions{Name: q.Name, Rights: path.Read | path.Write}); err != nil {
 			m.region.Close()
 			return err
 		}
@@ -149,7 +152,8 @@ func (s *server) do(q *request, a *reply) (err error) {
 	return err
 }
 
-// Allocate makes memory for a benchmark: size bytes of the host, on huge pages if huge, where small sizes may get others. The caller closes it.
+// Allocate makes memory for a benchmark: size bytes of the host, on huge pages if huge, where small
+// sizes may get others. The caller closes it.
 func Allocate(name string, size uint64, huge bool) (*mem.Region, error) {
 	o := mem.Options{Name: "bench " + name, Size: int(size)}
 	if huge {

@@ -20,7 +20,8 @@ const (
 	Event = "event" // sleep until there is something to do
 )
 
-// brake lets the spinning side of a session rest while something else is measured, which would otherwise share its core.
+// brake lets the spinning side of a session rest while something else is measured, which would
+// otherwise share its core.
 type brake struct {
 	halt    atomic.Bool
 	resting atomic.Bool
@@ -66,7 +67,8 @@ func (b *brake) shut() {
 	b.resume()
 }
 
-// session serves the queues of one measurement on the second process: the peer's puts and gets make progress in its polls.
+// session serves the queues of one measurement on the second process: the peer's puts and gets make
+// progress in its polls.
 type session struct {
 	s       *server
 	q       request
@@ -91,7 +93,8 @@ func newSession(s *server, q *request) *session {
 	return x
 }
 
-// run accepts the queues and serves them. Its goroutine is the queues' owner, except in event mode with several.
+// run accepts the queues and serves them. Its goroutine is the queues' owner, except in event mode
+// with several.
 func (x *session) run(ctx context.Context) {
 	for i := range x.q.Queues {
 		q, err := x.s.node.AcceptQueue(ctx, queueName(i))
@@ -183,7 +186,8 @@ func (x *session) sleep(ctx context.Context) {
 	wg.Wait()
 }
 
-// echo waits for puts of small messages into "ping", checks each byte, and puts the answer into the first peer's "pong".
+// echo waits for puts of small messages into "ping", checks each byte, and puts the answer into the
+// first peer's "pong".
 func (x *session) echo(ctx context.Context) error {
 	q := x.queues[0]
 	ping := x.s.memory["ping"]

@@ -21,7 +21,8 @@ type Conditions struct {
 	Progress Progress
 }
 
-// Suite is a report that is filled with rows, one after the other: Conditions.Begin makes it, Suite.Measure adds a row, Suite.End closes it.
+// Suite is a report that is filled with rows, one after the other: Conditions.Begin makes it,
+// Suite.Measure adds a row, Suite.End closes it.
 type Suite struct {
 	*paired.Report
 	c     Conditions
@@ -45,8 +46,8 @@ func (c Conditions) Begin(bench string, method ...string) *Suite {
 	return s
 }
 
-// Measure runs a plan and adds its row. fill completes what is not measured in rounds; it may be nil. A row that failed is
-// added too, and Check ends the run with what is wrong with it.
+// Measure runs a plan and adds its row. fill completes what is not measured in rounds; it may be
+// nil. A row that failed is added too, and Check ends the run with what is wrong with it.
 func (s *Suite) Measure(ctx context.Context, p paired.Plan, fill func(*paired.Row) error) error {
 	p.Gate, p.Seed = s.c.Gate, s.seeds.Uint64()>>(64-seedBits)
 	x, err := paired.Run(ctx, p)
@@ -62,8 +63,8 @@ func (s *Suite) Measure(ctx context.Context, p paired.Plan, fill func(*paired.Ro
 	return nil
 }
 
-// End closes the report: it comes with every error that was found after the first row, so that what was measured is not
-// lost.
+// End closes the report: it comes with every error that was found after the first row, so that what
+// was measured is not lost.
 func (s *Suite) End(err error) (*paired.Report, error) {
 	s.Took = time.Since(s.Began).Seconds()
 	return s.Report, errors.Join(err, s.Check())

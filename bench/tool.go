@@ -9,16 +9,19 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// findTools looks up the programs that are asked for: those that are here with their versions, and how to get the others. openSSL says whether
-// there is a program in C for OpenSSL.
-func findTools(ctx context.Context, names []string, openSSL bool) (here map[string]bool, versions, missing []string, err error) {
+// findTools looks up the programs that are asked for: those that are here with their versions, and
+// how to get the others. openSSL says whether there is a program in C for OpenSSL.
+func findTools(ctx context.Context, names []string, openSSL bool) (here map[string]bool, versions, missing []string,
+	err error) {
 	here = map[string]bool{}
 	for _, n := range names {
 		if n != "ucx" && n != "fi" && n != "iperf3" && n != "openssl" {
 			return nil, nil, nil, fmt.Errorf("%w: --against %q: expected ucx, fi, iperf3 or openssl", ErrOptions, n)
 		}
 		if n == "openssl" && !openSSL {
-			missing = append(missing, "openssl: its program in C is compiled by the lab's tool: go run ./internal/lab bench transfer --against openssl")
+			missing = append(missing,
+				"openssl: its program in C is compiled by the lab's tool: go run ./internal/lab bench transfer "+
+					"--against openssl")
 			continue
 		}
 		p, err := peers.Get(n)
@@ -49,9 +52,11 @@ func CPUs() peers.CPUs {
 	return peers.CPUs{Client: a, Server: b}
 }
 
-// ucx runs ucx_perftest: test is tag_bw, ucp_put_bw or tag_lat. percentile is the one of the latency that is wanted.
+// ucx runs ucx_perftest: test is tag_bw, ucp_put_bw or tag_lat. percentile is the one of the
+// latency that is wanted.
 func ucx(ctx context.Context, tls, test string, size uint64, n int, percentile float64) (peers.UCXResult, error) {
-	return peers.UCX(ctx, peers.UCXTest{Transports: tls, Test: test, Size: size, Messages: n, Percentile: percentile, CPUs: CPUs()})
+	return peers.UCX(ctx, peers.UCXTest{Transports: tls, Test: test, Size: size, Messages: n, Percentile: percentile,
+		CPUs: CPUs()})
 }
 
 // fi runs fi_pingpong of libfabric.
@@ -59,7 +64,8 @@ func fi(ctx context.Context, provider string, size uint64, n int) (peers.Libfabr
 	return peers.Libfabric(ctx, peers.LibfabricTest{Provider: provider, Size: size, Messages: n, CPUs: CPUs()})
 }
 
-// iperf3 sends the given number of bytes with writes of size bytes and returns what the receiver counted, in GB/s.
+// iperf3 sends the given number of bytes with writes of size bytes and returns what the receiver
+// counted, in GB/s.
 func iperf3(ctx context.Context, size, bytes uint64) (float64, error) {
 	r, err := peers.Iperf3(ctx, peers.Iperf3Test{Size: size, Bytes: bytes, CPUs: CPUs()})
 	return r.GBps, err

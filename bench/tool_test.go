@@ -22,7 +22,8 @@ func TestMissingToolsAreReported(t *testing.T) {
 		t.Error("an unknown tool passed")
 	}
 	// Without a program in C the lab is named, even where OpenSSL is installed.
-	if here, _, missing, err := findTools(context.Background(), []string{"openssl"}, false); err != nil || len(here) != 0 || len(missing) != 1 || !strings.Contains(missing[0], "internal/lab bench") {
+	if here, _, missing, err := findTools(context.Background(), []string{"openssl"}, false); err != nil ||
+		len(here) != 0 || len(missing) != 1 || !strings.Contains(missing[0], "internal/lab bench") {
 		t.Errorf("%v, %v, %v", here, missing, err)
 	}
 }

@@ -31,23 +31,27 @@ type TransferOptions struct {
 	Pairs   int           // of each comparison; 0: paired.MinPairs
 	RowTime time.Duration // a comparison that takes longer for each of theirs ends with the pairs it has; 0: 45 s
 	Against []string      // the peers to compare with: "ucx", "fi", "iperf3", "openssl"
-	// OpenSSL returns the path of the program in C that streams with OpenSSL. nil: there is none, and a comparison with "openssl" is reported as missing.
+	// OpenSSL returns the path of the program in C that streams with OpenSSL. nil: there is none,
+	// and a comparison with "openssl" is reported as missing.
 	OpenSSL func() (program string, err error)
 	Huge    bool // 2 MiB pages on both sides
 	NoPin   bool // leave spinning threads where the kernel puts them
-	// Congestion is the TCP congestion control of ours: "" lets package transfer/path/tcp choose by measurement.
+	// Congestion is the TCP congestion control of ours: "" lets package transfer/path/tcp choose by
+	// measurement.
 	Congestion string
 	// Verbs shapes paths over RDMA, on both sides.
 	Verbs   verbs.Options
 	Quick   bool    // a smoke run of a few seconds; its figures mean nothing
 	Drivers Drivers // nil except in tests
 
-	// Local and Remote are the memories of this process and of the second one. Where one is not host memory, Transfer measures
-	// puts and gets between these memories in pairs with the same ones between host memories, and nothing else.
+	// Local and Remote are the memories of this process and of the second one. Where one is not
+	// host memory, Transfer measures puts and gets between these memories in pairs with the same
+	// ones between host memories, and nothing else.
 	Local, Remote Place
 
-	// For Targets. Isolated is the command line of this program that calls Targets again, prints the report as JSON, and takes
-	// the flags --network and --outside for the fields of those names; nil leaves that part out.
+	// For Targets. Isolated is the command line of this program that calls Targets again, prints
+	// the report as JSON, and takes the flags --network and --outside for the fields of those
+	// names; nil leaves that part out.
 	Isolated []string
 	Network  string // the congestion control for everybody
 	Outside  string // the network namespace of the program that started this one
@@ -129,7 +133,8 @@ func (o *TransferOptions) defaults() error {
 		return fmt.Errorf("%w: samples and pairs: expected at least 1", ErrOptions)
 	}
 	if o.placed() && len(o.Against) > 0 {
-		return fmt.Errorf("%w: the peers' own tools are compared on host memory: leave out either them or the memory of an accelerator", ErrOptions)
+		return fmt.Errorf("%w: the peers' own tools are compared on host memory: leave out either them or the memory "+
+			"of an accelerator", ErrOptions)
 	}
 	if slices.Contains(o.Modes, Spin) && runtime.GOMAXPROCS(0) < 2 {
 		return errors.New("bench: spinning on both sides needs two processors; use mode event")
@@ -171,7 +176,8 @@ func (o *TransferOptions) method() []string {
 	}
 	return []string{
 		fmt.Sprintf("two processes, %s, %s, samples of about %v each", pages, pin, o.Budget),
-		"every message carries a stamp; after each sample the receiving side checks every byte of the last message of every slot, outside the timed part",
+		"every message carries a stamp; after each sample the receiving side checks every byte of the last message " +
+			"of every slot, outside the timed part",
 		"ceiling: a figure above it fails the run from 128 MiB; smaller sizes fit the caches and say how warm they were",
 		"cost: from getrusage, the runtime and the path",
 	}
@@ -183,15 +189,17 @@ func (o *TransferOptions) placed() bool { return o.Local.Kind != mem.Host || o.R
 // haulMethod is method where a side uses other memory than the host's.
 func (o *TransferOptions) haulMethod() []string {
 	return []string{
-		fmt.Sprintf("two processes, Peer.Put and Peer.Get one at a time, samples of about %v each, in pairs with the same between host memories", o.Budget),
-		"two messages are sent in turn; after each sample the receiving side checks every byte of the last one, outside the timed part: memory of a device is read back, and summed by its own kernel",
+		fmt.Sprintf("two processes, Peer.Put and Peer.Get one at a time, samples of about %v each, in pairs with the "+
+			"same between host memories", o.Budget),
+		"two messages are sent in turn; after each sample the receiving side checks every byte of the last one, " +
+			"outside the timed part: memory of a device is read back, and summed by its own kernel",
 		"cost: from getrusage, the runtime and the path",
 	}
 }
 
-// slotsFor is how many operations of a size are outstanding at once on a path, each with memory of its own. Puts over
-// shared memory are done when they are posted, and the peers' tools use the same memory for every message: one slot then
-// asks as much of the caches as they do.
+// slotsFor is how many operations of a size are outstanding at once on a path, each with memory of
+// its own. Puts over shared memory are done when they are posted, and the peers' tools use the same
+// memory for every message: one slot then asks as much of the caches as they do.
 func slotsFor(driver string, size uint64) int {
 	switch {
 	case driver == "shm" && size >= 64<<10:
@@ -206,8 +214,9 @@ func slotsFor(driver string, size uint64) int {
 	return 64
 }
 
-// Transfer measures puts, gets, borrows, small round trips and lists of blocks between two processes. A report comes with
-// every error that was found after the first row, so that what was measured is not lost.
+// Transfer measures puts, gets, borrows, small round trips and lists of blocks between two
+// processes. A report comes with every error that was found after the first row, so that what was
+// measured is not lost.
 func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
@@ -275,14 +284,16 @@ func (o *TransferOptions) sweep(ctx context.Context, r *Suite, l *link, driver, 
 			continue // many peers share the same memory bandwidth: one says it all
 		}
 		for _, kind := range []path.OpKind{path.Put, path.Get} {
-			if err := o.moveRow(ctx, r, l, kind, shape{what: kindName(kind), path: driver, mode: mode, size: size, peers: n}); err != nil {
+			if err := o.moveRow(ctx, r, l, kind, shape{what: kindName(kind), path: driver, mode: mode, size: size,
+				peers: n}); err != nil {
 				return err
 			}
 		}
 	}
 	if n == 1 {
 		for _, kind := range []path.OpKind{path.Put, path.Get} {
-			if err := o.moveRow(ctx, r, l, kind, shape{what: kindName(kind), path: driver, mode: mode, size: 1024 * 4096, blocks: 1024, peers: 1}); err != nil {
+			if err := o.moveRow(ctx, r, l, kind, shape{what: kindName(kind), path: driver, mode: mode,
+				size: 1024 * 4096, blocks: 1024, peers: 1}); err != nil {
 				return err
 			}
 		}
@@ -380,13 +391,16 @@ func (s *sampler) sample(ctx context.Context) (paired.Sample, error) {
 	return s.sampleBy(ctx, s.x.run, true)
 }
 
-// sampleBy makes one verified run by a function that moves so many messages; what it uses is counted if it is ours. Fresh bytes are filled in
-// before it, so that nothing of an earlier run can pass.
-func (s *sampler) sampleBy(ctx context.Context, run func(context.Context, int) (time.Duration, error), ours bool) (paired.Sample, error) {
+// sampleBy makes one verified run by a function that moves so many messages; what it uses is
+// counted if it is ours. Fresh bytes are filled in before it, so that nothing of an earlier run can
+// pass.
+func (s *sampler) sampleBy(ctx context.Context, run func(context.Context, int) (time.Duration, error),
+	ours bool) (paired.Sample, error) {
 	if err := s.x.prepare(); err != nil {
 		return paired.Sample{}, err
 	}
-	// Warm up: filling put the source into this core's caches and took the destination out of the other's.
+	// Warm up: filling put the source into this core's caches and took the destination out of the
+	// other's.
 	if _, err := run(ctx, max(1, s.messages/10)); err != nil {
 		return paired.Sample{}, err
 	}

@@ -46,8 +46,12 @@ func quick(t *testing.T, kind string) TransferOptions {
 		t.Fatal(err)
 	}
 	t.Setenv("PENSTOCK_BENCH_PEER", kind)
-	// Not pinned: on a busy machine two threads that must run at the same time would wait for two given processors.
-	return TransferOptions{Command: []string{self}, Quick: true, NoPin: true, Conditions: Conditions{Progress: func(l string) { t.Log(l) }}}
+	// Not pinned: on a busy machine two threads that must run at the same time would wait for two
+	// given processors.
+	return TransferOptions{Command: []string{self}, Quick: true, NoPin: true,
+		Conditions: Conditions{Progress: func(l string) {
+			t.Log(l)
+		}}}
 }
 
 func limit(t *testing.T) context.Context {
@@ -56,7 +60,8 @@ func limit(t *testing.T) context.Context {
 	return ctx
 }
 
-// Two real processes, both paths, both modes: every kind of row is there and its bytes were checked.
+// Two real processes, both paths, both modes: every kind of row is there and its bytes were
+// checked.
 func TestTransfer(t *testing.T) {
 	o := quick(t, "")
 	o.Sizes, o.Samples, o.Budget = []uint64{64, 64 << 10}, 2, 200*time.Microsecond
@@ -77,14 +82,17 @@ func TestTransfer(t *testing.T) {
 			}
 		case x.Cost == nil || !(x.Cost.CPUPerOp > 0):
 			t.Errorf("%s: cost %+v", x.Name, x.Cost)
-		case (x.What == "put" || x.What == "get") && (x.Ceiling == nil || x.Ceiling.Enforced || len(x.Ceiling.Samples) != 2):
+		case (x.What == "put" || x.What == "get") &&
+			(x.Ceiling == nil || x.Ceiling.Enforced || len(x.Ceiling.Samples) != 2):
 			t.Errorf("%s: ceiling %+v: expected one that is not enforced at this size", x.Name, x.Ceiling)
 		case strings.HasPrefix(x.What, "put + seen") && (x.Latency == nil || x.Latency.N != 100):
 			t.Errorf("%s: latency %+v", x.Name, x.Latency)
 		}
 	}
-	for _, want := range []string{"shm put 64 B spin", "shm get 64 KiB event", "tcp put 64 KiB event", "tcp get 64 B spin 3 peers", "shm put 1024 x 4 KiB spin",
-		"tcp get 1024 x 4 KiB event", "shm borrow 64 KiB", "shm put + seen, one way 64 B spin", "tcp put + seen, one way 64 B event", "tcp api put 64 B event"} {
+	for _, want := range []string{"shm put 64 B spin", "shm get 64 KiB event", "tcp put 64 KiB event",
+		"tcp get 64 B spin 3 peers", "shm put 1024 x 4 KiB spin",
+		"tcp get 1024 x 4 KiB event", "shm borrow 64 KiB", "shm put + seen, one way 64 B spin",
+		"tcp put + seen, one way 64 B event", "tcp api put 64 B event"} {
 		if !seen[want] {
 			t.Errorf("no row %q among %v", want, seen)
 		}
@@ -142,7 +150,8 @@ func TestAgainst(t *testing.T) {
 	}
 	x := r.Rows[i]
 	s := x.Theirs[0]
-	if s.Name != "iperf3" || s.Version == "" || !strings.HasPrefix(s.Command, "iperf3 -c") || s.Unchecked == "" || s.Verified != 0 || s.Error != "" ||
+	if s.Name != "iperf3" || s.Version == "" || !strings.HasPrefix(s.Command, "iperf3 -c") || s.Unchecked == "" ||
+		s.Verified != 0 || s.Error != "" ||
 		len(s.Samples) != 2 || s.Ratio.Target != 1 || s.Ratio.Verdict != paired.Inconclusive {
 		t.Errorf("%+v, %+v", s, s.Ratio)
 	}
@@ -153,7 +162,8 @@ func TestAgainst(t *testing.T) {
 
 // From 128 MiB on a figure above the ceiling cannot be a cache's.
 func TestCeilingIsEnforced(t *testing.T) {
-	for size, want := range map[uint64]bool{1 << 20: false, beyondCache - 1: false, beyondCache: true, 256 << 20: true} {
+	for size, want := range map[uint64]bool{1 << 20: false, beyondCache - 1: false, beyondCache: true,
+		256 << 20: true} {
 		if got := CopyCeilingHolds(size); got != want {
 			t.Errorf("%s: %v", FormatSize(size), got)
 		}
@@ -169,19 +179,23 @@ func TestBadOptions(t *testing.T) {
 		"pairs":   {Pairs: -1},
 		"command": {},
 		"dead":    {Command: []string{"/bin/false"}},
-		"library": {Command: []string{"/bin/false"}, Paths: []string{"verbs"}, Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}},
-		"depth":   {Command: []string{"/bin/false"}, Verbs: verbs.Options{Depth: 5}},
-		"memory":  {Local: Place{Kind: mem.Foreign}},
-		"tools":   {Remote: Place{Kind: mem.Device}, Against: []string{"iperf3"}},
+		"library": {Command: []string{"/bin/false"}, Paths: []string{"verbs"},
+			Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}},
+		"depth":  {Command: []string{"/bin/false"}, Verbs: verbs.Options{Depth: 5}},
+		"memory": {Local: Place{Kind: mem.Foreign}},
+		"tools":  {Remote: Place{Kind: mem.Device}, Against: []string{"iperf3"}},
 	} {
 		if r, err := Transfer(limit(t), o); err == nil {
 			t.Errorf("%s passed: %v", name, r)
 		}
 	}
-	if _, err := Transfer(limit(t), TransferOptions{Command: []string{"/bin/false"}, Paths: []string{"tcp", "verbs"}, Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}}); err == nil || !strings.Contains(err.Error(), "libibverbs") {
+	if _, err := Transfer(limit(t), TransferOptions{Command: []string{"/bin/false"}, Paths: []string{"tcp", "verbs"},
+		Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}}); err == nil ||
+		!strings.Contains(err.Error(), "libibverbs") {
 		t.Errorf("a path that is not here: %v", err)
 	}
-	if r, err := Targets(limit(t), TransferOptions{Local: Place{Kind: mem.Device}}); err == nil || !strings.Contains(err.Error(), "host memory") {
+	if r, err := Targets(limit(t), TransferOptions{Local: Place{Kind: mem.Device}}); err == nil ||
+		!strings.Contains(err.Error(), "host memory") {
 		t.Errorf("targets on a device: %v, %v", r, err)
 	}
 }
@@ -251,8 +265,8 @@ func TestNoFakeSuccess(t *testing.T) {
 
 func liars(drivers.Options) ([]setup.Driver, error) { return []setup.Driver{liarDriver{}}, nil }
 
-// liarDriver sets up paths whose operations are done at once and do nothing. Their notifications reach the other end in the
-// same way: an answer is invented for each.
+// liarDriver sets up paths whose operations are done at once and do nothing. Their notifications
+// reach the other end in the same way: an answer is invented for each.
 type liarDriver struct{}
 
 func (liarDriver) Name() string         { return "liar" }
@@ -316,7 +330,8 @@ func (p *liar) Close() error {
 	return sys.Close(p.fd)
 }
 
-// The checks while the clock runs stand on their own: without them only the last message of a run would have been looked at.
+// The checks while the clock runs stand on their own: without them only the last message of a run
+// would have been looked at.
 func TestEachMessageIsChecked(t *testing.T) {
 	o := quick(t, "liar")
 	o.Drivers = liars
@@ -333,7 +348,8 @@ func TestEachMessageIsChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.sample(ctx); !errors.Is(err, paired.ErrFailed) || !strings.Contains(err.Error(), "answer 1 is wrong") {
+	if _, err := g.sample(ctx); !errors.Is(err, paired.ErrFailed) ||
+		!strings.Contains(err.Error(), "answer 1 is wrong") {
 		t.Errorf("ping-pong: %v", err)
 	}
 	g.close() // the other side has failed too
@@ -349,7 +365,8 @@ func TestEachMessageIsChecked(t *testing.T) {
 	if err := x.prepare(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := x.run(ctx, 1); !errors.Is(err, paired.ErrFailed) || !strings.Contains(err.Error(), "brought no bytes") {
+	if _, err := x.run(ctx, 1); !errors.Is(err, paired.ErrFailed) ||
+		!strings.Contains(err.Error(), "brought no bytes") {
 		t.Errorf("get: %v", err)
 	}
 }
@@ -357,7 +374,8 @@ func TestEachMessageIsChecked(t *testing.T) {
 // Two real processes: small puts beside a large one, both paths, all bytes checked.
 func TestFairness(t *testing.T) {
 	q := quick(t, "")
-	o := FairnessOptions{Conditions: q.Conditions, Command: q.Command, Streams: 7, Small: 1000, Large: 8 << 20, Puts: 5, Pairs: 2, Pauses: []time.Duration{0, time.Millisecond}}
+	o := FairnessOptions{Conditions: q.Conditions, Command: q.Command, Streams: 7, Small: 1000, Large: 8 << 20, Puts: 5,
+		Pairs: 2, Pauses: []time.Duration{0, time.Millisecond}}
 	r, err := Fairness(limit(t), o)
 	if err != nil {
 		t.Fatal(err)
@@ -366,7 +384,8 @@ func TestFairness(t *testing.T) {
 		t.Fatalf("%d rows, %d notes", len(r.Rows), len(r.Notes))
 	}
 	for _, x := range r.Rows {
-		if x.Ours.Verified == 0 || len(x.Theirs) != 1 || x.Theirs[0].Verified == 0 || x.Theirs[0].Ratio.Target != fairTarget {
+		if x.Ours.Verified == 0 || len(x.Theirs) != 1 || x.Theirs[0].Verified == 0 ||
+			x.Theirs[0].Ratio.Target != fairTarget {
 			t.Errorf("%s: %+v, %+v", x.Name, x.Ours, x.Theirs)
 		}
 	}
@@ -376,7 +395,8 @@ func TestFairness(t *testing.T) {
 	}
 }
 
-// The classes with encryption, beside a stream with OpenSSL: both sides checked every byte that they say they checked.
+// The classes with encryption, beside a stream with OpenSSL: both sides checked every byte that
+// they say they checked.
 func TestEncrypted(t *testing.T) {
 	testpeers.Need(t, "openssl")
 	o := quick(t, "")
@@ -421,12 +441,14 @@ func BenchmarkEncrypted(b *testing.B) {
 			continue
 		}
 		b.Run(FormatSize(c.size), func(b *testing.B) {
-			r, err := encrypted(b.Context(), TransferOptions{Command: []string{self}, Against: []string{"openssl"}, OpenSSL: testpeers.OpenSSLStream, Pairs: 20}, []class{c})
+			r, err := encrypted(b.Context(), TransferOptions{Command: []string{self}, Against: []string{"openssl"},
+				OpenSSL: testpeers.OpenSSLStream, Pairs: 20}, []class{c})
 			if err != nil {
 				b.Fatal(err)
 			}
 			x := r.Rows[0]
-			b.Logf("%s: ours %.2f GB/s, OpenSSL %.2f GB/s, ratio %+v", x.Name, x.Ours.Stats.Median, x.Theirs[0].Stats.Median, *x.Theirs[0].Ratio)
+			b.Logf("%s: ours %.2f GB/s, OpenSSL %.2f GB/s, ratio %+v", x.Name, x.Ours.Stats.Median,
+				x.Theirs[0].Stats.Median, *x.Theirs[0].Ratio)
 		})
 	}
 }

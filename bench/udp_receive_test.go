@@ -50,7 +50,8 @@ func (r *udpRig) buffer() int {
 func (r *udpRig) fill(ctx context.Context) error {
 	segments := min(64, 65507/r.size)
 	calls := (24 << 20) / (r.size * segments * max(64/segments, 1))
-	_, err := r.a.Output(ctx, r.bin, "send", r.b.Link().IPv4.String(), strconv.Itoa(udpPort), strconv.Itoa(r.size), strconv.Itoa(-calls), strconv.Itoa(segments), "0")
+	_, err := r.a.Output(ctx, r.bin, "send", r.b.Link().IPv4.String(), strconv.Itoa(udpPort), strconv.Itoa(r.size),
+		strconv.Itoa(-calls), strconv.Itoa(segments), "0")
 	return err
 }
 
@@ -72,7 +73,8 @@ func (r *udpRig) sample(u udpResult) (paired.Sample, error) {
 // send starts the sender.
 func (r *udpRig) send(port int) (stop func(), err error) {
 	segments := min(64, 65507/r.size)
-	cmd := r.a.Command(r.bin, "send", r.b.Link().IPv4.String(), strconv.Itoa(port), strconv.Itoa(r.size), "20000", strconv.Itoa(segments), "0")
+	cmd := r.a.Command(r.bin, "send", r.b.Link().IPv4.String(), strconv.Itoa(port), strconv.Itoa(r.size), "20000",
+		strconv.Itoa(segments), "0")
 	if err := r.a.Start(cmd); err != nil {
 		return nil, err
 	}
@@ -81,7 +83,8 @@ func (r *udpRig) send(port int) (stop func(), err error) {
 
 // theirs is a run of the program in C.
 func (r *udpRig) theirs(ctx context.Context) (paired.Sample, error) {
-	cmd := r.b.Command(r.bin, "recv", r.b.Link().IPv4.String(), strconv.Itoa(udpPort), strconv.Itoa(r.size), strconv.Itoa(r.ms), strconv.Itoa(r.buffer()), "1")
+	cmd := r.b.Command(r.bin, "recv", r.b.Link().IPv4.String(), strconv.Itoa(udpPort), strconv.Itoa(r.size),
+		strconv.Itoa(r.ms), strconv.Itoa(r.buffer()), "1")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return paired.Sample{}, err
@@ -123,7 +126,8 @@ func (r *udpRig) theirs(ctx context.Context) (paired.Sample, error) {
 func (r *udpRig) ours(ctx context.Context) (paired.Sample, error) {
 	var port engine.Port
 	err := r.b.Do(func() (err error) {
-		port, err = socket.New().OpenPort(ctx, engine.PortSpec{Address: fmt.Sprintf("udp://%s:%d", r.b.Link().IPv4, udpPort),
+		port, err = socket.New().OpenPort(ctx, engine.PortSpec{Address: fmt.Sprintf("udp://%s:%d", r.b.Link().IPv4,
+			udpPort),
 			Options: socket.UDPOptions{ReceiveBuffer: r.buffer()}})
 		return err
 	})
@@ -224,7 +228,8 @@ func (r *udpRig) iperf3(ctx context.Context) (paired.Sample, error) {
 		if err == nil {
 			c.Close()
 		}
-		out, err := r.a.Output(ctx, "iperf3", "-u", "-b", "0", "-l", strconv.Itoa(r.size), "-t", "1", "-c", r.b.Link().IPv4.String(), "-p", "5702", "-A", "0", "-w", "4M", "-J")
+		out, err := r.a.Output(ctx, "iperf3", "-u", "-b", "0", "-l", strconv.Itoa(r.size), "-t", "1", "-c",
+			r.b.Link().IPv4.String(), "-p", "5702", "-A", "0", "-w", "4M", "-J")
 		var res struct {
 			End struct {
 				Sum struct {
@@ -251,10 +256,11 @@ func (r *udpRig) iperf3(ctx context.Context) (paired.Sample, error) {
 	}
 }
 
-// BenchmarkUDPReceive compares engine/socket with the same loop in C, and with iperf3 -u, in interleaved pairs over veth: a sender in
-// another network namespace sends more than either takes. The figures are per second of wall clock, per second of the receiving thread's
-// processor time, and the latter with everything sent before (filled), which other programs on the machine disturb least. Each row
-// is one run of all its pairs:
+// BenchmarkUDPReceive compares engine/socket with the same loop in C, and with iperf3 -u, in
+// interleaved pairs over veth: a sender in another network namespace sends more than either takes.
+// The figures are per second of wall clock, per second of the receiving thread's processor time,
+// and the latter with everything sent before (filled), which other programs on the machine disturb
+// least. Each row is one run of all its pairs:
 //
 //	go test ./bench -run '^$' -bench UDPReceive -benchtime 1x -timeout 30m
 func BenchmarkUDPReceive(b *testing.B) {
@@ -278,12 +284,14 @@ func BenchmarkUDPReceive(b *testing.B) {
 				}
 				r := &udpRig{bin: bin, a: n.Hosts[0], b: n.Hosts[1], size: size, ms: of.ms, cpu: of.cpu}
 				for range b.N {
-					plan := paired.Plan{Name: fmt.Sprintf("UDP receive, %d B, %s", size, of.name), Pairs: of.pairs, Unit: paired.GBs, Target: 0.97, Margin: 0.03,
+					plan := paired.Plan{Name: fmt.Sprintf("UDP receive, %d B, %s", size, of.name), Pairs: of.pairs,
+						Unit: paired.GBs, Target: 0.97, Margin: 0.03,
 						Gate: &paired.Gate{}, Seed: 1,
 						Ours:   paired.Contender{Name: "engine/socket", Run: r.ours},
 						Theirs: []paired.Contender{{Name: "recvmmsg in C", Run: r.theirs}}}
 					if of.name == "iperf3" {
-						plan.Theirs[0] = paired.Contender{Name: "iperf3 -u", Unchecked: "iperf3 looks at its own headers only", Run: r.iperf3}
+						plan.Theirs[0] = paired.Contender{Name: "iperf3 -u",
+							Unchecked: "iperf3 looks at its own headers only", Run: r.iperf3}
 					}
 					row, err := paired.Run(b.Context(), plan)
 					if err != nil {
@@ -296,7 +304,8 @@ func BenchmarkUDPReceive(b *testing.B) {
 							continue
 						}
 						b.ReportMetric(t.Ratio.Median, fmt.Sprintf("ratio%d", i))
-						b.Logf("%s: ours %.2f GB/s, %s %.2f GB/s, ratio %.3f [%.3f, %.3f], %s", row.Name, row.Ours.Stats.Median, t.Name, t.Stats.Median,
+						b.Logf("%s: ours %.2f GB/s, %s %.2f GB/s, ratio %.3f [%.3f, %.3f], %s", row.Name,
+							row.Ours.Stats.Median, t.Name, t.Stats.Median,
 							t.Ratio.Median, t.Ratio.Interval.Low, t.Ratio.Interval.High, t.Ratio.Verdict)
 					}
 				}

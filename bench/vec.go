@@ -21,12 +21,13 @@ type VecOptions struct {
 	Budget time.Duration // of one sample; 0 means 10 ms
 }
 
-// partsMargin is within which two parts of a program are the same: smaller differences are decided by where the linker put
-// their code.
+// partsMargin is within which two parts of a program are the same: smaller differences are decided
+// by where the linker put their code.
 const partsMargin = 0.02
 
-// Vec compares each kernel of package vec, and conversions of package convert, with the plain way to do the same, as interleaved pairs per size, and for sizes that no cache
-// holds also with what a copy or a read of as many bytes of memory takes. Every result is checked.
+// Vec compares each kernel of package vec, and conversions of package convert, with the plain way
+// to do the same, as interleaved pairs per size, and for sizes that no cache holds also with what a
+// copy or a read of as many bytes of memory takes. Every result is checked.
 func Vec(ctx context.Context, o VecOptions) (*paired.Report, error) {
 	if o.Sizes == nil {
 		o.Sizes = []int{4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20}
@@ -37,8 +38,10 @@ func Vec(ctx context.Context, o VecOptions) (*paired.Report, error) {
 	if o.Budget == 0 {
 		o.Budget = 10 * time.Millisecond
 	}
-	r := o.Begin("vec", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every byte of the result is "+
-		"compared; \"memory\" is the rate at which an operation would run whose reads and writes took as long as those of a copy, or of a read, in the same round", o.Budget))
+	r := o.Begin("vec", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every byte "+
+		"of the result is "+
+		"compared; \"memory\" is the rate at which an operation would run whose reads and writes took as long as "+
+		"those of a copy, or of a read, in the same round", o.Budget))
 	r.Method.Pairs = o.Pairs
 	vec.Calibrate()
 	r.Notes = append(r.Notes, splitLines(vec.Explain())...)
@@ -76,7 +79,8 @@ func (o *VecOptions) op(ctx context.Context, r *Suite, op vecOp, buf *vecBuffers
 	o.Progress.Say("%s", h.title())
 	op.fill(buf, 1)
 	n := repeats(o.Budget, func() { op.ours(buf) })
-	contender := func(name string, f func(*vecBuffers), part float64, check func(*vecBuffers, uint64) error) paired.Contender {
+	contender := func(name string, f func(*vecBuffers), part float64,
+		check func(*vecBuffers, uint64) error) paired.Contender {
 		return paired.Contender{Name: name, Run: func(context.Context) (paired.Sample, error) {
 			seed := rand.Uint64()
 			op.fill(buf, seed)
@@ -95,11 +99,14 @@ func (o *VecOptions) op(ctx context.Context, r *Suite, op vecOp, buf *vecBuffers
 	if CopyCeilingHolds(uint64(size)) && op.reads+op.writes > 0 {
 		memory := contender("memory, read", func(b *vecBuffers) { b.sum = readAll(b.src) }, 1/op.reads, checkRead)
 		if op.writes > 0 {
-			memory = contender("memory, copied", func(b *vecBuffers) { vec.Copy(b.dst, b.src) }, 2/(op.reads+op.writes), checkCopy)
+			memory = contender("memory, copied", func(b *vecBuffers) {
+				vec.Copy(b.dst, b.src)
+			}, 2/(op.reads+op.writes), checkCopy)
 		}
 		theirs = append(theirs, memory)
 	}
-	return r.Measure(ctx, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Margin: partsMargin, Ours: contender(op.name, op.ours, 1, op.check),
+	return r.Measure(ctx, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Margin: partsMargin,
+		Ours:   contender(op.name, op.ours, 1, op.check),
 		Theirs: theirs}, func(x *paired.Row) error { h.describe(x); return nil })
 }
 

@@ -37,16 +37,34 @@ var vecOps = []vecOp{
 		func(b *vecBuffers) { copy(b.dst, b.src); b.sum = uint64(vec.CRC32C(0, b.dst)) }, checkCopyCRC, 1, 1},
 	{"vec.CRC32C", "hash/crc32", fillNoise, func(b *vecBuffers) { b.sum = uint64(vec.CRC32C(0, b.src)) },
 		func(b *vecBuffers) { b.sum = uint64(crc32.Checksum(b.src, castagnoli)) }, checkCRC, 1, 0},
-	{"vec.Sum", "64 bits at a time", fillNoise, func(b *vecBuffers) { b.sum = uint64(vec.Sum(b.src)) }, func(b *vecBuffers) { b.sum = uint64(wordsSum(b.src)) }, checkSum, 1, 0},
+	{"vec.Sum", "64 bits at a time", fillNoise, func(b *vecBuffers) {
+		b.sum = uint64(vec.Sum(b.src))
+	}, func(b *vecBuffers) { b.sum = uint64(wordsSum(b.src)) }, checkSum, 1, 0},
 	{"vec.Set", "copy of the front", fillNoise, func(b *vecBuffers) { vec.Set(b.dst, setPattern) }, setByCopy, checkSet, 0, 1},
-	{"vec.Xor", "subtle.XORBytes", fillNoise, func(b *vecBuffers) { vec.Xor(b.dst, b.src, b.other) }, func(b *vecBuffers) { subtle.XORBytes(b.dst, b.src, b.other) }, checkXor, 2, 1},
-	{"vec.Swap of 4", "32 bits at a time", fillNoise, func(b *vecBuffers) { vec.Swap(b.dst, b.src, 4) }, func(b *vecBuffers) { swapWords(b.dst, b.src) }, checkSwap, 1, 1},
-	{"vec.Index in noise", "bytes.Index", fillNoise, func(b *vecBuffers) { b.sum = uint64(vec.Index(b.src, lastOf(b.src))) }, func(b *vecBuffers) { b.sum = uint64(bytes.Index(b.src, lastOf(b.src))) }, checkIndex, 1, 0},
-	{"vec.Index in like bytes", "bytes.Index", fillLike, func(b *vecBuffers) { b.sum = uint64(vec.Index(b.src, likePattern)) }, func(b *vecBuffers) { b.sum = uint64(bytes.Index(b.src, likePattern)) }, checkIndex, 1, 0},
-	{"vec.Scatter of 4", "copy of each", fillNoise, func(b *vecBuffers) { vec.Scatter(b.dst, scatterStride, b.src[:scattered(b)], 4) }, scatterByCopy, checkScatter, 0, 0},
-	{"vec.Gather of 4", "copy of each", fillNoise, func(b *vecBuffers) { vec.Gather(b.dst[:scattered(b)], b.src, scatterStride, 4) }, gatherByCopy, checkGather, 0, 0},
-	{"int16 to f32", "copy of the output", fillNoise, func(b *vecBuffers) { toF32.Convert(b.dst, b.src[:len(b.dst)/4*2]) }, func(b *vecBuffers) { copy(b.dst, b.src) }, checkF32, 0.5, 1},
-	{"int8 to f16", "copy of the output", fillNoise, func(b *vecBuffers) { toF16.Convert(b.dst, b.src[:len(b.dst)/2]) }, func(b *vecBuffers) { copy(b.dst, b.src) }, checkF16, 0.5, 1},
+	{"vec.Xor", "subtle.XORBytes", fillNoise, func(b *vecBuffers) {
+		vec.Xor(b.dst, b.src, b.other)
+	}, func(b *vecBuffers) { subtle.XORBytes(b.dst, b.src, b.other) }, checkXor, 2, 1},
+	{"vec.Swap of 4", "32 bits at a time", fillNoise, func(b *vecBuffers) {
+		vec.Swap(b.dst, b.src, 4)
+	}, func(b *vecBuffers) { swapWords(b.dst, b.src) }, checkSwap, 1, 1},
+	{"vec.Index in noise", "bytes.Index", fillNoise, func(b *vecBuffers) {
+		b.sum = uint64(vec.Index(b.src, lastOf(b.src)))
+	}, func(b *vecBuffers) { b.sum = uint64(bytes.Index(b.src, lastOf(b.src))) }, checkIndex, 1, 0},
+	{"vec.Index in like bytes", "bytes.Index", fillLike, func(b *vecBuffers) {
+		b.sum = uint64(vec.Index(b.src, likePattern))
+	}, func(b *vecBuffers) { b.sum = uint64(bytes.Index(b.src, likePattern)) }, checkIndex, 1, 0},
+	{"vec.Scatter of 4", "copy of each", fillNoise, func(b *vecBuffers) {
+		vec.Scatter(b.dst, scatterStride, b.src[:scattered(b)], 4)
+	}, scatterByCopy, checkScatter, 0, 0},
+	{"vec.Gather of 4", "copy of each", fillNoise, func(b *vecBuffers) {
+		vec.Gather(b.dst[:scattered(b)], b.src, scatterStride, 4)
+	}, gatherByCopy, checkGather, 0, 0},
+	{"int16 to f32", "copy of the output", fillNoise, func(b *vecBuffers) {
+		toF32.Convert(b.dst, b.src[:len(b.dst)/4*2])
+	}, func(b *vecBuffers) { copy(b.dst, b.src) }, checkF32, 0.5, 1},
+	{"int8 to f16", "copy of the output", fillNoise, func(b *vecBuffers) {
+		toF16.Convert(b.dst, b.src[:len(b.dst)/2])
+	}, func(b *vecBuffers) { copy(b.dst, b.src) }, checkF16, 0.5, 1},
 }
 
 var (
@@ -183,7 +201,9 @@ func gatherByCopy(b *vecBuffers) {
 }
 
 func checkScatter(b *vecBuffers, _ uint64) error {
-	return each(b, scattered(b)/4, scatterStride, func(i int, e []byte) bool { return bytes.Equal(e[:4], b.src[4*i:][:4]) })
+	return each(b, scattered(b)/4, scatterStride, func(i int, e []byte) bool {
+		return bytes.Equal(e[:4], b.src[4*i:][:4])
+	})
 }
 
 func checkGather(b *vecBuffers, _ uint64) error {

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
-// The two processes of a benchmark talk in JSON lines over the second one's standard input and output: a request, then its
-// reply. Nothing of this happens while a clock runs.
+// The two processes of a benchmark talk in JSON lines over the second one's standard input and
+// output: a request, then its reply. Nothing of this happens while a clock runs.
 
 // request is what the measuring process asks of the second one.
 type request struct {
@@ -19,7 +19,9 @@ type request struct {
 
 	Node *nodeOptions `json:"node,omitempty"` // "start"
 
-	Name  string `json:"name,omitempty"` // "alloc", "free" and what reads or writes memory: an export of the second process; "answer": a network
+	// "alloc", "free" and what reads or writes memory: an export of the second process; "answer": a
+	// network
+	Name  string `json:"name,omitempty"`
 	Size  uint64 `json:"size,omitempty"`
 	Huge  bool   `json:"huge,omitempty"`
 	Place Place  `json:"place,omitzero"` // "alloc"
@@ -56,7 +58,8 @@ type nodeOptions struct {
 	Verbs      verbs.Options `json:"verbs"`
 }
 
-// budget is the memory for tensors that peers push, of which benchmarks have none: machines with little memory run them too.
+// budget is the memory for tensors that peers push, of which benchmarks have none: machines with
+// little memory run them too.
 const budget = 16 << 20
 
 // drivers are those of a node of this process, each by itself.
@@ -64,12 +67,14 @@ func (n *nodeOptions) drivers(make Drivers) ([]setup.Driver, error) {
 	if make == nil {
 		make = drivers.New
 	}
-	all, err := make(drivers.Options{SHM: shm.Driver{NoHelp: n.NoHelp}, TCP: tcp.Options{CongestionControl: n.Congestion}, Verbs: n.Verbs})
+	all, err := make(drivers.Options{SHM: shm.Driver{NoHelp: n.NoHelp},
+		TCP: tcp.Options{CongestionControl: n.Congestion}, Verbs: n.Verbs})
 	return withSecret(all, n.Secret), err
 }
 
-// area is memory made of equal slots, each of which holds the last message that was put there: a stamp of eight bytes that
-// counts messages, then the pattern of the seed at this place. Slots smaller than a stamp have only the pattern.
+// area is memory made of equal slots, each of which holds the last message that was put there: a
+// stamp of eight bytes that counts messages, then the pattern of the seed at this place. Slots
+// smaller than a stamp have only the pattern.
 type area struct {
 	Seed   uint64   `json:"seed"`
 	Slot   uint64   `json:"slot"`             // bytes

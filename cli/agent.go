@@ -15,7 +15,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// maxClients is how many processes an agent with a socket serves at a time; fewer where it can have few descriptors.
+// maxClients is how many processes an agent with a socket serves at a time; fewer where it can have
+// few descriptors.
 const maxClients = 64
 
 // acceptPause is how long an agent waits when it cannot accept.
@@ -104,7 +105,8 @@ func acceptClients(ctx context.Context, s streams, l interface {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		default:
-			// For example too many open files: that passes, and the programs that are served need the agent meanwhile.
+			// For example too many open files: that passes, and the programs that are served need
+			// the agent meanwhile.
 			fmt.Fprintf(s.err, "penstock: accept a program: %v\n", err)
 			select {
 			case <-time.After(acceptPause):

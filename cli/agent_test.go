@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// An agent that can have no more descriptors waits a moment between its tries, and goes on when it can.
+// An agent that can have no more descriptors waits a moment between its tries, and goes on when it
+// can.
 func TestAgentWithoutDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &starvedAgent{}
@@ -37,7 +38,8 @@ func (l *starvedAgent) AcceptUnix() (*net.UnixConn, error) {
 	return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
 }
 
-// The agent refuses what it cannot serve at, and takes over neither the socket of a process that listens nor a file.
+// The agent refuses what it cannot serve at, and takes over neither the socket of a process that
+// listens nor a file.
 func TestAgentRefused(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

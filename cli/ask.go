@@ -23,8 +23,8 @@ func (s streams) terminal() *os.File {
 	return f
 }
 
-// askLine prints a question on a terminal and returns the line that the user types, without its end. Without echo the terminal does not
-// show it. When ctx ends it returns its error.
+// askLine prints a question on a terminal and returns the line that the user types, without its
+// end. Without echo the terminal does not show it. When ctx ends it returns its error.
 func askLine(ctx context.Context, terminal *os.File, question string, echo bool) (line string, err error) {
 	// A descriptor of its own, in Go's poller, so that Close ends a Read.
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)

@@ -8,13 +8,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Lab is what the lab's tool adds to the benchmarks, and the shipped program has not: it needs a compiler for C, or packages for tests.
+// Lab is what the lab's tool adds to the benchmarks, and the shipped program has not: it needs a
+// compiler for C, or packages for tests.
 type Lab struct {
-	OpenSSL func() (program string, err error)                                              // bench.TransferOptions.OpenSSL
+	// bench.TransferOptions.OpenSSL
+	OpenSSL func() (program string, err error)
 	Cable   func(mtu int) (near, far func(func() error) error, end func() error, err error) // stream.Options.Cable
 }
 
-// Bench runs "penstock bench" with args and what the lab adds, and returns the exit status as [Main] does.
+// Bench runs "penstock bench" with args and what the lab adds, and returns the exit status as
+// [Main] does.
 func Bench(lab Lab, args []string, in io.Reader, out, errOut io.Writer) int {
 	return execute(append([]string{"bench"}, args...), streams{in, out, errOut, lab})
 }
@@ -33,7 +36,8 @@ and each timed run is verified byte by byte at the receiver. Comparisons are int
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s), newBenchStream(s), newBenchGPU(s), newBenchFeed(s), newBenchCompare(s), newBenchPeer(s))
+	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s),
+		newBenchStream(s), newBenchGPU(s), newBenchFeed(s), newBenchCompare(s), newBenchPeer(s))
 	return c
 }
 

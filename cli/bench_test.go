@@ -3,7 +3,8 @@ package cli
 import "testing"
 
 func TestParseSize(t *testing.T) {
-	for s, want := range map[string]uint64{"64": 64, "64B": 64, "4KiB": 4096, "1MiB": 1 << 20, "2 GiB": 2 << 30, " 2GiB": 2 << 30, "0": 0,
+	for s, want := range map[string]uint64{"64": 64, "64B": 64, "4KiB": 4096, "1MiB": 1 << 20, "2 GiB": 2 << 30,
+		" 2GiB": 2 << 30, "0": 0,
 		"1.5MiB": 3 << 19, "1TiB": 1 << 40, "1MB": 1e6} { // those of the second line as in configuration files
 
 		if n, err := parseSize(s); err != nil || n != want {

@@ -25,7 +25,8 @@ the machine between them looks like a change of the program: files of different 
 The exit status is 0 whatever the verdicts are, and 1 with --fail-worse when a row is worse by more than the margin.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return &usageError{fmt.Errorf("bench compare: expected two result files, A.json and B.json; got %d", len(args))}
+				return &usageError{fmt.Errorf("bench compare: expected two result files, A.json and B.json; got %d",
+					len(args))}
 			}
 			return nil
 		},

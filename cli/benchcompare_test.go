@@ -27,7 +27,8 @@ func TestBenchEndToEnd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(r.Rows) != 8 || r.Method.Seed != 5 || r.Method.Pairs != 3 || r.Machine.Cores < 1 || r.Method.Gate != nil {
+		if len(r.Rows) != 8 || r.Method.Seed != 5 || r.Method.Pairs != 3 || r.Machine.Cores < 1 ||
+			r.Method.Gate != nil {
 			t.Errorf("%+v", r)
 		}
 		// The table is printed from the same structure.
@@ -38,13 +39,15 @@ func TestBenchEndToEnd(t *testing.T) {
 		files = append(files, file)
 	}
 	out, errOut, status := penstock(t, "bench", "compare", files[0], files[0], "--margin", "0")
-	if status != 0 || !strings.Contains(out, "8 rows: 0 better, 0 worse, 8 same, 0 inconclusive") || !strings.Contains(out, "WARNING: A and B are of the same run") {
+	if status != 0 || !strings.Contains(out, "8 rows: 0 better, 0 worse, 8 same, 0 inconclusive") ||
+		!strings.Contains(out, "WARNING: A and B are of the same run") {
 		t.Errorf("with itself: status %d, %s%s", status, out, errOut)
 	}
 	// Three samples are too few for any verdict, so nothing is worse.
 	out, errOut, status = penstock(t, "bench", "compare", files[0], files[1], "--fail-worse", "--json")
 	var c paired.Comparison
-	if err := json.Unmarshal([]byte(out), &c); status != 0 || err != nil || len(c.Rows) != 8 || c.Count(paired.Inconclusive) != 8 || c.Margin != 0.05 {
+	if err := json.Unmarshal([]byte(out), &c); status != 0 || err != nil || len(c.Rows) != 8 ||
+		c.Count(paired.Inconclusive) != 8 || c.Margin != 0.05 {
 		t.Errorf("with another: status %d, %v, %s%s", status, err, out, errOut)
 	}
 }
@@ -55,7 +58,9 @@ func result(t *testing.T, name string, value float64, rows ...string) string {
 	r := paired.NewReport("test")
 	for _, row := range rows {
 		x, err := paired.Run(t.Context(), paired.Plan{Name: row, Unit: paired.GBs, Ours: paired.Contender{Name: "ours",
-			Run: func(context.Context) (paired.Sample, error) { return paired.Sample{Value: value, Verified: 1}, nil }}})
+			Run: func(context.Context) (paired.Sample, error) {
+				return paired.Sample{Value: value, Verified: 1}, nil
+			}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +97,8 @@ func TestBenchCompareStatus(t *testing.T) {
 		"one file":          {[]string{a}, 2, "expected two result files"},
 		"no file":           {[]string{a, text + "2"}, 3, "no such file"},
 		"not a result":      {[]string{text, text}, 1, text + ": line 1, column 2"},
-		"no directory":      {[]string{a, b, "--output", filepath.Join(text+"2", "c.json")}, 3, "there is no directory"},
+		"no directory": {[]string{a, b, "--output", filepath.Join(text+"2", "c.json")}, 3,
+			"there is no directory"},
 	} {
 		out, errOut, status := penstock(t, append([]string{"bench", "compare"}, c.args...)...)
 		if status != c.status || !strings.Contains(out+errOut, c.want) {
@@ -102,7 +108,8 @@ func TestBenchCompareStatus(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.json")
 	out, _, status := penstock(t, "bench", "compare", a, b, "-o", file)
 	written, err := os.ReadFile(file)
-	if status != 0 || err != nil || !strings.Contains(out, "verdict") || !bytes.Contains(written, []byte(paired.CompareFormat)) {
+	if status != 0 || err != nil || !strings.Contains(out, "verdict") ||
+		!bytes.Contains(written, []byte(paired.CompareFormat)) {
 		t.Errorf("status %d, %v, %s", status, err, out)
 	}
 }
@@ -110,13 +117,16 @@ func TestBenchCompareStatus(t *testing.T) {
 // The command finds that it cannot write the result before it measures anything.
 func TestBenchOutputIsChecked(t *testing.T) {
 	dir := t.TempDir()
-	for name, want := range map[string]string{dir: "this is a directory", filepath.Join(dir, "none", "x.json"): "there is no directory"} {
+	for name, want := range map[string]string{dir: "this is a directory",
+		filepath.Join(dir, "none", "x.json"): "there is no directory"} {
 		out, errOut, status := penstock(t, "bench", "mem", "--quick", "--output", name)
-		if status != 1 && status != exitNotFound || !strings.Contains(errOut, want) || out != "" || strings.Contains(errOut, "pool") {
+		if status != 1 && status != exitNotFound || !strings.Contains(errOut, want) || out != "" ||
+			strings.Contains(errOut, "pool") {
 			t.Errorf("%s: status %d, %q, %q", name, status, out, errOut)
 		}
 	}
-	if _, errOut, status := penstock(t, "bench", "ring", "--quick", "--idle-wait", "-1s"); status != 2 || !strings.Contains(errOut, "--idle-wait") {
+	if _, errOut, status := penstock(t, "bench", "ring", "--quick", "--idle-wait", "-1s"); status != 2 ||
+		!strings.Contains(errOut, "--idle-wait") {
 		t.Errorf("status %d, %q", status, errOut)
 	}
 }

@@ -40,7 +40,8 @@ the same streams alone. The target is a 99th percentile of at most three times t
 	f.IntVar(&o.Streams, "streams", 100, "streams of small puts")
 	f.Var(&small, "small", "size of a small put")
 	f.Var(&large, "large", "size of a large put")
-	f.DurationSliceVar(&o.Pauses, "pause", []time.Duration{0, 10 * time.Millisecond}, "time between two puts of a stream, one comparison each")
+	f.DurationSliceVar(&o.Pauses, "pause", []time.Duration{0, 10 * time.Millisecond},
+		"time between two puts of a stream, one comparison each")
 	f.IntVar(&o.Puts, "puts", 0, "puts of each stream in a run (default 200 without a pause, 50 with one)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")
 	return c

@@ -67,13 +67,15 @@ huge pages) is replaced by what it has, and listed; --strict refuses it. --addre
 				}
 				n, err := parseSize(z)
 				if err != nil || n > 1<<20 {
-					return &usageError{fmt.Errorf("--size %q: expected bytes of a frame, such as 64 or 1KiB, or all", z)}
+					return &usageError{fmt.Errorf("--size %q: expected bytes of a frame, such as 64 or 1KiB, or all",
+						z)}
 				}
 				o.Sizes = append(o.Sizes, int(n))
 			}
 			if rate != "" {
 				if o.Rate, err = strconv.ParseFloat(rate, 64); err != nil || !(o.Rate > 0) || math.IsInf(o.Rate, 0) {
-					return &usageError{fmt.Errorf("--rate %q: expected packets per second, such as 200000 or 2e5", rate)}
+					return &usageError{fmt.Errorf("--rate %q: expected packets per second, such as 200000 or 2e5",
+						rate)}
 				}
 			}
 			if o.Conditions, err = conditions(s, &out); err != nil {
@@ -96,27 +98,34 @@ huge pages) is replaced by what it has, and listed; --strict refuses it. --addre
 	resultFlags(c, out.Flags)
 	f := c.Flags()
 	file.flags(f)
-	f.StringSliceVar(&o.Engines, "engine", nil, "of "+strings.Join(stream.Engines(), ", ")+" (default all that can run here)")
+	f.StringSliceVar(&o.Engines, "engine", nil, "of "+strings.Join(stream.Engines(), ", ")+
+		" (default all that can run here)")
 	f.StringSliceVar(&o.Protocols, "protocol", nil, "of sockets: udp, tcp (default udp)")
-	f.StringVar(&o.From, "from", "", "where to send from: an interface, or host:port of sockets (default: both ends are made)")
+	f.StringVar(&o.From, "from", "",
+		"where to send from: an interface, or host:port of sockets (default: both ends are made)")
 	f.StringVar(&o.To, "to", "", "where to receive, likewise")
 	f.BoolVar(&serve, "serve", false, "be the far end, for one --server after the other, until interrupted")
-	f.StringVar(&listen, "listen", "127.0.0.1:7788", "where --serve takes control connections (not encrypted, open to all who reach it)")
+	f.StringVar(&listen, "listen", "127.0.0.1:7788",
+		"where --serve takes control connections (not encrypted, open to all who reach it)")
 	f.StringVar(&o.Server, "server", "", "the far end is a --serve with this control address, host:port")
-	f.StringSliceVar(&sizes, "size", nil, "bytes of a frame with check sequence, 64 to 9018, or all (default 64,512,1518)")
+	f.StringSliceVar(&sizes, "size", nil,
+		"bytes of a frame with check sequence, 64 to 9018, or all (default 64,512,1518)")
 	f.IntSliceVar(&o.Bursts, "burst", nil, "packets sent back to back, 1 to 512 (default 32)")
 	f.IntSliceVar(&o.Queues, "queues", nil, "receive queues of the far end, 1 to 64 (default 1)")
 	f.IntVar(&o.Flows, "flows", 0, "streams for each queue (default 1; with several queues of sockets 4)")
-	f.StringSliceVar(&workloads, "workload", nil, "what the receiver does with each packet: "+strings.Join(stream.Workloads(), ", ")+" (default none)")
+	f.StringSliceVar(&workloads, "workload", nil, "what the receiver does with each packet: "+
+		strings.Join(stream.Workloads(), ", ")+" (default none)")
 	f.StringSliceVar(&o.Tests, "test", nil, "of "+strings.Join(stream.Tests(), ", ")+" (default throughput,latency)")
 	f.BoolVar(&o.RoundTrip, "round-trip", false, "the far end sends everything back: latency there and back")
 	f.StringVar(&rate, "rate", "", "of the latency test, packets per second (default: --load of the throughput)")
 	f.Float64Var(&o.Load, "load", 0.5, "of the latency test, a part of the throughput")
 	f.DurationVar(&o.Trial, "trial", 0, "duration of a trial (default 50ms; RFC 2544 asks for 60s)")
-	f.DurationVar(&o.Settle, "settle", 0, "how long to wait for late packets after a trial (default 50ms, with --server 2s)")
+	f.DurationVar(&o.Settle, "settle", 0,
+		"how long to wait for late packets after a trial (default 50ms, with --server 2s)")
 	f.IntVar(&o.Samples, "samples", 0, "samples of each row (default 3; bench compare wants 6 or more)")
 	f.Float64Var(&o.MaxLoss, "max-loss", 0, "part of the packets that may be lost")
-	f.Float64Var(&o.Resolution, "resolution", 0.02, "part of the highest rate by which the throughput may be found too low")
+	f.Float64Var(&o.Resolution, "resolution", 0.02,
+		"part of the highest rate by which the throughput may be found too low")
 	f.IntVar(&o.Verify, "verify", 2, "how often the found rate must pass once more; negative: never")
 	f.IntVar(&o.Retry, "retry", 0, "how often a failed trial is made again before it counts")
 	f.Float64Var(&o.Step, "step", 0.1, "of the rates of the loss test, a part of the highest")
@@ -148,8 +157,10 @@ func serveStream(c *cobra.Command, s streams, o *stream.Options, listen string, 
 	if len(o.Engines) != 1 {
 		return &usageError{errors.New("--serve: expected one --engine: socket, afpacket or xdp")}
 	}
-	for _, name := range []string{"from", "server", "size", "burst", "queues", "flows", "workload", "test", "round-trip", "rate", "load", "trial", "settle", "samples", "max-loss",
-		"resolution", "verify", "retry", "step", "longest", "spin", "against", "pairs", "protocol", "json", "output", "quick", "idle-wait", "seed"} {
+	for _, name := range []string{"from", "server", "size", "burst", "queues", "flows", "workload", "test",
+		"round-trip", "rate", "load", "trial", "settle", "samples", "max-loss",
+		"resolution", "verify", "retry", "step", "longest", "spin", "against", "pairs", "protocol", "json", "output",
+		"quick", "idle-wait", "seed"} {
 		if c.Flags().Changed(name) {
 			return &usageError{fmt.Errorf("--%s is for the near end, which tells --serve what it needs", name)}
 		}

@@ -10,13 +10,15 @@ import (
 
 func TestBenchStream(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "stream.json")
-	args := []string{"bench", "stream", "--quick", "--quiet", "--engine", "sim,socket", "--size", "1518", "--burst", "8", "--workload", "fft", "--test", "latency,flood", "--rate", "2e3", "-o", file}
+	args := []string{"bench", "stream", "--quick", "--quiet", "--engine", "sim,socket", "--size", "1518", "--burst",
+		"8", "--workload", "fft", "--test", "latency,flood", "--rate", "2e3", "-o", file}
 	out, errOut, status := penstock(t, args...)
 	if status != 0 || errOut != "" || !strings.Contains(out, "udp fft") || !strings.Contains(out, "flood ") {
 		t.Fatalf("exit status %d: %s%s", status, out, errOut)
 	}
 	r, err := paired.ReadFile(file)
-	if err != nil || len(r.Rows) != 4 || r.Bench != "stream" || r.Rows[0].Size != 1518 || r.Rows[0].Traffic == nil || r.Rows[0].Ours.Verified == 0 {
+	if err != nil || len(r.Rows) != 4 || r.Bench != "stream" || r.Rows[0].Size != 1518 || r.Rows[0].Traffic == nil ||
+		r.Rows[0].Ours.Verified == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	out, errOut, status = penstock(t, "bench", "compare", file, file)

@@ -24,16 +24,23 @@ type streamFile struct {
 }
 
 func (x *streamFile) flags(f *pflag.FlagSet) {
-	f.StringArrayVar(&x.addresses, "address", nil, "with FILE: NAME=ADDRESS opens the interface NAME there, such as tx_port=eth0 (repeat for more)")
-	f.StringArrayVar(&x.set, "set", nil, "with FILE: PATH=VALUE replaces a value of it, such as 'bench_tx[*].batch_size=64' (repeat for more)")
-	f.StringVar(&x.role, "role", "", "with FILE: which end of socket_bench_* or rdma_bench_* this is: server or client (default all that it has)")
-	f.DurationVar(&x.duration, "duration", 10*time.Second, "with FILE: how long to send, and to receive where nothing else ends it; 0: until interrupted")
-	f.Uint64Var(&x.packets, "packets", 0, "with FILE: packets of each sender, or without senders to receive in all (default as many as go in --duration)")
+	f.StringArrayVar(&x.addresses, "address", nil,
+		"with FILE: NAME=ADDRESS opens the interface NAME there, such as tx_port=eth0 (repeat for more)")
+	f.StringArrayVar(&x.set, "set", nil,
+		"with FILE: PATH=VALUE replaces a value of it, such as 'bench_tx[*].batch_size=64' (repeat for more)")
+	f.StringVar(&x.role, "role", "",
+		"with FILE: which end of socket_bench_* or rdma_bench_* this is: server or client (default all that it has)")
+	f.DurationVar(&x.duration, "duration", 10*time.Second,
+		"with FILE: how long to send, and to receive where nothing else ends it; 0: until interrupted")
+	f.Uint64Var(&x.packets, "packets", 0,
+		"with FILE: packets of each sender, or without senders to receive in all (default as many as go in --duration)")
 	f.BoolVar(&x.dry, "dry-run", false, "with FILE: print what would run and what is missing, and open nothing")
-	f.BoolVar(&x.strict, "strict", false, "with FILE: refuse what this machine has not, where something else could stand in")
+	f.BoolVar(&x.strict, "strict", false,
+		"with FILE: refuse what this machine has not, where something else could stand in")
 }
 
-// ofFile are the names of those flags, and withFile those of others that mean something with a file too.
+// ofFile are the names of those flags, and withFile those of others that mean something with a file
+// too.
 var (
 	ofFile   = []string{"address", "set", "role", "duration", "packets", "dry-run", "strict"}
 	withFile = []string{"engine", "settle", "samples", "json", "output", "quiet", "quick", "idle-wait", "seed"}
@@ -46,7 +53,8 @@ func misplaced(c *cobra.Command, file bool) (err error) {
 		switch {
 		case err != nil || f.Name == "help":
 		case file && !own && !slices.Contains(withFile, f.Name) && c.LocalFlags().Lookup(f.Name) != nil:
-			err = &usageError{fmt.Errorf("--%s is not for a configuration file, which says it itself; --set changes what it says", f.Name)}
+			err = &usageError{fmt.Errorf("--%s is not for a configuration file, which says it itself; --set changes "+
+				"what it says", f.Name)}
 		case !file && own:
 			err = &usageError{fmt.Errorf("--%s is for a configuration file: penstock bench stream FILE", f.Name)}
 		}
@@ -82,7 +90,8 @@ func (x *streamFile) settings(engines []string) ([]config.Setting, error) {
 }
 
 // runStreamFile runs the bench sections of a file.
-func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engines []string, settle time.Duration, samples int, out *bench.Output) error {
+func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engines []string, settle time.Duration,
+	samples int, out *bench.Output) error {
 	set, err := x.settings(engines)
 	if err != nil {
 		return err

@@ -23,7 +23,8 @@ bench_rx: {interface_name: loop}
 bench_tx: {interface_name: loop, batch_size: 64, payload_size: 1000, eth_dst_addr: <MAC>, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 1, udp_dst_port: 2}
 `
 
-// A file runs by its sections, with what the command line fills in; the result is a file for compare.
+// A file runs by its sections, with what the command line fills in; the result is a file for
+// compare.
 func TestBenchStreamFile(t *testing.T) {
 	dir := t.TempDir()
 	name, result := filepath.Join(dir, "loop.yaml"), filepath.Join(dir, "r.json")
@@ -41,10 +42,12 @@ func TestBenchStreamFile(t *testing.T) {
 		t.Fatalf("exit status %d: %s%s", status, out, errOut)
 	}
 	r, err := paired.ReadFile(result)
-	if err != nil || len(r.Rows) != 3 || r.Rows[0].Traffic == nil || r.Rows[0].Traffic.Sent != 500 || r.Rows[0].Ours.Verified == 0 {
+	if err != nil || len(r.Rows) != 3 || r.Rows[0].Traffic == nil || r.Rows[0].Traffic.Sent != 500 ||
+		r.Rows[0].Ours.Verified == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if _, errOut, status = penstock(t, append(args, "--strict")...); status == 0 || !strings.Contains(errOut, "memory of kind device") {
+	if _, errOut, status = penstock(t, append(args, "--strict")...); status == 0 ||
+		!strings.Contains(errOut, "memory of kind device") {
 		t.Errorf("strict: exit status %d: %s", status, errOut)
 	}
 	out, _, status = penstock(t, "bench", "stream", name, "--quick", "--set", args[len(args)-1], "--dry-run", "--json")
@@ -53,7 +56,8 @@ func TestBenchStreamFile(t *testing.T) {
 		Plan    struct{ Senders []struct{ Payload int } }
 		Instead []struct{ At string }
 	}
-	if err := json.Unmarshal([]byte(out), &plan); err != nil || status != 0 || !plan.OK || len(plan.Plan.Senders) != 1 || plan.Plan.Senders[0].Payload != 1000 || len(plan.Instead) != 1 ||
+	if err := json.Unmarshal([]byte(out), &plan); err != nil || status != 0 || !plan.OK ||
+		len(plan.Plan.Senders) != 1 || plan.Plan.Senders[0].Payload != 1000 || len(plan.Instead) != 1 ||
 		!strings.Contains(plan.Instead[0].At, "loop.yaml:3:") {
 		t.Errorf("%v, exit status %d: %s", err, status, out)
 	}
@@ -63,16 +67,20 @@ func TestBenchStreamFile(t *testing.T) {
 	}
 }
 
-// A file of which every packet is lost is no success: the status and the words say so, and the result is written all the same.
+// A file of which every packet is lost is no success: the status and the words say so, and the
+// result is written all the same.
 func TestBenchStreamFileLossOnly(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "loop.yaml")
-	lossy := strings.Replace(loopFile, "rx: {queues", "rx: {flows: [{match: {udp_dst: 2}, actions: [{type: drop}]}], queues", 1)
+	lossy := strings.Replace(loopFile, "rx: {queues",
+		"rx: {flows: [{match: {udp_dst: 2}, actions: [{type: drop}]}], queues", 1)
 	if err := os.WriteFile(name, []byte(lossy), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	result := name + ".json"
-	out, errOut, status := penstock(t, "bench", "stream", name, "--quick", "--quiet", "--packets", "500", "--settle", "1ms", "--set", "bench_tx[*].eth_dst_addr=02:00:00:00:00:01", "--output", result)
-	if status != exitFailure || !strings.Contains(errOut, "no packet came: bench_tx and bench_rx: all 500 that were sent were lost (dropped: rule 500;") {
+	out, errOut, status := penstock(t, "bench", "stream", name, "--quick", "--quiet", "--packets", "500", "--settle",
+		"1ms", "--set", "bench_tx[*].eth_dst_addr=02:00:00:00:00:01", "--output", result)
+	if status != exitFailure || !strings.Contains(errOut,
+		"no packet came: bench_tx and bench_rx: all 500 that were sent were lost (dropped: rule 500;") {
 		t.Errorf("exit status %d: %s%s", status, out, errOut)
 	}
 	if _, err := os.Stat(result); err != nil {

@@ -56,10 +56,12 @@ what stands in for one, and says so: such figures say nothing about a card.
 				return err
 			}
 			if report && (o.Local.Kind != mem.Host || o.Remote.Kind != mem.Host) {
-				return &usageError{errors.New("--report is the table of targets between host memories: leave out either it or --memory")}
+				return &usageError{errors.New("--report is the table of targets between host memories: leave out " +
+					"either it or --memory")}
 			}
 			if report && shape != nil {
-				return &usageError{errors.New("--report is the table of targets of shm and tcp: leave out either it or --verbs")}
+				return &usageError{errors.New("--report is the table of targets of shm and tcp: leave out either it " +
+					"or --verbs")}
 			}
 			if shape != nil && o.Paths == nil {
 				o.Paths = []string{verbs.Name}
@@ -77,8 +79,11 @@ what stands in for one, and says so: such figures say nothing about a card.
 				return out.Print(s.out, r, err)
 			}
 			if o.Network == "" {
-				o.Isolated = []string{self, "bench", "transfer", "--report", "--json", fmt.Sprintf("--idle-wait=%v", out.Idle), fmt.Sprintf("--pairs=%d", o.Pairs), fmt.Sprintf("--budget=%v", o.Budget),
-					fmt.Sprintf("--quick=%v", o.Quick), fmt.Sprintf("--huge=%v", o.Huge), fmt.Sprintf("--no-pin=%v", o.NoPin), fmt.Sprintf("--quiet=%v", out.Quiet)}
+				o.Isolated = []string{self, "bench", "transfer", "--report", "--json",
+					fmt.Sprintf("--idle-wait=%v", out.Idle), fmt.Sprintf("--pairs=%d", o.Pairs),
+					fmt.Sprintf("--budget=%v", o.Budget),
+					fmt.Sprintf("--quick=%v", o.Quick), fmt.Sprintf("--huge=%v", o.Huge),
+					fmt.Sprintf("--no-pin=%v", o.NoPin), fmt.Sprintf("--quiet=%v", out.Quiet)}
 				if o.Against != nil {
 					o.Isolated = append(o.Isolated, "--against="+strings.Join(o.Against, ","))
 				}
@@ -91,7 +96,8 @@ what stands in for one, and says so: such figures say nothing about a card.
 	f := c.Flags()
 	f.BoolVar(&o.Huge, "huge", false, "2 MiB pages on both sides (reserve them first: sysctl vm.nr_hugepages=600)")
 	f.BoolVar(&o.NoPin, "no-pin", false, "leave spinning threads where the kernel puts them")
-	f.StringSliceVar(&o.Paths, "path", nil, "`PATHS` to measure: shm, tcp, verbs (default shm,tcp; with --verbs, verbs)")
+	f.StringSliceVar(&o.Paths, "path", nil,
+		"`PATHS` to measure: shm, tcp, verbs (default shm,tcp; with --verbs, verbs)")
 	complete(c, "path", drivers.Names()...)
 	verbsFlag(c, &shape)
 	f.StringSliceVar(&o.Modes, "mode", nil, "how both sides wait: spin, event (default both)")
@@ -100,8 +106,11 @@ what stands in for one, and says so: such figures say nothing about a card.
 	f.IntVar(&o.Samples, "samples", 0, "samples of each row (default 10)")
 	f.DurationVar(&o.Budget, "budget", 0, "time of one sample (default 50ms)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")
-	f.StringSliceVar(&o.Against, "against", nil, "compare with the peers' own tools: ucx, fi, iperf3; openssl in the lab's tool (go run ./internal/lab bench transfer)")
-	f.StringVar(&o.Congestion, "congestion", "", "TCP congestion control of ours (default: the system's, not paced on loopback)")
+	f.StringSliceVar(&o.Against, "against", nil,
+		"compare with the peers' own tools: ucx, fi, iperf3; openssl in the lab's tool (go run ./internal/lab bench "+
+			"transfer)")
+	f.StringVar(&o.Congestion, "congestion", "",
+		"TCP congestion control of ours (default: the system's, not paced on loopback)")
 	f.BoolVar(&report, "report", false, "the table of targets, each beside the best peer that is installed")
 	f.StringVar(&memory, "memory", "host", "memory on both sides: host, pinned, device")
 	f.StringVar(&local, "local-memory", "", "memory of this process (default that of --memory)")

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 
-// mainEnv makes the test binary behave as the program penstock: the commands start themselves again.
+// mainEnv makes the test binary behave as the program penstock: the commands start themselves
+// again.
 const mainEnv = "PENSTOCK_TEST_MAIN"
 
 func TestMain(m *testing.M) {
@@ -101,7 +102,8 @@ func TestDemoFile(t *testing.T) {
 		name  string
 		dtype tensor.DType
 		shape []int64
-	}{{"a", tensor.F32, []int64{100, 7}}, {"b", tensor.BF16, []int64{33}}, {"empty", tensor.I64, []int64{0, 4}}, {"scalar", tensor.F64, nil}} {
+	}{{"a", tensor.F32, []int64{100, 7}}, {"b", tensor.BF16, []int64{33}}, {"empty", tensor.I64, []int64{0, 4}},
+		{"scalar", tensor.F64, nil}} {
 		d := tensor.Desc{DType: x.dtype, Shape: x.shape}
 		n, _ := d.Bytes()
 		b := make([]byte, n)
@@ -133,7 +135,8 @@ func TestDemoPrints(t *testing.T) {
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
-	for _, want := range []string{"copies/byte", "tcp put", "shm borrow", "proof: crc32c", "proof: same memory", "Not available:", "verbs (RDMA)"} {
+	for _, want := range []string{"copies/byte", "tcp put", "shm borrow", "proof: crc32c", "proof: same memory",
+		"Not available:", "verbs (RDMA)"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the output lacks %q:\n%s", want, out)
 		}
@@ -143,10 +146,12 @@ func TestDemoPrints(t *testing.T) {
 	}
 }
 
-// The demo in memory that is page-locked for an accelerator: the same rows, each beside host memory. The runtime is the one that every machine has.
+// The demo in memory that is page-locked for an accelerator: the same rows, each beside host
+// memory. The runtime is the one that every machine has.
 func TestDemoPinned(t *testing.T) {
 	r := demoJSON(t, "--small", "--memory", "pinned", "--gpu-runtime", "host")
-	if len(r.Rows) != 7 || r.Memory != "pinned" || !strings.Contains(r.Device, "host 0: ") || !strings.Contains(r.Device, "a stand-in for a card") {
+	if len(r.Rows) != 7 || r.Memory != "pinned" || !strings.Contains(r.Device, "host 0: ") ||
+		!strings.Contains(r.Device, "a stand-in for a card") {
 		t.Fatalf("%+v", r)
 	}
 	for _, x := range r.Rows {
@@ -159,7 +164,8 @@ func TestDemoPinned(t *testing.T) {
 	}
 }
 
-// The demo in memory that the CPU does not touch: everything is staged, read back and summed by a kernel; looking at it is refused with the reason.
+// The demo in memory that the CPU does not touch: everything is staged, read back and summed by a
+// kernel; looking at it is refused with the reason.
 func TestDemoDevice(t *testing.T) {
 	for _, args := range [][]string{{"--gpu-runtime", "host"}, {"--gpu-runtime", "opencl"}} {
 		t.Run(args[1], func(t *testing.T) {
@@ -167,7 +173,8 @@ func TestDemoDevice(t *testing.T) {
 				peers.PoCL(t)
 			}
 			r := demoJSON(t, append([]string{"--small", "--memory", "device"}, args...)...)
-			if len(r.Rows) != 7 || r.Memory != "device" || !strings.Contains(r.Device, args[1]+" 0: ") || !r.ByKernel || len(r.Choice) != 3 {
+			if len(r.Rows) != 7 || r.Memory != "device" || !strings.Contains(r.Device, args[1]+" 0: ") || !r.ByKernel ||
+				len(r.Choice) != 3 {
 				t.Fatalf("%+v", r)
 			}
 			for _, x := range r.Rows {
@@ -177,10 +184,12 @@ func TestDemoDevice(t *testing.T) {
 					}
 					continue
 				}
-				if x.Verified != x.Bytes || x.Refused != "" || x.DeviceCopies != 2 || x.Took <= 0 || x.Plain == (x.OfHost > 0) {
+				if x.Verified != x.Bytes || x.Refused != "" || x.DeviceCopies != 2 || x.Took <= 0 ||
+					x.Plain == (x.OfHost > 0) {
 					t.Errorf("%+v", x)
 				}
-				if put := strings.HasSuffix(x.What, "put"); put != strings.Contains(strings.Join(x.Explain, "\n"), "staged") {
+				if put := strings.HasSuffix(x.What, "put"); put != strings.Contains(strings.Join(x.Explain, "\n"),
+					"staged") {
 					t.Errorf("%s: %q", x.What, x.Explain)
 				}
 			}
@@ -190,11 +199,13 @@ func TestDemoDevice(t *testing.T) {
 
 // A file's tensors go by device memory as they go by the host's, and the table has what that costs.
 func TestDemoDevicePrints(t *testing.T) {
-	out, errOut, status := penstock(t, "demo", "--small", "--repeat", "1", "--memory", "device", "--gpu-runtime", "host")
+	out, errOut, status := penstock(t, "demo", "--small", "--repeat", "1", "--memory", "device", "--gpu-runtime",
+		"host")
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
-	for _, want := range []string{"Both hold them in device memory: host 0: this process, in Go, a stand-in for a card", "of host", "+ 2 device", "shm borrow: refused: ", "staged here",
+	for _, want := range []string{"Both hold them in device memory: host 0: this process, in Go, a stand-in for a card",
+		"of host", "+ 2 device", "shm borrow: refused: ", "staged here",
 		"staged at the peer", "what device memory costs", "a kernel of the device summed the same bytes"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the output lacks %q:\n%s", want, out)
@@ -207,7 +218,8 @@ func TestDemoDevicePrints(t *testing.T) {
 
 // The rows of the benchmark between memories, as JSON.
 func TestBenchTransferMemory(t *testing.T) {
-	out, errOut, status := penstock(t, "bench", "transfer", "--quick", "--json", "--size", "4KiB", "--local-memory", "device", "--gpu-runtime", "host")
+	out, errOut, status := penstock(t, "bench", "transfer", "--quick", "--json", "--size", "4KiB", "--local-memory",
+		"device", "--gpu-runtime", "host")
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
@@ -215,17 +227,20 @@ func TestBenchTransferMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Rows) != 4 || r.Rows[0].Name != "shm put 4 KiB event device to host" || r.Rows[3].Name != "tcp get 4 KiB event host to device" {
+	if len(r.Rows) != 4 || r.Rows[0].Name != "shm put 4 KiB event device to host" ||
+		r.Rows[3].Name != "tcp get 4 KiB event host to device" {
 		t.Errorf("%d rows, %q", len(r.Rows), r.Rows[0].Name)
 	}
 	for _, x := range r.Rows {
-		if m := x.Memory; m == nil || m.Local != "device" || m.Remote != "host" || !strings.HasPrefix(m.LocalDevice, "host 0: ") || m.RemoteDevice != "" || m.DeviceCopies != 1 {
+		if m := x.Memory; m == nil || m.Local != "device" || m.Remote != "host" ||
+			!strings.HasPrefix(m.LocalDevice, "host 0: ") || m.RemoteDevice != "" || m.DeviceCopies != 1 {
 			t.Errorf("%s: %+v", x.Name, m)
 		}
 	}
 }
 
-// A command prints an error once, on the standard error, with a status that tells misuse from failure.
+// A command prints an error once, on the standard error, with a status that tells misuse from
+// failure.
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
@@ -248,7 +263,8 @@ func TestMistakes(t *testing.T) {
 	} {
 		out, errOut, status := penstock(t, c.args...)
 		if status != c.status || !strings.Contains(errOut, c.want) || out != "" {
-			t.Errorf("penstock %v: status %d, printed %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
+			t.Errorf("penstock %v: status %d, printed %q and %q; expected %d and %q", c.args, status, out, errOut,
+				c.status, c.want)
 		}
 	}
 }

@@ -27,8 +27,8 @@ func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompD
 	return nil, cobra.ShellCompDirectiveDefault
 }
 
-// completeRemote completes ADDR/NAME, the argument number place, by asking the peer. Names that a command line would need to
-// quote are left out, and whatever goes wrong gives no names.
+// completeRemote completes ADDR/NAME, the argument number place, by asking the peer. Names that a
+// command line would need to quote are left out, and whatever goes wrong gives no names.
 func completeRemote(s streams, flags *clientFlags, place int) cobra.CompletionFunc {
 	return func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		none := cobra.ShellCompDirectiveNoFileComp
@@ -83,7 +83,8 @@ func remoteNames(c *cobra.Command, s streams, flags clientFlags, t target) (out 
 	return out
 }
 
-// plainWord reports whether a name is letters, digits and a few signs that no shell takes for something else.
+// plainWord reports whether a name is letters, digits and a few signs that no shell takes for
+// something else.
 func plainWord(s string) bool {
 	for _, r := range s {
 		if r >= 0x80 || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("._-/+,@%=", r) {

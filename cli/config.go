@@ -104,7 +104,8 @@ The exit status is 1 if there is an error, with --strict also for warnings, and 
 					if problems == nil {
 						problems = config.Diagnostics{}
 					}
-					if err := printJSON(s.out, map[string]any{"file": name, "ok": !bad, "diagnostics": problems}); err != nil {
+					if err := printJSON(s.out, map[string]any{"file": name, "ok": !bad,
+						"diagnostics": problems}); err != nil {
 						return err
 					}
 					continue
@@ -127,15 +128,17 @@ The exit status is 1 if there is an error, with --strict also for warnings, and 
 	return c
 }
 
-// withPlan is what config.Load said of a file, with what Open would miss here in place of what Load found missing of it, and with the notes of the plan: Load
-// alone knows of benchmarks.
+// withPlan is what config.Load said of a file, with what Open would miss here in place of what Load
+// found missing of it, and with the notes of the plan: Load alone knows of benchmarks.
 func withPlan(cfg *config.Config, problems config.Diagnostics) (config.Diagnostics, error) {
 	plan, err := root.MakePlan(cfg, root.Options{})
 	if err != nil {
 		return nil, err
 	}
 	problems = slices.DeleteFunc(slices.Clone(problems), func(d config.Diagnostic) bool {
-		return d.Severity == config.Needs && (d.Code != config.CodeHost || strings.HasPrefix(d.Path, "interfaces") || strings.HasPrefix(d.Path, "memory_regions") || strings.HasPrefix(d.Path, "applications") || d.Path == "master_core")
+		return d.Severity == config.Needs && (d.Code != config.CodeHost || strings.HasPrefix(d.Path, "interfaces") ||
+			strings.HasPrefix(d.Path, "memory_regions") || strings.HasPrefix(d.Path, "applications") ||
+			d.Path == "master_core")
 	})
 	problems = append(append(problems, plan.Missing...), plan.Notes...)
 	problems.Sort()
@@ -217,11 +220,13 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 				}
 				*a.to = addr
 			}
-			for _, x := range []struct{ flags, kinds string }{{"tx rx engine queues", "raw"}, {"transport server client", "socket"}, {"share listen", "transfer"},
+			for _, x := range []struct{ flags, kinds string }{{"tx rx engine queues", "raw"},
+				{"transport server client", "socket"}, {"share listen", "transfer"},
 				{"payload", "raw socket"}, {"port", "socket transfer"}} {
 				for flag := range strings.FieldsSeq(x.flags) {
 					if c.Flags().Changed(flag) && !strings.Contains(x.kinds, p.Kind) {
-						return &usageError{fmt.Errorf("--%s is for %s, not for %s", flag, strings.ReplaceAll(x.kinds, " ", " and "), p.Kind)}
+						return &usageError{fmt.Errorf("--%s is for %s, not for %s", flag,
+							strings.ReplaceAll(x.kinds, " ", " and "), p.Kind)}
 					}
 				}
 			}
@@ -230,7 +235,9 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 				return err
 			}
 			for _, name := range []string{p.Tx, p.Rx} {
-				if name != "" && !slices.ContainsFunc(h.Interfaces, func(x config.HostInterface) bool { return x.Name == name }) {
+				if name != "" && !slices.ContainsFunc(h.Interfaces, func(x config.HostInterface) bool {
+					return x.Name == name
+				}) {
 					return &worded{fmt.Sprintf("this machine has no network interface %q", name), tune.ErrInterface}
 				}
 			}
@@ -247,7 +254,8 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 	f.StringVar(&p.Rx, "rx", "", "network `IF` that receives; default: the next one")
 	f.StringVar(&engine, "engine", "", "xdp or afpacket (default xdp)")
 	f.IntVar(&p.Queues, "queues", 0, "queues in each direction (default 1)")
-	f.IntVar(&p.Payload, "payload", 0, "bytes of payload of a packet (default: what the MTU has room for; sockets: 1024)")
+	f.IntVar(&p.Payload, "payload", 0,
+		"bytes of payload of a packet (default: what the MTU has room for; sockets: 1024)")
 	f.StringVar(&p.Transport, "transport", "", "udp or tcp (default udp)")
 	f.StringVar(&server, "server", "", "`ADDR` of the server (default 127.0.0.1)")
 	f.StringVar(&client, "client", "", "`ADDR` of the client (default that of the server)")

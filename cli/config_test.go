@@ -35,11 +35,13 @@ const goodConfig = `daqiri:
       rx: {queues: [{name: q, id: 0, batch_size: 64, timeout_us: 2000, memory_regions: [m]}]}
 `
 
-// A file that is right, one that this machine cannot run, and one that is wrong have different ends.
+// A file that is right, one that this machine cannot run, and one that is wrong have different
+// ends.
 func TestConfigCheck(t *testing.T) {
 	good := confFile(t, "good.yaml", goodConfig)
 	bad := confFile(t, "bad.yaml", strings.Replace(goodConfig, "buf_size", "bufsize", 1))
-	warned := confFile(t, "warned.yaml", strings.Replace(goodConfig, "interfaces:", "- {name: unused, kind: host, affinity: 0, num_bufs: 1, buf_size: 1}\n    interfaces:", 1))
+	warned := confFile(t, "warned.yaml", strings.Replace(goodConfig, "interfaces:",
+		"- {name: unused, kind: host, affinity: 0, num_bufs: 1, buf_size: 1}\n    interfaces:", 1))
 	for _, c := range []struct {
 		args   []string
 		status int
@@ -48,7 +50,8 @@ func TestConfigCheck(t *testing.T) {
 		{[]string{good}, 0, "good.yaml: nothing to say"},
 		{[]string{"--here", good}, 10, `there is no interface "absent0" here`},
 		{[]string{bad}, 1, "did you mean buf_size?"},
-		{[]string{bad}, 1, "  7 |     - {name: m, kind: host, affinity: 0, num_bufs: 4096, bufsize: 2048}\n    |                                                          ^~~~~~~"},
+		{[]string{bad}, 1, "  7 |     - {name: m, kind: host, affinity: 0, num_bufs: 4096, bufsize: 2048}\n    |     " +
+			"                                                     ^~~~~~~"},
 		{[]string{good, bad}, 1, "bad.yaml: 1 error"},
 		{[]string{warned}, 0, "no queue uses"},
 		{[]string{"--strict", warned}, 1, "no queue uses"},
@@ -66,17 +69,21 @@ func TestConfigCheck(t *testing.T) {
 			At                         struct{ Line, Column int }
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &got); err != nil || status != 1 || got.OK || len(got.Diagnostics) != 1 || got.Diagnostics[0].Code != "unknown-key" || got.Diagnostics[0].At.Column != 58 {
+	if err := json.Unmarshal([]byte(out), &got); err != nil || status != 1 || got.OK || len(got.Diagnostics) != 1 ||
+		got.Diagnostics[0].Code != "unknown-key" || got.Diagnostics[0].At.Column != 58 {
 		t.Errorf("%v: status %d, %s", err, status, out)
 	}
-	if _, errOut, status := penstock(t, "config", "check", filepath.Join(t.TempDir(), "none")); status != exitNotFound || !strings.Contains(errOut, "none") {
+	if _, errOut, status := penstock(t, "config", "check",
+		filepath.Join(t.TempDir(), "none")); status != exitNotFound || !strings.Contains(errOut, "none") {
 		t.Errorf("status %d, %s", status, errOut)
 	}
 }
 
 // What a file has in it cannot steer the terminal.
 func TestConfigCheckIsPrintable(t *testing.T) {
-	f := confFile(t, "f.yaml", "penstock:\n  \"a\\e[31mb\": 1\n  memory_regions: [{name: \"\\e[2J\", kind: host, num_bufs: 1, buf_size: 1}]\n  interfaces: [{name: p, address: e, rx: {queues: [{memory_regions: [\"\\e[2J\"], batch_size: 64}]}}]\n")
+	f := confFile(t, "f.yaml", "penstock:\n  \"a\\e[31mb\": 1\n  memory_regions: [{name: \"\\e[2J\", kind: host, "+
+		"num_bufs: 1, buf_size: 1}]\n  interfaces: [{name: p, address: e, rx: {queues: [{memory_regions: "+
+		"[\"\\e[2J\"], batch_size: 64}]}}]\n")
 	out, _, status := penstock(t, "config", "check", f)
 	if status != 1 || strings.Contains(out, "\x1b") || !strings.Contains(out, "batch_size 64 is more than") {
 		t.Errorf("status %d, %q", status, out)
@@ -86,13 +93,15 @@ func TestConfigCheckIsPrintable(t *testing.T) {
 func TestConfigExplainAndMigrate(t *testing.T) {
 	good := confFile(t, "good.yaml", goodConfig)
 	out, errOut, status := penstock(t, "config", "explain", good)
-	for _, want := range []string{"timeout: 2ms # line 11", "engine: xdp # derived: the address is a network interface", "# m host NUMA node 0 4096 2048 B 8 MiB"} {
+	for _, want := range []string{"timeout: 2ms # line 11", "engine: xdp # derived: the address is a network interface",
+		"# m host NUMA node 0 4096 2048 B 8 MiB"} {
 		if !strings.Contains(strings.Join(strings.Fields(out), " "), want) || status != 0 {
 			t.Errorf("status %d: no %q in\n%s%s", status, want, out, errOut)
 		}
 	}
 	out, errOut, status = penstock(t, "config", "migrate", good)
-	if status != 0 || !strings.HasPrefix(out, "penstock:\n") || !strings.Contains(out, "timeout: 2ms") || !strings.Contains(out, "# where packets lie") {
+	if status != 0 || !strings.HasPrefix(out, "penstock:\n") || !strings.Contains(out, "timeout: 2ms") ||
+		!strings.Contains(out, "# where packets lie") {
 		t.Errorf("status %d\n%s%s", status, out, errOut)
 	}
 	bad := confFile(t, "bad.yaml", strings.Replace(goodConfig, "buf_size", "bufsize", 1))
@@ -135,7 +144,8 @@ func TestConfigSchemaAndGenerate(t *testing.T) {
 			t.Errorf("%v: status %d, %s", c.args, status, errOut)
 		}
 	}
-	if _, errOut, status := penstock(t, "config", "chekc"); status != 2 || !strings.Contains(errOut, `did you mean "check"?`) {
+	if _, errOut, status := penstock(t, "config", "chekc"); status != 2 ||
+		!strings.Contains(errOut, `did you mean "check"?`) {
 		t.Errorf("status %d, %s", status, errOut)
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// readHost reads what a configuration is compared with. What cannot be read is left out: the comparison says less then.
+// readHost reads what a configuration is compared with. What cannot be read is left out: the
+// comparison says less then.
 func readHost(ctx context.Context) (*config.Host, error) {
 	h := systemHost(host.Read(ctx, os.DirFS("/"))) // what is a file, and no more
 	h.Name, _ = os.Hostname()                      // without one, a generated file has another name
@@ -27,7 +28,8 @@ func readHost(ctx context.Context) (*config.Host, error) {
 		return nil, err
 	}
 	for _, l := range links {
-		x := config.HostInterface{Name: l.Name, Up: l.Flags&net.FlagUp != 0, Loopback: l.Flags&net.FlagLoopback != 0, MTU: l.MTU, Node: -1}
+		x := config.HostInterface{Name: l.Name, Up: l.Flags&net.FlagUp != 0, Loopback: l.Flags&net.FlagLoopback != 0,
+			MTU: l.MTU, Node: -1}
 		if len(l.HardwareAddr) == len(x.MAC) {
 			x.MAC = packet.MAC(l.HardwareAddr)
 		}

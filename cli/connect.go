@@ -35,19 +35,27 @@ type nodeFlags struct {
 const noIdentity = "none"
 
 func (f *nodeFlags) add(c *cobra.Command) {
-	c.Flags().StringSliceVar(&f.paths, "path", nil, "move bytes only by these `PATHS`: shm, tcp, verbs (default: the best that both sides have)")
+	c.Flags().StringSliceVar(&f.paths, "path", nil,
+		"move bytes only by these `PATHS`: shm, tcp, verbs (default: the best that both sides have)")
 	verbsFlag(c, &f.verbs)
-	c.Flags().StringVar(&f.logLevel, "log-level", "off", "what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
-	c.Flags().StringVar(&f.identity, "identity", "", "`DIR` of this node's certificate, made by penstock pair; none: go without (default: the user's, if there is one)")
-	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: anyone on the way can read and change everything")
-	c.Flags().StringVar(&f.allowUID, "allow-uid", "", "`UIDS` of other users of this machine who may be at the other end of a connection without TLS, such as 1000,1001; any: all (default: your own processes alone)")
+	c.Flags().StringVar(&f.logLevel, "log-level", "off",
+		"what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
+	c.Flags().StringVar(&f.identity, "identity", "",
+		"`DIR` of this node's certificate, made by penstock pair; none: go without (default: the user's, if there "+
+			"is one)")
+	c.Flags().BoolVar(&f.insecure, "insecure", false,
+		"without an identity, permit addresses beyond this machine: anyone on the way can read and change everything")
+	c.Flags().StringVar(&f.allowUID, "allow-uid", "",
+		"`UIDS` of other users of this machine who may be at the other end of a connection without TLS, such as "+
+			"1000,1001; any: all (default: your own processes alone)")
 	_ = c.MarkFlagDirname("identity") // the flag exists
 	fromEnvironment(c, "path", "verbs", "log-level", "identity", "insecure", "allow-uid")
 	complete(c, "path", drivers.Names()...)
 	complete(c, "log-level", "off", "error", "warn", "info", "debug")
 }
 
-// options are those of the node; log lines go through the display, so that they do not tear its line.
+// options are those of the node; log lines go through the display, so that they do not tear its
+// line.
 func (f *nodeFlags) options(d *display) (transfer.Options, error) {
 	o := transfer.Options{Insecure: f.insecure}
 	if f.logLevel != "off" {
@@ -103,15 +111,19 @@ type clientFlags struct {
 
 func (f *clientFlags) add(c *cobra.Command) {
 	f.nodeFlags.add(c)
-	c.Flags().StringVar(&f.expect, "expect", "", "the `NAME` that the peer's certificate must have, as in tcp://NAME@HOST:PORT (default: any of the authority)")
+	c.Flags().StringVar(&f.expect, "expect", "",
+		"the `NAME` that the peer's certificate must have, as in tcp://NAME@HOST:PORT (default: any of the authority)")
 	c.Flags().DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for a connection")
-	c.Flags().DurationVar(&f.retry, "retry", time.Minute, "how long to wait for a peer that was lost on the way to come back; 0: not at all")
+	c.Flags().DurationVar(&f.retry, "retry", time.Minute,
+		"how long to wait for a peer that was lost on the way to come back; 0: not at all")
 	fromEnvironment(c, "expect", "timeout", "retry")
 }
 
 // addLimit adds the flag of commands that move bytes.
 func (f *clientFlags) addLimit(c *cobra.Command) {
-	c.Flags().Var(&f.limit, "limit", "move at most so many bytes per second, such as 10MB, 512KiB or 1Gbps, which counts bits (default: as many as the path takes)")
+	c.Flags().Var(&f.limit, "limit",
+		"move at most so many bytes per second, such as 10MB, 512KiB or 1Gbps, which counts bits (default: as many "+
+			"as the path takes)")
 }
 
 func (f *clientFlags) check() error {
@@ -124,7 +136,8 @@ func (f *clientFlags) check() error {
 	return nil
 }
 
-// client is the connection of a command to one peer: a link, over which what is under way goes on when the peer is lost.
+// client is the connection of a command to one peer: a link, over which what is under way goes on
+// when the peer is lost.
 type client struct {
 	node  *transfer.Node
 	link  *transfer.Link
@@ -142,8 +155,8 @@ type client struct {
 	waits   bool
 }
 
-// interruptGrace is how long transfers under way may take to end in order when the command was interrupted. A peer whose data
-// do not come any more, although it lives, would take for ever.
+// interruptGrace is how long transfers under way may take to end in order when the command was
+// interrupted. A peer whose data do not come any more, although it lives, would take for ever.
 const interruptGrace = time.Second
 
 // dial connects to addr. The caller closes the client.
@@ -162,7 +175,8 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 		case !ok || strings.Contains(host, "@"):
 			return nil, &usageError{fmt.Errorf("--expect %s: %s names its peer by itself", f.expect, addr)}
 		case o.Identity == nil:
-			return nil, &usageError{fmt.Errorf("--expect %s: without an identity no peer can prove its name: see penstock pair", f.expect)}
+			return nil, &usageError{fmt.Errorf("--expect %s: without an identity no peer can prove its name: see "+
+				"penstock pair", f.expect)}
 		}
 		addr = "tcp://" + f.expect + "@" + host
 	}
@@ -172,7 +186,8 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 	}
 	c := &client{node: node, addr: addr, flags: f, d: d, over: make(chan struct{})}
 	// One session, made when it is wanted and kept until the end.
-	lo := transfer.LinkOptions{Min: -1, Max: 1, Idle: -1, DialTimeout: f.timeout, Retry: transfer.Retry{First: firstPause, Max: longPause}}
+	lo := transfer.LinkOptions{Min: -1, Max: 1, Idle: -1, DialTimeout: f.timeout,
+		Retry: transfer.Retry{First: firstPause, Max: longPause}}
 	if f.retry > 0 {
 		lo.Retry.Attempts, lo.Retry.Total, lo.OnRetry = -1, f.retry, c.retrying
 	} else {
@@ -183,7 +198,8 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 	if c.peer, err = c.link.Connect(ctx); err != nil {
 		c.close()
 		if refused(err) && strings.Contains(err.Error(), "certificate") {
-			err = &worded{fmt.Sprintf("%s refuses the certificate of this node: its rules deny it, or it has ended; see \"penstock pair show\" on both: %v", addr, err), err}
+			err = &worded{fmt.Sprintf("%s refuses the certificate of this node: its rules deny it, or it has ended; "+
+				"see \"penstock pair show\" on both: %v", addr, err), err}
 		}
 		return nil, err
 	}
@@ -267,8 +283,8 @@ func isLost(err error) bool {
 // target is what a command line names at a peer.
 type target struct{ addr, name string }
 
-// parseTarget reads ADDR or ADDR/NAME. A host and port without tcp:// is taken as one with it. In unix://PATH/NAME the path ends
-// where a socket is; in unix://@NAME/..., at the first slash.
+// parseTarget reads ADDR or ADDR/NAME. A host and port without tcp:// is taken as one with it. In
+// unix://PATH/NAME the path ends where a socket is; in unix://@NAME/..., at the first slash.
 func parseTarget(s string) (target, error) {
 	network, rest, ok := strings.Cut(s, "://")
 	if !ok {
@@ -323,7 +339,8 @@ func parseTargetArgs(args []string) (target, error) {
 	t, err := parseTarget(args[0])
 	if err == nil && len(args) > 1 {
 		if t.name != "" {
-			return t, &usageError{fmt.Errorf("%s names %q already: expected one name, got %q too", args[0], t.name, args[1])}
+			return t, &usageError{fmt.Errorf("%s names %q already: expected one name, got %q too", args[0], t.name,
+				args[1])}
 		}
 		t.name = args[1]
 	}
@@ -344,7 +361,8 @@ func (w logWriter) Write(p []byte) (int, error) {
 func argsBetween(least, most int, words string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return &usageError{fmt.Errorf("%s: expected %s; got %s%s", c.Name(), words, count(len(args), "argument", "arguments"), jsonHint(c))}
+			return &usageError{fmt.Errorf("%s: expected %s; got %s%s", c.Name(), words,
+				count(len(args), "argument", "arguments"), jsonHint(c))}
 		}
 		return nil
 	}

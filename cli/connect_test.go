@@ -35,7 +35,8 @@ func TestParseTarget(t *testing.T) {
 }
 
 func TestNearest(t *testing.T) {
-	names := []string{"model.safetensors", "layers.0.weight", "layers.1.weight", "layers.10.weight", "sub/tokens.json", "README"}
+	names := []string{"model.safetensors", "layers.0.weight", "layers.1.weight", "layers.10.weight", "sub/tokens.json",
+		"README"}
 	for in, want := range map[string]string{
 		"modle.safetensors": "[model.safetensors]",
 		"layers.2.weight":   "[layers.0.weight layers.1.weight layers.10.weight]",

@@ -125,9 +125,11 @@ func runDemo(ctx context.Context, s streams, o demoOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.ground.close()) }()
-	d.report = demoReport{Model: m.title, Tensors: len(m.tensors), DTypes: m.dtypes(), Bytes: m.bytes(), Memory: o.memory, Device: d.ground.String()}
+	d.report = demoReport{Model: m.title, Tensors: len(m.tensors), DTypes: m.dtypes(), Bytes: m.bytes(),
+		Memory: o.memory, Device: d.ground.String()}
 	if !o.json {
-		fmt.Fprintf(s.out, "Moving %s:\n%d tensors of %s, %s, from this process (%d) to a second one.\n", m.title, len(m.tensors),
+		fmt.Fprintf(s.out, "Moving %s:\n%d tensors of %s, %s, from this process (%d) to a second one.\n", m.title,
+			len(m.tensors),
 			strings.Join(d.report.DTypes, " "), formatBytes(d.report.Bytes), os.Getpid())
 		if d.report.Device != "" {
 			fmt.Fprintf(s.out, "Both hold them in %s memory: %s\n", o.memory, d.report.Device)
@@ -182,7 +184,8 @@ func (d *demo) startReceiver(ctx context.Context, s streams) (stop func() error,
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"demo-receiver", "--memory", d.o.memory, "--gpu-runtime", d.o.gpu.runtime, "--gpu", strconv.Itoa(d.o.gpu.device)}
+	args := []string{"demo-receiver", "--memory", d.o.memory, "--gpu-runtime", d.o.gpu.runtime, "--gpu",
+		strconv.Itoa(d.o.gpu.device)}
 	if d.o.file != "" {
 		args = append(args, "--file", d.o.file)
 	}
@@ -277,8 +280,9 @@ func (d *demo) ceiling() error {
 	return nil
 }
 
-// move puts or gets all tensors by one path, several times, and has the receiving side check every byte. Where the tensors do not lie in host memory, each move is followed by
-// the same one between host memories.
+// move puts or gets all tensors by one path, several times, and has the receiving side check every
+// byte. Where the tensors do not lie in host memory, each move is followed by the same one between
+// host memories.
 func (d *demo) move(ctx context.Context, kind path.OpKind, name string) (err error) {
 	row := demoRow{What: name + " put", Bytes: d.report.Bytes}
 	if kind == path.Get {
@@ -301,7 +305,8 @@ func (d *demo) move(ctx context.Context, kind path.OpKind, name string) (err err
 	for i := range d.o.repeat + 1 { // the first one warms up
 		for k, m := range moves {
 			x, err := m.run(ctx)
-			if k == 0 && i == 0 && d.ground.a != nil && errors.Is(err, path.ErrUnavailable) { // host memory is reached by every path here
+			if k == 0 && i == 0 && d.ground.a != nil && errors.Is(err, path.ErrUnavailable) {
+				// host memory is reached by every path here
 				row.Refused = reason(err, name)
 				d.add(row)
 				return nil
@@ -351,7 +356,8 @@ func (d *demo) newMove(kind path.OpKind, name string, side int) (*demoMove, erro
 		m.options.Paths = []string{name}
 	}
 	if kind == path.Get {
-		// The receiver has the tensors by now: fetch them into memory of this process that holds something else.
+		// The receiver has the tensors by now: fetch them into memory of this process that holds
+		// something else.
 		var err error
 		if m.local, err = d.ground.alloc(m.side.name, "demo return", d.m.size); err != nil {
 			return nil, err
@@ -453,7 +459,8 @@ func (d *demo) choose(ctx context.Context) error {
 	return nil
 }
 
-// plain moves the same bytes over a socket as a Go program would without Penstock: memory that the CPU does not reach goes through a buffer on both sides.
+// plain moves the same bytes over a socket as a Go program would without Penstock: memory that the
+// CPU does not reach goes through a buffer on both sides.
 func (d *demo) plain(ctx context.Context, network string) (err error) {
 	row := demoRow{What: "plain Go " + network, Bytes: d.report.Bytes, KernelCopies: 2, Plain: true}
 	if d.sides[0].src.Mover() != nil {
@@ -535,7 +542,8 @@ func (d *demo) add(row demoRow) {
 	d.report.Rows = append(d.report.Rows, row)
 }
 
-// reason is why a path cannot be taken: what an error that has a line for each path says of this one.
+// reason is why a path cannot be taken: what an error that has a line for each path says of this
+// one.
 func reason(err error, name string) string {
 	for line := range strings.Lines(err.Error()) {
 		if why, ok := strings.CutPrefix(line, name+": "); ok {

@@ -34,7 +34,8 @@ func (g demoGround) String() string {
 	return g.a.String()
 }
 
-// names are those of the receiver's exports, which say what memory they are: what was asked for, and the host's to compare it with.
+// names are those of the receiver's exports, which say what memory they are: what was asked for,
+// and the host's to compare it with.
 func (g demoGround) names() []string {
 	if g.a == nil {
 		return []string{g.memory}

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 
-// demoModel is the tensors that the demo moves: those of a file, or made ones. Both processes build it from the same few
-// words, so that the receiver can check every byte without asking the sender.
+// demoModel is the tensors that the demo moves: those of a file, or made ones. Both processes build
+// it from the same few words, so that the receiver can check every byte without asking the sender.
 type demoModel struct {
 	title   string
 	tensors []demoTensor
@@ -116,8 +116,10 @@ func (m *demoModel) region() (*mem.Region, error) {
 	return r, nil
 }
 
-// verify checks every byte of every tensor in the receiver's memory r and returns how many were right, and whether a kernel of the accelerator a saw the same.
-func (m *demoModel) verify(ctx context.Context, a *accel.Accelerator, r *mem.Region) (checked uint64, byKernel bool, err error) {
+// verify checks every byte of every tensor in the receiver's memory r and returns how many were
+// right, and whether a kernel of the accelerator a saw the same.
+func (m *demoModel) verify(ctx context.Context, a *accel.Accelerator, r *mem.Region) (checked uint64, byKernel bool,
+	err error) {
 	all, err := r.Span(0, m.size)
 	if err != nil {
 		return 0, false, err
@@ -133,7 +135,8 @@ func (m *demoModel) verify(ctx context.Context, a *accel.Accelerator, r *mem.Reg
 // verifyBytes is verify for memory that this process sees as a whole.
 func (m *demoModel) verifyBytes(b []byte) (uint64, error) { return m.verifyPart(b[:m.size], 0) }
 
-// verifyPart checks the parts of tensors in b, which lies at off of the receiver's memory, and returns how many of their bytes were right.
+// verifyPart checks the parts of tensors in b, which lies at off of the receiver's memory, and
+// returns how many of their bytes were right.
 func (m *demoModel) verifyPart(b []byte, off uint64) (checked uint64, err error) {
 	for _, t := range m.tensors {
 		lo, hi := max(t.off, off), min(t.off+t.size, off+uint64(len(b)))

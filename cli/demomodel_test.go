@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Every byte of every tensor counts, in whatever parts the memory comes; what lies between tensors does not.
+// Every byte of every tensor counts, in whatever parts the memory comes; what lies between tensors
+// does not.
 func TestDemoModelVerify(t *testing.T) {
 	m, err := loadDemoModel("", true)
 	if err != nil {
@@ -39,7 +40,8 @@ func TestDemoModelVerify(t *testing.T) {
 	for at := 0; at < len(b); at += 97 {
 		b[at] ^= 0x40
 		for _, part := range parts[1:] {
-			if _, err := m.verifyPart(b[at/part*part:min(at/part*part+part, len(b))], uint64(at/part*part)); (err != nil) != inside[at] {
+			if _, err := m.verifyPart(b[at/part*part:min(at/part*part+part, len(b))],
+				uint64(at/part*part)); (err != nil) != inside[at] {
 				t.Errorf("byte %d, in a tensor %v, in parts of %d: %v", at, inside[at], part, err)
 			}
 		}

@@ -42,7 +42,8 @@ func (r *demoReport) print(w io.Writer) error {
 			share += "\t" + ofHost
 			copies += fmt.Sprintf(" + %d device", x.DeviceCopies)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", x.What, formatBytes(x.Bytes), formatTime(x.Took), gbs, share,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", x.What, formatBytes(x.Bytes), formatTime(x.Took), gbs,
+			share,
 			copies, formatTime(x.Setup), verified)
 	}
 	t.Flush()
@@ -51,13 +52,18 @@ func (r *demoReport) print(w io.Writer) error {
 			fmt.Fprintf(w, "\n%s: refused: %s\n", x.What, x.Refused)
 		}
 	}
-	fmt.Fprint(w, "\ntime: median of one move of everything, after one to warm up and without the set-up, which is paid once per peer.\n"+
-		"of copy: share of the bandwidth that two cores reach copying memory here. plain Go: net.Conn, Write and io.ReadFull.\n"+
-		"put: this process writes into the other's memory; get: it reads from there; borrow: it looks at it, nothing is copied.\n")
+	fmt.Fprint(w, "\ntime: median of one move of everything, after one to warm up and without the set-up, which is "+
+		"paid once per peer.\n"+
+		"of copy: share of the bandwidth that two cores reach copying memory here. plain Go: net.Conn, Write and "+
+		"io.ReadFull.\n"+
+		"put: this process writes into the other's memory; get: it reads from there; borrow: it looks at it, nothing "+
+		"is copied.\n")
 	if placed {
-		fmt.Fprintf(w, "of host: beside the same move between host memories, made in turn with it: what is missing to 100 %% is what %s memory costs.\n", r.Memory)
+		fmt.Fprintf(w, "of host: beside the same move between host memories, made in turn with it: what is missing "+
+			"to 100 %% is what %s memory costs.\n", r.Memory)
 		if r.ByKernel {
-			fmt.Fprint(w, "verified: the receiver looked at every byte, read back where the CPU does not reach it, and a kernel of the device summed the same bytes.\n")
+			fmt.Fprint(w, "verified: the receiver looked at every byte, read back where the CPU does not reach it, "+
+				"and a kernel of the device summed the same bytes.\n")
 		}
 	}
 	for _, x := range r.Rows {

@@ -69,7 +69,8 @@ func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) 
 	}
 	defer func() { err = errors.Join(err, r.ground.close()) }()
 	vec.Calibrate() // so that it is not part of the first path's set-up time
-	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "receiver", Listen: []string{"tcp://127.0.0.1:0"}})
+	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "receiver",
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		return err
 	}
@@ -85,7 +86,8 @@ func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) 
 			return err
 		}
 		r.memory[name] = x
-		if _, err := node.Export(x.All(), transfer.ExportOptions{Name: name, Rights: path.Read | path.Write}); err != nil {
+		if _, err := node.Export(x.All(), transfer.ExportOptions{Name: name,
+			Rights: path.Read | path.Write}); err != nil {
 			return err
 		}
 	}
@@ -130,7 +132,8 @@ func (r *demoReceiver) serve(ctx context.Context, s streams, addr string) error 
 	return in.Err()
 }
 
-// acceptPlain is the other half of what a Go program does without Penstock: one connection, io.ReadFull, one byte back.
+// acceptPlain is the other half of what a Go program does without Penstock: one connection,
+// io.ReadFull, one byte back.
 func acceptPlain(ctx context.Context, out io.Writer, q demoRequest, memory mem.Span) (err error) {
 	addr := "127.0.0.1:0"
 	if q.Network == "unix" {

@@ -46,7 +46,9 @@ Exit status 0, also where nothing but the host is here: the host is always there
 	}
 	f := c.Flags()
 	f.BoolVar(&asJSON, "json", false, "print one JSON object")
-	f.StringVar(&from, "from", "", "look at the recording `FILE` of \"penstock doctor --record\", which has the cards and no runtimes; -: the standard input")
+	f.StringVar(&from, "from", "",
+		"look at the recording `FILE` of \"penstock doctor --record\", which has the cards and no runtimes; -: the "+
+			"standard input")
 	_ = c.MarkFlagFilename("from", "txt") // the flag exists
 	return c
 }
@@ -77,7 +79,8 @@ const (
 	deviceWidth = 80
 )
 
-// printDevices writes the report in lines of at most 80 columns, but for words that cannot be broken.
+// printDevices writes the report in lines of at most 80 columns, but for words that cannot be
+// broken.
 func printDevices(w io.Writer, r *cards.Report) error {
 	p := &paired.Lines{W: w, Label: deviceLabel, Width: deviceWidth}
 	field := func(name, text string) { p.Field("  "+name, escapeControls(text)) }
@@ -172,7 +175,8 @@ func printDevice(field func(name, text string), d *cards.Device) {
 				parts = append(parts, fmt.Sprintf(format, a...))
 			}
 		}
-		add(n.SMClock != nil && n.MaxSMClock != nil, "processors at %d of %d MHz", deref(n.SMClock), deref(n.MaxSMClock))
+		add(n.SMClock != nil && n.MaxSMClock != nil, "processors at %d of %d MHz", deref(n.SMClock),
+			deref(n.MaxSMClock))
 		add(n.MemoryClock != nil, "memory at %d MHz", deref(n.MemoryClock))
 		add(n.Temperature != nil, "%d degrees", deref(n.Temperature))
 		add(n.Power != nil, "%.0f W", deref(n.Power))

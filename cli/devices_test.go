@@ -36,13 +36,16 @@ func TestDevicesOfRecordings(t *testing.T) {
 			t.Errorf("%s: (go test -run Recordings -update-devices writes it anew)\n%s", name, out)
 		}
 	}
-	if _, errOut, status := penstock(t, "devices", "--from", "no-such-file"); status != exitNotFound || !strings.Contains(errOut, "no-such-file") {
+	if _, errOut, status := penstock(t, "devices", "--from", "no-such-file"); status != exitNotFound ||
+		!strings.Contains(errOut, "no-such-file") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
-	if _, errOut, status := penstock(t, "devices", "--from", "devices.go"); status != exitFailure || !strings.Contains(errOut, "devices.go: ") {
+	if _, errOut, status := penstock(t, "devices", "--from", "devices.go"); status != exitFailure ||
+		!strings.Contains(errOut, "devices.go: ") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
-	if _, errOut, status := penstock(t, "devices", "0"); status != exitUsage || !strings.Contains(errOut, "unexpected argument") {
+	if _, errOut, status := penstock(t, "devices", "0"); status != exitUsage ||
+		!strings.Contains(errOut, "unexpected argument") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
 }
@@ -52,7 +55,8 @@ func narrow(t *testing.T, text string) {
 	t.Helper()
 	for l := range strings.Lines(text) {
 		l = strings.TrimRight(l, "\n")
-		if words := strings.Fields(l); columns(l) > deviceWidth && len(words) > 1 && columns(words[len(words)-1]) < deviceWidth-deviceLabel {
+		if words := strings.Fields(l); columns(l) > deviceWidth && len(words) > 1 &&
+			columns(words[len(words)-1]) < deviceWidth-deviceLabel {
 			t.Errorf("%d columns: %s", columns(l), l)
 		}
 	}
@@ -89,17 +93,20 @@ func TestDevices(t *testing.T) {
 	if last.Name != "host" || len(last.Devices) != 1 || last.Devices[0].Free == 0 {
 		t.Errorf("%+v", last)
 	}
-	for _, want := range []string{"this process, in Go", "  can        mapped shared", "  cannot     ", "ptx: it runs kernels in Go only"} {
+	for _, want := range []string{"this process, in Go", "  can        mapped shared", "  cannot     ",
+		"ptx: it runs kernels in Go only"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
 }
 
-// Every row of a smoke run on the host is in its file; a runtime that is not here is status 10, and nothing is measured or written.
+// Every row of a smoke run on the host is in its file; a runtime that is not here is status 10, and
+// nothing is measured or written.
 func TestBenchGPU(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "gpu.json")
-	out, errOut, status := penstock(t, "bench", "gpu", "--quick", "--quiet", "--gpu-runtime", "host", "--size", "1KiB", "--total", "256KiB", "--output", file)
+	out, errOut, status := penstock(t, "bench", "gpu", "--quick", "--quiet", "--gpu-runtime", "host", "--size", "1KiB",
+		"--total", "256KiB", "--output", file)
 	if status != 0 {
 		t.Fatalf("status %d: %s", status, errOut)
 	}
@@ -112,7 +119,8 @@ func TestBenchGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"h2d pinned 1 KiB", "pipeline h2d 256 KiB, 4 slots of 4 KiB", "one pinned copy", "device    host 0: this process"} {
+	for _, want := range []string{"h2d pinned 1 KiB", "pipeline h2d 256 KiB, 4 slots of 4 KiB", "one pinned copy",
+		"device    host 0: this process"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -134,7 +142,8 @@ func TestBenchGPU(t *testing.T) {
 		{"--gpu-runtime host --gpu 7", exitUnfit, "it has 1, counted from 0"},
 	} {
 		never := filepath.Join(t.TempDir(), "never.json")
-		out, errOut, status := penstock(t, append([]string{"bench", "gpu", "--quick", "--output", never}, strings.Fields(x.args)...)...)
+		out, errOut, status := penstock(t, append([]string{"bench", "gpu", "--quick", "--output", never},
+			strings.Fields(x.args)...)...)
 		if status != x.status || !strings.Contains(errOut, x.want) || out != "" {
 			t.Errorf("%s: status %d: %s%s", x.args, status, errOut, out)
 		}

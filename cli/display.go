@@ -31,8 +31,8 @@ const (
 	eventEvery  = time.Second
 )
 
-// display shows the progress of a command. Its methods may be called from any goroutine. A caller of update
-// never waits for a terminal that is stopped or a pipe that is full.
+// display shows the progress of a command. Its methods may be called from any goroutine. A caller
+// of update never waits for a terminal that is stopped or a pipe that is full.
 type display struct {
 	mode  displayMode
 	out   io.Writer // events; results of commands that print any
@@ -57,7 +57,8 @@ type display struct {
 type displayFlags struct{ json, quiet bool }
 
 func (f *displayFlags) add(c *cobra.Command) {
-	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object per event, the last one the result (penstock help json)")
+	c.Flags().BoolVar(&f.json, "json", false,
+		"print one JSON object per event, the last one the result (penstock help json)")
 	c.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "print errors only")
 	fromEnvironment(c, "quiet")
 }
@@ -247,8 +248,8 @@ func (d *display) clear() {
 	}
 }
 
-// end stops showing and leaves the terminal with an empty line. It returns how long it took and how fast it was on the
-// average. More than one call does no harm.
+// end stops showing and leaves the terminal with an empty line. It returns how long it took and how
+// fast it was on the average. More than one call does no harm.
 func (d *display) end() (took time.Duration, bytesPerSecond float64) {
 	d.w.Lock()
 	if d.active {
@@ -282,7 +283,8 @@ func (s status) beginning() string {
 	return text
 }
 
-// lost shows that the peer is lost and looked for, or that something else failed and is tried again.
+// lost shows that the peer is lost and looked for, or that something else failed and is tried
+// again.
 func (d *display) lost(name string, attempt int, f transfer.LinkFailure) {
 	what := "connection lost"
 	if !f.Lost && !f.Dial {
@@ -315,7 +317,8 @@ func (d *display) summary(what string, r event) {
 	d.say("%s", text)
 }
 
-// finish ends a command: the display ends, the result is the last event, and the error is what the command returns.
+// finish ends a command: the display ends, the result is the last event, and the error is what the
+// command returns.
 func (d *display) finish(ctx context.Context, r event, err error) error {
 	d.end()
 	err = interruption(ctx, err)

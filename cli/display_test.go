@@ -42,7 +42,8 @@ func TestDisplayTerminal(t *testing.T) {
 	if n := strings.Count(errOut, "%"); n > 10*60 || n < 60 {
 		t.Errorf("drawn %d times in a minute", n)
 	}
-	if out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, "\r\x1b[Khalf of it\n\rw") || !strings.HasSuffix(errOut, "\x1b[K\r\x1b[K") {
+	if out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, "\r\x1b[Khalf of it\n\rw") ||
+		!strings.HasSuffix(errOut, "\x1b[K\r\x1b[K") {
 		t.Errorf("%q, %q", out, errOut)
 	}
 	for l := range strings.SplitSeq(errOut, "\r") {
@@ -58,7 +59,8 @@ func TestDisplayTerminal(t *testing.T) {
 func TestDisplayPlain(t *testing.T) {
 	_, errOut := clocked(t, displayPlain, nil)
 	lines := strings.Split(strings.TrimSpace(errOut), "\n")
-	// Each tenth takes 6 s, less than plainEvery. The last one is the end, which the command reports.
+	// Each tenth takes 6 s, less than plainEvery. The last one is the end, which the command
+	// reports.
 	if len(lines) != 9 || strings.ContainsAny(errOut, "\r\x1b") {
 		t.Fatalf("%q", lines)
 	}

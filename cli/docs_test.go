@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Every command line of the program that a page shows is one: the command is there, takes the flags, and in a block of code takes the
-// values and the arguments as well.
+// Every command line of the program that a page shows is one: the command is there, takes the
+// flags, and in a block of code takes the values and the arguments as well.
 func TestPagesShowCommands(t *testing.T) {
 	files, err := filepath.Glob("../docs/*.md")
 	if err != nil {
@@ -23,7 +23,8 @@ func TestPagesShowCommands(t *testing.T) {
 	}
 	files = append(files, "../README.md", "../ARCHITECTURE.md", "../CONTRIBUTING.md", "../CHANGELOG.md")
 	flags := map[string]bool{"gpus": true} // docker's
-	for _, dpdk := range []string{"lcores", "in-memory", "single-file-segments", "file-prefix", "no-huge", "no-shconf", "iova-mode", "no-telemetry", "log-level", "allow", "legacy-mem"} {
+	for _, dpdk := range []string{"lcores", "in-memory", "single-file-segments", "file-prefix", "no-huge", "no-shconf",
+		"iova-mode", "no-telemetry", "log-level", "allow", "legacy-mem"} {
 		flags[dpdk] = true
 	}
 	for _, c := range tree(New(strings.NewReader(""), io.Discard, io.Discard)) {
@@ -69,13 +70,16 @@ func tree(c *cobra.Command) []*cobra.Command {
 
 // What the test above is to find.
 func TestPagesShowNoOthers(t *testing.T) {
-	for _, line := range []string{"penstock doctr", "penstock get --pth tcp x", "penstock bench xdp", "penstock tune nic eth0 --queues four"} {
+	for _, line := range []string{"penstock doctr", "penstock get --pth tcp x", "penstock bench xdp",
+		"penstock tune nic eth0 --queues four"} {
 		if understands(line, true) == nil {
 			t.Errorf("%q is taken for a command", line)
 		}
 	}
-	inBlock, inText := commandLines("a `penstock\nls X | wc` b\n\n    sudo bin/penstock doctor   # why\n\n```sh\n$ penstock get A | B\n```\n")
-	if !slices.Equal(inBlock, []string{"penstock doctor", "penstock get A"}) || !slices.Equal(inText, []string{"penstock ls X"}) {
+	inBlock, inText := commandLines("a `penstock\nls X | wc` b\n\n    sudo bin/penstock doctor   # why\n\n```sh\n$ " +
+		"penstock get A | B\n```\n")
+	if !slices.Equal(inBlock, []string{"penstock doctor", "penstock get A"}) ||
+		!slices.Equal(inText, []string{"penstock ls X"}) {
 		t.Errorf("%q, %q", inBlock, inText)
 	}
 }
@@ -87,8 +91,9 @@ var (
 	comment = regexp.MustCompile(`\s+(?:#|\||>|<|&&|;|  )(?:\s.*)?$|\s{3,}.*$`)
 )
 
-// commandLines are the command lines in the blocks of code of a page, indented or fenced, and those in its text. What follows a command (a
-// comment, a pipe, its description some spaces on) is left away.
+// commandLines are the command lines in the blocks of code of a page, indented or fenced, and those
+// in its text. What follows a command (a comment, a pipe, its description some spaces on) is left
+// away.
 func commandLines(page string) (inBlock, inText []string) {
 	fenced := ""
 	var text strings.Builder
@@ -116,8 +121,8 @@ func commandLines(page string) (inBlock, inText []string) {
 	return inBlock, inText
 }
 
-// understands says what of a command line the program does not know. Brackets around what may be left out, and dots behind what may be
-// repeated, are not part of it; NAME stands for one.
+// understands says what of a command line the program does not know. Brackets around what may be
+// left out, and dots behind what may be repeated, are not part of it; NAME stands for one.
 func understands(line string, whole bool) error {
 	words := strings.Fields(strings.NewReplacer("[", "", "]", "", "...", "", "'", "", "NAME", "name").Replace(line))[1:]
 	root := New(strings.NewReader(""), io.Discard, io.Discard)

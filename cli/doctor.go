@@ -70,7 +70,8 @@ what is in it); --from looks at such a file instead of this machine.`,
 				d.file = args[0]
 				for _, f := range needFlags {
 					if c.Flags().Changed(f) {
-						return &usageError{fmt.Errorf("--%s says what is needed, and so does %s: one of them", f, d.file)}
+						return &usageError{fmt.Errorf("--%s says what is needed, and so does %s: one of them", f,
+							d.file)}
 					}
 				}
 			}
@@ -91,13 +92,15 @@ what is in it); --from looks at such a file instead of this machine.`,
 	f.StringSliceVar(&d.skip, "skip", nil, "checks to leave out, by the names that --list gives")
 	f.StringVar(&d.record, "record", "", "also write what was read to `FILE`, which must not be there yet")
 	f.StringVar(&d.from, "from", "", "look at the recording `FILE` instead of this machine; -: the standard input")
-	f.StringSliceVar(&d.interfaces, "interface", nil, "network interface `IF` that is used, or the PCI address of its card; may be repeated")
+	f.StringSliceVar(&d.interfaces, "interface", nil,
+		"network interface `IF` that is used, or the PCI address of its card; may be repeated")
 	f.StringVar(&d.engine, "engine", "", "engine of these interfaces: "+strings.Join(doctor.Engines(), ", "))
 	f.IntVar(&d.queues, "queues", 0, "receive queues of each interface; 0: as many as there are")
 	f.IntVar(&d.mtu, "mtu", 0, "MTU of each interface, in bytes, at least; 0: any")
 	f.IntVar(&d.rings, "rings", 0, "descriptors of each receive ring at least; 0: 2048 where the card can")
 	f.StringVar(&d.cores, "cores", "", "processors that are used: `LIST` such as 2-5,8")
-	f.StringArrayVar(&d.huge, "hugepages", nil, "memory in huge pages: `SIZE`, SIZE/PAGE or SIZE/PAGE@NODE, such as 4GiB/1GiB@0; may be repeated")
+	f.StringArrayVar(&d.huge, "hugepages", nil,
+		"memory in huge pages: `SIZE`, SIZE/PAGE or SIZE/PAGE@NODE, such as 4GiB/1GiB@0; may be repeated")
 	f.StringVar(&d.locked, "locked", "", "memory that is locked or registered: `SIZE`; default: what is in huge pages")
 	f.StringVar(&d.receive, "receive-buffer", "", "receive buffer of a socket: `SIZE`")
 	f.StringVar(&d.send, "send-buffer", "", "send buffer of a socket: `SIZE`")
@@ -111,7 +114,8 @@ what is in it); --from looks at such a file instead of this machine.`,
 	}
 	complete(c, "skip", ids...)
 	// The error says that there is no such flag.
-	_ = c.RegisterFlagCompletionFunc("interface", func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	_ = c.RegisterFlagCompletionFunc("interface", func(c *cobra.Command, _ []string, _ string) ([]string,
+		cobra.ShellCompDirective) {
 		return interfaceNames(c.Context()), cobra.ShellCompDirectiveNoFileComp
 	})
 	for _, name := range []string{"record", "from"} {
@@ -122,7 +126,8 @@ what is in it); --from looks at such a file instead of this machine.`,
 }
 
 // needFlags are the flags that say what is needed of a machine.
-var needFlags = []string{"interface", "engine", "queues", "mtu", "rings", "cores", "hugepages", "locked", "receive-buffer", "send-buffer", "gpu", "hardware-time", "clock"}
+var needFlags = []string{"interface", "engine", "queues", "mtu", "rings", "cores", "hugepages", "locked",
+	"receive-buffer", "send-buffer", "gpu", "hardware-time", "clock"}
 
 // interfaceNames are the interfaces of this machine with their drivers, for completion.
 func interfaceNames(ctx context.Context) (out []string) {
@@ -137,10 +142,12 @@ func interfaceNames(ctx context.Context) (out []string) {
 func (d *examination) needs() (n doctor.Needs, err error) {
 	bad := func(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 	for _, name := range d.interfaces {
-		n.Interfaces = append(n.Interfaces, doctor.Interface{Name: name, Engine: d.engine, Queues: d.queues, MTU: d.mtu, Ring: d.rings, HardwareTime: d.hardwareTime})
+		n.Interfaces = append(n.Interfaces, doctor.Interface{Name: name, Engine: d.engine, Queues: d.queues, MTU: d.mtu,
+			Ring: d.rings, HardwareTime: d.hardwareTime})
 	}
 	if len(d.interfaces) == 0 && (d.engine != "" || d.queues != 0 || d.mtu != 0 || d.rings != 0 || d.hardwareTime) {
-		return n, bad("--engine, --queues, --mtu, --rings and --hardware-time say how an interface is used: they go with --interface")
+		return n, bad("--engine, --queues, --mtu, --rings and --hardware-time say how an interface is used: they go " +
+			"with --interface")
 	}
 	if n.Cores, err = host.ParseList(d.cores); err != nil {
 		return n, bad("--cores: %w", err)

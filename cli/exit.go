@@ -24,7 +24,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Exit statuses; exitStatuses has the words. They do not change their meaning: scripts rely on them.
+// Exit statuses; exitStatuses has the words. They do not change their meaning: scripts rely on
+// them.
 const (
 	exitOK           = 0
 	exitFailure      = 1
@@ -46,7 +47,9 @@ var exitStatuses = []struct {
 	words  string
 }{
 	{exitOK, "success; also of a server that a signal ends"},
-	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror, put and rm also: files failed for different reasons, the peer's listing lacks names, or links and devices were left out"},
+	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror, put " +
+		"and rm also: files failed for different reasons, the peer's listing lacks names, or links and devices were " +
+		"left out"},
 	{exitUsage, "the command line cannot be understood"},
 	{exitNotFound, "there is nothing of that name, at the peer or here"},
 	{exitNotPermitted, "not permitted: rights, certificates, or an address that needs an identity"},
@@ -55,12 +58,13 @@ var exitStatuses = []struct {
 	{exitChanged, "the content changed while it was moved, or is not what was expected"},
 	{exitExists, "something is there already and was not to be overwritten"},
 	{exitBusy, "the peer has no room or too much to do: try later"},
-	{exitUnfit, "this machine lacks what was asked for: doctor found so, or what a file (run, config check --here, bench stream) or a flag needs is not here: a device, a core, an engine, an accelerator, a tool"},
+	{exitUnfit, "this machine lacks what was asked for: doctor found so, or what a file (run, config check --here, " +
+		"bench stream) or a flag needs is not here: a device, a core, an engine, an accelerator, a tool"},
 	{exitInterrupted, "interrupted by Ctrl-C or SIGTERM"},
 }
 
-// exitRules say which errors mean which status, the first match wins. An error with several causes (of a mirror, say) is
-// looked at by errors.Is, which finds any of them.
+// exitRules say which errors mean which status, the first match wins. An error with several causes
+// (of a mirror, say) is looked at by errors.Is, which finds any of them.
 var exitRules = []struct {
 	status int
 	match  func(error) bool
@@ -79,8 +83,10 @@ var exitRules = []struct {
 	{exitNotPermitted, as[x509.CertificateInvalidError]},
 	{exitNotPermitted, is(transfer.ErrPlaintext, transfer.ErrSecurity, path.ErrRights, control.NotPermitted)},
 	{exitNotPermitted, as[tls.RecordHeaderError]},
-	{exitNotPermitted, is(identity.ErrWrongPeer, identity.ErrNoCertificate, identity.ErrUntrusted, identity.ErrExpired, identity.ErrNotYetValid,
-		identity.ErrDenied, identity.ErrMissing, identity.ErrPermissions, identity.ErrCredentials, identity.ErrNotConfirmed)},
+	{exitNotPermitted, is(identity.ErrWrongPeer, identity.ErrNoCertificate, identity.ErrUntrusted, identity.ErrExpired,
+		identity.ErrNotYetValid,
+		identity.ErrDenied, identity.ErrMissing, identity.ErrPermissions, identity.ErrCredentials,
+		identity.ErrNotConfirmed)},
 	{exitBusy, is(control.Busy, control.OverBudget)},
 	{exitNotPermitted, is(share.ErrRefused)},
 	{exitDisk, is(share.ErrNoSpace, share.ErrUnsafe, share.ErrSize, share.ErrBusy, sys.ENOSPC, sys.EDQUOT, sys.EROFS, sys.EFBIG)},
@@ -97,7 +103,8 @@ var exitRules = []struct {
 	{exitDisk, is(fs.ErrPermission)},
 }
 
-// refused reports whether the other side ended a TLS handshake with an alert, which crypto/tls marks so.
+// refused reports whether the other side ended a TLS handshake with an alert, which crypto/tls
+// marks so.
 func refused(err error) bool {
 	e, ok := errors.AsType[*net.OpError](err)
 	return ok && e.Op == "remote error"

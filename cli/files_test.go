@@ -133,7 +133,8 @@ func TestServeLsGet(t *testing.T) {
 		t.Errorf("ls -l: %q", out)
 	}
 	var listed []listedEntry
-	if out, _ := run(t, 0, "", "ls", "unix://"+sock, "--json"); json.Unmarshal([]byte(out), &listed) != nil || len(listed) != 2 ||
+	if out, _ := run(t, 0, "", "ls", "unix://"+sock, "--json"); json.Unmarshal([]byte(out), &listed) != nil ||
+		len(listed) != 2 ||
 		listed[0].Name != "model.bin" || listed[0].Bytes != 3_000_000 || len(listed[0].Tag) != 32 {
 		t.Errorf("ls --json: %+v", listed)
 	}
@@ -160,16 +161,19 @@ func TestServeLsGet(t *testing.T) {
 	hexSum := hex.EncodeToString(sum[:])
 	out, _ = run(t, 0, "", "get", addr+"/model.bin", "-o", filepath.Join(dst, "d"), "--json", "--digest="+hexSum)
 	all, last := events(t, out)
-	if all[0].Event != "start" || last.Event != "result" || !*last.OK || last.SHA256 != hexSum || *last.Bytes != 3_000_000 || last.Path == "" {
+	if all[0].Event != "start" || last.Event != "result" || !*last.OK || last.SHA256 != hexSum ||
+		*last.Bytes != 3_000_000 || last.Path == "" {
 		t.Errorf("events %s", out)
 	}
-	run(t, exitChanged, hexSum, "get", addr+"/model.bin", "-o", filepath.Join(dst, "w"), "--digest="+strings.Repeat("0", 64))
+	run(t, exitChanged, hexSum, "get", addr+"/model.bin", "-o", filepath.Join(dst, "w"),
+		"--digest="+strings.Repeat("0", 64))
 	if _, err := os.Stat(filepath.Join(dst, "w")); err == nil {
 		t.Error("a file that is not the expected one has its name")
 	}
 	same(t, filepath.Join(dst, "w.mismatch"), model)
 	write(t, filepath.Join(dst, "w"), []byte("before"))
-	run(t, exitChanged, "is as it was", "get", addr+"/model.bin", "-o", filepath.Join(dst, "w"), "--force", "--digest="+strings.Repeat("0", 64))
+	run(t, exitChanged, "is as it was", "get", addr+"/model.bin", "-o", filepath.Join(dst, "w"), "--force",
+		"--digest="+strings.Repeat("0", 64))
 	same(t, filepath.Join(dst, "w"), []byte("before"))
 	run(t, 0, hexSum, "get", addr+"/model.bin", "-o", filepath.Join(dst, "w"), "--force", "--digest="+hexSum)
 	same(t, filepath.Join(dst, "w"), model)
@@ -179,8 +183,10 @@ func TestServeLsGet(t *testing.T) {
 	run(t, 0, "link: it is a symbolic link", "ls", addr, "--left-out")
 	run(t, 0, `"path": "link"`, "ls", addr, "--left-out", "--json")
 	run(t, 0, "the peer leaves out: link: it is a symbolic link", "mirror", addr, filepath.Join(dst, "mirrored"))
-	run(t, 0, "WARNING: the peer leaves out 1 name, the first: link: it is a symbolic link", "mirror", "-q", addr, filepath.Join(dst, "mirrored"))
-	if out, errOut := run(t, 0, "", "mirror", "-q", addr, filepath.Join(dst, "mirrored"), "--exclude", "link"); out+errOut != "" {
+	run(t, 0, "WARNING: the peer leaves out 1 name, the first: link: it is a symbolic link", "mirror", "-q", addr,
+		filepath.Join(dst, "mirrored"))
+	if out, errOut := run(t, 0, "", "mirror", "-q", addr, filepath.Join(dst, "mirrored"), "--exclude", "link"); out+
+		errOut != "" {
 		t.Errorf("mirror -q --exclude link printed %q and %q", out, errOut)
 	}
 	out, _ = run(t, 0, "", "mirror", "--json", addr, filepath.Join(dst, "mirrored"))
@@ -188,7 +194,8 @@ func TestServeLsGet(t *testing.T) {
 		t.Errorf("events %s", out)
 	}
 	write(t, filepath.Join(dst, "mirrored/model.bin"), content(len(model), 99))
-	run(t, exitExists, "was not made by an earlier mirror", "mirror", addr, filepath.Join(dst, "mirrored"), "--checksum")
+	run(t, exitExists, "was not made by an earlier mirror", "mirror", addr, filepath.Join(dst, "mirrored"),
+		"--checksum")
 	run(t, 0, "1 file fetched", "mirror", addr, filepath.Join(dst, "mirrored"), "--checksum", "--force")
 	same(t, filepath.Join(dst, "mirrored/model.bin"), model)
 	os.Remove(filepath.Join(dst, "mirrored", ".penstock-mirror"))
@@ -201,8 +208,10 @@ func TestServeLsGet(t *testing.T) {
 	if err != nil || !e.OK() {
 		t.Errorf("serve ended: %v, %v", e, err)
 	}
-	for _, want := range []string{"serving " + dir + ": 2 files, 3.0 MB", "left out: link: it is a symbolic link", addr + ": processes of this user may list and read",
-		"unix://" + sock + ": processes of this user may list and read", ": fetched model.bin, 3.0 MB in ", ": connected", ": gone", "ending"} {
+	for _, want := range []string{"serving " + dir + ": 2 files, 3.0 MB", "left out: link: it is a symbolic link",
+		addr + ": processes of this user may list and read",
+		"unix://" + sock + ": processes of this user may list and read", ": fetched model.bin, 3.0 MB in ",
+		": connected", ": gone", "ending"} {
 		if !strings.Contains(server.Output(), want) {
 			t.Errorf("serve does not say %q:\n%s", want, server.Output())
 		}
@@ -213,7 +222,8 @@ func TestServeLsGet(t *testing.T) {
 // A server of one file needs no name; the tensors in it are not other things.
 func TestGetTheOnlyOne(t *testing.T) {
 	dir, dst := t.TempDir(), t.TempDir()
-	npy := fmt.Appendf(nil, "\x93NUMPY\x01\x00v\x00%-117s\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }")
+	npy := fmt.Appendf(nil, "\x93NUMPY\x01\x00v\x00%-117s\n",
+		"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }")
 	npy = append(npy, content(24, 3)...)
 	file := write(t, filepath.Join(dir, "a.npy"), npy)
 	_, addr := serve(t, file)
@@ -241,7 +251,8 @@ func hostile(t *testing.T, o transfer.Options, names map[string][]byte) (*transf
 			t.Fatal(err)
 		}
 		copy(r.All().Bytes(), b)
-		if _, err := n.Export(mem.Span{Region: r, Len: uint64(len(b))}, transfer.ExportOptions{Name: name, Rights: path.Read, Tag: [16]byte{1, byte(len(b))}}); err != nil {
+		if _, err := n.Export(mem.Span{Region: r, Len: uint64(len(b))},
+			transfer.ExportOptions{Name: name, Rights: path.Read, Tag: [16]byte{1, byte(len(b))}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -272,7 +283,8 @@ func TestNamesArePaths(t *testing.T) {
 		spec.Dir = cwd
 		p := proc.Start(t, spec)
 		e, err := p.Wait(limit(t))
-		if dangerous := strings.Contains(name, "\r"); err != nil || e.OK() == dangerous || dangerous && !strings.Contains(p.Output(), "has a control character; -o FILE") {
+		if dangerous := strings.Contains(name, "\r"); err != nil || e.OK() == dangerous || dangerous &&
+			!strings.Contains(p.Output(), "has a control character; -o FILE") {
 			t.Errorf("get %q: %v, %v, %s", name, e, err, p.Output())
 		}
 	}
@@ -313,8 +325,10 @@ func TestGetInterrupted(t *testing.T) {
 	spec := program("get", addr+"/big", "-o", file)
 	spec.Columns, spec.Rows = 80, 24
 	p := proc.Start(t, spec)
-	// Two of three windows of 16 MiB are under way at once, and 40 MB came: one or two of them are there.
-	if _, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(?m)^big   (16|17|33|50|66|67) %  (8\.4|16\.8|25\.2|33\.6) MB / 50\.3 MB  `)); err != nil {
+	// Two of three windows of 16 MiB are under way at once, and 40 MB came: one or two of them are
+	// there.
+	if _, err := p.Terminal().Wait(limit(t),
+		regexp.MustCompile(`(?m)^big   (16|17|33|50|66|67) %  (8\.4|16\.8|25\.2|33\.6) MB / 50\.3 MB  `)); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Terminal().Type("\x03"); err != nil {
@@ -326,7 +340,8 @@ func TestGetInterrupted(t *testing.T) {
 	}
 	text := strings.ReplaceAll(p.Output(), "\n", "")
 	// A space at the end of a line of the terminal is not to be seen.
-	if want := regexp.MustCompile(strings.ReplaceAll(`penstock: interrupted: `+regexp.QuoteMeta(file)+`\.partial has (8\.4|16\.8|25\.2|33\.6) MB of 50\.3 MB \((16|17|33|50|66|67) %\), checked: the same command goes on from there`, " ", " ?")); !want.MatchString(text) {
+	if want := regexp.MustCompile(strings.ReplaceAll(`penstock: interrupted: `+regexp.QuoteMeta(file)+
+		`\.partial has (8\.4|16\.8|25\.2|33\.6) MB of 50\.3 MB \((16|17|33|50|66|67) %\), checked: the same command goes on from there`, " ", " ?")); !want.MatchString(text) {
 		t.Errorf("the terminal does not show %v:\n%s", want, p.Output())
 	}
 	if _, err := os.Stat(file); err == nil {
@@ -344,15 +359,18 @@ func TestGetInterrupted(t *testing.T) {
 	same(t, file, b)
 }
 
-// On a terminal a mirror says how far it is in one line. One that is interrupted says so in one sentence: the files under way have not failed.
+// On a terminal a mirror says how far it is in one line. One that is interrupted says so in one
+// sentence: the files under way have not failed.
 func TestMirrorInterrupted(t *testing.T) {
-	_, addr := stalling(t, "seed=1; stall down at=40000000", map[string][]byte{"big": content(48<<20, 4), "mine": nil, "small": content(9, 4)})
+	_, addr := stalling(t, "seed=1; stall down at=40000000",
+		map[string][]byte{"big": content(48<<20, 4), "mine": nil, "small": content(9, 4)})
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "mine"), nil)
 	spec := program("mirror", addr, dir)
 	spec.Columns, spec.Rows = 200, 24
 	p := proc.Start(t, spec)
-	if _, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(16|17|33|50|66|67) %  1/3 files, 1 FAILED  (8\.4|16\.8|25\.2|33\.6) MB / 50\.3 MB  `)); err != nil {
+	if _, err := p.Terminal().Wait(limit(t),
+		regexp.MustCompile(`(16|17|33|50|66|67) %  1/3 files, 1 FAILED  (8\.4|16\.8|25\.2|33\.6) MB / 50\.3 MB  `)); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Terminal().Type("\x03"); err != nil {
@@ -362,7 +380,9 @@ func TestMirrorInterrupted(t *testing.T) {
 		t.Errorf("%v, %v", e, err)
 	}
 	text := p.Output()
-	if !strings.HasPrefix(text, "fail mine: ") || !strings.HasSuffix(strings.TrimSpace(text), ", 1 FAILED\npenstock: interrupted: the same command goes on from there") || strings.Contains(text, "get small") || strings.Contains(text, "canceled") {
+	if !strings.HasPrefix(text, "fail mine: ") || !strings.HasSuffix(strings.TrimSpace(text),
+		", 1 FAILED\npenstock: interrupted: the same command goes on from there") ||
+		strings.Contains(text, "get small") || strings.Contains(text, "canceled") {
 		t.Errorf("the terminal shows:\n%s", text)
 	}
 }
@@ -373,19 +393,22 @@ func TestGetLost(t *testing.T) {
 	n, addr := stalling(t, "seed=1; stall down at=40000000", map[string][]byte{"big": b})
 	file := filepath.Join(t.TempDir(), "big")
 	p := proc.Start(t, program("get", addr+"/big", "-o", file, "--json", "--retry", "0"))
-	if _, err := p.WaitLine(limit(t), regexp.MustCompile(`"progress".*"done":(8388608|16777216|25165824|33554432)`)); err != nil {
+	if _, err := p.WaitLine(limit(t),
+		regexp.MustCompile(`"progress".*"done":(8388608|16777216|25165824|33554432)`)); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
 	e, err := p.Wait(limit(t))
-	if err != nil || e.Code != exitUnreachable || !strings.Contains(p.Output(), "checked: the same command goes on") || strings.Contains(p.Output(), `"lost"`) {
+	if err != nil || e.Code != exitUnreachable || !strings.Contains(p.Output(), "checked: the same command goes on") ||
+		strings.Contains(p.Output(), `"lost"`) {
 		t.Errorf("%v, %v: %s", e, err, p.Output())
 	}
 }
 
-// One whose peer does not come back says while it waits that it does, and at the end for how long it did.
+// One whose peer does not come back says while it waits that it does, and at the end for how long
+// it did.
 func TestGetGivesUp(t *testing.T) {
 	b := content(48<<20, 5)
 	n, addr := stalling(t, "seed=1; stall down at=40000000", map[string][]byte{"big": b})
@@ -401,7 +424,8 @@ func TestGetGivesUp(t *testing.T) {
 	if err != nil || e.Code != exitUnreachable {
 		t.Errorf("%v, %v", e, err)
 	}
-	for _, want := range []string{"connection lost, trying again: ", "did not come back in 500ms (--retry): ", "connection refused; " + file + ".partial has ", "checked: the same command goes on from there"} {
+	for _, want := range []string{"connection lost, trying again: ", "did not come back in 500ms (--retry): ",
+		"connection refused; " + file + ".partial has ", "checked: the same command goes on from there"} {
 		if strings.Count(p.Output(), want) != 1 {
 			t.Errorf("not once %q:\n%s", want, p.Output())
 		}
@@ -411,7 +435,8 @@ func TestGetGivesUp(t *testing.T) {
 	}
 }
 
-// Serve says of each of several files that come at once what it was, and of one that does not come to its end how far.
+// Serve says of each of several files that come at once what it was, and of one that does not come
+// to its end how far.
 func TestServeTellsOfEach(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 8 {
@@ -437,11 +462,12 @@ func TestServeTellsOfEach(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err = share.Fetch(ctx, share.Over(peer), "big", share.FetchOptions{Output: filepath.Join(t.TempDir(), "big"), Progress: func(p share.Progress) {
-		if p.Bytes > 0 {
-			cancel()
-		}
-	}})
+	_, err = share.Fetch(ctx, share.Over(peer), "big",
+		share.FetchOptions{Output: filepath.Join(t.TempDir(), "big"), Progress: func(p share.Progress) {
+			if p.Bytes > 0 {
+				cancel()
+			}
+		}})
 	left, ok := errors.AsType[*share.PartialError](err)
 	if !ok {
 		t.Fatal(err)
@@ -563,18 +589,22 @@ func TestMirrorCommand(t *testing.T) {
 	same(t, filepath.Join(dst, "c"), []byte("mine"))
 }
 
-// TestMirrorKeepLinks mirrors a cache of a model hub with its links, and leaves out one that leads out of it.
+// TestMirrorKeepLinks mirrors a cache of a model hub with its links, and leaves out one that leads
+// out of it.
 func TestMirrorKeepLinks(t *testing.T) {
 	dir, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	blob := content(1000, 7)
 	write(t, filepath.Join(dir, "blobs/5f"), blob)
 	write(t, filepath.Join(dir, "snapshots/1/refs"), nil)
-	if err := errors.Join(os.Symlink("../../blobs/5f", filepath.Join(dir, "snapshots/1/model.bin")), os.Symlink("/etc/hostname", filepath.Join(dir, "out"))); err != nil {
+	if err := errors.Join(os.Symlink("../../blobs/5f", filepath.Join(dir, "snapshots/1/model.bin")),
+		os.Symlink("/etc/hostname", filepath.Join(dir, "out"))); err != nil {
 		t.Fatal(err)
 	}
 	_, addr := serve(t, dir)
-	const out, all = "the peer leaves out: out: it is a symbolic link: its path is absolute\n", "snapshots/1/model.bin -> ../../blobs/5f\n"
-	if got, _ := run(t, 0, "3 files would be fetched", "mirror", addr, dst, "--keep-links", "--dry-run"); !strings.Contains(got, "would get "+all) {
+	const out, all = "the peer leaves out: out: it is a symbolic link: its path is absolute\n",
+		"snapshots/1/model.bin -> ../../blobs/5f\n"
+	if got, _ := run(t, 0, "3 files would be fetched", "mirror", addr, dst, "--keep-links",
+		"--dry-run"); !strings.Contains(got, "would get "+all) {
 		t.Errorf("dry run: %q", got)
 	}
 	got, errOut := run(t, 0, "3 files fetched (1.0 kB), 0 kept", "mirror", addr, dst, "--keep-links")
@@ -583,12 +613,14 @@ func TestMirrorKeepLinks(t *testing.T) {
 	}
 	same(t, filepath.Join(dst, "snapshots/1/model.bin"), blob)
 	got, _ = run(t, 0, "", "mirror", addr, dst, "--keep-links", "--json")
-	if _, last := events(t, got); last.Event != "result" || !*last.OK || *last.Kept != 3 || *last.Fetched != 0 || *last.Bytes != 0 || !strings.Contains(got, `"link":"../../blobs/5f"`) {
+	if _, last := events(t, got); last.Event != "result" || !*last.OK || *last.Kept != 3 || *last.Fetched != 0 ||
+		*last.Bytes != 0 || !strings.Contains(got, `"link":"../../blobs/5f"`) {
 		t.Errorf("again: %s", got)
 	}
 }
 
-// TestMirrorOfIncompleteListing mirrors a directory with more files than the server lists: mirror does not remove the others.
+// TestMirrorOfIncompleteListing mirrors a directory with more files than the server lists: mirror
+// does not remove the others.
 func TestMirrorOfIncompleteListing(t *testing.T) {
 	dir, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	for _, n := range []string{"a", "b", "c"} {
@@ -598,7 +630,8 @@ func TestMirrorOfIncompleteListing(t *testing.T) {
 	run(t, 0, "3 files fetched", "mirror", addr, dst)
 	_, addr = serve(t, dir, "--max-files", "1")
 	run(t, exitFailure, "penstock serve --max-files", "mirror", addr, dst, "--delete")
-	run(t, exitFailure, "penstock serve --max-files", "mirror", addr, dst) // what is missing is not passed over in silence
+	// what is missing is not passed over in silence
+	run(t, exitFailure, "penstock serve --max-files", "mirror", addr, dst)
 	for _, n := range []string{"a", "b", "c"} {
 		same(t, filepath.Join(dst, n), []byte(n))
 	}
@@ -616,7 +649,8 @@ func TestWrongUse(t *testing.T) {
 		{exitUsage, "--path \"rdma\": expected shm or tcp or verbs", []string{"serve", file, "--path", "rdma"}},
 		{exitUsage, "--path \"tcp\" is there twice", []string{"serve", file, "--path", "tcp,tcp"}},
 		{exitUsage, "--verbs: unknown key \"queue_pair\": did you mean queue_pairs?", []string{"serve", file, "--verbs", "queue_pair=2"}},
-		{exitUsage, "--verbs: queue_pairs: \"9\" is out of range: expected a whole number from 1 to 8", []string{"get", "127.0.0.1:1/x", "--verbs", "device=a,queue_pairs=9"}},
+		{exitUsage, "--verbs: queue_pairs: \"9\" is out of range: expected a whole number from 1 to 8",
+			[]string{"get", "127.0.0.1:1/x", "--verbs", "device=a,queue_pairs=9"}},
 		{exitUsage, "--verbs shapes the path verbs, which --path leaves out", []string{"serve", file, "--path", "tcp", "--verbs", "queue_pairs=2"}},
 		{exitUsage, "--verbs shapes the path verbs, which --path leaves out", []string{"bench", "transfer", "--path", "tcp", "--verbs", "queue_pairs=2"}},
 		{exitUsage, "--verbs: piece", []string{"bench", "transfer", "--verbs", "piece=2-1"}},

@@ -16,7 +16,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// parseSize reads a number of bytes with an optional unit, as configuration files have it: 64, 4KiB, 1.5GiB.
+// parseSize reads a number of bytes with an optional unit, as configuration files have it: 64,
+// 4KiB, 1.5GiB.
 func parseSize(s string) (uint64, error) {
 	n, err := config.ParseSize(strings.TrimSpace(s))
 	if err != nil {
@@ -67,7 +68,8 @@ func (v *sizesFlag) String() string {
 
 func (v *sizesFlag) Type() string { return "SIZES" }
 
-// rateFlag is the value of a flag that takes bytes per second: a size, with or without /s, or a rate in bits per second.
+// rateFlag is the value of a flag that takes bytes per second: a size, with or without /s, or a
+// rate in bits per second.
 type rateFlag uint64
 
 func (v *rateFlag) Set(s string) error {
@@ -105,8 +107,11 @@ type filterFlag struct {
 
 // addFilter adds --include and --exclude.
 func addFilter(c *cobra.Command, f *share.Filter) {
-	c.Flags().Var(&filterFlag{filter: f, include: true}, "include", "take names that match this `PATTERN`, whatever a later --exclude says (may be given again)")
-	c.Flags().Var(&filterFlag{filter: f}, "exclude", "leave out names that match this `PATTERN`, such as '*.tmp' or logs/, whatever a later --include says (may be given again)")
+	c.Flags().Var(&filterFlag{filter: f, include: true}, "include",
+		"take names that match this `PATTERN`, whatever a later --exclude says (may be given again)")
+	c.Flags().Var(&filterFlag{filter: f}, "exclude",
+		"leave out names that match this `PATTERN`, such as '*.tmp' or logs/, whatever a later --include says (may "+
+			"be given again)")
 }
 
 func (v *filterFlag) Set(s string) error {
@@ -124,7 +129,8 @@ func (v *filterFlag) Set(s string) error {
 func (v *filterFlag) String() string { return strings.Join(v.given, ",") }
 func (v *filterFlag) Type() string   { return "PATTERN" }
 
-// resultFlags adds the flags of a benchmark for its result and its conditions, or those for the result alone.
+// resultFlags adds the flags of a benchmark for its result and its conditions, or those for the
+// result alone.
 func resultFlags(c *cobra.Command, add func(bench.Flags)) {
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
 	add(f)
@@ -141,7 +147,8 @@ func resultFlags(c *cobra.Command, add func(bench.Flags)) {
 // environmentKey is the annotation of a flag that an environment variable may give.
 const environmentKey = "penstock-environment"
 
-// fromEnvironment lets variables give flags that the command line leaves out: PENSTOCK_LOG_LEVEL the flag --log-level.
+// fromEnvironment lets variables give flags that the command line leaves out: PENSTOCK_LOG_LEVEL
+// the flag --log-level.
 func fromEnvironment(c *cobra.Command, flags ...string) {
 	for _, name := range flags {
 		variable(c, name, "PENSTOCK_"+strings.ToUpper(strings.ReplaceAll(name, "-", "_")))
@@ -180,8 +187,9 @@ func variables(root *cobra.Command) (out []string) {
 	return out
 }
 
-// readEnvironment sets the flags of a command that the command line leaves out and a variable gives. They do not count as changed: a command
-// that refuses a flag for what it does this time does not refuse the variable. A variable that is almost the name of one is an error, others
+// readEnvironment sets the flags of a command that the command line leaves out and a variable
+// gives. They do not count as changed: a command that refuses a flag for what it does this time
+// does not refuse the variable. A variable that is almost the name of one is an error, others
 // belong to other programs.
 func readEnvironment(c *cobra.Command) error {
 	known := variables(c.Root())
@@ -191,7 +199,8 @@ func readEnvironment(c *cobra.Command) error {
 			continue
 		}
 		if meant := near(name, known); meant != "" {
-			return &usageError{fmt.Errorf("environment: no flag is called for by %s: did you mean %s? \"penstock help environment\" lists them", name, meant)}
+			return &usageError{fmt.Errorf("environment: no flag is called for by %s: did you mean %s? \"penstock "+
+				"help environment\" lists them", name, meant)}
 		}
 	}
 	var err error
@@ -208,7 +217,8 @@ func readEnvironment(c *cobra.Command) error {
 	return err
 }
 
-// near is the known variable that a name is a typing error of, "" for none: a Kubernetes service called penstock makes PENSTOCK_PORT and others.
+// near is the known variable that a name is a typing error of, "" for none: a Kubernetes service
+// called penstock makes PENSTOCK_PORT and others.
 func near(name string, known []string) string {
 	const prefix = "PENSTOCK_"
 	var bare []string
@@ -270,7 +280,8 @@ func flagError(c *cobra.Command, err error) error {
 	return &usageError{errors.New(text)}
 }
 
-// subcommand refuses arguments of a command that has subcommands, and says which one was probably meant.
+// subcommand refuses arguments of a command that has subcommands, and says which one was probably
+// meant.
 func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

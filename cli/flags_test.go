@@ -37,18 +37,24 @@ func every(f func(c *cobra.Command)) {
 	walk(New(strings.NewReader(""), io.Discard, io.Discard))
 }
 
-// One name is one kind of flag with one letter in all commands, and a variable gives flags of one kind.
+// One name is one kind of flag with one letter in all commands, and a variable gives flags of one
+// kind.
 func TestFlagsMeanOneThing(t *testing.T) {
-	kinds := map[string]string{"json": "bool", "output": "string", "quiet": "bool", "gpu-runtime": "string", "identity": "string"}
+	kinds := map[string]string{"json": "bool", "output": "string", "quiet": "bool", "gpu-runtime": "string",
+		"identity": "string"}
 	letters := map[string]string{"quiet": "q", "output": "o", "force": "", "long": "l"}
 	ofVariable := map[string]string{}
-	noJSON := []string{"penstock config explain", "penstock config generate", "penstock config migrate", "penstock config schema", // they print files
+	// they print files
+	noJSON := []string{"penstock config explain", "penstock config generate", "penstock config migrate",
+		"penstock config schema",
 		"penstock man", "penstock topology", // texts and a picture
 		"penstock agent"} // nothing
 	every(func(c *cobra.Command) {
-		leaf := c.Runnable() && !c.HasSubCommands() && !c.Hidden && c.Name() != "help" && c.Parent().Name() != "completion"
+		leaf := c.Runnable() && !c.HasSubCommands() && !c.Hidden && c.Name() != "help" &&
+			c.Parent().Name() != "completion"
 		if leaf && c.Flags().Lookup("json") == nil != slices.Contains(noJSON, c.CommandPath()) {
-			t.Errorf("%s: does it have --json? It prints what programs read, or is in the list of this test", c.CommandPath())
+			t.Errorf("%s: does it have --json? It prints what programs read, or is in the list of this test",
+				c.CommandPath())
 		}
 		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			kind := f.Value.Type()
@@ -104,7 +110,8 @@ func TestEnvironment(t *testing.T) {
 		{"PENSTOCK_TIMEOUT=-1s", "ls ADDR", 2, "--timeout -1s"},
 		{"PENSTOCK_INSECURE=maybe", "ls ADDR", 2, "PENSTOCK_INSECURE=maybe: expected true or false"},
 		{"PENSTOCK_IDENITY=x", "ls ADDR", 2, "PENSTOCK_IDENITY: did you mean PENSTOCK_IDENTITY?"},
-		{"PENSTOCK_PORT=tcp://10.0.0.1:7070", "ls ADDR", 0, "a\n"},    // what Kubernetes makes for a service called penstock
+		// what Kubernetes makes for a service called penstock
+		{"PENSTOCK_PORT=tcp://10.0.0.1:7070", "ls ADDR", 0, "a\n"},
 		{"PENSTOCK_SERVICE_HOST=10.0.0.1", "ls ADDR", 0, "a\n"},       // likewise
 		{"PENSTOCK_PORT_7070_TCP_ADDR=10.0.0.1", "ls ADDR", 0, "a\n"}, // likewise
 		{"PENSTOCK_IDENTITY=/nowhere/at/all", "ls ADDR", exitNotPermitted, "/nowhere/at/all"},
@@ -121,7 +128,8 @@ func TestEnvironment(t *testing.T) {
 		p := proc.Start(t, spec)
 		e, err := p.Wait(limit(t))
 		if err != nil || e.Code != x.status || !strings.Contains(p.Output(), x.want) {
-			t.Errorf("%s penstock %s: %v, %v, expected status %d and %q:\n%s", x.env, x.args, e, err, x.status, x.want, p.Output())
+			t.Errorf("%s penstock %s: %v, %v, expected status %d and %q:\n%s", x.env, x.args, e, err, x.status, x.want,
+				p.Output())
 		}
 		if strings.HasPrefix(x.env, "PENSTOCK_QUIET") && !strings.HasPrefix(p.Output(), "{") {
 			t.Errorf("%s: progress is shown:\n%s", x.env, p.Output())
@@ -148,7 +156,8 @@ func TestSuggestions(t *testing.T) {
 		{"bench gpu --total 3parsecs", "--total 3parsecs: "},
 	} {
 		out, errOut := run(t, exitUsage, x.want, strings.Fields(x.args)...)
-		if out != "" || strings.Contains(errOut, "strconv") || strings.Contains(errOut, `\x`) || strings.Contains(errOut, "penstock: penstock:") {
+		if out != "" || strings.Contains(errOut, "strconv") || strings.Contains(errOut, `\x`) ||
+			strings.Contains(errOut, "penstock: penstock:") {
 			t.Errorf("%s: %s%s", x.args, out, errOut)
 		}
 	}
@@ -170,13 +179,15 @@ func TestVersionFlag(t *testing.T) {
 func TestEveryCommandKeepsTheStatuses(t *testing.T) {
 	dir := t.TempDir()
 	bad := write(t, filepath.Join(dir, "bad.yaml"), []byte("penstock:\n  version: 1\n  mastercore: x\n"))
-	absent := write(t, filepath.Join(dir, "absent.yaml"), []byte(strings.Replace(goodConfig, "    interfaces:", "    applications: [{name: a, kind: count, interface: p, queue: 0}]\n    interfaces:", 1)))
+	absent := write(t, filepath.Join(dir, "absent.yaml"), []byte(strings.Replace(goodConfig, "    interfaces:",
+		"    applications: [{name: a, kind: count, interface: p, queue: 0}]\n    interfaces:", 1)))
 	there := write(t, filepath.Join(dir, "there"), []byte("x"))
 	empty := filepath.Join(dir, "identity")
 	if err := os.Mkdir(empty, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	const noPeer, noFile, noLib = "127.0.0.1:1 --retry 0", "/nowhere/at/all", " --verbs library=/nowhere/libibverbs.so.1"
+	const noPeer, noFile, noLib = "127.0.0.1:1 --retry 0", "/nowhere/at/all",
+		" --verbs library=/nowhere/libibverbs.so.1"
 	cases := map[string][]string{
 		"demo":           {"3 --file " + noFile, "10 --memory device --gpu-runtime host --gpu 3"},
 		"run":            {"3 " + noFile, "1 " + bad, "10 " + absent, "10 --dry-run " + absent},
@@ -188,18 +199,24 @@ func TestEveryCommandKeepsTheStatuses(t *testing.T) {
 		"bench ring":     {"3 --output " + noFile + "/x"},
 		"bench vec":      {"3 --output " + noFile + "/x"},
 		"bench stream":   {"3 " + noFile, "1 " + bad, "3 --output " + noFile + "/x"},
-		"bench transfer": {"3 --output " + noFile + "/x", "10 --quick --idle-wait 0" + noLib, "10 --quick --memory device --gpu-runtime host --gpu 3", "2 --size 1"},
-		"pair":           {"2 ", "3 127.0.0.1:1 --dir " + empty + " --code " + noFile, "2 127.0.0.1:1 --dir " + empty + " --code " + there},
-		"pair show":      {"4 --dir " + empty}, "pair list": {"4 --dir " + empty}, "pair renew": {"4 --dir " + empty},
+		"bench transfer": {"3 --output " + noFile + "/x", "10 --quick --idle-wait 0" + noLib,
+			"10 --quick --memory device --gpu-runtime host --gpu 3", "2 --size 1"},
+		"pair": {"2 ", "3 127.0.0.1:1 --dir " + empty + " --code " + noFile,
+			"2 127.0.0.1:1 --dir " + empty + " --code " + there},
+		"pair show": {"4 --dir " + empty}, "pair list": {"4 --dir " + empty}, "pair renew": {"4 --dir " + empty},
 		"pair key":    {"0 --dir " + filepath.Join(dir, "k")},
 		"pair export": {"4 b --dir " + empty + " -o " + filepath.Join(dir, "b.pair")},
 		"pair import": {"3 " + noFile}, "pair trust": {"3 " + noFile}, "pair distrust": {"2 "},
 		"pair allow": {"4 b read --dir " + empty}, "pair deny": {"4 b --dir " + empty},
 		"serve": {"3 " + noFile, "10 " + dir + noLib, "4 " + dir + " --listen tcp://192.0.2.1:7070"},
-		"ls":    {"5 " + noPeer, "10 " + noPeer + noLib}, "get": {"5 " + noPeer, "10 " + noPeer + noLib}, "put": {"5 " + there + " " + noPeer, "3 " + noFile + " " + noPeer},
-		"rm":     {"5 127.0.0.1:1/x --retry 0", "2 " + noPeer, "2 127.0.0.1:1/", "2 -r 127.0.0.1:1/", "10 127.0.0.1:1/x" + noLib},
-		"mirror": {"5 127.0.0.1:1 " + dir + " --retry 0"}, "status": {"5 " + noPeer}, "ping": {"5 " + noPeer, "10 " + noPeer + noLib},
-		"config check": {"3 " + noFile, "1 " + bad, "10 --here " + absent, "1 --here " + absent + " " + bad}, "config explain": {"3 " + noFile, "1 " + bad}, "config migrate": {"3 " + noFile, "1 " + bad},
+		"ls":    {"5 " + noPeer, "10 " + noPeer + noLib}, "get": {"5 " + noPeer, "10 " + noPeer + noLib},
+		"put": {"5 " + there + " " + noPeer, "3 " + noFile + " " + noPeer},
+		"rm": {"5 127.0.0.1:1/x --retry 0", "2 " + noPeer, "2 127.0.0.1:1/", "2 -r 127.0.0.1:1/",
+			"10 127.0.0.1:1/x" + noLib},
+		"mirror": {"5 127.0.0.1:1 " + dir + " --retry 0"}, "status": {"5 " + noPeer},
+		"ping":           {"5 " + noPeer, "10 " + noPeer + noLib},
+		"config check":   {"3 " + noFile, "1 " + bad, "10 --here " + absent, "1 --here " + absent + " " + bad},
+		"config explain": {"3 " + noFile, "1 " + bad}, "config migrate": {"3 " + noFile, "1 " + bad},
 		"config schema": {"0 "}, "config generate": {"2 everything", "3 raw --tx absent0", "2 raw --queues -1"},
 		"doctor":      {"3 " + noFile, "1 " + bad, "10 " + absent, "8 --record " + there, "3 --from " + noFile},
 		"doctor rdma": {"3 --from " + noFile, "8 --record " + there},
@@ -210,7 +227,8 @@ func TestEveryCommandKeepsTheStatuses(t *testing.T) {
 	}
 	every(func(c *cobra.Command) {
 		name := strings.TrimPrefix(c.CommandPath(), "penstock ")
-		if c.Hidden || !c.Runnable() || !c.HasParent() || c.HasParent() && c.Parent().Name() == "completion" || name == "help" || name == "completion" {
+		if c.Hidden || !c.Runnable() || !c.HasParent() || c.HasParent() && c.Parent().Name() == "completion" ||
+			name == "help" || name == "completion" {
 			return
 		}
 		lines := cases[name]

@@ -23,12 +23,15 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// flightTime is what a proxy of flights delays bytes by in each direction. It is far more than the time between two writes of one flight.
+// flightTime is what a proxy of flights delays bytes by in each direction. It is far more than the
+// time between two writes of one flight.
 const flightTime = 250 * time.Millisecond
 
-// flights is a proxy of TCP that counts round trips. It delays all bytes, and gives those of a client the number of the flight that they are in: one more than the
-// highest of the bytes that the client had got before. What a server sends has the number of the last that it got. So a stall of a process costs time
-// and is no round trip, and what is sent without waiting for an answer is none either.
+// flights is a proxy of TCP that counts round trips. It delays all bytes, and gives those of a
+// client the number of the flight that they are in: one more than the highest of the bytes that the
+// client had got before. What a server sends has the number of the last that it got. So a stall of
+// a process costs time and is no round trip, and what is sent without waiting for an answer is none
+// either.
 type flights struct {
 	t      *testing.T
 	l      net.Listener
@@ -63,7 +66,8 @@ func newFlights(t *testing.T, server string) *flights {
 
 func (f *flights) addr() string { return f.l.Addr().String() }
 
-// count is the round trips of what the client has ended: the number of the last flight from the server that it took notice of.
+// count is the round trips of what the client has ended: the number of the last flight from the
+// server that it took notice of.
 func (f *flights) count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,8 +157,9 @@ func (x *flightConn) carry(from, to net.Conn, up bool) {
 	}
 }
 
-// A file that fits into one answer takes as many round trips as a session and a question, and one question in a session that is there: whether it goes into a file or to
-// the standard output, with a digest or without.
+// A file that fits into one answer takes as many round trips as a session and a question, and one
+// question in a session that is there: whether it goes into a file or to the standard output, with
+// a digest or without.
 func TestRoundTripsOfGet(t *testing.T) {
 	dirs := identities(t, "worker")
 	served, out := t.TempDir(), t.TempDir()
@@ -164,7 +169,8 @@ func TestRoundTripsOfGet(t *testing.T) {
 		t.Fatal(err)
 	}
 	allow := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
-	m, err := proc.Start(t, program("serve", served, "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"], "--policy", allow)).WaitLine(limit(t), servedNamed)
+	m, err := proc.Start(t, program("serve", served, "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"],
+		"--policy", allow)).WaitLine(limit(t), servedNamed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,13 +225,14 @@ func TestRoundTripsOfGet(t *testing.T) {
 		}
 		same(t, to, b)
 	}
-	if _, err := share.Fetch(ctx, share.OverLink(link), "none", share.FetchOptions{Output: filepath.Join(out, "none")}); !errors.Is(err, control.NotFound) {
+	if _, err := share.Fetch(ctx, share.OverLink(link), "none",
+		share.FetchOptions{Output: filepath.Join(out, "none")}); !errors.Is(err, control.NotFound) {
 		t.Error(err)
 	}
 }
 
-// A larger file takes those of its data connections, the bytes, the question whether they are of one content, and the report to the server. The end of a session that
-// only fetched takes none.
+// A larger file takes those of its data connections, the bytes, the question whether they are of
+// one content, and the report to the server. The end of a session that only fetched takes none.
 func TestRoundTripsOfLargerGet(t *testing.T) {
 	served, to := t.TempDir(), filepath.Join(t.TempDir(), "x")
 	b := content(1<<20, 7)
@@ -240,10 +247,12 @@ func TestRoundTripsOfLargerGet(t *testing.T) {
 	same(t, to, b)
 }
 
-// A listing takes as many round trips as a session and a question, as long as it fits into one answer.
+// A listing takes as many round trips as a session and a question, as long as it fits into one
+// answer.
 func TestRoundTripsOfLs(t *testing.T) {
 	ctx := limit(t)
-	n, err := transfer.Open(ctx, transfer.Options{Name: "server", Anonymous: identity.List, Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := transfer.Open(ctx, transfer.Options{Name: "server", Anonymous: identity.List,
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +265,8 @@ func TestRoundTripsOfLs(t *testing.T) {
 	var want strings.Builder
 	for i := range 20_000 {
 		name := fmt.Sprintf("d%02d/f%05d", i/400, i)
-		if _, err := n.Export(region.All(), transfer.ExportOptions{Name: name, Rights: path.Read, Tag: [16]byte(sha256.New().Sum([]byte(name))[:16])}); err != nil {
+		if _, err := n.Export(region.All(), transfer.ExportOptions{Name: name, Rights: path.Read,
+			Tag: [16]byte(sha256.New().Sum([]byte(name))[:16])}); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Fprintln(&want, name)
@@ -289,10 +299,12 @@ func TestRoundTripsOfRm(t *testing.T) {
 	for _, c := range []struct {
 		most int
 		args []string
-	}{{6, []string{"-r", f.addr() + "/e/"}}, {5, append([]string{f.addr()}, each...)}} { // of TCP, the session, the listing, and two questions
+	}{{6, []string{"-r", f.addr() + "/e/"}}, {5, append([]string{f.addr()}, each...)}} {
+		// of TCP, the session, the listing, and two questions
 		f.again()
 		stdout, stderr, status := penstock(t, append([]string{"rm", "--identity", "none"}, c.args...)...)
-		if trips := f.count(); status != 0 || trips > c.most || strings.Count(stdout, "\n") != n || !strings.Contains(stderr, "1000 files removed") {
+		if trips := f.count(); status != 0 || trips > c.most || strings.Count(stdout, "\n") != n ||
+			!strings.Contains(stderr, "1000 files removed") {
 			t.Errorf("%d round trips with %q, expected at most %d; %d: %s", trips, c.args[:2], c.most, status, stderr)
 		}
 	}
@@ -301,8 +313,10 @@ func TestRoundTripsOfRm(t *testing.T) {
 	}
 }
 
-// A mirror into an empty directory takes few round trips, whatever the number of names: what it asks for does not wait for what it need not know first. One that has all there takes fewer.
-// It does several things at a time, so that a stall of one of them counts as round trips of the others. The least of some tries is what it needs.
+// A mirror into an empty directory takes few round trips, whatever the number of names: what it
+// asks for does not wait for what it need not know first. One that has all there takes fewer. It
+// does several things at a time, so that a stall of one of them counts as round trips of the
+// others. The least of some tries is what it needs.
 func TestRoundTripsOfMirror(t *testing.T) {
 	served := t.TempDir()
 	for i := range 200 {
@@ -330,8 +344,9 @@ func TestRoundTripsOfMirror(t *testing.T) {
 	}
 }
 
-// A put of many small files takes two round trips for each batch, the bytes and what became of them, of which eight are under way at once. What it asks for memory at the other
-// side is little, whatever the number of files. The least of some tries is what it needs, as of a mirror.
+// A put of many small files takes two round trips for each batch, the bytes and what became of
+// them, of which eight are under way at once. What it asks for memory at the other side is little,
+// whatever the number of files. The least of some tries is what it needs, as of a mirror.
 func TestRoundTripsOfPut(t *testing.T) {
 	const n = 24 * 256 // in three turns of eight batches
 	local, to := filepath.Join(t.TempDir(), "small"), t.TempDir()
@@ -340,16 +355,20 @@ func TestRoundTripsOfPut(t *testing.T) {
 	}
 	_, addr := serve(t, to, "--writable", "--identity", "none")
 	f := newFlights(t, addr)
-	const most = 13 // TCP, the session, the memory or, meanwhile, the path with its TCP and hello, three times two, the end
+	// TCP, the session, the memory or, meanwhile, the path with its TCP and hello, three times two,
+	// the end
+	const most = 13
 	counts := []int{}
 	for try := 0; try == 0 || try < 5 && slices.Min(counts) > most; try++ {
 		f.again()
-		stdout, stderr, status := penstock(t, "put", local, fmt.Sprintf("%s/%d/", f.addr(), try), "--identity", "none", "--path", "tcp")
+		stdout, stderr, status := penstock(t, "put", local, fmt.Sprintf("%s/%d/", f.addr(), try), "--identity", "none",
+			"--path", "tcp")
 		if counts = append(counts, f.count()); status != 0 {
 			t.Fatalf("%d: %s%s", status, stdout, stderr)
 		}
 		for i := 0; i < n; i += 97 {
-			same(t, filepath.Join(to, fmt.Sprint(try), "small", fmt.Sprintf("d%d/%d", i%3, i)), content(1+i%64, uint64(i)))
+			same(t, filepath.Join(to, fmt.Sprint(try), "small", fmt.Sprintf("d%d/%d", i%3, i)),
+				content(1+i%64, uint64(i)))
 		}
 	}
 	if slices.Min(counts) > most {

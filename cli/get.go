@@ -61,7 +61,8 @@ FILE that ends with .npy as a file for numpy, if numpy has the type; --digest is
 	o.displayFlags.add(c)
 	o.addLimit(c)
 	f := c.Flags()
-	f.StringVarP(&o.output, "output", "o", "", "the `FILE` to make; - is the standard output; a directory gets a file named after NAME")
+	f.StringVarP(&o.output, "output", "o", "",
+		"the `FILE` to make; - is the standard output; a directory gets a file named after NAME")
 	f.BoolVar(&o.noResume, "no-resume", false, "begin anew, whatever an earlier attempt has left")
 	f.BoolVarP(&o.force, "force", "f", false, "replace the output if it exists, when everything is there")
 	f.StringVar(&o.digest, "digest", "", "print the SHA-256; with =`HEX`, fail unless it is that one")
@@ -136,7 +137,8 @@ func onlyName(ctx context.Context, c *client) (string, error) {
 	if len(entries) > len(names) {
 		more = ", ..."
 	}
-	return "", &usageError{fmt.Errorf("%s serves %d things: say which, as ADDR/NAME: %s%s", c.addr, len(entries), strings.Join(names, ", "), more)}
+	return "", &usageError{fmt.Errorf("%s serves %d things: say which, as ADDR/NAME: %s%s", c.addr, len(entries),
+		strings.Join(names, ", "), more)}
 }
 
 // wholes leaves out what is a part of something else: the tensors of a file.
@@ -171,7 +173,8 @@ func outputFor(output, name string) (string, error) {
 	return filepath.Join(output, p), nil
 }
 
-// getAnew is how often get begins anew when the content changes meanwhile: tensors of a stream do so all the time.
+// getAnew is how often get begins anew when the content changes meanwhile: tensors of a stream do
+// so all the time.
 const getAnew = 8
 
 // fetch gets one name into a file.
@@ -182,7 +185,8 @@ func (c *client) fetch(ctx context.Context, d *display, o getOptions, name strin
 	}
 	r := event{Name: name, File: out}
 	c.begin(name)
-	opt := share.FetchOptions{Output: out, Overwrite: o.force, NoResume: o.noResume, Restarts: getAnew, Like: true, Progress: c.progress(d)}
+	opt := share.FetchOptions{Output: out, Overwrite: o.force, NoResume: o.noResume, Restarts: getAnew, Like: true,
+		Progress: c.progress(d)}
 	opt.Digest, opt.Expect = o.digest != "", expected(o.digest)
 	if isNpy(out) {
 		opt.Header = npyHeader
@@ -196,7 +200,8 @@ func (c *client) fetch(ctx context.Context, d *display, o getOptions, name strin
 			if _, err := os.Lstat(out); err == nil {
 				before = "; " + share.Printable(out) + " is as it was"
 			}
-			err = &worded{fmt.Sprintf("%s: the SHA-256 is %s, which is not the expected one; what came is kept as %s%s", share.Printable(name), r.SHA256, wrong.Kept, before), err}
+			err = &worded{fmt.Sprintf("%s: the SHA-256 is %s, which is not the expected one; what came is kept as %s%s",
+				share.Printable(name), r.SHA256, wrong.Kept, before), err}
 			return r, err
 		}
 		return r, o.replaces(partially(err), out)
@@ -225,7 +230,8 @@ func (o *getOptions) replaces(err error, out string) error {
 	if fi, serr := os.Lstat(out); !errors.Is(err, share.ErrExists) || o.force || serr != nil || fi.IsDir() {
 		return err
 	}
-	return &worded{fmt.Sprintf("%s exists already: --force replaces it, -o FILE gives another name", share.Printable(out)), err}
+	return &worded{fmt.Sprintf("%s exists already: --force replaces it, -o FILE gives another name",
+		share.Printable(out)), err}
 }
 
 // progress shows how far one file is.

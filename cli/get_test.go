@@ -14,7 +14,8 @@ func TestGetNpy(t *testing.T) {
 	served, out := t.TempDir(), t.TempDir()
 	header := `{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[2],"data_offsets":[24,28]}}`
 	data := content(28, 5)
-	write(t, filepath.Join(served, "m.safetensors"), append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...), data...))
+	write(t, filepath.Join(served, "m.safetensors"),
+		append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...), data...))
 	array, err := npy.Header(tensor.Desc{DType: tensor.F32, Shape: []int64{2, 3}})
 	if err != nil {
 		t.Fatal(err)

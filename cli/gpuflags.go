@@ -27,7 +27,8 @@ func (g *gpuFlags) flags(c *cobra.Command) {
 
 // runtimeFlag adds the runtime alone.
 func (g *gpuFlags) runtimeFlag(c *cobra.Command, what, none string) {
-	c.Flags().StringVar(&g.runtime, "gpu-runtime", "", what+": "+strings.Join(gpuRuntimes(), ", ")+" (default: "+none+")")
+	c.Flags().StringVar(&g.runtime, "gpu-runtime", "",
+		what+": "+strings.Join(gpuRuntimes(), ", ")+" (default: "+none+")")
 	complete(c, "gpu-runtime", gpuRuntimes()...)
 	fromEnvironment(c, "gpu-runtime")
 }
@@ -66,7 +67,8 @@ func memoryKind(value string) (mem.Kind, error) {
 	return k, nil
 }
 
-// place is the memory of one side of a benchmark: one word for both sides, unless there is one for this.
+// place is the memory of one side of a benchmark: one word for both sides, unless there is one for
+// this.
 func (g *gpuFlags) place(both, one string) (bench.Place, error) {
 	if err := g.check(); err != nil {
 		return bench.Place{}, err

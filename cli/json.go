@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Everything that a command prints as JSON goes through this file: encoding/json leaves characters in strings as they are
-// on which a terminal acts, such as U+009B and U+202E, and names and texts of peers may have any.
+// Everything that a command prints as JSON goes through this file: encoding/json leaves characters
+// in strings as they are on which a terminal acts, such as U+009B and U+202E, and names and texts
+// of peers may have any.
 
 // printJSON prints a document for people and programs, indented.
 func printJSON(w io.Writer, v any) error {
@@ -28,8 +29,9 @@ func encodeJSON(w io.Writer, v any, indent string) error {
 	return e.Encode(v)
 }
 
-// printableJSON escapes control, format and other characters that are not printable as JSON does in strings, \u009b. It
-// expects whole characters in each Write, as json.Encoder and fmt.Fprint make them.
+// printableJSON escapes control, format and other characters that are not printable as JSON does in
+// strings, \u009b. It expects whole characters in each Write, as json.Encoder and fmt.Fprint make
+// them.
 type printableJSON struct{ w io.Writer }
 
 func (p printableJSON) Write(doc []byte) (int, error) {

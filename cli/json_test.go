@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/share"
 )
 
-// Names and texts of peers keep their meaning in what commands print as JSON, and a terminal does not act on them.
+// Names and texts of peers keep their meaning in what commands print as JSON, and a terminal does
+// not act on them.
 func TestJSONIsSafe(t *testing.T) {
 	const hostile = "a\u009b2J\u202e\u2066\u200b\U000e0041\u0000\u001b]0;x\a\u007fz\t"
 	safe := func(kind, out, text string) {
@@ -32,8 +33,10 @@ func TestJSONIsSafe(t *testing.T) {
 		}
 	}
 	for kind, print := range map[string]func(out *bytes.Buffer) error{
-		"ls":            func(out *bytes.Buffer) error { return listJSON(out, []share.Entry{{Name: hostile}}) },
-		"ls --left-out": func(out *bytes.Buffer) error { return listLeftOut(out, true, []share.Skipped{{Path: hostile}}, 1) },
+		"ls": func(out *bytes.Buffer) error { return listJSON(out, []share.Entry{{Name: hostile}}) },
+		"ls --left-out": func(out *bytes.Buffer) error {
+			return listLeftOut(out, true, []share.Skipped{{Path: hostile}}, 1)
+		},
 		"an event": func(out *bytes.Buffer) error {
 			newDisplay(streams{out: out, err: out}, displayFlags{json: true}).event(event{Name: hostile})
 			return nil
@@ -54,7 +57,8 @@ func TestJSONIsSafe(t *testing.T) {
 	const name = "a\u202e\u2066\u200b\U000e0041z" // a share serves no control characters
 	write(t, filepath.Join(served, name), []byte("x"))
 	_, addr := serve(t, served)
-	for _, args := range [][]string{{"ls", addr}, {"mirror", addr, dst}, {"get", addr + "/" + name, "-o", filepath.Join(dst, "b")}} {
+	for _, args := range [][]string{{"ls", addr}, {"mirror", addr, dst},
+		{"get", addr + "/" + name, "-o", filepath.Join(dst, "b")}} {
 		out, _ := run(t, 0, "", append(args, "--json")...)
 		safe(args[0], out, name)
 	}

@@ -58,7 +58,8 @@ ADDR is tcp://HOST[:PORT] (port 7070 without one), HOST:PORT or unix://PATH, as 
 		ValidArgsFunction: completeRemote(s, &flags, 0),
 	}
 	flags.add(c)
-	c.Flags().BoolVarP(&long, "long", "l", false, "sizes, element types and shapes too, also when the output is no terminal")
+	c.Flags().BoolVarP(&long, "long", "l", false,
+		"sizes, element types and shapes too, also when the output is no terminal")
 	c.Flags().BoolVar(&leftOut, "left-out", false, "list what the peer has and does not serve instead, and why")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array (penstock help json)")
 	return c
@@ -103,7 +104,8 @@ func listLeftOut(w io.Writer, asJSON bool, list []share.Skipped, total int) erro
 	return nil
 }
 
-// listText prints one name per line; long is with columns for the rest, the name last, for it may be of any length.
+// listText prints one name per line; long is with columns for the rest, the name last, for it may
+// be of any length.
 func listText(w io.Writer, entries []share.Entry, long bool) error {
 	if !long {
 		b := bufio.NewWriter(w)

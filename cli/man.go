@@ -90,7 +90,8 @@ func writeManPages(dir string, root *cobra.Command) error {
 // writeManPage writes a page in the macros of man(7).
 func writeManPage(w io.Writer, c *cobra.Command) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, ".TH %s 1 \"\" \"penstock\" \"Penstock\"\n.SH NAME\n%s \\- %s\n", roff(strings.ToUpper(pageName(c))), roff(pageName(c)), roff(c.Short))
+	fmt.Fprintf(&b, ".TH %s 1 \"\" \"penstock\" \"Penstock\"\n.SH NAME\n%s \\- %s\n",
+		roff(strings.ToUpper(pageName(c))), roff(pageName(c)), roff(c.Short))
 	if c.Runnable() {
 		use := c.CommandPath() + strings.TrimPrefix(c.Use, c.Name())
 		if c.HasAvailableLocalFlags() {
@@ -121,7 +122,8 @@ func writeManPage(w io.Writer, c *cobra.Command) error {
 		roffText(&b, c.Example)
 	}
 	if len(c.Commands()) == 0 && c.Runnable() {
-		b.WriteString(".SH EXIT STATUS\n0 for success, 1 for a failure, 2 for a wrong use; the others are in\n.BR penstock-exit-status (1).\n")
+		b.WriteString(".SH EXIT STATUS\n0 for success, 1 for a failure, 2 for a wrong use; the others are in\n.BR " +
+			"penstock-exit-status (1).\n")
 	}
 	var also []*cobra.Command
 	if c.HasParent() {
@@ -166,7 +168,8 @@ func flagDefault(f *pflag.Flag) string {
 	return " (default: " + f.DefValue + ")"
 }
 
-// roffText writes paragraphs: lines that begin with spaces are shown as they are, others are filled.
+// roffText writes paragraphs: lines that begin with spaces are shown as they are, others are
+// filled.
 func roffText(b *strings.Builder, text string) {
 	verbatim, open := false, false
 	for line := range strings.Lines(text) {

@@ -21,7 +21,8 @@ func walk(c *cobra.Command, f func(c *cobra.Command)) {
 	}
 }
 
-// The pages are what a program for manual pages reads without a warning, and they hold what --help says.
+// The pages are what a program for manual pages reads without a warning, and they hold what --help
+// says.
 func TestManPages(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "man1")
 	run(t, 0, "", "man", "--dir", dir)
@@ -35,7 +36,8 @@ func TestManPages(t *testing.T) {
 		}
 		pages = append(pages, name)
 		for line := range strings.Lines(string(b)) {
-			if strings.HasPrefix(line, ".") && !strings.Contains(" .TH .SH .TP .B .BR .PP .nf .fi ", " "+strings.Fields(line)[0]+" ") {
+			if strings.HasPrefix(line, ".") && !strings.Contains(" .TH .SH .TP .B .BR .PP .nf .fi ",
+				" "+strings.Fields(line)[0]+" ") {
 				t.Errorf("%s: unknown request %q", name, line)
 			}
 		}
@@ -72,7 +74,8 @@ func TestRoff(t *testing.T) {
 	}
 }
 
-// Each command that people use says what it does and shows how; what it shows is understood by its own flags.
+// Each command that people use says what it does and shows how; what it shows is understood by its
+// own flags.
 func TestCommandsAreExplained(t *testing.T) {
 	root := New(strings.NewReader(""), io.Discard, io.Discard)
 	for _, name := range []string{"serve", "ls", "get", "put", "mirror", "rm", "man"} {
@@ -151,7 +154,8 @@ func TestCompletion(t *testing.T) {
 }
 
 func TestPlainWord(t *testing.T) {
-	for s, want := range map[string]bool{"a-b_c.D/1+2,3@x%41=": true, "": false, "a b": false, "$(x)": false, "a;b": false, "ä": false, "a\nb": false, "~": false, "*": false} {
+	for s, want := range map[string]bool{"a-b_c.D/1+2,3@x%41=": true, "": false, "a b": false, "$(x)": false,
+		"a;b": false, "ä": false, "a\nb": false, "~": false, "*": false} {
 		if got := plainWord(s); got != want {
 			t.Errorf("%q: %t", s, got)
 		}

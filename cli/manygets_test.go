@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// Clients that come all at once get their files over a long link, with TLS, whether these come in an answer or by a path: none takes a server with
-// much to do for a dead one, nor it them.
+// Clients that come all at once get their files over a long link, with TLS, whether these come in
+// an answer or by a path: none takes a server with much to do for a dead one, nor it them.
 func TestManyGetsOverALongLink(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithRace, "as many processes of that build take more memory than a small machine has")
 	const gets = 100
@@ -26,7 +26,8 @@ func TestManyGetsOverALongLink(t *testing.T) {
 	}
 	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
 	link := netns.LinkSpec{Delay: 10 * time.Millisecond, Rate: 1e9, Queue: 4 << 20}
-	h := newHosts(t, link, root, []string{"--identity", dirs["server"], "--policy", policy}, []string{"--identity", dirs["worker"]})
+	h := newHosts(t, link, root, []string{"--identity", dirs["server"], "--policy", policy},
+		[]string{"--identity", dirs["worker"]})
 	var wg sync.WaitGroup
 	for i := range gets {
 		wg.Go(func() {

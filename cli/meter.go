@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// meter says how fast bytes come and when the rest will be there. It is arithmetic only: the caller gives
-// the time, with every set; what it says holds for the last of them. Bytes that
-// were there before the start (of a transfer that goes on where another ended) count as progress, not as speed.
+// meter says how fast bytes come and when the rest will be there. It is arithmetic only: the caller
+// gives the time, with every set; what it says holds for the last of them. Bytes that were there
+// before the start (of a transfer that goes on where another ended) count as progress, not as
+// speed.
 type meter struct {
 	total   uint64
 	done    uint64
@@ -15,7 +16,8 @@ type meter struct {
 	started time.Time
 	at      time.Time // of the last set
 
-	// ring holds what was done at moments of the last meterWindow, at least meterStep apart, the oldest at ring[head].
+	// ring holds what was done at moments of the last meterWindow, at least meterStep apart, the
+	// oldest at ring[head].
 	ring [meterSamples]meterSample
 	head int
 	n    int
@@ -27,19 +29,22 @@ type meterSample struct {
 }
 
 const (
-	// meterWindow is the time over which the rate is taken: long enough to be readable, short enough that a stall is seen.
+	// meterWindow is the time over which the rate is taken: long enough to be readable, short
+	// enough that a stall is seen.
 	meterWindow  = 5 * time.Second
 	meterStep    = 100 * time.Millisecond
 	meterSamples = int(meterWindow/meterStep) + 2
 )
 
-// start begins at now with done bytes of total that are there already. A total of 0 bytes is done at once.
+// start begins at now with done bytes of total that are there already. A total of 0 bytes is done
+// at once.
 func (m *meter) start(now time.Time, total, done uint64) {
 	*m = meter{total: total, done: min(done, total), first: min(done, total), started: now, at: now}
 	m.keep(now)
 }
 
-// set says that done bytes are there at now. Less than before is a transfer that began anew: the rate starts again with it.
+// set says that done bytes are there at now. Less than before is a transfer that began anew: the
+// rate starts again with it.
 func (m *meter) set(now time.Time, done uint64) {
 	done = min(done, m.total)
 	if done < m.done {
@@ -61,7 +66,8 @@ func (m *meter) keep(now time.Time) {
 	m.n++
 }
 
-// rate is in bytes per second over the last meterWindow before the last set, or since the start when that is less ago.
+// rate is in bytes per second over the last meterWindow before the last set, or since the start
+// when that is less ago.
 func (m *meter) rate() float64 {
 	base := m.ring[m.head]
 	for i := 1; i < m.n; i++ { // the youngest that is at least a window old, else the oldest
@@ -80,7 +86,8 @@ func (m *meter) average() float64 { return perSecond(m.done-m.first, m.elapsed()
 // elapsed is the time from the start to the last set.
 func (m *meter) elapsed() time.Duration { return m.at.Sub(m.started) }
 
-// eta is how long the rest takes at the present rate; false when that cannot be said: nothing moves.
+// eta is how long the rest takes at the present rate; false when that cannot be said: nothing
+// moves.
 func (m *meter) eta() (time.Duration, bool) {
 	if m.done >= m.total {
 		return 0, true

@@ -56,7 +56,8 @@ that are fetched.
 				return err
 			}
 			if t.name != "" {
-				return &usageError{fmt.Errorf("%s: mirror takes an address without a name; for names that begin with %q: --prefix", args[0], t.name)}
+				return &usageError{fmt.Errorf("%s: mirror takes an address without a name; for names that begin with "+
+					"%q: --prefix", args[0], t.name)}
 			}
 			return runMirror(c.Context(), s, o, t.addr, args[1])
 		},
@@ -76,10 +77,14 @@ that are fetched.
 	f.BoolVar(&o.remove, "delete", false, "remove files that mirror made and that the peer does not have any more")
 	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be done")
 	f.BoolVarP(&o.force, "force", "f", false, "replace files that mirror did not make, or that were changed here")
-	f.BoolVar(&o.checksum, "checksum", false, "compare contents, by the SHA-256, where a file of the same size is there and times do not tell, before it is fetched")
-	f.BoolVar(&o.links, "keep-links", false, "make symbolic links as they are at the peer, such as those of a model hub's cache")
+	f.BoolVar(&o.checksum, "checksum", false,
+		"compare contents, by the SHA-256, where a file of the same size is there and times do not tell, before it "+
+			"is fetched")
+	f.BoolVar(&o.links, "keep-links", false,
+		"make symbolic links as they are at the peer, such as those of a model hub's cache")
 	f.BoolVar(&o.parts, "parts", false, "also fetch single tensors of files that are fetched anyway")
-	f.IntVar(&o.parallel, "parallel", 0, "how many files to fetch at once, 100 at most; 0: 4 large ones and, beside them, 60 of up to 256 KiB")
+	f.IntVar(&o.parallel, "parallel", 0,
+		"how many files to fetch at once, 100 at most; 0: 4 large ones and, beside them, 60 of up to 256 KiB")
 	return c
 }
 
@@ -110,7 +115,9 @@ func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string
 }
 
 func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir string, r *event) error {
-	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Force: o.force, Checksum: o.checksum, Parts: o.parts, KeepLinks: o.links, Progress: c.progressOfMany(d, dir)}
+	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel,
+		DryRun: o.dryRun, Force: o.force, Checksum: o.checksum, Parts: o.parts, KeepLinks: o.links,
+		Progress: c.progressOfMany(d, dir)}
 	opt.OnFile = func(f share.MirrorFile) {
 		if isLost(f.Err) { // with all that are left: one line at the end says so
 			return
@@ -120,13 +127,15 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 	m, err := share.Mirror(ctx, c.conn(), dir, opt)
 	took, _ := d.end()
 	if m != nil {
-		r.Fetched, r.Kept, r.Removed, r.Failed, r.LeftOut, r.Bytes = &m.Fetched, &m.Skipped, &m.Deleted, &m.Failed, &m.LeftOutTotal, &m.Moved
+		r.Fetched, r.Kept, r.Removed, r.Failed, r.LeftOut, r.Bytes = &m.Fetched, &m.Skipped, &m.Deleted, &m.Failed,
+			&m.LeftOutTotal, &m.Moved
 		r.seconds(took)
 		would := ""
 		if o.dryRun {
 			would = "would be "
 		}
-		text := fmt.Sprintf("%s: %s %sfetched (%s), %d kept, %d %sremoved", share.Printable(dir), count(m.Fetched, "file", "files"), would, formatBytes(m.Moved), m.Skipped, m.Deleted, would)
+		text := fmt.Sprintf("%s: %s %sfetched (%s), %d kept, %d %sremoved", share.Printable(dir),
+			count(m.Fetched, "file", "files"), would, formatBytes(m.Moved), m.Skipped, m.Deleted, would)
 		if m.Failed > 0 {
 			text += fmt.Sprintf(", %d FAILED", m.Failed)
 		}
@@ -145,7 +154,8 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 	return allFailed(err, m.Failures)
 }
 
-// leftOut prints the first of what is not served, and how many there are: a warning where nothing else is printed.
+// leftOut prints the first of what is not served, and how many there are: a warning where nothing
+// else is printed.
 func (d *display) leftOut(who string, list []share.Skipped, total int) {
 	const most = 10
 	if d.mode == displayQuiet && total > 0 {
@@ -153,7 +163,8 @@ func (d *display) leftOut(who string, list []share.Skipped, total int) {
 		if len(list) > 0 {
 			first = fmt.Sprintf(", the first: %s: %s", share.Printable(list[0].Path), escapeControls(list[0].Reason))
 		}
-		d.warn("%s %s%s; without -q they are listed, --exclude PATTERN passes over them", who, count(total, "name", "names"), first)
+		d.warn("%s %s%s; without -q they are listed, --exclude PATTERN passes over them", who,
+			count(total, "name", "names"), first)
 		return
 	}
 	for _, s := range list[:min(len(list), most)] {
@@ -178,7 +189,8 @@ func (c *client) progressOfMany(d *display, to string) func(share.MirrorProgress
 			c.moved()
 		}
 		d.update(func(s *status) {
-			s.done, s.total, s.files, s.filesOf, s.failed, s.problem = p.BytesDone, p.Bytes, p.FilesDone, p.Files, p.FilesFailed, ""
+			s.done, s.total, s.files, s.filesOf, s.failed, s.problem = p.BytesDone, p.Bytes, p.FilesDone, p.Files,
+				p.FilesFailed, ""
 			if p.Current.Name != "" {
 				s.name, s.what = p.Current.Name, share.Printable(p.Current.Name)
 			}
@@ -186,7 +198,8 @@ func (c *client) progressOfMany(d *display, to string) func(share.MirrorProgress
 	}
 }
 
-// allFailed is the error of several files of which some failed: with the status of the first only if all have the same.
+// allFailed is the error of several files of which some failed: with the status of the first only
+// if all have the same.
 func allFailed(err error, failures []share.MirrorFile) error {
 	if err == nil || len(failures) == 0 {
 		return err
@@ -202,7 +215,8 @@ func allFailed(err error, failures []share.MirrorFile) error {
 
 // mirrored reports one file.
 func (d *display) mirrored(f share.MirrorFile, dry bool) {
-	actions := map[share.MirrorAction]string{share.MirrorFetched: "get", share.MirrorSkipped: "keep", share.MirrorDeleted: "remove", share.MirrorFailed: "fail",
+	actions := map[share.MirrorAction]string{share.MirrorFetched: "get", share.MirrorSkipped: "keep",
+		share.MirrorDeleted: "remove", share.MirrorFailed: "fail",
 		share.MirrorSent: "put", share.MirrorLeftOut: "skip"}
 	action := actions[f.Action]
 	e := event{Event: "file", Action: action, Name: f.Name, File: f.Path, Link: f.Link, Bytes: &f.Size}

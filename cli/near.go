@@ -37,7 +37,8 @@ func nearNames(ctx context.Context, c *client, name string, err error) error {
 	return &worded{text, errors.Join(control.NotFound, err)}
 }
 
-// nearest are up to three names that are most like one, the nearest first: with few letters changed, or the same last part.
+// nearest are up to three names that are most like one, the nearest first: with few letters
+// changed, or the same last part.
 func nearest(name string, names []string) []string {
 	type scored struct {
 		name  string
@@ -72,7 +73,8 @@ func nearest(name string, names []string) []string {
 	return out
 }
 
-// distance is the number of bytes to insert, remove or change from a to b (Levenshtein), or more than limit if it is more.
+// distance is the number of bytes to insert, remove or change from a to b (Levenshtein), or more
+// than limit if it is more.
 func distance(a, b string, limit int) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -38,7 +38,8 @@ Without a connection between the machines: penstock pair export and penstock pai
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 1 && p.listen != "":
-				return &usageError{errors.New("--listen is for the first machine and the address for the second; expected one of them")}
+				return &usageError{errors.New("--listen is for the first machine and the address for the second; " +
+					"expected one of them")}
 			case len(args) == 1:
 				rules, err := p.grant(c)
 				if err != nil {
@@ -52,20 +53,25 @@ Without a connection between the machines: penstock pair export and penstock pai
 				}
 				return p.host(c.Context(), s, rules)
 			}
-			return &usageError{errors.New("expected --listen HOST:PORT on the first machine, or the address that it printed on the second")}
+			return &usageError{errors.New("expected --listen HOST:PORT on the first machine, or the address that it " +
+				"printed on the second")}
 		},
 	}
 	p.flags(c)
 	f := c.Flags()
 	f.StringVar(&p.listen, "listen", "", "be the first machine: wait on this HOST:PORT; the host may be left out")
-	f.StringVar(&p.address, "address", "", "with --listen: HOST or HOST:PORT at which the other machine reaches this one (default: found)")
+	f.StringVar(&p.address, "address", "",
+		"with --listen: HOST or HOST:PORT at which the other machine reaches this one (default: found)")
 	f.StringVar(&p.name, "name", "", "of this machine's node (default: its host name)")
-	f.StringVar(&p.only, "for", "", "with --listen: the only name that may join, also when it has a certificate already")
+	f.StringVar(&p.only, "for", "",
+		"with --listen: the only name that may join, also when it has a certificate already")
 	f.DurationVar(&p.timeout, "timeout", identity.PairingTimeout, "with --listen: how long to wait")
 	f.DurationVar(&p.valid, "valid", identity.LeafValid, "with --listen: how long new certificates are valid")
 	f.BoolVar(&p.yes, "yes", false, "with --listen: take the first machine that knows the code, without asking")
-	f.StringVar(&p.fingerprint, "fingerprint", "", "with --listen: take the machine whose key has this `SHA256` and no other, without asking")
-	f.StringVar(&p.allow, "allow", "read,list", "`RIGHTS` of the other machine here: read, write, list, status with commas between them; all; none")
+	f.StringVar(&p.fingerprint, "fingerprint", "",
+		"with --listen: take the machine whose key has this `SHA256` and no other, without asking")
+	f.StringVar(&p.allow, "allow", "read,list",
+		"`RIGHTS` of the other machine here: read, write, list, status with commas between them; all; none")
 	p.codeFlag(c)
 	c.AddCommand(newPairShow(s), newPairList(s), newPairKey(s), newPairRenew(s), newPairExport(s), newPairImport(s),
 		newPairTrust(s), newPairDistrust(s), newPairAllow(s), newPairDeny(s))
@@ -97,7 +103,8 @@ type pairing struct {
 }
 
 func (p *pairing) flags(c *cobra.Command) {
-	c.Flags().StringVar(&p.dir, "dir", "", "directory of the identity (default: penstock in the user's configuration directory)")
+	c.Flags().StringVar(&p.dir, "dir", "",
+		"directory of the identity (default: penstock in the user's configuration directory)")
 	variable(c, "dir", "PENSTOCK_IDENTITY")
 	c.Flags().BoolVar(&p.json, "json", false, "print one JSON object per line instead")
 }
@@ -171,7 +178,8 @@ type allowed struct {
 func contentsEvent(event string, c identity.Contents) pairEvent {
 	e := pairEvent{Event: event, Dir: c.Dir, Node: peerJSON(c.Self), Issuer: c.Issuer, Authority: c.Authority != nil}
 	for _, r := range c.Roots {
-		e.Roots = append(e.Roots, certificate{Name: r.Subject.CommonName, SHA256: identity.Fingerprint(r), NotAfter: r.NotAfter.UTC()})
+		e.Roots = append(e.Roots, certificate{Name: r.Subject.CommonName, SHA256: identity.Fingerprint(r),
+			NotAfter: r.NotAfter.UTC()})
 	}
 	if c.Rules != nil {
 		e.Rules = c.Rules.String()
@@ -191,19 +199,22 @@ func (p *pairing) print(s streams, e pairEvent, text string) error {
 // trust is what a directory is and believes, in words.
 func trust(c identity.Contents, now time.Time) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node       %s\n           certificate %s\n           %s\n", c.Self.Name, c.Self.Serial, until(c.Self.NotAfter, now))
+	fmt.Fprintf(&b, "node       %s\n           certificate %s\n           %s\n", c.Self.Name, c.Self.Serial,
+		until(c.Self.NotAfter, now))
 	for _, r := range c.Roots {
 		note := ""
 		if identity.Fingerprint(r) == c.Issuer {
 			note = "\n           issued this node's certificate"
 		}
-		fmt.Fprintf(&b, "trusts     %s  %s%s\n           SHA-256\n           %s\n", r.Subject.CommonName, until(r.NotAfter, now), note, identity.Fingerprint(r))
+		fmt.Fprintf(&b, "trusts     %s  %s%s\n           SHA-256\n           %s\n", r.Subject.CommonName,
+			until(r.NotAfter, now), note, identity.Fingerprint(r))
 	}
 	if c.Authority != nil {
 		fmt.Fprintf(&b, "issues     certificates of %s\n", c.Authority.Subject.CommonName)
 	}
 	if c.Rules == nil {
-		fmt.Fprintf(&b, "rules      none: without a file %q no peer may do anything here:\n           \"penstock pair allow NAME RIGHTS\" makes one\n", identity.PolicyFile)
+		fmt.Fprintf(&b, "rules      none: without a file %q no peer may do anything here:\n           \"penstock "+
+			"pair allow NAME RIGHTS\" makes one\n", identity.PolicyFile)
 	} else {
 		head := "rules    "
 		for line := range strings.Lines(c.Rules.String()) {

@@ -85,7 +85,8 @@ func (f *first) invitation(t *testing.T) (address, code string) {
 	t.Helper()
 	for line := range f.lines {
 		line = strings.TrimSpace(line)
-		if words := strings.Fields(line); len(words) >= 3 && words[0] == "penstock" && words[1] == "pair" && strings.Contains(words[2], ":") {
+		if words := strings.Fields(line); len(words) >= 3 && words[0] == "penstock" && words[1] == "pair" &&
+			strings.Contains(words[2], ":") {
 			address = words[2]
 		} else if identity.LooksLikeCode(line) && address != "" {
 			return address, line
@@ -140,13 +141,15 @@ func TestPair(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Paired: b at 127.0.0.1:", b.Self.Serial, b.Self.Fingerprint, grouped(key), "Next: penstock serve",
+	for _, want := range []string{"Paired: b at 127.0.0.1:", b.Self.Serial, b.Self.Fingerprint, grouped(key),
+		"Next: penstock serve",
 		`b may do here: read,list (by the rule "allow b read,list")`, "penstock pair allow b RIGHTS --dir " + home} {
 		if !strings.Contains(rest, want) {
 			t.Errorf("the first machine does not print %q:\n%s", want, rest)
 		}
 	}
-	for _, want := range []string{"Paired with a at " + address, b.Self.Serial, a.Issuer, grouped(key), "node       b", "Next: penstock serve", "penstock ls tcp://",
+	for _, want := range []string{"Paired with a at " + address, b.Self.Serial, a.Issuer, grouped(key), "node       b",
+		"Next: penstock serve", "penstock ls tcp://",
 		`a may do here: read,list (by the rule "allow a read,list")`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the second machine does not print %q:\n%s", want, out)
@@ -156,7 +159,8 @@ func TestPair(t *testing.T) {
 		t.Error("the code is printed after it was used")
 	}
 	// The code works once.
-	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", filepath.Join(t.TempDir(), "x"), "--name", "c"); status != exitUnreachable || errOut == "" || strings.Contains(errOut, code) {
+	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", filepath.Join(t.TempDir(), "x"),
+		"--name", "c"); status != exitUnreachable || errOut == "" || strings.Contains(errOut, code) {
 		t.Errorf("again: status %d, %s", status, errOut)
 	}
 	// What is there now.
@@ -164,23 +168,28 @@ func TestPair(t *testing.T) {
 	if n := strings.Count(out, "valid"); n != 2 || !strings.Contains(out, b.Self.Serial) {
 		t.Errorf("list:\n%s", out)
 	}
-	if out, _, status = inside(t, "", "pair", "show", "--dir", away); status != 0 || !strings.Contains(out, b.Self.Serial) || !strings.Contains(out, a.Issuer) ||
+	if out, _, status = inside(t, "", "pair", "show", "--dir", away); status != 0 ||
+		!strings.Contains(out, b.Self.Serial) || !strings.Contains(out, a.Issuer) ||
 		!strings.Contains(out, "rules      allow a read,list\n           default none\n") {
 		t.Errorf("show: status %d\n%s", status, out)
 	}
-	if _, errOut, status = inside(t, "", "pair", "list", "--dir", away); status != exitNotPermitted || !strings.Contains(errOut, "holds no authority") {
+	if _, errOut, status = inside(t, "", "pair", "list", "--dir", away); status != exitNotPermitted ||
+		!strings.Contains(errOut, "holds no authority") {
 		t.Errorf("list at the second machine: status %d, %s", status, errOut)
 	}
 	// A program that denies b says so, and JSON has the same.
-	if err := os.WriteFile(filepath.Join(home, identity.PolicyFile), []byte("default all\ndeny name b\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(home, identity.PolicyFile), []byte("default all\ndeny name b\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, _, _ = inside(t, "", "pair", "list", "--dir", home, "--json")
-	if es := lines(t, out); len(es) != 2 || es[0].Peer.State != "valid" || es[1].Peer.State != "denied" || es[1].Peer.Name != "b" {
+	if es := lines(t, out); len(es) != 2 || es[0].Peer.State != "valid" || es[1].Peer.State != "denied" ||
+		es[1].Peer.Name != "b" {
 		t.Errorf("list --json: %s", out)
 	}
 	out, _, _ = inside(t, "", "pair", "show", "--dir", home, "--json")
-	if es := lines(t, out); len(es) != 1 || es[0].Node.Serial != a.Self.Serial || !es[0].Authority || es[0].Rules != "default all\ndeny name b\n" || len(es[0].Roots) != 1 {
+	if es := lines(t, out); len(es) != 1 || es[0].Node.Serial != a.Self.Serial || !es[0].Authority ||
+		es[0].Rules != "default all\ndeny name b\n" || len(es[0].Roots) != 1 {
 		t.Errorf("show --json: %s", out)
 	}
 }
@@ -193,17 +202,20 @@ func TestPairJSONAndStandardInput(t *testing.T) {
 		t.Fatal(<-f.err)
 	}
 	e := lines(t, line)[0]
-	if e.Event != "listening" || e.Node.Name != "a" || !e.Authority || e.Address != e.Listen || !identity.LooksLikeCode(e.Code) {
+	if e.Event != "listening" || e.Node.Name != "a" || !e.Authority || e.Address != e.Listen ||
+		!identity.LooksLikeCode(e.Code) {
 		t.Fatalf("%+v", e)
 	}
 	file := write(t, filepath.Join(t.TempDir(), "code"), []byte(e.Code+"\n"))
-	if _, errOut, status := inside(t, "", "pair", e.Address, "--code", file, "--dir", away, "--name", "c"); status != 1 || !strings.Contains(errOut, "another name") {
+	if _, errOut, status := inside(t, "", "pair", e.Address, "--code", file, "--dir", away, "--name",
+		"c"); status != 1 || !strings.Contains(errOut, "another name") {
 		t.Errorf("another name: status %d, %s", status, errOut)
 	}
 	if err := os.Chmod(file, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out, errOut, status := inside(t, "", "pair", e.Address, "--code", file, "--dir", away, "--name", "b", "--json", "--allow", "all")
+	out, errOut, status := inside(t, "", "pair", e.Address, "--code", file, "--dir", away, "--name", "b", "--json",
+		"--allow", "all")
 	if status != 0 || !strings.Contains(errOut, "others can read") {
 		t.Fatal(status, errOut)
 	}
@@ -214,14 +226,18 @@ func TestPairJSONAndStandardInput(t *testing.T) {
 	}
 	es := lines(t, rest)
 	refused, asked, paired := es[0], es[1], es[2]
-	if refused.Event != "refused" || refused.Candidate.Name != "c" || refused.Why == "" || asked.Event != "candidate" || asked.Candidate.Name != "b" {
+	if refused.Event != "refused" || refused.Candidate.Name != "c" || refused.Why == "" || asked.Event != "candidate" ||
+		asked.Candidate.Name != "b" {
 		t.Errorf("host %s", rest)
 	}
-	if waiting.Event != "waiting" || waiting.Key != asked.Candidate.Fingerprint || *paired.Candidate != *asked.Candidate {
+	if waiting.Event != "waiting" || waiting.Key != asked.Candidate.Fingerprint ||
+		*paired.Candidate != *asked.Candidate {
 		t.Errorf("joiner %s, host %s", out, rest)
 	}
-	if joined.Event != "paired" || paired.Event != "paired" || *joined.Node != *paired.Peer || joined.Issuer != paired.Issuer || joined.Host != "a" ||
-		*joined.Allowed != (allowed{"a", "all"}) || *paired.Allowed != (allowed{"b", "read,list"}) || strings.Contains(out+rest, e.Code) {
+	if joined.Event != "paired" || paired.Event != "paired" || *joined.Node != *paired.Peer ||
+		joined.Issuer != paired.Issuer || joined.Host != "a" ||
+		*joined.Allowed != (allowed{"a", "all"}) || *paired.Allowed != (allowed{"b", "read,list"}) ||
+		strings.Contains(out+rest, e.Code) {
 		t.Errorf("joiner %s, host %s", out, rest)
 	}
 }
@@ -238,10 +254,12 @@ func TestPairRenew(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, errOut, status := inside(t, "", "pair", "renew", "--dir", home)
-	if after, err := identity.Inspect(home); status != 0 || err != nil || after.Self.Serial == before.Self.Serial || !strings.Contains(out, after.Self.Serial) {
+	if after, err := identity.Inspect(home); status != 0 || err != nil || after.Self.Serial == before.Self.Serial ||
+		!strings.Contains(out, after.Self.Serial) {
 		t.Errorf("status %d, %s, %v\n%s", status, errOut, err, out)
 	}
-	if _, errOut, status = inside(t, "", "pair", "renew", "--dir", away); status != 2 || !strings.Contains(errOut, "--for b") {
+	if _, errOut, status = inside(t, "", "pair", "renew", "--dir", away); status != 2 ||
+		!strings.Contains(errOut, "--for b") {
 		t.Errorf("without an authority: status %d, %s", status, errOut)
 	}
 	// A name that has a certificate is not given away, unless the first machine says so.
@@ -260,14 +278,16 @@ func TestPairRenew(t *testing.T) {
 		}
 	}
 	f = listen(t, "--dir", home, "--for", "b")
-	if out, errOut, status = f.join(t, "renew", "--dir", away); status != 0 || !strings.Contains(out, "365 days") && !strings.Contains(out, "364 days") {
+	if out, errOut, status = f.join(t, "renew", "--dir", away); status != 0 || !strings.Contains(out, "365 days") &&
+		!strings.Contains(out, "364 days") {
 		t.Errorf("renewal: status %d, %s\n%s", status, errOut, out)
 	}
 	if rest, err := f.rest(); err != nil || !strings.Contains(rest, "b may do here: none (no rule matches)") {
 		t.Errorf("%v\n%s", err, rest)
 	}
 	for _, dir := range []string{home, away} {
-		if text, err := os.ReadFile(filepath.Join(dir, identity.PolicyFile)); err != nil || string(text) != "default none\n" {
+		if text, err := os.ReadFile(filepath.Join(dir, identity.PolicyFile)); err != nil ||
+			string(text) != "default none\n" {
 			t.Errorf("renewal changed the rules: %q, %v", text, err)
 		}
 	}
@@ -304,14 +324,16 @@ func TestPairExportAndImport(t *testing.T) {
 		{[]string{"import", file + "2", "--dir", away}, exitNotFound, "no such file"},
 		{[]string{"import", file, "--dir", home}, 1, "authority"},
 	} {
-		if out, errOut, status := inside(t, "", append([]string{"pair"}, c.args...)...); status != c.status || !strings.Contains(errOut, c.want) || out != "" {
+		if out, errOut, status := inside(t, "", append([]string{"pair"}, c.args...)...); status != c.status ||
+			!strings.Contains(errOut, c.want) || out != "" {
 			t.Errorf("%v: status %d, %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
 		}
 	}
 	if err := os.Chmod(file, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, errOut, status = inside(t, "", "pair", "import", file, "--dir", away); status != 0 || !strings.Contains(errOut, "others can read") || !strings.Contains(out, "rm "+file) {
+	if out, errOut, status = inside(t, "", "pair", "import", file, "--dir", away); status != 0 ||
+		!strings.Contains(errOut, "others can read") || !strings.Contains(out, "rm "+file) {
 		t.Errorf("import: status %d, %s\n%s", status, errOut, out)
 	}
 	bundle, errOut, status := inside(t, "", "pair", "export", "c", "-o", "-", "--dir", home)
@@ -369,7 +391,8 @@ func TestPairMistakes(t *testing.T) {
 		{[]string{"renew"}, exitNotPermitted, "penstock pair"},
 		{[]string{"--frobnicate"}, 2, "--frobnicate"},
 	} {
-		out, errOut, status := inside(t, "", append([]string{"pair", "--dir", filepath.Join(home, c.want)}, c.args...)...)
+		out, errOut, status := inside(t, "", append([]string{"pair", "--dir", filepath.Join(home, c.want)},
+			c.args...)...)
 		if status != c.status || !strings.Contains(errOut, c.want) || out != "" {
 			t.Errorf("pair %v: status %d, %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
 		}
@@ -381,10 +404,12 @@ func TestPairRefusesCodesInArguments(t *testing.T) {
 	f := listen(t, "--dir", filepath.Join(t.TempDir(), "id"), "--name", "a")
 	address, code := f.invitation(t)
 	away := filepath.Join(t.TempDir(), "id")
-	for _, args := range [][]string{{address + "#" + code}, {code}, {address, code}, {address, "--code", code}, {address, "--code", address + "#" + code},
+	for _, args := range [][]string{{address + "#" + code}, {code}, {address, code}, {address, "--code", code},
+		{address, "--code", address + "#" + code},
 		{address + "#" + code[:20]}, {address, code[1:]}, {"renew", address, code}, {"renew", address + "#" + code}} {
 		out, errOut, status := inside(t, code, append(append([]string{"pair"}, args...), "--dir", away)...)
-		if status != exitUsage || out != "" || !strings.Contains(errOut, "burned") || !strings.Contains(errOut, "--code -") || strings.Contains(errOut, code[1:20]) {
+		if status != exitUsage || out != "" || !strings.Contains(errOut, "burned") ||
+			!strings.Contains(errOut, "--code -") || strings.Contains(errOut, code[1:20]) {
 			t.Errorf("%d arguments: status %d, %q, %q", len(args), status, out, errOut)
 		}
 	}
@@ -400,16 +425,19 @@ func TestPairByFingerprint(t *testing.T) {
 	if status != 0 || len(strings.TrimSpace(out)) != 64 {
 		t.Fatal(out, errOut)
 	}
-	f := listen(t, "--dir", home, "--name", "a", "--allow", "read,write", "--fingerprint", grouped(strings.TrimSpace(out)))
+	f := listen(t, "--dir", home, "--name", "a", "--allow", "read,write", "--fingerprint",
+		grouped(strings.TrimSpace(out)))
 	address, code := f.invitation(t)
-	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", filepath.Join(t.TempDir(), "x"), "--name", "b"); status != exitNotPermitted || !strings.Contains(errOut, "not confirmed") {
+	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", filepath.Join(t.TempDir(), "x"),
+		"--name", "b"); status != exitNotPermitted || !strings.Contains(errOut, "not confirmed") {
 		t.Errorf("another machine with the code: status %d, %s", status, errOut)
 	}
 	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", away, "--name", "b"); status != 0 {
 		t.Error(errOut)
 	}
 	rest, err := f.rest()
-	if err != nil || !strings.Contains(rest, "Refused b at 127.0.0.1:") || !strings.Contains(rest, `by the rule "allow b read,write"`) {
+	if err != nil || !strings.Contains(rest, "Refused b at 127.0.0.1:") ||
+		!strings.Contains(rest, `by the rule "allow b read,write"`) {
 		t.Errorf("%v\n%s", err, rest)
 	}
 	// Rights that are asked for are not given where another rule comes first: then nothing is.
@@ -420,14 +448,16 @@ func TestPairByFingerprint(t *testing.T) {
 	if _, _, status := f.join(t, "--dir", filepath.Join(t.TempDir(), "id"), "--name", "gpu-1"); status == 0 {
 		t.Error("joined")
 	}
-	if _, err := f.rest(); err == nil || !strings.Contains(err.Error(), `gpu-1 gets none (by the rule "allow gpu-* none") here`) {
+	if _, err := f.rest(); err == nil || !strings.Contains(err.Error(),
+		`gpu-1 gets none (by the rule "allow gpu-* none") here`) {
 		t.Errorf("a rule in the way: %v", err)
 	}
 	f = listen(t, "--dir", home)
 	if _, errOut, status := f.join(t, "--dir", filepath.Join(t.TempDir(), "id"), "--name", "gpu-1"); status != 0 {
 		t.Error(errOut)
 	}
-	if rest, err := f.rest(); err != nil || !strings.Contains(rest, `gpu-1 may do here: none (by the rule "allow gpu-* none")`) {
+	if rest, err := f.rest(); err != nil || !strings.Contains(rest,
+		`gpu-1 may do here: none (by the rule "allow gpu-* none")`) {
 		t.Errorf("%v\n%s", err, rest)
 	}
 }
@@ -438,7 +468,8 @@ func TestPairAllow(t *testing.T) {
 	f.invitation(t)
 	f.cancel()
 	f.rest()
-	if out, errOut, status := inside(t, "", "pair", "allow", "gpu-*", "read,list", "--dir", dir); status != 0 || !strings.HasSuffix(out, "allow gpu-* read,list\ndefault none\n") {
+	if out, errOut, status := inside(t, "", "pair", "allow", "gpu-*", "read,list", "--dir", dir); status != 0 ||
+		!strings.HasSuffix(out, "allow gpu-* read,list\ndefault none\n") {
 		t.Errorf("status %d, %s\n%s", status, errOut, out)
 	}
 	out, errOut, status := inside(t, "", "pair", "allow", "gpu-*", "none", "--dir", dir, "--json")
@@ -459,12 +490,14 @@ func TestPairAllow(t *testing.T) {
 	} {
 		out, errOut, status := inside(t, "", append(append([]string{"pair", "allow"}, c.args...), "--dir", dir)...)
 		if status != c.status || !strings.Contains(errOut, c.want) || out != "" {
-			t.Errorf("pair allow %v: status %d, %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
+			t.Errorf("pair allow %v: status %d, %q and %q; expected %d and %q", c.args, status, out, errOut, c.status,
+				c.want)
 		}
 	}
 }
 
-// Two people on two terminals: the code is not shown where it is typed, and the host takes only a machine that its person confirms.
+// Two people on two terminals: the code is not shown where it is typed, and the host takes only a
+// machine that its person confirms.
 func TestPairOnTerminals(t *testing.T) {
 	dir := t.TempDir()
 	on := func(args ...string) *proc.Process {
@@ -493,10 +526,12 @@ func TestPairOnTerminals(t *testing.T) {
 			t.Errorf("the joiner shows %s and the host %s", there[1], here[1])
 		}
 		// Another machine that knows the code does not get its fingerprint below the question.
-		if _, errOut, status := inside(t, m[2]+"\n", "pair", m[1], "--code", "-", "--dir", filepath.Join(dir, "rival"), "--name", "c"); status != exitNotPermitted {
+		if _, errOut, status := inside(t, m[2]+"\n", "pair", m[1], "--code", "-", "--dir", filepath.Join(dir, "rival"),
+			"--name", "c"); status != exitNotPermitted {
 			t.Errorf("a rival: status %d, %s", status, errOut)
 		}
-		if again := shows(host, `Refused c at (?s:.*)about b:\n\n  fingerprint  ([0-9a-f ]{71})\n\s*Does [^\n]*\[y/N\] *\n*$`); again[1] != here[1] {
+		if again := shows(host,
+			`Refused c at (?s:.*)about b:\n\n  fingerprint  ([0-9a-f ]{71})\n\s*Does [^\n]*\[y/N\] *\n*$`); again[1] != here[1] {
 			t.Errorf("the host asks about %s and then about %s", here[1], again[1])
 		}
 		answer, status := "n\n", exitFailure
@@ -559,14 +594,16 @@ func TestPairFindsItsAddress(t *testing.T) {
 	}
 	at := &net.TCPAddr{IP: net.IPv6unspecified, Port: 7071}
 	for _, c := range []struct{ address, host, want string }{
-		{"box.example", "", "box.example:7071"}, {"box:9", "", "box:9"}, {"::1", "", "[::1]:7071"}, {"", "192.0.2.1", "192.0.2.1:7071"}, {"", "box", "box:7071"},
+		{"box.example", "", "box.example:7071"}, {"box:9", "", "box:9"}, {"::1", "", "[::1]:7071"},
+		{"", "192.0.2.1", "192.0.2.1:7071"}, {"", "box", "box:7071"},
 	} {
 		p := pairing{address: c.address}
 		if got, err := p.reach(c.host, at); got != c.want || err != nil {
 			t.Errorf("%+v: %q, %v", c, got, err)
 		}
 	}
-	for host, want := range map[string]string{"GPU-7.Example.org": "gpu-7.example.org", "my box": "my-box", "_x_": "x"} {
+	for host, want := range map[string]string{"GPU-7.Example.org": "gpu-7.example.org", "my box": "my-box",
+		"_x_": "x"} {
 		if got, err := nodeName(host); got != want || err != nil {
 			t.Errorf("%q: %q, %v", host, got, err)
 		}
@@ -593,14 +630,16 @@ func TestPairTrustAndDeny(t *testing.T) {
 		t.Errorf("trust: status %d, %s\n%s", status, errOut, out)
 	}
 	out, errOut, status = inside(t, "", "pair", "distrust", strings.ToUpper(other.Issuer[:12]), "--dir", one, "--json")
-	if es := lines(t, out); status != 0 || len(es) != 1 || len(es[0].Roots) != 1 || es[0].Roots[0].SHA256 == other.Issuer {
+	if es := lines(t, out); status != 0 || len(es) != 1 || len(es[0].Roots) != 1 ||
+		es[0].Roots[0].SHA256 == other.Issuer {
 		t.Errorf("distrust: status %d, %s\n%s", status, errOut, out)
 	}
 	out, errOut, status = inside(t, "", "pair", "deny", "gpu-*", "--dir", one)
 	if status != 0 || !strings.Contains(out, "default none\ndeny name gpu-*\n") {
 		t.Errorf("deny: status %d, %s\n%s", status, errOut, out)
 	}
-	if out, errOut, status = inside(t, "", "pair", "deny", "--serial", "ff", "--dir", one); status != 0 || !strings.Contains(out, "deny serial ff\n") {
+	if out, errOut, status = inside(t, "", "pair", "deny", "--serial", "ff", "--dir", one); status != 0 ||
+		!strings.Contains(out, "deny serial ff\n") {
 		t.Errorf("deny --serial: status %d, %s\n%s", status, errOut, out)
 	}
 	for _, c := range []struct {

@@ -43,7 +43,8 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 			}
 			a, err := identity.OpenAuthority(dir)
 			if errors.Is(err, identity.ErrMissing) {
-				return &worded{fmt.Sprintf("%s holds no authority; the machine that made this one's certificate has the list", dir), identity.ErrMissing}
+				return &worded{fmt.Sprintf("%s holds no authority; the machine that made this one's certificate has "+
+					"the list", dir), identity.ErrMissing}
 			}
 			if err != nil {
 				return err
@@ -130,7 +131,8 @@ stay as they are.`,
 			}
 			a, err := identity.OpenAuthority(dir)
 			if errors.Is(err, identity.ErrMissing) {
-				return &usageError{fmt.Errorf("%s holds no authority: run \"penstock pair --listen ADDR --for %s\" where it is, and then \"penstock pair renew ADDRESS\" here", dir, have.Self.Name)}
+				return &usageError{fmt.Errorf("%s holds no authority: run \"penstock pair --listen ADDR --for %s\" "+
+					"where it is, and then \"penstock pair renew ADDRESS\" here", dir, have.Self.Name)}
 			}
 			if err != nil {
 				return err
@@ -145,7 +147,8 @@ stay as they are.`,
 		},
 	}
 	p.flags(c)
-	c.Flags().DurationVar(&p.valid, "valid", identity.LeafValid, "how long the new certificate is valid; without an address")
+	c.Flags().DurationVar(&p.valid, "valid", identity.LeafValid,
+		"how long the new certificate is valid; without an address")
 	p.codeFlag(c)
 	return c
 }
@@ -180,7 +183,8 @@ key never travels.
 			}
 			a, err := identity.OpenAuthority(dir)
 			if errors.Is(err, identity.ErrMissing) {
-				return &worded{fmt.Sprintf("%s holds no authority; \"penstock pair --listen\" makes one", dir), identity.ErrMissing}
+				return &worded{fmt.Sprintf("%s holds no authority; \"penstock pair --listen\" makes one", dir),
+					identity.ErrMissing}
 			}
 			if err != nil {
 				return err
@@ -218,9 +222,12 @@ key never travels.
 			if file == "-" {
 				return nil
 			}
-			e := pairEvent{Event: "exported", Dir: dir, Authority: true, Peer: peerJSON(peer), File: file, Allowed: allowedJSON(rule)}
-			return p.print(s, e, fmt.Sprintf("Exported %s, certificate %s, %s, to %s.\n%s\nNext, on that machine: penstock pair import %s\n",
-				peer.Name, peer.Serial, until(peer.NotAfter, time.Now()), file, p.mayHere(peer.Name, rule), file))
+			e := pairEvent{Event: "exported", Dir: dir, Authority: true, Peer: peerJSON(peer), File: file,
+				Allowed: allowedJSON(rule)}
+			return p.print(s, e,
+				fmt.Sprintf("Exported %s, certificate %s, %s, to %s.\n%s\nNext, on that machine: penstock pair "+
+					"import %s\n",
+					peer.Name, peer.Serial, until(peer.NotAfter, time.Now()), file, p.mayHere(peer.Name, rule), file))
 		},
 	}
 	p.flags(c)
@@ -253,7 +260,8 @@ func newPairImport(s streams) *cobra.Command {
 				return err
 			}
 			if fi, err := os.Stat(args[0]); err == nil && fi.Mode().Perm()&0o077 != 0 {
-				fmt.Fprintf(s.err, "warning: others can read %s (mode %04o), and it holds a private key\n", args[0], fi.Mode().Perm())
+				fmt.Fprintf(s.err, "warning: others can read %s (mode %04o), and it holds a private key\n", args[0],
+					fi.Mode().Perm())
 			}
 			b, err := readSmall(s, args[0])
 			if err != nil {
@@ -269,7 +277,8 @@ func newPairImport(s streams) *cobra.Command {
 				text += fmt.Sprintf("Next: rm %s   here and where it was made\n", args[0])
 				next = "     "
 			}
-			text += fmt.Sprintf("%s penstock pair allow NAME RIGHTS%s   for what another node may do here\n", next, p.dirFlag())
+			text += fmt.Sprintf("%s penstock pair allow NAME RIGHTS%s   for what another node may do here\n", next,
+				p.dirFlag())
 			next = "     "
 			text += fmt.Sprintf("%s penstock ls tcp://HOST:7070%s   when a node of the same authority serves there and allows it\n", next, p.identityFlag())
 			return p.print(s, contentsEvent("imported", c), text)

@@ -82,14 +82,17 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 			if err != nil {
 				return false, err
 			}
-			e := pairEvent{Event: "candidate", Dir: dir, Authority: true, Candidate: candidateJSON(c), Allowed: allowedJSON(rule)}
-			text := fmt.Sprintf("\nA machine knows the code:\n\n  name         %s\n  address      %s\n  fingerprint  %s\n  may here     %s\n\n",
+			e := pairEvent{Event: "candidate", Dir: dir, Authority: true, Candidate: candidateJSON(c),
+				Allowed: allowedJSON(rule)}
+			text := fmt.Sprintf("\nA machine knows the code:\n\n  name         %s\n  address      %s\n  fingerprint  "+
+				"%s\n  may here     %s\n\n",
 				c.Name, c.Address, grouped(c.Fingerprint), ruleWords(rule))
 			if err := say(e, text); err != nil {
 				return false, err
 			}
 			if !p.yes && p.fingerprint == "" {
-				ask(fmt.Sprintf("\nThe question is still about %s:\n\n  fingerprint  %s\n\n%s", c.Name, grouped(c.Fingerprint), confirmQuestion))
+				ask(fmt.Sprintf("\nThe question is still about %s:\n\n  fingerprint  %s\n\n%s", c.Name,
+					grouped(c.Fingerprint), confirmQuestion))
 				defer ask("")
 			}
 			return confirm(ctx, c)
@@ -97,7 +100,8 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 		Joined: func(c identity.Candidate, peer identity.Peer) (err error) {
 			who = c
 			if rule, err = rules.write(c.Name); err != nil {
-				err = fmt.Errorf("%s has certificate %s, but its rule was not written; write it with: penstock pair allow %s %v%s: %w",
+				err = fmt.Errorf("%s has certificate %s, but its rule was not written; write it with: penstock pair "+
+					"allow %s %v%s: %w",
 					c.Name, peer.Serial, c.Name, rules.rights, p.dirFlag(), err)
 			}
 			return err
@@ -106,7 +110,8 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 			mu.Lock()
 			defer mu.Unlock()
 			p.print(s, pairEvent{Event: "refused", Dir: dir, Authority: true, Candidate: candidateJSON(c), Why: why},
-				fmt.Sprintf("\nRefused %s at %s, which knows the code: %s\n  fingerprint  %s\n%s", c.Name, c.Address, why, grouped(c.Fingerprint), open))
+				fmt.Sprintf("\nRefused %s at %s, which knows the code: %s\n  fingerprint  %s\n%s", c.Name, c.Address,
+					why, grouped(c.Fingerprint), open))
 		},
 	})
 	if err != nil {
@@ -122,7 +127,8 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 	if p.only != "" {
 		name = " --name " + p.only
 	}
-	text += fmt.Sprintf("\nOn the other machine, within %v, run\n\n  penstock pair %s%s\n\nand give it this code when it asks:\n\n  %s\n\nThe code works once, %s. Waiting on %s.\n",
+	text += fmt.Sprintf("\nOn the other machine, within %v, run\n\n  penstock pair %s%s\n\nand give it this code "+
+		"when it asks:\n\n  %s\n\nThe code works once, %s. Waiting on %s.\n",
 		minutes(p.timeout), reach, name, e.Code, how, e.Listen)
 	if err := p.print(s, e, text); err != nil {
 		return err
@@ -132,7 +138,8 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("%w: no machine has joined and the code is void", errInterrupted)
 	case errors.Is(err, identity.ErrUnconfirmed):
-		return fmt.Errorf("%w; it has no rights here. If it is paired by its own words, give it some: penstock pair allow %s %v%s; else deny the certificate: penstock pair deny --serial %s%s",
+		return fmt.Errorf("%w; it has no rights here. If it is paired by its own words, give it some: penstock pair "+
+			"allow %s %v%s; else deny the certificate: penstock pair deny --serial %s%s",
 			err, peer.Name, rules.rights, p.dirFlag(), peer.Serial, p.dirFlag())
 	case err != nil:
 		return err
@@ -142,30 +149,40 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 	}
 	e = contentsEvent("paired", contents)
 	e.Peer, e.Candidate, e.Allowed = peerJSON(peer), candidateJSON(who), allowedJSON(rule)
-	return p.print(s, e, fmt.Sprintf("\nPaired: %s at %s has certificate %s %s\n        sha256 %s\n%s\n%s", peer.Name, who.Address, peer.Serial,
-		until(peer.NotAfter, time.Now()), peer.Fingerprint, p.mayHere(peer.Name, rule), nextCommands(contents.Self.Name, reach, p.identityFlag())))
+	return p.print(s, e, fmt.Sprintf("\nPaired: %s at %s has certificate %s %s\n        sha256 %s\n%s\n%s", peer.Name,
+		who.Address, peer.Serial,
+		until(peer.NotAfter, time.Now()), peer.Fingerprint, p.mayHere(peer.Name, rule),
+		nextCommands(contents.Self.Name, reach, p.identityFlag())))
 }
 
 const confirmQuestion = "Does the other machine show the same fingerprint? [y/N] "
 
-var errNotConfirmed = errors.New("not confirmed: no machine was paired. The machine that was refused knows the code, so it is void; run this again for a new one")
+var errNotConfirmed = errors.New("not confirmed: no machine was paired. The machine that was refused knows the code, " +
+	"so it is void; run this again for a new one")
 
 // confirmation is how a machine that knows the code is confirmed, and that in words.
-func (p *pairing) confirmation(s streams) (confirm func(context.Context, identity.Candidate) (bool, error), how string, err error) {
+func (p *pairing) confirmation(s streams) (confirm func(context.Context, identity.Candidate) (bool, error), how string,
+	err error) {
 	terminal := s.terminal()
 	switch {
 	case p.yes && p.fingerprint != "":
 		return nil, "", &usageError{errors.New("--yes and --fingerprint exclude each other")}
 	case p.yes:
-		return func(context.Context, identity.Candidate) (bool, error) { return true, nil }, "for the first machine that gives it (--yes)", nil
+		return func(context.Context, identity.Candidate) (bool, error) {
+			return true, nil
+		}, "for the first machine that gives it (--yes)", nil
 	case p.fingerprint != "":
 		want := strings.ToLower(strings.Join(strings.Fields(p.fingerprint), ""))
 		if len(want) != 64 || strings.Trim(want, "0123456789abcdef") != "" {
-			return nil, "", &usageError{errors.New("--fingerprint: expected the 64 hexadecimal digits that \"penstock pair key\" prints on the other machine")}
+			return nil, "", &usageError{errors.New("--fingerprint: expected the 64 hexadecimal digits that " +
+				"\"penstock pair key\" prints on the other machine")}
 		}
-		return func(_ context.Context, c identity.Candidate) (bool, error) { return c.Fingerprint == want, nil }, "for the machine with the key of --fingerprint", nil
+		return func(_ context.Context, c identity.Candidate) (bool, error) {
+			return c.Fingerprint == want, nil
+		}, "for the machine with the key of --fingerprint", nil
 	case terminal == nil:
-		return nil, "", &usageError{errors.New("there is no terminal on which you could confirm the other machine; expected --fingerprint SHA256 (\"penstock pair key\" there prints it), or --yes")}
+		return nil, "", &usageError{errors.New("there is no terminal on which you could confirm the other machine; " +
+			"expected --fingerprint SHA256 (\"penstock pair key\" there prints it), or --yes")}
 	}
 	return func(ctx context.Context, _ identity.Candidate) (bool, error) {
 		line, err := askLine(ctx, terminal, confirmQuestion, true)
@@ -205,8 +222,8 @@ func minutes(d time.Duration) string {
 	return s
 }
 
-// nextCommands says what to do when two machines are paired. The first machine is the one that serves.
-// identity is the flag that the first one needs here, if any.
+// nextCommands says what to do when two machines are paired. The first machine is the one that
+// serves. identity is the flag that the first one needs here, if any.
 func nextCommands(first, reach, identity string) string {
 	host, _, _ := net.SplitHostPort(reach)
 	at := net.JoinHostPort(host, "7070")
@@ -221,7 +238,8 @@ func (p *pairing) dirFlag() string {
 	return " --dir " + p.dir
 }
 
-// identityFlag is what other commands need on this machine to use the identity, with a space before it; "" if it is the user's own.
+// identityFlag is what other commands need on this machine to use the identity, with a space before
+// it; "" if it is the user's own.
 func (p *pairing) identityFlag() string {
 	if p.dir == "" {
 		return ""
@@ -267,7 +285,8 @@ func nodeName(host string) (string, error) {
 	return n, nil
 }
 
-// reach is the address to print: what --address says, or the host of --listen, or an address of this machine.
+// reach is the address to print: what --address says, or the host of --listen, or an address of
+// this machine.
 func (p *pairing) reach(host string, at net.Addr) (string, error) {
 	_, port, err := net.SplitHostPort(at.String())
 	if err != nil {
@@ -293,7 +312,8 @@ func (p *pairing) reach(host string, at net.Addr) (string, error) {
 	return net.JoinHostPort(outward(addrs), port), nil
 }
 
-// outward is the address that most likely can be reached: IPv4 before IPv6, loopback if there is nothing else.
+// outward is the address that most likely can be reached: IPv4 before IPv6, loopback if there is
+// nothing else.
 func outward(addrs []net.Addr) string {
 	best, rank := "127.0.0.1", 0
 	for _, a := range addrs {

@@ -16,9 +16,11 @@ func (p *pairing) codeFlag(c *cobra.Command) {
 	c.Flags().StringVar(&p.code, "code", "", "`FILE` with the code, or - for standard input (default: asks for it)")
 }
 
-var errCodeInArguments = &usageError{errors.New("there is a code in the arguments, where every user of this machine can see it, so it is burned. " +
+var errCodeInArguments = &usageError{errors.New("there is a code in the arguments, where every user of this machine " +
+	"can see it, so it is burned. " +
 	"End \"penstock pair --listen\" on the other machine with Ctrl-C and run it again for a new code. " +
-	"Here run: penstock pair ADDRESS, which asks for the code, or reads it from --code FILE or --code - (standard input)")}
+	"Here run: penstock pair ADDRESS, which asks for the code, or reads it from --code FILE or --code - " +
+	"(standard input)")}
 
 // noCode refuses arguments with a code in them, and more than one argument.
 func noCode(args []string) error {
@@ -43,7 +45,8 @@ func (p *pairing) readCode(ctx context.Context, s streams, address string) (stri
 		return strings.TrimSpace(string(b)), nil
 	case p.code != "":
 		if fi, err := os.Stat(p.code); err == nil && fi.Mode().Perm()&0o077 != 0 {
-			fmt.Fprintf(s.err, "warning: others can read %s (mode %04o), and it holds the code\n", p.code, fi.Mode().Perm())
+			fmt.Fprintf(s.err, "warning: others can read %s (mode %04o), and it holds the code\n", p.code,
+				fi.Mode().Perm())
 		}
 		b, err := readSmall(s, p.code)
 		if err != nil {
@@ -53,7 +56,8 @@ func (p *pairing) readCode(ctx context.Context, s streams, address string) (stri
 	}
 	terminal := s.terminal()
 	if terminal == nil {
-		return "", &usageError{errors.New("there is no terminal to ask for the code on; expected --code FILE, or --code - for standard input")}
+		return "", &usageError{errors.New("there is no terminal to ask for the code on; expected --code FILE, or " +
+			"--code - for standard input")}
 	}
 	line, err := askLine(ctx, terminal, fmt.Sprintf("The code that %s printed (it is not shown): ", address), false)
 	return strings.TrimSpace(line), err
@@ -128,7 +132,8 @@ type grant struct {
 	leave  bool // no rule is written
 }
 
-// grant is what the flags say. Rights that the flag names replace those of a rule; the default does not.
+// grant is what the flags say. Rights that the flag names replace those of a rule; the default does
+// not.
 func (p *pairing) grant(c *cobra.Command) (g grant, err error) {
 	if g.rights, err = identity.ParseRights(p.allow); err != nil {
 		return g, &usageError{fmt.Errorf("--allow: %w", err)}
@@ -151,7 +156,8 @@ func (g grant) preview(name string) (identity.Rule, error) {
 	case ok && (g.keep || g.leave):
 		return rule, nil
 	case ok && rule.Pattern != name && rule.Rights != g.rights:
-		return rule, fmt.Errorf("--allow %v: %s gets %s here; change that rule first, or leave --allow out", g.rights, name, ruleWords(rule))
+		return rule, fmt.Errorf("--allow %v: %s gets %s here; change that rule first, or leave --allow out", g.rights,
+			name, ruleWords(rule))
 	}
 	return identity.Rule{Pattern: name, Rights: g.rights}, nil
 }
@@ -175,5 +181,6 @@ func allowedJSON(r identity.Rule) *allowed { return &allowed{r.Pattern, r.Rights
 
 // mayHere says what a machine may do here now, and how to change it.
 func (p *pairing) mayHere(name string, r identity.Rule) string {
-	return fmt.Sprintf("%s may do here: %s\nChange it with: penstock pair allow %s RIGHTS%s\n", name, ruleWords(r), name, p.dirFlag())
+	return fmt.Sprintf("%s may do here: %s\nChange it with: penstock pair allow %s RIGHTS%s\n", name, ruleWords(r),
+		name, p.dirFlag())
 }

@@ -113,7 +113,8 @@ hides is refused. Programs that run take it up within a second.
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) < 2:
-				return &usageError{errors.New("expected the name of a node and its rights: read, write, list, status with commas between them; all; none")}
+				return &usageError{errors.New("expected the name of a node and its rights: read, write, list, status " +
+					"with commas between them; all; none")}
 			case len(args) > 2:
 				return &usageError{fmt.Errorf("unexpected argument %q", args[2])}
 			}
@@ -138,7 +139,8 @@ hides is refused. Programs that run take it up within a second.
 			if err != nil {
 				return err
 			}
-			return p.print(s, contentsEvent("allowed", c), fmt.Sprintf("The rules are now, and the first that matches holds:\n\n%v", c.Rules))
+			return p.print(s, contentsEvent("allowed", c),
+				fmt.Sprintf("The rules are now, and the first that matches holds:\n\n%v", c.Rules))
 		},
 	}
 	p.flags(c)
@@ -175,7 +177,9 @@ have files of their own: run it there too (docs/security.md).`,
 			if err != nil {
 				return err
 			}
-			return p.print(s, contentsEvent("denied", c), fmt.Sprintf("The rules are now:\n\n%v\nOther machines have rules of their own: run this there too.\n", rules))
+			return p.print(s, contentsEvent("denied", c),
+				fmt.Sprintf("The rules are now:\n\n%v\nOther machines have rules of their own: run this there too.\n",
+					rules))
 		},
 	}
 	p.flags(c)

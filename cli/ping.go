@@ -115,7 +115,8 @@ func runPing(ctx context.Context, s streams, o pingOptions, addr string) error {
 		return err
 	}
 	defer c.close()
-	r := pingReport{Addr: c.addr, Peer: nameOf(c.peer), SameHost: c.peer.SameHost(), Security: c.peer.Security().String(), Connect: time.Since(begin).Seconds()}
+	r := pingReport{Addr: c.addr, Peer: nameOf(c.peer), SameHost: c.peer.SameHost(),
+		Security: c.peer.Security().String(), Connect: time.Since(begin).Seconds()}
 	if r.Control, err = timed(o.count, func() error { return roundTrip(ctx, c.peer) }); err != nil {
 		return err
 	}
@@ -132,7 +133,8 @@ func runPing(ctx context.Context, s streams, o pingOptions, addr string) error {
 	return r.print(s.out)
 }
 
-// roundTrip is a request and its answer. No node has the service: that it says so is the answer, which takes no right in particular.
+// roundTrip is a request and its answer. No node has the service: that it says so is the answer,
+// which takes no right in particular.
 func roundTrip(ctx context.Context, p *transfer.Peer) error {
 	_, err := p.Call(ctx, "ping", nil)
 	if errors.Is(err, control.Unsupported) {
@@ -200,7 +202,8 @@ func (r *pingReport) print(w io.Writer) error {
 	}
 	field("path", fmt.Sprintf("%s: %s; %s, opened in %s", name, x.Why, x.Security, seconds(x.Open)))
 	field("latency", x.Latency.String())
-	field("cost", fmt.Sprintf("each byte is copied %s in user space and %s in the kernel", times(x.UserCopies), times(x.KernelCopies)))
+	field("cost", fmt.Sprintf("each byte is copied %s in user space and %s in the kernel", times(x.UserCopies),
+		times(x.KernelCopies)))
 	for _, c := range x.Candidates {
 		text := "not taken: " + c.Reason
 		switch {

@@ -28,7 +28,8 @@ func TestPing(t *testing.T) {
 	write(t, filepath.Join(dir, "a"), []byte("a"))
 	_, addr := serve(t, dir)
 	r := ping(t, addr)
-	if r.Addr != "tcp://"+addr || r.Peer == "" || !r.SameHost || r.Refused != "" || r.Path == nil || r.Path.Name != "shm" || r.Path.UserCopies != 1 || r.Path.KernelCopies != 0 ||
+	if r.Addr != "tcp://"+addr || r.Peer == "" || !r.SameHost || r.Refused != "" || r.Path == nil ||
+		r.Path.Name != "shm" || r.Path.UserCopies != 1 || r.Path.KernelCopies != 0 ||
 		r.Path.Latency.Count != 7 || r.Path.Latency.P50 <= 0 || !strings.Contains(r.Path.Why, "lowest expected time") {
 		t.Errorf("%+v, %+v", r, r.Path)
 	}
@@ -46,7 +47,8 @@ func TestPing(t *testing.T) {
 		t.Errorf("over tcp: %+v", r.Path)
 	}
 	out, _ := run(t, 0, "", "ping", addr, "--count", "3")
-	for _, want := range []string{"control      p50 ", "path         shm: lowest expected time", "latency      p50 ", "copied once in user space", "\n  tcp  ", "\n  verbs  "} {
+	for _, want := range []string{"control      p50 ", "path         shm: lowest expected time", "latency      p50 ",
+		"copied once in user space", "\n  tcp  ", "\n  verbs  "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -61,16 +63,19 @@ func TestPing(t *testing.T) {
 func TestPingRights(t *testing.T) {
 	dirs := identities(t, "reader", "lister", "stranger")
 	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow reader read\nallow lister list\n"))
-	p := proc.Start(t, program("serve", t.TempDir(), "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"], "--policy", policy))
+	p := proc.Start(t, program("serve", t.TempDir(), "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"],
+		"--policy", policy))
 	m, err := p.WaitLine(limit(t), servedNamed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := ping(t, m[1], "--identity", dirs["reader"], "--path", "tcp")
-	if r.Peer != "server" || r.Security != "encrypted" || r.Path == nil || r.Path.Name != "tcp" || r.Path.Security != r.Security {
+	if r.Peer != "server" || r.Security != "encrypted" || r.Path == nil || r.Path.Name != "tcp" ||
+		r.Path.Security != r.Security {
 		t.Errorf("%+v, %+v", r, r.Path)
 	}
-	if r = ping(t, m[1], "--identity", dirs["lister"]); r.Path != nil || !strings.Contains(r.Refused, "may list on this node") {
+	if r = ping(t, m[1], "--identity", dirs["lister"]); r.Path != nil ||
+		!strings.Contains(r.Refused, "may list on this node") {
 		t.Errorf("of a peer that may list: %+v", r)
 	}
 	out, _ := run(t, 0, "path         none opens: ", "ping", m[1], "--identity", dirs["lister"])

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 )
 
-// tunnel brings connections to an address of this machine to another one, as "ssh -L" does. Those beyond most hang.
+// tunnel brings connections to an address of this machine to another one, as "ssh -L" does. Those
+// beyond most hang.
 func tunnel(t *testing.T, to string, most int64) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.9:0")
@@ -84,7 +85,8 @@ func TestFilesThroughATunnel(t *testing.T) {
 	}
 }
 
-// What lets one connection through and no second one is named, with its address, once a dial was not answered.
+// What lets one connection through and no second one is named, with its address, once a dial was
+// not answered.
 func TestGetWithoutAWay(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "one"), content(1<<20, 9))
@@ -92,7 +94,8 @@ func TestGetWithoutAWay(t *testing.T) {
 	addr := tunnel(t, to, 1)
 	start := time.Now()
 	out, errOut, status := penstock(t, "get", addr+"/one", "-o", filepath.Join(dir, "there"), "--path", "tcp,verbs")
-	if text := out + errOut; status != exitUnreachable || !strings.Contains(text, "tcp: dial "+addr) || strings.Contains(text, "verbs:") || time.Since(start) > 30*time.Second {
+	if text := out + errOut; status != exitUnreachable || !strings.Contains(text, "tcp: dial "+addr) ||
+		strings.Contains(text, "verbs:") || time.Since(start) > 30*time.Second {
 		t.Errorf("status %d after %v: %s", status, time.Since(start), text)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "there")); err == nil {
@@ -102,7 +105,8 @@ func TestGetWithoutAWay(t *testing.T) {
 
 // TestListenAddresses: what serve listens on is what it was given.
 func TestListenAddresses(t *testing.T) {
-	for given, want := range map[string]string{"127.0.0.1:0": `tcp://127\.0\.0\.1:\d+`, "0.0.0.0:0": `tcp://0\.0\.0\.0:\d+`, ":0": `tcp://\[::\]:\d+`, "localhost:0": `tcp://127\.0\.0\.1:\d+`} {
+	for given, want := range map[string]string{"127.0.0.1:0": `tcp://127\.0\.0\.1:\d+`,
+		"0.0.0.0:0": `tcp://0\.0\.0\.0:\d+`, ":0": `tcp://\[::\]:\d+`, "localhost:0": `tcp://127\.0\.0\.1:\d+`} {
 		p := proc.Start(t, program("serve", t.TempDir(), "--insecure", "--listen", given))
 		if _, err := p.WaitLine(limit(t), regexp.MustCompile(want)); err != nil {
 			t.Errorf("%s: %v: %s", given, err, p.Output())

@@ -77,7 +77,8 @@ command ends early, the same command goes on from there, but for the standard in
 		},
 		ValidArgsFunction: func(c *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 			n := len(args)
-			if t, err := parseTarget(typed); n > 0 && err == nil && !isHere(typed) && (t.name != "" || strings.HasSuffix(typed, "/")) {
+			if t, err := parseTarget(typed); n > 0 && err == nil && !isHere(typed) &&
+				(t.name != "" || strings.HasSuffix(typed, "/")) {
 				return completeRemote(s, &o.clientFlags, n)(c, args, typed)
 			}
 			if n > 1 && !isHere(args[n-1]) { // an address, or nothing that put takes
@@ -93,10 +94,14 @@ command ends early, the same command goes on from there, but for the standard in
 	f := c.Flags()
 	f.BoolVar(&o.noResume, "no-resume", false, "begin anew, whatever an earlier attempt has left at the peer")
 	f.BoolVarP(&o.force, "force", "f", false, "replace what the peer has under the name, when everything is there")
-	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be put, by the names and contents that the peer has: it may refuse more")
-	f.StringVar(&o.digest, "digest", "", "have the peer compare the SHA-256, and print that of one file; with =`HEX`, of one file, send nothing unless it is that one")
+	f.BoolVarP(&o.dryRun, "dry-run", "n", false,
+		"only say what would be put, by the names and contents that the peer has: it may refuse more")
+	f.StringVar(&o.digest, "digest", "",
+		"have the peer compare the SHA-256, and print that of one file; with =`HEX`, of one file, send nothing "+
+			"unless it is that one")
 	f.Lookup("digest").NoOptDefVal = "print"
-	f.IntVar(&o.parallel, "parallel", 0, "how many files to put at once, 60 at most; 0: 4 large ones and, beside them, 16 of up to 256 KiB")
+	f.IntVar(&o.parallel, "parallel", 0,
+		"how many files to put at once, 60 at most; 0: 4 large ones and, beside them, 16 of up to 256 KiB")
 	return c
 }
 
@@ -133,7 +138,8 @@ func runPut(ctx context.Context, s streams, o putOptions, sources []string, t ta
 	stdin := slices.Contains(sources, standardInput)
 	switch {
 	case stdin && several:
-		return &usageError{errors.New("- is the standard input: expected no other source, no --include, no --exclude and no --dry-run beside it")}
+		return &usageError{errors.New("- is the standard input: expected no other source, no --include, no --exclude " +
+			"and no --dry-run beside it")}
 	case o.dryRun && o.digest != "":
 		return &usageError{errors.New("--dry-run and --digest: what is not put has no SHA-256 at the peer")}
 	case stdin && (t.name == "" || strings.HasSuffix(t.name, "/")):
@@ -180,14 +186,16 @@ func runPut(ctx context.Context, s streams, o putOptions, sources []string, t ta
 }
 
 func notPlain(file string) error {
-	return &worded{fmt.Sprintf("%s is no plain file and no directory: put - reads what comes out of a pipe or a device", share.Printable(file)), share.ErrUnsafe}
+	return &worded{fmt.Sprintf("%s is no plain file and no directory: put - reads what comes out of a pipe or a device",
+		share.Printable(file)), share.ErrUnsafe}
 }
 
 // treeSources says which names files and directories get below name; put's help has the rules.
 func treeSources(sources []string, name string) (out []share.TreeSource, err error) {
 	under := name == "" || strings.HasSuffix(name, "/")
 	if len(sources) > 1 && !under {
-		return nil, &usageError{fmt.Errorf("several sources go into a directory of the peer: expected a name that ends with a slash, %s/", share.Printable(name))}
+		return nil, &usageError{fmt.Errorf("several sources go into a directory of the peer: expected a name that "+
+			"ends with a slash, %s/", share.Printable(name))}
 	}
 	for _, s := range sources {
 		fi, err := os.Stat(s)
@@ -212,7 +220,8 @@ func treeSources(sources []string, name string) (out []share.TreeSource, err err
 	return out, nil
 }
 
-// spool copies what in has, which is called name, into a file without a name, for what is uploaded has a size and is mapped.
+// spool copies what in has, which is called name, into a file without a name, for what is uploaded
+// has a size and is mapped.
 func spool(ctx context.Context, in io.Reader, name string) (*os.File, error) {
 	f, err := os.CreateTemp("", "penstock-put-")
 	if err != nil {
@@ -235,7 +244,8 @@ func spool(ctx context.Context, in io.Reader, name string) (*os.File, error) {
 	if err != nil {
 		f.Close()
 		if ctx.Err() == nil {
-			err = &worded{fmt.Sprintf("%s, on its way to a file in %s (TMPDIR names another directory): %v", name, os.TempDir(), err), err}
+			err = &worded{fmt.Sprintf("%s, on its way to a file in %s (TMPDIR names another directory): %v", name,
+				os.TempDir(), err), err}
 		}
 		return nil, err
 	}
@@ -278,7 +288,8 @@ func (c *client) upload(ctx context.Context, s streams, d *display, o putOptions
 	if err != nil {
 		if wrong, ok := errors.AsType[*share.DigestError](err); ok {
 			r.SHA256 = hex.EncodeToString(wrong.Got[:])
-			return &worded{fmt.Sprintf("%s: the SHA-256 is %s, which is not the expected one; nothing was sent", share.Printable(file), r.SHA256), err}
+			return &worded{fmt.Sprintf("%s: the SHA-256 is %s, which is not the expected one; nothing was sent",
+				share.Printable(file), r.SHA256), err}
 		}
 		if in := c.putInWords(o, name, err); in != err {
 			return in
@@ -299,7 +310,8 @@ func (c *client) putInWords(o putOptions, name string, err error) error {
 	switch {
 	case errors.Is(err, share.ErrExists) && strings.HasSuffix(err.Error(), " is a directory"): // so the peer says
 		dir := share.Printable(name)
-		return &worded{fmt.Sprintf("%s exists already as a directory of the peer: %s/%s/ puts the file into it", dir, c.addr, dir), err}
+		return &worded{fmt.Sprintf("%s exists already as a directory of the peer: %s/%s/ puts the file into it", dir,
+			c.addr, dir), err}
 	case errors.Is(err, share.ErrExists) && !o.force:
 		return &worded{fmt.Sprintf("the peer has %s already: --force replaces it", share.Printable(name)), err}
 	case takesNothing(err):
@@ -319,7 +331,8 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 	if r.Name != "" {
 		to += "/" + share.Printable(r.Name)
 	}
-	opt := share.TreeOptions{Overwrite: o.force, NoResume: o.noResume, Digest: o.digest != "", Filter: &o.filter, Parallel: o.parallel, DryRun: o.dryRun, Progress: c.progressOfMany(d, to)}
+	opt := share.TreeOptions{Overwrite: o.force, NoResume: o.noResume, Digest: o.digest != "", Filter: &o.filter,
+		Parallel: o.parallel, DryRun: o.dryRun, Progress: c.progressOfMany(d, to)}
 	opt.OnFile = func(f share.MirrorFile) {
 		if isLost(f.Err) || takesNothing(f.Err) { // with all that are left: one line at the end says so
 			return
@@ -340,7 +353,8 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 	if o.dryRun {
 		sent = "would be sent"
 	}
-	text := fmt.Sprintf("%s: %s %s (%s), %d kept", to, count(u.Sent, "file", "files"), sent, formatBytes(u.Moved), u.Kept)
+	text := fmt.Sprintf("%s: %s %s (%s), %d kept", to, count(u.Sent, "file", "files"), sent, formatBytes(u.Moved),
+		u.Kept)
 	if u.LeftOut > 0 {
 		text += fmt.Sprintf(", %d left out", u.LeftOut)
 	}
@@ -350,7 +364,8 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 	d.say("%s", text)
 	switch {
 	case err == nil && u.LeftOut > 0:
-		return fmt.Errorf("%s left out: links, pipes and devices are not put; --exclude PATTERN leaves them out without a failure", count(u.LeftOut, "file was", "files were"))
+		return fmt.Errorf("%s left out: links, pipes and devices are not put; --exclude PATTERN leaves them out "+
+			"without a failure", count(u.LeftOut, "file was", "files were"))
 	case err != nil && errors.Is(err, ctx.Err()) && !o.dryRun:
 		return &worded{"the same command goes on from there", err}
 	case takesNothing(err):
@@ -359,7 +374,8 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 	return allFailed(farDisk(err), u.Failures)
 }
 
-// farDisk tells a peer's disk from this machine's: for the exit status, a peer without room is one to ask again later.
+// farDisk tells a peer's disk from this machine's: for the exit status, a peer without room is one
+// to ask again later.
 func farDisk(err error) error {
 	if errors.Is(err, share.ErrNoSpace) || errors.Is(err, share.ErrBusy) {
 		return &busyPeer{err}
@@ -367,7 +383,8 @@ func farDisk(err error) error {
 	return err
 }
 
-// busyPeer is an error about the peer's disk, although the error itself reads like one about a disk of this machine.
+// busyPeer is an error about the peer's disk, although the error itself reads like one about a disk
+// of this machine.
 type busyPeer struct{ err error }
 
 func (e *busyPeer) Error() string { return e.err.Error() }

@@ -85,11 +85,13 @@ func TestPutTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, addr := serve(t, root, "--writable", "--hidden")
-	out, errOut := run(t, exitFailure, "tcp://"+addr+": 3 files sent (3.0 kB), 0 kept, 1 left out\n", "put", local, addr, "--exclude", "*.tmp", "--parallel", "1")
+	out, errOut := run(t, exitFailure, "tcp://"+addr+": 3 files sent (3.0 kB), 0 kept, 1 left out\n", "put", local,
+		addr, "--exclude", "*.tmp", "--parallel", "1")
 	if out != fmt.Sprintf("put %[1]s/a, 1.0 kB\nput %[1]s/sub/.dot, 0 B\nput %[1]s/sub/b, 2.0 kB\n", local) {
 		t.Errorf("put prints %q", out)
 	}
-	for _, want := range []string{"skip " + local + "/link: ", "it is a symbolic link", "1 file was left out: links, pipes and devices are not put"} {
+	for _, want := range []string{"skip " + local + "/link: ", "it is a symbolic link",
+		"1 file was left out: links, pipes and devices are not put"} {
 		if !strings.Contains(errOut, want) {
 			t.Errorf("put does not say %q: %s", want, errOut)
 		}
@@ -106,7 +108,8 @@ func TestPutTree(t *testing.T) {
 	write(t, filepath.Join(local, "a"), content(1000, 3))
 	out, errOut = run(t, exitExists, "", "put", local, addr, "--exclude", "link", "--json")
 	all, last := events(t, out)
-	if last.Event != "result" || *last.OK || *last.Sent != 1 || *last.Kept != 2 || *last.Failed != 1 || *last.LeftOut != 0 || last.File != local || *last.Bytes != 0 {
+	if last.Event != "result" || *last.OK || *last.Sent != 1 || *last.Kept != 2 || *last.Failed != 1 ||
+		*last.LeftOut != 0 || last.File != local || *last.Bytes != 0 {
 		t.Errorf("%s%s", out, errOut)
 	}
 	actions := map[string]string{}
@@ -122,7 +125,8 @@ func TestPutTree(t *testing.T) {
 		t.Errorf("actions %s", got)
 	}
 	same(t, filepath.Join(root, "run7/a"), a)
-	run(t, 0, "1 file sent (1.0 kB), 0 kept", "put", local, addr, "--include", "/a", "--exclude", "*", "--force", "--digest")
+	run(t, 0, "1 file sent (1.0 kB), 0 kept", "put", local, addr, "--include", "/a", "--exclude", "*", "--force",
+		"--digest")
 	same(t, filepath.Join(root, "run7/a"), content(1000, 3))
 
 	run(t, exitUsage, "expected a name that ends with a slash, x/", "put", local, local+"/a", addr+"/x")
@@ -133,8 +137,8 @@ func TestPutTree(t *testing.T) {
 	run(t, exitNotPermitted, "takes no files: that needs penstock serve DIR --writable", "put", local, addr)
 }
 
-// On a terminal put of a directory has one line. When the peer is lost, it ends with one error, not one for each file.
-// A dry run says what put does then, and puts nothing.
+// On a terminal put of a directory has one line. When the peer is lost, it ends with one error, not
+// one for each file. A dry run says what put does then, and puts nothing.
 func TestPutDryRun(t *testing.T) {
 	root, local := t.TempDir(), filepath.Join(t.TempDir(), "run7")
 	for i, n := range []string{"a", "b", "sub/c", "sub/empty", "large"} {
@@ -150,9 +154,12 @@ func TestPutDryRun(t *testing.T) {
 		want, after string
 		args        []string
 	}{
-		{exitExists, "would fail run7/sub/c: the peer has run7/sub/c already: --force replaces it\nwould fail run7/sub/empty: the peer has run7/sub/empty already: --force replaces it\n" +
-			"would put run7/a, 0 B\nwould put run7/large, 1.0 MB\n", "2 files would be sent (1.0 MB), 1 kept, 2 FAILED", []string{"run7", addr, "-n"}},
-		{0, "would put run7/a, 0 B\nwould put run7/b, 1.0 kB\nwould put run7/large, 1.0 MB\nwould put run7/sub/c, 32.0 kB\nwould put run7/sub/empty, 243.0 kB\n", "5 files would be sent (1.3 MB), 0 kept",
+		{exitExists, "would fail run7/sub/c: the peer has run7/sub/c already: --force replaces it\nwould fail " +
+			"run7/sub/empty: the peer has run7/sub/empty already: --force replaces it\n" +
+			"would put run7/a, 0 B\nwould put run7/large, 1.0 MB\n", "2 files would be sent (1.0 MB), 1 kept, 2 FAILED",
+			[]string{"run7", addr, "-n"}},
+		{0, "would put run7/a, 0 B\nwould put run7/b, 1.0 kB\nwould put run7/large, 1.0 MB\nwould put run7/sub/c, " +
+			"32.0 kB\nwould put run7/sub/empty, 243.0 kB\n", "5 files would be sent (1.3 MB), 0 kept",
 			[]string{"run7", addr, "--dry-run", "--force"}},
 		{0, "would put run7/large, 1.0 MB\n", "1 file would be sent (1.0 MB), 0 kept", []string{"run7/large", addr + "/new", "-n"}},
 		{0, "", "0 files would be sent (0 B), 1 kept", []string{"run7/b", addr + "/run7/", "-n"}},
@@ -190,7 +197,8 @@ func TestPutTreeLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, err := p.Wait(limit(t))
-	if text := p.Output(); err != nil || e.Code != exitUnreachable || !strings.Contains(text, " FAILED") || strings.Contains(text, "fail "+local) || strings.Contains(text, "put "+local) {
+	if text := p.Output(); err != nil || e.Code != exitUnreachable || !strings.Contains(text, " FAILED") ||
+		strings.Contains(text, "fail "+local) || strings.Contains(text, "put "+local) {
 		t.Errorf("%v, %v: %s", e, err, text)
 	}
 }
@@ -217,7 +225,8 @@ func TestPutStandardInput(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		if _, last := events(t, out); last.Name != "sub/x" || last.File != "-" || *last.Bytes != uint64(len(in)) || len(last.SHA256) != 64 {
+		if _, last := events(t, out); last.Name != "sub/x" || last.File != "-" || *last.Bytes != uint64(len(in)) ||
+			len(last.SHA256) != 64 {
 			t.Errorf("%s", out)
 		}
 		same(t, filepath.Join(root, "sub/x"), in)
@@ -253,7 +262,8 @@ func TestMirrorPatterns(t *testing.T) {
 	}
 	_, addr := serve(t, dir)
 	run(t, 0, "1 file fetched", "mirror", addr, dst, "--exclude", "logs/", "--include", "*.bin", "--exclude", "*")
-	run(t, 0, "1 file fetched (10 B), 1 kept", "mirror", addr, dst, "--include", "*.bin", "--exclude", "*", "--exclude", "logs")
+	run(t, 0, "1 file fetched (10 B), 1 kept", "mirror", addr, dst, "--include", "*.bin", "--exclude", "*", "--exclude",
+		"logs")
 	if got := below(t, dst); got != ".penstock-mirror a.bin logs/x.bin" {
 		t.Error(got)
 	}
@@ -266,7 +276,8 @@ func TestMirrorPatterns(t *testing.T) {
 	run(t, exitUsage, `--exclude a[: share: bad pattern: "a["`, "mirror", addr, dst, "--exclude", "a[")
 }
 
-// A limit holds: what is more than may go at once takes its time, and no scheduling makes that shorter.
+// A limit holds: what is more than may go at once takes its time, and no scheduling makes that
+// shorter.
 func TestLimit(t *testing.T) {
 	root, dst := t.TempDir(), t.TempDir()
 	const size, rate, burst = 1 << 20, 4 << 20, 4 << 20 / 50 // sched.Limits.Burst
@@ -311,7 +322,8 @@ func TestAllFailed(t *testing.T) {
 	for _, c := range []struct {
 		failures []share.MirrorFile
 		want     int
-	}{{nil, exitExists}, {[]share.MirrorFile{exists, exists}, exitExists}, {[]share.MirrorFile{exists, other}, exitFailure}} {
+	}{{nil, exitExists}, {[]share.MirrorFile{exists, exists}, exitExists},
+		{[]share.MirrorFile{exists, other}, exitFailure}} {
 		if got := exitStatus(allFailed(share.ErrExists, c.failures)); got != c.want {
 			t.Errorf("%v: %d", c.failures, got)
 		}

@@ -69,12 +69,14 @@ func TestReadmeMovesAModel(t *testing.T) {
 		}
 		runSpec(t, spec)
 	}
-	for _, name := range []string{"model.safetensors", "models/copies/model.safetensors", "models/copies/llama/model.safetensors", "copy/llama/model.safetensors", "copy/copies/model.safetensors"} {
+	for _, name := range []string{"model.safetensors", "models/copies/model.safetensors",
+		"models/copies/llama/model.safetensors", "copy/llama/model.safetensors", "copy/copies/model.safetensors"} {
 		same(t, filepath.Join(dir, name), model)
 	}
 }
 
-// The file and the commands that receive packets do so, but for the address; the counts at the end are those that the README shows.
+// The file and the commands that receive packets do so, but for the address; the counts at the end
+// are those that the README shows.
 func TestReadmeReceivesPackets(t *testing.T) {
 	commands := readmeCommands(t, "Receive packets")
 	blocks := readmeBlocks(t, "Receive packets")
@@ -100,7 +102,8 @@ func TestReadmeReceivesPackets(t *testing.T) {
 	if _, err := conn.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.WaitLine(limit(t), regexp.MustCompile(`port in [1-9]`)); err != nil { // the interval in which it came
+	if _, err := p.WaitLine(limit(t), regexp.MustCompile(`port in [1-9]`)); err != nil {
+		// the interval in which it came
 		t.Fatal(err)
 	}
 	if err := p.Signal(os.Interrupt); err != nil {
@@ -132,7 +135,8 @@ func TestReadmeBringsDAQIRI(t *testing.T) {
 		spec.Dir = dir
 		out[i] = runSpec(t, spec)
 	}
-	for i, want := range []string{"nothing to say", "socket_bench_server: udp_server", `1000 sent = \d+ received \+ \d+ lost`, "penstock:"} {
+	for i, want := range []string{"nothing to say", "socket_bench_server: udp_server",
+		`1000 sent = \d+ received \+ \d+ lost`, "penstock:"} {
 		if !regexp.MustCompile(want).MatchString(out[i]) {
 			t.Errorf("penstock %s: %q is not in its output:\n%s", commands[i], want, out[i])
 		}

@@ -14,9 +14,10 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// A recording is what a user's terminal shows of a session: commands of the real program on a real pseudo-terminal, and what was
-// on the screen at their end, or at the moment that the text names. Those in docs/recordings are written with -update; without
-// it the test compares what does not change from run to run.
+// A recording is what a user's terminal shows of a session: commands of the real program on a real
+// pseudo-terminal, and what was on the screen at their end, or at the moment that the text names.
+// Those in docs/recordings are written with -update; without it the test compares what does not
+// change from run to run.
 type recording struct {
 	t    *testing.T
 	dir  string // working directory of all commands
@@ -121,7 +122,8 @@ var masks = []struct {
 	{regexp.MustCompile(`trying again: .*`), "trying again: CAUSE"},
 	{regexp.MustCompile(`over (tcp|shm)`), "over PATH"},
 	{regexp.MustCompile(`  (tcp|shm)\b`), ""},
-	{regexp.MustCompile(`AF_XDP +XDP of the driver +metadata`), "AF_XDP  XDP of the driver  metadata"}, // as wide as what this kernel's drivers declare
+	// as wide as what this kernel's drivers declare
+	{regexp.MustCompile(`AF_XDP +XDP of the driver +metadata`), "AF_XDP  XDP of the driver  metadata"},
 	{regexp.MustCompile(`native +basic redirect.*`), "native  basic redirect"},
 	{regexp.MustCompile(`\b[0-9a-f]{8}( [0-9a-f]{8}){7}\b`), "FINGERPRINT"},
 	{regexp.MustCompile(`(?m)^  [-\w]{68}$`), "  CODE"},
@@ -161,7 +163,8 @@ func (r *recording) finish(name string) {
 	file := filepath.Join("..", "docs", "recordings", name+".txt")
 	text := strings.ReplaceAll(r.text.String(), r.bin, "penstock")
 	if *update {
-		// What a session leaves on the screen has its pid and port: fixed ones keep the file the same.
+		// What a session leaves on the screen has its pid and port: fixed ones keep the file the
+		// same.
 		text = replaceAligned(text, `127\.0\.0\.1:\d+`, "127.0.0.1:7070")
 		text = replaceAligned(text, `penstock-\d+`, "penstock-4711")
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -199,13 +202,16 @@ func TestRecordingRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(r.dir, "pair.yaml"), []byte(regexp.MustCompile(`, share: \{path: .*?\}`).ReplaceAllString(string(text), "")))
-	p := proc.Start(t, proc.Spec{Path: r.bin, Args: []string{"run", "pair.yaml"}, Env: []string{"TERM=xterm", "NO_COLOR=1"}, Dir: r.dir, Columns: 80, Rows: 24})
+	write(t, filepath.Join(r.dir, "pair.yaml"),
+		[]byte(regexp.MustCompile(`, share: \{path: .*?\}`).ReplaceAllString(string(text), "")))
+	p := proc.Start(t, proc.Spec{Path: r.bin, Args: []string{"run", "pair.yaml"},
+		Env: []string{"TERM=xterm", "NO_COLOR=1"}, Dir: r.dir, Columns: 80, Rows: 24})
 	if _, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`^penstock run`)); err != nil {
 		t.Fatal(err)
 	}
 	ask(t, echo, 160)
-	screen, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(?s)^penstock run .*  server +in +0 +0 b/s +160 .*  answer +echo server/0 +0 +160 .*\n  no peer is connected; at tcp://\S+\n$`))
+	screen, err := p.Terminal().Wait(limit(t),
+		regexp.MustCompile(`(?s)^penstock run .*  server +in +0 +0 b/s +160 .*  answer +echo server/0 +0 +160 .*\n  no peer is connected; at tcp://\S+\n$`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +222,8 @@ func TestRecordingRun(t *testing.T) {
 	r.show("", screen)
 	r.say("q ends it")
 	r.end(p, "penstock run pair.yaml", 0)
-	all := regexp.MustCompile(`127\.\d+\.\d+\.\d+:53`).ReplaceAllString(r.text.String(), "127.0.0.1:53") // which belong to this process
+	// which belong to this process
+	all := regexp.MustCompile(`127\.\d+\.\d+\.\d+:53`).ReplaceAllString(r.text.String(), "127.0.0.1:53")
 	r.text.Reset()
 	r.text.WriteString(all)
 	r.finish("run")
@@ -246,7 +253,8 @@ func TestRecordingFiles(t *testing.T) {
 	r.finish("files")
 }
 
-// inTheMiddle starts a get of a large file and returns when a part of it is there. A get that was too fast is begun again.
+// inTheMiddle starts a get of a large file and returns when a part of it is there. A get that was
+// too fast is begun again.
 func (r *recording) inTheMiddle(addr, name string) (p *proc.Process, file string) {
 	r.t.Helper()
 	file = filepath.Join(r.dir, name)
@@ -351,7 +359,8 @@ func TestRecordingFullDisk(t *testing.T) {
 	}
 	_, addr := r.serve("served", "--listen", "tcp://127.0.0.1:0")
 	// A file system of 4 MiB, which goes away with the process.
-	p := r.startSpec(proc.Spec{Path: "unshare", Args: []string{"-m", "sh", "-c", `mount -t tmpfs -o size=4m tmpfs small || exit 77; "$@"; s=$?; ls small; exit $s`,
+	p := r.startSpec(proc.Spec{Path: "unshare", Args: []string{"-m", "sh", "-c",
+		`mount -t tmpfs -o size=4m tmpfs small || exit 77; "$@"; s=$?; ls small; exit $s`,
 		"sh", r.bin, "get", addr + "/model.bin", "-o", "small/model.bin"}})
 	if e, err := p.Wait(limit(t)); err != nil || e.Code == 77 || e.Code == 1 {
 		testenv.Missing(t, "mounting a tmpfs", fmt.Errorf("%v, %v: %s", e, err, p.Output()))
@@ -366,7 +375,8 @@ func TestRecordingFullDisk(t *testing.T) {
 
 func TestRecordingHostileNames(t *testing.T) {
 	r := record(t)
-	_, addr := hostile(t, transfer.Options{}, map[string][]byte{"../../.bashrc": []byte("1"), "a\x1b[2Jb": []byte("22"), "/etc/passwd": []byte("333")})
+	_, addr := hostile(t, transfer.Options{}, map[string][]byte{"../../.bashrc": []byte("1"), "a\x1b[2Jb": []byte("22"),
+		"/etc/passwd": []byte("333")})
 	r.run(0, "ls", addr)
 	r.run(0, "get", addr+"/../../.bashrc")
 	r.run(0, "get", addr, "/etc/passwd")
@@ -390,7 +400,8 @@ func TestRecordingPair(t *testing.T) {
 	}
 	m := shown.FindStringSubmatch(text)
 	address, code := m[1], m[2]
-	r.say("on the first machine (here all of them are one machine with several identities: else --dir and --identity can be left out):")
+	r.say("on the first machine (here all of them are one machine with several identities: else --dir and --identity " +
+		"can be left out):")
 	r.show("penstock pair --listen 127.0.0.1:0 --dir id-first --name first", text)
 	second := r.start("pair", address, "--dir", "id-second", "--name", "second")
 	if _, err := second.Terminal().Wait(limit(t), regexp.MustCompile(`not shown`)); err != nil {

@@ -26,8 +26,8 @@ type status struct {
 // The least room that a name gets before others have to go.
 const leastName = 12
 
-// render is one line of at most width columns for a terminal. With less room it says less: first the path and the account of
-// bytes go, at last the name; the percentage stays.
+// render is one line of at most width columns for a terminal. With less room it says less: first
+// the path and the account of bytes go, at last the name; the percentage stays.
 func (s status) render(width int) string {
 	if width <= 0 {
 		return ""

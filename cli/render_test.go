@@ -15,12 +15,15 @@ var renderings = []struct {
 	title string
 	s     status
 }{
-	{"under way", status{what: "model-00001-of-00003.safetensors", done: 152_300_000, total: 354_800_000, rate: 1.234e9, eta: 12 * time.Second, hasETA: true, path: "shm"}},
+	{"under way", status{what: "model-00001-of-00003.safetensors", done: 152_300_000, total: 354_800_000, rate: 1.234e9,
+		eta: 12 * time.Second, hasETA: true, path: "shm"}},
 	{"resumed", status{what: "w", done: 152_300_000, total: 354_800_000, rate: 98e6, eta: 2 * time.Second, hasETA: true, path: "tcp", resumed: 50e6}},
 	{"stalled", status{what: "weights", done: 1, total: 10e9}},
 	{"reconnecting", status{what: "weights", done: 5e9, total: 10e9, problem: "connection lost, attempt 3"}},
-	{"files", status{what: "layers.11.mlp.up_proj.weight", done: 5e9, total: 10e9, rate: 2e9, eta: 2500 * time.Millisecond, hasETA: true, files: 12, filesOf: 148, path: "tcp"}},
-	{"failed", status{what: "layers.11.mlp.up_proj.weight", done: 5e9, total: 10e9, rate: 2e9, eta: 2500 * time.Millisecond, hasETA: true, files: 12, filesOf: 148, failed: 3}},
+	{"files", status{what: "layers.11.mlp.up_proj.weight", done: 5e9, total: 10e9, rate: 2e9,
+		eta: 2500 * time.Millisecond, hasETA: true, files: 12, filesOf: 148, path: "tcp"}},
+	{"failed", status{what: "layers.11.mlp.up_proj.weight", done: 5e9, total: 10e9, rate: 2e9,
+		eta: 2500 * time.Millisecond, hasETA: true, files: 12, filesOf: 148, failed: 3}},
 	{"empty", status{what: "nothing", hasETA: true}},
 	{"done", status{what: "x", done: 10, total: 10, hasETA: true, rate: 1e3}},
 }
@@ -51,7 +54,8 @@ func TestRenderGolden(t *testing.T) {
 	}
 }
 
-// Whatever there is to show and however narrow the terminal: never wider, and the percentage is there when it fits at all.
+// Whatever there is to show and however narrow the terminal: never wider, and the percentage is
+// there when it fits at all.
 func TestRenderFits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := rapid.Uint64().Draw(t, "total")

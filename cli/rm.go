@@ -57,9 +57,11 @@ One line is printed for each file that is removed or fails. A failure does not k
 	o.clientFlags.add(c)
 	o.displayFlags.add(c)
 	f := c.Flags()
-	f.BoolVarP(&o.recursive, "recursive", "r", false, "take names that end with a slash for directories, and remove all files below them")
+	f.BoolVarP(&o.recursive, "recursive", "r", false,
+		"take names that end with a slash for directories, and remove all files below them")
 	f.BoolVarP(&o.force, "force", "f", false, "do not fail for a NAME that the peer does not have")
-	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be removed, or why not: this needs the right list or read at the peer")
+	f.BoolVarP(&o.dryRun, "dry-run", "n", false,
+		"only say what would be removed, or why not: this needs the right list or read at the peer")
 	return c
 }
 
@@ -81,7 +83,8 @@ func parseRmArgs(args []string, recursive bool) (addr string, names []string, er
 			case err != nil:
 				return "", nil, err
 			case t.addr != first.addr:
-				return "", nil, &usageError{fmt.Errorf("%s is not at %s as %s is: expected names of one peer", a, first.addr, args[0])}
+				return "", nil, &usageError{fmt.Errorf("%s is not at %s as %s is: expected names of one peer", a,
+					first.addr, args[0])}
 			}
 			names = append(names, t.name)
 		}
@@ -89,9 +92,11 @@ func parseRmArgs(args []string, recursive bool) (addr string, names []string, er
 	for _, n := range names {
 		switch {
 		case n == "":
-			return "", nil, &usageError{fmt.Errorf("%s/ stands for everything that the peer serves, which rm does not remove: expected the name of a file, or with -r of a directory, %s/DIR/", first.addr, first.addr)}
+			return "", nil, &usageError{fmt.Errorf("%s/ stands for everything that the peer serves, which rm does "+
+				"not remove: expected the name of a file, or with -r of a directory, %s/DIR/", first.addr, first.addr)}
 		case strings.HasSuffix(n, "/") && !recursive:
-			return "", nil, &usageError{fmt.Errorf("%s names a directory: expected -r, which removes all files below it, or a name without the slash", share.Printable(n))}
+			return "", nil, &usageError{fmt.Errorf("%s names a directory: expected -r, which removes all files below "+
+				"it, or a name without the slash", share.Printable(n))}
 		}
 	}
 	return first.addr, names, nil
@@ -165,24 +170,28 @@ func (x *removal) files(ctx context.Context, files []share.Entry, listed bool) {
 	}
 	x.begin(files[0].Name)
 	told := 0
-	err := share.Remove(ctx, x.conn(), files, share.RemoveOptions{DryRun: x.o.dryRun, OnFile: func(e share.Entry, err error) {
-		if told++; told < len(files) {
-			x.begin(files[told].Name)
-		}
-		if err == nil {
-			x.gone(e)
-			return
-		}
-		if !listed && isNotFound(err) && !x.o.force {
-			err = x.nothingAt(ctx, e.Name, err)
-		}
-		x.failed(ctx, e.Name, err)
-	}})
+	err := share.Remove(ctx, x.conn(), files, share.RemoveOptions{DryRun: x.o.dryRun,
+		OnFile: func(e share.Entry, err error) {
+			if told++; told < len(files) {
+				x.begin(files[told].Name)
+			}
+			if err == nil {
+				x.gone(e)
+				return
+			}
+			if !listed && isNotFound(err) && !x.o.force {
+				err = x.nothingAt(ctx, e.Name, err)
+			}
+			x.failed(ctx, e.Name, err)
+		}})
 	if told == len(files) { // each has its own error
 		return
 	}
-	if errors.Is(err, share.ErrRefused) && (errors.Is(err, control.Unsupported) || strings.Contains(err.Error(), "Options.Removable")) { // so the peer says
-		err = &worded{fmt.Sprintf("%s lets no peer remove files: that needs penstock serve DIR --writable --removable", x.addr), err}
+	if errors.Is(err, share.ErrRefused) && (errors.Is(err, control.Unsupported) ||
+		strings.Contains(err.Error(), "Options.Removable")) {
+		// so the peer says
+		err = &worded{fmt.Sprintf("%s lets no peer remove files: that needs penstock serve DIR --writable --removable",
+			x.addr), err}
 	}
 	x.away = err
 	x.failed(ctx, files[told].Name, err)
@@ -205,7 +214,8 @@ func (x *removal) gone(e share.Entry) {
 func (x *removal) nothingAt(ctx context.Context, name string, err error) error {
 	if below, lerr := share.Names(ctx, x.conn(), name+"/"); lerr == nil && len(below) > 0 {
 		dir := share.Printable(name)
-		return &worded{fmt.Sprintf("%s is a directory of the peer: penstock rm -r %s/%s/ removes all files below it", dir, x.addr, dir), err}
+		return &worded{fmt.Sprintf("%s is a directory of the peer: penstock rm -r %s/%s/ removes all files below it",
+			dir, x.addr, dir), err}
 	}
 	if x.several { // a line for each is enough
 		return &worded{fmt.Sprintf("%s serves no %q", x.addr, name), err}

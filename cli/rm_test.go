@@ -12,7 +12,9 @@ func TestRm(t *testing.T) {
 	for _, n := range []string{"a", "b", "c", "d e", "x/1", "x/2", "x/y/3", "xy", "kept/.hidden", "kept/4"} {
 		write(t, filepath.Join(dir, n), []byte(n))
 	}
-	write(t, filepath.Join(dir, "t.npy"), []byte("\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }"+strings.Repeat(" ", 12)+"\n1234"))
+	write(t, filepath.Join(dir, "t.npy"),
+		[]byte("\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }"+
+			strings.Repeat(" ", 12)+"\n1234"))
 	server, addr := serve(t, dir, "--writable", "--removable")
 	run(t, 0, "10 files fetched", "mirror", addr, dst)
 	there := func(name string, want bool) {
@@ -37,7 +39,9 @@ func TestRm(t *testing.T) {
 	printed("remove b\nremove d e\n", addr, "b", "d e")
 	out, _ := run(t, exitNotFound, "", "rm", addr+"/b", addr+"/c", "--json")
 	all, last := events(t, out)
-	if len(all) != 3 || all[0].Action != "fail" || all[1].Action != "remove" || all[1].Name != "c" || *all[1].Bytes != 1 || last.Event != "result" || *last.OK || *last.Removed != 1 || *last.Failed != 1 || *last.Status != exitNotFound {
+	if len(all) != 3 || all[0].Action != "fail" || all[1].Action != "remove" || all[1].Name != "c" ||
+		*all[1].Bytes != 1 || last.Event != "result" || *last.OK || *last.Removed != 1 || *last.Failed != 1 ||
+		*last.Status != exitNotFound {
 		t.Errorf("events %s", out)
 	}
 	there("c", false)
@@ -71,7 +75,8 @@ func TestRm(t *testing.T) {
 
 	for _, flags := range [][]string{nil, {"--writable"}} {
 		_, addr = serve(t, append([]string{dir}, flags...)...)
-		run(t, exitNotPermitted, "lets no peer remove files: that needs penstock serve DIR --writable --removable", "rm", addr+"/xy")
+		run(t, exitNotPermitted, "lets no peer remove files: that needs penstock serve DIR --writable --removable",
+			"rm", addr+"/xy")
 		run(t, exitNotPermitted, "lets no peer", "rm", "-f", "-n", addr+"/xy")
 		out, _ := run(t, exitNotPermitted, "lets no peer", "rm", addr, "xy", "t.npy")
 		if out != "" {
@@ -122,7 +127,8 @@ func TestParseRmArgs(t *testing.T) {
 			t.Errorf("%q: %q, %q, %v", c.args, addr, names, err)
 		}
 	}
-	if _, _, err := parseRmArgs([]string{"127.0.0.1:7070", ""}, true); err == nil || !strings.Contains(err.Error(), "everything") {
+	if _, _, err := parseRmArgs([]string{"127.0.0.1:7070", ""}, true); err == nil ||
+		!strings.Contains(err.Error(), "everything") {
 		t.Error(err)
 	}
 }

@@ -24,8 +24,9 @@ type streams struct {
 	lab      Lab // of Bench
 }
 
-// Main runs the program and returns its exit status: 0 for success, 1 for a failure, 2 for a wrong use of the command line,
-// and those of "penstock help exit-status". The first interrupt asks the command to end in order, the second ends the process.
+// Main runs the program and returns its exit status: 0 for success, 1 for a failure, 2 for a wrong
+// use of the command line, and those of "penstock help exit-status". The first interrupt asks the
+// command to end in order, the second ends the process.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return execute(args, streams{in, out, errOut, Lab{}})
 }
@@ -51,7 +52,8 @@ func execute(args []string, s streams) int {
 	return status
 }
 
-// interruption says of the error of a command that was interrupted that it was, and what else there is to say in words for people.
+// interruption says of the error of a command that was interrupted that it was, and what else there
+// is to say in words for people.
 func interruption(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil || errors.Is(err, errInterrupted) || errors.Is(err, errReported) {
 		return err
@@ -62,7 +64,8 @@ func interruption(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", errInterrupted, err)
 }
 
-// errReported ends the program without a word more when what went wrong has been printed already, with the status of what it is wrapped with.
+// errReported ends the program without a word more when what went wrong has been printed already,
+// with the status of what it is wrapped with.
 var errReported = errors.New("reported")
 
 // errReportedUnfit is one of those.
@@ -109,7 +112,8 @@ that there is, and tells which path that was and why. Beyond one machine all of 
 	root.SetOut(s.out)
 	root.SetErr(s.err)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newBench(s), newPair(s), newServe(s), newLs(s), newGet(s), newPut(s), newMirror(s), newRm(s), newStatus(s), newPing(s), newAgent(s), newConfig(s), newDoctor(s),
+	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newBench(s), newPair(s), newServe(s), newLs(s),
+		newGet(s), newPut(s), newMirror(s), newRm(s), newStatus(s), newPing(s), newAgent(s), newConfig(s), newDoctor(s),
 		newTopology(s), newDevices(s), newTune(s),
 		newMan(s), newVersion(s), newExitStatus(), newJSONHelp())
 	root.AddCommand(newEnvironment(root)) // knows all others
@@ -126,7 +130,8 @@ type build struct {
 }
 
 func thisBuild() build {
-	b := build{Version: "devel", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Settings: map[string]string{}}
+	b := build{Version: "devel", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		Settings: map[string]string{}}
 	if bi, ok := debug.ReadBuildInfo(); ok {
 		if v := bi.Main.Version; v != "" && v != "(devel)" {
 			b.Version = v
@@ -151,8 +156,10 @@ func (b build) String() string {
 
 // families is the same for exporters: go_build_info knows of modules only.
 func (b build) families() []metrics.Family {
-	return []metrics.Family{{Name: "penstock_build_info", Help: "Always 1; the labels say what was built.", Kind: metrics.KindGauge, Labels: []string{"version", "revision", "modified", "go", "platform"},
-		Samples: []metrics.Sample{{Values: []string{b.Version, b.Settings["vcs.revision"], b.Settings["vcs.modified"], b.Go, b.Platform}, Value: 1}}}}
+	return []metrics.Family{{Name: "penstock_build_info", Help: "Always 1; the labels say what was built.",
+		Kind: metrics.KindGauge, Labels: []string{"version", "revision", "modified", "go", "platform"},
+		Samples: []metrics.Sample{{Values: []string{b.Version, b.Settings["vcs.revision"], b.Settings["vcs.modified"],
+			b.Go, b.Platform}, Value: 1}}}}
 }
 
 func newVersion(s streams) *cobra.Command {

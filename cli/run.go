@@ -66,7 +66,8 @@ The exit status is 0 for a run that ended in order, also by Ctrl-C; 10 if someth
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print errors and warnings only")
 	o.gpu.runtimeFlag(c, "runtime of the accelerators, with host to try a file without one", "gpu_runtime of the file")
 	fromEnvironment(c, "quiet")
-	f.BoolVar(&o.noReload, "no-reload", false, "leave the flows as they are when the file changes; SIGHUP still asks for it")
+	f.BoolVar(&o.noReload, "no-reload", false,
+		"leave the flows as they are when the file changes; SIGHUP still asks for it")
 	return c
 }
 
@@ -93,7 +94,8 @@ func runFile(ctx context.Context, s streams, o runOptions, name string) error {
 	return out.ended(interruption(ctx, err))
 }
 
-// loadRun reads the file and says everything that is wrong with it, as config check does. A file of benchmarks has nothing to run.
+// loadRun reads the file and says everything that is wrong with it, as config check does. A file of
+// benchmarks has nothing to run.
 func loadRun(s streams, name string, out *runOutput) (*config.Config, []byte, error) {
 	shown, text, err := readConfig(s, name)
 	if err != nil {
@@ -108,7 +110,8 @@ func loadRun(s streams, name string, out *runOutput) (*config.Config, []byte, er
 	}
 	if bench := benchSections(cfg); bench != "" {
 		if len(cfg.Applications) == 0 && cfg.Transfers == nil {
-			return nil, nil, fmt.Errorf("%s describes a benchmark (%s), which penstock bench stream drives; penstock run needs applications or transfers", shown, bench)
+			return nil, nil, fmt.Errorf("%s describes a benchmark (%s), which penstock bench stream drives; penstock "+
+				"run needs applications or transfers", shown, bench)
 		}
 		out.warn(fmt.Sprintf("%s is for penstock bench stream: it does nothing here", bench))
 	}
@@ -120,8 +123,10 @@ func benchSections(c *config.Config) string {
 	for _, x := range []struct {
 		there bool
 		name  string
-	}{{len(c.BenchRx) > 0, "bench_rx"}, {len(c.BenchTx) > 0, "bench_tx"}, {c.SocketServer != nil, "socket_bench_server"}, {c.SocketClient != nil, "socket_bench_client"},
-		{c.RDMAServer != nil, "rdma_bench_server"}, {c.RDMAClient != nil, "rdma_bench_client"}, {c.Quantize != nil, "bench_reorder_quantize"}, {c.Latency != nil, "bench_latency"}} {
+	}{{len(c.BenchRx) > 0, "bench_rx"}, {len(c.BenchTx) > 0, "bench_tx"},
+		{c.SocketServer != nil, "socket_bench_server"}, {c.SocketClient != nil, "socket_bench_client"},
+		{c.RDMAServer != nil, "rdma_bench_server"}, {c.RDMAClient != nil, "rdma_bench_client"},
+		{c.Quantize != nil, "bench_reorder_quantize"}, {c.Latency != nil, "bench_latency"}} {
 		if x.there {
 			return x.name
 		}

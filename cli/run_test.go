@@ -118,7 +118,8 @@ func pairFile(t *testing.T) (file, echo, sink string) {
 	shared := t.TempDir()
 	write(t, filepath.Join(shared, "model.bin"), content(100_000, 1))
 	echo, sink = loopAt(5301), loopAt(5302)
-	return confFile(t, "pair.yaml", strings.NewReplacer("ECHO", echo, "SINK", sink, "SHARED", shared).Replace(runPair)), echo, sink
+	return confFile(t, "pair.yaml", strings.NewReplacer("ECHO", echo, "SINK", sink, "SHARED", shared).Replace(runPair)),
+		echo, sink
 }
 
 // ask sends n datagrams and waits for each answer.
@@ -143,7 +144,8 @@ func ask(t *testing.T, at string, n int) {
 	}
 }
 
-// A file runs: packets are answered, a stream becomes a tensor that peers get, files are served, and the counts of the end are exact.
+// A file runs: packets are answered, a stream becomes a tensor that peers get, files are served,
+// and the counts of the end are exact.
 func TestRunFile(t *testing.T) {
 	file, echo, sink := pairFile(t)
 	r := startRun(t, file, "--interval", "100ms")
@@ -192,7 +194,8 @@ func TestRunFile(t *testing.T) {
 	}
 	e := r.end(0)
 	server, other := e.Interfaces[0], e.Interfaces[1]
-	if server.In.Packets != 200 || server.In.Bytes != 200*13 || server.Out.Packets != 200 || server.Out.Bytes != 200*13 || other.In.Packets != 8 || other.In.Bytes != 64 || len(e.Drops) != 0 {
+	if server.In.Packets != 200 || server.In.Bytes != 200*13 || server.Out.Packets != 200 ||
+		server.Out.Bytes != 200*13 || other.In.Packets != 8 || other.In.Bytes != 64 || len(e.Drops) != 0 {
 		t.Errorf("%+v\n%+v\n%+v", server, other, e.Drops)
 	}
 	answer, keep := e.Applications[0], e.Applications[1]
@@ -212,14 +215,16 @@ func TestRunFile(t *testing.T) {
 	}
 }
 
-// Lines and the summary, and the end by --duration; run reports and counts packets that no application takes.
+// Lines and the summary, and the end by --duration; run reports and counts packets that no
+// application takes.
 func TestRunLines(t *testing.T) {
 	file := confFile(t, "one.yaml", `penstock:
   memory_regions: [{name: a, kind: host, num_bufs: 2048, buf_size: 2KiB}]
   interfaces: [{name: in, address: "udp://127.0.0.1:0", rx: {queues: [{memory_regions: [a]}]}}]
 `)
 	p := proc.Start(t, program("run", file, "--interval", "100ms"))
-	for _, want := range []string{`^plan of `, `^applications$`, `^  unclaimed in/0: count in/0$`, `^running$`, `^\d+:\d\d  in in 0/s 0 b/s out 0/s 0 b/s$`} {
+	for _, want := range []string{`^plan of `, `^applications$`, `^  unclaimed in/0: count in/0$`, `^running$`,
+		`^\d+:\d\d  in in 0/s 0 b/s out 0/s 0 b/s$`} {
 		if _, err := p.NextLine(limit(t), regexp.MustCompile(want)); err != nil {
 			t.Fatal(err)
 		}
@@ -228,13 +233,15 @@ func TestRunLines(t *testing.T) {
 	if x, err := p.Wait(limit(t)); err != nil || x.Code != 0 {
 		t.Fatal(x, err)
 	}
-	for _, want := range []string{"\nin: received 0 packets, 0 B; sent 0 packets, 0 B; nothing dropped\n", "unclaimed in/0: took 0 packets; nothing dropped\n",
+	for _, want := range []string{"\nin: received 0 packets, 0 B; sent 0 packets, 0 B; nothing dropped\n",
+		"unclaimed in/0: took 0 packets; nothing dropped\n",
 		"WARNING: no application takes the packets of receive queue in/0: they are counted and dropped\n"} {
 		if !strings.Contains(p.Output(), want) {
 			t.Errorf("%q is not in\n%s", want, p.Output())
 		}
 	}
-	if out, errOut := run(t, 0, "", "run", file, "--duration", "10ms", "-q"); out != "" || !strings.HasPrefix(errOut, "WARNING") {
+	if out, errOut := run(t, 0, "", "run", file, "--duration", "10ms", "-q"); out != "" ||
+		!strings.HasPrefix(errOut, "WARNING") {
 		t.Errorf("quiet: %q, %q", out, errOut)
 	}
 }
@@ -247,15 +254,19 @@ func TestRunRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong := confFile(t, "wrong.yaml", strings.Replace(string(good), "kind: echo", "kind: ecko", 1))
-	absent := confFile(t, "absent.yaml", strings.Replace(string(good), "{name: answer, kind: echo, interface: server}", "{name: answer, kind: echo, interface: server, cpu_core: 4000}", 1))
-	record := confFile(t, "record.yaml", strings.Replace(string(good), "interface: other, tensor: {name: t,", "interface: other, record: x.pcap, tensor: {name: t,", 1))
+	absent := confFile(t, "absent.yaml", strings.Replace(string(good), "{name: answer, kind: echo, interface: server}",
+		"{name: answer, kind: echo, interface: server, cpu_core: 4000}", 1))
+	record := confFile(t, "record.yaml", strings.Replace(string(good), "interface: other, tensor: {name: t,",
+		"interface: other, record: x.pcap, tensor: {name: t,", 1))
 	bench := confFile(t, "bench.yaml", goodConfig+"bench_rx: {interface_name: p}\n")
-	run(t, 0, "applications\n  answer: echo server/0\n  keep: sink other/0, into the tensor t, u8[4 4]\n", "run", file, "--dry-run")
+	run(t, 0, "applications\n  answer: echo server/0\n  keep: sink other/0, into the tensor t, u8[4 4]\n", "run", file,
+		"--dry-run")
 	run(t, exitFailure, " 14 |     - {name: answer, kind: ecko,", "run", wrong)
 	run(t, exitFailure, "did you mean echo?", "run", wrong, "--dry-run")
 	run(t, exitUnfit, "this process cannot run on core 4000", "run", absent)
 	out, errOut := run(t, exitUnfit, "this process cannot run on core 4000", "run", absent, "--dry-run")
-	if !strings.Contains(out, "this cannot be opened here") || !strings.Contains(errOut, "1 thing is not here that "+absent+" needs") {
+	if !strings.Contains(out, "this cannot be opened here") ||
+		!strings.Contains(errOut, "1 thing is not here that "+absent+" needs") {
 		t.Errorf("%s\n%s", out, errOut)
 	}
 	run(t, exitUnfit, "the package record, which is not built", "run", record)
@@ -264,7 +275,8 @@ func TestRunRefuses(t *testing.T) {
 	run(t, exitUsage, "--interval 1ms", "run", file, "--interval", "1ms")
 	run(t, exitUsage, "--duration -1s", "run", file, "--duration", "-1s")
 	run(t, exitUsage, "expected one file", "run")
-	// A port that another socket has is a failure, with everything closed again and the place in the file.
+	// A port that another socket has is a failure, with everything closed again and the place in
+	// the file.
 	l, err := net.ListenPacket("udp", loopAt(5302))
 	if err != nil {
 		t.Fatal(err)
@@ -288,8 +300,9 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// Datagrams go into device memory and come back from there, with the runtime that the command line asks for by name; without one the file asks
-// for a GPU. The plan says what is copied, and pools are whole at the end.
+// Datagrams go into device memory and come back from there, with the runtime that the command line
+// asks for by name; without one the file asks for a GPU. The plan says what is copied, and pools
+// are whole at the end.
 func TestRunDeviceMemory(t *testing.T) {
 	at := loopAt(5303)
 	file := confFile(t, "device.yaml", strings.ReplaceAll(`penstock:
@@ -304,7 +317,8 @@ func TestRunDeviceMemory(t *testing.T) {
   applications: [{kind: echo, interface: server}]
 `, "AT", at))
 	run(t, exitUsage, "expected auto, cuda, opencl, host", "run", file, "--gpu-runtime", "vulkan")
-	run(t, 0, "all of queue server-rx0 is copied once, from pinned memory to host 0", "run", file, "--gpu-runtime", "host", "--dry-run")
+	run(t, 0, "all of queue server-rx0 is copied once, from pinned memory to host 0", "run", file, "--gpu-runtime",
+		"host", "--dry-run")
 	r := startRun(t, file, "--gpu-runtime", "host")
 	r.next("started")
 	ask(t, at, 100)
@@ -312,7 +326,8 @@ func TestRunDeviceMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := r.end(0)
-	if s := e.Interfaces[0]; s.In.Packets != 100 || s.Out.Packets != 100 || e.Applications[0].Sent != 100 || len(e.Drops) != 0 {
+	if s := e.Interfaces[0]; s.In.Packets != 100 || s.Out.Packets != 100 || e.Applications[0].Sent != 100 ||
+		len(e.Drops) != 0 {
 		t.Errorf("%+v\n%+v\n%+v", s, e.Applications, e.Drops)
 	}
 	for _, p := range e.Pools {
@@ -322,7 +337,8 @@ func TestRunDeviceMemory(t *testing.T) {
 	}
 }
 
-// What an application cannot do is known before the run: two kinds of packets cannot be forwarded into each other.
+// What an application cannot do is known before the run: two kinds of packets cannot be forwarded
+// into each other.
 func TestRunForwardKinds(t *testing.T) {
 	file := confFile(t, "kinds.yaml", `penstock:
   memory_regions: [{name: a, kind: host, num_bufs: 2048, buf_size: 2KiB}]
@@ -331,7 +347,8 @@ func TestRunForwardKinds(t *testing.T) {
     - {name: datagrams, address: "udp://127.0.0.1:0", tx: {queues: [{memory_regions: [a]}]}}
   applications: [{kind: forward, interface: frames, to: datagrams}]
 `)
-	run(t, exitUnfit, "packets of frames are frames, and those of datagrams are datagrams", "run", file, "--duration", "1m")
+	run(t, exitUnfit, "packets of frames are frames, and those of datagrams are datagrams", "run", file, "--duration",
+		"1m")
 }
 
 const runRules = `penstock:
@@ -362,7 +379,8 @@ func TestRunReload(t *testing.T) {
 	r.next("started")
 	rules := func(first, second string) { // in a sample from now on: one may have been read before and printed after
 		t.Helper()
-		for s := r.next("sample"); len(s.Rules) != 2 || s.Rules[0].Rule != first || s.Rules[1].Rule != second; s = r.next("sample") {
+		for s := r.next("sample"); len(s.Rules) != 2 || s.Rules[0].Rule != first ||
+			s.Rules[1].Rule != second; s = r.next("sample") {
 		}
 	}
 	rules("udp dst 1 -> queue 0", "udp dst 2 -> queue 0")
@@ -407,7 +425,8 @@ func TestRunReload(t *testing.T) {
 	if err := p.Signal(sys.Hangup); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`^reload: the file is wrong, nothing was changed`, `error: .*udp_dts`, `did you mean udp_dst`} {
+	for _, want := range []string{`^reload: the file is wrong, nothing was changed`, `error: .*udp_dts`,
+		`did you mean udp_dst`} {
 		if _, err := p.NextLine(limit(t), regexp.MustCompile(want)); err != nil {
 			t.Fatal(err)
 		}
@@ -418,8 +437,8 @@ func TestRunReload(t *testing.T) {
 	}
 }
 
-// The screen on a real terminal: its last frame before q is that of the counts, it follows the terminal's size, and the terminal is as it was
-// afterwards.
+// The screen on a real terminal: its last frame before q is that of the counts, it follows the
+// terminal's size, and the terminal is as it was afterwards.
 func TestRunScreen(t *testing.T) {
 	file, echo, _ := pairFile(t)
 	spec := program("run", file, "--interval", "100ms")
@@ -438,10 +457,15 @@ func TestRunScreen(t *testing.T) {
 	wait(`^penstock run .*pair\.yaml +up \d`) // the first line is that of the screen: the plan is on the other one
 	ask(t, echo, 160)
 	// Each section is there, in its order, with its rows, on a screen that is whole.
-	sections := []string{`^penstock run .*up \d+:\d\d  cpu \d+ %  q: quit$`, `^interfaces +packets/s +bits/s +packets +bytes$`, `^  server +in .* 160 +2\.1 kB$`, `^ +out .*$`, `^  other +in .* 0 +0 B$`,
-		`^applications +what +pkt/s +packets`, `^  answer +echo server/0 +\S+ +160 `, `^  keep +sink other/0 .* 0$`, `^    tensor t u8\[4 4\]: 0 made, 0 of 4 rows, 0 missing$`,
-		`^queues +held +stalls$`, `^  server/0 +in +\d+/\d+ +0  poller on any core$`, `^  server/0 +out +\d+/256 +0$`, `^  other/0 +in +- +0  polled by the application$`,
-		`^pools +free +lowest +found 0  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`, `^  no peer is connected; at tcp://127\.0\.0\.1:\d+$`}
+	sections := []string{`^penstock run .*up \d+:\d\d  cpu \d+ %  q: quit$`,
+		`^interfaces +packets/s +bits/s +packets +bytes$`, `^  server +in .* 160 +2\.1 kB$`, `^ +out .*$`,
+		`^  other +in .* 0 +0 B$`,
+		`^applications +what +pkt/s +packets`, `^  answer +echo server/0 +\S+ +160 `, `^  keep +sink other/0 .* 0$`,
+		`^    tensor t u8\[4 4\]: 0 made, 0 of 4 rows, 0 missing$`,
+		`^queues +held +stalls$`, `^  server/0 +in +\d+/\d+ +0  poller on any core$`, `^  server/0 +out +\d+/256 +0$`,
+		`^  other/0 +in +- +0  polled by the application$`,
+		`^pools +free +lowest +found 0  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`,
+		`^  no peer is connected; at tcp://127\.0\.0\.1:\d+$`}
 	show := func(what string, rows int, shows ...string) {
 		t.Helper()
 		missing := ""
@@ -472,7 +496,8 @@ func TestRunScreen(t *testing.T) {
 	if err := term.Resize(60, 16); err != nil {
 		t.Fatal(err)
 	}
-	show("a small screen", 16, `^penstock run`, `^interfaces +pkt/s +bits/s packets +\+\d more$`, `^applications`, `^queues`, `^pools`, `^peers`)
+	show("a small screen", 16, `^penstock run`, `^interfaces +pkt/s +bits/s packets +\+\d more$`, `^applications`,
+		`^queues`, `^pools`, `^peers`)
 	if err := term.Resize(120, 40); err != nil {
 		t.Fatal(err)
 	}
@@ -484,7 +509,9 @@ func TestRunScreen(t *testing.T) {
 		t.Fatalf("%v, %v\n%s", x, err, p.Output())
 	}
 	after := p.Output()
-	if term.Drawn() || !strings.HasPrefix(after, "plan of ") || !strings.Contains(after, "server: received 160 packets, 2.1 kB; sent 160 packets, 2.1 kB; nothing dropped\n") || strings.Contains(after, "q: quit") {
+	if term.Drawn() || !strings.HasPrefix(after, "plan of ") || !strings.Contains(after,
+		"server: received 160 packets, 2.1 kB; sent 160 packets, 2.1 kB; nothing dropped\n") ||
+		strings.Contains(after, "q: quit") {
 		t.Errorf("the terminal afterwards:\n%s", after)
 	}
 	for _, m := range term.Misuse() {

@@ -8,8 +8,8 @@ import (
 	root "github.com/penstock-io/penstock/system"
 )
 
-// BenchmarkRunTick is all that a screen costs once per interval: reading the counts of two interfaces and two pools of 51200 slots, and
-// making the lines.
+// BenchmarkRunTick is all that a screen costs once per interval: reading the counts of two
+// interfaces and two pools of 51200 slots, and making the lines.
 func BenchmarkRunTick(b *testing.B) {
 	cfg, problems := config.Load("x.yaml", []byte(`penstock:
   memory_regions:

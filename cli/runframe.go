@@ -24,7 +24,8 @@ const (
 	leastRows    = 6
 )
 
-// section is a part of the screen: a title line, and rows of which as many are shown as there is room for.
+// section is a part of the screen: a title line, and rows of which as many are shown as there is
+// room for.
 type frameSection struct {
 	title string
 	rows  []string
@@ -51,11 +52,12 @@ func (s *frameSection) heading(columns int) string {
 	return pad(cut(s.title, columns-len(text)), columns-len(text)) + text
 }
 
-// lines draws the screen: at most rows lines of at most columns columns, pure. What does not fit is folded, and how much that is stands in its
-// place.
+// lines draws the screen: at most rows lines of at most columns columns, pure. What does not fit is
+// folded, and how much that is stands in its place.
 func (f *runFrame) lines(columns, rows int) []string {
 	if columns < leastColumns || rows < leastRows {
-		return fit([]string{"penstock run", fmt.Sprintf("this terminal has %d x %d characters,", columns, rows), fmt.Sprintf("at least %d x %d are needed", leastColumns, leastRows)}, columns, rows)
+		return fit([]string{"penstock run", fmt.Sprintf("this terminal has %d x %d characters,", columns, rows),
+			fmt.Sprintf("at least %d x %d are needed", leastColumns, leastRows)}, columns, rows)
 	}
 	head := f.head(columns)
 	all := f.sections(columns)
@@ -105,8 +107,8 @@ func fit(lines []string, columns, rows int) []string {
 	return lines
 }
 
-// fold shows fewer rows of the longest sections, and then none of the last ones, until all of them have at most room lines. It
-// returns what is not shown at all.
+// fold shows fewer rows of the longest sections, and then none of the last ones, until all of them
+// have at most room lines. It returns what is not shown at all.
 func fold(all []*frameSection, room int) string {
 	for _, s := range all {
 		s.shown = len(s.rows)
@@ -185,7 +187,8 @@ func (f *runFrame) sections(columns int) []*frameSection {
 	var out []*frameSection
 	add := func(what string, least int, title string, rows []string) {
 		if len(rows) > 0 {
-			out = append(out, &frameSection{title: cut(title, columns), rows: rows, what: what, least: min(least, len(rows))})
+			out = append(out, &frameSection{title: cut(title, columns), rows: rows, what: what,
+				least: min(least, len(rows))})
 		}
 	}
 	name := max(16+wide/2, 8)
@@ -205,16 +208,20 @@ func (f *runFrame) sections(columns int) []*frameSection {
 				title, way, note = "", "out", ""
 			}
 			if short {
-				row("  %s %-3s %7s %10s %7s  %s", col(title, name), way, formatPerSecond(d.PacketsPerSecond), formatBits(d.BitsPerSecond), formatCount(d.Packets), note)
+				row("  %s %-3s %7s %10s %7s  %s", col(title, name), way, formatPerSecond(d.PacketsPerSecond),
+					formatBits(d.BitsPerSecond), formatCount(d.Packets), note)
 			} else {
-				row("  %s %-3s %9s %11s %10s %11s  %s", col(title, name), way, formatPerSecond(d.PacketsPerSecond), formatBits(d.BitsPerSecond), formatCount(d.Packets), formatBytes(d.Bytes), note)
+				row("  %s %-3s %9s %11s %10s %11s  %s", col(title, name), way, formatPerSecond(d.PacketsPerSecond),
+					formatBits(d.BitsPerSecond), formatCount(d.Packets), formatBytes(d.Bytes), note)
 			}
 		}
 	}
 	if short {
-		add("lines of interfaces", 1, fmt.Sprintf("%s     %7s %10s %7s", pad("interfaces", name+2), "pkt/s", "bits/s", "packets"), rows)
+		add("lines of interfaces", 1, fmt.Sprintf("%s     %7s %10s %7s", pad("interfaces", name+2), "pkt/s", "bits/s",
+			"packets"), rows)
 	} else {
-		add("lines of interfaces", 2, fmt.Sprintf("%s     %9s %11s %10s %11s", pad("interfaces", name+2), "packets/s", "bits/s", "packets", "bytes"), rows)
+		add("lines of interfaces", 2, fmt.Sprintf("%s     %9s %11s %10s %11s", pad("interfaces", name+2), "packets/s",
+			"bits/s", "packets", "bytes"), rows)
 	}
 
 	rows = nil
@@ -230,26 +237,32 @@ func (f *runFrame) sections(columns int) []*frameSection {
 		if x.Ended != "" {
 			sent = "ENDED: " + x.Ended
 		}
-		row("  %s %s %8s %8s  %s", col(x.Name, name), col(what, max(22+wide-wide/2, 12)), formatPerSecond(x.PacketsPerSecond), formatCount(x.Packets), sent)
+		row("  %s %s %8s %8s  %s", col(x.Name, name), col(what, max(22+wide-wide/2, 12)),
+			formatPerSecond(x.PacketsPerSecond), formatCount(x.Packets), sent)
 		if t := x.Tensor; t != nil {
-			row("    tensor %s %s: %s made, %d of %d rows, %s missing%s", share.Printable(t.Name), t.Tensor, formatCount(t.Generations), t.Filled, t.Of, formatCount(t.Missing), batchesText(t))
+			row("    tensor %s %s: %s made, %d of %d rows, %s missing%s", share.Printable(t.Name), t.Tensor,
+				formatCount(t.Generations), t.Filled, t.Of, formatCount(t.Missing), batchesText(t))
 		}
 	}
-	add("lines of applications", 1, fmt.Sprintf("%s %s %8s %8s", pad("applications", name+2), pad("what", max(22+wide-wide/2, 12)), "pkt/s", "packets"), rows)
+	add("lines of applications", 1, fmt.Sprintf("%s %s %8s %8s", pad("applications", name+2),
+		pad("what", max(22+wide-wide/2, 12)), "pkt/s", "packets"), rows)
 
 	rows = nil
 	for _, d := range s.Drops {
-		row("  %s %s %9s %9s", col(d.Where, name+4), col(d.Reason, 16), formatPerSecond(d.PacketsPerSecond), formatCount(d.Packets))
+		row("  %s %s %9s %9s", col(d.Where, name+4), col(d.Reason, 16), formatPerSecond(d.PacketsPerSecond),
+			formatCount(d.Packets))
 		if d.PacketsPerSecond > 0 {
 			rows[len(rows)-1] = f.warned(rows[len(rows)-1])
 		}
 	}
-	add("places of drops", 1, fmt.Sprintf("%s %s %9s %9s", pad("drops", name+6), pad("reason", 16), "pkt/s", "packets"), rows)
+	add("places of drops", 1, fmt.Sprintf("%s %s %9s %9s", pad("drops", name+6), pad("reason", 16), "pkt/s", "packets"),
+		rows)
 
 	rows = nil
 	for _, x := range s.Stages {
 		if x.Count > 0 {
-			row("  %s %s %9s %9s", col(x.Where, name+4), col(x.Event, 24), formatPerSecond(x.PerSecond), formatCount(x.Count))
+			row("  %s %s %9s %9s", col(x.Where, name+4), col(x.Event, 24), formatPerSecond(x.PerSecond),
+				formatCount(x.Count))
 		}
 	}
 	add("counts of stages", 1, fmt.Sprintf("%s %s %9s %9s", pad("stages", name+6), pad("", 24), "/s", "count"), rows)
@@ -269,23 +282,28 @@ func (f *runFrame) sections(columns int) []*frameSection {
 		if q.Of > 0 {
 			held = fmt.Sprintf("%d/%d", q.Held, q.Of)
 		}
-		row("  %s %-4s%10s %8s  %s", col(fmt.Sprintf("%s/%d", q.Interface, q.ID), name), q.Direction, held, formatCount(q.Stalls), who)
+		row("  %s %-4s%10s %8s  %s", col(fmt.Sprintf("%s/%d", q.Interface, q.ID), name), q.Direction, held,
+			formatCount(q.Stalls), who)
 	}
 	add("queues", 1, fmt.Sprintf("%s     %9s %8s", pad("queues", name+2), "held", "stalls"), rows)
 
 	rows = nil
 	for _, p := range s.Pools {
-		row("  %s %s %9d %9d %8s  %s", col(p.Name, name), col(p.Kind, 4), p.Slots-p.Used, p.Lowest, formatCount(p.Exhausted), bar(p.Used, p.Slots, max(20+wide-wide/2, 4)))
+		row("  %s %s %9d %9d %8s  %s", col(p.Name, name), col(p.Kind, 4), p.Slots-p.Used, p.Lowest,
+			formatCount(p.Exhausted), bar(p.Used, p.Slots, max(20+wide-wide/2, 4)))
 	}
-	add("pools", 1, fmt.Sprintf("%s      %9s %9s %8s  %s", pad("pools", name+2), "free", "lowest", "found 0", "used"), rows)
+	add("pools", 1, fmt.Sprintf("%s      %9s %9s %8s  %s", pad("pools", name+2), "free", "lowest", "found 0", "used"),
+		rows)
 
 	rows = nil
 	if n := s.Node; n != nil {
 		for _, p := range n.Peers {
 			if short {
-				row("  %s %10s %10s  %s", col(p.Name, name), formatRate(p.InPerSecond), formatRate(p.OutPerSecond), p.Paths)
+				row("  %s %10s %10s  %s", col(p.Name, name), formatRate(p.InPerSecond), formatRate(p.OutPerSecond),
+					p.Paths)
 			} else {
-				row("  %s %11s %11s %9s %9s  %s", col(p.Name, name), formatRate(p.InPerSecond), formatRate(p.OutPerSecond), formatBytes(p.In), formatBytes(p.Out), p.Paths)
+				row("  %s %11s %11s %9s %9s  %s", col(p.Name, name), formatRate(p.InPerSecond),
+					formatRate(p.OutPerSecond), formatBytes(p.In), formatBytes(p.Out), p.Paths)
 			}
 		}
 		if len(rows) == 0 {
@@ -294,7 +312,8 @@ func (f *runFrame) sections(columns int) []*frameSection {
 		if short {
 			add("peers", 1, fmt.Sprintf("%s %10s %10s  %s", pad("peers", name+2), "in/s", "out/s", "paths"), rows)
 		} else {
-			add("peers", 1, fmt.Sprintf("%s %11s %11s %9s %9s  %s", pad("peers", name+2), "in/s", "out/s", "in", "out", "paths"), rows)
+			add("peers", 1, fmt.Sprintf("%s %11s %11s %9s %9s  %s", pad("peers", name+2), "in/s", "out/s", "in", "out",
+				"paths"), rows)
 		}
 	}
 
@@ -304,9 +323,11 @@ func (f *runFrame) sections(columns int) []*frameSection {
 		if r.ID != 0 && r.Name != "" {
 			rule = r.Name + ": " + rule
 		}
-		row("  %s %s %8s %8s", col(fmt.Sprintf("%s/%d", r.Interface, r.ID), name), col(rule, max(columns-name-30, 8)), formatPerSecond(r.PacketsPerSecond), formatCount(r.Packets))
+		row("  %s %s %8s %8s", col(fmt.Sprintf("%s/%d", r.Interface, r.ID), name), col(rule, max(columns-name-30, 8)),
+			formatPerSecond(r.PacketsPerSecond), formatCount(r.Packets))
 	}
-	add("rules", 1, fmt.Sprintf("%s %s %8s %8s", pad("rules", name+2), pad("", max(columns-name-30, 8)), "pkt/s", "packets"), rows)
+	add("rules", 1, fmt.Sprintf("%s %s %8s %8s", pad("rules", name+2), pad("", max(columns-name-30, 8)), "pkt/s",
+		"packets"), rows)
 	return out
 }
 

@@ -34,14 +34,16 @@ type runner struct {
 	wg   sync.WaitGroup // of the peers; added to under the mutex while over is not set
 }
 
-// options are those of the plan and of the System. A receive queue without an application is counted and emptied.
+// options are those of the plan and of the System. A receive queue without an application is
+// counted and emptied.
 func (r *runner) options() root.Options {
-	return root.Options{OnPeer: r.come, OnLink: r.out.link, GPURuntime: r.o.gpu.runtime, Unclaimed: app.Count, OnApplication: func(_ string, err error) {
-		select {
-		case r.failed <- err:
-		default:
-		}
-	}}
+	return root.Options{OnPeer: r.come, OnLink: r.out.link, GPURuntime: r.o.gpu.runtime, Unclaimed: app.Count,
+		OnApplication: func(_ string, err error) {
+			select {
+			case r.failed <- err:
+			default:
+			}
+		}}
 }
 
 // run opens everything, shows it until the end is wanted, and closes it.

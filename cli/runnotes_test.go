@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// People read that the card takes VLAN tags out of frames before rules look for them: in the check of the file, and in a run of it.
+// People read that the card takes VLAN tags out of frames before rules look for them: in the check
+// of the file, and in a run of it.
 func TestNotesOfInterfaces(t *testing.T) {
 	if err := xdp.New().Available(); err != nil {
 		testenv.Missing(t, "AF_XDP", err)
@@ -30,7 +31,9 @@ func TestNotesOfInterfaces(t *testing.T) {
         flows: [{name: f, match: {vlan: 5}, actions: [{type: queue, id: 0}]}]
   applications: [{kind: count, interface: in}]
 `)
-	for _, args := range [][]string{{"config", "check", "--here", name}, {"config", "check", "--here", "--json", name}, {"run", name, "--dry-run"}, {"run", name, "--duration", "10ms"}, {"run", name, "--duration", "10ms", "--json"}} {
+	for _, args := range [][]string{{"config", "check", "--here", name}, {"config", "check", "--here", "--json", name},
+		{"run", name, "--dry-run"}, {"run", name, "--duration", "10ms"},
+		{"run", name, "--duration", "10ms", "--json"}} {
 		var out, errOut bytes.Buffer
 		status := -1
 		if err := n.Hosts[0].Do(func() error {
@@ -88,7 +91,8 @@ func TestRunApplicationFails(t *testing.T) {
 	if err := n.Hosts[1].Run(exec.Command("ip", "link", "del", "eth0")); err != nil { // the other end of the cable
 		t.Fatal(err)
 	}
-	if status := <-ended; status != exitFailure || !strings.Contains(errOut.String(), `application "counter": `) || !strings.Contains(out.all.String(), "counter: took ") {
+	if status := <-ended; status != exitFailure || !strings.Contains(errOut.String(), `application "counter": `) ||
+		!strings.Contains(out.all.String(), "counter: took ") {
 		t.Errorf("exit status %d\n%s%s", status, &out.all, &errOut)
 	}
 }

@@ -17,7 +17,8 @@ import (
 	root "github.com/penstock-io/penstock/system"
 )
 
-// runOutput shows a run: as a screen, lines, JSON, or not at all. Its methods may be called from any goroutine.
+// runOutput shows a run: as a screen, lines, JSON, or not at all. Its methods may be called from
+// any goroutine.
 type runOutput struct {
 	mode     displayMode
 	out, err io.Writer
@@ -36,7 +37,8 @@ type runOutput struct {
 }
 
 func newRunOutput(s streams, o runOptions) *runOutput {
-	w := &runOutput{mode: displayPlain, out: s.out, err: s.err, interval: o.interval, log: newMessageLog(), quit: make(chan struct{}, 1), limit: o.duration}
+	w := &runOutput{mode: displayPlain, out: s.out, err: s.err, interval: o.interval, log: newMessageLog(),
+		quit: make(chan struct{}, 1), limit: o.duration}
 	switch {
 	case o.json:
 		w.mode = displayJSON
@@ -110,7 +112,8 @@ type runPlan struct {
 func unclaimed(p *root.Plan) (out []string) {
 	for _, a := range p.Applications {
 		if a.Unclaimed {
-			out = append(out, fmt.Sprintf("no application takes the packets of receive queue %s: they are counted and dropped", a.From))
+			out = append(out, fmt.Sprintf("no application takes the packets of receive queue %s: they are counted "+
+				"and dropped", a.From))
 		}
 	}
 	return out
@@ -150,7 +153,8 @@ func (w *runOutput) missingError(p *root.Plan) error {
 	if len(p.Missing) > 1 {
 		is = "are"
 	}
-	return &worded{fmt.Sprintf("%s %s not here that %s needs", count(len(p.Missing), "thing", "things"), is, p.File), root.ErrMissing}
+	return &worded{fmt.Sprintf("%s %s not here that %s needs", count(len(p.Missing), "thing", "things"), is, p.File),
+		root.ErrMissing}
 }
 
 // plan says what will be opened.
@@ -178,12 +182,13 @@ func (w *runOutput) logger(c *config.Config) *slog.Logger {
 	if !some {
 		return slog.New(slog.DiscardHandler)
 	}
-	return slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.String("at", a.Value.Time().Format(time.TimeOnly))
-		}
-		return a
-	}}))
+	return slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: level,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.String("at", a.Value.Time().Format(time.TimeOnly))
+			}
+			return a
+		}}))
 }
 
 // notes says once what interfaces do not do, but not what the plan has said.
@@ -272,7 +277,8 @@ func (w *runOutput) redraw() {
 		return
 	}
 	columns, rows := w.screen.size()
-	f := &runFrame{title: w.title, sample: w.shown, messages: w.log.newest(), color: terminalColor(), limited: w.limit > 0}
+	f := &runFrame{title: w.title, sample: w.shown, messages: w.log.newest(), color: terminalColor(),
+		limited: w.limit > 0}
 	f.left = w.limit - time.Duration(w.shown.Seconds*1e9)
 	w.screen.draw(f.lines(columns, rows))
 }
@@ -333,7 +339,8 @@ type runLink struct {
 // link says what became of the link of an interface.
 func (w *runOutput) link(e root.LinkEvent) {
 	text := fmt.Sprintf("interface %s: %s", e.Interface, map[root.LinkChange]string{
-		root.LinkDown: "the link is down", root.LinkUp: "the link is up", root.LinkLost: "it is gone", root.LinkReopened: "it is back, and was opened again",
+		root.LinkDown: "the link is down", root.LinkUp: "the link is up", root.LinkLost: "it is gone",
+		root.LinkReopened: "it is back, and was opened again",
 	}[e.Change])
 	switch w.mode {
 	case displayJSON:
@@ -415,7 +422,8 @@ func (w *runOutput) ended(err error) error {
 func sampleLine(s *runSample) string {
 	var parts []string
 	for _, f := range s.Interfaces {
-		parts = append(parts, fmt.Sprintf("%s in %s/s %s out %s/s %s", f.Name, formatPerSecond(f.In.PacketsPerSecond), formatBits(f.In.BitsPerSecond), formatPerSecond(f.Out.PacketsPerSecond), formatBits(f.Out.BitsPerSecond)))
+		parts = append(parts, fmt.Sprintf("%s in %s/s %s out %s/s %s", f.Name, formatPerSecond(f.In.PacketsPerSecond),
+			formatBits(f.In.BitsPerSecond), formatPerSecond(f.Out.PacketsPerSecond), formatBits(f.Out.BitsPerSecond)))
 	}
 	var dropped uint64
 	var rate float64
@@ -425,7 +433,8 @@ func sampleLine(s *runSample) string {
 	}
 	text := fmt.Sprintf("%s  %s", formatETA(time.Duration(s.Seconds*1e9)), strings.Join(parts, ", "))
 	if n := s.Node; n != nil {
-		text += fmt.Sprintf("; %s, in %s out %s", count(len(n.Peers), "peer", "peers"), formatRate(n.InPerSecond), formatRate(n.OutPerSecond))
+		text += fmt.Sprintf("; %s, in %s out %s", count(len(n.Peers), "peer", "peers"), formatRate(n.InPerSecond),
+			formatRate(n.OutPerSecond))
 	}
 	if dropped > 0 {
 		text += fmt.Sprintf("; dropped %d, %s/s", dropped, formatPerSecond(rate))
@@ -450,11 +459,13 @@ func summary(s *runSample) string {
 		return "dropped: " + strings.Join(parts, ", ")
 	}
 	for _, f := range s.Interfaces {
-		fmt.Fprintf(&b, "%s: received %s, %s; sent %s, %s; %s\n", f.Name, count(int(f.In.Packets), "packet", "packets"), formatBytes(f.In.Bytes), count(int(f.Out.Packets), "packet", "packets"), formatBytes(f.Out.Bytes),
+		fmt.Fprintf(&b, "%s: received %s, %s; sent %s, %s; %s\n", f.Name, count(int(f.In.Packets), "packet", "packets"),
+			formatBytes(f.In.Bytes), count(int(f.Out.Packets), "packet", "packets"), formatBytes(f.Out.Bytes),
 			drops(f.Name, ""))
 		for _, r := range s.Rules {
 			if r.Interface == f.Name && r.Closed > 0 {
-				fmt.Fprintf(&b, "  flow %s: %s, of which %d waited at the end and were thrown away\n", cmp.Or(r.Name, r.Rule), count(int(r.Packets), "packet", "packets"), r.Closed)
+				fmt.Fprintf(&b, "  flow %s: %s, of which %d waited at the end and were thrown away\n",
+					cmp.Or(r.Name, r.Rule), count(int(r.Packets), "packet", "packets"), r.Closed)
 			}
 		}
 	}
@@ -483,11 +494,13 @@ func summary(s *runSample) string {
 		}
 		fmt.Fprintf(&b, "; %s\n", drops("", a.Name))
 		if t := a.Tensor; t != nil {
-			fmt.Fprintf(&b, "  tensor %s: %s, %d rows, %d missing%s\n", t.Name, count(int(t.Generations), "was made", "were made"), t.Rows, t.Missing, batchesText(t))
+			fmt.Fprintf(&b, "  tensor %s: %s, %d rows, %d missing%s\n", t.Name,
+				count(int(t.Generations), "was made", "were made"), t.Rows, t.Missing, batchesText(t))
 		}
 	}
 	if n := s.Node; n != nil {
-		fmt.Fprintf(&b, "node: %s; those of the end: in %s, out %s\n", count(int(n.PeersEver), "peer", "peers"), formatBytes(n.In), formatBytes(n.Out))
+		fmt.Fprintf(&b, "node: %s; those of the end: in %s, out %s\n", count(int(n.PeersEver), "peer", "peers"),
+			formatBytes(n.In), formatBytes(n.Out))
 	}
 	return b.String()
 }

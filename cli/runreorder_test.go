@@ -35,7 +35,8 @@ const runReorder = `penstock:
     - {name: keep, kind: sink, interface: in, tensor: {name: t, dtype: f32, shape: [1, 8]}}
 `
 
-// Datagrams in any order become batches, each of which a sink gives out as a tensor, and the counts say what was whole. With a GPU the batches are in its memory.
+// Datagrams in any order become batches, each of which a sink gives out as a tensor, and the counts
+// say what was whole. With a GPU the batches are in its memory.
 func TestRunReorder(t *testing.T) {
 	t.Run("cpu", func(t *testing.T) { testRunReorder(t, "cpu", "host", 5303) })
 	t.Run("gpu", func(t *testing.T) { testRunReorder(t, "gpu", "device", 5304) })
@@ -43,7 +44,8 @@ func TestRunReorder(t *testing.T) {
 
 func testRunReorder(t *testing.T, kind, memory string, port int) {
 	at := loopAt(port)
-	file := confFile(t, "reorder.yaml", strings.NewReplacer("SINK", at, "TYPE", kind, "MEMORY", memory).Replace(runReorder))
+	file := confFile(t, "reorder.yaml", strings.NewReplacer("SINK", at, "TYPE", kind, "MEMORY",
+		memory).Replace(runReorder))
 	r := startRun(t, file, "--interval", "100ms", "--gpu-runtime", "host")
 	s := r.next("started")
 	c, err := net.Dial("udp", at)
@@ -84,7 +86,8 @@ func testRunReorder(t *testing.T, kind, memory string, port int) {
 	for _, seq := range []uint32{9, 11, 8, 24} { // one of four is lost, and a later batch has the others leave
 		send(seq)
 	}
-	for !strings.Contains(string(r.next("sample").Applications[0].Tensor), `"generations":3,`) { // Packets counts before the tensor is there
+	for !strings.Contains(string(r.next("sample").Applications[0].Tensor), `"generations":3,`) {
+		// Packets counts before the tensor is there
 	}
 	// What is known of a batch has its tensor's name and more.
 	got := filepath.Join(t.TempDir(), "batch")
@@ -93,7 +96,8 @@ func testRunReorder(t *testing.T, kind, memory string, port int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range map[int]int64{app.BatchGeneration: 3, app.BatchID: 2, app.BatchPackets: 3, app.BatchPerBatch: 4, app.BatchPresent: 0b1011} {
+	for i, want := range map[int]int64{app.BatchGeneration: 3, app.BatchID: 2, app.BatchPackets: 3,
+		app.BatchPerBatch: 4, app.BatchPresent: 0b1011} {
 		if v := int64(binary.LittleEndian.Uint64(b[8*i:])); v != want {
 			t.Errorf("element %d about the batch is %d, want %d", i, v, want)
 		}
@@ -112,14 +116,16 @@ func testRunReorder(t *testing.T, kind, memory string, port int) {
 		}
 		counts[x.Event] = x.Count
 	}
-	if counts["samples: whole"] != 2 || counts["samples: packets"] != 11 || counts["samples: partial"] != 1 || len(e.Drops) != 1 || e.Drops[0].Reason != "closed" {
+	if counts["samples: whole"] != 2 || counts["samples: packets"] != 11 || counts["samples: partial"] != 1 ||
+		len(e.Drops) != 1 || e.Drops[0].Reason != "closed" {
 		t.Errorf("%v, %+v", counts, e.Drops)
 	}
 }
 
 // The summary has what stages counted, a line each.
 func TestSummaryOfStages(t *testing.T) {
-	text := summary(&runSample{Stages: []runStage{{"a/0 reorder", "p: whole", 3, 0}, {"a/0 reorder", "p: lost", 0, 0}, {"a/0 reorder", "p: packets", 24, 0}, {"b/1 reorder", "q: whole", 1, 0}}})
+	text := summary(&runSample{Stages: []runStage{{"a/0 reorder", "p: whole", 3, 0}, {"a/0 reorder", "p: lost", 0, 0},
+		{"a/0 reorder", "p: packets", 24, 0}, {"b/1 reorder", "q: whole", 1, 0}}})
 	if !strings.Contains(text, "\na/0 reorder: p: whole 3, p: packets 24\nb/1 reorder: q: whole 1\n") {
 		t.Error(text)
 	}

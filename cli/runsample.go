@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 
-// A runSample is what `penstock run` shows at one moment: counts since the start, and rates since the sample before. Its JSON form is the
-// event "sample", see penstock help json.
+// A runSample is what `penstock run` shows at one moment: counts since the start, and rates since
+// the sample before. Its JSON form is the event "sample", see penstock help json.
 type runSample struct {
 	Event        string         `json:"event"`
 	Seconds      float64        `json:"seconds"`      // since the start
@@ -161,7 +161,8 @@ func newSampler(p *root.Plan, now time.Time) *sampler {
 func (m *sampler) sample(now *runRaw) *runSample {
 	last := m.last
 	m.last = now
-	s := &runSample{Event: "sample", Seconds: now.at.Sub(m.first).Seconds(), Interfaces: []runInterface{}, Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{}, Stages: []runStage{},
+	s := &runSample{Event: "sample", Seconds: now.at.Sub(m.first).Seconds(), Interfaces: []runInterface{},
+		Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{}, Stages: []runStage{},
 		Applications: []runApp{}}
 	if last == nil {
 		last = &runRaw{at: m.first, cpu: now.cpu}
@@ -186,14 +187,16 @@ func (m *sampler) sample(now *runRaw) *runSample {
 			low = free
 		}
 		m.lowest[r.Name] = low
-		s.Pools = append(s.Pools, runPool{r.Name, r.Kind.String(), r.Stats.Slots, r.Stats.InUse, low, r.Stats.Exhausted})
+		s.Pools = append(s.Pools, runPool{r.Name, r.Kind.String(), r.Stats.Slots, r.Stats.InUse, low,
+			r.Stats.Exhausted})
 	}
 	for i := range now.sys.Applications {
 		a, was := &now.sys.Applications[i], root.ApplicationSnapshot{}
 		if i < len(last.sys.Applications) {
 			was = last.sys.Applications[i]
 		}
-		s.Applications = append(s.Applications, runApp{a.Snapshot, a.From, a.To, per(a.Packets, was.Packets), 8 * per(a.Bytes, was.Bytes), per(a.Sent, was.Sent), a.Ended})
+		s.Applications = append(s.Applications, runApp{a.Snapshot, a.From, a.To, per(a.Packets, was.Packets),
+			8 * per(a.Bytes, was.Bytes), per(a.Sent, was.Sent), a.Ended})
 		for reason, n := range a.Drops {
 			if n > 0 {
 				s.Drops = append(s.Drops, runDrop{a.Name, app.Drop(reason).String(), n, per(n, was.Drops[reason]), ""})
@@ -225,8 +228,10 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 	in.Add(&x.Rx.Drops)
 	before.Add(&y.Rx.Drops)
 	s.Interfaces = append(s.Interfaces, runInterface{
-		Name: f.Name, Engine: f.Info.Engine, Device: f.Info.Device, Up: f.Info.Up, Kernel: x.Kernel, Copied: x.Rx.Copied + x.Tx.Copied,
-		In: flowOf(x.Rx.Packets, x.Rx.Bytes, y.Rx.Packets, y.Rx.Bytes, per), Out: flowOf(x.Tx.Packets, x.Tx.Bytes, y.Tx.Packets, y.Tx.Bytes, per),
+		Name: f.Name, Engine: f.Info.Engine, Device: f.Info.Device, Up: f.Info.Up, Kernel: x.Kernel,
+		Copied:  x.Rx.Copied + x.Tx.Copied,
+		In:      flowOf(x.Rx.Packets, x.Rx.Bytes, y.Rx.Packets, y.Rx.Bytes, per),
+		Out:     flowOf(x.Tx.Packets, x.Tx.Bytes, y.Tx.Packets, y.Tx.Bytes, per),
 		Dropped: in.Total() + x.Tx.Drops.Total(),
 	})
 	for _, d := range []struct {
@@ -235,7 +240,8 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 	}{{"in", &in, &before}, {"out", &x.Tx.Drops, &y.Tx.Drops}} {
 		for reason, n := range d.now {
 			if n > 0 {
-				s.Drops = append(s.Drops, runDrop{f.Name + " " + d.way, engine.Drop(reason).String(), n, per(n, d.was[reason]), f.Name})
+				s.Drops = append(s.Drops, runDrop{f.Name + " " + d.way, engine.Drop(reason).String(), n,
+					per(n, d.was[reason]), f.Name})
 			}
 		}
 	}
@@ -249,7 +255,8 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 		}
 		if waited > 0 {
 			s.Interfaces[len(s.Interfaces)-1].Dropped += waited
-			s.Drops = append(s.Drops, runDrop{queueName(f.Name, q.ID), engine.DropClosed.String(), waited, per(waited, 0), f.Name})
+			s.Drops = append(s.Drops, runDrop{queueName(f.Name, q.ID), engine.DropClosed.String(), waited,
+				per(waited, 0), f.Name})
 		}
 		for k, x := range q.Stages {
 			where := fmt.Sprintf("%s %s", queueName(f.Name, q.ID), x.Type)
@@ -272,7 +279,8 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 				}
 			}
 		}
-		r := runQueue{Interface: f.Name, ID: q.ID, Direction: "in", Poller: q.Poller, Core: -1, Packets: q.Stats.Packets, Dropped: q.Stats.Drops.Total() + waited}
+		r := runQueue{Interface: f.Name, ID: q.ID, Direction: "in", Poller: q.Poller, Core: -1,
+			Packets: q.Stats.Packets, Dropped: q.Stats.Drops.Total() + waited}
 		if q.Polled != nil {
 			r.Held, r.Stalls = uint64(q.Polled.Waiting), q.Polled.Stalls
 		}
@@ -283,7 +291,8 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 		s.Queues = append(s.Queues, r)
 	}
 	for _, q := range f.Tx {
-		r := runQueue{Interface: f.Name, ID: q.ID, Direction: "out", Core: -1, Held: q.Stats.Queued, Stalls: q.Stats.Full + q.Stats.NoBuffers, Packets: q.Stats.Packets, Dropped: q.Stats.Drops.Total()}
+		r := runQueue{Interface: f.Name, ID: q.ID, Direction: "out", Core: -1, Held: q.Stats.Queued,
+			Stalls: q.Stats.Full + q.Stats.NoBuffers, Packets: q.Stats.Packets, Dropped: q.Stats.Drops.Total()}
 		if k := slices.IndexFunc(p.Tx, func(x root.TxPlan) bool { return x.ID == q.ID }); k >= 0 {
 			r.Of = p.Tx[k].Depth
 		}
@@ -303,10 +312,12 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 		bare := r.Rule
 		bare.ID, bare.Name = 0, "" // they stand beside it
 		bare.Mark = flow.Opt[uint32]{}
-		s.Rules = append(s.Rules, runRule{f.Name, r.Rule.ID, r.Rule.Name, bare.String(), r.Packets, r.Bytes, per(r.Packets, before), thrown})
+		s.Rules = append(s.Rules, runRule{f.Name, r.Rule.ID, r.Rule.Name, bare.String(), r.Packets, r.Bytes,
+			per(r.Packets, before), thrown})
 	}
 	if f.Unmatched.Packets > 0 && len(f.Rules) > 0 {
-		s.Rules = append(s.Rules, runRule{f.Name, 0, "", "no rule", f.Unmatched.Packets, f.Unmatched.Bytes, per(f.Unmatched.Packets, was.Unmatched.Packets), closed[0]})
+		s.Rules = append(s.Rules, runRule{f.Name, 0, "", "no rule", f.Unmatched.Packets, f.Unmatched.Bytes,
+			per(f.Unmatched.Packets, was.Unmatched.Packets), closed[0]})
 	}
 }
 
@@ -328,7 +339,8 @@ func pollerCore(name string, now *runRaw) int {
 }
 
 func nodeSample(n, last *observe.Snapshot, per func(now, last uint64) float64) *runNode {
-	out := &runNode{Name: n.Node.Name, Addresses: n.Node.Addresses, Running: n.Node.TransfersRunning, PeersEver: n.Node.PeersTotal, Peers: []runPeer{}}
+	out := &runNode{Name: n.Node.Name, Addresses: n.Node.Addresses, Running: n.Node.TransfersRunning,
+		PeersEver: n.Node.PeersTotal, Peers: []runPeer{}}
 	for _, p := range n.Peers {
 		var in, outBytes uint64
 		if last != nil {
@@ -336,7 +348,8 @@ func nodeSample(n, last *observe.Snapshot, per func(now, last uint64) float64) *
 				in, outBytes = last.Peers[k].BytesIn, last.Peers[k].BytesOut
 			}
 		}
-		r := runPeer{Name: p.Name, ID: p.ID, Security: p.Security, In: p.BytesIn, Out: p.BytesOut, InPerSecond: per(p.BytesIn, in), OutPerSecond: per(p.BytesOut, outBytes)}
+		r := runPeer{Name: p.Name, ID: p.ID, Security: p.Security, In: p.BytesIn, Out: p.BytesOut,
+			InPerSecond: per(p.BytesIn, in), OutPerSecond: per(p.BytesOut, outBytes)}
 		if p.Certificate != "" {
 			r.Name = p.Certificate
 		}

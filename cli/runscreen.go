@@ -50,7 +50,8 @@ func (l *messageLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// terminalScreen draws on the alternate screen of a terminal, and puts the terminal back as it was. Its methods may be called from any goroutine.
+// terminalScreen draws on the alternate screen of a terminal, and puts the terminal back as it was.
+// Its methods may be called from any goroutine.
 type terminalScreen struct {
 	out *os.File
 
@@ -61,7 +62,8 @@ type terminalScreen struct {
 	wg      sync.WaitGroup
 }
 
-// screenFor is the terminal that out is, if a screen can be drawn on it by this process: nil otherwise.
+// screenFor is the terminal that out is, if a screen can be drawn on it by this process: nil
+// otherwise.
 func screenFor(out io.Writer) *os.File {
 	f, ok := out.(*os.File)
 	if !ok || os.Getenv("TERM") == "" || os.Getenv("TERM") == "dumb" {
@@ -73,7 +75,8 @@ func screenFor(out io.Writer) *os.File {
 	return f
 }
 
-// openScreen begins to draw. pressed is called for each key, on a goroutine of its own, until close.
+// openScreen begins to draw. pressed is called for each key, on a goroutine of its own, until
+// close.
 func openScreen(out *os.File, pressed func(key byte)) *terminalScreen {
 	t := &terminalScreen{out: out, on: true}
 	// A descriptor of its own, in Go's poller, so that close ends a Read.

@@ -39,8 +39,10 @@ func TestServeWithIdentity(t *testing.T) {
 	served := t.TempDir()
 	b := content(100_000, 10)
 	write(t, filepath.Join(served, "w"), b)
-	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,write,list\nallow guest list\ndeny name denied\n"))
-	p := proc.Start(t, program("serve", served, "--writable", "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"], "--policy", policy))
+	policy := write(t, filepath.Join(t.TempDir(), "policy"),
+		[]byte("allow worker read,write,list\nallow guest list\ndeny name denied\n"))
+	p := proc.Start(t, program("serve", served, "--writable", "--listen", "tcp://127.0.0.1:0", "--identity",
+		dirs["server"], "--policy", policy))
 	m, err := p.WaitLine(limit(t), servedNamed)
 	if err != nil {
 		t.Fatal(err)
@@ -59,10 +61,13 @@ func TestServeWithIdentity(t *testing.T) {
 	run(t, exitNotPermitted, "", "ls", addr, "--identity", "none")
 	run(t, exitNotPermitted, "there is no identity", "ls", addr, "--identity", t.TempDir())
 	run(t, exitUsage, "without an identity", "ls", addr, "--identity", "none", "--expect", "server")
-	run(t, exitUsage, "names its peer by itself", "ls", "tcp://server@"+addr, "--identity", dirs["worker"], "--expect", "server")
+	run(t, exitUsage, "names its peer by itself", "ls", "tcp://server@"+addr, "--identity", dirs["worker"], "--expect",
+		"server")
 	run(t, exitUsage, "goes with an identity", "serve", served, "--identity", "none", "--policy", policy)
-	for _, want := range []string{": TLS; who has a certificate", "allow worker", "peer worker: fetched w, 100.0 kB", "peer worker: put new, 100.0 kB"} {
-		if _, err := p.WaitLine(limit(t), regexp.MustCompile(regexp.QuoteMeta(want))); err != nil { // some lines come a moment later
+	for _, want := range []string{": TLS; who has a certificate", "allow worker", "peer worker: fetched w, 100.0 kB",
+		"peer worker: put new, 100.0 kB"} {
+		if _, err := p.WaitLine(limit(t), regexp.MustCompile(regexp.QuoteMeta(want))); err != nil {
+			// some lines come a moment later
 			t.Error(err)
 		}
 	}
@@ -71,7 +76,8 @@ func TestServeWithIdentity(t *testing.T) {
 	}
 }
 
-// A file of rules that is wrong at the start is an error with its place, and serve and status report one that becomes wrong later.
+// A file of rules that is wrong at the start is an error with its place, and serve and status
+// report one that becomes wrong later.
 func TestBrokenRules(t *testing.T) {
 	dirs := identities(t, "worker")
 	policy := filepath.Join(dirs["server"], "policy")

@@ -41,7 +41,8 @@ type serveOptions struct {
 	metrics  string
 }
 
-// defaultListen is where serve is reached at, and defaultPort where an address that begins with tcp:// names no port.
+// defaultListen is where serve is reached at, and defaultPort where an address that begins with
+// tcp:// names no port.
 const (
 	defaultListen = "tcp://127.0.0.1:" + defaultPort
 	defaultPort   = "7070" // config.DefaultPort
@@ -73,20 +74,37 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	o.nodeFlags.add(c)
 	o.displayFlags.add(c)
 	f := c.Flags()
-	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST[:PORT], HOST:PORT, :PORT for all addresses, or unix://PATH; may be given more than once (default: "+defaultListen+")")
+	f.StringArrayVar(&o.listen, "listen", nil,
+		"`ADDR` to be reached at, tcp://HOST[:PORT], HOST:PORT, :PORT for all addresses, or unix://PATH; may be given more than once (default: "+defaultListen+")")
 	f.BoolVar(&o.writable, "writable", false, "let peers put files below the directory")
 	f.BoolVar(&o.remove, "removable", false, "with --writable: let peers also remove files below the directory")
-	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB; a directory counts as 4KiB (default: as the disk allows, less --keep-free)")
-	f.StringVar(&o.keepFree, "keep-free", "", "with --writable: how many `BYTES` of the disk uploads leave free, such as 10GiB; 0: none (default: 1GiB, or the twentieth part of a smaller disk than 20GiB)")
-	f.StringVar(&o.keepPart, "keep-partial", "24h", "with --writable: how long the part of an upload that no peer goes on with is kept for that peer, such as 72h, or forever; of one peer 256 are kept at most, the newest")
-	f.IntVar(&o.maxFiles, "max-files", 0, "how many files are served, and with --writable up to how many files and directories peers may put more (default: 50000; each takes one of the mappings of vm.max_map_count)")
-	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, no peer may do anything)")
-	f.StringVar(&o.metrics, "metrics", "", "serve /metrics for Prometheus, /healthz and /readyz at `ADDR`: a HOST:PORT of this machine such as 127.0.0.1:9095, by HTTP; with an identity also of others, by HTTPS, to certificates with the right status (default: none are served)")
+	f.StringVar(&o.maxBytes, "max-bytes", "",
+		"with --writable: how large in `BYTES` all files together may become, such as 100GiB; a directory counts as "+
+			"4KiB (default: as the disk allows, less --keep-free)")
+	f.StringVar(&o.keepFree, "keep-free", "",
+		"with --writable: how many `BYTES` of the disk uploads leave free, such as 10GiB; 0: none (default: 1GiB, or "+
+			"the twentieth part of a smaller disk than 20GiB)")
+	f.StringVar(&o.keepPart, "keep-partial", "24h",
+		"with --writable: how long the part of an upload that no peer goes on with is kept for that peer, such as "+
+			"72h, or forever; of one peer 256 are kept at most, the newest")
+	f.IntVar(&o.maxFiles, "max-files", 0,
+		"how many files are served, and with --writable up to how many files and directories peers may put more "+
+			"(default: 50000; each takes one of the mappings of vm.max_map_count)")
+	f.StringVar(&o.policy, "policy", "",
+		"`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, no "+
+			"peer may do anything)")
+	f.StringVar(&o.metrics, "metrics", "",
+		"serve /metrics for Prometheus, /healthz and /readyz at `ADDR`: a HOST:PORT of this machine such as "+
+			"127.0.0.1:9095, by HTTP; with an identity also of others, by HTTPS, to certificates with the right "+
+			"status (default: none are served)")
 	f.BoolVar(&o.hidden, "hidden", false, "serve and take names that begin with a dot, too")
-	f.BoolVar(&o.follow, "follow-links", false, "serve what symbolic links lead to below the directory, under the link's name")
+	f.BoolVar(&o.follow, "follow-links", false,
+		"serve what symbolic links lead to below the directory, under the link's name")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
-	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")
-	f.DurationVar(&o.rescan, "rescan", 10*time.Second, "how often to look for new files; less often where the kernel reports no change; 0: only at the start")
+	f.BoolVar(&o.strong, "strong", false,
+		"identify contents by their SHA-256, which reads each file once; else by size, times and inode")
+	f.DurationVar(&o.rescan, "rescan", 10*time.Second,
+		"how often to look for new files; less often where the kernel reports no change; 0: only at the start")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "how long transfers under way may go on after Ctrl-C")
 	fromEnvironment(c, "listen", "policy", "metrics")
 	return c
@@ -105,7 +123,8 @@ type server struct {
 	wg   sync.WaitGroup // added to under the mutex, while over is not set
 }
 
-// spawn runs f beside, unless the server is at its end: a callback of the node may still be running then.
+// spawn runs f beside, unless the server is at its end: a callback of the node may still be running
+// then.
 func (v *server) spawn(f func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -127,7 +146,9 @@ func runServe(ctx context.Context, s streams, o serveOptions, root string) error
 }
 
 func (v *server) run(ctx context.Context, root string) (err error) {
-	so := share.Options{Root: root, Writable: v.o.writable, Removable: v.o.remove, Tensors: !v.o.noTensor, Hidden: v.o.hidden, FollowLinks: v.o.follow, Strong: v.o.strong, RescanEvery: v.o.rescan, MaxFiles: v.o.maxFiles,
+	so := share.Options{Root: root, Writable: v.o.writable, Removable: v.o.remove, Tensors: !v.o.noTensor,
+		Hidden: v.o.hidden, FollowLinks: v.o.follow, Strong: v.o.strong, RescanEvery: v.o.rescan,
+		MaxFiles: v.o.maxFiles,
 		OnAccess: v.accessed, OnRemove: v.removed}
 	if v.o.remove && !v.o.writable {
 		return &usageError{errors.New("--removable lets peers who may write also remove files: it goes with --writable")}
@@ -149,7 +170,8 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 		return err
 	}
 	if v.o.policy != "" && no.Identity == nil {
-		return &usageError{errors.New("--policy: the rules are about the names in certificates: it goes with an identity, see penstock pair")}
+		return &usageError{errors.New("--policy: the rules are about the names in certificates: it goes with an " +
+			"identity, see penstock pair")}
 	}
 	v.id = no.Identity
 	so.Logger = no.Logger
@@ -214,7 +236,8 @@ func (o *serveOptions) limits(so *share.Options) (err error) {
 		return err
 	}
 	if o.maxBytes != "" && so.MaxBytes == 0 {
-		return &usageError{errors.New("--max-bytes 0: expected more; without the flag the disk is the limit, less --keep-free")}
+		return &usageError{errors.New("--max-bytes 0: expected more; without the flag the disk is the limit, less " +
+			"--keep-free")}
 	}
 	if so.KeepFree, err = bytes("--keep-free", o.keepFree, share.KeepNoneFree); err != nil {
 		return err
@@ -224,12 +247,14 @@ func (o *serveOptions) limits(so *share.Options) (err error) {
 		return nil
 	}
 	if so.KeepPartial, err = time.ParseDuration(o.keepPart); err != nil || so.KeepPartial <= 0 {
-		return &usageError{fmt.Errorf("--keep-partial %q: expected a duration above 0, such as 24h, or forever", o.keepPart)}
+		return &usageError{fmt.Errorf("--keep-partial %q: expected a duration above 0, such as 24h, or forever",
+			o.keepPart)}
 	}
 	return nil
 }
 
-// serveMetrics serves what the node, the share and the memory of this process count until stop: also while the last transfers end.
+// serveMetrics serves what the node, the share and the memory of this process count until stop:
+// also while the last transfers end.
 func (v *server) serveMetrics(ctx context.Context) (stop func() error, page string, err error) {
 	memory := func() []metrics.Family { return mem.ReadStats().Families() }
 	o := prom.ServeOptions{Ready: v.ready}
@@ -237,7 +262,8 @@ func (v *server) serveMetrics(ctx context.Context) (stop func() error, page stri
 	if v.id != nil && !prom.IsLoopback(v.o.metrics) {
 		o.TLS, scheme = v.id.Web(identity.Status), "https://"
 	}
-	stop, addr, err := prom.Serve(context.WithoutCancel(ctx), v.o.metrics, o, v.node.Metrics, memory, v.share.Families, thisBuild().families)
+	stop, addr, err := prom.Serve(context.WithoutCancel(ctx), v.o.metrics, o, v.node.Metrics, memory, v.share.Families,
+		thisBuild().families)
 	if err != nil {
 		err = fmt.Errorf("--metrics: %w", err)
 		if _, bad := errors.AsType[*net.AddrError](err); bad || errors.Is(err, prom.ErrNotLoopback) {
@@ -268,8 +294,10 @@ func (v *server) announce(root, page string) {
 			}
 		}
 	}
-	v.d.event(event{Event: "serving", Addresses: addrs, Root: root, Files: &n.Files, Bytes: &n.Bytes, Writable: &v.o.writable, Encrypted: &encrypted, Metrics: page})
-	what := fmt.Sprintf("serving %s: %s, %s", share.Printable(root), count(n.Files, "file", "files"), formatBytes(n.Bytes))
+	v.d.event(event{Event: "serving", Addresses: addrs, Root: root, Files: &n.Files, Bytes: &n.Bytes,
+		Writable: &v.o.writable, Encrypted: &encrypted, Metrics: page})
+	what := fmt.Sprintf("serving %s: %s, %s", share.Printable(root), count(n.Files, "file", "files"),
+		formatBytes(n.Bytes))
 	if n.Tensors > 0 {
 		what += ", " + count(n.Tensors, "tensor", "tensors")
 	}
@@ -300,7 +328,8 @@ func (v *server) announce(root, page string) {
 	}
 	if v.id != nil {
 		if v.id.Rules() == nil {
-			v.d.warn("no certificate has rights here: there is no file of rules; \"penstock pair allow NAME RIGHTS\" makes one")
+			v.d.warn("no certificate has rights here: there is no file of rules; \"penstock pair allow NAME RIGHTS\" " +
+				"makes one")
 		}
 		for line := range strings.Lines(v.id.Rules().String()) {
 			v.d.print("  %s", share.Printable(strings.TrimSpace(line)))

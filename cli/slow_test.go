@@ -34,7 +34,8 @@ var plaintext = []string{"--insecure", "--identity", "none"}
 // newSlowHosts are those of plaintext, on a link that loses one packet in a hundred.
 func newSlowHosts(t *testing.T, root string, flags ...string) *slowHosts {
 	t.Helper()
-	return newHosts(t, netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: 0.01, Rate: 1e9, Queue: 4 << 20, Seed: 11}, root, append(flags, plaintext...), plaintext)
+	return newHosts(t, netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: 0.01, Rate: 1e9, Queue: 4 << 20, Seed: 11},
+		root, append(flags, plaintext...), plaintext)
 }
 
 func newHosts(t *testing.T, link netns.LinkSpec, root string, serverFlags, clientFlags []string) *slowHosts {
@@ -81,7 +82,8 @@ func (h *slowHosts) connections() (n int) {
 		h.t.Error(err)
 	}
 	for line := range strings.Lines(out.String()) {
-		if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1], ":1B9E") && f[3] == "01" { // port 7070, established
+		if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1], ":1B9E") && f[3] == "01" {
+			// port 7070, established
 			n++
 		}
 	}
@@ -109,7 +111,8 @@ func (h *slowHosts) same(want, got string) {
 	}
 }
 
-// Many small files and a large one come over a long and lossy link, also when the link is cut on the way; what is there is not moved again.
+// Many small files and a large one come over a long and lossy link, also when the link is cut on
+// the way; what is there is not moved again.
 func TestMirrorOverALongLink(t *testing.T) {
 	root, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
 	r := rand.NewChaCha8([32]byte{1})
@@ -156,7 +159,8 @@ func TestMirrorOverALongLink(t *testing.T) {
 	}
 }
 
-// A link may be slow: 1 Mb/s, a round trip of 600 ms, two packets in a hundred lost. No silence of it is taken for a dead peer, with TLS and without, and nothing is tried twice.
+// A link may be slow: 1 Mb/s, a round trip of 600 ms, two packets in a hundred lost. No silence of
+// it is taken for a dead peer, with TLS and without, and nothing is tried twice.
 func TestGetOverASlowLink(t *testing.T) {
 	dirs := identities(t, "worker")
 	root, out := t.TempDir(), filepath.Join(t.TempDir(), "f")
@@ -179,7 +183,8 @@ func TestGetOverASlowLink(t *testing.T) {
 	}
 }
 
-// TestRecordingSlowLink records the commands for files over a link of 20 ms that loses one packet in a hundred.
+// TestRecordingSlowLink records the commands for files over a link of 20 ms that loses one packet
+// in a hundred.
 func TestRecordingSlowLink(t *testing.T) {
 	r := record(t)
 	local, incoming := filepath.Join(r.dir, "run7"), filepath.Join(r.dir, "incoming")
@@ -187,10 +192,12 @@ func TestRecordingSlowLink(t *testing.T) {
 		write(t, filepath.Join(local, fmt.Sprintf("shard%d/%03d.json", i%2, i)), content(2000, uint64(i)))
 	}
 	write(t, filepath.Join(local, "weights.bin"), content(1_000_000, 1))
-	if err := errors.Join(os.Mkdir(incoming, 0o755), os.Symlink("run7", filepath.Join(incoming, "latest"))); err != nil {
+	if err := errors.Join(os.Mkdir(incoming, 0o755),
+		os.Symlink("run7", filepath.Join(incoming, "latest"))); err != nil {
 		t.Fatal(err)
 	}
-	r.say("two hosts, a round trip of 20 ms, 1 Gb/s, one packet in a hundred is lost; the server: penstock serve incoming --writable --removable")
+	r.say("two hosts, a round trip of 20 ms, 1 Gb/s, one packet in a hundred is lost; the server: penstock serve " +
+		"incoming --writable --removable")
 	h := newSlowHosts(t, incoming, "--writable", "--removable", "--rescan", "0")
 	run := func(ok bool, args ...string) {
 		t.Helper()
@@ -226,7 +233,9 @@ func TestRecordingSlowLink(t *testing.T) {
 		t.Error(err)
 	}
 	r.say("and what the server printed, until Ctrl-C:")
-	shown := regexp.MustCompile(`(?m)(: gone): transfer: closed by this side.*$`).ReplaceAllString(h.shown.String(), "$1") // if the last peer goes at that moment
+	// if the last peer goes at that moment
+	shown := regexp.MustCompile(`(?m)(: gone): transfer: closed by this side.*$`).ReplaceAllString(h.shown.String(),
+		"$1")
 	shown = regexp.MustCompile(`cli\.test-\d+`).ReplaceAllString(shown, "penstock-4711")
 	r.show("penstock serve incoming --writable --removable", strings.ReplaceAll(shown, r.dir+"/", ""))
 	r.finish("slow-link")

@@ -187,18 +187,21 @@ type statusTable struct {
 // print puts first what changes: who is connected and how fast it goes.
 func (c *screen) print() {
 	s := c.s
-	c.line("node %s   instance %s   up %s", safeText(s.Node.Name, 60), safeText(s.Node.Instance, 16), formatAge(s.Node.UptimeSeconds))
+	c.line("node %s   instance %s   up %s", safeText(s.Node.Name, 60), safeText(s.Node.Instance, 16),
+		formatAge(s.Node.UptimeSeconds))
 	if c.height == 0 {
 		for _, a := range s.Node.Addresses[:min(len(s.Node.Addresses), screenRows)] {
 			c.line("  listens on %s", safeText(a, 120))
 		}
 	}
-	c.line("  peers %d now, %d ever, %d turned away; %d of their requests refused", len(s.Peers)+s.Omitted.Peers, s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
+	c.line("  peers %d now, %d ever, %d turned away; %d of their requests refused", len(s.Peers)+s.Omitted.Peers,
+		s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
 	if id := s.Node.Identity; id != nil && id.LoadError != "" {
 		c.line("  ERROR: changed certificates or rules cannot be used: %s", safeText(id.LoadError, 300))
 	}
 	m := s.Memory
-	c.line("  memory for pushed tensors %s of %s; %s registered in %d ranges", formatBytes(m.LandingUsed), formatBytes(m.LandingBudget), formatBytes(m.Registered), m.Registrations)
+	c.line("  memory for pushed tensors %s of %s; %s registered in %d ranges", formatBytes(m.LandingUsed),
+		formatBytes(m.LandingBudget), formatBytes(m.Registered), m.Registrations)
 	c.peers()
 	c.totals()
 	c.transfers()
@@ -225,8 +228,8 @@ func (c *screen) line(format string, args ...any) {
 	c.w.WriteString(text + "\n")
 }
 
-// fit writes as much of the tables as there is room for. The peers leave room for the totals, and all of them for a line that counts
-// what is missing.
+// fit writes as much of the tables as there is room for. The peers leave room for the totals, and
+// all of them for a line that counts what is missing.
 func (c *screen) fit() {
 	room := c.height - bytes.Count(c.w.Bytes(), []byte("\n")) - 1
 	var missing []string
@@ -281,43 +284,52 @@ func (c *screen) table(what, title, header string, rows, omitted int, row func(i
 	var b strings.Builder
 	l.print(&b)
 	lines := slices.Collect(strings.Lines(b.String()))
-	c.tables = append(c.tables, statusTable{what, []string{"\n", title + "\n", lines[0]}, lines[1:], rows + omitted - shown})
+	c.tables = append(c.tables, statusTable{what, []string{"\n", title + "\n", lines[0]}, lines[1:],
+		rows + omitted - shown})
 }
 
 func (c *screen) totals() {
 	all := c.s.Totals
-	c.table("total", "transfers that this node began, and those of its peers", "kind\trate\tbytes\trunning\tcompleted\tfailed\tcanceled\trejected\tfailovers\tof peers", len(all), 0, func(i int) []any {
-		k := all[i]
-		var rejected uint64
-		for _, n := range k.Rejected {
-			rejected += n
-		}
-		before, ok := c.r.kind(k.Kind)
-		return []any{safeText(k.Kind, 10), c.r.of(k.Bytes, before.Bytes, ok), formatBytes(k.Bytes), k.Running, k.Completed, k.Failed, k.Canceled,
-			rejected, k.Failovers, k.Received}
-	})
+	c.table("total", "transfers that this node began, and those of its peers",
+		"kind\trate\tbytes\trunning\tcompleted\tfailed\tcanceled\trejected\tfailovers\tof peers", len(all), 0,
+		func(i int) []any {
+			k := all[i]
+			var rejected uint64
+			for _, n := range k.Rejected {
+				rejected += n
+			}
+			before, ok := c.r.kind(k.Kind)
+			return []any{safeText(k.Kind, 10), c.r.of(k.Bytes, before.Bytes, ok), formatBytes(k.Bytes), k.Running,
+				k.Completed, k.Failed, k.Canceled,
+				rejected, k.Failovers, k.Received}
+		})
 }
 
 func (c *screen) latency() {
 	all := c.s.Latency
-	c.table("duration", "from the call until done", "kind\tpath\tcount\tmean\tp50\tp99\tp99.9\tmost", len(all), 0, func(i int) []any {
-		l := all[i]
-		return []any{safeText(l.Kind, 10), safeText(l.Path, 16), l.Count, formatSeconds(l.Mean), formatSeconds(l.P50),
-			formatSeconds(l.P99), formatSeconds(l.P999), formatSeconds(l.Max)}
-	})
+	c.table("duration", "from the call until done", "kind\tpath\tcount\tmean\tp50\tp99\tp99.9\tmost", len(all), 0,
+		func(i int) []any {
+			l := all[i]
+			return []any{safeText(l.Kind, 10), safeText(l.Path, 16), l.Count, formatSeconds(l.Mean),
+				formatSeconds(l.P50),
+				formatSeconds(l.P99), formatSeconds(l.P999), formatSeconds(l.Max)}
+		})
 }
 
 func (c *screen) peers() {
 	all := c.s.Peers
-	c.table("peer", "peers", "#\tname\tin rate\tout rate\tin\tout\tactive\tround trip\tsince\tsecurity\tcertificate\taddress", len(all), c.s.Omitted.Peers, func(i int) []any {
+	c.table("peer", "peers", "#\tname\tin rate\tout rate\tin\tout\tactive\tround "+
+		"trip\tsince\tsecurity\tcertificate\taddress", len(all), c.s.Omitted.Peers, func(i int) []any {
 		p := all[i]
 		before, ok := c.r.peer(p.ID)
 		name := 32
 		if c.height > 0 { // the rates have to fit
 			name = max(c.width/4, leastName)
 		}
-		return []any{p.ID, safeText(p.Name, name), c.r.of(p.BytesIn, before.BytesIn, ok), c.r.of(p.BytesOut, before.BytesOut, ok), formatBytes(p.BytesIn), formatBytes(p.BytesOut),
-			p.Transfers, formatSeconds(p.RoundTripSeconds), formatAge(c.s.Time.Sub(p.Since).Seconds()), safeText(p.Security, 12), safeText(p.Certificate, 32), safeText(p.Address, 48)}
+		return []any{p.ID, safeText(p.Name, name), c.r.of(p.BytesIn, before.BytesIn, ok),
+			c.r.of(p.BytesOut, before.BytesOut, ok), formatBytes(p.BytesIn), formatBytes(p.BytesOut),
+			p.Transfers, formatSeconds(p.RoundTripSeconds), formatAge(c.s.Time.Sub(p.Since).Seconds()),
+			safeText(p.Security, 12), safeText(p.Certificate, 32), safeText(p.Address, 48)}
 	})
 }
 
@@ -332,7 +344,8 @@ func (c *screen) paths() {
 			all = append(all, row{p, x})
 		}
 	}
-	c.table("path", "paths", "peer\tpath\tqueue\tsecurity\tproof\twindow used\twaiting\texpected\tput\tgot\tplaced\tserved\tfailed", len(all), c.s.Omitted.Paths, func(i int) []any {
+	c.table("path", "paths", "peer\tpath\tqueue\tsecurity\tproof\twindow "+
+		"used\twaiting\texpected\tput\tgot\tplaced\tserved\tfailed", len(all), c.s.Omitted.Paths, func(i int) []any {
 		x := all[i]
 		cost := "-"
 		if x.Cost.BytesPerSecond > 0 && x.Cost.BytesPerSecond < 1e15 {
@@ -341,18 +354,22 @@ func (c *screen) paths() {
 				cost += " (not measured)"
 			}
 		}
-		return []any{fmt.Sprintf("#%d %s", x.peer.ID, safeText(x.peer.Name, 24)), safeText(x.Path, 16), safeText(x.Queue, 16), safeText(x.Security, 12),
-			safeText(x.Proof, 12), fmt.Sprintf("%d of %d", x.InFlight, x.Window), x.Queued, cost, formatBytes(x.Counters.BytesPut), formatBytes(x.Counters.BytesGot),
+		return []any{fmt.Sprintf("#%d %s", x.peer.ID, safeText(x.peer.Name, 24)), safeText(x.Path, 16),
+			safeText(x.Queue, 16), safeText(x.Security, 12),
+			safeText(x.Proof, 12), fmt.Sprintf("%d of %d", x.InFlight, x.Window), x.Queued, cost,
+			formatBytes(x.Counters.BytesPut), formatBytes(x.Counters.BytesGot),
 			formatBytes(x.Counters.BytesPlaced), formatBytes(x.Counters.BytesServed), x.Counters.OpsFailed}
 	})
 }
 
 func (c *screen) transfers() {
 	all := c.s.Transfers
-	c.table("transfer", "under way", "transfer\tkind\tpeer\tpath\tmoved\tof\tage", len(all), c.s.Omitted.Transfers, func(i int) []any {
-		t := all[i]
-		return []any{t.ID, safeText(t.Kind, 10), fmt.Sprintf("#%d %s", t.PeerID, safeText(t.Peer, 24)), safeText(t.Path, 16), formatBytes(t.Moved), formatBytes(t.Bytes), formatAge(t.AgeSeconds)}
-	})
+	c.table("transfer", "under way", "transfer\tkind\tpeer\tpath\tmoved\tof\tage", len(all), c.s.Omitted.Transfers,
+		func(i int) []any {
+			t := all[i]
+			return []any{t.ID, safeText(t.Kind, 10), fmt.Sprintf("#%d %s", t.PeerID, safeText(t.Peer, 24)),
+				safeText(t.Path, 16), formatBytes(t.Moved), formatBytes(t.Bytes), formatAge(t.AgeSeconds)}
+		})
 }
 
 func (c *screen) exports() {

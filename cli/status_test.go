@@ -21,7 +21,8 @@ import (
 // busyNode is a node with an export and a peer that has put something.
 func busyNode(t *testing.T, name string) *transfer.Node {
 	t.Helper()
-	n, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: name, Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: name,
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,8 +64,11 @@ func TestStatus(t *testing.T) {
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
-	for _, want := range []string{`(?m)^node worker 7   instance [0-9a-f]{16}   up \d`, `listens on tcp://127\.0\.0\.1:\d+`, `peers 2 now, 2 ever, 0 turned away; 0 of their`,
-		`(?m)^  put +- +0 B +0 +0 .*\s+1$`, `(?m)^  1 +user\\u009b2J\\x0aroot +- +- +65\.5 kB [^#]*same host +- +tcp://127\S+$`, `(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
+	for _, want := range []string{`(?m)^node worker 7   instance [0-9a-f]{16}   up \d`,
+		`listens on tcp://127\.0\.0\.1:\d+`, `peers 2 now, 2 ever, 0 turned away; 0 of their`,
+		`(?m)^  put +- +0 B +0 +0 .*\s+1$`,
+		`(?m)^  1 +user\\u009b2J\\x0aroot +- +- +65\.5 kB [^#]*same host +- +tcp://127\S+$`,
+		`(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
 		`(?m)^  2 +cli\S* `} {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("%s is not in\n%s", want, out)
@@ -85,7 +89,8 @@ func TestStatusJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.Node.Name != "worker" || len(s.Peers) != 2 || s.Peers[0].Name != "user\u009b2J\nroot" || s.Exports[0].Bytes != 1<<16 || !harmless(out) {
+	if s.Node.Name != "worker" || len(s.Peers) != 2 || s.Peers[0].Name != "user\u009b2J\nroot" ||
+		s.Exports[0].Bytes != 1<<16 || !harmless(out) {
 		t.Errorf("%+v\n%q", s, out)
 	}
 }
@@ -98,7 +103,8 @@ func TestStatusWatch(t *testing.T) {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
 	first, second, ok := strings.Cut(out, "\n\nnode worker")
-	if !ok || strings.Contains(first, " 0 B/s") || !strings.Contains(second, " 0 B/s") || strings.Contains(out, "\x1b") {
+	if !ok || strings.Contains(first, " 0 B/s") || !strings.Contains(second, " 0 B/s") ||
+		strings.Contains(out, "\x1b") {
 		t.Errorf("screens:\n%s", out)
 	}
 	out, errOut, status = penstock(t, "status", n.Addrs()[0], "--watch", "--every", "100ms", "--count", "3", "--json")
@@ -126,14 +132,16 @@ func TestStatusErrors(t *testing.T) {
 		{[]string{"tcp://127.0.0.1:1/name"}, 2, "without a name"},
 		{[]string{"unix:///nonexistent/socket"}, exitUnreachable, "unix:///nonexistent/socket"},
 	} {
-		if _, errOut, status := penstock(t, append([]string{"status"}, c.args...)...); status != c.status || !strings.Contains(errOut, c.want) {
+		if _, errOut, status := penstock(t, append([]string{"status"}, c.args...)...); status != c.status ||
+			!strings.Contains(errOut, c.want) {
 			t.Errorf("%q: exit status %d, %q", c.args, status, errOut)
 		}
 	}
 }
 
 func TestRates(t *testing.T) {
-	a := &observe.Snapshot{Node: observe.NodeStatus{Instance: "1", UptimeSeconds: 10}, Peers: []observe.PeerStatus{{ID: 3, BytesIn: 1000}},
+	a := &observe.Snapshot{Node: observe.NodeStatus{Instance: "1", UptimeSeconds: 10},
+		Peers:  []observe.PeerStatus{{ID: 3, BytesIn: 1000}},
 		Totals: []observe.KindTotals{{Kind: "put", Bytes: 5}}}
 	b := &observe.Snapshot{Node: observe.NodeStatus{Instance: "1", UptimeSeconds: 12}}
 	r := rates(b, a)
@@ -156,18 +164,24 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// Whatever a peer puts into its status, the screen and the JSON are harmless, and drawing them does not fail.
+// Whatever a peer puts into its status, the screen and the JSON are harmless, and drawing them does
+// not fail.
 func TestScreenIsSafe(t *testing.T) {
-	text := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{"\x1b]0;x\a", "a\tb", "\u202ertl", "\u009b31m", "\U000e0041", "x\xffy", strings.Repeat("long ", 100)}))
+	text := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{"\x1b]0;x\a", "a\tb", "\u202ertl", "\u009b31m",
+		"\U000e0041", "x\xffy", strings.Repeat("long ", 100)}))
 	rapid.Check(t, func(t *rapid.T) {
-		s := observe.Snapshot{Time: time.Now(), Node: observe.NodeStatus{Name: text.Draw(t, "name"), Instance: text.Draw(t, "instance"), Addresses: []string{text.Draw(t, "address")},
+		s := observe.Snapshot{Time: time.Now(), Node: observe.NodeStatus{Name: text.Draw(t, "name"),
+			Instance: text.Draw(t, "instance"), Addresses: []string{text.Draw(t, "address")},
 			UptimeSeconds: rapid.Float64().Draw(t, "uptime")},
-			Peers: []observe.PeerStatus{{Name: text.Draw(t, "peer"), Certificate: text.Draw(t, "certificate"), Security: text.Draw(t, "security"), Transfers: -1,
-				Paths: []observe.PathStatus{{Path: text.Draw(t, "path"), Cost: observe.CostStatus{BytesPerSecond: rapid.Float64().Draw(t, "cost")}}}}},
-			Transfers: []observe.TransferStatus{{Kind: text.Draw(t, "kind"), AgeSeconds: rapid.Float64().Draw(t, "age")}},
-			Exports:   make([]observe.ExportStatus, rapid.IntRange(0, 30).Draw(t, "exports")),
-			Latency:   []observe.Latency{{Kind: text.Draw(t, "kind"), Mean: rapid.Float64().Draw(t, "mean")}},
-			Totals:    []observe.KindTotals{{Kind: text.Draw(t, "kind"), Bytes: ^uint64(0)}}}
+			Peers: []observe.PeerStatus{{Name: text.Draw(t, "peer"), Certificate: text.Draw(t, "certificate"),
+				Security: text.Draw(t, "security"), Transfers: -1,
+				Paths: []observe.PathStatus{{Path: text.Draw(t, "path"),
+					Cost: observe.CostStatus{BytesPerSecond: rapid.Float64().Draw(t, "cost")}}}}},
+			Transfers: []observe.TransferStatus{{Kind: text.Draw(t, "kind"),
+				AgeSeconds: rapid.Float64().Draw(t, "age")}},
+			Exports: make([]observe.ExportStatus, rapid.IntRange(0, 30).Draw(t, "exports")),
+			Latency: []observe.Latency{{Kind: text.Draw(t, "kind"), Mean: rapid.Float64().Draw(t, "mean")}},
+			Totals:  []observe.KindTotals{{Kind: text.Draw(t, "kind"), Bytes: ^uint64(0)}}}
 		for i := range s.Exports {
 			s.Exports[i].Name = text.Draw(t, "export")
 		}
@@ -198,7 +212,10 @@ func TestScreenIsSafe(t *testing.T) {
 	})
 }
 
-// harmless reports whether a text holds nothing that a terminal could act on but the ends of its lines.
+// harmless reports whether a text holds nothing that a terminal could act on but the ends of its
+// lines.
 func harmless(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) })
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
+		return r != '\n' && !unicode.IsPrint(r)
+	})
 }

@@ -16,13 +16,16 @@ import (
 // crowded is a snapshot with so many peers, each with a path and an export, and the one before it.
 func crowded(peers int) (now, last *observe.Snapshot) {
 	at := func(uptime float64) *observe.Snapshot {
-		s := &observe.Snapshot{Node: observe.NodeStatus{Name: "server", Instance: "1", UptimeSeconds: uptime, Addresses: []string{"tcp://a", "tcp://b"}}}
+		s := &observe.Snapshot{Node: observe.NodeStatus{Name: "server", Instance: "1", UptimeSeconds: uptime,
+			Addresses: []string{"tcp://a", "tcp://b"}}}
 		for _, k := range []string{"get", "notify", "put"} {
 			s.Totals = append(s.Totals, observe.KindTotals{Kind: k, Bytes: uint64(uptime * 1e6)})
 		}
 		for i := range peers {
-			s.Peers = append(s.Peers, observe.PeerStatus{ID: uint64(i), Name: fmt.Sprintf("worker-%d-%s", i, strings.Repeat("long ", 20)), Address: "tcp://10.1.2.3:45678",
-				BytesIn: uint64(999.9e6 * uptime), BytesOut: uint64(999.9e6 * uptime), Paths: []observe.PathStatus{{Path: "tcp"}}})
+			s.Peers = append(s.Peers, observe.PeerStatus{ID: uint64(i),
+				Name: fmt.Sprintf("worker-%d-%s", i, strings.Repeat("long ", 20)), Address: "tcp://10.1.2.3:45678",
+				BytesIn: uint64(999.9e6 * uptime), BytesOut: uint64(999.9e6 * uptime),
+				Paths: []observe.PathStatus{{Path: "tcp"}}})
 			s.Exports = append(s.Exports, observe.ExportStatus{Name: strings.Repeat("name/", 30)})
 		}
 		return s
@@ -36,7 +39,8 @@ func draw(now, last *observe.Snapshot, width, height int) []string {
 	return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 }
 
-// On 80 columns and 24 lines the peers and their rates come first, then the totals, and what there is no room for is counted.
+// On 80 columns and 24 lines the peers and their rates come first, then the totals, and what there
+// is no room for is counted.
 func TestStatusScreen(t *testing.T) {
 	now, last := crowded(40)
 	lines := draw(now, last, 80, 23)
@@ -79,7 +83,8 @@ func TestStatusWatchOnTerminal(t *testing.T) {
 	spec := program("status", n.Addrs()[0], "--watch", "--every", "100ms")
 	spec.Columns, spec.Rows = 80, 12
 	p := proc.Start(t, spec)
-	text, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(?s)peers\n  # +name +in rate .* 0 B/s.*\.\.\. and more: .*1 export`))
+	text, err := p.Terminal().Wait(limit(t),
+		regexp.MustCompile(`(?s)peers\n  # +name +in rate .* 0 B/s.*\.\.\. and more: .*1 export`))
 	if screen := text[strings.LastIndex(text, "node worker")+1:]; err != nil || strings.Count(screen, "\n") > 11 {
 		t.Errorf("%v: it shows\n%s", err, text)
 	}

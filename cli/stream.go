@@ -20,7 +20,8 @@ func (c *client) stream(ctx context.Context, w io.Writer, d *display, o getOptio
 	if err != nil {
 		if wrong, ok := errors.AsType[*share.DigestError](err); ok {
 			r.SHA256 = hex.EncodeToString(wrong.Got[:])
-			err = &worded{fmt.Sprintf("%s: the SHA-256 is %s, which is not the expected one", share.Printable(name), r.SHA256), err}
+			err = &worded{fmt.Sprintf("%s: the SHA-256 is %s, which is not the expected one", share.Printable(name),
+				r.SHA256), err}
 		}
 		return r, err
 	}

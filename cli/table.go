@@ -17,8 +17,8 @@ func widthOf(w io.Writer) int {
 	return listWidth
 }
 
-// list is a table that keeps to a number of columns of the terminal: fields that do not fit go on a further line of each row, below their
-// titles. The first row are the titles.
+// list is a table that keeps to a number of columns of the terminal: fields that do not fit go on a
+// further line of each row, below their titles. The first row are the titles.
 type list struct {
 	indent string
 	width  int

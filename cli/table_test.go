@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A list keeps to its width: what does not fit goes below, under its title, and long texts are broken.
+// A list keeps to its width: what does not fit goes below, under its title, and long texts are
+// broken.
 func TestList(t *testing.T) {
 	l := list{indent: "  ", width: 30}
 	l.add("name", "state", "of the driver", "last")
@@ -31,12 +32,14 @@ func TestList(t *testing.T) {
 		t.Errorf("%s\nexpected\n%s", b.String(), want)
 	}
 	l.width, b = 200, strings.Builder{}
-	if err := l.print(&b); err != nil || strings.Count(b.String(), "\n") != 3 || !strings.HasPrefix(b.String(), "  name          state  of the driver                               last\n  eth0          up     basic") {
+	if err := l.print(&b); err != nil || strings.Count(b.String(), "\n") != 3 || !strings.HasPrefix(b.String(),
+		"  name          state  of the driver                               last\n  eth0          up     basic") {
 		t.Errorf("%v\n%s", err, b.String())
 	}
 }
 
-// What the commands list fits a terminal of 80 columns, whatever names are in it; a word alone may be longer.
+// What the commands list fits a terminal of 80 columns, whatever names are in it; a word alone may
+// be longer.
 func TestListsFit80Columns(t *testing.T) {
 	dir := t.TempDir()
 	name := strings.Repeat("llama-", 12) + "weights.bin"

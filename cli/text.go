@@ -10,7 +10,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// printableLines makes the text of an error, which may quote what a peer said, fit for a terminal. Its own lines stay.
+// printableLines makes the text of an error, which may quote what a peer said, fit for a terminal.
+// Its own lines stay.
 func printableLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
@@ -19,8 +20,8 @@ func printableLines(s string) string {
 	return strings.Join(lines, "\n  ")
 }
 
-// escapeControls is share.Printable except that a backslash stays: sentences of ours may have escaped already.
-// A tab is a blank, for errors quote lines of files.
+// escapeControls is share.Printable except that a backslash stays: sentences of ours may have
+// escaped already. A tab is a blank, for errors quote lines of files.
 func escapeControls(s string) string {
 	parts := strings.Split(strings.ReplaceAll(s, "\t", "    "), `\`)
 	for i, p := range parts {
@@ -29,8 +30,8 @@ func escapeControls(s string) string {
 	return strings.Join(parts, `\`)
 }
 
-// columns is how many columns of a terminal s takes at most. Terminals disagree about the width of runes beyond the simple
-// scripts, so those count two.
+// columns is how many columns of a terminal s takes at most. Terminals disagree about the width of
+// runes beyond the simple scripts, so those count two.
 func columns(s string) int {
 	n := 0
 	for _, r := range s {
@@ -46,7 +47,8 @@ func runeColumns(r rune) int {
 	return 2
 }
 
-// shorten cuts the middle out of s so that it takes at most n columns: the ends of names tell them apart.
+// shorten cuts the middle out of s so that it takes at most n columns: the ends of names tell them
+// apart.
 func shorten(s string, n int) string {
 	if columns(s) <= n {
 		return s

@@ -46,7 +46,8 @@ func TestShorten(t *testing.T) {
 }
 
 func TestFormatETA(t *testing.T) {
-	for d, want := range map[time.Duration]string{0: "0:00", time.Millisecond: "0:01", 59 * time.Second: "0:59", 60 * time.Second: "1:00",
+	for d, want := range map[time.Duration]string{0: "0:00", time.Millisecond: "0:01", 59 * time.Second: "0:59",
+		60 * time.Second:                    "1:00",
 		59*time.Minute + 59*time.Second + 1: "1:00:00", 100*time.Hour + time.Minute: "100:01:00"} {
 		if got := formatETA(d); got != want {
 			t.Errorf("%v: %s, expected %s", d, got, want)

@@ -17,12 +17,14 @@ func newExitStatus() *cobra.Command {
 	b.WriteString(`
 A second Ctrl-C ends a command at once. Files that were not complete stay under their name with .partial, as far as they were
 checked; the same command goes on from there.`)
-	return &cobra.Command{Use: "exit-status", Aliases: []string{"exit-codes"}, Short: "Help on exit statuses", Long: b.String()}
+	return &cobra.Command{Use: "exit-status", Aliases: []string{"exit-codes"}, Short: "Help on exit statuses",
+		Long: b.String()}
 }
 
 // newEnvironment is the page about variables, those of the commands that are below root by now.
 func newEnvironment(root *cobra.Command) *cobra.Command {
-	return &cobra.Command{Use: "environment", Short: "Help on environment variables", Long: `A variable gives a flag to each command that has it, unless the command line gives the flag. An empty variable counts as none. A value that
+	return &cobra.Command{Use: "environment", Short: "Help on environment variables",
+		Long: `A variable gives a flag to each command that has it, unless the command line gives the flag. An empty variable counts as none. A value that
 the flag does not take, and a name that is almost one of these, end the command with status 2. No variable holds a secret: PENSTOCK_IDENTITY
 names the directory of keys, for --identity and for --dir of penstock pair.
 

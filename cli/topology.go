@@ -13,8 +13,9 @@ import (
 func newTopology(s streams) *cobra.Command {
 	var from, svg string
 	c := &cobra.Command{
-		Use:   "topology",
-		Short: "A picture of this machine: NUMA nodes, PCI Express, network cards, GPUs, and the processors of their queues",
+		Use: "topology",
+		Short: "A picture of this machine: NUMA nodes, PCI Express, network cards, GPUs, and the processors of " +
+			"their queues",
 		Long: `Prints the machine as a tree: each NUMA node with its memory and processors, below it its root complexes, switches, network cards, GPUs
 and NVMe disks with their links, the interfaces with the processors that their queues' interrupts go to, and how far each GPU and interface
 are apart. --svg writes the same as a drawing, with each processor in it. For programs, "penstock doctor --json" has the machine.`,
@@ -25,7 +26,8 @@ are apart. --svg writes the same as a drawing, with each processor in it. For pr
 		RunE: func(c *cobra.Command, _ []string) error { return topology(c.Context(), s, from, svg) },
 	}
 	f := c.Flags()
-	f.StringVar(&from, "from", "", "draw the recording `FILE` of \"penstock doctor --record\" instead of this machine; -: the standard input")
+	f.StringVar(&from, "from", "",
+		"draw the recording `FILE` of \"penstock doctor --record\" instead of this machine; -: the standard input")
 	f.StringVar(&svg, "svg", "", "write a drawing to `FILE` instead; -: the standard output")
 	_ = c.MarkFlagFilename("from", "txt") // the flags exist
 	_ = c.MarkFlagFilename("svg", "svg")

@@ -13,7 +13,8 @@ func (v *server) accessed(a share.Access) {
 	if !a.Ended {
 		return
 	}
-	e := event{Event: "served", Peer: nameOf(a.Peer), Name: a.Name, Action: "get", Path: a.Path, Bytes: &a.Good, From: a.From}
+	e := event{Event: "served", Peer: nameOf(a.Peer), Name: a.Name, Action: "get", Path: a.Path, Bytes: &a.Good,
+		From: a.From}
 	took := time.Since(a.Begun)
 	e.seconds(took)
 	how := "fetched"
@@ -34,7 +35,8 @@ func (v *server) accessed(a share.Access) {
 		if errors.Is(a.Err, share.ErrGaveUp) {
 			why = "the peer gave up"
 		}
-		text = fmt.Sprintf("peer %s: %s NOT COMPLETELY %s, %s of %s: %s", who, what, how, formatBytes(a.Good), formatBytes(a.Size), why)
+		text = fmt.Sprintf("peer %s: %s NOT COMPLETELY %s, %s of %s: %s", who, what, how, formatBytes(a.Good),
+			formatBytes(a.Size), why)
 	}
 	if a.Path != "" {
 		text += " over " + share.Printable(a.Path)
@@ -56,7 +58,8 @@ func (v *server) drain() {
 		v.d.print("ending")
 		return
 	}
-	v.d.print("ending: waiting up to %v for %s; Ctrl-C again ends at once", v.o.grace, count(n, "transfer", "transfers"))
+	v.d.print("ending: waiting up to %v for %s; Ctrl-C again ends at once", v.o.grace,
+		count(n, "transfer", "transfers"))
 	t := time.NewTimer(v.o.grace)
 	defer t.Stop()
 	for n > 0 {

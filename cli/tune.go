@@ -71,16 +71,22 @@ Steps that take a right which this process lacks are marked with it, and --apply
 	f.BoolVar(&t.apply, "apply", false, "change it")
 	f.BoolVar(&t.undo, "undo", false, "restore what was there before the first --apply")
 	f.BoolVar(&t.force, "force", false, "with --undo, also what another program has changed since")
-	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done; without IF an array")
+	f.BoolVar(&t.json, "json", false,
+		"print one JSON object: the plan, or with --apply and --undo what was done; without IF an array")
 	f.IntVar(&t.goals.Queues, "queues", 0, "receive queues to have; 0: as many as there are")
 	f.IntVar(&t.goals.Ring, "rings", 0, "descriptors of each ring; 0: at least 2048 where the device can")
 	f.IntVar(&t.goals.MTU, "mtu", 0, "MTU in bytes; 0: as it is")
-	f.StringVar(&t.huge, "hugepages", "", "memory to have free in huge pages near the card: `SIZE` or SIZE/PAGE, such as 256MiB or 4GiB/1GiB")
+	f.StringVar(&t.huge, "hugepages", "",
+		"memory to have free in huge pages near the card: `SIZE` or SIZE/PAGE, such as 256MiB or 4GiB/1GiB")
 	f.BoolVar(&t.goals.BusyPoll, "busy-poll", false, "put interrupts off while the application polls")
-	f.StringVar(&t.rps, "rps", "", "processors that the kernel hands packets on to, by flow: `LIST` such as 2-5, or none (RPS)")
-	f.StringVar(&t.xps, "xps", "", "processors that send, each by a queue of its own as far as there are queues: `LIST`, or none (XPS)")
+	f.StringVar(&t.rps, "rps", "",
+		"processors that the kernel hands packets on to, by flow: `LIST` such as 2-5, or none (RPS)")
+	f.StringVar(&t.xps, "xps", "",
+		"processors that send, each by a queue of its own as far as there are queues: `LIST`, or none (XPS)")
 	f.StringSliceVar(&t.goals.Skip, "skip", nil, "steps to leave out, of "+strings.Join(tune.Names, ", "))
-	f.StringVar(&t.state, "state", "", "`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's state directory")
+	f.StringVar(&t.state, "state", "",
+		"`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's "+
+			"state directory")
 	complete(c, "skip", tune.Names...)
 	_ = c.MarkFlagDirname("state") // the flag exists
 	return c
@@ -190,7 +196,8 @@ func (t *tuning) list(ctx context.Context, s streams) error {
 	}
 	var b strings.Builder
 	table := list{width: widthOf(s.out)}
-	table.add("interface", "driver", "state", "MTU", "queues", "NUMA", "speed", "AF_XDP", "program", "XDP of the driver", "metadata")
+	table.add("interface", "driver", "state", "MTU", "queues", "NUMA", "speed", "AF_XDP", "program",
+		"XDP of the driver", "metadata")
 	for _, i := range all {
 		state, node, speed, program := "down", "-", "-", "-"
 		if i.Up {
@@ -209,7 +216,9 @@ func (t *tuning) list(ctx context.Context, s streams) error {
 		if i.XDPUnknown {
 			xdp = "the kernel does not say"
 		}
-		table.add(i.Name, dash(i.Driver), state, fmt.Sprint(i.MTU), fmt.Sprintf("%d of %d", i.Queues, max(i.Most, i.Queues)), node, speed, i.AFXDP(), program, dash(xdp), dash(i.Metadata))
+		table.add(i.Name, dash(i.Driver), state, fmt.Sprint(i.MTU),
+			fmt.Sprintf("%d of %d", i.Queues, max(i.Most, i.Queues)), node, speed, i.AFXDP(), program, dash(xdp),
+			dash(i.Metadata))
 	}
 	if err := table.print(&b); err != nil {
 		return err

@@ -55,39 +55,50 @@ func TestTuneUsage(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if _, errOut, status := penstock(t, "tune", "nic", "no-such-nic"); status != exitNotFound || !strings.Contains(errOut, `"no-such-nic"`) {
+	if _, errOut, status := penstock(t, "tune", "nic", "no-such-nic"); status != exitNotFound ||
+		!strings.Contains(errOut, `"no-such-nic"`) {
 		t.Errorf("status %d: %s", status, errOut)
 	}
-	if _, errOut, status := penstock(t, "tune", "nic", "lo", "--undo", "--state", dir); status != exitNotFound || !strings.Contains(errOut, "nothing to undo") {
+	if _, errOut, status := penstock(t, "tune", "nic", "lo", "--undo", "--state", dir); status != exitNotFound ||
+		!strings.Contains(errOut, "nothing to undo") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
-	for args, want := range map[string]string{"ffff:00:00.0 --driver vfio-pci": "no PCI device ffff:00:00.0", "no-such-nic --driver vfio-pci": `no interface "no-such-nic"`, "ffff:00:00.0 --undo": "no PCI device"} {
-		if _, errOut, status := penstock(t, strings.Fields("tune driver --state "+dir+" "+args)...); status != exitNotFound || !strings.Contains(errOut, want) {
+	for args, want := range map[string]string{"ffff:00:00.0 --driver vfio-pci": "no PCI device ffff:00:00.0",
+		"no-such-nic --driver vfio-pci": `no interface "no-such-nic"`, "ffff:00:00.0 --undo": "no PCI device"} {
+		if _, errOut, status := penstock(t, strings.Fields("tune driver --state "+dir+" "+
+			args)...); status != exitNotFound || !strings.Contains(errOut, want) {
 			t.Errorf("%s: status %d: %s", args, status, errOut)
 		}
 	}
-	if _, errOut, status := penstock(t, "tune", "driver", "lo", "--driver", "vfio-pci"); status != exitFailure || !strings.Contains(errOut, "not of a PCI device") {
+	if _, errOut, status := penstock(t, "tune", "driver", "lo", "--driver", "vfio-pci"); status != exitFailure ||
+		!strings.Contains(errOut, "not of a PCI device") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
 	var cards []tune.Card
-	if out, errOut, status := penstock(t, "tune", "driver", "--json"); status != exitOK || json.Unmarshal([]byte(out), &cards) != nil || cards == nil {
+	if out, errOut, status := penstock(t, "tune", "driver", "--json"); status != exitOK ||
+		json.Unmarshal([]byte(out), &cards) != nil || cards == nil {
 		t.Errorf("status %d: %s%s", status, errOut, out)
 	}
-	if out, errOut, status := penstock(t, "tune", "driver"); status != exitOK || !strings.Contains(out, "address") && !strings.Contains(out, "no network card") {
+	if out, errOut, status := penstock(t, "tune", "driver"); status != exitOK || !strings.Contains(out, "address") &&
+		!strings.Contains(out, "no network card") {
 		t.Errorf("status %d: %s%s", status, errOut, out)
 	}
-	if _, errOut, status := penstock(t, "tune", "nic", "lo", "--skip", "gor"); status != exitFailure || !strings.Contains(errOut, `no step is called "gor"`) {
+	if _, errOut, status := penstock(t, "tune", "nic", "lo", "--skip", "gor"); status != exitFailure ||
+		!strings.Contains(errOut, `no step is called "gor"`) {
 		t.Errorf("status %d: %s", status, errOut)
 	}
-	if _, errOut, status := penstock(t, "tune", "host", "--sysctl", "kernel.core_pattern=1"); status != exitFailure || !strings.Contains(errOut, "kernel.core_pattern") {
+	if _, errOut, status := penstock(t, "tune", "host", "--sysctl", "kernel.core_pattern=1"); status != exitFailure ||
+		!strings.Contains(errOut, "kernel.core_pattern") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
-	if _, errOut, status := penstock(t, "tune", "host", "--undo", "--state", dir); status != exitNotFound || !strings.Contains(errOut, "nothing to undo for host") {
+	if _, errOut, status := penstock(t, "tune", "host", "--undo", "--state", dir); status != exitNotFound ||
+		!strings.Contains(errOut, "nothing to undo for host") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
 }
 
-// The same in a host with an interface: the plan as JSON, applied, undone, and refused to a user without the right.
+// The same in a host with an interface: the plan as JSON, applied, undone, and refused to a user
+// without the right.
 func TestTuneNic(t *testing.T) {
 	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Queues: 4}})
 	h := n.Hosts[0]
@@ -107,13 +118,15 @@ func TestTuneNic(t *testing.T) {
 	}
 	var all []tune.Interface
 	out, status := run(nil, "tune", "nic", "--json")
-	if err := json.Unmarshal([]byte(out), &all); err != nil || status != 0 || len(all) != 1 || all[0].Name != "eth0" || all[0].Driver != "veth" || all[0].Queues != 4 {
+	if err := json.Unmarshal([]byte(out), &all); err != nil || status != 0 || len(all) != 1 || all[0].Name != "eth0" ||
+		all[0].Driver != "veth" || all[0].Queues != 4 {
 		t.Errorf("%d, %v: %s", status, err, out)
 	}
 	goals := []string{"tune", "nic", "eth0", "--queues", "2", "--mtu", "3000", "--skip", "gro", "--state", state}
 	var p tune.Plan
 	out, status = run(nil, append(goals, "--json")...)
-	if err := json.Unmarshal([]byte(out), &p); err != nil || status != 0 || len(p.Changes()) != 2 || p.Steps[0].Wanted != "3000" {
+	if err := json.Unmarshal([]byte(out), &p); err != nil || status != 0 || len(p.Changes()) != 2 ||
+		p.Steps[0].Wanted != "3000" {
 		t.Errorf("%d, %v: %s", status, err, out)
 	}
 	if _, err := os.Stat(state); err == nil {
@@ -122,16 +135,19 @@ func TestTuneNic(t *testing.T) {
 	if prog, err := testenv.Tool("setpriv", "util-linux"); err == nil {
 		less := []string{prog, "--bounding-set=-net_admin", "--inh-caps=-net_admin"}
 		out, status = run(less, goals...)
-		if status != 0 || !strings.Contains(out, "MISSING: CAP_NET_ADMIN") || !strings.Contains(out, "Missing: CAP_NET_ADMIN, for: MTU, queues.") {
+		if status != 0 || !strings.Contains(out, "MISSING: CAP_NET_ADMIN") ||
+			!strings.Contains(out, "Missing: CAP_NET_ADMIN, for: MTU, queues.") {
 			t.Errorf("%d: %s", status, out)
 		}
-		if out, status = run(less, append(goals, "--apply")...); status != exitNotPermitted || !strings.Contains(out, "nothing was changed: MTU takes CAP_NET_ADMIN") {
+		if out, status = run(less, append(goals, "--apply")...); status != exitNotPermitted ||
+			!strings.Contains(out, "nothing was changed: MTU takes CAP_NET_ADMIN") {
 			t.Errorf("%d: %s", status, out)
 		}
 	} else {
 		t.Errorf("%v", err)
 	}
-	if out, status = run(nil, append(goals, "--apply")...); status != 0 || !strings.Contains(out, "MTU: changed, from 1500 to 3000") || !strings.Contains(out, "--undo") {
+	if out, status = run(nil, append(goals, "--apply")...); status != 0 ||
+		!strings.Contains(out, "MTU: changed, from 1500 to 3000") || !strings.Contains(out, "--undo") {
 		t.Errorf("%d: %s", status, out)
 	}
 	if out, status = run(nil, append(goals, "--apply")...); status != 0 || out != "eth0: nothing to change\n" {
@@ -142,7 +158,8 @@ func TestTuneNic(t *testing.T) {
 		OK bool
 	}
 	out, status = run(nil, "tune", "nic", "eth0", "--undo", "--json", "--state", state)
-	if err := json.Unmarshal([]byte(out), &res); err != nil || status != 0 || !res.OK || len(res.Outcomes) != 2 || res.Outcomes[1].To != "1500" {
+	if err := json.Unmarshal([]byte(out), &res); err != nil || status != 0 || !res.OK || len(res.Outcomes) != 2 ||
+		res.Outcomes[1].To != "1500" {
 		t.Errorf("%d, %v: %s", status, err, out)
 	}
 }
@@ -167,7 +184,8 @@ run tune nic eth0 --undo
 run tune nic eth0 --undo --force
 run tune nic eth0 --queues 5
 `))
-	p := r.startSpec(proc.Spec{Path: "unshare", Args: []string{"-n", "-m", "sh", "session.sh"}, Env: []string{"PENSTOCK=" + r.bin}})
+	p := r.startSpec(proc.Spec{Path: "unshare", Args: []string{"-n", "-m", "sh", "session.sh"},
+		Env: []string{"PENSTOCK=" + r.bin}})
 	e, err := p.Wait(limit(t))
 	if err != nil || e.Code == 77 || strings.Contains(p.Output(), "unshare failed") {
 		testenv.Missing(t, "network namespaces", fmt.Errorf("%v, %v: %s", e, err, p.Output()))
@@ -193,9 +211,12 @@ func TestTuneHost(t *testing.T) {
 		}
 		return out.String(), cmd.ProcessState.ExitCode()
 	}
-	goals := []string{"tune", "host", "--sysctl", "net.ipv4.udp_rmem_min=16384", "--skip", "buffers,budget,backlog,numa-balancing,governor", "--state", state}
+	goals := []string{"tune", "host", "--sysctl", "net.ipv4.udp_rmem_min=16384", "--skip",
+		"buffers,budget,backlog,numa-balancing,governor", "--state", state}
 	out, status := run(goals...)
-	if status != 0 || !strings.HasPrefix(out, "host\n") || !strings.Contains(out, "sysctl -w net.ipv4.udp_rmem_min=16384") || !strings.Contains(out, "Nothing was changed") {
+	if status != 0 || !strings.HasPrefix(out, "host\n") ||
+		!strings.Contains(out, "sysctl -w net.ipv4.udp_rmem_min=16384") ||
+		!strings.Contains(out, "Nothing was changed") {
 		t.Errorf("%d: %s", status, out)
 	}
 	var p tune.Plan
@@ -203,19 +224,22 @@ func TestTuneHost(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &p); err != nil || len(p.Steps) != 1 || p.Steps[0].Now != "4096" {
 		t.Errorf("%v: %s", err, out)
 	}
-	if out, status = run(append(goals, "--apply")...); status != 0 || !strings.Contains(out, "net.ipv4.udp_rmem_min: changed, from 4096 to 16384") || !strings.Contains(out, "penstock tune host --undo") {
+	if out, status = run(append(goals, "--apply")...); status != 0 || !strings.Contains(out,
+		"net.ipv4.udp_rmem_min: changed, from 4096 to 16384") || !strings.Contains(out, "penstock tune host --undo") {
 		t.Errorf("%d: %s", status, out)
 	}
 	if out, status = run(append(goals, "--apply")...); status != 0 || out != "host: nothing to change\n" {
 		t.Errorf("%d: %s", status, out)
 	}
-	if out, status = run("tune", "host", "--undo", "--state", state); status != 0 || !strings.Contains(out, "restored, from 16384 to 4096") {
+	if out, status = run("tune", "host", "--undo", "--state", state); status != 0 ||
+		!strings.Contains(out, "restored, from 16384 to 4096") {
 		t.Errorf("%d: %s", status, out)
 	}
 	// RPS and XPS are of the interface.
 	out, status = run("tune", "nic", "eth0", "--rps", "0-1", "--xps", "none", "--skip", "gro", "--json")
 	p = tune.Plan{}
-	if err := json.Unmarshal([]byte(out), &p); err != nil || status != 0 || len(p.Changes()) != 2 || p.Changes()[1].Setting != "rps 1" || p.Changes()[1].Wanted != "0-1" {
+	if err := json.Unmarshal([]byte(out), &p); err != nil || status != 0 || len(p.Changes()) != 2 ||
+		p.Changes()[1].Setting != "rps 1" || p.Changes()[1].Wanted != "0-1" {
 		t.Errorf("%d, %v: %s", status, err, out)
 	}
 }

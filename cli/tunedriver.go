@@ -67,12 +67,16 @@ Without PCI and IF, lists the network cards.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&t.driver, "driver", "", "the driver that the card gets: "+strings.Join(tune.UserDrivers, ", ")+", another one, or "+tune.KernelDriver+" for the kernel's choice")
+	f.StringVar(&t.driver, "driver", "", "the driver that the card gets: "+strings.Join(tune.UserDrivers, ", ")+
+		", another one, or "+tune.KernelDriver+" for the kernel's choice")
 	f.BoolVar(&t.apply, "apply", false, "change it")
 	f.BoolVar(&t.undo, "undo", false, "restore the driver that was there before the first --apply")
 	f.BoolVar(&t.force, "force", false, "with --undo, also if another program has changed it since")
-	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done; without PCI and IF an array")
-	f.StringVar(&t.state, "state", "", "`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's state directory")
+	f.BoolVar(&t.json, "json", false,
+		"print one JSON object: the plan, or with --apply and --undo what was done; without PCI and IF an array")
+	f.StringVar(&t.state, "state", "",
+		"`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's "+
+			"state directory")
 	complete(c, "driver", append([]string{tune.KernelDriver}, tune.UserDrivers...)...)
 	_ = c.MarkFlagDirname("state") // the flag exists
 	return c

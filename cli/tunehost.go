@@ -51,12 +51,17 @@ with the machine's boot, and the record with them.`,
 	f.BoolVar(&t.force, "force", false, "with --undo, also what another program has changed since")
 	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done")
 	f.StringVar(&t.buffers, "buffers", "64MiB", "how large a socket's buffers may be, at least: `SIZE`")
-	f.StringArrayVar(&t.sysctls, "sysctl", nil, "parameter of the kernel: `NAME=VALUE`, of those that docs/tune.md lists; may be repeated")
-	f.StringArrayVar(&t.huge, "hugepages", nil, "memory to have free in huge pages: `SIZE`, SIZE/PAGE or SIZE/PAGE@NODE, such as 4GiB/1GiB@0; may be repeated")
-	f.StringVar(&t.goals.Governor, "governor", "", "governor of the processors' frequency; default performance, where there are governors")
+	f.StringArrayVar(&t.sysctls, "sysctl", nil,
+		"parameter of the kernel: `NAME=VALUE`, of those that docs/tune.md lists; may be repeated")
+	f.StringArrayVar(&t.huge, "hugepages", nil,
+		"memory to have free in huge pages: `SIZE`, SIZE/PAGE or SIZE/PAGE@NODE, such as 4GiB/1GiB@0; may be repeated")
+	f.StringVar(&t.goals.Governor, "governor", "",
+		"governor of the processors' frequency; default performance, where there are governors")
 	f.StringVar(&t.cores, "cores", "", "processors whose governor it is: `LIST` such as 2-5,8; default all")
 	f.StringSliceVar(&t.goals.Skip, "skip", nil, "steps to leave out, of "+strings.Join(tune.HostNames, ", "))
-	f.StringVar(&t.state, "state", "", "`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's state directory")
+	f.StringVar(&t.state, "state", "",
+		"`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's "+
+			"state directory")
 	complete(c, "skip", tune.HostNames...)
 	var names []string
 	for _, n := range tune.HostSysctls {
@@ -105,7 +110,8 @@ func (t *hostTuning) check(c *cobra.Command) error {
 		if h.Page > 1<<40 {
 			return bad("--hugepages %s: size of a page: expected one such as 2MiB or 1GiB", x)
 		}
-		t.goals.HugePages = append(t.goals.HugePages, tune.HostHuge{Huge: tune.Huge{Bytes: h.Bytes, Page: int(h.Page)}, Node: h.Node})
+		t.goals.HugePages = append(t.goals.HugePages,
+			tune.HostHuge{Huge: tune.Huge{Bytes: h.Bytes, Page: int(h.Page)}, Node: h.Node})
 	}
 	return nil
 }

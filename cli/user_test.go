@@ -13,8 +13,8 @@ import (
 // otherUser is neither root nor the one that stands for users without a number.
 const otherUser = 65533
 
-// TestServeToOtherUsers has another user overwrite and read the files of a server that listens on loopback: it gets in by --allow-uid
-// on both sides, and not without.
+// TestServeToOtherUsers has another user overwrite and read the files of a server that listens on
+// loopback: it gets in by --allow-uid on both sides, and not without.
 func TestServeToOtherUsers(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a"), []byte("before"))
@@ -44,13 +44,16 @@ func TestServeToOtherUsers(t *testing.T) {
 	}
 
 	_, addr := serve(t, dir, "--writable", "--identity", "none")
-	for _, args := range [][]string{{"ls", addr}, {"get", addr + "/a", "-o", "-"}, {"put", theirs, addr + "/a", "--force"}} {
+	for _, args := range [][]string{{"ls", addr}, {"get", addr + "/a", "-o", "-"},
+		{"put", theirs, addr + "/a", "--force"}} {
 		args = append(args, "--identity", "none", "--retry", "0")
-		if out, status := other(append(args, "--allow-uid", "0")...); status != exitNotPermitted || !strings.Contains(out, "its own user") || strings.Contains(out, "before") {
+		if out, status := other(append(args, "--allow-uid", "0")...); status != exitNotPermitted ||
+			!strings.Contains(out, "its own user") || strings.Contains(out, "before") {
 			t.Errorf("%v of another user: status %d, %s", args, status, out)
 		}
 		// Nor does that user trust the server.
-		if out, status := other(args...); status != exitNotPermitted || !strings.Contains(out, "own user") && !strings.Contains(out, "has user 0") {
+		if out, status := other(args...); status != exitNotPermitted || !strings.Contains(out, "own user") &&
+			!strings.Contains(out, "has user 0") {
 			t.Errorf("%v of another user: status %d, %s", args, status, out)
 		}
 	}
@@ -59,10 +62,12 @@ func TestServeToOtherUsers(t *testing.T) {
 	}
 
 	_, addr = serve(t, dir, "--writable", "--identity", "none", "--allow-uid", "1,65533")
-	if out, status := other("get", addr+"/a", "-o", "-", "--identity", "none", "--allow-uid", "any"); status != 0 || !strings.Contains(out, "before") {
+	if out, status := other("get", addr+"/a", "-o", "-", "--identity", "none", "--allow-uid", "any"); status != 0 ||
+		!strings.Contains(out, "before") {
 		t.Errorf("get of a user who is let in: status %d, %s", status, out)
 	}
-	if out, status := other("put", theirs, addr+"/a", "--force", "--identity", "none", "--allow-uid", "any"); status != 0 || content() != "after!" {
+	if out, status := other("put", theirs, addr+"/a", "--force", "--identity", "none", "--allow-uid",
+		"any"); status != 0 || content() != "after!" {
 		t.Errorf("put of a user who is let in: status %d, %s", status, out)
 	}
 	run(t, exitUsage, "--allow-uid", "serve", dir, "--allow-uid", "root")

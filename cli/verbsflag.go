@@ -17,14 +17,18 @@ import (
 // verbsFlag is the flag of commands that have paths over RDMA.
 func verbsFlag(c *cobra.Command, to *[]string) {
 	const flag = "verbs"
-	c.Flags().StringSliceVar(to, flag, nil, "shape paths over RDMA by these `SETTINGS`, such as device=mlx5_0,queue_pairs=2 (keys: docs/config.md#verbs_paths)")
+	c.Flags().StringSliceVar(to, flag, nil,
+		"shape paths over RDMA by these `SETTINGS`, such as device=mlx5_0,queue_pairs=2 (keys: "+
+			"docs/config.md#verbs_paths)")
 	// The error says that there is no such flag; a test completes it.
-	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, typed string) ([]string,
+		cobra.ShellCompDirective) {
 		return completeVerbs(typed, func() []string { return doctor.Look(c.Context()).RDMADevices() })
 	})
 }
 
-// completeVerbs goes on with KEY=VALUE,KEY=VALUE: keys that are not there yet, or the values of the last one.
+// completeVerbs goes on with KEY=VALUE,KEY=VALUE: keys that are not there yet, or the values of the
+// last one.
 func completeVerbs(typed string, devices func() []string) (out []string, _ cobra.ShellCompDirective) {
 	before, last := "", typed
 	if i := strings.LastIndexByte(typed, ','); i >= 0 {
@@ -33,7 +37,9 @@ func completeVerbs(typed string, devices func() []string) (out []string, _ cobra
 	key, _, valued := strings.Cut(last, "=")
 	if !valued {
 		for _, k := range config.VerbsKeys() {
-			if strings.HasPrefix(k, key) && !slices.ContainsFunc(strings.Split(before, ","), func(s string) bool { return strings.HasPrefix(s, k+"=") }) {
+			if strings.HasPrefix(k, key) && !slices.ContainsFunc(strings.Split(before, ","), func(s string) bool {
+				return strings.HasPrefix(s, k+"=")
+			}) {
 				out = append(out, before+k+"=")
 			}
 		}
@@ -61,12 +67,15 @@ func parseVerbs(paths, settings []string) (verbs.Options, error) {
 		return verbs.Options{}, &usageError{fmt.Errorf("--verbs: %w", err)}
 	}
 	if len(paths) > 0 && !slices.Contains(paths, verbs.Name) {
-		return verbs.Options{}, &usageError{errors.New("--verbs shapes the path verbs, which --path leaves out: add it there, or leave out --verbs")}
+		return verbs.Options{},
+			&usageError{errors.New("--verbs shapes the path verbs, which --path leaves out: add it there, or leave " +
+				"out --verbs")}
 	}
 	return v.Options(), nil
 }
 
-// pathDrivers are the drivers of a node. A user who shapes paths over RDMA wants them: then it is an error if this machine cannot have them.
+// pathDrivers are the drivers of a node. A user who shapes paths over RDMA wants them: then it is
+// an error if this machine cannot have them.
 func pathDrivers(o drivers.Options, settings []string) (all []setup.Driver, err error) {
 	if len(o.Names) == 0 {
 		o.Names = nil

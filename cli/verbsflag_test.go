@@ -27,7 +27,8 @@ func TestVerbsFlag(t *testing.T) {
 	if d := cmp.Diff(want, got, same, cmpopts.EquateComparable(want.For)); err != nil || d != "" {
 		t.Errorf("%v\n%s", err, d)
 	}
-	if got, err = parseVerbs([]string{"tcp"}, nil); err != nil || !cmp.Equal(got, verbs.Options{}, same, cmpopts.EquateComparable(want.For)) {
+	if got, err = parseVerbs([]string{"tcp"}, nil); err != nil ||
+		!cmp.Equal(got, verbs.Options{}, same, cmpopts.EquateComparable(want.For)) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -44,10 +45,13 @@ func TestVerbsAreWanted(t *testing.T) {
 	if all, err := pathDrivers(drivers.Options{}, []string{"library=" + lib}); err != nil || len(all) != 3 {
 		t.Errorf("%v, %v", all, err)
 	}
-	if _, err := pathDrivers(drivers.Options{}, []string{"library=" + lib, "device=mlx5_9"}); err == nil || !strings.HasPrefix(err.Error(), "--verbs: ") || !strings.Contains(err.Error(), `no RDMA device "mlx5_9", only [`) {
+	if _, err := pathDrivers(drivers.Options{}, []string{"library=" + lib, "device=mlx5_9"}); err == nil ||
+		!strings.HasPrefix(err.Error(), "--verbs: ") ||
+		!strings.Contains(err.Error(), `no RDMA device "mlx5_9", only [`) {
 		t.Errorf("a device that is not there: %v", err)
 	}
-	if _, err := pathDrivers(drivers.Options{Names: []string{"shm", "verbs"}}, []string{"library=/nowhere/libibverbs.so.1"}); err == nil || !strings.Contains(err.Error(), "libibverbs") {
+	if _, err := pathDrivers(drivers.Options{Names: []string{"shm", "verbs"}},
+		[]string{"library=/nowhere/libibverbs.so.1"}); err == nil || !strings.Contains(err.Error(), "libibverbs") {
 		t.Errorf("a library that is not there: %v", err)
 	}
 	if all, err := pathDrivers(drivers.Options{Names: []string{"verbs"}}, nil); err != nil || len(all) != 1 {
@@ -76,8 +80,8 @@ func TestCompleteVerbs(t *testing.T) {
 	}
 }
 
-// TestGuestBenchTransfer runs bench transfer between two processes over Soft-RoCE: all rows are there, their bytes were checked, and the
-// result says what carried them. Its figures mean nothing.
+// TestGuestBenchTransfer runs bench transfer between two processes over Soft-RoCE: all rows are
+// there, their bytes were checked, and the result says what carried them. Its figures mean nothing.
 func TestGuestBenchTransfer(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Timeout: 15 * time.Minute}) {
 		return
@@ -86,12 +90,17 @@ func TestGuestBenchTransfer(t *testing.T) {
 		args, carrier string
 		rows          []string
 	}{
-		{"--path verbs --mode event --size 64,64KiB --peers 1,2", "rxe0 port 1, RC", []string{"verbs put + seen, one way 64 B event", "verbs put 64 B event", "verbs get 64 B event",
-			"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs put 1024 x 4 KiB event", "verbs get 1024 x 4 KiB event", "verbs put 64 KiB event 2 peers", "verbs api put 64 B event", "verbs api put 64 KiB event"}},
-		{"--verbs device=rxe0,queue_pairs=2 --mode event --size 64KiB --peers 1", "rxe0 port 1, RC", []string{"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs api put 64 KiB event"}},
+		{"--path verbs --mode event --size 64,64KiB --peers 1,2", "rxe0 port 1, RC",
+			[]string{"verbs put + seen, one way 64 B event", "verbs put 64 B event", "verbs get 64 B event",
+				"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs put 1024 x 4 KiB event",
+				"verbs get 1024 x 4 KiB event", "verbs put 64 KiB event 2 peers", "verbs api put 64 B event",
+				"verbs api put 64 KiB event"}},
+		{"--verbs device=rxe0,queue_pairs=2 --mode event --size 64KiB --peers 1", "rxe0 port 1, RC",
+			[]string{"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs api put 64 KiB event"}},
 	} {
 		file := filepath.Join(t.TempDir(), "transfer.json")
-		out, errOut, status := penstockUntil(t, t.Context(), append(strings.Fields("bench transfer --quick --output "+file), strings.Fields(x.args)...)...)
+		out, errOut, status := penstockUntil(t, t.Context(),
+			append(strings.Fields("bench transfer --quick --output "+file), strings.Fields(x.args)...)...)
 		if status != exitOK {
 			t.Fatalf("%s: status %d\n%s%s", x.args, status, out, errOut)
 		}
@@ -102,7 +111,8 @@ func TestGuestBenchTransfer(t *testing.T) {
 		seen := map[string]bool{}
 		for _, row := range r.Rows {
 			seen[row.Name] = true
-			if row.Path != "verbs" || row.Carrier != x.carrier || row.Failed != "" || row.Ours.Verified == 0 || row.Ours.Unverified != 0 || len(row.Ours.Samples) == 0 {
+			if row.Path != "verbs" || row.Carrier != x.carrier || row.Failed != "" || row.Ours.Verified == 0 ||
+				row.Ours.Unverified != 0 || len(row.Ours.Samples) == 0 {
 				t.Errorf("%s: %+v", x.args, row)
 			}
 		}
@@ -111,11 +121,13 @@ func TestGuestBenchTransfer(t *testing.T) {
 				t.Errorf("%s: no row %q among %v", x.args, want, seen)
 			}
 		}
-		if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "verbs on rxe0 port 1") || !strings.Contains(out, "verbs on rxe0 port 1") {
+		if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "verbs on rxe0 port 1") ||
+			!strings.Contains(out, "verbs on rxe0 port 1") {
 			t.Errorf("%s: nothing is said of the device:\n%s\n%s", x.args, notes, out)
 		}
 	}
-	if _, errOut, status := penstock(t, "bench", "transfer", "--quick", "--verbs", "device=mlx5_0"); status == exitOK || !strings.Contains(errOut, `no RDMA device "mlx5_0", only ["rxe0"]`) {
+	if _, errOut, status := penstock(t, "bench", "transfer", "--quick", "--verbs", "device=mlx5_0"); status == exitOK ||
+		!strings.Contains(errOut, `no RDMA device "mlx5_0", only ["rxe0"]`) {
 		t.Errorf("a device that is not there: status %d: %s", status, errOut)
 	}
 }

@@ -25,7 +25,8 @@ func partially(err error) error {
 	if !ok {
 		return err
 	}
-	at := fmt.Sprintf("%s of %s (%d %%)", formatBytes(p.Good), formatBytes(p.Size), percent(min(p.Good, p.Size), p.Size))
+	at := fmt.Sprintf("%s of %s (%d %%)", formatBytes(p.Good), formatBytes(p.Size),
+		percent(min(p.Good, p.Size), p.Size))
 	what := fmt.Sprintf("%s has %s, checked: the same command goes on from there", p.Partial, at)
 	if p.Partial == "" {
 		what = fmt.Sprintf("the peer has %s, checked: the same command goes on from there", at)
@@ -46,14 +47,16 @@ type partial struct {
 func (e *partial) Error() string { return e.cause.Error() + "; " + e.left }
 func (e *partial) Unwrap() error { return e.err }
 
-// inWords says of an error that ended attempts to go on what a user needs: not the account of all attempts.
+// inWords says of an error that ended attempts to go on what a user needs: not the account of all
+// attempts.
 func (c *client) inWords(err error) error {
 	if !errors.Is(err, transfer.ErrGaveUp) {
 		return err
 	}
 	text := ""
 	if d, ok := errors.AsType[*pool.DialError](err); ok {
-		text = fmt.Sprintf("the connection was lost, and the peer did not come back in %v (--retry): %v", c.flags.retry, d.Last)
+		text = fmt.Sprintf("the connection was lost, and the peer did not come back in %v (--retry): %v", c.flags.retry,
+			d.Last)
 		if c.flags.retry == 0 {
 			text = fmt.Sprintf("the connection was lost: %v", d.Last)
 		}
@@ -71,7 +74,8 @@ func (c *client) inWords(err error) error {
 
 // lastError is what the last attempt failed with.
 func lastError(err error) error {
-	if j, ok := errors.AsType[*transfer.JobError](err); ok && len(j.History) > 0 && j.History[len(j.History)-1].Err != nil {
+	if j, ok := errors.AsType[*transfer.JobError](err); ok && len(j.History) > 0 &&
+		j.History[len(j.History)-1].Err != nil {
 		return j.History[len(j.History)-1].Err
 	}
 	return err

@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Check completes a Config that a program wrote (engines, names, depths; what Load does for a file) and says what is wrong with it.
-// There are no places in a file then: Diagnostic.Path says what is meant. host may be nil.
+// Check completes a Config that a program wrote (engines, names, depths; what Load does for a file)
+// and says what is wrong with it. There are no places in a file then: Diagnostic.Path says what is
+// meant. host may be nil.
 func (c *Config) Check(host *Host) Diagnostics {
 	d := &decoder{cfg: c, broken: map[string]bool{}, around: map[string]bool{}}
 	c.derive(nil)
@@ -77,7 +78,9 @@ func (d *decoder) check(h *Host) {
 	d.index()
 	d.unique("memory_regions", "a memory region", len(c.Regions), func(i int) string { return c.Regions[i].Name })
 	d.unique("interfaces", "an interface", len(c.Interfaces), func(i int) string { return c.Interfaces[i].Name })
-	d.unique("applications", "an application", len(c.Applications), func(i int) string { return c.Applications[i].Name })
+	d.unique("applications", "an application", len(c.Applications), func(i int) string {
+		return c.Applications[i].Name
+	})
 	d.checkStream()
 	used := map[string]bool{}
 	for i := range c.Interfaces {
@@ -105,7 +108,8 @@ func (d *decoder) unique(path, what string, n int, name func(int) string) {
 			continue
 		}
 		if k, twice := first[s]; twice {
-			d.also(d.report(Error, CodeDuplicate, join(item(path, i), "name"), fmt.Sprintf("%s is called %s already", what, shown(s)), "another name", ""), join(item(path, k), "name"), "it is here first")
+			d.also(d.report(Error, CodeDuplicate, join(item(path, i), "name"), fmt.Sprintf("%s is called %s already",
+				what, shown(s)), "another name", ""), join(item(path, k), "name"), "it is here first")
 			continue
 		}
 		first[s] = i
@@ -121,7 +125,8 @@ func (d *decoder) uniqueID(path, key, what string, n int, id func(int) int, zero
 			continue
 		}
 		if k, twice := first[v]; twice {
-			d.also(d.report(Error, CodeDuplicate, join(item(path, i), key), fmt.Sprintf("%s has the %s %d already", what, key, v), "another number", ""), join(item(path, k), key), "it is here first")
+			d.also(d.report(Error, CodeDuplicate, join(item(path, i), key), fmt.Sprintf("%s has the %s %d already",
+				what, key, v), "another number", ""), join(item(path, k), key), "it is here first")
 			continue
 		}
 		first[v] = i
@@ -138,22 +143,31 @@ func (d *decoder) checkStream() {
 	conflict := func(path, message, expected, hint string) {
 		d.related(d.report(Error, CodeConflict, path, message, expected, hint), posOf(s.value), "stream_type is here")
 	}
-	// DAQIRI's engine ibverbs carries both: frames here (verbs), connections by addresses with roce://.
-	if e := c.Engine.Spec(); e != nil && (stream == "socket" && e.Capabilities.Frames && !e.Needs.RDMA || stream == "raw" && !e.Capabilities.Frames && !e.Needs.RDMA) {
-		conflict("engine", fmt.Sprintf("engine: %s does not carry stream_type: %s", e.Name, stream), map[string]string{"socket": "default, socket or ibverbs", "raw": "default, ibverbs, dpdk, xdp or afpacket"}[stream], "")
+	// DAQIRI's engine ibverbs carries both: frames here (verbs), connections by addresses with
+	// roce://.
+	if e := c.Engine.Spec(); e != nil && (stream == "socket" && e.Capabilities.Frames && !e.Needs.RDMA ||
+		stream == "raw" && !e.Capabilities.Frames && !e.Needs.RDMA) {
+		conflict("engine", fmt.Sprintf("engine: %s does not carry stream_type: %s", e.Name, stream),
+			map[string]string{"socket": "default, socket or ibverbs",
+				"raw": "default, ibverbs, dpdk, xdp or afpacket"}[stream], "")
 	}
 	for i := range c.Interfaces {
 		p := &c.Interfaces[i]
 		path := item("interfaces", i)
 		switch {
-		case stream == "socket" && p.Socket == nil && p.Sections == nil && !d.unclear(path) && !strings.Contains(p.Address, "://"):
-			conflict(path, fmt.Sprintf("stream_type is socket, and the interface %s has no socket_config", shown(p.Name)), "", "add it, or write stream_type: raw")
+		case stream == "socket" && p.Socket == nil && p.Sections == nil && !d.unclear(path) &&
+			!strings.Contains(p.Address, "://"):
+			conflict(path, fmt.Sprintf("stream_type is socket, and the interface %s has no socket_config",
+				shown(p.Name)), "", "add it, or write stream_type: raw")
 		case stream == "raw" && p.Socket != nil:
-			conflict(join(path, "socket"), fmt.Sprintf("stream_type is raw, and the interface %s has a socket_config", shown(p.Name)), "", "remove it, or write stream_type: socket")
+			conflict(join(path, "socket"), fmt.Sprintf("stream_type is raw, and the interface %s has a socket_config",
+				shown(p.Name)), "", "remove it, or write stream_type: socket")
 		}
 	}
 	if l := d.legacy.loopback; l != nil && l.parsed == "sw" && len(c.Interfaces) != 1 && !d.unread("interfaces") {
-		d.add(Error, CodeConflict, posOf(l.value), widthOf(l.value), "loopback", fmt.Sprintf("loopback: sw with %s", plural(len(c.Interfaces), "interface")), "one interface, whose tx leads to its rx", "with engine: sim several interfaces can be joined")
+		d.add(Error, CodeConflict, posOf(l.value), widthOf(l.value), "loopback", fmt.Sprintf("loopback: sw with %s",
+			plural(len(c.Interfaces), "interface")), "one interface, whose tx leads to its rx",
+			"with engine: sim several interfaces can be joined")
 	}
 }
 
@@ -183,48 +197,67 @@ func (d *decoder) checkSocket(p *Interface, path string) {
 	bad := func(at, message, expected, hint string) { d.report(Error, CodeConflict, at, message, expected, hint) }
 	broken := d.around[path] // what could not be read was reported
 	if l, r := s.Local.Scheme, s.Remote.Scheme; l != "" && r != "" && l != r {
-		d.also(d.report(Error, CodeConflict, remote, fmt.Sprintf("%s is of %s, and %s of %s", names[0], l, names[1], r), "one protocol", ""), local, names[0]+" is here")
+		d.also(d.report(Error, CodeConflict, remote, fmt.Sprintf("%s is of %s, and %s of %s", names[0], l, names[1], r),
+			"one protocol", ""), local, names[0]+" is here")
 	}
 	switch {
 	case broken:
 	case s.Mode == "server" && (s.Local.IsZero() || s.Local.Port == 0):
-		bad(local, fmt.Sprintf("the server %s has no port to be reached at", shown(p.Name)), names[0]+" with a port, such as udp://10.0.0.1:5000", "")
+		bad(local, fmt.Sprintf("the server %s has no port to be reached at", shown(p.Name)),
+			names[0]+" with a port, such as udp://10.0.0.1:5000", "")
 	case s.Mode == "client" && p.Engine.needs().RDMA && !s.Remote.IsZero() && d.cfg.dialect != Ours:
-		bad(remote, fmt.Sprintf("the client %s has %s", shown(p.Name), names[1]), "none: an RDMA client gets the address when it connects", "remove it")
+		bad(remote, fmt.Sprintf("the client %s has %s", shown(p.Name), names[1]),
+			"none: an RDMA client gets the address when it connects", "remove it")
 	case s.Mode == "client" && p.Engine.needs().Buffers && (s.Remote.Port == 0 || !s.Remote.Host.IsValid()):
-		bad(remote, fmt.Sprintf("the client %s does not know its server", shown(p.Name)), names[1]+" with a host and a port, such as udp://10.0.0.1:5000", "")
+		bad(remote, fmt.Sprintf("the client %s does not know its server", shown(p.Name)),
+			names[1]+" with a host and a port, such as udp://10.0.0.1:5000", "")
 	}
 	if s.Local.Host.IsValid() && s.Remote.Host.IsValid() && s.Local.Host.Unmap().Is4() != s.Remote.Host.Unmap().Is4() {
-		d.also(d.report(Error, CodeConflict, remote, fmt.Sprintf("%s and %s are of different IP versions", s.Local.Host, s.Remote.Host), "both IPv4 or both IPv6", ""), local, names[0]+" is here")
+		d.also(d.report(Error, CodeConflict, remote, fmt.Sprintf("%s and %s are of different IP versions", s.Local.Host,
+			s.Remote.Host), "both IPv4 or both IPv6", ""), local, names[0]+" is here")
 	}
-	if a, err := netip.ParseAddr(p.Address); err == nil && d.cfg.dialect != Ours && s.Local.Host.IsValid() && a != s.Local.Host {
-		d.also(d.report(Warning, CodeConflict, join(path[:strings.LastIndexByte(path, '.')], "address"), fmt.Sprintf("address is %v, and %s is %v", a, names[0], s.Local.Host), "the same", ""), local, names[0]+" is here")
+	if a, err := netip.ParseAddr(p.Address); err == nil && d.cfg.dialect != Ours && s.Local.Host.IsValid() &&
+		a != s.Local.Host {
+		d.also(d.report(Warning, CodeConflict, join(path[:strings.LastIndexByte(path, '.')], "address"),
+			fmt.Sprintf("address is %v, and %s is %v", a, names[0], s.Local.Host), "the same", ""), local,
+			names[0]+" is here")
 	}
-	if n, _ := strconv.Atoi(p.Sections[socketSectionName]["max_payload_size"]); n > 65507 && (s.Local.Scheme == "udp" || s.Remote.Scheme == "udp") {
-		d.report(Warning, CodeValue, join(path, "max_payload_size"), fmt.Sprintf("max_payload_size: no datagram has a payload of %d bytes", n), "at most 65507", "longer ones are refused when they are sent")
+	if n, _ := strconv.Atoi(p.Sections[socketSectionName]["max_payload_size"]); n > 65507 &&
+		(s.Local.Scheme == "udp" || s.Remote.Scheme == "udp") {
+		d.report(Warning, CodeValue, join(path, "max_payload_size"),
+			fmt.Sprintf("max_payload_size: no datagram has a payload of %d bytes", n), "at most 65507",
+			"longer ones are refused when they are sent")
 	}
 }
 
 func (d *decoder) checkRegion(r *Region, path string, used map[string]bool) {
 	if r.Kind != "" && r.BufSize > 0 && r.NumBufs > 0 && r.Bytes() > 1<<44 {
-		d.report(Error, CodeValue, join(path, "num_bufs"), fmt.Sprintf("the region takes %s", about(int64(r.Bytes()))), "at most 16 TiB", "")
+		d.report(Error, CodeValue, join(path, "num_bufs"), fmt.Sprintf("the region takes %s", about(int64(r.Bytes()))),
+			"at most 16 TiB", "")
 	}
 	if !r.Owned && d.cfg.sources != nil {
-		d.report(Note, CodeMeaning, join(path, "owned"), fmt.Sprintf("the memory of %s is the program's: it gives it when it opens the configuration", shown(r.Name)), "", "")
+		d.report(Note, CodeMeaning, join(path, "owned"),
+			fmt.Sprintf("the memory of %s is the program's: it gives it when it opens the configuration",
+				shown(r.Name)), "", "")
 	}
 	for k, a := range r.Access {
 		if a != "local" && a != "" { // what cannot be read is empty
-			d.report(Needs, CodeNotBuilt, join(path, item("access", k)), fmt.Sprintf("access: %s of %s: no peer reads or writes the memory of streams over RDMA", a, shown(r.Name)), "local",
+			d.report(Needs, CodeNotBuilt, join(path, item("access", k)),
+				fmt.Sprintf("access: %s of %s: no peer reads or writes the memory of streams over RDMA", a,
+					shown(r.Name)), "local",
 				"remove it: a program exposes memory by Port.Expose of the engine rdma, and transfers export it by name")
 		}
 	}
 	if !used[r.Name] && r.Name != "" && len(d.cfg.Interfaces) > 0 && !d.connected() &&
-		!d.unread("interfaces", "interfaces.rx", "interfaces.tx", "interfaces.rx.queues", "interfaces.tx.queues", "interfaces.rx.queues.memory_regions", "interfaces.tx.queues.memory_regions") {
-		d.report(Warning, CodeReference, path, fmt.Sprintf("no queue uses the memory region %s", shown(r.Name)), "", "it would be allocated all the same: remove it, or name it in a queue")
+		!d.unread("interfaces", "interfaces.rx", "interfaces.tx", "interfaces.rx.queues", "interfaces.tx.queues",
+			"interfaces.rx.queues.memory_regions", "interfaces.tx.queues.memory_regions") {
+		d.report(Warning, CodeReference, path, fmt.Sprintf("no queue uses the memory region %s", shown(r.Name)), "",
+			"it would be allocated all the same: remove it, or name it in a queue")
 	}
 }
 
-// connected reports whether an interface is for RDMA connections, whose memory is named when it is used.
+// connected reports whether an interface is for RDMA connections, whose memory is named when it is
+// used.
 func (d *decoder) connected() bool {
 	return slices.ContainsFunc(d.cfg.Interfaces, func(p Interface) bool { return p.Engine.fabric() })
 }
@@ -237,22 +270,30 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 	at := join(path, "memory_regions")
 	switch {
 	case len(names) > 2:
-		d.report(Error, CodeValue, at, fmt.Sprintf("memory_regions has %s", plural(len(names), "region")), "one, or two: headers and payload",
-			"DAQIRI takes up to four and cuts each packet by the buf_size of each; here all that follows the headers is one segment: add the sizes up in the second region")
+		d.report(Error, CodeValue, at, fmt.Sprintf("memory_regions has %s", plural(len(names), "region")),
+			"one, or two: headers and payload",
+			"DAQIRI takes up to four and cuts each packet by the buf_size of each; here all that follows the headers "+
+				"is one segment: add the sizes up in the second region")
 	case len(names) == 0 && !p.Engine.fabric() && !d.broken[at] && !d.unclear(interfaceAt(path)):
 		if s, ok := d.cfg.sources[at]; !ok || s.At.IsZero() || d.cfg.sources == nil {
-			d.report(Error, CodeMissingKey, path, "a queue has no memory_regions", "the name of a region of memory_regions", "")
+			d.report(Error, CodeMissingKey, path, "a queue has no memory_regions",
+				"the name of a region of memory_regions", "")
 		} else {
 			d.report(Error, CodeMissingKey, at, "memory_regions is empty", "the name of a region", "")
 		}
 	}
 	if len(names) == 0 && p.Engine.fabric() && p.Engine.Built() && !d.broken[at] {
-		d.report(Needs, CodeMissingKey, path, "the queue names no memory_regions, and the names of the regions do not tell which is meant", "the name of a region of memory_regions", "")
+		d.report(Needs, CodeMissingKey, path,
+			"the queue names no memory_regions, and the names of the regions do not tell which is meant",
+			"the name of a region of memory_regions", "")
 	}
 	if len(names) == 2 {
 		if r, i := d.region(names[0]); r != nil && r.Kind == "device" {
-			d.also(d.report(Error, CodeConflict, item(at, 0), fmt.Sprintf("headers would be in %s, which is device memory: the processor reads headers", names[0]), "a region of kind host, huge or host_pinned first, then the payload's",
-				"one region of kind device takes whole packets"), join(item("memory_regions", i), "kind"), "its kind is here")
+			d.also(d.report(Error, CodeConflict, item(at, 0),
+				fmt.Sprintf("headers would be in %s, which is device memory: the processor reads headers", names[0]),
+				"a region of kind host, huge or host_pinned first, then the payload's",
+				"one region of kind device takes whole packets"), join(item("memory_regions", i), "kind"),
+				"its kind is here")
 		}
 	}
 	for k, name := range names[:min(len(names), 16)] {
@@ -275,7 +316,8 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 			if len(known) == 0 {
 				expected = ""
 			}
-			d.report(Error, CodeReference, here, fmt.Sprintf("there is no memory region %s", shown(name)), expected, hint)
+			d.report(Error, CodeReference, here, fmt.Sprintf("there is no memory region %s", shown(name)), expected,
+				hint)
 			continue
 		}
 		used[name] = true
@@ -284,11 +326,15 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 		}
 		slots := join(item("memory_regions", i), "num_bufs")
 		if depth > r.NumBufs && !d.broken[join(path, "depth")] {
-			d.also(d.report(Error, CodeConflict, join(path, "depth"), fmt.Sprintf("depth %d is more than the %d slots of %s", depth, r.NumBufs, name), fmt.Sprintf("at most %d, better half of it", r.NumBufs),
+			d.also(d.report(Error, CodeConflict, join(path, "depth"),
+				fmt.Sprintf("depth %d is more than the %d slots of %s", depth, r.NumBufs, name),
+				fmt.Sprintf("at most %d, better half of it", r.NumBufs),
 				"the ring can never be full: make num_bufs larger, or depth smaller"), slots, "num_bufs is here")
 		}
 		if batch > r.NumBufs && !d.broken[join(path, "batch_size")] {
-			d.also(d.report(Error, CodeConflict, join(path, "batch_size"), fmt.Sprintf("batch_size %d is more than the %d slots of %s", batch, r.NumBufs, name), fmt.Sprintf("at most %d", r.NumBufs),
+			d.also(d.report(Error, CodeConflict, join(path, "batch_size"),
+				fmt.Sprintf("batch_size %d is more than the %d slots of %s", batch, r.NumBufs, name),
+				fmt.Sprintf("at most %d", r.NumBufs),
 				"no burst can ever be full: make num_bufs larger, or batch_size smaller"), slots, "num_bufs is here")
 		}
 	}
@@ -315,7 +361,9 @@ func (d *decoder) checkShares() {
 	for _, name := range order {
 		s := sums[name]
 		if r, i := d.region(name); r != nil && s.queues > 1 && s.depth > r.NumBufs && r.NumBufs > 0 {
-			d.report(Warning, CodeConflict, join(item("memory_regions", i), "num_bufs"), fmt.Sprintf("the %d queues that share %s can hold %d packets at once, and it has %d slots", s.queues, shown(name), s.depth, r.NumBufs),
+			d.report(Warning, CodeConflict, join(item("memory_regions", i), "num_bufs"),
+				fmt.Sprintf("the %d queues that share %s can hold %d packets at once, and it has %d slots", s.queues,
+					shown(name), s.depth, r.NumBufs),
 				fmt.Sprintf("%d or more, or smaller depths", s.depth), "one queue can take what the other needs")
 		}
 	}
@@ -325,21 +373,26 @@ func (d *decoder) checkShares() {
 func (d *decoder) checkNode() {
 	if s := d.cfg.Security; s != nil {
 		if _, err := path.ParseUsers(s.AllowUID); err != nil {
-			d.report(Error, CodeValue, "security.allow_uid", err.Error(), "user numbers such as \"1000,1001\", or any", "")
+			d.report(Error, CodeValue, "security.allow_uid", err.Error(), "user numbers such as \"1000,1001\", or any",
+				"")
 		}
 	}
 	c := d.cfg
 	if c.Metrics != nil && c.Metrics.Listen != "" {
 		if _, _, err := net.SplitHostPort(c.Metrics.Listen); err != nil {
-			d.report(Error, CodeValue, "metrics.listen", fmt.Sprintf("listen: %s is not a host and a port", shown(c.Metrics.Listen)), "both, such as 127.0.0.1:9095", "")
+			d.report(Error, CodeValue, "metrics.listen",
+				fmt.Sprintf("listen: %s is not a host and a port", shown(c.Metrics.Listen)),
+				"both, such as 127.0.0.1:9095", "")
 		}
 	}
 	if c.Registry != nil && c.Registry.URL != "" {
 		scheme, _, ok := strings.Cut(c.Registry.URL, "://")
 		if !ok || scheme != "etcd" && scheme != "file" && scheme != "p2p" {
-			d.report(Error, CodeValue, "registry.url", fmt.Sprintf("url: %s names no registry", shown(c.Registry.URL)), "etcd://HOST:PORT, file:///DIR or p2p://", "")
+			d.report(Error, CodeValue, "registry.url", fmt.Sprintf("url: %s names no registry", shown(c.Registry.URL)),
+				"etcd://HOST:PORT, file:///DIR or p2p://", "")
 		} else {
-			d.report(Needs, CodeNotBuilt, "registry", "registries are not built", "", "transfers: peers: names the nodes until then")
+			d.report(Needs, CodeNotBuilt, "registry", "registries are not built", "",
+				"transfers: peers: names the nodes until then")
 		}
 	}
 	t := c.Transfers
@@ -348,11 +401,14 @@ func (d *decoder) checkNode() {
 	}
 	d.unique("transfers.peers", "a peer", len(t.Peers), func(i int) string { return t.Peers[i].Name })
 	if t.DeadAfter > 0 && t.DeadAfter <= t.HeartbeatEvery {
-		d.also(d.report(Error, CodeConflict, "transfers.dead_after", fmt.Sprintf("a peer would be given up after %s, and signs of life come every %s", duration(t.DeadAfter), duration(t.HeartbeatEvery)), "dead_after of two heartbeats or more", ""),
+		d.also(d.report(Error, CodeConflict, "transfers.dead_after",
+			fmt.Sprintf("a peer would be given up after %s, and signs of life come every %s", duration(t.DeadAfter),
+				duration(t.HeartbeatEvery)), "dead_after of two heartbeats or more", ""),
 			"transfers.heartbeat", "heartbeat is here")
 	}
 	if t.Window == 1 {
-		d.report(Error, CodeValue, "transfers.window", "window: 1 is too small: one operation is kept for revocations", "0, or 2 to 65535", "")
+		d.report(Error, CodeValue, "transfers.window", "window: 1 is too small: one operation is kept for revocations",
+			"0, or 2 to 65535", "")
 	}
 	d.checkVerbs(t)
 	insecure := c.Security != nil && c.Security.Insecure
@@ -360,7 +416,8 @@ func (d *decoder) checkNode() {
 	address := func(path, a string, listens bool) {
 		scheme, rest, ok := strings.Cut(a, "://")
 		if !ok || scheme != "tcp" && scheme != "unix" || rest == "" {
-			d.report(Error, CodeValue, path, fmt.Sprintf("%s is not an address of a node", shown(a)), "tcp://HOST:PORT or unix:///PATH", "")
+			d.report(Error, CodeValue, path, fmt.Sprintf("%s is not an address of a node", shown(a)),
+				"tcp://HOST:PORT or unix:///PATH", "")
 			return
 		}
 		if scheme == "unix" {
@@ -378,7 +435,9 @@ func (d *decoder) checkNode() {
 			if listens {
 				what = "can be reached from beyond this machine"
 			}
-			d.report(Warning, CodeConflict, path, fmt.Sprintf("%s %s, and there is no section security", shown(a), what), "security: {identity: DIR}", "penstock pair makes an identity; without one the node refuses such addresses")
+			d.report(Warning, CodeConflict, path, fmt.Sprintf("%s %s, and there is no section security", shown(a),
+				what), "security: {identity: DIR}",
+				"penstock pair makes an identity; without one the node refuses such addresses")
 		}
 	}
 	for i, a := range t.Listen {
@@ -391,11 +450,13 @@ func (d *decoder) checkNode() {
 		address(item("transfers.peers", i)+".address", t.Peers[i].Address, false)
 	}
 	if s := c.Security; s != nil && s.Insecure && s.Floor == "encrypted" {
-		d.also(d.report(Error, CodeConflict, "security.insecure", "insecure: true contradicts floor: encrypted", "", "remove one of them"), "security.floor", "floor is here")
+		d.also(d.report(Error, CodeConflict, "security.insecure", "insecure: true contradicts floor: encrypted", "",
+			"remove one of them"), "security.floor", "floor is here")
 	}
 }
 
-// maxPairs is how many pairs of flows are compared in all: it takes about a microsecond for each, and more where they overlap.
+// maxPairs is how many pairs of flows are compared in all: it takes about a microsecond for each,
+// and more where they overlap.
 const maxPairs = 400 * 400
 
 // validate looks at rules, and at how they meet each other as long as there are not too many.
@@ -403,7 +464,9 @@ func (d *decoder) validate(rules []flow.Rule, path string) flow.Problems {
 	if d.pairs += len(rules) * len(rules); d.pairs <= maxPairs {
 		return flow.Validate(rules)
 	}
-	d.report(Note, CodeMeaning, path, fmt.Sprintf("so many flows (%d) are not compared with each other here: those that hide others are not reported", len(rules)), "", "")
+	d.report(Note, CodeMeaning, path,
+		fmt.Sprintf("so many flows (%d) are not compared with each other here: those that hide others are not reported",
+			len(rules)), "", "")
 	var out flow.Problems
 	for i := range rules {
 		for _, p := range flow.Validate(rules[i : i+1]) {

@@ -28,7 +28,8 @@ func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bo
 		if near := input.Nearest(name, known); near != "" {
 			hint = fmt.Sprintf("did you mean %s?", near)
 		}
-		d.report(Error, CodeReference, join(path, nameKey), fmt.Sprintf("there is no interface %s", shown(name)), expected, hint)
+		d.report(Error, CodeReference, join(path, nameKey), fmt.Sprintf("there is no interface %s", shown(name)),
+			expected, hint)
 		return nil
 	}
 	var ids []int
@@ -46,7 +47,8 @@ func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bo
 		}
 	}
 	half := join(item("interfaces", i), map[bool]string{true: "tx", false: "rx"}[tx])
-	if list := join(half, "queues"); !slices.Contains(ids, queue) && !d.unread(half, list, plainPath(list)+".id", join(path, queueKey)) {
+	if list := join(half, "queues"); !slices.Contains(ids, queue) &&
+		!d.unread(half, list, plainPath(list)+".id", join(path, queueKey)) {
 		at := join(path, queueKey)
 		if !c.given(at) {
 			at = join(path, nameKey)
@@ -56,7 +58,8 @@ func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bo
 			slices.Sort(ids)
 			expected = spans(slices.Compact(ids))
 		}
-		d.also(d.report(Error, CodeReference, at, fmt.Sprintf("the interface %s has no %s queue %d", name, kind, queue), expected, ""), item("interfaces", i), "the interface is here")
+		d.also(d.report(Error, CodeReference, at, fmt.Sprintf("the interface %s has no %s queue %d", name, kind, queue),
+			expected, ""), item("interfaces", i), "the interface is here")
 	}
 	return p
 }
@@ -77,14 +80,18 @@ func (d *decoder) checkHidden(a *Application, p *Interface, path string) {
 	}
 	what, hint := "", ""
 	switch {
-	case a.Kind == "sink" && a.Tensor != nil && len(names) == 1 && len(p.Rx.Reorder) == 0 && (a.Tensor.Sequence != nil || p.Engine.frames() && !a.Tensor.Offset.Set):
-		what, hint = "the sink reads headers, or numbers of rows, with the processor", "two regions leave them in the first, on the host; batches of rx: reorder: have neither"
+	case a.Kind == "sink" && a.Tensor != nil && len(names) == 1 && len(p.Rx.Reorder) == 0 &&
+		(a.Tensor.Sequence != nil || p.Engine.frames() && !a.Tensor.Offset.Set):
+		what, hint = "the sink reads headers, or numbers of rows, with the processor",
+			"two regions leave them in the first, on the host; batches of rx: reorder: have neither"
 	case a.Kind == "echo" && len(names) == 1 && p.Engine.frames():
 		what, hint = "echo changes the headers of frames", "two regions leave the headers in the first, on the host"
 	default:
 		return
 	}
-	d.also(d.report(Needs, CodeNotBuilt, join(path, "kind"), fmt.Sprintf("%s, and those of queue %d of %s are in %s, in device memory", what, a.Queue, a.Interface, r.Name), "", hint),
+	d.also(d.report(Needs, CodeNotBuilt, join(path, "kind"),
+		fmt.Sprintf("%s, and those of queue %d of %s are in %s, in device memory", what, a.Queue, a.Interface, r.Name),
+		"", hint),
 		join(item("memory_regions", k), "kind"), "its kind is here")
 }
 
@@ -102,7 +109,9 @@ func (d *decoder) checkApplications() {
 		if p != nil && !d.broken[join(path, "queue")] {
 			at := place{a.Interface, a.Queue}
 			if k, twice := owner[at]; twice {
-				d.also(d.report(Error, CodeConflict, path, fmt.Sprintf("queue %d of %s has an application already", a.Queue, a.Interface), "one application for each receive queue", ""), item("applications", k), "it is here")
+				d.also(d.report(Error, CodeConflict, path, fmt.Sprintf("queue %d of %s has an application already",
+					a.Queue, a.Interface), "one application for each receive queue", ""), item("applications", k),
+					"it is here")
 			} else {
 				owner[at] = i
 			}
@@ -116,23 +125,29 @@ func (d *decoder) checkApplications() {
 			continue
 		case "echo":
 			if a.To != "" {
-				d.report(Error, CodeConflict, join(path, "to"), "echo has a to: it sends back where packets came from", "", "remove it, or write kind: forward")
+				d.report(Error, CodeConflict, join(path, "to"), "echo has a to: it sends back where packets came from",
+					"", "remove it, or write kind: forward")
 			} else if p != nil {
 				d.queueOf(path, "interface", a.Interface, "to_queue", a.ToQueue, true)
 			}
 		case "forward":
 			if a.To == "" && !d.broken[join(path, "to")] {
-				d.report(Error, CodeMissingKey, path, "forward has no to", "the name of the interface where packets leave", "")
+				d.report(Error, CodeMissingKey, path, "forward has no to",
+					"the name of the interface where packets leave", "")
 			}
 			d.queueOf(path, "to", a.To, "to_queue", a.ToQueue, true)
 		case "sink":
 			if a.Record != "" {
-				d.report(Needs, CodeNotBuilt, join(path, "record"), "recording into files needs the package record, which is not built", "", "without record the sink takes the packets and drops them")
+				d.report(Needs, CodeNotBuilt, join(path, "record"),
+					"recording into files needs the package record, which is not built", "",
+					"without record the sink takes the packets and drops them")
 			}
 			if t := a.Tensor; t != nil {
 				d.checkTensor(t, p, join(path, "tensor"))
 				if k, twice := tensors[t.Name]; twice && t.Name != "" {
-					d.also(d.report(Error, CodeDuplicate, join(path, "tensor.name"), fmt.Sprintf("there is a tensor %s already", shown(t.Name)), "a name for each tensor", ""), join(item("applications", k), "tensor.name"), "it is here")
+					d.also(d.report(Error, CodeDuplicate, join(path, "tensor.name"),
+						fmt.Sprintf("there is a tensor %s already", shown(t.Name)), "a name for each tensor", ""),
+						join(item("applications", k), "tensor.name"), "it is here")
 				}
 				tensors[t.Name] = i
 			}
@@ -141,49 +156,64 @@ func (d *decoder) checkApplications() {
 			d.queueOf(path, "to", a.To, "to_queue", a.ToQueue, true)
 		}
 		if (a.Kind == "count" || a.Kind == "sink") && a.To != "" {
-			d.report(Error, CodeConflict, join(path, "to"), fmt.Sprintf("%s has a to: it sends nothing", a.Kind), "", "remove it, or write kind: forward")
+			d.report(Error, CodeConflict, join(path, "to"), fmt.Sprintf("%s has a to: it sends nothing", a.Kind), "",
+				"remove it, or write kind: forward")
 		}
 		if a.Kind != "sink" && a.Record != "" {
-			d.report(Error, CodeConflict, join(path, "record"), fmt.Sprintf("%s has a record: it keeps nothing", a.Kind), "", "remove it, or write kind: sink")
+			d.report(Error, CodeConflict, join(path, "record"),
+				fmt.Sprintf("%s has a record: it keeps nothing", a.Kind), "", "remove it, or write kind: sink")
 		}
 		if a.Kind != "sink" && a.Tensor != nil {
-			d.report(Error, CodeConflict, join(path, "tensor"), fmt.Sprintf("%s has a tensor: it keeps nothing", a.Kind), "", "remove it, or write kind: sink")
+			d.report(Error, CodeConflict, join(path, "tensor"),
+				fmt.Sprintf("%s has a tensor: it keeps nothing", a.Kind), "", "remove it, or write kind: sink")
 		}
 	}
 }
 
-// checkTensor looks at the tensor of a sink; p is where its packets come from, nil if that is not known.
+// checkTensor looks at the tensor of a sink; p is where its packets come from, nil if that is not
+// known.
 func (d *decoder) checkTensor(t *Tensor, p *Interface, path string) {
 	if d.cfg.Transfers == nil && !d.unread("transfers") {
-		d.report(Error, CodeConflict, path, "there is no node whose peers could get the tensor", "a section transfers", "write transfers: {listen: [tcp://127.0.0.1:7070]}, or remove the tensor: the sink takes the packets and drops them then")
+		d.report(Error, CodeConflict, path, "there is no node whose peers could get the tensor", "a section transfers",
+			"write transfers: {listen: [tcp://127.0.0.1:7070]}, or remove the tensor: the sink takes the packets and drops them then")
 	}
 	if desc, err := t.Desc(); err != nil {
 		if t.DType != "" && len(t.Shape) > 0 && !d.unread(join(path, "dtype"), join(path, "shape")) {
-			d.report(Error, CodeValue, join(path, "shape"), err.Error(), "rows that are whole bytes, and not more than 1TiB", "")
+			d.report(Error, CodeValue, join(path, "shape"), err.Error(),
+				"rows that are whole bytes, and not more than 1TiB", "")
 		}
 	} else if size, err := desc.Bytes(); err != nil || Size(size) > anyMem {
 		d.report(Error, CodeValue, join(path, "shape"), fmt.Sprintf("the tensor %v is larger than 1TiB", desc), "", "")
 	}
 	if p != nil && p.stream() && t.Offset.Set && t.Offset.Value > 0 {
-		d.report(Error, CodeConflict, join(path, "offset"), "a byte stream has no packets with bytes before their payload", "", "remove it")
+		d.report(Error, CodeConflict, join(path, "offset"),
+			"a byte stream has no packets with bytes before their payload", "", "remove it")
 	}
 	if p != nil && p.stream() && t.Strip > 0 {
-		d.report(Error, CodeConflict, join(path, "strip"), "a byte stream has no packets with a header to strip", "", "remove it")
+		d.report(Error, CodeConflict, join(path, "strip"), "a byte stream has no packets with a header to strip", "",
+			"remove it")
 	}
 	s := t.Sequence
 	if s == nil || len(t.Shape) == 0 {
 		return
 	}
 	if p != nil && p.stream() {
-		d.report(Error, CodeConflict, join(path, "sequence"), "a byte stream has no packets whose numbers could be read", "", "remove it: the bytes fill the tensor in their order")
+		d.report(Error, CodeConflict, join(path, "sequence"),
+			"a byte stream has no packets whose numbers could be read", "",
+			"remove it: the bytes fill the tensor in their order")
 	}
-	// Fewer than four times the rows, and a row of the next tensor looks like a late one of the last.
+	// Fewer than four times the rows, and a row of the next tensor looks like a late one of the
+	// last.
 	if bits := 8 * s.Width; bits > 0 && bits < 64 && uint64(1)<<bits < 4*uint64(t.Shape[0]) {
-		d.report(Error, CodeConflict, join(path, "sequence.width"), fmt.Sprintf("a number of %s begins again after %d packets: too soon to tell tensors of %d rows apart", plural(s.Width, "byte"), uint64(1)<<bits, t.Shape[0]),
+		d.report(Error, CodeConflict, join(path, "sequence.width"),
+			fmt.Sprintf("a number of %s begins again after %d packets: too soon to tell tensors of %d rows apart",
+				plural(s.Width, "byte"), uint64(1)<<bits, t.Shape[0]),
 			fmt.Sprintf("a number that counts to %d or more", 4*t.Shape[0]), "")
 	}
 	if row, err := t.RowBytes(); err == nil && s.Width > 0 && s.Offset+s.Width > row+t.Strip {
-		d.report(Error, CodeConflict, join(path, "sequence.offset"), fmt.Sprintf("a number at bytes %d to %d is not in a payload of %d bytes", s.Offset, s.Offset+s.Width-1, row+t.Strip), fmt.Sprintf("0 to %d", max(row+t.Strip-s.Width, 0)), "")
+		d.report(Error, CodeConflict, join(path, "sequence.offset"),
+			fmt.Sprintf("a number at bytes %d to %d is not in a payload of %d bytes", s.Offset, s.Offset+s.Width-1,
+				row+t.Strip), fmt.Sprintf("0 to %d", max(row+t.Strip-s.Width, 0)), "")
 	}
 }
 
@@ -199,10 +229,14 @@ func (d *decoder) checkBenches() {
 		path := item("bench_tx", i)
 		p := d.queueOf(path, "interface_name", b.Interface, "queue_id", b.Queue, true)
 		if b.IPSrc.IsValid() && b.IPDst.IsValid() && b.IPSrc.Unmap().Is4() != b.IPDst.Unmap().Is4() {
-			d.also(d.report(Error, CodeConflict, join(path, "ip_dst_addr"), fmt.Sprintf("%v and %v are of different IP versions", b.IPSrc, b.IPDst), "both IPv4 or both IPv6", ""), join(path, "ip_src_addr"), "the source is here")
+			d.also(d.report(Error, CodeConflict, join(path, "ip_dst_addr"),
+				fmt.Sprintf("%v and %v are of different IP versions", b.IPSrc, b.IPDst), "both IPv4 or both IPv6", ""),
+				join(path, "ip_src_addr"), "the source is here")
 		}
 		if s := b.SequenceOffset; s.Set && Size(s.Value)+4 > b.PayloadSize && b.PayloadSize > 0 {
-			d.report(Error, CodeConflict, join(path, "sequence_number_offset"), fmt.Sprintf("a number at byte %d does not fit into a payload of %d bytes", s.Value, int64(b.PayloadSize)), fmt.Sprintf("0 to %d", int64(b.PayloadSize)-4), "")
+			d.report(Error, CodeConflict, join(path, "sequence_number_offset"),
+				fmt.Sprintf("a number at byte %d does not fit into a payload of %d bytes", s.Value,
+					int64(b.PayloadSize)), fmt.Sprintf("0 to %d", int64(b.PayloadSize)-4), "")
 		}
 		d.benchFits(p, b, path)
 	}
@@ -210,22 +244,26 @@ func (d *decoder) checkBenches() {
 		s      *BenchSocket
 		name   string
 		server bool
-	}{{c.SocketServer, "socket_bench_server", true}, {c.SocketClient, "socket_bench_client", false}, {c.RDMAServer, "rdma_bench_server", true}, {c.RDMAClient, "rdma_bench_client", false}} {
+	}{{c.SocketServer, "socket_bench_server", true}, {c.SocketClient, "socket_bench_client", false},
+		{c.RDMAServer, "rdma_bench_server", true}, {c.RDMAClient, "rdma_bench_client", false}} {
 		if b.s == nil {
 			continue
 		}
 		if b.s.Server != b.server && !d.broken[b.name+".server"] && (c.sources == nil || c.given(b.name+".server")) {
-			d.report(Error, CodeConflict, b.name+".server", fmt.Sprintf("server: %v in %s", b.s.Server, b.name), fmt.Sprint(b.server), "")
+			d.report(Error, CodeConflict, b.name+".server", fmt.Sprintf("server: %v in %s", b.s.Server, b.name),
+				fmt.Sprint(b.server), "")
 		}
 		if !b.s.Send && !b.s.Receive && !d.unread(b.name+".send", b.name+".receive") {
-			d.report(Warning, CodeConflict, b.name, fmt.Sprintf("%s neither sends nor receives", b.name), "send: true or receive: true", "")
+			d.report(Warning, CodeConflict, b.name, fmt.Sprintf("%s neither sends nor receives", b.name),
+				"send: true or receive: true", "")
 		}
 	}
 	if l := c.Latency; l != nil {
 		for i, name := range []string{l.TxInterface, l.RxInterface} {
 			key := []string{"tx_interface_name", "rx_interface_name"}[i]
 			if p, _ := d.iface(name); p == nil && name != "" && !d.unread("interfaces", "interfaces.name") {
-				d.report(Error, CodeReference, "bench_latency."+key, fmt.Sprintf("there is no interface %s", shown(name)), "", "")
+				d.report(Error, CodeReference, "bench_latency."+key,
+					fmt.Sprintf("there is no interface %s", shown(name)), "", "")
 			}
 		}
 	}
@@ -242,7 +280,9 @@ func (d *decoder) benchFits(p *Interface, b *BenchTx, path string) {
 	}
 	q := &p.Tx.Queues[k]
 	if b.BatchSize > q.Depth && q.Depth > 0 && d.cfg.dialect == Ours {
-		d.report(Warning, CodeConflict, join(path, "batch_size"), fmt.Sprintf("batch_size %d is more than the depth %d of the queue", b.BatchSize, q.Depth), fmt.Sprintf("at most %d", q.Depth), "a burst would be taken in parts")
+		d.report(Warning, CodeConflict, join(path, "batch_size"),
+			fmt.Sprintf("batch_size %d is more than the depth %d of the queue", b.BatchSize, q.Depth),
+			fmt.Sprintf("at most %d", q.Depth), "a burst would be taken in parts")
 	}
 	// The sender puts on the tags and tunnels of the flows itself.
 	adds := p.Tx.added()
@@ -267,13 +307,17 @@ func (d *decoder) benchFits(p *Interface, b *BenchTx, path string) {
 			continue
 		}
 		s := Error
-		if n == 0 && parts[n].size-Size(adds) <= r.BufSize { // not every packet may get them, and DAQIRI's cards put them on
+		if n == 0 && parts[n].size-Size(adds) <= r.BufSize {
+			// not every packet may get them, and DAQIRI's cards put them on
 			s = Warning
 		}
 		if n > 0 {
 			note = ""
 		}
-		d.also(d.report(s, CodeConflict, join(path, parts[n].key), fmt.Sprintf("packets of %d bytes%s do not fit into the slots of %s, which have %d", int64(parts[n].size), note, name, int64(r.BufSize)),
-			fmt.Sprintf("buf_size of %d or more", int64(parts[n].size)), ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
+		d.also(d.report(s, CodeConflict, join(path, parts[n].key),
+			fmt.Sprintf("packets of %d bytes%s do not fit into the slots of %s, which have %d", int64(parts[n].size),
+				note, name, int64(r.BufSize)),
+			fmt.Sprintf("buf_size of %d or more", int64(parts[n].size)), ""),
+			join(item("memory_regions", i), "buf_size"), "buf_size is here")
 	}
 }

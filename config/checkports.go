@@ -23,23 +23,31 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 		ids[q.ID] = true
 		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
 		if core := join(at, "cpu_core"); q.PollMode == "direct" && d.cfg.given(core) {
-			d.also(d.report(Error, CodeConflict, core, "cpu_core with poll_mode: direct: the application polls this queue", "", "remove it, or write poll_mode: indirect"), join(at, "poll_mode"), "poll_mode is here")
+			d.also(d.report(Error, CodeConflict, core,
+				"cpu_core with poll_mode: direct: the application polls this queue", "",
+				"remove it, or write poll_mode: indirect"), join(at, "poll_mode"), "poll_mode is here")
 		}
 	}
 	if len(rx.Queues) == 0 && !rx.FlowIsolation && !d.broken[queues] {
-		d.report(Warning, CodeMissingKey, path, "rx has no queues", "", "nothing is received; with flow_isolation: true queues can come later")
+		d.report(Warning, CodeMissingKey, path, "rx has no queues", "",
+			"nothing is received; with flow_isolation: true queues can come later")
 	}
 	if rx.DynamicFlowCapacity > 0 {
-		d.report(Note, CodeNoEffect, join(path, "dynamic_flow_capacity"), "dynamic_flow_capacity has no effect here: tables of flows grow by themselves", "", "")
+		d.report(Note, CodeNoEffect, join(path, "dynamic_flow_capacity"),
+			"dynamic_flow_capacity has no effect here: tables of flows grow by themselves", "", "")
 	}
 	d.checkFlex(rx, path)
 	flows := join(path, "flows")
 	d.unique(flows, "a flow", len(rx.Flows), func(i int) string { return rx.Flows[i].Name })
 	d.uniqueID(flows, "id", "a flow", len(rx.Flows), func(i int) int { return rx.Flows[i].ID }, false)
 	if len(rx.Flows) > 0 && !p.Engine.frames() {
-		d.report(Error, CodeConflict, flows, fmt.Sprintf("the engine %s has no flows: its packets are payloads without headers", p.Engine), "", "remove flows: the address says what is received")
+		d.report(Error, CodeConflict, flows,
+			fmt.Sprintf("the engine %s has no flows: its packets are payloads without headers", p.Engine), "",
+			"remove flows: the address says what is received")
 	}
-	d.checkFlows(rx.Flows, rx.FlexItems, flows, func(f *Flow, at string) bool { return d.checkFlow(f, at, ids, queues, false) }, nil)
+	d.checkFlows(rx.Flows, rx.FlexItems, flows, func(f *Flow, at string) bool {
+		return d.checkFlow(f, at, ids, queues, false)
+	}, nil)
 	for k := range rx.Reorder {
 		d.checkReorder(p, &rx.Reorder[k], join(path, item("reorder", k)), used)
 	}
@@ -47,7 +55,8 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 }
 
 // checkFlows looks at each flow, and at those that make sense together.
-func (d *decoder) checkFlows(all []Flow, items []FlexItem, path string, check func(f *Flow, at string) bool, end []flow.Action) {
+func (d *decoder) checkFlows(all []Flow, items []FlexItem, path string, check func(f *Flow, at string) bool,
+	end []flow.Action) {
 	var rules []flow.Rule
 	var sound []*Flow
 	var at []int
@@ -71,12 +80,15 @@ func (d *decoder) checkFlex(rx *Rx, path string) {
 	d.uniqueID(items, "id", "a flex item", len(rx.FlexItems), func(i int) int { return rx.FlexItems[i].ID }, true)
 	for k := range rx.Flows {
 		m := &rx.Flows[k].Match
-		if m.FlexItem.Set && !slices.ContainsFunc(rx.FlexItems, func(f FlexItem) bool { return f.ID == m.FlexItem.Value }) && !d.unread(items, plainPath(items)+".id") {
+		if m.FlexItem.Set && !slices.ContainsFunc(rx.FlexItems, func(f FlexItem) bool {
+			return f.ID == m.FlexItem.Value
+		}) && !d.unread(items, plainPath(items)+".id") {
 			var l []string
 			for _, f := range rx.FlexItems {
 				l = append(l, fmt.Sprint(f.ID))
 			}
-			d.report(Error, CodeReference, join(path, item("flows", k)+".match.flex_item_id"), fmt.Sprintf("there is no flex item %d", m.FlexItem.Value), listed(l), "add it below flex_items")
+			d.report(Error, CodeReference, join(path, item("flows", k)+".match.flex_item_id"),
+				fmt.Sprintf("there is no flex item %d", m.FlexItem.Value), listed(l), "add it below flex_items")
 		}
 	}
 }
@@ -95,7 +107,8 @@ func (d *decoder) checkFlow(f *Flow, path string, ids map[int]bool, queues strin
 			if len(l) > 0 {
 				expected = spans(l)
 			}
-			d.report(Error, CodeReference, at, fmt.Sprintf("flow %s goes to queue %d, which is not there", shown(f.Name), id), expected, hint)
+			d.report(Error, CodeReference, at, fmt.Sprintf("flow %s goes to queue %d, which is not there",
+				shown(f.Name), id), expected, hint)
 		}
 	}
 	for k := range f.Actions {
@@ -105,7 +118,8 @@ func (d *decoder) checkFlow(f *Flow, path string, ids map[int]bool, queues strin
 		case a.Type == "":
 			sound = false
 		case tx && (a.Type == "queue" || a.Type == "drop" || a.Type == "kernel"):
-			d.report(Error, CodeConflict, join(at, "type"), fmt.Sprintf("a flow of tx has the action %s", a.Type), "vlan_push, vlan_pop, tunnel_encap or tunnel_decap", "packets that are sent have no queue to go to")
+			d.report(Error, CodeConflict, join(at, "type"), fmt.Sprintf("a flow of tx has the action %s", a.Type),
+				"vlan_push, vlan_pop, tunnel_encap or tunnel_decap", "packets that are sent have no queue to go to")
 			sound = false
 		case a.Type == "queue" && a.ID.Set:
 			missing(join(at, "id"), a.ID.Value)
@@ -135,7 +149,8 @@ func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
 	for _, need := range []struct {
 		key     string
 		missing bool
-	}{{"outer_eth_src", t.EthSrc.IsZero()}, {"outer_eth_dst", t.EthDst.IsZero()}, {"outer_ip_src", !t.IPSrc.IsValid()}, {"outer_ip_dst", !t.IPDst.IsValid()},
+	}{{"outer_eth_src", t.EthSrc.IsZero()}, {"outer_eth_dst", t.EthDst.IsZero()}, {"outer_ip_src", !t.IPSrc.IsValid()},
+		{"outer_ip_dst", !t.IPDst.IsValid()},
 		{"vni", t.Type == "vxlan" && !t.VNI.Set}, {"tni", t.Type == "nvgre" && !t.TNI.Set}} {
 		if !need.missing {
 			continue
@@ -147,7 +162,8 @@ func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
 		}
 	}
 	if missing != nil {
-		d.report(Error, CodeMissingKey, path, fmt.Sprintf("a %s tunnel has no %s", t.Type, strings.Join(missing, ", no ")), "", "add what is missing")
+		d.report(Error, CodeMissingKey, path, fmt.Sprintf("a %s tunnel has no %s", t.Type,
+			strings.Join(missing, ", no ")), "", "add what is missing")
 	}
 	for _, no := range []struct {
 		key  string
@@ -155,7 +171,8 @@ func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
 		only string
 	}{{"vni", t.VNI.Set, "vxlan"}, {"tni", t.TNI.Set, "nvgre"}} {
 		if no.set && t.Type != no.only {
-			d.report(Error, CodeConflict, join(path, no.key), fmt.Sprintf("%s is of %s tunnels, and this one is %s", no.key, no.only, t.Type), "", "remove it")
+			d.report(Error, CodeConflict, join(path, no.key),
+				fmt.Sprintf("%s is of %s tunnels, and this one is %s", no.key, no.only, t.Type), "", "remove it")
 			ok = false
 		}
 	}
@@ -164,7 +181,9 @@ func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
 
 func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[string]bool) {
 	if r.Engine == "hw" {
-		d.report(Needs, CodeNotBuilt, join(path, "reorder_engine"), fmt.Sprintf("the reorder plan %s is for a network card that places packets by itself, which no engine here can have it do", shown(r.Name)), "reorder_engine: sw", "")
+		d.report(Needs, CodeNotBuilt, join(path, "reorder_engine"),
+			fmt.Sprintf("the reorder plan %s is for a network card that places packets by itself, which no engine "+
+				"here can have it do", shown(r.Name)), "reorder_engine: sw", "")
 	}
 	reg, at := d.region(r.Region)
 	used[r.Region] = true
@@ -174,7 +193,8 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 		if near := input.Nearest(r.Region, known); near != "" {
 			hint = fmt.Sprintf("did you mean %s?", near)
 		}
-		d.report(Error, CodeReference, join(path, "memory_region"), fmt.Sprintf("there is no memory region %s", shown(r.Region)), listed(known), hint)
+		d.report(Error, CodeReference, join(path, "memory_region"),
+			fmt.Sprintf("there is no memory region %s", shown(r.Region)), listed(known), hint)
 	}
 	queue := -1 // the first that the packets come by
 	for k, id := range r.FlowIDs {
@@ -187,7 +207,9 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 		}
 		if i < 0 {
 			if !d.unread("interfaces.rx.flows", "interfaces.rx.flows.id") {
-				d.report(Error, CodeReference, join(path, item("flow_ids", k)), fmt.Sprintf("there is no flow with the id %d on this interface", id), "the id of a flow of rx: flows:", "")
+				d.report(Error, CodeReference, join(path, item("flow_ids", k)),
+					fmt.Sprintf("there is no flow with the id %d on this interface", id),
+					"the id of a flow of rx: flows:", "")
 			}
 			continue
 		}
@@ -202,22 +224,28 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 		}
 	}
 	if r.Engine == "hw" && !r.Cyclic {
-		d.report(Error, CodeConflict, join(path, "reorder_engine"), "reorder_engine: hw without cyclic_sequence: true", "cyclic_sequence: true", "the card counts in a circle")
+		d.report(Error, CodeConflict, join(path, "reorder_engine"), "reorder_engine: hw without cyclic_sequence: true",
+			"cyclic_sequence: true", "the card counts in a circle")
 	}
 	if r.PacketSize > 0 && r.Engine != "hw" {
-		d.report(Warning, CodeNoEffect, join(path, "packet_size"), "packet_size is for reorder_engine: hw", "", "remove it")
+		d.report(Warning, CodeNoEffect, join(path, "packet_size"), "packet_size is for reorder_engine: hw", "",
+			"remove it")
 	} else if r.PacketSize > 0 && r.PacketSize < 4000 {
-		d.report(Warning, CodeConflict, join(path, "packet_size"), fmt.Sprintf("packet_size: %v is small", r.PacketSize), "4000B or more", "cards are slow with small packets")
+		d.report(Warning, CodeConflict, join(path, "packet_size"),
+			fmt.Sprintf("packet_size: %v is small", r.PacketSize), "4000B or more", "cards are slow with small packets")
 	}
 	if r.DataTypes != nil && r.Type == "cpu" && d.cfg.dialect != Ours {
-		d.report(Note, CodeMeaning, join(path, "data_types"), "DAQIRI converts types only with reorder_type: gpu", "", "its own programs would refuse this file")
+		d.report(Note, CodeMeaning, join(path, "data_types"), "DAQIRI converts types only with reorder_type: gpu", "",
+			"its own programs would refuse this file")
 	}
 	ppb := d.packetsPerBatch(&r.Method, join(path, "method"))
 	if ppb > 0 {
 		d.reorderNumbers(r, path)
 	}
 	d.reorderSize(p, r, path, ppb, queue, reg, at)
-	if r.Engine == "hw" || slices.ContainsFunc(d.diags, func(x Diagnostic) bool { return x.Severity == Error && strings.HasPrefix(x.Path, path) }) {
+	if r.Engine == "hw" || slices.ContainsFunc(d.diags, func(x Diagnostic) bool {
+		return x.Severity == Error && strings.HasPrefix(x.Path, path)
+	}) {
 		return
 	}
 	plan := r.Plan()
@@ -226,11 +254,14 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 	}
 }
 
-// packetsPerBatch checks the arithmetic of a method and returns how many packets a batch has, 0 if that is not known.
+// packetsPerBatch checks the arithmetic of a method and returns how many packets a batch has, 0 if
+// that is not known.
 func (d *decoder) packetsPerBatch(m *ReorderMethod, path string) int64 {
 	if b := m.BatchNumber; b != nil && b.Sequence.Width > 0 && b.Batch.Width > 0 {
 		if b.Batch.Width >= b.Sequence.Width {
-			d.report(Error, CodeConflict, join(path, "seq_batch_number.batch_number.bit_width"), fmt.Sprintf("batch_number has %d bits, and sequence_number %d", b.Batch.Width, b.Sequence.Width), "fewer bits than sequence_number", "a batch has 2 to their difference packets")
+			d.report(Error, CodeConflict, join(path, "seq_batch_number.batch_number.bit_width"),
+				fmt.Sprintf("batch_number has %d bits, and sequence_number %d", b.Batch.Width, b.Sequence.Width),
+				"fewer bits than sequence_number", "a batch has 2 to their difference packets")
 			return 0
 		}
 		return 1 << (b.Sequence.Width - b.Batch.Width)
@@ -238,7 +269,10 @@ func (d *decoder) packetsPerBatch(m *ReorderMethod, path string) int64 {
 	if b := m.PacketsPerBatch; b != nil && b.Sequence.Width > 0 && b.PacketsPerBatch > 0 {
 		n := int64(b.PacketsPerBatch)
 		if n > 1<<b.Sequence.Width || n&(n-1) != 0 {
-			d.report(Error, CodeConflict, join(path, "seq_packets_per_batch.packets_per_batch"), fmt.Sprintf("packets_per_batch %d does not divide 2 to %d", n, b.Sequence.Width), fmt.Sprintf("a power of two up to %d", int64(1)<<b.Sequence.Width), "else a batch changes its place when the number begins again")
+			d.report(Error, CodeConflict, join(path, "seq_packets_per_batch.packets_per_batch"),
+				fmt.Sprintf("packets_per_batch %d does not divide 2 to %d", n, b.Sequence.Width),
+				fmt.Sprintf("a power of two up to %d", int64(1)<<b.Sequence.Width),
+				"else a batch changes its place when the number begins again")
 			return 0
 		}
 		return n
@@ -255,9 +289,14 @@ func (d *decoder) reorderNumbers(r *Reorder, path string) {
 	}
 	switch least := p.Width(r.Window); {
 	case width < p.Width(0):
-		d.report(Error, CodeConflict, join(path, at), fmt.Sprintf("%s of 1 bit does not tell a packet that was overtaken from one of the next batch", name), fmt.Sprintf("bit_width: %d or more", least), "")
+		d.report(Error, CodeConflict, join(path, at),
+			fmt.Sprintf("%s of 1 bit does not tell a packet that was overtaken from one of the next batch", name),
+			fmt.Sprintf("bit_width: %d or more", least), "")
 	case width < least:
-		d.also(d.report(Error, CodeConflict, join(path, "window"), fmt.Sprintf("%s of %d bits tells %d batches apart, and the window is of %d", name, width, p.Reach(), r.Window), fmt.Sprintf("window: %d, or bit_width: %d", p.Reach(), least), ""), join(path, at), "bit_width is here")
+		d.also(d.report(Error, CodeConflict, join(path, "window"),
+			fmt.Sprintf("%s of %d bits tells %d batches apart, and the window is of %d", name, width, p.Reach(),
+				r.Window), fmt.Sprintf("window: %d, or bit_width: %d", p.Reach(), least), ""), join(path, at),
+			"bit_width is here")
 	}
 }
 
@@ -276,11 +315,16 @@ func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, 
 	}
 	payload := int64(src.BufSize) - int64(r.PayloadOffset)
 	if payload <= 0 {
-		d.also(d.report(Error, CodeConflict, join(path, "payload_byte_offset"), fmt.Sprintf("payload_byte_offset %d leaves nothing of a slot of %d bytes", r.PayloadOffset, int64(src.BufSize)), "", ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
+		d.also(d.report(Error, CodeConflict, join(path, "payload_byte_offset"),
+			fmt.Sprintf("payload_byte_offset %d leaves nothing of a slot of %d bytes", r.PayloadOffset,
+				int64(src.BufSize)), "", ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
 		return
 	}
 	if n := int64(r.PayloadSize); n > payload {
-		d.also(d.report(Error, CodeConflict, join(path, "payload_size"), fmt.Sprintf("a slot of %s has %d bytes, which are %d behind payload_byte_offset", src.Name, int64(src.BufSize), payload), fmt.Sprintf("payload_size: %d or less", payload), ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
+		d.also(d.report(Error, CodeConflict, join(path, "payload_size"),
+			fmt.Sprintf("a slot of %s has %d bytes, which are %d behind payload_byte_offset", src.Name,
+				int64(src.BufSize), payload), fmt.Sprintf("payload_size: %d or less", payload), ""),
+			join(item("memory_regions", i), "buf_size"), "buf_size is here")
 		return
 	} else if n > 0 {
 		payload = n
@@ -291,8 +335,11 @@ func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, 
 		}
 	}
 	if need := payload * ppb; need > int64(reg.BufSize) {
-		d.also(d.report(Warning, CodeConflict, join(path, "memory_region"), fmt.Sprintf("a batch of %d packets can have %d bytes, and a slot of %s has %d", ppb, need, reg.Name, int64(reg.BufSize)), fmt.Sprintf("buf_size of %d", need),
-			"packets that fill their slots would not fit"), join(item("memory_regions", at), "buf_size"), "buf_size is here")
+		d.also(d.report(Warning, CodeConflict, join(path, "memory_region"),
+			fmt.Sprintf("a batch of %d packets can have %d bytes, and a slot of %s has %d", ppb, need, reg.Name,
+				int64(reg.BufSize)), fmt.Sprintf("buf_size of %d", need),
+			"packets that fill their slots would not fit"), join(item("memory_regions", at), "buf_size"),
+			"buf_size is here")
 	}
 }
 
@@ -305,7 +352,8 @@ func (d *decoder) checkReorders(rx *Rx, path string) {
 		for k, id := range rx.Reorder[i].FlowIDs {
 			at := join(item(path, i), item("flow_ids", k))
 			if other, twice := first[id]; twice && !mine[id] {
-				d.also(d.report(Error, CodeConflict, at, fmt.Sprintf("flow %d is in two reorder plans", id), "each flow in one", ""), other, "it is here first")
+				d.also(d.report(Error, CodeConflict, at, fmt.Sprintf("flow %d is in two reorder plans", id),
+					"each flow in one", ""), other, "it is here first")
 				continue
 			}
 			first[id], mine[id] = at, true
@@ -323,7 +371,8 @@ func (d *decoder) checkTx(p *Interface, path string, used map[string]bool) {
 		at := item(queues, k)
 		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
 		if len(q.Offloads) > 0 && !p.Engine.frames() {
-			d.report(Warning, CodeNoEffect, join(at, "offloads"), fmt.Sprintf("the engine %s writes no Ethernet headers of its own", p.Engine), "", "remove offloads")
+			d.report(Warning, CodeNoEffect, join(at, "offloads"),
+				fmt.Sprintf("the engine %s writes no Ethernet headers of its own", p.Engine), "", "remove offloads")
 		}
 	}
 	if len(tx.Queues) == 0 && !d.broken[queues] {
@@ -333,7 +382,9 @@ func (d *decoder) checkTx(p *Interface, path string, used map[string]bool) {
 	d.unique(flows, "a flow", len(tx.Flows), func(i int) string { return tx.Flows[i].Name })
 	d.uniqueID(flows, "id", "a flow", len(tx.Flows), func(i int) int { return tx.Flows[i].ID }, false)
 	// What is sent goes to no queue, and rules need an end.
-	d.checkFlows(tx.Flows, nil, flows, func(f *Flow, at string) bool { return d.checkFlow(f, at, nil, "", true) }, []flow.Action{flow.Queue(0)})
+	d.checkFlows(tx.Flows, nil, flows, func(f *Flow, at string) bool {
+		return d.checkFlow(f, at, nil, "", true)
+	}, []flow.Action{flow.Queue(0)})
 }
 
 // queueUse is a queue with its place, for checks over all of them.
@@ -351,12 +402,14 @@ func (c *Config) queues() []queueUse {
 		p := &c.Interfaces[i]
 		if p.Rx != nil {
 			for k, q := range p.Rx.Queues {
-				out = append(out, queueUse{join(item("interfaces", i), item("rx.queues", k)), q.Regions, q.Depth, q.CPUCore, p.Engine})
+				out = append(out, queueUse{join(item("interfaces", i), item("rx.queues", k)), q.Regions, q.Depth,
+					q.CPUCore, p.Engine})
 			}
 		}
 		if p.Tx != nil {
 			for k, q := range p.Tx.Queues {
-				out = append(out, queueUse{join(item("interfaces", i), item("tx.queues", k)), q.Regions, q.Depth, q.CPUCore, p.Engine})
+				out = append(out, queueUse{join(item("interfaces", i), item("tx.queues", k)), q.Regions, q.Depth,
+					q.CPUCore, p.Engine})
 			}
 		}
 	}
@@ -383,7 +436,8 @@ func (c *Config) cores() []coreUse {
 		add(q.core, join(q.path, "cpu_core"), "the queue "+q.path, q.engine.frames())
 	}
 	for i := range c.Applications {
-		add(c.Applications[i].CPUCore, item("applications", i)+".cpu_core", "the application "+c.Applications[i].Name, true)
+		add(c.Applications[i].CPUCore, item("applications", i)+".cpu_core", "the application "+c.Applications[i].Name,
+			true)
 	}
 	for i := range c.BenchRx {
 		add(c.BenchRx[i].CPUCore, item("bench_rx", i)+".cpu_core", "bench_rx", true)
@@ -394,7 +448,8 @@ func (c *Config) cores() []coreUse {
 	for _, b := range []struct {
 		s    *BenchSocket
 		name string
-	}{{c.SocketServer, "socket_bench_server"}, {c.SocketClient, "socket_bench_client"}, {c.RDMAServer, "rdma_bench_server"}, {c.RDMAClient, "rdma_bench_client"}} {
+	}{{c.SocketServer, "socket_bench_server"}, {c.SocketClient, "socket_bench_client"},
+		{c.RDMAServer, "rdma_bench_server"}, {c.RDMAClient, "rdma_bench_client"}} {
 		if b.s != nil {
 			add(b.s.CPUCore, b.name+".cpu_core", b.name, false)
 		}
@@ -417,6 +472,7 @@ func (d *decoder) checkCores() {
 		if !u.polls && !o.polls {
 			continue // both sleep while there is nothing to do
 		}
-		d.also(d.report(Warning, CodePlacement, u.path, fmt.Sprintf("core %d has %s already", u.core, o.what), "a core of its own", "polling takes a whole core: each gets half of it"), o.path, "it is here")
+		d.also(d.report(Warning, CodePlacement, u.path, fmt.Sprintf("core %d has %s already", u.core, o.what),
+			"a core of its own", "polling takes a whole core: each gets half of it"), o.path, "it is here")
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/config"
 )
 
-// The connection manager is chosen in files of both spellings, by a value from outside in DAQIRI's; what it cannot do is refused with its place.
+// The connection manager is chosen in files of both spellings, by a value from outside in DAQIRI's;
+// what it cannot do is refused with its place.
 func TestConnectManager(t *testing.T) {
 	ours := `penstock:
   memory_regions: [{name: m, kind: host, num_bufs: 512, buf_size: 2048}]
@@ -37,11 +38,13 @@ func TestConnectManager(t *testing.T) {
 			t.Errorf("%v: %v", sets, said.Err())
 		}
 	}
-	if c, said := config.Load("roce.yaml", []byte(theirs), config.Options{}); c == nil || c.Interfaces[0].Sections["roce"]["connect"] != "" {
+	if c, said := config.Load("roce.yaml", []byte(theirs), config.Options{}); c == nil ||
+		c.Interfaces[0].Sections["roce"]["connect"] != "" {
 		t.Errorf("DAQIRI's file as it is: %v", said.Err())
 	}
 	for _, how := range []string{"UC", "UD"} {
-		if c, said := config.Load("roce.yaml", []byte(strings.Replace(ours, "connect: cm", "connect: cm, transport: "+how, 1)), config.Options{}); c == nil ||
+		if c, said := config.Load("roce.yaml", []byte(strings.Replace(ours, "connect: cm",
+			"connect: cm, transport: "+how, 1)), config.Options{}); c == nil ||
 			c.Interfaces[0].Sections["roce"]["transport"] != how || said.Err() != nil {
 			t.Errorf("%s by rdma_cm: %v", how, said.Err())
 		}

@@ -13,21 +13,25 @@ import (
 
 // Options are what Load looks at besides the text.
 type Options struct {
-	// Host is the machine that the configuration is for. nil: only the file is looked at, and the result is the same everywhere.
+	// Host is the machine that the configuration is for. nil: only the file is looked at, and the
+	// result is the same everywhere.
 	Host *Host
-	// Set replaces values of the file, in this order. A place that is not there is an Error without a place.
+	// Set replaces values of the file, in this order. A place that is not there is an Error without
+	// a place.
 	Set []Setting
-	// Kinds are words for the kind of an application besides ours: those that the program adds to app.Kinds.
+	// Kinds are words for the kind of an application besides ours: those that the program adds to
+	// app.Kinds.
 	Kinds []string
 }
 
-// Load reads a configuration and checks all of it. name is the file's, for messages. It returns everything there is to say, sorted by
-// place; the Config is nil if any of it is an Error.
+// Load reads a configuration and checks all of it. name is the file's, for messages. It returns
+// everything there is to say, sorted by place; the Config is nil if any of it is an Error.
 //
-// Time and memory are bounded: text beyond 1 MiB is refused, aliases add 50,000 values at most, and after 1,000
-// diagnostics no more are kept.
+// Time and memory are bounded: text beyond 1 MiB is refused, aliases add 50,000 values at most, and
+// after 1,000 diagnostics no more are kept.
 func Load(name string, text []byte, o Options) (*Config, Diagnostics) {
-	d := &decoder{cfg: &Config{name: name, sources: map[string]Source{}}, broken: map[string]bool{}, around: map[string]bool{}, kinds: o.Kinds}
+	d := &decoder{cfg: &Config{name: name, sources: map[string]Source{}}, broken: map[string]bool{},
+		around: map[string]bool{}, kinds: o.Kinds}
 	if root := d.parse(text); root != nil {
 		if d.file(root, o.Set) {
 			d.cfg.derive(d)
@@ -36,7 +40,8 @@ func Load(name string, text []byte, o Options) (*Config, Diagnostics) {
 	}
 	d.diags.Sort()
 	if d.more > 0 {
-		d.diags = append(d.diags, Diagnostic{Severity: Error, Code: CodeSyntax, File: name, Message: fmt.Sprintf("%d more: correct some of these first", d.more)})
+		d.diags = append(d.diags, Diagnostic{Severity: Error, Code: CodeSyntax, File: name,
+			Message: fmt.Sprintf("%d more: correct some of these first", d.more)})
 	}
 	if d.diags.Count(Error) > 0 {
 		return nil, d.diags
@@ -53,8 +58,8 @@ type decoder struct {
 	visits int
 	most   int // visits that are allowed
 	lines  int // of the text
-	// broken are the paths, with and without indexes, of what could not be read: what seems to be missing may be there. A list whose
-	// element is no map is broken itself.
+	// broken are the paths, with and without indexes, of what could not be read: what seems to be
+	// missing may be there. A list whose element is no map is broken itself.
 	broken  map[string]bool
 	around  map[string]bool // the sections and lists around them
 	legacy  legacy
@@ -64,7 +69,8 @@ type decoder struct {
 	kinds   []string
 }
 
-// full reports whether the decoder keeps no more diagnostics: then a check need not work out their words.
+// full reports whether the decoder keeps no more diagnostics: then a check need not work out their
+// words.
 func (d *decoder) full() bool { return len(d.diags) >= maxDiagnostics }
 
 // given is a key that is there.
@@ -109,7 +115,8 @@ func (d *decoder) add(s Severity, code Code, at Pos, width int, path, message, e
 	if at.Line > d.lines && d.lines > 0 { // YAML knows ends of lines that editors do not count
 		at = Pos{d.lines, 1}
 	}
-	d.diags = append(d.diags, Diagnostic{Severity: s, Code: code, File: d.cfg.name, At: at, Width: width, Path: path, Message: message, Expected: expected, Hint: hint})
+	d.diags = append(d.diags, Diagnostic{Severity: s, Code: code, File: d.cfg.name, At: at, Width: width, Path: path,
+		Message: message, Expected: expected, Hint: hint})
 	return len(d.diags) - 1
 }
 
@@ -168,7 +175,8 @@ func (d *decoder) file(root *yaml.Node, set []Setting) bool {
 		if root.Tag == "!!null" {
 			what = "empty"
 		}
-		d.add(Error, CodeRoot, posOf(root), widthOf(root), "", "the file is "+what, "a map with the key penstock: or daqiri:", "penstock config generate writes one")
+		d.add(Error, CodeRoot, posOf(root), widthOf(root), "", "the file is "+what,
+			"a map with the key penstock: or daqiri:", "penstock config generate writes one")
 		return false
 	}
 	all := d.entries(root, "", 0)
@@ -180,7 +188,9 @@ func (d *decoder) file(root *yaml.Node, set []Setting) bool {
 		switch k := sec.byName[e.key.Value]; {
 		case e.key.Value == "penstock" || e.key.Value == "daqiri":
 			if cfg != nil {
-				d.related(d.add(Error, CodeDuplicate, posOf(e.key), widthOf(e.key), "", fmt.Sprintf("the file has %s and %s", cfg.key.Value, e.key.Value), "one configuration", "put this one into a file of its own"),
+				d.related(d.add(Error, CodeDuplicate, posOf(e.key), widthOf(e.key), "",
+					fmt.Sprintf("the file has %s and %s", cfg.key.Value, e.key.Value), "one configuration",
+					"put this one into a file of its own"),
 					posOf(cfg.key), "the first")
 				continue
 			}
@@ -221,7 +231,8 @@ func (d *decoder) file(root *yaml.Node, set []Setting) bool {
 		d.keys(c, all)
 	} else {
 		if node.Kind != yaml.MappingNode {
-			d.add(Error, CodeType, posOf(node), widthOf(node), "", fmt.Sprintf("%s: has %s", d.cfg.dialect, called(node)), "a map of keys", "")
+			d.add(Error, CodeType, posOf(node), widthOf(node), "",
+				fmt.Sprintf("%s: has %s", d.cfg.dialect, called(node)), "a map of keys", "")
 			return false
 		}
 		c.node = node
@@ -249,10 +260,12 @@ func (d *decoder) within(e *entry) *yaml.Node {
 			out = x.value
 			continue
 		}
-		d.add(Error, CodeUnknownKey, posOf(x.key), widthOf(x.key), "", fmt.Sprintf("unknown key %s below daqiri", shown(x.key.Value)), "cfg", "")
+		d.add(Error, CodeUnknownKey, posOf(x.key), widthOf(x.key), "",
+			fmt.Sprintf("unknown key %s below daqiri", shown(x.key.Value)), "cfg", "")
 	}
 	if out == nil {
-		d.add(Error, CodeMissingKey, posOf(e.key), widthOf(e.key), "", "daqiri: has no cfg", "the configuration below daqiri: and cfg:", "")
+		d.add(Error, CodeMissingKey, posOf(e.key), widthOf(e.key), "", "daqiri: has no cfg",
+			"the configuration below daqiri: and cfg:", "")
 	}
 	return out
 }
@@ -262,8 +275,11 @@ func (d *decoder) noRoot(root *yaml.Node, all []entry) {
 	width := 1
 	for _, e := range all[:min(len(all), 50)] {
 		if e.key.Value == "advanced_network" {
-			d.add(Error, CodeRoot, posOf(e.key), widthOf(e.key), "", "advanced_network is the format of Holoscan's Advanced Network Operator, which DAQIRI has replaced", "the key daqiri: in its place, with the same cfg: below it",
-				"below cfg write stream_type: raw and engine: dpdk for manager: dpdk; penstock config check says what else differs, and penstock config migrate rewrites the file")
+			d.add(Error, CodeRoot, posOf(e.key), widthOf(e.key), "",
+				"advanced_network is the format of Holoscan's Advanced Network Operator, which DAQIRI has replaced",
+				"the key daqiri: in its place, with the same cfg: below it",
+				"below cfg write stream_type: raw and engine: dpdk for manager: dpdk; penstock config check says "+
+					"what else differs, and penstock config migrate rewrites the file")
 			return
 		}
 		if n := input.Nearest(e.key.Value, []string{"penstock", "daqiri"}); n != "" {
@@ -275,7 +291,8 @@ func (d *decoder) noRoot(root *yaml.Node, all []entry) {
 			break
 		}
 	}
-	d.add(Error, CodeRoot, at, width, "", "there is no configuration in the file", "the key penstock: or daqiri:, or keys such as interfaces: at the top", hint)
+	d.add(Error, CodeRoot, at, width, "", "there is no configuration in the file",
+		"the key penstock: or daqiri:, or keys such as interfaces: at the top", hint)
 }
 
 // keys reads the entries of a section. Those beside the configuration belong to applications.
@@ -289,11 +306,14 @@ func (d *decoder) keys(c *cursor, all []entry, beside ...bool) {
 			continue
 		}
 		if k.gone != "" {
-			d.add(Error, CodeRemovedKey, posOf(e.key), widthOf(e.key), join(c.path, name), fmt.Sprintf("the key %s is not read any more", name), "", k.gone)
+			d.add(Error, CodeRemovedKey, posOf(e.key), widthOf(e.key), join(c.path, name),
+				fmt.Sprintf("the key %s is not read any more", name), "", k.gone)
 			continue
 		}
 		if first := c.got[k.name]; first != nil {
-			d.related(d.add(Error, CodeDuplicate, posOf(e.key), widthOf(e.key), join(c.path, k.name), fmt.Sprintf("%s says the same as %s, which is there already", name, first.at.Value), "", "remove one of them"),
+			d.related(d.add(Error, CodeDuplicate, posOf(e.key), widthOf(e.key), join(c.path, k.name),
+				fmt.Sprintf("%s says the same as %s, which is there already", name, first.at.Value), "",
+				"remove one of them"),
 				posOf(first.at), "it is here first")
 			continue
 		}
@@ -316,14 +336,18 @@ func (d *decoder) value(c *cursor, g *given) {
 	if k.kind == nil && k.sub == nil { // finish looks at it
 		return
 	}
-	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" && n.Value == "" || n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" && n.Value == "" || n.Kind == yaml.ScalarNode &&
+		n.Tag == "!!null" {
 		if k.sub != nil && !k.needed {
-			d.add(Warning, CodeValue, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s: has nothing below it", g.at.Value), "", "remove the key, or indent what belongs below it")
+			d.add(Warning, CodeValue, posOf(g.at), widthOf(g.at), path,
+				fmt.Sprintf("%s: has nothing below it", g.at.Value), "",
+				"remove the key, or indent what belongs below it")
 			g.unset = true
 			delete(c.got, k.name) // as if it were not there
 			return
 		}
-		d.add(Error, CodeValue, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s has no value", g.at.Value), k.expects(), "")
+		d.add(Error, CodeValue, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s has no value", g.at.Value),
+			k.expects(), "")
 		g.unset = true
 		d.breaks(path)
 		return
@@ -457,7 +481,9 @@ func (d *decoder) list(c *cursor, g *given, n *yaml.Node, path string) {
 		} else if v, ok := d.scalar(x, k, at, g.at.Value, g.old); ok {
 			text := fmt.Sprint(v)
 			if first, twice := seen[text]; twice && k.uniq {
-				d.related(d.add(Error, CodeDuplicate, posOf(x), widthOf(x), at, fmt.Sprintf("%s names %s twice", g.at.Value, shown(x.Value)), "", "remove one of them"), first, "it is here first")
+				d.related(d.add(Error, CodeDuplicate, posOf(x), widthOf(x), at,
+					fmt.Sprintf("%s names %s twice", g.at.Value, shown(x.Value)), "", "remove one of them"), first,
+					"it is here first")
 			}
 			seen[text] = posOf(x)
 			d.source(at, x, widthOf(x))
@@ -485,11 +511,13 @@ func (d *decoder) scalar(n *yaml.Node, k *key, path, name string, old bool) (any
 		return nil, false
 	}
 	if s := n.Value; len(s) >= 2 && s[0] == '<' && s[len(s)-1] == '>' {
-		d.add(Needs, CodePlaceholder, posOf(n), widthOf(n), path, fmt.Sprintf("%s is the placeholder %s", name, shown(s)), k.kind.expect, "write the value in its place")
+		d.add(Needs, CodePlaceholder, posOf(n), widthOf(n), path,
+			fmt.Sprintf("%s is the placeholder %s", name, shown(s)), k.kind.expect, "write the value in its place")
 		d.cfg.note(path, Source{Origin: FromFile, At: posOf(n), Width: widthOf(n), Text: s})
 		return nil, false
 	}
-	s := scalar{text: n.Value, quoted: n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0, loose: d.cfg.dialect != Ours, old: old}
+	s := scalar{text: n.Value, quoted: n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0,
+		loose: d.cfg.dialect != Ours, old: old}
 	v, wrong := k.kind.parse(s)
 	if k.added && slices.Contains(d.kinds, s.text) {
 		v, wrong = s.text, ""
@@ -504,7 +532,8 @@ func (d *decoder) scalar(n *yaml.Node, k *key, path, name string, old bool) (any
 	if n.Value == "rdma_config" || n.Value == "rdma" && k.name == "engine" {
 		hint = "addresses with roce:// choose it"
 	}
-	d.add(Error, CodeValue, posOf(n), widthOf(n), path, fmt.Sprintf("%s: %s %s", name, written(n), wrong), k.kind.expect, hint)
+	d.add(Error, CodeValue, posOf(n), widthOf(n), path, fmt.Sprintf("%s: %s %s", name, written(n), wrong),
+		k.kind.expect, hint)
 	d.breaks(path)
 	return nil, false
 }

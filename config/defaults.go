@@ -29,7 +29,8 @@ func (d *decoder) absent(c *cursor) {
 	if len(missing) > 1 {
 		what = "them"
 	}
-	d.add(Error, CodeMissingKey, posOf(c.node), 1, c.path, fmt.Sprintf("%s has no %s", c.sec.title, strings.Join(missing, ", no ")), "", "add "+what)
+	d.add(Error, CodeMissingKey, posOf(c.node), 1, c.path,
+		fmt.Sprintf("%s has no %s", c.sec.title, strings.Join(missing, ", no ")), "", "add "+what)
 }
 
 // byDefault sets a key that is not there.

@@ -90,8 +90,9 @@ func (c *Config) deriveRx(p *Interface, q *RxQueue, path string, k int, regions 
 	}
 }
 
-// deriveRegions gives queues of RDMA connections that name no memory what is meant for them. DAQIRI's files leave that to their programs, which go by
-// the names of regions: DATA_RX_GPU_SERVER is for what a server receives.
+// deriveRegions gives queues of RDMA connections that name no memory what is meant for them.
+// DAQIRI's files leave that to their programs, which go by the names of regions: DATA_RX_GPU_SERVER
+// is for what a server receives.
 func (c *Config) deriveRegions(p *Interface, path string) {
 	mode := ""
 	if p.Socket != nil {
@@ -118,12 +119,15 @@ func (c *Config) deriveRegions(p *Interface, path string) {
 	}
 }
 
-// regionFor is the one region whose name has the words, or as many of them as any has; "" if there is no such one.
+// regionFor is the one region whose name has the words, or as many of them as any has; "" if there
+// is no such one.
 func (c *Config) regionFor(direction, mode string) (name, why string) {
 	for _, words := range [][]string{{direction, mode}, {direction}, {}} {
 		n := 0
 		for i := range c.Regions {
-			parts := strings.FieldsFunc(strings.ToLower(c.Regions[i].Name), func(r rune) bool { return r == '_' || r == '-' || r == '.' || r == ' ' })
+			parts := strings.FieldsFunc(strings.ToLower(c.Regions[i].Name), func(r rune) bool {
+				return r == '_' || r == '-' || r == '.' || r == ' '
+			})
 			if !slices.ContainsFunc(words, func(w string) bool { return w == "" || !slices.Contains(parts, w) }) {
 				name = c.Regions[i].Name
 				n++
@@ -246,7 +250,8 @@ func (c *Config) addressOf(p *Interface, path string) {
 		}
 	}
 	const retry = "connect_retry"
-	if s := p.Engine.Spec(); s != nil && p.Socket != nil && p.Socket.Mode == "client" && s.Option(retry, p.scheme()) != nil && p.Sections[socketSectionName][retry] == "" {
+	if s := p.Engine.Spec(); s != nil && p.Socket != nil && p.Socket.Mode == "client" &&
+		s.Option(retry, p.scheme()) != nil && p.Sections[socketSectionName][retry] == "" {
 		put(&p.Sections, socketSectionName, retry, "1s")
 		c.rule(join(path, join(socketSectionName, retry)), "mode: client")
 	}
@@ -264,7 +269,8 @@ func (s *Socket) url() string {
 	case s.Mode == "client" && e.Scheme == "roce" && s.Remote.IsZero() && e.Host.IsValid():
 		e.Port = 0 // a port that connects has any
 		return e.String()
-	case s.Mode != "client" || s.Remote.Port == 0 || !s.Remote.Host.IsValid() || !e.IsZero() && e.Scheme != s.Remote.Scheme:
+	case s.Mode != "client" || s.Remote.Port == 0 || !s.Remote.Host.IsValid() || !e.IsZero() &&
+		e.Scheme != s.Remote.Scheme:
 		return ""
 	case s.Remote.Scheme == "roce" && e.IsZero():
 		return "roce://" + s.Remote.hostPort()

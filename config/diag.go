@@ -43,7 +43,8 @@ func (s *Severity) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Pos is a place in a file. Lines and columns count from 1, columns in characters. The zero Pos is no place.
+// Pos is a place in a file. Lines and columns count from 1, columns in characters. The zero Pos is
+// no place.
 type Pos struct {
 	Line   int `json:"line"`
 	Column int `json:"column"`
@@ -197,13 +198,14 @@ func plural(n int, what string) string {
 // Sort puts them in the order of the file, the worst first at one place.
 func (d Diagnostics) Sort() {
 	slices.SortStableFunc(d, func(a, b Diagnostic) int {
-		return cmp.Or(a.At.compare(b.At), cmp.Compare(a.Severity, b.Severity), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Message, b.Message),
+		return cmp.Or(a.At.compare(b.At), cmp.Compare(a.Severity, b.Severity), cmp.Compare(a.Code, b.Code),
+			cmp.Compare(a.Message, b.Message),
 			cmp.Compare(a.Path, b.Path))
 	})
 }
 
-// Text writes them for people, with an excerpt of the file and a caret below what is meant. source is the file's text; without it
-// there are no excerpts.
+// Text writes them for people, with an excerpt of the file and a caret below what is meant. source
+// is the file's text; without it there are no excerpts.
 func (d Diagnostics) Text(source []byte) string {
 	lines := strings.Split(string(source), "\n")
 	var b strings.Builder
@@ -237,7 +239,8 @@ func (d *Diagnostic) write(b *strings.Builder, lines []string, excerpt bool) {
 	}
 }
 
-// excerptOf returns a line and the line below it with the caret. Control characters become dots, and tabs arrows, of one column.
+// excerptOf returns a line and the line below it with the caret. Control characters become dots,
+// and tabs arrows, of one column.
 func excerptOf(line string, column, width int) (text, caret string) {
 	runes := []rune(line)
 	for i, r := range runes {

@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-io/penstock/engine/drivers"
 )
 
-// Engine is the word that chooses an engine: Auto, or a name of the table of package engine/drivers.
+// Engine is the word that chooses an engine: Auto, or a name of the table of package
+// engine/drivers.
 type Engine string
 
 // Auto leaves the choice of the engine to the address.
@@ -24,19 +25,22 @@ const Auto Engine = "auto"
 // Spec describes the engine; nil for Auto and for words that are not engines.
 func (e Engine) Spec() *engine.Spec { return drivers.Get(string(e)) }
 
-// Built reports whether an engine is part of this program. Whether it can run on a machine, engine.Engine.Available tells.
+// Built reports whether an engine is part of this program. Whether it can run on a machine,
+// engine.Engine.Available tells.
 func (e Engine) Built() bool { s := e.Spec(); return s != nil && s.Built() }
 
 // frames reports whether its packets are whole Ethernet frames, steered by flows.
 func (e Engine) frames() bool { s := e.Spec(); return s == nil || s.Capabilities.Frames }
 
-// fabric reports whether its ports are connections of a fabric whose devices fetch memory: queues may leave it unnamed.
+// fabric reports whether its ports are connections of a fabric whose devices fetch memory: queues
+// may leave it unnamed.
 func (e Engine) fabric() bool {
 	s := e.Spec()
 	return s != nil && !s.Capabilities.Frames && s.Capabilities.Connections && !s.Needs.Buffers
 }
 
-// plain reports whether its addresses are names with a scheme in front of them: neither interfaces nor IP addresses.
+// plain reports whether its addresses are names with a scheme in front of them: neither interfaces
+// nor IP addresses.
 func (e Engine) plain() bool {
 	s := e.Spec()
 	return s != nil && len(s.Schemes) > 0 && !s.Needs.Interface && !s.Needs.IP
@@ -84,11 +88,12 @@ func engineWord() *kind {
 	return word(append(words, other...)...)
 }
 
-// inFiles reports whether a file may say an option: parts of addresses are in addresses only, but for engines that nothing opens.
+// inFiles reports whether a file may say an option: parts of addresses are in addresses only, but
+// for engines that nothing opens.
 func inFiles(s *engine.Spec, o *engine.Option) bool { return o.Field != "" || !s.Built() }
 
-// engineSections are the sections of an interface, or of one of its queues, with options of engines, in the order of the table. The
-// options of the section socket are not in them.
+// engineSections are the sections of an interface, or of one of its queues, with options of
+// engines, in the order of the table. The options of the section socket are not in them.
 func engineSections(of engine.Of) (out []key) {
 	for _, s := range drivers.Table() {
 		name, suffix := s.FileSection(), [...]string{"", "_rx", "_tx"}[of]
@@ -100,8 +105,10 @@ func engineSections(of engine.Of) (out []key) {
 		if of == engine.OfPort {
 			theirs = s.DAQIRI
 		}
-		out = append(out, key{name: name, daqiri: theirs, ours: theirs == "" && s.Built(), doc: "For the engine " + s.Name + ".",
-			sub: &section{name: name + suffix, title: name, doc: "Options of the engine " + s.Name + ": " + s.Doc, keys: keys, engines: true}})
+		out = append(out, key{name: name, daqiri: theirs, ours: theirs == "" && s.Built(),
+			doc: "For the engine " + s.Name + ".",
+			sub: &section{name: name + suffix, title: name, doc: "Options of the engine " + s.Name + ": " + s.Doc,
+				keys: keys, engines: true}})
 	}
 	return out
 }
@@ -121,7 +128,8 @@ func optionKeys(of engine.Of, section string) (out []key) {
 			if slices.ContainsFunc(out, func(k key) bool { return k.name == o.Key }) {
 				continue // of several engines: the first one describes it
 			}
-			k := key{name: o.Key, ours: o.DAQIRI == "" && s.Built(), kind: optionKind(o), list: o.List, uniq: o.List && o.Type == engine.Int, def: o.Default, needed: o.Needed, doc: o.Doc, opt: o}
+			k := key{name: o.Key, ours: o.DAQIRI == "" && s.Built(), kind: optionKind(o), list: o.List, uniq: o.List &&
+				o.Type == engine.Int, def: o.Default, needed: o.Needed, doc: o.Doc, opt: o}
 			if o.DAQIRI != o.Key {
 				k.daqiri = o.DAQIRI
 			}
@@ -142,7 +150,8 @@ func optionKind(o *engine.Option) *kind {
 		return size(Size(o.Min), Size(o.Max))
 	case engine.Time:
 		bare := time.Duration(0) // of DAQIRI's name, which may say a unit
-		for suffix, d := range map[string]time.Duration{"_s": time.Second, "_ms": time.Millisecond, "_us": time.Microsecond} {
+		for suffix, d := range map[string]time.Duration{"_s": time.Second, "_ms": time.Millisecond,
+			"_us": time.Microsecond} {
 			if strings.HasSuffix(o.DAQIRI, suffix) {
 				bare = d
 			}
@@ -192,7 +201,8 @@ func (p *Interface) scheme() string {
 	return before
 }
 
-// settings are the options of the port that belong to its engine and to its kind of address: those of its sections, and what follows from other keys.
+// settings are the options of the port that belong to its engine and to its kind of address: those
+// of its sections, and what follows from other keys.
 func (p *Interface) settings(s *engine.Spec) engine.Settings {
 	out := engine.Settings{}
 	for i := range s.Options {
@@ -228,7 +238,8 @@ type Asked struct {
 	Value any    // as engine.Option.Value has it
 }
 
-// Asked are the options of the interface that the doctor asks about, those of the address and of the file.
+// Asked are the options of the interface that the doctor asks about, those of the address and of
+// the file.
 func (p *Interface) Asked() (out []Asked) {
 	s := p.Engine.Spec()
 	if s == nil {
@@ -292,7 +303,8 @@ func (p *Interface) PortSpec() engine.PortSpec {
 }
 
 // queueOptions are the options of a queue for the engine; err says what is wrong with them.
-func (p *Interface) queueOptions(of func(*engine.Spec, engine.Address, engine.Settings) (any, error), sections map[string]engine.Settings) (any, error) {
+func (p *Interface) queueOptions(of func(*engine.Spec, engine.Address, engine.Settings) (any, error),
+	sections map[string]engine.Settings) (any, error) {
 	s := p.Engine.Spec()
 	if s == nil || !s.Built() {
 		return nil, nil
@@ -307,17 +319,20 @@ func (p *Interface) queueOptions(of func(*engine.Spec, engine.Address, engine.Se
 func (p *Interface) rxSpec(k int) (engine.RxSpec, error) {
 	q := &p.Rx.Queues[k]
 	o, err := p.queueOptions((*engine.Spec).Rx, q.Sections)
-	return engine.RxSpec{Name: q.Name, ID: engine.Queue(q.ID), SplitAt: q.SplitAt, Depth: q.Depth, Timestamps: p.Rx.Timestamps, HardwareTime: p.Rx.HardwareTimestamps, Options: o}, err
+	return engine.RxSpec{Name: q.Name, ID: engine.Queue(q.ID), SplitAt: q.SplitAt, Depth: q.Depth,
+		Timestamps: p.Rx.Timestamps, HardwareTime: p.Rx.HardwareTimestamps, Options: o}, err
 }
 
 func (p *Interface) txSpec(k int) (engine.TxSpec, error) {
 	q := &p.Tx.Queues[k]
 	o, err := p.queueOptions((*engine.Spec).Tx, q.Sections)
-	return engine.TxSpec{Name: q.Name, ID: engine.Queue(q.ID), Headroom: q.Headroom, Depth: q.Depth, Rate: uint64(q.Rate), SendAt: p.Tx.AccurateSend,
+	return engine.TxSpec{Name: q.Name, ID: engine.Queue(q.ID), Headroom: q.Headroom, Depth: q.Depth,
+		Rate: uint64(q.Rate), SendAt: p.Tx.AccurateSend,
 		SourceMAC: slices.Contains(q.Offloads, "tx_eth_src"), Options: o}, err
 }
 
-// RxSpec is the receive queue k of the interface for its engine, without its pools: those of RxQueue.Regions, in that order.
+// RxSpec is the receive queue k of the interface for its engine, without its pools: those of
+// RxQueue.Regions, in that order.
 func (p *Interface) RxSpec(k int) engine.RxSpec {
 	s, _ := p.rxSpec(k)
 	return s
@@ -329,27 +344,31 @@ func (p *Interface) TxSpec(k int) engine.TxSpec {
 	return s
 }
 
-// checkEngine is what the engine of an interface says of it: of its address, its options and those of its queues.
+// checkEngine is what the engine of an interface says of it: of its address, its options and those
+// of its queues.
 func (d *decoder) checkEngine(p *Interface, path string) {
 	s := p.Engine.Spec()
 	if s == nil {
 		return
 	}
 	if !s.Built() {
-		d.report(Needs, CodeNotBuilt, join(path, "engine"), fmt.Sprintf("interface %s: the engine %s is not built: %s", shown(p.Name), p.Engine, s.Absent), "", "")
+		d.report(Needs, CodeNotBuilt, join(path, "engine"),
+			fmt.Sprintf("interface %s: the engine %s is not built: %s", shown(p.Name), p.Engine, s.Absent), "", "")
 	}
 	d.checkSections(s, engine.OfPort, p, &p.Sections, path)
 	var ask engine.Ask
 	fail := func(at string, err error) {
 		var e *engine.SettingError
 		if !errors.As(err, &e) {
-			// The error is about the fields of a program's options: a file has other names for them.
+			// The error is about the fields of a program's options: a file has other names for
+			// them.
 			message, place := strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error()), join(path, "address")
 			for i := range s.Options {
 				o := &s.Options[i]
 				for _, field := range strings.Fields(o.Field) {
 					word := regexp.MustCompile(`\b` + regexp.QuoteMeta(strings.TrimPrefix(field, "!")) + `\b`)
-					if key := join(path, join(sectionOf(s, o), o.Key)); word.MatchString(message) && o.Of == engine.OfPort {
+					if key := join(path, join(sectionOf(s, o), o.Key)); word.MatchString(message) &&
+						o.Of == engine.OfPort {
 						if message = word.ReplaceAllString(message, o.Key); d.cfg.given(key) {
 							place = key
 						}
@@ -418,11 +437,13 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 		if errors.Is(e, engine.ErrUnsupported) { // of another engine it would be right
 			severity, code = Needs, CodeNotBuilt
 		}
-		d.report(severity, code, join(path, e.Path), fmt.Sprintf("the engine %s: %s", s.Name, e.Problem()), e.Expected, e.Hint)
+		d.report(severity, code, join(path, e.Path), fmt.Sprintf("the engine %s: %s", s.Name, e.Problem()), e.Expected,
+			e.Hint)
 	}
 }
 
-// memory are the regions of a queue as engines are asked about them; nil where one of them is not there, or is not made from the file.
+// memory are the regions of a queue as engines are asked about them; nil where one of them is not
+// there, or is not made from the file.
 func (d *decoder) memory(regions []string) (out []engine.PoolSpec) {
 	if len(regions) > 2 { // regionsOf has said it
 		return nil
@@ -437,7 +458,8 @@ func (d *decoder) memory(regions []string) (out []engine.PoolSpec) {
 	return out
 }
 
-// unclear reports whether something could not be read that says what the engine or the address of an interface is, or is an option of it.
+// unclear reports whether something could not be read that says what the engine or the address of
+// an interface is, or is an option of it.
 func (d *decoder) unclear(path string) bool {
 	names := []string{"engine", "address", "mtu"}
 	for _, k := range schema().byName["interfaces"].sub.keys {
@@ -448,8 +470,10 @@ func (d *decoder) unclear(path string) bool {
 	return slices.ContainsFunc(names, func(n string) bool { return d.broken[join(path, n)] || d.around[join(path, n)] })
 }
 
-// checkSections finds options that say nothing to the engine. Those of a file of DAQIRI's do not count.
-func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, all *map[string]engine.Settings, path string) {
+// checkSections finds options that say nothing to the engine. Those of a file of DAQIRI's do not
+// count.
+func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, all *map[string]engine.Settings,
+	path string) {
 	sections, severity := *all, Error
 	if d.cfg.dialect != Ours { // DAQIRI's programs do not look
 		severity = Warning
@@ -457,14 +481,18 @@ func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, all 
 	for _, name := range slices.Sorted(maps.Keys(sections)) {
 		at := join(path, name)
 		theirs := func(s *engine.Spec) bool {
-			return slices.ContainsFunc(s.Options, func(o engine.Option) bool { return o.Of == of && sectionOf(s, &o) == name && inFiles(s, &o) })
+			return slices.ContainsFunc(s.Options, func(o engine.Option) bool {
+				return o.Of == of && sectionOf(s, &o) == name && inFiles(s, &o)
+			})
 		}
 		if !theirs(s) {
 			grave := severity
 			if of := find(theirs); !of.Built() {
 				grave = Warning // nothing opens it in any case
 			}
-			d.also(d.report(grave, CodeNoEffect, at, fmt.Sprintf("the section %s says nothing to the engine %s", name, s.Name), "", "remove it, or choose engine: "+string(find(theirs))), join(path, "engine"), "the engine is "+s.Name)
+			d.also(d.report(grave, CodeNoEffect, at, fmt.Sprintf("the section %s says nothing to the engine %s", name,
+				s.Name), "", "remove it, or choose engine: "+string(find(theirs))), join(path, "engine"),
+				"the engine is "+s.Name)
 			if d.cfg.dialect != Ours && find(theirs).Built() {
 				d.ignore(at)
 				delete(sections, name)
@@ -478,7 +506,8 @@ func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, all 
 				if scheme := p.scheme(); scheme != "" {
 					what += " with " + scheme + "://"
 				}
-				d.report(severity, CodeNoEffect, join(at, key), fmt.Sprintf("%s says nothing to %s", key, what), "", "remove it")
+				d.report(severity, CodeNoEffect, join(at, key), fmt.Sprintf("%s says nothing to %s", key, what), "",
+					"remove it")
 				if d.cfg.dialect != Ours {
 					d.ignore(join(at, key))
 					if delete(sections[name], key); len(sections[name]) == 0 {

@@ -40,7 +40,8 @@ func ExampleConfig_Source() {
   memory_regions: [{name: packets, kind: host, num_bufs: 512, buf_size: 2KiB}]
   interfaces: [{name: port, address: eth0, rx: {queues: [{memory_regions: [packets]}]}}]
 `), config.Options{})
-	for _, path := range []string{"memory_regions[0].buf_size", "memory_regions[0].align", "interfaces[0].engine", "interfaces[0].rx.queues[0].depth"} {
+	for _, path := range []string{"memory_regions[0].buf_size", "memory_regions[0].align", "interfaces[0].engine",
+		"interfaces[0].rx.queues[0].depth"} {
 		s := cfg.Source(path)
 		fmt.Printf("%s: %v %d %q\n", path, s.Origin, s.At.Line, s.Why)
 	}

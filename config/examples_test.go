@@ -40,7 +40,8 @@ func files(t *testing.T) map[string][]byte {
 	return out
 }
 
-// Every file loads, says the same in our spelling, and says the same when it is printed and read again.
+// Every file loads, says the same in our spelling, and says the same when it is printed and read
+// again.
 func TestFilesLoadMigrateAndPrint(t *testing.T) {
 	same := cmp.Comparer(func(a, b *config.Config) bool { return a.Equal(b) })
 	for name, text := range files(t) {
@@ -65,7 +66,8 @@ func TestFilesLoadMigrateAndPrint(t *testing.T) {
 				}
 			}
 			for line := range strings.Lines(string(text)) {
-				if _, c, ok := strings.Cut(line, "# "); ok && !strings.HasPrefix(line, "%") && !strings.Contains(string(ours), strings.TrimSpace(c)) {
+				if _, c, ok := strings.Cut(line, "# "); ok && !strings.HasPrefix(line, "%") &&
+					!strings.Contains(string(ours), strings.TrimSpace(c)) {
 					t.Errorf("the comment %q is lost:\n%s", strings.TrimSpace(c), ours)
 				}
 			}
@@ -115,16 +117,20 @@ func validate(s *jsonschema.Schema, text []byte) error {
 func TestSchemaRefuses(t *testing.T) {
 	s := compile(t)
 	for _, text := range []string{
-		"penstock: {verson: 1}", "penstock: {logging: {level: loud}}", "penstock: {memory_regions: [{name: m}]}", "penstock: {memory_regions: {name: m}}",
-		"penstock: {memory_regions: [{name: m, kind: host, num_bufs: 0, buf_size: 1}]}", "penstock: {memory_regions: [{name: m, kind: host, num_bufs: 1, buf_size: 4M}]}",
-		"penstock: {memory_regions: [{name: m, kind: host, num_bufs: 1, buf_size: 4MiB, affinity: 0}]}", "penstock: {interfaces: [{name: p, address: e, rx: {queues: [{timeout: 5}]}}]}",
+		"penstock: {verson: 1}", "penstock: {logging: {level: loud}}", "penstock: {memory_regions: [{name: m}]}",
+		"penstock: {memory_regions: {name: m}}",
+		"penstock: {memory_regions: [{name: m, kind: host, num_bufs: 0, buf_size: 1}]}",
+		"penstock: {memory_regions: [{name: m, kind: host, num_bufs: 1, buf_size: 4M}]}",
+		"penstock: {memory_regions: [{name: m, kind: host, num_bufs: 1, buf_size: 4MiB, affinity: 0}]}",
+		"penstock: {interfaces: [{name: p, address: e, rx: {queues: [{timeout: 5}]}}]}",
 		"daqiri: {}", "daqiri: {cfg: {stream_type: rwa}}", "x: 1",
 	} {
 		if validate(s, []byte(text)) == nil {
 			t.Errorf("%s: valid", text)
 		}
 	}
-	for _, text := range []string{"penstock: {x-mine: 5, logging: {level: info}}", "penstock: {interfaces: [{name: p, address: <0000:00:00.0>, rx: {queues: [{timeout: 5us}]}}]}"} {
+	for _, text := range []string{"penstock: {x-mine: 5, logging: {level: info}}",
+		"penstock: {interfaces: [{name: p, address: <0000:00:00.0>, rx: {queues: [{timeout: 5us}]}}]}"} {
 		if err := validate(s, []byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}

@@ -7,7 +7,8 @@ import (
 	"text/tabwriter"
 )
 
-// Explain writes the effective configuration in our spelling, each value with where it came from, and the memory that it takes.
+// Explain writes the effective configuration in our spelling, each value with where it came from,
+// and the memory that it takes.
 func (c *Config) Explain(w io.Writer) error {
 	p := &printer{cfg: c, all: true}
 	p.file()
@@ -28,14 +29,15 @@ type Use struct {
 	Page   Size   `json:"huge_page,omitempty"`
 }
 
-// Memory is what each region takes, in the order of the file. What engines need besides (rings, socket buffers, spare chunks) comes
-// on top; each says so when it is opened.
+// Memory is what each region takes, in the order of the file. What engines need besides (rings,
+// socket buffers, spare chunks) comes on top; each says so when it is opened.
 func (c *Config) Memory() []Use {
 	var out []Use
 	for i := range c.Regions {
 		r := &c.Regions[i]
 		align := max(r.Align, 1)
-		u := Use{Region: r.Name, Kind: r.Kind, Slots: r.NumBufs, Slot: (r.BufSize + align - 1) / align * align, Bytes: r.Bytes(), Where: "any NUMA node"}
+		u := Use{Region: r.Name, Kind: r.Kind, Slots: r.NumBufs, Slot: (r.BufSize + align - 1) / align * align,
+			Bytes: r.Bytes(), Where: "any NUMA node"}
 		switch {
 		case r.OnGPU():
 			u.Where = fmt.Sprintf("GPU %d", r.GPU)
@@ -64,7 +66,8 @@ func (c *Config) memory() string {
 		if u.Pages > 0 {
 			kind = fmt.Sprintf("%s (%s of %v)", u.Kind, plural(u.Pages, "page"), u.Page)
 		}
-		fmt.Fprintf(w, "# %s\t%s\t%s\t%d\t%d B\t%s\n", u.Region, kind, u.Where, u.Slots, int64(u.Slot), about(int64(u.Bytes)))
+		fmt.Fprintf(w, "# %s\t%s\t%s\t%d\t%d B\t%s\n", u.Region, kind, u.Where, u.Slots, int64(u.Slot),
+			about(int64(u.Bytes)))
 		total += u.Bytes
 	}
 	fmt.Fprintf(w, "# together\t\t\t\t\t%s\n", about(int64(total)))

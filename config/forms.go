@@ -6,8 +6,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// spliceAction puts the keys of DAQIRI's other forms of an action where ours are: `vlan: {vlan_id: ...}`, keys of the tunnel beside its type, and
-// `tunnel_type`. It changes the map, and finds nothing to do the second time.
+// spliceAction puts the keys of DAQIRI's other forms of an action where ours are: `vlan: {vlan_id:
+// ...}`, keys of the tunnel beside its type, and `tunnel_type`. It changes the map, and finds
+// nothing to do the second time.
 func spliceAction(n *yaml.Node) {
 	find := func(name string) int {
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -30,7 +31,8 @@ func spliceAction(n *yaml.Node) {
 		}
 		if len(inner) > 0 {
 			first := *inner[0]
-			first.HeadComment = joinComments(k.HeadComment, k.LineComment, n.Content[i+1].HeadComment, first.HeadComment)
+			first.HeadComment = joinComments(k.HeadComment, k.LineComment, n.Content[i+1].HeadComment,
+				first.HeadComment)
 			inner[0] = &first
 		}
 		n.Content = slices.Concat(n.Content[:i], inner, n.Content[i+2:])
@@ -56,7 +58,8 @@ func spliceAction(n *yaml.Node) {
 	case flat:
 		name := *own[0]
 		name.Value, name.HeadComment, name.LineComment, name.FootComment = "tunnel", "", "", ""
-		n.Content = append(rest, &name, &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: name.Line, Column: name.Column, Content: own})
+		n.Content = append(rest, &name, &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Line: name.Line,
+			Column: name.Column, Content: own})
 	default:
 		if !slices.ContainsFunc(tunnel.Content, func(x *yaml.Node) bool { return x.Value == "type" }) {
 			tunnel.Content = append(tunnel.Content, own...)

@@ -13,9 +13,11 @@ import (
 
 // Plan is what Generate makes a file for. Empty fields are filled from the machine.
 type Plan struct {
-	// Kind is raw (two network interfaces, frames from one to the other), socket (a server and a client) or transfer (a node).
+	// Kind is raw (two network interfaces, frames from one to the other), socket (a server and a
+	// client) or transfer (a node).
 	Kind string
-	// Tx and Rx are network interfaces of a raw pair. Without them the first two that are up are taken, cards before virtual ones.
+	// Tx and Rx are network interfaces of a raw pair. Without them the first two that are up are
+	// taken, cards before virtual ones.
 	Tx, Rx string
 	Engine Engine // of a raw pair: xdp (the default) or afpacket
 	Queues int    // of a raw pair, in each direction; 0 is 1
@@ -30,14 +32,15 @@ type Plan struct {
 	Listen         netip.Addr
 }
 
-// DefaultPort is the port of a node where nothing names another one: in generated files and on command lines.
+// DefaultPort is the port of a node where nothing names another one: in generated files and on
+// command lines.
 const DefaultPort = 7070
 
 // ErrGenerate is what errors of Generate wrap.
 var ErrGenerate = errors.New("config: no file was made")
 
-// Generate writes a configuration for a machine, with comments that say why. The same plan and machine give the same bytes. The
-// file has been checked against the machine: it has no errors.
+// Generate writes a configuration for a machine, with comments that say why. The same plan and
+// machine give the same bytes. The file has been checked against the machine: it has no errors.
 func Generate(p Plan, h *Host) ([]byte, error) {
 	bad := func(format string, args ...any) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s", ErrGenerate, fmt.Sprintf(format, args...))
@@ -73,7 +76,8 @@ func RawEngines() (out []string) {
 	return out
 }
 
-// pick deals out cores of a NUMA node, or of any when it has none left. Core 0 comes last: the system likes it.
+// pick deals out cores of a NUMA node, or of any when it has none left. Core 0 comes last: the
+// system likes it.
 type pick struct {
 	h    *Host
 	used map[int]bool
@@ -136,7 +140,8 @@ func (p *Plan) choose(h *Host) (tx, rx *HostInterface, err error) {
 				return x, nil
 			}
 		}
-		return nil, fmt.Errorf("a raw pair takes two network interfaces that are up, and this machine has %s: name them, or use a socket pair", plural(len(up), "interface"))
+		return nil, fmt.Errorf("a raw pair takes two network interfaces that are up, and this machine has %s: name "+
+			"them, or use a socket pair", plural(len(up), "interface"))
 	}
 	if tx, err = find(p.Tx, nil); err != nil {
 		return nil, nil, err
@@ -196,7 +201,8 @@ penstock:
 		on   *HostInterface
 	}{{"tx", tx}, {"rx", rx}} {
 		for q := range queues {
-			fmt.Fprintf(&b, "    - name: %s%d\n      kind: huge\n      fallback: true      # pages of 4 KiB where no huge pages are free\n", r.name, q)
+			fmt.Fprintf(&b, "    - name: %s%d\n      kind: huge\n      fallback: true      # pages of 4 KiB where no "+
+				"huge pages are free\n", r.name, q)
 			if r.on.Node >= 0 {
 				fmt.Fprintf(&b, "      numa: %d             # where %s is\n", r.on.Node, quoted(r.on.Name))
 			}
@@ -205,17 +211,21 @@ penstock:
 		}
 	}
 	var txWork, rxWork []int
-	fmt.Fprintf(&b, "  interfaces:\n    - name: tx_port\n      address: %s\n      tx:\n        queues:\n", quoted(tx.Name))
+	fmt.Fprintf(&b, "  interfaces:\n    - name: tx_port\n      address: %s\n      tx:\n        queues:\n",
+		quoted(tx.Name))
 	for q := range queues {
 		fmt.Fprintf(&b, "          - id: %d\n            memory_regions: [tx%d]\n            offloads: [tx_eth_src]\n%s", q, q, coreLine("            ", "cpu_core", k.core(tx.Node)))
 	}
-	fmt.Fprintf(&b, "    - name: rx_port\n      address: %s\n      rx:\n        flow_isolation: true      # everything else stays with the kernel\n        queues:\n", quoted(rx.Name))
+	fmt.Fprintf(&b, "    - name: rx_port\n      address: %s\n      rx:\n        flow_isolation: true      # "+
+		"everything else stays with the kernel\n        queues:\n", quoted(rx.Name))
 	for q := range queues {
-		fmt.Fprintf(&b, "          - id: %d\n            depth: 2048\n            memory_regions: [rx%d]\n%s", q, q, coreLine("            ", "cpu_core", k.core(rx.Node)))
+		fmt.Fprintf(&b, "          - id: %d\n            depth: 2048\n            memory_regions: [rx%d]\n%s", q, q,
+			coreLine("            ", "cpu_core", k.core(rx.Node)))
 	}
 	b.WriteString("        flows:\n")
 	for q := range queues {
-		fmt.Fprintf(&b, "          - name: flow_%d\n            id: %d\n            match: {udp_src: %d, udp_dst: %d}\n            actions: [{type: queue, id: %d}]\n", q, q+1, 4096+q, 4096+q, q)
+		fmt.Fprintf(&b, "          - name: flow_%d\n            id: %d\n            match: {udp_src: %d, udp_dst: "+
+			"%d}\n            actions: [{type: queue, id: %d}]\n", q, q+1, 4096+q, 4096+q, q)
 	}
 	for range queues {
 		txWork, rxWork = append(txWork, k.core(tx.Node)), append(rxWork, k.core(rx.Node))
@@ -226,8 +236,10 @@ penstock:
 	}
 	b.WriteString("bench_tx:\n")
 	for q := range queues {
-		fmt.Fprintf(&b, "  - interface_name: tx_port\n    queue_id: %d\n%s    batch_size: 64\n    payload_size: %dB\n    header_size: %dB\n", q, coreLine("    ", "cpu_core", txWork[q]), payload, headers)
-		fmt.Fprintf(&b, "    eth_dst_addr: %v      # of %s\n    ip_src_addr: %s\n    ip_dst_addr: %s\n    udp_src_port: %d\n    udp_dst_port: %d\n", rx.MAC, rx.Name,
+		fmt.Fprintf(&b, "  - interface_name: tx_port\n    queue_id: %d\n%s    batch_size: 64\n    payload_size: "+
+			"%dB\n    header_size: %dB\n", q, coreLine("    ", "cpu_core", txWork[q]), payload, headers)
+		fmt.Fprintf(&b, "    eth_dst_addr: %v      # of %s\n    ip_src_addr: %s\n    ip_dst_addr: %s\n    "+
+			"udp_src_port: %d\n    udp_dst_port: %d\n", rx.MAC, rx.Name,
 			address(tx, "192.0.2.1"), address(rx, "192.0.2.2"), 4096+q, 4096+q)
 	}
 	return b.String(), nil
@@ -273,14 +285,18 @@ penstock:
 	s := Endpoint{transport, server, port}
 	c := Endpoint{transport, client, port + 1}
 	b.WriteString("  interfaces:\n")
-	for _, side := range []struct{ mode, addr string }{{"server", "local: " + quoted(s.String())}, {"client", "local: " + quoted(c.String()) + "\n        remote: " + quoted(s.String())}} {
-		fmt.Fprintf(&b, "    - name: %s\n      socket:\n        mode: %s\n        %s\n", side.mode, side.mode, side.addr)
+	for _, side := range []struct{ mode, addr string }{{"server", "local: " + quoted(s.String())},
+		{"client", "local: " + quoted(c.String()) + "\n        remote: " + quoted(s.String())}} {
+		fmt.Fprintf(&b, "    - name: %s\n      socket:\n        mode: %s\n        %s\n", side.mode, side.mode,
+			side.addr)
 		fmt.Fprintf(&b, "      rx:\n        queues:\n          - memory_regions: [%s_rx]\n", side.mode)
 		fmt.Fprintf(&b, "      tx:\n        queues:\n          - memory_regions: [%s_tx]\n", side.mode)
 	}
 	for _, side := range []string{"server", "client"} {
-		fmt.Fprintf(&b, "socket_bench_%s:\n  server: %v\n  send: %v\n  receive: %v\n%s  message_size: %dB\n  server_address: %v\n  client_address: %v\n  server_port: %d\n", side, side == "server",
-			side == "client", side == "server", coreLine("  ", "cpu_core", k.core(-1)), size, quoted(server.String()), quoted(client.String()), port)
+		fmt.Fprintf(&b, "socket_bench_%s:\n  server: %v\n  send: %v\n  receive: %v\n%s  message_size: %dB\n  "+
+			"server_address: %v\n  client_address: %v\n  server_port: %d\n", side, side == "server",
+			side == "client", side == "server", coreLine("  ", "cpu_core", k.core(-1)), size, quoted(server.String()),
+			quoted(client.String()), port)
 	}
 	return b.String(), nil
 }
@@ -301,13 +317,17 @@ func (p *Plan) transfer(h *Host) (string, error) {
 		name = "node"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "# A node for transfers. Made by \"penstock config generate transfer\" for this machine.\npenstock:\n  version: 1\n  transfers:\n    name: %s\n", quoted(name))
-	fmt.Fprintf(&b, "    listen: [%s]\n    paths: [shm, tcp]      # shared memory on this machine, TCP beyond\n    budget: 1GiB           # what tensors of peers may take\n", quoted("tcp://"+netip.AddrPortFrom(listen, uint16(port)).String()))
+	fmt.Fprintf(&b, "# A node for transfers. Made by \"penstock config generate transfer\" for this "+
+		"machine.\npenstock:\n  version: 1\n  transfers:\n    name: %s\n", quoted(name))
+	fmt.Fprintf(&b, "    listen: [%s]\n    paths: [shm, tcp]      # shared memory on this machine, TCP beyond\n    "+
+		"budget: 1GiB           # what tensors of peers may take\n",
+		quoted("tcp://"+netip.AddrPortFrom(listen, uint16(port)).String()))
 	if p.Share != "" {
 		fmt.Fprintf(&b, "    share:\n      path: %s\n      writable: false\n", quoted(p.Share))
 	}
 	if !listen.IsLoopback() {
-		b.WriteString("  security:\n    floor: encrypted       # the identity is the user's: \"penstock pair\" makes one\n")
+		b.WriteString("  security:\n    floor: encrypted       # the identity is the user's: \"penstock pair\" " +
+			"makes one\n")
 	}
 	return b.String(), nil
 }

@@ -13,19 +13,22 @@ import (
 func upHost() *config.Host {
 	h := testHost()
 	h.Interfaces[1].Up = true
-	h.Interfaces[0].Addresses = []netip.Prefix{netip.MustParsePrefix("fd00::1/64"), netip.MustParsePrefix("10.1.0.1/24")}
+	h.Interfaces[0].Addresses = []netip.Prefix{netip.MustParsePrefix("fd00::1/64"),
+		netip.MustParsePrefix("10.1.0.1/24")}
 	return h
 }
 
-// The same plan and machine give the same bytes, which load without a word of complaint on that machine.
+// The same plan and machine give the same bytes, which load without a word of complaint on that
+// machine.
 func TestGenerate(t *testing.T) {
 	for name, p := range map[string]config.Plan{
 		"raw":        {Kind: "raw"},
 		"raw_queues": {Kind: "raw", Tx: "eth1", Rx: "eth0", Engine: "afpacket", Queues: 2, Payload: 1000},
 		"socket":     {Kind: "socket"},
-		"socket_tcp": {Kind: "socket", Transport: "tcp", Server: netip.MustParseAddr("fd00::1"), Client: netip.MustParseAddr("fd00::2"), Port: 7000, Payload: 60000},
-		"transfer":   {Kind: "transfer", Share: "/data", Listen: netip.MustParseAddr("10.1.0.1")},
-		"local":      {Kind: "transfer"},
+		"socket_tcp": {Kind: "socket", Transport: "tcp", Server: netip.MustParseAddr("fd00::1"),
+			Client: netip.MustParseAddr("fd00::2"), Port: 7000, Payload: 60000},
+		"transfer": {Kind: "transfer", Share: "/data", Listen: netip.MustParseAddr("10.1.0.1")},
+		"local":    {Kind: "transfer"},
 	} {
 		text, err := config.Generate(p, upHost())
 		if err != nil {
@@ -50,11 +53,13 @@ func TestGenerateCores(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, _ := config.Load("f", text, config.Options{})
-	got := []int{c.Interfaces[0].Tx.Queues[0].CPUCore, c.BenchTx[0].CPUCore, c.Interfaces[1].Rx.Queues[0].CPUCore, c.BenchRx[0].CPUCore}
+	got := []int{c.Interfaces[0].Tx.Queues[0].CPUCore, c.BenchTx[0].CPUCore, c.Interfaces[1].Rx.Queues[0].CPUCore,
+		c.BenchRx[0].CPUCore}
 	if !slices.Equal(got, []int{1, 2, 4, 5}) {
 		t.Errorf("cores %v", got)
 	}
-	if b := c.BenchTx[0]; b.EthDst != upHost().Interfaces[1].MAC || b.IPSrc != netip.MustParseAddr("10.1.0.1") || c.Regions[0].NUMA != 0 || c.Regions[1].NUMA != 1 {
+	if b := c.BenchTx[0]; b.EthDst != upHost().Interfaces[1].MAC || b.IPSrc != netip.MustParseAddr("10.1.0.1") ||
+		c.Regions[0].NUMA != 0 || c.Regions[1].NUMA != 1 {
 		t.Errorf("%+v", b)
 	}
 	small := upHost()
@@ -65,7 +70,8 @@ func TestGenerateCores(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, d := config.Load("f", text, config.Options{Host: small})
-	if got := []int{c.Interfaces[0].Tx.Queues[0].CPUCore, c.Interfaces[1].Rx.Queues[0].CPUCore, c.BenchTx[0].CPUCore, c.BenchRx[0].CPUCore}; !slices.Equal(got, []int{1, 0, -1, -1}) || len(d) != 0 {
+	if got := []int{c.Interfaces[0].Tx.Queues[0].CPUCore, c.Interfaces[1].Rx.Queues[0].CPUCore, c.BenchTx[0].CPUCore,
+		c.BenchRx[0].CPUCore}; !slices.Equal(got, []int{1, 0, -1, -1}) || len(d) != 0 {
 		t.Errorf("cores %v: %s", got, d.Text(text))
 	}
 }
@@ -88,7 +94,8 @@ func TestGenerateRefuses(t *testing.T) {
 			t.Errorf("%s: %v\n%s", want, err, text)
 		}
 	}
-	if _, err := config.Generate(config.Plan{Kind: "raw"}, testHost()); err == nil || !strings.Contains(err.Error(), "has 1 interface") {
+	if _, err := config.Generate(config.Plan{Kind: "raw"}, testHost()); err == nil ||
+		!strings.Contains(err.Error(), "has 1 interface") {
 		t.Error(err)
 	}
 }

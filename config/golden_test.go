@@ -44,8 +44,8 @@ func checkFile(t *testing.T, name string, got []byte) {
 	}
 }
 
-// Each file of testdata/bad has beside it the whole text that people see. A file with "# here" in its first line is compared with the
-// machine of testHost.
+// Each file of testdata/bad has beside it the whole text that people see. A file with "# here" in
+// its first line is compared with the machine of testHost.
 func TestBadFiles(t *testing.T) {
 	names, err := filepath.Glob("testdata/bad/*.yaml")
 	if err != nil || len(names) < 10 {

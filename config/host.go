@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Host is what a configuration is compared with: facts of one machine, which the caller has read. This package reads none.
+// Host is what a configuration is compared with: facts of one machine, which the caller has read.
+// This package reads none.
 type Host struct {
 	Name       string          `json:"name,omitempty"`
 	Cores      []int           `json:"cores"` // online, ascending
@@ -92,7 +93,8 @@ func (d *decoder) checkHost(h *Host) {
 			if near := input.Nearest(device, names); near != "" {
 				hint = fmt.Sprintf("did you mean %s?", near)
 			}
-			d.report(Needs, CodeHost, join(path, "address"), fmt.Sprintf("this machine has no network interface %s", shown(device)), listed(names), hint)
+			d.report(Needs, CodeHost, join(path, "address"),
+				fmt.Sprintf("this machine has no network interface %s", shown(device)), listed(names), hint)
 			continue
 		}
 		d.checkInterface(h, p, x, path)
@@ -100,21 +102,28 @@ func (d *decoder) checkHost(h *Host) {
 	for i := range c.Regions {
 		r := &c.Regions[i]
 		path := item("memory_regions", i)
-		if (r.Kind == "host" || r.Kind == "huge") && r.NUMA >= 0 && !slices.ContainsFunc(h.Nodes, func(n HostNode) bool { return n.ID == r.NUMA }) {
-			d.report(Needs, CodeHost, join(path, "numa"), fmt.Sprintf("this machine has no NUMA node %d", r.NUMA), nodesOf(h), "")
+		if (r.Kind == "host" || r.Kind == "huge") && r.NUMA >= 0 &&
+			!slices.ContainsFunc(h.Nodes, func(n HostNode) bool {
+				return n.ID == r.NUMA
+			}) {
+			d.report(Needs, CodeHost, join(path, "numa"), fmt.Sprintf("this machine has no NUMA node %d", r.NUMA),
+				nodesOf(h), "")
 		}
 		if r.OnGPU() && r.Owned && r.GPU >= h.GPUs && (c.GPURuntime == "auto" || c.GPURuntime == "cuda") {
 			expected := ""
 			if h.GPUs > 0 {
 				expected = fmt.Sprintf("0 to %d", h.GPUs-1)
 			}
-			d.report(Needs, CodeHost, join(path, "kind"), fmt.Sprintf("memory of kind %s is of GPU %d, and this machine has %s", r.Kind, r.GPU, plural(h.GPUs, "GPU")), expected,
+			d.report(Needs, CodeHost, join(path, "kind"),
+				fmt.Sprintf("memory of kind %s is of GPU %d, and this machine has %s", r.Kind, r.GPU,
+					plural(h.GPUs, "GPU")), expected,
 				"gpu_runtime: host tries the file without one; kind: huge and kind: host are memory of this machine")
 		}
 	}
 	for _, u := range c.cores() {
 		if !slices.Contains(h.Cores, u.core) {
-			d.report(Needs, CodeHost, u.path, fmt.Sprintf("this machine has no core %d that is online", u.core), coresOf(h), "")
+			d.report(Needs, CodeHost, u.path, fmt.Sprintf("this machine has no core %d that is online", u.core),
+				coresOf(h), "")
 		}
 	}
 	d.checkPages(h)
@@ -122,17 +131,21 @@ func (d *decoder) checkHost(h *Host) {
 
 func (d *decoder) checkInterface(h *Host, p *Interface, x *HostInterface, path string) {
 	if !x.Up {
-		d.report(Warning, CodeHost, join(path, "address"), fmt.Sprintf("the network interface %s is down", x.Name), "", fmt.Sprintf("ip link set %s up", x.Name))
+		d.report(Warning, CodeHost, join(path, "address"), fmt.Sprintf("the network interface %s is down", x.Name), "",
+			fmt.Sprintf("ip link set %s up", x.Name))
 	}
 	if p.MTU > x.MTU && x.MTU > 0 {
-		d.report(Needs, CodeHost, join(path, "mtu"), fmt.Sprintf("the MTU of %s is %d", x.Name, x.MTU), fmt.Sprintf("%d", p.MTU), fmt.Sprintf("penstock tune nic %s --mtu %d shows how", x.Name, p.MTU))
+		d.report(Needs, CodeHost, join(path, "mtu"), fmt.Sprintf("the MTU of %s is %d", x.Name, x.MTU),
+			fmt.Sprintf("%d", p.MTU), fmt.Sprintf("penstock tune nic %s --mtu %d shows how", x.Name, p.MTU))
 	}
 	if p.MTU == 0 && !x.Loopback {
 		d.checkRoom(p, path, x.MTU, "the MTU of "+x.Name+",")
 	}
 	for _, q := range p.Asked() {
 		if n, ok := q.Value.(int64); ok && q.What == "queues" && x.Queues > 0 && int(n) >= x.Queues {
-			d.report(Needs, CodeHost, join(path, q.Path), fmt.Sprintf("%s has no queue %d", x.Name, n), fmt.Sprintf("0 to %d", x.Queues-1), fmt.Sprintf("penstock tune nic %s --queues %d shows how to have more", x.Name, n+1))
+			d.report(Needs, CodeHost, join(path, q.Path), fmt.Sprintf("%s has no queue %d", x.Name, n),
+				fmt.Sprintf("0 to %d", x.Queues-1),
+				fmt.Sprintf("penstock tune nic %s --queues %d shows how to have more", x.Name, n+1))
 		}
 	}
 	if x.Node < 0 || len(h.Nodes) < 2 {
@@ -140,13 +153,18 @@ func (d *decoder) checkInterface(h *Host, p *Interface, x *HostInterface, path s
 	}
 	near := func(path string, core int) {
 		if n := h.nodeOf(core); core >= 0 && n >= 0 && n != x.Node {
-			d.report(Warning, CodePlacement, path, fmt.Sprintf("core %d is on NUMA node %d, and %s is on node %d", core, n, x.Name, x.Node), fmt.Sprintf("a core of node %d", x.Node), "packets cross between the nodes otherwise")
+			d.report(Warning, CodePlacement, path, fmt.Sprintf("core %d is on NUMA node %d, and %s is on node %d", core,
+				n, x.Name, x.Node), fmt.Sprintf("a core of node %d", x.Node),
+				"packets cross between the nodes otherwise")
 		}
 	}
 	region := func(names []string, path string) {
 		for k, name := range names {
-			if r, _ := d.region(name); r != nil && r.NUMA >= 0 && r.NUMA != x.Node && (r.Kind == "host" || r.Kind == "huge") {
-				d.report(Warning, CodePlacement, join(path, item("memory_regions", k)), fmt.Sprintf("the memory %s is on NUMA node %d, and %s is on node %d", name, r.NUMA, x.Name, x.Node), "", "packets cross between the nodes")
+			if r, _ := d.region(name); r != nil && r.NUMA >= 0 && r.NUMA != x.Node &&
+				(r.Kind == "host" || r.Kind == "huge") {
+				d.report(Warning, CodePlacement, join(path, item("memory_regions", k)),
+					fmt.Sprintf("the memory %s is on NUMA node %d, and %s is on node %d", name, r.NUMA, x.Name, x.Node),
+					"", "packets cross between the nodes")
 			}
 		}
 	}
@@ -238,7 +256,10 @@ func (d *decoder) checkPages(h *Host) {
 			on = fmt.Sprintf(" on NUMA node %d", p.node)
 			dir = fmt.Sprintf("/sys/devices/system/node/node%d", p.node)
 		}
-		d.report(Needs, CodeHost, join(last[p], "num_bufs"), fmt.Sprintf("the regions of kind huge take %s of %v%s, and %d are free", plural(want[p], "page"), p.size, on, free), "",
-			fmt.Sprintf("echo %d > %s/hugepages/hugepages-%dkB/nr_hugepages reserves them beside those in use; fallback: true does without", total-free+want[p], dir, p.size>>10))
+		d.report(Needs, CodeHost, join(last[p], "num_bufs"),
+			fmt.Sprintf("the regions of kind huge take %s of %v%s, and %d are free", plural(want[p], "page"), p.size,
+				on, free), "",
+			fmt.Sprintf("echo %d > %s/hugepages/hugepages-%dkB/nr_hugepages reserves them beside those in use; "+
+				"fallback: true does without", total-free+want[p], dir, p.size>>10))
 	}
 }

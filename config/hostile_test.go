@@ -15,7 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// hostile are texts that are made to take long, or much memory; by is how much smaller the large ones are than what is read at most.
+// hostile are texts that are made to take long, or much memory; by is how much smaller the large
+// ones are than what is read at most.
 func hostile(by int) map[string]string {
 	r := func(s string, n int) string {
 		if n > 5000 {
@@ -25,9 +26,11 @@ func hostile(by int) map[string]string {
 	}
 	bomb := "a: &a [x, x, x, x, x, x, x, x, x]\n"
 	for c := 'b'; c <= 'k'; c++ {
-		bomb += fmt.Sprintf("%c: &%c [*%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c]\n", c, c, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1, c-1)
+		bomb += fmt.Sprintf("%c: &%c [*%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c, *%c]\n", c, c, c-1, c-1, c-1, c-1, c-1,
+			c-1, c-1, c-1, c-1)
 	}
-	queues := "x-q: &q {memory_regions: [m]}\nx-qs: &qs [" + r("*q, ", 2000/by) + "*q]\nx-i: &i {name: a, address: b, rx: {queues: *qs}, tx: {queues: *qs}}\n"
+	queues := "x-q: &q {memory_regions: [m]}\nx-qs: &qs [" + r("*q, ", 2000/by) +
+		"*q]\nx-i: &i {name: a, address: b, rx: {queues: *qs}, tx: {queues: *qs}}\n"
 	merge := "x-a: &a0 {name: a}\n"
 	for i := range 30 {
 		merge += fmt.Sprintf("x-a%d: &a%d\n  <<: [*a%d, *a%d, *a%d]\n", i, i+1, i, i, i)
@@ -67,10 +70,11 @@ func hostile(by int) map[string]string {
 			}
 			return b.String()
 		}(),
-		"many wrong names": "penstock:\n  memory_regions: [{name: a, kind: host, num_bufs: 1, buf_size: 1}]\n  interfaces: [{name: p, address: e, rx: {queues: [{memory_regions: [" + r("b,", 200000) + "b]}]}}]\n",
-		"too large":        strings.Repeat("#\n", 1<<20),
-		"quotes":           `penstock: "` + r(`\x41`, 1<<17) + `"`,
-		"comments":         r("# c\n", 1<<18-10) + "penstock: {}\n",
+		"many wrong names": "penstock:\n  memory_regions: [{name: a, kind: host, num_bufs: 1, buf_size: 1}]\n  " +
+			"interfaces: [{name: p, address: e, rx: {queues: [{memory_regions: [" + r("b,", 200000) + "b]}]}}]\n",
+		"too large": strings.Repeat("#\n", 1<<20),
+		"quotes":    `penstock: "` + r(`\x41`, 1<<17) + `"`,
+		"comments":  r("# c\n", 1<<18-10) + "penstock: {}\n",
 		"anchors": func() string {
 			var b strings.Builder
 			for i := range 40000 / by {
@@ -81,11 +85,17 @@ func hostile(by int) map[string]string {
 		"numbers":   "penstock: {master_core: " + r("9", 1<<19) + "}",
 		"fraction":  "penstock: {memory_regions: [{buf_size: 0." + r("0", 1<<19) + "1GiB}]}",
 		"documents": r("---\n", 1<<18-1),
-		"flows":     "penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 64}]\n  interfaces:\n  - name: p\n    address: e\n    rx:\n      queues: [{memory_regions: [m]}]\n      flows:\n" + r("      - {match: {udp_dst: 1-60000, ip_src: 10.0.0.0/8}, actions: [{type: queue, id: 0}]}\n", 8000),
-		"disjoint flows": "penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 64}]\n  interfaces:\n  - name: p\n    address: e\n    rx:\n      queues: [{memory_regions: [m]}, {memory_regions: [m]}]\n      flows:\n" + func() string {
+		"flows": "penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 64}]\n  " +
+			"interfaces:\n  - name: p\n    address: e\n    rx:\n      queues: [{memory_regions: [m]}]\n      flows:\n" +
+			r("      - {match: {udp_dst: 1-60000, ip_src: 10.0.0.0/8}, actions: [{type: queue, id: 0}]}\n", 8000),
+		"disjoint flows": "penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 64}]\n  " +
+			"interfaces:\n  - name: p\n    address: e\n    rx:\n      queues: [{memory_regions: [m]}, " +
+			"{memory_regions: [m]}]\n      flows:\n" + func() string {
 			var b strings.Builder
 			for i := range 8000 / by {
-				fmt.Fprintf(&b, "      - {match: {udp_dst: %d-65000, udp_src: 0-%d}, actions: [{type: queue, id: %d}]}\n", i, i, i%2)
+				fmt.Fprintf(&b,
+					"      - {match: {udp_dst: %d-65000, udp_src: 0-%d}, actions: [{type: queue, id: %d}]}\n", i, i,
+					i%2)
 			}
 			return b.String()
 		}(),
@@ -94,7 +104,8 @@ func hostile(by int) map[string]string {
 	}
 }
 
-// Hostile text ends in a bounded number of diagnostics. That it ends soon is what the time limit of the test is for.
+// Hostile text ends in a bounded number of diagnostics. That it ends soon is what the time limit of
+// the test is for.
 func TestHostileText(t *testing.T) {
 	for name, text := range hostile(8) {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +113,8 @@ func TestHostileText(t *testing.T) {
 			if c == nil && d.Err() == nil {
 				t.Error("neither a Config nor an error")
 			}
-			if name == "queues" && !strings.Contains(d.Text(nil), "unfolds to more than") { // the others have no place where they would unfold
+			if name == "queues" && !strings.Contains(d.Text(nil), "unfolds to more than") {
+				// the others have no place where they would unfold
 				t.Errorf("it is unfolded: %s", d.Summary())
 			}
 			if len(d) > 1001 {
@@ -129,7 +141,8 @@ func FuzzLoad(f *testing.F) {
 			f.Add(b)
 		}
 	}
-	for _, s := range []string{"penstock: &a {interfaces: [*a]}", "penstock:\n  <<: [1]\n", "{version: 1, interfaces: [{name: <a>, rx: {queues: [{memory_regions: [<b>]}]}}]}"} {
+	for _, s := range []string{"penstock: &a {interfaces: [*a]}", "penstock:\n  <<: [1]\n",
+		"{version: 1, interfaces: [{name: <a>, rx: {queues: [{memory_regions: [<b>]}]}}]}"} {
 		f.Add([]byte(s))
 	}
 	host := testHost()
@@ -140,7 +153,8 @@ func FuzzLoad(f *testing.F) {
 		}
 		lines := bytes.Count(text, []byte("\n")) + 1
 		for i, x := range d {
-			if x.At.Line < 0 || x.At.Line > lines || x.Message == "" || x.Code == "" || i > 0 && x.At.Line != 0 && x.At.Line < d[i-1].At.Line {
+			if x.At.Line < 0 || x.At.Line > lines || x.Message == "" || x.Code == "" || i > 0 && x.At.Line != 0 &&
+				x.At.Line < d[i-1].At.Line {
 				t.Fatalf("%+v of %d lines", x, lines)
 			}
 		}
@@ -189,7 +203,8 @@ func shuffle(n *yaml.Node, r *rand.Rand) {
 // The order of keys changes nothing but places.
 func TestOrderOfKeysSaysNothing(t *testing.T) {
 	all := files(t)
-	for _, name := range []string{"keys", "values", "references", "flows", "overlap", "here", "sockets", "daqiri_old", "node", "types"} {
+	for _, name := range []string{"keys", "values", "references", "flows", "overlap", "here", "sockets", "daqiri_old",
+		"node", "types"} {
 		b, err := os.ReadFile("testdata/bad/" + name + ".yaml")
 		if err != nil {
 			t.Fatal(err)
@@ -217,7 +232,8 @@ func TestOrderOfKeysSaysNothing(t *testing.T) {
 				t.Errorf("%s: in another order it is another configuration:\n%s", name, mixed)
 			}
 			if a, b := words(d), words(d2); !slices.Equal(a, b) {
-				t.Errorf("%s: in another order it says\n%s\ninstead of\n%s", name, strings.Join(b, "\n"), strings.Join(a, "\n"))
+				t.Errorf("%s: in another order it says\n%s\ninstead of\n%s", name, strings.Join(b, "\n"),
+					strings.Join(a, "\n"))
 			}
 		}
 	}
@@ -244,12 +260,15 @@ func large(n int) []byte {
 		fmt.Fprintf(&b, "    - name: p%d\n      address: eth%d\n      rx:\n        queues:\n", p, p)
 		first := at
 		for q := 0; q < 16 && at < n/20; q++ {
-			fmt.Fprintf(&b, "          - id: %d\n            batch_size: 64\n            timeout: 2ms\n            memory_regions: [m%d]\n", q, at)
+			fmt.Fprintf(&b, "          - id: %d\n            batch_size: 64\n            timeout: 2ms\n            "+
+				"memory_regions: [m%d]\n", q, at)
 			at++
 		}
 		b.WriteString("        flows:\n")
 		for q := range at - first {
-			fmt.Fprintf(&b, "          - name: f%d\n            id: %d\n            match:\n              udp_src: %d\n              udp_dst: 4096-4103\n              ip_src: 10.0.0.0/8\n            actions:\n              - type: queue\n                id: %d\n", q, q+1, 1000+q, q)
+			fmt.Fprintf(&b, "          - name: f%d\n            id: %d\n            match:\n              udp_src: "+
+				"%d\n              udp_dst: 4096-4103\n              ip_src: 10.0.0.0/8\n            actions:\n      "+
+				"        - type: queue\n                id: %d\n", q, q+1, 1000+q, q)
 		}
 	}
 	return b.Bytes()

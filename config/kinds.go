@@ -29,7 +29,8 @@ type scalar struct {
 type kind struct {
 	name   string // in tables: "size"
 	expect string // in messages: "a size from 1B to 1TiB, such as 4096, 4KiB or 2MiB"
-	// parse returns the value, or what is wrong with it, to be read behind the quoted text: "has no unit".
+	// parse returns the value, or what is wrong with it, to be read behind the quoted text: "has no
+	// unit".
 	parse  func(s scalar) (any, string)
 	format func(v reflect.Value) string
 	schema map[string]any // of JSON Schema; old where DAQIRI's name allows more
@@ -78,7 +79,8 @@ func boolean() *kind {
 
 // integer is a whole number, decimal or with 0x.
 func integer(lo, hi int64) *kind {
-	k := &kind{name: fmt.Sprintf("number, %d to %d", lo, hi), expect: fmt.Sprintf("a whole number from %d to %d", lo, hi),
+	k := &kind{name: fmt.Sprintf("number, %d to %d", lo, hi),
+		expect: fmt.Sprintf("a whole number from %d to %d", lo, hi),
 		parse:  func(s scalar) (any, string) { return parseInt(s, lo, hi) },
 		schema: map[string]any{"type": "integer", "minimum": lo, "maximum": hi},
 		old: map[string]any{"anyOf": []any{map[string]any{"type": "integer", "minimum": lo, "maximum": hi},
@@ -148,7 +150,8 @@ func parseInt(s scalar, lo, hi int64) (any, string) {
 	if len(digits) > 2 && (digits[:2] == "0x" || digits[:2] == "0X") {
 		digits, base = digits[2:], 16
 	} else if len(digits) > 1 && digits[0] == '0' && strings.Trim(digits, "01234567") == "" {
-		return nil, fmt.Sprintf("begins with 0: some readers of YAML take that as octal, others as decimal; write %s", strings.TrimLeft(digits, "0"))
+		return nil, fmt.Sprintf("begins with 0: some readers of YAML take that as octal, others as decimal; write %s",
+			strings.TrimLeft(digits, "0"))
 	}
 	n, err := strconv.ParseUint(digits, base, 63)
 	if err != nil {
@@ -222,7 +225,9 @@ func oneOf(words []string) string {
 }
 
 func size(lo, hi Size) *kind {
-	k := measured("size", "4096, 4KiB or 2MiB", int64(lo), int64(hi), input.Sizes, 1, 1, func(n int64) (any, string) { return Size(n), Size(n).String() })
+	k := measured("size", "4096, 4KiB or 2MiB", int64(lo), int64(hi), input.Sizes, 1, 1, func(n int64) (any, string) {
+		return Size(n), Size(n).String()
+	})
 	k.format = func(v reflect.Value) string { return Size(v.Int()).String() }
 	return k
 }
@@ -242,25 +247,31 @@ func boundary() *kind {
 	return k
 }
 
-// rate is in bits per second; bare is what a number without a unit counts under DAQIRI's name of the key.
+// rate is in bits per second; bare is what a number without a unit counts under DAQIRI's name of
+// the key.
 func rate(hi Rate, bare int64) *kind {
-	k := measured("rate", "10Gbps or 500Mbps", 0, int64(hi), input.Rates, 0, bare, func(n int64) (any, string) { return Rate(n), Rate(n).String() })
+	k := measured("rate", "10Gbps or 500Mbps", 0, int64(hi), input.Rates, 0, bare, func(n int64) (any, string) {
+		return Rate(n), Rate(n).String()
+	})
 	k.format = func(v reflect.Value) string { return Rate(v.Uint()).String() }
 	return k
 }
 
 func span(lo, hi time.Duration, bare time.Duration) *kind {
-	k := measured("time", "50us, 2ms or 1s", int64(lo), int64(hi), input.Times, 0, int64(bare), func(n int64) (any, string) {
-		return time.Duration(n), duration(time.Duration(n))
-	})
+	k := measured("time", "50us, 2ms or 1s", int64(lo), int64(hi), input.Times, 0, int64(bare),
+		func(n int64) (any, string) {
+			return time.Duration(n), duration(time.Duration(n))
+		})
 	k.format = func(v reflect.Value) string { return duration(time.Duration(v.Int())) }
 	return k
 }
 
-func measured(name, such string, lo, hi int64, units []input.Unit, bare, oldBare int64, value func(int64) (any, string)) *kind {
+func measured(name, such string, lo, hi int64, units []input.Unit, bare, oldBare int64,
+	value func(int64) (any, string)) *kind {
 	_, least := value(lo)
 	_, most := value(hi)
-	k := &kind{name: fmt.Sprintf("%s, %s to %s", name, least, most), expect: fmt.Sprintf("a %s from %s to %s, such as %s", name, least, most, such)}
+	k := &kind{name: fmt.Sprintf("%s, %s to %s", name, least, most),
+		expect: fmt.Sprintf("a %s from %s to %s, such as %s", name, least, most, such)}
 	k.parse = func(s scalar) (any, string) {
 		b := bare
 		if s.old {
@@ -268,7 +279,8 @@ func measured(name, such string, lo, hi int64, units []input.Unit, bare, oldBare
 		}
 		n, err := input.Quantity(s.text, units, b)
 		if err == input.ErrNoUnit {
-			return nil, fmt.Sprintf("has no unit: write %s%s, say", s.text, map[bool]string{true: "us", false: "Mbps"}[name == "time"])
+			return nil, fmt.Sprintf("has no unit: write %s%s, say", s.text,
+				map[bool]string{true: "us", false: "Mbps"}[name == "time"])
 		}
 		if err != nil {
 			return nil, err.Error()
@@ -322,11 +334,13 @@ func ipAddress() *kind {
 	}
 }
 
-// leadingZeros finds the zeros in front of numbers of one digit, which mean the same to readers that take them for octal.
+// leadingZeros finds the zeros in front of numbers of one digit, which mean the same to readers
+// that take them for octal.
 var leadingZeros = regexp.MustCompile(`\b0+([0-7])\b`)
 
 func ipPrefix() *kind {
-	return &kind{name: "IP address or CIDR block", expect: "an IPv4 or IPv6 address or block such as 10.0.0.1, 10.0.0.0/8 or fd00::/64",
+	return &kind{name: "IP address or CIDR block",
+		expect: "an IPv4 or IPv6 address or block such as 10.0.0.1, 10.0.0.0/8 or fd00::/64",
 		parse: func(s scalar) (any, string) {
 			if a, err := netip.ParseAddr(s.text); err == nil && a.Zone() == "" {
 				return netip.PrefixFrom(a, a.BitLen()), ""
@@ -336,7 +350,8 @@ func ipPrefix() *kind {
 				return nil, "is neither an IP address nor a block"
 			}
 			if p != p.Masked() {
-				return nil, fmt.Sprintf("has bits beyond its /%d: write %v, or %v/%d for the one address", p.Bits(), p.Masked(), p.Addr(), p.Addr().BitLen())
+				return nil, fmt.Sprintf("has bits beyond its /%d: write %v, or %v/%d for the one address", p.Bits(),
+					p.Masked(), p.Addr(), p.Addr().BitLen())
 			}
 			return p, ""
 		},
@@ -365,7 +380,8 @@ func ports() *kind {
 			return r, ""
 		},
 		schema: map[string]any{"anyOf": []any{map[string]any{"type": "integer", "minimum": 0, "maximum": 65535},
-			map[string]any{"type": "string", "pattern": "^(0[xX][0-9a-fA-F]+|[0-9]+)( *- *(0[xX][0-9a-fA-F]+|[0-9]+))?$"}}},
+			map[string]any{"type": "string",
+				"pattern": "^(0[xX][0-9a-fA-F]+|[0-9]+)( *- *(0[xX][0-9a-fA-F]+|[0-9]+))?$"}}},
 	}
 }
 
@@ -378,14 +394,16 @@ func vlanID() *kind {
 			}
 			return v, ""
 		},
-		schema: map[string]any{"anyOf": []any{map[string]any{"const": "untagged"}, map[string]any{"type": "integer", "minimum": 0, "maximum": 4095}}},
+		schema: map[string]any{"anyOf": []any{map[string]any{"const": "untagged"},
+			map[string]any{"type": "integer", "minimum": 0, "maximum": 4095}}},
 	}
 }
 
 var protoNames = map[string]packet.Proto{"icmp": 1, "tcp": 6, "udp": 17, "gre": 47, "icmpv6": 58, "sctp": 132}
 
 func proto() *kind {
-	return &kind{name: "protocol", expect: "icmp, tcp, udp, gre, icmpv6, sctp or a number from 0 to 255", words: []string{"icmp", "tcp", "udp", "gre", "icmpv6", "sctp"},
+	return &kind{name: "protocol", expect: "icmp, tcp, udp, gre, icmpv6, sctp or a number from 0 to 255",
+		words: []string{"icmp", "tcp", "udp", "gre", "icmpv6", "sctp"},
 		parse: func(s scalar) (any, string) {
 			if p, ok := protoNames[s.text]; ok {
 				return p, ""
@@ -405,13 +423,15 @@ func proto() *kind {
 			}
 			return strconv.FormatUint(v.Uint(), 10)
 		},
-		schema: map[string]any{"anyOf": []any{map[string]any{"enum": []any{"icmp", "tcp", "udp", "gre", "icmpv6", "sctp"}},
+		schema: map[string]any{"anyOf": []any{map[string]any{"enum": []any{"icmp", "tcp", "udp", "gre", "icmpv6",
+			"sctp"}},
 			map[string]any{"type": "integer", "minimum": 0, "maximum": 255}}},
 	}
 }
 
 func endpoint() *kind {
-	return &kind{name: "endpoint", expect: "udp://, tcp:// or roce://, an IP address and a port, such as udp://10.0.0.1:5000",
+	return &kind{name: "endpoint",
+		expect: "udp://, tcp:// or roce://, an IP address and a port, such as udp://10.0.0.1:5000",
 		parse: func(s scalar) (any, string) {
 			e, err := parseEndpoint(s.text)
 			if err != nil {

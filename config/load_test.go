@@ -54,7 +54,8 @@ func TestMistakesOfDAQIRIsParser(t *testing.T) {
 		for _, text := range []string{`"1000-1010"`, "1000-1010", `"1000 - 1010"`} {
 			c := mustLoad(t, with("", "udp_src: "+text, ""))
 			rules, err := c.Interfaces[0].Rx.Rules()
-			if err != nil || rules[0].Match.SrcPort != flow.Some(flow.Range{Lo: 1000, Hi: 1010}) || rules[0].Match.Proto != flow.Some(packet.ProtoUDP) {
+			if err != nil || rules[0].Match.SrcPort != flow.Some(flow.Range{Lo: 1000, Hi: 1010}) ||
+				rules[0].Match.Proto != flow.Some(packet.ProtoUDP) {
 				t.Errorf("%s: %v %v", text, rules, err)
 			}
 		}
@@ -89,7 +90,8 @@ func TestMistakesOfDAQIRIsParser(t *testing.T) {
 		if c != nil || !strings.Contains(d.Text(nil), "did you mean rdma_write?") {
 			t.Error(d.Text(nil))
 		}
-		if c := mustLoad(t, with("", "udp_src: 1", ", access: [rdma_write]")); len(c.Regions[0].Access) != 1 || c.Regions[0].Access[0] != "rdma_write" {
+		if c := mustLoad(t, with("", "udp_src: 1", ", access: [rdma_write]")); len(c.Regions[0].Access) != 1 ||
+			c.Regions[0].Access[0] != "rdma_write" {
 			t.Error(c.Regions[0].Access)
 		}
 	})
@@ -101,7 +103,8 @@ func TestMistakesOfDAQIRIsParser(t *testing.T) {
 	})
 	t.Run("a mistake in rx is not an rx without queues", func(t *testing.T) {
 		_, d := load(t, with("dynamic_flow_capacity: [1]", "udp_src: 1", ""))
-		if len(d.Only(config.Error)) != 1 || d[0].Path != "interfaces[0].rx.dynamic_flow_capacity" || d[0].At != (config.Pos{Line: 12, Column: 32}) {
+		if len(d.Only(config.Error)) != 1 || d[0].Path != "interfaces[0].rx.dynamic_flow_capacity" ||
+			d[0].At != (config.Pos{Line: 12, Column: 32}) {
 			t.Error(d.Text(nil))
 		}
 	})
@@ -152,16 +155,19 @@ func TestSpecs(t *testing.T) {
 	if s := p.PortSpec(); s.Name != "port" || s.Address != "eth0" || s.MTU != 1500 || !s.Isolated {
 		t.Errorf("%+v", s)
 	}
-	if s := p.RxSpec(0); s.Name != "split" || s.ID.Number() != 0 || s.SplitAt != 64 || s.Depth != 2048 || !s.Timestamps || !s.HardwareTime {
+	if s := p.RxSpec(0); s.Name != "split" || s.ID.Number() != 0 || s.SplitAt != 64 || s.Depth != 2048 ||
+		!s.Timestamps || !s.HardwareTime {
 		t.Errorf("%+v", s)
 	}
 	if s := p.RxSpec(1); s.ID.Number() != 4 || s.Depth != 1024 {
 		t.Errorf("%+v", s)
 	}
-	if s := p.TxSpec(0); s.Name != "out" || s.Headroom != 64 || s.Depth != 512 || s.Rate != 2_500_000_000 || !s.SendAt || !s.SourceMAC {
+	if s := p.TxSpec(0); s.Name != "out" || s.Headroom != 64 || s.Depth != 512 || s.Rate != 2_500_000_000 ||
+		!s.SendAt || !s.SourceMAC {
 		t.Errorf("%+v", s)
 	}
-	if o := c.Regions[0].PoolOptions(); o.Name != "rx" || o.SlotSize != 2048 || o.Slots != 8192 || o.Align != 2048 || o.Memory.Kind != mem.Huge || o.Memory.PageSize != 2<<20 ||
+	if o := c.Regions[0].PoolOptions(); o.Name != "rx" || o.SlotSize != 2048 || o.Slots != 8192 || o.Align != 2048 ||
+		o.Memory.Kind != mem.Huge || o.Memory.PageSize != 2<<20 ||
 		!o.Memory.AllowFallback || o.Memory.NUMANode.Number() != 0 {
 		t.Errorf("%+v", o)
 	}
@@ -172,16 +178,21 @@ func TestSpecs(t *testing.T) {
 	if err != nil || len(rules) != 8 {
 		t.Fatal(len(rules), err)
 	}
-	want := flow.Rule{Mark: flow.Some(uint32(7)), Name: "samples", Priority: 10, Match: flow.Match{SrcPort: flow.Some(flow.Range{Lo: 4000, Hi: 4100}), DstPort: flow.Some(flow.One(4096)),
-		Proto: flow.Some(packet.ProtoUDP), Src: netip.MustParsePrefix("10.0.0.0/8"), Dst: netip.MustParsePrefix("10.1.2.3/32"), Length: flow.Some(flow.Range{Lo: 100, Hi: 9000}),
-		EthDst: flow.Some(packet.MAC{2, 0, 0, 0, 0, 1}), VLAN: flow.Some(flow.VLAN(5))}, Actions: []flow.Action{{Kind: flow.PopVLAN}, flow.Queue(0)}}
+	want := flow.Rule{Mark: flow.Some(uint32(7)), Name: "samples", Priority: 10,
+		Match: flow.Match{SrcPort: flow.Some(flow.Range{Lo: 4000, Hi: 4100}), DstPort: flow.Some(flow.One(4096)),
+			Proto: flow.Some(packet.ProtoUDP), Src: netip.MustParsePrefix("10.0.0.0/8"),
+			Dst: netip.MustParsePrefix("10.1.2.3/32"), Length: flow.Some(flow.Range{Lo: 100, Hi: 9000}),
+			EthDst: flow.Some(packet.MAC{2, 0, 0, 0, 0, 1}), VLAN: flow.Some(flow.VLAN(5))},
+		Actions: []flow.Action{{Kind: flow.PopVLAN}, flow.Queue(0)}}
 	if !rules[0].Equal(&want) {
 		t.Errorf("%+v", rules[0])
 	}
-	if !rules[1].Actions[0].Kind.Terminal() || len(rules[1].Actions[0].Queues) != 2 || rules[1].Match.Proto != flow.Some(packet.ProtoTCP) {
+	if !rules[1].Actions[0].Kind.Terminal() || len(rules[1].Actions[0].Queues) != 2 ||
+		rules[1].Match.Proto != flow.Some(packet.ProtoTCP) {
 		t.Errorf("%+v", rules[1])
 	}
-	flex := flow.Match{Proto: flow.Some(packet.ProtoUDP), DstPort: flow.Some(flow.One(4096)), Flex: []flow.Flex{{Offset: 8, Value: 0x10, Mask: 0xff}}}
+	flex := flow.Match{Proto: flow.Some(packet.ProtoUDP), DstPort: flow.Some(flow.One(4096)),
+		Flex: []flow.Flex{{Offset: 8, Value: 0x10, Mask: 0xff}}}
 	if !rules[2].Match.Equal(&flex) {
 		t.Errorf("%+v", rules[2])
 	}
@@ -189,7 +200,8 @@ func TestSpecs(t *testing.T) {
 		t.Error(err)
 	}
 	tx := p.Tx.Rules()
-	if tun := tx[0].Actions[0].Tunnel; tun.Type != flow.VXLAN || tun.VNI != 77 || tun.TTL != 64 || tun.DstPort != 4789 || tun.Protocol != 0 {
+	if tun := tx[0].Actions[0].Tunnel; tun.Type != flow.VXLAN || tun.VNI != 77 || tun.TTL != 64 ||
+		tun.DstPort != 4789 || tun.Protocol != 0 {
 		t.Errorf("%+v", tun)
 	}
 	if tag := tx[1].Actions[0].Tag; tag != (flow.Tag{ID: 100, PCP: 3, DEI: true, TPID: 0x88a8}) {
@@ -249,7 +261,8 @@ func TestEnginesByAddress(t *testing.T) {
 	}
 }
 
-// Queues of RDMA connections that name no memory get the region whose name says that it is meant; DAQIRI's files have it so.
+// Queues of RDMA connections that name no memory get the region whose name says that it is meant;
+// DAQIRI's files have it so.
 func TestRegionsByName(t *testing.T) {
 	for _, c := range []struct{ regions, rx, tx string }{
 		{"DATA_RX_GPU_SERVER DATA_TX_GPU_SERVER DATA_TX_GPU_CLIENT DATA_RX_GPU_CLIENT", "DATA_RX_GPU_SERVER", "DATA_TX_GPU_SERVER"},
@@ -271,7 +284,8 @@ func TestRegionsByName(t *testing.T) {
 			t.Fatal(d.Text(nil))
 		}
 		p := cfg.Interfaces[0]
-		if rx, tx := strings.Join(p.Rx.Queues[0].Regions, " "), strings.Join(p.Tx.Queues[0].Regions, " "); rx != c.rx || tx != c.tx {
+		if rx, tx := strings.Join(p.Rx.Queues[0].Regions, " "), strings.Join(p.Tx.Queues[0].Regions, " "); rx != c.rx ||
+			tx != c.tx {
 			t.Errorf("of %s: %q and %q, expected %q and %q", c.regions, rx, tx, c.rx, c.tx)
 		}
 		needs := 0
@@ -294,8 +308,10 @@ func TestRegionsByName(t *testing.T) {
 
 // A Config that a program wrote is completed and checked as well.
 func TestCheckOfAProgramsConfig(t *testing.T) {
-	c := &config.Config{Version: 1, MasterCore: -1, Regions: []config.Region{{Name: "m", Kind: "host", NUMA: -1, NumBufs: 512, BufSize: 2048, Align: 64, PageSize: 2 << 20, Owned: true}},
-		Interfaces: []config.Interface{{Name: "p", Address: "eth0", Rx: &config.Rx{Queues: []config.RxQueue{{ID: 0, CPUCore: -1, BatchSize: 64, PollMode: "indirect", Regions: []string{"m"}}}}}}}
+	c := &config.Config{Version: 1, MasterCore: -1, Regions: []config.Region{{Name: "m", Kind: "host", NUMA: -1,
+		NumBufs: 512, BufSize: 2048, Align: 64, PageSize: 2 << 20, Owned: true}},
+		Interfaces: []config.Interface{{Name: "p", Address: "eth0", Rx: &config.Rx{Queues: []config.RxQueue{{ID: 0,
+			CPUCore: -1, BatchSize: 64, PollMode: "indirect", Regions: []string{"m"}}}}}}}
 	if d := c.Check(nil); len(d) != 0 {
 		t.Error(d.Text(nil))
 	}
@@ -304,11 +320,14 @@ func TestCheckOfAProgramsConfig(t *testing.T) {
 	}
 	c.Interfaces[0].Rx.Queues[0].Regions[0] = "n"
 	d := c.Check(nil)
-	if d.Err() == nil || !errors.Is(d.Err(), config.ErrInvalid) || d.Only(config.Error)[0].Path != "interfaces[0].rx.queues[0].memory_regions[0]" {
+	if d.Err() == nil || !errors.Is(d.Err(), config.ErrInvalid) ||
+		d.Only(config.Error)[0].Path != "interfaces[0].rx.queues[0].memory_regions[0]" {
 		t.Error(d.Text(nil))
 	}
-	again := mustLoad(t, string(mustLoad(t, "penstock: {memory_regions: [{name: a, kind: host, num_bufs: 1, buf_size: 1}]}").YAML()))
-	if again.Regions[0].Name != "a" || again.Source("memory_regions[0].name").Origin != config.FromFile || again.Source("memory_regions[0].align").Origin != config.FromDefault {
+	again := mustLoad(t, string(mustLoad(t,
+		"penstock: {memory_regions: [{name: a, kind: host, num_bufs: 1, buf_size: 1}]}").YAML()))
+	if again.Regions[0].Name != "a" || again.Source("memory_regions[0].name").Origin != config.FromFile ||
+		again.Source("memory_regions[0].align").Origin != config.FromDefault {
 		t.Errorf("%+v", again)
 	}
 }
@@ -319,7 +338,8 @@ func TestPositions(t *testing.T) {
 	if len(d) != 1 || d[0].At != (config.Pos{Line: 2, Column: 32}) || d[0].Width != 4 {
 		t.Fatalf("%+v", d)
 	}
-	want := "f.yaml:2:32: error: unknown key \"levl\" in logging\n  2 |   logging: {file: \"übermäßig\", levl: info}\n    |                                ^~~~\n    = did you mean level?\n"
+	want := "f.yaml:2:32: error: unknown key \"levl\" in logging\n  2 |   logging: {file: \"übermäßig\", levl: " +
+		"info}\n    |                                ^~~~\n    = did you mean level?\n"
 	if got := d.Text([]byte(text)); got != want {
 		t.Errorf("got\n%s\nexpected\n%s", got, want)
 	}
@@ -336,11 +356,13 @@ func TestKindsOfAProgram(t *testing.T) {
 	if cfg == nil || len(problems) > 0 || cfg.Applications[0].Kind != "tee" || cfg.Applications[0].To != "p" {
 		t.Error(problems.Text(text))
 	}
-	if cfg, problems := config.Load("f", text, config.Options{}); cfg != nil || !strings.Contains(problems.Text(text), "4:25") {
+	if cfg, problems := config.Load("f", text, config.Options{}); cfg != nil ||
+		!strings.Contains(problems.Text(text), "4:25") {
 		t.Error(problems.Text(text))
 	}
 	text = bytes.ReplaceAll(text, []byte("to: p"), []byte("to: q"))
-	if cfg, problems := config.Load("f", text, config.Options{Kinds: []string{"tee"}}); cfg != nil || !strings.Contains(problems.Text(text), "there is no interface") {
+	if cfg, problems := config.Load("f", text, config.Options{Kinds: []string{"tee"}}); cfg != nil ||
+		!strings.Contains(problems.Text(text), "there is no interface") {
 		t.Error(problems.Text(text))
 	}
 }

@@ -18,9 +18,10 @@ func (c *Config) Equal(o *Config) bool {
 	return reflect.DeepEqual(&a, &b)
 }
 
-// Migrate writes a file of DAQIRI's in our spelling. Comments and the order of keys stay, blank lines go. What has no effect here is
-// left out, and so is what follows from the rest. It reads its own work again: the result says the same, or there is an error.
-// Diagnostics are those of the file as it was; with errors among them nothing is written.
+// Migrate writes a file of DAQIRI's in our spelling. Comments and the order of keys stay, blank
+// lines go. What has no effect here is left out, and so is what follows from the rest. It reads its
+// own work again: the result says the same, or there is an error. Diagnostics are those of the file
+// as it was; with errors among them nothing is written.
 func Migrate(name string, text []byte) ([]byte, Diagnostics, error) {
 	cfg, diags := Load(name, text, Options{})
 	if cfg == nil {
@@ -50,7 +51,8 @@ func Migrate(name string, text []byte) ([]byte, Diagnostics, error) {
 			return b.Bytes(), diags, nil
 		}
 		if pass > 0 {
-			return nil, diags, fmt.Errorf("config: %s cannot be rewritten so that it says the same: please report it with the file", name)
+			return nil, diags, fmt.Errorf("config: %s cannot be rewritten so that it says the same: please report it "+
+				"with the file", name)
 		}
 		m.engines(again)
 	}
@@ -170,7 +172,8 @@ func (m *mover) keys(n *yaml.Node, s *section) {
 		out = append(out, k, v)
 	}
 	drop := func(k, v *yaml.Node) {
-		pending = joinComments(pending, k.HeadComment, v.HeadComment, k.LineComment, v.LineComment, v.FootComment, k.FootComment)
+		pending = joinComments(pending, k.HeadComment, v.HeadComment, k.LineComment, v.LineComment, v.FootComment,
+			k.FootComment)
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, v := n.Content[i], n.Content[i+1]
@@ -226,7 +229,8 @@ func (m *mover) keys(n *yaml.Node, s *section) {
 
 // means0 reports a 0 that means "any" in DAQIRI's files and 0 in ours.
 func (m *mover) means0(k *key, v *yaml.Node) bool {
-	return m.cfg.dialect != Ours && (k.name == "udp_src" || k.name == "udp_dst" || k.name == "ip_len") && k.kind != nil && v.Value == "0"
+	return m.cfg.dialect != Ours && (k.name == "udp_src" || k.name == "udp_dst" || k.name == "ip_len") &&
+		k.kind != nil && v.Value == "0"
 }
 
 // values rewrites values that mean something else, or nothing, in our spelling.
@@ -303,7 +307,8 @@ func (m *mover) old(s *section, k *key, n, v *yaml.Node) (*yaml.Node, *yaml.Node
 // engines names the engine of each interface where ours would choose another.
 func (m *mover) engines(again *Config) {
 	for i := range again.Interfaces {
-		if i >= len(m.interfaces) || i >= len(m.cfg.Interfaces) || again.Interfaces[i].Engine == m.cfg.Interfaces[i].Engine {
+		if i >= len(m.interfaces) || i >= len(m.cfg.Interfaces) ||
+			again.Interfaces[i].Engine == m.cfg.Interfaces[i].Engine {
 			continue
 		}
 		n := m.interfaces[i]

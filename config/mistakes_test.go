@@ -24,8 +24,11 @@ func TestOneMistakeOneError(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if cfg, _ := config.Load(name, text, config.Options{}); cfg == nil || strings.Contains(string(text), "*") || filepath.Base(name) == "daqiri_style_forms.yaml" {
-			continue // testdata/bad, files with aliases, whose keys have several places, and DAQIRI's other forms, whose keys no list has
+		if cfg, _ := config.Load(name, text, config.Options{}); cfg == nil || strings.Contains(string(text), "*") ||
+			filepath.Base(name) == "daqiri_style_forms.yaml" {
+			// testdata/bad, files with aliases, whose keys have several places, and DAQIRI's other
+			// forms, whose keys no list has
+			continue
 		}
 		var doc yaml.Node
 		if yaml.Unmarshal([]byte(strings.Replace(string(text), "%YAML", "#YAML", 1)), &doc) != nil {
@@ -47,7 +50,8 @@ func TestOneMistakeOneError(t *testing.T) {
 			_, d := config.Load(filepath.Base(name), []byte(changed), config.Options{})
 			e := d.Only(config.Error)
 			if len(e) > 1 || len(e) == 1 && e[0].At.Line != n.Line {
-				t.Errorf("%s:%d: %s: expected one error in this line\n%s", filepath.Base(name), n.Line, what, e.Text([]byte(changed)))
+				t.Errorf("%s:%d: %s: expected one error in this line\n%s", filepath.Base(name), n.Line, what,
+					e.Text([]byte(changed)))
 			}
 		}
 		seen := map[string]int{}
@@ -63,7 +67,9 @@ func TestOneMistakeOneError(t *testing.T) {
 					typo := k.Value[:2] + k.Value[3:]
 					check(k, k.Value+" is "+typo, replace(k, typo))
 				}
-				if v.Kind == yaml.ScalarNode && v.Style&(yaml.LiteralStyle|yaml.FoldedStyle) == 0 && v.Line == k.Line && k.Value != "name" { // a name may be anything, and others refer to it
+				if v.Kind == yaml.ScalarNode && v.Style&(yaml.LiteralStyle|yaml.FoldedStyle) == 0 && v.Line == k.Line &&
+					k.Value != "name" {
+					// a name may be anything, and others refer to it
 					for _, wrong := range []string{"{a: 1}", "[x, y]", `"@!"`, "-7", "99999999999999999999"} {
 						check(v, k.Value+": "+wrong, replace(v, wrong))
 					}
@@ -125,12 +131,15 @@ func TestExcerptShowsTabs(t *testing.T) {
 // What several flows have in common with one is one warning.
 func TestOverlapsOfOneFlowAreOneLine(t *testing.T) {
 	file := func(flows ...string) string {
-		return "penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 2048}]\n  interfaces:\n  - name: p\n    address: eth0\n    rx:\n" +
-			"      queues: [{id: 0, memory_regions: [m]}, {id: 1, memory_regions: [m]}]\n      flows:\n      - " + strings.Join(flows, "\n      - ") + "\n"
+		return "penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 2048}]\n  " +
+			"interfaces:\n  - name: p\n    address: eth0\n    rx:\n" +
+			"      queues: [{id: 0, memory_regions: [m]}, {id: 1, memory_regions: [m]}]\n      flows:\n      - " +
+			strings.Join(flows, "\n      - ") + "\n"
 	}
 	var ports, nets []string
 	for i := range 20 {
-		ports = append(ports, fmt.Sprintf("{name: f%d, match: {udp_dst: %d}, actions: [{type: queue, id: 1}]}", i, i+1000))
+		ports = append(ports, fmt.Sprintf("{name: f%d, match: {udp_dst: %d}, actions: [{type: queue, id: 1}]}", i,
+			i+1000))
 		nets = append(nets, fmt.Sprintf("{name: n%d, match: {ip_src: 10.0.%d.0/24}, actions: [{type: drop}]}", i, i))
 	}
 	all := "{name: all, actions: [{type: queue, id: 0}]}"
@@ -138,9 +147,11 @@ func TestOverlapsOfOneFlowAreOneLine(t *testing.T) {
 		flows []string
 		want  string
 	}{
-		{slices.Concat([]string{all}, ports), `f:9:9: warning: flow "all" takes every packet of 20 flows behind it, which never get one: "f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7", and 12 more; put it behind them`},
+		{slices.Concat([]string{all}, ports),
+			`f:9:9: warning: flow "all" takes every packet of 20 flows behind it, which never get one: "f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7", and 12 more; put it behind them`},
 		{slices.Concat(ports, []string{all}), `f:29:9: warning: flow "all": priority: 0 is also that of flow "f0", and 19 more`},
-		{slices.Concat(ports, nets), `f:29:9: warning: 20 flows do something else than flow "f0" with some of the same packets, at the same priority: "n0", "n1"`},
+		{slices.Concat(ports, nets),
+			`f:29:9: warning: 20 flows do something else than flow "f0" with some of the same packets, at the same priority: "n0", "n1"`},
 	} {
 		text := file(c.flows...)
 		_, d := config.Load("f", []byte(text), config.Options{})
@@ -150,7 +161,8 @@ func TestOverlapsOfOneFlowAreOneLine(t *testing.T) {
 	}
 }
 
-// A list of actions with two ends, or with its end in the middle, has one mistake, in the words of a file.
+// A list of actions with two ends, or with its end in the middle, has one mistake, in the words of
+// a file.
 func TestEndsOfActions(t *testing.T) {
 	for actions, want := range map[string]string{
 		"[queue, drop]":                            `an element of actions is a text ("queue"); expected a map, an action such as {type: queue, id: 0} or {type: drop}`,
@@ -171,12 +183,14 @@ func TestEndsOfActions(t *testing.T) {
 // The limits that a message names are those that count.
 func TestLimitsAreSaid(t *testing.T) {
 	_, d := load(t, strings.Replace(with("", "", ""), "num_bufs: 8192", "num_bufs: 99999999999", 1))
-	if len(d.Only(config.Error)) != 1 || !strings.Contains(d.Err().Error(), "num_bufs: 99999999999 is out of range; expected a whole number from 1 to 2147483647") {
+	if len(d.Only(config.Error)) != 1 || !strings.Contains(d.Err().Error(),
+		"num_bufs: 99999999999 is out of range; expected a whole number from 1 to 2147483647") {
 		t.Error(d.Text(nil))
 	}
 }
 
-// Slots are compared with packets of the MTU, of the file or of the machine, with what flows put in front of them.
+// Slots are compared with packets of the MTU, of the file or of the machine, with what flows put in
+// front of them.
 func TestRoomOfSlots(t *testing.T) {
 	file := func(mtu, engine, size, actions string) string {
 		return fmt.Sprintf(`penstock:
@@ -193,20 +207,28 @@ func TestRoomOfSlots(t *testing.T) {
 `, size, engine, actions, mtu)
 	}
 	push := "{type: vlan_push, vlan_id: 5}, "
-	tunnel := "{type: tunnel_encap, tunnel: {type: vxlan, vni: 5, outer_eth_src: 02:00:00:00:00:01, outer_eth_dst: 02:00:00:00:00:02, outer_ip_src: 10.0.0.1, outer_ip_dst: 10.0.0.2}}, "
+	tunnel := "{type: tunnel_encap, tunnel: {type: vxlan, vni: 5, outer_eth_src: 02:00:00:00:00:01, outer_eth_dst: " +
+		"02:00:00:00:00:02, outer_ip_src: 10.0.0.1, outer_ip_dst: 10.0.0.2}}, "
 	for _, c := range []struct{ text, want string }{
 		{file("1500", "afpacket", "1514", ""), ""},
-		{file("1500", "afpacket", "1513", ""), "packets of the MTU 1500 have 1514 bytes with their Ethernet header, and a slot of m has 1513: longer packets are dropped; expected buf_size: 1514 or more"},
-		{file("1500", "afpacket", "1514", push), "packets of the MTU 1500 have 1518 bytes with their Ethernet header and the 4 that flows add, and a slot of m has 1514"},
+		{file("1500", "afpacket", "1513", ""),
+			"packets of the MTU 1500 have 1514 bytes with their Ethernet header, and a slot of m has 1513: longer " +
+				"packets are dropped; expected buf_size: 1514 or more"},
+		{file("1500", "afpacket", "1514", push),
+			"packets of the MTU 1500 have 1518 bytes with their Ethernet header and the 4 that flows add, and a slot " +
+				"of m has 1514"},
 		{file("1500", "afpacket", "1514", tunnel), "packets of the MTU 1500 have 1564 bytes with their Ethernet header and the 50 that flows add"},
 		{file("1500", "afpacket", "1564", tunnel), ""},
-		{file("0", "afpacket", "1024", ""), "packets of the MTU of eth0, 1500 have 1514 bytes with their Ethernet header, and a slot of m has 1024: longer packets are dropped; expected buf_size: 1514 or more"},
+		{file("0", "afpacket", "1024", ""),
+			"packets of the MTU of eth0, 1500 have 1514 bytes with their Ethernet header, and a slot of m has 1024: " +
+				"longer packets are dropped; expected buf_size: 1514 or more"},
 		{file("0", "xdp", "1024", ""), ""}, // chains of slots
 		{file("0", "xdp\n    xdp: {chains: false}", "1024", ""), "packets of the MTU of eth0, 1500"},
 	} {
 		_, d := config.Load("f", []byte(c.text), config.Options{Host: testHost()})
 		w := d.Only(config.Warning)
-		if d.Err() != nil || (c.want == "") != (len(w) == 0) || c.want != "" && !strings.Contains(w[0].String(), c.want) {
+		if d.Err() != nil || (c.want == "") != (len(w) == 0) || c.want != "" &&
+			!strings.Contains(w[0].String(), c.want) {
 			t.Errorf("%s: expected %q\n%s", c.text, c.want, d.Text(nil))
 		}
 	}
@@ -215,7 +237,9 @@ func TestRoomOfSlots(t *testing.T) {
       flows: [{name: t, actions: [{type: vlan_push, vlan_id: 5}]}]
 bench_tx: {interface_name: p, payload_size: 1984, eth_dst_addr: "02:00:00:00:00:02", ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 1, udp_dst_port: 2}
 `, 1)
-	if _, d := load(t, bench); len(d) != 1 || d[0].Severity != config.Warning || !strings.Contains(d[0].String(), "packets of 2052 bytes with the 4 that flows of tx add do not fit into the slots of m, which have 2048; expected buf_size of 2052 or more") {
+	if _, d := load(t, bench); len(d) != 1 || d[0].Severity != config.Warning || !strings.Contains(d[0].String(),
+		"packets of 2052 bytes with the 4 that flows of tx add do not fit into the slots of m, which have 2048; "+
+			"expected buf_size of 2052 or more") {
 		t.Error(d.Text(nil))
 	}
 }
@@ -223,18 +247,23 @@ bench_tx: {interface_name: p, payload_size: 1984, eth_dst_addr: "02:00:00:00:00:
 // What is in the way of huge pages names the number that leaves those in use alone.
 func TestHugePagesBesideThoseInUse(t *testing.T) {
 	text := "penstock:\n  memory_regions: [{name: m, kind: huge, numa: 0, num_bufs: 8192, buf_size: 4KiB}]\n"
-	if _, d := config.Load("f", []byte(text), config.Options{Host: testHost()}); len(d) != 1 || !strings.HasPrefix(d[0].Hint, "echo 70 > ") { // 54 are in use
+	if _, d := config.Load("f", []byte(text), config.Options{Host: testHost()}); len(d) != 1 ||
+		!strings.HasPrefix(d[0].Hint, "echo 70 > ") {
+		// 54 are in use
 		t.Error(d.Text(nil))
 	}
 }
 
-// A card that a driver of DPDK has makes no network interface, and a virtual device is none; the name of an interface is compared with those of the machine.
+// A card that a driver of DPDK has makes no network interface, and a virtual device is none; the
+// name of an interface is compared with those of the machine.
 func TestAddressesWithoutInterface(t *testing.T) {
 	for address, want := range map[string]string{
-		"0000:3b:00.0": "", "dpdk://0000:3b:00.0,dv_flow_en=1": "", "dpdk://net_null0": "", "dpdk://net_af_xdp0,iface=nothing": "", "eth0": "", "dpdk://eth0?descriptors=64": "",
+		"0000:3b:00.0": "", "dpdk://0000:3b:00.0,dv_flow_en=1": "", "dpdk://net_null0": "",
+		"dpdk://net_af_xdp0,iface=nothing": "", "eth0": "", "dpdk://eth0?descriptors=64": "",
 		"eth7": `no network interface "eth7"`, "dpdk://eth7?descriptors=64": `no network interface "eth7"`,
 	} {
-		text := "penstock:\n  memory_regions: [{name: m, num_bufs: 256, buf_size: 2KiB}]\n  interfaces: [{name: p, engine: dpdk, address: \"" + address + "\", rx: {queues: [{memory_regions: [m]}]}}]\n"
+		text := "penstock:\n  memory_regions: [{name: m, num_bufs: 256, buf_size: 2KiB}]\n  interfaces: [{name: p, " +
+			"engine: dpdk, address: \"" + address + "\", rx: {queues: [{memory_regions: [m]}]}}]\n"
 		_, d := config.Load("f", []byte(text), config.Options{Host: testHost()})
 		said := ""
 		for _, x := range d {

@@ -13,15 +13,22 @@ import (
 var ruleNumber = regexp.MustCompile(`rule (\d+)(?: "(?:[^"\\]|\\.)*")?|rules ((?:\d+, )+\d+)`)
 
 // fileWords writes the words of package flow as files have them.
-var fileWords = strings.NewReplacer("vlan-pop", "vlan_pop", "vlan-push", "vlan_push", "queue or rss", "queue", "queue, rss", "queue", "queues: use rss for several", "queues", "rss", "queue with ids",
-	"inner-vlan", "inner_vlan", "eth type", "eth_type", "eth src", "eth_src", "eth dst", "eth_dst", "ip src", "ip_src", "ip dst", "ip_dst", "ip len", "ip_len", "udp src", "udp_src", "udp dst", "udp_dst", "tcp src", "tcp_src", "tcp dst", "tcp_dst", "ecpri type", "msg_type", "udp-src", "outer_udp_src",
-	"udp-dst", "outer_udp_dst", "outer eth-src", "outer_eth_src", "outer eth-dst", "outer_eth_dst", "outer ip-src and ip-dst", "outer_ip_src and outer_ip_dst", "flow-id", "flow_id",
-	"gre proto", "gre_protocol", "vlan id", "vlan_id", "tpid", "ethertype", "decap uses", "tunnel_decap uses", "use encap or decap", "use tunnel_encap or tunnel_decap")
+var fileWords = strings.NewReplacer("vlan-pop", "vlan_pop", "vlan-push", "vlan_push", "queue or rss", "queue",
+	"queue, rss", "queue", "queues: use rss for several", "queues", "rss", "queue with ids",
+	"inner-vlan", "inner_vlan", "eth type", "eth_type", "eth src", "eth_src", "eth dst", "eth_dst", "ip src", "ip_src",
+	"ip dst", "ip_dst", "ip len", "ip_len", "udp src", "udp_src", "udp dst", "udp_dst", "tcp src", "tcp_src", "tcp dst",
+	"tcp_dst", "ecpri type", "msg_type", "udp-src", "outer_udp_src",
+	"udp-dst", "outer_udp_dst", "outer eth-src", "outer_eth_src", "outer eth-dst", "outer_eth_dst",
+	"outer ip-src and ip-dst", "outer_ip_src and outer_ip_dst", "flow-id", "flow_id",
+	"gre proto", "gre_protocol", "vlan id", "vlan_id", "tpid", "ethertype", "decap uses", "tunnel_decap uses",
+	"use encap or decap", "use tunnel_encap or tunnel_decap")
 
-// RuleWords writes what package flow says of a rule with the keys and words of a file: vlan_pop, ip_src.
+// RuleWords writes what package flow says of a rule with the keys and words of a file: vlan_pop,
+// ip_src.
 func RuleWords(text string) string { return fileWords.Replace(text) }
 
-// problems turns what flow says of rules into diagnostics. What several flows have in common with one other is one diagnostic.
+// problems turns what flow says of rules into diagnostics. What several flows have in common with
+// one other is one diagnostic.
 func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []*Flow) {
 	never := map[int]bool{}
 	hidden, meets := map[int][]int{}, map[int][]int{} // by the other flow
@@ -58,7 +65,9 @@ func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []
 		case flow.Unreachable:
 			if l := hidden[p.Other]; len(l) > 1 {
 				if p.Rule == l[0] {
-					d.also(d.report(s, CodeConflict, where(p.Other), fmt.Sprintf("flow %s takes every packet of %d flows behind it, which never get one: %s", called(p.Other), len(l), names(l)), "",
+					d.also(d.report(s, CodeConflict, where(p.Other),
+						fmt.Sprintf("flow %s takes every packet of %d flows behind it, which never get one: %s",
+							called(p.Other), len(l), names(l)), "",
 						"put it behind them, or give it a lower priority"), where(p.Rule), "the first of them is here")
 				}
 				continue
@@ -69,8 +78,11 @@ func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []
 			}
 			if l := meets[p.Other]; len(l) > 1 {
 				if p.Rule == l[0] {
-					d.also(d.report(s, CodeConflict, where(p.Rule), fmt.Sprintf("%d flows do something else than flow %s with some of the same packets, at the same priority: %s", len(l), called(p.Other), names(l)), "",
-						"the first in the list wins; a priority for each says so"), where(p.Other), "the other flow is here")
+					d.also(d.report(s, CodeConflict, where(p.Rule),
+						fmt.Sprintf("%d flows do something else than flow %s with some of the same packets, at the "+
+							"same priority: %s", len(l), called(p.Other), names(l)), "",
+						"the first in the list wins; a priority for each says so"), where(p.Other),
+						"the other flow is here")
 				}
 				continue
 			}
@@ -95,7 +107,8 @@ func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []
 			}
 			return "the flows " + names(of)
 		})
-		i := d.report(s, CodeConflict, path, fmt.Sprintf("flow %s: %s: %s", called(p.Rule), RuleWords(p.Field), RuleWords(text)), "", "")
+		i := d.report(s, CodeConflict, path, fmt.Sprintf("flow %s: %s: %s", called(p.Rule), RuleWords(p.Field),
+			RuleWords(text)), "", "")
 		if p.Other >= 0 {
 			d.also(i, where(p.Other), "the other flow is here")
 		}

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// YAML writes the configuration in our spelling, without what is the default anyway. Load of it gives an equal Config.
+// YAML writes the configuration in our spelling, without what is the default anyway. Load of it
+// gives an equal Config.
 func (c *Config) YAML() []byte {
 	p := &printer{cfg: c}
 	p.file()
@@ -84,7 +85,8 @@ func (p *printer) section(s *section, v reflect.Value, own *ownOptions, path str
 		if f := v.FieldByName("PollMode"); f.IsValid() && f.String() == "direct" && s.keys[i].name == "cpu_core" {
 			continue // the application's
 		}
-		if s.name == "action" && s.keys[i].name != "type" && !slices.Contains(uses[v.FieldByName("Type").String()], s.keys[i].name) {
+		if s.name == "action" && s.keys[i].name != "type" &&
+			!slices.Contains(uses[v.FieldByName("Type").String()], s.keys[i].name) {
 			continue // of other types
 		}
 		switch k := &s.keys[i]; {
@@ -122,11 +124,13 @@ func (p *printer) engines(k *key, v reflect.Value, path string, indent int) {
 	}
 }
 
-// option prints an option of an engine: as it is set, and where all is printed its default if the engine of the interface has it.
+// option prints an option of an engine: as it is set, and where all is printed its default if the
+// engine of the interface has it.
 func (p *printer) option(k *key, own *ownOptions, path string, indent int) {
 	text, given := own.Settings[k.name]
 	if !given {
-		if !p.all || k.def == "" || own.of != nil && (own.of.Engine.Spec() == nil || own.of.Engine.Spec().Option(k.name, own.of.scheme()) == nil) {
+		if !p.all || k.def == "" || own.of != nil &&
+			(own.of.Engine.Spec() == nil || own.of.Engine.Spec().Option(k.name, own.of.scheme()) == nil) {
 			return
 		}
 		p.line(indent, k.name+": "+quoted(k.def), path)
@@ -231,7 +235,8 @@ func quoted(s string) string {
 	case "", "null", "yes", "no", "on", "off", "y", "n", ".nan", ".inf", ".":
 		return strconv.Quote(s)
 	}
-	if s == "true" || s == "false" || plainText.MatchString(s) && !strings.HasSuffix(s, ":") && !ambiguous(s) || plainNumber.MatchString(s) && !strings.HasSuffix(s, ":") {
+	if s == "true" || s == "false" || plainText.MatchString(s) && !strings.HasSuffix(s, ":") && !ambiguous(s) ||
+		plainNumber.MatchString(s) && !strings.HasSuffix(s, ":") {
 		return s
 	}
 	return strconv.Quote(s)

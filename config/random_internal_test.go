@@ -11,10 +11,13 @@ import (
 )
 
 // candidates are texts of values of every kind, and texts that look like other things.
-var candidates = []string{"0", "1", "3", "64", "4096", "2MiB", "1GiB", "1000B", "10.0.0.1", "10.0.0.0/8", "fd00::1", "fd00::/16", "02:00:00:00:00:01", "true", "false", "udp://10.0.0.1:5000",
-	"tcp://[fd00::1]:7", "roce://10.0.0.1", "5us", "2ms", "1s", "10Gbps", "1bps", "1000-2000", "untagged", "eth0", "0x8100", "0xffffffff", "-1", "icmp"}
+var candidates = []string{"0", "1", "3", "64", "4096", "2MiB", "1GiB", "1000B", "10.0.0.1", "10.0.0.0/8", "fd00::1",
+	"fd00::/16", "02:00:00:00:00:01", "true", "false", "udp://10.0.0.1:5000",
+	"tcp://[fd00::1]:7", "roce://10.0.0.1", "5us", "2ms", "1s", "10Gbps", "1bps", "1000-2000", "untagged", "eth0",
+	"0x8100", "0xffffffff", "-1", "icmp"}
 
-var odd = []string{"yes", "no", "null", "~", "1:2", "- x", "#c", "a #b", "é ü", "a: b", "{a}", "[b]", "<x", "x>", "'", `"`, `\`, "1e3", "010", "*a", "&b", "!c", "|", ">", "%d", "@", "`", "a\tb", "a\nb",
+var odd = []string{"yes", "no", "null", "~", "1:2", "- x", "#c", "a #b", "é ü", "a: b", "{a}", "[b]", "<x", "x>", "'",
+	`"`, `\`, "1e3", "010", "*a", "&b", "!c", "|", ">", "%d", "@", "`", "a\tb", "a\nb",
 	" a ", "?", "-", "...", "---", "y", "0000:01:00.0", "sim://a?loop", "/dev/ptp0", "C:\\x", "=", "<<"}
 
 // randomValue sets a value that the kind takes.
@@ -107,12 +110,15 @@ func random(t *rapid.T, s *section, v reflect.Value, depth int) {
 	}
 }
 
-// Whatever a Config says, the text that it is printed as says the same, also where it contradicts itself.
+// Whatever a Config says, the text that it is printed as says the same, also where it contradicts
+// itself.
 func TestPrintedConfigIsReadAsItWas(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := &Config{}
 		random(t, schema(), reflect.ValueOf(c).Elem(), 0)
-		for i := range c.Interfaces { // keys that are not printed where the application polls, and those of other actions, mean nothing
+		for i := range c.Interfaces {
+			// keys that are not printed where the application polls, and those of other actions,
+			// mean nothing
 			if s := c.Interfaces[i].Socket; s != nil && *s == (Socket{}) { // as if it were not there
 				c.Interfaces[i].Socket = nil
 			}

@@ -13,7 +13,8 @@ import (
 //go:embed reference.md
 var introduction string
 
-// Reference is docs/config.md: every key with its type, its default and its meaning, from the table.
+// Reference is docs/config.md: every key with its type, its default and its meaning, from the
+// table.
 func Reference() []byte {
 	var b strings.Builder
 	before, after, _ := strings.Cut(introduction, "<!-- engines -->\n")
@@ -62,7 +63,8 @@ func engineTable(b *strings.Builder) {
 		if !s.Built() {
 			doc += " Not built: " + s.Absent + "."
 		}
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", strings.Join(append([]string{s.Name}, s.Aliases...), "`, `"), strings.Join(at, ", "), doc, strings.Join(needs, ", "))
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", strings.Join(append([]string{s.Name}, s.Aliases...), "`, `"),
+			strings.Join(at, ", "), doc, strings.Join(needs, ", "))
 	}
 }
 
@@ -127,5 +129,6 @@ func (k *key) row(b *strings.Builder) {
 	case k.def != "":
 		def = "`" + k.def + "`"
 	}
-	fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", name, theirs, strings.ReplaceAll(what, "|", "\\|"), def, strings.ReplaceAll(k.doc, "|", "\\|"))
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", name, theirs, strings.ReplaceAll(what, "|", "\\|"), def,
+		strings.ReplaceAll(k.doc, "|", "\\|"))
 }

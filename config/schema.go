@@ -9,8 +9,9 @@ import (
 // SchemaID names the JSON Schema.
 const SchemaID = "https://github.com/penstock-io/penstock/docs/penstock.schema.json"
 
-// Schema is the JSON Schema (draft 2020-12) of files in every spelling, for editors to complete and check from. It is made from the
-// table. It knows no names across sections and no machine: Load knows those.
+// Schema is the JSON Schema (draft 2020-12) of files in every spelling, for editors to complete and
+// check from. It is made from the table. It knows no names across sections and no machine: Load
+// knows those.
 func Schema() []byte {
 	defs := map[string]any{}
 	for _, s := range allSections() {
@@ -39,9 +40,11 @@ func Schema() []byte {
 	e.SetEscapeHTML(false)
 	e.SetIndent("", " ")
 	// The values are maps, lists, texts and numbers: they can be written.
-	_ = e.Encode(map[string]any{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SchemaID, "title": "Penstock configuration",
-		"description": "Streams and transfers of Penstock: our keys below penstock, DAQIRI's below daqiri and cfg or at the top.",
-		"type":        "object", "properties": props, "anyOf": roots, "$defs": defs})
+	_ = e.Encode(map[string]any{"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SchemaID,
+		"title": "Penstock configuration",
+		"description": "Streams and transfers of Penstock: our keys below penstock, DAQIRI's below daqiri and cfg or " +
+			"at the top.",
+		"type": "object", "properties": props, "anyOf": roots, "$defs": defs})
 	return b.Bytes()
 }
 

@@ -10,19 +10,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Setting replaces a value of a file before it is read: what the file says there is not looked at, a placeholder for instance.
+// Setting replaces a value of a file before it is read: what the file says there is not looked at,
+// a placeholder for instance.
 type Setting struct {
-	// Path names the place: keys with dots between them, in DAQIRI's spelling or ours, and in brackets which element of a list: its
-	// number from 0, its name (of bench sections the interface's), or * for all of them, such as interfaces[tx_port].address or memory_regions[*].kind.
+	// Path names the place: keys with dots between them, in DAQIRI's spelling or ours, and in
+	// brackets which element of a list: its number from 0, its name (of bench sections the
+	// interface's), or * for all of them, such as interfaces[tx_port].address or
+	// memory_regions[*].kind.
 	Path string
-	// Value is YAML: a word, a number, or a list of them in brackets. Lists and maps of maps are not taken.
+	// Value is YAML: a word, a number, or a list of them in brackets. Lists and maps of maps are
+	// not taken.
 	Value string
 }
 
 // String is the form that ParseSetting reads.
 func (s Setting) String() string { return s.Path + "=" + s.Value }
 
-// ParseSetting reads PATH=VALUE. What it does not look at, whether there is such a place and whether the value belongs there, Load says.
+// ParseSetting reads PATH=VALUE. What it does not look at, whether there is such a place and
+// whether the value belongs there, Load says.
 func ParseSetting(text string) (Setting, error) {
 	path, value, ok := strings.Cut(text, "=")
 	if !ok {
@@ -42,7 +47,8 @@ type step struct {
 
 func settingPath(path string) ([]step, error) {
 	bad := func(why string) error {
-		return fmt.Errorf("config: setting %q: %s: expected keys with dots between them, such as interfaces[tx_port].address", path, why)
+		return fmt.Errorf("config: setting %q: %s: expected keys with dots between them, such as "+
+			"interfaces[tx_port].address", path, why)
 	}
 	var out []step
 	for rest := path; ; {
@@ -86,7 +92,8 @@ func (d *decoder) settings(root, node *yaml.Node, all []Setting) {
 	x := &setter{left: d.most}
 	for _, s := range all {
 		bad := func(format string, args ...any) {
-			d.add(Error, CodeValue, Pos{}, 0, s.Path, fmt.Sprintf("setting %s: %s", shown(s.String()), fmt.Sprintf(format, args...)), "", "")
+			d.add(Error, CodeValue, Pos{}, 0, s.Path,
+				fmt.Sprintf("setting %s: %s", shown(s.String()), fmt.Sprintf(format, args...)), "", "")
 		}
 		steps, err := settingPath(s.Path)
 		if err != nil {
@@ -111,7 +118,8 @@ func (d *decoder) settings(root, node *yaml.Node, all []Setting) {
 	}
 }
 
-// again are the entries of a map after its settings: with the values that they have now, and with keys that were added.
+// again are the entries of a map after its settings: with the values that they have now, and with
+// keys that were added.
 func again(root *yaml.Node, all []entry) []entry {
 	out := slices.Clone(all)
 	for j := 0; j+1 < len(root.Content); j += 2 {
@@ -148,7 +156,9 @@ func settingValue(text string) (*yaml.Node, string) {
 	if n.Value == text && text != "" {
 		n.Tag = ""
 		var v yaml.Node
-		if guarded(func() error { return yaml.Unmarshal([]byte(text), &v) }) == nil && len(v.Content) == 1 && v.Content[0].Kind == yaml.ScalarNode && v.Content[0].Value == text {
+		if guarded(func() error {
+			return yaml.Unmarshal([]byte(text), &v)
+		}) == nil && len(v.Content) == 1 && v.Content[0].Kind == yaml.ScalarNode && v.Content[0].Value == text {
 			n.Tag = v.Content[0].Tag
 		}
 		if n.Tag == "" {
@@ -160,8 +170,8 @@ func settingValue(text string) (*yaml.Node, string) {
 	return n, ""
 }
 
-// set puts value at the place that the steps lead to from n, a map of section s, and says what is wrong otherwise. A key that is not
-// there is added at the end of the way, not on it.
+// set puts value at the place that the steps lead to from n, a map of section s, and says what is
+// wrong otherwise. A key that is not there is added at the end of the way, not on it.
 func (x *setter) set(n *yaml.Node, s *section, steps []step, value *yaml.Node) string {
 	first := steps[0]
 	i := slices.IndexFunc(s.keys, func(k key) bool {
@@ -177,7 +187,8 @@ func (x *setter) set(n *yaml.Node, s *section, steps []step, value *yaml.Node) s
 	k := &s.keys[i]
 	at := -1
 	for j := 0; j+1 < len(n.Content); j += 2 {
-		if name := n.Content[j].Value; name == k.name || name == k.daqiri && name != "" || slices.Contains(k.also, name) {
+		if name := n.Content[j].Value; name == k.name || name == k.daqiri && name != "" ||
+			slices.Contains(k.also, name) {
 			at = j + 1
 		}
 	}
@@ -201,7 +212,8 @@ func (x *setter) set(n *yaml.Node, s *section, steps []step, value *yaml.Node) s
 	return x.within(n.Content[at], k, steps, value)
 }
 
-// within goes on in the value of key k: in the elements of a list that the first step picks, or in the one map.
+// within goes on in the value of key k: in the elements of a list that the first step picks, or in
+// the one map.
 func (x *setter) within(n *yaml.Node, k *key, steps []step, value *yaml.Node) string {
 	first, last := steps[0], len(steps) == 1
 	if first.pick == "" {
@@ -209,7 +221,8 @@ func (x *setter) within(n *yaml.Node, k *key, steps []step, value *yaml.Node) st
 		case k.sub == nil:
 			return fmt.Sprintf("%s has a value and no keys", shown(first.key))
 		case n.Kind == yaml.SequenceNode:
-			return fmt.Sprintf("%s is a list: write %s[0], %s[NAME] or %s[*]", first.key, first.key, first.key, first.key)
+			return fmt.Sprintf("%s is a list: write %s[0], %s[NAME] or %s[*]", first.key, first.key, first.key,
+				first.key)
 		case n.Kind != yaml.MappingNode:
 			return fmt.Sprintf("%s has no keys in the file", shown(first.key))
 		}
@@ -256,7 +269,8 @@ func (x *setter) within(n *yaml.Node, k *key, steps []step, value *yaml.Node) st
 	return ""
 }
 
-// setIn is set for one of several elements: with *, those that have nothing on the way are passed over.
+// setIn is set for one of several elements: with *, those that have nothing on the way are passed
+// over.
 func (x *setter) setIn(n *yaml.Node, s *section, steps []step, value *yaml.Node, all bool) string {
 	wrong := x.set(n, s, steps, value)
 	if all && strings.HasPrefix(wrong, "the file has no ") {
@@ -278,7 +292,8 @@ func named(n *yaml.Node, name string) bool {
 	return false
 }
 
-// own is a node to which no other refers: a copy of what an alias stands for, but for the aliases in it.
+// own is a node to which no other refers: a copy of what an alias stands for, but for the aliases
+// in it.
 func (x *setter) own(n *yaml.Node, depth int) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		n = n.Alias

@@ -55,10 +55,13 @@ func set(t *testing.T, text string, settings ...string) (*config.Config, config.
 	return config.Load("file.yaml", []byte(text), o)
 }
 
-// Settings reach every kind of place: by number, by name, all elements, keys that are not there, and placeholders are gone.
+// Settings reach every kind of place: by number, by name, all elements, keys that are not there,
+// and placeholders are gone.
 func TestSet(t *testing.T) {
-	c, all := set(t, settable, "memory_regions[*].kind=host", "interfaces[tx_port].address=eth0", "interfaces[1].address=eth1", "interfaces[third_port].address=eth2", "interfaces[*].rx.queues[q1].cpu_core=-1",
-		"bench_tx[0].eth_dst_addr=02:00:00:00:00:01", "bench_tx[tx_port].ip_src_addr=10.0.0.1", "bench_tx[*].batch_size=7", "engine=afpacket", "interfaces[0].tx.queues[0].memory_regions=[b, a]",
+	c, all := set(t, settable, "memory_regions[*].kind=host", "interfaces[tx_port].address=eth0",
+		"interfaces[1].address=eth1", "interfaces[third_port].address=eth2", "interfaces[*].rx.queues[q1].cpu_core=-1",
+		"bench_tx[0].eth_dst_addr=02:00:00:00:00:01", "bench_tx[tx_port].ip_src_addr=10.0.0.1",
+		"bench_tx[*].batch_size=7", "engine=afpacket", "interfaces[0].tx.queues[0].memory_regions=[b, a]",
 		"interfaces[tx_port].tx.queues[*].pacing_mbps=100")
 	if c == nil {
 		t.Fatal(all.Err())
@@ -73,8 +76,10 @@ func TestSet(t *testing.T) {
 	if tx.Address != "eth0" || rx.Address != "eth1" || tx.Engine != "afpacket" || rx.Engine != "afpacket" {
 		t.Errorf("%+v\n%+v", tx, rx)
 	}
-	if rx.Rx.Queues[0].CPUCore != 3 || rx.Rx.Queues[1].CPUCore != -1 || tx.Tx.Queues[1].CPUCore != 4 || c.Interfaces[2].Tx.Queues[1].CPUCore != 4 {
-		t.Errorf("an alias, its anchor and another alias: %+v, %+v, %+v", rx.Rx.Queues, tx.Tx.Queues, c.Interfaces[2].Tx.Queues)
+	if rx.Rx.Queues[0].CPUCore != 3 || rx.Rx.Queues[1].CPUCore != -1 || tx.Tx.Queues[1].CPUCore != 4 ||
+		c.Interfaces[2].Tx.Queues[1].CPUCore != 4 {
+		t.Errorf("an alias, its anchor and another alias: %+v, %+v, %+v", rx.Rx.Queues, tx.Tx.Queues,
+			c.Interfaces[2].Tx.Queues)
 	}
 	if q := tx.Tx.Queues[0]; len(q.Regions) != 2 || q.Regions[0] != "b" || q.Rate != 100e6 {
 		t.Errorf("%+v", q)
@@ -109,7 +114,8 @@ func TestSetRefuses(t *testing.T) {
 			t.Errorf("%s: config %v, %v\nexpected %q", setting, c != nil, all.Err(), want)
 		}
 	}
-	for _, text := range []string{"", "=x", "a", ".a=1", "a.=1", "a[=1", "a[]=1", "a]=1", "a[0]b=1", "a b=1", strings.Repeat("a.", 200) + "a=1"} {
+	for _, text := range []string{"", "=x", "a", ".a=1", "a.=1", "a[=1", "a[]=1", "a]=1", "a[0]b=1", "a b=1",
+		strings.Repeat("a.", 200) + "a=1"} {
 		if s, err := config.ParseSetting(text); err == nil {
 			t.Errorf("%q is read as %+v", text, s)
 		}
@@ -118,9 +124,11 @@ func TestSetRefuses(t *testing.T) {
 
 // A setting says the same as the file with the value in its place.
 func TestSetIsAsWritten(t *testing.T) {
-	written := strings.NewReplacer("address: <0000:00:00.0>", "address: eth7", "<00:00:00:00:00:00>", "02:00:00:00:00:01", "<1.2.3.4>", "10.0.0.1").Replace(settable)
+	written := strings.NewReplacer("address: <0000:00:00.0>", "address: eth7", "<00:00:00:00:00:00>",
+		"02:00:00:00:00:01", "<1.2.3.4>", "10.0.0.1").Replace(settable)
 	a, said := config.Load("file.yaml", []byte(written), config.Options{})
-	b, also := set(t, settable, "interfaces[*].address=eth7", "bench_tx[*].eth_dst_addr=02:00:00:00:00:01", "bench_tx[*].ip_src_addr=10.0.0.1")
+	b, also := set(t, settable, "interfaces[*].address=eth7", "bench_tx[*].eth_dst_addr=02:00:00:00:00:01",
+		"bench_tx[*].ip_src_addr=10.0.0.1")
 	if a == nil || b == nil || !a.Equal(b) || said.Text(nil) != also.Text(nil) {
 		t.Errorf("%s\n%s", said.Text(nil), also.Text(nil))
 	}
@@ -129,7 +137,8 @@ func TestSetIsAsWritten(t *testing.T) {
 func FuzzSet(f *testing.F) {
 	f.Add(settable, "interfaces[*].rx.queues[q1].cpu_core", "-1")
 	f.Add(settable, "bench_tx[0].udp_src_port", "1-5")
-	f.Add("penstock: &a {memory_regions: [*a], interfaces: [{name: x, rx: *a}]}\n", "interfaces[x].rx.interfaces[x].rx", "[a, b]")
+	f.Add("penstock: &a {memory_regions: [*a], interfaces: [{name: x, rx: *a}]}\n", "interfaces[x].rx.interfaces[x].rx",
+		"[a, b]")
 	f.Add("a: &a [x, x]\nb: &b [*a, *a]\npenstock: {interfaces: *b}", "interfaces[*].rx.queues[*].id", "1")
 	if b, err := os.ReadFile("testdata/pair.yaml"); err == nil {
 		f.Add(string(b), "interfaces[0].address", "<x>")

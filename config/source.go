@@ -29,8 +29,9 @@ type Source struct {
 	Why    string // of FromRule: in words, "num_bufs of region rx"
 }
 
-// Source returns where the value at a path came from. A path is made of the keys in our spelling, such as
-// interfaces[0].rx.queues[1].cpu_core. Lists and sections have sources too. The zero Source is returned for what is not there.
+// Source returns where the value at a path came from. A path is made of the keys in our spelling,
+// such as interfaces[0].rx.queues[1].cpu_core. Lists and sections have sources too. The zero Source
+// is returned for what is not there.
 func (c *Config) Source(path string) Source { return c.sources[path] }
 
 // Name is the name of the file, as Load got it.
@@ -47,7 +48,8 @@ func (c *Config) note(path string, s Source) {
 	c.sources[path] = s
 }
 
-// given reports whether the author wrote the value at path: the one of the file, or of the program that made the Config.
+// given reports whether the author wrote the value at path: the one of the file, or of the program
+// that made the Config.
 func (c *Config) given(path string) bool {
 	s, ok := c.sources[path]
 	return ok && s.Origin == FromFile

@@ -68,8 +68,9 @@ func (r *Region) Stride() int {
 	return int((r.BufSize + align - 1) / align * align)
 }
 
-// PoolSpec is the region as engines are asked about it beforehand (engine.Check). Of memory of accelerators the distance of slots is left out: a queue
-// that does not reach it has bounce buffers.
+// PoolSpec is the region as engines are asked about it beforehand (engine.Check). Of memory of
+// accelerators the distance of slots is left out: a queue that does not reach it has bounce
+// buffers.
 func (r *Region) PoolSpec() engine.PoolSpec {
 	s := engine.PoolSpec{Name: r.Name, Kind: r.MemKind(), SlotSize: int(r.BufSize)}
 	if s.Kind != mem.Device {
@@ -78,9 +79,9 @@ func (r *Region) PoolSpec() engine.PoolSpec {
 	return s
 }
 
-// Rules are the flows as rules, in their order: a table adds them as they are and gives them IDs, while packets carry the ids of the
-// flows (flow.Rule.Mark). The error names a flow that says something that no rule can say; after Load there
-// is none, unless a placeholder is left.
+// Rules are the flows as rules, in their order: a table adds them as they are and gives them IDs,
+// while packets carry the ids of the flows (flow.Rule.Mark). The error names a flow that says
+// something that no rule can say; after Load there is none, unless a placeholder is left.
 func (rx *Rx) Rules() ([]flow.Rule, error) {
 	out := make([]flow.Rule, 0, len(rx.Flows))
 	for i := range rx.Flows {
@@ -93,7 +94,8 @@ func (rx *Rx) Rules() ([]flow.Rule, error) {
 	return out, nil
 }
 
-// Rules are the flows as rules whose actions only change packets: unlike rules of receiving they end without a queue.
+// Rules are the flows as rules whose actions only change packets: unlike rules of receiving they
+// end without a queue.
 func (tx *Tx) Rules() []flow.Rule {
 	out := make([]flow.Rule, 0, len(tx.Flows))
 	for i := range tx.Flows {
@@ -106,7 +108,8 @@ func (tx *Tx) Rules() []flow.Rule {
 func (f *Flow) rule(items []FlexItem) (flow.Rule, error) {
 	r := flow.Rule{Name: f.Name, Priority: int32(f.Priority), Mark: flow.Some(uint32(f.ID))}
 	m := &f.Match
-	r.Match = flow.Match{EthSrc: m.EthSrc, EthDst: m.EthDst, EtherType: m.EtherType, VLAN: m.VLAN, InnerVLAN: m.InnerVLAN, Src: m.IPSrc, Dst: m.IPDst,
+	r.Match = flow.Match{EthSrc: m.EthSrc, EthDst: m.EthDst, EtherType: m.EtherType, VLAN: m.VLAN,
+		InnerVLAN: m.InnerVLAN, Src: m.IPSrc, Dst: m.IPDst,
 		Proto: m.IPProto, Length: m.IPLen, ECPRI: flow.ECPRI(m.ECPRI)}
 	protocol := func(p packet.Proto) {
 		if !r.Match.Proto.Set {
@@ -132,7 +135,8 @@ func (f *Flow) rule(items []FlexItem) (flow.Rule, error) {
 		if m.FlexMask.Set {
 			mask = m.FlexMask.Value
 		}
-		r.Match.Flex = append(r.Match.Flex, flow.Flex{Offset: uint16(items[i].Offset), Value: m.FlexVal.Value, Mask: mask})
+		r.Match.Flex = append(r.Match.Flex, flow.Flex{Offset: uint16(items[i].Offset), Value: m.FlexVal.Value,
+			Mask: mask})
 		protocol(packet.ProtoUDP)
 		if items[i].Port != 0 && !r.Match.DstPort.Set {
 			r.Match.DstPort = flow.Some(flow.One(uint16(items[i].Port)))
@@ -144,7 +148,8 @@ func (f *Flow) rule(items []FlexItem) (flow.Rule, error) {
 	return r, nil
 }
 
-var actionKinds = map[string]flow.ActionKind{"queue": flow.ToQueue, "drop": flow.Drop, "kernel": flow.ToKernel, "vlan_pop": flow.PopVLAN,
+var actionKinds = map[string]flow.ActionKind{"queue": flow.ToQueue, "drop": flow.Drop, "kernel": flow.ToKernel,
+	"vlan_pop":  flow.PopVLAN,
 	"vlan_push": flow.PushVLAN, "tunnel_decap": flow.Decap, "tunnel_encap": flow.Encap}
 
 func (a *Action) action() flow.Action {
@@ -169,7 +174,8 @@ func (a *Action) action() flow.Action {
 }
 
 func (t *Tunnel) tunnel() flow.Tunnel {
-	out := flow.Tunnel{EthSrc: t.EthSrc, EthDst: t.EthDst, Src: t.IPSrc, Dst: t.IPDst, TTL: uint8(t.TTL), TOS: uint8(t.TOS)}
+	out := flow.Tunnel{EthSrc: t.EthSrc, EthDst: t.EthDst, Src: t.IPSrc, Dst: t.IPDst, TTL: uint8(t.TTL),
+		TOS: uint8(t.TOS)}
 	_ = out.Type.UnmarshalText([]byte(t.Type)) // the words are the same
 	switch t.Type {
 	case "vxlan":
@@ -182,7 +188,8 @@ func (t *Tunnel) tunnel() flow.Tunnel {
 	return out
 }
 
-// Desc describes the tensor, as the node does to peers. The error says what is wrong with dtype or shape.
+// Desc describes the tensor, as the node does to peers. The error says what is wrong with dtype or
+// shape.
 func (t *Tensor) Desc() (tensor.Desc, error) {
 	d, err := tensor.ParseDType(t.DType)
 	if err != nil {
@@ -225,5 +232,6 @@ func (t *Tensor) RowBytes() (int, error) {
 
 // stream reports that packets are pieces of a byte stream.
 func (p *Interface) stream() bool {
-	return strings.HasPrefix(p.Address, "tcp:") || p.Socket != nil && (p.Socket.Local.Scheme == "tcp" || p.Socket.Remote.Scheme == "tcp")
+	return strings.HasPrefix(p.Address, "tcp:") || p.Socket != nil &&
+		(p.Socket.Local.Scheme == "tcp" || p.Socket.Remote.Scheme == "tcp")
 }

@@ -22,10 +22,13 @@ func (d *decoder) characters(text []byte) bool {
 		r, n := utf8.DecodeRune(text[i:])
 		switch {
 		case r == utf8.RuneError && n == 1:
-			d.add(Error, CodeSyntax, posAt(text, i), 1, "", fmt.Sprintf("the byte 0x%02x is not UTF-8", text[i]), "a file in UTF-8", "save it as UTF-8, or remove the byte")
+			d.add(Error, CodeSyntax, posAt(text, i), 1, "", fmt.Sprintf("the byte 0x%02x is not UTF-8", text[i]),
+				"a file in UTF-8", "save it as UTF-8, or remove the byte")
 			return false
-		case r < ' ' && r != '\t' && r != '\n' && r != '\r', r >= 0x7f && r < 0xa0 && r != 0x85, r == 0xfffe, r == 0xffff:
-			d.add(Error, CodeSyntax, posAt(text, i), 1, "", fmt.Sprintf("the control character U+%04X", r), "printable characters", `remove it; "\x..", in double quotes, writes one`)
+		case r < ' ' && r != '\t' && r != '\n' && r != '\r', r >= 0x7f && r < 0xa0 && r != 0x85, r == 0xfffe,
+			r == 0xffff:
+			d.add(Error, CodeSyntax, posAt(text, i), 1, "", fmt.Sprintf("the control character U+%04X", r),
+				"printable characters", `remove it; "\x..", in double quotes, writes one`)
 			return false
 		}
 		i += n
@@ -48,21 +51,25 @@ var (
 	noDash     = regexp.MustCompile(`^ *(-)[A-Za-z0-9_]+: `)
 )
 
-// syntax reports an error of the YAML library. The library's own line is that of what surrounds the mistake, so the place is looked for here.
+// syntax reports an error of the YAML library. The library's own line is that of what surrounds the
+// mistake, so the place is looked for here.
 func (d *decoder) syntax(err error, text []byte, read int) {
 	// Tabs are the usual reason, and the library's words for them say nothing.
 	if m := tabbed.FindSubmatchIndex(text); m != nil {
-		d.add(Error, CodeSyntax, posAt(text, m[2]), 1, "", "this line is indented with a tab", "spaces: YAML has no tabs in front of a line", "")
+		d.add(Error, CodeSyntax, posAt(text, m[2]), 1, "", "this line is indented with a tab",
+			"spaces: YAML has no tabs in front of a line", "")
 		return
 	}
 	if m := yamlAnchor.FindStringSubmatch(err.Error()); m != nil {
 		at := posAt(text, max(0, bytes.Index(text, []byte("*"+m[1]))))
-		d.add(Error, CodeSyntax, at, 1+utf8.RuneCountInString(m[1]), "", fmt.Sprintf("*%s refers to an anchor that is nowhere before it", m[1]), "",
+		d.add(Error, CodeSyntax, at, 1+utf8.RuneCountInString(m[1]), "",
+			fmt.Sprintf("*%s refers to an anchor that is nowhere before it", m[1]), "",
 			fmt.Sprintf("write &%s in front of the value that is meant", m[1]))
 		return
 	}
 	fault, ends := brackets(text)
-	// The text up to a line where no bracket is open is a document itself, unless the mistake is in it. The library has read a line or two beyond it.
+	// The text up to a line where no bracket is open is a document itself, unless the mistake is in
+	// it. The library has read a line or two beyond it.
 	k := len(ends)
 	for k > 0 && (ends[k-1] > read || refused(text[:ends[k-1]])) {
 		k--
@@ -91,7 +98,9 @@ func (d *decoder) syntax(err error, text []byte, read int) {
 		for _, x := range []struct {
 			find       *regexp.Regexp
 			what, hint string
-		}{{noSpace, "a space is missing behind the colon", "key: value has one"}, {noColon, "this line has no colon", "a key has a colon and a space behind it"}, {noDash, "a space is missing behind the dash", "write \"- \" in front of an element of a list"}} {
+		}{{noSpace, "a space is missing behind the colon", "key: value has one"}, {noColon, "this line has no colon",
+			"a key has a colon and a space behind it"},
+			{noDash, "a space is missing behind the dash", "write \"- \" in front of an element of a list"}} {
 			if m := x.find.FindSubmatchIndex(before[begin:]); m != nil {
 				d.add(Error, CodeSyntax, posAt(text, begin+m[2]), 1, "", x.what, "", x.hint)
 				return
@@ -146,8 +155,9 @@ type bracketFault struct {
 	what, hint string
 }
 
-// brackets looks for brackets and quotes that do not match, and returns where lines end outside of them. It is asked about text that is not YAML,
-// and reads only as much of its grammar as that takes.
+// brackets looks for brackets and quotes that do not match, and returns where lines end outside of
+// them. It is asked about text that is not YAML, and reads only as much of its grammar as that
+// takes.
 func brackets(text []byte) (fault bracketFault, ends []int) {
 	var open []int         // brackets
 	outer := 0             // indentation of the line where the first of them opened
@@ -196,15 +206,18 @@ func brackets(text []byte) (fault bracketFault, ends []int) {
 			}
 			opener := text[open[len(open)-1]]
 			if want := opener + 2; c != want { // ] and } are two behind [ and {
-				return bracketFault{i, fmt.Sprintf("%c closes %c, which is in line %d", c, opener, posAt(text, open[len(open)-1]).Line), fmt.Sprintf("%c closes it", want)}, ends
+				return bracketFault{i, fmt.Sprintf("%c closes %c, which is in line %d", c, opener,
+					posAt(text, open[len(open)-1]).Line), fmt.Sprintf("%c closes it", want)}, ends
 			}
 			open = open[:len(open)-1]
 			fresh, done = false, true
 		case done && c != ':':
 			if len(open) == 0 {
-				return bracketFault{i, fmt.Sprintf("%c behind what was closed", c), "a bracket or a quote too many, or a line end is missing"}, ends
+				return bracketFault{i, fmt.Sprintf("%c behind what was closed", c),
+					"a bracket or a quote too many, or a line end is missing"}, ends
 			}
-			return bracketFault{i, "a comma is missing in front of this", "elements of [] and {} have commas between them"}, ends
+			return bracketFault{i, "a comma is missing in front of this",
+				"elements of [] and {} have commas between them"}, ends
 		case fresh && (c == '[' || c == '{'):
 			if open = append(open, i); len(open) == 1 {
 				outer = indent
@@ -218,10 +231,12 @@ func brackets(text []byte) (fault bracketFault, ends []int) {
 				end++
 			}
 			if end >= len(text) {
-				return bracketFault{i, fmt.Sprintf("the quote %c is not closed", c), "it ends nowhere in the file: close it; inside of '...' a ' is written ''"}, ends
+				return bracketFault{i, fmt.Sprintf("the quote %c is not closed", c),
+					"it ends nowhere in the file: close it; inside of '...' a ' is written ''"}, ends
 			}
 			i, fresh, done = end, false, true
-		case c == ':' && (spaced || done || len(open) > 0 && (next == ',' || next == ']' || next == '}')), (c == '-' || c == '?') && fresh && spaced:
+		case c == ':' && (spaced || done || len(open) > 0 && (next == ',' || next == ']' || next == '}')),
+			(c == '-' || c == '?') && fresh && spaced:
 			fresh, done = true, false
 		case fresh && len(open) == 0 && (c == '|' || c == '>'):
 			block = indent
@@ -245,5 +260,6 @@ func brackets(text []byte) (fault bracketFault, ends []int) {
 
 func unclosed(text []byte, open []int) bracketFault {
 	at := open[len(open)-1]
-	return bracketFault{at, fmt.Sprintf("%c is not closed", text[at]), fmt.Sprintf("%c is missing behind the last of its elements", text[at]+2)}
+	return bracketFault{at, fmt.Sprintf("%c is not closed", text[at]),
+		fmt.Sprintf("%c is missing behind the last of its elements", text[at]+2)}
 }

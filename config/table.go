@@ -180,7 +180,8 @@ func (s *section) names(d Dialect) []string {
 	return out
 }
 
-// suchAs shows a map of the section: an example where the table has one, else the keys that it needs.
+// suchAs shows a map of the section: an example where the table has one, else the keys that it
+// needs.
 func (s *section) suchAs() string {
 	switch {
 	case s.such != "":
@@ -191,7 +192,8 @@ func (s *section) suchAs() string {
 	return ""
 }
 
-// places says where in a file the sections are that have a key of this name: "interfaces[].rx.queues[]".
+// places says where in a file the sections are that have a key of this name:
+// "interfaces[].rx.queues[]".
 func places(name string) []string {
 	placesOnce.Do(findPlaces)
 	return placesOf[name]

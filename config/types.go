@@ -15,9 +15,10 @@ import (
 	"github.com/penstock-io/penstock/tensor/convert"
 )
 
-// The structs below are what a file says. The tag cfg is the key in the file; its meaning, type, range and default are in the table,
-// which docs/config.md prints. After Load the values are the effective ones, with defaults and what was derived in place;
-// Config.Source tells which is which. All of it is data that a program may as well write itself: then Config.Check looks at it.
+// The structs below are what a file says. The tag cfg is the key in the file; its meaning, type,
+// range and default are in the table, which docs/config.md prints. After Load the values are the
+// effective ones, with defaults and what was derived in place; Config.Source tells which is which.
+// All of it is data that a program may as well write itself: then Config.Check looks at it.
 
 // Config is one file.
 type Config struct {
@@ -58,7 +59,8 @@ type Logging struct {
 	File   string `cfg:"file"`   // "": standard error
 }
 
-// Least is the level from which on records are logged; false: none are. trace and critical lie beyond what package slog names.
+// Least is the level from which on records are logged; false: none are. trace and critical lie
+// beyond what package slog names.
 func (l Logging) Least() (slog.Level, bool) {
 	switch l.Level {
 	case "trace":
@@ -105,8 +107,9 @@ type Interface struct {
 	MTU     int     `cfg:"mtu"` // 0: as it is
 	Reopen  bool    `cfg:"reopen"`
 	Socket  *Socket `cfg:"socket"`
-	// Sections are the options of engines as text, by the section of the file and by key: "xdp": {"ring": "4096"}. Which there are, package
-	// engine/drivers says; a list has commas between its values.
+	// Sections are the options of engines as text, by the section of the file and by key: "xdp":
+	// {"ring": "4096"}. Which there are, package engine/drivers says; a list has commas between its
+	// values.
 	Sections map[string]engine.Settings `cfg:"*"`
 	Rx       *Rx                        `cfg:"rx"`
 	Tx       *Tx                        `cfg:"tx"`
@@ -256,7 +259,8 @@ type Reorder struct {
 // Plan is the plan that it describes, without its memory and its timeout.
 func (r *Reorder) Plan() reorder.Plan {
 	field := func(b BitField) reorder.Field { return reorder.Field{Offset: b.Offset, Width: b.Width} }
-	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset, Payload: int(r.PayloadSize), Window: r.Window, Channels: r.Channels}
+	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset, Payload: int(r.PayloadSize), Window: r.Window,
+		Channels: r.Channels}
 	for _, id := range r.FlowIDs {
 		p.Flows = append(p.Flows, uint32(id))
 	}
@@ -289,14 +293,16 @@ type DataTypes struct {
 }
 
 // outputs are the types that values are converted to.
-var outputs = map[string]tensor.DType{"int8": tensor.I8, "int16": tensor.I16, "int32": tensor.I32, "uint8": tensor.U8, "uint16": tensor.U16, "uint32": tensor.U32, "fp16": tensor.F16,
+var outputs = map[string]tensor.DType{"int8": tensor.I8, "int16": tensor.I16, "int32": tensor.I32, "uint8": tensor.U8,
+	"uint16": tensor.U16, "uint32": tensor.U32, "fp16": tensor.F16,
 	"bf16": tensor.BF16, "fp32": tensor.F32, "fp64": tensor.F64, "complex64": tensor.C64, "complex128": tensor.C128}
 
 // Spec is the conversion; of two samples of four bits in a byte the first is the upper one.
 func (t *DataTypes) Spec() convert.Spec {
 	kind, bits, _ := strings.Cut(t.Input, "int")
 	n, _ := strconv.Atoi(bits)
-	return convert.Spec{To: outputs[t.Output], From: convert.Format{Bits: n, Unsigned: kind == "u", BigEndian: t.Endianness == "network" || n == 4}, Scale: t.Scale, Offset: t.Offset}
+	return convert.Spec{To: outputs[t.Output], From: convert.Format{Bits: n, Unsigned: kind == "u",
+		BigEndian: t.Endianness == "network" || n == 4}, Scale: t.Scale, Offset: t.Offset}
 }
 
 // ReorderMethod says how a packet's place follows from its bytes. Exactly one is set.
@@ -317,7 +323,8 @@ type SeqPacketsPerBatch struct {
 	PacketsPerBatch int      `cfg:"packets_per_batch"`
 }
 
-// BitField is a number in a packet, most significant bit first, counted from the packet's first bit.
+// BitField is a number in a packet, most significant bit first, counted from the packet's first
+// bit.
 type BitField struct {
 	Offset int `cfg:"bit_offset"`
 	Width  int `cfg:"bit_width"`
@@ -361,7 +368,8 @@ type Transfers struct {
 	Peers              []Peer        `cfg:"peers"`
 }
 
-// VerbsPaths shapes paths over RDMA; VerbsPaths.Options are what package transfer/path/verbs makes of it.
+// VerbsPaths shapes paths over RDMA; VerbsPaths.Options are what package transfer/path/verbs makes
+// of it.
 type VerbsPaths struct {
 	Device     string           `cfg:"device"` // "": the first that has an active port
 	Port       int              `cfg:"port"`   // 0: the first that is active
@@ -423,10 +431,11 @@ type Application struct {
 
 // Tensor is a tensor that payloads are placed into, for peers of the node to get.
 type Tensor struct {
-	Name     string        `cfg:"name"`
-	DType    string        `cfg:"dtype"`
-	Shape    []int         `cfg:"shape"`  // rows first: one packet is one row
-	Offset   flow.Opt[int] `cfg:"offset"` // bytes of a packet before its payload; without: behind the UDP header of frames, 0 for sockets
+	Name  string `cfg:"name"`
+	DType string `cfg:"dtype"`
+	Shape []int  `cfg:"shape"` // rows first: one packet is one row
+	// bytes of a packet before its payload; without: behind the UDP header of frames, 0 for sockets
+	Offset   flow.Opt[int] `cfg:"offset"`
 	Sequence *Sequence     `cfg:"sequence"`
 	Strip    int           `cfg:"strip"` // bytes at the beginning of each payload that are not part of its row
 	Buffers  int           `cfg:"buffers"`

@@ -13,14 +13,18 @@ func (d *decoder) spelling(c *cursor, g *given) {
 	k, path := g.key, join(c.path, g.key.name)
 	switch ours := d.cfg.dialect == Ours; {
 	case ours && k.old != "" && k.old != "nothing":
-		d.add(Warning, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s is a key of DAQIRI's files", g.at.Value), "", "here it is "+k.old+"; penstock config migrate rewrites a file")
+		d.add(Warning, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s is a key of DAQIRI's files",
+			g.at.Value), "", "here it is "+k.old+"; penstock config migrate rewrites a file")
 	case ours && g.old && k.old == "":
-		d.add(Warning, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s is DAQIRI's name of %s", g.at.Value, k.name), "", fmt.Sprintf("write %s; penstock config migrate rewrites a file", k.name))
+		d.add(Warning, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s is DAQIRI's name of %s",
+			g.at.Value, k.name), "", fmt.Sprintf("write %s; penstock config migrate rewrites a file", k.name))
 	case !ours && (k.ours || k.daqiri != "" && g.at.Value == k.name):
-		d.add(Note, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("DAQIRI does not know the key %s", g.at.Value), "", "its own programs would refuse this file")
+		d.add(Note, CodeRenamedKey, posOf(g.at), widthOf(g.at), path,
+			fmt.Sprintf("DAQIRI does not know the key %s", g.at.Value), "", "its own programs would refuse this file")
 	}
 	if k.idle != "" && g.value.Value != "false" {
-		d.add(Note, CodeNoEffect, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s has no effect here: %s", g.at.Value, k.idle), "", "")
+		d.add(Note, CodeNoEffect, posOf(g.at), widthOf(g.at), path,
+			fmt.Sprintf("%s has no effect here: %s", g.at.Value, k.idle), "", "")
 	}
 }
 
@@ -53,7 +57,8 @@ func (d *decoder) unknown(c *cursor, e entry, outside bool) {
 		return
 	}
 	if (outside || c.path == "" && d.cfg.dialect == Bare) && d.cfg.dialect != Ours && near == "" || c.sec.open {
-		d.add(Note, CodeApplication, at, width, path, fmt.Sprintf("%s belongs to an application and is not looked at", shown(name)), "", "")
+		d.add(Note, CodeApplication, at, width, path,
+			fmt.Sprintf("%s belongs to an application and is not looked at", shown(name)), "", "")
 		return
 	}
 	hint := ""

@@ -20,7 +20,8 @@ func (c *Config) CoreUses() []CoreUse {
 	return out
 }
 
-// interfaceOf is the name of the interface that something at a path is about; empty where it is about none, or about several.
+// interfaceOf is the name of the interface that something at a path is about; empty where it is
+// about none, or about several.
 func (c *Config) interfaceOf(path string) string {
 	for i := range c.Interfaces {
 		if strings.HasPrefix(path, item("interfaces", i)+".") {
@@ -45,6 +46,7 @@ func (c *Config) interfaceOf(path string) string {
 	return ""
 }
 
-// At is the place in the file of the value at a path, or of the section around it where the file leaves the value out. It is the zero Pos for a
-// Config that a program wrote. Paths are those of Source.
+// At is the place in the file of the value at a path, or of the section around it where the file
+// leaves the value out. It is the zero Pos for a Config that a program wrote. Paths are those of
+// Source.
 func (c *Config) At(path string) Pos { return c.nearestSource(path).At }

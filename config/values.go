@@ -17,7 +17,8 @@ type Size int64
 // Rate is a number of bits per second. Its text has a unit: 10Gbps, 100Mbps, 2.5Gb/s.
 type Rate uint64
 
-// ParseSize reads what String writes, and all that a file can say of a size; a number without a unit counts bytes.
+// ParseSize reads what String writes, and all that a file can say of a size; a number without a
+// unit counts bytes.
 func ParseSize(s string) (Size, error) {
 	n, err := input.Quantity(s, input.Sizes, 1)
 	if err != nil {
@@ -26,7 +27,8 @@ func ParseSize(s string) (Size, error) {
 	return Size(n), nil
 }
 
-// String writes the size exactly, in the largest binary unit that fits: "4096" is "4KiB", 1000 is "1000B".
+// String writes the size exactly, in the largest binary unit that fits: "4096" is "4KiB", 1000 is
+// "1000B".
 func (s Size) String() string { return input.Exact(int64(s), input.Sizes, 5) }
 
 // String writes the rate exactly, in the largest unit that fits.
@@ -60,8 +62,8 @@ func about(n int64) string {
 	return fmt.Sprintf("%.3g %s", f, names[i])
 }
 
-// Endpoint is an address of a socket with its protocol: udp://, tcp://, roce:// or rdma:// (which is the same), a host that is an
-// address, and a port. The zero Endpoint is absent.
+// Endpoint is an address of a socket with its protocol: udp://, tcp://, roce:// or rdma:// (which
+// is the same), a host that is an address, and a port. The zero Endpoint is absent.
 type Endpoint struct {
 	Scheme string // udp, tcp, roce
 	Host   netip.Addr

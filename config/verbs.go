@@ -11,24 +11,36 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
-// Bounds are two values between which the best one is looked for. Where they are the same, that is the value.
+// Bounds are two values between which the best one is looked for. Where they are the same, that is
+// the value.
 type Bounds struct{ Min, Max uint64 }
 
 func verbsSection() *section {
 	return &section{name: "verbs_paths", title: "verbs",
-		doc: "Paths over RDMA; see docs/verbs.md. On the command line `--verbs KEY=VALUE,...` takes the same keys and values. RDMA is not encrypted: between machines it needs `security: {insecure: true}`.", keys: []key{
-			{name: "device", kind: text("a device such as mlx5_0"), doc: "RDMA device; without it the first that has an active port (`penstock doctor rdma` lists them)."},
+		doc: "Paths over RDMA; see docs/verbs.md. On the command line `--verbs KEY=VALUE,...` takes the same keys " +
+			"and values. RDMA is not encrypted: between machines it needs `security: {insecure: true}`.", keys: []key{
+			{name: "device", kind: text("a device such as mlx5_0"),
+				doc: "RDMA device; without it the first that has an active port (`penstock doctor rdma` lists them)."},
 			{name: "port", kind: integer(0, 255), def: "0", doc: "Its port, counted from 1; 0 is the first that is active."},
 			{name: "gid", kind: integer(0, 65535), doc: "Index of the port's address (GID) in its table; without it the path chooses, and says why."},
 			{name: "for", kind: ipAddress(), doc: "IP address of a peer, for which the GID is chosen: one of the same network."},
-			{name: "queue_pairs", kind: integer(1, 8), def: strconv.Itoa(verbs.DefaultQueuePairs), doc: "Queue pairs for data of each path, unless `streams` says otherwise. Both sides have the same."},
+			{name: "queue_pairs", kind: integer(1, 8), def: strconv.Itoa(verbs.DefaultQueuePairs),
+				doc: "Queue pairs for data of each path, unless `streams` says otherwise. Both sides have the same."},
 			{name: "depth", kind: integer(128, 8192), def: strconv.Itoa(verbs.DefaultDepth), doc: "Requests in the queue of each."},
-			{name: "timeout", kind: integer(1, 31), def: strconv.Itoa(verbs.DefaultTimeout), doc: "How long the adapter waits for an acknowledgement before it sends again, 6 times: 4.096 us x 2^`timeout`, so 14 is 67 ms."},
-			{name: "piece", kind: between(size(4<<10, 1<<30), "64KiB-8MiB"), derived: "found out", doc: "Bytes that one request moves at most: one size, or bounds between which the path looks for the best one."},
+			{name: "timeout", kind: integer(1, 31), def: strconv.Itoa(verbs.DefaultTimeout),
+				doc: "How long the adapter waits for an acknowledgement before it sends again, 6 times: 4.096 us x " +
+					"2^`timeout`, so 14 is 67 ms."},
+			{name: "piece", kind: between(size(4<<10, 1<<30), "64KiB-8MiB"), derived: "found out",
+				doc: "Bytes that one request moves at most: one size, or bounds between which the path looks for the " +
+					"best one."},
 			{name: "signal", kind: between(integer(1, 64), "4-64"), derived: "found out", doc: "One request of so many is signalled: a number, or bounds."},
-			{name: "ahead", kind: between(size(64<<10, 1<<30), "1MiB-32MiB"), derived: "found out", doc: "Bytes of large operations at the adapter: one size, or bounds."},
-			{name: "inline", kind: between(size(0, 64<<10), "0-220"), derived: "found out", doc: "Bytes that travel in the request itself at most: one size, or bounds; 0 for none."},
-			{name: "windows", kind: boolean(), def: "true", doc: "Lets peers in by memory windows. `false`, as where the device has none: each peer has a protection domain of its own."},
+			{name: "ahead", kind: between(size(64<<10, 1<<30), "1MiB-32MiB"), derived: "found out",
+				doc: "Bytes of large operations at the adapter: one size, or bounds."},
+			{name: "inline", kind: between(size(0, 64<<10), "0-220"), derived: "found out",
+				doc: "Bytes that travel in the request itself at most: one size, or bounds; 0 for none."},
+			{name: "windows", kind: boolean(), def: "true",
+				doc: "Lets peers in by memory windows. `false`, as where the device has none: each peer has a " +
+					"protection domain of its own."},
 			{name: "library", kind: text("a file of libibverbs"), doc: "libibverbs; without it the system's."},
 			{name: "rails", gone: "it was renamed: queue_pairs is the number of queue pairs for data"},
 			{name: "transport", gone: "it was removed: all paths have reliable connections (RC)"},
@@ -77,13 +89,16 @@ func between(of *kind, such string) *kind {
 	return k
 }
 
-// Options are the settings for package transfer/path/verbs. Whether peers on other machines are permitted, the section security says.
+// Options are the settings for package transfer/path/verbs. Whether peers on other machines are
+// permitted, the section security says.
 func (v *VerbsPaths) Options() verbs.Options {
-	o := verbs.Options{Library: v.Library, Device: v.Device, Port: v.Port, For: v.For, QueuePairs: v.QueuePairs, Depth: v.Depth, Timeout: v.Timeout, NoWindows: !v.Windows}
+	o := verbs.Options{Library: v.Library, Device: v.Device, Port: v.Port, For: v.For, QueuePairs: v.QueuePairs,
+		Depth: v.Depth, Timeout: v.Timeout, NoWindows: !v.Windows}
 	if v.GID.Set {
 		o.GID = &v.GID.Value
 	}
-	o.Tune = verbs.Tuning{Piece: verbs.Bounds(v.Piece.Value), Signal: verbs.Bounds(v.Signal.Value), Ahead: verbs.Bounds(v.Ahead.Value), Inline: verbs.Bounds(v.Inline.Value)}
+	o.Tune = verbs.Tuning{Piece: verbs.Bounds(v.Piece.Value), Signal: verbs.Bounds(v.Signal.Value),
+		Ahead: verbs.Bounds(v.Ahead.Value), Inline: verbs.Bounds(v.Inline.Value)}
 	o.NoInline = v.Inline.Set && v.Inline.Value == Bounds{} // zero bounds of verbs.Tuning are the path's own
 	return o
 }
@@ -112,8 +127,8 @@ func (v *VerbsPaths) String() string {
 // verbsTable is the section verbs of the table.
 func verbsTable() *section { return schema().byName["transfers"].sub.byName["verbs"].sub }
 
-// ParseVerbs reads the section verbs as a command line has it: KEY=VALUE each, with the keys and values of the section. The error says
-// what was expected; it does not name the flag.
+// ParseVerbs reads the section verbs as a command line has it: KEY=VALUE each, with the keys and
+// values of the section. The error says what was expected; it does not name the flag.
 func ParseVerbs(settings []string) (*VerbsPaths, error) {
 	sec, v := verbsTable(), &VerbsPaths{}
 	f := reflect.ValueOf(v).Elem()
@@ -128,7 +143,8 @@ func ParseVerbs(settings []string) (*VerbsPaths, error) {
 		k := sec.byName[name]
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("%s: expected KEY=VALUE, such as device=mlx5_0; the keys are %s", shown(s), strings.Join(VerbsKeys(), ", "))
+			return nil, fmt.Errorf("%s: expected KEY=VALUE, such as device=mlx5_0; the keys are %s", shown(s),
+				strings.Join(VerbsKeys(), ", "))
 		case k == nil:
 			hint := "expected " + oneOf(VerbsKeys())
 			if near := input.Nearest(name, VerbsKeys()); near != "" {
@@ -156,7 +172,8 @@ func ParseVerbs(settings []string) (*VerbsPaths, error) {
 // VerbsKeys are the keys that ParseVerbs knows.
 func VerbsKeys() []string { return verbsTable().names(Ours) }
 
-// VerbsWords are the words that the value of a key may be; nil where it is something else than one of a few words.
+// VerbsWords are the words that the value of a key may be; nil where it is something else than one
+// of a few words.
 func VerbsWords(key string) []string {
 	if k := verbsTable().byName[key]; k != nil && (k.def == "true" || k.def == "false") {
 		return []string{"true", "false"}
@@ -169,7 +186,8 @@ type conflict struct{ key, other, message, expected string }
 
 func (v *VerbsPaths) conflict() *conflict {
 	if v.GID.Set && v.For.IsValid() {
-		return &conflict{"for", "gid", "gid and for are both there: gid names the address that for would choose", "one of them"}
+		return &conflict{"for", "gid", "gid and for are both there: gid names the address that for would choose",
+			"one of them"}
 	}
 	err := v.Options().Check() // a program may have written the section
 	if err != nil {
@@ -185,7 +203,8 @@ func (d *decoder) checkVerbs(t *Transfers) {
 	}
 	const at = "transfers.verbs"
 	if len(t.Paths) > 0 && !slices.Contains(t.Paths, verbs.Name) && !d.unread("transfers.paths") {
-		d.also(d.report(Error, CodeConflict, at, "the section verbs shapes a path that paths leaves out", "verbs in paths too", "or remove the section"), "transfers.paths", "paths is here")
+		d.also(d.report(Error, CodeConflict, at, "the section verbs shapes a path that paths leaves out",
+			"verbs in paths too", "or remove the section"), "transfers.paths", "paths is here")
 	}
 	if d.around[at] { // what could not be read was reported
 		return

@@ -18,8 +18,11 @@ func plainVerbs() verbs.Options {
 	return verbs.Options{QueuePairs: verbs.DefaultQueuePairs, Depth: verbs.DefaultDepth, Timeout: verbs.DefaultTimeout}
 }
 
-// sameOptions compares options; their own fields that are not exported are for tests of package verbs.
-var sameOptions = cmp.Options{cmpopts.IgnoreUnexported(verbs.Options{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })}
+// sameOptions compares options; their own fields that are not exported are for tests of package
+// verbs.
+var sameOptions = cmp.Options{cmpopts.IgnoreUnexported(verbs.Options{}), cmp.Comparer(func(a, b netip.Addr) bool {
+	return a == b
+})}
 
 func bounds(min, max uint64) verbs.Bounds { return verbs.Bounds{Min: min, Max: max} }
 
@@ -52,7 +55,8 @@ var verbsCases = []struct {
 	{"library", "/opt/lib/libibverbs.so.1", func(o *verbs.Options) { o.Library = "/opt/lib/libibverbs.so.1" }},
 }
 
-// Each key reaches the options of the driver, from a file and from the command line, and is taken by the driver.
+// Each key reaches the options of the driver, from a file and from the command line, and is taken
+// by the driver.
 func TestVerbsKeys(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range verbsCases {
@@ -139,15 +143,18 @@ func TestVerbsRefusals(t *testing.T) {
 			t.Errorf("%s: %v: expected one error, at its line", c.settings, all)
 		}
 	}
-	for settings, want := range map[string]string{"device": "expected KEY=VALUE", "": "expected KEY=VALUE", "=uc": "unknown key", "port=1,port=2": "port is there twice", "device=": "is empty",
+	for settings, want := range map[string]string{"device": "expected KEY=VALUE", "": "expected KEY=VALUE",
+		"=uc": "unknown key", "port=1,port=2": "port is there twice", "device=": "is empty",
 		"device.x=1": "unknown key", "a[0]=1": "unknown key"} {
-		if _, err := config.ParseVerbs(strings.Split(settings, ",")); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := config.ParseVerbs(strings.Split(settings, ",")); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; expected %q", settings, err, want)
 		}
 	}
 }
 
-// RDMA is one of the paths where the file does not list them; a list that leaves it out contradicts the section.
+// RDMA is one of the paths where the file does not list them; a list that leaves it out contradicts
+// the section.
 func TestVerbsIsAPath(t *testing.T) {
 	for text, want := range map[string]string{
 		"{}":                          "shm tcp verbs",
@@ -164,8 +171,10 @@ func TestVerbsIsAPath(t *testing.T) {
 			t.Errorf("%s: printed as\n%s", text, c.YAML())
 		}
 	}
-	_, all := config.Load("f", []byte("penstock:\n  transfers:\n    paths: [shm, tcp]\n    verbs: {queue_pairs: 2}\n"), config.Options{})
-	if e := all.Only(config.Error); len(e) != 1 || e[0].At.Line != 4 || !strings.Contains(e[0].String(), "paths leaves out") || len(e[0].Related) != 1 {
+	_, all := config.Load("f", []byte("penstock:\n  transfers:\n    paths: [shm, tcp]\n    verbs: {queue_pairs: 2}\n"),
+		config.Options{})
+	if e := all.Only(config.Error); len(e) != 1 || e[0].At.Line != 4 ||
+		!strings.Contains(e[0].String(), "paths leaves out") || len(e[0].Related) != 1 {
 		t.Errorf("%v", all)
 	}
 	// A program that writes the section itself is checked as well.

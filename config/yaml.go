@@ -11,7 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bounds of a file. They are far beyond what people write, and keep every file's check below a second.
+// Bounds of a file. They are far beyond what people write, and keep every file's check below a
+// second.
 const (
 	maxFile        = 1 << 20 // bytes
 	maxUnfolded    = 50_000  // values that come through aliases, besides those in the file
@@ -26,11 +27,13 @@ type entry struct{ key, value *yaml.Node }
 func (d *decoder) parse(text []byte) (root *yaml.Node) {
 	d.lines = bytes.Count(text, []byte("\n")) + 1
 	if len(text) > maxFile {
-		d.add(Error, CodeSyntax, Pos{1, 1}, 1, "", fmt.Sprintf("the file has %s", about(int64(len(text)))), fmt.Sprintf("at most %s", about(maxFile)), "")
+		d.add(Error, CodeSyntax, Pos{1, 1}, 1, "", fmt.Sprintf("the file has %s", about(int64(len(text)))),
+			fmt.Sprintf("at most %s", about(maxFile)), "")
 		return nil
 	}
 	if at, deep := nesting(text); deep {
-		d.add(Error, CodeSyntax, at, 1, "", fmt.Sprintf("more than %d levels of nesting", maxNesting), "", "a configuration has eight")
+		d.add(Error, CodeSyntax, at, 1, "", fmt.Sprintf("more than %d levels of nesting", maxNesting), "",
+			"a configuration has eight")
 		return nil
 	}
 	if !d.characters(text) {
@@ -42,14 +45,16 @@ func (d *decoder) parse(text []byte) (root *yaml.Node) {
 	dec := yaml.NewDecoder(lines)
 	err := guarded(func() error { return dec.Decode(&doc) })
 	if errors.Is(err, io.EOF) || err == nil && (doc.Kind != yaml.DocumentNode || len(doc.Content) == 0) {
-		d.add(Error, CodeRoot, Pos{1, 1}, 1, "", "the file is empty", "a configuration below penstock: or daqiri:", "penstock config generate writes one")
+		d.add(Error, CodeRoot, Pos{1, 1}, 1, "", "the file is empty", "a configuration below penstock: or daqiri:",
+			"penstock config generate writes one")
 		return nil
 	}
 	if err == nil {
 		err = guarded(func() error { return dec.Decode(&second) })
 		if err == nil {
 			at := Pos{second.Line, second.Column}
-			d.add(Error, CodeSyntax, at, 1, "", "a second document begins here", "one document in a file", "put it into a file of its own")
+			d.add(Error, CodeSyntax, at, 1, "", "a second document begins here", "one document in a file",
+				"put it into a file of its own")
 		}
 		if errors.Is(err, io.EOF) {
 			err = nil
@@ -72,7 +77,8 @@ func nodes(n *yaml.Node) int {
 	return sum
 }
 
-// withoutDirective makes a comment of "%YAML 1.2" in front of the document: the library reads 1.2, and refuses the word for it.
+// withoutDirective makes a comment of "%YAML 1.2" in front of the document: the library reads 1.2,
+// and refuses the word for it.
 func withoutDirective(text []byte) []byte {
 	at := 0
 	for line := range bytes.Lines(text) {
@@ -132,7 +138,8 @@ func (d *decoder) resolve(n *yaml.Node) *yaml.Node {
 	for {
 		if d.visits++; d.visits > d.most {
 			if d.visits == d.most+1 {
-				d.add(Error, CodeSyntax, posOf(n), 1, "", fmt.Sprintf("the file unfolds to more than %d values", d.most), "", "aliases (*name) of aliases multiply: write out what is meant")
+				d.add(Error, CodeSyntax, posOf(n), 1, "", fmt.Sprintf("the file unfolds to more than %d values",
+					d.most), "", "aliases (*name) of aliases multiply: write out what is meant")
 			}
 			return nil
 		}
@@ -160,7 +167,8 @@ func widthOf(n *yaml.Node) int {
 	return max(1, w)
 }
 
-// entries are the keys of a map in their order, those that it takes over with << last. A key that is there twice is reported.
+// entries are the keys of a map in their order, those that it takes over with << last. A key that
+// is there twice is reported.
 func (d *decoder) entries(n *yaml.Node, path string, depth int) []entry {
 	seen := map[string]*yaml.Node{}
 	var out []entry
@@ -179,7 +187,8 @@ func (d *decoder) entries(n *yaml.Node, path string, depth int) []entry {
 			continue
 		}
 		if first := seen[k.Value]; first != nil {
-			d.related(d.add(Error, CodeDuplicate, posOf(k), widthOf(k), join(path, k.Value), fmt.Sprintf("the key %q is here a second time", k.Value), "", "remove one of them"),
+			d.related(d.add(Error, CodeDuplicate, posOf(k), widthOf(k), join(path, k.Value),
+				fmt.Sprintf("the key %q is here a second time", k.Value), "", "remove one of them"),
 				posOf(first), "it is here first")
 			continue
 		}
@@ -249,7 +258,8 @@ func shown(s string) string {
 
 // written is a scalar as it stands in the file: numbers without quotes, texts with them.
 func written(n *yaml.Node) string {
-	if n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) == 0 && (n.Tag == "!!int" || n.Tag == "!!float") && len(n.Value) < 60 {
+	if n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) == 0 && (n.Tag == "!!int" || n.Tag == "!!float") &&
+		len(n.Value) < 60 {
 		return n.Value
 	}
 	return shown(n.Value)

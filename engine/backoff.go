@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// Backoff is the pauses between attempts to connect: they double from Least to Most, each less up to a half at random, so that many who lost the
-// same peer do not all come at once. It is for implementations of engines, has one user at a time, and its zero value makes no pause. A Most that is
-// shorter than Least counts as Least.
+// Backoff is the pauses between attempts to connect: they double from Least to Most, each less up
+// to a half at random, so that many who lost the same peer do not all come at once. It is for
+// implementations of engines, has one user at a time, and its zero value makes no pause. A Most
+// that is shorter than Least counts as Least.
 type Backoff struct {
 	Least, Most time.Duration
 	last        time.Duration // the longest that the last pause may have been; 0: there was none

@@ -16,7 +16,8 @@ type delivery struct {
 	packets int
 }
 
-// deliveries says when which packets are delivered to a consumer that always waits, if they arrive at these times.
+// deliveries says when which packets are delivered to a consumer that always waits, if they arrive
+// at these times.
 func deliveries(arrivals []time.Duration, o Batching) []delivery {
 	var out []delivery
 	free := time.Duration(0) // when the one before was delivered
@@ -36,8 +37,9 @@ func deliveries(arrivals []time.Duration, o Batching) []delivery {
 	return out
 }
 
-// Whenever packets come, and however many at a time: Rx and Poller deliver each burst at the very moment when it is due, also where the
-// queue wakes them for nothing, and where it is only polled: then a packet comes when the consumer looks at the queue.
+// Whenever packets come, and however many at a time: Rx and Poller deliver each burst at the very
+// moment when it is due, also where the queue wakes them for nothing, and where it is only polled:
+// then a packet comes when the consumer looks at the queue.
 func TestBatchingModel(t *testing.T) {
 	const beat = retryAfter
 	for seed := range uint64(120) {
@@ -117,7 +119,8 @@ func TestBatchingModel(t *testing.T) {
 	}
 }
 
-// restless is a Receiver that wakes the Waker it is armed with for no reason, once at once and then again and again.
+// restless is a Receiver that wakes the Waker it is armed with for no reason, once at once and then
+// again and again.
 type restless struct {
 	Receiver
 	arms int
@@ -135,7 +138,8 @@ func (r *restless) Arm(w *Waker) bool {
 	return false
 }
 
-// Wakes for nothing do not look like traffic: a spinning consumer sleeps soon all the same, and does not look for as long as it may.
+// Wakes for nothing do not look like traffic: a spinning consumer sleeps soon all the same, and
+// does not look for as long as it may.
 func TestSpinIsNotKeptUpByWakes(t *testing.T) {
 	const spin = 2 * retryAfter
 	for _, adaptive := range []bool{false, true} {

@@ -10,24 +10,28 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// Checker is an Engine that says before a port is open what the port can do and what OpenPort refuses. OpenPort itself asks the same code, so that
-// a plan and opening agree up to what only opening can know.
+// Checker is an Engine that says before a port is open what the port can do and what OpenPort
+// refuses. OpenPort itself asks the same code, so that a plan and opening agree up to what only
+// opening can know.
 type Checker interface {
-	// PortCapabilities is the most that a port of this spec can do. It looks at the spec alone, and asks nothing of the machine. The error is that
-	// of OpenPort for the address and the options.
+	// PortCapabilities is the most that a port of this spec can do. It looks at the spec alone, and
+	// asks nothing of the machine. The error is that of OpenPort for the address and the options.
 	PortCapabilities(spec PortSpec) (Capabilities, error)
-	// CheckPort is the error that OpenPort of this spec returns for its options, for a device that is not there, and for rights that
-	// the process lacks. It looks in the network namespace of the calling thread, connects to nothing, and leaves nothing open.
+	// CheckPort is the error that OpenPort of this spec returns for its options, for a device that
+	// is not there, and for rights that the process lacks. It looks in the network namespace of the
+	// calling thread, connects to nothing, and leaves nothing open.
 	//
-	// holds names what the port has for itself, such as "interface eth0": two ports of this engine that hold the same are not open at
-	// once. It is "" where any number of ports is open at the same address.
+	// holds names what the port has for itself, such as "interface eth0": two ports of this engine
+	// that hold the same are not open at once. It is "" where any number of ports is open at the
+	// same address.
 	CheckPort(ctx context.Context, spec PortSpec) (holds string, err error)
 }
 
 // Noter is a Checker that knows of notes before a port is open.
 type Noter interface {
-	// PortNotes are those of Capabilities().Notes that an open port of this spec would have for these rules and for its device, as far as that is known
-	// without opening it. It looks in the network namespace of the calling thread, and leaves nothing open.
+	// PortNotes are those of Capabilities().Notes that an open port of this spec would have for
+	// these rules and for its device, as far as that is known without opening it. It looks in the
+	// network namespace of the calling thread, and leaves nothing open.
 	PortNotes(spec PortSpec, rules []flow.Rule) []string
 }
 
@@ -38,7 +42,8 @@ type Ask struct {
 	Tx   []TxAsk
 }
 
-// RxAsk is a receive queue whose Pools are not there yet: Memory stands for them. With nil it is not known, and the check skips it.
+// RxAsk is a receive queue whose Pools are not there yet: Memory stands for them. With nil it is
+// not known, and the check skips it.
 type RxAsk struct {
 	RxSpec
 	Memory []PoolSpec
@@ -68,8 +73,9 @@ func poolSpecs(pools []*mem.Pool) []PoolSpec {
 	return out
 }
 
-// Check is what an engine refuses of a port and its queues, as far as their specs say it: by PortCapabilities, and by the same checks of queues that
-// AddRxQueue and AddTxQueue run. Each of found has a Path in an interface of a file. err is that of the port itself; found is nil then.
+// Check is what an engine refuses of a port and its queues, as far as their specs say it: by
+// PortCapabilities, and by the same checks of queues that AddRxQueue and AddTxQueue run. Each of
+// found has a Path in an interface of a file. err is that of the port itself; found is nil then.
 func Check(e Engine, ask *Ask) (can Capabilities, found []*SettingError, err error) {
 	can = e.Capabilities()
 	if c, ok := e.(Checker); ok {
@@ -108,22 +114,27 @@ func Check(e Engine, ask *Ask) (can Capabilities, found []*SettingError, err err
 		add(err, "tx", k)
 	}
 	if can.RxNeeded != "" && len(ask.Rx) == 0 {
-		found = append(found, &SettingError{Engine: e.Name(), Path: "rx.queues", Wrong: "the port has no receive queue: " + can.RxNeeded, Expected: "a small one where nothing is received"})
+		found = append(found, &SettingError{Engine: e.Name(), Path: "rx.queues",
+			Wrong: "the port has no receive queue: " + can.RxNeeded, Expected: "a small one where nothing is received"})
 	}
 	return can, found, nil
 }
 
-// checkIDs says which queue, by its place, is more than the port has, or has a number that no queue of it has.
+// checkIDs says which queue, by its place, is more than the port has, or has a number that no queue
+// of it has.
 func (c *Capabilities) checkIDs(what string, ids []QueueID, most int, hint string) (k int, err *SettingError) {
 	if hint == "" {
 		hint = "remove the others, or divide them between ports"
 	}
 	if len(ids) > most {
-		return most, &SettingError{Wrong: fmt.Sprintf("%d %s queues, and the port has %d", len(ids), what, most), Expected: fmt.Sprintf("at most %d", most), Hint: hint, Err: ErrUnsupported}
+		return most, &SettingError{Wrong: fmt.Sprintf("%d %s queues, and the port has %d", len(ids), what, most),
+			Expected: fmt.Sprintf("at most %d", most), Hint: hint, Err: ErrUnsupported}
 	}
 	k = slices.IndexFunc(ids, func(id QueueID) bool { return c.Frames && id.Number() >= most })
 	if k < 0 { // rules name queues by these numbers
 		return 0, nil
 	}
-	return k, &SettingError{Path: "id", Wrong: fmt.Sprintf("the port has no %s queue %v", what, ids[k]), Expected: fmt.Sprintf("0 to %d", most-1), Hint: "without id a queue has its place in the list", Err: ErrUnsupported}
+	return k, &SettingError{Path: "id", Wrong: fmt.Sprintf("the port has no %s queue %v", what, ids[k]),
+		Expected: fmt.Sprintf("0 to %d", most-1), Hint: "without id a queue has its place in the list",
+		Err: ErrUnsupported}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Errors of engines, ports and queues; match them with errors.Is. Errors that are met in a loop (ErrFull, ErrNoBuffers,
-// ErrClosed) come bare, so that they cost nothing.
+// Errors of engines, ports and queues; match them with errors.Is. Errors that are met in a loop
+// (ErrFull, ErrNoBuffers, ErrClosed) come bare, so that they cost nothing.
 var (
 	ErrNil         = errors.New("engine: nil burst or spec")
 	ErrNotReady    = errors.New("engine: nothing there now")
@@ -26,8 +26,9 @@ var (
 	ErrNotFound    = errors.New("engine: not found")
 	ErrClosed      = errors.New("engine: closed")
 	ErrDown        = errors.New("engine: link or peer is down")
-	ErrUnreserved  = errors.New("engine: packets without a descriptor: send what Alloc or Forward of the same queue prepared")
-	ErrInternal    = errors.New("engine: internal error")
+	ErrUnreserved  = errors.New("engine: packets without a descriptor: send what Alloc or Forward of the same queue " +
+		"prepared")
+	ErrInternal = errors.New("engine: internal error")
 )
 
 // Status is an outcome as DAQIRI's users know it; bindings return it.
@@ -50,8 +51,10 @@ const (
 	AlreadyExists
 )
 
-var statusNames = [...]string{"SUCCESS", "NULL_PTR", "NO_FREE_BURST_BUFFERS", "NO_FREE_PACKET_BUFFERS", "NOT_READY", "INVALID_PARAMETER",
-	"NO_SPACE_AVAILABLE", "NOT_SUPPORTED", "GENERIC_FAILURE", "CONNECT_FAILURE", "INTERNAL_ERROR", "RESOURCE_IN_USE", "ALREADY_EXISTS"}
+var statusNames = [...]string{"SUCCESS", "NULL_PTR", "NO_FREE_BURST_BUFFERS", "NO_FREE_PACKET_BUFFERS", "NOT_READY",
+	"INVALID_PARAMETER",
+	"NO_SPACE_AVAILABLE", "NOT_SUPPORTED", "GENERIC_FAILURE", "CONNECT_FAILURE", "INTERNAL_ERROR", "RESOURCE_IN_USE",
+	"ALREADY_EXISTS"}
 
 func (s Status) String() string {
 	if int(s) < len(statusNames) {
@@ -89,7 +92,8 @@ var statuses = []struct {
 	{ErrInternal, InternalError},
 }
 
-// StatusOf is the status code that says the same as err, the most specific one that it wraps; GenericFailure for others.
+// StatusOf is the status code that says the same as err, the most specific one that it wraps;
+// GenericFailure for others.
 func StatusOf(err error) Status {
 	if err == nil {
 		return Success

@@ -8,7 +8,8 @@ import (
 )
 
 func TestFamilies(t *testing.T) {
-	a := engine.PortStats{Rx: engine.RxStats{Packets: 3, Bytes: 180}, Tx: engine.TxStats{Packets: 2, Queued: 1}, Kernel: 7}
+	a := engine.PortStats{Rx: engine.RxStats{Packets: 3, Bytes: 180}, Tx: engine.TxStats{Packets: 2, Queued: 1},
+		Kernel: 7}
 	a.Drops[engine.DropNoRule] = 4
 	a.Rx.Drops[engine.DropNoRule] = 1
 	a.Tx.Drops[engine.DropRefused] = 2

@@ -29,7 +29,8 @@ func newPool(t testing.TB, slots int) *mem.Pool {
 	return p
 }
 
-// queue is a receive queue whose packets the test pushes: numbers, in order. Any goroutine may push.
+// queue is a receive queue whose packets the test pushes: numbers, in order. Any goroutine may
+// push.
 type queue struct {
 	pool *mem.Pool
 	src  *burst.Source
@@ -154,7 +155,8 @@ func (q *queue) Close() error {
 	return nil
 }
 
-// deaf is a device that is only polled, behind the front half of receive queues: it has what a queue has.
+// deaf is a device that is only polled, behind the front half of receive queues: it has what a
+// queue has.
 type deaf struct {
 	RxFront
 	q *queue

@@ -5,14 +5,16 @@ import "sync/atomic"
 // LinkState is how the link of a port is.
 type LinkState struct {
 	Up bool
-	// Gone says that the interface was removed or the device has failed: the port does nothing any more, and has to be opened again.
+	// Gone says that the interface was removed or the device has failed: the port does nothing any
+	// more, and has to be opened again.
 	Gone     bool
 	Changes  uint64 // how often Up has changed
 	Reopened uint64 // how often the port has opened its interface again, see package engine/reopen
 }
 
-// LinkUp is whether a link is up and how often that has changed, as one word: no reader sees the one without the other. It is for implementations of
-// engines. Its methods may be called from any goroutine.
+// LinkUp is whether a link is up and how often that has changed, as one word: no reader sees the
+// one without the other. It is for implementations of engines. Its methods may be called from any
+// goroutine.
 type LinkUp struct{ w atomic.Uint64 } // twice the changes, and 1 while it is up
 
 // Begin sets how the link is when its port is opened.
@@ -44,13 +46,13 @@ func (l *LinkUp) State() LinkState {
 
 // LinkTeller is a Port that reports changes of its link.
 type LinkTeller interface {
-	// LinkState is how the link is now. w is woken when that has changed; it replaces the Waker of the call before. Any goroutine may
-	// call it.
+	// LinkState is how the link is now. w is woken when that has changed; it replaces the Waker of
+	// the call before. Any goroutine may call it.
 	LinkState(w *Waker) LinkState
 }
 
-// LinkBell keeps the Waker of a LinkTeller. It is for implementations of engines; the zero value is ready. Its methods may be called from any
-// goroutine, and do not wait.
+// LinkBell keeps the Waker of a LinkTeller. It is for implementations of engines; the zero value is
+// ready. Its methods may be called from any goroutine, and do not wait.
 type LinkBell struct{ w atomic.Pointer[Waker] }
 
 // Set has w woken from now on.

@@ -2,7 +2,8 @@ package engine
 
 import "testing"
 
-// TestLinkUp has a reader see each change together with its count, and counts no word that changes nothing.
+// TestLinkUp has a reader see each change together with its count, and counts no word that changes
+// nothing.
 func TestLinkUp(t *testing.T) {
 	const changes = 20_000
 	var l LinkUp

@@ -7,11 +7,12 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Watcher takes the events of a descriptor that a Loop watches. The Loop's goroutine calls Ready, which must not wait; it may do so once more
-// after Remove has returned.
+// Watcher takes the events of a descriptor that a Loop watches. The Loop's goroutine calls Ready,
+// which must not wait; it may do so once more after Remove has returned.
 type Watcher interface{ Ready(events uint32) }
 
-// Loop is one goroutine in epoll that calls Watchers. It runs while any descriptor is watched. The zero Loop is ready to use, by any goroutine.
+// Loop is one goroutine in epoll that calls Watchers. It runs while any descriptor is watched. The
+// zero Loop is ready to use, by any goroutine.
 type Loop struct {
 	mu     sync.Mutex
 	epoll  *sys.Epoll // nil while nothing is watched

@@ -30,7 +30,8 @@ func (u MemoryUse) String() string {
 	return fmt.Sprintf("use %d", uint8(u))
 }
 
-// MemoryNeeds are ports of one engine with the memories of their queues, before any of it is open. It is inert.
+// MemoryNeeds are ports of one engine with the memories of their queues, before any of it is open.
+// It is inert.
 type MemoryNeeds struct {
 	Ports    []PortSpec
 	Memories []MemoryNeed
@@ -57,16 +58,18 @@ type MemoryPlan struct {
 // MemoryAnswer is what the ports do with one memory.
 type MemoryAnswer struct {
 	Use MemoryUse
-	// Why says in a sentence what of this memory is the reason that packets are copied, Hint what to change; "" where nothing would help.
+	// Why says in a sentence what of this memory is the reason that packets are copied, Hint what
+	// to change; "" where nothing would help.
 	Why, Hint string
 }
 
-// MemoryShare is memory that ports share, so that what one of them receives another one sends without a copy. It is made before they
-// are opened.
+// MemoryShare is memory that ports share, so that what one of them receives another one sends
+// without a copy. It is made before they are opened.
 type MemoryShare struct {
 	Ports []int // by place; a port is in one share at most
 	Home  int   // the memory whose region it is made of, by place
-	// Carve are the memories that are made as parts of one region, one behind the other in this order; nil: the region of Home is as it is.
+	// Carve are the memories that are made as parts of one region, one behind the other in this
+	// order; nil: the region of Home is as it is.
 	Carve []int
 	// Open makes it of the region of Home.
 	Open func(home *mem.Region) (SharedMemory, error)
@@ -80,13 +83,16 @@ type SharedMemory interface {
 	Close() error
 }
 
-// MemoryPlanner is an Engine that says more of memories than Capabilities do: what it does with each one, and which its ports share.
+// MemoryPlanner is an Engine that says more of memories than Capabilities do: what it does with
+// each one, and which its ports share.
 type MemoryPlanner interface {
-	// PlanMemory opens nothing, and asks nothing of the machine. Options of ports that OpenPort would refuse count as none.
+	// PlanMemory opens nothing, and asks nothing of the machine. Options of ports that OpenPort
+	// would refuse count as none.
 	PlanMemory(n *MemoryNeeds) MemoryPlan
 }
 
-// PlanMemory asks an engine what its ports do with memories: by MemoryPlanner, or by its Capabilities.
+// PlanMemory asks an engine what its ports do with memories: by MemoryPlanner, or by its
+// Capabilities.
 func PlanMemory(e Engine, n *MemoryNeeds) MemoryPlan {
 	if p, ok := e.(MemoryPlanner); ok {
 		return p.PlanMemory(n)

@@ -22,17 +22,21 @@ func (planner) PlanMemory(n *MemoryNeeds) MemoryPlan {
 
 // An engine that does not plan is known by its capabilities.
 func TestPlanMemory(t *testing.T) {
-	host, pinned, card := MemoryNeed{Kind: mem.Host, CPU: true}, MemoryNeed{Kind: mem.Device, CPU: true}, MemoryNeed{Kind: mem.Device}
+	host, pinned, card := MemoryNeed{Kind: mem.Host, CPU: true}, MemoryNeed{Kind: mem.Device, CPU: true},
+		MemoryNeed{Kind: mem.Device}
 	needs := &MemoryNeeds{Ports: make([]PortSpec, 1), Memories: []MemoryNeed{host, pinned, card}}
 	for name, c := range map[string]struct {
 		can  Capabilities
 		want [3]MemoryUse
 	}{
-		"unknown":  {Capabilities{}, [3]MemoryUse{UseUnknown, UseUnknown, UseCopied}},
-		"socket":   {Capabilities{MemoryUse: UseInPlace}, [3]MemoryUse{UseInPlace, UseInPlace, UseCopied}},
-		"card":     {Capabilities{MemoryUse: UseRegistered, Memory: []mem.Kind{mem.Host, mem.Device}}, [3]MemoryUse{UseRegistered, UseReached, UseReached}},
-		"its own":  {Capabilities{MemoryUse: UseCopied, Pools: PoolsRefused, PoolsWhy: "mbufs"}, [3]MemoryUse{UseLent, UseLent, UseLent}},
-		"optional": {Capabilities{MemoryUse: UseCopied, Pools: PoolsOptional, PoolsWhy: "blocks"}, [3]MemoryUse{UseCopied, UseCopied, UseCopied}},
+		"unknown": {Capabilities{}, [3]MemoryUse{UseUnknown, UseUnknown, UseCopied}},
+		"socket":  {Capabilities{MemoryUse: UseInPlace}, [3]MemoryUse{UseInPlace, UseInPlace, UseCopied}},
+		"card": {Capabilities{MemoryUse: UseRegistered, Memory: []mem.Kind{mem.Host, mem.Device}},
+			[3]MemoryUse{UseRegistered, UseReached, UseReached}},
+		"its own": {Capabilities{MemoryUse: UseCopied, Pools: PoolsRefused, PoolsWhy: "mbufs"},
+			[3]MemoryUse{UseLent, UseLent, UseLent}},
+		"optional": {Capabilities{MemoryUse: UseCopied, Pools: PoolsOptional, PoolsWhy: "blocks"},
+			[3]MemoryUse{UseCopied, UseCopied, UseCopied}},
 	} {
 		plan := PlanMemory(able{can: c.can}, needs)
 		if len(plan.Answers) != 3 || len(plan.Shares) != 0 {

@@ -9,11 +9,13 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// maxCut is the number of segments that one packet is cut into at most, as with UDP_SEGMENT of Linux.
+// maxCut is the number of segments that one packet is cut into at most, as with UDP_SEGMENT of
+// Linux.
 const maxCut = 64
 
-// offload does in software what packets ask for and the device does not do. Checksums of packets in one piece it writes where they lie, on the
-// goroutine that sends. All else is done under the mutex: packets that are cut, or whose bytes are shared, are copied to slots of the queue.
+// offload does in software what packets ask for and the device does not do. Checksums of packets in
+// one piece it writes where they lie, on the goroutine that sends. All else is done under the
+// mutex: packets that are cut, or whose bytes are shared, are copied to slots of the queue.
 type offload struct {
 	does     burst.Flags                         // of burst.Requests, by the device
 	not      func(*burst.Burst, int) burst.Flags // of a packet's requests, not by the device after all; may be nil
@@ -28,8 +30,9 @@ type offload struct {
 	done  *burst.Burst // packets whose copies are sent
 }
 
-// Offload says which requests of packets the device itself does, and whether packets are payloads, which have no headers and whose transport
-// does the checksums. Without it software does them all, on frames. Call it before Start.
+// Offload says which requests of packets the device itself does, and whether packets are payloads,
+// which have no headers and whose transport does the checksums. Without it software does them all,
+// on frames. Call it before Start.
 func (f *TxFront) Offload(device burst.Flags, payloads bool) {
 	if payloads {
 		device |= burst.ChecksumIPv4 | burst.ChecksumL4 | burst.ChecksumPartial
@@ -37,8 +40,9 @@ func (f *TxFront) Offload(device burst.Flags, payloads bool) {
 	f.off.does, f.off.payloads = device&burst.Requests, payloads
 }
 
-// Except has software do more for some packets than for others: not is what of a packet's requests the device does not do, besides what Offload
-// says of all. Any goroutine that sends calls it. Call Except before Start.
+// Except has software do more for some packets than for others: not is what of a packet's requests
+// the device does not do, besides what Offload says of all. Any goroutine that sends calls it. Call
+// Except before Start.
 func (f *TxFront) Except(not func(b *burst.Burst, i int) burst.Flags) { f.off.not = not }
 
 // todo is what software does of the requests of packet i.
@@ -51,21 +55,23 @@ func (o *offload) todo(b *burst.Burst, i int) burst.Flags {
 	return todo
 }
 
-// SourceMAC has the queue write that address into each frame as it is sent, for TxSpec.SourceMAC; of a frame whose bytes other bursts share it
-// sends a copy. Call it before Start.
+// SourceMAC has the queue write that address into each frame as it is sent, for TxSpec.SourceMAC;
+// of a frame whose bytes other bursts share it sends a copy. Call it before Start.
 func (f *TxFront) SourceMAC(mac func() packet.MAC) { f.off.source = mac }
 
 // Send implements TxQueue.
 func (f *TxFront) Send(b *burst.Burst) error {
 	if b != nil {
-		if asked := b.Builder().Asked(); f.off.source != nil || asked&^f.off.does != 0 || f.off.not != nil && asked != 0 {
+		if asked := b.Builder().Asked(); f.off.source != nil || asked&^f.off.does != 0 || f.off.not != nil &&
+			asked != 0 {
 			return f.sendAsked(b)
 		}
 	}
 	return f.box.Send(b)
 }
 
-// sendAsked is Send of packets that the queue changes: of which some ask for what the device does not do, or all get a source address.
+// sendAsked is Send of packets that the queue changes: of which some ask for what the device does
+// not do, or all get a source address.
 func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 	o := &f.off
 	rest := false // packets that are not done where they lie
@@ -73,7 +79,8 @@ func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 		todo := o.todo(b, i)
 		switch {
 		case b.Segments(i) == 0 || todo == 0 && o.source == nil:
-		case shared(b, i) || todo != 0 && (todo&burst.Segmented != 0 || b.Segments(i) > 1 || b.Bytes(i, 0) == nil) || !o.address(b, i):
+		case shared(b, i) || todo != 0 && (todo&burst.Segmented != 0 || b.Segments(i) > 1 || b.Bytes(i, 0) == nil) ||
+			!o.address(b, i):
 			rest = true
 		case todo != 0 && !checksums(b.Bytes(i, 0), todo):
 			rest = true
@@ -104,14 +111,16 @@ func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 	return err
 }
 
-// sendOne moves packet i of b to what is sent, or puts there what it becomes. A packet that stays in b is dropped, and counted.
+// sendOne moves packet i of b to what is sent, or puts there what it becomes. A packet that stays
+// in b is dropped, and counted.
 func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 	o := &f.off
 	todo := o.todo(b, i)
 	shared := shared(b, i)
 	change := todo != 0 || shared && o.source != nil
 	if !shared && !o.address(b, i) || change && b.Hidden() >= 0 && !reached(b, i) {
-		return o.drop(DropRefused, fmt.Errorf("%w: packet %d is to be changed, and is in memory that the CPU cannot reach", ErrUnsupported, i))
+		return o.drop(DropRefused,
+			fmt.Errorf("%w: packet %d is to be changed, and is in memory that the CPU cannot reach", ErrUnsupported, i))
 	}
 	if change {
 		p := o.view(b, i)
@@ -123,7 +132,9 @@ func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 		head := 0
 		if todo&burst.ChecksumPartial != 0 {
 			if _, _, ok := partial(p); !ok {
-				return o.drop(DropBadChecksum, fmt.Errorf("%w: packet %d, %d bytes, has a checksum that was left to a device, and is no whole packet of TCP or UDP", ErrInvalid, i, len(p)))
+				return o.drop(DropBadChecksum,
+					fmt.Errorf("%w: packet %d, %d bytes, has a checksum that was left to a device, and is no whole "+
+						"packet of TCP or UDP", ErrInvalid, i, len(p)))
 			}
 		}
 		if !o.payloads && todo != 0 {
@@ -131,7 +142,9 @@ func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 				head = int(l.Payload)
 				p = p[:l.End] // without padding
 			} else if todo&burst.Segmented != 0 {
-				return o.drop(DropBadFrame, fmt.Errorf("%w: packet %d, %d bytes, has a segment size and is no whole packet of TCP or UDP (%v)", ErrInvalid, i, len(p), why))
+				return o.drop(DropBadFrame,
+					fmt.Errorf("%w: packet %d, %d bytes, has a segment size and is no whole packet of TCP or UDP (%v)",
+						ErrInvalid, i, len(p), why))
 			}
 		}
 		switch {
@@ -150,13 +163,15 @@ func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 	}
 	err := f.box.Send(o.out)
 	if !b.Take(o.out, i) {
-		return o.drop(DropTooLong, fmt.Errorf("%w: packet %d has %d segments in more memories than fit", ErrInvalid, i, b.Segments(i)))
+		return o.drop(DropTooLong, fmt.Errorf("%w: packet %d has %d segments in more memories than fit", ErrInvalid, i,
+			b.Segments(i)))
 	}
 	return err
 }
 
-// cut puts packets in the place of packet i: the headers of p and size bytes of its payload, the next ones, and so on, in slots of the queue. Software
-// computes their checksums, also where the device could: the bytes are in the cache.
+// cut puts packets in the place of packet i: the headers of p and size bytes of its payload, the
+// next ones, and so on, in slots of the queue. Software computes their checksums, also where the
+// device could: the bytes are in the cache.
 func (f *TxFront) cut(b *burst.Burst, i int, p []byte, l *packet.Layers, head, size int, todo burst.Flags) (err error) {
 	o := &f.off
 	data := p[head:]
@@ -169,8 +184,10 @@ func (f *TxFront) cut(b *burst.Burst, i int, p []byte, l *packet.Layers, head, s
 		front = 0
 	}
 	if n > maxCut || front+size > f.slots.most || head > f.slots.pools[0].SlotSize()-f.slots.headroom {
-		return o.drop(DropTooLong, fmt.Errorf("%w: packet %d, %d bytes, makes %d packets of %d bytes: expected at most %d of %d", ErrInvalid, i, len(p), n,
-			head+size, maxCut, f.slots.most))
+		return o.drop(DropTooLong,
+			fmt.Errorf("%w: packet %d, %d bytes, makes %d packets of %d bytes: expected at most %d of %d", ErrInvalid,
+				i, len(p), n,
+				head+size, maxCut, f.slots.most))
 	}
 	pieces := f.slots.pieces(front + size)
 	if o.out.Len()+n > o.out.Cap() || o.out.SegmentRoom() < n*pieces {
@@ -215,7 +232,8 @@ func (f *TxFront) cut(b *burst.Burst, i int, p []byte, l *packet.Layers, head, s
 }
 
 // write makes packet at of out the k-th of n that a packet becomes.
-func (o *offload) write(out *burst.Burst, at int, head, data []byte, l *packet.Layers, k, n, size int, todo burst.Flags) {
+func (o *offload) write(out *burst.Burst, at int, head, data []byte, l *packet.Layers, k, n, size int,
+	todo burst.Flags) {
 	o.next = append(append(o.next[:0], head...), data...)
 	p := o.next
 	if len(head) > 0 {
@@ -255,7 +273,8 @@ func (o *offload) write(out *burst.Burst, at int, head, data []byte, l *packet.L
 	copyBack(out, at, p)
 }
 
-// address writes the source address of packet i, if the queue does. It is false where the CPU does not reach it.
+// address writes the source address of packet i, if the queue does. It is false where the CPU does
+// not reach it.
 func (o *offload) address(b *burst.Burst, i int) bool {
 	return o.source == nil || setSource(b, i, o.source()) || b.PacketLen(i) < packet.EthernetLen
 }
@@ -304,7 +323,8 @@ func copyBack(b *burst.Burst, i int, p []byte) {
 	}
 }
 
-// partial finds the checksum in p that was left to a device. ok is also true where the packet has the right one by now.
+// partial finds the checksum in p that was left to a device. ok is also true where the packet has
+// the right one by now.
 func partial(p []byte) (left packet.Partial, found, ok bool) {
 	var l packet.Layers
 	if left, found = packet.FindPartial(p, &l); found {
@@ -320,8 +340,9 @@ func partial(p []byte) (left packet.Partial, found, ok bool) {
 	return left, false, packet.TCP(body).ChecksumOK(l.Src(p), l.Dst(p))
 }
 
-// checksums writes those that are asked for into a frame in one piece. What has none, or is malformed, stays as it is. It is false where
-// burst.ChecksumPartial is asked for, and there is no such checksum and no right one.
+// checksums writes those that are asked for into a frame in one piece. What has none, or is
+// malformed, stays as it is. It is false where burst.ChecksumPartial is asked for, and there is no
+// such checksum and no right one.
 func checksums(p []byte, what burst.Flags) bool {
 	var l packet.Layers
 	if what&burst.ChecksumPartial != 0 {

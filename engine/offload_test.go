@@ -28,7 +28,8 @@ func (s *wireSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return to, time.Time{}
 }
 
-// asking is a queue over pools with slots of these sizes, that sends one UDP frame over IPv6 with a payload of 900 bytes.
+// asking is a queue over pools with slots of these sizes, that sends one UDP frame over IPv6 with a
+// payload of 900 bytes.
 type asking struct {
 	f     TxFront
 	b     *burst.Burst
@@ -52,7 +53,8 @@ func newAsking(t *testing.T, depth, slots int, sizes ...int) *asking {
 		})
 		a.pools, srcs = append(a.pools, p), append(srcs, burst.PoolSource(p))
 	}
-	frame := packet.UDPFrame{Src: netip.MustParseAddrPort("[2001:db8::1]:7"), Dst: netip.MustParseAddrPort("[2001:db8::2]:8"), Checksum: packet.ChecksumOffload}
+	frame := packet.UDPFrame{Src: netip.MustParseAddrPort("[2001:db8::1]:7"),
+		Dst: netip.MustParseAddrPort("[2001:db8::2]:8"), Checksum: packet.ChecksumOffload}
 	a.frame = make([]byte, frame.HeaderLen()+900)
 	if _, err := frame.Fill(a.frame, 900); err != nil {
 		t.Fatal(err)
@@ -114,7 +116,8 @@ func (a *asking) expect(t *testing.T, sizes ...int) {
 	}
 }
 
-// TestOffload: checksums and segments in software, over IPv6, with a pool for whole packets, and with headers and payloads apart.
+// TestOffload: checksums and segments in software, over IPv6, with a pool for whole packets, and
+// with headers and payloads apart.
 func TestOffload(t *testing.T) {
 	for _, slots := range [][]int{{2048}, {128, 1024}} {
 		a := newAsking(t, 8, 8, slots...)
@@ -129,7 +132,8 @@ func TestOffload(t *testing.T) {
 	}
 }
 
-// TestOffloadRefusals: a packet that cannot be cut is dropped as a whole, counted, with an error; everything comes back.
+// TestOffloadRefusals: a packet that cannot be cut is dropped as a whole, counted, with an error;
+// everything comes back.
 func TestOffloadRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name         string
@@ -177,8 +181,9 @@ func TestOffloadAllocations(t *testing.T) {
 	}
 }
 
-// receivedPartial is a frame in slots of a's pools, as a queue receives it whose sender left its checksum to a device; Forward has claimed it. With
-// shares the burst that it returns has it as well.
+// receivedPartial is a frame in slots of a's pools, as a queue receives it whose sender left its
+// checksum to a device; Forward has claimed it. With shares the burst that it returns has it as
+// well.
 func (a *asking) receivedPartial(t *testing.T, shares *burst.Shares) (other *burst.Burst) {
 	t.Helper()
 	b := burst.NewSegmented(4, 8)
@@ -213,8 +218,9 @@ func (a *asking) receivedPartial(t *testing.T, shares *burst.Shares) (other *bur
 	return other
 }
 
-// TestForwardPartial: a received frame whose checksum is not computed yet leaves with it, from one slot or two, and a copy of it where other bursts
-// share the bytes. What cannot be computed is dropped as bad-checksum.
+// TestForwardPartial: a received frame whose checksum is not computed yet leaves with it, from one
+// slot or two, and a copy of it where other bursts share the bytes. What cannot be computed is
+// dropped as bad-checksum.
 func TestForwardPartial(t *testing.T) {
 	for _, slots := range [][]int{{2048}, {128, 1024}} {
 		a := newAsking(t, 8, 8, slots...)

@@ -41,7 +41,8 @@ const (
 type Option struct {
 	Key    string // in files and addresses
 	DAQIRI string // DAQIRI's name of it, where it is another
-	// Section is the key of the section of a file that has it; "" is that of the engine (Spec.FileSection). Of a queue it is always the engine's.
+	// Section is the key of the section of a file that has it; "" is that of the engine
+	// (Spec.FileSection). Of a queue it is always the engine's.
 	Section string
 	// Schemes are those of the addresses that it is for; nil for all.
 	Schemes []string
@@ -55,17 +56,20 @@ type Option struct {
 	Unit     string // of an Int: "packets"
 	Default  string // what stands for it where it is not there, as it is written; "" where Doc says it
 	Doc      string
-	// Field is the field of the options' struct, or several with spaces between them. A bool is set to whether the value is not zero; "!"
-	// in front of the name to the opposite. "": the option is a part of the address, which the engine reads itself.
+	// Field is the field of the options' struct, or several with spaces between them. A bool is set
+	// to whether the value is not zero; "!" in front of the name to the opposite. "": the option is
+	// a part of the address, which the engine reads itself.
 	Field string
 	// Zero is what the field gets for 0, where the zero value of the field is something else.
 	Zero int64
 	// Parse makes a value of a Text, of the type of the field, or of its elements for a List.
 	Parse func(text string) (any, error)
-	// Follows names what else in an interface of a file sets it: "rx.queues" is how many receive queues there are, "rx.hardware_timestamps" that key.
+	// Follows names what else in an interface of a file sets it: "rx.queues" is how many receive
+	// queues there are, "rx.hardware_timestamps" that key.
 	Follows string
-	// Asks is what the doctor looks for where it is set: "queues" (the highest of the list), "busy_poll", "chains", "receive_buffer_bytes",
-	// "send_buffer_bytes", "packet_bytes"; "zero_copy" and "native" where it is the word AsksFor.
+	// Asks is what the doctor looks for where it is set: "queues" (the highest of the list),
+	// "busy_poll", "chains", "receive_buffer_bytes", "send_buffer_bytes", "packet_bytes";
+	// "zero_copy" and "native" where it is the word AsksFor.
 	Asks, AsksFor string
 }
 
@@ -81,7 +85,8 @@ func (o *Option) Expects() string {
 	case Int:
 		return fmt.Sprintf("a whole number from %d to %d", o.Min, o.Max)
 	case Bytes:
-		return fmt.Sprintf("a size from %s to %s, such as 4096 or 4KiB", input.Exact(o.Min, input.Sizes, 5), input.Exact(o.Max, input.Sizes, 5))
+		return fmt.Sprintf("a size from %s to %s, such as 4096 or 4KiB", input.Exact(o.Min, input.Sizes, 5),
+			input.Exact(o.Max, input.Sizes, 5))
 	case Time:
 		return fmt.Sprintf("a time from %v to %v, such as 50us or 2ms", time.Duration(o.Min), time.Duration(o.Max))
 	case Word:
@@ -92,8 +97,8 @@ func (o *Option) Expects() string {
 	return ""
 }
 
-// Value reads a value: a bool, an int64 (Int, Bytes), a time.Duration, a netip.Addr, a string, or what Parse makes. The error is a
-// *SettingError without an engine.
+// Value reads a value: a bool, an int64 (Int, Bytes), a time.Duration, a netip.Addr, a string, or
+// what Parse makes. The error is a *SettingError without an engine.
 func (o *Option) Value(text string) (any, error) {
 	v, err := o.value(text)
 	if err != nil {
@@ -230,7 +235,8 @@ func (o *Option) put(f reflect.Value, v any, not bool) {
 	}
 }
 
-// CheckOptions says what is wrong with the options of a Spec: keys, ranges, fields that the structs do not have, or of another type.
+// CheckOptions says what is wrong with the options of a Spec: keys, ranges, fields that the structs
+// do not have, or of another type.
 func (s *Spec) CheckOptions() error {
 	for i := range s.Options {
 		o := &s.Options[i]
@@ -284,7 +290,8 @@ func (s *Spec) fits(o *Option, scheme string) error {
 	default:
 		return fmt.Errorf("nothing makes its struct")
 	}
-	sample := map[Type]reflect.Type{Bool: reflect.TypeFor[bool](), Int: reflect.TypeFor[int64](), Bytes: reflect.TypeFor[int64](), Time: reflect.TypeFor[time.Duration](),
+	sample := map[Type]reflect.Type{Bool: reflect.TypeFor[bool](), Int: reflect.TypeFor[int64](),
+		Bytes: reflect.TypeFor[int64](), Time: reflect.TypeFor[time.Duration](),
 		Word: reflect.TypeFor[string](), Text: reflect.TypeFor[string](), IP: reflect.TypeFor[netip.Addr]()}[o.Type]
 	for name := range strings.FieldsSeq(o.Field) {
 		f, ok := reflect.TypeOf(options).Elem().FieldByName(strings.TrimPrefix(name, "!"))
@@ -302,14 +309,16 @@ func (s *Spec) fits(o *Option, scheme string) error {
 			t = t.Elem()
 		}
 		number := t.Kind() >= reflect.Int && t.Kind() <= reflect.Uint64
-		if t.Kind() != reflect.Bool && o.Parse == nil && !(o.Type == Word && number) && (!sample.ConvertibleTo(t) || number != (sample.Kind() == reflect.Int64)) {
+		if t.Kind() != reflect.Bool && o.Parse == nil && !(o.Type == Word && number) &&
+			(!sample.ConvertibleTo(t) || number != (sample.Kind() == reflect.Int64)) {
 			return fmt.Errorf("field %s is of type %v", name, f.Type)
 		}
 	}
 	return nil
 }
 
-// Given is the options that a PortSpec, RxSpec or TxSpec has: nil, a T, or a pointer to one. The error wraps ErrInvalid or ErrNil.
+// Given is the options that a PortSpec, RxSpec or TxSpec has: nil, a T, or a pointer to one. The
+// error wraps ErrInvalid or ErrNil.
 func Given[T any](options any) (o T, err error) {
 	switch given := options.(type) {
 	case nil:
@@ -326,8 +335,9 @@ func Given[T any](options any) (o T, err error) {
 	return o, nil
 }
 
-// ReadPort is the address of a port and its options of type T: those that the PortSpec has, and over them those in the address (Spec.Read). complete
-// fills in defaults and says what is wrong with them.
+// ReadPort is the address of a port and its options of type T: those that the PortSpec has, and
+// over them those in the address (Spec.Read). complete fills in defaults and says what is wrong
+// with them.
 func ReadPort[T any](s *Spec, p *PortSpec, complete func(*T) error) (a Address, o T, err error) {
 	if o, err = Given[T](p.Options); err != nil {
 		return a, o, fmt.Errorf("%s: port %q: %w", s.Name, p.Address, err)

@@ -15,24 +15,30 @@ import (
 
 // Sink is the device behind an Outbox.
 type Sink interface {
-	// Transmit sends packets from to to-1 of b, in order, and returns the number of the first that the device has not taken, to if
-	// it took them all. Packets without segments count as taken. It never waits, and one goroutine calls it at a time. A packet that
-	// it takes stays in b, and goes back to its owner with b, unless Transmit moves it elsewhere (Take) because the device still
-	// reads it. A packet that can never be sent is counted by the sink as a drop and taken; an async sink also completes it.
+	// Transmit sends packets from to to-1 of b, in order, and returns the number of the first that
+	// the device has not taken, to if it took them all. Packets without segments count as taken. It
+	// never waits, and one goroutine calls it at a time. A packet that it takes stays in b, and
+	// goes back to its owner with b, unless Transmit moves it elsewhere (Take) because the device
+	// still reads it. A packet that can never be sent is counted by the sink as a drop and taken;
+	// an async sink also completes it.
 	//
-	// If it took fewer, again says when to try again: at that time, or when Outbox.Kick is called, whichever comes first. The zero
-	// time means only Kick. A Kick that comes while Transmit still runs, or soon after, is not lost.
+	// If it took fewer, again says when to try again: at that time, or when Outbox.Kick is called,
+	// whichever comes first. The zero time means only Kick. A Kick that comes while Transmit still
+	// runs, or soon after, is not lost.
 	Transmit(b *burst.Burst, from, to int) (next int, again time.Time)
 }
 
-// Outbox is the front half of a transmit queue, the same for all engines: it keeps count of descriptors, takes bursts from any
-// number of goroutines, and passes them on to a Sink from one goroutine at a time, in order.
+// Outbox is the front half of a transmit queue, the same for all engines: it keeps count of
+// descriptors, takes bursts from any number of goroutines, and passes them on to a Sink from one
+// goroutine at a time, in order.
 //
-// A Send that finds no other one at work does the work itself; others leave their packets to the one that works. When the device takes
-// no more, a goroutine takes over, and ends when it has sent everything; until then Sends only leave their packets.
+// A Send that finds no other one at work does the work itself; others leave their packets to the
+// one that works. When the device takes no more, a goroutine takes over, and ends when it has sent
+// everything; until then Sends only leave their packets.
 //
-// Being busy is a right that passes from goroutine to goroutine: busy is true while one has it, and while the device takes no more the
-// goroutine of the Outbox has it. So there is no moment in which packets wait and no goroutine is there to send them.
+// Being busy is a right that passes from goroutine to goroutine: busy is true while one has it, and
+// while the device takes no more the goroutine of the Outbox has it. So there is no moment in which
+// packets wait and no goroutine is there to send them.
 type Outbox struct {
 	sink  Sink
 	async bool
@@ -70,17 +76,20 @@ type Outbox struct {
 const (
 	// spareBurst is the least room of a burst in the queue, in packets.
 	spareBurst = 64
-	// othersBursts is the number of bursts of others that a Send does before it leaves them to the goroutine.
+	// othersBursts is the number of bursts of others that a Send does before it leaves them to the
+	// goroutine.
 	othersBursts = 64
 	// othersRounds is how often it looks again after that.
 	othersRounds = 8
 )
 
-// NewOutbox makes an Outbox with that many descriptors. With async the Sink gives descriptors back itself, through Complete, when
-// the device has done with a packet; otherwise a packet that Transmit took is done.
+// NewOutbox makes an Outbox with that many descriptors. With async the Sink gives descriptors back
+// itself, through Complete, when the device has done with a packet; otherwise a packet that
+// Transmit took is done.
 func NewOutbox(sink Sink, depth int, async bool) (*Outbox, error) {
 	if sink == nil || depth < 1 {
-		return nil, fmt.Errorf("engine: outbox of %d descriptors and sink %v: expected at least 1 and a sink: %w", depth, sink, ErrInvalid)
+		return nil, fmt.Errorf("engine: outbox of %d descriptors and sink %v: expected at least 1 and a sink: %w",
+			depth, sink, ErrInvalid)
 	}
 	o := &Outbox{sink: sink, async: async, depth: int64(depth), kick: NewWaker(), over: make(chan struct{})}
 	o.loop = o.run
@@ -95,8 +104,9 @@ func NewOutbox(sink Sink, depth int, async bool) (*Outbox, error) {
 	return o, nil
 }
 
-// Reserve takes up to n descriptors and returns how many there were. They belong to the burst that the caller notes them in
-// (burst.Reserve with the Outbox as the Reserver), until Send or its Release.
+// Reserve takes up to n descriptors and returns how many there were. They belong to the burst that
+// the caller notes them in (burst.Reserve with the Outbox as the Reserver), until Send or its
+// Release.
 func (o *Outbox) Reserve(n int) int {
 	for {
 		free := o.free.Load()
@@ -117,9 +127,10 @@ func (o *Outbox) Unreserve(n int) {
 	}
 }
 
-// Claim makes packets that were received ready for Send, as TxQueue.Forward has to: it takes a descriptor for each, and
-// notes them in b. Packets that find none, the last ones, are released; n says how many are ready, and err is ErrFull then. Their
-// times go: when a packet was received is not when it is to leave. After Close it releases b, and the error is ErrClosed.
+// Claim makes packets that were received ready for Send, as TxQueue.Forward has to: it takes a
+// descriptor for each, and notes them in b. Packets that find none, the last ones, are released; n
+// says how many are ready, and err is ErrFull then. Their times go: when a packet was received is
+// not when it is to leave. After Close it releases b, and the error is ErrClosed.
 func (o *Outbox) Claim(b *burst.Burst) (n int, err error) {
 	if b == nil {
 		return 0, ErrNil
@@ -140,15 +151,16 @@ func (o *Outbox) Claim(b *burst.Burst) (n int, err error) {
 	return n, err
 }
 
-// ClaimReached is Claim for devices that read what the CPU reads: packets of b in memory that it cannot reach are ErrUnsupported, and b is
-// released.
+// ClaimReached is Claim for devices that read what the CPU reads: packets of b in memory that it
+// cannot reach are ErrUnsupported, and b is released.
 func (o *Outbox) ClaimReached(b *burst.Burst) (n int, err error) {
 	if b == nil {
 		return 0, ErrNil
 	}
 	if i := b.Hidden(); i >= 0 {
 		b.Release()
-		return 0, fmt.Errorf("%w: Forward of packet %d of the burst, which is in memory that the CPU cannot reach: package engine/bounce has queues that copy it", ErrUnsupported, i)
+		return 0, fmt.Errorf("%w: Forward of packet %d of the burst, which is in memory that the CPU cannot reach: "+
+			"package engine/bounce has queues that copy it", ErrUnsupported, i)
 	}
 	return o.Claim(b)
 }
@@ -162,16 +174,16 @@ func (o *Outbox) Queued() int {
 	return int(o.given.Load() - done)
 }
 
-// AddDrops adds the packets that the Outbox itself dropped: those that Close found and that came after it, and those that had no
-// descriptor.
+// AddDrops adds the packets that the Outbox itself dropped: those that Close found and that came
+// after it, and those that had no descriptor.
 func (o *Outbox) AddDrops(d *Drops) {
 	o.drops.AddTo(d)
 	d[DropClosed] += o.late.Load()
 	d[DropRefused] += o.refused.Load()
 }
 
-// Complete says that the device has done with n packets of an async Outbox, the oldest ones that Transmit has taken. Any goroutine
-// may call it, Transmit too.
+// Complete says that the device has done with n packets of an async Outbox, the oldest ones that
+// Transmit has taken. Any goroutine may call it, Transmit too.
 func (o *Outbox) Complete(n int) {
 	o.Unreserve(n)
 	done := o.done.Add(uint64(n))
@@ -187,8 +199,8 @@ func (o *Outbox) Complete(n int) {
 	}
 }
 
-// Drain waits until everything that was given to Send before is done, or the context ends. What others send meanwhile it does not
-// wait for.
+// Drain waits until everything that was given to Send before is done, or the context ends. What
+// others send meanwhile it does not wait for.
 func (o *Outbox) Drain(ctx context.Context) error {
 	until := o.given.Load()
 	if o.done.Load() >= until {
@@ -219,8 +231,8 @@ func (o *Outbox) Drain(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Send takes the packets of b and sends them. b must carry a reservation of this Outbox for each of its packets; it is empty
-// afterwards in any case.
+// Send takes the packets of b and sends them. b must carry a reservation of this Outbox for each of
+// its packets; it is empty afterwards in any case.
 func (o *Outbox) Send(b *burst.Burst) error {
 	if b == nil {
 		return ErrNil
@@ -282,7 +294,8 @@ func (o *Outbox) Send(b *burst.Burst) error {
 	return nil
 }
 
-// direct sends the packets of b without the queue. What the device does not take becomes the head, and the answer is false.
+// direct sends the packets of b without the queue. What the device does not take becomes the head,
+// and the answer is false.
 func (o *Outbox) direct(b *burst.Burst, live int) bool {
 	next, again := o.sink.Transmit(b, 0, b.Len())
 	if next < b.Len() {
@@ -297,7 +310,8 @@ func (o *Outbox) direct(b *burst.Burst, live int) bool {
 	return true
 }
 
-// blocked notes that the device took packets from to next-1 of b only. live is the number of packets with segments before.
+// blocked notes that the device took packets from to next-1 of b only. live is the number of
+// packets with segments before.
 func (o *Outbox) blocked(b *burst.Burst, from, next, live int, again time.Time) {
 	o.from, o.again = next, again
 	if next == from {
@@ -321,8 +335,8 @@ func (o *Outbox) keep(b *burst.Burst) *burst.Burst {
 	return q
 }
 
-// work sends what is queued, up to so many bursts, and reports whether nothing is left, or nothing that can be got now. The caller
-// is the busy one, and remains it.
+// work sends what is queued, up to so many bursts, and reports whether nothing is left, or nothing
+// that can be got now. The caller is the busy one, and remains it.
 func (o *Outbox) work(bursts int) bool {
 	for ; ; bursts-- {
 		if o.head == nil {
@@ -363,8 +377,8 @@ func (o *Outbox) work(bursts int) bool {
 	}
 }
 
-// rest ends being busy, after it has sent what was queued since the last look. It answers false if that goes on: the caller is
-// still the busy one then.
+// rest ends being busy, after it has sent what was queued since the last look. It answers false if
+// that goes on: the caller is still the busy one then.
 func (o *Outbox) rest() bool {
 	for round := 0; ; round++ {
 		o.busy.Store(false)
@@ -418,12 +432,13 @@ func (o *Outbox) run() {
 	}
 }
 
-// Kick says that the device may take packets again. Any goroutine may call it, also when nothing waits.
+// Kick says that the device may take packets again. Any goroutine may call it, also when nothing
+// waits.
 func (o *Outbox) Kick() { o.kick.Wake() }
 
-// Close drops what is queued, counted as DropClosed, and ends the goroutine; the Sink is not called any more when it returns.
-// Packets that an async Sink has taken are still completed by it. Calling it again waits for the first call. A Sink must not call
-// it from Transmit.
+// Close drops what is queued, counted as DropClosed, and ends the goroutine; the Sink is not called
+// any more when it returns. Packets that an async Sink has taken are still completed by it. Calling
+// it again waits for the first call. A Sink must not call it from Transmit.
 func (o *Outbox) Close() {
 	if o.closed.Swap(true) {
 		<-o.over

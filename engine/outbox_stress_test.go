@@ -16,8 +16,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Several goroutines send through a device that is full again and again and keeps packets, and it is closed under them: each
-// packet is sent once or dropped, those of one goroutine in order, and all descriptors and slots come back.
+// Several goroutines send through a device that is full again and again and keeps packets, and it
+// is closed under them: each packet is sent once or dropped, those of one goroutine in order, and
+// all descriptors and slots come back.
 func TestOutboxStress(t *testing.T) {
 	rounds := 150
 	if testenv.Race || testenv.Invariants {
@@ -135,7 +136,8 @@ func outboxStress(t *testing.T, seed uint64, mode, rounds int) {
 	d.allow(0)
 	var drops Drops
 	o.AddDrops(&drops)
-	if got, want := uint64(len(d.got))+drops[DropClosed], reserved.Load(); got != want || drops.Total() != drops[DropClosed] {
+	if got, want := uint64(len(d.got))+drops[DropClosed], reserved.Load(); got != want ||
+		drops.Total() != drops[DropClosed] {
 		t.Errorf("seed %d mode %d: sent %d and dropped %v of %d", seed, mode, len(d.got), drops.String(), want)
 	}
 	if drops[DropClosed] < refused.Load() || closeAt < 0 && drops.Total() != 0 {
@@ -178,7 +180,8 @@ type nullSink struct{}
 
 func (nullSink) Transmit(_ *burst.Burst, _, to int) (int, time.Time) { return to, time.Time{} }
 
-// Reserve, Send and release of 64 packets by one goroutine, without the pool. "fill" is the part that makes the burst.
+// Reserve, Send and release of 64 packets by one goroutine, without the pool. "fill" is the part
+// that makes the burst.
 func BenchmarkOutboxDirect(b *testing.B) {
 	const n = 64
 	o, err := NewOutbox(nullSink{}, 1024, false)
@@ -242,8 +245,8 @@ func (d *pacer) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return to, time.Time{}
 }
 
-// However packets are cut into bursts, whenever they come, and however often the test kicks: each leaves at once if the device is
-// free, or else exactly when it is.
+// However packets are cut into bursts, whenever they come, and however often the test kicks: each
+// leaves at once if the device is free, or else exactly when it is.
 func TestOutboxPaced(t *testing.T) {
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {

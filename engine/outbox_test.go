@@ -264,7 +264,8 @@ func TestOutboxClaim(t *testing.T) {
 	q.TryRecv(b)
 	b.Builder().SetReceived(1, 8, burst.HasTime, 12345)
 	b.Take(c, 0)
-	if n, err := o.Claim(b); n != 4 || err != ErrFull || b.Live() != 4 || b.Builder().Reserved(o) != 4 || o.Free() != 0 {
+	if n, err := o.Claim(b); n != 4 || err != ErrFull || b.Live() != 4 || b.Builder().Reserved(o) != 4 ||
+		o.Free() != 0 {
 		t.Fatalf("%d, %v, %d packets, %d reserved", n, err, b.Live(), b.Builder().Reserved(o))
 	}
 	if _, ok := b.Time(1); ok {
@@ -290,7 +291,8 @@ func TestOutboxClaim(t *testing.T) {
 	}
 }
 
-// What the device does not take is sent at the time that it says, in order, and descriptors come back one by one.
+// What the device does not take is sent at the time that it says, in order, and descriptors come
+// back one by one.
 func TestOutboxBlocked(t *testing.T) {
 	for _, keeps := range []bool{false, true} {
 		for _, async := range []bool{false, true} {
@@ -308,7 +310,8 @@ func TestOutboxBlocked(t *testing.T) {
 					}
 				}
 				if !async && (o.Queued() != 8 || o.Free() != 8 || p.pool.Stats().InUse != 8 && !keeps) {
-					t.Errorf("%d queued, %d free, %d slots out after two packets", o.Queued(), o.Free(), p.pool.Stats().InUse)
+					t.Errorf("%d queued, %d free, %d slots out after two packets", o.Queued(), o.Free(),
+						p.pool.Stats().InUse)
 				}
 				time.Sleep(5*time.Second + time.Millisecond)
 				synctest.Wait()
@@ -322,7 +325,8 @@ func TestOutboxBlocked(t *testing.T) {
 					t.Errorf("sent %v", d.got)
 				}
 				for i, w := range d.when {
-					// 2, 2, 1 and then 2 for each call: the next burst is offered as soon as the one before is taken
+					// 2, 2, 1 and then 2 for each call: the next burst is offered as soon as the
+					// one before is taken
 					at := []int{0, 0, 1, 1, 2, 2, 2, 3, 3, 4}[i]
 					if got := w.Sub(start); got != time.Duration(at)*time.Second {
 						t.Errorf("packet %d left after %v", i, got)
@@ -333,7 +337,8 @@ func TestOutboxBlocked(t *testing.T) {
 	}
 }
 
-// Without a time the device has to Kick; a Kick from inside of Transmit is not lost, and one too many does no harm.
+// Without a time the device has to Kick; a Kick from inside of Transmit is not lost, and one too
+// many does no harm.
 func TestOutboxKick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPackets(t, 64)
@@ -382,7 +387,8 @@ func TestOutboxDrain(t *testing.T) {
 		o.Send(b)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := o.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) || len(o.waiters) != 0 || o.waiting.Load() != 0 {
+		if err := o.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) || len(o.waiters) != 0 ||
+			o.waiting.Load() != 0 {
 			t.Fatalf("%v, %d waiters", err, len(o.waiters))
 		}
 		// It does not wait for what is sent later.
@@ -469,7 +475,8 @@ func TestOutboxCloseMeanwhile(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	// A burst of another sender, which has put it into the queue and has not looked yet whether a goroutine sends.
+	// A burst of another sender, which has put it into the queue and has not looked yet whether a
+	// goroutine sends.
 	b := burst.New(4)
 	p.alloc(o, b, 2, 0)
 	b.Builder().Unreserve()

@@ -13,10 +13,11 @@ import (
 
 // PollOptions describe the hand-off of one Receiver.
 type PollOptions struct {
-	// Batching says when the poller hands a burst over; Packets 0 means 64, and 65536 is the most. Spin is how long Polled.Recv looks before it sleeps.
+	// Batching says when the poller hands a burst over; Packets 0 means 64, and 65536 is the most.
+	// Spin is how long Polled.Recv looks before it sleeps.
 	Batching
-	// Depth is the number of bursts between poller and consumer, 1 to 65536; 0 means 32. When all of them are out, the poller leaves
-	// the queue alone.
+	// Depth is the number of bursts between poller and consumer, 1 to 65536; 0 means 32. When all
+	// of them are out, the poller leaves the queue alone.
 	Depth int
 	// Segments is the room of one burst in segments; 0 means two for each packet.
 	Segments int
@@ -47,8 +48,8 @@ func (s PolledState) String() string {
 	return fmt.Sprintf("state %d", uint32(s))
 }
 
-// Polled is where what a Poller receives on one Receiver comes out. One goroutine at a time, its consumer, calls TryRecv, Recv, Arm
-// and Close; any goroutine the others.
+// Polled is where what a Poller receives on one Receiver comes out. One goroutine at a time, its
+// consumer, calls TryRecv, Recv, Arm and Close; any goroutine the others.
 type Polled struct {
 	p    *Poller
 	q    Receiver
@@ -85,10 +86,12 @@ func newPolled(p *Poller, q Receiver, o PollOptions) (*Polled, error) {
 		o.Depth = 32
 	}
 	if o.Depth < 1 || o.Depth > maxHandOff {
-		return nil, fmt.Errorf("engine: poller %q: depth of %d bursts: expected 1 to %d: %w", p.o.Name, o.Depth, maxHandOff, ErrInvalid)
+		return nil, fmt.Errorf("engine: poller %q: depth of %d bursts: expected 1 to %d: %w", p.o.Name, o.Depth,
+			maxHandOff, ErrInvalid)
 	}
 	if o.Packets > maxHandOff || o.Segments > maxHandOff*burst.MaxSegments {
-		return nil, fmt.Errorf("engine: poller %q: bursts of %d packets in %d segments: expected up to %d and %d: %w", p.o.Name, o.Packets, o.Segments,
+		return nil, fmt.Errorf("engine: poller %q: bursts of %d packets in %d segments: expected up to %d and %d: %w",
+			p.o.Name, o.Packets, o.Segments,
 			maxHandOff, maxHandOff*burst.MaxSegments, ErrInvalid)
 	}
 	if o.Segments <= 0 {
@@ -120,7 +123,8 @@ func (c *Polled) State() PolledState {
 	return Active
 }
 
-// poll is the poller's turn: it receives what is there and hands over what is due, and reports whether there was anything to do.
+// poll is the poller's turn: it receives what is there and hands over what is due, and reports
+// whether there was anything to do.
 func (c *Polled) poll(stop bool) bool {
 	if stop || c.leaving.Load() {
 		c.end(ErrClosed)
@@ -209,10 +213,12 @@ func (c *Polled) end(err error) {
 }
 
 // errSmall is met in a loop.
-var errSmall = fmt.Errorf("engine: the burst has room for fewer segments, or memories, than its first packet has: make it with burst.NewSegmented: %w", ErrInvalid)
+var errSmall = fmt.Errorf("engine: the burst has room for fewer segments, or memories, than its first packet has: "+
+	"make it with burst.NewSegmented: %w", ErrInvalid)
 
-// TryRecv adds to b what the poller has handed over, as much as there is room for, and returns the number of packets. When the
-// queue was removed, was closed or has failed, the error says so once everything was delivered.
+// TryRecv adds to b what the poller has handed over, as much as there is room for, and returns the
+// number of packets. When the queue was removed, was closed or has failed, the error says so once
+// everything was delivered.
 func (c *Polled) TryRecv(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, ErrNil
@@ -265,12 +271,13 @@ func (c *Polled) Arm(w *Waker) (ready bool) {
 	return false
 }
 
-// Recv waits until the poller has handed something over and delivers it in b, as many packets as there are and as b has room
-// for. Errors are as for Rx.Recv.
+// Recv waits until the poller has handed something over and delivers it in b, as many packets as
+// there are and as b has room for. Errors are as for Rx.Recv.
 func (c *Polled) Recv(ctx context.Context, b *burst.Burst) error { return c.rx.Recv(ctx, b) }
 
-// Close takes the queue from the poller, if it still has it, and releases what was handed over and not received, after it has shown it to
-// thrown, which may be nil. The queue stays open and is the caller's. It returns how many packets were thrown away.
+// Close takes the queue from the poller, if it still has it, and releases what was handed over and
+// not received, after it has shown it to thrown, which may be nil. The queue stays open and is the
+// caller's. It returns how many packets were thrown away.
 func (c *Polled) Close(thrown func(b *burst.Burst)) int {
 	c.leaving.Store(true)
 	c.p.waker.Wake()

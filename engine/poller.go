@@ -41,15 +41,18 @@ const Unpinned = -1
 // PollerOptions describe a Poller.
 type PollerOptions struct {
 	Name string // for messages; "" becomes "poller"
-	// CPU is the processor to stay on, counted from 0 among those that the process may use; Unpinned for any.
+	// CPU is the processor to stay on, counted from 0 among those that the process may use;
+	// Unpinned for any.
 	CPU  int
 	Mode PollMode
-	// Spin is how long an Adaptive poller looks again before it sleeps, at most; 0 means 50 microseconds.
+	// Spin is how long an Adaptive poller looks again before it sleeps, at most; 0 means 50
+	// microseconds.
 	Spin time.Duration
 }
 
-// Poller is a goroutine that receives on any number of Receivers, which are queues or the stages behind them, and hands bursts over to
-// their consumers through rings. All its methods may be called from any goroutine.
+// Poller is a goroutine that receives on any number of Receivers, which are queues or the stages
+// behind them, and hands bursts over to their consumers through rings. All its methods may be
+// called from any goroutine.
 type Poller struct {
 	o     PollerOptions
 	waker *Waker
@@ -67,8 +70,8 @@ type Poller struct {
 // busyPollers is the number of pollers that keep a processor.
 var busyPollers atomic.Int64
 
-// NewPoller starts a poller without queues. A Busy one needs a processor of its own: it is refused with ErrUnavailable when the
-// scheduler would have none left for all others.
+// NewPoller starts a poller without queues. A Busy one needs a processor of its own: it is refused
+// with ErrUnavailable when the scheduler would have none left for all others.
 func NewPoller(o PollerOptions) (*Poller, error) {
 	if o.Name == "" {
 		o.Name = "poller"
@@ -77,17 +80,21 @@ func NewPoller(o PollerOptions) (*Poller, error) {
 		o.Spin = 50 * time.Microsecond
 	}
 	if o.Mode > Busy {
-		return nil, fmt.Errorf("engine: poller %q: %v: expected event, adaptive or busy: %w", o.Name, o.Mode, ErrInvalid)
+		return nil, fmt.Errorf("engine: poller %q: %v: expected event, adaptive or busy: %w", o.Name, o.Mode,
+			ErrInvalid)
 	}
 	if n := runtime.NumCPU(); o.CPU < Unpinned || o.CPU >= n {
-		return nil, fmt.Errorf("engine: poller %q: CPU %d: this process may use %d, counted from 0, or -1 for any: %w", o.Name, o.CPU, n, ErrInvalid)
+		return nil, fmt.Errorf("engine: poller %q: CPU %d: this process may use %d, counted from 0, or -1 for any: %w",
+			o.Name, o.CPU, n, ErrInvalid)
 	}
 	if o.Mode == Busy {
 		others, procs := busyPollers.Add(1)-1, runtime.GOMAXPROCS(0)
 		if int(others)+2 > procs {
 			busyPollers.Add(-1)
-			return nil, fmt.Errorf("engine: poller %q: a busy poller keeps a processor of the Go scheduler for itself, and %d of %d have busy pollers already: "+
-				"none would be left for anything else; use the mode adaptive, or a larger GOMAXPROCS: %w", o.Name, others, procs, ErrUnavailable)
+			return nil, fmt.Errorf("engine: poller %q: a busy poller keeps a processor of the Go scheduler for "+
+				"itself, and %d of %d have busy pollers already: "+
+				"none would be left for anything else; use the mode adaptive, or a larger GOMAXPROCS: %w", o.Name,
+				others, procs, ErrUnavailable)
 		}
 	}
 	p := &Poller{o: o, waker: NewWaker(), spin: newSpinner(o.Spin), done: make(chan struct{})}
@@ -196,8 +203,9 @@ func (p *Poller) sleep(deadline time.Time) time.Duration {
 	return d
 }
 
-// Add makes the poller the owner of q, and returns where to receive what comes on it. There is no limit to the number of Receivers.
-// The error is ErrClosed, or ErrExists for one that this poller has.
+// Add makes the poller the owner of q, and returns where to receive what comes on it. There is no
+// limit to the number of Receivers. The error is ErrClosed, or ErrExists for one that this poller
+// has.
 func (p *Poller) Add(q Receiver, o PollOptions) (*Polled, error) {
 	if q == nil {
 		return nil, ErrNil
@@ -221,8 +229,9 @@ func (p *Poller) Add(q Receiver, o PollOptions) (*Polled, error) {
 	return c, nil
 }
 
-// Remove gives q back to the caller, who owns it then and may close it. What was received by then is still delivered, and then
-// the Polled ends with ErrClosed. One that the poller has not, or no more, is ErrNotFound.
+// Remove gives q back to the caller, who owns it then and may close it. What was received by then
+// is still delivered, and then the Polled ends with ErrClosed. One that the poller has not, or no
+// more, is ErrNotFound.
 func (p *Poller) Remove(q Receiver) error {
 	for _, c := range *p.list.Load() {
 		if c.q == q {
@@ -243,8 +252,9 @@ func (p *Poller) drop(c *Polled) {
 	p.list.Store(&list)
 }
 
-// Close removes all queues and ends the goroutine, and waits for that. The queues are the caller's again. Bursts that were handed
-// over stay where they are until they are received, or Polled.Close. Calling it again does nothing.
+// Close removes all queues and ends the goroutine, and waits for that. The queues are the caller's
+// again. Bursts that were handed over stay where they are until they are received, or Polled.Close.
+// Calling it again does nothing.
 func (p *Poller) Close() {
 	p.mu.Lock()
 	p.stopping.Store(true)
@@ -260,8 +270,9 @@ type PollerStats struct {
 	Empty      uint64 // of which found nothing
 	Bursts     uint64 // handed over
 	Packets    uint64 // in them
-	// Stalls is how often a queue was left alone because all bursts for it were out: its consumer is too slow (ErrNoBursts). What
-	// is lost because of that is counted where it is lost, by the queue.
+	// Stalls is how often a queue was left alone because all bursts for it were out: its consumer
+	// is too slow (ErrNoBursts). What is lost because of that is counted where it is lost, by the
+	// queue.
 	Stalls uint64
 	Sleeps uint64
 	Asleep time.Duration
@@ -271,6 +282,7 @@ type PollerStats struct {
 func (p *Poller) Stats(s *PollerStats) {
 	*s = PollerStats{
 		Queues: len(*p.list.Load()), Iterations: p.iterations.Load(), Empty: p.empty.Load(), Bursts: p.bursts.Load(),
-		Packets: p.packets.Load(), Stalls: p.stalls.Load(), Sleeps: p.sleeps.Load(), Asleep: time.Duration(p.asleep.Load()),
+		Packets: p.packets.Load(), Stalls: p.stalls.Load(), Sleeps: p.sleeps.Load(),
+		Asleep: time.Duration(p.asleep.Load()),
 	}
 }

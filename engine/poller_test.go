@@ -50,7 +50,8 @@ func TestPollerBatching(t *testing.T) {
 					q := newQueue(t, 64)
 					q.lazy = lazy
 					qs = append(qs, q)
-					cs = append(cs, add(t, p, q, PollOptions{Batching: Batching{Packets: 4, Timeout: time.Duration(i) * time.Second}}))
+					cs = append(cs, add(t, p, q, PollOptions{Batching: Batching{Packets: 4,
+						Timeout: time.Duration(i) * time.Second}}))
 				}
 				// Without a Timeout what is there, with one a full batch at once.
 				for i, q := range qs {
@@ -84,7 +85,8 @@ func TestPollerBatching(t *testing.T) {
 				}
 				var s PollerStats
 				p.Stats(&s)
-				if s.Queues != 3 || s.Packets != 21 || s.Bursts != 8 || s.Stalls != 0 || s.Sleeps == 0 || s.Asleep != 3*time.Second || s.Empty >= s.Iterations {
+				if s.Queues != 3 || s.Packets != 21 || s.Bursts != 8 || s.Stalls != 0 || s.Sleeps == 0 ||
+					s.Asleep != 3*time.Second || s.Empty >= s.Iterations {
 					t.Errorf("%+v", s)
 				}
 			})
@@ -92,7 +94,8 @@ func TestPollerBatching(t *testing.T) {
 	}
 }
 
-// The poller leaves a queue alone when all its bursts are out, and goes on when one comes back; the other queue does not notice.
+// The poller leaves a queue alone when all its bursts are out, and goes on when one comes back; the
+// other queue does not notice.
 func TestPollerStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPoller(t, PollerOptions{CPU: Unpinned})
@@ -162,7 +165,8 @@ func TestPollerRemove(t *testing.T) {
 		}
 		expect(t, out, nil, 1) // a burst that is out stays valid
 
-		// The queue can be added again, to another poller too, and then its owner sleeps in Recv when that poller closes.
+		// The queue can be added again, to another poller too, and then its owner sleeps in Recv
+		// when that poller closes.
 		p2 := newPoller(t, PollerOptions{CPU: Unpinned, Name: "second"})
 		c = add(t, p2, q, PollOptions{})
 		expect(t, b, c.Recv(t.Context(), b), 4)
@@ -219,7 +223,8 @@ func TestPolledClose(t *testing.T) {
 		expect(t, b, c.Recv(t.Context(), b), 0)
 		synctest.Wait()
 		if n := c.Close(nil); n != 11 || c.State() != Closed || q.waiting() != 8 || q.pool.Stats().InUse != 0 {
-			t.Errorf("%d packets thrown away, %d in the queue, %d slots out, %v", n, q.waiting(), q.pool.Stats().InUse, c.State())
+			t.Errorf("%d packets thrown away, %d in the queue, %d slots out, %v", n, q.waiting(), q.pool.Stats().InUse,
+				c.State())
 		}
 		if n := c.Close(nil); n != 0 {
 			t.Error(n)
@@ -271,12 +276,14 @@ func TestPollerRefuses(t *testing.T) {
 	if _, err := p.Add(nil, PollOptions{}); err != ErrNil {
 		t.Error(err)
 	}
-	for _, o := range []PollOptions{{Depth: -1}, {Depth: maxHandOff + 1}, {Batching: Batching{Packets: maxHandOff + 1}}, {Segments: 1 << 30}} {
+	for _, o := range []PollOptions{{Depth: -1}, {Depth: maxHandOff + 1}, {Batching: Batching{Packets: maxHandOff + 1}},
+		{Segments: 1 << 30}} {
 		if _, err := p.Add(newQueue(t, 1), o); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
-	if s := fmt.Sprint(Event, Adaptive, Busy, PollMode(7), Active, Draining, Closed, PolledState(8)); s != "event adaptive busy mode 7 active draining closed state 8" {
+	if s := fmt.Sprint(Event, Adaptive, Busy, PollMode(7), Active, Draining, Closed,
+		PolledState(8)); s != "event adaptive busy mode 7 active draining closed state 8" {
 		t.Error(s)
 	}
 }
@@ -285,7 +292,8 @@ func TestPollerRefuses(t *testing.T) {
 func TestPollerBusy(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	busy := PollerOptions{Name: "greedy", CPU: Unpinned, Mode: Busy}
-	if _, err := NewPoller(busy); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "greedy") || !strings.Contains(err.Error(), "GOMAXPROCS") {
+	if _, err := NewPoller(busy); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "greedy") ||
+		!strings.Contains(err.Error(), "GOMAXPROCS") {
 		t.Errorf("one of one processor: %v", err)
 	}
 	runtime.GOMAXPROCS(2)
@@ -318,7 +326,8 @@ func TestPollerPinned(t *testing.T) {
 	expect(t, b, c.Recv(t.Context(), b), 1)
 }
 
-// More queues than the sixteen of others, one consumer each, that come and go: every packet arrives, in order.
+// More queues than the sixteen of others, one consumer each, that come and go: every packet
+// arrives, in order.
 func TestPollerStress(t *testing.T) {
 	const queues = 20
 	total := uint64(2000)

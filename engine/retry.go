@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// Retry wakes a receive queue that found no free slot after a millisecond: no event says when there is one. It is for implementations of
-// engines; the zero value is ready. Its methods may be called from any goroutine.
+// Retry wakes a receive queue that found no free slot after a millisecond: no event says when there
+// is one. It is for implementations of engines; the zero value is ready. Its methods may be called
+// from any goroutine.
 type Retry struct {
 	mu    sync.Mutex
 	timer *time.Timer

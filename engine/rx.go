@@ -8,12 +8,15 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Receiver is what can be received from without waiting, and armed to wake its owner when there is something: every RxQueue, Stage,
-// *Rx and *Polled. One goroutine at a time, its owner, uses it. RxQueue says what the methods promise.
+// Receiver is what can be received from without waiting, and armed to wake its owner when there is
+// something: every RxQueue, Stage, *Rx and *Polled. One goroutine at a time, its owner, uses it.
+// RxQueue says what the methods promise.
 //
-// A Wake promises nothing: it may come for no reason, and as often as the Receiver likes. A device that is only polled, and has nothing
-// to sleep on, answers Arm with false and wakes the owner by a timer. ready is a promise: the next TryRecv of a burst with
-// room gives packets or an error, or its first packet finds no room there. A queue that makes no such promise wakes w and answers false.
+// A Wake promises nothing: it may come for no reason, and as often as the Receiver likes. A device
+// that is only polled, and has nothing to sleep on, answers Arm with false and wakes the owner by a
+// timer. ready is a promise: the next TryRecv of a burst with room gives packets or an error, or
+// its first packet finds no room there. A queue that makes no such promise wakes w and answers
+// false.
 type Receiver interface {
 	TryRecv(b *burst.Burst) (int, error)
 	Arm(w *Waker) (ready bool)
@@ -21,18 +24,19 @@ type Receiver interface {
 
 // Batching says when a burst is delivered.
 type Batching struct {
-	// Packets is the number of packets that is waited for, 0 or more than the burst holds for a full burst. There may be more of them
-	// if more are there.
+	// Packets is the number of packets that is waited for, 0 or more than the burst holds for a
+	// full burst. There may be more of them if more are there.
 	Packets int
-	// Timeout is how long the first packet of a burst waits for the others at most; 0 delivers what is there.
+	// Timeout is how long the first packet of a burst waits for the others at most; 0 delivers what
+	// is there.
 	Timeout time.Duration
-	// Spin is how long to look again and again, at most, before sleeping; 0 sleeps at once. It adapts: where looking has been in vain
-	// lately it becomes shorter.
+	// Spin is how long to look again and again, at most, before sleeping; 0 sleeps at once. It
+	// adapts: where looking has been in vain lately it becomes shorter.
 	Spin time.Duration
 }
 
-// Rx receives on one queue, or on stages behind it, from the caller's own goroutine (direct polling). It belongs to one goroutine at a
-// time, which owns the Receiver through it.
+// Rx receives on one queue, or on stages behind it, from the caller's own goroutine (direct
+// polling). It belongs to one goroutine at a time, which owns the Receiver through it.
 type Rx struct {
 	q      Receiver
 	o      Batching
@@ -48,8 +52,8 @@ func NewRx(q Receiver, o Batching) *Rx {
 	return &Rx{q: q, o: o, waker: NewWaker(), spin: newSpinner(o.Spin)}
 }
 
-// TryRecv adds the packets that are there to b and returns how many it added, without waiting for a batch: 0 and nil when there
-// are none.
+// TryRecv adds the packets that are there to b and returns how many it added, without waiting for a
+// batch: 0 and nil when there are none.
 func (r *Rx) TryRecv(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, ErrNil
@@ -68,15 +72,18 @@ func (r *Rx) TryRecv(b *burst.Burst) (int, error) {
 // Arm implements Receiver.
 func (r *Rx) Arm(w *Waker) (ready bool) { return r.failed != nil || r.q.Arm(w) }
 
-// Recv waits for the first packet, and then until b holds Batching.Packets of them or Batching.Timeout has passed since the
-// first, and delivers them in b. A partial burst never waits for longer than that. Packets that are in b already count, and wait
-// no longer than that from the call on; a b without room is delivered as it is.
+// Recv waits for the first packet, and then until b holds Batching.Packets of them or
+// Batching.Timeout has passed since the first, and delivers them in b. A partial burst never waits
+// for longer than that. Packets that are in b already count, and wait no longer than that from the
+// call on; a b without room is delivered as it is.
 //
-// When the context ends the error is its Err; what was received by then stays in b, which the caller owns as after any other
-// return: the next Recv with the same b goes on with it, or Release gives it back. When the queue is closed or has failed, what
-// it received before is delivered first, and the next call says why it ended.
+// When the context ends the error is its Err; what was received by then stays in b, which the
+// caller owns as after any other return: the next Recv with the same b goes on with it, or Release
+// gives it back. When the queue is closed or has failed, what it received before is delivered
+// first, and the next call says why it ended.
 //
-// It allocates nothing but a timer, once, and may run in virtual time (testing/synctest) where the queue does.
+// It allocates nothing but a timer, once, and may run in virtual time (testing/synctest) where the
+// queue does.
 func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 	if b == nil {
 		return ErrNil
@@ -162,7 +169,8 @@ func (r *Rx) look(ctx context.Context, b *burst.Burst, deadline time.Time) (int,
 	return 0, nil
 }
 
-// sleep waits for the queue's Wake, the deadline if there is one, or the end of the context, which is the error.
+// sleep waits for the queue's Wake, the deadline if there is one, or the end of the context, which
+// is the error.
 func (r *Rx) sleep(ctx context.Context, deadline time.Time) error {
 	if r.o.Spin > 0 {
 		start := time.Now()

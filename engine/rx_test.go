@@ -41,7 +41,8 @@ func TestRxBatching(t *testing.T) {
 					t.Errorf("waited %v for what was there", d)
 				}
 
-				// A partial one when its first packet has waited long enough, however many come in between.
+				// A partial one when its first packet has waited long enough, however many come in
+				// between.
 				go func() {
 					for n := range uint64(2) {
 						time.Sleep(400 * time.Millisecond)
@@ -53,7 +54,8 @@ func TestRxBatching(t *testing.T) {
 					t.Errorf("a partial burst came after %v", d)
 				}
 
-				// The wait begins with the first packet, not with the call; the last packet of a batch ends it.
+				// The wait begins with the first packet, not with the call; the last packet of a
+				// batch ends it.
 				go func() {
 					for n := range uint64(4) {
 						time.Sleep(300 * time.Millisecond)
@@ -251,7 +253,8 @@ func TestRxNil(t *testing.T) {
 // Everything that one goroutine pushes arrives in order, whatever the batching, in real time.
 func TestRxStress(t *testing.T) {
 	const total = 20000
-	for _, o := range []Batching{{}, {Packets: 7, Timeout: 50 * time.Microsecond}, {Packets: 64, Timeout: time.Millisecond, Spin: 10 * time.Microsecond}} {
+	for _, o := range []Batching{{}, {Packets: 7, Timeout: 50 * time.Microsecond},
+		{Packets: 64, Timeout: time.Millisecond, Spin: 10 * time.Microsecond}} {
 		q := newQueue(t, 256)
 		r := NewRx(q, o)
 		go func() {

@@ -7,17 +7,21 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// RxDevice is the receive half of a device: what an engine supplies for a receive queue. RxFront does the rest. The queue calls the methods
-// one at a time, with its own lock held, and none after Stop; none of them waits.
+// RxDevice is the receive half of a device: what an engine supplies for a receive queue. RxFront
+// does the rest. The queue calls the methods one at a time, with its own lock held, and none after
+// Stop; none of them waits.
 type RxDevice interface {
-	// Harvest gives the device free memory, adds the packets that it has received to b, oldest first, while b has room, and counts on the
-	// front what it drops. A packet that does not fit into an empty b is dropped as DropTooLong. Packets for other queues of the port go
-	// to those (RxFront.Bring). The error says why the device brings nothing more; it is the same at every call from then on.
+	// Harvest gives the device free memory, adds the packets that it has received to b, oldest
+	// first, while b has room, and counts on the front what it drops. A packet that does not fit
+	// into an empty b is dropped as DropTooLong. Packets for other queues of the port go to those
+	// (RxFront.Bring). The error says why the device brings nothing more; it is the same at every
+	// call from then on.
 	Harvest(b *burst.Burst) error
 	// Watch asks for one Wake of w when Harvest may have something to bring or to say.
 	Watch(w *Waker) Armed
-	// Stop ends reception and gives back everything that the queue has of the device and of its pools, after it has counted (RxFront.Drop)
-	// what the device still held as dropped for that reason. The engine's lock over queues (RxSet) is held.
+	// Stop ends reception and gives back everything that the queue has of the device and of its
+	// pools, after it has counted (RxFront.Drop) what the device still held as dropped for that
+	// reason. The engine's lock over queues (RxSet) is held.
 	Stop(why Drop) error
 }
 
@@ -28,22 +32,24 @@ type Armed uint8
 const (
 	ArmedWake  Armed = iota // the device wakes the Waker
 	ArmedReady              // there is something already: the device does not wake it
-	// ArmedPoll says that the device cannot wake the owner now: it has no descriptor, or has no free memory. The front wakes the owner after
-	// a pause (Retry), and the owner looks again.
+	// ArmedPoll says that the device cannot wake the owner now: it has no descriptor, or has no
+	// free memory. The front wakes the owner after a pause (Retry), and the owner looks again.
 	ArmedPoll
 )
 
-// RxDiscarder is an RxDevice that throws away what it has received without memory to receive it into. Of others the front harvests
-// packets and releases them.
+// RxDiscarder is an RxDevice that throws away what it has received without memory to receive it
+// into. Of others the front harvests packets and releases them.
 type RxDiscarder interface {
 	// Flush throws away what the device has received and returns the number of packets.
 	Flush() int
 }
 
-// RxFinisher is an RxDevice that has something to do before the owner sees packets: it flushes an accelerator, say.
+// RxFinisher is an RxDevice that has something to do before the owner sees packets: it flushes an
+// accelerator, say.
 type RxFinisher interface {
-	// Finish is called with the packets of b from that index on, which the owner gets next; another queue of the port may have received them. With an
-	// error the owner does not get them: they are dropped as DropDown, with what waits in the inbox. Harvest returns that error from then on.
+	// Finish is called with the packets of b from that index on, which the owner gets next; another
+	// queue of the port may have received them. With an error the owner does not get them: they are
+	// dropped as DropDown, with what waits in the inbox. Harvest returns that error from then on.
 	Finish(b *burst.Burst, from int) error
 }
 
@@ -53,12 +59,14 @@ type RxAccounter interface {
 	Account()
 }
 
-// RxFront is the front half of a receive queue, the same for all engines, as TxFront is for transmit queues: identity, counts, packets that
-// other queues of the port bring, waking, the order of closing. Engines embed it in the type that is their RxDevice, and call Start before
-// anything else. It implements RxQueue but for Close, which is RxSet.Close.
+// RxFront is the front half of a receive queue, the same for all engines, as TxFront is for
+// transmit queues: identity, counts, packets that other queues of the port bring, waking, the order
+// of closing. Engines embed it in the type that is their RxDevice, and call Start before anything
+// else. It implements RxQueue but for Close, which is RxSet.Close.
 //
-// There are two locks. The queue's own is held by its owner's calls, by Close and by Stats, while the device works; the inbox has one of its own,
-// under which nothing else is locked. So a device may hold a lock of its port in Harvest and bring packets to other queues meanwhile.
+// There are two locks. The queue's own is held by its owner's calls, by Close and by Stats, while
+// the device works; the inbox has one of its own, under which nothing else is locked. So a device
+// may hold a lock of its port in Harvest and bring packets to other queues meanwhile.
 type RxFront struct {
 	spec     RxSpec
 	dev      RxDevice
@@ -103,8 +111,8 @@ func (f *RxFront) Start(spec RxSpec, dev RxDevice) {
 	f.Inbox(max(spec.Depth, 1), 2*max(spec.Depth, 1))
 }
 
-// Inbox sets how many packets and segments find room in the inbox; without it, as many packets as the queue's Depth, of two segments. It is
-// called before the first Bring.
+// Inbox sets how many packets and segments find room in the inbox; without it, as many packets as
+// the queue's Depth, of two segments. It is called before the first Bring.
 func (f *RxFront) Inbox(packets, segments int) { f.inbox.room, f.inbox.segments = packets, segments }
 
 // ID implements RxQueue.
@@ -120,13 +128,15 @@ func (f *RxFront) Drop(why Drop, n uint64) {
 	}
 }
 
-// Copied counts bytes of packets that the process has copied on the way, Calls system calls. Any goroutine may call them.
+// Copied counts bytes of packets that the process has copied on the way, Calls system calls. Any
+// goroutine may call them.
 func (f *RxFront) Copied(bytes int) { f.copied.Add(uint64(bytes)) }
 
 // Calls counts system calls.
 func (f *RxFront) Calls(n int) { f.calls.Add(uint64(n)) }
 
-// Do calls fn with the queue's lock held: the device does nothing meanwhile. It is false, and fn is not called, when the queue is closed.
+// Do calls fn with the queue's lock held: the device does nothing meanwhile. It is false, and fn is
+// not called, when the queue is closed.
 func (f *RxFront) Do(fn func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,8 +161,9 @@ func (f *RxFront) wake() {
 	}
 }
 
-// Bring locks the inbox of a queue and returns its burst, to which the caller adds packets that another queue of the port, or the port, has
-// received for this one, as many as there is room for (Inbox). Brought ends it. Bring returns nil, and Brought must not follow, when the queue is
+// Bring locks the inbox of a queue and returns its burst, to which the caller adds packets that
+// another queue of the port, or the port, has received for this one, as many as there is room for
+// (Inbox). Brought ends it. Bring returns nil, and Brought must not follow, when the queue is
 // closed: the caller counts its packets as DropClosed.
 func (f *RxFront) Bring() *burst.Burst {
 	f.inbox.Lock()
@@ -161,7 +172,8 @@ func (f *RxFront) Bring() *burst.Burst {
 		return nil
 	}
 	if f.inbox.packets == nil {
-		f.inbox.packets, f.inbox.one = burst.NewSegmented(f.inbox.room, f.inbox.segments), burst.NewSegmented(1, burst.MaxSegments)
+		f.inbox.packets, f.inbox.one = burst.NewSegmented(f.inbox.room, f.inbox.segments),
+			burst.NewSegmented(1, burst.MaxSegments)
 	}
 	return f.inbox.packets
 }
@@ -175,7 +187,8 @@ func (f *RxFront) Brought() {
 	f.inbox.Unlock()
 }
 
-// Waiting is the number of packets in the inbox. They are older than what the device has: Harvest brings nothing to b while there are some.
+// Waiting is the number of packets in the inbox. They are older than what the device has: Harvest
+// brings nothing to b while there are some.
 func (f *RxFront) Waiting() int { return int(f.waiting.Load()) }
 
 // TryRecv implements RxQueue.
@@ -221,7 +234,8 @@ func (f *RxFront) harvest(b *burst.Burst) (err error) {
 	}
 	if b.Room() > 0 && f.Waiting() == 0 {
 		err = f.dev.Harvest(b)
-		if b.Len() == had && f.Waiting() > 0 { // the device had no room for them, or another queue has brought them meanwhile
+		if b.Len() == had && f.Waiting() > 0 {
+			// the device had no room for them, or another queue has brought them meanwhile
 			f.take(b)
 		}
 	}
@@ -333,7 +347,8 @@ func (f *RxFront) counted(s *RxStats) {
 
 // Counts is Stats as it was counted last, for an engine that holds the queue's lock (Do).
 func (f *RxFront) Counts(s *RxStats) {
-	*s = RxStats{Packets: f.packets, Bytes: f.bytes, Copied: f.copied.Load(), Polls: f.polls, Empty: f.empty, Calls: f.calls.Load()}
+	*s = RxStats{Packets: f.packets, Bytes: f.bytes, Copied: f.copied.Load(), Polls: f.polls, Empty: f.empty,
+		Calls: f.calls.Load()}
 	for _, x := range f.slots {
 		s.Copied += x.copied.Load()
 	}
@@ -342,8 +357,9 @@ func (f *RxFront) Counts(s *RxStats) {
 	}
 }
 
-// Shut closes the queue: its device, which counts what it still holds as DropClosed, and its inbox. The owner wakes. It is for engines, whose
-// RxSet calls it when a queue is closed; a second call does nothing.
+// Shut closes the queue: its device, which counts what it still holds as DropClosed, and its inbox.
+// The owner wakes. It is for engines, whose RxSet calls it when a queue is closed; a second call
+// does nothing.
 func (f *RxFront) Shut() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

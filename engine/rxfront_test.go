@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// toyPort is the receive half of a port whose device is a list of numbers, each for a queue. All queues take from the list: numbers for others
-// they bring to those.
+// toyPort is the receive half of a port whose device is a list of numbers, each for a queue. All
+// queues take from the list: numbers for others they bring to those.
 type toyPort struct {
 	rx RxSet[*toyRx]
 
@@ -203,7 +203,8 @@ func TestRxFrontLife(t *testing.T) {
 	recv(t, q, b, 1, 2, 3, 4)
 	p.arrive(0, 9)
 	recv(t, q, b, 5)
-	if s := stats(q); q.ID() != 1 || s.Packets != 5 || s.Bytes != 40 || s.Copied != 40 || s.Polls != 3 || s.Empty != 1 || s.Drops.Total() != 0 || p.lost != 1 {
+	if s := stats(q); q.ID() != 1 || s.Packets != 5 || s.Bytes != 40 || s.Copied != 40 || s.Polls != 3 ||
+		s.Empty != 1 || s.Drops.Total() != 0 || p.lost != 1 {
 		t.Errorf("%+v, %d lost", s, p.lost)
 	}
 	if ran := false; !q.Do(func() { ran = true }) || !ran {
@@ -359,7 +360,8 @@ func TestRxFrontInbox(t *testing.T) {
 	}
 }
 
-// What waits when a queue ends is counted, by it and in the port's sums, also while others bring it more.
+// What waits when a queue ends is counted, by it and in the port's sums, also while others bring it
+// more.
 func TestRxFrontClosing(t *testing.T) {
 	p := new(toyPort)
 	first, second := newToy(t, p, RxSpec{}, plainToy), newToy(t, p, RxSpec{ID: Queue(1)}, plainToy)
@@ -407,7 +409,10 @@ func TestRxFrontDiscard(t *testing.T) {
 
 	little := newPool(t, 1)
 	var d *flushingToy
-	q = newToy(t, p, RxSpec{Pools: []*mem.Pool{little}}, func(q *toyRx) RxDevice { d = &flushingToy{toyRx: q}; return d })
+	q = newToy(t, p, RxSpec{Pools: []*mem.Pool{little}}, func(q *toyRx) RxDevice {
+		d = &flushingToy{toyRx: q}
+		return d
+	})
 	taken := make([]mem.Handle, 1)
 	little.GetBatch(taken)
 	p.arrive(0, 1, 2, 3)
@@ -427,7 +432,8 @@ func TestRxFrontDiscard(t *testing.T) {
 	}
 }
 
-// Two owners take from one device and bring each other packets, one queue comes and goes, and each packet is received in order or counted.
+// Two owners take from one device and bring each other packets, one queue comes and goes, and each
+// packet is received in order or counted.
 func TestRxFrontOwners(t *testing.T) {
 	p := new(toyPort)
 	pool := newPool(t, 2048)
@@ -491,8 +497,10 @@ func TestRxFrontOwners(t *testing.T) {
 	p.rx.Lock()
 	p.rx.Sum(&sum)
 	p.rx.Unlock()
-	if n := int(sum.Packets); n != got[0]+got[1]+got[2] || n+int(sum.Drops.Total())+p.lost != sent || got[0] == 0 || got[1] == 0 {
-		t.Errorf("of %d packets %v were received, %d are counted as such; drops %v, %d were for no queue", sent, got, n, &sum.Drops, p.lost)
+	if n := int(sum.Packets); n != got[0]+got[1]+got[2] || n+int(sum.Drops.Total())+p.lost != sent || got[0] == 0 ||
+		got[1] == 0 {
+		t.Errorf("of %d packets %v were received, %d are counted as such; drops %v, %d were for no queue", sent, got, n,
+			&sum.Drops, p.lost)
 	}
 	if n := pool.Stats().InUse; n != 0 {
 		t.Errorf("%d slots are out", n)

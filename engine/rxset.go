@@ -7,11 +7,12 @@ import (
 	"sync/atomic"
 )
 
-// RxSet are the receive queues of one port, the same for all engines: their ids, those that are open, and the counts of those that were. Q is
-// the engine's type of queue, which embeds RxFront.
+// RxSet are the receive queues of one port, the same for all engines: their ids, those that are
+// open, and the counts of those that were. Q is the engine's type of queue, which embeds RxFront.
 //
-// Queues come and go with the set's lock held (Lock), so that an engine guards with it whatever of the port changes with them; an engine whose
-// ports share a lock may hold that instead. Live may be called without.
+// Queues come and go with the set's lock held (Lock), so that an engine guards with it whatever of
+// the port changes with them; an engine whose ports share a lock may hold that instead. Live may be
+// called without.
 type RxSet[Q RxOwner] struct {
 	sync.Mutex
 	live   atomic.Pointer[[]Q]
@@ -50,9 +51,9 @@ func (s *RxSet[Q]) Find(id int) (q Q) {
 // Closed reports whether Close was called. The caller holds the lock.
 func (s *RxSet[Q]) Closed() bool { return s.closed }
 
-// Number sets spec.ID to the id of the next queue: the one that spec asks for, or the lowest that is free. A port has at most that many
-// queues. The error is ErrClosed, ErrInvalid for an id out of range, ErrExists for one that is open, ErrInUse when all are open. The caller
-// holds the lock.
+// Number sets spec.ID to the id of the next queue: the one that spec asks for, or the lowest that
+// is free. A port has at most that many queues. The error is ErrClosed, ErrInvalid for an id out of
+// range, ErrExists for one that is open, ErrInUse when all are open. The caller holds the lock.
 func (s *RxSet[Q]) Number(spec *RxSpec, most int) error {
 	if s.closed {
 		return ErrClosed
@@ -85,7 +86,8 @@ func TxID[Q interface{ ID() int }](ask QueueID, most int, open []Q) (int, error)
 	return id, nil
 }
 
-// leastIDs is the least number of ids of queues of one kind: a port that has fewer queues at a time still numbers them as it is asked.
+// leastIDs is the least number of ids of queues of one kind: a port that has fewer queues at a time
+// still numbers them as it is asked.
 const leastIDs = 64
 
 func queueID[Q interface{ ID() int }](want QueueID, most int, open []Q) (int, error) {
@@ -115,8 +117,9 @@ func (s *RxSet[Q]) Add(q Q) {
 	s.live.Store(&live)
 }
 
-// Remove ends what Add began: the queue is not live, gets no more packets of others, is shut (RxFront.Shut), and its counts become part of the
-// port's. It is false when the queue was not live. The caller holds the lock.
+// Remove ends what Add began: the queue is not live, gets no more packets of others, is shut
+// (RxFront.Shut), and its counts become part of the port's. It is false when the queue was not
+// live. The caller holds the lock.
 func (s *RxSet[Q]) Remove(q Q) (removed bool, err error) {
 	rest := slices.DeleteFunc(slices.Clone(s.Live()), func(o Q) bool { return o == q })
 	if len(rest) == len(s.Live()) {
@@ -144,10 +147,12 @@ func (s *RxSet[Q]) Sum(sum *RxStats) {
 	SumRx(sum, s.Live())
 }
 
-// Past are the counts of the queues that were. An engine adds what it learns of one after its end. The caller holds the lock.
+// Past are the counts of the queues that were. An engine adds what it learns of one after its end.
+// The caller holds the lock.
 func (s *RxSet[Q]) Past() *RxStats { return &s.past }
 
-// End says that no queue is added any more, and returns those to close; nil and false if it was called before.
+// End says that no queue is added any more, and returns those to close; nil and false if it was
+// called before.
 func (s *RxSet[Q]) End() (live []Q, first bool) {
 	s.Lock()
 	defer s.Unlock()

@@ -137,7 +137,8 @@ type canned struct {
 func (canned) Name() string                 { return "canned" }
 func (c canned) Capabilities() Capabilities { return c.can }
 
-// Every condition of a receive queue's specification has one error, before the port is open and when the queue is added.
+// Every condition of a receive queue's specification has one error, before the port is open and
+// when the queue is added.
 func TestCheckRx(t *testing.T) {
 	one, two := []*mem.Pool{newPool(t, 4)}, []*mem.Pool{newPool(t, 4), newPool(t, 4)}
 	host := []mem.Kind{mem.Host}
@@ -174,7 +175,8 @@ func TestCheckRx(t *testing.T) {
 		err := CheckRx(&spec, &c.can)
 		c.can.RxQueues = 64
 		_, found, failed := Check(canned{can: c.can}, &Ask{Rx: []RxAsk{{c.spec, poolSpecs(c.spec.Pools)}}})
-		if told := c.err != nil && c.spec.Options == nil; failed != nil || (len(found) == 1) != told || told && (found[0].Error() != "canned: "+err.Error() || !strings.HasPrefix(found[0].Path, "rx.")) {
+		if told := c.err != nil && c.spec.Options == nil; failed != nil || (len(found) == 1) != told || told &&
+			(found[0].Error() != "canned: "+err.Error() || !strings.HasPrefix(found[0].Path, "rx.")) {
 			t.Errorf("row %d: before the port is open %v, %v; when the queue is added %v", i, found, failed, err)
 		}
 		if !errors.Is(err, c.err) {

@@ -7,8 +7,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// RxSlots copies packets from memory of a device or the kernel into slots of a receive queue's pools: whole packets into one pool, headers and
-// payloads into two. It keeps a few free slots of each pool in a cache, and is used by one goroutine at a time. Counts go to the queue's front.
+// RxSlots copies packets from memory of a device or the kernel into slots of a receive queue's
+// pools: whole packets into one pool, headers and payloads into two. It keeps a few free slots of
+// each pool in a cache, and is used by one goroutine at a time. Counts go to the queue's front.
 type RxSlots struct {
 	front   *RxFront
 	split   bool
@@ -24,7 +25,8 @@ type slotCache struct {
 	bytes []byte // of the pool's region
 }
 
-// NewRxSlots makes one for the pools of a queue that was started, before other goroutines use the queue. Close it when the queue ends.
+// NewRxSlots makes one for the pools of a queue that was started, before other goroutines use the
+// queue. Close it when the queue ends.
 func NewRxSlots(front *RxFront) *RxSlots {
 	spec := front.Spec()
 	s := &RxSlots{front: front, split: len(spec.Pools) == 2, splitAt: spec.SplitAt}
@@ -44,9 +46,10 @@ func (s *RxSlots) Close() {
 	}
 }
 
-// Put adds a copy of a packet to b and returns its index there. It is NoRoom when b has none, and nothing has happened; PutDropped when the packet
-// was dropped, and counted: as DropNoBuffers, or as DropTooLong where it is longer than its slots. With cut such a packet is cut off
-// instead, and marked as burst.Truncated.
+// Put adds a copy of a packet to b and returns its index there. It is NoRoom when b has none, and
+// nothing has happened; PutDropped when the packet was dropped, and counted: as DropNoBuffers, or
+// as DropTooLong where it is longer than its slots. With cut such a packet is cut off instead, and
+// marked as burst.Truncated.
 func (s *RxSlots) Put(b *burst.Burst, p []byte, cut bool) int {
 	if b.Room() < 1 {
 		return NoRoom
@@ -93,8 +96,9 @@ func (s *RxSlots) Put(b *burst.Burst, p []byte, cut bool) int {
 	return i
 }
 
-// PutSplit adds a packet whose header is copied into a slot of the first pool, and whose rest lies already in memory that the caller passes on; nil
-// where the packet is all header. It returns what Put does; the rest stays the caller's where that is negative.
+// PutSplit adds a packet whose header is copied into a slot of the first pool, and whose rest lies
+// already in memory that the caller passes on; nil where the packet is all header. It returns what
+// Put does; the rest stays the caller's where that is negative.
 func (s *RxSlots) PutSplit(b *burst.Burst, head []byte, src *burst.Source, rest *burst.Segment) int {
 	if b.Room() < 1 || rest != nil && b.SegmentRoom() < 2 {
 		return NoRoom
@@ -126,8 +130,8 @@ const (
 	PutDropped = -2
 )
 
-// add copies p into a slot of pool k, as a packet of its own, or as the next segment of packet to. slot is false when the pool has none; i is
-// negative when b has too many sources.
+// add copies p into a slot of pool k, as a packet of its own, or as the next segment of packet to.
+// slot is false when the pool has none; i is negative when b has too many sources.
 func (s *RxSlots) add(b *burst.Burst, k int, p []byte, role burst.Role, to int) (i int, slot bool) {
 	c := &s.pools[k]
 	h, err := c.cache.Get()

@@ -5,8 +5,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// setSource writes the Ethernet source address of packet i, wherever its segments end, for a transmit queue with TxSpec.SourceMAC. It is
-// false, and the packet unchanged, where the CPU does not reach these bytes or the packet has fewer.
+// setSource writes the Ethernet source address of packet i, wherever its segments end, for a
+// transmit queue with TxSpec.SourceMAC. It is false, and the packet unchanged, where the CPU does
+// not reach these bytes or the packet has fewer.
 func setSource(b *burst.Burst, i int, mac packet.MAC) bool {
 	const from, to = 6, 12
 	if b.Segments(i) > 0 {

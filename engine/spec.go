@@ -9,41 +9,48 @@ import (
 	"github.com/penstock-io/penstock/internal/input"
 )
 
-// Spec describes an engine: all that a program knows of it before it opens a port. Configuration files, addresses, checks of a machine,
-// benchmarks and documentation follow from it. It is data: any goroutine may read it, and nothing changes it.
+// Spec describes an engine: all that a program knows of it before it opens a port. Configuration
+// files, addresses, checks of a machine, benchmarks and documentation follow from it. It is data:
+// any goroutine may read it, and nothing changes it.
 type Spec struct {
 	Name    string   // the word of configurations: "xdp"
 	Aliases []string // other words for it, DAQIRI's for instance
 	Doc     string   // one line
-	// Absent says why this build does not have the engine, and what to use until then; "" where it is built. New is nil then.
+	// Absent says why this build does not have the engine, and what to use until then; "" where it
+	// is built. New is nil then.
 	Absent string
 	// New makes the engine of a process: one that opens every address of its kind.
 	New func() Engine
-	// Section is the key of the engine's options in an interface of a configuration file; "" becomes Name.
+	// Section is the key of the engine's options in an interface of a configuration file; ""
+	// becomes Name.
 	Section string
 	DAQIRI  string // DAQIRI's name of that section, "" where it has none
-	// Schemes are those of its addresses: "udp" of udp://[::]:5000. Addresses without one are names: of a network interface where
-	// Needs.Interface, else as the engine says.
+	// Schemes are those of its addresses: "udp" of udp://[::]:5000. Addresses without one are
+	// names: of a network interface where Needs.Interface, else as the engine says.
 	Schemes []string
-	// Bus says that a place on the PCI bus (0000:3b:00.0) is an address of this engine, if no engine is named.
+	// Bus says that a place on the PCI bus (0000:3b:00.0) is an address of this engine, if no
+	// engine is named.
 	Bus bool
-	// Card is the interface, or the place on the PCI bus, in an address that Spec.Address has read: "" where it has neither. nil: that is Where,
-	// if Needs.Interface.
+	// Card is the interface, or the place on the PCI bus, in an address that Spec.Address has read:
+	// "" where it has neither. nil: that is Where, if Needs.Interface.
 	Card    func(a Address) string
 	Options []Option
-	// PortOptions returns a pointer to the zero struct of options for an address with this scheme, RxOptions and TxOptions to that of a
-	// queue: what the Fields of Options are fields of. The structs are what PortSpec.Options, RxSpec.Options and TxSpec.Options take. nil
-	// where there are no options.
+	// PortOptions returns a pointer to the zero struct of options for an address with this scheme,
+	// RxOptions and TxOptions to that of a queue: what the Fields of Options are fields of. The
+	// structs are what PortSpec.Options, RxSpec.Options and TxSpec.Options take. nil where there
+	// are no options.
 	PortOptions          func(scheme string) any
 	RxOptions, TxOptions func() any
 	Capabilities         Capabilities // the most that its ports can do
 	Needs                Needs
-	// Slots are the sizes in bytes of those slots of pools that the engine uses in place, smallest first; packets in others are copied. nil: all.
+	// Slots are the sizes in bytes of those slots of pools that the engine uses in place, smallest
+	// first; packets in others are copied. nil: all.
 	Slots []int
-	// Rings are the settings with which a port holds that many packets that wait for the application; nil where RxSpec.Depth is all it takes.
+	// Rings are the settings with which a port holds that many packets that wait for the
+	// application; nil where RxSpec.Depth is all it takes.
 	Rings func(packets int) Settings
-	// Pair makes an engine of its own with two addresses that reach each other on any machine, for benchmarks and tests; nil where there is
-	// none. The caller closes it.
+	// Pair makes an engine of its own with two addresses that reach each other on any machine, for
+	// benchmarks and tests; nil where there is none. The caller closes it.
 	Pair func(seed uint64) (e Engine, from, to string, done func() error, err error)
 }
 
@@ -58,7 +65,8 @@ type Needs struct {
 	RDMA      bool // an RDMA device
 	VFIO      bool // a driver in user space has the card; huge pages and the IOMMU are for it
 	Pins      bool // packet memory is locked
-	// Capabilities are those of the process (man 7 capabilities), Libraries the files that are loaded.
+	// Capabilities are those of the process (man 7 capabilities), Libraries the files that are
+	// loaded.
 	Capabilities []string
 	Libraries    []string
 	Kernel       [2]int // at least, major and minor; 0.0: any
@@ -85,7 +93,8 @@ func (s *Spec) Option(key, scheme string) *Option {
 	return nil
 }
 
-// Settings are options as text, by their keys: "ring": "4096". A list has commas between its values.
+// Settings are options as text, by their keys: "ring": "4096". A list has commas between its
+// values.
 type Settings map[string]string
 
 // Address is an address that Spec.Address has read.
@@ -96,12 +105,13 @@ type Address struct {
 	Settings Settings // truths are "true" or "false"
 }
 
-// Address reads an address: NAME?KEY=VALUE&... or SCHEME://WHERE?KEY=VALUE&.... A truth may stand without a value; a list repeats its key. The error is
-// a *SettingError.
+// Address reads an address: NAME?KEY=VALUE&... or SCHEME://WHERE?KEY=VALUE&.... A truth may stand
+// without a value; a list repeats its key. The error is a *SettingError.
 func (s *Spec) Address(text string) (Address, error) {
 	a := Address{Text: text, Where: text}
 	bad := func(key, value, wrong, expected, hint string) (Address, error) {
-		return Address{}, &SettingError{Engine: s.Name, Address: text, Key: key, Value: value, Wrong: wrong, Expected: expected, Hint: hint}
+		return Address{}, &SettingError{Engine: s.Name, Address: text, Key: key, Value: value, Wrong: wrong,
+			Expected: expected, Hint: hint}
 	}
 	if scheme, rest, ok := strings.Cut(text, "://"); ok {
 		a.Scheme, a.Where = scheme, rest
@@ -153,8 +163,9 @@ func (s *Spec) Address(text string) (Address, error) {
 	return a, nil
 }
 
-// Device is the network interface, or the place on the PCI bus, in an address as a configuration has it: "" where it has neither, as that of a
-// virtual device. An address that cannot be read is itself.
+// Device is the network interface, or the place on the PCI bus, in an address as a configuration
+// has it: "" where it has neither, as that of a virtual device. An address that cannot be read is
+// itself.
 func (s *Spec) Device(address string) string {
 	a, err := s.Address(address)
 	switch {
@@ -187,8 +198,9 @@ func (s *Spec) keys(scheme string) (out []string) {
 	return out
 }
 
-// Read reads the address of a port, and sets the fields of into that the address has options for; into is a pointer to a struct as PortOptions
-// makes it. Options of queues, and those without a field, stay in Address.Settings.
+// Read reads the address of a port, and sets the fields of into that the address has options for;
+// into is a pointer to a struct as PortOptions makes it. Options of queues, and those without a
+// field, stay in Address.Settings.
 func (s *Spec) Read(address string, into any) (Address, error) {
 	a, err := s.Address(address)
 	if err == nil {
@@ -197,7 +209,8 @@ func (s *Spec) Read(address string, into any) (Address, error) {
 	return a, err
 }
 
-// Port is PortSpec.Options of settings, for an address: a struct of the engine's; nil where there are none. The error is a *SettingError.
+// Port is PortSpec.Options of settings, for an address: a struct of the engine's; nil where there
+// are none. The error is a *SettingError.
 func (s *Spec) Port(address string, settings Settings) (any, error) {
 	a, err := s.Address(address)
 	if err != nil || s.PortOptions == nil || len(settings) == 0 {
@@ -210,7 +223,8 @@ func (s *Spec) Port(address string, settings Settings) (any, error) {
 	return pointed(into), nil
 }
 
-// Rx is RxSpec.Options of the settings of a queue, over those that the port's address has for all its queues; Tx is TxSpec.Options.
+// Rx is RxSpec.Options of the settings of a queue, over those that the port's address has for all
+// its queues; Tx is TxSpec.Options.
 func (s *Spec) Rx(address Address, settings Settings) (any, error) {
 	return s.queue(OfRx, s.RxOptions, address, settings)
 }
@@ -220,7 +234,8 @@ func (s *Spec) Tx(address Address, settings Settings) (any, error) {
 	return s.queue(OfTx, s.TxOptions, address, settings)
 }
 
-// RxDefaults gives a receive queue without options those that the port's address has for all its queues; TxDefaults a transmit queue.
+// RxDefaults gives a receive queue without options those that the port's address has for all its
+// queues; TxDefaults a transmit queue.
 func (s *Spec) RxDefaults(address string, spec *RxSpec) error {
 	a, err := s.Address(address)
 	if err == nil && spec.Options == nil {
@@ -277,7 +292,8 @@ func (s *Spec) set(of Of, a Address, settings Settings, into any) error {
 	}
 	for key := range settings {
 		if s.Option(key, a.Scheme) == nil {
-			return fail(&SettingError{Key: key, Wrong: "there is no such option", Expected: strings.Join(s.keys(a.Scheme), ", ")})
+			return fail(&SettingError{Key: key, Wrong: "there is no such option",
+				Expected: strings.Join(s.keys(a.Scheme), ", ")})
 		}
 	}
 	return nil
@@ -337,5 +353,6 @@ func (e *SettingError) Unwrap() error {
 
 // CannotIsolate is the error of an engine without rules for a port that is to be isolated.
 func CannotIsolate(name string, spec *PortSpec, why string) error {
-	return &SettingError{Engine: name, Address: spec.Address, Path: "rx.flow_isolation", Wrong: why, Expected: "false", Hint: "Isolated is for ports with rules", Err: ErrUnsupported}
+	return &SettingError{Engine: name, Address: spec.Address, Path: "rx.flow_isolation", Wrong: why, Expected: "false",
+		Hint: "Isolated is for ports with rules", Err: ErrUnsupported}
 }

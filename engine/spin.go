@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// spinPoll is what one look is taken for at least. Where the clock stands still while a goroutine computes (virtual time), looks
-// are counted instead of time.
+// spinPoll is what one look is taken for at least. Where the clock stands still while a goroutine
+// computes (virtual time), looks are counted instead of time.
 const spinPoll = 25 * time.Nanosecond
 
-// spinner decides how long to look again and again before sleeping. Where that was in vain lately it is shorter, but never less
-// than an eighth of the most, so that a time of traffic is noticed.
+// spinner decides how long to look again and again before sleeping. Where that was in vain lately
+// it is shorter, but never less than an eighth of the most, so that a time of traffic is noticed.
 type spinner struct {
 	most, budget, limit time.Duration
 	start               time.Time
@@ -26,9 +26,10 @@ func newSpinner(most time.Duration) spinner {
 // begin begins to spin, for limit at most.
 func (s *spinner) begin(limit time.Duration) { s.limit, s.looks = min(s.budget, limit), 0 }
 
-// again says whether to look once more, and lets others run before that. A goroutine that is bound to its thread lets no other run: to
-// yield it would have to wake another thread and wait for that one to wake it again, at each look, which disturbs all processors;
-// packets came at 0.83 of the rate (docs/measurements/afpacket.md).
+// again says whether to look once more, and lets others run before that. A goroutine that is bound
+// to its thread lets no other run: to yield it would have to wake another thread and wait for that
+// one to wake it again, at each look, which disturbs all processors; packets came at 0.83 of the
+// rate (docs/measurements/afpacket.md).
 func (s *spinner) again() bool {
 	switch {
 	case s.looks == 0:

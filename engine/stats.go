@@ -12,34 +12,37 @@ type Drop uint8
 
 // The reasons. Each packet is counted once, by the queue or port that dropped it.
 const (
-	DropNoBuffers       Drop = iota // the pool had no free slot
-	DropQueueFull                   // the receive queue held as many packets as its depth: the consumer is too slow
-	DropKernel                      // the kernel's socket buffer or ring was full: the consumer is too slow
-	DropNIC                         // the NIC had no descriptor or buffer, or its link paused
-	DropTooLong                     // longer than the memory for one packet, or than the MTU
-	DropBadFrame                    // garbage: cut off or malformed headers
-	DropBadChecksum                 // a checksum is wrong, or was left to a device and cannot be computed
-	DropNoRule                      // no steering rule matched, and the port is isolated: the kernel keeps it
-	DropRule                        // a rule says drop
-	DropNoQueue                     // a rule names a queue that is not there (any more)
-	DropFlushed                     // thrown away on request
-	DropClosed                      // the queue or port was closed
-	DropDown                        // the link, the peer or the accelerator was down
-	DropNoRoute                     // no route or no link address for the destination
-	DropRefused                     // the kernel or the device refused to send it
-	DropLate                        // its time to be sent had passed by more than the queue tolerates, or its batch had left
-	DropTransform                   // a rule's VLAN or tunnel action could not be done
-	DropInjected                    // the simulator lost it on purpose
-	DropNoDeviceBuffers             // the pool in an accelerator's memory had no free slot
-	DropDuplicate                   // another packet with the same number came before
-	DropStray                       // its sequence number is far from those of the packets around it
-	DropIncomplete                  // a packet of its batch is missing
-	DropUnattributed                // lost for a reason that is not known
+	DropNoBuffers   Drop = iota // the pool had no free slot
+	DropQueueFull               // the receive queue held as many packets as its depth: the consumer is too slow
+	DropKernel                  // the kernel's socket buffer or ring was full: the consumer is too slow
+	DropNIC                     // the NIC had no descriptor or buffer, or its link paused
+	DropTooLong                 // longer than the memory for one packet, or than the MTU
+	DropBadFrame                // garbage: cut off or malformed headers
+	DropBadChecksum             // a checksum is wrong, or was left to a device and cannot be computed
+	DropNoRule                  // no steering rule matched, and the port is isolated: the kernel keeps it
+	DropRule                    // a rule says drop
+	DropNoQueue                 // a rule names a queue that is not there (any more)
+	DropFlushed                 // thrown away on request
+	DropClosed                  // the queue or port was closed
+	DropDown                    // the link, the peer or the accelerator was down
+	DropNoRoute                 // no route or no link address for the destination
+	DropRefused                 // the kernel or the device refused to send it
+	// its time to be sent had passed by more than the queue tolerates, or its batch had left
+	DropLate
+	DropTransform       // a rule's VLAN or tunnel action could not be done
+	DropInjected        // the simulator lost it on purpose
+	DropNoDeviceBuffers // the pool in an accelerator's memory had no free slot
+	DropDuplicate       // another packet with the same number came before
+	DropStray           // its sequence number is far from those of the packets around it
+	DropIncomplete      // a packet of its batch is missing
+	DropUnattributed    // lost for a reason that is not known
 	NumDrops
 )
 
-var dropNames = [NumDrops]string{"no-buffers", "queue-full", "kernel", "nic", "too-long", "bad-frame", "bad-checksum", "no-rule", "rule", "no-queue",
-	"flushed", "closed", "down", "no-route", "refused", "late", "transform", "injected", "no-device-buffers", "duplicate", "stray", "incomplete", "unattributed"}
+var dropNames = [NumDrops]string{"no-buffers", "queue-full", "kernel", "nic", "too-long", "bad-frame", "bad-checksum",
+	"no-rule", "rule", "no-queue",
+	"flushed", "closed", "down", "no-route", "refused", "late", "transform", "injected", "no-device-buffers",
+	"duplicate", "stray", "incomplete", "unattributed"}
 
 // String is the name as metrics and tables show it.
 func (d Drop) String() string {
@@ -102,7 +105,8 @@ func (c *DropCounters) AddTo(d *Drops) {
 type RxStats struct {
 	Packets, Bytes uint64 // given to the owner
 	Drops          Drops  // by reason, on the way to the owner
-	// Copied is the number of payload bytes that this process copied on the way, beyond what the kernel or NIC wrote.
+	// Copied is the number of payload bytes that this process copied on the way, beyond what the
+	// kernel or NIC wrote.
 	Copied uint64
 	Polls  uint64 // TryRecv calls
 	Empty  uint64 // of which found nothing
@@ -142,7 +146,8 @@ type TxStats struct {
 	NoBuffers      uint64 // Allocs that found less memory than asked for
 	Calls          uint64 // system calls
 	Queued         uint64 // packets given to Send that have not left yet
-	// SendError is how much later than its time each timed packet left, in nanoseconds, and TooEarly those that left before it.
+	// SendError is how much later than its time each timed packet left, in nanoseconds, and
+	// TooEarly those that left before it.
 	TimedPackets, TooEarly uint64
 	LateMax, LateSum       uint64 // ns
 }

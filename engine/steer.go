@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// Steerer steers frames to the receive queues of a port in software, by the port's table: classification, counts of rules, what becomes of frames
-// that no rule accepts. One goroutine at a time uses it, as a rule under the lock of the device's ring; the counts may be read by any.
+// Steerer steers frames to the receive queues of a port in software, by the port's table:
+// classification, counts of rules, what becomes of frames that no rule accepts. One goroutine at a
+// time uses it, as a rule under the lock of the device's ring; the counts may be read by any.
 type Steerer struct {
 	table    *flow.Table
 	isolated bool
@@ -51,8 +52,8 @@ func (c *SteerCounts) AddTo(s *PortStats) {
 	}
 }
 
-// NewSteerer makes a Steerer. isolated is PortSpec.Isolated: a frame that no rule accepts is the kernel's then, and otherwise for the port's
-// first queue.
+// NewSteerer makes a Steerer. isolated is PortSpec.Isolated: a frame that no rule accepts is the
+// kernel's then, and otherwise for the port's first queue.
 func NewSteerer(table *flow.Table, isolated bool, counts *SteerCounts) *Steerer {
 	return &Steerer{table: table, isolated: isolated, counters: table.NewCounters(), fates: counts}
 }
@@ -60,8 +61,8 @@ func NewSteerer(table *flow.Table, isolated bool, counts *SteerCounts) *Steerer 
 // Close ends its part in the counts of rules.
 func (s *Steerer) Close() { s.counters.Close() }
 
-// Begin takes the version of the table for the frames that come next, and reports whether frames have to be classified at all: without rules and
-// isolation all are for the first queue.
+// Begin takes the version of the table for the frames that come next, and reports whether frames
+// have to be classified at all: without rules and isolation all are for the first queue.
 func (s *Steerer) Begin() (classify bool) {
 	s.snap = s.table.Snapshot()
 	rules := s.snap.Classifier().Len() > 0
@@ -74,10 +75,12 @@ func (s *Steerer) Begin() (classify bool) {
 // Snapshot is the version of the table that Begin took.
 func (s *Steerer) Snapshot() *flow.Snapshot { return s.snap }
 
-// Classify decides on a frame by the version of Begin. It counts nothing, and leaves the frame's Layers.
+// Classify decides on a frame by the version of Begin. It counts nothing, and leaves the frame's
+// Layers.
 func (s *Steerer) Classify(frame []byte) flow.Decision { return s.ClassifyCut(frame, len(frame)) }
 
-// ClassifyCut is Classify of a frame that had wire bytes, and of which the device may have cut off the end.
+// ClassifyCut is Classify of a frame that had wire bytes, and of which the device may have cut off
+// the end.
 func (s *Steerer) ClassifyCut(frame []byte, wire int) flow.Decision {
 	s.parse(frame, len(frame) < wire)
 	if s.cache != nil {
@@ -86,8 +89,8 @@ func (s *Steerer) ClassifyCut(frame []byte, wire int) flow.Decision {
 	return s.snap.Classifier().Classify(frame, &s.Layers)
 }
 
-// parse reads the headers of a frame; what is malformed has fewer layers. The lengths in one that was cut off are those of the whole frame, so for
-// the time of reading they say how much is here.
+// parse reads the headers of a frame; what is malformed has fewer layers. The lengths in one that
+// was cut off are those of the whole frame, so for the time of reading they say how much is here.
 func (s *Steerer) parse(frame []byte, cut bool) {
 	l := &s.Layers
 	why := packet.Parse(frame, l)
@@ -116,8 +119,8 @@ func (s *Steerer) parse(frame []byte, cut bool) {
 	l.IPLen += uint32(was - ip)
 }
 
-// ByID is the decision of the rule with an ID in the version of Begin, for a frame that a device has classified. It is false where that version has
-// no such rule: rules have changed since.
+// ByID is the decision of the rule with an ID in the version of Begin, for a frame that a device
+// has classified. It is false where that version has no such rule: rules have changed since.
 func (s *Steerer) ByID(id uint32) (flow.Decision, bool) {
 	s.look()
 	i, ok := s.ids[id]
@@ -146,8 +149,8 @@ func (s *Steerer) Count(d flow.Decision, bytes int) { s.counters.Count(s.snap, d
 // First is the place of the queue that gets what no rule decides, see Queue.
 const First = -1
 
-// Queue says where a decision sends a frame: to the queue with the id, to the port's first one (First), or to none, when ok is false and the
-// fate of the frame is counted.
+// Queue says where a decision sends a frame: to the queue with the id, to the port's first one
+// (First), or to none, when ok is false and the fate of the frame is counted.
 func (s *Steerer) Queue(d flow.Decision) (id int, ok bool) {
 	switch d.Verdict {
 	case flow.Deliver:
@@ -165,11 +168,13 @@ func (s *Steerer) Queue(d flow.Decision) (id int, ok bool) {
 	return 0, false
 }
 
-// scratchRoom is the headroom of the frame that is changed: more than flow.Headroom is for any rule.
+// scratchRoom is the headroom of the frame that is changed: more than flow.Headroom is for any
+// rule.
 const scratchRoom = 1024
 
-// Transform does what rule i of the version of Begin says to a whole frame that was classified last, in memory of the Steerer, where the result
-// holds until the next call. It is nil where that cannot be done.
+// Transform does what rule i of the version of Begin says to a whole frame that was classified
+// last, in memory of the Steerer, where the result holds until the next call. It is nil where that
+// cannot be done.
 func (s *Steerer) Transform(i int32, frame []byte) []byte {
 	s.look()
 	s.scratch = append(slices.Grow(s.scratch[:0], scratchRoom+len(frame))[:scratchRoom], frame...)

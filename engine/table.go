@@ -8,14 +8,15 @@ import (
 	"github.com/penstock-io/penstock/internal/input"
 )
 
-// Table is the engines that a program has, by name. The program's main package makes it: there is no list that packages
-// write themselves into.
+// Table is the engines that a program has, by name. The program's main package makes it: there is
+// no list that packages write themselves into.
 //
 //	t, err := engine.NewTable(sim.New(...), socket.New(), afpacket.New(), engine.NotBuilt("dpdk", "build with -tags dpdk"))
 //	eng, err := t.Get("socket")
 type Table struct{ engines []Engine }
 
-// NewTable makes a table. A nil engine is ErrNil, one without a name ErrInvalid, and a name that occurs twice ErrExists.
+// NewTable makes a table. A nil engine is ErrNil, one without a name ErrInvalid, and a name that
+// occurs twice ErrExists.
 func NewTable(engines ...Engine) (*Table, error) {
 	t := &Table{}
 	for i, e := range engines {
@@ -44,8 +45,8 @@ func (t *Table) find(name string) Engine {
 // Engines are all engines in the order of the table, also those that cannot run here.
 func (t *Table) Engines() []Engine { return append([]Engine(nil), t.engines...) }
 
-// Get is the engine of that name, if it can run here. Otherwise the error wraps what its Available says, or ErrNotFound, and then
-// names what there is and what was perhaps meant.
+// Get is the engine of that name, if it can run here. Otherwise the error wraps what its Available
+// says, or ErrNotFound, and then names what there is and what was perhaps meant.
 func (t *Table) Get(name string) (Engine, error) {
 	if e := t.find(name); e != nil {
 		if err := e.Available(); err != nil {
@@ -79,7 +80,8 @@ func (t *Table) Get(name string) (Engine, error) {
 	return nil, fmt.Errorf("%s: %w", s.String(), ErrNotFound)
 }
 
-// NotBuilt stands in a Table for an engine that this build does not have; how says how to get a build that has it.
+// NotBuilt stands in a Table for an engine that this build does not have; how says how to get a
+// build that has it.
 func NotBuilt(name, how string) Engine { return absent{name, how} }
 
 type absent struct{ name, how string }

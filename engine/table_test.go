@@ -39,7 +39,8 @@ func TestTable(t *testing.T) {
 	}{
 		{"verbs", ErrUnavailable, []string{`"verbs"`, "apt install libibverbs1"}},
 		{"dpdk", ErrNotBuilt, []string{"-tags dpdk"}},
-		{"sokcet", ErrNotFound, []string{`"sokcet"`, `did you mean "socket"?`, "there is: socket, afpacket;", "not here: verbs (libibverbs", "dpdk (engine: not in this build"}},
+		{"sokcet", ErrNotFound, []string{`"sokcet"`, `did you mean "socket"?`, "there is: socket, afpacket;",
+			"not here: verbs (libibverbs", "dpdk (engine: not in this build"}},
 		{"AFPacket", ErrNotFound, []string{`did you mean "afpacket"?`}},
 		{"", ErrNotFound, []string{"there is"}},
 	} {

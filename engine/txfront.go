@@ -8,8 +8,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TxFront is what applications call of a transmit queue that sends from pools, the same in engines whose packets go through an Outbox: engines
-// embed it, and add how packets of others get in (Forward), their own counts, and Close. Any goroutine may use it after Start.
+// TxFront is what applications call of a transmit queue that sends from pools, the same in engines
+// whose packets go through an Outbox: engines embed it, and add how packets of others get in
+// (Forward), their own counts, and Close. Any goroutine may use it after Start.
 type TxFront struct {
 	id    int
 	slots *TxSlots
@@ -21,8 +22,8 @@ type TxFront struct {
 	forwarded atomic.Uint64
 }
 
-// Start gives it its parts, before anything else is called. reap takes back what the device has done with; it is called when there are fewer
-// descriptors than a caller wants, and may be nil.
+// Start gives it its parts, before anything else is called. reap takes back what the device has
+// done with; it is called when there are fewer descriptors than a caller wants, and may be nil.
 func (f *TxFront) Start(id int, slots *TxSlots, box *Outbox, reap func()) {
 	f.id, f.slots, f.box, f.reap = id, slots, box, reap
 }
@@ -71,7 +72,8 @@ func (f *TxFront) count(n int, err error) (int, error) {
 // Drain implements TxQueue.
 func (f *TxFront) Drain(ctx context.Context) error { return f.box.Drain(ctx) }
 
-// AddStats adds to s what was counted in front of the device. Engines add their own counts first: what is queued is not among those.
+// AddStats adds to s what was counted in front of the device. Engines add their own counts first:
+// what is queued is not among those.
 func (f *TxFront) AddStats(s *TxStats) {
 	s.Forwarded += f.forwarded.Load()
 	s.Queued += uint64(f.box.Queued())
@@ -94,8 +96,9 @@ func (f *TxFront) IsShut() bool { return f.shut.Load() }
 // keepRetired is the number of closed queues that a port remembers apart.
 const keepRetired = 16
 
-// RetireTx moves a closed queue from the open ones of a port to those that were: what is given to it later counts too. Of the oldest only the
-// counts remain, in past. It changes neither of the lists that it is given, and nothing where the queue is not open.
+// RetireTx moves a closed queue from the open ones of a port to those that were: what is given to
+// it later counts too. Of the oldest only the counts remain, in past. It changes neither of the
+// lists that it is given, and nothing where the queue is not open.
 func RetireTx[Q interface {
 	comparable
 	Stats(*TxStats)

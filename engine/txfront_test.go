@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// A front asks the device for descriptors when there are too few, and only then; it counts what it refuses, and refuses all after Shut.
+// A front asks the device for descriptors when there are too few, and only then; it counts what it
+// refuses, and refuses all after Shut.
 func TestTxFront(t *testing.T) {
 	pool := newPool(t, 32)
 	sink := &holdingSink{}
@@ -28,7 +29,8 @@ func TestTxFront(t *testing.T) {
 	alloc := func(n, want int, why error, asks int) {
 		t.Helper()
 		if got, err := f.Alloc(b, n, 10); got != want || !errors.Is(err, why) || asked != asks {
-			t.Fatalf("Alloc of %d: %d and %v, the device was asked %d times; expected %d, %v and %d", n, got, err, asked, want, why, asks)
+			t.Fatalf("Alloc of %d: %d and %v, the device was asked %d times; expected %d, %v and %d", n, got, err,
+				asked, want, why, asks)
 		}
 	}
 	received := func(n int) {
@@ -37,7 +39,8 @@ func TestTxFront(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			in.Builder().Add(burst.PoolSource(pool), burst.Segment{Handle: h.Handle(), Off: pool.Offset(h.Handle()), Len: 10})
+			in.Builder().Add(burst.PoolSource(pool),
+				burst.Segment{Handle: h.Handle(), Off: pool.Offset(h.Handle()), Len: 10})
 		}
 	}
 	alloc(4, 4, nil, 0)
@@ -92,7 +95,8 @@ type counting struct{ packets uint64 }
 
 func (c *counting) Stats(s *TxStats) { *s = TxStats{Packets: c.packets} }
 
-// However many queues come and go: the sum over those that are and were and the past is what all have counted, also later.
+// However many queues come and go: the sum over those that are and were and the past is what all
+// have counted, also later.
 func TestRetireTx(t *testing.T) {
 	var open, gone []*counting
 	var past TxStats
@@ -100,7 +104,8 @@ func TestRetireTx(t *testing.T) {
 		t.Helper()
 		sum := past
 		if SumTx(&sum, open, gone); sum.Packets != want {
-			t.Fatalf("%d packets, expected %d, of %d queues that are and %d that were", sum.Packets, want, len(open), len(gone))
+			t.Fatalf("%d packets, expected %d, of %d queues that are and %d that were", sum.Packets, want, len(open),
+				len(gone))
 		}
 	}
 	total := uint64(0)
@@ -122,7 +127,8 @@ func TestRetireTx(t *testing.T) {
 	}
 }
 
-// BenchmarkTxFront is Alloc and Send of 32 packets without a device: by the parts themselves, and by a front of them.
+// BenchmarkTxFront is Alloc and Send of 32 packets without a device: by the parts themselves, and
+// by a front of them.
 func BenchmarkTxFront(b *testing.B) {
 	for _, kind := range []string{"parts", "front"} {
 		b.Run(kind, func(b *testing.B) {

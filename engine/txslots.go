@@ -9,9 +9,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TxSlots makes packets to send out of the pools of a transmit queue: what TxQueue.Alloc does in every engine that sends from pools.
-// With one pool a packet is one segment, behind the headroom; with two it is a header, as long as a slot allows, and a payload.
-// Any goroutine may use it.
+// TxSlots makes packets to send out of the pools of a transmit queue: what TxQueue.Alloc does in
+// every engine that sends from pools. With one pool a packet is one segment, behind the headroom;
+// with two it is a header, as long as a slot allows, and a payload. Any goroutine may use it.
 type TxSlots struct {
 	pools    []*mem.Pool
 	srcs     []*burst.Source
@@ -22,8 +22,9 @@ type TxSlots struct {
 	full, noBuffers atomic.Uint64
 }
 
-// CheckTx checks what an engine's port is asked for in a transmit queue against what the port can do, fills in the Depth where it is 0, and
-// returns a Source for each pool. Options are the engine's own to check (pace.Of takes those of package pace): it clears them, or CheckTx refuses
+// CheckTx checks what an engine's port is asked for in a transmit queue against what the port can
+// do, fills in the Depth where it is 0, and returns a Source for each pool. Options are the
+// engine's own to check (pace.Of takes those of package pace): it clears them, or CheckTx refuses
 // them. The error is as of CheckRx.
 func CheckTx(spec *TxSpec, can *Capabilities) (srcs []*burst.Source, err error) {
 	if err := can.checkTx(spec, poolSpecs(spec.Pools)); err != nil {
@@ -46,9 +47,11 @@ func (c *Capabilities) checkTx(spec *TxSpec, memory []PoolSpec) *SettingError {
 	case spec.Options != nil:
 		return noOptions(spec.Options)
 	case spec.Depth < 1 || spec.Depth > maxTxDepth:
-		return &SettingError{Path: "depth", Wrong: fmt.Sprintf("depth %d is out of range", spec.Depth), Expected: fmt.Sprintf("1 to %d packets", maxTxDepth)}
+		return &SettingError{Path: "depth", Wrong: fmt.Sprintf("depth %d is out of range", spec.Depth),
+			Expected: fmt.Sprintf("1 to %d packets", maxTxDepth)}
 	case spec.Rate > 0 && !c.Pacing:
-		return cannot("rate", fmt.Sprintf("a rate of %d bit/s: the port limits no rates", spec.Rate), "without a rate packets leave as they are sent")
+		return cannot("rate", fmt.Sprintf("a rate of %d bit/s: the port limits no rates", spec.Rate),
+			"without a rate packets leave as they are sent")
 	case spec.SendAt && !c.SendAt:
 		return cannot("tx.accurate_send", "the port does not send at given times", "")
 	case spec.SourceMAC && !c.Frames:
@@ -56,9 +59,11 @@ func (c *Capabilities) checkTx(spec *TxSpec, memory []PoolSpec) *SettingError {
 	case memory == nil:
 		return nil
 	case n < 1 || n > 2 || slices.Contains(memory, PoolSpec{}):
-		return &SettingError{Path: "memory_regions", Wrong: fmt.Sprintf("%d pools, or a nil one", n), Expected: "one, or two for a header and a payload"}
+		return &SettingError{Path: "memory_regions", Wrong: fmt.Sprintf("%d pools, or a nil one", n),
+			Expected: "one, or two for a header and a payload"}
 	case spec.Headroom < 0 || spec.Headroom >= memory[0].SlotSize || spec.Headroom > 1<<16-1:
-		return &SettingError{Path: "headroom", Wrong: fmt.Sprintf("headroom of %d bytes in slots of %d", spec.Headroom, memory[0].SlotSize), Expected: "less than a slot",
+		return &SettingError{Path: "headroom", Wrong: fmt.Sprintf("headroom of %d bytes in slots of %d", spec.Headroom,
+			memory[0].SlotSize), Expected: "less than a slot",
 			Hint: fmt.Sprintf("longer slots of %s (buf_size) have room for it", memory[0].Name)}
 	}
 	for _, p := range memory {
@@ -75,8 +80,9 @@ const (
 	maxTxDepth     = 1 << 20
 )
 
-// NewTxSlots takes one pool or two, with a Source for each, and the bytes that stay free before each packet, less than the slots of the
-// first pool have. most is the length of the longest packet, 0 for what the slots hold.
+// NewTxSlots takes one pool or two, with a Source for each, and the bytes that stay free before
+// each packet, less than the slots of the first pool have. most is the length of the longest
+// packet, 0 for what the slots hold.
 func NewTxSlots(pools []*mem.Pool, srcs []*burst.Source, headroom, most int) *TxSlots {
 	s := &TxSlots{pools: slices.Clone(pools), srcs: slices.Clone(srcs), headroom: headroom}
 	if s.most = pools[len(pools)-1].SlotSize(); len(pools) == 1 {
@@ -88,8 +94,9 @@ func NewTxSlots(pools []*mem.Pool, srcs []*burst.Source, headroom, most int) *Tx
 	return s
 }
 
-// Chain has Alloc make packets that are longer than a slot as chains of up to so many segments, each in a slot of the one pool, and up to
-// most bytes long. Call it before the first Alloc. With two pools it does nothing.
+// Chain has Alloc make packets that are longer than a slot as chains of up to so many segments,
+// each in a slot of the one pool, and up to most bytes long. Call it before the first Alloc. With
+// two pools it does nothing.
 func (s *TxSlots) Chain(segments, most int) {
 	if len(s.pools) > 1 || segments < 2 {
 		return
@@ -107,9 +114,10 @@ func (s *TxSlots) pieces(length int) int {
 	return (length + s.headroom + size - 1) / size
 }
 
-// Alloc fills b with up to n packets of length bytes, for which it takes descriptors of o, and returns how many. It is ErrFull when there
-// were fewer descriptors, ErrNoBuffers when there were fewer slots, both counted; ErrInvalid when b is not empty or has not the room, or
-// when the packets would be too long; ErrNil.
+// Alloc fills b with up to n packets of length bytes, for which it takes descriptors of o, and
+// returns how many. It is ErrFull when there were fewer descriptors, ErrNoBuffers when there were
+// fewer slots, both counted; ErrInvalid when b is not empty or has not the room, or when the
+// packets would be too long; ErrNil.
 func (s *TxSlots) Alloc(o *Outbox, b *burst.Burst, n, length int) (int, error) {
 	switch {
 	case b == nil:
@@ -117,10 +125,12 @@ func (s *TxSlots) Alloc(o *Outbox, b *burst.Burst, n, length int) (int, error) {
 	case b.Len() > 0 || n < 0 || n > b.Cap():
 		return 0, fmt.Errorf("%w: Alloc of %d packets into a burst that holds %d of %d: expected an empty one with room", ErrInvalid, n, b.Len(), b.Cap())
 	case length < 0 || length > s.most:
-		return 0, fmt.Errorf("%w: Alloc of packets of %d bytes: expected 0 to %d (pool %q has slots of %d)", ErrInvalid, length, s.most,
+		return 0, fmt.Errorf("%w: Alloc of packets of %d bytes: expected 0 to %d (pool %q has slots of %d)", ErrInvalid,
+			length, s.most,
 			s.pools[len(s.pools)-1].Name(), s.pools[len(s.pools)-1].SlotSize())
 	case n*s.pieces(length) > b.SegmentRoom():
-		return 0, fmt.Errorf("%w: Alloc of %d packets of %d segments each into a burst with room for %d segments: make it with burst.NewSegmented",
+		return 0, fmt.Errorf("%w: Alloc of %d packets of %d segments each into a burst with room for %d segments: "+
+			"make it with burst.NewSegmented",
 			ErrInvalid, n, s.pieces(length), b.SegmentRoom())
 	}
 	got := o.Reserve(n)
@@ -175,7 +185,8 @@ func (s *TxSlots) fillChains(b *burst.Burst, n, k, length int) (have int) {
 		left, head := length, s.headroom
 		for i, h := range slots[:k] {
 			room := size - head
-			g := burst.Segment{Handle: h, Off: p.Offset(h) + uint64(head), Len: uint32(min(left, room)), Cap: uint32(room), Headroom: uint16(head)}
+			g := burst.Segment{Handle: h, Off: p.Offset(h) + uint64(head), Len: uint32(min(left, room)),
+				Cap: uint32(room), Headroom: uint16(head)}
 			if i == 0 {
 				b.Builder().Add(s.srcs[0], g)
 			} else {
@@ -187,7 +198,8 @@ func (s *TxSlots) fillChains(b *burst.Burst, n, k, length int) (have int) {
 	return have
 }
 
-// split adds packets with headers in slots, and payloads in slots of the second pool, for which data has room.
+// split adds packets with headers in slots, and payloads in slots of the second pool, for which
+// data has room.
 func (s *TxSlots) split(b *burst.Burst, slots, data []mem.Handle, length int) int {
 	n := s.pools[1].GetBatch(data)
 	if n < len(slots) {
@@ -195,9 +207,11 @@ func (s *TxSlots) split(b *burst.Burst, slots, data []mem.Handle, length int) in
 	}
 	size := uint32(s.pools[0].SlotSize() - s.headroom)
 	for i, h := range slots[:n] {
-		b.Builder().Add(s.srcs[0], burst.Segment{Handle: h, Off: s.pools[0].Offset(h) + uint64(s.headroom), Len: size, Cap: size, Headroom: uint16(s.headroom),
+		b.Builder().Add(s.srcs[0], burst.Segment{Handle: h, Off: s.pools[0].Offset(h) + uint64(s.headroom), Len: size,
+			Cap: size, Headroom: uint16(s.headroom),
 			Role: burst.Header})
-		b.Builder().AddSegment(s.srcs[1], burst.Segment{Handle: data[i], Off: s.pools[1].Offset(data[i]), Len: uint32(length),
+		b.Builder().AddSegment(s.srcs[1], burst.Segment{Handle: data[i], Off: s.pools[1].Offset(data[i]),
+			Len: uint32(length),
 			Cap: uint32(s.pools[1].SlotSize()), Role: burst.Payload})
 	}
 	return n

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestTxSlotsSplit exhausts descriptors, headers and payloads in turn: nothing of a packet that could not be made stays out.
+// TestTxSlotsSplit exhausts descriptors, headers and payloads in turn: nothing of a packet that
+// could not be made stays out.
 func TestTxSlotsSplit(t *testing.T) {
 	heads, data := newPool(t, 6), newPool(t, 4)
 	size := heads.SlotSize()
@@ -28,14 +29,17 @@ func TestTxSlotsSplit(t *testing.T) {
 	out := func(h, d, free int) {
 		t.Helper()
 		if heads.Stats().InUse != h || data.Stats().InUse != d || o.Free() != free {
-			t.Fatalf("%d headers and %d payloads are out, %d descriptors free; expected %d, %d and %d", heads.Stats().InUse, data.Stats().InUse, o.Free(),
+			t.Fatalf("%d headers and %d payloads are out, %d descriptors free; expected %d, %d and %d",
+				heads.Stats().InUse, data.Stats().InUse, o.Free(),
 				h, d, free)
 		}
 	}
 	check(b, 3, 3, nil)
 	out(3, 3, 2)
-	if b.Role(0, 0) != burst.Header || b.Headroom(0) != 16 || len(b.Bytes(2, 0)) != size-16 || len(b.Bytes(2, 1)) != 20 || b.SegmentCap(2, 1) != size {
-		t.Errorf("a header of %d bytes with %d before it, a payload of %d", len(b.Bytes(2, 0)), b.Headroom(0), len(b.Bytes(2, 1)))
+	if b.Role(0, 0) != burst.Header || b.Headroom(0) != 16 || len(b.Bytes(2, 0)) != size-16 ||
+		len(b.Bytes(2, 1)) != 20 || b.SegmentCap(2, 1) != size {
+		t.Errorf("a header of %d bytes with %d before it, a payload of %d", len(b.Bytes(2, 0)), b.Headroom(0),
+			len(b.Bytes(2, 1)))
 	}
 	check(other, 3, 1, ErrNoBuffers) // two descriptors, one payload
 	out(4, 4, 1)

@@ -5,8 +5,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TypeOf is the packet type of a frame that packet.Parse has read into l, for engines that read frames in software. A layer that Parse found
-// malformed is unknown.
+// TypeOf is the packet type of a frame that packet.Parse has read into l, for engines that read
+// frames in software. A layer that Parse found malformed is unknown.
 func TypeOf(l *packet.Layers) (t burst.Type) {
 	if l.HasL2 && l.EtherType != 0 {
 		t = burst.L2Ethernet + burst.Type(l.NumTags)

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Waker wakes one goroutine that sleeps on C. A Wake that no goroutine waits for is kept, one at most.
+// Waker wakes one goroutine that sleeps on C. A Wake that no goroutine waits for is kept, one at
+// most.
 type Waker struct{ c chan struct{} }
 
 // NewWaker makes a Waker.
@@ -25,7 +26,8 @@ func (w *Waker) Wake() {
 // C is what to sleep on.
 func (w *Waker) C() <-chan struct{} { return w.c }
 
-// Reactor wakes Wakers when descriptors become readable: one Loop for all queues of a process that sleep. The zero Reactor is ready to use.
+// Reactor wakes Wakers when descriptors become readable: one Loop for all queues of a process that
+// sleep. The zero Reactor is ready to use.
 type Reactor struct {
 	loop Loop
 	mu   sync.Mutex
@@ -68,7 +70,8 @@ func (r *Reactor) Add(fd int) (err error) {
 	return nil
 }
 
-// Arm asks for one Wake of w when fd is readable, was hung up or has failed; at once if it is so now. Arming again replaces w.
+// Arm asks for one Wake of w when fd is readable, was hung up or has failed; at once if it is so
+// now. Arming again replaces w.
 func (r *Reactor) Arm(fd int, w *Waker) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,10 +88,11 @@ func (r *Reactor) Arm(fd int, w *Waker) error {
 	return err
 }
 
-// Quiet takes a registered descriptor off the kernel's list of waiters, until it is armed again, and reports whether it is off. One
-// that is armed stays on. Between Arm and Arm a descriptor is on that list although no goroutine waits, and the kernel looks through the list
-// for each packet: some 40 ns on a veth pair. A queue whose owner polls calls this, once in a while; it is a system call, and so
-// is arming anyway.
+// Quiet takes a registered descriptor off the kernel's list of waiters, until it is armed again,
+// and reports whether it is off. One that is armed stays on. Between Arm and Arm a descriptor is on
+// that list although no goroutine waits, and the kernel looks through the list for each packet:
+// some 40 ns on a veth pair. A queue whose owner polls calls this, once in a while; it is a system
+// call, and so is arming anyway.
 func (r *Reactor) Quiet(fd int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -164,7 +164,8 @@ func TestReactorHangUp(t *testing.T) {
 	}
 }
 
-// A quiet descriptor is on no list of waiters: it is not in the epoll instance any more. Arming puts it back, and one that is armed stays.
+// A quiet descriptor is on no list of waiters: it is not in the epoll instance any more. Arming
+// puts it back, and one that is armed stays.
 func TestReactorQuiet(t *testing.T) {
 	var r Reactor
 	a, b := pair(t)

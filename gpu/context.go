@@ -37,7 +37,8 @@ func (c *Context) Device() *Device { return c.dev }
 // Info is that of the device.
 func (c *Context) Info() *Info { return &c.dev.info }
 
-// Err is nil while the device works, and what wraps ErrDeviceLost once a call of this context has said that it does not.
+// Err is nil while the device works, and what wraps ErrDeviceLost once a call of this context has
+// said that it does not.
 func (c *Context) Err() error {
 	if e := c.lost.Load(); e != nil {
 		return *e
@@ -45,7 +46,8 @@ func (c *Context) Err() error {
 	return nil
 }
 
-// MemoryInfo is the memory of the device that is free now, and all of it, in bytes. Others use the device too: what is free may be gone at once.
+// MemoryInfo is the memory of the device that is free now, and all of it, in bytes. Others use the
+// device too: what is free may be gone at once.
 func (c *Context) MemoryInfo() (free, total uint64, err error) {
 	if err := c.usable("ask for free memory"); err != nil {
 		return 0, 0, err
@@ -54,8 +56,9 @@ func (c *Context) MemoryInfo() (free, total uint64, err error) {
 	return free, total, c.note(err)
 }
 
-// FlushWrites makes what network cards have written into memory of the device visible to work that begins afterwards. Where the device sees it without
-// (Info.FlushWrites is false) it does nothing. Any goroutine may call it, and it allocates nothing.
+// FlushWrites makes what network cards have written into memory of the device visible to work that
+// begins afterwards. Where the device sees it without (Info.FlushWrites is false) it does nothing.
+// Any goroutine may call it, and it allocates nothing.
 func (c *Context) FlushWrites() error {
 	if !c.Info().FlushWrites {
 		return nil
@@ -65,7 +68,8 @@ func (c *Context) FlushWrites() error {
 	}
 	f, ok := c.drv.(driver.WriteFlusher)
 	if !ok {
-		return fmt.Errorf("gpu: %s: flush writes of network cards: %w: the runtime says that it must and cannot", c.dev, ErrDriver)
+		return fmt.Errorf("gpu: %s: flush writes of network cards: %w: the runtime says that it must and cannot", c.dev,
+			ErrDriver)
 	}
 	if err := f.FlushWrites(); err != nil {
 		return fmt.Errorf("gpu: %s: flush writes of network cards: %w", c.dev, c.note(err))
@@ -80,7 +84,8 @@ func (c *Context) Live() int {
 	return len(c.live)
 }
 
-// Close ends the context. With something of it still open it is an error that wraps ErrInUse and lists it, and nothing is closed.
+// Close ends the context. With something of it still open it is an error that wraps ErrInUse and
+// lists it, and nothing is closed.
 func (c *Context) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -128,8 +133,8 @@ func (c *Context) usable(what string) error {
 	return c.Err()
 }
 
-// quiet is usable for calls that may wait in the driver for all work of the device: it is also an error while a Resident holds that. The caller calls done behind the
-// driver's call.
+// quiet is usable for calls that may wait in the driver for all work of the device: it is also an
+// error while a Resident holds that. The caller calls done behind the driver's call.
 func (c *Context) quiet(what string) (done func(), err error) {
 	if err := c.usable(what); err != nil {
 		return nil, err
@@ -201,8 +206,8 @@ func (o *object) usable() error {
 	return o.ctx.Err()
 }
 
-// quiet is an error while a Resident holds the device, unless the object is closed or the device lost: to close it would wait in the driver. The caller calls done behind the
-// driver's call.
+// quiet is an error while a Resident holds the device, unless the object is closed or the device
+// lost: to close it would wait in the driver. The caller calls done behind the driver's call.
 func (o *object) quiet() (done func(), err error) {
 	if o.closed.Load() || o.ctx.Err() != nil {
 		return func() {}, nil

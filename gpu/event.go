@@ -14,11 +14,13 @@ import (
 // EventOptions say what event is wanted.
 type EventOptions struct {
 	Name string // for messages
-	// Timing says that Elapsed will be asked for; it needs CapElapsed. Events without it are cheaper.
+	// Timing says that Elapsed will be asked for; it needs CapElapsed. Events without it are
+	// cheaper.
 	Timing bool
 }
 
-// Event is a point in a stream: it happens when what was put in before it is done. It can be recorded again, and then means the later point.
+// Event is a point in a stream: it happens when what was put in before it is done. It can be
+// recorded again, and then means the later point.
 type Event struct {
 	object
 	drv      driver.Event
@@ -50,7 +52,8 @@ func (c *Context) NewEvent(o EventOptions) (*Event, error) {
 	return e, nil
 }
 
-// Query reports whether the event has happened. One that was never recorded is an error that wraps ErrArgument.
+// Query reports whether the event has happened. One that was never recorded is an error that wraps
+// ErrArgument.
 func (e *Event) Query() (bool, error) {
 	if err := e.ready("query it"); err != nil {
 		return false, err
@@ -82,19 +85,21 @@ func (e *Event) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Elapsed is the time from since to this event as the device measured it; negative where this one was first. Both must have happened, and were made with
-// Timing in the same context.
+// Elapsed is the time from since to this event as the device measured it; negative where this one
+// was first. Both must have happened, and were made with Timing in the same context.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 	for _, x := range []*Event{e, since} {
 		if x == nil || x.ctx != e.ctx || !x.timing {
-			return 0, fmt.Errorf("gpu: %s: %s: elapsed time: %w: expected two events of one context, both with timing", e.ctx.dev, &e.object, ErrArgument)
+			return 0, fmt.Errorf("gpu: %s: %s: elapsed time: %w: expected two events of one context, both with timing",
+				e.ctx.dev, &e.object, ErrArgument)
 		}
 		done, err := x.Query()
 		if err != nil {
 			return 0, err
 		}
 		if !done {
-			return 0, fmt.Errorf("gpu: %s: %s: elapsed time: %w: it has not happened yet: wait for it", e.ctx.dev, &x.object, ErrArgument)
+			return 0, fmt.Errorf("gpu: %s: %s: elapsed time: %w: it has not happened yet: wait for it", e.ctx.dev,
+				&x.object, ErrArgument)
 		}
 	}
 	d, err := e.drv.Elapsed(since.drv)

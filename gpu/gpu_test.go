@@ -112,7 +112,8 @@ func panics(f func()) (text string) {
 	return ""
 }
 
-// TestClosedUnderWork shows what -tags invariants finds: each case closes memory or a call, and says whether the end of the work that used it was seen.
+// TestClosedUnderWork shows what -tags invariants finds: each case closes memory or a call, and
+// says whether the end of the work that used it was seen.
 func TestClosedUnderWork(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithoutInvariants, "only builds with -tags invariants follow the work")
 	one := gpu.Grid{Groups: 1, Group: 1}
@@ -208,8 +209,10 @@ func TestClosedUnderWork(t *testing.T) {
 			d.ok(err)
 			what := x.do(d, m)
 			text := panics(func() { d.ok(what.Close()) })
-			if x.bad != (text != "") || x.bad && (!strings.Contains(text, "may be under way") || !strings.Contains(text, "gpu_test.go")) {
-				t.Errorf("closed after %s: panic %q, expected one: %v, which says where it was made", x.name, text, x.bad)
+			if x.bad != (text != "") || x.bad && (!strings.Contains(text, "may be under way") ||
+				!strings.Contains(text, "gpu_test.go")) {
+				t.Errorf("closed after %s: panic %q, expected one: %v, which says where it was made", x.name, text,
+					x.bad)
 			}
 			d.ok(d.s.Wait(always))
 			d.ok(m.Close())
@@ -223,7 +226,11 @@ func TestTwoUsersOfAStream(t *testing.T) {
 	d := newDesk(t)
 	m := d.alloc()
 	hold, begun := make(chan struct{}), make(chan struct{})
-	p := &gpu.Program{Name: "wait", Kernels: []gpu.Signature{{Name: "wait"}}, Go: map[string]gpu.GoFunc{"wait": func(gpu.Grid, []gpu.GoArg) { close(begun); <-hold }}}
+	p := &gpu.Program{Name: "wait", Kernels: []gpu.Signature{{Name: "wait"}},
+		Go: map[string]gpu.GoFunc{"wait": func(gpu.Grid, []gpu.GoArg) {
+			close(begun)
+			<-hold
+		}}}
 	mod, err := d.c.Load(p)
 	d.ok(err)
 	d.later(mod.Close)
@@ -263,10 +270,12 @@ func TestContextInUseSaysWhatIsOpen(t *testing.T) {
 		all = append(all, m)
 	}
 	err := d.c.Close()
-	if !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), `memory "block 3"`) || !strings.Contains(err.Error(), "stream 1") {
+	if !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), `memory "block 3"`) ||
+		!strings.Contains(err.Error(), "stream 1") {
 		t.Errorf("close: %v", err)
 	}
-	if testenv.Invariants != strings.Contains(err.Error(), "gpu_test.go") || testenv.Invariants == strings.Contains(err.Error(), "and 6 more") {
+	if testenv.Invariants != strings.Contains(err.Error(), "gpu_test.go") ||
+		testenv.Invariants == strings.Contains(err.Error(), "and 6 more") {
 		t.Errorf("close with -tags invariants %v: %v", testenv.Invariants, err)
 	}
 	for _, m := range all {
@@ -300,21 +309,24 @@ func describe() driver.Info {
 
 func TestNewHoldsRuntimesToTheirDescriptions(t *testing.T) {
 	for name, change := range map[string]func(*driver.Info){
-		"another runtime":       func(f *driver.Info) { f.Runtime = "host" },
-		"another number":        func(f *driver.Info) { f.Index = 1 },
-		"no name":               func(f *driver.Info) { f.Name = "" },
-		"an odd alignment":      func(f *driver.Info) { f.Align = 3 },
-		"no alignment":          func(f *driver.Info) { f.ArgAlign = 0 },
-		"no items":              func(f *driver.Info) { f.MaxGroup = 0 },
-		"a missing reason":      func(f *driver.Info) { f.Capabilities.Missing(driver.CapShared, "") },
-		"a reason for nothing":  func(f *driver.Info) { f.Capabilities[driver.CapIPC] = driver.Support{OK: true, Why: "but"} },
+		"another runtime":  func(f *driver.Info) { f.Runtime = "host" },
+		"another number":   func(f *driver.Info) { f.Index = 1 },
+		"no name":          func(f *driver.Info) { f.Name = "" },
+		"an odd alignment": func(f *driver.Info) { f.Align = 3 },
+		"no alignment":     func(f *driver.Info) { f.ArgAlign = 0 },
+		"no items":         func(f *driver.Info) { f.MaxGroup = 0 },
+		"a missing reason": func(f *driver.Info) { f.Capabilities.Missing(driver.CapShared, "") },
+		"a reason for nothing": func(f *driver.Info) {
+			f.Capabilities[driver.CapIPC] = driver.Support{OK: true, Why: "but"}
+		},
 		"nothing of the matter": func(*driver.Info) {},
 	} {
 		f := describe()
 		change(&f)
 		closed := 0
 		rt, err := gpu.New(fakeRuntime{[]driver.Device{fakeDevice{f}}, &closed})
-		if good := name == "nothing of the matter"; good != (err == nil) || !good && (!errors.Is(err, gpu.ErrDriver) || closed != 1) {
+		if good := name == "nothing of the matter"; good != (err == nil) || !good &&
+			(!errors.Is(err, gpu.ErrDriver) || closed != 1) {
 			t.Errorf("%s: %v; the runtime was closed %d times", name, err, closed)
 		}
 		if err != nil {
@@ -342,7 +354,8 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Name() != "host" || len(c.Skipped) != 1 || !strings.Contains(c.String(), "host, because cuda: ") || !strings.Contains(c.String(), "libcuda.so.1") {
+	if c.Name() != "host" || len(c.Skipped) != 1 || !strings.Contains(c.String(), "host, because cuda: ") ||
+		!strings.Contains(c.String(), "libcuda.so.1") {
 		t.Errorf("the choice is %s", c)
 	}
 	if err := c.Close(); err != nil {
@@ -373,11 +386,14 @@ func TestTable(t *testing.T) {
 }
 
 func TestErrorText(t *testing.T) {
-	e := &gpu.Error{Kind: gpu.ErrBuild, Op: "clBuildProgram", Code: -11, Name: "CL_BUILD_PROGRAM_FAILURE", Text: "-cl-std=CL3.0", Hint: "mend it", Log: "line 1\n"}
-	if got, want := e.Error(), "program does not compile: clBuildProgram: CL_BUILD_PROGRAM_FAILURE (-11): -cl-std=CL3.0: mend it\nline 1"; got != want {
+	e := &gpu.Error{Kind: gpu.ErrBuild, Op: "clBuildProgram", Code: -11, Name: "CL_BUILD_PROGRAM_FAILURE",
+		Text: "-cl-std=CL3.0", Hint: "mend it", Log: "line 1\n"}
+	if got, want := e.Error(), "program does not compile: clBuildProgram: CL_BUILD_PROGRAM_FAILURE (-11): "+
+		"-cl-std=CL3.0: mend it\nline 1"; got != want {
 		t.Errorf("got %q, expected %q", got, want)
 	}
-	if e := (&gpu.Error{Kind: gpu.ErrArch, Op: "load"}); e.Error() != "no form of the program fits this accelerator: load" || !errors.Is(e, gpu.ErrArch) {
+	if e := (&gpu.Error{Kind: gpu.ErrArch,
+		Op: "load"}); e.Error() != "no form of the program fits this accelerator: load" || !errors.Is(e, gpu.ErrArch) {
 		t.Errorf("got %q", e)
 	}
 }

@@ -17,9 +17,10 @@ type Module struct {
 	calls atomic.Int64 // that are open
 }
 
-// Load makes the kernels of a program ready. The caller closes the module. Errors wrap ErrArgument (the program contradicts itself), ErrArch (no form of it
-// fits the device), ErrBuild (with the compiler's log), ErrOutOfMemory. It may wait for work of the device: while a
-// Resident holds that, it is an error that wraps ErrInUse.
+// Load makes the kernels of a program ready. The caller closes the module. Errors wrap ErrArgument
+// (the program contradicts itself), ErrArch (no form of it fits the device), ErrBuild (with the
+// compiler's log), ErrOutOfMemory. It may wait for work of the device: while a Resident holds that,
+// it is an error that wraps ErrInUse.
 func (c *Context) Load(p *Program) (*Module, error) {
 	if err := checkProgram(p); err != nil {
 		return nil, fmt.Errorf("gpu: %s: %w", c.dev, err)
@@ -53,7 +54,8 @@ func checkProgram(p *Program) error {
 		seen[k.Name] = true
 		for _, x := range k.Params {
 			if x.Type >= driver.NumTypes {
-				return fmt.Errorf("%w: program %q: kernel %s: parameter %s is of no type that there is", ErrArgument, p.Name, k.Name, x.Name)
+				return fmt.Errorf("%w: program %q: kernel %s: parameter %s is of no type that there is", ErrArgument,
+					p.Name, k.Name, x.Name)
 			}
 		}
 		if p.Go != nil && p.Go[k.Name] == nil {
@@ -83,7 +85,8 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	return nil, fmt.Errorf("gpu: %s: %s: %w: no kernel %q: it has %v", m.ctx.dev, &m.object, ErrArgument, name, names)
 }
 
-// Close gives the module back. With a call of it still open, or while a Resident holds the device, it is an error that wraps ErrInUse, and nothing is closed.
+// Close gives the module back. With a call of it still open, or while a Resident holds the device,
+// it is an error that wraps ErrInUse, and nothing is closed.
 func (m *Module) Close() error {
 	if n := m.calls.Load(); n > 0 {
 		return fmt.Errorf("gpu: %s: %s: close: %w: %d calls are open", m.ctx.dev, &m.object, ErrInUse, n)
@@ -116,8 +119,8 @@ type Arg struct {
 	bits uint64
 }
 
-// Buffer gives a kernel memory. The kernel must stay within the span; nothing checks that it does. The span's offset must be a multiple of Info.ArgAlign,
-// unless it is empty.
+// Buffer gives a kernel memory. The kernel must stay within the span; nothing checks that it does.
+// The span's offset must be a multiple of Info.ArgAlign, unless it is empty.
 func Buffer(s Span) Arg { return Arg{typ: driver.Buffer, span: s} }
 
 // U32 is an unsigned number of 32 bits.
@@ -147,14 +150,16 @@ type Call struct {
 	uses   uses      // only under -tags invariants
 }
 
-// Prepare makes a call. The arguments must fit the kernel's Signature in number and type. The caller closes it.
+// Prepare makes a call. The arguments must fit the kernel's Signature in number and type. The
+// caller closes it.
 func (k *Kernel) Prepare(args ...Arg) (*Call, error) {
 	m := k.mod
 	if err := m.usable(); err != nil {
 		return nil, err
 	}
 	if len(args) != len(k.sig.Params) {
-		return nil, fmt.Errorf("gpu: %s: kernel %s: %w: %d arguments, expected %d", m.ctx.dev, k.sig.Name, ErrArgument, len(args), len(k.sig.Params))
+		return nil, fmt.Errorf("gpu: %s: kernel %s: %w: %d arguments, expected %d", m.ctx.dev, k.sig.Name, ErrArgument,
+			len(args), len(k.sig.Params))
 	}
 	c := &Call{kernel: k, mems: make([]*Memory, len(args))}
 	list := make([]driver.Arg, len(args))
@@ -180,7 +185,8 @@ func (k *Kernel) Prepare(args ...Arg) (*Call, error) {
 func (k *Kernel) check(i int, a *Arg, out *driver.Arg) error {
 	ctx, p := k.mod.ctx, &k.sig.Params[i]
 	bad := func(format string, v ...any) error {
-		return fmt.Errorf("gpu: %s: kernel %s: argument %d (%s): %w: %s", ctx.dev, k.sig.Name, i, p.Name, ErrArgument, fmt.Sprintf(format, v...))
+		return fmt.Errorf("gpu: %s: kernel %s: argument %d (%s): %w: %s", ctx.dev, k.sig.Name, i, p.Name, ErrArgument,
+			fmt.Sprintf(format, v...))
 	}
 	if a.typ != p.Type {
 		return bad("a %s, expected a %s", a.typ, p.Type)
@@ -197,9 +203,11 @@ func (k *Kernel) check(i int, a *Arg, out *driver.Arg) error {
 	case m.ctx != ctx:
 		return bad("%s is of another context", &m.object)
 	case m.kind == PinnedMemory:
-		return bad("memory of kind %s, which kernels do not reach: expected %s, %s or %s", m.kind, DeviceMemory, MappedMemory, SharedMemory)
+		return bad("memory of kind %s, which kernels do not reach: expected %s, %s or %s", m.kind, DeviceMemory,
+			MappedMemory, SharedMemory)
 	case a.span.Len > 0 && a.span.Off%align != 0:
-		return bad("offset %d: this device needs a multiple of %d: give the kernel the offset as a number", a.span.Off, align)
+		return bad("offset %d: this device needs a multiple of %d: give the kernel the offset as a number", a.span.Off,
+			align)
 	}
 	out.Mem, out.Len = m.drv, a.span.Len
 	if a.span.Len > 0 {
@@ -211,7 +219,8 @@ func (k *Kernel) check(i int, a *Arg, out *driver.Arg) error {
 // Kernel is the kernel of the call.
 func (c *Call) Kernel() *Kernel { return c.kernel }
 
-// Set changes argument i, for later launches. It has the type of the parameter. Numbers are changed without an allocation; memory may need one.
+// Set changes argument i, for later launches. It has the type of the parameter. Numbers are changed
+// without an allocation; memory may need one.
 func (c *Call) Set(i int, a Arg) error {
 	if err := c.usable(); err != nil {
 		return err

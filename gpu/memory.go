@@ -27,12 +27,14 @@ type Memory struct {
 	uses  uses // only under -tags invariants
 }
 
-// Alloc makes memory of undefined content. The caller closes it. Errors wrap ErrArgument, ErrUnsupported (the device has no such kind), ErrOutOfMemory.
-// It may wait for work of the device: memory should be there before a kernel that stays is started.
+// Alloc makes memory of undefined content. The caller closes it. Errors wrap ErrArgument,
+// ErrUnsupported (the device has no such kind), ErrOutOfMemory. It may wait for work of the device:
+// memory should be there before a kernel that stays is started.
 func (c *Context) Alloc(o MemoryOptions) (*Memory, error) {
 	f := c.Info()
 	refuse := func(kind error, format string, a ...any) error {
-		return fmt.Errorf("gpu: %s: memory %q of %d bytes: %w: %s", c.dev, o.Name, o.Size, kind, fmt.Sprintf(format, a...))
+		return fmt.Errorf("gpu: %s: memory %q of %d bytes: %w: %s", c.dev, o.Name, o.Size, kind,
+			fmt.Sprintf(format, a...))
 	}
 	if o.Align == 0 {
 		o.Align = f.Align
@@ -60,7 +62,8 @@ func (c *Context) Alloc(o MemoryOptions) (*Memory, error) {
 	align := max(o.Align, f.Align)
 	drv, err := c.drv.Alloc(driver.MemorySpec{Name: o.Name, Kind: o.Kind, Size: o.Size, Align: align})
 	if err != nil {
-		return nil, fmt.Errorf("gpu: %s: memory %q, %d bytes of kind %s: %w", c.dev, o.Name, o.Size, o.Kind, c.note(err))
+		return nil, fmt.Errorf("gpu: %s: memory %q, %d bytes of kind %s: %w", c.dev, o.Name, o.Size, o.Kind,
+			c.note(err))
 	}
 	return c.newMemory(drv, o.Name, o.Kind, o.Size, align)
 }
@@ -77,8 +80,9 @@ func (c *Context) newMemory(drv driver.Memory, name string, kind Kind, size, ali
 	return m, nil
 }
 
-// Adopt registers host memory that exists already, so that copies from and to it are fast, as memory of kind MappedMemory, or PinnedMemory where the
-// device does not map. b must not be in the Go heap, and must stay valid until Close, which unregisters it. It needs CapAdopt.
+// Adopt registers host memory that exists already, so that copies from and to it are fast, as
+// memory of kind MappedMemory, or PinnedMemory where the device does not map. b must not be in the
+// Go heap, and must stay valid until Close, which unregisters it. It needs CapAdopt.
 func (c *Context) Adopt(name string, b []byte) (*Memory, error) {
 	f := c.Info()
 	if err := f.Capabilities.Check(CapAdopt); err != nil {
@@ -107,15 +111,18 @@ func (c *Context) Adopt(name string, b []byte) (*Memory, error) {
 	return c.newMemory(drv, name, kind, uint64(len(b)), 1)
 }
 
-// AdoptAddress makes memory of kind DeviceMemory of size bytes from addr on, which another library of this process has allocated on this device: a tensor of
-// PyTorch, say. It asks the driver what is there: an address that is not wholly in one allocation of this device is an error that wraps ErrBounds or
-// ErrArgument. The other library must keep the memory until Close, which leaves it as it is, and fails where the library did not. It needs CapAdoptAddress.
+// AdoptAddress makes memory of kind DeviceMemory of size bytes from addr on, which another library
+// of this process has allocated on this device: a tensor of PyTorch, say. It asks the driver what
+// is there: an address that is not wholly in one allocation of this device is an error that wraps
+// ErrBounds or ErrArgument. The other library must keep the memory until Close, which leaves it as
+// it is, and fails where the library did not. It needs CapAdoptAddress.
 func (c *Context) AdoptAddress(name string, addr, size uint64) (*Memory, error) {
 	if err := c.Info().Capabilities.Check(CapAdoptAddress); err != nil {
 		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w", c.dev, name, addr, err)
 	}
 	if addr == 0 || size == 0 || addr+size < addr {
-		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: %d bytes from there", c.dev, name, addr, ErrArgument, size)
+		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: %d bytes from there", c.dev, name, addr, ErrArgument,
+			size)
 	}
 	done, err := c.quiet("adopt memory")
 	if err != nil {
@@ -124,7 +131,8 @@ func (c *Context) AdoptAddress(name string, addr, size uint64) (*Memory, error) 
 	defer done()
 	a, ok := c.drv.(driver.AddressAdopter)
 	if !ok {
-		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: the runtime says that it can and cannot", c.dev, name, addr, ErrDriver)
+		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: the runtime says that it can and cannot", c.dev, name,
+			addr, ErrDriver)
 	}
 	drv, err := a.AdoptAddress(addr, size)
 	if err != nil {
@@ -133,14 +141,16 @@ func (c *Context) AdoptAddress(name string, addr, size uint64) (*Memory, error) 
 	return c.newMemory(drv, name, DeviceMemory, size, 1)
 }
 
-// OpenIPC opens memory of size bytes that another process of this machine has exported with Memory.ExportIPC, as DeviceMemory. It is the whole
-// allocation of the other process; that one must keep it until this one has closed it. It needs CapIPC.
+// OpenIPC opens memory of size bytes that another process of this machine has exported with
+// Memory.ExportIPC, as DeviceMemory. It is the whole allocation of the other process; that one must
+// keep it until this one has closed it. It needs CapIPC.
 func (c *Context) OpenIPC(name string, handle []byte, size uint64) (*Memory, error) {
 	if err := c.Info().Capabilities.Check(CapIPC); err != nil {
 		return nil, fmt.Errorf("gpu: %s: open memory %q of another process: %w", c.dev, name, err)
 	}
 	if len(handle) == 0 || size == 0 {
-		return nil, fmt.Errorf("gpu: %s: open memory %q of another process: %w: a handle of %d bytes for %d bytes", c.dev, name, ErrArgument, len(handle), size)
+		return nil, fmt.Errorf("gpu: %s: open memory %q of another process: %w: a handle of %d bytes for %d bytes",
+			c.dev, name, ErrArgument, len(handle), size)
 	}
 	done, err := c.quiet("open memory of another process")
 	if err != nil {
@@ -176,7 +186,8 @@ func (m *Memory) Align() uint64 { return m.align }
 // Addr is its address on the device, 0 where there is none.
 func (m *Memory) Addr() uint64 { return m.addr }
 
-// Bytes are the memory as the CPU sees it, nil where it does not. They are valid until Close, and the CPU's own while no work touches them.
+// Bytes are the memory as the CPU sees it, nil where it does not. They are valid until Close, and
+// the CPU's own while no work touches them.
 func (m *Memory) Bytes() []byte {
 	if m.closed.Load() {
 		return nil
@@ -193,7 +204,8 @@ func (m *Memory) Span(off, n uint64) (Span, error) {
 	return s, s.check()
 }
 
-// Around is how many bytes of the same allocation lie before and after memory of AdoptAddress; 0 for other memory.
+// Around is how many bytes of the same allocation lie before and after memory of AdoptAddress; 0
+// for other memory.
 func (m *Memory) Around() (before, after uint64) {
 	if a, ok := m.drv.(driver.Surrounded); ok {
 		return a.Around()
@@ -201,22 +213,26 @@ func (m *Memory) Around() (before, after uint64) {
 	return 0, 0
 }
 
-// ExportDMABuf is a dma-buf descriptor of n bytes of the memory from off on, which the caller closes; both may reach into what is around it, off then being below 0.
-// It needs CapDMABuf and DeviceMemory.
+// ExportDMABuf is a dma-buf descriptor of n bytes of the memory from off on, which the caller
+// closes; both may reach into what is around it, off then being below 0. It needs CapDMABuf and
+// DeviceMemory.
 func (m *Memory) ExportDMABuf(off int64, n uint64) (fd int, err error) {
 	if err := m.exportable(CapDMABuf); err != nil {
 		return -1, err
 	}
 	before, after := m.Around()
 	if off < 0 && uint64(-off) > before {
-		return -1, fmt.Errorf("gpu: %s: %s: export from %d bytes before it, of %d: %w", m.ctx.dev, &m.object, -off, before, ErrBounds)
+		return -1, fmt.Errorf("gpu: %s: %s: export from %d bytes before it, of %d: %w", m.ctx.dev, &m.object, -off,
+			before, ErrBounds)
 	}
 	if from, all := before+uint64(off), before+m.size+after; from > all || n > all-from {
-		return -1, fmt.Errorf("gpu: %s: %s: export of %d bytes from %d on, but it has %d and %d after them: %w", m.ctx.dev, &m.object, n, off, m.size, after, ErrBounds)
+		return -1, fmt.Errorf("gpu: %s: %s: export of %d bytes from %d on, but it has %d and %d after them: %w",
+			m.ctx.dev, &m.object, n, off, m.size, after, ErrBounds)
 	}
 	e, ok := m.drv.(driver.DMABufExporter)
 	if !ok {
-		return -1, fmt.Errorf("gpu: %s: %s: export as dma-buf: %w: the runtime has no such call for it", m.ctx.dev, &m.object, ErrUnsupported)
+		return -1, fmt.Errorf("gpu: %s: %s: export as dma-buf: %w: the runtime has no such call for it", m.ctx.dev,
+			&m.object, ErrUnsupported)
 	}
 	fd, err = e.ExportDMABuf(off, n)
 	if err != nil {
@@ -225,15 +241,16 @@ func (m *Memory) ExportDMABuf(off int64, n uint64) (fd int, err error) {
 	return fd, nil
 }
 
-// ExportIPC is a handle by which another process of this machine opens the whole allocation: also what the runtime keeps beside it. It needs CapIPC and
-// DeviceMemory.
+// ExportIPC is a handle by which another process of this machine opens the whole allocation: also
+// what the runtime keeps beside it. It needs CapIPC and DeviceMemory.
 func (m *Memory) ExportIPC() ([]byte, error) {
 	if err := m.exportable(CapIPC); err != nil {
 		return nil, err
 	}
 	e, ok := m.drv.(driver.IPCExporter)
 	if !ok {
-		return nil, fmt.Errorf("gpu: %s: %s: export to other processes: %w: the runtime has no such call for it", m.ctx.dev, &m.object, ErrUnsupported)
+		return nil, fmt.Errorf("gpu: %s: %s: export to other processes: %w: the runtime has no such call for it",
+			m.ctx.dev, &m.object, ErrUnsupported)
 	}
 	h, err := e.ExportIPC()
 	if err != nil {
@@ -247,13 +264,15 @@ func (m *Memory) exportable(c Capability) error {
 		return fmt.Errorf("gpu: %s: %s: export: %w", m.ctx.dev, &m.object, err)
 	}
 	if m.kind != DeviceMemory {
-		return fmt.Errorf("gpu: %s: %s: export: %w: it is of kind %s, expected %s", m.ctx.dev, &m.object, ErrArgument, m.kind, DeviceMemory)
+		return fmt.Errorf("gpu: %s: %s: export: %w: it is of kind %s, expected %s", m.ctx.dev, &m.object, ErrArgument,
+			m.kind, DeviceMemory)
 	}
 	return m.usable()
 }
 
-// Close gives the memory back. The work that uses it must be known to be done; see the package comment. While a Resident holds the device it is an error that wraps ErrInUse, and
-// the memory stays.
+// Close gives the memory back. The work that uses it must be known to be done; see the package
+// comment. While a Resident holds the device it is an error that wraps ErrInUse, and the memory
+// stays.
 func (m *Memory) Close() error {
 	done, err := m.quiet()
 	if err != nil {
@@ -284,7 +303,8 @@ func (s Span) Sub(off, n uint64) (Span, error) {
 	return Span{Memory: s.Memory, Off: s.Off + off, Len: n}, nil
 }
 
-// Bytes are the span's bytes as the CPU sees them; see Memory.Bytes. The span must be inside its memory.
+// Bytes are the span's bytes as the CPU sees them; see Memory.Bytes. The span must be inside its
+// memory.
 func (s Span) Bytes() []byte {
 	b := s.Memory.Bytes()
 	if b == nil {
@@ -308,7 +328,8 @@ func (s *Span) check() error {
 		return fmt.Errorf("gpu: %w: a span of no memory", ErrArgument)
 	}
 	if s.Off > m.size || s.Len > m.size-s.Off {
-		return fmt.Errorf("gpu: %s: %s: offset %d + %d bytes, but it has %d: %w", m.ctx.dev, &m.object, s.Off, s.Len, m.size, ErrBounds)
+		return fmt.Errorf("gpu: %s: %s: offset %d + %d bytes, but it has %d: %w", m.ctx.dev, &m.object, s.Off, s.Len,
+			m.size, ErrBounds)
 	}
 	if m.closed.Load() {
 		return m.usable()

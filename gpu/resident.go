@@ -17,9 +17,11 @@ import (
 type ResidentMode uint8
 
 const (
-	// ResidentStay is one launch that goes on as long as it may: the kernel polls what the CPU publishes. All groups are on the device at once.
+	// ResidentStay is one launch that goes on as long as it may: the kernel polls what the CPU
+	// publishes. All groups are on the device at once.
 	ResidentStay ResidentMode = iota
-	// ResidentBatch is a launch whenever Ring announces something, which drains what is there and ends: an ordinary launch, that any device can do with the same kernel.
+	// ResidentBatch is a launch whenever Ring announces something, which drains what is there and
+	// ends: an ordinary launch, that any device can do with the same kernel.
 	ResidentBatch
 )
 
@@ -28,20 +30,23 @@ type ResidentOptions struct {
 	Name string // for messages
 	Mode ResidentMode
 	Grid Grid
-	// Passes is how many passes a launch makes at most. Then it ends and another one goes on: so a kernel also ends when this process is stopped. 0 means 1<<24, and with
-	// ResidentBatch 1<<10.
+	// Passes is how many passes a launch makes at most. Then it ends and another one goes on: so a
+	// kernel also ends when this process is stopped. 0 means 1<<24, and with ResidentBatch 1<<10.
 	Passes uint32
-	// Turn is how long a launch lasts at most; the next one goes on. 0 means half a second where the device has a watchdog (Info.Watchdog), which would otherwise end the
-	// context, and no limit elsewhere. More than a second is refused there.
+	// Turn is how long a launch lasts at most; the next one goes on. 0 means half a second where
+	// the device has a watchdog (Info.Watchdog), which would otherwise end the context, and no
+	// limit elsewhere. More than a second is refused there.
 	Turn time.Duration
 }
 
 const (
 	residentPasses = 1 << 24
 	batchPasses    = 1 << 10
-	// idlePasses is how many passes in a row without work a kernel makes on a processor before it leaves until the doorbell rings: about a millisecond.
+	// idlePasses is how many passes in a row without work a kernel makes on a processor before it
+	// leaves until the doorbell rings: about a millisecond.
 	idlePasses = 1 << 14
-	// watchdogTurn is a launch's time where a watchdog looks, and watchdogMost the longest that is allowed: watchdogs wait for two seconds at least.
+	// watchdogTurn is a launch's time where a watchdog looks, and watchdogMost the longest that is
+	// allowed: watchdogs wait for two seconds at least.
 	watchdogTurn = 500 * time.Millisecond
 	watchdogMost = time.Second
 )
@@ -61,20 +66,23 @@ var residentStates = [...]string{"ready", "running", "asleep", "changing", "ende
 
 func (s residentState) String() string { return residentStates[s] }
 
-// Resident is a kernel that works for as long as its user wants, on what the CPU publishes in memory that both see. The kernel follows the protocol of driver.Control, whose
-// memory is its first argument: internal/kernels/cl/resident.h and driver.Passes are its side of it.
+// Resident is a kernel that works for as long as its user wants, on what the CPU publishes in
+// memory that both see. The kernel follows the protocol of driver.Control, whose memory is its
+// first argument: internal/kernels/cl/resident.h and driver.Passes are its side of it.
 //
 //	r, err := ctx.NewResident(kernel, gpu.ResidentOptions{Grid: gpu.Grid{Groups: 1, Group: 64}}, args...) // asks whether it fits, prepares everything
 //	err = r.Start()                                                                                       // launches it
 //	... publish; r.Ring()
 //	err = r.Close(goctx)                                                                                  // asks it to leave, waits, gives everything back
 //
-// Launches end when their passes or their time are used up, and on a processor when there is nothing to do; a goroutine launches the kernel again, which goes on where
-// it was. That goroutine sleeps otherwise.
+// Launches end when their passes or their time are used up, and on a processor when there is
+// nothing to do; a goroutine launches the kernel again, which goes on where it was. That goroutine
+// sleeps otherwise.
 //
-// From Start to Close a Resident of mode ResidentStay holds its device: what would wait for the kernel inside the driver, with every later call behind it, is an error that wraps
-// ErrInUse in all contexts of the device: to allocate, adopt and open memory, to make streams, to load programs, and to close memory and modules. They are
-// done before Start, or in Replace.
+// From Start to Close a Resident of mode ResidentStay holds its device: what would wait for the
+// kernel inside the driver, with every later call behind it, is an error that wraps ErrInUse in all
+// contexts of the device: to allocate, adopt and open memory, to make streams, to load programs,
+// and to close memory and modules. They are done before Start, or in Replace.
 type Resident struct {
 	object
 	o       ResidentOptions
@@ -107,11 +115,13 @@ type change struct {
 	over    chan struct{}
 }
 
-// NewResident prepares a kernel that stays: control block, stream, call. args are its arguments behind the control block. It needs CapSharedAtomics, and CapResident for
-// ResidentStay. Nothing runs before Start. The caller closes it, before memory of args and the kernel's module.
+// NewResident prepares a kernel that stays: control block, stream, call. args are its arguments
+// behind the control block. It needs CapSharedAtomics, and CapResident for ResidentStay. Nothing
+// runs before Start. The caller closes it, before memory of args and the kernel's module.
 //
-// More groups than the device runs at once, beside the Residents that it has, are an error that wraps ErrArgument and says how many fit: the other groups would never begin, and a
-// program that waits for their results would hang.
+// More groups than the device runs at once, beside the Residents that it has, are an error that
+// wraps ErrArgument and says how many fit: the other groups would never begin, and a program that
+// waits for their results would hang.
 func (c *Context) NewResident(k *Kernel, o ResidentOptions, args ...Arg) (*Resident, error) {
 	refuse := func(err error) (*Resident, error) {
 		return nil, fmt.Errorf("gpu: %s: resident kernel %q: %w", c.dev, o.Name, err)
@@ -126,11 +136,14 @@ func (c *Context) NewResident(k *Kernel, o ResidentOptions, args ...Arg) (*Resid
 	case o.Mode > ResidentBatch:
 		return refuse(fmt.Errorf("%w: a mode of %d", ErrArgument, o.Mode))
 	case o.Grid.Items() == 0 || o.Grid.Group > f.MaxGroup || o.Grid.Groups > f.MaxGroups:
-		return refuse(fmt.Errorf("%w: %d groups of %d: expected 1 to %d of 1 to %d", ErrArgument, o.Grid.Groups, o.Grid.Group, f.MaxGroups, f.MaxGroup))
+		return refuse(fmt.Errorf("%w: %d groups of %d: expected 1 to %d of 1 to %d", ErrArgument, o.Grid.Groups,
+			o.Grid.Group, f.MaxGroups, f.MaxGroup))
 	case o.Turn < 0 || f.Watchdog && o.Turn > watchdogMost:
-		return refuse(fmt.Errorf("%w: turns of %v: expected at most %v, since the device has a watchdog", ErrArgument, o.Turn, watchdogMost))
+		return refuse(fmt.Errorf("%w: turns of %v: expected at most %v, since the device has a watchdog", ErrArgument,
+			o.Turn, watchdogMost))
 	}
-	r := &Resident{o: o, wake: make(chan struct{}, 1), ended: make(chan struct{}), last: make([]driver.GroupStatus, o.Grid.Groups)}
+	r := &Resident{o: o, wake: make(chan struct{}, 1), ended: make(chan struct{}),
+		last: make([]driver.GroupStatus, o.Grid.Groups)}
 	if r.o.Turn == 0 && f.Watchdog {
 		r.o.Turn = watchdogTurn
 	}
@@ -159,7 +172,8 @@ func (r *Resident) prepare(c *Context, k *Kernel, args []Arg) (err error) {
 	if !c.Info().Capabilities.Has(CapMapped) {
 		kind = SharedMemory
 	}
-	if r.block, err = c.Alloc(MemoryOptions{Name: r.o.Name + " control", Kind: kind, Size: driver.ControlSize(r.o.Grid.Groups)}); err != nil {
+	if r.block, err = c.Alloc(MemoryOptions{Name: r.o.Name + " control", Kind: kind,
+		Size: driver.ControlSize(r.o.Grid.Groups)}); err != nil {
 		return err
 	}
 	if r.control, err = driver.NewControl(r.block.Bytes(), r.o.Grid.Groups); err != nil {
@@ -187,7 +201,8 @@ func (r *Resident) release() error {
 	return errors.Join(errs...)
 }
 
-// Occupancy is how many groups of so many items the device runs at once, when it runs nothing else. It needs CapResident.
+// Occupancy is how many groups of so many items the device runs at once, when it runs nothing else.
+// It needs CapResident.
 func (k *Kernel) Occupancy(group uint32) (groups uint32, err error) {
 	c := k.mod.ctx
 	if err := c.Info().Capabilities.Check(CapResident); err != nil {
@@ -197,11 +212,13 @@ func (k *Kernel) Occupancy(group uint32) (groups uint32, err error) {
 		return 0, err
 	}
 	if group == 0 || group > c.Info().MaxGroup {
-		return 0, fmt.Errorf("gpu: %s: kernel %s: occupancy of groups of %d: %w: expected 1 to %d items", c.dev, k.sig.Name, group, ErrArgument, c.Info().MaxGroup)
+		return 0, fmt.Errorf("gpu: %s: kernel %s: occupancy of groups of %d: %w: expected 1 to %d items", c.dev,
+			k.sig.Name, group, ErrArgument, c.Info().MaxGroup)
 	}
 	x, ok := k.drv.(driver.Occupancy)
 	if !ok {
-		return 0, fmt.Errorf("gpu: %s: kernel %s: occupancy: %w: the runtime says that kernels may stay, and not how many", c.dev, k.sig.Name, ErrDriver)
+		return 0, fmt.Errorf("gpu: %s: kernel %s: occupancy: %w: the runtime says that kernels may stay, and not "+
+			"how many", c.dev, k.sig.Name, ErrDriver)
 	}
 	groups, err = x.Occupancy(group)
 	if err != nil {
@@ -210,7 +227,8 @@ func (k *Kernel) Occupancy(group uint32) (groups uint32, err error) {
 	return groups, nil
 }
 
-// fits is how many groups of the kernel the device runs at once; an error where they are fewer than the grid has.
+// fits is how many groups of the kernel the device runs at once; an error where they are fewer than
+// the grid has.
 func (r *Resident) fits(c *Context, k *Kernel) (uint32, error) {
 	if r.o.Mode == ResidentBatch { // groups of a launch that ends may wait for each other's places
 		return math.MaxUint32, nil
@@ -226,7 +244,9 @@ func tooMany(g Grid, fit uint32, beside string) error {
 	return fmt.Errorf("%w: %d groups of %d items, but only %d fit on the device at once%s: the others would never begin", ErrArgument, g.Groups, g.Group, fit, beside)
 }
 
-// hold enters the Resident as one that holds its device, of whose kernel limit groups fit, when those who must not be in the driver then are out of it. The share of the device that each holds is its groups as a part of those that would fit alone.
+// hold enters the Resident as one that holds its device, of whose kernel limit groups fit, when
+// those who must not be in the driver then are out of it. The share of the device that each holds
+// is its groups as a part of those that would fit alone.
 func (d *Device) hold(r *Resident, limit uint32) error {
 	if r.o.Mode == ResidentBatch {
 		return nil
@@ -251,7 +271,8 @@ func (d *Device) hold(r *Resident, limit uint32) error {
 	return nil
 }
 
-// lift lets others use the device for a while, or ends that, when they are out of the driver. The Resident keeps its share.
+// lift lets others use the device for a while, or ends that, when they are out of the driver. The
+// Resident keeps its share.
 func (d *Device) lift(r *Resident, on bool) {
 	d.gate.Lock()
 	defer d.gate.Unlock()
@@ -265,19 +286,22 @@ func (d *Device) yield(r *Resident) {
 	delete(d.residents, r)
 }
 
-// pass is for calls that may wait in the driver for all work of the device: an error where a Resident holds it. Otherwise none begins to before done is called.
+// pass is for calls that may wait in the driver for all work of the device: an error where a
+// Resident holds it. Otherwise none begins to before done is called.
 func (d *Device) pass(what string) (done func(), err error) {
 	d.gate.RLock()
 	for r := range d.residents {
 		if !r.lifted {
 			d.gate.RUnlock()
-			return nil, fmt.Errorf("gpu: %s: %s: %w: it would wait for %s, and every later call with it: do it before Start, in Replace, or after Close", d, what, ErrInUse, &r.object)
+			return nil, fmt.Errorf("gpu: %s: %s: %w: it would wait for %s, and every later call with it: do it "+
+				"before Start, in Replace, or after Close", d, what, ErrInUse, &r.object)
 		}
 	}
 	return d.gate.RUnlock, nil
 }
 
-// Start launches the kernel. Errors wrap ErrArgument where the groups do not fit beside those of other Residents, and ErrInUse where it was started before.
+// Start launches the kernel. Errors wrap ErrArgument where the groups do not fit beside those of
+// other Residents, and ErrInUse where it was started before.
 func (r *Resident) Start() error {
 	if err := r.usable(); err != nil {
 		return err
@@ -295,8 +319,9 @@ func (r *Resident) Start() error {
 	return nil
 }
 
-// Ring says that something was published for the kernel. A producer publishes first and rings then, once for any number of items. Any goroutine may; it allocates nothing, and wakes the
-// kernel where it has left because nothing came. After Close it does nothing.
+// Ring says that something was published for the kernel. A producer publishes first and rings then,
+// once for any number of items. Any goroutine may; it allocates nothing, and wakes the kernel where
+// it has left because nothing came. After Close it does nothing.
 func (r *Resident) Ring() {
 	r.ringing.Add(1)
 	if !r.closed.Load() {
@@ -335,12 +360,14 @@ func (r *Resident) finish() {
 	r.state = residentEnded
 	if x := r.change; x != nil {
 		r.change = nil
-		x.err = fmt.Errorf("gpu: %s: %s: replace the kernel: it has ended: %w", r.ctx.dev, &r.object, errors.Join(ErrClosed, r.err))
+		x.err = fmt.Errorf("gpu: %s: %s: replace the kernel: it has ended: %w", r.ctx.dev, &r.object,
+			errors.Join(ErrClosed, r.err))
 		close(x.over)
 	}
 }
 
-// next waits until there is something to launch, and prepares the control block for it; false means that there never is.
+// next waits until there is something to launch, and prepares the control block for it; false means
+// that there never is.
 func (r *Resident) next() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -396,7 +423,8 @@ func (r *Resident) launch() error {
 	return err
 }
 
-// count adds what the groups have done since it was called last. Between two calls no counter goes round, since a launch makes at most Passes passes. The caller holds mu.
+// count adds what the groups have done since it was called last. Between two calls no counter goes
+// round, since a launch makes at most Passes passes. The caller holds mu.
 func (r *Resident) count() {
 	for i := range r.last {
 		now := r.control.Group(i)
@@ -406,10 +434,12 @@ func (r *Resident) count() {
 	}
 }
 
-// Replace exchanges the kernel while what is published waits: the kernel leaves, prepare is called with the device free for what a Resident otherwise forbids, such as to load
-// a program, and the kernel that it gives goes on, with the checkpoints of the old one. args are as in NewResident; the grid stays. Where prepare fails or its kernel does not
-// fit, the old one goes on. When ctx ends first the exchange still happens, and its result is lost. prepare must not use the Resident. The old kernel's module may be closed
-// in a later Replace, or after Close.
+// Replace exchanges the kernel while what is published waits: the kernel leaves, prepare is called
+// with the device free for what a Resident otherwise forbids, such as to load a program, and the
+// kernel that it gives goes on, with the checkpoints of the old one. args are as in NewResident;
+// the grid stays. Where prepare fails or its kernel does not fit, the old one goes on. When ctx
+// ends first the exchange still happens, and its result is lost. prepare must not use the Resident.
+// The old kernel's module may be closed in a later Replace, or after Close.
 func (r *Resident) Replace(ctx context.Context, prepare func() (*Kernel, []Arg, error)) error {
 	if err := r.usable(); err != nil {
 		return err
@@ -418,7 +448,8 @@ func (r *Resident) Replace(ctx context.Context, prepare func() (*Kernel, []Arg, 
 	r.mu.Lock()
 	if r.state == residentReady || r.state == residentEnded || r.closing || r.change != nil {
 		defer r.mu.Unlock()
-		return fmt.Errorf("gpu: %s: %s: replace the kernel: %w: it is %s, or another Replace waits", r.ctx.dev, &r.object, ErrInUse, r.state)
+		return fmt.Errorf("gpu: %s: %s: replace the kernel: %w: it is %s, or another Replace waits", r.ctx.dev,
+			&r.object, ErrInUse, r.state)
 	}
 	r.change = x
 	r.control.Stop()
@@ -432,7 +463,8 @@ func (r *Resident) Replace(ctx context.Context, prepare func() (*Kernel, []Arg, 
 	}
 }
 
-// exchange does what Replace asks for, between two launches. The caller holds mu, which it gives up meanwhile.
+// exchange does what Replace asks for, between two launches. The caller holds mu, which it gives up
+// meanwhile.
 func (r *Resident) exchange() {
 	x := r.change
 	r.state = residentChanges
@@ -500,11 +532,14 @@ func (r *Resident) Stats() ResidentStats {
 	if r.state != residentReady && !r.closed.Load() {
 		r.count()
 	}
-	return ResidentStats{State: r.state.String(), Launches: r.launches, Heartbeat: r.beats, Done: r.done, Groups: len(r.last), Limit: r.limit}
+	return ResidentStats{State: r.state.String(), Launches: r.launches, Heartbeat: r.beats, Done: r.done,
+		Groups: len(r.last), Limit: r.limit}
 }
 
-// Close asks the kernel to leave, waits until it has, and gives everything back but the memory of the arguments. What was published and not taken stays where it is. When ctx
-// ends first the error wraps ErrInUse and says which groups are still there; nothing is given back then, and Close may be called again.
+// Close asks the kernel to leave, waits until it has, and gives everything back but the memory of
+// the arguments. What was published and not taken stays where it is. When ctx ends first the error
+// wraps ErrInUse and says which groups are still there; nothing is given back then, and Close may
+// be called again.
 func (r *Resident) Close(ctx context.Context) error {
 	if r.closed.Load() {
 		return nil

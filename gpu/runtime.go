@@ -18,7 +18,8 @@ type Runtime struct {
 	closed   bool
 }
 
-// New is for packages that implement a runtime: it makes one of drv, which it owns from now on, also when it fails.
+// New is for packages that implement a runtime: it makes one of drv, which it owns from now on,
+// also when it fails.
 func New(drv driver.Runtime) (*Runtime, error) {
 	r := &Runtime{drv: drv}
 	for i, d := range drv.Devices() {
@@ -68,7 +69,8 @@ func (r *Runtime) Version() string { return r.drv.Version() }
 // Devices are its devices, at least one, in the order of the runtime. The slice is the caller's.
 func (r *Runtime) Devices() []*Device { return append([]*Device(nil), r.devices...) }
 
-// Close gives the library back. With a context still open it is an error that wraps ErrInUse, and nothing is closed.
+// Close gives the library back. With a context still open it is an error that wraps ErrInUse, and
+// nothing is closed.
 func (r *Runtime) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,7 +105,8 @@ func (d *Device) String() string {
 	return fmt.Sprintf("%s %d: %s", d.info.Runtime, d.info.Index, d.info.Name)
 }
 
-// Open makes a context on the device. The caller closes it. A process may open several, also of one device.
+// Open makes a context on the device. The caller closes it. A process may open several, also of one
+// device.
 func (d *Device) Open() (*Context, error) {
 	d.rt.mu.Lock()
 	if d.rt.closed {

@@ -13,7 +13,8 @@ import (
 // StreamOptions say what stream is wanted.
 type StreamOptions struct {
 	Name string // for messages
-	// Priority above 0 asks to run before, below 0 after the others; a hint, without effect where the device lacks CapPriorities.
+	// Priority above 0 asks to run before, below 0 after the others; a hint, without effect where
+	// the device lacks CapPriorities.
 	Priority int
 }
 
@@ -48,11 +49,12 @@ func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 type OpKind uint8
 
 const (
-	OpCopy    OpKind = iota + 1 // Dst, Src: of one length, not overlapping, at least one of them not PinnedMemory
-	OpFill                      // Dst, Pattern, Width: Dst is not PinnedMemory, its offset and length are multiples of Width
-	OpLaunch                    // Call, Grid: with no work-items nothing happens
-	OpRecord                    // Event: it happens when what is before it is done
-	OpWaitFor                   // Event: what is behind waits for it, as it is recorded now
+	OpCopy OpKind = iota + 1 // Dst, Src: of one length, not overlapping, at least one of them not PinnedMemory
+	// Dst, Pattern, Width: Dst is not PinnedMemory, its offset and length are multiples of Width
+	OpFill
+	OpLaunch  // Call, Grid: with no work-items nothing happens
+	OpRecord  // Event: it happens when what is before it is done
+	OpWaitFor // Event: what is behind waits for it, as it is recorded now
 )
 
 // Op is one piece of work for a stream. CopyOp and the like make one. It may be used again.
@@ -83,8 +85,10 @@ func RecordOp(e *Event) Op { return Op{Kind: OpRecord, Event: e} }
 // WaitForOp lets what is behind it in the stream wait for the event.
 func WaitForOp(e *Event) Op { return Op{Kind: OpWaitFor, Event: e} }
 
-// Enqueue puts work into the stream, in order, and lets it begin. n is how many were taken; fewer than len(ops) come with an error about ops[n], of which
-// nothing was done. It allocates nothing, and returns before the work is done. Errors of the work itself come later, from any call of the context.
+// Enqueue puts work into the stream, in order, and lets it begin. n is how many were taken; fewer
+// than len(ops) come with an error about ops[n], of which nothing was done. It allocates nothing,
+// and returns before the work is done. Errors of the work itself come later, from any call of the
+// context.
 func (s *Stream) Enqueue(ops []Op) (n int, err error) {
 	if err := s.usable(); err != nil {
 		return 0, err
@@ -248,7 +252,8 @@ func (s *Stream) putFill(dst *Span, pattern uint32, width int) error {
 	case width != 1 && width != 2 && width != 4:
 		return s.refuse("fill", "a pattern of %d bytes: expected 1, 2 or 4", width)
 	case dst.Off%uint64(width) != 0 || dst.Len%uint64(width) != 0:
-		return s.refuse("fill", "offset %d and length %d: expected multiples of the pattern's %d bytes", dst.Off, dst.Len, width)
+		return s.refuse("fill", "offset %d and length %d: expected multiples of the pattern's %d bytes", dst.Off,
+			dst.Len, width)
 	case dst.Memory.kind == PinnedMemory:
 		return s.refuse("fill", "memory of kind %s, which only the CPU needs", PinnedMemory)
 	case dst.Memory.ctx != s.ctx:
@@ -277,7 +282,8 @@ func (s *Stream) putLaunch(c *Call, g Grid) error {
 	case g.Items() == 0:
 		return nil
 	case g.Group > f.MaxGroup || g.Groups > f.MaxGroups:
-		return s.refuse("launch", "%d groups of %d: the device takes at most %d of %d", g.Groups, g.Group, f.MaxGroups, f.MaxGroup)
+		return s.refuse("launch", "%d groups of %d: the device takes at most %d of %d", g.Groups, g.Group, f.MaxGroups,
+			f.MaxGroup)
 	}
 	for _, m := range c.mems {
 		if m != nil && m.closed.Load() {
@@ -307,8 +313,9 @@ func (s *Stream) use(a, b *Memory) {
 	}
 }
 
-// Write copies src, any Go memory, to dst, in the order of the stream, and returns when src may be used again. Where src is not page-locked the driver copies
-// it once more on the way; that is the price of any memory.
+// Write copies src, any Go memory, to dst, in the order of the stream, and returns when src may be
+// used again. Where src is not page-locked the driver copies it once more on the way; that is the
+// price of any memory.
 func (s *Stream) Write(dst Span, src []byte) error {
 	if err := s.sync("write", &dst, len(src)); err != nil || len(src) == 0 {
 		return err
@@ -325,7 +332,8 @@ func (s *Stream) Write(dst Span, src []byte) error {
 	return nil
 }
 
-// Read copies src to dst, any Go memory, in the order of the stream, and returns when the bytes are there.
+// Read copies src to dst, any Go memory, in the order of the stream, and returns when the bytes are
+// there.
 func (s *Stream) Read(dst []byte, src Span) error {
 	if err := s.sync("read", &src, len(dst)); err != nil || len(dst) == 0 {
 		return err
@@ -374,8 +382,9 @@ func (s *Stream) Query() (bool, error) {
 	return done, nil
 }
 
-// Wait waits until all work is done that was put into the stream before, or ctx ends. In the latter case the error is that of ctx and the work goes on.
-// With a ctx that cannot end, or when all is done, nothing is allocated.
+// Wait waits until all work is done that was put into the stream before, or ctx ends. In the latter
+// case the error is that of ctx and the work goes on. With a ctx that cannot end, or when all is
+// done, nothing is allocated.
 func (s *Stream) Wait(ctx context.Context) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -418,7 +427,8 @@ type waitable interface {
 	Wait() error
 }
 
-// await waits for w or ctx. A wait in the runtime cannot be broken off: a goroutine is left with it, which waits counts, until it is over.
+// await waits for w or ctx. A wait in the runtime cannot be broken off: a goroutine is left with
+// it, which waits counts, until it is over.
 func await(ctx context.Context, waits *sync.WaitGroup, w waitable) error {
 	if done, err := w.Query(); done || err != nil {
 		return err

@@ -11,7 +11,8 @@ type Entry struct {
 	Open func() (*Runtime, error) // an error that wraps ErrUnavailable where it is not here
 }
 
-// Table is the runtimes of a build, the preferred one first. Package gpu/runtimes has that of this one.
+// Table is the runtimes of a build, the preferred one first. Package gpu/runtimes has that of this
+// one.
 type Table []Entry
 
 // Names are the names of the runtimes, in order.
@@ -35,7 +36,8 @@ type Choice struct {
 	Skipped []Skipped // those that are preferred and are not here
 }
 
-// String says what was taken instead of what, for people: "host, because cuda: no libcuda.so.1 ...".
+// String says what was taken instead of what, for people: "host, because cuda: no libcuda.so.1
+// ...".
 func (c Choice) String() string {
 	if len(c.Skipped) == 0 {
 		return c.Name()
@@ -47,8 +49,9 @@ func (c Choice) String() string {
 	return c.Name() + ", because " + strings.Join(why, "; ")
 }
 
-// Open opens the runtime called name, or with "" the first that is here. The caller closes it, and should tell its user Choice.Skipped: nothing falls
-// back in silence. An unknown name is an error that wraps ErrArgument and lists the names; when none is here the error has what each one said.
+// Open opens the runtime called name, or with "" the first that is here. The caller closes it, and
+// should tell its user Choice.Skipped: nothing falls back in silence. An unknown name is an error
+// that wraps ErrArgument and lists the names; when none is here the error has what each one said.
 func (t Table) Open(name string) (Choice, error) {
 	var skipped []Skipped
 	for _, e := range t {
@@ -65,7 +68,8 @@ func (t Table) Open(name string) (Choice, error) {
 		skipped = append(skipped, Skipped{e.Name, err})
 	}
 	if name != "" {
-		return Choice{}, fmt.Errorf("gpu: %w: no runtime %q: expected one of %s", ErrArgument, name, strings.Join(t.Names(), ", "))
+		return Choice{}, fmt.Errorf("gpu: %w: no runtime %q: expected one of %s", ErrArgument, name,
+			strings.Join(t.Names(), ", "))
 	}
 	err := fmt.Errorf("gpu: %w", ErrUnavailable)
 	for _, s := range skipped {

@@ -7,8 +7,10 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 )
 
-// Under -tags invariants each stream counts what is put into it and how far its end was seen, by a wait or a query. So a check can tell for each memory and
-// call whether the work that used it last is known to be done. This knows nothing of the device: work whose end no call has seen may be running.
+// Under -tags invariants each stream counts what is put into it and how far its end was seen, by a
+// wait or a query. So a check can tell for each memory and call whether the work that used it last
+// is known to be done. This knows nothing of the device: work whose end no call has seen may be
+// running.
 
 // timeline is the count of one stream.
 type timeline struct {
@@ -124,7 +126,8 @@ func (u *uses) over(o *object) {
 		done := t.done
 		t.mu.Unlock()
 		if at > done {
-			panic(fmt.Sprintf("gpu: %s is closed although work that uses it may be under way: wait for its stream first; it was made at\n%s", o, format(o.stack)))
+			panic(fmt.Sprintf("gpu: %s is closed although work that uses it may be under way: wait for its stream "+
+				"first; it was made at\n%s", o, format(o.stack)))
 		}
 	}
 }

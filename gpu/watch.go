@@ -6,7 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Watch wakes an owner who sleeps until an event has happened: it has a goroutine for that, once it is needed. The zero value with Wake is ready.
+// Watch wakes an owner who sleeps until an event has happened: it has a goroutine for that, once it
+// is needed. The zero value with Wake is ready.
 type Watch struct {
 	Wake func() // called by the goroutine
 
@@ -16,8 +17,8 @@ type Watch struct {
 	over    sync.WaitGroup
 }
 
-// For has Wake be called when e has happened, or when the event has that it waits for already: the owner looks, and asks again. It returns at once. e stays open
-// until Close.
+// For has Wake be called when e has happened, or when the event has that it waits for already: the
+// owner looks, and asks again. It returns at once. e stays open until Close.
 func (w *Watch) For(e *Event) {
 	w.once.Do(func() {
 		w.ask = make(chan *Event, 1)
@@ -34,7 +35,8 @@ func (w *Watch) For(e *Event) {
 	}
 }
 
-// Close ends the goroutine, once the event that it waits for has happened. For is not called any more.
+// Close ends the goroutine, once the event that it waits for has happened. For is not called any
+// more.
 func (w *Watch) Close() {
 	w.once.Do(func() {})
 	if w.ask != nil {

@@ -38,17 +38,22 @@ func TestPair(t *testing.T) {
 		want    []string // parts of the text
 		not     []string
 	}{
-		{"closed modules", nil, "", false, []string{"by dma-buf: the driver's modules are not NVIDIA's open ones", "driver 515 or later", "by peer memory: nvidia-peermem is not loaded", "modprobe nvidia-peermem",
+		{"closed modules", nil, "", false, []string{"by dma-buf: the driver's modules are not NVIDIA's open ones",
+			"driver 515 or later", "by peer memory: nvidia-peermem is not loaded", "modprobe nvidia-peermem",
 			"between them: access control (ACS) of bridge 0000:17:00.0 redirects"}, []string{"IOMMU"}},
 		{"open modules", open, "", true, []string{"by peer memory"}, []string{"by dma-buf"}},
 		{"peer memory", []string{"| nvidia_uvm", "| nvidia_peermem"}, "", true, []string{"by dma-buf"}, []string{"by peer memory"}},
 		{"old peer memory", []string{"| nvidia_uvm", "| nv_peer_mem"}, "", true, []string{"by dma-buf"}, []string{"by peer memory"}},
-		{"old kernel", slices.Concat(open, []string{"6.8.0-49-generic", "5.11.22-generic"}), "", false, []string{"by dma-buf: Linux 5.11.22-generic (needed: Linux 5.12"}, nil},
+		{"old kernel", slices.Concat(open, []string{"6.8.0-49-generic", "5.11.22-generic"}), "", false,
+			[]string{"by dma-buf: Linux 5.11.22-generic (needed: Linux 5.12"}, nil},
 		{"adapter", open, "it cannot", false, []string{"by dma-buf: the adapter takes no dma-buf (it cannot)"}, nil},
 		{"no driver", []string{"bus/pci/drivers/nvidia\n", "bus/pci/drivers/vfio-pci\n"}, "", false, []string{"no driver of its own"}, nil},
-		{"another driver", []string{"bus/pci/drivers/nvidia\n", "bus/pci/drivers/nouveau\n"}, "", false, []string{"nothing is known here of driver nouveau"}, nil},
-		{"IOMMU", slices.Concat(open, []string{"/sys/kernel/iommu_groups/{21-23,40}/type = identity", "/sys/kernel/iommu_groups/{21-23,40}/type = DMA-FQ"}), "", true,
-			[]string{"between them: the IOMMU translates each address of " + serverGPU + " (DMA-FQ)", "of " + serverCard, "iommu=pt"}, nil},
+		{"another driver", []string{"bus/pci/drivers/nvidia\n", "bus/pci/drivers/nouveau\n"}, "", false,
+			[]string{"nothing is known here of driver nouveau"}, nil},
+		{"IOMMU", slices.Concat(open, []string{"/sys/kernel/iommu_groups/{21-23,40}/type = identity",
+			"/sys/kernel/iommu_groups/{21-23,40}/type = DMA-FQ"}), "", true,
+			[]string{"between them: the IOMMU translates each address of " + serverGPU + " (DMA-FQ)",
+				"of " + serverCard, "iommu=pt"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := directOf(t, c.edits...)
@@ -89,7 +94,8 @@ func TestDetours(t *testing.T) {
 		t.Errorf("%v", l)
 	}
 	ports[0].ACS.Does = 1 << 2
-	if l := f.Detours(g, c); len(l) != 1 || !strings.Contains(l[0].String(), "ACS) of bridge "+ports[0].Addr+" redirects") {
+	if l := f.Detours(g, c); len(l) != 1 || !strings.Contains(l[0].String(),
+		"ACS) of bridge "+ports[0].Addr+" redirects") {
 		t.Errorf("%v", l)
 	}
 	far := f.Device("0000:98:00.0")
@@ -111,7 +117,8 @@ func TestWindow(t *testing.T) {
 	if l := f.LacksWindow(g, 1<<30); l != nil {
 		t.Error(l)
 	}
-	if l := f.LacksWindow(g, 1<<30+1); l == nil || !strings.Contains(l.String(), "1073741824 bytes") || !strings.Contains(l.String(), "1073741825 bytes") {
+	if l := f.LacksWindow(g, 1<<30+1); l == nil || !strings.Contains(l.String(), "1073741824 bytes") ||
+		!strings.Contains(l.String(), "1073741825 bytes") {
 		t.Error(l)
 	}
 }
@@ -132,7 +139,8 @@ func TestPeerMemory(t *testing.T) {
 }
 
 func TestKernelAtLeast(t *testing.T) {
-	for release, want := range map[string][2]bool{"5.11.0": {false, true}, "5.12": {true, true}, "6.1.0-10-amd64": {true, true}, "4.19": {false, true}, "": {false, false}, "next": {false, false}} {
+	for release, want := range map[string][2]bool{"5.11.0": {false, true}, "5.12": {true, true},
+		"6.1.0-10-amd64": {true, true}, "4.19": {false, true}, "": {false, false}, "next": {false, false}} {
 		if is, ok := (&Facts{Kernel: release}).KernelAtLeast(5, 12); [2]bool{is, ok} != want {
 			t.Errorf("%q: %v, %v", release, is, ok)
 		}

@@ -54,7 +54,8 @@ type DPDK struct {
 	Runtime []string `json:"runtime,omitempty"` // files of librte_eal, of which a program loads the one of its series
 }
 
-// Softnet is what the kernel's side of receiving has counted since the boot, over all processors (/proc/net/softnet_stat).
+// Softnet is what the kernel's side of receiving has counted since the boot, over all processors
+// (/proc/net/softnet_stat).
 type Softnet struct {
 	Packets  uint64 `json:"packets"`
 	Dropped  uint64 `json:"dropped"`  // the backlog was full (net.core.netdev_max_backlog)
@@ -97,10 +98,11 @@ type Node struct {
 
 // HugePool is the huge pages of one size, of a node or of the machine.
 type HugePool struct {
-	Size     uint64 `json:"page_bytes"`
-	Total    int    `json:"total"`
-	Free     int    `json:"free"`
-	Reserved int    `json:"reserved,omitempty"` // of the free ones, promised to mappings; only counted for the whole machine
+	Size  uint64 `json:"page_bytes"`
+	Total int    `json:"total"`
+	Free  int    `json:"free"`
+	// of the free ones, promised to mappings; only counted for the whole machine
+	Reserved int `json:"reserved,omitempty"`
 }
 
 // PCI is a PCI device.
@@ -114,7 +116,8 @@ type PCI struct {
 	Driver string `json:"driver,omitempty"`
 	Node   int    `json:"node"` // NUMA node; -1: none, or not known
 	Group  int    `json:"iommu_group"`
-	// GroupType is what the IOMMU does for the group: "DMA", "DMA-FQ" (translates), "identity" (lets everything through); empty: not known.
+	// GroupType is what the IOMMU does for the group: "DMA", "DMA-FQ" (translates), "identity"
+	// (lets everything through); empty: not known.
 	GroupType string `json:"iommu_type,omitempty"`
 
 	Speed    float64 `json:"gt_per_s,omitempty"` // of the link now; 0: not known
@@ -146,8 +149,9 @@ type ACS struct {
 	Does uint16 `json:"does"`
 }
 
-// acsDetour are the bits with which a bridge sends what one device below it wants of another up to the root first: source
-// validation does not, request and completion redirect and upstream forwarding do.
+// acsDetour are the bits with which a bridge sends what one device below it wants of another up to
+// the root first: source validation does not, request and completion redirect and upstream
+// forwarding do.
 const acsDetour = 1<<2 | 1<<3
 
 // Detours reports whether traffic between two devices below the bridge goes up to the root complex.
@@ -173,13 +177,15 @@ func (p *PCI) Display() bool { return p.Class>>16 == 0x03 || p.Class>>16 == 0x12
 // Storage reports whether the device is an NVMe disk.
 func (p *PCI) Storage() bool { return p.Class>>8 == 0x0108 }
 
-// BytesPerSecond is what the link carries in one direction at most, after its line code; 0: not known.
+// BytesPerSecond is what the link carries in one direction at most, after its line code; 0: not
+// known.
 func (p *PCI) BytesPerSecond() float64 { return linkRate(p.Speed, p.Width) }
 
 // MaxBytesPerSecond is the same at the device's best.
 func (p *PCI) MaxBytesPerSecond() float64 { return linkRate(p.MaxSpeed, p.MaxWidth) }
 
-// linkRate is a link's rate: 8b/10b up to 5 GT/s, 128b/130b up to 32, 236 of 256 bytes of a flit above (PCI Express Base Specification 6.0).
+// linkRate is a link's rate: 8b/10b up to 5 GT/s, 128b/130b up to 32, 236 of 256 bytes of a flit
+// above (PCI Express Base Specification 6.0).
 func linkRate(speed float64, width int) float64 {
 	code := 128.0 / 130
 	switch {
@@ -215,11 +221,13 @@ type Net struct {
 	Statistics map[string]uint64 `json:"statistics,omitempty"`
 	IRQs       []IRQ             `json:"interrupts,omitempty"`
 	Ethtool    *Ethtool          `json:"ethtool,omitempty"` // nil: not asked
-	DCB        *DCB              `json:"dcb,omitempty"`     // nil: not asked (it is only of interfaces with an RDMA device), or the driver has none
-	ECN        *ECN              `json:"ecn,omitempty"`     // nil: the driver does not show it
+	// nil: not asked (it is only of interfaces with an RDMA device), or the driver has none
+	DCB *DCB `json:"dcb,omitempty"`
+	ECN *ECN `json:"ecn,omitempty"` // nil: the driver does not show it
 }
 
-// NetQueue is a queue of an interface as /sys has it: the processors that RPS (of a receive queue) or XPS (of a transmit queue) names.
+// NetQueue is a queue of an interface as /sys has it: the processors that RPS (of a receive queue)
+// or XPS (of a transmit queue) names.
 type NetQueue struct {
 	ID   int   `json:"id"`
 	CPUs []int `json:"cpus,omitempty"`

@@ -14,7 +14,8 @@ func (f *Facts) Device(addr string) *PCI {
 	return &f.PCI[i]
 }
 
-// Net is the interface of a name, or else the first one of the card at an address; nil if there is none.
+// Net is the interface of a name, or else the first one of the card at an address; nil if there is
+// none.
 func (f *Facts) Net(name string) *Net {
 	for i := range f.Nets {
 		if f.Nets[i].Name == name {
@@ -73,7 +74,8 @@ func (f *Facts) Why(prefix string) string {
 	return best + ": " + f.Missing[best]
 }
 
-// Above are the bridges above a device, the nearest first. A loop, which a hostile tree may have, ends it.
+// Above are the bridges above a device, the nearest first. A loop, which a hostile tree may have,
+// ends it.
 func (f *Facts) Above(p *PCI) (out []*PCI) {
 	for p != nil && p.Parent != "" && len(out) < 32 {
 		if p = f.Device(p.Parent); p != nil {
@@ -83,7 +85,8 @@ func (f *Facts) Above(p *PCI) (out []*PCI) {
 	return out
 }
 
-// Distance is how far two PCI devices are apart, in the words of "nvidia-smi topo": the farther, the slower.
+// Distance is how far two PCI devices are apart, in the words of "nvidia-smi topo": the farther,
+// the slower.
 type Distance string
 
 // Distances.
@@ -111,8 +114,8 @@ func (f *Facts) Distance(a, b *PCI) Distance {
 		}
 		return System
 	}
-	// The bridges up to the first one that both are below. A port of a switch is a bridge with another above it, so those below one switch
-	// have two bridges on each side of it.
+	// The bridges up to the first one that both are below. A port of a switch is a bridge with
+	// another above it, so those below one switch have two bridges on each side of it.
 	up := func(p *PCI) (out []string) {
 		for _, x := range f.Above(p) {
 			out = append(out, x.Addr)

@@ -56,8 +56,10 @@ func text(t testing.TB, r *Recording) string {
 
 func TestFactsOfAServer(t *testing.T) {
 	f := Read(t.Context(), parse(t, recordings(t)["server.txt"]))
-	if len(f.CPUs) != 128 || f.CPUs[70].ID != 70 || f.CPUs[70].Node != 0 || f.CPUs[100].Node != 1 || f.CPUs[100].Package != 1 ||
-		!slices.Equal(f.CPUs[70].Siblings, []int{6, 70}) || f.CPUs[70].Governor != "powersave" || len(f.CPUs[70].Idle) != 3 ||
+	if len(f.CPUs) != 128 || f.CPUs[70].ID != 70 || f.CPUs[70].Node != 0 || f.CPUs[100].Node != 1 ||
+		f.CPUs[100].Package != 1 ||
+		!slices.Equal(f.CPUs[70].Siblings, []int{6, 70}) || f.CPUs[70].Governor != "powersave" ||
+		len(f.CPUs[70].Idle) != 3 ||
 		f.CPUs[6].Idle[2] != (Idle{"C6", 290, true}) {
 		t.Errorf("%+v", f.CPUs[70])
 	}
@@ -65,12 +67,15 @@ func TestFactsOfAServer(t *testing.T) {
 		f.Nodes[0].Huge[1] != (HugePool{Size: 1 << 30, Total: 4, Free: 3}) || f.Huge[1].Total != 8 {
 		t.Errorf("%+v", f.Nodes)
 	}
-	if v, ok := f.Option("isolcpus"); !ok || v != "2-9" || f.Lockdown != "none" || f.THP != "always" || List(f.Isolated) != "2-9" || f.ClockSource != "hpet" {
+	if v, ok := f.Option("isolcpus"); !ok || v != "2-9" || f.Lockdown != "none" || f.THP != "always" ||
+		List(f.Isolated) != "2-9" || f.ClockSource != "hpet" {
 		t.Errorf("%v, %q, %q", f.Options, f.Lockdown, f.THP)
 	}
 	gpu, nic := f.Device("0000:18:00.0"), f.Device("0000:19:00.0")
-	want := PCI{Addr: "0000:18:00.0", Parent: "0000:17:00.0", Root: "pci0000:15", Vendor: 0x10de, Device: 0x2331, Class: 0x030200, Driver: "nvidia", Node: 0,
-		Group: 21, GroupType: "identity", Speed: 2.5, MaxSpeed: 32, Width: 16, MaxWidth: 16, Express: true, Payload: 256, MaxPayload: 256, ReadRequest: 512,
+	want := PCI{Addr: "0000:18:00.0", Parent: "0000:17:00.0", Root: "pci0000:15", Vendor: 0x10de, Device: 0x2331,
+		Class: 0x030200, Driver: "nvidia", Node: 0,
+		Group: 21, GroupType: "identity", Speed: 2.5, MaxSpeed: 32, Width: 16, MaxWidth: 16, Express: true,
+		Payload: 256, MaxPayload: 256, ReadRequest: 512,
 		BARs: []BAR{{0, 16 << 20, true, true}, {2, 128 << 30, true, true}}}
 	if d := cmp.Diff(want, *gpu); d != "" {
 		t.Error(d)
@@ -78,33 +83,41 @@ func TestFactsOfAServer(t *testing.T) {
 	if nic.ReadRequest != 4096 || nic.MaxPayload != 512 || nic.Name() != "Mellanox ConnectX-7" {
 		t.Errorf("%+v", nic)
 	}
-	if a := f.Device("0000:17:00.0"); a.ACS == nil || !a.ACS.Detours() || a.Port != PortDownstream || f.Device("0000:17:01.0").ACS.Detours() {
+	if a := f.Device("0000:17:00.0"); a.ACS == nil || !a.ACS.Detours() || a.Port != PortDownstream ||
+		f.Device("0000:17:01.0").ACS.Detours() {
 		t.Errorf("%+v", a)
 	}
 	for _, x := range []struct {
 		a, b string
 		want Distance
-	}{{"0000:18:00.0", "0000:19:00.0", OneBridge}, {"0000:19:00.0", "0000:19:00.1", Same}, {"0000:18:00.0", "0000:98:00.0", System}, {"0000:18:00.0", "0000:51:00.0", InNode},
+	}{{"0000:18:00.0", "0000:19:00.0", OneBridge}, {"0000:19:00.0", "0000:19:00.1", Same},
+		{"0000:18:00.0", "0000:98:00.0", System}, {"0000:18:00.0", "0000:51:00.0", InNode},
 		{"0000:17:00.0", "0000:16:00.0", RootComplex}} {
-		if a, b := f.Distance(f.Device(x.a), f.Device(x.b)), f.Distance(f.Device(x.b), f.Device(x.a)); (a != x.want || b != x.want) && x.want != RootComplex {
+		if a, b := f.Distance(f.Device(x.a), f.Device(x.b)),
+			f.Distance(f.Device(x.b), f.Device(x.a)); (a != x.want || b != x.want) && x.want != RootComplex {
 			t.Errorf("%s to %s: %s, back %s, expected %s", x.a, x.b, a, b, x.want)
 		}
 	}
 	n := f.Net("ens1f0np0")
-	if n.Mbits != 200000 || n.MTU != 9000 || n.PCI != "0000:19:00.0" || n.Node != 0 || n.Clock != 0 || len(n.Rx) != 8 || len(n.IRQs) != 8 || n.Driver != "mlx5_core" ||
-		n.IRQs[3].Queue != 3 || !slices.Equal(n.IRQs[3].Effective, []int{5}) || n.Ethtool.RxRing != 8192 || n.Statistics["rx_dropped"] != 12 || n != f.Net("0000:19:00.0") {
+	if n.Mbits != 200000 || n.MTU != 9000 || n.PCI != "0000:19:00.0" || n.Node != 0 || n.Clock != 0 || len(n.Rx) != 8 ||
+		len(n.IRQs) != 8 || n.Driver != "mlx5_core" ||
+		n.IRQs[3].Queue != 3 || !slices.Equal(n.IRQs[3].Effective, []int{5}) || n.Ethtool.RxRing != 8192 ||
+		n.Statistics["rx_dropped"] != 12 || n != f.Net("0000:19:00.0") {
 		t.Errorf("%+v", n)
 	}
 	if f.Net("bonding_masters") != nil || !f.Net("lo").Virtual || f.Net("nothing") != nil || f.Net("") != nil {
 		t.Error("interfaces that are none")
 	}
-	if len(f.RDMA) != 2 || f.RDMA[0].Net != "ens1f0np0" || f.RDMA[0].PCI != "0000:19:00.0" || f.RDMA[0].Ports[0].State != "ACTIVE" || f.RDMA[0].Ports[0].Counters["np_ecn_marked_roce_packets"] != 5120 {
+	if len(f.RDMA) != 2 || f.RDMA[0].Net != "ens1f0np0" || f.RDMA[0].PCI != "0000:19:00.0" ||
+		f.RDMA[0].Ports[0].State != "ACTIVE" || f.RDMA[0].Ports[0].Counters["np_ecn_marked_roce_packets"] != 5120 {
 		t.Errorf("%+v", f.RDMA)
 	}
-	if g := f.GPUs; len(g) != 1 || g[0].Name != "NVIDIA H100 PCIe" || g[0].MaxClock != 1755 || g[0].Open || !g[0].Asked || g[0].Celsius != 34 {
+	if g := f.GPUs; len(g) != 1 || g[0].Name != "NVIDIA H100 PCIe" || g[0].MaxClock != 1755 || g[0].Open ||
+		!g[0].Asked || g[0].Celsius != 34 {
 		t.Errorf("%+v", g)
 	}
-	if f.Softnet != (Softnet{2000000000, 0, 65537}) || !slices.Equal(f.Daemons, []string{"chronyd", "irqbalance"}) || f.Time == nil || !f.Time.Synchronised {
+	if f.Softnet != (Softnet{2000000000, 0, 65537}) || !slices.Equal(f.Daemons, []string{"chronyd", "irqbalance"}) ||
+		f.Time == nil || !f.Time.Synchronised {
 		t.Errorf("%+v, %v", f.Softnet, f.Daemons)
 	}
 	if p := f.Process; !p.Can(CapBPF) || p.Locked != 8<<20 || List(p.CPUs) != "0-127" {
@@ -115,7 +128,8 @@ func TestFactsOfAServer(t *testing.T) {
 	}
 }
 
-// What a recording of a machine has is what was read of it: the facts are the same, whatever the machine.
+// What a recording of a machine has is what was read of it: the facts are the same, whatever the
+// machine.
 func TestRecordingIsTheMachine(t *testing.T) {
 	trees := map[string]fs.FS{"this machine": Live(t.Context())}
 	for name, text := range recordings(t) {
@@ -152,18 +166,22 @@ func TestRecordingTellsNoSecrets(t *testing.T) {
 	m := fstest.MapFS{}
 	put := func(name, s string) { m[name] = &fstest.MapFile{Data: []byte(s)} }
 	dev := "sys/devices/pci0000:00/0000:00:01.0"
-	m["sys/bus/pci/devices/0000:00:01.0"] = &fstest.MapFile{Data: []byte("../../../devices/pci0000:00/0000:00:01.0"), Mode: fs.ModeSymlink}
-	m["sys/class/net/eth0"] = &fstest.MapFile{Data: []byte("../../devices/pci0000:00/0000:00:01.0/net/eth0"), Mode: fs.ModeSymlink}
+	m["sys/bus/pci/devices/0000:00:01.0"] = &fstest.MapFile{Data: []byte("../../../devices/pci0000:00/0000:00:01.0"),
+		Mode: fs.ModeSymlink}
+	m["sys/class/net/eth0"] = &fstest.MapFile{Data: []byte("../../devices/pci0000:00/0000:00:01.0/net/eth0"),
+		Mode: fs.ModeSymlink}
 	m[dev+"/net/eth0/device"] = &fstest.MapFile{Data: []byte("../../../0000:00:01.0"), Mode: fs.ModeSymlink}
 	put(dev+"/config", string(serial))
 	put(dev+"/class", "0x030000\n")
 	put(dev+"/vendor", "0x10de\n")
 	m[dev+"/driver"] = &fstest.MapFile{Data: []byte("../../../bus/pci/drivers/nvidia"), Mode: fs.ModeSymlink}
-	put("proc/driver/nvidia/gpus/0000:00:01.0/information", "Model: \t\t NVIDIA L4\nGPU UUID: \t GPU-SECRET1\nSerial: SECRET2\n")
+	put("proc/driver/nvidia/gpus/0000:00:01.0/information",
+		"Model: \t\t NVIDIA L4\nGPU UUID: \t GPU-SECRET1\nSerial: SECRET2\n")
 	put(dev+"/net/eth0/address", "52:54:00:SE:CR:ET\n")
 	put(dev+"/net/eth0/mtu", "1500\n")
 	put("proc/cmdline", "BOOT_IMAGE=/SECRET3 root=UUID=SECRET4 isolcpus=1 -- --token SECRET5\n")
-	put("proc/cpuinfo", "processor : 0\nmodel name : A Processor\nflags : fpu hypervisor SECRET6\n\nprocessor : 1\nSECRET7\n")
+	put("proc/cpuinfo", "processor : 0\nmodel name : A Processor\nflags : fpu hypervisor SECRET6\n\nprocessor : "+
+		"1\nSECRET7\n")
 	put("proc/77/comm", "SECRET8\n")
 	put("proc/78/comm", "chronyd\n")
 	put("proc/modules", "SECRET9 16384 0 - Live 0x0\nnvidia 1 0 - Live 0xffffffffSECRET\n")
@@ -245,11 +263,13 @@ func TestRecordingsThatAreNone(t *testing.T) {
 		{head + "/a{0-99999} = 1\n", "in braces"},
 		{head + "/a{3-0} = 1\n", "in braces"},
 	} {
-		if r, err := Parse(strings.NewReader(x.text)); !errors.Is(err, ErrRecording) || !strings.Contains(err.Error(), x.want) {
+		if r, err := Parse(strings.NewReader(x.text)); !errors.Is(err, ErrRecording) ||
+			!strings.Contains(err.Error(), x.want) {
 			t.Errorf("%q: %v, %v; expected %q", x.text, r, err, x.want)
 		}
 	}
-	if _, err := Parse(strings.NewReader(head + strings.Repeat("#"+strings.Repeat("x", 1<<19)+"\n", mostRecording>>19))); !errors.Is(err, ErrRecording) {
+	if _, err := Parse(strings.NewReader(head + strings.Repeat("#"+strings.Repeat("x", 1<<19)+"\n",
+		mostRecording>>19))); !errors.Is(err, ErrRecording) {
 		t.Errorf("one that is too long: %v", err)
 	}
 }
@@ -283,7 +303,8 @@ func TestHostileTree(t *testing.T) {
 	if p == nil || len(f.Above(p)) > 32 || len(f.CPUs) != 0 || f.Net("eth0") == nil || f.Net("eth0").MTU != 0 {
 		t.Errorf("%+v", f)
 	}
-	for _, want := range []string{"/sys/devices/system/cpu/online", "/sys/class/net/eth0/mtu", "/penstock/ethtool/eth0", "/penstock/nvidia-smi"} {
+	for _, want := range []string{"/sys/devices/system/cpu/online", "/sys/class/net/eth0/mtu", "/penstock/ethtool/eth0",
+		"/penstock/nvidia-smi"} {
 		if f.Missing[want] == "" || f.Why(want) == "" {
 			t.Errorf("%s is not missed: %v", want, f.Missing)
 		}
@@ -297,7 +318,8 @@ func TestHostileTree(t *testing.T) {
 }
 
 func TestLists(t *testing.T) {
-	for s, want := range map[string][]int{"": nil, "0": {0}, "0-2,7": {0, 1, 2, 7}, " 3 ,4": {3, 4}, "4,1-2,2": {1, 2, 4}} {
+	for s, want := range map[string][]int{"": nil, "0": {0}, "0-2,7": {0, 1, 2, 7}, " 3 ,4": {3, 4},
+		"4,1-2,2": {1, 2, 4}} {
 		if got, err := ParseList(s); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q: %v, %v", s, got, err)
 		}
@@ -318,24 +340,29 @@ func TestLists(t *testing.T) {
 	if s := List([]int{0, 1, 2, 5, 7, 8}); s != "0-2,5,7-8" {
 		t.Error(s)
 	}
-	for name, want := range map[string]int{"eth0-TxRx-3": 3, "mlx5_comp12@pci:0000:19:00.0": 12, "virtio2-input.0": 0, "virtio2-config": -1, "nvme0q5": 5, "eth0": -1, "i40e-eth0-TxRx-12": 12,
-		"virtio1-output.7": 7, "ens5-Tx-Rx-2": 2, "eth0-rx-1": 1, "eth0-fp-4": 4, "nic1-rxtx-1": 1, "mlx5_async0@pci:0000:01:00.0": -1, "ena-mgmnt@pci:0000:00:05.0": -1} {
+	for name, want := range map[string]int{"eth0-TxRx-3": 3, "mlx5_comp12@pci:0000:19:00.0": 12, "virtio2-input.0": 0,
+		"virtio2-config": -1, "nvme0q5": 5, "eth0": -1, "i40e-eth0-TxRx-12": 12,
+		"virtio1-output.7": 7, "ens5-Tx-Rx-2": 2, "eth0-rx-1": 1, "eth0-fp-4": 4, "nic1-rxtx-1": 1,
+		"mlx5_async0@pci:0000:01:00.0": -1, "ena-mgmnt@pci:0000:00:05.0": -1} {
 		if got := Queue(name); got != want {
 			t.Errorf("%s: %d", name, got)
 		}
 	}
 }
 
-// Huge pages are of a node or of the machine; what cannot be read is an error, and a kernel without them none.
+// Huge pages are of a node or of the machine; what cannot be read is an error, and a kernel without
+// them none.
 func TestHugePages(t *testing.T) {
 	tree := fstest.MapFS{}
 	add := func(name, text string) { tree[name] = &fstest.MapFile{Data: []byte(text)} }
-	for _, dir := range []string{"sys/kernel/mm/hugepages/hugepages-2048kB/", "sys/devices/system/node/node1/hugepages/hugepages-2048kB/"} {
+	for _, dir := range []string{"sys/kernel/mm/hugepages/hugepages-2048kB/",
+		"sys/devices/system/node/node1/hugepages/hugepages-2048kB/"} {
 		add(dir+"nr_hugepages", "64\n")
 		add(dir+"free_hugepages", "10\n")
 	}
 	add("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "3\n")
-	for node, want := range map[int][]HugePool{-1: {{Size: 2 << 20, Total: 64, Free: 10, Reserved: 3}}, 1: {{Size: 2 << 20, Total: 64, Free: 10}}, 2: nil} {
+	for node, want := range map[int][]HugePool{-1: {{Size: 2 << 20, Total: 64, Free: 10, Reserved: 3}},
+		1: {{Size: 2 << 20, Total: 64, Free: 10}}, 2: nil} {
 		if got, err := HugePages(tree, node); err != nil || !slices.Equal(got, want) {
 			t.Errorf("node %d: %v, %v", node, got, err)
 		}
@@ -355,7 +382,10 @@ func TestAskSMI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l := live{t.Context(), os.DirFS(dir).(dirFS), prog, []Source{{"penstock/more", func(context.Context) ([]byte, error) { return []byte("as told"), nil }}}}
+	l := live{t.Context(), os.DirFS(dir).(dirFS), prog,
+		[]Source{{"penstock/more", func(context.Context) ([]byte, error) {
+			return []byte("as told"), nil
+		}}}}
 	script(`echo "00000000:18:00.0, NVIDIA H100 PCIe, 550.1, 345, 1755, 1593, 1593, Enabled, [N/A]"; case "$1" in --query-gpu=pci.bus_id,name,*) ;; *) exit 3;; esac`)
 	if _, err := fs.ReadFile(l, smiFile); err == nil || !strings.Contains(err.Error(), "not loaded") {
 		t.Errorf("without a driver: %v", err)
@@ -371,7 +401,8 @@ func TestAskSMI(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, err := parseSMI(string(b))
-	if err != nil || len(g) != 1 || g[0] != (GPU{Addr: "0000:18:00.0", Name: "NVIDIA H100 PCIe", Version: "550.1", Clock: 345, MaxClock: 1755, MemoryClock: 1593, MaxMemoryClock: 1593, Persistent: true}) {
+	if err != nil || len(g) != 1 || g[0] != (GPU{Addr: "0000:18:00.0", Name: "NVIDIA H100 PCIe", Version: "550.1",
+		Clock: 345, MaxClock: 1755, MemoryClock: 1593, MaxMemoryClock: 1593, Persistent: true}) {
 		t.Errorf("%+v, %v", g, err)
 	}
 	script("echo couldn\\'t communicate; exit 9")
@@ -392,15 +423,19 @@ func TestCountersThatAreKept(t *testing.T) {
 		from["rx"+strings.Repeat("x", i)+"_dropped"] = 1
 	}
 	to := map[string]uint64{}
-	if keep(to, from); to["rx_prio0_pause"] != 3 || to["rx_out_of_buffer"] != 2 || len(to) != mostCounters || to["rx_dropped"] != 1 || to["rx_packets"] != 0 {
+	if keep(to, from); to["rx_prio0_pause"] != 3 || to["rx_out_of_buffer"] != 2 || len(to) != mostCounters ||
+		to["rx_dropped"] != 1 || to["rx_packets"] != 0 {
 		t.Errorf("%d: %v", len(to), to)
 	}
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add("penstock host recording 1\n/sys/devices/system/cpu/online = 0-1\n/sys/bus/pci/devices/0000:00:03.0 -> ../../../devices/pci0000:00/0000:00:03.0\n" +
-		"/sys/devices/pci0000:00/0000:00:03.0/class = 0x020000\n/sys/devices/pci0000:00/0000:00:03.0/config : 256 6=10 34=40 40=10\n")
-	f.Add("penstock host recording 1\n/sys/class/net/eth{0,1} -> ../../devices/virtual/net/eth{0,1}\n/penstock/ethtool/eth0 = {}\n/proc/1/comm <\n| a\n|b\n/x/\n/y ! no\n")
+	f.Add("penstock host recording 1\n/sys/devices/system/cpu/online = 0-1\n/sys/bus/pci/devices/0000:00:03.0 -> " +
+		"../../../devices/pci0000:00/0000:00:03.0\n" +
+		"/sys/devices/pci0000:00/0000:00:03.0/class = 0x020000\n/sys/devices/pci0000:00/0000:00:03.0/config : 256 " +
+		"6=10 34=40 40=10\n")
+	f.Add("penstock host recording 1\n/sys/class/net/eth{0,1} -> " +
+		"../../devices/virtual/net/eth{0,1}\n/penstock/ethtool/eth0 = {}\n/proc/1/comm <\n| a\n|b\n/x/\n/y ! no\n")
 	f.Fuzz(func(t *testing.T, s string) {
 		r, err := Parse(strings.NewReader(s))
 		if err != nil {
@@ -429,7 +464,8 @@ func FuzzParse(f *testing.F) {
 }
 
 func FuzzFiles(f *testing.F) {
-	for _, s := range []string{"0-3,8", "ff,00000001", "0x0 0xff 0x200", "16.0 GT/s PCIe", "Max locked memory 1 2 bytes", "a,b,c,1,2,3,4,5,6", "isolcpus=1 x --", "1 2 3\n4 5 6",
+	for _, s := range []string{"0-3,8", "ff,00000001", "0x0 0xff 0x200", "16.0 GT/s PCIe",
+		"Max locked memory 1 2 bytes", "a,b,c,1,2,3,4,5,6", "isolcpus=1 x --", "1 2 3\n4 5 6",
 		"\xde\x10\x31\x23\x06\x04\x10\x00", "eth0-TxRx-3"} {
 		f.Add([]byte(s))
 	}

@@ -30,8 +30,9 @@ const (
 // smiLimit is how long nvidia-smi may take. It wakes up idle GPUs, which takes seconds.
 const smiLimit = 20 * time.Second
 
-// Live is this machine, in the network namespace of the calling thread: what is below / and, below penstock/, what ethtool, the kernel's
-// clock and nvidia-smi say, and what sources add. nvidia-smi runs only where NVIDIA's driver is loaded.
+// Live is this machine, in the network namespace of the calling thread: what is below / and, below
+// penstock/, what ethtool, the kernel's clock and nvidia-smi say, and what sources add. nvidia-smi
+// runs only where NVIDIA's driver is loaded.
 func Live(ctx context.Context, sources ...Source) fs.FS {
 	return live{ctx, os.DirFS("/").(dirFS), "nvidia-smi", sources}
 }
@@ -130,7 +131,8 @@ func askDCB(name string) (*DCB, error) {
 	return out, nil
 }
 
-// deviceFiles tries to open the files by which programs reach RDMA devices, as libibverbs does. That changes nothing.
+// deviceFiles tries to open the files by which programs reach RDMA devices, as libibverbs does.
+// That changes nothing.
 func (l live) deviceFiles() []DeviceFile {
 	var names []string
 	all, _ := l.ReadDir("sys/class/infiniband_verbs") // the caller knows that it is there
@@ -219,7 +221,8 @@ func askEthtool(name string) (*Ethtool, error) {
 	failed("offloads", err)
 	for _, x := range all {
 		switch x.Name {
-		case ethtool.FeatureGRO, ethtool.FeatureHardGRO, ethtool.FeatureLRO, ethtool.FeatureNtuple, ethtool.FeatureRxChecksum, ethtool.FeatureRxVLAN:
+		case ethtool.FeatureGRO, ethtool.FeatureHardGRO, ethtool.FeatureLRO, ethtool.FeatureNtuple,
+			ethtool.FeatureRxChecksum, ethtool.FeatureRxVLAN:
 			v := "off"
 			if x.Active {
 				v = "on"
@@ -245,7 +248,8 @@ func askEthtool(name string) (*Ethtool, error) {
 	return e, nil
 }
 
-// keep takes over the counters that matter and are not 0, the shortest names first: those are of the whole card.
+// keep takes over the counters that matter and are not 0, the shortest names first: those are of
+// the whole card.
 func keep(to, from map[string]uint64) {
 	var names []string
 	for n, v := range from {

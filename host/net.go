@@ -19,7 +19,8 @@ func (r *reader) object(name string, to any) {
 }
 
 // statistics are the counters of an interface that show loss.
-var statistics = []string{"rx_packets", "rx_crc_errors", "rx_dropped", "rx_errors", "rx_fifo_errors", "rx_missed_errors", "rx_over_errors", "tx_packets", "tx_dropped", "tx_errors"}
+var statistics = []string{"rx_packets", "rx_crc_errors", "rx_dropped", "rx_errors", "rx_fifo_errors",
+	"rx_missed_errors", "rx_over_errors", "tx_packets", "tx_dropped", "tx_errors"}
 
 func (r *reader) nets(f *Facts) {
 	const dir = "sys/class/net"
@@ -29,8 +30,10 @@ func (r *reader) nets(f *Facts) {
 			delete(r.missing, "/"+dir+"/"+name)
 			continue
 		}
-		n := Net{Name: name, Node: -1, Clock: -1, Virtual: strings.Contains(at, "/virtual/"), Type: r.number(at+"/type", 0), MTU: r.number(at+"/mtu", 0),
-			Up: r.number(at+"/flags", 0)&1 != 0, Carrier: r.word(at + "/operstate"), DeferIRQs: r.number(at+"/napi_defer_hard_irqs", -1),
+		n := Net{Name: name, Node: -1, Clock: -1, Virtual: strings.Contains(at, "/virtual/"),
+			Type: r.number(at+"/type", 0), MTU: r.number(at+"/mtu", 0),
+			Up: r.number(at+"/flags", 0)&1 != 0, Carrier: r.word(at + "/operstate"),
+			DeferIRQs:    r.number(at+"/napi_defer_hard_irqs", -1),
 			FlushTimeout: r.number(at+"/gro_flush_timeout", -1), Statistics: map[string]uint64{}}
 		if !n.Virtual { // drivers in software make one up, or say EINVAL
 			n.Mbits = max(r.number(at+"/speed", 0), 0)

@@ -13,7 +13,8 @@ import (
 // mostCPU is a bound of numbers of processors, beyond which a list is damaged.
 const mostCPU = 1 << 14
 
-// ParseList reads a list of processors or nodes such as "0-3,8", also empty. The numbers come sorted, each once.
+// ParseList reads a list of processors or nodes such as "0-3,8", also empty. The numbers come
+// sorted, each once.
 func ParseList(s string) (out []int, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		if part = strings.TrimSpace(part); part == "" {
@@ -60,7 +61,8 @@ func List(l []int) string {
 	return b.String()
 }
 
-// ParseMask reads a mask of processors as /sys has it, "ff,00000001", the highest first. The numbers come sorted.
+// ParseMask reads a mask of processors as /sys has it, "ff,00000001", the highest first. The
+// numbers come sorted.
 func ParseMask(s string) (out []int, err error) {
 	words := strings.Split(s, ",")
 	if len(words) > mostCPU/32 {
@@ -103,13 +105,19 @@ func Mask(l []int) string {
 	return b.String()
 }
 
-// kernelOptions are the options of the kernel's command line that matter here, and whose values tell nothing about whose machine it is.
-var kernelOptions = []string{"isolcpus", "nohz_full", "nohz", "rcu_nocbs", "rcu_nocb_poll", "irqaffinity", "iommu", "intel_iommu", "amd_iommu", "iommu.passthrough",
-	"iommu.strict", "hugepages", "hugepagesz", "default_hugepagesz", "transparent_hugepage", "intel_idle.max_cstate", "processor.max_cstate", "idle", "mitigations",
-	"nosmt", "numa_balancing", "numa", "intel_pstate", "amd_pstate", "cpufreq.default_governor", "skew_tick", "nosoftlockup", "tsc", "clocksource", "pci", "pcie_aspm",
-	"pcie_acs_override", "pcie_aspm.policy", "lockdown", "module_blacklist", "vfio-pci.ids", "kthread_cpus", "nmi_watchdog", "preempt", "swiotlb"}
+// kernelOptions are the options of the kernel's command line that matter here, and whose values
+// tell nothing about whose machine it is.
+var kernelOptions = []string{"isolcpus", "nohz_full", "nohz", "rcu_nocbs", "rcu_nocb_poll", "irqaffinity", "iommu",
+	"intel_iommu", "amd_iommu", "iommu.passthrough",
+	"iommu.strict", "hugepages", "hugepagesz", "default_hugepagesz", "transparent_hugepage", "intel_idle.max_cstate",
+	"processor.max_cstate", "idle", "mitigations",
+	"nosmt", "numa_balancing", "numa", "intel_pstate", "amd_pstate", "cpufreq.default_governor", "skew_tick",
+	"nosoftlockup", "tsc", "clocksource", "pci", "pcie_aspm",
+	"pcie_acs_override", "pcie_aspm.policy", "lockdown", "module_blacklist", "vfio-pci.ids", "kthread_cpus",
+	"nmi_watchdog", "preempt", "swiotlb"}
 
-// parseCmdline keeps the known options of the kernel's command line, in order. What is behind -- is for the first process.
+// parseCmdline keeps the known options of the kernel's command line, in order. What is behind -- is
+// for the first process.
 func parseCmdline(s string) (out []Option) {
 	for w := range strings.FieldsSeq(s) {
 		if w == "--" || len(out) == 64 {
@@ -123,7 +131,8 @@ func parseCmdline(s string) (out []Option) {
 	return out
 }
 
-// parseLimits finds the limits of locked memory, in bytes, in /proc/self/limits. Unlimited is the largest number.
+// parseLimits finds the limits of locked memory, in bytes, in /proc/self/limits. Unlimited is the
+// largest number.
 func parseLimits(s string) (soft, hard uint64, ok bool) {
 	for line := range strings.Lines(s) {
 		rest, ok := strings.CutPrefix(line, "Max locked memory")
@@ -151,7 +160,8 @@ func parseLimit(s string) (uint64, bool) {
 	return n, err == nil
 }
 
-// parseFields reads lines "Name: value" of files such as /proc/self/status and /proc/cpuinfo; of two of one name the first counts.
+// parseFields reads lines "Name: value" of files such as /proc/self/status and /proc/cpuinfo; of
+// two of one name the first counts.
 func parseFields(s string) map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(s) {
@@ -191,7 +201,8 @@ func parseNodeMemory(s string) (total, free uint64) {
 	return total, free
 }
 
-// parseSoftnet adds up the processors of /proc/net/softnet_stat: hexadecimal columns, a line for each.
+// parseSoftnet adds up the processors of /proc/net/softnet_stat: hexadecimal columns, a line for
+// each.
 func parseSoftnet(s string) (out Softnet) {
 	for line := range strings.Lines(s) {
 		f := strings.Fields(line)
@@ -220,7 +231,8 @@ func parseSpeed(s string) float64 {
 	return v
 }
 
-// parseResource reads the address ranges of a PCI device: "start end flags" in each line, the first six of them its BARs.
+// parseResource reads the address ranges of a PCI device: "start end flags" in each line, the first
+// six of them its BARs.
 func parseResource(s string) (out []BAR) {
 	const memory, prefetch, is64 = 0x200, 0x2000, 0x100000
 	i := 0
@@ -239,14 +251,16 @@ func parseResource(s string) (out []BAR) {
 			break
 		}
 		if flags&memory != 0 && end > start && end-start < 1<<62 {
-			out = append(out, BAR{Index: i, Size: end - start + 1, Prefetch: flags&prefetch != 0, Wide: flags&is64 != 0})
+			out = append(out, BAR{Index: i, Size: end - start + 1, Prefetch: flags&prefetch != 0,
+				Wide: flags&is64 != 0})
 		}
 		i++
 	}
 	return out
 }
 
-// Places and values of PCI Express capabilities (PCI Express Base Specification, 7.5.3 and 7.7.8; linux/pci_regs.h).
+// Places and values of PCI Express capabilities (PCI Express Base Specification, 7.5.3 and 7.7.8;
+// linux/pci_regs.h).
 const (
 	pciStatus       = 0x06
 	pciStatusCaps   = 1 << 4
@@ -291,7 +305,8 @@ func capabilities(c []byte) (out []capability) {
 	return out
 }
 
-// parseConfig reads what matters of a device's configuration space. Without root the kernel shows only its first 64 bytes.
+// parseConfig reads what matters of a device's configuration space. Without root the kernel shows
+// only its first 64 bytes.
 func parseConfig(c []byte, p *PCI) {
 	le := binary.LittleEndian
 	for _, x := range capabilities(c) {
@@ -308,7 +323,8 @@ func parseConfig(c []byte, p *PCI) {
 	}
 }
 
-// queueOf finds the number of the queue in the name that a driver gives its interrupt: eth0-TxRx-3, virtio1-input.0, mlx5_comp2@pci:...
+// queueOf finds the number of the queue in the name that a driver gives its interrupt: eth0-TxRx-3,
+// virtio1-input.0, mlx5_comp2@pci:...
 var queueOf = regexp.MustCompile(`(?i)(?:txrx|tx-rx|rxtx|rx-tx|rx|tx|input|output|comp|queue|fp|q)[-_.]?(\d{1,5})(?:@.*)?$`)
 
 // Queue is the number of the queue that an interrupt of this name serves; -1: none.
@@ -325,9 +341,11 @@ func Queue(interrupt string) int {
 }
 
 // smiQuery is what nvidia-smi is asked for; parseSMI reads its answer.
-var smiQuery = []string{"pci.bus_id", "name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem", "persistence_mode", "temperature.gpu"}
+var smiQuery = []string{"pci.bus_id", "name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem",
+	"clocks.max.mem", "persistence_mode", "temperature.gpu"}
 
-// parseSMI reads the answer of nvidia-smi --format=csv,noheader,nounits. A value that it does not have it writes as [N/A].
+// parseSMI reads the answer of nvidia-smi --format=csv,noheader,nounits. A value that it does not
+// have it writes as [N/A].
 func parseSMI(s string) (out []GPU, err error) {
 	r := csv.NewReader(strings.NewReader(s))
 	r.TrimLeadingSpace, r.FieldsPerRecord, r.LazyQuotes = true, len(smiQuery), true
@@ -343,13 +361,15 @@ func parseSMI(s string) (out []GPU, err error) {
 			}
 			return int(n)
 		}
-		out = append(out, GPU{Addr: shortAddr(f[0]), Name: f[1], Version: f[2], Clock: number(3), MaxClock: number(4), MemoryClock: number(5),
+		out = append(out, GPU{Addr: shortAddr(f[0]), Name: f[1], Version: f[2], Clock: number(3), MaxClock: number(4),
+			MemoryClock:    number(5),
 			MaxMemoryClock: number(6), Persistent: strings.EqualFold(f[7], "enabled"), Celsius: number(8)})
 	}
 	return out, nil
 }
 
-// shortAddr is a PCI address as the kernel writes it: nvidia-smi gives the domain eight digits, and capitals.
+// shortAddr is a PCI address as the kernel writes it: nvidia-smi gives the domain eight digits, and
+// capitals.
 func shortAddr(s string) string {
 	s = strings.ToLower(strings.TrimSpace(s))
 	if len(s) == len("00000000:00:00.0") && strings.HasPrefix(s, "0000") {

@@ -15,8 +15,9 @@ func (r *reader) pci(f *Facts) {
 		if !ok || !pciAddr.MatchString(addr) {
 			continue
 		}
-		p := PCI{Addr: addr, Group: -1, Vendor: uint16(r.number(at+"/vendor", 0)), Device: uint16(r.number(at+"/device", 0)),
-			Class: uint32(r.number(at+"/class", 0)), Node: r.number(at+"/numa_node", -1)}
+		p := PCI{Addr: addr, Group: -1, Vendor: uint16(r.number(at+"/vendor", 0)),
+			Device: uint16(r.number(at+"/device", 0)),
+			Class:  uint32(r.number(at+"/class", 0)), Node: r.number(at+"/numa_node", -1)}
 		for _, part := range strings.Split(path.Dir(at), "/") {
 			switch {
 			case pciAddr.MatchString(part):
@@ -108,8 +109,8 @@ func (r *reader) nvidiaName(p *PCI) string {
 	return parseFields(r.word("proc/driver/nvidia/gpus/" + p.Addr + "/information"))["Model"]
 }
 
-// integrated reports whether a GPU shares the machine's memory: those of NVIDIA's and AMD's chips with processors, and Intel's in
-// processors, which are on the root bus.
+// integrated reports whether a GPU shares the machine's memory: those of NVIDIA's and AMD's chips
+// with processors, and Intel's in processors, which are on the root bus.
 func integrated(p *PCI, name string) bool {
 	for _, s := range []string{"GB10", "Orin", "Thor", "Xavier", "Tegra"} {
 		if strings.Contains(name, s) {

@@ -10,15 +10,20 @@ import (
 	"strings"
 )
 
-// rdmaCounters are those of a port that count loss, repeats, marks and pauses. Drivers have names of their own for the same: those of
-// mlx5, rxe, irdma and bnxt_re.
-var rdmaCounters = []string{"local_ack_timeout_err", "out_of_sequence", "out_of_buffer", "packet_seq_err", "implied_nak_seq_err", "duplicate_request",
-	"rnr_nak_retry_err", "req_transport_retries_exceeded", "req_rnr_retries_exceeded", "roce_adp_retrans", "rx_icrc_encapsulated", "np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled",
-	"rcvd_rnr_err", "send_rnr_err", "rcvd_seq_err", "out_of_seq_request", "completer_retry_err", "retry_exceeded_err", "retry_rnr_exceeded_err",
-	"to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded", "rnr_naks_rcvd", "RxECNMrkd", "cnpHandled", "cnpSent", "RetransSegs",
+// rdmaCounters are those of a port that count loss, repeats, marks and pauses. Drivers have names
+// of their own for the same: those of mlx5, rxe, irdma and bnxt_re.
+var rdmaCounters = []string{"local_ack_timeout_err", "out_of_sequence", "out_of_buffer", "packet_seq_err",
+	"implied_nak_seq_err", "duplicate_request",
+	"rnr_nak_retry_err", "req_transport_retries_exceeded", "req_rnr_retries_exceeded", "roce_adp_retrans",
+	"rx_icrc_encapsulated", "np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled",
+	"rcvd_rnr_err", "send_rnr_err", "rcvd_seq_err", "out_of_seq_request", "completer_retry_err", "retry_exceeded_err",
+	"retry_rnr_exceeded_err",
+	"to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded", "rnr_naks_rcvd", "RxECNMrkd", "cnpHandled", "cnpSent",
+	"RetransSegs",
 	"port_rcv_errors", "port_xmit_discards", "port_xmit_wait", "link_downed", "symbol_error"}
 
-// mostGIDs is how many entries of a port's table of addresses are looked at; cards have up to 256, rxe 1024.
+// mostGIDs is how many entries of a port's table of addresses are looked at; cards have up to 256,
+// rxe 1024.
 const mostGIDs = 1024
 
 func (r *reader) rdma(f *Facts) {
@@ -29,7 +34,8 @@ func (r *reader) rdma(f *Facts) {
 		if !ok {
 			continue
 		}
-		d := RDMA{Name: name, Firmware: r.word(at + "/fw_ver"), Node: behind(r.word(at + "/node_type")), Software: strings.Contains(at, "/virtual/")}
+		d := RDMA{Name: name, Firmware: r.word(at + "/fw_ver"), Node: behind(r.word(at + "/node_type")),
+			Software: strings.Contains(at, "/virtual/")}
 		for p := at; p != "." && p != "sys"; p = path.Dir(p) {
 			if pciAddr.MatchString(path.Base(p)) {
 				d.PCI = path.Base(p)
@@ -69,7 +75,8 @@ func behind(s string) string {
 }
 
 // providers are the parts of libibverbs by the driver of the card.
-var providers = map[string]string{"mlx5_core": "mlx5", "mlx4_core": "mlx4", "ice": "irdma", "i40e": "irdma", "bnxt_en": "bnxt_re", "efa": "efa", "cxgb4": "cxgb4", "hns3": "hns",
+var providers = map[string]string{"mlx5_core": "mlx5", "mlx4_core": "mlx4", "ice": "irdma", "i40e": "irdma",
+	"bnxt_en": "bnxt_re", "efa": "efa", "cxgb4": "cxgb4", "hns3": "hns",
 	"qede": "qedr", "mana": "mana", "hfi1": "hfi1verbs", "vmw_pvrdma": "vmw_pvrdma", "erdma": "erdma"}
 
 func provider(f *Facts, d *RDMA) string {
@@ -85,7 +92,8 @@ func provider(f *Facts, d *RDMA) string {
 }
 
 func (r *reader) rdmaPort(at string, id int, vlans map[string]int) RDMAPort {
-	x := RDMAPort{ID: id, State: behind(r.word(at + "/state")), Physical: behind(r.word(at + "/phys_state")), Layer: r.word(at + "/link_layer"), Rate: r.word(at + "/rate"),
+	x := RDMAPort{ID: id, State: behind(r.word(at + "/state")), Physical: behind(r.word(at + "/phys_state")),
+		Layer: r.word(at + "/link_layer"), Rate: r.word(at + "/rate"),
 		LID: r.number(at+"/lid", 0), SM: r.number(at+"/sm_lid", 0), Counters: map[string]uint64{}}
 	for _, dir := range []string{at + "/hw_counters", at + "/counters"} {
 		for _, c := range r.list(dir) {
@@ -253,7 +261,8 @@ func providerName(file string) (string, bool) {
 	return name, ok && name != "" && strings.HasPrefix(file, "lib") && strings.HasSuffix(rest, ".so")
 }
 
-// lockRules are the limits of locked memory in the files of PAM and systemd, in the order in which these read them.
+// lockRules are the limits of locked memory in the files of PAM and systemd, in the order in which
+// these read them.
 func (r *reader) lockRules() (out []LockRule) {
 	dirs := func(dir, suffix string) (files []string) {
 		if !r.is(dir) {
@@ -276,7 +285,8 @@ func (r *reader) lockRules() (out []LockRule) {
 	for _, name := range append([]string{"etc/security/limits.conf"}, dirs("etc/security/limits.d", ".conf")...) {
 		out = append(out, parseLockRules("/"+name, quietly(name))...)
 	}
-	for _, x := range []struct{ file, who string }{{"etc/systemd/system.conf", "services"}, {"etc/systemd/user.conf", "user services"}} {
+	for _, x := range []struct{ file, who string }{{"etc/systemd/system.conf", "services"},
+		{"etc/systemd/user.conf", "user services"}} {
 		for _, name := range append([]string{x.file}, dirs(x.file+".d", ".conf")...) {
 			for line := range strings.Lines(quietly(name)) {
 				if v, ok := strings.CutPrefix(strings.TrimSpace(line), lockOfSystemd); ok {
@@ -290,7 +300,8 @@ func (r *reader) lockRules() (out []LockRule) {
 
 const lockOfSystemd = "DefaultLimitMEMLOCK="
 
-// parseLockRules reads the lines of limits.conf(5) about locked memory: who, kind, "memlock", value.
+// parseLockRules reads the lines of limits.conf(5) about locked memory: who, kind, "memlock",
+// value.
 func parseLockRules(file, s string) (out []LockRule) {
 	for line := range strings.Lines(s) {
 		line, _, _ = strings.Cut(line, "#")

@@ -6,7 +6,8 @@ type RDMA struct {
 	PCI      string `json:"pci,omitempty"`
 	Net      string `json:"interface,omitempty"` // that belongs to it
 	Firmware string `json:"firmware,omitempty"`
-	Node     string `json:"node,omitempty"` // "CA": InfiniBand and RoCE; "RNIC": iWARP; others: see /sys/class/infiniband/*/node_type
+	// "CA": InfiniBand and RoCE; "RNIC": iWARP; others: see /sys/class/infiniband/*/node_type
+	Node string `json:"node,omitempty"`
 	// Provider is the part of libibverbs that drives it, such as "mlx5" or "rxe"; empty: not known.
 	Provider string `json:"provider,omitempty"`
 	// Software: there is no card, the processor does the work.
@@ -22,7 +23,8 @@ type RDMAPort struct {
 	Physical string `json:"physical_state,omitempty"` // "LinkUp", "Polling"
 	Layer    string `json:"link_layer,omitempty"`     // "Ethernet", "InfiniBand"
 	Rate     string `json:"rate,omitempty"`           // "200 Gb/sec (4X HDR)"
-	// LID is the port's address in an InfiniBand subnet, and SM that of its subnet manager; 0: none.
+	// LID is the port's address in an InfiniBand subnet, and SM that of its subnet manager; 0:
+	// none.
 	LID      int               `json:"lid,omitempty"`
 	SM       int               `json:"sm_lid,omitempty"`
 	GIDs     []GID             `json:"gids,omitempty"`     // those that are in use, by their index
@@ -32,7 +34,8 @@ type RDMAPort struct {
 // GID is an address of a port.
 type GID struct {
 	Index int `json:"index"`
-	// Addr is an IP address: of a RoCE port one of its interface's, IPv4 as ::ffff:10.0.0.1. A recording has another one of its kind.
+	// Addr is an IP address: of a RoCE port one of its interface's, IPv4 as ::ffff:10.0.0.1. A
+	// recording has another one of its kind.
 	Addr string `json:"address"`
 	Type string `json:"type,omitempty"`      // "RoCE v2", "IB/RoCE v1"; empty: the kernel does not say
 	Net  string `json:"interface,omitempty"` // whose address it is
@@ -44,13 +47,16 @@ type Verbs struct {
 	Library   string   `json:"library,omitempty"`   // the file of libibverbs; empty: not found
 	Manager   string   `json:"manager,omitempty"`   // that of librdmacm
 	Providers []string `json:"providers,omitempty"` // parts of libibverbs that are installed, such as "mlx5"
-	// Kernel: the kernel has devices for programs (ib_uverbs). KernelCM: and connections (rdma_ucm).
+	// Kernel: the kernel has devices for programs (ib_uverbs). KernelCM: and connections
+	// (rdma_ucm).
 	Kernel   bool `json:"kernel,omitempty"`
 	KernelCM bool `json:"kernel_cm,omitempty"`
-	// Namespaces: "shared", where all network namespaces see all devices, or "exclusive"; empty: not known.
+	// Namespaces: "shared", where all network namespaces see all devices, or "exclusive"; empty:
+	// not known.
 	Namespaces string       `json:"namespaces,omitempty"`
 	Files      []DeviceFile `json:"files,omitempty"`
-	// Asked is what libibverbs itself says; nil: not asked, because there is no device, or no way to ask.
+	// Asked is what libibverbs itself says; nil: not asked, because there is no device, or no way
+	// to ask.
 	Asked *VerbsAnswer `json:"asked,omitempty"`
 }
 
@@ -62,9 +68,10 @@ type VerbsAnswer struct {
 
 // VerbsDevice is a device that libibverbs lists.
 type VerbsDevice struct {
-	Name   string      `json:"name"`
-	Error  string      `json:"error,omitempty"`   // why it cannot be opened; empty: it can
-	DMABuf string      `json:"dma_buf,omitempty"` // why it does not take memory as a dma-buf; empty: it does, or was not opened
+	Name  string `json:"name"`
+	Error string `json:"error,omitempty"` // why it cannot be opened; empty: it can
+	// why it does not take memory as a dma-buf; empty: it does, or was not opened
+	DMABuf string      `json:"dma_buf,omitempty"`
 	Ports  []VerbsPort `json:"ports,omitempty"`
 }
 
@@ -128,8 +135,10 @@ type ECN struct {
 
 // LockRule is a limit of locked memory that a file gives to processes that begin later.
 type LockRule struct {
-	File  string `json:"file"`
-	Who   string `json:"who"`   // as limits.conf(5) has it, or "services" and "user services" of systemd; a recording has "user" and "@group" for names
+	File string `json:"file"`
+	// as limits.conf(5) has it, or "services" and "user services" of systemd; a recording has
+	// "user" and "@group" for names
+	Who   string `json:"who"`
 	Kind  string `json:"kind"`  // "soft", "hard", "-" for both
 	Value string `json:"value"` // KiB in limits.conf, or "unlimited"; as systemd writes sizes there
 }

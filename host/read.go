@@ -11,22 +11,31 @@ import (
 )
 
 // Sysctls are the parameters of the kernel that are read, by their names with dots.
-var Sysctls = []string{"kernel.numa_balancing", "kernel.nmi_watchdog", "kernel.perf_event_paranoid", "kernel.sched_rt_runtime_us", "kernel.timer_migration",
-	"kernel.unprivileged_bpf_disabled", "net.core.bpf_jit_enable", "net.core.busy_poll", "net.core.busy_read", "net.core.default_qdisc", "net.core.dev_weight",
-	"net.core.netdev_budget", "net.core.netdev_budget_usecs", "net.core.netdev_max_backlog", "net.core.optmem_max", "net.core.rmem_default", "net.core.rmem_max",
-	"net.core.rps_sock_flow_entries", "net.core.wmem_default", "net.core.wmem_max", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.udp_mem",
+var Sysctls = []string{"kernel.numa_balancing", "kernel.nmi_watchdog", "kernel.perf_event_paranoid",
+	"kernel.sched_rt_runtime_us", "kernel.timer_migration",
+	"kernel.unprivileged_bpf_disabled", "net.core.bpf_jit_enable", "net.core.busy_poll", "net.core.busy_read",
+	"net.core.default_qdisc", "net.core.dev_weight",
+	"net.core.netdev_budget", "net.core.netdev_budget_usecs", "net.core.netdev_max_backlog", "net.core.optmem_max",
+	"net.core.rmem_default", "net.core.rmem_max",
+	"net.core.rps_sock_flow_entries", "net.core.wmem_default", "net.core.wmem_max", "net.ipv4.tcp_rmem",
+	"net.ipv4.tcp_wmem", "net.ipv4.udp_mem",
 	"net.ipv4.udp_rmem_min", "vm.max_map_count", "vm.nr_overcommit_hugepages", "vm.swappiness", "vm.zone_reclaim_mode"}
 
 // SysctlFile is the file of a parameter of the kernel, without the first slash.
 func SysctlFile(name string) string { return "proc/sys/" + strings.ReplaceAll(name, ".", "/") }
 
-// modules and drivers that matter here, and programs that keep clocks on time or move interrupts about.
+// modules and drivers that matter here, and programs that keep clocks on time or move interrupts
+// about.
 var (
-	modules = []string{"amdgpu", "amdkfd", "bnxt_re", "efa", "gdrdrv", "ib_core", "ib_ipoib", "ib_peer_mem", "ib_umad", "ib_uverbs", "ice", "irdma", "mlx4_ib", "mlx5_core", "mlx5_ib",
-		"nouveau", "nvidia", "nvidia_drm", "nvidia_fs", "nvidia_peermem", "nvidia_uvm", "nv_peer_mem", "rdma_cm", "rdma_rxe", "rdma_ucm", "siw", "uio_pci_generic", "vfio",
+	modules = []string{"amdgpu", "amdkfd", "bnxt_re", "efa", "gdrdrv", "ib_core", "ib_ipoib", "ib_peer_mem", "ib_umad",
+		"ib_uverbs", "ice", "irdma", "mlx4_ib", "mlx5_core", "mlx5_ib",
+		"nouveau", "nvidia", "nvidia_drm", "nvidia_fs", "nvidia_peermem", "nvidia_uvm", "nv_peer_mem", "rdma_cm",
+		"rdma_rxe", "rdma_ucm", "siw", "uio_pci_generic", "vfio",
 		"vfio_iommu_type1", "vfio_pci", "xe"}
-	drivers = []string{"amdgpu", "bnxt_en", "ena", "i40e", "iavf", "ice", "igc", "ixgbe", "mlx5_core", "nvidia", "uio_pci_generic", "vfio-pci", "virtio-pci"}
-	daemons = []string{"chronyd", "irqbalance", "ntpd", "openntpd", "phc2sys", "ptp4l", "systemd-timesyn", "timemaster", "ts2phc", "tuned"}
+	drivers = []string{"amdgpu", "bnxt_en", "ena", "i40e", "iavf", "ice", "igc", "ixgbe", "mlx5_core", "nvidia",
+		"uio_pci_generic", "vfio-pci", "virtio-pci"}
+	daemons = []string{"chronyd", "irqbalance", "ntpd", "openntpd", "phc2sys", "ptp4l", "systemd-timesyn", "timemaster",
+		"ts2phc", "tuned"}
 )
 
 // Read finds out what a machine is. It ends early, with what it has, when ctx is done.
@@ -112,7 +121,8 @@ func (r *reader) cpus(f *Facts) {
 	online, _ := r.processors(dir + "online")
 	f.Offline, _ = r.processors(dir + "offline")
 	f.Isolated, _ = r.processors(dir + "isolated")
-	if s, ok := r.text(dir + "nohz_full"); ok && s != "(null)" { // what a kernel prints that has the option and does not use it
+	if s, ok := r.text(dir + "nohz_full"); ok && s != "(null)" {
+		// what a kernel prints that has the option and does not use it
 		var err error
 		if f.Tickless, err = ParseList(s); err != nil {
 			r.miss(dir+"nohz_full", err)
@@ -121,12 +131,14 @@ func (r *reader) cpus(f *Facts) {
 	f.SMT = r.word(dir + "smt/control")
 	for _, id := range online {
 		at := dir + "cpu" + strconv.Itoa(id)
-		c := CPU{ID: id, Node: -1, Package: r.number(at+"/topology/physical_package_id", -1), Core: r.number(at+"/topology/core_id", -1)}
+		c := CPU{ID: id, Node: -1, Package: r.number(at+"/topology/physical_package_id", -1),
+			Core: r.number(at+"/topology/core_id", -1)}
 		c.Siblings, _ = r.processors(at + "/topology/thread_siblings_list")
 		c.Governor = r.word(at + "/cpufreq/scaling_governor")
 		for _, n := range r.numbered(at+"/cpuidle", "state") {
 			s := at + "/cpuidle/state" + strconv.Itoa(n)
-			c.Idle = append(c.Idle, Idle{Name: r.word(s + "/name"), Micros: r.number(s+"/latency", 0), Disabled: r.number(s+"/disable", 0) != 0})
+			c.Idle = append(c.Idle, Idle{Name: r.word(s + "/name"), Micros: r.number(s+"/latency", 0),
+				Disabled: r.number(s+"/disable", 0) != 0})
 		}
 		f.CPUs = append(f.CPUs, c)
 	}
@@ -160,8 +172,8 @@ func (r *reader) memory(f *Facts) {
 	}
 }
 
-// HugePages are the huge pages of a NUMA node, or of the whole machine where node is -1, by size; none on a kernel without. Unlike Read it says why
-// something cannot be read.
+// HugePages are the huge pages of a NUMA node, or of the whole machine where node is -1, by size;
+// none on a kernel without. Unlike Read it says why something cannot be read.
 func HugePages(tree fs.FS, node int) ([]HugePool, error) {
 	dir := "sys/kernel/mm/hugepages"
 	if node >= 0 {

@@ -11,8 +11,9 @@ import (
 	"strings"
 )
 
-// Record reads a machine as Read does, and gives also what was read. What identifies the machine, its owner or other programs is left out before
-// anything looks at it: see docs/doctor.md. Reading the recording gives the same facts.
+// Record reads a machine as Read does, and gives also what was read. What identifies the machine,
+// its owner or other programs is left out before anything looks at it: see docs/doctor.md. Reading
+// the recording gives the same facts.
 func Record(ctx context.Context, tree fs.FS) (*Facts, *Recording) {
 	w := &recorder{tree: tree, rec: newRecording()}
 	f := Read(ctx, w)
@@ -55,8 +56,9 @@ func (w *recorder) failed(name string, err error) {
 	}
 }
 
-// scrubAddr puts another address of its kind in the place of an RDMA port's: those of IPv4 become 198.18.0.1 and on (or 169.254.0.1, if they are
-// of one link), those of one link fe80::1 and on, and all others 2001:db8::1 and on. Equal ones stay equal. It says false for none at all.
+// scrubAddr puts another address of its kind in the place of an RDMA port's: those of IPv4 become
+// 198.18.0.1 and on (or 169.254.0.1, if they are of one link), those of one link fe80::1 and on,
+// and all others 2001:db8::1 and on. Equal ones stay equal. It says false for none at all.
 func (w *recorder) scrubAddr(b []byte) ([]byte, bool) {
 	a, err := netip.ParseAddr(strings.TrimSpace(string(b)))
 	switch {
@@ -110,7 +112,8 @@ func (w *recorder) ReadDir(name string) ([]fs.DirEntry, error) {
 	return entries, nil
 }
 
-// close adds the directories that were listed and of which nothing was read: that they are there is a fact.
+// close adds the directories that were listed and of which nothing was read: that they are there is
+// a fact.
 func (w *recorder) close() {
 	for _, name := range w.listed {
 		_, file := w.rec.entries[name]
@@ -140,7 +143,8 @@ func (w *recorder) Stat(name string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// scrub leaves in a file only what Read uses. It returns false for a file that must not be in a recording.
+// scrub leaves in a file only what Read uses. It returns false for a file that must not be in a
+// recording.
 func scrub(name string, b []byte) ([]byte, bool) {
 	switch {
 	case name == "proc/cmdline":
@@ -216,7 +220,8 @@ func lockRuleOf(line string) (string, bool) {
 	return x.Who + " " + x.Kind + " memlock " + x.Value, true
 }
 
-// tidy makes tabs blanks, and takes away those at the ends of lines: nothing that is read here cares.
+// tidy makes tabs blanks, and takes away those at the ends of lines: nothing that is read here
+// cares.
 func tidy(b []byte) []byte {
 	var out bytes.Buffer
 	for l := range strings.Lines(strings.ReplaceAll(string(b), "\t", " ")) {
@@ -241,8 +246,8 @@ func starting(with ...string) func(string) (string, bool) {
 	}
 }
 
-// scrubConfig keeps of a configuration space what parseConfig looks at: other capabilities have serial numbers, which for network cards are
-// their addresses.
+// scrubConfig keeps of a configuration space what parseConfig looks at: other capabilities have
+// serial numbers, which for network cards are their addresses.
 func scrubConfig(c []byte) []byte {
 	out := make([]byte, len(c))
 	keep := func(at, n int) {

@@ -37,7 +37,8 @@ const (
 //	/path/                   a directory
 //	# text                   for readers
 //
-// In recordings that people write, {0-3,8} in a path stands for as many lines; a list in the text behind it has as many numbers and counts along.
+// In recordings that people write, {0-3,8} in a path stands for as many lines; a list in the text
+// behind it has as many numbers and counts along.
 type Recording struct {
 	entries map[string]entry
 	dirs    map[string]map[string]bool
@@ -284,7 +285,8 @@ func brief(s string) string {
 // WriteTo writes the text, sorted by path.
 func (r *Recording) WriteTo(w io.Writer) (int64, error) {
 	var b bytes.Buffer
-	b.WriteString(recordingHead + "\n# What \"penstock doctor\" read of a machine; docs/doctor.md says what is in it and what is not.\n")
+	b.WriteString(recordingHead +
+		"\n# What \"penstock doctor\" read of a machine; docs/doctor.md says what is in it and what is not.\n")
 	names := make([]string, 0, len(r.entries))
 	for n := range r.entries {
 		names = append(names, n)
@@ -309,7 +311,10 @@ func (r *Recording) WriteTo(w io.Writer) (int64, error) {
 			fmt.Fprintf(&b, "/%s : %d%s\n", n, len(e.data), chunks(e.data))
 		case plain(text) && text == strings.TrimSpace(text) && !strings.HasPrefix(text, `"`):
 			b.WriteString(strings.TrimRight(fmt.Sprintf("/%s = %s", n, text), " ") + "\n")
-		case !strings.HasSuffix(string(e.data), "\n") || slices.ContainsFunc(strings.Split(text, "\n"), func(l string) bool { return !plain(l) }):
+		case !strings.HasSuffix(string(e.data), "\n") ||
+			slices.ContainsFunc(strings.Split(text, "\n"), func(l string) bool {
+				return !plain(l)
+			}):
 			fmt.Fprintf(&b, "/%s = %s\n", n, strconv.Quote(string(e.data)))
 		default:
 			fmt.Fprintf(&b, "/%s <\n| %s\n", n, strings.ReplaceAll(text, "\n", "\n| "))
@@ -371,7 +376,8 @@ func (r *Recording) lookup(op, name string) (e entry, dir bool, err error) {
 
 var errNoFile = errors.New("no plain file")
 
-// Open opens a file. Links are not followed: a recording has what was read under the names that it was read by.
+// Open opens a file. Links are not followed: a recording has what was read under the names that it
+// was read by.
 func (r *Recording) Open(name string) (fs.File, error) {
 	e, dir, err := r.lookup("open", name)
 	if err != nil {

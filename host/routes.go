@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// DefaultRoutes are the interfaces that have a default route, of either version of IP, in the network namespace of the calling thread.
+// DefaultRoutes are the interfaces that have a default route, of either version of IP, in the
+// network namespace of the calling thread.
 func DefaultRoutes(tree fs.FS) (out []string, err error) {
 	const dir = "proc/thread-self/net/"
 	rejects := func(flags string) bool { // RTF_REJECT: a route that leads nowhere
@@ -33,20 +34,25 @@ func DefaultRoutes(tree fs.FS) (out []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for line := range strings.Lines(string(six)) { // destination, its length, source, its length, next hop, metric, references, use, flags, interface
+	for line := range strings.Lines(string(six)) {
+		// destination, its length, source, its length, next hop, metric, references, use, flags,
+		// interface
 		f := strings.Fields(line)
 		if len(f) < 10 || f[1] != "00" || rejects(f[8]) {
 			continue
 		}
-		if a, err := hex.DecodeString(f[0]); err == nil && !slices.ContainsFunc(a, func(b byte) bool { return b != 0 }) {
+		if a, err := hex.DecodeString(f[0]); err == nil && !slices.ContainsFunc(a, func(b byte) bool {
+			return b != 0
+		}) {
 			out = append(out, f[9])
 		}
 	}
 	return out, nil
 }
 
-// CarriesDefault says which interface with a default route receives by a device, which is an interface or the place of a card on the PCI bus:
-// itself, or a VLAN, bond, bridge or the like on top of it. It is "" where none does.
+// CarriesDefault says which interface with a default route receives by a device, which is an
+// interface or the place of a card on the PCI bus: itself, or a VLAN, bond, bridge or the like on
+// top of it. It is "" where none does.
 func CarriesDefault(tree fs.FS, device string) (string, error) {
 	routed, err := DefaultRoutes(tree)
 	if err != nil {
@@ -57,7 +63,8 @@ func CarriesDefault(tree fs.FS, device string) (string, error) {
 		if slices.Contains(routed, todo[i]) {
 			return todo[i], nil
 		}
-		above, _ := fs.Glob(tree, "sys/class/net/"+todo[i]+"/upper_*") // the pattern is right, and an interface that went away has none
+		// the pattern is right, and an interface that went away has none
+		above, _ := fs.Glob(tree, "sys/class/net/"+todo[i]+"/upper_*")
 		for _, file := range above {
 			if name := strings.TrimPrefix(path.Base(file), "upper_"); !slices.Contains(todo, name) {
 				todo = append(todo, name)
@@ -67,13 +74,15 @@ func CarriesDefault(tree fs.FS, device string) (string, error) {
 	return "", nil
 }
 
-// InterfacesOf are the interfaces of a PCI device, or of an RDMA device, in this network namespace, also those of a virtio device below it, sorted.
+// InterfacesOf are the interfaces of a PCI device, or of an RDMA device, in this network namespace,
+// also those of a virtio device below it, sorted.
 func InterfacesOf(tree fs.FS, device string) (out []string) {
 	card := "sys/bus/pci/devices/" + strings.ToLower(device)
 	if strings.Count(device, ":") == 1 { // 03:00.0
 		card = "sys/bus/pci/devices/0000:" + strings.ToLower(device)
 	}
-	for _, pattern := range []string{card + "/net/*", card + "/virtio*/net/*", "sys/class/infiniband/" + device + "/device/net/*"} {
+	for _, pattern := range []string{card + "/net/*", card + "/virtio*/net/*",
+		"sys/class/infiniband/" + device + "/device/net/*"} {
 		files, _ := fs.Glob(tree, pattern)
 		for _, f := range files {
 			out = append(out, path.Base(f))

@@ -7,14 +7,16 @@ import (
 	"testing/fstest"
 )
 
-// TestCarriesDefault: the device below the default route is found, also through what stands on it, and routes that lead nowhere do not count.
+// TestCarriesDefault: the device below the default route is found, also through what stands on it,
+// and routes that lead nowhere do not count.
 func TestCarriesDefault(t *testing.T) {
 	const header = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
 	four := func(dev, flags string) string {
 		return header + dev + "\t00000000\t0100000A\t" + flags + "\t0\t0\t0\t00000000\t0\t0\t0\n"
 	}
 	six := func(dev, flags string) string {
-		return strings.Repeat("0", 32) + " 00 " + strings.Repeat("0", 32) + " 00 fe800000000000000000000000000001 00000400 1 0 " + flags + " " + dev + "\n"
+		return strings.Repeat("0", 32) + " 00 " + strings.Repeat("0", 32) +
+			" 00 fe800000000000000000000000000001 00000400 1 0 " + flags + " " + dev + "\n"
 	}
 	for _, c := range []struct{ name, four, six, device, want string }{
 		{"none", header, "", "eth0", ""},
@@ -47,7 +49,9 @@ func TestCarriesDefault(t *testing.T) {
 	if _, err := CarriesDefault(fstest.MapFS{}, "eth0"); err == nil {
 		t.Error("without the kernel's table of routes there is an answer")
 	}
-	if got, err := DefaultRoutes(fstest.MapFS{"proc/thread-self/net/route": {Data: []byte(four("eth0", "0003"))}}); len(got) != 1 || err != nil { // without IPv6
+	if got, err := DefaultRoutes(fstest.MapFS{"proc/thread-self/net/route": {Data: []byte(four("eth0",
+		"0003"))}}); len(got) != 1 || err != nil {
+		// without IPv6
 		t.Error(got, err)
 	}
 }

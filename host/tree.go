@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// mostFile is how much of a file is read. The longest is the configuration space of a PCI device or a list of processors.
+	// mostFile is how much of a file is read. The longest is the configuration space of a PCI
+	// device or a list of processors.
 	mostFile = 64 << 10
 	// mostEntries is how many entries of a directory are looked at.
 	mostEntries = 16384
@@ -136,9 +137,12 @@ func (r *reader) list(name string) []string {
 	return out
 }
 
-// plainName reports whether a name can stand in a line of a recording. The kernel has no others where this package looks.
+// plainName reports whether a name can stand in a line of a recording. The kernel has no others
+// where this package looks.
 func plainName(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || !unicode.IsGraphic(r) })
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
+		return r == '{' || r == '}' || unicode.IsSpace(r) || !unicode.IsGraphic(r)
+	})
 }
 
 // numbered is the numbers of a directory's entries of the form prefix and number, in order.

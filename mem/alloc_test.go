@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// TestHotPathsDoNotAllocate counts heap allocations; builds with -tags invariants record stacks and so do allocate.
+// TestHotPathsDoNotAllocate counts heap allocations; builds with -tags invariants record stacks and
+// so do allocate.
 func TestHotPathsDoNotAllocate(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithInvariants, "recording stacks allocates")
 	r := allocate(t, Options{Size: 64 * sys.PageSize})

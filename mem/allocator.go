@@ -14,35 +14,41 @@ import (
 // defaultClasses are the block sizes in bytes of an Allocator unless its options say otherwise.
 var defaultClasses = []uint64{64 << 10, 1 << 20, 16 << 20, 256 << 20}
 
-// slabTarget is how many bytes a slab of small blocks has: enough to make growing rare, little enough to populate in a few
-// milliseconds (at about 2 GB/s).
+// slabTarget is how many bytes a slab of small blocks has: enough to make growing rare, little
+// enough to populate in a few milliseconds (at about 2 GB/s).
 const slabTarget = 16 << 20
 
 // AllocatorOptions describe an Allocator.
 type AllocatorOptions struct {
 	Name string
-	// Budget is the number of bytes that may be mapped at once, in use or not; required. It is checked against the memory
-	// of the machine at start.
+	// Budget is the number of bytes that may be mapped at once, in use or not; required. It is
+	// checked against the memory of the machine at start.
 	Budget uint64
-	// Classes are the block sizes in bytes, ascending, multiples of the page size; nil means 64 KiB, 1, 16 and 256 MiB. A request is
-	// served from the smallest class that fits, so coarse classes waste memory (see AllocatorStats.Internal): between two
-	// of the default classes, up to 15/16 of a block.
+	// Classes are the block sizes in bytes, ascending, multiples of the page size; nil means 64
+	// KiB, 1, 16 and 256 MiB. A request is served from the smallest class that fits, so coarse
+	// classes waste memory (see AllocatorStats.Internal): between two of the default classes, up to
+	// 15/16 of a block.
 	Classes []uint64
-	// Dedicated gives each block a region, and so a memfd, of its own. An export over shared memory hands over a whole
-	// memfd; only a dedicated block can therefore be exported alone. A region costs a descriptor.
+	// Dedicated gives each block a region, and so a memfd, of its own. An export over shared memory
+	// hands over a whole memfd; only a dedicated block can therefore be exported alone. A region
+	// costs a descriptor.
 	Dedicated bool
-	// Memory says what regions to allocate: Kind, PageSize, AllowFallback, Lazy, NUMANode, SealWrites, Provider.
+	// Memory says what regions to allocate: Kind, PageSize, AllowFallback, Lazy, NUMANode,
+	// SealWrites, Provider.
 	Memory Options
 }
 
 // Allocator hands out blocks of memory in size classes under one budget.
 //
-// It begins with nothing and grows on demand in slabs, regions that are carved into blocks of one class; requests above the
-// largest class get a region of their own, and so do requests whose block would exceed the budget. Freed blocks are kept for reuse; memory that lies idle in one class is unmapped
-// when another class needs the budget. The sum of everything mapped never exceeds the budget.
+// It begins with nothing and grows on demand in slabs, regions that are carved into blocks of one
+// class; requests above the largest class get a region of their own, and so do requests whose block
+// would exceed the budget. Freed blocks are kept for reuse; memory that lies idle in one class is
+// unmapped when another class needs the budget. The sum of everything mapped never exceeds the
+// budget.
 //
-// Alloc from memory that is there already takes a short lock and does not allocate Go memory. Growing maps and populates
-// pages, about 0.5 ms per MiB, and holds no lock meanwhile. Blocks are not cleared when they are reused.
+// Alloc from memory that is there already takes a short lock and does not allocate Go memory.
+// Growing maps and populates pages, about 0.5 ms per MiB, and holds no lock meanwhile. Blocks are
+// not cleared when they are reused.
 //
 // Its methods may be called from any goroutine.
 type Allocator struct {
@@ -104,8 +110,8 @@ func (b Block) Span() Span {
 	return s
 }
 
-// Whole names all bytes of the block, at least as many as were asked for. From a Dedicated allocator that is the whole
-// region.
+// Whole names all bytes of the block, at least as many as were asked for. From a Dedicated
+// allocator that is the whole region.
 func (b Block) Whole() Span {
 	if b.slab == nil {
 		return Span{}
@@ -113,7 +119,8 @@ func (b Block) Whole() Span {
 	return Span{Region: b.slab.region, Off: uint64(b.index) * b.slab.block, Len: b.slab.block}
 }
 
-// Bytes are the bytes that were asked for, valid until Free; nil for memory that the CPU cannot reach.
+// Bytes are the bytes that were asked for, valid until Free; nil for memory that the CPU cannot
+// reach.
 func (b Block) Bytes() []byte {
 	if b.slab == nil {
 		return nil
@@ -151,7 +158,8 @@ func NewAllocator(o AllocatorOptions) (*Allocator, error) {
 			return fail("class %d of %d bytes: expected a multiple of the page size, %d", i, c, sys.PageSize)
 		}
 		if o.Dedicated && c%page != 0 {
-			return fail("class %d of %d bytes: dedicated blocks are regions of their own, which are multiples of %d bytes", i, c, page)
+			return fail("class %d of %d bytes: dedicated blocks are regions of their own, which are multiples of "+
+				"%d bytes", i, c, page)
 		}
 		if i > 0 && c <= o.Classes[i-1] {
 			return fail("class %d of %d bytes after %d: expected ascending sizes", i, c, o.Classes[i-1])
@@ -169,7 +177,8 @@ func NewAllocator(o AllocatorOptions) (*Allocator, error) {
 	}
 	if o.Memory.Kind == Host && !o.Memory.Lazy && o.Memory.Provider == nil {
 		if avail, err := sys.MemAvailable(); err == nil && o.Budget > avail {
-			return fail("Budget of %d bytes, but only %d are available (MemAvailable in /proc/meminfo): %w", o.Budget, avail, ErrBudget)
+			return fail("Budget of %d bytes, but only %d are available (MemAvailable in /proc/meminfo): %w", o.Budget,
+				avail, ErrBudget)
 		}
 	}
 	if o.Memory.Kind == Huge && !o.Memory.AllowFallback && o.Memory.Provider == nil {
@@ -179,7 +188,8 @@ func NewAllocator(o AllocatorOptions) (*Allocator, error) {
 			return fail("%w: %w", ErrUnavailable, err)
 		}
 		if h.Free+h.More < pages {
-			return fail("Budget of %d bytes is %d huge pages and %d are free: %w; as root: %s", o.Budget, pages, h.Free, ErrBudget, h.Command(pages))
+			return fail("Budget of %d bytes is %d huge pages and %d are free: %w; as root: %s", o.Budget, pages, h.Free,
+				ErrBudget, h.Command(pages))
 		}
 	}
 	a := &Allocator{name: o.Name, budget: o.Budget, opts: o, page: page}
@@ -194,8 +204,8 @@ func NewAllocator(o AllocatorOptions) (*Allocator, error) {
 
 func roundUp(n, to uint64) uint64 { return (n + to - 1) / to * to }
 
-// Alloc returns a block of at least size bytes, > 0. The error wraps ErrBudget when it does not fit into the budget besides
-// what is in use. The content is whatever its last user left.
+// Alloc returns a block of at least size bytes, > 0. The error wraps ErrBudget when it does not fit
+// into the budget besides what is in use. The content is whatever its last user left.
 func (a *Allocator) Alloc(size uint64) (Block, error) {
 	if size == 0 {
 		return Block{}, fmt.Errorf("mem: allocator %q: size 0: expected more", a.name)
@@ -253,7 +263,8 @@ func (a *Allocator) find(c int, size uint64) *slab {
 	if a.classes[c].size != 0 {
 		return open[len(open)-1]
 	}
-	// Above the largest class every slab has its own size: take the tightest, unless it wastes more than a quarter.
+	// Above the largest class every slab has its own size: take the tightest, unless it wastes more
+	// than a quarter.
 	var best *slab
 	for _, s := range open {
 		if s.block >= size && s.block-size <= s.block/4 && (best == nil || s.block < best.block) {
@@ -291,13 +302,14 @@ func (a *Allocator) hand(s *slab, size uint64) Block {
 	return Block{s, i, u.gen, size}
 }
 
-// Free gives a block back for reuse. The error wraps ErrFreed when that happened before; nothing changes then.
+// Free gives a block back for reuse. The error wraps ErrFreed when that happened before; nothing
+// changes then.
 func (a *Allocator) Free(b Block) error { return a.free(b, false) }
 
-// Retire gives a block back, and its memory to the system instead of to the next Alloc: at once if the block is dedicated
-// or large, otherwise when all blocks of its slab are free. It is for memory that another process may still write, such as a
-// peer that has it mapped. The budget is held until the memory is unmapped, that is until the last lease on it ends.
-// Errors are those of Free.
+// Retire gives a block back, and its memory to the system instead of to the next Alloc: at once if
+// the block is dedicated or large, otherwise when all blocks of its slab are free. It is for memory
+// that another process may still write, such as a peer that has it mapped. The budget is held until
+// the memory is unmapped, that is until the last lease on it ends. Errors are those of Free.
 func (a *Allocator) Retire(b Block) error { return a.free(b, true) }
 
 func (a *Allocator) free(b Block, retire bool) error {
@@ -337,9 +349,9 @@ func (a *Allocator) free(b Block, retire bool) error {
 	return nil
 }
 
-// Close ends the allocator and gives back what is free. If blocks are out, the error wraps ErrInUse and says how many, with
-// -tags invariants also whose; they stay valid, and their memory is given back as they are freed.
-// Calling Close again does nothing.
+// Close ends the allocator and gives back what is free. If blocks are out, the error wraps ErrInUse
+// and says how many, with -tags invariants also whose; they stay valid, and their memory is given
+// back as they are freed. Calling Close again does nothing.
 func (a *Allocator) Close() error {
 	a.mu.Lock()
 	if a.closed {
@@ -393,7 +405,8 @@ func (a *Allocator) leaks() []Leak {
 		for _, s := range a.classes[i].slabs {
 			for j := range s.uses {
 				if u := &s.uses[j]; u.gen&1 != 0 {
-					out = append(out, Leak{What: "block", Of: a.name, Count: 1, Bytes: u.requested, Stack: format(u.stack)})
+					out = append(out, Leak{What: "block", Of: a.name, Count: 1, Bytes: u.requested,
+						Stack: format(u.stack)})
 				}
 			}
 		}

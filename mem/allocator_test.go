@@ -47,7 +47,8 @@ func TestAllocatorOptions(t *testing.T) {
 		{AllocatorOptions{Budget: 1 << 20, Classes: []uint64{1000}}, nil, "multiple of the page size"},
 		{AllocatorOptions{Budget: 1 << 20, Classes: []uint64{0}}, nil, "multiple of the page size"},
 		{AllocatorOptions{Budget: 1 << 20, Classes: []uint64{8192, 4096}}, nil, "ascending"},
-		{AllocatorOptions{Budget: 1 << 30, Classes: []uint64{4096}, Dedicated: true, Memory: Options{Kind: Huge, AllowFallback: true}}, nil, "regions of their own"},
+		{AllocatorOptions{Budget: 1 << 30, Classes: []uint64{4096}, Dedicated: true,
+			Memory: Options{Kind: Huge, AllowFallback: true}}, nil, "regions of their own"},
 		{AllocatorOptions{Budget: 1 << 45, Memory: Options{Kind: Huge}}, nil, "huge pages"},
 	} {
 		a, err := NewAllocator(c.o)
@@ -68,8 +69,10 @@ func TestSizeClasses(t *testing.T) {
 	} {
 		b := must[Block](t)(a.Alloc(c.size))
 		w := b.Whole()
-		if w.Len != c.block || uint64(len(b.Bytes())) != c.size || b.Span().Off != w.Off || !w.Valid() || w.Off%c.block != 0 && c.block <= 256*mib {
-			t.Errorf("%d bytes: block of %d at %d, %d usable; expected a block of %d", c.size, w.Len, w.Off, len(b.Bytes()), c.block)
+		if w.Len != c.block || uint64(len(b.Bytes())) != c.size || b.Span().Off != w.Off || !w.Valid() ||
+			w.Off%c.block != 0 && c.block <= 256*mib {
+			t.Errorf("%d bytes: block of %d at %d, %d usable; expected a block of %d", c.size, w.Len, w.Off,
+				len(b.Bytes()), c.block)
 		}
 		b.Bytes()[c.size-1] = 1
 		if err := a.Free(b); err != nil {
@@ -112,7 +115,8 @@ func TestFreeOnce(t *testing.T) {
 	}
 }
 
-// TestBudgetIsReusedAcrossClasses fills the budget with one class after the other: idle memory of one serves the next.
+// TestBudgetIsReusedAcrossClasses fills the budget with one class after the other: idle memory of
+// one serves the next.
 func TestBudgetIsReusedAcrossClasses(t *testing.T) {
 	a := newAllocator(t, AllocatorOptions{Budget: 32 * mib})
 	for round, size := range []uint64{64 * kib, 16 * mib, mib, 20 * mib, 64 * kib} {
@@ -142,7 +146,8 @@ func TestBudgetIsReusedAcrossClasses(t *testing.T) {
 	}
 }
 
-// TestLargerBlockRatherThanNone: the budget is taken by a slab of a larger class with free blocks and one in use.
+// TestLargerBlockRatherThanNone: the budget is taken by a slab of a larger class with free blocks
+// and one in use.
 func TestLargerBlockRatherThanNone(t *testing.T) {
 	a := newAllocator(t, AllocatorOptions{Budget: 16 * mib})
 	big := must[Block](t)(a.Alloc(mib))
@@ -172,14 +177,16 @@ func TestDedicatedBlocks(t *testing.T) {
 		t.Error("a freed dedicated block was not reused")
 	}
 	a.Free(c)
-	// Retired memory is never handed out again, and holds the budget until the last lease on it ends.
+	// Retired memory is never handed out again, and holds the budget until the last lease on it
+	// ends.
 	l := must[Lease](t)(r.Lease())
 	before := a.Stats().Reserved
 	if err := a.Retire(d); err != nil {
 		t.Fatal(err)
 	}
 	if !r.Closed() || isUnmapped(r) || a.Stats().Reserved != before {
-		t.Errorf("closed %v, unmapped %v, reserved %d, before %d", r.Closed(), isUnmapped(r), a.Stats().Reserved, before)
+		t.Errorf("closed %v, unmapped %v, reserved %d, before %d", r.Closed(), isUnmapped(r), a.Stats().Reserved,
+			before)
 	}
 	l.Release()
 	if !isUnmapped(r) || a.Stats().Reserved != before-64*kib {
@@ -245,11 +252,13 @@ func TestRegionInsteadOfBlock(t *testing.T) {
 }
 
 func TestAllocatorCloseWithBlocksOut(t *testing.T) {
-	a := must[*Allocator](t)(NewAllocator(AllocatorOptions{Name: "held", Budget: 64 * mib, Memory: Options{Lazy: true}}))
+	a := must[*Allocator](t)(NewAllocator(AllocatorOptions{Name: "held", Budget: 64 * mib,
+		Memory: Options{Lazy: true}}))
 	b, idle := must[Block](t)(a.Alloc(5)), must[Block](t)(a.Alloc(2*mib))
 	a.Free(idle)
 	err := a.Close()
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "1 blocks out (5 bytes)") || invariants.Enabled && !strings.Contains(err.Error(), "TestAllocatorCloseWithBlocksOut") {
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "1 blocks out (5 bytes)") || invariants.Enabled &&
+		!strings.Contains(err.Error(), "TestAllocatorCloseWithBlocksOut") {
 		t.Errorf("close: %v", err)
 	}
 	if !isUnmapped(idle.Whole().Region) {
@@ -283,14 +292,15 @@ func TestAllocatorPassesErrorsOn(t *testing.T) {
 	}
 }
 
-// TestAllocatorModel compares with a model: blocks never overlap, bytes stay, budget and statistics are right, and the
-// fragmentation is what a plain recount of the layout says.
+// TestAllocatorModel compares with a model: blocks never overlap, bytes stay, budget and statistics
+// are right, and the fragmentation is what a plain recount of the layout says.
 func TestAllocatorModel(t *testing.T) {
 	classes := []uint64{4 * kib, 16 * kib, 64 * kib}
 	rapid.Check(t, func(t *rapid.T) {
 		dedicated := rapid.Bool().Draw(t, "dedicated")
 		budget := uint64(rapid.IntRange(16, 200).Draw(t, "pages")) * 4 * kib
-		a, err := NewAllocator(AllocatorOptions{Budget: budget, Classes: classes, Dedicated: dedicated, Memory: Options{Lazy: true}})
+		a, err := NewAllocator(AllocatorOptions{Budget: budget, Classes: classes, Dedicated: dedicated,
+			Memory: Options{Lazy: true}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -320,7 +330,8 @@ func TestAllocatorModel(t *testing.T) {
 					if !errors.Is(err, ErrBudget) {
 						t.Fatal(err)
 					}
-					// Refused only if nothing that is free would do: the recount must agree for the largest class.
+					// Refused only if nothing that is free would do: the recount must agree for the
+					// largest class.
 					if size <= 64*kib && size > 16*kib && before.Free-before.Unusable >= 64*kib {
 						t.Fatalf("%d bytes refused with %d usable: %+v", size, before.Free-before.Unusable, before)
 					}
@@ -330,7 +341,8 @@ func TestAllocatorModel(t *testing.T) {
 				for i := range b.Bytes() {
 					b.Bytes()[i] = mark
 				}
-				if uint64(len(b.Bytes())) != size || b.Whole().Len < size || dedicated && b.Whole() != b.Whole().Region.All() {
+				if uint64(len(b.Bytes())) != size || b.Whole().Len < size || dedicated &&
+					b.Whole() != b.Whole().Region.All() {
 					t.Fatalf("%d bytes: %+v", size, b.Whole())
 				}
 				out = append(out, held{b, mark})
@@ -367,10 +379,12 @@ func TestAllocatorModel(t *testing.T) {
 						mapped += r.Len()
 					}
 				}
-				if s.InUse != inUse || s.Requested != requested || s.Reserved != mapped || mapped > budget || int(s.Allocs-s.Frees) != len(out) {
+				if s.InUse != inUse || s.Requested != requested || s.Reserved != mapped || mapped > budget ||
+					int(s.Allocs-s.Frees) != len(out) {
 					t.Fatalf("%+v, but %d in use, %d requested, %d mapped", s, inUse, requested, mapped)
 				}
-				// Recount what is usable for 64 KiB blocks: regions without a block in use count as a whole.
+				// Recount what is usable for 64 KiB blocks: regions without a block in use count as
+				// a whole.
 				busy := uint64(0)
 				usable := uint64(0)
 				for r, used := range regions {
@@ -384,7 +398,8 @@ func TestAllocatorModel(t *testing.T) {
 				}
 				usable += (budget - busy) / (64 * kib) * (64 * kib)
 				if s.Free != budget-inUse || s.Unusable != s.Free-usable {
-					t.Fatalf("free %d, unusable %d; the recount says %d and %d", s.Free, s.Unusable, budget-inUse, budget-inUse-usable)
+					t.Fatalf("free %d, unusable %d; the recount says %d and %d", s.Free, s.Unusable, budget-inUse,
+						budget-inUse-usable)
 				}
 			},
 		})
@@ -448,7 +463,8 @@ func TestAllocatorStress(t *testing.T) {
 	}
 }
 
-// TestWaitForGrowth: two goroutines want blocks of one class and the budget is enough for one slab, which serves both.
+// TestWaitForGrowth: two goroutines want blocks of one class and the budget is enough for one slab,
+// which serves both.
 func TestWaitForGrowth(t *testing.T) {
 	for range 50 {
 		a := must[*Allocator](t)(NewAllocator(AllocatorOptions{Budget: 128 * kib, Memory: Options{Lazy: true}}))

@@ -35,7 +35,8 @@ func BenchmarkCacheGetPut(b *testing.B) {
 	}
 }
 
-// BenchmarkCacheBurst gets 256 slots and puts them back, which exchanges them with the shared list; per slot.
+// BenchmarkCacheBurst gets 256 slots and puts them back, which exchanges them with the shared list;
+// per slot.
 func BenchmarkCacheBurst(b *testing.B) {
 	c := benchPool(b).Cache()
 	defer c.Close()

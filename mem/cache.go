@@ -7,9 +7,10 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Cache is one goroutine's own handle on a Pool: it keeps some free slots at hand, so that Get and Put touch nothing that
-// other goroutines write. Make one for each poller with Pool.Cache and Close it when the poller ends. Its methods, except
-// Stats, must not run at the same time; -tags invariants checks that and panics.
+// Cache is one goroutine's own handle on a Pool: it keeps some free slots at hand, so that Get and
+// Put touch nothing that other goroutines write. Make one for each poller with Pool.Cache and Close
+// it when the poller ends. Its methods, except Stats, must not run at the same time; -tags
+// invariants checks that and panics.
 type Cache struct {
 	p    *Pool
 	free []uint32 // a stack: the slot used last is the one most likely in the processor's cache
@@ -49,8 +50,8 @@ func (c *Cache) enter() {
 
 func (c *Cache) leave() { c.busy.Store(false) }
 
-// Get takes a slot. The error is the bare ErrExhausted or ErrPoolClosed. The content of a slot is whatever its last user
-// left.
+// Get takes a slot. The error is the bare ErrExhausted or ErrPoolClosed. The content of a slot is
+// whatever its last user left.
 func (c *Cache) Get() (Slot, error) {
 	if invariants.Enabled {
 		c.enter()
@@ -131,7 +132,8 @@ func (c *Cache) Flush() {
 	}
 }
 
-// Close flushes the cache and takes it off the pool's books. A closed cache has no slots to give, but takes them.
+// Close flushes the cache and takes it off the pool's books. A closed cache has no slots to give,
+// but takes them.
 func (c *Cache) Close() {
 	if c.closed {
 		return

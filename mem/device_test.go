@@ -17,8 +17,9 @@ func (p *deviceProvider) Allocate(o Options) (Mapping, error) {
 	}
 	size := roundUp(uint64(o.Size), 64<<10)
 	p.allocated += size
-	return Mapping{Kind: Device, Size: size, PageSize: 64 << 10, FD: -1, NUMANode: -1, Present: true, Mover: still{}, Handle: p,
-		Free: func() error { p.freed += size; return nil }}, nil
+	return Mapping{Kind: Device, Size: size, PageSize: 64 << 10, FD: -1, NUMANode: -1, Present: true, Mover: still{},
+		Handle: p,
+		Free:   func() error { p.freed += size; return nil }}, nil
 }
 
 // still moves nothing.
@@ -32,7 +33,8 @@ func (still) Device() string                   { return "still" }
 // An allocator counts regions as they are, not as they were asked for.
 func TestAllocatorOfCoarseRegions(t *testing.T) {
 	p := &deviceProvider{}
-	o := AllocatorOptions{Name: "coarse", Budget: 256 << 10, Classes: []uint64{4096, 64 << 10}, Memory: Options{Kind: Device, Provider: p}}
+	o := AllocatorOptions{Name: "coarse", Budget: 256 << 10, Classes: []uint64{4096, 64 << 10},
+		Memory: Options{Kind: Device, Provider: p}}
 	o.Dedicated = true
 	if _, err := NewAllocator(o); err == nil || !strings.Contains(err.Error(), "multiples of 65536 bytes") {
 		t.Errorf("dedicated blocks of 4096 bytes: %v", err)
@@ -78,7 +80,8 @@ func TestAllocatorOfCoarseRegions(t *testing.T) {
 // Pools of memory that the CPU does not see touch none of it, also in builds that scribble.
 func TestPoolWithoutBytes(t *testing.T) {
 	p := &deviceProvider{}
-	pool := must[*Pool](t)(NewPool(PoolOptions{Name: "device", SlotSize: 1000, Slots: 8, Memory: Options{Kind: Device, Provider: p}}))
+	pool := must[*Pool](t)(NewPool(PoolOptions{Name: "device", SlotSize: 1000, Slots: 8,
+		Memory: Options{Kind: Device, Provider: p}}))
 	r := pool.Region()
 	if !r.Carved() || r.Handle() != any(p) || r.Mover() == nil {
 		t.Errorf("carved %v, handle %v, mover %v", r.Carved(), r.Handle(), r.Mover())
@@ -134,8 +137,11 @@ func TestAdoptMapping(t *testing.T) {
 		}
 	}
 	freed := 0
-	r := must[*Region](t)(AdoptMapping("mine", Mapping{Kind: Device, Size: 1 << 16, PageSize: 4096, FD: -1, NUMANode: -1, Mover: still{}, Handle: 7,
-		DMABuf: func(off int64, n uint64) (int, error) { return int(off) + int(n), nil }, Free: func() error { freed++; return nil }}))
+	r := must[*Region](t)(AdoptMapping("mine", Mapping{Kind: Device, Size: 1 << 16, PageSize: 4096, FD: -1,
+		NUMANode: -1, Mover: still{}, Handle: 7,
+		DMABuf: func(off int64, n uint64) (int, error) {
+			return int(off) + int(n), nil
+		}, Free: func() error { freed++; return nil }}))
 	if r.Handle() != any(7) || r.Mover().Device() != "still" || r.Kind() != Device || r.Len() != 1<<16 {
 		t.Errorf("%v %v %s %d", r.Handle(), r.Mover(), r.Kind(), r.Len())
 	}

@@ -11,7 +11,8 @@ type noFlush struct{}
 
 func (noFlush) Flush() error { return nil }
 
-// TestDirect: a region says how other devices reach it, and why there is no dma-buf of it, in the Provider's words where it has any.
+// TestDirect: a region says how other devices reach it, and why there is no dma-buf of it, in the
+// Provider's words where it has any.
 func TestDirect(t *testing.T) {
 	adopt := func(m Mapping) *Region {
 		m.Kind, m.PageSize, m.FD, m.Bytes, m.Size = Device, 4096, -1, make([]byte, 4096), 4096
@@ -37,7 +38,8 @@ func TestDirect(t *testing.T) {
 		r := adopt(c.m)
 		_, err := r.DMABuf(0, 4096)
 		for _, err := range []error{err, r.HasDMABuf()} {
-			if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want) || errors.Is(err, why) != (c.m.Direct.NoDMABuf != nil) {
+			if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want) ||
+				errors.Is(err, why) != (c.m.Direct.NoDMABuf != nil) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -54,7 +56,9 @@ func TestDirect(t *testing.T) {
 			t.Errorf("%d from %d on: %v", part.n, part.off, err)
 		}
 	}
-	r = adopt(Mapping{Direct: Direct{Before: 100, After: 50}, DMABuf: func(off int64, n uint64) (int, error) { return int(off) + int(n), nil }})
+	r = adopt(Mapping{Direct: Direct{Before: 100, After: 50}, DMABuf: func(off int64, n uint64) (int, error) {
+		return int(off) + int(n), nil
+	}})
 	if fd, err := r.DMABuf(-100, 100+4096+50); fd != 4146 || err != nil {
 		t.Errorf("with what is around it: %d, %v", fd, err)
 	}

@@ -17,6 +17,7 @@ var (
 	ErrFreed           = errors.New("block was freed already, or is not of this allocator")
 	ErrRegCacheClosed  = errors.New("registration cache is closed")
 	ErrDeregistered    = errors.New("registration was released")
-	// ErrFault means that memory could not be touched: the file behind it was truncated, a huge page was taken away, or it is not mapped.
+	// ErrFault means that memory could not be touched: the file behind it was truncated, a huge
+	// page was taken away, or it is not mapped.
 	ErrFault = errors.New("memory fault")
 )

@@ -10,13 +10,16 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// AdoptFile maps a regular file for reading, without copying it: its bytes come from the page cache as they are touched.
-// Writing to them kills the process. The region has no descriptor (FD is -1), so peers reach it over sockets.
+// AdoptFile maps a regular file for reading, without copying it: its bytes come from the page cache
+// as they are touched. Writing to them kills the process. The region has no descriptor (FD is -1),
+// so peers reach it over sockets.
 //
-// Others may still truncate the file, and touching bytes past its new end is a SIGBUS, which kills a Go process; replacing
-// it by renaming another over it is harmless. Where the file is not under your control, copy out of it with CopyGuarded.
+// Others may still truncate the file, and touching bytes past its new end is a SIGBUS, which kills
+// a Go process; replacing it by renaming another over it is harmless. Where the file is not under
+// your control, copy out of it with CopyGuarded.
 //
-// AdoptFile refuses pipes, devices, directories and empty files, and does not wait for a pipe's other end.
+// AdoptFile refuses pipes, devices, directories and empty files, and does not wait for a pipe's
+// other end.
 func AdoptFile(path string) (*Region, error) {
 	fd, err := sys.OpenRead(path)
 	if err != nil {
@@ -26,7 +29,8 @@ func AdoptFile(path string) (*Region, error) {
 	return r, errors.Join(err, sys.Close(fd)) // a mapping outlives its descriptor
 }
 
-// AdoptOpenFile is AdoptFile for a file that is open already. The file stays the caller's, who may close it at once.
+// AdoptOpenFile is AdoptFile for a file that is open already. The file stays the caller's, who may
+// close it at once.
 func AdoptOpenFile(f *os.File) (*Region, error) {
 	defer runtime.KeepAlive(f)
 	conn, err := f.SyscallConn() // unlike Fd it leaves the file's mode alone

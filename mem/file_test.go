@@ -33,8 +33,10 @@ func TestAdoptFile(t *testing.T) {
 		t.Helper()
 		l := must[Lease](t)(r.Lease())
 		defer l.Release()
-		if !bytes.Equal(l.Bytes(), want) || r.Len() != uint64(len(want)) || !r.ReadOnly() || r.Kind() != Foreign || r.FD() != -1 || r.Name() != path {
-			t.Errorf("len %d, read-only %v, kind %s, fd %d, name %q, bytes equal %v", r.Len(), r.ReadOnly(), r.Kind(), r.FD(), r.Name(), bytes.Equal(l.Bytes(), want))
+		if !bytes.Equal(l.Bytes(), want) || r.Len() != uint64(len(want)) || !r.ReadOnly() || r.Kind() != Foreign ||
+			r.FD() != -1 || r.Name() != path {
+			t.Errorf("len %d, read-only %v, kind %s, fd %d, name %q, bytes equal %v", r.Len(), r.ReadOnly(), r.Kind(),
+				r.FD(), r.Name(), bytes.Equal(l.Bytes(), want))
 		}
 	}
 	r := must[*Region](t)(AdoptFile(path))
@@ -93,7 +95,8 @@ func TestAdoptFileRefuses(t *testing.T) {
 	}
 }
 
-// TestTruncatedFile shrinks a file under its mapping: the guarded copy and the registration must say so, and live.
+// TestTruncatedFile shrinks a file under its mapping: the guarded copy and the registration must
+// say so, and live.
 func TestTruncatedFile(t *testing.T) {
 	for _, n := range []int{4 * sys.PageSize, 300 * sys.PageSize} {
 		path, want := writeFile(t, n)
@@ -108,7 +111,8 @@ func TestTruncatedFile(t *testing.T) {
 		}
 		got, err := CopyGuarded(dst, src)
 		var fault *copyFault
-		if got != 0 || !errors.Is(err, ErrFault) || !errors.As(err, &fault) || fault.In != "source" || fault.Offset < 2*sys.PageSize || fault.Offset >= n {
+		if got != 0 || !errors.Is(err, ErrFault) || !errors.As(err, &fault) || fault.In != "source" ||
+			fault.Offset < 2*sys.PageSize || fault.Offset >= n {
 			t.Errorf("truncated: %d, %v, %+v", got, err, fault)
 		}
 		if got, err := CopyGuarded(dst, src[:2*sys.PageSize]); got != 2*sys.PageSize || err != nil {
@@ -133,13 +137,15 @@ func TestFaultInDestination(t *testing.T) {
 	}
 	_, err := CopyGuarded(b[1:], make([]byte, 3*sys.PageSize))
 	var fault *copyFault
-	if !errors.As(err, &fault) || fault.In != "destination" || fault.Offset < sys.PageSize-1 || fault.Offset >= 3*sys.PageSize {
+	if !errors.As(err, &fault) || fault.In != "destination" || fault.Offset < sys.PageSize-1 ||
+		fault.Offset >= 3*sys.PageSize {
 		t.Errorf("%v", err)
 	}
 	// A read-only mapping is a SIGSEGV rather than a SIGBUS.
 	ro := must[[]byte](t)(sys.Mmap(fd, 0, sys.PageSize, sys.ProtRead, sys.MapShared))
 	defer sys.Munmap(ro)
-	if _, err := CopyGuarded(ro[5:], []byte{1}); !errors.As(err, &fault) || fault.In != "destination" || fault.Offset != 0 {
+	if _, err := CopyGuarded(ro[5:], []byte{1}); !errors.As(err, &fault) || fault.In != "destination" ||
+		fault.Offset != 0 {
 		t.Errorf("write to a read-only mapping: %v", err)
 	}
 	if err := Guard(func() { ro[5] = 1 }); err != ErrFault {
@@ -160,7 +166,9 @@ func TestFaultInDestination(t *testing.T) {
 // What is not a fault goes on as a panic: one of the program's own, and one of the runtime's.
 func TestGuardLetsPanicsPass(t *testing.T) {
 	var none []byte
-	for want, f := range map[string]func(){"mine": func() { panic("mine") }, "index out of range": func() { none[len(t.Name())] = 1 }} {
+	for want, f := range map[string]func(){"mine": func() {
+		panic("mine")
+	}, "index out of range": func() { none[len(t.Name())] = 1 }} {
 		func() {
 			defer func() {
 				if v := recover(); v == nil || !strings.Contains(fmt.Sprint(v), want) {

@@ -13,7 +13,8 @@ import (
 
 // TestGuestNUMA allocates on two nodes, which a machine of CI does not have.
 func TestGuestNUMA(t *testing.T) {
-	// Node 1 has four huge pages, node 0 more than enough. They are reserved at boot, when memory is in one piece.
+	// Node 1 has four huge pages, node 0 more than enough. They are reserved at boot, when memory
+	// is in one piece.
 	profile := guest.Numa
 	profile.Kernel = []string{"hugepagesz=2M", "hugepages=0:16,1:4"}
 	if guest.Enter(t, guest.Spec{Profile: profile}) {
@@ -74,7 +75,8 @@ func TestGuestNUMA(t *testing.T) {
 		}
 	})
 	t.Run("FullNode", func(t *testing.T) {
-		// The machine has enough for this, node 1 has not: without a refusal the kernel would kill this process.
+		// The machine has enough for this, node 1 has not: without a refusal the kernel would kill
+		// this process.
 		avail, err := sys.NodeAvailable(1)
 		if err != nil {
 			t.Fatal(err)

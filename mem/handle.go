@@ -5,9 +5,10 @@ import (
 	"github.com/penstock-io/penstock/internal/word"
 )
 
-// Handle is a Slot of a pool that is known otherwise, as a number: the index in the low half, the generation in the high
-// half. Arrays of handles hold no pointers, so the garbage collector does not look at them, and they go to and from a pool
-// in batches. A handle is as good as its Slot: a second release is refused.
+// Handle is a Slot of a pool that is known otherwise, as a number: the index in the low half, the
+// generation in the high half. Arrays of handles hold no pointers, so the garbage collector does
+// not look at them, and they go to and from a pool in batches. A handle is as good as its Slot: a
+// second release is refused.
 type Handle uint64
 
 // maxBatch is the number of slots that GetBatch takes with one change of the shared list.
@@ -24,8 +25,9 @@ func (p *Pool) Slot(h Handle) Slot { return Slot{p, h.index(), uint32(h >> 32)} 
 // Offset is where the slot of h begins in the pool's region, in bytes. h must be of this pool.
 func (p *Pool) Offset(h Handle) uint64 { return p.base + uint64(h.index())*p.stride }
 
-// GetBatch takes up to len(dst) slots from the shared list into dst and returns how many there were. Fewer than asked for is
-// counted as one exhaustion. Any goroutine may call it; it does not allocate.
+// GetBatch takes up to len(dst) slots from the shared list into dst and returns how many there
+// were. Fewer than asked for is counted as one exhaustion. Any goroutine may call it; it does not
+// allocate.
 func (p *Pool) GetBatch(dst []Handle) int {
 	got := 0
 	for got < len(dst) {
@@ -44,8 +46,8 @@ func (p *Pool) GetBatch(dst []Handle) int {
 	return got
 }
 
-// popAll is pop and take for many slots. A compare-and-swap for each slot would be most of the cost, so it writes their words without; Close waits
-// until no goroutine does that.
+// popAll is pop and take for many slots. A compare-and-swap for each slot would be most of the
+// cost, so it writes their words without; Close waits until no goroutine does that.
 func (p *Pool) popAll(dst []Handle) (n int) {
 	p.takers.Add(1)
 	defer p.takers.Add(-1)
@@ -70,13 +72,16 @@ func (p *Pool) popAll(dst []Handle) (n int) {
 	return n
 }
 
-// takeAll marks slots as out under these handles. The caller is among the takers, and has got the slots off the list or out of its cache.
+// takeAll marks slots as out under these handles. The caller is among the takers, and has got the
+// slots off the list or out of its cache.
 //
-// The plain stores are right (see package word): the slots are free and the caller's alone, so it has synchronized with the last writer of each word by
-// way of head, or is that goroutine, and Close waits for the takers. Others that look at these words meanwhile are walks of the list that began
-// before the slots left it, in whatever order they see these stores and the change of head: their own compare-and-swap of head fails, because it
-// expects a value that an earlier one has replaced; releases of older handles, whose compare-and-swap expects a generation that is past; and
-// counts of what is in use.
+// The plain stores are right (see package word): the slots are free and the caller's alone, so it
+// has synchronized with the last writer of each word by way of head, or is that goroutine, and
+// Close waits for the takers. Others that look at these words meanwhile are walks of the list that
+// began before the slots left it, in whatever order they see these stores and the change of head:
+// their own compare-and-swap of head fails, because it expects a value that an earlier one has
+// replaced; releases of older handles, whose compare-and-swap expects a generation that is past;
+// and counts of what is in use.
 func (p *Pool) takeAll(hs []Handle) {
 	meta := p.meta
 	for _, h := range hs {
@@ -87,8 +92,9 @@ func (p *Pool) takeAll(hs []Handle) {
 	}
 }
 
-// PutBatch gives slots back to the shared list and returns how many were refused, because they were released before: those
-// change nothing, and err says what is wrong with the first: it wraps ErrForeign or ErrReleased. Any goroutine may call it; without a refusal it does not allocate.
+// PutBatch gives slots back to the shared list and returns how many were refused, because they were
+// released before: those change nothing, and err says what is wrong with the first: it wraps
+// ErrForeign or ErrReleased. Any goroutine may call it; without a refusal it does not allocate.
 func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 	put := 0
 	first, last := uint32(0), uint32(0) // of the slots that go to the list, linked as they come: index+1
@@ -130,8 +136,8 @@ func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 	return refused, err
 }
 
-// GetBatch is Pool.GetBatch through the cache, for its one goroutine: it takes what the cache keeps, and the rest from the
-// shared list.
+// GetBatch is Pool.GetBatch through the cache, for its one goroutine: it takes what the cache
+// keeps, and the rest from the shared list.
 func (c *Cache) GetBatch(dst []Handle) int {
 	if invariants.Enabled {
 		c.enter()

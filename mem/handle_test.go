@@ -43,7 +43,8 @@ func TestBatches(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	n, err := p.PutBatch([]Handle{again, hs[130], 1 << 20})
-	if e := (*slotError)(nil); n != 2 || !errors.As(err, &e) || !errors.Is(err, ErrReleased) || e.Index != int(again.index()) {
+	if e := (*slotError)(nil); n != 2 || !errors.As(err, &e) || !errors.Is(err, ErrReleased) ||
+		e.Index != int(again.index()) {
 		t.Errorf("%d refused: %v", n, err)
 	}
 	if s := p.Stats(); s.InUse != 69 || s.Puts != 131 || s.Rejected != 2 {

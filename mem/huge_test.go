@@ -15,7 +15,8 @@ func TestHugePages(t *testing.T) {
 		t.Run(fmt.Sprint(size>>20, "MiB"), func(t *testing.T) {
 			n := max(4<<20/size, 1)
 			if _, err := sys.HugePageState(size, -1); err != nil && size > 2<<20 { // a processor without pages of 1 GiB
-				if _, got := Alloc(Options{Size: 1, Kind: Huge, PageSize: size}); !errors.Is(got, ErrUnavailable) || !strings.Contains(got.Error(), err.Error()) {
+				if _, got := Alloc(Options{Size: 1, Kind: Huge, PageSize: size}); !errors.Is(got, ErrUnavailable) ||
+					!strings.Contains(got.Error(), err.Error()) {
 					t.Errorf("%v, expected %v", got, err)
 				}
 				return
@@ -27,12 +28,14 @@ func TestHugePages(t *testing.T) {
 			if r.Kind() != Huge || r.PageSize() != size || r.Len() != uint64(n*size) || r.Note() != "" {
 				t.Errorf("kind %s, page %d, len %d, note %q", r.Kind(), r.PageSize(), r.Len(), r.Note())
 			}
-			// Pages in use are counted, not free ones: another process may change how many the kernel keeps.
+			// Pages in use are counted, not free ones: another process may change how many the
+			// kernel keeps.
 			used := func(s sys.HugePages) int { return s.Total - s.Free }
 			if took := used(after) - used(before); took != n || r.PopulateTime() <= 0 {
 				t.Errorf("%d pages taken, expected %d; populate time %v", took, n, r.PopulateTime())
 			}
-			if on, err := r.PlacedOn(); err != nil && !sys.IsErrno(err, sys.ENOSYS) || err == nil && on[r.NUMANode()] != n {
+			if on, err := r.PlacedOn(); err != nil && !sys.IsErrno(err, sys.ENOSYS) || err == nil &&
+				on[r.NUMANode()] != n {
 				t.Errorf("pages by node %v, NUMANode %d, %v", on, r.NUMANode(), err)
 			}
 			b := r.All().Bytes()
@@ -86,7 +89,8 @@ func TestHugePagesOnANode(t *testing.T) {
 	}
 }
 
-// TestHugePageShortage asks for more than there are: an error with numbers and the command, or an announced fallback.
+// TestHugePageShortage asks for more than there are: an error with numbers and the command, or an
+// announced fallback.
 func TestHugePageShortage(t *testing.T) {
 	h, err := sys.HugePageState(2<<20, -1)
 	if err != nil {
@@ -107,7 +111,8 @@ func TestHugePageShortage(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	want := fmt.Sprintf("echo %d > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", h.Total+need-h.Free)
-	for _, part := range []string{fmt.Sprintf("%d huge pages of 2097152 bytes are needed", need), fmt.Sprintf("%d are free", h.Free), want} {
+	for _, part := range []string{fmt.Sprintf("%d huge pages of 2097152 bytes are needed", need),
+		fmt.Sprintf("%d are free", h.Free), want} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("error %q lacks %q", err, part)
 		}
@@ -120,13 +125,14 @@ func TestHugePageShortage(t *testing.T) {
 	}
 	o.AllowFallback = true
 	r := allocate(t, o)
-	if r.Kind() != Host || r.PageSize() != sys.PageSize || !strings.Contains(r.Note(), "base pages instead") || !strings.Contains(r.Note(), want) {
+	if r.Kind() != Host || r.PageSize() != sys.PageSize || !strings.Contains(r.Note(), "base pages instead") ||
+		!strings.Contains(r.Note(), want) {
 		t.Errorf("fallback: kind %s, page %d, note %q", r.Kind(), r.PageSize(), r.Note())
 	}
 }
 
-// TestShortageIsAnErrorNotASignal takes the huge pages away between mapping and populating, as a confined node would: what
-// would be a SIGBUS on touch must be an error.
+// TestShortageIsAnErrorNotASignal takes the huge pages away between mapping and populating, as a
+// confined node would: what would be a SIGBUS on touch must be an error.
 func TestShortageIsAnErrorNotASignal(t *testing.T) {
 	testenv.HugePages(t, 2<<20, 1)
 	h, _ := sys.HugePageState(2<<20, -1)

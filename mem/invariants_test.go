@@ -29,7 +29,8 @@ func TestDoubleLeaseReleaseIsReported(t *testing.T) {
 	l := must[Lease](t)(r.Lease())
 	l.Release()
 	text := mustPanic(t, func() { l.Release() })
-	if !strings.Contains(text, `"twice" released twice`) || strings.Count(text, "TestDoubleLeaseReleaseIsReported") < 2 {
+	if !strings.Contains(text, `"twice" released twice`) ||
+		strings.Count(text, "TestDoubleLeaseReleaseIsReported") < 2 {
 		t.Errorf("panic without both stacks: %s", text)
 	}
 	if r.Leases() != 1 {
@@ -72,7 +73,8 @@ func TestReleasedSlotsAreScribbled(t *testing.T) {
 	}
 	b[70] = 1
 	text := mustPanic(t, func() { p.Get() })
-	if !strings.Contains(text, "byte 70 was written after release") || !strings.Contains(text, "TestReleasedSlotsAreScribbled") {
+	if !strings.Contains(text, "byte 70 was written after release") ||
+		!strings.Contains(text, "TestReleasedSlotsAreScribbled") {
 		t.Errorf("panic %s", text)
 	}
 	// The panic came with the slot half taken; let the pool close cleanly.

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Leak is something that is open or held now: at the end of a program, or of a test, something that was forgotten.
+// Leak is something that is open or held now: at the end of a program, or of a test, something that
+// was forgotten.
 type Leak struct {
 	What  string // "region", "lease", "slot", "block" or "registration"
 	Of    string // the name of the region, pool, allocator or cache
@@ -38,9 +39,10 @@ func (ls Leaks) String() string {
 	return b.String()
 }
 
-// LeakReport lists the regions that are mapped, the leases on them, the slots and blocks that were not given back, and the
-// registrations in use. With -tags invariants each comes with the stack that acquired it, otherwise with a count. It is
-// empty when all memory was given back. Pools, allocators and caches also show the regions they hold.
+// LeakReport lists the regions that are mapped, the leases on them, the slots and blocks that were
+// not given back, and the registrations in use. With -tags invariants each comes with the stack
+// that acquired it, otherwise with a count. It is empty when all memory was given back. Pools,
+// allocators and caches also show the regions they hold.
 func LeakReport() Leaks {
 	var out Leaks
 	for _, r := range live.list() {
@@ -180,7 +182,8 @@ func (t *leaseTable) released(l Lease) {
 	}
 	t.mu.Unlock()
 	if !ok {
-		panic(fmt.Sprintf("mem: lease on region %q released twice\nfirst release:\n%ssecond release:\n%s", l.r.name, format(first), format(stack)))
+		panic(fmt.Sprintf("mem: lease on region %q released twice\nfirst release:\n%ssecond release:\n%s", l.r.name,
+			format(first), format(stack)))
 	}
 }
 

@@ -8,7 +8,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain fails the run when a test left a goroutine, a region, a lease, a slot, a block or a registration behind.
+// TestMain fails the run when a test left a goroutine, a region, a lease, a slot, a block or a
+// registration behind.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if ls := LeakReport(); code == 0 && len(ls) > 0 {

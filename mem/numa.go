@@ -15,7 +15,8 @@ func checkNode(node int) error {
 		return fmt.Errorf("NUMA node %d: %w", node, err)
 	}
 	if nodes == nil {
-		return fmt.Errorf("NUMA node %d: this kernel has no NUMA support (no /sys/devices/system/node): %w", node, ErrUnavailable)
+		return fmt.Errorf("NUMA node %d: this kernel has no NUMA support (no /sys/devices/system/node): %w", node,
+			ErrUnavailable)
 	}
 	if !slices.Contains(nodes, node) {
 		return fmt.Errorf("NUMA node %d: %w; the nodes with memory are %v", node, errNoNode, nodes)
@@ -30,7 +31,8 @@ func bindError(err error, node int) error {
 	case sys.IsErrno(err, sys.ENOSYS):
 		return fmt.Errorf("NUMA node %d: this kernel has no NUMA calls (%v): %w", node, err, ErrUnavailable)
 	case sys.IsErrno(err, sys.EPERM):
-		return fmt.Errorf("NUMA node %d: %w; a container's seccomp profile may forbid mbind: allow it, or leave NUMANode unset", node, err)
+		return fmt.Errorf("NUMA node %d: %w; a container's seccomp profile may forbid mbind: allow it, or leave "+
+			"NUMANode unset", node, err)
 	case sys.IsErrno(err, sys.EINVAL):
 		return fmt.Errorf("NUMA node %d: %w; the process may be confined to other nodes (cpuset.mems)", node, err)
 	}
@@ -40,8 +42,8 @@ func bindError(err error, node int) error {
 // sample is how many pages of an unbound region are asked for their node.
 const sample = 64
 
-// placed asks where the pages of b are, which are present. With node >= 0 each page is asked for and another answer is an
-// error; with -1 a sample is taken and failure to ask is an answer of -1.
+// placed asks where the pages of b are, which are present. With node >= 0 each page is asked for
+// and another answer is an error; with -1 a sample is taken and failure to ask is an answer of -1.
 func placed(b []byte, page, node int) (int, error) {
 	pages := len(b) / page
 	stride := page
@@ -71,11 +73,12 @@ func placed(b []byte, page, node int) (int, error) {
 	return got, nil
 }
 
-// eachNode calls f with the node of every page that lies a multiple of stride bytes from the start of b, -1 for pages
-// that are not present, until f returns false.
+// eachNode calls f with the node of every page that lies a multiple of stride bytes from the start
+// of b, -1 for pages that are not present, until f returns false.
 func eachNode(b []byte, page, stride int, f func(node int) bool) error {
 	if page > sys.PageSize {
-		// move_pages answers ENOENT for huge pages on some kernels; asking one by one is cheap for the few there are.
+		// move_pages answers ENOENT for huge pages on some kernels; asking one by one is cheap for
+		// the few there are.
 		for off := 0; off < len(b); off += stride {
 			n, err := sys.NodeOf(b[off:])
 			if err != nil {
@@ -103,8 +106,9 @@ func eachNode(b []byte, page, stride int, f func(node int) bool) error {
 	return nil
 }
 
-// PlacedOn asks the kernel where every page of the region is now: the number of pages on each NUMA node, and under -1 the
-// number of those that are not present (never touched, or swapped out). It costs about 0.1 us per page.
+// PlacedOn asks the kernel where every page of the region is now: the number of pages on each NUMA
+// node, and under -1 the number of those that are not present (never touched, or swapped out). It
+// costs about 0.1 us per page.
 func (r *Region) PlacedOn() (map[int]int, error) {
 	if r.data == nil {
 		return nil, fmt.Errorf("mem: region %q: kind %s is not host memory: %w", r.name, r.kind, ErrUnavailable)

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 )
 
-// slotError is a handle that was refused: which, why (Err is ErrForeign or ErrReleased), and who released it first.
+// slotError is a handle that was refused: which, why (Err is ErrForeign or ErrReleased), and who
+// released it first.
 type slotError struct {
 	Pool  string
 	Index int
@@ -35,16 +36,19 @@ type PoolOptions struct {
 	Name     string
 	SlotSize int // bytes that can be used of each slot, > 0
 	Slots    int // how many; 1 to 67,108,863
-	// Align is the alignment of slots in bytes, a power of two; 0 means 64. The distance between slots is SlotSize
-	// rounded up to it.
+	// Align is the alignment of slots in bytes, a power of two; 0 means 64. The distance between
+	// slots is SlotSize rounded up to it.
 	Align int
-	// CacheSlots is how many free slots a Cache keeps at most; 0 means a sixteenth of Slots, but 1 to 64. What lies in one
-	// cache cannot be had through another, so it should be small against Slots divided by the number of caches.
+	// CacheSlots is how many free slots a Cache keeps at most; 0 means a sixteenth of Slots, but 1
+	// to 64. What lies in one cache cannot be had through another, so it should be small against
+	// Slots divided by the number of caches.
 	CacheSlots int
-	// Memory says what region to allocate; its Name and Size are set by the pool. Unused when Region is given.
+	// Memory says what region to allocate; its Name and Size are set by the pool. Unused when
+	// Region is given.
 	Memory Options
-	// Region is memory to carve instead of allocating. The pool keeps a lease on it and does not close it. Several pools may carve one
-	// region, each its own part: whether the parts are apart is the caller's to see to.
+	// Region is memory to carve instead of allocating. The pool keeps a lease on it and does not
+	// close it. Several pools may carve one region, each its own part: whether the parts are apart
+	// is the caller's to see to.
 	Region *Region
 	// Offset is where the first slot begins in Region, in bytes; a multiple of Align.
 	Offset int
@@ -55,13 +59,14 @@ const maxSlots = 1<<indexBits - 1
 
 // Pool hands out slots of fixed size in one region.
 //
-// Free slots are on a shared lock-free list, from which each Cache takes and to which it returns many at once; a goroutine
-// with a Cache of its own does not touch the shared list in steady state. Pool's own Get and Put go to the shared list and
-// may be called from any goroutine.
+// Free slots are on a shared lock-free list, from which each Cache takes and to which it returns
+// many at once; a goroutine with a Cache of its own does not touch the shared list in steady state.
+// Pool's own Get and Put go to the shared list and may be called from any goroutine.
 //
-// Slots may be released through any Cache, or none, of the pool, by any goroutine. Each handle carries the generation of
-// its slot: a second release, and a slot of another pool, are refused with an error. Builds with -tags invariants also fill
-// released slots with the byte 0xDB and panic, in the Get that follows, if a byte there has changed since the release.
+// Slots may be released through any Cache, or none, of the pool, by any goroutine. Each handle
+// carries the generation of its slot: a second release, and a slot of another pool, are refused
+// with an error. Builds with -tags invariants also fill released slots with the byte 0xDB and
+// panic, in the Get that follows, if a byte there has changed since the release.
 type Pool struct {
 	name     string
 	region   *Region
@@ -77,7 +82,8 @@ type Pool struct {
 
 	_    [64]byte
 	head atomic.Uint64 // index+1 of the first free slot in the low bits, a count of changes above
-	// takers is the number of goroutines that take slots without a compare-and-swap of their words; once shut is set none begins.
+	// takers is the number of goroutines that take slots without a compare-and-swap of their words;
+	// once shut is set none begins.
 	takers atomic.Int64
 	shut   atomic.Bool
 	_      [64]byte
@@ -94,16 +100,18 @@ type Pool struct {
 	debug     *poolDebug // with -tags invariants
 }
 
-// slotMeta is the state of a slot, in one word, so that a release and its place in the list are one change. The upper half is its
-// generation, which counts its changes of hands: odd while it is out, even while it is free. The bit closing of it is set once by
-// Close. The lower half is the index+1 of the next free slot.
+// slotMeta is the state of a slot, in one word, so that a release and its place in the list are one
+// change. The upper half is its generation, which counts its changes of hands: odd while it is out,
+// even while it is free. The bit closing of it is set once by Close. The lower half is the index+1
+// of the next free slot.
 type slotMeta struct{ word atomic.Uint64 }
 
 func (m *slotMeta) gen() uint32 { return uint32(m.word.Load() >> 32) }
 
 func (m *slotMeta) next() uint32 { return uint32(m.word.Load()) }
 
-// link says which free slot comes next. The caller owns the slot, which is free; only Close may come between.
+// link says which free slot comes next. The caller owns the slot, which is free; only Close may
+// come between.
 func (m *slotMeta) link(next uint32) {
 	for {
 		w := m.word.Load()
@@ -113,8 +121,8 @@ func (m *slotMeta) link(next uint32) {
 	}
 }
 
-// free is Pool.release of the slot under handle h where its word is that of take: it is out, and the pool is not being closed. A generation that is
-// even is of no slot that is out.
+// free is Pool.release of the slot under handle h where its word is that of take: it is out, and
+// the pool is not being closed. A generation that is even is of no slot that is out.
 func (m *slotMeta) free(h Handle, next uint32) bool {
 	w := uint64(h) >> 32 << 32
 	return w>>32&1 != 0 && m.word.CompareAndSwap(w, (w+1<<32)&^(closing<<32)|uint64(next))
@@ -126,7 +134,8 @@ const (
 	closing   = 1 << 31
 )
 
-// Slot is a handle on one slot while it is out. Copies of the handle share the one release. The zero Slot belongs to no pool.
+// Slot is a handle on one slot while it is out. Copies of the handle share the one release. The
+// zero Slot belongs to no pool.
 type Slot struct {
 	pool  *Pool
 	index uint32
@@ -166,7 +175,8 @@ func NewPool(o PoolOptions) (*Pool, error) {
 		return nil, fmt.Errorf("mem: pool %q: %d slots of %d bytes overflow", o.Name, o.Slots, o.SlotSize)
 	}
 	p := &Pool{
-		name: o.Name, region: o.Region, owned: o.Region == nil, size: uint64(o.SlotSize), base: uint64(o.Offset), stride: uint64(stride),
+		name: o.Name, region: o.Region, owned: o.Region == nil, size: uint64(o.SlotSize), base: uint64(o.Offset),
+		stride:   uint64(stride),
 		cacheCap: o.CacheSlots, meta: make([]slotMeta, o.Slots), caches: map[*Cache]struct{}{},
 	}
 	var err error
@@ -187,7 +197,8 @@ func NewPool(o PoolOptions) (*Pool, error) {
 		return nil, err
 	}
 	if need := p.stride * uint64(o.Slots); need > p.region.Len() || p.base > p.region.Len()-need {
-		return fail(fmt.Errorf("mem: pool %q: %d slots need %d bytes from %d, but region %q has %d: %w", o.Name, o.Slots, need, p.base, p.region.Name(),
+		return fail(fmt.Errorf("mem: pool %q: %d slots need %d bytes from %d, but region %q has %d: %w", o.Name,
+			o.Slots, need, p.base, p.region.Name(),
 			p.region.Len(), ErrBounds))
 	}
 	if p.region.ReadOnly() {
@@ -229,8 +240,8 @@ func (p *Pool) Span() Span {
 // Slots is the number of slots, free or not.
 func (p *Pool) Slots() int { return len(p.meta) }
 
-// Get takes a slot from the shared list. The error is the bare ErrExhausted or ErrPoolClosed. The content of a slot is
-// whatever its last user left.
+// Get takes a slot from the shared list. The error is the bare ErrExhausted or ErrPoolClosed. The
+// content of a slot is whatever its last user left.
 func (p *Pool) Get() (Slot, error) {
 	var one [1]uint32
 	if p.pop(one[:]) == 0 {
@@ -244,8 +255,8 @@ func (p *Pool) Get() (Slot, error) {
 	return s, nil
 }
 
-// Put gives a slot back to the shared list. A handle that was released before or is of another pool changes nothing; the
-// error wraps ErrForeign or ErrReleased.
+// Put gives a slot back to the shared list. A handle that was released before or is of another pool
+// changes nothing; the error wraps ErrForeign or ErrReleased.
 func (p *Pool) Put(s Slot) error {
 	free, err := p.give(s)
 	if err != nil {
@@ -267,7 +278,8 @@ func (p *Pool) empty() error {
 	return ErrExhausted
 }
 
-// take marks a free slot, which the caller got off the list or out of its cache, as out. It fails once the pool is closed.
+// take marks a free slot, which the caller got off the list or out of its cache, as out. It fails
+// once the pool is closed.
 func (p *Pool) take(i uint32) (Slot, bool) {
 	m := &p.meta[i].word
 	w := m.Load()
@@ -282,8 +294,8 @@ func (p *Pool) take(i uint32) (Slot, bool) {
 	return s, true
 }
 
-// give marks a slot as free. The caller then puts it on the list or into its cache, unless free is false: the pool was
-// closed meanwhile.
+// give marks a slot as free. The caller then puts it on the list or into its cache, unless free is
+// false: the pool was closed meanwhile.
 func (p *Pool) give(s Slot) (free bool, err error) {
 	if s.pool != p {
 		p.rejected.Add(1)
@@ -315,8 +327,8 @@ func (p *Pool) refusal(h Handle) error {
 	return e
 }
 
-// release changes the state of a slot that is out under this handle to free, once. next is the index+1 of the free slot that is to come
-// after it, where the caller knows that already.
+// release changes the state of a slot that is out under this handle to free, once. next is the
+// index+1 of the free slot that is to come after it, where the caller knows that already.
 func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 	if invariants.Enabled {
 		stack := callers(3)
@@ -341,15 +353,17 @@ func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 	return false, false
 }
 
-// pop takes up to len(out) free slots off the shared list and returns how many; one change of head takes them all.
+// pop takes up to len(out) free slots off the shared list and returns how many; one change of head
+// takes them all.
 func (p *Pool) pop(out []uint32) int {
 	var tries uint64
 	for {
 		tries++
 		head := p.head.Load()
 		n, at := 0, head&indexMask
-		// While the walk reads, others may take these slots and put them elsewhere: then head has changed, if only by its
-		// count, and what was read is dropped. Indexes stay within the array whatever is read.
+		// While the walk reads, others may take these slots and put them elsewhere: then head has
+		// changed, if only by its count, and what was read is dropped. Indexes stay within the
+		// array whatever is read.
 		for n < len(out) && at != 0 {
 			out[n] = uint32(at) - 1
 			at = uint64(p.meta[at-1].next())
@@ -392,9 +406,10 @@ func (p *Pool) pushChain(first, last uint32) {
 	}
 }
 
-// Close ends the pool: no slot can be had from it any more. If slots are out, the error wraps ErrInUse and says how many,
-// with -tags invariants also whose; they stay valid, the region stays mapped, and it is given back when the last one has
-// been released. Calling Close again does nothing.
+// Close ends the pool: no slot can be had from it any more. If slots are out, the error wraps
+// ErrInUse and says how many, with -tags invariants also whose; they stay valid, the region stays
+// mapped, and it is given back when the last one has been released. Calling Close again does
+// nothing.
 func (p *Pool) Close() error {
 	out, err := p.close()
 	if len(out) == 0 {
@@ -409,7 +424,8 @@ func (p *Pool) Close() error {
 	return fmt.Errorf("%s: %w", text, ErrInUse)
 }
 
-// close marks all slots and returns those that are out, or else the outcome of giving the region back.
+// close marks all slots and returns those that are out, or else the outcome of giving the region
+// back.
 func (p *Pool) close() (out []uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -420,7 +436,8 @@ func (p *Pool) close() (out []uint32, err error) {
 	for p.shut.Store(true); p.takers.Load() > 0; {
 		runtime.Gosched()
 	}
-	// Marks every slot: a free one can then no more be taken, and of one that is out the release counts.
+	// Marks every slot: a free one can then no more be taken, and of one that is out the release
+	// counts.
 	p.remaining = 1
 	for i := range p.meta {
 		m := &p.meta[i].word
@@ -438,7 +455,8 @@ func (p *Pool) close() (out []uint32, err error) {
 	return out, p.returned()
 }
 
-// returned counts a slot that came back after Close, or Close itself; the last one gives the region back. Holds p.mu.
+// returned counts a slot that came back after Close, or Close itself; the last one gives the region
+// back. Holds p.mu.
 func (p *Pool) returned() error {
 	p.remaining--
 	if p.remaining > 0 {
@@ -483,7 +501,8 @@ type PoolStats struct {
 
 // Stats may be called from any goroutine. It looks at every slot.
 func (p *Pool) Stats() PoolStats {
-	s := PoolStats{Slots: len(p.meta), Exhausted: p.exhausted.Load(), Rejected: p.rejected.Load(), ListTries: p.attempts.Load(), ListFail: p.retries.Load()}
+	s := PoolStats{Slots: len(p.meta), Exhausted: p.exhausted.Load(), Rejected: p.rejected.Load(),
+		ListTries: p.attempts.Load(), ListFail: p.retries.Load()}
 	for i := range p.meta {
 		s.InUse += int(p.meta[i].gen() & 1)
 	}
@@ -498,8 +517,8 @@ func (p *Pool) Stats() PoolStats {
 	return s
 }
 
-// Bytes are the slot's bytes, valid until it is released; nil when it was released already, which is how use after release
-// is found early, and for memory that the CPU cannot reach.
+// Bytes are the slot's bytes, valid until it is released; nil when it was released already, which
+// is how use after release is found early, and for memory that the CPU cannot reach.
 func (s Slot) Bytes() []byte {
 	if s.Check() != nil {
 		return nil
@@ -507,7 +526,8 @@ func (s Slot) Bytes() []byte {
 	return s.Span().Bytes()
 }
 
-// Span names the slot's bytes in the pool's region. The zero Slot has an empty span that is not Valid.
+// Span names the slot's bytes in the pool's region. The zero Slot has an empty span that is not
+// Valid.
 func (s Slot) Span() Span {
 	if s.pool == nil {
 		return Span{}
@@ -518,7 +538,8 @@ func (s Slot) Span() Span {
 // Index is the slot's number in its pool, from 0.
 func (s Slot) Index() int { return int(s.index) }
 
-// Check returns nil while the slot is out under this handle, and the bare ErrReleased or ErrForeign otherwise.
+// Check returns nil while the slot is out under this handle, and the bare ErrReleased or ErrForeign
+// otherwise.
 func (s Slot) Check() error {
 	if s.pool == nil {
 		return ErrForeign
@@ -529,7 +550,8 @@ func (s Slot) Check() error {
 	return nil
 }
 
-// Release gives the slot back to its pool's shared list, see Pool.Put. It may be called from any goroutine.
+// Release gives the slot back to its pool's shared list, see Pool.Put. It may be called from any
+// goroutine.
 func (s Slot) Release() error {
 	if s.pool == nil {
 		return &slotError{Pool: "none", Err: ErrForeign}
@@ -549,7 +571,8 @@ type slotStacks struct {
 	scribbled    bool
 }
 
-// scribble fills released memory, so that who still reads it sees nonsense, and who writes it is found at the next Get.
+// scribble fills released memory, so that who still reads it sees nonsense, and who writes it is
+// found at the next Get.
 const scribble = 0xDB
 
 func newPoolDebug(p *Pool) *poolDebug { return &poolDebug{p: p, by: make([]slotStacks, len(p.meta))} }
@@ -562,7 +585,8 @@ func (d *poolDebug) taken(s Slot) {
 	if e.scribbled {
 		for i, b := range s.Span().Bytes() {
 			if b != scribble {
-				panic(fmt.Sprintf("mem: pool %q: slot %d: byte %d was written after release; released by\n%s", d.p.name, s.index, i, format(e.given)))
+				panic(fmt.Sprintf("mem: pool %q: slot %d: byte %d was written after release; released by\n%s", d.p.name,
+					s.index, i, format(e.given)))
 			}
 		}
 	}

@@ -81,7 +81,8 @@ func TestPoolsOfOneRegion(t *testing.T) {
 				t.Fatal(err)
 			}
 			off := p.Offset(s.Handle())
-			if s.Span() != (Span{r, off, uint64(p.SlotSize())}) || off < p.Span().Off || off-p.Span().Off >= p.Span().Len || seen[off] {
+			if s.Span() != (Span{r, off, uint64(p.SlotSize())}) || off < p.Span().Off ||
+				off-p.Span().Off >= p.Span().Len || seen[off] {
 				t.Errorf("a slot of %d bytes at %d", s.Span().Len, off)
 			}
 			seen[off] = true
@@ -129,7 +130,8 @@ func TestPoolHandsOutEverySlotOnce(t *testing.T) {
 }
 
 func TestBadHandles(t *testing.T) {
-	p, q := newPool(t, PoolOptions{Name: "p", SlotSize: 8, Slots: 4}), newPool(t, PoolOptions{Name: "q", SlotSize: 8, Slots: 4})
+	p, q := newPool(t, PoolOptions{Name: "p", SlotSize: 8, Slots: 4}),
+		newPool(t, PoolOptions{Name: "q", SlotSize: 8, Slots: 4})
 	c := p.Cache()
 	defer c.Close()
 	refused := 0
@@ -177,7 +179,8 @@ func TestBadHandles(t *testing.T) {
 	if err := foreign.Release(); err != nil {
 		t.Error(err)
 	}
-	if err := (Slot{}).Release(); !errors.Is(err, ErrForeign) || (Slot{}).Check() != ErrForeign || (Slot{}).Bytes() != nil {
+	if err := (Slot{}).Release(); !errors.Is(err, ErrForeign) || (Slot{}).Check() != ErrForeign ||
+		(Slot{}).Bytes() != nil {
 		t.Errorf("zero slot: %v", err)
 	}
 }
@@ -200,8 +203,8 @@ func TestGenerationWraps(t *testing.T) {
 	}
 }
 
-// TestListHeadNeverRepeats: a pop that was overtaken compares the head with what it read. If the same slot is on top again
-// by then, with others below it, only the count of changes can tell.
+// TestListHeadNeverRepeats: a pop that was overtaken compares the head with what it read. If the
+// same slot is on top again by then, with others below it, only the count of changes can tell.
 func TestListHeadNeverRepeats(t *testing.T) {
 	p := newPool(t, PoolOptions{SlotSize: 8, Slots: 4})
 	seen := map[uint64]bool{p.head.Load(): true}
@@ -348,7 +351,8 @@ func TestPoolModel(t *testing.T) {
 	})
 }
 
-// TestPoolStress has goroutines get, write, hand over and put slots, through caches and without: no slot is ever with two.
+// TestPoolStress has goroutines get, write, hand over and put slots, through caches and without: no
+// slot is ever with two.
 func TestPoolStress(t *testing.T) {
 	const workers, slots = 4, 64
 	rounds := 30000
@@ -468,7 +472,8 @@ func TestConcurrentDoubleRelease(t *testing.T) {
 	}
 }
 
-// TestPoolCloseRace closes a pool while slots come and go: the region is unmapped once all are back, and not before.
+// TestPoolCloseRace closes a pool while slots come and go: the region is unmapped once all are
+// back, and not before.
 func TestPoolCloseRace(t *testing.T) {
 	for range 100 {
 		p := must[*Pool](t)(NewPool(PoolOptions{SlotSize: 64, Slots: 32, CacheSlots: 4}))

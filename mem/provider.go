@@ -9,14 +9,16 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Provider allocates memory of kinds that it knows: this package is one for Host and Huge, a GPU runtime is one for
-// HostPinned and Device. Alloc asks the Provider of its Options and owns the result.
+// Provider allocates memory of kinds that it knows: this package is one for Host and Huge, a GPU
+// runtime is one for HostPinned and Device. Alloc asks the Provider of its Options and owns the
+// result.
 //
-// One whose memory comes in multiples of more than the machine's pages also has Granularity(Kind) int, what the sizes of regions of a kind are
-// multiples of, in bytes: an Allocator counts its regions so.
+// One whose memory comes in multiples of more than the machine's pages also has Granularity(Kind)
+// int, what the sizes of regions of a kind are multiples of, in bytes: an Allocator counts its
+// regions so.
 type Provider interface {
-	// Allocate makes at least o.Size bytes (> 0) of o.Kind, or says why not; errors for kinds it does not have wrap
-	// ErrUnavailable. It may be called from several goroutines.
+	// Allocate makes at least o.Size bytes (> 0) of o.Kind, or says why not; errors for kinds it
+	// does not have wrap ErrUnavailable. It may be called from several goroutines.
 	Allocate(o Options) (Mapping, error)
 }
 
@@ -64,7 +66,8 @@ func allocHuge(o Options) (Mapping, error) {
 		o.PageSize = 2 << 20
 	}
 	if o.PageSize != 2<<20 && o.PageSize != 1<<30 {
-		return Mapping{}, fmt.Errorf("huge pages of %d bytes: expected %d (2 MiB) or %d (1 GiB)", o.PageSize, 2<<20, 1<<30)
+		return Mapping{}, fmt.Errorf("huge pages of %d bytes: expected %d (2 MiB) or %d (1 GiB)", o.PageSize, 2<<20,
+			1<<30)
 	}
 	m, err := allocMemfd(o, o.PageSize)
 	if err == nil || !o.AllowFallback {
@@ -82,9 +85,9 @@ func allocHuge(o Options) (Mapping, error) {
 	return base, nil
 }
 
-// checkAvailable is the size from which an allocation of base pages is refused when it cannot fit into the memory that is
-// left: populating it would not fail but wake the kernel's OOM killer, which may choose any process. Smaller ones
-// are not worth the look.
+// checkAvailable is the size from which an allocation of base pages is refused when it cannot fit
+// into the memory that is left: populating it would not fail but wake the kernel's OOM killer,
+// which may choose any process. Smaller ones are not worth the look.
 const checkAvailable = 64 << 20
 
 func allocMemfd(o Options, hugePage int) (m Mapping, err error) {
@@ -106,11 +109,13 @@ func allocMemfd(o Options, hugePage int) (m Mapping, err error) {
 	}
 	if !lazy && hugePage == 0 && size >= checkAvailable {
 		if avail, err := sys.MemAvailable(); err == nil && uint64(size) > avail {
-			return m, fmt.Errorf("%d bytes are needed but only %d are available (MemAvailable in /proc/meminfo); ask for less, or for Lazy memory if most of it stays untouched", size, avail)
+			return m, fmt.Errorf("%d bytes are needed but only %d are available (MemAvailable in /proc/meminfo); ask "+
+				"for less, or for Lazy memory if most of it stays untouched", size, avail)
 		}
 		if node >= 0 {
 			if avail, err := sys.NodeAvailable(node); err == nil && uint64(size) > avail {
-				return m, fmt.Errorf("%d bytes are needed but only %d are available on NUMA node %d; ask for less, for another node, or for Lazy memory if most of it stays untouched", size, avail, node)
+				return m, fmt.Errorf("%d bytes are needed but only %d are available on NUMA node %d; ask for less, "+
+					"for another node, or for Lazy memory if most of it stays untouched", size, avail, node)
 			}
 		}
 	}
@@ -134,11 +139,13 @@ func allocMemfd(o Options, hugePage int) (m Mapping, err error) {
 			err = errors.Join(err, free())
 		}
 	}()
-	// Sealed against shrinking before another process can hold it: a mapping of it can then never fault with SIGBUS.
+	// Sealed against shrinking before another process can hold it: a mapping of it can then never
+	// fault with SIGBUS.
 	if err := sys.AddSeals(fd, sys.SealShrink|sys.SealGrow); err != nil {
 		return m, err
 	}
-	// Mapping huge pages reserves them; a shortage is ENOMEM here. On one node of several it shows only when populating.
+	// Mapping huge pages reserves them; a shortage is ENOMEM here. On one node of several it shows
+	// only when populating.
 	b, err = sys.Mmap(fd, 0, size, sys.ProtRead|sys.ProtWrite, sys.MapShared)
 	if err != nil {
 		if hugePage != 0 {
@@ -170,7 +177,8 @@ func allocMemfd(o Options, hugePage int) (m Mapping, err error) {
 	return m, nil
 }
 
-// populate makes all pages present for writing, with an error and not a signal when there are not enough.
+// populate makes all pages present for writing, with an error and not a signal when there are not
+// enough.
 func populate(b []byte, fd int) error {
 	err := sys.Populate(b, true)
 	if sys.IsErrno(err, sys.EINVAL) {
@@ -180,7 +188,8 @@ func populate(b []byte, fd int) error {
 	return err
 }
 
-// hugeError explains a failure to get huge pages: how many there are, how many it takes, and how to get them.
+// hugeError explains a failure to get huge pages: how many there are, how many it takes, and how to
+// get them.
 func hugeError(cause error, size, page, node int) error {
 	need := size / page
 	h, err := sys.HugePageState(page, node)
@@ -194,5 +203,6 @@ func hugeError(cause error, size, page, node int) error {
 	if h.Free+h.More >= need { // enough of them: something else is wrong
 		return fmt.Errorf("%d huge pages of %d bytes%s, with %d free: %w", need, page, where, h.Free, cause)
 	}
-	return fmt.Errorf("%d huge pages of %d bytes are needed%s and %d are free: %w; as root: %s (%v)", need, page, where, h.Free, ErrUnavailable, h.Command(need), cause)
+	return fmt.Errorf("%d huge pages of %d bytes are needed%s and %d are free: %w; as root: %s (%v)", need, page, where,
+		h.Free, ErrUnavailable, h.Command(need), cause)
 }

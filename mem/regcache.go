@@ -16,18 +16,19 @@ import (
 type RegCacheOptions struct {
 	Name      string
 	Registrar Registrar // required
-	// MaxBytes bounds the bytes that are registered at once, in use or kept. Where registering pins pages, the kernel's
-	// bound is RLIMIT_MEMLOCK (ulimit -l); 0 means no bound.
+	// MaxBytes bounds the bytes that are registered at once, in use or kept. Where registering pins
+	// pages, the kernel's bound is RLIMIT_MEMLOCK (ulimit -l); 0 means no bound.
 	MaxBytes uint64
 	MaxCount int // registrations at once; 0 means 4096
 }
 
-// RegCache keeps registrations of memory for one device or path. Get returns one that covers a range, a kept one if there
-// is any; released ones are kept until the room is needed, the least recently used going first, or their region is closed.
-// One that is in use is never given up. A range must be covered by one registration: two that touch are not joined.
+// RegCache keeps registrations of memory for one device or path. Get returns one that covers a
+// range, a kept one if there is any; released ones are kept until the room is needed, the least
+// recently used going first, or their region is closed. One that is in use is never given up. A
+// range must be covered by one registration: two that touch are not joined.
 //
-// Registrations are known by region, not by address: memory that is mapped at an address where other memory was before
-// is registered anew.
+// Registrations are known by region, not by address: memory that is mapped at an address where
+// other memory was before is registered anew.
 //
 // Its methods may be called from any goroutine. No lock is held while the Registrar works.
 type RegCache struct {
@@ -67,8 +68,8 @@ type grant struct {
 	stack []uintptr // with -tags invariants
 }
 
-// Registration is the use of a registration until Release. Copies of the value share the one Release, which may be called
-// again without harm.
+// Registration is the use of a registration until Release. Copies of the value share the one
+// Release, which may be called again without harm.
 type Registration struct {
 	c     *RegCache
 	grant uint32
@@ -98,20 +99,25 @@ func NewRegCache(o RegCacheOptions) (*RegCache, error) {
 	return c, nil
 }
 
-// Get returns a registration of at least span for at least access a. A kept one costs no call of the Registrar and no
-// allocation; of several goroutines that miss on the same range, one registers and the others wait for it.
+// Get returns a registration of at least span for at least access a. A kept one costs no call of
+// the Registrar and no allocation; of several goroutines that miss on the same range, one registers
+// and the others wait for it.
 //
-// The error wraps ErrBudget when the range does not fit into the limits besides what is in use, ErrBounds for a span outside
-// its region, ErrClosed for a closed region, or is what the Registrar said. The caller need not hold a lease: the registration does.
+// The error wraps ErrBudget when the range does not fit into the limits besides what is in use,
+// ErrBounds for a span outside its region, ErrClosed for a closed region, or is what the Registrar
+// said. The caller need not hold a lease: the registration does.
 func (c *RegCache) Get(span Span, a Access) (Registration, error) {
 	if !span.Valid() {
-		return Registration{}, fmt.Errorf("mem: registration cache %q: offset %d + %d bytes is not inside its region: %w", c.name, span.Off, span.Len, ErrBounds)
+		return Registration{}, fmt.Errorf("mem: registration cache %q: offset %d + %d bytes is not inside its "+
+			"region: %w", c.name, span.Off, span.Len, ErrBounds)
 	}
 	if a == 0 || a&^(ReadAccess|WriteAccess) != 0 {
-		return Registration{}, fmt.Errorf("mem: registration cache %q: access %s: expected read, write or both", c.name, a)
+		return Registration{}, fmt.Errorf("mem: registration cache %q: access %s: expected read, write or both", c.name,
+			a)
 	}
 	if a&WriteAccess != 0 && span.Region.ReadOnly() {
-		return Registration{}, fmt.Errorf("mem: registration cache %q: region %q is read-only and cannot be registered for writing", c.name, span.Region.Name())
+		return Registration{}, fmt.Errorf("mem: registration cache %q: region %q is read-only and cannot be "+
+			"registered for writing", c.name, span.Region.Name())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,8 +171,9 @@ func pageAligned(s Span) Span {
 	return Span{Region: s.Region, Off: start, Len: end - start}
 }
 
-// room sees to it that n more bytes may be registered: true when they may now, false when the caller should look again, or
-// the error that they cannot. It holds c.mu, except while it deregisters.
+// room sees to it that n more bytes may be registered: true when they may now, false when the
+// caller should look again, or the error that they cannot. It holds c.mu, except while it
+// deregisters.
 func (c *RegCache) room(n uint64) (bool, error) {
 	if n <= c.opts.MaxBytes && c.stats.Bytes <= c.opts.MaxBytes-n && c.stats.Count < c.opts.MaxCount {
 		return true, nil
@@ -184,11 +191,13 @@ func (c *RegCache) room(n uint64) (bool, error) {
 	if c.stats.Count >= c.opts.MaxCount {
 		limit = fmt.Sprintf("%d registrations", c.opts.MaxCount)
 	}
-	return false, fmt.Errorf("mem: registration cache %q: %d bytes more do not fit: the limit is %s, and %d registrations of %d bytes are in use: release some or raise the limit (for pinned memory also ulimit -l): %w",
+	return false, fmt.Errorf("mem: registration cache %q: %d bytes more do not fit: the limit is %s, and %d "+
+		"registrations of %d bytes are in use: release some or raise the limit (for pinned memory also ulimit -l): %w",
 		c.name, n, limit, c.stats.Count, c.stats.Bytes, ErrBudget)
 }
 
-// register makes a new entry and returns its first use. It holds c.mu, except while the Registrar works.
+// register makes a new entry and returns its first use. It holds c.mu, except while the Registrar
+// works.
 func (c *RegCache) register(span Span, a Access) (Registration, error) {
 	lease, err := span.Region.Lease()
 	if err != nil {
@@ -219,7 +228,8 @@ func (c *RegCache) register(span Span, a Access) (Registration, error) {
 		c.changed.Broadcast()
 		return c.grantOf(e), nil
 	}
-	e.err = fmt.Errorf("mem: registration cache %q: region %q, offset %d, %d bytes, %s: %w", c.name, span.Region.name, span.Off, span.Len, a, err)
+	e.err = fmt.Errorf("mem: registration cache %q: region %q, offset %d, %d bytes, %s: %w", c.name, span.Region.name,
+		span.Off, span.Len, a, err)
 	c.stats.Failed++
 	if !e.dead {
 		c.remove(e)
@@ -231,7 +241,8 @@ func (c *RegCache) register(span Span, a Access) (Registration, error) {
 	return Registration{}, e.err
 }
 
-// call calls the Registrar. A panic in it becomes an error, because others may wait for the outcome.
+// call calls the Registrar. A panic in it becomes an error, because others may wait for the
+// outcome.
 func (c *RegCache) call(span Span, a Access) (handle any, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -287,7 +298,8 @@ func (r Registration) Handle() (any, error) {
 	return nil, ErrDeregistered
 }
 
-// Span is the range that is registered, which may be more than was asked for; not Valid after Release.
+// Span is the range that is registered, which may be more than was asked for; not Valid after
+// Release.
 func (r Registration) Span() Span {
 	if r.c == nil {
 		return Span{}
@@ -300,8 +312,9 @@ func (r Registration) Span() Span {
 	return Span{}
 }
 
-// Release ends the use; again, and of the zero Registration, it does nothing. The registration is kept for the next
-// Get, unless its region or the cache was closed: it is then given up, and the error is the Registrar's.
+// Release ends the use; again, and of the zero Registration, it does nothing. The registration is
+// kept for the next Get, unless its region or the cache was closed: it is then given up, and the
+// error is the Registrar's.
 func (r Registration) Release() error {
 	c := r.c
 	if c == nil {
@@ -337,7 +350,8 @@ func (c *RegCache) bury(e *entry) error {
 	return c.deregister(e)
 }
 
-// deregister undoes the registration of an entry that is on no list. It holds c.mu, except while the Registrar works.
+// deregister undoes the registration of an entry that is on no list. It holds c.mu, except while
+// the Registrar works.
 func (c *RegCache) deregister(e *entry) error {
 	e.dead = true
 	c.waning++
@@ -349,7 +363,8 @@ func (c *RegCache) deregister(e *entry) error {
 	c.gone(e)
 	if err != nil {
 		c.stats.Undead++
-		return fmt.Errorf("mem: registration cache %q: deregister %d bytes of region %q: %w", c.name, e.span.Len, e.span.Region.name, err)
+		return fmt.Errorf("mem: registration cache %q: deregister %d bytes of region %q: %w", c.name, e.span.Len,
+			e.span.Region.name, err)
 	}
 	return nil
 }
@@ -364,7 +379,8 @@ func (c *RegCache) gone(e *entry) {
 	}
 }
 
-// forget gives up all registrations of a region that is being closed; those in use when they are released.
+// forget gives up all registrations of a region that is being closed; those in use when they are
+// released.
 func (c *RegCache) forget(r *Region) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -392,8 +408,8 @@ func (c *RegCache) abandon(r *Region) error {
 	return err
 }
 
-// Close gives up all registrations. If some are in use, the error wraps ErrInUse; they are given up when they are released.
-// Calling Close again does nothing.
+// Close gives up all registrations. If some are in use, the error wraps ErrInUse; they are given up
+// when they are released. Calling Close again does nothing.
 func (c *RegCache) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -411,7 +427,8 @@ func (c *RegCache) Close() error {
 		live.drop(c)
 	}
 	if c.stats.InUse > 0 {
-		err = errors.Join(err, fmt.Errorf("mem: registration cache %q: closed with %d registrations in use: %w", c.name, c.stats.InUse, ErrInUse))
+		err = errors.Join(err, fmt.Errorf("mem: registration cache %q: closed with %d registrations in use: %w", c.name,
+			c.stats.InUse, ErrInUse))
 	}
 	return err
 }
@@ -423,7 +440,8 @@ func (c *RegCache) leaks() []Leak {
 	var out []Leak
 	for i := range c.grants {
 		if g := &c.grants[i]; g.entry != nil {
-			out = append(out, Leak{What: "registration", Of: c.name, Count: 1, Bytes: g.entry.span.Len, Stack: format(g.stack)})
+			out = append(out, Leak{What: "registration", Of: c.name, Count: 1, Bytes: g.entry.span.Len,
+				Stack: format(g.stack)})
 		}
 	}
 	if n := len(out); n > 0 && !invariants.Enabled {

@@ -117,7 +117,8 @@ func TestRegCacheHitsAndMisses(t *testing.T) {
 	}
 	first := get(pages(t, r, 10, 10), ReadAccess, 1, 0)
 	h, err := first.Handle()
-	if k, ok := h.(*fakeKey); err != nil || !ok || k.span != pages(t, r, 10, 10) || k.access != ReadAccess || first.Span() != k.span {
+	if k, ok := h.(*fakeKey); err != nil || !ok || k.span != pages(t, r, 10, 10) || k.access != ReadAccess ||
+		first.Span() != k.span {
 		t.Fatalf("handle %+v, %v", h, err)
 	}
 	odd := must[Span](t)(r.Span(uint64(12*sys.PageSize)+1, 5))
@@ -135,7 +136,8 @@ func TestRegCacheHitsAndMisses(t *testing.T) {
 	if s := c.Stats(); s.InUse != 4 || s.Count != 4 || s.Bytes != uint64((10+1+6+2)*sys.PageSize) {
 		t.Errorf("%+v", s)
 	}
-	if ls := LeakReport().String(); !strings.Contains(ls, "registration") || invariants.Enabled != strings.Contains(ls, "TestRegCacheHitsAndMisses") {
+	if ls := LeakReport().String(); !strings.Contains(ls, "registration") ||
+		invariants.Enabled != strings.Contains(ls, "TestRegCacheHitsAndMisses") {
 		t.Errorf("leak report:\n%s", ls)
 	}
 	for _, g := range []Registration{first, second, third, fourth, both, fifth} {
@@ -186,7 +188,8 @@ func TestRegCacheRefuses(t *testing.T) {
 	check(file.All(), WriteAccess, nil, "read-only")
 	check(pages(t, r, 0, 5), ReadAccess, ErrBudget, fmt.Sprint(4*sys.PageSize))
 	a := must[Registration](t)(c.Get(pages(t, r, 0, 3), ReadAccess))
-	check(pages(t, r, 10, 2), ReadAccess, ErrBudget, fmt.Sprintf("limit is %d bytes, and 1 registrations of %d bytes are in use", 4*sys.PageSize, 3*sys.PageSize))
+	check(pages(t, r, 10, 2), ReadAccess, ErrBudget,
+		fmt.Sprintf("limit is %d bytes, and 1 registrations of %d bytes are in use", 4*sys.PageSize, 3*sys.PageSize))
 	b := must[Registration](t)(c.Get(pages(t, r, 20, 1), ReadAccess))
 	check(pages(t, r, 30, 1), ReadAccess, ErrBudget, "2 registrations")
 	a.Release()
@@ -364,7 +367,8 @@ func TestPopulateMakesPagesPresent(t *testing.T) {
 	if n := absent(); n != 16 {
 		t.Fatalf("%d of 16 pages absent at first", n)
 	}
-	g := must[Registration](t)(c.Get(must[Span](t)(r.Span(uint64(3*sys.PageSize)+7, uint64(2*sys.PageSize))), WriteAccess))
+	g := must[Registration](t)(c.Get(must[Span](t)(r.Span(uint64(3*sys.PageSize)+7, uint64(2*sys.PageSize))),
+		WriteAccess))
 	defer g.Release()
 	if n := absent(); n != 13 {
 		t.Errorf("%d of 16 pages absent after registering 3", n)
@@ -431,7 +435,8 @@ func TestRegCacheModel(t *testing.T) {
 				covered := false
 				for _, x := range regs {
 					s := x.key.span
-					covered = covered || s.Region == region && !closedRegions[region] && s.Off <= off && s.Off+s.Len >= off+n && x.key.access&access == access
+					covered = covered || s.Region == region && !closedRegions[region] && s.Off <= off &&
+						s.Off+s.Len >= off+n && x.key.access&access == access
 				}
 				calls := f.calls
 				g, err := c.Get(span, access)
@@ -441,7 +446,8 @@ func TestRegCacheModel(t *testing.T) {
 					}
 				} else {
 					whole := pageAligned(span)
-					// Evict as the cache must: the least recently used without uses, as many as it takes, and no more.
+					// Evict as the cache must: the least recently used without uses, as many as it
+					// takes, and no more.
 					for total()+whole.Len > uint64(maxBytes) || len(regs) >= maxCount {
 						var oldest *reg
 						for _, x := range regs {
@@ -466,7 +472,8 @@ func TestRegCacheModel(t *testing.T) {
 					t.Fatal(err)
 				}
 				k := h.(*fakeKey)
-				if !f.live[k] || k.span.Region != region || k.span.Off > off || k.span.Off+k.span.Len < off+n || k.access&access != access {
+				if !f.live[k] || k.span.Region != region || k.span.Off > off || k.span.Off+k.span.Len < off+n ||
+					k.access&access != access {
 					t.Fatalf("%+v %s is served by %+v, registered %v", span, access, *k, f.live[k])
 				}
 				var x *reg
@@ -531,8 +538,10 @@ func TestRegCacheModel(t *testing.T) {
 						inUse++
 					}
 				}
-				if len(f.live) != len(regs) || s.Count != len(regs) || s.Bytes != total() || s.InUse != inUse || s.Bytes > uint64(maxBytes) || s.Count > maxCount || f.most > uint64(maxBytes) {
-					t.Fatalf("%+v, %d at the device (at most %d bytes); the model has %d of %d bytes, %d in use", s, len(f.live), f.most, len(regs), total(), inUse)
+				if len(f.live) != len(regs) || s.Count != len(regs) || s.Bytes != total() || s.InUse != inUse ||
+					s.Bytes > uint64(maxBytes) || s.Count > maxCount || f.most > uint64(maxBytes) {
+					t.Fatalf("%+v, %d at the device (at most %d bytes); the model has %d of %d bytes, %d in use", s,
+						len(f.live), f.most, len(regs), total(), inUse)
 				}
 			},
 		})

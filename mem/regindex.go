@@ -5,9 +5,10 @@ import (
 	"sort"
 )
 
-// accessIndex finds registrations of one region and one access by range. Items are sorted by start. A range [a, b) is covered
-// by one registration if and only if, of those that start at a or before, the one that reaches farthest reaches to b: best
-// remembers that one for every prefix, so that a lookup is one binary search however the ranges overlap.
+// accessIndex finds registrations of one region and one access by range. Items are sorted by start.
+// A range [a, b) is covered by one registration if and only if, of those that start at a or before,
+// the one that reaches farthest reaches to b: best remembers that one for every prefix, so that a
+// lookup is one binary search however the ranges overlap.
 type accessIndex struct {
 	access Access
 	items  []indexItem

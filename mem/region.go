@@ -41,30 +41,35 @@ type Options struct {
 	Size     int    // bytes, > 0; rounded up to the page size
 	Kind     Kind   // Host, Huge, or what Provider provides
 	PageSize int    // for Huge: 2<<20 (default) or 1<<30
-	// AllowFallback lets Huge fall back to base pages when no huge pages are free. Region.Note then says so.
+	// AllowFallback lets Huge fall back to base pages when no huge pages are free. Region.Note then
+	// says so.
 	AllowFallback bool
-	// Lazy leaves pages untouched until first use (about 2 GB/s is then paid in the middle of a transfer).
-	// The default populates them now. Huge pages are always populated: one that is missing later would be a SIGBUS.
+	// Lazy leaves pages untouched until first use (about 2 GB/s is then paid in the middle of a
+	// transfer). The default populates them now. Huge pages are always populated: one that is
+	// missing later would be a SIGBUS.
 	Lazy bool
-	// NUMANode binds the pages to a node, see OnNode; the zero value leaves the choice to the kernel. The placement of
-	// each page is verified by asking the kernel back, unless Lazy is set.
+	// NUMANode binds the pages to a node, see OnNode; the zero value leaves the choice to the
+	// kernel. The placement of each page is verified by asking the kernel back, unless Lazy is set.
 	NUMANode Node
 	// SealWrites is Region.SealWrites at once.
 	SealWrites bool
-	// Provider allocates kinds that this package cannot (a GPU runtime); nil means this package, for Host and Huge.
+	// Provider allocates kinds that this package cannot (a GPU runtime); nil means this package,
+	// for Host and Huge.
 	Provider Provider
 }
 
 // Node names a NUMA node in Options. The zero value is any node.
 type Node struct{ plusOne int }
 
-// OnNode names NUMA node n, counted from 0 as in /sys/devices/system/node. A negative n means any node.
+// OnNode names NUMA node n, counted from 0 as in /sys/devices/system/node. A negative n means any
+// node.
 func OnNode(n int) Node { return Node{max(n, -1) + 1} }
 
 // Number is the node's number, or -1 for any.
 func (n Node) Number() int { return n.plusOne - 1 }
 
-// Region is one contiguous mapping outside the Go heap. Its methods may be called from any goroutine.
+// Region is one contiguous mapping outside the Go heap. Its methods may be called from any
+// goroutine.
 type Region struct {
 	name      string
 	kind      Kind
@@ -86,7 +91,8 @@ type Region struct {
 	stack     []uintptr // who allocated it; only under -tags invariants
 
 	carved atomic.Int64 // pools and slabs that hand out parts of it
-	// state holds the number of leases and the closed bit, so that the last one out unmaps exactly once.
+	// state holds the number of leases and the closed bit, so that the last one out unmaps exactly
+	// once.
 	state  atomic.Int64
 	leases handles.Table // of those that were handed out
 	done   chan struct{} // closed once unmapped
@@ -137,7 +143,8 @@ func whyNot(k Kind) string {
 
 func newRegion(name string, m Mapping) *Region {
 	r := &Region{
-		name: name, kind: m.Kind, page: m.PageSize, size: m.Size, data: m.Bytes, fd: m.FD, node: m.NUMANode, note: m.Note,
+		name: name, kind: m.Kind, page: m.PageSize, size: m.Size, data: m.Bytes, fd: m.FD, node: m.NUMANode,
+		note:      m.Note,
 		populated: m.Populate, present: m.Present, readOnly: m.ReadOnly, unmap: m.Free, done: make(chan struct{}),
 		mover: m.Mover, handle: m.Handle, dmabuf: m.DMABuf, direct: m.Direct,
 	}
@@ -151,14 +158,17 @@ func newRegion(name string, m Mapping) *Region {
 	return r
 }
 
-// Adopt makes a region of memory that the caller already has. The bytes must not be in the Go heap unless they are pinned,
-// and must stay valid until release is called, which happens once, after Close and the last lease. release may be nil.
-// b may be empty: a tensor without elements has no bytes. An adopted region has no file descriptor, so peers reach it over sockets, not over shared memory.
+// Adopt makes a region of memory that the caller already has. The bytes must not be in the Go heap
+// unless they are pinned, and must stay valid until release is called, which happens once, after
+// Close and the last lease. release may be nil. b may be empty: a tensor without elements has no
+// bytes. An adopted region has no file descriptor, so peers reach it over sockets, not over shared
+// memory.
 func Adopt(name string, b []byte, release func() error) (*Region, error) {
 	if b == nil {
 		b = []byte{} // nil is memory that the CPU does not reach
 	}
-	return newRegion(name, Mapping{Kind: Foreign, Bytes: b, Size: uint64(len(b)), PageSize: sys.PageSize, FD: -1, NUMANode: -1, Free: release}), nil
+	return newRegion(name, Mapping{Kind: Foreign, Bytes: b, Size: uint64(len(b)), PageSize: sys.PageSize, FD: -1,
+		NUMANode: -1, Free: release}), nil
 }
 
 // Name is the name given at allocation.
@@ -173,33 +183,38 @@ func (r *Region) Len() uint64 { return r.size }
 // PageSize is the size in bytes of the pages that back the region.
 func (r *Region) PageSize() int { return r.page }
 
-// FD is the memfd behind the region, or -1. It stays open as long as the region is mapped; the region owns it.
+// FD is the memfd behind the region, or -1. It stays open as long as the region is mapped; the
+// region owns it.
 func (r *Region) FD() int { return r.fd }
 
-// ReadOnly reports whether the mapping refuses writes (a mapped file). Writing to it kills the process.
+// ReadOnly reports whether the mapping refuses writes (a mapped file). Writing to it kills the
+// process.
 func (r *Region) ReadOnly() bool { return r.readOnly }
 
-// Note says what differs from what was asked for, such as a fallback from huge pages; "" when nothing does.
+// Note says what differs from what was asked for, such as a fallback from huge pages; "" when
+// nothing does.
 func (r *Region) Note() string { return r.note }
 
-// NUMANode is the node on which the kernel said, at allocation, that the pages are: each page was asked for when Options
-// bound the region, a sample of 64 otherwise. It is -1 where they are on several nodes or that is not known (Lazy, adopted,
-// a kernel without NUMA). PlacedOn asks again.
+// NUMANode is the node on which the kernel said, at allocation, that the pages are: each page was
+// asked for when Options bound the region, a sample of 64 otherwise. It is -1 where they are on
+// several nodes or that is not known (Lazy, adopted, a kernel without NUMA). PlacedOn asks again.
 func (r *Region) NUMANode() int { return r.node }
 
-// PopulateTime is how long making the pages present took at allocation; 0 when that was left to the first touch. It is apart
-// from everything else because it is the kernel zeroing pages, at about 2 GB/s.
+// PopulateTime is how long making the pages present took at allocation; 0 when that was left to the
+// first touch. It is apart from everything else because it is the kernel zeroing pages, at about 2
+// GB/s.
 func (r *Region) PopulateTime() time.Duration { return r.populated }
 
-// SealWrites makes the memory writable only through the mapping that this process has already: from now on a process that
-// receives the descriptor can map it for reading only, and no process, this one included, can punch holes into it
-// (F_SEAL_FUTURE_WRITE, Linux 5.1). It cannot be undone; calling it again does nothing. It fails with ErrUnavailable where
-// there is no memfd.
+// SealWrites makes the memory writable only through the mapping that this process has already: from
+// now on a process that receives the descriptor can map it for reading only, and no process, this
+// one included, can punch holes into it (F_SEAL_FUTURE_WRITE, Linux 5.1). It cannot be undone;
+// calling it again does nothing. It fails with ErrUnavailable where there is no memfd.
 //
-// It is for memory that peers read. Memory that peers shall write over shared memory cannot be sealed so, and then any
-// holder of the descriptor can punch holes, because the kernel forbids that only together with writing. What follows: base
-// pages read as zero, and the next touch faults a new page in, or kills the process if there is no memory for it; a
-// missing huge page is a SIGBUS. Touch such memory with CopyGuarded, as package transfer/path/shm does.
+// It is for memory that peers read. Memory that peers shall write over shared memory cannot be
+// sealed so, and then any holder of the descriptor can punch holes, because the kernel forbids that
+// only together with writing. What follows: base pages read as zero, and the next touch faults a
+// new page in, or kills the process if there is no memory for it; a missing huge page is a SIGBUS.
+// Touch such memory with CopyGuarded, as package transfer/path/shm does.
 func (r *Region) SealWrites() error {
 	if r.fd < 0 {
 		return fmt.Errorf("mem: region %q: seal writes: there is no memfd to seal: %w", r.name, ErrUnavailable)
@@ -222,7 +237,8 @@ func (r *Region) SealWrites() error {
 // Span names n bytes from off. The error wraps ErrBounds when they are not all inside the region.
 func (r *Region) Span(off, n uint64) (Span, error) {
 	if off > r.Len() || n > r.Len()-off {
-		return Span{}, fmt.Errorf("mem: region %q: offset %d + %d bytes, but the region has %d: %w", r.name, off, n, r.Len(), ErrBounds)
+		return Span{}, fmt.Errorf("mem: region %q: offset %d + %d bytes, but the region has %d: %w", r.name, off, n,
+			r.Len(), ErrBounds)
 	}
 	return Span{Region: r, Off: off, Len: n}, nil
 }
@@ -230,7 +246,8 @@ func (r *Region) Span(off, n uint64) (Span, error) {
 // All is the span of the whole region.
 func (r *Region) All() Span { return Span{Region: r, Len: r.Len()} }
 
-// Carved reports whether pools or allocators hand out parts of the region now. Who gives such a region away gives what is in all of them.
+// Carved reports whether pools or allocators hand out parts of the region now. Who gives such a
+// region away gives what is in all of them.
 func (r *Region) Carved() bool { return r.carved.Load() > 0 }
 
 // Lease pins the mapping until Release. It fails with ErrClosed once Close was called.
@@ -256,9 +273,9 @@ func (r *Region) Leases() int { return int(r.state.Load() &^ closedBit) }
 // Closed reports whether Close was called. The memory may still be mapped, see Unmapped.
 func (r *Region) Closed() bool { return r.state.Load()&closedBit != 0 }
 
-// Close gives the memory back. The mapping stays until the last lease is released; no new lease is granted. Registrations
-// that caches hold are given up. Calling Close again does nothing. The error is that of unmapping, when that happened during
-// this call.
+// Close gives the memory back. The mapping stays until the last lease is released; no new lease is
+// granted. Registrations that caches hold are given up. Calling Close again does nothing. The error
+// is that of unmapping, when that happened during this call.
 func (r *Region) Close() error {
 	for {
 		s := r.state.Load()
@@ -280,8 +297,9 @@ func (r *Region) Close() error {
 	return r.release()
 }
 
-// onClose has f called by Close, once, while the memory is still mapped. It returns false, and f is not called, when the
-// region is closed already. A later f for the same key replaces the earlier one; nil removes it.
+// onClose has f called by Close, once, while the memory is still mapped. It returns false, and f is
+// not called, when the region is closed already. A later f for the same key replaces the earlier
+// one; nil removes it.
 func (r *Region) onClose(key any, f func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -302,7 +320,8 @@ func (r *Region) onClose(key any, f func()) bool {
 // Unmapped is closed when the memory is gone: after Close and the release of the last lease.
 func (r *Region) Unmapped() <-chan struct{} { return r.done }
 
-// release gives one lease back, which the caller has, and unmaps after the last one of a closed region.
+// release gives one lease back, which the caller has, and unmaps after the last one of a closed
+// region.
 func (r *Region) release() error {
 	if r.state.Add(-1) != closedBit {
 		return nil
@@ -316,7 +335,8 @@ func (r *Region) release() error {
 	return err
 }
 
-// callers records the stack from its caller outward, without the first skip frames; format turns it into text.
+// callers records the stack from its caller outward, without the first skip frames; format turns it
+// into text.
 func callers(skip int) []uintptr {
 	var pc [24]uintptr
 	return append([]uintptr(nil), pc[:runtime.Callers(skip+2, pc[:])]...)

@@ -15,8 +15,10 @@ import (
 
 func TestHostRegionIsPopulatedAndSealed(t *testing.T) {
 	r := allocate(t, Options{Name: "host", Size: 3*sys.PageSize + 1})
-	if r.Len() != uint64(4*sys.PageSize) || r.Kind() != Host || r.PageSize() != sys.PageSize || r.ReadOnly() || r.Note() != "" || r.Name() != "host" {
-		t.Errorf("len %d kind %s page %d read-only %v note %q name %q", r.Len(), r.Kind(), r.PageSize(), r.ReadOnly(), r.Note(), r.Name())
+	if r.Len() != uint64(4*sys.PageSize) || r.Kind() != Host || r.PageSize() != sys.PageSize || r.ReadOnly() ||
+		r.Note() != "" || r.Name() != "host" {
+		t.Errorf("len %d kind %s page %d read-only %v note %q name %q", r.Len(), r.Kind(), r.PageSize(), r.ReadOnly(),
+			r.Note(), r.Name())
 	}
 	if r.PopulateTime() <= 0 {
 		t.Errorf("populate time %v: expected more than 0", r.PopulateTime())
@@ -92,7 +94,8 @@ func TestSpanBounds(t *testing.T) {
 	for _, c := range []struct {
 		off, n uint64
 		ok     bool
-	}{{0, n, true}, {n, 0, true}, {1, n - 1, true}, {0, n + 1, false}, {1, n, false}, {n + 1, 0, false}, {math.MaxUint64, 2, false}, {2, math.MaxUint64, false}} {
+	}{{0, n, true}, {n, 0, true}, {1, n - 1, true}, {0, n + 1, false}, {1, n, false}, {n + 1, 0, false},
+		{math.MaxUint64, 2, false}, {2, math.MaxUint64, false}} {
 		s, err := r.Span(c.off, c.n)
 		if (err == nil) != c.ok || err != nil && !errors.Is(err, ErrBounds) {
 			t.Errorf("Span(%d, %d): %v", c.off, c.n, err)
@@ -125,7 +128,8 @@ func TestSpanBounds(t *testing.T) {
 	}
 }
 
-// TestAdoptNoBytes: memory of no bytes is memory that the CPU reaches, with spans, leases and an end.
+// TestAdoptNoBytes: memory of no bytes is memory that the CPU reaches, with spans, leases and an
+// end.
 func TestAdoptNoBytes(t *testing.T) {
 	released := 0
 	for _, b := range [][]byte{nil, {}, make([]byte, 0, 10)} {
@@ -152,7 +156,10 @@ func TestAdoptNoBytes(t *testing.T) {
 
 func TestLeaseKeepsMapping(t *testing.T) {
 	released := 0
-	r := must[*Region](t)(Adopt("mine", make([]byte, 100), func() error { released++; return errors.New("from release") }))
+	r := must[*Region](t)(Adopt("mine", make([]byte, 100), func() error {
+		released++
+		return errors.New("from release")
+	}))
 	a, b := must[Lease](t)(r.Lease()), must[Lease](t)(r.Lease())
 	if r.Leases() != 2 || a.Region() != r {
 		t.Fatalf("%d leases", r.Leases())
@@ -184,7 +191,8 @@ func TestLeaseKeepsMapping(t *testing.T) {
 	}
 }
 
-// TestReleaseWithoutLease: a release too many must not turn into a lease of its own kind, or an unmapping.
+// TestReleaseWithoutLease: a release too many must not turn into a lease of its own kind, or an
+// unmapping.
 func TestReleaseWithoutLease(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithInvariants, "panics under -tags invariants, see TestDoubleLeaseReleaseIsReported")
 	released := 0
@@ -218,7 +226,8 @@ func TestReleaseWithoutLease(t *testing.T) {
 	}
 }
 
-// TestLeaseRace has leases come and go while the region is closed: it is unmapped once, and never under a lease.
+// TestLeaseRace has leases come and go while the region is closed: it is unmapped once, and never
+// under a lease.
 func TestLeaseRace(t *testing.T) {
 	for range 200 {
 		mapped := make([]byte, 64)
@@ -261,7 +270,8 @@ func TestLeaseRace(t *testing.T) {
 
 func TestSealWrites(t *testing.T) {
 	r := allocate(t, Options{Size: 4 * sys.PageSize})
-	// Without the seal a holder of the descriptor can write and punch holes: that is why the seal exists.
+	// Without the seal a holder of the descriptor can write and punch holes: that is why the seal
+	// exists.
 	if w, err := sys.Mmap(r.FD(), 0, sys.PageSize, sys.ProtRead|sys.ProtWrite, sys.MapShared); err != nil {
 		t.Fatal(err)
 	} else {
@@ -279,7 +289,8 @@ func TestSealWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if w, err := sys.Mmap(r.FD(), 0, sys.PageSize, sys.ProtRead|sys.ProtWrite, sys.MapShared); !sys.IsErrno(err, sys.EPERM) {
+	if w, err := sys.Mmap(r.FD(), 0, sys.PageSize, sys.ProtRead|sys.ProtWrite, sys.MapShared); !sys.IsErrno(err,
+		sys.EPERM) {
 		t.Errorf("a new writable mapping: %v, expected EPERM", err)
 		sys.Munmap(w)
 	}
@@ -362,8 +373,8 @@ func TestNUMA(t *testing.T) {
 	}
 }
 
-// policy is the kernel's word for where pages of a region come from (man 7 numa), "" where it does not say. On a machine
-// with one node it is the only way to see that a region was bound.
+// policy is the kernel's word for where pages of a region come from (man 7 numa), "" where it does
+// not say. On a machine with one node it is the only way to see that a region was bound.
 func policy(t *testing.T, r *Region) string {
 	maps, err := os.ReadFile("/proc/self/numa_maps")
 	if err != nil {
@@ -380,7 +391,8 @@ func policy(t *testing.T, r *Region) string {
 	return ""
 }
 
-// TestMisplacedPagesAreAnError gives the verification a wrong expectation: it must not believe what was asked for.
+// TestMisplacedPagesAreAnError gives the verification a wrong expectation: it must not believe what
+// was asked for.
 func TestMisplacedPagesAreAnError(t *testing.T) {
 	r := allocate(t, Options{Size: 4 * sys.PageSize})
 	if r.NUMANode() < 0 {
@@ -402,7 +414,10 @@ func (p *fakeProvider) Allocate(o Options) (Mapping, error) {
 	if o.Kind != Device {
 		return Mapping{}, ErrUnavailable
 	}
-	return Mapping{Kind: Device, Size: uint64(o.Size), PageSize: 1 << 16, FD: -1, NUMANode: -1, Free: func() error { p.freed++; return nil }}, nil
+	return Mapping{Kind: Device, Size: uint64(o.Size), PageSize: 1 << 16, FD: -1, NUMANode: -1, Free: func() error {
+		p.freed++
+		return nil
+	}}, nil
 }
 
 func TestProvider(t *testing.T) {
@@ -433,7 +448,8 @@ func TestStatsAndLeakReport(t *testing.T) {
 	r := allocate(t, Options{Name: "leaky", Size: 1 << 20})
 	l := must[Lease](t)(r.Lease())
 	now := ReadStats()
-	if now.Bytes[Host]-before.Bytes[Host] != 1<<20 || now.Regions[Host]-before.Regions[Host] != 1 || now.Populate <= before.Populate {
+	if now.Bytes[Host]-before.Bytes[Host] != 1<<20 || now.Regions[Host]-before.Regions[Host] != 1 ||
+		now.Populate <= before.Populate {
 		t.Errorf("before %+v, now %+v", before, now)
 	}
 	text := LeakReport().String()

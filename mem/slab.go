@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// grow makes room in class c, or waits for a goroutine that does. It returns a new slab with a block for the caller, nil when
-// the caller should look again, or the error that nothing can be had. It holds a.mu, except while mapping and unmapping.
+// grow makes room in class c, or waits for a goroutine that does. It returns a new slab with a
+// block for the caller, nil when the caller should look again, or the error that nothing can be
+// had. It holds a.mu, except while mapping and unmapping.
 func (a *Allocator) grow(c int, size uint64) (*slab, error) {
 	cl := &a.classes[c]
 	block := cl.size
@@ -101,8 +102,8 @@ func (a *Allocator) grow(c int, size uint64) (*slab, error) {
 	return s, nil
 }
 
-// victims takes slabs without blocks in use off the books, until their size reaches need; nil when there are not enough.
-// The largest go first, so that few are lost. Holds a.mu.
+// victims takes slabs without blocks in use off the books, until their size reaches need; nil when
+// there are not enough. The largest go first, so that few are lost. Holds a.mu.
 func (a *Allocator) victims(need uint64) []*slab {
 	var idle []*slab
 	var sum uint64
@@ -141,7 +142,8 @@ func (a *Allocator) detach(s *slab) {
 	a.stats.draining++
 }
 
-// unmap closes the region of a detached slab, which stays mapped while another lease on it is left. Without a.mu.
+// unmap closes the region of a detached slab, which stays mapped while another lease on it is left.
+// Without a.mu.
 func (a *Allocator) unmap(s *slab) error {
 	err := s.region.Close()
 	a.mu.Lock()
@@ -163,7 +165,8 @@ func (a *Allocator) unmapped(bytes uint64) {
 }
 
 func (a *Allocator) overBudget(size, need uint64) error {
-	return fmt.Errorf("mem: allocator %q: %d bytes need a region of %d, but %d of the budget of %d are taken (%d in use): %w",
+	return fmt.Errorf("mem: allocator %q: %d bytes need a region of %d, but %d of the budget of %d are taken (%d in "+
+		"use): %w",
 		a.name, size, need, a.reserved, a.budget, a.stats.InUse, ErrBudget)
 }
 
@@ -176,8 +179,9 @@ type AllocatorStats struct {
 	Requested         uint64 // of which asked for
 	HighWater         uint64 // the most that was ever in use
 	Free              uint64 // Budget - InUse
-	// Unusable is the part of Free that could not serve blocks of the largest class if only such were asked for now:
-	// blocks free in slabs that have others in use, tails of slabs, and what is left of the budget when it is divided.
+	// Unusable is the part of Free that could not serve blocks of the largest class if only such
+	// were asked for now: blocks free in slabs that have others in use, tails of slabs, and what is
+	// left of the budget when it is divided.
 	Unusable uint64
 
 	Allocs, Frees uint64

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 )
 
-// Lease is the right to touch a region's bytes. Release it once; copies of the value share that one release. The zero Lease leases
-// nothing.
+// Lease is the right to touch a region's bytes. Release it once; copies of the value share that one
+// release. The zero Lease leases nothing.
 type Lease struct {
 	r *Region
 	h handles.Handle
@@ -25,9 +25,10 @@ func (l Lease) Bytes() []byte {
 // Region is the leased region, nil for the zero Lease.
 func (l Lease) Region() *Region { return l.r }
 
-// Release ends the lease; the last one of a closed region unmaps it. A second Release, of a copy as well, changes nothing and returns an
-// error that wraps ErrReleased; builds with -tags invariants panic with both stacks. The error is otherwise that of unmapping. The zero
-// Lease has nothing to release, and no error.
+// Release ends the lease; the last one of a closed region unmaps it. A second Release, of a copy as
+// well, changes nothing and returns an error that wraps ErrReleased; builds with -tags invariants
+// panic with both stacks. The error is otherwise that of unmapping. The zero Lease has nothing to
+// release, and no error.
 func (l Lease) Release() error {
 	if l.r == nil {
 		return nil
@@ -41,15 +42,16 @@ func (l Lease) Release() error {
 	return l.r.release()
 }
 
-// Span names Len bytes of a region from Off. It holds no lease: a caller that touches the bytes must hold one.
+// Span names Len bytes of a region from Off. It holds no lease: a caller that touches the bytes
+// must hold one.
 type Span struct {
 	Region *Region
 	Off    uint64
 	Len    uint64
 }
 
-// Bytes are the span's bytes, nil for memory that the CPU cannot reach. The caller must hold a lease on the region for as
-// long as it uses them, and the span must be Valid.
+// Bytes are the span's bytes, nil for memory that the CPU cannot reach. The caller must hold a
+// lease on the region for as long as it uses them, and the span must be Valid.
 func (s Span) Bytes() []byte {
 	if s.Region.data == nil {
 		return nil
@@ -64,7 +66,8 @@ func (s Span) Sub(off, n uint64) (Span, error) {
 		if s.Region != nil {
 			name = s.Region.name
 		}
-		return Span{}, fmt.Errorf("mem: region %q: offset %d + %d bytes in a span of %d: %w", name, off, n, s.Len, ErrBounds)
+		return Span{}, fmt.Errorf("mem: region %q: offset %d + %d bytes in a span of %d: %w", name, off, n, s.Len,
+			ErrBounds)
 	}
 	return Span{Region: s.Region, Off: s.Off + off, Len: n}, nil
 }

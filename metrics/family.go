@@ -31,18 +31,19 @@ func (k FamilyKind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Family is one metric with all its samples: the form in which packages hand their counts to exporters, so that an exporter
-// knows nothing of the packages and they nothing of it.
+// Family is one metric with all its samples: the form in which packages hand their counts to
+// exporters, so that an exporter knows nothing of the packages and they nothing of it.
 type Family struct {
-	// Name as exporters show it: lower case with underscores, the unit last and in base units (seconds, bytes), "_total" after
-	// that for counters: penstock_bytes_total. See Check.
+	// Name as exporters show it: lower case with underscores, the unit last and in base units
+	// (seconds, bytes), "_total" after that for counters: penstock_bytes_total. See Check.
 	Name   string
 	Help   string // one sentence
 	Kind   FamilyKind
 	Labels []string // names of the labels, the same for all samples; no set of values may come twice
 	// Scale turns the values of histograms into base units: 1e-9 for nanoseconds. 0 means 1.
 	Scale float64
-	// Bounds are the upper ends of the buckets in which a histogram is shown, rising, before scaling. nil: LatencyBounds.
+	// Bounds are the upper ends of the buckets in which a histogram is shown, rising, before
+	// scaling. nil: LatencyBounds.
 	Bounds  []uint64
 	Samples []Sample
 }
@@ -57,12 +58,14 @@ type Sample struct {
 // Source gives families when it is asked; it may be called from any goroutine.
 type Source func() []Family
 
-// LatencyBounds are bounds for durations in nanoseconds: 1, 2 and 5 of each power of ten from 1 us to 10 s.
-var LatencyBounds = []uint64{1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 5e7, 1e8, 2e8, 5e8, 1e9, 2e9, 5e9, 1e10}
+// LatencyBounds are bounds for durations in nanoseconds: 1, 2 and 5 of each power of ten from 1 us
+// to 10 s.
+var LatencyBounds = []uint64{1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2e7, 5e7, 1e8, 2e8, 5e8,
+	1e9, 2e9, 5e9, 1e10}
 
-// AtMost is how many of the values are at most v, as far as the buckets tell: values in the bucket of v count as larger
-// unless v is the highest of it. So a value up to 1/SubBuckets below v may be missing, none above v is counted, and the
-// result never decreases with v.
+// AtMost is how many of the values are at most v, as far as the buckets tell: values in the bucket
+// of v count as larger unless v is the highest of it. So a value up to 1/SubBuckets below v may be
+// missing, none above v is counted, and the result never decreases with v.
 func (s *HistogramSnapshot) AtMost(v uint64) uint64 {
 	last := bucketOf(v)
 	if _, high := Bounds(last); high > v {
@@ -80,16 +83,19 @@ var ErrFamily = errors.New("metrics: family breaks a rule")
 
 var (
 	familyName = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
-	// notBase are endings of units that are not base units (https://prometheus.io/docs/practices/naming/).
-	notBase = []string{"_ns", "_us", "_ms", "_milliseconds", "_microseconds", "_nanoseconds", "_minutes", "_hours", "_kb", "_mb", "_kib", "_mib",
+	// notBase are endings of units that are not base units
+	// (https://prometheus.io/docs/practices/naming/).
+	notBase = []string{"_ns", "_us", "_ms", "_milliseconds", "_microseconds", "_nanoseconds", "_minutes", "_hours",
+		"_kb", "_mb", "_kib", "_mib",
 		"_kilobytes", "_megabytes", "_bits", "_percent"}
 	reserved = []string{"_bucket", "_count", "_sum", "_info_total"}
 )
 
-// Check keeps the rules of names that monitoring systems expect (those of `promtool check metrics` and of OpenMetrics): a family
-// has a help text; a counter ends in _total and nothing else does; units are base units; labels have valid names, "le" and
-// "quantile" are not among them; each sample has a value for each label and no two have the same; values are valid UTF-8;
-// counters are not negative.
+// Check keeps the rules of names that monitoring systems expect (those of `promtool check metrics`
+// and of OpenMetrics): a family has a help text; a counter ends in _total and nothing else does;
+// units are base units; labels have valid names, "le" and "quantile" are not among them; each
+// sample has a value for each label and no two have the same; values are valid UTF-8; counters are
+// not negative.
 func (f *Family) Check() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s: %s", ErrFamily, f.Name, fmt.Sprintf(format, args...))
@@ -151,8 +157,8 @@ func (f *Family) Check() error {
 // MaxLabelValue is the length in bytes to which LabelValue cuts.
 const MaxLabelValue = 128
 
-// LabelValue makes a text that came from elsewhere fit to be a label's value: valid UTF-8, without control characters, at most
-// MaxLabelValue bytes. Two texts may become the same.
+// LabelValue makes a text that came from elsewhere fit to be a label's value: valid UTF-8, without
+// control characters, at most MaxLabelValue bytes. Two texts may become the same.
 func LabelValue(s string) string {
 	if len(s) > MaxLabelValue {
 		s = s[:MaxLabelValue]

@@ -42,7 +42,8 @@ func TestAtMost(t *testing.T) {
 func TestCheck(t *testing.T) {
 	h := record([]uint64{1})
 	good := []Family{
-		{Name: "penstock_bytes_total", Help: "Bytes.", Kind: KindCounter, Labels: []string{"path"}, Samples: []Sample{{Values: []string{"a"}}, {Values: []string{"b"}, Value: 3}}},
+		{Name: "penstock_bytes_total", Help: "Bytes.", Kind: KindCounter, Labels: []string{"path"},
+			Samples: []Sample{{Values: []string{"a"}}, {Values: []string{"b"}, Value: 3}}},
 		{Name: "penstock_peers", Help: "Peers.", Kind: KindGauge, Samples: []Sample{{Value: -1}}},
 		{Name: "penstock_wait_seconds", Help: "Waits.", Kind: KindHistogram, Scale: 1e-9, Bounds: LatencyBounds, Samples: []Sample{{Histogram: h}}},
 	}
@@ -85,7 +86,9 @@ func TestCheck(t *testing.T) {
 
 func TestLabelValue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := rapid.OneOf(rapid.String(), rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")) })).Draw(t, "text")
+		s := rapid.OneOf(rapid.String(), rapid.Custom(func(t *rapid.T) string {
+			return string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
+		})).Draw(t, "text")
 		for range rapid.IntRange(0, 7).Draw(t, "double") {
 			s += s
 			if len(s) > 1000 {
@@ -105,7 +108,8 @@ func TestLabelValue(t *testing.T) {
 			t.Fatalf("%q becomes %q", v, LabelValue(v))
 		}
 	})
-	for s, want := range map[string]string{"worker": "worker", "wörker 1": "wörker 1", "a\nb\x1b": "a?b?", "\xffx": "?x"} {
+	for s, want := range map[string]string{"worker": "worker", "wörker 1": "wörker 1", "a\nb\x1b": "a?b?",
+		"\xffx": "?x"} {
 		if v := LabelValue(s); v != want {
 			t.Errorf("%q of %q, expected %q", v, s, want)
 		}

@@ -170,7 +170,8 @@ func (s *HistogramSnapshot) Merge(other *HistogramSnapshot) {
 
 // ErrNotEarlier reports a Sub of snapshots that are not of one histogram, or in
 // the wrong order. Match it with errors.Is.
-var ErrNotEarlier = errors.New("metrics: subtracted snapshot holds values that the other lacks: subtract an earlier snapshot of the same histogram")
+var ErrNotEarlier = errors.New("metrics: subtracted snapshot holds values that the other lacks: subtract an earlier " +
+	"snapshot of the same histogram")
 
 // Sub removes from s the values of earlier, an earlier snapshot of the same
 // histogram; what remains was recorded in between. Min and Max of the remainder

@@ -79,7 +79,8 @@ func TestQuantileError(t *testing.T) {
 		s := record(vs)
 		slices.Sort(vs)
 		if s.Count != uint64(len(vs)) || s.Min != vs[0] || s.Max != vs[len(vs)-1] {
-			t.Fatalf("count %d, min %d, max %d of %d values from %d to %d", s.Count, s.Min, s.Max, len(vs), vs[0], vs[len(vs)-1])
+			t.Fatalf("count %d, min %d, max %d of %d values from %d to %d", s.Count, s.Min, s.Max, len(vs), vs[0],
+				vs[len(vs)-1])
 		}
 		for k := 0; k <= 1000; k++ {
 			rank := max((k*len(vs)+999)/1000, 1)
@@ -157,7 +158,8 @@ func TestSubIsTheRest(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := record(b)
-		if len(b) > 0 && (s.Min > want.Min || distance(s.Min, want.Min) > 2*MaxError || s.Max < want.Max || distance(s.Max, want.Max) > 2*MaxError) {
+		if len(b) > 0 && (s.Min > want.Min || distance(s.Min, want.Min) > 2*MaxError || s.Max < want.Max ||
+			distance(s.Max, want.Max) > 2*MaxError) {
 			t.Fatalf("extremes %d and %d, want about %d and %d", s.Min, s.Max, want.Min, want.Max)
 		}
 		s.Min, s.Max = want.Min, want.Max

@@ -124,7 +124,8 @@ func TestSecondWriterIsFound(t *testing.T) {
 	} {
 		var found atomic.Bool // by either; the other one need not go on
 		var wg sync.WaitGroup
-		// On a busy machine the two may take turns for long; the bound is only there to end a test that fails.
+		// On a busy machine the two may take turns for long; the bound is only there to end a test
+		// that fails.
 		give := time.Now().Add(30 * time.Second)
 		for range 2 {
 			wg.Go(func() {

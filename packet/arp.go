@@ -17,7 +17,8 @@ const (
 // ARP is a view of an ARP packet for IPv4 over Ethernet (RFC 826).
 type ARP []byte
 
-// Valid reports whether the packet is complete and is about IPv4 over Ethernet. After that no method panics.
+// Valid reports whether the packet is complete and is about IPv4 over Ethernet. After that no
+// method panics.
 func (a ARP) Valid() bool {
 	return len(a) >= ARPLen && binary.BigEndian.Uint64(a)>>16 == 0x0001_0800_0604
 }
@@ -89,7 +90,8 @@ func (h *ARPHeader) Fill(b []byte) (int, error) {
 	return ARPLen, nil
 }
 
-// Answer turns a request into the reply of the station mac at the address asked for. The Ethernet header in front of it is the caller's.
+// Answer turns a request into the reply of the station mac at the address asked for. The Ethernet
+// header in front of it is the caller's.
 func (a ARP) Answer(mac MAC) {
 	ip, asker, askerMAC := a.TargetIP(), a.SenderIP(), a.SenderMAC()
 	a.SetOp(ARPReply)

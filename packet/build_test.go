@@ -42,11 +42,13 @@ func init() {
 		ttl := hopLimit(e.TTL)
 		switch ip := ls[1].(type) {
 		case *layers.IPv4:
-			c.same("outer IPv4", [4]any{ip.TTL, ip.TOS, ip.Flags, int(ip.Length)}, [4]any{ttl, e.TOS, layers.IPv4DontFragment, len(frame) - 14})
+			c.same("outer IPv4", [4]any{ip.TTL, ip.TOS, ip.Flags, int(ip.Length)},
+				[4]any{ttl, e.TOS, layers.IPv4DontFragment, len(frame) - 14})
 			_, sum := ip.VerifyChecksum()
 			c.same("outer checksum", sum.Valid, true)
 		case *layers.IPv6:
-			c.same("outer IPv6", [3]any{ip.HopLimit, ip.TrafficClass, int(ip.Length)}, [3]any{ttl, e.TOS, len(frame) - 54})
+			c.same("outer IPv6", [3]any{ip.HopLimit, ip.TrafficClass, int(ip.Length)},
+				[3]any{ttl, e.TOS, len(frame) - 54})
 		}
 		switch l := ls[2].(type) {
 		case *layers.UDP:
@@ -58,7 +60,9 @@ func init() {
 			if e.Kind == TunnelNVGRE {
 				key = NVGREKey(e.VNI, e.FlowID)
 			}
-			c.same("GRE", [4]any{l.Protocol, l.KeyPresent, l.Key, string(l.Payload)}, [4]any{layers.EthernetTypeTransparentEthernetBridging, e.HasKey || e.Kind == TunnelNVGRE, key, string(inner)})
+			c.same("GRE", [4]any{l.Protocol, l.KeyPresent, l.Key, string(l.Payload)},
+				[4]any{layers.EthernetTypeTransparentEthernetBridging, e.HasKey || e.Kind == TunnelNVGRE, key,
+					string(inner)})
 		default:
 			t.Fatalf("gopacket sees a %T", l)
 		}
@@ -98,7 +102,8 @@ func TestUDPFrame(t *testing.T) {
 		f := UDPFrame{
 			SrcMAC: drawMAC(t, "srcMAC"), DstMAC: drawMAC(t, "dstMAC"),
 			Tagged: rapid.Bool().Draw(t, "tagged"), Tag: TCI(rapid.Uint16().Draw(t, "tag")),
-			// Ports above 20000, because gopacket goes on to read DNS and other protocols that it knows by their port.
+			// Ports above 20000, because gopacket goes on to read DNS and other protocols that it
+			// knows by their port.
 			Src: netip.AddrPortFrom(drawAddr(t, is4, "src"), rapid.Uint16Min(20000).Draw(t, "srcPort")),
 			Dst: netip.AddrPortFrom(drawAddr(t, is4, "dst"), 5000),
 			TTL: rapid.Byte().Draw(t, "ttl"), TOS: rapid.Byte().Draw(t, "tos"),
@@ -212,8 +217,10 @@ func TestIPv4Header(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := checker{t}
 		h := IPv4Header{
-			Src: drawAddr(t, true, "src"), Dst: drawAddr(t, true, "dst"), Proto: 253, TTL: rapid.ByteMin(1).Draw(t, "ttl"),
-			TOS: rapid.Byte().Draw(t, "tos"), ID: rapid.Uint16().Draw(t, "id"), MayFragment: rapid.Bool().Draw(t, "may"),
+			Src: drawAddr(t, true, "src"), Dst: drawAddr(t, true, "dst"), Proto: 253,
+			TTL: rapid.ByteMin(1).Draw(t, "ttl"),
+			TOS: rapid.Byte().Draw(t, "tos"), ID: rapid.Uint16().Draw(t, "id"),
+			MayFragment:   rapid.Bool().Draw(t, "may"),
 			MoreFragments: rapid.Bool().Draw(t, "more"), FragmentOffset: rapid.Uint16().Draw(t, "offset") &^ 7,
 			Options: bytes.Repeat([]byte{1}, rapid.IntRange(0, 10).Draw(t, "options")*4),
 		}
@@ -244,14 +251,16 @@ func TestIPv4Header(t *testing.T) {
 			c.same("gopacket", g.DecodeFromBytes(p, gopacket.NilDecodeFeedback), nil)
 			c.same("gopacket src", netip.AddrFrom4([4]byte(g.SrcIP)), h.Src)
 			c.same("gopacket dst", netip.AddrFrom4([4]byte(g.DstIP)), h.Dst)
-			c.same("gopacket numbers", [6]int{int(g.TTL), int(g.TOS), int(g.Id), int(g.FragOffset) * 8, int(g.Protocol), int(g.Length)},
+			c.same("gopacket numbers", [6]int{int(g.TTL), int(g.TOS), int(g.Id), int(g.FragOffset) * 8, int(g.Protocol),
+				int(g.Length)},
 				[6]int{int(h.TTL), int(h.TOS), int(h.ID), int(h.FragmentOffset), int(h.Proto), len(b)})
 			c.same("gopacket payload", string(g.Payload), string(payload))
 		}
 		compare(p)
 		// Each setter changes its field and keeps the checksum right.
 		h.Src, h.Dst = drawAddr(t, true, "src2"), drawAddr(t, true, "dst2")
-		h.TTL, h.TOS, h.ID, h.Proto = rapid.Byte().Draw(t, "ttl2"), rapid.Byte().Draw(t, "tos2"), rapid.Uint16().Draw(t, "id2"), 254
+		h.TTL, h.TOS, h.ID, h.Proto = rapid.Byte().Draw(t, "ttl2"), rapid.Byte().Draw(t, "tos2"),
+			rapid.Uint16().Draw(t, "id2"), 254
 		p.SetSrc(h.Src)
 		p.SetDst(h.Dst)
 		p.SetTTL(h.TTL)
@@ -296,9 +305,11 @@ func TestIPv4Header(t *testing.T) {
 func TestIPv6Header(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := checker{t}
-		h := IPv6Header{Src: drawAddr(t, false, "src"), Dst: drawAddr(t, false, "dst"), NextHeader: ProtoHopByHop, HopLimit: rapid.ByteMin(1).Draw(t, "hops"),
+		h := IPv6Header{Src: drawAddr(t, false, "src"), Dst: drawAddr(t, false, "dst"), NextHeader: ProtoHopByHop,
+			HopLimit:     rapid.ByteMin(1).Draw(t, "hops"),
 			TrafficClass: rapid.Byte().Draw(t, "class"), FlowLabel: rapid.Uint32().Draw(t, "label") & 0xfffff}
-		frag := FragmentHeader{NextHeader: ProtoDestOpts, Offset: rapid.Uint16().Draw(t, "offset") &^ 7, MoreFragments: rapid.Bool().Draw(t, "more"), ID: rapid.Uint32().Draw(t, "id")}
+		frag := FragmentHeader{NextHeader: ProtoDestOpts, Offset: rapid.Uint16().Draw(t, "offset") &^ 7,
+			MoreFragments: rapid.Bool().Draw(t, "more"), ID: rapid.Uint32().Draw(t, "id")}
 		// An option of type 0x1e, which RFC 4727 leaves to experiments.
 		value := drawBytes(t, 40, "option")
 		option := append([]byte{0x1e, byte(len(value))}, value...)
@@ -328,7 +339,8 @@ func TestIPv6Header(t *testing.T) {
 			c.same("payload length", p.PayloadLen(), len(b)-IPv6Len)
 			var g layers.IPv6
 			c.same("gopacket", g.DecodeFromBytes(p, gopacket.NilDecodeFeedback), nil)
-			c.same("gopacket numbers", [5]int{int(g.Version), int(g.TrafficClass), int(g.FlowLabel), int(g.HopLimit), int(g.Length)},
+			c.same("gopacket numbers", [5]int{int(g.Version), int(g.TrafficClass), int(g.FlowLabel), int(g.HopLimit),
+				int(g.Length)},
 				[5]int{6, int(h.TrafficClass), int(h.FlowLabel), int(h.HopLimit), len(b) - IPv6Len})
 			c.same("gopacket src", netip.AddrFrom16([16]byte(g.SrcIP)), h.Src)
 			c.same("gopacket dst", netip.AddrFrom16([16]byte(g.DstIP)), h.Dst)
@@ -341,10 +353,12 @@ func TestIPv6Header(t *testing.T) {
 		c.same("hop", [2]any{hop.NextHeader(), len(hop)}, [2]any{ProtoFragment, first})
 		f, rest, proto, why := NextExtension(rest, proto)
 		c.same("fragment", [2]any{why, proto}, [2]any{OK, ProtoDestOpts})
-		c.same("fragment header", FragmentHeader{f.NextHeader(), f.FragmentOffset(), f.MoreFragments(), f.FragmentID()}, frag)
+		c.same("fragment header", FragmentHeader{f.NextHeader(), f.FragmentOffset(), f.MoreFragments(), f.FragmentID()},
+			frag)
 		c.same("rest", string(rest), string(payload))
 		h.Src, h.Dst = drawAddr(t, false, "src2"), drawAddr(t, false, "dst2")
-		h.TrafficClass, h.FlowLabel, h.HopLimit = rapid.Byte().Draw(t, "class2"), rapid.Uint32().Draw(t, "label2")&0xfffff, rapid.Byte().Draw(t, "hops2")
+		h.TrafficClass, h.FlowLabel, h.HopLimit = rapid.Byte().Draw(t, "class2"),
+			rapid.Uint32().Draw(t, "label2")&0xfffff, rapid.Byte().Draw(t, "hops2")
 		p.SetSrc(h.Src)
 		p.SetDst(h.Dst)
 		p.SetTrafficClass(h.TrafficClass)
@@ -394,8 +408,10 @@ func TestTCPHeader(t *testing.T) {
 		c := checker{t}
 		is4 := rapid.Bool().Draw(t, "is4")
 		src, dst := drawAddr(t, is4, "src"), drawAddr(t, is4, "dst")
-		h := TCPHeader{SrcPort: rapid.Uint16().Draw(t, "srcPort"), DstPort: 6000, Seq: rapid.Uint32().Draw(t, "seq"), Ack: rapid.Uint32().Draw(t, "ack"),
-			Flags: TCPFlags(rapid.Uint16Max(0x1ff).Draw(t, "flags")), Window: rapid.Uint16().Draw(t, "window"), Urgent: rapid.Uint16().Draw(t, "urgent"),
+		h := TCPHeader{SrcPort: rapid.Uint16().Draw(t, "srcPort"), DstPort: 6000, Seq: rapid.Uint32().Draw(t, "seq"),
+			Ack:   rapid.Uint32().Draw(t, "ack"),
+			Flags: TCPFlags(rapid.Uint16Max(0x1ff).Draw(t, "flags")), Window: rapid.Uint16().Draw(t, "window"),
+			Urgent:  rapid.Uint16().Draw(t, "urgent"),
 			Options: bytes.Repeat([]byte{1}, rapid.IntRange(0, 10).Draw(t, "options")*4)}
 		payload := drawBytes(t, 30, "payload")
 		b := TCP(append(dirty(h.Len()), payload...))
@@ -409,7 +425,8 @@ func TestTCPHeader(t *testing.T) {
 			got := TCPHeader{b.SrcPort(), b.DstPort(), b.Seq(), b.Ack(), b.Flags(), b.Window(), b.Urgent(), nil}
 			want := h
 			want.Options = nil
-			if got.SrcPort != want.SrcPort || got.DstPort != want.DstPort || got.Seq != want.Seq || got.Ack != want.Ack || got.Flags != want.Flags ||
+			if got.SrcPort != want.SrcPort || got.DstPort != want.DstPort || got.Seq != want.Seq ||
+				got.Ack != want.Ack || got.Flags != want.Flags ||
 				got.Window != want.Window || got.Urgent != want.Urgent {
 				t.Fatalf("%+v, want %+v", got, want)
 			}
@@ -423,11 +440,15 @@ func TestTCPHeader(t *testing.T) {
 					flags |= 1 << i
 				}
 			}
-			c.same("gopacket numbers", [8]uint32{uint32(g.SrcPort), uint32(g.DstPort), g.Seq, g.Ack, uint32(flags), uint32(g.Window), uint32(g.Urgent), uint32(g.Checksum)},
-				[8]uint32{uint32(h.SrcPort), uint32(h.DstPort), h.Seq, h.Ack, uint32(h.Flags), uint32(h.Window), uint32(h.Urgent), uint32(b.Checksum())})
-			var network gopacket.NetworkLayer = &layers.IPv4{Version: 4, SrcIP: src.AsSlice(), DstIP: dst.AsSlice(), Protocol: layers.IPProtocolTCP}
+			c.same("gopacket numbers", [8]uint32{uint32(g.SrcPort), uint32(g.DstPort), g.Seq, g.Ack, uint32(flags),
+				uint32(g.Window), uint32(g.Urgent), uint32(g.Checksum)},
+				[8]uint32{uint32(h.SrcPort), uint32(h.DstPort), h.Seq, h.Ack, uint32(h.Flags), uint32(h.Window),
+					uint32(h.Urgent), uint32(b.Checksum())})
+			var network gopacket.NetworkLayer = &layers.IPv4{Version: 4, SrcIP: src.AsSlice(), DstIP: dst.AsSlice(),
+				Protocol: layers.IPProtocolTCP}
 			if !is4 {
-				network = &layers.IPv6{Version: 6, SrcIP: src.AsSlice(), DstIP: dst.AsSlice(), NextHeader: layers.IPProtocolTCP}
+				network = &layers.IPv6{Version: 6, SrcIP: src.AsSlice(), DstIP: dst.AsSlice(),
+					NextHeader: layers.IPProtocolTCP}
 			}
 			g.SetNetworkLayerForChecksum(network)
 			err, sum := g.VerifyChecksum()
@@ -436,7 +457,8 @@ func TestTCPHeader(t *testing.T) {
 			}
 		}
 		compare()
-		h.SrcPort, h.Seq, h.Ack, h.Flags = rapid.Uint16().Draw(t, "srcPort2"), rapid.Uint32().Draw(t, "seq2"), rapid.Uint32().Draw(t, "ack2"), TCPFlags(rapid.Uint16Max(0x1ff).Draw(t, "flags2"))
+		h.SrcPort, h.Seq, h.Ack, h.Flags = rapid.Uint16().Draw(t, "srcPort2"), rapid.Uint32().Draw(t, "seq2"),
+			rapid.Uint32().Draw(t, "ack2"), TCPFlags(rapid.Uint16Max(0x1ff).Draw(t, "flags2"))
 		h.DstPort, h.Window, h.Urgent = 6001, rapid.Uint16().Draw(t, "window2"), 77
 		b.SetSrcPort(h.SrcPort)
 		b.SetDstPort(h.DstPort)

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/mem/vec"
 )
 
-// Sum is a running sum of the internet checksum (RFC 1071): a one's complement sum of 16-bit words, not yet folded. The zero Sum
-// is the empty one. Sums are values; methods return the new sum:
+// Sum is a running sum of the internet checksum (RFC 1071): a one's complement sum of 16-bit words,
+// not yet folded. The zero Sum is the empty one. Sums are values; methods return the new sum:
 //
 //	sum := packet.PseudoSum(src, dst, packet.ProtoUDP, length).Add(header).Add(payload).Checksum()
 type Sum uint64
@@ -17,8 +17,8 @@ type Sum uint64
 // vectorSum is the length from which vec.Sum is faster than what Add does itself.
 const vectorSum = 256
 
-// Add returns the sum with the bytes of p, which count as 16-bit words in network order. Only the last piece of a packet may have
-// an odd length: it is padded with a zero byte.
+// Add returns the sum with the bytes of p, which count as 16-bit words in network order. Only the
+// last piece of a packet may have an odd length: it is padded with a zero byte.
 func (s Sum) Add(p []byte) Sum {
 	if len(p) >= vectorSum {
 		return s.AddUint16(vec.Sum(p))
@@ -86,16 +86,17 @@ func (s Sum) Fold() uint16 {
 	return uint16(v)
 }
 
-// Checksum returns the complement of Fold: the value of a checksum field that was zero when it was summed. Summing with the right
-// checksum in place gives 0.
+// Checksum returns the complement of Fold: the value of a checksum field that was zero when it was
+// summed. Summing with the right checksum in place gives 0.
 func (s Sum) Checksum() uint16 { return ^s.Fold() }
 
 // Checksum returns the internet checksum of p.
 func Checksum(p []byte) uint16 { return Sum(0).Add(p).Checksum() }
 
-// PseudoSum returns the sum of the pseudo header that TCP, UDP and ICMPv6 put before their own bytes: for IPv4 that of RFC 793, for
-// IPv6 that of RFC 8200 section 8.1. length counts the transport header and its payload. src and dst are of one family; an
-// IPv4 address in IPv6 form counts as IPv6.
+// PseudoSum returns the sum of the pseudo header that TCP, UDP and ICMPv6 put before their own
+// bytes: for IPv4 that of RFC 793, for IPv6 that of RFC 8200 section 8.1. length counts the
+// transport header and its payload. src and dst are of one family; an IPv4 address in IPv6 form
+// counts as IPv6.
 func PseudoSum(src, dst netip.Addr, proto Proto, length uint32) Sum {
 	s := Sum(length) + Sum(proto)
 	if src.Is4() && dst.Is4() {
@@ -106,18 +107,20 @@ func PseudoSum(src, dst netip.Addr, proto Proto, length uint32) Sum {
 	return s.Add(a[:]).Add(b[:])
 }
 
-// UpdateChecksum returns checksum after one 16-bit word that it covers has changed from old to new: equation 3 of RFC 1624.
+// UpdateChecksum returns checksum after one 16-bit word that it covers has changed from old to new:
+// equation 3 of RFC 1624.
 func UpdateChecksum(checksum, old, new uint16) uint16 {
 	return ^Sum(uint32(^checksum) + uint32(^old) + uint32(new)).Fold()
 }
 
-// UpdateChecksum32 is UpdateChecksum for 32 bits that begin at an even offset, such as an IPv4 address.
+// UpdateChecksum32 is UpdateChecksum for 32 bits that begin at an even offset, such as an IPv4
+// address.
 func UpdateChecksum32(checksum uint16, old, new uint32) uint16 {
 	return ^Sum(uint64(^checksum) + uint64(^old) + uint64(new)).Fold()
 }
 
-// UpdateChecksumBytes is UpdateChecksum for bytes that begin at an even offset, such as an IPv6 address. old and new have one even
-// length.
+// UpdateChecksumBytes is UpdateChecksum for bytes that begin at an even offset, such as an IPv6
+// address. old and new have one even length.
 func UpdateChecksumBytes(checksum uint16, old, new []byte) uint16 {
 	return ^Sum(0).AddUint16(^checksum).AddUint16(^Sum(0).Add(old).Fold()).Add(new).Fold()
 }
@@ -127,8 +130,10 @@ type ChecksumMode uint8
 
 // The modes.
 const (
-	ChecksumAuto    ChecksumMode = iota // ChecksumFull, except ChecksumNone for VXLAN over IPv4, as RFC 7348 asks for
-	ChecksumFull                        // computed here; the payload must be in the buffer
-	ChecksumNone                        // UDP: 0, which tells the receiver that there is none; over IPv6 only for tunnels (RFC 6935)
-	ChecksumOffload                     // the folded sum of the pseudo header, which network cards and the kernel finish
+	ChecksumAuto ChecksumMode = iota // ChecksumFull, except ChecksumNone for VXLAN over IPv4, as RFC 7348 asks for
+	ChecksumFull                     // computed here; the payload must be in the buffer
+	// UDP: 0, which tells the receiver that there is none; over IPv6 only for tunnels (RFC 6935)
+	ChecksumNone
+	// the folded sum of the pseudo header, which network cards and the kernel finish
+	ChecksumOffload
 )

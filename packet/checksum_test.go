@@ -127,7 +127,8 @@ func TestUpdateChecksum(t *testing.T) {
 	})
 }
 
-// TestUDPZero: a computed checksum is never 0, a missing one stays missing, and is right over IPv4 only.
+// TestUDPZero: a computed checksum is never 0, a missing one stays missing, and is right over IPv4
+// only.
 func TestUDPZero(t *testing.T) {
 	for _, c := range []struct{ src, dst string }{{"10.0.0.1", "10.0.0.2"}, {"fd00::1", "fd00::2"}} {
 		src, dst := netip.MustParseAddr(c.src), netip.MustParseAddr(c.dst)
@@ -166,7 +167,8 @@ func TestUDPZero(t *testing.T) {
 	}
 }
 
-// TestPseudo: the sum of the pseudo header is that of its bytes, and FillPseudo leaves the rest to add.
+// TestPseudo: the sum of the pseudo header is that of its bytes, and FillPseudo leaves the rest to
+// add.
 func TestPseudo(t *testing.T) {
 	a, b := netip.MustParseAddr("192.168.0.31"), netip.MustParseAddr("192.168.0.30")
 	if got, want := PseudoSum(a, b, ProtoUDP, 0x0a).Fold(), wordSum(unhex(t, "c0a8001fc0a8001e0011000a")); got != want {

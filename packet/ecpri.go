@@ -19,14 +19,17 @@ const (
 
 const ecpriRevision = 1 // of the specifications 1.x and 2.0
 
-// ECPRI is a view of an eCPRI message: the payload of EtherType 0xaefe, or of UDP at a port that both ends agreed on. In both cases
-// that is frame[l.Payload:l.End] of a parsed frame. Another message or padding may follow it.
+// ECPRI is a view of an eCPRI message: the payload of EtherType 0xaefe, or of UDP at a port that
+// both ends agreed on. In both cases that is frame[l.Payload:l.End] of a parsed frame. Another
+// message or padding may follow it.
 type ECPRI []byte
 
-// Valid reports whether the common header is complete, of revision 1, its payload lies within the slice, and the identifiers of its
-// message type lie within its payload. After that no method panics.
+// Valid reports whether the common header is complete, of revision 1, its payload lies within the
+// slice, and the identifiers of its message type lie within its payload. After that no method
+// panics.
 func (e ECPRI) Valid() bool {
-	return len(e) >= ECPRILen && e.Revision() == ecpriRevision && ECPRILen+e.PayloadLen() <= len(e) && e.PayloadLen() >= e.idLen()
+	return len(e) >= ECPRILen && e.Revision() == ecpriRevision && ECPRILen+e.PayloadLen() <= len(e) &&
+		e.PayloadLen() >= e.idLen()
 }
 
 // Revision returns the protocol revision: 1.
@@ -41,7 +44,8 @@ func (e ECPRI) Type() ECPRIType { return ECPRIType(e[1]) }
 // PayloadLen returns the number of bytes behind the common header, as its field says.
 func (e ECPRI) PayloadLen() int { return int(binary.BigEndian.Uint16(e[2:])) }
 
-// Payload returns what follows the common header; it begins with the identifiers of the message type.
+// Payload returns what follows the common header; it begins with the identifiers of the message
+// type.
 func (e ECPRI) Payload() []byte { return e[ECPRILen : ECPRILen+e.PayloadLen()] }
 
 func (e ECPRI) idLen() int { return e.Type().idLen() }
@@ -57,7 +61,8 @@ func (t ECPRIType) idLen() int {
 	return 0
 }
 
-// PCID returns the identifier of a physical channel (16 bits; 32 in generic data transfers), and whether the message type has one.
+// PCID returns the identifier of a physical channel (16 bits; 32 in generic data transfers), and
+// whether the message type has one.
 func (e ECPRI) PCID() (uint32, bool) {
 	switch e.Type() {
 	case ECPRIData, ECPRIBits:
@@ -84,7 +89,8 @@ func (e ECPRI) ID() (uint32, bool) {
 	return e.PCID()
 }
 
-// Seq returns the sequence identifier (16 bits; 32 in generic data transfers), and whether the message type has one.
+// Seq returns the sequence identifier (16 bits; 32 in generic data transfers), and whether the
+// message type has one.
 func (e ECPRI) Seq() (uint32, bool) {
 	switch e.idLen() {
 	case 4:
@@ -95,7 +101,8 @@ func (e ECPRI) Seq() (uint32, bool) {
 	return 0, false
 }
 
-// Next returns the message behind this one, which begins at a multiple of 4 bytes; nil when there is none. Check Valid on it.
+// Next returns the message behind this one, which begins at a multiple of 4 bytes; nil when there
+// is none. Check Valid on it.
 func (e ECPRI) Next() ECPRI {
 	at := (ECPRILen + e.PayloadLen() + 3) &^ 3
 	if !e.Concatenated() || at >= len(e) {
@@ -118,7 +125,8 @@ func (e ECPRI) SetType(t ECPRIType) { e[1] = byte(t) }
 // SetPayloadLen sets the number of bytes behind the common header.
 func (e ECPRI) SetPayloadLen(n uint16) { binary.BigEndian.PutUint16(e[2:], n) }
 
-// SetID sets PC_ID or RTC_ID, and reports whether the message type has one. Types other than ECPRIGeneric keep the lower 16 bits.
+// SetID sets PC_ID or RTC_ID, and reports whether the message type has one. Types other than
+// ECPRIGeneric keep the lower 16 bits.
 func (e ECPRI) SetID(v uint32) bool {
 	switch e.idLen() {
 	case 4:
@@ -131,8 +139,8 @@ func (e ECPRI) SetID(v uint32) bool {
 	return true
 }
 
-// SetSeq sets the sequence identifier, and reports whether the message type has one. Types other than ECPRIGeneric keep the lower 16
-// bits.
+// SetSeq sets the sequence identifier, and reports whether the message type has one. Types other
+// than ECPRIGeneric keep the lower 16 bits.
 func (e ECPRI) SetSeq(v uint32) bool {
 	switch e.idLen() {
 	case 4:
@@ -153,13 +161,14 @@ type ECPRIHeader struct {
 	Seq          uint32 // SEQ_ID, likewise
 }
 
-// Len returns the length of the common header and of the identifiers that belong to Type: 4, 8 or 12.
+// Len returns the length of the common header and of the identifiers that belong to Type: 4, 8 or
+// 12.
 func (h *ECPRIHeader) Len() int {
 	return ECPRILen + h.Type.idLen()
 }
 
-// Fill writes common header and identifiers at the beginning of b and returns their length. payload is the number of bytes that follow
-// them in the message. Errors: ErrRoom, ErrLength, ErrField.
+// Fill writes common header and identifiers at the beginning of b and returns their length. payload
+// is the number of bytes that follow them in the message. Errors: ErrRoom, ErrLength, ErrField.
 func (h *ECPRIHeader) Fill(b []byte, payload int) (int, error) {
 	n := h.Len()
 	switch {

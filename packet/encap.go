@@ -6,9 +6,10 @@ import (
 	"net/netip"
 )
 
-// PushVLAN puts a VLAN tag into the frame that is buf[off:], in front of tags that it has. The addresses move into the headroom, so
-// the new frame, which is returned, is buf[off-4:]. tpid is EtherTypeVLAN or EtherTypeQinQ; 0 means EtherTypeVLAN.
-// Errors: ErrHeadroom, ErrField, and ShortEthernet as an error; the frame is unchanged then.
+// PushVLAN puts a VLAN tag into the frame that is buf[off:], in front of tags that it has. The
+// addresses move into the headroom, so the new frame, which is returned, is buf[off-4:]. tpid is
+// EtherTypeVLAN or EtherTypeQinQ; 0 means EtherTypeVLAN. Errors: ErrHeadroom, ErrField, and
+// ShortEthernet as an error; the frame is unchanged then.
 func PushVLAN(buf []byte, off int, tpid EtherType, tag TCI) ([]byte, error) {
 	if tpid == 0 {
 		tpid = EtherTypeVLAN
@@ -28,8 +29,9 @@ func PushVLAN(buf []byte, off int, tpid EtherType, tag TCI) ([]byte, error) {
 	return frame, nil
 }
 
-// PopVLAN removes the outer tag. The addresses move 4 bytes towards the payload; the new frame is frame[4:]. It returns the tag and its
-// tag protocol identifier as well. Errors: ErrNoTag, and ShortEthernet and ShortVLAN as errors; the frame is unchanged then.
+// PopVLAN removes the outer tag. The addresses move 4 bytes towards the payload; the new frame is
+// frame[4:]. It returns the tag and its tag protocol identifier as well. Errors: ErrNoTag, and
+// ShortEthernet and ShortVLAN as errors; the frame is unchanged then.
 func PopVLAN(frame []byte) (rest []byte, tpid EtherType, tag TCI, err error) {
 	if len(frame) < EthernetLen {
 		return nil, 0, 0, ShortEthernet.Err()
@@ -46,8 +48,8 @@ func PopVLAN(frame []byte) (rest []byte, tpid EtherType, tag TCI, err error) {
 	return frame[VLANLen:], tpid, tag, nil
 }
 
-// Encap is a tunnel that frames are put into: the headers of VXLAN, GRE or NVGRE over IPv4 or IPv6. Set it up once; Push does not
-// change it.
+// Encap is a tunnel that frames are put into: the headers of VXLAN, GRE or NVGRE over IPv4 or IPv6.
+// Set it up once; Push does not change it.
 type Encap struct {
 	Kind           Tunnel
 	SrcMAC, DstMAC MAC        // of the outer frame
@@ -56,20 +58,25 @@ type Encap struct {
 	TOS            uint8      // or traffic class
 	VNI            uint32     // VXLAN: network; NVGRE: subnet; 24 bits
 
-	SrcPort  uint16       // VXLAN; 0: 49152 to 65535 by FlowHash of the frame, so that routers spread flows (RFC 7348 section 5)
+	// VXLAN; 0: 49152 to 65535 by FlowHash of the frame, so that routers spread flows (RFC 7348
+	// section 5)
+	SrcPort  uint16
 	DstPort  uint16       // VXLAN; 0: 4789
 	Checksum ChecksumMode // of UDP (VXLAN)
 
 	FlowID uint8 // NVGRE
 
-	Protocol EtherType // GRE. 0 or EtherTypeTEB: the whole frame; EtherTypeIPv4, EtherTypeIPv6: the IP packet without Ethernet header
-	HasKey   bool      // GRE
-	Key      uint32    // GRE
+	// GRE. 0 or EtherTypeTEB: the whole frame; EtherTypeIPv4, EtherTypeIPv6: the IP packet without
+	// Ethernet header
+	Protocol EtherType
+	HasKey   bool   // GRE
+	Key      uint32 // GRE
 }
 
-// Overhead returns the length of the headers that Push writes, and so the headroom that is always enough. Over IPv4 that is 50 for VXLAN,
-// 42 for NVGRE, 38 for GRE and 42 for GRE with a key; over IPv6 20 more. GRE with an IP protocol drops the 14 bytes of
-// the Ethernet header inside, and its tags, so the frame grows by less.
+// Overhead returns the length of the headers that Push writes, and so the headroom that is always
+// enough. Over IPv4 that is 50 for VXLAN, 42 for NVGRE, 38 for GRE and 42 for GRE with a key; over
+// IPv6 20 more. GRE with an IP protocol drops the 14 bytes of the Ethernet header inside, and its
+// tags, so the frame grows by less.
 func (e *Encap) Overhead() int {
 	n := EthernetLen + IPv6Len
 	if e.Src.Is4() {
@@ -113,11 +120,12 @@ func (e *Encap) carriesIP() bool {
 	return e.Kind == TunnelGRE && (e.Protocol == EtherTypeIPv4 || e.Protocol == EtherTypeIPv6)
 }
 
-// Push puts the frame that is buf[off:] into the tunnel. It writes the outer headers, with lengths and checksums, into the headroom
-// and returns the new frame, which ends where buf ends; it begins Overhead bytes before off, or later for GRE with an IP
-// protocol. The outer packet has don't-fragment set. Padding of the frame inside is carried along, except for GRE with an IP protocol.
-// Errors: those of Check, ErrHeadroom, ErrLength, ErrTunnel, and a Reason as an error when GRE with an IP protocol gets a frame that
-// cannot be read; the frame is unchanged then.
+// Push puts the frame that is buf[off:] into the tunnel. It writes the outer headers, with lengths
+// and checksums, into the headroom and returns the new frame, which ends where buf ends; it begins
+// Overhead bytes before off, or later for GRE with an IP protocol. The outer packet has
+// don't-fragment set. Padding of the frame inside is carried along, except for GRE with an IP
+// protocol. Errors: those of Check, ErrHeadroom, ErrLength, ErrTunnel, and a Reason as an error
+// when GRE with an IP protocol gets a frame that cannot be read; the frame is unchanged then.
 func (e *Encap) Push(buf []byte, off int) ([]byte, error) {
 	if err := e.Check(); err != nil {
 		return nil, err
@@ -202,10 +210,11 @@ func (e *Encap) fillVXLAN(body []byte, srcPort uint16) {
 	}
 }
 
-// Decap takes a frame, which Parse or ParseIP read into outer, out of its tunnel. It returns the frame inside, whose layers are in
-// inner, with offsets from the first byte of that frame. An IP packet in GRE gets an Ethernet header with the addresses of the outer
-// frame, written over the outer headers, which are lost; in a packet without Ethernet (ParseIP) it stays an IP packet. The VNI or key is in
-// outer; whether it is the right one is for the caller to check, as are addresses.
+// Decap takes a frame, which Parse or ParseIP read into outer, out of its tunnel. It returns the
+// frame inside, whose layers are in inner, with offsets from the first byte of that frame. An IP
+// packet in GRE gets an Ethernet header with the addresses of the outer frame, written over the
+// outer headers, which are lost; in a packet without Ethernet (ParseIP) it stays an IP packet. The
+// VNI or key is in outer; whether it is the right one is for the caller to check, as are addresses.
 //
 // Answers other than OK are those of ParseTunnel, and TunnelChecksum; the frame is unchanged then.
 func Decap(frame []byte, outer, inner *Layers) ([]byte, Reason) {
@@ -241,9 +250,10 @@ func (l *Layers) shift(by int) {
 	l.End -= uint32(by)
 }
 
-// FlowHash returns a number that is the same for all packets of a flow (addresses, protocol and ports; of fragments without ports; of other
-// EtherTypes the Ethernet addresses), and well spread over flows. It does not change between processes or machines,
-// differs between the directions, and is not meant to resist an attacker. frame is the slice that was parsed into l.
+// FlowHash returns a number that is the same for all packets of a flow (addresses, protocol and
+// ports; of fragments without ports; of other EtherTypes the Ethernet addresses), and well spread
+// over flows. It does not change between processes or machines, differs between the directions, and
+// is not meant to resist an attacker. frame is the slice that was parsed into l.
 func FlowHash(frame []byte, l *Layers) uint32 {
 	const k0, k1 = 0x9e3779b97f4a7c15, 0xd6e8feb86659fd93
 	h := uint64(l.Proto)<<16 | uint64(l.EtherType)

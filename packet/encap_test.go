@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// readTunnel, where the build has it, checks lengths and checksums of an outer frame with gopacket (build_test.go).
+// readTunnel, where the build has it, checks lengths and checksums of an outer frame with gopacket
+// (build_test.go).
 var readTunnel func(t *rapid.T, frame []byte, e *Encap, inner []byte)
 
 func drawMAC(t *rapid.T, name string) MAC {
@@ -28,7 +29,8 @@ func drawEncap(t *rapid.T) *Encap {
 	is4 := rapid.Bool().Draw(t, "outer is IPv4")
 	e := &Encap{
 		Kind:   rapid.SampledFrom([]Tunnel{TunnelVXLAN, TunnelGRE, TunnelNVGRE}).Draw(t, "kind"),
-		SrcMAC: drawMAC(t, "srcMAC"), DstMAC: drawMAC(t, "dstMAC"), Src: drawAddr(t, is4, "src"), Dst: drawAddr(t, is4, "dst"),
+		SrcMAC: drawMAC(t, "srcMAC"), DstMAC: drawMAC(t, "dstMAC"), Src: drawAddr(t, is4, "src"),
+		Dst: drawAddr(t, is4, "dst"),
 		TTL: rapid.Byte().Draw(t, "ttl"), TOS: rapid.Byte().Draw(t, "tos"),
 	}
 	switch e.Kind {
@@ -65,7 +67,8 @@ func TestEncapRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(out) != over+len(frame) || &out[0] != &buf[spare] || !bytes.Equal(buf[:spare], dirty(spare)) || !bytes.Equal(out[over:], frame) {
+		if len(out) != over+len(frame) || &out[0] != &buf[spare] || !bytes.Equal(buf[:spare], dirty(spare)) ||
+			!bytes.Equal(out[over:], frame) {
 			t.Fatalf("%x\nin %x", out, buf)
 		}
 		if readTunnel != nil {
@@ -88,7 +91,8 @@ func TestEncapRoundTrip(t *testing.T) {
 			if (u.Checksum() != 0) != has || has && !u.ChecksumOK(e.Src, e.Dst) {
 				t.Fatalf("VXLAN: checksum %04x", u.Checksum())
 			}
-		} else if want := map[Tunnel]int{TunnelGRE: 38, TunnelNVGRE: 42}[e.Kind] + wide; over != want && !(e.HasKey && over == want+4) {
+		} else if want := map[Tunnel]int{TunnelGRE: 38, TunnelNVGRE: 42}[e.Kind] + wide; over != want &&
+			!(e.HasKey && over == want+4) {
 			t.Fatalf("overhead %d, want %d", over, want)
 		}
 		want := Parse(frame, &alone)
@@ -112,13 +116,15 @@ func TestEncapRoundTrip(t *testing.T) {
 		if outer.Tunnel != kind || outer.VNI != vni || int(outer.Inner) != over {
 			t.Fatalf("tunnel %v %d at %d, want %v %d at %d", outer.Tunnel, outer.VNI, outer.Inner, kind, vni, over)
 		}
-		if outer.Src(out) != e.Src || outer.Dst(out) != e.Dst || Ethernet(out).Src() != e.SrcMAC || Ethernet(out).Dst() != e.DstMAC {
+		if outer.Src(out) != e.Src || outer.Dst(out) != e.Dst || Ethernet(out).Src() != e.SrcMAC ||
+			Ethernet(out).Dst() != e.DstMAC {
 			t.Fatal("outer addresses")
 		}
 	})
 }
 
-// TestEncapIP: GRE that carries IP packets drops the Ethernet header with its tags and padding, and Decap makes a new one.
+// TestEncapIP: GRE that carries IP packets drops the Ethernet header with its tags and padding, and
+// Decap makes a new one.
 func TestEncapIP(t *testing.T) {
 	all := seeds(t)
 	v4, v6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
@@ -131,7 +137,8 @@ func TestEncapIP(t *testing.T) {
 					t.Fatal(name, why)
 				}
 				ip := frame[l.L3 : uint32(l.L3)+l.IPLen]
-				e := Encap{Kind: TunnelGRE, Protocol: l.EtherType, Src: outerAddr, Dst: outerAddr, SrcMAC: MAC{2, 1}, DstMAC: MAC{2, 2}, HasKey: key, Key: 42}
+				e := Encap{Kind: TunnelGRE, Protocol: l.EtherType, Src: outerAddr, Dst: outerAddr, SrcMAC: MAC{2, 1},
+					DstMAC: MAC{2, 2}, HasKey: key, Key: 42}
 				room := e.Overhead() - int(l.L3)
 				buf := append(make([]byte, room), frame...)
 				out, err := e.Push(buf, room)
@@ -150,7 +157,8 @@ func TestEncapIP(t *testing.T) {
 				}
 				whole := bytes.Clone(out)
 				got, why := Decap(out, &outer, &inner)
-				if why != OK || !bytes.Equal(got[EthernetLen:], ip) || Ethernet(got).Src() != e.SrcMAC || Ethernet(got).Dst() != e.DstMAC || Ethernet(got).Type() != l.EtherType {
+				if why != OK || !bytes.Equal(got[EthernetLen:], ip) || Ethernet(got).Src() != e.SrcMAC ||
+					Ethernet(got).Dst() != e.DstMAC || Ethernet(got).Type() != l.EtherType {
 					t.Fatalf("%s: %v %x", name, why, got)
 				}
 				if outer.Tunnel != TunnelGRE || key != (outer.VNI == 42) {
@@ -168,7 +176,8 @@ func TestEncapIP(t *testing.T) {
 				if why := ParseIP(whole[EthernetLen:], &outer); why != OK {
 					t.Fatal(name, why)
 				}
-				if got, why := Decap(whole[EthernetLen:], &outer, &inner); why != OK || !bytes.Equal(got, ip) || inner.HasL2 || inner.L3 != 0 {
+				if got, why := Decap(whole[EthernetLen:], &outer, &inner); why != OK || !bytes.Equal(got, ip) ||
+					inner.HasL2 || inner.L3 != 0 {
 					t.Errorf("%s: %v %x %+v", name, why, got, inner)
 				}
 			}
@@ -244,11 +253,13 @@ func TestVLAN(t *testing.T) {
 		var before, after Layers
 		Parse(frame, &before)
 		Parse(out, &after)
-		if got, ok := after.Outer(); !ok || got != tag || before.NumTags == 0 && (after.EtherType != before.EtherType || after.L3 != before.L3+4 || after.End != before.End+4) {
+		if got, ok := after.Outer(); !ok || got != tag || before.NumTags == 0 &&
+			(after.EtherType != before.EtherType || after.L3 != before.L3+4 || after.End != before.End+4) {
 			t.Errorf("%s: %+v, before %+v", name, after, before)
 		}
 		out, err = PushVLAN(buf, 5, EtherTypeQinQ, 5)
-		if err != nil || Ethernet(out).Type() != EtherTypeQinQ || Ethernet(out).Src() != Ethernet(frame).Src() || Ethernet(out).Dst() != Ethernet(frame).Dst() {
+		if err != nil || Ethernet(out).Type() != EtherTypeQinQ || Ethernet(out).Src() != Ethernet(frame).Src() ||
+			Ethernet(out).Dst() != Ethernet(frame).Dst() {
 			t.Fatalf("%s: %v %x", name, err, out)
 		}
 		out, tpid, got, err := PopVLAN(out)
@@ -271,7 +282,8 @@ func TestVLAN(t *testing.T) {
 		off  int
 		tpid EtherType
 		want error
-	}{{frame, 3, 0, ErrHeadroom}, {frame, len(frame) + 1, 0, ErrHeadroom}, {frame[:17], 4, 0, ErrMalformed}, {frame, 4, EtherTypeIPv4, ErrField}} {
+	}{{frame, 3, 0, ErrHeadroom}, {frame, len(frame) + 1, 0, ErrHeadroom}, {frame[:17], 4, 0, ErrMalformed},
+		{frame, 4, EtherTypeIPv4, ErrField}} {
 		if _, err := PushVLAN(c.buf, c.off, c.tpid, 1); !errors.Is(err, c.want) {
 			t.Errorf("%v, want %v", err, c.want)
 		}
@@ -283,7 +295,8 @@ func TestVLAN(t *testing.T) {
 	}
 }
 
-// TestFlowHash: one flow, one hash; other flows, other hashes; fragments of a datagram stay together.
+// TestFlowHash: one flow, one hash; other flows, other hashes; fragments of a datagram stay
+// together.
 func TestFlowHash(t *testing.T) {
 	var l Layers
 	hash := func(frame []byte) uint32 {
@@ -293,7 +306,8 @@ func TestFlowHash(t *testing.T) {
 		return FlowHash(frame, &l)
 	}
 	s := seeds(t)
-	if hash(s["udp4"]) != hash(s["short length"]) || hash(s["udp4"]) == hash(s["tcp4"]) || hash(s["udp6"]) == hash(s["tcp6"]) {
+	if hash(s["udp4"]) != hash(s["short length"]) || hash(s["udp4"]) == hash(s["tcp4"]) ||
+		hash(s["udp6"]) == hash(s["tcp6"]) {
 		t.Error("flows")
 	}
 	if hash(s["first"]) != hash(s["fragment"]) {

@@ -2,8 +2,8 @@ package packet
 
 import "encoding/binary"
 
-// Ethernet is a view of an Ethernet II frame, which begins with the destination address (preamble and frame check sequence are
-// not in memory).
+// Ethernet is a view of an Ethernet II frame, which begins with the destination address (preamble
+// and frame check sequence are not in memory).
 type Ethernet []byte
 
 // Valid reports whether the header is complete, so that no method panics.
@@ -51,8 +51,8 @@ func (h *EthernetHeader) Fill(b []byte) (int, error) {
 	return EthernetLen, nil
 }
 
-// TCI is the tag control information of a VLAN tag (IEEE 802.1Q): 3 bits of priority, 1 bit of drop eligibility, 12 bits of VLAN
-// identifier.
+// TCI is the tag control information of a VLAN tag (IEEE 802.1Q): 3 bits of priority, 1 bit of drop
+// eligibility, 12 bits of VLAN identifier.
 type TCI uint16
 
 // MakeTCI puts a tag together. Bits of id above 12 and of priority above 3 are dropped.
@@ -73,8 +73,9 @@ func (t TCI) Priority() uint8 { return uint8(t >> 13) }
 // DropEligible returns the drop eligible indicator.
 func (t TCI) DropEligible() bool { return t&0x1000 != 0 }
 
-// VLAN is a view of a VLAN tag behind its tag protocol identifier: the tag control information, then the next EtherType. It is the
-// payload of an Ethernet header, or of a tag, whose type satisfies IsTag.
+// VLAN is a view of a VLAN tag behind its tag protocol identifier: the tag control information,
+// then the next EtherType. It is the payload of an Ethernet header, or of a tag, whose type
+// satisfies IsTag.
 type VLAN []byte
 
 // Valid reports whether the tag is complete, so that no method panics.
@@ -104,7 +105,8 @@ type VLANHeader struct {
 // Len returns 4.
 func (h *VLANHeader) Len() int { return VLANLen }
 
-// Fill writes the tag at the beginning of b, which is where the Ethernet header ends, and returns its length. Errors: ErrRoom.
+// Fill writes the tag at the beginning of b, which is where the Ethernet header ends, and returns
+// its length. Errors: ErrRoom.
 func (h *VLANHeader) Fill(b []byte) (int, error) {
 	if len(b) < VLANLen {
 		return 0, ErrRoom

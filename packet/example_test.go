@@ -38,7 +38,8 @@ func Example() {
 
 // A frame is put into VXLAN within its buffer, and taken out again.
 func ExampleEncap() {
-	tunnel := packet.Encap{Kind: packet.TunnelVXLAN, VNI: 42, Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr("192.0.2.2")}
+	tunnel := packet.Encap{Kind: packet.TunnelVXLAN, VNI: 42, Src: netip.MustParseAddr("192.0.2.1"),
+		Dst: netip.MustParseAddr("192.0.2.2")}
 	buf := make([]byte, tunnel.Overhead()+60) // headroom, then the frame
 	copy(buf[tunnel.Overhead():], "\x02\x00\x00\x00\x00\x02\x02\x00\x00\x00\x00\x01\x88\xb5experiment")
 

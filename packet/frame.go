@@ -2,8 +2,8 @@ package packet
 
 import "net/netip"
 
-// UDPFrame holds the headers of UDP datagrams in Ethernet frames between two sockets, over IPv4 or IPv6. Set it up once, then Fill
-// frame after frame.
+// UDPFrame holds the headers of UDP datagrams in Ethernet frames between two sockets, over IPv4 or
+// IPv6. Set it up once, then Fill frame after frame.
 type UDPFrame struct {
 	SrcMAC, DstMAC MAC
 	Tagged         bool // a VLAN tag with Tag follows the Ethernet addresses
@@ -14,7 +14,8 @@ type UDPFrame struct {
 	Checksum       ChecksumMode   // of UDP. ChecksumAuto and ChecksumFull need the payload in the frame before Fill
 }
 
-// HeaderLen returns the length of all headers: 42 for IPv4, 62 for IPv6, and 4 more with a tag. The payload begins there.
+// HeaderLen returns the length of all headers: 42 for IPv4, 62 for IPv6, and 4 more with a tag. The
+// payload begins there.
 func (f *UDPFrame) HeaderLen() int {
 	n := EthernetLen + UDPLen + IPv6Len
 	if f.Src.Addr().Is4() {
@@ -26,10 +27,11 @@ func (f *UDPFrame) HeaderLen() int {
 	return n
 }
 
-// Fill writes Ethernet, VLAN, IP and UDP headers with their lengths and checksums at the beginning of frame and returns HeaderLen.
-// payload is the number of bytes that follow these headers in the packet. They may lie elsewhere (in another segment, in the
-// memory of an accelerator) unless the checksum is computed here. Errors: ErrRoom, ErrLength, ErrAddress, ErrChecksum, and
-// ErrField for ChecksumNone over IPv6, which receivers must drop.
+// Fill writes Ethernet, VLAN, IP and UDP headers with their lengths and checksums at the beginning
+// of frame and returns HeaderLen. payload is the number of bytes that follow these headers in the
+// packet. They may lie elsewhere (in another segment, in the memory of an accelerator) unless the
+// checksum is computed here. Errors: ErrRoom, ErrLength, ErrAddress, ErrChecksum, and ErrField for
+// ChecksumNone over IPv6, which receivers must drop.
 func (f *UDPFrame) Fill(frame []byte, payload int) (int, error) {
 	n := f.HeaderLen()
 	src, dst := f.Src.Addr(), f.Dst.Addr()

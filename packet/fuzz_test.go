@@ -75,7 +75,8 @@ func FuzzViews(f *testing.F) {
 			if why != OK || ext == nil {
 				break
 			}
-			if len(ext) < 8 || ext.FragmentOffset()%8 != 0 || uint64(ext.FragmentID()) != uint64(binary.BigEndian.Uint32(ext[4:])) {
+			if len(ext) < 8 || ext.FragmentOffset()%8 != 0 ||
+				uint64(ext.FragmentID()) != uint64(binary.BigEndian.Uint32(ext[4:])) {
 				t.Fatal("extension")
 			}
 			ext.MoreFragments()

@@ -2,11 +2,13 @@ package packet
 
 import "encoding/binary"
 
-// GRE is a view of a GRE header (RFC 2784) with the optional checksum, key and sequence number of RFC 2890.
+// GRE is a view of a GRE header (RFC 2784) with the optional checksum, key and sequence number of
+// RFC 2890.
 type GRE []byte
 
-// Valid reports whether the header with its optional fields is complete, of version 0 and without the source routes of RFC 1701
-// (a receiver drops such packets, RFC 2784 section 2.3). After that no method panics.
+// Valid reports whether the header with its optional fields is complete, of version 0 and without
+// the source routes of RFC 1701 (a receiver drops such packets, RFC 2784 section 2.3). After that
+// no method panics.
 func (g GRE) Valid() bool {
 	return len(g) >= GRELen && len(g) >= g.HeaderLen() && g.Version() == 0 && g[0]&0x4c == 0
 }
@@ -39,7 +41,8 @@ func (g GRE) Checksum() (uint16, bool) {
 	return binary.BigEndian.Uint16(g[4:]), true
 }
 
-// ChecksumOK reports whether the checksum, if there is one, is right. g must end where the payload ends.
+// ChecksumOK reports whether the checksum, if there is one, is right. g must end where the payload
+// ends.
 func (g GRE) ChecksumOK() bool { return !g.HasChecksum() || Checksum(g) == 0 }
 
 func (g GRE) keyAt() int { return GRELen + 4*int(g[0]>>7) }
@@ -60,7 +63,8 @@ func (g GRE) Sequence() (uint32, bool) {
 	return binary.BigEndian.Uint32(g[g.HeaderLen()-4:]), true
 }
 
-// VSID returns the virtual subnet of an NVGRE header (RFC 7637), 24 bits: the upper bits of the key. 0 without a key.
+// VSID returns the virtual subnet of an NVGRE header (RFC 7637), 24 bits: the upper bits of the
+// key. 0 without a key.
 func (g GRE) VSID() uint32 { k, _ := g.Key(); return k >> 8 }
 
 // FlowID returns the flow of an NVGRE header, 8 bits: the lower bits of the key. 0 without a key.
@@ -99,8 +103,8 @@ func (g GRE) FillChecksum() {
 // NVGREKey returns the key of an NVGRE header: subnet in the upper 24 bits, flow in the lower 8.
 func NVGREKey(subnet uint32, flow uint8) uint32 { return subnet<<8 | uint32(flow) }
 
-// GREHeader is the content of a GRE header. An NVGRE header (RFC 7637) is one with Protocol EtherTypeTEB, HasKey and Key
-// NVGREKey(subnet, flow), without checksum and sequence number.
+// GREHeader is the content of a GRE header. An NVGRE header (RFC 7637) is one with Protocol
+// EtherTypeTEB, HasKey and Key NVGREKey(subnet, flow), without checksum and sequence number.
 type GREHeader struct {
 	Protocol    EtherType // of the payload
 	HasChecksum bool      // leaves room; GRE.FillChecksum computes it when the payload is there

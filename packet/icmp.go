@@ -91,14 +91,15 @@ type ICMPHeader struct {
 	Rest uint32 // second word; for an echo, EchoRest(id, seq)
 }
 
-// EchoRest returns the second word of an echo message of ICMP, and the first behind the header of ICMPv6.
+// EchoRest returns the second word of an echo message of ICMP, and the first behind the header of
+// ICMPv6.
 func EchoRest(id, seq uint16) uint32 { return uint32(id)<<16 | uint32(seq) }
 
 // Len returns 8.
 func (h *ICMPHeader) Len() int { return ICMPLen }
 
-// Fill writes the header at the beginning of b, with the checksum 0, and returns its length. ICMP.FillChecksum adds the checksum when
-// the payload is there. Errors: ErrRoom.
+// Fill writes the header at the beginning of b, with the checksum 0, and returns its length.
+// ICMP.FillChecksum adds the checksum when the payload is there. Errors: ErrRoom.
 func (h *ICMPHeader) Fill(b []byte) (int, error) {
 	if len(b) < ICMPLen {
 		return 0, ErrRoom
@@ -110,11 +111,12 @@ func (h *ICMPHeader) Fill(b []byte) (int, error) {
 	return ICMPLen, nil
 }
 
-// ICMPv6 is a view of an ICMPv6 message (RFC 4443) that ends where the IP packet ends. For neighbour discovery see Neighbor.
+// ICMPv6 is a view of an ICMPv6 message (RFC 4443) that ends where the IP packet ends. For
+// neighbour discovery see Neighbor.
 type ICMPv6 []byte
 
-// Valid reports whether the common header is complete. Rest, ID and Seq need four bytes more, as most messages have: they return 0
-// otherwise. After that no getter panics.
+// Valid reports whether the common header is complete. Rest, ID and Seq need four bytes more, as
+// most messages have: they return 0 otherwise. After that no getter panics.
 func (m ICMPv6) Valid() bool { return len(m) >= ICMPv6Len }
 
 // Type returns the type.
@@ -126,7 +128,8 @@ func (m ICMPv6) Code() uint8 { return m[1] }
 // Checksum returns the checksum field.
 func (m ICMPv6) Checksum() uint16 { return binary.BigEndian.Uint16(m[2:]) }
 
-// Rest returns the word behind the header, whose meaning depends on the type (the MTU of ICMPv6PacketTooBig); 0 when it is missing.
+// Rest returns the word behind the header, whose meaning depends on the type (the MTU of
+// ICMPv6PacketTooBig); 0 when it is missing.
 func (m ICMPv6) Rest() uint32 {
 	if len(m) < 8 {
 		return 0
@@ -166,7 +169,8 @@ func (m ICMPv6) FillChecksum(src, dst netip.Addr) {
 	m.SetChecksum(PseudoSum(src, dst, ProtoICMPv6, uint32(len(m))).Add(m).Checksum())
 }
 
-// ICMPv6Header is the header of an ICMPv6 message with the word that follows it in all messages of RFC 4443.
+// ICMPv6Header is the header of an ICMPv6 message with the word that follows it in all messages of
+// RFC 4443.
 type ICMPv6Header struct {
 	Type ICMPType
 	Code uint8
@@ -176,8 +180,8 @@ type ICMPv6Header struct {
 // Len returns 8.
 func (h *ICMPv6Header) Len() int { return ICMPv6Len + 4 }
 
-// Fill writes header and word at the beginning of b, with the checksum 0, and returns their length. ICMPv6.FillChecksum adds the
-// checksum when the payload is there. Errors: ErrRoom.
+// Fill writes header and word at the beginning of b, with the checksum 0, and returns their length.
+// ICMPv6.FillChecksum adds the checksum when the payload is there. Errors: ErrRoom.
 func (h *ICMPv6Header) Fill(b []byte) (int, error) {
 	if len(b) < h.Len() {
 		return 0, ErrRoom

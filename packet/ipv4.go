@@ -5,11 +5,12 @@ import (
 	"net/netip"
 )
 
-// IPv4 is a view of an IPv4 packet (RFC 791) that begins at its header. Bytes may follow behind its total length.
+// IPv4 is a view of an IPv4 packet (RFC 791) that begins at its header. Bytes may follow behind its
+// total length.
 type IPv4 []byte
 
-// Valid reports whether the header with its options is complete, of version 4, and its total length holds the header and lies
-// within the slice. After that no method panics.
+// Valid reports whether the header with its options is complete, of version 4, and its total length
+// holds the header and lies within the slice. After that no method panics.
 func (p IPv4) Valid() bool {
 	if len(p) < IPv4Len || p[0]>>4 != 4 {
 		return false
@@ -78,8 +79,8 @@ func (p IPv4) set16(at int, v uint16) {
 	p.setChecksum(UpdateChecksum(p.Checksum(), old, v))
 }
 
-// The setters below change the header checksum with the field (RFC 1624): a right one stays right, a wrong one stays wrong.
-// They do not change transport checksums.
+// The setters below change the header checksum with the field (RFC 1624): a right one stays right,
+// a wrong one stays wrong. They do not change transport checksums.
 
 // SetTOS sets the type of service.
 func (p IPv4) SetTOS(v uint8) { p.set16(0, uint16(p[0])<<8|uint16(v)) }
@@ -141,8 +142,9 @@ type IPv4Header struct {
 // Len returns the length of the header with its options.
 func (h *IPv4Header) Len() int { return IPv4Len + len(h.Options) }
 
-// Fill writes the header with its checksum at the beginning of b and returns its length. payload is the number of bytes that
-// follow this header in the packet. Errors: ErrRoom, ErrLength, ErrAddress, ErrOptions, ErrField.
+// Fill writes the header with its checksum at the beginning of b and returns its length. payload is
+// the number of bytes that follow this header in the packet. Errors: ErrRoom, ErrLength,
+// ErrAddress, ErrOptions, ErrField.
 func (h *IPv4Header) Fill(b []byte, payload int) (int, error) {
 	n := h.Len()
 	switch {

@@ -5,16 +5,18 @@ import (
 	"net/netip"
 )
 
-// IPv6 is a view of an IPv6 packet (RFC 8200) that begins at its header. Bytes may follow behind its payload length.
+// IPv6 is a view of an IPv6 packet (RFC 8200) that begins at its header. Bytes may follow behind
+// its payload length.
 type IPv6 []byte
 
-// Valid reports whether the fixed header is complete, of version 6, and its payload length lies within the slice. After that no
-// method panics.
+// Valid reports whether the fixed header is complete, of version 6, and its payload length lies
+// within the slice. After that no method panics.
 func (p IPv6) Valid() bool {
 	return len(p) >= IPv6Len && p[0]>>4 == 6 && IPv6Len+p.PayloadLen() <= len(p)
 }
 
-// PayloadLen returns the number of bytes behind the fixed header (extension headers included), as its field says.
+// PayloadLen returns the number of bytes behind the fixed header (extension headers included), as
+// its field says.
 func (p IPv6) PayloadLen() int { return int(binary.BigEndian.Uint16(p[4:])) }
 
 // TrafficClass returns six bits of DSCP and two of ECN.
@@ -76,8 +78,9 @@ type IPv6Header struct {
 // Len returns 40.
 func (h *IPv6Header) Len() int { return IPv6Len }
 
-// Fill writes the header at the beginning of b and returns its length. payload is the number of bytes that follow this header in
-// the packet, extension headers included. Errors: ErrRoom, ErrLength, ErrAddress, ErrField.
+// Fill writes the header at the beginning of b and returns its length. payload is the number of
+// bytes that follow this header in the packet, extension headers included. Errors: ErrRoom,
+// ErrLength, ErrAddress, ErrField.
 func (h *IPv6Header) Fill(b []byte, payload int) (int, error) {
 	switch {
 	case len(b) < IPv6Len:
@@ -98,7 +101,8 @@ func (h *IPv6Header) Fill(b []byte, payload int) (int, error) {
 	return IPv6Len, nil
 }
 
-// IsExtension reports whether an IPv6 header of this type is followed by another one, at a place that can be computed.
+// IsExtension reports whether an IPv6 header of this type is followed by another one, at a place
+// that can be computed.
 func (p Proto) IsExtension() bool {
 	switch p {
 	case ProtoHopByHop, ProtoRouting, ProtoFragment, ProtoAH, ProtoDestOpts, ProtoMobility, ProtoHIP, ProtoShim6:
@@ -107,8 +111,8 @@ func (p Proto) IsExtension() bool {
 	return false
 }
 
-// extensionLen returns the length of the extension header of type p at the beginning of b, or 0 when b, or the length in the header,
-// ends inside it.
+// extensionLen returns the length of the extension header of type p at the beginning of b, or 0
+// when b, or the length in the header, ends inside it.
 func extensionLen(p Proto, b []byte) int {
 	if len(b) < 8 {
 		return 0
@@ -131,13 +135,15 @@ func extensionLen(p Proto, b []byte) int {
 	return n
 }
 
-// Extension is a view of one IPv6 extension header: hop-by-hop options, routing, fragment, authentication, destination options.
+// Extension is a view of one IPv6 extension header: hop-by-hop options, routing, fragment,
+// authentication, destination options.
 type Extension []byte
 
 // NextHeader returns the type of the header behind this one.
 func (e Extension) NextHeader() Proto { return Proto(e[0]) }
 
-// FragmentOffset returns, for a fragment header, where the fragment begins in its datagram, in bytes.
+// FragmentOffset returns, for a fragment header, where the fragment begins in its datagram, in
+// bytes.
 func (e Extension) FragmentOffset() uint16 { return binary.BigEndian.Uint16(e[2:]) &^ 7 }
 
 // MoreFragments returns, for a fragment header, whether more fragments follow.
@@ -146,9 +152,10 @@ func (e Extension) MoreFragments() bool { return e[3]&1 != 0 }
 // FragmentID returns, for a fragment header, the identification of the datagram.
 func (e Extension) FragmentID() uint32 { return binary.BigEndian.Uint32(e[4:]) }
 
-// NextExtension cuts the first extension header from b, which begins with a header of type proto: the payload of an IPv6 packet and
-// its NextHeader. It returns the header, its type, and what follows with its type. OK with an empty header means that proto is
-// no extension header. Loop at most MaxExtensions times:
+// NextExtension cuts the first extension header from b, which begins with a header of type proto:
+// the payload of an IPv6 packet and its NextHeader. It returns the header, its type, and what
+// follows with its type. OK with an empty header means that proto is no extension header. Loop at
+// most MaxExtensions times:
 //
 //	rest, proto := ip.Payload(), ip.NextHeader()
 //	for range packet.MaxExtensions {
@@ -200,8 +207,9 @@ func (h *FragmentHeader) Fill(b []byte) (int, error) {
 	return 8, nil
 }
 
-// FillOptions writes a hop-by-hop or destination options header (they look alike) around options, encoded as RFC 8200 section 4.2
-// says, pads it to a multiple of 8 bytes and returns its length. Errors: ErrRoom, ErrLength.
+// FillOptions writes a hop-by-hop or destination options header (they look alike) around options,
+// encoded as RFC 8200 section 4.2 says, pads it to a multiple of 8 bytes and returns its length.
+// Errors: ErrRoom, ErrLength.
 func FillOptions(b []byte, next Proto, options []byte) (int, error) {
 	n := (2 + len(options) + 7) &^ 7
 	if n > 2048 {

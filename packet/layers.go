@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// MaxExtensions is how many IPv6 extension headers Parse walks before it gives up with LongExtensions. RFC 8200 section 4.1
-// names seven at most that have an order.
+// MaxExtensions is how many IPv6 extension headers Parse walks before it gives up with
+// LongExtensions. RFC 8200 section 4.1 names seven at most that have an order.
 const MaxExtensions = 8
 
 // Tunnel is a kind of encapsulation.
@@ -34,9 +34,10 @@ func (t Tunnel) String() string {
 	return "unknown"
 }
 
-// Layers is where the layers of one frame lie, and the fields that steering reads. Parse fills it; reuse it from frame to frame.
-// Offsets count bytes from the first byte of the slice given to Parse, ParseIP or ParseTunnel. A field of a layer that the
-// frame does not have is 0; after an answer other than OK the fields of the layers before the fault are set.
+// Layers is where the layers of one frame lie, and the fields that steering reads. Parse fills it;
+// reuse it from frame to frame. Offsets count bytes from the first byte of the slice given to
+// Parse, ParseIP or ParseTunnel. A field of a layer that the frame does not have is 0; after an
+// answer other than OK the fields of the layers before the fault are set.
 type Layers struct {
 	L2      uint16 // Ethernet header (0, except for the inner frame of a tunnel)
 	L3      uint16 // first byte behind EtherType and tags: the IP header, or the payload of another EtherType
@@ -63,13 +64,15 @@ type Layers struct {
 	VNI    uint32 // VXLAN network identifier, NVGRE virtual subnet, or GRE key (0 without)
 }
 
-// IsFragment reports whether the frame carries a part of a datagram. A first part can have ports, later ones cannot.
+// IsFragment reports whether the frame carries a part of a datagram. A first part can have ports,
+// later ones cannot.
 func (l *Layers) IsFragment() bool { return l.MoreFragments || l.FragOffset != 0 }
 
 // Outer returns the outer VLAN tag, or 0 and false.
 func (l *Layers) Outer() (TCI, bool) { return l.Tags[0], l.NumTags > 0 }
 
-// Src returns the IP source address in frame, the slice that was parsed; the zero Addr when it is not IP.
+// Src returns the IP source address in frame, the slice that was parsed; the zero Addr when it is
+// not IP.
 func (l *Layers) Src(frame []byte) netip.Addr {
 	switch l.IPVersion {
 	case 4:
@@ -80,7 +83,8 @@ func (l *Layers) Src(frame []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// Dst returns the IP destination address in frame, the slice that was parsed; the zero Addr when it is not IP.
+// Dst returns the IP destination address in frame, the slice that was parsed; the zero Addr when it
+// is not IP.
 func (l *Layers) Dst(frame []byte) netip.Addr {
 	switch l.IPVersion {
 	case 4:
@@ -91,14 +95,17 @@ func (l *Layers) Dst(frame []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// Parse reads the headers of an Ethernet frame up to the payload of TCP, UDP or ICMP into l, overwriting what was there.
-// It takes a bounded number of steps for any bytes, allocates nothing and keeps no reference to frame.
+// Parse reads the headers of an Ethernet frame up to the payload of TCP, UDP or ICMP into l,
+// overwriting what was there. It takes a bounded number of steps for any bytes, allocates nothing
+// and keeps no reference to frame.
 //
-// It checks what later code relies on: every offset up to End lies inside frame, header lengths and total lengths agree.
-// It does not verify checksums (network cards do; see ChecksumOK of the views). Frames of an EtherType or IP protocol that it
-// does not know are OK: L3 or L4 equals Payload. Bytes behind the IP packet are padding and are ignored.
-// A third VLAN tag is such an unknown payload. IPv6 jumbograms (RFC 2675) are not supported: they end as ShortUDP, ShortTCP or
-// ShortExtension. Inside an ESP header nothing can be read: Proto is ProtoESP and Payload its first byte.
+// It checks what later code relies on: every offset up to End lies inside frame, header lengths and
+// total lengths agree. It does not verify checksums (network cards do; see ChecksumOK of the
+// views). Frames of an EtherType or IP protocol that it does not know are OK: L3 or L4 equals
+// Payload. Bytes behind the IP packet are padding and are ignored. A third VLAN tag is such an
+// unknown payload. IPv6 jumbograms (RFC 2675) are not supported: they end as ShortUDP, ShortTCP or
+// ShortExtension. Inside an ESP header nothing can be read: Proto is ProtoESP and Payload its first
+// byte.
 func Parse(frame []byte, l *Layers) Reason {
 	*l = Layers{HasL2: true}
 	return l.ethernet(frame, 0)

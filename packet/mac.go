@@ -14,8 +14,9 @@ var BroadcastMAC = MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 // ErrMAC says that a text is not an Ethernet address.
 var ErrMAC = errors.New("not an Ethernet address of 6 bytes: write it like 02:00:5e:10:00:01")
 
-// ParseMAC reads an Ethernet address of six bytes in the forms of [net.ParseMAC]: 02:00:5e:10:00:01, 02-00-5e-10-00-01,
-// 0200.5e10.0001 or 02005e100001, in either case. Every byte has two digits. Errors wrap ErrMAC.
+// ParseMAC reads an Ethernet address of six bytes in the forms of [net.ParseMAC]:
+// 02:00:5e:10:00:01, 02-00-5e-10-00-01, 0200.5e10.0001 or 02005e100001, in either case. Every byte
+// has two digits. Errors wrap ErrMAC.
 func ParseMAC(s string) (MAC, error) {
 	var m MAC
 	group, sep := 2, byte(0)
@@ -79,7 +80,8 @@ func (m MAC) AppendText(b []byte) ([]byte, error) {
 // MarshalText returns String as bytes; it implements [encoding.TextMarshaler].
 func (m MAC) MarshalText() ([]byte, error) { return m.AppendText(make([]byte, 0, 17)) }
 
-// UnmarshalText reads what ParseMAC reads; it implements [encoding.TextUnmarshaler]. On an error m keeps its value.
+// UnmarshalText reads what ParseMAC reads; it implements [encoding.TextUnmarshaler]. On an error m
+// keeps its value.
 func (m *MAC) UnmarshalText(text []byte) error {
 	v, err := ParseMAC(string(text))
 	if err == nil {
@@ -97,5 +99,6 @@ func (m MAC) IsMulticast() bool { return m[0]&1 != 0 }
 // IsBroadcast reports whether the address names all stations.
 func (m MAC) IsBroadcast() bool { return m == BroadcastMAC }
 
-// IsLocal reports whether the address was assigned by an administrator or by software, not by a manufacturer.
+// IsLocal reports whether the address was assigned by an administrator or by software, not by a
+// manufacturer.
 func (m MAC) IsLocal() bool { return m[0]&2 != 0 }

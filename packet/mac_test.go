@@ -34,7 +34,8 @@ func TestMAC(t *testing.T) {
 			t.Errorf("%v, %v", m, err)
 		}
 	}
-	if !BroadcastMAC.IsBroadcast() || !BroadcastMAC.IsMulticast() || m.IsBroadcast() || !m.IsMulticast() || m.IsZero() || !(MAC{}).IsZero() ||
+	if !BroadcastMAC.IsBroadcast() || !BroadcastMAC.IsMulticast() || m.IsBroadcast() || !m.IsMulticast() ||
+		m.IsZero() || !(MAC{}).IsZero() ||
 		!(MAC{2}).IsLocal() || m.IsLocal() {
 		t.Error("kinds of addresses")
 	}
@@ -42,7 +43,8 @@ func TestMAC(t *testing.T) {
 
 // FuzzParseMAC: what net.ParseMAC says, for addresses of 6 bytes.
 func FuzzParseMAC(f *testing.F) {
-	for _, s := range []string{"02:00:5e:10:00:01", "02-00-5E-10-00-01", "0200.5e10.0001", "02005E100001", "0200:5e10:0001", "02:00:5e:10:00-01", "02:00:5e:10:00:0", "",
+	for _, s := range []string{"02:00:5e:10:00:01", "02-00-5E-10-00-01", "0200.5e10.0001", "02005E100001",
+		"0200:5e10:0001", "02:00:5e:10:00-01", "02:00:5e:10:00:0", "",
 		"02:00:5e:10:00:0g", "02.00.5e.10.00.01", "02:00:5e:10:00:00:00:01", "0200.5e10-0001", "020:05e:10:00:01:1"} {
 		f.Add(s)
 	}

@@ -2,18 +2,19 @@ package packet
 
 import "net/netip"
 
-// NeighborLen is the length of a neighbour message with one link-layer address option, as Fill writes it.
+// NeighborLen is the length of a neighbour message with one link-layer address option, as Fill
+// writes it.
 const NeighborLen = 32
 
 const neighborFixed = 24 // ICMPv6 header, flags, target
 
-// Neighbor is a view of a neighbour solicitation or advertisement (RFC 4861 sections 4.3 and 4.4): an ICMPv6 message that ends where the
-// IP packet ends.
+// Neighbor is a view of a neighbour solicitation or advertisement (RFC 4861 sections 4.3 and 4.4):
+// an ICMPv6 message that ends where the IP packet ends.
 type Neighbor []byte
 
-// Valid reports whether this is one of the two messages, complete, with options that fill the rest exactly, about a target that is no
-// group (RFC 4861 section 7.1). The receiver also checks that the hop limit is 255 and ICMPv6.ChecksumOK. After that no
-// method panics.
+// Valid reports whether this is one of the two messages, complete, with options that fill the rest
+// exactly, about a target that is no group (RFC 4861 section 7.1). The receiver also checks that
+// the hop limit is 255 and ICMPv6.ChecksumOK. After that no method panics.
 func (m Neighbor) Valid() bool {
 	if len(m) < neighborFixed || m[1] != 0 || m.Target().IsMulticast() {
 		return false
@@ -47,8 +48,9 @@ func (m Neighbor) Solicited() bool { return m[4]&0x40 != 0 }
 // Override returns the O flag of an advertisement: caches shall be overwritten.
 func (m Neighbor) Override() bool { return m[4]&0x20 != 0 }
 
-// LinkAddr returns the Ethernet address of the sender of a solicitation, or of the target of an advertisement, and whether the message
-// tells it (options of type 1 and 2). The message must be valid.
+// LinkAddr returns the Ethernet address of the sender of a solicitation, or of the target of an
+// advertisement, and whether the message tells it (options of type 1 and 2). The message must be
+// valid.
 func (m Neighbor) LinkAddr() (MAC, bool) {
 	kind := byte(2)
 	if m.Solicitation() {
@@ -91,8 +93,8 @@ type NeighborHeader struct {
 // Len returns NeighborLen.
 func (h *NeighborHeader) Len() int { return NeighborLen }
 
-// Fill writes the message with its checksum at the beginning of b and returns its length. The IPv6 header in front of it must have the
-// hop limit 255. Errors: ErrRoom, ErrAddress.
+// Fill writes the message with its checksum at the beginning of b and returns its length. The IPv6
+// header in front of it must have the hop limit 255. Errors: ErrRoom, ErrAddress.
 func (h *NeighborHeader) Fill(b []byte) (int, error) {
 	if len(b) < NeighborLen {
 		return 0, ErrRoom
@@ -115,8 +117,8 @@ func (h *NeighborHeader) Fill(b []byte) (int, error) {
 	return NeighborLen, nil
 }
 
-// SolicitedNode returns the group that the owner of an IPv6 address listens to, the destination of solicitations for it (RFC 4291
-// section 2.7.1). For other addresses it returns the zero Addr.
+// SolicitedNode returns the group that the owner of an IPv6 address listens to, the destination of
+// solicitations for it (RFC 4291 section 2.7.1). For other addresses it returns the zero Addr.
 func SolicitedNode(a netip.Addr) netip.Addr {
 	if !a.Is6() {
 		return netip.Addr{}
@@ -125,8 +127,8 @@ func SolicitedNode(a netip.Addr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 0x01, 12: 0xff, 13: v[13], 14: v[14], 15: v[15]})
 }
 
-// MulticastMAC returns the Ethernet group of an IP group (RFC 1112 section 6.4, RFC 2464 section 7) and the broadcast address for
-// 255.255.255.255. False: the address is neither.
+// MulticastMAC returns the Ethernet group of an IP group (RFC 1112 section 6.4, RFC 2464 section 7)
+// and the broadcast address for 255.255.255.255. False: the address is neither.
 func MulticastMAC(a netip.Addr) (MAC, bool) {
 	switch {
 	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):

@@ -2,8 +2,8 @@ package packet
 
 import "strconv"
 
-// EtherType is the type of what follows an Ethernet header or VLAN tag (IEEE 802 numbers). A value below 0x0600 is the length of
-// an IEEE 802.3 frame instead.
+// EtherType is the type of what follows an Ethernet header or VLAN tag (IEEE 802 numbers). A value
+// below 0x0600 is the length of an IEEE 802.3 frame instead.
 type EtherType uint16
 
 // The EtherTypes that this package knows.

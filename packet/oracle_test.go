@@ -2,9 +2,10 @@
 
 package packet
 
-// The tests in files with this build constraint compare us with gopacket. They run in the builds of CI that check invariants and races,
-// and not in the plain one, because go test -fuzz instruments everything that the test binary links, and gopacket makes each
-// execution of each fuzz target about twice as slow. To fuzz against it: go test -tags invariants -fuzz FuzzParse.
+// The tests in files with this build constraint compare us with gopacket. They run in the builds of
+// CI that check invariants and races, and not in the plain one, because go test -fuzz instruments
+// everything that the test binary links, and gopacket makes each execution of each fuzz target
+// about twice as slow. To fuzz against it: go test -tags invariants -fuzz FuzzParse.
 
 import (
 	"bytes"
@@ -46,11 +47,13 @@ func compare(t testing.TB, frame []byte, got *Layers, why Reason) {
 		if body[1]&0x80 != 0 {
 			return
 		}
-		if err := g.DecodeFromBytes(body, gopacket.NilDecodeFeedback); err != nil || g.Version != 0 || g.RoutingPresent {
+		if err := g.DecodeFromBytes(body, gopacket.NilDecodeFeedback); err != nil || g.Version != 0 ||
+			g.RoutingPresent {
 			t.Fatalf("GRE that gopacket refuses: %x: %v", frame, err)
 		}
 		vni, contents = g.Key, len(g.Contents)
-		if nvgre := g.Protocol == layers.EthernetTypeTransparentEthernetBridging && g.KeyPresent && !g.ChecksumPresent && !g.SeqPresent; nvgre {
+		if nvgre := g.Protocol == layers.EthernetTypeTransparentEthernetBridging && g.KeyPresent &&
+			!g.ChecksumPresent && !g.SeqPresent; nvgre {
 			vni >>= 8
 		}
 	}
@@ -68,16 +71,20 @@ const (
 	open                  // gopacket cannot tell: only the fields up to depth are compared
 )
 
-// expect says what Parse should find in a frame, by gopacket, and how deep: 2 up to the EtherType, 3 up to the IP header, 4 all.
+// expect says what Parse should find in a frame, by gopacket, and how deep: 2 up to the EtherType,
+// 3 up to the IP header, 4 all.
 //
 // Deliberate differences, where Parse is the stricter:
-//   - a total length of 0 in IPv4 (segmentation offload) and a length of 0 in UDP (jumbograms) are refused;
-//   - gopacket marks a packet shorter than its length fields as truncated and goes on; Parse refuses it;
+//   - a total length of 0 in IPv4 (segmentation offload) and a length of 0 in UDP (jumbograms) are
+//     refused;
+//   - gopacket marks a packet shorter than its length fields as truncated and goes on; Parse
+//     refuses it;
 //   - the IP version must agree with the EtherType;
 //   - no more than MaxExtensions extension headers and two tags.
 //
 // Where Parse goes on and gopacket does not:
-//   - options of IPv4, TCP and extension headers are not looked into: gopacket refuses malformed ones;
+//   - options of IPv4, TCP and extension headers are not looked into: gopacket refuses malformed
+//     ones;
 //   - a first fragment is read up to its ports, an atomic IPv6 fragment (RFC 6946) is no fragment;
 //   - IPv6 without payload, mobility, HIP and shim6 headers, 0x9100 tags;
 //   - GRE in gopacket has an acknowledgement number where RFC 2784 has a bit to be ignored.
@@ -156,7 +163,8 @@ func expect(frame []byte) (want Layers, depth int, v verdict) {
 			if proto == ProtoMobility || proto == ProtoHIP || proto == ProtoShim6 {
 				return want, 3, open
 			}
-			if proto != ProtoHopByHop && proto != ProtoRouting && proto != ProtoFragment && proto != ProtoDestOpts && proto != ProtoAH {
+			if proto != ProtoHopByHop && proto != ProtoRouting && proto != ProtoFragment && proto != ProtoDestOpts &&
+				proto != ProtoAH {
 				break
 			}
 			if n == MaxExtensions || left < 8 {
@@ -246,7 +254,8 @@ func expect(frame []byte) (want Layers, depth int, v verdict) {
 	return want, 4, agree
 }
 
-// decodes reports whether gopacket is content with a layer: a packet lists layers whose decoding failed as well.
+// decodes reports whether gopacket is content with a layer: a packet lists layers whose decoding
+// failed as well.
 func decodes(l interface {
 	DecodeFromBytes([]byte, gopacket.DecodeFeedback) error
 }, b []byte) bool {
@@ -267,7 +276,8 @@ func blankOptions(b []byte, from, to int) bool {
 func (l Layers) upTo(depth int) Layers {
 	out := Layers{}
 	if depth >= 2 {
-		out.L2, out.L3, out.EtherType, out.Tags, out.NumTags, out.HasL2 = l.L2, l.L3, l.EtherType, l.Tags, l.NumTags, l.HasL2
+		out.L2, out.L3, out.EtherType, out.Tags, out.NumTags, out.HasL2 = l.L2, l.L3, l.EtherType, l.Tags, l.NumTags,
+			l.HasL2
 	}
 	if depth >= 3 {
 		out.IPVersion, out.IPLen = l.IPVersion, l.IPLen
@@ -286,13 +296,17 @@ func peerSeeds(t testing.TB) map[string][]byte {
 		return &layers.Ethernet{DstMAC: []byte{2, 0, 0, 0, 0, 1}, SrcMAC: []byte{2, 0, 0, 0, 0, 2}, EthernetType: typ}
 	}
 	v4 := func(proto layers.IPProtocol) *layers.IPv4 {
-		return &layers.IPv4{Version: 4, TTL: 64, Protocol: proto, SrcIP: []byte{10, 0, 0, 1}, DstIP: []byte{10, 0, 0, 2}}
+		return &layers.IPv4{Version: 4, TTL: 64, Protocol: proto, SrcIP: []byte{10, 0, 0, 1},
+			DstIP: []byte{10, 0, 0, 2}}
 	}
 	v6 := func(proto layers.IPProtocol) *layers.IPv6 {
-		return &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: proto, SrcIP: netip.MustParseAddr("fd00::1").AsSlice(), DstIP: netip.MustParseAddr("fd00::2").AsSlice()}
+		return &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: proto,
+			SrcIP: netip.MustParseAddr("fd00::1").AsSlice(), DstIP: netip.MustParseAddr("fd00::2").AsSlice()}
 	}
 	udp := func(dst layers.UDPPort) *layers.UDP { return &layers.UDP{SrcPort: 1000, DstPort: dst} }
-	tcp := &layers.TCP{SrcPort: 1, DstPort: 2, Seq: 3, SYN: true, Window: 100, Options: []layers.TCPOption{{OptionType: layers.TCPOptionKindMSS, OptionLength: 4, OptionData: []byte{5, 0xb4}}}}
+	tcp := &layers.TCP{SrcPort: 1, DstPort: 2, Seq: 3, SYN: true, Window: 100,
+		Options: []layers.TCPOption{{OptionType: layers.TCPOptionKindMSS, OptionLength: 4,
+			OptionData: []byte{5, 0xb4}}}}
 	payload := gopacket.Payload("payload of a packet, long enough")
 	ser := func(ls ...gopacket.SerializableLayer) []byte {
 		t.Helper()
@@ -314,26 +328,38 @@ func peerSeeds(t testing.TB) map[string][]byte {
 	udpBytes := append([]byte{0, 1, 0, 2, 0, 12, 0, 0}, "data"...)
 	hop := func(next byte) []byte { return []byte{next, 0, 1, 4, 0, 0, 0, 0} }
 	return map[string][]byte{
-		"udp4":         inner,
-		"udp6":         ser(eth(ip6), v6(layers.IPProtocolUDP), udp(9), payload),
-		"tcp4":         ser(eth(ip4), v4(layers.IPProtocolTCP), tcp, payload),
-		"tcp6":         ser(eth(ip6), v6(layers.IPProtocolTCP), tcp, payload),
-		"icmp":         ser(eth(ip4), v4(layers.IPProtocolICMPv4), &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(8, 0), Id: 7, Seq: 8}, payload),
-		"icmp6":        ser(eth(ip6), v6(layers.IPProtocolICMPv6), &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(128, 0)}, payload),
-		"vlan":         ser(eth(q), &layers.Dot1Q{VLANIdentifier: 7, Priority: 5, Type: ip4}, v4(layers.IPProtocolUDP), udp(9), payload),
-		"qinq":         ser(eth(layers.EthernetTypeQinQ), &layers.Dot1Q{VLANIdentifier: 7, Type: q}, &layers.Dot1Q{VLANIdentifier: 9, DropEligible: true, Type: ip6}, v6(layers.IPProtocolUDP), udp(9), payload),
-		"three tags":   ser(eth(q), &layers.Dot1Q{Type: q}, &layers.Dot1Q{Type: q}, &layers.Dot1Q{Type: ip4}, v4(layers.IPProtocolUDP), udp(9), payload),
-		"fragment":     ser(eth(ip4), frag, payload),
-		"first":        ser(eth(ip4), first, udp(9), payload),
-		"options":      ser(eth(ip4), opts, udp(9), payload),
-		"arp":          ser(eth(layers.EthernetTypeARP), &layers.ARP{AddrType: 1, Protocol: ip4, HwAddressSize: 6, ProtAddressSize: 4, Operation: 1, SourceHwAddress: make([]byte, 6), SourceProtAddress: make([]byte, 4), DstHwAddress: make([]byte, 6), DstProtAddress: make([]byte, 4)}),
-		"padding":      append(ser(eth(ip4), v4(layers.IPProtocolUDP), udp(9)), make([]byte, 18)...),
-		"vxlan":        ser(eth(ip4), v4(layers.IPProtocolUDP), udp(4789), &layers.VXLAN{ValidIDFlag: true, VNI: 0x123456}, gopacket.Payload(inner)),
-		"vxlan6":       ser(eth(ip6), v6(layers.IPProtocolUDP), udp(4789), &layers.VXLAN{ValidIDFlag: true, VNI: 1}, gopacket.Payload(inner)),
-		"gre":          ser(eth(ip4), v4(layers.IPProtocolGRE), &layers.GRE{Protocol: ip4}, v4(layers.IPProtocolTCP), tcp, payload),
-		"gre all":      ser(eth(ip4), v4(layers.IPProtocolGRE), &layers.GRE{Protocol: ip6, KeyPresent: true, Key: 99, SeqPresent: true, Seq: 3, ChecksumPresent: true}, v6(layers.IPProtocolUDP), udp(1), payload),
-		"gre teb":      ser(eth(ip4), v4(layers.IPProtocolGRE), &layers.GRE{Protocol: 0x6558}, gopacket.Payload(inner)),
-		"nvgre":        ser(eth(ip4), v4(layers.IPProtocolGRE), &layers.GRE{Protocol: 0x6558, KeyPresent: true, Key: 0x12345678}, gopacket.Payload(inner)),
+		"udp4": inner,
+		"udp6": ser(eth(ip6), v6(layers.IPProtocolUDP), udp(9), payload),
+		"tcp4": ser(eth(ip4), v4(layers.IPProtocolTCP), tcp, payload),
+		"tcp6": ser(eth(ip6), v6(layers.IPProtocolTCP), tcp, payload),
+		"icmp": ser(eth(ip4), v4(layers.IPProtocolICMPv4),
+			&layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(8, 0), Id: 7, Seq: 8}, payload),
+		"icmp6": ser(eth(ip6), v6(layers.IPProtocolICMPv6),
+			&layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(128, 0)}, payload),
+		"vlan": ser(eth(q), &layers.Dot1Q{VLANIdentifier: 7, Priority: 5, Type: ip4}, v4(layers.IPProtocolUDP),
+			udp(9), payload),
+		"qinq": ser(eth(layers.EthernetTypeQinQ), &layers.Dot1Q{VLANIdentifier: 7, Type: q},
+			&layers.Dot1Q{VLANIdentifier: 9, DropEligible: true, Type: ip6}, v6(layers.IPProtocolUDP), udp(9), payload),
+		"three tags": ser(eth(q), &layers.Dot1Q{Type: q}, &layers.Dot1Q{Type: q}, &layers.Dot1Q{Type: ip4},
+			v4(layers.IPProtocolUDP), udp(9), payload),
+		"fragment": ser(eth(ip4), frag, payload),
+		"first":    ser(eth(ip4), first, udp(9), payload),
+		"options":  ser(eth(ip4), opts, udp(9), payload),
+		"arp": ser(eth(layers.EthernetTypeARP), &layers.ARP{AddrType: 1, Protocol: ip4, HwAddressSize: 6,
+			ProtAddressSize: 4, Operation: 1, SourceHwAddress: make([]byte, 6), SourceProtAddress: make([]byte, 4),
+			DstHwAddress: make([]byte, 6), DstProtAddress: make([]byte, 4)}),
+		"padding": append(ser(eth(ip4), v4(layers.IPProtocolUDP), udp(9)), make([]byte, 18)...),
+		"vxlan": ser(eth(ip4), v4(layers.IPProtocolUDP), udp(4789),
+			&layers.VXLAN{ValidIDFlag: true, VNI: 0x123456}, gopacket.Payload(inner)),
+		"vxlan6": ser(eth(ip6), v6(layers.IPProtocolUDP), udp(4789), &layers.VXLAN{ValidIDFlag: true, VNI: 1},
+			gopacket.Payload(inner)),
+		"gre": ser(eth(ip4), v4(layers.IPProtocolGRE), &layers.GRE{Protocol: ip4}, v4(layers.IPProtocolTCP),
+			tcp, payload),
+		"gre all": ser(eth(ip4), v4(layers.IPProtocolGRE), &layers.GRE{Protocol: ip6, KeyPresent: true, Key: 99,
+			SeqPresent: true, Seq: 3, ChecksumPresent: true}, v6(layers.IPProtocolUDP), udp(1), payload),
+		"gre teb": ser(eth(ip4), v4(layers.IPProtocolGRE), &layers.GRE{Protocol: 0x6558}, gopacket.Payload(inner)),
+		"nvgre": ser(eth(ip4), v4(layers.IPProtocolGRE),
+			&layers.GRE{Protocol: 0x6558, KeyPresent: true, Key: 0x12345678}, gopacket.Payload(inner)),
 		"hop":          ext(0, append(hop(17), udpBytes...)...),
 		"dest hop":     ext(60, append(append(hop(43), 17, 0, 0, 0, 0, 0, 0, 0), udpBytes...)...),
 		"frag6":        ext(44, append([]byte{17, 0, 0x10, 1, 0, 0, 0, 9}, udpBytes...)...),

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// secondOpinion, where the build has it, compares what Parse and ParseTunnel say with gopacket (oracle_test.go).
+// secondOpinion, where the build has it, compares what Parse and ParseTunnel say with gopacket
+// (oracle_test.go).
 var secondOpinion func(t testing.TB, frame []byte, l *Layers, why Reason)
 
 // checkParse parses a frame and checks everything that must hold for any bytes.
@@ -28,7 +29,8 @@ func checkLayers(t testing.TB, frame []byte, l *Layers, why Reason) {
 		t.Helper()
 		t.Fatalf("%s: %x\n%v %+v", what, frame, why, *l)
 	}
-	if int(l.End) > len(frame) || uint32(l.Payload) > l.End || l.L3 > l.Payload || l.L4 > l.Payload || l.L4 != 0 && l.L4 < l.L3 {
+	if int(l.End) > len(frame) || uint32(l.Payload) > l.End || l.L3 > l.Payload || l.L4 > l.Payload || l.L4 != 0 &&
+		l.L4 < l.L3 {
 		fail("offsets")
 	}
 	FlowHash(frame, l)
@@ -135,7 +137,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// checkIPTunnel: without an outer Ethernet header, Decap gives frames or IP packets that Parse or ParseIP read alike.
+// checkIPTunnel: without an outer Ethernet header, Decap gives frames or IP packets that Parse or
+// ParseIP read alike.
 func checkIPTunnel(t testing.TB, pkt []byte, outer *Layers) {
 	t.Helper()
 	var inner, alone Layers

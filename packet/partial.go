@@ -2,15 +2,17 @@ package packet
 
 import "encoding/binary"
 
-// Partial is where a checksum lies that the sender of a frame has left to a network card, and that no card has computed. Linux
-// calls it CHECKSUM_PARTIAL: the field of TCP or UDP holds the folded sum of the pseudo header (ChecksumOffload).
+// Partial is where a checksum lies that the sender of a frame has left to a network card, and that
+// no card has computed. Linux calls it CHECKSUM_PARTIAL: the field of TCP or UDP holds the folded
+// sum of the pseudo header (ChecksumOffload).
 type Partial struct {
 	start, field, end int // what the checksum covers, and its field, as offsets in the frame
 	proto             Proto
 }
 
-// FindPartial looks for such a checksum in a whole frame: in its outer headers, which l receives, then in those inside a VXLAN or
-// GRE tunnel. A computed checksum looks the same by chance in one of 65,536 frames; to compute it again does not change it.
+// FindPartial looks for such a checksum in a whole frame: in its outer headers, which l receives,
+// then in those inside a VXLAN or GRE tunnel. A computed checksum looks the same by chance in one
+// of 65,536 frames; to compute it again does not change it.
 func FindPartial(frame []byte, l *Layers) (p Partial, ok bool) {
 	if Parse(frame, l) != OK {
 		return p, false

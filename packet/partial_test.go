@@ -18,17 +18,22 @@ func partialFrame(t *testing.T, src, dst string, mode ChecksumMode, payload []by
 	return b
 }
 
-// TestPartial: a checksum that a card was to compute is found and computed, outside and inside of tunnels; all other frames stay as they are.
+// TestPartial: a checksum that a card was to compute is found and computed, outside and inside of
+// tunnels; all other frames stay as they are.
 func TestPartial(t *testing.T) {
 	for _, ends := range [][2]string{{"198.18.0.1:7", "198.18.0.2:8"}, {"[2001:db8::1]:7", "[2001:db8::2]:8"}} {
 		for n := range 70 {
 			payload := bytes.Repeat([]byte{0xa5}, n)
-			part, full := partialFrame(t, ends[0], ends[1], ChecksumOffload, payload), partialFrame(t, ends[0], ends[1], ChecksumFull, payload)
-			outer := func(inner []byte) []byte { // VXLAN; the outer checksum is that over the inner bytes as they are to be
-				return partialFrame(t, "192.0.2.1:9", "192.0.2.2:4789", ChecksumNone, append([]byte{8, 0, 0, 0, 0, 0, 1, 0}, inner...))
+			part, full := partialFrame(t, ends[0], ends[1], ChecksumOffload, payload),
+				partialFrame(t, ends[0], ends[1], ChecksumFull, payload)
+			outer := func(inner []byte) []byte {
+				// VXLAN; the outer checksum is that over the inner bytes as they are to be
+				return partialFrame(t, "192.0.2.1:9", "192.0.2.2:4789", ChecksumNone,
+					append([]byte{8, 0, 0, 0, 0, 0, 1, 0}, inner...))
 			}
 			for name, c := range map[string]struct{ frame, want []byte }{
-				"plain": {part, full}, "padded": {append(bytes.Clone(part), 0, 0, 0), append(bytes.Clone(full), 0, 0, 0)}, "vxlan": {outer(part), outer(full)},
+				"plain": {part, full}, "padded": {append(bytes.Clone(part), 0, 0, 0),
+					append(bytes.Clone(full), 0, 0, 0)}, "vxlan": {outer(part), outer(full)},
 			} {
 				got := bytes.Clone(c.frame)
 				var l Layers

@@ -2,11 +2,12 @@ package packet
 
 import "errors"
 
-// Reason says why bytes are not a packet that this package can read. OK means that they are. Reasons are small consecutive
-// numbers below NumReasons, so a receiver can keep one counter for each.
+// Reason says why bytes are not a packet that this package can read. OK means that they are.
+// Reasons are small consecutive numbers below NumReasons, so a receiver can keep one counter for
+// each.
 //
-// "Short" means that the bytes end inside a header, "Truncated" that a header announces more bytes than there are, and "Bad"
-// that a field contradicts its specification.
+// "Short" means that the bytes end inside a header, "Truncated" that a header announces more bytes
+// than there are, and "Bad" that a field contradicts its specification.
 type Reason uint8
 
 // The reasons, from the outside of a frame to its inside.
@@ -81,23 +82,29 @@ func (r Reason) Err() error {
 	return malformed(r)
 }
 
-// malformed is a Reason that is not OK, as an error. Go keeps values of one byte in a table, so making it an interface is free.
+// malformed is a Reason that is not OK, as an error. Go keeps values of one byte in a table, so
+// making it an interface is free.
 type malformed Reason
 
 func (m malformed) Error() string { return "packet: malformed packet: " + Reason(m).String() }
 func (m malformed) Unwrap() error { return ErrMalformed }
 
-// The errors of this package. All are fixed values: a failing call allocates as little as one that succeeds.
+// The errors of this package. All are fixed values: a failing call allocates as little as one that
+// succeeds.
 var (
 	// ErrMalformed is wrapped by the errors of Reason.Err.
 	ErrMalformed = errors.New("packet: malformed packet")
 	ErrRoom      = errors.New("packet: the buffer is too short for the header: give it at least the builder's Len bytes")
-	ErrLength    = errors.New("packet: the payload is too long for the length field, or negative: at most 65,535 bytes with the headers it counts")
-	ErrAddress   = errors.New("packet: source and destination must both be IPv4 (not IPv4 in IPv6), or both IPv6, as the header demands")
-	ErrField     = errors.New("packet: a field is out of range: see the comment of each field of the builder")
-	ErrOptions   = errors.New("packet: options must be at most 40 bytes and a multiple of 4; pad them with zeros")
-	ErrChecksum  = errors.New("packet: the checksum covers the payload, which is not in the buffer: choose ChecksumNone or ChecksumOffload")
-	ErrHeadroom  = errors.New("packet: not enough headroom before the frame: leave Overhead bytes free in front of it")
-	ErrTunnel    = errors.New("packet: the tunnel cannot carry this frame: GRE with an IP protocol needs an Ethernet frame of that type")
-	ErrNoTag     = errors.New("packet: the frame has no VLAN tag to remove")
+	ErrLength    = errors.New("packet: the payload is too long for the length field, or negative: at most 65,535 " +
+		"bytes with the headers it counts")
+	ErrAddress = errors.New("packet: source and destination must both be IPv4 (not IPv4 in IPv6), or both IPv6, as " +
+		"the header demands")
+	ErrField    = errors.New("packet: a field is out of range: see the comment of each field of the builder")
+	ErrOptions  = errors.New("packet: options must be at most 40 bytes and a multiple of 4; pad them with zeros")
+	ErrChecksum = errors.New("packet: the checksum covers the payload, which is not in the buffer: choose " +
+		"ChecksumNone or ChecksumOffload")
+	ErrHeadroom = errors.New("packet: not enough headroom before the frame: leave Overhead bytes free in front of it")
+	ErrTunnel   = errors.New("packet: the tunnel cannot carry this frame: GRE with an IP protocol needs an Ethernet " +
+		"frame of that type")
+	ErrNoTag = errors.New("packet: the frame has no VLAN tag to remove")
 )

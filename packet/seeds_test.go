@@ -47,7 +47,8 @@ func seeds(t testing.TB) map[string][]byte {
 		return append(b, p...)
 	}
 	tcp := make([]byte, 24)
-	must((&TCPHeader{SrcPort: 1, DstPort: 2, Seq: 3, Flags: TCPSyn, Window: 100, Options: []byte{2, 4, 5, 0xb4}}).Fill(tcp))
+	must((&TCPHeader{SrcPort: 1, DstPort: 2, Seq: 3, Flags: TCPSyn, Window: 100,
+		Options: []byte{2, 4, 5, 0xb4}}).Fill(tcp))
 	gre := func(h GREHeader, body []byte) []byte {
 		b := make([]byte, h.Len())
 		must(h.Fill(b))
@@ -55,7 +56,8 @@ func seeds(t testing.TB) map[string][]byte {
 		GRE(b).FillChecksum()
 		return b
 	}
-	icmp, icmp6, arp, ecpri, vx := make([]byte, 8), make([]byte, 8), make([]byte, ARPLen), make([]byte, 8), make([]byte, 8)
+	icmp, icmp6, arp, ecpri, vx := make([]byte, 8), make([]byte, 8), make([]byte, ARPLen), make([]byte, 8),
+		make([]byte, 8)
 	must((&ICMPHeader{Type: ICMPEchoRequest}).Fill(icmp))
 	must((&ICMPv6Header{Type: ICMPv6EchoRequest}).Fill(icmp6))
 	must((&ARPHeader{SenderIP: v4, TargetIP: w4}).Fill(arp))
@@ -70,28 +72,31 @@ func seeds(t testing.TB) map[string][]byte {
 	short := bytes.Clone(inner)
 	binary.BigEndian.PutUint16(short[38:], 12)
 	return map[string][]byte{
-		"udp4":         inner,
-		"udp6":         eth(e6, ip6(ProtoUDP, udp(9, payload))),
-		"tcp4":         eth(e4, ip4(IPv4Header{Proto: ProtoTCP}, tcp, payload)),
-		"tcp6":         eth(e6, ip6(ProtoTCP, tcp, payload)),
-		"icmp":         eth(e4, ip4(IPv4Header{Proto: ProtoICMP}, icmp, payload)),
-		"icmp6":        eth(e6, ip6(ProtoICMPv6, icmp6, payload)),
-		"vlan":         eth(q, tag(e4, MakeTCI(7, 5, false), ip4(u, udp(9, payload)))),
-		"qinq":         eth(EtherTypeQinQ, tag(q, 7, tag(e6, MakeTCI(9, 0, true), ip6(ProtoUDP, udp(9, payload))))),
-		"three tags":   eth(q, tag(q, 1, tag(q, 2, tag(e4, 3, ip4(u, udp(9, payload)))))),
-		"old qinq":     eth(EtherTypeQinQ1, tag(e4, 7, ip4(u, udp(9, payload)))),
-		"fragment":     eth(e4, ip4(IPv4Header{Proto: ProtoUDP, FragmentOffset: 800}, payload)),
-		"first":        eth(e4, ip4(IPv4Header{Proto: ProtoUDP, MoreFragments: true}, udp(9, payload))),
-		"options":      eth(e4, ip4(IPv4Header{Proto: ProtoUDP, Options: []byte{7, 7, 4, 0, 0, 0, 0, 0}}, udp(9, payload))),
-		"arp":          eth(EtherTypeARP, arp),
-		"padding":      eth(e4, ip4(u, udp(9)), make([]byte, 18)),
-		"vxlan":        eth(e4, ip4(u, udp(PortVXLAN, vx, inner))),
-		"vxlan6":       eth(e6, ip6(ProtoUDP, udp(PortVXLAN, vx, inner))),
-		"gre":          eth(e4, ip4(g, gre(GREHeader{Protocol: e4}, ip4(IPv4Header{Proto: ProtoTCP}, tcp, payload)))),
-		"gre all":      eth(e4, ip4(g, gre(GREHeader{Protocol: e6, HasChecksum: true, HasKey: true, Key: 99, HasSequence: true, Sequence: 3}, ip6(ProtoUDP, udp(1, payload))))),
-		"gre teb":      eth(e4, ip4(g, gre(GREHeader{Protocol: EtherTypeTEB}, inner))),
-		"gre arp":      eth(e4, ip4(g, gre(GREHeader{Protocol: EtherTypeARP}, arp))),
-		"gre6":         eth(e6, ip6(ProtoGRE, gre(GREHeader{Protocol: e6, HasKey: true, Key: 1}, ip6(ProtoUDP, udp(1, payload))))),
+		"udp4":       inner,
+		"udp6":       eth(e6, ip6(ProtoUDP, udp(9, payload))),
+		"tcp4":       eth(e4, ip4(IPv4Header{Proto: ProtoTCP}, tcp, payload)),
+		"tcp6":       eth(e6, ip6(ProtoTCP, tcp, payload)),
+		"icmp":       eth(e4, ip4(IPv4Header{Proto: ProtoICMP}, icmp, payload)),
+		"icmp6":      eth(e6, ip6(ProtoICMPv6, icmp6, payload)),
+		"vlan":       eth(q, tag(e4, MakeTCI(7, 5, false), ip4(u, udp(9, payload)))),
+		"qinq":       eth(EtherTypeQinQ, tag(q, 7, tag(e6, MakeTCI(9, 0, true), ip6(ProtoUDP, udp(9, payload))))),
+		"three tags": eth(q, tag(q, 1, tag(q, 2, tag(e4, 3, ip4(u, udp(9, payload)))))),
+		"old qinq":   eth(EtherTypeQinQ1, tag(e4, 7, ip4(u, udp(9, payload)))),
+		"fragment":   eth(e4, ip4(IPv4Header{Proto: ProtoUDP, FragmentOffset: 800}, payload)),
+		"first":      eth(e4, ip4(IPv4Header{Proto: ProtoUDP, MoreFragments: true}, udp(9, payload))),
+		"options": eth(e4, ip4(IPv4Header{Proto: ProtoUDP, Options: []byte{7, 7, 4, 0, 0, 0, 0, 0}},
+			udp(9, payload))),
+		"arp":     eth(EtherTypeARP, arp),
+		"padding": eth(e4, ip4(u, udp(9)), make([]byte, 18)),
+		"vxlan":   eth(e4, ip4(u, udp(PortVXLAN, vx, inner))),
+		"vxlan6":  eth(e6, ip6(ProtoUDP, udp(PortVXLAN, vx, inner))),
+		"gre":     eth(e4, ip4(g, gre(GREHeader{Protocol: e4}, ip4(IPv4Header{Proto: ProtoTCP}, tcp, payload)))),
+		"gre all": eth(e4, ip4(g, gre(GREHeader{Protocol: e6, HasChecksum: true, HasKey: true, Key: 99,
+			HasSequence: true, Sequence: 3}, ip6(ProtoUDP, udp(1, payload))))),
+		"gre teb": eth(e4, ip4(g, gre(GREHeader{Protocol: EtherTypeTEB}, inner))),
+		"gre arp": eth(e4, ip4(g, gre(GREHeader{Protocol: EtherTypeARP}, arp))),
+		"gre6": eth(e6, ip6(ProtoGRE, gre(GREHeader{Protocol: e6, HasKey: true, Key: 1},
+			ip6(ProtoUDP, udp(1, payload))))),
 		"nvgre":        eth(e4, ip4(g, gre(GREHeader{Protocol: EtherTypeTEB, HasKey: true, Key: 0x12345678}, inner))),
 		"hop":          eth(e6, ip6(ProtoHopByHop, hop(17), small)),
 		"dest hop":     eth(e6, ip6(ProtoDestOpts, hop(43), []byte{17, 0, 0, 0, 0, 0, 0, 0}, small)),
@@ -142,6 +147,7 @@ func dirty(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) }
 
 // benchFrame is a frame with room for 1400 bytes of payload and its headers.
 func benchFrame() (UDPFrame, []byte) {
-	f := UDPFrame{SrcMAC: MAC{2, 1}, DstMAC: MAC{2, 2}, Src: netip.MustParseAddrPort("10.0.0.1:1000"), Dst: netip.MustParseAddrPort("10.0.0.2:2000")}
+	f := UDPFrame{SrcMAC: MAC{2, 1}, DstMAC: MAC{2, 2}, Src: netip.MustParseAddrPort("10.0.0.1:1000"),
+		Dst: netip.MustParseAddrPort("10.0.0.2:2000")}
 	return f, make([]byte, f.HeaderLen()+1400)
 }

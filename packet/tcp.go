@@ -21,8 +21,8 @@ const (
 	TCPAe
 )
 
-// TCP is a view of a TCP segment (RFC 9293) that begins at its header and ends where the segment ends: TCP has no length field, so cut
-// it at the end of the IP packet (Layers.End, IPv4.Payload).
+// TCP is a view of a TCP segment (RFC 9293) that begins at its header and ends where the segment
+// ends: TCP has no length field, so cut it at the end of the IP packet (Layers.End, IPv4.Payload).
 type TCP []byte
 
 // Valid reports whether the header with its options is complete. After that no method panics.
@@ -114,8 +114,9 @@ type TCPHeader struct {
 // Len returns the length of the header with its options.
 func (h *TCPHeader) Len() int { return TCPLen + len(h.Options) }
 
-// Fill writes the header at the beginning of b, with the checksum 0, and returns its length. TCP.FillChecksum adds the checksum when
-// the payload is there. Errors: ErrRoom, ErrOptions, ErrField.
+// Fill writes the header at the beginning of b, with the checksum 0, and returns its length.
+// TCP.FillChecksum adds the checksum when the payload is there. Errors: ErrRoom, ErrOptions,
+// ErrField.
 func (h *TCPHeader) Fill(b []byte) (int, error) {
 	n := h.Len()
 	switch {

@@ -5,8 +5,9 @@ import "encoding/binary"
 // RSSKey is the key of a Toeplitz hash, 40 bytes as network cards take it.
 type RSSKey [40]byte
 
-// MicrosoftKey is the key of the published verification vectors (Microsoft, "Verifying the RSS hash calculation"), which drivers
-// use by default. With it the two directions of a connection hash differently.
+// MicrosoftKey is the key of the published verification vectors (Microsoft, "Verifying the RSS hash
+// calculation"), which drivers use by default. With it the two directions of a connection hash
+// differently.
 var MicrosoftKey = RSSKey{
 	0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
 	0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
@@ -16,9 +17,9 @@ var MicrosoftKey = RSSKey{
 // maxHashed is how many bytes of input a 40-byte key covers: two IPv6 addresses and two ports.
 const maxHashed = 36
 
-// ToeplitzBits returns the Toeplitz hash of data bit by bit, as the definition says: for each bit that is set, the 32 bits of the key
-// that begin at its position are added without carry. It is what the tables of Toeplitz are checked against. Bytes behind the
-// 36th are ignored.
+// ToeplitzBits returns the Toeplitz hash of data bit by bit, as the definition says: for each bit
+// that is set, the 32 bits of the key that begin at its position are added without carry. It is
+// what the tables of Toeplitz are checked against. Bytes behind the 36th are ignored.
 func ToeplitzBits(key *RSSKey, data []byte) uint32 {
 	window := binary.BigEndian.Uint64(key[:])
 	var hash uint32
@@ -36,8 +37,9 @@ func ToeplitzBits(key *RSSKey, data []byte) uint32 {
 	return hash
 }
 
-// Toeplitz computes Toeplitz hashes of one key with a table per input byte (36 KiB; a hash of IPv4 touches 12 KiB of it at most).
-// Make it once with NewToeplitz; it never changes after that, so any number of goroutines can use it.
+// Toeplitz computes Toeplitz hashes of one key with a table per input byte (36 KiB; a hash of IPv4
+// touches 12 KiB of it at most). Make it once with NewToeplitz; it never changes after that, so any
+// number of goroutines can use it.
 type Toeplitz struct {
 	table [maxHashed][256]uint32
 }
@@ -95,9 +97,10 @@ func (t *Toeplitz) IPv6Ports(src, dst *[16]byte, srcPort, dstPort uint16) uint32
 	return t.IPv6(src, dst) ^ t.word(32, uint32(srcPort)<<16|uint32(dstPort))
 }
 
-// Frame returns the hash that a network card gives the parsed frame l, with hashing of IP, TCP and UDP switched on: addresses and ports
-// when it has ports and is no fragment (all fragments of a datagram must get one hash), addresses for other IP packets, and 0 for
-// all else. frame is the slice that was parsed.
+// Frame returns the hash that a network card gives the parsed frame l, with hashing of IP, TCP and
+// UDP switched on: addresses and ports when it has ports and is no fragment (all fragments of a
+// datagram must get one hash), addresses for other IP packets, and 0 for all else. frame is the
+// slice that was parsed.
 func (t *Toeplitz) Frame(frame []byte, l *Layers) uint32 {
 	ports := l.HasPorts && !l.IsFragment()
 	switch l.IPVersion {

@@ -56,8 +56,8 @@ func TestToeplitzVectors(t *testing.T) {
 	}
 }
 
-// TestToeplitzFrame: the hash of a frame is that of its addresses and ports, of its addresses where there are no ports in every packet
-// of the datagram, and 0 for other frames.
+// TestToeplitzFrame: the hash of a frame is that of its addresses and ports, of its addresses where
+// there are no ports in every packet of the datagram, and 0 for other frames.
 func TestToeplitzFrame(t *testing.T) {
 	h := NewToeplitz(&MicrosoftKey)
 	var l Layers
@@ -106,7 +106,8 @@ func TestToeplitzTables(t *testing.T) {
 		if got, want := h.IPv4(u(full), u(full[4:])), ToeplitzBits(&key, full[:8]); got != want {
 			t.Fatalf("IPv4: %08x, want %08x", got, want)
 		}
-		if got, want := h.IPv4Ports(u(full), u(full[4:]), u2(full[8:]), u2(full[10:])), ToeplitzBits(&key, full[:12]); got != want {
+		if got, want := h.IPv4Ports(u(full), u(full[4:]), u2(full[8:]), u2(full[10:])),
+			ToeplitzBits(&key, full[:12]); got != want {
 			t.Fatalf("IPv4Ports: %08x, want %08x", got, want)
 		}
 		src, dst := [16]byte(full), [16]byte(full[16:])

@@ -2,14 +2,17 @@ package packet
 
 import "encoding/binary"
 
-// ParseTunnel looks into the tunnel that a parsed packet carries: VXLAN when the UDP destination port is 4789, NVGRE or GRE when
-// the protocol is GRE. It sets Tunnel, Inner and VNI of outer, which Parse or ParseIP filled from the same bytes, and reads the
-// packet inside into inner, with offsets that count from the first byte of frame too. inner must not be outer.
+// ParseTunnel looks into the tunnel that a parsed packet carries: VXLAN when the UDP destination
+// port is 4789, NVGRE or GRE when the protocol is GRE. It sets Tunnel, Inner and VNI of outer,
+// which Parse or ParseIP filled from the same bytes, and reads the packet inside into inner, with
+// offsets that count from the first byte of frame too. inner must not be outer.
 //
-// Ethernet in GRE with a key and nothing else optional is NVGRE; nothing on the wire tells the two apart. Of plain GRE, VNI is the key.
+// Ethernet in GRE with a key and nothing else optional is NVGRE; nothing on the wire tells the two
+// apart. Of plain GRE, VNI is the key.
 //
-// NoTunnel means that there is none (fragments do not count: they would have to be reassembled first). The reasons of the packet
-// inside are those of Parse. A tunnel inside the tunnel is payload; call ParseTunnel again for it.
+// NoTunnel means that there is none (fragments do not count: they would have to be reassembled
+// first). The reasons of the packet inside are those of Parse. A tunnel inside the tunnel is
+// payload; call ParseTunnel again for it.
 func ParseTunnel(frame []byte, outer, inner *Layers) Reason {
 	outer.Tunnel, outer.Inner, outer.VNI = TunnelNone, 0, 0
 	*inner = Layers{}

@@ -5,11 +5,12 @@ import (
 	"net/netip"
 )
 
-// UDP is a view of a UDP datagram (RFC 768) that begins at its header. Bytes may follow behind its length.
+// UDP is a view of a UDP datagram (RFC 768) that begins at its header. Bytes may follow behind its
+// length.
 type UDP []byte
 
-// Valid reports whether the header is complete and its length field holds the header and lies within the slice. After that no method
-// panics.
+// Valid reports whether the header is complete and its length field holds the header and lies
+// within the slice. After that no method panics.
 func (u UDP) Valid() bool { return len(u) >= UDPLen && u.Length() >= UDPLen && u.Length() <= len(u) }
 
 // SrcPort returns the source port.
@@ -39,8 +40,9 @@ func (u UDP) SetLength(v uint16) { binary.BigEndian.PutUint16(u[4:], v) }
 // SetChecksum sets the checksum field. See FillChecksum, and UpdateUDPChecksum for a changed field.
 func (u UDP) SetChecksum(v uint16) { binary.BigEndian.PutUint16(u[6:], v) }
 
-// ChecksumOK reports whether the checksum is right for a datagram between the two addresses. A missing checksum is right over IPv4 and
-// wrong over IPv6 (RFC 8200 section 8.1); tunnels over IPv6 that allow it look at Checksum first.
+// ChecksumOK reports whether the checksum is right for a datagram between the two addresses. A
+// missing checksum is right over IPv4 and wrong over IPv6 (RFC 8200 section 8.1); tunnels over IPv6
+// that allow it look at Checksum first.
 func (u UDP) ChecksumOK(src, dst netip.Addr) bool {
 	if u.Checksum() == 0 {
 		return src.Is4()
@@ -49,16 +51,17 @@ func (u UDP) ChecksumOK(src, dst netip.Addr) bool {
 	return PseudoSum(src, dst, ProtoUDP, uint32(n)).Add(u[:n]).Checksum() == 0
 }
 
-// FillChecksum computes the checksum of a datagram between the two addresses. A sum of 0 is written as 0xffff, which is the same number in
-// one's complement, because 0 says that there is no checksum.
+// FillChecksum computes the checksum of a datagram between the two addresses. A sum of 0 is written
+// as 0xffff, which is the same number in one's complement, because 0 says that there is no
+// checksum.
 func (u UDP) FillChecksum(src, dst netip.Addr) {
 	n := u.Length()
 	u.SetChecksum(0)
 	u.SetChecksum(notZero(PseudoSum(src, dst, ProtoUDP, uint32(n)).Add(u[:n]).Checksum()))
 }
 
-// FillPseudo writes the folded sum of the pseudo header into the checksum field, where a network card or the kernel finishes it
-// (ChecksumOffload).
+// FillPseudo writes the folded sum of the pseudo header into the checksum field, where a network
+// card or the kernel finishes it (ChecksumOffload).
 func (u UDP) FillPseudo(src, dst netip.Addr) {
 	u.SetChecksum(PseudoSum(src, dst, ProtoUDP, uint32(u.Length())).Fold())
 }
@@ -71,7 +74,8 @@ func notZero(v uint16) uint16 {
 	return v
 }
 
-// UpdateUDPChecksum is UpdateChecksum for UDP: no checksum stays no checksum, and a computed one never becomes 0.
+// UpdateUDPChecksum is UpdateChecksum for UDP: no checksum stays no checksum, and a computed one
+// never becomes 0.
 func UpdateUDPChecksum(checksum, old, new uint16) uint16 {
 	if checksum == 0 {
 		return 0
@@ -87,8 +91,9 @@ type UDPHeader struct {
 // Len returns 8.
 func (h *UDPHeader) Len() int { return UDPLen }
 
-// Fill writes the header at the beginning of b, without a checksum (0), and returns its length. payload is the number of bytes that
-// follow this header in the datagram. UDP.FillChecksum adds the checksum when the payload is there. Errors: ErrRoom, ErrLength.
+// Fill writes the header at the beginning of b, without a checksum (0), and returns its length.
+// payload is the number of bytes that follow this header in the datagram. UDP.FillChecksum adds the
+// checksum when the payload is there. Errors: ErrRoom, ErrLength.
 func (h *UDPHeader) Fill(b []byte, payload int) (int, error) {
 	if len(b) < UDPLen {
 		return 0, ErrRoom

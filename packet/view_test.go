@@ -32,13 +32,16 @@ func TestEthernetHeader(t *testing.T) {
 			c.same("payload", len(e.Payload()) == 7 && string(v.Payload()) == "\x01\x02\x03", true)
 			var g layers.Ethernet
 			var d layers.Dot1Q
-			c.same("gopacket", [2]any{g.DecodeFromBytes(b, gopacket.NilDecodeFeedback), d.DecodeFromBytes(g.Payload, gopacket.NilDecodeFeedback)}, [2]any{nil, nil})
+			c.same("gopacket", [2]any{g.DecodeFromBytes(b, gopacket.NilDecodeFeedback),
+				d.DecodeFromBytes(g.Payload, gopacket.NilDecodeFeedback)}, [2]any{nil, nil})
 			c.same("gopacket", EthernetHeader{MAC(g.DstMAC), MAC(g.SrcMAC), EtherType(g.EthernetType)}, h)
-			c.same("gopacket", [4]any{d.VLANIdentifier, d.Priority, d.DropEligible, EtherType(d.Type)}, [4]any{tag.TCI.ID(), tag.TCI.Priority(), tag.TCI.DropEligible(), tag.Type})
+			c.same("gopacket", [4]any{d.VLANIdentifier, d.Priority, d.DropEligible, EtherType(d.Type)},
+				[4]any{tag.TCI.ID(), tag.TCI.Priority(), tag.TCI.DropEligible(), tag.Type})
 			c.same("TCI", MakeTCI(tag.TCI.ID(), tag.TCI.Priority(), tag.TCI.DropEligible()), tag.TCI)
 		}
 		compare()
-		h.Dst, h.Src, h.Type, tag.TCI, tag.Type = drawMAC(t, "dst2"), drawMAC(t, "src2"), EtherTypeQinQ, ^tag.TCI, EtherTypePTP
+		h.Dst, h.Src, h.Type, tag.TCI, tag.Type = drawMAC(t, "dst2"), drawMAC(t, "src2"), EtherTypeQinQ, ^tag.TCI,
+			EtherTypePTP
 		e.SetDst(h.Dst)
 		e.SetSrc(h.Src)
 		e.SetType(h.Type)
@@ -51,7 +54,8 @@ func TestEthernetHeader(t *testing.T) {
 func TestARP(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := checker{t}
-		h := ARPHeader{ARPReply, drawMAC(t, "smac"), drawAddr(t, true, "sip"), drawMAC(t, "tmac"), drawAddr(t, true, "tip")}
+		h := ARPHeader{ARPReply, drawMAC(t, "smac"), drawAddr(t, true, "sip"), drawMAC(t, "tmac"),
+			drawAddr(t, true, "tip")}
 		a := ARP(append(dirty(ARPLen), 0, 0))
 		n, err := h.Fill(a)
 		c.same("fill", [2]any{n, err}, [2]any{h.Len(), nil})
@@ -61,9 +65,11 @@ func TestARP(t *testing.T) {
 			c.same("fields", ARPHeader{a.Op(), a.SenderMAC(), a.SenderIP(), a.TargetMAC(), a.TargetIP()}, h)
 			var g layers.ARP
 			c.same("gopacket", g.DecodeFromBytes(a, gopacket.NilDecodeFeedback), nil)
-			c.same("gopacket", ARPHeader{ARPOp(g.Operation), MAC(g.SourceHwAddress), netip.AddrFrom4([4]byte(g.SourceProtAddress)), MAC(g.DstHwAddress),
+			c.same("gopacket", ARPHeader{ARPOp(g.Operation), MAC(g.SourceHwAddress),
+				netip.AddrFrom4([4]byte(g.SourceProtAddress)), MAC(g.DstHwAddress),
 				netip.AddrFrom4([4]byte(g.DstProtAddress))}, h)
-			c.same("gopacket kinds", [4]int{int(g.AddrType), int(g.Protocol), int(g.HwAddressSize), int(g.ProtAddressSize)}, [4]int{1, 0x0800, 6, 4})
+			c.same("gopacket kinds", [4]int{int(g.AddrType), int(g.Protocol), int(g.HwAddressSize),
+				int(g.ProtAddressSize)}, [4]int{1, 0x0800, 6, 4})
 		}
 		compare()
 		mac := drawMAC(t, "mac")
@@ -104,13 +110,15 @@ func TestICMP(t *testing.T) {
 		n, err := h.Fill(m)
 		c.same("fill", [2]any{n, err}, [2]any{h.Len(), nil})
 		m.FillChecksum()
-		c.same("fields", [6]any{m.Valid(), m.ChecksumOK(), m.Type(), m.Code(), m.ID(), m.Seq()}, [6]any{true, true, ICMPEchoRequest, uint8(0), id, seq})
+		c.same("fields", [6]any{m.Valid(), m.ChecksumOK(), m.Type(), m.Code(), m.ID(), m.Seq()},
+			[6]any{true, true, ICMPEchoRequest, uint8(0), id, seq})
 		c.same("rest", m.Rest(), h.Rest)
 		c.same("payload", string(m.Payload()), string(payload))
 		var g layers.ICMPv4
 		c.same("gopacket", g.DecodeFromBytes(m, gopacket.NilDecodeFeedback), nil)
 		_, sum := g.VerifyChecksum()
-		c.same("gopacket", [5]any{g.TypeCode.Type(), g.TypeCode.Code(), g.Id, g.Seq, sum.Valid}, [5]any{uint8(8), uint8(0), id, seq, true})
+		c.same("gopacket", [5]any{g.TypeCode.Type(), g.TypeCode.Code(), g.Id, g.Seq, sum.Valid},
+			[5]any{uint8(8), uint8(0), id, seq, true})
 		m.SetType(ICMPEchoReply)
 		m.SetCode(3)
 		m.SetID(seq)
@@ -125,13 +133,15 @@ func TestICMP(t *testing.T) {
 		n, err = h6.Fill(m6)
 		c.same("fill", [2]any{n, err}, [2]any{h6.Len(), nil})
 		m6.FillChecksum(src, dst)
-		c.same("fields", [6]any{m6.Valid(), m6.ChecksumOK(src, dst), m6.Type(), m6.Code(), m6.ID(), m6.Seq()}, [6]any{true, true, ICMPv6EchoRequest, uint8(0), id, seq})
+		c.same("fields", [6]any{m6.Valid(), m6.ChecksumOK(src, dst), m6.Type(), m6.Code(), m6.ID(), m6.Seq()},
+			[6]any{true, true, ICMPv6EchoRequest, uint8(0), id, seq})
 		c.same("payload", string(m6.Payload()[4:]), string(payload))
 		var g6 layers.ICMPv6
 		c.same("gopacket", g6.DecodeFromBytes(m6, gopacket.NilDecodeFeedback), nil)
 		g6.SetNetworkLayerForChecksum(&layers.IPv6{Version: 6, SrcIP: src.AsSlice(), DstIP: dst.AsSlice()})
 		_, sum = g6.VerifyChecksum()
-		c.same("gopacket", [3]any{g6.TypeCode.Type(), g6.TypeCode.Code(), sum.Valid}, [3]any{uint8(128), uint8(0), true})
+		c.same("gopacket", [3]any{g6.TypeCode.Type(), g6.TypeCode.Code(), sum.Valid},
+			[3]any{uint8(128), uint8(0), true})
 		m6.SetType(ICMPv6PacketTooBig)
 		m6.SetCode(1)
 		m6.SetRest(1280)
@@ -146,17 +156,21 @@ func TestICMP(t *testing.T) {
 func TestNeighbor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := checker{t}
-		h := NeighborHeader{Advertise: rapid.Bool().Draw(t, "advertise"), Src: netip.MustParseAddr("fe80::1"), Dst: drawAddr(t, false, "dst"),
+		h := NeighborHeader{Advertise: rapid.Bool().Draw(t, "advertise"), Src: netip.MustParseAddr("fe80::1"),
+			Dst:    drawAddr(t, false, "dst"),
 			Target: netip.MustParseAddr("fd00::5"), LinkAddr: drawMAC(t, "mac"),
-			Router: rapid.Bool().Draw(t, "router"), Solicited: rapid.Bool().Draw(t, "solicited"), Override: rapid.Bool().Draw(t, "override")}
+			Router: rapid.Bool().Draw(t, "router"), Solicited: rapid.Bool().Draw(t, "solicited"),
+			Override: rapid.Bool().Draw(t, "override")}
 		b := dirty(h.Len())
 		n, err := h.Fill(b)
 		c.same("fill", [2]any{n, err}, [2]any{NeighborLen, nil})
 		m := Neighbor(b)
 		c.same("valid", m.Valid() && ICMPv6(m).ChecksumOK(h.Src, h.Dst), true)
 		mac, ok := m.LinkAddr()
-		c.same("fields", [4]any{m.Solicitation(), m.Target(), mac, ok}, [4]any{!h.Advertise, h.Target, h.LinkAddr, true})
-		c.same("flags", [3]bool{m.Router(), m.Solicited(), m.Override()}, [3]bool{h.Advertise && h.Router, h.Advertise && h.Solicited, h.Advertise && h.Override})
+		c.same("fields", [4]any{m.Solicitation(), m.Target(), mac, ok},
+			[4]any{!h.Advertise, h.Target, h.LinkAddr, true})
+		c.same("flags", [3]bool{m.Router(), m.Solicited(), m.Override()},
+			[3]bool{h.Advertise && h.Router, h.Advertise && h.Solicited, h.Advertise && h.Override})
 		// gopacket reads it in its packet.
 		pkt := append(dirty(IPv6Len), b...)
 		ip := IPv6Header{Src: h.Src, Dst: h.Dst, NextHeader: ProtoICMPv6, HopLimit: 255}
@@ -166,7 +180,8 @@ func TestNeighbor(t *testing.T) {
 		var opts layers.ICMPv6Options
 		if h.Advertise {
 			a := p.Layer(layers.LayerTypeICMPv6NeighborAdvertisement).(*layers.ICMPv6NeighborAdvertisement)
-			c.same("gopacket", [4]any{a.Router(), a.Solicited(), a.Override(), netip.AddrFrom16([16]byte(a.TargetAddress))}, [4]any{h.Router, h.Solicited, h.Override, h.Target})
+			c.same("gopacket", [4]any{a.Router(), a.Solicited(), a.Override(),
+				netip.AddrFrom16([16]byte(a.TargetAddress))}, [4]any{h.Router, h.Solicited, h.Override, h.Target})
 			opts = a.Options
 		} else {
 			s := p.Layer(layers.LayerTypeICMPv6NeighborSolicitation).(*layers.ICMPv6NeighborSolicitation)
@@ -179,7 +194,8 @@ func TestNeighbor(t *testing.T) {
 		}
 		c.same("gopacket option", [3]any{len(opts), opts[0].Type, MAC(opts[0].Data)}, [3]any{1, kind, h.LinkAddr})
 	})
-	h := NeighborHeader{Src: netip.MustParseAddr("fe80::1"), Dst: netip.MustParseAddr("ff02::1"), Target: netip.MustParseAddr("fe80::2")}
+	h := NeighborHeader{Src: netip.MustParseAddr("fe80::1"), Dst: netip.MustParseAddr("ff02::1"),
+		Target: netip.MustParseAddr("fe80::2")}
 	b := make([]byte, NeighborLen)
 	if _, err := h.Fill(b); err != nil {
 		t.Fatal(err)
@@ -189,7 +205,8 @@ func TestNeighbor(t *testing.T) {
 		at   int
 		v    byte
 		n    int
-	}{{"type", 0, 134, 32}, {"code", 1, 1, 32}, {"multicast target", 8, 0xff, 32}, {"option of no length", 25, 0, 32}, {"option too long", 25, 2, 32}, {"cut option", 0, 135, 31},
+	}{{"type", 0, 134, 32}, {"code", 1, 1, 32}, {"multicast target", 8, 0xff, 32}, {"option of no length", 25, 0, 32},
+		{"option too long", 25, 2, 32}, {"cut option", 0, 135, 31},
 		{"cut", 0, 135, 23}} {
 		m := bytes.Clone(b)
 		m[c.at] = c.v
@@ -256,7 +273,8 @@ func TestECPRI(t *testing.T) {
 			continue
 		}
 		e := ECPRI(b)
-		if !e.Valid() || e.Revision() != 1 || e.Type() != c.h.Type || e.Concatenated() != c.h.Concatenated || len(e.Payload()) != n-ECPRILen+c.n {
+		if !e.Valid() || e.Revision() != 1 || e.Type() != c.h.Type || e.Concatenated() != c.h.Concatenated ||
+			len(e.Payload()) != n-ECPRILen+c.n {
 			t.Errorf("%+v: read as %x", c.h, b)
 		}
 		id, hasID := e.ID()
@@ -264,7 +282,8 @@ func TestECPRI(t *testing.T) {
 		_, hasPC := e.PCID()
 		rtc, hasRTC := e.RTCID()
 		has := c.h.Type <= ECPRIGeneric
-		if hasID != has || hasSeq != has || has && (id != c.h.ID || seq != c.h.Seq) || hasPC != (has && c.h.Type != ECPRIControl) || hasRTC != (c.h.Type == ECPRIControl) ||
+		if hasID != has || hasSeq != has || has && (id != c.h.ID || seq != c.h.Seq) ||
+			hasPC != (has && c.h.Type != ECPRIControl) || hasRTC != (c.h.Type == ECPRIControl) ||
 			hasRTC && uint32(rtc) != c.h.ID {
 			t.Errorf("%+v: id %d %v, seq %d %v, %v %v", c.h, id, hasID, seq, hasSeq, hasPC, hasRTC)
 		}
@@ -338,14 +357,17 @@ func TestVXLANAndGRE(t *testing.T) {
 		c.same("fill", [2]any{n, err}, [2]any{vh.Len(), nil})
 		var gv layers.VXLAN
 		c.same("gopacket", gv.DecodeFromBytes(v, gopacket.NilDecodeFeedback), nil)
-		c.same("gopacket", [4]any{gv.VNI, gv.ValidIDFlag, gv.GBPExtension, gv.GBPGroupPolicyID}, [4]any{vh.VNI, true, false, uint16(0)})
-		c.same("view", [4]any{v.Valid(), v.VNI(), v.Flags(), string(v.Payload())}, [4]any{true, vh.VNI, uint8(8), string(payload)})
+		c.same("gopacket", [4]any{gv.VNI, gv.ValidIDFlag, gv.GBPExtension, gv.GBPGroupPolicyID},
+			[4]any{vh.VNI, true, false, uint16(0)})
+		c.same("view", [4]any{v.Valid(), v.VNI(), v.Flags(), string(v.Payload())},
+			[4]any{true, vh.VNI, uint8(8), string(payload)})
 		v.SetVNI(vh.VNI ^ 0xffffff)
 		c.same("set", v.VNI(), vh.VNI^0xffffff)
 		v.SetFlags(0)
 		c.same("invalid", v.Valid(), false)
 
-		h := GREHeader{Protocol: EtherType(rapid.Uint16().Draw(t, "proto")), HasChecksum: rapid.Bool().Draw(t, "c"), HasKey: rapid.Bool().Draw(t, "k"),
+		h := GREHeader{Protocol: EtherType(rapid.Uint16().Draw(t, "proto")), HasChecksum: rapid.Bool().Draw(t, "c"),
+			HasKey:      rapid.Bool().Draw(t, "k"),
 			HasSequence: rapid.Bool().Draw(t, "s")}
 		if h.HasKey {
 			h.Key = rapid.Uint32().Draw(t, "key")
@@ -364,12 +386,14 @@ func TestVXLANAndGRE(t *testing.T) {
 			sum, hasSum := g.Checksum()
 			c.same("view", GREHeader{g.Protocol(), g.HasChecksum(), g.HasKey(), key, g.HasSequence(), seq}, h)
 			c.same("has", [3]bool{hasSum, hasKey, hasSeq}, [3]bool{h.HasChecksum, h.HasKey, h.HasSequence})
-			c.same("valid", [4]any{g.Valid(), g.ChecksumOK(), g.HeaderLen(), string(g.Payload())}, [4]any{true, true, h.Len(), string(payload)})
+			c.same("valid", [4]any{g.Valid(), g.ChecksumOK(), g.HeaderLen(), string(g.Payload())},
+				[4]any{true, true, h.Len(), string(payload)})
 			c.same("nvgre", [2]uint32{g.VSID(), uint32(g.FlowID())}, [2]uint32{h.Key >> 8, h.Key & 255})
 			c.same("NVGREKey", NVGREKey(g.VSID(), g.FlowID()), h.Key)
 			var gg layers.GRE
 			c.same("gopacket", gg.DecodeFromBytes(g, gopacket.NilDecodeFeedback), nil)
-			c.same("gopacket", GREHeader{EtherType(gg.Protocol), gg.ChecksumPresent, gg.KeyPresent, gg.Key, gg.SeqPresent, gg.Seq}, h)
+			c.same("gopacket", GREHeader{EtherType(gg.Protocol), gg.ChecksumPresent, gg.KeyPresent, gg.Key,
+				gg.SeqPresent, gg.Seq}, h)
 			c.same("gopacket", [2]any{gg.Checksum, string(gg.Payload)}, [2]any{sum, string(payload)})
 		}
 		compare()
@@ -387,7 +411,8 @@ func TestVXLANAndGRE(t *testing.T) {
 		// The serializer's bytes are ours.
 		buf := gopacket.NewSerializeBuffer()
 		err = gopacket.SerializeLayers(buf, gopacket.SerializeOptions{ComputeChecksums: true},
-			&layers.GRE{Protocol: layers.EthernetTypeIPv6, ChecksumPresent: h.HasChecksum, KeyPresent: h.HasKey, SeqPresent: h.HasSequence}, gopacket.Payload(payload))
+			&layers.GRE{Protocol: layers.EthernetTypeIPv6, ChecksumPresent: h.HasChecksum, KeyPresent: h.HasKey,
+				SeqPresent: h.HasSequence}, gopacket.Payload(payload))
 		c.same("serialize", err, nil)
 		c.same("serialized", string(buf.Bytes()), string(g))
 	})
@@ -402,7 +427,8 @@ func TestShortBuffers(t *testing.T) {
 	for _, h := range []interface {
 		Len() int
 		Fill([]byte) (int, error)
-	}{&EthernetHeader{}, &VLANHeader{}, &ARPHeader{SenderIP: a4, TargetIP: a4}, &TCPHeader{Options: make([]byte, 8)}, &ICMPHeader{}, &ICMPv6Header{}, &VXLANHeader{},
+	}{&EthernetHeader{}, &VLANHeader{}, &ARPHeader{SenderIP: a4, TargetIP: a4}, &TCPHeader{Options: make([]byte, 8)},
+		&ICMPHeader{}, &ICMPv6Header{}, &VXLANHeader{},
 		&GREHeader{HasKey: true}, &FragmentHeader{}, &NeighborHeader{Src: a6, Dst: a6, Target: a6}} {
 		b := dirty(h.Len() + 1)
 		if n, err := h.Fill(b[:h.Len()-1]); n != 0 || !errors.Is(err, ErrRoom) || !bytes.Equal(b, dirty(len(b))) {

@@ -2,13 +2,15 @@ package packet
 
 import "encoding/binary"
 
-// VXLAN is a view of a VXLAN header (RFC 7348), the payload of UDP to port 4789; an Ethernet frame follows it.
+// VXLAN is a view of a VXLAN header (RFC 7348), the payload of UDP to port 4789; an Ethernet frame
+// follows it.
 type VXLAN []byte
 
 // Valid reports whether the header is complete and its I flag is set. After that no method panics.
 func (v VXLAN) Valid() bool { return len(v) >= VXLANLen && v[0]&0x08 != 0 }
 
-// Flags returns the first byte: 0x08 says that the network identifier is valid, the other bits are reserved.
+// Flags returns the first byte: 0x08 says that the network identifier is valid, the other bits are
+// reserved.
 func (v VXLAN) Flags() uint8 { return v[0] }
 
 // VNI returns the network identifier, 24 bits.

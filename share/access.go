@@ -14,11 +14,13 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// Access is a peer's reading or writing of one name, at its beginning or at its end (Options.OnAccess).
+// Access is a peer's reading or writing of one name, at its beginning or at its end
+// (Options.OnAccess).
 //
-// Reads of all but small files (see the package) go one-sided into the peer's memory, so of a read this side knows what the reader says ([Fetch], [Stream] and [Mirror] do):
-// Good, Path and Whole are its word. That it may read, the name, the size and that it is gone are this side's own knowledge, and
-// of an upload all but Path.
+// Reads of all but small files (see the package) go one-sided into the peer's memory, so of a read
+// this side knows what the reader says ([Fetch], [Stream] and [Mirror] do): Good, Path and Whole
+// are its word. That it may read, the name, the size and that it is gone are this side's own
+// knowledge, and of an upload all but Path.
 type Access struct {
 	Peer   *transfer.Peer
 	Name   string // as the peer calls it
@@ -62,8 +64,8 @@ type access struct {
 // maxReads bounds what is kept of one peer that begins to read and never ends.
 const maxReads = 1024
 
-// Readers say what they do by calls to the service "share/read/1", on the session that they read over. Numbers are big-endian;
-// the answers are empty.
+// Readers say what they do by calls to the service "share/read/1", on the session that they read
+// over. Numbers are big-endian; the answers are empty.
 //
 //	begin  1, id u64 of the reader's choice, from u64 bytes that it has already, name (the rest)
 //	so far 2, id u64, good u64 bytes from the beginning that it has
@@ -230,7 +232,8 @@ func (s *Server) begins(x *access) {
 	close(x.told)
 }
 
-// ends counts one and reports the end to OnAccess, after the beginning. No other goroutine has x any more.
+// ends counts one and reports the end to OnAccess, after the beginning. No other goroutine has x
+// any more.
 func (s *Server) ends(x *access, err error) {
 	<-x.told
 	x.Ended, x.Whole, x.Err = true, err == nil, err
@@ -248,8 +251,8 @@ func (s *Server) ends(x *access, err error) {
 	a.mu.Unlock()
 }
 
-// UnderWay is how many reads and uploads have begun and not ended, and a channel that is closed when one ends. Reads are only
-// known with Options.OnAccess.
+// UnderWay is how many reads and uploads have begun and not ended, and a channel that is closed
+// when one ends. Reads are only known with Options.OnAccess.
 func (s *Server) UnderWay() (n int, changed <-chan struct{}) {
 	s.access.mu.Lock()
 	defer s.access.mu.Unlock()
@@ -275,6 +278,8 @@ func (s *Server) readSnapshots() (out []ReadSnapshot) {
 			out = append(out, ReadSnapshot{p.Name(), x.Name, x.Size, x.Good})
 		}
 	}
-	slices.SortFunc(out, func(a, b ReadSnapshot) int { return strings.Compare(a.Name+"\x00"+a.Peer, b.Name+"\x00"+b.Peer) })
+	slices.SortFunc(out, func(a, b ReadSnapshot) int {
+		return strings.Compare(a.Name+"\x00"+a.Peer, b.Name+"\x00"+b.Peer)
+	})
 	return out
 }

@@ -31,7 +31,8 @@ func (b *book) add(a Access) {
 	b.all = append(b.all, a)
 }
 
-// ended are the ends in the order of the names, after it was checked that each has its beginning before it.
+// ended are the ends in the order of the names, after it was checked that each has its beginning
+// before it.
 func (b *book) ended(t *testing.T) (out []Access) {
 	t.Helper()
 	b.mu.Lock()
@@ -80,7 +81,8 @@ func idle(t *testing.T, s *Server) {
 	}
 }
 
-// The server reports what peers read and upload, by name, with its bytes, also when several files are open at once.
+// The server reports what peers read and upload, by name, with its bytes, also when several files
+// are open at once.
 func TestAccesses(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	sizes := map[string]int{"a": 5, "b/large": 2*window + 17, "c": 300_000, "empty": 0}
@@ -102,7 +104,8 @@ func TestAccesses(t *testing.T) {
 		if a.Size == 0 {
 			path = ""
 		}
-		if n, ok := sizes[a.Name]; !ok || a.Size != uint64(n) || !a.Whole || a.Upload || path != "" && a.Path == "" || a.Peer.Name() != "client" {
+		if n, ok := sizes[a.Name]; !ok || a.Size != uint64(n) || !a.Whole || a.Upload || path != "" && a.Path == "" ||
+			a.Peer.Name() != "client" {
 			t.Errorf("%+v", a)
 		}
 	}
@@ -125,7 +128,8 @@ func TestAccesses(t *testing.T) {
 	}
 	idle(t, s.Server)
 	ends = b.ended(t)
-	if len(ends) != 2 || ends[0].Name != "c" || !ends[0].Whole || ends[1].Name != "up" || !ends[1].Upload || !ends[1].Whole || ends[1].Path == "" || ends[1].Size != 2*window+17 {
+	if len(ends) != 2 || ends[0].Name != "c" || !ends[0].Whole || ends[1].Name != "up" || !ends[1].Upload ||
+		!ends[1].Whole || ends[1].Path == "" || ends[1].Size != 2*window+17 {
 		t.Errorf("%+v", ends)
 	}
 	// One that is interrupted, and the next that goes on.
@@ -148,12 +152,14 @@ func TestAccesses(t *testing.T) {
 	}
 	idle(t, s.Server)
 	ends = b.ended(t)
-	if len(ends) != 2 || ends[0].Whole || !errors.Is(ends[0].Err, ErrGaveUp) || ends[0].Good != part.Good || !ends[1].Whole || ends[1].From != part.Good {
+	if len(ends) != 2 || ends[0].Whole || !errors.Is(ends[0].Err, ErrGaveUp) || ends[0].Good != part.Good ||
+		!ends[1].Whole || ends[1].From != part.Good {
 		t.Errorf("%+v", ends)
 	}
 }
 
-// For a hostile or dying reader OnAccess gets only what it begins and may read, and an end for each beginning.
+// For a hostile or dying reader OnAccess gets only what it begins and may read, and an end for each
+// beginning.
 func TestHostileReader(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
@@ -163,8 +169,10 @@ func TestHostileReader(t *testing.T) {
 		_, err := s.peer.Call(ctx, readService, r.append(nil))
 		return err
 	}
-	for _, raw := range [][]byte{nil, {1}, make([]byte, 100), (&readRequest{op: opReadBegin, text: "\xff"}).append(nil), (&readRequest{op: opReadBegin}).append(nil),
-		(&readRequest{op: opReadBegin, text: strings.Repeat("x", MaxName+1)}).append(nil), (&readRequest{op: 4, text: "x"}).append(nil)} {
+	for _, raw := range [][]byte{nil, {1}, make([]byte, 100), (&readRequest{op: opReadBegin, text: "\xff"}).append(nil),
+		(&readRequest{op: opReadBegin}).append(nil),
+		(&readRequest{op: opReadBegin, text: strings.Repeat("x", MaxName+1)}).append(nil),
+		(&readRequest{op: 4, text: "x"}).append(nil)} {
 		if _, err := s.peer.Call(ctx, readService, raw); !errors.Is(err, control.BadRequest) {
 			t.Errorf("%x: %v", raw, err)
 		}
@@ -204,7 +212,8 @@ func TestHostileReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stranger.Call(ctx, readService, (&readRequest{op: opReadEnd, id: 1, good: 1000, whole: true}).append(nil)); !errors.Is(err, control.BadRequest) {
+	if _, err := stranger.Call(ctx, readService, (&readRequest{op: opReadEnd, id: 1, good: 1000,
+		whole: true}).append(nil)); !errors.Is(err, control.BadRequest) {
 		t.Errorf("a stranger ends it: %v", err)
 	}
 	for id := uint64(2); id <= maxReads; id++ {
@@ -240,7 +249,8 @@ func TestClosedShareEndsAccesses(t *testing.T) {
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
 	var b book
 	s := serve(t, Options{Root: root, OnAccess: b.add})
-	if _, err := s.peer.Call(ctx, readService, (&readRequest{op: opReadBegin, id: 1, text: "x"}).append(nil)); err != nil {
+	if _, err := s.peer.Call(ctx, readService, (&readRequest{op: opReadBegin, id: 1,
+		text: "x"}).append(nil)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Serve(ctx, s.node, Options{Root: root, OnAccess: b.add}); err == nil {
@@ -255,7 +265,8 @@ func TestClosedShareEndsAccesses(t *testing.T) {
 }
 
 func FuzzReadWire(f *testing.F) {
-	for _, r := range []readRequest{{op: opReadBegin, id: 1, good: 2, text: "a/b"}, {op: opReadSoFar, id: 1, good: 3}, {op: opReadEnd, id: 1, good: 4, whole: true, text: "tcp"}} {
+	for _, r := range []readRequest{{op: opReadBegin, id: 1, good: 2, text: "a/b"}, {op: opReadSoFar, id: 1, good: 3},
+		{op: opReadEnd, id: 1, good: 4, whole: true, text: "tcp"}} {
 		f.Add(r.append(nil))
 	}
 	f.Add((&commitRequest{id: 1, sha256: &[32]byte{1}, via: "tcp"}).append(nil))
@@ -281,7 +292,8 @@ func TestExpectedDigest(t *testing.T) {
 	write(t, out, []byte("before"))
 	bad := (*DigestError)(nil)
 	_, err := Fetch(ctx, s.c, "x", FetchOptions{Output: out, Overwrite: true, Expect: &wrong})
-	if !errors.As(err, &bad) || !errors.Is(err, ErrDigest) || *bad != (DigestError{"x", out + MismatchSuffix, wrong, right}) {
+	if !errors.As(err, &bad) || !errors.Is(err, ErrDigest) ||
+		*bad != (DigestError{"x", out + MismatchSuffix, wrong, right}) {
 		t.Fatal(err)
 	}
 	same(t, out, []byte("before"))
@@ -323,7 +335,8 @@ func TestExpectedDigest(t *testing.T) {
 	only(t, filepath.Join(root, stagingDir))
 }
 
-// A peer that is refused because another one uploads the same file does not learn which one that is.
+// A peer that is refused because another one uploads the same file does not learn which one that
+// is.
 func TestRefusalsTellNoNames(t *testing.T) {
 	ctx, root, file := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "f")
 	write(t, file, randomBytes(5, 1000))

@@ -11,7 +11,8 @@ import (
 // maxAccounts is how many names of certificates have an account of their own.
 const maxAccounts = 100
 
-// The accounts of all others: no certificate has such a name. What a peer without one calls itself is its own choice, so it names none.
+// The accounts of all others: no certificate has such a name. What a peer without one calls itself
+// is its own choice, so it names none.
 const (
 	noCertificate = "(no certificate)"
 	otherPeers    = "(others)"
@@ -59,16 +60,22 @@ func (a *accounts) enter(peer string, x *Access) {
 	c.bytes += x.Good - min(x.From, x.Good)
 }
 
-// Families is what peers have read and uploaded, in the form that exporters take. Reads are only known with Options.OnAccess.
+// Families is what peers have read and uploaded, in the form that exporters take. Reads are only
+// known with Options.OnAccess.
 func (s *Server) Families() []metrics.Family {
-	files := metrics.Family{Name: "penstock_share_files_total", Help: "Files and tensors that peers read (get) and uploaded (put), by how that ended.", Kind: metrics.KindCounter, Labels: []string{"peer", "kind", "outcome"}}
-	bytes := metrics.Family{Name: "penstock_share_bytes_total", Help: "Bytes of those, entered when a file ends; of reads as readers say.", Kind: metrics.KindCounter, Labels: []string{"peer", "kind"}}
+	files := metrics.Family{Name: "penstock_share_files_total",
+		Help: "Files and tensors that peers read (get) and uploaded (put), by how that ended.",
+		Kind: metrics.KindCounter, Labels: []string{"peer", "kind", "outcome"}}
+	bytes := metrics.Family{Name: "penstock_share_bytes_total",
+		Help: "Bytes of those, entered when a file ends; of reads as readers say.", Kind: metrics.KindCounter,
+		Labels: []string{"peer", "kind"}}
 	s.access.mu.Lock()
 	for i, kind := range accessKinds {
 		all := s.access.ended[i]
 		for _, peer := range slices.Sorted(maps.Keys(all)) {
 			c := all[peer]
-			files.Samples = append(files.Samples, metrics.Sample{Values: []string{peer, kind, "completed"}, Value: float64(c.completed)},
+			files.Samples = append(files.Samples, metrics.Sample{Values: []string{peer, kind, "completed"},
+				Value: float64(c.completed)},
 				metrics.Sample{Values: []string{peer, kind, "failed"}, Value: float64(c.failed)})
 			bytes.Samples = append(bytes.Samples, metrics.Sample{Values: []string{peer, kind}, Value: float64(c.bytes)})
 		}
@@ -77,8 +84,11 @@ func (s *Server) Families() []metrics.Family {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	gauge := func(name, help string, v int) metrics.Family {
-		return metrics.Family{Name: name, Help: help, Kind: metrics.KindGauge, Samples: []metrics.Sample{{Value: float64(v)}}}
+		return metrics.Family{Name: name, Help: help, Kind: metrics.KindGauge,
+			Samples: []metrics.Sample{{Value: float64(v)}}}
 	}
-	return []metrics.Family{files, bytes, gauge("penstock_share_files", "Files that are served.", len(s.files)+len(s.arrived)),
-		gauge("penstock_share_left_out", "Names that the last scan found and that are not served, or not as they are now.", s.left)}
+	return []metrics.Family{files, bytes, gauge("penstock_share_files", "Files that are served.",
+		len(s.files)+len(s.arrived)),
+		gauge("penstock_share_left_out",
+			"Names that the last scan found and that are not served, or not as they are now.", s.left)}
 }

@@ -34,7 +34,8 @@ func expectCounts(t *testing.T, s *Server, want map[string]float64) {
 	}
 }
 
-// What peers without a certificate call themselves makes no series; reads that end early and what is left out are counted, too.
+// What peers without a certificate call themselves makes no series; reads that end early and what
+// is left out are counted, too.
 func TestFamilies(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
@@ -60,8 +61,10 @@ func TestFamilies(t *testing.T) {
 	}
 	idle(t, s.Server)
 	expectCounts(t, s.Server, map[string]float64{
-		"files_total[(no certificate) get completed]": 2, "files_total[(no certificate) get failed]": 1, "bytes_total[(no certificate) get]": 1070,
-		"files_total[(no certificate) put completed]": 1, "bytes_total[(no certificate) put]": 1000, "files[]": 3, "left_out[]": 1})
+		"files_total[(no certificate) get completed]": 2, "files_total[(no certificate) get failed]": 1,
+		"bytes_total[(no certificate) get]":           1070,
+		"files_total[(no certificate) put completed]": 1, "bytes_total[(no certificate) put]": 1000, "files[]": 3,
+		"left_out[]": 1})
 	if n := len(counts(t, s.Server)); n != 14 { // for each kind, those without a certificate and the others
 		t.Errorf("%d series: %v", n, counts(t, s.Server))
 	}
@@ -83,7 +86,8 @@ func TestFamiliesByCertificate(t *testing.T) {
 		return id
 	}
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
-	n := testNode(t, transfer.Options{Name: "server", Policy: identity.Everyone(identity.All), Listen: []string{"tcp://127.0.0.1:0"}, Identity: issue("server")})
+	n := testNode(t, transfer.Options{Name: "server", Policy: identity.Everyone(identity.All),
+		Listen: []string{"tcp://127.0.0.1:0"}, Identity: issue("server")})
 	var b book
 	s, err := Serve(ctx, n, Options{Root: root, OnAccess: b.add})
 	if err != nil {
@@ -98,10 +102,12 @@ func TestFamiliesByCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	idle(t, s)
-	expectCounts(t, s, map[string]float64{"files_total[worker get completed]": 1, "bytes_total[worker get]": 1000, "files_total[(no certificate) get completed]": 0})
+	expectCounts(t, s, map[string]float64{"files_total[worker get completed]": 1, "bytes_total[worker get]": 1000,
+		"files_total[(no certificate) get completed]": 0})
 }
 
-// However many names there are, the accounts are bounded and nothing is lost, and a name that has one keeps it.
+// However many names there are, the accounts are bounded and nothing is lost, and a name that has
+// one keeps it.
 func TestAccountsAreBounded(t *testing.T) {
 	s := &Server{}
 	for range 2 {
@@ -112,7 +118,8 @@ func TestAccountsAreBounded(t *testing.T) {
 	if n := len(s.access.ended[0]); n != maxAccounts+2 {
 		t.Errorf("%d accounts", n)
 	}
-	expectCounts(t, s, map[string]float64{"files_total[peer0 get completed]": 2, "files_total[(others) get completed]": 4 * maxAccounts, "bytes_total[(others) get]": 20 * maxAccounts})
+	expectCounts(t, s, map[string]float64{"files_total[peer0 get completed]": 2,
+		"files_total[(others) get completed]": 4 * maxAccounts, "bytes_total[(others) get]": 20 * maxAccounts})
 }
 
 // Reasons are kept of some names only; all that are left out are counted.

@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// The server opens, maps and exports an uploaded file when a peer asks for its name or for a list, or when a scan sees it: not while other files
-// come, whose arrival that would slow down. The file counts from its arrival on.
+// The server opens, maps and exports an uploaded file when a peer asks for its name or for a list,
+// or when a scan sees it: not while other files come, whose arrival that would slow down. The file
+// counts from its arrival on.
 
 // came counts a file that was uploaded. What replaces a file that is served is served at once.
 func (s *Server) came(p string, size uint64) {
@@ -53,7 +54,8 @@ func (s *Server) serveArrived(ctx context.Context) {
 			dir.Close()
 		}
 	}()
-	for end := time.Now().Add(answerTime); len(paths) > 0 && time.Now().Before(end) && ctx.Err() == nil; paths = paths[1:] {
+	for end := time.Now().Add(answerTime); len(paths) > 0 && time.Now().Before(end) &&
+		ctx.Err() == nil; paths = paths[1:] {
 		p := paths[0]
 		cut := strings.LastIndexByte(p, '/') + 1
 		if dir != nil && p[:cut] != at {

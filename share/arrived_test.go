@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// TestArrivedIsServedWhenAskedFor uploads files: they count at once, each is exported when a peer asks for its name, and all when one asks for a list.
+// TestArrivedIsServedWhenAskedFor uploads files: they count at once, each is exported when a peer
+// asks for its name, and all when one asks for a list.
 func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true, Tensors: true, MaxFiles: 9, MaxBytes: 60000})
@@ -33,7 +34,8 @@ func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 	}
 	bytes := uint64(50 + len(npy))
 	if n := s.Snapshot(); n.Files != 6 || n.Bytes != bytes || exports() != 0 {
-		t.Errorf("%d files of %d bytes, %d exported: expected 6 of %d, none exported", n.Files, n.Bytes, exports(), bytes)
+		t.Errorf("%d files of %d bytes, %d exported: expected 6 of %d, none exported", n.Files, n.Bytes, exports(),
+			bytes)
 	}
 	if e, err := Find(ctx, s.c, "d1/3"); err != nil || e.Size != 10 || exports() != 1 {
 		t.Errorf("%+v, %v, %d exported, expected one", e, err, exports())
@@ -44,7 +46,8 @@ func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 	if n := s.Snapshot(); n.Files != 6 || n.Bytes != bytes {
 		t.Errorf("%d files of %d bytes", n.Files, n.Bytes)
 	}
-	// What goes before anybody asks for it does not count after a scan, and its name stands for nothing.
+	// What goes before anybody asks for it does not count after a scan, and its name stands for
+	// nothing.
 	if err := os.RemoveAll(filepath.Join(root, "d0")); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +61,8 @@ func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 		t.Errorf("%d files of %d bytes, expected 3 of %d", n.Files, n.Bytes, bytes-30)
 	}
 	// Files that no peer has asked for count against the limits.
-	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"a", "b", "c", "d", "e2"}, "1", "2", "3", "4", "5"); err != nil || string(got) != "\x01\x01\x01\x01\x00" {
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"a", "b", "c", "d", "e2"}, "1", "2",
+		"3", "4", "5"); err != nil || string(got) != "\x01\x01\x01\x01\x00" {
 		t.Errorf("%v, %v", got, err)
 	}
 	was := exports()
@@ -73,7 +77,8 @@ func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 	if _, err := Find(ctx, s.c, "b"); !errors.Is(err, control.NotFound) {
 		t.Fatal(err)
 	}
-	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{3}, overwrite: true}, []string{"a"}, "anew"); err != nil || got[0] != smallDone {
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{3}, overwrite: true}, []string{"a"},
+		"anew"); err != nil || got[0] != smallDone {
 		t.Fatal(got, err)
 	}
 	s.mu.Lock()
@@ -84,7 +89,8 @@ func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 	}
 }
 
-// TestArrivedOfAReplacedDirectory has a directory with an uploaded file become a link that leads out: the name stands for nothing.
+// TestArrivedOfAReplacedDirectory has a directory with an uploaded file become a link that leads
+// out: the name stands for nothing.
 func TestArrivedOfAReplacedDirectory(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -92,7 +98,8 @@ func TestArrivedOfAReplacedDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(out, "a"), []byte("secret"))
-	if err := errors.Join(os.RemoveAll(filepath.Join(root, "d")), os.Symlink(out, filepath.Join(root, "d"))); err != nil {
+	if err := errors.Join(os.RemoveAll(filepath.Join(root, "d")),
+		os.Symlink(out, filepath.Join(root, "d"))); err != nil {
 		t.Fatal(err)
 	}
 	es, err := Names(ctx, s.c, "")

@@ -17,10 +17,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// A mirror fetches many small files in one exchange: one Get of all their bytes, one call that asks whether they are still those of the
-// listing, their files written and synced at a time, one sync of each directory. A file that this does not work for is fetched by itself.
+// A mirror fetches many small files in one exchange: one Get of all their bytes, one call that asks
+// whether they are still those of the listing, their files written and synced at a time, one sync
+// of each directory. A file that this does not work for is fetched by itself.
 const (
-	// batchDir is where the files of batches are until they are complete, in the directory of a mirror: PathOf gives no path to it.
+	// batchDir is where the files of batches are until they are complete, in the directory of a
+	// mirror: PathOf gives no path to it.
 	batchDir  = ownPrefix + "mirror-new"
 	batchMode = 0o700
 )
@@ -79,8 +81,9 @@ func (b *batches) close() {
 	b.m.root.RemoveAll(batchDir)
 }
 
-// unmade leaves files that were begun, and not made, to be fetched by themselves. Until then, and if that does not come, a file of the
-// user's under such a name is not taken for one that a mirror made.
+// unmade leaves files that were begun, and not made, to be fetched by themselves. Until then, and
+// if that does not come, a file of the user's under such a name is not taken for one that a mirror
+// made.
 func (b *batches) unmade(items ...*item) {
 	for _, x := range items {
 		b.m.notMade(x.e.Name, x.Path) // an error says that nothing can be recorded any more: the fetch says so, too
@@ -106,7 +109,8 @@ func (b *batches) bring(ctx context.Context, es []listed, region *mem.Region) {
 		switch {
 		case !fetch:
 			b.m.done(t.MirrorFile, true)
-		case t.cut || t.look || e.remote == nil || e.Tag == (Tag{}): // there may be a partial file; it may have changed without a sign
+		// there may be a partial file; it may have changed without a sign
+		case t.cut || t.look || e.remote == nil || e.Tag == (Tag{}):
 			b.alone(e)
 		default:
 			items = append(items, &item{task: t, span: mem.Span{Region: region, Off: off, Len: e.Size}})
@@ -138,7 +142,8 @@ func (b *batches) bring(ctx context.Context, es []listed, region *mem.Region) {
 	b.place(fetched, err)
 }
 
-// fetch moves the bytes of a batch into memory, and returns the items whose bytes are those of the listing.
+// fetch moves the bytes of a batch into memory, and returns the items whose bytes are those of the
+// listing.
 func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, err error) {
 	entries := make([]Entry, len(items))
 	names := make([]statName, len(items))
@@ -185,7 +190,8 @@ func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, er
 	return fetched, err
 }
 
-// in is what the names of a batch stand for in a session: another one than that of the listing asks again.
+// in is what the names of a batch stand for in a session: another one than that of the listing asks
+// again.
 func (b *batches) in(ctx context.Context, p *transfer.Peer, items []*item) ([]*transfer.Remote, error) {
 	es := make([]listed, len(items))
 	for i, x := range items {
@@ -208,12 +214,14 @@ func (b *batches) write(items []*item, memory []byte) {
 	several(context.Background(), forWriters(items), writersAtOnce, func(items []*item) {
 		for _, x := range items {
 			x.base = strconv.FormatUint(b.staged.Add(1), 10)
-			x.err = spaceError(x.Path, sys.WriteNew(b.from, x.base, memory[x.span.Off:x.span.Off+x.span.Len], x.stat.mode|ownerMode, false, x.stat.modified))
+			x.err = spaceError(x.Path, sys.WriteNew(b.from, x.base, memory[x.span.Off:x.span.Off+x.span.Len],
+				x.stat.mode|ownerMode, false, x.stat.modified))
 		}
 	})
 }
 
-// place gives the files of a batch their names, and accounts for them. unread is why there were no bytes to write.
+// place gives the files of a batch their names, and accounts for them. unread is why there were no
+// bytes to write.
 func (b *batches) place(items []*item, unread error) {
 	var placed []*item // in the directory that is open
 	dirs := directories{root: b.m.root, shown: b.m.dir, left: func(err error) {
@@ -295,7 +303,8 @@ func (b *batches) finish(items []*item) {
 	}
 }
 
-// like gives a file that was fetched the time and the permissions that it has at the other side, as far as that says so.
+// like gives a file that was fetched the time and the permissions that it has at the other side, as
+// far as that says so.
 func (m *mirror) like(ctx context.Context, f *Fetched, at place) (err error) {
 	l := f.like
 	if l == nil {

@@ -20,8 +20,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// TestMirrorBatches mirrors more small files than a batch has, in several directories, and larger ones beside them. Times and permissions
-// are those of the other side; the server counts each read; changed files replace the old ones.
+// TestMirrorBatches mirrors more small files than a batch has, in several directories, and larger
+// ones beside them. Times and permissions are those of the other side; the server counts each read;
+// changed files replace the old ones.
 func TestMirrorBatches(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "out")
 	content := map[string][]byte{}
@@ -32,7 +33,8 @@ func TestMirrorBatches(t *testing.T) {
 		p := filepath.Join(root, n)
 		os.Remove(p)
 		write(t, p, b)
-		if err := errors.Join(os.Chmod(p, modes[i%len(modes)]), os.Chtimes(p, at, at.Add(time.Duration(i)*time.Hour))); err != nil {
+		if err := errors.Join(os.Chmod(p, modes[i%len(modes)]),
+			os.Chtimes(p, at, at.Add(time.Duration(i)*time.Hour))); err != nil {
 			t.Fatal(err)
 		}
 		content[n] = b
@@ -56,7 +58,8 @@ func TestMirrorBatches(t *testing.T) {
 				t.Fatal(err)
 			}
 			if here.Mode() != there.Mode() || !here.ModTime().Equal(there.ModTime()) {
-				t.Errorf("%s: %v of %v, expected %v of %v", n, here.Mode(), here.ModTime(), there.Mode(), there.ModTime())
+				t.Errorf("%s: %v of %v, expected %v of %v", n, here.Mode(), here.ModTime(), there.Mode(),
+					there.ModTime())
 			}
 		}
 		only(t, dir, recordName, "d0", "d1", "d2", "large", "m")
@@ -65,7 +68,8 @@ func TestMirrorBatches(t *testing.T) {
 	write(t, junk, []byte("junk"))
 	var last MirrorProgress
 	m, err := Mirror(ctx, s.c, dir, MirrorOptions{Progress: func(p MirrorProgress) { last = p }})
-	if err != nil || m.Fetched != len(content) || last.FilesDone != len(content) || last.BytesDone != last.Bytes || m.Moved != last.Bytes {
+	if err != nil || m.Fetched != len(content) || last.FilesDone != len(content) || last.BytesDone != last.Bytes ||
+		m.Moved != last.Bytes {
 		t.Fatalf("%+v, %+v, %v", m, last, err)
 	}
 	check()
@@ -86,20 +90,23 @@ func TestMirrorBatches(t *testing.T) {
 	if err := s.Rescan(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil || m.Fetched != batchFiles/2 || m.Skipped != len(content)-batchFiles/2 {
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil || m.Fetched != batchFiles/2 ||
+		m.Skipped != len(content)-batchFiles/2 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	check()
 }
 
-// TestMirrorOfAChangingBatch changes one file, and removes another, between the listing and the fetch of the batch that they are in.
+// TestMirrorOfAChangingBatch changes one file, and removes another, between the listing and the
+// fetch of the batch that they are in.
 func TestMirrorOfAChangingBatch(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	for i := range 20 {
 		write(t, filepath.Join(root, fmt.Sprintf("f%02d", i)), []byte("old"))
 	}
 	write(t, filepath.Join(dir, "mine"), nil)
-	write(t, filepath.Join(root, "mine"), []byte("theirs")) // fails before the batch is fetched: so the test gets in between
+	// fails before the batch is fetched: so the test gets in between
+	write(t, filepath.Join(root, "mine"), []byte("theirs"))
 	s := serve(t, Options{Root: root})
 	m, err := Mirror(ctx, s.c, dir, MirrorOptions{OnFile: func(f MirrorFile) {
 		if f.Name == "mine" {
@@ -122,8 +129,8 @@ func TestMirrorOfAChangingBatch(t *testing.T) {
 	same(t, filepath.Join(dir, "f04"), []byte("old"))
 }
 
-// TestMirrorOfACanceledBatch ends a mirror while a batch is fetched. Files that the user then makes under the names of the batch, of the sizes
-// that its files have, stay.
+// TestMirrorOfACanceledBatch ends a mirror while a batch is fetched. Files that the user then makes
+// under the names of the batch, of the sizes that its files have, stay.
 func TestMirrorOfACanceledBatch(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	for i := range 5 {
@@ -147,7 +154,8 @@ func TestMirrorOfACanceledBatch(t *testing.T) {
 	same(t, filepath.Join(dir, "3"), []byte("mine!!"))
 }
 
-// TestMirrorOfANodeWithoutShare mirrors exports of a node that answers no calls: they are fetched one by one.
+// TestMirrorOfANodeWithoutShare mirrors exports of a node that answers no calls: they are fetched
+// one by one.
 func TestMirrorOfANodeWithoutShare(t *testing.T) {
 	ctx, dir := testCtx(t), t.TempDir()
 	n := testNode(t, transfer.Options{Name: "plain", Listen: []string{"tcp://127.0.0.1:0"}})
@@ -157,7 +165,8 @@ func TestMirrorOfANodeWithoutShare(t *testing.T) {
 	}
 	t.Cleanup(func() { r.Close() })
 	for i := range 5 {
-		if _, err := n.Export(r.All(), transfer.ExportOptions{Name: fmt.Sprint("x", i), Rights: path.Read, Tag: Tag{byte(i + 1)}}); err != nil {
+		if _, err := n.Export(r.All(), transfer.ExportOptions{Name: fmt.Sprint("x", i), Rights: path.Read,
+			Tag: Tag{byte(i + 1)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -171,7 +180,8 @@ func TestMirrorOfANodeWithoutShare(t *testing.T) {
 	same(t, filepath.Join(dir, "x3"), r.All().Bytes())
 }
 
-// TestStatRights has peers ask what names stand for: without the right to read that is refused, and a name is none without its tag.
+// TestStatRights has peers ask what names stand for: without the right to read that is refused, and
+// a name is none without its tag.
 func TestStatRights(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("1234"))

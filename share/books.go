@@ -26,7 +26,8 @@ func newBooks(progress func(MirrorProgress), file func(MirrorFile)) books {
 	return books{onProgress: progress, onFile: file, flying: map[string]uint64{}, files: map[MirrorAction]int{}}
 }
 
-// isAway reports whether an error says that there is no other side any more, and that it was waited for long enough.
+// isAway reports whether an error says that there is no other side any more, and that it was waited
+// for long enough.
 func isAway(err error) bool {
 	return errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrNoSession)
 }

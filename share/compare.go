@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// holds reports whether the other side has the content of a file under a name: both sides compute its SHA-256, and no byte of it travels.
-// A name that stands for nothing, or for something of another size, does not have it.
+// holds reports whether the other side has the content of a file under a name: both sides compute
+// its SHA-256, and no byte of it travels. A name that stands for nothing, or for something of
+// another size, does not have it.
 func (c Conn) holds(ctx context.Context, name string, f *os.File) (bool, error) {
 	fi, err := f.Stat()
 	if err != nil {
@@ -61,7 +62,8 @@ func (c Conn) holds(ctx context.Context, name string, f *os.File) (bool, error) 
 	return err == nil && here == there, err
 }
 
-// alike finds out whether the file that is there has the content of the other side, and takes it for made by a mirror then.
+// alike finds out whether the file that is there has the content of the other side, and takes it
+// for made by a mirror then.
 func (m *mirror) alike(ctx context.Context, t *task) (bool, error) {
 	at, err := placeBelow(m.root, t.Path, m.dir)
 	if err != nil {

@@ -8,15 +8,18 @@ import (
 	"time"
 )
 
-// TestMirrorChecksum mirrors into a directory that has some of the files already, as another tool would have left them: those with the same content
-// are kept and counted as the mirror's, the others fail, or are replaced with Force.
+// TestMirrorChecksum mirrors into a directory that has some of the files already, as another tool
+// would have left them: those with the same content are kept and counted as the mirror's, the
+// others fail, or are replaced with Force.
 func TestMirrorChecksum(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	large := randomBytes(1, 3<<20)
-	for n, b := range map[string][]byte{"same": []byte("same"), "large": large, "empty": nil, "other": []byte("1234"), "longer": []byte("12345"), "new": []byte("new")} {
+	for n, b := range map[string][]byte{"same": []byte("same"), "large": large, "empty": nil, "other": []byte("1234"),
+		"longer": []byte("12345"), "new": []byte("new")} {
 		write(t, filepath.Join(root, n), b)
 	}
-	for n, b := range map[string][]byte{"same": []byte("same"), "large": large, "empty": nil, "other": []byte("abcd"), "longer": []byte("1")} {
+	for n, b := range map[string][]byte{"same": []byte("same"), "large": large, "empty": nil, "other": []byte("abcd"),
+		"longer": []byte("1")} {
 		write(t, filepath.Join(dir, n), b)
 		if err := os.Chtimes(filepath.Join(dir, n), time.Unix(1, 0), time.Unix(1, 0)); err != nil {
 			t.Fatal(err)
@@ -26,7 +29,8 @@ func TestMirrorChecksum(t *testing.T) {
 	mirror := func(o MirrorOptions, fetched, skipped, failed int) {
 		t.Helper()
 		m, err := Mirror(ctx, s.c, dir, o)
-		if m == nil || m.Fetched != fetched || m.Skipped != skipped || m.Failed != failed || (failed > 0) != errors.Is(err, ErrExists) {
+		if m == nil || m.Fetched != fetched || m.Skipped != skipped || m.Failed != failed ||
+			(failed > 0) != errors.Is(err, ErrExists) {
 			t.Fatalf("%+v, %v, expected %d, %d, %d", m, err, fetched, skipped, failed)
 		}
 	}
@@ -63,7 +67,8 @@ func TestMirrorChecksum(t *testing.T) {
 	}
 	out := filepath.Join(t.TempDir(), "out")
 	write(t, out, []byte("same"))
-	if err := errors.Join(os.Symlink(out, filepath.Join(dir, "same")), os.Mkdir(filepath.Join(dir, "other"), 0o755)); err != nil {
+	if err := errors.Join(os.Symlink(out, filepath.Join(dir, "same")),
+		os.Mkdir(filepath.Join(dir, "other"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	mirror(MirrorOptions{Checksum: true, Force: true}, 0, 4, 2)

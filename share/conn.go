@@ -15,27 +15,31 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// Conn is the other side: where files are listed, fetched from and uploaded to. The zero value is not usable.
+// Conn is the other side: where files are listed, fetched from and uploaded to. The zero value is
+// not usable.
 type Conn struct {
 	peer *transfer.Peer
 	link *transfer.Link
 	path bool // see ByPath
 }
 
-// Over makes a Conn of a connected peer. What is under way when the peer is lost ends with an error.
+// Over makes a Conn of a connected peer. What is under way when the peer is lost ends with an
+// error.
 func Over(p *transfer.Peer) Conn { return Conn{peer: p} }
 
-// OverLink makes a Conn of a link: what is under way when a session is lost goes on with the next one, as the link's Retry
-// says, also after a restart of the other process.
+// OverLink makes a Conn of a link: what is under way when a session is lost goes on with the next
+// one, as the link's Retry says, also after a restart of the other process.
 func OverLink(l *transfer.Link) Conn { return Conn{link: l} }
 
-// ByPath is the Conn that moves the bytes of small files by paths, too. Else they come in the answer of a call, where no limit of the nodes is against it.
+// ByPath is the Conn that moves the bytes of small files by paths, too. Else they come in the
+// answer of a call, where no limit of the nodes is against it.
 func (c Conn) ByPath() Conn {
 	c.path = true
 	return c
 }
 
-// askTime is how long is waited for what nothing depends on: what only makes an error clearer, or tells the other side something.
+// askTime is how long is waited for what nothing depends on: what only makes an error clearer, or
+// tells the other side something.
 const askTime = 2 * time.Second
 
 // do calls f with a session, over a link also with the next ones, as the link's Retry says.
@@ -52,7 +56,8 @@ func (c Conn) do(ctx context.Context, o transfer.DoOptions, f func(ctx context.C
 	return errors.New("share: Conn is the zero value: use Over or OverLink")
 }
 
-// ready begins to set up the path that bytes are going to take, and returns what ends the wait for it. What goes wrong is for the bytes to say.
+// ready begins to set up the path that bytes are going to take, and returns what ends the wait for
+// it. What goes wrong is for the bytes to say.
 func (c Conn) ready(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	over := make(chan struct{})
@@ -69,18 +74,23 @@ func (c Conn) ready(ctx context.Context) (end func()) {
 	}
 }
 
-// List is the catalog of the other node: what begins with prefix, in the order of the names' bytes. The names are whatever
-// the other side says: see PathOf and Printable.
+// List is the catalog of the other node: what begins with prefix, in the order of the names' bytes.
+// The names are whatever the other side says: see PathOf and Printable.
 func List(ctx context.Context, c Conn, prefix string) ([]Entry, error) {
-	return list(ctx, c, func(ctx context.Context, p *transfer.Peer) ([]*transfer.Remote, error) { return p.List(ctx, prefix) })
+	return list(ctx, c, func(ctx context.Context, p *transfer.Peer) ([]*transfer.Remote, error) {
+		return p.List(ctx, prefix)
+	})
 }
 
 // Names is List without tags and generations, which takes far fewer bytes.
 func Names(ctx context.Context, c Conn, prefix string) ([]Entry, error) {
-	return list(ctx, c, func(ctx context.Context, p *transfer.Peer) ([]*transfer.Remote, error) { return p.Names(ctx, prefix) })
+	return list(ctx, c, func(ctx context.Context, p *transfer.Peer) ([]*transfer.Remote, error) {
+		return p.Names(ctx, prefix)
+	})
 }
 
-func list(ctx context.Context, c Conn, ask func(context.Context, *transfer.Peer) ([]*transfer.Remote, error)) (out []Entry, err error) {
+func list(ctx context.Context, c Conn, ask func(context.Context, *transfer.Peer) ([]*transfer.Remote,
+	error)) (out []Entry, err error) {
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		rs, err := ask(ctx, p)
 		out = entriesOf(rs)
@@ -101,8 +111,8 @@ func Find(ctx context.Context, c Conn, name string) (Entry, error) {
 	return entryOf(r), nil
 }
 
-// lookup asks for a name. was, if any, is what was found before: then the name may be missing for a while at a process that was
-// started anew.
+// lookup asks for a name. was, if any, is what was found before: then the name may be missing for a
+// while at a process that was started anew.
 func (c Conn) lookup(ctx context.Context, name string, was *transfer.Remote) (r *transfer.Remote, err error) {
 	err = c.find(ctx, was, func(ctx context.Context, p *transfer.Peer) (err error) {
 		r, err = p.Lookup(ctx, name)
@@ -135,15 +145,17 @@ func entryOf(r *transfer.Remote) Entry {
 	return Entry{Name: r.Name, Size: r.Size(), Tensor: r.Tensor, Tag: r.Tag, Generation: r.Generation}
 }
 
-// window is how many bytes are moved at once over a peer, and flying how many of them are in flight at most: a connection that lost packets, or that probes the
-// round trip, holds back those that it has begun, and the other connections go on with the rest.
+// window is how many bytes are moved at once over a peer, and flying how many of them are in flight
+// at most: a connection that lost packets, or that probes the round trip, holds back those that it
+// has begun, and the other connections go on with the rest.
 const (
 	window = 8 << 20
 	flying = 8
 )
 
-// windowOf is window, or less where limits of this node hold transfers with the peer to a low rate: progress shows earlier, and less is moved again after an
-// early end. It is a multiple of chunkSize.
+// windowOf is window, or less where limits of this node hold transfers with the peer to a low rate:
+// progress shows earlier, and less is moved again after an early end. It is a multiple of
+// chunkSize.
 func windowOf(p *transfer.Peer) uint64 {
 	if r := p.Rate(); r > 0 && r < window {
 		return chunkSize
@@ -165,28 +177,34 @@ func (m *moved) add(n uint64, e transfer.Explanation) {
 	}
 }
 
-// get brings the rest of a region, from offset from on, from the export r, and calls room with each part before that may come, verified with
-// how far it is, and session with each session that it uses.
-func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64, session func(*transfer.Peer), room func(ctx context.Context, from, to uint64) error, verified func(upTo uint64) error) (moved, error) {
+// get brings the rest of a region, from offset from on, from the export r, and calls room with each
+// part before that may come, verified with how far it is, and session with each session that it
+// uses.
+func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64,
+	session func(*transfer.Peer), room func(ctx context.Context, from, to uint64) error,
+	verified func(upTo uint64) error) (moved, error) {
 	if c.link == nil {
 		session(c.peer)
 		var m moved
-		err := pipeline(ctx, windowOf(c.peer), flying, from, region.Len(), &m, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
-			if err := room(ctx, off, off+n); err != nil {
-				return nil, err
-			}
-			return c.peer.Get(ctx, []path.Copy{r.At(off, mem.Span{Region: region, Off: off, Len: n})}, transfer.PutOptions{})
-		}, verified)
+		err := pipeline(ctx, windowOf(c.peer), flying, from, region.Len(), &m,
+			func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+				if err := room(ctx, off, off+n); err != nil {
+					return nil, err
+				}
+				return c.peer.Get(ctx, []path.Copy{r.At(off, mem.Span{Region: region, Off: off, Len: n})},
+					transfer.PutOptions{})
+			}, verified)
 		return m, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: flying, From: from, Tag: r.Tag, Restarts: -1, Found: r, OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
-		if err := verified(upTo); err != nil {
-			cancel(err)
-		}
-	}}
+	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: flying, From: from, Tag: r.Tag, Restarts: -1, Found: r,
+		OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
+			if err := verified(upTo); err != nil {
+				cancel(err)
+			}
+		}}
 	j, err := c.link.Fetch(ctx, r.Name, region.All(), o)
 	if err != nil {
 		return moved{}, err
@@ -214,8 +232,10 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	return m, nil
 }
 
-// pipeline moves the bytes from offset from to size in order, most windows at once, calls verified with how far they are, and adds them to m before.
-func pipeline(ctx context.Context, window uint64, most int, from, size uint64, m *moved, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) error {
+// pipeline moves the bytes from offset from to size in order, most windows at once, calls verified
+// with how far they are, and adds them to m before.
+func pipeline(ctx context.Context, window uint64, most int, from, size uint64, m *moved,
+	move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) error {
 	type part struct {
 		t     *transfer.Transfer
 		end   uint64
@@ -261,7 +281,8 @@ func pipeline(ctx context.Context, window uint64, most int, from, size uint64, m
 	return cmp.Or(failed, ctx.Err())
 }
 
-// stopped is err, or why ctx ended if that came first: what was under way only says that it was canceled.
+// stopped is err, or why ctx ended if that came first: what was under way only says that it was
+// canceled.
 func stopped(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
@@ -272,7 +293,8 @@ func stopped(ctx context.Context, err error) error {
 	return ctx.Err()
 }
 
-// unchanged checks that a name still has the content that was looked up before: then all bytes were of that one content.
+// unchanged checks that a name still has the content that was looked up before: then all bytes were
+// of that one content.
 func (c Conn) unchanged(ctx context.Context, was *transfer.Remote) error {
 	now, err := c.lookup(ctx, was.Name, was)
 	if err != nil {

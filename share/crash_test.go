@@ -20,7 +20,8 @@ import (
 
 const crashSize = 3*window + chunkSize + 999
 
-// TestFetchResumes ends fetches in the middle by cancellation, by a failing disk and by a lost peer.
+// TestFetchResumes ends fetches in the middle by cancellation, by a failing disk and by a lost
+// peer.
 func TestFetchResumes(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	content := randomBytes(6, crashSize)
@@ -41,7 +42,8 @@ func TestFetchResumes(t *testing.T) {
 		}})
 		cancel()
 		e := (*PartialError)(nil)
-		if !errors.As(err, &e) || !errors.Is(err, context.Canceled) || e.Good <= good || e.Good >= e.Size || e.Size != crashSize || e.Partial != out+PartialSuffix {
+		if !errors.As(err, &e) || !errors.Is(err, context.Canceled) || e.Good <= good || e.Good >= e.Size ||
+			e.Size != crashSize || e.Partial != out+PartialSuffix {
 			t.Fatalf("%v", err)
 		}
 		good = e.Good
@@ -58,7 +60,8 @@ func TestFetchResumes(t *testing.T) {
 	only(t, dir, "x")
 }
 
-// TestFetchOfChangedContent resumes what has another content now, and fetches what changes meanwhile.
+// TestFetchOfChangedContent resumes what has another content now, and fetches what changes
+// meanwhile.
 func TestFetchOfChangedContent(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	file := filepath.Join(root, "x")
@@ -117,18 +120,20 @@ func TestFetchOfChangedContent(t *testing.T) {
 		only(t, dir, "x")
 		same(t, out, other)
 	}
-	// A fetch that may begin anew gets what the file changed to, and gives up when the changes never end.
+	// A fetch that may begin anew gets what the file changed to, and gives up when the changes
+	// never end.
 	for _, times := range []int{1, 2, 3} {
 		changed, fresh := 0, false
-		f, err := Fetch(ctx, s.c, "x", FetchOptions{Output: out, Overwrite: true, Restarts: 2, Progress: func(p Progress) {
-			if p.Bytes == 0 { // an attempt begins
-				fresh = true
-			} else if fresh && changed < times {
-				fresh = false
-				changed++
-				replace(randomBytes(uint64(10+changed), 4*window))
-			}
-		}})
+		f, err := Fetch(ctx, s.c, "x", FetchOptions{Output: out, Overwrite: true, Restarts: 2,
+			Progress: func(p Progress) {
+				if p.Bytes == 0 { // an attempt begins
+					fresh = true
+				} else if fresh && changed < times {
+					fresh = false
+					changed++
+					replace(randomBytes(uint64(10+changed), 4*window))
+				}
+			}})
 		switch {
 		case times == 3:
 			if !errors.Is(err, ErrChanged) || changed != 3 {
@@ -155,12 +160,14 @@ func TestFetcherIsKilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = Fetch(ctx, Over(p), "x", FetchOptions{Output: os.Getenv(childFetch + "_OUT"), Progress: func(p Progress) {
-			os.Stdout.WriteString("verified " + strconv.FormatUint(p.Bytes, 10) + " from " + strconv.FormatUint(p.Start, 10) + "\n")
-			if p.Bytes > p.Start {
-				select {} // until it is killed
-			}
-		}})
+		_, err = Fetch(ctx, Over(p), "x", FetchOptions{Output: os.Getenv(childFetch + "_OUT"),
+			Progress: func(p Progress) {
+				os.Stdout.WriteString("verified " + strconv.FormatUint(p.Bytes, 10) + " from " +
+					strconv.FormatUint(p.Start, 10) + "\n")
+				if p.Bytes > p.Start {
+					select {} // until it is killed
+				}
+			}})
 		t.Fatal(err)
 	}
 	root := t.TempDir()
@@ -183,7 +190,8 @@ func TestFetcherIsKilled(t *testing.T) {
 		for i := range 2 {
 			p := proc.Start(t, proc.Self(t, childFetch+"="+node.Addrs()[0], childFetch+"_OUT="+out))
 			want := strconv.Itoa(i * window)
-			if _, err := p.WaitLine(ctx, regexp.MustCompile(`verified `+strconv.Itoa((i+1)*window)+` from `+want+`$`)); err != nil {
+			if _, err := p.WaitLine(ctx, regexp.MustCompile(`verified `+strconv.Itoa((i+1)*window)+` from `+want+
+				`$`)); err != nil {
 				t.Fatal(err)
 			}
 			p.Kill()
@@ -203,12 +211,14 @@ func TestFetcherIsKilled(t *testing.T) {
 
 func testLink(t *testing.T, addr string) Conn {
 	t.Helper()
-	l := testNode(t, transfer.Options{Name: "client"}).Link(addr, transfer.LinkOptions{Retry: transfer.Retry{Attempts: -1, Total: -1, Max: 100 * time.Millisecond}})
+	l := testNode(t, transfer.Options{Name: "client"}).Link(addr,
+		transfer.LinkOptions{Retry: transfer.Retry{Attempts: -1, Total: -1, Max: 100 * time.Millisecond}})
 	t.Cleanup(func() { l.Close() })
 	return OverLink(l)
 }
 
-// TestServerIsKilled kills the serving process in the middle of a fetch and of an upload, and starts another one.
+// TestServerIsKilled kills the serving process in the middle of a fetch and of an upload, and
+// starts another one.
 func TestServerIsKilled(t *testing.T) {
 	if serveChild(t) {
 		return
@@ -256,8 +266,8 @@ func TestServerIsKilled(t *testing.T) {
 	only(t, filepath.Join(root, stagingDir))
 }
 
-// TestServerIsKilledInABatch kills a server while it writes a batch of small files: what no peer can go on with is gone when the next one serves, and what a
-// living server writes stays.
+// TestServerIsKilledInABatch kills a server while it writes a batch of small files: what no peer
+// can go on with is gone when the next one serves, and what a living server writes stays.
 func TestServerIsKilledInABatch(t *testing.T) {
 	if serveChild(t) {
 		return
@@ -313,7 +323,8 @@ func TestServerIsKilledInABatch(t *testing.T) {
 	}
 }
 
-// TestStreamOfChangedContent changes a file while it is written to a writer: the error says that the content changed, and how much of the old one was written.
+// TestStreamOfChangedContent changes a file while it is written to a writer: the error says that
+// the content changed, and how much of the old one was written.
 func TestStreamOfChangedContent(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	file := filepath.Join(root, "x")
@@ -330,7 +341,8 @@ func TestStreamOfChangedContent(t *testing.T) {
 				replaceFile(t, file, randomBytes(2, len(old)))
 			}
 		}})
-		if !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(), fmt.Sprintf("after %d of %d bytes", b.Len(), len(old))) || !bytes.HasPrefix(old, b.Bytes()) {
+		if !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(),
+			fmt.Sprintf("after %d of %d bytes", b.Len(), len(old))) || !bytes.HasPrefix(old, b.Bytes()) {
 			t.Errorf("%d bytes were written: %v", b.Len(), err)
 		}
 	}
@@ -341,7 +353,8 @@ type shortWriter struct{}
 
 func (shortWriter) Write(b []byte) (int, error) { return len(b) / 2, nil }
 
-// TestStreamToShortWriter: what a writer does not take is an error, whether the bytes come in an answer or by a path.
+// TestStreamToShortWriter: what a writer does not take is an error, whether the bytes come in an
+// answer or by a path.
 func TestStreamToShortWriter(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "x"), randomBytes(1, 3*streamWindow))

@@ -6,10 +6,12 @@ import (
 	"iter"
 )
 
-// dirBytes is what a directory counts against Options.MaxBytes and KeepFree: the block that it takes on most disks.
+// dirBytes is what a directory counts against Options.MaxBytes and KeepFree: the block that it
+// takes on most disks.
 const dirBytes = 4096
 
-// dirCount counts the directories below the root of a share that takes uploads: each takes a place among the files. Server.mu guards it.
+// dirCount counts the directories below the root of a share that takes uploads: each takes a place
+// among the files. Server.mu guards it.
 type dirCount struct {
 	there  map[string]bool // paths
 	coming map[string]int  // paths of those that are to be made, with how many uploads under way need each
@@ -26,7 +28,8 @@ func dirsOf(p string) iter.Seq[string] {
 	}
 }
 
-// missing is how many directories a path needs that are neither there nor counted for another one. s.mu is held.
+// missing is how many directories a path needs that are neither there nor counted for another one.
+// s.mu is held.
 func (s *Server) missing(p string) (n int) {
 	for d := range dirsOf(p) {
 		if !s.dirCount.there[d] && s.dirCount.coming[d] == 0 {
@@ -57,7 +60,8 @@ func (s *Server) doneDirs(p string) {
 	}
 }
 
-// madeDirs counts the directories on the way to a path that are there now. failed is why not all of them are; nil: they are.
+// madeDirs counts the directories on the way to a path that are there now. failed is why not all of
+// them are; nil: they are.
 func (s *Server) madeDirs(p string, failed error) {
 	var made []string
 	for d := range dirsOf(p) {

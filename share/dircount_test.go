@@ -20,7 +20,8 @@ func mkdir(t *testing.T, p *transfer.Peer, name string) error {
 	return err
 }
 
-// countedDirs fails unless a share counts the directories that are there, and so many that are to come.
+// countedDirs fails unless a share counts the directories that are there, and so many that are to
+// come.
 func countedDirs(t *testing.T, s *serving, coming int) {
 	t.Helper()
 	s.mu.Lock()
@@ -31,8 +32,8 @@ func countedDirs(t *testing.T, s *serving, coming int) {
 	}
 }
 
-// TestDirectoriesCountAsFiles: each directory takes the place of a file, whether a peer asks for it, or an upload needs it, and as long as that
-// is under way.
+// TestDirectoriesCountAsFiles: each directory takes the place of a file, whether a peer asks for
+// it, or an upload needs it, and as long as that is under way.
 func TestDirectoriesCountAsFiles(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "old", "f"), nil)
@@ -42,7 +43,8 @@ func TestDirectoriesCountAsFiles(t *testing.T) {
 		if err := mkdir(t, s.peer, "more"); !errors.Is(err, control.OverBudget) {
 			t.Errorf("%s, a directory: %v", what, err)
 		}
-		if got, err := smallBatch(t, s.peer, &smallRequest{token: token{9}}, []string{"more"}, "1"); err != nil || got[0] != smallNot {
+		if got, err := smallBatch(t, s.peer, &smallRequest{token: token{9}}, []string{"more"}, "1"); err != nil ||
+			got[0] != smallNot {
 			t.Errorf("%s, a small file: %v, %v", what, got, err)
 		}
 		if _, err := begun(t, s.peer, "more", 1); !errors.Is(err, control.OverBudget) {
@@ -65,7 +67,8 @@ func TestDirectoriesCountAsFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	countedDirs(t, s, 0)
-	// An upload that needs directories has them counted from its beginning on, each once, until it is over.
+	// An upload that needs directories has them counted from its beginning on, each once, until it
+	// is over.
 	a, err := begun(t, s.peer, "u/v/w/x", 5)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +93,9 @@ func TestDirectoriesCountAsFiles(t *testing.T) {
 	}
 	countedDirs(t, s, 0)
 	// Batches and whole uploads make directories, and removals take them away.
-	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"p/q/r", "p/s/t"}, "1", "2"); err != nil || string(got) != "\x01\x00" { // 8 are there
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"p/q/r", "p/s/t"}, "1",
+		"2"); err != nil || string(got) != "\x01\x00" {
+		// 8 are there
 		t.Errorf("%v, %v", got, err)
 	}
 	countedDirs(t, s, 0)
@@ -110,7 +115,8 @@ func TestDirectoriesCountAsFiles(t *testing.T) {
 	countedDirs(t, s, 0)
 }
 
-// TestDirectoriesTakeBytes: a directory takes a block of the bytes that a share takes, and of the disk that stays free.
+// TestDirectoriesTakeBytes: a directory takes a block of the bytes that a share takes, and of the
+// disk that stays free.
 func TestDirectoriesTakeBytes(t *testing.T) {
 	s := serve(t, Options{Root: t.TempDir(), Writable: true, MaxBytes: 4*dirBytes + 10, KeepFree: 1000})
 	for i := range 3 {
@@ -118,7 +124,8 @@ func TestDirectoriesTakeBytes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{1}}, []string{"n/x", "n/y"}, "0123456789", "1"); err != nil || string(got) != "\x01\x00" {
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{1}}, []string{"n/x", "n/y"}, "0123456789",
+		"1"); err != nil || string(got) != "\x01\x00" {
 		t.Errorf("%v, %v", got, err)
 	}
 	if err := mkdir(t, s.peer, "more"); !errors.Is(err, control.OverBudget) {
@@ -134,7 +141,8 @@ func TestDirectoriesTakeBytes(t *testing.T) {
 	}
 }
 
-// TestDirectoriesOfAFailedUpload has an upload make its directories and fail behind them: they count.
+// TestDirectoriesOfAFailedUpload has an upload make its directories and fail behind them: they
+// count.
 func TestDirectoriesOfAFailedUpload(t *testing.T) {
 	root := t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})

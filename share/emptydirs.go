@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// Files have names and directories have none, so a directory without files is known by the service "share/dirs/1" only.
+// Files have names and directories have none, so a directory without files is known by the service
+// "share/dirs/1" only.
 //
 //	list  1, length u8 and name after which the answer begins, prefix of names -> more u8 (1: ask again, after the last name), then for each
 //	      directory, in the order of the names: length u8 and name
@@ -56,7 +57,8 @@ func (s *Server) dirs(_ context.Context, p *transfer.Peer, b []byte) ([]byte, er
 	case r.op == opDirsList:
 		return s.listDirs(r), nil
 	case !s.o.Writable:
-		return nil, control.Errorf(control.NotPermitted, "this share takes no files and no directories: that needs Options.Writable (penstock serve --writable)")
+		return nil, control.Errorf(control.NotPermitted,
+			"this share takes no files and no directories: that needs Options.Writable (penstock serve --writable)")
 	}
 	if err := s.permitted(p, r.prefixOrName, 0); err != nil {
 		return nil, refusal(err)
@@ -143,7 +145,8 @@ func (s *Server) isEmpty(p string) {
 	}
 }
 
-// emptyDirs are the names of the other side's directories without files, under a prefix. A node that does not know the service has none.
+// emptyDirs are the names of the other side's directories without files, under a prefix. A node
+// that does not know the service has none.
 func emptyDirs(ctx context.Context, c Conn, prefix string) (names []string, err error) {
 	dirs, err := c.allPages(ctx, dirsService, string([]byte{opDirsList}), prefix, false)
 	if err != nil && !errors.Is(err, control.Unsupported) {
@@ -169,7 +172,8 @@ func (m *mirror) directories() {
 			}
 		}
 		if err != nil {
-			m.done(MirrorFile{Name: name + "/", Path: at, Action: MirrorFailed, Err: fmt.Errorf("share: mirror %q: %w", Printable(name+"/"), err)}, false)
+			m.done(MirrorFile{Name: name + "/", Path: at, Action: MirrorFailed,
+				Err: fmt.Errorf("share: mirror %q: %w", Printable(name+"/"), err)}, false)
 		}
 	}
 }

@@ -33,7 +33,9 @@ func FuzzDirsWire(f *testing.F) {
 		if r, err := parseDirs(b); err == nil && !bytes.Equal(r.append(nil), b) {
 			t.Fatalf("%x is read as %+v", b, r)
 		}
-		if dirs, _, err := parseLinkPage(b, "", false); err == nil && !slices.IsSortedFunc(dirs, func(a, b link) int { return strings.Compare(a.name, b.name) }) {
+		if dirs, _, err := parseLinkPage(b, "", false); err == nil && !slices.IsSortedFunc(dirs, func(a, b link) int {
+			return strings.Compare(a.name, b.name)
+		}) {
 			t.Fatalf("%x is read as %q", b, dirs)
 		}
 	})
@@ -70,11 +72,13 @@ func TestEmptyDirectories(t *testing.T) {
 	}
 	s := serve(t, Options{Root: root, Writable: true})
 	for range 2 {
-		if _, u, err := uploadTree(t, s.c, TreeOptions{Filter: &f}, TreeSource{local, "run/"}, TreeSource{t.TempDir(), "alone/"}, TreeSource{t.TempDir(), ""}); err != nil || u.Sent+u.Kept != 2 {
+		if _, u, err := uploadTree(t, s.c, TreeOptions{Filter: &f}, TreeSource{local, "run/"},
+			TreeSource{t.TempDir(), "alone/"}, TreeSource{t.TempDir(), ""}); err != nil || u.Sent+u.Kept != 2 {
 			t.Fatalf("%+v, %v", u, err)
 		}
 	}
-	want := []string{"alone", "run", "run/a", "run/a/b", "run/a/none", "run/a/none/deep", "run/a/none/deep/er", "run/none", "run/é"}
+	want := []string{"alone", "run", "run/a", "run/a/b", "run/a/none", "run/a/none/deep", "run/a/none/deep/er",
+		"run/none", "run/é"}
 	if got := dirsIn(t, root); !slices.Equal(got, want) {
 		t.Fatalf("%q", got)
 	}
@@ -95,43 +99,50 @@ func TestEmptyDirectories(t *testing.T) {
 		if _, err := Mirror(ctx, s.c, dst, MirrorOptions{Prefix: "run/a/n"}); err != nil {
 			t.Fatal(err)
 		}
-		if got := dirsIn(t, dst); !slices.Equal(got, []string{"run", "run/a", "run/a/none", "run/a/none/deep", "run/a/none/deep/er"}) {
+		if got := dirsIn(t, dst); !slices.Equal(got,
+			[]string{"run", "run/a", "run/a/none", "run/a/none/deep", "run/a/none/deep/er"}) {
 			t.Errorf("scanned %t, of a prefix: %q", scanned, got)
 		}
 	}
 	// Where a file is in the way, that directory fails alone.
 	dst := t.TempDir()
 	write(t, filepath.Join(dst, "alone"), nil)
-	if m, err := Mirror(ctx, s.c, dst, MirrorOptions{}); !errors.Is(err, ErrUnsafe) || m.Fetched != 2 || m.Failed != 1 || m.Failures[0].Name != "alone/" {
+	if m, err := Mirror(ctx, s.c, dst, MirrorOptions{}); !errors.Is(err, ErrUnsafe) || m.Fetched != 2 ||
+		m.Failed != 1 || m.Failures[0].Name != "alone/" {
 		t.Errorf("%+v, %v", m, err)
 	}
 	write(t, filepath.Join(root, "taken"), nil)
-	if _, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{t.TempDir(), "taken/"}); err == nil || u.Failed != 1 || u.Failures[0].Name != "taken/" {
+	if _, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{t.TempDir(), "taken/"}); err == nil || u.Failed != 1 ||
+		u.Failures[0].Name != "taken/" {
 		t.Errorf("%+v, %v", u, err)
 	}
 	same(t, filepath.Join(root, "taken"), nil)
 }
 
-// TestDirectoriesAreBounded: names lead nowhere but below the root, and each directory counts as a file.
+// TestDirectoriesAreBounded: names lead nowhere but below the root, and each directory counts as a
+// file.
 func TestDirectoriesAreBounded(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	out := t.TempDir()
 	if err := os.Symlink(out, filepath.Join(root, "link")); err != nil {
 		t.Fatal(err)
 	}
-	s := serve(t, Options{Root: root, Writable: true, MaxFiles: 30, MayUpload: func(_ *transfer.Peer, name string, _ uint64) error {
-		if strings.HasPrefix(name, "secret") {
-			return errors.New("not here")
-		}
-		return nil
-	}})
+	s := serve(t, Options{Root: root, Writable: true, MaxFiles: 30,
+		MayUpload: func(_ *transfer.Peer, name string, _ uint64) error {
+			if strings.HasPrefix(name, "secret") {
+				return errors.New("not here")
+			}
+			return nil
+		}})
 	mk := func(name string) error {
 		r := dirsRequest{op: opDirsMake, prefixOrName: name}
 		_, err := s.peer.Call(ctx, dirsService, r.append(nil))
 		return err
 	}
-	for name, code := range map[string]control.Code{"link/x": control.BadRequest, "": control.BadRequest, strings.Repeat("x", 256): control.BadRequest,
-		strings.Repeat("d/", maxDepth+1) + "x": control.BadRequest, "secret/x": control.NotPermitted, "\xff": control.BadRequest,
+	for name, code := range map[string]control.Code{"link/x": control.BadRequest, "": control.BadRequest,
+		strings.Repeat("x", 256):               control.BadRequest,
+		strings.Repeat("d/", maxDepth+1) + "x": control.BadRequest, "secret/x": control.NotPermitted,
+		"\xff":  control.BadRequest,
 		"../up": control.BadRequest, ".hidden": control.BadRequest} {
 		if err := mk(name); !errors.Is(err, code) {
 			t.Errorf("%q: %v, expected %v", name, err, code)
@@ -157,7 +168,8 @@ func TestDirectoriesAreBounded(t *testing.T) {
 	if got := len(dirsIn(t, root)); got != 30 { // with the one that is not empty
 		t.Errorf("%d directories", got)
 	}
-	// A peer that may neither list nor write gets nothing, and a share that takes nothing makes nothing.
+	// A peer that may neither list nor write gets nothing, and a share that takes nothing makes
+	// nothing.
 	for _, rights := range []identity.Rights{identity.Read, identity.Read | identity.List} {
 		n := testNode(t, transfer.Options{Name: "strict", Listen: []string{"tcp://127.0.0.1:0"}, Anonymous: rights})
 		srv, err := Serve(ctx, n, Options{Root: t.TempDir(), Writable: rights == identity.Read})
@@ -170,7 +182,8 @@ func TestDirectoriesAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, r := range []dirsRequest{{op: opDirsList}, {op: opDirsMake, prefixOrName: "x"}} {
-			if _, err := p.Call(ctx, dirsService, r.append(nil)); !errors.Is(err, control.NotPermitted) && (r.op != opDirsList || rights&identity.List == 0) {
+			if _, err := p.Call(ctx, dirsService, r.append(nil)); !errors.Is(err, control.NotPermitted) &&
+				(r.op != opDirsList || rights&identity.List == 0) {
 				t.Errorf("%v, %v: %v", rights, r, err)
 			}
 		}
@@ -187,7 +200,9 @@ func TestManyEmptyDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, b := range []string{"", "\x02", "\x01", "\x00\x02a", "\x00\x01b\x01a", "\x00\x01a", "\x00\x00", "\x00\x01\xff"} { // what no server answers after "a"
+	for _, b := range []string{"", "\x02", "\x01", "\x00\x02a", "\x00\x01b\x01a", "\x00\x01a", "\x00\x00",
+		"\x00\x01\xff"} {
+		// what no server answers after "a"
 		if dirs, _, err := parseLinkPage([]byte(b), "a", false); err == nil {
 			t.Errorf("%q is read as %q", b, dirs)
 		}

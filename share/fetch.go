@@ -18,32 +18,39 @@ import (
 type FetchOptions struct {
 	// Output is the path of the file to make. What the other side calls it plays no role here.
 	Output string
-	// Overwrite replaces a file that is there, at the very end and all at once. Without it, that is ErrExists.
+	// Overwrite replaces a file that is there, at the very end and all at once. Without it, that is
+	// ErrExists.
 	Overwrite bool
 	// MaxSize refuses files above so many bytes with ErrNoSpace; 0: whatever the disk has room for.
 	MaxSize uint64
 	// NoResume starts from the beginning even if a partial file is there.
 	NoResume bool
-	// Restarts is how often to begin anew when the content changed while it was fetched; 0: never, which is ErrChanged then. For what changes all
-	// the time, such as a tensor that a stream fills again and again, a few are enough: each attempt takes what is there when it begins.
+	// Restarts is how often to begin anew when the content changed while it was fetched; 0: never,
+	// which is ErrChanged then. For what changes all the time, such as a tensor that a stream fills
+	// again and again, a few are enough: each attempt takes what is there when it begins.
 	Restarts int
-	// Like gives the file the modification time and the permissions that it has at the other side, less what the umask says, as far as that side says
-	// so. What is replaced keeps its permissions.
+	// Like gives the file the modification time and the permissions that it has at the other side,
+	// less what the umask says, as far as that side says so. What is replaced keeps its
+	// permissions.
 	Like bool
-	// Header, if any, says what the file begins with, before the bytes of the other side: they move up when all of them are there. It is called once an
-	// attempt, before anything comes, and an error of it ends the Fetch. Sizes and sums are those of the bytes alone.
+	// Header, if any, says what the file begins with, before the bytes of the other side: they move
+	// up when all of them are there. It is called once an attempt, before anything comes, and an
+	// error of it ends the Fetch. Sizes and sums are those of the bytes alone.
 	Header func(Entry) ([]byte, error)
-	// Digest makes Fetch read the whole file once more when everything is there, for Fetched.SHA256.
+	// Digest makes Fetch read the whole file once more when everything is there, for
+	// Fetched.SHA256.
 	Digest bool
-	// Expect, if not nil, is the SHA-256 that the file must have before it gets its name. If it has another one, Output stays as it
-	// was, the file is kept as Output with MismatchSuffix, and the error is a *DigestError.
+	// Expect, if not nil, is the SHA-256 that the file must have before it gets its name. If it has
+	// another one, Output stays as it was, the file is kept as Output with MismatchSuffix, and the
+	// error is a *DigestError.
 	Expect *[32]byte
-	// Progress, if any, is called at the beginning and as bytes are verified, by one goroutine at a time. It must not block.
+	// Progress, if any, is called at the beginning and as bytes are verified, by one goroutine at a
+	// time. It must not block.
 	Progress func(Progress)
 }
 
-// MismatchSuffix is what the name of a file ends with that does not have the SHA-256 that was expected. A name that is too long for
-// it is shortened before it, as it is before PartialSuffix.
+// MismatchSuffix is what the name of a file ends with that does not have the SHA-256 that was
+// expected. A name that is too long for it is shortened before it, as it is before PartialSuffix.
 const MismatchSuffix = ".mismatch"
 
 // Fetched is a file that was fetched.
@@ -59,10 +66,11 @@ type Fetched struct {
 	like     *like         // of the file at the other side; nil: not known
 }
 
-// Fetch copies what the other side has under name into the file Output. It returns when the file is complete, verified and
-// synced. If it ends early, for whatever reason, Output is as it was before, and the partial file says how far it got: the
-// error is a *PartialError then, and the next Fetch goes on from there if the content is still the same. Without a single
-// good chunk nothing is left behind. At most 32 MiB are in flight at once.
+// Fetch copies what the other side has under name into the file Output. It returns when the file is
+// complete, verified and synced. If it ends early, for whatever reason, Output is as it was before,
+// and the partial file says how far it got: the error is a *PartialError then, and the next Fetch
+// goes on from there if the content is still the same. Without a single good chunk nothing is left
+// behind. At most 32 MiB are in flight at once.
 func Fetch(ctx context.Context, c Conn, name string, o FetchOptions) (*Fetched, error) {
 	if err := invariants.Context(ctx, "share.Fetch"); err != nil {
 		return nil, err
@@ -80,7 +88,8 @@ func Fetch(ctx context.Context, c Conn, name string, o FetchOptions) (*Fetched, 
 	}
 }
 
-// fetch is Fetch to a place. may, if any, is asked last whether the file may take it, by a caller that has looked at what is there.
+// fetch is Fetch to a place. may, if any, is asked last whether the file may take it, by a caller
+// that has looked at what is there.
 func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, may func() error) (*Fetched, error) {
 	began := time.Now()
 	if may == nil {
@@ -98,9 +107,12 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 		return nil, fmt.Errorf("share: fetch %q: %w", Printable(name), err)
 	}
 	if o.MaxSize > 0 && r.Size() > o.MaxSize {
-		return nil, fmt.Errorf("%w: fetch %q: %d bytes, expected at most %d", ErrNoSpace, Printable(name), r.Size(), o.MaxSize)
+		return nil, fmt.Errorf("%w: fetch %q: %d bytes, expected at most %d", ErrNoSpace, Printable(name), r.Size(),
+			o.MaxSize)
 	}
-	if w == nil && !r.Peer.SameHost() { // the path is set up meanwhile; on one machine that takes no time, and files come by another one than memory
+	if w == nil && !r.Peer.SameHost() {
+		// the path is set up meanwhile; on one machine that takes no time, and files come by
+		// another one than memory
 		defer c.ready(ctx)()
 	}
 	var header []byte
@@ -150,7 +162,8 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 		err = giveUp(p, stopped(ctx, err))
 	}
 	if tell != nil {
-		tell.close(err == nil || errors.Is(err, ErrDigest) && p.good() == p.size, f.Path) // whole, if not what was expected
+		// whole, if not what was expected
+		tell.close(err == nil || errors.Is(err, ErrDigest) && p.good() == p.size, f.Path)
 	}
 	if err != nil {
 		return nil, err
@@ -159,8 +172,10 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	return f, nil
 }
 
-// bring moves what is missing into the partial file by a path, checks that it is one content, and asks what the file is like.
-func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, like bool, tell *teller, report func()) (err error) {
+// bring moves what is missing into the partial file by a path, checks that it is one content, and
+// asks what the file is like.
+func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, like bool, tell *teller,
+	report func()) (err error) {
 	if p.good() < p.size {
 		var m moved
 		m, err = c.get(ctx, r, p.region, p.good(), tell.session, p.room, func(upTo uint64) error {
@@ -173,7 +188,10 @@ func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *part
 		})
 		f.Moved, f.Path, f.Proof = m.bytes, m.path, m.proof
 	} else { // the server gets reports all the same
-		err = c.do(ctx, transfer.DoOptions{}, func(_ context.Context, p *transfer.Peer) error { tell.session(p); return nil })
+		err = c.do(ctx, transfer.DoOptions{}, func(_ context.Context, p *transfer.Peer) error {
+			tell.session(p)
+			return nil
+		})
 	}
 	if err == nil {
 		var wg sync.WaitGroup

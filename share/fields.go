@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// fields reads what a peer has sent, one field after another. Behind a field that is not all there, or that a reader of it does not expect, nothing is
-// left to be read, and all else is zero.
+// fields reads what a peer has sent, one field after another. Behind a field that is not all there,
+// or that a reader of it does not expect, nothing is left to be read, and all else is zero.
 type fields struct {
 	b    []byte // that are not read yet
 	bad  bool

@@ -20,7 +20,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// fileID changes when a file does: another inode when it was replaced, another time when it was written to.
+// fileID changes when a file does: another inode when it was replaced, another time when it was
+// written to.
 type fileID struct {
 	size              int64
 	inode             uint64
@@ -34,8 +35,9 @@ func idOf(fi os.FileInfo) fileID {
 
 func idOfStat(s sys.FileStat) fileID { return fileID{s.Size, s.Inode, s.ModifiedNs, s.ChangedNs} }
 
-// tag is the weak tag of a file. Its limits: a program that writes through a mapping may change a file without its times
-// being moved at once, and chmod or a restored backup make a new tag of the same content.
+// tag is the weak tag of a file. Its limits: a program that writes through a mapping may change a
+// file without its times being moved at once, and chmod or a restored backup make a new tag of the
+// same content.
 func (id fileID) tag() Tag {
 	b := []byte("penstock file tag 1\n")
 	for _, v := range []uint64{uint64(id.size), id.inode, uint64(id.modified), uint64(id.changed)} {
@@ -51,8 +53,8 @@ func (t Tag) part(name string) Tag {
 	return Tag(sum[:16])
 }
 
-// quiet is how long a file must not have been changed before it is exported. The kernel's file times move in steps of up to
-// 10 ms: within one step, a second change would not show.
+// quiet is how long a file must not have been changed before it is exported. The kernel's file
+// times move in steps of up to 10 ms: within one step, a second change would not show.
 const (
 	quiet    = 20 * time.Millisecond
 	maxQuiet = 50 // so often it is waited for that
@@ -119,7 +121,8 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 	}
 }
 
-// add maps and exports a file, in the place of the old one if there is one. Names of both never are without an export.
+// add maps and exports a file, in the place of the old one if there is one. Names of both never are
+// without an export.
 func (s *Server) add(ctx context.Context, f *os.File, fi os.FileInfo, p string, old *served) error {
 	id := idOf(fi)
 	if why := unfit(p); why != "" {
@@ -224,7 +227,8 @@ func (s *Server) export(f *served, name string, off, size uint64, d *tensor.Desc
 	return nil
 }
 
-// addTensors exports the tensors of a file one by one. What cannot be is in x.omitted, the file stays.
+// addTensors exports the tensors of a file one by one. What cannot be is in x.omitted, the file
+// stays.
 func (s *Server) addTensors(x *served, name string, old *served) {
 	lease, err := x.region.Lease()
 	if err != nil {

@@ -11,13 +11,14 @@ import (
 // ErrPattern means that a pattern of a Filter is none.
 var ErrPattern = errors.New("share: bad pattern")
 
-// Filter chooses names by patterns, in the order in which they were added: the first that matches a name decides, and a name that none
-// matches is taken. The zero value and nil take every name.
+// Filter chooses names by patterns, in the order in which they were added: the first that matches a
+// name decides, and a name that none matches is taken. The zero value and nil take every name.
 //
-// A pattern is as in path.Match, for each component of a name; the component ** stands for any number of them, also none, and at the end
-// for one or more. Without a slash it matches a component anywhere in the name; with one, the name from its beginning, where a slash at
-// the beginning only says that. What matches a directory matches every name below it, and a pattern that ends with a slash matches
-// directories alone.
+// A pattern is as in path.Match, for each component of a name; the component ** stands for any
+// number of them, also none, and at the end for one or more. Without a slash it matches a component
+// anywhere in the name; with one, the name from its beginning, where a slash at the beginning only
+// says that. What matches a directory matches every name below it, and a pattern that ends with a
+// slash matches directories alone.
 type Filter struct{ rules []rule }
 
 type rule struct {
@@ -40,9 +41,11 @@ func (f *Filter) add(pattern string, include bool) error {
 	for _, p := range r.parts {
 		switch _, err := path.Match(p, ""); {
 		case err != nil:
-			return fmt.Errorf("%w: %q: expected a pattern such as *.bin, logs/ or run[0-9]/**/tmp; a [ ends with ], and a \\ stands before the character that it makes plain", ErrPattern, pattern)
+			return fmt.Errorf("%w: %q: expected a pattern such as *.bin, logs/ or run[0-9]/**/tmp; a [ ends with ], "+
+				"and a \\ stands before the character that it makes plain", ErrPattern, pattern)
 		case p == "":
-			return fmt.Errorf("%w: %q has an empty component: expected something before, between and behind slashes", ErrPattern, pattern)
+			return fmt.Errorf("%w: %q has an empty component: expected something before, between and behind slashes",
+				ErrPattern, pattern)
 		}
 	}
 	if last := &r.parts[len(r.parts)-1]; *last == "**" { // what is below is matched anyway
@@ -83,7 +86,8 @@ func (f *Filter) prunes(dir string) bool {
 	return false
 }
 
-// matches reports whether the rule matches a name, or a directory that it is in. dir says that the name itself is one.
+// matches reports whether the rule matches a name, or a directory that it is in. dir says that the
+// name itself is one.
 func (r *rule) matches(name []string, dir bool) bool {
 	last := len(name)
 	if r.dirs && !dir {
@@ -100,7 +104,8 @@ func (r *rule) matches(name []string, dir bool) bool {
 	return false
 }
 
-// matchParts matches components as a whole. As with the star of a plain pattern, only the last ** ever has to be tried again.
+// matchParts matches components as a whole. As with the star of a plain pattern, only the last **
+// ever has to be tried again.
 func matchParts(pattern, name []string) bool {
 	p, n := 0, 0
 	star, from := -1, 0

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestFetchWithAHeader fetches files that get a header: of no bytes, of one block, of several that do not fill the last, small ones in an
-// answer and large ones.
+// TestFetchWithAHeader fetches files that get a header: of no bytes, of one block, of several that
+// do not fill the last, small ones in an answer and large ones.
 func TestFetchWithAHeader(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	s := serve(t, Options{Root: root})
@@ -34,16 +34,22 @@ func TestFetchWithAHeader(t *testing.T) {
 		}
 	}
 	wrong := errors.New("wrong")
-	if _, err := Fetch(ctx, s.c, "f", FetchOptions{Output: filepath.Join(dir, "b"), Header: func(Entry) ([]byte, error) { return nil, wrong }}); !errors.Is(err, wrong) {
+	if _, err := Fetch(ctx, s.c, "f", FetchOptions{Output: filepath.Join(dir, "b"),
+		Header: func(Entry) ([]byte, error) {
+			return nil, wrong
+		}}); !errors.Is(err, wrong) {
 		t.Errorf("%v", err)
 	}
 	only(t, dir, "out")
 
-	// A fetch that could not take its place at the end begins anew where the bytes were moved, and has the right ones.
+	// A fetch that could not take its place at the end begins anew where the bytes were moved, and
+	// has the right ones.
 	content := randomBytes(9, window)
 	write(t, filepath.Join(root, "g"), content)
 	at := filepath.Join(dir, "g")
-	o := FetchOptions{Output: at, Header: func(Entry) ([]byte, error) { return header, nil }, Progress: func(p Progress) {
+	o := FetchOptions{Output: at, Header: func(Entry) ([]byte, error) {
+		return header, nil
+	}, Progress: func(p Progress) {
 		if p.Bytes == p.Size && p.Start == 0 {
 			write(t, at, nil)
 		}

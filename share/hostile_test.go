@@ -46,7 +46,9 @@ func TestHostileUploader(t *testing.T) {
 		t.Fatal(err)
 	}
 	call := func(p *transfer.Peer, b []byte) ([]byte, error) { return p.Call(ctx, uploadService, b) }
-	for _, b := range [][]byte{nil, {0}, {opBegin}, make([]byte, 100), {opVerified, 1}, {opCommit}, appendVerified(nil, 1, 1), append((&commitRequest{id: 1}).append(nil), make([]byte, maxVia+1)...), (&commitRequest{id: 1}).append(nil)[:25], {9, 9, 9}} {
+	for _, b := range [][]byte{nil, {0}, {opBegin}, make([]byte, 100), {opVerified, 1}, {opCommit}, appendVerified(nil,
+		1, 1), append((&commitRequest{id: 1}).append(nil), make([]byte, maxVia+1)...),
+		(&commitRequest{id: 1}).append(nil)[:25], {9, 9, 9}} {
 		if a, err := call(s.peer, b); err == nil {
 			t.Errorf("%x is answered with %x", b, a)
 		}
@@ -97,24 +99,29 @@ func TestHostileUploader(t *testing.T) {
 		}
 		return t.Wait(ctx)
 	}
-	// Another peer, which knows the key, can neither write there nor end it, nor take the name with another file.
+	// Another peer, which knows the key, can neither write there nor end it, nor take the name with
+	// another file.
 	d := room(s.peer, a)
 	if err := put(other, d); !errors.Is(err, path.ErrKey) {
 		t.Errorf("another peer's put: %v", err)
 	}
-	for _, b := range [][]byte{appendVerified(nil, a.id, size), appendRoom(nil, a.id, 0), (&commitRequest{id: a.id, digest: [16]byte{}}).append(nil)} {
+	for _, b := range [][]byte{appendVerified(nil, a.id, size), appendRoom(nil, a.id, 0),
+		(&commitRequest{id: a.id, digest: [16]byte{}}).append(nil)} {
 		if _, err := call(other, b); !errors.Is(err, control.NotFound) {
 			t.Errorf("another peer's request: %v", err)
 		}
 	}
-	if _, err := begin(other, beginRequest{token: token{2}, claim: claim{"x", 7, Tag{9}}}); !errors.Is(err, control.Busy) {
+	if _, err := begin(other, beginRequest{token: token{2}, claim: claim{"x", 7, Tag{9}}}); !errors.Is(err,
+		control.Busy) {
 		t.Errorf("another peer's file: %v", err)
 	}
 	// A commit of what is not there fails, and the upload with it; no file appears.
-	if _, err := call(s.peer, (&commitRequest{id: a.id, digest: [16]byte{}}).append(nil)); !errors.Is(err, control.NotPermitted) {
+	if _, err := call(s.peer, (&commitRequest{id: a.id, digest: [16]byte{}}).append(nil)); !errors.Is(err,
+		control.NotPermitted) {
 		t.Errorf("commit of nothing: %v", err)
 	}
-	// Bytes that are vouched for before they are there are what lies there, and the digest says that they are not the file's.
+	// Bytes that are vouched for before they are there are what lies there, and the digest says
+	// that they are not the file's.
 	if a, err = begin(s.peer, r); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +150,8 @@ func TestHostileUploader(t *testing.T) {
 	if err := u.checksums(chunksOf(size)); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := call(s.peer, (&commitRequest{id: a.id, digest: digestOf(u.sums)}).append(nil)); err != nil || len(b) != 1 || b[0] != 1 {
+	if b, err := call(s.peer, (&commitRequest{id: a.id, digest: digestOf(u.sums)}).append(nil)); err != nil ||
+		len(b) != 1 || b[0] != 1 {
 		t.Fatalf("%x, %v", b, err)
 	}
 	if err := put(s.peer, d); err == nil {
@@ -157,7 +165,8 @@ func TestHostileUploader(t *testing.T) {
 	only(t, filepath.Join(root, stagingDir))
 }
 
-// TestUploadResumes interrupts an upload and goes on by another call, by another peer, and with another file.
+// TestUploadResumes interrupts an upload and goes on by another call, by another peer, and with
+// another file.
 func TestUploadResumes(t *testing.T) {
 	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -213,7 +222,8 @@ func TestUploadResumes(t *testing.T) {
 	only(t, filepath.Join(root, stagingDir))
 }
 
-// TestUploadsOfOneName lets several peers upload different files under one name at once: one of them wins, whole.
+// TestUploadsOfOneName lets several peers upload different files under one name at once: one of
+// them wins, whole.
 func TestUploadsOfOneName(t *testing.T) {
 	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -291,8 +301,9 @@ func TestOldPartialUploadsAreRemoved(t *testing.T) {
 	look()
 }
 
-// TestPlantedWhileItRuns swaps a directory for a symbolic link that leads out, and files for links, while files are
-// mirrored and uploaded there, again and again: the share never touches anything outside.
+// TestPlantedWhileItRuns swaps a directory for a symbolic link that leads out, and files for links,
+// while files are mirrored and uploaded there, again and again: the share never touches anything
+// outside.
 func TestPlantedWhileItRuns(t *testing.T) {
 	ctx, root, out, local := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "d", "x"), []byte("new"))

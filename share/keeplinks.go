@@ -16,16 +16,19 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// A share says by the service "share/links/1" which symbolic links it has and does not follow, those alone whose text leads nowhere but below
-// the directory that is served; see unfitLink. Numbers are big-endian.
+// A share says by the service "share/links/1" which symbolic links it has and does not follow,
+// those alone whose text leads nowhere but below the directory that is served; see unfitLink.
+// Numbers are big-endian.
 //
 //	length u8 and name after which the answer begins, prefix of names -> more u8 (1: ask again, after the last name), then for each link, in the
 //	order of the names: length u8 and name, length u16 and text
 const (
 	linksService = "share/links/1"
 
-	maxLinkText  = 4095      // bytes, as file systems have it
-	maxLinks     = 1 << 20   // of a share, and that a client takes from one, as transfer.Peer.List takes names; so with directories
+	maxLinkText = 4095 // bytes, as file systems have it
+	// of a share, and that a client takes from one, as transfer.Peer.List takes names; so with
+	// directories
+	maxLinks     = 1 << 20
 	maxLinkBytes = 256 << 20 // names and texts that a client takes
 
 	// newLink is a link until it has its name: PathOf gives no path to it.
@@ -41,8 +44,9 @@ func (l link) entry() Entry {
 	return Entry{Name: l.name, Size: uint64(len(l.to)), Tag: Tag(sum[:16])}
 }
 
-// unfitLink says why a link cannot be made below any directory; "" if it can. A link goes up at its beginning only, and not out of the directory: its
-// own directory is none that a link leads to, and behind a name there may be another link, which goes elsewhere.
+// unfitLink says why a link cannot be made below any directory; "" if it can. A link goes up at its
+// beginning only, and not out of the directory: its own directory is none that a link leads to, and
+// behind a name there may be another link, which goes elsewhere.
 func unfitLink(l link) string {
 	if why := unfit(l.name); why != "" {
 		return why
@@ -90,7 +94,9 @@ func (s *Server) listLinks(_ context.Context, _ *transfer.Peer, b []byte) ([]byt
 	s.mu.Lock()
 	links := s.links // a scan makes another one
 	s.mu.Unlock()
-	links = links[sort.Search(len(links), func(i int) bool { return links[i].name > after && links[i].name >= prefix }):]
+	links = links[sort.Search(len(links), func(i int) bool {
+		return links[i].name > after && links[i].name >= prefix
+	}):]
 	links = links[:sort.Search(len(links), func(i int) bool { return !strings.HasPrefix(links[i].name, prefix) })]
 	return linkPage(links, true), nil
 }
@@ -129,7 +135,8 @@ func sortLinks(links []link) []link {
 func linksOf(ctx context.Context, c Conn, prefix string) ([]link, error) {
 	links, err := c.allPages(ctx, linksService, "", prefix, true)
 	if errors.Is(err, control.Unsupported) {
-		return nil, fmt.Errorf("share: symbolic links: the other side is no share of this version, and lists none: %w", err)
+		return nil, fmt.Errorf("share: symbolic links: the other side is no share of this version, and lists none: %w",
+			err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("share: symbolic links: %w", err)
@@ -155,7 +162,8 @@ func (m *mirror) planLinks(there map[string]bool) {
 	m.progress.Files += len(m.links)
 }
 
-// leaveLinks makes the list of what is left out that of a mirror that keeps links: the other side leaves out each.
+// leaveLinks makes the list of what is left out that of a mirror that keeps links: the other side
+// leaves out each.
 func (m *mirror) leaveLinks() {
 	names := make(map[string]bool, len(m.offered))
 	for _, l := range m.offered {

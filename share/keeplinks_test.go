@@ -49,17 +49,20 @@ func FuzzLinksWire(f *testing.F) {
 	f.Add([]byte("\x01ab"))
 	f.Add(answer(link{"a", "b"}, link{"c", ""}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if after, prefix, err := parseLinks(b); err == nil && string(b) != string([]byte{byte(len(after))})+after+prefix {
+		if after, prefix, err := parseLinks(b); err == nil &&
+			string(b) != string([]byte{byte(len(after))})+after+prefix {
 			t.Fatalf("%x is read as %q, %q", b, after, prefix)
 		}
-		if links, more, err := parseLinkPage(b, "", true); err == nil && (more != (b[0] == 1) || string(answer(links...)[1:]) != string(b[1:])) {
+		if links, more, err := parseLinkPage(b, "", true); err == nil &&
+			(more != (b[0] == 1) || string(answer(links...)[1:]) != string(b[1:])) {
 			t.Fatalf("%x is read as %q", b, links)
 		}
 	})
 }
 
 func TestLinksAnswerIsChecked(t *testing.T) {
-	for _, b := range []string{"", "\x02", "\x01", "\x00\x01", "\x00\x01b", "\x00\x01b\x00", "\x00\x01b\x00\x02x", "\x00\xffb\xff\xff", "\x00\x00\x00\x01x", "\x00\x01a\x00\x01x", "\x00\x01c\x00\x00\x01b\x00\x00"} {
+	for _, b := range []string{"", "\x02", "\x01", "\x00\x01", "\x00\x01b", "\x00\x01b\x00", "\x00\x01b\x00\x02x",
+		"\x00\xffb\xff\xff", "\x00\x00\x00\x01x", "\x00\x01a\x00\x01x", "\x00\x01c\x00\x00\x01b\x00\x00"} {
 		if links, _, err := parseLinkPage([]byte(b), "a", true); err == nil { // what no share answers after "a"
 			t.Errorf("%q is read as %q", b, links)
 		}
@@ -67,13 +70,16 @@ func TestLinksAnswerIsChecked(t *testing.T) {
 }
 
 func TestUnfitLinks(t *testing.T) {
-	for _, l := range []link{{"a", "b"}, {"a", "."}, {"a/b", ".."}, {"a/b", "../"}, {"a/b/c", "../..//./x/y"}, {"a", "x/."}, {"a", strings.Repeat("x/", 2047) + "x"}, {"é", "ü"}} {
+	for _, l := range []link{{"a", "b"}, {"a", "."}, {"a/b", ".."}, {"a/b", "../"}, {"a/b/c", "../..//./x/y"},
+		{"a", "x/."}, {"a", strings.Repeat("x/", 2047) + "x"}, {"é", "ü"}} {
 		if why := unfitLink(l); why != "" {
 			t.Errorf("%q: %s", l, why)
 		}
 	}
-	for _, l := range []link{{"a", ""}, {"a", ".."}, {"a", "/"}, {"a", "/tmp/x"}, {"a/b", "../.."}, {"a/b", ".././../x"}, {"a/b", "x/.."}, {"a", "b/../c"}, {"a", "\xff"}, {"a", "b\x00c"}, {"a", "b\nc"},
-		{"a", strings.Repeat("x/", 2047) + "xx"}, {"a", strings.Repeat("x", 256)}, {"a", batchDir + "/x"}, {"a", "x" + PartialSuffix}, {"../a", "x"}, {"", "x"}, {"a/", "x"}, {recordName, "x"}} {
+	for _, l := range []link{{"a", ""}, {"a", ".."}, {"a", "/"}, {"a", "/tmp/x"}, {"a/b", "../.."},
+		{"a/b", ".././../x"}, {"a/b", "x/.."}, {"a", "b/../c"}, {"a", "\xff"}, {"a", "b\x00c"}, {"a", "b\nc"},
+		{"a", strings.Repeat("x/", 2047) + "xx"}, {"a", strings.Repeat("x", 256)}, {"a", batchDir + "/x"},
+		{"a", "x" + PartialSuffix}, {"../a", "x"}, {"", "x"}, {"a/", "x"}, {recordName, "x"}} {
 		if why := unfitLink(l); why == "" {
 			t.Errorf("%q is taken", l)
 		}
@@ -92,7 +98,8 @@ func hub(t testing.TB) (root string, weights []byte) {
 	return root, weights
 }
 
-// TestMirrorKeepsLinks mirrors a cache of a model hub: each blob comes once, links lead to them, and a second run moves nothing.
+// TestMirrorKeepsLinks mirrors a cache of a model hub: each blob comes once, links lead to them,
+// and a second run moves nothing.
 func TestMirrorKeepsLinks(t *testing.T) {
 	ctx := testCtx(t)
 	root, weights := hub(t)
@@ -102,7 +109,9 @@ func TestMirrorKeepsLinks(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "new")
 		var events []MirrorFile
 		var last MirrorProgress
-		o := MirrorOptions{KeepLinks: true, Delete: true, Parallel: parallel, OnFile: func(f MirrorFile) { events = append(events, f) }, Progress: func(p MirrorProgress) { last = p }}
+		o := MirrorOptions{KeepLinks: true, Delete: true, Parallel: parallel, OnFile: func(f MirrorFile) {
+			events = append(events, f)
+		}, Progress: func(p MirrorProgress) { last = p }}
 		dry := o
 		dry.DryRun = true
 		bytes := uint64(len(weights) + 6)
@@ -114,14 +123,19 @@ func TestMirrorKeepsLinks(t *testing.T) {
 		}
 		events = nil
 		m, err := Mirror(ctx, s.c, dir, o)
-		if err != nil || m.Fetched != 6 || m.Moved != bytes || last.Files != 6 || last.FilesDone != 6 || last.BytesDone != bytes || last.Bytes != bytes {
+		if err != nil || m.Fetched != 6 || m.Moved != bytes || last.Files != 6 || last.FilesDone != 6 ||
+			last.BytesDone != bytes || last.Bytes != bytes {
 			t.Fatalf("%+v, %v, %+v", m, err, last)
 		}
-		if len(m.LeftOut) != 1 || m.LeftOutTotal != 1 || m.LeftOut[0] != (Skipped{"out", "it is a symbolic link: its path is absolute"}) {
+		if len(m.LeftOut) != 1 || m.LeftOutTotal != 1 ||
+			m.LeftOut[0] != (Skipped{"out", "it is a symbolic link: its path is absolute"}) {
 			t.Errorf("left out: %+v of %d", m.LeftOut, m.LeftOutTotal)
 		}
-		want := MirrorFile{Name: "m/snapshots/1e0b/model.safetensors", Path: "m/snapshots/1e0b/model.safetensors", Action: MirrorFetched, Link: "../../blobs/5f1c"}
-		if len(events) != 6 || !slices.ContainsFunc(events, func(f MirrorFile) bool { return reflect.DeepEqual(f, want) }) {
+		want := MirrorFile{Name: "m/snapshots/1e0b/model.safetensors", Path: "m/snapshots/1e0b/model.safetensors",
+			Action: MirrorFetched, Link: "../../blobs/5f1c"}
+		if len(events) != 6 || !slices.ContainsFunc(events, func(f MirrorFile) bool {
+			return reflect.DeepEqual(f, want)
+		}) {
 			t.Errorf("%+v", events)
 		}
 		at := filepath.Join(dir, "m/snapshots/1e0b")
@@ -130,7 +144,8 @@ func TestMirrorKeepsLinks(t *testing.T) {
 		same(t, filepath.Join(dir, "m/snapshots/77d2/config.json"), []byte("{}"))
 		only(t, dir, recordName, "m")
 		only(t, at, "config.json", "model.safetensors")
-		if m, err := Mirror(ctx, s.c, dir, o); err != nil || m.Skipped != 6 || m.Fetched+m.Failed+m.Deleted != 0 || m.Moved != 0 {
+		if m, err := Mirror(ctx, s.c, dir, o); err != nil || m.Skipped != 6 || m.Fetched+m.Failed+m.Deleted != 0 ||
+			m.Moved != 0 {
 			t.Errorf("again: %+v, %v", m, err)
 		}
 		// A tree that was brought by other means counts as made by a mirror where it is the same.
@@ -220,7 +235,8 @@ func TestMirrorOfChangedLinks(t *testing.T) {
 	only(t, filepath.Join(dir, "to-dir"), "f")
 }
 
-// TestMirrorLeavesLinksOfOthers: a mirror leaves links that it did not make, and takes those that a killed mirror made for its own.
+// TestMirrorLeavesLinksOfOthers: a mirror leaves links that it did not make, and takes those that a
+// killed mirror made for its own.
 func TestMirrorLeavesLinksOfOthers(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	for _, n := range []string{"changed", "mine", "same", "file"} {
@@ -238,16 +254,20 @@ func TestMirrorLeavesLinksOfOthers(t *testing.T) {
 	same(t, filepath.Join(dir, "file"), []byte("mine"))
 	linkTo(t, "here", filepath.Join(dir, "changed"))
 	o.Force = true
-	if m, err := Mirror(ctx, s.c, dir, o); !errors.Is(err, ErrExists) || m.Failed != 2 || m.Skipped != 1 || m.Fetched != 1 { // the file is replaced
+	if m, err := Mirror(ctx, s.c, dir, o); !errors.Is(err, ErrExists) || m.Failed != 2 || m.Skipped != 1 ||
+		m.Fetched != 1 {
+		// the file is replaced
 		t.Errorf("%+v, %v", m, err)
 	}
 	leads(t, filepath.Join(dir, "file"), "x")
 	leads(t, filepath.Join(dir, "mine"), "elsewhere")
 	leads(t, filepath.Join(dir, "changed"), "here")
-	// A mirror began and made the link, and was killed before it said so. Another one changed the link meanwhile.
+	// A mirror began and made the link, and was killed before it said so. Another one changed the
+	// link meanwhile.
 	dir = t.TempDir()
 	for _, n := range []string{"changed", "mine", "same"} {
-		write(t, filepath.Join(dir, recordName), append([]byte(recordMagic), recordLine(n, mirrored{1, link{to: "w"}.entry().Tag, fileID{}}, lineBegun)...))
+		write(t, filepath.Join(dir, recordName), append([]byte(recordMagic),
+			recordLine(n, mirrored{1, link{to: "w"}.entry().Tag, fileID{}}, lineBegun)...))
 		linkTo(t, "w", filepath.Join(dir, n))
 		write(t, filepath.Join(dir, newLink), nil) // of a mirror that was killed
 		o := MirrorOptions{KeepLinks: true, Prefix: n}
@@ -259,7 +279,8 @@ func TestMirrorLeavesLinksOfOthers(t *testing.T) {
 	only(t, dir, recordName, "changed", "mine", "same")
 }
 
-// TestMirrorOfHostileLinks mirrors a node that sends links which lead out of the directory, and files behind them: nothing is written there.
+// TestMirrorOfHostileLinks mirrors a node that sends links which lead out of the directory, and
+// files behind them: nothing is written there.
 func TestMirrorOfHostileLinks(t *testing.T) {
 	ctx := testCtx(t)
 	r, err := mem.Alloc(mem.Options{Size: 4096})
@@ -277,7 +298,9 @@ func TestMirrorOfHostileLinks(t *testing.T) {
 	dir := filepath.Join(above, "dir")
 	write(t, filepath.Join(dir, "real/mine"), nil)
 	var links []link
-	remove, err := n.Handle(linksService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) { return answer(links...), nil })
+	remove, err := n.Handle(linksService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) {
+		return answer(links...), nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +323,8 @@ func TestMirrorOfHostileLinks(t *testing.T) {
 	}
 	links = []link{{"a", ".."}, {"abs", out}, {"z\x1b[2J", "x"}, {"z1", "real/../.."}, {"z2", "x\x00y"}}
 	m := mirror(MirrorOptions{})
-	if m.Fetched != 3 || m.Failed != 0 || m.LeftOutTotal != 5 || len(m.LeftOut) != 5 || m.LeftOut[0].Path != "a" || m.LeftOut[1] != (Skipped{"abs", "its path is absolute"}) {
+	if m.Fetched != 3 || m.Failed != 0 || m.LeftOutTotal != 5 || len(m.LeftOut) != 5 || m.LeftOut[0].Path != "a" ||
+		m.LeftOut[1] != (Skipped{"abs", "its path is absolute"}) {
 		t.Errorf("%+v", m)
 	}
 	for _, name := range []string{"a/b", "in/b", "abs/b"} {
@@ -314,7 +338,8 @@ func TestMirrorOfHostileLinks(t *testing.T) {
 	}
 	links = []link{{"in", "real"}, {"new", "real"}, {"new/x", "mine"}}
 	m = mirror(MirrorOptions{})
-	if m.Failed != 2 || m.Fetched != 4 || !errors.Is(m.Failures[1].Err, ErrUnsafe) { // "in" is a directory by then, and there is no new/x
+	if m.Failed != 2 || m.Fetched != 4 || !errors.Is(m.Failures[1].Err, ErrUnsafe) {
+		// "in" is a directory by then, and there is no new/x
 		t.Errorf("%+v", m)
 	}
 	if err := os.RemoveAll(filepath.Join(dir, "in")); err != nil {
@@ -323,17 +348,21 @@ func TestMirrorOfHostileLinks(t *testing.T) {
 	linkTo(t, "real", filepath.Join(dir, "in"))
 	for _, o := range []MirrorOptions{{}, {Parallel: 1, Delete: true, Force: true}} {
 		m = mirror(o)
-		if m.Failed != 2 || !errors.Is(m.Failures[0].Err, ErrUnsafe) || m.Failures[0].Name != "in/b" || m.Failures[1].Name != "new/x" {
+		if m.Failed != 2 || !errors.Is(m.Failures[0].Err, ErrUnsafe) || m.Failures[0].Name != "in/b" ||
+			m.Failures[1].Name != "new/x" {
 			t.Errorf("%+v", m)
 		}
 	}
 	// What is no answer, and links without an end.
 	for _, b := range [][]byte{{2}, {1}, answer(link{"b", "x"}, link{"a", "x"})} {
 		remove()
-		if remove, err = n.Handle(linksService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) { return b, nil }); err != nil {
+		if remove, err = n.Handle(linksService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) {
+			return b, nil
+		}); err != nil {
 			t.Fatal(err)
 		}
-		if m, err := Mirror(ctx, Over(p), dir, MirrorOptions{KeepLinks: true}); m != nil || !errors.Is(err, control.BadRequest) {
+		if m, err := Mirror(ctx, Over(p), dir, MirrorOptions{KeepLinks: true}); m != nil ||
+			!errors.Is(err, control.BadRequest) {
 			t.Errorf("%x: %+v, %v", b, m, err)
 		}
 	}
@@ -350,12 +379,14 @@ func TestMirrorOfHostileLinks(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := Mirror(ctx, Over(p), dir, MirrorOptions{KeepLinks: true}); m != nil || !errors.Is(err, control.OverBudget) {
+	if m, err := Mirror(ctx, Over(p), dir, MirrorOptions{KeepLinks: true}); m != nil ||
+		!errors.Is(err, control.OverBudget) {
 		t.Errorf("%+v, %v", m, err)
 	}
 }
 
-// TestLinksAreListed: many in several answers, by prefix, to whom may list, and by who follows none.
+// TestLinksAreListed: many in several answers, by prefix, to whom may list, and by who follows
+// none.
 func TestLinksAreListed(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	var want []string
@@ -407,7 +438,8 @@ func TestLinksAreListed(t *testing.T) {
 	// A share that follows links has none.
 	followed, _ := hub(t)
 	f := serve(t, Options{Root: followed, FollowLinks: true})
-	if m, err := Mirror(ctx, f.c, t.TempDir(), MirrorOptions{KeepLinks: true}); err != nil || m.Fetched != 6 || m.LeftOutTotal != 0 {
+	if m, err := Mirror(ctx, f.c, t.TempDir(), MirrorOptions{KeepLinks: true}); err != nil || m.Fetched != 6 ||
+		m.LeftOutTotal != 0 {
 		t.Errorf("%+v, %v", m, err)
 	}
 	// A node that is no share says nothing of links.
@@ -416,7 +448,8 @@ func TestLinksAreListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := linksOf(ctx, Over(p), ""); !errors.Is(err, control.Unsupported) || !strings.Contains(err.Error(), "no share of this version") {
+	if _, err := linksOf(ctx, Over(p), ""); !errors.Is(err, control.Unsupported) ||
+		!strings.Contains(err.Error(), "no share of this version") {
 		t.Error(err)
 	}
 	srv, err := Serve(ctx, n, Options{Root: root})

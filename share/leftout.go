@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// A share says by the service "share/leftout/1" what it has and does not serve. Numbers are big-endian.
+// A share says by the service "share/leftout/1" what it has and does not serve. Numbers are
+// big-endian.
 //
 //	prefix of paths -> count u32 of them, then for those that fit, in the order of the paths: length u16 and path, length u16 and reason
 const (
@@ -26,7 +27,8 @@ const (
 // leftOutNames answers a call of leftOutService.
 func (s *Server) leftOutNames(_ context.Context, _ *transfer.Peer, b []byte) ([]byte, error) {
 	if len(b) > MaxName || !utf8.Valid(b) {
-		return nil, control.Errorf(control.BadRequest, "a prefix of %d bytes, expected UTF-8 of at most %d", len(b), MaxName)
+		return nil, control.Errorf(control.BadRequest, "a prefix of %d bytes, expected UTF-8 of at most %d", len(b),
+			MaxName)
 	}
 	prefix := string(b)
 	s.mu.Lock()
@@ -59,8 +61,9 @@ func parseLeftOut(b []byte) (list []Skipped, total int, err error) {
 	return list, total, in.err("an answer about what is left out")
 }
 
-// LeftOut is what the other side has and does not serve, and why: files and directories whose paths begin with prefix. The list is cut
-// where it gets long; total counts all. Of a node without a share, there are none.
+// LeftOut is what the other side has and does not serve, and why: files and directories whose paths
+// begin with prefix. The list is cut where it gets long; total counts all. Of a node without a
+// share, there are none.
 func LeftOut(ctx context.Context, c Conn, prefix string) (list []Skipped, total int, err error) {
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		b, err := p.Call(ctx, leftOutService, []byte(prefix))

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// TestLeftOut asks what a share has and does not serve, by prefix, and more than an answer has room for. A mirror knows it, too.
+// TestLeftOut asks what a share has and does not serve, by prefix, and more than an answer has room
+// for. A mirror knows it, too.
 func TestLeftOut(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("1"))
@@ -26,7 +27,8 @@ func TestLeftOut(t *testing.T) {
 	write(t, filepath.Join(root, "\xff"), []byte("no UTF-8"))
 	s := serve(t, Options{Root: root})
 	list, total, err := LeftOut(ctx, s.c, "")
-	if err != nil || total != 401 || len(list) < 100 || len(list) >= total || list[0].Path != "links/000"+strings.Repeat("x", 180) {
+	if err != nil || total != 401 || len(list) < 100 || len(list) >= total ||
+		list[0].Path != "links/000"+strings.Repeat("x", 180) {
 		t.Fatalf("%d of %d, %v", len(list), total, err)
 	}
 	list, total, err = LeftOut(ctx, s.c, "links/00")
@@ -39,7 +41,8 @@ func TestLeftOut(t *testing.T) {
 	}
 }
 
-// TestLeftOutIsLogged: a server that no peer is connected to logs and counts what it leaves out when a scan finds it, and logs it once.
+// TestLeftOutIsLogged: a server that no peer is connected to logs and counts what it leaves out
+// when a scan finds it, and logs it once.
 func TestLeftOutIsLogged(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	long := strings.Repeat("x", 200)
@@ -51,7 +54,10 @@ func TestLeftOutIsLogged(t *testing.T) {
 	}
 	n := testNode(t, transfer.Options{Name: "server", Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}})
 	var log string
-	s, err := Serve(ctx, n, Options{Root: root, MaxFiles: 3, FollowLinks: true, Logger: slog.New(slog.NewTextHandler(onLine(func(l string) { log += l }), nil))})
+	s, err := Serve(ctx, n, Options{Root: root, MaxFiles: 3, FollowLinks: true,
+		Logger: slog.New(slog.NewTextHandler(onLine(func(l string) {
+			log += l
+		}), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +74,8 @@ func TestLeftOutIsLogged(t *testing.T) {
 		}
 		log = ""
 	}
-	said(`reason="a name of 403 bytes, expected 1 to 255"`, `level=INFO msg="left out" path=out reason="it is a symbolic link that leads to nothing below`)
+	said(`reason="a name of 403 bytes, expected 1 to 255"`,
+		`level=INFO msg="left out" path=out reason="it is a symbolic link that leads to nothing below`)
 	expectCounts(t, s, map[string]float64{"left_out[]": 2})
 	if err := s.Rescan(ctx); err != nil {
 		t.Fatal(err)
@@ -83,7 +90,9 @@ func TestLeftOutIsLogged(t *testing.T) {
 	if err := s.Rescan(ctx); err != nil {
 		t.Fatal(err)
 	}
-	said(`level=INFO msg="left out" path="0\xff" reason="a name that is not UTF-8"`, `level=WARN msg="left out" path=d reason="more than 3 files`, `level=WARN msg="left out" path=xxx`) // for another reason now
+	// for another reason now
+	said(`level=INFO msg="left out" path="0\xff" reason="a name that is not UTF-8"`,
+		`level=WARN msg="left out" path=d reason="more than 3 files`, `level=WARN msg="left out" path=xxx`)
 	expectCounts(t, s, map[string]float64{"left_out[]": 3})
 }
 

@@ -9,10 +9,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// Links, and directories without files, are listed by pages. A request for one has the length u8 and the name behind which it begins, and a prefix of
-// names. A page says whether there are more, and has names in their order, of links each with its text.
+// Links, and directories without files, are listed by pages. A request for one has the length u8
+// and the name behind which it begins, and a prefix of names. A page says whether there are more,
+// and has names in their order, of links each with its text.
 
-// linkPage has as many of the links, in the order of their names, as one answer takes; without texts those of directories.
+// linkPage has as many of the links, in the order of their names, as one answer takes; without
+// texts those of directories.
 func linkPage(links []link, texts bool) []byte {
 	out := []byte{0}
 	for _, l := range links {
@@ -44,7 +46,8 @@ func parseLinkPage(b []byte, after string, texts bool) (links []link, more bool,
 	return links, more, in.err("an answer about links or directories")
 }
 
-// allPages asks a service of the other side for all that it lists under a prefix. op is what a request begins with.
+// allPages asks a service of the other side for all that it lists under a prefix. op is what a
+// request begins with.
 func (c Conn) allPages(ctx context.Context, service, op, prefix string, texts bool) (links []link, err error) {
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		links = nil
@@ -63,7 +66,8 @@ func (c Conn) allPages(ctx context.Context, service, op, prefix string, texts bo
 				after = links[len(links)-1].name
 			}
 			if len(links) > maxLinks || size > maxLinkBytes {
-				return control.Errorf(control.OverBudget, "more than %d links or directories, or more than %d bytes of them", maxLinks, maxLinkBytes)
+				return control.Errorf(control.OverBudget,
+					"more than %d links or directories, or more than %d bytes of them", maxLinks, maxLinkBytes)
 			}
 		}
 		return nil

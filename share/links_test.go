@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// TestFollowLinks serves a directory as caches of model hubs are: the files of a snapshot are links to blobs. What leads out of the
-// directory, to nothing or in a circle is left out, and listings are complete all the same.
+// TestFollowLinks serves a directory as caches of model hubs are: the files of a snapshot are links
+// to blobs. What leads out of the directory, to nothing or in a circle is left out, and listings
+// are complete all the same.
 func TestFollowLinks(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "blobs/0a"), []byte("weights"))
@@ -45,7 +46,8 @@ func TestFollowLinks(t *testing.T) {
 		}
 		return out
 	}
-	want := []string{"blobs/0a", "blobs/0b", "latest/config.json", "latest/model.bin", "snapshots/1/config.json", "snapshots/1/model.bin"}
+	want := []string{"blobs/0a", "blobs/0b", "latest/config.json", "latest/model.bin", "snapshots/1/config.json",
+		"snapshots/1/model.bin"}
 	if got := names(); !slices.Equal(got, want) {
 		t.Errorf("%q, expected %q", got, want)
 	}
@@ -58,7 +60,8 @@ func TestFollowLinks(t *testing.T) {
 			t.Errorf("%s is not left out as a link: %v", p, skipped)
 		}
 	}
-	for _, n := range []string{"snapshots/1/loop/blobs/0a", "latest/loop/latest/loop/blobs/0a"} { // else a peer could make any number of them
+	for _, n := range []string{"snapshots/1/loop/blobs/0a", "latest/loop/latest/loop/blobs/0a"} {
+		// else a peer could make any number of them
 		if _, err := Find(ctx, s.c, n); !errors.Is(err, control.NotFound) {
 			t.Errorf("%s: %v", n, err)
 		}
@@ -69,7 +72,8 @@ func TestFollowLinks(t *testing.T) {
 		t.Errorf("%+v, %v", m, err)
 	}
 	same(t, filepath.Join(dir, "snapshots/1/model.bin"), []byte("weights"))
-	// A link that leads to another blob stands for that at once, and one that leads out of the directory for nothing.
+	// A link that leads to another blob stands for that at once, and one that leads out of the
+	// directory for nothing.
 	was, err := Find(ctx, s.c, "snapshots/1/model.bin")
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,8 @@ func writeTensors(t testing.TB, p string, n int) {
 	t.Helper()
 	var ts []tensor.Tensor
 	for i := range n {
-		x, err := tensor.New(fmt.Sprintf("model.layers.%04d.weight", i), tensor.Desc{DType: tensor.F32, Shape: []int64{2, 3}}, randomBytes(uint64(i), 24))
+		x, err := tensor.New(fmt.Sprintf("model.layers.%04d.weight", i),
+			tensor.Desc{DType: tensor.F32, Shape: []int64{2, 3}}, randomBytes(uint64(i), 24))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +52,8 @@ func TestTensors(t *testing.T) {
 	f.Close()
 	write(t, filepath.Join(root, "bad.safetensors"), []byte("not one"))
 	s := serve(t, Options{Root: root, Tensors: true})
-	if n := s.Snapshot(); n.Files != 3 || n.Tensors != 4 || len(n.Skipped) != 1 || n.Skipped[0].Path != "bad.safetensors/" {
+	if n := s.Snapshot(); n.Files != 3 || n.Tensors != 4 || len(n.Skipped) != 1 ||
+		n.Skipped[0].Path != "bad.safetensors/" {
 		t.Errorf("%+v", n)
 	}
 	e, err := Find(ctx, s.c, "m.safetensors/model.layers.0001.weight")
@@ -94,7 +96,8 @@ func BenchmarkList(b *testing.B) {
 			b.Fatal(len(es), err)
 		}
 	}
-	b.ReportMetric((cpuTime(b)-before).Seconds()*1e3/float64(b.N), "cpu-ms/op") // of both sides: holds on a busy machine
+	// of both sides: holds on a busy machine
+	b.ReportMetric((cpuTime(b)-before).Seconds()*1e3/float64(b.N), "cpu-ms/op")
 }
 
 func cpuTime(b *testing.B) time.Duration {
@@ -123,8 +126,8 @@ func BenchmarkServe(b *testing.B) {
 	}
 }
 
-// BenchmarkFetch fetches one file over TCP on this machine into a file, synced; beside it what the same bytes cost as a copy
-// of files in this process.
+// BenchmarkFetch fetches one file over TCP on this machine into a file, synced; beside it what the
+// same bytes cost as a copy of files in this process.
 func BenchmarkFetch(b *testing.B) {
 	const size = 256 << 20
 	ctx, root, dir := testCtx(b), b.TempDir(), b.TempDir()
@@ -164,7 +167,8 @@ func BenchmarkFetch(b *testing.B) {
 	}))
 }
 
-// TestOpaqueTensors serves a file of which one tensor has a type that is not known: that one is bytes, the others are tensors.
+// TestOpaqueTensors serves a file of which one tensor has a type that is not known: that one is
+// bytes, the others are tensors.
 func TestOpaqueTensors(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	header := `{"__metadata__":null,"scale":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[0,3]},"w":{"dtype":"U8","shape":[2,2],"data_offsets":[3,7]}}`

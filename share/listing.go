@@ -14,13 +14,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// A share says by the service "share/listing/1" whether a listing of its node has everything that is there. A client that concludes
-// from the absence of a name that a file is gone asks before and after it lists; see listing.
+// A share says by the service "share/listing/1" whether a listing of its node has everything that
+// is there. A client that concludes from the absence of a name that a file is gone asks before and
+// after it lists; see listing.
 //
 //	empty, or scan u64 -> lack u8, count u64 that is another one after something could not be looked at, or, of lackScan, scan u64 to ask again with
 //
-// Numbers are big-endian. While the first scan goes on, one that finds what the kernel has reported, or uploaded files are opened, an answer waits for its end, for some
-// seconds. Who asks with the number of a scan waits for that one; else for one that begins from then on, if something has changed.
+// Numbers are big-endian. While the first scan goes on, one that finds what the kernel has
+// reported, or uploaded files are opened, an answer waits for its end, for some seconds. Who asks
+// with the number of a scan waits for that one; else for one that begins from then on, if something
+// has changed.
 const listingService = "share/listing/1"
 
 // lack says what a listing may be without. The zero value is what a node means that does not say.
@@ -34,13 +37,15 @@ const (
 	lackMore // there are more files than Options.MaxFiles
 )
 
-// scanAsks is how often a client asks a server whose scan is not over, which waits answerTime each time.
+// scanAsks is how often a client asks a server whose scan is not over, which waits answerTime each
+// time.
 const scanAsks = 20
 
 // firstScan is the number of the scan before which a Server answers nothing.
 const firstScan = 1
 
-// ErrIncomplete means that the other side's listing may lack names of files that it has, so that nothing was deleted.
+// ErrIncomplete means that the other side's listing may lack names of files that it has, so that
+// nothing was deleted.
 var ErrIncomplete = errors.New("share: the listing of the other side is incomplete")
 
 // err says what to do about it; nil of a listing that lacks nothing.
@@ -51,12 +56,15 @@ func (l lack) err() error {
 	case lackScan:
 		return fmt.Errorf("%w: it has not looked at all new or changed files yet: try again later", ErrIncomplete)
 	case lackSome:
-		return fmt.Errorf("%w: it could not look at all of its files: its log says at which and why (penstock serve prints them as left out); "+
+		return fmt.Errorf("%w: it could not look at all of its files: its log says at which and why (penstock serve "+
+			"prints them as left out); "+
 			"mend that there and try again", ErrIncomplete)
 	case lackMore:
-		return fmt.Errorf("%w: it has more files than it serves: raise Options.MaxFiles there (penstock serve --max-files)", ErrIncomplete)
+		return fmt.Errorf("%w: it has more files than it serves: raise Options.MaxFiles there (penstock serve "+
+			"--max-files)", ErrIncomplete)
 	}
-	return fmt.Errorf("%w: it does not say that its listing is complete, as a share of this version does", ErrIncomplete)
+	return fmt.Errorf("%w: it does not say that its listing is complete, as a share of this version does",
+		ErrIncomplete)
 }
 
 // awaitScan waits for the end of the first scan.
@@ -68,7 +76,8 @@ func (s *Server) awaitScan(ctx context.Context) {
 	}
 }
 
-// upToDate serves what was uploaded, and waits, at most answerTime, for the first scan and for one that sees what has changed: see watch.caughtUp.
+// upToDate serves what was uploaded, and waits, at most answerTime, for the first scan and for one
+// that sees what has changed: see watch.caughtUp.
 func (s *Server) upToDate(ctx context.Context, scan uint64, patient bool) (later uint64) {
 	short, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -102,8 +111,8 @@ func (s *Server) listed(ctx context.Context, _ *transfer.Peer, b []byte) ([]byte
 	return binary.BigEndian.AppendUint64([]byte{byte(l)}, count), nil
 }
 
-// leftOut records something that is there and is not served, so that listings lack its names until a scan finds otherwise: unless they lack nothing,
-// because it is left out by its nature.
+// leftOut records something that is there and is not served, so that listings lack its names until
+// a scan finds otherwise: unless they lack nothing, because it is left out by its nature.
 func (s *Server) leftOut(p string, err error, why lack) {
 	if why == lackNothing {
 		s.skip(p, err.Error())
@@ -134,9 +143,10 @@ func (s *Server) recount(f *served) {
 	}
 }
 
-// listing is the names of the other node, without tags, and end says what they lack. Unless another process has taken the other one's place in
-// between: then something may be lacking.
-func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end func(context.Context) (lack, error), err error) {
+// listing is the names of the other node, without tags, and end says what they lack. Unless another
+// process has taken the other one's place in between: then something may be lacking.
+func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end func(context.Context) (lack, error),
+	err error) {
 	var before lack
 	var count uint64
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
@@ -193,8 +203,8 @@ func askListing(ctx context.Context, p *transfer.Peer, scan uint64) (lack, uint6
 	return l, count, nil
 }
 
-// absent reports whether an error says that there is no file to serve: nothing of that name, or not a file or directory.
-// Every other error says only that it could not be looked at.
+// absent reports whether an error says that there is no file to serve: nothing of that name, or not
+// a file or directory. Every other error says only that it could not be looked at.
 func absent(err error) bool {
 	return (errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrUnsafe)) && !errors.Is(err, errReplaced)
 }
@@ -207,7 +217,8 @@ type notServed struct {
 
 func (e *notServed) Error() string { return e.text }
 
-// settled reports whether nothing is to be done about a path: the file there is served as it is, or there is none and none is served.
+// settled reports whether nothing is to be done about a path: the file there is served as it is, or
+// there is none and none is served.
 func (s *Server) settled(p string) bool {
 	fi, err := s.look(p)
 	s.mu.Lock()
@@ -235,8 +246,9 @@ func (s *Server) lookAt(ctx context.Context, p string) {
 	s.refresh(ctx, dir, p[strings.LastIndexByte(p, '/')+1:], p)
 }
 
-// failed deals with a path whose file cannot be served as it is now: what was served of it goes if there is nothing any more, or the
-// bytes under its mapping are known to have changed, and stays else. s.work is held.
+// failed deals with a path whose file cannot be served as it is now: what was served of it goes if
+// there is nothing any more, or the bytes under its mapping are known to have changed, and stays
+// else. s.work is held.
 func (s *Server) failed(ctx context.Context, p string, err error) {
 	s.mu.Lock()
 	old := s.files[p]

@@ -19,7 +19,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// hungryService makes the child of TestOutOfDescriptors take all descriptors ("eat"), give them back ("free") and scan ("rescan").
+// hungryService makes the child of TestOutOfDescriptors take all descriptors ("eat"), give them
+// back ("free") and scan ("rescan").
 const hungryService = "test/hungry"
 
 func hungryChild(t *testing.T) bool {
@@ -27,7 +28,8 @@ func hungryChild(t *testing.T) bool {
 	if root == "" {
 		return false
 	}
-	n, err := transfer.Open(context.Background(), transfer.Options{Anonymous: identity.All, Name: "child", Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := transfer.Open(context.Background(), transfer.Options{Anonymous: identity.All, Name: "child",
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,8 +65,9 @@ func hungryChild(t *testing.T) bool {
 	select {}
 }
 
-// TestOutOfDescriptors has a server run out of descriptors: it goes on serving what it serves, says that its listing is not complete,
-// and no mirror deletes anything. When descriptors are there again, what is really gone goes.
+// TestOutOfDescriptors has a server run out of descriptors: it goes on serving what it serves, says
+// that its listing is not complete, and no mirror deletes anything. When descriptors are there
+// again, what is really gone goes.
 func TestOutOfDescriptors(t *testing.T) {
 	if hungryChild(t) {
 		return
@@ -122,7 +125,8 @@ func TestOutOfDescriptors(t *testing.T) {
 	if !errors.Is(err, ErrIncomplete) || m.Deleted != 0 || m.Undeleted != 0 || m.Skipped != len(names) {
 		t.Errorf("%+v, %v", m, err)
 	}
-	// A file that is written to has other bytes than its tag says: it is not served as it was, and not taken for absent either.
+	// A file that is written to has other bytes than its tag says: it is not served as it was, and
+	// not taken for absent either.
 	write(t, filepath.Join(root, "written"), []byte("anew"))
 	if _, err := Find(ctx, c, "written"); !errors.Is(err, control.NotFound) {
 		t.Errorf("a file that was written to: %v", err)
@@ -137,14 +141,16 @@ func TestOutOfDescriptors(t *testing.T) {
 	if said := tell("free"); said != "true" {
 		t.Errorf("a scan with descriptors said %q", said)
 	}
-	if m, err = Mirror(ctx, c, dir, MirrorOptions{Delete: true}); err != nil || m.Deleted != 1 || m.Fetched != 1 || m.Incomplete != nil {
+	if m, err = Mirror(ctx, c, dir, MirrorOptions{Delete: true}); err != nil || m.Deleted != 1 || m.Fetched != 1 ||
+		m.Incomplete != nil {
 		t.Errorf("%+v, %v", m, err)
 	}
 	same(t, filepath.Join(dir, "written"), []byte("anew"))
 	only(t, dir, recordName, "a", "b", "written")
 }
 
-// TestMirrorDeletesByCompleteListingsOnly mirrors with Delete from sides whose listing does not prove that a file is gone.
+// TestMirrorDeletesByCompleteListingsOnly mirrors with Delete from sides whose listing does not
+// prove that a file is gone.
 func TestMirrorDeletesByCompleteListingsOnly(t *testing.T) {
 	ctx, dir := testCtx(t), t.TempDir()
 	mirror := func(c Conn) (*Mirrored, error) {
@@ -158,7 +164,8 @@ func TestMirrorDeletesByCompleteListingsOnly(t *testing.T) {
 	refused := func(what string, c Conn, hint string) {
 		t.Helper()
 		m, err := mirror(c)
-		if !errors.Is(err, ErrIncomplete) || m.Deleted != 0 || m.Undeleted != 2 || !strings.Contains(err.Error(), hint) {
+		if !errors.Is(err, ErrIncomplete) || m.Deleted != 0 || m.Undeleted != 2 ||
+			!strings.Contains(err.Error(), hint) {
 			t.Errorf("%s: %+v, %v", what, m, err)
 		}
 		same(t, filepath.Join(dir, "y"), []byte("y"))
@@ -188,7 +195,9 @@ func TestMirrorDeletesByCompleteListingsOnly(t *testing.T) {
 	}
 	refused("a node that does not say", Over(p), "does not say")
 	answer := []byte{byte(lackScan), 8: 0}
-	if _, err := foreign.Handle(listingService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) { return answer, nil }); err != nil {
+	if _, err := foreign.Handle(listingService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) {
+		return answer, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	refused("a share that has not looked at its files", Over(p), "try again")
@@ -207,7 +216,8 @@ func wholeListing(ctx context.Context, c Conn) (names []Entry, lacks lack, err e
 	return names, lacks, err
 }
 
-// TestListingAcrossTrouble lists while something could not be looked at in between, which is over when the list ends.
+// TestListingAcrossTrouble lists while something could not be looked at in between, which is over
+// when the list ends.
 func TestListingAcrossTrouble(t *testing.T) {
 	ctx, n := testCtx(t), testNode(t, transfer.Options{Name: "foreign", Listen: []string{"tcp://127.0.0.1:0"}})
 	count := byte(0)
@@ -226,7 +236,8 @@ func TestListingAcrossTrouble(t *testing.T) {
 	}
 }
 
-// TestReplacedFilesStayListed replaces a file of many tensors while its names are listed: none is ever missing.
+// TestReplacedFilesStayListed replaces a file of many tensors while its names are listed: none is
+// ever missing.
 func TestReplacedFilesStayListed(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	file := filepath.Join(root, "x.safetensors")
@@ -263,14 +274,16 @@ func TestReplacedFilesStayListed(t *testing.T) {
 	}
 }
 
-// TestLookupsWhileAFileIsReplaced looks names up while a file is being exported, which may take long: lookups of others do not wait.
+// TestLookupsWhileAFileIsReplaced looks names up while a file is being exported, which may take
+// long: lookups of others do not wait.
 func TestLookupsWhileAFileIsReplaced(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "b", "a.safetensors"), manyTensors(3, 1))
 	s := serve(t, Options{Root: root, Tensors: true})
 	s.work.Lock()
 	defer s.work.Unlock()
-	for name, want := range map[string]error{"b/a.safetensors": nil, "b/a.safetensors/t000001": nil, "b": control.NotFound, "c": control.NotFound,
+	for name, want := range map[string]error{"b/a.safetensors": nil, "b/a.safetensors/t000001": nil,
+		"b": control.NotFound, "c": control.NotFound,
 		"b/a.safetensors/t3": control.NotFound, "c/d": control.NotFound} {
 		if _, err := Find(ctx, s.c, name); !errors.Is(err, want) {
 			t.Errorf("%s: %v", name, err)
@@ -278,7 +291,8 @@ func TestLookupsWhileAFileIsReplaced(t *testing.T) {
 	}
 }
 
-// TestPlaceThatIsNoFile puts a directory, a link and nothing where files were: that is absence, and the listing is complete.
+// TestPlaceThatIsNoFile puts a directory, a link and nothing where files were: that is absence, and
+// the listing is complete.
 func TestPlaceThatIsNoFile(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	for _, n := range []string{"a", "b/c", "d"} {
@@ -290,7 +304,8 @@ func TestPlaceThatIsNoFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(root, "a"), 0o755), os.Symlink("a", filepath.Join(root, "b"))); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(root, "a"), 0o755),
+		os.Symlink("a", filepath.Join(root, "b"))); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []string{"a", "b/c", "d", strings.Repeat("x", 255)} {
@@ -307,15 +322,16 @@ func TestPlaceThatIsNoFile(t *testing.T) {
 	}
 }
 
-// TestLeftOutStaysCounted leaves out tensors of a file: each scan counts them again until the file changes, and until then a mirror
-// with Delete fails.
+// TestLeftOutStaysCounted leaves out tensors of a file: each scan counts them again until the file
+// changes, and until then a mirror with Delete fails.
 func TestLeftOutStaysCounted(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	file := filepath.Join(root, "m.safetensors")
 	writeTensors(t, file, 2)
 	write(t, filepath.Join(root, "bad.npy"), []byte("not one"))
 	s := serve(t, Options{Root: root, Tensors: true})
-	taken, err := s.node.Export(mem.Span{Region: s.files["bad.npy"].region, Len: 1}, transfer.ExportOptions{Name: "m.safetensors/model.layers.0002.weight"})
+	taken, err := s.node.Export(mem.Span{Region: s.files["bad.npy"].region, Len: 1},
+		transfer.ExportOptions{Name: "m.safetensors/model.layers.0002.weight"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +356,8 @@ func TestLeftOutStaysCounted(t *testing.T) {
 		expect(false, "bad.npy/", "m.safetensors/model.layers.0002.weight")
 	}
 	taken.Revoke(ctx)
-	if _, err := Mirror(ctx, s.c, t.TempDir(), MirrorOptions{Delete: true, Parts: true}); !errors.Is(err, ErrIncomplete) {
+	if _, err := Mirror(ctx, s.c, t.TempDir(), MirrorOptions{Delete: true, Parts: true}); !errors.Is(err,
+		ErrIncomplete) {
 		t.Error(err)
 	}
 	replaceFile(t, file, manyTensors(1, 0))

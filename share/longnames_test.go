@@ -12,13 +12,15 @@ import (
 	"unicode/utf8"
 )
 
-// longName is a name of n bytes. Those of one length differ in their ends alone, and a rune lies across each place where one could be cut.
+// longName is a name of n bytes. Those of one length differ in their ends alone, and a rune lies
+// across each place where one could be cut.
 func longName(n int, end string) string {
 	s := strings.Repeat("\u00e9", (n-len(end))/2)
 	return strings.Repeat("a", n-len(end)-len(s)) + s + end
 }
 
-// Every name that a file system takes arrives, in a batch and by itself, with every way to move a file; the server lists a longer one as left out.
+// Every name that a file system takes arrives, in a batch and by itself, with every way to move a
+// file; the server lists a longer one as left out.
 func TestLongNames(t *testing.T) {
 	ctx, root, local, dir, out := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	files := map[string][]byte{}
@@ -47,7 +49,8 @@ func TestLongNames(t *testing.T) {
 	if err := s.Rescan(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if left := s.Snapshot().Skipped; len(left) != 1 || left[0].Path != tooLong || !strings.Contains(left[0].Reason, "a name of 256 bytes, expected 1 to 255") {
+	if left := s.Snapshot().Skipped; len(left) != 1 || left[0].Path != tooLong ||
+		!strings.Contains(left[0].Reason, "a name of 256 bytes, expected 1 to 255") {
 		t.Errorf("%q", left)
 	}
 	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil || m.Fetched != len(files) {
@@ -57,7 +60,8 @@ func TestLongNames(t *testing.T) {
 		same(t, filepath.Join(root, name), b)
 		same(t, filepath.Join(dir, name), b)
 		for _, c := range []Conn{s.c, s.c.ByPath()} {
-			if _, err := Fetch(ctx, c, name, FetchOptions{Output: filepath.Join(out, name), Overwrite: true}); err != nil {
+			if _, err := Fetch(ctx, c, name, FetchOptions{Output: filepath.Join(out, name),
+				Overwrite: true}); err != nil {
 				t.Fatal(err)
 			}
 			same(t, filepath.Join(out, name), b)
@@ -66,7 +70,8 @@ func TestLongNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := (*DigestError)(nil)
-		if _, err := Fetch(ctx, s.c, name, FetchOptions{Output: filepath.Join(out, name), Overwrite: true, Expect: &[32]byte{1}}); !errors.As(err, &e) || e.Got != sha256.Sum256(b) {
+		if _, err := Fetch(ctx, s.c, name, FetchOptions{Output: filepath.Join(out, name), Overwrite: true,
+			Expect: &[32]byte{1}}); !errors.As(err, &e) || e.Got != sha256.Sum256(b) {
 			t.Fatal(err)
 		}
 		same(t, e.Kept, b)
@@ -86,7 +91,8 @@ func TestLongNames(t *testing.T) {
 	only(t, root, stagingDir, "d")
 }
 
-// Names with the same beginning have partial files of their own: Fetch resumes each of them, and the scan tells them from files of other programs.
+// Names with the same beginning have partial files of their own: Fetch resumes each of them, and
+// the scan tells them from files of other programs.
 func TestPartialFilesOfLongNames(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	s := serve(t, Options{Root: root})
@@ -112,7 +118,8 @@ func TestPartialFilesOfLongNames(t *testing.T) {
 			t.Errorf("%q: %v", e.Partial, err)
 		}
 		good[name] = e.Good
-		want = append(want, filepath.Base(e.Partial), filepath.Base(e.Partial)+strings.TrimPrefix(StateSuffix, PartialSuffix))
+		want = append(want, filepath.Base(e.Partial),
+			filepath.Base(e.Partial)+strings.TrimPrefix(StateSuffix, PartialSuffix))
 	}
 	slices.Sort(want)
 	only(t, dir, append([]string{stagingDir}, want...)...)
@@ -123,7 +130,8 @@ func TestPartialFilesOfLongNames(t *testing.T) {
 	if n := local.Snapshot(); n.Files != 0 || len(n.Skipped) != 0 {
 		t.Errorf("%+v", n)
 	}
-	if _, u, err := uploadTree(t, local.c, TreeOptions{DryRun: true}, TreeSource{dir, ""}); err != nil || u.Sent != 0 || u.Failed != 0 {
+	if _, u, err := uploadTree(t, local.c, TreeOptions{DryRun: true}, TreeSource{dir, ""}); err != nil || u.Sent != 0 ||
+		u.Failed != 0 {
 		t.Errorf("%+v, %v", u, err)
 	}
 	for _, name := range names {

@@ -39,7 +39,8 @@ func replaceFile(t testing.TB, p string, b []byte) {
 	}
 }
 
-// BenchmarkReplaceManyTensors replaces a safetensors file and has a peer that is connected ask for a tensor of it.
+// BenchmarkReplaceManyTensors replaces a safetensors file and has a peer that is connected ask for
+// a tensor of it.
 func BenchmarkReplaceManyTensors(b *testing.B) {
 	for _, n := range []int{1000, 10_000, 100_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -47,7 +48,8 @@ func BenchmarkReplaceManyTensors(b *testing.B) {
 			file := filepath.Join(root, "x.safetensors")
 			write(b, file, manyTensors(n, 0))
 			s := serve(b, Options{Root: root, Tensors: true})
-			if _, err := Fetch(ctx, s.c, "x.safetensors/t000001", FetchOptions{Output: filepath.Join(b.TempDir(), "t")}); err != nil {
+			if _, err := Fetch(ctx, s.c, "x.safetensors/t000001",
+				FetchOptions{Output: filepath.Join(b.TempDir(), "t")}); err != nil {
 				b.Fatal(err)
 			}
 			i := byte(0)
@@ -64,8 +66,9 @@ func BenchmarkReplaceManyTensors(b *testing.B) {
 	}
 }
 
-// TestReplacingManyTensorsIsLinear counts the bytes that are allocated when a file is replaced: with sixteen times as many tensors it is
-// about sixteen times as much, where a copied table would make it 256.
+// TestReplacingManyTensorsIsLinear counts the bytes that are allocated when a file is replaced:
+// with sixteen times as many tensors it is about sixteen times as much, where a copied table would
+// make it 256.
 func TestReplacingManyTensorsIsLinear(t *testing.T) {
 	ctx := testCtx(t)
 	allocated := func(n int) uint64 {

@@ -23,37 +23,47 @@ import (
 type MirrorOptions struct {
 	Prefix string  // only names that begin with it
 	Filter *Filter // if not nil, only names that it takes; Delete leaves others alone
-	// Delete removes files that an earlier Mirror into this directory made, under the same Prefix, and whose names are gone at
-	// the other side. Files that Mirror did not make are never removed, and none is unless the other side says that its listing is
-	// complete: the error is ErrIncomplete then.
+	// Delete removes files that an earlier Mirror into this directory made, under the same Prefix,
+	// and whose names are gone at the other side. Files that Mirror did not make are never removed,
+	// and none is unless the other side says that its listing is complete: the error is
+	// ErrIncomplete then.
 	Delete bool
-	// Force replaces files that Mirror did not make, or that were changed here. Directories, and links that Mirror did not make, are never replaced.
+	// Force replaces files that Mirror did not make, or that were changed here. Directories, and
+	// links that Mirror did not make, are never replaced.
 	Force bool
-	// KeepLinks makes the symbolic links that the other side has and does not follow, each with the text that it has there. One that leads out of
-	// dir is left out: whose path is absolute, goes up behind a name, or goes up further than dir. A link with the same text that is there already counts
-	// as made by Mirror.
+	// KeepLinks makes the symbolic links that the other side has and does not follow, each with the
+	// text that it has there. One that leads out of dir is left out: whose path is absolute, goes
+	// up behind a name, or goes up further than dir. A link with the same text that is there
+	// already counts as made by Mirror.
 	KeepLinks bool
-	// Checksum compares contents where a file of the same size is there, and times or the record say nothing: both sides compute its SHA-256. What
-	// is the same is kept, and counts as made by Mirror from then on.
+	// Checksum compares contents where a file of the same size is there, and times or the record
+	// say nothing: both sides compute its SHA-256. What is the same is kept, and counts as made by
+	// Mirror from then on.
 	Checksum bool
-	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0: whatever the disk has room for.
+	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0:
+	// whatever the disk has room for.
 	MaxBytes uint64
 	Parallel int  // files fetched at once, 100 at most; 0 means 4 large ones and, beside them, 60 of up to 256 KiB
 	DryRun   bool // only says what would be done, in the order of the names, files before links
-	// Parts also mirrors names inside other names ("model.safetensors/wq" beside "model.safetensors"), where it can; without it
-	// they are left out, because they are views of the file that is mirrored anyway.
+	// Parts also mirrors names inside other names ("model.safetensors/wq" beside
+	// "model.safetensors"), where it can; without it they are left out, because they are views of
+	// the file that is mirrored anyway.
 	Parts bool
-	// Progress, if any, is called as bytes are verified, by one goroutine at a time. It must not block.
+	// Progress, if any, is called as bytes are verified, by one goroutine at a time. It must not
+	// block.
 	Progress func(MirrorProgress)
-	// OnFile, if any, is called once for each file when it is dealt with, by one goroutine at a time. It must not block.
+	// OnFile, if any, is called once for each file when it is dealt with, by one goroutine at a
+	// time. It must not block.
 	OnFile func(MirrorFile)
 }
 
-// MirrorProgress is how far a mirror is. Bytes are those of files that are to be fetched: a file that turns out to be there, or fails, leaves them.
+// MirrorProgress is how far a mirror is. Bytes are those of files that are to be fetched: a file
+// that turns out to be there, or fails, leaves them.
 type MirrorProgress struct {
 	Files, FilesDone int
-	FilesFailed      int    // not in FilesDone
-	Bytes, BytesDone uint64 // to fetch; done includes what earlier attempts had left, and what is there of files under way
+	FilesFailed      int // not in FilesDone
+	// to fetch; done includes what earlier attempts had left, and what is there of files under way
+	Bytes, BytesDone uint64
 	Current          Progress
 }
 
@@ -81,29 +91,36 @@ type MirrorFile struct {
 	Err    error        `json:"-"`              // why it failed, or was left out
 }
 
-// Mirrored is the account of a Mirror: each name of the catalog is in one of the counts, and so is each deleted file.
+// Mirrored is the account of a Mirror: each name of the catalog is in one of the counts, and so is
+// each deleted file.
 type Mirrored struct {
 	Fetched, Skipped, Failed, Deleted int
-	Parts                             int       // names that were left out as parts of others
-	Excluded                          int       // names that the Filter leaves out
-	Undeleted                         int       // files that Delete would have deleted, if Incomplete were nil
-	LeftOut                           []Skipped // what the other side does not serve, under Prefix and of the Filter, and links that cannot be kept; the list is cut where it gets long
-	LeftOutTotal                      int       // of them
-	Incomplete                        error     // why the listing may lack names, with Delete also that nothing is said about it
-	Moved                             uint64    // bytes moved now
-	Failures                          []MirrorFile
-	Duration                          time.Duration
+	Parts                             int // names that were left out as parts of others
+	Excluded                          int // names that the Filter leaves out
+	Undeleted                         int // files that Delete would have deleted, if Incomplete were nil
+	// what the other side does not serve, under Prefix and of the Filter, and links that cannot be
+	// kept; the list is cut where it gets long
+	LeftOut      []Skipped
+	LeftOutTotal int // of them
+	// why the listing may lack names, with Delete also that nothing is said about it
+	Incomplete error
+	Moved      uint64 // bytes moved now
+	Failures   []MirrorFile
+	Duration   time.Duration
 }
 
-// Mirror makes the directory dir, which is created if it is missing, hold what the other side has: each name at the path that
-// PathOf gives it, with the modification time and the permissions that the file has there, less what the umask says. What is there
-// with the size and tag that an earlier Mirror recorded, and was not changed since, is skipped; what is partial is resumed. The record
-// is the file .penstock-mirror in dir. Directories without files are made, and stay when they are gone at the other side. A file that is in the way and was not made by Mirror is not touched, unless
+// Mirror makes the directory dir, which is created if it is missing, hold what the other side has:
+// each name at the path that PathOf gives it, with the modification time and the permissions that
+// the file has there, less what the umask says. What is there with the size and tag that an earlier
+// Mirror recorded, and was not changed since, is skipped; what is partial is resumed. The record is
+// the file .penstock-mirror in dir. Directories without files are made, and stay when they are gone
+// at the other side. A file that is in the way and was not made by Mirror is not touched, unless
 // Force is set: that name fails.
 //
-// The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. It is
-// ErrIncomplete if files were to be deleted and the listing does not say which. When
-// ctx ends, files that are complete stay recorded, and those under way are in no count. One Mirror at a time may work on a directory: ErrBusy.
+// The error is nil if every name was dealt with; it wraps the first failure otherwise, and the
+// account holds all of them. It is ErrIncomplete if files were to be deleted and the listing does
+// not say which. When ctx ends, files that are complete stay recorded, and those under way are in
+// no count. One Mirror at a time may work on a directory: ErrBusy.
 func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored, error) {
 	if err := invariants.Context(ctx, "share.Mirror"); err != nil {
 		return nil, err
@@ -120,7 +137,8 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	var ahead sync.WaitGroup
 	defer ahead.Wait()
 	defer cancel()
-	if _, err := os.Lstat(filepath.Join(dir, recordName)); errors.Is(err, fs.ErrNotExist) && !o.DryRun { // so there are files to fetch
+	if _, err := os.Lstat(filepath.Join(dir, recordName)); errors.Is(err, fs.ErrNotExist) && !o.DryRun {
+		// so there are files to fetch
 		defer c.ready(ctx)()
 	}
 	names, end, err := listing(ctx, c, o.Prefix)
@@ -155,7 +173,8 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
 	defer rootDir.Close()
-	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir, names: names, offered: links}
+	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir,
+		names: names, offered: links}
 	if m.umask, err = sys.Umask(); err != nil {
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
@@ -178,23 +197,27 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	m.leave(there)
 	m.run(ctx, smallPages, largePages)
 	m.makeLinks(ctx)
-	m.sum.Fetched, m.sum.Skipped, m.sum.Failed, m.sum.Deleted = m.files[MirrorFetched], m.files[MirrorSkipped], m.files[MirrorFailed], m.files[MirrorDeleted]
+	m.sum.Fetched, m.sum.Skipped, m.sum.Failed, m.sum.Deleted = m.files[MirrorFetched], m.files[MirrorSkipped],
+		m.files[MirrorFailed], m.files[MirrorDeleted]
 	m.sum.Moved, m.sum.Failures, m.sum.Duration = m.moved, m.failures, time.Since(begin)
 	if err := ctx.Err(); err != nil {
 		return &m.sum, fmt.Errorf("share: mirror: %w", err)
 	}
 	var failed, kept error
 	if n := len(m.sum.Failures); n > 0 {
-		failed = fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(names)+len(links), m.sum.Failures[0].Err)
+		failed = fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(names)+len(links),
+			m.sum.Failures[0].Err)
 	}
 	if o.Delete && m.sum.Incomplete != nil {
-		kept = fmt.Errorf("share: mirror: nothing was deleted (%d names are not listed): %w", m.sum.Undeleted, m.sum.Incomplete)
+		kept = fmt.Errorf("share: mirror: nothing was deleted (%d names are not listed): %w", m.sum.Undeleted,
+			m.sum.Incomplete)
 	}
 	return &m.sum, errors.Join(failed, kept)
 }
 
 const (
-	// maxParallel keeps the requests of all files together below what a session allows (control.MaxPendingRequests): each has up to two.
+	// maxParallel keeps the requests of all files together below what a session allows
+	// (control.MaxPendingRequests): each has up to two.
 	maxParallel = 100
 	largeAtOnce = 4 // fill a link
 	smallAtOnce = 60
@@ -228,7 +251,8 @@ type mirror struct {
 	synced  uint64     // lines of begun files that survive a crash
 }
 
-// mirrored is what is recorded of a file: what the other side had, and the file as it was when it was complete here.
+// mirrored is what is recorded of a file: what the other side had, and the file as it was when it
+// was complete here.
 type mirrored struct {
 	size uint64
 	tag  Tag
@@ -345,7 +369,8 @@ func (t *task) fail(err error) MirrorFile {
 	return t.MirrorFile
 }
 
-// undisturbed checks that what is at a place is what was there before. What is replaced is ours, or there is nothing.
+// undisturbed checks that what is at a place is what was there before. What is replaced is ours, or
+// there is nothing.
 func (t *task) undisturbed(at place) error {
 	if !t.ours {
 		return nil

@@ -17,7 +17,8 @@ import (
 
 func TestMirror(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "new", "dir")
-	files := map[string][]byte{"a": []byte("1"), "b/c": randomBytes(1, 5<<20), "b/d": {}, "%2E/ b ./caf\u00e9. ": []byte("x"), "e": []byte("5")}
+	files := map[string][]byte{"a": []byte("1"), "b/c": randomBytes(1, 5<<20), "b/d": {},
+		"%2E/ b ./caf\u00e9. ": []byte("x"), "e": []byte("5")}
 	for n, b := range files {
 		write(t, filepath.Join(root, n), b)
 	}
@@ -31,7 +32,8 @@ func TestMirror(t *testing.T) {
 		if (err != nil) != (failed > 0) {
 			t.Errorf("error %v", err)
 		}
-		if m.Fetched != fetched || m.Skipped != skipped || m.Deleted != deleted || m.Failed != failed || len(m.Failures) != failed {
+		if m.Fetched != fetched || m.Skipped != skipped || m.Deleted != deleted || m.Failed != failed ||
+			len(m.Failures) != failed {
 			t.Fatalf("%+v, expected %d, %d, %d, %d", m, fetched, skipped, deleted, failed)
 		}
 		return m
@@ -48,14 +50,19 @@ func TestMirror(t *testing.T) {
 	}
 	var last MirrorProgress
 	calls := 0
-	m := mirror(MirrorOptions{Progress: func(p MirrorProgress) { last = p }, OnFile: func(MirrorFile) { calls++ }}, 5, 0, 0, 0)
-	if m.Moved != 5<<20+3 || last.Files != 5 || last.FilesDone != 5 || last.BytesDone != last.Bytes || last.Bytes != 5<<20+3 || calls != 5 {
+	m := mirror(MirrorOptions{Progress: func(p MirrorProgress) {
+		last = p
+	}, OnFile: func(MirrorFile) { calls++ }}, 5, 0, 0, 0)
+	if m.Moved != 5<<20+3 || last.Files != 5 || last.FilesDone != 5 || last.BytesDone != last.Bytes ||
+		last.Bytes != 5<<20+3 || calls != 5 {
 		t.Errorf("%+v, %+v, %d", m, last, calls)
 	}
 	for n, b := range files {
 		same(t, filepath.Join(dir, n), b)
 	}
-	if m := mirror(MirrorOptions{Progress: func(p MirrorProgress) { last = p }}, 0, 5, 0, 0); m.Moved != 0 || last.FilesDone != 5 || last.Bytes != 0 || last.BytesDone != 0 {
+	if m := mirror(MirrorOptions{Progress: func(p MirrorProgress) {
+		last = p
+	}}, 0, 5, 0, 0); m.Moved != 0 || last.FilesDone != 5 || last.Bytes != 0 || last.BytesDone != 0 {
 		t.Errorf("%+v, %+v", m, last)
 	}
 	// One changes there, one here, one goes there, one goes here.
@@ -82,32 +89,37 @@ func TestMirror(t *testing.T) {
 	only(t, dir, "%2E", recordName, "a", "b")
 }
 
-// TestMirrorFilter mirrors what a filter takes. With Delete, what the filter leaves out stays, at the peer and here.
+// TestMirrorFilter mirrors what a filter takes. With Delete, what the filter leaves out stays, at
+// the peer and here.
 func TestMirrorFilter(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	for _, n := range []string{"a.bin", "a.txt", "logs/x.bin", "logs/y.txt"} {
 		write(t, filepath.Join(root, n), []byte(n))
 	}
 	s := serve(t, Options{Root: root})
-	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{Filter: filterOf(t, "+logs/x.bin", "-logs", "-*.txt")}); err != nil || m.Fetched != 2 || m.Excluded != 2 {
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{Filter: filterOf(t, "+logs/x.bin", "-logs",
+		"-*.txt")}); err != nil || m.Fetched != 2 || m.Excluded != 2 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	only(t, dir, recordName, "a.bin", "logs")
 	only(t, filepath.Join(dir, "logs"), "x.bin")
-	if err := errors.Join(os.Remove(filepath.Join(root, "a.bin")), os.RemoveAll(filepath.Join(root, "logs"))); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(root, "a.bin")),
+		os.RemoveAll(filepath.Join(root, "logs"))); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Rescan(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{Filter: filterOf(t, "-logs/"), Delete: true}); err != nil || m.Fetched != 1 || m.Deleted != 1 {
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{Filter: filterOf(t, "-logs/"), Delete: true}); err != nil ||
+		m.Fetched != 1 || m.Deleted != 1 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	only(t, dir, recordName, "a.txt", "logs")
 	only(t, filepath.Join(dir, "logs"), "x.bin")
 }
 
-// TestMirrorOfAFileInUse changes a file of the directory while the mirror fetches its new content: what was written stays.
+// TestMirrorOfAFileInUse changes a file of the directory while the mirror fetches its new content:
+// what was written stays.
 func TestMirrorOfAFileInUse(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("old"))
@@ -131,7 +143,8 @@ func TestMirrorOfAFileInUse(t *testing.T) {
 	same(t, at, mine)
 }
 
-// TestMirrorAfterAFailedFetch has a fetch fail, then puts a file of the same size there: it is not one that the mirror made.
+// TestMirrorAfterAFailedFetch has a fetch fail, then puts a file of the same size there: it is not
+// one that the mirror made.
 func TestMirrorAfterAFailedFetch(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("1234"))
@@ -171,7 +184,8 @@ func TestMirrorFollowsNoLinks(t *testing.T) {
 		victim := filepath.Join(out, "victim")
 		write(t, victim, []byte("old"))
 		if err := errors.Join(os.Symlink(victim, filepath.Join(dir, "a")), os.Symlink(out, filepath.Join(dir, "b")),
-			os.Symlink(victim, filepath.Join(dir, "d"+PartialSuffix)), os.Symlink(out, filepath.Join(dir, batchDir))); err != nil {
+			os.Symlink(victim, filepath.Join(dir, "d"+PartialSuffix)),
+			os.Symlink(out, filepath.Join(dir, batchDir))); err != nil {
 			t.Fatal(err)
 		}
 		m, err := Mirror(ctx, s.c, dir, o)
@@ -185,7 +199,8 @@ func TestMirrorFollowsNoLinks(t *testing.T) {
 
 func TestMirrorRecordSurvivesDamage(t *testing.T) {
 	x := mirrored{size: 7, tag: Tag{1, 2}, id: fileID{7, 8, -9, 10}}
-	text := recordMagic + recordLine("a b\n\"", x, lineComplete) + recordLine("gone", x, lineComplete) + recordLine("cut", mirrored{size: 3}, lineBegun) + recordLine("gone", x, lineDeleted)
+	text := recordMagic + recordLine("a b\n\"", x, lineComplete) + recordLine("gone", x, lineComplete) +
+		recordLine("cut", mirrored{size: 3}, lineBegun) + recordLine("gone", x, lineDeleted)
 	record, begun := parseRecord([]byte(text))
 	if len(record) != 1 || record["a b\n\""] != x || begun["cut"] != (mirrored{size: 3}) {
 		t.Errorf("%v, %v", record, begun)
@@ -284,10 +299,12 @@ func TestMirrorOfHostileNode(t *testing.T) {
 	}
 	only(t, parent, "a")
 	only(t, filepath.Join(parent, "a"), "b")
-	if _, err := Mirror(ctx, Over(p), filepath.Join(parent, "c"), MirrorOptions{MaxBytes: 100}); !errors.Is(err, ErrNoSpace) {
+	if _, err := Mirror(ctx, Over(p), filepath.Join(parent, "c"), MirrorOptions{MaxBytes: 100}); !errors.Is(err,
+		ErrNoSpace) {
 		t.Errorf("above MaxBytes: %v", err)
 	}
-	if _, err := Fetch(ctx, Over(p), "..", FetchOptions{Output: filepath.Join(parent, "x"), MaxSize: 0xffff}); !errors.Is(err, ErrNoSpace) {
+	if _, err := Fetch(ctx, Over(p), "..", FetchOptions{Output: filepath.Join(parent, "x"),
+		MaxSize: 0xffff}); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("above MaxSize: %v", err)
 	}
 	only(t, parent, "a", "c")
@@ -329,7 +346,8 @@ func TestMirrorAfterCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, recordName), []byte(recordMagic+recordLine("x", mirrored{size: 5, tag: e.Tag}, lineBegun)+"+ torn"))
+	write(t, filepath.Join(dir, recordName), []byte(recordMagic+
+		recordLine("x", mirrored{size: 5, tag: e.Tag}, lineBegun)+"+ torn"))
 	write(t, filepath.Join(dir, "x"), []byte("12345"))
 	m, err := Mirror(ctx, s.c, dir, MirrorOptions{})
 	if err != nil || m.Fetched != 1 {
@@ -373,7 +391,8 @@ func TestMirrorProgressOfFailures(t *testing.T) {
 	if _, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{filepath.Join(root, "a"), filepath.Join(root, "b"), filepath.Join(dir, "b"), filepath.Join(dir, "gone")} {
+	for _, name := range []string{filepath.Join(root, "a"), filepath.Join(root, "b"), filepath.Join(dir, "b"),
+		filepath.Join(dir, "gone")} {
 		write(t, name, []byte("new"))
 	}
 	if err := os.Remove(filepath.Join(root, "gone")); err != nil {
@@ -389,7 +408,8 @@ func TestMirrorProgressOfFailures(t *testing.T) {
 		}
 		last = p
 	}})
-	if !errors.Is(err, ErrExists) || m.Failed != 2 || last.Files != 2 || last.FilesDone != 1 || last.FilesFailed != 1 || last.Bytes != 3 || last.BytesDone != 3 {
+	if !errors.Is(err, ErrExists) || m.Failed != 2 || last.Files != 2 || last.FilesDone != 1 || last.FilesFailed != 1 ||
+		last.Bytes != 3 || last.BytesDone != 3 {
 		t.Errorf("%+v, %+v, %v", m, last, err)
 	}
 }

@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// A mirror asks for all names at once, without tags, which is what is small, and decides by them what it fetches and deletes. It asks for the tags and keys of the
-// names that it takes page by page while files of the pages before come.
+// A mirror asks for all names at once, without tags, which is what is small, and decides by them
+// what it fetches and deletes. It asks for the tags and keys of the names that it takes page by
+// page while files of the pages before come.
 const (
 	pageNames  = batchFiles
 	pagesAhead = 16 // that are asked for, or wait, at most
@@ -35,7 +36,8 @@ type page struct {
 	err   error // why nothing is known of them
 }
 
-// pages begins to ask for names, which are at these places of m.names. The caller ends ctx in any case, and waits for wg then.
+// pages begins to ask for names, which are at these places of m.names. The caller ends ctx in any
+// case, and waits for wg then.
 func (m *mirror) pages(ctx context.Context, wg *sync.WaitGroup, todo []int) *pages {
 	ps := &pages{m: m, ready: make(chan chan page, pagesAhead)}
 	// TCP sends little at first, so the first page is asked for alone: it comes soonest then.
@@ -81,7 +83,9 @@ func (m *mirror) page(ctx context.Context, todo []int) page {
 		p.names = append(p.names, listed{Entry: m.names[i], at: i})
 	}
 	if p.err = m.gone(); p.err == nil {
-		p.err = m.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, peer *transfer.Peer) error { return m.describe(ctx, peer, p.names) })
+		p.err = m.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, peer *transfer.Peer) error {
+			return m.describe(ctx, peer, p.names)
+		})
 	}
 	return p
 }

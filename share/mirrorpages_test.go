@@ -30,8 +30,9 @@ func manyFiles(t *testing.T, root string, n int) map[string][]byte {
 	return content
 }
 
-// TestMirrorLosesThePeerBetweenPages mirrors more files than the pages have that are asked for ahead, from a peer that goes when the first of them are there. What has come stays and
-// is recorded, the rest has failed, nothing is deleted, and the next mirror fetches what is missing.
+// TestMirrorLosesThePeerBetweenPages mirrors more files than the pages have that are asked for
+// ahead, from a peer that goes when the first of them are there. What has come stays and is
+// recorded, the rest has failed, nothing is deleted, and the next mirror fetches what is missing.
 func TestMirrorLosesThePeerBetweenPages(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	content := manyFiles(t, root, (pagesAhead+fetchesAtOnce+2)*pageNames)
@@ -42,7 +43,8 @@ func TestMirrorLosesThePeerBetweenPages(t *testing.T) {
 			lose.Do(func() { s.peer.Close() })
 		}
 	}})
-	if m == nil || !errors.Is(err, transfer.ErrClosed) || m.Fetched == 0 || m.Failed == 0 || m.Fetched+m.Failed != len(content) || m.Deleted != 0 || len(m.Failures) != m.Failed {
+	if m == nil || !errors.Is(err, transfer.ErrClosed) || m.Fetched == 0 || m.Failed == 0 ||
+		m.Fetched+m.Failed != len(content) || m.Deleted != 0 || len(m.Failures) != m.Failed {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	for _, f := range m.Failures {
@@ -64,7 +66,8 @@ func TestMirrorLosesThePeerBetweenPages(t *testing.T) {
 	}
 }
 
-// TestMirrorByPages mirrors what takes several pages, in all ways that a mirror takes: all are there, and a second mirror keeps all.
+// TestMirrorByPages mirrors what takes several pages, in all ways that a mirror takes: all are
+// there, and a second mirror keeps all.
 func TestMirrorByPages(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	content := manyFiles(t, root, 3*pageNames+1)
@@ -79,7 +82,8 @@ func TestMirrorByPages(t *testing.T) {
 		write(t, filepath.Join(dir, batchDir, "1"), nil) // of a mirror that is under way
 		dry := o
 		dry.DryRun = true
-		if m, err := Mirror(ctx, s.c, dir, dry); err != nil || len(want) == 0 || m.Fetched != len(want) || m.Moved == 0 {
+		if m, err := Mirror(ctx, s.c, dir, dry); err != nil || len(want) == 0 || m.Fetched != len(want) ||
+			m.Moved == 0 {
 			t.Errorf("%+v: %+v, %v", dry, m, err)
 		}
 		only(t, dir, batchDir)
@@ -96,7 +100,8 @@ func TestMirrorByPages(t *testing.T) {
 	}
 }
 
-// TestMirrorWhoseListingHasNoEnd has a peer that does not say any more whether its listing is complete, after it has given out the names: nothing is fetched or deleted.
+// TestMirrorWhoseListingHasNoEnd has a peer that does not say any more whether its listing is
+// complete, after it has given out the names: nothing is fetched or deleted.
 func TestMirrorWhoseListingHasNoEnd(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "x"), []byte("x"))
@@ -119,7 +124,9 @@ func TestMirrorWhoseListingHasNoEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err := Mirror(ctx, Over(p), dir, MirrorOptions{Delete: true, OnFile: func(f MirrorFile) { t.Errorf("%+v", f) }}); !errors.Is(err, control.Internal) || m != nil || asked != 2 {
+	if m, err := Mirror(ctx, Over(p), dir, MirrorOptions{Delete: true, OnFile: func(f MirrorFile) {
+		t.Errorf("%+v", f)
+	}}); !errors.Is(err, control.Internal) || m != nil || asked != 2 {
 		t.Errorf("asked %d times: %+v, %v", asked, m, err)
 	}
 	same(t, filepath.Join(dir, "x"), []byte("x"))

@@ -16,9 +16,10 @@ import (
 	"github.com/penstock-io/penstock/mem/vec"
 )
 
-// The record is a text file to which lines are appended: "= NAME SIZE TAG CHECK" before a file is fetched, "+ NAME SIZE TAG INODE
-// MTIME CTIME FILESIZE CHECK" when it is complete, "- NAME CHECK" when it was deleted, or not made. Lines that are torn or damaged are ignored: the file is then taken as not
-// made by Mirror, and is not touched.
+// The record is a text file to which lines are appended: "= NAME SIZE TAG CHECK" before a file is
+// fetched, "+ NAME SIZE TAG INODE MTIME CTIME FILESIZE CHECK" when it is complete, "- NAME CHECK"
+// when it was deleted, or not made. Lines that are torn or damaged are ignored: the file is then
+// taken as not made by Mirror, and is not touched.
 const (
 	recordName  = ownPrefix + "mirror"
 	recordMagic = "penstock mirror 1\n"
@@ -147,7 +148,8 @@ func parseRecordLine(line string) (name string, x mirrored, what byte) {
 	return name, x, what
 }
 
-// begin records that files are about to be fetched, such that it is known after a crash of the machine, too. One sync serves all that wait.
+// begin records that files are about to be fetched, such that it is known after a crash of the
+// machine, too. One sync serves all that wait.
 func (m *mirror) begin(es ...Entry) error {
 	m.mu.Lock()
 	var lines strings.Builder
@@ -202,7 +204,8 @@ func (m *mirror) note(files ...made) error {
 	return m.append(lines.String())
 }
 
-// notMade records that a fetch has made no file, where that is certain: another process may make one there.
+// notMade records that a fetch has made no file, where that is certain: another process may make
+// one there.
 func (m *mirror) notMade(name, p string) error {
 	m.mu.Lock()
 	was, recorded := m.record[name]

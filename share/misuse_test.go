@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// Options that cannot be are refused by Serve and Mirror, in words that name the field, its value and what was expected.
+// Options that cannot be are refused by Serve and Mirror, in words that name the field, its value
+// and what was expected.
 func TestBadOptions(t *testing.T) {
 	n, err := transfer.Open(t.Context(), transfer.Options{})
 	if err != nil {
@@ -43,18 +44,22 @@ func TestBadOptions(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Serve(t.Context(), nil, Options{Root: dir}); err == nil || !strings.Contains(err.Error(), "the node is nil") {
+	if _, err := Serve(t.Context(), nil, Options{Root: dir}); err == nil ||
+		!strings.Contains(err.Error(), "the node is nil") {
 		t.Errorf("without a node: %v", err)
 	}
-	if _, err := Mirror(t.Context(), Conn{}, dir, MirrorOptions{Parallel: -1}); err == nil || !strings.Contains(err.Error(), "MirrorOptions.Parallel is -1") {
+	if _, err := Mirror(t.Context(), Conn{}, dir, MirrorOptions{Parallel: -1}); err == nil ||
+		!strings.Contains(err.Error(), "MirrorOptions.Parallel is -1") {
 		t.Errorf("mirror: %v", err)
 	}
 }
 
-// Each function and method that takes a context is called without one: an error that says so, and a panic that does in builds with
-// -tags invariants. A closed server, peer and link are errors, and the zero Conn is.
+// Each function and method that takes a context is called without one: an error that says so, and a
+// panic that does in builds with -tags invariants. A closed server, peer and link are errors, and
+// the zero Conn is.
 func TestMisuse(t *testing.T) {
-	n, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All,
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,9 +75,12 @@ func TestMisuse(t *testing.T) {
 	l := n.Link(n.Addrs()[0], transfer.LinkOptions{})
 	ctx := t.Context()
 	calls := map[string]func(c Conn) error{
-		"List":   func(c Conn) error { _, err := List(ctx, c, ""); return err },
-		"Find":   func(c Conn) error { _, err := Find(ctx, c, "x"); return err },
-		"Fetch":  func(c Conn) error { _, err := Fetch(ctx, c, "x", FetchOptions{Output: t.TempDir() + "/x"}); return err },
+		"List": func(c Conn) error { _, err := List(ctx, c, ""); return err },
+		"Find": func(c Conn) error { _, err := Find(ctx, c, "x"); return err },
+		"Fetch": func(c Conn) error {
+			_, err := Fetch(ctx, c, "x", FetchOptions{Output: t.TempDir() + "/x"})
+			return err
+		},
 		"Mirror": func(c Conn) error { _, err := Mirror(ctx, c, t.TempDir(), MirrorOptions{}); return err },
 		"Stream": func(c Conn) error { _, err := Stream(ctx, c, "x", io.Discard, StreamOptions{}); return err },
 		"Upload": func(c Conn) error { _, err := Upload(ctx, c, "misuse_test.go", "x", UploadOptions{}); return err },
@@ -87,7 +95,8 @@ func TestMisuse(t *testing.T) {
 		t.Helper()
 		panicked, err := try(f)
 		said, _ := panicked.(string)
-		if invariants.Enabled && !strings.Contains(said, "the context is nil") || !invariants.Enabled && (panicked != nil || !errors.Is(err, transfer.ErrContext)) {
+		if invariants.Enabled && !strings.Contains(said, "the context is nil") || !invariants.Enabled &&
+			(panicked != nil || !errors.Is(err, transfer.ErrContext)) {
 			t.Errorf("%s without a context: %v, panic %v", name, err, panicked)
 		}
 	}

@@ -11,15 +11,18 @@ import (
 // MaxName is the largest length of a name in bytes.
 const MaxName = 255
 
-// maxStem is how many bytes of a component leave room for the suffixes of this package in the 255 that file systems allow.
+// maxStem is how many bytes of a component leave room for the suffixes of this package in the 255
+// that file systems allow.
 const maxStem = 255 - len(StateSuffix)
 
-// Suffixes of the files that a fetch leaves beside its destination until it is complete. They follow the name of the destination. Where they do not
-// fit behind it, they follow the beginning of that name, a ~ and a hash of all of it.
+// Suffixes of the files that a fetch leaves beside its destination until it is complete. They
+// follow the name of the destination. Where they do not fit behind it, they follow the beginning of
+// that name, a ~ and a hash of all of it.
 const (
 	// PartialSuffix ends the name of a file that is not complete.
 	PartialSuffix = ".partial"
-	// StateSuffix ends the name of the text file that says what the partial file is and how far it is good.
+	// StateSuffix ends the name of the text file that says what the partial file is and how far it
+	// is good.
 	StateSuffix = ".partial.state"
 )
 
@@ -29,13 +32,15 @@ var ErrName = errors.New("share: bad name")
 // ownPrefix begins the names of directories and files that this package keeps beside others.
 const ownPrefix = ".penstock-"
 
-// PathOf is the path of a file whose name, which may come from any peer, is name: the name itself, if it is harmless below any directory.
-// Names are UTF-8, of 1 to MaxName bytes. Slashes separate components, of which none is empty, "." or "..", begins as what this package
-// keeps beside files does, ends with a suffix of it, or has a control character: these move the cursor of terminals, and end lines.
-// All else is the file system's: on one that takes two names for one, such as those that know no case, the second file finds the first one there.
+// PathOf is the path of a file whose name, which may come from any peer, is name: the name itself,
+// if it is harmless below any directory. Names are UTF-8, of 1 to MaxName bytes. Slashes separate
+// components, of which none is empty, "." or "..", begins as what this package keeps beside files
+// does, ends with a suffix of it, or has a control character: these move the cursor of terminals,
+// and end lines. All else is the file system's: on one that takes two names for one, such as those
+// that know no case, the second file finds the first one there.
 //
-// A name may be the beginning of another one ("a" and "a/b"). Both paths are safe, but only one can be a file: creating the
-// second fails.
+// A name may be the beginning of another one ("a" and "a/b"). Both paths are safe, but only one can
+// be a file: creating the second fails.
 func PathOf(name string) (string, error) {
 	if why := unfit(name); why != "" {
 		return "", fmt.Errorf("%w: %q: %s", ErrName, Printable(name), why)
@@ -78,12 +83,14 @@ func danger(c string) string {
 	return ""
 }
 
-// partialOf is the path of the partial file of a file, and stateOf that of its state, both in the directory of the file.
+// partialOf is the path of the partial file of a file, and stateOf that of its state, both in the
+// directory of the file.
 func partialOf(file string) string { return stem(file) + PartialSuffix }
 func stateOf(file string) string   { return stem(file) + StateSuffix }
 
-// stem is what suffixes of this package follow: a path itself, or one with a shortened name that is as long as the suffixes permit. Names with the same
-// beginning have different ones, and what is UTF-8 stays so.
+// stem is what suffixes of this package follow: a path itself, or one with a shortened name that is
+// as long as the suffixes permit. Names with the same beginning have different ones, and what is
+// UTF-8 stays so.
 func stem(file string) string {
 	base := file[strings.LastIndexByte(file, '/')+1:]
 	if len(base) <= maxStem {
@@ -97,9 +104,10 @@ func stem(file string) string {
 	return strings.TrimSuffix(file, base) + base[:cut] + end
 }
 
-// Printable makes a text of a peer, or any other, safe to print: control characters (so also the escape sequences of
-// terminals and line breaks), invisible and direction-changing characters, and bytes that are not UTF-8 are shown as in a Go
-// string, \x1b or \u202e, and so is the backslash. Texts above 1,024 bytes are cut and end with "...".
+// Printable makes a text of a peer, or any other, safe to print: control characters (so also the
+// escape sequences of terminals and line breaks), invisible and direction-changing characters, and
+// bytes that are not UTF-8 are shown as in a Go string, \x1b or \u202e, and so is the backslash.
+// Texts above 1,024 bytes are cut and end with "...".
 func Printable(s string) string {
 	const most = 1024
 	clean := len(s) <= most

@@ -13,12 +13,17 @@ import (
 )
 
 // harmlessNames are the paths of their files.
-var harmlessNames = []string{"weights.bin", "a/b/c d.npy", "-rf", "~root", " a ", " ", ".hidden", "trailing.", "CON", "con.txt", "a\\b", `C:\x`, "100%", "%2E%2E", "caf\u00e9", "cafe\u0301",
-	"\u202egnp.exe", "\U0001f469\u200d\U0001f52c", "model.safetensors/layer.0.wq", "...", "a.penstock-b", strings.Repeat("a", maxStem+1), strings.Repeat("a", MaxName)}
+var harmlessNames = []string{"weights.bin", "a/b/c d.npy", "-rf", "~root", " a ", " ", ".hidden", "trailing.", "CON",
+	"con.txt", "a\\b", `C:\x`, "100%", "%2E%2E", "caf\u00e9", "cafe\u0301",
+	"\u202egnp.exe", "\U0001f469\u200d\U0001f52c", "model.safetensors/layer.0.wq", "...", "a.penstock-b",
+	strings.Repeat("a", maxStem+1), strings.Repeat("a", MaxName)}
 
 // hostileNames are dangerous in one way each.
-var hostileNames = []string{"", strings.Repeat("a/", 128), strings.Repeat("a", MaxName+1), "d/" + strings.Repeat("a", MaxName-1), "..", ".", "../../etc/passwd", "/etc/passwd", "a//b", "a/", "/", "a/../b", "a/./b", "nul\x00byte", "line\nbreak",
-	"\x1b[2J\x1b]0;title\x07", "c1\u009b", "\xff", "x.partial", "x.PARTIAL", "x.partial.state", ".partial", recordName, "a/" + stagingDir + "/b", batchDir, ".Penstock-x"}
+var hostileNames = []string{"", strings.Repeat("a/", 128), strings.Repeat("a", MaxName+1), "d/" + strings.Repeat("a",
+	MaxName-1), "..", ".", "../../etc/passwd", "/etc/passwd", "a//b", "a/", "/", "a/../b", "a/./b", "nul\x00byte",
+	"line\nbreak",
+	"\x1b[2J\x1b]0;title\x07", "c1\u009b", "\xff", "x.partial", "x.PARTIAL", "x.partial.state", ".partial", recordName,
+	"a/" + stagingDir + "/b", batchDir, ".Penstock-x"}
 
 // checkPath says what is unsafe about a path that PathOf made.
 func checkPath(p string) string {
@@ -30,7 +35,8 @@ func checkPath(p string) string {
 		switch {
 		case c == ".", c == "..":
 			return "not a name"
-		case len(c) == 0 || len(c) > 255 || len(partialOf(c)) > 255 || len(stateOf(c)) > 255 || !utf8.ValidString(partialOf(c)) && utf8.ValidString(c):
+		case len(c) == 0 || len(c) > 255 || len(partialOf(c)) > 255 || len(stateOf(c)) > 255 ||
+			!utf8.ValidString(partialOf(c)) && utf8.ValidString(c):
 			return "length of a component"
 		case strings.HasSuffix(folded, PartialSuffix), strings.HasSuffix(folded, StateSuffix):
 			return "suffix"
@@ -62,11 +68,13 @@ func TestHostileNames(t *testing.T) {
 // anyName draws names with a liking for what is dangerous.
 func anyName() *rapid.Generator[string] {
 	piece := rapid.OneOf(
-		rapid.SampledFrom([]string{"/", "..", ".", "%", "%2E", "%_", "%+", "-", " ", "CON", "nul", "com1", ".partial", ".state", ".partial.state", "\x00", "\n", "\x1b[", "\\", ":", "~", "\u00e9", "e\u0301"}),
+		rapid.SampledFrom([]string{"/", "..", ".", "%", "%2E", "%_", "%+", "-", " ", "CON", "nul", "com1", ".partial",
+			".state", ".partial.state", "\x00", "\n", "\x1b[", "\\", ":", "~", "\u00e9", "e\u0301"}),
 		rapid.StringMatching(`[a-z]{1,8}`), rapid.StringN(1, 4, 8),
 		rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOfN(rapid.Byte(), 1, 8).Draw(t, "bytes")) }),
 		rapid.Custom(func(t *rapid.T) string {
-			return strings.Repeat(rapid.SampledFrom([]string{"a", ".", " ", "\xff", "%"}).Draw(t, "unit"), rapid.IntRange(1, 255).Draw(t, "times"))
+			return strings.Repeat(rapid.SampledFrom([]string{"a", ".", " ", "\xff", "%"}).Draw(t, "unit"),
+				rapid.IntRange(1, 255).Draw(t, "times"))
 		}),
 	)
 	return rapid.Custom(func(t *rapid.T) string {
@@ -75,7 +83,8 @@ func anyName() *rapid.Generator[string] {
 	})
 }
 
-// A name that is not refused is its path, which stays below any directory. What is refused is dangerous.
+// A name that is not refused is its path, which stays below any directory. What is refused is
+// dangerous.
 func checkName(t interface{ Fatalf(string, ...any) }, name string) {
 	p, err := PathOf(name)
 	bad := checkPath(name)
@@ -98,7 +107,9 @@ func FuzzNames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		checkName(t, s)
 		out := Printable(s)
-		if !utf8.ValidString(out) || strings.ContainsFunc(out, func(r rune) bool { return !unicode.IsPrint(r) }) || len(out) > 2048 {
+		if !utf8.ValidString(out) || strings.ContainsFunc(out, func(r rune) bool {
+			return !unicode.IsPrint(r)
+		}) || len(out) > 2048 {
 			t.Fatalf("Printable(%q) = %q", s, out)
 		}
 	})

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestFilesWithoutASize: files that say that they have 0 bytes, and have more, are neither uploaded nor served as empty ones.
+// TestFilesWithoutASize: files that say that they have 0 bytes, and have more, are neither uploaded
+// nor served as empty ones.
 func TestFilesWithoutASize(t *testing.T) {
 	ctx := testCtx(t)
 	const dir = "/proc/sys/fs/inotify"
@@ -28,12 +29,14 @@ func TestFilesWithoutASize(t *testing.T) {
 		t.Errorf("the other side has %v, %v", list, err)
 	}
 	served := serve(t, Options{Root: dir})
-	if n := served.Snapshot(); n.Files != 0 || len(n.Skipped) != len(names) || !n.Complete || !strings.Contains(n.Skipped[0].Reason, "0 bytes") {
+	if n := served.Snapshot(); n.Files != 0 || len(n.Skipped) != len(names) || !n.Complete ||
+		!strings.Contains(n.Skipped[0].Reason, "0 bytes") {
 		t.Errorf("%+v; expected that all are left out", n)
 	}
 }
 
-// TestUploadOfAFileThatShrinks: the upload ends with ErrChanged, at the first attempt, whatever of the file has come.
+// TestUploadOfAFileThatShrinks: the upload ends with ErrChanged, at the first attempt, whatever of
+// the file has come.
 func TestUploadOfAFileThatShrinks(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})

@@ -16,11 +16,14 @@ import (
 	"github.com/penstock-io/penstock/mem/vec"
 )
 
-// partial is a file that is being written: mapped and locked. One goroutine uses it; room may be called by another one.
+// partial is a file that is being written: mapped and locked. One goroutine uses it; room may be
+// called by another one.
 //
-// A write through a mapping into a block that the disk has no room for kills the process. So what may be written to has its blocks
-// before: what room was called for, where it is opened whole, with a mapping for writing, else what fallocate or zero was called for, and the
-// mapping is for reading. A file that is opened whole has its length from the beginning, so that a truncation by another process shows.
+// A write through a mapping into a block that the disk has no room for kills the process. So what
+// may be written to has its blocks before: what room was called for, where it is opened whole, with
+// a mapping for writing, else what fallocate or zero was called for, and the mapping is for
+// reading. A file that is opened whole has its length from the beginning, so that a truncation by
+// another process shows.
 type partial struct {
 	place
 	claim
@@ -39,9 +42,10 @@ type partial struct {
 	lease       mem.Lease
 }
 
-// openPartial locks the partial file of a place, makes it what the claim says, and finds out how much of it is good
-// already: nothing unless resume is set and its state claims the same name, size and tag, and the bytes are as it says. If whole is
-// set the disk has room for all of it now, and room takes it.
+// openPartial locks the partial file of a place, makes it what the claim says, and finds out how
+// much of it is good already: nothing unless resume is set and its state claims the same name, size
+// and tag, and the bytes are as it says. If whole is set the disk has room for all of it now, and
+// room takes it.
 func openPartial(ctx context.Context, at place, c claim, resume, whole bool) (*partial, error) {
 	if c.size > math.MaxInt64-chunkSize {
 		return nil, fmt.Errorf("share: %s: %d bytes are more than a file can have: %w", at.shown, c.size, ErrNoSpace)
@@ -63,7 +67,8 @@ func openPartial(ctx context.Context, at place, c claim, resume, whole bool) (*p
 	return p, nil
 }
 
-// lockPartial opens the partial file and locks it. The previous holder of the lock may have renamed the file.
+// lockPartial opens the partial file and locks it. The previous holder of the lock may have renamed
+// the file.
 func lockPartial(at place) (*os.File, error) {
 	opened := false
 	for range 100 {
@@ -100,8 +105,8 @@ func lockPartial(at place) (*os.File, error) {
 	return nil, fmt.Errorf("%w: %s is made and renamed all the time", ErrBusy, partialOf(at.shown))
 }
 
-// readWritable lets the owner open a complete partial file again that has the permissions of the file that it was about to become: the process
-// was killed before it had its name.
+// readWritable lets the owner open a complete partial file again that has the permissions of the
+// file that it was about to become: the process was killed before it had its name.
 func readWritable(at place) error {
 	if _, err := at.dir.Lstat(stateOf(at.base)); err != nil {
 		return err
@@ -119,7 +124,8 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 		return fmt.Errorf("share: %w", err)
 	}
 	if _, err := p.dir.Lstat(stateOf(p.base)); p.whole && fi.Size() > 0 && errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %s, which is not of a fetch, for there is no %s: move or remove it", ErrExists, partialOf(p.shown), stateOf(p.base))
+		return fmt.Errorf("%w: %s, which is not of a fetch, for there is no %s: move or remove it", ErrExists,
+			partialOf(p.shown), stateOf(p.base))
 	}
 	if p.state, err = openPlain(p.dir, stateOf(p.base), os.O_RDWR|os.O_CREATE, true); err != nil {
 		return err
@@ -187,7 +193,8 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 	return nil
 }
 
-// reserve gives the file its length, and says whether the disk has room for it: blocks for gigabytes take their time, and are taken by room.
+// reserve gives the file its length, and says whether the disk has room for it: blocks for
+// gigabytes take their time, and are taken by room.
 func (p *partial) reserve() error {
 	has, err := sys.AllocatedSize(int(p.data.Fd()))
 	if err == nil {
@@ -199,7 +206,8 @@ func (p *partial) reserve() error {
 	return err
 }
 
-// room gives a part of the file its blocks. Parts come in order, from the first that is not good on.
+// room gives a part of the file its blocks. Parts come in order, from the first that is not good
+// on.
 func (p *partial) room(ctx context.Context, from, to uint64) error {
 	done, err := p.fallocate(min(from, p.filled), to)
 	if err == nil && !done {
@@ -218,7 +226,8 @@ func (p *partial) long() error {
 	return nil
 }
 
-// fallocate gives the file all its blocks from one offset to another, on a file system that can do it at once.
+// fallocate gives the file all its blocks from one offset to another, on a file system that can do
+// it at once.
 func (p *partial) fallocate(from, to uint64) (done bool, err error) {
 	err = sys.Fallocate(p.data, int64(from), int64(to-from), !p.whole)
 	if sys.IsErrno(err, sys.EOPNOTSUPP) || sys.IsErrno(err, sys.ENOSYS) {
@@ -230,8 +239,8 @@ func (p *partial) fallocate(from, to uint64) (done bool, err error) {
 	return true, spaceError(p.shown, err)
 }
 
-// zero is fallocate on one that cannot: zeros are written, from the present end on, for a block that was never written can be missing
-// when the mapping needs it.
+// zero is fallocate on one that cannot: zeros are written, from the present end on, for a block
+// that was never written can be missing when the mapping needs it.
 func (p *partial) zero(ctx context.Context, to uint64) error {
 	zeros := make([]byte, 1<<20)
 	for p.filled < to { // repeated attempts get there
@@ -247,8 +256,9 @@ func (p *partial) zero(ctx context.Context, to uint64) error {
 	return nil
 }
 
-// roomFor refuses to take so many bytes more of the disk that holds f that it would have less left than uploads leave free: before a file system
-// takes all that it has for a size that cannot be. One that says that it has no size at all (ramfs) is not asked.
+// roomFor refuses to take so many bytes more of the disk that holds f that it would have less left
+// than uploads leave free: before a file system takes all that it has for a size that cannot be.
+// One that says that it has no size at all (ramfs) is not asked.
 func roomFor(f *os.File, shown string, bytes uint64, o *Options) error {
 	free, total, err := sys.DiskSpace(f)
 	keep := o.keepFree(total)
@@ -256,7 +266,8 @@ func roomFor(f *os.File, shown string, bytes uint64, o *Options) error {
 		return nil
 	}
 	if keep > 0 {
-		return fmt.Errorf("%w: %s: it needs %d bytes more, %d are free, and %d of them are kept free (Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, shown, bytes, free, keep)
+		return fmt.Errorf("%w: %s: it needs %d bytes more, %d are free, and %d of them are kept free "+
+			"(Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, shown, bytes, free, keep)
 	}
 	return fmt.Errorf("%w: %s: it needs %d bytes more, and %d are free", ErrNoSpace, shown, bytes, free)
 }
@@ -289,7 +300,8 @@ func (p *partial) mapData() error {
 	return err
 }
 
-// believe checks the chunks that the state vouches for, from the first on, and keeps the sums of those that are good.
+// believe checks the chunks that the state vouches for, from the first on, and keeps the sums of
+// those that are good.
 func (p *partial) believe(ctx context.Context, sums []uint32) error {
 	for i, want := range sums {
 		if err := ctx.Err(); err != nil {
@@ -337,7 +349,8 @@ func sha256Of(ctx context.Context, b []byte, shown string) (*[32]byte, error) {
 	return (*[32]byte)(h.Sum(nil)), nil
 }
 
-// guard calls f, which touches the mapping of a file, and makes an error of it when bytes are gone from under it.
+// guard calls f, which touches the mapping of a file, and makes an error of it when bytes are gone
+// from under it.
 func guard(shown string, f func()) error {
 	if err := mem.Guard(f); err != nil {
 		return fmt.Errorf("share: %s was truncated while it was read or written: %w", shown, err)
@@ -353,7 +366,8 @@ func (p *partial) good() uint64 {
 	return p.end(uint64(len(p.sums) - 1))
 }
 
-// record vouches for all chunks that end at or before upTo: their bytes are in place, verified by the transfer.
+// record vouches for all chunks that end at or before upTo: their bytes are in place, verified by
+// the transfer.
 func (p *partial) record(upTo uint64) error {
 	at, from := int64(p.headLen+recordSize*len(p.sums)), p.good()
 	var b []byte
@@ -405,8 +419,9 @@ func (p *partial) discard() error {
 	return errors.Join(err, p.close())
 }
 
-// takeMode gives the file the permissions of the one that it replaces at a place, if there is one. When it is in its place, own gives it
-// the owner as well, where this process may. A group that it does not belong to gets no more than all other users.
+// takeMode gives the file the permissions of the one that it replaces at a place, if there is one.
+// When it is in its place, own gives it the owner as well, where this process may. A group that it
+// does not belong to gets no more than all other users.
 func (p *partial) takeMode(to place) (own func(), err error) {
 	own = func() {}
 	fi, err := to.dir.Lstat(to.base)
@@ -435,7 +450,8 @@ func (p *partial) takeMode(to place) (own func(), err error) {
 	}, nil
 }
 
-// become gives the file the time of another one and, if it replaces none at a place, its permissions.
+// become gives the file the time of another one and, if it replaces none at a place, its
+// permissions.
 func (p *partial) become(to place) error {
 	if _, err := to.dir.Lstat(to.base); errors.Is(err, fs.ErrNotExist) {
 		if err := p.data.Chmod(p.like.mode); err != nil {
@@ -448,8 +464,9 @@ func (p *partial) become(to place) error {
 	return nil
 }
 
-// commit makes the complete file durable and gives it its name, at a place on the same file system, with the permissions of the file
-// that it replaces. After an error the partial file is still there.
+// commit makes the complete file durable and gives it its name, at a place on the same file system,
+// with the permissions of the file that it replaces. After an error the partial file is still
+// there.
 func (p *partial) commit(to place, overwrite bool) error {
 	err := p.unmap()
 	if err == nil && len(p.header) > 0 {
@@ -483,7 +500,8 @@ func (p *partial) commit(to place, overwrite bool) error {
 	return errors.Join(err, syncDir(to.dir), p.close())
 }
 
-// insert moves the bytes of a file up and puts the header before them. What ends early leaves chunks that do not fit their checksums.
+// insert moves the bytes of a file up and puts the header before them. What ends early leaves
+// chunks that do not fit their checksums.
 func (p *partial) insert() error {
 	n := int64(len(p.header))
 	b := make([]byte, min(uint64(1<<20), p.size))
@@ -516,10 +534,12 @@ func (p *partial) rename(to place, overwrite bool) error {
 	return rename(from, partialOf(p.base), to, dir, overwrite)
 }
 
-// rename gives the file base of a directory its name at a place on the same file system, whose directory is open as dir.
+// rename gives the file base of a directory its name at a place on the same file system, whose
+// directory is open as dir.
 func rename(from *os.File, base string, to place, dir *os.File, overwrite bool) error {
 	err := sys.Rename(from, base, dir, to.base, overwrite)
-	if !overwrite && (sys.IsErrno(err, sys.EINVAL) || sys.IsErrno(err, sys.ENOSYS)) { // the file system cannot: look first, then rename
+	if !overwrite && (sys.IsErrno(err, sys.EINVAL) || sys.IsErrno(err, sys.ENOSYS)) {
+		// the file system cannot: look first, then rename
 		if _, lerr := to.dir.Lstat(to.base); lerr == nil {
 			return fmt.Errorf("%w: %s", ErrExists, to.shown)
 		}

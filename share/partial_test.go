@@ -20,7 +20,8 @@ func TestStateGolden(t *testing.T) {
 	c := claim{name: "a b\n", size: chunkSize + 1, tag: Tag{0xab, 1}}
 	b, head := c.appendHead(nil)
 	b = appendRecord(b, head, 0, 0x12345678)
-	want := "penstock partial file 1\nname \"a b\\n\"\nsize 4194305\ntag ab010000000000000000000000000000\nchunk 4194304\nhead " + fmt.Sprintf("%08x", head) + "\n12345678 "
+	want := "penstock partial file 1\nname \"a b\\n\"\nsize 4194305\ntag ab010000000000000000000000000000\nchunk " +
+		"4194304\nhead " + fmt.Sprintf("%08x", head) + "\n12345678 "
 	if !strings.HasPrefix(string(b), want) {
 		t.Errorf("%q", b)
 	}
@@ -28,7 +29,8 @@ func TestStateGolden(t *testing.T) {
 	if !ok || back != c || len(sums) != 1 || sums[0] != 0x12345678 || n != len(b)-recordSize {
 		t.Errorf("%v %v %v %v", back, sums, n, ok)
 	}
-	// More chunks than the size has are not believed, and of a torn or damaged file only what is before the damage.
+	// More chunks than the size has are not believed, and of a torn or damaged file only what is
+	// before the damage.
 	more := appendRecord(appendRecord(b, head, 1, 1), head, 2, 2)
 	if _, sums, _, _ := parseState(more); len(sums) != 2 {
 		t.Errorf("%d chunks of 2", len(sums))
@@ -89,8 +91,8 @@ func mustOpen(t *testing.T, output string, c claim) *partial {
 	return p
 }
 
-// TestPartialNeverLies damages partial files and their state between attempts, in every way that a crash or a person may:
-// whatever an attempt takes for good has to be so.
+// TestPartialNeverLies damages partial files and their state between attempts, in every way that a
+// crash or a person may: whatever an attempt takes for good has to be so.
 func TestPartialNeverLies(t *testing.T) {
 	const size = chunkSize + 12345
 	content := randomBytes(9, size)
@@ -108,7 +110,8 @@ func TestPartialNeverLies(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(rt, "attempts") {
 			was := c
 			if rapid.IntRange(0, 5).Draw(rt, "other") == 0 {
-				was = []claim{{"y", size, c.tag}, {"x", size - 1, c.tag}, {"x", size + chunkSize, c.tag}, {"x", size, Tag{2}}, {"x", size, Tag{}}}[rapid.IntRange(0, 4).Draw(rt, "what")]
+				was = []claim{{"y", size, c.tag}, {"x", size - 1, c.tag}, {"x", size + chunkSize, c.tag},
+					{"x", size, Tag{2}}, {"x", size, Tag{}}}[rapid.IntRange(0, 4).Draw(rt, "what")]
 			}
 			p := mustOpen(t, output, was)
 			good := p.good()
@@ -146,7 +149,8 @@ func TestPartialNeverLies(t *testing.T) {
 				case 2:
 					clear(b[at:]) // blocks that never reached the disk
 				case 3:
-					os.Remove(output + PartialSuffix) // without its state it would not count as a partial file of a fetch
+					// without its state it would not count as a partial file of a fetch
+					os.Remove(output + PartialSuffix)
 					os.Remove(path)
 					return
 				}
@@ -172,7 +176,8 @@ func TestPartialNeverLies(t *testing.T) {
 	only(t, dir)
 }
 
-// TestPartialOfSomebodyElse has a file lie where a partial one would, which no fetch has made: it stays as it is.
+// TestPartialOfSomebodyElse has a file lie where a partial one would, which no fetch has made: it
+// stays as it is.
 func TestPartialOfSomebodyElse(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "x"), []byte("new"))
@@ -181,7 +186,8 @@ func TestPartialOfSomebodyElse(t *testing.T) {
 	write(t, out+PartialSuffix, mine)
 	for _, o := range []FetchOptions{{}, {NoResume: true}, {Overwrite: true}} {
 		o.Output = out
-		if _, err := Fetch(ctx, s.c, "x", o); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "x"+PartialSuffix) {
+		if _, err := Fetch(ctx, s.c, "x", o); !errors.Is(err, ErrExists) ||
+			!strings.Contains(err.Error(), "x"+PartialSuffix) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
@@ -286,8 +292,8 @@ func TestFullDisk(t *testing.T) {
 	only(t, filepath.Join(dir, stagingDir))
 }
 
-// The disk fills up while a file is fetched: what came stays, and is the beginning of the next attempt, also where no block is left but those
-// that the partial file has already.
+// The disk fills up while a file is fetched: what came stays, and is the beginning of the next
+// attempt, also where no block is left but those that the partial file has already.
 func TestDiskFillsUp(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	content := randomBytes(6, 3*window)
@@ -386,8 +392,8 @@ func TestFileSystemWithoutFallocate(t *testing.T) {
 	}
 }
 
-// TestPartialThatIsReadOnly opens a partial file again that has the permissions of a read-only file: the process was killed before
-// the file had its name. Root may open it anyway.
+// TestPartialThatIsReadOnly opens a partial file again that has the permissions of a read-only
+// file: the process was killed before the file had its name. Root may open it anyway.
 func TestPartialThatIsReadOnly(t *testing.T) {
 	ctx := testCtx(t)
 	root, err := os.OpenRoot(t.TempDir())

@@ -13,11 +13,13 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// maxPartialsOfOne is how many partial uploads of one peer are kept: the one that nothing came to for longest makes room for the next.
+// maxPartialsOfOne is how many partial uploads of one peer are kept: the one that nothing came to
+// for longest makes room for the next.
 const maxPartialsOfOne = 256
 
-// partials are the partial uploads that lie in the staging directory and that no upload under way writes to. An upload takes its own out when it
-// begins, and adds what it leaves; only a Rescan reads the directory. uploads.mu guards it.
+// partials are the partial uploads that lie in the staging directory and that no upload under way
+// writes to. An upload takes its own out when it begins, and adds what it leaves; only a Rescan
+// reads the directory. uploads.mu guards it.
 type partials struct {
 	of     map[string]map[string]leftPartial // by ownerOf their base, then by base
 	n      int
@@ -31,8 +33,9 @@ type leftPartial struct {
 	last time.Time // something came to it
 }
 
-// A partial upload belongs to the peer that began it (transfer.Peer.Principal): another one that uploads the same name has a partial upload of its
-// own, so it neither goes on with that of the first, nor learns of it, nor removes it.
+// A partial upload belongs to the peer that began it (transfer.Peer.Principal): another one that
+// uploads the same name has a partial upload of its own, so it neither goes on with that of the
+// first, nor learns of it, nor removes it.
 
 // partialBase is what the partial upload of a peer is called: any name becomes one short component.
 func partialBase(p *transfer.Peer, name string) string {
@@ -97,7 +100,8 @@ func (ps *partials) all() iter.Seq2[string, leftPartial] {
 	}
 }
 
-// writes reports whether an upload under way has the partial file that is called base. The mutex is held.
+// writes reports whether an upload under way has the partial file that is called base. The mutex is
+// held.
 func (up *uploads) writes(base string) bool {
 	for _, u := range up.active {
 		if u.base == base {
@@ -107,8 +111,8 @@ func (up *uploads) writes(base string) bool {
 	return false
 }
 
-// countPartial counts a partial upload as it lies in the staging directory, if it does. Writes through the mapping may not show in its times, but
-// records do. up.mu is held.
+// countPartial counts a partial upload as it lies in the staging directory, if it does. Writes
+// through the mapping may not show in its times, but records do. up.mu is held.
 func (s *Server) countPartial(dir *os.Root, base string) {
 	data, err := dir.Lstat(base + PartialSuffix)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -139,7 +143,8 @@ func (s *Server) leavePartial(base string) {
 	s.trimPartials(dir, ownerOf(base))
 }
 
-// trimPartials removes the oldest partial uploads of a peer that has more than are kept. up.mu is held.
+// trimPartials removes the oldest partial uploads of a peer that has more than are kept. up.mu is
+// held.
 func (s *Server) trimPartials(dir *os.Root, owner string) {
 	up := &s.uploads
 	for len(up.partials.of[owner]) > up.keep {
@@ -153,7 +158,8 @@ func (s *Server) trimPartials(dir *os.Root, owner string) {
 	}
 }
 
-// expirePartials removes partial uploads that no peer has continued for Options.KeepPartial. up.mu is held.
+// expirePartials removes partial uploads that no peer has continued for Options.KeepPartial. up.mu
+// is held.
 func (s *Server) expirePartials() {
 	ps := &s.uploads.partials
 	if s.o.KeepPartial < 0 || ps.n == 0 || time.Since(ps.oldest) < s.o.KeepPartial {
@@ -185,7 +191,8 @@ func (s *Server) expirePartials() {
 	}
 }
 
-// removePartial removes a partial upload, unless another process writes to it: a Rescan counts it again then. up.mu is held.
+// removePartial removes a partial upload, unless another process writes to it: a Rescan counts it
+// again then. up.mu is held.
 func (s *Server) removePartial(dir *os.Root, base, why string) {
 	s.uploads.partials.remove(base)
 	at := place{dir, base, base}

@@ -52,7 +52,8 @@ func certified(t *testing.T, o Options, rights identity.Rights, names ...string)
 		t.Cleanup(id.Close)
 		return id
 	}
-	n := testNode(t, transfer.Options{Name: "server", Policy: identity.Everyone(rights), Listen: []string{"tcp://127.0.0.1:0"}, Identity: issue("server")})
+	n := testNode(t, transfer.Options{Name: "server", Policy: identity.Everyone(rights),
+		Listen: []string{"tcp://127.0.0.1:0"}, Identity: issue("server")})
 	if s, err = Serve(ctx, n, o); err != nil {
 		t.Fatal(err)
 	}
@@ -67,8 +68,9 @@ func certified(t *testing.T, o Options, rights identity.Rights, names ...string)
 	return s, peers
 }
 
-// TestPartialUploadsBelongToTheirPeer has a peer that may only write begin the file that another one has left a part of, with the same name, size and
-// tag, and from the beginning: it learns nothing of that part, and the other one goes on with all of it.
+// TestPartialUploadsBelongToTheirPeer has a peer that may only write begin the file that another
+// one has left a part of, with the same name, size and tag, and from the beginning: it learns
+// nothing of that part, and the other one goes on with all of it.
 func TestPartialUploadsBelongToTheirPeer(t *testing.T) {
 	root := t.TempDir()
 	_, peers := certified(t, Options{Root: root, Writable: true}, identity.Write, "a", "b")
@@ -93,7 +95,8 @@ func TestPartialUploadsBelongToTheirPeer(t *testing.T) {
 	}
 }
 
-// TestUploadsDoNotReadTheStagingDirectory plants files there: they count from the next scan on, and no upload looks for them.
+// TestUploadsDoNotReadTheStagingDirectory plants files there: they count from the next scan on, and
+// no upload looks for them.
 func TestUploadsDoNotReadTheStagingDirectory(t *testing.T) {
 	root := t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true, MaxFiles: 10})
@@ -110,7 +113,8 @@ func TestUploadsDoNotReadTheStagingDirectory(t *testing.T) {
 	if err := begin("x"); err != nil {
 		t.Error(err)
 	}
-	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{1}}, []string{"y", "z"}, "1", "2"); err != nil || string(got) != "\x01\x01" {
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{1}}, []string{"y", "z"}, "1", "2"); err != nil ||
+		string(got) != "\x01\x01" {
 		t.Errorf("%v, %v", got, err)
 	}
 	if err := s.Rescan(testCtx(t)); err != nil {
@@ -135,8 +139,9 @@ func TestUploadsDoNotReadTheStagingDirectory(t *testing.T) {
 	}
 }
 
-// TestPartialUploadsOfOnePeerAreBounded has a peer leave more partial uploads than are kept of one: its own oldest ones make room, also after a restart
-// with a lower bound, and those of another peer stay.
+// TestPartialUploadsOfOnePeerAreBounded has a peer leave more partial uploads than are kept of one:
+// its own oldest ones make room, also after a restart with a lower bound, and those of another peer
+// stay.
 func TestPartialUploadsOfOnePeerAreBounded(t *testing.T) {
 	root := t.TempDir()
 	s, peers := certified(t, Options{Root: root, Writable: true}, identity.Write, "a", "b")

@@ -18,7 +18,8 @@ type place struct {
 	shown string // for messages
 }
 
-// outputPlace is a path that the user chose. Symbolic links on the way to its directory are the user's business.
+// outputPlace is a path that the user chose. Symbolic links on the way to its directory are the
+// user's business.
 func outputPlace(output string) (place, error) {
 	dir, base := filepath.Split(output)
 	if base == "" || base == "." || base == ".." {
@@ -34,7 +35,8 @@ func outputPlace(output string) (place, error) {
 	return place{root, base, output}, nil
 }
 
-// placeBelow is the place of a path that PathOf made, below a root. Directories that are missing are made.
+// placeBelow is the place of a path that PathOf made, below a root. Directories that are missing
+// are made.
 func placeBelow(root *os.Root, p, shown string) (place, error) {
 	dir, err := walk(root, p, dirMode)
 	if err != nil {
@@ -43,7 +45,8 @@ func placeBelow(root *os.Root, p, shown string) (place, error) {
 	return place{dir, p[strings.LastIndexByte(p, '/')+1:], filepath.Join(shown, filepath.FromSlash(p))}, nil
 }
 
-// lookBelow is Lstat of the path p below a root that follows no symbolic link. dir is the root, open.
+// lookBelow is Lstat of the path p below a root that follows no symbolic link. dir is the root,
+// open.
 func lookBelow(root *os.Root, dir *os.File, p string) (os.FileInfo, error) {
 	if fi, err := sys.LstatBelow(dir, p); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return fi, err
@@ -56,8 +59,8 @@ func lookBelow(root *os.Root, dir *os.File, p string) (os.FileInfo, error) {
 	return in.Lstat(p[strings.LastIndexByte(p, '/')+1:])
 }
 
-// walk opens the directory of the path p below root, without following a symbolic link. Missing directories are made with a mode, or an error
-// if that is 0. The caller closes what it returns.
+// walk opens the directory of the path p below root, without following a symbolic link. Missing
+// directories are made with a mode, or an error if that is 0. The caller closes what it returns.
 func walk(root *os.Root, p string, mode fs.FileMode) (*os.Root, error) {
 	dir, err := root.OpenRoot(".")
 	if err != nil {
@@ -98,7 +101,8 @@ func step(dir *os.Root, c string, mode fs.FileMode) (*os.Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("share: %w", err)
 	}
-	// A link may have taken the directory's place in between. It cannot lead out of the root, but is not followed at all.
+	// A link may have taken the directory's place in between. It cannot lead out of the root, but
+	// is not followed at all.
 	now, err := next.Stat(".")
 	if err == nil && !os.SameFile(fi, now) {
 		err = fmt.Errorf("%w: %s %w", ErrUnsafe, c, errReplaced)
@@ -129,8 +133,9 @@ func kind(m fs.FileMode) string {
 	return "a device"
 }
 
-// openPlain opens a regular file of dir; flags are those of os.OpenFile. A link, pipe or device is refused with ErrUnsafe,
-// and, if own is set, a file that has other links or another owner: what is written there would appear elsewhere.
+// openPlain opens a regular file of dir; flags are those of os.OpenFile. A link, pipe or device is
+// refused with ErrUnsafe, and, if own is set, a file that has other links or another owner: what is
+// written there would appear elsewhere.
 func openPlain(dir *os.Root, base string, flags int, own bool) (*os.File, error) {
 	f, _, err := openPlainInfo(dir, base, flags, own)
 	return f, err
@@ -138,7 +143,8 @@ func openPlain(dir *os.Root, base string, flags int, own bool) (*os.File, error)
 
 // openPlainInfo is openPlain, and says what the file is.
 func openPlainInfo(dir *os.Root, base string, flags int, own bool) (*os.File, os.FileInfo, error) {
-	// The root resolves links inside of itself, so the last component is looked at before and compared behind.
+	// The root resolves links inside of itself, so the last component is looked at before and
+	// compared behind.
 	before, lerr := dir.Lstat(base)
 	if lerr == nil && !before.Mode().IsRegular() {
 		return nil, nil, fmt.Errorf("%w: %s is %s", ErrUnsafe, base, kind(before.Mode()))
@@ -160,7 +166,8 @@ func openPlainInfo(dir *os.Root, base string, flags int, own bool) (*os.File, os
 		case !fi.Mode().IsRegular() || lerr == nil && !os.SameFile(before, fi):
 			err = fmt.Errorf("%w: %s %w", ErrUnsafe, base, errReplaced)
 		case own && id.Links > 1:
-			err = fmt.Errorf("%w: %s has %d links: what is written to it would appear elsewhere", ErrUnsafe, base, id.Links)
+			err = fmt.Errorf("%w: %s has %d links: what is written to it would appear elsewhere", ErrUnsafe, base,
+				id.Links)
 		case own && int(id.UID) != sys.EffectiveUID():
 			err = fmt.Errorf("%w: %s belongs to user id %d", ErrUnsafe, base, id.UID)
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// TestPartialUploadsCount has a peer begin many uploads, vouch for what lies there, and give them up: what stays of them counts
-// against the number of files.
+// TestPartialUploadsCount has a peer begin many uploads, vouch for what lies there, and give them
+// up: what stays of them counts against the number of files.
 func TestPartialUploadsCount(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true, MaxFiles: 4})
@@ -50,8 +50,8 @@ func TestPartialUploadsCount(t *testing.T) {
 	}
 }
 
-// TestUploadIsNotTakenOver has another peer begin an upload of the same name, size and tag, as a second worker with the same file
-// does: the one that is under way goes on.
+// TestUploadIsNotTakenOver has another peer begin an upload of the same name, size and tag, as a
+// second worker with the same file does: the one that is under way goes on.
 func TestUploadIsNotTakenOver(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -74,7 +74,8 @@ func TestUploadIsNotTakenOver(t *testing.T) {
 	}
 }
 
-// TestOnePeerLeavesRoom has one peer begin uploads until it is refused: another one can still begin one.
+// TestOnePeerLeavesRoom has one peer begin uploads until it is refused: another one can still begin
+// one.
 func TestOnePeerLeavesRoom(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -98,7 +99,8 @@ func TestOnePeerLeavesRoom(t *testing.T) {
 	}
 }
 
-// TestUploadsCountByCertificate has peers call themselves as they like: what counts is the name in the certificate.
+// TestUploadsCountByCertificate has peers call themselves as they like: what counts is the name in
+// the certificate.
 func TestUploadsCountByCertificate(t *testing.T) {
 	ctx := testCtx(t)
 	ca, err := identity.NewAuthority()
@@ -114,7 +116,8 @@ func TestUploadsCountByCertificate(t *testing.T) {
 		t.Cleanup(id.Close)
 		return id
 	}
-	n := testNode(t, transfer.Options{Name: "server", Policy: identity.Everyone(identity.All), Listen: []string{"tcp://127.0.0.1:0"}, Identity: issue("server")})
+	n := testNode(t, transfer.Options{Name: "server", Policy: identity.Everyone(identity.All),
+		Listen: []string{"tcp://127.0.0.1:0"}, Identity: issue("server")})
 	s, err := Serve(ctx, n, Options{Root: t.TempDir(), Writable: true})
 	if err != nil {
 		t.Fatal(err)
@@ -162,13 +165,17 @@ func (f onLine) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestQuotaDuringRescan begins an upload in the middle of a scan: a file that cannot be served counts before the scan has come to it, too.
+// TestQuotaDuringRescan begins an upload in the middle of a scan: a file that cannot be served
+// counts before the scan has come to it, too.
 func TestQuotaDuringRescan(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("1"))
 	write(t, filepath.Join(root, "b\xff"), make([]byte, 10000)) // a name that is not UTF-8
 	said := func(string) {}
-	s := serve(t, Options{Root: root, Writable: true, MaxBytes: 12000, Logger: slog.New(slog.NewTextHandler(onLine(func(l string) { said(l) }), nil))})
+	s := serve(t, Options{Root: root, Writable: true, MaxBytes: 12000,
+		Logger: slog.New(slog.NewTextHandler(onLine(func(l string) {
+			said(l)
+		}), nil))})
 	if _, err := begun(t, s.peer, "x", 5000); !errors.Is(err, control.OverBudget) {
 		t.Fatalf("before a scan: %v", err)
 	}

@@ -18,17 +18,21 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// A share that is Options.Writable answers by the service "share/remove/2" a peer that asks it to remove files. Numbers are big-endian.
+// A share that is Options.Writable answers by the service "share/remove/2" a peer that asks it to
+// remove files. Numbers are big-endian.
 //
 //	flags u8, then for each of at most 512 names: length u8 and name, tag [16] of the content that the caller has seen, or zeros
 //	-> for as many of the first names as it takes some seconds for, one at least: 0, size u64 of the file, which is removed; or code u16 of an
 //	   error, length u16 and its text. Nothing was done about the names after them.
 //
-// Flag 1: only answer what the answer would be. A peer with neither of the rights list and read learns only what it has removed: its call has no flag
-// and no tags, which are control.NotPermitted, its sizes are 0, and what is not removed because of what it is has control.NotFound. The error is control.NotFound where no file is served under the name, control.Revoked
-// where it has another content, control.Busy where an upload of the file is under way, control.NotPermitted where Options.MayRemove
-// refuses it, and control.BadRequest for a tensor and what is no plain file. Without the right write, and without Options.Removable, all of
-// the call is control.NotPermitted.
+// Flag 1: only answer what the answer would be. A peer with neither of the rights list and read
+// learns only what it has removed: its call has no flag and no tags, which are
+// control.NotPermitted, its sizes are 0, and what is not removed because of what it is has
+// control.NotFound. The error is control.NotFound where no file is served under the name,
+// control.Revoked where it has another content, control.Busy where an upload of the file is under
+// way, control.NotPermitted where Options.MayRemove refuses it, and control.BadRequest for a tensor
+// and what is no plain file. Without the right write, and without Options.Removable, all of the
+// call is control.NotPermitted.
 const (
 	removeService = "share/remove/2"
 	flagRemoveDry = 1
@@ -46,10 +50,12 @@ type Removed struct {
 
 // RemoveOptions say how Remove removes. The zero value is usual.
 type RemoveOptions struct {
-	// DryRun only asks whether the other side would remove the files, which needs the right list or read there.
+	// DryRun only asks whether the other side would remove the files, which needs the right list or
+	// read there.
 	DryRun bool
-	// OnFile, if any, is called once for each file that the other side has removed, or refuses, in their order. The Entry has its size, which is 0 for
-	// a peer that may neither list nor read. Remove waits for it.
+	// OnFile, if any, is called once for each file that the other side has removed, or refuses, in
+	// their order. The Entry has its size, which is 0 for a peer that may neither list nor read.
+	// Remove waits for it.
 	OnFile func(e Entry, err error)
 }
 
@@ -99,11 +105,14 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 	case err != nil:
 		return nil, err
 	case !s.o.Removable:
-		return nil, control.Errorf(control.NotPermitted, "this share takes files and removes none: that needs Options.Removable (penstock serve --removable)")
+		return nil, control.Errorf(control.NotPermitted,
+			"this share takes files and removes none: that needs Options.Removable (penstock serve --removable)")
 	}
 	sees := p.Rights()&(identity.List|identity.Read) != 0
 	if tagged := func(n statName) bool { return n.tag != Tag{} }; !sees && (dry || slices.ContainsFunc(names, tagged)) {
-		return nil, control.Errorf(control.NotPermitted, "this node's policy lets you neither list nor read, so it does not say what it has: a removal without --dry-run, and of no content in particular, needs no other right than to write")
+		return nil, control.Errorf(control.NotPermitted,
+			"this node's policy lets you neither list nor read, so it does not say what it has: a removal without "+
+				"--dry-run, and of no content in particular, needs no other right than to write")
 	}
 	var left *os.Root // a directory that is not synced yet
 	var at string     // its path
@@ -113,7 +122,8 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 			left = nil
 		}
 	}
-	for end := time.Now().Add(answerTime); len(names) > 0 && ctx.Err() == nil && len(out)+maxRemoveAnswer <= transfer.MaxCall; names = names[1:] {
+	for end := time.Now().Add(answerTime); len(names) > 0 && ctx.Err() == nil &&
+		len(out)+maxRemoveAnswer <= transfer.MaxCall; names = names[1:] {
 		if len(out) > 0 && time.Now().After(end) {
 			break
 		}
@@ -121,8 +131,11 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 		f, dir, dirAt, rerr := s.removeNamed(ctx, p, names[0], dry)
 		switch {
 		case rerr != nil:
-			if a.err = removeRefusal(rerr); !sees && (a.err.Code == control.BadRequest || a.err.Code == control.NotFound) { // a tensor, a link, or nothing: with one text
-				a.err = control.Errorf(control.NotFound, "no file that you may remove has the name %q", Printable(names[0].name))
+			if a.err = removeRefusal(rerr); !sees &&
+				(a.err.Code == control.BadRequest || a.err.Code == control.NotFound) {
+				// a tensor, a link, or nothing: with one text
+				a.err = control.Errorf(control.NotFound, "no file that you may remove has the name %q",
+					Printable(names[0].name))
 			}
 		case sees:
 			a.size = uint64(f.id.size)
@@ -144,9 +157,10 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 	return out, ctx.Err()
 }
 
-// removeNamed removes one file that a peer asks for, and returns the directory that has one entry less, with its path; nil in a dry run. The caller
-// syncs and closes it.
-func (s *Server) removeNamed(ctx context.Context, p *transfer.Peer, n statName, dry bool) (*served, *os.Root, string, error) {
+// removeNamed removes one file that a peer asks for, and returns the directory that has one entry
+// less, with its path; nil in a dry run. The caller syncs and closes it.
+func (s *Server) removeNamed(ctx context.Context, p *transfer.Peer, n statName, dry bool) (*served, *os.Root, string,
+	error) {
 	if s.o.MayRemove != nil {
 		if err := s.o.MayRemove(p, n.name); err != nil {
 			return nil, nil, "", fmt.Errorf("%w: %w", ErrRefused, err)
@@ -176,8 +190,8 @@ func removeRefusal(err error) *control.Error {
 	return control.AsError(refusal(err))
 }
 
-// takeAway removes the file that a name stands for, and what exports it. It returns the directory that has one entry less, with its path, which the
-// caller syncs and closes; nil in a dry run.
+// takeAway removes the file that a name stands for, and what exports it. It returns the directory
+// that has one entry less, with its path, which the caller syncs and closes; nil in a dry run.
 func (s *Server) takeAway(n statName, dry bool) (*served, *os.Root, string, error) {
 	s.work.Lock()
 	defer s.work.Unlock()
@@ -190,7 +204,9 @@ func (s *Server) takeAway(n statName, dry bool) (*served, *os.Root, string, erro
 	case f == nil:
 		return nil, nil, "", control.Errorf(control.NotFound, "no file is served under the name %q", Printable(n.name))
 	case f.views[0].export.Name() != n.name:
-		return nil, nil, "", control.Errorf(control.BadRequest, "%q is a tensor in the file %q: only whole files are removed", Printable(n.name), Printable(f.views[0].export.Name()))
+		return nil, nil, "", control.Errorf(control.BadRequest,
+			"%q is a tensor in the file %q: only whole files are removed", Printable(n.name),
+			Printable(f.views[0].export.Name()))
 	case n.tag != (Tag{}) && n.tag != tag:
 		return nil, nil, "", fmt.Errorf("%w: %s is another file now", ErrChanged, f.path)
 	}
@@ -216,12 +232,14 @@ func (s *Server) takeAway(n statName, dry bool) (*served, *os.Root, string, erro
 // plainOnly says of what is no plain file in a plain directory how it can be removed.
 func plainOnly(err error) error {
 	if errors.Is(err, ErrUnsafe) {
-		return fmt.Errorf("%w; a peer removes only plain files, under the names that they have without links: remove it on the machine that serves it", err)
+		return fmt.Errorf("%w; a peer removes only plain files, under the names that they have without links: remove "+
+			"it on the machine that serves it", err)
 	}
 	return err
 }
 
-// unlink removes the file of dir that is served as f, in a dry run only if it were none; seen: another file that has its place stays. s.work is held.
+// unlink removes the file of dir that is served as f, in a dry run only if it were none; seen:
+// another file that has its place stays. s.work is held.
 func (s *Server) unlink(dir *os.Root, f *served, seen, dry bool) error {
 	base := f.path[strings.LastIndexByte(f.path, '/')+1:]
 	up := &s.uploads
@@ -265,8 +283,9 @@ func (s *Server) pathsOf(id fileID) (out []string) {
 	return out
 }
 
-// tidy removes the directories on the way to a path that are empty now, unless an upload is about to need one. dir is the lowest of them;
-// tidy returns the one that stays, and its path. s.work is held.
+// tidy removes the directories on the way to a path that are empty now, unless an upload is about
+// to need one. dir is the lowest of them; tidy returns the one that stays, and its path. s.work is
+// held.
 func (s *Server) tidy(dir *os.Root, p string) (*os.Root, string) {
 	up := &s.uploads
 	up.mu.Lock()
@@ -298,14 +317,17 @@ func (s *Server) tidy(dir *os.Root, p string) (*os.Root, string) {
 	return dir, ""
 }
 
-// Remove removes files at the other side, which must be served with Options.Removable, and the directories that are empty then. A file is named by Entry.Name;
-// one with another content than Entry.Tag, unless that is zero, stays. Remove asks for many files at a time, and what it has told OnFile is gone from
-// the disk there, or stays. The error of a file matches control.NotFound where nothing has the name, ErrChanged where it has another content,
-// ErrBusy while a peer uploads it, and ErrRefused where it is not permitted. Over a link, a question whose answer was lost is asked again: a name that is
-// gone then counts as removed, and without a Tag a file that took the name meanwhile is removed, too.
+// Remove removes files at the other side, which must be served with Options.Removable, and the
+// directories that are empty then. A file is named by Entry.Name; one with another content than
+// Entry.Tag, unless that is zero, stays. Remove asks for many files at a time, and what it has told
+// OnFile is gone from the disk there, or stays. The error of a file matches control.NotFound where
+// nothing has the name, ErrChanged where it has another content, ErrBusy while a peer uploads it,
+// and ErrRefused where it is not permitted. Over a link, a question whose answer was lost is asked
+// again: a name that is gone then counts as removed, and without a Tag a file that took the name
+// meanwhile is removed, too.
 //
-// The error is nil if every file is removed. It wraps the first failure otherwise, which does not keep the others from being removed, unless the other
-// side is lost or removes no files at all.
+// The error is nil if every file is removed. It wraps the first failure otherwise, which does not
+// keep the others from being removed, unless the other side is lost or removes no files at all.
 func Remove(ctx context.Context, c Conn, files []Entry, o RemoveOptions) error {
 	if err := invariants.Context(ctx, "share.Remove"); err != nil {
 		return err

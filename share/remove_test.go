@@ -63,7 +63,8 @@ func gone(t *testing.T, p string) {
 	}
 }
 
-// TestRemove removes files: their names are free at once, empty directories go, the root and what is in use stay, and a mirror follows.
+// TestRemove removes files: their names are free at once, empty directories go, the root and what
+// is in use stay, and a mirror follows.
 func TestRemove(t *testing.T) {
 	ctx, root, dst := testCtx(t), t.TempDir(), t.TempDir()
 	for _, n := range []string{"top", "a/b/one", "a/two", "dir/.hidden", "dir/three"} {
@@ -136,7 +137,8 @@ func TestRemove(t *testing.T) {
 			t.Errorf("%q: %v", n, err)
 		}
 	}
-	for _, b := range [][]byte{nil, {0}, {2, 1, 'a'}, {0, 255, 'a'}, {0, 1, 'a', 1}, append([]byte{2, 1, 'a'}, make([]byte, 16)...),
+	for _, b := range [][]byte{nil, {0}, {2, 1, 'a'}, {0, 255, 'a'}, {0, 1, 'a', 1},
+		append([]byte{2, 1, 'a'}, make([]byte, 16)...),
 		append([]byte{0, 1, 0xff}, make([]byte, 16)...), append([]byte{0, 0}, make([]byte, 16)...)} {
 		if _, err := s.peer.Call(ctx, removeService, b); !errors.Is(err, control.BadRequest) {
 			t.Errorf("%x: %v", b, err)
@@ -144,7 +146,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestRemoveNeedsRemovable asks shares that permit no removal: the right write and Options.Removable are needed, and MayRemove agrees.
+// TestRemoveNeedsRemovable asks shares that permit no removal: the right write and
+// Options.Removable are needed, and MayRemove agrees.
 func TestRemoveNeedsRemovable(t *testing.T) {
 	ctx := testCtx(t)
 	for _, x := range []struct {
@@ -155,7 +158,9 @@ func TestRemoveNeedsRemovable(t *testing.T) {
 		{identity.All, Options{}, "lets no peer remove"},
 		{identity.All, Options{Writable: true}, "penstock serve --removable"},
 		{identity.Read | identity.List, Options{Writable: true, Removable: true}, "does not let you write"},
-		{identity.All, Options{Writable: true, Removable: true, MayRemove: func(_ *transfer.Peer, name string) error { return fmt.Errorf("%s is kept", name) }}, "f is kept"},
+		{identity.All, Options{Writable: true, Removable: true, MayRemove: func(_ *transfer.Peer, name string) error {
+			return fmt.Errorf("%s is kept", name)
+		}}, "f is kept"},
 		{identity.Write | identity.List, Options{Writable: true, Removable: true}, ""},
 		{identity.Write | identity.Read, Options{Writable: true, Removable: true}, ""},
 	} {
@@ -221,7 +226,8 @@ func TestRemoveKeepsTensorsAndLinks(t *testing.T) {
 	model := filepath.Join(root, "real/m.safetensors")
 	write(t, filepath.Join(root, "real/x"), []byte("x"))
 	writeTensors(t, model, 2)
-	if err := errors.Join(os.Symlink("real", filepath.Join(root, "linked")), os.Symlink("real/x", filepath.Join(root, "l"))); err != nil {
+	if err := errors.Join(os.Symlink("real", filepath.Join(root, "linked")),
+		os.Symlink("real/x", filepath.Join(root, "l"))); err != nil {
 		t.Fatal(err)
 	}
 	s := serve(t, Options{Root: root, Writable: true, Removable: true, Tensors: true, FollowLinks: true})
@@ -231,7 +237,8 @@ func TestRemoveKeepsTensorsAndLinks(t *testing.T) {
 		"linked/x": "linked is a symbolic link",
 	} {
 		for _, dry := range []bool{true, false} {
-			if err := remove(s.c, name, Tag{}, dry); !errors.Is(err, control.BadRequest) || !strings.Contains(err.Error(), want) {
+			if err := remove(s.c, name, Tag{}, dry); !errors.Is(err, control.BadRequest) ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, expected %q", name, err, want)
 			}
 		}
@@ -242,7 +249,9 @@ func TestRemoveKeepsTensorsAndLinks(t *testing.T) {
 			t.Error(err)
 		}
 		es, err := List(ctx, s.c, "") // the names that led to it are gone, too
-		if err != nil || slices.ContainsFunc(es, func(e Entry) bool { return e.Name == "l" || strings.HasSuffix(e.Name, filepath.Base(n)) }) {
+		if err != nil || slices.ContainsFunc(es, func(e Entry) bool {
+			return e.Name == "l" || strings.HasSuffix(e.Name, filepath.Base(n))
+		}) {
 			t.Errorf("after %s: %v, %v", n, es, err)
 		}
 	}
@@ -260,7 +269,8 @@ func TestRemoveKeepsTensorsAndLinks(t *testing.T) {
 	only(t, root, stagingDir, "l", "linked")
 }
 
-// TestRemoveDuringUpload refuses a name that an upload is about to take, and keeps the directory of another; a stuck one gives way.
+// TestRemoveDuringUpload refuses a name that an upload is about to take, and keeps the directory of
+// another; a stuck one gives way.
 func TestRemoveDuringUpload(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	for _, n := range []string{"d/x", "d/y", "d/e/z"} {
@@ -303,7 +313,8 @@ func TestRemoveDuringUpload(t *testing.T) {
 	only(t, filepath.Join(root, "d")) // the upload of d/new needs it
 }
 
-// TestRemoveMany removes more files than one call takes: each has its own answer, in their order, and what is refused keeps no other one.
+// TestRemoveMany removes more files than one call takes: each has its own answer, in their order,
+// and what is refused keeps no other one.
 func TestRemoveMany(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	const n = 1500
@@ -314,12 +325,13 @@ func TestRemoveMany(t *testing.T) {
 		files = append(files, Entry{Name: name})
 	}
 	long := strings.Repeat("because ", 2*maxReason/8)
-	s := serve(t, Options{Root: root, Writable: true, Removable: true, MayRemove: func(_ *transfer.Peer, name string) error {
-		if strings.HasSuffix(name, "7") {
-			return errors.New(long)
-		}
-		return nil
-	}})
+	s := serve(t, Options{Root: root, Writable: true, Removable: true,
+		MayRemove: func(_ *transfer.Peer, name string) error {
+			if strings.HasSuffix(name, "7") {
+				return errors.New(long)
+			}
+			return nil
+		}})
 	files[3].Tag, files[5].Name = Tag{1}, "\xff"
 	for _, dry := range []bool{true, false} {
 		told := 0
@@ -344,7 +356,8 @@ func TestRemoveMany(t *testing.T) {
 				t.Fatalf("%d: %+v, %v, expected %v of %q", i, e, err, want, files[i].Name)
 			}
 		}})
-		if told != n || !errors.Is(err, ErrName) || !strings.Contains(err.Error(), "152 of 1500 files are not removed") {
+		if told != n || !errors.Is(err, ErrName) ||
+			!strings.Contains(err.Error(), "152 of 1500 files are not removed") {
 			t.Errorf("%d told, %v", told, err)
 		}
 		if left := s.Snapshot().Files; dry && left != n || !dry && left != 152 {
@@ -360,7 +373,8 @@ func TestRemoveMany(t *testing.T) {
 	}
 }
 
-// TestRemoveAnswerLost loses the connection when the file is gone: the next attempt over the link finds nothing, and that is success.
+// TestRemoveAnswerLost loses the connection when the file is gone: the next attempt over the link
+// finds nothing, and that is success.
 func TestRemoveAnswerLost(t *testing.T) {
 	root := t.TempDir()
 	for _, n := range []string{"f", "g"} {
@@ -375,7 +389,10 @@ func TestRemoveAnswerLost(t *testing.T) {
 	l, proxy := cutLink(t, s, transfer.Retry{Attempts: 20, Total: time.Minute})
 	cut = proxy.Cut
 	var told []string
-	err := Remove(testCtx(t), OverLink(l), []Entry{{Name: "f"}, {Name: "g"}}, RemoveOptions{OnFile: func(e Entry, err error) { told = append(told, fmt.Sprint(e.Name, err)) }})
+	err := Remove(testCtx(t), OverLink(l), []Entry{{Name: "f"}, {Name: "g"}},
+		RemoveOptions{OnFile: func(e Entry, err error) {
+			told = append(told, fmt.Sprint(e.Name, err))
+		}})
 	if err != nil || !slices.Equal(told, []string{"f<nil>", "g<nil>"}) {
 		t.Errorf("%q, %v", told, err)
 	}
@@ -390,7 +407,8 @@ func TestRemovalErrors(t *testing.T) {
 	for _, c := range []struct{ here, there error }{
 		{&fs.PathError{Op: "unlinkat", Path: "f", Err: fs.ErrPermission}, ErrRefused},
 		{&fs.PathError{Op: "lstat", Path: "f", Err: fs.ErrNotExist}, control.NotFound},
-		{fmt.Errorf("%w: f", ErrChanged), ErrChanged}, {fmt.Errorf("%w: f", ErrBusy), ErrBusy}, {ErrClosed, control.Shutdown}, {errors.New("x"), control.Internal},
+		{fmt.Errorf("%w: f", ErrChanged), ErrChanged}, {fmt.Errorf("%w: f", ErrBusy), ErrBusy},
+		{ErrClosed, control.Shutdown}, {errors.New("x"), control.Internal},
 	} {
 		if err := toldOfRemoval(removeRefusal(c.here)); !errors.Is(err, c.there) {
 			t.Errorf("%v is told as %v, expected %v", c.here, err, c.there)
@@ -398,12 +416,14 @@ func TestRemovalErrors(t *testing.T) {
 	}
 }
 
-// TestRemoveTellsWriterNothing has a peer that may only write ask what would be removed, by names and by contents, and remove what is there: it does not
-// learn what there is.
+// TestRemoveTellsWriterNothing has a peer that may only write ask what would be removed, by names
+// and by contents, and remove what is there: it does not learn what there is.
 func TestRemoveTellsWriterNothing(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "f"), []byte("12345"))
-	write(t, filepath.Join(root, "a.npy"), []byte("\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }            \nabcdefgh"))
+	write(t, filepath.Join(root, "a.npy"),
+		[]byte("\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }            "+
+			"\nabcdefgh"))
 	n := testNode(t, transfer.Options{Name: "server", Anonymous: identity.Write, Listen: []string{"tcp://127.0.0.1:0"}})
 	s, err := Serve(ctx, n, Options{Root: root, Writable: true, Removable: true, Tensors: true})
 	if err != nil {
@@ -417,7 +437,8 @@ func TestRemoveTellsWriterNothing(t *testing.T) {
 	c := Over(p)
 	said := map[string]bool{}
 	for _, name := range []string{"f", "none", "a.npy/array"} {
-		for _, err := range []error{remove(c, name, Tag{}, true), remove(c, name, Tag{1}, true), remove(c, name, Tag{1}, false)} {
+		for _, err := range []error{remove(c, name, Tag{}, true), remove(c, name, Tag{1}, true),
+			remove(c, name, Tag{1}, false)} {
 			if !errors.Is(err, ErrRefused) {
 				t.Errorf("%s: %v", name, err)
 			} else {

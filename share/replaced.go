@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 )
 
-// ErrReplaced is the error of a server whose directory was removed, renamed, or replaced by another one: it goes on with the one that it opened.
+// ErrReplaced is the error of a server whose directory was removed, renamed, or replaced by another
+// one: it goes on with the one that it opened.
 var ErrReplaced = errors.New("it is not the directory that is served any more: start the server again")
 
 // Err says why the files that peers get are not those that Options.Root names now; nil if they are.

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A server notices that its directory was renamed, removed or replaced, and that the old one came back.
+// A server notices that its directory was renamed, removed or replaced, and that the old one came
+// back.
 func TestReplacedRoot(t *testing.T) {
 	for what, root := range map[string]string{"directory": "", "one file": "model"} {
 		t.Run(what, func(t *testing.T) {

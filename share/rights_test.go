@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// TestRightsOfServices: each service of a share refuses a peer that lacks the one right that it asks for, and lets it in with that right.
+// TestRightsOfServices: each service of a share refuses a peer that lacks the one right that it
+// asks for, and lets it in with that right.
 func TestRightsOfServices(t *testing.T) {
 	ctx := testCtx(t)
 	root := t.TempDir()
@@ -36,7 +37,8 @@ func TestRightsOfServices(t *testing.T) {
 		{uploadService, identity.Write, (&beginRequest{claim: claim{name: "y", size: 1}}).append(nil)},
 	}
 	for _, lacks := range []identity.Rights{identity.List, identity.Read, identity.Write} {
-		n := testNode(t, transfer.Options{Name: "strict", Listen: []string{"tcp://127.0.0.1:0"}, Anonymous: identity.All &^ lacks})
+		n := testNode(t, transfer.Options{Name: "strict", Listen: []string{"tcp://127.0.0.1:0"},
+			Anonymous: identity.All &^ lacks})
 		s, err := Serve(ctx, n, Options{Root: root, Writable: true, OnAccess: func(Access) {}})
 		if err != nil {
 			t.Fatal(err)

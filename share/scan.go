@@ -16,8 +16,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Rescan looks at all files anew: new ones are exported, changed ones exported anew, and removed ones revoked. One that cannot be
-// looked at stays as it is served, or is left out, and is in Snapshot.Skipped; the error is only about the root itself, or ctx's.
+// Rescan looks at all files anew: new ones are exported, changed ones exported anew, and removed
+// ones revoked. One that cannot be looked at stays as it is served, or is left out, and is in
+// Snapshot.Skipped; the error is only about the root itself, or ctx's.
 func (s *Server) Rescan(ctx context.Context) error {
 	if err := invariants.Context(ctx, "share.Server.Rescan"); err != nil {
 		return err
@@ -77,9 +78,9 @@ func (s *Server) Rescan(ctx context.Context) error {
 	return nil
 }
 
-// scan refreshes everything in a directory. at is its path with a slash, "" for the root; seen takes the paths of files and, with a slash behind, of
-// directories; above are the directories that lead there, where
-// links are followed.
+// scan refreshes everything in a directory. at is its path with a slash, "" for the root; seen
+// takes the paths of files and, with a slash behind, of directories; above are the directories that
+// lead there, where links are followed.
 func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.FileInfo, seen map[string]bool) error {
 	d, err := dir.Open(".")
 	if err != nil {
@@ -178,8 +179,8 @@ func (s *Server) look(p string) (os.FileInfo, error) {
 	return lookBelow(s.root, s.dir, p)
 }
 
-// loops reports whether links lead the way to a path through one directory twice. No scan goes there: by such paths peers could have one
-// file served under any number of names.
+// loops reports whether links lead the way to a path through one directory twice. No scan goes
+// there: by such paths peers could have one file served under any number of names.
 func (s *Server) loops(p string) bool {
 	fi, err := s.dir.Stat()
 	for above, end := []os.FileInfo(nil), 0; err == nil; fi, err = s.root.Stat(p[:end]) {
@@ -240,14 +241,15 @@ func (s *Server) openIn(dir *os.Root, base, p string) (*os.File, os.FileInfo, er
 // maxDepth is how deep directories are served: each takes a descriptor while it is scanned.
 const maxDepth = 64
 
-// hidden reports whether a component of a path is not served at all: what this package keeps beside its files, and what
-// begins with a dot unless that is asked for.
+// hidden reports whether a component of a path is not served at all: what this package keeps beside
+// its files, and what begins with a dot unless that is asked for.
 func (s *Server) hidden(component string) bool {
 	return strings.HasPrefix(component, ".") && (!s.o.Hidden || component == stagingDir || component == batchDir) ||
 		strings.HasSuffix(component, PartialSuffix) || strings.HasSuffix(component, StateSuffix)
 }
 
-// foreign reports whether a hidden file, of these in its directory, is hidden by its suffix and yet none of this package: its files come in pairs.
+// foreign reports whether a hidden file, of these in its directory, is hidden by its suffix and yet
+// none of this package: its files come in pairs.
 func (s *Server) foreign(name string, entries []fs.DirEntry) bool {
 	whole, ok := strings.CutSuffix(name, PartialSuffix)
 	other := whole + StateSuffix
@@ -257,7 +259,9 @@ func (s *Server) foreign(name string, entries []fs.DirEntry) bool {
 		}
 		other = whole + PartialSuffix
 	}
-	_, paired := slices.BinarySearchFunc(entries, other, func(e fs.DirEntry, n string) int { return strings.Compare(e.Name(), n) })
+	_, paired := slices.BinarySearchFunc(entries, other, func(e fs.DirEntry, n string) int {
+		return strings.Compare(e.Name(), n)
+	})
 	return !paired && (s.o.Hidden || !strings.HasPrefix(name, "."))
 }
 

@@ -28,58 +28,70 @@ import (
 type Options struct {
 	// Root is a file, or a directory all files below which are served.
 	Root string
-	// Writable lets peers upload files below Root, which must be a directory then. They get the paths that PathOf permits.
+	// Writable lets peers upload files below Root, which must be a directory then. They get the
+	// paths that PathOf permits.
 	Writable bool
 	// Removable, beside Writable, lets peers also remove files below Root that are served.
 	Removable bool
-	// Tensors exports each tensor of a safetensors file as NAME/TENSOR, and the array of an npy file as NAME/array, beside the
-	// file itself. All are views of the one mapped file.
+	// Tensors exports each tensor of a safetensors file as NAME/TENSOR, and the array of an npy
+	// file as NAME/array, beside the file itself. All are views of the one mapped file.
 	Tensors bool
 	// Hidden serves files and directories whose names begin with a dot, too.
 	Hidden bool
-	// FollowLinks serves what a symbolic link leads to under the link's path, when that is a file or directory below Root. Without it, and
-	// when it leads elsewhere, a link is left out; without it, a Mirror with KeepLinks has those that lead to a path below Root.
+	// FollowLinks serves what a symbolic link leads to under the link's path, when that is a file
+	// or directory below Root. Without it, and when it leads elsewhere, a link is left out; without
+	// it, a Mirror with KeepLinks has those that lead to a path below Root.
 	FollowLinks bool
-	// Strong makes tags by SHA-256 of the content, which reads each file once when it is first served. Then a copy of a file on
-	// another machine has the same tag, and touching a file does not change it.
+	// Strong makes tags by SHA-256 of the content, which reads each file once when it is first
+	// served. Then a copy of a file on another machine has the same tag, and touching a file does
+	// not change it.
 	Strong bool
-	// MaxFiles bounds how many files are served, uploaded ones included; 0 means 50,000. The kernel allows a process some
-	// 65,000 mappings (vm.max_map_count), and each file takes one. Uploads may bring the files and directories below Root to that number: a
-	// directory counts as a file, also one that is made on the way to a file.
+	// MaxFiles bounds how many files are served, uploaded ones included; 0 means 50,000. The kernel
+	// allows a process some 65,000 mappings (vm.max_map_count), and each file takes one. Uploads
+	// may bring the files and directories below Root to that number: a directory counts as a file,
+	// also one that is made on the way to a file.
 	MaxFiles int
-	// MaxBytes bounds the sum of the sizes of all files below Root that uploads may bring it to, in bytes, with partial uploads and
-	// what uploads under way have announced; a directory counts as 4 KiB. 0: only the disk does, of which KeepFree stays free.
+	// MaxBytes bounds the sum of the sizes of all files below Root that uploads may bring it to, in
+	// bytes, with partial uploads and what uploads under way have announced; a directory counts as
+	// 4 KiB. 0: only the disk does, of which KeepFree stays free.
 	MaxBytes uint64
 	// MaxUpload bounds one uploaded file in bytes; 0: only MaxBytes does.
 	MaxUpload uint64
-	// KeepFree is how many bytes of the disk uploads leave free; 0: 1 GiB, or the twentieth part of a disk of less than 20 GiB.
-	// KeepNoneFree lets them fill it.
+	// KeepFree is how many bytes of the disk uploads leave free; 0: 1 GiB, or the twentieth part of
+	// a disk of less than 20 GiB. KeepNoneFree lets them fill it.
 	KeepFree uint64
-	// KeepPartial is how long the part of an upload that ended early is kept after the last byte of it came, so that it can be
-	// resumed by the peer that began it; each Rescan and each upload that begins removes what is older. 0: 24 hours; KeepForever: until it is
-	// removed by hand. Until then it counts against MaxFiles and MaxBytes. Of each peer (transfer.Peer.Principal) 256 are kept in any case at
-	// most: the oldest makes room for the next.
+	// KeepPartial is how long the part of an upload that ended early is kept after the last byte of
+	// it came, so that it can be resumed by the peer that began it; each Rescan and each upload
+	// that begins removes what is older. 0: 24 hours; KeepForever: until it is removed by hand.
+	// Until then it counts against MaxFiles and MaxBytes. Of each peer (transfer.Peer.Principal)
+	// 256 are kept in any case at most: the oldest makes room for the next.
 	KeepPartial time.Duration
-	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that listings are fresh. 0: only
-	// by Rescan. A directory in which the kernel reports no change is scanned less often: scans take the thousandth part of the time
-	// at most then. One in which it does is also scanned when a peer asks for a listing. Files that peers ask for are looked at in any case.
+	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that
+	// listings are fresh. 0: only by Rescan. A directory in which the kernel reports no change is
+	// scanned less often: scans take the thousandth part of the time at most then. One in which it
+	// does is also scanned when a peer asks for a listing. Files that peers ask for are looked at
+	// in any case.
 	RescanEvery time.Duration
-	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and the peer gets its text.
+	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and the
+	// peer gets its text.
 	MayUpload func(p *transfer.Peer, name string, size uint64) error
-	// MayRemove, if any, decides about each removal, beside Removable: an error refuses it, and the peer gets its text.
+	// MayRemove, if any, decides about each removal, beside Removable: an error refuses it, and the
+	// peer gets its text.
 	MayRemove func(p *transfer.Peer, name string) error
 	// OnUpload, if any, is called when an uploaded file is in its place. It must not block.
 	OnUpload func(Uploaded)
 	// OnRemove, if any, is called when a peer has removed a file. It must not block.
 	OnRemove func(Removed)
-	// OnAccess, if any, is called when a peer begins to read or upload something and when that ends, of each first the one and
-	// then the other. Several goroutines may call it at a time; it must not block.
+	// OnAccess, if any, is called when a peer begins to read or upload something and when that
+	// ends, of each first the one and then the other. Several goroutines may call it at a time; it
+	// must not block.
 	OnAccess func(Access)
 	// Logger logs files that come, go and are left out; nil is silent.
 	Logger *slog.Logger
 }
 
-// check returns an error if a field has a value that it cannot have, or one that contradicts another.
+// check returns an error if a field has a value that it cannot have, or one that contradicts
+// another.
 func (o *Options) check() error {
 	switch {
 	case o.Root == "":
@@ -87,13 +99,16 @@ func (o *Options) check() error {
 	case o.MaxFiles < 0:
 		return fmt.Errorf("Options.MaxFiles is %d: expected at least 1, or 0 for %d", o.MaxFiles, defaultMaxFiles)
 	case o.KeepPartial < 0 && o.KeepPartial != KeepForever:
-		return fmt.Errorf("Options.KeepPartial is %v: expected a positive time, 0 for a day, or KeepForever", o.KeepPartial)
+		return fmt.Errorf("Options.KeepPartial is %v: expected a positive time, 0 for a day, or KeepForever",
+			o.KeepPartial)
 	case o.RescanEvery < 0:
 		return fmt.Errorf("Options.RescanEvery is %v: expected a positive time, or 0 for never", o.RescanEvery)
 	case o.Removable && !o.Writable:
-		return errors.New("Options.Removable is set without Options.Writable: expected both, for whoever removes files writes")
+		return errors.New("Options.Removable is set without Options.Writable: expected both, for whoever removes " +
+			"files writes")
 	case o.MaxBytes > 0 && o.MaxUpload > o.MaxBytes:
-		return fmt.Errorf("Options.MaxUpload is %d: expected at most MaxBytes (%d), of which each upload is a part", o.MaxUpload, o.MaxBytes)
+		return fmt.Errorf("Options.MaxUpload is %d: expected at most MaxBytes (%d), of which each upload is a part",
+			o.MaxUpload, o.MaxBytes)
 	}
 	return nil
 }
@@ -124,7 +139,9 @@ type Server struct {
 	access  accesses
 	watch   *watch // nil: every scan is made
 
-	work sync.Mutex // held while files are opened, exported and dropped, which nothing does after the end of ctx; before mu
+	// held while files are opened, exported and dropped, which nothing does after the end of ctx;
+	// before mu
+	work sync.Mutex
 
 	scanned chan struct{} // closed at the end of the first scan
 
@@ -137,10 +154,13 @@ type Server struct {
 	skipping map[string]string
 	skips    int // names left out since the scan under way began, those beyond maxSkipped included
 	left     int // skips of the last whole scan
-	// unserved are the sizes of files that are there and could not be served, by path: they count against what uploads may bring.
-	unserved     map[string]uint64
-	unservedSum  uint64            // of unserved
-	arrived      map[string]uint64 // sizes of uploaded files that are served as soon as a peer asks for them or for a list, or a scan sees them; by path
+	// unserved are the sizes of files that are there and could not be served, by path: they count
+	// against what uploads may bring.
+	unserved    map[string]uint64
+	unservedSum uint64 // of unserved
+	// sizes of uploaded files that are served as soon as a peer asks for them or for a list, or a
+	// scan sees them; by path
+	arrived      map[string]uint64
 	dirCount     dirCount
 	empty        map[string]bool // names of directories without files
 	emptying     map[string]bool // empty of the scan under way; nil: there is none
@@ -167,7 +187,8 @@ const (
 	defaultKeepFree    = 1 << 30
 	// maxSkipped bounds how many reasons are kept.
 	maxSkipped = 1000
-	// revokeTime bounds how long a peer's confirmation is waited for. The memory stays mapped until it comes in any case.
+	// revokeTime bounds how long a peer's confirmation is waited for. The memory stays mapped until
+	// it comes in any case.
 	revokeTime = 10 * time.Second
 )
 
@@ -186,17 +207,19 @@ type Snapshot struct {
 	Bytes    uint64 `json:"bytes"`   // of all files
 	Scans    uint64 `json:"scans"`   // of the whole tree
 	Changes  uint64 `json:"changes"` // files that were added, replaced or dropped
-	// Complete says that everything could be looked at and is served that is not left out by its nature: a name that is not
-	// listed is not there. A Mirror deletes nothing otherwise.
+	// Complete says that everything could be looked at and is served that is not left out by its
+	// nature: a name that is not listed is not there. A Mirror deletes nothing otherwise.
 	Complete bool `json:"complete"`
 
 	Skipped []Skipped        `json:"skipped,omitempty"`
 	Uploads []UploadSnapshot `json:"uploads,omitempty"` // under way
-	Reads   []ReadSnapshot   `json:"reads,omitempty"`   // under way, as far as readers say so; only with Options.OnAccess
+	// under way, as far as readers say so; only with Options.OnAccess
+	Reads []ReadSnapshot `json:"reads,omitempty"`
 }
 
-// Serve exports the files below o.Root until Close. It returns when all of them have been looked at. The Server belongs to the
-// caller, who closes it before the node. A node has one share at a time.
+// Serve exports the files below o.Root until Close. It returns when all of them have been looked
+// at. The Server belongs to the caller, who closes it before the node. A node has one share at a
+// time.
 func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error) {
 	if err := invariants.Context(ctx, "share.Serve"); err != nil {
 		return nil, err
@@ -213,7 +236,10 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if o.KeepPartial == 0 {
 		o.KeepPartial = defaultKeepPartial
 	}
-	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, scanned: make(chan struct{}), unserved: map[string]uint64{}, dirCount: dirCount{map[string]bool{}, map[string]int{}}, arrived: map[string]uint64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
+	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{},
+		skipped: map[string]string{}, scanned: make(chan struct{}), unserved: map[string]uint64{},
+		dirCount: dirCount{map[string]bool{}, map[string]int{}}, arrived: map[string]uint64{}, empty: map[string]bool{},
+		lack: lackScan, lacked: rand.Uint64()}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -232,7 +258,8 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 			dir = "."
 		}
 	case !fi.IsDir():
-		return nil, fmt.Errorf("%w: serve %s: it is %s, expected a file or a directory", ErrUnsafe, o.Root, kind(fi.Mode()))
+		return nil, fmt.Errorf("%w: serve %s: it is %s, expected a file or a directory", ErrUnsafe, o.Root,
+			kind(fi.Mode()))
 	}
 	if s.root, err = os.OpenRoot(dir); err != nil {
 		return nil, fmt.Errorf("share: serve: %w", err)
@@ -343,10 +370,11 @@ func (s *Server) poll() {
 	}
 }
 
-// Close ends the share: every export is revoked, so that peers reach the files no more, and what they fetch right now ends
-// with an error. It waits for the peers' confirmations, for ten seconds at most; later ones only delay the unmapping. Uploads wait for
-// theirs without a limit, which the node sets: it gives up peers that do not confirm. A Queue of such a peer that its owner neither polls
-// nor closes holds that up. Partial uploads stay for another time.
+// Close ends the share: every export is revoked, so that peers reach the files no more, and what
+// they fetch right now ends with an error. It waits for the peers' confirmations, for ten seconds
+// at most; later ones only delay the unmapping. Uploads wait for theirs without a limit, which the
+// node sets: it gives up peers that do not confirm. A Queue of such a peer that its owner neither
+// polls nor closes holds that up. Partial uploads stay for another time.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -373,7 +401,8 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 	defer cancel()
-	several(context.Background(), maps.Values(files), 16, func(f *served) { f.end(ctx) }) // all of them, also when ctx has ended
+	// all of them, also when ctx has ended
+	several(context.Background(), maps.Values(files), 16, func(f *served) { f.end(ctx) })
 	return errors.Join(s.dir.Close(), s.root.Close())
 }
 
@@ -382,7 +411,9 @@ func (s *Server) Snapshot() Snapshot {
 	uploads, reads := s.uploadSnapshots(), s.readSnapshots()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := Snapshot{Uploads: uploads, Reads: reads, Root: s.o.Root, Writable: s.o.Writable, Files: len(s.files) + len(s.arrived), Bytes: s.bytes + s.arrivedBytes, Scans: s.scans, Changes: s.changes, Tensors: len(s.names) - len(s.files), Complete: s.lack == lackNothing}
+	n := Snapshot{Uploads: uploads, Reads: reads, Root: s.o.Root, Writable: s.o.Writable, Files: len(s.files) +
+		len(s.arrived), Bytes: s.bytes + s.arrivedBytes, Scans: s.scans, Changes: s.changes,
+		Tensors: len(s.names) - len(s.files), Complete: s.lack == lackNothing}
 	for p, r := range s.skipped {
 		n.Skipped = append(n.Skipped, Skipped{p, r})
 	}
@@ -390,7 +421,8 @@ func (s *Server) Snapshot() Snapshot {
 	return n
 }
 
-// asked is called when a peer asks for a name, or for a list, before it is answered. A name waits for the end of the first scan, a list for some seconds.
+// asked is called when a peer asks for a name, or for a list, before it is answered. A name waits
+// for the end of the first scan, a list for some seconds.
 func (s *Server) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	if name == "" {
 		s.upToDate(ctx, 0, false)
@@ -418,7 +450,8 @@ func (s *Server) lookNow(ctx context.Context, p string) {
 	}
 }
 
-// pathsFor are the paths below the root whose file may serve a name: the one that does now, or those that could.
+// pathsFor are the paths below the root whose file may serve a name: the one that does now, or
+// those that could.
 func (s *Server) pathsFor(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -440,7 +473,8 @@ func (s *Server) pathsFor(name string) []string {
 		out = append(out, name)
 	}
 	return slices.DeleteFunc(out, func(p string) bool {
-		return s.only != "" && p != s.only || strings.Count(p, "/") > maxDepth || slices.ContainsFunc(strings.Split(p, "/"), s.hidden)
+		return s.only != "" && p != s.only || strings.Count(p, "/") > maxDepth ||
+			slices.ContainsFunc(strings.Split(p, "/"), s.hidden)
 	})
 }
 
@@ -464,7 +498,8 @@ type view struct {
 	export *transfer.Export
 }
 
-// end revokes all exports of a file and closes its region; the mapping goes when the last reader is done.
+// end revokes all exports of a file and closes its region; the mapping goes when the last reader is
+// done.
 func (f *served) end(ctx context.Context) {
 	for _, v := range f.views {
 		v.export.Revoke(ctx) // an error only says that a peer has not confirmed yet: its lease keeps the memory

@@ -8,10 +8,11 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// Errors of this package; match them with errors.Is. Those of package transfer and of the peer (control.Error) come through
-// as well.
+// Errors of this package; match them with errors.Is. Those of package transfer and of the peer
+// (control.Error) come through as well.
 var (
-	// ErrExists means that there is something under the name already, and overwriting was not asked for.
+	// ErrExists means that there is something under the name already, and overwriting was not asked
+	// for.
 	ErrExists = errors.New("share: it exists already")
 	// ErrBusy means that another process or upload is writing the same file.
 	ErrBusy = errors.New("share: somebody else is writing it")
@@ -19,25 +20,29 @@ var (
 	ErrNoSpace = errors.New("share: no space left")
 	// ErrChanged means that the content changed while it was read. Nothing of it is kept.
 	ErrChanged = errors.New("share: the content changed meanwhile")
-	// ErrUnsafe means that a path leads through something that this package does not follow or write: a symbolic link, a
-	// device, a file with several links.
+	// ErrUnsafe means that a path leads through something that this package does not follow or
+	// write: a symbolic link, a device, a file with several links.
 	ErrUnsafe = errors.New("share: not a plain file or directory")
-	// ErrSize means that a file says that it has 0 bytes and has more, as most files of /proc do: only reading it to its end says how many.
+	// ErrSize means that a file says that it has 0 bytes and has more, as most files of /proc do:
+	// only reading it to its end says how many.
 	ErrSize = errors.New("share: it says that it has 0 bytes, and has more, as files of /proc do")
 	// ErrRefused means that the other side does not permit it, or has no room for it.
 	ErrRefused = errors.New("share: refused by the other side")
-	// ErrDigest means that the SHA-256 of a content is not the expected one. The error is a *DigestError where this side found out.
+	// ErrDigest means that the SHA-256 of a content is not the expected one. The error is a
+	// *DigestError where this side found out.
 	ErrDigest = errors.New("share: the SHA-256 is not the expected one")
 	// ErrClosed means that the Server is closed.
 	ErrClosed = errors.New("share: closed")
 )
 
-// Tag identifies a content: equal tags of one name mean equal bytes. The zero Tag means that it is not known.
+// Tag identifies a content: equal tags of one name mean equal bytes. The zero Tag means that it is
+// not known.
 type Tag [16]byte
 
 func (t Tag) String() string { return hex.EncodeToString(t[:]) }
 
-// PartialError is an operation that ended early and left a partial file, from which the next attempt goes on.
+// PartialError is an operation that ended early and left a partial file, from which the next
+// attempt goes on.
 type PartialError struct {
 	Name    string // of the file at the other side
 	Partial string // path of the partial file; "" where it is at the other side
@@ -87,7 +92,8 @@ type Entry struct {
 type Progress struct {
 	Name string // at the other side
 	File string // path of the file here: that of the output, or of the file that is uploaded; "" for a Stream
-	// Bytes are in place and verified, Size is the whole. Start of them were there at the beginning, from an earlier attempt.
+	// Bytes are in place and verified, Size is the whole. Start of them were there at the
+	// beginning, from an earlier attempt.
 	Bytes, Size, Start uint64
 	Via                string // the path that bytes took last, such as "tcp"; "" if it is not known yet
 }

@@ -135,7 +135,8 @@ func only(t testing.TB, dir string, want ...string) {
 func TestServeListFetch(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	files := map[string][]byte{
-		"empty": {}, "small": []byte("hello"), "sub/odd %": randomBytes(1, 4097), "sub/deep/large": randomBytes(2, 3*window+chunkSize+5),
+		"empty": {}, "small": []byte("hello"), "sub/odd %": randomBytes(1, 4097),
+		"sub/deep/large": randomBytes(2, 3*window+chunkSize+5),
 	}
 	for n, b := range files {
 		write(t, filepath.Join(root, n), b)
@@ -169,13 +170,16 @@ func TestServeListFetch(t *testing.T) {
 		}
 	}
 	only(t, out, "empty", "large", "odd %", "small")
-	if _, err := Fetch(ctx, s.c, "small", FetchOptions{Output: filepath.Join(out, "small")}); !errors.Is(err, ErrExists) {
+	if _, err := Fetch(ctx, s.c, "small", FetchOptions{Output: filepath.Join(out, "small")}); !errors.Is(err,
+		ErrExists) {
 		t.Errorf("over a file: %v", err)
 	}
-	if _, err := Fetch(ctx, s.c, "large", FetchOptions{Output: filepath.Join(out, "x")}); !errors.Is(err, control.NotFound) {
+	if _, err := Fetch(ctx, s.c, "large", FetchOptions{Output: filepath.Join(out, "x")}); !errors.Is(err,
+		control.NotFound) {
 		t.Errorf("no such name: %v", err)
 	}
-	if _, err := Fetch(ctx, s.c, "empty", FetchOptions{Output: filepath.Join(out, "small"), Overwrite: true}); err != nil {
+	if _, err := Fetch(ctx, s.c, "empty", FetchOptions{Output: filepath.Join(out, "small"),
+		Overwrite: true}); err != nil {
 		t.Error(err)
 	}
 	same(t, filepath.Join(out, "small"), nil)
@@ -226,7 +230,8 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// TestChangesAreServed adds, changes and removes files under a running server, which is asked for their names.
+// TestChangesAreServed adds, changes and removes files under a running server, which is asked for
+// their names.
 func TestChangesAreServed(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	s := serve(t, Options{Root: root, MaxFiles: 3})
@@ -258,7 +263,8 @@ func TestChangesAreServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	es, err := List(ctx, s.c, "")
-	if n := s.Snapshot(); err != nil || len(es) != 3 || n.Files != 3 || len(n.Skipped) != 2 || // p.partial is none of this package
+	// p.partial is none of this package
+	if n := s.Snapshot(); err != nil || len(es) != 3 || n.Files != 3 || len(n.Skipped) != 2 ||
 		n.Bytes != 3 {
 		t.Errorf("%v, %+v, %v", es, n, err)
 	}
@@ -299,14 +305,16 @@ func TestServeOneFile(t *testing.T) {
 		t.Errorf("its neighbour: %v", err)
 	}
 	n := testNode(t, transfer.Options{})
-	for _, o := range []Options{{Root: filepath.Join(root, "none")}, {Root: filepath.Join(root, "x"), Writable: true}, {Root: "/dev/null"}} {
+	for _, o := range []Options{{Root: filepath.Join(root, "none")}, {Root: filepath.Join(root, "x"), Writable: true},
+		{Root: "/dev/null"}} {
 		if _, err := Serve(ctx, n, o); err == nil {
 			t.Errorf("%+v is served", o)
 		}
 	}
 }
 
-// TestQuietFiles opens a file whose time is a moment ahead, as a peer may make it: that is not waited for.
+// TestQuietFiles opens a file whose time is a moment ahead, as a peer may make it: that is not
+// waited for.
 func TestQuietFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	write(t, file, []byte("1"))

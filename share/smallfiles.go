@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// What a small file takes is round trips and syncs, so many are moved, written and synced in one batch.
+// What a small file takes is round trips and syncs, so many are moved, written and synced in one
+// batch.
 const (
 	smallFile     = 256 << 10 // bytes, at most
 	batchFiles    = 256       // of a batch, at most; maxStat or less
@@ -99,7 +100,8 @@ func (b *batched[T]) alone(files ...T) {
 	b.single = append(b.single, files...)
 }
 
-// run calls f with batches, some at once, until ctx ends. Each has memory for its bytes; where there is none, its files are left.
+// run calls f with batches, some at once, until ctx ends. Each has memory for its bytes; where
+// there is none, its files are left.
 func (b *batched[T]) run(ctx context.Context, batches iter.Seq[[]T], atOnce int, f func([]T, *mem.Region)) {
 	regions := make(chan *mem.Region, atOnce) // that no batch uses
 	several(ctx, batches, atOnce, func(batch []T) {
@@ -124,7 +126,8 @@ func (b *batched[T]) run(ctx context.Context, batches iter.Seq[[]T], atOnce int,
 	}
 }
 
-// ended waits for a transfer that began without an error, and says which path it took. Nothing reads or writes the memory any more then.
+// ended waits for a transfer that began without an error, and says which path it took. Nothing
+// reads or writes the memory any more then.
 func ended(ctx context.Context, t *transfer.Transfer, err error) (via string, _ error) {
 	if err == nil {
 		err = t.Wait(ctx)
@@ -136,7 +139,8 @@ func ended(ctx context.Context, t *transfer.Transfer, err error) (via string, _ 
 	return t.Explain().Path, nil
 }
 
-// directories opens those of paths below a root one after another, and syncs each once when it is left.
+// directories opens those of paths below a root one after another, and syncs each once when it is
+// left.
 type directories struct {
 	root  *os.Root
 	shown string      // root, for messages
@@ -146,7 +150,8 @@ type directories struct {
 	of    string   // path of at.dir, with a slash
 }
 
-// enter gives the place of a path. Directories that are missing are made. The place is good until the next call.
+// enter gives the place of a path. Directories that are missing are made. The place is good until
+// the next call.
 func (d *directories) enter(p string) (place, error) {
 	in := p[:strings.LastIndexByte(p, '/')+1]
 	if d.dir == nil || in != d.of {

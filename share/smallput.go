@@ -23,7 +23,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Small files are uploaded by batches, with a put and a call of the service "share/small/2" for each. Numbers are big-endian.
+// Small files are uploaded by batches, with a put and a call of the service "share/small/2" for
+// each. Numbers are big-endian.
 //
 //	room   1 -> key [16], size u64 of memory for the bytes of one batch, writable for this peer alone
 //	files  2, flags u8 (1: overwrite, 2: keep the room), token [16], via length u8 and text, key [16] of the room; then for each of at
@@ -33,7 +34,8 @@ import (
 //	       The room takes another batch if it is kept, and ends with this call if it is not, or the answer is an error.
 //	end    3, keys [16] of at most 16 rooms, which end -> empty
 //
-// The token is random: files that are sent again with it, because an answer was lost, have the answers that they had.
+// The token is random: files that are sent again with it, because an answer was lost, have the
+// answers that they had.
 const (
 	smallService = "share/small/2"
 
@@ -49,7 +51,8 @@ const (
 
 	smallFixed = 1 + 1 + 16
 	smallEntry = 4 + 4 + likeSize
-	// maxRoomsOfOne bounds the rooms of one peer, maxRooms those of all. A room that was used counts until its memory is given back.
+	// maxRoomsOfOne bounds the rooms of one peer, maxRooms those of all. A room that was used
+	// counts until its memory is given back.
 	maxRoomsOfOne = 2 * putsAtOnce
 	maxRooms      = 64
 	maxTokens     = 256
@@ -198,7 +201,8 @@ func (r *smallRoom) dealt(keep bool) {
 	}
 }
 
-// endRooms ends rooms of a peer by their keys. One that it has not, or that a batch is in, is passed over.
+// endRooms ends rooms of a peer by their keys. One that it has not, or that a batch is in, is
+// passed over.
 func (up *uploads) endRooms(p *transfer.Peer, keys *fields) error {
 	keys.expect(len(keys.b)%path.KeySize == 0 && len(keys.b) <= maxRoomsOfOne*path.KeySize)
 	up.mu.Lock()
@@ -211,7 +215,8 @@ func (up *uploads) endRooms(p *transfer.Peer, keys *fields) error {
 	return keys.err("a request to end rooms")
 }
 
-// smallRoom makes memory for batches of a peer. It goes with the last of them, the peer or the share.
+// smallRoom makes memory for batches of a peer. It goes with the last of them, the peer or the
+// share.
 func (s *Server) smallRoom(p *transfer.Peer) (d path.Desc, err error) {
 	r := &smallRoom{peer: p, since: time.Now(), used: make(chan struct{})}
 	if err := s.enterRoom(r); err != nil {
@@ -242,13 +247,15 @@ func (s *Server) smallRoom(p *transfer.Peer) (d path.Desc, err error) {
 		up.mu.Lock()
 		r.taken = true
 		up.mu.Unlock()
-		x.Revoke(context.Background()) // an error only says that the peer has not confirmed yet: its lease keeps the memory
+		// an error only says that the peer has not confirmed yet: its lease keeps the memory
+		x.Revoke(context.Background())
 		region.Close()
 	}()
 	return x.Desc(), nil
 }
 
-// enterRoom counts a room before there is memory for it, if there may be one more. Close waits for it until leaveRoom.
+// enterRoom counts a room before there is memory for it, if there may be one more. Close waits for
+// it until leaveRoom.
 func (s *Server) enterRoom(r *smallRoom) error {
 	up := &s.uploads
 	up.mu.Lock()
@@ -294,7 +301,8 @@ func (s *smalls) takeRoom(p *transfer.Peer, key path.Key) *smallRoom {
 	return nil
 }
 
-// batchStage makes a directory for the files of one batch until they are complete, and opens and locks it.
+// batchStage makes a directory for the files of one batch until they are complete, and opens and
+// locks it.
 func (s *Server) batchStage() (stage *os.File, done func(), err error) {
 	dir, err := step(s.root, stagingDir, stagingMode)
 	if err != nil {
@@ -391,7 +399,8 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 	return answer, nil
 }
 
-// reserve checks that a file may be put in its place, and keeps uploads of the same name off it. What is there with the same content is the file's verdict.
+// reserve checks that a file may be put in its place, and keeps uploads of the same name off it.
+// What is there with the same content is the file's verdict.
 func (s *Server) reserve(p *transfer.Peer, d disk, r *smallRequest, f *incoming) (err error) {
 	if err := s.permitted(p, f.name, uint64(f.size)); err != nil {
 		return err
@@ -403,7 +412,8 @@ func (s *Server) reserve(p *transfer.Peer, d disk, r *smallRequest, f *incoming)
 	now, err := s.look(f.path)
 	if err == nil && now.Mode().IsRegular() {
 		if id := sys.Identity(now); r.overwrite && (int(id.UID) != sys.EffectiveUID() || int(id.GID) != os.Getegid()) {
-			return fmt.Errorf("%w: %s belongs to another user or group", ErrUnsafe, f.path) // an upload of it alone keeps them
+			// an upload of it alone keeps them
+			return fmt.Errorf("%w: %s belongs to another user or group", ErrUnsafe, f.path)
 		}
 		if !r.overwrite && p.Rights()&identity.Read != 0 && s.has(f) {
 			f.verdict = smallSame
@@ -423,7 +433,8 @@ func (s *Server) reserve(p *transfer.Peer, d disk, r *smallRequest, f *incoming)
 		return ErrBusy
 	}
 	s.expirePartials()
-	if err := s.quota(d, f.path, 1, uint64(f.size), ""); err != nil { // a partial upload of the same name stays, and counts
+	if err := s.quota(d, f.path, 1, uint64(f.size), ""); err != nil {
+		// a partial upload of the same name stays, and counts
 		return err
 	}
 	up.small.paths[f.path] = uint64(f.size)

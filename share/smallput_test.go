@@ -37,7 +37,8 @@ func smallBatch(t *testing.T, p *transfer.Peer, r *smallRequest, names []string,
 }
 
 // smallBatchIn is smallBatch in a room that is there.
-func smallBatchIn(t *testing.T, p *transfer.Peer, room path.Desc, r *smallRequest, names []string, content ...string) ([]byte, error) {
+func smallBatchIn(t *testing.T, p *transfer.Peer, room path.Desc, r *smallRequest, names []string,
+	content ...string) ([]byte, error) {
 	t.Helper()
 	ctx := testCtx(t)
 	m, err := mem.Alloc(mem.Options{Size: 1 << 20})
@@ -47,7 +48,8 @@ func smallBatchIn(t *testing.T, p *transfer.Peer, room path.Desc, r *smallReques
 	defer m.Close()
 	text := strings.Join(content, "")
 	copy(m.All().Bytes(), text)
-	x, err := p.Put(ctx, []path.Copy{p.Import(room).At(0, mem.Span{Region: m, Len: uint64(len(text))})}, transfer.PutOptions{})
+	x, err := p.Put(ctx, []path.Copy{p.Import(room).At(0, mem.Span{Region: m, Len: uint64(len(text))})},
+		transfer.PutOptions{})
 	if err == nil {
 		err = x.Wait(ctx)
 	}
@@ -56,12 +58,14 @@ func smallBatchIn(t *testing.T, p *transfer.Peer, room path.Desc, r *smallReques
 	}
 	r.key, r.files = room.Key, nil
 	for i, n := range names {
-		r.files = append(r.files, smallPut{n, uint32(len(content[i])), vec.CRC32C(0, []byte(content[i])), like{time.Unix(1_500_000_000, 0), 0o755}})
+		r.files = append(r.files, smallPut{n, uint32(len(content[i])), vec.CRC32C(0, []byte(content[i])),
+			like{time.Unix(1_500_000_000, 0), 0o755}})
 	}
 	return p.Call(ctx, smallService, r.append(nil))
 }
 
-// TestSmallPut puts batches by hand: each file has its own answer, the same token the same answers, and a room is good once.
+// TestSmallPut puts batches by hand: each file has its own answer, the same token the same answers,
+// and a room is good once.
 func TestSmallPut(t *testing.T) {
 	root := t.TempDir()
 	var b book
@@ -73,20 +77,25 @@ func TestSmallPut(t *testing.T) {
 		}
 		return nil
 	}
-	s := serve(t, Options{Root: root, Writable: true, MayUpload: refuse, MaxUpload: 1000, OnAccess: b.add, OnUpload: func(u Uploaded) {
-		mu.Lock()
-		uploaded = append(uploaded, u.Name)
-		mu.Unlock()
-	}})
+	s := serve(t, Options{Root: root, Writable: true, MayUpload: refuse, MaxUpload: 1000, OnAccess: b.add,
+		OnUpload: func(u Uploaded) {
+			mu.Lock()
+			uploaded = append(uploaded, u.Name)
+			mu.Unlock()
+		}})
 	write(t, filepath.Join(root, "there"), []byte("there"))
 	write(t, filepath.Join(root, "other"), []byte("other"))
 	out := t.TempDir()
-	if err := errors.Join(os.Symlink(out, filepath.Join(root, "dir")), os.Symlink(filepath.Join(out, "f"), filepath.Join(root, "link"))); err != nil {
+	if err := errors.Join(os.Symlink(out, filepath.Join(root, "dir")),
+		os.Symlink(filepath.Join(out, "f"), filepath.Join(root, "link"))); err != nil {
 		t.Fatal(err)
 	}
-	names := []string{"a", "b/c", "b/empty", "there", "other", "refused", "dir/f", "link", "../up", "/abs", "large", "a"}
-	content := []string{"1", "22", "", "there", "OTHER", "x", "evil", "evil", "up", "abs", strings.Repeat("x", 1001), "again"}
-	want := []byte{smallDone, smallDone, smallDone, smallSame, smallNot, smallNot, smallNot, smallNot, smallNot, smallNot, smallNot, smallNot}
+	names := []string{"a", "b/c", "b/empty", "there", "other", "refused", "dir/f", "link", "../up", "/abs", "large",
+		"a"}
+	content := []string{"1", "22", "", "there", "OTHER", "x", "evil", "evil", "up", "abs", strings.Repeat("x", 1001),
+		"again"}
+	want := []byte{smallDone, smallDone, smallDone, smallSame, smallNot, smallNot, smallNot, smallNot, smallNot,
+		smallNot, smallNot, smallNot}
 	r := &smallRequest{token: token{1}, via: "tcp"}
 	got, err := smallBatch(t, s.peer, r, names, content...)
 	if err != nil || !bytes.Equal(got, want) {
@@ -126,7 +135,8 @@ func TestSmallPut(t *testing.T) {
 	if err := os.Chmod(filepath.Join(root, "other"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{3}, overwrite: true}, []string{"other"}, "anew"); err != nil || got[0] != smallDone {
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{3}, overwrite: true}, []string{"other"},
+		"anew"); err != nil || got[0] != smallDone {
 		t.Errorf("%v, %v", got, err)
 	}
 	if fi, err := os.Stat(filepath.Join(root, "other")); err != nil || fi.Mode() != 0o666 || fi.Size() != 4 {
@@ -151,7 +161,8 @@ func TestSmallPut(t *testing.T) {
 	}
 }
 
-// TestSmallRooms asks for more rooms than one peer has, uses that of another peer, and comes without the right to write.
+// TestSmallRooms asks for more rooms than one peer has, uses that of another peer, and comes
+// without the right to write.
 func TestSmallRooms(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -195,7 +206,8 @@ func TestSmallRooms(t *testing.T) {
 			t.Fatal("the rooms of a peer that is gone stay")
 		}
 	}
-	n := testNode(t, transfer.Options{Name: "closed", Anonymous: identity.List | identity.Read, Listen: []string{"tcp://127.0.0.1:0"}})
+	n := testNode(t, transfer.Options{Name: "closed", Anonymous: identity.List | identity.Read,
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	closed, err := Serve(ctx, n, Options{Root: root, Writable: true})
 	if err != nil {
 		t.Fatal(err)
@@ -229,8 +241,8 @@ func TestSmallPutQuota(t *testing.T) {
 	}
 }
 
-// TestSmallRoomsUntilGivenBack uses rooms whose memory is not given back yet, as when a peer does not confirm that it cannot write any more: they
-// count.
+// TestSmallRoomsUntilGivenBack uses rooms whose memory is not given back yet, as when a peer does
+// not confirm that it cannot write any more: they count.
 func TestSmallRoomsUntilGivenBack(t *testing.T) {
 	ctx := testCtx(t)
 	s := serve(t, Options{Root: t.TempDir(), Writable: true})
@@ -245,13 +257,15 @@ func TestSmallRoomsUntilGivenBack(t *testing.T) {
 		t.Fatal(peers)
 	}
 	c.AcceptQueues("q")
-	q, err := peers[there].OpenQueue(ctx, transfer.QueueOptions{Name: "q"}) // of which the owner does not poll: that holds up as well
+	// of which the owner does not poll: that holds up as well
+	q, err := peers[there].OpenQueue(ctx, transfer.QueueOptions{Name: "q"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer q.Close()
 	for i := range maxRoomsOfOne {
-		if got, err := smallBatch(t, p, &smallRequest{token: token{byte(i)}}, []string{fmt.Sprint(i)}, ""); err != nil || got[0] != smallDone {
+		if got, err := smallBatch(t, p, &smallRequest{token: token{byte(i)}}, []string{fmt.Sprint(i)},
+			""); err != nil || got[0] != smallDone {
 			t.Fatal(i, got, err)
 		}
 	}
@@ -260,7 +274,8 @@ func TestSmallRoomsUntilGivenBack(t *testing.T) {
 	}
 }
 
-// TestSmallRoomKept puts two batches through one room, and ends it: by a batch, by a call, and where the answer is an error.
+// TestSmallRoomKept puts two batches through one room, and ends it: by a batch, by a call, and
+// where the answer is an error.
 func TestSmallRoomKept(t *testing.T) {
 	ctx := testCtx(t)
 	s := serve(t, Options{Root: t.TempDir(), Writable: true})
@@ -283,7 +298,8 @@ func TestSmallRoomKept(t *testing.T) {
 	room := ask()
 	for i, keep := range []bool{true, true, false} {
 		r := &smallRequest{token: token{byte(i)}, keep: keep}
-		if got, err := smallBatchIn(t, s.peer, room, r, []string{fmt.Sprint("a", i)}, fmt.Sprint("content", i)); err != nil || got[0] != smallDone {
+		if got, err := smallBatchIn(t, s.peer, room, r, []string{fmt.Sprint("a", i)},
+			fmt.Sprint("content", i)); err != nil || got[0] != smallDone {
 			t.Fatal(i, got, err)
 		}
 		same(t, filepath.Join(s.o.Root, fmt.Sprint("a", i)), []byte(fmt.Sprint("content", i)))
@@ -305,7 +321,8 @@ func TestSmallRoomKept(t *testing.T) {
 	if _, err := other.Call(ctx, smallService, end); err != nil { // it has no such rooms
 		t.Error(err)
 	}
-	if got, err := smallBatchIn(t, s.peer, room, &smallRequest{token: token{10}, keep: true}, []string{"b"}, "b"); err != nil || got[0] != smallDone {
+	if got, err := smallBatchIn(t, s.peer, room, &smallRequest{token: token{10}, keep: true}, []string{"b"},
+		"b"); err != nil || got[0] != smallDone {
 		t.Errorf("after another peer would end the room: %v, %v", got, err)
 	}
 	if _, err := s.peer.Call(ctx, smallService, end); err != nil {
@@ -322,10 +339,12 @@ func TestSmallRoomKept(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.o.Root, stagingDir+"x"), nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.RemoveAll(filepath.Join(s.o.Root, stagingDir)), os.Rename(filepath.Join(s.o.Root, stagingDir+"x"), filepath.Join(s.o.Root, stagingDir))); err != nil {
+	if err := errors.Join(os.RemoveAll(filepath.Join(s.o.Root, stagingDir)),
+		os.Rename(filepath.Join(s.o.Root, stagingDir+"x"), filepath.Join(s.o.Root, stagingDir))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := smallBatchIn(t, s.peer, room, &smallRequest{token: token{11}, keep: true}, []string{"c"}, "c"); err == nil {
+	if _, err := smallBatchIn(t, s.peer, room, &smallRequest{token: token{11}, keep: true}, []string{"c"},
+		"c"); err == nil {
 		t.Error("a batch without a place for files under way")
 	}
 	ended("an error", room)
@@ -336,7 +355,8 @@ func TestSmallRoomKept(t *testing.T) {
 	}
 }
 
-// TestTreeEndsItsRooms uploads more batches than are under way at once, several times in one session: no room stays.
+// TestTreeEndsItsRooms uploads more batches than are under way at once, several times in one
+// session: no room stays.
 func TestTreeEndsItsRooms(t *testing.T) {
 	ctx := testCtx(t)
 	local := t.TempDir()
@@ -380,12 +400,14 @@ func TestSmallPutTooLarge(t *testing.T) {
 	if _, err := s.peer.Call(testCtx(t), smallService, r.append(nil)); !errors.Is(err, control.BadRequest) {
 		t.Errorf("%d bytes: %v", batchBytes+smallFile, err)
 	}
-	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"a"}, "1"); err != nil || got[0] != smallDone {
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"a"}, "1"); err != nil ||
+		got[0] != smallDone {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-// TestSmallPutCountsPartials puts a batch under the name of a partial upload, which stays and counts against the bytes.
+// TestSmallPutCountsPartials puts a batch under the name of a partial upload, which stays and
+// counts against the bytes.
 func TestSmallPutCountsPartials(t *testing.T) {
 	root := t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true, MaxBytes: 100})
@@ -432,7 +454,8 @@ func TestSmallPutAndClose(t *testing.T) {
 	<-answered
 }
 
-// TestTreeOfSmallFiles uploads more small files than a batch has, with their times, and again after some have changed on the way.
+// TestTreeOfSmallFiles uploads more small files than a batch has, with their times, and again after
+// some have changed on the way.
 func TestTreeOfSmallFiles(t *testing.T) {
 	root, local := t.TempDir(), t.TempDir()
 	at := time.Unix(1_400_000_000, 5000)
@@ -447,7 +470,8 @@ func TestTreeOfSmallFiles(t *testing.T) {
 	}
 	content["large"] = randomBytes(1, smallFile+1)
 	write(t, filepath.Join(local, "large"), content["large"])
-	if err := errors.Join(os.Chmod(filepath.Join(local, "large"), 0o750), os.Chtimes(filepath.Join(local, "large"), at, at)); err != nil {
+	if err := errors.Join(os.Chmod(filepath.Join(local, "large"), 0o750),
+		os.Chtimes(filepath.Join(local, "large"), at, at)); err != nil {
 		t.Fatal(err)
 	}
 	s := serve(t, Options{Root: root, Writable: true})
@@ -469,7 +493,8 @@ func TestTreeOfSmallFiles(t *testing.T) {
 }
 
 func FuzzSmallWire(f *testing.F) {
-	r := smallRequest{overwrite: true, token: token{1}, via: "tcp", files: []smallPut{{"a", 1, 2, like{time.Unix(3, 4), 0o644}}, {strings.Repeat("x", MaxName), 0, 0, like{time.Unix(0, 0), 0}}}}
+	r := smallRequest{overwrite: true, token: token{1}, via: "tcp", files: []smallPut{{"a", 1, 2,
+		like{time.Unix(3, 4), 0o644}}, {strings.Repeat("x", MaxName), 0, 0, like{time.Unix(0, 0), 0}}}}
 	f.Add(r.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := parseSmall(b)

@@ -15,8 +15,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// sourceDir is a directory that UploadTree uploads. It stays open from the walk to the last upload, and every file is opened below it
-// without following a link: a link that takes the place of a directory meanwhile leads nowhere.
+// sourceDir is a directory that UploadTree uploads. It stays open from the walk to the last upload,
+// and every file is opened below it without following a link: a link that takes the place of a
+// directory meanwhile leads nowhere.
 type sourceDir struct {
 	root *os.Root
 	dir  *os.File // root
@@ -103,12 +104,14 @@ func (t *tree) find(ctx context.Context, sources []TreeSource) error {
 		case !fi.Mode().IsRegular():
 			return fmt.Errorf("%w: %s is %s: expected a file or a directory", ErrUnsafe, s.Path, kind(fi.Mode()))
 		case t.o.Filter.Takes(path.Base(s.Name)):
-			t.todo = append(t.todo, sourceFile{MirrorFile: MirrorFile{Name: s.Name, Path: s.Path, Size: uint64(fi.Size())}})
+			t.todo = append(t.todo, sourceFile{MirrorFile: MirrorFile{Name: s.Name, Path: s.Path,
+				Size: uint64(fi.Size())}})
 		}
 	}
 	for _, f := range t.todo {
 		if other, taken := from[f.Name]; taken {
-			return fmt.Errorf("%w: %s and %s would both be %q at the other side: upload one of them under another name", ErrExists, other, f.Path, f.Name)
+			return fmt.Errorf("%w: %s and %s would both be %q at the other side: upload one of them under another name",
+				ErrExists, other, f.Path, f.Name)
 		}
 		from[f.Name] = f.Path
 		t.progress.Bytes += f.Size
@@ -164,8 +167,9 @@ func (w *sourceWalk) leave(below string, action MirrorAction, err error) {
 	w.apart = append(w.apart, f)
 }
 
-// list lists what is in the open directory dir. at is its path below the source with a slash behind it, "" for the source itself. Only an error of
-// ctx, or one that keeps the source itself from being listed, ends the walk.
+// list lists what is in the open directory dir. at is its path below the source with a slash behind
+// it, "" for the source itself. Only an error of ctx, or one that keeps the source itself from
+// being listed, ends the walk.
 func (w *sourceWalk) list(ctx context.Context, dir *os.Root, at string) error {
 	d, err := dir.Open(".")
 	if err != nil {
@@ -210,7 +214,8 @@ func (w *sourceWalk) list(ctx context.Context, dir *os.Root, at string) error {
 
 // enter lists the directory base of dir, whose path is below.
 func (w *sourceWalk) enter(ctx context.Context, dir *os.Root, base, below string) error {
-	if strings.Count(below, "/") >= maxDepth { // a share takes nothing from deeper down, and each level takes a descriptor
+	if strings.Count(below, "/") >= maxDepth {
+		// a share takes nothing from deeper down, and each level takes a descriptor
 		return fmt.Errorf("%w: %s is more than %d directories deep", ErrName, below, maxDepth)
 	}
 	next, err := step(dir, base, 0)
@@ -227,13 +232,15 @@ func (w *sourceWalk) enter(ctx context.Context, dir *os.Root, base, below string
 // isEmpty notes a directory with nothing in it.
 func (w *sourceWalk) isEmpty(at string) {
 	f := w.file(at)
-	if f.Name = strings.TrimSuffix(f.Name, "/") + "/"; f.Name == "/" || at != "" && !w.o.Filter.Takes(strings.TrimSuffix(at, "/")+insideOfDir) {
+	if f.Name = strings.TrimSuffix(f.Name, "/") + "/"; f.Name == "/" || at != "" &&
+		!w.o.Filter.Takes(strings.TrimSuffix(at, "/")+insideOfDir) {
 		return
 	}
 	w.empty = append(w.empty, f)
 }
 
-// bookkeeping reports whether the file base of a directory is one that this package keeps beside others: a record, or a partial file and its state.
+// bookkeeping reports whether the file base of a directory is one that this package keeps beside
+// others: a record, or a partial file and its state.
 func bookkeeping(dir *os.Root, base string) bool {
 	if base == recordName || strings.HasSuffix(base, StateSuffix) {
 		return true

@@ -10,10 +10,11 @@ import (
 	"testing"
 )
 
-// TestDirectoryReplacedByLink replaces a directory by a link to another one between the walk of UploadTree and the uploads: no file of the
-// other one is sent, by no way that a file goes.
+// TestDirectoryReplacedByLink replaces a directory by a link to another one between the walk of
+// UploadTree and the uploads: no file of the other one is sent, by no way that a file goes.
 func TestDirectoryReplacedByLink(t *testing.T) {
-	for name, o := range map[string]TreeOptions{"batches": {}, "one by one": {Digest: true}, "compared": {}, "dry run": {DryRun: true}} {
+	for name, o := range map[string]TreeOptions{"batches": {}, "one by one": {Digest: true}, "compared": {},
+		"dry run": {DryRun: true}} {
 		t.Run(name, func(t *testing.T) {
 			ctx, root, local, private := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir()
 			write(t, filepath.Join(local, "a", "kept"), []byte("of mine"))
@@ -21,7 +22,8 @@ func TestDirectoryReplacedByLink(t *testing.T) {
 				write(t, filepath.Join(local, "d", "e", fmt.Sprint(i)), []byte("public"))
 				write(t, filepath.Join(private, "e", fmt.Sprint(i)), []byte("secret"))
 			}
-			compared := name == "compared" || name == "dry run" // then the account would tell what the private files are
+			// then the account would tell what the private files are
+			compared := name == "compared" || name == "dry run"
 			if compared {
 				for i := range 3 {
 					write(t, filepath.Join(root, "d", "e", fmt.Sprint(i)), []byte("secret"))
@@ -62,8 +64,8 @@ func TestDirectoryReplacedByLink(t *testing.T) {
 	}
 }
 
-// TestFileReplacedByPipe replaces files by pipes between the walk of UploadTree and the uploads: each fails at once, whether it is to be sent
-// or compared.
+// TestFileReplacedByPipe replaces files by pipes between the walk of UploadTree and the uploads:
+// each fails at once, whether it is to be sent or compared.
 func TestFileReplacedByPipe(t *testing.T) {
 	for _, dry := range []bool{false, true} {
 		ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
@@ -76,7 +78,9 @@ func TestFileReplacedByPipe(t *testing.T) {
 		write(t, filepath.Join(root, "one"), []byte("1"))
 		s := serve(t, Options{Root: root, Writable: true})
 		var failed []error
-		tr := &tree{books: newBooks(nil, func(f MirrorFile) { failed = append(failed, f.Err) }), c: s.c, o: TreeOptions{DryRun: dry}}
+		tr := &tree{books: newBooks(nil, func(f MirrorFile) {
+			failed = append(failed, f.Err)
+		}), c: s.c, o: TreeOptions{DryRun: dry}}
 		defer tr.close()
 		if err := tr.find(ctx, []TreeSource{{local, ""}, {one, "one"}}); err != nil {
 			t.Fatal(err)
@@ -115,7 +119,8 @@ func TestSourceTooDeep(t *testing.T) {
 	write(t, filepath.Join(local, strings.Repeat("d/", maxDepth)+"f"), nil)
 	write(t, filepath.Join(local, strings.Repeat("d/", maxDepth+1)+"f"), nil)
 	got, _, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{local, ""})
-	want := map[string]MirrorAction{strings.Repeat("d/", maxDepth) + "f": MirrorSent, strings.Repeat("d/", maxDepth) + "d": MirrorFailed}
+	want := map[string]MirrorAction{strings.Repeat("d/", maxDepth) + "f": MirrorSent,
+		strings.Repeat("d/", maxDepth) + "d": MirrorFailed}
 	if err == nil || !maps.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}

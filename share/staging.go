@@ -22,11 +22,13 @@ func (o *Options) keepFree(total uint64) uint64 {
 	return o.KeepFree
 }
 
-// batchPrefix begins the names of directories of batches of small files, in the staging directory. Its server has each locked: what no lock is on is of
-// a process that was killed, and no peer can go on with it.
+// batchPrefix begins the names of directories of batches of small files, in the staging directory.
+// Its server has each locked: what no lock is on is of a process that was killed, and no peer can
+// go on with it.
 const batchPrefix = "batch-"
 
-// lockDir locks the directory at a name, as long as what it returns is open; nil: another process or batch has it, or it is not there.
+// lockDir locks the directory at a name, as long as what it returns is open; nil: another process
+// or batch has it, or it is not there.
 func lockDir(dir *os.Root, base string) (*os.File, error) {
 	f, err := dir.OpenFile(base, os.O_RDONLY|sys.ONonblock, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,9 +58,10 @@ func (s *Server) disk() (d disk, err error) {
 	return d, err
 }
 
-// quota checks the bounds of what uploads may bring the share to: files and directories that are there and partial uploads count with their bytes,
-// uploads under way with those that were announced. What comes is so many files, one or none, at a path whose missing directories come, too; it goes on
-// with the partial upload that is called base. s.uploads.mu is held.
+// quota checks the bounds of what uploads may bring the share to: files and directories that are
+// there and partial uploads count with their bytes, uploads under way with those that were
+// announced. What comes is so many files, one or none, at a path whose missing directories come,
+// too; it goes on with the partial upload that is called base. s.uploads.mu is held.
 func (s *Server) quota(d disk, at string, files int, size uint64, base string) error {
 	up := &s.uploads
 	small, partials := &up.small, &up.partials
@@ -80,13 +83,16 @@ func (s *Server) quota(d disk, at string, files int, size uint64, base string) e
 		want = plus(want, u.size-min(u.size, u.filled.Load()))
 	}
 	if n+missing+files > s.o.MaxFiles {
-		return fmt.Errorf("%w: the share has %d files and directories of at most %d, and this is %d more", ErrNoSpace, n, s.o.MaxFiles, missing+files)
+		return fmt.Errorf("%w: the share has %d files and directories of at most %d, and this is %d more", ErrNoSpace,
+			n, s.o.MaxFiles, missing+files)
 	}
 	if most := s.o.MaxBytes; most > 0 && (sum > most || more > most-sum) {
-		return fmt.Errorf("%w: %d bytes are taken, with partial uploads and what those under way announced, of %d", ErrNoSpace, sum, most)
+		return fmt.Errorf("%w: %d bytes are taken, with partial uploads and what those under way announced, of %d",
+			ErrNoSpace, sum, most)
 	}
 	if keep := s.o.keepFree(d.total); d.total > 0 && (want > d.free || d.free-want < keep) {
-		return fmt.Errorf("%w: uploads under way and this one need %d bytes more, %d are free, and %d of them are kept free (Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, want, d.free, keep)
+		return fmt.Errorf("%w: uploads under way and this one need %d bytes more, %d are free, and %d of them are "+
+			"kept free (Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, want, d.free, keep)
 	}
 	return nil
 }
@@ -98,7 +104,8 @@ func plus(a, b uint64) uint64 {
 	return a + b
 }
 
-// lookAtStaging counts what lies in the staging directory. It removes partial uploads that are kept no longer, and batches of servers that were killed.
+// lookAtStaging counts what lies in the staging directory. It removes partial uploads that are kept
+// no longer, and batches of servers that were killed.
 func (s *Server) lookAtStaging() error {
 	dir, err := step(s.root, stagingDir, stagingMode)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// What a server holds beside its mappings, and what its end makes its peers and their paths do, depends on what they asked for, not on how many files there are.
+// What a server holds beside its mappings, and what its end makes its peers and their paths do,
+// depends on what they asked for, not on how many files there are.
 func TestStartAndEndOfManyFiles(t *testing.T) {
 	const peers = 2
 	dirs := 50 // a thousand files in each
@@ -51,7 +52,9 @@ func TestStartAndEndOfManyFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if x, is := s.Snapshot(), now(); x.Files != files || is.goroutines > before.goroutines || is.files > before.files+2 { // the root, twice
+	if x, is := s.Snapshot(), now(); x.Files != files || is.goroutines > before.goroutines ||
+		is.files > before.files+2 {
+		// the root, twice
 		t.Errorf("%d files: %+v, before it served %+v", x.Files, is, before)
 	}
 	for range peers {
@@ -63,7 +66,8 @@ func TestStartAndEndOfManyFiles(t *testing.T) {
 		if err != nil || m.Fetched != 10 {
 			t.Fatalf("%+v, %v", m, err)
 		}
-		if _, err := Fetch(ctx, Over(p).ByPath(), "f", FetchOptions{Output: filepath.Join(t.TempDir(), "f")}); err != nil {
+		if _, err := Fetch(ctx, Over(p).ByPath(), "f",
+			FetchOptions{Output: filepath.Join(t.TempDir(), "f")}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -84,7 +88,8 @@ func TestStartAndEndOfManyFiles(t *testing.T) {
 	}
 	// Each path of each peer is fenced for what a peer was told of: 11 names.
 	if ops := posted() - was; ops < 11*peers || ops > 11*peers*2 {
-		t.Errorf("the end of a server of %d files has %d operations posted to the paths of %d peers that know 11 of them", files, ops, peers)
+		t.Errorf("the end of a server of %d files has %d operations posted to the paths of %d peers that know 11 "+
+			"of them", files, ops, peers)
 	}
 	if x := n.Snapshot().Exports; len(x) != 0 {
 		t.Errorf("%d exports are left", len(x))
@@ -94,7 +99,8 @@ func TestStartAndEndOfManyFiles(t *testing.T) {
 	}
 }
 
-// A list that a peer asks for while the server looks at its files for the first time waits for the end of that.
+// A list that a peer asks for while the server looks at its files for the first time waits for the
+// end of that.
 func TestListWaitsForTheFirstScan(t *testing.T) {
 	const files = 3000
 	ctx, root := testCtx(t), t.TempDir()

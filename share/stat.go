@@ -9,12 +9,14 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// A share answers by the service "share/stat/1" what many names stand for now. Numbers are big-endian.
+// A share answers by the service "share/stat/1" what many names stand for now. Numbers are
+// big-endian.
 //
 //	via length u8 and text, then for each of at most 512 names: length u8 and name, tag [16]
 //	-> for each name: 0, it does not stand for that content; or 1, modified i64 in ns since 1970, permissions u16
 //
-// A via that is not empty says that the caller has read all of them whole over that path, as the calls of "share/read/1" would.
+// A via that is not empty says that the caller has read all of them whole over that path, as the
+// calls of "share/read/1" would.
 const (
 	statService = "share/stat/1"
 	maxStat     = 512
@@ -23,7 +25,8 @@ const (
 	statSame  = 1
 )
 
-// stat is what a share says of a name: whether it stands for the content that was asked about, and of what file.
+// stat is what a share says of a name: whether it stands for the content that was asked about, and
+// of what file.
 type stat struct {
 	same bool
 	like
@@ -123,7 +126,8 @@ func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName
 	return out, nil
 }
 
-// like is what the file that a name stands for is like; nil if it has another content than that of the tag, or the other side does not say.
+// like is what the file that a name stands for is like; nil if it has another content than that of
+// the tag, or the other side does not say.
 func (c Conn) like(ctx context.Context, name string, tag Tag) (*like, error) {
 	var s []stat
 	err := c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {

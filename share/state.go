@@ -38,9 +38,10 @@ func (c *claim) end(i uint64) uint64 { return min((i+1)*chunkSize, c.size) }
 //	5e6f7a8b 9cadbecf
 //	...
 //
-// "head" is the CRC-32C of the lines before it. Each line behind it vouches for one chunk, from the first on: the CRC-32C of
-// the chunk, and a check, the CRC-32C of head, number and checksum of the chunk in big-endian bytes. A line that is torn or
-// damaged ends the list, so it may be appended to without being synced.
+// "head" is the CRC-32C of the lines before it. Each line behind it vouches for one chunk, from the
+// first on: the CRC-32C of the chunk, and a check, the CRC-32C of head, number and checksum of the
+// chunk in big-endian bytes. A line that is torn or damaged ends the list, so it may be appended to
+// without being synced.
 const (
 	stateMagic = "penstock partial file 1\n"
 	recordSize = 18
@@ -69,9 +70,9 @@ func recordCheck(head uint32, i uint64, sum uint32) uint32 {
 	return vec.CRC32C(0, b[:])
 }
 
-// parseState reads a state file, which may be torn or damaged anywhere. ok is false when it says nothing; sums are the
-// checksums of the first chunks, as many as it vouches for, and at most as many as the size allows. headLen is the length
-// of what is before the first of them.
+// parseState reads a state file, which may be torn or damaged anywhere. ok is false when it says
+// nothing; sums are the checksums of the first chunks, as many as it vouches for, and at most as
+// many as the size allows. headLen is the length of what is before the first of them.
 func parseState(b []byte) (c claim, sums []uint32, headLen int, ok bool) {
 	rest, found := bytes.CutPrefix(b[:min(len(b), maxHead)], []byte(stateMagic))
 	if !found {

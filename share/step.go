@@ -11,12 +11,14 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// stepSize is the part of an upload that a peer may write to at a time: bytes n*stepSize to (n+1)*stepSize of the file, or its end,
-// for each n. A peer gets the step that it is in and the one behind it, so an upload takes at most two steps of the disk ahead of
-// what its peer vouched for. It is a multiple of chunkSize and of window.
+// stepSize is the part of an upload that a peer may write to at a time: bytes n*stepSize to
+// (n+1)*stepSize of the file, or its end, for each n. A peer gets the step that it is in and the
+// one behind it, so an upload takes at most two steps of the disk ahead of what its peer vouched
+// for. It is a multiple of chunkSize and of window.
 const stepSize = 64 << 20
 
-// uploadStep is a part of an upload that its peer may write to: memory of its own over blocks that the disk has.
+// uploadStep is a part of an upload that its peer may write to: memory of its own over blocks that
+// the disk has.
 type uploadStep struct {
 	region *mem.Region
 	export *transfer.Export
@@ -25,7 +27,8 @@ type uploadStep struct {
 // stepLen is how many bytes step n of the file has.
 func (c *claim) stepLen(n uint64) uint64 { return min(stepSize, c.size-n*stepSize) }
 
-// room gives the peer step n to write to. The key is zero if that is not ready: the peer asks again.
+// room gives the peer step n to write to. The key is zero if that is not ready: the peer asks
+// again.
 func (u *upload) room(n uint64) (path.Desc, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -34,7 +37,8 @@ func (u *upload) room(n uint64) (path.Desc, error) {
 	}
 	now := u.p.good() / stepSize
 	if u.p.good() == u.size || n < now || n > now+1 || n*stepSize >= u.size {
-		return path.Desc{}, control.Errorf(control.BadRequest, "step %d of an upload that is at %d of %d bytes: expected %d or the next one", n, u.p.good(), u.size, now)
+		return path.Desc{}, control.Errorf(control.BadRequest,
+			"step %d of an upload that is at %d of %d bytes: expected %d or the next one", n, u.p.good(), u.size, now)
 	}
 	for i, s := range u.steps {
 		if i < now { // all of it is vouched for
@@ -105,7 +109,8 @@ func (u *upload) endStep(s *uploadStep) {
 	})
 }
 
-// fence takes the partial file from the calls of the peer, which cannot write to it any more when fence returns.
+// fence takes the partial file from the calls of the peer, which cannot write to it any more when
+// fence returns.
 func (u *upload) fence() (p *partial, err error) {
 	u.mu.Lock()
 	p, u.p = u.p, nil

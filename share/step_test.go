@@ -28,8 +28,8 @@ func begun(t *testing.T, p *transfer.Peer, name string, size uint64) (beginAnswe
 	return a, err
 }
 
-// TestUploadTakesTheDiskInSteps has a peer announce a large file: it gets the disk in steps, not more than two ahead of what it
-// has vouched for, and none without asking.
+// TestUploadTakesTheDiskInSteps has a peer announce a large file: it gets the disk in steps, not
+// more than two ahead of what it has vouched for, and none without asking.
 func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	root := t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -52,7 +52,8 @@ func TestUploadTakesTheDiskInSteps(t *testing.T) {
 		}
 	}
 	taken(0)
-	// Bytes that the peer vouches for without room are not there, and summing them up does not kill the process.
+	// Bytes that the peer vouches for without room are not there, and summing them up does not kill
+	// the process.
 	if b, err := call(appendVerified(nil, a.id, stepSize)); err != nil || string(b) != string(make([]byte, 8)) {
 		t.Errorf("%x, %v", b, err)
 	}
@@ -75,7 +76,8 @@ func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	if _, err := call(appendRoom(nil, a.id, 2)); err != nil {
 		t.Error(err)
 	}
-	for ctx := testCtx(t); len(s.node.Snapshot().Exports) != exports; runtime.Gosched() { // the peer gets its answer before the step is revoked
+	for ctx := testCtx(t); len(s.node.Snapshot().Exports) != exports; runtime.Gosched() {
+		// the peer gets its answer before the step is revoked
 		if ctx.Err() != nil {
 			t.Fatal("the first step is vouched for, and can still be written to")
 		}
@@ -85,7 +87,8 @@ func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	}
 }
 
-// TestUploadOfManySteps uploads a file in several steps, is interrupted in the middle of one, and goes on.
+// TestUploadOfManySteps uploads a file in several steps, is interrupted in the middle of one, and
+// goes on.
 func TestUploadOfManySteps(t *testing.T) {
 	ctx, root, file := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "f")
 	content := randomBytes(3, 2*stepSize+window+5)
@@ -115,8 +118,9 @@ func TestUploadOfManySteps(t *testing.T) {
 	}
 }
 
-// TestDiskFillsUpDuringUpload fills the disk while a file comes: the upload ends with an error before a byte is written to where
-// no block is, what is there stays, and the upload goes on when there is room.
+// TestDiskFillsUpDuringUpload fills the disk while a file comes: the upload ends with an error
+// before a byte is written to where no block is, what is there stays, and the upload goes on when
+// there is room.
 func TestDiskFillsUpDuringUpload(t *testing.T) {
 	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
 	content := randomBytes(4, stepSize+window)
@@ -130,7 +134,8 @@ func TestDiskFillsUpDuringUpload(t *testing.T) {
 		}
 	}})
 	e := (*PartialError)(nil)
-	if !errors.Is(err, ErrNoSpace) || !errors.As(err, &e) || e.Good < window || e.Good > stepSize || !strings.Contains(err.Error(), "KeepFree") {
+	if !errors.Is(err, ErrNoSpace) || !errors.As(err, &e) || e.Good < window || e.Good > stepSize ||
+		!strings.Contains(err.Error(), "KeepFree") {
 		t.Fatalf("%v", err)
 	}
 	if err := os.Remove(filler); err != nil {
@@ -142,7 +147,8 @@ func TestDiskFillsUpDuringUpload(t *testing.T) {
 	same(t, filepath.Join(root, "x"), content)
 }
 
-// TestUploadsKeepDiskFree uploads to a small disk: what would take from the part that stays free is refused at the beginning.
+// TestUploadsKeepDiskFree uploads to a small disk: what would take from the part that stays free is
+// refused at the beginning.
 func TestUploadsKeepDiskFree(t *testing.T) {
 	ctx, local := testCtx(t), t.TempDir()
 	write(t, filepath.Join(local, "3"), make([]byte, 3<<20))
@@ -151,7 +157,8 @@ func TestUploadsKeepDiskFree(t *testing.T) {
 		keep uint64
 		file string
 		want error
-	}{{4 << 20, "3", nil}, {4 << 20, "6", ErrNoSpace}, {0, "6", nil}, {KeepNoneFree, "6", nil}, {8 << 20, "3", ErrNoSpace}} {
+	}{{4 << 20, "3", nil}, {4 << 20, "6", ErrNoSpace}, {0, "6", nil}, {KeepNoneFree, "6", nil},
+		{8 << 20, "3", ErrNoSpace}} {
 		s := serve(t, Options{Root: mounted(t, "tmpfs", "size=8m"), Writable: true, KeepFree: c.keep})
 		if _, err := begun(t, s.peer, "x", 6<<20); c.file == "6" && (err != nil) != (c.want != nil) {
 			t.Errorf("%+v: begin: %v", c, err)
@@ -169,8 +176,8 @@ func TestUploadsKeepDiskFree(t *testing.T) {
 	}
 }
 
-// TestAnnouncedBytesCount has uploads announce more together than the share takes. One that does not come on gives way; saying again
-// how far it is does not help it.
+// TestAnnouncedBytesCount has uploads announce more together than the share takes. One that does
+// not come on gives way; saying again how far it is does not help it.
 func TestAnnouncedBytesCount(t *testing.T) {
 	s := serve(t, Options{Root: t.TempDir(), Writable: true, MaxBytes: 6000})
 	a, err := begun(t, s.peer, "x", 5000)
@@ -212,7 +219,8 @@ func TestAnnouncedBytesCount(t *testing.T) {
 	}
 }
 
-// TestNamesThatCannotBeServed uploads under names whose files the share would neither serve nor count.
+// TestNamesThatCannotBeServed uploads under names whose files the share would neither serve nor
+// count.
 func TestNamesThatCannotBeServed(t *testing.T) {
 	ctx, root, file := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "f")
 	write(t, file, []byte("new"))
@@ -255,7 +263,8 @@ func TestNamesThatCannotBeServed(t *testing.T) {
 	}
 }
 
-// TestAbandonedUploadsExpire leaves partial uploads behind: by default they are kept for a day, and then make room.
+// TestAbandonedUploadsExpire leaves partial uploads behind: by default they are kept for a day, and
+// then make room.
 func TestAbandonedUploadsExpire(t *testing.T) {
 	ctx := testCtx(t)
 	for _, keep := range []time.Duration{0, time.Hour, KeepForever} {
@@ -342,7 +351,8 @@ func TestModeStays(t *testing.T) {
 			t.Fatal(err)
 		}
 		mode(p, m)
-		if fi, err := os.Stat(p); sys.EffectiveUID() == 0 && (err != nil || sys.Identity(fi).UID != 1234 || sys.Identity(fi).GID != 5678) {
+		if fi, err := os.Stat(p); sys.EffectiveUID() == 0 &&
+			(err != nil || sys.Identity(fi).UID != 1234 || sys.Identity(fi).GID != 5678) {
 			t.Errorf("%s belongs to %+v (%v)", p, sys.Identity(fi), err)
 		}
 	}
@@ -354,14 +364,16 @@ func TestModeStays(t *testing.T) {
 	if err := os.Chmod(out, 0o440); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Fetch(ctx, s.c, "large", FetchOptions{Output: out, Overwrite: true, Progress: func(Progress) { mode(out+PartialSuffix, 0o600) }}); err != nil {
+	if _, err := Fetch(ctx, s.c, "large", FetchOptions{Output: out, Overwrite: true, Progress: func(Progress) {
+		mode(out+PartialSuffix, 0o600)
+	}}); err != nil {
 		t.Fatal(err)
 	}
 	mode(out, 0o440)
 }
 
-// TestStepsOutOfOrder has uploads ask for their second step first: the first one, which they ask for when nothing is free for it any
-// more, does not come out of what stays free.
+// TestStepsOutOfOrder has uploads ask for their second step first: the first one, which they ask
+// for when nothing is free for it any more, does not come out of what stays free.
 func TestStepsOutOfOrder(t *testing.T) {
 	const keep = stepSize + 8<<20
 	root := mounted(t, "tmpfs", "size=270m")

@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// A server has no more than before when many peers, which came all at once, have left: neither in its books nor in the process.
+// A server has no more than before when many peers, which came all at once, have left: neither in
+// its books nor in the process.
 func TestMemoryReturnsAfterAStorm(t *testing.T) {
 	const files, peers, gets = 500, 8, 25
 	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
@@ -27,11 +28,12 @@ func TestMemoryReturnsAfterAStorm(t *testing.T) {
 	write(t, filepath.Join(root, "large"), randomBytes(2, 1<<20))
 	var mu sync.Mutex
 	var came []weak.Pointer[transfer.Peer]
-	n := testNode(t, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *transfer.Peer) {
-		mu.Lock()
-		defer mu.Unlock()
-		came = append(came, weak.Make(p))
-	}})
+	n := testNode(t, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"},
+		OnPeer: func(p *transfer.Peer) {
+			mu.Lock()
+			defer mu.Unlock()
+			came = append(came, weak.Make(p))
+		}})
 	s, err := Serve(ctx, n, Options{Root: root, Writable: true, OnAccess: func(Access) {}})
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +45,9 @@ func TestMemoryReturnsAfterAStorm(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		l := c.Link(n.Addrs()[0], transfer.LinkOptions{Retry: transfer.Retry{Attempts: -1, Total: -1, Max: 100 * time.Millisecond}}) // a session may end on a busy machine
+		// a session may end on a busy machine
+		l := c.Link(n.Addrs()[0], transfer.LinkOptions{Retry: transfer.Retry{Attempts: -1, Total: -1,
+			Max: 100 * time.Millisecond}})
 		defer l.Close()
 		m, err := Mirror(ctx, OverLink(l), filepath.Join(local, who), MirrorOptions{})
 		if err != nil || m.Fetched != files+1 {
@@ -60,7 +64,8 @@ func TestMemoryReturnsAfterAStorm(t *testing.T) {
 			if i%2 == 0 {
 				name = "large"
 			}
-			if _, ferr := Fetch(ctx, OverLink(l).ByPath(), name, FetchOptions{Output: filepath.Join(local, fmt.Sprint(who, "-", i))}); ferr != nil {
+			if _, ferr := Fetch(ctx, OverLink(l).ByPath(), name,
+				FetchOptions{Output: filepath.Join(local, fmt.Sprint(who, "-", i))}); ferr != nil {
 				t.Error(ferr)
 			}
 		})
@@ -107,16 +112,21 @@ func TestMemoryReturnsAfterAStorm(t *testing.T) {
 	wg.Wait()
 	left(t, ctx, n)
 	after := now()
-	for deadline := time.Now().Add(wait / 12); (after.goroutines > before.goroutines || after.files > before.files || after.peers > 0) && time.Now().Before(deadline); after = now() { // what ends with a connection does so in its goroutine
+	for deadline := time.Now().Add(wait / 12); (after.goroutines > before.goroutines || after.files > before.files ||
+		after.peers > 0) && time.Now().Before(deadline); after = now() {
+		// what ends with a connection does so in its goroutine
 		runtime.Gosched()
 	}
-	if after.goroutines > before.goroutines || after.files > before.files || after.mappings > before.mappings || after.peers > 0 || after.heap > before.heap+8<<20 || len(came) <= peers {
+	if after.goroutines > before.goroutines || after.files > before.files || after.mappings > before.mappings ||
+		after.peers > 0 || after.heap > before.heap+8<<20 || len(came) <= peers {
 		t.Errorf("after the storm %+v, before it %+v", after, before)
 	}
 	x, m := n.Snapshot(), s.Snapshot()
-	if x.Memory.LandingUsed != books.LandingUsed || x.Memory.LandingReserved != books.LandingReserved || x.Memory.Registrations != books.Registrations || x.Memory.Registered != books.Registered ||
+	if x.Memory.LandingUsed != books.LandingUsed || x.Memory.LandingReserved != books.LandingReserved ||
+		x.Memory.Registrations != books.Registrations || x.Memory.Registered != books.Registered ||
 		len(x.Exports) != files+1 || len(x.Transfers) != 0 || len(m.Reads) != 0 || len(m.Uploads) != 0 {
-		t.Errorf("%+v, before the storm %+v; %d exports, %d transfers, %+v", x.Memory, books, len(x.Exports), len(x.Transfers), m)
+		t.Errorf("%+v, before the storm %+v; %d exports, %d transfers, %+v", x.Memory, books, len(x.Exports),
+			len(x.Transfers), m)
 	}
 }
 

@@ -16,22 +16,24 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// streamWindow is how many bytes are fetched at once for a writer; one window is written while the next comes.
+// streamWindow is how many bytes are fetched at once for a writer; one window is written while the
+// next comes.
 const streamWindow = 8 << 20
 
 // StreamOptions modify a Stream. The zero value is usual.
 type StreamOptions struct {
 	// Digest makes Stream sum up what it writes, for Fetched.SHA256.
 	Digest bool
-	// Expect, if not nil, is the SHA-256 that the content must have: the error is a *DigestError otherwise, after all was written.
+	// Expect, if not nil, is the SHA-256 that the content must have: the error is a *DigestError
+	// otherwise, after all was written.
 	Expect *[32]byte
 	// Progress, if any, is called at the beginning and when bytes were written. It must not block.
 	Progress func(Progress)
 }
 
-// Stream writes what the other side has under name to w, in order. When a session is lost it goes on over the next one of its link
-// where it was, if the content is still the same (ErrChanged); it cannot begin anew, for what was written is written. It keeps 16
-// MiB of memory.
+// Stream writes what the other side has under name to w, in order. When a session is lost it goes
+// on over the next one of its link where it was, if the content is still the same (ErrChanged); it
+// cannot begin anew, for what was written is written. It keeps 16 MiB of memory.
 func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptions) (*Fetched, error) {
 	if err := invariants.Context(ctx, "share.Stream"); err != nil {
 		return nil, err
@@ -47,7 +49,8 @@ func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptio
 		x.digest = sha256.New()
 	}
 	do := transfer.DoOptions{Progress: func() uint64 { return x.far }, Again: func(err error) bool {
-		return !errors.Is(err, errWriter) && (transfer.Retriable(err) || x.restarted && errors.Is(err, control.NotFound))
+		return !errors.Is(err, errWriter) && (transfer.Retriable(err) || x.restarted &&
+			errors.Is(err, control.NotFound))
 	}}
 	err = c.do(ctx, do, x.once)
 	if x.tell != nil {
@@ -60,7 +63,8 @@ func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptio
 		}
 		return nil, fmt.Errorf("share: stream %q: %w", Printable(name), err)
 	}
-	f := &Fetched{Entry: entryOf(x.was), Moved: x.far, Duration: time.Since(begin), Path: x.moved.path, Proof: x.moved.proof}
+	f := &Fetched{Entry: entryOf(x.was), Moved: x.far, Duration: time.Since(begin), Path: x.moved.path,
+		Proof: x.moved.proof}
 	if x.digest != nil {
 		f.SHA256 = new([32]byte)
 		x.digest.Sum(f.SHA256[:0])
@@ -136,11 +140,13 @@ func (x *streamer) run(ctx context.Context, p *transfer.Peer) error {
 	defer lease.Release()
 	window := min(streamWindow, windowOf(p))
 	at := func(off uint64) uint64 { return off/window%2*streamWindow + off%window } // in the memory
-	err = pipeline(ctx, window, 2, x.far, x.was.Size(), &x.moved, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
-		return p.Get(ctx, []path.Copy{x.was.At(off, mem.Span{Region: x.memory, Off: at(off), Len: n})}, transfer.PutOptions{})
-	}, func(upTo uint64) error {
-		return x.write(lease.Bytes()[at(x.far):][:upTo-x.far])
-	})
+	err = pipeline(ctx, window, 2, x.far, x.was.Size(), &x.moved,
+		func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+			return p.Get(ctx, []path.Copy{x.was.At(off, mem.Span{Region: x.memory, Off: at(off), Len: n})},
+				transfer.PutOptions{})
+		}, func(upTo uint64) error {
+			return x.write(lease.Bytes()[at(x.far):][:upTo-x.far])
+		})
 	if err != nil {
 		return err
 	}

@@ -10,14 +10,16 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// A peer that begins uploads and goes on with none of them keeps neither a name nor the room for others to itself.
+// A peer that begins uploads and goes on with none of them keeps neither a name nor the room for
+// others to itself.
 func TestStuckUploadsGiveWay(t *testing.T) {
 	ctx, root, file := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "f")
 	b := randomBytes(5, 100_000)
 	write(t, file, b)
 	s := serve(t, Options{Root: root, Writable: true})
 	begin := func(p *transfer.Peer, i int) error {
-		r := beginRequest{token: token{byte(i), byte(i >> 8), 1}, claim: claim{fmt.Sprint("x", i), 1000, Tag{byte(i), byte(i >> 8), 1}}}
+		r := beginRequest{token: token{byte(i), byte(i >> 8), 1},
+			claim: claim{fmt.Sprint("x", i), 1000, Tag{byte(i), byte(i >> 8), 1}}}
 		_, err := p.Call(ctx, uploadService, r.append(nil))
 		return err
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// teller tells the other side what a fetch does, for its Options.OnAccess. It never holds bytes up: its calls are made on a
-// goroutine of their own. A side that does not want to know says so once per session, and nothing depends on it. Its methods are
-// called by one goroutine at a time.
+// teller tells the other side what a fetch does, for its Options.OnAccess. It never holds bytes up:
+// its calls are made on a goroutine of their own. A side that does not want to know says so once
+// per session, and nothing depends on it. Its methods are called by one goroutine at a time.
 type teller struct {
 	name string
 	size uint64
@@ -37,7 +37,8 @@ type telling struct {
 
 func newTeller(ctx context.Context, name string, size, good uint64) *teller {
 	t := &teller{name: name, size: size, good: good}
-	t.ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx)) // the server gets the end of an interrupted fetch as well
+	// the server gets the end of an interrupted fetch as well
+	t.ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx))
 	return t
 }
 
@@ -50,7 +51,8 @@ func (t *teller) session(p *transfer.Peer) {
 	if t.now != nil && t.now.peer == p {
 		return
 	}
-	x := &telling{t, p, binary.BigEndian.Uint64(id[:]), make(chan struct{}, 1), make(chan readRequest, 1), make(chan struct{})}
+	x := &telling{t, p, binary.BigEndian.Uint64(id[:]), make(chan struct{}, 1), make(chan readRequest, 1),
+		make(chan struct{})}
 	t.now = x
 	from := t.good
 	t.wg.Go(func() {

@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// TreeSource is what UploadTree uploads: a file, or a directory with all files below it. A link that Path names is followed.
+// TreeSource is what UploadTree uploads: a file, or a directory with all files below it. A link
+// that Path names is followed.
 type TreeSource struct {
 	Path string
 	Name string // of a file at the other side; of a directory, what its files' names begin with: "" or, say, "run7/"
@@ -25,14 +26,18 @@ type TreeSource struct {
 type TreeOptions struct {
 	// Overwrite, NoResume and Digest are those of UploadOptions, for each file.
 	Overwrite, NoResume, Digest bool
-	// Filter, if not nil, is asked for each file by its path below its source, with slashes; of a source that is a file, by the last
-	// component of its name.
+	// Filter, if not nil, is asked for each file by its path below its source, with slashes; of a
+	// source that is a file, by the last component of its name.
 	Filter   *Filter
-	Parallel int  // files uploaded at once, 60 at most; 0 means 4 large ones and, beside them, 16 of up to 256 KiB
-	DryRun   bool // only says what would be done, by the listing of the other side, which this node needs the right list for
-	// Progress, if any, is called as bytes are verified, by one goroutine at a time. It must not block.
+	Parallel int // files uploaded at once, 60 at most; 0 means 4 large ones and, beside them, 16 of up to 256 KiB
+	// only says what would be done, by the listing of the other side, which this node needs the
+	// right list for
+	DryRun bool
+	// Progress, if any, is called as bytes are verified, by one goroutine at a time. It must not
+	// block.
 	Progress func(MirrorProgress)
-	// OnFile, if any, is called once for each file when it is dealt with, by one goroutine at a time. It must not block.
+	// OnFile, if any, is called once for each file when it is dealt with, by one goroutine at a
+	// time. It must not block.
 	OnFile func(MirrorFile)
 }
 
@@ -50,17 +55,23 @@ const (
 	smallUploadsAtOnce = 16
 )
 
-// UploadTree uploads files and directories, some files at once. It keeps what the other side has already: a file of that name, size and
-// content. The other side compares small files with what comes; of a large one both sides compute the SHA-256. A file of that name with another
-// content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
+// UploadTree uploads files and directories, some files at once. It keeps what the other side has
+// already: a file of that name, size and content. The other side compares small files with what
+// comes; of a large one both sides compute the SHA-256. A file of that name with another content
+// fails with ErrExists, unless Overwrite is set: then each file is uploaded.
 //
-// Below a directory, UploadTree follows no links: it leaves them out, as it does pipes and devices, and calls OnFile. It opens each file below the
-// directory that it has walked, so a link that takes the place of a file or a directory while it runs leads nowhere: the files behind it fail. Files that this package keeps beside its own
-// (.penstock-mirror, .penstock-mirror-new, .penstock-uploads, partial files with their state) are passed over. A directory with nothing in it is made at the other side, and is in a count only if that fails.
+// Below a directory, UploadTree follows no links: it leaves them out, as it does pipes and devices,
+// and calls OnFile. It opens each file below the directory that it has walked, so a link that takes
+// the place of a file or a directory while it runs leads nowhere: the files behind it fail. Files
+// that this package keeps beside its own (.penstock-mirror, .penstock-mirror-new,
+// .penstock-uploads, partial files with their state) are passed over. A directory with nothing in
+// it is made at the other side, and is in a count only if that fails.
 //
-// The error is nil if every file was dealt with; it wraps the first failure otherwise, and the account holds all of them. A file that fails does not
-// keep the others from being uploaded, but when the other side is lost for good, or takes no uploads, the rest fails with that. A source that cannot be looked at, or
-// two files that would get one name, are an error before anything is uploaded. When ctx ends, files under way are in no count.
+// The error is nil if every file was dealt with; it wraps the first failure otherwise, and the
+// account holds all of them. A file that fails does not keep the others from being uploaded, but
+// when the other side is lost for good, or takes no uploads, the rest fails with that. A source
+// that cannot be looked at, or two files that would get one name, are an error before anything is
+// uploaded. When ctx ends, files under way are in no count.
 func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions) (*UploadedTree, error) {
 	if err := invariants.Context(ctx, "share.UploadTree"); err != nil {
 		return nil, err
@@ -82,13 +93,15 @@ func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions
 	} else {
 		t.run(ctx)
 	}
-	u := &UploadedTree{Sent: t.files[MirrorSent], Kept: t.files[MirrorSkipped], Failed: t.files[MirrorFailed], LeftOut: t.files[MirrorLeftOut],
-		Moved: t.moved, Failures: t.failures, Duration: time.Since(begin)}
+	u := &UploadedTree{Sent: t.files[MirrorSent], Kept: t.files[MirrorSkipped], Failed: t.files[MirrorFailed],
+		LeftOut: t.files[MirrorLeftOut],
+		Moved:   t.moved, Failures: t.failures, Duration: time.Since(begin)}
 	if err := ctx.Err(); err != nil {
 		return u, fmt.Errorf("share: upload: %w", err)
 	}
 	if n := u.Failed; n > 0 {
-		return u, fmt.Errorf("share: upload: %d of %d files failed, the first: %w", n, t.progress.Files, u.Failures[0].Err)
+		return u, fmt.Errorf("share: upload: %d of %d files failed, the first: %w", n, t.progress.Files,
+			u.Failures[0].Err)
 	}
 	return u, nil
 }
@@ -136,7 +149,8 @@ func (t *tree) one(ctx context.Context, from sourceFile) MirrorFile {
 	err := t.gone()
 	var sent *Sent
 	if err == nil { // else each file would wait as long as the one before
-		sent, err = from.upload(ctx, t.c, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Like: true, Digest: t.o.Digest, Progress: t.advance})
+		sent, err = from.upload(ctx, t.c, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Like: true,
+			Digest: t.o.Digest, Progress: t.advance})
 	}
 	if errors.Is(err, ErrExists) && !t.o.Overwrite {
 		same, serr := t.has(ctx, from)
@@ -182,7 +196,8 @@ func (t *tree) dryRun(ctx context.Context) {
 	}
 }
 
-// names are those that the other side has, with their sizes, under what all names here begin with. It is an error if that side takes no uploads.
+// names are those that the other side has, with their sizes, under what all names here begin with.
+// It is an error if that side takes no uploads.
 func (t *tree) names(ctx context.Context) (map[string]uint64, error) {
 	err := t.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		_, err := p.Call(ctx, uploadService, appendEnd(nil, 0)) // of an upload that is none

@@ -17,7 +17,8 @@ import (
 )
 
 // uploadTree is UploadTree with an account of what became of each name.
-func uploadTree(t *testing.T, c Conn, o TreeOptions, sources ...TreeSource) (map[string]MirrorAction, *UploadedTree, error) {
+func uploadTree(t *testing.T, c Conn, o TreeOptions, sources ...TreeSource) (map[string]MirrorAction, *UploadedTree,
+	error) {
 	t.Helper()
 	became := map[string]MirrorAction{}
 	var last MirrorProgress
@@ -34,8 +35,10 @@ func uploadTree(t *testing.T, c Conn, o TreeOptions, sources ...TreeSource) (map
 		for _, a := range became {
 			counts[a]++
 		}
-		if want := (map[MirrorAction]int{MirrorSent: u.Sent, MirrorSkipped: u.Kept, MirrorFailed: u.Failed, MirrorLeftOut: u.LeftOut}); counts[MirrorSent] != want[MirrorSent] ||
-			counts[MirrorSkipped] != want[MirrorSkipped] || counts[MirrorFailed] != want[MirrorFailed] || counts[MirrorLeftOut] != want[MirrorLeftOut] {
+		if want := (map[MirrorAction]int{MirrorSent: u.Sent, MirrorSkipped: u.Kept, MirrorFailed: u.Failed,
+			MirrorLeftOut: u.LeftOut}); counts[MirrorSent] != want[MirrorSent] ||
+			counts[MirrorSkipped] != want[MirrorSkipped] || counts[MirrorFailed] != want[MirrorFailed] ||
+			counts[MirrorLeftOut] != want[MirrorLeftOut] {
 			t.Errorf("the account says %v, the names %v", want, counts)
 		}
 		if last.BytesDone != last.Bytes || last.FilesDone+last.FilesFailed != last.Files {
@@ -47,7 +50,8 @@ func uploadTree(t *testing.T, c Conn, o TreeOptions, sources ...TreeSource) (map
 
 func TestUploadTree(t *testing.T) {
 	root, local := t.TempDir(), t.TempDir()
-	files := map[string][]byte{"a": []byte("1"), "sub/empty": {}, "sub/large": randomBytes(3, 2*chunkSize+7), "sub/.dot": []byte("d"), "sub/\u00e9 .": []byte("d")}
+	files := map[string][]byte{"a": []byte("1"), "sub/empty": {}, "sub/large": randomBytes(3, 2*chunkSize+7),
+		"sub/.dot": []byte("d"), "sub/\u00e9 .": []byte("d")}
 	for i := range 40 {
 		files[fmt.Sprintf("many/%02d", i)] = fmt.Append(nil, "content ", i)
 	}
@@ -56,10 +60,13 @@ func TestUploadTree(t *testing.T) {
 		write(t, filepath.Join(local, n), b)
 		want["run/"+n] = MirrorSent
 	}
-	for _, n := range []string{recordName, "y.partial", "y.partial.state", stagingDir + "/z", "sub/" + batchDir + "/7"} {
+	for _, n := range []string{recordName, "y.partial", "y.partial.state", stagingDir + "/z",
+		"sub/" + batchDir + "/7"} {
 		write(t, filepath.Join(local, n), nil)
 	}
-	if err := errors.Join(os.Symlink("a", filepath.Join(local, "link")), os.Symlink("sub", filepath.Join(local, "dirlink")), os.Mkdir(filepath.Join(local, "nothing"), 0o755)); err != nil {
+	if err := errors.Join(os.Symlink("a", filepath.Join(local, "link")),
+		os.Symlink("sub", filepath.Join(local, "dirlink")),
+		os.Mkdir(filepath.Join(local, "nothing"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	want["run/link"], want["run/dirlink"] = MirrorLeftOut, MirrorLeftOut
@@ -81,7 +88,8 @@ func TestUploadTree(t *testing.T) {
 		if n := s.Snapshot().Files; n != len(want)-2 { // without a scan; two are links
 			t.Errorf("strong %t: %d files are served of %d", strong, n, len(want)-2)
 		}
-		// What is there is kept, and moves no bytes. What is there with another content is not replaced.
+		// What is there is kept, and moves no bytes. What is there with another content is not
+		// replaced.
 		write(t, filepath.Join(local, "sub/large"), randomBytes(4, 2*chunkSize+7))
 		write(t, filepath.Join(local, "a"), []byte("12"))
 		if err := os.Remove(filepath.Join(root, "run/many/07")); err != nil {
@@ -95,7 +103,8 @@ func TestUploadTree(t *testing.T) {
 			t.Errorf("strong %t, again: %+v, %v", strong, u, err)
 		}
 		same(t, filepath.Join(root, "run/a"), []byte("1"))
-		if _, u, err = uploadTree(t, s.c, TreeOptions{Overwrite: true, Parallel: 3}, sources...); err != nil || u.Sent != len(files)+1 {
+		if _, u, err = uploadTree(t, s.c, TreeOptions{Overwrite: true, Parallel: 3}, sources...); err != nil ||
+			u.Sent != len(files)+1 {
 			t.Errorf("strong %t, to replace: %+v, %v", strong, u, err)
 		}
 		same(t, filepath.Join(root, "run/sub/large"), randomBytes(4, 2*chunkSize+7))
@@ -105,7 +114,8 @@ func TestUploadTree(t *testing.T) {
 		}
 		s.uploads.mu.Unlock()
 		// For the next round.
-		if err := errors.Join(os.RemoveAll(filepath.Join(root, "run")), os.Remove(filepath.Join(root, "one.bin"))); err != nil {
+		if err := errors.Join(os.RemoveAll(filepath.Join(root, "run")),
+			os.Remove(filepath.Join(root, "one.bin"))); err != nil {
 			t.Fatal(err)
 		}
 		for n, b := range files {
@@ -114,7 +124,8 @@ func TestUploadTree(t *testing.T) {
 	}
 }
 
-// A source may be a link; below it, none is followed. Files that cannot be read fail, and the others are uploaded.
+// A source may be a link; below it, none is followed. Files that cannot be read fail, and the
+// others are uploaded.
 func TestUploadTreeFailures(t *testing.T) {
 	root, local := t.TempDir(), t.TempDir()
 	for _, n := range []string{"a/b", "a/c", "d", "longer/" + strings.Repeat("x", 250), "\xff", "x.partial", ".dot"} {
@@ -127,7 +138,8 @@ func TestUploadTreeFailures(t *testing.T) {
 	write(t, filepath.Join(root, "a"), []byte("a file")) // where a directory is needed
 	s := serve(t, Options{Root: root, Writable: true})
 	got, _, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{link, ""})
-	want := map[string]MirrorAction{"a/b": MirrorFailed, "a/c": MirrorFailed, "d": MirrorSent, "longer/" + strings.Repeat("x", 250): MirrorFailed, "\xff": MirrorFailed, "x.partial": MirrorFailed, ".dot": MirrorFailed}
+	want := map[string]MirrorAction{"a/b": MirrorFailed, "a/c": MirrorFailed, "d": MirrorSent, "longer/" +
+		strings.Repeat("x", 250): MirrorFailed, "\xff": MirrorFailed, "x.partial": MirrorFailed, ".dot": MirrorFailed}
 	if err == nil || !strings.Contains(err.Error(), "6 of 7 files failed") || !maps.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -144,7 +156,8 @@ func TestUploadTreeFailures(t *testing.T) {
 		{ErrUnsafe, []TreeSource{{local, "x/"}, {pipe, "y"}}},
 		{ErrExists, []TreeSource{{filepath.Join(local, "a"), "x/"}, {filepath.Join(local, "d"), "x/c"}}},
 	} {
-		if got, u, err := uploadTree(t, s.c, TreeOptions{}, c.sources...); !errors.Is(err, c.want) || u != nil || len(got) > 0 {
+		if got, u, err := uploadTree(t, s.c, TreeOptions{}, c.sources...); !errors.Is(err, c.want) || u != nil ||
+			len(got) > 0 {
 			t.Errorf("%v: %v, %v", c.sources, got, err)
 		}
 	}
@@ -161,10 +174,12 @@ func TestUploadTreeFilter(t *testing.T) {
 	for i, c := range []struct{ rules, want string }{
 		{"-*.tmp -cache/", "a.bin b/c.bin"},
 		{"+cache/keep -cache -*.tmp", "a.bin b/c.bin cache/keep/y.bin"},
-		{"-run", "a.bin a.tmp b/c.bin b/c.tmp cache/keep/y.bin cache/x.bin other.tmp"}, // below the source, nothing is called so
+		// below the source, nothing is called so
+		{"-run", "a.bin a.tmp b/c.bin b/c.tmp cache/keep/y.bin cache/x.bin other.tmp"},
 	} {
 		prefix := fmt.Sprint("run", i, "/")
-		got, _, err := uploadTree(t, s.c, TreeOptions{Filter: filterOf(t, strings.Fields(c.rules)...)}, TreeSource{local, prefix + "run/"}, tmp)
+		got, _, err := uploadTree(t, s.c, TreeOptions{Filter: filterOf(t, strings.Fields(c.rules)...)},
+			TreeSource{local, prefix + "run/"}, tmp)
 		var names []string
 		for n := range got {
 			names = append(names, strings.TrimPrefix(n, prefix+"run/"))
@@ -176,7 +191,8 @@ func TestUploadTreeFilter(t *testing.T) {
 	}
 }
 
-// When the other side takes no uploads, or is gone, all that is left fails with that. A context that ends leaves what is under way in no count.
+// When the other side takes no uploads, or is gone, all that is left fails with that. A context
+// that ends leaves what is under way in no count.
 func TestUploadTreeStops(t *testing.T) {
 	local := t.TempDir()
 	const n = (putsAtOnce + 4) * batchFiles // more than are under way at once
@@ -184,7 +200,8 @@ func TestUploadTreeStops(t *testing.T) {
 		write(t, filepath.Join(local, fmt.Sprint(i)), []byte("x"))
 	}
 	s := serve(t, Options{Root: t.TempDir()})
-	if _, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{local, ""}); !errors.Is(err, ErrRefused) || u.Failed != n {
+	if _, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{local, ""}); !errors.Is(err, ErrRefused) ||
+		u.Failed != n {
 		t.Errorf("%+v, %v", u, err)
 	}
 	s = serve(t, Options{Root: t.TempDir(), Writable: true})
@@ -241,7 +258,8 @@ func TestLowRate(t *testing.T) {
 	write(t, file, randomBytes(1, 3*chunkSize))
 	s := serve(t, Options{Root: t.TempDir(), Writable: true})
 	for rate, want := range map[uint64]int{0: 3, window: 3, window - 1: 4} {
-		n := testNode(t, transfer.Options{Name: "limited", Limits: transfer.Limits{Node: transfer.Quota{Out: sched.Limits{Rate: rate}}}})
+		n := testNode(t, transfer.Options{Name: "limited",
+			Limits: transfer.Limits{Node: transfer.Quota{Out: sched.Limits{Rate: rate}}}})
 		p, err := n.Dial(ctx, s.node.Addrs()[0])
 		if err != nil {
 			t.Fatal(err)
@@ -258,7 +276,8 @@ func TestLowRate(t *testing.T) {
 				if _, err := Upload(ctx, c, file, name, UploadOptions{Overwrite: true}); err != nil {
 					return err
 				}
-				_, err := Fetch(ctx, c, name, FetchOptions{Output: filepath.Join(t.TempDir(), name), Progress: progress})
+				_, err := Fetch(ctx, c, name, FetchOptions{Output: filepath.Join(t.TempDir(), name),
+					Progress: progress})
 				return err
 			},
 		} {

@@ -137,7 +137,8 @@ func (b *putBatches) put(ctx context.Context, files []sourceFile, region *mem.Re
 	for _, f := range files {
 		p := smallPut{name: f.Name, size: uint32(f.Size)}
 		to := lease.Bytes()[size:][:f.Size]
-		if f.Name == "" || len(f.Name) > MaxName || !utf8.ValidString(f.Name) || p.read(f, to) != nil { // an upload of it alone says why, or takes it as it is now
+		if f.Name == "" || len(f.Name) > MaxName || !utf8.ValidString(f.Name) || p.read(f, to) != nil {
+			// an upload of it alone says why, or takes it as it is now
 			b.alone(f)
 			continue
 		}

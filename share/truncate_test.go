@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// TestTruncatedWhileServed truncates a file that is being served, in the middle of a fetch: the server, a process of its own,
-// lives and serves other files, and the fetch fails.
+// TestTruncatedWhileServed truncates a file that is being served, in the middle of a fetch: the
+// server, a process of its own, lives and serves other files, and the fetch fails.
 func TestTruncatedWhileServed(t *testing.T) {
 	if serveChild(t) {
 		return
@@ -33,14 +33,15 @@ func TestTruncatedWhileServed(t *testing.T) {
 			t.Fatal(err)
 		}
 		done := false
-		_, err = Fetch(ctx, Over(peer), "large", FetchOptions{Output: filepath.Join(out, "large"), Progress: func(x Progress) {
-			if !done && x.Bytes > x.Start {
-				done = true
-				if err := os.Truncate(file, cut); err != nil {
-					t.Error(err)
+		_, err = Fetch(ctx, Over(peer), "large", FetchOptions{Output: filepath.Join(out, "large"),
+			Progress: func(x Progress) {
+				if !done && x.Bytes > x.Start {
+					done = true
+					if err := os.Truncate(file, cut); err != nil {
+						t.Error(err)
+					}
 				}
-			}
-		}})
+			}})
 		if !errors.Is(err, ErrChanged) || !done {
 			t.Fatalf("cut to %d: %v", cut, err)
 		}
@@ -49,7 +50,8 @@ func TestTruncatedWhileServed(t *testing.T) {
 		if peer.Err() != nil {
 			t.Errorf("cut to %d: the session was lost: %v", cut, peer.Err())
 		}
-		if _, err := Fetch(ctx, Over(peer), "other", FetchOptions{Output: filepath.Join(out, "other"), Overwrite: true}); err != nil {
+		if _, err := Fetch(ctx, Over(peer), "other",
+			FetchOptions{Output: filepath.Join(out, "other"), Overwrite: true}); err != nil {
 			t.Errorf("cut to %d: another file afterwards: %v", cut, err)
 		}
 		peer.Close()
@@ -68,7 +70,8 @@ func TestTruncatedWhileServed(t *testing.T) {
 // childRoot is set in a process that serves for a test.
 const childRoot = "PENSTOCK_SHARE_ROOT"
 
-// serveChild serves for the test that started this process, until it is killed; it returns false in the test itself.
+// serveChild serves for the test that started this process, until it is killed; it returns false in
+// the test itself.
 func serveChild(t *testing.T) bool {
 	root := os.Getenv(childRoot)
 	if root == "" {
@@ -78,7 +81,8 @@ func serveChild(t *testing.T) bool {
 	if listen == "" {
 		listen = "tcp://127.0.0.1:0"
 	}
-	n, err := transfer.Open(context.Background(), transfer.Options{Anonymous: identity.All, Name: "child", Listen: []string{listen}})
+	n, err := transfer.Open(context.Background(), transfer.Options{Anonymous: identity.All, Name: "child",
+		Listen: []string{listen}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +92,8 @@ func serveChild(t *testing.T) bool {
 			select {}
 		}
 	}
-	if _, err := Serve(context.Background(), n, Options{Root: root, Writable: true, Tensors: true, OnAccess: held}); err != nil {
+	if _, err := Serve(context.Background(), n, Options{Root: root, Writable: true, Tensors: true,
+		OnAccess: held}); err != nil {
 		t.Fatal(err)
 	}
 	os.Stdout.WriteString("serving at " + n.Addrs()[0] + "\n")
@@ -112,8 +117,9 @@ func servingAt(t *testing.T, p *proc.Process) string {
 	return strings.TrimSpace(m[1])
 }
 
-// TestPartialTruncatedWhileFetched truncates the partial file, which is mapped, while bytes arrive in it and while it is summed
-// up: this process lives, the fetch fails, and the next one does not count what is gone as good.
+// TestPartialTruncatedWhileFetched truncates the partial file, which is mapped, while bytes arrive
+// in it and while it is summed up: this process lives, the fetch fails, and the next one does not
+// count what is gone as good.
 func TestPartialTruncatedWhileFetched(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	content := randomBytes(1, 4*window)

@@ -22,14 +22,17 @@ type UploadOptions struct {
 	Overwrite bool
 	// NoResume starts from the beginning even if the other side has a part of the same file.
 	NoResume bool
-	// Like gives the file the modification time and the permissions of the local one, less what the other side's umask says. What is
-	// replaced keeps its permissions.
+	// Like gives the file the modification time and the permissions of the local one, less what the
+	// other side's umask says. What is replaced keeps its permissions.
 	Like bool
-	// Digest makes Upload sum up the file first, for Sent.SHA256, and the other side compare its own sum before the file gets its name.
+	// Digest makes Upload sum up the file first, for Sent.SHA256, and the other side compare its
+	// own sum before the file gets its name.
 	Digest bool
-	// Expect, if not nil, is Digest, and nothing is sent unless the SHA-256 is this one: the error is a *DigestError.
+	// Expect, if not nil, is Digest, and nothing is sent unless the SHA-256 is this one: the error
+	// is a *DigestError.
 	Expect *[32]byte
-	// Progress, if any, is called at the beginning and as bytes are verified, by one goroutine at a time. It must not block.
+	// Progress, if any, is called at the beginning and as bytes are verified, by one goroutine at a
+	// time. It must not block.
 	Progress func(Progress)
 }
 
@@ -46,10 +49,11 @@ type Sent struct {
 	SHA256   *[32]byte     // nil if it was not asked for
 }
 
-// Upload copies the local file to the other side, under name. It returns when the file is complete there, verified, synced and
-// in its place. If it ends early, the other side keeps the part that was verified, and the next Upload of the same file goes
-// on from there: the error is a *PartialError then. ErrRefused means that the other side does not take it; ErrExists, ErrBusy
-// and ErrNoSpace match what it says.
+// Upload copies the local file to the other side, under name. It returns when the file is complete
+// there, verified, synced and in its place. If it ends early, the other side keeps the part that
+// was verified, and the next Upload of the same file goes on from there: the error is a
+// *PartialError then. ErrRefused means that the other side does not take it; ErrExists, ErrBusy and
+// ErrNoSpace match what it says.
 func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*Sent, error) {
 	if err := invariants.Context(ctx, "share.Upload"); err != nil {
 		return nil, err
@@ -62,8 +66,8 @@ func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*S
 	return uploadFile(ctx, c, f, file, name, o)
 }
 
-// UploadFile is Upload of an open file, which need not have a name any more. It uploads all of the file, whatever its offset, and leaves it
-// open.
+// UploadFile is Upload of an open file, which need not have a name any more. It uploads all of the
+// file, whatever its offset, and leaves it open.
 func UploadFile(ctx context.Context, c Conn, f *os.File, name string, o UploadOptions) (*Sent, error) {
 	if err := invariants.Context(ctx, "share.UploadFile"); err != nil {
 		return nil, err
@@ -77,7 +81,8 @@ func uploadFile(ctx context.Context, c Conn, f *os.File, file, name string, o Up
 	if _, err := PathOf(name); err != nil {
 		return nil, err
 	}
-	u := &uploader{c: c, o: o, file: file, f: f, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume, claim: claim{name: name}}}
+	u := &uploader{c: c, o: o, file: file, f: f, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume,
+		claim: claim{name: name}}}
 	rand.Read(u.token[:]) // never fails
 	if err := u.open(); err != nil {
 		return nil, err
@@ -158,7 +163,8 @@ func (u *uploader) run(ctx context.Context) error {
 	o := transfer.DoOptions{
 		Again: func(err error) bool {
 			switch {
-			case errors.Is(err, ErrChanged), errors.Is(err, control.Busy), errors.Is(err, control.Internal), errors.Is(err, control.Integrity):
+			case errors.Is(err, ErrChanged), errors.Is(err, control.Busy), errors.Is(err, control.Internal),
+				errors.Is(err, control.Integrity):
 				return false
 			case errors.Is(err, control.Unsupported): // it listens before it takes uploads
 				return restarted
@@ -183,8 +189,8 @@ func (u *uploader) unchanged() (os.FileInfo, error) {
 	return fi, err
 }
 
-// once tries with one session. The error is ErrChanged if the file changed: bytes that are no longer there show as an error of a path, which
-// another attempt would meet again.
+// once tries with one session. The error is ErrChanged if the file changed: bytes that are no
+// longer there show as an error of a path, which another attempt would meet again.
 func (u *uploader) once(ctx context.Context, p *transfer.Peer) (err error) {
 	defer func() {
 		if _, cerr := u.unchanged(); err != nil && errors.Is(cerr, ErrChanged) {
@@ -215,16 +221,18 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	if u.size > u.good {
 		var r *transfer.Remote // of the step that is being filled
 		at := uint64(0)
-		err := pipeline(ctx, windowOf(p), flying, u.good, u.size, &u.moved, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
-			if step := off / stepSize; r == nil || step != at {
-				var err error
-				if r, err = u.ask(ctx, p, a.id, step); err != nil {
-					return nil, err
+		err := pipeline(ctx, windowOf(p), flying, u.good, u.size, &u.moved,
+			func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+				if step := off / stepSize; r == nil || step != at {
+					var err error
+					if r, err = u.ask(ctx, p, a.id, step); err != nil {
+						return nil, err
+					}
+					at = step
 				}
-				at = step
-			}
-			return p.Put(ctx, []path.Copy{r.At(off-at*stepSize, mem.Span{Region: u.region, Off: off, Len: n})}, transfer.PutOptions{})
-		}, func(upTo uint64) error { return u.vouch(ctx, p, a.id, upTo) })
+				return p.Put(ctx, []path.Copy{r.At(off-at*stepSize, mem.Span{Region: u.region, Off: off, Len: n})},
+					transfer.PutOptions{})
+			}, func(upTo uint64) error { return u.vouch(ctx, p, a.id, upTo) })
 		if err != nil {
 			return err
 		}
@@ -337,7 +345,8 @@ func (u *uploader) vouch(ctx context.Context, p *transfer.Peer, id, upTo uint64)
 
 func (u *uploader) report() {
 	if u.o.Progress != nil {
-		u.o.Progress(Progress{Name: u.name, File: u.file, Bytes: u.good, Size: u.size, Start: u.start, Via: u.moved.path})
+		u.o.Progress(Progress{Name: u.name, File: u.file, Bytes: u.good, Size: u.size, Start: u.start,
+			Via: u.moved.path})
 	}
 }
 
@@ -347,7 +356,8 @@ func told(err error) error {
 		return fmt.Errorf("%w: it takes no uploads: %w", ErrRefused, err)
 	}
 	for _, k := range refusals {
-		if k.err != ErrClosed && k.code != control.BadRequest && errors.Is(err, k.code) && !errors.Is(err, transfer.ErrPeerLost) {
+		if k.err != ErrClosed && k.code != control.BadRequest && errors.Is(err, k.code) &&
+			!errors.Is(err, transfer.ErrPeerLost) {
 			return fmt.Errorf("%w: %w", k.err, err)
 		}
 	}

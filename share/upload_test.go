@@ -17,7 +17,8 @@ func TestUpload(t *testing.T) {
 	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
 	var came []Uploaded
 	s := serve(t, Options{Root: root, Writable: true, OnUpload: func(u Uploaded) { came = append(came, u) }})
-	for name, b := range map[string][]byte{"empty": {}, "a/b/small": []byte("hello"), " large. ": randomBytes(3, 2*window+chunkSize+7)} {
+	for name, b := range map[string][]byte{"empty": {}, "a/b/small": []byte("hello"),
+		" large. ": randomBytes(3, 2*window+chunkSize+7)} {
 		file := filepath.Join(local, "f")
 		write(t, file, b)
 		var last Progress
@@ -84,7 +85,9 @@ func TestUploadRefusals(t *testing.T) {
 	refused(Options{Writable: true, MaxUpload: 4999}, "x", ErrNoSpace)
 	refused(Options{Writable: true, MaxBytes: 5999}, "x", ErrNoSpace)
 	refused(Options{Writable: true, MaxFiles: 1}, "x", ErrNoSpace)
-	refused(Options{Writable: true, MayUpload: func(*transfer.Peer, string, uint64) error { return errors.New("not you") }}, "x", ErrRefused)
+	refused(Options{Writable: true, MayUpload: func(*transfer.Peer, string, uint64) error {
+		return errors.New("not you")
+	}}, "x", ErrRefused)
 	refused(Options{Writable: true}, "", ErrName)
 	for _, name := range []string{"\xff", "../x", "a//b", "a/../b", "/x", "x.partial", stagingDir + "/x", "a\nb"} {
 		refused(Options{Writable: true}, name, ErrName)
@@ -103,7 +106,8 @@ func TestUploadOverLinksThatLeadOut(t *testing.T) {
 	file := filepath.Join(local, "f")
 	write(t, file, []byte("new"))
 	write(t, filepath.Join(out, "victim"), []byte("old"))
-	if err := errors.Join(os.Symlink(out, filepath.Join(root, "dir")), os.Symlink(filepath.Join(out, "victim"), filepath.Join(root, "file")),
+	if err := errors.Join(os.Symlink(out, filepath.Join(root, "dir")),
+		os.Symlink(filepath.Join(out, "victim"), filepath.Join(root, "file")),
 		os.Symlink("sub", filepath.Join(root, "inside")), os.Mkdir(filepath.Join(root, "sub"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +121,8 @@ func TestUploadOverLinksThatLeadOut(t *testing.T) {
 	only(t, out, "victim")
 	only(t, filepath.Join(root, "sub"))
 	// The staging directory itself is a link.
-	if err := errors.Join(os.RemoveAll(filepath.Join(root, stagingDir)), os.Symlink(out, filepath.Join(root, stagingDir))); err != nil {
+	if err := errors.Join(os.RemoveAll(filepath.Join(root, stagingDir)),
+		os.Symlink(out, filepath.Join(root, stagingDir))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Upload(ctx, s.c, file, "y", UploadOptions{}); err == nil {
@@ -126,8 +131,8 @@ func TestUploadOverLinksThatLeadOut(t *testing.T) {
 	only(t, out, "victim")
 }
 
-// An upload ends while its commit waits until the peer cannot write to the file any more: its place is not free before that, or
-// the peer could write to the file of the next upload.
+// An upload ends while its commit waits until the peer cannot write to the file any more: its place
+// is not free before that, or the peer could write to the file of the next upload.
 func TestUploadEndedWhileItIsFenced(t *testing.T) {
 	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
 	write(t, file, randomBytes(9, 100_000))

@@ -21,16 +21,16 @@ import (
 )
 
 const (
-	// answerTime is how long a call waits for what takes long before it answers "not yet". It is well below the time after
-	// which a request is given up.
+	// answerTime is how long a call waits for what takes long before it answers "not yet". It is
+	// well below the time after which a request is given up.
 	answerTime = 3 * time.Second
-	// maxUploads bounds the uploads under way at once, maxUploadsOfOne those of one peer, so that it cannot keep all others out;
-	// maxRecent is how many are remembered after their end.
+	// maxUploads bounds the uploads under way at once, maxUploadsOfOne those of one peer, so that
+	// it cannot keep all others out; maxRecent is how many are remembered after their end.
 	maxUploads      = 256
 	maxUploadsOfOne = 64
 	maxRecent       = 256
-	// idleUpload is how long an upload may not come on before it has to give way to others that want its name or its room. A peer
-	// says how far it is after each window.
+	// idleUpload is how long an upload may not come on before it has to give way to others that
+	// want its name or its room. A peer says how far it is after each window.
 	idleUpload = 5 * time.Minute
 )
 
@@ -49,7 +49,8 @@ type uploads struct {
 	partials partials
 }
 
-// upload is a file that a peer is putting here. A goroutine of its own owns it from beginning to end.
+// upload is a file that a peer is putting here. A goroutine of its own owns it from beginning to
+// end.
 type upload struct {
 	beginRequest
 	s      *Server
@@ -221,7 +222,8 @@ func (s *Server) uploadPath(name string) (string, error) {
 		return "", fmt.Errorf("%w: %d directories deep, expected at most %d", ErrName, n, maxDepth)
 	}
 	if slices.ContainsFunc(strings.Split(at, "/"), s.hidden) {
-		return "", fmt.Errorf("%w: %q: a part of it begins with a dot, and this share has no hidden files: that needs Options.Hidden (penstock serve --hidden)", ErrName, Printable(name))
+		return "", fmt.Errorf("%w: %q: a part of it begins with a dot, and this share has no hidden files: that "+
+			"needs Options.Hidden (penstock serve --hidden)", ErrName, Printable(name))
 	}
 	return at, nil
 }
@@ -272,8 +274,9 @@ func (s *Server) begin(ctx context.Context, p *transfer.Peer, r beginRequest) (*
 	}
 }
 
-// enter returns the upload of this request, which it makes unless it is there; or, with before, one that has to give
-// way: of the same file, or of a peer that is stuck. Nil means that the upload of this token is complete.
+// enter returns the upload of this request, which it makes unless it is there; or, with before, one
+// that has to give way: of the same file, or of a peer that is stuck. Nil means that the upload of
+// this token is complete.
 func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, before bool, err error) {
 	disk, err := s.disk()
 	if err != nil {
@@ -302,7 +305,8 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 				u.heard = time.Now()
 			}
 			return u, false, nil
-		case u.peer == p || u.peer.Err() != nil || u.claim == r.claim || u.ended() || up.stuck(u): // perhaps the same one, after its connection was lost
+		// perhaps the same one, after its connection was lost
+		case u.peer == p || u.peer.Err() != nil || u.claim == r.claim || u.ended() || up.stuck(u):
 			return u, true, nil
 		}
 		return nil, false, fmt.Errorf("%w: another peer is uploading this name", ErrBusy)
@@ -345,8 +349,10 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails
-	u = &upload{beginRequest: r, s: s, id: binary.BigEndian.Uint64(id[:]), peer: p, path: at, base: base, heard: time.Now(),
-		commit: make(chan commitRequest, 1), ready: make(chan struct{}), over: make(chan struct{}), steps: map[uint64]*uploadStep{}}
+	u = &upload{beginRequest: r, s: s, id: binary.BigEndian.Uint64(id[:]), peer: p, path: at, base: base,
+		heard:  time.Now(),
+		commit: make(chan commitRequest, 1), ready: make(chan struct{}), over: make(chan struct{}),
+		steps: map[uint64]*uploadStep{}}
 	u.ctx, u.cancel = context.WithCancelCause(s.ctx)
 	up.active[at] = u
 	up.partials.remove(base)
@@ -355,7 +361,8 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 	return u, false, nil
 }
 
-// stuck reports whether an upload has not come on for so long that it has to give way. The mutex is held.
+// stuck reports whether an upload has not come on for so long that it has to give way. The mutex is
+// held.
 func (up *uploads) stuck(u *upload) bool { return time.Since(u.heard) >= up.idle }
 
 // free says whether a file may be made at a path below the root.
@@ -377,7 +384,8 @@ func (u *upload) run() {
 	err := u.open()
 	var told *access
 	if err == nil {
-		told = newAccess(Access{Peer: u.peer, Name: u.name, Upload: true, Size: u.size, From: u.p.start, Good: u.p.start})
+		told = newAccess(Access{Peer: u.peer, Name: u.name, Upload: true, Size: u.size, From: u.p.start,
+			Good: u.p.start})
 		s.begins(told)
 	}
 	u.mu.Lock()
@@ -395,8 +403,8 @@ func (u *upload) run() {
 			err = u.peer.Err()
 		}
 	}
-	// Nothing writes to the memory any more when the partial file is closed, and so its lock given up. The node gives up peers
-	// that do not confirm, so this ends.
+	// Nothing writes to the memory any more when the partial file is closed, and so its lock given
+	// up. The node gives up peers that do not confirm, so this ends.
 	p, rerr := u.fence()
 	if rerr != nil {
 		s.log.Warn("upload not fenced", "path", u.path, "error", rerr)
@@ -442,8 +450,9 @@ func (u *upload) run() {
 	close(u.over)
 }
 
-// yields reports whether an upload makes way for one that a peer begins: its own, or that of a node of the same name, which may
-// have lost the connection. That of another living node does so only after a long silence.
+// yields reports whether an upload makes way for one that a peer begins: its own, or that of a node
+// of the same name, which may have lost the connection. That of another living node does so only
+// after a long silence.
 func (u *upload) yields(to *transfer.Peer) bool {
 	up := &u.s.uploads
 	up.mu.Lock()
@@ -451,7 +460,8 @@ func (u *upload) yields(to *transfer.Peer) bool {
 	return up.stuck(u) || u.peer.Err() != nil || u.ofSame(to) || u.ended()
 }
 
-// ofSame reports whether a peer is the one that began an upload, or a node of the same principal and name.
+// ofSame reports whether a peer is the one that began an upload, or a node of the same principal
+// and name.
 func (u *upload) ofSame(p *transfer.Peer) bool {
 	return u.peer.Name() == p.Name() && u.peer.Principal() == p.Principal()
 }
@@ -509,7 +519,8 @@ func (u *upload) verified(upTo uint64) (uint64, error) {
 
 // finish makes the file out of the partial one.
 func (u *upload) finish(c commitRequest) error {
-	// The peer must not be able to write once the file is in its place, nor when its place is free for another upload.
+	// The peer must not be able to write once the file is in its place, nor when its place is free
+	// for another upload.
 	p, err := u.fence()
 	keep := func(err error) error {
 		u.mu.Lock()
@@ -521,7 +532,8 @@ func (u *upload) finish(c commitRequest) error {
 		return keep(err)
 	}
 	if p.good() < p.size {
-		return keep(fmt.Errorf("%w: commit of an upload of which %d of %d bytes are there", ErrRefused, p.good(), p.size))
+		return keep(fmt.Errorf("%w: commit of an upload of which %d of %d bytes are there", ErrRefused, p.good(),
+			p.size))
 	}
 	if u.ended() {
 		return keep(context.Cause(u.ctx))
@@ -532,7 +544,8 @@ func (u *upload) finish(c commitRequest) error {
 	if c.sha256 != nil {
 		got, err := p.sha256(u.ctx)
 		if err == nil && *got != *c.sha256 {
-			err = fmt.Errorf("%w: the bytes that arrived have another", ErrDigest) // which one would tell a peer that may not read what others uploaded
+			// which one would tell a peer that may not read what others uploaded
+			err = fmt.Errorf("%w: the bytes that arrived have another", ErrDigest)
 		}
 		if err != nil {
 			return keep(err)

@@ -11,17 +11,20 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// scanShare bounds the part of the time that scans take while the kernel reports no change: one in so many.
+// scanShare bounds the part of the time that scans take while the kernel reports no change: one in
+// so many.
 const scanShare = 1000
 
 // scanPause is how many times as long as the last scan took no scan begins that peers ask for.
 const scanPause = 3
 
-// maxEventReads bounds how often events are read before a scan: as often as all that the kernel keeps by default take.
+// maxEventReads bounds how often events are read before a scan: as often as all that the kernel
+// keeps by default take.
 const maxEventReads = 512
 
-// watch has the kernel report changes in the directories that a scan has been in, so that a tree in which nothing happens is not scanned each time,
-// and that listings have what has changed. What the kernel does not report, such as what another machine writes to a network file system, is seen by
+// watch has the kernel report changes in the directories that a scan has been in, so that a tree in
+// which nothing happens is not scanned each time, and that listings have what has changed. What the
+// kernel does not report, such as what another machine writes to a network file system, is seen by
 // the scans that come all the same.
 type watch struct {
 	in   *sys.Inotify
@@ -134,8 +137,9 @@ func (w *watch) wanted() <-chan struct{} {
 	return w.wake
 }
 
-// caughtUp waits, until ctx ends, for a scan that sees what the kernel has reported so far: for 0, one that begins from now on; else the scan of that
-// number. It returns 0 if nothing is new any more, or the number of the scan that is not over. Without patience it does not wait for the pause
+// caughtUp waits, until ctx ends, for a scan that sees what the kernel has reported so far: for 0,
+// one that begins from now on; else the scan of that number. It returns 0 if nothing is new any
+// more, or the number of the scan that is not over. Without patience it does not wait for the pause
 // between scans.
 func (w *watch) caughtUp(ctx context.Context, scan uint64, patient bool) uint64 {
 	if w == nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// TestScansOfAQuietTree: without changes nothing is scanned, a change anywhere below is noticed, and what the kernel cannot watch is scanned each time.
+// TestScansOfAQuietTree: without changes nothing is scanned, a change anywhere below is noticed,
+// and what the kernel cannot watch is scanned each time.
 func TestScansOfAQuietTree(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "a/b/c"), []byte("1"))
@@ -69,8 +70,8 @@ func TestScansOfAQuietTree(t *testing.T) {
 	}
 }
 
-// TestListingsHaveWhatChanged: a mirror and a listing have what was changed just before, though the next scan by time is far away; one that
-// asks while nothing changes causes no scan.
+// TestListingsHaveWhatChanged: a mirror and a listing have what was changed just before, though the
+// next scan by time is far away; one that asks while nothing changes causes no scan.
 func TestListingsHaveWhatChanged(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "a/same"), []byte("0"))
@@ -81,7 +82,8 @@ func TestListingsHaveWhatChanged(t *testing.T) {
 	}
 	for i := range 10 {
 		write(t, filepath.Join(root, "a/same"), []byte{byte('1' + i)}) // as large as before
-		if err := os.Rename(filepath.Join(root, fmt.Sprintf("a/gone-%d", i)), filepath.Join(root, fmt.Sprintf("a/gone-%d", i+1))); err != nil {
+		if err := os.Rename(filepath.Join(root, fmt.Sprintf("a/gone-%d", i)),
+			filepath.Join(root, fmt.Sprintf("a/gone-%d", i+1))); err != nil {
 			t.Fatal(err)
 		}
 		m, err := Mirror(ctx, s.c, dir, MirrorOptions{Delete: true})
@@ -118,7 +120,8 @@ func TestListingsHaveWhatChanged(t *testing.T) {
 	}
 }
 
-// TestScansForPeersPause: scans that peers ask for take a part of the time only. A request that gets none says which scan it waits for.
+// TestScansForPeersPause: scans that peers ask for take a part of the time only. A request that
+// gets none says which scan it waits for.
 func TestScansForPeersPause(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("1"))
@@ -146,7 +149,8 @@ func TestScansForPeersPause(t *testing.T) {
 	}
 }
 
-// TestScansByTimeGoOn: while a peer waits for the pause behind a scan that took long, scans by time go on, and it has what they see.
+// TestScansByTimeGoOn: while a peer waits for the pause behind a scan that took long, scans by time
+// go on, and it has what they see.
 func TestScansByTimeGoOn(t *testing.T) {
 	root := t.TempDir()
 	s := serve(t, Options{Root: root, RescanEvery: 10 * time.Millisecond})

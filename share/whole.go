@@ -12,14 +12,15 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// What takes time of a small file are round trips, so a share gives one that fits into an answer by the service "share/whole/2". Numbers are
-// big-endian.
+// What takes time of a small file are round trips, so a share gives one that fits into an answer by
+// the service "share/whole/2". Numbers are big-endian.
 //
 //	name -> 0: not by this service; or 1, tag [16] of the content, CRC-32C u32 of the bytes, modified i64 in ns since 1970, permissions u16,
 //	and the bytes (the rest)
 //
-// The bytes are those of a file that was the same before and after they were read. With Options.OnAccess the answer counts as a read, whole, over
-// "control"; the calls of "share/read/1" are for others.
+// The bytes are those of a file that was the same before and after they were read. With
+// Options.OnAccess the answer counts as a read, whole, over "control"; the calls of "share/read/1"
+// are for others.
 const (
 	wholeService = "share/whole/2"
 
@@ -106,7 +107,8 @@ func (v *view) read(w *whole) error {
 	return nil
 }
 
-// look asks for a name, and in the same round trip for the file, which is nil unless it came, verified, and is what the name stands for.
+// look asks for a name, and in the same round trip for the file, which is nil unless it came,
+// verified, and is what the name stands for.
 func (c Conn) look(ctx context.Context, p *transfer.Peer, name string) (r *transfer.Remote, w *whole, err error) {
 	if c.path || !p.Carries() || len(name) > MaxName {
 		r, err = p.Lookup(ctx, name)
@@ -122,7 +124,8 @@ func (c Conn) look(ctx context.Context, p *transfer.Peer, name string) (r *trans
 	}()
 	r, err = p.Lookup(ctx, name)
 	w = <-answer
-	if err != nil || w == nil || w.tag != r.Tag || uint64(len(w.bytes)) != r.Size() || r.Desc.Rights&path.Read == 0 || vec.CRC32C(0, w.bytes) != w.crc {
+	if err != nil || w == nil || w.tag != r.Tag || uint64(len(w.bytes)) != r.Size() || r.Desc.Rights&path.Read == 0 ||
+		vec.CRC32C(0, w.bytes) != w.crc {
 		w = nil
 	}
 	return r, w, err

@@ -22,7 +22,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// A file gets the time and the permissions of the other side's, less the umask, in an answer and by a path; what is replaced keeps its own.
+// A file gets the time and the permissions of the other side's, less the umask, in an answer and by
+// a path; what is replaced keeps its own.
 func TestFetchLike(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	umask, err := sys.Umask()
@@ -49,12 +50,15 @@ func TestFetchLike(t *testing.T) {
 		for name, mode := range modes {
 			for _, size := range []int{0, 100, int(maxWhole) + 1} {
 				name := fmt.Sprint(name, size)
-				for to, want := range map[string]fs.FileMode{name: (mode.Perm() | ownerMode) &^ umask, "replaced": 0o606} {
+				for to, want := range map[string]fs.FileMode{name: (mode.Perm() | ownerMode) &^ umask,
+					"replaced": 0o606} {
 					to := filepath.Join(out, to)
-					if _, err := Fetch(ctx, c, name, FetchOptions{Output: to, Overwrite: filepath.Base(to) == "replaced", Like: true}); err != nil {
+					if _, err := Fetch(ctx, c, name,
+						FetchOptions{Output: to, Overwrite: filepath.Base(to) == "replaced", Like: true}); err != nil {
 						t.Fatal(err)
 					}
-					if fi, err := os.Stat(to); err != nil || fi.Mode() != want || !fi.ModTime().Equal(at) || fi.Size() != int64(size) {
+					if fi, err := os.Stat(to); err != nil || fi.Mode() != want || !fi.ModTime().Equal(at) ||
+						fi.Size() != int64(size) {
 						t.Errorf("%s of %s is %v of %v, %v, expected %v", to, name, fi.Mode(), fi.ModTime(), err, want)
 					}
 				}
@@ -81,7 +85,8 @@ func TestFetchLike(t *testing.T) {
 	}
 }
 
-// A small file comes in the answer of a call, which counts as a read; a larger one, and one that may not, comes by a path.
+// A small file comes in the answer of a call, which counts as a read; a larger one, and one that
+// may not, comes by a path.
 func TestFetchWhole(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	sizes := map[string]int{"empty": 0, "small": 4096, "largest": int(maxWhole), "larger": int(maxWhole) + 1}
@@ -101,18 +106,23 @@ func TestFetchWhole(t *testing.T) {
 		for _, c := range []Conn{s.c, s.c.ByPath()} {
 			to := filepath.Join(out, name)
 			var far []uint64
-			f, err := Fetch(ctx, c, name, FetchOptions{Output: to, Overwrite: true, Digest: true, Progress: func(p Progress) { far = append(far, p.Bytes) }})
+			f, err := Fetch(ctx, c, name, FetchOptions{Output: to, Overwrite: true, Digest: true,
+				Progress: func(p Progress) {
+					far = append(far, p.Bytes)
+				}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			called := !c.path && uint64(n) <= maxWhole
-			if n > 0 && (f.Path == viaControl) != called || f.Moved != uint64(n) || f.SHA256 == nil || f.Tag == (Tag{}) || far[len(far)-1] != uint64(n) {
+			if n > 0 && (f.Path == viaControl) != called || f.Moved != uint64(n) || f.SHA256 == nil ||
+				f.Tag == (Tag{}) || far[len(far)-1] != uint64(n) {
 				t.Errorf("%s: %+v, %v", name, f, far)
 			}
 			same(t, to, randomBytes(uint64(n), n))
 			var b bytes.Buffer
 			f, err = Stream(ctx, c, name, &b, StreamOptions{})
-			if err != nil || n > 0 && (f.Path == viaControl) != called || !bytes.Equal(b.Bytes(), randomBytes(uint64(n), n)) {
+			if err != nil || n > 0 && (f.Path == viaControl) != called ||
+				!bytes.Equal(b.Bytes(), randomBytes(uint64(n), n)) {
 				t.Errorf("%s: %+v, %v, %d bytes", name, f, err, b.Len())
 			}
 		}
@@ -148,14 +158,16 @@ func TestFetchWhole(t *testing.T) {
 	only(t, out, "empty", "larger", "largest", "small", "wrong"+MismatchSuffix)
 	// What replaces a file is noticed.
 	write(t, filepath.Join(root, "small"), []byte("other"))
-	if _, err := Fetch(ctx, s.c, "small", FetchOptions{Output: filepath.Join(out, "small"), Overwrite: true}); err != nil {
+	if _, err := Fetch(ctx, s.c, "small", FetchOptions{Output: filepath.Join(out, "small"),
+		Overwrite: true}); err != nil {
 		t.Fatal(err)
 	}
 	same(t, filepath.Join(out, "small"), []byte("other"))
 	if err := os.Remove(filepath.Join(root, "small")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Fetch(ctx, s.c, "small", FetchOptions{Output: filepath.Join(out, "small"), Overwrite: true}); !errors.Is(err, control.NotFound) {
+	if _, err := Fetch(ctx, s.c, "small", FetchOptions{Output: filepath.Join(out, "small"),
+		Overwrite: true}); !errors.Is(err, control.NotFound) {
 		t.Error(err)
 	}
 }
@@ -185,7 +197,8 @@ func TestWholeHoldsLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		b, err := p.Call(ctx, wholeService, []byte("a"))
-		if w := parseWhole(b); (w != nil) != (c.want != "") || w != nil && string(w.bytes) != c.want || errors.Is(err, control.NotPermitted) != strings.HasPrefix(what, "no right") {
+		if w := parseWhole(b); (w != nil) != (c.want != "") || w != nil && string(w.bytes) != c.want ||
+			errors.Is(err, control.NotPermitted) != strings.HasPrefix(what, "no right") {
 			t.Errorf("%s: %q, %v", what, b, err)
 		}
 		f, err := Fetch(ctx, Over(p), "a", FetchOptions{Output: filepath.Join(t.TempDir(), "a")})
@@ -209,7 +222,8 @@ func TestWholeHoldsLimits(t *testing.T) {
 	}
 }
 
-// Questions that are none are refused, and answers that are wrong, of another content or none leave the file to a path.
+// Questions that are none are refused, and answers that are wrong, of another content or none leave
+// the file to a path.
 func TestHostileWhole(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	b := randomBytes(3, 5000)
@@ -237,7 +251,8 @@ func TestHostileWhole(t *testing.T) {
 	}
 	t.Cleanup(func() { region.Close() })
 	copy(region.All().Bytes(), b)
-	if _, err := n.Export(mem.Span{Region: region, Len: uint64(len(b))}, transfer.ExportOptions{Name: "a", Rights: path.Read, Tag: parseWhole(good).tag}); err != nil {
+	if _, err := n.Export(mem.Span{Region: region, Len: uint64(len(b))},
+		transfer.ExportOptions{Name: "a", Rights: path.Read, Tag: parseWhole(good).tag}); err != nil {
 		t.Fatal(err)
 	}
 	p, err := testNode(t, transfer.Options{}).Dial(ctx, n.Addrs()[0])
@@ -257,7 +272,8 @@ func TestHostileWhole(t *testing.T) {
 		c[i] ^= 1
 		return c
 	}
-	for i, a := range [][]byte{nil, {}, {wholeNot}, {wholeBytes}, {9}, at(0), at(1), at(17), at(wholeFixed), good[:wholeFixed], good[:len(good)-1], append(bytes.Clone(good), 0), make([]byte, transfer.MaxCall)} {
+	for i, a := range [][]byte{nil, {}, {wholeNot}, {wholeBytes}, {9}, at(0), at(1), at(17), at(wholeFixed),
+		good[:wholeFixed], good[:len(good)-1], append(bytes.Clone(good), 0), make([]byte, transfer.MaxCall)} {
 		answer = a
 		to := filepath.Join(t.TempDir(), "a")
 		f, err := Fetch(ctx, Over(p), "a", FetchOptions{Output: to})
@@ -267,7 +283,8 @@ func TestHostileWhole(t *testing.T) {
 		same(t, to, b)
 	}
 	answer = good
-	if f, err := Fetch(ctx, Over(p), "a", FetchOptions{Output: filepath.Join(t.TempDir(), "a")}); err != nil || f.Path != viaControl {
+	if f, err := Fetch(ctx, Over(p), "a", FetchOptions{Output: filepath.Join(t.TempDir(), "a")}); err != nil ||
+		f.Path != viaControl {
 		t.Errorf("a good answer: %+v, %v", f, err)
 	}
 }

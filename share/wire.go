@@ -9,9 +9,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Uploads are arranged by calls (transfer.Node.Handle) to the service "share/upload/2"; the bytes go by puts into the exports
-// that the answers to "room" describe. Numbers are big-endian, the first byte of a request says what it is. A refusal is a
-// control.Error.
+// Uploads are arranged by calls (transfer.Node.Handle) to the service "share/upload/2"; the bytes
+// go by puts into the exports that the answers to "room" describe. Numbers are big-endian, the
+// first byte of a request says what it is. A refusal is a control.Error.
 //
 //	begin     1, flags u8 (1: overwrite, 2: start anew), token [16], size u64, tag [16], name (the rest)
 //	          -> pending u8 0, or 1, id u64, good u64, digest [16] of the good chunks;
@@ -25,7 +25,8 @@ import (
 //	          -> key [16], size u64 of an export of that step for this peer alone, writable: until all of it is verified and another
 //	             one is asked for; empty: not yet, ask again
 //
-// The token is random, one for each call of Upload: by it a repeated begin is known after an answer was lost.
+// The token is random, one for each call of Upload: by it a repeated begin is known after an answer
+// was lost.
 const uploadService = "share/upload/2"
 
 const (
@@ -149,7 +150,8 @@ func (l like) less(umask fs.FileMode) *like {
 const likeSize = 8 + 2
 
 func (l *like) append(b []byte) []byte {
-	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint64(b, uint64(l.modified.UnixNano())), uint16(l.mode.Perm()))
+	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint64(b, uint64(l.modified.UnixNano())),
+		uint16(l.mode.Perm()))
 }
 
 func (r *commitRequest) append(b []byte) []byte {
@@ -189,7 +191,8 @@ func parseCommit(b []byte) (r commitRequest, err error) {
 	return r, in.err("a commit of an upload")
 }
 
-// digestOf is a digest of chunks by their checksums: both sides can make it of what they have anyway.
+// digestOf is a digest of chunks by their checksums: both sides can make it of what they have
+// anyway.
 func digestOf(sums []uint32) [16]byte {
 	h := sha256.New()
 	var b [4]byte

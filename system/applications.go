@@ -21,7 +21,8 @@ type ApplicationPlan struct {
 	To     string `json:"to,omitempty"`     // likewise
 	Core   int    `json:"core"`             // -1: any
 	Tensor string `json:"tensor,omitempty"` // name and what it is
-	// Unclaimed says that the file has no application for the queue, and that Options.Unclaimed takes its packets.
+	// Unclaimed says that the file has no application for the queue, and that Options.Unclaimed
+	// takes its packets.
 	Unclaimed bool `json:"unclaimed,omitempty"`
 
 	cfg   config.Application
@@ -55,7 +56,8 @@ func (a *ApplicationPlan) to() string {
 
 func queueName(iface string, id int) string { return fmt.Sprintf("%s/%d", iface, id) }
 
-// planApplications plans the applications of the file, and Options.Unclaimed for each receive queue that has none.
+// planApplications plans the applications of the file, and Options.Unclaimed for each receive queue
+// that has none.
 func (p *Plan) planApplications() {
 	p.Applications = []ApplicationPlan{}
 	kinds := p.o.Applications
@@ -64,7 +66,8 @@ func (p *Plan) planApplications() {
 	}
 	taken := map[string]bool{}
 	for i, c := range p.cfg.Applications {
-		a := ApplicationPlan{Name: c.Name, Kind: c.Kind, From: queueName(c.Interface, c.Queue), Core: c.CPUCore, cfg: c, path: fmt.Sprintf("applications[%d]", i)}
+		a := ApplicationPlan{Name: c.Name, Kind: c.Kind, From: queueName(c.Interface, c.Queue), Core: c.CPUCore, cfg: c,
+			path: fmt.Sprintf("applications[%d]", i)}
 		taken[a.From] = true
 		a.cpu = p.core(a.path+".cpu_core", c.CPUCore)
 		if q := p.rx(c.Interface, c.Queue); q != nil {
@@ -87,7 +90,9 @@ func (p *Plan) planApplications() {
 				have = append(have, string(k))
 			}
 			slices.Sort(have)
-			p.need(config.CodeReference, a.path+".kind", fmt.Sprintf("application %q: this program has no kind %s", c.Name, c.Kind), "one of "+strings.Join(have, ", "),
+			p.need(config.CodeReference, a.path+".kind",
+				fmt.Sprintf("application %q: this program has no kind %s", c.Name, c.Kind),
+				"one of "+strings.Join(have, ", "),
 				"Options.Applications adds kinds")
 		}
 		p.Applications = append(p.Applications, a)
@@ -100,8 +105,11 @@ func (p *Plan) planApplications() {
 		for _, q := range f.Rx {
 			from := queueName(f.Name, q.ID)
 			if !taken[from] {
-				p.Applications = append(p.Applications, ApplicationPlan{Name: "unclaimed " + from, Kind: string(p.o.Unclaimed), From: from, Core: -1, Unclaimed: true, path: fmt.Sprintf("interfaces[%d].rx", i),
-					cfg: config.Application{Kind: string(p.o.Unclaimed), Interface: f.Name, Queue: q.ID}, cpu: engine.Unpinned, burst: q.Burst})
+				p.Applications = append(p.Applications, ApplicationPlan{Name: "unclaimed " + from,
+					Kind: string(p.o.Unclaimed), From: from, Core: -1, Unclaimed: true,
+					path: fmt.Sprintf("interfaces[%d].rx", i),
+					cfg:  config.Application{Kind: string(p.o.Unclaimed), Interface: f.Name, Queue: q.ID},
+					cpu:  engine.Unpinned, burst: q.Burst})
 			}
 		}
 	}
@@ -134,16 +142,18 @@ func (p *Plan) tx(iface string, id int) *TxPlan {
 	return nil
 }
 
-// checkApplications finds applications that would send packets of one form by a port of another. can is what ports can do, by the name of
-// their interface, as far as it is known.
+// checkApplications finds applications that would send packets of one form by a port of another.
+// can is what ports can do, by the name of their interface, as far as it is known.
 func (p *Plan) checkApplications(can map[string]engine.Capabilities) {
 	for i := range p.Applications {
 		a := &p.Applications[i]
 		from, ok := can[a.cfg.Interface]
 		to, too := can[a.to()]
 		if ok && too && (from.Frames != to.Frames || from.Stream != to.Stream) {
-			p.refuse(config.CodeConflict, a.path+".to", fmt.Sprintf("application %q: packets of %s are %s, and those of %s are %s: nothing can be forwarded between them", a.Name, a.cfg.Interface, packetsOf(&from),
-				a.to(), packetsOf(&to)), "an interface whose packets are "+packetsOf(&from), "")
+			p.refuse(config.CodeConflict, a.path+".to",
+				fmt.Sprintf("application %q: packets of %s are %s, and those of %s are %s: nothing can be forwarded "+
+					"between them", a.Name, a.cfg.Interface, packetsOf(&from),
+					a.to(), packetsOf(&to)), "an interface whose packets are "+packetsOf(&from), "")
 		}
 	}
 }
@@ -166,7 +176,8 @@ type application struct {
 	ended atomic.Pointer[error]
 }
 
-// openApplications makes the applications, and takes their receive queues from the program. None runs yet.
+// openApplications makes the applications, and takes their receive queues from the program. None
+// runs yet.
 func (s *System) openApplications() error {
 	for i := range s.plan.Applications {
 		a := &application{plan: &s.plan.Applications[i]}
@@ -183,7 +194,8 @@ func (s *System) openApplication(a *application) error {
 	f := s.iface(c.Interface)
 	can := f.Port.Capabilities()
 	q := &f.Rx[slices.IndexFunc(f.Rx, func(q RxQueue) bool { return q.ID == c.Queue })]
-	o := app.Options{Name: p.Name, Kind: app.Kind(p.Kind), Kinds: s.plan.o.Applications, Rx: q.Receiver, Frames: can.Frames, Stream: can.Stream, Burst: p.burst, Core: p.cpu}
+	o := app.Options{Name: p.Name, Kind: app.Kind(p.Kind), Kinds: s.plan.o.Applications, Rx: q.Receiver,
+		Frames: can.Frames, Stream: can.Stream, Burst: p.burst, Core: p.cpu}
 	var err error
 	if to := p.to(); to != "" {
 		if a.tx, err = s.Tx(to, c.ToQueue); err != nil {
@@ -241,13 +253,15 @@ func (s *System) startApplications() {
 	}
 }
 
-// How long the end of applications may take: for packets that they sent, and for peers to let go of tensors.
+// How long the end of applications may take: for packets that they sent, and for peers to let go of
+// tensors.
 const (
 	drainLimit = time.Second
 	closeLimit = 2 * time.Second
 )
 
-// closeApplications ends the applications: each deals with what it has received, and what it sent leaves.
+// closeApplications ends the applications: each deals with what it has received, and what it sent
+// leaves.
 func (s *System) closeApplications(note func(what string, err error)) {
 	if s.endApps != nil {
 		s.endApps()

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// appsText has an application of each kind, and a queue without one. What comes to the queues of loop is steered by the flows.
+// appsText has an application of each kind, and a queue without one. What comes to the queues of
+// loop is steered by the flows.
 const appsText = twoRegions + `
   interfaces:
     - name: loop
@@ -41,20 +42,22 @@ const appsText = twoRegions + `
     - {name: echo, kind: echo, interface: server}
 `
 
-// Open alone runs the applications of a file: packets are counted, sent on, echoed, and put into a tensor that peers get. Their queues are
-// theirs, the others the program's.
+// Open alone runs the applications of a file: packets are counted, sent on, echoed, and put into a
+// tensor that peers get. Their queues are theirs, the others the program's.
 func TestApplications(t *testing.T) {
 	s := mustOpen(t, appsText, Options{})
 	var planned []string
 	for _, a := range s.Plan().Applications {
 		planned = append(planned, a.text())
 	}
-	want := []string{"counter: count loop/0", "forwarder: forward loop/1 -> far/0", "radar: sink loop/2, into the tensor samples, u8[4 22]", "echo: echo server/0"}
+	want := []string{"counter: count loop/0", "forwarder: forward loop/1 -> far/0",
+		"radar: sink loop/2, into the tensor samples, u8[4 22]", "echo: echo server/0"}
 	if !slices.Equal(planned, want) || !strings.Contains(s.Plan().Text(), "\napplications\n  counter: count loop/0\n") {
 		t.Errorf("%q\n%s", planned, s.Plan().Text())
 	}
 	for queue, name := range []string{"counter", "forwarder", "radar"} {
-		if _, err := s.Rx("loop", queue); !errors.Is(err, engine.ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("the application %q takes the packets of receive queue %d of \"loop\"", name, queue)) {
+		if _, err := s.Rx("loop", queue); !errors.Is(err, engine.ErrInUse) || !strings.Contains(err.Error(),
+			fmt.Sprintf("the application %q takes the packets of receive queue %d of \"loop\"", name, queue)) {
 			t.Error(err)
 		}
 		if q := s.Interfaces()[0].Rx[queue]; q.Application != name || q.Receiver != nil {
@@ -133,7 +136,8 @@ func TestApplications(t *testing.T) {
 		t.Error(err)
 	}
 	for i, a := range s.Snapshot().Applications {
-		if a.Packets != a.Sent+a.Taken+a.Drops.Total() || a.Packets == 0 || a.Ended != "" || a.From != s.Plan().Applications[i].From || a.To != s.Plan().Applications[i].To {
+		if a.Packets != a.Sent+a.Taken+a.Drops.Total() || a.Packets == 0 || a.Ended != "" ||
+			a.From != s.Plan().Applications[i].From || a.To != s.Plan().Applications[i].To {
 			t.Errorf("%+v", a)
 		}
 	}
@@ -142,11 +146,13 @@ func TestApplications(t *testing.T) {
 	}
 }
 
-// A file without an application for a queue leaves it to the program, unless that wants none left over.
+// A file without an application for a queue leaves it to the program, unless that wants none left
+// over.
 func TestUnclaimedQueues(t *testing.T) {
 	s := mustOpen(t, appsText, Options{Unclaimed: app.Count})
 	all := s.Plan().Applications
-	if len(all) != 6 || all[3].Unclaimed || !all[4].Unclaimed || !all[5].Unclaimed || all[4].text() != "unclaimed loop/3: count loop/3" || all[5].From != "far/0" {
+	if len(all) != 6 || all[3].Unclaimed || !all[4].Unclaimed || !all[5].Unclaimed ||
+		all[4].text() != "unclaimed loop/3: count loop/3" || all[5].From != "far/0" {
 		t.Errorf("%+v", all)
 	}
 	if _, err := s.Rx("loop", 3); !errors.Is(err, engine.ErrInUse) {
@@ -154,7 +160,8 @@ func TestUnclaimedQueues(t *testing.T) {
 	}
 	sendFrames(t, txOf(t, s, "loop", 0), udpFrame(t, 4, 0))
 	until(t, "the count", func() bool { return s.Snapshot().Applications[4].Packets == 1 })
-	if cfg := mustLoad(t, appsText); s.Config().Applications == nil || len(s.Config().Applications) != len(cfg.Applications) {
+	if cfg := mustLoad(t, appsText); s.Config().Applications == nil ||
+		len(s.Config().Applications) != len(cfg.Applications) {
 		t.Errorf("the configuration has %d applications", len(s.Config().Applications))
 	}
 	if _, err := s.Reload(mustLoad(t, strings.Replace(appsText, "udp_dst: 4", "udp_dst: 5", 1))); err != nil {
@@ -162,9 +169,11 @@ func TestUnclaimedQueues(t *testing.T) {
 	}
 }
 
-// What a program cannot run is missing, each with its place and how to go on, and nothing is opened.
+// What a program cannot run is missing, each with its place and how to go on, and nothing is
+// opened.
 func TestMissingApplications(t *testing.T) {
-	text := strings.NewReplacer("kind: count, interface: loop, queue: 0", "kind: tee, interface: loop, queue: 0", "queue: 1, to: far}", "queue: 1, to: server, cpu_core: 4094}").Replace(appsText)
+	text := strings.NewReplacer("kind: count, interface: loop, queue: 0", "kind: tee, interface: loop, queue: 0",
+		"queue: 1, to: far}", "queue: 1, to: server, cpu_core: 4094}").Replace(appsText)
 	cfg, problems := config.Load("test.yaml", []byte(text), config.Options{Kinds: []string{"tee"}})
 	if cfg == nil {
 		t.Fatal(problems.Err())
@@ -198,16 +207,21 @@ func (f *failing) Consume(context.Context, *burst.Burst) error {
 
 func (f *failing) Close() error { f.closed++; return nil }
 
-// A program adds kinds of its own. An application that fails is heard of, and Close ends the others, which wait for packets.
+// A program adds kinds of its own. An application that fails is heard of, and Close ends the
+// others, which wait for packets.
 func TestApplicationFails(t *testing.T) {
-	cfg, problems := config.Load("test.yaml", []byte(strings.Replace(appsText, "kind: count", "kind: disk", 1)), config.Options{Kinds: []string{"disk"}})
+	cfg, problems := config.Load("test.yaml", []byte(strings.Replace(appsText, "kind: count", "kind: disk", 1)),
+		config.Options{Kinds: []string{"disk"}})
 	if cfg == nil {
 		t.Fatal(problems.Err())
 	}
 	f, kinds := &failing{}, app.Kinds()
 	kinds["disk"] = func(*app.Options) (engine.Consumer, error) { return f, nil }
 	heard := make(chan error, 4)
-	s, err := Open(t.Context(), cfg, Options{Logger: silent, Applications: kinds, OnApplication: func(name string, err error) { heard <- fmt.Errorf("%s: %w", name, err) }})
+	s, err := Open(t.Context(), cfg, Options{Logger: silent, Applications: kinds,
+		OnApplication: func(name string, err error) {
+			heard <- fmt.Errorf("%s: %w", name, err)
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +233,8 @@ func TestApplicationFails(t *testing.T) {
 		t.Error(err)
 	}
 	x := s.Snapshot().Applications
-	if x[0].Ended != `application "counter": the disk is full` || x[1].Ended != "" || x[0].Taken != 1 || x[0].Drops[app.DropRefused] != 1 {
+	if x[0].Ended != `application "counter": the disk is full` || x[1].Ended != "" || x[0].Taken != 1 ||
+		x[0].Drops[app.DropRefused] != 1 {
 		t.Errorf("%+v", x)
 	}
 	if err := s.Close(); err != nil || f.closed == 0 || len(heard) > 0 {
@@ -227,12 +242,14 @@ func TestApplicationFails(t *testing.T) {
 	}
 }
 
-// An application that cannot be made ends Open, with its place in the file, and everything is closed again.
+// An application that cannot be made ends Open, with its place in the file, and everything is
+// closed again.
 func TestApplicationNotMade(t *testing.T) {
 	kinds := app.Kinds()
 	kinds[app.Sink] = func(*app.Options) (engine.Consumer, error) { return nil, errFull }
 	_, err := Open(t.Context(), mustLoad(t, appsText), Options{Logger: silent, Applications: kinds})
-	if !errors.Is(err, errFull) || !strings.Contains(err.Error(), "test.yaml:24:7: ") || !strings.Contains(err.Error(), `application "radar": the disk is full`) {
+	if !errors.Is(err, errFull) || !strings.Contains(err.Error(), "test.yaml:24:7: ") ||
+		!strings.Contains(err.Error(), `application "radar": the disk is full`) {
 		t.Error(err)
 	}
 }

@@ -7,11 +7,14 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Close closes everything in order: applications of the file, what the program sees of receive queues (Recv says engine.ErrClosed), pollers, stages, queues and ports, the
-// page of metrics, what is shared, the node with its links, memory. Packets that wait are dropped and counted, by flow
-// (RxSnapshot.Closed) unless their sender waits for an acknowledgement. Close waits a second at most for packets that applications sent to leave, and two for peers to let go of
-// their tensors. It does not wait for bursts that are out: the error says of which region how many slots are (it wraps mem.ErrInUse), and their memory goes when they
-// are released. Errors are joined. Closing again returns the same.
+// Close closes everything in order: applications of the file, what the program sees of receive
+// queues (Recv says engine.ErrClosed), pollers, stages, queues and ports, the page of metrics, what
+// is shared, the node with its links, memory. Packets that wait are dropped and counted, by flow
+// (RxSnapshot.Closed) unless their sender waits for an acknowledgement. Close waits a second at
+// most for packets that applications sent to leave, and two for peers to let go of their tensors.
+// It does not wait for bursts that are out: the error says of which region how many slots are (it
+// wraps mem.ErrInUse), and their memory goes when they are released. Errors are joined. Closing
+// again returns the same.
 func (s *System) Close() error {
 	s.close.Do(func() { s.err = s.shut() })
 	return s.err
@@ -38,7 +41,8 @@ func (s *System) shut() error {
 			}
 			q.guard.leave(depth)
 			for id, n := range q.guard.thrown() {
-				s.log.Warn("packets that no application received were thrown away", "interface", s.ifaces[i].Name, "queue", q.Name, "flow", id, "packets", n.Packets)
+				s.log.Warn("packets that no application received were thrown away", "interface", s.ifaces[i].Name,
+					"queue", q.Name, "flow", id, "packets", n.Packets)
 			}
 		}
 	}
@@ -74,7 +78,8 @@ func (s *System) shut() error {
 		r := s.regions[i]
 		err := r.pool.Close()
 		if errors.Is(err, mem.ErrInUse) {
-			err = fmt.Errorf("%d slots are out: release the bursts that were received, or send those that were allocated: %w", r.pool.Stats().InUse, err)
+			err = fmt.Errorf("%d slots are out: release the bursts that were received, or send those that were "+
+				"allocated: %w", r.pool.Stats().InUse, err)
 		}
 		note(fmt.Sprintf("region %q", r.name), err)
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// What no application has received at Close goes back, and counts by its flow: in the hand-off of a poller, and in a queue without one.
+// What no application has received at Close goes back, and counts by its flow: in the hand-off of a
+// poller, and in a queue without one.
 func TestCloseTakesWhatWaits(t *testing.T) {
 	for _, c := range []struct {
 		queue string

@@ -40,8 +40,8 @@ func daqiriFiles(t *testing.T) map[string]*config.Config {
 	return out
 }
 
-// Each of DAQIRI's files has a plan, and what is missing is exactly what one finds in the file: placeholders, engines, memory of GPUs, plans
-// of reordering, flows of tx, times of cards, cores.
+// Each of DAQIRI's files has a plan, and what is missing is exactly what one finds in the file:
+// placeholders, engines, memory of GPUs, plans of reordering, flows of tx, times of cards, cores.
 func TestPlansOfDAQIRI(t *testing.T) {
 	cores := map[int]bool{-1: true}
 	for i := range 4096 {
@@ -111,21 +111,24 @@ func TestPlansOfDAQIRI(t *testing.T) {
 			}
 		}
 		if !maps.Equal(got, want) {
-			t.Errorf("%s: missing are\n\t%v\nexpected\n\t%v", name, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+			t.Errorf("%s: missing are\n\t%v\nexpected\n\t%v", name, slices.Sorted(maps.Keys(got)),
+				slices.Sorted(maps.Keys(want)))
 		}
 		if (plan.Err() == nil) != (len(want) == 0) {
 			t.Errorf("%s: %v", name, plan.Err())
 		}
 		for line := range strings.Lines(plan.Text()) {
-			if n := len([]rune(strings.TrimRight(line, "\n"))); n > columns && strings.Contains(strings.TrimSpace(line), " ") {
+			if n := len([]rune(strings.TrimRight(line, "\n"))); n > columns &&
+				strings.Contains(strings.TrimSpace(line), " ") {
 				t.Errorf("%s: a line of %d columns: %s", name, n, line)
 			}
 		}
 	}
 }
 
-// DAQIRI's loop through memory of GPUs opens as it is, with cores of any machine, and with the runtime host where there is no card: packets are made by
-// the device, sent from its memory, and arrive in it.
+// DAQIRI's loop through memory of GPUs opens as it is, with cores of any machine, and with the
+// runtime host where there is no card: packets are made by the device, sent from its memory, and
+// arrive in it.
 func TestDAQIRIOpensOnDevices(t *testing.T) {
 	const name = "daqiri_bench_raw_sw_loopback.yaml"
 	cfg := daqiriFiles(t)[name]
@@ -177,7 +180,9 @@ func TestDAQIRIOpensOnDevices(t *testing.T) {
 		}
 		for i := range in.Len() {
 			f := fetch(t, in.Segment(i, 0))
-			if want := frame(got, 1000); in.Bytes(i, 0) != nil || !bytes.Equal(f[12:], want[12:]) || !bytes.Equal(f[:6], want[:6]) { // the queue writes its own address
+			if want := frame(got, 1000); in.Bytes(i, 0) != nil || !bytes.Equal(f[12:], want[12:]) ||
+				!bytes.Equal(f[:6], want[:6]) {
+				// the queue writes its own address
 				t.Fatalf("packet %d is another one", got)
 			}
 			got++
@@ -186,13 +191,15 @@ func TestDAQIRIOpensOnDevices(t *testing.T) {
 	}
 }
 
-// With memory and cores of any machine the loop and the sockets of DAQIRI's files open, and carry packets.
+// With memory and cores of any machine the loop and the sockets of DAQIRI's files open, and carry
+// packets.
 func TestDAQIRIOpens(t *testing.T) {
 	all := daqiriFiles(t)
 	// An address that no other process has: pids are of 22 bits at most.
 	pid := os.Getpid()
 	local := netip.AddrFrom4([4]byte{127, byte(64 + pid>>16), byte(pid >> 8), byte(pid)})
-	for _, name := range []string{"daqiri_bench_raw_sw_loopback.yaml", "daqiri_bench_socket_udp_tx_rx.yaml", "daqiri_bench_socket_tcp_tx_rx.yaml"} {
+	for _, name := range []string{"daqiri_bench_raw_sw_loopback.yaml", "daqiri_bench_socket_udp_tx_rx.yaml",
+		"daqiri_bench_socket_tcp_tx_rx.yaml"} {
 		cfg := all[name]
 		if cfg == nil {
 			t.Errorf("there is no %s", name)
@@ -254,7 +261,8 @@ func TestDAQIRIOpens(t *testing.T) {
 				for i := range in.Len() {
 					p := in.Bytes(i, 0)
 					for k, v := range p {
-						if v != byte((bytes+k)/size) && !(mac && k >= 6 && k < 12) { // where the queue writes its own address
+						if v != byte((bytes+k)/size) && !(mac && k >= 6 && k < 12) {
+							// where the queue writes its own address
 							t.Fatalf("byte %d is %d", bytes+k, v)
 						}
 					}

@@ -18,8 +18,10 @@ import (
 	"github.com/penstock-io/penstock/stage/reorder"
 )
 
-// Each of DAQIRI's files with a reorder plan runs, with a network in memory in place of cards, the runtime host in place of a GPU, ordinary memory in place of huge
-// pages, any core and no timeout: packets in any order, one of them lost, become batches in the file's region. What stands for what:
+// Each of DAQIRI's files with a reorder plan runs, with a network in memory in place of cards, the
+// runtime host in place of a GPU, ordinary memory in place of huge pages, any core and no timeout:
+// packets in any order, one of them lost, become batches in the file's region. What stands for
+// what:
 //
 //	raw_tx_rx_reorder_seq_1024      the GPU, device to device; one packet of 3072 is lost, and one batch is partial
 //	raw_tx_rx_reorder_seq_1024_cpu  the processor, huge to huge; the same
@@ -44,7 +46,8 @@ func TestDAQIRIReorders(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			text = []byte(strings.NewReplacer("<0000:00:00.0>", "eth0", "<00:00:00:00:00:00>", "02:77:00:00:00:01", "<1.2.3.4>", "1.2.3.4", "<5.6.7.8>", "5.6.7.8").Replace(string(text)))
+			text = []byte(strings.NewReplacer("<0000:00:00.0>", "eth0", "<00:00:00:00:00:00>", "02:77:00:00:00:01",
+				"<1.2.3.4>", "1.2.3.4", "<5.6.7.8>", "5.6.7.8").Replace(string(text)))
 			cfg, said := config.Load(name, text, config.Options{})
 			if cfg == nil {
 				t.Fatal(said.Text(text))
@@ -54,7 +57,8 @@ func TestDAQIRIReorders(t *testing.T) {
 			p := cfg.Interfaces[i]
 			r := &p.Rx.Reorder[0]
 			p.Engine, p.Address = "sim", "sim://"+name+"?loop"
-			p.Rx.Queues[0].CPUCore, p.Rx.Queues[0].Timeout, p.Rx.Queues[0].Depth = -1, 0, 4096 // a test's machine may be slow
+			// a test's machine may be slow
+			p.Rx.Queues[0].CPUCore, p.Rx.Queues[0].Timeout, p.Rx.Queues[0].Depth = -1, 0, 4096
 			cfg.BenchTx, cfg.BenchRx, cfg.MasterCore, cfg.Interfaces = nil, nil, -1, []config.Interface{p}
 			for k := range cfg.Regions {
 				x := &cfg.Regions[k]
@@ -69,7 +73,8 @@ func TestDAQIRIReorders(t *testing.T) {
 			source := cfg.Regions[0]
 			source.Name, source.Kind, source.NUMA = "source", "host", -1
 			cfg.Regions = append(cfg.Regions, source)
-			cfg.Interfaces[0].Tx = &config.Tx{Queues: []config.TxQueue{{Name: "tx", Regions: []string{"source"}, CPUCore: -1, BatchSize: 64}}}
+			cfg.Interfaces[0].Tx = &config.Tx{Queues: []config.TxQueue{{Name: "tx", Regions: []string{"source"},
+				CPUCore: -1, BatchSize: 64}}}
 			field := r.Method.PacketsPerBatch.Sequence
 			if field.Offset == 128 {
 				r.FlowIDs, cfg.Interfaces[0].Rx.FlowIsolation = []int{0}, false
@@ -88,7 +93,8 @@ func TestDAQIRIReorders(t *testing.T) {
 			var frames [][]byte
 			var data []byte
 			frame := func(n int) []byte {
-				f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0x77, 0, 0, 0, 0}, DstMAC: packet.MAC{2, 0x77, 0, 0, 0, 1}, Src: netip.MustParseAddrPort("1.2.3.4:5000"), Dst: netip.MustParseAddrPort("5.6.7.8:5000")}
+				f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0x77, 0, 0, 0, 0}, DstMAC: packet.MAC{2, 0x77, 0, 0, 0, 1},
+					Src: netip.MustParseAddrPort("1.2.3.4:5000"), Dst: netip.MustParseAddrPort("5.6.7.8:5000")}
 				b := make([]byte, r.PayloadOffset+size)
 				for k := range b {
 					b[k] = byte(random.Uint32())
@@ -127,7 +133,8 @@ func TestDAQIRIReorders(t *testing.T) {
 				}
 				for i := range b.Len() {
 					x := reorder.Of(b, i)
-					if x == nil || x.ID != got || x.Place != size || x.PerBatch != per || x.Whole() != (got != 1) || got == 1 && x.Has(5) {
+					if x == nil || x.ID != got || x.Place != size || x.PerBatch != per || x.Whole() != (got != 1) ||
+						got == 1 && x.Has(5) {
 						t.Fatalf("batch %d is %+v", got, x)
 					}
 					bytesOf := b.Bytes(i, 0)
@@ -143,7 +150,8 @@ func TestDAQIRIReorders(t *testing.T) {
 			}
 			<-sent
 			q := s.Snapshot().Interfaces[0].Rx[0]
-			if !slices.Contains(q.Stages[0].Counts, engine.Count{Name: r.Name + ": partial", N: 1}) || q.Stages[0].Stats.Drops.Total() != 0 {
+			if !slices.Contains(q.Stages[0].Counts, engine.Count{Name: r.Name + ": partial", N: 1}) ||
+				q.Stages[0].Stats.Drops.Total() != 0 {
 				t.Errorf("%+v", q.Stages)
 			}
 		})

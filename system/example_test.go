@@ -51,13 +51,15 @@ func Example() {
 	// Output: shm hello <nil>
 }
 
-// Datagrams received into memory that the program chose. The context ends it here; a real program goes on.
+// Datagrams received into memory that the program chose. The context ends it here; a real program
+// goes on.
 func Example_receive() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	pool, _ := mem.NewPool(mem.PoolOptions{Name: "packets", SlotSize: 2048, Slots: 4096})
 	defer pool.Close()
-	port, err := socket.New().OpenPort(ctx, engine.PortSpec{Address: "udp://127.0.0.1:0"}) // or sim.Default, or afpacket.New()
+	// or sim.Default, or afpacket.New()
+	port, err := socket.New().OpenPort(ctx, engine.PortSpec{Address: "udp://127.0.0.1:0"})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -87,7 +89,8 @@ func Example_receive() {
 	// Output: hello
 }
 
-// A file says what is there: memory, a port, its queues and flows. The port is looped to itself, so what is sent comes back.
+// A file says what is there: memory, a port, its queues and flows. The port is looped to itself, so
+// what is sent comes back.
 func ExampleOpen() {
 	ctx := context.Background()
 	text := []byte(`penstock:
@@ -128,11 +131,14 @@ func ExampleOpen() {
 	// Output: 1 packet: hello
 }
 
-// Two Systems talk over UDP: a server on a port that the kernel chooses, and a client that knows it.
+// Two Systems talk over UDP: a server on a port that the kernel chooses, and a client that knows
+// it.
 func ExampleSystem_Port() {
 	ctx := context.Background()
 	open := func(iface string) *system.System {
-		cfg, problems := config.Load("udp.yaml", []byte("penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]\n  interfaces: ["+iface+"]\n"), config.Options{})
+		cfg, problems := config.Load("udp.yaml",
+			[]byte("penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]\n  "+
+				"interfaces: ["+iface+"]\n"), config.Options{})
 		if cfg == nil {
 			log.Fatal(problems.Err())
 		}
@@ -145,7 +151,8 @@ func ExampleSystem_Port() {
 	server := open(`{name: server, address: "udp://127.0.0.1:0", rx: {queues: [{memory_regions: [m]}]}}`)
 	defer server.Close()
 	at := server.Port("server").Info().Address
-	client := open(`{name: client, socket: {mode: client, remote: "` + at + `"}, tx: {queues: [{memory_regions: [m]}]}}`)
+	client := open(`{name: client, socket: {mode: client, remote: "` + at +
+		`"}, tx: {queues: [{memory_regions: [m]}]}}`)
 	defer client.Close()
 	tx, err := client.Tx("client", 0)
 	if err != nil {
@@ -169,7 +176,8 @@ func ExampleSystem_Port() {
 
 // A node of a file, and what its plan says of it.
 func ExampleMakePlan() {
-	cfg, _ := config.Load("node.yaml", []byte("penstock: {transfers: {name: store, listen: [\"tcp://127.0.0.1:0\"]}}"), config.Options{})
+	cfg, _ := config.Load("node.yaml", []byte("penstock: {transfers: {name: store, listen: [\"tcp://127.0.0.1:0\"]}}"),
+		config.Options{})
 	plan, err := system.MakePlan(cfg, system.Options{})
 	if err != nil {
 		log.Fatal(err)

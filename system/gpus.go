@@ -18,7 +18,8 @@ import (
 type GPUPlan struct {
 	Runtime string   `json:"runtime"`
 	Devices []string `json:"devices"` // names of those that regions use: "cuda 0: NVIDIA H100 80GB HBM3"
-	// Note says what stands in for a GPU, or was passed over; "" for a GPU of the preferred runtime.
+	// Note says what stands in for a GPU, or was passed over; "" for a GPU of the preferred
+	// runtime.
 	Note string `json:"note,omitempty"`
 
 	used   []int // numbers of Devices
@@ -48,8 +49,8 @@ func (p *Plan) gpuRuntime() string {
 	return "auto"
 }
 
-// openRuntime opens the runtime of that name. auto takes CUDA, or OpenCL with a device on the bus: a program that asks for a GPU does not
-// get the processor instead.
+// openRuntime opens the runtime of that name. auto takes CUDA, or OpenCL with a device on the bus:
+// a program that asks for a GPU does not get the processor instead.
 func openRuntime(name string) (gpu.Choice, error) {
 	table := runtimes.Table()
 	if name != "auto" {
@@ -66,12 +67,14 @@ func openRuntime(name string) (gpu.Choice, error) {
 			c.Skipped = skipped
 			return c, nil
 		}
-		other = errors.Join(fmt.Errorf("its device %s is on no bus: it is this machine's processor", c.Devices()[0].Info().Name), c.Close())
+		other = errors.Join(fmt.Errorf("its device %s is on no bus: it is this machine's processor",
+			c.Devices()[0].Info().Name), c.Close())
 	}
 	return gpu.Choice{}, fmt.Errorf("cuda: %w; opencl: %w", err, other)
 }
 
-// planGPUs looks for the devices that regions are on. It opens their runtime to ask it, and closes it.
+// planGPUs looks for the devices that regions are on. It opens their runtime to ask it, and closes
+// it.
 func (p *Plan) planGPUs() {
 	var on []int // regions
 	for i := range p.cfg.Regions {
@@ -91,7 +94,9 @@ func (p *Plan) planGPUs() {
 			if k == 0 {
 				text += fmt.Sprintf(": gpu_runtime %s: %v", name, err)
 			}
-			p.need(config.CodeHost, fmt.Sprintf("memory_regions[%d].kind", i), text, "", "gpu_runtime: host tries the file with the processor in its place; kind: huge and kind: host are memory of this machine")
+			p.need(config.CodeHost, fmt.Sprintf("memory_regions[%d].kind", i), text, "",
+				"gpu_runtime: host tries the file with the processor in its place; kind: huge and kind: host are "+
+					"memory of this machine")
 		}
 		return
 	}
@@ -101,7 +106,9 @@ func (p *Plan) planGPUs() {
 	for _, i := range on {
 		r := &p.cfg.Regions[i]
 		if r.GPU >= len(devices) {
-			p.need(config.CodeHost, fmt.Sprintf("memory_regions[%d].gpu", i), fmt.Sprintf("the runtime %s has no device %d", c.Name(), r.GPU), fmt.Sprintf("0 to %d", len(devices)-1), "")
+			p.need(config.CodeHost, fmt.Sprintf("memory_regions[%d].gpu", i),
+				fmt.Sprintf("the runtime %s has no device %d", c.Name(), r.GPU), fmt.Sprintf("0 to %d", len(devices)-1),
+				"")
 			continue
 		}
 		if g.name(r.GPU) == "" {
@@ -120,11 +127,12 @@ func (p *Plan) planGPUs() {
 	p.GPU = g
 }
 
-// opaque reports whether memory of the runtime's devices is hidden from the CPU although it could be seen. The host behaves as a card does, so
-// that what runs with it runs on a card.
+// opaque reports whether memory of the runtime's devices is hidden from the CPU although it could
+// be seen. The host behaves as a card does, so that what runs with it runs on a card.
 func opaque(runtime string) bool { return runtime == "host" }
 
-// hidden reports whether a region is memory that engines cannot write: they work on staging memory then.
+// hidden reports whether a region is memory that engines cannot write: they work on staging memory
+// then.
 func (p *Plan) hidden(region string) *config.Region {
 	for i := range p.cfg.Regions {
 		r := &p.cfg.Regions[i]
@@ -136,7 +144,8 @@ func (p *Plan) hidden(region string) *config.Region {
 	return nil
 }
 
-// staging says how bytes get into or out of the regions of a queue which the engine cannot use, "" if it can.
+// staging says how bytes get into or out of the regions of a queue which the engine cannot use, ""
+// if it can.
 func (p *Plan) staging(e engine.Engine, name string, regions []string, in bool) string {
 	if len(regions) == 0 || e == nil {
 		return ""
@@ -153,19 +162,22 @@ func (p *Plan) staging(e engine.Engine, name string, regions []string, in bool) 
 		if bounce.Needed(e.Capabilities()) {
 			return fmt.Sprintf("the engine %s cannot %s device memory", e.Name(), what)
 		}
-		return fmt.Sprintf("unless the card of the engine %s can %s this memory itself, for such a queue", e.Name(), what)
+		return fmt.Sprintf("unless the card of the engine %s can %s this memory itself, for such a queue", e.Name(),
+			what)
 	}
 	if in {
 		what := "all"
 		if len(regions) == 2 {
 			what = "payload"
 		}
-		return fmt.Sprintf("%s of queue %s is copied once, from pinned memory to %s: %s", what, name, device, cannot("write"))
+		return fmt.Sprintf("%s of queue %s is copied once, from pinned memory to %s: %s", what, name, device,
+			cannot("write"))
 	}
 	return fmt.Sprintf("all of queue %s is copied once, from %s to pinned memory: %s", name, device, cannot("read"))
 }
 
-// forwards are the regions of the first queue with device memory whose packets an application sends on by a transmit queue; nil if there is none.
+// forwards are the regions of the first queue with device memory whose packets an application sends
+// on by a transmit queue; nil if there is none.
 func (p *Plan) forwards(iface string, queue int) []string {
 	for _, a := range p.cfg.Applications {
 		to := a.To
@@ -229,14 +241,16 @@ func (s *System) openGPUs() error {
 	for _, n := range p.used {
 		d := c.Devices()
 		if n >= len(d) {
-			return fmt.Errorf("penstock: %s had a device %d when the plan was made, and has it no more: %w", p.Runtime, n, gpu.ErrUnavailable)
+			return fmt.Errorf("penstock: %s had a device %d when the plan was made, and has it no more: %w", p.Runtime,
+				n, gpu.ErrUnavailable)
 		}
 		ctx, err := d[n].Open()
 		if err != nil {
 			return fmt.Errorf("penstock: %w", err)
 		}
 		s.gpus.contexts = append(s.gpus.contexts, ctx)
-		m, err := gpumem.New(ctx, gpumem.Options{Name: fmt.Sprintf("%s %d", p.Runtime, n), Opaque: opaque(p.Runtime), Streams: 1, Bounce: -1})
+		m, err := gpumem.New(ctx, gpumem.Options{Name: fmt.Sprintf("%s %d", p.Runtime, n), Opaque: opaque(p.Runtime),
+			Streams: 1, Bounce: -1})
 		if err != nil {
 			return fmt.Errorf("penstock: %w", err)
 		}
@@ -274,7 +288,8 @@ func (g *gpus) close() error {
 	return errors.Join(append(errs, g.rt.Close())...)
 }
 
-// GPU is the context on a device that regions are on, for kernels; nil if there is none of that number. It belongs to the System.
+// GPU is the context on a device that regions are on, for kernels; nil if there is none of that
+// number. It belongs to the System.
 func (s *System) GPU(number int) *gpu.Context {
 	if s.gpus == nil || s.gpus.providers[number] == nil {
 		return nil

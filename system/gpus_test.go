@@ -79,16 +79,18 @@ func frame(n, size int) []byte {
 	return f
 }
 
-// A file whose payload region is device memory opens with the runtime host as with a card: headers on the host, payload on the device, all bytes
-// as they were sent, in order, each copied once.
+// A file whose payload region is device memory opens with the runtime host as with a card: headers
+// on the host, payload on the device, all bytes as they were sent, in order, each copied once.
 func TestPayloadInDeviceMemory(t *testing.T) {
 	for _, mode := range []string{"indirect", "direct"} {
 		t.Run(mode, func(t *testing.T) {
 			s := mustOpen(t, fmt.Sprintf(splitFile, mode, mode), Options{Engines: noted(t, &diary{}), Logger: silent})
-			if p := s.Region("out").Region(); p.Kind() != mem.HostPinned || p.All().Bytes() == nil || gpumem.Memory(p) == nil {
+			if p := s.Region("out").Region(); p.Kind() != mem.HostPinned || p.All().Bytes() == nil ||
+				gpumem.Memory(p) == nil {
 				t.Errorf("the region out is of kind %v", p.Kind())
 			}
-			if p := s.Region("body").Region(); p.Kind() != mem.Device || p.All().Bytes() != nil || gpumem.Memory(p).Context() != s.GPU(0) {
+			if p := s.Region("body").Region(); p.Kind() != mem.Device || p.All().Bytes() != nil ||
+				gpumem.Memory(p).Context() != s.GPU(0) {
 				t.Errorf("the region body is of kind %v", p.Kind())
 			}
 			if s.GPU(1) != nil {
@@ -118,7 +120,9 @@ func TestPayloadInDeviceMemory(t *testing.T) {
 						if got := whole(t, in, i); !bytes.Equal(got, want) {
 							t.Fatalf("packet %d of %d bytes differs, it has %d", seen, len(want), len(got))
 						}
-						if len(want) > 64 && (in.Bytes(i, 1) != nil || in.Segment(i, 1).Region != s.Region("body").Region() || in.Role(i, 1) != burst.Payload || in.Bytes(i, 0) == nil) {
+						if len(want) > 64 && (in.Bytes(i, 1) != nil ||
+							in.Segment(i, 1).Region != s.Region("body").Region() || in.Role(i, 1) != burst.Payload ||
+							in.Bytes(i, 0) == nil) {
 							t.Fatalf("packet %d: its parts are in %v and %v", seen, in.Segment(i, 0), in.Segment(i, 1))
 						}
 						seen++
@@ -127,13 +131,16 @@ func TestPayloadInDeviceMemory(t *testing.T) {
 				}
 			}
 			x := s.Snapshot()
-			if q := x.Interfaces[0].Rx[0].Stats; q.Packets != uint64(seen) || q.Copied < uint64(payload) || x.Interfaces[0].Stats.Rx.Packets != uint64(seen) {
+			if q := x.Interfaces[0].Rx[0].Stats; q.Packets != uint64(seen) || q.Copied < uint64(payload) ||
+				x.Interfaces[0].Stats.Rx.Packets != uint64(seen) {
 				t.Errorf("%d packets with %d bytes of payload: %+v", seen, payload, q)
 			}
 			if n := s.Region("body").Stats().InUse; n != 0 {
 				t.Errorf("%d slots of the device are out", n)
 			}
-			if text := s.Plan().Interfaces[0].Rx[0].Copies; !strings.Contains(text, "payload of queue loop-rx0 is copied once, from pinned memory to host 0: the engine sim cannot write device memory") {
+			if text := s.Plan().Interfaces[0].Rx[0].Copies; !strings.Contains(text,
+				"payload of queue loop-rx0 is copied once, from pinned memory to host 0: the engine sim cannot write "+
+					"device memory") {
 				t.Error(text)
 			}
 		})
@@ -149,21 +156,25 @@ func (c claiming) Capabilities() engine.Capabilities {
 	return x
 }
 
-// What an engine may do by itself, the plan leaves open, and where the card does not reach the memory its packets are copied.
+// What an engine may do by itself, the plan leaves open, and where the card does not reach the
+// memory its packets are copied.
 func TestUnlessReached(t *testing.T) {
 	table, err := engine.NewTable(claiming{noted(t, &diary{}).Engines()[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := mustOpen(t, fmt.Sprintf(splitFile, "claiming", "direct"), Options{Engines: table, Logger: silent})
-	if text := s.Plan().Interfaces[0].Rx[0].Copies; !strings.HasSuffix(text, "copied once, from pinned memory to host 0: unless the card of the engine sim can write this memory itself, for such a queue") {
+	if text := s.Plan().Interfaces[0].Rx[0].Copies; !strings.HasSuffix(text,
+		"copied once, from pinned memory to host 0: unless the card of the engine sim can write this memory itself, "+
+			"for such a queue") {
 		t.Error(text)
 	}
 }
 
 // A burst that is out when the System is closed keeps its memory, also that of the device.
 func TestCloseWithDeviceMemoryOut(t *testing.T) {
-	s, err := Open(t.Context(), mustLoad(t, fmt.Sprintf(splitFile, "out", "direct")), Options{Engines: noted(t, &diary{}), Logger: silent})
+	s, err := Open(t.Context(), mustLoad(t, fmt.Sprintf(splitFile, "out", "direct")),
+		Options{Engines: noted(t, &diary{}), Logger: silent})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,23 +223,26 @@ const echoFile = `penstock:
     - {kind: echo, interface: server}
 `
 
-// Datagrams of real sockets go through device memory and come back: echo sends from there, whether the transmit queue has memory of the
-// device or of the host.
+// Datagrams of real sockets go through device memory and come back: echo sends from there, whether
+// the transmit queue has memory of the device or of the host.
 func TestEchoThroughDeviceMemory(t *testing.T) {
 	for _, kind := range []string{"device", "host"} {
 		t.Run(kind, func(t *testing.T) {
 			s := mustOpen(t, fmt.Sprintf(echoFile, kind), Options{Logger: silent})
 			rx, tx := s.Plan().Interfaces[0].Rx[0].Copies, s.Plan().Interfaces[0].Tx[0].Copies
-			if !strings.Contains(rx, "all of queue server-rx0 is copied once") || !strings.Contains(tx, "all of queue server-tx0 is copied once, from host 0 to pinned memory: the engine socket cannot read") {
+			if !strings.Contains(rx, "all of queue server-rx0 is copied once") || !strings.Contains(tx,
+				"all of queue server-tx0 is copied once, from host 0 to pinned memory: the engine socket cannot read") {
 				t.Errorf("%q, %q", rx, tx)
 			}
 			pingPong(t, s.Port("server").Info().Address)
 			// The answer may be here before its sender has counted it.
 			x := s.Snapshot().Interfaces[0]
-			for limit := time.Now().Add(time.Minute); (x.Tx[0].Stats.Packets < 200 || x.Tx[0].Stats.Queued > 0) && time.Now().Before(limit); x = s.Snapshot().Interfaces[0] {
+			for limit := time.Now().Add(time.Minute); (x.Tx[0].Stats.Packets < 200 || x.Tx[0].Stats.Queued > 0) &&
+				time.Now().Before(limit); x = s.Snapshot().Interfaces[0] {
 				<-time.After(time.Millisecond)
 			}
-			if x.Rx[0].Stats.Copied != x.Rx[0].Stats.Bytes || x.Tx[0].Stats.Copied != x.Tx[0].Stats.Bytes || x.Tx[0].Stats.Forwarded != 200 || x.Tx[0].Stats.Packets != 200 || x.Rx[0].Stats.Packets != 200 {
+			if x.Rx[0].Stats.Copied != x.Rx[0].Stats.Bytes || x.Tx[0].Stats.Copied != x.Tx[0].Stats.Bytes ||
+				x.Tx[0].Stats.Forwarded != 200 || x.Tx[0].Stats.Packets != 200 || x.Rx[0].Stats.Packets != 200 {
 				t.Errorf("%+v, %+v", x.Rx[0].Stats, x.Tx[0].Stats)
 			}
 			if err := s.Close(); err != nil {
@@ -265,7 +279,8 @@ func pingPong(t *testing.T, address string) {
 	}
 }
 
-// Without a GPU the plan says of each region what is missing, once why, and Open opens nothing. What is asked for by name is announced.
+// Without a GPU the plan says of each region what is missing, once why, and Open opens nothing.
+// What is asked for by name is announced.
 func TestMissingGPU(t *testing.T) {
 	text := strings.Replace(fmt.Sprintf(splitFile, "missing", "direct"), "gpu_runtime: host", "gpu_runtime: cuda", 1)
 	if c, err := openRuntime("cuda"); err == nil {
@@ -276,14 +291,18 @@ func TestMissingGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Missing) != 2 || p.Missing[0].Path != "memory_regions[1].kind" || p.Missing[1].Path != "memory_regions[2].kind" || p.Missing[0].Code != config.CodeHost ||
-		!strings.Contains(p.Missing[0].Message, "gpu_runtime cuda:") || !strings.Contains(p.Missing[0].Message, "libcuda.so.1") || strings.Contains(p.Missing[1].Message, "libcuda") {
+	if len(p.Missing) != 2 || p.Missing[0].Path != "memory_regions[1].kind" ||
+		p.Missing[1].Path != "memory_regions[2].kind" || p.Missing[0].Code != config.CodeHost ||
+		!strings.Contains(p.Missing[0].Message, "gpu_runtime cuda:") ||
+		!strings.Contains(p.Missing[0].Message, "libcuda.so.1") || strings.Contains(p.Missing[1].Message, "libcuda") {
 		t.Errorf("%v", p.Missing)
 	}
-	if p, err = MakePlan(mustLoad(t, text), Options{Engines: noted(t, &diary{}), GPURuntime: "host"}); err != nil || len(p.Missing) != 0 || p.GPU.Runtime != "host" || p.GPU.Note == "" {
+	if p, err = MakePlan(mustLoad(t, text), Options{Engines: noted(t, &diary{}), GPURuntime: "host"}); err != nil ||
+		len(p.Missing) != 0 || p.GPU.Runtime != "host" || p.GPU.Note == "" {
 		t.Errorf("%v: %+v", err, p)
 	}
-	if p, err = MakePlan(mustLoad(t, text), Options{Engines: noted(t, &diary{}), GPURuntime: "vulkan"}); err != nil || len(p.Missing) != 2 || !strings.Contains(p.Missing[0].Message, "cuda, opencl, host") {
+	if p, err = MakePlan(mustLoad(t, text), Options{Engines: noted(t, &diary{}), GPURuntime: "vulkan"}); err != nil ||
+		len(p.Missing) != 2 || !strings.Contains(p.Missing[0].Message, "cuda, opencl, host") {
 		t.Errorf("%v: %+v", err, p)
 	}
 }

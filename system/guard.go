@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// guard stands between an application and a receive queue with its stages, so that closing the System and receiving do not meet: queues
-// have one user at a time. It is an engine.Receiver.
+// guard stands between an application and a receive queue with its stages, so that closing the
+// System and receiving do not meet: queues have one user at a time. It is an engine.Receiver.
 type guard struct {
 	q      engine.RxQueue
 	stages []engine.Stage // on the queue, one on the other
@@ -37,15 +37,17 @@ func (g *guard) Arm(w *engine.Waker) (ready bool) {
 	return g.closed || g.in.Arm(w)
 }
 
-// discard throws away what waits in the queue. The application has received nothing yet: no stage holds a packet.
+// discard throws away what waits in the queue. The application has received nothing yet: no stage
+// holds a packet.
 func (g *guard) discard() (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.q.Discard()
 }
 
-// leave ends the application's view, and takes the queue from its poller. It throws away and counts what the application has not received: what
-// the poller has handed over, and up to depth packets of the queue. The goroutine that waits in Recv wakes.
+// leave ends the application's view, and takes the queue from its poller. It throws away and counts
+// what the application has not received: what the poller has handed over, and up to depth packets
+// of the queue. The goroutine that waits in Recv wakes.
 func (g *guard) leave(depth int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -37,8 +37,9 @@ func openWith(t *testing.T, h *netns.Host, o Options, text string) (s *System) {
 	return s
 }
 
-// Flows change while packets go on, on real interfaces: packets of a flow that stays are neither lost nor doubled, and its counts go
-// on; another flow comes, moves to another queue, and goes. A set that the engine cannot do changes nothing.
+// Flows change while packets go on, on real interfaces: packets of a flow that stays are neither
+// lost nor doubled, and its counts go on; another flow comes, moves to another queue, and goes. A
+// set that the engine cannot do changes nothing.
 func TestReloadOnInterfaces(t *testing.T) {
 	for _, name := range []string{"afpacket", "xdp"} {
 		t.Run(name, func(t *testing.T) {
@@ -70,8 +71,11 @@ func TestReloadOnInterfaces(t *testing.T) {
 				queue       bool // whether port 9 comes to queue 1
 			}{
 				{keep + ", {name: new, id: 9, match: {udp_dst: 9}, actions: [{type: queue, id: 1}]}", "in: added new; 1 unchanged", true},
-				{"{name: first, id: 3, match: {udp_dst: 9}, actions: [{type: drop}]}, " + keep + ", {name: new, id: 9, match: {udp_dst: 9-10}, actions: [{type: queue, id: 1}]}", "in: added first; changed new; 1 unchanged", false},
-				{keep + ", {name: first, id: 3, match: {udp_dst: 9}, actions: [{type: queue, id: 1}]}", "in: changed first; removed new; moved keep; 0 unchanged", true},
+				{"{name: first, id: 3, match: {udp_dst: 9}, actions: [{type: drop}]}, " + keep +
+					", {name: new, id: 9, match: {udp_dst: 9-10}, actions: [{type: queue, id: 1}]}",
+					"in: added first; changed new; 1 unchanged", false},
+				{keep + ", {name: first, id: 3, match: {udp_dst: 9}, actions: [{type: queue, id: 1}]}",
+					"in: changed first; removed new; moved keep; 0 unchanged", true},
 				{keep, "in: removed first; 1 unchanged", false},
 			} {
 				c, err := in.Reload(mustLoad(t, text(step.flows)))
@@ -90,14 +94,17 @@ func TestReloadOnInterfaces(t *testing.T) {
 				}
 				if strings.Contains(step.flows, "drop") { // it has met these flows, and not the next ones
 					until(t, "the packet that is dropped", func() bool {
-						return slices.ContainsFunc(in.Snapshot().Interfaces[0].Rules, func(r RuleSnapshot) bool { return r.Rule.Name == "first" && r.Packets == 1 })
+						return slices.ContainsFunc(in.Snapshot().Interfaces[0].Rules, func(r RuleSnapshot) bool {
+							return r.Rule.Name == "first" && r.Packets == 1
+						})
 					})
 				}
 				x.pass()
 			}
 			if name == "xdp" { // its program changes no packets; the refusal leaves everything as it is
 				before := in.Port("in").Rules().List()
-				if c, err := in.Reload(mustLoad(t, text("{name: pop, match: {vlan: 5}, actions: [{type: vlan_pop}, {type: queue, id: 1}]}"))); err == nil {
+				if c, err := in.Reload(mustLoad(t,
+					text("{name: pop, match: {vlan: 5}, actions: [{type: vlan_pop}, {type: queue, id: 1}]}"))); err == nil {
 					t.Error(c)
 				}
 				if after := in.Port("in").Rules().List(); len(after) != 1 || !after[0].Equal(&before[0]) {
@@ -113,9 +120,11 @@ func TestReloadOnInterfaces(t *testing.T) {
 	}
 }
 
-// Interfaces of the engine xdp that forward to each other get one memory, whatever their regions: nothing is copied.
+// Interfaces of the engine xdp that forward to each other get one memory, whatever their regions:
+// nothing is copied.
 func TestSharedMemory(t *testing.T) {
-	n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true}) // host 1 forwards from eth0 to eth1, whose other ends host 0 has
+	// host 1 forwards from eth0 to eth1, whose other ends host 0 has
+	n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true})
 	s := openIn(t, n.Hosts[1], `penstock:
   memory_regions:
     - {name: received, kind: host, num_bufs: 1024, buf_size: 2KiB}
@@ -127,8 +136,10 @@ func TestSharedMemory(t *testing.T) {
   applications: [{kind: forward, interface: in, to: out}]
 `)
 	plan := s.Plan()
-	if plan.Interfaces[0].Memory != "xdp-in" || plan.Interfaces[1].Memory != "xdp-in" || plan.Regions[0].Area != "xdp-in" || plan.Regions[1].Area != "xdp-in" || plan.Regions[2].Area != "" ||
-		s.Region("received").Region() != s.Region("sent").Region() || len(plan.Notes) != 1 || plan.Notes[0].Path != "memory_regions[2].buf_size" {
+	if plan.Interfaces[0].Memory != "xdp-in" || plan.Interfaces[1].Memory != "xdp-in" ||
+		plan.Regions[0].Area != "xdp-in" || plan.Regions[1].Area != "xdp-in" || plan.Regions[2].Area != "" ||
+		s.Region("received").Region() != s.Region("sent").Region() || len(plan.Notes) != 1 ||
+		plan.Notes[0].Path != "memory_regions[2].buf_size" {
 		t.Errorf("%s", plan.Text())
 	}
 	o := openIn(t, n.Hosts[0], `penstock:
@@ -160,7 +171,8 @@ func TestSharedMemory(t *testing.T) {
 		}
 	}
 	snap := s.Snapshot()
-	if rx, tx := snap.Interfaces[0].Rx[0].Stats, snap.Interfaces[1].Tx[0].Stats; rx.Copied != 0 || tx.Copied != 0 || tx.Forwarded != rounds*each {
+	if rx, tx := snap.Interfaces[0].Rx[0].Stats, snap.Interfaces[1].Tx[0].Stats; rx.Copied != 0 || tx.Copied != 0 ||
+		tx.Forwarded != rounds*each {
 		t.Errorf("%+v\n%+v", rx, tx)
 	}
 	// What a transmit queue of the same memory allocates is not copied either.
@@ -181,8 +193,9 @@ func TestSharedMemory(t *testing.T) {
 	}
 }
 
-// VLAN tags that the card takes out of frames before rules look for them are a note of the plan, of the status, and of the log at its usual level: at the beginning, and when a reload
-// brings such rules.
+// VLAN tags that the card takes out of frames before rules look for them are a note of the plan, of
+// the status, and of the log at its usual level: at the beginning, and when a reload brings such
+// rules.
 func TestNotesOfPorts(t *testing.T) {
 	n := netns.New(t, netns.Topology{})
 	text := func(match string) string {
@@ -205,9 +218,12 @@ func TestNotesOfPorts(t *testing.T) {
 	for _, tagged := range []bool{true, false} {
 		var logged bytes.Buffer
 		match := map[bool]string{true: "vlan: 5", false: "udp_dst: 5"}
-		s := openWith(t, n.Hosts[0], Options{Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))}, text(match[tagged]))
-		planned := len(s.Plan().Notes) == 1 && strings.Contains(s.Plan().Notes[0].Message, want) && s.Plan().Notes[0].Path == "interfaces[0].rx.flows"
-		if planned != tagged || said(s.Snapshot().Interfaces[0].Notes) != tagged || strings.Contains(logged.String(), want) != tagged {
+		s := openWith(t, n.Hosts[0], Options{Logger: slog.New(slog.NewTextHandler(&logged,
+			&slog.HandlerOptions{Level: slog.LevelWarn}))}, text(match[tagged]))
+		planned := len(s.Plan().Notes) == 1 && strings.Contains(s.Plan().Notes[0].Message, want) &&
+			s.Plan().Notes[0].Path == "interfaces[0].rx.flows"
+		if planned != tagged || said(s.Snapshot().Interfaces[0].Notes) != tagged ||
+			strings.Contains(logged.String(), want) != tagged {
 			t.Errorf("tagged %v: %v, %q\n%s", tagged, s.Plan().Notes, s.Snapshot().Interfaces[0].Notes, &logged)
 		}
 		for _, note := range s.plan.engines[0].Capabilities().Notes { // they are in the documentation of the engine

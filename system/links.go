@@ -16,7 +16,8 @@ const (
 	LinkReopened LinkChange = "reopened"
 )
 
-// LinkEvent says that the link of an interface has changed. Changes that follow each other faster than they are looked at may be one.
+// LinkEvent says that the link of an interface has changed. Changes that follow each other faster
+// than they are looked at may be one.
 type LinkEvent struct {
 	Interface string
 	Change    LinkChange

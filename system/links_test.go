@@ -51,7 +51,8 @@ func count(all []string, one string) (n int) {
 	return n
 }
 
-// The System reports a link that goes down and comes back, also between two looks, and one that is down at the beginning.
+// The System reports a link that goes down and comes back, also between two looks, and one that is
+// down at the beginning.
 func TestLinkEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, err := sim.NewNetwork(sim.Options{})
@@ -69,7 +70,9 @@ func TestLinkEvents(t *testing.T) {
 		}
 		l.SetUp(false)
 		var log linkLog
-		s := mustOpen(t, twoRegions+"  interfaces: [{name: x, engine: sim, address: a, rx: {queues: [{memory_regions: [a]}]}}]\n", Options{Engines: table, OnLink: log.note, Logger: silent})
+		s := mustOpen(t, twoRegions+
+			"  interfaces: [{name: x, engine: sim, address: a, rx: {queues: [{memory_regions: [a]}]}}]\n",
+			Options{Engines: table, OnLink: log.note, Logger: silent})
 		expect := func(want ...string) {
 			t.Helper()
 			synctest.Wait()
@@ -106,8 +109,9 @@ func TestLinkEvents(t *testing.T) {
 	}
 }
 
-// An interface that is removed under way and comes back is opened again, if the file asks for it: the application receives on, by the same flow, and
-// counts go on. Without that its reception ends with the error.
+// An interface that is removed under way and comes back is opened again, if the file asks for it:
+// the application receives on, by the same flow, and counts go on. Without that its reception ends
+// with the error.
 func TestReopen(t *testing.T) {
 	for _, name := range []string{"afpacket", "xdp"} {
 		t.Run(name, func(t *testing.T) {
@@ -133,9 +137,11 @@ func TestReopen(t *testing.T) {
       tx: {queues: [{memory_regions: [m]}]}
 `
 			var log linkLog
-			in := openWith(t, n.Hosts[1], Options{OnLink: log.note, Logger: silent}, fmt.Sprintf(text, name, "in0", true, ""))
+			in := openWith(t, n.Hosts[1], Options{OnLink: log.note, Logger: silent},
+				fmt.Sprintf(text, name, "in0", true, ""))
 			out := openWith(t, n.Hosts[1], Options{Logger: silent}, fmt.Sprintf(text, name, "out0", true, ""))
-			ends := openWith(t, n.Hosts[1], Options{Logger: silent}, fmt.Sprintf(text, "afpacket", "in0", false, ", poll_mode: direct"))
+			ends := openWith(t, n.Hosts[1], Options{Logger: silent},
+				fmt.Sprintf(text, "afpacket", "in0", false, ", poll_mode: direct"))
 			ended := make(chan error, 1)
 			go func() {
 				b := burst.New(64)
@@ -190,12 +196,14 @@ func TestReopen(t *testing.T) {
 				})
 				pass()
 			}
-			if list := in.Port("x").Rules().List(); len(list) != 2 || !list[0].Equal(&ids[0]) || list[0].ID != ids[0].ID || list[1].ID != ids[1].ID {
+			if list := in.Port("x").Rules().List(); len(list) != 2 || !list[0].Equal(&ids[0]) ||
+				list[0].ID != ids[0].ID || list[1].ID != ids[1].ID {
 				t.Errorf("%v, expected %v", list, ids)
 			}
 			f := in.Snapshot().Interfaces[0]
 			waits := f.Rx[0].Stats.Packets - f.Rx[0].Stats.Drops.Total() // in the hand-off perhaps
-			if f.Rules[1].Rule.Name != "keep" || f.Rules[1].Packets < total || f.Stats.Rx.Packets < total || waits < total {
+			if f.Rules[1].Rule.Name != "keep" || f.Rules[1].Packets < total || f.Stats.Rx.Packets < total ||
+				waits < total {
 				t.Errorf("%d packets came: %+v\n%+v", total, f.Rules, f.Rx[0].Stats)
 			}
 		})
@@ -212,7 +220,9 @@ func TestLinkEventsOnInterfaces(t *testing.T) {
 				port = fmt.Sprintf(`engine: socket, address: "udp://%s:4096?interface=eth0"`, n.Hosts[1].Link().IPv4)
 			}
 			var log linkLog
-			openWith(t, n.Hosts[1], Options{OnLink: log.note, Logger: silent}, "penstock: {memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 2KiB}], interfaces: [{name: x, "+port+", rx: {queues: [{memory_regions: [m]}]}}]}\n")
+			openWith(t, n.Hosts[1], Options{OnLink: log.note, Logger: silent},
+				"penstock: {memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 2KiB}], interfaces: "+
+					"[{name: x, "+port+", rx: {queues: [{memory_regions: [m]}]}}]}\n")
 			for k, state := range []string{"down", "up"} {
 				ipIn(t, n.Hosts[1], "link", "set", "eth0", state)
 				until(t, "the event", func() bool { return len(log.read()) > k })

@@ -10,13 +10,15 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// memoryShare is an engine.MemoryShare with interfaces and regions by their places in the configuration.
+// memoryShare is an engine.MemoryShare with interfaces and regions by their places in the
+// configuration.
 type memoryShare struct {
 	name string
 	engine.MemoryShare
 }
 
-// planMemories asks each engine what its interfaces do with their regions, and which memory they share.
+// planMemories asks each engine what its interfaces do with their regions, and which memory they
+// share.
 func (p *Plan) planMemories() {
 	p.uses = make([][]string, len(p.cfg.Regions))
 	for _, e := range p.table.Engines() {
@@ -53,7 +55,8 @@ func placesOf(all, at []int) (out []int) {
 	return out
 }
 
-// memoryNeeds are the interfaces of an engine and the regions of their queues, receive queues first, with their places in the configuration.
+// memoryNeeds are the interfaces of an engine and the regions of their queues, receive queues
+// first, with their places in the configuration.
 func (p *Plan) memoryNeeds(name string) (n *engine.MemoryNeeds, ports, regions []int) {
 	n = &engine.MemoryNeeds{}
 	named := map[string]int{}
@@ -95,7 +98,8 @@ func (p *Plan) memoryNeed(at int) engine.MemoryNeed {
 	}
 	if r.Owned && (r.Kind == "host" || r.Kind == "huge") && p.share(at) == nil {
 		n.Alike = 1 + slices.IndexFunc(p.cfg.Regions, func(o config.Region) bool {
-			return o.Owned && o.Kind == r.Kind && o.NUMA == r.NUMA && o.PageSize == r.PageSize && o.Fallback == r.Fallback
+			return o.Owned && o.Kind == r.Kind && o.NUMA == r.NUMA && o.PageSize == r.PageSize &&
+				o.Fallback == r.Fallback
 		})
 	}
 	return n
@@ -173,7 +177,8 @@ func (s *System) openArea(m *memoryShare) (err error) {
 	o.Name = m.name
 	area, err := mem.Alloc(o)
 	if err != nil {
-		return s.at(fmt.Sprintf("memory_regions[%d]", m.Home), fmt.Sprintf("the memory %q, which several regions are carved from", m.name), err)
+		return s.at(fmt.Sprintf("memory_regions[%d]", m.Home),
+			fmt.Sprintf("the memory %q, which several regions are carved from", m.name), err)
 	}
 	s.areas = append(s.areas, area)
 	at := 0
@@ -192,7 +197,8 @@ func (s *System) openArea(m *memoryShare) (err error) {
 	return nil
 }
 
-// openShares makes the memory that interfaces share. The System keeps it for those that are opened again.
+// openShares makes the memory that interfaces share. The System keeps it for those that are opened
+// again.
 func (s *System) openShares() (byInterface map[int]engine.SharedMemory, err error) {
 	byInterface = map[int]engine.SharedMemory{}
 	var all []engine.SharedMemory
@@ -206,7 +212,8 @@ func (s *System) openShares() (byInterface map[int]engine.SharedMemory, err erro
 		x := &s.plan.shares[i]
 		m, err := x.Open(s.pools[s.plan.cfg.Regions[x.Home].Name].Region())
 		if err != nil {
-			return nil, s.at(fmt.Sprintf("memory_regions[%d]", x.Home), fmt.Sprintf("the memory %q, which interfaces share", x.name), err)
+			return nil, s.at(fmt.Sprintf("memory_regions[%d]", x.Home),
+				fmt.Sprintf("the memory %q, which interfaces share", x.name), err)
 		}
 		all = append(all, m)
 		for _, k := range x.Ports {

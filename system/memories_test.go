@@ -20,8 +20,9 @@ type sharer struct {
 func (e *sharer) PlanMemory(n *engine.MemoryNeeds) engine.MemoryPlan {
 	e.needs = *n
 	return engine.MemoryPlan{
-		Answers: []engine.MemoryAnswer{{Use: engine.UseCarved}, {Use: engine.UseCopied, Why: "a is odd", Hint: "make it even"}, {Use: engine.UseCarved}},
-		Shares:  []engine.MemoryShare{{Ports: []int{1, 2}, Home: 0, Carve: []int{0, 2}, Open: e.share}},
+		Answers: []engine.MemoryAnswer{{Use: engine.UseCarved},
+			{Use: engine.UseCopied, Why: "a is odd", Hint: "make it even"}, {Use: engine.UseCarved}},
+		Shares: []engine.MemoryShare{{Ports: []int{1, 2}, Home: 0, Carve: []int{0, 2}, Open: e.share}},
 	}
 }
 
@@ -34,8 +35,9 @@ type sharedMemory struct{ e *sharer }
 func (m *sharedMemory) AddTo(s *engine.PortSpec) error { return m.e.d.step("add to %s", s.Name) }
 func (m *sharedMemory) Close() error                   { m.e.d.note("close it"); return nil }
 
-// Any engine may have ports share memory: it is asked with all that they use, regions are carved as it says, the memory is made before its ports and
-// given up when they have it, and whatever fails is undone.
+// Any engine may have ports share memory: it is asked with all that they use, regions are carved as
+// it says, the memory is made before its ports and given up when they have it, and whatever fails
+// is undone.
 func TestEngineSharesMemory(t *testing.T) {
 	text := `penstock:
   memory_regions:
@@ -66,25 +68,35 @@ func TestEngineSharesMemory(t *testing.T) {
 	}
 	var got []string
 	for _, m := range e.needs.Memories {
-		got = append(got, fmt.Sprintf("%s of %d bytes, cpu %v, alike %d, ports %v", m.Name, m.Stride, m.CPU, m.Alike, m.Ports))
+		got = append(got, fmt.Sprintf("%s of %d bytes, cpu %v, alike %d, ports %v", m.Name, m.Stride, m.CPU, m.Alike,
+			m.Ports))
 	}
-	if want := []string{"b of 4096 bytes, cpu true, alike 1, ports [0 1]", "a of 1024 bytes, cpu true, alike 1, ports [1 2]", "x of 2048 bytes, cpu true, alike 1, ports [2]"}; !slices.Equal(got, want) {
+	if want := []string{"b of 4096 bytes, cpu true, alike 1, ports [0 1]",
+		"a of 1024 bytes, cpu true, alike 1, ports [1 2]",
+		"x of 2048 bytes, cpu true, alike 1, ports [2]"}; !slices.Equal(got, want) {
 		t.Errorf("%q, expected %q", got, want)
 	}
 	if len(e.needs.Ports) != 3 || e.needs.Ports[2].Name != "two" || !slices.Equal(e.needs.Forwards, [][2]int{{2, 1}}) {
 		t.Errorf("%+v", e.needs)
 	}
 	lines := d.read()
-	lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "rx ") || strings.HasPrefix(l, "tx ") })
-	if want := []string{"share 8192 KiB", "open zero", "add to one", "open one", "add to two", "open two"}; !slices.Equal(lines, want) {
+	lines = slices.DeleteFunc(lines, func(l string) bool {
+		return strings.HasPrefix(l, "rx ") || strings.HasPrefix(l, "tx ")
+	})
+	if want := []string{"share 8192 KiB", "open zero", "add to one", "open one", "add to two",
+		"open two"}; !slices.Equal(lines, want) {
 		t.Errorf("%q, expected %q", lines, want)
 	}
-	if s.Region("b").Region() != s.Region("x").Region() || s.Region("b").Region() == s.Region("a").Region() || s.Region("x").Span().Off != 4<<20 {
+	if s.Region("b").Region() != s.Region("x").Region() || s.Region("b").Region() == s.Region("a").Region() ||
+		s.Region("x").Span().Off != 4<<20 {
 		t.Error("the regions are not carved as the engine says")
 	}
 	p := s.Plan()
-	if p.Regions[0].Area != "sim-one" || !slices.Equal(p.Regions[0].Uses, []string{"sim: carved", "socket: in place"}) || p.Interfaces[2].Memory != "sim-one" || p.Interfaces[1].Memory != "" ||
-		len(p.Notes) != 1 || p.Notes[0].Path != "memory_regions[1].buf_size" || !strings.Contains(p.Text(), "x: 2048 slots of 2KiB, host, in the memory sim-one, 4.0 MiB (sim: carved,") {
+	if p.Regions[0].Area != "sim-one" || !slices.Equal(p.Regions[0].Uses,
+		[]string{"sim: carved", "socket: in place"}) || p.Interfaces[2].Memory != "sim-one" ||
+		p.Interfaces[1].Memory != "" ||
+		len(p.Notes) != 1 || p.Notes[0].Path != "memory_regions[1].buf_size" ||
+		!strings.Contains(p.Text(), "x: 2048 slots of 2KiB, host, in the memory sim-one, 4.0 MiB (sim: carved,") {
 		t.Errorf("%s", p.Text())
 	}
 	if err := s.Close(); err != nil {

@@ -55,19 +55,24 @@ func (p *Plan) planNode() {
 		n.Share = &SharePlan{Path: x.Path, Writable: x.Writable, MaxBytes: int64(x.MaxBytes)}
 		switch i, err := os.Stat(x.Path); {
 		case err != nil:
-			p.need(config.CodeHost, "transfers.share.path", fmt.Sprintf("there is nothing to share: %v", err), "a file or a directory", "")
+			p.need(config.CodeHost, "transfers.share.path", fmt.Sprintf("there is nothing to share: %v", err),
+				"a file or a directory", "")
 		case x.Writable && !i.IsDir():
-			p.need(config.CodeHost, "transfers.share.writable", fmt.Sprintf("%s is no directory, so peers cannot leave files there", x.Path), "a directory", "writable: false shares the file")
+			p.need(config.CodeHost, "transfers.share.writable",
+				fmt.Sprintf("%s is no directory, so peers cannot leave files there", x.Path), "a directory",
+				"writable: false shares the file")
 		}
 	}
 	p.Node = n
 	p.planPaths()
 }
 
-// guarded refuses addresses beyond this machine where ok is false: no identity, and not insecure. The node refuses them too.
+// guarded refuses addresses beyond this machine where ok is false: no identity, and not insecure.
+// The node refuses them too.
 func (p *Plan) guarded(at, address string, ok bool) {
 	if !ok && !local(address) {
-		p.need(config.CodeHost, at, fmt.Sprintf("%s is beyond this machine, and this node has no identity", address), "",
+		p.need(config.CodeHost, at, fmt.Sprintf("%s is beyond this machine, and this node has no identity", address),
+			"",
 			"penstock pair makes one, which the section security names; insecure: true goes without")
 	}
 }
@@ -85,7 +90,8 @@ func local(address string) bool {
 	return err == nil && loopback(host)
 }
 
-// planIdentity is the directory of the identity, "" for none. Without the section security there is none.
+// planIdentity is the directory of the identity, "" for none. Without the section security there is
+// none.
 func (p *Plan) planIdentity() string {
 	sec := p.cfg.Security
 	if sec == nil {
@@ -110,7 +116,8 @@ func (p *Plan) planIdentity() string {
 	case sec.Identity == "" && (sec.Insecure || sec.Floor != "encrypted" && sec.Policy == ""): // it goes without
 		return ""
 	case dir == "":
-		p.need(config.CodeHost, at, "this user has no directory for an identity", "identity: DIR", "penstock pair makes one")
+		p.need(config.CodeHost, at, "this user has no directory for an identity", "identity: DIR",
+			"penstock pair makes one")
 	default:
 		p.need(config.CodeHost, at, fmt.Sprintf("there is no identity in %s", dir), "", "penstock pair makes one")
 	}
@@ -130,7 +137,8 @@ func (p *Plan) pathOptions() drivers.Options {
 	return o
 }
 
-// planPaths looks whether this machine has the adapter that the section verbs names, or any where there is no other path.
+// planPaths looks whether this machine has the adapter that the section verbs names, or any where
+// there is no other path.
 func (p *Plan) planPaths() {
 	t := p.cfg.Transfers
 	at := "transfers.verbs"
@@ -149,11 +157,14 @@ func (p *Plan) planPaths() {
 		return
 	}
 	if err := drivers.Probe(all[i]); err != nil {
-		p.need(config.CodeHost, at, err.Error(), "", "penstock doctor rdma says what this machine has; without the section and with other paths the node goes on without RDMA")
+		p.need(config.CodeHost, at, err.Error(), "",
+			"penstock doctor rdma says what this machine has; without the section and with other paths the node goes "+
+				"on without RDMA")
 	}
 }
 
-var floors = map[string]path.Security{"": path.SecurityNone, "none": path.SecurityNone, "host": path.SecurityHost, "encrypted": path.SecurityEncrypted}
+var floors = map[string]path.Security{"": path.SecurityNone, "none": path.SecurityNone, "host": path.SecurityHost,
+	"encrypted": path.SecurityEncrypted}
 
 // openNode opens the node, what it shares, and the links to peers.
 func (s *System) openNode(ctx context.Context) (err error) {
@@ -161,8 +172,10 @@ func (s *System) openNode(ctx context.Context) (err error) {
 	if t == nil {
 		return nil
 	}
-	o := transfer.Options{Name: t.Name, Listen: t.Listen, Budget: uint64(t.Budget), RegistrationBudget: uint64(t.RegistrationBudget), NoChecksum: !t.Checksum, Window: t.Window, Streams: t.Streams,
-		HeartbeatEvery: t.HeartbeatEvery, DeadAfter: t.DeadAfter, OnPeer: s.plan.o.OnPeer, OnTransfer: s.plan.o.OnTransfer, Logger: s.log}
+	o := transfer.Options{Name: t.Name, Listen: t.Listen, Budget: uint64(t.Budget),
+		RegistrationBudget: uint64(t.RegistrationBudget), NoChecksum: !t.Checksum, Window: t.Window, Streams: t.Streams,
+		HeartbeatEvery: t.HeartbeatEvery, DeadAfter: t.DeadAfter, OnPeer: s.plan.o.OnPeer,
+		OnTransfer: s.plan.o.OnTransfer, Logger: s.log}
 	if len(o.Listen) > 0 {
 		o.Anonymous = identity.All
 	}
@@ -205,7 +218,8 @@ func (s *System) openShare(ctx context.Context) (err error) {
 	if x == nil {
 		return nil
 	}
-	s.share, err = share.Serve(ctx, s.node, share.Options{Root: x.Path, Writable: x.Writable, MaxBytes: uint64(x.MaxBytes), Tensors: true, RescanEvery: rescan,
+	s.share, err = share.Serve(ctx, s.node, share.Options{Root: x.Path, Writable: x.Writable,
+		MaxBytes: uint64(x.MaxBytes), Tensors: true, RescanEvery: rescan,
 		OnAccess: s.plan.o.OnAccess, Logger: s.log})
 	if err != nil {
 		return s.at("transfers.share", "sharing "+x.Path, err)
@@ -262,7 +276,8 @@ func (s *System) openMetrics(ctx context.Context) (err error) {
 	if s.plan.Metrics == "" {
 		return nil
 	}
-	if s.stop, s.metrics, err = prom.Serve(context.WithoutCancel(ctx), s.plan.Metrics, prom.ServeOptions{Ready: s.ready}, s.Metrics); err != nil {
+	if s.stop, s.metrics, err = prom.Serve(context.WithoutCancel(ctx), s.plan.Metrics,
+		prom.ServeOptions{Ready: s.ready}, s.Metrics); err != nil {
 		return s.at("metrics.listen", "the page of metrics", err)
 	}
 	return nil

@@ -28,27 +28,34 @@ type Options struct {
 	Engines *engine.Table
 	// Stages are the stages that receive queues may name; nil: Stages().
 	Stages []engine.StageKind
-	// Applications are the kinds that applications of the file may be; nil: app.Kinds(). Words that are not ours, config.Options.Kinds has as well.
+	// Applications are the kinds that applications of the file may be; nil: app.Kinds(). Words that
+	// are not ours, config.Options.Kinds has as well.
 	Applications map[app.Kind]app.Constructor
-	// Unclaimed is what takes the packets of receive queues without an application in the file, such as app.Count; "": the program does (System.Rx).
+	// Unclaimed is what takes the packets of receive queues without an application in the file,
+	// such as app.Count; "": the program does (System.Rx).
 	Unclaimed app.Kind
-	// Logger gets what is opened, closed and changed, never single packets or transfers. nil: as the section logging says, to its
-	// file or to the standard error; silent if a program wrote the Config and left the level empty.
+	// Logger gets what is opened, closed and changed, never single packets or transfers. nil: as
+	// the section logging says, to its file or to the standard error; silent if a program wrote the
+	// Config and left the level empty.
 	Logger *slog.Logger
-	// Regions is the memory of regions with owned: false, by name. It stays the program's, which closes it after the System.
+	// Regions is the memory of regions with owned: false, by name. It stays the program's, which
+	// closes it after the System.
 	Regions map[string]*mem.Pool
-	// GPURuntime is what memory of GPUs is of, in place of the file's gpu_runtime: auto, cuda, opencl or host; "": as the file says.
+	// GPURuntime is what memory of GPUs is of, in place of the file's gpu_runtime: auto, cuda,
+	// opencl or host; "": as the file says.
 	GPURuntime string
-	// Plan is called with the plan before anything is opened, also when something is missing. An error of it ends Open.
+	// Plan is called with the plan before anything is opened, also when something is missing. An
+	// error of it ends Open.
 	Plan func(*Plan) error
 	// OnPeer, OnTransfer and OnAccess are those of transfer.Options and share.Options.
 	OnPeer     func(*transfer.Peer)
 	OnTransfer func(transfer.Incoming)
 	OnAccess   func(share.Access)
-	// OnLink is called when the link of an interface has changed, and at the beginning where it is down; the calls follow each other. It must not
-	// close the System.
+	// OnLink is called when the link of an interface has changed, and at the beginning where it is
+	// down; the calls follow each other. It must not close the System.
 	OnLink func(LinkEvent)
-	// OnApplication is called when an application has ended before Close, with why. It must not close the System.
+	// OnApplication is called when an application has ended before Close, with why. It must not
+	// close the System.
 	OnApplication func(name string, err error)
 }
 
@@ -64,8 +71,9 @@ type Interface struct {
 type RxQueue struct {
 	Name string
 	ID   int
-	// Receiver is where its packets come out. One goroutine at a time uses it; it goes on until the context of Recv ends, or the System is
-	// closed, which is engine.ErrClosed. nil where an application takes the packets.
+	// Receiver is where its packets come out. One goroutine at a time uses it; it goes on until the
+	// context of Recv ends, or the System is closed, which is engine.ErrClosed. nil where an
+	// application takes the packets.
 	Receiver *engine.Rx
 	// Application is the name of the one that takes its packets; "": the program does.
 	Application string
@@ -124,13 +132,15 @@ type region struct {
 	pool *mem.Pool
 }
 
-// Open opens what a configuration describes: memory, ports with their queues and flows, pollers, the node for transfers with what it
-// shares and whom it knows, applications, and the page of metrics, in this order. Then the applications run, each in a goroutine of its own, until Close. It makes a plan first (MakePlan), and fails with a *MissingError,
-// which says all of it, when not everything is here. When a step fails, what was opened is closed again, and the error says what failed
-// and where in the file. The context bounds the opening only.
+// Open opens what a configuration describes: memory, ports with their queues and flows, pollers,
+// the node for transfers with what it shares and whom it knows, applications, and the page of
+// metrics, in this order. Then the applications run, each in a goroutine of its own, until Close.
+// It makes a plan first (MakePlan), and fails with a *MissingError, which says all of it, when not
+// everything is here. When a step fails, what was opened is closed again, and the error says what
+// failed and where in the file. The context bounds the opening only.
 //
-// Open completes and checks cfg (config.Config.Check), which the caller must not change as long as the System is open. Interfaces are opened in
-// the network namespace of the calling thread.
+// Open completes and checks cfg (config.Config.Check), which the caller must not change as long as
+// the System is open. Interfaces are opened in the network namespace of the calling thread.
 func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
 	p, err := MakePlan(cfg, o)
 	if err != nil {
@@ -153,7 +163,8 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
 	}
 	s.tellNotes()
 	s.watched = s.watchLinks()
-	s.log.Info("open", "file", cfg.Name(), "interfaces", len(s.ifaces), "regions", len(s.pools), "pollers", len(s.pollers), "applications", len(s.apps), "node", s.node != nil)
+	s.log.Info("open", "file", cfg.Name(), "interfaces", len(s.ifaces), "regions", len(s.pools), "pollers",
+		len(s.pollers), "applications", len(s.apps), "node", s.node != nil)
 	return s, nil
 }
 
@@ -170,7 +181,8 @@ func (s *System) tellNotes() {
 	s.tellPortNotes(slog.LevelInfo)
 }
 
-// tellPortNotes logs the notes of ports that it has not logged before. The caller holds reload, or has not given out the System yet.
+// tellPortNotes logs the notes of ports that it has not logged before. The caller holds reload, or
+// has not given out the System yet.
 func (s *System) tellPortNotes(level slog.Level) {
 	for i := range s.ifaces {
 		name := s.ifaces[i].Name
@@ -288,8 +300,10 @@ func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory
 			if r.Poller == "" {
 				batching = r.batching()
 			}
-			f.Rx = append(f.Rx, RxQueue{Name: q.Name, ID: q.ID, Receiver: engine.NewRx(g, batching), Stages: r.Stages, Poller: r.Poller, guard: g})
-			if err := g.openStages(r.stages, engine.StageSpec{Queue: q.Name, Port: port.Capabilities(), Pools: s.pools}); err != nil {
+			f.Rx = append(f.Rx, RxQueue{Name: q.Name, ID: q.ID, Receiver: engine.NewRx(g, batching), Stages: r.Stages,
+				Poller: r.Poller, guard: g})
+			if err := g.openStages(r.stages, engine.StageSpec{Queue: q.Name, Port: port.Capabilities(),
+				Pools: s.pools}); err != nil {
 				return s.at(at+".stages", fmt.Sprintf("interface %q: receive queue %d", c.Name, q.ID), err)
 			}
 		}
@@ -306,7 +320,8 @@ func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory
 				tx, err = port.AddTxQueue(spec)
 			}
 			if err != nil {
-				return s.at(fmt.Sprintf("%s.tx.queues[%d]", path, k), fmt.Sprintf("interface %q: transmit queue %d", c.Name, q.ID), err)
+				return s.at(fmt.Sprintf("%s.tx.queues[%d]", path, k),
+					fmt.Sprintf("interface %q: transmit queue %d", c.Name, q.ID), err)
 			}
 			f.Tx = append(f.Tx, TxQueue{Name: q.Name, ID: q.ID, Queue: tx})
 		}
@@ -325,7 +340,8 @@ func (s *System) port(ctx context.Context, i int, spec engine.PortSpec) (engine.
 	}})
 }
 
-// openRules puts the flows of an interface in force. What came before that went to the first queue, whatever it was: it is thrown away.
+// openRules puts the flows of an interface in force. What came before that went to the first queue,
+// whatever it was: it is thrown away.
 func (s *System) openRules(i int, c *config.Interface, f *Interface, path string) error {
 	s.rules = append(s.rules, nil)
 	rules, err := portRules(c)
@@ -377,7 +393,8 @@ func (s *System) openPoller(p *PollerPlan) error {
 // Plan is what was opened. The caller must not change it.
 func (s *System) Plan() *Plan { return s.plan }
 
-// Config is the configuration in force: the one given to Open, or to the last Reload. The caller must not change it.
+// Config is the configuration in force: the one given to Open, or to the last Reload. The caller
+// must not change it.
 func (s *System) Config() *config.Config {
 	s.reload.Lock()
 	defer s.reload.Unlock()
@@ -413,8 +430,9 @@ func (s *System) Port(iface string) engine.Port {
 	return nil
 }
 
-// Rx is where the packets of a receive queue come out, by the name of its interface and its id. The error wraps engine.ErrNotFound, and says
-// what there is, or engine.ErrInUse, and names the application that takes the packets.
+// Rx is where the packets of a receive queue come out, by the name of its interface and its id. The
+// error wraps engine.ErrNotFound, and says what there is, or engine.ErrInUse, and names the
+// application that takes the packets.
 func (s *System) Rx(iface string, id int) (*engine.Rx, error) {
 	f := s.iface(iface)
 	if f == nil {
@@ -426,14 +444,16 @@ func (s *System) Rx(iface string, id int) (*engine.Rx, error) {
 			continue
 		}
 		if q := &f.Rx[i]; q.Application != "" {
-			return nil, fmt.Errorf("penstock: the application %q takes the packets of receive queue %d of %q; remove it from the configuration to receive them: %w", q.Application, id, iface, engine.ErrInUse)
+			return nil, fmt.Errorf("penstock: the application %q takes the packets of receive queue %d of %q; remove "+
+				"it from the configuration to receive them: %w", q.Application, id, iface, engine.ErrInUse)
 		}
 		return f.Rx[i].Receiver, nil
 	}
 	return nil, noQueue(iface, "receive", id, ids)
 }
 
-// Tx is the transmit queue of an id of an interface, which applications may use as well. The error wraps engine.ErrNotFound, and says what there is.
+// Tx is the transmit queue of an id of an interface, which applications may use as well. The error
+// wraps engine.ErrNotFound, and says what there is.
 func (s *System) Tx(iface string, id int) (engine.TxQueue, error) {
 	f := s.iface(iface)
 	if f == nil {
@@ -457,7 +477,8 @@ func (s *System) noInterface(name string) error {
 }
 
 func noQueue(iface, what string, id int, ids []int) error {
-	return fmt.Errorf("penstock: the interface %q has no %s queue %d: expected one of %d: %w", iface, what, id, ids, engine.ErrNotFound)
+	return fmt.Errorf("penstock: the interface %q has no %s queue %d: expected one of %d: %w", iface, what, id, ids,
+		engine.ErrNotFound)
 }
 
 // Node is the node for transfers, nil without the section transfers.
@@ -469,6 +490,6 @@ func (s *System) Identity() *identity.Identity { return s.id }
 // Share is what serves files to peers, nil if nothing is shared.
 func (s *System) Share() *share.Server { return s.share }
 
-// Link is the connection to a peer of the configuration, nil if there is none of that name. It is dialed in the background, and again
-// when it was lost; Link.Peer waits for it.
+// Link is the connection to a peer of the configuration, nil if there is none of that name. It is
+// dialed in the background, and again when it was lost; Link.Peer waits for it.
 func (s *System) Link(name string) *transfer.Link { return s.links[name] }

@@ -63,7 +63,8 @@ const twoRegions = `penstock:
     - {name: b, kind: host, num_bufs: 256, buf_size: 2KiB}
 `
 
-// What a file says opens, and packets come through: in memory and over sockets, with a poller and without.
+// What a file says opens, and packets come through: in memory and over sockets, with a poller and
+// without.
 func TestOpenCarriesPackets(t *testing.T) {
 	for _, poll := range []string{"indirect", "direct"} {
 		s := mustOpen(t, twoRegions+`
@@ -93,10 +94,12 @@ func TestOpenCarriesPackets(t *testing.T) {
 			t.Fatalf("%+v", snap)
 		}
 		loop := &snap.Interfaces[0]
-		if loop.Stats.Rx.Packets != 3 || loop.Rx[0].Stats.Packets != 3 || loop.Tx[0].Stats.Packets != 3 || loop.Info.Engine != "sim" || snap.Interfaces[1].Rx[0].Stats.Bytes != 4*64 {
+		if loop.Stats.Rx.Packets != 3 || loop.Rx[0].Stats.Packets != 3 || loop.Tx[0].Stats.Packets != 3 ||
+			loop.Info.Engine != "sim" || snap.Interfaces[1].Rx[0].Stats.Bytes != 4*64 {
 			t.Errorf("%+v", snap.Interfaces)
 		}
-		if polled := loop.Rx[0].Polled; (poll == "indirect") != (polled != nil) || polled != nil && (polled.Packets != 3 || len(snap.Pollers) != 2 || snap.Pollers[0].Stats.Packets != 3) {
+		if polled := loop.Rx[0].Polled; (poll == "indirect") != (polled != nil) || polled != nil &&
+			(polled.Packets != 3 || len(snap.Pollers) != 2 || snap.Pollers[0].Stats.Packets != 3) {
 			t.Errorf("%s: %+v %+v", poll, polled, snap.Pollers)
 		}
 		for _, r := range snap.Regions {
@@ -104,19 +107,24 @@ func TestOpenCarriesPackets(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		}
-		if _, err := s.Rx("loop", 1); !errors.Is(err, engine.ErrNotFound) || !strings.Contains(err.Error(), `"loop" has no receive queue 1: expected one of [0]`) {
+		if _, err := s.Rx("loop", 1); !errors.Is(err, engine.ErrNotFound) ||
+			!strings.Contains(err.Error(), `"loop" has no receive queue 1: expected one of [0]`) {
 			t.Error(err)
 		}
-		if _, err := s.Rx("x", 0); !errors.Is(err, engine.ErrNotFound) || !strings.Contains(err.Error(), `no interface "x": expected one of ["loop" `) {
+		if _, err := s.Rx("x", 0); !errors.Is(err, engine.ErrNotFound) ||
+			!strings.Contains(err.Error(), `no interface "x": expected one of ["loop" `) {
 			t.Error(err)
 		}
-		if _, err := s.Tx("server", 0); !errors.Is(err, engine.ErrNotFound) || !strings.Contains(err.Error(), `"server" has no transmit queue 0: expected one of []`) {
+		if _, err := s.Tx("server", 0); !errors.Is(err, engine.ErrNotFound) ||
+			!strings.Contains(err.Error(), `"server" has no transmit queue 0: expected one of []`) {
 			t.Error(err)
 		}
-		if s.Port("x") != nil || s.Region("x") != nil || s.Region("a") == nil || s.Link("x") != nil || s.Node() != nil || s.Share() != nil {
+		if s.Port("x") != nil || s.Region("x") != nil || s.Region("a") == nil || s.Link("x") != nil ||
+			s.Node() != nil || s.Share() != nil {
 			t.Error("something is there that is not in the file")
 		}
-		if f := s.Interfaces(); len(f) != 2 || f[0].Name != "loop" || len(f[0].Rx) != 1 || len(f[0].Tx) != 1 || f[0].Rx[0].Name != "loop-rx0" || f[0].Rx[0].Receiver != rxOf(t, s, "loop", 0) {
+		if f := s.Interfaces(); len(f) != 2 || f[0].Name != "loop" || len(f[0].Rx) != 1 || len(f[0].Tx) != 1 ||
+			f[0].Rx[0].Name != "loop-rx0" || f[0].Rx[0].Receiver != rxOf(t, s, "loop", 0) {
 			t.Errorf("%+v", f)
 		}
 		if err := s.Close(); err != nil {
@@ -128,7 +136,8 @@ func TestOpenCarriesPackets(t *testing.T) {
 	}
 }
 
-// Close ends Recv with packets under way, whether the receiver waits or has packets left to receive.
+// Close ends Recv with packets under way, whether the receiver waits or has packets left to
+// receive.
 func TestCloseWhileReceiving(t *testing.T) {
 	for _, poll := range []string{"indirect", "direct"} {
 		s := mustOpenUnclosed(t, twoRegions+`
@@ -172,7 +181,8 @@ func TestCloseWhileReceiving(t *testing.T) {
 			}
 		}()
 		<-begun
-		// The sender may be between Alloc and Send, and the receiver between Recv and Release: Close says so.
+		// The sender may be between Alloc and Send, and the receiver between Recv and Release:
+		// Close says so.
 		if err := s.Close(); err != nil && !errors.Is(err, mem.ErrInUse) {
 			t.Error(err)
 		}
@@ -189,7 +199,8 @@ func TestCloseWhileReceiving(t *testing.T) {
 	}
 }
 
-// Bursts that are out at Close are reported, with their region, and their memory goes when they are released.
+// Bursts that are out at Close are reported, with their region, and their memory goes when they are
+// released.
 func TestCloseWithBurstsOut(t *testing.T) {
 	s := mustOpenUnclosed(t, twoRegions+`
   interfaces:
@@ -203,7 +214,8 @@ func TestCloseWithBurstsOut(t *testing.T) {
 		}
 	}
 	err := s.Close()
-	if !errors.Is(err, mem.ErrInUse) || !strings.Contains(err.Error(), `region "a": 3 slots are out`) || strings.Contains(err.Error(), `"b"`) {
+	if !errors.Is(err, mem.ErrInUse) || !strings.Contains(err.Error(), `region "a": 3 slots are out`) ||
+		strings.Contains(err.Error(), `"b"`) {
 		t.Error(err)
 	}
 	if again := s.Close(); again == nil || again.Error() != err.Error() {
@@ -261,23 +273,28 @@ func TestOrder(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if snap := s.Snapshot(); len(snap.Interfaces) != 2 || snap.Node == nil || len(s.Metrics()) == 0 { // counts can be read all the same
+	if snap := s.Snapshot(); len(snap.Interfaces) != 2 || snap.Node == nil || len(s.Metrics()) == 0 {
+		// counts can be read all the same
 		t.Errorf("%+v", snap)
 	}
-	want := "open one, rx r0, rx r1, tx t0, rules one, open two, rx r2, tx t1, close r0, close r1, close t0, close one, close r2, close t1, close two"
+	want := "open one, rx r0, rx r1, tx t0, rules one, open two, rx r2, tx t1, close r0, close r1, close t0, close " +
+		"one, close r2, close t1, close two"
 	if got := strings.Join(d.read(), ", "); got != want {
 		t.Errorf("%s\nexpected\n%s", got, want)
 	}
 }
 
-// Whatever step fails, everything is closed again, and the error says what it was and where in the file.
+// Whatever step fails, everything is closed again, and the error says what it was and where in the
+// file.
 func TestFailureClosesAll(t *testing.T) {
 	before := descriptors(t)
-	places := []string{"test.yaml:6:7: interface \"one\"", "receive queue 0", "receive queue 1", "transmit queue 0", "flows", "interface \"two\"", "receive queue 0", "transmit queue 0"}
+	places := []string{"test.yaml:6:7: interface \"one\"", "receive queue 0", "receive queue 1", "transmit queue 0",
+		"flows", "interface \"two\"", "receive queue 0", "transmit queue 0"}
 	for k, want := range places {
 		d := &diary{fail: k + 1}
 		s, err := Open(t.Context(), mustLoad(t, diaryText), Options{Engines: noted(t, d)})
-		if s != nil || !errors.Is(err, engine.ErrInternal) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "test.yaml:") {
+		if s != nil || !errors.Is(err, engine.ErrInternal) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "test.yaml:") {
 			t.Errorf("step %d: %v, expected %q", k+1, err, want)
 		}
 		open := map[string]bool{}
@@ -303,7 +320,8 @@ func TestFailureClosesAll(t *testing.T) {
 		{"    peers: []\n  security: {identity: " + t.TempDir() + "}\n", "there is no identity"},
 	} {
 		d := &diary{}
-		text := strings.Replace(diaryText, "transfers: {listen: [\"tcp://127.0.0.1:0\"]}", "transfers:\n    listen: [\"tcp://127.0.0.1:0\"]", 1) + c.add
+		text := strings.Replace(diaryText, "transfers: {listen: [\"tcp://127.0.0.1:0\"]}",
+			"transfers:\n    listen: [\"tcp://127.0.0.1:0\"]", 1) + c.add
 		s, err := Open(t.Context(), mustLoad(t, text), Options{Engines: noted(t, d)})
 		if s != nil || err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, expected %q", err, c.want)
@@ -313,11 +331,13 @@ func TestFailureClosesAll(t *testing.T) {
 		}
 	}
 	// Memory that is not there.
-	s, err := Open(t.Context(), mustLoad(t, strings.Replace(diaryText, "name: b, kind: host", "name: b, kind: huge, page_size: 1GiB", 1)), Options{Engines: noted(t, &diary{})})
+	s, err := Open(t.Context(), mustLoad(t, strings.Replace(diaryText, "name: b, kind: host",
+		"name: b, kind: huge, page_size: 1GiB", 1)), Options{Engines: noted(t, &diary{})})
 	if err == nil {
 		s.Close()
 		t.Log("this machine has pages of 1 GiB")
-	} else if !strings.Contains(err.Error(), "test.yaml:4:56: needs: the regions of kind huge ask for 1 of the pages of 1GiB") &&
+	} else if !strings.Contains(err.Error(),
+		"test.yaml:4:56: needs: the regions of kind huge ask for 1 of the pages of 1GiB") &&
 		!strings.Contains(err.Error(), "test.yaml:4:40: needs: this kernel has no huge pages of 1048576 kB") {
 		t.Error(err)
 	}
@@ -326,10 +346,12 @@ func TestFailureClosesAll(t *testing.T) {
 	}
 }
 
-// descriptors is the number of open descriptors. The runtime's own are there after the first use of the network.
+// descriptors is the number of open descriptors. The runtime's own are there after the first use of
+// the network.
 func descriptors(t testing.TB) int {
 	t.Helper()
-	s := mustOpen(t, "penstock: {transfers: {listen: [\"tcp://127.0.0.1:0\"]}, metrics: {listen: \"127.0.0.1:0\"}}", Options{})
+	s := mustOpen(t, "penstock: {transfers: {listen: [\"tcp://127.0.0.1:0\"]}, metrics: {listen: \"127.0.0.1:0\"}}",
+		Options{})
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +362,8 @@ func descriptors(t testing.TB) int {
 	return len(all)
 }
 
-// All that is missing is said at once, with its place and how to go on, and nothing is opened. An error of Options.Plan ends Open.
+// All that is missing is said at once, with its place and how to go on, and nothing is opened. An
+// error of Options.Plan ends Open.
 func TestMissing(t *testing.T) {
 	text := `penstock:
   master_core: 4095
@@ -370,16 +393,26 @@ func TestMissing(t *testing.T) {
 `
 	d := &diary{}
 	told := false
-	o := Options{Engines: noted(t, d), Regions: map[string]*mem.Pool{}, Plan: func(p *Plan) error { told = len(p.Missing) > 0; return nil }}
+	o := Options{Engines: noted(t, d), Regions: map[string]*mem.Pool{}, Plan: func(p *Plan) error {
+		told = len(p.Missing) > 0
+		return nil
+	}}
 	s, err := Open(t.Context(), mustLoad(t, text), o)
 	var missing *MissingError
 	if s != nil || !errors.As(err, &missing) || !errors.Is(err, ErrMissing) || !told {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2:16: needs: this process cannot run on core 4095; expected one of 0", "6:38: needs: the runtime host has no device 7; expected 0 to 0", "7:70: needs: the program gives no memory for the region \"mine\"",
-		"13:50: needs: this process cannot run on core 4094", "14:30: needs: the engine sim: the port has no receive times of the network card", "19:16: needs: flows of tx change packets that are sent, and the engine sim does not do that",
-		"20:27: needs: interface \"two\": the engine efa is not built", "21:29: needs: interface \"three\": engine: no engine is called \"afpacket\"", "22:24: needs: tcp://10.0.0.1:7070 is beyond this machine",
-		"22:62: needs: there is nothing to share", "23:13: needs: registries are not built", "24:21: needs: the page of metrics would be at 0.0.0.0:9095", "25:55: needs: recording into files"} {
+	for _, want := range []string{"2:16: needs: this process cannot run on core 4095; expected one of 0",
+		"6:38: needs: the runtime host has no device 7; expected 0 to 0",
+		"7:70: needs: the program gives no memory for the region \"mine\"",
+		"13:50: needs: this process cannot run on core 4094",
+		"14:30: needs: the engine sim: the port has no receive times of the network card",
+		"19:16: needs: flows of tx change packets that are sent, and the engine sim does not do that",
+		"20:27: needs: interface \"two\": the engine efa is not built",
+		"21:29: needs: interface \"three\": engine: no engine is called \"afpacket\"",
+		"22:24: needs: tcp://10.0.0.1:7070 is beyond this machine",
+		"22:62: needs: there is nothing to share", "23:13: needs: registries are not built",
+		"24:21: needs: the page of metrics would be at 0.0.0.0:9095", "25:55: needs: recording into files"} {
 		if !strings.Contains(err.Error(), "\n\ttest.yaml:"+want) {
 			t.Errorf("not said: %s", want)
 		}
@@ -394,13 +427,16 @@ func TestMissing(t *testing.T) {
 		t.Log(err)
 	}
 	o.Plan = func(p *Plan) error { return io.ErrUnexpectedEOF }
-	if _, err := Open(t.Context(), mustLoad(t, diaryText), o); !errors.Is(err, io.ErrUnexpectedEOF) || len(d.read()) != 0 {
+	if _, err := Open(t.Context(), mustLoad(t, diaryText), o); !errors.Is(err, io.ErrUnexpectedEOF) ||
+		len(d.read()) != 0 {
 		t.Error(err)
 	}
 	if _, err := Open(t.Context(), nil, Options{}); !errors.Is(err, config.ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err := Open(t.Context(), &config.Config{MasterCore: -1, Interfaces: []config.Interface{{Name: "x", Engine: "sim", Rx: &config.Rx{Queues: []config.RxQueue{{Regions: []string{"none"}}}}}}}, Options{}); !errors.Is(err, config.ErrInvalid) {
+	if _, err := Open(t.Context(), &config.Config{MasterCore: -1, Interfaces: []config.Interface{{Name: "x",
+		Engine: "sim", Rx: &config.Rx{Queues: []config.RxQueue{{Regions: []string{"none"}}}}}}},
+		Options{}); !errors.Is(err, config.ErrInvalid) {
 		t.Error(err)
 	}
 }
@@ -433,23 +469,28 @@ func TestGivenRegion(t *testing.T) {
 	for _, c := range []struct {
 		o    Options
 		want string
-	}{{Options{Regions: map[string]*mem.Pool{"mine": pool, "yours": pool}}, `for a region "yours", and there is none`}} {
+	}{{Options{Regions: map[string]*mem.Pool{"mine": pool, "yours": pool}},
+		`for a region "yours", and there is none`}} {
 		if _, err := Open(t.Context(), mustLoad(t, text), c.o); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, expected %q", err, c.want)
 		}
 	}
-	if _, err := Open(t.Context(), mustLoad(t, strings.Replace(text, "num_bufs: 256", "num_bufs: 257", 1)), Options{Regions: map[string]*mem.Pool{"mine": pool}}); err == nil || !strings.Contains(err.Error(), "has 256 slots of 2048 bytes; expected 257") {
+	if _, err := Open(t.Context(), mustLoad(t, strings.Replace(text, "num_bufs: 256", "num_bufs: 257", 1)),
+		Options{Regions: map[string]*mem.Pool{"mine": pool}}); err == nil ||
+		!strings.Contains(err.Error(), "has 256 slots of 2048 bytes; expected 257") {
 		t.Error(err)
 	}
 }
 
-// The node of a file shares what it says, knows its peers, and its counts are on the page of metrics beside those of ports and memory.
+// The node of a file shares what it says, knows its peers, and its counts are on the page of
+// metrics beside those of ports and memory.
 func TestNode(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "hello.txt"), []byte("hello"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	a := mustOpen(t, "penstock: {transfers: {name: a, listen: [\"tcp://127.0.0.1:0\"], share: {path: "+dir+"}}}", Options{})
+	a := mustOpen(t, "penstock: {transfers: {name: a, listen: [\"tcp://127.0.0.1:0\"], share: {path: "+dir+"}}}",
+		Options{})
 	b := mustOpen(t, twoRegions+`
   interfaces: [{name: loop, engine: sim, address: "sim://node?loop", rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}]
   transfers:
@@ -473,7 +514,8 @@ func TestNode(t *testing.T) {
 		t.Errorf("%+v", n)
 	}
 	snap := b.Snapshot()
-	if snap.Node == nil || len(snap.Links) != 1 || snap.Links[0].Name != "other" || snap.Links[0].Addr != a.Node().Addrs()[0] || a.Snapshot().Share.Files != 1 {
+	if snap.Node == nil || len(snap.Links) != 1 || snap.Links[0].Name != "other" ||
+		snap.Links[0].Addr != a.Node().Addrs()[0] || a.Snapshot().Share.Files != 1 {
 		t.Errorf("%+v", snap)
 	}
 	sendNumbers(t, txOf(t, b, "loop", 0), 0, 3)
@@ -488,7 +530,8 @@ func TestNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`penstock_packets_total{direction="in",port="loop"} 3`, `penstock_pool_slots{pool="a"} 256`, `penstock_export_dropped_total{what="family"} 0`, "penstock_peers 1"} {
+	for _, want := range []string{`penstock_packets_total{direction="in",port="loop"} 3`,
+		`penstock_pool_slots{pool="a"} 256`, `penstock_export_dropped_total{what="family"} 0`, "penstock_peers 1"} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page of metrics has no %s", want)
 		}
@@ -512,7 +555,8 @@ func TestLogging(t *testing.T) {
 		want  bool
 	}{{"info", true}, {"warn", false}, {"off", false}} {
 		name := filepath.Join(t.TempDir(), "log")
-		s := mustOpen(t, fmt.Sprintf("penstock: {logging: {level: %s, format: json, file: %q}}", c.level, name), Options{})
+		s := mustOpen(t, fmt.Sprintf("penstock: {logging: {level: %s, format: json, file: %q}}", c.level, name),
+			Options{})
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -522,7 +566,8 @@ func TestLogging(t *testing.T) {
 		}
 		var first struct{ Level, Msg string }
 		if c.want {
-			if err := json.Unmarshal([]byte(strings.SplitN(string(b), "\n", 2)[0]), &first); err != nil || first.Level != "INFO" || first.Msg != "open" {
+			if err := json.Unmarshal([]byte(strings.SplitN(string(b), "\n", 2)[0]), &first); err != nil ||
+				first.Level != "INFO" || first.Msg != "open" {
 				t.Errorf("%s: %v", b, err)
 			}
 		} else if len(b) > 0 {
@@ -535,7 +580,8 @@ func TestLogging(t *testing.T) {
 	}
 }
 
-// With an identity the node speaks TLS, as the plan says, and knows who its peers are; a floor of encrypted asks for one.
+// With an identity the node speaks TLS, as the plan says, and knows who its peers are; a floor of
+// encrypted asks for one.
 func TestIdentity(t *testing.T) {
 	one, two := filepath.Join(t.TempDir(), "one"), filepath.Join(t.TempDir(), "two")
 	ca, _, err := identity.Setup(one, "store", 0)
@@ -553,11 +599,16 @@ func TestIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	came := make(chan *transfer.Peer, 1)
-	a := mustOpen(t, "penstock: {transfers: {listen: [\"tcp://127.0.0.1:0\"]}, security: {identity: "+one+", floor: encrypted}}", Options{OnPeer: func(p *transfer.Peer) { came <- p }})
+	a := mustOpen(t, "penstock: {transfers: {listen: [\"tcp://127.0.0.1:0\"]}, security: {identity: "+one+
+		", floor: encrypted}}", Options{OnPeer: func(p *transfer.Peer) {
+		came <- p
+	}})
 	if l := a.Plan().Node.Listen[0]; !l.Encrypted || a.Identity().Name() != "store" {
 		t.Errorf("%+v", l)
 	}
-	b := mustOpen(t, "penstock: {transfers: {peers: [{name: other, address: \""+strings.Replace(a.Node().Addrs()[0], "tcp://", "tcp://store@", 1)+"\"}]}, security: {identity: "+two+"}}", Options{})
+	b := mustOpen(t, "penstock: {transfers: {peers: [{name: other, address: \""+
+		strings.Replace(a.Node().Addrs()[0], "tcp://", "tcp://store@", 1)+"\"}]}, security: {identity: "+two+"}}",
+		Options{})
 	p, err := b.Link("other").Peer(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -568,7 +619,8 @@ func TestIdentity(t *testing.T) {
 	if c, ok := (<-came).Certificate(); !ok || c.Name != "reader" {
 		t.Errorf("%+v", c)
 	}
-	_, err = Open(t.Context(), mustLoad(t, "penstock:\n  transfers: {}\n  security: {identity: "+filepath.Join(one, "none")+"}\n"), Options{})
+	_, err = Open(t.Context(), mustLoad(t, "penstock:\n  transfers: {}\n  security: {identity: "+
+		filepath.Join(one, "none")+"}\n"), Options{})
 	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "test.yaml:3:24: needs: there is no identity in") {
 		t.Error(err)
 	}
@@ -605,7 +657,9 @@ func TestEngineOfTheProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := mustOpen(t, twoRegions+"  interfaces: [{name: x, engine: verbs, address: x, rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}]\n", Options{Engines: table})
+	s := mustOpen(t, twoRegions+
+		"  interfaces: [{name: x, engine: verbs, address: x, rx: {queues: [{memory_regions: [a]}]}, tx: {queues: "+
+		"[{memory_regions: [b]}]}}]\n", Options{Engines: table})
 	if s.Port("x") == nil {
 		t.Error("it is not open")
 	}
@@ -618,7 +672,8 @@ type named struct {
 
 func (n named) Name() string { return n.name }
 
-// A queue that the application polls delivers bursts as batch_size and timeout say, like one with a poller.
+// A queue that the application polls delivers bursts as batch_size and timeout say, like one with a
+// poller.
 func TestDirectBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := noted(t, &diary{})

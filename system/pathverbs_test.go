@@ -49,7 +49,8 @@ func TestPathOptions(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := p.pathOptions()
-		if got := strings.Join(o.Names, " "); got != c.names || o.Insecure != c.insecure || o.Verbs.Device != c.device || o.Verbs.QueuePairs != c.queuePairs {
+		if got := strings.Join(o.Names, " "); got != c.names || o.Insecure != c.insecure ||
+			o.Verbs.Device != c.device || o.Verbs.QueuePairs != c.queuePairs {
 			t.Errorf("%s: %+v", c.text, o)
 		}
 		if err := p.Err(); err != nil {
@@ -67,8 +68,10 @@ func TestNodeOverRDMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	section := "verbs: {library: " + lib + ", queue_pairs: 2, piece: 64KiB}"
-	a := mustOpen(t, "penstock: {transfers: {name: a, listen: [\"tcp://127.0.0.1:0\"], paths: [verbs], share: {path: "+served+"}, "+section+"}}", Options{})
-	b := mustOpen(t, "penstock: {transfers: {name: b, peers: [{name: a, address: \""+a.Node().Addrs()[0]+"\"}], paths: [shm, tcp, verbs], "+section+"}}", Options{})
+	a := mustOpen(t, "penstock: {transfers: {name: a, listen: [\"tcp://127.0.0.1:0\"], paths: [verbs], share: {path: "+
+		served+"}, "+section+"}}", Options{})
+	b := mustOpen(t, "penstock: {transfers: {name: b, peers: [{name: a, address: \""+a.Node().Addrs()[0]+
+		"\"}], paths: [shm, tcp, verbs], "+section+"}}", Options{})
 	if text := b.Plan().Text(); !strings.Contains(text, "paths over RDMA: queue_pairs=2, piece=64KiB") {
 		t.Errorf("the plan does not say how paths over RDMA are shaped:\n%s", text)
 	}
@@ -97,10 +100,12 @@ func TestNodeOverRDMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := x.Explain()
-	if !bytes.Equal(span.Bytes(), want) || e.Path != verbs.Name || !strings.HasSuffix(e.Carrier, "port 1, RC") || !strings.Contains(e.String(), "over verbs ("+e.Carrier+")") {
+	if !bytes.Equal(span.Bytes(), want) || e.Path != verbs.Name || !strings.HasSuffix(e.Carrier, "port 1, RC") ||
+		!strings.Contains(e.String(), "over verbs ("+e.Carrier+")") {
 		t.Errorf("%v", e)
 	}
-	if all := strings.Join(e.Setup, "\n"); !strings.Contains(all, "2 queue pairs") || !strings.Contains(all, "pieces of up to 64 KiB") {
+	if all := strings.Join(e.Setup, "\n"); !strings.Contains(all, "2 queue pairs") ||
+		!strings.Contains(all, "pieces of up to 64 KiB") {
 		t.Errorf("the section did not reach the path:\n%s", all)
 	}
 }
@@ -117,7 +122,9 @@ func TestRDMAIsMissing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(p.Missing) != 1 || p.Missing[0].Path != c.at || p.Missing[0].Code != config.CodeHost || !strings.Contains(p.Missing[0].Message, c.want) || !strings.Contains(p.Missing[0].Hint, "penstock doctor rdma") {
+		if len(p.Missing) != 1 || p.Missing[0].Path != c.at || p.Missing[0].Code != config.CodeHost ||
+			!strings.Contains(p.Missing[0].Message, c.want) ||
+			!strings.Contains(p.Missing[0].Hint, "penstock doctor rdma") {
 			t.Errorf("%s: %v", c.text, p.Missing)
 		}
 	}

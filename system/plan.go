@@ -25,13 +25,14 @@ type Plan struct {
 	Regions    []RegionPlan    `json:"regions"`
 	Interfaces []InterfacePlan `json:"interfaces"`
 	Pollers    []PollerPlan    `json:"pollers"`
-	// Applications are those of the file, and Options.Unclaimed for the receive queues that have none.
+	// Applications are those of the file, and Options.Unclaimed for the receive queues that have
+	// none.
 	Applications []ApplicationPlan `json:"applications"`
 	Node         *NodePlan         `json:"node,omitempty"`    // nil without transfers
 	Metrics      string            `json:"metrics,omitempty"` // address of the page; "": none
 	GPU          *GPUPlan          `json:"gpu,omitempty"`     // nil without memory of GPUs
-	// Missing is what the configuration asks for and this program or machine does not have, each with its place and how to go on. Open
-	// fails while there is anything in it.
+	// Missing is what the configuration asks for and this program or machine does not have, each
+	// with its place and how to go on. Open fails while there is anything in it.
 	Missing config.Diagnostics `json:"missing,omitempty"`
 	// Notes are keys that have no effect, or another one than expected.
 	Notes config.Diagnostics `json:"notes,omitempty"`
@@ -113,8 +114,10 @@ type TxPlan struct {
 	Offloads []string `json:"offloads,omitempty"`
 	Copies   string   `json:"copies,omitempty"` // what is copied on the way out, and why
 
-	burst    int      // packets that an application sends at once, at most
-	forwards []string // regions of a receive queue with device memory whose packets an application sends here; nil: none
+	burst int // packets that an application sends at once, at most
+	// regions of a receive queue with device memory whose packets an application sends here; nil:
+	// none
+	forwards []string
 }
 
 // FlowPlan is a steering rule.
@@ -141,7 +144,8 @@ type NodePlan struct {
 	Name   string       `json:"name,omitempty"`
 	Listen []ListenPlan `json:"listen"`
 	Paths  []string     `json:"paths"`
-	Verbs  string       `json:"verbs,omitempty"` // settings of paths over RDMA that are not the default, as --verbs takes them
+	// settings of paths over RDMA that are not the default, as --verbs takes them
+	Verbs string `json:"verbs,omitempty"`
 	// Identity is the directory of certificates; "" without one.
 	Identity string     `json:"identity,omitempty"`
 	Share    *SharePlan `json:"share,omitempty"`
@@ -171,7 +175,8 @@ type PeerPlan struct {
 // ErrMissing is what the error of a configuration wraps that asks for what is not here.
 var ErrMissing = errors.New("penstock: not everything that the configuration asks for is here")
 
-// MissingError is all that a configuration asks for and that is not here. It wraps ErrMissing, and the errors of engines that say so.
+// MissingError is all that a configuration asks for and that is not here. It wraps ErrMissing, and
+// the errors of engines that say so.
 type MissingError struct {
 	Missing config.Diagnostics
 
@@ -199,10 +204,12 @@ func (p *Plan) Err() error {
 	return &MissingError{p.Missing, p.causes}
 }
 
-// MakePlan says what Open would open, and in Plan.Missing all that Open would refuse, as far as it is known without opening: engines are
-// asked about interfaces, queues and flows (engine.Check, engine.Checker), and this machine about memory
-// and cores, in the network namespace of the calling thread. What others have in use is found out by opening alone. The configuration is
-// completed and checked first (config.Config.Check); the error is that of a wrong one and wraps config.ErrInvalid.
+// MakePlan says what Open would open, and in Plan.Missing all that Open would refuse, as far as it
+// is known without opening: engines are asked about interfaces, queues and flows (engine.Check,
+// engine.Checker), and this machine about memory and cores, in the network namespace of the calling
+// thread. What others have in use is found out by opening alone. The configuration is completed and
+// checked first (config.Config.Check); the error is that of a wrong one and wraps
+// config.ErrInvalid.
 func MakePlan(cfg *config.Config, o Options) (*Plan, error) {
 	p, err := makePlan(cfg, o)
 	if err == nil {
@@ -221,7 +228,9 @@ func makePlan(cfg *config.Config, o Options) (*Plan, error) {
 	if p.table == nil {
 		p.table = Engines()
 	}
-	if unfilled := cfg.Needs(); slices.ContainsFunc(unfilled, func(d config.Diagnostic) bool { return d.Code == config.CodePlaceholder }) {
+	if unfilled := cfg.Needs(); slices.ContainsFunc(unfilled, func(d config.Diagnostic) bool {
+		return d.Code == config.CodePlaceholder
+	}) {
 		// Check would take what is to be filled in for absent.
 		p.Missing = unfilled
 	} else {
@@ -243,7 +252,8 @@ func makePlan(cfg *config.Config, o Options) (*Plan, error) {
 	if cfg.Metrics != nil {
 		p.Metrics = cfg.Metrics.Listen
 		if host, _, err := net.SplitHostPort(p.Metrics); err == nil && !loopback(host) {
-			p.need(config.CodeHost, "metrics.listen", fmt.Sprintf("the page of metrics would be at %s, and it is for this machine only", p.Metrics),
+			p.need(config.CodeHost, "metrics.listen",
+				fmt.Sprintf("the page of metrics would be at %s, and it is for this machine only", p.Metrics),
 				"a loopback address such as 127.0.0.1:9095", "a server that authenticates can stand in front of it")
 		}
 	}
@@ -260,7 +270,8 @@ func (p *Plan) sort() {
 	}
 }
 
-// builtHere are the paths of engines that package config does not know to be built, and that the table has.
+// builtHere are the paths of engines that package config does not know to be built, and that the
+// table has.
 func (p *Plan) builtHere() (out []string) {
 	for i := range p.cfg.Interfaces {
 		e := p.cfg.Interfaces[i].Engine
@@ -295,7 +306,8 @@ func (p *Plan) core(path string, core int) int {
 	for i := range runtime.NumCPU() {
 		n, err := sys.Processor(i)
 		if err != nil {
-			p.need(config.CodeHost, path, fmt.Sprintf("the cores that this process may use cannot be read: %v", err), "", "-1 leaves the choice to the system")
+			p.need(config.CodeHost, path, fmt.Sprintf("the cores that this process may use cannot be read: %v", err),
+				"", "-1 leaves the choice to the system")
 			return engine.Unpinned
 		}
 		if n == core {
@@ -303,7 +315,8 @@ func (p *Plan) core(path string, core int) int {
 		}
 		have = append(have, fmt.Sprint(n))
 	}
-	p.need(config.CodeHost, path, fmt.Sprintf("this process cannot run on core %d", core), "one of "+strings.Join(have, ", "), "-1 leaves the choice to the system")
+	p.need(config.CodeHost, path, fmt.Sprintf("this process cannot run on core %d", core),
+		"one of "+strings.Join(have, ", "), "-1 leaves the choice to the system")
 	return engine.Unpinned
 }
 
@@ -315,10 +328,12 @@ func (p *Plan) planPorts() {
 }
 
 func (p *Plan) planPort(c *config.Interface, path string) {
-	ip := InterfacePlan{Name: c.Name, Engine: string(c.Engine), Address: c.Address, MTU: c.MTU, Rx: []RxPlan{}, Tx: []TxPlan{}, Flows: []FlowPlan{}}
+	ip := InterfacePlan{Name: c.Name, Engine: string(c.Engine), Address: c.Address, MTU: c.MTU, Rx: []RxPlan{},
+		Tx: []TxPlan{}, Flows: []FlowPlan{}}
 	e, err := p.table.Get(string(c.Engine))
 	switch {
-	case slices.ContainsFunc(p.Missing, func(d config.Diagnostic) bool { return d.Path == path+".engine" }): // package config has said it
+	// package config has said it
+	case slices.ContainsFunc(p.Missing, func(d config.Diagnostic) bool { return d.Path == path+".engine" }):
 	case err != nil:
 		p.need(config.CodeHost, path+".engine", fmt.Sprintf("interface %q: %v", c.Name, err), "", "")
 	}
@@ -331,7 +346,8 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			r := p.planRx(c, k, at)
 			r.stages, r.Stages = p.planStages(&c.Rx.Queues[k], e, at)
 			if s := p.reorderStage(c.Rx, &c.Rx.Queues[k], path+".rx"); s != nil {
-				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, 0, stagePlan{kind: s}), slices.Insert(r.Stages, 0, s.Name), true
+				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, 0, stagePlan{kind: s}),
+					slices.Insert(r.Stages, 0, s.Name), true
 			}
 			r.Copies = p.staging(e, r.Name, r.Regions, true)
 			ip.Rx = append(ip.Rx, r)
@@ -348,25 +364,31 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			ip.Flows = append(ip.Flows, fp)
 		}
 		if len(rules) > 0 && e != nil && !e.Capabilities().Rules {
-			p.need(config.CodeNotBuilt, path+".rx.flows", fmt.Sprintf("the engine %s has no flows", c.Engine), "", "remove flows")
+			p.need(config.CodeNotBuilt, path+".rx.flows", fmt.Sprintf("the engine %s has no flows", c.Engine), "",
+				"remove flows")
 		}
 	}
 	if c.Tx != nil {
 		for k := range c.Tx.Queues {
 			q := &c.Tx.Queues[k]
 			at := fmt.Sprintf("%s.tx.queues[%d]", path, k)
-			t := TxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, Rate: uint64(q.Rate), Headroom: q.Headroom, Timed: c.Tx.AccurateSend, Offloads: q.Offloads,
+			t := TxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, Rate: uint64(q.Rate),
+				Headroom: q.Headroom, Timed: c.Tx.AccurateSend, Offloads: q.Offloads,
 				burst: q.BatchSize, Copies: p.staging(e, q.Name, q.Regions, false)}
 			if t.forwards = p.forwards(c.Name, q.ID); t.Copies == "" {
 				t.Copies = p.staging(e, q.Name, t.forwards, false)
 			}
 			ip.Tx = append(ip.Tx, t)
 			if q.CPUCore >= 0 {
-				p.note(at+".cpu_core", fmt.Sprintf("cpu_core: %d of transmit queue %s has no effect: whoever calls Send sends", q.CPUCore, q.Name), "pin the application instead")
+				p.note(at+".cpu_core",
+					fmt.Sprintf("cpu_core: %d of transmit queue %s has no effect: whoever calls Send sends", q.CPUCore,
+						q.Name), "pin the application instead")
 			}
 		}
 		if len(c.Tx.Flows) > 0 {
-			p.need(config.CodeNotBuilt, path+".tx.flows", fmt.Sprintf("flows of tx change packets that are sent, and the engine %s does not do that", c.Engine), "",
+			p.need(config.CodeNotBuilt, path+".tx.flows",
+				fmt.Sprintf("flows of tx change packets that are sent, and the engine %s does not do that", c.Engine),
+				"",
 				"remove them, and change packets before Send (flow.Transform)")
 		}
 	}
@@ -379,14 +401,17 @@ const (
 	maxHandOff = 32
 )
 
-// handOff is how many bursts of a receive queue there are: not so many that they hold all slots of its memory.
+// handOff is how many bursts of a receive queue there are: not so many that they hold all slots of
+// its memory.
 func handOff(slots, burst int) int { return min(max(slots/max(burst, 1)/2, minHandOff), maxHandOff) }
 
 func (p *Plan) planRx(c *config.Interface, k int, path string) RxPlan {
 	q := &c.Rx.Queues[k]
-	r := RxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, SplitAt: q.SplitAt, Burst: min(max(q.BatchSize, 1), maxBurst), Timeout: q.Timeout}
+	r := RxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, SplitAt: q.SplitAt,
+		Burst: min(max(q.BatchSize, 1), maxBurst), Timeout: q.Timeout}
 	if q.BatchSize > maxBurst {
-		p.note(path+".batch_size", fmt.Sprintf("batch_size: bursts of %s have %d packets at most", q.Name, maxBurst), "")
+		p.note(path+".batch_size", fmt.Sprintf("batch_size: bursts of %s have %d packets at most", q.Name, maxBurst),
+			"")
 	}
 	if q.PollMode == "direct" {
 		return r
@@ -420,14 +445,18 @@ func (p *Plan) planRegions() {
 	for i := range p.cfg.Regions {
 		r := &p.cfg.Regions[i]
 		path := fmt.Sprintf("memory_regions[%d]", i)
-		rp := RegionPlan{Name: r.Name, Kind: r.Kind, Node: r.NUMA, Slots: r.NumBufs, SlotSize: int(r.BufSize), Bytes: int64(r.Bytes()), Given: !r.Owned}
+		rp := RegionPlan{Name: r.Name, Kind: r.Kind, Node: r.NUMA, Slots: r.NumBufs, SlotSize: int(r.BufSize),
+			Bytes: int64(r.Bytes()), Given: !r.Owned}
 		if !r.Owned {
 			switch given := p.o.Regions[r.Name]; {
 			case given == nil:
-				p.need(config.CodeHost, path+".owned", fmt.Sprintf("the program gives no memory for the region %q, which says owned: false", r.Name), "",
+				p.need(config.CodeHost, path+".owned",
+					fmt.Sprintf("the program gives no memory for the region %q, which says owned: false", r.Name), "",
 					"Options.Regions takes it; owned: true allocates it")
 			case given.Slots() < r.NumBufs || given.SlotSize() < int(r.BufSize):
-				p.need(config.CodeHost, path+".owned", fmt.Sprintf("the program's memory for the region %q has %d slots of %d bytes", r.Name, given.Slots(), given.SlotSize()),
+				p.need(config.CodeHost, path+".owned",
+					fmt.Sprintf("the program's memory for the region %q has %d slots of %d bytes", r.Name,
+						given.Slots(), given.SlotSize()),
 					fmt.Sprintf("%d of %d bytes, or more", r.NumBufs, int64(r.BufSize)), "")
 			}
 		}
@@ -442,7 +471,9 @@ func (p *Plan) planRegions() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.o.Regions)) {
 		if !slices.ContainsFunc(p.cfg.Regions, func(r config.Region) bool { return r.Name == name && !r.Owned }) {
-			p.need(config.CodeReference, "memory_regions", fmt.Sprintf("the program gives memory for a region %q, and there is none with owned: false", name), "", "")
+			p.need(config.CodeReference, "memory_regions",
+				fmt.Sprintf("the program gives memory for a region %q, and there is none with owned: false", name), "",
+				"")
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "write golden files anew")
 
-// The plan for people: in the order in which things are opened, in 80 columns, with all that is missing. What depends on the machine, the list
-// of its cores, is taken out.
+// The plan for people: in the order in which things are opened, in 80 columns, with all that is
+// missing. What depends on the machine, the list of its cores, is taken out.
 func TestPlanText(t *testing.T) {
 	text, err := os.ReadFile("testdata/plan.yaml")
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// check finds what this machine and the engines refuse: what Open would meet, as far as it is known without opening anything.
+// check finds what this machine and the engines refuse: what Open would meet, as far as it is known
+// without opening anything.
 func (p *Plan) check() {
 	p.checkMemory()
 	held := map[string]int{} // first interface by what it holds
@@ -57,7 +58,8 @@ type portCheck struct {
 	caps engine.Capabilities
 }
 
-// refused says what the engine refuses, at the path of the value without which it does not: the first of those that cure it.
+// refused says what the engine refuses, at the path of the value without which it does not: the
+// first of those that cure it.
 func (x *portCheck) refused(err error, otherwise string, cures []cure) {
 	if err == nil {
 		return
@@ -70,7 +72,8 @@ func (x *portCheck) refused(err error, otherwise string, cures []cure) {
 		}
 	}
 	x.p.causes = append(x.p.causes, err)
-	x.p.refuse(config.CodeHost, at, fmt.Sprintf("interface %q: %s", x.c.Name, strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error())), "", "")
+	x.p.refuse(config.CodeHost, at, fmt.Sprintf("interface %q: %s", x.c.Name,
+		strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error())), "", "")
 }
 
 // cure asks an engine again without a value.
@@ -79,14 +82,17 @@ type cure struct {
 	without func() error
 }
 
-// takes refuses an interface whose port would take everything that the host receives, where the file does not say that this is meant.
+// takes refuses an interface whose port would take everything that the host receives, where the
+// file does not say that this is meant.
 func (x *portCheck) takes() {
 	spec, rx := config.Engine(x.e.Name()).Spec(), x.c.Rx
 	if spec == nil || !spec.Needs.Takes || rx == nil || len(rx.Queues) == 0 || rx.FlowIsolation || rx.TakeOver {
 		return
 	}
 	device := spec.Device(x.c.Address)
-	if driver, args, _ := strings.Cut(strings.TrimPrefix(x.c.Address, "dpdk://"), ","); strings.HasPrefix(driver, "net_af_xdp") { // the virtual device that takes packets from the kernel
+	if driver, args, _ := strings.Cut(strings.TrimPrefix(x.c.Address, "dpdk://"), ","); strings.HasPrefix(driver,
+		"net_af_xdp") {
+		// the virtual device that takes packets from the kernel
 		_, iface, _ := strings.Cut(","+args, ",iface=")
 		device, _, _ = strings.Cut(iface, ",")
 	}
@@ -94,15 +100,18 @@ func (x *portCheck) takes() {
 		return
 	}
 	routed, err := host.CarriesDefault(os.DirFS("/"), device)
-	why := fmt.Sprintf("%s carries the default route, and all that it receives would come here: the machine could not be reached any more", routed)
+	why := fmt.Sprintf("%s carries the default route, and all that it receives would come here: the machine could "+
+		"not be reached any more", routed)
 	switch {
 	case err != nil:
-		why = fmt.Sprintf("all that %s receives would come here, and whether it carries the default route cannot be read: %v", device, err)
+		why = fmt.Sprintf("all that %s receives would come here, and whether it carries the default route cannot be "+
+			"read: %v", device, err)
 	case routed == "":
 		return
 	}
 	x.p.causes = append(x.p.causes, engine.ErrInUse)
-	x.p.refuse(config.CodeHost, x.path+".address", fmt.Sprintf("interface %q: %s", x.c.Name, why), "flow_isolation: true below rx, which leaves to the kernel what no flow matches",
+	x.p.refuse(config.CodeHost, x.path+".address", fmt.Sprintf("interface %q: %s", x.c.Name, why),
+		"flow_isolation: true below rx, which leaves to the kernel what no flow matches",
 		"take_over: true below rx says that it is meant; the engine afpacket receives copies")
 }
 
@@ -136,9 +145,12 @@ func (x *portCheck) port(i int, held map[string]int) {
 		return
 	}
 	other := &x.p.cfg.Interfaces[first]
-	d := x.p.cfg.Diagnose(config.Needs, config.CodeConflict, x.path+".address", fmt.Sprintf("interface %q: %s belongs to the interface %q already, and the engine %s opens it once", x.c.Name, holds, other.Name, x.e.Name()),
+	d := x.p.cfg.Diagnose(config.Needs, config.CodeConflict, x.path+".address",
+		fmt.Sprintf("interface %q: %s belongs to the interface %q already, and the engine %s opens it once", x.c.Name,
+			holds, other.Name, x.e.Name()),
 		"another address", "or put the queues of both below one interface")
-	d.Related = []config.Related{{At: x.p.cfg.At(fmt.Sprintf("interfaces[%d].address", first)), Text: "it is here first"}}
+	d.Related = []config.Related{{At: x.p.cfg.At(fmt.Sprintf("interfaces[%d].address", first)),
+		Text: "it is here first"}}
 	x.p.causes = append(x.p.causes, engine.ErrInUse)
 	x.p.Missing = append(x.p.Missing, d)
 }
@@ -153,14 +165,16 @@ func (x *portCheck) pools(regions []string) (out []engine.PoolSpec) {
 		r := &x.p.cfg.Regions[i]
 		s := r.PoolSpec()
 		if given := x.p.o.Regions[name]; given != nil && !r.Owned {
-			s = engine.PoolSpec{Name: name, Kind: given.Region().Kind(), SlotSize: given.SlotSize(), Stride: given.Stride()}
+			s = engine.PoolSpec{Name: name, Kind: given.Region().Kind(), SlotSize: given.SlotSize(),
+				Stride: given.Stride()}
 		}
 		out = append(out, s)
 	}
 	return out
 }
 
-// specs says what the engine refuses of the queues by their specs. It is false when it refuses the port: port has said so.
+// specs says what the engine refuses of the queues by their specs. It is false when it refuses the
+// port: port has said so.
 func (x *portCheck) specs() bool {
 	if rx := x.c.Rx; rx != nil {
 		for k := range rx.Queues {
@@ -181,7 +195,8 @@ func (x *portCheck) specs() bool {
 			code = config.CodeNotBuilt
 		}
 		x.p.causes = append(x.p.causes, e)
-		x.p.refuse(code, x.path+"."+e.Path, fmt.Sprintf("interface %q: the engine %s: %s", x.c.Name, x.e.Name(), e.Problem()), e.Expected, e.Hint)
+		x.p.refuse(code, x.path+"."+e.Path, fmt.Sprintf("interface %q: the engine %s: %s", x.c.Name, x.e.Name(),
+			e.Problem()), e.Expected, e.Hint)
 	}
 	return err == nil
 }
@@ -213,7 +228,8 @@ func (x *portCheck) rules() {
 			at += ".match"
 		}
 		x.p.causes = append(x.p.causes, &d)
-		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, config.RuleWords(d.Field), config.RuleWords(d.Text)), "", x.others(rules[d.Rule]))
+		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name,
+			config.RuleWords(d.Field), config.RuleWords(d.Text)), "", x.others(rules[d.Rule]))
 	}
 }
 
@@ -225,10 +241,12 @@ func (x *portCheck) others(rule flow.Rule) string {
 	var names []string
 	for _, e := range x.p.table.Engines() {
 		can, ok := e.(engine.Checker)
-		if s := config.Engine(e.Name()).Spec(); !ok || s == nil || mine == nil || e.Name() == x.e.Name() || s.Needs.Interface != mine.Needs.Interface || errors.Is(e.Available(), engine.ErrNotBuilt) {
+		if s := config.Engine(e.Name()).Spec(); !ok || s == nil || mine == nil || e.Name() == x.e.Name() ||
+			s.Needs.Interface != mine.Needs.Interface || errors.Is(e.Available(), engine.ErrNotBuilt) {
 			continue
 		}
-		if c, _ := can.PortCapabilities(spec); c.Steering != nil && len(flow.Check([]flow.Rule{rule}, c.Steering)) == 0 {
+		if c, _ := can.PortCapabilities(spec); c.Steering != nil &&
+			len(flow.Check([]flow.Rule{rule}, c.Steering)) == 0 {
 			names = append(names, "engine: "+e.Name())
 		}
 	}
@@ -244,7 +262,8 @@ type pagesOf struct {
 	size config.Size
 }
 
-// checkMemory compares the NUMA nodes and the huge pages that regions ask for with those that the machine has.
+// checkMemory compares the NUMA nodes and the huge pages that regions ask for with those that the
+// machine has.
 func (p *Plan) checkMemory() {
 	nodes := numaNodes()
 	want, last := map[pagesOf]int{}, map[pagesOf]int{}
@@ -255,7 +274,8 @@ func (p *Plan) checkMemory() {
 			continue
 		}
 		if r.NUMA >= 0 && len(nodes) > 0 && !slices.Contains(nodes, r.NUMA) {
-			p.need(config.CodeHost, path+".numa", fmt.Sprintf("this machine has no NUMA node %d", r.NUMA), "one of "+strings.Trim(fmt.Sprint(nodes), "[]"), "-1 leaves the choice to the system")
+			p.need(config.CodeHost, path+".numa", fmt.Sprintf("this machine has no NUMA node %d", r.NUMA),
+				"one of "+strings.Trim(fmt.Sprint(nodes), "[]"), "-1 leaves the choice to the system")
 			continue
 		}
 		if r.Kind != "huge" || r.Fallback || r.PageSize <= 0 {
@@ -281,7 +301,8 @@ func (p *Plan) checkMemory() {
 		path := fmt.Sprintf("memory_regions[%d]", last[k])
 		have, err := sys.HugePageState(int(k.size), k.node)
 		if err != nil {
-			p.need(config.CodeHost, path+".page_size", err.Error(), "", "kind: host, or fallback: true, does without huge pages")
+			p.need(config.CodeHost, path+".page_size", err.Error(), "",
+				"kind: host, or fallback: true, does without huge pages")
 			continue
 		}
 		if all, err := sys.HugePageState(int(k.size), -1); err == nil {
@@ -295,7 +316,9 @@ func (p *Plan) checkMemory() {
 			on = fmt.Sprintf(" on NUMA node %d", k.node)
 		}
 		p.causes = append(p.causes, mem.ErrUnavailable)
-		p.need(config.CodeHost, path+".num_bufs", fmt.Sprintf("the regions of kind huge ask for %d of the pages of %v%s, and %d are free", want[k], k.size, on, have.Free), fmt.Sprintf("%d free", want[k]),
+		p.need(config.CodeHost, path+".num_bufs",
+			fmt.Sprintf("the regions of kind huge ask for %d of the pages of %v%s, and %d are free", want[k], k.size,
+				on, have.Free), fmt.Sprintf("%d free", want[k]),
 			have.Command(want[k])+" makes them, as root; fallback: true does without")
 	}
 }

@@ -36,19 +36,24 @@ func TestPlanOfPoorEngine(t *testing.T) {
         accurate_send: true
         queues: [{memory_regions: [a], rate: 1Gbps}, {id: 7, memory_regions: [a]}]
 `
-	all := engine.Capabilities{Frames: true, RxQueues: 8, TxQueues: 8, Split: true, Timestamps: true, Pacing: true, SendAt: true, Memory: []mem.Kind{mem.Host}}
+	all := engine.Capabilities{Frames: true, RxQueues: 8, TxQueues: 8, Split: true, Timestamps: true, Pacing: true,
+		SendAt: true, Memory: []mem.Kind{mem.Host}}
 	for _, c := range []struct {
 		change     func(*engine.Capabilities)
 		path, want string // "": nothing is missing
 	}{
 		{func(*engine.Capabilities) {}, "", ""},
-		{func(c *engine.Capabilities) { c.RxQueues = 1 }, "interfaces[0].rx.queues[1]", `interface "p": the engine afpacket: 2 receive queues, and the port has 1`},
+		{func(c *engine.Capabilities) {
+			c.RxQueues = 1
+		}, "interfaces[0].rx.queues[1]", `interface "p": the engine afpacket: 2 receive queues, and the port has 1`},
 		{func(c *engine.Capabilities) { c.TxQueues = 4 }, "interfaces[0].tx.queues[1].id", "the engine afpacket: the port has no transmit queue 7"},
 		{func(c *engine.Capabilities) { c.Split = false }, "interfaces[0].rx.queues[0].memory_regions", "does not split headers from payload"},
 		{func(c *engine.Capabilities) { c.Timestamps = false }, "interfaces[0].rx.timestamps", "takes no receive times"},
 		{func(c *engine.Capabilities) { c.Pacing = false }, "interfaces[0].tx.queues[0].rate", "limits no rates"},
 		{func(c *engine.Capabilities) { c.SendAt = false }, "interfaces[0].tx.accurate_send", "does not send at given times"},
-		{func(c *engine.Capabilities) { c.Pools, c.PoolsWhy = engine.PoolsRefused, "the card lends its own" }, "interfaces[0].rx.queues[1].memory_regions", "takes no memory for receive queues: the card lends its own"},
+		{func(c *engine.Capabilities) {
+			c.Pools, c.PoolsWhy = engine.PoolsRefused, "the card lends its own"
+		}, "interfaces[0].rx.queues[1].memory_regions", "takes no memory for receive queues: the card lends its own"},
 	} {
 		can := all
 		c.change(&can)
@@ -70,7 +75,8 @@ func TestPlanOfPoorEngine(t *testing.T) {
 	}
 }
 
-// What an engine refuses is said at the value without which it does not, and the error of Open matches the engine's.
+// What an engine refuses is said at the value without which it does not, and the error of Open
+// matches the engine's.
 func TestPlanBlames(t *testing.T) {
 	for _, c := range []struct {
 		iface, path string
@@ -80,13 +86,15 @@ func TestPlanBlames(t *testing.T) {
 		{`{name: p, engine: socket, address: "udp://127.0.0.1:0?interface=absent0", rx: {queues: [{memory_regions: [a]}]}}`, "interfaces[0].address", engine.ErrNotFound},
 		{`{name: p, engine: sim, address: "sim://p?loop", rx: {queues: [{memory_regions: [a]}]}}, {name: q, engine: sim, address: "sim://p?loop", rx: {queues: [{memory_regions: [a]}]}}`, "interfaces[1].address", engine.ErrInUse},
 	} {
-		cfg := mustLoad(t, "penstock:\n  memory_regions: [{name: a, kind: host, num_bufs: 256, buf_size: 2KiB}]\n  interfaces: ["+c.iface+"]\n")
+		cfg := mustLoad(t, "penstock:\n  memory_regions: [{name: a, kind: host, num_bufs: 256, buf_size: 2KiB}]\n  "+
+			"interfaces: ["+c.iface+"]\n")
 		s, err := Open(t.Context(), cfg, Options{Engines: noted(t, &diary{})})
 		if s != nil {
 			s.Close()
 		}
 		missing, ok := errors.AsType[*MissingError](err)
-		if !ok || !errors.Is(err, ErrMissing) || !errors.Is(err, c.want) || len(missing.Missing) != 1 || missing.Missing[0].Path != c.path {
+		if !ok || !errors.Is(err, ErrMissing) || !errors.Is(err, c.want) || len(missing.Missing) != 1 ||
+			missing.Missing[0].Path != c.path {
 			t.Errorf("%s: %v", c.path, err)
 		}
 	}

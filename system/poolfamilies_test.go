@@ -8,7 +8,8 @@ import (
 )
 
 func TestPoolFamilies(t *testing.T) {
-	all := poolFamilies(map[string]mem.PoolStats{"rx\n": {Slots: 8, InUse: 3, Gets: 10, Puts: 7}, "tx": {Exhausted: 2, Rejected: 1}})
+	all := poolFamilies(map[string]mem.PoolStats{"rx\n": {Slots: 8, InUse: 3, Gets: 10, Puts: 7},
+		"tx": {Exhausted: 2, Rejected: 1}})
 	got := map[string]string{}
 	for _, f := range all {
 		if err := f.Check(); err != nil {

@@ -25,11 +25,13 @@ func settings(options any) (out []string) {
 	return out
 }
 
-// key is the name of a field in the spelling of files: ReceiveBuffer is receive_buffer, and MTU is mtu.
+// key is the name of a field in the spelling of files: ReceiveBuffer is receive_buffer, and MTU is
+// mtu.
 func key(field string) string {
 	var b strings.Builder
 	for i, r := range field {
-		if unicode.IsUpper(r) && i > 0 && (unicode.IsLower(rune(field[i-1])) || i+1 < len(field) && unicode.IsLower(rune(field[i+1]))) {
+		if unicode.IsUpper(r) && i > 0 && (unicode.IsLower(rune(field[i-1])) || i+1 < len(field) &&
+			unicode.IsLower(rune(field[i+1]))) {
 			b.WriteByte('_')
 		}
 		b.WriteRune(unicode.ToLower(r))

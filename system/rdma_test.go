@@ -47,14 +47,15 @@ func onFake(t *testing.T, script string) *engine.Table {
 	return table
 }
 
-// DAQIRI's files of RDMA connections open where there is a device with their addresses, and carry messages both ways. The client connects when the
-// program says to whom, as DAQIRI's does.
+// DAQIRI's files of RDMA connections open where there is a device with their addresses, and carry
+// messages both ways. The client connects when the program says to whom, as DAQIRI's does.
 func TestDAQIRIOverRDMA(t *testing.T) {
 	pid := os.Getpid()
 	local := netip.AddrFrom4([4]byte{127, byte(64 + pid>>16), byte(pid >> 8), byte(pid)})
 	table := onFake(t, fmt.Sprintf("mode wire; gid 1 2 ::ffff:%v v2", local))
 	all := daqiriFiles(t)
-	for _, name := range []string{"daqiri_bench_rdma_tx_rx.yaml", "daqiri_bench_rdma_tx_rx_spark.yaml", "daqiri_bench_rdma_tx_rx_spark_netns.yaml"} {
+	for _, name := range []string{"daqiri_bench_rdma_tx_rx.yaml", "daqiri_bench_rdma_tx_rx_spark.yaml",
+		"daqiri_bench_rdma_tx_rx_spark_netns.yaml"} {
 		cfg := all[name]
 		if cfg == nil {
 			t.Errorf("there is no %s", name)
@@ -126,7 +127,8 @@ func TestDAQIRIOverRDMA(t *testing.T) {
 					shown[f.Name+" "+strings.Join(x.Values, " ")] = x.Value
 				}
 			}
-			for _, want := range []string{"connections_total " + names["client"] + " connected", "connections_total " + names["server"] + " accepted",
+			for _, want := range []string{"connections_total " + names["client"] + " connected",
+				"connections_total " + names["server"] + " accepted",
 				"queue_pairs_total " + names["client"], "queue_pairs_total " + names["server"]} {
 				if shown["penstock_rdma_"+want] < 1 {
 					t.Errorf("the metric %s is %v", want, shown["penstock_rdma_"+want])
@@ -157,7 +159,8 @@ func TestNoRDMA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := plan.Err(); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "libibverbs") || !strings.Contains(err.Error(), "apt-get install") ||
+	if err := plan.Err(); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "libibverbs") ||
+		!strings.Contains(err.Error(), "apt-get install") ||
 		!strings.Contains(err.Error(), "rdma.yaml:4:") {
 		t.Errorf("%v", err)
 	}
@@ -168,7 +171,8 @@ func TestNoRDMA(t *testing.T) {
 	if err == nil {
 		s.Close()
 	}
-	if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "no RDMA device has the address 127.0.0.1") {
+	if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(),
+		"no RDMA device has the address 127.0.0.1") {
 		t.Errorf("%v", err)
 	}
 }

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The README shows no line of Go that is not in the tested examples, and each of its blocks is in the order of its example.
+// The README shows no line of Go that is not in the tested examples, and each of its blocks is in
+// the order of its example.
 func TestReadmeShowsTheExample(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {

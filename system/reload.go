@@ -19,7 +19,8 @@ type Changes struct {
 	Interfaces []InterfaceChanges `json:"interfaces"` // those with flows, before or after
 }
 
-// InterfaceChanges are what a Reload did to the flows of an interface, by name. Those that were changed or moved keep their counts.
+// InterfaceChanges are what a Reload did to the flows of an interface, by name. Those that were
+// changed or moved keep their counts.
 type InterfaceChanges struct {
 	Name      string   `json:"name"`
 	Added     []string `json:"added,omitempty"`
@@ -99,12 +100,15 @@ func (e *RestartError) Error() string {
 // Unwrap makes it match ErrRestart.
 func (e *RestartError) Unwrap() error { return ErrRestart }
 
-// Reload puts the flows of another configuration in force while packets go on: those of all interfaces, or none. Everything else must be as
-// it was; otherwise the error is a *RestartError that lists what differs. A wrong configuration, one that asks for what is not here, and
-// flows that a port refuses are errors as of Open, and change nothing. Each port changes from one packet to the next; ports change one
-// after the other. Reload finds a flow again by what it says, then by name, then by id: one that is the same keeps its counts.
+// Reload puts the flows of another configuration in force while packets go on: those of all
+// interfaces, or none. Everything else must be as it was; otherwise the error is a *RestartError
+// that lists what differs. A wrong configuration, one that asks for what is not here, and flows
+// that a port refuses are errors as of Open, and change nothing. Each port changes from one packet
+// to the next; ports change one after the other. Reload finds a flow again by what it says, then by
+// name, then by id: one that is the same keeps its counts.
 //
-// Rules that a program has put into a port's table besides stay as they are, and where a new flow comes behind all others also behind them.
+// Rules that a program has put into a port's table besides stay as they are, and where a new flow
+// comes behind all others also behind them.
 func (s *System) Reload(cfg *config.Config) (*Changes, error) {
 	s.reload.Lock()
 	defer s.reload.Unlock()
@@ -201,7 +205,8 @@ func (e *edit) apply() error {
 	return err
 }
 
-// undo changes back what was changed, the last first. Rules that had gone come back without their counts.
+// undo changes back what was changed, the last first. Rules that had gone come back without their
+// counts.
 func (s *System) undo(edits []edit) (err error) {
 	for k := len(edits) - 1; k >= 0; k-- {
 		e := &edits[k]
@@ -213,7 +218,8 @@ func (s *System) undo(edits []edit) (err error) {
 		}
 		back := edit{s: s, at: e.at, f: e.f, path: e.path, ruleEdit: editRules(present(s.rules[e.at], list), want)}
 		if e := back.apply(); e != nil {
-			err = errors.Join(err, fmt.Errorf("penstock: interface %q: its flows could not be changed back: %w", back.f.Name, e))
+			err = errors.Join(err, fmt.Errorf("penstock: interface %q: its flows could not be changed back: %w",
+				back.f.Name, e))
 		}
 	}
 	return err
@@ -229,12 +235,14 @@ type rule struct {
 // wanted are the flows of a configuration.
 func wanted(rules []flow.Rule, cfg *config.Config, path string) (out []rule) {
 	for k, r := range rules {
-		out = append(out, rule{flow: r, derived: cfg.Source(fmt.Sprintf("%s[%d].name", path, k)).Origin == config.FromRule})
+		out = append(out, rule{flow: r, derived: cfg.Source(fmt.Sprintf("%s[%d].name", path,
+			k)).Origin == config.FromRule})
 	}
 	return out
 }
 
-// present are those of the rules that are in the table, in its order: the program may have changed it by itself.
+// present are those of the rules that are in the table, in its order: the program may have changed
+// it by itself.
 func present(rules []rule, list []flow.Rule) (out []rule) {
 	there := make(map[uint32]bool, len(list))
 	for i := range list {
@@ -280,7 +288,8 @@ func differences(was, is *config.Config) (out []Difference) {
 			for i := range a.NumField() {
 				f := a.Type().Field(i)
 				key := f.Tag.Get("cfg")
-				if key == "" || a.Type() == reflect.TypeFor[config.Rx]() && (key == "flows" || key == "flex_items" || key == "dynamic_flow_capacity") {
+				if key == "" || a.Type() == reflect.TypeFor[config.Rx]() &&
+					(key == "flows" || key == "flex_items" || key == "dynamic_flow_capacity") {
 					continue
 				}
 				if key == "*" { // options of engines, by section and key

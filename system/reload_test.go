@@ -30,8 +30,8 @@ func flowsText(name, flows string) string {
 `, name, flows)
 }
 
-// Whatever the flows were and are: after a Reload the table has exactly the new ones, in their order, those that stayed kept their counts,
-// and packets carry the ids of the file.
+// Whatever the flows were and are: after a Reload the table has exactly the new ones, in their
+// order, those that stayed kept their counts, and packets carry the ids of the file.
 func TestReloadGivesTheList(t *testing.T) {
 	s := mustOpen(t, flowsText("reloads", ""), Options{Engines: noted(t, &diary{})})
 	in := burst.New(16)
@@ -44,8 +44,11 @@ func TestReloadGivesTheList(t *testing.T) {
 				if p%3 > 0 { // some have none
 					name = fmt.Sprintf("name: n%d, ", p)
 				}
-				flows = append(flows, fmt.Sprintf("{%sid: %d, priority: %d, match: {udp_dst: %d}, actions: [{type: queue, id: %d}]}", name, p*100,
-					rapid.SampledFrom([]int{0, 0, 1}).Draw(rt, "priority"), p, rapid.IntRange(0, 2).Draw(rt, "queue")))
+				flows = append(flows,
+					fmt.Sprintf("{%sid: %d, priority: %d, match: {udp_dst: %d}, actions: [{type: queue, id: %d}]}",
+						name, p*100,
+						rapid.SampledFrom([]int{0, 0, 1}).Draw(rt, "priority"), p,
+						rapid.IntRange(0, 2).Draw(rt, "queue")))
 			}
 			cfg := mustLoad(t, flowsText("reloads", strings.Join(flows, ", ")))
 			before := ruleCounts(s)
@@ -114,8 +117,8 @@ func ruleCounts(s *System) map[string]uint64 {
 	return out
 }
 
-// The edit of a list by itself: applied to a table it gives the other list, rules that say the same keep their IDs, and no more is moved
-// than has to be.
+// The edit of a list by itself: applied to a table it gives the other list, rules that say the same
+// keep their IDs, and no more is moved than has to be.
 func TestEditRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table, err := flow.NewTable(flow.TableOptions{})
@@ -126,8 +129,9 @@ func TestEditRules(t *testing.T) {
 		for range 3 {
 			var want []rule
 			for _, p := range rapid.SliceOfNDistinct(rapid.Uint16Range(1, 12), 0, 9, rapid.ID).Draw(t, "ports") {
-				r := rule{flow: flow.Rule{Name: fmt.Sprintf("n%d", p), Mark: flow.Some(uint32(p)), Actions: []flow.Action{flow.Queue(rapid.Uint16Range(0, 1).Draw(t, "queue"))},
-					Match: flow.Match{Proto: flow.Some(packet.ProtoUDP), DstPort: flow.Some(flow.One(p))}}}
+				r := rule{flow: flow.Rule{Name: fmt.Sprintf("n%d", p), Mark: flow.Some(uint32(p)),
+					Actions: []flow.Action{flow.Queue(rapid.Uint16Range(0, 1).Draw(t, "queue"))},
+					Match:   flow.Match{Proto: flow.Some(packet.ProtoUDP), DstPort: flow.Some(flow.One(p))}}}
 				if p > 8 {
 					r.derived, r.flow.Name = true, fmt.Sprintf("flow_%d", len(want))
 				}
@@ -173,7 +177,8 @@ func TestAscending(t *testing.T) {
 	for _, c := range []struct {
 		list []int
 		want int
-	}{{nil, 0}, {[]int{-1, -1}, 0}, {[]int{0, 1, 2}, 3}, {[]int{2, 1, 0}, 1}, {[]int{3, 0, -1, 1, 4, 2}, 3}, {[]int{1, 2, 3, 4, 0}, 4}} {
+	}{{nil, 0}, {[]int{-1, -1}, 0}, {[]int{0, 1, 2}, 3}, {[]int{2, 1, 0}, 1}, {[]int{3, 0, -1, 1, 4, 2}, 3},
+		{[]int{1, 2, 3, 4, 0}, 4}} {
 		n, last := 0, -1
 		for i, stays := range ascending(c.list) {
 			if stays {
@@ -189,20 +194,26 @@ func TestAscending(t *testing.T) {
 	}
 }
 
-// What is no flow cannot be changed: all of it is said, with its place, and nothing is changed. Neither does a wrong file change anything.
+// What is no flow cannot be changed: all of it is said, with its place, and nothing is changed.
+// Neither does a wrong file change anything.
 func TestReloadRefuses(t *testing.T) {
 	flows := "{name: f, match: {udp_dst: 5}, actions: [{type: queue, id: 1}]}"
 	text := flowsText("refuses", flows)
 	s := mustOpen(t, text, Options{Engines: noted(t, &diary{}), Logger: silent})
-	other := strings.NewReplacer("num_bufs: 2048", "num_bufs: 4096", "sim://refuses?loop", "sim://other?loop", "[{memory_regions: [a]}, {memory_regions: [a]}, {memory_regions: [a]}]",
-		"[{memory_regions: [a], depth: 512}, {memory_regions: [a]}]", "tx: {queues: [{memory_regions: [a]}]}", "mtu: 1500", "udp_dst: 5", "udp_dst: 6").Replace(text) + "  transfers: {}\n"
+	other := strings.NewReplacer("num_bufs: 2048", "num_bufs: 4096", "sim://refuses?loop", "sim://other?loop",
+		"[{memory_regions: [a]}, {memory_regions: [a]}, {memory_regions: [a]}]",
+		"[{memory_regions: [a], depth: 512}, {memory_regions: [a]}]", "tx: {queues: [{memory_regions: [a]}]}",
+		"mtu: 1500", "udp_dst: 5", "udp_dst: 6").Replace(text) + "  transfers: {}\n"
 	_, err := s.Reload(mustLoad(t, other))
 	var restart *RestartError
 	if !errors.As(err, &restart) || !errors.Is(err, ErrRestart) {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"test.yaml:2:52: memory_regions[0].num_bufs: was 2048, is 4096", "test.yaml:6:16: interfaces[0].address: was \"sim://refuses?loop\", is \"sim://other?loop\"",
-		"test.yaml:10:12: interfaces[0].mtu: was 0, is 1500", "test.yaml:8:17: interfaces[0].rx.queues: was 3 of them, is 2 of them", "interfaces[0].tx: was there, is absent", "test.yaml:11:14: transfers: was absent, is there"} {
+	for _, want := range []string{"test.yaml:2:52: memory_regions[0].num_bufs: was 2048, is 4096",
+		"test.yaml:6:16: interfaces[0].address: was \"sim://refuses?loop\", is \"sim://other?loop\"",
+		"test.yaml:10:12: interfaces[0].mtu: was 0, is 1500",
+		"test.yaml:8:17: interfaces[0].rx.queues: was 3 of them, is 2 of them",
+		"interfaces[0].tx: was there, is absent", "test.yaml:11:14: transfers: was absent, is there"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("not said: %s", want)
 		}
@@ -217,7 +228,9 @@ func TestReloadRefuses(t *testing.T) {
 		text string
 		want error
 	}{
-		{strings.Replace(text, "actions: [{type: queue, id: 1}]", "actions: [{type: queue, id: 1}]}, {name: g, match: {udp_dst: <port>}, actions: [{type: queue, id: 1}]", 1), ErrMissing},
+		{strings.Replace(text, "actions: [{type: queue, id: 1}]",
+			"actions: [{type: queue, id: 1}]}, {name: g, match: {udp_dst: <port>}, actions: [{type: queue, id: 1}]", 1),
+			ErrMissing},
 		{text + "  applications: [{kind: sink, interface: loop, record: x}]\n", ErrRestart},
 	} {
 		if _, err := s.Reload(mustLoad(t, c.text)); !errors.Is(err, c.want) {
@@ -243,7 +256,9 @@ func TestReloadRefuses(t *testing.T) {
 
 // Rules that the program put into the table besides stay.
 func TestReloadLeavesOthers(t *testing.T) {
-	text := flowsText("others", "{name: a, match: {udp_dst: 1}, actions: [{type: queue, id: 1}]}, {name: b, match: {udp_dst: 2}, actions: [{type: queue, id: 1}]}")
+	text := flowsText("others",
+		"{name: a, match: {udp_dst: 1}, actions: [{type: queue, id: 1}]}, {name: b, match: {udp_dst: 2}, actions: "+
+			"[{type: queue, id: 1}]}")
 	s := mustOpen(t, text, Options{Engines: noted(t, &diary{}), Logger: silent})
 	rules := s.Port("loop").Rules()
 	_, err := rules.Apply(flow.Add(flow.Rule{Name: "mine", Actions: []flow.Action{flow.Queue(2)}}))
@@ -269,8 +284,9 @@ func TestReloadLeavesOthers(t *testing.T) {
 	}
 }
 
-// When the second port refuses, the first has its flows again, and what it carries meanwhile is neither lost nor doubled: flows a and b of the
-// first port go to the same queue before, while and after.
+// When the second port refuses, the first has its flows again, and what it carries meanwhile is
+// neither lost nor doubled: flows a and b of the first port go to the same queue before, while and
+// after.
 func TestReloadChangesBack(t *testing.T) {
 	text := func(first, second string) string {
 		return fmt.Sprintf(`penstock:
@@ -302,9 +318,12 @@ func TestReloadChangesBack(t *testing.T) {
 	x := startTraffic(t, txOf(t, s, "one", 0), rxOf(t, s, "one", 1), 1, 1, true)
 	before := s.Port("one").Rules().List()
 	for k := range 20 {
-		c, err := s.Reload(mustLoad(t, strings.Replace(text(fmt.Sprintf(", {name: new%d, match: {udp_dst: 7}, actions: [{type: drop}]}", k), ", {name: y, match: {udp_dst: 2}, actions: [{type: drop}]}"),
-			"{name: gone, id: 2, match: {udp_dst: 2}, actions: [{type: queue, id: 0}]}, ", "", 1)))
-		if c != nil || !errors.Is(err, engine.ErrFull) || !strings.Contains(err.Error(), `test.yaml:16:16: interface "two": flows: the card says no`) {
+		c, err := s.Reload(mustLoad(t,
+			strings.Replace(text(fmt.Sprintf(", {name: new%d, match: {udp_dst: 7}, actions: [{type: drop}]}", k),
+				", {name: y, match: {udp_dst: 2}, actions: [{type: drop}]}"),
+				"{name: gone, id: 2, match: {udp_dst: 2}, actions: [{type: queue, id: 0}]}, ", "", 1)))
+		if c != nil || !errors.Is(err, engine.ErrFull) ||
+			!strings.Contains(err.Error(), `test.yaml:16:16: interface "two": flows: the card says no`) {
 			t.Fatal(err)
 		}
 		x.pass()
@@ -330,7 +349,8 @@ func TestReloadChangesBack(t *testing.T) {
 		t.Errorf("%d packets were dropped", drops)
 	}
 	d.deny = nil
-	if c, err := s.Reload(mustLoad(t, text(", {name: z, match: {udp_dst: 3}, actions: [{type: queue, id: 1}]}", ""))); err != nil || c.String() != "one: added z; 2 unchanged\ntwo: 1 unchanged" {
+	if c, err := s.Reload(mustLoad(t, text(", {name: z, match: {udp_dst: 3}, actions: [{type: queue, id: 1}]}",
+		""))); err != nil || c.String() != "one: added z; 2 unchanged\ntwo: 1 unchanged" {
 		t.Error(c, err)
 	}
 }

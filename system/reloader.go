@@ -22,7 +22,8 @@ type ReloaderOptions struct {
 	Report func(Reloaded)
 }
 
-// Reloaded is an attempt to reload. Exactly one of Changes and Err is set; with an error everything is as it was.
+// Reloaded is an attempt to reload. Exactly one of Changes and Err is set; with an error everything
+// is as it was.
 type Reloaded struct {
 	Asked    bool               // by Trigger; otherwise the file has changed
 	Text     []byte             // of the file, for excerpts in Problems; nil if it could not be read
@@ -44,9 +45,10 @@ type Reloader struct {
 	wg    sync.WaitGroup
 }
 
-// NewReloader begins to watch the file that the System was opened from, and looks at it at once, for it may have changed since it was read.
-// Changes that come in a burst are one. A file that is gone, or is wrong, or differs in more than flows, is reported and changes nothing.
-// Close it before the System.
+// NewReloader begins to watch the file that the System was opened from, and looks at it at once,
+// for it may have changed since it was read. Changes that come in a burst are one. A file that is
+// gone, or is wrong, or differs in more than flows, is reported and changes nothing. Close it
+// before the System.
 func NewReloader(s *System, path string, o ReloaderOptions) (*Reloader, error) {
 	r := &Reloader{s: s, path: path, o: o, asked: make(chan struct{}, 1), over: make(chan struct{})}
 	var changed <-chan struct{}
@@ -61,7 +63,8 @@ func NewReloader(s *System, path string, o ReloaderOptions) (*Reloader, error) {
 	return r, nil
 }
 
-// Trigger asks for a reload, also of a file that has not changed; several before it begins are one. It does not wait.
+// Trigger asks for a reload, also of a file that has not changed; several before it begins are one.
+// It does not wait.
 func (r *Reloader) Trigger() {
 	select {
 	case r.asked <- struct{}{}:
@@ -69,7 +72,8 @@ func (r *Reloader) Trigger() {
 	}
 }
 
-// Close ends the watch, and waits for a reload that is under way and its Report. Calling it again does nothing.
+// Close ends the watch, and waits for a reload that is under way and its Report. Calling it again
+// does nothing.
 func (r *Reloader) Close() error {
 	r.once.Do(func() {
 		close(r.over)

@@ -27,10 +27,12 @@ func reload(t *testing.T, c <-chan Reloaded) Reloaded {
 	panic("not reached")
 }
 
-// A file is put in force when it changes and when Trigger asks; one that is wrong, gone or too different is reported and changes nothing.
+// A file is put in force when it changes and when Trigger asks; one that is wrong, gone or too
+// different is reported and changes nothing.
 func TestReloader(t *testing.T) {
 	flows := func(f string) string { return flowsText("reloader", f) }
-	one, two := "{name: a, match: {udp_dst: 1}, actions: [{type: queue, id: 1}]}", "{name: b, match: {udp_dst: 2}, actions: [{type: queue, id: 1}]}"
+	one, two := "{name: a, match: {udp_dst: 1}, actions: [{type: queue, id: 1}]}",
+		"{name: b, match: {udp_dst: 2}, actions: [{type: queue, id: 1}]}"
 	path := filepath.Join(t.TempDir(), "run.yaml")
 	replace := func(text string) {
 		t.Helper()
@@ -57,11 +59,13 @@ func TestReloader(t *testing.T) {
 		return strings.Join(out, " ")
 	}
 	replace(flows(one + ", " + two))
-	if x := reload(t, reports); x.Asked || x.Err != nil || x.Changes.String() != "loop: added b; 1 unchanged" || names() != "a b" || string(x.Text) != flows(one+", "+two) {
+	if x := reload(t, reports); x.Asked || x.Err != nil || x.Changes.String() != "loop: added b; 1 unchanged" ||
+		names() != "a b" || string(x.Text) != flows(one+", "+two) {
 		t.Errorf("%+v: %s", x, names())
 	}
 	replace("penstock: {no: such}")
-	if x := reload(t, reports); !errors.Is(x.Err, config.ErrInvalid) || x.Problems.Count(config.Error) == 0 || names() != "a b" {
+	if x := reload(t, reports); !errors.Is(x.Err, config.ErrInvalid) || x.Problems.Count(config.Error) == 0 ||
+		names() != "a b" {
 		t.Errorf("%+v: %s", x, names())
 	}
 	if err := os.Remove(path); err != nil {
@@ -101,7 +105,8 @@ func TestReloader(t *testing.T) {
 	}
 }
 
-// A file that has changed between its reading and the watch is seen; without a watch only Trigger counts.
+// A file that has changed between its reading and the watch is seen; without a watch only Trigger
+// counts.
 func TestReloaderLooksFirst(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run.yaml")
 	text := flowsText("first", "{name: a, match: {udp_dst: 1}, actions: [{type: drop}]}")

@@ -12,13 +12,16 @@ import (
 	"github.com/penstock-io/penstock/stage/reorder"
 )
 
-// reorderStage is the stage for the reorder plans whose flows go to a receive queue, nil without one. It is the first behind the queue. A plan whose
-// flows go to several queues is one for all of them.
+// reorderStage is the stage for the reorder plans whose flows go to a receive queue, nil without
+// one. It is the first behind the queue. A plan whose flows go to several queues is one for all of
+// them.
 func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue, path string) *engine.StageKind {
 	var shares []*reorderShare
 	for k := range rx.Reorder {
 		r := &rx.Reorder[k]
-		if !slices.Contains(r.FlowIDs, 0) && !slices.ContainsFunc(rx.Flows, func(f config.Flow) bool { return slices.Contains(r.FlowIDs, f.ID) && steersTo(&f, q.ID) }) {
+		if !slices.Contains(r.FlowIDs, 0) && !slices.ContainsFunc(rx.Flows, func(f config.Flow) bool {
+			return slices.Contains(r.FlowIDs, f.ID) && steersTo(&f, q.ID)
+		}) {
 			continue
 		}
 		at := fmt.Sprintf("%s.reorder[%d]", path, k)
@@ -34,7 +37,8 @@ func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue, path string) *engi
 	if shares == nil {
 		return nil
 	}
-	return &engine.StageKind{Name: "reorder", Open: func(from engine.Receiver, spec engine.StageSpec) (engine.Stage, error) {
+	return &engine.StageKind{Name: "reorder", Open: func(from engine.Receiver, spec engine.StageSpec) (engine.Stage,
+		error) {
 		var plans []*reorder.Shared
 		for _, x := range shares {
 			s, err := x.open(spec)
@@ -47,7 +51,8 @@ func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue, path string) *engi
 	}}
 }
 
-// reorderShare is a reorder plan of a file, and what the stages of its queues share while they are open.
+// reorderShare is a reorder plan of a file, and what the stages of its queues share while they are
+// open.
 type reorderShare struct {
 	spec    *config.Reorder
 	timeout time.Duration // of the first queue
@@ -64,7 +69,8 @@ func (x *reorderShare) open(spec engine.StageSpec) (*reorder.Shared, error) {
 	}
 	plan := x.spec.Plan()
 	if plan.Pool, plan.Timeout = spec.Pools[x.spec.Region], x.timeout; plan.Pool == nil {
-		return nil, fmt.Errorf("reorder: plan %q: no memory region %q: %w", plan.Name, x.spec.Region, engine.ErrNotFound)
+		return nil, fmt.Errorf("reorder: plan %q: no memory region %q: %w", plan.Name, x.spec.Region,
+			engine.ErrNotFound)
 	}
 	s, err := reorder.Share(plan)
 	if err == nil {

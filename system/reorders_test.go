@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/stage/reorder"
 )
 
-// A reorder plan of a file makes batches of the packets of its flows, in the order of their numbers, converted; other packets pass.
+// A reorder plan of a file makes batches of the packets of its flows, in the order of their
+// numbers, converted; other packets pass.
 func TestReorderOfAFile(t *testing.T) {
 	for _, split := range []string{"memory_regions: [a]", "memory_regions: [a, b], split_at: 42"} {
 		for _, poll := range []string{"event", "direct"} {
@@ -54,7 +55,9 @@ func TestReorderOfAFile(t *testing.T) {
 					frames = append(frames, f)
 				}
 			}
-			rand.New(rand.NewPCG(1, 1)).Shuffle(len(frames), func(i, j int) { frames[i], frames[j] = frames[j], frames[i] })
+			rand.New(rand.NewPCG(1, 1)).Shuffle(len(frames), func(i, j int) {
+				frames[i], frames[j] = frames[j], frames[i]
+			})
 			for i := range 3 { // the rest of what pushes the window on
 				frames = append(frames, udpFrame(t, 5000, uint32(32+8*i)))
 			}
@@ -74,7 +77,8 @@ func TestReorderOfAFile(t *testing.T) {
 						passed++
 						continue
 					}
-					if got, whole = append(got, b.Bytes(i, 0)...), append(whole, x.Whole()); x.Place != place || x.ID != int64(len(whole)-1) || x.Has(5) != (x.ID != 1) {
+					if got, whole = append(got, b.Bytes(i, 0)...), append(whole, x.Whole()); x.Place != place ||
+						x.ID != int64(len(whole)-1) || x.Has(5) != (x.ID != 1) {
 						t.Errorf("%+v", x)
 					}
 				}
@@ -82,10 +86,12 @@ func TestReorderOfAFile(t *testing.T) {
 			}
 			clear(want[13*place:][:place])
 			if !bytes.Equal(got, want) || passed != 1 || !slices.Equal(whole, []bool{true, false, true, true}) {
-				t.Errorf("%s %s: %d bytes of %d, %d packets passed, batches %v", split, poll, len(got), len(want), passed, whole)
+				t.Errorf("%s %s: %d bytes of %d, %d packets passed, batches %v", split, poll, len(got), len(want),
+					passed, whole)
 			}
 			q := s.Snapshot().Interfaces[0].Rx[0]
-			if len(q.Stages) != 1 || q.Stages[0].Type != "reorder" || !slices.Contains(q.Stages[0].Counts, engine.Count{Name: "samples: whole", N: 3}) {
+			if len(q.Stages) != 1 || q.Stages[0].Type != "reorder" ||
+				!slices.Contains(q.Stages[0].Counts, engine.Count{Name: "samples: whole", N: 3}) {
 				t.Errorf("%+v", q.Stages)
 			}
 			if text := s.Plan().Text(); !strings.Contains(text, "stages reorder") {
@@ -98,7 +104,8 @@ func TestReorderOfAFile(t *testing.T) {
 	}
 }
 
-// With the keys window and payload_size of a file, packets that overtake each other by many, of which the first one is short, are all in their batches.
+// With the keys window and payload_size of a file, packets that overtake each other by many, of
+// which the first one is short, are all in their batches.
 func TestReorderWindowOfAFile(t *testing.T) {
 	const per, batches, off = 64, 30, 420
 	for _, c := range []struct {
@@ -114,7 +121,8 @@ func TestReorderWindowOfAFile(t *testing.T) {
       rx:
         queues: [{memory_regions: [a]}]
         reorder:
-          - {name: r, reorder_type: cpu, `+c.keys+`memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 64}}}
+          - {name: r, reorder_type: cpu, `+c.keys+
+			`memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 64}}}
       tx: {queues: [{memory_regions: [b]}]}
 `, Options{})
 		r := rand.New(rand.NewPCG(1, 1))
@@ -187,7 +195,8 @@ func refusedPlan(t *testing.T, memory, keys string, per int) error {
 func TestReorderPlanRefused(t *testing.T) {
 	for want, memory := range map[string]string{
 		"has 128 bytes or more, and a slot of \"batches\" 64": "{name: batches, kind: host, num_bufs: 8, buf_size: 64}",
-		"the processor does not reach the memory":             "{name: batches, kind: device, num_bufs: 8, buf_size: 1KiB}",
+		"the processor does not reach the memory": "{name: batches, kind: device, num_bufs: 8, " +
+			"buf_size: 1KiB}",
 	} {
 		err := refusedPlan(t, memory, "reorder_type: cpu", 128)
 		if !errors.Is(err, ErrMissing) || !errors.Is(err, reorder.ErrPlan) || !strings.Contains(err.Error(), want) {
@@ -209,7 +218,8 @@ func TestReorderElsewhere(t *testing.T) {
 	}
 }
 
-// A plan whose flows go to two queues makes one line of batches, which leave by the first queue; the applications of both go on.
+// A plan whose flows go to two queues makes one line of batches, which leave by the first queue;
+// the applications of both go on.
 func TestReorderOfTwoQueues(t *testing.T) {
 	s := mustOpen(t, twoRegions+`
     - {name: batches, kind: host, num_bufs: 8, buf_size: 1KiB}
@@ -239,7 +249,8 @@ func TestReorderOfTwoQueues(t *testing.T) {
 	frames = append(frames, udpFrame(t, 5002, 1))
 	sendFrames(t, txOf(t, s, "loop", 0), frames...)
 	b := burst.New(8)
-	if err := rxOf(t, s, "loop", 1).Recv(t.Context(), b); err != nil { // what passes comes behind all that this queue brings
+	if err := rxOf(t, s, "loop", 1).Recv(t.Context(), b); err != nil {
+		// what passes comes behind all that this queue brings
 		t.Fatal(err)
 	}
 	if b.Len() != 1 || reorder.Of(b, 0) != nil {

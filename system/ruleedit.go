@@ -16,8 +16,8 @@ type ruleEdit struct {
 	before  []rule // what was there, once the changes are made
 }
 
-// editRules finds the changes that make the list want out of the list have, both in the order of precedence. What stays keeps its ID, and
-// by that its counts.
+// editRules finds the changes that make the list want out of the list have, both in the order of
+// precedence. What stays keeps its ID, and by that its counts.
 func editRules(have, want []rule) *ruleEdit {
 	e := &ruleEdit{next: slices.Clone(want), adds: make([]int, len(want))}
 	from := match(have, want)
@@ -34,7 +34,8 @@ func editRules(have, want []rule) *ruleEdit {
 			e.report.Removed = append(e.report.Removed, have[k].flow.Name)
 		}
 	}
-	// Those that stay where they are hold the order; all others are put in front of the next of them.
+	// Those that stay where they are hold the order; all others are put in front of the next of
+	// them.
 	stays := ascending(from)
 	before := make([]uint32, len(want))
 	next := uint32(0)
@@ -88,8 +89,9 @@ func renumbered(a, b *rule) bool {
 	return a.derived && b.derived && x.Equal(&b.flow)
 }
 
-// match finds for each rule that is wanted the one that it was, -1 if it is new: the same one first, then one that says the same under a
-// derived name, then one with its name, then one with its mark.
+// match finds for each rule that is wanted the one that it was, -1 if it is new: the same one
+// first, then one that says the same under a derived name, then one with its name, then one with
+// its mark.
 func match(have, want []rule) []int {
 	from := make([]int, len(want))
 	for i := range from {
@@ -128,7 +130,8 @@ func match(have, want []rule) []int {
 	return from
 }
 
-// ascending marks the longest part of a list whose numbers ascend, of those that are not negative (patience sorting; M. L. Fredman, 1975).
+// ascending marks the longest part of a list whose numbers ascend, of those that are not negative
+// (patience sorting; M. L. Fredman, 1975).
 func ascending(list []int) []bool {
 	var tails []int // place of the last number of the best part of each length
 	prev := make([]int, len(list))

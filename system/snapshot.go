@@ -12,12 +12,14 @@ import (
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 
-// Snapshot is what a System is doing: plain values that share nothing with it. Counts begin when it was opened and only grow.
+// Snapshot is what a System is doing: plain values that share nothing with it. Counts begin when it
+// was opened and only grow.
 type Snapshot struct {
 	Time       time.Time
 	Interfaces []InterfaceSnapshot // in the order of the configuration
 	Pollers    []PollerSnapshot
-	// Applications are in the order of the plan. After Close, Packets of each is the sum of Sent, Taken and its drops.
+	// Applications are in the order of the plan. After Close, Packets of each is the sum of Sent,
+	// Taken and its drops.
 	Applications []ApplicationSnapshot
 	Regions      []RegionSnapshot // likewise
 	Node         *observe.Snapshot
@@ -25,7 +27,8 @@ type Snapshot struct {
 	Links        []LinkSnapshot // in the order of the configuration
 }
 
-// InterfaceSnapshot is a port. What its queues that are open counted is in Rx and Tx, and in Stats with those that were.
+// InterfaceSnapshot is a port. What its queues that are open counted is in Rx and Tx, and in Stats
+// with those that were.
 type InterfaceSnapshot struct {
 	Name  string
 	Info  engine.PortInfo
@@ -33,8 +36,9 @@ type InterfaceSnapshot struct {
 	Rx    []RxSnapshot
 	Tx    []TxSnapshot
 	Rules []RuleSnapshot // highest priority first
-	// Notes say what the port does not do, and why, without those that every port of its engine has: that the kernel copies each packet, or that rules look at VLAN
-	// tags which the card takes out of frames.
+	// Notes say what the port does not do, and why, without those that every port of its engine
+	// has: that the kernel copies each packet, or that rules look at VLAN tags which the card takes
+	// out of frames.
 	Notes []string
 	// Unmatched are packets that no rule accepted, Deleted those of rules that are no more.
 	Unmatched, Deleted flow.Count
@@ -48,7 +52,9 @@ type RxSnapshot struct {
 	Stages []StageSnapshot     // from the queue to the application
 	Poller string              // "": the application polls
 	Polled *engine.PolledStats // of the hand-off; nil likewise
-	// Closed are packets that waited when the System was closed, and that no application received, by their flow (burst.Burst.Flow; 0: none). Stats counts them as received; what came after them it counts as engine.DropClosed.
+	// Closed are packets that waited when the System was closed, and that no application received,
+	// by their flow (burst.Burst.Flow; 0: none). Stats counts them as received; what came after
+	// them it counts as engine.DropClosed.
 	Closed map[uint32]flow.Count
 }
 
@@ -87,7 +93,8 @@ type LinkSnapshot struct {
 	transfer.LinkSnapshot
 }
 
-// Snapshot reads all counts. It looks at every slot of the memory, which is fit for a display and not for a hot path.
+// Snapshot reads all counts. It looks at every slot of the memory, which is fit for a display and
+// not for a hot path.
 func (s *System) Snapshot() Snapshot {
 	out := Snapshot{Time: time.Now()}
 	for i := range s.ifaces {
@@ -105,7 +112,8 @@ func (s *System) Snapshot() Snapshot {
 	}
 	for i := range s.plan.Regions {
 		if p := s.pools[s.plan.Regions[i].Name]; p != nil {
-			out.Regions = append(out.Regions, RegionSnapshot{s.plan.Regions[i].Name, p.Region().Kind(), p.SlotSize(), p.Region().Note(), p.Stats()})
+			out.Regions = append(out.Regions, RegionSnapshot{s.plan.Regions[i].Name, p.Region().Kind(), p.SlotSize(),
+				p.Region().Note(), p.Stats()})
 		}
 	}
 	if s.node != nil {

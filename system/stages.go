@@ -55,7 +55,8 @@ func (g *guard) openStages(stages []stagePlan, spec engine.StageSpec) error {
 	return nil
 }
 
-// closeQueue closes the stages from the application on, and the queue last. The receiving goroutine has left.
+// closeQueue closes the stages from the application on, and the queue last. The receiving goroutine
+// has left.
 func (g *guard) closeQueue() (err error) {
 	for _, s := range slices.Backward(g.stages) {
 		err = errors.Join(err, s.Close())
@@ -85,10 +86,15 @@ func (q *RxQueue) stages() (out []StageSnapshot) {
 // stageFamilies are the counts of all stages, nil without one.
 func (s *System) stageFamilies() []metrics.Family {
 	labels := []string{"port", "queue", "stage"}
-	packets := metrics.Family{Name: "penstock_stage_packets_total", Help: "Packets that a stage of a receive queue gave.", Kind: metrics.KindCounter, Labels: labels}
-	dropped := metrics.Family{Name: "penstock_stage_packets_dropped_total", Help: "Packets that it dropped.", Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "reason")}
-	counts := metrics.Family{Name: "penstock_stage_events_total", Help: "What a stage counts besides.", Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "event")}
-	levels := metrics.Family{Name: "penstock_stage_level", Help: "What a stage holds, such as packets that are with a kernel, now or at most.", Kind: metrics.KindGauge, Labels: append(slices.Clone(labels), "level")}
+	packets := metrics.Family{Name: "penstock_stage_packets_total",
+		Help: "Packets that a stage of a receive queue gave.", Kind: metrics.KindCounter, Labels: labels}
+	dropped := metrics.Family{Name: "penstock_stage_packets_dropped_total", Help: "Packets that it dropped.",
+		Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "reason")}
+	counts := metrics.Family{Name: "penstock_stage_events_total", Help: "What a stage counts besides.",
+		Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "event")}
+	levels := metrics.Family{Name: "penstock_stage_level",
+		Help: "What a stage holds, such as packets that are with a kernel, now or at most.", Kind: metrics.KindGauge,
+		Labels: append(slices.Clone(labels), "level")}
 	for i := range s.ifaces {
 		f := &s.ifaces[i]
 		for k := range f.Rx {
@@ -100,11 +106,15 @@ func (s *System) stageFamilies() []metrics.Family {
 					if c.Gauge {
 						family = &levels
 					}
-					family.Samples = append(family.Samples, metrics.Sample{Values: append(slices.Clone(at), metrics.LabelValue(c.Name)), Value: float64(c.N)})
+					family.Samples = append(family.Samples,
+						metrics.Sample{Values: append(slices.Clone(at), metrics.LabelValue(c.Name)),
+							Value: float64(c.N)})
 				}
 				for reason, drops := range x.Stats.Drops {
 					if drops > 0 {
-						dropped.Samples = append(dropped.Samples, metrics.Sample{Values: append(slices.Clone(at), engine.Drop(reason).String()), Value: float64(drops)})
+						dropped.Samples = append(dropped.Samples,
+							metrics.Sample{Values: append(slices.Clone(at), engine.Drop(reason).String()),
+								Value: float64(drops)})
 					}
 				}
 			}

@@ -22,7 +22,8 @@ func badFrame(t testing.TB, port uint16) []byte {
 	return f
 }
 
-// A stage that a file names stands between the queue and the receiver, with a poller and without, and what it drops is seen.
+// A stage that a file names stands between the queue and the receiver, with a poller and without,
+// and what it drops is seen.
 func TestStages(t *testing.T) {
 	for _, poll := range []string{"event", "direct"} {
 		s := mustOpen(t, twoRegions+`
@@ -45,7 +46,8 @@ func TestStages(t *testing.T) {
 		}
 		b.Release()
 		q := s.Snapshot().Interfaces[0].Rx[0]
-		if len(q.Stages) != 1 || q.Stages[0].Type != "checksum" || q.Stages[0].Stats.Packets != 2 || q.Stages[0].Stats.Drops[engine.DropBadChecksum] != 2 || q.Stats.Packets != 4 {
+		if len(q.Stages) != 1 || q.Stages[0].Type != "checksum" || q.Stages[0].Stats.Packets != 2 ||
+			q.Stages[0].Stats.Drops[engine.DropBadChecksum] != 2 || q.Stats.Packets != 4 {
 			t.Errorf("%+v", q)
 		}
 		var got []string
@@ -59,7 +61,8 @@ func TestStages(t *testing.T) {
 				}
 			}
 		}
-		if want := []string{"penstock_stage_packets_total[loop 0 0 checksum] 2", "penstock_stage_packets_dropped_total[loop 0 0 checksum bad-checksum] 2"}; !slices.Equal(got, want) {
+		if want := []string{"penstock_stage_packets_total[loop 0 0 checksum] 2",
+			"penstock_stage_packets_dropped_total[loop 0 0 checksum bad-checksum] 2"}; !slices.Equal(got, want) {
 			t.Errorf("%q, expected %q", got, want)
 		}
 		if text := strings.Join(strings.Fields(s.Plan().Text()), " "); !strings.Contains(text, "stages checksum") {
@@ -105,7 +108,8 @@ func TestConsumeQueue(t *testing.T) {
 	}
 }
 
-// slow is a stage of a program: it gives a packet when the next one has come, and the last one when it ends.
+// slow is a stage of a program: it gives a packet when the next one has come, and the last one when
+// it ends.
 type slow struct {
 	engine.Receiver
 	name string
@@ -147,13 +151,14 @@ func (s *slow) Close() error {
 	return nil
 }
 
-// A program adds stages with one line. They stand one on the other in the order of the file, are closed from the application on, before the
-// queue, and what they keep goes back.
+// A program adds stages with one line. They stand one on the other in the order of the file, are
+// closed from the application on, before the queue, and what they keep goes back.
 func TestStagesOfAProgram(t *testing.T) {
 	for _, poll := range []string{"adaptive", "direct"} {
 		var log []string
 		kind := func(name string) engine.StageKind {
-			return engine.StageKind{Name: name, Open: func(from engine.Receiver, spec engine.StageSpec) (engine.Stage, error) {
+			return engine.StageKind{Name: name, Open: func(from engine.Receiver, spec engine.StageSpec) (engine.Stage,
+				error) {
 				log = append(log, "open "+name+" "+spec.Queue)
 				return &slow{Receiver: from, name: name, log: &log, kept: burst.New(1), in: burst.New(1)}, nil
 			}}
@@ -177,7 +182,8 @@ func TestStagesOfAProgram(t *testing.T) {
 	}
 }
 
-// A stage that is not here is missing, with its place and what there is; one that fails to open closes everything.
+// A stage that is not here is missing, with its place and what there is; one that fails to open
+// closes everything.
 func TestStagesMissing(t *testing.T) {
 	text := twoRegions + `
   interfaces:
@@ -186,14 +192,18 @@ func TestStagesMissing(t *testing.T) {
       rx: {queues: [{memory_regions: [a], stages: [{type: chekcsum}, {type: checksum}, {type: "checksum?al"}]}]}
 `
 	_, err := Open(t.Context(), mustLoad(t, text), Options{})
-	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), ":9:") || !strings.Contains(err.Error(), `no stage is called "chekcsum"; there is: checksum`) || !strings.Contains(err.Error(), "has no frames") ||
+	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), ":9:") || !strings.Contains(err.Error(),
+		`no stage is called "chekcsum"; there is: checksum`) || !strings.Contains(err.Error(), "has no frames") ||
 		!strings.Contains(err.Error(), "did you mean all?") {
 		t.Error(err)
 	}
 	broken := errors.New("broken")
 	text = strings.NewReplacer("chekcsum", "broken", `, {type: "checksum?al"}`, "").Replace(text)
-	table := []engine.StageKind{{Name: "broken", Open: func(engine.Receiver, engine.StageSpec) (engine.Stage, error) { return nil, broken }}, {Name: "checksum"}}
-	if _, err := Open(t.Context(), mustLoad(t, text), Options{Stages: table}); !errors.Is(err, broken) || !strings.Contains(err.Error(), "stage broken") || !strings.Contains(err.Error(), ":9:") {
+	table := []engine.StageKind{{Name: "broken", Open: func(engine.Receiver, engine.StageSpec) (engine.Stage, error) {
+		return nil, broken
+	}}, {Name: "checksum"}}
+	if _, err := Open(t.Context(), mustLoad(t, text), Options{Stages: table}); !errors.Is(err, broken) ||
+		!strings.Contains(err.Error(), "stage broken") || !strings.Contains(err.Error(), ":9:") {
 		t.Error(err)
 	}
 }
@@ -229,12 +239,16 @@ func TestPollModes(t *testing.T) {
 		t.Errorf("%+v", p[0])
 	}
 
-	p, err := MakePlan(mustLoad(t, file(`{memory_regions: [m], cpu_core: 0, poll_mode: event}, {memory_regions: [m], cpu_core: 0}, {memory_regions: [m], cpu_core: 0, poll_mode: busy}`)), Options{})
-	if err != nil || len(p.Pollers) != 1 || p.Err() == nil || !strings.Contains(p.Err().Error(), "one mode for all queues of a core") || !strings.Contains(p.Err().Error(), ":8:") {
+	p, err := MakePlan(mustLoad(t,
+		file(`{memory_regions: [m], cpu_core: 0, poll_mode: event}, {memory_regions: [m], cpu_core: 0}, {memory_regions: [m], cpu_core: 0, poll_mode: busy}`)), Options{})
+	if err != nil || len(p.Pollers) != 1 || p.Err() == nil ||
+		!strings.Contains(p.Err().Error(), "one mode for all queues of a core") ||
+		!strings.Contains(p.Err().Error(), ":8:") {
 		t.Errorf("%v, %v, %+v", err, p.Err(), p.Pollers)
 	}
 	many := strings.TrimSuffix(strings.Repeat(`{memory_regions: [m], poll_mode: busy}, `, runtime.GOMAXPROCS(0)), ", ")
-	if p, err := MakePlan(mustLoad(t, file(many)), Options{}); err != nil || p.Err() == nil || !strings.Contains(p.Err().Error(), "GOMAXPROCS") {
+	if p, err := MakePlan(mustLoad(t, file(many)), Options{}); err != nil || p.Err() == nil ||
+		!strings.Contains(p.Err().Error(), "GOMAXPROCS") {
 		t.Errorf("%v, %v", err, p.Err())
 	}
 }
@@ -262,13 +276,15 @@ func TestFeedStage(t *testing.T) {
 	}
 	for i := range 2 {
 		want := udpFrame(t, uint16(2+2*i), 1)
-		if got := b.Bytes(i, 0); !slices.Equal(got[:6], want[6:12]) || !slices.Equal(got[26:30], want[30:34]) || !slices.Equal(got[34:36], want[36:38]) {
+		if got := b.Bytes(i, 0); !slices.Equal(got[:6], want[6:12]) || !slices.Equal(got[26:30], want[30:34]) ||
+			!slices.Equal(got[34:36], want[36:38]) {
 			t.Errorf("the answer to %x is %x", want, got)
 		}
 	}
 	b.Release()
 	q := s.Snapshot().Interfaces[0].Rx[0].Stages[0]
-	if q.Type != "feed" || q.Stats.Packets != 2 || q.Stats.Drops[engine.DropRule] != 1 || q.Counts[0] != (engine.Count{Name: "published", N: 3}) || q.Counts[1] != (engine.Count{Name: "results", N: 3}) {
+	if q.Type != "feed" || q.Stats.Packets != 2 || q.Stats.Drops[engine.DropRule] != 1 ||
+		q.Counts[0] != (engine.Count{Name: "published", N: 3}) || q.Counts[1] != (engine.Count{Name: "results", N: 3}) {
 		t.Errorf("%+v", q)
 	}
 	levels := 0

@@ -12,8 +12,10 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// TestTakesDefaultRoute: an engine that takes packets from the kernel refuses the interface that carries the default route, or what stands below it, in
-// the plan and in Open, unless the file leaves to the kernel what no flow matches, or says that it is meant. An engine that copies does not mind.
+// TestTakesDefaultRoute: an engine that takes packets from the kernel refuses the interface that
+// carries the default route, or what stands below it, in the plan and in Open, unless the file
+// leaves to the kernel what no flow matches, or says that it is meant. An engine that copies does
+// not mind.
 func TestTakesDefaultRoute(t *testing.T) {
 	n := netns.New(t, netns.Topology{Rails: 3, Neighbours: true})
 	h := n.Hosts[1]
@@ -62,7 +64,9 @@ func TestTakesDefaultRoute(t *testing.T) {
 		case c.refused == "" && (len(p.Missing) > 0 || opened != nil):
 			t.Errorf("%s: %v, Open: %v", name, p.Missing, opened)
 		case c.refused == "":
-		case at < 0 || !strings.Contains(p.Missing[at].Message, c.refused+" carries the default route") || !strings.Contains(p.Missing[at].Expected, "flow_isolation") || !strings.Contains(p.Missing[at].Hint, "take_over: true"):
+		case at < 0 || !strings.Contains(p.Missing[at].Message, c.refused+" carries the default route") ||
+			!strings.Contains(p.Missing[at].Expected, "flow_isolation") ||
+			!strings.Contains(p.Missing[at].Hint, "take_over: true"):
 			t.Errorf("%s: %v", name, p.Missing)
 		case !errors.Is(opened, engine.ErrInUse):
 			t.Errorf("%s: Open: %v, want %v", name, opened, engine.ErrInUse)

@@ -55,7 +55,8 @@ func sendFrames(t testing.TB, q engine.TxQueue, frames ...[]byte) {
 	}
 }
 
-// traffic is numbered packets of one flow, of which each has to come once. So many are under way that no queue can be full.
+// traffic is numbered packets of one flow, of which each has to come once. So many are under way
+// that no queue can be full.
 type traffic struct {
 	t              *testing.T
 	sent, received atomic.Uint32
@@ -66,9 +67,9 @@ type traffic struct {
 	receiver       sync.WaitGroup
 }
 
-// startTraffic sends packets for a UDP port until the end of the test, or finish, and receives them as those of a flow. The
-// kernel changes the order of what a thread sends over a veth pair while it moves from one processor to another: ordered says whether it has
-// to be kept.
+// startTraffic sends packets for a UDP port until the end of the test, or finish, and receives them
+// as those of a flow. The kernel changes the order of what a thread sends over a veth pair while it
+// moves from one processor to another: ordered says whether it has to be kept.
 func startTraffic(t *testing.T, tx engine.TxQueue, rx *engine.Rx, port uint16, flow uint32, ordered bool) *traffic {
 	x := &traffic{t: t, stop: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -110,7 +111,8 @@ func startTraffic(t *testing.T, tx engine.TxQueue, rx *engine.Rx, port uint16, f
 			for i := range b.Len() {
 				n := numberOf(b.Bytes(i, 0))
 				if seen[n] || b.Flow(i) != flow || ordered && n != next {
-					t.Errorf("packet %d of flow %d, expected %d of flow %d; seen before: %v", n, b.Flow(i), next, flow, seen[n])
+					t.Errorf("packet %d of flow %d, expected %d of flow %d; seen before: %v", n, b.Flow(i), next, flow,
+						seen[n])
 				}
 				seen[n] = true
 				next++

@@ -12,27 +12,30 @@ import (
 // MaxRank is the largest number of dimensions of a tensor.
 const MaxRank = 32
 
-// Desc describes a tensor without its data: plain values that can be copied, compared with Equal and printed. It opens and
-// holds nothing. The slices belong to the maker of the Desc; functions of this package never change or keep those that they
-// get, except where a Desc is stored in a Tensor.
+// Desc describes a tensor without its data: plain values that can be copied, compared with Equal
+// and printed. It opens and holds nothing. The slices belong to the maker of the Desc; functions of
+// this package never change or keep those that they get, except where a Desc is stored in a Tensor.
 type Desc struct {
 	DType DType
-	// Shape has the size of each dimension, slowest first. An empty shape is a scalar: one element. A size of 0 is allowed.
+	// Shape has the size of each dimension, slowest first. An empty shape is a scalar: one element.
+	// A size of 0 is allowed.
 	Shape []int64
-	// Strides has the distance between neighbours along each dimension, in elements, never negative. Nil means row-major
-	// contiguous. A stride of 0 repeats the same elements.
+	// Strides has the distance between neighbours along each dimension, in elements, never
+	// negative. Nil means row-major contiguous. A stride of 0 repeats the same elements.
 	Strides []int64
 }
 
-// Validate checks everything that the other methods rely on: a known dtype, at most MaxRank dimensions, none negative, as
-// many strides as dimensions, none negative, and sizes that fit in 63 bits. Zero dimensions are left out of the product, as
-// numpy does, so that [2^40, 2^40, 0] is refused in any order of its dimensions.
+// Validate checks everything that the other methods rely on: a known dtype, at most MaxRank
+// dimensions, none negative, as many strides as dimensions, none negative, and sizes that fit in 63
+// bits. Zero dimensions are left out of the product, as numpy does, so that [2^40, 2^40, 0] is
+// refused in any order of its dimensions.
 func (d Desc) Validate() error {
 	_, err := d.Bytes()
 	return err
 }
 
-// Elems is the number of elements: the product of the shape. It fails where Validate does on the shape.
+// Elems is the number of elements: the product of the shape. It fails where Validate does on the
+// shape.
 func (d Desc) Elems() (int64, error) {
 	if len(d.Shape) > MaxRank {
 		return 0, fmt.Errorf("tensor: shape has %d dimensions; expected at most %d", len(d.Shape), MaxRank)
@@ -61,9 +64,9 @@ func (d Desc) Elems() (int64, error) {
 	return product, nil
 }
 
-// Bytes is the length of the memory that the tensor spans, from the first byte of its first element to the last byte of the
-// last one: the size of its elements if it is contiguous, more if strides leave gaps, less if a stride of 0 repeats elements.
-// It fails where Validate does.
+// Bytes is the length of the memory that the tensor spans, from the first byte of its first element
+// to the last byte of the last one: the size of its elements if it is contiguous, more if strides
+// leave gaps, less if a stride of 0 repeats elements. It fails where Validate does.
 func (d Desc) Bytes() (int64, error) {
 	elems, err := d.Elems()
 	if err != nil {
@@ -73,7 +76,8 @@ func (d Desc) Bytes() (int64, error) {
 		return d.DType.Size(elems)
 	}
 	if len(d.Strides) != len(d.Shape) {
-		return 0, fmt.Errorf("tensor: %d strides for %d dimensions; expected one each, or nil for row-major", len(d.Strides), len(d.Shape))
+		return 0, fmt.Errorf("tensor: %d strides for %d dimensions; expected one each, or nil for row-major",
+			len(d.Strides), len(d.Shape))
 	}
 	span := int64(1)
 	for i, s := range d.Strides {
@@ -93,12 +97,14 @@ func (d Desc) Bytes() (int64, error) {
 	return n, nil
 }
 
-// Contiguous reports whether the elements lie in memory one after another in row-major order. Strides of dimensions of
-// size 1 do not matter, nor do any strides of an empty tensor. An invalid Desc is not contiguous.
+// Contiguous reports whether the elements lie in memory one after another in row-major order.
+// Strides of dimensions of size 1 do not matter, nor do any strides of an empty tensor. An invalid
+// Desc is not contiguous.
 func (d Desc) Contiguous() bool { return d.dense(false) }
 
-// ColumnMajor reports whether the elements lie one after another with the first dimension running fastest (Fortran order).
-// A tensor with at most one dimension larger than 1 is both row-major and column-major.
+// ColumnMajor reports whether the elements lie one after another with the first dimension running
+// fastest (Fortran order). A tensor with at most one dimension larger than 1 is both row-major and
+// column-major.
 func (d Desc) ColumnMajor() bool { return d.dense(true) }
 
 func (d Desc) dense(columns bool) bool {
@@ -129,7 +135,8 @@ func (d Desc) dense(columns bool) bool {
 	return true
 }
 
-// RowMajor gives the strides of a row-major contiguous tensor of a valid shape: last dimension 1. Zero dimensions count as 1.
+// RowMajor gives the strides of a row-major contiguous tensor of a valid shape: last dimension 1.
+// Zero dimensions count as 1.
 func RowMajor(shape []int64) []int64 {
 	strides := make([]int64, len(shape))
 	next := int64(1)
@@ -140,7 +147,8 @@ func RowMajor(shape []int64) []int64 {
 	return strides
 }
 
-// ColumnMajor gives the strides of a column-major contiguous tensor of a valid shape: first dimension 1. Zero dimensions count as 1.
+// ColumnMajor gives the strides of a column-major contiguous tensor of a valid shape: first
+// dimension 1. Zero dimensions count as 1.
 func ColumnMajor(shape []int64) []int64 {
 	strides := make([]int64, len(shape))
 	next := int64(1)
@@ -151,8 +159,8 @@ func ColumnMajor(shape []int64) []int64 {
 	return strides
 }
 
-// Equal reports whether both describe the same elements at the same places: same dtype, same shape, and the same strides or
-// both row-major contiguous.
+// Equal reports whether both describe the same elements at the same places: same dtype, same shape,
+// and the same strides or both row-major contiguous.
 func (d Desc) Equal(e Desc) bool {
 	if d.DType != e.DType || !slices.Equal(d.Shape, e.Shape) {
 		return false
@@ -163,7 +171,8 @@ func (d Desc) Equal(e Desc) bool {
 	return d.Contiguous() && e.Contiguous()
 }
 
-// String is the dtype and the shape, then the strides if there are any: "bf16[1024 768]", "f32[2 3] strides [1 2]".
+// String is the dtype and the shape, then the strides if there are any: "bf16[1024 768]", "f32[2 3]
+// strides [1 2]".
 func (d Desc) String() string {
 	var b strings.Builder
 	b.WriteString(d.DType.String())
@@ -193,7 +202,8 @@ const (
 	MaxDescSize = descHeader + 2*8*MaxRank
 )
 
-// AppendBinary appends the binary form, at most MaxDescSize bytes. It fails, with b unchanged, where Validate does.
+// AppendBinary appends the binary form, at most MaxDescSize bytes. It fails, with b unchanged,
+// where Validate does.
 func (d Desc) AppendBinary(b []byte) ([]byte, error) {
 	if err := d.Validate(); err != nil {
 		return b, err
@@ -212,8 +222,9 @@ func (d Desc) AppendBinary(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// ParseDesc reads one binary Desc from the front of b, which may come from a hostile peer, and returns it with the rest of b.
-// What it accepts is valid and encodes to the same bytes again. It allocates at most two slices of MaxRank numbers.
+// ParseDesc reads one binary Desc from the front of b, which may come from a hostile peer, and
+// returns it with the rest of b. What it accepts is valid and encodes to the same bytes again. It
+// allocates at most two slices of MaxRank numbers.
 func ParseDesc(b []byte) (Desc, []byte, error) {
 	if len(b) < descHeader {
 		return Desc{}, b, fmt.Errorf("tensor: desc: %d bytes; expected at least %d", len(b), descHeader)
@@ -230,7 +241,8 @@ func ParseDesc(b []byte) (Desc, []byte, error) {
 		return Desc{}, b, fmt.Errorf("tensor: desc: rank %d at byte 2; expected at most %d", rank, MaxRank)
 	}
 	if flags&^descKnownFlag != 0 || flags&flagStrides != 0 && rank == 0 {
-		return Desc{}, b, fmt.Errorf("tensor: desc: flags %#x at byte 3 with rank %d; expected 0, or 1 (strides) with rank 1 and above", flags, rank)
+		return Desc{}, b, fmt.Errorf("tensor: desc: flags %#x at byte 3 with rank %d; expected 0, or 1 (strides) "+
+			"with rank 1 and above", flags, rank)
 	}
 	need := descHeader + 8*rank
 	if flags&flagStrides != 0 {

@@ -44,7 +44,8 @@ func TestDescBytes(t *testing.T) {
 		{"negative stride", tensor.Desc{DType: tensor.U8, Shape: []int64{2}, Strides: []int64{-1}}, 2, -1, false, false},
 		{"stride overflow", tensor.Desc{DType: tensor.U8, Shape: []int64{3}, Strides: []int64{1 << 62}}, 3, -1, false, false},
 		{"stride sum overflow", tensor.Desc{DType: tensor.U8, Shape: []int64{2, 2}, Strides: []int64{math.MaxInt64 - 1, 1}}, 4, -1, false, false},
-		{"stride sum wraps to a small number", tensor.Desc{DType: tensor.U8, Shape: []int64{2, 2, 2}, Strides: []int64{math.MaxInt64, math.MaxInt64, 3}}, 8, -1, false, false},
+		{"stride sum wraps to a small number", tensor.Desc{DType: tensor.U8, Shape: []int64{2, 2, 2},
+			Strides: []int64{math.MaxInt64, math.MaxInt64, 3}}, 8, -1, false, false},
 		{"stride bytes overflow", tensor.Desc{DType: tensor.F64, Shape: []int64{2}, Strides: []int64{1 << 61}}, 2, -1, false, false},
 	} {
 		n, err := c.d.Bytes()
@@ -76,7 +77,8 @@ func TestDescEqualAndString(t *testing.T) {
 	if !row.Equal(explicit) || !explicit.Equal(row) || row.Equal(col) || !col.Equal(col) {
 		t.Error("Equal: nil and explicit row-major strides are equal, column-major ones are not")
 	}
-	if row.Equal(tensor.Desc{DType: tensor.I32, Shape: row.Shape}) || row.Equal(tensor.Desc{DType: tensor.F32, Shape: []int64{3, 2}}) {
+	if row.Equal(tensor.Desc{DType: tensor.I32, Shape: row.Shape}) ||
+		row.Equal(tensor.Desc{DType: tensor.F32, Shape: []int64{3, 2}}) {
 		t.Error("Equal ignores dtype or shape")
 	}
 	if got := row.String() + ", " + col.String(); got != "f32[2 3], f32[2 3] strides [1 2]" {
@@ -90,8 +92,10 @@ func TestDescEqualAndString(t *testing.T) {
 func TestDescGolden(t *testing.T) {
 	for want, d := range map[string]tensor.Desc{
 		"010c0000": {DType: tensor.F32},
-		"010b0200" + "0004000000000000" + "0003000000000000":                                           {DType: tensor.BF16, Shape: []int64{1024, 768}},
-		"01120201" + "0200000000000000" + "0300000000000000" + "0100000000000000" + "0200000000000000": {DType: tensor.I4, Shape: []int64{2, 3}, Strides: []int64{1, 2}},
+		"010b0200" + "0004000000000000" +
+			"0003000000000000": {DType: tensor.BF16, Shape: []int64{1024, 768}},
+		"01120201" + "0200000000000000" + "0300000000000000" + "0100000000000000" +
+			"0200000000000000": {DType: tensor.I4, Shape: []int64{2, 3}, Strides: []int64{1, 2}},
 	} {
 		b, err := d.AppendBinary(nil)
 		if err != nil || hex.EncodeToString(b) != want {
@@ -143,7 +147,8 @@ func TestParseDescErrors(t *testing.T) {
 	}
 }
 
-// genDesc draws valid descriptions of small tensors: contiguous, permuted, with gaps, repeated, of every dtype and rank.
+// genDesc draws valid descriptions of small tensors: contiguous, permuted, with gaps, repeated, of
+// every dtype and rank.
 func genDesc() *rapid.Generator[tensor.Desc] {
 	return rapid.Custom(func(t *rapid.T) tensor.Desc {
 		d := tensor.Desc{DType: rapid.SampledFrom(tensor.DTypes()).Draw(t, "dtype")}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// DType is the type of one element. Its numeric value is its code on the wire and never changes; new types get new numbers.
-// The zero value is Invalid.
+// DType is the type of one element. Its numeric value is its code on the wire and never changes;
+// new types get new numbers. The zero value is Invalid.
 type DType uint8
 
 // The element types. Multi-byte types are little-endian. The value of each is its wire code.
@@ -38,7 +38,8 @@ const (
 	lastDType = F4E2M1
 )
 
-// dtypeInfo is what is known of a type. An empty foreign name means that the other format cannot hold the type.
+// dtypeInfo is what is known of a type. An empty foreign name means that the other format cannot
+// hold the type.
 type dtypeInfo struct {
 	name        string
 	bits        int
@@ -73,9 +74,10 @@ var dtypes = [...]dtypeInfo{
 
 // spellings maps every lower-case spelling that has one meaning to its type.
 //
-// Left out on purpose, because they have two meanings: numpy's codes without a byte order ("i4" is a 32-bit integer there,
-// "i8" a 64-bit one), which clash with the names of this package; safetensors' "F4" in lower case, which is more often numpy's
-// f32; a bare "int", "long", "float" or "cfloat", which differ between torch and numpy; "float4_e2m1fn_x2", which counts pairs.
+// Left out on purpose, because they have two meanings: numpy's codes without a byte order ("i4" is
+// a 32-bit integer there, "i8" a 64-bit one), which clash with the names of this package;
+// safetensors' "F4" in lower case, which is more often numpy's f32; a bare "int", "long", "float"
+// or "cfloat", which differ between torch and numpy; "float4_e2m1fn_x2", which counts pairs.
 var spellings = func() map[string]DType {
 	m := make(map[string]DType, 4*len(dtypes))
 	for d := Bool; d <= lastDType; d++ {
@@ -118,7 +120,8 @@ func DTypeOf(code uint8) (DType, error) {
 // Valid reports whether d is one of the listed types.
 func (d DType) Valid() bool { return d > Invalid && d <= lastDType }
 
-// String is the stable lower-case name, such as "bf16"; ParseDType reads it back. For a value that is no type it is "dtype(n)".
+// String is the stable lower-case name, such as "bf16"; ParseDType reads it back. For a value that
+// is no type it is "dtype(n)".
 func (d DType) String() string {
 	if d > lastDType {
 		return fmt.Sprintf("dtype(%d)", uint8(d))
@@ -126,7 +129,8 @@ func (d DType) String() string {
 	return dtypes[d].name
 }
 
-// Bits is the number of bits that one element takes in memory: 4 for the packed types, 0 for an invalid type.
+// Bits is the number of bits that one element takes in memory: 4 for the packed types, 0 for an
+// invalid type.
 func (d DType) Bits() int {
 	if d > lastDType {
 		return 0
@@ -134,7 +138,8 @@ func (d DType) Bits() int {
 	return dtypes[d].bits
 }
 
-// Safetensors is the name of the type in a safetensors header; ok is false when that format cannot hold it.
+// Safetensors is the name of the type in a safetensors header; ok is false when that format cannot
+// hold it.
 func (d DType) Safetensors() (name string, ok bool) {
 	if d > lastDType {
 		return "", false
@@ -150,9 +155,10 @@ func (d DType) Numpy() (descr string, ok bool) {
 	return dtypes[d].numpy, dtypes[d].numpy != ""
 }
 
-// Size is the number of bytes that elems contiguous elements take. The packed 4-bit types are rounded up to a whole byte
-// once per tensor, not per row: 3 elements take 2 bytes, and the unused high half of the last byte should be zero.
-// It fails for an invalid type, a negative count, and a size above 2^63-1.
+// Size is the number of bytes that elems contiguous elements take. The packed 4-bit types are
+// rounded up to a whole byte once per tensor, not per row: 3 elements take 2 bytes, and the unused
+// high half of the last byte should be zero. It fails for an invalid type, a negative count, and a
+// size above 2^63-1.
 func (d DType) Size(elems int64) (int64, error) {
 	bits := int64(d.Bits())
 	switch {
@@ -170,10 +176,11 @@ func (d DType) Size(elems int64) (int64, error) {
 	return elems * width, nil
 }
 
-// ParseDType finds the type for a name, whatever library spelled it: the names of this package ("bf16"), safetensors
-// ("BF16", "F8_E4M3"), torch ("torch.bfloat16"), numpy by name ("float32", "numpy.float32") and by type string with its
-// byte order ("<f4", "|u1"). Case is ignored, except that safetensors' "F4" must be in capitals: see the package's names.
-// An unknown name is an error with the nearest known names; a big-endian type string is an error that says so.
+// ParseDType finds the type for a name, whatever library spelled it: the names of this package
+// ("bf16"), safetensors ("BF16", "F8_E4M3"), torch ("torch.bfloat16"), numpy by name ("float32",
+// "numpy.float32") and by type string with its byte order ("<f4", "|u1"). Case is ignored, except
+// that safetensors' "F4" must be in capitals: see the package's names. An unknown name is an error
+// with the nearest known names; a big-endian type string is an error that says so.
 func ParseDType(s string) (DType, error) {
 	if s == "F4" {
 		return F4E2M1, nil
@@ -181,7 +188,8 @@ func ParseDType(s string) (DType, error) {
 	// No known name is near this long, and the search for the nearest one below is quadratic.
 	const longest = 48
 	if len(s) > longest {
-		return Invalid, fmt.Errorf("tensor: unknown dtype %q... (%d bytes); expected a name such as %s", s[:longest], len(s), namesList())
+		return Invalid, fmt.Errorf("tensor: unknown dtype %q... (%d bytes); expected a name such as %s", s[:longest],
+			len(s), namesList())
 	}
 	key := strings.ToLower(s)
 	if d, ok := spellings[key]; ok {
@@ -199,7 +207,8 @@ func ParseDType(s string) (DType, error) {
 			if d.Bits() == 8 {
 				return d, nil // one byte has no order
 			}
-			return Invalid, fmt.Errorf("tensor: dtype %q is big-endian; expected the little-endian %q", s, dtypes[d].numpy)
+			return Invalid, fmt.Errorf("tensor: dtype %q is big-endian; expected the little-endian %q", s,
+				dtypes[d].numpy)
 		}
 	}
 	if key == "f4" {
@@ -225,7 +234,8 @@ func nearest(key string) []string {
 	best := make([]candidate, 0, lastDType)
 	for _, d := range DTypes() {
 		c := candidate{d, math.MaxInt}
-		for _, w := range append([]string{dtypes[d].name, strings.ToLower(dtypes[d].safetensors), dtypes[d].numpy}, dtypes[d].words...) {
+		for _, w := range append([]string{dtypes[d].name, strings.ToLower(dtypes[d].safetensors), dtypes[d].numpy},
+			dtypes[d].words...) {
 			if w != "" {
 				c.dist = min(c.dist, editDistance(key, w))
 			}

@@ -30,7 +30,8 @@ func TestDTypeGolden(t *testing.T) {
 	for _, g := range goldenDTypes {
 		d, err := tensor.DTypeOf(g.code)
 		if err != nil || d != g.d || d.String() != g.name || d.Bits() != g.bits {
-			t.Errorf("code %d: got %v %q %d bits, %v; want %q %d bits", g.code, d, d.String(), d.Bits(), err, g.name, g.bits)
+			t.Errorf("code %d: got %v %q %d bits, %v; want %q %d bits", g.code, d, d.String(), d.Bits(), err, g.name,
+				g.bits)
 		}
 	}
 	for _, code := range []uint8{0, 21, 255} {
@@ -70,7 +71,9 @@ func TestParseDType(t *testing.T) {
 		}
 	}
 	for _, d := range tensor.DTypes() {
-		for _, s := range []func() (string, bool){d.Safetensors, d.Numpy, func() (string, bool) { return d.String(), true }} {
+		for _, s := range []func() (string, bool){d.Safetensors, d.Numpy, func() (string, bool) {
+			return d.String(), true
+		}} {
 			if name, ok := s(); ok {
 				if back, err := tensor.ParseDType(name); err != nil || back != d {
 					t.Errorf("ParseDType(%q) = %v, %v; want %v", name, back, err, d)

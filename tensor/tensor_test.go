@@ -75,7 +75,9 @@ func TestViewErrors(t *testing.T) {
 // A view must hold exactly the rows of the original, in the same memory.
 func TestViewIsTheSameMemory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		d := genDesc().Filter(func(d tensor.Desc) bool { return len(d.Shape) > 0 && d.DType.Bits() >= 8 }).Draw(t, "desc")
+		d := genDesc().Filter(func(d tensor.Desc) bool {
+			return len(d.Shape) > 0 && d.DType.Bits() >= 8
+		}).Draw(t, "desc")
 		n, err := d.Bytes()
 		if err != nil {
 			t.Fatal(err)

@@ -25,7 +25,8 @@ func (n *Node) listen(ctx context.Context, s string) error {
 		return fmt.Errorf("transfer: listen on %s: a name is for dialing; Options.Policy says who may do what", s)
 	}
 	if n.opts.Anonymous == 0 && (a.network == "unix" || n.opts.Identity == nil) {
-		return fmt.Errorf("transfer: listen on %s: peers there have no certificate, and Options.Anonymous gives these no rights: %w", s, ErrNoRights)
+		return fmt.Errorf("transfer: listen on %s: peers there have no certificate, and Options.Anonymous gives "+
+			"these no rights: %w", s, ErrNoRights)
 	}
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false) // paths set options that it does not have, kTLS among them
@@ -62,7 +63,8 @@ func (n *Node) accept(l net.Listener) {
 				return
 			}
 		}
-		// Here and not in the goroutine, so that they count from when they are accepted, in the order in which they came.
+		// Here and not in the goroutine, so that they count from when they are accepted, in the
+		// order in which they came.
 		p, err := n.arrived(c, control.Acceptor)
 		if err != nil { // closed: so is the listener
 			continue
@@ -87,7 +89,8 @@ func (n *Node) accept(l net.Listener) {
 	}
 }
 
-// Addrs are the addresses that the node listens on, in the form that Dial takes, with the ports that the kernel chose.
+// Addrs are the addresses that the node listens on, in the form that Dial takes, with the ports
+// that the kernel chose.
 func (n *Node) Addrs() []string {
 	var out []string
 	for _, l := range n.listeners {
@@ -103,7 +106,8 @@ type acceptor struct {
 	err  error
 }
 
-// place is a listener of a driver: one with an address of its own, or the one whose connections come to the ports of the node.
+// place is a listener of a driver: one with an address of its own, or the one whose connections
+// come to the ports of the node.
 type place struct {
 	driver string
 	byPort bool
@@ -119,8 +123,9 @@ func (n *Node) opened(at place) setup.Listener {
 	return nil
 }
 
-// listener opens the accepting side of a driver when a peer first asks for it. To open devices may take long, so it delays only those that
-// ask for the same listener meanwhile. A failure is for them; the next one that asks tries again.
+// listener opens the accepting side of a driver when a peer first asks for it. To open devices may
+// take long, so it delays only those that ask for the same listener meanwhile. A failure is for
+// them; the next one that asks tries again.
 func (n *Node) listener(d setup.ListenDriver, byPort bool) (setup.Listener, error) {
 	at := place{d.Name(), byPort}
 	n.mu.Lock()

@@ -19,7 +19,8 @@ func (l countedListener) Close() error {
 	return l.Listener.Close()
 }
 
-// While a driver opens its devices, the node does everything else. Those that ask for the same driver share what comes of it.
+// While a driver opens its devices, the node does everything else. Those that ask for the same
+// driver share what comes of it.
 func TestListenHoldsNobodyUp(t *testing.T) {
 	for _, end := range []string{"opened", "failed", "closed"} {
 		t.Run(end, func(t *testing.T) {

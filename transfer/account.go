@@ -16,12 +16,14 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// This file counts. Every transfer that began is entered in its peer's account (transferBegun) and leaves it once
-// (transferEnded); a call that was refused before anything began is counted apart. Accounts are merged into the node's past
-// when their peer is gone and their last transfer has ended, so that the totals only grow and each transfer is in them once.
+// This file counts. Every transfer that began is entered in its peer's account (transferBegun) and
+// leaves it once (transferEnded); a call that was refused before anything began is counted apart.
+// Accounts are merged into the node's past when their peer is gone and their last transfer has
+// ended, so that the totals only grow and each transfer is in them once.
 //
-// The mutexes, in the order in which they may be taken: a peer's or a lane's, observer.mu, account.mu; then the leaves: those of
-// a cell, of the bus. Nothing here takes the mutex of a node, peer, lane or transfer while it holds one of its own.
+// The mutexes, in the order in which they may be taken: a peer's or a lane's, observer.mu,
+// account.mu; then the leaves: those of a cell, of the bus. Nothing here takes the mutex of a node,
+// peer, lane or transfer while it holds one of its own.
 
 const numOps = 3 // kinds of operations that are a transfer: path.Put, path.Get and path.Notify
 
@@ -31,8 +33,8 @@ func opIndex(k path.OpKind) int { return int(k - path.Put) }
 
 func kindName(k path.OpKind) string { return opNames[opIndex(k)] }
 
-// failureReasons are the causes of failures as snapshots and metrics tell them apart; the first that matches counts. They are few and
-// fixed: a peer cannot make more of them.
+// failureReasons are the causes of failures as snapshots and metrics tell them apart; the first
+// that matches counts. They are few and fixed: a peer cannot make more of them.
 var failureReasons = [numReasons - 2]struct {
 	name string
 	err  error
@@ -142,8 +144,8 @@ func (p *Peer) books() *account {
 	return &p.account
 }
 
-// closeBooks unlocks the account. That of a peer that is gone is merged when nothing of it is under way: also what a late call of the application
-// has counted since.
+// closeBooks unlocks the account. That of a peer that is gone is merged when nothing of it is under
+// way: also what a late call of the application has counted since.
 func (p *Peer) closeBooks() {
 	last := p.account.gone && p.account.open+p.account.telling == 0
 	p.account.mu.Unlock()
@@ -208,7 +210,8 @@ func (o *observer) init(drivers []setup.Driver, id *identity.Identity) {
 	o.setupBad = map[string]uint64{}
 }
 
-// transferBegun enters a transfer, unless the peer is lost; transferEnded will be called for it exactly once.
+// transferBegun enters a transfer, unless the peer is lost; transferEnded will be called for it
+// exactly once.
 func (p *Peer) transferBegun(t *Transfer) error {
 	a := p.books()
 	if a.gone {
@@ -224,7 +227,8 @@ func (p *Peer) transferBegun(t *Transfer) error {
 	a.active = t
 	a.mu.Unlock()
 	if b := &p.node.obs.bus; b.On() {
-		b.Emit(p.event(observe.Event{Kind: observe.EventTransferBegun, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes}))
+		b.Emit(p.event(observe.Event{Kind: observe.EventTransferBegun, Transfer: t.id, Operation: kindName(t.kind),
+			Bytes: t.bytes}))
 	}
 	return nil
 }
@@ -268,7 +272,8 @@ func (p *Peer) transferEnded(t *Transfer, err error) {
 	}
 	p.closeBooks()
 	if tells {
-		e := observe.Event{Kind: observe.EventTransferEnded, Transfer: t.id, Operation: kindName(t.kind), Bytes: moved, Path: via}
+		e := observe.Event{Kind: observe.EventTransferEnded, Transfer: t.id, Operation: kindName(t.kind), Bytes: moved,
+			Path: via}
 		if err != nil {
 			e.Reason = err.Error()
 		}
@@ -284,7 +289,8 @@ func (p *Peer) transferRejected(kind path.OpKind, err error) {
 	p.closeBooks()
 }
 
-// transferPath counts the choice of a path: the first one may not be the best there is (index > 0), a later one is a failover.
+// transferPath counts the choice of a path: the first one may not be the best there is (index > 0),
+// a later one is a failover.
 func (p *Peer) transferPath(t *Transfer, to string, index int) {
 	t.mu.Lock()
 	from := t.explain.Path
@@ -300,7 +306,8 @@ func (p *Peer) transferPath(t *Transfer, to string, index int) {
 	}
 	p.closeBooks()
 	if b := &p.node.obs.bus; from != "" && b.On() {
-		b.Emit(p.event(observe.Event{Kind: observe.EventTransferFailedOver, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes, Path: to, Reason: "before: " + from}))
+		b.Emit(p.event(observe.Event{Kind: observe.EventTransferFailedOver, Transfer: t.id, Operation: kindName(t.kind),
+			Bytes: t.bytes, Path: to, Reason: "before: " + from}))
 	}
 }
 
@@ -310,8 +317,8 @@ func (p *Peer) transferReceived(kind path.OpKind) {
 	p.closeBooks()
 }
 
-// requestRefused counts a request of the peer that was not granted. What is an error for the peer may be usual: a name that
-// is not there.
+// requestRefused counts a request of the peer that was not granted. What is an error for the peer
+// may be usual: a name that is not there.
 func (p *Peer) requestRefused(what string, err error) {
 	p.node.log.Debug("request refused", "peer", p.info.Name, "method", what, "error", err)
 	p.countRefused(what, err.Error())
@@ -348,7 +355,8 @@ func (o *observer) peerUp(p *Peer) {
 	o.bus.Emit(p.event(observe.Event{Kind: observe.EventPeerUp, Address: p.address(), Security: p.Security().String()}))
 }
 
-// peerDown closes the account of a peer, unless transfers are still under way: then the last of them does.
+// peerDown closes the account of a peer, unless transfers are still under way: then the last of
+// them does.
 func (o *observer) peerDown(p *Peer, err error) {
 	o.mu.Lock()
 	up := o.peers[p]
@@ -381,7 +389,8 @@ func (o *observer) merge(p *Peer) {
 	a.counts, a.refused = counts{}, 0
 }
 
-// await returns when the accounts of all peers are merged: every transfer has ended, and its events are out.
+// await returns when the accounts of all peers are merged: every transfer has ended, and its events
+// are out.
 func (o *observer) await() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -394,7 +403,8 @@ func (o *observer) await() {
 func (o *observer) turnedAway(from net.Addr, err error) {
 	o.turned.Add(1)
 	if o.bus.On() {
-		o.bus.Emit(observe.Event{Kind: observe.EventRefused, Operation: "connection", Address: from.Network() + "://" + from.String(), Reason: err.Error()})
+		o.bus.Emit(observe.Event{Kind: observe.EventRefused, Operation: "connection",
+			Address: from.Network() + "://" + from.String(), Reason: err.Error()})
 	}
 }
 
@@ -405,7 +415,8 @@ func (o *observer) pathUp(key any, x inUse) {
 	o.paths[key] = &x
 	o.mu.Unlock()
 	if o.bus.On() {
-		o.bus.Emit(x.peer.event(observe.Event{Kind: observe.EventPathUp, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Security: x.p.Capabilities().Security.String()}))
+		o.bus.Emit(x.peer.event(observe.Event{Kind: observe.EventPathUp, Path: x.p.Name(), PathID: x.id, Queue: x.queue,
+			Security: x.p.Capabilities().Security.String()}))
 	}
 }
 
@@ -428,7 +439,8 @@ func (o *observer) pathDown(key any, err error) {
 	}
 	o.mu.Unlock()
 	if x != nil && o.bus.On() {
-		e := observe.Event{Kind: observe.EventPathDown, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Reason: "closed"}
+		e := observe.Event{Kind: observe.EventPathDown, Path: x.p.Name(), PathID: x.id, Queue: x.queue,
+			Reason: "closed"}
 		if err != nil {
 			e.Reason = err.Error()
 		}
@@ -467,7 +479,8 @@ func (q *Queue) why() error {
 	return nil
 }
 
-// retried counts an attempt after the first, by a job: it may be with another peer of the same address.
+// retried counts an attempt after the first, by a job: it may be with another peer of the same
+// address.
 func (o *observer) retried(kind path.OpKind) {
 	o.mu.Lock()
 	o.past[opIndex(kind)].retries++

@@ -10,8 +10,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// address is where connections come to a node: tcp://127.0.0.1:7070, tcp://[::1]:0, tcp://gpu-7@10.0.0.7:7070, tcp://:7070 for all addresses of
-// the host, unix:///run/node.sock, or unix://@name for an abstract socket. What has a colon and no scheme is TCP: 127.0.0.1:7070, :7070.
+// address is where connections come to a node: tcp://127.0.0.1:7070, tcp://[::1]:0,
+// tcp://gpu-7@10.0.0.7:7070, tcp://:7070 for all addresses of the host, unix:///run/node.sock, or
+// unix://@name for an abstract socket. What has a colon and no scheme is TCP: 127.0.0.1:7070,
+// :7070.
 type address struct {
 	network, addr string
 	expect        string // name that the certificate of the other side must have; "": any of the authority
@@ -67,18 +69,22 @@ func parseAddress(s string) (address, error) {
 	return address{}, fmt.Errorf("transfer: address %q: scheme %q: expected tcp or unix", s, network)
 }
 
-// allows refuses addresses at which the node would talk in the clear beyond this machine, unless Options.Insecure permits it.
+// allows refuses addresses at which the node would talk in the clear beyond this machine, unless
+// Options.Insecure permits it.
 func (n *Node) allows(a address) error {
 	switch {
 	case a.expect != "" && n.opts.Identity == nil:
-		return fmt.Errorf("transfer: address %v: this node has no identity, so the other side cannot prove the name %q: %w", a, a.expect, ErrPlaintext)
+		return fmt.Errorf("transfer: address %v: this node has no identity, so the other side cannot prove the "+
+			"name %q: %w", a, a.expect, ErrPlaintext)
 	case a.local || n.opts.Identity != nil:
 		return nil
 	case n.opts.Insecure:
-		n.log.Warn("PLAINTEXT: whoever is on the way can read and change everything; give the node an identity (penstock pair)", "address", a.String())
+		n.log.Warn("PLAINTEXT: whoever is on the way can read and change everything; give the node an identity "+
+			"(penstock pair)", "address", a.String())
 		n.obs.plaintext(a)
 		return nil
 	}
-	return fmt.Errorf("transfer: address %v is beyond this machine: give the node an identity (Options.Identity; \"penstock pair\" makes one), "+
+	return fmt.Errorf("transfer: address %v is beyond this machine: give the node an identity (Options.Identity; "+
+		"\"penstock pair\" makes one), "+
 		"or permit plaintext (Options.Insecure): %w", a, ErrPlaintext)
 }

@@ -19,9 +19,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// The adversary is a peer with a valid certificate that may read one thing, and tries everything else: it speaks the protocol
-// through its own node's innards, without the checks that a node makes before it asks. (Peers that break the frames themselves
-// are in the hostile tests of transfer/path/tcp, transfer/path/shm and transfer/control.)
+// The adversary is a peer with a valid certificate that may read one thing, and tries everything
+// else: it speaks the protocol through its own node's innards, without the checks that a node makes
+// before it asks. (Peers that break the frames themselves are in the hostile tests of
+// transfer/path/tcp, transfer/path/shm and transfer/control.)
 
 // arena is a server with memory that the adversary is after, and a victim that works all the time.
 type arena struct {
@@ -41,9 +42,14 @@ type arena struct {
 const arenaSize = 64 << 10
 
 func newArena(t *testing.T) *arena {
-	a := &arena{t: t, ca: authority(t), met: make(chan *Peer, 64), regions: map[string]*mem.Region{}, exports: map[string]*Export{}, sums: map[string][32]byte{},
-		policy: &policy{by: map[string]identity.Rights{"victim": identity.All, "mallory": identity.Read, "partner": identity.All}}}
-	a.server = open(t, Options{Identity: issue(t, a.ca, "server"), Listen: []string{loopback}, Policy: a.policy, OnPeer: func(p *Peer) { a.met <- p }})
+	a := &arena{t: t, ca: authority(t), met: make(chan *Peer, 64), regions: map[string]*mem.Region{},
+		exports: map[string]*Export{}, sums: map[string][32]byte{},
+		policy: &policy{by: map[string]identity.Rights{"victim": identity.All, "mallory": identity.Read,
+			"partner": identity.All}}}
+	a.server = open(t, Options{Identity: issue(t, a.ca, "server"), Listen: []string{loopback}, Policy: a.policy,
+		OnPeer: func(p *Peer) {
+			a.met <- p
+		}})
 	a.victim, a.theirs = a.dial("victim")
 	a.mallory, _ = a.dial("mallory")
 	for i, x := range []struct {
@@ -134,7 +140,8 @@ func (a *arena) do(pth path.Path, op path.Op) error {
 
 // work lets the victim put and get until stop is called, which checks that it was not disturbed.
 func (a *arena) work() (stop func()) {
-	x, err := a.server.Export(region(a.t, arenaSize).All(), ExportOptions{Name: "work", Rights: path.Read | path.Write, Peer: a.theirs})
+	x, err := a.server.Export(region(a.t, arenaSize).All(),
+		ExportOptions{Name: "work", Rights: path.Read | path.Write, Peer: a.theirs})
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -221,13 +228,15 @@ func TestAdversaryReferences(t *testing.T) {
 		for bit := range 8 * len(b) {
 			f := bytes.Clone(b)
 			f[bit/8] ^= 1 << (bit % 8)
-			list = append(list, attempt{fmt.Sprintf("bit %d of the key flipped", bit), path.Get, path.ParseKey(f), 0, 8, path.ErrKey})
+			list = append(list, attempt{fmt.Sprintf("bit %d of the key flipped", bit), path.Get, path.ParseKey(f), 0, 8,
+				path.ErrKey})
 		}
 		for i := range uint32(32) {
 			for epoch := range uint32(16) {
 				k := path.Key{Index: i, Epoch: epoch, Secret: public.Secret}
 				if k != public {
-					list = append(list, attempt{fmt.Sprintf("index %d epoch %d", i, epoch), path.Get, k, 0, 8, path.ErrKey})
+					list = append(list, attempt{fmt.Sprintf("index %d epoch %d", i, epoch), path.Get, k, 0, 8,
+						path.ErrKey})
 				}
 			}
 		}
@@ -274,7 +283,8 @@ func zeros(b []byte) bool {
 	return true
 }
 
-// TestAdversaryRequests asks for everything that a peer with the right to read may not have, and for too much of what it may.
+// TestAdversaryRequests asks for everything that a peer with the right to read may not have, and
+// for too much of what it may.
 func TestAdversaryRequests(t *testing.T) {
 	a := newArena(t)
 	stop := a.work()
@@ -319,7 +329,8 @@ func TestAdversaryRequests(t *testing.T) {
 	a.untouched("requests")
 }
 
-// TestAdversaryToken uses an invitation that was made for the victim. The adversary cannot compute the secret that goes with it.
+// TestAdversaryToken uses an invitation that was made for the victim. The adversary cannot compute
+// the secret that goes with it.
 func TestAdversaryToken(t *testing.T) {
 	a := newArena(t)
 	r, err := a.victim.request(ctx(t), &control.OpenPath{Path: "tcp"})
@@ -344,7 +355,8 @@ func TestAdversaryToken(t *testing.T) {
 			continue // refused at the door
 		}
 		local := region(t, arenaSize)
-		err = a.do(pth, path.Op{Kind: path.Get, Copies: []path.Copy{{Local: local.All(), Key: a.exports["mine"].Key()}}})
+		err = a.do(pth, path.Op{Kind: path.Get, Copies: []path.Copy{{Local: local.All(),
+			Key: a.exports["mine"].Key()}}})
 		if err == nil || !zeros(local.All().Bytes()) {
 			t.Errorf("with %s: %v, bytes came: %v", what, err, !zeros(local.All().Bytes()))
 		}
@@ -355,15 +367,17 @@ func TestAdversaryToken(t *testing.T) {
 	stop()
 }
 
-// TestAdversaryRevocation takes an export away from a peer that reads and writes it as fast as it can. When Revoke has returned,
-// nothing that the server writes is ever read, and nothing that the peer writes arrives.
+// TestAdversaryRevocation takes an export away from a peer that reads and writes it as fast as it
+// can. When Revoke has returned, nothing that the server writes is ever read, and nothing that the
+// peer writes arrives.
 func TestAdversaryRevocation(t *testing.T) {
 	a := newArena(t)
 	for _, driver := range paths {
 		t.Run(driver, func(t *testing.T) {
 			partner, _ := a.dial("partner")
 			r := region(t, 1<<20)
-			x, err := a.server.Export(r.All(), ExportOptions{Name: "contested " + driver, Rights: path.Read | path.Write})
+			x, err := a.server.Export(r.All(), ExportOptions{Name: "contested " + driver,
+				Rights: path.Read | path.Write})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -391,7 +405,8 @@ func TestAdversaryRevocation(t *testing.T) {
 						default:
 						}
 						partner.Import(rem.Desc) // as if it did not know of the revocation
-						y, err := partner.begin(context.Background(), kind, []path.Copy{rem.At(0, local.All())}, PutOptions{Paths: []string{driver}})
+						y, err := partner.begin(context.Background(), kind, []path.Copy{rem.At(0, local.All())},
+							PutOptions{Paths: []string{driver}})
 						if err == nil {
 							y.Wait(context.Background())
 						}

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// putAllocs is how many Go objects a convenience put of one block takes on both sides together, callbacks not counted:
-// the transfer, its channel, and what the receiver's notification needs.
+// putAllocs is how many Go objects a convenience put of one block takes on both sides together,
+// callbacks not counted: the transfer, its channel, and what the receiver's notification needs.
 const putAllocs = 12
 
 func TestPutAllocatesLittle(t *testing.T) {

@@ -56,8 +56,9 @@ func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response,
 	}
 }
 
-// keptRequests is how many of the requests that may wait for their answers are left to the change of paths: a path that goes down
-// while the others are taken must not cost the session, which is all that else keeps the peer from writing by it.
+// keptRequests is how many of the requests that may wait for their answers are left to the change
+// of paths: a path that goes down while the others are taken must not cost the session, which is
+// all that else keeps the peer from writing by it.
 const keptRequests = 8
 
 // roomFor refuses a request that would take what is left to others. The mutex is held.
@@ -72,9 +73,11 @@ func (p *Peer) roomFor(q control.Query) error {
 	return nil
 }
 
-// requestError is the error of a request that could not be made, or was answered by one. The mutex is held.
+// requestError is the error of a request that could not be made, or was answered by one. The mutex
+// is held.
 func (p *Peer) requestError(q control.Query, err error) error {
-	if s := p.session.State(); s == control.Closing || s == control.Closed || s == control.Failed { // that is why, and the peer is about to be given up
+	if s := p.session.State(); s == control.Closing || s == control.Closed || s == control.Failed {
+		// that is why, and the peer is about to be given up
 		p.mu.Unlock()
 		<-p.ctx.Done()
 		p.mu.Lock()

@@ -101,7 +101,8 @@ func (j *Job) with(ctx context.Context, a *Attempt, s *pool.Lease[*Peer]) (again
 	return Retriable(err) || errors.Is(err, path.ErrKey), err
 }
 
-// comingBack reports whether a name that was there is missing because the node was started anew, and has not exported it yet.
+// comingBack reports whether a name that was there is missing because the node was started anew,
+// and has not exported it yet.
 func (j *Job) comingBack(p *Peer, err error) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -185,7 +186,8 @@ type flight struct {
 	began  time.Duration // by clock
 }
 
-// move moves all bytes that are missing, a window of pieces at a time, and returns when none is under way.
+// move moves all bytes that are missing, a window of pieces at a time, and returns when none is
+// under way.
 func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Remote) error {
 	p := s.Conn()
 	begin := p.Get
@@ -255,7 +257,8 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 		}
 		flying = slices.Delete(flying, 0, 1)
 		if err := f.t.Err(); err != nil {
-			if ln := f.t.currentLane(); j.kind == path.Put && errors.Is(err, path.ErrDown) && !slices.Contains(broken, ln) {
+			if ln := f.t.currentLane(); j.kind == path.Put && errors.Is(err, path.ErrDown) &&
+				!slices.Contains(broken, ln) {
 				broken = append(broken, ln)
 			}
 			if failed == nil {
@@ -275,10 +278,11 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 	}
 }
 
-// fence makes sure that nothing of pieces that failed is written any more by paths that went down, before they are put again.
-// A transfer does that itself when it changes its path; this is for the one that has given up. A nil stands for a path that is
-// not known any more. If the session lives and does not confirm, it is ended: the node has lost sessions ended at the other side
-// before it moves anything by the next one.
+// fence makes sure that nothing of pieces that failed is written any more by paths that went down,
+// before they are put again. A transfer does that itself when it changes its path; this is for the
+// one that has given up. A nil stands for a path that is not known any more. If the session lives
+// and does not confirm, it is ended: the node has lost sessions ended at the other side before it
+// moves anything by the next one.
 func (j *Job) fence(ctx context.Context, p *Peer, broken []*lane) {
 	for _, l := range broken {
 		if p.Err() != nil {

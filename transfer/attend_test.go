@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Goroutines that wait serve a lane by turns. Afterwards the loop has it again: what the peer sends arrives although no goroutine waits.
+// Goroutines that wait serve a lane by turns. Afterwards the loop has it again: what the peer sends
+// arrives although no goroutine waits.
 func TestAttend(t *testing.T) {
 	back := make(chan Incoming, 1)
 	p := newPair(t, Options{OnTransfer: func(i Incoming) { back <- i }})

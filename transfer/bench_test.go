@@ -21,8 +21,8 @@ func BenchmarkSmallPut(b *testing.B) {
 	}
 }
 
-// BenchmarkAccount is what counting adds to one transfer: its begin, the choice of its path, its end and its latency, with and
-// without a subscriber to events.
+// BenchmarkAccount is what counting adds to one transfer: its begin, the choice of its path, its
+// end and its latency, with and without a subscriber to events.
 func BenchmarkAccount(b *testing.B) {
 	for _, events := range []bool{false, true} {
 		b.Run(map[bool]string{false: "silent", true: "events"}[events], func(b *testing.B) {

@@ -9,9 +9,11 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Borrow shows n bytes of a peer's export at off without copying them, which only shared memory can. The bytes are the
-// peer's memory itself: they change when a process writes there. Release the view once, before the export can be revoked to the
-// end; a second Release changes nothing and returns an error that wraps mem.ErrReleased. The first borrow of an export maps it; later ones take a fraction of a microsecond, whatever n is.
+// Borrow shows n bytes of a peer's export at off without copying them, which only shared memory
+// can. The bytes are the peer's memory itself: they change when a process writes there. Release the
+// view once, before the export can be revoked to the end; a second Release changes nothing and
+// returns an error that wraps mem.ErrReleased. The first borrow of an export maps it; later ones
+// take a fraction of a microsecond, whatever n is.
 func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View, error) {
 	if err := invariants.Context(ctx, "transfer.Peer.Borrow"); err != nil {
 		return path.View{}, err
@@ -20,10 +22,12 @@ func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 		return path.View{}, fmt.Errorf("transfer: borrow: the export permits %v: %w", r.Desc.Rights, path.ErrRights)
 	}
 	if r.Desc.Device {
-		return path.View{}, fmt.Errorf("transfer: borrow from %s: the export is memory of a device, which the CPU cannot look at; use Get: %w", p, path.ErrUnreachable)
+		return path.View{}, fmt.Errorf("transfer: borrow from %s: the export is memory of a device, which the CPU "+
+			"cannot look at; use Get: %w", p, path.ErrUnreachable)
 	}
 	if !p.SameHost() {
-		return path.View{}, fmt.Errorf("transfer: borrow from %s: it does not share this machine's memory: %w", p, path.ErrUnreachable)
+		return path.View{}, fmt.Errorf("transfer: borrow from %s: it does not share this machine's memory: %w", p,
+			path.ErrUnreachable)
 	}
 	v, err := p.borrow(ctx, r, off, n)
 	if err != nil {
@@ -69,7 +73,8 @@ func (p *Peer) lender(ctx context.Context) (*lane, error) {
 	return nil, err
 }
 
-// borrow tries once; wait is not nil when the export is being attached: try again when it is closed.
+// borrow tries once; wait is not nil when the export is being attached: try again when it is
+// closed.
 func (l *lane) borrow(r *Remote, off, n uint64) (v path.View, wait <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.unlock()

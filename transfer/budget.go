@@ -5,14 +5,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// What peers make this process use is charged to their principals: each session that a peer dialed, from when its handshake is done,
-// each path that it dials or is invited to dial, until nothing of it is left, and beyond control.Allowance what a session holds for its peer: requests, answers
-// and messages that the peer does not read. See package budget for how much a principal may have.
+// What peers make this process use is charged to their principals: each session that a peer dialed,
+// from when its handshake is done, each path that it dials or is invited to dial, until nothing of
+// it is left, and beyond control.Allowance what a session holds for its peer: requests, answers and
+// messages that the peer does not read. See package budget for how much a principal may have.
 
 const (
 	sessionMemory = 256 << 10 // two goroutines, buffers, TLS, control.Allowance
 	laneMemory    = 256       // for each operation of a path's window, beside what the path needs
-	// guessDescriptors and guessMemory are for each path, and for each of its streams, of a driver that is no setup.Estimator.
+	// guessDescriptors and guessMemory are for each path, and for each of its streams, of a driver
+	// that is no setup.Estimator.
 	guessDescriptors = 8
 	guessMemory      = 1 << 20
 )
@@ -35,7 +37,8 @@ func (g *grant) release() {
 	}
 }
 
-// charge takes something on the peer's account. The error matches budget.ErrOver, and the peer gets control.Busy.
+// charge takes something on the peer's account. The error matches budget.ErrOver, and the peer gets
+// control.Busy.
 func (p *Peer) charge(a budget.Amounts) (*grant, error) {
 	n := p.node
 	g, err := n.budget.Take(p.principal(), a)
@@ -46,8 +49,9 @@ func (p *Peer) charge(a budget.Amounts) (*grant, error) {
 	return &grant{g, n}, nil
 }
 
-// chargeHeld charges what is held for the peer: by the session (control.Options), and of long notifications. The mutex is held. It is no grant of
-// Node.granted: a handler of calls or notifications that runs on has it after Close.
+// chargeHeld charges what is held for the peer: by the session (control.Options), and of long
+// notifications. The mutex is held. It is no grant of Node.granted: a handler of calls or
+// notifications that runs on has it after Close.
 func (p *Peer) chargeHeld(bytes int) (err error) {
 	now := uint64(int(p.heldBytes) + bytes)
 	a := budget.Amounts{budget.Memory: now}
@@ -80,5 +84,6 @@ func pathNeeds(d setup.Driver, cfg *setup.Config) budget.Amounts {
 	if e, ok := d.(setup.Estimator); ok {
 		need = e.Needs(cfg)
 	}
-	return budget.Amounts{budget.Paths: 1, budget.Descriptors: uint64(need.Descriptors), budget.Memory: need.Memory + uint64(window)*laneMemory}
+	return budget.Amounts{budget.Paths: 1, budget.Descriptors: uint64(need.Descriptors),
+		budget.Memory: need.Memory + uint64(window)*laneMemory}
 }

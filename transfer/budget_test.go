@@ -24,7 +24,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// budgetRole begins the roles of processes with few descriptors: the directory of an identity and the number of descriptors follow.
+// budgetRole begins the roles of processes with few descriptors: the directory of an identity and
+// the number of descriptors follow.
 const budgetRole = "budget "
 
 // runBudgetChild serves 1 MiB as "child" to all peers.
@@ -64,7 +65,8 @@ type allRights struct{}
 
 func (allRights) Rights(string) identity.Rights { return identity.All }
 
-// takeAll opens sessions, and paths of 16 streams and large windows, until neither is given any more. It returns how much it got.
+// takeAll opens sessions, and paths of 16 streams and large windows, until neither is given any
+// more. It returns how much it got.
 func takeAll(t *testing.T, n *Node, addr string) (sessions, paths int) {
 	t.Helper()
 	var peers []*Peer
@@ -116,19 +118,21 @@ func moves(t *testing.T, n *Node, addr, name string) {
 	wait(t, x, err)
 }
 
-// TestGreedyPeer has one principal take all it can get, by as many sessions as it gets; another one still moves its bytes. When they are
-// gone everything was given back.
+// TestGreedyPeer has one principal take all it can get, by as many sessions as it gets; another one
+// still moves its bytes. When they are gone everything was given back.
 func TestGreedyPeer(t *testing.T) {
 	ca := authority(t)
 	b := open(t, Options{Identity: issue(t, ca, "server"), Policy: allRights{}, Listen: []string{loopback}})
-	b.budget = budget.New(budget.Amounts{budget.Sessions: 64, budget.Paths: 300, budget.Descriptors: 1004, budget.Memory: 1 << 30})
+	b.budget = budget.New(budget.Amounts{budget.Sessions: 64, budget.Paths: 300, budget.Descriptors: 1004,
+		budget.Memory: 1 << 30})
 	dst := region(t, 1<<20)
 	export(t, b, dst, "dst", path.Read|path.Write)
 	greedy := open(t, Options{Identity: issue(t, ca, "greedy"), Policy: allRights{}})
 	sessions, invited := takeAll(t, greedy, b.Addrs()[0])
 	held := b.budget.Held("cert:greedy")
 	t.Logf("the greedy one got %d sessions and %d paths: %v", sessions, invited, held)
-	if sessions < 2 || invited < 2 || held[budget.Sessions] != uint64(sessions) || held[budget.Paths] != uint64(invited) {
+	if sessions < 2 || invited < 2 || held[budget.Sessions] != uint64(sessions) ||
+		held[budget.Paths] != uint64(invited) {
 		t.Errorf("%d sessions and %d paths are charged as %v", sessions, invited, held)
 	}
 	newcomer := open(t, Options{Identity: issue(t, ca, "newcomer"), Policy: allRights{}, Streams: 8})
@@ -148,10 +152,12 @@ func TestGreedyPeer(t *testing.T) {
 	}
 }
 
-// TestGreedyUser has another user of this machine open all sessions it can get, beside connections that say nothing: this user still gets in.
+// TestGreedyUser has another user of this machine open all sessions it can get, beside connections
+// that say nothing: this user still gets in.
 func TestGreedyUser(t *testing.T) {
 	b := open(t, Options{AllowUID: path.AnyUser(), Listen: []string{loopback}})
-	b.budget = budget.New(budget.Amounts{budget.Sessions: 64, budget.Paths: 300, budget.Descriptors: 1000, budget.Memory: 1 << 30})
+	b.budget = budget.New(budget.Amounts{budget.Sessions: 64, budget.Paths: 300, budget.Descriptors: 1000,
+		budget.Memory: 1 << 30})
 	export(t, b, region(t, 1<<20), "dst", path.Read|path.Write)
 	n := open(t, Options{})
 	p, got := startUser(t, "greedy "+b.Addrs()[0], asOther(t), "sessions")
@@ -173,7 +179,8 @@ func TestGreedyUser(t *testing.T) {
 	}
 }
 
-// TestFewDescriptors does the same with a process that may have few descriptors, which hundreds of connections that say nothing knock at as well.
+// TestFewDescriptors does the same with a process that may have few descriptors, which hundreds of
+// connections that say nothing knock at as well.
 func TestFewDescriptors(t *testing.T) {
 	for _, files := range []int{128, 256, 1024} {
 		t.Run(fmt.Sprint(files), func(t *testing.T) {
@@ -217,13 +224,16 @@ func TestFewerStreams(t *testing.T) {
 	}
 }
 
-// TestPendingOfOneSource: connections from one source that say nothing push out each other, and none from elsewhere.
+// TestPendingOfOneSource: connections from one source that say nothing push out each other, and
+// none from elsewhere.
 func TestPendingOfOneSource(t *testing.T) {
 	n := open(t, Options{})
 	closed := map[string]int{}
 	come := func(from string) {
 		c := closable{addressed{from: &net.TCPAddr{IP: net.ParseIP(from), Port: 1}}, func() { closed[from]++ }}
-		if err := n.meet(&Peer{node: n, role: control.Acceptor, raw: c, owner: func() (int, error) { return path.UserAt(c) }}); err != nil {
+		if err := n.meet(&Peer{node: n, role: control.Acceptor, raw: c, owner: func() (int, error) {
+			return path.UserAt(c)
+		}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -232,13 +242,15 @@ func TestPendingOfOneSource(t *testing.T) {
 	for i := range 3 * setup.MaxPending() {
 		come(fmt.Sprintf("2001:db8:7::%x", i))
 	}
-	if closed["2001:db8::1"]+closed["127.0.0.1"] != 0 || len(closed) != 2*setup.MaxPending()+2 || n.strangers.Len() != setup.MaxPending() {
-		t.Errorf("%d are pending, %d were closed, of others %d and %d", n.strangers.Len(), len(closed), closed["2001:db8::1"], closed["127.0.0.1"])
+	if closed["2001:db8::1"]+closed["127.0.0.1"] != 0 || len(closed) != 2*setup.MaxPending()+2 ||
+		n.strangers.Len() != setup.MaxPending() {
+		t.Errorf("%d are pending, %d were closed, of others %d and %d", n.strangers.Len(), len(closed),
+			closed["2001:db8::1"], closed["127.0.0.1"])
 	}
 }
 
-// TestChargedSessionStays: a session that is charged to its principal does not make room for connections that say nothing, also while this
-// side is not done with its handshake.
+// TestChargedSessionStays: a session that is charged to its principal does not make room for
+// connections that say nothing, also while this side is not done with its handshake.
 func TestChargedSessionStays(t *testing.T) {
 	asked, release := make(chan struct{}), make(chan struct{})
 	b := open(t, Options{Listen: []string{loopback}, Limits: Limits{ForPeer: func(string) (Quota, bool) {
@@ -290,7 +302,8 @@ func (c closable) Close() error {
 	return nil
 }
 
-// TestAcceptWithoutDescriptors: a node that can have no more descriptors waits a moment between its tries, and goes on when it can.
+// TestAcceptWithoutDescriptors: a node that can have no more descriptors waits a moment between its
+// tries, and goes on when it can.
 func TestAcceptWithoutDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{log: slog.New(slog.DiscardHandler), ctx: t.Context()}
@@ -318,13 +331,17 @@ func (l *starved) Accept() (net.Conn, error) {
 	return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", errs[l.tries%len(errs)])}
 }
 
-// A node closes while handlers of calls still run, and while messages wait for the application: what is charged for them comes back when they end.
+// A node closes while handlers of calls still run, and while messages wait for the application:
+// what is charged for them comes back when they end.
 func TestCloseWhileHandlersRun(t *testing.T) {
 	p := newPair(t, Options{})
 	entered, gate, left := make(chan struct{}, 8), make(chan struct{}), make(chan struct{}, 8)
 	handler := func() { entered <- struct{}{}; <-gate; left <- struct{}{} }
 	p.b.opts.OnTransfer = func(Incoming) { handler() }
-	if _, err := p.b.Handle("slow", func(context.Context, *Peer, []byte) ([]byte, error) { handler(); return nil, nil }); err != nil {
+	if _, err := p.b.Handle("slow", func(context.Context, *Peer, []byte) ([]byte, error) {
+		handler()
+		return nil, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	x, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify), PutOptions{})

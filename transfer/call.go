@@ -13,9 +13,9 @@ import (
 // MaxCall is the largest body of a call or its answer in bytes.
 const MaxCall = control.MaxCall
 
-// Handler answers the calls of peers to one service. It runs on a goroutine of its own for each call; ctx ends when the peer
-// is lost or the node closes. An error travels as its control.Error, if it wraps one, otherwise as control.Internal with its
-// text. The body belongs to the handler.
+// Handler answers the calls of peers to one service. It runs on a goroutine of its own for each
+// call; ctx ends when the peer is lost or the node closes. An error travels as its control.Error,
+// if it wraps one, otherwise as control.Internal with its text. The body belongs to the handler.
 type Handler func(ctx context.Context, p *Peer, body []byte) ([]byte, error)
 
 // services are what packages above this one add to a node.
@@ -42,8 +42,8 @@ func keep[K comparable, V any](s *services, all map[K]*V, key K, v *V) (remove f
 	}
 }
 
-// Handle makes the node answer calls to a service until remove is called. It is an error if the service has a handler
-// already. Remove does not wait for calls that are under way.
+// Handle makes the node answer calls to a service until remove is called. It is an error if the
+// service has a handler already. Remove does not wait for calls that are under way.
 func (n *Node) Handle(service string, h Handler) (remove func(), err error) {
 	s := &n.services
 	s.mu.Lock()
@@ -57,8 +57,9 @@ func (n *Node) Handle(service string, h Handler) (remove func(), err error) {
 	return keep(s, s.handlers, service, &h), nil
 }
 
-// OnTag has f called for completed transfers and notifications of peers with this tag, in place of Options.OnTransfer and by the same rules, until remove
-// is called. Tag 0 is OnTransfer's. It is an error if the tag has a handler already. Remove does not wait for a call that is under way.
+// OnTag has f called for completed transfers and notifications of peers with this tag, in place of
+// Options.OnTransfer and by the same rules, until remove is called. Tag 0 is OnTransfer's. It is an
+// error if the tag has a handler already. Remove does not wait for a call that is under way.
 func (n *Node) OnTag(tag uint32, f func(Incoming)) (remove func(), err error) {
 	s := &n.services
 	s.mu.Lock()
@@ -85,9 +86,10 @@ func (n *Node) onTag(tag uint32) func(Incoming) {
 	return n.opts.OnTransfer
 }
 
-// OnLookup has f called when a peer asks for a name, before the answer is looked up, so that it can export what is asked for,
-// or look whether an export is still up to date; and with no name before the answer to a list. Several may be set; each is called until its
-// remove is. f runs on the goroutine of the request and may take its time.
+// OnLookup has f called when a peer asks for a name, before the answer is looked up, so that it can
+// export what is asked for, or look whether an export is still up to date; and with no name before
+// the answer to a list. Several may be set; each is called until its remove is. f runs on the
+// goroutine of the request and may take its time.
 func (n *Node) OnLookup(f func(ctx context.Context, p *Peer, name string)) (remove func()) {
 	s := &n.services
 	s.mu.Lock()
@@ -96,11 +98,14 @@ func (n *Node) OnLookup(f func(ctx context.Context, p *Peer, name string)) (remo
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.lookups = slices.DeleteFunc(slices.Clone(s.lookups), func(g *func(context.Context, *Peer, string)) bool { return g == &f })
+		s.lookups = slices.DeleteFunc(slices.Clone(s.lookups), func(g *func(context.Context, *Peer, string)) bool {
+			return g == &f
+		})
 	}
 }
 
-// beforeLookup calls the functions of OnLookup before the node answers a peer's lookup of a name, or, with "", a list.
+// beforeLookup calls the functions of OnLookup before the node answers a peer's lookup of a name,
+// or, with "", a list.
 func (p *Peer) beforeLookup(name string) {
 	s := &p.node.services
 	s.mu.Lock()
@@ -111,8 +116,8 @@ func (p *Peer) beforeLookup(name string) {
 	}
 }
 
-// Call asks a service of the peer's node (Node.Handle) and returns its answer. The body has at most MaxCall bytes. The error
-// matches control.Unsupported when the node has no such service.
+// Call asks a service of the peer's node (Node.Handle) and returns its answer. The body has at most
+// MaxCall bytes. The error matches control.Unsupported when the node has no such service.
 func (p *Peer) Call(ctx context.Context, service string, body []byte) ([]byte, error) {
 	r, err := p.request(ctx, &control.Call{Service: service, Body: body})
 	if err != nil {

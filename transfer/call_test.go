@@ -64,7 +64,8 @@ func TestCall(t *testing.T) {
 	if _, err := p.Call(ctx, "echo", make([]byte, MaxCall+1)); err == nil {
 		t.Error("a body above MaxCall is sent")
 	}
-	for body, code := range map[string]control.Code{"no": control.NotPermitted, "broken": control.Internal, "huge": control.Internal} {
+	for body, code := range map[string]control.Code{"no": control.NotPermitted, "broken": control.Internal,
+		"huge": control.Internal} {
 		if _, err := p.Call(ctx, "echo", []byte(body)); !errors.Is(err, code) {
 			t.Errorf("%s: %v", body, err)
 		}

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// watched is a path.Immediate that calls seen before it takes operations, and says how many bytes of large transfers it took at once.
+// watched is a path.Immediate that calls seen before it takes operations, and says how many bytes
+// of large transfers it took at once.
 type watched struct {
 	path.Path
 	now  path.Immediate
@@ -35,13 +36,15 @@ func watch(ln *lane, seen func(ops []path.Op, once bool)) {
 	ln.p, ln.now = w, w
 }
 
-// large is a list of callerSize bytes in blocks of 4 KiB, prepared over shared memory, and both ends' memory.
+// large is a list of callerSize bytes in blocks of 4 KiB, prepared over shared memory, and both
+// ends' memory.
 func large(t *testing.T, p *pair) (r *Prepared, src, dst []byte, ln *lane) {
 	t.Helper()
 	a, b := region(t, callerSize), region(t, callerSize)
 	export(t, p.b, b, "large", path.Read|path.Write)
 	const size = 4096
-	r, err := p.ab.Prepare(path.Put, blocks(lookup(t, p.ab, "large"), a, callerSize/size, size), PutOptions{Paths: []string{"shm"}})
+	r, err := p.ab.Prepare(path.Put, blocks(lookup(t, p.ab, "large"), a, callerSize/size, size),
+		PutOptions{Paths: []string{"shm"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,8 +65,8 @@ func same(src, dst []byte) bool {
 	return true
 }
 
-// A large transfer that is alone on shared memory is done when the call that begins it returns, in steps, and the sender's loop has no part in
-// it. What is larger is left to the loop.
+// A large transfer that is alone on shared memory is done when the call that begins it returns, in
+// steps, and the sender's loop has no part in it. What is larger is left to the loop.
 func TestLargeIsDoneByItsCaller(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
@@ -90,8 +93,12 @@ func TestLargeIsDoneByItsCaller(t *testing.T) {
 	fill(a, 7)
 	for what, begin := range map[string]func() (*Transfer, error){
 		"a prepared list": func() (*Transfer, error) { return r.Post(context.Background()) },
-		"a put":           func() (*Transfer, error) { return p.ab.Put(ctx(t), one, PutOptions{Paths: []string{"shm"}}) },
-		"a get":           func() (*Transfer, error) { return p.ab.Get(ctx(t), one, PutOptions{Paths: []string{"shm"}}) },
+		"a put": func() (*Transfer, error) {
+			return p.ab.Put(ctx(t), one, PutOptions{Paths: []string{"shm"}})
+		},
+		"a get": func() (*Transfer, error) {
+			return p.ab.Get(ctx(t), one, PutOptions{Paths: []string{"shm"}})
+		},
 	} {
 		if what == "a get" {
 			copy(b.All().Bytes(), a.All().Bytes()) // whichever is first
@@ -104,7 +111,8 @@ func TestLargeIsDoneByItsCaller(t *testing.T) {
 		if !x.ended() || x.Err() != nil {
 			t.Fatalf("%s is not done when it has begun (%v)", what, x.Err())
 		}
-		if e := x.Explain(); len(steps) != callerSize/stepSize || e.Pieces != callerSize/stepSize || e.Moved != callerSize || steps[0] != stepSize {
+		if e := x.Explain(); len(steps) != callerSize/stepSize || e.Pieces != callerSize/stepSize ||
+			e.Moved != callerSize || steps[0] != stepSize {
 			t.Errorf("%s: steps of %d bytes, %d pieces", what, steps, e.Pieces)
 		}
 		addsUp(t, x)
@@ -124,8 +132,9 @@ func TestLargeIsDoneByItsCaller(t *testing.T) {
 	wait(t, x, nil)
 }
 
-// Between the steps of a caller others have the path. A small put that comes during a step is handed over before the next one. With another large
-// transfer both are left to the loop, which has them take turns.
+// Between the steps of a caller others have the path. A small put that comes during a step is
+// handed over before the next one. With another large transfer both are left to the loop, which has
+// them take turns.
 func TestOthersComeBetweenSteps(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
@@ -167,7 +176,9 @@ func TestOthersComeBetweenSteps(t *testing.T) {
 	}{
 		{64, func() bool { return slices.Equal(handed, []string{"step", "small", "step", "step", "step"}) }},
 		{callerSize, func() bool {
-			return len(handed) > 2 && handed[0] == "step" && !slices.ContainsFunc(handed[1:], func(s string) bool { return s != "left" })
+			return len(handed) > 2 && handed[0] == "step" && !slices.ContainsFunc(handed[1:], func(s string) bool {
+				return s != "left"
+			})
 		}},
 	} {
 		var second *Transfer

@@ -7,9 +7,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// cancelPatience is how long the operations of a canceled transfer may take to end, besides the time that cancelBytes take on the
-// path. What they still wait for is in buffers, and does not come when the connection has stalled although the peer lives; then
-// the path is closed at both ends, because nothing else makes sure that no byte is written any more.
+// cancelPatience is how long the operations of a canceled transfer may take to end, besides the
+// time that cancelBytes take on the path. What they still wait for is in buffers, and does not come
+// when the connection has stalled although the peer lives; then the path is closed at both ends,
+// because nothing else makes sure that no byte is written any more.
 const (
 	cancelPatience = requestTimeout
 	cancelBytes    = 16 << 20
@@ -48,7 +49,8 @@ func (l *lane) expectEnd(t *Transfer) {
 	}
 }
 
-// endLate ends a canceled transfer that has not ended: with its path, if an operation of it is outstanding.
+// endLate ends a canceled transfer that has not ended: with its path, if an operation of it is
+// outstanding.
 func (l *lane) endLate(t *Transfer, waited time.Duration) {
 	var end ending
 	l.mu.Lock()
@@ -60,14 +62,16 @@ func (l *lane) endLate(t *Transfer, waited time.Duration) {
 		t.m.Fail(path.ErrCanceled)
 		l.follow(t, &end)
 	}
-	if late && l.muted && !l.gone { // it is this side that holds the path back: the end may be there, behind notifications
+	if late && l.muted && !l.gone {
+		// it is this side that holds the path back: the end may be there, behind notifications
 		for range inboxFenced / len(l.events) {
 			if t.m.Outstanding() == 0 || l.gone || l.peer.crowded() || l.poll(&end) == 0 {
 				break
 			}
 		}
 		late = t.m.Outstanding() > 0 && !l.gone && !l.overRate()
-		if t.m.Outstanding() > 0 && !l.gone && !late { // the rate holds the peer back, and ends: it gets as much time again
+		if t.m.Outstanding() > 0 && !l.gone && !late {
+			// the rate holds the peer back, and ends: it gets as much time again
 			t.mu.Lock()
 			t.late = nil
 			t.mu.Unlock()

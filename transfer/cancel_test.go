@@ -10,9 +10,11 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// A canceled transfer ends also when all that is left of it is a notification, for which the path has no room, and perhaps never will.
+// A canceled transfer ends also when all that is left of it is a notification, for which the path
+// has no room, and perhaps never will.
 func TestCancelBeforeTheNotification(t *testing.T) {
-	for _, late := range []bool{false, true} { // the cancellation comes before the last byte is in place, and finds nothing to do
+	for _, late := range []bool{false, true} {
+		// the cancellation comes before the last byte is in place, and finds nothing to do
 		d := over("tcp")
 		var full atomic.Bool
 		d.post = func(p path.Path, ops []path.Op) (int, error) {
@@ -66,7 +68,8 @@ func TestCancelBeforeTheNotification(t *testing.T) {
 	}
 }
 
-// A canceled transfer whose path goes down before its operations have ended is not said to have ended before the other side is fenced.
+// A canceled transfer whose path goes down before its operations have ended is not said to have
+// ended before the other side is fenced.
 func TestCanceledAndThenThePathGoesDown(t *testing.T) {
 	s := newTwoPaths(t, 4*PieceSize)
 	a, b := nodeLane(t, s.a, "alpha"), nodeLane(t, s.b, "alpha")

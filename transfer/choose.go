@@ -23,23 +23,26 @@ const (
 	rateMin    = 1 << 20 // transfers from this size on tell the rate
 	weight     = 0.25    // of a new observation
 	outlier    = 4       // a single observation counts as at most so many times better or worse than what was known
-	// forget is how long observations count. A path that lost by them is not taken, and so not observed, until then.
+	// forget is how long observations count. A path that lost by them is not taken, and so not
+	// observed, until then.
 	forget = 10 * time.Second
 )
 
-// costs is what a lane's path is taken to cost: what its transfers achieved of late, else what its driver says. Any goroutine may ask, without waiting
-// for the lane's owner. The three words are not of one moment where they are changed meanwhile; each is one that was true.
+// costs is what a lane's path is taken to cost: what its transfers achieved of late, else what its
+// driver says. Any goroutine may ask, without waiting for the lane's owner. The three words are not
+// of one moment where they are changed meanwhile; each is one that was true.
 type costs struct {
 	prior path.Cost // fixed before others see it
-	// mapped paths begin from the prior: their first transfers pay for mapping or registering the memory at both sides.
+	// mapped paths begin from the prior: their first transfers pay for mapping or registering the
+	// memory at both sides.
 	mapped bool
 
 	latency, rate atomic.Uint64 // bits of a float64: ns, bytes per second; 0: nothing observed
 	at            atomic.Int64  // of the last observation, by clock
 }
 
-// observe learns from a transfer of n bytes that had the path for itself and took d. Any may meet a busy machine: so one of them moves what
-// is known only a little. The lane's mutex is held.
+// observe learns from a transfer of n bytes that had the path for itself and took d. Any may meet a
+// busy machine: so one of them moves what is known only a little. The lane's mutex is held.
 func (c *costs) observe(n uint64, d, now time.Duration) {
 	var known *atomic.Uint64
 	var first, x float64
@@ -95,15 +98,17 @@ func (c *costs) lastRate() float64 {
 
 const excludedByCaller = "the caller excluded it"
 
-// candidates lists every path of the node for a transfer of n bytes to the exports given, the best usable one first.
-// devices are the local regions that the CPU cannot reach.
-func (p *Peer) candidates(n uint64, exports []path.Desc, allowed []string, floor path.Security, devices ...*mem.Region) []Candidate {
+// candidates lists every path of the node for a transfer of n bytes to the exports given, the best
+// usable one first. devices are the local regions that the CPU cannot reach.
+func (p *Peer) candidates(n uint64, exports []path.Desc, allowed []string, floor path.Security,
+	devices ...*mem.Region) []Candidate {
 	out := p.survey(exports, allowed, floor, devices)
 	rank(out, n)
 	return out
 }
 
-// rank puts the candidates for a transfer of n bytes in order, the best usable one first. An explanation has them then, which keeps no lane.
+// rank puts the candidates for a transfer of n bytes in order, the best usable one first. An
+// explanation has them then, which keeps no lane.
 func rank(cs []Candidate, n uint64) {
 	for i := range cs {
 		cs[i].ln = nil
@@ -133,7 +138,8 @@ func priorOf(t setup.Traits) path.Cost {
 }
 
 // survey says of every path of the node whether it can be used, and what it is taken to cost.
-func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security, devices []*mem.Region) (out []Candidate) {
+func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security,
+	devices []*mem.Region) (out []Candidate) {
 	now := clock()
 	for _, d := range p.node.drivers {
 		traits := d.Traits()
@@ -160,7 +166,8 @@ func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security
 				c.Reason = err.Error()
 			}
 		case traits.Whole && slices.ContainsFunc(exports, func(e path.Desc) bool { return !e.Whole }):
-			c.Reason = "the export is adopted memory, such as a served file, or a part of a region, of which this path would hand over the whole (ExportOptions.WholeRegion permits that)"
+			c.Reason = "the export is adopted memory, such as a served file, or a part of a region, of which this " +
+				"path would hand over the whole (ExportOptions.WholeRegion permits that)"
 		}
 		if c.err != nil {
 			c.Reason = c.err.Error()
@@ -195,7 +202,8 @@ func needsDevices(exports []path.Desc, devices []*mem.Region) bool {
 	return len(devices) > 0 || slices.ContainsFunc(exports, func(e path.Desc) bool { return e.Device })
 }
 
-// reaches says whether the lane's path gets at exports of the peer, and at local regions that the CPU cannot reach.
+// reaches says whether the lane's path gets at exports of the peer, and at local regions that the
+// CPU cannot reach.
 func (l *lane) reaches(exports []path.Desc, devices []*mem.Region) error {
 	d, ok := l.p.(path.DeviceReacher)
 	if !ok && needsDevices(exports, devices) {
@@ -241,10 +249,14 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 	return ln, nil
 }
 
-// pick returns the lane of the first candidate that is usable and can be set up, and which one that is. It notes in the candidates before it
-// why they are not. When it finds none its error says what failed, or if nothing was tried why not, for each.
-func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, floor path.Security, devices []*mem.Region) (*lane, int, error) {
-	var all, failed []error // failed: without what cannot be here or between these two, which is no news where another one failed
+// pick returns the lane of the first candidate that is usable and can be set up, and which one that
+// is. It notes in the candidates before it why they are not. When it finds none its error says what
+// failed, or if nothing was tried why not, for each.
+func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, floor path.Security,
+	devices []*mem.Region) (*lane, int, error) {
+	// failed: without what cannot be here or between these two, which is no news where another one
+	// failed
+	var all, failed []error
 	tried := false
 	for i := range cs {
 		c := &cs[i]
@@ -276,7 +288,8 @@ func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, fl
 	if tried {
 		all = failed
 	}
-	return nil, 0, fmt.Errorf("transfer: no path to %s: %w", p, errors.Join(append([]error{path.ErrUnavailable}, all...)...))
+	return nil, 0, fmt.Errorf("transfer: no path to %s: %w", p,
+		errors.Join(append([]error{path.ErrUnavailable}, all...)...))
 }
 
 func (t *Transfer) recordChoice(ln *lane, cs []Candidate, at int) {

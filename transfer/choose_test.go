@@ -69,7 +69,8 @@ func TestSlowPathIsRankedBelow(t *testing.T) {
 		if e.Path != "fast" || e.Why != "lowest expected time for this size" {
 			t.Errorf("transfer %d went %v", i, e)
 		}
-		if s, f := candidate(t, x, "slow"), candidate(t, x, "fast"); !s.Usable || s.Estimate <= f.Estimate || !strings.Contains(s.Reason, "measured") {
+		if s, f := candidate(t, x, "slow"), candidate(t, x, "fast"); !s.Usable || s.Estimate <= f.Estimate ||
+			!strings.Contains(s.Reason, "measured") {
 			t.Errorf("slow %+v, fast %+v", s, f)
 		}
 	}
@@ -92,7 +93,8 @@ func TestFallbackIsAnnounced(t *testing.T) {
 			} else {
 				first.listen = broken
 			}
-			p := newPair(t, Options{Paths: []setup.Driver{first, second}, Logger: slog.New(slog.NewTextHandler(log, nil))})
+			p := newPair(t, Options{Paths: []setup.Driver{first, second},
+				Logger: slog.New(slog.NewTextHandler(log, nil))})
 			export(t, p.b, region(t, 64), "dst", path.Write)
 			rem, src := lookup(t, p.ab, "dst"), region(t, 64)
 			for i := range 3 {
@@ -127,7 +129,8 @@ func TestNoPathIsUsable(t *testing.T) {
 		if !errors.Is(err, path.ErrUnavailable) || !errors.Is(err, one) || !errors.Is(err, two) {
 			t.Errorf("ended with %v", err)
 		}
-		if e := x.Explain(); e.Path != "" || len(e.Candidates) != 2 || e.Candidates[0].Usable || e.Candidates[1].Usable {
+		if e := x.Explain(); e.Path != "" || len(e.Candidates) != 2 || e.Candidates[0].Usable ||
+			e.Candidates[1].Usable {
 			t.Errorf("explained as %v", e)
 		}
 		addsUp(t, x)

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Close comes at any moment: whatever is under way ends, and nothing is left (TestMain looks for goroutines).
+// Close comes at any moment: whatever is under way ends, and nothing is left (TestMain looks for
+// goroutines).
 func TestCloseAtAnyMoment(t *testing.T) {
 	for i := range 12 {
 		p := newPair(t, Options{})
@@ -53,7 +54,8 @@ func TestCloseAtAnyMoment(t *testing.T) {
 			return err
 		})
 		work(func() error {
-			_, err := p.ab.SendTensor(ctx(t), "never", tensor.Desc{DType: tensor.U8, Shape: []int64{1}}, src.All(), PutOptions{})
+			_, err := p.ab.SendTensor(ctx(t), "never", tensor.Desc{DType: tensor.U8, Shape: []int64{1}}, src.All(),
+				PutOptions{})
 			return err
 		})
 		work(func() error {
@@ -156,7 +158,8 @@ func TestCloseEndsWaiting(t *testing.T) {
 	}
 }
 
-// A queue that the application never accepts must not keep its descriptors when its peer leaves, nor delay a revocation.
+// A queue that the application never accepts must not keep its descriptors when its peer leaves,
+// nor delay a revocation.
 func TestQueueThatNobodyAccepts(t *testing.T) {
 	p := newPair(t, Options{})
 	p.b.AcceptQueues("idle")
@@ -189,7 +192,8 @@ func TestQueueThatNobodyAccepts(t *testing.T) {
 	}
 }
 
-// After the end of a queue its owner still learns what became of its operations, and waiting does not hang.
+// After the end of a queue its owner still learns what became of its operations, and waiting does
+// not hang.
 func TestQueueAfterItsEnd(t *testing.T) {
 	for _, name := range paths {
 		for _, how := range []string{"closed", "peer lost"} {
@@ -205,7 +209,8 @@ func TestQueueAfterItsEnd(t *testing.T) {
 				}
 				defer q.Close()
 				for i := range 8 { // the other side has no owner: nothing large can end
-					if _, err := q.Post([]path.Op{{Kind: path.Put, Token: uint64(i), Copies: []path.Copy{rem.At(0, src.All())}}}); err != nil {
+					if _, err := q.Post([]path.Op{{Kind: path.Put, Token: uint64(i),
+						Copies: []path.Copy{rem.At(0, src.All())}}}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -237,7 +242,8 @@ func TestQueueAfterItsEnd(t *testing.T) {
 				if done != 8 || down != 1 {
 					t.Errorf("%d operations ended, the path went down %d times", done, down)
 				}
-				if _, err := q.Post([]path.Op{{Kind: path.Notify}}); !errors.Is(err, path.ErrDown) && !errors.Is(err, ErrPeerLost) {
+				if _, err := q.Post([]path.Op{{Kind: path.Notify}}); !errors.Is(err, path.ErrDown) &&
+					!errors.Is(err, ErrPeerLost) {
 					t.Errorf("post after the end: %v", err)
 				}
 				q.Interrupt()
@@ -249,8 +255,8 @@ func TestQueueAfterItsEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsEndWithTheSession leaves many requests without an answer when the other side says goodbye: each ends with the error
-// of a lost peer, whichever news comes first.
+// TestRequestsEndWithTheSession leaves many requests without an answer when the other side says
+// goodbye: each ends with the error of a lost peer, whichever news comes first.
 func TestRequestsEndWithTheSession(t *testing.T) {
 	p := newPair(t, Options{})
 	const calls = 64

@@ -33,7 +33,8 @@ type elsewhereListener struct {
 
 func (l elsewhereListener) Addr() string { return l.addr }
 
-// TestOfferOfAnotherAddress: a server cannot send its client to any address by its offer of a data connection; the client may allow addresses.
+// TestOfferOfAnotherAddress: a server cannot send its client to any address by its offer of a data
+// connection; the client may allow addresses.
 func TestOfferOfAnotherAddress(t *testing.T) {
 	victim, err := net.Listen("tcp", "127.0.0.2:0")
 	if err != nil {
@@ -54,7 +55,8 @@ func TestOfferOfAnotherAddress(t *testing.T) {
 	}
 	at := "tcp://127.0.0.1:0"
 	server := func(addr, listen string) *Node {
-		return open(t, Options{Listen: []string{listen}, Paths: []setup.Driver{elsewhere{tcp.New(tcp.Options{}), addr}}})
+		return open(t, Options{Listen: []string{listen},
+			Paths: []setup.Driver{elsewhere{tcp.New(tcp.Options{}), addr}}})
 	}
 	dial := func(n *Node, o Options) (*Peer, error) {
 		o.Paths = []setup.Driver{tcp.New(tcp.Options{})}
@@ -73,10 +75,12 @@ func TestOfferOfAnotherAddress(t *testing.T) {
 			t.Errorf("by a unix socket: %v", err)
 		}
 	}
-	if came(time.Now().Add(100 * time.Millisecond)) { // one that waits is accepted at once; a deadline that is over accepts none
+	if came(time.Now().Add(100 * time.Millisecond)) {
+		// one that waits is accepted at once; a deadline that is over accepts none
 		t.Error("the client connected where the server sent it")
 	}
-	allowed := Options{DataAddrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("127.0.0.2/32")}}
+	allowed := Options{DataAddrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"),
+		netip.MustParsePrefix("127.0.0.2/32")}}
 	c, cancel := context.WithCancel(ctx(t))
 	go func() { // the victim is no node: the path does not come
 		if !came(time.Now().Add(30 * time.Second)) {
@@ -88,8 +92,10 @@ func TestOfferOfAnotherAddress(t *testing.T) {
 		t.Errorf("to an address that is allowed: %v", err)
 	}
 	<-c.Done()
-	// What drivers do without a word of the peer's is allowed: a loopback address for a unix socket, another port of the session's address.
-	own, err := dial(open(t, Options{Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")}, Paths: []setup.Driver{tcp.New(tcp.Options{})}}), Options{})
+	// What drivers do without a word of the peer's is allowed: a loopback address for a unix
+	// socket, another port of the session's address.
+	own, err := dial(open(t, Options{Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")},
+		Paths: []setup.Driver{tcp.New(tcp.Options{})}}), Options{})
 	if err != nil {
 		t.Errorf("%v: %v", own, err)
 	}

@@ -15,8 +15,9 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// fakeDevice stands in for a card: its memory is out of reach of everything but its Mover, whose copies run on goroutines of
-// their own, in any order, for a while. It detects accesses to host memory while a copy uses it.
+// fakeDevice stands in for a card: its memory is out of reach of everything but its Mover, whose
+// copies run on goroutines of their own, in any order, for a while. It detects accesses to host
+// memory while a copy uses it.
 type fakeDevice struct {
 	t     testing.TB
 	name  string
@@ -43,9 +44,11 @@ type fakeDevice struct {
 
 var errLost = errors.New("fake device: lost")
 
-// newFakeDevice makes one. Make it before the nodes that use its memory: when they are closed nothing may be left.
+// newFakeDevice makes one. Make it before the nodes that use its memory: when they are closed
+// nothing may be left.
 func newFakeDevice(t testing.TB, name string) *fakeDevice {
-	d := &fakeDevice{t: t, name: name, fd: true, rand: rand.New(rand.NewPCG(1, uint64(len(name)))), begun: make(chan struct{}, 1<<16)}
+	d := &fakeDevice{t: t, name: name, fd: true, rand: rand.New(rand.NewPCG(1, uint64(len(name)))),
+		begun: make(chan struct{}, 1<<16)}
 	d.room.Store(1 << 20)
 	t.Cleanup(func() {
 		for _, r := range d.regions {
@@ -57,7 +60,8 @@ func newFakeDevice(t testing.TB, name string) *fakeDevice {
 			}
 		}
 		if live, staged := d.live.Load(), d.staged.Load(); live != 0 || staged != 0 {
-			t.Errorf("%s: at the end %d copies are under way, and there are %d regions of staging memory", d.name, live, staged)
+			t.Errorf("%s: at the end %d copies are under way, and there are %d regions of staging memory", d.name, live,
+				staged)
 		}
 	})
 	return d
@@ -79,7 +83,8 @@ func (d *fakeDevice) region(size int) (*mem.Region, []byte) {
 func (d *fakeDevice) regionOf(b []byte) *mem.Region {
 	d.t.Helper()
 	m := &fakeMemory{d: d, b: b}
-	r, err := mem.AdoptMapping("memory of "+d.name, mem.Mapping{Kind: mem.Device, Size: uint64(len(b)), PageSize: 4096, FD: -1, NUMANode: -1, Mover: m})
+	r, err := mem.AdoptMapping("memory of "+d.name,
+		mem.Mapping{Kind: mem.Device, Size: uint64(len(b)), PageSize: 4096, FD: -1, NUMANode: -1, Mover: m})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -221,7 +226,8 @@ func (s *fakeStaging) Allocate(o mem.Options) (mem.Mapping, error) {
 	if err != nil {
 		return mem.Mapping{}, err
 	}
-	m := mem.Mapping{Kind: mem.HostPinned, Bytes: r.All().Bytes(), Size: r.Len(), PageSize: r.PageSize(), FD: -1, NUMANode: -1}
+	m := mem.Mapping{Kind: mem.HostPinned, Bytes: r.All().Bytes(), Size: r.Len(), PageSize: r.PageSize(), FD: -1,
+		NUMANode: -1}
 	if d.fd {
 		m.FD = r.FD()
 	}

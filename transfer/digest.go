@@ -18,25 +18,31 @@ import (
 )
 
 const (
-	// digestMax is the number of bytes that one request may have hashed: little enough that many requests before it, on a busy
-	// machine, do not make it time out, and enough that the round trips between do not matter (6 ms of hashing each).
+	// digestMax is the number of bytes that one request may have hashed: little enough that many
+	// requests before it, on a busy machine, do not make it time out, and enough that the round
+	// trips between do not matter (6 ms of hashing each).
 	digestMax = 8 << 20
-	// digestsAsked is the number of requests for digests that wait for one peer's answer at once. A node refuses more.
+	// digestsAsked is the number of requests for digests that wait for one peer's answer at once. A
+	// node refuses more.
 	digestsAsked = 8
-	// digestsOpen is the number of digests of more than one request that a node has open at one peer. Peers keep more.
+	// digestsOpen is the number of digests of more than one request that a node has open at one
+	// peer. Peers keep more.
 	digestsOpen = 128
-	// digestStep is the number of bytes hashed between two looks at whether that is still wanted: about 0.1 ms.
+	// digestStep is the number of bytes hashed between two looks at whether that is still wanted:
+	// about 0.1 ms.
 	digestStep = 256 << 10
 )
 
-// Digest is the SHA-256 (FIPS 180-4) of n bytes of the export from off, as the peer that holds them computes it; nothing else
-// of them travels. The export must permit reading. It says what the peer has, not that the peer is honest.
+// Digest is the SHA-256 (FIPS 180-4) of n bytes of the export from off, as the peer that holds them
+// computes it; nothing else of them travels. The export must permit reading. It says what the peer
+// has, not that the peer is honest.
 func (r *Remote) Digest(ctx context.Context, off, n uint64) ([32]byte, error) {
 	if err := invariants.Context(ctx, "transfer.Remote.Digest"); err != nil {
 		return [32]byte{}, err
 	}
 	if off > r.Desc.Size || n > r.Desc.Size-off {
-		return [32]byte{}, fmt.Errorf("transfer: digest: remote offset %d + %d bytes of an export of %d: %w", off, n, r.Desc.Size, path.ErrBounds)
+		return [32]byte{}, fmt.Errorf("transfer: digest: remote offset %d + %d bytes of an export of %d: %w", off, n,
+			r.Desc.Size, path.ErrBounds)
 	}
 	d := remoteDigest{peer: r.Peer, id: r.Peer.node.nextID()}
 	if err := d.begin(ctx, n > digestMax); err != nil {
@@ -142,7 +148,8 @@ func (d *remoteDigest) flush(ctx context.Context, last bool, expect [32]byte) er
 	}
 	a, err := control.Parse[control.DigestSum](x.r.Body)
 	if err == nil && a.Bytes != d.at+d.bytes {
-		err = fmt.Errorf("transfer: digest of %s: it hashed %d bytes of %d: %w", p, a.Bytes, d.at+d.bytes, path.ErrProtocol)
+		err = fmt.Errorf("transfer: digest of %s: it hashed %d bytes of %d: %w", p, a.Bytes, d.at+d.bytes,
+			path.ErrProtocol)
 	}
 	if err != nil {
 		return err
@@ -152,8 +159,9 @@ func (d *remoteDigest) flush(ctx context.Context, last bool, expect [32]byte) er
 	return nil
 }
 
-// digester proves a transfer end to end: it hashes the local bytes while the transfer moves them, has the peer hash its own,
-// and lets the transfer complete when both are equal. Its goroutine lives from the hand-over to a lane until then.
+// digester proves a transfer end to end: it hashes the local bytes while the transfer moves them,
+// has the peer hash its own, and lets the transfer complete when both are equal. Its goroutine
+// lives from the hand-over to a lane until then.
 type digester struct {
 	t      *Transfer
 	ctx    context.Context // ends when the digest is not wanted any more
@@ -186,8 +194,8 @@ func (d *digester) outcome() (settled bool, err error) {
 	return d.settled, d.failed
 }
 
-// place takes note of a part that is in place. After a failover parts have other offsets, and only the end counts. The lane's
-// mutex is held.
+// place takes note of a part that is in place. After a failover parts have other offsets, and only
+// the end counts. The lane's mutex is held.
 func (d *digester) place(part state.Segment) {
 	if d.t.tries > 0 {
 		return
@@ -198,8 +206,8 @@ func (d *digester) place(part state.Segment) {
 	d.wake()
 }
 
-// finish takes note that everything is in place. The error, if any, is that of the digester, which has ended already. The
-// lane's mutex is held.
+// finish takes note that everything is in place. The error, if any, is that of the digester, which
+// has ended already. The lane's mutex is held.
 func (d *digester) finish() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -245,8 +253,8 @@ func (d *digester) start() {
 	}
 }
 
-// intercept keeps the end of a transfer until its digester does not touch the memory any more, and returns false when there is
-// nothing to wait for.
+// intercept keeps the end of a transfer until its digester does not touch the memory any more, and
+// returns false when there is nothing to wait for.
 func (d *digester) intercept(err error) bool {
 	d.cancel()
 	d.mu.Lock()
@@ -307,14 +315,17 @@ func (d *digester) compare() (local [32]byte, err error) {
 	if err := <-here; err != nil && (rerr == nil || err != path.ErrCanceled) {
 		return local, err
 	}
-	if rerr == nil && t.offered { // the peer hands the tensor out only if it finds the same, and may not say what it finds before
+	if rerr == nil && t.offered {
+		// the peer hands the tensor out only if it finds the same, and may not say what it finds
+		// before
 		rerr = remote.flush(d.ctx, true, local)
 	}
 	if rerr != nil {
 		return local, rerr
 	}
 	if remote.sum != local {
-		return local, control.Errorf(control.Integrity, "SHA-256 of the %d bytes is %x here and %x at %s: they were damaged on the way, or changed meanwhile",
+		return local, control.Errorf(control.Integrity,
+			"SHA-256 of the %d bytes is %x here and %x at %s: they were damaged on the way, or changed meanwhile",
 			t.bytes, local, remote.sum, t.peer)
 	}
 	return local, nil
@@ -347,8 +358,9 @@ func (d *digester) local() (sum [32]byte, err error) {
 	return sum, nil
 }
 
-// hash adds a span to h in steps, after before returned nil for the bytes of the step. Memory that the CPU cannot reach is loaded. Memory that
-// was taken away (a file that was truncated, a hole in a memfd) is mem.ErrFault; h is of no use then.
+// hash adds a span to h in steps, after before returned nil for the bytes of the step. Memory that
+// the CPU cannot reach is loaded. Memory that was taken away (a file that was truncated, a hole in
+// a memfd) is mem.ErrFault; h is of no use then.
 func (n *Node) hash(ctx context.Context, h hash.Hash, s mem.Span, before func(bytes uint64) error) error {
 	far := bounce.Mover(s) != nil
 	for s.Len > 0 {

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Digests of several requests against a model: whatever a peer asks, in whatever order, it gets the SHA-256 of exactly the
-// bytes that it may read, or an error that ends that digest and no other.
+// Digests of several requests against a model: whatever a peer asks, in whatever order, it gets the
+// SHA-256 of exactly the bytes that it may read, or an error that ends that digest and no other.
 func TestDigestModel(t *testing.T) {
 	p := newPair(t, Options{})
 	src := region(t, 4096)
@@ -84,7 +84,8 @@ func TestDigestModel(t *testing.T) {
 				}
 				a, err := control.Parse[control.DigestSum](r.Body)
 				if err != nil || a.Bytes != uint64(len(sum)) || a.Sum != sha256.Sum256(sum) {
-					rt.Fatalf("%+v: %d bytes, sum %x, %v; expected %d and %x", q, a.Bytes, a.Sum, err, len(sum), sha256.Sum256(sum))
+					rt.Fatalf("%+v: %d bytes, sum %x, %v; expected %d and %x", q, a.Bytes, a.Sum, err, len(sum),
+						sha256.Sum256(sum))
 				}
 				if q.Last {
 					delete(model, id)
@@ -107,7 +108,8 @@ func TestDigestModel(t *testing.T) {
 			},
 		})
 		for id := range model {
-			if _, err := p.ab.request(context.Background(), &control.Digest{ID: [16]byte{id}, At: uint64(len(model[id])), Last: true}); err != nil {
+			if _, err := p.ab.request(context.Background(),
+				&control.Digest{ID: [16]byte{id}, At: uint64(len(model[id])), Last: true}); err != nil {
 				rt.Fatal(err)
 			}
 		}

@@ -43,7 +43,8 @@ func TestDigest(t *testing.T) {
 				x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(3, local)}, o)
 				wait(t, x, err)
 				addsUp(t, x)
-				if e := x.Explain(); e.Digest != want || !strings.Contains(e.String(), fmt.Sprintf("sha-256 %x of the memory on both sides", want)) {
+				if e := x.Explain(); e.Digest != want ||
+					!strings.Contains(e.String(), fmt.Sprintf("sha-256 %x of the memory on both sides", want)) {
 					t.Errorf("expected digest %x\n%v", want, e)
 				}
 				if in := <-p.heard; in.ID != x.ID() || string(in.Msg) != "x" {
@@ -109,7 +110,8 @@ func TestDigestCatchesDamage(t *testing.T) {
 				if kind == "put" {
 					export(t, p.b, dst, "dst", path.Read|path.Write)
 				}
-				// The paths look at this only once the transfer moves; both nodes use the one driver.
+				// The paths look at this only once the transfer moves; both nodes use the one
+				// driver.
 				d.poll = func(q path.Path, events []path.Event) int {
 					n := q.Poll(events)
 					for _, e := range events[:n] {
@@ -126,11 +128,13 @@ func TestDigestCatchesDamage(t *testing.T) {
 				var got <-chan arrival
 				switch kind {
 				case "put":
-					x, err = p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "dst").At(0, local)}, PutOptions{Digest: true})
+					x, err = p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "dst").At(0, local)},
+						PutOptions{Digest: true})
 				case "get":
 					export(t, p.b, src, "src", path.Read)
 					local, _ = dst.Span(0, size)
-					x, err = p.ab.Get(ctx(t), []path.Copy{lookup(t, p.ab, "src").At(0, local)}, PutOptions{Digest: true})
+					x, err = p.ab.Get(ctx(t), []path.Copy{lookup(t, p.ab, "src").At(0, local)},
+						PutOptions{Digest: true})
 				default:
 					got = receive(ctx(t), p.b, "w")
 					victim = func() []byte {
@@ -141,13 +145,15 @@ func TestDigestCatchesDamage(t *testing.T) {
 						}
 						return make([]byte, size) // the receiver has it already
 					}
-					x, err = p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{int64(size)}}, src.All(), PutOptions{Digest: true})
+					x, err = p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{int64(size)}},
+						src.All(), PutOptions{Digest: true})
 				}
 				if err != nil {
 					t.Fatal(err)
 				}
 				err = x.Wait(ctx(t))
-				if !errors.Is(err, path.ErrIntegrity) || !errors.Is(err, control.Integrity) || !strings.Contains(err.Error(), "SHA-256") {
+				if !errors.Is(err, path.ErrIntegrity) || !errors.Is(err, control.Integrity) ||
+					!strings.Contains(err.Error(), "SHA-256") {
 					t.Errorf("%v\n%v", err, x.Explain())
 				}
 				if e := x.Explain(); e.Digest == [32]byte{} || strings.Contains(e.String(), "both sides") {
@@ -178,7 +184,8 @@ func TestSendWithDigest(t *testing.T) {
 			src := region(t, int(size)+1)
 			fill(src, 14)
 			got := receive(ctx(t), p.b, "w")
-			x, err := p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, src.All(), PutOptions{Digest: true})
+			x, err := p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, src.All(),
+				PutOptions{Digest: true})
 			wait(t, x, err)
 			a := arrived(t, got)
 			if a.err != nil {
@@ -195,7 +202,8 @@ func TestSendWithDigest(t *testing.T) {
 	}
 }
 
-// A peer learns nothing about memory that it may not read, and cannot have more hashed than it may ask for.
+// A peer learns nothing about memory that it may not read, and cannot have more hashed than it may
+// ask for.
 func TestDigestRefusals(t *testing.T) {
 	p := newPair(t, Options{})
 	r := region(t, 64<<20)
@@ -206,7 +214,8 @@ func TestDigestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	src := region(t, 4096)
-	if _, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "wo").At(0, src.All())}, PutOptions{Digest: true}); !errors.Is(err, path.ErrRights) {
+	if _, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "wo").At(0, src.All())},
+		PutOptions{Digest: true}); !errors.Is(err, path.ErrRights) {
 		t.Errorf("a put with a digest into a write-only export: %v", err)
 	}
 	forged := ro.Key()
@@ -226,9 +235,11 @@ func TestDigestRefusals(t *testing.T) {
 		"beyond":            {control.Digest{Blocks: block(ro.Key(), r.Len(), 1)}, path.ErrBounds},
 		"around":            {control.Digest{Blocks: block(ro.Key(), ^uint64(0), 2)}, path.ErrBounds},
 		"too much":          {control.Digest{Blocks: block(ro.Key(), 0, digestMax+1)}, control.OverBudget},
-		"too much in sum":   {control.Digest{Blocks: append(block(ro.Key(), 0, digestMax), block(ro.Key(), 0, 1)...)}, control.OverBudget},
-		"all there is":      {control.Digest{Blocks: append(block(ro.Key(), 0, ^uint64(0)), block(ro.Key(), 0, 2)...)}, control.OverBudget},
-		"not begun":         {control.Digest{ID: id(9), At: 5, Blocks: block(ro.Key(), 0, 1)}, control.NotFound},
+		"too much in sum": {control.Digest{Blocks: append(block(ro.Key(), 0, digestMax), block(ro.Key(), 0, 1)...)},
+			control.OverBudget},
+		"all there is": {control.Digest{Blocks: append(block(ro.Key(), 0, ^uint64(0)), block(ro.Key(), 0, 2)...)},
+			control.OverBudget},
+		"not begun": {control.Digest{ID: id(9), At: 5, Blocks: block(ro.Key(), 0, 1)}, control.NotFound},
 	} {
 		c.q.Last = true
 		if _, err := p.ab.request(ctx(t), &c.q); !errors.Is(err, c.want) {
@@ -310,7 +321,8 @@ func TestDigestBusy(t *testing.T) {
 	}
 }
 
-// Revoke does not return while a digest reads the memory, and a digest does not go on for long after it.
+// Revoke does not return while a digest reads the memory, and a digest does not go on for long
+// after it.
 func TestRevokeWaitsForDigests(t *testing.T) {
 	p := newPair(t, Options{})
 	r := region(t, 4096)
@@ -343,7 +355,8 @@ func unleased(t testing.TB, r *mem.Region) {
 	}
 }
 
-// Whatever ends a transfer while its digest is at work, it ends once, and gives back what it holds only when nothing reads it.
+// Whatever ends a transfer while its digest is at work, it ends once, and gives back what it holds
+// only when nothing reads it.
 func TestDigestInterrupted(t *testing.T) {
 	for _, how := range []string{"cancel", "context", "peer closes", "node closes", "revoke"} {
 		t.Run(how, func(t *testing.T) {
@@ -356,7 +369,8 @@ func TestDigestInterrupted(t *testing.T) {
 			}
 			c, cancel := context.WithCancel(ctx(t))
 			defer cancel()
-			put, err := p.ab.Put(c, []path.Copy{lookup(t, p.ab, "dst").At(0, src.All())}, PutOptions{Digest: true, Paths: []string{"tcp"}})
+			put, err := p.ab.Put(c, []path.Copy{lookup(t, p.ab, "dst").At(0, src.All())},
+				PutOptions{Digest: true, Paths: []string{"tcp"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -412,7 +426,8 @@ func TestSendWithoutPromisedDigest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, how := range []string{"none", "of a part", "in another order", "of another export", "of other bytes", "of all"} {
+	for _, how := range []string{"none", "of a part", "in another order", "of another export", "of other bytes",
+		"of all"} {
 		t.Run(how, func(t *testing.T) {
 			p := newPair(t, Options{})
 			src := region(t, 4096)
@@ -482,11 +497,13 @@ func TestSendWithoutPromisedDigest(t *testing.T) {
 	}
 }
 
-// Paths that corrupt what gets bring, delay, fail and go down: with a digest a transfer that succeeds has the right bytes.
+// Paths that corrupt what gets bring, delay, fail and go down: with a digest a transfer that
+// succeeds has the right bytes.
 func TestFaultyDigests(t *testing.T) {
 	good, damaged, bad := 0, 0, 0
 	for seed := range uint64(faultSeeds) {
-		plan := fault.Random(fault.Operations, seed, 12, fault.Corrupt, fault.Corrupt, fault.Corrupt, fault.Delay, fault.Reorder, fault.Fail, fault.Cut)
+		plan := fault.Random(fault.Operations, seed, 12, fault.Corrupt, fault.Corrupt, fault.Corrupt, fault.Delay,
+			fault.Reorder, fault.Fail, fault.Cut)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			d, err := fault.NewDriver(tcp.New(tcp.Options{CongestionControl: tcp.CongestionSystem}), plan)
 			if err != nil {
@@ -528,8 +545,8 @@ func TestFaultyDigests(t *testing.T) {
 	}
 }
 
-// A path that goes down under a transfer, or while only its digest is missing, does not end it: the digest is of all the bytes,
-// whichever path brought them.
+// A path that goes down under a transfer, or while only its digest is missing, does not end it: the
+// digest is of all the bytes, whichever path brought them.
 func TestDigestFailover(t *testing.T) {
 	for _, when := range []string{"middle", "end"} {
 		t.Run(when, func(t *testing.T) {
@@ -559,7 +576,8 @@ func TestDigestFailover(t *testing.T) {
 				}
 			}
 			wait(t, x, nil)
-			if e := x.Explain(); e.Digest != sha256.Sum256(s.src.All().Bytes()) || e.Path != "beta" || len(e.Failovers) != 1 {
+			if e := x.Explain(); e.Digest != sha256.Sum256(s.src.All().Bytes()) || e.Path != "beta" ||
+				len(e.Failovers) != 1 {
 				t.Errorf("%v", e)
 			}
 			if !bytes.Equal(s.src.All().Bytes(), s.dst.All().Bytes()) {
@@ -589,14 +607,16 @@ func TestDigestBeforeThePath(t *testing.T) {
 				export(t, p.b, dst, "dst", path.Read|path.Write)
 				local, _ := src.Span(1, 0)
 				const stream = 7
-				if !p.ab.streams.enter(&Transfer{stream: stream}) { // whose turn it is; the other one waits without a path
+				if !p.ab.streams.enter(&Transfer{stream: stream}) {
+					// whose turn it is; the other one waits without a path
 					t.Fatal("the stream is taken")
 				}
 				begin := p.ab.Put
 				if kind == "get" {
 					begin = p.ab.Get
 				}
-				x, err := begin(ctx(t), []path.Copy{lookup(t, p.ab, "dst").At(3, local)}, PutOptions{Paths: []string{name}, Digest: true, Stream: stream, Msg: []byte("x")})
+				x, err := begin(ctx(t), []path.Copy{lookup(t, p.ab, "dst").At(3, local)},
+					PutOptions{Paths: []string{name}, Digest: true, Stream: stream, Msg: []byte("x")})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -628,7 +648,8 @@ func TestDigestBeforeThePath(t *testing.T) {
 	}
 }
 
-// A transfer that is canceled ends once, with one error, while its digests are compared: the digester and the lane do not meet in its state.
+// A transfer that is canceled ends once, with one error, while its digests are compared: the
+// digester and the lane do not meet in its state.
 func TestDigestAndCancel(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)

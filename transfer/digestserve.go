@@ -14,8 +14,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// digestsKept is the number of unfinished digests that a node keeps for one peer; when there are more, the one that was not
-// asked for longest is forgotten. Honest peers have fewer (digestsOpen), besides those that they gave up.
+// digestsKept is the number of unfinished digests that a node keeps for one peer; when there are
+// more, the one that was not asked for longest is forgotten. Honest peers have fewer (digestsOpen),
+// besides those that they gave up.
 const digestsKept = 256
 
 // digests is the state that digests need for one peer, on both sides.
@@ -90,9 +91,10 @@ func (s *digests) forget(id observe.ID) *openDigest {
 // hashers is the number of digests that a node computes for its peers at once.
 func hashers() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
-// pushed reports whether a request is about nothing but a tensor that the peer is pushing and has promised a digest of. That memory was
-// cleared, and only the peer has written there since. Of any other memory this node cannot know which bytes the peer wrote: over shared
-// memory it writes them itself. A peer could then find a byte by comparing digests of bytes that it wrote around it.
+// pushed reports whether a request is about nothing but a tensor that the peer is pushing and has
+// promised a digest of. That memory was cleared, and only the peer has written there since. Of any
+// other memory this node cannot know which bytes the peer wrote: over shared memory it writes them
+// itself. A peer could then find a byte by comparing digests of bytes that it wrote around it.
 func (p *Peer) pushed(q *control.Digest) bool {
 	n := p.node
 	n.mu.Lock()
@@ -104,21 +106,25 @@ func (p *Peer) pushed(q *control.Digest) bool {
 	return !slices.ContainsFunc(q.Blocks, func(b control.Block) bool { return b.Key != in.export.e.Key() })
 }
 
-// answerDigest hashes what the peer may read, or is pushing. A peer without the right to read learns whether the sum is the one that it
-// expects, and no other. It runs on a goroutine of its own.
+// answerDigest hashes what the peer may read, or is pushing. A peer without the right to read
+// learns whether the sum is the one that it expects, and no other. It runs on a goroutine of its
+// own.
 func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
 	reads := p.Rights()&identity.Read != 0
 	want := path.Read
 	if p.pushed(q) {
 		want = path.Write
 	} else if !reads {
-		return nil, control.Errorf(control.NotPermitted, "%s may %v on this node, not read: a digest tells what bytes are; without that right only a tensor that is pushed with a digest is compared", p.who(), p.Rights())
+		return nil, control.Errorf(control.NotPermitted,
+			"%s may %v on this node, not read: a digest tells what bytes are; without that right only a tensor that "+
+				"is pushed with a digest is compared", p.who(), p.Rights())
 	}
 	var total uint64
 	for i := range q.Blocks {
 		n := q.Blocks[i].Len
 		if n > digestMax-total {
-			return nil, control.Errorf(control.OverBudget, "more than %d bytes in one request for a digest", uint64(digestMax))
+			return nil, control.Errorf(control.OverBudget, "more than %d bytes in one request for a digest",
+				uint64(digestMax))
 		}
 		total += n
 	}
@@ -155,7 +161,8 @@ func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
 	return a, nil
 }
 
-// hash adds a block of an export that permits the peer what is wanted. The export cannot be taken away meanwhile, and a revocation waits for no more than a step.
+// hash adds a block of an export that permits the peer what is wanted. The export cannot be taken
+// away meanwhile, and a revocation waits for no more than a step.
 func (p *Peer) hash(d *openDigest, b control.Block, want path.Rights) error {
 	n := p.node
 	n.mu.Lock()
@@ -217,7 +224,8 @@ func (n *Node) settle(p *Peer, d *openDigest, sum, expect [32]byte) error {
 	}
 	delete(n.offers, d.id)
 	n.mu.Unlock()
-	n.discard(in, control.Errorf(control.Integrity, "tensor %q: SHA-256 of the %d bytes that came is %x, %s sent %x: they were damaged on the way",
+	n.discard(in, control.Errorf(control.Integrity,
+		"tensor %q: SHA-256 of the %d bytes that came is %x, %s sent %x: they were damaged on the way",
 		in.rec.Name, d.bytes, sum, p, expect))
 	return nil // the answer says enough
 }
@@ -230,7 +238,8 @@ type uses struct {
 	closed chan struct{} // once the export has ended and its last reader is done
 }
 
-// use keeps the export's memory until done is called; it fails when the export was revoked, or is nil.
+// use keeps the export's memory until done is called; it fails when the export was revoked, or is
+// nil.
 func (x *Export) use() (done func(), ok bool) {
 	if x == nil {
 		return nil, false

@@ -15,9 +15,11 @@ import (
 // tries counts attempts that fail in a row against the limits of a Retry.
 type tries struct {
 	retry  Retry
-	failed int       // without progress in between, failed dials included
-	since  time.Time // from when Retry.Total counts: the last progress, the start, or the loss of the session that came first
-	lost   error     // the loss of a session, after the last progress
+	failed int // without progress in between, failed dials included
+	// from when Retry.Total counts: the last progress, the start, or the loss of the session that
+	// came first
+	since time.Time
+	lost  error // the loss of a session, after the last progress
 }
 
 func newTries(r Retry) *tries { return &tries{retry: r, since: time.Now()} }
@@ -41,8 +43,9 @@ func (t *tries) dials() int {
 	return 0
 }
 
-// again accounts for an attempt that failed with err: it says how long to wait before the next one, or with an error that there
-// is none. dials is how many failed in it, met whether it had a session, lost whether that or a path is gone.
+// again accounts for an attempt that failed with err: it says how long to wait before the next one,
+// or with an error that there is none. dials is how many failed in it, met whether it had a
+// session, lost whether that or a path is gone.
 func (t *tries) again(now time.Time, dials int, met, lost bool, err error) (wait time.Duration, gaveUp error) {
 	if met && t.failed == 0 {
 		t.since = now // a session that moved bytes slowly was no wait for one
@@ -80,15 +83,17 @@ func pause(ctx context.Context, d time.Duration) bool {
 // DoOptions modify Link.Do. The zero value is usual.
 type DoOptions struct {
 	Retry Retry // what is 0 is taken from the link's
-	// Again, if any, says of errors whether they may pass, instead of Retriable. It is not asked about lost sessions.
+	// Again, if any, says of errors whether they may pass, instead of Retriable. It is not asked
+	// about lost sessions.
 	Again func(error) bool
-	// Progress, if any, is a number that grows as f gets further, over all its calls: that sets the limits of Retry back.
+	// Progress, if any, is a number that grows as f gets further, over all its calls: that sets the
+	// limits of Retry back.
 	Progress func() uint64
 }
 
-// Do calls f with a session, and again with another session or after a while, as Retry says, while f fails with an error that may
-// pass: for requests and for work that no Job does. The session is f's until it returns. The error is ctx's, the last one of f, or
-// wraps that and ErrGaveUp.
+// Do calls f with a session, and again with another session or after a while, as Retry says, while
+// f fails with an error that may pass: for requests and for work that no Job does. The session is
+// f's until it returns. The error is ctx's, the last one of f, or wraps that and ErrGaveUp.
 func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, p *Peer) error) error {
 	if err := invariants.Context(ctx, "transfer.Link.Do"); err != nil {
 		return err
@@ -116,7 +121,8 @@ func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, 
 	})
 }
 
-// repeat makes attempts until one succeeds, another one is no use, a limit of t is reached, or ctx or the link ends.
+// repeat makes attempts until one succeeds, another one is no use, a limit of t is reached, or ctx
+// or the link ends.
 func (l *Link) repeat(ctx context.Context, t *tries, progress func() uint64, attempt func() (try, error)) error {
 	for best := progress(); ; {
 		x, err := attempt()
@@ -180,19 +186,22 @@ func (l *Link) once(ctx context.Context, t *tries, f func(context.Context, *Peer
 	}
 	if x.lost = p.Err() != nil; x.lost {
 		<-p.gone // then the node knows the session as lost
-		// What f says may be of its own making: it counts as an error of the session if it is one that could come from its loss.
-		x.again = errors.Is(err, ErrPeerLost) && Retriable(err) || errors.Is(err, path.ErrUnavailable) && Retriable(p.Err()) || l.cutOff(p, err)
+		// What f says may be of its own making: it counts as an error of the session if it is one
+		// that could come from its loss.
+		x.again = errors.Is(err, ErrPeerLost) && Retriable(err) || errors.Is(err, path.ErrUnavailable) &&
+			Retriable(p.Err()) || l.cutOff(p, err)
 	}
 	return x, err
 }
 
-// cutOff reports whether an error comes from a session that was closed by this side, but not with the link: there can be another one.
+// cutOff reports whether an error comes from a session that was closed by this side, but not with
+// the link: there can be another one.
 func (l *Link) cutOff(p *Peer, err error) bool {
 	return errors.Is(err, ErrClosed) && errors.Is(p.Err(), ErrClosed) && l.ctx.Err() == nil
 }
 
-// retrying gives OnRetry a failure that the link tries again. p is the session that it came from, nil for a dial;
-// OnRetry gets the loss of a session once, however many jobs it had.
+// retrying gives OnRetry a failure that the link tries again. p is the session that it came from,
+// nil for a dial; OnRetry gets the loss of a session once, however many jobs it had.
 func (l *Link) retrying(p *Peer, err error) {
 	if l.onRetry == nil {
 		return
@@ -226,8 +235,8 @@ func (l *Link) lostFirst(session uint64) bool {
 	return true
 }
 
-// Connect waits for a session as Peer does, but gives up with the error of the first dial that fails: for a caller that wants to
-// know at once whether the peer answers.
+// Connect waits for a session as Peer does, but gives up with the error of the first dial that
+// fails: for a caller that wants to know at once whether the peer answers.
 func (l *Link) Connect(ctx context.Context) (*Peer, error) {
 	s, err := l.lease(ctx, 1)
 	if err != nil {

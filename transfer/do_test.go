@@ -67,11 +67,16 @@ func TestTries(t *testing.T) {
 	if x.waited > time.Minute || x.waited < 55*time.Second {
 		t.Errorf("waited %v", x.waited)
 	}
-	// Attempts count against the time as well as the waits, but for the session that was there first.
-	ends("slow attempts", run(Retry{Attempts: -1, Total: time.Minute, Max: time.Millisecond, First: time.Millisecond}, always(step{took: 25 * time.Second, met: true, lost: true})), 4)
-	ends("no session", run(Retry{Attempts: -1, Total: time.Minute, Max: time.Millisecond, First: time.Millisecond}, always(step{took: 25 * time.Second})), 3)
+	// Attempts count against the time as well as the waits, but for the session that was there
+	// first.
+	ends("slow attempts", run(Retry{Attempts: -1, Total: time.Minute, Max: time.Millisecond, First: time.Millisecond},
+		always(step{took: 25 * time.Second, met: true, lost: true})), 4)
+	ends("no session", run(Retry{Attempts: -1, Total: time.Minute, Max: time.Millisecond, First: time.Millisecond},
+		always(step{took: 25 * time.Second})), 3)
 	// A session without a verified piece for long is no reason to give up when it is lost.
-	x = run(Retry{Attempts: -1, Total: time.Minute}, func(n int) (step, bool) { return step{took: time.Hour, met: true, lost: true}, n < 1 })
+	x = run(Retry{Attempts: -1, Total: time.Minute}, func(n int) (step, bool) {
+		return step{took: time.Hour, met: true, lost: true}, n < 1
+	})
 	if x.err != nil || x.waited != 0 {
 		t.Errorf("a slow session: %+v", x)
 	}
@@ -117,7 +122,8 @@ func TestDo(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	n := open(t, Options{})
 	var h heard
-	l := link(t, n, s.addr(), LinkOptions{Min: -1, Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond}, OnRetry: h.add})
+	l := link(t, n, s.addr(), LinkOptions{Min: -1, Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond},
+		OnRetry: h.add})
 	if _, err := l.Connect(ctx(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +150,8 @@ func TestDo(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if dials, losses, others := h.count(); dials != 0 || losses != 1 || others != 0 || !errors.Is(h.all[0].Err, ErrPeerLost) {
+	if dials, losses, others := h.count(); dials != 0 || losses != 1 || others != 0 ||
+		!errors.Is(h.all[0].Err, ErrPeerLost) {
 		t.Errorf("told: %v", h.all)
 	}
 	// An error that does not pass ends it at once; Again decides.
@@ -158,7 +165,9 @@ func TestDo(t *testing.T) {
 		t.Errorf("%d calls: %v", calls, err)
 	}
 	calls = 0
-	err := l.Do(ctx(t), DoOptions{Retry: Retry{Attempts: 4}, Again: func(err error) bool { return errors.Is(err, control.NotFound) }}, missing)
+	err := l.Do(ctx(t), DoOptions{Retry: Retry{Attempts: 4}, Again: func(err error) bool {
+		return errors.Is(err, control.NotFound)
+	}}, missing)
 	if !errors.Is(err, ErrGaveUp) || !errors.Is(err, control.NotFound) || calls != 4 {
 		t.Errorf("%d calls: %v", calls, err)
 	}
@@ -167,7 +176,9 @@ func TestDo(t *testing.T) {
 	}
 	// Progress sets the limits back.
 	calls = 0
-	err = l.Do(ctx(t), DoOptions{Retry: Retry{Attempts: 2}, Progress: func() uint64 { return uint64(calls) }}, func(context.Context, *Peer) error {
+	err = l.Do(ctx(t), DoOptions{Retry: Retry{Attempts: 2}, Progress: func() uint64 {
+		return uint64(calls)
+	}}, func(context.Context, *Peer) error {
 		if calls++; calls < 10 {
 			return control.Busy
 		}
@@ -178,18 +189,23 @@ func TestDo(t *testing.T) {
 	}
 	// A context that ends is the end, with the last error.
 	short, cancel := context.WithCancel(ctx(t))
-	err = l.Do(short, DoOptions{Retry: Retry{Attempts: -1}}, func(context.Context, *Peer) error { cancel(); return control.Busy })
+	err = l.Do(short, DoOptions{Retry: Retry{Attempts: -1}}, func(context.Context, *Peer) error {
+		cancel()
+		return control.Busy
+	})
 	if !errors.Is(err, control.Busy) {
 		t.Error(err)
 	}
 }
 
-// The address answers no dial: Connect fails at the first one, Do as Retry says, and OnRetry gets each dial.
+// The address answers no dial: Connect fails at the first one, Do as Retry says, and OnRetry gets
+// each dial.
 func TestConnectToNobody(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	s.proxy.Refuse(true)
 	var h heard
-	l := link(t, open(t, Options{}), s.addr(), LinkOptions{Min: -1, Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond, Attempts: 3}, OnRetry: h.add})
+	l := link(t, open(t, Options{}), s.addr(), LinkOptions{Min: -1,
+		Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond, Attempts: 3}, OnRetry: h.add})
 	if p, err := l.Connect(ctx(t)); err == nil || p != nil || errors.Is(err, ErrGaveUp) {
 		t.Errorf("%v, %v", p, err)
 	}

@@ -18,8 +18,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
-// The time of a transfer that waits for the rate has come while another one, canceled already, is on its way to the lane: the first
-// is posted all the same. Nothing is outstanding that would bring the lane back to it.
+// The time of a transfer that waits for the rate has come while another one, canceled already, is
+// on its way to the lane: the first is posted all the same. Nothing is outstanding that would bring
+// the lane back to it.
 func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}})
 	l, err := newLimits("test", Quota{Out: sched.Limits{Rate: 16 << 10, Burst: 4 << 10}}, p.a.limits)
@@ -66,8 +67,9 @@ func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 	wait(t, x, nil)
 }
 
-// A path that the peer says is down before this side, which dialed it, has taken it up is not taken up: what it carried would be
-// written after this side has told the peer that nothing more comes by it.
+// A path that the peer says is down before this side, which dialed it, has taken it up is not taken
+// up: what it carried would be written after this side has told the peer that nothing more comes by
+// it.
 func TestPathDownWhileItIsDialed(t *testing.T) {
 	d := over("tcp")
 	hold, held := make(chan struct{}), make(chan struct{}, 1)
@@ -152,7 +154,8 @@ func waiters(n *Node, name string) int {
 	return len(n.waiting[name])
 }
 
-// A peer offers a tensor and is gone before the offer is answered: the answer ends, and the receiver goes on waiting.
+// A peer offers a tensor and is gone before the offer is answered: the answer ends, and the
+// receiver goes on waiting.
 func TestOfferOfAPeerThatIsGone(t *testing.T) {
 	p := newPair(t, Options{})
 	c, stop := context.WithCancel(ctx(t))
@@ -174,15 +177,16 @@ func TestOfferOfAPeerThatIsGone(t *testing.T) {
 	}
 }
 
-// A peer makes the same offer twice at once: one of them is refused. Both receptions would have one place in the table, so one of them
-// could not end any more.
+// A peer makes the same offer twice at once: one of them is refused. Both receptions would have one
+// place in the table, so one of them could not end any more.
 func TestSameOfferTwiceAtOnce(t *testing.T) {
 	const size = 32 << 20
 	p := newPair(t, Options{Budget: 1 << 30})
 	for i := range uint64(4) {
 		c, stop := context.WithCancel(ctx(t))
 		one, two := receiving(t, c, p.b, "w"), receiving(t, c, p.b, "w")
-		q := offerOf(t, observe.NewID(p.a.instance, 1<<20+i), "w", size, true) // a digest: then the memory is cleared first, which takes its time
+		// a digest: then the memory is cleared first, which takes its time
+		q := offerOf(t, observe.NewID(p.a.instance, 1<<20+i), "w", size, true)
 		errs := make(chan error, 2)
 		for range 2 {
 			go func() {
@@ -211,8 +215,8 @@ func TestSameOfferTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// As many requests wait for their answers as a session can have, and a path goes down: its transfers go on by another one, and the
-// session stays.
+// As many requests wait for their answers as a session can have, and a path goes down: its
+// transfers go on by another one, and the session stays.
 func TestPathDownWhileRequestsAreFull(t *testing.T) {
 	s := newTwoPaths(t, 4<<20)
 	release := make(chan struct{})
@@ -295,8 +299,8 @@ func (f *meanwhile) forget() {}
 
 func (f *meanwhile) refund() {}
 
-// A queue is closed while an export is revoked: the revocation waits for the peer that still has the memory mapped, wherever the queue
-// was found.
+// A queue is closed while an export is revoked: the revocation waits for the peer that still has
+// the memory mapped, wherever the queue was found.
 func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
 	p := newPair(t, Options{})
 	e := export(t, p.b, region(t, 4096), "x", path.Read|path.Write)
@@ -332,7 +336,8 @@ func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
 	}
 }
 
-// The digester of a transfer that has nothing left to post may know the outcome before the lane has taken the transfer from its arrivals.
+// The digester of a transfer that has nothing left to post may know the outcome before the lane has
+// taken the transfer from its arrivals.
 func TestDigesterIsFaster(t *testing.T) {
 	for _, canceled := range []bool{false, true} {
 		p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}})

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// A tensor without elements is exported, listed, put, got, sent and shared as others are: of memory of no bytes, and of none of the bytes of a region. A put of it brings its message.
+// A tensor without elements is exported, listed, put, got, sent and shared as others are: of memory
+// of no bytes, and of none of the bytes of a region. A put of it brings its message.
 func TestTensorWithoutBytes(t *testing.T) {
 	d := tensor.Desc{DType: tensor.F32, Shape: []int64{4, 0, 3}}
 	for name, by := range map[string][]string{"any path": nil, "tcp": {"tcp"}} {
@@ -19,8 +20,10 @@ func TestTensorWithoutBytes(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { none.Close() })
-			for where, s := range map[string]mem.Span{"no memory": none.All(), "no bytes of a region": {Region: region(t, 4096), Off: 4096}} {
-				x, err := p.b.Export(s, ExportOptions{Name: "e", Rights: path.Read | path.Write, Tensor: &d, WholeRegion: s.Region != none})
+			for where, s := range map[string]mem.Span{"no memory": none.All(),
+				"no bytes of a region": {Region: region(t, 4096), Off: 4096}} {
+				x, err := p.b.Export(s, ExportOptions{Name: "e", Rights: path.Read | path.Write, Tensor: &d,
+					WholeRegion: s.Region != none})
 				if err != nil {
 					t.Fatalf("%s: %v", where, err)
 				}

@@ -11,12 +11,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// A node warns of its certificate before the end and after it, and a client then says that the certificate of the server has expired.
+// A node warns of its certificate before the end and after it, and a client then says that the
+// certificate of the server has expired.
 func TestCertificateWarns(t *testing.T) {
 	ca := authority(t)
 	var later atomic.Int64
 	issued := func(name string, valid time.Duration) *identity.Identity {
-		id, err := ca.Issue(name, identity.IssueOptions{Valid: valid, Options: identity.Options{Clock: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }}})
+		id, err := ca.Issue(name, identity.IssueOptions{Valid: valid,
+			Options: identity.Options{Clock: func() time.Time {
+				return time.Now().Add(time.Duration(later.Load()))
+			}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -24,8 +28,10 @@ func TestCertificateWarns(t *testing.T) {
 		return id
 	}
 	var log lockedBuffer
-	server := open(t, Options{Identity: issued("server", 24*time.Hour), Policy: allRights{}, Listen: []string{loopback}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if s := log.String(); !strings.Contains(s, "level=WARN") || !strings.Contains(s, "ends on") || !strings.Contains(s, "pair renew") {
+	server := open(t, Options{Identity: issued("server", 24*time.Hour), Policy: allRights{}, Listen: []string{loopback},
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if s := log.String(); !strings.Contains(s, "level=WARN") || !strings.Contains(s, "ends on") ||
+		!strings.Contains(s, "pair renew") {
 		t.Errorf("a day before the end the log says %q", s)
 	}
 	client := open(t, Options{Identity: issued("client", 100*time.Hour)})

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Errors of this package; match them with errors.Is. Errors of paths and of the peer (control.Error) come through as well. The package
-// comment says which one comes when.
+// Errors of this package; match them with errors.Is. Errors of paths and of the peer
+// (control.Error) come through as well. The package comment says which one comes when.
 var (
 	ErrClosed    = errors.New("transfer: closed by this side")
 	ErrContext   = invariants.ErrContext // a nil context; builds with -tags invariants panic instead
@@ -23,8 +23,10 @@ var (
 	ErrNoRights  = errors.New("nobody there has rights")
 )
 
-// own are errors that say something about what was asked for, or about its bytes. The loss of the session changes nothing about them.
-var own = []error{ErrClosed, ErrContext, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, path.ErrIntegrity, path.ErrRights, path.ErrBounds, path.ErrKey, path.ErrRevoked,
+// own are errors that say something about what was asked for, or about its bytes. The loss of the
+// session changes nothing about them.
+var own = []error{ErrClosed, ErrContext, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, path.ErrIntegrity,
+	path.ErrRights, path.ErrBounds, path.ErrKey, path.ErrRevoked,
 	path.ErrTooLarge, path.ErrCanceled}
 
 // ofSession reports whether an error can come from the end of the session.
@@ -36,8 +38,9 @@ func isOneOf(err error, of ...error) bool {
 	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
 }
 
-// outcome makes the error with which something ends that was asked of the peer out of what was seen of it: the rule of the package comment.
-// canceled is why the caller ended it, if it did; named are the exports that it names.
+// outcome makes the error with which something ends that was asked of the peer out of what was seen
+// of it: the rule of the package comment. canceled is why the caller ended it, if it did; named are
+// the exports that it names.
 func (p *Peer) outcome(err, canceled error, named ...path.Key) error {
 	switch lost := p.Err(); {
 	case err == nil:
@@ -55,8 +58,8 @@ func (p *Peer) outcome(err, canceled error, named ...path.Key) error {
 	return err
 }
 
-// verdict is outcome for an error of a path. It first asks the peer for a sign of life: when a process dies, a path of it may be seen to go
-// down before the session is. It ends with ctx.
+// verdict is outcome for an error of a path. It first asks the peer for a sign of life: when a
+// process dies, a path of it may be seen to go down before the session is. It ends with ctx.
 func (p *Peer) verdict(ctx context.Context, err error, named ...path.Key) error {
 	if ofSession(err) {
 		p.request(ctx, &control.Delivered{}) // whatever the answer says
@@ -118,8 +121,8 @@ func (p *Peer) knew(keys []path.Key) bool {
 	return false
 }
 
-// wasRevoked reports whether the peer has revoked an export that this node knew: no key has an index and an epoch of another one, and
-// epochs grow. The mutex is held.
+// wasRevoked reports whether the peer has revoked an export that this node knew: no key has an
+// index and an epoch of another one, and epochs grow. The mutex is held.
 func (p *Peer) wasRevoked(k path.Key) bool {
 	epoch, ok := p.revokedTo[k.Index]
 	_, known := p.remotes[k]

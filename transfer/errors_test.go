@@ -21,7 +21,9 @@ import (
 
 // answerVerbs has a node answer everything that can be asked of it, until its process ends.
 func answerVerbs(ctx context.Context, n *Node) error {
-	if _, err := n.Handle("echo", func(_ context.Context, _ *Peer, b []byte) ([]byte, error) { return b, nil }); err != nil {
+	if _, err := n.Handle("echo", func(_ context.Context, _ *Peer, b []byte) ([]byte, error) {
+		return b, nil
+	}); err != nil {
 		return err
 	}
 	n.AcceptQueues("verbs")
@@ -56,7 +58,8 @@ func answerVerbs(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// verb is one way to use a peer: it returns the error of one use, and may be called by several goroutines.
+// verb is one way to use a peer: it returns the error of one use, and may be called by several
+// goroutines.
 type verb struct {
 	name string
 	use  func() error
@@ -91,7 +94,8 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 		{"put with a digest", moves(p.Put, digest)},
 		{"notify", func() error { return ended(p.Notify(ctx, []byte("x"), o)) }},
 		{"send tensor", func() error {
-			return ended(p.SendTensor(ctx, "pushed", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, tensors.All(), o))
+			return ended(p.SendTensor(ctx, "pushed", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, tensors.All(),
+				o))
 		}},
 		{"lookup", func() error { _, err := p.Lookup(ctx, name); return err }},
 		{"list", func() error { _, err := p.List(ctx, ""); return err }},
@@ -102,7 +106,8 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 				return err
 			}
 			defer q.Close()
-			if _, err = q.Post([]path.Op{{Kind: path.Get, Copies: []path.Copy{span(0, queued)}}}); errors.Is(err, path.ErrDown) {
+			if _, err = q.Post([]path.Op{{Kind: path.Get, Copies: []path.Copy{span(0, queued)}}}); errors.Is(err,
+				path.ErrDown) {
 				err = nil // Wait says why
 			}
 			var events [4]path.Event
@@ -127,7 +132,8 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 			for {
 				if ctx.Err() == nil { // so that Wait has nothing to report any more
 					_, err := q.Post([]path.Op{{Kind: path.Get, Copies: []path.Copy{span(0, r)}}, {Kind: path.Notify}})
-					if err != nil && !errors.Is(err, path.ErrFull) && !errors.Is(err, path.ErrDown) { // Wait says why it is down
+					if err != nil && !errors.Is(err, path.ErrFull) && !errors.Is(err, path.ErrDown) {
+						// Wait says why it is down
 						return err
 					}
 				}
@@ -160,7 +166,8 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 	}
 	if l != nil {
 		vs = append(vs, verb{"job", func() error {
-			j, err := l.Fetch(ctx, name, jobs.All(), JobOptions{Retry: Retry{Attempts: 2, First: time.Millisecond}, Transfer: o})
+			j, err := l.Fetch(ctx, name, jobs.All(),
+				JobOptions{Retry: Retry{Attempts: 2, First: time.Millisecond}, Transfer: o})
 			if err != nil {
 				return err
 			}
@@ -171,7 +178,8 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 	return vs
 }
 
-// errorsOf uses every verb until it fails, has happen called when each has worked once, and returns the errors.
+// errorsOf uses every verb until it fails, has happen called when each has worked once, and returns
+// the errors.
 func errorsOf(t *testing.T, vs []verb, happen func()) map[string]error {
 	t.Helper()
 	out := map[string]error{}
@@ -203,7 +211,8 @@ func errorsOf(t *testing.T, vs []verb, happen func()) map[string]error {
 	return out
 }
 
-// TestDeadPeer is the row of the table for a peer that dies: whatever was asked of it, by whichever path, and however it dies.
+// TestDeadPeer is the row of the table for a peer that dies: whatever was asked of it, by whichever
+// path, and however it dies.
 func TestDeadPeer(t *testing.T) {
 	for _, via := range paths {
 		for _, how := range []string{"killed", "stopped", "cut off"} {
@@ -214,7 +223,8 @@ func TestDeadPeer(t *testing.T) {
 				}
 				for range times {
 					c := startChild(t, "verbs")
-					n := open(t, Options{Name: "parent", HeartbeatEvery: 100 * time.Millisecond, DeadAfter: time.Second})
+					n := open(t, Options{Name: "parent", HeartbeatEvery: 100 * time.Millisecond,
+						DeadAfter: time.Second})
 					proxy, err := fault.NewProxy("tcp", strings.TrimPrefix(c.addr, "tcp://"), fault.Plan{})
 					if err != nil {
 						t.Fatal(err)
@@ -238,7 +248,8 @@ func TestDeadPeer(t *testing.T) {
 						}
 					})
 					for name, err := range all {
-						if !errors.Is(err, ErrPeerLost) || errors.Is(err, ErrClosed) || errors.Is(err, context.Canceled) || !Retriable(err) && !errors.Is(err, ErrGaveUp) {
+						if !errors.Is(err, ErrPeerLost) || errors.Is(err, ErrClosed) ||
+							errors.Is(err, context.Canceled) || !Retriable(err) && !errors.Is(err, ErrGaveUp) {
 							t.Errorf("%s: %v", name, err)
 						}
 					}
@@ -281,8 +292,8 @@ type due struct {
 
 func (d due) Deadline() (time.Time, bool) { return d.at, true }
 
-// TestHandshakeAsPatientAsItsDialer: the dialer's deadline bounds both handshakes, above and below what a node grants to a stranger, and the
-// error says how far the handshake came.
+// TestHandshakeAsPatientAsItsDialer: the dialer's deadline bounds both handshakes, above and below
+// what a node grants to a stranger, and the error says how far the handshake came.
 func TestHandshakeAsPatientAsItsDialer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -297,8 +308,10 @@ func TestHandshakeAsPatientAsItsDialer(t *testing.T) {
 		}
 	}()
 	p := newPair(t, Options{})
-	ctx := due{t.Context(), time.Now().Add(time.Second / 2)} // else the end of the context, shortly after that of the handshake, may be seen first
-	if _, err := p.a.Dial(ctx, "tcp://"+l.Addr().String()); err == nil || !strings.Contains(err.Error(), "0 bytes of a") {
+	// else the end of the context, shortly after that of the handshake, may be seen first
+	ctx := due{t.Context(), time.Now().Add(time.Second / 2)}
+	if _, err := p.a.Dial(ctx, "tcp://"+l.Addr().String()); err == nil ||
+		!strings.Contains(err.Error(), "0 bytes of a") {
 		t.Errorf("a node that says nothing: %v", err)
 	}
 	long, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -356,7 +369,8 @@ func TestOwnClose(t *testing.T) {
 	}
 }
 
-// TestCallersEnd is the rows for a deadline and a cancellation: of the context that was given to the verb, with its cause.
+// TestCallersEnd is the rows for a deadline and a cancellation: of the context that was given to
+// the verb, with its cause.
 func TestCallersEnd(t *testing.T) {
 	cause := errors.New("the caller's reason")
 	type row struct {
@@ -383,12 +397,15 @@ func TestCallersEnd(t *testing.T) {
 					cancel()
 					c.end(ended)
 				})
-				moves := map[string]bool{"put": true, "get": true, "put with a digest": true, "notify": true, "job": true}
+				moves := map[string]bool{"put": true, "get": true, "put with a digest": true, "notify": true,
+					"job": true}
 				for name, err := range all {
-					if !errors.Is(err, r.want) || moves[name] && !errors.Is(err, path.ErrCanceled) || errors.Is(err, ErrPeerLost) {
+					if !errors.Is(err, r.want) || moves[name] && !errors.Is(err, path.ErrCanceled) ||
+						errors.Is(err, ErrPeerLost) {
 						t.Errorf("%s: %v", name, err)
 					}
-					if asked := name == "lookup" || name == "list" || name == "call"; (asked || moves[name]) && Retriable(err) != (asked && r.want == context.DeadlineExceeded) {
+					if asked := name == "lookup" || name == "list" || name == "call"; (asked || moves[name]) &&
+						Retriable(err) != (asked && r.want == context.DeadlineExceeded) {
 						t.Errorf("%s: retriable: %v: %v", name, Retriable(err), err)
 					}
 				}
@@ -418,7 +435,8 @@ func TestCallersEnd(t *testing.T) {
 		}
 		for err = nil; err == nil; {
 			var x *Transfer
-			if x, err = p.ab.Put(t.Context(), []path.Copy{rem.At(0, src.All())}, PutOptions{Paths: []string{"tcp"}}); err == nil {
+			if x, err = p.ab.Put(t.Context(), []path.Copy{rem.At(0, src.All())},
+				PutOptions{Paths: []string{"tcp"}}); err == nil {
 				x.Cancel()
 				<-x.Done()
 				err = x.Err()
@@ -456,7 +474,8 @@ func (c *switched) end(as context.Context) {
 	close(c.done)
 }
 
-// TestRevokedRemote is the row for an export that its node revokes: the same kind of error before a transfer, in it, and for ever after.
+// TestRevokedRemote is the row for an export that its node revokes: the same kind of error before a
+// transfer, in it, and for ever after.
 func TestRevokedRemote(t *testing.T) {
 	for _, via := range paths {
 		t.Run(via, func(t *testing.T) {
@@ -496,7 +515,8 @@ func TestRevokedRemote(t *testing.T) {
 		d.Key.Secret++
 		rem := p.ab.Import(d)
 		for _, via := range paths {
-			x, err := p.ab.Put(t.Context(), []path.Copy{rem.At(0, region(t, 1<<20).All())}, PutOptions{Paths: []string{via}})
+			x, err := p.ab.Put(t.Context(), []path.Copy{rem.At(0, region(t, 1<<20).All())},
+				PutOptions{Paths: []string{via}})
 			if err == nil {
 				<-x.Done()
 				err = x.Err()
@@ -510,7 +530,8 @@ func TestRevokedRemote(t *testing.T) {
 
 // TestOutcome is the rule itself.
 func TestOutcome(t *testing.T) {
-	p := &Peer{remotes: map[path.Key]remote{{Index: 1}: {named: true}, {Index: 2}: {}}, revokedTo: map[uint32]uint32{3: 7}}
+	p := &Peer{remotes: map[path.Key]remote{{Index: 1}: {named: true}, {Index: 2}: {}},
+		revokedTo: map[uint32]uint32{3: 7}}
 	down := fmt.Errorf("x: %w", path.ErrDown)
 	for _, c := range []struct {
 		name      string
@@ -523,7 +544,8 @@ func TestOutcome(t *testing.T) {
 		{name: "lost", err: down, lost: ErrPeerLost, is: []error{path.ErrDown, ErrPeerLost}},
 		{name: "closed", err: down, lost: ErrClosed, is: []error{path.ErrDown, ErrClosed}, not: []error{ErrPeerLost}},
 		{name: "its own", err: path.ErrIntegrity, lost: ErrPeerLost, is: []error{path.ErrIntegrity}, not: []error{ErrPeerLost}},
-		{name: "canceled", err: path.ErrCanceled, lost: ErrPeerLost, canceled: context.Canceled, is: []error{path.ErrCanceled, context.Canceled}, not: []error{ErrPeerLost}},
+		{name: "canceled", err: path.ErrCanceled, lost: ErrPeerLost, canceled: context.Canceled,
+			is: []error{path.ErrCanceled, context.Canceled}, not: []error{ErrPeerLost}},
 		{name: "too late", err: down, lost: ErrPeerLost, canceled: context.DeadlineExceeded, is: []error{path.ErrDown, ErrPeerLost, context.DeadlineExceeded}},
 		{name: "ended with the peer", err: context.Canceled, lost: ErrPeerLost, is: []error{ErrPeerLost}, not: []error{context.Canceled}},
 		{name: "named", err: path.ErrKey, key: path.Key{Index: 1}, is: []error{path.ErrKey, path.ErrRevoked}},

@@ -56,7 +56,8 @@ func TestEvents(t *testing.T) {
 	src := region(t, 4096)
 	put, err := p.Put(ctx(t), []path.Copy{lookup(t, p, "x").At(0, src.All())}, PutOptions{Paths: []string{"tcp"}})
 	wait(t, put, err)
-	bad, err := p.Put(ctx(t), []path.Copy{lookup(t, p, "x").At(0, src.All())}, PutOptions{Paths: []string{"no such path"}})
+	bad, err := p.Put(ctx(t), []path.Copy{lookup(t, p, "x").At(0, src.All())},
+		PutOptions{Paths: []string{"no such path"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +76,9 @@ func TestEvents(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	want := []observe.EventKind{observe.EventPeerUp, observe.EventTransferBegun, observe.EventPathUp, observe.EventTransferEnded, observe.EventTransferBegun, observe.EventTransferEnded, observe.EventPathDown, observe.EventPeerDown}
+	want := []observe.EventKind{observe.EventPeerUp, observe.EventTransferBegun, observe.EventPathUp,
+		observe.EventTransferEnded, observe.EventTransferBegun, observe.EventTransferEnded, observe.EventPathDown,
+		observe.EventPeerDown}
 	if !slices.Equal(kinds, want) {
 		t.Fatalf("events %v, expected %v", kinds, want)
 	}
@@ -102,7 +105,8 @@ func TestEvents(t *testing.T) {
 	for _, e := range eventsUntil(t, heard, observe.EventPeerDown) {
 		also = append(also, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Name, e.Operation)))
 	}
-	if want := []string{"export_added x", "peer_up", "path_up", "refused lookup", "export_revoked x", "path_down", "peer_down"}; !slices.Equal(also, want) {
+	if want := []string{"export_added x", "peer_up", "path_up", "refused lookup", "export_revoked x", "path_down",
+		"peer_down"}; !slices.Equal(also, want) {
 		t.Errorf("the other side's events: %q, expected %q", also, want)
 	}
 }
@@ -117,7 +121,8 @@ func TestEventOfAStranger(t *testing.T) {
 	}
 	defer c.Close()
 	c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
-	if e := next(t, s); e.Kind != observe.EventRefused || e.Operation != "connection" || e.Address != "tcp://"+c.LocalAddr().String() || e.Reason == "" {
+	if e := next(t, s); e.Kind != observe.EventRefused || e.Operation != "connection" ||
+		e.Address != "tcp://"+c.LocalAddr().String() || e.Reason == "" {
 		t.Errorf("%+v", e)
 	}
 	if n := b.Snapshot().Node; n.TurnedAway != 1 || n.PeersTotal != 0 {
@@ -125,7 +130,8 @@ func TestEventOfAStranger(t *testing.T) {
 	}
 }
 
-// A subscriber that does not read delays no transfer and learns how much it missed, by kind; one beside it gets everything.
+// A subscriber that does not read delays no transfer and learns how much it missed, by kind; one
+// beside it gets everything.
 func TestSlowSubscriber(t *testing.T) {
 	const count = 50
 	p := newPair(t, Options{})
@@ -140,14 +146,17 @@ func TestSlowSubscriber(t *testing.T) {
 		put()
 	}
 	for i := range 2 * count {
-		if e := next(t, quick); e.Kind != []observe.EventKind{observe.EventTransferBegun, observe.EventTransferEnded}[i%2] || e.Missed != 0 {
+		if e := next(t, quick); e.Kind != []observe.EventKind{observe.EventTransferBegun,
+			observe.EventTransferEnded}[i%2] || e.Missed != 0 {
 			t.Fatalf("event %d: %+v", i, e)
 		}
 	}
-	if m := slow.Missed(); m[observe.EventTransferBegun] != count-2 || m[observe.EventTransferEnded] != count-1 || len(m) != 2 {
+	if m := slow.Missed(); m[observe.EventTransferBegun] != count-2 || m[observe.EventTransferEnded] != count-1 ||
+		len(m) != 2 {
 		t.Errorf("missed %v", m)
 	}
-	if m := p.a.Snapshot().Node.EventsMissed; m["transfer_begun"] != count-2 || m["transfer_ended"] != count-1 || len(m) != 2 {
+	if m := p.a.Snapshot().Node.EventsMissed; m["transfer_begun"] != count-2 || m["transfer_ended"] != count-1 ||
+		len(m) != 2 {
 		t.Errorf("the node counts %v", m)
 	}
 	for range 3 {
@@ -250,13 +259,14 @@ func TestOnEvent(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if want := []observe.EventKind{observe.EventExportAdded, observe.EventExportAdded, observe.EventExportAdded, observe.EventExportAdded, observe.EventExportRevoked}; !slices.Equal(kinds, want) {
+	if want := []observe.EventKind{observe.EventExportAdded, observe.EventExportAdded, observe.EventExportAdded,
+		observe.EventExportAdded, observe.EventExportRevoked}; !slices.Equal(kinds, want) {
 		t.Errorf("events %v, expected %v", kinds, want)
 	}
 }
 
-// Many transfers, subscribers and snapshots at once: for each transfer its begin comes before its end, and nothing is lost
-// that was not counted.
+// Many transfers, subscribers and snapshots at once: for each transfer its begin comes before its
+// end, and nothing is lost that was not counted.
 func TestEventsUnderLoad(t *testing.T) {
 	const workers, each = 6, 60
 	p := newPair(t, Options{})
@@ -311,14 +321,15 @@ func TestEventsUnderLoad(t *testing.T) {
 	}
 	s.Close()
 	r := <-result
-	// Two events of each transfer and two paths that came up; what was missed last was seen by no later event.
+	// Two events of each transfer and two paths that came up; what was missed last was seen by no
+	// later event.
 	if want := uint64(2*workers*each + 2); r.events+missed != want || r.missed > missed {
 		t.Errorf("%d events and %d missed (%d told), expected %d in all", r.events, missed, r.missed, want)
 	}
 }
 
-// Close ends every transfer, and the event of each end comes before the events end: also of transfers that end beside it, by a path that
-// cannot be set up any more or by their context.
+// Close ends every transfer, and the event of each end comes before the events end: also of
+// transfers that end beside it, by a path that cannot be set up any more or by their context.
 func TestEventsOfTheEnd(t *testing.T) {
 	for i := range 40 {
 		p := newPair(t, Options{})
@@ -359,7 +370,8 @@ func TestEventsOfTheEnd(t *testing.T) {
 	}
 }
 
-// An account of a lost peer takes no transfer any more, and is not done with the last one before its event is out.
+// An account of a lost peer takes no transfer any more, and is not done with the last one before
+// its event is out.
 func TestAccountOfALostPeer(t *testing.T) {
 	for range 5000 {
 		n := &Node{}

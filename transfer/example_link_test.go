@@ -20,7 +20,8 @@ func ExampleLink_Fetch() {
 	}
 	defer weights.Close()
 	copy(weights.All().Bytes(), bytes.Repeat([]byte("penstock"), 1<<17))
-	server, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	server, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "server",
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -43,7 +44,9 @@ func ExampleLink_Fetch() {
 	link := node.Link(server.Addrs()[0], transfer.LinkOptions{})
 	defer link.Close()
 	var verified uint64
-	job, err := link.Fetch(ctx, "weights", dst.All(), transfer.JobOptions{OnVerified: func(off uint64) { verified = off }})
+	job, err := link.Fetch(ctx, "weights", dst.All(), transfer.JobOptions{OnVerified: func(off uint64) {
+		verified = off
+	}})
 	if err != nil {
 		log.Fatal(err)
 	}

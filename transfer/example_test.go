@@ -17,7 +17,8 @@ import (
 func workers(ctx context.Context, node *transfer.Node, n int) (peers []*transfer.Peer, stop func()) {
 	var all []*transfer.Node
 	for i := range n {
-		w, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: fmt.Sprintf("worker-%d", i), Listen: []string{"tcp://127.0.0.1:0"}})
+		w, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: fmt.Sprintf("worker-%d", i),
+			Listen: []string{"tcp://127.0.0.1:0"}})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -63,10 +64,8 @@ func ExamplePutAll() {
 	}
 	fmt.Println(err)
 	// Output:
-	// "worker-0" 1 true
-	// "worker-1" 0 false
-	// "worker-2" 1 true
-	// transfer: put to "worker-1": transfer: lookup of "worker-1": peer: not found: no export "biases"
+	// "worker-0" 1 true "worker-1" 0 false "worker-2" 1 true transfer: put to "worker-1": transfer:
+	// lookup of "worker-1": peer: not found: no export "biases"
 }
 
 // Many readers of one tensor cause one read.

@@ -34,20 +34,21 @@ type Explanation struct {
 	UserCopies   int    // payload copies per byte in user space, by design of the path
 	KernelCopies int    // payload copies per byte in the kernel
 	Staged       uint64 // bytes copied once more, beyond the design: those of Local and Remote together
-	// Local and Remote say how bytes got to and from memory that the CPU of this side, or of the peer, cannot reach. They are
-	// zero where the transfer has no such memory, or its path reaches it.
+	// Local and Remote say how bytes got to and from memory that the CPU of this side, or of the
+	// peer, cannot reach. They are zero where the transfer has no such memory, or its path reaches
+	// it.
 	Local, Remote Staging
 
 	Proof path.Proof
-	// Digest is the SHA-256 of the local bytes where PutOptions.Digest asked for it; without an error that of the other side
-	// is the same. All zero otherwise.
+	// Digest is the SHA-256 of the local bytes where PutOptions.Digest asked for it; without an
+	// error that of the other side is the same. All zero otherwise.
 	Digest [32]byte
 	Times  Times
 	Err    error
 }
 
-// Staging is what one side did to reach memory of a device that no path of the peer reaches: it copied the bytes between the
-// device and slots of pinned host memory, beside the path.
+// Staging is what one side did to reach memory of a device that no path of the peer reaches: it
+// copied the bytes between the device and slots of pinned host memory, beside the path.
 type Staging struct {
 	Device   string // whose memory it is, for people; "" where nothing was staged
 	Bytes    uint64 // copied; each byte once
@@ -67,12 +68,14 @@ func (s *Staging) add(c *bounce.Copied, bytes uint64) {
 
 func (s *Staging) describe(b *strings.Builder, side string) {
 	if s.Device != "" {
-		fmt.Fprintf(b, "\n  staged %s: no path reaches memory of %s: %d bytes copied by way of up to %d slots of %d bytes of host memory",
+		fmt.Fprintf(b, "\n  staged %s: no path reaches memory of %s: %d bytes copied by way of up to %d slots of %d "+
+			"bytes of host memory",
 			side, s.Device, s.Bytes, s.Slots, s.SlotSize)
 	}
 }
 
-// DeviceCopies is how often each byte was copied between memory of a device and host memory: once at each side that staged.
+// DeviceCopies is how often each byte was copied between memory of a device and host memory: once
+// at each side that staged.
 func (e *Explanation) DeviceCopies() (n int) {
 	for _, s := range []Staging{e.Local, e.Remote} {
 		if s.Bytes > 0 {
@@ -148,7 +151,8 @@ func (r *noted) explanation() (e Explanation) {
 		e = *r.rest
 		e.Candidates = slices.Clone(e.Candidates)
 	}
-	e.Path, e.Blocks, e.Pieces, e.Failovers, e.Proof, e.Times = r.Path, int(r.Blocks), int(r.Pieces), r.Failovers, r.Proof, r.Times
+	e.Path, e.Blocks, e.Pieces, e.Failovers, e.Proof, e.Times = r.Path, int(r.Blocks), int(r.Pieces), r.Failovers,
+		r.Proof, r.Times
 	return e
 }
 
@@ -173,7 +177,8 @@ func (e Explanation) String() string {
 	}
 	for _, c := range e.Candidates {
 		if c.Usable {
-			fmt.Fprintf(&b, "\n  %-4s expected %v (%s: %v + %.1f GB/s)", c.Path, c.Estimate, c.Reason, c.Cost.Latency, c.Cost.BytesPerSec/1e9)
+			fmt.Fprintf(&b, "\n  %-4s expected %v (%s: %v + %.1f GB/s)", c.Path, c.Estimate, c.Reason, c.Cost.Latency,
+				c.Cost.BytesPerSec/1e9)
 		} else {
 			fmt.Fprintf(&b, "\n  %-4s not usable: %s", c.Path, c.Reason)
 		}

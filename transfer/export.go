@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Export is memory of this node that its peers can name. It holds a lease on the region until it is revoked.
+// Export is memory of this node that its peers can name. It holds a lease on the region until it is
+// revoked.
 type Export struct {
 	node       *Node
 	e          *path.Export
@@ -33,21 +34,24 @@ type ExportOptions struct {
 	Name   string       // peers find it by Lookup and List; with "" they need the descriptor
 	Rights path.Rights  // 0 means path.Read
 	Tensor *tensor.Desc // what the bytes are; its size must not exceed the span's
-	// Tag names the content, so that a peer that got a part of it before this process was started anew can tell whether it is
-	// still the same: for example a hash of it. Zero: unknown.
+	// Tag names the content, so that a peer that got a part of it before this process was started
+	// anew can tell whether it is still the same: for example a hash of it. Zero: unknown.
 	Tag [16]byte
 	// Peer is the only peer that may reach the export; nil: all.
 	Peer *Peer
-	// WholeRegion lets shared memory hand over the region of a span that is a part of it, as the blocks of a slab are: a peer on this host can
-	// then reach the whole region with the export's rights. Without it, such a span goes by other paths. The span begins and ends at a page.
+	// WholeRegion lets shared memory hand over the region of a span that is a part of it, as the
+	// blocks of a slab are: a peer on this host can then reach the whole region with the export's
+	// rights. Without it, such a span goes by other paths. The span begins and ends at a page.
 	WholeRegion bool
-	// Replaces is an export whose name the new one takes over in one step: a lookup finds the old one or the new one, never nothing. The
-	// old one stays reachable for peers with its key, without a name, until it is revoked.
+	// Replaces is an export whose name the new one takes over in one step: a lookup finds the old
+	// one or the new one, never nothing. The old one stays reachable for peers with its key,
+	// without a name, until it is revoked.
 	Replaces *Export
 }
 
-// Export makes a span reachable for the node's peers until Revoke. Shared memory hands over a whole memfd, so it reaches a part of a region
-// only with ExportOptions.WholeRegion. Named exports must have different names.
+// Export makes a span reachable for the node's peers until Revoke. Shared memory hands over a whole
+// memfd, so it reaches a part of a region only with ExportOptions.WholeRegion. Named exports must
+// have different names.
 func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	if o.Rights == 0 {
 		o.Rights = path.Read
@@ -89,7 +93,8 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 		return nil, fmt.Errorf("transfer: export %q: %w", o.Name, err)
 	}
 	n.generation++
-	x := &Export{node: n, e: e, name: o.Name, tensor: o.Tensor, wire: wire, generation: n.generation, tag: o.Tag, only: o.Peer}
+	x := &Export{node: n, e: e, name: o.Name, tensor: o.Tensor, wire: wire, generation: n.generation, tag: o.Tag,
+		only: o.Peer}
 	n.byKey[e.Key()] = x
 	if o.Name != "" {
 		if old != nil {
@@ -120,10 +125,12 @@ func (x *Export) Desc() path.Desc {
 	return x.e.Desc()
 }
 
-// Revoke ends the export. When it returns without an error nothing can read or write the memory through this node any
-// more: every path of the peers that could reach it was fenced; for a Queue that takes its owner's next Poll, Wait or Close.
-// Where no peer was told of the key there is nothing to wait for. If ctx ends first the key is invalid all the same, but a peer that maps the memory may not have confirmed yet; the region then
-// stays leased until it has, or is dead. A second call does nothing.
+// Revoke ends the export. When it returns without an error nothing can read or write the memory
+// through this node any more: every path of the peers that could reach it was fenced; for a Queue
+// that takes its owner's next Poll, Wait or Close. Where no peer was told of the key there is
+// nothing to wait for. If ctx ends first the key is invalid all the same, but a peer that maps the
+// memory may not have confirmed yet; the region then stays leased until it has, or is dead. A
+// second call does nothing.
 func (x *Export) Revoke(ctx context.Context) error {
 	if err := invariants.Context(ctx, "transfer.Export.Revoke"); err != nil {
 		return err
@@ -198,9 +205,11 @@ func (r *Remote) At(off uint64, local mem.Span) path.Copy {
 	return path.Copy{Local: local, Key: r.Desc.Key, RemoteOff: off}
 }
 
-// In is the same export in another session: after the one of r was lost, r.In(ctx, peer) goes on with the peer of the next one, such as Link.Peer gives. The
-// name has to stand for the same content, by the rule of jobs: the same tag where both sides have one, or else the same export of the same
-// process. Otherwise the error wraps ErrChanged and says what is different. An export without a name has no way back.
+// In is the same export in another session: after the one of r was lost, r.In(ctx, peer) goes on
+// with the peer of the next one, such as Link.Peer gives. The name has to stand for the same
+// content, by the rule of jobs: the same tag where both sides have one, or else the same export of
+// the same process. Otherwise the error wraps ErrChanged and says what is different. An export
+// without a name has no way back.
 func (r *Remote) In(ctx context.Context, p *Peer) (*Remote, error) {
 	if err := invariants.Context(ctx, "transfer.Remote.In"); err != nil {
 		return nil, err

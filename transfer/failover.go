@@ -14,7 +14,8 @@ import (
 const (
 	// maxFailovers is how many paths may go down under one transfer before it fails.
 	maxFailovers = 4
-	// failoverPause is waited before the second failover, twice as long before the third, and so on: the first costs nothing.
+	// failoverPause is waited before the second failover, twice as long before the third, and so
+	// on: the first costs nothing.
 	failoverPause = 10 * time.Millisecond
 )
 
@@ -25,9 +26,12 @@ type Failover struct {
 	Cause error
 }
 
-// interrupted decides about a transfer whose path is down: nothing of it is outstanding here. The lane's mutex is held.
+// interrupted decides about a transfer whose path is down: nothing of it is outstanding here. The
+// lane's mutex is held.
 func (l *lane) interrupted(t *Transfer, end *ending) {
-	if l.peer.ctx.Err() == nil { // also one that does not go on: its user must not get the end before the other side is fenced
+	if l.peer.ctx.Err() == nil {
+		// also one that does not go on: its user must not get the end before the other side is
+		// fenced
 		l.dismiss(t) // Cancel cannot make it shorter: until the path is fenced, bytes may still be written
 		end.moved = append(end.moved, t)
 		return
@@ -36,14 +40,16 @@ func (l *lane) interrupted(t *Transfer, end *ending) {
 	end.add(t)
 }
 
-// failover lets transfers go on by another path, or end. Both ends of the old one are closed first, so that nothing that it still
-// carried can be written after what the new one brings, or after the transfer is said to have ended.
+// failover lets transfers go on by another path, or end. Both ends of the old one are closed first,
+// so that nothing that it still carried can be written after what the new one brings, or after the
+// transfer is said to have ended.
 func (p *Peer) failover(old *lane, ts []*Transfer) {
 	ctx, stop := context.WithTimeout(p.ctx, p.node.patience)
 	for _, t := range ts {
 		t.tries++
 	}
-	p.node.log.Warn("transfers lose their path", "peer", p.info.Name, "from", old.p.Name(), "transfers", len(ts), "error", old.down)
+	p.node.log.Warn("transfers lose their path", "peer", p.info.Name, "from", old.p.Name(), "transfers", len(ts),
+		"error", old.down)
 	go func() {
 		defer stop()
 		err := p.fenceRemote(ctx, old)
@@ -52,7 +58,8 @@ func (p *Peer) failover(old *lane, ts []*Transfer) {
 			delivered, err = p.askDelivered(ctx, ts)
 		}
 		if err != nil && p.ctx.Err() == nil {
-			// The other end may still write. A session that is lost is fenced before anything moves by a later one.
+			// The other end may still write. A session that is lost is fenced before anything moves
+			// by a later one.
 			p.fail(fmt.Errorf("%w: it does not say that it closed the path %s: %w", path.ErrDown, old.p.Name(), err))
 			<-p.gone
 		}
@@ -106,7 +113,8 @@ func (p *Peer) lostOr(err error) error {
 	return err
 }
 
-// fenceRemote has the peer close its end of a path that is down here, and waits until nothing can come by it any more.
+// fenceRemote has the peer close its end of a path that is down here, and waits until nothing can
+// come by it any more.
 func (p *Peer) fenceRemote(ctx context.Context, old *lane) error {
 	old.mu.Lock()
 	why := old.down
@@ -123,8 +131,8 @@ func clipReason(err error) string {
 	return s[:min(len(s), control.MaxText/4)] // whatever becomes of its last character
 }
 
-// askDelivered asks which transfers the peer knows to be complete: their last operation was on its way when the path went
-// down. The path is fenced, so the answer does not change any more.
+// askDelivered asks which transfers the peer knows to be complete: their last operation was on its
+// way when the path went down. The path is fenced, so the answer does not change any more.
 func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[observe.ID]bool, error) {
 	var doubt [][16]byte
 	for _, t := range ts {
@@ -144,7 +152,8 @@ func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[observe.ID
 			return nil, err
 		}
 		if len(a.Delivered) != n {
-			return nil, fmt.Errorf("transfer: %s says of %d transfers what was asked of %d: %w", p, len(a.Delivered), n, path.ErrProtocol)
+			return nil, fmt.Errorf("transfer: %s says of %d transfers what was asked of %d: %w", p, len(a.Delivered), n,
+				path.ErrProtocol)
 		}
 		for i, yes := range a.Delivered {
 			out[observe.ID(doubt[i])] = yes

@@ -19,7 +19,8 @@ import (
 
 var errCut = fmt.Errorf("%w: cut by the test", path.ErrDown)
 
-// twoPaths is two nodes that have the paths alpha and beta between them; alpha is the one that they take.
+// twoPaths is two nodes that have the paths alpha and beta between them; alpha is the one that they
+// take.
 type twoPaths struct {
 	a, b                   *Node
 	p                      *Peer
@@ -78,14 +79,15 @@ func newTwoPaths(t *testing.T, size int) *twoPaths {
 	}
 	betaA.post = s.alphaA.post
 	seen := map[observe.ID]bool{}
-	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []setup.Driver{s.alphaB, betaB}, OnTransfer: func(i Incoming) {
-		if seen[i.ID] {
-			s.heardTwice.Add(1)
-		}
-		seen[i.ID] = true
-		s.heardBytes.Add(i.Bytes)
-		s.heard.Add(1)
-	}})
+	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []setup.Driver{s.alphaB, betaB},
+		OnTransfer: func(i Incoming) {
+			if seen[i.ID] {
+				s.heardTwice.Add(1)
+			}
+			seen[i.ID] = true
+			s.heardBytes.Add(i.Bytes)
+			s.heard.Add(1)
+		}})
 	s.a = open(t, Options{Paths: []setup.Driver{s.alphaA, betaA}})
 	var err error
 	if s.p, err = s.a.Dial(ctx(t), s.b.Addrs()[0]); err != nil {
@@ -127,7 +129,8 @@ func (s *twoPaths) put(t *testing.T) *Transfer {
 	return x
 }
 
-// putPart begins a put and returns when so many bytes of it are in place, and no more are reported by alpha.
+// putPart begins a put and returns when so many bytes of it are in place, and no more are reported
+// by alpha.
 func (s *twoPaths) putPart(t *testing.T, bytes uint64) *Transfer {
 	t.Helper()
 	s.deafAfter.Store(bytes)
@@ -150,7 +153,8 @@ func nodeLaneOr(n *Node, name string, other *lane) *lane {
 	return other
 }
 
-// check waits for a put and that it arrived once and whole, after its path went down times under it.
+// check waits for a put and that it arrived once and whole, after its path went down times under
+// it.
 func (s *twoPaths) check(t *testing.T, x *Transfer, via string, times int) {
 	t.Helper()
 	wait(t, x, nil)
@@ -174,11 +178,13 @@ func (s *twoPaths) check(t *testing.T, x *Transfer, via string, times int) {
 	wait(t, last, err)
 	until(t, "the last notification", func() bool { return s.heard.Load() >= 4 })
 	if s.heard.Load() != 4 || s.heardTwice.Load() != 0 || s.heardBytes.Load() != x.Bytes() {
-		t.Errorf("b heard of %d transfers, %d twice, %d bytes", s.heard.Load(), s.heardTwice.Load(), s.heardBytes.Load())
+		t.Errorf("b heard of %d transfers, %d twice, %d bytes", s.heard.Load(), s.heardTwice.Load(),
+			s.heardBytes.Load())
 	}
 }
 
-// TestFailover cuts the path in the middle of a large put, at either end: the rest goes by the other one.
+// TestFailover cuts the path in the middle of a large put, at either end: the rest goes by the
+// other one.
 func TestFailover(t *testing.T) {
 	for _, end := range []string{"sender", "receiver"} {
 		t.Run(end, func(t *testing.T) {
@@ -216,8 +222,8 @@ func TestFailoverResumes(t *testing.T) {
 	}
 }
 
-// TestFailoverAfterDelivery takes the path down when the receiver has everything but the sender does not know: the transfer
-// is complete, and the sender does not repeat it.
+// TestFailoverAfterDelivery takes the path down when the receiver has everything but the sender
+// does not know: the transfer is complete, and the sender does not repeat it.
 func TestFailoverAfterDelivery(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	s.mode.Store(deaf)
@@ -234,8 +240,8 @@ func TestFailoverAfterDelivery(t *testing.T) {
 	}
 }
 
-// TestFailoverBeforeDelivery takes the path down while the put lies unread in the receiver's socket: it is done again by the
-// other path, and what lies there never appears.
+// TestFailoverBeforeDelivery takes the path down while the put lies unread in the receiver's
+// socket: it is done again by the other path, and what lies there never appears.
 func TestFailoverBeforeDelivery(t *testing.T) {
 	s := newTwoPaths(t, 256<<10)
 	s.hold.Store(true)
@@ -256,8 +262,8 @@ func TestFailoverBeforeDelivery(t *testing.T) {
 	s.check(t, x, "beta", 1)
 }
 
-// TestFailoverGivesUp takes every path down as soon as it is used: the transfer fails once, after as many paths as are allowed,
-// with nothing left behind.
+// TestFailoverGivesUp takes every path down as soon as it is used: the transfer fails once, after
+// as many paths as are allowed, with nothing left behind.
 func TestFailoverGivesUp(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	y := s.put(t)
@@ -282,8 +288,9 @@ func TestFailoverGivesUp(t *testing.T) {
 	wait(t, y, nil)
 }
 
-// TestFenceWithoutAnswer checks what happens when the other end does not say that it closed a path: the session ends, so that
-// what it may still write is fenced by the next one, before the transfers end.
+// TestFenceWithoutAnswer checks what happens when the other end does not say that it closed a path:
+// the session ends, so that what it may still write is fenced by the next one, before the transfers
+// end.
 func TestFenceWithoutAnswer(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	s.a.patience = 20 * time.Millisecond
@@ -328,7 +335,8 @@ func TestCancelInFailover(t *testing.T) {
 	close(leave)
 }
 
-// TestPathDownBeforeItIsUp checks that a path that was taken down while it was set up never carries anything.
+// TestPathDownBeforeItIsUp checks that a path that was taken down while it was set up never carries
+// anything.
 func TestPathDownBeforeItIsUp(t *testing.T) {
 	s := newTwoPaths(t, 4096)
 	r, err := s.p.request(ctx(t), &control.OpenPath{Path: "alpha"})
@@ -358,7 +366,8 @@ func TestPathDownBeforeItIsUp(t *testing.T) {
 	})
 }
 
-// A piece of a job can fail because its path is down at the other side only. The path is fenced all the same.
+// A piece of a job can fail because its path is down at the other side only. The path is fenced all
+// the same.
 func TestFenceOfPathThatIsUp(t *testing.T) {
 	c := newCrowd(t, 1, nil)
 	dst := c.room(t, "x", 4096)

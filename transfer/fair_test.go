@@ -122,8 +122,8 @@ func (s *shared) tryPut(n uint64, o PutOptions) (*Transfer, error) {
 	return s.ab.Put(ctx(s.t), []path.Copy{c}, o)
 }
 
-// A small transfer is handed over although a large one was begun before that has more outstanding than it may: nothing that
-// is outstanding ends in this test before all small ones are posted.
+// A small transfer is handed over although a large one was begun before that has more outstanding
+// than it may: nothing that is outstanding ends in this test before all small ones are posted.
 func TestSmallOnesDoNotWaitForALargeOne(t *testing.T) {
 	s := newShared(t, 8*PieceSize, Options{})
 	s.r.close()
@@ -173,8 +173,8 @@ func TestAloneInWholePieces(t *testing.T) {
 	}
 }
 
-// Large transfers that were begun one after the other take turns, by bytes: until the first of them has ended none is far
-// ahead. By priority each gets its share.
+// Large transfers that were begun one after the other take turns, by bytes: until the first of them
+// has ended none is far ahead. By priority each gets its share.
 func TestLargeOnesTakeTurns(t *testing.T) {
 	for _, c := range []struct {
 		priorities []Priority
@@ -220,9 +220,11 @@ func TestLargeOnesTakeTurns(t *testing.T) {
 						if v == w {
 							bound = 3 * q / v
 						}
-						// What one makes good that could not go on for a while comes on top, and what one is charged for its operations.
+						// What one makes good that could not go on for a while comes on top, and
+						// what one is charged for its operations.
 						if bound += 4*q/w + 64*512/v; x/v-y/w > bound {
-							t.Fatalf("transfers %d and %d got %.0f and %.0f bytes by weights %v and %v", a, b, x, y, v, w)
+							t.Fatalf("transfers %d and %d got %.0f and %.0f bytes by weights %v and %v", a, b, x, y, v,
+								w)
 						}
 					}
 				}
@@ -239,7 +241,8 @@ func (s *shared) idle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.inflight != 0 || l.bulk != 0 || l.bulkLen != 0 || l.queue.Len() != 0 || len(l.free) != len(l.slots) {
-		s.t.Errorf("%d in flight, %d bulk of %d bytes, %d queued, %d of %d slots free", l.inflight, l.bulk, l.bulkLen, l.queue.Len(), len(l.free), len(l.slots))
+		s.t.Errorf("%d in flight, %d bulk of %d bytes, %d queued, %d of %d slots free", l.inflight, l.bulk, l.bulkLen,
+			l.queue.Len(), len(l.free), len(l.slots))
 	}
 	for i := range l.light {
 		if l.light[i].Active() {
@@ -248,7 +251,8 @@ func (s *shared) idle() {
 	}
 }
 
-// The window is full and bytes come back from the path again and again; every byte of every transfer is posted once in the end.
+// The window is full and bytes come back from the path again and again; every byte of every
+// transfer is posted once in the end.
 func TestNothingIsLostInAFullWindow(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
@@ -273,7 +277,8 @@ func TestNothingIsLostInAFullWindow(t *testing.T) {
 					copies = append(copies, rem.At(at, l))
 					at += k
 				}
-				x, err := p.ab.Put(ctx(t), copies, PutOptions{Paths: []string{name}, Priority: Priority(rng.IntN(3)), Stream: uint32(rng.IntN(3))})
+				x, err := p.ab.Put(ctx(t), copies,
+					PutOptions{Paths: []string{name}, Priority: Priority(rng.IntN(3)), Stream: uint32(rng.IntN(3))})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -291,8 +296,8 @@ func TestNothingIsLostInAFullWindow(t *testing.T) {
 	}
 }
 
-// Transfers of a stream take effect in the order in which they were begun, whatever their sizes and paths; those of other
-// streams, and those without, do not wait for them.
+// Transfers of a stream take effect in the order in which they were begun, whatever their sizes and
+// paths; those of other streams, and those without, do not wait for them.
 func TestStreamsKeepTheirOrder(t *testing.T) {
 	p := newPair(t, Options{})
 	const size = 4 << 20
@@ -313,7 +318,8 @@ func TestStreamsKeepTheirOrder(t *testing.T) {
 			if rng.IntN(6) == 0 {
 				span.Len = uint64(rng.IntN(size))
 			}
-			o := PutOptions{Stream: uint32(k + 1), Paths: paths[rng.IntN(2):][:1], Msg: binary.BigEndian.AppendUint32([]byte{byte(k)}, uint32(i))}
+			o := PutOptions{Stream: uint32(k + 1), Paths: paths[rng.IntN(2):][:1],
+				Msg: binary.BigEndian.AppendUint32([]byte{byte(k)}, uint32(i))}
 			do := p.ab.Put
 			if rng.IntN(4) == 0 {
 				do = p.ab.Get
@@ -372,7 +378,8 @@ func TestStreamGoesOnAfterAFailure(t *testing.T) {
 	nothingInUse(t, s.a)
 }
 
-// A large transfer that is queued and none of whose bytes is on its way ends at once when it is canceled.
+// A large transfer that is queued and none of whose bytes is on its way ends at once when it is
+// canceled.
 func TestCancelWhileQueued(t *testing.T) {
 	s := newShared(t, 2*PieceSize, Options{})
 	s.r.close()
@@ -389,7 +396,8 @@ func TestCancelWhileQueued(t *testing.T) {
 	s.idle()
 }
 
-// The peer is lost while transfers wait for their stream, for room, and for the path: each ends once, with that error.
+// The peer is lost while transfers wait for their stream, for room, and for the path: each ends
+// once, with that error.
 func TestPeerLostWhileQueued(t *testing.T) {
 	s := newShared(t, 2*PieceSize, Options{})
 	s.r.close()
@@ -428,14 +436,16 @@ func TestPriorityIsChecked(t *testing.T) {
 	if _, err := s.tryPut(64, PutOptions{Priority: priorities}); err == nil {
 		t.Error("an unknown priority was accepted")
 	}
-	for p, want := range map[Priority]string{PriorityNormal: "normal", PriorityHigh: "high", PriorityLow: "low", 77: "unknown"} {
+	for p, want := range map[Priority]string{PriorityNormal: "normal", PriorityHigh: "high", PriorityLow: "low",
+		77: "unknown"} {
 		if p.String() != want {
 			t.Errorf("%q, expected %q", p, want)
 		}
 	}
 }
 
-// TestBulkIsSaid checks that the lane tells the path which operations are parts of a large transfer: their size does not show it.
+// TestBulkIsSaid checks that the lane tells the path which operations are parts of a large
+// transfer: their size does not show it.
 func TestBulkIsSaid(t *testing.T) {
 	d := over("tcp")
 	var bulk, light, wrong atomic.Int64

@@ -19,11 +19,13 @@ type fakeDriver struct {
 	dial   func(ctx context.Context) error
 	dialed func() // called when a path was dialed, before the dialer gets it
 	listen error
-	opens  func(listen func() (setup.Listener, error)) (setup.Listener, error) // in the place of listen, which is the real one
-	level  *path.Security                                                      // what its paths say of themselves, if they are to say something else than they are
-	post   func(p path.Path, ops []path.Op) (int, error)
-	poll   func(p path.Path, events []path.Event) int
-	dials  atomic.Int64
+	// in the place of listen, which is the real one
+	opens func(listen func() (setup.Listener, error)) (setup.Listener, error)
+	// what its paths say of themselves, if they are to say something else than they are
+	level *path.Security
+	post  func(p path.Path, ops []path.Op) (int, error)
+	poll  func(p path.Path, events []path.Event) int
+	dials atomic.Int64
 
 	reaches func(r *mem.Region) error // not nil: its paths are path.DeviceReachers, for local memory
 }
@@ -135,7 +137,8 @@ func addsUp(t testing.TB, x *Transfer) {
 	if sum := e.Parse + e.Register + e.Open + e.Queue + e.Transfer + e.Complete; sum != e.Total || e.Total <= 0 {
 		t.Errorf("the parts add up to %v, the total is %v\n%v", sum, e.Total, x.Explain())
 	}
-	for _, d := range []int64{int64(e.Parse), int64(e.Register), int64(e.Open), int64(e.Queue), int64(e.Transfer), int64(e.Complete)} {
+	for _, d := range []int64{int64(e.Parse), int64(e.Register), int64(e.Open), int64(e.Queue), int64(e.Transfer),
+		int64(e.Complete)} {
 		if d < 0 {
 			t.Errorf("a part is negative: %+v", e)
 		}

@@ -13,19 +13,22 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// DefaultAtOnce is how many targets of a fan-out are served at once unless FanoutOptions say otherwise. One transfer at a time
-// leaves the machine idle while a target confirms; many share the same bandwidth, so that all of them are ready late instead of
-// some of them early (docs/measurements/sharing.md).
+// DefaultAtOnce is how many targets of a fan-out are served at once unless FanoutOptions say
+// otherwise. One transfer at a time leaves the machine idle while a target confirms; many share the
+// same bandwidth, so that all of them are ready late instead of some of them early
+// (docs/measurements/sharing.md).
 const DefaultAtOnce = 2
 
-// stallAfter is how long a target may show no progress before the next one is begun beside it. Progress counts by pieces, so
-// a target that takes less than PieceSize in this time counts as one that stalls.
+// stallAfter is how long a target may show no progress before the next one is begun beside it.
+// Progress counts by pieces, so a target that takes less than PieceSize in this time counts as one
+// that stalls.
 const stallAfter = time.Second
 
 // Target is a receiver of PutAll: a peer, and what goes where in its memory.
 type Target struct {
 	Peer *Peer
-	// Copies are the blocks, as for Peer.Put. With nil Copies the target is the peer's export of a name:
+	// Copies are the blocks, as for Peer.Put. With nil Copies the target is the peer's export of a
+	// name:
 	Copies []path.Copy
 	Name   string   // looked up when it is this target's turn
 	Local  mem.Span // goes to the start of that export, which must have room for it
@@ -49,7 +52,8 @@ type Fanout struct {
 	done   chan struct{}
 }
 
-// Leg is the part of a fan-out that goes to one target: a future. Its methods may be called from any goroutine.
+// Leg is the part of a fan-out that goes to one target: a future. Its methods may be called from
+// any goroutine.
 type Leg struct {
 	f      *Fanout
 	target Target
@@ -65,10 +69,12 @@ type Leg struct {
 	err error
 }
 
-// PutAll puts the same or different local memory into the memory of many peers, weights to workers for example. The targets are
-// begun in the order given, some at once; each has a future of its own, and one that is slow or dead holds the others up for
-// no more than a second. The local memory is leased and registered once for all of them. The targets' slices and spans belong
-// to the fan-out until it is done. It ends early when ctx does. Requests that are wrong fail here, everything later by the legs.
+// PutAll puts the same or different local memory into the memory of many peers, weights to workers
+// for example. The targets are begun in the order given, some at once; each has a future of its
+// own, and one that is slow or dead holds the others up for no more than a second. The local memory
+// is leased and registered once for all of them. The targets' slices and spans belong to the
+// fan-out until it is done. It ends early when ctx does. Requests that are wrong fail here,
+// everything later by the legs.
 func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, error) {
 	if err := invariants.Context(ctx, "transfer.PutAll"); err != nil {
 		return nil, err
@@ -207,7 +213,8 @@ func (l *Leg) put() error {
 			return err
 		}
 		if r.Size() < l.bytes {
-			return fmt.Errorf("transfer: export %q has %d bytes, %d were to go there: %w", r.Name, r.Size(), l.bytes, path.ErrBounds)
+			return fmt.Errorf("transfer: export %q has %d bytes, %d were to go there: %w", r.Name, r.Size(), l.bytes,
+				path.ErrBounds)
 		}
 		copies = []path.Copy{r.At(0, l.target.Local)}
 	}
@@ -260,7 +267,8 @@ func (l *Leg) Progress() float64 {
 	return 0
 }
 
-// Explain is the account of the leg's transfer; of one that was not begun, only what was asked for and the error.
+// Explain is the account of the leg's transfer; of one that was not begun, only what was asked for
+// and the error.
 func (l *Leg) Explain() Explanation {
 	if t := l.Transfer(); t != nil {
 		return t.Explain()
@@ -268,7 +276,8 @@ func (l *Leg) Explain() Explanation {
 	return Explanation{Kind: kindName(path.Put), Peer: l.target.Peer.String(), Bytes: l.bytes, Err: l.Err()}
 }
 
-// Cancel asks the leg to end early, as Transfer.Cancel does; the others go on. It returns false when it had ended already.
+// Cancel asks the leg to end early, as Transfer.Cancel does; the others go on. It returns false
+// when it had ended already.
 func (l *Leg) Cancel() bool {
 	select {
 	case <-l.done:
@@ -310,7 +319,8 @@ func (f *Fanout) Progress() float64 {
 // Done is closed when all legs have ended and the local memory is free.
 func (f *Fanout) Done() <-chan struct{} { return f.done }
 
-// Err joins the errors of the legs that failed until now, each with the name of its peer (errors.Join); nil if there are none.
+// Err joins the errors of the legs that failed until now, each with the name of its peer
+// (errors.Join); nil if there are none.
 func (f *Fanout) Err() error {
 	var errs []error
 	for _, l := range f.legs {
@@ -321,7 +331,8 @@ func (f *Fanout) Err() error {
 	return errors.Join(errs...)
 }
 
-// Wait waits for the end of all legs and returns Err, or ctx's error when that comes first; the fan-out goes on then.
+// Wait waits for the end of all legs and returns Err, or ctx's error when that comes first; the
+// fan-out goes on then.
 func (f *Fanout) Wait(ctx context.Context) error { return waitFor(ctx, f) }
 
 // Cancel asks all legs that have not ended to end early.

@@ -34,7 +34,9 @@ func newCrowd(t testing.TB, n int, change func(i int, o *Options)) *crowd {
 	for i := range n {
 		heard := make(chan Incoming, 1024)
 		back[i] = make(chan *Peer, 1)
-		o := Options{Name: fmt.Sprintf("w%d", i), Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *Peer) { back[i] <- p },
+		o := Options{Name: fmt.Sprintf("w%d", i), Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *Peer) {
+			back[i] <- p
+		},
 			OnTransfer: func(x Incoming) {
 				select {
 				case heard <- x:
@@ -87,8 +89,10 @@ func TestPutAll(t *testing.T) {
 				src := region(t, 1<<20)
 				fill(src, 21)
 				targets := c.named("weights", src.All())
-				targets[1] = Target{Peer: c.peers[1], Copies: []path.Copy{lookup(t, c.peers[1], "weights").At(0, src.All())}}
-				f, err := PutAll(ctx(t), targets, FanoutOptions{AtOnce: atOnce, Put: PutOptions{Paths: []string{name}, Msg: []byte("new"), Digest: atOnce == 0}})
+				targets[1] = Target{Peer: c.peers[1],
+					Copies: []path.Copy{lookup(t, c.peers[1], "weights").At(0, src.All())}}
+				f, err := PutAll(ctx(t), targets, FanoutOptions{AtOnce: atOnce,
+					Put: PutOptions{Paths: []string{name}, Msg: []byte("new"), Digest: atOnce == 0}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -99,10 +103,12 @@ func TestPutAll(t *testing.T) {
 					if !bytes.Equal(dst[i].All().Bytes(), src.All().Bytes()) {
 						t.Errorf("target %d has other bytes", i)
 					}
-					if e := l.Explain(); l.Err() != nil || l.Progress() != 1 || l.Peer() != c.peers[i] || l.Bytes() != 1<<20 || e.Path != name || e.Peer != fmt.Sprintf("%q", fmt.Sprintf("w%d", i)) {
+					if e := l.Explain(); l.Err() != nil || l.Progress() != 1 || l.Peer() != c.peers[i] ||
+						l.Bytes() != 1<<20 || e.Path != name || e.Peer != fmt.Sprintf("%q", fmt.Sprintf("w%d", i)) {
 						t.Errorf("target %d: %v\n%v", i, l.Err(), e)
 					}
-					if in := <-c.heard[i]; in.ID != l.Transfer().ID() || string(in.Msg) != "new" || len(c.heard[i]) != 0 {
+					if in := <-c.heard[i]; in.ID != l.Transfer().ID() || string(in.Msg) != "new" ||
+						len(c.heard[i]) != 0 {
 						t.Errorf("target %d heard %+v and %d more", i, in, len(c.heard[i]))
 					}
 					if l.Cancel() {
@@ -133,7 +139,8 @@ func TestPutAllRefusals(t *testing.T) {
 		"out of range": {Peer: c.peers[0], Copies: []path.Copy{rem.At(1, src.All())}},
 		"foreign":      {Peer: c.peers[0], Copies: []path.Copy{{Local: src.All(), Key: path.Key{Index: 3}}}},
 	} {
-		if _, err := PutAll(ctx(t), []Target{good, x}, FanoutOptions{}); err == nil || !strings.Contains(err.Error(), "target 1:") {
+		if _, err := PutAll(ctx(t), []Target{good, x}, FanoutOptions{}); err == nil ||
+			!strings.Contains(err.Error(), "target 1:") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -200,7 +207,8 @@ func TestPutAllPartly(t *testing.T) {
 	if f, err = PutAll(ctx(t), targets[:2], FanoutOptions{AtOnce: 1, StopOnError: true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Wait(ctx(t)); !errors.Is(err, control.NotFound) || !errors.Is(f.Legs()[1].Err(), path.ErrCanceled) || f.Legs()[1].Transfer() != nil {
+	if err := f.Wait(ctx(t)); !errors.Is(err, control.NotFound) || !errors.Is(f.Legs()[1].Err(), path.ErrCanceled) ||
+		f.Legs()[1].Transfer() != nil {
 		t.Errorf("%v", err)
 	}
 	unleased(t, src)
@@ -263,7 +271,8 @@ func TestPutAllPastStall(t *testing.T) {
 	if !slow.Cancel() {
 		t.Error("it cannot be canceled")
 	}
-	if err := f.Wait(ctx(t)); !errors.Is(err, path.ErrCanceled) || !strings.Contains(err.Error(), `"w0"`) || strings.Contains(err.Error(), "w1") {
+	if err := f.Wait(ctx(t)); !errors.Is(err, path.ErrCanceled) || !strings.Contains(err.Error(), `"w0"`) ||
+		strings.Contains(err.Error(), "w1") {
 		t.Error(err)
 	}
 	unleased(t, src)
@@ -306,7 +315,8 @@ func TestPutAllCanceled(t *testing.T) {
 	}
 }
 
-// Whatever is done to the legs of a fan-out while it runs: each ends once, as its own fate says, and nothing stays behind.
+// Whatever is done to the legs of a fan-out while it runs: each ends once, as its own fate says,
+// and nothing stays behind.
 func TestPutAllModel(t *testing.T) {
 	c := newCrowd(t, 4, nil)
 	dst := c.room(t, "weights", 256<<10)
@@ -327,7 +337,8 @@ func TestPutAllModel(t *testing.T) {
 			}
 			targets = append(targets, x)
 		}
-		f, err := PutAll(context.Background(), targets, FanoutOptions{AtOnce: rapid.IntRange(1, 6).Draw(rt, "at once"), StopOnError: stop})
+		f, err := PutAll(context.Background(), targets,
+			FanoutOptions{AtOnce: rapid.IntRange(1, 6).Draw(rt, "at once"), StopOnError: stop})
 		if err != nil {
 			rt.Fatal(err)
 		}

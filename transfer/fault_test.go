@@ -26,7 +26,8 @@ const faultSeeds = 20
 
 // expected says whether a transfer may end like this under injected faults.
 func expected(err error) bool {
-	for _, want := range []error{path.ErrDown, path.ErrIntegrity, path.ErrProtocol, path.ErrUnavailable, ErrPeerLost, fault.ErrInjected} {
+	for _, want := range []error{path.ErrDown, path.ErrIntegrity, path.ErrProtocol, path.ErrUnavailable, ErrPeerLost,
+		fault.ErrInjected} {
 		if errors.Is(err, want) {
 			return true
 		}
@@ -47,8 +48,8 @@ func (h *hearing) hear(i Incoming) {
 	h.mu.Unlock()
 }
 
-// of is the number of calls for a transfer. Calls of OnTransfer may still come when the node is closed, so the first is waited
-// for if it must come.
+// of is the number of calls for a transfer. Calls of OnTransfer may still come when the node is
+// closed, so the first is waited for if it must come.
 func (h *hearing) of(ctx context.Context, id observe.ID, must bool) int {
 	for {
 		h.mu.Lock()
@@ -61,15 +62,17 @@ func (h *hearing) of(ctx context.Context, id observe.ID, must bool) int {
 	}
 }
 
-// storm runs small transfers of all kinds between two nodes, of which a dials b at addr(b), and checks what must hold whatever
-// happened to them: each ends once, those that succeed have the right bytes and one call of OnTransfer, and nothing is left over.
+// storm runs small transfers of all kinds between two nodes, of which a dials b at addr(b), and
+// checks what must hold whatever happened to them: each ends once, those that succeed have the
+// right bytes and one call of OnTransfer, and nothing is left over.
 func storm(t *testing.T, drivers func() setup.Driver, addr func(b *Node) string) (good, bad int) {
 	t.Helper()
 	const slots, slot = 24, 24 << 10
 	c, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	heard := hearing{seen: map[observe.ID]int{}}
-	o := Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, Anonymous: identity.All, Paths: []setup.Driver{drivers()}, OnTransfer: heard.hear,
+	o := Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, Anonymous: identity.All,
+		Paths: []setup.Driver{drivers()}, OnTransfer: heard.hear,
 		HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second}
 	b, err := Open(c, o)
 	if err != nil {
@@ -180,7 +183,8 @@ func storm(t *testing.T, drivers func() setup.Driver, addr func(b *Node) string)
 			if !expected(err) {
 				t.Errorf("%s of %d bytes ended with %v", e.Kind, x.Bytes(), err)
 			}
-			// When the path broke the peer's answer may have been lost; otherwise both sides know the same.
+			// When the path broke the peer's answer may have been lost; otherwise both sides know
+			// the same.
 			if heard.of(c, x.ID(), false) != 0 && errors.Is(err, path.ErrIntegrity) && !errors.Is(err, path.ErrDown) {
 				t.Errorf("%s of %d bytes failed (%v), but was reported to the peer", e.Kind, x.Bytes(), err)
 			}
@@ -210,7 +214,8 @@ func newRegion(t testing.TB, size int) *mem.Region {
 	return r
 }
 
-var wireFaults = []fault.Kind{fault.Cut, fault.Stall, fault.Delay, fault.Short, fault.Corrupt, fault.Duplicate, fault.HalfClose}
+var wireFaults = []fault.Kind{fault.Cut, fault.Stall, fault.Delay, fault.Short, fault.Corrupt, fault.Duplicate,
+	fault.HalfClose}
 
 // Faults on the control connection, on the data connections, and on both, at random places.
 func TestFaultsOnConnections(t *testing.T) {
@@ -231,7 +236,8 @@ func TestFaultsOnConnections(t *testing.T) {
 					var proxies []*fault.ProxyDriver
 					var front *fault.Proxy
 					g, b := storm(t, func() setup.Driver {
-						d, err := fault.NewProxyDriver(tcp.New(tcp.Options{CongestionControl: tcp.CongestionSystem}), data)
+						d, err := fault.NewProxyDriver(tcp.New(tcp.Options{CongestionControl: tcp.CongestionSystem}),
+							data)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -267,12 +273,14 @@ func TestFaultsOnConnections(t *testing.T) {
 	}
 }
 
-// Paths whose completions come late, in another order, or with errors, that stall, refuse or go down.
+// Paths whose completions come late, in another order, or with errors, that stall, refuse or go
+// down.
 func TestFaultyPaths(t *testing.T) {
 	good, bad := 0, 0
 	var counts fault.Counts
 	for seed := range uint64(faultSeeds) {
-		plan := fault.Random(fault.Operations, seed, 40, fault.Cut, fault.Stall, fault.Delay, fault.Short, fault.Reorder, fault.Refuse, fault.Fail)
+		plan := fault.Random(fault.Operations, seed, 40, fault.Cut, fault.Stall, fault.Delay, fault.Short,
+			fault.Reorder, fault.Refuse, fault.Fail)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Logf("plan %q", plan)
 			var drivers []*fault.Driver
@@ -299,7 +307,8 @@ func TestFaultyPaths(t *testing.T) {
 	}
 }
 
-// A pushed tensor under faults: sender and receiver agree, or both know that it failed; the budget is back in the end.
+// A pushed tensor under faults: sender and receiver agree, or both know that it failed; the budget
+// is back in the end.
 func TestFaultsOnTensors(t *testing.T) {
 	good, bad := 0, 0
 	for seed := range uint64(faultSeeds) {
@@ -376,8 +385,9 @@ func TestFaultsOnTensors(t *testing.T) {
 	}
 }
 
-// The receiver keeps a tensor that arrived just before its sender was lost: the sender knows of its completion. The receiver
-// detects the loss while its application is still busy with an earlier notification.
+// The receiver keeps a tensor that arrived just before its sender was lost: the sender knows of its
+// completion. The receiver detects the loss while its application is still busy with an earlier
+// notification.
 func TestTensorBeforeTheLoss(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
@@ -404,7 +414,8 @@ func TestTensorBeforeTheLoss(t *testing.T) {
 			<-enter
 			src := region(t, 4096)
 			fill(src, 7)
-			x, err = p.SendTensor(ctx(t), "x", tensor.Desc{DType: tensor.U8, Shape: []int64{4096}}, src.All(), PutOptions{Paths: []string{name}})
+			x, err = p.SendTensor(ctx(t), "x", tensor.Desc{DType: tensor.U8, Shape: []int64{4096}}, src.All(),
+				PutOptions{Paths: []string{name}})
 			wait(t, x, err)
 			ba := <-peers
 			for ba.waiting() == 0 { // over shm the sender is done before the receiver has looked

@@ -60,7 +60,8 @@ func (f *fences) post(p path.Path) {
 	}
 }
 
-// ended tells the caller of a posted one what became of it. If the path went down, its end settles that.
+// ended tells the caller of a posted one what became of it. If the path went down, its end settles
+// that.
 func (f *fences) ended(e *path.Event) {
 	if w, ok := f.posted[e.Token]; ok && !errors.Is(e.Err, path.ErrDown) {
 		w.done <- e.Err
@@ -75,7 +76,8 @@ func (f *fences) take() []fenceWait {
 	return all
 }
 
-// exposer is a path whose peer may go on reaching memory after the path has ended; see shm.Path.Exposed.
+// exposer is a path whose peer may go on reaching memory after the path has ended; see
+// shm.Path.Exposed.
 type exposer interface {
 	Exposed() []path.Key
 	ExposedFD() int // readable when Exposed may have shrunk; -1: it does not shrink any more
@@ -88,12 +90,12 @@ func exposes(p path.Path, key path.Key) bool {
 	return ok && slices.Contains(x.Exposed(), key)
 }
 
-// lookAgain is how often the node looks whether a peer has let go of memory after its path went down. Nothing tells: the path
-// is closed. It happens only while a peer is stopped or hangs.
+// lookAgain is how often the node looks whether a peer has let go of memory after its path went
+// down. Nothing tells: the path is closed. It happens only while a peer is stopped or hangs.
 const lookAgain = 50 * time.Millisecond
 
-// linger answers a fence of a path that is closed, at once or as soon as the peer has let the memory go. The mutex owns the
-// path and is held.
+// linger answers a fence of a path that is closed, at once or as soon as the peer has let the
+// memory go. The mutex owns the path and is held.
 func (n *Node) linger(mu *sync.Mutex, p path.Path, f fenceWait) {
 	if !exposes(p, f.key) {
 		f.done <- nil
@@ -138,8 +140,9 @@ func (l *lane) forget() {
 	l.p.(exposer).Forget()
 }
 
-// keepExposed remembers a path that was closed although its peer may still reach exports, until the peer has let go; of any other nothing is left. Its owner calls
-// it. A node that has ended remembers nothing.
+// keepExposed remembers a path that was closed although its peer may still reach exports, until the
+// peer has let go; of any other nothing is left. Its owner calls it. A node that has ended
+// remembers nothing.
 func (n *Node) keepExposed(c closedPath, p path.Path) {
 	x, ok := p.(exposer)
 	if !ok || len(x.Exposed()) == 0 {
@@ -171,7 +174,8 @@ func (n *Node) lookExposed(c closedPath) {
 	}
 }
 
-// forgetExposed is the end of it: a program that keeps a closed node does not keep the sockets of paths whose peers hang.
+// forgetExposed is the end of it: a program that keeps a closed node does not keep the sockets of
+// paths whose peers hang.
 func (n *Node) forgetExposed() {
 	n.mu.Lock()
 	all := n.exposed

@@ -19,8 +19,9 @@ import (
 
 const firstRole = "first "
 
-// BenchmarkFirstPut is the first put of a process over a path: 4 KiB from a process that has just begun into another one that has just
-// begun, with the path not set up. It reports the median, and that of the stages of the transfer.
+// BenchmarkFirstPut is the first put of a process over a path: 4 KiB from a process that has just
+// begun into another one that has just begun, with the path not set up. It reports the median, and
+// that of the stages of the transfer.
 func BenchmarkFirstPut(b *testing.B) {
 	for _, name := range paths {
 		b.Run(name, func(b *testing.B) {

@@ -38,13 +38,15 @@ type Transfer struct {
 	prevOpen, nextOpen *Transfer // in the peer's account
 
 	// Guarded by the mutex of the lane, or private to the goroutine that chooses one.
-	m      state.Machine
-	ops    int32 // operations handed over
-	tries  int32 // paths that went down under it
-	item   sched.Item[*Transfer]
-	flow   sched.Flow[*Transfer] // of a large one
-	sole   uint64                // if nothing else was outstanding when it was handed over, 1 + what the lane had handed over by then
-	posted time.Duration         // by clock; 0: not yet
+	m     state.Machine
+	ops   int32 // operations handed over
+	tries int32 // paths that went down under it
+	item  sched.Item[*Transfer]
+	flow  sched.Flow[*Transfer] // of a large one
+	// if nothing else was outstanding when it was handed over, 1 + what the lane had handed over by
+	// then
+	sole   uint64
+	posted time.Duration // by clock; 0: not yet
 	leases []mem.Lease
 	regs   []mem.Registration
 
@@ -128,7 +130,8 @@ func (t *Transfer) Err() error {
 	return t.err
 }
 
-// Wait waits for the end and returns Err, or ctx's error when that comes first; the transfer goes on then.
+// Wait waits for the end and returns Err, or ctx's error when that comes first; the transfer goes
+// on then.
 func (t *Transfer) Wait(ctx context.Context) error {
 	if t.ended() { // no channel was needed, and err does not change any more
 		return t.err
@@ -139,8 +142,8 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	return waitFor(ctx, t)
 }
 
-// waitFor waits for the end of something and returns its error, or ctx's when that comes first. What has ended is over also
-// when ctx is.
+// waitFor waits for the end of something and returns its error, or ctx's when that comes first.
+// What has ended is over also when ctx is.
 func waitFor(ctx context.Context, x interface {
 	Done() <-chan struct{}
 	Err() error
@@ -161,8 +164,8 @@ func waitFor(ctx context.Context, x interface {
 	}
 }
 
-// Progress is the share of the bytes that are known to be in place, from 0 to 1; it never decreases. It advances by pieces
-// of at most PieceSize bytes.
+// Progress is the share of the bytes that are known to be in place, from 0 to 1; it never
+// decreases. It advances by pieces of at most PieceSize bytes.
 func (t *Transfer) Progress() float64 {
 	if t.bytes == 0 {
 		if t.ended() {
@@ -173,10 +176,11 @@ func (t *Transfer) Progress() float64 {
 	return float64(t.moved.Load()) / float64(t.bytes)
 }
 
-// Cancel asks the transfer to end early and returns false when it had ended already. Done is closed when no further byte
-// will be written at either end; Err then wraps path.ErrCanceled and context.Canceled, or is nil if the last byte was faster. A path on
-// which that cannot be had in ten seconds, and the time for what is in its buffers, has stalled and is closed; other transfers go on by
-// another one.
+// Cancel asks the transfer to end early and returns false when it had ended already. Done is closed
+// when no further byte will be written at either end; Err then wraps path.ErrCanceled and
+// context.Canceled, or is nil if the last byte was faster. A path on which that cannot be had in
+// ten seconds, and the time for what is in its buffers, has stalled and is closed; other transfers
+// go on by another one.
 func (t *Transfer) Cancel() bool { return t.cancel(context.Canceled) }
 
 func (t *Transfer) cancel(because error) bool {
@@ -215,7 +219,8 @@ func (t *Transfer) OnDone(f func(*Transfer)) {
 	go f(t)
 }
 
-// Explain says how the transfer went: path, reasons, times, copies. It is complete once the transfer is done.
+// Explain says how the transfer went: path, reasons, times, copies. It is complete once the
+// transfer is done.
 func (t *Transfer) Explain() Explanation {
 	t.mu.Lock()
 	ln := t.lane
@@ -242,8 +247,8 @@ func (t *Transfer) Explain() Explanation {
 	return e
 }
 
-// complete ends the transfer, and begins the next one of its stream. Only the first call counts. No lock of a lane or peer may
-// be held.
+// complete ends the transfer, and begins the next one of its stream. Only the first call counts. No
+// lock of a lane or peer may be held.
 func (t *Transfer) complete(err error) {
 	if t.part != nil {
 		t.endPart(err)

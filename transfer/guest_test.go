@@ -55,7 +55,8 @@ func guestOptions() Options {
 	return Options{
 		Name: fmt.Sprintf("guest%d", guest.ID()), Budget: 64 << 20, // a guest has less than the default
 		AllowUID: path.AnyUser(), // their loopback addresses lead from one machine to the other
-		Paths:    []setup.Driver{tcp.New(tcp.Options{Addr: guest.LoopbackAddrs[guest.ID()] + ":0", CongestionControl: "cubic"})},
+		Paths: []setup.Driver{tcp.New(tcp.Options{Addr: guest.LoopbackAddrs[guest.ID()] + ":0",
+			CongestionControl: "cubic"})},
 	}
 }
 
@@ -65,8 +66,8 @@ type received struct {
 	Sum   [sha256.Size]byte
 }
 
-// TestGuestNetwork moves bytes between two machines over a cable that loses, delays, reorders, repeats and damages packets, and
-// that is cut at last.
+// TestGuestNetwork moves bytes between two machines over a cable that loses, delays, reorders,
+// repeats and damages packets, and that is cut at last.
 func TestGuestNetwork(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Net, Guests: 2, Timeout: 5 * time.Minute}) {
 		return
@@ -116,8 +117,8 @@ func TestGuestNetwork(t *testing.T) {
 			})
 		}
 	})
-	// The cut comes in the middle of transfers. Nothing tells either side but silence: all transfers must end with an error, and
-	// a new peer must work when the cable is whole again.
+	// The cut comes in the middle of transfers. Nothing tells either side but silence: all
+	// transfers must end with an error, and a new peer must work when the cable is whole again.
 	t.Run("CutCable", func(t *testing.T) {
 		o := guestOptions()
 		o.HeartbeatEvery, o.DeadAfter = 500*time.Millisecond, 5*time.Second
@@ -178,7 +179,8 @@ func sendAll(t *testing.T, m *guest.Meeting, o Options) {
 			t.Fatal(err)
 		}
 		if got.Bytes != uint64(size) || got.Sum != sha256.Sum256(want) {
-			t.Errorf("put of %d bytes: the receiver has %d, same bytes: %v", size, got.Bytes, got.Sum == sha256.Sum256(want))
+			t.Errorf("put of %d bytes: the receiver has %d, same bytes: %v", size, got.Bytes,
+				got.Sum == sha256.Sum256(want))
 		}
 		local, _ = back.Span(0, uint64(size))
 		x, err = p.Get(long(t), []path.Copy{rem.At(0, local)}, PutOptions{})
@@ -229,7 +231,8 @@ func cutReceiver(t *testing.T, m *guest.Meeting, o Options) {
 	sh(t, "ip link set link0 down")
 	soonLong(t, p.Gone(), "the receiver's finding that its peer is gone")
 	t.Logf("the peer is gone: %v", p.Err())
-	// The sender should find out by silence alone, at about the same time; nothing of the other guest can be seen from here.
+	// The sender should find out by silence alone, at about the same time; nothing of the other
+	// guest can be seen from here.
 	time.Sleep(2 * time.Second)
 	sh(t, "ip link set link0 up")
 	soonPeer(t, peers)
@@ -296,7 +299,8 @@ func cutSender(t *testing.T, m *guest.Meeting, o Options) {
 	// The receiver's guest sets its link up again at some time.
 	deadline := time.Now().Add(guestPatience)
 	for {
-		// A short attempt: the kernel sends a segment that was lost again after longer and longer times.
+		// A short attempt: the kernel sends a segment that was lost again after longer and longer
+		// times.
 		c, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		p, err = n.Dial(c, guestAddr)
 		cancel()
@@ -342,7 +346,8 @@ func soonPeer(t *testing.T, peers <-chan *Peer) {
 	}
 }
 
-// roundTrips is the delay of each direction in TestGuestNetwork/RoundTrips: long against the work of an emulated machine.
+// roundTrips is the delay of each direction in TestGuestNetwork/RoundTrips: long against the work
+// of an emulated machine.
 const roundTripDelay = 120 * time.Millisecond
 
 // guestIdentity makes an authority on the first guest, and gives the second a certificate of it.
@@ -382,7 +387,8 @@ func guestIdentity(t *testing.T, m *guest.Meeting) *identity.Identity {
 // countSize is a few pieces: each takes a round trip.
 const countSize = 6 * 4096
 
-// countServer serves a name, once in the clear and once over TLS, to a guest that counts round trips.
+// countServer serves a name, once in the clear and once over TLS, to a guest that counts round
+// trips.
 func countServer(t *testing.T, m *guest.Meeting, o Options, id *identity.Identity) {
 	src := region(t, countSize)
 	fill(src, 3)
@@ -396,7 +402,8 @@ func countServer(t *testing.T, m *guest.Meeting, o Options, id *identity.Identit
 	barrier(t, m, "closed")
 }
 
-// countClient cuts the control connection in the middle of a fetch and says how many round trips later the fetch went on.
+// countClient cuts the control connection in the middle of a fetch and says how many round trips
+// later the fetch went on.
 func countClient(t *testing.T, m *guest.Meeting, o Options, id *identity.Identity) {
 	o.Identity = id
 	n := open(t, o)

@@ -22,13 +22,14 @@ type Attempt struct {
 	Begin     time.Time
 	Took      time.Duration
 	Connect   time.Duration // of that, waiting for a session
-	// First is the time from having a session until the first piece was in place: asking for the name, setting a path up if it was
-	// not, and moving the piece. 0: no piece was.
+	// First is the time from having a session until the first piece was in place: asking for the
+	// name, setting a path up if it was not, and moving the piece. 0: no piece was.
 	First time.Duration
 	Err   error // nil: it succeeded, or is under way
 }
 
-// JobTimes says where the time of a job went. What is in none of the parts went into the job's own work.
+// JobTimes says where the time of a job went. What is in none of the parts went into the job's own
+// work.
 type JobTimes struct {
 	Connect time.Duration // waiting for a session
 	Lookup  time.Duration // asking for the name
@@ -67,7 +68,8 @@ func (e *JobError) Unwrap() error { return e.Err }
 
 func (e *JobError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "transfer: %s %q at %s: %d of %d bytes verified, %s in %v: %v", e.Kind, e.Name, e.Addr, e.Verified, e.Bytes,
+	fmt.Fprintf(&b, "transfer: %s %q at %s: %d of %d bytes verified, %s in %v: %v", e.Kind, e.Name, e.Addr, e.Verified,
+		e.Bytes,
 		count(e.Attempts, "attempt"), e.Times.Total.Round(time.Millisecond), e.Err)
 	if len(e.History) > 1 {
 		for _, s := range reasons(e.History) {
@@ -106,11 +108,13 @@ func (a *Attempt) reason() string {
 func reasons(history []Attempt) (out []string) {
 	for i := 0; i < len(history); {
 		k := i + 1
-		for k < len(history) && history[k].reason() == history[i].reason() && history[k].Number == history[k-1].Number+1 {
+		for k < len(history) && history[k].reason() == history[i].reason() &&
+			history[k].Number == history[k-1].Number+1 {
 			k++
 		}
 		if k-i > 1 {
-			out = append(out, fmt.Sprintf("attempts %d to %d: %s", history[i].Number, history[k-1].Number, history[i].reason()))
+			out = append(out, fmt.Sprintf("attempts %d to %d: %s", history[i].Number, history[k-1].Number,
+				history[i].reason()))
 		} else {
 			out = append(out, fmt.Sprintf("attempt %d: %s", history[i].Number, history[i].reason()))
 		}
@@ -164,7 +168,8 @@ func (j *Job) spent(f func(*JobTimes)) {
 	j.mu.Unlock()
 }
 
-// Explain says how the job went: attempts, what each moved and by which paths, where the time went. It may be called at any time.
+// Explain says how the job went: attempts, what each moved and by which paths, where the time went.
+// It may be called at any time.
 func (j *Job) Explain() JobExplanation {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -173,7 +178,8 @@ func (j *Job) Explain() JobExplanation {
 
 // explain is Explain for a job that err ended. The mutex is held.
 func (j *Job) explain(err error) JobExplanation {
-	e := JobExplanation{Kind: j.verb(), Name: j.name, Addr: j.link.addr, Bytes: j.bytes, From: j.o.From, Verified: j.have.prefix(),
+	e := JobExplanation{Kind: j.verb(), Name: j.name, Addr: j.link.addr, Bytes: j.bytes, From: j.o.From,
+		Verified: j.have.prefix(),
 		Attempts: j.attempts, Restarts: j.restarts, History: slices.Clone(j.history), Times: j.times, Err: err}
 	if j.now != nil {
 		a := *j.now
@@ -193,7 +199,8 @@ func (j *Job) explain(err error) JobExplanation {
 // String is the account in words, several lines.
 func (e JobExplanation) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %q at %s: %d of %d bytes verified, %s, begun again %d times", e.Kind, e.Name, e.Addr, e.Verified, e.Bytes,
+	fmt.Fprintf(&b, "%s %q at %s: %d of %d bytes verified, %s, begun again %d times", e.Kind, e.Name, e.Addr,
+		e.Verified, e.Bytes,
 		count(e.Attempts, "attempt"), e.Restarts)
 	if e.Err != nil {
 		fmt.Fprintf(&b, "\n  failed: %v", e.Err)
@@ -223,6 +230,7 @@ func (e JobExplanation) String() string {
 		}
 	}
 	t := e.Times
-	fmt.Fprintf(&b, "\n  time: connect %v, lookup %v, move %v, wait %v; total %v", t.Connect, t.Lookup, t.Move, t.Wait, t.Total)
+	fmt.Fprintf(&b, "\n  time: connect %v, lookup %v, move %v, wait %v; total %v", t.Connect, t.Lookup, t.Move, t.Wait,
+		t.Total)
 	return b.String()
 }

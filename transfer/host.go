@@ -8,12 +8,14 @@ import (
 	"strings"
 )
 
-// hostID tells whether two nodes can share memory: they run under the same boot of the same kernel and in the same network
-// namespace (which the abstract sockets of transfer/path/shm need). It is a hash, so that nothing of it can be read by peers.
+// hostID tells whether two nodes can share memory: they run under the same boot of the same kernel
+// and in the same network namespace (which the abstract sockets of transfer/path/shm need). It is a
+// hash, so that nothing of it can be read by peers.
 func hostID() [16]byte {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		// Without it two hosts could look alike, and shared memory would then fail at set-up: a random id forgoes it instead.
+		// Without it two hosts could look alike, and shared memory would then fail at set-up: a
+		// random id forgoes it instead.
 		boot = make([]byte, 16)
 		rand.Read(boot)
 	}

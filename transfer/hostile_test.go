@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// proxy passes control connections on to a node, records what the dialing side says, and can cut them.
+// proxy passes control connections on to a node, records what the dialing side says, and can cut
+// them.
 type proxy struct {
 	addr string
 	mu   sync.Mutex
@@ -196,7 +197,8 @@ func TestHostileConnections(t *testing.T) {
 	}
 }
 
-// The control connection is cut while transfers run over paths that are sound: both sides end everything.
+// The control connection is cut while transfers run over paths that are sound: both sides end
+// everything.
 func TestControlConnectionCut(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +237,8 @@ func TestControlConnectionCut(t *testing.T) {
 				if x.Err() != nil {
 					lost++
 				}
-				if err := x.Err(); err != nil && !errors.Is(err, ErrPeerLost) && !errors.Is(err, control.Down) && !errors.Is(err, path.ErrDown) {
+				if err := x.Err(); err != nil && !errors.Is(err, ErrPeerLost) && !errors.Is(err, control.Down) &&
+					!errors.Is(err, path.ErrDown) {
 					t.Errorf("ended with %v", err)
 				}
 				addsUp(t, x)
@@ -262,8 +265,8 @@ func TestControlConnectionCut(t *testing.T) {
 	}
 }
 
-// Exports are revoked again and again while transfers to them run: each ends, with all its bytes or with an error, and
-// after the revocation nothing is written any more.
+// Exports are revoked again and again while transfers to them run: each ends, with all its bytes or
+// with an error, and after the revocation nothing is written any more.
 func TestRevokeDuringTransfers(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {

@@ -8,13 +8,19 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// TestClaimedName checks that a peer with a certificate is who the certificate says, whatever name its hello has.
+// TestClaimedName checks that a peer with a certificate is who the certificate says, whatever name
+// its hello has.
 func TestClaimedName(t *testing.T) {
 	ca := authority(t)
 	asked := make(chan string, 1)
 	peers := make(chan *Peer, 1)
-	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}, OnPeer: func(p *Peer) { peers <- p },
-		Limits: Limits{ForPeer: func(name string) (Quota, bool) { asked <- name; return Quota{Out: sched.Limits{}}, true }}})
+	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}, OnPeer: func(p *Peer) {
+		peers <- p
+	},
+		Limits: Limits{ForPeer: func(name string) (Quota, bool) {
+			asked <- name
+			return Quota{Out: sched.Limits{}}, true
+		}}})
 	a := open(t, Options{Identity: issue(t, ca, "guest"), Name: "trainer"})
 	if _, err := a.Dial(ctx(t), b.Addrs()[0]); err != nil {
 		t.Fatal(err)
@@ -31,8 +37,8 @@ func TestClaimedName(t *testing.T) {
 	}
 }
 
-// TestImpostorSettlesNothing has a node with a certificate of its own claim to be another one: it neither settles what
-// was lost with that one nor learns of it.
+// TestImpostorSettlesNothing has a node with a certificate of its own claim to be another one: it
+// neither settles what was lost with that one nor learns of it.
 func TestImpostorSettlesNothing(t *testing.T) {
 	ca := authority(t)
 	victim := open(t, Options{Identity: issue(t, ca, "victim"), Listen: []string{loopback}})
@@ -62,7 +68,8 @@ func TestImpostorSettlesNothing(t *testing.T) {
 	}
 }
 
-// TestEndByThief has a node with a certificate of its own name the session of another node: it is not ended.
+// TestEndByThief has a node with a certificate of its own name the session of another node: it is
+// not ended.
 func TestEndByThief(t *testing.T) {
 	ca := authority(t)
 	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}})

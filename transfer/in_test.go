@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// A remote export goes on in the next session while it is the same one, and does not when the name stands for something else.
+// A remote export goes on in the next session while it is the same one, and does not when the name
+// stands for something else.
 func TestRemoteInAnotherSession(t *testing.T) {
 	p := newPair(t, Options{})
 	mem := region(t, 4096)

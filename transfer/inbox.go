@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// headerSize is the length in bytes of what precedes the caller's message in a notification: kind (1), tag (4), number of the
-// transfer (8), bytes of the whole transfer (8), all big-endian. It fits into the first cell of a message over shared memory.
+// headerSize is the length in bytes of what precedes the caller's message in a notification: kind
+// (1), tag (4), number of the transfer (8), bytes of the whole transfer (8), all big-endian. It
+// fits into the first cell of a message over shared memory.
 const headerSize = 21
 
 func appendHeader(b []byte, kind path.OpKind, tag uint32, number, bytes uint64) []byte {
@@ -19,8 +20,8 @@ func appendHeader(b []byte, kind path.OpKind, tag uint32, number, bytes uint64) 
 	return binary.BigEndian.AppendUint64(b, bytes)
 }
 
-// parseNotify reads a notification of the peer. It refuses what the peer cannot have begun and what was delivered before.
-// The caller holds the mutex of the lane that it came by.
+// parseNotify reads a notification of the peer. It refuses what the peer cannot have begun and what
+// was delivered before. The caller holds the mutex of the lane that it came by.
 func (p *Peer) parseNotify(e *path.Event, via string) (Incoming, bool) {
 	if len(e.Msg) < headerSize {
 		p.notifyRefused("shorter than its header")
@@ -40,9 +41,10 @@ func (p *Peer) parseNotify(e *path.Event, via string) (Incoming, bool) {
 	return in, true
 }
 
-// seen remembers which transfer numbers of a peer were delivered: a bitmap over the latest ones, like that of RFC 4303
-// section 3.4.3. Older ones count as new, unlike there: paths deliver each notification once, so this only guards against a
-// peer that repeats itself, while a large transfer may well end after many small ones that began later.
+// seen remembers which transfer numbers of a peer were delivered: a bitmap over the latest ones,
+// like that of RFC 4303 section 3.4.3. Older ones count as new, unlike there: paths deliver each
+// notification once, so this only guards against a peer that repeats itself, while a large transfer
+// may well end after many small ones that began later.
 type seen struct {
 	mu   sync.Mutex
 	high uint64
@@ -86,16 +88,16 @@ func (s *seen) has(n uint64) bool {
 	return s.bits[n/64%uint64(len(s.bits))]&(1<<(n%64)) != 0
 }
 
-// inboxMax is the number of notifications of one peer that may wait for the application. A peer that has more under way is
-// not polled until there is room, so that its path pushes back.
+// inboxMax is the number of notifications of one peer that may wait for the application. A peer
+// that has more under way is not polled until there is room, so that its path pushes back.
 const inboxMax = 1024
 
-// inboxFenced is that number while a fence of the peer's paths is under way: what they hold before the end of the fence has to go
-// somewhere.
+// inboxFenced is that number while a fence of the peer's paths is under way: what they hold before
+// the end of the fence has to go somewhere.
 const inboxFenced = 4 * inboxMax
 
-// inbox holds what a peer's lanes delivered until the application has taken it: OnTransfer is called on a goroutine that
-// lives only while there is something to do.
+// inbox holds what a peer's lanes delivered until the application has taken it: OnTransfer is
+// called on a goroutine that lives only while there is something to do.
 type inbox struct {
 	mu      sync.Mutex
 	queue   []Incoming
@@ -105,7 +107,8 @@ type inbox struct {
 	last    func()  // called once when everything was taken, after the peer's end
 }
 
-// deliver hands a completed transfer of the peer to the receiver that waits for it, or to OnTransfer, and reports whether there is one.
+// deliver hands a completed transfer of the peer to the receiver that waits for it, or to
+// OnTransfer, and reports whether there is one.
 func (p *Peer) deliver(in Incoming) bool {
 	b := &p.inbox
 	b.mu.Lock()
@@ -126,7 +129,8 @@ func (p *Peer) deliver(in Incoming) bool {
 	return true
 }
 
-// awaits reports whether a receiver waits for a completed transfer of the peer, or a handler takes it.
+// awaits reports whether a receiver waits for a completed transfer of the peer, or a handler takes
+// it.
 func (p *Peer) awaits(in Incoming) bool {
 	select {
 	case <-p.introduced:
@@ -136,8 +140,8 @@ func (p *Peer) awaits(in Incoming) bool {
 	return p.node.offered.Load() || p.node.onTag(in.Tag) != nil
 }
 
-// drained calls f when everything that was delivered has been taken: now or after the last call of OnTransfer. Nothing may be
-// delivered any more.
+// drained calls f when everything that was delivered has been taken: now or after the last call of
+// OnTransfer. Nothing may be delivered any more.
 func (p *Peer) drained(f func()) {
 	b := &p.inbox
 	b.mu.Lock()

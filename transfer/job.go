@@ -15,42 +15,50 @@ import (
 
 // Errors of jobs; match them with errors.Is.
 var (
-	ErrChanged = errors.New("transfer: the content behind the name changed") // and JobOptions.Restarts does not allow to begin again
-	ErrGaveUp  = errors.New("transfer: gave up after retries")               // the limits of Retry were reached
+	// and JobOptions.Restarts does not allow to begin again
+	ErrChanged = errors.New("transfer: the content behind the name changed")
+	ErrGaveUp  = errors.New("transfer: gave up after retries") // the limits of Retry were reached
 )
 
 // JobOptions modify a Fetch or Store. The zero value is usual.
 type JobOptions struct {
-	// From is how many bytes from the start are in place already, verified by an earlier process: the caller vouches for them.
+	// From is how many bytes from the start are in place already, verified by an earlier process:
+	// the caller vouches for them.
 	From uint64
-	// Tag is what those bytes were a part of (Remote.Tag): unless the export has the same tag now, the job begins at 0. It must
-	// not be zero if From is not, except where the caller knows by other means that the content is the same.
+	// Tag is what those bytes were a part of (Remote.Tag): unless the export has the same tag now,
+	// the job begins at 0. It must not be zero if From is not, except where the caller knows by
+	// other means that the content is the same.
 	Tag [16]byte
-	// Off is where in the export the range begins. A Fetch moves as much as dst takes, but at most to the end of the export.
+	// Off is where in the export the range begins. A Fetch moves as much as dst takes, but at most
+	// to the end of the export.
 	Off uint64
 
 	Retry Retry // what is 0 is taken from the link's
-	// Restarts is how often the job may begin again at 0 because the content behind the name changed: 0 means 3 times, a negative
-	// number never: then it fails with ErrChanged.
+	// Restarts is how often the job may begin again at 0 because the content behind the name
+	// changed: 0 means 3 times, a negative number never: then it fails with ErrChanged.
 	Restarts int
-	// OnVerified gets how many bytes from the start are in place without a gap, each time that there are more: in order, one
-	// call at a time, the last one before Done is closed. Steps may be left out when a call takes long. A smaller number than
-	// before means that the job begins again; nothing is written then until the call has returned.
+	// OnVerified gets how many bytes from the start are in place without a gap, each time that
+	// there are more: in order, one call at a time, the last one before Done is closed. Steps may
+	// be left out when a call takes long. A smaller number than before means that the job begins
+	// again; nothing is written then until the call has returned.
 	OnVerified func(off uint64)
 
-	// OnSession, if any, is called in each attempt that has found the name, with the session that it is going to use. It must not
-	// block.
+	// OnSession, if any, is called in each attempt that has found the name, with the session that
+	// it is going to use. It must not block.
 	OnSession func(*Peer)
 
-	// Found is what the caller has found under the name, if anything: an attempt with its session does not ask for the name again.
+	// Found is what the caller has found under the name, if anything: an attempt with its session
+	// does not ask for the name again.
 	Found *Remote
-	// BeforePiece, if any, is called before each piece is moved, with the bytes of the range that it has: one call at a time, while other
-	// pieces move. It may block until its context ends. Its error ends the job.
+	// BeforePiece, if any, is called before each piece is moved, with the bytes of the range that
+	// it has: one call at a time, while other pieces move. It may block until its context ends. Its
+	// error ends the job.
 	BeforePiece func(ctx context.Context, from, to uint64) error
 
 	Piece  uint64 // bytes that are verified at a time; 0 means 8 MiB
 	Window int    // pieces under way at the same time, at most: fewer where pieces take long; 0 means 4
-	// Stall ends an attempt in which no piece was completed for so long, although the peer answers; 0 means never.
+	// Stall ends an attempt in which no piece was completed for so long, although the peer answers;
+	// 0 means never.
 	Stall time.Duration
 	// Transfer holds the options of each transfer that the job makes. Msg must be empty.
 	Transfer PutOptions
@@ -63,11 +71,12 @@ const (
 	defaultRestarts = 3
 )
 
-// Job moves a range of bytes from or to an export by its name, in pieces, over as many sessions as it takes: a future. Its
-// methods may be called from any goroutine.
+// Job moves a range of bytes from or to an export by its name, in pieces, over as many sessions as
+// it takes: a future. Its methods may be called from any goroutine.
 //
-// A piece that was verified is not moved again, unless the content changes. Which errors are tried again says [Retriable]; how
-// often, [Retry]. Each piece is a transfer of its own for the other node's OnTransfer, and has its own ID.
+// A piece that was verified is not moved again, unless the content changes. Which errors are tried
+// again says [Retriable]; how often, [Retry]. Each piece is a transfer of its own for the other
+// node's OnTransfer, and has its own ID.
 type Job struct {
 	link  *Link
 	kind  path.OpKind
@@ -112,7 +121,8 @@ type content struct {
 	dtype      string
 }
 
-// same reports whether bytes of c go on with bytes of d: the tag says so, or it is the same export of the same process.
+// same reports whether bytes of c go on with bytes of d: the tag says so, or it is the same export
+// of the same process.
 func (c *content) same(d *content) bool {
 	if c.size != d.size || c.dtype != d.dtype {
 		return false
@@ -131,16 +141,19 @@ func contentOf(p *Peer, r *Remote) content {
 	return c
 }
 
-// Fetch copies the export of that name into dst: as many bytes as both have. It returns at once, with an error only for what
-// is wrong here; all else is in the job. The memory is the job's until it is done. When ctx ends before, the job is canceled.
+// Fetch copies the export of that name into dst: as many bytes as both have. It returns at once,
+// with an error only for what is wrong here; all else is in the job. The memory is the job's until
+// it is done. When ctx ends before, the job is canceled.
 func (l *Link) Fetch(ctx context.Context, name string, dst mem.Span, o JobOptions) (*Job, error) {
 	return l.start(ctx, path.Get, name, dst, o)
 }
 
-// Store copies src into the export of that name, which must permit writing and hold all of it; otherwise it is like Fetch.
+// Store copies src into the export of that name, which must permit writing and hold all of it;
+// otherwise it is like Fetch.
 //
-// After the other process was started anew, or the name was given to other memory, the job goes on where it was only if the
-// exports have the same tag: it says here that the memory still holds what was stored in it.
+// After the other process was started anew, or the name was given to other memory, the job goes on
+// where it was only if the exports have the same tag: it says here that the memory still holds what
+// was stored in it.
 func (l *Link) Store(ctx context.Context, name string, src mem.Span, o JobOptions) (*Job, error) {
 	return l.start(ctx, path.Put, name, src, o)
 }
@@ -152,7 +165,8 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 	if l.err != nil {
 		return nil, l.err
 	}
-	j := &Job{link: l, kind: kind, name: name, local: local, o: o, done: make(chan struct{}), begin: time.Now(), bytes: local.Len}
+	j := &Job{link: l, kind: kind, name: name, local: local, o: o, done: make(chan struct{}), begin: time.Now(),
+		bytes: local.Len}
 	if err := j.check(); err != nil {
 		return nil, fmt.Errorf("transfer: %s %q: %w", j.verb(), name, err)
 	}
@@ -196,13 +210,15 @@ func (j *Job) check() error {
 		return fmt.Errorf("a name of %d bytes: expected 1 to %d", len(j.name), maxName)
 	}
 	if !j.local.Valid() {
-		return fmt.Errorf("local offset %d + %d bytes is not inside its region: %w", j.local.Off, j.local.Len, mem.ErrBounds)
+		return fmt.Errorf("local offset %d + %d bytes is not inside its region: %w", j.local.Off, j.local.Len,
+			mem.ErrBounds)
 	}
 	if j.kind == path.Get && j.local.Region.ReadOnly() {
 		return fmt.Errorf("region %q is read-only and cannot receive: %w", j.local.Region.Name(), path.ErrRights)
 	}
 	if o.From > j.local.Len {
-		return fmt.Errorf("option From is %d: expected at most the %d bytes of the span: %w", o.From, j.local.Len, mem.ErrBounds)
+		return fmt.Errorf("option From is %d: expected at most the %d bytes of the span: %w", o.From, j.local.Len,
+			mem.ErrBounds)
 	}
 	if len(o.Transfer.Msg) > 0 {
 		return errors.New("option Transfer.Msg: a job has many transfers: send a message with Notify when it is done")
@@ -228,23 +244,24 @@ func (j *Job) verb() string {
 	return "store"
 }
 
-// Bytes is the number of bytes to move, those of From included. A Fetch knows it once it has found the name; until then it is
-// the length of dst.
+// Bytes is the number of bytes to move, those of From included. A Fetch knows it once it has found
+// the name; until then it is the length of dst.
 func (j *Job) Bytes() uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.bytes
 }
 
-// Verified is how many bytes from the start are in place without a gap, checked as the paths check them. It falls to 0 when
-// the job begins again.
+// Verified is how many bytes from the start are in place without a gap, checked as the paths check
+// them. It falls to 0 when the job begins again.
 func (j *Job) Verified() uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.have.prefix()
 }
 
-// Progress is the share of the bytes that are in place, from 0 to 1; it never decreases, also not when the job begins again.
+// Progress is the share of the bytes that are in place, from 0 to 1; it never decreases, also not
+// when the job begins again.
 func (j *Job) Progress() float64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -257,22 +274,26 @@ func (j *Job) Progress() float64 {
 	return min(float64(j.high)/float64(j.bytes), 1)
 }
 
-// Done is closed when the job has ended, and no further byte will be written at either end on its behalf.
+// Done is closed when the job has ended, and no further byte will be written at either end on its
+// behalf.
 func (j *Job) Done() <-chan struct{} { return j.done }
 
-// Err is nil while the job is under way and after success. Otherwise it is a *JobError, which matches what ended the job:
-// path.ErrCanceled, ErrClosed, ErrGaveUp and the error of the last attempt, or an error that is not retried.
+// Err is nil while the job is under way and after success. Otherwise it is a *JobError, which
+// matches what ended the job: path.ErrCanceled, ErrClosed, ErrGaveUp and the error of the last
+// attempt, or an error that is not retried.
 func (j *Job) Err() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.err
 }
 
-// Wait waits for the end and returns Err, or ctx's error when that comes first; the job goes on then.
+// Wait waits for the end and returns Err, or ctx's error when that comes first; the job goes on
+// then.
 func (j *Job) Wait(ctx context.Context) error { return waitFor(ctx, j) }
 
-// Cancel asks the job to end and returns false when it had ended already. Err wraps path.ErrCanceled then, or is nil if the last
-// byte was faster. What was verified stays verified: Verified says how much a later job may take as its From.
+// Cancel asks the job to end and returns false when it had ended already. Err wraps
+// path.ErrCanceled then, or is nil if the last byte was faster. What was verified stays verified:
+// Verified says how much a later job may take as its From.
 func (j *Job) Cancel() bool {
 	select {
 	case <-j.done:
@@ -341,8 +362,9 @@ func (j *Job) end() {
 	}
 }
 
-// notifier calls a function with the latest of the numbers it is given, one call at a time, on a goroutine that lives only
-// while there is something to say. So no goroutine that moves bytes waits for the caller's code.
+// notifier calls a function with the latest of the numbers it is given, one call at a time, on a
+// goroutine that lives only while there is something to say. So no goroutine that moves bytes waits
+// for the caller's code.
 type notifier struct {
 	call func(uint64)
 

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// gate holds back the completions of a node's operations once a number of them came, so that a test can change the world in
-// the middle of a job.
+// gate holds back the completions of a node's operations once a number of them came, so that a test
+// can change the world in the middle of a job.
 type gate struct {
 	driver *fakeDriver
 	held   chan struct{} // closed when it holds
@@ -99,7 +99,8 @@ func newMidway(t *testing.T, kind path.OpKind, x ExportOptions, o JobOptions) *m
 	x.Rights = path.Read | path.Write
 	m := &midway{server: newServer(t, midwaySize, x), g: newGate(midwayHeld), mem: region(t, midwaySize)}
 	m.n = open(t, Options{Name: "client", Paths: []setup.Driver{m.g.driver}})
-	m.l = link(t, m.n, m.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Max: 10 * time.Millisecond, Attempts: -1}})
+	m.l = link(t, m.n, m.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Max: 10 * time.Millisecond,
+		Attempts: -1}})
 	o.Piece, o.Window, o.OnVerified = midwayPiece, 2, m.offs.add
 	begin := m.l.Fetch
 	if kind == path.Put {
@@ -174,7 +175,8 @@ func (m *midway) good(t *testing.T, restarts int) {
 	if restarts > 0 {
 		want += midwayHeld * midwayPiece // at least, for it may have got on between
 	}
-	if e.Restarts != restarts || e.Attempts < 2 || e.Verified != n || m.job.Progress() != 1 || restarts == 0 && moved != want || moved < want-midwayPiece {
+	if e.Restarts != restarts || e.Attempts < 2 || e.Verified != n || m.job.Progress() != 1 || restarts == 0 &&
+		moved != want || moved < want-midwayPiece {
 		t.Errorf("%d bytes moved, expected %d, and %d new beginnings:\n%v", moved, want, restarts, e)
 	}
 	offs := m.offs.get()
@@ -247,7 +249,8 @@ func TestJobServerStartedAnew(t *testing.T) {
 		m.again(t, 4, midwaySize, ExportOptions{Tag: [16]byte{9}})
 		err := m.job.Wait(ctx(t))
 		var je *JobError
-		if !errors.Is(err, ErrChanged) || !errors.As(err, &je) || je.Attempts != 2 || !strings.Contains(err.Error(), "another tag") {
+		if !errors.Is(err, ErrChanged) || !errors.As(err, &je) || je.Attempts != 2 ||
+			!strings.Contains(err.Error(), "another tag") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -359,7 +362,8 @@ func TestJobFrom(t *testing.T) {
 				t.Error("the bytes are not right")
 			}
 			e := j.Explain()
-			if e.History[0].Moved != c.want || e.Restarts > 0 != (c.want == size) || e.History[0].Restarted != (c.want == size) {
+			if e.History[0].Moved != c.want || e.Restarts > 0 != (c.want == size) ||
+				e.History[0].Restarted != (c.want == size) {
 				t.Errorf("%v", e)
 			}
 			if got := offs.get(); got[len(got)-1] != size || (got[0] == 0) != (c.want == size) {

@@ -28,9 +28,13 @@ func TestJobRefusals(t *testing.T) {
 		begin func() (*Job, error)
 		want  error
 	}{
-		"no such name": {func() (*Job, error) { return l.Fetch(ctx(t), "y", dst.All(), JobOptions{}) }, control.NotFound},
+		"no such name": {func() (*Job, error) {
+			return l.Fetch(ctx(t), "y", dst.All(), JobOptions{})
+		}, control.NotFound},
 		"not writable": {func() (*Job, error) { return l.Store(ctx(t), "x", dst.All(), JobOptions{}) }, path.ErrRights},
-		"not readable": {func() (*Job, error) { return l.Fetch(ctx(t), "wo", dst.All(), JobOptions{}) }, path.ErrRights},
+		"not readable": {func() (*Job, error) {
+			return l.Fetch(ctx(t), "wo", dst.All(), JobOptions{})
+		}, path.ErrRights},
 		"no such path": {func() (*Job, error) {
 			return l.Fetch(ctx(t), "x", dst.All(), JobOptions{Transfer: PutOptions{Paths: []string{"none"}}})
 		}, path.ErrUnavailable},
@@ -65,7 +69,8 @@ func TestJobRefusals(t *testing.T) {
 	if _, err := l.Fetch(ctx(t), "", dst.All(), JobOptions{}); err == nil {
 		t.Error("a name of no bytes was accepted")
 	}
-	if _, err := l.Fetch(ctx(t), "x", mem.Span{Region: dst, Off: 1 << 20, Len: 1}, JobOptions{}); !errors.Is(err, mem.ErrBounds) {
+	if _, err := l.Fetch(ctx(t), "x", mem.Span{Region: dst, Off: 1 << 20, Len: 1}, JobOptions{}); !errors.Is(err,
+		mem.ErrBounds) {
 		t.Errorf("beyond the region: %v", err)
 	}
 	canceled, cancel := context.WithCancel(ctx(t))
@@ -75,7 +80,8 @@ func TestJobRefusals(t *testing.T) {
 	}
 }
 
-// A server that is not there: the job fails once, says how often and why, and gives the memory back.
+// A server that is not there: the job fails once, says how often and why, and gives the memory
+// back.
 func TestJobGivesUp(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	s.proxy.Refuse(true)
@@ -116,7 +122,8 @@ func TestJobGivesUp(t *testing.T) {
 	}
 }
 
-// A peer that goes again and again without a byte: the attempts are counted, and their list is bounded.
+// A peer that goes again and again without a byte: the attempts are counted, and their list is
+// bounded.
 func TestJobGivesUpOnLosses(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	d := over("tcp")
@@ -125,7 +132,8 @@ func TestJobGivesUpOnLosses(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	l := link(t, open(t, Options{Paths: []setup.Driver{d}}), s.addr(), LinkOptions{Retry: Retry{First: time.Microsecond, Max: time.Millisecond}})
+	l := link(t, open(t, Options{Paths: []setup.Driver{d}}), s.addr(),
+		LinkOptions{Retry: Retry{First: time.Microsecond, Max: time.Millisecond}})
 	dst := region(t, 4096)
 	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: 50}})
 	if err != nil {
@@ -136,7 +144,8 @@ func TestJobGivesUpOnLosses(t *testing.T) {
 	if !errors.Is(err, ErrGaveUp) || !errors.Is(err, ErrPeerLost) || !errors.As(err, &je) {
 		t.Fatalf("%v", err)
 	}
-	if je.Attempts < 50 || len(je.History) > maxHistory || je.History[0].Number != 1 || je.History[len(je.History)-1].Number != je.Attempts {
+	if je.Attempts < 50 || len(je.History) > maxHistory || je.History[0].Number != 1 ||
+		je.History[len(je.History)-1].Number != je.Attempts {
 		t.Errorf("%d attempts, %d listed", je.Attempts, len(je.History))
 	}
 	if n := len(err.Error()); n > 300*(maxHistory+3) {
@@ -159,13 +168,15 @@ func TestJobCancel(t *testing.T) {
 		"Node.Close": func(t *testing.T, m *midway, _ context.CancelFunc) { m.n.Close() },
 	} {
 		t.Run(what, func(t *testing.T) {
-			m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
+			m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld),
+				mem: region(t, midwaySize)}
 			m.n = open(t, Options{Paths: []setup.Driver{m.g.driver}})
 			m.l = m.n.Link(m.addr(), LinkOptions{})
 			c, stop := context.WithCancel(ctx(t))
 			defer stop()
 			var err error
-			if m.job, err = m.l.Fetch(c, "x", m.mem.All(), JobOptions{Piece: midwayPiece, Window: 2, OnVerified: m.offs.add}); err != nil {
+			if m.job, err = m.l.Fetch(c, "x", m.mem.All(),
+				JobOptions{Piece: midwayPiece, Window: 2, OnVerified: m.offs.add}); err != nil {
 				t.Fatal(err)
 			}
 			soon(t, m.g.held, "the middle of the job")
@@ -182,7 +193,8 @@ func TestJobCancel(t *testing.T) {
 			if !errors.Is(err, want) {
 				t.Errorf("%v", err)
 			}
-			if v := m.job.Verified(); v < (midwayHeld-1)*midwayPiece || v >= midwaySize || !bytes.Equal(m.mem.All().Bytes()[:v], m.r.All().Bytes()[:v]) {
+			if v := m.job.Verified(); v < (midwayHeld-1)*midwayPiece || v >= midwaySize ||
+				!bytes.Equal(m.mem.All().Bytes()[:v], m.r.All().Bytes()[:v]) {
 				t.Errorf("%d bytes are verified", v)
 			}
 			if got := m.offs.get(); got[len(got)-1] != m.job.Verified() {
@@ -254,7 +266,8 @@ func TestCloseFromOnVerified(t *testing.T) {
 	}
 }
 
-// A slow OnVerified delays no transfer, and the job never makes two calls at a time; a new beginning waits for it.
+// A slow OnVerified delays no transfer, and the job never makes two calls at a time; a new
+// beginning waits for it.
 func TestSlowOnVerified(t *testing.T) {
 	m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
 	m.n = open(t, Options{Paths: []setup.Driver{m.g.driver}})
@@ -263,21 +276,22 @@ func TestSlowOnVerified(t *testing.T) {
 	block := make(chan struct{})
 	zero := false
 	var err error
-	m.job, err = m.l.Fetch(ctx(t), "x", m.mem.All(), JobOptions{Piece: midwayPiece, Window: 2, OnVerified: func(off uint64) {
-		if inside.Add(1) != 1 {
-			t.Error("called twice at a time")
-		}
-		<-block
-		if off == 0 {
-			zero = true
-			// Nothing of the new content is there yet.
-			if !bytes.Equal(m.mem.All().Bytes()[:midwayPiece], first(m.r)) {
-				t.Error("bytes were overwritten before the caller knew")
+	m.job, err = m.l.Fetch(ctx(t), "x", m.mem.All(),
+		JobOptions{Piece: midwayPiece, Window: 2, OnVerified: func(off uint64) {
+			if inside.Add(1) != 1 {
+				t.Error("called twice at a time")
 			}
-		}
-		m.offs.add(off)
-		inside.Add(-1)
-	}})
+			<-block
+			if off == 0 {
+				zero = true
+				// Nothing of the new content is there yet.
+				if !bytes.Equal(m.mem.All().Bytes()[:midwayPiece], first(m.r)) {
+					t.Error("bytes were overwritten before the caller knew")
+				}
+			}
+			m.offs.add(off)
+			inside.Add(-1)
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +357,8 @@ func TestJobsUnderCuts(t *testing.T) {
 		export(t, s.node, sink[i], "sink"+string(rune('a'+i)), path.Write)
 	}
 	n := open(t, Options{})
-	l := link(t, n, s.addr(), LinkOptions{Max: 3, Retry: Retry{First: time.Millisecond, Max: 5 * time.Millisecond, Attempts: -1}})
+	l := link(t, n, s.addr(), LinkOptions{Max: 3, Retry: Retry{First: time.Millisecond, Max: 5 * time.Millisecond,
+		Attempts: -1}})
 	stop := make(chan struct{})
 	var cutter sync.WaitGroup
 	cutter.Go(func() {

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// What the caller has found is not asked for again, once: an export that has taken the name since is found by the next attempt.
+// What the caller has found is not asked for again, once: an export that has taken the name since
+// is found by the next attempt.
 func TestJobFound(t *testing.T) {
 	s := newServer(t, midwaySize, ExportOptions{Rights: path.Read, Tag: [16]byte{1}})
 	n := open(t, Options{Name: "client"})
@@ -25,7 +26,8 @@ func TestJobFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	was := s.x
-	if s.x, err = s.node.Export(s.r.All(), ExportOptions{Name: "x", Rights: path.Read, Tag: [16]byte{1}, Replaces: was}); err != nil {
+	if s.x, err = s.node.Export(s.r.All(), ExportOptions{Name: "x", Rights: path.Read, Tag: [16]byte{1},
+		Replaces: was}); err != nil {
 		t.Fatal(err)
 	}
 	if err := was.Revoke(ctx(t)); err != nil {
@@ -49,7 +51,8 @@ func TestJobFound(t *testing.T) {
 	}
 }
 
-// Each piece is announced before it moves; an error of that ends the job, and what was under way comes.
+// Each piece is announced before it moves; an error of that ends the job, and what was under way
+// comes.
 func TestJobBeforePiece(t *testing.T) {
 	s := newServer(t, midwaySize, ExportOptions{Rights: path.Read})
 	n := open(t, Options{Name: "client"})
@@ -58,16 +61,17 @@ func TestJobBeforePiece(t *testing.T) {
 	for _, stop := range []int{-1, 0, 1, 5} {
 		dst := region(t, midwaySize)
 		var got []uint64
-		j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{From: 100, Piece: midwayPiece, Window: 2, BeforePiece: func(_ context.Context, from, to uint64) error {
-			if len(got) == stop {
-				return path.ErrDown // what would be tried again
-			}
-			if slices.ContainsFunc(dst.All().Bytes()[from:to], func(b byte) bool { return b != 0 }) {
-				t.Errorf("%d to %d were there before", from, to)
-			}
-			got = append(got, to)
-			return nil
-		}})
+		j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{From: 100, Piece: midwayPiece, Window: 2,
+			BeforePiece: func(_ context.Context, from, to uint64) error {
+				if len(got) == stop {
+					return path.ErrDown // what would be tried again
+				}
+				if slices.ContainsFunc(dst.All().Bytes()[from:to], func(b byte) bool { return b != 0 }) {
+					t.Errorf("%d to %d were there before", from, to)
+				}
+				got = append(got, to)
+				return nil
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,15 +80,17 @@ func TestJobBeforePiece(t *testing.T) {
 		if len(got) > 0 {
 			last = got[len(got)-1]
 		}
-		if (err == nil) != (stop < 0) || stop >= 0 && (!errors.Is(err, path.ErrDown) || len(j.Explain().History) != 1) || j.Verified() != last || stop < 0 && last != midwaySize {
+		if (err == nil) != (stop < 0) || stop >= 0 && (!errors.Is(err, path.ErrDown) ||
+			len(j.Explain().History) != 1) || j.Verified() != last || stop < 0 && last != midwaySize {
 			t.Errorf("stopped after %d: %v, %d bytes of %v", stop, err, j.Verified(), got)
 		}
 	}
-	j, err := l.Fetch(ctx(t), "x", region(t, midwaySize).All(), JobOptions{BeforePiece: func(ctx context.Context, _, _ uint64) error {
-		go l.Close()
-		<-ctx.Done()
-		return full
-	}})
+	j, err := l.Fetch(ctx(t), "x", region(t, midwaySize).All(),
+		JobOptions{BeforePiece: func(ctx context.Context, _, _ uint64) error {
+			go l.Close()
+			<-ctx.Done()
+			return full
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}

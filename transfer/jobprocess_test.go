@@ -85,14 +85,15 @@ func runFetcher(ctx context.Context, r *mem.Region, addr, file, from string) err
 	}
 	var werr error
 	last := off
-	j, err := n.Link(addr, LinkOptions{}).Fetch(ctx, "x", r.All(), JobOptions{From: off, Tag: jobTag, Piece: 4096, Window: 1,
-		OnVerified: func(off uint64) {
-			if off > last && werr == nil {
-				_, werr = f.WriteAt(r.All().Bytes()[last:off], int64(last))
-			}
-			last = off
-			fmt.Println(off)
-		}})
+	j, err := n.Link(addr, LinkOptions{}).Fetch(ctx, "x", r.All(),
+		JobOptions{From: off, Tag: jobTag, Piece: 4096, Window: 1,
+			OnVerified: func(off uint64) {
+				if off > last && werr == nil {
+					_, werr = f.WriteAt(r.All().Bytes()[last:off], int64(last))
+				}
+				last = off
+				fmt.Println(off)
+			}})
 	if err != nil {
 		return err
 	}
@@ -181,8 +182,8 @@ func TestFetchFromKilledServer(t *testing.T) {
 	}
 }
 
-// A server that is stopped for longer than it takes to be given up, and then goes on: what it still had in its sockets must not
-// come after what the job brings on the next session.
+// A server that is stopped for longer than it takes to be given up, and then goes on: what it still
+// had in its sockets must not come after what the job brings on the next session.
 func TestJobsWithFrozenServer(t *testing.T) {
 	for _, via := range paths {
 		for _, name := range []string{"x", "sink"} {

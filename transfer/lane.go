@@ -12,10 +12,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
-// lane is a path and its owner: the goroutine that holds the mutex owns the path. The node's loop serves the lane when
-// its descriptor is ready; goroutines that begin a transfer post on it themselves, so that a put needs no hand-over. They do
-// not wait for the mutex, though: they leave the transfer in arrivals, and the goroutine that holds the lane takes it from
-// there, at the latest when it unlocks. So a small put never queues up for the lane behind a goroutine that copies.
+// lane is a path and its owner: the goroutine that holds the mutex owns the path. The node's loop
+// serves the lane when its descriptor is ready; goroutines that begin a transfer post on it
+// themselves, so that a put needs no hand-over. They do not wait for the mutex, though: they leave
+// the transfer in arrivals, and the goroutine that holds the lane takes it from there, at the
+// latest when it unlocks. So a small put never queues up for the lane behind a goroutine that
+// copies.
 type lane struct {
 	peer *Peer
 	id   uint64 // of the path, agreed with the peer
@@ -87,8 +89,8 @@ type slot struct {
 	copies []path.Copy   // kept for the next operation
 }
 
-// fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a peer for ever, and a
-// caller that wants memory back must not wait for that.
+// fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a
+// peer for ever, and a caller that wants memory back must not wait for that.
 const fenceRoom = 1
 
 // fenceToken marks tokens of fences, which use no slot.
@@ -97,12 +99,14 @@ const fenceToken = 1 << 63
 func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 	caps := p.Capabilities()
 	n := max(caps.Window-fenceRoom, 1) // a smaller one is refused by adopt
-	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n), calm: calmed,
+	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n),
+		calm:  calmed,
 		queue: sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)}
 	for i := range l.free {
 		l.free[i] = uint32(n - 1 - i)
 	}
-	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting for company.
+	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting
+	// for company.
 	l.batching = !caps.OneSided
 	l.cost.prior, l.cost.mapped = unknownPrior, caps.OneSided
 	l.shared, l.trip = peer.sharedRoom(caps)
@@ -123,7 +127,8 @@ type ending struct {
 	woke   bool        // goroutines of the application have something to do
 }
 
-// ended is a transfer with the error that it had then: its machine belongs to the owner of the lane, and may get another one from its digests.
+// ended is a transfer with the error that it had then: its machine belongs to the owner of the
+// lane, and may get another one from its digests.
 type ended struct {
 	t   *Transfer
 	err error
@@ -168,7 +173,8 @@ func (l *lane) submit(t *Transfer, now time.Duration) {
 	l.workAt(now, t)
 }
 
-// work takes what has arrived, unless another goroutine holds the lane: that one does it when it unlocks. No other lock may be held.
+// work takes what has arrived, unless another goroutine holds the lane: that one does it when it
+// unlocks. No other lock may be held.
 func (l *lane) work() { l.workAt(0, nil) }
 
 // workAt is work for a caller that has just read the clock, and has submitted t.
@@ -194,7 +200,8 @@ func (l *lane) unlock() {
 	l.work()
 }
 
-// finish gives the lane back, and does what follows from the work on it and what others left meanwhile.
+// finish gives the lane back, and does what follows from the work on it and what others left
+// meanwhile.
 func (l *lane) finish(end *ending) {
 	l.mu.Unlock()
 	end.run(l)
@@ -260,7 +267,8 @@ func (l *lane) dismiss(t *Transfer) {
 	t.mu.Unlock()
 }
 
-// follow does what the state of a transfer asks for. The owner of the lane calls it after each event.
+// follow does what the state of a transfer asks for. The owner of the lane calls it after each
+// event.
 func (l *lane) follow(t *Transfer, end *ending) { l.act(t, t.m.Next(), end) }
 
 func (l *lane) act(t *Transfer, step state.Step, end *ending) {
@@ -287,8 +295,9 @@ func (l *lane) act(t *Transfer, step state.Step, end *ending) {
 	}
 }
 
-// serve polls once and dispatches. It returns whether there may be more to do at once, and whether goroutines of the application can go on now. The
-// loop calls it, and the goroutine that attends the lane.
+// serve polls once and dispatches. It returns whether there may be more to do at once, and whether
+// goroutines of the application can go on now. The loop calls it, and the goroutine that attends
+// the lane.
 func (l *lane) serve(arm bool) (more, woke bool) {
 	var end ending
 	l.mu.Lock()
@@ -310,7 +319,8 @@ func (l *lane) round(arm bool, end *ending) (more bool) {
 	}
 	held = held || !awaited && l.overRate() // what it brings beyond its rate meanwhile is made up for afterwards
 	if mute := held || l.attended.Load(); mute != l.muted {
-		// The descriptor of a lane that the loop does not poll stays readable, and would keep the loop from sleeping.
+		// The descriptor of a lane that the loop does not poll stays readable, and would keep the
+		// loop from sleeping.
 		l.peer.node.loop.watch(l, !mute)
 		l.muted = mute
 	}
@@ -419,7 +429,8 @@ func (l *lane) account(t *Transfer) {
 		x.lap(&x.Queue, t.posted)
 		x.lap(&x.Transfer, now)
 		// Only a transfer that had the path for itself says something about it.
-		if t.m.Err() == nil && t.sole > 0 && t.digest == nil && t.reach != reachCarried && l.gathered-(t.sole-1) == uint64(t.ops) {
+		if t.m.Err() == nil && t.sole > 0 && t.digest == nil && t.reach != reachCarried &&
+			l.gathered-(t.sole-1) == uint64(t.ops) {
 			l.cost.observe(t.bytes, x.Transfer, now)
 		}
 	}

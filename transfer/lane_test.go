@@ -25,8 +25,9 @@ func laneOf(t testing.TB, p *Peer, name string) *lane {
 	return ln
 }
 
-// One small put with nothing in flight is handed to the path at once, by the caller itself. Those that come while it is
-// under way wait for each other, and then share one call of the path and about one of the kernel.
+// One small put with nothing in flight is handed to the path at once, by the caller itself. Those
+// that come while it is under way wait for each other, and then share one call of the path and
+// about one of the kernel.
 func TestBatching(t *testing.T) {
 	d := over("tcp")
 	var mu sync.Mutex
@@ -153,7 +154,8 @@ func TestFenceWhenTheWindowIsFull(t *testing.T) {
 	soon(t, r.Unmapped(), "the end of the export's lease")
 }
 
-// The window is smaller than what is handed over, so the path refuses the rest again and again: order and count hold.
+// The window is smaller than what is handed over, so the path refuses the rest again and again:
+// order and count hold.
 func TestRefusedOperationsKeepTheirOrder(t *testing.T) {
 	d := over("tcp")
 	var n atomic.Int64
@@ -190,7 +192,8 @@ func TestRefusedOperationsKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// A path refuses one operation in the middle of a large transfer: that one fails, once, and those behind it succeed.
+// A path refuses one operation in the middle of a large transfer: that one fails, once, and those
+// behind it succeed.
 func TestRefusedPiece(t *testing.T) {
 	d := over("tcp")
 	bad := errors.New("this one never")
@@ -240,7 +243,8 @@ func TestRefusedPiece(t *testing.T) {
 	}
 }
 
-// The application is slow: the receiver holds the sender back, nothing grows without bound, no goroutine spins, and nothing is lost.
+// The application is slow: the receiver holds the sender back, nothing grows without bound, no
+// goroutine spins, and nothing is lost.
 func TestSlowConsumer(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
@@ -264,7 +268,8 @@ func TestSlowConsumer(t *testing.T) {
 			pad := make([]byte, MaxPayload-4)
 			var all []*Transfer
 			for i := range count {
-				o := PutOptions{Paths: []string{name}, Msg: append(binary.BigEndian.AppendUint32(nil, uint32(i)), pad...)}
+				o := PutOptions{Paths: []string{name},
+					Msg: append(binary.BigEndian.AppendUint32(nil, uint32(i)), pad...)}
 				x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, local)}, o)
 				if err != nil {
 					t.Fatal(err)

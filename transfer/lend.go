@@ -13,8 +13,8 @@ import (
 // stageSession is a peer as package bounce sees it.
 type stageSession Peer
 
-// Ask sends a request about slots. When a Place or Fetch is not answered the session is ended: the peer's device may still write. A session that is
-// lost is quiet before the next one begins.
+// Ask sends a request about slots. When a Place or Fetch is not answered the session is ended: the
+// peer's device may still write. A session that is lost is quiet before the next one begins.
 func (s *stageSession) Ask(q control.Query) (*control.Response, error) {
 	p := (*Peer)(s)
 	r, err := p.request(p.ctx, q)
@@ -41,7 +41,8 @@ func (s *stageSession) Lend(m mem.Span) (bounce.Export, error) {
 	return x, nil
 }
 
-// Device finds a block of an export of memory of a device for the peer, and keeps the export until done is called.
+// Device finds a block of an export of memory of a device for the peer, and keeps the export until
+// done is called.
 func (s *stageSession) Device(b control.Block, want path.Rights) (span mem.Span, done func(), err error) {
 	p := (*Peer)(s)
 	p.node.mu.Lock()

@@ -11,33 +11,38 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// Limits bound what a node does at once and how fast, so that no peer can take what the others need. The zero value limits
-// nothing but the memory for pushed tensors (Options.Budget).
+// Limits bound what a node does at once and how fast, so that no peer can take what the others
+// need. The zero value limits nothing but the memory for pushed tensors (Options.Budget).
 //
-// What is refused is refused at once, with an error that matches one of sched.ErrTooMany, ErrTooManyBytes, ErrTooLarge,
-// ErrDType, ErrRate and ErrMemory, here and, for what a peer asked for, there too. It says which limit and whose. A refused
-// transfer has cost nothing and leaves nothing. Rates refuse nothing: they make wait.
+// What is refused is refused at once, with an error that matches one of sched.ErrTooMany,
+// ErrTooManyBytes, ErrTooLarge, ErrDType, ErrRate and ErrMemory, here and, for what a peer asked
+// for, there too. It says which limit and whose. A refused transfer has cost nothing and leaves
+// nothing. Rates refuse nothing: they make wait.
 //
-// Queues are outside: their owners post as they like. So are the peer's puts and gets of exports, except for the rate: a
-// one-sided transfer asks no permission. What bounds these is the window of the path.
+// Queues are outside: their owners post as they like. So are the peer's puts and gets of exports,
+// except for the rate: a one-sided transfer asks no permission. What bounds these is the window of
+// the path.
 type Limits struct {
 	Node Quota // for all peers together
 	Peer Quota // for each peer, all its sessions together
-	// ForPeer, if not nil, is asked for the quota of a peer when it connects for the first time; false leaves it at Peer. The
-	// name is that of its certificate, or what it calls itself where there is none.
+	// ForPeer, if not nil, is asked for the quota of a peer when it connects for the first time;
+	// false leaves it at Peer. The name is that of its certificate, or what it calls itself where
+	// there is none.
 	ForPeer func(name string) (Quota, bool)
 }
 
 // Quota bounds the two directions.
 type Quota struct {
-	// Out bounds the transfers that this node begins: Put, Get, Notify and SendTensor. DTypes holds for SendTensor; Memory
-	// means nothing here. The rate counts the bytes of puts and gets alike.
+	// Out bounds the transfers that this node begins: Put, Get, Notify and SendTensor. DTypes holds
+	// for SendTensor; Memory means nothing here. The rate counts the bytes of puts and gets alike.
 	Out sched.Limits
-	// In bounds what peers begin. Transfers, Bytes, Largest and DTypes hold for tensors that they push (Receive); Memory for the
-	// memory of those until they are released. The rate is that of all bytes that this side writes or reads for them: a peer that
-	// is faster is not polled for a while, so that its connections push back, which also delays transfers of this node's making
-	// on the same connections. A path by which a peer reaches memory without this side's doing cannot be held to a rate: with
-	// one, this side does not open it, and the peer gets sched.ErrRate.
+	// In bounds what peers begin. Transfers, Bytes, Largest and DTypes hold for tensors that they
+	// push (Receive); Memory for the memory of those until they are released. The rate is that of
+	// all bytes that this side writes or reads for them: a peer that is faster is not polled for a
+	// while, so that its connections push back, which also delays transfers of this node's making
+	// on the same connections. A path by which a peer reaches memory without this side's doing
+	// cannot be held to a rate: with one, this side does not open it, and the peer gets
+	// sched.ErrRate.
 	In sched.Limits
 }
 
@@ -72,13 +77,14 @@ func newLimits(whose string, q Quota, parent *limits) (*limits, error) {
 		return append([]*sched.Rate{sched.NewRate(l, int64(clock()))}, more...)
 	}
 	o := &q.Out
-	return &limits{holds: parent.holds || o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 || q.In.Rate > 0,
+	return &limits{holds: parent.holds || o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 ||
+		q.In.Rate > 0,
 		out: sched.NewAccount(whose, q.Out, parent.out), in: sched.NewAccount(whose, q.In, parent.in),
 		outRates: rates(o, parent.outRates), inRates: rates(&q.In, parent.inRates)}, nil
 }
 
-// limitsKey is who the peer is for its limits: the name in its certificate, or else the node that it says it is. All sessions of
-// one share its limits, so that more of them do not mean more.
+// limitsKey is who the peer is for its limits: the name in its certificate, or else the node that
+// it says it is. All sessions of one share its limits, so that more of them do not mean more.
 func (p *Peer) limitsKey() (key, name string) {
 	if p.tls != nil {
 		return "certificate " + p.cert.Name, p.cert.Name
@@ -117,11 +123,12 @@ func (n *Node) limitsFor(p *Peer) (*limits, error) {
 	return l, nil
 }
 
-// maxPrincipals is how many peers' limits a node remembers before it forgets those not in use. They outlive sessions: a
-// peer that dials anew has the memory that it had, and the rate.
+// maxPrincipals is how many peers' limits a node remembers before it forgets those not in use. They
+// outlive sessions: a peer that dials anew has the memory that it had, and the rate.
 const maxPrincipals = 1024
 
-// forgetLimits drops the limits of peers that are not connected and hold nothing. The node's mutex is held.
+// forgetLimits drops the limits of peers that are not connected and hold nothing. The node's mutex
+// is held.
 func (n *Node) forgetLimits() {
 	used := map[*limits]bool{}
 	for p := range n.peers {
@@ -132,7 +139,8 @@ func (n *Node) forgetLimits() {
 		}
 	}
 	for key, l := range n.limitsOf {
-		if in, out := l.in.Use(), l.out.Use(); !used[l] && in.Transfers+out.Transfers == 0 && in.Memory+out.Memory == 0 {
+		if in, out := l.in.Use(), l.out.Use(); !used[l] && in.Transfers+out.Transfers == 0 &&
+			in.Memory+out.Memory == 0 {
 			delete(n.limitsOf, key)
 		}
 	}
@@ -165,13 +173,15 @@ func (l *limits) heard(bytes uint64) (wait time.Duration) {
 	return wait
 }
 
-// Carries reports whether bytes of the application may go to and from the peer by calls as well as by paths: there is no limit that would hold them there,
-// and the control connection has the security that this node asks of paths.
+// Carries reports whether bytes of the application may go to and from the peer by calls as well as
+// by paths: there is no limit that would hold them there, and the control connection has the
+// security that this node asks of paths.
 func (p *Peer) Carries() bool {
 	return p.wasReady() && !p.limits.holds && p.Security() >= p.floor(path.SecurityNone)
 }
 
-// Rate is how many bytes per second this node's limits let its transfers with the peer move; 0: as many as there are.
+// Rate is how many bytes per second this node's limits let its transfers with the peer move; 0: as
+// many as there are.
 func (p *Peer) Rate() (perSecond uint64) {
 	if !p.wasReady() {
 		return 0
@@ -192,7 +202,8 @@ func (l *limits) cannotPace(traits setup.Traits) error {
 	if !l.paced() || !traits.Whole {
 		return nil
 	}
-	return &sched.Refusal{Code: control.OverRate, Text: "a path by which the peer reaches memory by itself cannot be held to a rate", Whose: "this node"}
+	return &sched.Refusal{Code: control.OverRate,
+		Text: "a path by which the peer reaches memory by itself cannot be held to a rate", Whose: "this node"}
 }
 
 // meter counts what the peer did by this path since the last call.
@@ -212,7 +223,8 @@ func (l *lane) meter() {
 	}
 }
 
-// overRate reports whether the peer was faster than it may be; the lane is then served again when it may go on.
+// overRate reports whether the peer was faster than it may be; the lane is then served again when
+// it may go on.
 func (l *lane) overRate() bool {
 	if l.heldTill.IsZero() {
 		return false

@@ -11,12 +11,15 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// TestLimitsAreOfThePeer dials twice with one certificate: the two sessions share the limits of the peer.
+// TestLimitsAreOfThePeer dials twice with one certificate: the two sessions share the limits of the
+// peer.
 func TestLimitsAreOfThePeer(t *testing.T) {
 	ca := authority(t)
 	var asked []string
 	met := make(chan *Peer, 8)
-	b := open(t, Options{Identity: issue(t, ca, "b"), Listen: []string{loopback}, OnPeer: func(p *Peer) { met <- p }, Limits: Limits{
+	b := open(t, Options{Identity: issue(t, ca, "b"), Listen: []string{loopback}, OnPeer: func(p *Peer) {
+		met <- p
+	}, Limits: Limits{
 		ForPeer: func(name string) (Quota, bool) {
 			asked = append(asked, name)
 			return Quota{Out: sched.Limits{Transfers: 1}}, true
@@ -40,7 +43,8 @@ func TestLimitsAreOfThePeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	src := region(t, 4096)
-	if _, err := far[1].Put(ctx(t), []path.Copy{lookup(t, far[1], "x").At(0, src.All())}, PutOptions{}); !errors.Is(err, sched.ErrTooMany) {
+	if _, err := far[1].Put(ctx(t), []path.Copy{lookup(t, far[1], "x").At(0, src.All())}, PutOptions{}); !errors.Is(err,
+		sched.ErrTooMany) {
 		t.Errorf("by another session of the same peer: %v", err)
 	}
 	first.Release()
@@ -48,8 +52,8 @@ func TestLimitsAreOfThePeer(t *testing.T) {
 	wait(t, x, err)
 }
 
-// TestLimitsAreForgotten checks that what is remembered of peers that are gone does not grow without end, and that what is in
-// use is kept.
+// TestLimitsAreForgotten checks that what is remembered of peers that are gone does not grow
+// without end, and that what is in use is kept.
 func TestLimitsAreForgotten(t *testing.T) {
 	n := open(t, Options{})
 	peer := func(i int) *Peer {

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// nothingInUse checks that every grant came back. Memory of tensors may come back by goroutines that wait for fences.
+// nothingInUse checks that every grant came back. Memory of tensors may come back by goroutines
+// that wait for fences.
 func nothingInUse(t testing.TB, nodes ...*Node) {
 	t.Helper()
 	for _, n := range nodes {
@@ -25,7 +26,8 @@ func nothingInUse(t testing.TB, nodes ...*Node) {
 	}
 }
 
-// Each limit of what a node begins refuses with its own error, at the node and at the peer, and only while it is reached.
+// Each limit of what a node begins refuses with its own error, at the node and at the peer, and
+// only while it is reached.
 func TestOutgoingLimits(t *testing.T) {
 	for _, whose := range []string{"node", "peer", "name"} {
 		for _, c := range []struct {
@@ -76,8 +78,8 @@ func TestOutgoingLimits(t *testing.T) {
 
 func f32(n int64) tensor.Desc { return tensor.Desc{DType: tensor.F32, Shape: []int64{n}} }
 
-// What a peer pushes is refused by the receiver's limits with errors that match on both sides; a refused offer leaves the
-// receiver waiting and takes no memory.
+// What a peer pushes is refused by the receiver's limits with errors that match on both sides; a
+// refused offer leaves the receiver waiting and takes no memory.
 func TestIncomingLimits(t *testing.T) {
 	for _, c := range []struct {
 		what string
@@ -91,7 +93,9 @@ func TestIncomingLimits(t *testing.T) {
 		{"memory", sched.Limits{Memory: 100 << 10}, f32(25601), sched.ErrMemory},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			p := newPair(t, Options{Limits: Limits{ForPeer: func(name string) (Quota, bool) { return Quota{In: c.l}, name == "a" }}})
+			p := newPair(t, Options{Limits: Limits{ForPeer: func(name string) (Quota, bool) {
+				return Quota{In: c.l}, name == "a"
+			}}})
 			src := region(t, 1<<20)
 			type result struct {
 				r   *Received
@@ -210,13 +214,16 @@ func TestIncomingTransfersAtOnce(t *testing.T) {
 
 // The sender's own limits refuse before the peer is asked.
 func TestOwnTypesAreRefusedFirst(t *testing.T) {
-	p := newPair(t, Options{Limits: Limits{Node: Quota{Out: sched.Limits{DTypes: []tensor.DType{tensor.U8}, Largest: 100}}}})
+	p := newPair(t, Options{Limits: Limits{Node: Quota{Out: sched.Limits{DTypes: []tensor.DType{tensor.U8},
+		Largest: 100}}}})
 	src := region(t, 4096)
 	var e *control.Error
-	if _, err := p.ab.SendTensor(ctx(t), "x", f32(4), src.All(), PutOptions{}); !errors.Is(err, sched.ErrDType) || errors.As(err, &e) {
+	if _, err := p.ab.SendTensor(ctx(t), "x", f32(4), src.All(), PutOptions{}); !errors.Is(err, sched.ErrDType) ||
+		errors.As(err, &e) {
 		t.Errorf("refused with %v", err)
 	}
-	if _, err := p.ab.SendTensor(ctx(t), "x", tensor.Desc{DType: tensor.U8, Shape: []int64{101}}, src.All(), PutOptions{}); !errors.Is(err, sched.ErrTooLarge) || errors.As(err, &e) {
+	if _, err := p.ab.SendTensor(ctx(t), "x", tensor.Desc{DType: tensor.U8, Shape: []int64{101}}, src.All(),
+		PutOptions{}); !errors.Is(err, sched.ErrTooLarge) || errors.As(err, &e) {
 		t.Errorf("refused with %v", err)
 	}
 	nothingInUse(t, p.a)
@@ -238,8 +245,8 @@ func TestLimitsAreChecked(t *testing.T) {
 	}
 }
 
-// A rate makes transfers wait: so many bytes cannot have passed any earlier, out or in, however they are cut. Nothing is said
-// about how late they may be.
+// A rate makes transfers wait: so many bytes cannot have passed any earlier, out or in, however
+// they are cut. Nothing is said about how late they may be.
 func TestRates(t *testing.T) {
 	const rate, burst = 4 << 20, 64 << 10
 	for _, how := range []string{"out", "in", "get", "node"} {
@@ -283,7 +290,8 @@ func TestRates(t *testing.T) {
 					wait(t, x, nil)
 				}
 				if how == "in" {
-					// What arrives before this side looks is taken, perhaps all of it: then the next byte waits.
+					// What arrives before this side looks is taken, perhaps all of it: then the
+					// next byte waits.
 					span, _ := src.Span(0, 64)
 					x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, span)}, PutOptions{})
 					wait(t, x, err)
@@ -299,7 +307,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// A path by which a peer writes by itself is not opened where a rate has to be kept, and both sides say so.
+// A path by which a peer writes by itself is not opened where a rate has to be kept, and both sides
+// say so.
 func TestRateNeedsAPathThatCanKeepIt(t *testing.T) {
 	p := newPair(t, Options{Limits: Limits{ForPeer: func(name string) (Quota, bool) {
 		return Quota{In: sched.Limits{Rate: 1 << 40}}, name == "a"
@@ -330,11 +339,12 @@ func TestRateNeedsAPathThatCanKeepIt(t *testing.T) {
 	}
 }
 
-// A peer has pushed a tensor faster than it may, all at once: it is left alone for long then, but the fence of its memory does not wait
-// for that.
+// A peer has pushed a tensor faster than it may, all at once: it is left alone for long then, but
+// the fence of its memory does not wait for that.
 func TestFenceOfAPeerThatWasTooFast(t *testing.T) {
 	const size = 128 << 10
-	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
+	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")},
+		Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
 	c := ctx(t)
 	done := make(chan error, 1)
 	go func() {
@@ -352,10 +362,11 @@ func TestFenceOfAPeerThatWasTooFast(t *testing.T) {
 	}
 }
 
-// A transfer is canceled on a path that this side does not serve for a while, because its peer was too fast. That is no sign that the
-// path has stalled: the transfer ends, and the path stays.
+// A transfer is canceled on a path that this side does not serve for a while, because its peer was
+// too fast. That is no sign that the path has stalled: the transfer ends, and the path stays.
 func TestCancelOnAPathThatIsHeld(t *testing.T) {
-	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
+	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")},
+		Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
 	p.a.patience = 20 * time.Millisecond
 	export(t, p.a, region(t, 128<<10), "a", path.Write)
 	export(t, p.b, region(t, 4096), "b", path.Write)

@@ -16,9 +16,9 @@ import (
 // ErrNoSession means that a Link has no session with its address; the error wraps why.
 var ErrNoSession = errors.New("transfer: no session")
 
-// Link is a lasting connection to the node at one address: it dials, and dials again when a session is lost, until it is closed.
-// Jobs begun on it ([Link.Fetch], [Link.Store]) survive the loss of sessions and the restart of the other process. Its methods
-// may be called from any goroutine.
+// Link is a lasting connection to the node at one address: it dials, and dials again when a session
+// is lost, until it is closed. Jobs begun on it ([Link.Fetch], [Link.Store]) survive the loss of
+// sessions and the restart of the other process. Its methods may be called from any goroutine.
 type Link struct {
 	node  *Node
 	addr  string
@@ -43,24 +43,26 @@ type Link struct {
 
 // LinkOptions describe a link. The zero value keeps one session.
 type LinkOptions struct {
-	// Min is the number of sessions that are kept alive in the background: 0 means 1, a negative number none, so that it is
-	// dialed when there is demand.
+	// Min is the number of sessions that are kept alive in the background: 0 means 1, a negative
+	// number none, so that it is dialed when there is demand.
 	Min int
-	// Max is the largest number of sessions: 0 means Min, but at least 1. Sessions are shared; one more is dialed when all have
-	// a user.
+	// Max is the largest number of sessions: 0 means Min, but at least 1. Sessions are shared; one
+	// more is dialed when all have a user.
 	Max  int
 	Idle time.Duration // after which an unused session above Min is closed; 0 means one minute, a negative time never
-	// Retry is for jobs that bring none of their own, and its First, Max and Factor are for dials as well.
+	// Retry is for jobs that bring none of their own, and its First, Max and Factor are for dials
+	// as well.
 	Retry Retry
 	// DialTimeout bounds one attempt to connect, the handshake included; 0 means 10 s.
 	DialTimeout time.Duration
-	// OnRetry, if any, is called with each failure that does not end what is under way on the link. It may be called by several
-	// goroutines at a time and must not block.
+	// OnRetry, if any, is called with each failure that does not end what is under way on the link.
+	// It may be called by several goroutines at a time and must not block.
 	OnRetry func(LinkFailure)
 }
 
-// LinkFailure is something that failed on a link and is tried again: a dial, a session that was lost (reported once, whatever moved
-// on it), or else an attempt of a Job or of Do on a session that lives.
+// LinkFailure is something that failed on a link and is tried again: a dial, a session that was
+// lost (reported once, whatever moved on it), or else an attempt of a Job or of Do on a session
+// that lives.
 type LinkFailure struct {
 	Dial bool
 	Lost bool
@@ -87,8 +89,9 @@ type LinkSnapshot struct {
 
 const defaultLinkIdle = time.Minute
 
-// Link makes a link to the node at an address, in the form that Dial takes. It returns at once; an address that cannot be used
-// is reported by whatever is called first. The caller closes the link, or the node does when it is closed.
+// Link makes a link to the node at an address, in the form that Dial takes. It returns at once; an
+// address that cannot be used is reported by whatever is called first. The caller closes the link,
+// or the node does when it is closed.
 func (n *Node) Link(addr string, o LinkOptions) *Link {
 	l := &Link{node: n, addr: addr, onRetry: o.OnRetry, jobs: map[*Job]bool{}}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
@@ -121,7 +124,8 @@ func (l *Link) open(o LinkOptions) error {
 		Dial:  l.dial,
 		Close: func(p *Peer) error { return p.Close() },
 		Done:  func(p *Peer) <-chan struct{} { return p.gone },
-		Min:   max(cmp.Or(o.Min, 1), 0), Max: o.Max, Users: -1, Spread: 1, Idle: max(cmp.Or(o.Idle, defaultLinkIdle), 0),
+		Min:   max(cmp.Or(o.Min, 1), 0), Max: o.Max, Users: -1, Spread: 1,
+		Idle:        max(cmp.Or(o.Idle, defaultLinkIdle), 0),
 		DialTimeout: o.DialTimeout,
 		Backoff:     l.retry.backoff(),
 		Permanent:   func(err error) bool { return !Retriable(err) },
@@ -132,7 +136,8 @@ func (l *Link) open(o LinkOptions) error {
 	return nil
 }
 
-// dial makes a session. The node names the sessions that it lost to the other side, which ends them before it answers.
+// dial makes a session. The node names the sessions that it lost to the other side, which ends them
+// before it answers.
 func (l *Link) dial(ctx context.Context) (*Peer, error) {
 	p, err := l.node.Dial(ctx, l.addr)
 	if err != nil {
@@ -175,8 +180,9 @@ func (l *Link) used(driver string) {
 	l.warm = l.warm[:min(len(l.warm), maxWarm)]
 }
 
-// Peer waits for a living session and returns it. The link may close a session above its minimum that no job uses; Acquire
-// keeps it. The error is ctx's, ErrClosed, or what failed for good; while dials fail otherwise, Peer waits.
+// Peer waits for a living session and returns it. The link may close a session above its minimum
+// that no job uses; Acquire keeps it. The error is ctx's, ErrClosed, or what failed for good; while
+// dials fail otherwise, Peer waits.
 func (l *Link) Peer(ctx context.Context) (*Peer, error) {
 	p, release, err := l.Acquire(ctx)
 	if err == nil {
@@ -185,7 +191,8 @@ func (l *Link) Peer(ctx context.Context) (*Peer, error) {
 	return p, err
 }
 
-// Acquire is Peer for a session that the link keeps, unless it is lost, until release is called; once or more often.
+// Acquire is Peer for a session that the link keeps, unless it is lost, until release is called;
+// once or more often.
 func (l *Link) Acquire(ctx context.Context) (p *Peer, release func(), err error) {
 	s, err := l.lease(ctx, 0)
 	if err != nil {
@@ -214,13 +221,16 @@ func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error)
 		if p.Err() == nil {
 			return s, nil
 		}
-		<-p.gone // nothing waits for the peer in that; then the node knows the session as lost, and the next dial names it
+		// nothing waits for the peer in that; then the node knows the session as lost, and the next
+		// dial names it
+		<-p.gone
 		s.Discard()
 	}
 }
 
-// Close ends the jobs and the sessions of the link, and waits until nothing of them is left; a job whose OnVerified is running
-// ends when that returns. Jobs that were under way fail with ErrClosed. It may be called from callbacks, and more than once.
+// Close ends the jobs and the sessions of the link, and waits until nothing of them is left; a job
+// whose OnVerified is running ends when that returns. Jobs that were under way fail with ErrClosed.
+// It may be called from callbacks, and more than once.
 func (l *Link) Close() error {
 	err := l.shut()
 	l.node.mu.Lock()

@@ -86,7 +86,8 @@ func TestFetchAndStore(t *testing.T) {
 				t.Error("the bytes did not arrive")
 			}
 			e := j.Explain()
-			if j.Verified() != size || j.Progress() != 1 || e.Attempts != 1 || e.History[0].Paths[0] != name || e.History[0].Moved != size {
+			if j.Verified() != size || j.Progress() != 1 || e.Attempts != 1 || e.History[0].Paths[0] != name ||
+				e.History[0].Moved != size {
 				t.Errorf("verified %d, progress %v: %v", j.Verified(), j.Progress(), e)
 			}
 		})
@@ -97,7 +98,8 @@ func TestFetchAndStore(t *testing.T) {
 func TestFetchSurvivesCuts(t *testing.T) {
 	const size = 8 << 20
 	s := newServer(t, size, ExportOptions{})
-	n := open(t, Options{Limits: Limits{Node: Quota{Out: sched.Limits{Rate: 64 << 20, Burst: 64 << 10}}}}) // slower than what sees the cuts
+	// slower than what sees the cuts
+	n := open(t, Options{Limits: Limits{Node: Quota{Out: sched.Limits{Rate: 64 << 20, Burst: 64 << 10}}}})
 	l := link(t, n, s.addr(), LinkOptions{})
 	dst := region(t, size)
 	cuts := 0
@@ -133,7 +135,8 @@ func TestFetchSurvivesCuts(t *testing.T) {
 	t.Log(j.Explain())
 }
 
-// A session that replaces another one sets up at once what jobs used before, although no job asks for it yet.
+// A session that replaces another one sets up at once what jobs used before, although no job asks
+// for it yet.
 func TestLinkWarmsPaths(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	d := over("tcp")
@@ -203,8 +206,9 @@ func TestLinkSessions(t *testing.T) {
 	}
 }
 
-// BenchmarkResume cuts the control connection in the middle of a fetch. connect-ns is from the loss until there is a session
-// again, resume-ns from there, path set-up included, until the first piece of 4 KiB that was missing is in place: medians.
+// BenchmarkResume cuts the control connection in the middle of a fetch. connect-ns is from the loss
+// until there is a session again, resume-ns from there, path set-up included, until the first piece
+// of 4 KiB that was missing is in place: medians.
 func BenchmarkResume(b *testing.B) {
 	for _, name := range paths {
 		b.Run(name, func(b *testing.B) {
@@ -216,8 +220,9 @@ func BenchmarkResume(b *testing.B) {
 			for b.Loop() {
 				clear(dst.All().Bytes())
 				var once sync.Once
-				j, err := l.Fetch(ctx(b), "x", dst.All(), JobOptions{Piece: 4096, Window: 1, Transfer: PutOptions{Paths: []string{name}},
-					OnVerified: func(uint64) { once.Do(s.proxy.Cut) }})
+				j, err := l.Fetch(ctx(b), "x", dst.All(),
+					JobOptions{Piece: 4096, Window: 1, Transfer: PutOptions{Paths: []string{name}},
+						OnVerified: func(uint64) { once.Do(s.proxy.Cut) }})
 				waitJob(b, j, err)
 				if !bytes.Equal(dst.All().Bytes(), s.r.All().Bytes()) {
 					b.Fatal("the bytes are not right")

@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// nameIndex holds the named exports in the byte order of their names, so that a page of a list costs what is on the page. It
-// is a list of short sorted runs: a change moves at most one run, or the list of runs. The zero value is empty.
+// nameIndex holds the named exports in the byte order of their names, so that a page of a list
+// costs what is on the page. It is a list of short sorted runs: a change moves at most one run, or
+// the list of runs. The zero value is empty.
 type nameIndex struct {
 	runs [][]*Export // none is empty, none longer than runMax
 }
@@ -21,7 +22,8 @@ const runMax = 512
 
 func byName(x *Export, name string) int { return strings.Compare(x.name, name) }
 
-// run is the index of the run that a name belongs to: the last one that does not begin after it, or the first.
+// run is the index of the run that a name belongs to: the last one that does not begin after it, or
+// the first.
 func (x *nameIndex) run(name string) int {
 	i, found := slices.BinarySearchFunc(x.runs, name, func(r []*Export, name string) int { return byName(r[0], name) })
 	if !found && i > 0 {
@@ -67,7 +69,8 @@ func (x *nameIndex) remove(name string) {
 	}
 }
 
-// from calls f for the exports whose names begin with prefix and come after the given one, in order, until f returns false.
+// from calls f for the exports whose names begin with prefix and come after the given one, in
+// order, until f returns false.
 func (x *nameIndex) from(prefix, after string, f func(*Export) bool) {
 	if len(x.runs) == 0 {
 		return
@@ -90,7 +93,8 @@ func (x *nameIndex) from(prefix, after string, f func(*Export) bool) {
 // answerList answers one page.
 func (p *Peer) answerList(q *control.List) (control.Body, error) {
 	p.beforeLookup("")
-	// One at a time: peers that ask often cannot keep more than one core busy, nor have many pages in the making.
+	// One at a time: peers that ask often cannot keep more than one core busy, nor have many pages
+	// in the making.
 	p.node.obs.status.Lock()
 	defer p.node.obs.status.Unlock()
 	body := p.maxBody()
@@ -119,8 +123,9 @@ func (p *Peer) answerNames(q *control.Names) (control.Body, error) {
 	}
 }
 
-// listed are the entries of one page, and one more if that is above most, of least bytes each beside its name: within room bytes, or one more. more says that
-// there are others. The node's mutex is held only while the exports of the page are picked.
+// listed are the entries of one page, and one more if that is above most, of least bytes each
+// beside its name: within room bytes, or one more. more says that there are others. The node's
+// mutex is held only while the exports of the page are picked.
 func (p *Peer) listed(prefix, after string, most, room, least int) (entries []control.Entry, more bool) {
 	n := p.node
 	var picked []*Export
@@ -148,10 +153,13 @@ func (p *Peer) listed(prefix, after string, most, room, least int) (entries []co
 // maxListed bounds the names of one List: a peer could go on for ever.
 const maxListed = 1 << 20
 
-// List asks the peer for its named exports whose names begin with prefix, in the order of their names. More than a million of
-// them are an error, which matches path.ErrTooLarge: ask for narrower prefixes.
+// List asks the peer for its named exports whose names begin with prefix, in the order of their
+// names. More than a million of them are an error, which matches path.ErrTooLarge: ask for narrower
+// prefixes.
 func (p *Peer) List(ctx context.Context, prefix string) ([]*Remote, error) {
-	return p.listing(prefix, p.known, func(after string) ([]control.Entry, bool, error) { return p.entries(ctx, prefix, after, 0) })
+	return p.listing(prefix, p.known, func(after string) ([]control.Entry, bool, error) {
+		return p.entries(ctx, prefix, after, 0)
+	})
 }
 
 // entries asks for one page, of most names; 0: of as many as it has room for.
@@ -162,13 +170,14 @@ func (p *Peer) entries(ctx context.Context, prefix, after string, most uint32) (
 	}
 	page, err := control.Parse[control.Entries](r.Body)
 	if err == nil && most > 0 && uint64(len(page.Entries)) > uint64(most) {
-		err = fmt.Errorf("transfer: list of %s: %d names, expected at most %d: %w", p, len(page.Entries), most, path.ErrProtocol)
+		err = fmt.Errorf("transfer: list of %s: %d names, expected at most %d: %w", p, len(page.Entries), most,
+			path.ErrProtocol)
 	}
 	return page.Entries, page.More, err
 }
 
-// Names is List for who wants to know what there is, and moves none of it: the keys, generations and tags are zeros. It takes far fewer bytes, and so, where
-// round trips are long, less time.
+// Names is List for who wants to know what there is, and moves none of it: the keys, generations
+// and tags are zeros. It takes far fewer bytes, and so, where round trips are long, less time.
 func (p *Peer) Names(ctx context.Context, prefix string) ([]*Remote, error) {
 	out, err := p.listing(prefix, p.remoteOf, func(after string) ([]control.Entry, bool, error) {
 		r, err := p.request(ctx, &control.Names{Prefix: prefix, After: after})
@@ -188,9 +197,10 @@ func (p *Peer) Names(ctx context.Context, prefix string) ([]*Remote, error) {
 	return out, err
 }
 
-// ListPage is a part of List: the first of the exports whose names begin with prefix and come behind the given name, most of them or fewer. More says that there are
-// others behind these.
-func (p *Peer) ListPage(ctx context.Context, prefix, behind string, most uint32) (page []*Remote, more bool, err error) {
+// ListPage is a part of List: the first of the exports whose names begin with prefix and come
+// behind the given name, most of them or fewer. More says that there are others behind these.
+func (p *Peer) ListPage(ctx context.Context, prefix, behind string, most uint32) (page []*Remote, more bool,
+	err error) {
 	entries, more, err := p.entries(ctx, prefix, behind, most)
 	if err != nil {
 		return nil, false, err
@@ -200,7 +210,8 @@ func (p *Peer) ListPage(ctx context.Context, prefix, behind string, most uint32)
 }
 
 // listing asks for page after page.
-func (p *Peer) listing(prefix string, take func(*control.Entry) (*Remote, error), page func(after string) ([]control.Entry, bool, error)) (out []*Remote, err error) {
+func (p *Peer) listing(prefix string, take func(*control.Entry) (*Remote, error),
+	page func(after string) ([]control.Entry, bool, error)) (out []*Remote, err error) {
 	after := ""
 	for {
 		entries, more, err := page(after)
@@ -222,14 +233,16 @@ func (p *Peer) listing(prefix string, take func(*control.Entry) (*Remote, error)
 }
 
 // page checks that the names of a page are what was asked for, in order.
-func (p *Peer) page(prefix, after string, entries []control.Entry, more bool, take func(*control.Entry) (*Remote, error)) (out []*Remote, err error) {
+func (p *Peer) page(prefix, after string, entries []control.Entry, more bool,
+	take func(*control.Entry) (*Remote, error)) (out []*Remote, err error) {
 	if more && len(entries) == 0 {
 		return nil, fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
 	}
 	for i := range entries {
 		e := &entries[i]
 		if !strings.HasPrefix(e.Name, prefix) {
-			return nil, fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix, path.ErrProtocol)
+			return nil, fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix,
+				path.ErrProtocol)
 		}
 		if e.Name <= after {
 			return nil, fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)

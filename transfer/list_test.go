@@ -73,7 +73,8 @@ func TestNameIndexModel(t *testing.T) {
 					return len(got) < most
 				})
 				if !slices.Equal(got, want) {
-					t.Fatalf("prefix %q after %q: %d names %.60q, expected %d %.60q", prefix, after, len(got), got, len(want), want)
+					t.Fatalf("prefix %q after %q: %d names %.60q, expected %d %.60q", prefix, after, len(got), got,
+						len(want), want)
 				}
 				for i, r := range x.runs {
 					if len(r) == 0 || len(r) > runMax {
@@ -159,7 +160,8 @@ func TestListPage(t *testing.T) {
 	}
 }
 
-// Names are those of List with their sizes and tensors, without what is for transfers, on as many pages as they need.
+// Names are those of List with their sizes and tensors, without what is for transfers, on as many
+// pages as they need.
 func TestNamesManyPages(t *testing.T) {
 	p := newPair(t, Options{})
 	many(t, p.b, 1000)
@@ -167,7 +169,8 @@ func TestNamesManyPages(t *testing.T) {
 	for range 6000 { // neither the names of a page before they are compressed nor after that fit into one
 		var b [100]byte
 		random.Read(b[:])
-		if _, err := p.b.Export(mem.Span{Region: r, Len: uint64(b[0])}, ExportOptions{Name: hex.EncodeToString(b[:]), Rights: path.Read, Tag: [16]byte{1}}); err != nil {
+		if _, err := p.b.Export(mem.Span{Region: r, Len: uint64(b[0])},
+			ExportOptions{Name: hex.EncodeToString(b[:]), Rights: path.Read, Tag: [16]byte{1}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -182,7 +185,8 @@ func TestNamesManyPages(t *testing.T) {
 		}
 		for i, r := range names {
 			want := *all[i]
-			want.Desc, want.Generation, want.Tag = path.Desc{Size: want.Desc.Size, Rights: want.Desc.Rights}, 0, [16]byte{}
+			want.Desc, want.Generation, want.Tag = path.Desc{Size: want.Desc.Size, Rights: want.Desc.Rights}, 0,
+				[16]byte{}
 			if !reflect.DeepEqual(*r, want) {
 				t.Fatalf("%+v, expected %+v", r, want)
 			}

@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Notifications that are longer than what travels with a transfer go by the control connection, in parts: they are messages of an application, not
-// its bulk, and reach a peer to which no path is open. The receiver bounds what it holds for a peer.
+// Notifications that are longer than what travels with a transfer go by the control connection, in
+// parts: they are messages of an application, not its bulk, and reach a peer to which no path is
+// open. The receiver bounds what it holds for a peer.
 
 // MaxNotify is the longest message of Notify in bytes.
 const MaxNotify = 1 << 20
@@ -77,8 +78,10 @@ func (n *Node) longNotified(_ context.Context, p *Peer, b []byte) ([]byte, error
 	}
 	number, part := binary.BigEndian.Uint64(b[5:]), b[longHeader:]
 	total, off := binary.BigEndian.Uint32(b[headerSize:]), binary.BigEndian.Uint32(b[headerSize+4:])
-	if total <= MaxPayload || total > MaxNotify || uint64(off)+uint64(len(part)) > uint64(total) { // shorter ones come by paths, which are held back when the inbox is full
-		return bad(fmt.Sprintf("%d bytes at %d of %d, expected a message of %d to %d", len(part), off, total, MaxPayload+1, MaxNotify))
+	if total <= MaxPayload || total > MaxNotify || uint64(off)+uint64(len(part)) > uint64(total) {
+		// shorter ones come by paths, which are held back when the inbox is full
+		return bad(fmt.Sprintf("%d bytes at %d of %d, expected a message of %d to %d", len(part), off, total,
+			MaxPayload+1, MaxNotify))
 	}
 	m, err := p.long.add(p, number, int(total), int(off), part)
 	if err != nil || len(m) < int(total) {
@@ -89,7 +92,8 @@ func (n *Node) longNotified(_ context.Context, p *Peer, b []byte) ([]byte, error
 		return bad("delivered before")
 	}
 	p.transferReceived(path.Notify)
-	if !p.deliver(Incoming{Peer: p, ID: observe.NewID(p.info.Instance, number), Kind: path.Notify, Tag: binary.BigEndian.Uint32(b[1:]), Msg: m}) {
+	if !p.deliver(Incoming{Peer: p, ID: observe.NewID(p.info.Instance, number), Kind: path.Notify,
+		Tag: binary.BigEndian.Uint32(b[1:]), Msg: m}) {
 		p.chargeLong(-len(m))
 	}
 	return nil, nil
@@ -109,7 +113,8 @@ func (l *longParts) add(p *Peer, number uint64, total, off int, part []byte) ([]
 	i := slices.IndexFunc(l.all, func(m longMessage) bool { return m.number == number })
 	if off == 0 && i < 0 {
 		if p.inbox.holds() > longWaiting {
-			return nil, control.Errorf(control.Busy, "more than %d bytes of messages wait for the application", longWaiting)
+			return nil, control.Errorf(control.Busy, "more than %d bytes of messages wait for the application",
+				longWaiting)
 		}
 		if l.ended {
 			return nil, ErrPeerLost
@@ -128,7 +133,8 @@ func (l *longParts) add(p *Peer, number uint64, total, off int, part []byte) ([]
 		l.all = append(l.all, longMessage{number: number, total: total})
 	}
 	if i < 0 || len(l.all[i].b) != off || l.all[i].total != total {
-		return nil, control.Errorf(control.BadRequest, "notification: a part at %d does not follow one that is known", off)
+		return nil, control.Errorf(control.BadRequest, "notification: a part at %d does not follow one that is known",
+			off)
 	}
 	m := &l.all[i]
 	if m.b = append(m.b, part...); len(m.b) < total {

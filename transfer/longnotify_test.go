@@ -19,7 +19,8 @@ func TestLongNotifications(t *testing.T) {
 	if _, err := p.b.OnTag(9, func(in Incoming) { got <- in }); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []int{MaxPayload, MaxPayload + 1, longPart, longPart + 1, 3 * longPart, MaxNotify - 1, MaxNotify} {
+	for _, n := range []int{MaxPayload, MaxPayload + 1, longPart, longPart + 1, 3 * longPart, MaxNotify - 1,
+		MaxNotify} {
 		msg := make([]byte, n)
 		for i := range msg {
 			msg[i] = byte(i*31 + i>>9)
@@ -84,9 +85,13 @@ func TestLongNotificationsAreChecked(t *testing.T) {
 	}
 	const own, half, size = 1 << 40, MaxPayload, 2 * MaxPayload
 	for what, err := range map[string]error{
-		"another kind": part(path.Put, own, size, 0, half), "too long": part(path.Notify, own, MaxNotify+1, 0, half), "no bytes": part(path.Notify, own, size, 0, 0),
-		"beyond the end": part(path.Notify, own, size, half, half+1), "overflow": part(path.Notify, own, size, 1<<32-1, 8), "no begin": part(path.Notify, own, size, half, half),
-		"short enough for a path": part(path.Notify, own, MaxPayload, 0, MaxPayload), "of length 0": part(path.Notify, own, 0, 0, 8),
+		"another kind": part(path.Put, own, size, 0, half), "too long": part(path.Notify, own, MaxNotify+1, 0, half),
+		"no bytes":                part(path.Notify, own, size, 0, 0),
+		"beyond the end":          part(path.Notify, own, size, half, half+1),
+		"overflow":                part(path.Notify, own, size, 1<<32-1, 8),
+		"no begin":                part(path.Notify, own, size, half, half),
+		"short enough for a path": part(path.Notify, own, MaxPayload, 0, MaxPayload),
+		"of length 0":             part(path.Notify, own, 0, 0, 8),
 	} {
 		if !errors.Is(err, control.BadRequest) {
 			t.Errorf("%s: %v", what, err)
@@ -118,7 +123,8 @@ func TestLongNotificationsAreChecked(t *testing.T) {
 	}
 }
 
-// What a node holds of a peer's long messages is charged to the peer's principal: a message from its first part until the application has it.
+// What a node holds of a peer's long messages is charged to the peer's principal: a message from
+// its first part until the application has it.
 func TestLongNotificationsAreCharged(t *testing.T) {
 	p := newPair(t, Options{})
 	gate, entered, taken := make(chan struct{}), make(chan struct{}, 8), make(chan struct{}, 8)

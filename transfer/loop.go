@@ -10,21 +10,25 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// loop owns a node's lanes when no other goroutine does: one goroutine that sleeps in epoll over the descriptors of all
-// paths and serves those that are ready. After activity it keeps polling for the node's spin time before it sleeps again.
+// loop owns a node's lanes when no other goroutine does: one goroutine that sleeps in epoll over
+// the descriptors of all paths and serves those that are ready. After activity it keeps polling for
+// the node's spin time before it sleeps again.
 //
-// While it polls it gives its processor away all the time. After a round that ended something it yields to the goroutines of this
-// process: the one whose transfer has just ended runs next, on this thread, without a wake-up by the kernel. After a round in
-// vain it yields to other threads and processes, such as the one at the other end. With nothing else to run both return at once,
-// so the same loop does for two processors and for many (docs/measurements/transfer.md).
+// While it polls it gives its processor away all the time. After a round that ended something it
+// yields to the goroutines of this process: the one whose transfer has just ended runs next, on
+// this thread, without a wake-up by the kernel. After a round in vain it yields to other threads
+// and processes, such as the one at the other end. With nothing else to run both return at once, so
+// the same loop does for two processors and for many (docs/measurements/transfer.md).
 type loop struct {
 	ep     *sys.Epoll
 	wake   int // eventfd
 	spin   time.Duration
 	failed func(error) // called once, if the loop ends by itself
 
-	mu     sync.Mutex // guards lanes, closed, kicked and err
-	err    error      // why the loop has ended: its descriptors are not used any more, their numbers may be other files'
+	mu sync.Mutex // guards lanes, closed, kicked and err
+	// why the loop has ended: its descriptors are not used any more, their numbers may be other
+	// files'
+	err    error
 	lanes  map[uint64]*lane
 	closed map[uint64]func() // what to call when the descriptor of a closed path is ready; nil: the loop has ended
 	next   uint64
@@ -51,7 +55,8 @@ func newLoop(spin time.Duration, failed func(error)) (*loop, error) {
 		sys.Close(wake)
 		return nil, err
 	}
-	l := &loop{ep: ep, wake: wake, spin: spin, failed: failed, lanes: map[uint64]*lane{}, closed: map[uint64]func(){}, exited: make(chan struct{})}
+	l := &loop{ep: ep, wake: wake, spin: spin, failed: failed, lanes: map[uint64]*lane{}, closed: map[uint64]func(){},
+		exited: make(chan struct{})}
 	go l.run()
 	return l, nil
 }
@@ -79,15 +84,16 @@ func (l *loop) add(ln *lane) error {
 	return nil
 }
 
-// remove forgets a lane whose path is closed; the closed descriptor has left the epoll set by itself.
+// remove forgets a lane whose path is closed; the closed descriptor has left the epoll set by
+// itself.
 func (l *loop) remove(ln *lane) {
 	l.mu.Lock()
 	delete(l.lanes, ln.tag)
 	l.mu.Unlock()
 }
 
-// addClosed has look called on the loop's goroutine each time that the descriptor of a closed path is readable. It returns a tag for
-// removeClosed. The owner of the path calls it.
+// addClosed has look called on the loop's goroutine each time that the descriptor of a closed path
+// is readable. It returns a tag for removeClosed. The owner of the path calls it.
 func (l *loop) addClosed(fd int, look func()) (tag uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +153,8 @@ func (l *loop) close() {
 	sys.Close(l.wake)
 }
 
-// run serves lanes until close. An error of epoll ends it too; then nothing moves any more, and run reports it to the node.
+// run serves lanes until close. An error of epoll ends it too; then nothing moves any more, and run
+// reports it to the node.
 func (l *loop) run() {
 	defer close(l.exited)
 	if err := l.serve(); err != nil {
@@ -159,8 +166,8 @@ func (l *loop) run() {
 	}
 }
 
-// lookRounds is how many rounds pass between two looks at the kernel, and two turns of other goroutines, while lanes are hot: both
-// are the expensive part of a round.
+// lookRounds is how many rounds pass between two looks at the kernel, and two turns of other
+// goroutines, while lanes are hot: both are the expensive part of a round.
 const lookRounds = 16
 
 func (l *loop) serve() error {
@@ -215,8 +222,8 @@ func (l *loop) serve() error {
 	return nil
 }
 
-// collect adds the lanes that are ready, or were kicked, to hot and reports whether there were any. It returns what is to be called for
-// closed paths.
+// collect adds the lanes that are ready, or were kicked, to hot and reports whether there were any.
+// It returns what is to be called for closed paths.
 func (l *loop) collect(events []sys.EpollEvent, hot map[*lane]bool) (any bool, closed []func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

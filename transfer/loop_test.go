@@ -14,9 +14,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// With one processor and a loop that never stops to poll, the goroutine that waits for a transfer runs as soon as the transfer has
-// ended: the loop polls a few times meanwhile at most. A loop that keeps the processor polls until the runtime takes it away, tens
-// of thousands of times.
+// With one processor and a loop that never stops to poll, the goroutine that waits for a transfer
+// runs as soon as the transfer has ended: the loop polls a few times meanwhile at most. A loop that
+// keeps the processor polls until the runtime takes it away, tens of thousands of times.
 func TestSpinningLoopYields(t *testing.T) {
 	d := over("tcp")
 	var polls atomic.Int64 // of both nodes
@@ -65,8 +65,8 @@ func TestSpinningLoopYields(t *testing.T) {
 	}
 }
 
-// A node whose loop cannot wait for events moves nothing. Its transfers and peers end with the reason, no peer comes any more, and
-// log, events and status say so.
+// A node whose loop cannot wait for events moves nothing. Its transfers and peers end with the
+// reason, no peer comes any more, and log, events and status say so.
 func TestLoopFails(t *testing.T) {
 	failed := make(chan struct{})
 	d := over("tcp")
@@ -122,7 +122,8 @@ func TestLoopFails(t *testing.T) {
 	}
 }
 
-// TestLoopAfterClose: a loop that has ended writes to no descriptor. The number of its own may be that of a file by then.
+// TestLoopAfterClose: a loop that has ended writes to no descriptor. The number of its own may be
+// that of a file by then.
 func TestLoopAfterClose(t *testing.T) {
 	dir := t.TempDir()
 	for end := ctx(t); end.Err() == nil; {

@@ -9,18 +9,20 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// landingClasses are the block sizes for pushed tensors, in bytes: a factor of four apart, so that at most three quarters
-// of a block lie idle.
+// landingClasses are the block sizes for pushed tensors, in bytes: a factor of four apart, so that
+// at most three quarters of a block lie idle.
 var landingClasses = []uint64{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}
 
 func (n *Node) openMemory() error {
 	var err error
 	// Each pushed tensor gets a region of its own: shared memory hands over whole regions only.
-	n.pool, err = mem.NewAllocator(mem.AllocatorOptions{Name: n.opts.Name + " tensors", Budget: n.opts.Budget, Classes: landingClasses, Dedicated: true})
+	n.pool, err = mem.NewAllocator(mem.AllocatorOptions{Name: n.opts.Name + " tensors", Budget: n.opts.Budget,
+		Classes: landingClasses, Dedicated: true})
 	if err != nil {
 		return fmt.Errorf("transfer: %w", err)
 	}
-	n.regs, err = mem.NewRegCache(mem.RegCacheOptions{Name: n.opts.Name, Registrar: mem.Populate, MaxBytes: n.opts.RegistrationBudget})
+	n.regs, err = mem.NewRegCache(mem.RegCacheOptions{Name: n.opts.Name, Registrar: mem.Populate,
+		MaxBytes: n.opts.RegistrationBudget})
 	if err != nil {
 		return fmt.Errorf("transfer: %w", err)
 	}
@@ -31,22 +33,25 @@ func (n *Node) openMemory() error {
 func (n *Node) closeMemory() error {
 	serr := n.staging.Close()
 	err := n.regs.Close()
-	if errors.Is(err, mem.ErrInUse) { // a Put that began just now: it finds its peer lost and gives its registrations back
+	if errors.Is(err, mem.ErrInUse) {
+		// a Put that began just now: it finds its peer lost and gives its registrations back
 		err = nil
 	}
-	// Tensors that the application still holds stay valid; they are given back as they are released.
+	// Tensors that the application still holds stay valid; they are given back as they are
+	// released.
 	if perr := n.pool.Close(); perr != nil && !errors.Is(perr, mem.ErrInUse) {
 		err = errors.Join(err, perr)
 	}
 	return errors.Join(err, serr)
 }
 
-// maxRegistrations is how many scattered blocks of one transfer are registered one by one. Beyond it the pages that are
-// not present yet are touched by the copy instead.
+// maxRegistrations is how many scattered blocks of one transfer are registered one by one. Beyond
+// it the pages that are not present yet are touched by the copy instead.
 const maxRegistrations = 64
 
-// register makes the local memory of a transfer present: as one range per region where the blocks lie close together,
-// block by block where they do not, so that a sparse region is not filled by a transfer of a few of its pages.
+// register makes the local memory of a transfer present: as one range per region where the blocks
+// lie close together, block by block where they do not, so that a sparse region is not filled by a
+// transfer of a few of its pages.
 func (n *Node) register(t *Transfer, kind path.OpKind, copies []path.Copy) error {
 	access := mem.ReadAccess
 	if kind == path.Get {

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
-// Options that cannot be are refused by Open, in words that name the field, its value and what was expected.
+// Options that cannot be are refused by Open, in words that name the field, its value and what was
+// expected.
 func TestBadOptions(t *testing.T) {
 	var none setup.Driver
 	for _, c := range []struct {
@@ -79,7 +80,8 @@ func TestBadQueueOptions(t *testing.T) {
 	}
 }
 
-// oneOfEach is one of each type of this package that has methods, from a pair of nodes between which something was moved.
+// oneOfEach is one of each type of this package that has methods, from a pair of nodes between
+// which something was moved.
 func oneOfEach(t *testing.T) (p *pair, all []any) {
 	p = newPair(t, Options{})
 	dst, src := region(t, 4096), region(t, 4096)
@@ -165,8 +167,9 @@ func call(v reflect.Value, m reflect.Method, in []reflect.Value) (panicked any, 
 	return nil, err
 }
 
-// Every exported method of every type is called with a nil context, where it takes one, and after everything is closed. A nil
-// context is an error that says so, and a panic that does in builds with -tags invariants; nothing else panics, and nothing hangs.
+// Every exported method of every type is called with a nil context, where it takes one, and after
+// everything is closed. A nil context is an error that says so, and a panic that does in builds
+// with -tags invariants; nothing else panics, and nothing hangs.
 func TestMisuse(t *testing.T) {
 	t.Run("nil context", func(t *testing.T) {
 		p, all := oneOfEach(t)
@@ -181,7 +184,8 @@ func TestMisuse(t *testing.T) {
 				n++
 				name := fmt.Sprintf("%T.%s", x, m.Name)
 				panicked, err := call(v, m, arguments(t, m.Type, nil, p))
-				over := m.Name == "Wait" && name != "*transfer.Queue.Wait" // what has ended is over, whatever the context is
+				// what has ended is over, whatever the context is
+				over := m.Name == "Wait" && name != "*transfer.Queue.Wait"
 				switch {
 				case over && err == nil && panicked == nil:
 				case m.Name == "Events":
@@ -213,7 +217,8 @@ func TestMisuse(t *testing.T) {
 			}
 		}
 		p.b.Close()
-		// What only waits waits for something that does not come any more: that ends with the context, if with nothing else.
+		// What only waits waits for something that does not come any more: that ends with the
+		// context, if with nothing else.
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
 		for _, x := range all {
@@ -230,11 +235,17 @@ func TestMisuse(t *testing.T) {
 		}
 		live := ctx(t)
 		for name, f := range map[string]func() error{
-			"Node.Dial":        func() error { _, err := p.a.Dial(live, "tcp://127.0.0.1:1"); return err },
-			"Node.Export":      func() error { _, err := p.a.Export(region(t, 4096).All(), ExportOptions{}); return err },
+			"Node.Dial": func() error { _, err := p.a.Dial(live, "tcp://127.0.0.1:1"); return err },
+			"Node.Export": func() error {
+				_, err := p.a.Export(region(t, 4096).All(), ExportOptions{})
+				return err
+			},
 			"Node.Receive":     func() error { _, err := p.a.Receive(live, "x"); return err },
 			"Node.AcceptQueue": func() error { _, err := p.a.AcceptQueue(live, "x"); return err },
-			"Link.Peer":        func() error { _, err := p.a.Link("tcp://127.0.0.1:1", LinkOptions{}).Peer(live); return err },
+			"Link.Peer": func() error {
+				_, err := p.a.Link("tcp://127.0.0.1:1", LinkOptions{}).Peer(live)
+				return err
+			},
 		} {
 			if err := f(); err == nil {
 				t.Errorf("%s after Close succeeds", name)
@@ -262,7 +273,8 @@ func TestQueueHasOneOwner(t *testing.T) {
 	q.own(&inWait)
 	func() {
 		defer func() {
-			if s := fmt.Sprint(recover()); !strings.Contains(s, `queue "q": Post while another goroutine is inside Wait`) {
+			if s := fmt.Sprint(recover()); !strings.Contains(s,
+				`queue "q": Post while another goroutine is inside Wait`) {
 				t.Errorf("panic: %s", s)
 			}
 		}()

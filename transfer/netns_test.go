@@ -26,8 +26,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
-// The tests of this file run against two other processes, each in a host of its own. Their addresses are loopback addresses
-// that are routed over the cable, because nodes accept no others yet.
+// The tests of this file run against two other processes, each in a host of its own. Their
+// addresses are loopback addresses that are routed over the cable, because nodes accept no others
+// yet.
 
 // hostPatience is how long a step may take before it counts as a hang.
 const hostPatience = 90 * time.Second
@@ -45,8 +46,8 @@ type hostEvent struct {
 	Security string // of the path
 }
 
-// hostSizes are moved one after the other. Each has a place of its own in the server's memory, which has hostRoom bytes: the
-// server may look at one when the next is already there.
+// hostSizes are moved one after the other. Each has a place of its own in the server's memory,
+// which has hostRoom bytes: the server may look at one when the next is already there.
 var hostSizes = []int{1, 4096, 100_001, 16<<20 + 3}
 
 const hostRoom = 32 << 20
@@ -59,8 +60,8 @@ func hostPlace(size int) (at int) {
 	return at
 }
 
-// What a process in a host finds in its environment: the directory of its identity, and whether it may do without one. With
-// either, its data connections are on all interfaces.
+// What a process in a host finds in its environment: the directory of its identity, and whether it
+// may do without one. With either, its data connections are on all interfaces.
 const (
 	identityEnv = "PENSTOCK_TEST_IDENTITY"
 	insecureEnv = "PENSTOCK_TEST_INSECURE"
@@ -87,7 +88,8 @@ func runInHost(role string) error {
 		}
 		printed <- err
 	}()
-	o := Options{Name: f[0], Policy: identity.Everyone(identity.All), Anonymous: identity.All, AllowUID: path.AnyUser(), // their loopback addresses lead from one host to the other
+	// their loopback addresses lead from one host to the other
+	o := Options{Name: f[0], Policy: identity.Everyone(identity.All), Anonymous: identity.All, AllowUID: path.AnyUser(),
 		HeartbeatEvery: dead / 10, DeadAfter: dead,
 		Paths: []setup.Driver{shm.Driver{}, tcp.New(tcp.Options{Addr: f[1] + ":0", CongestionControl: "system"})}}
 	if dir := os.Getenv(identityEnv); dir != "" {
@@ -192,7 +194,8 @@ func hostClient(o Options, addr string, mover bool, events chan<- hostEvent) err
 			if err := t.Wait(c); err != nil {
 				return err
 			}
-			events <- hostEvent{What: op.what, Bytes: size, Sum: sumOf(op.got), Path: t.Explain().Path, Same: p.SameHost(), Security: t.Explain().Security.String()}
+			events <- hostEvent{What: op.what, Bytes: size, Sum: sumOf(op.got), Path: t.Explain().Path,
+				Same: p.SameHost(), Security: t.Explain().Security.String()}
 		}
 		if !bytes.Equal(in.Bytes(), out.Bytes()) {
 			return fmt.Errorf("get of %d bytes: they differ from what was put", size)
@@ -345,8 +348,9 @@ func TestNamespacesPutAndGet(t *testing.T) {
 	}
 }
 
-// The cable is cut while bytes move: the transfer ends with an error at the one end, and the peer is lost at the other. When
-// the cable is whole again, a new process moves bytes to the same server.
+// The cable is cut while bytes move: the transfer ends with an error at the one end, and the peer
+// is lost at the other. When the cable is whole again, a new process moves bytes to the same
+// server.
 func TestNamespacesCutCable(t *testing.T) {
 	n := netns.New(t, netns.Topology{Localnet: true, Bridge: true, Link: netns.LinkSpec{MTU: 9000}})
 	a, b := n.Hosts[0], n.Hosts[1]
@@ -369,8 +373,8 @@ func TestNamespacesCutCable(t *testing.T) {
 	checkMoves(t, server, startInHost(t, a, "client "+a.Link().Local.String()+" 4s "+addr+" once"))
 }
 
-// Two processes in two hosts, at addresses that are no loopback addresses: with identities everything is encrypted, without
-// them nothing goes unless it was permitted.
+// Two processes in two hosts, at addresses that are no loopback addresses: with identities
+// everything is encrypted, without them nothing goes unless it was permitted.
 func TestNamespacesSecurity(t *testing.T) {
 	n := netns.New(t, netns.Topology{})
 	a, b := n.Hosts[0], n.Hosts[1]
@@ -416,7 +420,8 @@ func checkSecurity(t *testing.T, server, client *hostProcess, want path.Security
 		fill(r, uint64(i+1))
 		sum := sumOf(r.All().Bytes()[:size])
 		for _, ev := range []hostEvent{client.next(t, "put"), server.next(t, "heard"), client.next(t, "get")} {
-			if ev.Bytes != size || ev.Sum != sum || ev.Path != "tcp" || ev.What != "heard" && ev.Security != want.String() {
+			if ev.Bytes != size || ev.Sum != sum || ev.Path != "tcp" || ev.What != "heard" &&
+				ev.Security != want.String() {
 				t.Errorf("%s of %d bytes, expected them over tcp with security %v: %+v", ev.What, size, want, ev)
 			}
 		}

@@ -32,65 +32,81 @@ import (
 // maxName is the largest length of a name in bytes.
 const maxName = 255
 
-// DefaultSpin is long enough to bridge the gaps of a transfer that is under way, in which a wake-up costs 5 to 40 us
-// (docs/measurements/transfer.md).
+// DefaultSpin is long enough to bridge the gaps of a transfer that is under way, in which a wake-up
+// costs 5 to 40 us (docs/measurements/transfer.md).
 const DefaultSpin = 100 * time.Microsecond
 
 // Options describe a node. The zero value is a node that only dials.
 type Options struct {
-	Name   string         // for reports; "" becomes the program's name and process id
-	Listen []string       // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
-	Paths  []setup.Driver // in order of preference among equals; nil means all that package transfer/path/drivers has, as far as this machine can have them
-	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
-	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
-	// DefaultSpin; a negative value sleeps at once. Other threads that can run on the processor go first, so that polling
-	// serves on a machine of two processors as well. An idle node costs no CPU either way.
+	Name   string   // for reports; "" becomes the program's name and process id
+	Listen []string // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
+	// in order of preference among equals; nil means all that package transfer/path/drivers has, as
+	// far as this machine can have them
+	Paths []setup.Driver
+	// Spin is how long the node's goroutine keeps polling its paths after the last activity before
+	// it sleeps in the kernel. A message that comes meanwhile costs no wake-up, and a stream of
+	// them over sockets goes about a third faster. 0 means DefaultSpin; a negative value sleeps at
+	// once. Other threads that can run on the processor go first, so that polling serves on a
+	// machine of two processors as well. An idle node costs no CPU either way.
 	Spin time.Duration
-	// Budget is the memory in bytes that pushed tensors may occupy; 0 means 1 GiB. See Node.Receive.
+	// Budget is the memory in bytes that pushed tensors may occupy; 0 means 1 GiB. See
+	// Node.Receive.
 	Budget uint64
-	// Staging is the pinned host memory in bytes for bytes on their way to and from memory of devices that no path reaches; as
-	// much again may be lent to peers. It is taken when first needed and kept until Close, so close the node before the devices.
-	// 0 means 64 MiB, the least is 512 KiB. See docs/staging.md.
+	// Staging is the pinned host memory in bytes for bytes on their way to and from memory of
+	// devices that no path reaches; as much again may be lent to peers. It is taken when first
+	// needed and kept until Close, so close the node before the devices. 0 means 64 MiB, the least
+	// is 512 KiB. See docs/staging.md.
 	Staging uint64
-	// RegistrationBudget bounds the bytes of local memory kept registered (populated) for transfers; 0 means 64 GiB.
+	// RegistrationBudget bounds the bytes of local memory kept registered (populated) for
+	// transfers; 0 means 64 GiB.
 	RegistrationBudget uint64
-	// Identity proves who this node is and who its peers are. With it every tcp:// connection, in and out, is TLS 1.3 with
-	// certificates on both sides, and what leaves the machine is encrypted. nil: loopback and unix addresses only.
+	// Identity proves who this node is and who its peers are. With it every tcp:// connection, in
+	// and out, is TLS 1.3 with certificates on both sides, and what leaves the machine is
+	// encrypted. nil: loopback and unix addresses only.
 	Identity *identity.Identity
-	// Policy says what peers may do, by the name in their certificate. nil: the rules of the Identity.
+	// Policy says what peers may do, by the name in their certificate. nil: the rules of the
+	// Identity.
 	Policy identity.Policy
-	// Anonymous is what peers may do that have no certificate: those of unix sockets, and without an Identity those of loopback addresses and
-	// what Insecure permits. 0: nothing, and to listen where all peers are such is an error.
+	// Anonymous is what peers may do that have no certificate: those of unix sockets, and without
+	// an Identity those of loopback addresses and what Insecure permits. 0: nothing, and to listen
+	// where all peers are such is an error.
 	Anonymous identity.Rights
-	// Insecure permits addresses beyond this machine without an Identity. Any machine on the way can read and change everything.
-	// The node logs each such address.
+	// Insecure permits addresses beyond this machine without an Identity. Any machine on the way
+	// can read and change everything. The node logs each such address.
 	Insecure bool
-	// AllowUID says which users of this machine, beside the one of this process, may be at the other end of a connection that proves no
-	// identity: unix:// addresses, and without an Identity those with a loopback address. It holds for both directions: a node
-	// dials no server of another user. root is such another user.
+	// AllowUID says which users of this machine, beside the one of this process, may be at the
+	// other end of a connection that proves no identity: unix:// addresses, and without an Identity
+	// those with a loopback address. It holds for both directions: a node dials no server of
+	// another user. root is such another user.
 	AllowUID path.Users
-	// DataAddrs are addresses at which peers may have this node dial their data connections, beside the address that it dialed the session at. nil: none.
+	// DataAddrs are addresses at which peers may have this node dial their data connections, beside
+	// the address that it dialed the session at. nil: none.
 	DataAddrs []netip.Prefix
-	// Security is the least that transfers of this node take; single ones may ask for more (PutOptions.Security). A session
-	// with TLS never takes less than path.SecurityHost.
+	// Security is the least that transfers of this node take; single ones may ask for more
+	// (PutOptions.Security). A session with TLS never takes less than path.SecurityHost.
 	Security   path.Security
 	Limits     Limits
 	NoChecksum bool // turns payload checksums off where both sides do so
-	Window     int  // outstanding operations per path, at least 2, of which one is kept for revocations; 0 means setup.DefaultWindow
-	Streams    int  // data connections of a wire path; 0 leaves it to the path
+	// outstanding operations per path, at least 2, of which one is kept for revocations; 0 means
+	// setup.DefaultWindow
+	Window  int
+	Streams int // data connections of a wire path; 0 leaves it to the path
 
 	HeartbeatEvery time.Duration // 0: 500 ms
-	DeadAfter      time.Duration // silence after which a peer is given up, on a link with short round trips; 0: 1500 ms. See docs/protocol.md
+	// silence after which a peer is given up, on a link with short round trips; 0: 1500 ms. See
+	// docs/protocol.md
+	DeadAfter time.Duration
 
 	// OnPeer is called once for every peer that dialed this node, before any other callback for it.
 	OnPeer func(*Peer)
-	// OnTransfer is called once for every put, get and notification of a peer that was completed, unless a handler has its tag (Node.OnTag). Calls for one peer come
-	// in order and one at a time. While they take long, that peer is held back, not the node: its paths are not served when
-	// too many calls wait, so a call must not wait for a transfer with the same peer.
+	// OnTransfer is called once for every put, get and notification of a peer that was completed,
+	// unless a handler has its tag (Node.OnTag). Calls for one peer come in order and one at a
+	// time. While they take long, that peer is held back, not the node: its paths are not served
+	// when too many calls wait, so a call must not wait for a transfer with the same peer.
 	OnTransfer func(Incoming)
-	// OnEvent is called for every event (see Event), in order and one at a time, on a goroutine of its own; nil is silent. While a
-	// call takes long, at most 1024 events wait; those beyond are dropped and counted in Event.Missed of the next. More than one
-	// listener: Node.Events.
+	// OnEvent is called for every event (see Event), in order and one at a time, on a goroutine of
+	// its own; nil is silent. While a call takes long, at most 1024 events wait; those beyond are
+	// dropped and counted in Event.Missed of the next. More than one listener: Node.Events.
 	OnEvent func(observe.Event)
 	// Logger logs peers and paths that come and go, never single transfers; nil is silent.
 	Logger *slog.Logger
@@ -156,12 +172,16 @@ type Node struct {
 	queues     map[string]chan *Queue
 	waiting    map[string][]*tensorWaiter // receivers that wait for a tensor, by name
 	wanted     chan struct{}              // closed and replaced when a waiter is added
-	offered    atomic.Bool                // there was an offer; to look into offers takes mu, which deliver must not under the mutex of a lane
-	offers     map[observe.ID]*incomingTensor
-	withdrawn  map[observe.ID]*Peer  // offers that the peer took back before they were answered
-	exposed    map[closedPath]uint64 // down, but the peer may still reach exports, with the tag in the loop; nil when the node has ended
-	owned      map[*Queue]bool       // not closed
-	retire     []*Export             // at Close: when the last queue is closed
+	// there was an offer; to look into offers takes mu, which deliver must not under the mutex of a
+	// lane
+	offered   atomic.Bool
+	offers    map[observe.ID]*incomingTensor
+	withdrawn map[observe.ID]*Peer // offers that the peer took back before they were answered
+	// down, but the peer may still reach exports, with the tag in the loop; nil when the node has
+	// ended
+	exposed map[closedPath]uint64
+	owned   map[*Queue]bool // not closed
+	retire  []*Export       // at Close: when the last queue is closed
 }
 
 // Open starts a node and listens on its addresses.
@@ -190,19 +210,24 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	o.HeartbeatEvery = cmp.Or(o.HeartbeatEvery, 500*time.Millisecond)
 	o.DeadAfter = cmp.Or(o.DeadAfter, 1500*time.Millisecond)
 	if o.DeadAfter < 2*o.HeartbeatEvery {
-		return nil, fmt.Errorf("transfer: Options.DeadAfter is %v: expected at least twice HeartbeatEvery (%v), or a living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
+		return nil, fmt.Errorf("transfer: Options.DeadAfter is %v: expected at least twice HeartbeatEvery (%v), or a "+
+			"living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
 	}
 	here, missing, err := present(o.Paths)
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{
-		opts: o, drivers: here, missing: missing, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(), budget: budget.Process(),
-		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{}, links: map[*Link]bool{},
+		opts: o, drivers: here, missing: missing, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(),
+		budget: budget.Process(),
+		names:  map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{}, links: map[*Link]bool{},
 		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
-		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{},
-		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{},
-		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(), shares: shares{entries: map[shareKey]*shareEntry{}},
+		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{},
+		withdrawn: map[observe.ID]*Peer{},
+		dialed:    map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{},
+		exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{},
+		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(),
+		shares: shares{entries: map[shareKey]*shareEntry{}},
 	}
 	n.ctx, n.end = context.WithCancel(context.Background())
 	n.obs.init(n.drivers, o.Identity)
@@ -227,7 +252,8 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	n.Handle(longService, n.longNotified) // the first one: no other has its name
 	if o.Identity != nil && o.Policy == nil && o.Identity.Rules() == nil && len(o.Listen) > 0 {
-		n.log.Warn("no peer with a certificate has rights on this node: there is no policy file; \"penstock pair allow NAME RIGHTS\" makes one", "node", o.Identity.Name())
+		n.log.Warn("no peer with a certificate has rights on this node: there is no policy file; \"penstock pair "+
+			"allow NAME RIGHTS\" makes one", "node", o.Identity.Name())
 	}
 	for _, s := range o.Listen {
 		if err := n.listen(ctx, s); err != nil {
@@ -243,7 +269,8 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	return n, nil
 }
 
-// fail ends every peer, and with it every transfer, because the node cannot move bytes any more. No peer comes after it.
+// fail ends every peer, and with it every transfer, because the node cannot move bytes any more. No
+// peer comes after it.
 func (n *Node) fail(err error) {
 	n.mu.Lock()
 	n.failed = err
@@ -255,7 +282,8 @@ func (n *Node) fail(err error) {
 	}
 }
 
-// Err is why the node moves nothing any more: it wraps ErrClosed or ErrFailed. It is nil as long as the node works.
+// Err is why the node moves nothing any more: it wraps ErrClosed or ErrFailed. It is nil as long as
+// the node works.
 func (n *Node) Err() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -270,20 +298,24 @@ func (n *Node) usable() error {
 	return n.failed
 }
 
-// present parts the drivers that this machine can have from those that it lacks something for. Lacking all of them is an error.
+// present parts the drivers that this machine can have from those that it lacks something for.
+// Lacking all of them is an error.
 func present(all []setup.Driver) (here []setup.Driver, missing []Candidate, err error) {
 	var reasons []error
 	for _, d := range all {
 		if err := drivers.Probe(d); err != nil {
 			reasons = append(reasons, err)
-			// Not wrapped: what is missing does not come by trying again, whatever error number lies behind it.
-			missing = append(missing, Candidate{Path: d.Name(), Reason: err.Error(), err: fmt.Errorf("%v (%w)", err, path.ErrUnavailable)})
+			// Not wrapped: what is missing does not come by trying again, whatever error number
+			// lies behind it.
+			missing = append(missing, Candidate{Path: d.Name(), Reason: err.Error(),
+				err: fmt.Errorf("%v (%w)", err, path.ErrUnavailable)})
 			continue
 		}
 		here = append(here, d)
 	}
 	if len(here) == 0 && len(all) > 0 {
-		return nil, nil, fmt.Errorf("transfer: none of the paths that were asked for is available: %w", errors.Join(reasons...))
+		return nil, nil, fmt.Errorf("transfer: none of the paths that were asked for is available: %w",
+			errors.Join(reasons...))
 	}
 	return here, missing, nil
 }
@@ -339,8 +371,9 @@ func (n *Node) Peers() []*Peer {
 	return slices.Collect(maps.Keys(n.peers))
 }
 
-// Close says goodbye to all peers, ends every transfer and gives back everything but regions that the caller owns. Queues
-// go down; their owners close them, and until then the regions of exports stay leased. It may be called from callbacks.
+// Close says goodbye to all peers, ends every transfer and gives back everything but regions that
+// the caller owns. Queues go down; their owners close them, and until then the regions of exports
+// stay leased. It may be called from callbacks.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.closed {

@@ -82,7 +82,8 @@ func TestPutAllocatesATransfer(t *testing.T) {
 	copies := []path.Copy{lookup(t, p.ab, "dst").At(0, src.All())}
 	o := PutOptions{Paths: []string{"shm"}}
 	c := ctx(t)
-	// The receiver is the same process here. So nothing is counted that it does: its loop is held, and its ring takes them all.
+	// The receiver is the same process here. So nothing is counted that it does: its loop is held,
+	// and its ring takes them all.
 	if err := p.ab.PutWait(c, copies, o); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,8 @@ func TestPutAllocatesATransfer(t *testing.T) {
 	}
 }
 
-// The transfers of a stream that wait for their turn are begun one after the other, not one inside the other.
+// The transfers of a stream that wait for their turn are begun one after the other, not one inside
+// the other.
 func TestStreamOfPutsDoneAtOnce(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)

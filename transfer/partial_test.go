@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// A path that accepts one operation of each batch: what it left is posted again, pieces and bytes complete and in place.
+// A path that accepts one operation of each batch: what it left is posted again, pieces and bytes
+// complete and in place.
 func TestPartlyAcceptedBatchesLoseNothing(t *testing.T) {
 	d := over("tcp")
 	d.post = func(p path.Path, ops []path.Op) (int, error) {
@@ -51,7 +52,8 @@ func TestPartlyAcceptedBatchesLoseNothing(t *testing.T) {
 	}
 }
 
-// What a peer says in a notification is believed once, and only about transfers that it can have begun.
+// What a peer says in a notification is believed once, and only about transfers that it can have
+// begun.
 func TestNotificationsAreChecked(t *testing.T) {
 	p := newPair(t, Options{})
 	msg := func(kind path.OpKind, number uint64) *path.Event {
@@ -79,7 +81,8 @@ func TestNotificationsAreChecked(t *testing.T) {
 		if ok != c.ok || (refused() != before) == c.ok {
 			t.Errorf("%s: accepted %v, refused %d times", c.what, ok, refused()-before)
 		}
-		if ok && (in.Bytes != 7 || in.Tag != 5 || in.ID.Instance() != p.a.instance || string(in.Msg) != "text" || in.Peer != p.ba) {
+		if ok && (in.Bytes != 7 || in.Tag != 5 || in.ID.Instance() != p.a.instance || string(in.Msg) != "text" ||
+			in.Peer != p.ba) {
 			t.Errorf("%s: %+v", c.what, in)
 		}
 	}

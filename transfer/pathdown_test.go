@@ -14,7 +14,8 @@ func TestOrderlyEndIsNoWarning(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
 			var log lockedBuffer
-			p := newPair(t, Options{Paths: []setup.Driver{over(name)}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			p := newPair(t, Options{Paths: []setup.Driver{over(name)},
+				Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			p.ignore(t)
 			export(t, p.b, region(t, 4096), "dst", path.Write)
 			x, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "dst").At(0, region(t, 4096).All())}, PutOptions{})

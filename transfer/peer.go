@@ -22,19 +22,20 @@ import (
 
 // Peer is a node that this one is connected to. Its methods may be called from any goroutine.
 type Peer struct {
-	node       *Node
-	number     uint64 // on this node, from 1
-	role       control.Role
-	id         [16]byte // of the session: random bits that only its two ends know
-	conn       net.Conn // TLS on top of raw, if the session is encrypted
-	raw        net.Conn
-	tls        *tls.ConnectionState // nil: no TLS
-	shook      time.Duration        // what its handshake took
-	cert       identity.Peer        // with TLS
-	user       user                 // without TLS, on this machine
-	owner      func() (int, error)  // the user at the other end of a connection on this machine; the kernel is asked once
-	rights     identity.Rights      // when the session began; see holds
-	local      bool                 // the other end is on this machine
+	node   *Node
+	number uint64 // on this node, from 1
+	role   control.Role
+	id     [16]byte // of the session: random bits that only its two ends know
+	conn   net.Conn // TLS on top of raw, if the session is encrypted
+	raw    net.Conn
+	tls    *tls.ConnectionState // nil: no TLS
+	shook  time.Duration        // what its handshake took
+	cert   identity.Peer        // with TLS
+	user   user                 // without TLS, on this machine
+	// the user at the other end of a connection on this machine; the kernel is asked once
+	owner      func() (int, error)
+	rights     identity.Rights // when the session began; see holds
+	local      bool            // the other end is on this machine
 	info       control.Identity
 	ctx        context.Context // ends when the peer is lost
 	end        context.CancelCauseFunc
@@ -59,14 +60,15 @@ type Peer struct {
 	changes    atomic.Uint64 // of lanes and remotes; see changed
 	ways       [keptWays]atomic.Pointer[way]
 
-	mu        sync.Mutex // guards what follows
-	session   *control.Session
-	pending   map[uint64]chan *control.Response
-	lanes     map[string]*opening
-	paths     map[uint64]*lane // by path id
-	queues    map[*Queue]bool
-	remotes   map[path.Key]remote
-	revokedTo map[uint32]uint32 // by the index of a key: the last epoch in which the peer revoked an export that this node knew
+	mu      sync.Mutex // guards what follows
+	session *control.Session
+	pending map[uint64]chan *control.Response
+	lanes   map[string]*opening
+	paths   map[uint64]*lane // by path id
+	queues  map[*Queue]bool
+	remotes map[path.Key]remote
+	// by the index of a key: the last epoch in which the peer revoked an export that this node knew
+	revokedTo map[uint32]uint32
 	nextID    uint64
 	coming    map[uint64]*upcoming // paths that are being set up: that a peer was told the id of, or that told it
 	lost      error
@@ -89,13 +91,19 @@ type upcoming struct {
 // retryAfter is how long a path that could not be set up is not tried again.
 const retryAfter = time.Second
 
-// arrived takes a fresh connection among those whose handshake is under way; connect is called next.
+// arrived takes a fresh connection among those whose handshake is under way; connect is called
+// next.
 func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 	p := &Peer{
-		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()), owner: sync.OnceValues(func() (int, error) { return path.UserAt(c) }),
-		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}), kick: make(chan struct{}, 1),
+		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()),
+		owner: sync.OnceValues(func() (int, error) {
+			return path.UserAt(c)
+		}),
+		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}),
+		kick:    make(chan struct{}, 1),
 		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
-		queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}, remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}, digests: newDigests(),
+		queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}, remotes: map[path.Key]remote{},
+		revokedTo: map[uint32]uint32{}, digests: newDigests(),
 	}
 	if role == control.Dialer {
 		rand.Read(p.id[:]) // never fails
@@ -126,7 +134,8 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	p.rights = p.Rights()
 	p.session, err = control.New(p.role, control.Options{
 		Session: p.id, Replaces: replaces, Admit: p.admit,
-		Identity:       control.Identity{Node: n.id, Instance: n.instance, Name: n.opts.Name, Host: n.host, Paths: paths},
+		Identity: control.Identity{Node: n.id, Instance: n.instance, Name: n.opts.Name, Host: n.host,
+			Paths: paths},
 		HeartbeatEvery: n.opts.HeartbeatEvery, DeadAfter: n.opts.DeadAfter, RequestTimeout: requestTimeout,
 		HandshakeTimeout: p.patience(ctx), RoundTrip: p.shook, Charge: p.chargeHeld,
 	}, time.Now())
@@ -156,7 +165,8 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	go p.read()
 	go p.write()
 	if err = p.introduction(ctx); err == nil {
-		n.log.Info("peer connected", "peer", p.info.Name, "address", p.address(), "security", p.Security().String(), "certificate", p.cert.Name)
+		n.log.Info("peer connected", "peer", p.info.Name, "address", p.address(), "security", p.Security().String(),
+			"certificate", p.cert.Name)
 		return nil
 	}
 	p.unwelcome.Store(true)
@@ -164,8 +174,8 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	return err
 }
 
-// introduction waits until the session is ready. One that was is a peer, also if it ended before this goroutine woke: what came by it was
-// delivered, and its sender knows that.
+// introduction waits until the session is ready. One that was is a peer, also if it ended before
+// this goroutine woke: what came by it was delivered, and its sender knows that.
 func (p *Peer) introduction(ctx context.Context) (err error) {
 	select {
 	case <-p.ready:
@@ -215,7 +225,8 @@ func (p *Peer) String() string {
 // Gone is closed when the peer was closed or lost; Err says why.
 func (p *Peer) Gone() <-chan struct{} { return p.gone }
 
-// Err is nil while the peer is connected. Afterwards it wraps ErrPeerLost, or ErrClosed after a Close of this side, and says why.
+// Err is nil while the peer is connected. Afterwards it wraps ErrPeerLost, or ErrClosed after a
+// Close of this side, and says why.
 func (p *Peer) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -387,7 +398,8 @@ func (p *Peer) write() {
 // flushSize is how many bytes a peer has to take within the silence after which it is dead.
 const flushSize = 16 << 10
 
-// flush writes a part of what the session has to say. The mutex of the session is not held meanwhile.
+// flush writes a part of what the session has to say. The mutex of the session is not held
+// meanwhile.
 func (p *Peer) flush() (wrote bool, err error) {
 	p.writing.Lock()
 	defer p.writing.Unlock()
@@ -417,7 +429,8 @@ func (p *Peer) flushAll() {
 	}
 }
 
-// enter has the node wait for the caller's goroutine when it is closed, until node.wg.Done. It fails when the peer is lost.
+// enter has the node wait for the caller's goroutine when it is closed, until node.wg.Done. It
+// fails when the peer is lost.
 func (p *Peer) enter() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -444,12 +457,15 @@ func (p *Peer) fail(cause error) {
 	p.lost = err
 	pending := p.pending
 	p.pending = map[uint64]chan *control.Response{}
-	queues, lanes := slices.Collect(maps.Keys(p.queues)), slices.Collect(maps.Values(p.paths)) // none is added once lost is set
+	// none is added once lost is set
+	queues, lanes := slices.Collect(maps.Keys(p.queues)), slices.Collect(maps.Values(p.paths))
 	p.mu.Unlock()
 	p.drop(err)
 	p.end(err)
 	finish := p.staged.End()
-	p.raw.Close() // not a TLS close, which would wait for a peer that does not read: the goodbye says that this is the end
+	// not a TLS close, which would wait for a peer that does not read: the goodbye says that this
+	// is the end
+	p.raw.Close()
 	for _, c := range pending {
 		close(c)
 	}
@@ -471,7 +487,8 @@ func (p *Peer) fail(cause error) {
 	close(p.gone)
 }
 
-// drop has the session give back what it holds for the peer. A request that is being served does so when it is answered.
+// drop has the session give back what it holds for the peer. A request that is being served does so
+// when it is answered.
 func (p *Peer) drop(cause error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,16 +19,19 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// The paths of a peer: opened on demand, by one goroutine for all that wait, and forgotten when they are down.
+// The paths of a peer: opened on demand, by one goroutine for all that wait, and forgotten when
+// they are down.
 
 // readyBytes is the size of the put whose path Ready without a name waits for.
 const readyBytes = 64 << 10
 
-// Ready waits until the path with this name to the peer is usable, and sets it up if it is not open yet, which the first transfer has to wait
-// for otherwise. With the name "" it is the path that a put of 64 KiB takes. The error wraps path.ErrUnavailable and says why there is no such
-// path: this node or the peer does not have it, it does not lead there, it gives less security than Options.Security, or what went wrong when it was set
-// up, which is not tried again for a moment. It wraps ErrPeerLost when the session ended, and ctx's error when that ended first; the path is set up in
-// the background then. A path that is ready may go down later, as any other.
+// Ready waits until the path with this name to the peer is usable, and sets it up if it is not open
+// yet, which the first transfer has to wait for otherwise. With the name "" it is the path that a
+// put of 64 KiB takes. The error wraps path.ErrUnavailable and says why there is no such path: this
+// node or the peer does not have it, it does not lead there, it gives less security than
+// Options.Security, or what went wrong when it was set up, which is not tried again for a moment.
+// It wraps ErrPeerLost when the session ended, and ctx's error when that ended first; the path is
+// set up in the background then. A path that is ready may go down later, as any other.
 func (p *Peer) Ready(ctx context.Context, name string) error {
 	err := invariants.Context(ctx, "transfer.Peer.Ready")
 	if err == nil && ctx.Err() != nil {
@@ -88,7 +91,8 @@ func (o *opening) failedBefore(t time.Time) bool {
 	}
 }
 
-// openedLane returns the lane of a driver if it is set up, and the error if it could not be a moment ago.
+// openedLane returns the lane of a driver if it is set up, and the error if it could not be a
+// moment ago.
 func (p *Peer) openedLane(driver string) (*lane, error) {
 	p.mu.Lock()
 	o := p.lanes[driver]
@@ -114,7 +118,8 @@ func (p *Peer) open(o *opening, driver string) {
 	p.arrived(id)
 	err = p.verdict(p.ctx, err)
 	p.node.obs.setUp(driver, time.Since(start), err)
-	// Under the mutex, so that a lane that went down meanwhile is not kept: forget did not find it here.
+	// Under the mutex, so that a lane that went down meanwhile is not kept: forget did not find it
+	// here.
 	p.mu.Lock()
 	up := err == nil && p.paths[id] == ln
 	if up {
@@ -138,7 +143,8 @@ func (p *Peer) open(o *opening, driver string) {
 // pathConfig is what this side gives to a path with the peer.
 func (p *Peer) pathConfig(streams, window int, noChecksum bool) setup.Config {
 	o := &p.node.opts
-	c := setup.Config{Peer: p.number, Principal: p.principal(), Rights: pathRights(p.rights), Exports: &p.node.exports, Window: o.Window, Streams: o.Streams, NoChecksum: o.NoChecksum || noChecksum,
+	c := setup.Config{Peer: p.number, Principal: p.principal(), Rights: pathRights(p.rights), Exports: &p.node.exports,
+		Window: o.Window, Streams: o.Streams, NoChecksum: o.NoChecksum || noChecksum,
 		Users: p.users()}
 	if streams > 0 {
 		c.Streams = streams
@@ -152,7 +158,8 @@ func (p *Peer) pathConfig(streams, window int, noChecksum bool) setup.Config {
 	return c
 }
 
-// ownEnd is this side's part of a path that is being set up: what is charged for it and, with an EndpointDriver, its endpoint.
+// ownEnd is this side's part of a path that is being set up: what is charged for it and, with an
+// EndpointDriver, its endpoint.
 type ownEnd struct {
 	g  *grant
 	ep setup.Endpoint // nil with a ListenDriver
@@ -174,8 +181,8 @@ func (e *ownEnd) giveUp() {
 	e.g.release()
 }
 
-// endpoint makes the endpoint of a path, if the driver has any; peer describes the other end, nil on the side that asks for the path. The end
-// takes the grant over, also by an error.
+// endpoint makes the endpoint of a path, if the driver has any; peer describes the other end, nil
+// on the side that asks for the path. The end takes the grant over, also by an error.
 func endpoint(d setup.Driver, cfg setup.Config, peer []byte, g *grant) (e ownEnd, err error) {
 	e.g = g
 	if d, ok := d.(setup.EndpointDriver); ok {
@@ -186,8 +193,9 @@ func endpoint(d setup.Driver, cfg setup.Config, peer []byte, g *grant) (e ownEnd
 	return e, err
 }
 
-// dialPath asks the peer to accept a path, and dials it or connects its own endpoint with the peer's. Unless the id is 0 the path is one of
-// those that are coming until arrived is called: the peer may use it, and say that it is down, before this side has it.
+// dialPath asks the peer to accept a path, and dials it or connects its own endpoint with the
+// peer's. Unless the id is 0 the path is one of those that are coming until arrived is called: the
+// peer may use it, and say that it is down, before this side has it.
 func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, *grant, uint64, error) {
 	d := p.node.driver(driver)
 	if d == nil {
@@ -217,13 +225,15 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 		if own, err = endpoint(d, cfg, nil, p.node.own(pathNeeds(d, &cfg))); err != nil {
 			return offer, err
 		}
-		r, err := p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name,
+		r, err := p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams),
+			Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name,
 			Endpoint: own.description(), Token: token})
 		if err == nil {
 			offer, err = control.Parse[control.PathOffer](r.Body)
 		}
 		if err == nil && (own.ep != nil) != (len(offer.Endpoint) > 0) {
-			err = fmt.Errorf("transfer: %s answered with %d bytes of an endpoint of path %q: %w", p, len(offer.Endpoint), driver, path.ErrProtocol)
+			err = fmt.Errorf("transfer: %s answered with %d bytes of an endpoint of path %q: %w", p,
+				len(offer.Endpoint), driver, path.ErrProtocol)
 		}
 		if err != nil {
 			own.giveUp()
@@ -243,7 +253,8 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 	if known := coming || p.paths[offer.PathID] != nil; known || offer.PathID == 0 {
 		p.mu.Unlock()
 		own.giveUp()
-		return nil, nil, 0, fmt.Errorf("transfer: %s gave the path id %d, which is in use or 0: %w", p, offer.PathID, path.ErrProtocol)
+		return nil, nil, 0, fmt.Errorf("transfer: %s gave the path id %d, which is in use or 0: %w", p, offer.PathID,
+			path.ErrProtocol)
 	}
 	patience := requestTimeout
 	if l != nil {
@@ -283,8 +294,10 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 // errNoWay is why a path cannot be dialed where the session lives. To try again does not help.
 var errNoWay = errors.New("what is between the nodes has to let more than one connection through")
 
-// dialOffer dials where an offer of the peer says; without an address that is where the session was dialed.
-func (p *Peer) dialOffer(ctx context.Context, d setup.ListenDriver, o setup.Offer, cfg setup.Config) (pth path.Path, err error) {
+// dialOffer dials where an offer of the peer says; without an address that is where the session was
+// dialed.
+func (p *Peer) dialOffer(ctx context.Context, d setup.ListenDriver, o setup.Offer, cfg setup.Config) (pth path.Path,
+	err error) {
 	atSession := o.Addr == ""
 	if atSession {
 		if !p.dialedTCP() {
@@ -300,13 +313,16 @@ func (p *Peer) dialOffer(ctx context.Context, d setup.ListenDriver, o setup.Offe
 	start := time.Now()
 	pth, err = d.Dial(ctx, o, cfg)
 	if d := time.Since(start); atSession && d > requestTimeout/2 && errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w; the session came by there, and in %v nothing else did: %w", err, d.Round(time.Second), errNoWay)
+		err = fmt.Errorf("%w; the session came by there, and in %v nothing else did: %w", err, d.Round(time.Second),
+			errNoWay)
 	}
 	return pth, err
 }
 
-// mayDial refuses the address of an offer where the peer has no say: it could have this node connect to any machine that this one reaches. A peer offers the IP
-// address of its session, or where the session is one of this machine, a loopback address or a name of a driver that stays on the machine.
+// mayDial refuses the address of an offer where the peer has no say: it could have this node
+// connect to any machine that this one reaches. A peer offers the IP address of its session, or
+// where the session is one of this machine, a loopback address or a name of a driver that stays on
+// the machine.
 func (p *Peer) mayDial(d setup.ListenDriver, addr string) error {
 	a, err := netip.ParseAddrPort(addr)
 	if err != nil && d.Traits().SameHost {
@@ -326,7 +342,9 @@ func (p *Peer) mayDial(d setup.ListenDriver, addr string) error {
 	if slices.ContainsFunc(p.node.opts.DataAddrs, func(of netip.Prefix) bool { return of.Contains(host) }) {
 		return nil
 	}
-	return control.Errorf(control.NotPermitted, "%s offered path %q at %q: expected the address of the session, %s, or one of Options.DataAddrs", p, d.Name(), addr, session)
+	return control.Errorf(control.NotPermitted,
+		"%s offered path %q at %q: expected the address of the session, %s, or one of Options.DataAddrs", p, d.Name(),
+		addr, session)
 }
 
 // arrived ends the set-up of a path: it is a lane or a queue, or nothing became of it.
@@ -345,7 +363,8 @@ func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*lane, error) {
 	p.mu.Lock()
 	err := p.lost
 	if w := ln.caps.Window; err == nil && w <= fenceRoom {
-		err = fmt.Errorf("transfer: %s agreed to a window of %d: expected at least %d, so that a fence has room: %w", p, w, fenceRoom+1, path.ErrProtocol)
+		err = fmt.Errorf("transfer: %s agreed to a window of %d: expected at least %d, so that a fence has room: %w", p,
+			w, fenceRoom+1, path.ErrProtocol)
 	}
 	if err == nil && p.paths[id] != nil {
 		err = fmt.Errorf("transfer: %s gave the path id %d twice", p, id)
@@ -417,7 +436,8 @@ func (p *Peer) fence(key path.Key) []<-chan error {
 	return out
 }
 
-// gave reports whether anything but gets went by a path that is open: the peer may not have all of it yet. The mutex is held.
+// gave reports whether anything but gets went by a path that is open: the peer may not have all of
+// it yet. The mutex is held.
 func (p *Peer) gave() bool {
 	for _, l := range p.paths {
 		if l.gave.Load() {
@@ -451,7 +471,8 @@ func (p *Peer) removeQueue(q *Queue) {
 
 // remote is what this node knows of an export of the peer.
 func (p *Peer) remote(k path.Key) (path.Desc, error) {
-	if w := p.ways[k.Index%keptWays].Load(); w != nil && w.export.Key == k && w.export.Rights != 0 && w.changes == p.changes.Load() {
+	if w := p.ways[k.Index%keptWays].Load(); w != nil && w.export.Key == k && w.export.Rights != 0 &&
+		w.changes == p.changes.Load() {
 		return w.export, nil
 	}
 	p.mu.Lock()
@@ -462,5 +483,6 @@ func (p *Peer) remote(k path.Key) (path.Desc, error) {
 	if p.wasRevoked(k) {
 		return path.Desc{}, fmt.Errorf("the peer has revoked it: %w", path.ErrRevoked)
 	}
-	return path.Desc{}, fmt.Errorf("unknown export, or one that this node has no right to: Lookup, List or Import it first: %w", path.ErrKey)
+	return path.Desc{}, fmt.Errorf("unknown export, or one that this node has no right to: Lookup, List or Import it "+
+		"first: %w", path.ErrKey)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// One TCP port takes all that comes to a node: sessions, in the clear or by TLS, and the connections of their paths. The first bytes tell
-// them from each other.
+// One TCP port takes all that comes to a node: sessions, in the clear or by TLS, and the
+// connections of their paths. The first bytes tell them from each other.
 
 // errTaken ends the introduction of a connection that is no session: a path has it.
 var errTaken = errors.New("transfer: a connection of a path")
@@ -35,8 +35,9 @@ func (c *begun) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// sort reads what a connection to a TCP port of the node begins with. A session goes on, the connection of a path is given to the listener
-// that waits for it (errTaken), and anything else is refused. It is bounded as the handshake is that follows.
+// sort reads what a connection to a TCP port of the node begins with. A session goes on, the
+// connection of a path is given to the listener that waits for it (errTaken), and anything else is
+// refused. It is bounded as the handshake is that follows.
 func (p *Peer) sort() error {
 	c, ok := p.raw.(*net.TCPConn)
 	if !ok || p.role != control.Acceptor {

@@ -25,7 +25,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
-// forward brings each connection of a listener to what dial connects to, as "ssh -L" does with one port. Those beyond most hang.
+// forward brings each connection of a listener to what dial connects to, as "ssh -L" does with one
+// port. Those beyond most hang.
 func forward(t testing.TB, l net.Listener, most int64, dial func() (net.Conn, error)) (came *atomic.Int64) {
 	t.Helper()
 	came = new(atomic.Int64)
@@ -69,13 +70,15 @@ func forwarded(t testing.TB, n *Node, most int64) (addr string, came *atomic.Int
 	return "tcp://" + l.Addr().String(), forward(t, l, most, func() (net.Conn, error) { return net.Dial("tcp", to) })
 }
 
-// TestOnePort has all that comes to a node come to the port that it listens on, whichever side asks for a path, and looks what else
-// listens: nothing, but for peers that came by no TCP port.
+// TestOnePort has all that comes to a node come to the port that it listens on, whichever side asks
+// for a path, and looks what else listens: nothing, but for peers that came by no TCP port.
 func TestOnePort(t *testing.T) {
 	ca := authority(t)
 	overTCP := func() []setup.Driver { return []setup.Driver{tcp.New(tcp.Options{})} }
 	for _, c := range []struct {
-		name, listen, by string // by: the peer dials this address, "proxy" for one elsewhere from which connections are brought to the node
+		// by: the peer dials this address, "proxy" for one elsewhere from which connections are
+		// brought to the node
+		name, listen, by string
 		tls              bool
 	}{
 		{"plain", loopback, "", false},
@@ -163,7 +166,8 @@ func TestOnePort(t *testing.T) {
 	}
 }
 
-// TestNamespacesOnePort has a client and a server in hosts that are not connected: one port of the one leads to the one port of the other.
+// TestNamespacesOnePort has a client and a server in hosts that are not connected: one port of the
+// one leads to the one port of the other.
 func TestNamespacesOnePort(t *testing.T) {
 	n := netns.New(t, netns.Topology{})
 	a, b := n.Hosts[0], n.Hosts[1]
@@ -203,7 +207,8 @@ func TestNamespacesOnePort(t *testing.T) {
 	}
 }
 
-// TestOnePortInTheWay puts a proxy between the nodes that lets the session through and no other connection: the errors at both ends say so within seconds.
+// TestOnePortInTheWay puts a proxy between the nodes that lets the session through and no other
+// connection: the errors at both ends say so within seconds.
 func TestOnePortInTheWay(t *testing.T) {
 	peers := make(chan *Peer, 1)
 	o := Options{Paths: []setup.Driver{tcp.New(tcp.Options{})}}
@@ -222,7 +227,8 @@ func TestOnePortInTheWay(t *testing.T) {
 	}
 	for range 2 {
 		err := <-errs
-		if text := fmt.Sprint(err); !strings.Contains(text, "tcp: dial "+strings.TrimPrefix(addr, "tcp://")) || !errors.Is(err, path.ErrUnavailable) {
+		if text := fmt.Sprint(err); !strings.Contains(text, "tcp: dial "+strings.TrimPrefix(addr, "tcp://")) ||
+			!errors.Is(err, path.ErrUnavailable) {
 			t.Errorf("%v: expected where nothing answered", err)
 		}
 	}
@@ -231,7 +237,8 @@ func TestOnePortInTheWay(t *testing.T) {
 	}
 }
 
-// TestPortRefuses shows what becomes of a stranger at the port of a node, by the first bytes: nothing is kept of any of them.
+// TestPortRefuses shows what becomes of a stranger at the port of a node, by the first bytes:
+// nothing is kept of any of them.
 func TestPortRefuses(t *testing.T) {
 	ca := authority(t)
 	data := tcp.New(tcp.Options{}).Preamble()
@@ -287,8 +294,8 @@ func TestPortRefuses(t *testing.T) {
 	}
 }
 
-// TestPortToken: a connection with the preamble of a path and a token that no Accept waits for is refused, also while paths are expected, and
-// takes the place of none.
+// TestPortToken: a connection with the preamble of a path and a token that no Accept waits for is
+// refused, also while paths are expected, and takes the place of none.
 func TestPortToken(t *testing.T) {
 	p := newPair(t, Options{Paths: []setup.Driver{tcp.New(tcp.Options{})}})
 	if err := p.ab.Ready(ctx(t), "tcp"); err != nil {
@@ -300,7 +307,8 @@ func TestPortToken(t *testing.T) {
 	if !errors.Is(err, path.ErrProtocol) || !strings.Contains(fmt.Sprint(err), "does not expect this token") {
 		t.Errorf("%v", err)
 	}
-	// A peer that dialed cannot be made to accept, nor to dial where it did not dial, and the other one not to dial at all.
+	// A peer that dialed cannot be made to accept, nor to dial where it did not dial, and the other
+	// one not to dial at all.
 	for _, c := range []struct {
 		p *Peer
 		q control.OpenPath
@@ -314,7 +322,8 @@ func TestPortToken(t *testing.T) {
 	}
 }
 
-// FuzzFirstBytes has a node meet strangers that begin with any bytes. It goes on, and keeps nothing of them.
+// FuzzFirstBytes has a node meet strangers that begin with any bytes. It goes on, and keeps nothing
+// of them.
 func FuzzFirstBytes(f *testing.F) {
 	data := tcp.New(tcp.Options{}).Preamble()
 	f.Add(data[:])

@@ -26,7 +26,8 @@ func (l *lane) again() {
 	l.work()
 }
 
-// pump posts from the queue until it is empty or no more may be outstanding. What is small goes before the next step of a caller.
+// pump posts from the queue until it is empty or no more may be outstanding. What is small goes
+// before the next step of a caller.
 func (l *lane) pump(end *ending) {
 	l.batch.Reset()
 	l.fences.post(l.p)
@@ -78,8 +79,9 @@ func (l *lane) post(classes uint64, end *ending) {
 	}
 }
 
-// hand gives the first n operations to the path. done is how many have ended by then, also of earlier ones; their events are in ends. But for
-// the steps of callers, large transfers end by Poll: the loop goes on with them, so that they hold neither the caller nor those who want the
+// hand gives the first n operations to the path. done is how many have ended by then, also of
+// earlier ones; their events are in ends. But for the steps of callers, large transfers end by
+// Poll: the loop goes on with them, so that they hold neither the caller nor those who want the
 // lane meanwhile.
 func (l *lane) hand(n int, step bool) (accepted, done int, err error) {
 	if l.now != nil && (step || !slices.ContainsFunc(l.ops[:n], func(o path.Op) bool { return o.Bulk })) {
@@ -89,7 +91,8 @@ func (l *lane) hand(n int, step bool) (accepted, done int, err error) {
 	return accepted, 0, err
 }
 
-// gather fills ops with the next operations and takes slots for them. step says that it is one step of a large transfer that its caller carries.
+// gather fills ops with the next operations and takes slots for them. step says that it is one step
+// of a large transfer that its caller carries.
 func (l *lane) gather(classes uint64, end *ending) (n int, step bool) {
 	for n < postMax && len(l.free) > 0 && !step {
 		may := classes
@@ -124,7 +127,8 @@ func (l *lane) gather(classes uint64, end *ending) (n int, step bool) {
 		s := &l.slots[idx]
 		op := &l.ops[n]
 		s.t, s.bulk, s.notify = t, t.isBulk() && !t.m.Posted(), t.m.Posted()
-		*op = path.Op{Kind: t.kind, Bulk: s.bulk, Imm: t.id.Number(), Token: uint64(s.gen)<<32&^fenceToken | uint64(idx)}
+		*op = path.Op{Kind: t.kind, Bulk: s.bulk, Imm: t.id.Number(),
+			Token: uint64(s.gen)<<32&^fenceToken | uint64(idx)}
 		s.part, op.Copies, op.Notify = t.m.Post(bytes, &s.copies)
 		if op.Notify {
 			op.Msg = t.msg

@@ -12,9 +12,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// Prepared is a list of blocks that is posted many times, such as those of a KV cache: it was checked, leased and registered once. Each post is a
-// transfer as any other: it takes its turn, changes its path when one goes down, and is explained and counted. It may be posted again when the
-// post before it has ended. Its methods may be called from any goroutine.
+// Prepared is a list of blocks that is posted many times, such as those of a KV cache: it was
+// checked, leased and registered once. Each post is a transfer as any other: it takes its turn,
+// changes its path when one goes down, and is explained and counted. It may be posted again when
+// the post before it has ended. Its methods may be called from any goroutine.
 type Prepared struct {
 	peer *Peer
 	of   *Transfer // holds the memory; it is never begun itself
@@ -27,8 +28,8 @@ type Prepared struct {
 	closed  bool
 }
 
-// Prepare checks a list for puts (path.Put) or gets (path.Get) and holds its memory until Close. The list is copied. A stream is refused: posts of one list follow
-// each other anyway.
+// Prepare checks a list for puts (path.Put) or gets (path.Get) and holds its memory until Close.
+// The list is copied. A stream is refused: posts of one list follow each other anyway.
 func (p *Peer) Prepare(kind path.OpKind, copies []path.Copy, o PutOptions) (*Prepared, error) {
 	if kind != path.Put && kind != path.Get {
 		return nil, fmt.Errorf("transfer: prepare: %v: expected path.Put or path.Get", kind)
@@ -39,7 +40,8 @@ func (p *Peer) Prepare(kind path.OpKind, copies []path.Copy, o PutOptions) (*Pre
 	if err := may(p.ctx, kind, &o); err != nil {
 		return nil, p.outcome(err, nil)
 	}
-	r := &Prepared{peer: p, o: o, list: slices.Clone(copies), of: &Transfer{kind: kind, peer: p, priority: o.Priority}, changes: p.changes.Load()}
+	r := &Prepared{peer: p, o: o, list: slices.Clone(copies), of: &Transfer{kind: kind, peer: p, priority: o.Priority},
+		changes: p.changes.Load()}
 	r.o.Msg, r.o.Paths = slices.Clone(o.Msg), slices.Clone(o.Paths)
 	if err := p.make(r.of, r.list, &r.o); err != nil {
 		return nil, err
@@ -51,9 +53,10 @@ func (p *Peer) Prepare(kind path.OpKind, copies []path.Copy, o PutOptions) (*Pre
 	return r, nil
 }
 
-// Post begins the transfer of the list. It takes no memory from the heap where the post before it succeeded on its first path, and neither has a context that
-// can end: then both are one Transfer, which belongs to the later post. The error wraps mem.ErrInUse while the post before it is under way; otherwise it
-// is that of Put.
+// Post begins the transfer of the list. It takes no memory from the heap where the post before it
+// succeeded on its first path, and neither has a context that can end: then both are one Transfer,
+// which belongs to the later post. The error wraps mem.ErrInUse while the post before it is under
+// way; otherwise it is that of Put.
 func (r *Prepared) Post(ctx context.Context) (*Transfer, error) {
 	t, err := r.post(ctx)
 	if err != nil {
@@ -115,11 +118,13 @@ func (r *Prepared) Close() error {
 	return nil
 }
 
-// idle reports whether nothing of a transfer that has ended is left that could still touch it: no callback of a context, no timer, no digester.
+// idle reports whether nothing of a transfer that has ended is left that could still touch it: no
+// callback of a context, no timer, no digester.
 func (t *Transfer) idle() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.ended() && t.err == nil && t.stopCtx == nil && t.late == nil && t.digest == nil && t.tries == 0 && t.because.Load() == nil && t.reach == reachHost
+	return t.ended() && t.err == nil && t.stopCtx == nil && t.late == nil && t.digest == nil && t.tries == 0 &&
+		t.because.Load() == nil && t.reach == reachHost
 }
 
 // again makes a transfer that is new or idle the next post of a list.

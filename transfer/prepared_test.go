@@ -22,8 +22,8 @@ func blocks(rem *Remote, r *mem.Region, n int, size uint64) (out []path.Copy) {
 	return out
 }
 
-// A list is prepared once and posted many times over each path: new bytes come each time, each post is a transfer of its own, and what is
-// not allowed is refused.
+// A list is prepared once and posted many times over each path: new bytes come each time, each post
+// is a transfer of its own, and what is not allowed is refused.
 func TestPrepared(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,8 @@ func TestPrepared(t *testing.T) {
 						t.Fatalf("round %d: block %d is another one", round, i)
 					}
 				}
-				if e := tr.Explain(); e.Path != name || e.Blocks != n || e.Bytes != n*size || e.Moved != n*size || ids[tr.ID()] {
+				if e := tr.Explain(); e.Path != name || e.Blocks != n || e.Bytes != n*size || e.Moved != n*size ||
+					ids[tr.ID()] {
 					t.Errorf("round %d: %v", round, e)
 				}
 				addsUp(t, tr)
@@ -80,7 +81,8 @@ func TestPrepared(t *testing.T) {
 					return err
 				},
 				"out of bounds": func() error {
-					_, err := p.ab.Prepare(path.Put, []path.Copy{rem.At(n*size, mem.Span{Region: src, Len: 1})}, PutOptions{})
+					_, err := p.ab.Prepare(path.Put, []path.Copy{rem.At(n*size, mem.Span{Region: src, Len: 1})},
+						PutOptions{})
 					return err
 				},
 			} {
@@ -107,7 +109,8 @@ func TestPrepared(t *testing.T) {
 	}
 }
 
-// A list whose post is under way is not posted again; Close waits for the end of that post, and then nothing holds the memory.
+// A list whose post is under way is not posted again; Close waits for the end of that post, and
+// then nothing holds the memory.
 func TestPreparedUnderWay(t *testing.T) {
 	var shut atomic.Bool
 	d := over("tcp")
@@ -242,7 +245,8 @@ func TestPreparedAllocations(t *testing.T) {
 	}
 }
 
-// BenchmarkPrepared is a list of 1,024 blocks of 4 KiB over shared memory: checked each time, and prepared once.
+// BenchmarkPrepared is a list of 1,024 blocks of 4 KiB over shared memory: checked each time, and
+// prepared once.
 func BenchmarkPrepared(b *testing.B) {
 	const n, size = 1024, 4096
 	p := newPair(b, Options{})

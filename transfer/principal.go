@@ -17,8 +17,9 @@ type user struct {
 	known bool
 }
 
-// findUser asks the kernel whose the other end of a connection without TLS is, and refuses users who are not let in. A TCP
-// connection with no loopback address at either end proves nothing, and is there only because Options.Insecure permits it.
+// findUser asks the kernel whose the other end of a connection without TLS is, and refuses users
+// who are not let in. A TCP connection with no loopback address at either end proves nothing, and
+// is there only because Options.Insecure permits it.
 func (p *Peer) findUser() error {
 	if !isLocal(p.raw.LocalAddr()) && !isLocal(p.raw.RemoteAddr()) {
 		return nil
@@ -27,7 +28,8 @@ func (p *Peer) findUser() error {
 	p.user = user{uid, err == nil}
 	err = p.node.opts.AllowUID.Permit(uid, err)
 	if errors.Is(err, path.ErrUser) {
-		err = fmt.Errorf("%w; --allow-uid (Options.AllowUID) lets others in, and with an identity (penstock pair) certificates say who is: %w", err, control.NotPermitted)
+		err = fmt.Errorf("%w; --allow-uid (Options.AllowUID) lets others in, and with an identity (penstock pair) "+
+			"certificates say who is: %w", err, control.NotPermitted)
 	}
 	return err
 }
@@ -40,12 +42,14 @@ func (p *Peer) users() path.Users {
 	return p.node.opts.AllowUID
 }
 
-// Principal is who the peer is, by what is proven and never by what it says of itself: "cert:NAME" with TLS, "uid:N" for a process of this
-// machine, and "ip:SOURCE" for any other.
+// Principal is who the peer is, by what is proven and never by what it says of itself: "cert:NAME"
+// with TLS, "uid:N" for a process of this machine, and "ip:SOURCE" for any other.
 func (p *Peer) Principal() string { return p.principal() }
 
-// principal is who the peer is for limits and budgets, by what is proven and never by what it says of itself: "cert:NAME" with TLS, "uid:N"
-// for a process of this machine, "ip:SOURCE" for any other (see setup.Source). All sessions of a principal share what it has. It is set when secure has returned.
+// principal is who the peer is for limits and budgets, by what is proven and never by what it says
+// of itself: "cert:NAME" with TLS, "uid:N" for a process of this machine, "ip:SOURCE" for any other
+// (see setup.Source). All sessions of a principal share what it has. It is set when secure has
+// returned.
 func (p *Peer) principal() string {
 	switch {
 	case p.tls != nil:

@@ -26,7 +26,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The tests of this file run against a second process: this test binary, started again with childEnv set.
+// The tests of this file run against a second process: this test binary, started again with
+// childEnv set.
 const childEnv = "PENSTOCK_TRANSFER_CHILD"
 
 func TestMain(m *testing.M) {
@@ -43,10 +44,12 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// never is a DeadAfter that no test reaches, however busy the machine is: tests give a peer up by giveUp.
+// never is a DeadAfter that no test reaches, however busy the machine is: tests give a peer up by
+// giveUp.
 const never = 10 * time.Minute
 
-// giveUp makes p give its peer up as it does when nothing comes for DeadAfter, without that time passing.
+// giveUp makes p give its peer up as it does when nothing comes for DeadAfter, without that time
+// passing.
 func giveUp(p *Peer) {
 	p.mu.Lock()
 	for now := time.Now(); p.session.Tick(now) == nil; now = p.session.Deadline() {
@@ -73,7 +76,8 @@ const childSize = 256 << 20
 // hostRole begins the roles of processes in hosts of their own.
 const hostRole = "host "
 
-// runChild is the other process. It exports memory, prints its address, and obeys its standard input until that ends.
+// runChild is the other process. It exports memory, prints its address, and obeys its standard
+// input until that ends.
 //
 //	server       waits
 //	verbs        answers every verb: takes queues and tensors, has a service
@@ -104,7 +108,8 @@ func runChild(role string) error {
 	if err != nil {
 		return err
 	}
-	n, err := Open(ctx, Options{Anonymous: identity.All, Name: "child", Listen: []string{"tcp://127.0.0.1:0"}, DeadAfter: never})
+	n, err := Open(ctx, Options{Anonymous: identity.All, Name: "child", Listen: []string{"tcp://127.0.0.1:0"},
+		DeadAfter: never})
 	if err != nil {
 		return err
 	}
@@ -130,7 +135,8 @@ func runChild(role string) error {
 			return err
 		}
 		for {
-			t, err := p.Put(ctx, []path.Copy{rem.At(0, mem.Span{Region: r, Len: rem.Size()})}, PutOptions{Paths: []string{via}})
+			t, err := p.Put(ctx, []path.Copy{rem.At(0, mem.Span{Region: r, Len: rem.Size()})},
+				PutOptions{Paths: []string{via}})
 			if err != nil {
 				return err
 			}
@@ -183,7 +189,8 @@ func (c *child) kill() {
 	}
 }
 
-// soon fails the test unless c is closed before long. It is no assertion of speed: it only keeps a hang from lasting.
+// soon fails the test unless c is closed before long. It is no assertion of speed: it only keeps a
+// hang from lasting.
 func soon(t testing.TB, c <-chan struct{}, what string) {
 	t.Helper()
 	select {
@@ -222,10 +229,12 @@ func TestKilledReceiver(t *testing.T) {
 					return err
 				}
 				if name == "shm" && sig == syscall.SIGSTOP {
-					// Copies into the memory of a stopped peer succeed until the node gives the peer up. They are below the
-					// size from which the peer copies too: a peer that stops inside a chunk of its own keeps that operation.
+					// Copies into the memory of a stopped peer succeed until the node gives the
+					// peer up. They are below the size from which the peer copies too: a peer that
+					// stops inside a chunk of its own keeps that operation.
 					small := func(do func(context.Context, []path.Copy, PutOptions) (*Transfer, error)) {
-						x, err := do(ctx(t), []path.Copy{rem.At(0, mem.Span{Region: src, Len: 1 << 20})}, PutOptions{Paths: []string{name}})
+						x, err := do(ctx(t), []path.Copy{rem.At(0, mem.Span{Region: src, Len: 1 << 20})},
+							PutOptions{Paths: []string{name}})
 						wait(t, x, err)
 					}
 					small(p.Put) // the peer has answered, and the path has its memory mapped
@@ -312,8 +321,8 @@ func TestKilledSender(t *testing.T) {
 	}
 }
 
-// A storm: the peer is killed again and again while 200 transfers are under way. Every future ends once, no id is delivered
-// twice, and nothing is left behind.
+// A storm: the peer is killed again and again while 200 transfers are under way. Every future ends
+// once, no id is delivered twice, and nothing is left behind.
 func TestKillStorm(t *testing.T) {
 	n := open(t, Options{Name: "parent"})
 	src := region(t, 4<<20)
@@ -329,11 +338,13 @@ func TestKillStorm(t *testing.T) {
 			t.Fatal(err)
 		}
 		rem := lookup(t, p, "child")
-		// By turns the peer is killed when all is done, when the first transfer is done, and while transfers begin.
+		// By turns the peer is killed when all is done, when the first transfer is done, and while
+		// transfers begin.
 		const each = 20
 		var mine []*Transfer
 		for i := range each {
-			x, err := p.Put(ctx(t), []path.Copy{rem.At(uint64(i)*src.Len(), src.All())}, PutOptions{Paths: []string{paths[(round+i)%2]}})
+			x, err := p.Put(ctx(t), []path.Copy{rem.At(uint64(i)*src.Len(), src.All())},
+				PutOptions{Paths: []string{paths[(round+i)%2]}})
 			if err != nil { // the peer is gone already
 				if !errors.Is(err, ErrPeerLost) {
 					t.Fatal(err)
@@ -444,8 +455,8 @@ func TestThousandPeers(t *testing.T) {
 	}
 }
 
-// TestClosedNodeForgets: a node that was closed holds no socket, although it is kept and a peer that may still reach its memory
-// is stopped.
+// TestClosedNodeForgets: a node that was closed holds no socket, although it is kept and a peer
+// that may still reach its memory is stopped.
 func TestClosedNodeForgets(t *testing.T) {
 	sockets := func() (n int) {
 		all, err := os.ReadDir("/proc/self/fd")
@@ -494,7 +505,8 @@ func TestClosedNodeForgets(t *testing.T) {
 	}
 }
 
-// TestIntroduction: a session that was ready counts as a peer, whatever has become of it by the time that the node looks.
+// TestIntroduction: a session that was ready counts as a peer, whatever has become of it by the
+// time that the node looks.
 func TestIntroduction(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -25,39 +25,42 @@ type PutOptions struct {
 	Msg   []byte   // delivered to the peer with the completion, at most MaxPayload bytes
 	Tag   uint32   // who gets it there: the handler of Node.OnTag; 0, or without a handler: OnTransfer
 	Paths []string // restricts the choice to these; nil allows all
-	// Digest proves the bytes end to end: their SHA-256 (FIPS 180-4) is taken on both sides, and the transfer succeeds only if
-	// it is the same. The other side reads its memory again for that, so its export must permit reading, also for a put.
-	// Otherwise the error matches path.ErrIntegrity and control.Integrity, as it does when a process changes the bytes on
-	// either side before the transfer is done. The hashing goes on beside the transfer and costs a core on both sides for
-	// as long as it takes; see docs/measurements/sharing.md.
+	// Digest proves the bytes end to end: their SHA-256 (FIPS 180-4) is taken on both sides, and
+	// the transfer succeeds only if it is the same. The other side reads its memory again for that,
+	// so its export must permit reading, also for a put. Otherwise the error matches
+	// path.ErrIntegrity and control.Integrity, as it does when a process changes the bytes on
+	// either side before the transfer is done. The hashing goes on beside the transfer and costs a
+	// core on both sides for as long as it takes; see docs/measurements/sharing.md.
 	Digest bool
 	// Security is the least that the path must give, also after a failover; see Options.Security.
 	Security path.Security
 	// Priority says how the transfer shares a path with others of the same peer.
 	Priority Priority
-	// Stream, if not 0, gives an order to the transfers of this peer that have the same one: each is begun when the one before
-	// it has ended, whatever their sizes, kinds and paths, and also when that one failed. Streams do not wait for each other.
-	// Transfers without a stream have no order: a small one does not wait for a large one that was begun before.
+	// Stream, if not 0, gives an order to the transfers of this peer that have the same one: each
+	// is begun when the one before it has ended, whatever their sizes, kinds and paths, and also
+	// when that one failed. Streams do not wait for each other. Transfers without a stream have no
+	// order: a small one does not wait for a large one that was begun before.
 	Stream uint32
 
 	id    observe.ID  // of an offer; zero for a new one
 	grant sched.Grant // of an offer
 }
 
-// Put copies local spans into memory that the peer exports. It returns once the transfer has begun: invalid requests fail
-// here, everything later by the transfer. The spans and the slice belong to the transfer until it is done. When ctx ends
-// before the transfer does, the transfer is canceled: a caller that returns, and with it ends its context, leaves no transfer behind that
-// uses its memory. So ctx has to live as long as the transfer; PutWait does both in one call. This is the rule of every call that
-// begins something; the ctx of Wait bounds the wait alone.
+// Put copies local spans into memory that the peer exports. It returns once the transfer has begun:
+// invalid requests fail here, everything later by the transfer. The spans and the slice belong to
+// the transfer until it is done. When ctx ends before the transfer does, the transfer is canceled:
+// a caller that returns, and with it ends its context, leaves no transfer behind that uses its
+// memory. So ctx has to live as long as the transfer; PutWait does both in one call. This is the
+// rule of every call that begins something; the ctx of Wait bounds the wait alone.
 //
-// Over a path that is path.Immediate (shared memory) a put of up to 4 MiB is done when Put returns, unless others want the path at
-// that moment. It takes one Go object then, Queue none.
+// Over a path that is path.Immediate (shared memory) a put of up to 4 MiB is done when Put returns,
+// unless others want the path at that moment. It takes one Go object then, Queue none.
 func (p *Peer) Put(ctx context.Context, copies []path.Copy, o PutOptions) (*Transfer, error) {
 	return p.begin(ctx, path.Put, copies, o)
 }
 
-// PutWait is Put, and returns when the bytes are in place, or why they are not. When ctx ends first, the transfer is canceled; PutWait
-// returns when nothing uses the spans any more.
+// PutWait is Put, and returns when the bytes are in place, or why they are not. When ctx ends
+// first, the transfer is canceled; PutWait returns when nothing uses the spans any more.
 func (p *Peer) PutWait(ctx context.Context, copies []path.Copy, o PutOptions) error {
 	t, err := p.Put(ctx, copies, o)
 	if err != nil {
@@ -75,9 +78,11 @@ func (p *Peer) Get(ctx context.Context, copies []path.Copy, o PutOptions) (*Tran
 	return p.begin(ctx, path.Get, copies, o)
 }
 
-// Notify delivers a message to the peer, as PutOptions.Tag says. It has no order with transfers that are still under way: wait for the
-// ones it is about, or let the message travel with them (PutOptions.Msg). A message may have MaxNotify bytes; one of more than MaxPayload goes by the
-// control connection, whatever PutOptions.Paths says. The peer refuses it with control.Busy while its application has not taken 4 MiB of such messages.
+// Notify delivers a message to the peer, as PutOptions.Tag says. It has no order with transfers
+// that are still under way: wait for the ones it is about, or let the message travel with them
+// (PutOptions.Msg). A message may have MaxNotify bytes; one of more than MaxPayload goes by the
+// control connection, whatever PutOptions.Paths says. The peer refuses it with control.Busy while
+// its application has not taken 4 MiB of such messages.
 func (p *Peer) Notify(ctx context.Context, msg []byte, o PutOptions) (*Transfer, error) {
 	o.Msg = msg
 	return p.begin(ctx, path.Notify, nil, o)
@@ -225,7 +230,8 @@ func (p *Peer) start(t *Transfer) {
 			return
 		}
 	}
-	// A path has to be set up first, or an earlier session ended: that takes messages, so it must not hold the caller.
+	// A path has to be set up first, or an earlier session ended: that takes messages, so it must
+	// not hold the caller.
 	ctx, abort := t.abortable(context.Background()) // the caller's context cancels the transfer
 	go func() {
 		defer abort()
@@ -248,7 +254,8 @@ func (p *Peer) start(t *Transfer) {
 	}()
 }
 
-// abortable is a context for what a transfer waits for without a lane. It ends also when the transfer is canceled.
+// abortable is a context for what a transfer waits for without a lane. It ends also when the
+// transfer is canceled.
 func (t *Transfer) abortable(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, abort := context.WithCancel(parent)
 	t.mu.Lock()
@@ -273,7 +280,8 @@ func (p *Peer) launch(t *Transfer, ln *lane) {
 	ln.submit(t, now)
 }
 
-// quick chooses among the paths that are open already; it returns nil when one has to be opened or asked.
+// quick chooses among the paths that are open already; it returns nil when one has to be opened or
+// asked.
 func (p *Peer) quick(t *Transfer) *lane {
 	if len(t.exports) <= 1 && t.part == nil && t.reach != reachCarried {
 		if w := p.way(t); w != nil {
@@ -295,8 +303,10 @@ func (p *Peer) quick(t *Transfer) *lane {
 	return ln
 }
 
-// check validates a request and returns the exports it names. hollow: empty blocks are in memory of devices, and no others.
-func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest bool) (exports []path.Desc, hollow bool, err error) {
+// check validates a request and returns the exports it names. hollow: empty blocks are in memory of
+// devices, and no others.
+func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest bool) (exports []path.Desc, hollow bool,
+	err error) {
 	if kind == path.Notify {
 		return nil, false, nil
 	}
@@ -312,14 +322,17 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 	for i := range copies {
 		c := &copies[i]
 		if !c.Local.Valid() {
-			return nil, false, fmt.Errorf("transfer: block %d: local offset %d + %d bytes is not inside its region: %w", i, c.Local.Off, c.Local.Len, mem.ErrBounds)
+			return nil, false, fmt.Errorf("transfer: block %d: local offset %d + %d bytes is not inside its region: %w",
+				i, c.Local.Off, c.Local.Len, mem.ErrBounds)
 		}
 		if kind == path.Get && c.Local.Region.ReadOnly() {
-			return nil, false, fmt.Errorf("transfer: block %d: region %q is read-only and cannot receive: %w", i, c.Local.Region.Name(), path.ErrRights)
+			return nil, false, fmt.Errorf("transfer: block %d: region %q is read-only and cannot receive: %w", i,
+				c.Local.Region.Name(), path.ErrRights)
 		}
 		device := c.Local.Bytes() == nil
 		if device && c.Local.Region.Mover() == nil {
-			return nil, false, fmt.Errorf("transfer: block %d: the CPU cannot reach region %q, and nothing moves its bytes: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
+			return nil, false, fmt.Errorf("transfer: block %d: the CPU cannot reach region %q, and nothing moves its "+
+				"bytes: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
 		}
 		if !known || cur.Key != c.Key {
 			r, err := p.remote(c.Key)
@@ -327,13 +340,15 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 				return nil, false, fmt.Errorf("transfer: block %d: %w", i, err)
 			}
 			if r.Rights&need != need {
-				return nil, false, fmt.Errorf("transfer: block %d: the export permits %v, this needs %v: %w", i, r.Rights, need, path.ErrRights)
+				return nil, false, fmt.Errorf("transfer: block %d: the export permits %v, this needs %v: %w", i,
+					r.Rights, need, path.ErrRights)
 			}
 			cur, known = r, true
 			exports = append(exports, cur)
 		}
 		if c.RemoteOff > cur.Size || c.Local.Len > cur.Size-c.RemoteOff {
-			return nil, false, fmt.Errorf("transfer: block %d: remote offset %d + %d bytes of an export of %d: %w", i, c.RemoteOff, c.Local.Len, cur.Size, path.ErrBounds)
+			return nil, false, fmt.Errorf("transfer: block %d: remote offset %d + %d bytes of an export of %d: %w", i,
+				c.RemoteOff, c.Local.Len, cur.Size, path.ErrBounds)
 		}
 		if device && c.Local.Len > 0 && !slices.Contains(t.devices, c.Local.Region) {
 			t.devices = append(t.devices, c.Local.Region)
@@ -353,7 +368,8 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 	return exports, hollow && t.reach == reachHost, nil
 }
 
-// leaveOut takes empty blocks from a transfer, some of which are in memory that no path reaches, and their exports.
+// leaveOut takes empty blocks from a transfer, some of which are in memory that no path reaches,
+// and their exports.
 func leaveOut(copies []path.Copy, exports []path.Desc) ([]path.Copy, []path.Desc) {
 	copies = slices.DeleteFunc(slices.Clone(copies), func(c path.Copy) bool { return c.Local.Len == 0 })
 	return copies, appendNamed(exports[:0], exports, copies)

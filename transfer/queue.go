@@ -13,10 +13,11 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Queue is a path of its own between two nodes for callers that count nanoseconds: batches in, events out, no allocation,
-// no goroutine. The caller is the path's owner: Post, Poll, Wait, Arm, Cancel and Close are called by one goroutine at a
-// time, and the peer's requests on this queue are served only inside them. The caller holds leases on the local regions
-// of what it posts. Notifications are the raw ones of package path.
+// Queue is a path of its own between two nodes for callers that count nanoseconds: batches in,
+// events out, no allocation, no goroutine. The caller is the path's owner: Post, Poll, Wait, Arm,
+// Cancel and Close are called by one goroutine at a time, and the peer's requests on this queue are
+// served only inside them. The caller holds leases on the local regions of what it posts.
+// Notifications are the raw ones of package path.
 type Queue struct {
 	peer   *Peer
 	name   string
@@ -87,11 +88,12 @@ func (q *Queue) Peer() *Peer { return q.peer }
 // Name is the name both sides agreed on.
 func (q *Queue) Name() string { return q.name }
 
-// Path is the path below, for its Capabilities, Stats, Explain and Borrow. Its owner is the caller of this Queue.
+// Path is the path below, for its Capabilities, Stats, Explain and Borrow. Its owner is the caller
+// of this Queue.
 func (q *Queue) Path() path.Path { return q.p }
 
-// Post hands over operations; see path.Path. Tokens must be below 1<<63. When the path is down the error wraps path.ErrDown; whether the
-// peer is lost is known when Poll reports path.EventDown.
+// Post hands over operations; see path.Path. Tokens must be below 1<<63. When the path is down the
+// error wraps path.ErrDown; whether the peer is lost is known when Poll reports path.EventDown.
 func (q *Queue) Post(ops []path.Op) (int, error) {
 	if invariants.Enabled {
 		q.own(&inPost)
@@ -107,7 +109,8 @@ func (q *Queue) Post(ops []path.Op) (int, error) {
 	return n, err
 }
 
-// unreachable says what helps with memory that the path does not reach: a queue is the bare path, and stages nothing.
+// unreachable says what helps with memory that the path does not reach: a queue is the bare path,
+// and stages nothing.
 func (q *Queue) unreachable(err error) error {
 	return fmt.Errorf("transfer: queue %q: %w (memory of a device is moved by Peer.Put and Peer.Get)", q.name, err)
 }
@@ -124,10 +127,12 @@ func (q *Queue) Poll(events []path.Event) int {
 // The methods of a queue's owner, as own knows them.
 var inPost, inPoll, inWait, inCancel = "Post", "Poll", "Wait", "Cancel"
 
-// own panics if another goroutine is inside a method of the owner's; leave follows at the end of this one.
+// own panics if another goroutine is inside a method of the owner's; leave follows at the end of
+// this one.
 func (q *Queue) own(method *string) {
 	if other := q.inside.Swap(method); other != nil {
-		invariants.Broken("transfer: queue %q: %s while another goroutine is inside %s: a queue has one owner, one goroutine at a time",
+		invariants.Broken("transfer: queue %q: %s while another goroutine is inside %s: a queue has one owner, one "+
+			"goroutine at a time",
 			q.name, *method, *other)
 	}
 }
@@ -194,8 +199,8 @@ func (q *Queue) filter(events []path.Event, n int) int {
 	return k
 }
 
-// verdict reports whether it is known that the session is lost or lives on. Otherwise it has the peer asked: when a process dies, the path may
-// go down before the session does.
+// verdict reports whether it is known that the session is lost or lives on. Otherwise it has the
+// peer asked: when a process dies, the path may go down before the session does.
 func (q *Queue) verdict() bool {
 	if q.closed.Load() || q.dead.Load() != nil || q.judged.Load() {
 		return true
@@ -223,8 +228,8 @@ func (q *Queue) release(events []path.Event) int {
 	return q.filter(events, n)
 }
 
-// Wait polls for up to spin and then sleeps until there are events, ctx ends, or Interrupt is called (0, nil). After
-// path.EventDown it fails with path.ErrDown.
+// Wait polls for up to spin and then sleeps until there are events, ctx ends, or Interrupt is
+// called (0, nil). After path.EventDown it fails with path.ErrDown.
 func (q *Queue) Wait(ctx context.Context, events []path.Event, spin time.Duration) (int, error) {
 	if err := invariants.Context(ctx, "transfer.Queue.Wait"); err != nil {
 		return 0, err
@@ -272,7 +277,8 @@ func (q *Queue) Cancel(token uint64) bool {
 	return q.p.Cancel(token)
 }
 
-// Close ends the queue. Poll it afterwards until path.EventDown to see what became of outstanding operations, or forget it.
+// Close ends the queue. Poll it afterwards until path.EventDown to see what became of outstanding
+// operations, or forget it.
 func (q *Queue) Close() error {
 	if q.closed.Swap(true) {
 		return nil
@@ -350,7 +356,8 @@ func (q *Queue) forget() {
 	q.p.(exposer).Forget()
 }
 
-// postFences hands the fences to the path; once that is down it answers those whose memory the peer has let go.
+// postFences hands the fences to the path; once that is down it answers those whose memory the peer
+// has let go.
 func (q *Queue) postFences() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 // defaultQueue is the wire name of the queue without a name: "" means the node itself there.
 const defaultQueue = "default"
 
-// OpenQueue sets up a path that the caller owns. The peer's side is handed out by Node.AcceptQueue for the same name.
+// OpenQueue sets up a path that the caller owns. The peer's side is handed out by Node.AcceptQueue
+// for the same name.
 func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
 	if err := invariants.Context(ctx, "transfer.Peer.OpenQueue"); err != nil {
 		return nil, err
@@ -53,7 +54,8 @@ func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
 	return nil, p.verdict(ctx, fmt.Errorf("transfer: open queue %q to %s: %w", o.Name, p, errors.Join(errs...)))
 }
 
-// maxUnaccepted is the number of queues that peers may open under one name before the node accepts them.
+// maxUnaccepted is the number of queues that peers may open under one name before the node accepts
+// them.
 const maxUnaccepted = 64
 
 func (n *Node) queueChan(name string) chan *Queue {
@@ -109,8 +111,8 @@ func (n *Node) dropQueue(q *Queue) {
 	}
 }
 
-// fenceQueues asks the queues by which an export could be reached for a fence, also those of lost peers: their owners may still
-// be inside Poll.
+// fenceQueues asks the queues by which an export could be reached for a fence, also those of lost
+// peers: their owners may still be inside Poll.
 func (n *Node) fenceQueues(x *Export) []<-chan error {
 	n.mu.Lock()
 	var queues []*Queue
@@ -127,8 +129,8 @@ func (n *Node) fenceQueues(x *Export) []<-chan error {
 	return out
 }
 
-// closeQueues ends the exports of a node whose lanes are all closed. The owner of a queue may be inside Poll: the exports
-// are retired when the last queue is closed.
+// closeQueues ends the exports of a node whose lanes are all closed. The owner of a queue may be
+// inside Poll: the exports are retired when the last queue is closed.
 func (n *Node) closeQueues(exports map[path.Key]*Export) {
 	for _, x := range exports {
 		n.exports.Revoke(x.e)
@@ -141,7 +143,8 @@ func (n *Node) closeQueues(exports map[path.Key]*Export) {
 	n.dropQueue(nil)
 }
 
-// AcceptQueues makes the node take queues of that name ("" for the default queue) from now on; AcceptQueue calls it.
+// AcceptQueues makes the node take queues of that name ("" for the default queue) from now on;
+// AcceptQueue calls it.
 func (n *Node) AcceptQueues(name string) {
 	if name == "" {
 		name = defaultQueue

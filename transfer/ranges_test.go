@@ -49,7 +49,8 @@ func TestRangesModel(t *testing.T) {
 			}
 			lo, hi, ok := r.gap(at, max, end)
 			if ok != (wantLo < wantHi) || ok && (lo != wantLo || hi != wantHi) {
-				t.Fatalf("%v: gap from %d of at most %d below %d: %d to %d, %v: expected %d to %d", r, at, max, end, lo, hi, ok, wantLo, wantHi)
+				t.Fatalf("%v: gap from %d of at most %d below %d: %d to %d, %v: expected %d to %d", r, at, max, end, lo,
+					hi, ok, wantLo, wantHi)
 			}
 		}
 	})

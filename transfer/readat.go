@@ -17,8 +17,10 @@ var (
 // bounceSize is how many bytes ReadAt and WriteAt move at a time.
 const bounceSize = 4 << 20
 
-// ReadAt implements io.ReaderAt, for callers that have a slice of Go and no region: the bytes go through a bounce buffer of the node (of Options.Budget),
-// which is one copy more than Get. With io.NewSectionReader it is an io.Reader and an io.Seeker. It ends with the session; Get has a context.
+// ReadAt implements io.ReaderAt, for callers that have a slice of Go and no region: the bytes go
+// through a bounce buffer of the node (of Options.Budget), which is one copy more than Get. With
+// io.NewSectionReader it is an io.Reader and an io.Seeker. It ends with the session; Get has a
+// context.
 func (r *Remote) ReadAt(b []byte, off int64) (int, error) {
 	size := int64(min(r.Size(), 1<<63-1))
 	if off < 0 || off > size {
@@ -35,10 +37,12 @@ func (r *Remote) ReadAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-// WriteAt implements io.WriterAt, as ReadAt does io.ReaderAt. What does not fit into the export is refused as a whole. With io.NewOffsetWriter it is an io.Writer.
+// WriteAt implements io.WriterAt, as ReadAt does io.ReaderAt. What does not fit into the export is
+// refused as a whole. With io.NewOffsetWriter it is an io.Writer.
 func (r *Remote) WriteAt(b []byte, off int64) (int, error) {
 	if off < 0 || uint64(off) > r.Size() || uint64(len(b)) > r.Size()-uint64(off) {
-		return 0, fmt.Errorf("transfer: write %d bytes to %q at %d: it has %d: %w", len(b), r.Name, off, r.Size(), path.ErrBounds)
+		return 0, fmt.Errorf("transfer: write %d bytes to %q at %d: it has %d: %w", len(b), r.Name, off, r.Size(),
+			path.ErrBounds)
 	}
 	return r.bounce(path.Put, b, uint64(off))
 }

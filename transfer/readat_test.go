@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// A remote export is read and written by slices of Go, over each path, across more than one bounce buffer.
+// A remote export is read and written by slices of Go, over each path, across more than one bounce
+// buffer.
 func TestReadAtWriteAt(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {

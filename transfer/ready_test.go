@@ -22,13 +22,15 @@ func openPaths(p *Peer) (names []string) {
 	return names
 }
 
-// Ready sets up the path that it is asked for, once, and the one that a put takes if it is asked for none.
+// Ready sets up the path that it is asked for, once, and the one that a put takes if it is asked
+// for none.
 func TestReady(t *testing.T) {
 	p := newPair(t, Options{})
 	for _, c := range []struct {
 		name string
 		want []string
-	}{{"tcp", []string{"tcp"}}, {"", []string{"shm", "tcp"}}, {"shm", []string{"shm", "tcp"}}, {"tcp", []string{"shm", "tcp"}}} {
+	}{{"tcp", []string{"tcp"}}, {"", []string{"shm", "tcp"}}, {"shm", []string{"shm", "tcp"}},
+		{"tcp", []string{"shm", "tcp"}}} {
 		if err := p.ab.Ready(ctx(t), c.name); err != nil {
 			t.Fatalf("%q: %v", c.name, err)
 		}
@@ -91,7 +93,8 @@ func TestReadyContext(t *testing.T) {
 	go func() { result <- p.ab.Ready(done, "slow") }()
 	<-begun
 	cancel(why)
-	if err := <-result; !errors.Is(err, context.Canceled) || !errors.Is(err, why) || errors.Is(err, path.ErrUnavailable) {
+	if err := <-result; !errors.Is(err, context.Canceled) || !errors.Is(err, why) ||
+		errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("canceled: %v", err)
 	}
 	if err := p.ab.Ready(done, "slow"); !errors.Is(err, context.Canceled) {

@@ -8,8 +8,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// An export takes over the name of another one in one step: a lookup always finds one, the list has one, and the old one can be
-// read by its key until it is revoked, which leaves the name to the new one.
+// An export takes over the name of another one in one step: a lookup always finds one, the list has
+// one, and the old one can be read by its key until it is revoked, which leaves the name to the new
+// one.
 func TestExportReplaces(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// TestNoResidue has a peer offer a tensor with a digest, and ask for the digest of memory where another peer's tensor was before.
+// TestNoResidue has a peer offer a tensor with a digest, and ask for the digest of memory where
+// another peer's tensor was before.
 func TestNoResidue(t *testing.T) {
 	const size = 200 << 10 // of a block of 256 KiB
 	b := open(t, Options{Listen: []string{loopback}, Budget: 256 << 10})
@@ -58,16 +59,19 @@ func TestNoResidue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := other.Get(ctx(t), []path.Copy{other.Import(a.Desc).At(0, look.All())}, PutOptions{}); !errors.Is(err, path.ErrRights) {
+	if _, err := other.Get(ctx(t), []path.Copy{other.Import(a.Desc).At(0, look.All())}, PutOptions{}); !errors.Is(err,
+		path.ErrRights) {
 		t.Errorf("a get of a tensor that is being pushed: %v", err)
 	}
-	r, err = other.request(ctx(t), &control.Digest{ID: id, Last: true, Blocks: []control.Block{{Key: a.Desc.Key, Len: a.Desc.Size}}})
+	r, err = other.request(ctx(t), &control.Digest{ID: id, Last: true,
+		Blocks: []control.Block{{Key: a.Desc.Key, Len: a.Desc.Size}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	sum, err := control.Parse[control.DigestSum](r.Body)
 	if want := sha256.Sum256(make([]byte, a.Desc.Size)); err != nil || sum.Sum != want {
-		t.Errorf("the digest of memory that nobody wrote is %x, %v; that of zeros is %x: something of another peer's tensor is there", sum.Sum, err, want)
+		t.Errorf("the digest of memory that nobody wrote is %x, %v; that of zeros is %x: something of another peer's "+
+			"tensor is there", sum.Sum, err, want)
 	}
 	other.send(&control.Complete{ID: id, Code: control.Canceled})
 	<-got

@@ -19,21 +19,25 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// Retry says how often a job tries again, and how long it waits before. The zero value means the defaults.
+// Retry says how often a job tries again, and how long it waits before. The zero value means the
+// defaults.
 //
-// The n-th wait in a row is a random time between nothing and First×Factor^(n-1), at most Max ([pool.Backoff]). The first failure
-// after progress is tried again at once if a session or a path was lost, since setting it up again takes its time anyway.
-// Progress is a piece that was verified: it sets both limits back. So a job over a bad link goes on as long as it gets
-// somewhere, and ends all the same, for it has a bounded number of pieces.
+// The n-th wait in a row is a random time between nothing and First×Factor^(n-1), at most Max
+// ([pool.Backoff]). The first failure after progress is tried again at once if a session or a path
+// was lost, since setting it up again takes its time anyway. Progress is a piece that was verified:
+// it sets both limits back. So a job over a bad link goes on as long as it gets somewhere, and ends
+// all the same, for it has a bounded number of pieces.
 type Retry struct {
 	First  time.Duration // 0: 50 ms
 	Max    time.Duration // 0: 5 s
 	Factor float64       // 0: 2
-	// Attempts is how many may fail in a row without progress, dials that fail included; 0 means 32, of which the waits add up
-	// to about a minute, in which a server can be restarted. A negative number is no limit.
+	// Attempts is how many may fail in a row without progress, dials that fail included; 0 means
+	// 32, of which the waits add up to about a minute, in which a server can be restarted. A
+	// negative number is no limit.
 	Attempts int
-	// Total is how long a job goes on after the last progress, or after the first session without any was lost; 0 means 2 minutes,
-	// a negative time no limit. A session that lives may take as long as it likes (see JobOptions.Stall).
+	// Total is how long a job goes on after the last progress, or after the first session without
+	// any was lost; 0 means 2 minutes, a negative time no limit. A session that lives may take as
+	// long as it likes (see JobOptions.Stall).
 	Total time.Duration
 }
 
@@ -60,13 +64,16 @@ func (r Retry) backoff() pool.Backoff {
 	return pool.Backoff{First: r.First, Max: r.Max, Factor: r.Factor}.WithDefaults()
 }
 
-// Retriable reports whether what failed with err may succeed when it is tried again on a new session or path: a lost peer, a
-// path that is down or could not be set up, damaged bytes, a busy peer, a revoked export (its name may stand for another one
-// now), no answer in time, a node that is shutting down (it may be started again), and errors of the network. Not retriable are
-// missing rights, bounds, unknown names, cancellation, a certificate that is not accepted, bad requests, and everything unknown.
+// Retriable reports whether what failed with err may succeed when it is tried again on a new
+// session or path: a lost peer, a path that is down or could not be set up, damaged bytes, a busy
+// peer, a revoked export (its name may stand for another one now), no answer in time, a node that
+// is shutting down (it may be started again), and errors of the network. Not retriable are missing
+// rights, bounds, unknown names, cancellation, a certificate that is not accepted, bad requests,
+// and everything unknown.
 func Retriable(err error) bool {
 	// These say no, whatever else the error wraps. A lost peer wraps why it was lost.
-	if err == nil || untrusted(err) || isOneOf(err, ErrClosed, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, errNoWay, control.NotPermitted, control.Version, path.ErrRights, path.ErrCanceled) {
+	if err == nil || untrusted(err) || isOneOf(err, ErrClosed, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged,
+		errNoWay, control.NotPermitted, control.Version, path.ErrRights, path.ErrCanceled) {
 		return false
 	}
 	if isOneOf(err, ErrPeerLost, path.ErrDown, path.ErrIntegrity, path.ErrRevoked, path.ErrFull) {
@@ -81,7 +88,8 @@ func Retriable(err error) bool {
 		case control.TooMany, control.TooManyBytes: // passes, unless it alone is beyond the limit
 			var r *sched.Refusal
 			return !errors.As(err, &r) || r.Asked <= r.Limit
-		case control.Busy, control.Shutdown, control.Internal, control.Timeout, control.Integrity, control.Revoked, control.Down,
+		case control.Busy, control.Shutdown, control.Internal, control.Timeout, control.Integrity, control.Revoked,
+			control.Down,
 			control.Protocol:
 			return true
 		}
@@ -90,8 +98,10 @@ func Retriable(err error) bool {
 	if isOneOf(err, context.Canceled, path.ErrBounds, path.ErrKey, path.ErrTooLarge, path.ErrUnreachable) {
 		return false
 	}
-	if isOneOf(err, path.ErrProtocol, control.ErrDead, control.ErrBacklog, control.ErrPending, control.ErrUnread, control.ErrNotReady,
-		context.DeadlineExceeded, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, net.ErrClosed) {
+	if isOneOf(err, path.ErrProtocol, control.ErrDead, control.ErrBacklog, control.ErrPending, control.ErrUnread,
+		control.ErrNotReady,
+		context.DeadlineExceeded, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe,
+		net.ErrClosed) {
 		return true
 	}
 	return isA[net.Error](err) // connection refused, reset, no route, timeouts
@@ -108,12 +118,15 @@ func joined(err error) []error {
 	return nil
 }
 
-// untrusted reports whether a TLS handshake failed because one side does not accept the other's certificate.
+// untrusted reports whether a TLS handshake failed because one side does not accept the other's
+// certificate.
 func untrusted(err error) bool {
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" { // how crypto/tls marks an alert of the other side
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
+		// how crypto/tls marks an alert of the other side
 		return true
 	}
-	return isA[*tls.CertificateVerificationError](err) || isA[tls.AlertError](err) || isA[x509.UnknownAuthorityError](err) ||
+	return isA[*tls.CertificateVerificationError](err) || isA[tls.AlertError](err) ||
+		isA[x509.UnknownAuthorityError](err) ||
 		isA[x509.HostnameError](err) || isA[x509.CertificateInvalidError](err)
 }
 

@@ -115,7 +115,8 @@ func TestRetriable(t *testing.T) {
 
 func TestRetryOptions(t *testing.T) {
 	r, err := Retry{}.complete(Retry{})
-	if err != nil || r != (Retry{First: pool.DefaultFirst, Max: pool.DefaultMax, Factor: pool.DefaultFactor, Attempts: DefaultAttempts, Total: DefaultRetryTotal}) {
+	if err != nil || r != (Retry{First: pool.DefaultFirst, Max: pool.DefaultMax, Factor: pool.DefaultFactor,
+		Attempts: DefaultAttempts, Total: DefaultRetryTotal}) {
 		t.Errorf("defaults: %+v, %v", r, err)
 	}
 	link := Retry{First: time.Second, Max: 3 * time.Second, Factor: 3, Attempts: 4, Total: time.Hour}

@@ -21,9 +21,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestRights asks a node for everything that a peer can ask for, with each set of rights, and checks that exactly what the rights allow is
-// granted. The node dials the peer: then there is a session also where the peer has no rights at all. The peer has the keys of all exports,
-// and the node has opened paths that the peer can use. docs/security.md has the same table.
+// TestRights asks a node for everything that a peer can ask for, with each set of rights, and
+// checks that exactly what the rights allow is granted. The node dials the peer: then there is a
+// session also where the peer has no rights at all. The peer has the keys of all exports, and the
+// node has opened paths that the peer can use. docs/security.md has the same table.
 func TestRights(t *testing.T) {
 	for rights := range identity.All + 1 {
 		t.Run(rights.String(), func(t *testing.T) { tryRights(t, rights) })
@@ -35,7 +36,9 @@ func tryRights(t *testing.T, rights identity.Rights) {
 	card := newFakeDevice(t, "card")
 	ca := authority(t)
 	met := make(chan *Peer, 1)
-	attacker := open(t, Options{Identity: issue(t, ca, "attacker"), Listen: []string{loopback}, OnPeer: func(p *Peer) { met <- p }})
+	attacker := open(t, Options{Identity: issue(t, ca, "attacker"), Listen: []string{loopback}, OnPeer: func(p *Peer) {
+		met <- p
+	}})
 	victim := open(t, Options{Identity: issue(t, ca, "victim"), Policy: identity.Everyone(rights)})
 	near, err := victim.Dial(ctx(t), attacker.Addrs()[0])
 	if err != nil {
@@ -50,7 +53,9 @@ func tryRights(t *testing.T, rights identity.Rights) {
 	}
 	descs["dev"] = export(t, victim, far, "dev", path.Read|path.Write).Desc()
 	victim.AcceptQueues("q")
-	if _, err := victim.Handle("echo", func(_ context.Context, _ *Peer, b []byte) ([]byte, error) { return b, nil }); err != nil {
+	if _, err := victim.Handle("echo", func(_ context.Context, _ *Peer, b []byte) ([]byte, error) {
+		return b, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	receiving, stop := context.WithCancel(ctx(t))
@@ -176,7 +181,8 @@ func tryRights(t *testing.T, rights identity.Rights) {
 		ask("its own", &control.Unstage{Lease: lease}, true)
 	}
 
-	// A tensor that it pushes: it may have compared what it wrote, and learns the sum only if it may read.
+	// A tensor that it pushes: it may have compared what it wrote, and learns the sum only if it
+	// may read.
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{size}}
 	wire, err := d.AppendBinary(nil)
 	if err != nil {
@@ -186,7 +192,8 @@ func tryRights(t *testing.T, rights identity.Rights) {
 		waiting(t, victim, "w", 1)
 	}
 	id := attacker.nextID()
-	if b := ask("a tensor", &control.Offer{ID: id, Name: "w", Size: size, Tensor: wire, Digest: true}, has(write)); b != nil {
+	if b := ask("a tensor", &control.Offer{ID: id, Name: "w", Size: size, Tensor: wire, Digest: true},
+		has(write)); b != nil {
 		a, err := control.Parse[control.Accept](b)
 		if err != nil {
 			t.Fatal(err)
@@ -208,14 +215,16 @@ func tryRights(t *testing.T, rights identity.Rights) {
 			t.Errorf("the sum of a pushed tensor is said to be %x, expected %x", s, silent)
 		}
 		for _, name := range []string{"rw", "ro", "wo"} {
-			digest(name+" for its own tensor", id, [32]byte{}, has(read) && descs[name].Rights&path.Read != 0, block(name))
+			digest(name+" for its own tensor", id, [32]byte{}, has(read) && descs[name].Rights&path.Read != 0,
+				block(name))
 			digest(name+" beside its own tensor", id, [32]byte{}, false, own, block(name))
 		}
 		digest("of its own tensor under another id", attacker.nextID(), [32]byte{}, false, own)
 		if s := digest("of its own tensor, guessed", id, sum, true, own); s != sum {
 			t.Errorf("a right guess is answered with %x", s)
 		}
-		if y, err := p.Get(ctx(t), []path.Copy{{Local: src.All(), Key: a.Desc.Key}}, PutOptions{}); !errors.Is(err, path.ErrRights) {
+		if y, err := p.Get(ctx(t), []path.Copy{{Local: src.All(), Key: a.Desc.Key}}, PutOptions{}); !errors.Is(err,
+			path.ErrRights) {
 			t.Errorf("a get of a tensor that is pushed: %v, %v", y, err)
 		}
 		p.send(&control.Complete{ID: id, Code: control.Canceled})
@@ -253,13 +262,15 @@ func tryRights(t *testing.T, rights identity.Rights) {
 		}
 	}
 	for m := range control.Method(64) {
-		if name := m.String(); !asked[m] && !strings.HasPrefix(name, "method") && (m != control.MethodUnstage || has(read|write)) {
+		if name := m.String(); !asked[m] && !strings.HasPrefix(name, "method") &&
+			(m != control.MethodUnstage || has(read|write)) {
 			t.Errorf("%s was not tried", name)
 		}
 	}
 }
 
-// TestNoRightsNoSession: a node refuses a peer without rights, and says which name has none, where, and what gives it some.
+// TestNoRightsNoSession: a node refuses a peer without rights, and says which name has none, where,
+// and what gives it some.
 func TestNoRightsNoSession(t *testing.T) {
 	ca := authority(t)
 	id, err := ca.Issue("server", identity.IssueOptions{}) // without rules
@@ -268,7 +279,8 @@ func TestNoRightsNoSession(t *testing.T) {
 	}
 	t.Cleanup(id.Close)
 	var log lockedBuffer
-	server := open(t, Options{Identity: id, Listen: []string{loopback}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	server := open(t, Options{Identity: id, Listen: []string{loopback},
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if s := log.String(); !strings.Contains(s, "level=WARN") || !strings.Contains(s, "penstock pair allow") {
 		t.Errorf("without any rules the log says %q", s)
 	}
@@ -291,7 +303,8 @@ func TestNoRightsNoSession(t *testing.T) {
 	}
 	// Where peers show no certificate, Options.Anonymous must give rights.
 	socket := "unix://" + filepath.Join(t.TempDir(), "s")
-	for _, o := range []Options{{Listen: []string{loopback}}, {Listen: []string{socket}}, {Listen: []string{socket}, Identity: id}, {Listen: []string{"tcp://0.0.0.0:0"}, Insecure: true}} {
+	for _, o := range []Options{{Listen: []string{loopback}}, {Listen: []string{socket}},
+		{Listen: []string{socket}, Identity: id}, {Listen: []string{"tcp://0.0.0.0:0"}, Insecure: true}} {
 		if n, err := Open(ctx(t), o); !errors.Is(err, ErrNoRights) {
 			t.Errorf("%v without Anonymous: %v", o.Listen, err)
 			if err == nil {
@@ -308,7 +321,8 @@ func TestNoRightsNoSession(t *testing.T) {
 	}
 }
 
-// TestBrokenRules: rules with a mistake change nothing, but the node reports them as an error; rules that are gone take all rights along.
+// TestBrokenRules: rules with a mistake change nothing, but the node reports them as an error;
+// rules that are gone take all rights along.
 func TestBrokenRules(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "id")
 	ca, _, err := identity.Setup(dir, "server", 0)
@@ -323,7 +337,8 @@ func TestBrokenRules(t *testing.T) {
 		}
 	}
 	write("allow client read\nallow x reed\n")
-	if _, err := identity.Open(dir, identity.Options{}); !errors.Is(err, identity.ErrPolicy) || !strings.HasPrefix(err.Error(), rules+":2: ") {
+	if _, err := identity.Open(dir, identity.Options{}); !errors.Is(err, identity.ErrPolicy) ||
+		!strings.HasPrefix(err.Error(), rules+":2: ") {
 		t.Errorf("at the start: %v", err)
 	}
 	write("allow client list\n")
@@ -333,7 +348,8 @@ func TestBrokenRules(t *testing.T) {
 	}
 	t.Cleanup(id.Close)
 	var log lockedBuffer
-	server := open(t, Options{Identity: id, Listen: []string{loopback}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	server := open(t, Options{Identity: id, Listen: []string{loopback},
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	events := server.Events(t.Context(), 100)
 	client := open(t, Options{Identity: issue(t, ca, "client")})
 	p, err := client.Dial(ctx(t), server.Addrs()[0])
@@ -376,7 +392,8 @@ func TestBrokenRules(t *testing.T) {
 	}
 }
 
-// TestIdentityWithoutPeers has a node without peers report rules that break and a certificate that is about to end, too.
+// TestIdentityWithoutPeers has a node without peers report rules that break and a certificate that
+// is about to end, too.
 func TestIdentityWithoutPeers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "id")
 	if _, _, err := identity.Setup(dir, "server", 0); err != nil {
@@ -387,17 +404,20 @@ func TestIdentityWithoutPeers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ahead atomic.Int64
-	id, err := identity.Open(dir, identity.Options{Clock: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+	id, err := identity.Open(dir, identity.Options{Clock: func() time.Time {
+		return time.Now().Add(time.Duration(ahead.Load()))
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(id.Close)
 	warned := make(chan struct{})
-	server := open(t, Options{Identity: id, Listen: []string{loopback}, Logger: slog.New(slog.NewTextHandler(onWrite(func(line string) {
-		if strings.Contains(line, "level=WARN") && strings.Contains(line, "penstock pair renew") {
-			close(warned)
-		}
-	}), nil))})
+	server := open(t, Options{Identity: id, Listen: []string{loopback},
+		Logger: slog.New(slog.NewTextHandler(onWrite(func(line string) {
+			if strings.Contains(line, "level=WARN") && strings.Contains(line, "penstock pair renew") {
+				close(warned)
+			}
+		}), nil))})
 	events := server.Events(t.Context(), 100)
 	if err := os.WriteFile(rules, []byte("allow x reed\n"), 0o600); err != nil {
 		t.Fatal(err)

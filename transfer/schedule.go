@@ -8,33 +8,37 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// PieceSize is the largest number of bytes that a transfer hands to a path as one operation; Progress advances by it, or by less
-// while other transfers want the same path.
+// PieceSize is the largest number of bytes that a transfer hands to a path as one operation;
+// Progress advances by it, or by less while other transfers want the same path.
 const PieceSize = 32 << 20
 
-// ShareSize is the number of bytes that a transfer hands to a path at a time while others want the same path too, and the
-// size up to which a transfer counts as small.
+// ShareSize is the number of bytes that a transfer hands to a path at a time while others want the
+// same path too, and the size up to which a transfer counts as small.
 const ShareSize = 256 << 10
 
 const (
-	// wireRoom is how many bytes of large transfers are outstanding on a path over a wire while there is company, or more where
-	// the wire holds more: what is less leaves the wire idle, what is more makes others wait.
+	// wireRoom is how many bytes of large transfers are outstanding on a path over a wire while
+	// there is company, or more where the wire holds more: what is less leaves the wire idle, what
+	// is more makes others wait.
 	wireRoom  = 1 << 20
 	wireTrips = 4 // round trips of what the wire carries that may be outstanding
 	// nearRoom is the same for paths that this side completes by itself.
 	nearRoom = 2 * ShareSize
-	// calmed is the number of bytes without company after which a large transfer is alone: pieces grow back to PieceSize with it.
+	// calmed is the number of bytes without company after which a large transfer is alone: pieces
+	// grow back to PieceSize with it.
 	calmed = 2 * PieceSize
-	// callerSize is the largest transfer that the goroutine which begins it carries itself, alone on a path.Immediate, and stepSize what of it
-	// that goroutine hands over before others can have the lane.
+	// callerSize is the largest transfer that the goroutine which begins it carries itself, alone
+	// on a path.Immediate, and stepSize what of it that goroutine hands over before others can have
+	// the lane.
 	callerSize = 4 << 20
 	stepSize   = 1 << 20
 	// keepCopies is the longest list of blocks that a slot keeps for its next operation.
 	keepCopies = 1024
 )
 
-// Priority says how transfers of one peer share a path that all of them want. None starves: a transfer of a higher priority
-// gets more bytes in the same time, not all of them. The zero value is PriorityNormal.
+// Priority says how transfers of one peer share a path that all of them want. None starves: a
+// transfer of a higher priority gets more bytes in the same time, not all of them. The zero value
+// is PriorityNormal.
 type Priority uint8
 
 const (
@@ -58,8 +62,9 @@ func (p Priority) String() string {
 
 var priorityWeights = [priorities]uint64{4, 16, 1}
 
-// The queue of a lane has two classes for each priority: one for small operations and one for the pieces of large transfers. So a
-// large one that may not have more outstanding for now does not hold small ones up, and neither can starve the other.
+// The queue of a lane has two classes for each priority: one for small operations and one for the
+// pieces of large transfers. So a large one that may not have more outstanding for now does not
+// hold small ones up, and neither can starve the other.
 const (
 	allClasses  = 1<<(2*priorities) - 1
 	bulkClasses = 1<<(2*priorities) - 1<<priorities
@@ -68,13 +73,15 @@ const (
 func lightClass(p Priority) int { return int(p) }
 func bulkClass(p Priority) int  { return priorities + int(p) }
 
-// isBulk reports whether the transfer is large: its pieces take turns with those of other large ones.
+// isBulk reports whether the transfer is large: its pieces take turns with those of other large
+// ones.
 func (t *Transfer) isBulk() bool {
 	return t.bytes > ShareSize || t.part != nil && t.part.t.bytes > ShareSize
 }
 
-// flowOf says where in the queue a transfer belongs. Small ones of a priority share a flow, and with it their order; a large one
-// has its own. A large one that only has its notification left is small.
+// flowOf says where in the queue a transfer belongs. Small ones of a priority share a flow, and
+// with it their order; a large one has its own. A large one that only has its notification left is
+// small.
 func (l *lane) flowOf(t *Transfer) (*sched.Flow[*Transfer], int) {
 	switch {
 	case !t.isBulk():
@@ -121,7 +128,8 @@ func (l *lane) room() uint64 {
 	return min(max(l.shared, l.calm), 2*PieceSize)
 }
 
-// sharedRoom is what may be outstanding with company at first, and the round trip by which a lane adapts it, 0 if it does not.
+// sharedRoom is what may be outstanding with company at first, and the round trip by which a lane
+// adapts it, 0 if it does not.
 func (p *Peer) sharedRoom(caps path.Capabilities) (uint64, time.Duration) {
 	switch {
 	case caps.OneSided:
@@ -139,16 +147,19 @@ func (l *lane) learn(s *slot) {
 	}
 }
 
-// carried moves what may be outstanding towards what a wire carries in so many round trips: an operation took so long with so many bytes outstanding.
+// carried moves what may be outstanding towards what a wire carries in so many round trips: an
+// operation took so long with so many bytes outstanding.
 func carried(shared, outstanding uint64, took, trip time.Duration) uint64 {
 	n := float64(outstanding) * wireTrips * float64(trip) / float64(max(took, trip))
 	return max((shared+uint64(min(n, 2*PieceSize)))/2, wireRoom)
 }
 
-// steps reports whether the next operation of a large transfer is a step of the goroutine that has submitted it, which holds the lane: that needs no
-// other goroutine to go on, and nobody else wants the path.
+// steps reports whether the next operation of a large transfer is a step of the goroutine that has
+// submitted it, which holds the lane: that needs no other goroutine to go on, and nobody else wants
+// the path.
 func (l *lane) steps(t *Transfer) bool {
-	return t == l.callers && l.now != nil && t.isBulk() && t.part == nil && t.bytes <= callerSize && !t.m.Posted() && l.inflight == 0 && l.queue.Len() == 1
+	return t == l.callers && l.now != nil && t.isBulk() && t.part == nil && t.bytes <= callerSize && !t.m.Posted() &&
+		l.inflight == 0 && l.queue.Len() == 1
 }
 
 // size is how many bytes the next operation of a transfer takes, which is granted so many.
@@ -176,8 +187,9 @@ func (l *lane) size(t *Transfer, grant uint64, step bool) uint64 {
 	return n
 }
 
-// pay takes an operation's bytes from the rates of the peer and the node; it returns how long they have to wait. They are taken
-// at once: then this lane has its turn among those that share the rate, whatever is posted when it comes.
+// pay takes an operation's bytes from the rates of the peer and the node; it returns how long they
+// have to wait. They are taken at once: then this lane has its turn among those that share the
+// rate, whatever is posted when it comes.
 func (l *lane) pay(bytes uint64) time.Duration {
 	if need := bytes - min(l.prepaid, bytes); need > 0 {
 		if wait := l.peer.limits.send(need); wait > 0 {

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestSharedRoom: with company, what may be outstanding comes to what the wire carries in two to four round trips, and never below wireRoom.
+// TestSharedRoom: with company, what may be outstanding comes to what the wire carries in two to
+// four round trips, and never below wireRoom.
 func TestSharedRoom(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -42,7 +43,8 @@ func TestSharedRoom(t *testing.T) {
 	}
 }
 
-// TestLaneLearnsSharedRoom: a lane over a wire knows its round trip, and its operations tell what the wire carries; one in memory does not adapt.
+// TestLaneLearnsSharedRoom: a lane over a wire knows its round trip, and its operations tell what
+// the wire carries; one in memory does not adapt.
 func TestLaneLearnsSharedRoom(t *testing.T) {
 	s := newShared(t, 2*PieceSize, Options{})
 	s.ln.mu.Lock()

@@ -88,11 +88,13 @@ func (s *secrets) key(what string, k path.Key) {
 
 // forms are the notations in which a secret could show.
 func forms(b []byte) []string {
-	out := []string{string(b), hex.EncodeToString(b), fmt.Sprint(b), fmt.Sprintf("%#v", b), base64.StdEncoding.EncodeToString(b), base64.URLEncoding.EncodeToString(b),
+	out := []string{string(b), hex.EncodeToString(b), fmt.Sprint(b), fmt.Sprintf("%#v", b),
+		base64.StdEncoding.EncodeToString(b), base64.URLEncoding.EncodeToString(b),
 		strings.TrimRight(base64.StdEncoding.EncodeToString(b), "="), strings.Trim(strconv.Quote(string(b)), `"`)}
 	if len(b) == 8 {
 		n := binary.BigEndian.Uint64(b)
-		out = append(out, strconv.FormatUint(n, 10), strconv.FormatUint(n, 16), strconv.FormatInt(int64(n), 10), fmt.Sprintf("%g", float64(n)))
+		out = append(out, strconv.FormatUint(n, 10), strconv.FormatUint(n, 16), strconv.FormatInt(int64(n), 10),
+			fmt.Sprintf("%g", float64(n)))
 	}
 	return out
 }
@@ -143,7 +145,8 @@ func (l spyListener) Accept(ctx context.Context, token setup.Token, cfg setup.Co
 	return l.Listener.Accept(ctx, token, cfg)
 }
 
-// A whole session lets no secret out: not in logs, events, snapshots, metrics, explanations, errors or the status that a peer gets.
+// A whole session lets no secret out: not in logs, events, snapshots, metrics, explanations, errors
+// or the status that a peer gets.
 func TestNoSecretsGetOut(t *testing.T) {
 	t.Run("plain", func(t *testing.T) { noSecretsGetOut(t, Options{}, Options{}, &secrets{all: map[string][]byte{}}) })
 	t.Run("secure", func(t *testing.T) {
@@ -202,11 +205,14 @@ func noSecretsGetOut(t *testing.T, oa, ob Options, s *secrets) {
 		})
 	}
 	for _, o := range []*Options{&oa, &ob} {
-		o.Logger, o.Paths = slog.New(everything{transcript: &out}), []setup.Driver{spy{shm.Driver{}, s}, spy{tcp.New(tcp.Options{}), s}}
+		o.Logger, o.Paths = slog.New(everything{transcript: &out}),
+			[]setup.Driver{spy{shm.Driver{}, s}, spy{tcp.New(tcp.Options{}), s}}
 	}
 	p := &pair{heard: make(chan Incoming, 1)}
 	peers := make(chan *Peer, 1)
-	ob.Listen, ob.OnPeer, ob.OnTransfer = []string{loopback}, func(x *Peer) { peers <- x }, func(i Incoming) { p.heard <- i }
+	ob.Listen, ob.OnPeer, ob.OnTransfer = []string{loopback}, func(x *Peer) {
+		peers <- x
+	}, func(i Incoming) { p.heard <- i }
 	p.a, p.b = open(t, oa), open(t, ob)
 	p.ignore(t)
 	collect(p.a)
@@ -266,7 +272,8 @@ func noSecretsGetOut(t *testing.T, oa, ob Options, s *secrets) {
 			out.add(e.String())
 			out.json(t, e)
 		}
-		// A forged key, as a peer could present one: past the checks of this side, so that the other side refuses it.
+		// A forged key, as a peer could present one: past the checks of this side, so that the
+		// other side refuses it.
 		forged := rem.Desc
 		forged.Key.Secret ^= 1 << 40
 		s.key("forged key", forged.Key)
@@ -283,7 +290,8 @@ func noSecretsGetOut(t *testing.T, oa, ob Options, s *secrets) {
 		_, err = p.ab.Put(ctx(t), []path.Copy{rem.At(1<<20, small)}, only)
 		fail(err)
 	}
-	_, err = p.ab.Put(ctx(t), []path.Copy{{Local: src.All(), Key: path.Key{Index: 99, Secret: 0x1122334455667788}}}, PutOptions{})
+	_, err = p.ab.Put(ctx(t), []path.Copy{{Local: src.All(), Key: path.Key{Index: 99, Secret: 0x1122334455667788}}},
+		PutOptions{})
 	s.key("unknown key", path.Key{Secret: 0x1122334455667788})
 	fail(err)
 	snapshots()
@@ -303,7 +311,8 @@ func noSecretsGetOut(t *testing.T, oa, ob Options, s *secrets) {
 		}
 		got <- r
 	}()
-	y, err := p.ab.SendTensor(ctx(t), "tensor", tensor.Desc{DType: tensor.U8, Shape: []int64{1 << 16}}, src.All(), PutOptions{})
+	y, err := p.ab.SendTensor(ctx(t), "tensor", tensor.Desc{DType: tensor.U8, Shape: []int64{1 << 16}}, src.All(),
+		PutOptions{})
 	wait(t, y, err)
 	if r := <-got; r != nil {
 		r.Release()
@@ -338,8 +347,10 @@ func noSecretsGetOut(t *testing.T, oa, ob Options, s *secrets) {
 	if found := s.find(text); len(found) > 0 {
 		t.Errorf("these got out: %q", found)
 	}
-	// The test sees: everything it looks into is there, and a secret would be found in each notation.
-	for _, want := range []string{"peer connected", "path up", "request refused", "path_up", "transfer_ended", "export_revoked", "weights", "penstock_peers", "lowest expected time", "unknown export"} {
+	// The test sees: everything it looks into is there, and a secret would be found in each
+	// notation.
+	for _, want := range []string{"peer connected", "path up", "request refused", "path_up", "transfer_ended",
+		"export_revoked", "weights", "penstock_peers", "lowest expected time", "unknown export"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in the text", want)
 		}

@@ -19,29 +19,34 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// exporterLabel makes the secrets of data paths from the TLS session of the control connection (RFC 8446, section 7.5), with
-// the path's token as context: each path has a secret of its own, which only the two ends of this session can compute.
+// exporterLabel makes the secrets of data paths from the TLS session of the control connection (RFC
+// 8446, section 7.5), with the path's token as context: each path has a secret of its own, which
+// only the two ends of this session can compute.
 const exporterLabel = "EXPORTER-penstock-path"
 
 const (
-	// handshakeTimeout bounds the first bytes of a connection that came in, where round trips are short (sys.Patience).
+	// handshakeTimeout bounds the first bytes of a connection that came in, where round trips are
+	// short (sys.Patience).
 	handshakeTimeout = 2 * time.Second
-	// shakeTimeout bounds in the same way each handshake that has begun: a machine that begins many processes at once gives them little time. How
-	// many there can be is bounded by itself (setup.Pending).
+	// shakeTimeout bounds in the same way each handshake that has begun: a machine that begins many
+	// processes at once gives them little time. How many there can be is bounded by itself
+	// (setup.Pending).
 	shakeTimeout = 3 * handshakeTimeout
-	// lookEvery is how often it is looked whether the certificates and rights of this node and its peers still hold.
+	// lookEvery is how often it is looked whether the certificates and rights of this node and its
+	// peers still hold.
 	lookEvery = time.Second
 )
 
-// secure finds out who is at the other end of a fresh connection: by TLS with certificates on both sides when the node has an
-// identity and the connection is TCP, else by the kernel's word.
+// secure finds out who is at the other end of a fresh connection: by TLS with certificates on both
+// sides when the node has an identity and the connection is TCP, else by the kernel's word.
 func (p *Peer) secure(ctx context.Context, a address) error {
 	id := p.node.opts.Identity
 	if _, unix := p.conn.(*net.UnixConn); unix || id == nil {
 		err := p.findUser()
 		switch {
 		case errors.Is(err, path.ErrUser) && p.role == control.Acceptor:
-			p.turnAway(p.conn, "the user of this node lets only its own user in, and those of --allow-uid (Options.AllowUID)")
+			p.turnAway(p.conn, "the user of this node lets only its own user in, and those of --allow-uid "+
+				"(Options.AllowUID)")
 		case errors.Is(err, path.ErrDown) && p.role == control.Dialer:
 			if why := p.turnedAway(); why != nil {
 				return why
@@ -69,9 +74,11 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) {
 			if plain.Conn != nil && p.role == control.Acceptor { // in the clear, which is what it understands
-				p.turnAway(plain.Conn, "this node talks TLS only: give yours an identity of its authority (penstock pair)")
+				p.turnAway(plain.Conn,
+					"this node talks TLS only: give yours an identity of its authority (penstock pair)")
 			}
-			return fmt.Errorf("the other side does not speak TLS: it needs an identity of the same authority (penstock pair): %w", err)
+			return fmt.Errorf("the other side does not speak TLS: it needs an identity of the same authority "+
+				"(penstock pair): %w", err)
 		}
 		return fmt.Errorf("TLS handshake: %w", err)
 	}
@@ -85,8 +92,9 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 	return nil
 }
 
-// patience bounds one handshake of a fresh connection. The deadline of the dialer's context decides, where there is one: the handshake fails
-// shortly before it, and says how far it came. Elsewhere the round trips of the connection decide.
+// patience bounds one handshake of a fresh connection. The deadline of the dialer's context
+// decides, where there is one: the handshake fails shortly before it, and says how far it came.
+// Elsewhere the round trips of the connection decide.
 func (p *Peer) patience(ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok && p.role == control.Dialer {
 		return max(time.Until(end)*15/16, time.Millisecond)
@@ -101,7 +109,8 @@ func (p *Peer) turnAway(c net.Conn, reason string) {
 	c.Write(b)
 }
 
-// turnedAway is the reason that the other side gave before it closed the connection; nil if it gave none.
+// turnedAway is the reason that the other side gave before it closed the connection; nil if it gave
+// none.
 func (p *Peer) turnedAway() error {
 	b := make([]byte, 2*control.MaxText)
 	p.conn.SetReadDeadline(time.Now().Add(sys.PatienceOf(handshakeTimeout, p.raw)))
@@ -113,7 +122,8 @@ func (p *Peer) turnedAway() error {
 	return nil
 }
 
-// secret is what a path of this session derives its keys from; nil when the session is not encrypted.
+// secret is what a path of this session derives its keys from; nil when the session is not
+// encrypted.
 func (p *Peer) secret(t setup.Token) ([]byte, error) {
 	if p.tls == nil {
 		return nil, nil
@@ -135,7 +145,8 @@ func (p *Peer) Security() path.Security {
 	return path.SecurityNone
 }
 
-// Rights are what the peer may do on this node, as the policy says now: the one place where rights come from.
+// Rights are what the peer may do on this node, as the policy says now: the one place where rights
+// come from.
 func (p *Peer) Rights() identity.Rights {
 	o := &p.node.opts
 	switch {
@@ -147,15 +158,18 @@ func (p *Peer) Rights() identity.Rights {
 	return o.Identity.Rights(p.cert.Name)
 }
 
-// mayEnter refuses a peer that has no rights here and dialed this node. One that this node dialed needs none.
+// mayEnter refuses a peer that has no rights here and dialed this node. One that this node dialed
+// needs none.
 func (p *Peer) mayEnter() error {
 	if p.rights != 0 {
 		return nil
 	}
 	if p.tls == nil {
-		return control.Errorf(control.NotPermitted, "%s has no rights on the node %q (Options.Anonymous)", p.who(), p.node.opts.Name)
+		return control.Errorf(control.NotPermitted, "%s has no rights on the node %q (Options.Anonymous)", p.who(),
+			p.node.opts.Name)
 	}
-	return control.Errorf(control.NotPermitted, "%s has no rights on the node %q; on that node, \"penstock pair allow %s RIGHTS\" gives it some",
+	return control.Errorf(control.NotPermitted,
+		"%s has no rights on the node %q; on that node, \"penstock pair allow %s RIGHTS\" gives it some",
 		p.who(), p.node.opts.Identity.Name(), p.cert.Name)
 }
 
@@ -186,19 +200,21 @@ func pathRights(r identity.Rights) (out path.Rights) {
 	return out
 }
 
-// holds says why the session must end, if the policy or the certificates say so now. The rights of open paths cannot change:
-// a peer whose rights did has to dial again.
+// holds says why the session must end, if the policy or the certificates say so now. The rights of
+// open paths cannot change: a peer whose rights did has to dial again.
 func (p *Peer) holds() error {
 	if p.tls != nil {
 		if p.node.opts.Identity.Denied(p.cert.Name, p.cert.Serial) {
 			return control.Errorf(control.NotPermitted, "%s is denied", p.who())
 		}
 		if end := p.cert.NotAfter; time.Now().After(end) {
-			return control.Errorf(control.Shutdown, "the certificate of %s ended at %v: dial again with a new one", p.who(), end.UTC())
+			return control.Errorf(control.Shutdown, "the certificate of %s ended at %v: dial again with a new one",
+				p.who(), end.UTC())
 		}
 	}
 	if now := p.Rights(); now != p.rights {
-		return control.Errorf(control.Shutdown, "the rights of %s changed from %v to %v: dial again", p.who(), p.rights, now)
+		return control.Errorf(control.Shutdown, "the rights of %s changed from %v to %v: dial again", p.who(), p.rights,
+			now)
 	}
 	return nil
 }
@@ -217,7 +233,8 @@ type complaint struct {
 	at   time.Time
 }
 
-// due reports whether it is time to say what is wrong; "" is nothing. The same is said again after every.
+// due reports whether it is time to say what is wrong; "" is nothing. The same is said again after
+// every.
 func (c *complaint) due(what string, now time.Time, every time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -231,8 +248,8 @@ func (c *complaint) due(what string, now time.Time, every time.Duration) bool {
 	return true
 }
 
-// lookAtIdentity tells when the identity has other certificates or rules than when it was last looked at, and when changed files cannot be
-// used.
+// lookAtIdentity tells when the identity has other certificates or rules than when it was last
+// looked at, and when changed files cannot be used.
 func (n *Node) lookAtIdentity() {
 	id := n.opts.Identity
 	if id == nil {
@@ -251,7 +268,8 @@ func (n *Node) lookAtIdentity() {
 	}
 }
 
-// watchIdentity looks at the identity until Close, so that an operator knows what is wrong with it before a peer comes.
+// watchIdentity looks at the identity until Close, so that an operator knows what is wrong with it
+// before a peer comes.
 func (n *Node) watchIdentity() {
 	defer n.wg.Done()
 	t := time.NewTicker(lookEvery)
@@ -279,7 +297,8 @@ func (p *Peer) potential(t setup.Traits) path.Security {
 	return path.SecurityNone
 }
 
-// floor is the least security that a transfer takes: a session that is encrypted is never left for a path in the clear.
+// floor is the least security that a transfer takes: a session that is encrypted is never left for
+// a path in the clear.
 func (p *Peer) floor(asked path.Security) path.Security {
 	f := max(asked, p.node.opts.Security)
 	if p.tls != nil {
@@ -299,7 +318,8 @@ func isLocal(a net.Addr) bool {
 	return false
 }
 
-// meet takes a connection that came in among those whose handshake is under way. It is theirs until met.
+// meet takes a connection that came in among those whose handshake is under way. It is theirs until
+// met.
 func (n *Node) meet(p *Peer) error {
 	source := ""
 	if p.role == control.Acceptor {
@@ -318,7 +338,8 @@ func (n *Node) meet(p *Peer) error {
 	return nil
 }
 
-// source is where a connection comes from as far as that is known before its handshake: the user on this machine, or the address.
+// source is where a connection comes from as far as that is known before its handshake: the user on
+// this machine, or the address.
 func (p *Peer) source() string {
 	if isLocal(p.raw.RemoteAddr()) {
 		if uid, err := p.owner(); err == nil {
@@ -331,7 +352,8 @@ func (p *Peer) source() string {
 	return p.principal()
 }
 
-// met ends that: the handshake is over, or the session has been charged to the peer's principal, whose budget bounds it from then on.
+// met ends that: the handshake is over, or the session has been charged to the peer's principal,
+// whose budget bounds it from then on.
 func (n *Node) met(p *Peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -75,7 +75,9 @@ func TestSecureSession(t *testing.T) {
 	for _, via := range paths {
 		t.Run(via, func(t *testing.T) {
 			peers := make(chan *Peer, 1)
-			b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}, OnPeer: func(p *Peer) { peers <- p }})
+			b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}, OnPeer: func(p *Peer) {
+				peers <- p
+			}})
 			a := open(t, Options{Identity: issue(t, ca, "client")})
 			if a.Name() != "client" {
 				t.Errorf("the node is named %q, not as its certificate", a.Name())
@@ -97,8 +99,10 @@ func TestSecureSession(t *testing.T) {
 			s1, err1 := p.secret(token)
 			s2, err2 := q.secret(token)
 			s3, _ := p.secret(setup.Token{2})
-			if err1 != nil || err2 != nil || len(s1) != setup.SecretSize || !bytes.Equal(s1, s2) || bytes.Equal(s1, s3) {
-				t.Errorf("secrets of %d bytes: %v, %v; equal at both ends %v, for two paths %v", len(s1), err1, err2, bytes.Equal(s1, s2), bytes.Equal(s1, s3))
+			if err1 != nil || err2 != nil || len(s1) != setup.SecretSize || !bytes.Equal(s1, s2) ||
+				bytes.Equal(s1, s3) {
+				t.Errorf("secrets of %d bytes: %v, %v; equal at both ends %v, for two paths %v", len(s1), err1, err2,
+					bytes.Equal(s1, s2), bytes.Equal(s1, s3))
 			}
 			src, dst := region(t, 1<<20), region(t, 1<<20)
 			fill(src, 3)
@@ -140,7 +144,8 @@ func TestStrangersAreRefused(t *testing.T) {
 		}
 	}
 	plain := open(t, Options{Listen: []string{loopback}})
-	if _, err := open(t, Options{Identity: issue(t, ca, "client")}).Dial(ctx(t), plain.Addrs()[0]); err == nil || !strings.Contains(err.Error(), "penstock pair") {
+	if _, err := open(t, Options{Identity: issue(t, ca, "client")}).Dial(ctx(t), plain.Addrs()[0]); err == nil ||
+		!strings.Contains(err.Error(), "penstock pair") {
 		t.Errorf("TLS with a node that speaks none: %v", err)
 	}
 	if n := len(b.Peers()); n != 0 {
@@ -178,7 +183,8 @@ func TestRightsEnd(t *testing.T) {
 	}
 }
 
-// TestCertificateEnds checks that a session does not outlive the certificate of the peer; TestRightsEnd has what follows.
+// TestCertificateEnds checks that a session does not outlive the certificate of the peer;
+// TestRightsEnd has what follows.
 func TestCertificateEnds(t *testing.T) {
 	n := open(t, Options{Identity: issue(t, authority(t), "server")})
 	for left, want := range map[time.Duration]error{time.Hour: nil, -time.Second: control.Shutdown} {
@@ -222,7 +228,8 @@ func TestExportForOnePeer(t *testing.T) {
 			want error
 		}{{own, nil}, {other, path.ErrKey}} {
 			for _, kind := range []path.OpKind{path.Put, path.Get} {
-				y, err := p.p.begin(ctx(t), kind, []path.Copy{stolen.At(0, local.All())}, PutOptions{Paths: []string{via}})
+				y, err := p.p.begin(ctx(t), kind, []path.Copy{stolen.At(0, local.All())},
+					PutOptions{Paths: []string{via}})
 				if err == nil {
 					err = y.Wait(ctx(t))
 				}
@@ -272,7 +279,8 @@ func TestAddresses(t *testing.T) {
 				err = n.allows(a)
 			}
 			if (err == nil) != (k.want == "") || err != nil && !strings.Contains(err.Error(), k.want) {
-				t.Errorf("%s (identity %v, insecure %v): %v: expected %q", c.addr, k.o.Identity != nil, k.o.Insecure, err, k.want)
+				t.Errorf("%s (identity %v, insecure %v): %v: expected %q", c.addr, k.o.Identity != nil, k.o.Insecure,
+					err, k.want)
 			}
 			if err == nil && strings.Contains(c.addr, "@1") && a.String() != c.addr {
 				t.Errorf("%s is written as %s", c.addr, a)
@@ -281,10 +289,12 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestInsecureIsAnnounced checks that a plaintext address beyond this machine is never used silently.
+// TestInsecureIsAnnounced checks that a plaintext address beyond this machine is never used
+// silently.
 func TestInsecureIsAnnounced(t *testing.T) {
 	var log lockedBuffer
-	n := open(t, Options{Listen: []string{"tcp://0.0.0.0:0"}, Insecure: true, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	n := open(t, Options{Listen: []string{"tcp://0.0.0.0:0"}, Insecure: true,
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if s := log.String(); !strings.Contains(s, "PLAINTEXT") || !strings.Contains(s, "level=WARN") {
 		t.Errorf("the log says %q", s)
 	}
@@ -294,7 +304,8 @@ func TestInsecureIsAnnounced(t *testing.T) {
 	_ = n
 }
 
-// TestManyStrangers floods a listener with connections that say nothing: they are bounded, and a peer still gets in.
+// TestManyStrangers floods a listener with connections that say nothing: they are bounded, and a
+// peer still gets in.
 func TestManyStrangers(t *testing.T) {
 	ca := authority(t)
 	for _, o := range []Options{{}, {Identity: issue(t, ca, "server")}} {
@@ -312,7 +323,8 @@ func TestManyStrangers(t *testing.T) {
 		}
 		// The first ones have to make room.
 		for _, c := range conns[:10] {
-			if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "reset") {
+			if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, net.ErrClosed) &&
+				!strings.Contains(err.Error(), "reset") {
 				t.Fatal(err)
 			}
 		}
@@ -333,7 +345,8 @@ func TestManyStrangers(t *testing.T) {
 	}
 }
 
-// TestSecurityFloor checks that a transfer takes no path below the security that it asks for, and that failover does not either.
+// TestSecurityFloor checks that a transfer takes no path below the security that it asks for, and
+// that failover does not either.
 func TestSecurityFloor(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	put := func(level path.Security) error {
@@ -354,8 +367,8 @@ func TestSecurityFloor(t *testing.T) {
 	}
 }
 
-// TestFloorInFailover takes the only path that encrypts down under a transfer that asks for that: it fails, although there is
-// another path.
+// TestFloorInFailover takes the only path that encrypts down under a transfer that asks for that:
+// it fails, although there is another path.
 func TestFloorInFailover(t *testing.T) {
 	ca := authority(t)
 	encrypted, host := path.SecurityEncrypted, path.SecurityHost
@@ -399,7 +412,8 @@ func TestFloorInFailover(t *testing.T) {
 		t.Fatalf("%v\n%v", err, e)
 	}
 	gone.Store(true)
-	if e, err := put(PutOptions{Security: path.SecurityEncrypted}); !errors.Is(err, ErrSecurity) || len(e.Failovers) != 1 || e.Moved != 0 {
+	if e, err := put(PutOptions{Security: path.SecurityEncrypted}); !errors.Is(err, ErrSecurity) ||
+		len(e.Failovers) != 1 || e.Moved != 0 {
 		t.Errorf("%v\n%v", err, e)
 	}
 	if e, err := put(PutOptions{}); err != nil || e.Path != "beta" {
@@ -407,7 +421,8 @@ func TestFloorInFailover(t *testing.T) {
 	}
 }
 
-// TestRightsEndBetweenHeartbeats takes rights away from a peer of a node that seldom has a reason to wake up.
+// TestRightsEndBetweenHeartbeats takes rights away from a peer of a node that seldom has a reason
+// to wake up.
 func TestRightsEndBetweenHeartbeats(t *testing.T) {
 	ca := authority(t)
 	pol := &policy{by: map[string]identity.Rights{"a": identity.All}}

@@ -27,7 +27,8 @@ func (p *Peer) serve(r *control.Request) {
 		err = p.session.Refuse(time.Now(), r.ID, err)
 	} else {
 		if err = p.session.Respond(time.Now(), r.ID, body); err != nil {
-			p.session.Refuse(time.Now(), r.ID, err) // an answer that cannot be sent is none; fails where the session has ended
+			// an answer that cannot be sent is none; fails where the session has ended
+			p.session.Refuse(time.Now(), r.ID, err)
 		}
 	}
 	var messages []control.Message
@@ -46,7 +47,8 @@ func (p *Peer) serve(r *control.Request) {
 	}
 }
 
-// needs are the rights of which a peer must have one to ask for something. A method that is not here needs none, or its answerer decides.
+// needs are the rights of which a peer must have one to ask for something. A method that is not
+// here needs none, or its answerer decides.
 var needs = map[control.Method]identity.Rights{
 	control.MethodOpenPath: identity.Read | identity.Write,
 	control.MethodLookup:   identity.Read | identity.Write,
@@ -123,7 +125,8 @@ func (p *Peer) answerLookup(q *control.Lookup) (control.Body, error) {
 	}
 	e := x.entryFor(p)
 	if e.Desc.Rights == 0 {
-		return nil, control.Errorf(control.NotPermitted, "the export %q permits %v, and %s may %v on this node", q.Name, x.e.Rights(), p.who(), p.rights)
+		return nil, control.Errorf(control.NotPermitted, "the export %q permits %v, and %s may %v on this node", q.Name,
+			x.e.Rights(), p.who(), p.rights)
 	}
 	return &e, nil
 }
@@ -156,17 +159,20 @@ func (p *Peer) maxBody() int {
 	return p.session.MaxBody()
 }
 
-// maxPaths is the number of paths that a peer may have, queues and those that it was invited to dial included.
+// maxPaths is the number of paths that a peer may have, queues and those that it was invited to
+// dial included.
 const maxPaths = 256
 
-// accepts is the side of a path that was asked for it, before the peer comes: what its offer says, and what waits for the peer.
+// accepts is the side of a path that was asked for it, before the peer comes: what its offer says,
+// and what waits for the peer.
 type accepts struct {
 	ownEnd
 	offer setup.Offer
 	wait  func(context.Context) (path.Path, error)
 }
 
-// accept prepares the side of a path that was asked for it. It accepts the path, or dials where it dialed the session if the peer accepts.
+// accept prepares the side of a path that was asked for it. It accepts the path, or dials where it
+// dialed the session if the peer accepts.
 func (p *Peer) accept(d setup.Driver, q *control.OpenPath) (a accepts, err error) {
 	cfg := p.pathConfig(0, int(q.Window), q.NoChecksum)
 	cfg.Streams = int(q.Streams) // whatever this side would dial with
@@ -175,11 +181,13 @@ func (p *Peer) accept(d setup.Driver, q *control.OpenPath) (a accepts, err error
 	switch d := d.(type) {
 	case setup.EndpointDriver:
 		if len(q.Endpoint) == 0 || dials {
-			return a, control.Errorf(control.BadRequest, "path %q: a request without an endpoint, or with a token", q.Path)
+			return a, control.Errorf(control.BadRequest, "path %q: a request without an endpoint, or with a token",
+				q.Path)
 		}
 	case setup.ListenDriver:
 		if len(q.Endpoint) > 0 {
-			return a, control.Errorf(control.BadRequest, "path %q: a request with an endpoint, which this path has none of", q.Path)
+			return a, control.Errorf(control.BadRequest,
+				"path %q: a request with an endpoint, which this path has none of", q.Path)
 		}
 		byPort := p.byPort(d)
 		if dials && !p.dialedTCP() || !dials && byPort && p.dialedTCP() {
@@ -223,10 +231,12 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 		return nil, control.Errorf(control.Unsupported, "this node has no path %q", q.Path)
 	}
 	if q.Window > 1<<16 || q.Streams > 64 {
-		return nil, control.Errorf(control.BadRequest, "window %d, streams %d: expected at most %d and 64", q.Window, q.Streams, 1<<16)
+		return nil, control.Errorf(control.BadRequest, "window %d, streams %d: expected at most %d and 64", q.Window,
+			q.Streams, 1<<16)
 	}
 	if have, need := p.potential(d.Traits()), p.floor(path.SecurityNone); have < need {
-		return nil, control.Errorf(control.NotPermitted, "path %q gives the security %q, this session needs %q", q.Path, have, need)
+		return nil, control.Errorf(control.NotPermitted, "path %q gives the security %q, this session needs %q", q.Path,
+			have, need)
 	}
 	if q.Queue != "" {
 		p.node.mu.Lock()
@@ -242,7 +252,8 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Both sides choose ids for what they accept: the dialer of the session odd ones, the other even ones.
+	// Both sides choose ids for what they accept: the dialer of the session odd ones, the other
+	// even ones.
 	p.mu.Lock()
 	p.nextID += 2
 	id := p.nextID
@@ -305,8 +316,8 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 // visible reports whether a peer may know of the export.
 func (x *Export) visible(p *Peer) bool { return x.only == nil || x.only == p }
 
-// entryFor describes the export with the rights that the peer has of those that it gives. A peer that has none of them gets no key, and no
-// tag, which may be made of the content.
+// entryFor describes the export with the rights that the peer has of those that it gives. A peer
+// that has none of them gets no key, and no tag, which may be made of the content.
 func (x *Export) entryFor(p *Peer) control.Entry {
 	e := control.Entry{Name: x.name, Desc: x.e.Desc(), Tensor: x.wire, Generation: x.generation, Tag: x.tag}
 	if e.Desc.Rights &= pathRights(p.rights); e.Desc.Rights == 0 {
@@ -356,7 +367,8 @@ func (p *Peer) Import(d path.Desc) *Remote {
 	return &Remote{Peer: p, Desc: d}
 }
 
-// Lookup asks the peer for the export of a name. The error matches control.NotFound when there is none.
+// Lookup asks the peer for the export of a name. The error matches control.NotFound when there is
+// none.
 func (p *Peer) Lookup(ctx context.Context, name string) (*Remote, error) {
 	r, err := p.request(ctx, &control.Lookup{Name: name})
 	if err != nil {

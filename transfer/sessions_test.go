@@ -65,7 +65,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestSessionsLeaveNothing: a session that ended leaves no descriptor, no mapping and no memory behind, whatever it was used for.
+// TestSessionsLeaveNothing: a session that ended leaves no descriptor, no mapping and no memory
+// behind, whatever it was used for.
 func TestSessionsLeaveNothing(t *testing.T) {
 	uses := map[string]func(t *testing.T, n *Node, accepting *Node, p *Peer, r *path.Copy){}
 	use := func(name string, f func(t *testing.T, n, accepting *Node, p *Peer, c *path.Copy)) { uses[name] = f }
@@ -107,7 +108,8 @@ func TestSessionsLeaveNothing(t *testing.T) {
 		}
 	}
 	use("borrow", func(t *testing.T, n, _ *Node, p *Peer, c *path.Copy) {
-		v, err := p.Borrow(ctx(t), p.Import(path.Desc{Key: c.Key, Size: c.Local.Len, Rights: path.Read, Whole: true}), 0, 16)
+		v, err := p.Borrow(ctx(t), p.Import(path.Desc{Key: c.Key, Size: c.Local.Len, Rights: path.Read, Whole: true}),
+			0, 16)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +120,9 @@ func TestSessionsLeaveNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			peers := make(chan *Peer, 1)
 			a := open(t, Options{Name: "a"})
-			b := open(t, Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *Peer) { peers <- p }})
+			b := open(t, Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *Peer) {
+				peers <- p
+			}})
 			b.AcceptQueues("q")
 			export(t, b, region(t, 1<<16), "x", path.Read|path.Write)
 			local := region(t, 1<<16)
@@ -141,7 +145,8 @@ func TestSessionsLeaveNothing(t *testing.T) {
 			for range cycles {
 				cycle()
 			}
-			// A closed path keeps something until its peer has let go; the node's loop frees it when it notices.
+			// A closed path keeps something until its peer has let go; the node's loop frees it
+			// when it notices.
 			for end := ctx(t); total(descriptors(t)) > total(before) && end.Err() == nil; {
 				runtime.Gosched()
 			}
@@ -152,7 +157,8 @@ func TestSessionsLeaveNothing(t *testing.T) {
 				t.Errorf("%d mappings after %d more sessions, %d before", now, cycles, mapped)
 			}
 			now := heap()
-			for end := ctx(t); now > held+cycles*perSession && end.Err() == nil; now = heap() { // goroutines of the last sessions may still be ending
+			for end := ctx(t); now > held+cycles*perSession && end.Err() == nil; now = heap() {
+				// goroutines of the last sessions may still be ending
 				runtime.Gosched()
 			}
 			if now > held+cycles*perSession {
@@ -163,8 +169,8 @@ func TestSessionsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestSetupWithoutDescriptors: a session, path or queue that cannot be set up because the process has no descriptor left gives back those
-// that it had, at whichever of them it failed.
+// TestSetupWithoutDescriptors: a session, path or queue that cannot be set up because the process
+// has no descriptor left gives back those that it had, at whichever of them it failed.
 func TestSetupWithoutDescriptors(t *testing.T) {
 	var all syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &all); err != nil {
@@ -178,7 +184,8 @@ func TestSetupWithoutDescriptors(t *testing.T) {
 	local := region(t, 1<<16)
 	var failed error
 	use := func(via string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // the dial may wait for the other side, which has no descriptor
+		// the dial may wait for the other side, which has no descriptor
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		p, err := a.Dial(ctx, b.Addrs()[0])
 		if err != nil {
@@ -242,7 +249,8 @@ func TestSetupWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// fillDescriptors takes the free numbers below the highest descriptor of this process until the test ends, and returns the next number.
+// fillDescriptors takes the free numbers below the highest descriptor of this process until the
+// test ends, and returns the next number.
 func fillDescriptors(t *testing.T) uint64 {
 	t.Helper()
 	for {

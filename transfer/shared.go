@@ -20,34 +20,38 @@ import (
 
 // ShareOptions modify Peer.Share. The zero value is usual.
 type ShareOptions struct {
-	// Copy asks for a copy of the bytes, which does not change any more, also where the peer's memory could be borrowed.
+	// Copy asks for a copy of the bytes, which does not change any more, also where the peer's
+	// memory could be borrowed.
 	Copy bool
 	// Digest proves the copy end to end, as PutOptions.Digest does. It implies Copy.
 	Digest bool
 	// Paths restricts the choice to these; nil allows all.
 	Paths []string
-	// Keep is how long a copy stays in memory after its last Release, for callers to come. It goes at once when its memory is
-	// needed for something else, when the export is revoked, and when the peer is lost.
+	// Keep is how long a copy stays in memory after its last Release, for callers to come. It goes
+	// at once when its memory is needed for something else, when the export is revoked, and when
+	// the peer is lost.
 	Keep time.Duration
 }
 
-// Shared is one caller's reference to bytes of a peer that all callers of this process share. Its methods may be called from
-// any goroutine.
+// Shared is one caller's reference to bytes of a peer that all callers of this process share. Its
+// methods may be called from any goroutine.
 type Shared struct {
 	e        *shareEntry
 	released atomic.Bool
 }
 
-// Share gives access to what the peer exports under a name, the tensor or else the whole export. All callers that ask for the
-// same at the same time get the same bytes: they are read once, into memory that counts against Options.Budget, or not at all
-// where the peer's memory can be borrowed (Peer.Borrow). Each caller has a reference of its own and releases it.
+// Share gives access to what the peer exports under a name, the tensor or else the whole export.
+// All callers that ask for the same at the same time get the same bytes: they are read once, into
+// memory that counts against Options.Budget, or not at all where the peer's memory can be borrowed
+// (Peer.Borrow). Each caller has a reference of its own and releases it.
 //
-// Each call looks the name up, which takes one round trip, and joins others only if it still names the same export: what was
-// revoked or exported anew is never given out. A copy is as it was read. If the peer writes into an export in place, a call
-// may join a copy from before that as long as a caller holds it or it is kept; a borrowed view changes with the peer's memory.
+// Each call looks the name up, which takes one round trip, and joins others only if it still names
+// the same export: what was revoked or exported anew is never given out. A copy is as it was read.
+// If the peer writes into an export in place, a call may join a copy from before that as long as a
+// caller holds it or it is kept; a borrowed view changes with the peer's memory.
 //
-// When ctx ends the call returns, and the others go on; the read ends when no call waits for it any more. A failed read
-// fails each call that waits for it, and the next call tries again.
+// When ctx ends the call returns, and the others go on; the read ends when no call waits for it any
+// more. A failed read fails each call that waits for it, and the next call tries again.
 func (p *Peer) Share(ctx context.Context, name string, o ShareOptions) (*Shared, error) {
 	again := true // once, if the export went between the look-up and the read
 	for {
@@ -68,14 +72,16 @@ func (p *Peer) share(ctx context.Context, r *Remote, o ShareOptions) (*Shared, e
 	kind := shareCopy
 	switch {
 	case r.Desc.Rights&path.Read == 0:
-		return nil, fmt.Errorf("transfer: share %q of %s: the export permits %v: %w", r.Name, p, r.Desc.Rights, path.ErrRights)
+		return nil, fmt.Errorf("transfer: share %q of %s: the export permits %v: %w", r.Name, p, r.Desc.Rights,
+			path.ErrRights)
 	case o.Digest:
 		kind = shareProven
 	case !o.Copy && r.Desc.Whole && p.lends(o.Paths):
 		kind = shareBorrow
 	}
 	s, err := p.node.shares.join(ctx, p, r, o, kind)
-	if err != nil && kind == shareBorrow && ctx.Err() == nil && p.Err() == nil && !errors.Is(err, path.ErrRevoked) && !errors.Is(err, path.ErrKey) {
+	if err != nil && kind == shareBorrow && ctx.Err() == nil && p.Err() == nil && !errors.Is(err, path.ErrRevoked) &&
+		!errors.Is(err, path.ErrKey) {
 		s, err = p.node.shares.join(ctx, p, r, o, shareCopy) // a path that cannot lend, or could not be set up
 	}
 	if err != nil {
@@ -90,15 +96,16 @@ func (p *Peer) lends(allowed []string) bool {
 		return false
 	}
 	for _, d := range p.node.drivers {
-		if d.Traits().Borrow && slices.Contains(p.info.Paths, d.Name()) && (len(allowed) == 0 || slices.Contains(allowed, d.Name())) {
+		if d.Traits().Borrow && slices.Contains(p.info.Paths, d.Name()) &&
+			(len(allowed) == 0 || slices.Contains(allowed, d.Name())) {
 			return true
 		}
 	}
 	return false
 }
 
-// Bytes are the shared bytes, valid until Release. They must not be written: others read them. Borrowed memory cannot be
-// written; writes into a copy are found by builds with -tags invariants.
+// Bytes are the shared bytes, valid until Release. They must not be written: others read them.
+// Borrowed memory cannot be written; writes into a copy are found by builds with -tags invariants.
 func (s *Shared) Bytes() []byte {
 	if s.e.kind == shareBorrow {
 		return s.e.view.Bytes
@@ -106,8 +113,8 @@ func (s *Shared) Bytes() []byte {
 	return s.e.span.Bytes()
 }
 
-// Tensor is a view of the bytes as the tensor that the peer exported, valid until Release; ok is false if it did not say that
-// they are one.
+// Tensor is a view of the bytes as the tensor that the peer exported, valid until Release; ok is
+// false if it did not say that they are one.
 func (s *Shared) Tensor() (t tensor.Tensor, ok bool) {
 	d := s.e.remote.Tensor
 	if d == nil {
@@ -117,12 +124,13 @@ func (s *Shared) Tensor() (t tensor.Tensor, ok bool) {
 	return t, err == nil
 }
 
-// Borrowed reports whether the bytes are the peer's memory itself. Its export cannot be revoked to the end until they are
-// released.
+// Borrowed reports whether the bytes are the peer's memory itself. Its export cannot be revoked to
+// the end until they are released.
 func (s *Shared) Borrowed() bool { return s.e.kind == shareBorrow }
 
-// Stale reports whether later calls of Share will not be given these bytes: the export was revoked or the peer is lost. The
-// bytes stay valid; a caller that holds borrowed ones should release them soon, because the peer waits for that.
+// Stale reports whether later calls of Share will not be given these bytes: the export was revoked
+// or the peer is lost. The bytes stay valid; a caller that holds borrowed ones should release them
+// soon, because the peer waits for that.
 func (s *Shared) Stale() bool {
 	c := &s.e.peer.node.shares
 	c.mu.Lock()
@@ -130,7 +138,8 @@ func (s *Shared) Stale() bool {
 	return s.e.gone
 }
 
-// Explain is the account of the get that brought the bytes; empty but for the names when they are borrowed.
+// Explain is the account of the get that brought the bytes; empty but for the names when they are
+// borrowed.
 func (s *Shared) Explain() Explanation {
 	if s.e.t != nil {
 		return s.e.t.Explain()
@@ -183,8 +192,8 @@ type shareKey struct {
 	kind shareKind
 }
 
-// shareEntry is what callers share. What its mutex-guarded fields say holds for all of them; the others are set before done is
-// closed.
+// shareEntry is what callers share. What its mutex-guarded fields say holds for all of them; the
+// others are set before done is closed.
 type shareEntry struct {
 	peer   *Peer
 	remote *Remote
@@ -231,7 +240,8 @@ func (c *shares) join(ctx context.Context, p *Peer, r *Remote, o ShareOptions, k
 	var old *shareEntry
 	c.mu.Lock()
 	e := c.entries[shareKey{p, r.Desc.Key, kind}]
-	if e != nil && (e.remote.Generation != r.Generation || e.remote.Tag != r.Tag || e.size != size) { // a peer that says something new of an old key
+	if e != nil && (e.remote.Generation != r.Generation || e.remote.Tag != r.Tag || e.size != size) {
+		// a peer that says something new of an old key
 		old, e = c.drop(e), nil
 	}
 	if e != nil {
@@ -283,7 +293,8 @@ func (c *shares) read(ctx context.Context, e *shareEntry, o ShareOptions) {
 		e.view, err = p.Borrow(ctx, e.remote, 0, e.size)
 	} else if e.block, err = p.node.landing(e.size); err == nil {
 		e.span, _ = e.block.Whole().Sub(0, e.size)
-		e.t, err = p.Get(ctx, []path.Copy{e.remote.At(0, e.span)}, PutOptions{Paths: o.Paths, Digest: e.kind == shareProven})
+		e.t, err = p.Get(ctx, []path.Copy{e.remote.At(0, e.span)},
+			PutOptions{Paths: o.Paths, Digest: e.kind == shareProven})
 		if err == nil {
 			<-e.t.Done() // also when ctx ends, which cancels it: only then is nothing written any more
 			err = e.t.Err()
@@ -357,8 +368,8 @@ func (c *shares) busy(e *shareEntry) {
 	}
 }
 
-// drop takes an entry out of the table; callers that hold it keep it. The caller frees the result once the mutex is free: nil when
-// the entry has references or nothing is there. The mutex is held.
+// drop takes an entry out of the table; callers that hold it keep it. The caller frees the result
+// once the mutex is free: nil when the entry has references or nothing is there. The mutex is held.
 func (c *shares) drop(e *shareEntry) *shareEntry {
 	if !e.gone {
 		e.gone = true
@@ -433,8 +444,8 @@ func (c *shares) evict() bool {
 	return old != nil
 }
 
-// landing takes memory for n bytes that a peer has, from the budget that pushed tensors and shared copies have together. Copies
-// that are only kept make room.
+// landing takes memory for n bytes that a peer has, from the budget that pushed tensors and shared
+// copies have together. Copies that are only kept make room.
 func (n *Node) landing(size uint64) (mem.Block, error) {
 	for {
 		b, err := n.pool.Alloc(max(size, 1))

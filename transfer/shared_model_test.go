@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// The table against a model: what is held, kept and fresh, whatever the order of shares, releases and new exports.
+// The table against a model: what is held, kept and fresh, whatever the order of shares, releases
+// and new exports.
 func TestShareModel(t *testing.T) {
 	p := newPair(t, Options{Budget: 16 << 20})
 	p.ignore(t)
@@ -131,8 +132,10 @@ func TestShareModel(t *testing.T) {
 					}
 				}
 				s := p.a.Shares()
-				if s.Entries != entries || s.Idle != idle || s.References != len(held) || s.Reads != reads || s.Bytes != uint64(out)*4096 {
-					rt.Fatalf("%+v, expected %d entries, %d idle, %d references, %d reads, %d copies", s, entries, idle, len(held), reads, out)
+				if s.Entries != entries || s.Idle != idle || s.References != len(held) || s.Reads != reads ||
+					s.Bytes != uint64(out)*4096 {
+					rt.Fatalf("%+v, expected %d entries, %d idle, %d references, %d reads, %d copies", s, entries, idle,
+						len(held), reads, out)
 				}
 				if used := p.a.pool.Stats().InUse; used != uint64(out)*(64<<10) {
 					rt.Fatalf("%d bytes of the pool are out, expected %d copies", used, out)
@@ -152,7 +155,8 @@ func TestShareModel(t *testing.T) {
 				rt.Fatal(err)
 			}
 		}
-		// The peer learns of revocations in order with its answers: once this is answered, all idle copies are gone.
+		// The peer learns of revocations in order with its answers: once this is answered, all idle
+		// copies are gone.
 		if _, err := p.ab.Lookup(context.Background(), "nothing"); !errors.Is(err, control.NotFound) {
 			rt.Fatal(err)
 		}

@@ -19,7 +19,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
-// sharesAre waits until the figures of a node's shares are as expected: some change a moment after a call has returned.
+// sharesAre waits until the figures of a node's shares are as expected: some change a moment after
+// a call has returned.
 func sharesAre(t testing.TB, n *Node, entries, references, idle int, bytes uint64) {
 	t.Helper()
 	var s ShareStats
@@ -76,12 +77,14 @@ func TestShare(t *testing.T) {
 				all := readers(t, p.ab, "w", 50, ShareOptions{Copy: true, Digest: digest, Paths: []string{name}})
 				want := src.All().Bytes()[:1_000_000]
 				for _, s := range all {
-					if x, ok := s.Tensor(); !ok || !x.Desc.Equal(d) || !bytes.Equal(s.Bytes(), want) || &s.Bytes()[0] != &all[0].Bytes()[0] {
+					if x, ok := s.Tensor(); !ok || !x.Desc.Equal(d) || !bytes.Equal(s.Bytes(), want) ||
+						&s.Bytes()[0] != &all[0].Bytes()[0] {
 						t.Fatalf("reader has %d other bytes, or as another tensor: %v", len(s.Bytes()), ok)
 					}
 				}
 				s := all[0]
-				if e := s.Explain(); s.Borrowed() || s.Stale() || s.e.remote.Name != "w" || e.Path != name || (e.Digest != [32]byte{}) != digest {
+				if e := s.Explain(); s.Borrowed() || s.Stale() || s.e.remote.Name != "w" || e.Path != name ||
+					(e.Digest != [32]byte{}) != digest {
 					t.Errorf("%v", e)
 				}
 				// One get served all.
@@ -161,7 +164,9 @@ func TestShareBorrows(t *testing.T) {
 
 // Where the path that could lend cannot be set up, the bytes are copied by another.
 func TestShareWithoutLender(t *testing.T) {
-	broken := &fakeDriver{ListenDriver: shm.Driver{}, name: "shm", dial: func(context.Context) error { return errors.New("no such luck") }}
+	broken := &fakeDriver{ListenDriver: shm.Driver{}, name: "shm", dial: func(context.Context) error {
+		return errors.New("no such luck")
+	}}
 	p := newPair(t, Options{Paths: []setup.Driver{broken, tcp.New(tcp.Options{})}})
 	src := region(t, 4096)
 	fill(src, 39)
@@ -182,7 +187,8 @@ func TestShareRefusals(t *testing.T) {
 	r := region(t, 2<<20)
 	export(t, p.b, r, "wo", path.Write)
 	export(t, p.b, r, "large", path.Read)
-	for name, want := range map[string]error{"wo": path.ErrRights, "nothing": control.NotFound, "large": mem.ErrBudget} {
+	for name, want := range map[string]error{"wo": path.ErrRights, "nothing": control.NotFound,
+		"large": mem.ErrBudget} {
 		if _, err := p.ab.Share(ctx(t), name, ShareOptions{Copy: true}); !errors.Is(err, want) {
 			t.Errorf("%s: %v, expected %v", name, err, want)
 		}
@@ -195,8 +201,10 @@ func TestShareRefusals(t *testing.T) {
 	}
 }
 
-// sharing starts k readers of "w" whose read does not get anywhere, and gives back how to let it go on.
-func sharing(t *testing.T, k int, o ShareOptions) (p *pair, x *Export, cancels []context.CancelFunc, results []chan error, got []chan *Shared, free func()) {
+// sharing starts k readers of "w" whose read does not get anywhere, and gives back how to let it go
+// on.
+func sharing(t *testing.T, k int, o ShareOptions) (p *pair, x *Export, cancels []context.CancelFunc,
+	results []chan error, got []chan *Shared, free func()) {
 	d, open := jammed()
 	t.Cleanup(open)
 	p = newPair(t, Options{Paths: []setup.Driver{d}})
@@ -312,7 +320,8 @@ func TestSharePeerLost(t *testing.T) {
 	}
 }
 
-// Share does not give out what was revoked or exported anew, and holders of the old bytes keep them.
+// Share does not give out what was revoked or exported anew, and holders of the old bytes keep
+// them.
 func TestShareFresh(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
@@ -339,7 +348,8 @@ func TestShareFresh(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !old.Stale() || now.Stale() || !bytes.Equal(old.Bytes(), r1.All().Bytes()) || !bytes.Equal(now.Bytes(), r2.All().Bytes()) {
+	if !old.Stale() || now.Stale() || !bytes.Equal(old.Bytes(), r1.All().Bytes()) ||
+		!bytes.Equal(now.Bytes(), r2.All().Bytes()) {
 		t.Error("the wrong bytes")
 	}
 	sharesAre(t, p.a, 1, 2, 0, 8192) // the idle one went with its export
@@ -397,7 +407,8 @@ func TestShareKeeps(t *testing.T) {
 	}
 	// A pushed tensor takes their place too, and what is held stays.
 	got := receive(ctx(t), p.a, "pushed")
-	x, err := p.ba.SendTensor(ctx(t), "pushed", tensor.Desc{DType: tensor.U8, Shape: []int64{4096}}, all[5].All(), PutOptions{})
+	x, err := p.ba.SendTensor(ctx(t), "pushed", tensor.Desc{DType: tensor.U8, Shape: []int64{4096}}, all[5].All(),
+		PutOptions{})
 	wait(t, x, err)
 	a := arrived(t, got)
 	if a.err != nil {
@@ -432,7 +443,8 @@ func TestShareFindsWriters(t *testing.T) {
 	s.Release()
 }
 
-// Peers that read one export share it: no copy of it is made, nothing of it is registered, however many there are.
+// Peers that read one export share it: no copy of it is made, nothing of it is registered, however
+// many there are.
 func TestServingSharesOneRegion(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
@@ -478,7 +490,8 @@ func TestServingSharesOneRegion(t *testing.T) {
 	}
 }
 
-// What one peer revokes, or leaves when it is lost, is its own: what is shared of other exports and of other peers stays.
+// What one peer revokes, or leaves when it is lost, is its own: what is shared of other exports and
+// of other peers stays.
 func TestSharesOfOthersStay(t *testing.T) {
 	p := newPair(t, Options{})
 	other := open(t, Options{Name: "other", Listen: []string{"tcp://127.0.0.1:0"}})
@@ -490,7 +503,8 @@ func TestSharesOfOthersStay(t *testing.T) {
 	export(t, p.b, region(t, 4096), "w", path.Read)
 	gone := export(t, p.b, region(t, 4096), "v", path.Read)
 	keep := ShareOptions{Copy: true, Keep: time.Hour}
-	for _, x := range []*Shared{readers(t, op, "w", 1, keep)[0], readers(t, p.ab, "w", 1, keep)[0], readers(t, p.ab, "v", 1, keep)[0]} {
+	for _, x := range []*Shared{readers(t, op, "w", 1, keep)[0], readers(t, p.ab, "w", 1, keep)[0],
+		readers(t, p.ab, "v", 1, keep)[0]} {
 		x.Release()
 	}
 	sharesAre(t, p.a, 3, 0, 3, 3*4096)

@@ -118,7 +118,8 @@ func BenchmarkShare(b *testing.B) {
 							b.Error(err)
 							return
 						}
-						x, err := p.ab.Get(b.Context(), []path.Copy{r.At(0, dst[i].All())}, PutOptions{Paths: []string{name}})
+						x, err := p.ab.Get(b.Context(), []path.Copy{r.At(0, dst[i].All())},
+							PutOptions{Paths: []string{name}})
 						if err == nil {
 							err = x.Wait(b.Context())
 						}

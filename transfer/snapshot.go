@@ -12,13 +12,17 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Snapshot takes the node's state. It may be called from any goroutine, costs some 10 us and more with many peers, and never
-// waits for a peer. Totals, accounts of peers and counters of paths are of one moment; details of paths and transfers a little later.
+// Snapshot takes the node's state. It may be called from any goroutine, costs some 10 us and more
+// with many peers, and never waits for a peer. Totals, accounts of peers and counters of paths are
+// of one moment; details of paths and transfers a little later.
 func (n *Node) Snapshot() observe.Snapshot {
 	// Lists are empty, not null, in JSON.
-	s := observe.Snapshot{Time: time.Now(), Peers: []observe.PeerStatus{}, Transfers: []observe.TransferStatus{}, Paths: []observe.PathTotals{}}
-	s.Node = observe.NodeStatus{Name: n.opts.Name, Instance: fmt.Sprintf("%016x", n.instance), Addresses: n.Addrs(), Started: n.obs.started,
-		UptimeSeconds: s.Time.Sub(n.obs.started).Seconds(), TurnedAway: n.obs.turned.Load(), EventsMissed: map[string]uint64{}}
+	s := observe.Snapshot{Time: time.Now(), Peers: []observe.PeerStatus{}, Transfers: []observe.TransferStatus{},
+		Paths: []observe.PathTotals{}}
+	s.Node = observe.NodeStatus{Name: n.opts.Name, Instance: fmt.Sprintf("%016x", n.instance), Addresses: n.Addrs(),
+		Started:       n.obs.started,
+		UptimeSeconds: s.Time.Sub(n.obs.started).Seconds(), TurnedAway: n.obs.turned.Load(),
+		EventsMissed: map[string]uint64{}}
 	for _, d := range n.drivers {
 		s.Node.Drivers = append(s.Node.Drivers, d.Name())
 	}
@@ -33,7 +37,8 @@ func (n *Node) Snapshot() observe.Snapshot {
 	n.mu.Unlock()
 	if id := n.opts.Identity; id != nil {
 		st := id.Stats()
-		s.Node.Identity = &observe.IdentityStatus{Name: id.Name(), NotAfter: st.Self.NotAfter, Accepted: st.Accepted, Refused: st.Refused, Loaded: st.Loaded,
+		s.Node.Identity = &observe.IdentityStatus{Name: id.Name(), NotAfter: st.Self.NotAfter, Accepted: st.Accepted,
+			Refused: st.Refused, Loaded: st.Loaded,
 			LoadErrors: st.LoadErrors, LoadError: st.LoadError}
 	}
 	s.Memory = n.memoryStatus()
@@ -43,9 +48,10 @@ func (n *Node) Snapshot() observe.Snapshot {
 	return s
 }
 
-// Metrics is the node's snapshot as families for exporters: a metrics.Source. Names and labels are fixed and described in
-// docs/observability.md. No label tells single transfers or exports apart; peers do by name, the first 100 that came (connections of one name
-// are added up), and their names are made fit to be labels.
+// Metrics is the node's snapshot as families for exporters: a metrics.Source. Names and labels are
+// fixed and described in docs/observability.md. No label tells single transfers or exports apart;
+// peers do by name, the first 100 that came (connections of one name are added up), and their names
+// are made fit to be labels.
 func (n *Node) Metrics() []metrics.Family {
 	s := n.Snapshot()
 	return s.Families()
@@ -53,9 +59,11 @@ func (n *Node) Metrics() []metrics.Family {
 
 func (n *Node) memoryStatus() observe.MemoryStatus {
 	a, r := n.pool.Stats(), n.regs.Stats()
-	return observe.MemoryStatus{LandingBudget: a.Budget, LandingReserved: a.Reserved, LandingUsed: a.InUse, LandingHighWater: a.HighWater,
-		LandingAllocs: a.Allocs, LandingFailed: a.Failed, Registrations: r.Count, Registered: r.Bytes, RegisteredMost: r.HighWater,
-		RegisterHits: r.Hits, RegisterMisses: r.Misses, RegisterFailed: r.Failed, RegisterEvictions: r.Evictions}
+	return observe.MemoryStatus{LandingBudget: a.Budget, LandingReserved: a.Reserved, LandingUsed: a.InUse,
+		LandingHighWater: a.HighWater,
+		LandingAllocs:    a.Allocs, LandingFailed: a.Failed, Registrations: r.Count, Registered: r.Bytes,
+		RegisteredMost: r.HighWater,
+		RegisterHits:   r.Hits, RegisterMisses: r.Misses, RegisterFailed: r.Failed, RegisterEvictions: r.Evictions}
 }
 
 func (n *Node) exportStatus() []observe.ExportStatus {
@@ -65,7 +73,8 @@ func (n *Node) exportStatus() []observe.ExportStatus {
 	out := make([]observe.ExportStatus, 0, len(all))
 	for _, x := range all {
 		d := x.e.Desc()
-		e := observe.ExportStatus{Name: x.name, Bytes: d.Size, Rights: d.Rights.String(), Whole: d.Whole, Generation: x.generation}
+		e := observe.ExportStatus{Name: x.name, Bytes: d.Size, Rights: d.Rights.String(), Whole: d.Whole,
+			Generation: x.generation}
 		if x.tensor != nil {
 			e.Tensor = x.tensor.String()
 		}
@@ -80,7 +89,8 @@ func (n *Node) exportStatus() []observe.ExportStatus {
 	return out
 }
 
-// snapshot fills in what is guarded by the observer's mutex, then asks peers, paths and transfers for their details.
+// snapshot fills in what is guarded by the observer's mutex, then asks peers, paths and transfers
+// for their details.
 func (o *observer) snapshot(s *observe.Snapshot) {
 	var peers []*Peer // beside s.Peers
 	var open []*Transfer
@@ -123,7 +133,8 @@ func (o *observer) snapshot(s *observe.Snapshot) {
 		if up {
 			peers = append(peers, p)
 			c := a.paths
-			s.Peers = append(s.Peers, observe.PeerStatus{ID: p.number, BytesOut: c.Out(), BytesIn: c.In(), Since: a.since, Transfers: a.open, Refused: a.refused, Totals: a.counts.totals()})
+			s.Peers = append(s.Peers, observe.PeerStatus{ID: p.number, BytesOut: c.Out(), BytesIn: c.In(),
+				Since: a.since, Transfers: a.open, Refused: a.refused, Totals: a.counts.totals()})
 		}
 		a.mu.Unlock()
 	}
@@ -161,8 +172,10 @@ func (o *observer) snapshot(s *observe.Snapshot) {
 // status is the path as its owner sees it.
 func (x *inUse) status(c observe.PathCounters) observe.PathStatus {
 	caps := x.p.Capabilities()
-	r := observe.PathStatus{Path: x.p.Name(), ID: x.id, Queue: x.queue, Since: x.since, Security: caps.Security.String(), Proof: caps.Proof.String(),
-		OneSided: caps.OneSided, Window: caps.Window, UserCopies: caps.UserCopies, KernelCopies: caps.KernelCopies, Counters: c}
+	r := observe.PathStatus{Path: x.p.Name(), ID: x.id, Queue: x.queue, Since: x.since,
+		Security: caps.Security.String(), Proof: caps.Proof.String(),
+		OneSided: caps.OneSided, Window: caps.Window, UserCopies: caps.UserCopies, KernelCopies: caps.KernelCopies,
+		Counters: c}
 	cost := path.Cost{}
 	if l := x.ln; l != nil {
 		l.mu.Lock()
@@ -171,7 +184,8 @@ func (x *inUse) status(c observe.PathCounters) observe.PathStatus {
 		r.Explain = l.p.Explain()
 		l.unlock() // a transfer may have come meanwhile
 	}
-	r.Cost = observe.CostStatus{LatencySeconds: cost.Latency.Seconds(), BytesPerSecond: cost.BytesPerSec, Measured: cost.Measured}
+	r.Cost = observe.CostStatus{LatencySeconds: cost.Latency.Seconds(), BytesPerSecond: cost.BytesPerSec,
+		Measured: cost.Measured}
 	return r
 }
 
@@ -180,8 +194,10 @@ func (t *Transfer) status(now time.Time) observe.TransferStatus {
 	t.mu.Lock()
 	via, begin, changes := t.explain.Path, t.explain.Times.begin, len(t.explain.Failovers)
 	t.mu.Unlock()
-	return observe.TransferStatus{ID: t.id, Kind: kindName(t.kind), Peer: t.peer.info.Name, PeerID: t.peer.number, Bytes: t.bytes, Moved: t.moved.Load(),
-		AgeSeconds: max(now.Sub(epoch)-begin, 0).Seconds(), Path: via, Priority: t.priority.String(), Stream: t.stream, Failovers: changes}
+	return observe.TransferStatus{ID: t.id, Kind: kindName(t.kind), Peer: t.peer.info.Name, PeerID: t.peer.number,
+		Bytes: t.bytes, Moved: t.moved.Load(),
+		AgeSeconds: max(now.Sub(epoch)-begin, 0).Seconds(), Path: via, Priority: t.priority.String(), Stream: t.stream,
+		Failovers: changes}
 }
 
 // totals gives the counts their names.
@@ -189,7 +205,8 @@ func (c *counts) totals() []observe.KindTotals {
 	out := make([]observe.KindTotals, 0, numOps)
 	for i := range c {
 		x := &c[i]
-		t := observe.KindTotals{Kind: opNames[i], Begun: x.begun, Completed: x.completed, Canceled: x.canceled, Bytes: x.bytes, Partial: x.partial,
+		t := observe.KindTotals{Kind: opNames[i], Begun: x.begun, Completed: x.completed, Canceled: x.canceled,
+			Bytes: x.bytes, Partial: x.partial,
 			Retries: x.retries, Failovers: x.failovers, Fallbacks: x.fallbacks, Received: x.received,
 			Failures: map[string]uint64{}, Rejected: map[string]uint64{}}
 		for k, n := range x.failed {

@@ -74,11 +74,14 @@ func (s *sums) agrees(t *testing.T, when string, all []observe.KindTotals) {
 		for _, n := range k.Rejected {
 			rejected += n
 		}
-		want := observe.KindTotals{Kind: k.Kind, Begun: s.begun[k.Kind], Completed: s.completed[k.Kind], Canceled: s.canceled[k.Kind], Failed: s.failed[k.Kind],
+		want := observe.KindTotals{Kind: k.Kind, Begun: s.begun[k.Kind], Completed: s.completed[k.Kind],
+			Canceled: s.canceled[k.Kind], Failed: s.failed[k.Kind],
 			Bytes: s.bytes[k.Kind], Partial: s.partial[k.Kind]}
-		got := observe.KindTotals{Kind: k.Kind, Begun: k.Begun, Running: k.Running, Completed: k.Completed, Canceled: k.Canceled, Failed: k.Failed, Bytes: k.Bytes, Partial: k.Partial}
+		got := observe.KindTotals{Kind: k.Kind, Begun: k.Begun, Running: k.Running, Completed: k.Completed,
+			Canceled: k.Canceled, Failed: k.Failed, Bytes: k.Bytes, Partial: k.Partial}
 		if fmt.Sprint(got) != fmt.Sprint(want) || failures != k.Failed || rejected != s.rejected[k.Kind] {
-			t.Errorf("%s: the snapshot says\n%+v\nthe transfers\n%+v\nfailures by reason %v, %d calls were rejected", when, k, want, k.Failures, s.rejected[k.Kind])
+			t.Errorf("%s: the snapshot says\n%+v\nthe transfers\n%+v\nfailures by reason %v, %d calls were rejected",
+				when, k, want, k.Failures, s.rejected[k.Kind])
 		}
 	}
 }
@@ -88,7 +91,8 @@ func grows(t *testing.T, a, b *observe.Snapshot) {
 	t.Helper()
 	for i, x := range a.Totals {
 		y := b.Totals[i]
-		for what, n := range map[string][2]uint64{"begun": {x.Begun, y.Begun}, "completed": {x.Completed, y.Completed}, "failed": {x.Failed, y.Failed},
+		for what, n := range map[string][2]uint64{"begun": {x.Begun, y.Begun}, "completed": {x.Completed, y.Completed},
+			"failed":   {x.Failed, y.Failed},
 			"canceled": {x.Canceled, y.Canceled}, "bytes": {x.Bytes, y.Bytes}, "partial": {x.Partial, y.Partial}} {
 			if n[1] < n[0] {
 				t.Errorf("%s of %s went from %d to %d", what, x.Kind, n[0], n[1])
@@ -100,7 +104,8 @@ func grows(t *testing.T, a, b *observe.Snapshot) {
 	}
 	for _, x := range a.Paths {
 		for _, y := range b.Paths {
-			if x.Path == y.Path && (y.Counters.BytesPut < x.Counters.BytesPut || y.Counters.OpsDone < x.Counters.OpsDone || y.Opened < x.Opened) {
+			if x.Path == y.Path && (y.Counters.BytesPut < x.Counters.BytesPut ||
+				y.Counters.OpsDone < x.Counters.OpsDone || y.Opened < x.Opened) {
 				t.Errorf("%+v became %+v", x, y)
 			}
 		}
@@ -110,8 +115,8 @@ func grows(t *testing.T, a, b *observe.Snapshot) {
 	}
 }
 
-// Under faults of every kind each transfer is counted once, with its bytes, whatever became of it and of its peer, and the
-// counters never go back.
+// Under faults of every kind each transfer is counted once, with its bytes, whatever became of it
+// and of its peer, and the counters never go back.
 func TestSnapshotAddsUp(t *testing.T) {
 	const workers, each, slot = 4, 12, 40_000
 	var good, bad uint64
@@ -122,7 +127,8 @@ func TestSnapshotAddsUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := newPair(t, Options{Paths: []setup.Driver{d}, HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second})
+			p := newPair(t, Options{Paths: []setup.Driver{d}, HeartbeatEvery: 200 * time.Millisecond,
+				DeadAfter: time.Second})
 			p.ignore(t)
 			local, remote := region(t, workers*slot), region(t, workers*slot)
 			export(t, p.b, remote, "memory", path.Read|path.Write)
@@ -182,7 +188,8 @@ func TestSnapshotAddsUp(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if _, err := p.ab.Put(ctx(t), []path.Copy{{Local: mem.Span{Region: local, Off: 1 << 40, Len: 1}}}, PutOptions{}); err == nil {
+			if _, err := p.ab.Put(ctx(t), []path.Copy{{Local: mem.Span{Region: local, Off: 1 << 40, Len: 1}}},
+				PutOptions{}); err == nil {
 				t.Error("a put outside its region was taken")
 			}
 			s.rejected["put"]++
@@ -194,7 +201,8 @@ func TestSnapshotAddsUp(t *testing.T) {
 			for _, l := range now.Latency {
 				latencies += l.Count
 			}
-			if now.Node.TransfersRunning != 0 || len(now.Transfers) != 0 || latencies != s.completed["put"]+s.completed["get"]+s.completed["notify"] {
+			if now.Node.TransfersRunning != 0 || len(now.Transfers) != 0 ||
+				latencies != s.completed["put"]+s.completed["get"]+s.completed["notify"] {
 				t.Errorf("%d latencies of %v, still running: %+v", latencies, s.completed, now.Transfers)
 			}
 			p.a.Close()
@@ -230,27 +238,32 @@ func TestSnapshot(t *testing.T) {
 		t.Fatal("found nothing")
 	}
 	a, b := p.a.Snapshot(), p.b.Snapshot()
-	if x := b.Exports; len(x) != 1 || x[0] != (observe.ExportStatus{Name: "weights", Bytes: 4096, Rights: "read+write", Whole: true, Generation: 1}) {
+	if x := b.Exports; len(x) != 1 || x[0] != (observe.ExportStatus{Name: "weights", Bytes: 4096, Rights: "read+write",
+		Whole: true, Generation: 1}) {
 		t.Errorf("exports: %+v", x)
 	}
-	if b.Node.Name != "b" || b.Node.Refused != 1 || b.Node.PeersTotal != 1 || len(b.Node.Addresses) != 1 || b.Node.Addresses[0] != p.b.Addrs()[0] {
+	if b.Node.Name != "b" || b.Node.Refused != 1 || b.Node.PeersTotal != 1 || len(b.Node.Addresses) != 1 ||
+		b.Node.Addresses[0] != p.b.Addrs()[0] {
 		t.Errorf("node: %+v", b.Node)
 	}
 	if len(a.Peers) != 1 || len(b.Peers) != 1 {
 		t.Fatalf("peers: %+v, %+v", a.Peers, b.Peers)
 	}
 	ab, ba := a.Peers[0], b.Peers[0]
-	if ab.Name != "b" || ba.Name != "a" || ab.Address != p.b.Addrs()[0] || ab.Security != "same host" || !ab.SameHost || ba.Refused != 1 || ab.ID != 1 {
+	if ab.Name != "b" || ba.Name != "a" || ab.Address != p.b.Addrs()[0] || ab.Security != "same host" || !ab.SameHost ||
+		ba.Refused != 1 || ab.ID != 1 {
 		t.Errorf("%+v\n%+v", ab, ba)
 	}
 	if ab.BytesOut != 6*4096 || ab.BytesIn != 0 || ba.BytesIn != 3*4096 { // over shm the sender places the bytes itself
 		t.Errorf("bytes: out %d, in %d; at the other side in %d", ab.BytesOut, ab.BytesIn, ba.BytesIn)
 	}
-	if len(ab.Paths) != 2 || len(ba.Paths) != 2 || ab.Paths[0].Path != "shm" || ab.Paths[1].Path != "tcp" || ab.Paths[1].ID != ba.Paths[1].ID {
+	if len(ab.Paths) != 2 || len(ba.Paths) != 2 || ab.Paths[0].Path != "shm" || ab.Paths[1].Path != "tcp" ||
+		ab.Paths[1].ID != ba.Paths[1].ID {
 		t.Fatalf("paths: %+v\n%+v", ab.Paths, ba.Paths)
 	}
 	for _, x := range ab.Paths {
-		if x.Counters.BytesPut != 3*4096 || x.InFlight != 0 || x.Window <= 0 || len(x.Explain) == 0 || x.Cost.BytesPerSecond <= 0 || x.Proof == "" {
+		if x.Counters.BytesPut != 3*4096 || x.InFlight != 0 || x.Window <= 0 || len(x.Explain) == 0 ||
+			x.Cost.BytesPerSecond <= 0 || x.Proof == "" {
 			t.Errorf("path: %+v", x)
 		}
 	}
@@ -258,7 +271,8 @@ func TestSnapshot(t *testing.T) {
 		t.Fatalf("latency: %+v, set-up: %+v", a.Latency, a.Setup)
 	}
 	for _, l := range append(a.Latency, a.Setup...) {
-		if l.Count != 3 && l.Kind == "put" || l.Min <= 0 || l.Min > l.P50 || l.P50 > l.Max || l.Histogram.Count != l.Count {
+		if l.Count != 3 && l.Kind == "put" || l.Min <= 0 || l.Min > l.P50 || l.P50 > l.Max ||
+			l.Histogram.Count != l.Count {
 			t.Errorf("latency: %+v", l)
 		}
 	}
@@ -308,17 +322,20 @@ func TestSnapshotOfTransfers(t *testing.T) {
 		all = append(all, x)
 	}
 	s := p.a.Snapshot()
-	if len(s.Transfers) != 3 || s.Node.TransfersRunning != 3 || s.Peers[0].Transfers != 3 || s.Totals[opPut].Running != 3 {
+	if len(s.Transfers) != 3 || s.Node.TransfersRunning != 3 || s.Peers[0].Transfers != 3 ||
+		s.Totals[opPut].Running != 3 {
 		t.Fatalf("%+v", s.Transfers)
 	}
 	for i, x := range s.Transfers {
-		if x.ID != all[i].ID() || x.Kind != "put" || x.Bytes != 4096 || x.Moved != 0 || x.Path != "" || x.Peer != "b" || x.PeerID != 1 || x.AgeSeconds <= 0 {
+		if x.ID != all[i].ID() || x.Kind != "put" || x.Bytes != 4096 || x.Moved != 0 || x.Path != "" || x.Peer != "b" ||
+			x.PeerID != 1 || x.AgeSeconds <= 0 {
 			t.Errorf("%+v", x)
 		}
 	}
 	all[1].Cancel() // from the middle of the list
 	<-all[1].Done()
-	if s := p.a.Snapshot(); len(s.Transfers) != 2 || s.Transfers[0].ID != all[0].ID() || s.Transfers[1].ID != all[2].ID() {
+	if s := p.a.Snapshot(); len(s.Transfers) != 2 || s.Transfers[0].ID != all[0].ID() ||
+		s.Transfers[1].ID != all[2].ID() {
 		t.Errorf("%+v", s.Transfers)
 	}
 	close(hold)
@@ -403,10 +420,12 @@ penstock_transfers_rejected_total{kind="put",reason="unknown_export"} 1
 # HELP penstock_peer_connections Connections to peers of this name.
 # TYPE penstock_peer_connections gauge
 penstock_peer_connections{peer="b"} 2
-`), "penstock_bytes_total", "penstock_transfers_active", "penstock_transfers_total", "penstock_transfers_rejected_total", "penstock_peer_connections"); err != nil {
+`), "penstock_bytes_total", "penstock_transfers_active", "penstock_transfers_total",
+		"penstock_transfers_rejected_total", "penstock_peer_connections"); err != nil {
 		t.Error(err)
 	}
-	if n, err := testutil.GatherAndCount(r, "penstock_transfer_latency_seconds", "penstock_path_setup_seconds"); err != nil || n != 4 {
+	if n, err := testutil.GatherAndCount(r, "penstock_transfer_latency_seconds",
+		"penstock_path_setup_seconds"); err != nil || n != 4 {
 		t.Errorf("%d histograms, %v", n, err)
 	}
 	second.Close()
@@ -421,14 +440,17 @@ func TestSnapshotOfFailover(t *testing.T) {
 	l.shut(errCut)
 	s.check(t, x, "beta", 1)
 	now := s.a.Snapshot()
-	if k := now.Totals[opPut]; k.Begun != 1 || k.Completed != 1 || k.Bytes != x.Bytes() || k.Partial != 0 || k.Failovers != 1 || k.Fallbacks != 0 {
+	if k := now.Totals[opPut]; k.Begun != 1 || k.Completed != 1 || k.Bytes != x.Bytes() || k.Partial != 0 ||
+		k.Failovers != 1 || k.Fallbacks != 0 {
 		t.Errorf("%+v", k)
 	}
-	if len(now.Paths) != 2 || now.Paths[0].Path != "alpha" || now.Paths[0].Up != 0 || now.Paths[0].Opened != 1 || now.Paths[1].Up != 1 {
+	if len(now.Paths) != 2 || now.Paths[0].Path != "alpha" || now.Paths[0].Up != 0 || now.Paths[0].Opened != 1 ||
+		now.Paths[1].Up != 1 {
 		t.Errorf("%+v", now.Paths)
 	}
 	// What went over the path that is gone still counts for its peer.
-	if p := now.Peers[0]; p.BytesOut != now.Paths[0].Counters.BytesPut+now.Paths[1].Counters.BytesPut || len(p.Paths) != 1 {
+	if p := now.Peers[0]; p.BytesOut != now.Paths[0].Counters.BytesPut+now.Paths[1].Counters.BytesPut ||
+		len(p.Paths) != 1 {
 		t.Errorf("%+v", p)
 	}
 	var found bool
@@ -474,7 +496,8 @@ func TestObservabilityDocument(t *testing.T) {
 	for i := range numReasons {
 		need(reasonName(i))
 	}
-	for _, v := range []any{s, s.Node, *s.Node.Identity, observe.ExportStatus{}, observe.PeerStatus{}, observe.PathStatus{}, observe.TransferStatus{}, observe.KindTotals{}, observe.PathTotals{}, observe.Event{}} {
+	for _, v := range []any{s, s.Node, *s.Node.Identity, observe.ExportStatus{}, observe.PeerStatus{},
+		observe.PathStatus{}, observe.TransferStatus{}, observe.KindTotals{}, observe.PathTotals{}, observe.Event{}} {
 		for f := range reflect.TypeOf(v).Fields() {
 			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" {
 				need(name)

@@ -13,23 +13,26 @@ import (
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
-// A transfer some of whose bytes are in memory that a CPU cannot reach, and that no path of this peer reaches by itself: package bounce cuts
-// it into pieces and brings them to and from slots of host memory; each is moved between them by a transfer of its own, which neither
-// application sees. When all are in place the transfer is left with its notification, and ends as every other one.
+// A transfer some of whose bytes are in memory that a CPU cannot reach, and that no path of this
+// peer reaches by itself: package bounce cuts it into pieces and brings them to and from slots of
+// host memory; each is moved between them by a transfer of its own, which neither application sees.
+// When all are in place the transfer is left with its notification, and ends as every other one.
 
 // stager is the carrier of one transfer.
 type stager struct {
 	t     *Transfer
 	abort context.CancelFunc
 
-	mu    sync.Mutex                       // guards what follows; may be taken under the mutex of a lane
-	flows map[*lane]*sched.Flow[*Transfer] // the transfer's place in queues: its pieces share it; the flow is its lane's
-	last  *lane                            // that a piece took
-	gone  []*lane                          // that went down under pieces
+	mu sync.Mutex // guards what follows; may be taken under the mutex of a lane
+	// the transfer's place in queues: its pieces share it; the flow is its lane's
+	flows map[*lane]*sched.Flow[*Transfer]
+	last  *lane   // that a piece took
+	gone  []*lane // that went down under pieces
 	ops   int32
 }
 
-// stage moves a transfer by a path that reaches its memory if there is one, and else by staging. It does not wait.
+// stage moves a transfer by a path that reaches its memory if there is one, and else by staging. It
+// does not wait.
 func (p *Peer) stage(t *Transfer) {
 	if err := p.enter(); err != nil {
 		t.complete(err)
@@ -64,7 +67,8 @@ func (p *Peer) stage(t *Transfer) {
 	}()
 }
 
-// one moves a transfer that package bounce carries at once; it returns false, and has done nothing, for any other one.
+// one moves a transfer that package bounce carries at once; it returns false, and has done nothing,
+// for any other one.
 func (s *stager) one(ctx context.Context) bool {
 	t, p := s.t, s.t.peer
 	if t.reach != reachDirect || t.stream != 0 || t.digest != nil || t.canceled() || p.unsettled() {
@@ -83,7 +87,8 @@ func (s *stager) one(ctx context.Context) bool {
 	})
 }
 
-// carried leaves a transfer whose pieces are in place with its notification, and chooses its last lane, which is for that: no memory is a part of it.
+// carried leaves a transfer whose pieces are in place with its notification, and chooses its last
+// lane, which is for that: no memory is a part of it.
 func (s *stager) carried(ctx context.Context) (*lane, error) {
 	t := s.t
 	t.exports, t.devices, t.reach = nil, nil, reachCarried
@@ -115,8 +120,9 @@ func (s *stager) finish(direct *lane, err error) {
 	p.launch(t, direct)
 }
 
-// misses reports whether an operation ended because its path does not reach memory of devices that it was taken for: the peer knows only when
-// it is asked whether its adapter gets at an export. Nothing of the operation moved, and nothing will.
+// misses reports whether an operation ended because its path does not reach memory of devices that
+// it was taken for: the peer knows only when it is asked whether its adapter gets at an export.
+// Nothing of the operation moved, and nothing will.
 func (t *Transfer) misses(err error) bool {
 	return errors.Is(err, path.ErrUnreachable) && t.part == nil && needsDevices(t.exports, t.devices)
 }
@@ -132,8 +138,9 @@ func (p *Peer) restage(t *Transfer) {
 	p.stage(t)
 }
 
-// directPaths restricts the choice of a path that reaches memory of devices by itself: one that went down under the transfer is
-// not tried again, since there is staging. It returns false when there is none, or one did not reach it after all.
+// directPaths restricts the choice of a path that reaches memory of devices by itself: one that
+// went down under the transfer is not tried again, since there is staging. It returns false when
+// there is none, or one did not reach it after all.
 func (p *Peer) directPaths(t *Transfer) (allowed []string, ok bool) {
 	if t.reach == reachStaged {
 		return nil, false
@@ -154,7 +161,8 @@ func (p *Peer) directPaths(t *Transfer) (allowed []string, ok bool) {
 // begun notes when the first piece begins, and returns all of the work.
 func (s *stager) begun() bounce.Work {
 	t := s.t
-	w := bounce.Work{Kind: t.kind, Copies: t.m.Copies(), At: t.m.At(), Bytes: t.bytes, Blocks: control.StagedRoom(t.peer.maxBody()), Plain: 2 * PieceSize}
+	w := bounce.Work{Kind: t.kind, Copies: t.m.Copies(), At: t.m.At(), Bytes: t.bytes,
+		Blocks: control.StagedRoom(t.peer.maxBody()), Plain: 2 * PieceSize}
 	for _, e := range t.exports {
 		if e.Device {
 			if w.Far == nil {
@@ -190,7 +198,8 @@ type moving struct {
 // Move begins to move a piece by a path.
 func (s *stager) Move(pc *bounce.Piece) bounce.Move {
 	t := s.t
-	c := &Transfer{kind: t.kind, peer: t.peer, bytes: pc.Bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, part: s,
+	c := &Transfer{kind: t.kind, peer: t.peer, bytes: pc.Bytes, id: t.id, priority: t.priority, allowed: t.allowed,
+		floor: t.floor, part: s,
 		m: state.New(t.kind, pc.Copies, pc.Bytes, false, true)}
 	c.explain.Times.start(clock())
 	if pc.Lent != nil {
@@ -292,7 +301,8 @@ func (s *stager) lost(l *lane) {
 	t.explain.Failovers = append(slices.Clip(t.explain.Failovers), Failover{l.p.Name(), t.moved.Load(), l.down})
 }
 
-// endPart ends a transfer that is a piece of another one; only the first call counts. No lock may be held.
+// endPart ends a transfer that is a piece of another one; only the first call counts. No lock may
+// be held.
 func (t *Transfer) endPart(err error) {
 	t.mu.Lock()
 	if t.end.Load() != endOpen {

@@ -51,7 +51,8 @@ func TestStaged(t *testing.T) {
 						t.Fatalf("described as %+v", rem.Desc)
 					}
 					local, _ := src.Span(1, uint64(size))
-					x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(3, local)}, PutOptions{Paths: []string{name}, Msg: []byte("hi")})
+					x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(3, local)},
+						PutOptions{Paths: []string{name}, Msg: []byte("hi")})
 					wait(t, x, err)
 					if !bytes.Equal(rb[3:3+size], sb[1:1+size]) {
 						t.Fatal("the bytes did not arrive")
@@ -61,7 +62,8 @@ func TestStaged(t *testing.T) {
 						t.Errorf("progress %v, %v", x.Progress(), e)
 					}
 					in := <-p.heard
-					if in.ID != x.ID() || in.Bytes != uint64(size) || in.Kind != path.Put || string(in.Msg) != "hi" || in.Peer != p.ba {
+					if in.ID != x.ID() || in.Bytes != uint64(size) || in.Kind != path.Put || string(in.Msg) != "hi" ||
+						in.Peer != p.ba {
 						t.Errorf("the receiver heard %+v", in)
 					}
 					for _, side := range []struct {
@@ -70,7 +72,8 @@ func TestStaged(t *testing.T) {
 					}{{da, e.Local}, {db, e.Remote}} {
 						want := Staging{}
 						if side.d != nil && size > 0 {
-							want = Staging{Device: side.d.name, Bytes: uint64(size), SlotSize: side.s.SlotSize, Slots: side.s.Slots}
+							want = Staging{Device: side.d.name, Bytes: uint64(size), SlotSize: side.s.SlotSize,
+								Slots: side.s.Slots}
 							if side.s.SlotSize == 0 || side.s.Slots < 1 || side.s.Slots > bounce.AtOnce {
 								t.Errorf("%+v", side.s)
 							}
@@ -99,7 +102,8 @@ func TestStaged(t *testing.T) {
 							if n == p.a && k.Kind != "notify" {
 								want = 1
 							}
-							if k.Begun != want || k.Completed != want || k.Bytes != want*uint64(size) || k.Failovers+k.Fallbacks != 0 {
+							if k.Begun != want || k.Completed != want || k.Bytes != want*uint64(size) ||
+								k.Failovers+k.Fallbacks != 0 {
 								t.Errorf("%s: %+v", n.Name(), k)
 							}
 						}

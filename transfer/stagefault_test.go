@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
-// stagedPair is a pair of nodes, and memory of a device of each, with little staging memory so that transfers have many pieces.
+// stagedPair is a pair of nodes, and memory of a device of each, with little staging memory so that
+// transfers have many pieces.
 type stagedPair struct {
 	*pair
 	da, db   *fakeDevice
@@ -84,8 +85,8 @@ func idleStaging(t testing.TB, n *Node) {
 	}
 }
 
-// TestDeviceLost: a card that is lost in the middle ends the transfer once, with what it said, and everything is given back; other
-// memory of the same nodes goes on.
+// TestDeviceLost: a card that is lost in the middle ends the transfer once, with what it said, and
+// everything is given back; other memory of the same nodes goes on.
 func TestDeviceLost(t *testing.T) {
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
 		for _, remote := range []bool{false, true} {
@@ -103,7 +104,8 @@ func TestDeviceLost(t *testing.T) {
 			x.OnDone(func(*Transfer) { ends.Add(1) })
 			soon(t, x.Done(), "the end of the transfer")
 			err = x.Err()
-			if remote && !errors.Is(err, control.Internal) || !remote && !errors.Is(err, errLost) || !strings.Contains(err.Error(), lost.name) || !strings.Contains(err.Error(), errLost.Error()) {
+			if remote && !errors.Is(err, control.Internal) || !remote && !errors.Is(err, errLost) ||
+				!strings.Contains(err.Error(), lost.name) || !strings.Contains(err.Error(), errLost.Error()) {
 				t.Errorf("kind %v, at the peer: %v: %v", kind, remote, err)
 			}
 			if p.da.live.Load() != 0 || p.db.live.Load() != 0 {
@@ -112,7 +114,8 @@ func TestDeviceLost(t *testing.T) {
 			if e := x.Explain(); e.Moved == 0 || e.Moved >= x.Bytes() {
 				t.Errorf("%d bytes are in place: %v", e.Moved, e)
 			}
-			if k := p.a.Snapshot().Totals[opIndex(kind)]; k.Begun != 1 || k.Running != 0 || k.Completed+k.Canceled != 0 {
+			if k := p.a.Snapshot().Totals[opIndex(kind)]; k.Begun != 1 || k.Running != 0 ||
+				k.Completed+k.Canceled != 0 {
 				t.Errorf("%+v", k)
 			}
 			idleStaging(t, p.a)
@@ -226,7 +229,8 @@ func TestStagedSessionLost(t *testing.T) {
 	}
 }
 
-// TestStagedFailover: pieces whose path goes down go on by another one, and the transfer is one that changed its path once.
+// TestStagedFailover: pieces whose path goes down go on by another one, and the transfer is one
+// that changed its path once.
 func TestStagedFailover(t *testing.T) {
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
 		bad := over("bad")
@@ -252,7 +256,8 @@ func TestStagedFailover(t *testing.T) {
 		if e.Path != "tcp" || len(e.Failovers) == 0 || e.Failovers[0].From != "bad" {
 			t.Errorf("%v", e)
 		}
-		if k := p.a.Snapshot().Totals[opIndex(kind)]; k.Completed != 1 || k.Failovers == 0 || k.Failovers > uint64(len(e.Failovers)) || k.Bytes != 3<<20 {
+		if k := p.a.Snapshot().Totals[opIndex(kind)]; k.Completed != 1 || k.Failovers == 0 ||
+			k.Failovers > uint64(len(e.Failovers)) || k.Bytes != 3<<20 {
 			t.Errorf("%+v\n%v", k, e)
 		}
 		idleStaging(t, p.a)
@@ -260,7 +265,8 @@ func TestStagedFailover(t *testing.T) {
 	}
 }
 
-// TestStagingMemory: a node that gets only a few slots works with these, and one that gets none says so.
+// TestStagingMemory: a node that gets only a few slots works with these, and one that gets none
+// says so.
 func TestStagingMemory(t *testing.T) {
 	p := newStagedPair(t, 1<<20, Options{})
 	p.da.room.Store(2)
@@ -287,7 +293,8 @@ func TestStagingMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if soon(t, x.Done(), "the end"); !errors.Is(x.Err(), control.OverBudget) || !strings.Contains(x.Err().Error(), "no pinned memory left") {
+	if soon(t, x.Done(), "the end"); !errors.Is(x.Err(), control.OverBudget) ||
+		!strings.Contains(x.Err().Error(), "no pinned memory left") {
 		t.Errorf("without memory at the peer: %v", x.Err())
 	}
 	idleStaging(t, p.a)

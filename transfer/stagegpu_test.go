@@ -15,8 +15,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// TestStagedGPU moves bytes between the memories of two devices of the reference runtime, which hides them from the CPU, through two
-// nodes, over each path, and compares what comes back; both nodes pin their staging memory by the runtime.
+// TestStagedGPU moves bytes between the memories of two devices of the reference runtime, which
+// hides them from the CPU, through two nodes, over each path, and compares what comes back; both
+// nodes pin their staging memory by the runtime.
 func TestStagedGPU(t *testing.T) {
 	const size = 5<<20 + 4096
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -66,7 +67,8 @@ func TestStagedGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	server, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "server",
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +78,8 @@ func TestStagedGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	if _, err := server.Export(mem.Span{Region: dst, Len: size}, transfer.ExportOptions{Name: "dst", Rights: path.Read | path.Write}); err != nil {
+	if _, err := server.Export(mem.Span{Region: dst, Len: size},
+		transfer.ExportOptions{Name: "dst", Rights: path.Read | path.Write}); err != nil {
 		t.Fatal(err)
 	}
 	peer, err := client.Dial(ctx, server.Addrs()[0])

@@ -25,7 +25,8 @@ func askLease(t testing.TB, p *Peer, key path.Key, small bool) control.Staging {
 	return l
 }
 
-// TestHostileStaging: what a peer may not do with slots and with memory of devices is refused, nothing moves, and the session goes on.
+// TestHostileStaging: what a peer may not do with slots and with memory of devices is refused,
+// nothing moves, and the session goes on.
 func TestHostileStaging(t *testing.T) {
 	d := newFakeDevice(t, "card of b")
 	p := newPair(t, Options{})
@@ -78,31 +79,52 @@ func TestHostileStaging(t *testing.T) {
 		place  []control.Code // nil: it is refused for fetch only
 		fetch  []control.Code
 	}{
-		"unknown lease":     {bad, 0, block(key, 0, 1), []control.Code{control.NotFound}, []control.Code{control.NotFound}},
-		"an export":         {key, 0, block(key, 0, 1), []control.Code{control.NotFound}, []control.Code{control.NotFound}},
-		"slot behind":       {l.Desc.Key, l.Slots, block(key, 0, 1), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"highest slot":      {l.Desc.Key, ^uint32(0), block(key, 0, 1), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"forged key":        {l.Desc.Key, 0, block(forged, 0, 1), []control.Code{control.NotFound}, []control.Code{control.NotFound}},
-		"revoked":           {l.Desc.Key, 0, block(gone.Key(), 0, 1), []control.Code{control.Revoked, control.NotFound}, []control.Code{control.Revoked, control.NotFound}},
-		"of another peer":   {l.Desc.Key, 0, block(foreign.Key(), 0, 1), []control.Code{control.NotFound}, []control.Code{control.NotFound}},
-		"host memory":       {l.Desc.Key, 0, block(host, 0, 1), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"the lease itself":  {l.Desc.Key, 0, block(l.Desc.Key, 0, 1), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"behind the end":    {l.Desc.Key, 0, block(key, 1<<20, 1), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"offset wraps":      {l.Desc.Key, 0, block(key, ^uint64(0), 2), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"length wraps":      {l.Desc.Key, 0, append(block(key, 0, 8), block(key, 8, ^uint64(0)-7)...), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"more than a slot":  {l.Desc.Key, 0, append(block(key, 0, n), block(key, 0, 1)...), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
-		"good, then a bad":  {l.Desc.Key, 0, append(block(key, 0, 8), block(forged, 0, 1)...), []control.Code{control.NotFound}, []control.Code{control.NotFound}},
-		"for reading only":  {l.Desc.Key, 0, block(readable, 0, 1), []control.Code{control.NotPermitted}, nil},
-		"for writing only":  {l.Desc.Key, 0, block(writable, 0, 1), nil, []control.Code{control.NotPermitted}},
-		"empty, and behind": {l.Desc.Key, 0, block(key, 1<<20+1, 0), []control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
+		"unknown lease": {bad, 0, block(key, 0, 1), []control.Code{control.NotFound},
+			[]control.Code{control.NotFound}},
+		"an export": {key, 0, block(key, 0, 1), []control.Code{control.NotFound},
+			[]control.Code{control.NotFound}},
+		"slot behind": {l.Desc.Key, l.Slots, block(key, 0, 1), []control.Code{control.BadRequest},
+			[]control.Code{control.BadRequest}},
+		"highest slot": {l.Desc.Key, ^uint32(0), block(key, 0, 1), []control.Code{control.BadRequest},
+			[]control.Code{control.BadRequest}},
+		"forged key": {l.Desc.Key, 0, block(forged, 0, 1), []control.Code{control.NotFound},
+			[]control.Code{control.NotFound}},
+		"revoked": {l.Desc.Key, 0, block(gone.Key(), 0, 1), []control.Code{control.Revoked, control.NotFound},
+			[]control.Code{control.Revoked, control.NotFound}},
+		"of another peer": {l.Desc.Key, 0, block(foreign.Key(), 0, 1), []control.Code{control.NotFound},
+			[]control.Code{control.NotFound}},
+		"host memory": {l.Desc.Key, 0, block(host, 0, 1), []control.Code{control.BadRequest},
+			[]control.Code{control.BadRequest}},
+		"the lease itself": {l.Desc.Key, 0, block(l.Desc.Key, 0, 1), []control.Code{control.BadRequest},
+			[]control.Code{control.BadRequest}},
+		"behind the end": {l.Desc.Key, 0, block(key, 1<<20, 1), []control.Code{control.BadRequest},
+			[]control.Code{control.BadRequest}},
+		"offset wraps": {l.Desc.Key, 0, block(key, ^uint64(0), 2), []control.Code{control.BadRequest},
+			[]control.Code{control.BadRequest}},
+		"length wraps": {l.Desc.Key, 0, append(block(key, 0, 8), block(key, 8, ^uint64(0)-7)...),
+			[]control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
+		"more than a slot": {l.Desc.Key, 0, append(block(key, 0, n), block(key, 0, 1)...),
+			[]control.Code{control.BadRequest}, []control.Code{control.BadRequest}},
+		"good, then a bad": {l.Desc.Key, 0, append(block(key, 0, 8), block(forged, 0, 1)...),
+			[]control.Code{control.NotFound}, []control.Code{control.NotFound}},
+		"for reading only": {l.Desc.Key, 0, block(readable, 0, 1), []control.Code{control.NotPermitted}, nil},
+		"for writing only": {l.Desc.Key, 0, block(writable, 0, 1), nil, []control.Code{control.NotPermitted}},
+		"empty, and behind": {l.Desc.Key, 0, block(key, 1<<20+1, 0), []control.Code{control.BadRequest},
+			[]control.Code{control.BadRequest}},
 	} {
 		if c.place != nil {
-			if _, err := p.ab.request(ctx(t), &control.Place{Lease: c.lease, Slot: c.slot, Blocks: c.blocks}); !slices.ContainsFunc(c.place, func(x control.Code) bool { return errors.Is(err, x) }) {
+			if _, err := p.ab.request(ctx(t), &control.Place{Lease: c.lease, Slot: c.slot,
+				Blocks: c.blocks}); !slices.ContainsFunc(c.place, func(x control.Code) bool {
+				return errors.Is(err, x)
+			}) {
 				t.Errorf("place, %s: %v, expected %v", name, err, c.place)
 			}
 		}
 		if c.fetch != nil {
-			if _, err := p.ab.request(ctx(t), &control.Fetch{Lease: c.lease, Slot: c.slot, Blocks: c.blocks}); !slices.ContainsFunc(c.fetch, func(x control.Code) bool { return errors.Is(err, x) }) {
+			if _, err := p.ab.request(ctx(t), &control.Fetch{Lease: c.lease, Slot: c.slot,
+				Blocks: c.blocks}); !slices.ContainsFunc(c.fetch, func(x control.Code) bool {
+				return errors.Is(err, x)
+			}) {
 				t.Errorf("fetch, %s: %v, expected %v", name, err, c.fetch)
 			}
 		}
@@ -111,11 +133,13 @@ func TestHostileStaging(t *testing.T) {
 		t.Errorf("%d copies for requests that were refused", got-moves)
 	}
 	// The lease is this peer's alone.
-	if _, err := other.request(ctx(t), &control.Place{Lease: l.Desc.Key, Blocks: block(key, 0, 1)}); !errors.Is(err, control.NotFound) {
+	if _, err := other.request(ctx(t), &control.Place{Lease: l.Desc.Key, Blocks: block(key, 0, 1)}); !errors.Is(err,
+		control.NotFound) {
 		t.Errorf("a lease of another peer: %v", err)
 	}
 	other.Import(l.Desc)
-	x, err := other.Get(ctx(t), []path.Copy{{Local: region(t, 4096).All(), Key: l.Desc.Key}}, PutOptions{Paths: []string{"tcp"}})
+	x, err := other.Get(ctx(t), []path.Copy{{Local: region(t, 4096).All(), Key: l.Desc.Key}},
+		PutOptions{Paths: []string{"tcp"}})
 	if err == nil {
 		err = x.Wait(ctx(t))
 	}
@@ -143,7 +167,8 @@ func TestHostileStaging(t *testing.T) {
 		done <- err
 	}()
 	d.awaitCopy(t)
-	if _, err := p.ab.request(ctx(t), &control.Fetch{Lease: l.Desc.Key, Slot: 2, Blocks: block(key, 0, n)}); !errors.Is(err, control.Busy) {
+	if _, err := p.ab.request(ctx(t), &control.Fetch{Lease: l.Desc.Key, Slot: 2,
+		Blocks: block(key, 0, n)}); !errors.Is(err, control.Busy) {
 		t.Errorf("a slot twice: %v", err)
 	}
 	if _, err := p.ab.request(ctx(t), &control.Unstage{Lease: l.Desc.Key}); !errors.Is(err, control.Busy) {
@@ -164,7 +189,8 @@ func TestHostileStaging(t *testing.T) {
 	}
 }
 
-// TestLeasesRunOut: a node lends no more than Options.Staging, and a peer that comes then waits until others return theirs.
+// TestLeasesRunOut: a node lends no more than Options.Staging, and a peer that comes then waits
+// until others return theirs.
 func TestLeasesRunOut(t *testing.T) {
 	d := newFakeDevice(t, "card of b")
 	p := newPair(t, Options{Staging: bounce.Least})
@@ -193,7 +219,8 @@ func TestLeasesRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	canceled.Cancel()
-	if soon(t, canceled.Done(), "the end of a transfer that waits for a lease"); !errors.Is(canceled.Err(), path.ErrCanceled) {
+	if soon(t, canceled.Done(), "the end of a transfer that waits for a lease"); !errors.Is(canceled.Err(),
+		path.ErrCanceled) {
 		t.Errorf("%v", canceled.Err())
 	}
 	select {

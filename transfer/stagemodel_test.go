@@ -14,9 +14,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestStagedModel: random blocks between host memory and memory of devices, of both nodes, in transfers of both directions and both
-// sides at once, give what copying gives, with staging memory that is much too small for them together. It would hang if
-// two nodes that stage towards each other could wait for each other.
+// TestStagedModel: random blocks between host memory and memory of devices, of both nodes, in
+// transfers of both directions and both sides at once, give what copying gives, with staging memory
+// that is much too small for them together. It would hang if two nodes that stage towards each
+// other could wait for each other.
 func TestStagedModel(t *testing.T) {
 	const size = 512 << 10
 	da, db := newFakeDevice(t, "card of a"), newFakeDevice(t, "card of b")
@@ -27,7 +28,8 @@ func TestStagedModel(t *testing.T) {
 		r *mem.Region
 		b []byte
 	}
-	// Each side: memory to read and memory to write, of the host and of the device, of the exports and of the local side.
+	// Each side: memory to read and memory to write, of the host and of the device, of the exports
+	// and of the local side.
 	type side struct {
 		peer          *Peer
 		local, remote [2]memory // host, device
@@ -40,7 +42,8 @@ func TestStagedModel(t *testing.T) {
 		}
 		return out
 	}
-	sides := []*side{{peer: p.ab, local: make1(da), remote: make1(db)}, {peer: p.ba, local: make1(db), remote: make1(da)}}
+	sides := []*side{{peer: p.ab, local: make1(da), remote: make1(db)},
+		{peer: p.ba, local: make1(db), remote: make1(da)}}
 	for i, s := range sides {
 		node := []*Node{p.b, p.a}[i]
 		for k := range s.remote {
@@ -83,7 +86,8 @@ func TestStagedModel(t *testing.T) {
 					if room < 0 {
 						continue
 					}
-					b := min(rapid.SampledFrom([]int{0, 1, 3, 4096, 4097, 65536, 70001, 200000, size}).Draw(rt, "bytes"), room)
+					b := min(rapid.SampledFrom([]int{0, 1, 3, 4096, 4097, 65536, 70001, 200000, size}).Draw(rt,
+						"bytes"), room)
 					lo, ro := j*window+at[0][l], j*window+at[1][r]
 					span, err := s.local[l].r.Span(uint64(lo), uint64(b))
 					if err != nil {
@@ -133,7 +137,8 @@ func TestStagedModel(t *testing.T) {
 	})
 }
 
-// TestStagedDigest: the digest reads the memory of the device again, and finds what the card did to the bytes.
+// TestStagedDigest: the digest reads the memory of the device again, and finds what the card did to
+// the bytes.
 func TestStagedDigest(t *testing.T) {
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
 		p := newStagedPair(t, 3<<20, Options{})

@@ -47,7 +47,8 @@ func (m *copied) Staging() mem.Provider { return mem.Pages }
 
 func (m *copied) region(t *testing.T) *mem.Region {
 	t.Helper()
-	r, err := mem.AdoptMapping("theirs", mem.Mapping{Kind: mem.Foreign, Size: uint64(len(m.b)), PageSize: 4096, FD: -1, NUMANode: -1, Mover: m})
+	r, err := mem.AdoptMapping("theirs", mem.Mapping{Kind: mem.Foreign, Size: uint64(len(m.b)), PageSize: 4096, FD: -1,
+		NUMANode: -1, Mover: m})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,8 @@ func (m *copied) region(t *testing.T) *mem.Region {
 	return r
 }
 
-// Once there is a slot, the goroutine that begins a transfer of one piece stages it, both ways, over paths that end it at once and others.
+// Once there is a slot, the goroutine that begins a transfer of one piece stages it, both ways,
+// over paths that end it at once and others.
 func TestStagedHere(t *testing.T) {
 	for _, name := range paths {
 		for _, size := range []int{1, 4097, 1 << 20} {
@@ -95,7 +97,8 @@ func TestStagedHere(t *testing.T) {
 					}
 					for _, x := range []*Transfer{x, y} {
 						addsUp(t, x)
-						if e := x.Explain(); e.Path != name || e.Staged != uint64(size) || e.Moved != uint64(size) || e.Pieces != 1 && size < 1<<20 || e.Local.Device != "another process" {
+						if e := x.Explain(); e.Path != name || e.Staged != uint64(size) || e.Moved != uint64(size) ||
+							e.Pieces != 1 && size < 1<<20 || e.Local.Device != "another process" {
 							t.Errorf("%+v", e)
 						}
 					}
@@ -124,7 +127,8 @@ func TestStagedHereFails(t *testing.T) {
 				wait(t, x, err)
 			}
 			m.fail = errLost
-			for what, begin := range map[string]func(context.Context, []path.Copy, PutOptions) (*Transfer, error){"put": p.ab.Put, "get": p.ab.Get} {
+			for what, begin := range map[string]func(context.Context, []path.Copy, PutOptions) (*Transfer,
+				error){"put": p.ab.Put, "get": p.ab.Get} {
 				x, err := begin(ctx(t), list, o)
 				if err == nil {
 					err = x.Wait(ctx(t))

@@ -15,20 +15,23 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
-// TestDeviceMemoryElsewhere: everything that moves bytes either works with memory of devices or says why not, and what does work.
+// TestDeviceMemoryElsewhere: everything that moves bytes either works with memory of devices or
+// says why not, and what does work.
 func TestDeviceMemoryElsewhere(t *testing.T) {
 	const size = 1 << 20
 	p := newStagedPair(t, size, Options{})
 	desc := tensor.Desc{DType: tensor.U8, Shape: []int64{size}}
 	r, b := p.db.region(size)
-	if _, err := p.b.Export(r.All(), ExportOptions{Name: "w", Rights: path.Read | path.Write, Tensor: &desc}); err != nil {
+	if _, err := p.b.Export(r.All(), ExportOptions{Name: "w", Rights: path.Read | path.Write,
+		Tensor: &desc}); err != nil {
 		t.Fatal(err)
 	}
 	fillBytes(b, 21)
 	src := p.local.Local
 
 	t.Run("fan-out", func(t *testing.T) {
-		f, err := PutAll(ctx(t), []Target{{Peer: p.ab, Copies: []path.Copy{p.local}}, {Peer: p.ab, Name: "w", Local: src}}, FanoutOptions{Put: PutOptions{Digest: true}})
+		f, err := PutAll(ctx(t), []Target{{Peer: p.ab, Copies: []path.Copy{p.local}},
+			{Peer: p.ab, Name: "w", Local: src}}, FanoutOptions{Put: PutOptions{Digest: true}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +50,8 @@ func TestDeviceMemoryElsewhere(t *testing.T) {
 		}
 	})
 	t.Run("borrow", func(t *testing.T) {
-		if _, err := p.ab.Borrow(ctx(t), lookup(t, p.ab, "w"), 0, 1); !errors.Is(err, path.ErrUnreachable) || !strings.Contains(err.Error(), "use Get") {
+		if _, err := p.ab.Borrow(ctx(t), lookup(t, p.ab, "w"), 0, 1); !errors.Is(err, path.ErrUnreachable) ||
+			!strings.Contains(err.Error(), "use Get") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -112,7 +116,8 @@ func TestDeviceMemoryElsewhere(t *testing.T) {
 			} else {
 				defer other.Close()
 			}
-			if _, err := q.Post([]path.Op{{Kind: path.Put, Copies: []path.Copy{p.local}}}); !errors.Is(err, path.ErrUnreachable) || !strings.Contains(err.Error(), "Peer.Put") {
+			if _, err := q.Post([]path.Op{{Kind: path.Put, Copies: []path.Copy{p.local}}}); !errors.Is(err,
+				path.ErrUnreachable) || !strings.Contains(err.Error(), "Peer.Put") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -121,8 +126,8 @@ func TestDeviceMemoryElsewhere(t *testing.T) {
 	idleStaging(t, p.b)
 }
 
-// TestDirectDevice: a path that says that it reaches memory of a device is given it as it is; when it goes down, and no other
-// does, the rest is staged.
+// TestDirectDevice: a path that says that it reaches memory of a device is given it as it is; when
+// it goes down, and no other does, the rest is staged.
 func TestDirectDevice(t *testing.T) {
 	const size = 3 << 20
 	d := newFakeDevice(t, "card of a")
@@ -157,7 +162,8 @@ func TestDirectDevice(t *testing.T) {
 	to := lookup(t, p.ab, "dst").At(0, src.All())
 	x, err := p.ab.Put(ctx(t), []path.Copy{to}, PutOptions{})
 	wait(t, x, err)
-	if e := x.Explain(); e.Path != "direct" || e.Staged != 0 || d.moves.Load() != 0 || !bytes.Equal(dst.All().Bytes(), shadow.All().Bytes()) {
+	if e := x.Explain(); e.Path != "direct" || e.Staged != 0 || d.moves.Load() != 0 ||
+		!bytes.Equal(dst.All().Bytes(), shadow.All().Bytes()) {
 		t.Errorf("%d copies: %v", d.moves.Load(), e)
 	}
 	clear(dst.All().Bytes())
@@ -165,15 +171,17 @@ func TestDirectDevice(t *testing.T) {
 	x, err = p.ab.Put(ctx(t), []path.Copy{to}, PutOptions{Digest: true})
 	wait(t, x, err)
 	e := x.Explain()
-	if len(e.Failovers) == 0 || e.Failovers[0].From != "direct" || !bytes.Equal(dst.All().Bytes(), shadow.All().Bytes()) {
+	if len(e.Failovers) == 0 || e.Failovers[0].From != "direct" ||
+		!bytes.Equal(dst.All().Bytes(), shadow.All().Bytes()) {
 		t.Errorf("%v", e)
 	}
 	addsUp(t, x)
 	idleStaging(t, p.a)
 }
 
-// TestDirectMissing: a path that says, again and again, that it reaches memory of a device, and then refuses it, does not get it twice from one
-// transfer: the bytes are staged, over that path too.
+// TestDirectMissing: a path that says, again and again, that it reaches memory of a device, and
+// then refuses it, does not get it twice from one transfer: the bytes are staged, over that path
+// too.
 func TestDirectMissing(t *testing.T) {
 	const size = 9 << 20
 	d := newFakeDevice(t, "card of a")
@@ -195,15 +203,16 @@ func TestDirectMissing(t *testing.T) {
 	export(t, p.b, dst, "dst", path.Read|path.Write)
 	x, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "dst").At(0, src.All())}, PutOptions{Digest: true})
 	wait(t, x, err)
-	if e := x.Explain(); refused.Load() != 1 || e.Path != "direct" || e.Local.Bytes != size || len(e.Failovers) != 0 || !bytes.Equal(dst.All().Bytes()[:size], b) {
+	if e := x.Explain(); refused.Load() != 1 || e.Path != "direct" || e.Local.Bytes != size || len(e.Failovers) != 0 ||
+		!bytes.Equal(dst.All().Bytes()[:size], b) {
 		t.Errorf("refused %d times: %v", refused.Load(), e)
 	}
 	addsUp(t, x)
 	idleStaging(t, p.a)
 }
 
-// BenchmarkStaged puts 64 MiB into host memory and into memory of a device at either side, whose card is a goroutine that copies:
-// what staging costs beside the direct path.
+// BenchmarkStaged puts 64 MiB into host memory and into memory of a device at either side, whose
+// card is a goroutine that copies: what staging costs beside the direct path.
 func BenchmarkStaged(b *testing.B) {
 	const size = 64 << 20
 	for _, name := range paths {

@@ -15,8 +15,8 @@ import (
 // statusRows is how many rows of each list an answer to a peer has at most.
 const statusRows = 256
 
-// maxStatusValues is how many values a status from a peer may have. A value takes a few hundred bytes in memory at most, so
-// that the peer cannot make us take more than some 30 MB.
+// maxStatusValues is how many values a status from a peer may have. A value takes a few hundred
+// bytes in memory at most, so that the peer cannot make us take more than some 30 MB.
 const maxStatusValues = 1 << 15
 
 // answerStatus packs the node's snapshot into one answer, with as many rows as fit.
@@ -50,13 +50,15 @@ func packStatus(s observe.Snapshot, body int) (*control.StatusReport, error) {
 		return nil, err
 	}
 	if n := bytes.Count(doc, []byte{','}); n > maxStatusValues {
-		return nil, fmt.Errorf("transfer: a status of %d values, at most %d: %w", n, maxStatusValues, control.ErrTooLarge)
+		return nil, fmt.Errorf("transfer: a status of %d values, at most %d: %w", n, maxStatusValues,
+			control.ErrTooLarge)
 	}
 	return control.NewStatusReport(doc, body)
 }
 
-// Status asks the peer for its Snapshot: who its peers are and what moves. A peer that does not let this node see it answers with
-// an error that matches control.NotPermitted. A large node leaves rows out (Snapshot.Omitted), and histograms do not travel.
+// Status asks the peer for its Snapshot: who its peers are and what moves. A peer that does not let
+// this node see it answers with an error that matches control.NotPermitted. A large node leaves
+// rows out (Snapshot.Omitted), and histograms do not travel.
 func (p *Peer) Status(ctx context.Context) (observe.Snapshot, error) {
 	r, err := p.request(ctx, &control.Status{})
 	if err != nil {

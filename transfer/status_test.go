@@ -52,11 +52,13 @@ func TestStatus(t *testing.T) {
 	if a, b := plain(got), plain(want); a != b {
 		t.Errorf("the peer got\n%s\nexpected\n%s", a, b)
 	}
-	if got.Node.Name != "b" || len(got.Peers) != 1 || got.Peers[0].Name != "a" || got.Totals[opPut].Received != 2 || got.Omitted != (observe.Omitted{}) {
+	if got.Node.Name != "b" || len(got.Peers) != 1 || got.Peers[0].Name != "a" || got.Totals[opPut].Received != 2 ||
+		got.Omitted != (observe.Omitted{}) {
 		t.Errorf("%+v", got)
 	}
 	// The other way round: what this side began is in the peer's answer.
-	if s, err := p.ba.Status(ctx(t)); err != nil || s.Totals[opPut].Completed != 2 || len(s.Latency) != 2 || s.Latency[0].Count != 1 || s.Latency[0].Histogram != nil {
+	if s, err := p.ba.Status(ctx(t)); err != nil || s.Totals[opPut].Completed != 2 || len(s.Latency) != 2 ||
+		s.Latency[0].Count != 1 || s.Latency[0].Histogram != nil {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
@@ -67,7 +69,8 @@ func TestStatusOfManyExports(t *testing.T) {
 	r := region(t, 4096)
 	const many = 700
 	for i := range many {
-		if _, err := p.b.Export(r.All(), ExportOptions{Name: fmt.Sprintf("%s/%d", strings.Repeat("layer", 40), i)}); err != nil {
+		if _, err := p.b.Export(r.All(), ExportOptions{Name: fmt.Sprintf("%s/%d", strings.Repeat("layer", 40),
+			i)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -111,7 +114,8 @@ func TestStatusIsRefused(t *testing.T) {
 	if s, err := p.ab.Status(ctx(t)); !errors.Is(err, control.NotPermitted) || len(s.Peers) > 0 {
 		t.Errorf("%+v, error %v", s, err)
 	}
-	if s := p.b.Snapshot(); s.Node.Refused != 1 || s.Peers[0].Refused != 1 || s.Peers[0].Rights != (identity.All&^identity.Status).String() {
+	if s := p.b.Snapshot(); s.Node.Refused != 1 || s.Peers[0].Refused != 1 ||
+		s.Peers[0].Rights != (identity.All&^identity.Status).String() {
 		t.Errorf("%+v", s.Peers)
 	}
 }
@@ -137,10 +141,12 @@ func TestStatusOfSecureNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Peers) != 2 || s.Peers[0].Certificate != "monitor" || s.Peers[1].Certificate != "worker" || s.Peers[1].Security != "encrypted" || s.Peers[1].Rights != "read" {
+	if len(s.Peers) != 2 || s.Peers[0].Certificate != "monitor" || s.Peers[1].Certificate != "worker" ||
+		s.Peers[1].Security != "encrypted" || s.Peers[1].Rights != "read" {
 		t.Errorf("%+v", s.Peers)
 	}
-	if id := s.Node.Identity; id == nil || id.Name != "server" || id.Accepted != 2 || id.NotAfter.Before(time.Now()) || s.Node.Insecure {
+	if id := s.Node.Identity; id == nil || id.Name != "server" || id.Accepted != 2 || id.NotAfter.Before(time.Now()) ||
+		s.Node.Insecure {
 		t.Errorf("%+v", id)
 	}
 	// Other rules: an event, while there are peers.
@@ -160,17 +166,22 @@ func TestEventOfPlaintext(t *testing.T) {
 	if _, err := n.Dial(c, "tcp://192.0.2.1:7"); err == nil {
 		t.Fatal("somebody is there")
 	}
-	if e := next(t, s); e.Kind != observe.EventPlaintext || e.Address != "tcp://192.0.2.1:7" || e.Security != "none" || !n.Snapshot().Node.Insecure {
+	if e := next(t, s); e.Kind != observe.EventPlaintext || e.Address != "tcp://192.0.2.1:7" || e.Security != "none" ||
+		!n.Snapshot().Node.Insecure {
 		t.Errorf("%+v", e)
 	}
 }
 
 // FuzzStatus: whatever a peer answers is an error or a snapshot of bounded size that can be shown.
 func FuzzStatus(f *testing.F) {
-	full := observe.Snapshot{Node: observe.NodeStatus{Name: "b\x1b[2J", Drivers: []string{"shm"}, SetupFailures: map[string]uint64{"tcp": 1}}, Exports: make([]observe.ExportStatus, 2),
-		Peers:     []observe.PeerStatus{{Name: "\xff", Paths: make([]observe.PathStatus, 2), Totals: make([]observe.KindTotals, 3)}},
-		Transfers: make([]observe.TransferStatus, 2), Totals: make([]observe.KindTotals, 3), Latency: make([]observe.Latency, 1)}
-	for _, doc := range []string{"{}", "null", `{"peers":[null,{"paths":[{}]}],"time":"x"}`, `{"transfers":[{"id":"00"}]}`, "[" + strings.Repeat("{},", 2000) + "{}]"} {
+	full := observe.Snapshot{Node: observe.NodeStatus{Name: "b\x1b[2J", Drivers: []string{"shm"},
+		SetupFailures: map[string]uint64{"tcp": 1}}, Exports: make([]observe.ExportStatus, 2),
+		Peers: []observe.PeerStatus{{Name: "\xff", Paths: make([]observe.PathStatus, 2),
+			Totals: make([]observe.KindTotals, 3)}},
+		Transfers: make([]observe.TransferStatus, 2), Totals: make([]observe.KindTotals, 3),
+		Latency: make([]observe.Latency, 1)}
+	for _, doc := range []string{"{}", "null", `{"peers":[null,{"paths":[{}]}],"time":"x"}`,
+		`{"transfers":[{"id":"00"}]}`, "[" + strings.Repeat("{},", 2000) + "{}]"} {
 		m, err := control.NewStatusReport([]byte(doc), control.MaxBody)
 		if err != nil {
 			f.Fatal(err)
@@ -195,10 +206,12 @@ func FuzzStatus(f *testing.F) {
 			}
 			return
 		}
-		if n := len(s.Exports) + len(s.Peers) + len(s.Transfers) + len(s.Totals) + len(s.Paths) + len(s.Latency) + len(s.Setup); n > maxStatusValues+7 {
+		if n := len(s.Exports) + len(s.Peers) + len(s.Transfers) + len(s.Totals) + len(s.Paths) + len(s.Latency) +
+			len(s.Setup); n > maxStatusValues+7 {
 			t.Fatalf("%d rows", n)
 		}
-		if _, err := json.Marshal(s); err != nil && !strings.Contains(err.Error(), "unsupported value") && !strings.Contains(err.Error(), "Time") {
+		if _, err := json.Marshal(s); err != nil && !strings.Contains(err.Error(), "unsupported value") &&
+			!strings.Contains(err.Error(), "Time") {
 			t.Fatal(err)
 		}
 		s.Families()

@@ -35,7 +35,8 @@ func mover(t testing.TB, p *pair, name string) func() {
 	rem, src := lookup(t, p.ab, "queue "+name), region(t, 4096)
 	local, _ := src.Span(0, 64)
 	qa, qb := queues(t, p, name)
-	ops := []path.Op{{Kind: path.Put, Notify: true, Msg: make([]byte, 16), Token: 1, Copies: []path.Copy{rem.At(0, local)}}}
+	ops := []path.Op{{Kind: path.Put, Notify: true, Msg: make([]byte, 16), Token: 1,
+		Copies: []path.Copy{rem.At(0, local)}}}
 	ev := make([]path.Event, 16)
 	return func() {
 		if n, err := qa.Post(ops); n != 1 {
@@ -105,7 +106,8 @@ func openFiles(t testing.TB) int {
 	return len(d)
 }
 
-// Memory, descriptors, goroutines and leases stay the same over many transfers. PENSTOCK_LONG makes it ten times as many.
+// Memory, descriptors, goroutines and leases stay the same over many transfers. PENSTOCK_LONG makes
+// it ten times as many.
 func TestSteadyState(t *testing.T) {
 	count := 100_000
 	if os.Getenv("PENSTOCK_LONG") != "" {
@@ -148,8 +150,10 @@ func TestSteadyState(t *testing.T) {
 					ln.mu.Lock()
 					for _, l := range ln.paths {
 						l.mu.Lock()
-						if l.inflight != 0 || len(l.free) != len(l.slots) || l.queue.Len() != 0 || l.bulk != 0 || l.bulkLen != 0 {
-							t.Errorf("%d in flight, %d of %d slots free, %d queued", l.inflight, len(l.free), len(l.slots), l.queue.Len())
+						if l.inflight != 0 || len(l.free) != len(l.slots) || l.queue.Len() != 0 || l.bulk != 0 ||
+							l.bulkLen != 0 {
+							t.Errorf("%d in flight, %d of %d slots free, %d queued", l.inflight, len(l.free),
+								len(l.slots), l.queue.Len())
 						}
 						l.mu.Unlock()
 					}
@@ -160,8 +164,8 @@ func TestSteadyState(t *testing.T) {
 	}
 }
 
-// Many goroutines put and get random pieces of their own part of an export, over both paths; what each of them reads is what
-// it wrote last.
+// Many goroutines put and get random pieces of their own part of an export, over both paths; what
+// each of them reads is what it wrote last.
 func TestConcurrentModel(t *testing.T) {
 	p := newPair(t, Options{})
 	const workers, part = 12, 256 << 10
@@ -244,7 +248,8 @@ func TestConcurrentModel(t *testing.T) {
 	}
 }
 
-// A node with idle peers uses next to no processor time, also after traffic, and with Spin once that time is over.
+// A node with idle peers uses next to no processor time, also after traffic, and with Spin once
+// that time is over.
 func TestIdleCostsNothing(t *testing.T) {
 	for _, spin := range []time.Duration{-1, 0, 20 * time.Millisecond} {
 		t.Run(spin.String(), func(t *testing.T) {

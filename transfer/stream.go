@@ -7,16 +7,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// streams keep the order of the transfers of a peer that were begun with the same PutOptions.Stream. The order holds across
-// paths: a path promises none between its operations, and two transfers may take different ones. So each is begun when the one
-// before it has ended.
+// streams keep the order of the transfers of a peer that were begun with the same
+// PutOptions.Stream. The order holds across paths: a path promises none between its operations, and
+// two transfers may take different ones. So each is begun when the one before it has ended.
 type streams struct {
 	mu     sync.Mutex
 	active map[uint32][]*Transfer // those that wait, by the streams of which a transfer is under way
 }
 
-// The turn of a transfer in its stream. One that ends while it is begun leaves the next one to the goroutine that begins it: thousands may
-// wait, and each would be begun deeper in the stack.
+// The turn of a transfer in its stream. One that ends while it is begun leaves the next one to the
+// goroutine that begins it: thousands may wait, and each would be begun deeper in the stack.
 const (
 	turnTaken  uint32 = iota // begun, or not waiting for a turn
 	turnBegins               // advance begins it

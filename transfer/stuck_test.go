@@ -21,7 +21,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// stuckBed is a node with two peers, of which one gets stuck in one way or another while the other one must go on.
+// stuckBed is a node with two peers, of which one gets stuck in one way or another while the other
+// one must go on.
 type stuckBed struct {
 	t         *testing.T
 	n         *Node
@@ -50,7 +51,8 @@ func newStuckBed(t *testing.T) *stuckBed {
 		t.Fatal(err)
 	}
 	peers := make(chan *Peer, 2)
-	s.n = open(t, Options{Name: "n", Listen: []string{"tcp://127.0.0.1:0"}, Paths: []setup.Driver{shm.Driver{}, s.proxy}, Window: 8,
+	s.n = open(t, Options{Name: "n", Listen: []string{"tcp://127.0.0.1:0"},
+		Paths: []setup.Driver{shm.Driver{}, s.proxy}, Window: 8,
 		OnPeer: func(p *Peer) { peers <- p },
 		OnTransfer: func(i Incoming) {
 			if i.Peer.Name() == "bad" && len(i.Msg) > 0 {
@@ -84,7 +86,8 @@ func newStuckBed(t *testing.T) *stuckBed {
 	return s
 }
 
-// goesOn has the other peer and the node do everything that they can do with each other, and the node what concerns all peers.
+// goesOn has the other peer and the node do everything that they can do with each other, and the
+// node what concerns all peers.
 func (s *stuckBed) goesOn() {
 	t := s.t
 	t.Helper()
@@ -246,7 +249,8 @@ func TestStuckPeers(t *testing.T) {
 			})
 			local, _ := s.src.Span(0, 4096)
 			for range 2 * digestsAsked {
-				if _, err := s.toBad.Put(context.Background(), []path.Copy{r.At(0, local)}, PutOptions{Digest: true}); err != nil {
+				if _, err := s.toBad.Put(context.Background(), []path.Copy{r.At(0, local)},
+					PutOptions{Digest: true}); err != nil {
 					s.t.Fatal(err)
 				}
 				go s.toBad.Lookup(context.Background(), "sink")
@@ -274,14 +278,17 @@ func TestStuckPeers(t *testing.T) {
 				s.t.Fatal(err)
 			}
 			for range 4 {
-				if _, err := s.atBad.request(ctx(s.t), &control.OpenPath{Path: "tcp", Streams: 1, Window: 8}); err != nil {
+				if _, err := s.atBad.request(ctx(s.t),
+					&control.OpenPath{Path: "tcp", Streams: 1, Window: 8}); err != nil {
 					s.t.Fatal(err)
 				}
 				receive(s.giveUp, s.n, "never")
-				if _, err := s.atBad.request(ctx(s.t), &control.Offer{ID: s.bad.nextID(), Name: "never", Size: 64, Tensor: desc}); err != nil {
+				if _, err := s.atBad.request(ctx(s.t),
+					&control.Offer{ID: s.bad.nextID(), Name: "never", Size: 64, Tensor: desc}); err != nil {
 					s.t.Fatal(err)
 				}
-				go s.atBad.request(context.Background(), &control.Offer{ID: s.bad.nextID(), Name: "unwanted", Size: 64, Tensor: desc})
+				go s.atBad.request(context.Background(),
+					&control.Offer{ID: s.bad.nextID(), Name: "unwanted", Size: 64, Tensor: desc})
 			}
 		}},
 	} {
@@ -293,8 +300,8 @@ func TestStuckPeers(t *testing.T) {
 	}
 }
 
-// A revocation waits only for the peers that could reach the memory: a queue that its owner does not poll any more is no reason to
-// lose the tensors of other peers.
+// A revocation waits only for the peers that could reach the memory: a queue that its owner does
+// not poll any more is no reason to lose the tensors of other peers.
 func TestPushBesideAQueueThatNobodyPolls(t *testing.T) {
 	s := newStuckBed(t)
 	s.n.AcceptQueues("")
@@ -310,7 +317,8 @@ func TestPushBesideAQueueThatNobodyPolls(t *testing.T) {
 	end = append(end, q)
 	for _, name := range paths {
 		got := receive(ctx(t), s.n, "pushed")
-		x, err := s.atGood.SendTensor(ctx(t), "pushed", tensor.Desc{DType: tensor.U8, Shape: []int64{stuckSize}}, s.src.All(), PutOptions{Paths: []string{name}})
+		x, err := s.atGood.SendTensor(ctx(t), "pushed", tensor.Desc{DType: tensor.U8, Shape: []int64{stuckSize}},
+			s.src.All(), PutOptions{Paths: []string{name}})
 		wait(t, x, err)
 		a := arrived(t, got)
 		if a.err != nil {
@@ -362,7 +370,8 @@ func (d *narrowDriver) Dial(ctx context.Context, o setup.Offer, cfg setup.Config
 	return d.fakeDriver.Dial(ctx, o, cfg)
 }
 
-// A canceled transfer whose connection has stalled gives everything back although the peer lives, and others go on by a new path.
+// A canceled transfer whose connection has stalled gives everything back although the peer lives,
+// and others go on by a new path.
 func TestCancelOnStalledPath(t *testing.T) {
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
 		t.Run(kindName(kind), func(t *testing.T) {
@@ -370,7 +379,8 @@ func TestCancelOnStalledPath(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := newPair(t, Options{Paths: []setup.Driver{d}, Limits: Limits{Node: Quota{Out: sched.Limits{Transfers: 2}}}})
+			p := newPair(t, Options{Paths: []setup.Driver{d},
+				Limits: Limits{Node: Quota{Out: sched.Limits{Transfers: 2}}}})
 			p.ignore(t)
 			p.a.patience = time.Second // for the other side too, to say that it closed the path
 			const size = 64 << 20      // more than the buffers hold
@@ -395,7 +405,8 @@ func TestCancelOnStalledPath(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := begin(context.Background(), []path.Copy{r.At(0, local.All())}, PutOptions{}); !errors.Is(err, sched.ErrTooMany) {
+			if _, err := begin(context.Background(), []path.Copy{r.At(0, local.All())}, PutOptions{}); !errors.Is(err,
+				sched.ErrTooMany) {
 				t.Fatalf("the third one: %v", err)
 			}
 			for end := ctx(t); !outstanding(x); runtime.Gosched() {

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// A handler gets what has its tag, over each path; the rest, and what comes before it is there and after it is removed, is OnTransfer's.
+// A handler gets what has its tag, over each path; the rest, and what comes before it is there and
+// after it is removed, is OnTransfer's.
 func TestTags(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {

@@ -9,21 +9,24 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// A session that was lost may have left bytes in the other side's sockets: that side may have been stopped, or cut off, and
-// takes them out when it runs again. They must not be written after what a later session brings. So a node remembers the
-// sessions that it lost, by the node at the other end, and has them ended there, before it moves anything by another session
-// with that node: in the hello when it dials, or by a request.
+// A session that was lost may have left bytes in the other side's sockets: that side may have been
+// stopped, or cut off, and takes them out when it runs again. They must not be written after what a
+// later session brings. So a node remembers the sessions that it lost, by the node at the other
+// end, and has them ended there, before it moves anything by another session with that node: in the
+// hello when it dials, or by a request.
 
 const (
 	maxLostNodes = 1024 // nodes whose lost sessions are remembered
 	maxLost      = control.MaxReplaced
 )
 
-// Instance tells the processes of a node apart: it is another one after the peer's process was started anew.
+// Instance tells the processes of a node apart: it is another one after the peer's process was
+// started anew.
 func (p *Peer) Instance() uint64 { return p.info.Instance }
 
-// party is the other end of a session: the node that it says it is, and the certificate that it has shown, "" without TLS. A peer
-// that shows another certificate and says that it is the same node has no say in sessions with the first one.
+// party is the other end of a session: the node that it says it is, and the certificate that it has
+// shown, "" without TLS. A peer that shows another certificate and says that it is the same node
+// has no say in sessions with the first one.
 type party struct {
 	node [16]byte
 	cert string
@@ -31,13 +34,14 @@ type party struct {
 
 func (p *Peer) party() party { return party{p.info.Node, p.cert.Name} }
 
-// is reports whether two parties can be the same. Without a certificate nothing is proven, or the kernel says that it is a
-// process of the same user.
+// is reports whether two parties can be the same. Without a certificate nothing is proven, or the
+// kernel says that it is a process of the same user.
 func (a party) is(b party) bool {
 	return a.node == b.node && (a.cert == b.cert || a.cert == "" || b.cert == "")
 }
 
-// admit decides about a peer that dialed. It runs in the peer's handshake, under its mutex; no other goroutine uses the peer yet.
+// admit decides about a peer that dialed. It runs in the peer's handshake, under its mutex; no
+// other goroutine uses the peer yet.
 func (p *Peer) admit(h *control.Hello) (err error) {
 	if p.lost != nil { // what is charged now would not come back
 		return p.lost
@@ -56,8 +60,8 @@ func (p *Peer) admit(h *control.Hello) (err error) {
 	return err
 }
 
-// endSessions ends sessions that a node had with this one before, and waits until nothing of them is left. A session's name is
-// a secret of its two ends.
+// endSessions ends sessions that a node had with this one before, and waits until nothing of them
+// is left. A session's name is a secret of its two ends.
 func (p *Peer) endSessions(of party, ids [][16]byte) {
 	if len(ids) == 0 {
 		return
@@ -93,8 +97,8 @@ func (n *Node) lose(p *Peer) {
 	n.anyLost.Store(true)
 }
 
-// forgetLost makes room: for a certificate that says it is many nodes among these, else among nodes that have not come back since
-// so many others were lost. The mutex is held.
+// forgetLost makes room: for a certificate that says it is many nodes among these, else among nodes
+// that have not come back since so many others were lost. The mutex is held.
 func (n *Node) forgetLost(cert string) {
 	var any party
 	for any = range n.lost {
@@ -124,7 +128,8 @@ func (n *Node) lostAs(who party) iter.Seq[party] {
 	}
 }
 
-// lostWith lists the sessions with a party that were lost and may not have been ended there, as many as one request takes.
+// lostWith lists the sessions with a party that were lost and may not have been ended there, as
+// many as one request takes.
 func (n *Node) lostWith(who party) (ids [][16]byte) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -149,7 +154,8 @@ func (n *Node) settled(who party, ids [][16]byte) {
 	n.anyLost.Store(len(n.lost) > 0)
 }
 
-// unsettled reports whether an earlier session with the peer's node may still have bytes on their way there.
+// unsettled reports whether an earlier session with the peer's node may still have bytes on their
+// way there.
 func (p *Peer) unsettled() bool {
 	if !p.node.anyLost.Load() {
 		return false

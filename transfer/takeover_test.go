@@ -18,8 +18,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestNoZombieWrites stops the receiver in the middle of a put, until the sender gives it up, dials again and puts something
-// else to the same place. What the first put left in the receiver's sockets must not appear afterwards.
+// TestNoZombieWrites stops the receiver in the middle of a put, until the sender gives it up, dials
+// again and puts something else to the same place. What the first put left in the receiver's
+// sockets must not appear afterwards.
 func TestNoZombieWrites(t *testing.T) {
 	c := startChild(t, "server")
 	n := open(t, Options{DeadAfter: never})
@@ -46,7 +47,8 @@ func TestNoZombieWrites(t *testing.T) {
 		if x, err = put(p, rem, old); err != nil {
 			t.Fatal(err)
 		}
-		for end := ctx(t); c.unread(t) < 64<<10; <-time.After(time.Millisecond) { // of the put; the control connection has less
+		for end := ctx(t); c.unread(t) < 64<<10; <-time.After(time.Millisecond) {
+			// of the put; the control connection has less
 			if end.Err() != nil {
 				t.Fatal("the put does not reach the receiver's sockets")
 			}
@@ -91,7 +93,8 @@ func (c *child) unread(t *testing.T) (n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(table)) { // sl local remote state tx_queue:rx_queue tr:when retransmits uid timeout inode
+	for line := range strings.Lines(string(table)) {
+		// sl local remote state tx_queue:rx_queue tr:when retransmits uid timeout inode
 		f := strings.Fields(line)
 		if len(f) < 10 || !sockets["socket:["+f[9]+"]"] {
 			continue
@@ -106,8 +109,9 @@ func (c *child) unread(t *testing.T) (n int) {
 	return n
 }
 
-// lostQuietly makes two nodes with a session between them that one side has lost while the other one does not know: its control
-// connection is cut off without an end, and a put of it lies unread in the other side's socket.
+// lostQuietly makes two nodes with a session between them that one side has lost while the other
+// one does not know: its control connection is cut off without an end, and a put of it lies unread
+// in the other side's socket.
 type lostQuietly struct {
 	a, b   *Node
 	r      *mem.Region // exported by b as rem
@@ -183,7 +187,8 @@ func (s *lostQuietly) put(t *testing.T, p *Peer, pattern byte) (*Transfer, error
 	return p.Put(ctx(t), []path.Copy{s.rem.At(0, s.src.All())}, PutOptions{})
 }
 
-// ended checks that the lost session is ended at the other side by now, and that its bytes do not appear after others.
+// ended checks that the lost session is ended at the other side by now, and that its bytes do not
+// appear after others.
 func (s *lostQuietly) ended(t *testing.T, p *Peer) {
 	t.Helper()
 	select {
@@ -218,14 +223,15 @@ func (s *lostQuietly) release() {
 	}
 }
 
-// TestDialEndsLostSessions checks that a node that lost a session has it ended at the other side by dialing again.
+// TestDialEndsLostSessions checks that a node that lost a session has it ended at the other side by
+// dialing again.
 func TestDialEndsLostSessions(t *testing.T) {
 	s := newLostQuietly(t)
 	s.ended(t, s.dial(t, s.b.Addrs()[0]))
 }
 
-// TestLivingSessionEndsLostOnes checks that a session that is there already moves nothing before the ones that were lost with
-// the same node are ended at the other side.
+// TestLivingSessionEndsLostOnes checks that a session that is there already moves nothing before
+// the ones that were lost with the same node are ended at the other side.
 func TestLivingSessionEndsLostOnes(t *testing.T) {
 	s := newLostQuietly(t)
 	if !s.living.unsettled() {
@@ -241,7 +247,8 @@ func TestLivingSessionEndsLostOnes(t *testing.T) {
 	s.ended(t, s.living)
 }
 
-// TestEndSessionsOfOthers checks that a peer cannot end a session by guessing, or by naming one of another node.
+// TestEndSessionsOfOthers checks that a peer cannot end a session by guessing, or by naming one of
+// another node.
 func TestEndSessionsOfOthers(t *testing.T) {
 	b := open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}})
 	var peers [2]*Peer
@@ -254,7 +261,8 @@ func TestEndSessionsOfOthers(t *testing.T) {
 		peers[i] = p
 	}
 	stolen := peers[0].id
-	if _, err := peers[1].request(ctx(t), &control.EndSessions{Sessions: [][16]byte{stolen, {1}, peers[1].id}}); err != nil {
+	if _, err := peers[1].request(ctx(t), &control.EndSessions{Sessions: [][16]byte{stolen, {1},
+		peers[1].id}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, p := range peers {
@@ -264,7 +272,8 @@ func TestEndSessionsOfOthers(t *testing.T) {
 	}
 }
 
-// TestLostSessionsAreBounded checks that what a node remembers of lost sessions does not grow without end.
+// TestLostSessionsAreBounded checks that what a node remembers of lost sessions does not grow
+// without end.
 func TestLostSessionsAreBounded(t *testing.T) {
 	n := open(t, Options{})
 	for i := range 2 * maxLostNodes {

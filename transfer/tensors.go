@@ -15,12 +15,14 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// Publish exports a tensor for reading under its name. The span must hold its bytes for as long as the export lives.
+// Publish exports a tensor for reading under its name. The span must hold its bytes for as long as
+// the export lives.
 func (n *Node) Publish(name string, d tensor.Desc, s mem.Span) (*Export, error) {
 	return n.Export(s, ExportOptions{Name: name, Rights: path.Read, Tensor: &d})
 }
 
-// GetTensor copies a tensor that the peer publishes into dst, which must be large enough, and returns what it is.
+// GetTensor copies a tensor that the peer publishes into dst, which must be large enough, and
+// returns what it is.
 func (p *Peer) GetTensor(ctx context.Context, name string, dst mem.Span) (tensor.Desc, *Transfer, error) {
 	r, err := p.Lookup(ctx, name)
 	if err != nil {
@@ -41,10 +43,12 @@ func (p *Peer) GetTensor(ctx context.Context, name string, dst mem.Span) (tensor
 	return *r.Tensor, t, err
 }
 
-// SendTensor pushes a tensor to the peer, which must be waiting for it (Node.Receive) or begin to while the offer stands:
-// the peer prepares memory of its own, and the bytes go straight there. With o.Digest the peer hands the tensor out only if the
-// SHA-256 of what came is that of what was sent; otherwise both sides get an error (path.ErrIntegrity).
-func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src mem.Span, o PutOptions) (*Transfer, error) {
+// SendTensor pushes a tensor to the peer, which must be waiting for it (Node.Receive) or begin to
+// while the offer stands: the peer prepares memory of its own, and the bytes go straight there.
+// With o.Digest the peer hands the tensor out only if the SHA-256 of what came is that of what was
+// sent; otherwise both sides get an error (path.ErrIntegrity).
+func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src mem.Span, o PutOptions) (*Transfer,
+	error) {
 	if err := invariants.Context(ctx, "transfer.Peer.SendTensor"); err != nil {
 		return nil, err
 	}
@@ -75,7 +79,8 @@ func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src m
 	}
 	a, err := control.Parse[control.Accept](r.Body)
 	if err == nil && (a.Desc.Size < size || a.Desc.Rights&path.Write == 0) {
-		err = fmt.Errorf("transfer: %s prepared %d bytes with rights %v for a tensor of %d: %w", p, a.Desc.Size, a.Desc.Rights, size, path.ErrProtocol)
+		err = fmt.Errorf("transfer: %s prepared %d bytes with rights %v for a tensor of %d: %w", p, a.Desc.Size,
+			a.Desc.Rights, size, path.ErrProtocol)
 	}
 	var t *Transfer
 	if err != nil {
@@ -92,7 +97,8 @@ func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src m
 	return t, nil
 }
 
-// ended is called once for each transfer; a pushed tensor that failed is reported to the peer, which waits for it.
+// ended is called once for each transfer; a pushed tensor that failed is reported to the peer,
+// which waits for it.
 func (p *Peer) ended(t *Transfer, err error) {
 	if err != nil && t.offered {
 		e := control.AsError(err)
@@ -103,7 +109,8 @@ func (p *Peer) ended(t *Transfer, err error) {
 	}
 }
 
-// tensorSize is the number of bytes of a tensor that lies in memory without gaps, the only form that travels.
+// tensorSize is the number of bytes of a tensor that lies in memory without gaps, the only form
+// that travels.
 func tensorSize(d tensor.Desc) (uint64, error) {
 	if !d.Contiguous() {
 		return 0, fmt.Errorf("tensor %v has strides: copy it to row-major order first", d)
@@ -129,9 +136,10 @@ type Received struct {
 	Desc tensor.Desc
 	Span mem.Span
 	Path string
-	// Digest is the SHA-256 of the bytes, which was the same on both sides; all zero if the sender did not ask for it. It finds
-	// damage, not a hostile sender, who can write between the digest and the end of the transfer: to compare with a digest from
-	// another source, take it of Span, which no peer writes any more.
+	// Digest is the SHA-256 of the bytes, which was the same on both sides; all zero if the sender
+	// did not ask for it. It finds damage, not a hostile sender, who can write between the digest
+	// and the end of the transfer: to compare with a digest from another source, take it of Span,
+	// which no peer writes any more.
 	Digest [32]byte
 	block  mem.Block
 	node   *Node
@@ -144,7 +152,8 @@ func (r *Received) Tensor() tensor.Tensor {
 	return t
 }
 
-// Release gives the memory back. A second Release, of a copy as well, changes nothing and returns an error that wraps mem.ErrReleased.
+// Release gives the memory back. A second Release, of a copy as well, changes nothing and returns
+// an error that wraps mem.ErrReleased.
 func (r *Received) Release() error {
 	err := r.node.pool.Free(r.block)
 	if errors.Is(err, mem.ErrFreed) {
@@ -170,9 +179,10 @@ func (in *incomingTensor) end(err error) {
 	in.result <- err
 }
 
-// Receive waits for a peer to push a tensor of that name and returns when its bytes are in place, verified. Memory is
-// taken from the node's budget when the offer comes; the node refuses a tensor that does not fit, with an error at the sender. If the
-// sender asked for a digest, it was compared, and Received.Digest is set.
+// Receive waits for a peer to push a tensor of that name and returns when its bytes are in place,
+// verified. Memory is taken from the node's budget when the offer comes; the node refuses a tensor
+// that does not fit, with an error at the sender. If the sender asked for a digest, it was
+// compared, and Received.Digest is set.
 func (n *Node) Receive(ctx context.Context, name string) (*Received, error) {
 	if err := invariants.Context(ctx, "transfer.Node.Receive"); err != nil {
 		return nil, err
@@ -242,7 +252,8 @@ func (n *Node) dropWaiter(name string, w *tensorWaiter) {
 	}
 }
 
-// answerOffer prepares memory for a tensor that the peer wants to push, once a receiver waits for it.
+// answerOffer prepares memory for a tensor that the peer wants to push, once a receiver waits for
+// it.
 func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 	n := p.node
 	id := observe.ID(q.ID)
@@ -257,7 +268,8 @@ func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 		return nil, control.Errorf(control.BadRequest, "tensor %q: %v has not %d bytes", q.Name, desc, q.Size)
 	}
 	if q.Size > n.opts.Budget {
-		return nil, control.Errorf(control.OverBudget, "tensor %q of %d bytes: this node takes at most %d", q.Name, q.Size, n.opts.Budget)
+		return nil, control.Errorf(control.OverBudget, "tensor %q of %d bytes: this node takes at most %d", q.Name,
+			q.Size, n.opts.Budget)
 	}
 	if err := p.limits.in.Fits(q.Size, desc.DType); err != nil {
 		return nil, err
@@ -331,7 +343,8 @@ func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTenso
 		space.Release()
 		return nil, control.Errorf(control.OverBudget, "tensor %q: %v", name, err)
 	}
-	// The whole block is exported where it is a region of its own, so that shared memory can reach it too.
+	// The whole block is exported where it is a region of its own, so that shared memory can reach
+	// it too.
 	if q.Digest {
 		clear(block.Whole().Bytes()) // of what others left there: the digest is of bytes of this peer alone
 	}
@@ -350,7 +363,8 @@ func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTenso
 	return in, nil
 }
 
-// take removes a tensor that is being received; only one of completion, failure and abandonment gets it.
+// take removes a tensor that is being received; only one of completion, failure and abandonment
+// gets it.
 func (n *Node) take(id observe.ID, from *Peer) *incomingTensor {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -362,18 +376,21 @@ func (n *Node) take(id observe.ID, from *Peer) *incomingTensor {
 	return in
 }
 
-// received is called for every completed put; it reports whether it was a tensor that was waited for.
+// received is called for every completed put; it reports whether it was a tensor that was waited
+// for.
 func (n *Node) received(i Incoming) bool {
 	in := n.take(i.ID, i.Peer)
 	if in == nil {
 		return false
 	}
 	if i.Kind != path.Put || i.Bytes != in.rec.Span.Len {
-		n.discard(in, fmt.Errorf("transfer: tensor %q: %s put %d of %d bytes: %w", in.rec.Name, i.Peer, i.Bytes, in.rec.Span.Len, path.ErrProtocol))
+		n.discard(in, fmt.Errorf("transfer: tensor %q: %s put %d of %d bytes: %w", in.rec.Name, i.Peer, i.Bytes,
+			in.rec.Span.Len, path.ErrProtocol))
 		return true
 	}
 	if in.digest && !in.proven { // no other goroutine has it now
-		n.discard(in, fmt.Errorf("transfer: tensor %q: %s completed it without the digest that it promised: %w", in.rec.Name, i.Peer, path.ErrProtocol))
+		n.discard(in, fmt.Errorf("transfer: tensor %q: %s completed it without the digest that it promised: %w",
+			in.rec.Name, i.Peer, path.ErrProtocol))
 		return true
 	}
 	in.rec.Path = i.Path
@@ -381,7 +398,8 @@ func (n *Node) received(i Incoming) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
 	if err := in.export.Revoke(ctx); err != nil {
-		n.pool.Retire(in.rec.block) // never to be used again, and so counted for ever: the sender may still have it mapped
+		// never to be used again, and so counted for ever: the sender may still have it mapped
+		n.pool.Retire(in.rec.block)
 		in.end(err)
 		return true
 	}
@@ -389,7 +407,8 @@ func (n *Node) received(i Incoming) bool {
 	return true
 }
 
-// discard ends the reception of a tensor. Its memory is given back when nothing can write to it any more.
+// discard ends the reception of a tensor. Its memory is given back when nothing can write to it any
+// more.
 func (n *Node) discard(in *incomingTensor, err error) {
 	in.end(err)
 	go func() {

@@ -267,7 +267,8 @@ func TestSenderLostMidway(t *testing.T) {
 			soon(t, x.Done(), "the end of the transfer")
 			if a := arrived(t, got); a.err == nil {
 				a.r.Release() // it was faster
-			} else if !errors.Is(a.err, ErrPeerLost) && !errors.Is(a.err, control.Down) && !errors.Is(a.err, control.Shutdown) && !errors.Is(a.err, path.ErrDown) {
+			} else if !errors.Is(a.err, ErrPeerLost) && !errors.Is(a.err, control.Down) &&
+				!errors.Is(a.err, control.Shutdown) && !errors.Is(a.err, path.ErrDown) {
 				t.Errorf("Receive ended with %v", a.err)
 			}
 			nothingReceived(t, p.b)
@@ -275,7 +276,8 @@ func TestSenderLostMidway(t *testing.T) {
 	}
 }
 
-// A tensor that does not fit beside another one is refused; the receiver goes on waiting for one that does.
+// A tensor that does not fit beside another one is refused; the receiver goes on waiting for one
+// that does.
 func TestTensorOverBudgetForNow(t *testing.T) {
 	p := newPair(t, Options{Budget: 4 << 20})
 	big := tensor.Desc{DType: tensor.U8, Shape: []int64{4 << 20}}

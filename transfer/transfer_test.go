@@ -69,7 +69,8 @@ func (p *pair) ignore(t testing.TB) {
 	}()
 }
 
-// open opens a node; peers without a certificate may do everything there, unless the options say what they may.
+// open opens a node; peers without a certificate may do everything there, unless the options say
+// what they may.
 func open(t testing.TB, o Options) *Node {
 	t.Helper()
 	if o.Anonymous == 0 {
@@ -152,7 +153,8 @@ func TestPutAndGet(t *testing.T) {
 				export(t, p.b, dst, "dst", path.Read|path.Write)
 				rem := lookup(t, p.ab, "dst")
 				local, _ := src.Span(1, uint64(size))
-				x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(3, local)}, PutOptions{Paths: []string{name}, Msg: []byte("hi")})
+				x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(3, local)},
+					PutOptions{Paths: []string{name}, Msg: []byte("hi")})
 				wait(t, x, err)
 				if !bytes.Equal(dst.All().Bytes()[3:3+size], src.All().Bytes()[1:1+size]) {
 					t.Fatal("the bytes did not arrive")
@@ -161,7 +163,8 @@ func TestPutAndGet(t *testing.T) {
 					t.Errorf("progress %v, %v", x.Progress(), x.Explain())
 				}
 				in := <-p.heard
-				if in.ID != x.ID() || in.Bytes != uint64(size) || in.Kind != path.Put || string(in.Msg) != "hi" || in.Path != name || in.Peer != p.ba {
+				if in.ID != x.ID() || in.Bytes != uint64(size) || in.Kind != path.Put || string(in.Msg) != "hi" ||
+					in.Path != name || in.Peer != p.ba {
 					t.Errorf("the receiver heard %+v", in)
 				}
 				back1, _ := back.Span(9, uint64(size))
@@ -218,7 +221,8 @@ func TestRefusals(t *testing.T) {
 	if err := put(rem.At(0, mem.Span{Region: src, Off: 8000, Len: 4096})); !errors.Is(err, mem.ErrBounds) {
 		t.Errorf("local bounds: %v", err)
 	}
-	if err := put(path.Copy{Local: mem.Span{Region: src, Len: 1}, Key: path.Key{Index: 1, Secret: 2}}); !errors.Is(err, path.ErrKey) {
+	if err := put(path.Copy{Local: mem.Span{Region: src, Len: 1}, Key: path.Key{Index: 1, Secret: 2}}); !errors.Is(err,
+		path.ErrKey) {
 		t.Errorf("unknown export: %v", err)
 	}
 	if _, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify+1), PutOptions{}); !errors.Is(err, path.ErrTooLarge) {
@@ -232,7 +236,8 @@ func TestRefusals(t *testing.T) {
 	}
 	for _, name := range paths { // the peer may know of the revocation already: then it refuses by itself
 		p.ab.Import(rem.Desc)
-		x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, mem.Span{Region: src, Len: 1})}, PutOptions{Paths: []string{name}})
+		x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, mem.Span{Region: src, Len: 1})},
+			PutOptions{Paths: []string{name}})
 		if err == nil {
 			err = x.Wait(ctx(t))
 		}
@@ -240,7 +245,8 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: revoked export: %v", name, err)
 		}
 	}
-	for _, bad := range []string{"tcp://10.0.0.1:1", "tcp://example.org:80", "udp://127.0.0.1:1", "127.0.0.1:1", "unix://"} {
+	for _, bad := range []string{"tcp://10.0.0.1:1", "tcp://example.org:80", "udp://127.0.0.1:1", "127.0.0.1:1",
+		"unix://"} {
 		if _, err := p.a.Dial(ctx(t), bad); err == nil {
 			t.Errorf("dialed %s", bad)
 		}
@@ -255,7 +261,8 @@ func TestSubSpanGoesOverTCP(t *testing.T) {
 	if _, err := p.b.Export(s, ExportOptions{Name: "part", Rights: path.Write}); err != nil {
 		t.Fatal(err)
 	}
-	x, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "part").At(0, mem.Span{Region: src, Len: 100})}, PutOptions{})
+	x, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "part").At(0, mem.Span{Region: src, Len: 100})},
+		PutOptions{})
 	wait(t, x, err)
 	if e := x.Explain(); e.Path != "tcp" || e.Proof != path.ProofCRC32C {
 		t.Errorf("a part of a region went %v", e)
@@ -271,7 +278,8 @@ func TestWholeRegion(t *testing.T) {
 	dst, src := region(t, 4*4096), region(t, 4096)
 	fill(src, 1)
 	s, _ := dst.Span(2*4096, 4096)
-	if _, err := p.b.Export(s, ExportOptions{Name: "block", Rights: path.Read | path.Write, WholeRegion: true}); err != nil {
+	if _, err := p.b.Export(s, ExportOptions{Name: "block", Rights: path.Read | path.Write,
+		WholeRegion: true}); err != nil {
 		t.Fatal(err)
 	}
 	x, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "block").At(0, src.All())}, PutOptions{})
@@ -288,7 +296,8 @@ func TestWholeRegion(t *testing.T) {
 	}
 	b.Release()
 	odd, _ := dst.Span(1, 4096)
-	if _, err := p.b.Export(odd, ExportOptions{WholeRegion: true}); err == nil || !strings.Contains(err.Error(), "page") {
+	if _, err := p.b.Export(odd, ExportOptions{WholeRegion: true}); err == nil ||
+		!strings.Contains(err.Error(), "page") {
 		t.Errorf("a span that begins within a page: %v", err)
 	}
 }
@@ -334,7 +343,8 @@ func TestTensors(t *testing.T) {
 	}
 	r.r.Release()
 	huge := tensor.Desc{DType: tensor.U8, Shape: []int64{65 << 20}}
-	if _, err := p.ab.SendTensor(ctx(t), "kv", huge, region(t, 65<<20).All(), PutOptions{}); !errors.Is(err, control.OverBudget) {
+	if _, err := p.ab.SendTensor(ctx(t), "kv", huge, region(t, 65<<20).All(), PutOptions{}); !errors.Is(err,
+		control.OverBudget) {
 		t.Errorf("a tensor beyond the budget: %v", err)
 	}
 }
@@ -398,12 +408,14 @@ func TestPeerLostEndsTransfers(t *testing.T) {
 			}
 			p.b.Close()
 			for _, x := range all {
-				if err := x.Wait(ctx(t)); err != nil && !errors.Is(err, path.ErrDown) && !errors.Is(err, ErrPeerLost) && !errors.Is(err, control.Shutdown) && !errors.Is(err, path.ErrUnavailable) {
+				if err := x.Wait(ctx(t)); err != nil && !errors.Is(err, path.ErrDown) && !errors.Is(err, ErrPeerLost) &&
+					!errors.Is(err, control.Shutdown) && !errors.Is(err, path.ErrUnavailable) {
 					t.Errorf("ended with %v", err)
 				}
 			}
 			<-p.ab.Gone()
-			if _, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{}); !errors.Is(err, ErrPeerLost) {
+			if _, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{}); !errors.Is(err,
+				ErrPeerLost) {
 				t.Errorf("put to a lost peer: %v", err)
 			}
 		})

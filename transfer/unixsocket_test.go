@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// A node takes over the Unix socket of a process that was killed. It leaves the socket of one that listens, and what is no socket, alone.
+// A node takes over the Unix socket of a process that was killed. It leaves the socket of one that
+// listens, and what is no socket, alone.
 func TestStaleUnixSocket(t *testing.T) {
 	open := func(at string) (*Node, error) {
 		return Open(ctx(t), Options{Anonymous: identity.All, Listen: []string{"unix://" + at}})

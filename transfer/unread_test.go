@@ -28,14 +28,16 @@ type asker struct {
 // newAsker has its handshake with a node, whose OnPeer sends to met.
 func newAsker(t testing.TB, addr string, met <-chan *Peer) *asker {
 	t.Helper()
-	// A Unix socket: where one direction of a TCP connection is full, the kernel may also hold up the other one.
+	// A Unix socket: where one direction of a TCP connection is full, the kernel may also hold up
+	// the other one.
 	c, err := (&net.Dialer{}).DialContext(ctx(t), "unix", strings.TrimPrefix(addr, "unix://"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	s, err := control.New(control.Dialer, control.Options{Session: [16]byte{1}, DeadAfter: time.Hour, RequestTimeout: time.Hour,
-		Identity: control.Identity{Node: [16]byte{2}, Instance: 1, Name: "asker", Host: [16]byte{3}}}, time.Now())
+	s, err := control.New(control.Dialer, control.Options{Session: [16]byte{1}, DeadAfter: time.Hour,
+		RequestTimeout: time.Hour,
+		Identity:       control.Identity{Node: [16]byte{2}, Instance: 1, Name: "asker", Host: [16]byte{3}}}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,22 +122,30 @@ func (a *asker) stall(q control.Query) {
 	}
 }
 
-// TestAskAndNotRead has sessions ask for each kind of answer and read none: what the node holds for them is bounded and charged before, other principals' budget is untouched, and
-// each session gets all its answers when it reads.
+// TestAskAndNotRead has sessions ask for each kind of answer and read none: what the node holds for
+// them is bounded and charged before, other principals' budget is untouched, and each session gets
+// all its answers when it reads.
 func TestAskAndNotRead(t *testing.T) {
 	met := make(chan *Peer, 1)
-	n := open(t, Options{Name: "server", Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")}, DeadAfter: time.Hour, HeartbeatEvery: 10 * time.Second, OnPeer: func(p *Peer) { met <- p }})
-	n.budget = budget.New(budget.Amounts{budget.Sessions: 1000, budget.Paths: 300, budget.Descriptors: 1000, budget.Memory: 1 << 30})
+	n := open(t, Options{Name: "server", Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")},
+		DeadAfter: time.Hour, HeartbeatEvery: 10 * time.Second, OnPeer: func(p *Peer) {
+			met <- p
+		}})
+	n.budget = budget.New(budget.Amounts{budget.Sessions: 1000, budget.Paths: 300, budget.Descriptors: 1000,
+		budget.Memory: 1 << 30})
 	r := region(t, 4096)
 	random := rand.New(rand.NewPCG(1, 2))
 	name := ""
 	for range 2000 { // more than a page of a list, and names that do not become short
-		name = fmt.Sprintf("%016x%016x%016x%016x%016x%016x", random.Uint64(), random.Uint64(), random.Uint64(), random.Uint64(), random.Uint64(), random.Uint64())
+		name = fmt.Sprintf("%016x%016x%016x%016x%016x%016x", random.Uint64(), random.Uint64(), random.Uint64(),
+			random.Uint64(), random.Uint64(), random.Uint64())
 		if _, err := n.Export(r.All(), ExportOptions{Name: name, Rights: path.Read}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := n.Handle("whole", func(_ context.Context, _ *Peer, b []byte) ([]byte, error) { return make([]byte, MaxCall), nil }); err != nil {
+	if _, err := n.Handle("whole", func(_ context.Context, _ *Peer, b []byte) ([]byte, error) {
+		return make([]byte, MaxCall), nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Handle("no", func(context.Context, *Peer, []byte) ([]byte, error) {
@@ -205,14 +215,18 @@ func TestAskAndNotRead(t *testing.T) {
 	}
 }
 
-// TestRequestsWaitForTheLimits: a peer asks in the write of its hello. While the node still asks its user for the limits of the peer, none of the requests is
-// served, also not by the goroutine that writes, which heartbeats show to be at work.
+// TestRequestsWaitForTheLimits: a peer asks in the write of its hello. While the node still asks
+// its user for the limits of the peer, none of the requests is served, also not by the goroutine
+// that writes, which heartbeats show to be at work.
 func TestRequestsWaitForTheLimits(t *testing.T) {
 	const calls = 40 // more than have room for their answers at once
 	asked, gate, ready := make(chan struct{}), make(chan struct{}), make(chan bool, calls)
 	n := open(t, Options{Name: "server", Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")},
 		Limits: Limits{ForPeer: func(string) (Quota, bool) { close(asked); <-gate; return Quota{}, false }}})
-	if _, err := n.Handle("s", func(_ context.Context, p *Peer, _ []byte) ([]byte, error) { ready <- p.wasReady(); return nil, nil }); err != nil {
+	if _, err := n.Handle("s", func(_ context.Context, p *Peer, _ []byte) ([]byte, error) {
+		ready <- p.wasReady()
+		return nil, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	c, err := (&net.Dialer{}).DialContext(ctx(t), "unix", strings.TrimPrefix(n.Addrs()[0], "unix://"))

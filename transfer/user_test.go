@@ -73,7 +73,8 @@ func runUserChild(role string) error {
 			return err
 		}
 		defer n.Close()
-		for lost := 0; err == nil || errors.Is(err, ErrPeerLost) && lost < 20; { // behind its own silent connections it may wait too long
+		for lost := 0; err == nil || errors.Is(err, ErrPeerLost) && lost < 20; {
+			// behind its own silent connections it may wait too long
 			if _, err = n.Dial(c, f[1]); err != nil {
 				lost++
 			}
@@ -131,8 +132,8 @@ func abstract(name string) string { return fmt.Sprintf("unix://@penstock-%s-%d",
 // dialable is an address that leads to a listener on all addresses of this machine.
 func dialable(addr string) string { return strings.Replace(addr, "[::]", "127.0.0.1", 1) }
 
-// TestOtherUserDials has processes of other users dial a node of this user: it accepts only users that its options let in, on any
-// socket of this machine, whatever Insecure permits beyond it.
+// TestOtherUserDials has processes of other users dial a node of this user: it accepts only users
+// that its options let in, on any socket of this machine, whatever Insecure permits beyond it.
 func TestOtherUserDials(t *testing.T) {
 	root := func(t *testing.T) func(proc.Spec) proc.Spec {
 		return func(s proc.Spec) proc.Spec { return s.OwnUsers(t, otherUser) }
@@ -178,7 +179,8 @@ func TestOtherUserDials(t *testing.T) {
 	}
 }
 
-// TestOtherUserDialsFromElsewhere has another user reach a loopback address from an address that is none.
+// TestOtherUserDialsFromElsewhere has another user reach a loopback address from an address that is
+// none.
 func TestOtherUserDialsFromElsewhere(t *testing.T) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -197,7 +199,8 @@ func TestOtherUserDialsFromElsewhere(t *testing.T) {
 	_, port, _ := strings.Cut(strings.TrimPrefix(n.Addrs()[0], "tcp://"), ":")
 	refused := n.Events(ctx(t), 16)
 	startUser(t, "from "+from+" "+port, asOther(t), "sent")
-	if e := <-refused.C(); e.Kind != observe.EventRefused || !strings.Contains(e.Reason, fmt.Sprint("user ", otherUser)) {
+	if e := <-refused.C(); e.Kind != observe.EventRefused ||
+		!strings.Contains(e.Reason, fmt.Sprint("user ", otherUser)) {
 		t.Errorf("%+v, expected that user %d is refused", e, otherUser)
 	}
 }
@@ -208,7 +211,8 @@ func TestOtherUserListens(t *testing.T) {
 	friend := open(t, Options{AllowUID: path.TheseUsers(otherUser)})
 	for _, addr := range []string{abstract("listens"), loopback, "tcp://[::1]:0"} {
 		_, to := startUser(t, "serve "+addr, asOther(t), "listens on")
-		if _, err := n.Dial(ctx(t), to); !errors.Is(err, path.ErrUser) || !errors.Is(err, control.NotPermitted) || Retriable(err) || !strings.Contains(err.Error(), "--allow-uid") {
+		if _, err := n.Dial(ctx(t), to); !errors.Is(err, path.ErrUser) || !errors.Is(err, control.NotPermitted) ||
+			Retriable(err) || !strings.Contains(err.Error(), "--allow-uid") {
 			t.Errorf("%s: %v, expected ErrUser with the flag that permits it, and no retry", addr, err)
 		}
 		if p, err := friend.Dial(ctx(t), to); err != nil {
@@ -219,7 +223,8 @@ func TestOtherUserListens(t *testing.T) {
 	}
 }
 
-// TestSquatter has another user listen, and accept only after the dialer has made up its mind: the dialer tells it nothing.
+// TestSquatter has another user listen, and accept only after the dialer has made up its mind: the
+// dialer tells it nothing.
 func TestSquatter(t *testing.T) {
 	p, to := startUser(t, "squat", asOther(t), "listens on")
 	if _, err := open(t, Options{}).Dial(ctx(t), to); !errors.Is(err, path.ErrUser) {
@@ -231,7 +236,8 @@ func TestSquatter(t *testing.T) {
 	}
 }
 
-// TestUsersWithoutNumbers has a node in a user namespace that has no numbers, so that all users look alike there, its own included.
+// TestUsersWithoutNumbers has a node in a user namespace that has no numbers, so that all users
+// look alike there, its own included.
 func TestUsersWithoutNumbers(t *testing.T) {
 	for _, addr := range []string{abstract("numbers"), loopback} {
 		_, to := startUser(t, "strict "+addr, func(s proc.Spec) proc.Spec { return s.OwnUsers(t, -1) }, "listens on")

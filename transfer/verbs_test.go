@@ -42,7 +42,9 @@ func TestVerbs(t *testing.T) {
 	if in := <-p.heard; in.Path != verbs.Name || in.Bytes != size || string(in.Msg) != "over RDMA" {
 		t.Errorf("the receiver heard %+v", in)
 	}
-	if ex := x.Explain(); ex.Path != verbs.Name || !strings.HasSuffix(ex.Carrier, " port 1, RC") || ex.Proof != path.ProofICRC || ex.UserCopies+ex.KernelCopies != 0 || !bytes.Equal(src.All().Bytes(), dst.All().Bytes()) {
+	if ex := x.Explain(); ex.Path != verbs.Name || !strings.HasSuffix(ex.Carrier, " port 1, RC") ||
+		ex.Proof != path.ProofICRC || ex.UserCopies+ex.KernelCopies != 0 ||
+		!bytes.Equal(src.All().Bytes(), dst.All().Bytes()) {
 		t.Errorf("%v", ex)
 	}
 	x, err = p.ab.Get(ctx(t), []path.Copy{r.At(0, back.All())}, only)
@@ -51,7 +53,8 @@ func TestVerbs(t *testing.T) {
 		t.Error("other bytes came back")
 	}
 	// RDMA is not encrypted: a put that asks for encryption does not get it.
-	x, err = p.ab.Put(ctx(t), []path.Copy{r.At(0, src.All())}, PutOptions{Paths: []string{verbs.Name}, Security: path.SecurityEncrypted})
+	x, err = p.ab.Put(ctx(t), []path.Copy{r.At(0, src.All())},
+		PutOptions{Paths: []string{verbs.Name}, Security: path.SecurityEncrypted})
 	if err == nil {
 		err = x.Wait(ctx(t))
 	}
@@ -70,7 +73,8 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// TestVerbsStaged: memory that neither CPU nor adapter reaches goes by way of slots over RDMA as over other paths.
+// TestVerbsStaged: memory that neither CPU nor adapter reaches goes by way of slots over RDMA as
+// over other paths.
 func TestVerbsStaged(t *testing.T) {
 	for _, where := range []string{"local", "remote", "both"} {
 		t.Run(where, func(t *testing.T) {
@@ -94,14 +98,16 @@ func TestVerbsStaged(t *testing.T) {
 			wait(t, x, err)
 			<-p.heard
 			e := x.Explain()
-			if e.Path != verbs.Name || e.Local.Bytes != size*b2u(da != nil) || e.Remote.Bytes != size*b2u(db != nil) || !bytes.Equal(rb[:size], sb[:size]) {
+			if e.Path != verbs.Name || e.Local.Bytes != size*b2u(da != nil) || e.Remote.Bytes != size*b2u(db != nil) ||
+				!bytes.Equal(rb[:size], sb[:size]) {
 				t.Errorf("put: %v", e)
 			}
 			local, _ = back.Span(0, size)
 			x, err = p.ab.Get(ctx(t), []path.Copy{r.At(0, local)}, PutOptions{Paths: []string{verbs.Name}})
 			wait(t, x, err)
 			<-p.heard
-			if e := x.Explain(); e.Path != verbs.Name || e.Staged != e.Local.Bytes+e.Remote.Bytes || e.Staged == 0 || !bytes.Equal(bb[:size], sb[:size]) {
+			if e := x.Explain(); e.Path != verbs.Name || e.Staged != e.Local.Bytes+e.Remote.Bytes || e.Staged == 0 ||
+				!bytes.Equal(bb[:size], sb[:size]) {
 				t.Errorf("get: %v", e)
 			}
 		})
@@ -115,8 +121,9 @@ func b2u(b bool) uint64 {
 	return 0
 }
 
-// TestVerbsDirect: memory of cards that adapters reach, at both sides, is read and written by them, without a copy anywhere. Where the peer's card gives its memory to no
-// adapter, the same path brings it by staging.
+// TestVerbsDirect: memory of cards that adapters reach, at both sides, is read and written by them,
+// without a copy anywhere. Where the peer's card gives its memory to no adapter, the same path
+// brings it by staging.
 func TestVerbsDirect(t *testing.T) {
 	p := verbsPair(t)
 	const size = 3 << 20
@@ -139,14 +146,16 @@ func TestVerbsDirect(t *testing.T) {
 		wait(t, put, err)
 		<-p.heard
 		e := put.Explain()
-		if e.Path != verbs.Name || (e.Staged > 0) != c.staged || e.UserCopies+e.KernelCopies != 0 || e.Proof != path.ProofICRC || !bytes.Equal(b.Seen(dst), a.Seen(src)) {
+		if e.Path != verbs.Name || (e.Staged > 0) != c.staged || e.UserCopies+e.KernelCopies != 0 ||
+			e.Proof != path.ProofICRC || !bytes.Equal(b.Seen(dst), a.Seen(src)) {
 			t.Errorf("%s: put: %v", c.name, e)
 		}
 		clear(a.Written(back))
 		get, err := p.ab.Get(ctx(t), []path.Copy{r.At(0, back.All())}, PutOptions{Paths: []string{verbs.Name}})
 		wait(t, get, err)
 		<-p.heard
-		if e := get.Explain(); e.Path != verbs.Name || (e.Staged > 0) != c.staged || !bytes.Equal(a.Seen(back), a.Seen(src)) {
+		if e := get.Explain(); e.Path != verbs.Name || (e.Staged > 0) != c.staged ||
+			!bytes.Equal(a.Seen(back), a.Seen(src)) {
 			t.Errorf("%s: get: %v", c.name, e)
 		}
 		if err := x.Revoke(ctx(t)); err != nil {
@@ -155,7 +164,8 @@ func TestVerbsDirect(t *testing.T) {
 	}
 }
 
-// TestMissingPath: what this machine lacks is not offered, and Explain says why; a node that would have nothing else does not open.
+// TestMissingPath: what this machine lacks is not offered, and Explain says why; a node that would
+// have nothing else does not open.
 func TestMissingPath(t *testing.T) {
 	none := verbs.New(verbs.Options{Library: "/nonexistent/libibverbs.so.1"})
 	p := newPair(t, Options{Paths: []setup.Driver{none, tcp.New(tcp.Options{})}})
@@ -174,7 +184,8 @@ func TestMissingPath(t *testing.T) {
 	if !errors.Is(err, path.ErrUnavailable) || Retriable(err) || !strings.Contains(err.Error(), "libibverbs") {
 		t.Errorf("a put by a path that is missing: %v (to be tried again: %v)", err, Retriable(err))
 	}
-	if q, err := p.ab.OpenQueue(ctx(t), QueueOptions{Path: verbs.Name, Name: "q"}); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "libibverbs") {
+	if q, err := p.ab.OpenQueue(ctx(t), QueueOptions{Path: verbs.Name, Name: "q"}); !errors.Is(err,
+		path.ErrUnavailable) || !strings.Contains(err.Error(), "libibverbs") {
 		t.Errorf("a queue on a path that is missing: %v, %v", q, err)
 	}
 	if n, err := Open(t.Context(), Options{Paths: []setup.Driver{none}}); !errors.Is(err, path.ErrUnavailable) {

@@ -12,10 +12,13 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// otherVersion is a session with a node at the other end of c that speaks only the version after those of this package. It returns its end.
+// otherVersion is a session with a node at the other end of c that speaks only the version after
+// those of this package. It returns its end.
 func otherVersion(c net.Conn, role control.Role) error {
-	s, err := control.New(role, control.Options{VersionMin: control.ProtocolMax + 1, VersionMax: control.ProtocolMax + 1,
-		Session: [16]byte{1}, Identity: control.Identity{Node: [16]byte{2}, Instance: 1, Name: "other", Host: [16]byte{3}}}, time.Now())
+	s, err := control.New(role, control.Options{VersionMin: control.ProtocolMax + 1,
+		VersionMax: control.ProtocolMax + 1,
+		Session:    [16]byte{1}, Identity: control.Identity{Node: [16]byte{2}, Instance: 1, Name: "other",
+			Host: [16]byte{3}}}, time.Now())
 	if err != nil {
 		return err
 	}
@@ -40,11 +43,13 @@ func otherVersion(c net.Conn, role control.Role) error {
 	}
 }
 
-// Nodes whose versions of the protocol differ refuse each other in one sentence that names both, at both ends and whoever dials.
+// Nodes whose versions of the protocol differ refuse each other in one sentence that names both, at
+// both ends and whoever dials.
 func TestOtherVersion(t *testing.T) {
 	check := func(where, text, dialer, acceptor string) {
 		t.Helper()
-		if want := "the acceptor speaks version " + acceptor + " of the protocol, the dialer version " + dialer; !strings.Contains(text, want) {
+		if want := "the acceptor speaks version " + acceptor + " of the protocol, the dialer version " +
+			dialer; !strings.Contains(text, want) {
 			t.Errorf("%s: %s: expected %q", where, text, want)
 		}
 	}
@@ -79,7 +84,8 @@ func TestOtherVersion(t *testing.T) {
 	}
 
 	var log lockedBuffer
-	b := open(t, Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	b := open(t, Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"},
+		Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	c, err := net.Dial("tcp", strings.TrimPrefix(b.Addrs()[0], "tcp://"))
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +95,7 @@ func TestOtherVersion(t *testing.T) {
 	} else {
 		check("the dialer got", err.Error(), theirs, ours)
 	}
-	until(t, "a line in the node's log", func() bool { return strings.Contains(log.String(), "peer refused") }) // once it is closed it says that
+	// once it is closed it says that
+	until(t, "a line in the node's log", func() bool { return strings.Contains(log.String(), "peer refused") })
 	check("the node logged", log.String(), theirs, ours)
 }

@@ -7,15 +7,17 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// The choice of a path for the puts that come one after the other: what there is to choose from is found once and kept while it stays true, and
-// each transfer compares what the paths cost now.
+// The choice of a path for the puts that come one after the other: what there is to choose from is
+// found once and kept while it stays true, and each transfer compares what the paths cost now.
 
-// clock is the time since the process began, by a clock that only goes forward: reading it takes half of what time.Now does.
+// clock is the time since the process began, by a clock that only goes forward: reading it takes
+// half of what time.Now does.
 func clock() time.Duration { return time.Since(epoch) }
 
 var epoch = time.Now()
 
-// way is what there is to choose from for transfers to one export. It is not changed once others see it.
+// way is what there is to choose from for transfers to one export. It is not changed once others
+// see it.
 type way struct {
 	changes uint64 // of the peer when it was found
 
@@ -32,14 +34,16 @@ const (
 	keptWays = 16 // of a peer
 )
 
-// chosen is the choice of a path among those of a way. Transfer.Explain makes the explanation of it.
+// chosen is the choice of a path among those of a way. Transfer.Explain makes the explanation of
+// it.
 type chosen struct {
 	way   *way               // nil: the transfer did not go that way
 	at    int                // in what it found
 	costs [maxOpen]path.Cost // at that time, of those found that have a lane
 }
 
-// way finds what there is to choose from for a transfer that names no more than one export; nil if that is not to be kept.
+// way finds what there is to choose from for a transfer that names no more than one export; nil if
+// that is not to be kept.
 func (p *Peer) way(t *Transfer) *way {
 	var e path.Desc
 	if len(t.exports) > 0 {
@@ -78,7 +82,8 @@ func (p *Peer) knows(e path.Desc) bool {
 	return ok && r.Desc == e
 }
 
-// choose takes the lane with the lowest expected time; nil if that path is not set up, or there is none. The transfer has none yet.
+// choose takes the lane with the lowest expected time; nil if that path is not set up, or there is
+// none. The transfer has none yet.
 func (w *way) choose(t *Transfer, now time.Duration) *lane {
 	var c chosen
 	var best *lane

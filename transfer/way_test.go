@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// What a put finds kept says the same as what is found anew, for every restriction and for what changes between puts.
+// What a put finds kept says the same as what is found anew, for every restriction and for what
+// changes between puts.
 func TestWayIsWhatIsFound(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
@@ -27,7 +28,8 @@ func TestWayIsWhatIsFound(t *testing.T) {
 			e := x.Explain()
 			cs := p.ab.candidates(64, []path.Desc{rem.Desc}, allowed, x.floor)
 			if e.Path != want || len(cs) != len(e.Candidates) {
-				t.Fatalf("%s %v went over %q: expected %q; candidates\n%v\n%v", name, allowed, e.Path, want, e.Candidates, cs)
+				t.Fatalf("%s %v went over %q: expected %q; candidates\n%v\n%v", name, allowed, e.Path, want,
+					e.Candidates, cs)
 			}
 			found := map[string]string{}
 			for _, c := range cs {
@@ -39,7 +41,8 @@ func TestWayIsWhatIsFound(t *testing.T) {
 					t.Errorf("%s %v: %s is %s, found anew it is %s", name, allowed, c.Path, got, found[c.Path])
 				}
 				if c.Cost != (path.Cost{}) && c.Estimate != c.Cost.Time(64) {
-					t.Errorf("%s %v: %s is expected to take %v at a cost of %v", name, allowed, c.Path, c.Estimate, c.Cost)
+					t.Errorf("%s %v: %s is expected to take %v at a cost of %v", name, allowed, c.Path, c.Estimate,
+						c.Cost)
 				}
 			}
 			if _, why := reason(cs); e.Why != why || e.Security != x.lane.caps.Security || e.Floor != x.floor {

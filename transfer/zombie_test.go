@@ -16,8 +16,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
-// zombies is a bed for writes that come too late: the network holds the middle of an operation's bytes. The operation is ended
-// in one way or another, its memory is used for something else, and then the network lets go.
+// zombies is a bed for writes that come too late: the network holds the middle of an operation's
+// bytes. The operation is ended in one way or another, its memory is used for something else, and
+// then the network lets go.
 type zombies struct {
 	t     *testing.T
 	d     *fault.ProxyDriver
@@ -81,7 +82,8 @@ func (z *zombies) over(done <-chan struct{}) {
 
 var canary = bytes.Repeat([]byte{0xCA, 0x4A, 0x17, 0x00}, zombieSize/4)
 
-// haunted uses the memory, lets the network go on until everything it held has come, and returns where something was written.
+// haunted uses the memory, lets the network go on until everything it held has come, and returns
+// where something was written.
 func (z *zombies) haunted(b []byte) error {
 	z.t.Helper()
 	copy(b, canary)
@@ -145,7 +147,8 @@ func TestLateWrites(t *testing.T) {
 		z := newZombies(t, fault.Up)
 		dst := region(t, zombieSize)
 		export(t, z.p.b, dst, "dst", path.Read|path.Write)
-		put, err := z.p.ab.Put(ctx(t), []path.Copy{lookup(t, z.p.ab, "dst").At(0, z.src.All())}, PutOptions{Digest: true})
+		put, err := z.p.ab.Put(ctx(t), []path.Copy{lookup(t, z.p.ab, "dst").At(0, z.src.All())},
+			PutOptions{Digest: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -178,7 +181,8 @@ func TestLateWrites(t *testing.T) {
 		z := newZombies(t, fault.Up)
 		c, stop := context.WithCancel(ctx(t))
 		got := receive(c, z.p.b, "w")
-		x, err := z.p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{zombieSize}}, z.src.All(), PutOptions{})
+		x, err := z.p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{zombieSize}}, z.src.All(),
+			PutOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +263,8 @@ func TestZombieBedNotices(t *testing.T) {
 		t.Fatal(err)
 	}
 	z.held()
-	// The operation goes on, so what the network holds is written: it did not end before the memory was used again.
+	// The operation goes on, so what the network holds is written: it did not end before the memory
+	// was used again.
 	if err := z.haunted(dst.All().Bytes()); err == nil {
 		t.Error("the operation overwrote the memory, and nobody noticed")
 	}

@@ -9,9 +9,11 @@ import (
 	"github.com/penstock-io/penstock/host/cards"
 )
 
-// What bounds a card: its link each way, twice that both ways, half of its memory's rate within it, and nothing where nothing is known.
+// What bounds a card: its link each way, twice that both ways, half of its memory's rate within it,
+// and nothing where nothing is known.
 func TestCeilingsOfACard(t *testing.T) {
-	g := &rig{card: true, bandwidth: 3350, cache: 50 << 20, is: cards.Device{Link: &cards.Link{Max: cards.Lane{GTs: 32, Lanes: 16}}}}
+	g := &rig{card: true, bandwidth: 3350, cache: 50 << 20,
+		is: cards.Device{Link: &cards.Link{Max: cards.Lane{GTs: 32, Lanes: 16}}}}
 	amd64 := runtime.GOARCH == "amd64"
 	for _, x := range []struct {
 		way     string
@@ -46,7 +48,8 @@ func TestCeilingsOfACard(t *testing.T) {
 	}
 }
 
-// What bounds a processor is enforced beyond its caches, but not for what stays in them nor for a kernel on many cores.
+// What bounds a processor is enforced beyond its caches, but not for what stays in them nor for a
+// kernel on many cores.
 func TestCeilingsOfAProcessor(t *testing.T) {
 	g := &rig{}
 	for _, x := range []struct {
@@ -54,7 +57,8 @@ func TestCeilingsOfAProcessor(t *testing.T) {
 		size        uint64
 		hot, kernel bool
 		enforce     bool
-	}{{2, 128 << 20, false, false, true}, {2, 128<<20 - 1, false, false, false}, {2, 128 << 20, true, false, false}, {2, 128 << 20, false, true, true}, {3, 128 << 20, false, true, false},
+	}{{2, 128 << 20, false, false, true}, {2, 128<<20 - 1, false, false, false}, {2, 128 << 20, true, false, false},
+		{2, 128 << 20, false, true, true}, {3, 128 << 20, false, true, false},
 		{3, 128 << 20, false, false, true}} {
 		g.info.Units = x.units
 		c := ceilings{g: g, size: x.size, cpu: new(bench.CopyCeiling)}

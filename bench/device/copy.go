@@ -43,7 +43,8 @@ func (m *mover) sample(ctx context.Context, n int) (paired.Sample, time.Duration
 		return paired.Sample{}, 0, err
 	}
 	checked, err := m.check(seed)
-	return paired.Sample{Value: float64(max(m.moved, m.size)) * float64(n) / float64(d), Verified: checked}, d, err // bytes per nanosecond: GB/s
+	// bytes per nanosecond: GB/s
+	return paired.Sample{Value: float64(max(m.moved, m.size)) * float64(n) / float64(d), Verified: checked}, d, err
 }
 
 // contender is the mover in a plan, calibrated.
@@ -117,7 +118,8 @@ func (g *rig) newEnds(size uint64) (_ *ends, err error) {
 		}
 		return m
 	}
-	e.dev, e.two, e.pin, e.in = get(gpu.DeviceMemory), get(gpu.DeviceMemory), get(gpu.PinnedMemory), get(gpu.PinnedMemory)
+	e.dev, e.two, e.pin, e.in = get(gpu.DeviceMemory), get(gpu.DeviceMemory), get(gpu.PinnedMemory),
+		get(gpu.PinnedMemory)
 	if g.info.Capabilities.Has(gpu.CapMapped) {
 		e.mapped = get(gpu.MappedMemory)
 	}
@@ -161,12 +163,15 @@ func (g *rig) copiesOf(ctx context.Context, size uint64) (err error) {
 		return err
 	}
 	defer top.close()
-	all := []*mover{e.pageable(toDevice), e.pageable(fromDevice), e.copier(toDevice, "pinned", e.dev, e.pin), e.copier(fromDevice, "pinned", e.pin, e.dev)}
+	all := []*mover{e.pageable(toDevice), e.pageable(fromDevice), e.copier(toDevice, "pinned", e.dev, e.pin),
+		e.copier(fromDevice, "pinned", e.pin, e.dev)}
 	if e.mapped != nil {
-		all = append(all, e.copier(toDevice, "mapped", e.dev, e.mapped), e.copier(fromDevice, "mapped", e.mapped, e.dev))
+		all = append(all, e.copier(toDevice, "mapped", e.dev, e.mapped),
+			e.copier(fromDevice, "mapped", e.mapped, e.dev))
 	}
 	if e.reg != nil {
-		all = append(all, e.copier(toDevice, "registered", e.dev, e.reg), e.copier(fromDevice, "registered", e.reg, e.dev))
+		all = append(all, e.copier(toDevice, "registered", e.dev, e.reg),
+			e.copier(fromDevice, "registered", e.reg, e.dev))
 	}
 	all = append(all, e.both(), e.copier(onDevice, "copy", e.two, e.dev))
 	byKernel, err := e.kernelMovers()
@@ -178,7 +183,8 @@ func (g *rig) copiesOf(ctx context.Context, size uint64) (err error) {
 		if err != nil {
 			return err
 		}
-		err = g.alone(ctx, paired.Plan{Name: m.name(), Unit: paired.GBs, Ours: ours, Ceiling: top.of(m.way, m.hot, m.kernel)}, func(x *paired.Row) error {
+		err = g.alone(ctx, paired.Plan{Name: m.name(), Unit: paired.GBs, Ours: ours,
+			Ceiling: top.of(m.way, m.hot, m.kernel)}, func(x *paired.Row) error {
 			x.What, x.Mode, x.Size = m.way, m.how, m.size
 			return nil
 		})
@@ -252,7 +258,8 @@ func (e *ends) both() *mover {
 		}}
 }
 
-// kernelMovers copy by a kernel: within the device, and over the bus from and to memory that the device maps.
+// kernelMovers copy by a kernel: within the device, and over the bus from and to memory that the
+// device maps.
 func (e *ends) kernelMovers() (all []*mover, err error) {
 	if e.mod, err = e.g.c.Load(kernels.Copy); err != nil {
 		return nil, err
@@ -279,5 +286,6 @@ func (e *ends) kernelMovers() (all []*mover, err error) {
 	if e.mapped == nil {
 		return all, nil
 	}
-	return all, errors.Join(add(toDevice, "kernel, mapped", e.dev, e.mapped), add(fromDevice, "kernel, mapped", e.mapped, e.dev))
+	return all, errors.Join(add(toDevice, "kernel, mapped", e.dev, e.mapped),
+		add(fromDevice, "kernel, mapped", e.mapped, e.dev))
 }

@@ -25,7 +25,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // small is a run of a second or so.
 func small(t testing.TB, open func() (*gpu.Runtime, error)) Options {
-	return Options{Table: gpu.Table{{Name: "test", Open: open}}, Sizes: []uint64{100, 300 << 10}, Total: 1 << 20, Pairs: 2, Samples: 2, Budget: 200 * time.Microsecond,
+	return Options{Table: gpu.Table{{Name: "test", Open: open}}, Sizes: []uint64{100, 300 << 10}, Total: 1 << 20,
+		Pairs: 2, Samples: 2, Budget: 200 * time.Microsecond,
 		Conditions: bench.Conditions{Seed: 7, Progress: func(l string) { t.Log(l) }}}
 }
 
@@ -56,8 +57,10 @@ func everything(t *testing.T, o Options) {
 	for i := range r.Rows {
 		names[r.Rows[i].Name] = &r.Rows[i]
 	}
-	for _, want := range []string{"h2d pageable 100 B", "d2h pageable 300 KiB", "h2d pinned 300 KiB", "d2h pinned 100 B", "h2d mapped 300 KiB", "d2h mapped 300 KiB",
-		"both ways pinned 300 KiB", "d2d copy 300 KiB", "d2d kernel 100 B", "h2d kernel, mapped 300 KiB", "d2h kernel, mapped 300 KiB"} {
+	for _, want := range []string{"h2d pageable 100 B", "d2h pageable 300 KiB", "h2d pinned 300 KiB",
+		"d2h pinned 100 B", "h2d mapped 300 KiB", "d2h mapped 300 KiB",
+		"both ways pinned 300 KiB", "d2d copy 300 KiB", "d2d kernel 100 B", "h2d kernel, mapped 300 KiB",
+		"d2h kernel, mapped 300 KiB"} {
 		x := names[want]
 		if x == nil {
 			t.Errorf("no row %q", want)
@@ -71,32 +74,41 @@ func everything(t *testing.T, o Options) {
 			t.Errorf("%s: %d bytes verified, expected %d; ceiling %+v", want, x.Ours.Verified, verified, x.Ceiling)
 		}
 	}
-	for name, verified := range map[string]uint64{"pipeline h2d 1 MiB, 2 slots of 64 KiB": 2 << 20, "pipeline h2d 1 MiB, 4 slots of 16 KiB": 2 << 20, "staged h2d 1 MiB, 4 slots of 16 KiB, 1 core copy": 2 << 20,
-		"staged d2h 1 MiB, 4 slots of 16 KiB, 1 core copy": 2 << 20, "pipeline d2h 1 MiB, 2 slots of 64 KiB": 4 * 64 << 10, "pipeline d2h 1 MiB, 4 slots of 16 KiB": 8 * 16 << 10} {
+	for name, verified := range map[string]uint64{"pipeline h2d 1 MiB, 2 slots of 64 KiB": 2 << 20,
+		"pipeline h2d 1 MiB, 4 slots of 16 KiB": 2 << 20, "staged h2d 1 MiB, 4 slots of 16 KiB, 1 core copy": 2 << 20,
+		"staged d2h 1 MiB, 4 slots of 16 KiB, 1 core copy": 2 << 20,
+		"pipeline d2h 1 MiB, 2 slots of 64 KiB":            4 * 64 << 10,
+		"pipeline d2h 1 MiB, 4 slots of 16 KiB":            8 * 16 << 10} {
 		x := names[name]
 		if x == nil {
 			t.Errorf("no row %q", name)
 			continue
 		}
-		if last := x.Theirs[len(x.Theirs)-1]; x.Ours.Verified != verified || last.Name != "one pinned copy" || last.Verified != 2<<20 || last.Ratio == nil {
+		if last := x.Theirs[len(x.Theirs)-1]; x.Ours.Verified != verified || last.Name != "one pinned copy" ||
+			last.Verified != 2<<20 || last.Ratio == nil {
 			t.Errorf("%s: %d bytes verified, expected %d; beside it %+v", name, x.Ours.Verified, verified, last)
 		}
 	}
-	for _, name := range []string{"launch of one item, seen", "launch of one item, waited for", "Enqueue of 64 launches, a launch", "Enqueue of 64 launches, seen, a launch"} {
+	for _, name := range []string{"launch of one item, seen", "launch of one item, waited for",
+		"Enqueue of 64 launches, a launch", "Enqueue of 64 launches, seen, a launch"} {
 		x := names[name]
 		if x == nil || x.Ours.Verified != 16 || x.Latency == nil || x.Cost == nil {
 			t.Errorf("%s: %+v", name, x)
 			continue
 		}
-		// Nothing is allocated by launches in batches, but by the test's other goroutines meanwhile, and by builds that check themselves.
+		// Nothing is allocated by launches in batches, but by the test's other goroutines
+		// meanwhile, and by builds that check themselves.
 		if x.Blocks == perBatch && x.Cost.Allocs > 0.1 && !testenv.Race && !testenv.Invariants {
 			t.Errorf("%s: %v allocations", name, x.Cost.Allocs)
 		}
 	}
-	if x := names["reorder int16 to f16, batch of 1 MiB, packets of 8 KiB"]; x == nil || x.Ours.Verified != 2<<20 || len(x.Theirs) != 1 || x.Theirs[0].Verified != 2<<20 || x.Theirs[0].Ratio == nil {
+	if x := names["reorder int16 to f16, batch of 1 MiB, packets of 8 KiB"]; x == nil || x.Ours.Verified != 2<<20 ||
+		len(x.Theirs) != 1 || x.Theirs[0].Verified != 2<<20 || x.Theirs[0].Ratio == nil {
 		t.Errorf("batches: %+v", x)
 	}
-	for _, name := range []string{"reorder, burst of 64 packets of 64 B, launched and released", "event recorded, seen", "query of an event that happened", "allocate and free device memory, 4 KiB", "allocate and free pinned memory, 4 KiB"} {
+	for _, name := range []string{"reorder, burst of 64 packets of 64 B, launched and released", "event recorded, seen",
+		"query of an event that happened", "allocate and free device memory, 4 KiB",
+		"allocate and free pinned memory, 4 KiB"} {
 		if names[name] == nil {
 			t.Errorf("no row %q", name)
 		}
@@ -125,7 +137,8 @@ func TestWrongBytes(t *testing.T) {
 				}
 				return gpu.New(&flawed{d, flaw})
 			}))
-			if !errors.Is(err, paired.ErrFailed) || !strings.Contains(err.Error(), "wrong") && !strings.Contains(err.Error(), "the kernel has left") {
+			if !errors.Is(err, paired.ErrFailed) || !strings.Contains(err.Error(), "wrong") &&
+				!strings.Contains(err.Error(), "the kernel has left") {
 				t.Errorf("%v, %d rows", err, len(r.Rows))
 			}
 		})
@@ -133,7 +146,8 @@ func TestWrongBytes(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{Sizes: []uint64{}}, {Sizes: []uint64{8}}, {Sizes: []uint64{1 << 50}}, {Total: 1000}, {Total: 1 << 50}, {Pairs: -1}, {Samples: -1}, {Budget: -1}} {
+	for _, o := range []Options{{Sizes: []uint64{}}, {Sizes: []uint64{8}}, {Sizes: []uint64{1 << 50}}, {Total: 1000},
+		{Total: 1 << 50}, {Pairs: -1}, {Samples: -1}, {Budget: -1}} {
 		if r, err := Run(t.Context(), o); !errors.Is(err, ErrOptions) || r != nil {
 			t.Errorf("%+v: %v", o, err)
 		}
@@ -144,7 +158,8 @@ func TestOptions(t *testing.T) {
 	for _, n := range []int{-1, 1} {
 		o := small(t, openHost)
 		o.Device = n
-		if _, err := Run(t.Context(), o); !errors.Is(err, gpu.ErrUnavailable) || !strings.Contains(err.Error(), "it has 1") {
+		if _, err := Run(t.Context(), o); !errors.Is(err, gpu.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "it has 1") {
 			t.Errorf("device %d: %v", n, err)
 		}
 	}
@@ -153,7 +168,9 @@ func TestOptions(t *testing.T) {
 // What was taken instead of what is said, and what has no room is missing and not measured.
 func TestInstead(t *testing.T) {
 	o := small(t, func() (*gpu.Runtime, error) { return host.Open(host.Options{Memory: 16 << 20}) })
-	o.Table = append(gpu.Table{{Name: "steam", Open: func() (*gpu.Runtime, error) { return nil, gpu.ErrUnavailable }}}, o.Table...)
+	o.Table = append(gpu.Table{{Name: "steam", Open: func() (*gpu.Runtime, error) {
+		return nil, gpu.ErrUnavailable
+	}}}, o.Table...)
 	o.Sizes = []uint64{1000, 4 << 20}
 	r, err := Run(t.Context(), o)
 	if err != nil {
@@ -174,7 +191,8 @@ func TestInstead(t *testing.T) {
 
 // A run that is cancelled ends with what it has, whatever is under way.
 func TestCancelled(t *testing.T) {
-	for _, at := range []string{"h2d pinned 100 B", "pipeline h2d 1 MiB, 2 slots of 64 KiB", "launch of one item, seen", "event recorded, seen"} {
+	for _, at := range []string{"h2d pinned 100 B", "pipeline h2d 1 MiB, 2 slots of 64 KiB", "launch of one item, seen",
+		"event recorded, seen"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		o := small(t, openHost)
 		o.Progress = func(l string) {
@@ -233,7 +251,8 @@ type flawedDevice struct {
 	flaw
 }
 
-// Info has less than the device: what is put in front of it has only the methods that every runtime has.
+// Info has less than the device: what is put in front of it has only the methods that every runtime
+// has.
 func (d *flawedDevice) Info() driver.Info {
 	f := d.Device.Info()
 	for _, c := range []driver.Capability{driver.CapAdopt, driver.CapPeer} {

@@ -1,12 +1,15 @@
-// Package device measures an accelerator by package gpu alone, on any runtime: copies between its memory and the host's (pageable, pinned, mapped, registered,
-// by its copy engine and by a kernel), both ways at once, within the device; a pipeline of pieces through a few pinned slots beside one plain large copy;
-// launches, events, allocation.
+// Package device measures an accelerator by package gpu alone, on any runtime: copies between its
+// memory and the host's (pageable, pinned, mapped, registered, by its copy engine and by a kernel),
+// both ways at once, within the device; a pipeline of pieces through a few pinned slots beside one
+// plain large copy; launches, events, allocation.
 //
 //	r, err := device.Run(ctx, device.Options{Runtime: "cuda"})
 //	if err != nil { ... }
 //	r.Table(os.Stdout)
 //
-// The rules are those of package bench. Each sample of a row that moves bytes moves a pattern that no other sample had, and every byte of the destination is
-// read back and compared. Copies of a card are printed beside the rate of its PCIe link, and copies within it beside the bandwidth of its memory; what the
-// runtimes host and opencl do on the processor is printed beside the speed at which two cores copy memory. A figure above an enforced ceiling fails the report.
+// The rules are those of package bench. Each sample of a row that moves bytes moves a pattern that
+// no other sample had, and every byte of the destination is read back and compared. Copies of a
+// card are printed beside the rate of its PCIe link, and copies within it beside the bandwidth of
+// its memory; what the runtimes host and opencl do on the processor is printed beside the speed at
+// which two cores copy memory. A figure above an enforced ceiling fails the report.
 package device

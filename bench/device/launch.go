@@ -64,8 +64,10 @@ func (u *usage) cost() *paired.Cost {
 // mostSingles is how many operations a sample has at most.
 const mostSingles = 10000
 
-// singles makes operations for the time of a sample, of which each does per things, and returns the time of one thing in microseconds, ascending. buf is used again.
-func (g *rig) singles(ctx context.Context, buf []float64, u *usage, per int, once func(context.Context) (time.Duration, error)) ([]float64, error) {
+// singles makes operations for the time of a sample, of which each does per things, and returns the
+// time of one thing in microseconds, ascending. buf is used again.
+func (g *rig) singles(ctx context.Context, buf []float64, u *usage, per int,
+	once func(context.Context) (time.Duration, error)) ([]float64, error) {
 	buf = buf[:0]
 	start := time.Now()
 	err := u.during(func() error {
@@ -91,18 +93,22 @@ func (g *rig) timed(ctx context.Context, name, what string, size uint64, once fu
 	var u usage
 	single := make([]float64, 0, mostSingles)
 	run := func(ctx context.Context) (_ paired.Sample, err error) {
-		if single, err = g.singles(ctx, single, &u, 1, func(context.Context) (time.Duration, error) { return once() }); err != nil {
+		if single, err = g.singles(ctx, single, &u, 1, func(context.Context) (time.Duration, error) {
+			return once()
+		}); err != nil {
 			return paired.Sample{}, err
 		}
 		return paired.Sample{Value: paired.Percentile(single, 50), Single: single}, nil
 	}
-	return g.alone(ctx, paired.Plan{Name: name, Unit: paired.Microseconds, Ours: paired.Contender{Unchecked: noBytes, Run: run}}, func(x *paired.Row) error {
+	return g.alone(ctx, paired.Plan{Name: name, Unit: paired.Microseconds,
+		Ours: paired.Contender{Unchecked: noBytes, Run: run}}, func(x *paired.Row) error {
 		x.What, x.Size, x.Cost = what, size, u.cost()
 		return nil
 	})
 }
 
-// tiny is a kernel of one item that stores 8 bytes, which is how a launch is seen to have done something.
+// tiny is a kernel of one item that stores 8 bytes, which is how a launch is seen to have done
+// something.
 type tiny struct {
 	g    *rig
 	m    *gpu.Memory
@@ -152,7 +158,8 @@ func (t *tiny) close() error {
 	return errors.Join(errs...)
 }
 
-// stores runs f with launches that store a number that no launch before has stored, and fails where it is not there afterwards.
+// stores runs f with launches that store a number that no launch before has stored, and fails where
+// it is not there afterwards.
 func (t *tiny) stores(f func() error) (verified uint64, err error) {
 	want := rand.Uint64()
 	if err := t.call.Set(3, gpu.U64(want)); err != nil {
@@ -193,17 +200,19 @@ func (g *rig) launches(ctx context.Context) (err error) {
 			err := errors.Join(g.st.Launch(t.call, oneItem), g.st.Wait(context.Background()))
 			return time.Since(at), err
 		}},
-		{fmt.Sprintf("Enqueue of %d launches, a launch", perBatch), perBatch, func(ctx context.Context) (time.Duration, error) {
-			at := time.Now()
-			err := enqueue(g.st, t.ops, perBatch)
-			d := time.Since(at)
-			return d, errors.Join(err, seen(ctx, g.st))
-		}},
-		{fmt.Sprintf("Enqueue of %d launches, seen, a launch", perBatch), perBatch, func(ctx context.Context) (time.Duration, error) {
-			at := time.Now()
-			err := errors.Join(enqueue(g.st, t.ops, perBatch), seen(ctx, g.st))
-			return time.Since(at), err
-		}},
+		{fmt.Sprintf("Enqueue of %d launches, a launch", perBatch), perBatch,
+			func(ctx context.Context) (time.Duration, error) {
+				at := time.Now()
+				err := enqueue(g.st, t.ops, perBatch)
+				d := time.Since(at)
+				return d, errors.Join(err, seen(ctx, g.st))
+			}},
+		{fmt.Sprintf("Enqueue of %d launches, seen, a launch", perBatch), perBatch,
+			func(ctx context.Context) (time.Duration, error) {
+				at := time.Now()
+				err := errors.Join(enqueue(g.st, t.ops, perBatch), seen(ctx, g.st))
+				return time.Since(at), err
+			}},
 	} {
 		if err := g.launch(ctx, t, x.name, x.per, x.once); err != nil {
 			return err
@@ -213,7 +222,8 @@ func (g *rig) launches(ctx context.Context) (err error) {
 }
 
 // launch is a row of launches, per of them in one operation.
-func (g *rig) launch(ctx context.Context, t *tiny, name string, per int, once func(context.Context) (time.Duration, error)) error {
+func (g *rig) launch(ctx context.Context, t *tiny, name string, per int,
+	once func(context.Context) (time.Duration, error)) error {
 	var u usage
 	single := make([]float64, 0, mostSingles)
 	run := func(ctx context.Context) (paired.Sample, error) {
@@ -231,10 +241,11 @@ func (g *rig) launch(ctx context.Context, t *tiny, name string, per int, once fu
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	u = usage{}
-	return g.alone(ctx, paired.Plan{Name: name, Unit: paired.Microseconds, Ours: paired.Contender{Run: run}}, func(x *paired.Row) error {
-		x.What, x.Blocks, x.Cost = "launch", per, u.cost()
-		return nil
-	})
+	return g.alone(ctx, paired.Plan{Name: name, Unit: paired.Microseconds, Ours: paired.Contender{Run: run}},
+		func(x *paired.Row) error {
+			x.What, x.Blocks, x.Cost = "launch", per, u.cost()
+			return nil
+		})
 }
 
 // events measures how long it takes to see that an event has happened.

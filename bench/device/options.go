@@ -21,7 +21,8 @@ type Options struct {
 	Device  int       // of the runtime, from 0
 	// Sizes are bytes of a copy; nil: 64 KiB, 1 MiB, 16 MiB, and 256 MiB of a card or 128 MiB.
 	Sizes []uint64
-	// Total is how many bytes go through a pipeline, rounded down to 64 KiB; 0: 256 MiB of a card, else 64 MiB.
+	// Total is how many bytes go through a pipeline, rounded down to 64 KiB; 0: 256 MiB of a card,
+	// else 64 MiB.
 	Total   uint64
 	Pairs   int           // of each comparison; 0: paired.MinPairs
 	Samples int           // of each row without one; 0: paired.MinPairs
@@ -45,11 +46,14 @@ func (o *Options) complete() error {
 	o.Sizes = slices.Compact(o.Sizes)
 	switch {
 	case o.Pairs < 0 || o.Samples < 0 || o.Budget < 0:
-		return fmt.Errorf("%w: %d pairs, %d samples of %v: expected numbers above 0", ErrOptions, o.Pairs, o.Samples, o.Budget)
+		return fmt.Errorf("%w: %d pairs, %d samples of %v: expected numbers above 0", ErrOptions, o.Pairs, o.Samples,
+			o.Budget)
 	case o.Sizes != nil && (len(o.Sizes) == 0 || o.Sizes[0] < leastSize || o.Sizes[len(o.Sizes)-1] > mostSize):
-		return fmt.Errorf("%w: copies of %v bytes: expected sizes from %d bytes to %s", ErrOptions, o.Sizes, leastSize, bench.FormatSize(mostSize))
+		return fmt.Errorf("%w: copies of %v bytes: expected sizes from %d bytes to %s", ErrOptions, o.Sizes, leastSize,
+			bench.FormatSize(mostSize))
 	case o.Total != 0 && (o.Total < leastTotal || o.Total > mostSize):
-		return fmt.Errorf("%w: a pipeline of %d bytes: expected %s to %s", ErrOptions, o.Total, bench.FormatSize(leastTotal), bench.FormatSize(mostSize))
+		return fmt.Errorf("%w: a pipeline of %d bytes: expected %s to %s", ErrOptions, o.Total,
+			bench.FormatSize(leastTotal), bench.FormatSize(mostSize))
 	}
 	return nil
 }
@@ -63,8 +67,9 @@ const (
 	mostSize   = 64 << 30
 )
 
-// Run measures a device. The error of a runtime or device that is not here wraps gpu.ErrUnavailable; one that is found after the first row comes with the
-// report, so that what was measured is not lost.
+// Run measures a device. The error of a runtime or device that is not here wraps
+// gpu.ErrUnavailable; one that is found after the first row comes with the report, so that what was
+// measured is not lost.
 func Run(ctx context.Context, o Options) (_ *paired.Report, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -76,23 +81,27 @@ func Run(ctx context.Context, o Options) (_ *paired.Report, err error) {
 	defer func() { err = errors.Join(err, choice.Close()) }()
 	devices := choice.Devices()
 	if o.Device < 0 || o.Device >= len(devices) {
-		return nil, fmt.Errorf("bench: %w: device %d of runtime %s: it has %d, counted from 0", gpu.ErrUnavailable, o.Device, choice.Name(), len(devices))
+		return nil, fmt.Errorf("bench: %w: device %d of runtime %s: it has %d, counted from 0", gpu.ErrUnavailable,
+			o.Device, choice.Name(), len(devices))
 	}
 	g, err := newRig(ctx, &o, devices[o.Device])
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	g.s = o.Begin("gpu", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every byte of the destination is read back and compared", o.Budget),
+	g.s = o.Begin("gpu", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every "+
+		"byte of the destination is read back and compared", o.Budget),
 		"pageable memory is Go's heap; registered memory was there before and was pinned for the device (Context.Adopt)",
-		"seen: the caller asks until the device says that it is done (Stream.Query); a wait sleeps where that takes longer")
+		"seen: the caller asks until the device says that it is done (Stream.Query); a wait sleeps where that "+
+			"takes longer")
 	g.s.Method.Pairs, g.s.Method.Alone = o.Pairs, o.Samples
 	g.s.Machine.Accelerator = g.title()
 	if choice.Skipped != nil {
 		g.s.Notes = append(g.s.Notes, "measured: "+choice.String())
 	}
 	g.s.Notes = append(g.s.Notes, g.notes()...)
-	for _, f := range []func(context.Context) error{g.copies, g.pipelines, g.launches, g.events, g.reorders, g.allocations} {
+	for _, f := range []func(context.Context) error{g.copies, g.pipelines, g.launches, g.events, g.reorders,
+		g.allocations} {
 		if err := f(ctx); err != nil {
 			return g.s.End(err)
 		}

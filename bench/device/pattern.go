@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 
-// fill puts the pattern of seed into memory. What is the device's gets it by a copy, also where the CPU sees it: so it is on a card.
+// fill puts the pattern of seed into memory. What is the device's gets it by a copy, also where the
+// CPU sees it: so it is on a card.
 func (g *rig) fill(to gpu.Span, seed uint64) error {
 	if to.Memory.Kind() != gpu.DeviceMemory {
 		pattern(to.Bytes(), seed)
@@ -29,7 +30,8 @@ func (g *rig) fill(to gpu.Span, seed uint64) error {
 	return g.aux.Wait(context.Background())
 }
 
-// holds fails where memory does not hold the pattern of seed. What is the device's is read back into bytes that were something else before.
+// holds fails where memory does not hold the pattern of seed. What is the device's is read back
+// into bytes that were something else before.
 func (g *rig) holds(m gpu.Span, seed uint64) error {
 	if m.Memory.Kind() != gpu.DeviceMemory {
 		return verify(m.Bytes(), seed, 0)
@@ -51,7 +53,8 @@ func (g *rig) holds(m gpu.Span, seed uint64) error {
 // grain is how many bytes a core fills or checks before it takes others.
 const grain = 1 << 20
 
-// parts gives b to all cores in pieces. It is not part of what is timed, and most of what a run takes.
+// parts gives b to all cores in pieces. It is not part of what is timed, and most of what a run
+// takes.
 func parts(b []byte, f func(part []byte, off uint64)) {
 	n := (len(b) + grain - 1) / grain
 	var next atomic.Int64

@@ -15,8 +15,8 @@ import (
 // pipelineTarget is what a pipeline of pieces is to reach of one plain copy of the same bytes.
 const pipelineTarget = 0.95
 
-// pipe moves e.size bytes between the device and the host in pieces, through a few slots of pinned memory. A slot is used again when the event behind its last
-// copy has happened.
+// pipe moves e.size bytes between the device and the host in pieces, through a few slots of pinned
+// memory. A slot is used again when the event behind its last copy has happened.
 type pipe struct {
 	e      *ends
 	way    string
@@ -144,8 +144,10 @@ func happened(ctx context.Context, e *gpu.Event) error {
 	return e.Wait(ctx)
 }
 
-// mover is the pipe as a mover. With hands all bytes go from the heap to the device or back. Without them each slot has a pattern of its own, which is then in
-// every piece that went through it; of what comes from the device only the last pieces are still in the slots, and are what is checked.
+// mover is the pipe as a mover. With hands all bytes go from the heap to the device or back.
+// Without them each slot has a pattern of its own, which is then in every piece that went through
+// it; of what comes from the device only the last pieces are still in the slots, and are what is
+// checked.
 func (p *pipe) mover(how string) *mover {
 	m := &mover{way: p.way, how: how, size: p.e.size, hot: true}
 	m.run = func(ctx context.Context, n int) error {
@@ -223,16 +225,20 @@ func (g *rig) pipelines(ctx context.Context) (err error) {
 			plain = e.copier(way, "pinned", e.pin, e.dev)
 		}
 		for _, s := range shapes {
-			name := fmt.Sprintf("pipeline %s %s, %d slots of %s", way, bench.FormatSize(total), s.slots, bench.FormatSize(total/s.part))
-			if err := g.pipeline(ctx, top, e, name, way, total/s.part, s.slots, 0, pipelineTarget, []*mover{plain}); err != nil {
+			name := fmt.Sprintf("pipeline %s %s, %d slots of %s", way, bench.FormatSize(total), s.slots,
+				bench.FormatSize(total/s.part))
+			if err := g.pipeline(ctx, top, e, name, way, total/s.part, s.slots, 0, pipelineTarget,
+				[]*mover{plain}); err != nil {
 				return err
 			}
 		}
 		// By way of the processor: what memory costs that no card and no driver reaches by itself.
 		last := shapes[len(shapes)-1]
 		for _, hands := range g.hands() {
-			name := fmt.Sprintf("staged %s %s, %d slots of %s, %s copy", way, bench.FormatSize(total), last.slots, bench.FormatSize(total/last.part), cores(hands))
-			if err := g.pipeline(ctx, top, e, name, way, total/last.part, last.slots, hands, 1, []*mover{e.pageable(way), plain}); err != nil {
+			name := fmt.Sprintf("staged %s %s, %d slots of %s, %s copy", way, bench.FormatSize(total), last.slots,
+				bench.FormatSize(total/last.part), cores(hands))
+			if err := g.pipeline(ctx, top, e, name, way, total/last.part, last.slots, hands, 1,
+				[]*mover{e.pageable(way), plain}); err != nil {
 				return err
 			}
 		}
@@ -249,7 +255,8 @@ func (g *rig) hands() []int {
 }
 
 // pipeline measures one.
-func (g *rig) pipeline(ctx context.Context, top *ceilings, e *ends, name, way string, piece uint64, slots, hands int, target float64, rivals []*mover) (err error) {
+func (g *rig) pipeline(ctx context.Context, top *ceilings, e *ends, name, way string, piece uint64, slots, hands int,
+	target float64, rivals []*mover) (err error) {
 	p, err := e.newPipe(way, piece, slots, hands)
 	if err != nil {
 		return err
@@ -259,7 +266,8 @@ func (g *rig) pipeline(ctx context.Context, top *ceilings, e *ends, name, way st
 	if hands > 0 {
 		how = "staged"
 	}
-	plan := paired.Plan{Name: name, Unit: paired.GBs, Pairs: g.o.Pairs, Target: target, Ceiling: top.of(way, true, false)}
+	plan := paired.Plan{Name: name, Unit: paired.GBs, Pairs: g.o.Pairs, Target: target,
+		Ceiling: top.of(way, true, false)}
 	if plan.Ours, err = g.contender(ctx, name, p.mover(how)); err != nil {
 		return err
 	}

@@ -49,7 +49,8 @@ func (g *rig) reorders(ctx context.Context) error {
 	return errors.Join(g.reorderKernel(ctx, size), g.reorderBursts(ctx))
 }
 
-// reorderKernel is the kernel, which places the packets of a whole batch in an order of its own, beside a copy of as many bytes.
+// reorderKernel is the kernel, which places the packets of a whole batch in an order of its own,
+// beside a copy of as many bytes.
 func (g *rig) reorderKernel(ctx context.Context, size uint64) (err error) {
 	e, err := g.newEnds(size)
 	if err != nil {
@@ -83,7 +84,8 @@ func (g *rig) reorderKernel(ctx context.Context, size uint64) (err error) {
 			err = errors.Join(err, m.Close())
 		}
 	}()
-	plan := kernels.ReorderPlan{Per: per, Bits: samplesOf.From.Bits, BigEndian: true, To: kernels.F16, Scale: 1, SeqWidth: 32}
+	plan := kernels.ReorderPlan{Per: per, Bits: samplesOf.From.Bits, BigEndian: true, To: kernels.F16, Scale: 1,
+		SeqWidth: 32}
 	for _, b := range [][]byte{table, plan.Encode()} {
 		m, err := g.alloc(gpu.DeviceMemory, uint64(len(b)))
 		if err != nil {
@@ -105,14 +107,17 @@ func (g *rig) reorderKernel(ctx context.Context, size uint64) (err error) {
 	for range kernels.ReorderSources - 1 {
 		args = append(args, gpu.Buffer(gpu.Span{Memory: held[0]}), gpu.U64(0))
 	}
-	args = append(args, gpu.Buffer(held[0].All()), gpu.Buffer(held[1].All()), gpu.U64(uint64(moves)), gpu.U32(uint32(per)), gpu.U64(0), gpu.U32(0), gpu.U64(0), gpu.U32(0), gpu.U64(uint64(refused)))
+	args = append(args, gpu.Buffer(held[0].All()), gpu.Buffer(held[1].All()), gpu.U64(uint64(moves)),
+		gpu.U32(uint32(per)), gpu.U64(0), gpu.U32(0), gpu.U64(0), gpu.U32(0), gpu.U64(uint64(refused)))
 	call, err := k.Prepare(args...)
 	if err != nil {
 		return err
 	}
 	e.calls = append(e.calls, call)
-	grid := gpu.Grid{Groups: min(uint32(per), 2048, g.info.MaxGroups), Group: min(128, g.info.MaxGroup)} // as package reorder has it
-	m := e.streamed(&mover{way: onDevice, how: "reorder", size: size, kernel: true}, slices.Repeat([]gpu.Op{gpu.LaunchOp(call, grid)}, batch), e.two.All(), e.dev.All())
+	// as package reorder has it
+	grid := gpu.Grid{Groups: min(uint32(per), 2048, g.info.MaxGroups), Group: min(128, g.info.MaxGroup)}
+	m := e.streamed(&mover{way: onDevice, how: "reorder", size: size, kernel: true},
+		slices.Repeat([]gpu.Op{gpu.LaunchOp(call, grid)}, batch), e.two.All(), e.dev.All())
 	c, err := convert.New(samplesOf)
 	if err != nil {
 		return err
@@ -138,14 +143,17 @@ func (g *rig) reorderKernel(ctx context.Context, size uint64) (err error) {
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf("reorder int16 to f16, batch of %s, packets of %s", bench.FormatSize(size), bench.FormatSize(reorderPayload))
-	return g.measure(ctx, paired.Plan{Name: name, Unit: paired.GBs, Pairs: g.o.Pairs, Ours: ours, Theirs: []paired.Contender{theirs}, Ceiling: top.of(onDevice, false, true)}, func(x *paired.Row) error {
+	name := fmt.Sprintf("reorder int16 to f16, batch of %s, packets of %s", bench.FormatSize(size),
+		bench.FormatSize(reorderPayload))
+	return g.measure(ctx, paired.Plan{Name: name, Unit: paired.GBs, Pairs: g.o.Pairs, Ours: ours,
+		Theirs: []paired.Contender{theirs}, Ceiling: top.of(onDevice, false, true)}, func(x *paired.Row) error {
 		x.What, x.Mode, x.Size = onDevice, "reorder", size
 		return nil
 	})
 }
 
-// few is a queue that gives one burst of packets when it is asked, header and payload in memories of their own.
+// few is a queue that gives one burst of packets when it is asked, header and payload in memories
+// of their own.
 type few struct {
 	heads, body *mem.Pool
 	srcs        [2]*burst.Source
@@ -170,7 +178,8 @@ func (q *few) TryRecv(b *burst.Burst) (int, error) {
 		binary.BigEndian.PutUint32(head.Bytes(), q.seq)
 		q.seq++
 		b.Builder().Add(q.srcs[0], burst.Segment{Handle: head.Handle(), Off: q.heads.Offset(head.Handle()), Len: 64})
-		b.Builder().AddSegment(q.srcs[1], burst.Segment{Handle: body.Handle(), Off: q.body.Offset(body.Handle()), Len: reorderTiny})
+		b.Builder().AddSegment(q.srcs[1], burst.Segment{Handle: body.Handle(), Off: q.body.Offset(body.Handle()),
+			Len: reorderTiny})
 	}
 	return reorderBurst, nil
 }
@@ -179,7 +188,8 @@ func (q *few) Arm(*engine.Waker) bool { return q.due }
 
 const reorderTiny = 64 // bytes of a payload whose bytes cost nothing
 
-// reorderBursts is what the stage takes for one burst with hardly any bytes, which is one batch: places are chosen, one launch, its event, the batch, and all slots back.
+// reorderBursts is what the stage takes for one burst with hardly any bytes, which is one batch:
+// places are chosen, one launch, its event, the batch, and all slots back.
 func (g *rig) reorderBursts(ctx context.Context) (err error) {
 	p, err := gpumem.New(g.c, gpumem.Options{Name: "bench", Streams: 1, Bounce: -1})
 	if err != nil {
@@ -193,7 +203,8 @@ func (g *rig) reorderBursts(ctx context.Context) (err error) {
 		name string
 		kind mem.Kind
 		size int
-	}{{&q.heads, "heads", mem.Host, 64}, {&q.body, "payloads", mem.Device, reorderTiny}, {&batches, "batches", mem.Device, reorderBurst * reorderTiny}} {
+	}{{&q.heads, "heads", mem.Host, 64}, {&q.body, "payloads", mem.Device, reorderTiny},
+		{&batches, "batches", mem.Device, reorderBurst * reorderTiny}} {
 		o := mem.PoolOptions{Name: x.name, SlotSize: x.size, Slots: 4 * reorderBurst, Memory: mem.Options{Kind: x.kind}}
 		if x.kind == mem.Device {
 			o.Memory.Provider = p
@@ -204,8 +215,10 @@ func (g *rig) reorderBursts(ctx context.Context) (err error) {
 		defer func() { err = errors.Join(err, (*x.at).Close()) }()
 	}
 	q.srcs = [2]*burst.Source{burst.PoolSource(q.heads), burst.PoolSource(q.body)}
-	s, err := reorder.New(q, engine.StageSpec{Queue: "bench"}, reorder.Plan{Name: "bench", Flows: []uint32{0}, Sequence: reorder.Field{Width: 32}, PerBatch: reorderBurst, Offset: 64,
-		Payload: reorderTiny, Convert: &samplesOf, Pool: batches, Executor: reorder.GPU})
+	s, err := reorder.New(q, engine.StageSpec{Queue: "bench"},
+		reorder.Plan{Name: "bench", Flows: []uint32{0}, Sequence: reorder.Field{Width: 32}, PerBatch: reorderBurst,
+			Offset:  64,
+			Payload: reorderTiny, Convert: &samplesOf, Pool: batches, Executor: reorder.GPU})
 	if err != nil {
 		return err
 	}
@@ -226,5 +239,6 @@ func (g *rig) reorderBursts(ctx context.Context) (err error) {
 			}
 		}
 	}
-	return g.timed(ctx, fmt.Sprintf("reorder, burst of %d packets of %d B, launched and released", reorderBurst, reorderTiny), "launch", 0, once)
+	return g.timed(ctx, fmt.Sprintf("reorder, burst of %d packets of %d B, launched and released", reorderBurst,
+		reorderTiny), "launch", 0, once)
 }

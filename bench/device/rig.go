@@ -76,7 +76,8 @@ func newRig(ctx context.Context, o *Options, dev *gpu.Device) (_ *rig, err error
 	return g, err
 }
 
-// fits reports whether a row of so many bytes has room: two of them on the device, and on a device that is the host's memory all that rows have.
+// fits reports whether a row of so many bytes has room: two of them on the device, and on a device
+// that is the host's memory all that rows have.
 func (g *rig) fits(n uint64) bool {
 	copies := uint64(3)
 	if !g.card {
@@ -101,7 +102,8 @@ func (g *rig) close() error {
 	return errors.Join(errs...)
 }
 
-// idle waits until nothing is under way, before memory is given back. The call that saw a failure first has reported it.
+// idle waits until nothing is under way, before memory is given back. The call that saw a failure
+// first has reported it.
 func (g *rig) idle() {
 	_, _ = g.st.Wait(context.Background()), g.aux.Wait(context.Background())
 }
@@ -159,7 +161,8 @@ func (g *rig) notes() (out []string) {
 	if n := g.is.NVML; n != nil {
 		s := fmt.Sprintf("%s, %d MiB of memory", n.UUID, n.MemoryTotal>>20)
 		if n.SMClock != nil && n.MaxSMClock != nil && n.MemoryClock != nil {
-			s += fmt.Sprintf("; processors at %d of %d MHz before the run, memory at %d MHz", *n.SMClock, *n.MaxSMClock, *n.MemoryClock)
+			s += fmt.Sprintf("; processors at %d of %d MHz before the run, memory at %d MHz", *n.SMClock, *n.MaxSMClock,
+				*n.MemoryClock)
 		}
 		if n.Temperature != nil {
 			s += fmt.Sprintf(", %d degrees", *n.Temperature)
@@ -199,7 +202,8 @@ func seen(ctx context.Context, s *gpu.Stream) error {
 	}
 }
 
-// repeats is how often run must do its work to last about the budget; it is called with a number and returns how long that took.
+// repeats is how often run must do its work to last about the budget; it is called with a number
+// and returns how long that took.
 func (g *rig) repeats(run func(n int) (time.Duration, error)) (int, error) {
 	const most = 1 << 16
 	if _, err := run(1); err != nil { // for caches, clocks and pages

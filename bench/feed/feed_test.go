@@ -28,7 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// Every row is measured, in every packet that comes back the sum is right, and what does not fit is said.
+// Every row is measured, in every packet that comes back the sum is right, and what does not fit is
+// said.
 func TestRun(t *testing.T) {
 	quick := Options{Sizes: []uint64{200}, Pairs: 1, Budget: time.Millisecond}
 	for _, x := range []struct {
@@ -87,7 +88,8 @@ func TestWrongAnswer(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{Sizes: []uint64{0}}, {Sizes: []uint64{mostSize + 1}}, {Threads: []int{0}}, {Pairs: -1}, {Budget: -1}} {
+	for _, o := range []Options{{Sizes: []uint64{0}}, {Sizes: []uint64{mostSize + 1}}, {Threads: []int{0}}, {Pairs: -1},
+		{Budget: -1}} {
 		if _, err := Run(t.Context(), o); !errors.Is(err, ErrOptions) {
 			t.Errorf("%+v: %v", o, err)
 		}
@@ -107,8 +109,10 @@ func checksum(b []byte) (n uint64) {
 	return n
 }
 
-// Packets go to a kernel that stays on PoCL and come back, each once and with the sum of its bytes, while its launches end again and again. Each has bytes of its own, which the test writes over those of
-// the packet that had the same place before: a packet that the kernel reads torn, or before it was published, has another sum.
+// Packets go to a kernel that stays on PoCL and come back, each once and with the sum of its bytes,
+// while its launches end again and again. Each has bytes of its own, which the test writes over
+// those of the packet that had the same place before: a packet that the kernel reads torn, or
+// before it was published, has another sum.
 func TestNothingIsLost(t *testing.T) {
 	rt, err := opencl.Open(opencl.Options{Platform: peers.PoCL(t)})
 	if err != nil {

@@ -20,8 +20,10 @@ type Options struct {
 	Runtime string    // one of the table; "": the first that is here, and the report says what it was taken instead of
 	Device  int       // of the runtime, from 0
 	Sizes   []uint64  // bytes of a packet; nil: 64, 1400 and 8900
-	Threads []int     // work-items of the kernel that stays; nil: 1, 64, 1024 and 4096. What does not fit on the device is noted
-	Pairs   int       // of each row; 0: paired.MinPairs
+	// work-items of the kernel that stays; nil: 1, 64, 1024 and 4096. What does not fit on the
+	// device is noted
+	Threads []int
+	Pairs   int // of each row; 0: paired.MinPairs
 	Budget  time.Duration
 }
 
@@ -54,7 +56,8 @@ func (o *Options) complete() error {
 	}
 	switch {
 	case len(o.Sizes) == 0 || slices.Min(o.Sizes) < 1 || slices.Max(o.Sizes) > mostSize:
-		return fmt.Errorf("%w: packets of %v bytes: expected sizes from 1 byte to %s", ErrOptions, o.Sizes, bench.FormatSize(mostSize))
+		return fmt.Errorf("%w: packets of %v bytes: expected sizes from 1 byte to %s", ErrOptions, o.Sizes,
+			bench.FormatSize(mostSize))
 	case len(o.Threads) == 0 || slices.Min(o.Threads) < 1 || slices.Max(o.Threads) > mostThreads:
 		return fmt.Errorf("%w: %v threads: expected numbers from 1 to %d", ErrOptions, o.Threads, mostThreads)
 	case o.Pairs < 0 || o.Budget < 0:
@@ -63,8 +66,9 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// Run measures rings of the CPU, and the device. The error of a runtime or device that is not here wraps gpu.ErrUnavailable; one that is found after the first row comes with the
-// report, so that what was measured is not lost.
+// Run measures rings of the CPU, and the device. The error of a runtime or device that is not here
+// wraps gpu.ErrUnavailable; one that is found after the first row comes with the report, so that
+// what was measured is not lost.
 func Run(ctx context.Context, o Options) (_ *paired.Report, err error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -76,17 +80,25 @@ func Run(ctx context.Context, o Options) (_ *paired.Report, err error) {
 	defer func() { err = errors.Join(err, choice.Close()) }()
 	devices := choice.Devices()
 	if o.Device < 0 || o.Device >= len(devices) {
-		return nil, fmt.Errorf("bench: %w: device %d of runtime %s: it has %d, counted from 0", gpu.ErrUnavailable, o.Device, choice.Name(), len(devices))
+		return nil, fmt.Errorf("bench: %w: device %d of runtime %s: it has %d, counted from 0", gpu.ErrUnavailable,
+			o.Device, choice.Name(), len(devices))
 	}
 	g, err := newRig(&o, devices[o.Device])
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	g.s = o.Begin("feed", fmt.Sprintf("samples of about %v; each packet comes back once, with the sum of its bytes, which is compared", o.Budget),
-		fmt.Sprintf("threads are work-items in groups of %d at most, on a processor of one; a group has a ring of %d packets of its own (fewer where there are more than 64) unless the row says one ring for all groups, and %d goroutines feed and empty full rings, one the others", warp, slots, feeders()),
-		"stages of one packet: slot, its bytes are written where the kernel reads them; seen, the ring shows that the kernel has claimed it; answered, the CPU has its result. What the kernel does in between has no clock that the CPU could compare",
-		fmt.Sprintf("a launch for each burst: %d packets are published and announced, the kernel is launched, drains them and ends, and all answers are there before the next burst; beside it the kernel that stays has at most as many packets under way, and by Little's law its latency is lower where its rate is higher", burst))
+	g.s = o.Begin("feed", fmt.Sprintf("samples of about %v; each packet comes back once, with the sum of its bytes, "+
+		"which is compared", o.Budget),
+		fmt.Sprintf("threads are work-items in groups of %d at most, on a processor of one; a group has a ring of %d "+
+			"packets of its own (fewer where there are more than 64) unless the row says one ring for all groups, "+
+			"and %d goroutines feed and empty full rings, one the others", warp, slots, feeders()),
+		"stages of one packet: slot, its bytes are written where the kernel reads them; seen, the ring shows that "+
+			"the kernel has claimed it; answered, the CPU has its result. What the kernel does in between has no "+
+			"clock that the CPU could compare",
+		fmt.Sprintf("a launch for each burst: %d packets are published and announced, the kernel is launched, drains "+
+			"them and ends, and all answers are there before the next burst; beside it the kernel that stays has at "+
+			"most as many packets under way, and by Little's law its latency is lower where its rate is higher", burst))
 	g.s.Method.Pairs = o.Pairs
 	g.s.Machine.Accelerator = g.dev.String()
 	if choice.Skipped != nil {

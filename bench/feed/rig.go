@@ -133,8 +133,10 @@ type line struct {
 // stride is from one packet to the next in the payload memory.
 func (l *line) stride() uint64 { return (l.size + 127) &^ 127 }
 
-// newLine prepares a kernel of groups with items each for packets of size bytes in some rings, of which group g serves ring g mod rings, and starts it.
-func newLine(p *place, mode gpu.ResidentMode, groups, items, rings uint32, depth int, size uint64) (_ *line, err error) {
+// newLine prepares a kernel of groups with items each for packets of size bytes in some rings, of
+// which group g serves ring g mod rings, and starts it.
+func newLine(p *place, mode gpu.ResidentMode, groups, items, rings uint32, depth int, size uint64) (_ *line,
+	err error) {
 	l := &line{p: p, size: size}
 	defer func() {
 		if err != nil {
@@ -182,7 +184,8 @@ func newLine(p *place, mode gpu.ResidentMode, groups, items, rings uint32, depth
 		}
 	}
 	o := gpu.ResidentOptions{Name: "bench feed", Mode: mode, Grid: gpu.Grid{Groups: groups, Group: items}}
-	l.r, err = p.c.NewResident(p.k, o, gpu.Buffer(in.All()), gpu.Buffer(out.All()), gpu.U32(uint32(depth)), gpu.U32(rings), gpu.Buffer(payload.All()), gpu.U64(places*l.stride()),
+	l.r, err = p.c.NewResident(p.k, o, gpu.Buffer(in.All()), gpu.Buffer(out.All()), gpu.U32(uint32(depth)),
+		gpu.U32(rings), gpu.Buffer(payload.All()), gpu.U64(places*l.stride()),
 		gpu.Buffer(rows.All()), gpu.U64(row), gpu.Buffer(weights.All()), gpu.U64(0), gpu.U64(0))
 	if err != nil {
 		return nil, err
@@ -206,7 +209,8 @@ func (l *line) parts(n int) []*line {
 	parts := make([]*line, n)
 	for i := range parts {
 		p := *l
-		p.in, p.out, p.next, p.first, p.sent, p.got = l.in[i*len(l.in)/n:(i+1)*len(l.in)/n], l.out[i*len(l.out)/n:(i+1)*len(l.out)/n], 0, 0, 0, 0
+		p.in, p.out, p.next, p.first, p.sent, p.got = l.in[i*len(l.in)/n:(i+1)*len(l.in)/n],
+			l.out[i*len(l.out)/n:(i+1)*len(l.out)/n], 0, 0, 0, 0
 		parts[i] = &p
 	}
 	return parts
@@ -262,7 +266,8 @@ func (l *line) collect() error {
 		}
 		for _, d := range l.buf[:n] {
 			if want := l.sums[d.Tag%uint64(len(l.sums))]; d.Tag >= l.sent || d.Value != want || d.Len != l.size {
-				return fmt.Errorf("%w: packet %d of %d came back with %d bytes and the sum %d: expected %d and %d", paired.ErrFailed, d.Tag, l.sent, d.Len, d.Value, l.size, want)
+				return fmt.Errorf("%w: packet %d of %d came back with %d bytes and the sum %d: expected %d and %d",
+					paired.ErrFailed, d.Tag, l.sent, d.Len, d.Value, l.size, want)
 			}
 		}
 		if n > 0 {
@@ -284,8 +289,11 @@ func (l *line) collect() error {
 	return nil
 }
 
-// flow sends for a time, with as much under way as the rings hold and at most most packets, and takes all answers. With bursts it sends a burst of most packets when all of the one before have come.
-func (l *line) flow(ctx context.Context, budget time.Duration, most uint64, bursts bool) (sample paired.Sample, err error) {
+// flow sends for a time, with as much under way as the rings hold and at most most packets, and
+// takes all answers. With bursts it sends a burst of most packets when all of the one before have
+// come.
+func (l *line) flow(ctx context.Context, budget time.Duration, most uint64, bursts bool) (sample paired.Sample,
+	err error) {
 	from, began := l.got, time.Now()
 	for time.Since(began) < budget {
 		if err := ctx.Err(); err != nil {
@@ -329,7 +337,8 @@ func (l *line) drain(ctx context.Context) error {
 	return nil
 }
 
-// groups is a number of work-items as groups and items of one; the groups are at most those that fit, and then it is false.
+// groups is a number of work-items as groups and items of one; the groups are at most those that
+// fit, and then it is false.
 func (p *place) groups(threads int) (groups, items uint32, all bool) {
 	items = min(p.most, uint32(threads))
 	groups = uint32(threads) / items

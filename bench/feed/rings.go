@@ -29,19 +29,25 @@ func (g *rig) rings(ctx context.Context) error {
 		g.s.Missing = append(g.s.Missing, "rings between cores: there is one core")
 		return nil
 	}
-	err := g.measure(ctx, paired.Plan{Name: "ring, publish to seen by another core", Unit: paired.Nanoseconds, Goal: goalSeen, Ours: paired.Contender{Name: "ring.Descriptors", Unchecked: noBytes,
-		Run: func(context.Context) (paired.Sample, error) { return g.pingPong() }},
-		Theirs: []paired.Contender{{Name: "a word alone", Unchecked: noBytes, Run: func(context.Context) (paired.Sample, error) { return g.words() }}}}, "ring")
+	err := g.measure(ctx, paired.Plan{Name: "ring, publish to seen by another core", Unit: paired.Nanoseconds,
+		Goal: goalSeen, Ours: paired.Contender{Name: "ring.Descriptors", Unchecked: noBytes,
+			Run: func(context.Context) (paired.Sample, error) { return g.pingPong() }},
+		Theirs: []paired.Contender{{Name: "a word alone", Unchecked: noBytes,
+			Run: func(context.Context) (paired.Sample, error) {
+				return g.words()
+			}}}}, "ring")
 	if err != nil {
 		return err
 	}
 	one := func(context.Context) (paired.Sample, error) { return g.stream(1) }
 	two := func(context.Context) (paired.Sample, error) { return g.stream(2) }
-	err = g.measure(ctx, paired.Plan{Name: "ring, one to one", Unit: paired.MopsPerSec, Goal: goalRate, Ours: paired.Contender{Name: "ring.Descriptors", Unchecked: noBytes, Run: one}}, "ring")
+	err = g.measure(ctx, paired.Plan{Name: "ring, one to one", Unit: paired.MopsPerSec, Goal: goalRate,
+		Ours: paired.Contender{Name: "ring.Descriptors", Unchecked: noBytes, Run: one}}, "ring")
 	if err != nil {
 		return err
 	}
-	return g.measure(ctx, paired.Plan{Name: "ring, one to two", Unit: paired.MopsPerSec, Target: targetSharing, Ours: paired.Contender{Name: "two consumers", Unchecked: noBytes, Run: two},
+	return g.measure(ctx, paired.Plan{Name: "ring, one to two", Unit: paired.MopsPerSec, Target: targetSharing,
+		Ours:   paired.Contender{Name: "two consumers", Unchecked: noBytes, Run: two},
 		Theirs: []paired.Contender{{Name: "one consumer", Unchecked: noBytes, Run: one}}}, "ring")
 }
 
@@ -134,7 +140,8 @@ func (g *rig) halves(trip func() error) (paired.Sample, error) {
 	return paired.Sample{Value: paired.Percentile(single, 50), Single: single}, nil
 }
 
-// words is pingPong with one atomic word in each direction, which is what the processor needs at least to tell another core anything.
+// words is pingPong with one atomic word in each direction, which is what the processor needs at
+// least to tell another core anything.
 func (g *rig) words() (paired.Sample, error) {
 	var to, from struct {
 		atomic.Uint64
@@ -210,7 +217,8 @@ func (g *rig) stream(consumers int) (_ paired.Sample, err error) {
 	wg.Wait()
 	took := time.Since(began)
 	if got.Load() != sent {
-		return paired.Sample{}, fmt.Errorf("%w: %d of %d descriptors came out of the ring", paired.ErrFailed, got.Load(), sent)
+		return paired.Sample{}, fmt.Errorf("%w: %d of %d descriptors came out of the ring", paired.ErrFailed,
+			got.Load(), sent)
 	}
 	return paired.Sample{Value: float64(sent) / float64(took) * 1e3}, nil
 }

@@ -18,7 +18,8 @@ import (
 const targetBursts = 3
 
 // on runs f with a line that lives for one sample, after a few packets that warm it.
-func on(p *place, mode gpu.ResidentMode, groups, items, rings uint32, depth int, size uint64, f func(*line) (paired.Sample, error)) (_ paired.Sample, err error) {
+func on(p *place, mode gpu.ResidentMode, groups, items, rings uint32, depth int, size uint64,
+	f func(*line) (paired.Sample, error)) (_ paired.Sample, err error) {
 	l, err := newLine(p, mode, groups, items, rings, depth, size)
 	if err != nil {
 		return paired.Sample{}, err
@@ -36,12 +37,15 @@ func (g *rig) sweep(ctx context.Context) error {
 		g.s.Missing = append(g.s.Missing, "kernels that stay: "+err.Error())
 		return nil
 	}
-	g.s.Notes = append(g.s.Notes, fmt.Sprintf("%d groups of %d work-items of the kernel are on the device at once", g.own.limit, g.own.most))
+	g.s.Notes = append(g.s.Notes, fmt.Sprintf("%d groups of %d work-items of the kernel are on the device at once",
+		g.own.limit, g.own.most))
 	var tried []uint32
 	for _, threads := range g.o.Threads {
 		groups, items, all := g.own.groups(threads)
 		if !all {
-			g.s.Notes = append(g.s.Notes, fmt.Sprintf("%d threads do not fit: more than %d groups of %d would wait for ever", threads, g.own.limit, items))
+			g.s.Notes = append(g.s.Notes,
+				fmt.Sprintf("%d threads do not fit: more than %d groups of %d would wait for ever", threads,
+					g.own.limit, items))
 		}
 		if items*groups > 1 && slices.Contains(tried, items*groups) || !all && slices.Contains(tried, items*groups) {
 			continue
@@ -59,13 +63,16 @@ func (g *rig) sweep(ctx context.Context) error {
 // depth is how many packets a ring holds: fewer where there are many.
 func depth(groups uint32) int { return max(burst, min(slots, 64*slots/int(groups))) }
 
-// feeders is how many goroutines feed and empty full rings: a core each, and no more than a quarter of them.
+// feeders is how many goroutines feed and empty full rings: a core each, and no more than a quarter
+// of them.
 func feeders() int { return max(1, min(4, runtime.GOMAXPROCS(0)/4)) }
 
-// rate is the rows of the sweep for a kernel that stays: with full rings, beside goroutines; at equal latency, with as many packets under way as a launch for each burst has, beside that; and
+// rate is the rows of the sweep for a kernel that stays: with full rings, beside goroutines; at
+// equal latency, with as many packets under way as a launch for each burst has, beside that; and
 // with a ring for each group, beside one for all.
 func (g *rig) rate(ctx context.Context, groups, items uint32, size uint64) error {
-	flow := func(p *place, mode gpu.ResidentMode, groups, items, rings uint32, most uint64) func(context.Context) (paired.Sample, error) {
+	flow := func(p *place, mode gpu.ResidentMode, groups, items, rings uint32,
+		most uint64) func(context.Context) (paired.Sample, error) {
 		return func(ctx context.Context) (paired.Sample, error) {
 			return on(p, mode, groups, items, rings, depth(rings), size, func(l *line) (paired.Sample, error) {
 				if most == math.MaxUint64 {
@@ -77,24 +84,29 @@ func (g *rig) rate(ctx context.Context, groups, items uint32, size uint64) error
 	}
 	name := fmt.Sprintf("%d threads, %s", groups*items, bench.FormatSize(size))
 	stays := func(rings uint32, most uint64) paired.Contender {
-		return paired.Contender{Name: "kernel that stays", Run: flow(g.own, gpu.ResidentStay, groups, items, rings, most)}
+		return paired.Contender{Name: "kernel that stays",
+			Run: flow(g.own, gpu.ResidentStay, groups, items, rings, most)}
 	}
 	full := paired.Plan{Name: name, Unit: paired.MopsPerSec, Ours: stays(groups, math.MaxUint64)}
 	if g.cpu != nil {
 		workers := uint32(max(1, runtime.GOMAXPROCS(0)-feeders()))
-		full.Theirs = []paired.Contender{{Name: fmt.Sprintf("pool of %d goroutines", workers), Run: flow(g.cpu, gpu.ResidentStay, workers, 1, workers, math.MaxUint64)}}
+		full.Theirs = []paired.Contender{{Name: fmt.Sprintf("pool of %d goroutines", workers),
+			Run: flow(g.cpu, gpu.ResidentStay, workers, 1, workers, math.MaxUint64)}}
 	}
 	if err := g.measure(ctx, full, "feed"); err != nil {
 		return err
 	}
-	err := g.measure(ctx, paired.Plan{Name: fmt.Sprintf("%s, %d under way", name, burst), Unit: paired.MopsPerSec, Target: targetBursts, Ours: stays(groups, burst),
-		Theirs: []paired.Contender{{Name: fmt.Sprintf("launch per burst of %d", burst), Run: flow(g.own, gpu.ResidentBatch, groups, items, groups, burst)}}}, "feed")
+	err := g.measure(ctx, paired.Plan{Name: fmt.Sprintf("%s, %d under way", name, burst), Unit: paired.MopsPerSec,
+		Target: targetBursts, Ours: stays(groups, burst),
+		Theirs: []paired.Contender{{Name: fmt.Sprintf("launch per burst of %d", burst),
+			Run: flow(g.own, gpu.ResidentBatch, groups, items, groups, burst)}}}, "feed")
 	if err != nil || groups == 1 {
 		return err
 	}
 	one := stays(1, math.MaxUint64)
 	one.Name = "one ring for all groups"
-	return g.measure(ctx, paired.Plan{Name: name + ", a ring for each group", Unit: paired.MopsPerSec, Ours: stays(groups, math.MaxUint64), Theirs: []paired.Contender{one}}, "feed")
+	return g.measure(ctx, paired.Plan{Name: name + ", a ring for each group", Unit: paired.MopsPerSec,
+		Ours: stays(groups, math.MaxUint64), Theirs: []paired.Contender{one}}, "feed")
 }
 
 // stage is how far a single packet is.
@@ -110,7 +122,8 @@ func (s stage) String() string {
 	return [...]string{"slot written", "seen by the kernel", "answered"}[s]
 }
 
-// stages measures one packet at a time: for producers that spin, and once for one that sends after a pause.
+// stages measures one packet at a time: for producers that spin, and once for one that sends after
+// a pause.
 func (g *rig) stages(ctx context.Context) error {
 	if g.own.stays() != nil {
 		return nil // sweep has said why
@@ -118,15 +131,18 @@ func (g *rig) stages(ctx context.Context) error {
 	items := g.own.most
 	for _, size := range g.o.Sizes {
 		for s := inSlot; s <= answered; s++ {
-			if err := g.latency(ctx, fmt.Sprintf("one packet of %s, %s", bench.FormatSize(size), s), s, size, items, 0); err != nil {
+			if err := g.latency(ctx, fmt.Sprintf("one packet of %s, %s", bench.FormatSize(size), s), s, size, items,
+				0); err != nil {
 				return err
 			}
 		}
 	}
-	return g.latency(ctx, fmt.Sprintf("one packet of %s after a pause of %v, %s", bench.FormatSize(g.o.Sizes[0]), pause, answered), answered, g.o.Sizes[0], items, pause)
+	return g.latency(ctx, fmt.Sprintf("one packet of %s after a pause of %v, %s", bench.FormatSize(g.o.Sizes[0]), pause,
+		answered), answered, g.o.Sizes[0], items, pause)
 }
 
-// pause is how long a producer that waits for events is silent. A kernel on a processor has left by then.
+// pause is how long a producer that waits for events is silent. A kernel on a processor has left by
+// then.
 const pause = 5 * time.Millisecond
 
 // latency is a row of the times from the arrival of a packet to a stage.
@@ -148,10 +164,12 @@ func (g *rig) latency(ctx context.Context, name string, s stage, size uint64, it
 				single = append(single, max(1, float64(d))/1e3)
 			}
 			slices.Sort(single)
-			return paired.Sample{Value: paired.Percentile(single, 50), Single: single, Verified: uint64(len(single)) * size}, nil
+			return paired.Sample{Value: paired.Percentile(single, 50), Single: single,
+				Verified: uint64(len(single)) * size}, nil
 		})
 	}
-	return g.measure(ctx, paired.Plan{Name: name, Unit: paired.Microseconds, Ours: paired.Contender{Name: "kernel that stays", Run: run}}, "latency")
+	return g.measure(ctx, paired.Plan{Name: name, Unit: paired.Microseconds,
+		Ours: paired.Contender{Name: "kernel that stays", Run: run}}, "latency")
 }
 
 // one sends a packet and returns when it was at the stage.

@@ -12,8 +12,8 @@ import (
 // CompareFormat is in the output of compare.
 const CompareFormat = "penstock-bench-compare"
 
-// DefaultMargin is the margin of Compare when none is given: between two runs machines differ by a few per cent by
-// themselves.
+// DefaultMargin is the margin of Compare when none is given: between two runs machines differ by a
+// few per cent by themselves.
 const DefaultMargin = 0.05
 
 // significant is the p-value below which two sets of samples count as different.
@@ -51,8 +51,8 @@ type Compared struct {
 	B      Stats     `json:"b"`
 	Ratio  Ratio     `json:"ratio"` // B/A
 	P      float64   `json:"p"`     // two-sided, of the Mann–Whitney U test
-	// Others are programs that both files measured beside this row, with how their medians changed: what changed for them too
-	// was the machine.
+	// Others are programs that both files measured beside this row, with how their medians changed:
+	// what changed for them too was the machine.
 	Others []Other `json:"others,omitempty"`
 }
 
@@ -62,11 +62,13 @@ type Other struct {
 	Ratio float64 `json:"ratio"` // of its medians, B/A
 }
 
-// Compare compares ours of every row that both reports have, sample against sample. nameA and nameB are what they are called.
+// Compare compares ours of every row that both reports have, sample against sample. nameA and nameB
+// are what they are called.
 //
-// The samples were not taken in pairs, so what the machine did between the two runs is part of the difference. Better and
-// Worse take both: the interval of the ratio of the medians lies beyond the margin, and the U test finds p < 0.05. Where both
-// reports measured the same other programs, it must also lie there after what changed for those was taken out.
+// The samples were not taken in pairs, so what the machine did between the two runs is part of the
+// difference. Better and Worse take both: the interval of the ratio of the medians lies beyond the
+// margin, and the U test finds p < 0.05. Where both reports measured the same other programs, it
+// must also lie there after what changed for those was taken out.
 func Compare(nameA string, a *Report, nameB string, b *Report, margin float64) (*Comparison, error) {
 	if !(margin >= 0 && margin < 1) {
 		return nil, fmt.Errorf("paired: margin %v: expected a part from 0 up to 1", margin)
@@ -108,7 +110,8 @@ func Compare(nameA string, a *Report, nameB string, b *Report, margin float64) (
 func (c *Comparison) warn(a, b *Report) {
 	say := func(format string, args ...any) { c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...)) }
 	if d := a.Machine.differences(b.Machine); len(d) > 0 {
-		say("DIFFERENT MACHINES or settings (A / B): a difference below may be the machine's\n%s", strings.Join(d, "\n"))
+		say("DIFFERENT MACHINES or settings (A / B): a difference below may be the machine's\n%s",
+			strings.Join(d, "\n"))
 	}
 	if a.Bench != b.Bench {
 		say("A is of bench %s, B of bench %s", a.Bench, b.Bench)
@@ -153,7 +156,8 @@ func incomparable(x, y *Row) string {
 		return "failed in B: " + y.Failed
 	case (x.Memory == nil) != (y.Memory == nil):
 		return "memory of an accelerator in one of them only"
-	case x.Memory != nil && (x.Memory.LocalDevice != y.Memory.LocalDevice || x.Memory.RemoteDevice != y.Memory.RemoteDevice):
+	case x.Memory != nil && (x.Memory.LocalDevice != y.Memory.LocalDevice ||
+		x.Memory.RemoteDevice != y.Memory.RemoteDevice):
 		return fmt.Sprintf("memory of %s in A and of %s in B", x.Memory.devices(), y.Memory.devices())
 	}
 	return ""
@@ -177,7 +181,8 @@ func compareRow(x, y *Row, margin float64) (Compared, error) {
 		return m, err
 	}
 	if slices.Equal(x.Ours.Samples, y.Ours.Samples) {
-		// The same measurement twice is one measurement: there is nothing between them, whatever its spread.
+		// The same measurement twice is one measurement: there is nothing between them, whatever
+		// its spread.
 		r.Interval.Low, r.Interval.High, r.Verdict = 1, 1, Same
 		return m, nil
 	}
@@ -185,16 +190,20 @@ func compareRow(x, y *Row, margin float64) (Compared, error) {
 	r.Verdict = Judge(r.Interval, 1, margin, x.Better)
 	switch n := min(m.A.N, m.B.N); {
 	case n < minForInterval:
-		r.Verdict, r.Why = Inconclusive, fmt.Sprintf("%s; a verdict takes %d on each side", count(n, "sample"), minForInterval)
+		r.Verdict, r.Why = Inconclusive, fmt.Sprintf("%s; a verdict takes %d on each side", count(n, "sample"),
+			minForInterval)
 	case r.Verdict == Inconclusive:
 		r.Why = fmt.Sprintf("the interval reaches across %.4g or %.4g", low, high)
 	case r.Verdict != Same && !(m.P < significant):
 		r.Verdict, r.Why = Inconclusive, fmt.Sprintf("p = %.2g", m.P)
 	case r.Verdict != Same && len(m.Others) > 0:
-		// What changed for programs that are the same in both files was the machine: less that, the verdict must stand.
+		// What changed for programs that are the same in both files was the machine: less that, the
+		// verdict must stand.
 		d := m.drift()
-		if Judge(Interval{r.Interval.Low / d, r.Interval.High / d, r.Interval.Level}, 1, margin, x.Better) != r.Verdict {
-			r.Verdict, r.Why = Inconclusive, "others, which are the same in both files, changed as much: it was the machine"
+		if Judge(Interval{r.Interval.Low / d, r.Interval.High / d, r.Interval.Level}, 1, margin,
+			x.Better) != r.Verdict {
+			r.Verdict, r.Why = Inconclusive,
+				"others, which are the same in both files, changed as much: it was the machine"
 		}
 	}
 	return m, nil
@@ -233,7 +242,8 @@ func (c *Comparison) Table(w io.Writer) error {
 		name string
 		*Origin
 	}{{"A", &c.A}, {"B", &c.B}} {
-		p.Field(s.name, fmt.Sprintf("%s: bench %s of %s, penstock %s, commit %s, %s", s.File, s.Bench, s.Began.UTC().Format(dateFormat),
+		p.Field(s.name, fmt.Sprintf("%s: bench %s of %s, penstock %s, commit %s, %s", s.File, s.Bench,
+			s.Began.UTC().Format(dateFormat),
 			s.Build.Version, s.Build.short(), s.Build.Go))
 	}
 	for _, l := range c.Warnings {
@@ -251,7 +261,8 @@ func (c *Comparison) Table(w io.Writer) error {
 	cells, why := [][]string{head}, []string(nil)
 	for i := range c.Rows {
 		m := &c.Rows[i]
-		line := []string{m.Name, figure(m.A.Median), figure(m.B.Median), string(m.Unit), ratio(m.Ratio.Median), span(m.Ratio.Interval),
+		line := []string{m.Name, figure(m.A.Median), figure(m.B.Median), string(m.Unit), ratio(m.Ratio.Median),
+			span(m.Ratio.Interval),
 			pValue(m.P), string(m.Ratio.Verdict)}
 		if others {
 			line = append(line, changes(m.Others))
@@ -266,16 +277,21 @@ func (c *Comparison) Table(w io.Writer) error {
 	p.names("only in A", c.OnlyA)
 	p.names("only in B", c.OnlyB)
 	p.names("not compared", c.Skipped)
-	p.Field("in all", fmt.Sprintf("%s: %d better, %d worse, %d same, %d inconclusive", count(len(c.Rows), "row"), c.Count(Better),
+	p.Field("in all", fmt.Sprintf("%s: %d better, %d worse, %d same, %d inconclusive", count(len(c.Rows), "row"),
+		c.Count(Better),
 		c.Count(Worse), c.Count(Same), c.Count(Inconclusive)))
 	p.Line("")
 	p.Field("A, B", "medians of the samples; GB/s and Mop/s: more is better; ns, us, ms: less is better")
-	p.Field("95%", "the interval that holds the true ratio B/A with 95% certainty, of these two runs; with a ?, the samples are too few for that")
+	p.Field("95%", "the interval that holds the true ratio B/A with 95% certainty, of these two runs; with a ?, the "+
+		"samples are too few for that")
 	p.Field("p", "how likely such different samples are if nothing changed (Mann-Whitney U test)")
-	p.Field("verdict", fmt.Sprintf("better, worse: the whole interval is more than %s beyond 1 on that side, and p < 0.05; same: it "+
-		"lies within %s; inconclusive: measure again, with more samples or on a quieter machine", percent(c.Margin), percent(c.Margin)))
+	p.Field("verdict", fmt.Sprintf("better, worse: the whole interval is more than %s beyond 1 on that side, and p < "+
+		"0.05; same: it "+
+		"lies within %s; inconclusive: measure again, with more samples or on a quieter machine", percent(c.Margin),
+		percent(c.Margin)))
 	if others {
-		p.Field("others", "B/A of the programs that both files measured beside it; what changed for them too was the machine")
+		p.Field("others", "B/A of the programs that both files measured beside it; what changed for them too was the "+
+			"machine")
 	}
 	return p.Err
 }

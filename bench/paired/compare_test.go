@@ -32,7 +32,8 @@ func TestCompare(t *testing.T) {
 			t.Errorf("%d columns: %s", len(l)-1, l)
 		}
 	}
-	if len(c.Rows) != 3 || c.Count(Better) != 3 || len(c.OnlyA) != 1 || c.OnlyA[0] != "pool get+put" || len(c.OnlyB) != 1 || len(c.Warnings) != 0 {
+	if len(c.Rows) != 3 || c.Count(Better) != 3 || len(c.OnlyA) != 1 || c.OnlyA[0] != "pool get+put" ||
+		len(c.OnlyB) != 1 || len(c.Warnings) != 0 {
 		t.Errorf("%+v", c)
 	}
 	// Rates went up by 1.3 and times down: both are better.
@@ -97,7 +98,9 @@ func TestCompareVerdicts(t *testing.T) {
 		"too few":      {wobble(10), wobble(12), 5, Inconclusive},
 		"a little bit": {wobble(10), wobble(10.5), 20, Inconclusive}, // just at the margin
 		// Medians of 10 and 12, but as often lower as higher: the two tests disagree.
-		"two faces": {func(i int) float64 { return pick(i%10 < 7, 10., 100) }, func(i int) float64 { return pick(i%10 < 7, 12., 1) }, 40, Inconclusive},
+		"two faces": {func(i int) float64 {
+			return pick(i%10 < 7, 10., 100)
+		}, func(i int) float64 { return pick(i%10 < 7, 12., 1) }, 40, Inconclusive},
 	} {
 		report := func(f func(int) float64) *Report {
 			r := sample(t, 1)
@@ -107,8 +110,10 @@ func TestCompareVerdicts(t *testing.T) {
 			return r
 		}
 		m, _ := compared(t, report(c.a), report(c.b), DefaultMargin)
-		because := map[string]string{"too few": "5 samples; a verdict takes 6", "two faces": "p = ", "rough": "reaches across 0.9524 or 1.05"}[name]
-		if q := m.Rows[0].Ratio; q.Verdict != c.want || (q.Why == "") != (c.want != Inconclusive) || !strings.Contains(q.Why, because) {
+		because := map[string]string{"too few": "5 samples; a verdict takes 6", "two faces": "p = ",
+			"rough": "reaches across 0.9524 or 1.05"}[name]
+		if q := m.Rows[0].Ratio; q.Verdict != c.want || (q.Why == "") != (c.want != Inconclusive) ||
+			!strings.Contains(q.Why, because) {
 			t.Errorf("%s: %+v, p = %v; want %s", name, q, m.Rows[0].P, c.want)
 		}
 	}
@@ -149,7 +154,9 @@ func TestCompareWarns(t *testing.T) {
 		"cores: 2 / 64":             func(r *Report) { r.Machine.Cores = 64 },
 		"kernel: 6.18 / 6.19":       func(r *Report) { r.Machine.Kernel = "6.19" },
 		"governor: unknown / power": func(r *Report) { r.Machine.Governor = "powersave" },
-		"L3 32 MiB":                 func(r *Report) { r.Machine.Caches = append(r.Machine.Caches, Cache{3, "unified", 32 << 10, "0"}) },
+		"L3 32 MiB": func(r *Report) {
+			r.Machine.Caches = append(r.Machine.Caches, Cache{3, "unified", 32 << 10, "0"})
+		},
 		"A is of bench transfer":    func(r *Report) { r.Bench = "ring" },
 		"built differently":         func(r *Report) { r.Build.Flags = "GOAMD64=v3" },
 		"race detector":             func(r *Report) { r.Build.Flags = "-race=true" },
@@ -162,18 +169,21 @@ func TestCompareWarns(t *testing.T) {
 		b.Began = b.Began.Add(time.Second)
 		change(b)
 		_, out := compared(t, a, b, DefaultMargin)
-		if !strings.Contains(strings.Join(strings.Fields(out), " "), want) && want != "GB/s in A and in Mop/s in" || strings.Contains(out, "same run") {
+		if !strings.Contains(strings.Join(strings.Fields(out), " "), want) && want != "GB/s in A and in Mop/s in" ||
+			strings.Contains(out, "same run") {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
 	a, b := sample(t, 1), sample(t, 1)
 	a.Rows[0].Failed = "impossible"
-	if c, _ := compared(t, a, b, 0.05); len(c.Skipped) != 1 || !strings.Contains(c.Skipped[0], "failed in A: impossible") {
+	if c, _ := compared(t, a, b, 0.05); len(c.Skipped) != 1 ||
+		!strings.Contains(c.Skipped[0], "failed in A: impossible") {
 		t.Errorf("%+v", c.Skipped)
 	}
 	a = sample(t, 1)
 	b.Rows[0].Unit = MopsPerSec
-	if c, _ := compared(t, a, b, 0.05); len(c.Rows) != len(a.Rows)-1 || len(c.Skipped) != 1 || !strings.Contains(c.Skipped[0], "in GB/s in A and in Mop/s in B") {
+	if c, _ := compared(t, a, b, 0.05); len(c.Rows) != len(a.Rows)-1 || len(c.Skipped) != 1 ||
+		!strings.Contains(c.Skipped[0], "in GB/s in A and in Mop/s in B") {
 		t.Errorf("%+v", c.Skipped)
 	}
 	if _, err := Compare("a", a, "b", a, 1); err == nil {
@@ -184,12 +194,21 @@ func TestCompareWarns(t *testing.T) {
 	}
 }
 
-// Figures of two devices, or of a device and of the host, are not compared, and the reason names them.
+// Figures of two devices, or of a device and of the host, are not compared, and the reason names
+// them.
 func TestCompareOtherDevice(t *testing.T) {
 	for want, spoil := range map[string]func(*Memory) *Memory{
-		"memory of cuda 0: a card in A and of cuda 0: a card and opencl 0: another in B": func(m *Memory) *Memory { m.RemoteDevice = "opencl 0: another"; return m },
-		"memory of cuda 0: a card in A and of none in B":                                 func(m *Memory) *Memory { m.LocalDevice = ""; return m },
-		"memory of an accelerator in one of them only":                                   func(*Memory) *Memory { return nil },
+		"memory of cuda 0: a card in A and of cuda 0: a card and opencl 0: another in B": func(m *Memory) *Memory {
+			m.RemoteDevice = "opencl 0: another"
+			return m
+		},
+		"memory of cuda 0: a card in A and of none in B": func(m *Memory) *Memory {
+			m.LocalDevice = ""
+			return m
+		},
+		"memory of an accelerator in one of them only": func(*Memory) *Memory {
+			return nil
+		},
 	} {
 		a, b := sample(t, 1), sample(t, 1)
 		b.Rows[0].Memory = spoil(b.Rows[0].Memory)

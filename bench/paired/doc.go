@@ -1,5 +1,5 @@
-// Package paired compares measurements so that the answer is worth something: contenders run one right after the other, round
-// after round, and what a machine does to one of them it does to all.
+// Package paired compares measurements so that the answer is worth something: contenders run one
+// right after the other, round after round, and what a machine does to one of them it does to all.
 //
 //	row, err := paired.Run(ctx, paired.Plan{
 //		Name: "copy 1 MiB", Unit: paired.GBs,
@@ -10,14 +10,18 @@
 //
 // What Run does, in this order:
 //
-//   - Rounds, 20 unless the plan says otherwise. In each, ours and every one of theirs run once, in an order that the seed
-//     decides and in which everybody has each place equally often. One round before them warms up and is thrown away.
-//   - Before each round the gate waits, for a bounded time, until other programs leave the machine alone, and notes how busy
-//     it was.
-//   - The ceiling, what the hardware can do at most, is measured in each round. A median above it fails the row.
-//   - Each run says how many bytes its receiver checked. One that checked nothing, without a reason, gives no verdict.
-//   - No sample is dropped. The verdict comes from the 95 % interval of the median ratio ours/theirs over the rounds.
+//   - Rounds, 20 unless the plan says otherwise. In each, ours and every one of theirs run once, in
+//     an order that the seed decides and in which everybody has each place equally often. One round
+//     before them warms up and is thrown away.
+//   - Before each round the gate waits, for a bounded time, until other programs leave the machine
+//     alone, and notes how busy it was.
+//   - The ceiling, what the hardware can do at most, is measured in each round. A median above it
+//     fails the row.
+//   - Each run says how many bytes its receiver checked. One that checked nothing, without a
+//     reason, gives no verdict.
+//   - No sample is dropped. The verdict comes from the 95 % interval of the median ratio
+//     ours/theirs over the rounds.
 //
-// A Report holds rows with the machine and the method, and is the one format of result files (docs/bench-format.md): Read and
-// Report.Write, Report.Table for people, Compare for two of them.
+// A Report holds rows with the machine and the method, and is the one format of result files
+// (docs/bench-format.md): Read and Report.Write, Report.Table for people, Compare for two of them.
 package paired

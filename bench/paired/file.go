@@ -16,8 +16,8 @@ import (
 // maxFile is the size of the largest file that is read, in bytes.
 const maxFile = 32 << 20
 
-// Write writes the report as JSON. It fails for a report that Read would refuse, but for one: rows that Failed are written,
-// so that what was measured is not lost.
+// Write writes the report as JSON. It fails for a report that Read would refuse, but for one: rows
+// that Failed are written, so that what was measured is not lost.
 func (r *Report) Write(w io.Writer) error {
 	if err := r.validate(); err != nil {
 		return fmt.Errorf("paired: report not written: %w", err)
@@ -25,7 +25,8 @@ func (r *Report) Write(w io.Writer) error {
 	return writeJSON(w, r)
 }
 
-// numbers matches a list of numbers that was written one to a line. A string holds no line break in JSON.
+// numbers matches a list of numbers that was written one to a line. A string holds no line break in
+// JSON.
 var numbers = regexp.MustCompile(`\[\n\s*(?:[-+.0-9eE]+,\n\s*)*[-+.0-9eE]+\n\s*\]`)
 
 func writeJSON(w io.Writer, v any) error {
@@ -54,8 +55,9 @@ func ReadFile(name string) (*Report, error) {
 	return r, nil
 }
 
-// Read reads a report and checks everything in it that can be checked: unknown, repeated and missing fields, numbers out of
-// range, and statistics and verdicts that do not follow from the samples are errors that say where.
+// Read reads a report and checks everything in it that can be checked: unknown, repeated and
+// missing fields, numbers out of range, and statistics and verdicts that do not follow from the
+// samples are errors that say where.
 func Read(in io.Reader) (*Report, error) {
 	b, err := io.ReadAll(io.LimitReader(in, maxFile+1))
 	if err != nil {
@@ -73,7 +75,8 @@ func Read(in io.Reader) (*Report, error) {
 		return nil, positioned(b, err)
 	}
 	if head.Format != Format {
-		return nil, fmt.Errorf("format %q: expected %q: not a file that penstock bench --output wrote", head.Format, Format)
+		return nil, fmt.Errorf("format %q: expected %q: not a file that penstock bench --output wrote", head.Format,
+			Format)
 	}
 	if head.Schema != Schema {
 		return nil, (&Report{Format: Format, Schema: head.Schema}).validate()
@@ -114,8 +117,8 @@ func position(b []byte, offset int64) string {
 
 var leaf = reflect.TypeFor[time.Time]()
 
-// strict walks a value beside the type it is for and refuses what package json would let pass: fields that are unknown (also
-// by the case of a letter), repeated or missing, and null.
+// strict walks a value beside the type it is for and refuses what package json would let pass:
+// fields that are unknown (also by the case of a letter), repeated or missing, and null.
 func strict(b []byte, d *json.Decoder, t reflect.Type, where string) error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -125,7 +128,8 @@ func strict(b []byte, d *json.Decoder, t reflect.Type, where string) error {
 		return positioned(b, err)
 	}
 	bad := func(format string, a ...any) error {
-		return fmt.Errorf("%s: %s", position(b, d.InputOffset()), strings.TrimPrefix(where+": "+fmt.Sprintf(format, a...), ": "))
+		return fmt.Errorf("%s: %s", position(b, d.InputOffset()),
+			strings.TrimPrefix(where+": "+fmt.Sprintf(format, a...), ": "))
 	}
 	switch open, _ := tok.(json.Delim); {
 	case tok == nil:

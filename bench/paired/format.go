@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Format and Schema are in every result file. A change that an older reader would misread makes a new Schema.
+// Format and Schema are in every result file. A change that an older reader would misread makes a
+// new Schema.
 const (
 	Format = "penstock-bench"
 	Schema = 1
@@ -31,7 +32,8 @@ type Report struct {
 
 // Method is how the figures of a report came about.
 type Method struct {
-	Pairs  int         `json:"pairs"`  // rounds of each comparison that were asked for; a row has as many as it has samples
+	// rounds of each comparison that were asked for; a row has as many as it has samples
+	Pairs  int         `json:"pairs"`
 	Alone  int         `json:"alone"`  // samples of each row without a comparison
 	Warmup int         `json:"warmup"` // rounds of each row that were thrown away before those
 	Seed   uint64      `json:"seed"`   // from which the rows' seeds were drawn
@@ -51,7 +53,8 @@ type Row struct {
 	Name string `json:"name"`           // unique in its report
 	What string `json:"what,omitempty"` // what was done: "put", "get", "borrow"
 	Path string `json:"path,omitempty"`
-	// Carrier is what carried the bytes of a path over an adapter: which one, its port and the service, such as "mlx5_0 port 1, RC".
+	// Carrier is what carried the bytes of a path over an adapter: which one, its port and the
+	// service, such as "mlx5_0 port 1, RC".
 	Carrier string    `json:"carrier,omitempty"`
 	Mode    string    `json:"mode,omitempty"` // how both sides waited: "spin" or "event"
 	Peers   int       `json:"peers,omitempty"`
@@ -112,7 +115,8 @@ type Latency struct {
 }
 
 func latencyOf(ascending []float64) *Latency {
-	return &Latency{len(ascending), Percentile(ascending, 50), Percentile(ascending, 90), Percentile(ascending, 99), Percentile(ascending, 99.9),
+	return &Latency{len(ascending), Percentile(ascending, 50), Percentile(ascending, 90), Percentile(ascending, 99),
+		Percentile(ascending, 99.9),
 		ascending[len(ascending)-1]}
 }
 
@@ -133,8 +137,8 @@ type Traffic struct {
 	Reordered  uint64 `json:"reordered"` // of Received
 	Damaged    uint64 `json:"damaged"`   // that came with wrong bytes
 	Foreign    uint64 `json:"foreign"`   // that belonged to something else
-	// SendNS and ReceiveNS are nanoseconds of processor time of a packet in the threads of each end; SendNS is 0 where it was not
-	// measured.
+	// SendNS and ReceiveNS are nanoseconds of processor time of a packet in the threads of each
+	// end; SendNS is 0 where it was not measured.
 	SendNS    float64 `json:"send_ns"`
 	ReceiveNS float64 `json:"receive_ns"`
 	Limit     string  `json:"limit,omitempty"` // what a higher rate fails by: "loss", "sender"
@@ -146,7 +150,8 @@ type Memory struct {
 	Remote       string `json:"remote"`                  // of the other one's
 	LocalDevice  string `json:"local_device,omitempty"`  // that it belongs to, in words
 	RemoteDevice string `json:"remote_device,omitempty"` // of the other one's
-	// Payload copies per byte, as the transfer explained them: by processors in user space and in the kernel, and by devices between their memory and memory for staging.
+	// Payload copies per byte, as the transfer explained them: by processors in user space and in
+	// the kernel, and by devices between their memory and memory for staging.
 	UserCopies   int `json:"user_copies"`
 	KernelCopies int `json:"kernel_copies"`
 	DeviceCopies int `json:"device_copies"`
@@ -214,7 +219,8 @@ func (x *Row) derive() error {
 // failure is why a row is not to be believed, or "".
 func (x *Row) failure() string {
 	if x.Ours.Unverified > 0 && x.Ours.Unchecked == "" {
-		return fmt.Sprintf("the bytes of %d of %s were not verified", x.Ours.Unverified, count(len(x.Ours.Samples), "run"))
+		return fmt.Sprintf("the bytes of %d of %s were not verified", x.Ours.Unverified,
+			count(len(x.Ours.Samples), "run"))
 	}
 	if x.Ceiling == nil || !x.Ceiling.Enforced {
 		return ""
@@ -225,10 +231,12 @@ func (x *Row) failure() string {
 		}
 		v, top := s.Stats.Median, x.Ceiling.Stats
 		if x.Better == Higher && v > top.Max*(1+x.Ceiling.Slack) {
-			return fmt.Sprintf("%s: %.4g %s is above the ceiling, %.4g %s (%s)", s.Name, v, x.Unit, top.Max, x.Unit, x.Ceiling.Method)
+			return fmt.Sprintf("%s: %.4g %s is above the ceiling, %.4g %s (%s)", s.Name, v, x.Unit, top.Max, x.Unit,
+				x.Ceiling.Method)
 		}
 		if x.Better == Lower && v < top.Min/(1+x.Ceiling.Slack) {
-			return fmt.Sprintf("%s: %.4g %s is less than it can take, %.4g %s (%s)", s.Name, v, x.Unit, top.Min, x.Unit, x.Ceiling.Method)
+			return fmt.Sprintf("%s: %.4g %s is less than it can take, %.4g %s (%s)", s.Name, v, x.Unit, top.Min, x.Unit,
+				x.Ceiling.Method)
 		}
 	}
 	return ""
@@ -240,7 +248,8 @@ func (x *Row) doubt(s *Side) string {
 		return "failed run: " + x.Failed
 	}
 	if s.Unverified > 0 && s.Unchecked == "" {
-		return fmt.Sprintf("the bytes of %d of %s of %s were not verified", s.Unverified, count(len(s.Samples), "run"), s.Name)
+		return fmt.Sprintf("the bytes of %d of %s of %s were not verified", s.Unverified, count(len(s.Samples), "run"),
+			s.Name)
 	}
 	return ""
 }
@@ -253,7 +262,8 @@ func (x *Row) err() error {
 	return fmt.Errorf("%w: %s: %s", ErrFailed, x.Name, x.Failed)
 }
 
-// Check fails, with all reasons, when a report is not consistent or holds a row that is not to be believed.
+// Check fails, with all reasons, when a report is not consistent or holds a row that is not to be
+// believed.
 func (r *Report) Check() error {
 	errs := []error{r.validate()}
 	for i := range r.Rows {
@@ -355,16 +365,20 @@ func (x *Row) validate() error {
 	}
 	if l := x.Latency; l != nil {
 		if p := []float64{l.P50, l.P90, l.P99, l.P999, l.Max}; l.N < 1 || !(l.P50 >= 0) || !slices.IsSorted(p) {
-			return fmt.Errorf("latency: expected percentiles in ascending order of at least one operation: %v of %d", p, l.N)
+			return fmt.Errorf("latency: expected percentiles in ascending order of at least one operation: %v of %d", p,
+				l.N)
 		}
 	}
 	if c := x.Cost; c != nil && !(c.CPUPerGB >= 0 && c.CPUPerOp >= 0 && c.Allocs >= 0 && c.Syscalls >= 0) {
 		return fmt.Errorf("cost: expected no negative figure: %+v", *c)
 	}
-	if t := x.Traffic; t != nil && !(t.Received+t.Lost == t.Sent && t.Received <= t.Sent && t.Reordered <= t.Received && t.SendNS >= 0 && t.ReceiveNS >= 0) {
-		return fmt.Errorf("traffic: expected sent = received + lost, no more reordered than received, and no negative figure: %+v", *t)
+	if t := x.Traffic; t != nil && !(t.Received+t.Lost == t.Sent && t.Received <= t.Sent && t.Reordered <= t.Received &&
+		t.SendNS >= 0 && t.ReceiveNS >= 0) {
+		return fmt.Errorf("traffic: expected sent = received + lost, no more reordered than received, and no "+
+			"negative figure: %+v", *t)
 	}
-	if m := x.Memory; m != nil && (m.Local == "" || m.Remote == "" || m.UserCopies < 0 || m.KernelCopies < 0 || m.DeviceCopies < 0) {
+	if m := x.Memory; m != nil && (m.Local == "" || m.Remote == "" || m.UserCopies < 0 || m.KernelCopies < 0 ||
+		m.DeviceCopies < 0) {
 		return fmt.Errorf("memory: expected a kind on both sides, and no negative number of copies: %+v", *m)
 	}
 	if g := x.Gate; g != nil && !(g.Looks >= 0 && g.Median >= 0 && g.Max >= g.Median && g.Waited >= 0) {
@@ -396,7 +410,8 @@ func (x *Row) validateSide(s *Side) error {
 	case s.Unverified > n:
 		return fmt.Errorf("unverified is %d of %s", s.Unverified, count(n, "sample"))
 	case s.Verified == 0 && s.Unverified < n:
-		return fmt.Errorf("verified_bytes is 0, and %d of %s are not counted as unverified", n-s.Unverified, count(n, "sample"))
+		return fmt.Errorf("verified_bytes is 0, and %d of %s are not counted as unverified", n-s.Unverified,
+			count(n, "sample"))
 	case s.Verified > 0 && s.Unverified == n:
 		return fmt.Errorf("verified_bytes is %d, and all samples are counted as unverified", s.Verified)
 	case ours:
@@ -416,7 +431,8 @@ func (x *Row) validateSide(s *Side) error {
 	case !(i.Low > 0 && i.Low <= i.High && i.Level >= 0 && i.Level < 1) || math.IsInf(i.High, 0):
 		return fmt.Errorf("ratio: interval %+v: expected positive bounds in ascending order and a level below 1", i)
 	case positive(q.Target) != nil || !(q.Margin >= 0 && q.Margin < 1):
-		return fmt.Errorf("ratio: target %v, margin %v: expected a positive ratio and a part from 0 up to 1", q.Target, q.Margin)
+		return fmt.Errorf("ratio: target %v, margin %v: expected a positive ratio and a part from 0 up to 1", q.Target,
+			q.Margin)
 	}
 	q.judge(len(s.Samples), x.Better, x.doubt(s))
 	if q.Verdict != s.Ratio.Verdict {

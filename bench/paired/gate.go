@@ -14,18 +14,19 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Load is processor time of the whole machine since it was started: how much of it programs other than this process used,
-// and how much there was.
+// Load is processor time of the whole machine since it was started: how much of it programs other
+// than this process used, and how much there was.
 type Load struct {
 	Others time.Duration
 	Total  time.Duration // of all processors together
 }
 
-// tick is the unit of /proc/stat (USER_HZ, which Linux shows as 100 on every architecture that Go runs on).
+// tick is the unit of /proc/stat (USER_HZ, which Linux shows as 100 on every architecture that Go
+// runs on).
 const tick = 10 * time.Millisecond
 
-// SystemLoad reads the load of the machine from /proc/stat, less what this process used itself. What a hypervisor took away
-// (steal) counts as used by others.
+// SystemLoad reads the load of the machine from /proc/stat, less what this process used itself.
+// What a hypervisor took away (steal) counts as used by others.
 func SystemLoad() (Load, error) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -40,8 +41,8 @@ func SystemLoad() (Load, error) {
 	return l, err
 }
 
-// parseStat reads the first line of /proc/stat (man 5 proc): user nice system idle iowait irq softirq steal guest
-// guest_nice. The time of guests is in user and nice already.
+// parseStat reads the first line of /proc/stat (man 5 proc): user nice system idle iowait irq
+// softirq steal guest guest_nice. The time of guests is in user and nice already.
 func parseStat(text string) (Load, error) {
 	line, _, _ := strings.Cut(text, "\n")
 	f := strings.Fields(line)
@@ -63,16 +64,19 @@ func parseStat(text string) (Load, error) {
 	return l, nil
 }
 
-// Gate waits until other programs leave the machine alone, or no longer when that takes too long: then it tells how busy it
-// was. One gate may serve many plans, one after the other; its budget is for all of them together. The zero Gate works.
+// Gate waits until other programs leave the machine alone, or no longer when that takes too long:
+// then it tells how busy it was. One gate may serve many plans, one after the other; its budget is
+// for all of them together. The zero Gate works.
 type Gate struct {
 	// Busy is how many processors others may use for the machine to count as idle; 0: 0.25.
 	Busy float64
-	// Window is how long one look takes; 0: 50 ms. The kernel counts in steps of 10 ms of each processor.
+	// Window is how long one look takes; 0: 50 ms. The kernel counts in steps of 10 ms of each
+	// processor.
 	Window time.Duration
 	// MaxWait bounds the wait before one round; 0: 1 s.
 	MaxWait time.Duration
-	// Budget bounds all waits together; 0: 30 s; negative: it looks once before each round and never waits.
+	// Budget bounds all waits together; 0: 30 s; negative: it looks once before each round and
+	// never waits.
 	Budget time.Duration
 	// Load says how busy the machine is; nil: SystemLoad.
 	Load func() (Load, error)
@@ -98,7 +102,8 @@ type GateMethod struct {
 
 // Method tells how the gate is set, with its defaults.
 func (g *Gate) Method() GateMethod {
-	return GateMethod{orDefault(g.Busy, gateBusy), orDefault(g.Window, gateWindow).Seconds(), orDefault(g.MaxWait, gateMaxWait).Seconds(),
+	return GateMethod{orDefault(g.Busy, gateBusy), orDefault(g.Window, gateWindow).Seconds(),
+		orDefault(g.MaxWait, gateMaxWait).Seconds(),
 		max(0, orDefault(g.Budget, gateBudget)).Seconds()}
 }
 
@@ -119,8 +124,8 @@ type look struct {
 // errNoTime ends a look at a machine whose clock of processors stands still.
 var errNoTime = errors.New("paired: /proc/stat did not advance")
 
-// wait returns as soon as the machine is idle, the time of one round's wait is over, or the budget is spent. Its first look
-// costs one window and is not charged to the budget.
+// wait returns as soon as the machine is idle, the time of one round's wait is over, or the budget
+// is spent. Its first look costs one window and is not charged to the budget.
 func (g *Gate) wait(ctx context.Context) (look, error) {
 	load, idle := g.Load, orDefault(g.Busy, gateBusy)
 	if load == nil {

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// fakeLoad is a machine on which others use busy(t) of all processors' time at time t since start. Time is virtual.
+// fakeLoad is a machine on which others use busy(t) of all processors' time at time t since start.
+// Time is virtual.
 func fakeLoad(busy func(time.Duration) float64) func() (Load, error) {
 	start, last := time.Now(), time.Duration(0)
 	l := Load{Total: time.Hour, Others: time.Minute}
@@ -56,8 +57,10 @@ func TestGate(t *testing.T) {
 			g.Load = fakeLoad(c.busy)
 			start := time.Now()
 			l, err := g.wait(t.Context())
-			if took := time.Since(start); err != nil || took != c.took || l.waited != c.waited || !about(l.busy, c.outcome, 1e-9) {
-				t.Errorf("%s: took %v, %+v, %v; want %v, waited %v, %v processors busy", name, took, l, err, c.took, c.waited, c.outcome)
+			if took := time.Since(start); err != nil || took != c.took || l.waited != c.waited ||
+				!about(l.busy, c.outcome, 1e-9) {
+				t.Errorf("%s: took %v, %+v, %v; want %v, waited %v, %v processors busy", name, took, l, err, c.took,
+					c.waited, c.outcome)
 			}
 		})
 	}
@@ -91,10 +94,14 @@ func TestGateEnds(t *testing.T) {
 			t.Errorf("cancelled: %v after %v", err, time.Since(start))
 		}
 		broken := errors.New("broken")
-		if _, err := (&Gate{Load: func() (Load, error) { return Load{}, broken }}).wait(t.Context()); !errors.Is(err, broken) {
+		if _, err := (&Gate{Load: func() (Load, error) {
+			return Load{}, broken
+		}}).wait(t.Context()); !errors.Is(err, broken) {
 			t.Errorf("broken source: %v", err)
 		}
-		if _, err := (&Gate{Load: func() (Load, error) { return Load{}, nil }}).wait(t.Context()); !errors.Is(err, errNoTime) {
+		if _, err := (&Gate{Load: func() (Load, error) {
+			return Load{}, nil
+		}}).wait(t.Context()); !errors.Is(err, errNoTime) {
 			t.Errorf("a clock that stands still: %v", err)
 		}
 	})
@@ -108,7 +115,8 @@ func TestParseStat(t *testing.T) {
 	if l, err := parseStat("cpu 1 2 3 4"); err != nil || l.Total != 10*tick || l.Others != 6*tick {
 		t.Errorf("old kernel: %+v, %v", l, err)
 	}
-	for _, bad := range []string{"", "cpu0 1 2 3 4", "cpu 1 2 3", "cpu 1 2 x 4", "cpu 1 -2 3 4", "intr 1 2 3 4", "cpu 1 2 3 99999999999999999999"} {
+	for _, bad := range []string{"", "cpu0 1 2 3 4", "cpu 1 2 3", "cpu 1 2 x 4", "cpu 1 -2 3 4", "intr 1 2 3 4",
+		"cpu 1 2 3 99999999999999999999"} {
 		if _, err := parseStat(bad); err == nil || !strings.Contains(err.Error(), "/proc/stat") {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -135,7 +143,8 @@ func TestGateMethodAndLog(t *testing.T) {
 	if m := (&Gate{}).Method(); m != (GateMethod{0.25, 0.05, 1, 30}) {
 		t.Errorf("defaults: %+v", m)
 	}
-	if m := (&Gate{Busy: 1, Window: time.Second, MaxWait: 2 * time.Second, Budget: -1}).Method(); m != (GateMethod{1, 1, 2, 0}) {
+	if m := (&Gate{Busy: 1, Window: time.Second, MaxWait: 2 * time.Second, Budget: -1}).Method(); m != (GateMethod{1, 1,
+		2, 0}) {
 		t.Errorf("set: %+v", m)
 	}
 	g := logOf([]look{{0.5, time.Second}, {0.1, 0}, {1.5, 2 * time.Second}}, nil)

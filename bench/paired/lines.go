@@ -41,8 +41,8 @@ func (l *Lines) Field(name, text string) {
 	l.Line("%s", line)
 }
 
-// Head writes with what a report begins: what was run and when, some fields by name and text (on which machine, how), beside what, and what was
-// missing or in the way.
+// Head writes with what a report begins: what was run and when, some fields by name and text (on
+// which machine, how), beside what, and what was missing or in the way.
 func (r *Report) Head(l *Lines, fields ...[2]string) {
 	l.Line("bench %s, %s, %.1f s", r.Bench, r.Began.UTC().Format(dateFormat), r.Took)
 	l.Line("")

@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A field has all its words in their order, behind its name, in lines that no two words make too long.
+// A field has all its words in their order, behind its name, in lines that no two words make too
+// long.
 func TestField(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		words := rapid.SliceOfN(rapid.StringMatching(`[a-z]{1,30}`), 0, 20).Draw(t, "words")
@@ -16,13 +17,15 @@ func TestField(t *testing.T) {
 		var b strings.Builder
 		l := &Lines{W: &b, Label: 9, Width: 40}
 		l.Field(name, strings.Join(words, "  "))
-		if got := strings.Fields(b.String()); strings.Join(got, " ") != strings.TrimSpace(name+" "+strings.Join(words, " ")) {
+		if got := strings.Fields(b.String()); strings.Join(got,
+			" ") != strings.TrimSpace(name+" "+strings.Join(words, " ")) {
 			t.Fatalf("%q", b.String())
 		}
 		first := true
 		for line := range strings.Lines(b.String()) {
 			line = strings.TrimSuffix(line, "\n")
-			if strings.TrimRight(line, " ") != line || len(line) > l.Width && strings.Contains(strings.TrimSpace(line[min(len(line), max(l.Label, len(name))):]), " ") {
+			if strings.TrimRight(line, " ") != line || len(line) > l.Width &&
+				strings.Contains(strings.TrimSpace(line[min(len(line), max(l.Label, len(name))):]), " ") {
 				t.Fatalf("%q", line)
 			}
 			if !first && !strings.HasPrefix(line, "         ") {

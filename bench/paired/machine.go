@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Machine is what a figure depends on besides the program. Texts that could not be found out are "unknown".
+// Machine is what a figure depends on besides the program. Texts that could not be found out are
+// "unknown".
 type Machine struct {
 	CPU        string     `json:"cpu"`
 	Cores      int        `json:"cores"` // processors that this process may use
@@ -29,7 +30,8 @@ type Machine struct {
 	Turbo      string     `json:"turbo"`      // "on", "off" or "unknown"
 	Congestion string     `json:"congestion_control"`
 	Load       [3]float64 `json:"load"` // averages of 1, 5 and 15 minutes when the run began
-	// Accelerator is the device that was measured: runtime, name, architecture, driver, bus; empty where none took part.
+	// Accelerator is the device that was measured: runtime, name, architecture, driver, bus; empty
+	// where none took part.
 	Accelerator string `json:"accelerator,omitempty"`
 }
 
@@ -151,7 +153,8 @@ func cpuField(text, key string) string {
 	return ""
 }
 
-// cpuModel finds the name of the first processor in the text of /proc/cpuinfo, which differs between architectures.
+// cpuModel finds the name of the first processor in the text of /proc/cpuinfo, which differs
+// between architectures.
 func cpuModel(text string) string {
 	for _, key := range []string{"model name", "Model", "CPU part", "cpu"} {
 		if v := cpuField(text, key); v != "" {
@@ -198,7 +201,8 @@ func (b Build) short() string {
 	return s
 }
 
-// differences says in what two machines differ that changes figures, one line each: the first one's, then the second's.
+// differences says in what two machines differ that changes figures, one line each: the first
+// one's, then the second's.
 func (m Machine) differences(o Machine) (lines []string) {
 	say := func(what string, a, b any) {
 		if a, b := fmt.Sprint(a), fmt.Sprint(b); a != b {

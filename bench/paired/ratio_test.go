@@ -12,7 +12,8 @@ import (
 
 func about(a, b, tolerance float64) bool { return math.Abs(a-b) <= tolerance }
 
-// Tails of U from the tables of Mann and Whitney (1947, table I) and exact fractions: all arrangements are equally likely.
+// Tails of U from the tables of Mann and Whitney (1947, table I) and exact fractions: all
+// arrangements are equally likely.
 func TestMannWhitneyTables(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -22,15 +23,17 @@ func TestMannWhitneyTables(t *testing.T) {
 		{"3 and 3, apart", []float64{1, 2, 3}, []float64{4, 5, 6}, 0, 2. / 20},
 		{"4 and 4, apart", []float64{5, 6, 7, 8}, []float64{1, 2, 3, 4}, 16, 2. / 70},
 		{"4 and 4, U = 1", []float64{1, 2, 3, 5}, []float64{4, 6, 7, 8}, 1, 4. / 70},
-		{"5 and 5, U = 2", []float64{1, 2, 3, 4, 7}, []float64{5, 6, 8, 9, 10}, 2, 8. / 252}, // one-sided 0.016 in the table
+		// one-sided 0.016 in the table
+		{"5 and 5, U = 2", []float64{1, 2, 3, 4, 7}, []float64{5, 6, 8, 9, 10}, 2, 8. / 252},
 		{"2 and 6, U = 1", []float64{1, 3}, []float64{2, 4, 5, 6, 7, 8}, 1, 4. / 28},
 		{"one each", []float64{1}, []float64{2}, 0, 1},
 		{"all equal", []float64{3, 3, 3}, []float64{3, 3}, 3, 1},
-		// Wikipedia's race of six tortoises and six hares, THHHHHTTTTTH: 11 pairs for the hares, 25 for the tortoises by
-		// place, so U = 11 and 25. R: wilcox.test(c(1,7:11), c(2:6,12)) has W = 25, p-value = 0.3095.
+		// Wikipedia's race of six tortoises and six hares, THHHHHTTTTTH: 11 pairs for the hares, 25
+		// for the tortoises by place, so U = 11 and 25. R: wilcox.test(c(1,7:11), c(2:6,12)) has W
+		// = 25, p-value = 0.3095.
 		{"tortoises and hares", []float64{1, 7, 8, 9, 10, 11}, []float64{2, 3, 4, 5, 6, 12}, 25, 0.3095238},
-		// Hollander and Wolfe (1973), page 69: permeability of the chorioamnion; example of R's wilcox.test: W = 35, and
-		// p-value = 0.1272 one-sided.
+		// Hollander and Wolfe (1973), page 69: permeability of the chorioamnion; example of R's
+		// wilcox.test: W = 35, and p-value = 0.1272 one-sided.
 		{"Hollander and Wolfe", []float64{0.80, 0.83, 1.89, 1.04, 1.45, 1.38, 1.91, 1.64, 0.73, 1.46}, []float64{1.15, 0.88, 0.90, 0.74, 1.21}, 35, 2 * 0.1272},
 	} {
 		u, p, err := MannWhitney(c.a, c.b)
@@ -45,11 +48,12 @@ func TestMannWhitneyTables(t *testing.T) {
 	}
 }
 
-// R's airquality data, ozone in May and August (with ties): wilcox.test gives W = 127.5, p-value = 0.0001208 by the normal
-// curve with corrections for ties and continuity.
+// R's airquality data, ozone in May and August (with ties): wilcox.test gives W = 127.5, p-value =
+// 0.0001208 by the normal curve with corrections for ties and continuity.
 func TestMannWhitneyWithTies(t *testing.T) {
 	may := []float64{41, 36, 12, 18, 28, 23, 19, 8, 7, 16, 11, 14, 18, 14, 34, 6, 30, 11, 1, 11, 4, 32, 23, 45, 115, 37}
-	august := []float64{39, 9, 16, 78, 35, 66, 122, 89, 110, 44, 28, 65, 22, 59, 23, 31, 44, 21, 9, 45, 168, 73, 76, 118, 84, 85}
+	august := []float64{39, 9, 16, 78, 35, 66, 122, 89, 110, 44, 28, 65, 22, 59, 23, 31, 44, 21, 9, 45, 168, 73, 76,
+		118, 84, 85}
 	u, exact, err := MannWhitney(may, august)
 	if err != nil || u != 127.5 {
 		t.Fatalf("U = %v, %v", u, err)
@@ -108,8 +112,8 @@ func TestMannWhitneyRefuses(t *testing.T) {
 	}
 }
 
-// The interval of the ratio contains the true ratio in about 95 % of the runs, however the machine's speed wanders, and is
-// narrower the more pairs there are.
+// The interval of the ratio contains the true ratio in about 95 % of the runs, however the
+// machine's speed wanders, and is narrower the more pairs there are.
 func TestPairedRatioCovers(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	const truth, trials = 1.25, 150
@@ -174,7 +178,8 @@ func TestUnpairedRatioCovers(t *testing.T) {
 	}
 }
 
-// The same seed gives the same interval; a machine that changes speed does not touch the ratio of pairs.
+// The same seed gives the same interval; a machine that changes speed does not touch the ratio of
+// pairs.
 func TestPairedRatioKnown(t *testing.T) {
 	var ours, theirs []float64
 	for i := range 20 {
@@ -200,7 +205,8 @@ func TestPairedRatioKnown(t *testing.T) {
 
 func TestRatiosRefuse(t *testing.T) {
 	for name, bad := range map[string][2][]float64{
-		"zero": {{0}, {1}}, "by zero": {{1}, {0}}, "negative": {{-1}, {1}}, "infinite": {{math.Inf(1)}, {1}}, "NaN": {{1}, {math.NaN()}},
+		"zero": {{0}, {1}}, "by zero": {{1}, {0}}, "negative": {{-1}, {1}}, "infinite": {{math.Inf(1)}, {1}},
+		"NaN":     {{1}, {math.NaN()}},
 		"unequal": {{1, 2}, {1}}, "none": {{}, {}}, "overflow": {{1e300}, {1e-300}}, "underflow": {{1e-300}, {1e300}},
 	} {
 		if _, _, err := PairedRatio(bad[0], bad[1], 1); err == nil {

@@ -13,9 +13,11 @@ import (
 type Sample struct {
 	// Value is in the plan's unit and positive.
 	Value float64
-	// Verified is the number of bytes that the receiver checked and found right, 0 when it did not look.
+	// Verified is the number of bytes that the receiver checked and found right, 0 when it did not
+	// look.
 	Verified uint64
-	// Single holds the times of single operations in the plan's unit, where they were measured one by one.
+	// Single holds the times of single operations in the plan's unit, where they were measured one
+	// by one.
 	Single []float64
 }
 
@@ -24,8 +26,9 @@ type Contender struct {
 	Name    string
 	Version string // of another program
 	Command string // that starts another program
-	// Unchecked says why its runs have no check of bytes: there are none, or another program does not look at them. Without
-	// that reason a run that was not verified gives no verdict, and fails the row when it is ours.
+	// Unchecked says why its runs have no check of bytes: there are none, or another program does
+	// not look at them. Without that reason a run that was not verified gives no verdict, and fails
+	// the row when it is ours.
 	Unchecked string
 	// Run makes one run. Setting up and checking are not part of what it times.
 	Run func(context.Context) (Sample, error)
@@ -37,13 +40,15 @@ type Ceiling struct {
 	Measure func(context.Context) (float64, error)
 	// Method says in a few words how.
 	Method string
-	// Enforce fails a row whose median is beyond the best ceiling by more than Slack, a part of it (0: 0.05): what is measured
-	// only for comparison, as sizes that fit the caches make it, is not enforced.
+	// Enforce fails a row whose median is beyond the best ceiling by more than Slack, a part of it
+	// (0: 0.05): what is measured only for comparison, as sizes that fit the caches make it, is not
+	// enforced.
 	Enforce bool
 	Slack   float64
 }
 
-// defaultSlack is how far a median may be beyond the best ceiling: the machine may have sped up in between.
+// defaultSlack is how far a median may be beyond the best ceiling: the machine may have sped up in
+// between.
 const defaultSlack = 0.05
 
 // Plan says what is compared and how.
@@ -60,27 +65,31 @@ type Plan struct {
 	Goal   float64     // an absolute figure for ours; 0: none
 	// Ceiling is measured in each round; nil: there is none.
 	Ceiling *Ceiling
-	// Gate waits before each round; nil: no wait, and the report does not know how busy the machine was.
+	// Gate waits before each round; nil: no wait, and the report does not know how busy the machine
+	// was.
 	Gate *Gate
-	// Alone runs f while what ours keeps running, such as a second process that polls, rests. The gate, the ceiling and
-	// theirs run inside. nil: there is nothing to rest.
+	// Alone runs f while what ours keeps running, such as a second process that polls, rests. The
+	// gate, the ceiling and theirs run inside. nil: there is nothing to rest.
 	Alone func(f func() error) error
-	// Limit ends the row with the rounds it has after this time; 0: no limit. One round is made in any case.
+	// Limit ends the row with the rounds it has after this time; 0: no limit. One round is made in
+	// any case.
 	Limit time.Duration
 }
 
-// ErrFailed is wrapped by errors that say that a row is not to be believed: bytes that were not checked or were wrong, a
-// figure beyond the ceiling.
+// ErrFailed is wrapped by errors that say that a row is not to be believed: bytes that were not
+// checked or were wrong, a figure beyond the ceiling.
 var ErrFailed = errors.New("failed run")
 
-// maxFailures is how many runs of one of theirs may fail in a row of a report before it is given up.
+// maxFailures is how many runs of one of theirs may fail in a row of a report before it is given
+// up.
 const maxFailures = 3
 
 // Run makes the rounds of a plan and returns the row.
 //
-// A failure of ours, of the ceiling or of ctx ends it with an error and no row. When one of theirs fails, the round is made
-// again as a whole, so that pairs stay pairs; after three failures that contender is given up, which its Error tells, and
-// the others go on. An error that wraps ErrFailed comes with the row, whose Failed tells the same.
+// A failure of ours, of the ceiling or of ctx ends it with an error and no row. When one of theirs
+// fails, the round is made again as a whole, so that pairs stay pairs; after three failures that
+// contender is given up, which its Error tells, and the others go on. An error that wraps ErrFailed
+// comes with the row, whose Failed tells the same.
 func Run(ctx context.Context, p Plan) (*Row, error) {
 	if err := p.check(); err != nil {
 		return nil, err
@@ -154,7 +163,8 @@ func (r *runner) rounds(ctx context.Context) error {
 			return fmt.Errorf("ended after %s of %d: %w", count(done, "round"), r.p.Pairs, err)
 		}
 		if done > 0 && r.p.Limit > 0 && time.Since(began) > r.p.Limit {
-			r.note = fmt.Sprintf("stopped after %s of %d: the time of a row, %v, was used up", count(done, "round"), r.p.Pairs, r.p.Limit)
+			r.note = fmt.Sprintf("stopped after %s of %d: the time of a row, %v, was used up", count(done, "round"),
+				r.p.Pairs, r.p.Limit)
 			return nil
 		}
 		keep := warm >= r.p.Warmup
@@ -188,7 +198,8 @@ func (r *runner) round(ctx context.Context, keep bool) (ok bool, err error) {
 	if r.p.Gate != nil && r.gateErr == nil || r.p.Ceiling != nil {
 		err := r.alone(func() error {
 			if r.p.Gate != nil && r.gateErr == nil {
-				// A machine that does not tell its load can be measured all the same; the row says so.
+				// A machine that does not tell its load can be measured all the same; the row says
+				// so.
 				if seen, r.gateErr = r.p.Gate.wait(ctx); ctx.Err() != nil {
 					return ctx.Err()
 				}
@@ -274,9 +285,11 @@ func (r *runner) one(ctx context.Context, i int, s *Sample) error {
 // row makes of the samples what the file holds.
 func (r *runner) row() (*Row, error) {
 	p := &r.p
-	x := &Row{Name: p.Name, Unit: p.Unit, Better: p.Unit.Better(), Seed: p.Seed, Warmup: p.Warmup, Repeated: r.repeated, Note: r.note}
+	x := &Row{Name: p.Name, Unit: p.Unit, Better: p.Unit.Better(), Seed: p.Seed, Warmup: p.Warmup, Repeated: r.repeated,
+		Note: r.note}
 	for i, c := range r.all {
-		s := Side{Name: c.Name, Version: c.Version, Command: c.Command, Unchecked: c.Unchecked, Unverified: r.blind[i], Failures: r.failures[i]}
+		s := Side{Name: c.Name, Version: c.Version, Command: c.Command, Unchecked: c.Unchecked, Unverified: r.blind[i],
+			Failures: r.failures[i]}
 		if r.given[i] != nil {
 			s.Error = r.given[i].Error()
 		} else {
@@ -295,7 +308,8 @@ func (r *runner) row() (*Row, error) {
 		x.Goal = &Goal{Value: p.Goal}
 	}
 	if p.Ceiling != nil {
-		x.Ceiling = &Limit{Method: p.Ceiling.Method, Enforced: p.Ceiling.Enforce, Slack: orDefault(p.Ceiling.Slack, defaultSlack), Samples: r.tops}
+		x.Ceiling = &Limit{Method: p.Ceiling.Method, Enforced: p.Ceiling.Enforce,
+			Slack: orDefault(p.Ceiling.Slack, defaultSlack), Samples: r.tops}
 	}
 	if len(r.single) > 0 {
 		slices.Sort(r.single)
@@ -307,7 +321,8 @@ func (r *runner) row() (*Row, error) {
 	return x, x.derive()
 }
 
-// order decides who runs when. Over as many rounds as there are contenders, everybody has each place once.
+// order decides who runs when. Over as many rounds as there are contenders, everybody has each
+// place once.
 type order struct {
 	draw *rand.Rand
 	perm []int

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// fake is a contender whose runs return value(i) for the i-th run, all bytes verified. It writes its name into the log.
+// fake is a contender whose runs return value(i) for the i-th run, all bytes verified. It writes
+// its name into the log.
 func fake(log *[]string, name string, value func(int) float64) Contender {
 	n := 0
 	return Contender{Name: name, Run: func(context.Context) (Sample, error) {
@@ -46,13 +47,15 @@ func TestRunDefaults(t *testing.T) {
 	warm := func(i int) float64 { return pick(i == 0, 1e6, 11) } // the warm-up must not count
 	x := mustRun(t, plan(warm, constant(10)))
 	s := x.Theirs[0]
-	if len(x.Ours.Samples) != 20 || len(s.Samples) != 20 || x.Warmup != 1 || x.Ours.Stats.Max != 11 || x.Ours.Verified != 2000 || x.Better != Higher {
+	if len(x.Ours.Samples) != 20 || len(s.Samples) != 20 || x.Warmup != 1 || x.Ours.Stats.Max != 11 ||
+		x.Ours.Verified != 2000 || x.Better != Higher {
 		t.Errorf("%+v", x)
 	}
 	if q := s.Ratio; q.Verdict != Better || !about(q.Median, 1.1, 1e-12) || q.Target != 1 || q.Why != "" {
 		t.Errorf("%+v", q)
 	}
-	if x := mustRun(t, Plan{Name: "alone", Unit: Nanoseconds, Warmup: -1, Pairs: 3, Goal: 6, Ours: fake(nil, "ours", constant(5))}); len(x.Ours.Samples) != 3 || x.Warmup != 0 ||
+	if x := mustRun(t, Plan{Name: "alone", Unit: Nanoseconds, Warmup: -1, Pairs: 3, Goal: 6,
+		Ours: fake(nil, "ours", constant(5))}); len(x.Ours.Samples) != 3 || x.Warmup != 0 ||
 		x.Theirs != nil || x.Better != Lower || x.Goal.Verdict != Inconclusive {
 		t.Errorf("alone: %+v", x)
 	}
@@ -65,16 +68,21 @@ func TestRunVerdicts(t *testing.T) {
 		unit Unit
 		want Verdict
 	}{
-		"faster":              {plan(constant(11), constant(10)), GBs, Better},
-		"longer":              {plan(constant(11), constant(10)), Microseconds, Worse},
-		"slower":              {plan(constant(9), constant(10)), GBs, Worse},
-		"shorter":             {plan(constant(9), constant(10)), Microseconds, Better},
-		"noisy":               {plan(noisy, constant(10)), GBs, Inconclusive},
-		"within the margin":   {Plan{Margin: 0.2, Ours: fake(nil, "o", constant(11)), Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Same},
-		"target of 1.2":       {Plan{Target: 1.2, Ours: fake(nil, "o", constant(11)), Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Worse},
-		"target of 0.8":       {Plan{Target: 0.8, Ours: fake(nil, "o", constant(9)), Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Better},
-		"19 pairs":            {Plan{Pairs: 19, Ours: fake(nil, "o", constant(11)), Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Inconclusive},
-		"21 pairs, no warmup": {Plan{Pairs: 21, Warmup: -1, Ours: fake(nil, "o", constant(11)), Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Better},
+		"faster":  {plan(constant(11), constant(10)), GBs, Better},
+		"longer":  {plan(constant(11), constant(10)), Microseconds, Worse},
+		"slower":  {plan(constant(9), constant(10)), GBs, Worse},
+		"shorter": {plan(constant(9), constant(10)), Microseconds, Better},
+		"noisy":   {plan(noisy, constant(10)), GBs, Inconclusive},
+		"within the margin": {Plan{Margin: 0.2, Ours: fake(nil, "o", constant(11)),
+			Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Same},
+		"target of 1.2": {Plan{Target: 1.2, Ours: fake(nil, "o", constant(11)),
+			Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Worse},
+		"target of 0.8": {Plan{Target: 0.8, Ours: fake(nil, "o", constant(9)),
+			Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Better},
+		"19 pairs": {Plan{Pairs: 19, Ours: fake(nil, "o", constant(11)),
+			Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Inconclusive},
+		"21 pairs, no warmup": {Plan{Pairs: 21, Warmup: -1, Ours: fake(nil, "o", constant(11)),
+			Theirs: []Contender{fake(nil, "t", constant(10))}}, GBs, Better},
 	} {
 		c.plan.Name, c.plan.Unit = name, c.unit
 		x := mustRun(t, c.plan)
@@ -84,7 +92,8 @@ func TestRunVerdicts(t *testing.T) {
 	}
 }
 
-// In as many rounds as there are contenders everybody has each place once; the seed decides the rest.
+// In as many rounds as there are contenders everybody has each place once; the seed decides the
+// rest.
 func TestOrder(t *testing.T) {
 	sequence := func(seed uint64, theirs int) []string {
 		var log []string
@@ -127,7 +136,9 @@ func TestOrder(t *testing.T) {
 
 // Pairs stay pairs: sample i of both sides is of one round, whatever the order in it.
 func TestPairsStayTogether(t *testing.T) {
-	x := mustRun(t, plan(func(i int) float64 { return float64(i + 1) }, func(i int) float64 { return 10 * float64(i+1) }))
+	x := mustRun(t, plan(func(i int) float64 {
+		return float64(i + 1)
+	}, func(i int) float64 { return 10 * float64(i+1) }))
 	for i, v := range x.Ours.Samples {
 		if x.Theirs[0].Samples[i] != 10*v {
 			t.Fatalf("sample %d: %v beside %v", i, v, x.Theirs[0].Samples[i])
@@ -137,7 +148,9 @@ func TestPairsStayTogether(t *testing.T) {
 
 // Outliers are kept.
 func TestOutliersAreKept(t *testing.T) {
-	x := mustRun(t, plan(func(i int) float64 { return pick(i == 5, 1e9, 10) }, func(i int) float64 { return pick(i == 6, 1e-9, 10) }))
+	x := mustRun(t, plan(func(i int) float64 {
+		return pick(i == 5, 1e9, 10)
+	}, func(i int) float64 { return pick(i == 6, 1e-9, 10) }))
 	if x.Ours.Stats.Max != 1e9 || x.Theirs[0].Stats.Min != 1e-9 || len(x.Ours.Samples) != 20 {
 		t.Errorf("%+v, %+v", x.Ours.Stats, x.Theirs[0].Stats)
 	}
@@ -154,13 +167,17 @@ func TestCancelled(t *testing.T) {
 		return Sample{1, 1, nil}, nil
 	}
 	x, err := Run(ctx, p)
-	if x != nil || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "row: ended after 4 rounds of 20") {
+	if x != nil || !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "row: ended after 4 rounds of 20") {
 		t.Errorf("%+v, %v", x, err)
 	}
 	// One of theirs that fails because of ctx is not a failure of its own.
 	ctx, cancel = context.WithCancel(t.Context())
 	p = plan(constant(1), nil)
-	p.Theirs = []Contender{{Name: "theirs", Run: func(ctx context.Context) (Sample, error) { cancel(); return Sample{}, ctx.Err() }}}
+	p.Theirs = []Contender{{Name: "theirs", Run: func(ctx context.Context) (Sample, error) {
+		cancel()
+		return Sample{}, ctx.Err()
+	}}}
 	if x, err := Run(ctx, p); x != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("theirs: %+v, %v", x, err)
 	}
@@ -179,8 +196,8 @@ func failing(c Contender, when func(int) bool) Contender {
 	return c
 }
 
-// One of theirs that fails in the middle costs its rounds; one that keeps failing is given up and the others go on; ours
-// must not fail.
+// One of theirs that fails in the middle costs its rounds; one that keeps failing is given up and
+// the others go on; ours must not fail.
 func TestFailures(t *testing.T) {
 	p := plan(func(i int) float64 { return float64(i + 1) }, constant(10))
 	p.Theirs[0] = failing(p.Theirs[0], func(i int) bool { return i == 4 || i == 9 })
@@ -194,17 +211,20 @@ func TestFailures(t *testing.T) {
 	p.Theirs[0] = failing(p.Theirs[0], func(i int) bool { return i > 8 })
 	x = mustRun(t, p)
 	a, b := x.Theirs[0], x.Theirs[1]
-	if a.Samples != nil || a.Ratio != nil || a.Error != "given up after 3 failures, the last: broken" || len(b.Samples) != 20 || b.Ratio.Verdict != Better || len(x.Ours.Samples) != 20 {
+	if a.Samples != nil || a.Ratio != nil || a.Error != "given up after 3 failures, the last: broken" ||
+		len(b.Samples) != 20 || b.Ratio.Verdict != Better || len(x.Ours.Samples) != 20 {
 		t.Errorf("for good: %+v", x)
 	}
 
 	p = plan(constant(10), constant(10))
 	p.Ours = failing(p.Ours, func(i int) bool { return i == 7 })
-	if x, err := Run(t.Context(), p); x != nil || !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "row: round 7 of 20: ours: broken") {
+	if x, err := Run(t.Context(), p); x != nil || !errors.Is(err, errBroken) ||
+		!strings.Contains(err.Error(), "row: round 7 of 20: ours: broken") {
 		t.Errorf("ours: %v, %v", x, err)
 	}
 	for _, bad := range []float64{0, -1} {
-		if x, err := Run(t.Context(), plan(constant(bad), nil)); x != nil || err == nil || !strings.Contains(err.Error(), "expected a positive number") {
+		if x, err := Run(t.Context(), plan(constant(bad), nil)); x != nil || err == nil ||
+			!strings.Contains(err.Error(), "expected a positive number") {
 			t.Errorf("value %v: %v, %v", bad, x, err)
 		}
 		if x := mustRun(t, plan(constant(1), constant(bad))); x.Theirs[0].Error == "" {
@@ -229,12 +249,14 @@ func TestUnverified(t *testing.T) {
 	p := plan(constant(12), constant(10))
 	p.Ours = blind(p.Ours)
 	x, err := Run(t.Context(), p)
-	if !errors.Is(err, ErrFailed) || x == nil || x.Failed == "" || x.Theirs[0].Ratio.Verdict != Inconclusive || x.Ours.Unverified != 4 {
+	if !errors.Is(err, ErrFailed) || x == nil || x.Failed == "" || x.Theirs[0].Ratio.Verdict != Inconclusive ||
+		x.Ours.Unverified != 4 {
 		t.Errorf("ours: %+v, %v", x, err)
 	}
 	p = plan(constant(12), constant(10))
 	p.Theirs[0] = blind(p.Theirs[0])
-	if x, err := Run(t.Context(), p); err != nil || x.Theirs[0].Ratio.Verdict != Inconclusive || !strings.Contains(x.Theirs[0].Ratio.Why, "of theirs were not verified") {
+	if x, err := Run(t.Context(), p); err != nil || x.Theirs[0].Ratio.Verdict != Inconclusive ||
+		!strings.Contains(x.Theirs[0].Ratio.Why, "of theirs were not verified") {
 		t.Errorf("theirs: %+v, %v", x, err)
 	}
 	p.Theirs[0].Unchecked = "their program does not look"
@@ -243,10 +265,13 @@ func TestUnverified(t *testing.T) {
 	}
 }
 
-// A figure beyond the ceiling, ours or theirs, fails the row, and Run returns the row with the error.
+// A figure beyond the ceiling, ours or theirs, fails the row, and Run returns the row with the
+// error.
 func TestAboveCeiling(t *testing.T) {
 	limit := func(v float64, enforce bool) *Ceiling {
-		return &Ceiling{Method: "counting", Enforce: enforce, Measure: func(context.Context) (float64, error) { return v, nil }}
+		return &Ceiling{Method: "counting", Enforce: enforce, Measure: func(context.Context) (float64, error) {
+			return v, nil
+		}}
 	}
 	for name, c := range map[string]struct {
 		unit         Unit
@@ -254,9 +279,10 @@ func TestAboveCeiling(t *testing.T) {
 		ceiling      *Ceiling
 		failed       string
 	}{
-		"below":                {GBs, 10, 9, limit(10, true), ""},
-		"within the slack":     {GBs, 10.4, 9, limit(10, true), ""},
-		"above":                {GBs, 10.6, 9, limit(10, true), "ours: 10.6 GB/s is above the ceiling, 10 GB/s (counting)"},
+		"below":            {GBs, 10, 9, limit(10, true), ""},
+		"within the slack": {GBs, 10.4, 9, limit(10, true), ""},
+		"above": {GBs, 10.6, 9, limit(10, true),
+			"ours: 10.6 GB/s is above the ceiling, 10 GB/s (counting)"},
 		"theirs above":         {GBs, 9, 10.6, limit(10, true), "theirs: 10.6 GB/s is above the ceiling"},
 		"not enforced":         {GBs, 20, 9, limit(10, false), ""},
 		"longer than the time": {Microseconds, 20, 30, limit(10, true), ""},
@@ -265,7 +291,8 @@ func TestAboveCeiling(t *testing.T) {
 		p := plan(constant(c.ours), constant(c.theirs))
 		p.Unit, p.Ceiling = c.unit, c.ceiling
 		x, err := Run(t.Context(), p)
-		if x == nil || (c.failed == "") != (err == nil) || !strings.HasPrefix(x.Failed, c.failed) || (c.failed == "") != (x.Failed == "") || len(x.Ceiling.Samples) != 20 {
+		if x == nil || (c.failed == "") != (err == nil) || !strings.HasPrefix(x.Failed, c.failed) ||
+			(c.failed == "") != (x.Failed == "") || len(x.Ceiling.Samples) != 20 {
 			t.Errorf("%s: %+v, %v", name, x, err)
 			continue
 		}
@@ -301,7 +328,10 @@ func TestAlone(t *testing.T) {
 			}
 			return load()
 		}}
-		p.Ceiling = &Ceiling{Measure: func(context.Context) (float64, error) { log = append(log, "ceiling"); return 9, nil }}
+		p.Ceiling = &Ceiling{Measure: func(context.Context) (float64, error) {
+			log = append(log, "ceiling")
+			return 9, nil
+		}}
 		x := mustRun(t, p)
 		s := strings.Join(log, " ")
 		ab, ba := "( gate ceiling ) ours ( theirs )", "( gate ceiling ) ( theirs ) ours"
@@ -340,7 +370,8 @@ func TestLimit(t *testing.T) {
 		}
 		p.Limit = 5500 * time.Millisecond
 		x := mustRun(t, p)
-		if n := len(x.Ours.Samples); n != 5 || !strings.Contains(x.Note, "stopped after 5 rounds of 20") || x.Theirs[0].Ratio.Verdict != Inconclusive {
+		if n := len(x.Ours.Samples); n != 5 || !strings.Contains(x.Note, "stopped after 5 rounds of 20") ||
+			x.Theirs[0].Ratio.Verdict != Inconclusive {
 			t.Errorf("%d samples, %q, %+v", n, x.Note, x.Theirs[0].Ratio)
 		}
 	})

@@ -13,8 +13,9 @@ const Confidence = 0.95
 // ErrNoSamples is returned where statistics of nothing were asked for.
 var ErrNoSamples = errors.New("paired: no samples")
 
-// Interval is a confidence interval. Level is what it really covers: at least Confidence, except where there are too few
-// samples for that (fewer than six for a median) and the interval is their whole range.
+// Interval is a confidence interval. Level is what it really covers: at least Confidence, except
+// where there are too few samples for that (fewer than six for a median) and the interval is their
+// whole range.
 type Interval struct {
 	Low   float64 `json:"low"`
 	High  float64 `json:"high"`
@@ -30,7 +31,8 @@ type Stats struct {
 	Interval Interval `json:"interval"` // of the median
 }
 
-// Summarize returns the statistics of the samples, which it does not change. Samples must be numbers: NaN is an error.
+// Summarize returns the statistics of the samples, which it does not change. Samples must be
+// numbers: NaN is an error.
 func Summarize(samples []float64) (Stats, error) {
 	s, err := sorted(samples)
 	if err != nil {
@@ -53,7 +55,8 @@ func sorted(samples []float64) ([]float64, error) {
 	return s, nil
 }
 
-// middle is the median of sorted samples: the mean of the two in the middle when their number is even.
+// middle is the median of sorted samples: the mean of the two in the middle when their number is
+// even.
 func middle(s []float64) float64 {
 	n := len(s)
 	if n%2 == 1 {
@@ -70,9 +73,9 @@ func mean(a, b float64) float64 {
 	return a/2 + b/2
 }
 
-// medianInterval is the distribution-free interval of the median by order statistics (H. A. David and H. N. Nagaraja, Order
-// Statistics, 2003, section 7.1): [x(k), x(n+1-k)] covers the median with probability 1 - 2·P(Bin(n, 1/2) < k). k is the
-// largest for which that is at least Confidence.
+// medianInterval is the distribution-free interval of the median by order statistics (H. A. David
+// and H. N. Nagaraja, Order Statistics, 2003, section 7.1): [x(k), x(n+1-k)] covers the median with
+// probability 1 - 2·P(Bin(n, 1/2) < k). k is the largest for which that is at least Confidence.
 func medianInterval(s []float64) Interval {
 	n := len(s)
 	k, tail := 1, binomialBelow(n, 1)
@@ -86,7 +89,8 @@ func medianInterval(s []float64) Interval {
 	return Interval{Low: s[k-1], High: s[n-k], Level: max(0, 1-2*tail)}
 }
 
-// binomialBelow is P(X < k) for X distributed as Bin(n, 1/2). Logarithms keep it exact enough for any n.
+// binomialBelow is P(X < k) for X distributed as Bin(n, 1/2). Logarithms keep it exact enough for
+// any n.
 func binomialBelow(n, k int) float64 {
 	sum := 0.0
 	ln, _ := math.Lgamma(float64(n + 1))
@@ -98,8 +102,9 @@ func binomialBelow(n, k int) float64 {
 	return sum
 }
 
-// Percentile returns the p-th percentile, 0 < p <= 100, of samples in ascending order by the nearest-rank method: the
-// smallest sample that at least p percent of them do not exceed. It returns NaN for no samples.
+// Percentile returns the p-th percentile, 0 < p <= 100, of samples in ascending order by the
+// nearest-rank method: the smallest sample that at least p percent of them do not exceed. It
+// returns NaN for no samples.
 func Percentile(ascending []float64, p float64) float64 {
 	n := len(ascending)
 	if n == 0 {

@@ -15,7 +15,8 @@ func TestSummarizeKnownData(t *testing.T) {
 		t.Fatal(err)
 	}
 	// For n = 10 tables give the second and the ninth value, which cover the median with 97.85 %.
-	if s.N != 10 || s.Min != 1 || s.Max != 10 || s.Median != 5.5 || s.Interval.Low != 2 || s.Interval.High != 9 || math.Abs(s.Interval.Level-0.978516) > 1e-6 {
+	if s.N != 10 || s.Min != 1 || s.Max != 10 || s.Median != 5.5 || s.Interval.Low != 2 || s.Interval.High != 9 ||
+		math.Abs(s.Interval.Level-0.978516) > 1e-6 {
 		t.Errorf("%+v", s)
 	}
 	odd, err := Summarize([]float64{5, 1, 3})

@@ -13,8 +13,8 @@ const width = 120
 
 const dateFormat = "2006-01-02 15:04 UTC"
 
-// Table writes the report for people: one table of figures, then those of comparisons, single operations and costs where
-// there are any, and what the words mean.
+// Table writes the report for people: one table of figures, then those of comparisons, single
+// operations and costs where there are any, and what the words mean.
 func (r *Report) Table(w io.Writer) error {
 	p := &printer{Lines{W: w, Label: 10, Width: width}}
 	m, virtual := r.Machine, ""
@@ -22,13 +22,16 @@ func (r *Report) Table(w io.Writer) error {
 		virtual = ", virtual"
 	}
 	b := r.Build
-	fields := [][2]string{{"machine", fmt.Sprintf("%s, %s%s, %s, %s, %d MiB (%d available, %d huge pages free), Linux %s, governor %s, turbo %s, "+
-		"TCP %s, load %.2f", m.CPU, count(m.Cores, "core"), virtual, m.caches(), count(m.NUMANodes, "NUMA node"), m.MemoryMiB, m.FreeMiB,
-		m.HugeFree, m.Kernel, m.Governor, m.Turbo, m.Congestion, m.Load[0])}}
+	fields := [][2]string{{"machine",
+		fmt.Sprintf("%s, %s%s, %s, %s, %d MiB (%d available, %d huge pages free), Linux %s, governor %s, turbo %s, "+
+			"TCP %s, load %.2f", m.CPU, count(m.Cores, "core"), virtual, m.caches(), count(m.NUMANodes, "NUMA node"),
+			m.MemoryMiB, m.FreeMiB,
+			m.HugeFree, m.Kernel, m.Governor, m.Turbo, m.Congestion, m.Load[0])}}
 	if m.Accelerator != "" {
 		fields = append(fields, [2]string{"device", m.Accelerator})
 	}
-	fields = append(fields, [][2]string{{"program", strings.TrimSpace(fmt.Sprintf("penstock %s, commit %s, %s %s", b.Version, b.short(), b.Go, b.Flags))},
+	fields = append(fields, [][2]string{{"program",
+		strings.TrimSpace(fmt.Sprintf("penstock %s, commit %s, %s %s", b.Version, b.short(), b.Go, b.Flags))},
 		{"method", r.Method.summary()}}...)
 	for _, l := range r.Method.Notes {
 		fields = append(fields, [2]string{"", l})
@@ -63,7 +66,8 @@ func (m *Method) summary() string {
 	return strings.TrimPrefix(fmt.Sprintf("%s; seed %d", s, m.Seed), "; ")
 }
 
-// Disturbance says in a sentence how busy other programs kept the machine while rows were measured; "" where no gate looked.
+// Disturbance says in a sentence how busy other programs kept the machine while rows were measured;
+// "" where no gate looked.
 func (r *Report) Disturbance() string {
 	looks, waited, worst := 0, 0.0, ""
 	top := -1.0
@@ -84,9 +88,11 @@ func (r *Report) Disturbance() string {
 	if looks == 0 {
 		return ""
 	}
-	s := fmt.Sprintf("other programs used %.2f processors or less when a run began (median of the row that was disturbed most)", top)
+	s := fmt.Sprintf("other programs used %.2f processors or less when a run began (median of the row that was "+
+		"disturbed most)", top)
 	if g := r.Method.Gate; g != nil && top > g.Busy {
-		s = fmt.Sprintf("NOT IDLE: other programs used %.2f processors when a run of %q began (median): figures may be worse than they should be", top, worst)
+		s = fmt.Sprintf("NOT IDLE: other programs used %.2f processors when a run of %q began (median): figures may "+
+			"be worse than they should be", top, worst)
 	}
 	return s + fmt.Sprintf("; waited %.1f s for them", waited)
 }
@@ -101,7 +107,8 @@ func (r *Report) figures(p *printer) {
 	for i := range r.Rows {
 		x := &r.Rows[i]
 		s := x.Ours.Stats
-		line := []string{r.marked(i), figure(s.Median), string(x.Unit), span(s.Interval), figure(s.Min) + "-" + figure(s.Max), fmt.Sprint(s.N), x.verified()}
+		line := []string{r.marked(i), figure(s.Median), string(x.Unit), span(s.Interval),
+			figure(s.Min) + "-" + figure(s.Max), fmt.Sprint(s.N), x.verified()}
 		if ceiling {
 			line = append(line, x.ceiling())
 		}
@@ -116,7 +123,8 @@ func (r *Report) goals(p *printer) {
 	for i := range r.Rows {
 		if x := &r.Rows[i]; x.Goal != nil {
 			goal := pick(x.Better == Higher, ">= ", "<= ") + figure(x.Goal.Value)
-			cells = append(cells, []string{x.Name, figure(x.Ours.Stats.Median), string(x.Unit), goal, string(x.Goal.Verdict)})
+			cells = append(cells, []string{x.Name, figure(x.Ours.Stats.Median), string(x.Unit), goal,
+				string(x.Goal.Verdict)})
 		}
 	}
 	if len(cells) > 1 {
@@ -148,11 +156,13 @@ func (x *Row) remarks() (lines []string) {
 		if s.Error != "" {
 			lines = append(lines, fmt.Sprintf("not compared with %s: %s", s.Name, s.Error))
 		} else if s.Failures > 0 {
-			lines = append(lines, fmt.Sprintf("%s of %s failed; those rounds were made again", count(s.Failures, "run"), s.Name))
+			lines = append(lines, fmt.Sprintf("%s of %s failed; those rounds were made again", count(s.Failures, "run"),
+				s.Name))
 		}
 	}
 	if m := x.Memory; m != nil {
-		lines = append(lines, fmt.Sprintf("copies per byte: %d in user space, %d in the kernel, %d by devices", m.UserCopies, m.KernelCopies, m.DeviceCopies))
+		lines = append(lines, fmt.Sprintf("copies per byte: %d in user space, %d in the kernel, %d by devices",
+			m.UserCopies, m.KernelCopies, m.DeviceCopies))
 	}
 	if x.Note != "" {
 		lines = append(lines, x.Note)
@@ -214,7 +224,8 @@ func (r *Report) comparisons(p *printer) {
 			if q.Margin > 0 {
 				target += fmt.Sprintf(" +-%s", percent(q.Margin))
 			}
-			cells = append(cells, []string{"  " + s.Name, figure(s.Stats.Median), string(x.Unit), ratio(q.Median), span(q.Interval), target,
+			cells = append(cells, []string{"  " + s.Name, figure(s.Stats.Median), string(x.Unit), ratio(q.Median),
+				span(q.Interval), target,
 				fmt.Sprint(len(s.Samples)), string(q.Verdict)})
 		}
 	}
@@ -229,7 +240,8 @@ func (r *Report) latencies(p *printer) {
 	cells := [][]string{{"single operations", "p50", "p90", "p99", "p99.9", "longest", "unit", "number"}}
 	for i := range r.Rows {
 		if l := r.Rows[i].Latency; l != nil {
-			cells = append(cells, []string{r.Rows[i].Name, figure(l.P50), figure(l.P90), figure(l.P99), figure(l.P999), figure(l.Max),
+			cells = append(cells, []string{r.Rows[i].Name, figure(l.P50), figure(l.P90), figure(l.P99), figure(l.P999),
+				figure(l.Max),
 				string(r.Rows[i].Unit), fmt.Sprint(l.N)})
 		}
 	}
@@ -243,7 +255,8 @@ func (r *Report) costs(p *printer) {
 	cells := [][]string{{"cost of ours", "CPU s/GB", "CPU us/op", "allocations/op", "system calls/op"}}
 	for i := range r.Rows {
 		if c := r.Rows[i].Cost; c != nil {
-			cells = append(cells, []string{r.Rows[i].Name, figure(c.CPUPerGB), figure(c.CPUPerOp), fmt.Sprintf("%.2f", c.Allocs),
+			cells = append(cells, []string{r.Rows[i].Name, figure(c.CPUPerGB), figure(c.CPUPerOp),
+				fmt.Sprintf("%.2f", c.Allocs),
 				fmt.Sprintf("%.2f", c.Syscalls)})
 		}
 	}
@@ -254,8 +267,10 @@ func (r *Report) costs(p *printer) {
 }
 
 func (r *Report) legend(p *printer) {
-	p.Field("units", "GB/s: 10^9 bytes a second; Mop/s: 10^6 operations a second (more is better); ns, us, ms: time (less is better)")
-	p.Field("95%", "the interval that holds the true value with 95% certainty; with a ?, there are too few samples for that, and it is their range")
+	p.Field("units", "GB/s: 10^9 bytes a second; Mop/s: 10^6 operations a second (more is better); ns, us, ms: time "+
+		"(less is better)")
+	p.Field("95%", "the interval that holds the true value with 95% certainty; with a ?, there are too few samples "+
+		"for that, and it is their range")
 	var methods []string
 	checked, compared, cost, goal := false, false, false, false
 	for _, x := range r.Rows {
@@ -267,16 +282,19 @@ func (r *Report) legend(p *printer) {
 		}
 	}
 	if methods != nil {
-		p.Field("ceiling", "what this machine could do at most, measured between the samples: "+strings.Join(methods, "; or "))
+		p.Field("ceiling", "what this machine could do at most, measured between the samples: "+
+			strings.Join(methods, "; or "))
 	}
 	if checked {
 		p.Field("verified", "bytes that the receiver compared with what was sent, outside the timed part")
 	}
 	if goal {
-		p.Field("goal", "met, missed: the whole 95% interval is on that side; inconclusive: it contains the goal, or the samples are too few")
+		p.Field("goal", "met, missed: the whole 95% interval is on that side; inconclusive: it contains the goal, or "+
+			"the samples are too few")
 	}
 	if compared {
-		p.Field("verdict", fmt.Sprintf("better, worse: the whole interval of ours/theirs is on that side of the target, beyond its margin; same: it lies "+
+		p.Field("verdict", fmt.Sprintf("better, worse: the whole interval of ours/theirs is on that side of the "+
+			"target, beyond its margin; same: it lies "+
 			"within the margin; inconclusive: neither, or fewer than %d pairs", MinPairs))
 		for _, why := range r.unchecked() {
 			p.Field("", why)

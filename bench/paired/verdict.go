@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// MinPairs is the number of rounds below which no verdict is given, and how many there are unless a plan says otherwise.
+// MinPairs is the number of rounds below which no verdict is given, and how many there are unless a
+// plan says otherwise.
 const MinPairs = 20
 
 // Unit is what a row's values are in.
@@ -21,7 +22,8 @@ const (
 )
 
 // units says of each which direction is better.
-var units = map[Unit]Direction{GBs: Higher, MopsPerSec: Higher, Nanoseconds: Lower, Microseconds: Lower, Milliseconds: Lower}
+var units = map[Unit]Direction{GBs: Higher, MopsPerSec: Higher, Nanoseconds: Lower, Microseconds: Lower,
+	Milliseconds: Lower}
 
 // Better is the direction in which values of the unit are better, "" for a unit that is not known.
 func (u Unit) Better() Direction { return units[u] }
@@ -38,9 +40,10 @@ const (
 // Verdict is what an interval says.
 type Verdict string
 
-// Better and Worse mean that the whole interval of a ratio lies beyond its target by more than the margin, Same that it lies
-// within the margin. Met and Missed are what an absolute goal gets. Inconclusive is everything else: the interval contains
-// the limit, or there is too little to judge by.
+// Better and Worse mean that the whole interval of a ratio lies beyond its target by more than the
+// margin, Same that it lies within the margin. Met and Missed are what an absolute goal gets.
+// Inconclusive is everything else: the interval contains the limit, or there is too little to judge
+// by.
 const (
 	Better       Verdict = "better"
 	Worse        Verdict = "worse"
@@ -50,8 +53,9 @@ const (
 	Inconclusive Verdict = "inconclusive"
 )
 
-// Judge compares the interval of a ratio with its target, whose band reaches from target/(1+margin) to target·(1+margin). With
-// a margin of 0 an interval that touches the target from the better side is Better. Margins below 0 count as 0.
+// Judge compares the interval of a ratio with its target, whose band reaches from target/(1+margin)
+// to target·(1+margin). With a margin of 0 an interval that touches the target from the better side
+// is Better. Margins below 0 count as 0.
 func Judge(i Interval, target, margin float64, better Direction) Verdict {
 	low, high := band(target, margin)
 	switch {
@@ -79,7 +83,8 @@ func pick[T any](first bool, a, b T) T {
 	return b
 }
 
-// Ratio is the outcome of comparing two sides: the one over the other, in the row's unit, whichever direction is better.
+// Ratio is the outcome of comparing two sides: the one over the other, in the row's unit, whichever
+// direction is better.
 type Ratio struct {
 	Median   float64  `json:"median"`
 	Interval Interval `json:"interval"`
@@ -89,7 +94,8 @@ type Ratio struct {
 	Why      string   `json:"why,omitempty"` // of a verdict that is inconclusive
 }
 
-// judge fills in the verdict from everything else. n is the number of pairs; doubt is a reason to give none.
+// judge fills in the verdict from everything else. n is the number of pairs; doubt is a reason to
+// give none.
 func (r *Ratio) judge(n int, better Direction, doubt string) {
 	r.Verdict, r.Why = Judge(r.Interval, r.Target, r.Margin, better), ""
 	low, high := band(r.Target, r.Margin)

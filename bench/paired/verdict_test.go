@@ -85,7 +85,8 @@ func TestGoal(t *testing.T) {
 }
 
 func TestUnits(t *testing.T) {
-	for u, want := range map[Unit]Direction{GBs: Higher, MopsPerSec: Higher, Nanoseconds: Lower, Microseconds: Lower, Milliseconds: Lower, "furlongs": ""} {
+	for u, want := range map[Unit]Direction{GBs: Higher, MopsPerSec: Higher, Nanoseconds: Lower, Microseconds: Lower,
+		Milliseconds: Lower, "furlongs": ""} {
 		if got := u.Better(); got != want {
 			t.Errorf("%s: %q", u, got)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/tensor/convert"
 )
 
-// reorders plans rx.reorder_configs and bench_reorder_quantize. Batches of a sender of this process are compared with what it sent, so its numbers must be
-// those that the reorder plan reads.
+// reorders plans rx.reorder_configs and bench_reorder_quantize. Batches of a sender of this process
+// are compared with what it sent, so its numbers must be those that the reorder plan reads.
 func (x *planner) reorders() {
 	q, converts := x.c.Quantize, false
 	for i := range x.c.Interfaces {
@@ -26,8 +26,12 @@ func (x *planner) reorders() {
 			r, path := &p.Rx.Reorder[k], item(item("interfaces", i)+".rx.reorder", k)
 			converts = converts || r.DataTypes != nil
 			x.reorder(p, r, path)
-			if t := r.DataTypes; q != nil && t != nil && (t.Input != q.Input || t.Output != q.Output || t.Endianness != q.Endianness || t.Scale != 1 || t.Offset != 0) {
-				x.miss("bench_reorder_quantize", fmt.Sprintf("bench_reorder_quantize is of %s to %s (%s), and the reorder plan %q of %s to %s (%s)", q.Input, q.Output, q.Endianness, r.Name, t.Input, t.Output, t.Endianness),
+			if t := r.DataTypes; q != nil && t != nil &&
+				(t.Input != q.Input || t.Output != q.Output || t.Endianness != q.Endianness || t.Scale != 1 ||
+					t.Offset != 0) {
+				x.miss("bench_reorder_quantize",
+					fmt.Sprintf("bench_reorder_quantize is of %s to %s (%s), and the reorder plan %q of %s to %s (%s)",
+						q.Input, q.Output, q.Endianness, r.Name, t.Input, t.Output, t.Endianness),
 					"the types of the plan")
 			}
 		}
@@ -38,22 +42,27 @@ func (x *planner) reorders() {
 	x.has("bench_reorder_quantize")
 	switch {
 	case !converts:
-		x.miss("bench_reorder_quantize", "no reorder plan converts: there is nothing to check", "rx.reorder_configs with data_types")
+		x.miss("bench_reorder_quantize", "no reorder plan converts: there is nothing to check",
+			"rx.reorder_configs with data_types")
 	case len(x.p.Senders) == 0 || len(x.p.Receivers) == 0:
-		x.miss("bench_reorder_quantize", "the values are known of packets that this process sends and receives", "bench_tx and bench_rx")
+		x.miss("bench_reorder_quantize", "the values are known of packets that this process sends and receives",
+			"bench_tx and bench_rx")
 	}
 }
 
 // reorder plans one of rx.reorder_configs.
 func (x *planner) reorder(p *config.Interface, r *config.Reorder, path string) {
 	if x.p.Latency != nil || len(x.p.Sockets) > 0 {
-		x.miss(path, "a reorder plan is for bench_tx and bench_rx: the other sections count packets, and the plan makes batches of them", fmt.Sprintf("--set 'interfaces[%s].rx.reorder=[]' receives the packets as they come", p.Name))
+		x.miss(path, "a reorder plan is for bench_tx and bench_rx: the other sections count packets, and the plan "+
+			"makes batches of them",
+			fmt.Sprintf("--set 'interfaces[%s].rx.reorder=[]' receives the packets as they come", p.Name))
 	}
 	for i := range x.p.Receivers {
 		if o := &x.p.Receivers[i]; o.Interface == p.Name {
 			o.reorders = append(o.reorders, r)
 			if o.Timeout == 0 && len(x.p.Senders) > 0 {
-				x.miss(path, fmt.Sprintf("the queue %s has no timeout: batches with gaps would not leave at the end", o.name()), "timeout_us: 1000")
+				x.miss(path, fmt.Sprintf("the queue %s has no timeout: batches with gaps would not leave at the end",
+					o.name()), "timeout_us: 1000")
 			}
 		}
 	}
@@ -65,24 +74,36 @@ func (x *planner) reorder(p *config.Interface, r *config.Reorder, path string) {
 	end := 8 * (s.Header + s.Sequence + sequenceLen) // of the sender's number, in bits
 	switch {
 	case len(x.p.Senders) > 1:
-		x.miss(path, fmt.Sprintf("%d senders number their packets alike, and a reorder plan takes the second of a number for a duplicate", len(x.p.Senders)), "one of bench_tx")
+		x.miss(path, fmt.Sprintf("%d senders number their packets alike, and a reorder plan takes the second of a "+
+			"number for a duplicate", len(x.p.Senders)), "one of bench_tx")
 	case s.Sequence < 0:
-		x.miss(s.Path, "its packets have no sequence number that the reorder plan "+r.Name+" could read", "sequence_number_offset")
+		x.miss(s.Path, "its packets have no sequence number that the reorder plan "+r.Name+" could read",
+			"sequence_number_offset")
 	case len(s.rules) > 0:
-		x.miss(path, "the packets have tags or tunnels, which move what the reorder plan reads", fmt.Sprintf("--set 'interfaces[%s].tx.flows=[]'", s.Interface))
+		x.miss(path, "the packets have tags or tunnels, which move what the reorder plan reads",
+			fmt.Sprintf("--set 'interfaces[%s].tx.flows=[]'", s.Interface))
 	case sequence.Offset+sequence.Width != end:
-		x.miss(path, fmt.Sprintf("the plan reads its sequence number from bits %d to %d, and the lowest bit of the sender's is bit %d", sequence.Offset, sequence.Offset+sequence.Width-1, end-1), s.Path+".sequence_number_offset")
+		x.miss(path, fmt.Sprintf("the plan reads its sequence number from bits %d to %d, and the lowest bit of the "+
+			"sender's is bit %d", sequence.Offset, sequence.Offset+sequence.Width-1, end-1),
+			s.Path+".sequence_number_offset")
 	case batch.Width > 0 && batch.Offset+batch.Width != end-bits.Len(uint(per-1)):
-		x.miss(path, fmt.Sprintf("the plan reads its batch number from bits %d to %d, and of the sender's number the bits to %d are those above the %d packets of a batch", batch.Offset, batch.Offset+batch.Width-1, end-bits.Len(uint(per-1))-1, per), "")
+		x.miss(path, fmt.Sprintf("the plan reads its batch number from bits %d to %d, and of the sender's number the "+
+			"bits to %d are those above the %d packets of a batch", batch.Offset, batch.Offset+batch.Width-1,
+			end-bits.Len(uint(per-1))-1, per), "")
 	case r.PayloadOffset < s.Header:
-		x.miss(path, fmt.Sprintf("payload_byte_offset %d: batches would have headers, and only payloads are compared", r.PayloadOffset), fmt.Sprintf("%d or more", s.Header))
+		x.miss(path, fmt.Sprintf("payload_byte_offset %d: batches would have headers, and only payloads are compared",
+			r.PayloadOffset), fmt.Sprintf("%d or more", s.Header))
 	case r.PayloadOffset > s.Header+s.Payload:
-		x.miss(path, fmt.Sprintf("payload_byte_offset %d is behind the packets, which have %d bytes", r.PayloadOffset, s.Header+s.Payload), "")
+		x.miss(path, fmt.Sprintf("payload_byte_offset %d is behind the packets, which have %d bytes", r.PayloadOffset,
+			s.Header+s.Payload), "")
 	}
-	s.Number = -1 // the file's number says which packet it is: ours would have times, which nothing that is converted can be compared with
+	// the file's number says which packet it is: ours would have times, which nothing that is
+	// converted can be compared with
+	s.Number = -1
 }
 
-// fields are the numbers that a reorder plan reads, batch of width 0 where there is none, and the packets of a batch.
+// fields are the numbers that a reorder plan reads, batch of width 0 where there is none, and the
+// packets of a batch.
 func fields(r *config.Reorder) (sequence, batch config.BitField, per int) {
 	if m := r.Method.PacketsPerBatch; m != nil {
 		return m.Sequence, batch, m.PacketsPerBatch
@@ -123,7 +144,8 @@ func newChecker(k *kind, r *config.Reorder) (*checker, error) {
 	return c, nil
 }
 
-// newCheckers are those of a receiver's reorder plans, by name. Of packets of other processes nothing is known.
+// newCheckers are those of a receiver's reorder plans, by name. Of packets of other processes
+// nothing is known.
 func newCheckers(r *Receiver, o *office) (map[string]*checker, error) {
 	all := map[string]*checker{}
 	for _, plan := range r.reorders {
@@ -156,19 +178,22 @@ func (c *checker) right(b *reorder.Batch, data []byte, place int, number uint32)
 	return c.same(b, data, place, c.want)
 }
 
-// same reports whether a place of a batch, in parts where it has channels, holds these bytes; nil: zeros.
+// same reports whether a place of a batch, in parts where it has channels, holds these bytes; nil:
+// zeros.
 func (c *checker) same(b *reorder.Batch, data []byte, place int, want []byte) bool {
 	part := b.Place / max(b.Channels, 1)
 	for i := range max(b.Channels, 1) {
 		got := data[(i*b.PerBatch+place)*part:][:part]
-		if want == nil && bytes.Count(got, []byte{0}) != part || want != nil && !bytes.Equal(got, want[i*part:][:part]) {
+		if want == nil && bytes.Count(got, []byte{0}) != part || want != nil &&
+			!bytes.Equal(got, want[i*part:][:part]) {
 			return false
 		}
 	}
 	return true
 }
 
-// batch enters the packets of a batch: each is a packet that came. A place without a packet that holds bytes counts as a damaged one.
+// batch enters the packets of a batch: each is a packet that came. A place without a packet that
+// holds bytes counts as a damaged one.
 func (x *receiver) batch(b *reorder.Batch, data []byte) {
 	c := x.checkers[b.Plan]
 	if c == nil {

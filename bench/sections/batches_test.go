@@ -10,9 +10,11 @@ import (
 	"github.com/penstock-io/penstock/bench/sections"
 )
 
-// Files with reorder plans run: what was sent is in batches, each value as it was sent and converted, or was dropped for a reason that is known.
+// Files with reorder plans run: what was sent is in batches, each value as it was sent and
+// converted, or was dropped for a reason that is known.
 func TestBatches(t *testing.T) {
-	for name, place := range map[string]uint64{"testdata/quantize.yaml": 1000, example("daqiri_bench_raw_sw_loopback_reorder_seq_1024.yaml"): 1000} {
+	for name, place := range map[string]uint64{"testdata/quantize.yaml": 1000,
+		example("daqiri_bench_raw_sw_loopback_reorder_seq_1024.yaml"): 1000} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			const packets = 20_100
 			r := run(t, name, sections.Options{Packets: packets})
@@ -64,14 +66,16 @@ func TestBatchesMissing(t *testing.T) {
 	}
 }
 
-// Bytes in batches that are not those that were sent are damaged: here the packets were converted in another order of bytes than the plan of the checker has.
+// Bytes in batches that are not those that were sent are damaged: here the packets were converted
+// in another order of bytes than the plan of the checker has.
 func TestBatchesCompared(t *testing.T) {
 	o := sections.Options{Packets: 2048, Duration: -1, Settle: 10 * time.Millisecond}
 	_, changes, p := load(t, "testdata/quantize.yaml", o)
 	c, _, _ := load(t, "testdata/quantize.yaml", o)
 	c.Interfaces[0].Rx.Reorder[0].DataTypes.Endianness = "host"
 	r, err := sections.Run(until(t), c, p, changes, o)
-	if r == nil || !errors.Is(err, sections.ErrNothing) || len(r.Received) == 0 || r.Received[0].Damaged == 0 || r.Received[0].Unique != 0 {
+	if r == nil || !errors.Is(err, sections.ErrNothing) || len(r.Received) == 0 || r.Received[0].Damaged == 0 ||
+		r.Received[0].Unique != 0 {
 		t.Errorf("%v, %+v", err, r)
 	}
 }

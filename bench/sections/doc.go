@@ -1,6 +1,7 @@
-// Package sections runs what the bench sections of a configuration file say: bench_rx, bench_tx, bench_reorder_quantize, bench_latency,
-// socket_bench_server and socket_bench_client, rdma_bench_server and rdma_bench_client, as DAQIRI's benchmark programs have them, over the file's own interfaces, queues,
-// regions, cores and flows.
+// Package sections runs what the bench sections of a configuration file say: bench_rx, bench_tx,
+// bench_reorder_quantize, bench_latency, socket_bench_server and socket_bench_client,
+// rdma_bench_server and rdma_bench_client, as DAQIRI's benchmark programs have them, over the
+// file's own interfaces, queues, regions, cores and flows.
 //
 //	c, said := config.Load(name, text, config.Options{})
 //	changes := sections.Fit(c, host) // what is not on this machine is replaced by what is, and listed
@@ -8,15 +9,17 @@
 //	plan.Table(os.Stdout, changes)
 //	r, err := sections.Run(ctx, c, plan, changes, sections.Options{Duration: 10 * time.Second})
 //
-// MakePlan is pure: it says what would run, or everything that is missing for it with the places in the file, and opens nothing.
+// MakePlan is pure: it says what would run, or everything that is missing for it with the places in
+// the file, and opens nothing.
 //
 // # Accounting
 //
-// A sender numbers its packets in a stream.Header behind the packet's own headers, where the payload has room for it besides the sequence
-// number that the file asks for, and fills the rest with a pattern. Receivers that share the process know all of that: each packet
-// that was sent was received once, or was dropped by a port that says why, and what is left of that sum is shown. Of packets of
-// other programs only packets and bytes are counted.
+// A sender numbers its packets in a stream.Header behind the packet's own headers, where the
+// payload has room for it besides the sequence number that the file asks for, and fills the rest
+// with a pattern. Receivers that share the process know all of that: each packet that was sent was
+// received once, or was dropped by a port that says why, and what is left of that sum is shown. Of
+// packets of other programs only packets and bytes are counted.
 //
-// Behind a reorder plan a receiver gets batches. Then the file's own number says which packet is at each place of a batch, and its payload is compared as the plan
-// converts it.
+// Behind a reorder plan a receiver gets batches. Then the file's own number says which packet is at
+// each place of a batch, and its payload is compared as the plan converts it.
 package sections

@@ -12,14 +12,16 @@ import (
 	"github.com/penstock-io/penstock/config"
 )
 
-// overDPDK replaces the cards of a file by virtual devices over v0 and v1, which have frames of 1,514 bytes, and fills in what the file leaves open.
+// overDPDK replaces the cards of a file by virtual devices over v0 and v1, which have frames of
+// 1,514 bytes, and fills in what the file leaves open.
 func overDPDK(t *testing.T, name string, text []byte) (set []string, c *config.Config) {
 	t.Helper()
 	c, said := config.Load(name, text, config.Options{})
 	if c == nil {
 		t.Fatal(said.Err())
 	}
-	set = []string{"memory_regions[*].num_bufs=1024", "interfaces[*].rx.reorder=[]", "interfaces[*].rx.queues[*].batch_size=128", "interfaces[*].tx.queues[*].batch_size=128"}
+	set = []string{"memory_regions[*].num_bufs=1024", "interfaces[*].rx.reorder=[]",
+		"interfaces[*].rx.queues[*].batch_size=128", "interfaces[*].tx.queues[*].batch_size=128"}
 	for _, d := range c.Needs() {
 		if d.Code != config.CodePlaceholder {
 			continue
@@ -53,8 +55,9 @@ func overDPDK(t *testing.T, name string, text []byte) (set []string, c *config.C
 	return set, c
 }
 
-// Each of DAQIRI's files for raw streams runs over DPDK, but for the cards, the placeholders and the lengths of packets and bursts. Files that only
-// receive get their packets from another process.
+// Each of DAQIRI's files for raw streams runs over DPDK, but for the cards, the placeholders and
+// the lengths of packets and bursts. Files that only receive get their packets from another
+// process.
 func TestDAQIRIOverDPDK(t *testing.T) {
 	files, err := filepath.Glob(example("daqiri_*.yaml"))
 	if err != nil {
@@ -74,17 +77,20 @@ func TestDAQIRIOverDPDK(t *testing.T) {
 		ran++
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			h := cable(t, 1500, 4)
-			if strings.Contains(name, "dynamic") { // its program adds rules while it runs: without them nothing would come
+			if strings.Contains(name, "dynamic") {
+				// its program adds rules while it runs: without them nothing would come
 				set = append(set, "interfaces[rx_port].rx.flow_isolation=false")
 			}
 			if len(c.BenchTx) == 0 {
-				stop, sending := startStoppable(t, h, job{File: "testdata/pair.yaml", Stop: true, Set: filled("afpacket", "bench_rx=[]", "interfaces[tx_port].tx.queues[*].rate=10Mbps",
-					"bench_tx[*].udp_src_port=4095-4097", "bench_tx[*].udp_dst_port=4095-4097")})
+				stop, sending := startStoppable(t, h, job{File: "testdata/pair.yaml", Stop: true,
+					Set: filled("afpacket", "bench_rx=[]", "interfaces[tx_port].tx.queues[*].rate=10Mbps",
+						"bench_tx[*].udp_src_port=4095-4097", "bench_tx[*].udp_dst_port=4095-4097")})
 				o := start(t, h, job{File: name, Set: set, Packets: packets})()
 				stop()
 				sent, got, all := sending(), uint64(0), uint64(0)
 				for i, r := range o.Received {
-					// Of what comes while the driver opens the sockets of several queues, each gets a copy, which counts as received.
+					// Of what comes while the driver opens the sockets of several queues, each gets
+					// a copy, which counts as received.
 					got, all = got+r.Unique, all+r.Packets
 					if r.Unique == 0 || r.Unique+r.Duplicates != r.Packets {
 						t.Errorf("receiver %d: %+v", i, r)
@@ -96,7 +102,8 @@ func TestDAQIRIOverDPDK(t *testing.T) {
 				return
 			}
 			o := start(t, h, job{File: name, Set: set, Packets: packets})()
-			if a := o.Account; a == nil || a.Sent != uint64(len(c.BenchTx)*packets) || a.Received != a.Sent || !a.Exact() {
+			if a := o.Account; a == nil || a.Sent != uint64(len(c.BenchTx)*packets) || a.Received != a.Sent ||
+				!a.Exact() {
 				t.Errorf("%+v", a)
 			}
 		})

@@ -17,17 +17,20 @@ type Change struct {
 
 func (c Change) String() string { return c.At + ": " + c.Text }
 
-// Fit changes a configuration so that a benchmark of it can run on a machine that is smaller than the one that it was written for,
-// and returns every change: memory of GPUs becomes host memory, since the processor makes and checks what is sent; huge pages that are missing become pages of
-// 4 KiB; NUMA nodes and cores that are not there become any; a card that is named by its PCI address, for an engine that is not built,
-// is opened through its network interface with AF_XDP. What the benchmark then measures is another machine than the file's,
-// so the caller shows the changes with the result. Fit changes nothing that decides which packets go where.
+// Fit changes a configuration so that a benchmark of it can run on a machine that is smaller than
+// the one that it was written for, and returns every change: memory of GPUs becomes host memory,
+// since the processor makes and checks what is sent; huge pages that are missing become pages of 4
+// KiB; NUMA nodes and cores that are not there become any; a card that is named by its PCI address,
+// for an engine that is not built, is opened through its network interface with AF_XDP. What the
+// benchmark then measures is another machine than the file's, so the caller shows the changes with
+// the result. Fit changes nothing that decides which packets go where.
 func Fit(c *config.Config, h *config.Host) []Change {
 	absent := map[string]bool{}
 	pages := false
 	for _, d := range c.Check(h).Only(config.Needs) {
 		switch {
-		case d.Code == config.CodeHost && strings.HasPrefix(d.Path, "memory_regions") && strings.HasSuffix(d.Path, ".num_bufs"):
+		case d.Code == config.CodeHost && strings.HasPrefix(d.Path, "memory_regions") &&
+			strings.HasSuffix(d.Path, ".num_bufs"):
 			pages = true
 		case d.Code == config.CodeHost:
 			absent[d.Path] = true
@@ -37,7 +40,9 @@ func Fit(c *config.Config, h *config.Host) []Change {
 	for i := range c.Regions {
 		r, path := &c.Regions[i], item("memory_regions", i)
 		if r.OnGPU() {
-			f.note(path+".kind", "memory %s: host memory in place of kind %s: the processor makes and checks the packets of a benchmark", r.Name, r.Kind)
+			f.note(path+".kind",
+				"memory %s: host memory in place of kind %s: the processor makes and checks the packets of a benchmark",
+				r.Name, r.Kind)
 			r.Kind = "host"
 		}
 		if pages && r.Kind == "huge" && !r.Fallback {
@@ -88,13 +93,15 @@ func (f *fitter) reorder(rx *config.Rx, path string) {
 	}
 	for k := range rx.Reorder {
 		if r := &rx.Reorder[k]; r.Type == "gpu" {
-			f.note(item(path, k)+".reorder_type", "reorder plan %s: the processor in place of a GPU: packets and batches are in host memory", r.Name)
+			f.note(item(path, k)+".reorder_type",
+				"reorder plan %s: the processor in place of a GPU: packets and batches are in host memory", r.Name)
 			r.Type = "cpu"
 		}
 	}
 }
 
-// card opens a card that the file names by its PCI address, for an engine that is not built, through its network interface.
+// card opens a card that the file names by its PCI address, for an engine that is not built,
+// through its network interface.
 func (f *fitter) card(h *config.Host, p *config.Interface, path string) {
 	s := p.Engine.Spec()
 	if s == nil || !s.Needs.VFIO && !s.Bus || h == nil || p.Address == "" {
@@ -102,7 +109,9 @@ func (f *fitter) card(h *config.Host, p *config.Interface, path string) {
 	}
 	if x := h.Interface(p.Address); x != nil {
 		stand := byName()
-		f.note(path+".address", "interface %s: %s over the engine %s, in place of the card %s over %s, which is not built", p.Name, x.Name, stand, p.Address, p.Engine)
+		f.note(path+".address",
+			"interface %s: %s over the engine %s, in place of the card %s over %s, which is not built", p.Name, x.Name,
+			stand, p.Address, p.Engine)
 		p.Address, p.Engine = x.Name, stand
 	}
 }
@@ -152,7 +161,8 @@ func (f *fitter) cores() {
 	for _, b := range []struct {
 		name string
 		s    *config.BenchSocket
-	}{{"socket_bench_server.", c.SocketServer}, {"socket_bench_client.", c.SocketClient}, {"rdma_bench_server.", c.RDMAServer}, {"rdma_bench_client.", c.RDMAClient}} {
+	}{{"socket_bench_server.", c.SocketServer}, {"socket_bench_client.", c.SocketClient},
+		{"rdma_bench_server.", c.RDMAServer}, {"rdma_bench_client.", c.RDMAClient}} {
 		if b.s != nil {
 			unpin(b.name, &b.s.CPUCore)
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-io/penstock/system"
 )
 
-// Here adds to what is missing all that opening the interfaces would miss on this machine, as system.MakePlan finds it. Run need not be
-// preceded by it: it finds the same.
+// Here adds to what is missing all that opening the interfaces would miss on this machine, as
+// system.MakePlan finds it. Run need not be preceded by it: it finds the same.
 func (p *Plan) Here(c *config.Config, o Options) error {
 	if slices.ContainsFunc(c.Needs(), func(d config.Diagnostic) bool { return d.Code == config.CodePlaceholder }) {
 		return nil // what is filled in later is looked at then
@@ -24,7 +24,9 @@ func (p *Plan) Here(c *config.Config, o Options) error {
 		path := d.Path
 		for k := range part.Interfaces { // fewer than the file has
 			if rest, ok := strings.CutPrefix(path, item("interfaces", k)); ok {
-				path = item("interfaces", slices.IndexFunc(c.Interfaces, func(i config.Interface) bool { return i.Name == part.Interfaces[k].Name })) + rest
+				path = item("interfaces", slices.IndexFunc(c.Interfaces, func(i config.Interface) bool {
+					return i.Name == part.Interfaces[k].Name
+				})) + rest
 				break
 			}
 		}

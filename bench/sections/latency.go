@@ -21,8 +21,8 @@ type LatencyResult struct {
 	Payload int    `json:"payload"` // bytes
 	Sent    uint64 `json:"sent"`
 	Lost    uint64 `json:"lost"`
-	// Call is how long the call took that sent, OneWay from before it until the packet was there and checked, Round until one that
-	// was sent back was there.
+	// Call is how long the call took that sent, OneWay from before it until the packet was there
+	// and checked, Round until one that was sent back was there.
 	Call   *paired.Latency `json:"call,omitempty"`
 	OneWay *paired.Latency `json:"one_way,omitempty"`
 	Round  *paired.Latency `json:"round_trip,omitempty"`
@@ -75,7 +75,8 @@ func (x *runner) way(l *Latency, payload int, from, to Place, back bool) (*way, 
 		return nil, fmt.Errorf("sections: %s: %w", l.At, err)
 	}
 	out, in := x.sys.Port(from.Interface), x.sys.Port(to.Interface)
-	s := Sender{Place: from, Batch: 1, Header: l.Header, Payload: payload, EthDst: l.EthDst, Src: l.Src, Dst: l.Dst, SrcPorts: flow.One(l.SrcPort), DstPorts: flow.One(l.DstPort), Sequence: -1}
+	s := Sender{Place: from, Batch: 1, Header: l.Header, Payload: payload, EthDst: l.EthDst, Src: l.Src, Dst: l.Dst,
+		SrcPorts: flow.One(l.SrcPort), DstPorts: flow.One(l.DstPort), Sequence: -1}
 	if back || s.EthDst == (packet.MAC{}) {
 		s.EthDst = in.Info().MAC
 	}
@@ -101,59 +102,61 @@ func (x *runner) pings(ctx context.Context, payload int, there, back *way) error
 	r := LatencyResult{Payload: payload}
 	var call, oneWay, round metrics.Histogram
 	name := fmt.Sprintf("bench_latency %d B", payload)
-	row, err := x.measure(ctx, name, "latency", paired.Microseconds, "", func(ctx context.Context) (paired.Sample, error) {
-		var s paired.Sample
-		for i := range x.o.Warmup + x.o.Samples {
-			if ctx.Err() != nil {
-				break
-			}
-			began := now()
-			sent, err := there.send(ctx, uint32(i), x.run)
-			if err != nil {
-				return s, err
-			}
-			at, err := there.wait(ctx, uint32(i), x.o.Settle)
-			if err != nil {
-				return s, err
-			}
-			var home int64
-			if at > 0 && back != nil {
-				if _, err := back.send(ctx, uint32(i), x.run); err != nil {
+	row, err := x.measure(ctx, name, "latency", paired.Microseconds, "",
+		func(ctx context.Context) (paired.Sample, error) {
+			var s paired.Sample
+			for i := range x.o.Warmup + x.o.Samples {
+				if ctx.Err() != nil {
+					break
+				}
+				began := now()
+				sent, err := there.send(ctx, uint32(i), x.run)
+				if err != nil {
 					return s, err
 				}
-				if home, err = back.wait(ctx, uint32(i), x.o.Settle); err != nil {
+				at, err := there.wait(ctx, uint32(i), x.o.Settle)
+				if err != nil {
 					return s, err
 				}
+				var home int64
+				if at > 0 && back != nil {
+					if _, err := back.send(ctx, uint32(i), x.run); err != nil {
+						return s, err
+					}
+					if home, err = back.wait(ctx, uint32(i), x.o.Settle); err != nil {
+						return s, err
+					}
+				}
+				if i < x.o.Warmup {
+					continue
+				}
+				r.Sent++
+				if at == 0 || back != nil && home == 0 {
+					r.Lost++
+				}
+				if at > 0 {
+					s.Verified += uint64(payload)
+					call.Record(uint64(max(0, sent-began)))
+					oneWay.Record(uint64(max(0, at-began)))
+				}
+				if home > 0 {
+					round.Record(uint64(max(0, home-began)))
+				}
 			}
-			if i < x.o.Warmup {
-				continue
+			r.Call, r.OneWay, r.Round = percentiles(&call), percentiles(&oneWay), percentiles(&round)
+			x.r.Latency = append(x.r.Latency, r)
+			if r.OneWay == nil {
+				return s, ErrNothing
 			}
-			r.Sent++
-			if at == 0 || back != nil && home == 0 {
-				r.Lost++
-			}
-			if at > 0 {
-				s.Verified += uint64(payload)
-				call.Record(uint64(max(0, sent-began)))
-				oneWay.Record(uint64(max(0, at-began)))
-			}
-			if home > 0 {
-				round.Record(uint64(max(0, home-began)))
-			}
-		}
-		r.Call, r.OneWay, r.Round = percentiles(&call), percentiles(&oneWay), percentiles(&round)
-		x.r.Latency = append(x.r.Latency, r)
-		if r.OneWay == nil {
-			return s, ErrNothing
-		}
-		s.Value = max(r.OneWay.P50, 1e-3)
-		return s, nil
-	})
+			s.Value = max(r.OneWay.P50, 1e-3)
+			return s, nil
+		})
 	if row != nil {
 		row.Size, row.Latency = uint64(payload), r.OneWay
 		row.Traffic = &paired.Traffic{Sent: r.Sent, Received: r.Sent - r.Lost, Lost: r.Lost}
 		if r.Round != nil {
-			row.Note = fmt.Sprintf("there and back: p50 %s, p99 %s, p99.9 %s, max %s us", digits(r.Round.P50), digits(r.Round.P99), digits(r.Round.P999), digits(r.Round.Max))
+			row.Note = fmt.Sprintf("there and back: p50 %s, p99 %s, p99.9 %s, max %s us", digits(r.Round.P50),
+				digits(r.Round.P99), digits(r.Round.P999), digits(r.Round.Max))
 		}
 		x.r.Rows = append(x.r.Rows, *row)
 	}
@@ -216,7 +219,8 @@ func (w *way) wait(ctx context.Context, n uint32, most time.Duration) (int64, er
 	}
 }
 
-// is enters packet i, and reports whether it is packet n: it came once, whole, and is not one that was given up before.
+// is enters packet i, and reports whether it is packet n: it came once, whole, and is not one that
+// was given up before.
 func (w *way) is(i int, n uint32, t int64) bool {
 	w.in.b = w.got
 	p := w.in.whole(i)
@@ -246,7 +250,8 @@ func (p *lines) latencies(r *Result) {
 			l    *paired.Latency
 		}{{"call", x.Call}, {"one way", x.OneWay}, {"there and back", x.Round}} {
 			if l := y.l; l != nil {
-				p.Line("%-20s %8d %8s %8s %8s %8s %8s", strings.TrimSpace(fmt.Sprintf("%4d %s", x.Payload, y.name)), x.Sent, digits(l.P50), digits(l.P90), digits(l.P99), digits(l.P999), digits(l.Max))
+				p.Line("%-20s %8d %8s %8s %8s %8s %8s", strings.TrimSpace(fmt.Sprintf("%4d %s", x.Payload, y.name)),
+					x.Sent, digits(l.P50), digits(l.P90), digits(l.P99), digits(l.P999), digits(l.Max))
 			}
 		}
 		if x.Lost > 0 {

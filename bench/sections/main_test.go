@@ -89,7 +89,8 @@ func work(text string) error {
 	if c == nil {
 		return said.Err()
 	}
-	o := sections.Options{Role: j.Role, Packets: j.Packets, Samples: j.Samples, Warmup: -1, Duration: j.Duration, Settle: j.Settle}
+	o := sections.Options{Role: j.Role, Packets: j.Packets, Samples: j.Samples, Warmup: -1, Duration: j.Duration,
+		Settle: j.Settle}
 	changes := sections.Fit(c, machine())
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -160,7 +161,9 @@ func startStoppable(t *testing.T, h *netns.Host, j job) (stop func(), wait func(
 		t.Fatal(err)
 	}
 	cmd := h.Command(self)
-	cmd.Env = append(os.Environ(), jobEnv+"="+string(text), "GORACE="+strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0")) // else each waits for a second
+	// else each waits for a second
+	cmd.Env = append(os.Environ(), jobEnv+"="+string(text),
+		"GORACE="+strings.TrimSpace(os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 	var out, problems strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	stop = func() {}

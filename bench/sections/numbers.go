@@ -1,6 +1,7 @@
 package sections
 
-// window is how far behind the highest number of a sequence a packet may be and still be told from one that came twice.
+// window is how far behind the highest number of a sequence a packet may be and still be told from
+// one that came twice.
 const window = 1 << 20
 
 // arrival is what a number says of its packet.
@@ -13,8 +14,8 @@ const (
 	beyond         // it is further behind than the window, or before the first
 )
 
-// numbers keeps account of the sequence numbers of one sender, which has 32 bits for them and begins again after the last. Its memory is
-// bounded: one bit for each number of the window.
+// numbers keeps account of the sequence numbers of one sender, which has 32 bits for them and
+// begins again after the last. Its memory is bounded: one bit for each number of the window.
 type numbers struct {
 	begun bool
 	open  bool   // beginAt was not called: the first number is the lowest that comes
@@ -71,7 +72,8 @@ func (k *numbers) enter(seq uint32) arrival {
 	return late
 }
 
-// forget clears the places of the numbers from a to b, both included, which held those of a window before.
+// forget clears the places of the numbers from a to b, both included, which held those of a window
+// before.
 func (k *numbers) forget(a, b uint64) {
 	if b-a >= window {
 		clear(k.seen)

@@ -7,7 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The window says of each number what a list of all numbers would say, also where 32 bits begin again.
+// The window says of each number what a list of all numbers would say, also where 32 bits begin
+// again.
 func TestNumbersAgainstAList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var k numbers
@@ -25,7 +26,8 @@ func TestNumbersAgainstAList(t *testing.T) {
 			case 2, 3: // one from before
 				n -= min(n-uint64(first), rapid.Uint64Range(1, 100).Draw(t, "back"))
 			case 4: // one from long before
-				n -= min(n-uint64(first), rapid.SampledFrom([]uint64{window - 1, window, window + 1, 2 * window}).Draw(t, "back"))
+				n -= min(n-uint64(first), rapid.SampledFrom([]uint64{window - 1, window, window + 1,
+					2 * window}).Draw(t, "back"))
 			}
 			want := fresh
 			switch {
@@ -45,7 +47,8 @@ func TestNumbersAgainstAList(t *testing.T) {
 				seen[n] = true
 			}
 			if k.unique != uint64(len(seen)) || k.gaps() != top-uint64(first)-uint64(len(seen)) || !k.check() {
-				t.Fatalf("%d different, %d gaps: expected %d, %d", k.unique, k.gaps(), len(seen), top-uint64(first)-uint64(len(seen)))
+				t.Fatalf("%d different, %d gaps: expected %d, %d", k.unique, k.gaps(), len(seen),
+					top-uint64(first)-uint64(len(seen)))
 			}
 		}
 	})
@@ -58,13 +61,15 @@ func TestNumbersBeginWithTheLowest(t *testing.T) {
 		for _, x := range []struct {
 			n    uint32
 			want arrival
-		}{{0, fresh}, {2, fresh}, {1, late}, {1, twice}, {1<<32 - 1, late}, {1<<32 - 1, twice}, {1<<32 - 3, late}, {3, fresh}} {
+		}{{0, fresh}, {2, fresh}, {1, late}, {1, twice}, {1<<32 - 1, late}, {1<<32 - 1, twice}, {1<<32 - 3, late},
+			{3, fresh}} {
 			if got := k.enter(first + x.n); got != x.want {
 				t.Errorf("%d after %d: %v, expected %v", x.n, first, got, x.want)
 			}
 		}
 		if k.unique != 6 || k.gaps() != 1 || k.late != 3 || k.twice != 2 || k.beyond != 0 || !k.check() {
-			t.Errorf("from %d: %d different, %d gaps, %d late, %d twice, %d beyond", first, k.unique, k.gaps(), k.late, k.twice, k.beyond)
+			t.Errorf("from %d: %d different, %d gaps, %d late, %d twice, %d beyond", first, k.unique, k.gaps(), k.late,
+				k.twice, k.beyond)
 		}
 	}
 }

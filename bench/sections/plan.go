@@ -17,19 +17,22 @@ import (
 // Options say how the sections of a file are run. Zero values get defaults.
 type Options struct {
 	bench.Conditions
-	// Role says which end of socket_bench_* or rdma_bench_* runs in this process: "server" or "client". "": all that the file has.
+	// Role says which end of socket_bench_* or rdma_bench_* runs in this process: "server" or
+	// "client". "": all that the file has.
 	Role string
-	// Duration ends sending, and receiving where nothing else does; 0: 10 s, as of DAQIRI's programs; negative: only Packets, iterations
-	// or the end of the context do.
+	// Duration ends sending, and receiving where nothing else does; 0: 10 s, as of DAQIRI's
+	// programs; negative: only Packets, iterations or the end of the context do.
 	Duration time.Duration
-	// Packets is how many packets each of bench_tx sends; 0: as many as go out in Duration. Without bench_tx receiving ends when so many
-	// have come in all.
+	// Packets is how many packets each of bench_tx sends; 0: as many as go out in Duration. Without
+	// bench_tx receiving ends when so many have come in all.
 	Packets uint64
 	// Settle is how long nothing may come before the rest is given up; 0: 2 s.
 	Settle time.Duration
-	// Samples and Warmup are numbers of packets of bench_latency; 0: 10,000 and 1,000. A negative Warmup is none.
+	// Samples and Warmup are numbers of packets of bench_latency; 0: 10,000 and 1,000. A negative
+	// Warmup is none.
 	Samples, Warmup int
-	// Host is the machine, to find out that interfaces or cores are not there before anything is opened; nil: Run finds out.
+	// Host is the machine, to find out that interfaces or cores are not there before anything is
+	// opened; nil: Run finds out.
 	Host *config.Host
 	// Engines are those that interfaces may name; nil: all of this build.
 	Engines *engine.Table
@@ -151,7 +154,8 @@ type Socket struct {
 	Size       int    `json:"message_size"`
 	Batch      int    `json:"batch"` // messages that are sent at once
 	Queues     []int  `json:"queues,omitempty"`
-	// Peer is whom a server of UDP sends to before it has heard from it, or whom a client of RDMA connects to.
+	// Peer is whom a server of UDP sends to before it has heard from it, or whom a client of RDMA
+	// connects to.
 	Peer  netip.AddrPort `json:"peer,omitzero"`
 	piece int            // bytes of a slot to send from
 
@@ -184,8 +188,9 @@ type planner struct {
 	p *Plan
 }
 
-// MakePlan says what the bench sections of a configuration would do. Of what config.Load said placeholders are kept as missing; everything
-// else is looked at again, because the configuration may have been changed since, by Fit for instance. It opens nothing.
+// MakePlan says what the bench sections of a configuration would do. Of what config.Load said
+// placeholders are kept as missing; everything else is looked at again, because the configuration
+// may have been changed since, by Fit for instance. It opens nothing.
 func MakePlan(c *config.Config, o Options) *Plan {
 	x := &planner{c: c, o: &o, p: &Plan{File: c.Name()}}
 	x.raw()
@@ -195,10 +200,14 @@ func MakePlan(c *config.Config, o Options) *Plan {
 	x.needs()
 	p := x.p
 	if len(p.sections) == 0 {
-		x.miss("", "the file has no bench section", "expected bench_rx, bench_tx, bench_latency, socket_bench_server, socket_bench_client, rdma_bench_server or rdma_bench_client")
+		x.miss("", "the file has no bench section",
+			"expected bench_rx, bench_tx, bench_latency, socket_bench_server, socket_bench_client, rdma_bench_server "+
+				"or rdma_bench_client")
 	}
 	if c.Transfers != nil || c.Registry != nil || len(c.Applications) > 0 || c.Metrics != nil {
-		p.Notes = append(p.Notes, "transfers, registry, applications and metrics of the file are not part of a benchmark of streams: penstock run has them")
+		p.Notes = append(p.Notes,
+			"transfers, registry, applications and metrics of the file are not part of a benchmark of streams: "+
+				"penstock run has them")
 	}
 	return p
 }
@@ -214,7 +223,8 @@ func (x *planner) miss(path, text, hint string) {
 
 func (x *planner) has(section string) { x.p.sections = append(x.p.sections, section) }
 
-// iface is the interface of a name and its index. config.Load has checked that there is one, but a program may not have.
+// iface is the interface of a name and its index. config.Load has checked that there is one, but a
+// program may not have.
 func (x *planner) iface(name string) (*config.Interface, string) {
 	for i := range x.c.Interfaces {
 		if p := &x.c.Interfaces[i]; p.Name == name {
@@ -257,14 +267,16 @@ func (x *planner) needs() {
 	for i := range x.c.Regions {
 		if r, path := &x.c.Regions[i], item("memory_regions", i)+".kind"; r.OnGPU() {
 			all = slices.DeleteFunc(all, func(d config.Diagnostic) bool { return d.Path == path })
-			x.miss(path, fmt.Sprintf("memory of kind %s: the processor makes and checks the packets of a benchmark", r.Kind), "kind: host or kind: huge")
+			x.miss(path, fmt.Sprintf("memory of kind %s: the processor makes and checks the packets of a benchmark",
+				r.Kind), "kind: host or kind: huge")
 		}
 	}
 	for _, d := range all {
 		if d.Code != config.CodePlaceholder && x.foreign(d.Path) {
 			continue
 		}
-		m := Missing{Path: d.Path, At: fmt.Sprintf("%s:%d:%d", d.File, d.At.Line, d.At.Column), Text: textOf(&d), Hint: d.Hint}
+		m := Missing{Path: d.Path, At: fmt.Sprintf("%s:%d:%d", d.File, d.At.Line, d.At.Column), Text: textOf(&d),
+			Hint: d.Hint}
 		if d.At.IsZero() {
 			m.At = place(x.c, d.Path)
 		}
@@ -272,13 +284,15 @@ func (x *planner) needs() {
 		case d.Code == config.CodePlaceholder:
 			m.Hint = "write the value in its place, or give it: " + x.setting(d.Path)
 		case x.device(d.Path):
-			m.Hint = "give the name of a network interface: " + x.setting(strings.TrimSuffix(d.Path, "engine")+"address")
+			m.Hint = "give the name of a network interface: " +
+				x.setting(strings.TrimSuffix(d.Path, "engine")+"address")
 		}
 		x.p.Missing = append(x.p.Missing, m)
 	}
 }
 
-// device reports whether a path is the engine of an interface that is a card, which the kernel's network interface stands for.
+// device reports whether a path is the engine of an interface that is a card, which the kernel's
+// network interface stands for.
 func (x *planner) device(path string) bool {
 	for i := range x.c.Interfaces {
 		if e := x.c.Interfaces[i].Engine; path == item("interfaces", i)+".engine" {
@@ -299,7 +313,8 @@ func (x *planner) setting(path string) string {
 	return "--set '" + path + "=VALUE'"
 }
 
-// foreign reports whether a path belongs to what a benchmark does not open: other parts of the file, or interfaces of the other role.
+// foreign reports whether a path belongs to what a benchmark does not open: other parts of the
+// file, or interfaces of the other role.
 func (x *planner) foreign(path string) bool {
 	for _, part := range []string{"transfers", "security", "registry", "applications", "metrics", "logging"} {
 		if strings.HasPrefix(path, part) {
@@ -317,8 +332,8 @@ func (x *planner) foreign(path string) bool {
 	return false
 }
 
-// opens reports whether the plan opens an interface. A file whose sections name no interface opens all, so that what they would need
-// is said.
+// opens reports whether the plan opens an interface. A file whose sections name no interface opens
+// all, so that what they would need is said.
 func (x *planner) opens(name string) bool {
 	if len(x.p.Sockets) == 0 || len(x.p.Senders)+len(x.p.Receivers) > 0 || x.p.Latency != nil {
 		return true

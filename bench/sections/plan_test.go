@@ -13,7 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "write the plans that TestPlans compares with")
 
-// Each file says precisely what would run, or everything that is missing for it, and what stands in for what a small machine has not.
+// Each file says precisely what would run, or everything that is missing for it, and what stands in
+// for what a small machine has not.
 func TestPlans(t *testing.T) {
 	ours, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(ours) == 0 {
@@ -61,7 +62,8 @@ func TestPlanMissing(t *testing.T) {
   - {name: loop, engine: sim, address: "sim://plan?loop", rx: {queues: [{memory_regions: [m]}]}, tx: {queues: [{memory_regions: [m]}]}}
   - {name: udp, engine: socket, socket: {mode: server, local: "udp://127.0.0.1:5001"}, rx: {queues: [{memory_regions: [m]}]}, tx: {queues: [{memory_regions: [m]}]}}
 `
-	const to = "eth_dst_addr: 02:00:00:00:00:02, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 1, udp_dst_port: 2}\n"
+	const to = "eth_dst_addr: 02:00:00:00:00:02, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 1, " +
+		"udp_dst_port: 2}\n"
 	for _, x := range []struct{ sections, path, want string }{
 		{"", "", "no bench section"},
 		{"bench_tx: {interface_name: udp, payload_size: 64, " + to, "bench_tx[0].interface_name", "bench_tx sends Ethernet frames"},
@@ -70,18 +72,27 @@ func TestPlanMissing(t *testing.T) {
 		{"bench_tx: {interface_name: loop, payload_size: 64, gpu_direct: true, " + to, "bench_tx[0].gpu_direct", "the processor makes and checks"},
 		{"bench_rx: {interface_name: loop, gpu_direct: true}\n", "bench_rx[0].gpu_direct", "the processor makes and checks"},
 		{"bench_rx: [{interface_name: loop}, {interface_name: loop}]\n", "bench_rx[1].queue_id", "has a receiver already"},
-		{"bench_tx: {interface_name: loop, payload_size: 64, eth_dst_addr: 02:00:00:00:00:02, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 1-1000, udp_dst_port: 1-1001}\n",
+		{"bench_tx: {interface_name: loop, payload_size: 64, eth_dst_addr: 02:00:00:00:00:02, ip_src_addr: 10.0.0.1, " +
+			"ip_dst_addr: 10.0.0.2, udp_src_port: 1-1000, udp_dst_port: 1-1001}\n",
 			"bench_tx[0].udp_src_port", "1001000 pairs"},
-		{"socket_bench_server: {server: true, receive: true, message_size: 4096, server_address: 127.0.0.1, server_port: 5001}\n", "socket_bench_server.message_size", "slots of m"},
-		{"socket_bench_server: {server: true, receive: true, message_size: 70000, server_address: 127.0.0.1, server_port: 5001}\n", "socket_bench_server.message_size", "65507 at most"},
-		{"socket_bench_server: {server: true, receive: true, message_size: 64, server_address: 127.0.0.1, server_port: 5002}\n", "socket_bench_server", "no interface is the server of 127.0.0.1:5002"},
-		{"socket_bench_server: {server: true, send: true, message_size: 64, server_address: 127.0.0.1, server_port: 5001}\n" +
-			"socket_bench_client: {server: false, receive: true, message_size: 64, server_address: 127.0.0.1, server_port: 5001}\n", "socket_bench_server.send", "at which port the client receives"},
-		{"rdma_bench_server: {server: true, receive: true, message_size: 64, server_address: 127.0.0.1, server_port: 5001}\n", "rdma_bench_server", "no interface is the server of 127.0.0.1:5001 over roce://"},
+		{"socket_bench_server: {server: true, receive: true, message_size: 4096, server_address: 127.0.0.1, " +
+			"server_port: 5001}\n", "socket_bench_server.message_size", "slots of m"},
+		{"socket_bench_server: {server: true, receive: true, message_size: 70000, server_address: 127.0.0.1, " +
+			"server_port: 5001}\n", "socket_bench_server.message_size", "65507 at most"},
+		{"socket_bench_server: {server: true, receive: true, message_size: 64, server_address: 127.0.0.1, " +
+			"server_port: 5002}\n", "socket_bench_server", "no interface is the server of 127.0.0.1:5002"},
+		{"socket_bench_server: {server: true, send: true, message_size: 64, server_address: 127.0.0.1, server_port: " +
+			"5001}\n" +
+			"socket_bench_client: {server: false, receive: true, message_size: 64, server_address: 127.0.0.1, " +
+			"server_port: 5001}\n", "socket_bench_server.send", "at which port the client receives"},
+		{"rdma_bench_server: {server: true, receive: true, message_size: 64, server_address: 127.0.0.1, server_port: " +
+			"5001}\n", "rdma_bench_server", "no interface is the server of 127.0.0.1:5001 over roce://"},
 		{"bench_reorder_quantize: {input_type: int8, output_type: fp32}\n", "bench_reorder_quantize", "no reorder plan converts"},
 		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1}\n", "bench_latency", "has no ip_dst_addr"},
-		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, payload_size: 4000}\n", "bench_latency.payload_size", "there are 1984"},
-		{"bench_latency: {tx_interface_name: loop, rx_interface_name: udp, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2}\n", "bench_latency", "interfaces are of sockets"},
+		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1, ip_dst_addr: " +
+			"10.0.0.2, payload_size: 4000}\n", "bench_latency.payload_size", "there are 1984"},
+		{"bench_latency: {tx_interface_name: loop, rx_interface_name: udp, ip_src_addr: 10.0.0.1, ip_dst_addr: " +
+			"10.0.0.2}\n", "bench_latency", "interfaces are of sockets"},
 	} {
 		text := head + x.sections
 		c, said := config.Load("plan.yaml", []byte(text), config.Options{})
@@ -101,22 +112,26 @@ func TestPlanMissing(t *testing.T) {
 		if !found {
 			t.Errorf("%s\nmissing %v\nexpected %q at %s", x.sections, p.Missing, x.want, x.path)
 		}
-		if _, err := sections.Run(t.Context(), c, p, nil, sections.Options{}); err == nil || !strings.Contains(err.Error(), x.want) {
+		if _, err := sections.Run(t.Context(), c, p, nil, sections.Options{}); err == nil ||
+			!strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s runs: %v", x.sections, err)
 		}
 	}
 }
 
-// A host that is known says more: the MTU of an interface, and the network interface of a card that the file names by its address on the bus.
+// A host that is known says more: the MTU of an interface, and the network interface of a card that
+// the file names by its address on the bus.
 func TestFitCard(t *testing.T) {
 	text, err := os.ReadFile("testdata/pair.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := machine()
-	h.Interfaces = []config.HostInterface{{Name: "eth7", PCI: "0000:81:00.0", Up: true, MTU: 1500, Node: -1}, {Name: "eth8", PCI: "0000:81:00.1", Up: true, MTU: 500, Node: -1}}
+	h.Interfaces = []config.HostInterface{{Name: "eth7", PCI: "0000:81:00.0", Up: true, MTU: 1500, Node: -1},
+		{Name: "eth8", PCI: "0000:81:00.1", Up: true, MTU: 500, Node: -1}}
 	var set []config.Setting
-	for _, s := range filled("auto", "interfaces[tx_port].address=0000:81:00.1", "interfaces[rx_port].address=0000:81:00.0") {
+	for _, s := range filled("auto", "interfaces[tx_port].address=0000:81:00.1",
+		"interfaces[rx_port].address=0000:81:00.0") {
 		x, err := config.ParseSetting(s)
 		if err != nil {
 			t.Fatal(err)
@@ -127,15 +142,19 @@ func TestFitCard(t *testing.T) {
 	if c == nil {
 		t.Fatal(said.Err())
 	}
-	if p := sections.MakePlan(c, sections.Options{Host: h}); len(p.Missing) != 1 || !strings.Contains(p.Missing[0].String(), "MTU 500 of eth8") { // the engine verbs takes cards as they are
+	if p := sections.MakePlan(c, sections.Options{Host: h}); len(p.Missing) != 1 ||
+		!strings.Contains(p.Missing[0].String(), "MTU 500 of eth8") {
+		// the engine verbs takes cards as they are
 		t.Errorf("without Fit: %v", p.Missing)
 	}
 	changes := sections.Fit(c, h)
-	if len(changes) != 2 || c.Interfaces[0].Address != "eth8" || c.Interfaces[1].Address != "eth7" || c.Interfaces[1].Engine != "xdp" {
+	if len(changes) != 2 || c.Interfaces[0].Address != "eth8" || c.Interfaces[1].Address != "eth7" ||
+		c.Interfaces[1].Engine != "xdp" {
 		t.Fatalf("%v, %+v", changes, c.Interfaces)
 	}
 	p := sections.MakePlan(c, sections.Options{Host: h})
-	if len(p.Missing) != 1 || !strings.Contains(p.Missing[0].String(), "MTU 500 of eth8") || !strings.Contains(p.Missing[0].Hint, "bench_tx[0].payload_size=450") {
+	if len(p.Missing) != 1 || !strings.Contains(p.Missing[0].String(), "MTU 500 of eth8") ||
+		!strings.Contains(p.Missing[0].Hint, "bench_tx[0].payload_size=450") {
 		t.Errorf("%v", p.Missing)
 	}
 }

@@ -11,13 +11,15 @@ import (
 // maxDatagram is the longest payload of a UDP datagram over IPv4.
 const maxDatagram = 65507
 
-// sockets plans socket_bench_server and socket_bench_client, or rdma_bench_server and rdma_bench_client, of those that the role is for.
+// sockets plans socket_bench_server and socket_bench_client, or rdma_bench_server and
+// rdma_bench_client, of those that the role is for.
 func (x *planner) sockets() {
 	kind := "socket_bench_"
 	ends := []*config.BenchSocket{x.c.SocketServer, x.c.SocketClient}
 	if x.c.RDMAServer != nil || x.c.RDMAClient != nil {
 		if ends[0] != nil || ends[1] != nil {
-			x.miss("", "the file has socket_bench_* and rdma_bench_*, which do not run at once", "leave one kind in the file")
+			x.miss("", "the file has socket_bench_* and rdma_bench_*, which do not run at once",
+				"leave one kind in the file")
 		}
 		kind, ends = "rdma_bench_", []*config.BenchSocket{x.c.RDMAServer, x.c.RDMAClient}
 	}
@@ -58,7 +60,8 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 			if role == "server" {
 				e = q.Socket.Local
 			}
-			if e.Port == int(want.Port()) && (e.Host.Unmap() == want.Addr() || !e.Host.IsValid() || e.Host.IsUnspecified()) {
+			if e.Port == int(want.Port()) && (e.Host.Unmap() == want.Addr() || !e.Host.IsValid() ||
+				e.Host.IsUnspecified()) {
 				p = q
 				break
 			}
@@ -72,7 +75,8 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 	if role == "client" {
 		e = p.Socket.Remote
 	}
-	s := Socket{Place: Place{Path: path, At: place(x.c, path), Interface: p.Name, Engine: p.Engine, Address: p.Address, Core: b.CPUCore}, Role: role, Protocol: e.Scheme, Send: b.Send, Receive: b.Receive,
+	s := Socket{Place: Place{Path: path, At: place(x.c, path), Interface: p.Name, Engine: p.Engine, Address: p.Address,
+		Core: b.CPUCore}, Role: role, Protocol: e.Scheme, Send: b.Send, Receive: b.Receive,
 		Iterations: b.Iterations, Size: int(b.MessageSize), Batch: 1}
 	if rdma {
 		x.rdma(path, &s, p, b, want)
@@ -101,7 +105,8 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 		if most == 0 || most > maxDatagram {
 			most = maxDatagram
 		}
-		x.miss(path+".message_size", fmt.Sprintf("a message of %d bytes does not fit into a datagram of %s, %d at most", s.Size, p.Name, most), fmt.Sprintf("%d or less, or tcp:// addresses", most))
+		x.miss(path+".message_size", fmt.Sprintf("a message of %d bytes does not fit into a datagram of %s, %d at most",
+			s.Size, p.Name, most), fmt.Sprintf("%d or less, or tcp:// addresses", most))
 	}
 	if role == "server" && s.Protocol == "udp" && s.Send {
 		// A client that sends tells the server where it is.
@@ -109,7 +114,9 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 			s.Peer = x.peer(b)
 		}
 		if c := x.c.SocketClient; !s.Peer.IsValid() && c != nil && !c.Send {
-			x.miss(path+".send", "the server sends, the client does not, and nothing says at which port the client receives", "send: true in socket_bench_client, or a local_addr with a port in its interface")
+			x.miss(path+".send",
+				"the server sends, the client does not, and nothing says at which port the client receives",
+				"send: true in socket_bench_client, or a local_addr with a port in its interface")
 		}
 	}
 	x.p.Sockets = append(x.p.Sockets, s)
@@ -141,7 +148,9 @@ func (x *planner) slot(path string, s *Socket, regions []string, what string) in
 		return 0
 	}
 	if s.Protocol != "tcp" && s.Size > int(r.BufSize) {
-		x.miss(path+".message_size", fmt.Sprintf("a message of %d bytes does not fit into the slots of %s (%s), which have %d", s.Size, r.Name, what, int(r.BufSize)), fmt.Sprintf("buf_size: %d or more", s.Size))
+		x.miss(path+".message_size",
+			fmt.Sprintf("a message of %d bytes does not fit into the slots of %s (%s), which have %d", s.Size, r.Name,
+				what, int(r.BufSize)), fmt.Sprintf("buf_size: %d or more", s.Size))
 	}
 	return int(r.BufSize)
 }
@@ -150,7 +159,8 @@ func (x *planner) slot(path string, s *Socket, regions []string, what string) in
 func (x *planner) peer(b *config.BenchSocket) netip.AddrPort {
 	for i := range x.c.Interfaces {
 		p := &x.c.Interfaces[i]
-		if s := p.Socket; s != nil && s.Mode == "client" && s.Remote.Port == b.ServerPort && s.Remote.Host.Unmap() == b.ServerAddress.Unmap() && s.Local.Port > 0 && s.Local.Host.IsValid() {
+		if s := p.Socket; s != nil && s.Mode == "client" && s.Remote.Port == b.ServerPort &&
+			s.Remote.Host.Unmap() == b.ServerAddress.Unmap() && s.Local.Port > 0 && s.Local.Host.IsValid() {
 			return netip.AddrPortFrom(s.Local.Host.Unmap(), uint16(s.Local.Port))
 		}
 	}
@@ -172,7 +182,8 @@ func (x *planner) latency() {
 	for _, k := range []struct {
 		key    string
 		absent bool
-	}{{"tx_interface_name", b.TxInterface == ""}, {"rx_interface_name", b.RxInterface == ""}, {"ip_src_addr", !b.IPSrc.IsValid()}, {"ip_dst_addr", !b.IPDst.IsValid()}} {
+	}{{"tx_interface_name", b.TxInterface == ""}, {"rx_interface_name", b.RxInterface == ""},
+		{"ip_src_addr", !b.IPSrc.IsValid()}, {"ip_dst_addr", !b.IPDst.IsValid()}} {
 		if k.absent && x.c.Source(path+"."+k.key).Text == "" { // a placeholder is said by itself
 			x.miss(path, fmt.Sprintf("%s has no %s", path, k.key), "")
 		}
@@ -190,10 +201,12 @@ func (x *planner) latency() {
 		return
 	}
 	if t.Tx == nil || len(t.Tx.Queues) == 0 || r.Rx == nil || len(r.Rx.Queues) == 0 {
-		x.miss(path, fmt.Sprintf("bench_latency needs a transmit queue of %s and a receive queue of %s", t.Name, r.Name), "")
+		x.miss(path, fmt.Sprintf("bench_latency needs a transmit queue of %s and a receive queue of %s", t.Name,
+			r.Name), "")
 		return
 	}
-	l := &Latency{Path: path, At: place(x.c, path), Tx: tx, Rx: rx, Header: int(b.HeaderSize), EthDst: b.EthDst, Src: b.IPSrc, Dst: b.IPDst, SrcPort: b.UDPSrc.Lo, DstPort: b.UDPDst.Lo}
+	l := &Latency{Path: path, At: place(x.c, path), Tx: tx, Rx: rx, Header: int(b.HeaderSize), EthDst: b.EthDst,
+		Src: b.IPSrc, Dst: b.IPDst, SrcPort: b.UDPSrc.Lo, DstPort: b.UDPDst.Lo}
 	l.Tx.Queue, l.Rx.Queue = t.Tx.Queues[0].ID, r.Rx.Queues[0].ID
 	if t.Name != r.Name && r.Tx != nil && len(r.Tx.Queues) > 0 && t.Rx != nil && len(t.Rx.Queues) > 0 {
 		l.Back = true
@@ -220,7 +233,8 @@ func (x *planner) latency() {
 		case n <= most && room(n, -1) >= 0:
 			l.Payloads = append(l.Payloads, n)
 		case b.PayloadSize > 0 && n > most:
-			x.miss(path+".payload_size", fmt.Sprintf("a payload of %d bytes has no room: there are %d", n, max(0, most)), "")
+			x.miss(path+".payload_size", fmt.Sprintf("a payload of %d bytes has no room: there are %d", n,
+				max(0, most)), "")
 		case b.PayloadSize > 0:
 			x.miss(path+".payload_size", fmt.Sprintf("a payload of %d bytes has no room for a number", n), "18 or more")
 		default:
@@ -228,7 +242,8 @@ func (x *planner) latency() {
 		}
 	}
 	if len(l.Payloads) == 0 && b.PayloadSize == 0 {
-		x.miss(path, fmt.Sprintf("no payload of %d bytes or more has room: there are %d", latencySizes[0], max(0, most)), "")
+		x.miss(path, fmt.Sprintf("no payload of %d bytes or more has room: there are %d", latencySizes[0],
+			max(0, most)), "")
 	}
 	x.p.Latency = l
 }

@@ -20,7 +20,8 @@ func machine() *config.Host {
 }
 
 // load reads a file, fits it to the small machine, and plans it.
-func load(t *testing.T, name string, o sections.Options, set ...string) (*config.Config, []sections.Change, *sections.Plan) {
+func load(t *testing.T, name string, o sections.Options, set ...string) (*config.Config, []sections.Change,
+	*sections.Plan) {
 	t.Helper()
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -29,7 +30,8 @@ func load(t *testing.T, name string, o sections.Options, set ...string) (*config
 	return loadText(t, name, text, o, set...)
 }
 
-func loadText(t *testing.T, name string, text []byte, o sections.Options, set ...string) (*config.Config, []sections.Change, *sections.Plan) {
+func loadText(t *testing.T, name string, text []byte, o sections.Options, set ...string) (*config.Config,
+	[]sections.Change, *sections.Plan) {
 	t.Helper()
 	var co config.Options
 	for _, s := range set {
@@ -99,8 +101,8 @@ func check(t *testing.T, r *sections.Result) {
 // example is one of DAQIRI's own files.
 func example(name string) string { return filepath.Join("../../config/testdata/daqiri", name) }
 
-// The loopback file runs as it is, and every packet that was sent came or was dropped for a reason that is known. What the machine does
-// not have is replaced, and each of that is said.
+// The loopback file runs as it is, and every packet that was sent came or was dropped for a reason
+// that is known. What the machine does not have is replaced, and each of that is said.
 func TestLoopback(t *testing.T) {
 	for _, name := range []string{"testdata/loopback.yaml", example("daqiri_bench_raw_sw_loopback.yaml")} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
@@ -111,7 +113,8 @@ func TestLoopback(t *testing.T) {
 				t.Fatalf("%+v", a)
 			}
 			x := r.Received[0]
-			if x.Packets != a.Received || x.Unique != a.Received || x.Checked != 1000*a.Received || x.Bytes != 1064*a.Received {
+			if x.Packets != a.Received || x.Unique != a.Received || x.Checked != 1000*a.Received ||
+				x.Bytes != 1064*a.Received {
 				t.Errorf("%+v", x)
 			}
 			if len(r.Changes) != 7 { // two regions, master core, two queues, sender, receiver

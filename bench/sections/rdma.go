@@ -14,12 +14,14 @@ import (
 // overRDMA is the protocol of rdma_bench_*: each message is one of an RDMA connection.
 const overRDMA = "rdma"
 
-// rdmaInterface finds the interface of one end of rdma_bench_*: a server's has the address that the section says; a client's leads there, or leads
-// nowhere yet, as DAQIRI's do, and has the client's address if the section says one.
+// rdmaInterface finds the interface of one end of rdma_bench_*: a server's has the address that the
+// section says; a client's leads there, or leads nowhere yet, as DAQIRI's do, and has the client's
+// address if the section says one.
 func (x *planner) rdmaInterface(role string, b *config.BenchSocket, want netip.AddrPort) *config.Interface {
 	for i := range x.c.Interfaces {
 		p := &x.c.Interfaces[i]
-		if e := p.Engine.Spec(); e == nil || !e.Needs.RDMA || !e.Capabilities.Connections || p.Socket == nil || p.Socket.Mode != role {
+		if e := p.Engine.Spec(); e == nil || !e.Needs.RDMA || !e.Capabilities.Connections || p.Socket == nil ||
+			p.Socket.Mode != role {
 			continue
 		}
 		local, remote := p.Socket.Local, p.Socket.Remote
@@ -30,7 +32,8 @@ func (x *planner) rdmaInterface(role string, b *config.BenchSocket, want netip.A
 			continue
 		}
 		leads := remote.IsZero() || remote.Port == int(want.Port()) && remote.Host.Unmap() == want.Addr()
-		if leads && (!b.ClientAddress.IsValid() || !local.Host.IsValid() || local.Host.Unmap() == b.ClientAddress.Unmap()) {
+		if leads && (!b.ClientAddress.IsValid() || !local.Host.IsValid() ||
+			local.Host.Unmap() == b.ClientAddress.Unmap()) {
 			return p
 		}
 	}
@@ -43,8 +46,10 @@ func (x *planner) rdma(path string, s *Socket, p *config.Interface, b *config.Be
 	if s.Role == "client" && p.Socket.Remote.IsZero() {
 		s.Peer = server
 	}
-	if can, _, err := engine.Check(p.Engine.Spec().New(), &engine.Ask{Port: p.PortSpec()}); err == nil && can.MaxPacket > 0 {
-		x.miss(path, fmt.Sprintf("%s: datagrams (transport UD) carry no more than the MTU of a device that nobody knows yet", path), "transport: RC")
+	if can, _, err := engine.Check(p.Engine.Spec().New(), &engine.Ask{Port: p.PortSpec()}); err == nil &&
+		can.MaxPacket > 0 {
+		x.miss(path, fmt.Sprintf("%s: datagrams (transport UD) carry no more than the MTU of a device that nobody "+
+			"knows yet", path), "transport: RC")
 	}
 }
 
@@ -108,7 +113,8 @@ func (e *end) meet(ctx context.Context) error {
 	}
 }
 
-// undelivered is the error of messages that a reliable connection did not take to its peer; nil where there are none.
+// undelivered is the error of messages that a reliable connection did not take to its peer; nil
+// where there are none.
 func (e *end) undelivered() error {
 	if e.s.Protocol != overRDMA {
 		return nil
@@ -116,7 +122,8 @@ func (e *end) undelivered() error {
 	var s engine.TxStats
 	e.tx.Stats(&s)
 	if n := s.Drops.Total(); n > 0 {
-		return fmt.Errorf("sections: %s: %d of %d messages were dropped (%s): %w", e.s.At, n, e.sent.Load(), s.Drops.String(), engine.ErrDown)
+		return fmt.Errorf("sections: %s: %d of %d messages were dropped (%s): %w", e.s.At, n, e.sent.Load(),
+			s.Drops.String(), engine.ErrDown)
 	}
 	return nil
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// onRDMA makes jobs of this test run on the stand-in for libibverbs, whose two devices have these addresses.
+// onRDMA makes jobs of this test run on the stand-in for libibverbs, whose two devices have these
+// addresses.
 func onRDMA(t *testing.T, client, server string) (lib string) {
 	t.Helper()
 	lib, err := fake.Build()
@@ -28,7 +29,8 @@ func onRDMA(t *testing.T, client, server string) (lib string) {
 	return lib
 }
 
-// The RDMA file runs with both ends in one run, and with each end in a run of its own, whose client does not begin after its server.
+// The RDMA file runs with both ends in one run, and with each end in a run of its own, whose client
+// does not begin after its server.
 func TestRDMABench(t *testing.T) {
 	for name, apart := range map[string]bool{"together": false, "apart": true} {
 		t.Run(name, func(t *testing.T) {
@@ -49,7 +51,8 @@ func TestRDMABench(t *testing.T) {
 			if len(o.Sockets) != 2 { // of the client: what it sent, and what came
 				t.Fatalf("%d directions: %+v", len(o.Sockets), o.Sockets)
 			}
-			if s, r := o.Sockets[0], o.Sockets[1]; s.Sent != 300 || s.Here || r.Unique != 300 || r.Checked != 300*40000 || r.Missing+r.Damaged+r.Foreign+r.Duplicates != 0 {
+			if s, r := o.Sockets[0], o.Sockets[1]; s.Sent != 300 || s.Here || r.Unique != 300 ||
+				r.Checked != 300*40000 || r.Missing+r.Damaged+r.Foreign+r.Duplicates != 0 {
 				t.Errorf("%+v\n%+v", s, r)
 			}
 		})
@@ -64,8 +67,10 @@ func TestRDMABenchOfDAQIRI(t *testing.T) {
 	} {
 		file := example(name)
 		t.Run(name, func(t *testing.T) {
-			set := []string{"rdma_bench_server.message_size=100000", "rdma_bench_client.message_size=100000", "rdma_bench_server.iterations=40", "rdma_bench_client.iterations=40"}
-			for _, r := range []string{"DATA_RX_GPU_SERVER", "DATA_TX_GPU_SERVER", "DATA_TX_GPU_CLIENT", "DATA_RX_GPU_CLIENT"} {
+			set := []string{"rdma_bench_server.message_size=100000", "rdma_bench_client.message_size=100000",
+				"rdma_bench_server.iterations=40", "rdma_bench_client.iterations=40"}
+			for _, r := range []string{"DATA_RX_GPU_SERVER", "DATA_TX_GPU_SERVER", "DATA_TX_GPU_CLIENT",
+				"DATA_RX_GPU_CLIENT"} {
 				set = append(set, "memory_regions["+r+"].kind=host", "memory_regions["+r+"].buf_size=131072")
 			}
 			lib := onRDMA(t, at[0], at[1])
@@ -81,7 +86,8 @@ func TestRDMABenchOfDAQIRI(t *testing.T) {
 	}
 }
 
-// A connection that breaks while messages are sent is an error that says how many did not arrive, not a result.
+// A connection that breaks while messages are sent is an error that says how many did not arrive,
+// not a result.
 func TestRDMABenchBroken(t *testing.T) {
 	lib := onRDMA(t, "127.100.1.1", "127.100.3.1")
 	t.Setenv(fake.ScriptEnv, os.Getenv(fake.ScriptEnv)+"; status send 50 REM_OP_ERR")
@@ -104,17 +110,20 @@ func TestRDMABenchRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, x := range []struct{ from, to, want string }{
-		{"server_address: 127.100.3.1, server_port: 4096, rx", "server_address: 127.100.3.1, server_port: 4097, rx", "rdma_bench_server: no interface is the server of 127.100.3.1:4097 over roce://"},
+		{"server_address: 127.100.3.1, server_port: 4096, rx", "server_address: 127.100.3.1, server_port: 4097, rx",
+			"rdma_bench_server: no interface is the server of 127.100.3.1:4097 over roce://"},
 		{"client_address: 127.100.1.1", "client_address: 127.100.1.2", "rdma_bench_client: no interface is the client of 127.100.3.1:4096 over roce://"},
 		{"message_size: 40000, client", "message_size: 70000, client", "do not fit into the slots"},
 		{"transport_mode: RC", "transport_mode: UD", "the MTU of a device"},
-		{"rdma_bench_client:", "socket_bench_client: {server: false, send: true, message_size: 8, server_address: 127.0.0.1, server_port: 7}\nrdma_bench_client:", "do not run at once"},
+		{"rdma_bench_client:", "socket_bench_client: {server: false, send: true, message_size: 8, server_address: " +
+			"127.0.0.1, server_port: 7}\nrdma_bench_client:", "do not run at once"},
 	} {
 		c, said := config.Load("rdma.yaml", []byte(strings.Replace(string(file), x.from, x.to, 1)), config.Options{})
 		if c == nil {
 			t.Fatal(said.Err())
 		}
-		if err := sections.MakePlan(c, sections.Options{}).Err(); err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), "does not fit", "do not fit"), x.want) {
+		if err := sections.MakePlan(c, sections.Options{}).Err(); err == nil ||
+			!strings.Contains(strings.ReplaceAll(err.Error(), "does not fit", "do not fit"), x.want) {
 			t.Errorf("%s: %v, expected %q", x.to, err, x.want)
 		}
 	}

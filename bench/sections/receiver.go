@@ -36,7 +36,8 @@ type Received struct {
 	// Took is from the first burst to the last one.
 	Took  time.Duration `json:"took_ns"`
 	Drops engine.Drops  `json:"-"` // of its queue and the stages behind it
-	// Stages are the counts of the stages: of a reorder plan batches, and Packets are then what was placed in them.
+	// Stages are the counts of the stages: of a reorder plan batches, and Packets are then what was
+	// placed in them.
 	Stages []engine.Count `json:"stages,omitempty"`
 }
 
@@ -65,7 +66,8 @@ type kind struct {
 type office struct {
 	run   uint16
 	kinds []*kind
-	// at are the places where our header may begin: behind the headers with and without what tx.flows put in front.
+	// at are the places where our header may begin: behind the headers with and without what
+	// tx.flows put in front.
 	at     []int
 	closed bool // only packets of this run's senders are ours
 
@@ -135,7 +137,8 @@ func (o *office) total() (n uint64) {
 	return n
 }
 
-// gaps is how many numbers did not come of those below the highest, and of how many senders. The ledgers are quiet.
+// gaps is how many numbers did not come of those below the highest, and of how many senders. The
+// ledgers are quiet.
 func (o *office) gaps() (missing uint64, senders int) {
 	for _, l := range o.strange {
 		missing += l.gaps()
@@ -174,7 +177,8 @@ type receiver struct {
 	scratch []byte
 	first   int64
 	last    int64
-	// highs are the highest numbers of each sender that came here: several queues have no order among them.
+	// highs are the highest numbers of each sender that came here: several queues have no order
+	// among them.
 	highs    map[*ledger]uint32
 	seen     atomic.Uint64       // packets, for the runner
 	checkers map[string]*checker // of the reorder plans of its interface, by name
@@ -182,7 +186,8 @@ type receiver struct {
 }
 
 func newReceiver(r *Receiver, in *engine.Rx, o *office) *receiver {
-	return &receiver{r: r, in: in, o: o, b: burst.NewSegmented(r.Batch, 4*r.Batch+burst.MaxSegments), out: Received{Receiver: r.Path, Name: r.name()},
+	return &receiver{r: r, in: in, o: o, b: burst.NewSegmented(r.Batch, 4*r.Batch+burst.MaxSegments),
+		out:   Received{Receiver: r.Path, Name: r.name()},
 		highs: map[*ledger]uint32{}}
 }
 
@@ -307,11 +312,13 @@ func (x *receiver) ours(p []byte, at int, h *stream.Header, t int64) {
 	}
 }
 
-// scanned is how much of a packet of another process is searched for our header: this process does not know what is in front of it.
+// scanned is how much of a packet of another process is searched for our header: this process does
+// not know what is in front of it.
 const scanned = 512
 
-// find looks for our header in a packet of another process, where it was last or anywhere near the front, and says where it is; -1 if it
-// is nowhere. That other bytes look like one happens once in 2^28 places.
+// find looks for our header in a packet of another process, where it was last or anywhere near the
+// front, and says where it is; -1 if it is nowhere. That other bytes look like one happens once in
+// 2^28 places.
 func (x *receiver) find(p []byte, h *stream.Header) int {
 	if at := x.found; at > 0 && at < len(p) && h.Parse(p[at:]) == stream.Intact {
 		return at
@@ -347,7 +354,8 @@ func (x *receiver) strange(h *stream.Header) {
 	x.enter(l, h.Seq)
 }
 
-// bare enters a packet without our header, if it can only be of one of our senders whose packets have none.
+// bare enters a packet without our header, if it can only be of one of our senders whose packets
+// have none.
 func (x *receiver) bare(p []byte) bool {
 	for _, k := range x.o.kinds {
 		if k.s.Number >= 0 || len(p) < k.s.Payload {

@@ -25,7 +25,8 @@ func made(t *testing.T, s *Sender, run, id uint16, n uint64) []byte {
 	return x.frame
 }
 
-// Every packet is counted as one thing: a new one of a sender that we know, one that came before, a damaged one, or one of an unknown sender.
+// Every packet is counted as one thing: a new one of a sender that we know, one that came before, a
+// damaged one, or one of an unknown sender.
 func TestReceiverCounts(t *testing.T) {
 	numbered, short, plain := *sender4(), *sender4(), *sender4()
 	short.Payload, short.Sequence, short.Number, short.Start = 10, 2, -1, 5

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Result is what Run found: a report, which is what is written to a file, and the counts behind its rows.
+// Result is what Run found: a report, which is what is written to a file, and the counts behind its
+// rows.
 type Result struct {
 	*paired.Report
 	Plan     *Plan
@@ -24,25 +25,30 @@ type Result struct {
 	Latency  []LatencyResult
 }
 
-// Account is what became of the packets that the senders of this process sent: Sent = Received + Lost.
+// Account is what became of the packets that the senders of this process sent: Sent = Received +
+// Lost.
 type Account struct {
 	Sent, Received, Lost uint64
-	// Drops are what all ports dropped meanwhile, of ours and of others, and Kernel is what they left to the kernel.
+	// Drops are what all ports dropped meanwhile, of ours and of others, and Kernel is what they
+	// left to the kernel.
 	Drops  engine.Drops
 	Kernel uint64
 	// Unattributed is how many of Lost no port knows anything of.
 	Unattributed uint64
-	// Refused is how many packets were given to queues, part of Sent, that say that they have not left.
+	// Refused is how many packets were given to queues, part of Sent, that say that they have not
+	// left.
 	Refused uint64
 }
 
-// Exact reports whether every packet that was sent came or was dropped for a reason that is known, and nothing else was dropped.
+// Exact reports whether every packet that was sent came or was dropped for a reason that is known,
+// and nothing else was dropped.
 func (a *Account) Exact() bool { return a.Lost == a.Drops.Total() }
 
 // ErrNothing is wrapped by the error of a run in which a section had only loss.
 var ErrNothing = errors.New("sections: no packet came")
 
-// lossOnly is nil, or an error that wraps ErrNothing and lists the sections of which nothing arrived.
+// lossOnly is nil, or an error that wraps ErrNothing and lists the sections of which nothing
+// arrived.
 func (r *Result) lossOnly() error {
 	var errs []error
 	nothing := func(what string, sent uint64, format string, args ...any) {
@@ -60,7 +66,9 @@ func (r *Result) lossOnly() error {
 	}
 	switch a := r.Account; {
 	case a != nil && a.Received == 0:
-		nothing("bench_tx and bench_rx", a.Sent, " (dropped: %s; left to the kernel: %d; unattributed: %d): check the addresses of the packets, the flows, and the link", dropsText(&a.Drops), a.Kernel, a.Unattributed)
+		nothing("bench_tx and bench_rx", a.Sent,
+			" (dropped: %s; left to the kernel: %d; unattributed: %d): check the addresses of the packets, the "+
+				"flows, and the link", dropsText(&a.Drops), a.Kernel, a.Unattributed)
 	case a == nil && len(r.Received) > 0 && came == 0:
 		nothing("bench_rx", 0, ": start the sender in the meantime, and check its addresses and the flows")
 	case a == nil && len(r.Sent) > 0 && left == 0:
@@ -80,8 +88,10 @@ func (r *Result) lossOnly() error {
 }
 
 // measure makes one row, of one run of f. Without a figure there is none.
-func (x *runner) measure(ctx context.Context, name, what string, unit paired.Unit, unchecked string, f func(context.Context) (paired.Sample, error)) (*paired.Row, error) {
-	row, err := paired.Run(ctx, paired.Plan{Name: name, Unit: unit, Pairs: 1, Warmup: -1, Seed: x.gen.Uint64() >> 11, Gate: x.o.Gate,
+func (x *runner) measure(ctx context.Context, name, what string, unit paired.Unit, unchecked string,
+	f func(context.Context) (paired.Sample, error)) (*paired.Row, error) {
+	row, err := paired.Run(ctx, paired.Plan{Name: name, Unit: unit, Pairs: 1, Warmup: -1, Seed: x.gen.Uint64() >> 11,
+		Gate: x.o.Gate,
 		Ours: paired.Contender{Name: "penstock", Unchecked: unchecked, Run: f}})
 	if errors.Is(err, ErrNothing) {
 		return nil, nil
@@ -98,11 +108,13 @@ func alone(name, what string, size uint64, value float64, verified uint64, unche
 	if err != nil || !(value > 0) {
 		return paired.Row{}, false
 	}
-	side := paired.Side{Name: "penstock", Samples: []float64{value}, Stats: &s, Verified: verified, Unchecked: unchecked}
+	side := paired.Side{Name: "penstock", Samples: []float64{value}, Stats: &s, Verified: verified,
+		Unchecked: unchecked}
 	if verified == 0 {
 		side.Unverified = 1
 	}
-	return paired.Row{Name: name, What: what, Size: size, Unit: paired.MopsPerSec, Better: paired.MopsPerSec.Better(), Ours: side, Note: note}, true
+	return paired.Row{Name: name, What: what, Size: size, Unit: paired.MopsPerSec, Better: paired.MopsPerSec.Better(),
+		Ours: side, Note: note}, true
 }
 
 // rate is a number in d, in millions a second; 0 where there is no time.
@@ -138,10 +150,13 @@ func (r *Result) addRaw(o *office, receivers []*receiver, senders []*sender, c *
 		r.Account = a
 	}
 	if missing, n := o.gaps(); n > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("packets of %d senders of other processes of penstock came, by their numbers %d are missing between the first and the last", n, missing))
+		r.Notes = append(r.Notes,
+			fmt.Sprintf("packets of %d senders of other processes of penstock came, by their numbers %d are missing "+
+				"between the first and the last", n, missing))
 	}
 	if n := o.unlisted.Load(); n > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d packets were of senders beyond the first %d, and count as foreign", n, maxStrange))
+		r.Notes = append(r.Notes, fmt.Sprintf("%d packets were of senders beyond the first %d, and count as foreign", n,
+			maxStrange))
 	}
 }
 
@@ -171,7 +186,8 @@ func (r *Result) rawRows() {
 	for i := range r.Sent {
 		s := &r.Sent[i]
 		note := fmt.Sprintf("%d packets in %d bursts, %s", s.Packets, s.Bursts, gbps(s.Bytes, s.Took))
-		if row, ok := alone(fmt.Sprintf("sent by %s (%s)", s.Name, s.Sender), "bench_tx", perPacket(s.Bytes, s.Packets), rate(s.Packets, s.Took), 0, "a sender looks at nothing: receivers do", note); ok {
+		if row, ok := alone(fmt.Sprintf("sent by %s (%s)", s.Name, s.Sender), "bench_tx", perPacket(s.Bytes, s.Packets),
+			rate(s.Packets, s.Took), 0, "a sender looks at nothing: receivers do", note); ok {
 			r.Rows = append(r.Rows, row)
 		}
 	}
@@ -181,14 +197,16 @@ func (r *Result) rawRows() {
 		if x.Checked == 0 {
 			unchecked = "packets of other programs"
 		}
-		note := fmt.Sprintf("%d packets in %d bursts of up to %d, %s", x.Packets, x.Bursts, x.MaxBurst, gbps(x.Bytes, x.Took))
+		note := fmt.Sprintf("%d packets in %d bursts of up to %d, %s", x.Packets, x.Bursts, x.MaxBurst,
+			gbps(x.Bytes, x.Took))
 		if text := countsText(x.Stages); text != "" {
 			note += "; batches: " + text
 		}
 		if x.Drops.Total() > 0 {
 			note += "; dropped by the queue: " + x.Drops.String()
 		}
-		if row, ok := alone(fmt.Sprintf("received by %s (%s)", x.Name, x.Receiver), "bench_rx", perPacket(x.Bytes, x.Packets), rate(x.Packets, x.Took), x.Checked, unchecked, note); ok {
+		if row, ok := alone(fmt.Sprintf("received by %s (%s)", x.Name, x.Receiver), "bench_rx",
+			perPacket(x.Bytes, x.Packets), rate(x.Packets, x.Took), x.Checked, unchecked, note); ok {
 			r.Rows = append(r.Rows, row)
 		}
 	}
@@ -239,7 +257,8 @@ func inMicroseconds(h *metrics.HistogramSnapshot) *paired.Latency {
 		return nil
 	}
 	q := func(p float64) float64 { return float64(h.Quantile(p)) / 1e3 }
-	return &paired.Latency{N: int(h.Count), P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999), Max: float64(h.Max) / 1e3}
+	return &paired.Latency{N: int(h.Count), P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999),
+		Max: float64(h.Max) / 1e3}
 }
 
 // dropsText lists reasons, or says that there are none.

@@ -42,8 +42,10 @@ type runner struct {
 	gen *rand.Rand
 }
 
-// Run opens what the plan's sections work on and runs them: bench_tx and bench_rx at once, then bench_latency, then the sockets. An error
-// comes with the Result when there is one, so that what was counted is not lost; a section of which nothing arrived is one (ErrNothing). changes are those of Fit; the result tells them.
+// Run opens what the plan's sections work on and runs them: bench_tx and bench_rx at once, then
+// bench_latency, then the sockets. An error comes with the Result when there is one, so that what
+// was counted is not lost; a section of which nothing arrived is one (ErrNothing). changes are
+// those of Fit; the result tells them.
 func Run(ctx context.Context, c *config.Config, p *Plan, changes []Change, o Options) (*Result, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -55,12 +57,15 @@ func Run(ctx context.Context, c *config.Config, p *Plan, changes []Change, o Opt
 		o.Seed = rand.Uint64() >> 11 // every reader of JSON keeps so much exactly
 	}
 	x := &runner{o: &o, p: p, r: newResult(p, changes, &o), gen: rand.New(rand.NewPCG(o.Seed, 0))}
-	x.run = uint16(rand.Uint32()) // another one each time, whatever the seed: packets of an earlier run are none of ours
+	// another one each time, whatever the seed: packets of an earlier run are none of ours
+	x.run = uint16(rand.Uint32())
 	if len(p.Senders) == 0 && len(p.Receivers) > 0 {
-		x.r.Notes = append(x.r.Notes, "the file has no bench_tx: what was sent elsewhere is known by the numbers of penstock's packets only")
+		x.r.Notes = append(x.r.Notes,
+			"the file has no bench_tx: what was sent elsewhere is known by the numbers of penstock's packets only")
 	}
 	var err error
-	// The system of each kind of section is opened for itself: queues have one user, and what waits from one must not meet the other.
+	// The system of each kind of section is opened for itself: queues have one user, and what waits
+	// from one must not meet the other.
 	if len(p.Senders)+len(p.Receivers) > 0 {
 		err = x.with(ctx, c, func() error { return x.raw(ctx) })
 	}
@@ -90,8 +95,8 @@ func (x *runner) with(ctx context.Context, c *config.Config, f func() error) err
 	return errors.Join(f(), s.Close())
 }
 
-// part is what a benchmark opens of a configuration: regions and interfaces, without the tags and tunnels that senders put on
-// themselves, and of sockets only the ends that run.
+// part is what a benchmark opens of a configuration: regions and interfaces, without the tags and
+// tunnels that senders put on themselves, and of sockets only the ends that run.
 func (x *runner) part(c *config.Config) *config.Config {
 	out := *c
 	out.Transfers, out.Registry, out.Security, out.Metrics, out.Applications = nil, nil, nil, nil, nil
@@ -191,18 +196,19 @@ func (x *runner) raw(ctx context.Context) error {
 	case len(senders) == 0:
 		unchecked = "packets of other programs"
 	}
-	row, err := x.measure(ctx, "bench_tx and bench_rx", "raw", paired.MopsPerSec, unchecked, func(ctx context.Context) (paired.Sample, error) {
-		before := x.counts()
-		began := time.Now()
-		err := x.exchange(ctx, o, receivers, senders, &before)
-		after := x.counts()
-		after.since(&before)
-		x.r.addRaw(o, receivers, senders, &after, time.Since(began))
-		if err != nil {
-			return paired.Sample{}, err
-		}
-		return x.r.rawSample()
-	})
+	row, err := x.measure(ctx, "bench_tx and bench_rx", "raw", paired.MopsPerSec, unchecked,
+		func(ctx context.Context) (paired.Sample, error) {
+			before := x.counts()
+			began := time.Now()
+			err := x.exchange(ctx, o, receivers, senders, &before)
+			after := x.counts()
+			after.since(&before)
+			x.r.addRaw(o, receivers, senders, &after, time.Since(began))
+			if err != nil {
+				return paired.Sample{}, err
+			}
+			return x.r.rawSample()
+		})
 	if row != nil {
 		row.Traffic = x.r.traffic()
 		if a := x.r.Account; a != nil && a.Lost > 0 {
@@ -214,7 +220,9 @@ func (x *runner) raw(ctx context.Context) error {
 			h.Merge(&one)
 		}
 		if l := inMicroseconds(&h); l != nil {
-			x.r.Notes = append(x.r.Notes, fmt.Sprintf("from a packet's burst until it was looked at: p50 %s us, p99 %s us, max %s us (not paced unless the file says so)", digits(l.P50), digits(l.P99), digits(l.Max)))
+			x.r.Notes = append(x.r.Notes,
+				fmt.Sprintf("from a packet's burst until it was looked at: p50 %s us, p99 %s us, max %s us (not "+
+					"paced unless the file says so)", digits(l.P50), digits(l.P99), digits(l.Max)))
 		}
 		x.r.Rows = append(x.r.Rows, *row)
 	}
@@ -223,7 +231,8 @@ func (x *runner) raw(ctx context.Context) error {
 }
 
 // exchange runs senders and receivers until everything has come that will.
-func (x *runner) exchange(ctx context.Context, o *office, receivers []*receiver, senders []*sender, before *counts) error {
+func (x *runner) exchange(ctx context.Context, o *office, receivers []*receiver, senders []*sender,
+	before *counts) error {
 	// Receivers end when exchange cancels rctx, senders by themselves or when anything fails.
 	rctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -288,9 +297,10 @@ func (x *runner) until() string {
 	return " until interrupted"
 }
 
-// listen waits for the end of a file without senders, which is a time or a number of packets, or for the first receiver that fails, and
-// returns how many have ended.
-func (x *runner) listen(ctx context.Context, o *office, receivers []*receiver, failed <-chan error) (ended int, err error) {
+// listen waits for the end of a file without senders, which is a time or a number of packets, or
+// for the first receiver that fails, and returns how many have ended.
+func (x *runner) listen(ctx context.Context, o *office, receivers []*receiver, failed <-chan error) (ended int,
+	err error) {
 	var over <-chan time.Time
 	if x.o.Duration > 0 {
 		t := time.NewTimer(x.o.Duration)
@@ -317,8 +327,9 @@ func (x *runner) listen(ctx context.Context, o *office, receivers []*receiver, f
 	}
 }
 
-// settle waits until every packet that was sent has come or was dropped, or nothing has happened for so long as the options say. Who
-// interrupts a run stops its senders; what they had sent is accounted for all the same.
+// settle waits until every packet that was sent has come or was dropped, or nothing has happened
+// for so long as the options say. Who interrupts a run stops its senders; what they had sent is
+// accounted for all the same.
 func (x *runner) settle(o *office, sent uint64, before *counts, failed <-chan error) (ended int, err error) {
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()

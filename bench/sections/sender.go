@@ -19,7 +19,8 @@ const stuckFor = 30 * time.Second
 // now is CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share.
 func now() int64 { return sys.ClockNow(sys.ClockMonotonic) }
 
-// stay keeps the calling goroutine on a core of the machine, -1 for any, until it ends: its thread ends with it.
+// stay keeps the calling goroutine on a core of the machine, -1 for any, until it ends: its thread
+// ends with it.
 func stay(core int) error {
 	if core < 0 {
 		return nil
@@ -62,10 +63,12 @@ type sender struct {
 
 func newSender(s *Sender, tx engine.TxQueue, t *template, run, id uint16) *sender {
 	segments := max(2, (len(t.frame)+1023)/1024)
-	return &sender{s: s, tx: tx, t: t, b: burst.NewSegmented(s.Batch, s.Batch*segments), run: run, id: id, out: Sent{Sender: s.Path, Name: s.name()}}
+	return &sender{s: s, tx: tx, t: t, b: burst.NewSegmented(s.Batch, s.Batch*segments), run: run, id: id,
+		out: Sent{Sender: s.Path, Name: s.name()}}
 }
 
-// send sends so many packets, or with 0 of them for that long, or with neither until the context ends, which is no error.
+// send sends so many packets, or with 0 of them for that long, or with neither until the context
+// ends, which is no error.
 func (x *sender) send(ctx context.Context, packets uint64, d time.Duration) error {
 	if err := stay(x.s.Core); err != nil {
 		return fmt.Errorf("sections: %s: %w", x.s.At, err)
@@ -89,7 +92,8 @@ func (x *sender) send(ctx context.Context, packets uint64, d time.Duration) erro
 				return fmt.Errorf("sections: %s: %w", x.s.At, err)
 			}
 			if !w.pause(ctx, t) {
-				return fmt.Errorf("sections: %s: the queue %s took no packet for %v: %w", x.s.At, x.s.name(), stuckFor, err)
+				return fmt.Errorf("sections: %s: the queue %s took no packet for %v: %w", x.s.At, x.s.name(), stuckFor,
+					err)
 			}
 			continue
 		}
@@ -137,7 +141,8 @@ type patience struct {
 
 func (w *patience) reset() { w.looks, w.since = 0, 0 }
 
-// pause waits a little, and reports false when that has been in vain for too long. It ends with the context.
+// pause waits a little, and reports false when that has been in vain for too long. It ends with the
+// context.
 func (w *patience) pause(ctx context.Context, t int64) bool {
 	if w.looks++; w.looks < 32 {
 		runtime.Gosched()

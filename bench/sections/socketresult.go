@@ -62,13 +62,15 @@ func (r *Result) socketRows() {
 		if m.Missing > 0 {
 			note += fmt.Sprintf("; %d missing by their numbers", m.Missing)
 		}
-		row, ok := alone(fmt.Sprintf("%s over %s (%s)", m.name(), m.Protocol, m.Section), "sockets", uint64(m.Size), rate(n, took), m.Checked, unchecked, note)
+		row, ok := alone(fmt.Sprintf("%s over %s (%s)", m.name(), m.Protocol, m.Section), "sockets", uint64(m.Size),
+			rate(n, took), m.Checked, unchecked, note)
 		if !ok {
 			continue
 		}
 		if m.Here && r.both() {
 			got := min(m.Unique, m.Sent)
-			row.Traffic = &paired.Traffic{Sent: m.Sent, Received: got, Lost: m.Sent - got, Duplicates: m.Duplicates, Reordered: m.Late, Damaged: m.Damaged, Foreign: m.Foreign}
+			row.Traffic = &paired.Traffic{Sent: m.Sent, Received: got, Lost: m.Sent - got, Duplicates: m.Duplicates,
+				Reordered: m.Late, Damaged: m.Damaged, Foreign: m.Foreign}
 		}
 		r.Rows = append(r.Rows, row)
 	}
@@ -81,7 +83,8 @@ func (p *lines) messages(r *Result) {
 	for i := range r.Sockets {
 		if i == 0 {
 			p.Line("")
-			p.Line("%-22s %11s %11s %8s %8s %7s %7s", "messages", "sent", "received", "Mop/s", "Gb/s", "p50 us", "p99 us")
+			p.Line("%-22s %11s %11s %8s %8s %7s %7s", "messages", "sent", "received", "Mop/s", "Gb/s", "p50 us",
+				"p99 us")
 		}
 		m := &r.Sockets[i]
 		n, took := m.rate()
@@ -95,7 +98,8 @@ func (p *lines) messages(r *Result) {
 		if l := m.Latency; l != nil {
 			p50, p99 = digits(l.P50), digits(l.P99)
 		}
-		p.Line("%-22.22s %11s %11s %8s %8s %7s %7s", m.name()+", "+m.Protocol, sent, received, digits(rate(n, took)), strings.TrimSuffix(gbps(n*uint64(m.Size), took), " Gb/s"), p50, p99)
+		p.Line("%-22.22s %11s %11s %8s %8s %7s %7s", m.name()+", "+m.Protocol, sent, received, digits(rate(n, took)),
+			strings.TrimSuffix(gbps(n*uint64(m.Size), took), " Gb/s"), p50, p99)
 	}
 	for i := range r.Sockets {
 		m := &r.Sockets[i]
@@ -113,7 +117,9 @@ func (p *lines) messages(r *Result) {
 			p.Field("missing", fmt.Sprintf("%s: %d by their numbers", m.name(), m.Missing))
 		}
 		if m.Duplicates+m.Late+m.Damaged+m.Foreign > 0 || m.Rest > 0 {
-			p.Field("disorder", fmt.Sprintf("%s: %d duplicates, %d late, %d damaged, %d of other programs, %d bytes of a message that was cut off", m.name(), m.Duplicates, m.Late, m.Damaged, m.Foreign, m.Rest))
+			p.Field("disorder",
+				fmt.Sprintf("%s: %d duplicates, %d late, %d damaged, %d of other programs, %d bytes of a message "+
+					"that was cut off", m.name(), m.Duplicates, m.Late, m.Damaged, m.Foreign, m.Rest))
 		}
 	}
 }

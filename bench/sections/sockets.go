@@ -126,16 +126,17 @@ func (x *runner) sockets(ctx context.Context) error {
 	if ends[0].s.Protocol == overRDMA {
 		name = "rdma_bench"
 	}
-	row, err := x.measure(ctx, name, "sockets", paired.MopsPerSec, unchecked, func(ctx context.Context) (paired.Sample, error) {
-		err := x.talk(ctx, ends)
-		for _, e := range ends {
-			x.r.Sockets = append(x.r.Sockets, e.messages()...)
-		}
-		if err != nil {
-			return paired.Sample{}, err
-		}
-		return x.r.socketSample()
-	})
+	row, err := x.measure(ctx, name, "sockets", paired.MopsPerSec, unchecked,
+		func(ctx context.Context) (paired.Sample, error) {
+			err := x.talk(ctx, ends)
+			for _, e := range ends {
+				x.r.Sockets = append(x.r.Sockets, e.messages()...)
+			}
+			if err != nil {
+				return paired.Sample{}, err
+			}
+			return x.r.socketSample()
+		})
 	if row != nil {
 		x.r.Rows = append(x.r.Rows, *row)
 	}
@@ -201,7 +202,8 @@ func (x *runner) talk(ctx context.Context, ends []*end) error {
 	return err
 }
 
-// done reports whether nothing more is to come in at this end. Reads of the port's counts make it slow: it is asked now and then.
+// done reports whether nothing more is to come in at this end. Reads of the port's counts make it
+// slow: it is asked now and then.
 func (e *end) done(began int64) bool {
 	if !e.s.Receive {
 		return true
@@ -232,7 +234,8 @@ func (e *end) done(began int64) bool {
 	case e.s.Protocol == overRDMA:
 		return e.connections() == 0 || e.o.Duration > 0 && t-first > int64(e.o.Duration) && quiet > e.o.Settle
 	case e.s.Protocol == "tcp":
-		return e.over.Load() > 0 && e.connections() == 0 || e.o.Duration > 0 && t-first > int64(e.o.Duration) && quiet > e.o.Settle
+		return e.over.Load() > 0 && e.connections() == 0 || e.o.Duration > 0 && t-first > int64(e.o.Duration) &&
+			quiet > e.o.Settle
 	}
 	return quiet > e.o.Settle
 }
@@ -245,7 +248,8 @@ func (e *end) connections() int {
 	return 0
 }
 
-// partner is whom this end sends to: the id of a connection or of a peer, 0 where the port has only one.
+// partner is whom this end sends to: the id of a connection or of a peer, 0 where the port has only
+// one.
 func (e *end) partner(ctx context.Context) (uint32, error) {
 	switch p := e.port.(type) {
 	case engine.Connector:
@@ -286,7 +290,8 @@ func (e *end) partner(ctx context.Context) (uint32, error) {
 // message is one message of an end: our header, if there is room for it, and the pattern.
 func message(size int) []byte { return pattern(size) }
 
-// send sends messages until there are as many as the file says, or the time is over, or the context ends, which is no error.
+// send sends messages until there are as many as the file says, or the time is over, or the context
+// ends, which is no error.
 func (e *end) send(ctx context.Context) error {
 	defer e.sending.Store(false)
 	if err := stay(e.s.Core); err != nil {
@@ -384,7 +389,8 @@ func (e *end) alloc(ctx context.Context, b *burst.Burst, w *patience, n, length 
 	return 0, nil
 }
 
-// pieces sends one message as packets of one slot each. A message that was begun is sent to its end, unless the context ends.
+// pieces sends one message as packets of one slot each. A message that was begun is sent to its
+// end, unless the context ends.
 func (e *end) pieces(ctx context.Context, b *burst.Burst, w *patience, m []byte, piece int, to uint32) error {
 	for rest := m; len(rest) > 0; {
 		n := min(piece, len(rest))
@@ -410,7 +416,8 @@ func put(b *burst.Burst, i int, p []byte) {
 }
 
 func newInlet(e *end, in *engine.Rx) *inlet {
-	l := &inlet{e: e, in: in, b: burst.NewSegmented(64, 128), pieces: map[uint32][]byte{}, ledgers: map[uint16]*ledger{}}
+	l := &inlet{e: e, in: in, b: burst.NewSegmented(64, 128), pieces: map[uint32][]byte{},
+		ledgers: map[uint16]*ledger{}}
 	l.wanted = message(e.s.Size)
 	if len(l.wanted) >= stream.HeaderLen {
 		l.wanted = l.wanted[stream.HeaderLen:]
@@ -554,7 +561,8 @@ func (l *inlet) enter(h *stream.Header, t int64) {
 	}
 }
 
-// messages are the directions that this end counted: what it sent where the receiver is elsewhere, and what it received.
+// messages are the directions that this end counted: what it sent where the receiver is elsewhere,
+// and what it received.
 func (e *end) messages() (out []Messages) {
 	other := map[string]string{"server": "client", "client": "server"}[e.s.Role]
 	m := Messages{Section: e.s.Path, Protocol: e.s.Protocol, Size: e.s.Size}

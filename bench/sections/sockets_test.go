@@ -17,10 +17,12 @@ func files(own string, theirs ...string) []string {
 	return out
 }
 
-// account checks one direction whose ends were in one process: each message came, or a socket says that it dropped it.
+// account checks one direction whose ends were in one process: each message came, or a socket says
+// that it dropped it.
 func account(t *testing.T, m *sections.Messages, drops uint64, iterations int) {
 	t.Helper()
-	if m.Sent != uint64(iterations) || m.Unique+drops != m.Sent || m.Received != m.Unique || m.Checked != m.Unique*uint64(m.Size) || m.Rest != 0 {
+	if m.Sent != uint64(iterations) || m.Unique+drops != m.Sent || m.Received != m.Unique ||
+		m.Checked != m.Unique*uint64(m.Size) || m.Rest != 0 {
 		t.Errorf("%d drops, %+v", drops, *m)
 	}
 	if m.Protocol == "tcp" && drops != 0 {
@@ -57,8 +59,8 @@ func TestSocketsOneProcess(t *testing.T) {
 	}
 }
 
-// The two ends as two processes, whichever begins: every message comes over TCP, and the receiver knows the numbers of those that do
-// not over UDP. Both processes end by themselves.
+// The two ends as two processes, whichever begins: every message comes over TCP, and the receiver
+// knows the numbers of those that do not over UDP. Both processes end by themselves.
 func TestSocketsTwoProcesses(t *testing.T) {
 	for _, name := range files("testdata/tcp.yaml", "daqiri_bench_socket_tcp_tx_rx.yaml") {
 		for _, first := range []string{"server", "client"} {
@@ -72,7 +74,8 @@ func TestSocketsTwoProcesses(t *testing.T) {
 						t.Fatalf("%+v", o.Sockets)
 					}
 					out, in := o.Sockets[0], o.Sockets[1]
-					if out.Here || !in.Here || out.Sent == 0 || in.Received != out.Sent || in.Unique != in.Received || in.Missing != 0 || in.Checked != in.Unique*uint64(in.Size) {
+					if out.Here || !in.Here || out.Sent == 0 || in.Received != out.Sent || in.Unique != in.Received ||
+						in.Missing != 0 || in.Checked != in.Unique*uint64(in.Size) {
 						t.Errorf("%+v\n%+v", out, in)
 					}
 				}
@@ -81,11 +84,15 @@ func TestSocketsTwoProcesses(t *testing.T) {
 	}
 }
 
-// Over UDP the server ends when it has its messages, and knows by their numbers what it did not get.
+// Over UDP the server ends when it has its messages, and knows by their numbers what it did not
+// get.
 func TestSocketsTwoProcessesUDP(t *testing.T) {
 	h := host(t, "ip addr add 10.250.0.1/32 dev lo", "ip addr add 10.250.0.2/32 dev lo")
-	// The client sends until the server has its messages, so that it does not matter when either begins.
-	stop, client := startStoppable(t, h, job{File: "testdata/udp.yaml", Role: "client", Set: []string{"socket_bench_client.iterations=0", "interfaces[udp_client].tx.queues[0].rate=20Mbps"}, Stop: true})
+	// The client sends until the server has its messages, so that it does not matter when either
+	// begins.
+	stop, client := startStoppable(t, h, job{File: "testdata/udp.yaml", Role: "client",
+		Set:  []string{"socket_bench_client.iterations=0", "interfaces[udp_client].tx.queues[0].rate=20Mbps"},
+		Stop: true})
 	s := start(t, h, job{File: "testdata/udp.yaml", Role: "server", Settle: time.Second})()
 	stop()
 	c := client()
@@ -93,7 +100,8 @@ func TestSocketsTwoProcessesUDP(t *testing.T) {
 		t.Fatalf("%+v\n%+v", c.Sockets, s.Sockets)
 	}
 	out, in := c.Sockets[0], s.Sockets[0]
-	if out.Here || out.Sent == 0 || !in.Here || in.Received == 0 || in.Unique != in.Received || in.Unique+in.Missing > out.Sent || in.Checked != in.Unique*512 {
+	if out.Here || out.Sent == 0 || !in.Here || in.Received == 0 || in.Unique != in.Received ||
+		in.Unique+in.Missing > out.Sent || in.Checked != in.Unique*512 {
 		t.Errorf("%+v\n%+v", out, in)
 	}
 }

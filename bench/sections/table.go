@@ -59,8 +59,10 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 	t.Line("")
 	for i := range p.Senders {
 		s := &p.Senders[i]
-		text := fmt.Sprintf("%s: %s (%s at %s), %s: packets of %d bytes (%d + %d)", s.Path, s.name(), s.Engine, known(s.Address), core(s.Core), s.Size(), s.Header+s.Overhead, s.Payload)
-		text += fmt.Sprintf(" in bursts of %d, from %s port %v to %s port %v, %v", s.Batch, address(s.Src), s.SrcPorts, address(s.Dst), s.DstPorts, s.EthDst)
+		text := fmt.Sprintf("%s: %s (%s at %s), %s: packets of %d bytes (%d + %d)", s.Path, s.name(), s.Engine,
+			known(s.Address), core(s.Core), s.Size(), s.Header+s.Overhead, s.Payload)
+		text += fmt.Sprintf(" in bursts of %d, from %s port %v to %s port %v, %v", s.Batch, address(s.Src), s.SrcPorts,
+			address(s.Dst), s.DstPorts, s.EthDst)
 		if s.Rate > 0 {
 			text += fmt.Sprintf(", at %v", s.Rate)
 		}
@@ -74,7 +76,8 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 	}
 	for i := range p.Receivers {
 		r := &p.Receivers[i]
-		text := fmt.Sprintf("%s: %s (%s at %s), %s: bursts of %d", r.Path, r.name(), r.Engine, known(r.Address), core(r.Core), r.Batch)
+		text := fmt.Sprintf("%s: %s (%s at %s), %s: bursts of %d", r.Path, r.name(), r.Engine, known(r.Address),
+			core(r.Core), r.Batch)
 		if r.Timeout > 0 {
 			text += fmt.Sprintf(" within %v", r.Timeout)
 		}
@@ -103,14 +106,16 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 		if s.Iterations > 0 {
 			n = fmt.Sprintf("%d messages", s.Iterations)
 		}
-		t.Field(s.Role, fmt.Sprintf("%s: %s at %s, %s: %s %s of %d bytes over %s", s.Path, s.Interface, s.Address, core(s.Core), strings.Join(does, " and "), n, s.Size, s.Protocol))
+		t.Field(s.Role, fmt.Sprintf("%s: %s at %s, %s: %s %s of %d bytes over %s", s.Path, s.Interface, s.Address,
+			core(s.Core), strings.Join(does, " and "), n, s.Size, s.Protocol))
 	}
 	if l := p.Latency; l != nil {
 		way := "one way"
 		if l.Back {
 			way = "one way, and there and back"
 		}
-		t.Field("latency", fmt.Sprintf("%s: from %s to %s, %s: one packet at a time, %s, payloads %s", l.Path, l.Tx.name(), l.Rx.name(), core(l.Tx.Core), way, strings.Trim(fmt.Sprint(l.Payloads), "[]")))
+		t.Field("latency", fmt.Sprintf("%s: from %s to %s, %s: one packet at a time, %s, payloads %s", l.Path,
+			l.Tx.name(), l.Rx.name(), core(l.Tx.Core), way, strings.Trim(fmt.Sprint(l.Payloads), "[]")))
 	}
 	for _, c := range changes {
 		t.Field("instead", within(p.File, c.String()))
@@ -163,7 +168,9 @@ func (p *lines) sent(r *Result) {
 			p.Line("%-20s %12s %8s %8s %6s %9s", "sent", "packets", "Mpps", "Gb/s", "bytes", "per burst")
 		}
 		s := &r.Sent[i]
-		p.Line("%-20.20s %12d %8s %8s %6d %9s", s.Name, s.Packets, digits(rate(s.Packets, s.Took)), strings.TrimSuffix(gbps(s.Bytes, s.Took), " Gb/s"), perPacket(s.Bytes, s.Packets), each(s.Packets, s.Bursts))
+		p.Line("%-20.20s %12d %8s %8s %6d %9s", s.Name, s.Packets, digits(rate(s.Packets, s.Took)),
+			strings.TrimSuffix(gbps(s.Bytes, s.Took), " Gb/s"), perPacket(s.Bytes, s.Packets),
+			each(s.Packets, s.Bursts))
 	}
 }
 
@@ -179,10 +186,13 @@ func (p *lines) received(r *Result) {
 	for i := range r.Received {
 		if i == 0 {
 			p.Line("")
-			p.Line("%-20s %12s %8s %8s %6s %9s %8s", "received", "packets", "Mpps", "Gb/s", "bytes", "per burst", "at most")
+			p.Line("%-20s %12s %8s %8s %6s %9s %8s", "received", "packets", "Mpps", "Gb/s", "bytes", "per burst",
+				"at most")
 		}
 		x := &r.Received[i]
-		p.Line("%-20.20s %12d %8s %8s %6d %9s %8d", x.Name, x.Packets, digits(rate(x.Packets, x.Took)), strings.TrimSuffix(gbps(x.Bytes, x.Took), " Gb/s"), perPacket(x.Bytes, x.Packets), each(x.Packets, x.Bursts), x.MaxBurst)
+		p.Line("%-20.20s %12d %8s %8s %6d %9s %8d", x.Name, x.Packets, digits(rate(x.Packets, x.Took)),
+			strings.TrimSuffix(gbps(x.Bytes, x.Took), " Gb/s"), perPacket(x.Bytes, x.Packets),
+			each(x.Packets, x.Bursts), x.MaxBurst)
 		odd = odd || x.Duplicates+x.Late+x.Damaged+x.Foreign > 0
 	}
 	if odd {
@@ -216,10 +226,15 @@ func (p *lines) account(r *Result) {
 	case a.Exact():
 		text += ", all of them dropped for a reason: " + dropsText(&a.Drops)
 	default:
-		text += fmt.Sprintf("; dropped by the ports, of ours and of others: %s; left to the kernel: %d; of ours without a reason: %d", dropsText(&a.Drops), a.Kernel, a.Unattributed)
+		text += fmt.Sprintf("; dropped by the ports, of ours and of others: %s; left to the kernel: %d; of ours "+
+			"without a reason: %d", dropsText(&a.Drops), a.Kernel, a.Unattributed)
 	}
 	p.Field("account", text)
-	if a.Drops[engine.DropQueueFull]+a.Drops[engine.DropNoBuffers]+a.Drops[engine.DropKernel] > 0 && !slices.ContainsFunc(r.Plan.Senders, func(s Sender) bool { return s.Rate > 0 }) {
-		p.Field("hint", fmt.Sprintf("senders without a rate send what they can: --set 'interfaces[%s].tx.queues[*].rate=1Gbps' paces them", r.Plan.Senders[0].Interface))
+	if a.Drops[engine.DropQueueFull]+a.Drops[engine.DropNoBuffers]+a.Drops[engine.DropKernel] > 0 &&
+		!slices.ContainsFunc(r.Plan.Senders, func(s Sender) bool {
+			return s.Rate > 0
+		}) {
+		p.Field("hint", fmt.Sprintf("senders without a rate send what they can: --set "+
+			"'interfaces[%s].tx.queues[*].rate=1Gbps' paces them", r.Plan.Senders[0].Interface))
 	}
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 
-// seed is that of the pattern in payloads: the same for all, so that a receiver in another process can check them too.
+// seed is that of the pattern in payloads: the same for all, so that a receiver in another process
+// can check them too.
 const seed = 0x70656e73746f636b
 
 // pattern is the first n bytes of what payloads are filled with.
@@ -36,7 +37,8 @@ type template struct {
 	start  uint32
 }
 
-// newTemplate makes the packets of a sender whose interface has the address mac. The error says which tag or tunnel cannot be done.
+// newTemplate makes the packets of a sender whose interface has the address mac. The error says
+// which tag or tunnel cannot be done.
 func newTemplate(s *Sender, mac packet.MAC) (*template, error) {
 	if s.EthSrc != (packet.MAC{}) {
 		mac = s.EthSrc
@@ -59,7 +61,8 @@ func newTemplate(s *Sender, mac packet.MAC) (*template, error) {
 	for i := range ports(s) {
 		clear(buf[:room+s.Header])
 		f := packet.UDPFrame{SrcMAC: mac, DstMAC: s.EthDst, Checksum: packet.ChecksumNone,
-			Src: netip.AddrPortFrom(t.src, portAt(s.SrcPorts, i)), Dst: netip.AddrPortFrom(t.dst, portAt(s.DstPorts, i))}
+			Src: netip.AddrPortFrom(t.src, portAt(s.SrcPorts, i)),
+			Dst: netip.AddrPortFrom(t.dst, portAt(s.DstPorts, i))}
 		if v6 {
 			f.Checksum = packet.ChecksumOffload // it is computed for each packet, as it holds another number
 		}
@@ -72,7 +75,8 @@ func newTemplate(s *Sender, mac packet.MAC) (*template, error) {
 		}
 		head := append([]byte(nil), frame[:len(frame)-s.Payload]...)
 		if i > 0 && len(head) != len(t.heads[0]) {
-			return nil, fmt.Errorf("ports %d and %d: the rules make packets of different lengths", f.Src.Port(), f.Dst.Port())
+			return nil, fmt.Errorf("ports %d and %d: the rules make packets of different lengths", f.Src.Port(),
+				f.Dst.Port())
 		}
 		t.heads = append(t.heads, head)
 	}

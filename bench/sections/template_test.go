@@ -36,7 +36,8 @@ func slots(t *testing.T, roles []burst.Role, pools ...*mem.Pool) *burst.Burst {
 			t.Fatal(err)
 		}
 		h := slot.Handle()
-		g := burst.Segment{Handle: h, Off: p.Offset(h), Len: uint32(p.SlotSize()), Cap: uint32(p.SlotSize()), Role: roles[i]}
+		g := burst.Segment{Handle: h, Off: p.Offset(h), Len: uint32(p.SlotSize()), Cap: uint32(p.SlotSize()),
+			Role: roles[i]}
 		if i == 0 {
 			b.Builder().Add(burst.PoolSource(p), g)
 		} else {
@@ -47,14 +48,18 @@ func slots(t *testing.T, roles []burst.Role, pools ...*mem.Pool) *burst.Burst {
 }
 
 func sender4() *Sender {
-	return &Sender{Place: Place{Path: "bench_tx[0]"}, Batch: 1, Header: 64, Payload: 100, EthDst: packet.MAC{2, 0, 0, 0, 0, 2}, Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2"),
-		SrcPorts: flow.Range{Lo: 4096, Hi: 4098}, DstPorts: flow.Range{Lo: 5000, Hi: 5001}, Sequence: 4, Start: 1<<32 - 2, Number: 8}
+	return &Sender{Place: Place{Path: "bench_tx[0]"}, Batch: 1, Header: 64, Payload: 100,
+		EthDst: packet.MAC{2, 0, 0, 0, 0, 2}, Src: netip.MustParseAddr("10.0.0.1"),
+		Dst:      netip.MustParseAddr("10.0.0.2"),
+		SrcPorts: flow.Range{Lo: 4096, Hi: 4098}, DstPorts: flow.Range{Lo: 5000, Hi: 5001}, Sequence: 4,
+		Start: 1<<32 - 2, Number: 8}
 }
 
 var mac = packet.MAC{2, 0, 0, 0, 0, 1}
 
-// Packets are what a receiver of DAQIRI expects: the headers with lengths over all that follows, both ranges of ports gone through packet
-// by packet, the sequence number in its place and over its end, the payload otherwise as it was.
+// Packets are what a receiver of DAQIRI expects: the headers with lengths over all that follows,
+// both ranges of ports gone through packet by packet, the sequence number in its place and over its
+// end, the payload otherwise as it was.
 func TestTemplate(t *testing.T) {
 	s := sender4()
 	x, err := newTemplate(s, mac)
@@ -71,8 +76,10 @@ func TestTemplate(t *testing.T) {
 			t.Fatal(why)
 		}
 		u := packet.UDP(f[l.L4:])
-		if len(f) != 164 || l.EtherType != packet.EtherTypeIPv4 || int(l.IPLen) != 150 || u.SrcPort() != 4096+uint16(n%3) || u.DstPort() != 5000+uint16(n%2) || u.Length() != 130 {
-			t.Fatalf("packet %d: %d bytes, IP %d, ports %d %d, UDP %d", n, len(f), l.IPLen, u.SrcPort(), u.DstPort(), u.Length())
+		if len(f) != 164 || l.EtherType != packet.EtherTypeIPv4 || int(l.IPLen) != 150 ||
+			u.SrcPort() != 4096+uint16(n%3) || u.DstPort() != 5000+uint16(n%2) || u.Length() != 130 {
+			t.Fatalf("packet %d: %d bytes, IP %d, ports %d %d, UDP %d", n, len(f), l.IPLen, u.SrcPort(), u.DstPort(),
+				u.Length())
 		}
 		if ip := packet.IPv4(f[14:]); packet.Checksum(ip[:20]) != 0 {
 			t.Error("the checksum of the IP header is wrong")
@@ -88,14 +95,16 @@ func TestTemplate(t *testing.T) {
 			t.Errorf("packet %d: %+v", n, h)
 		}
 		want := pattern(100)
-		if string(f[64:68]) != string(want[:4]) || string(f[64+8+stream.HeaderLen:]) != string(want[8+stream.HeaderLen:]) {
+		if string(f[64:68]) != string(want[:4]) ||
+			string(f[64+8+stream.HeaderLen:]) != string(want[8+stream.HeaderLen:]) {
 			t.Error("the payload is not the pattern")
 		}
 		b.Release()
 	}
 }
 
-// With two regions headers and payload are in memory of their own; a chain of two parts of one packet is filled one after the other.
+// With two regions headers and payload are in memory of their own; a chain of two parts of one
+// packet is filled one after the other.
 func TestTemplateSplit(t *testing.T) {
 	s := sender4()
 	x, err := newTemplate(s, mac)
@@ -153,12 +162,15 @@ func TestTemplateIPv6(t *testing.T) {
 	}
 }
 
-// Tags and tunnels are those of the first rule that matches; what it makes is undone by the same on the way in.
+// Tags and tunnels are those of the first rule that matches; what it makes is undone by the same on
+// the way in.
 func TestTemplateTransforms(t *testing.T) {
 	for text, over := range map[string]int{
 		"udp src 4096-4098 -> vlan-push 100, queue 0": 4,
-		"any -> vxlan-encap eth-src 02:00:00:00:00:01 eth-dst 02:00:00:00:00:02 ip-src 192.0.2.1 ip-dst 192.0.2.2 vni 7, queue 0": 50,
-		"any -> gre-encap eth-src 02:00:00:00:00:01 eth-dst 02:00:00:00:00:02 ip-src 192.0.2.1 ip-dst 192.0.2.2, queue 0":         24,
+		"any -> vxlan-encap eth-src 02:00:00:00:00:01 eth-dst 02:00:00:00:00:02 ip-src 192.0.2.1 ip-dst 192.0.2.2 " +
+			"vni 7, queue 0": 50,
+		"any -> gre-encap eth-src 02:00:00:00:00:01 eth-dst 02:00:00:00:00:02 ip-src 192.0.2.1 ip-dst 192.0.2.2, " +
+			"queue 0": 24,
 		"udp src 1 -> vlan-push 100, queue 0": 0,
 	} {
 		r, err := flow.ParseRule(text)

@@ -6,13 +6,15 @@ import (
 	"sync"
 )
 
-// MaxPackets is the number of packets that one stream of a trial may have: a receiver keeps a bit for each.
+// MaxPackets is the number of packets that one stream of a trial may have: a receiver keeps a bit
+// for each.
 const MaxPackets = 1 << 28
 
 // MaxStreams is the number of streams of a trial.
 const MaxStreams = 1024
 
-// Counts are what a receiver counted in one trial. Arrived = Received + Duplicates + Damaged + Foreign + Stale.
+// Counts are what a receiver counted in one trial. Arrived = Received + Duplicates + Damaged +
+// Foreign + Stale.
 type Counts struct {
 	Arrived    uint64 `json:"arrived"`    // packets that the engine delivered
 	Received   uint64 `json:"received"`   // different numbers of this trial that came whole
@@ -46,8 +48,8 @@ func (c *Counts) check(sent uint64) error {
 	return nil
 }
 
-// book is where the packets of one stream are entered by their numbers. Several queues may bring packets of one stream, so it is
-// locked, once for each run of packets of that stream.
+// book is where the packets of one stream are entered by their numbers. Several queues may bring
+// packets of one stream, so it is locked, once for each run of packets of that stream.
 type book struct {
 	mu    sync.Mutex
 	seen  [][]uint64 // pages of bits, made when they are needed
@@ -70,7 +72,8 @@ const (
 	beyond // above MaxPackets
 )
 
-// enter notes that number seq came whole. The caller holds mu. It allocates once for 65,536 numbers, and what it has it keeps.
+// enter notes that number seq came whole. The caller holds mu. It allocates once for 65,536
+// numbers, and what it has it keeps.
 func (k *book) enter(seq uint32) outcome {
 	if seq >= MaxPackets {
 		return beyond
@@ -105,7 +108,8 @@ func (k *book) reset() {
 	k.next, k.count = 0, 0
 }
 
-// check fails when a stream of which so many packets were sent shows a number that was not, or counts other than its bits.
+// check fails when a stream of which so many packets were sent shows a number that was not, or
+// counts other than its bits.
 func (k *book) check(stream int, sent uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -116,7 +120,8 @@ func (k *book) check(stream int, sent uint64) error {
 		}
 	}
 	if n != k.count || uint64(k.next) > sent {
-		return fmt.Errorf("stream: stream %d: %d numbers below %d came, counted as %d; %d were sent", stream, n, k.next, k.count, sent)
+		return fmt.Errorf("stream: stream %d: %d numbers below %d came, counted as %d; %d were sent", stream, n, k.next,
+			k.count, sent)
 	}
 	return nil
 }

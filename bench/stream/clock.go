@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// clock tells CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share, at the price of a time.Now. In testing/synctest it
-// is the virtual time, with an offset that means nothing.
+// clock tells CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share, at the price
+// of a time.Now. In testing/synctest it is the virtual time, with an offset that means nothing.
 type clock struct {
 	base   time.Time
 	offset int64
@@ -32,9 +32,11 @@ func newClock() *clock {
 func (c *clock) now() int64 { return c.offset + int64(time.Since(c.base)) }
 
 const (
-	// spinFor is how long before a time the waiter stops sleeping and looks at the clock: a sleeper is late by up to that.
+	// spinFor is how long before a time the waiter stops sleeping and looks at the clock: a sleeper
+	// is late by up to that.
 	spinFor = 1500 * time.Microsecond
-	// stillLooks is the number of looks at a clock after which it is taken to stand still, as a virtual one does.
+	// stillLooks is the number of looks at a clock after which it is taken to stand still, as a
+	// virtual one does.
 	stillLooks = 4
 )
 

@@ -24,7 +24,8 @@ import (
 //	end      {sent, settle_ns}          -> arrivals
 //	free                                -> the cell is closed
 //
-// The one who asks measures; the one who answers only counts. Numbers that came are bounded before anything is allocated for them.
+// The one who asks measures; the one who answers only counts. Numbers that came are bounded before
+// anything is allocated for them.
 const (
 	protocolVersion = 1
 	maxLine         = 1 << 20 // bytes
@@ -83,7 +84,8 @@ func parseRequest(line []byte) (*request, error) {
 	return q, nil
 }
 
-// thisMachine is a word that is the same in all processes that share CLOCK_MONOTONIC; "" where that is not known.
+// thisMachine is a word that is the same in all processes that share CLOCK_MONOTONIC; "" where that
+// is not known.
 func thisMachine() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	clocks, e := os.Readlink("/proc/self/ns/time")
@@ -96,7 +98,8 @@ func thisMachine() string {
 // tend makes a connection notice within some ten seconds that the other end is gone.
 func tend(c net.Conn) {
 	if t, ok := c.(*net.TCPConn); ok {
-		t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3})
+		t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second,
+			Count: 3})
 	}
 }
 
@@ -136,7 +139,8 @@ func dial(ctx context.Context, at string) (*client, error) {
 	c := &client{at: at, conn: conn, r: bufio.NewReader(conn)}
 	a, err := c.ask(ctx, request{Do: "hello", Version: protocolVersion}, replyTime)
 	if err == nil && a.Version != protocolVersion {
-		err = fmt.Errorf("stream: server %s: control protocol %d: expected %d; use the same program at both ends", at, a.Version, protocolVersion)
+		err = fmt.Errorf("stream: server %s: control protocol %d: expected %d; use the same program at both ends", at,
+			a.Version, protocolVersion)
 	}
 	if err != nil {
 		conn.Close()
@@ -191,7 +195,8 @@ func (c *client) hangUp() error { c.conn.Close(); return nil }
 // prepare has the server open a cell.
 func (c *client) prepare(ctx context.Context, x *cell, trial time.Duration) (*distant, error) {
 	if x.Engine != c.hi.Engine {
-		return nil, fmt.Errorf("%w: stream: server %s serves engine %q, not %s", engine.ErrInvalid, c.at, c.hi.Engine, x.Engine)
+		return nil, fmt.Errorf("%w: stream: server %s serves engine %q, not %s", engine.ErrInvalid, c.at, c.hi.Engine,
+			x.Engine)
 	}
 	a, err := c.ask(ctx, request{Do: "prepare", Cell: x, Trial: trial}, 3*replyTime)
 	if err != nil {

@@ -46,7 +46,8 @@ func (c *cell) inMemory() (size, at int) {
 	return PayloadLen(c.Size), 0
 }
 
-// chunk is the room for a packet of an engine that has chunks, and segments how many of them a packet takes.
+// chunk is the room for a packet of an engine that has chunks, and segments how many of them a
+// packet takes.
 func (c *cell) chunk() (size, segments int) {
 	n, _ := c.inMemory()
 	switch {
@@ -58,7 +59,8 @@ func (c *cell) chunk() (size, segments int) {
 	return 4096, (n + 4096 - 256 - 1) / (4096 - 256)
 }
 
-// check says what is wrong with a cell, also with one that came from another machine: everything that is allocated is bounded here.
+// check says what is wrong with a cell, also with one that came from another machine: everything
+// that is allocated is bounded here.
 func (c *cell) check() error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: stream: %s", engine.ErrInvalid, fmt.Sprintf(format, a...))
@@ -76,7 +78,8 @@ func (c *cell) check() error {
 	case c.Queues < 1 || c.Queues > MaxQueues:
 		return bad("%d queues: expected 1 to %d", c.Queues, MaxQueues)
 	case c.Flows < 1 || c.streams() > MaxStreams:
-		return bad("%d flows of each of %d queues: expected 1 or more, and at most %d in all", c.Flows, c.Queues, MaxStreams)
+		return bad("%d flows of each of %d queues: expected 1 or more, and at most %d in all", c.Flows, c.Queues,
+			MaxStreams)
 	case int(c.Workload) >= len(workloadNames):
 		return bad("%v: expected one of %s", c.Workload, strings.Join(workloadNames, ", "))
 	case c.Size < c.Workload.MinSize():
@@ -99,17 +102,19 @@ const (
 	flowPort = 49152
 )
 
-// The addresses of frames are of the range that is set aside for benchmarks (RFC 2544, appendix C.2.2).
+// The addresses of frames are of the range that is set aside for benchmarks (RFC 2544, appendix
+// C.2.2).
 var (
 	nearIP = netip.MustParseAddr("198.18.0.1")
 	farIP  = netip.MustParseAddr("198.18.0.2")
 )
 
-// Engines are the words that Options.Engines takes: engines with frames on network interfaces, with UDP, and those that make a pair of ports by
-// themselves.
+// Engines are the words that Options.Engines takes: engines with frames on network interfaces, with
+// UDP, and those that make a pair of ports by themselves.
 func Engines() (out []string) {
 	for _, s := range drivers.Table() {
-		if s.Built() && (s.Pair != nil || s.Capabilities.Frames && s.Needs.Interface || slices.Contains(s.Schemes, "udp")) {
+		if s.Built() && (s.Pair != nil || s.Capabilities.Frames && s.Needs.Interface ||
+			slices.Contains(s.Schemes, "udp")) {
 			out = append(out, s.Name)
 		}
 	}
@@ -213,7 +218,8 @@ func (e *parts) frameMemory(c *cell, receives bool) (in, out *mem.Pool, err erro
 		in, err = e.pool(mem.PoolOptions{Name: "stream", SlotSize: size + 64, Slots: slots})
 		return in, in, err
 	}
-	// One memory in two parts, in slots that the engine uses in place, so that nothing is copied here.
+	// One memory in two parts, in slots that the engine uses in place, so that nothing is copied
+	// here.
 	chunk, segments := c.chunk()
 	slots := []int{(depth*segments*5)/4 + 512, send * segments}
 	region, err := mem.Alloc(mem.Options{Name: "stream", Size: (slots[0] + slots[1]) * chunk})
@@ -223,7 +229,8 @@ func (e *parts) frameMemory(c *cell, receives bool) (in, out *mem.Pool, err erro
 	e.more = append(e.more, region.Close)
 	at := 0
 	for i, p := range []**mem.Pool{&in, &out} {
-		if *p, err = e.pool(mem.PoolOptions{Name: []string{"received", "to send"}[i], SlotSize: chunk, Align: chunk, Slots: slots[i], Region: region, Offset: at}); err != nil {
+		if *p, err = e.pool(mem.PoolOptions{Name: []string{"received", "to send"}[i], SlotSize: chunk, Align: chunk,
+			Slots: slots[i], Region: region, Offset: at}); err != nil {
 			return nil, nil, err
 		}
 		at += slots[i] * chunk
@@ -231,7 +238,8 @@ func (e *parts) frameMemory(c *cell, receives bool) (in, out *mem.Pool, err erro
 	return in, out, nil
 }
 
-// framePort opens a port for frames that takes what the rules match and leaves the rest to the kernel, for that many queues.
+// framePort opens a port for frames that takes what the rules match and leaves the rest to the
+// kernel, for that many queues.
 func (e *parts) framePort(ctx context.Context, at *place, c *cell, rx, tx int) (engine.Port, error) {
 	spec := engine.PortSpec{Address: at.address, Isolated: true, RxQueues: rx, TxQueues: tx}
 	s := drivers.Get(c.Engine)
@@ -299,7 +307,8 @@ func openFar(ctx context.Context, at *place, c *cell, k *clock) (_ *hall, t targ
 			s := h.add(c, rx)
 			rules = append(rules, fmt.Sprintf("udp dst %d -> queue %d", basePort+q, q))
 			if c.Reflect {
-				if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{out}, Depth: max(1024, 2*c.Burst)}); err != nil {
+				if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{out},
+					Depth: max(1024, 2*c.Burst)}); err != nil {
 					return h, t, fmt.Errorf("stream: transmit queue %d of %s: %w", q, at.address, err)
 				}
 			}
@@ -333,7 +342,8 @@ func openFar(ctx context.Context, at *place, c *cell, k *clock) (_ *hall, t targ
 		}
 		s := h.add(c, rx)
 		if c.Reflect {
-			if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{pool}, Depth: 1024}); err != nil {
+			if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{pool},
+				Depth: 1024}); err != nil {
 				return h, t, fmt.Errorf("stream: transmit queue %d of %s: %w", q, at.address, err)
 			}
 		}
@@ -395,7 +405,8 @@ func (n *near) frameLanes(ctx context.Context, at *place, to target, c *cell) er
 	}
 	var txs []engine.TxQueue
 	for i := range n.gens {
-		tx, err := p.AddTxQueue(engine.TxSpec{ID: engine.Queue(i), Pools: []*mem.Pool{out}, Depth: max(1024, 2*c.Burst)})
+		tx, err := p.AddTxQueue(engine.TxSpec{ID: engine.Queue(i), Pools: []*mem.Pool{out},
+			Depth: max(1024, 2*c.Burst)})
 		if err != nil {
 			return fmt.Errorf("stream: transmit queue %d of %s: %w", i, at.address, err)
 		}
@@ -404,7 +415,8 @@ func (n *near) frameLanes(ctx context.Context, at *place, to target, c *cell) er
 	size, header := c.inMemory()
 	for s := range c.streams() {
 		f := packet.UDPFrame{SrcMAC: p.Info().MAC, DstMAC: to.MAC, Checksum: packet.ChecksumNone,
-			Src: netip.AddrPortFrom(nearIP, uint16(flowPort+s)), Dst: netip.AddrPortFrom(farIP, uint16(basePort+s%c.Queues))}
+			Src: netip.AddrPortFrom(nearIP, uint16(flowPort+s)),
+			Dst: netip.AddrPortFrom(farIP, uint16(basePort+s%c.Queues))}
 		frame := make([]byte, size)
 		if _, err := f.Fill(frame, size-header); err != nil {
 			return err
@@ -440,7 +452,8 @@ func (n *near) socketLanes(ctx context.Context, at *place, to target, c *cell) e
 		if err != nil {
 			return err
 		}
-		pool, err := n.pool(mem.PoolOptions{Name: fmt.Sprintf("to send %d", s), SlotSize: size, Slots: max(1024, 2*c.Burst)})
+		pool, err := n.pool(mem.PoolOptions{Name: fmt.Sprintf("to send %d", s), SlotSize: size,
+			Slots: max(1024, 2*c.Burst)})
 		if err != nil {
 			return err
 		}

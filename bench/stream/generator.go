@@ -56,17 +56,20 @@ const (
 	maxRate = 1e9
 	// stuckFor is how long a transmit queue may take nothing before that is an error.
 	stuckFor = 5 * time.Second
-	// grace is how long a generator that is behind its schedule goes on after the end, besides a tenth of the trial.
+	// grace is how long a generator that is behind its schedule goes on after the end, besides a
+	// tenth of the trial.
 	grace = 20 * time.Millisecond
 )
 
-// send does one trial. It is locked to its thread, so that its processor time is its own. It does not allocate for packets.
+// send does one trial. It is locked to its thread, so that its processor time is its own. It does
+// not allocate for packets.
 func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var bucket pace.Bucket
 	if l.rate > 0 {
-		// Bursts come at equal distances: the bucket holds one, and is spent at the times that the schedule says.
+		// Bursts come at equal distances: the bucket holds one, and is spent at the times that the
+		// schedule says.
 		bits := uint64(math.Round(l.rate * 8 * float64(l.wire)))
 		if bucket, err = pace.NewBucket(max(bits, 1), l.burst*l.wire, 0); err != nil {
 			return out, err
@@ -138,7 +141,8 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 	defer cancel()
 	for _, x := range g.lanes {
 		if e := x.tx.Drain(drain); e != nil && err == nil {
-			err = fmt.Errorf("stream: stream %d: packets that were given to the engine have not left after %v: %w", x.stream, stuckFor, e)
+			err = fmt.Errorf("stream: stream %d: packets that were given to the engine have not left after %v: %w",
+				x.stream, stuckFor, e)
 		}
 	}
 	out.last = g.c.now()
@@ -156,7 +160,8 @@ func (g *generator) one(ctx context.Context, x *lane, run uint16, n int, due int
 			if !errors.Is(err, engine.ErrFull) && !errors.Is(err, engine.ErrNoBuffers) {
 				return sent, fmt.Errorf("stream: stream %d: %w", x.stream, err)
 			}
-			// The device takes no more now. It is given a moment, and a long one when moments do not help.
+			// The device takes no more now. It is given a moment, and a long one when moments do
+			// not help.
 			if looks++; looks < 32 {
 				runtime.Gosched()
 				continue
@@ -166,7 +171,8 @@ func (g *generator) one(ctx context.Context, x *lane, run uint16, n int, due int
 				stuck = now
 			}
 			if now-stuck > int64(stuckFor) {
-				return sent, fmt.Errorf("stream: stream %d: the engine took no packet for %v: is anybody at the other end? (%w)", x.stream, stuckFor, err)
+				return sent, fmt.Errorf("stream: stream %d: the engine took no packet for %v: is anybody at the "+
+					"other end? (%w)", x.stream, stuckFor, err)
 			}
 			if err := g.w.pause(ctx, 50*time.Microsecond); err != nil {
 				return sent, err
@@ -179,7 +185,8 @@ func (g *generator) one(ctx context.Context, x *lane, run uint16, n int, due int
 			x.seq++
 		}
 		sent += k
-		// What Send refuses it has counted under its reason; here it is a packet that was sent, and is missed at the other end.
+		// What Send refuses it has counted under its reason; here it is a packet that was sent, and
+		// is missed at the other end.
 		if err := x.tx.Send(g.b); err != nil && errors.Is(err, engine.ErrClosed) {
 			return sent, fmt.Errorf("stream: stream %d: %w", x.stream, err)
 		}

@@ -28,12 +28,14 @@ const unknown = ^uint64(0)
 type receiver interface {
 	// begin makes it count packets of that run from 0. When it returns packets may come.
 	begin(ctx context.Context, run uint16) error
-	// end says how many packets each stream sent, waits until they are there or nothing has come for settle, and tells what came.
+	// end says how many packets each stream sent, waits until they are there or nothing has come
+	// for settle, and tells what came.
 	end(ctx context.Context, sent []uint64, settle time.Duration) (*Arrivals, error)
 	close() error
 }
 
-// hall is a receiving end in this process: sinks, each with a queue and a goroutine for the time of a trial.
+// hall is a receiving end in this process: sinks, each with a queue and a goroutine for the time of
+// a trial.
 type hall struct {
 	parts
 	c     *clock
@@ -47,7 +49,8 @@ type hall struct {
 
 func newHall(c *cell, k *clock) *hall {
 	size, at := c.inMemory()
-	in := &intake{books: make([]book, c.streams()), size: size, at: at, pattern: pattern(size-at-HeaderLen, c.Seed, c.Workload), stream: c.bytes(),
+	in := &intake{books: make([]book, c.streams()), size: size, at: at,
+		pattern: pattern(size-at-HeaderLen, c.Seed, c.Workload), stream: c.bytes(),
 		full: make(chan struct{}, 1)}
 	return &hall{c: k, in: in}
 }
@@ -133,7 +136,8 @@ func (h *hall) wait(ctx context.Context, settle time.Duration) error {
 
 func (h *hall) end(ctx context.Context, sent []uint64, settle time.Duration) (*Arrivals, error) {
 	if h.cancel == nil || len(sent) != len(h.in.books) {
-		return nil, fmt.Errorf("%w: stream: the end of a trial of %d streams: expected one that has begun, of %d", engine.ErrInvalid, len(sent), len(h.in.books))
+		return nil, fmt.Errorf("%w: stream: the end of a trial of %d streams: expected one that has begun, of %d",
+			engine.ErrInvalid, len(sent), len(h.in.books))
 	}
 	total := uint64(0)
 	for _, n := range sent {

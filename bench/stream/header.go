@@ -12,15 +12,17 @@ import (
 // HeaderLen is the length of a Header in bytes.
 const HeaderLen = 18
 
-// Sizes of a packet. They are those of an Ethernet frame with IPv4 and UDP and its frame check sequence, as in RFC 2544, section 9, whatever
-// the engine sends: an engine of sockets sends the payload of such a frame.
+// Sizes of a packet. They are those of an Ethernet frame with IPv4 and UDP and its frame check
+// sequence, as in RFC 2544, section 9, whatever the engine sends: an engine of sockets sends the
+// payload of such a frame.
 const (
 	MinSize = 64
 	MaxSize = 9018
 
 	fcsLen     = 4
 	headersLen = 14 + 20 + 8 // Ethernet, IPv4, UDP
-	// gapLen is what a frame takes on a link beyond its bytes: preamble and start delimiter (8), and the gap to the next (12).
+	// gapLen is what a frame takes on a link beyond its bytes: preamble and start delimiter (8),
+	// and the gap to the next (12).
 	gapLen = 20
 )
 
@@ -79,7 +81,8 @@ func (h *Header) Put(b []byte) {
 	binary.BigEndian.PutUint16(b[16:], crc16(b[:16]))
 }
 
-// Parse reads a header from the beginning of b, whatever b is. h is unchanged unless the answer is Intact.
+// Parse reads a header from the beginning of b, whatever b is. h is unchanged unless the answer is
+// Intact.
 func (h *Header) Parse(b []byte) Kind {
 	if len(b) < HeaderLen || b[0] != headerMagic || b[1]>>4 != headerVersion {
 		return Foreign
@@ -95,12 +98,14 @@ func (h *Header) Parse(b []byte) Kind {
 	return Intact
 }
 
-// Since is how long before now, by the same clock, the packet was due, in nanoseconds; right for up to 39 hours either way.
+// Since is how long before now, by the same clock, the packet was due, in nanoseconds; right for up
+// to 39 hours either way.
 func (h *Header) Since(now int64) int64 {
 	return int64((uint64(now)-h.Due)<<16) >> 16
 }
 
-// crcTable is that of the CRC-16 of ITU-T V.41, which finds all errors of up to three bits in a header, and all bursts of up to 16.
+// crcTable is that of the CRC-16 of ITU-T V.41, which finds all errors of up to three bits in a
+// header, and all bursts of up to 16.
 var crcTable = func() (t [256]uint16) {
 	for i := range t {
 		c := uint16(i) << 8
@@ -124,8 +129,8 @@ func crc16(b []byte) uint16 {
 	return c
 }
 
-// pattern makes the bytes behind the headers of a run. For GEMM they are numbers from -1 up to 1, so that no product is infinite or not a
-// number.
+// pattern makes the bytes behind the headers of a run. For GEMM they are numbers from -1 up to 1,
+// so that no product is infinite or not a number.
 func pattern(n int, seed uint64, w Workload) []byte {
 	p := make([]byte, (n+3)&^3)
 	synth.Fill(p, seed)
@@ -140,7 +145,8 @@ func pattern(n int, seed uint64, w Workload) []byte {
 
 func checkSize(size int) error {
 	if size < MinSize || size > MaxSize {
-		return fmt.Errorf("%w: stream: packets of %d bytes: expected %d to %d, as frames with their check sequence", engine.ErrInvalid, size, MinSize, MaxSize)
+		return fmt.Errorf("%w: stream: packets of %d bytes: expected %d to %d, as frames with their check sequence",
+			engine.ErrInvalid, size, MinSize, MaxSize)
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ func TestHeaderGolden(t *testing.T) {
 	}
 }
 
-// No one or two bits can be turned over without being noticed, and nothing is read from what is not intact.
+// No one or two bits can be turned over without being noticed, and nothing is read from what is not
+// intact.
 func TestHeaderDamage(t *testing.T) {
 	h := Header{Run: 7, Stream: 3, Seq: 1 << 20, Due: 12345678901}
 	b := make([]byte, HeaderLen)
@@ -53,7 +54,8 @@ func TestHeaderDamage(t *testing.T) {
 }
 
 func TestSince(t *testing.T) {
-	for _, x := range []struct{ due, now, want int64 }{{5, 12, 7}, {12, 5, -7}, {1<<48 - 3, 1<<48 + 4, 7}, {3 << 48, 3<<48 + 1e12, 1e12}} {
+	for _, x := range []struct{ due, now, want int64 }{{5, 12, 7}, {12, 5, -7}, {1<<48 - 3, 1<<48 + 4, 7},
+		{3 << 48, 3<<48 + 1e12, 1e12}} {
 		h := Header{Due: uint64(x.due) & timeMask}
 		if got := h.Since(x.now); got != x.want {
 			t.Errorf("due %d, now %d: %d, want %d", x.due, x.now, got, x.want)

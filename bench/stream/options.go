@@ -24,38 +24,46 @@ const (
 // Tests are the names of all tests.
 func Tests() []string { return []string{Throughput, Latency, LossTest, Burst, Flood} }
 
-// Options say what Run measures: every combination of the lists. It is a plain value that a file or a command line fills; zero values get
-// defaults.
+// Options say what Run measures: every combination of the lists. It is a plain value that a file or
+// a command line fills; zero values get defaults.
 type Options struct {
 	bench.Conditions
-	// Engines are of Engines(). nil: all that can run here, those of network interfaces where there is a Cable.
+	// Engines are of Engines(). nil: all that can run here, those of network interfaces where there
+	// is a Cable.
 	Engines []string
 	// Protocols of engines without frames, of udp and tcp; nil: udp.
 	Protocols []string
-	// From and To are the addresses of the sending and the receiving end, as the engine names them: an interface for afpacket and xdp,
-	// host:port for socket, a name for sim. "" makes both: loopback, a network in memory, or a Cable. Frames need both or none, and with Server From alone.
+	// From and To are the addresses of the sending and the receiving end, as the engine names them:
+	// an interface for afpacket and xdp, host:port for socket, a name for sim. "" makes both:
+	// loopback, a network in memory, or a Cable. Frames need both or none, and with Server From
+	// alone.
 	From, To string
-	// Cable joins two hosts whose interfaces are called eth0 and carry packets of mtu bytes: near and far run a function in the one that sends and
-	// the one that receives. Run calls close once. nil: there is no cable, and frames need From and To.
+	// Cable joins two hosts whose interfaces are called eth0 and carry packets of mtu bytes: near
+	// and far run a function in the one that sends and the one that receives. Run calls close once.
+	// nil: there is no cable, and frames need From and To.
 	Cable func(mtu int) (near, far func(func() error) error, close func() error, err error)
-	// Server is the control address of Serve, host:port, which is the far end then. "" is this process.
+	// Server is the control address of Serve, host:port, which is the far end then. "" is this
+	// process.
 	Server string
 	// Sizes of packets in bytes, as Ethernet frames with their check sequence; nil: 64, 512, 1518.
 	Sizes  []int
 	Bursts []int // packets that are sent back to back; nil: 32
 	Queues []int // receive queues of the far end; nil: 1
-	// Flows is the number of streams for each queue; 0: 1, or 4 with several queues of sockets, where the kernel chooses the queue by a hash.
+	// Flows is the number of streams for each queue; 0: 1, or 4 with several queues of sockets,
+	// where the kernel chooses the queue by a hash.
 	Flows     int
 	Workloads []Workload // nil: NoWork
 	Tests     []string   // of Tests(); nil: throughput and latency
 	// RoundTrip makes the far end a reflector.
 	RoundTrip bool
-	// Rate is that of the latency test in packets per second; 0: Load, a part of the throughput of the same row, which is measured for it.
+	// Rate is that of the latency test in packets per second; 0: Load, a part of the throughput of
+	// the same row, which is measured for it.
 	Rate float64
 	Load float64 // 0: 0.5
 	// Trial is the duration of one trial; 0: 50 ms. RFC 2544 asks for 60 s.
 	Trial time.Duration
-	// Settle is how long to wait for packets that are late at the end of a trial, after the last that came; 0: 50 ms, and 2 s with a Server.
+	// Settle is how long to wait for packets that are late at the end of a trial, after the last
+	// that came; 0: 50 ms, and 2 s with a Server.
 	Settle  time.Duration
 	Samples int // of each row; 0: 3. penstock bench compare wants at least 6 to give a verdict
 	// The next four are those of SearchOptions; Resolution 0 is 0.02.
@@ -69,7 +77,8 @@ type Options struct {
 	Longest uint64
 	// Spin is how long a receiver looks at its queue before it sleeps; 0: it sleeps at once.
 	Spin time.Duration
-	// Against are other tools that flood is paired with: iperf3, in rows of sockets in this process. It adds Flood to Tests.
+	// Against are other tools that flood is paired with: iperf3, in rows of sockets in this
+	// process. It adds Flood to Tests.
 	Against []string
 	Pairs   int // of such a row; 0: paired.MinPairs
 
@@ -82,7 +91,8 @@ func orIf[T comparable](v *T, otherwise T) {
 	}
 }
 
-// Sizes is the whole grid of sizes: those of RFC 2544, section 9.1, and what is usual with jumbo frames.
+// Sizes is the whole grid of sizes: those of RFC 2544, section 9.1, and what is usual with jumbo
+// frames.
 func Sizes() []int { return []int{64, 128, 256, 512, 1024, 1280, 1400, 1518, 4096, 8900, 9000} }
 
 func (o *Options) complete() error {
@@ -126,7 +136,8 @@ func (o *Options) complete() error {
 	for _, x := range []struct {
 		what         string
 		given, known []string
-	}{{"engine", o.Engines, Engines()}, {"protocol", o.Protocols, []string{"udp", "tcp"}}, {"test", o.Tests, Tests()}, {"against", o.Against, []string{"iperf3"}}} {
+	}{{"engine", o.Engines, Engines()}, {"protocol", o.Protocols, []string{"udp", "tcp"}}, {"test", o.Tests, Tests()},
+		{"against", o.Against, []string{"iperf3"}}} {
 		for i, g := range x.given {
 			if !slices.Contains(x.known, g) {
 				return bad("%s %q: expected one of %s", x.what, g, strings.Join(x.known, ", "))
@@ -136,7 +147,8 @@ func (o *Options) complete() error {
 			}
 		}
 	}
-	if err := errors.Join(distinct("size", o.Sizes), distinct("burst", o.Bursts), distinct("queues", o.Queues), distinct("workload", o.Workloads)); err != nil {
+	if err := errors.Join(distinct("size", o.Sizes), distinct("burst", o.Bursts), distinct("queues", o.Queues),
+		distinct("workload", o.Workloads)); err != nil {
 		return err
 	}
 	switch {
@@ -165,7 +177,8 @@ func (o *Options) complete() error {
 	case (o.From != "" || o.To != "") && len(o.Engines) != 1:
 		return bad("addresses are those of one engine: name it")
 	}
-	search := SearchOptions{Low: 1, High: 1, Resolution: o.Resolution, MaxLoss: o.MaxLoss, Verify: o.Verify, Retry: o.Retry}
+	search := SearchOptions{Low: 1, High: 1, Resolution: o.Resolution, MaxLoss: o.MaxLoss, Verify: o.Verify,
+		Retry: o.Retry}
 	return search.complete()
 }
 
@@ -190,14 +203,16 @@ func (o *Options) cells(engines []string) (out []cell, missing []string, err err
 				for _, size := range o.Sizes {
 					for _, b := range o.Bursts {
 						for _, q := range o.Queues {
-							c := cell{Engine: name, Protocol: protocol, Size: size, Burst: b, Queues: q, Flows: o.Flows, Workload: w, Reflect: o.RoundTrip, Spin: o.Spin}
+							c := cell{Engine: name, Protocol: protocol, Size: size, Burst: b, Queues: q, Flows: o.Flows,
+								Workload: w, Reflect: o.RoundTrip, Spin: o.Spin}
 							if c.Flows == 0 {
 								if c.Flows = 1; !c.frames() && q > 1 {
 									c.Flows = 4
 								}
 							}
 							if size < w.MinSize() && checkSize(size) == nil {
-								missing = append(missing, fmt.Sprintf("%s: the workload needs packets of %d bytes", c.title(), w.MinSize()))
+								missing = append(missing,
+									fmt.Sprintf("%s: the workload needs packets of %d bytes", c.title(), w.MinSize()))
 								continue
 							}
 							if err := c.check(); err != nil {

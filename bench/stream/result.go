@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/bench/paired"
 )
 
-// Result is what Run found: a report, which is what is written to a file, and what its table needs besides.
+// Result is what Run found: a report, which is what is written to a file, and what its table needs
+// besides.
 type Result struct {
 	*paired.Report
 	lines []line
@@ -40,7 +41,8 @@ func (r *Result) Table(w io.Writer) error {
 	if m.Cores == 1 {
 		cores = "core"
 	}
-	fields := [][2]string{{"machine", fmt.Sprintf("%s, %d %s%s, Linux %s, load %.2f", m.CPU, m.Cores, cores, virtual, m.Kernel, m.Load[0])}}
+	fields := [][2]string{{"machine", fmt.Sprintf("%s, %d %s%s, Linux %s, load %.2f", m.CPU, m.Cores, cores, virtual,
+		m.Kernel, m.Load[0])}}
 	for _, l := range r.Method.Notes {
 		fields = append(fields, [2]string{"method", l})
 	}
@@ -60,7 +62,8 @@ func (r *Result) Table(w io.Writer) error {
 	if len(r.lines) > 0 {
 		p.Line("")
 		p.Field("words", "Mpps: 10^6 packets/s; L2: bits/s of frames with check sequence; L1: with preamble and gap; "+
-			"limit: what a higher rate fails by, loss or a sender that does not reach it; ns/pkt: processor time of a packet in the threads that send and receive")
+			"limit: what a higher rate fails by, loss or a sender that does not reach it; ns/pkt: processor time of "+
+			"a packet in the threads that send and receive")
 	}
 	for _, n := range r.Notes {
 		if !strings.Contains(n, ": longest burst") && !strings.Contains(n, ": lost at parts") { // those have tables
@@ -95,7 +98,8 @@ func (p *writer) rates(r *Result, test, title string) {
 		}
 		if first {
 			p.Line("")
-			p.Line("%s %8s %7s %7s %7s %6s %6s %6s", head(title), "Mpps", "L2 Gb/s", "L1 Gb/s", "loss", "limit", "tx ns", "rx ns")
+			p.Line("%s %8s %7s %7s %7s %6s %6s %6s", head(title), "Mpps", "L2 Gb/s", "L1 Gb/s", "loss", "limit",
+				"tx ns", "rx ns")
 			first = false
 		}
 		x := &r.Rows[l.row]
@@ -108,7 +112,8 @@ func (p *writer) rates(r *Result, test, title string) {
 		if limit == "" {
 			limit = "-"
 		}
-		p.Line("%s %8s %7s %7s %7s %6s %6s %6.0f", at(&l.cell), digits(rate/1e6), digits(L2(l.cell.Size, rate)/1e9), digits(L1(l.cell.Size, rate)/1e9),
+		p.Line("%s %8s %7s %7s %7s %6s %6s %6.0f", at(&l.cell), digits(rate/1e6), digits(L2(l.cell.Size, rate)/1e9),
+			digits(L1(l.cell.Size, rate)/1e9),
 			part(t.Lost, t.Sent), limit, tx, t.ReceiveNS)
 	}
 }
@@ -122,11 +127,13 @@ func (p *writer) latencies(r *Result) {
 		x := &r.Rows[l.row]
 		if first {
 			p.Line("")
-			p.Line("%s %8s %6s %6s %6s %6s %6s %7s", head("latency, us"), "at Mpps", "p50", "p90", "p99", "p99.9", "max", "loss")
+			p.Line("%s %8s %6s %6s %6s %6s %6s %7s", head("latency, us"), "at Mpps", "p50", "p90", "p99", "p99.9",
+				"max", "loss")
 			first = false
 		}
 		y := x.Latency
-		p.Line("%s %8s %6s %6s %6s %6s %6s %7s", at(&l.cell), digits(l.rate/1e6), digits(y.P50), digits(y.P90), digits(y.P99), digits(y.P999), digits(y.Max),
+		p.Line("%s %8s %6s %6s %6s %6s %6s %7s", at(&l.cell), digits(l.rate/1e6), digits(y.P50), digits(y.P90),
+			digits(y.P99), digits(y.P999), digits(y.Max),
 			part(x.Traffic.Lost, x.Traffic.Sent))
 	}
 	if !first && len(r.lines) > 0 && r.lines[0].cell.Reflect {
@@ -146,7 +153,8 @@ func (p *writer) losses(r *Result) {
 			first = false
 		}
 		for _, x := range l.points {
-			p.Line("%s %8s %5.0f%% %10d %10d %8s", at(&l.cell), digits(x.Rate/1e6), 100*x.Part, x.Sent, x.Lost, part(x.Lost, x.Sent))
+			p.Line("%s %8s %5.0f%% %10d %10d %8s", at(&l.cell), digits(x.Rate/1e6), 100*x.Part, x.Sent, x.Lost,
+				part(x.Lost, x.Sent))
 		}
 	}
 }
@@ -208,7 +216,8 @@ func (p *writer) against(x *paired.Row, t *paired.Side) {
 		return
 	}
 	q := t.Ratio
-	p.Field("beside", fmt.Sprintf("%s: ours %s Mpps, %s %s Mpps; ratio %.2f, 95%% from %.2f to %.2f over %d pairs: %s", x.Name, digits(x.Ours.Stats.Median),
+	p.Field("beside", fmt.Sprintf("%s: ours %s Mpps, %s %s Mpps; ratio %.2f, 95%% from %.2f to %.2f over %d pairs: %s",
+		x.Name, digits(x.Ours.Stats.Median),
 		t.Name, digits(t.Stats.Median), q.Median, q.Interval.Low, q.Interval.High, len(t.Samples), q.Verdict))
 }
 

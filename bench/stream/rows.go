@@ -130,7 +130,8 @@ func inMicroseconds(h *metrics.HistogramSnapshot) *paired.Latency {
 		return nil
 	}
 	q := func(p float64) float64 { return float64(h.Quantile(p)) / 1e3 }
-	return &paired.Latency{N: int(h.Count), P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999), Max: float64(h.Max) / 1e3}
+	return &paired.Latency{N: int(h.Count), P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999),
+		Max: float64(h.Max) / 1e3}
 }
 
 // unlimited is a trial without a rate, and what it was like.
@@ -142,7 +143,8 @@ func (y *measured) unlimited(ctx context.Context) (*Trial, error) {
 	return t, err
 }
 
-// throughput searches; each sample is a search of its own, from what the sender reaches without a rate.
+// throughput searches; each sample is a search of its own, from what the sender reaches without a
+// rate.
 func (y *measured) throughput(ctx context.Context) error {
 	var sum tally
 	unstable, trials := 0, 0
@@ -156,7 +158,8 @@ func (y *measured) throughput(ctx context.Context) error {
 		before := sum.checked
 		var last tally // of the trials that passed at the highest rate
 		top := 0.0
-		o := SearchOptions{High: min(t.Offered(), maxRate), Resolution: y.o.Resolution, MaxLoss: y.o.MaxLoss, Verify: y.o.Verify, Retry: y.o.Retry}
+		o := SearchOptions{High: min(t.Offered(), maxRate), Resolution: y.o.Resolution, MaxLoss: y.o.MaxLoss,
+			Verify: y.o.Verify, Retry: y.o.Retry}
 		o.Low = o.High / 1000
 		f, err := Search(ctx, o, func(ctx context.Context, rate float64) (Outcome, error) {
 			t, err := y.g.trial(ctx, order{rate: rate, duration: y.o.Trial})
@@ -180,12 +183,15 @@ func (y *measured) throughput(ctx context.Context) error {
 		if sum.Limit = f.Limit.String(); f.Limit == ByHigh {
 			sum.Limit = BySender.String() // High is what it reaches without a rate
 		}
-		sum.notes = []string{fmt.Sprintf("%d trials", trials), fmt.Sprintf("%d rates passed once and not again", unstable)}[:1+min(unstable, 1)]
+		sum.notes = []string{fmt.Sprintf("%d trials", trials),
+			fmt.Sprintf("%d rates passed once and not again", unstable)}[:1+min(unstable, 1)]
 		return paired.Sample{Value: f.Rate / 1e6, Verified: sum.checked - before}, nil
 	}
-	err := y.row(ctx, Throughput, paired.Plan{Unit: paired.MopsPerSec, Pairs: y.o.Samples, Warmup: -1, Ours: paired.Contender{Run: one}}, &sum, line{})
+	err := y.row(ctx, Throughput, paired.Plan{Unit: paired.MopsPerSec, Pairs: y.o.Samples, Warmup: -1,
+		Ours: paired.Contender{Run: one}}, &sum, line{})
 	if errors.Is(err, errNothing) {
-		y.r.Missing = append(y.r.Missing, fmt.Sprintf("%s: %v with no more loss than %g", y.title, errNothing, y.o.MaxLoss))
+		y.r.Missing = append(y.r.Missing, fmt.Sprintf("%s: %v with no more loss than %g", y.title, errNothing,
+			y.o.MaxLoss))
 		return nil
 	}
 	if err == nil {
@@ -212,7 +218,8 @@ func merge(to, from *tally) {
 	to.latency.Merge(&from.latency)
 }
 
-// latency is measured at one rate. A sample is the median of a trial; the row's percentiles are of all packets.
+// latency is measured at one rate. A sample is the median of a trial; the row's percentiles are of
+// all packets.
 func (y *measured) latency(ctx context.Context) error {
 	rate := y.o.Rate
 	if rate == 0 {
@@ -264,7 +271,8 @@ func (y *measured) loss(ctx context.Context) error {
 	for _, p := range l.points {
 		parts = append(parts, fmt.Sprintf("%.0f%%: %d of %d", 100*p.Part, p.Lost, p.Sent))
 	}
-	y.r.Notes = append(y.r.Notes, fmt.Sprintf("%s: lost at parts of %.0f packets/s: %s", y.title, l.rate, strings.Join(parts, ", ")))
+	y.r.Notes = append(y.r.Notes, fmt.Sprintf("%s: lost at parts of %.0f packets/s: %s", y.title, l.rate,
+		strings.Join(parts, ", ")))
 	return nil
 }
 
@@ -283,7 +291,8 @@ func (y *measured) burst(ctx context.Context) error {
 		return fmt.Errorf("%s: burst: %w", y.title, err)
 	}
 	y.r.lines = append(y.r.lines, l)
-	y.r.Notes = append(y.r.Notes, fmt.Sprintf("%s: longest burst without loss: %d packets (at most %d were tried)", y.title, l.longest, y.o.Longest))
+	y.r.Notes = append(y.r.Notes, fmt.Sprintf("%s: longest burst without loss: %d packets (at most %d were tried)",
+		y.title, l.longest, y.o.Longest))
 	return nil
 }
 
@@ -300,10 +309,12 @@ func (y *measured) flood(ctx context.Context) error {
 		sum.add(t)
 		return paired.Sample{Value: t.Came() / 1e6, Verified: t.Checked}, nil
 	}
-	if y.iperf3 != "" && !c.frames() && c.Queues == 1 && c.Workload == NoWork && !c.Reflect && y.client == nil && y.o.To == "" {
+	if y.iperf3 != "" && !c.frames() && c.Queues == 1 && c.Workload == NoWork && !c.Reflect && y.client == nil &&
+		y.o.To == "" {
 		p.Pairs, p.Warmup = y.o.Pairs, 0
 		size := uint64(PayloadLen(c.Size))
-		p.Theirs = []paired.Contender{{Name: "iperf3", Version: y.iperf3, Unchecked: "iperf3 looks at numbers of datagrams, and at no other byte",
+		p.Theirs = []paired.Contender{{Name: "iperf3", Version: y.iperf3,
+			Unchecked: "iperf3 looks at numbers of datagrams, and at no other byte",
 			Run: func(ctx context.Context) (paired.Sample, error) {
 				// As many bytes as ours sends in a trial.
 				n := max(uint64(sum.at*y.o.Trial.Seconds()), 1000)

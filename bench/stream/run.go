@@ -29,7 +29,8 @@ type runner struct {
 	unpaced map[string]float64 // what the sender of a cell reached, packets per second
 }
 
-// Run measures everything that the options ask for. An error comes with the Result when there is one, so that what was measured is not lost.
+// Run measures everything that the options ask for. An error comes with the Result when there is
+// one, so that what was measured is not lost.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -150,9 +151,11 @@ func (x *runner) places(c *cell) (from, to *place, more []func() error, err erro
 	}
 	switch {
 	case x.client != nil && o.From == "":
-		return nil, nil, nil, fmt.Errorf("%w: stream: engine %s: expected the interface to send from", engine.ErrInvalid, c.Engine)
+		return nil, nil, nil, fmt.Errorf("%w: stream: engine %s: expected the interface to send from",
+			engine.ErrInvalid, c.Engine)
 	case x.client == nil && (o.From == "") != (o.To == ""):
-		return nil, nil, nil, fmt.Errorf("%w: stream: engine %s from %q to %q: expected both interfaces, or none of them", engine.ErrInvalid, c.Engine, o.From, o.To)
+		return nil, nil, nil, fmt.Errorf("%w: stream: engine %s from %q to %q: expected both interfaces, or none "+
+			"of them", engine.ErrInvalid, c.Engine, o.From, o.To)
 	}
 	if o.From != "" {
 		return from, to, nil, nil
@@ -182,7 +185,8 @@ type cable struct {
 // cable joins two hosts so that packets of a cell fit.
 func (x *runner) cable(c *cell) (_ *cable, err error) {
 	if x.o.Cable == nil {
-		return nil, fmt.Errorf("%w: stream: engine %s: expected the interfaces to send from and to receive at; `go run ./internal/lab bench stream` makes a veth pair",
+		return nil, fmt.Errorf("%w: stream: engine %s: expected the interfaces to send from and to receive at; `go "+
+			"run ./internal/lab bench stream` makes a veth pair",
 			engine.ErrUnavailable, c.Engine)
 	}
 	mtu := 1500
@@ -260,7 +264,8 @@ func (x *runner) cell(ctx context.Context, c cell) (err error) {
 			continue
 		}
 		x.say("%s: %s", y.title, test)
-		run := map[string]func(context.Context) error{Throughput: y.throughput, Latency: y.latency, LossTest: y.loss, Burst: y.burst, Flood: y.flood}[test]
+		run := map[string]func(context.Context) error{Throughput: y.throughput, Latency: y.latency, LossTest: y.loss,
+			Burst: y.burst, Flood: y.flood}[test]
 		if err := run(ctx); err != nil {
 			return err
 		}

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
-// checkRows looks at what every result promises: rows whose packets are accounted for, a file that can be read, a table of 80 columns.
+// checkRows looks at what every result promises: rows whose packets are accounted for, a file that
+// can be read, a table of 80 columns.
 func checkRows(t *testing.T, r *Result, rows int) {
 	t.Helper()
 	if len(r.Rows) != rows {
@@ -25,7 +26,8 @@ func checkRows(t *testing.T, r *Result, rows int) {
 	}
 	for _, x := range r.Rows {
 		y := x.Traffic
-		if y == nil || y.Sent == 0 || y.Received == 0 || y.Sent != y.Received+y.Lost || x.Ours.Verified == 0 || y.ReceiveNS == 0 {
+		if y == nil || y.Sent == 0 || y.Received == 0 || y.Sent != y.Received+y.Lost || x.Ours.Verified == 0 ||
+			y.ReceiveNS == 0 {
 			t.Errorf("%s: %+v", x.Name, y)
 		}
 	}
@@ -55,7 +57,8 @@ func limit(t *testing.T) context.Context {
 
 // smoke are options of a run that is short and tells nothing.
 func smoke(engines ...string) Options {
-	return Options{Engines: engines, Trial: 4 * time.Millisecond, Settle: 10 * time.Millisecond, Samples: 1, Resolution: 0.3, Verify: 1, Retry: 3, Load: 0.1}
+	return Options{Engines: engines, Trial: 4 * time.Millisecond, Settle: 10 * time.Millisecond, Samples: 1,
+		Resolution: 0.3, Verify: 1, Retry: 3, Load: 0.1}
 }
 
 // Every test of every kind on the simulator and on sockets.
@@ -78,7 +81,8 @@ func TestRun(t *testing.T) {
 	}
 	var table bytes.Buffer
 	r.Table(&table)
-	for _, want := range []string{"throughput   size burst  q", "latency, us  size", "flood        size", "loss         size", "burst        size", "sim gemm     1518", "udp gemm     1518"} {
+	for _, want := range []string{"throughput   size burst  q", "latency, us  size", "flood        size",
+		"loss         size", "burst        size", "sim gemm     1518", "udp gemm     1518"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("%q is not in the table:\n%s", want, &table)
 		}
@@ -87,7 +91,8 @@ func TestRun(t *testing.T) {
 
 func TestTCPAndQueues(t *testing.T) {
 	o := smoke("socket")
-	o.Tests, o.Protocols, o.Sizes, o.Bursts, o.Queues, o.Rate = []string{Latency, Flood}, []string{"udp", "tcp"}, []int{1518}, []int{1, 512}, []int{1, 3}, 2000
+	o.Tests, o.Protocols, o.Sizes, o.Bursts, o.Queues, o.Rate = []string{Latency, Flood}, []string{"udp", "tcp"},
+		[]int{1518}, []int{1, 512}, []int{1, 3}, 2000
 	r, err := Run(limit(t), o)
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +111,8 @@ func TestTCPAndQueues(t *testing.T) {
 	}
 }
 
-// Frames over a veth pair: packet sockets and AF_XDP, one way and there and back, small and jumbo, with the queue chosen by rules.
+// Frames over a veth pair: packet sockets and AF_XDP, one way and there and back, small and jumbo,
+// with the queue chosen by rules.
 func TestFrames(t *testing.T) {
 	testenv.Once(t)
 	_, _, stop, err := netns.Cable(1500)
@@ -143,7 +149,8 @@ func TestAgainstIperf3(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkRows(t, r, 2)
-	if x := r.Rows[len(r.Rows)-1]; len(x.Theirs) != 1 || x.Theirs[0].Error != "" || x.Theirs[0].Ratio == nil || x.Theirs[0].Ratio.Verdict != paired.Inconclusive {
+	if x := r.Rows[len(r.Rows)-1]; len(x.Theirs) != 1 || x.Theirs[0].Error != "" || x.Theirs[0].Ratio == nil ||
+		x.Theirs[0].Ratio.Verdict != paired.Inconclusive {
 		t.Errorf("%+v", x.Theirs)
 	}
 }

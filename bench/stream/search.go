@@ -12,7 +12,8 @@ import (
 type Outcome struct {
 	Sent uint64
 	Lost uint64
-	// Reached says that the sender kept up with the rate. A trial in which it did not fails, whatever the cause.
+	// Reached says that the sender kept up with the rate. A trial in which it did not fails,
+	// whatever the cause.
 	Reached bool
 }
 
@@ -26,10 +27,12 @@ type SearchOptions struct {
 	Resolution float64
 	// MaxLoss is the part of packets that may be lost in a trial that passes; 0: none.
 	MaxLoss float64
-	// Verify is how often the found rate must pass once more. When it does not, the search goes on below it. 0: 2; negative: never.
+	// Verify is how often the found rate must pass once more. When it does not, the search goes on
+	// below it. 0: 2; negative: never.
 	Verify int
-	// Retry is how often a trial that failed is made again before it is believed: one that passes counts (loss verification, ETSI GS
-	// NFV-TST 009, section 12.3.3). It is for disturbances that have nothing to do with the rate.
+	// Retry is how often a trial that failed is made again before it is believed: one that passes
+	// counts (loss verification, ETSI GS NFV-TST 009, section 12.3.3). It is for disturbances that
+	// have nothing to do with the rate.
 	Retry int
 }
 
@@ -89,9 +92,10 @@ func (o *SearchOptions) complete() error {
 // maxTrials bounds a search on a machine on which nothing ever passes twice.
 const maxTrials = 400
 
-// Search looks for the highest rate at which no more than MaxLoss of the packets are lost (RFC 2544, section 26.1). It begins at High, goes
-// on by halves of what is left, and verifies what it has found. Trials that fail although they passed before lower the bound: the answer
-// is a rate that passed 1 + Verify times without a failure.
+// Search looks for the highest rate at which no more than MaxLoss of the packets are lost (RFC
+// 2544, section 26.1). It begins at High, goes on by halves of what is left, and verifies what it
+// has found. Trials that fail although they passed before lower the bound: the answer is a rate
+// that passed 1 + Verify times without a failure.
 func Search(ctx context.Context, o SearchOptions, trial TrialFunc) (Found, error) {
 	var f Found
 	if err := o.complete(); err != nil {
@@ -178,11 +182,12 @@ type LossPoint struct {
 	Outcome
 }
 
-// LossTable tells the loss at falling rates (RFC 2544, section 26.3): from the highest down by steps of a part of it, until two in a row
-// lose nothing.
+// LossTable tells the loss at falling rates (RFC 2544, section 26.3): from the highest down by
+// steps of a part of it, until two in a row lose nothing.
 func LossTable(ctx context.Context, highest, step float64, trial TrialFunc) ([]LossPoint, error) {
 	if !(highest > 0 && step > 0 && step <= 0.5) {
-		return nil, fmt.Errorf("%w: stream: loss from %v packets/s by %v: expected a rate, and a step of up to 0.5", engine.ErrInvalid, highest, step)
+		return nil, fmt.Errorf("%w: stream: loss from %v packets/s by %v: expected a rate, and a step of up to 0.5",
+			engine.ErrInvalid, highest, step)
 	}
 	var out []LossPoint
 	clean := 0
@@ -203,9 +208,11 @@ func LossTable(ctx context.Context, highest, step float64, trial TrialFunc) ([]L
 	return out, nil
 }
 
-// BackToBack looks for the longest burst that passes without loss (RFC 2544, section 26.4), from 1 up to most packets: trial sends that many
-// back to back. The answer is the longest one that passed and has passed once more, 0 if none has.
-func BackToBack(ctx context.Context, most uint64, trial func(ctx context.Context, packets uint64) (Outcome, error)) (longest uint64, trials int, err error) {
+// BackToBack looks for the longest burst that passes without loss (RFC 2544, section 26.4), from 1
+// up to most packets: trial sends that many back to back. The answer is the longest one that passed
+// and has passed once more, 0 if none has.
+func BackToBack(ctx context.Context, most uint64, trial func(ctx context.Context, packets uint64) (Outcome,
+	error)) (longest uint64, trials int, err error) {
 	pass := func(n uint64) (bool, error) {
 		trials++
 		x, err := trial(ctx, n)

@@ -33,8 +33,10 @@ func (d *device) trial(_ context.Context, rate float64) (Outcome, error) {
 func TestSearchFindsAnyCapacity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		high := rapid.Float64Range(10, 1e9).Draw(t, "high")
-		d := &device{capacity: high * rapid.Float64Range(0.01, 1.2).Draw(t, "capacity"), reach: high * rapid.Float64Range(0.01, 1.2).Draw(t, "reach")}
-		o := SearchOptions{Low: high / 1000, High: high, Resolution: rapid.Float64Range(0.001, 0.2).Draw(t, "resolution")}
+		d := &device{capacity: high * rapid.Float64Range(0.01, 1.2).Draw(t, "capacity"),
+			reach: high * rapid.Float64Range(0.01, 1.2).Draw(t, "reach")}
+		o := SearchOptions{Low: high / 1000, High: high,
+			Resolution: rapid.Float64Range(0.001, 0.2).Draw(t, "resolution")}
 		f, err := Search(t.Context(), o, d.trial)
 		if err != nil {
 			t.Fatal(err)
@@ -47,10 +49,12 @@ func TestSearchFindsAnyCapacity(t *testing.T) {
 		case d.reach <= d.capacity:
 			limit = BySender
 		}
-		if f.Rate > most || f.Rate < min(most, high)-o.Resolution*high || f.Trials != d.trials || f.Verified != 2 || f.Unstable != 0 {
+		if f.Rate > most || f.Rate < min(most, high)-o.Resolution*high || f.Trials != d.trials || f.Verified != 2 ||
+			f.Unstable != 0 {
 			t.Fatalf("%+v; want up to %v", f, most)
 		}
-		// Above its capacity a device loses packets even where the sender is the limit a little higher.
+		// Above its capacity a device loses packets even where the sender is the limit a little
+		// higher.
 		if f.Limit != limit && (limit == ByHigh || math.Abs(d.capacity-d.reach) > o.Resolution*high) {
 			t.Fatalf("%+v; want limit %v", f, limit)
 		}
@@ -96,7 +100,8 @@ func TestSearchVerifies(t *testing.T) {
 	}
 	// A trial that fails once is made again where that is asked for.
 	d = &device{capacity: 2000, reach: 1e9, flaky: map[int]bool{1: true}}
-	if f, err = Search(t.Context(), SearchOptions{Low: 1, High: 1000, Retry: 1}, d.trial); err != nil || f.Rate != 1000 || f.Trials != 4 {
+	if f, err = Search(t.Context(), SearchOptions{Low: 1, High: 1000, Retry: 1}, d.trial); err != nil ||
+		f.Rate != 1000 || f.Trials != 4 {
 		t.Errorf("%+v, %v; want 1000 packets/s after 4 trials", f, err)
 	}
 	d.trials = 0
@@ -109,7 +114,8 @@ func TestSearchVerifies(t *testing.T) {
 		n++
 		return Outcome{Sent: 10, Lost: uint64(n % 2), Reached: true}, nil
 	}
-	if f, err = Search(t.Context(), SearchOptions{Low: 1e-9, High: 1e9, Resolution: 1e-12}, coin); err != nil || f.Limit != ByLow || n > maxTrials {
+	if f, err = Search(t.Context(), SearchOptions{Low: 1e-9, High: 1e9, Resolution: 1e-12}, coin); err != nil ||
+		f.Limit != ByLow || n > maxTrials {
 		t.Errorf("%+v, %v after %d trials", f, err, n)
 	}
 }
@@ -120,7 +126,8 @@ func TestSearchErrors(t *testing.T) {
 	if _, err := Search(t.Context(), SearchOptions{Low: 1, High: 2}, bad); !errors.Is(err, broken) {
 		t.Error(err)
 	}
-	for _, o := range []SearchOptions{{}, {Low: 2, High: 1}, {Low: 1, High: math.Inf(1)}, {Low: 1, High: math.NaN()}, {Low: 1, High: 2, Resolution: 1}, {Low: 1, High: 2, MaxLoss: 1},
+	for _, o := range []SearchOptions{{}, {Low: 2, High: 1}, {Low: 1, High: math.Inf(1)}, {Low: 1, High: math.NaN()},
+		{Low: 1, High: 2, Resolution: 1}, {Low: 1, High: 2, MaxLoss: 1},
 		{Low: 1, High: 2, Retry: -1}} {
 		if _, err := Search(t.Context(), o, bad); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
@@ -132,7 +139,9 @@ func TestSearchErrors(t *testing.T) {
 	if _, err := LossTable(t.Context(), 1, 0.1, bad); !errors.Is(err, broken) {
 		t.Error(err)
 	}
-	if _, _, err := BackToBack(t.Context(), 10, func(context.Context, uint64) (Outcome, error) { return Outcome{}, broken }); !errors.Is(err, broken) {
+	if _, _, err := BackToBack(t.Context(), 10, func(context.Context, uint64) (Outcome, error) {
+		return Outcome{}, broken
+	}); !errors.Is(err, broken) {
 		t.Error(err)
 	}
 }

@@ -22,19 +22,21 @@ import (
 type ServeOptions struct {
 	// Engine is one of Engines() that reaches other machines.
 	Engine string
-	// Listen is where control connections come, host:port. The connection is neither encrypted nor authenticated: a host that reaches it
-	// can have this process open queues of Engine at Address and count packets there, and nothing else.
+	// Listen is where control connections come, host:port. The connection is neither encrypted nor
+	// authenticated: a host that reaches it can have this process open queues of Engine at Address
+	// and count packets there, and nothing else.
 	Listen string
-	// Address is where packets come: an interface for afpacket and xdp, host:port for socket; "" with sockets is the address that the control
-	// connection came to, and a free port.
+	// Address is where packets come: an interface for afpacket and xdp, host:port for socket; ""
+	// with sockets is the address that the control connection came to, and a free port.
 	Address  string
 	Progress bench.Progress
 	// Ready, if not nil, gets the address of the control connection once a near end can reach it.
 	Ready func(net.Addr)
 }
 
-// Serve is the far end of Run in another process: a sink or a reflector, as each session asks. It serves one session at a time, until the
-// context ends, and returns nil then. A session that is lost leaves nothing behind.
+// Serve is the far end of Run in another process: a sink or a reflector, as each session asks. It
+// serves one session at a time, until the context ends, and returns nil then. A session that is
+// lost leaves nothing behind.
 func Serve(ctx context.Context, o ServeOptions) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: stream: serve: %s", engine.ErrInvalid, fmt.Sprintf(format, a...))

@@ -27,7 +27,9 @@ func serveRole() {
 	if os.Getenv(serveEnv) == "" {
 		return
 	}
-	err := Serve(context.Background(), ServeOptions{Engine: "socket", Listen: "127.0.0.1:0", Ready: func(a net.Addr) { fmt.Println("control at", a) }})
+	err := Serve(context.Background(), ServeOptions{Engine: "socket", Listen: "127.0.0.1:0", Ready: func(a net.Addr) {
+		fmt.Println("control at", a)
+	}})
 	fmt.Println(err)
 	os.Exit(1)
 }
@@ -48,7 +50,8 @@ func serve(t *testing.T, o ServeOptions) string {
 	return (<-at).String()
 }
 
-// Two processes: every number is accounted for, one-way times are there because both share a clock, and a reflector sends back.
+// Two processes: every number is accounted for, one-way times are there because both share a clock,
+// and a reflector sends back.
 func TestTwoProcesses(t *testing.T) {
 	p := proc.Start(t, proc.Self(t, serveEnv+"=1"))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -58,7 +61,8 @@ func TestTwoProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, back := range []bool{false, true} {
-		r, err := Run(ctx, Options{Engines: []string{"socket"}, Server: m[1], Sizes: []int{64, 1518}, Bursts: []int{4}, Queues: []int{1, 2}, Tests: []string{Latency}, Rate: 2000,
+		r, err := Run(ctx, Options{Engines: []string{"socket"}, Server: m[1], Sizes: []int{64, 1518}, Bursts: []int{4},
+			Queues: []int{1, 2}, Tests: []string{Latency}, Rate: 2000,
 			Trial: 20 * time.Millisecond, Settle: 100 * time.Millisecond, Samples: 2, RoundTrip: back})
 		if err != nil {
 			t.Fatal(err)
@@ -97,12 +101,14 @@ func TestTwoProcesses(t *testing.T) {
 	if err := d.close(); err == nil {
 		t.Error("a dead server closed a cell")
 	}
-	if _, err := Run(ctx, Options{Engines: []string{"socket"}, Server: m[1]}); err == nil || !strings.Contains(err.Error(), "--serve") {
+	if _, err := Run(ctx, Options{Engines: []string{"socket"}, Server: m[1]}); err == nil ||
+		!strings.Contains(err.Error(), "--serve") {
 		t.Errorf("%v", err)
 	}
 }
 
-// A session that is lost leaves nothing behind, and the next one can begin. A second one at a time is turned away.
+// A session that is lost leaves nothing behind, and the next one can begin. A second one at a time
+// is turned away.
 func TestSessions(t *testing.T) {
 	at := serve(t, ServeOptions{Engine: "socket", Address: "127.0.0.1:0"})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -139,7 +145,8 @@ func TestSessions(t *testing.T) {
 	}
 	defer c.hangUp()
 	// What it must not do it refuses, and goes on.
-	bad := []request{{Do: "begin"}, {Do: "end"}, {Do: "format"}, {Do: "prepare"}, {Do: "prepare", Cell: &cell{Engine: "xdp", Protocol: "udp", Size: 64, Burst: 1, Queues: 1, Flows: 1}},
+	bad := []request{{Do: "begin"}, {Do: "end"}, {Do: "format"}, {Do: "prepare"},
+		{Do: "prepare", Cell: &cell{Engine: "xdp", Protocol: "udp", Size: 64, Burst: 1, Queues: 1, Flows: 1}},
 		{Do: "prepare", Cell: &cell{Engine: "socket", Protocol: "udp", Size: 64, Burst: 1, Queues: 1 << 20, Flows: 1}},
 		{Do: "prepare", Cell: &cell{Engine: "socket", Protocol: "udp", Size: 1 << 30, Burst: 1, Queues: 1, Flows: 1}}}
 	for _, q := range bad {
@@ -170,7 +177,8 @@ func TestSessions(t *testing.T) {
 
 // A server that does not answer, or nonsense, is an error in bounded time.
 func TestHostileServer(t *testing.T) {
-	for name, answer := range map[string]string{"silence": "", "nonsense": "hello\n", "another protocol": `{"version":99}` + "\n", "a long line": strings.Repeat("x", maxLine+8192)} {
+	for name, answer := range map[string]string{"silence": "", "nonsense": "hello\n",
+		"another protocol": `{"version":99}` + "\n", "a long line": strings.Repeat("x", maxLine+8192)} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -209,7 +217,8 @@ func TestHostileServer(t *testing.T) {
 }
 
 func TestServeOptions(t *testing.T) {
-	for _, o := range []ServeOptions{{}, {Engine: "sim", Listen: ":0"}, {Engine: "socket"}, {Engine: "xdp", Listen: ":0"}} {
+	for _, o := range []ServeOptions{{}, {Engine: "sim", Listen: ":0"}, {Engine: "socket"},
+		{Engine: "xdp", Listen: ":0"}} {
 		if err := Serve(t.Context(), o); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}
@@ -254,7 +263,8 @@ func TestRequestBounds(t *testing.T) {
 }
 
 func FuzzRequest(f *testing.F) {
-	for _, q := range []request{{Do: "hello", Version: 1}, {Do: "prepare", Cell: &cell{Engine: "socket", Protocol: "udp", Size: 64, Burst: 1, Queues: 1, Flows: 1}}, {Do: "end", Sent: []uint64{5}}} {
+	for _, q := range []request{{Do: "hello", Version: 1}, {Do: "prepare", Cell: &cell{Engine: "socket",
+		Protocol: "udp", Size: 64, Burst: 1, Queues: 1, Flows: 1}}, {Do: "end", Sent: []uint64{5}}} {
 		b, _ := json.Marshal(q)
 		f.Add(b)
 	}
@@ -267,7 +277,8 @@ func FuzzRequest(f *testing.F) {
 			return
 		}
 		// What passes is bounded: so much memory and no more would be taken for it.
-		if c := q.Cell; c != nil && (c.Queues*c.Flows > MaxStreams || c.Queues > MaxQueues || c.Size > MaxSize || c.Burst > MaxBurst || c.Size < MinSize) || len(q.Sent) > MaxStreams {
+		if c := q.Cell; c != nil && (c.Queues*c.Flows > MaxStreams || c.Queues > MaxQueues || c.Size > MaxSize ||
+			c.Burst > MaxBurst || c.Size < MinSize) || len(q.Sent) > MaxStreams {
 			t.Fatalf("%+v", q)
 		}
 	})

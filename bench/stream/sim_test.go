@@ -21,7 +21,8 @@ func simCell(size, burst int) cell {
 	return cell{Engine: "sim", Protocol: "udp", Size: size, Burst: burst, Queues: 1, Flows: 1, Seed: 42}
 }
 
-// virtual runs f in virtual time with both ends on a cable with those faults in the direction of the packets.
+// virtual runs f in virtual time with both ends on a cable with those faults in the direction of
+// the packets.
 func virtual(t *testing.T, c cell, f sim.Faults, do func(t *testing.T, g *rig, cable *sim.Link, net *sim.Network)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -94,58 +95,65 @@ func wire(t *testing.T, n *sim.Network) *sim.Entry {
 func TestCountsAreExact(t *testing.T) {
 	c := simCell(256, 8)
 	c.Queues, c.Flows = 3, 2
-	virtual(t, c, sim.Faults{Loss: 0.03, Duplicate: 0.02, Delay: time.Millisecond}, func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
-		var before sim.Entry
-		for range 3 {
-			x := g.must(t, order{rate: 20000, duration: 500 * time.Millisecond})
-			e := wire(t, n)
-			if lost := e.Drops[engine.DropInjected] - before.Drops[engine.DropInjected]; x.Lost != lost || lost == 0 {
-				t.Errorf("lost %d, the wire %d", x.Lost, lost)
-			}
-			if x.Duplicates != e.Made-before.Made || x.Duplicates == 0 {
-				t.Errorf("%d duplicates, the wire made %d", x.Duplicates, e.Made-before.Made)
-			}
-			if x.Sent != e.In-before.In || x.Sent < 9900 || x.Sent > 10100 || !x.Complete {
-				t.Errorf("sent %d, the wire got %d; want 10000", x.Sent, e.In-before.In)
-			}
-			if x.Damaged+x.Foreign+x.Stale+x.Reordered != 0 || x.Arrived != x.Received+x.Duplicates || x.Checked != (x.Received+x.Duplicates)*uint64(PayloadLen(256)) {
-				t.Errorf("%+v", x.Counts)
-			}
-			if x.Latency.Count != x.Received {
-				t.Errorf("%d latencies of %d packets", x.Latency.Count, x.Received)
-			}
-			sum := uint64(0)
-			for q, n := range x.Queues {
-				if sum += n; n < x.Arrived/4 {
-					t.Errorf("queue %d got %d of %d", q, n, x.Arrived)
+	virtual(t, c, sim.Faults{Loss: 0.03, Duplicate: 0.02, Delay: time.Millisecond},
+		func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
+			var before sim.Entry
+			for range 3 {
+				x := g.must(t, order{rate: 20000, duration: 500 * time.Millisecond})
+				e := wire(t, n)
+				if lost := e.Drops[engine.DropInjected] - before.Drops[engine.DropInjected]; x.Lost != lost ||
+					lost == 0 {
+					t.Errorf("lost %d, the wire %d", x.Lost, lost)
 				}
+				if x.Duplicates != e.Made-before.Made || x.Duplicates == 0 {
+					t.Errorf("%d duplicates, the wire made %d", x.Duplicates, e.Made-before.Made)
+				}
+				if x.Sent != e.In-before.In || x.Sent < 9900 || x.Sent > 10100 || !x.Complete {
+					t.Errorf("sent %d, the wire got %d; want 10000", x.Sent, e.In-before.In)
+				}
+				if x.Damaged+x.Foreign+x.Stale+x.Reordered != 0 || x.Arrived != x.Received+x.Duplicates ||
+					x.Checked != (x.Received+x.Duplicates)*uint64(PayloadLen(256)) {
+					t.Errorf("%+v", x.Counts)
+				}
+				if x.Latency.Count != x.Received {
+					t.Errorf("%d latencies of %d packets", x.Latency.Count, x.Received)
+				}
+				sum := uint64(0)
+				for q, n := range x.Queues {
+					if sum += n; n < x.Arrived/4 {
+						t.Errorf("queue %d got %d of %d", q, n, x.Arrived)
+					}
+				}
+				if len(x.Queues) != 3 || sum != x.Arrived {
+					t.Errorf("queues: %v of %d", x.Queues, x.Arrived)
+				}
+				before = *e
 			}
-			if len(x.Queues) != 3 || sum != x.Arrived {
-				t.Errorf("queues: %v of %d", x.Queues, x.Arrived)
-			}
-			before = *e
-		}
-	})
+		})
 }
 
 // Packets that others have passed are counted as reordered, and none else.
 func TestReorderIsCounted(t *testing.T) {
-	virtual(t, simCell(64, 1), sim.Faults{Reorder: 0.05, ReorderBy: 300 * time.Microsecond}, func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
-		x := g.must(t, order{rate: 10000, duration: time.Second})
-		// No packet passes one that is late among the last three.
-		if w := wire(t, n).Reordered; x.Reordered > w || x.Reordered+3 < w || w < 300 || x.Lost != 0 || x.Duplicates != 0 {
-			t.Errorf("%d reordered, the wire %d; %+v", x.Reordered, w, x.Counts)
-		}
-	})
+	virtual(t, simCell(64, 1), sim.Faults{Reorder: 0.05, ReorderBy: 300 * time.Microsecond},
+		func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
+			x := g.must(t, order{rate: 10000, duration: time.Second})
+			// No packet passes one that is late among the last three.
+			if w := wire(t, n).Reordered; x.Reordered > w || x.Reordered+3 < w || w < 300 || x.Lost != 0 ||
+				x.Duplicates != 0 {
+				t.Errorf("%d reordered, the wire %d; %+v", x.Reordered, w, x.Counts)
+			}
+		})
 }
 
-// Wrong bytes are found wherever they are behind the addresses, and what is damaged is not received.
+// Wrong bytes are found wherever they are behind the addresses, and what is damaged is not
+// received.
 func TestDamageIsFound(t *testing.T) {
 	virtual(t, simCell(9000, 4), sim.Faults{Corrupt: 0.1}, func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
 		x := g.must(t, order{rate: 5000, duration: time.Second})
 		w := wire(t, n).Corrupted
 		// A bit in the 42 bytes before the Header, of 8996, goes unnoticed or to no queue.
-		if x.Damaged+x.Foreign > w || float64(x.Damaged+x.Foreign) < 0.98*float64(w) || w < 400 || x.Lost < x.Damaged+x.Foreign {
+		if x.Damaged+x.Foreign > w || float64(x.Damaged+x.Foreign) < 0.98*float64(w) || w < 400 ||
+			x.Lost < x.Damaged+x.Foreign {
 			t.Errorf("%d damaged, %d foreign, %d lost; the wire damaged %d", x.Damaged, x.Foreign, x.Lost, w)
 		}
 	})
@@ -154,40 +162,45 @@ func TestDamageIsFound(t *testing.T) {
 // The search finds the rate of a bottleneck, and the trials account for what it drops.
 func TestSearchFindsABottleneck(t *testing.T) {
 	const size, rate = 512, 20000 // packets per second
-	virtual(t, simCell(size, 4), sim.Faults{Rate: rate * 8 * (size - fcsLen), Queue: 16}, func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
-		f, err := Search(t.Context(), SearchOptions{Low: 100, High: 50000, Resolution: 0.01}, func(ctx context.Context, rate float64) (Outcome, error) {
-			x, err := g.trial(ctx, order{rate: rate, duration: 100 * time.Millisecond})
-			if err != nil {
-				return Outcome{}, err
+	virtual(t, simCell(size, 4), sim.Faults{Rate: rate * 8 * (size - fcsLen), Queue: 16},
+		func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
+			f, err := Search(t.Context(), SearchOptions{Low: 100, High: 50000, Resolution: 0.01},
+				func(ctx context.Context, rate float64) (Outcome, error) {
+					x, err := g.trial(ctx, order{rate: rate, duration: 100 * time.Millisecond})
+					if err != nil {
+						return Outcome{}, err
+					}
+					return judged(x), nil
+				})
+			// The queue of 16 frames lets a trial of 2000 be faster by so much.
+			if err != nil || f.Limit != ByLoss || f.Rate < rate-500 || f.Rate > rate*(1+16.0/2000)+500 {
+				t.Errorf("%+v, %v; want %d packets/s", f, err, rate)
 			}
-			return judged(x), nil
-		})
-		// The queue of 16 frames lets a trial of 2000 be faster by so much.
-		if err != nil || f.Limit != ByLoss || f.Rate < rate-500 || f.Rate > rate*(1+16.0/2000)+500 {
-			t.Errorf("%+v, %v; want %d packets/s", f, err, rate)
-		}
-		before := wire(t, n).Drops[engine.DropQueueFull]
-		x := g.must(t, order{rate: 40000, duration: 200 * time.Millisecond})
-		if lost := wire(t, n).Drops[engine.DropQueueFull] - before; x.Lost != lost || math.Abs(float64(x.Lost)/float64(x.Sent)-0.5) > 0.01 {
-			t.Errorf("lost %d of %d at twice the rate, the wire %d", x.Lost, x.Sent, lost)
-		}
-		var sum tally
-		sum.add(x)
-		if want := fmt.Sprintf("queue-full %d", x.Lost); !strings.Contains(strings.Join(sum.remarks(), "; "), want) {
-			t.Errorf("%q; want %s", sum.remarks(), want)
-		}
-		// A burst fits when the queue holds all of it.
-		longest, _, err := BackToBack(t.Context(), 1000, func(ctx context.Context, packets uint64) (Outcome, error) {
-			x, err := g.trial(ctx, order{packets: packets, duration: 50 * time.Millisecond})
-			if err != nil {
-				return Outcome{}, err
+			before := wire(t, n).Drops[engine.DropQueueFull]
+			x := g.must(t, order{rate: 40000, duration: 200 * time.Millisecond})
+			if lost := wire(t, n).Drops[engine.DropQueueFull] - before; x.Lost != lost ||
+				math.Abs(float64(x.Lost)/float64(x.Sent)-0.5) > 0.01 {
+				t.Errorf("lost %d of %d at twice the rate, the wire %d", x.Lost, x.Sent, lost)
 			}
-			return judged(x), nil
+			var sum tally
+			sum.add(x)
+			if want := fmt.Sprintf("queue-full %d", x.Lost); !strings.Contains(strings.Join(sum.remarks(), "; "),
+				want) {
+				t.Errorf("%q; want %s", sum.remarks(), want)
+			}
+			// A burst fits when the queue holds all of it.
+			longest, _, err := BackToBack(t.Context(), 1000,
+				func(ctx context.Context, packets uint64) (Outcome, error) {
+					x, err := g.trial(ctx, order{packets: packets, duration: 50 * time.Millisecond})
+					if err != nil {
+						return Outcome{}, err
+					}
+					return judged(x), nil
+				})
+			if err != nil || longest != 16 {
+				t.Errorf("longest burst %d, %v; want 16", longest, err)
+			}
 		})
-		if err != nil || longest != 16 {
-			t.Errorf("longest burst %d, %v; want 16", longest, err)
-		}
-	})
 }
 
 // Latency is the delay of the wire; there and back it is twice.
@@ -205,18 +218,22 @@ func TestLatencyIsTheDelay(t *testing.T) {
 				want = 3 * delay
 			}
 			x := g.must(t, order{rate: 1000, duration: time.Second})
-			if x.Latency.Min != uint64(want) || x.Latency.Max != uint64(want) || x.Latency.Count != x.Received || !x.Timed {
-				t.Errorf("latency %d to %d ns of %d packets; want %d", x.Latency.Min, x.Latency.Max, x.Latency.Count, want)
+			if x.Latency.Min != uint64(want) || x.Latency.Max != uint64(want) || x.Latency.Count != x.Received ||
+				!x.Timed {
+				t.Errorf("latency %d to %d ns of %d packets; want %d", x.Latency.Min, x.Latency.Max, x.Latency.Count,
+					want)
 			}
 			l := n.Ledger()
-			if lost := l.Find("wire", "to>from").Drops[engine.DropInjected]; x.LostFar != 0 || x.Lost != lost || (lost > 50) != back {
+			if lost := l.Find("wire", "to>from").Drops[engine.DropInjected]; x.LostFar != 0 || x.Lost != lost ||
+				(lost > 50) != back {
 				t.Errorf("lost %d, of them %d there; the way back lost %d", x.Lost, x.LostFar, lost)
 			}
 		})
 	}
 }
 
-// A sender that was held up sends late, and its packets count as late from when they were due: nothing is left out.
+// A sender that was held up sends late, and its packets count as late from when they were due:
+// nothing is left out.
 func TestStallsCount(t *testing.T) {
 	c := simCell(128, 1)
 	virtual(t, c, sim.Faults{}, func(t *testing.T, g *rig, _ *sim.Link, _ *sim.Network) {
@@ -228,7 +245,8 @@ func TestStallsCount(t *testing.T) {
 			t.Errorf("sent %d, lost %d", x.Sent, x.Lost)
 		}
 		// Packets 100 to 199 were due during the stall.
-		if late := 1000 - x.Latency.Counts[0]; late < 99 || late > 101 || x.Latency.Max != uint64(stall) || x.Behind < stall-time.Millisecond {
+		if late := 1000 - x.Latency.Counts[0]; late < 99 || late > 101 || x.Latency.Max != uint64(stall) ||
+			x.Behind < stall-time.Millisecond {
 			t.Errorf("%d packets are late, by up to %d ns; behind by %v", late, x.Latency.Max, x.Behind)
 		}
 	})
@@ -253,7 +271,8 @@ func TestScheduleIsExact(t *testing.T) {
 	for _, burst := range []int{1, 7, 32, 512} {
 		virtual(t, simCell(64, burst), sim.Faults{}, func(t *testing.T, g *rig, _ *sim.Link, _ *sim.Network) {
 			x := g.must(t, order{rate: 12345, duration: 400 * time.Millisecond})
-			if d := int64(x.Sent) - 4938; d < -int64(burst) || d > int64(burst) || x.Lost != 0 || math.Abs(x.Offered()-12345) > 2.5*float64(burst)+3 {
+			if d := int64(x.Sent) - 4938; d < -int64(burst) || d > int64(burst) || x.Lost != 0 ||
+				math.Abs(x.Offered()-12345) > 2.5*float64(burst)+3 {
 				t.Errorf("burst %d: sent %d in %v", burst, x.Sent, x.Took)
 			}
 		})
@@ -262,18 +281,19 @@ func TestScheduleIsExact(t *testing.T) {
 
 // Packets of a trial before are not counted in the next.
 func TestStalePackets(t *testing.T) {
-	virtual(t, simCell(64, 1), sim.Faults{Delay: 100 * time.Millisecond}, func(t *testing.T, g *rig, _ *sim.Link, _ *sim.Network) {
-		x := g.must(t, order{rate: 1000, duration: 50 * time.Millisecond}) // settles before they come
-		if x.Received != 0 || x.Lost != x.Sent {
-			t.Fatalf("%+v", x.Counts)
-		}
-		stale := x.Sent
-		g.settle = 200 * time.Millisecond
-		x = g.must(t, order{rate: 1000, duration: 50 * time.Millisecond})
-		if x.Stale != stale || x.Lost != 0 {
-			t.Errorf("%+v", x.Counts)
-		}
-	})
+	virtual(t, simCell(64, 1), sim.Faults{Delay: 100 * time.Millisecond},
+		func(t *testing.T, g *rig, _ *sim.Link, _ *sim.Network) {
+			x := g.must(t, order{rate: 1000, duration: 50 * time.Millisecond}) // settles before they come
+			if x.Received != 0 || x.Lost != x.Sent {
+				t.Fatalf("%+v", x.Counts)
+			}
+			stale := x.Sent
+			g.settle = 200 * time.Millisecond
+			x = g.must(t, order{rate: 1000, duration: 50 * time.Millisecond})
+			if x.Stale != stale || x.Lost != 0 {
+				t.Errorf("%+v", x.Counts)
+			}
+		})
 }
 
 // A cut cable is loss, and no hang; a closed port is an error.
@@ -286,11 +306,13 @@ func TestDeadEnds(t *testing.T) {
 		}
 		cable.SetUp(true)
 		g.far.(*hall).ports[0].Close()
-		if _, err := g.trial(t.Context(), order{rate: 1000, duration: 100 * time.Millisecond}); !errors.Is(err, engine.ErrClosed) {
+		if _, err := g.trial(t.Context(), order{rate: 1000, duration: 100 * time.Millisecond}); !errors.Is(err,
+			engine.ErrClosed) {
 			t.Errorf("the receiver's port is closed: %v", err)
 		}
 		g.near.ports[0].Close()
-		if _, err := g.trial(t.Context(), order{rate: 1000, duration: 100 * time.Millisecond}); !errors.Is(err, engine.ErrClosed) {
+		if _, err := g.trial(t.Context(), order{rate: 1000, duration: 100 * time.Millisecond}); !errors.Is(err,
+			engine.ErrClosed) {
 			t.Errorf("the sender's port is closed: %v", err)
 		}
 	})

@@ -22,7 +22,8 @@ type intake struct {
 	at      int    // of the Header in it
 	pattern []byte // behind the Header
 	stream  bool   // packets are pieces of a byte stream
-	// want is the number of packets that ends the wait, unknown before the end. tell sends on full when they are there.
+	// want is the number of packets that ends the wait, unknown before the end. tell sends on full
+	// when they are there.
 	want  atomic.Uint64
 	total atomic.Uint64 // different numbers that came, of all streams
 	full  chan struct{}
@@ -77,15 +78,19 @@ type piece struct {
 	b []byte
 }
 
-func newSink(rx engine.RxQueue, c *clock, in *intake, w Workload, frames bool, spin time.Duration, packets, segments int) *sink {
+func newSink(rx engine.RxQueue, c *clock, in *intake, w Workload, frames bool, spin time.Duration, packets,
+	segments int) *sink {
 	return &sink{
-		rx: engine.NewRx(rx, engine.Batching{Spin: spin}), b: burst.NewSegmented(packets, packets*segments), c: c, in: in,
-		work: newWorker(w, in.size-in.at-HeaderLen, frames), frames: frames, latency: new(metrics.Histogram), scratch: make([]byte, 0, in.size),
-		pieces: map[uint32]*piece{},
+		rx: engine.NewRx(rx, engine.Batching{Spin: spin}), b: burst.NewSegmented(packets, packets*segments), c: c,
+		in:   in,
+		work: newWorker(w, in.size-in.at-HeaderLen, frames), frames: frames, latency: new(metrics.Histogram),
+		scratch: make([]byte, 0, in.size),
+		pieces:  map[uint32]*piece{},
 	}
 }
 
-// serve receives until the context ends, and takes what is there at that time. An error is one of the queue.
+// serve receives until the context ends, and takes what is there at that time. An error is one of
+// the queue.
 func (s *sink) serve(ctx context.Context) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -113,10 +118,12 @@ func (s *sink) serve(ctx context.Context) error {
 	}
 }
 
-// restTime is how long a sink takes what is there at the end while none of it is the trial's. A queue's worth is taken in less.
+// restTime is how long a sink takes what is there at the end while none of it is the trial's. A
+// queue's worth is taken in less.
 const restTime = 100 * time.Millisecond
 
-// rest takes what had come before the end. Others may send without a pause: what comes meanwhile has no end.
+// rest takes what had come before the end. Others may send without a pause: what comes meanwhile
+// has no end.
 func (s *sink) rest() error {
 	for end := s.c.now() + int64(restTime); ; {
 		n, err := s.rx.TryRecv(s.b)

@@ -26,10 +26,12 @@ type Trial struct {
 	RecvCPU  time.Duration // of the receiving threads of the far end
 	Behind   time.Duration // how late the latest burst was sent
 	Complete bool          // everything that was asked for was sent
-	// Latency in nanoseconds, from the time at which a packet was due: one way, or there and back with a reflector. Only where Timed.
+	// Latency in nanoseconds, from the time at which a packet was due: one way, or there and back
+	// with a reflector. Only where Timed.
 	Latency metrics.HistogramSnapshot
 	Timed   bool
-	// Drops are what the engines counted, on the way out at the near end and on the way in at the far one.
+	// Drops are what the engines counted, on the way out at the near end and on the way in at the
+	// far one.
 	OutDrops, InDrops engine.Drops
 	Refused           uint64 // packets that the reflector could not send back
 }
@@ -37,12 +39,14 @@ type Trial struct {
 // Offered is the rate at which packets were sent, per second.
 func (t *Trial) Offered() float64 { return perSecond(t.Sent, t.Took) }
 
-// Came is the rate at which whole packets came, per second: the receiver's count over the time of the sender, or of the receiver if it took longer.
+// Came is the rate at which whole packets came, per second: the receiver's count over the time of
+// the sender, or of the receiver if it took longer.
 func (t *Trial) Came() float64 { return perSecond(t.Received, max(t.Took, t.Span)) }
 
 func perSecond(n uint64, d time.Duration) float64 { return float64(n) / max(d.Seconds(), 1e-9) }
 
-// L2 and L1 are a rate in bits per second: of frames with their check sequence, and with preamble and gap on top.
+// L2 and L1 are a rate in bits per second: of frames with their check sequence, and with preamble
+// and gap on top.
 func L2(size int, rate float64) float64 { return 8 * float64(size) * rate }
 
 // L1 is L2 with 20 bytes more for each packet: preamble, start delimiter and gap.
@@ -90,7 +94,8 @@ const (
 
 // trial makes one trial. The error says that nothing can be said; loss is no error.
 func (g *rig) trial(ctx context.Context, o order) (*Trial, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, o.duration+2*g.settle+patience, fmt.Errorf("a trial of %v was not over %v after its end", o.duration, patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, o.duration+2*g.settle+patience,
+		fmt.Errorf("a trial of %v was not over %v after its end", o.duration, patience))
 	defer cancel()
 	t, err := g.try(ctx, o)
 	if err != nil && ctx.Err() != nil {
@@ -192,7 +197,8 @@ func (g *rig) try(ctx context.Context, o order) (_ *Trial, err error) {
 	return t, nil
 }
 
-// tolerance is by how much a rate may be missed, as a part, before it counts as not reached: the first and the last burst of a trial.
+// tolerance is by how much a rate may be missed, as a part, before it counts as not reached: the
+// first and the last burst of a trial.
 const tolerance = 0.02
 
 // share is the part of n that the i-th of several has.

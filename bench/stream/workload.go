@@ -24,8 +24,10 @@ const (
 	NoWork   Workload = iota
 	Touch             // reads the headers, by packet.Parse where there are any
 	Checksum          // the Internet checksum of the payload
-	FFT               // the payload as int16 pairs (I, Q): Fourier transforms of the largest power of two of them that fits
-	GEMM              // the payload as rows of 16 float32, multiplied by a constant matrix of 16 times 16
+	// the payload as int16 pairs (I, Q): Fourier transforms of the largest power of two of them
+	// that fits
+	FFT
+	GEMM // the payload as rows of 16 float32, multiplied by a constant matrix of 16 times 16
 )
 
 var workloadNames = []string{"none", "touch", "checksum", "fft", "gemm"}
@@ -45,7 +47,8 @@ func ParseWorkload(name string) (Workload, error) {
 	if i := slices.Index(workloadNames, name); i >= 0 {
 		return Workload(i), nil
 	}
-	return 0, fmt.Errorf("%w: stream: workload %q: expected one of %s", engine.ErrInvalid, name, strings.Join(workloadNames, ", "))
+	return 0, fmt.Errorf("%w: stream: workload %q: expected one of %s", engine.ErrInvalid, name,
+		strings.Join(workloadNames, ", "))
 }
 
 const (
@@ -66,7 +69,8 @@ func (w Workload) MinSize() int {
 	return base
 }
 
-// worker does the workload of one receiving goroutine. It allocates when it is made, and never again.
+// worker does the workload of one receiving goroutine. It allocates when it is made, and never
+// again.
 type worker struct {
 	kind   Workload
 	frames bool
@@ -80,7 +84,8 @@ type worker struct {
 	multiply gonum.Implementation
 }
 
-// newWorker makes one for payloads of n bytes behind the Header. frames says that packets begin with Ethernet.
+// newWorker makes one for payloads of n bytes behind the Header. frames says that packets begin
+// with Ethernet.
 func newWorker(kind Workload, n int, frames bool) *worker {
 	w := &worker{kind: kind, frames: frames}
 	switch kind {
@@ -129,7 +134,8 @@ func (w *worker) transform(p []byte) {
 	}
 	for n := 4 * len(w.in); len(p) >= n; p = p[n:] {
 		for i := range w.in {
-			w.in[i] = complex(float64(int16(binary.LittleEndian.Uint16(p[4*i:]))), float64(int16(binary.LittleEndian.Uint16(p[4*i+2:]))))
+			w.in[i] = complex(float64(int16(binary.LittleEndian.Uint16(p[4*i:]))),
+				float64(int16(binary.LittleEndian.Uint16(p[4*i+2:]))))
 		}
 		w.fft.Coefficients(w.out, w.in)
 		w.sum += math.Float64bits(real(w.out[1]))

@@ -59,7 +59,8 @@ func TestGEMMIsTheProduct(t *testing.T) {
 		for j := range tile {
 			want := 0.0
 			for k := range tile {
-				want += float64(math.Float32frombits(binary.LittleEndian.Uint32(p[4*(i*tile+k):]))) * float64(weight(k, j))
+				want += float64(math.Float32frombits(binary.LittleEndian.Uint32(p[4*(i*tile+k):]))) * float64(weight(k,
+					j))
 			}
 			if got := float64(w.c[i*tile+j]); math.Abs(got-want) > 1e-4 {
 				t.Fatalf("row %d, column %d: %v, want %v", i, j, got, want)

@@ -32,7 +32,8 @@ func TestHandles(t *testing.T) {
 	if err != nil || r != 1001 || table.Open() != 1 {
 		t.Fatalf("handle %d of %d, %v", r, table.Open(), err)
 	}
-	if _, err := table.Addresses(r); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "is a region: expected a system") {
+	if _, err := table.Addresses(r); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "is a region: expected a system") {
 		t.Errorf("a region taken for a system: %v", err)
 	}
 	if err := table.Close(r); err != nil {
@@ -127,7 +128,8 @@ func TestTransfer(t *testing.T) {
 
 func second(_ uint64, _ *transfer.Transfer, err error) error { return err }
 
-// TestWatch watches a transfer from many goroutines before it ends, and again after: it comes once for all of them each time, and what waits for that keeps nothing.
+// TestWatch watches a transfer from many goroutines before it ends, and again after: it comes once
+// for all of them each time, and what waits for that keeps nothing.
 func TestWatch(t *testing.T) {
 	var table Table
 	b := open(t, &table, `penstock: {transfers: {name: b, listen: ["tcp://127.0.0.1:0"]}}`)

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// cards are the CUDA devices that memory was adopted or pinned for, by their numbers. They stay open until the process ends.
+// cards are the CUDA devices that memory was adopted or pinned for, by their numbers. They stay
+// open until the process ends.
 var cards struct {
 	mu   sync.Mutex
 	open map[int]*accel.Accelerator
@@ -36,8 +37,9 @@ func Card(device int) (*accel.Accelerator, error) {
 	return a, nil
 }
 
-// OpenDevice makes a region of memory of a CUDA device that another process has allocated, by a handle of its driver and the PCI address of the device: the
-// numbers of devices may be others there.
+// OpenDevice makes a region of memory of a CUDA device that another process has allocated, by a
+// handle of its driver and the PCI address of the device: the numbers of devices may be others
+// there.
 func OpenDevice(name, bus string, size uint64, token []byte) (*mem.Region, error) {
 	bus = strings.ToLower(bus)
 	n, err := at(bus)

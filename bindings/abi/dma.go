@@ -24,7 +24,8 @@ var adapters struct {
 	open []adapter
 }
 
-// openAdapters opens the devices once there are some. Devices that cannot be opened are left out, if another one can.
+// openAdapters opens the devices once there are some. Devices that cannot be opened are left out,
+// if another one can.
 func openAdapters() ([]adapter, error) {
 	adapters.mu.Lock()
 	defer adapters.mu.Unlock()

@@ -26,8 +26,8 @@ type region struct {
 	users   atomic.Int64 // exports and prepared lists
 }
 
-// close waits for transfers that use memory of the caller, and refuses what would be waited for without an end. Memory of ours goes when its
-// last user does.
+// close waits for transfers that use memory of the caller, and refuses what would be waited for
+// without an end. Memory of ours goes when its last user does.
 func (r *region) close() error {
 	if n := r.users.Load(); r.adopted && n > 0 {
 		return fmt.Errorf("%d exports or prepared lists use the memory: close them first: %w", n, ErrInvalid)
@@ -100,7 +100,8 @@ func (t *Table) Publish(h, memory, offset uint64, d tensor.Desc, name string, ri
 	return t.export(h, memory, offset, uint64(size), &d, name, rights, flags)
 }
 
-func (t *Table) export(h, memory, offset, length uint64, d *tensor.Desc, name string, rights, flags uint32) (uint64, error) {
+func (t *Table) export(h, memory, offset, length uint64, d *tensor.Desc, name string, rights, flags uint32) (uint64,
+	error) {
 	_, node, err := t.nodeOf(h)
 	if err != nil {
 		return 0, err
@@ -110,7 +111,8 @@ func (t *Table) export(h, memory, offset, length uint64, d *tensor.Desc, name st
 		return 0, err
 	}
 	if rights == 0 || rights&^(Read|Write) != 0 || flags&^WholeRegion != 0 {
-		return 0, fmt.Errorf("rights %#x and flags %#x: expected PENSTOCK_READ, PENSTOCK_WRITE or both, and PENSTOCK_WHOLE_REGION or 0: %w", rights, flags, ErrInvalid)
+		return 0, fmt.Errorf("rights %#x and flags %#x: expected PENSTOCK_READ, PENSTOCK_WRITE or both, and "+
+			"PENSTOCK_WHOLE_REGION or 0: %w", rights, flags, ErrInvalid)
 	}
 	span, err := r.r.Span(offset, length)
 	if err != nil {

@@ -91,7 +91,8 @@ func (t *Table) List(ctx context.Context, h uint64, prefix string) (uint64, erro
 	return made(t, &listing{left: all}, err)
 }
 
-// Entries are the next exports of a listing, n at most. What end returns for them is called when the listing is closed; end may be nil.
+// Entries are the next exports of a listing, n at most. What end returns for them is called when
+// the listing is closed; end may be nil.
 func (t *Table) Entries(h uint64, n int, end func([]*transfer.Remote) func()) ([]*transfer.Remote, error) {
 	l, err := get[*listing](t, h)
 	if err != nil {

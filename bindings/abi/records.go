@@ -17,7 +17,8 @@ const (
 	recordCost = 64
 )
 
-// records has what the systems of a table log until the caller takes it. It is the writer of their handlers, which write a line for each record.
+// records has what the systems of a table log until the caller takes it. It is the writer of their
+// handlers, which write a line for each record.
 type records struct {
 	mu      sync.Mutex
 	asked   bool // the caller takes records
@@ -38,7 +39,8 @@ func (s *records) opening(c *config.Config) *slog.Logger {
 		return nil
 	}
 	// The group keeps attributes apart from what a record has besides.
-	l := slog.New(slog.NewJSONHandler(s, &slog.HandlerOptions{Level: level, ReplaceAttr: plain}).WithGroup("attributes"))
+	l := slog.New(slog.NewJSONHandler(s, &slog.HandlerOptions{Level: level,
+		ReplaceAttr: plain}).WithGroup("attributes"))
 	if c.Transfers != nil && c.Transfers.Name != "" {
 		l = l.With("system", c.Transfers.Name)
 	}
@@ -103,8 +105,9 @@ func (s *records) add(line []byte) {
 	s.size += len(line) + recordCost
 }
 
-// Log is the oldest record that is kept, as JSON, and takes it if it has less than room bytes. It waits for one as long as a system is open and
-// ctx has not ended; "" says that there is none. From the first call on, systems that are opened keep what they log.
+// Log is the oldest record that is kept, as JSON, and takes it if it has less than room bytes. It
+// waits for one as long as a system is open and ctx has not ended; "" says that there is none. From
+// the first call on, systems that are opened keep what they log.
 func (t *Table) Log(ctx context.Context, room uint64) string {
 	s := &t.records
 	for {

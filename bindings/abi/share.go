@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// rescanEvery is how often a share looks for new, changed and removed files. One that a peer asks for by its name it looks at then.
+// rescanEvery is how often a share looks for new, changed and removed files. One that a peer asks
+// for by its name it looks at then.
 const rescanEvery = 10 * time.Second
 
 // shared is a share of a system, which ends it at the latest.
@@ -35,7 +36,8 @@ func (t *Table) Serve(h uint64, path string, flags uint32) (uint64, error) {
 	if flags&^Tensors != 0 {
 		return 0, fmt.Errorf("flags %#x: expected PENSTOCK_TENSORS or 0: %w", flags, ErrInvalid)
 	}
-	x, err := share.Serve(context.Background(), node, share.Options{Root: path, Tensors: flags != 0, RescanEvery: rescanEvery})
+	x, err := share.Serve(context.Background(), node,
+		share.Options{Root: path, Tensors: flags != 0, RescanEvery: rescanEvery})
 	if err != nil {
 		return 0, err
 	}

@@ -50,8 +50,8 @@ func (t *Table) Rx(h uint64, iface string, queue int) (uint64, error) {
 	return t.keep(r), nil
 }
 
-// Burst waits for packets, and shows them to see if there are at most n segments; it returns how many, 0 if none came within the time.
-// The packets stay the caller's until Release.
+// Burst waits for packets, and shows them to see if there are at most n segments; it returns how
+// many, 0 if none came within the time. The packets stay the caller's until Release.
 func (t *Table) Burst(ctx context.Context, h uint64, n int, see func(*burst.Burst)) (k int, err error) {
 	r, err := get[*rx](t, h)
 	if err != nil {
@@ -63,7 +63,8 @@ func (t *Table) Burst(ctx context.Context, h uint64, n int, see func(*burst.Burs
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.b.Len() > 0 {
-		return 0, fmt.Errorf("the caller has %d packets of the last burst: call penstock_release: %w", r.b.Len(), ErrInvalid)
+		return 0, fmt.Errorf("the caller has %d packets of the last burst: call penstock_release: %w", r.b.Len(),
+			ErrInvalid)
 	}
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -83,13 +84,15 @@ func (t *Table) Burst(ctx context.Context, h uint64, n int, see func(*burst.Burs
 	if k > n {
 		packets := r.b.Len()
 		r.b.Release()
-		return 0, fmt.Errorf("%d packets with %d segments came, and there was room for %d: dropped: %w", packets, k, n, engine.ErrFull)
+		return 0, fmt.Errorf("%d packets with %d segments came, and there was room for %d: dropped: %w", packets, k, n,
+			engine.ErrFull)
 	}
 	see(r.b)
 	return k, nil
 }
 
-// BatchOf is a copy of what is known of the batch that packet i is, without the mask of an accelerator; nil for another packet.
+// BatchOf is a copy of what is known of the batch that packet i is, without the mask of an
+// accelerator; nil for another packet.
 func BatchOf(b *burst.Burst, i int) *reorder.Batch {
 	x := reorder.Of(b, i)
 	if x == nil {
@@ -126,8 +129,8 @@ func (t *Table) Release(h uint64) error {
 	return nil
 }
 
-// Send copies n packets and sends them, those of one length together; it returns how many there was room for. packet gives the bytes of each,
-// nil for one without any.
+// Send copies n packets and sends them, those of one length together; it returns how many there was
+// room for. packet gives the bytes of each, nil for one without any.
 func (t *Table) Send(h uint64, iface string, queue, n int, bytes func(int) []byte) (sent int, err error) {
 	s, err := get[*openSystem](t, h)
 	if err != nil {

@@ -14,10 +14,12 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// maxMessages is how many messages wait for Receive, of up to transfer.MaxNotify bytes each. The node bounds what waits behind them.
+// maxMessages is how many messages wait for Receive, of up to transfer.MaxNotify bytes each. The
+// node bounds what waits behind them.
 const maxMessages = 16
 
-// openSystem is a configuration that is open, with the messages and the ended transfers that the caller has not taken yet.
+// openSystem is a configuration that is open, with the messages and the ended transfers that the
+// caller has not taken yet.
 type openSystem struct {
 	s        *system.System
 	records  *records
@@ -58,7 +60,8 @@ func (t *Table) nodeOf(h uint64) (*openSystem, *transfer.Node, error) {
 	}
 	n := s.s.Node()
 	if n == nil {
-		return nil, nil, fmt.Errorf("the configuration has no section transfers, so the system is no node: %w", ErrInvalid)
+		return nil, nil, fmt.Errorf("the configuration has no section transfers, so the system is no node: %w",
+			ErrInvalid)
 	}
 	return s, n, nil
 }
@@ -104,7 +107,10 @@ func (t *Table) System(yaml string) (uint64, error) {
 		sys.Close(event)
 		return 0, err
 	}
-	return t.keep(&openSystem{s: x, records: &t.records, event: event, messages: make(chan transfer.Incoming, maxMessages), closed: make(chan struct{}), shares: map[*shared]bool{}}), nil
+	return t.keep(&openSystem{s: x, records: &t.records, event: event,
+			messages: make(chan transfer.Incoming, maxMessages), closed: make(chan struct{}),
+			shares: map[*shared]bool{}}),
+		nil
 }
 
 // Addresses is where peers reach a system, one a line.

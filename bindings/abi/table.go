@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// Table has what a caller knows by a handle, a number that is never used again. Its zero value is empty, and its methods may be called from any
-// goroutine.
+// Table has what a caller knows by a handle, a number that is never used again. Its zero value is
+// empty, and its methods may be called from any goroutine.
 type Table struct {
 	all  sync.Map // of uint64
 	last atomic.Uint64
@@ -117,10 +117,13 @@ func (t *Table) Cancel() {
 	})
 }
 
-// End closes all handles, in an order in which nothing waits for what ends later: queues of packets, systems, with which transfers end, and then
-// what is left. No other call is under way, or begins later.
+// End closes all handles, in an order in which nothing waits for what ends later: queues of
+// packets, systems, with which transfers end, and then what is left. No other call is under way, or
+// begins later.
 func (t *Table) End() error {
-	order := []func(any) bool{is[*rx], is[*openSystem], is[*prepared], is[*export], is[*post], func(any) bool { return true }}
+	order := []func(any) bool{is[*rx], is[*openSystem], is[*prepared], is[*export], is[*post], func(any) bool {
+		return true
+	}}
 	var errs []error
 	t.Cancel()
 	for _, now := range order {

@@ -18,7 +18,8 @@ const (
 	Get int32 = 2
 )
 
-// Block is one block of a transfer, laid out as penstock_block: local bytes and where they are in the peer's export.
+// Block is one block of a transfer, laid out as penstock_block: local bytes and where they are in
+// the peer's export.
 type Block struct {
 	Region, Offset, Length uint64
 	Remote, RemoteOffset   uint64
@@ -35,7 +36,8 @@ type Modes struct {
 // options are those of package transfer, with a copy of the message.
 func (m Modes) options() (out transfer.PutOptions, err error) {
 	if len(m.Msg) > transfer.MaxNotify {
-		return out, fmt.Errorf("a message of %d bytes: expected %d at most: %w", len(m.Msg), transfer.MaxNotify, ErrInvalid)
+		return out, fmt.Errorf("a message of %d bytes: expected %d at most: %w", len(m.Msg), transfer.MaxNotify,
+			ErrInvalid)
 	}
 	if len(m.Msg) > 0 {
 		out.Msg = append([]byte(nil), m.Msg...)
@@ -167,9 +169,10 @@ func (t *Table) Post(h uint64, what int32, blocks []Block, m Modes) (uint64, *tr
 	return t.keep(&post{s: a.p.s, t: x}), x, nil
 }
 
-// PostMemory is Post of one block of the caller's memory, which adopt makes a region of for this transfer. Close of the transfer waits until
-// nothing uses it.
-func (t *Table) PostMemory(h uint64, what int32, far, offset uint64, m Modes, adopt func() (*mem.Region, error)) (uint64, *transfer.Transfer, error) {
+// PostMemory is Post of one block of the caller's memory, which adopt makes a region of for this
+// transfer. Close of the transfer waits until nothing uses it.
+func (t *Table) PostMemory(h uint64, what int32, far, offset uint64, m Modes,
+	adopt func() (*mem.Region, error)) (uint64, *transfer.Transfer, error) {
 	a, err := t.begun(h, what, m)
 	if err != nil {
 		return 0, nil, err
@@ -244,8 +247,8 @@ func (t *Table) Repost(h uint64) (uint64, *transfer.Transfer, error) {
 	return t.keep(&post{s: l.s, t: x}), x, nil
 }
 
-// RepostAs is Repost for a caller that has named the transfer, by a handle that is none of this table's, and does not wait for an answer: an error is that of
-// each call of the handle.
+// RepostAs is Repost for a caller that has named the transfer, by a handle that is none of this
+// table's, and does not wait for an answer: an error is that of each call of the handle.
 func (t *Table) RepostAs(h, as uint64) {
 	p := &post{}
 	l, err := get[*prepared](t, h)
@@ -266,7 +269,8 @@ func (t *Table) Transfer(h uint64) (*transfer.Transfer, error) {
 	return p.t, p.err
 }
 
-// Watch has Ended return a transfer when it has ended: once for all calls that come before Ended returns it.
+// Watch has Ended return a transfer when it has ended: once for all calls that come before Ended
+// returns it.
 func (t *Table) Watch(h uint64) error {
 	p, err := get[*post](t, h)
 	if err != nil {

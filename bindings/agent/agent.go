@@ -1,9 +1,12 @@
-// Package agent serves the C ABI (bindings/abi) to another process of the same user over a Unix socket: penstock agent. Its client is bindings/c/client,
-// a library for C without a Go runtime. What a connection has made ends with it.
+// Package agent serves the C ABI (bindings/abi) to another process of the same user over a Unix
+// socket: penstock agent. Its client is bindings/c/client, a library for C without a Go runtime.
+// What a connection has made ends with it.
 //
-// A request is a header of 16 bytes (size of the body, operation, id) and a body; an answer is a header of 32 bytes (size, code, id, result,
-// descriptors, whether the call may succeed later) and a body. Numbers are little-endian; a text is its length in 32 bits and its bytes. One goroutine reads
-// the requests of a connection and does what does not wait; what waits has a goroutine of its own, so answers come in any order. A request with the id 0 has no answer.
+// A request is a header of 16 bytes (size of the body, operation, id) and a body; an answer is a
+// header of 32 bytes (size, code, id, result, descriptors, whether the call may succeed later) and
+// a body. Numbers are little-endian; a text is its length in 32 bits and its bytes. One goroutine
+// reads the requests of a connection and does what does not wait; what waits has a goroutine of its
+// own, so answers come in any order. A request with the id 0 has no answer.
 package agent
 
 import (
@@ -43,13 +46,15 @@ const (
 	maxHandles = 1 << 20   // of a connection
 )
 
-// named is the bit of handles that the client gives. Those of the table do not have it: their lower 42 bits begin below room, and count up.
+// named is the bit of handles that the client gives. Those of the table do not have it: their lower
+// 42 bits begin below room, and count up.
 const (
 	named = 1 << 41
 	room  = 1 << 40
 )
 
-// helloTimeout is how long a client may take to say hello: one that says nothing takes the place of another.
+// helloTimeout is how long a client may take to say hello: one that says nothing takes the place of
+// another.
 var helloTimeout = 10 * time.Second
 
 // conn is a connection with a client.
@@ -71,8 +76,8 @@ type conn struct {
 	last  map[uint64][]*reorder.Batch // what is known of the packets of its last burst; nil: none is a batch
 }
 
-// Serve answers the requests of a client until it hangs up, or ctx ends; then it ends what the client has made. The client has to be a process of
-// the user of this one.
+// Serve answers the requests of a client until it hangs up, or ctx ends; then it ends what the
+// client has made. The client has to be a process of the user of this one.
 func Serve(ctx context.Context, c *net.UnixConn) error {
 	defer c.Close()
 	raw, err := c.SyscallConn()
@@ -89,7 +94,8 @@ func Serve(ctx context.Context, c *net.UnixConn) error {
 		if own := sys.EffectiveUID(); uid != own {
 			return fmt.Errorf("agent: process %d of user %d is refused: expected one of user %d", pid, uid, own)
 		}
-		pid, process, err := sys.PeerProcess(fd) // now, and not when its memory is needed: its number may be another process's then
+		// now, and not when its memory is needed: its number may be another process's then
+		pid, process, err := sys.PeerProcess(fd)
 		switch {
 		case err == nil:
 			far = procmem.Of(pid, process)
@@ -106,7 +112,8 @@ func Serve(ctx context.Context, c *net.UnixConn) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	x := &conn{c: c, ctx: ctx, far: far, noFar: noFar, turns: make(chan struct{}, maxWaiting), room: map[uint64]*mem.Region{}, last: map[uint64][]*reorder.Batch{}}
+	x := &conn{c: c, ctx: ctx, far: far, noFar: noFar, turns: make(chan struct{}, maxWaiting),
+		room: map[uint64]*mem.Region{}, last: map[uint64][]*reorder.Batch{}}
 	c.SetReadDeadline(time.Now().Add(helloTimeout))
 	err = x.read(bufio.NewReaderSize(&requests{raw: raw}, inPlace))
 	end()
@@ -169,9 +176,11 @@ func (x *conn) serve(r *request) error {
 	c, ok := calls[r.op]
 	switch {
 	case !ok:
-		return x.answer(r, nil, fmt.Errorf("agent: no operation %d: expected a client of version %d: %w", r.op, Version, abi.ErrInvalid))
+		return x.answer(r, nil, fmt.Errorf("agent: no operation %d: expected a client of version %d: %w", r.op, Version,
+			abi.ErrInvalid))
 	case c.makes && x.table.Open() >= maxHandles:
-		return x.answer(r, nil, fmt.Errorf("%d handles are open, and that is the limit: close some: %w", maxHandles, path.ErrFull))
+		return x.answer(r, nil, fmt.Errorf("%d handles are open, and that is the limit: close some: %w", maxHandles,
+			path.ErrFull))
 	case c.waits == nil || !c.waits(x, r):
 		a, err := abi.Guarded(func() (*answer, error) { return c.do(x, r) })
 		return x.answer(r, a, err)
@@ -185,7 +194,8 @@ func (x *conn) serve(r *request) error {
 	if x.held.Add(size) > maxHeld {
 		x.held.Add(-size)
 		<-x.turns
-		return x.answer(r, nil, fmt.Errorf("calls that wait have %d bytes of arguments already: %w", maxHeld, engine.ErrFull))
+		return x.answer(r, nil, fmt.Errorf("calls that wait have %d bytes of arguments already: %w", maxHeld,
+			engine.ErrFull))
 	}
 	if len(r.b) <= inPlace {
 		r.b = bytes.Clone(r.b) // the next request takes its place
@@ -201,17 +211,21 @@ func (x *conn) serve(r *request) error {
 	return nil
 }
 
-// greet answers the first request, which says what the client is, and after which number its handles begin.
+// greet answers the first request, which says what the client is, and after which number its
+// handles begin.
 func (x *conn) greet(r *request) error {
 	version, last := r.u32(), r.u64()
 	switch {
 	case r.op != hello || r.failed() != nil || x.table != nil:
 		return errors.New("agent: the client does not begin with hello")
 	case version != Version:
-		return x.answer(r, nil, fmt.Errorf("the client is of version %d, and the agent of version %d: use a command and a library that were built together: %w", version, Version, abi.ErrInvalid))
+		return x.answer(r, nil,
+			fmt.Errorf("the client is of version %d, and the agent of version %d: use a command and a library that "+
+				"were built together: %w", version, Version, abi.ErrInvalid))
 	}
 	if last%(2*named) >= room {
-		return x.answer(r, nil, fmt.Errorf("agent: handles after %d: expected lower 42 bits below %d: %w", last, uint64(room), abi.ErrInvalid))
+		return x.answer(r, nil, fmt.Errorf("agent: handles after %d: expected lower 42 bits below %d: %w", last,
+			uint64(room), abi.ErrInvalid))
 	}
 	x.table = abi.After(last)
 	x.c.SetReadDeadline(time.Time{})

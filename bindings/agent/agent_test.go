@@ -65,10 +65,12 @@ func told(t *testing.T, c net.Conn) (code int32, id, result uint64, body []byte)
 	if _, err := io.ReadFull(c, body); err != nil {
 		t.Fatal(err)
 	}
-	return int32(binary.LittleEndian.Uint32(header[4:])), binary.LittleEndian.Uint64(header[8:]), binary.LittleEndian.Uint64(header[16:]), body
+	return int32(binary.LittleEndian.Uint32(header[4:])), binary.LittleEndian.Uint64(header[8:]),
+		binary.LittleEndian.Uint64(header[16:]), body
 }
 
-// The agent does not wait for ever for a client that says nothing, and for as long as it likes for one that said hello.
+// The agent does not wait for ever for a client that says nothing, and for as long as it likes for
+// one that said hello.
 func TestSilentClient(t *testing.T) {
 	was := helloTimeout
 	helloTimeout = time.Millisecond
@@ -88,7 +90,8 @@ func TestSilentClient(t *testing.T) {
 	}
 }
 
-// The agent ends the connection of a client that does not begin with hello, and answers one of another version with both versions.
+// The agent ends the connection of a client that does not begin with hello, and answers one of
+// another version with both versions.
 func TestGreeting(t *testing.T) {
 	c, ended := served(t)
 	c.Write(message(opStatus, 1, func(a *answer) { a.u64(1) }))
@@ -100,7 +103,8 @@ func TestGreeting(t *testing.T) {
 	if code, _, _, body := told(t, c); code != abi.Invalid || !strings.Contains(string(body), "version") {
 		t.Errorf("another version: %d, %q", code, body)
 	}
-	for last, ok := range map[uint64]bool{7<<42 | 12345: true, 7<<42 | room: false, 7<<42 | named: false, 7<<42 | named | 5: false} {
+	for last, ok := range map[uint64]bool{7<<42 | 12345: true, 7<<42 | room: false, 7<<42 | named: false,
+		7<<42 | named | 5: false} {
 		c, _ = served(t)
 		c.Write(greeting(Version, last))
 		if code, _, _, body := told(t, c); (code == abi.OK) != ok {
@@ -149,7 +153,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A client gives the handle of a transfer of a prepared list, and waits for no answer: what is wrong is said by the calls of that handle.
+// A client gives the handle of a transfer of a prepared list, and waits for no answer: what is
+// wrong is said by the calls of that handle.
 func TestNamed(t *testing.T) {
 	c, ended := served(t)
 	c.Write(greeting(Version, 0))
@@ -173,7 +178,8 @@ func TestNamed(t *testing.T) {
 	}
 	for _, as := range []uint64{named | 5, named | 4, 6, 0} {
 		repost(3, 77, as)
-		if code, id, _, body := told(t, c); code != abi.Invalid || id != 3 || !strings.Contains(string(body), "larger than") {
+		if code, id, _, body := told(t, c); code != abi.Invalid || id != 3 ||
+			!strings.Contains(string(body), "larger than") {
 			t.Errorf("a handle %#x: %d of %d, %q", as, code, id, body)
 		}
 	}
@@ -187,7 +193,8 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// Calls that wait are bounded in number: what is too much is refused at once, and has no effect on the others.
+// Calls that wait are bounded in number: what is too much is refused at once, and has no effect on
+// the others.
 func TestLimits(t *testing.T) {
 	c, ended := served(t)
 	c.Write(greeting(Version, 0))
@@ -209,7 +216,13 @@ func TestLimits(t *testing.T) {
 // Any bytes are requests or none: no call panics, and none is taken from beyond its end.
 func FuzzRequest(f *testing.F) {
 	for op := hello; op <= opTag; op++ {
-		f.Add(op, message(op, 1, func(a *answer) { a.u64(1); a.text("a"); a.u64(2); a.u64(3); a.u32(4) })[requestHeader:])
+		f.Add(op, message(op, 1, func(a *answer) {
+			a.u64(1)
+			a.text("a")
+			a.u64(2)
+			a.u64(3)
+			a.u32(4)
+		})[requestHeader:])
 	}
 	f.Add(opPost, message(opPost, 1, func(a *answer) {
 		a.u64(1)
@@ -241,7 +254,8 @@ func FuzzRequest(f *testing.F) {
 				t.Fatal("a look at a request has changed it")
 			}
 		}
-		if a, err := c.do(x, r); err == nil && op != opRepost && op != opLog { // that is answered later, and this names no handle
+		if a, err := c.do(x, r); err == nil && op != opRepost && op != opLog {
+			// that is answered later, and this names no handle
 			t.Errorf("operation %d answers %v without a handle that is open", op, a)
 		}
 	})

@@ -242,7 +242,8 @@ func ended(t *transfer.Transfer) bool {
 	}
 }
 
-// running reports whether a request to wait has something to wait for. It leaves the request as it is.
+// running reports whether a request to wait has something to wait for. It leaves the request as it
+// is.
 func running(x *conn, r *request) bool {
 	look := *r
 	h, timeout := look.u64(), look.u64()
@@ -268,12 +269,14 @@ func (x *conn) wait(r *request) (*answer, error) {
 	})
 }
 
-// repost begins a transfer of a prepared list, under the handle that the client has given it: so the client need not wait for an answer.
+// repost begins a transfer of a prepared list, under the handle that the client has given it: so
+// the client need not wait for an answer.
 func (x *conn) repost(r *request) (*answer, error) {
 	h, as := r.u64(), r.u64()
 	return then(r, func() (*answer, error) {
 		if as&named == 0 || as <= x.named {
-			return nil, fmt.Errorf("agent: handle %d for a transfer: expected one with bit %d, larger than %d: %w", as, bits.TrailingZeros64(named), x.named, abi.ErrInvalid)
+			return nil, fmt.Errorf("agent: handle %d for a transfer: expected one with bit %d, larger than %d: %w", as,
+				bits.TrailingZeros64(named), x.named, abi.ErrInvalid)
 		}
 		x.named = as
 		x.table.RepostAs(h, as)
@@ -344,7 +347,8 @@ func (x *conn) adopt(name string, m memory) (*mem.Region, error) {
 		return mem.Adopt(name, nil, nil)
 	}
 	if m.address == 0 || m.size > 1<<47 {
-		return nil, fmt.Errorf("memory of %d bytes: expected an address and at most 2^47 bytes: %w", m.size, abi.ErrInvalid)
+		return nil, fmt.Errorf("memory of %d bytes: expected an address and at most 2^47 bytes: %w", m.size,
+			abi.ErrInvalid)
 	}
 	if m.token != nil {
 		return abi.OpenDevice(name, m.bus, m.size, m.token)

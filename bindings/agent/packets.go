@@ -12,7 +12,8 @@ import (
 // firstRoom is the memory for the packets of a receive queue at first, in bytes.
 const firstRoom = 1 << 20
 
-// roomFor leases memory for the packets of a queue, of size bytes at least; fresh says that the client does not know it yet.
+// roomFor leases memory for the packets of a queue, of size bytes at least; fresh says that the
+// client does not know it yet.
 func (x *conn) roomFor(h, size uint64) (l mem.Lease, fresh bool, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -50,7 +51,8 @@ func (x *conn) drop(h uint64) {
 	delete(x.last, h)
 }
 
-// burst waits for packets and copies them to where the client sees them. They go back to the queue at once.
+// burst waits for packets and copies them to where the client sees them. They go back to the queue
+// at once.
 func (x *conn) burst(r *request) (*answer, error) {
 	h, n, timeout := r.u64(), r.u32(), int64(r.u64())
 	return then(r, func() (*answer, error) {
@@ -125,7 +127,8 @@ func (x *conn) note(h uint64, b *burst.Burst) {
 	x.last[h] = known
 }
 
-// batch says what is known of the batch that a packet of the last burst is. The client knows which packets there are.
+// batch says what is known of the batch that a packet of the last burst is. The client knows which
+// packets there are.
 func (x *conn) batch(r *request) (*answer, error) {
 	h, i := r.u64(), r.u32()
 	return then(r, func() (*answer, error) {
@@ -165,7 +168,8 @@ const maxPackets = 4096
 func (x *conn) sendPackets(r *request) (*answer, error) {
 	h, name, queue, n := r.u64(), r.text(), int32(r.u32()), r.u32()
 	if n > maxPackets {
-		return nil, fmt.Errorf("agent: %d packets in one request: expected %d at most: %w", n, maxPackets, abi.ErrInvalid)
+		return nil, fmt.Errorf("agent: %d packets in one request: expected %d at most: %w", n, maxPackets,
+			abi.ErrInvalid)
 	}
 	packets := make([][]byte, n)
 	for i := range packets {

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// lookFor is how long requests looks for the next request before it sleeps: to be woken takes as long as all else of a small transfer.
+// lookFor is how long requests looks for the next request before it sleeps: to be woken takes as
+// long as all else of a small transfer.
 const lookFor = 30 * time.Microsecond
 
 // requests reads a socket. It is in Go's poller and does not block.

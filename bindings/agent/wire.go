@@ -107,7 +107,8 @@ func (r *request) tensor() (d tensor.Desc) {
 	return d
 }
 
-// failed is the error of a request that is not as long as it says, or too long. It is asked when all fields were read.
+// failed is the error of a request that is not as long as it says, or too long. It is asked when
+// all fields were read.
 func (r *request) failed() error {
 	if r.bad || len(r.b) > 0 {
 		return fmt.Errorf("agent: the arguments of operation %d cannot be read: %w", r.op, abi.ErrInvalid)

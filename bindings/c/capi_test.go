@@ -18,11 +18,14 @@ var library = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	client := []string{"-std=c11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-Wl,-z,defs", "-pthread", "-o"}
+	client := []string{"-std=c11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-Wl,-z,defs",
+		"-pthread", "-o"}
 	for _, cmd := range []*exec.Cmd{
-		exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", filepath.Join(dir, "libpenstock.so"), "."),
+		exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", filepath.Join(dir, "libpenstock.so"),
+			"."),
 		exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, "penstock"), "../../cmd/penstock"),
-		exec.Command("gcc", append(append(client, filepath.Join(dir, "libpenstock-agent.so")), append(sources(), "-ldl")...)...),
+		exec.Command("gcc", append(append(client, filepath.Join(dir, "libpenstock-agent.so")),
+			append(sources(), "-ldl")...)...),
 	} {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 		if strings.HasSuffix(cmd.Args[len(cmd.Args)-1], "/penstock") {
@@ -66,28 +69,34 @@ func built(t *testing.T) string {
 	return dir
 }
 
-// run compiles a program of testdata with a library, or with what flags have instead of one, and runs it.
+// run compiles a program of testdata with a library, or with what flags have instead of one, and
+// runs it.
 func run(t *testing.T, name, source string, flags []string, args ...string) {
 	t.Helper()
 	dir := built(t)
 	program := filepath.Join(t.TempDir(), "program")
-	cc := append([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-I.", "-o", program, source}, flags...)
-	if out, err := exec.Command("gcc", append(cc, "-L"+dir, name, "-lpthread", "-ldl", "-Wl,-rpath,"+dir)...).CombinedOutput(); err != nil {
+	cc := append([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-I.", "-o", program,
+		source}, flags...)
+	if out, err := exec.Command("gcc", append(cc, "-L"+dir, name, "-lpthread", "-ldl",
+		"-Wl,-rpath,"+dir)...).CombinedOutput(); err != nil {
 		t.Fatalf("cc %v: %v\n%s", flags, err, out)
 	}
 	cmd := exec.Command(program, args...)
-	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=1", "LSAN_OPTIONS=exitcode=9", "PENSTOCK_COMMAND="+filepath.Join(dir, "penstock"))
+	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=1", "LSAN_OPTIONS=exitcode=9",
+		"PENSTOCK_COMMAND="+filepath.Join(dir, "penstock"))
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.HasSuffix(string(out), "ok\n") {
 		t.Fatalf("%s %v: %v\n%s", source, flags, err, out)
 	}
 }
 
-// The libraries; the second one is there as such, and compiled into the program, where the sanitizers see it, too.
+// The libraries; the second one is there as such, and compiled into the program, where the
+// sanitizers see it, too.
 const inProcess, byAgent = "-lpenstock", "-lpenstock-agent"
 
 func TestTransfer(t *testing.T) {
-	for name, flags := range map[string][]string{"plain": {"-O2"}, "AddressSanitizer": {"-fsanitize=address,undefined"}, "ThreadSanitizer": {"-fsanitize=thread"}} {
+	for name, flags := range map[string][]string{"plain": {"-O2"}, "AddressSanitizer": {"-fsanitize=address,undefined"},
+		"ThreadSanitizer": {"-fsanitize=thread"}} {
 		t.Run(name, func(t *testing.T) { run(t, inProcess, "testdata/transfer.c", flags) })
 		t.Run("by agent/"+name, func(t *testing.T) {
 			if name != "plain" {
@@ -104,7 +113,8 @@ func TestStream(t *testing.T) {
 	run(t, inProcess, "testdata/stream.c", []string{"-O2"}, "testdata/stream.yaml")
 	run(t, inProcess, "testdata/stream.c", []string{"-fsanitize=address,undefined"}, "testdata/stream.yaml")
 	run(t, byAgent, "testdata/stream.c", []string{"-O2"}, "testdata/stream.yaml")
-	run(t, "-pthread", "testdata/stream.c", append([]string{"-fsanitize=address,undefined"}, sources()...), "testdata/stream.yaml")
+	run(t, "-pthread", "testdata/stream.c", append([]string{"-fsanitize=address,undefined"}, sources()...),
+		"testdata/stream.yaml")
 }
 
 // Opening a file runs its applications.
@@ -117,10 +127,12 @@ func TestApplications(t *testing.T) {
 func TestBatch(t *testing.T) {
 	run(t, inProcess, "testdata/batch.c", []string{"-fsanitize=address,undefined"}, "testdata/batch.yaml")
 	run(t, byAgent, "testdata/batch.c", []string{"-O2"}, "testdata/batch.yaml")
-	run(t, "-pthread", "testdata/batch.c", append([]string{"-fsanitize=address,undefined"}, sources()...), "testdata/batch.yaml")
+	run(t, "-pthread", "testdata/batch.c", append([]string{"-fsanitize=address,undefined"}, sources()...),
+		"testdata/batch.yaml")
 }
 
-// What the agent's library promises beyond the header: forks, an agent that is killed, one that cannot be started, no child of the program.
+// What the agent's library promises beyond the header: forks, an agent that is killed, one that
+// cannot be started, no child of the program.
 func TestAgent(t *testing.T) {
 	dir := t.TempDir()
 	command, pid := filepath.Join(dir, "penstock"), filepath.Join(dir, "pid")
@@ -134,7 +146,8 @@ func TestAgent(t *testing.T) {
 
 // The header is C++ too.
 func TestHeader(t *testing.T) {
-	if out, err := exec.Command("g++", "-x", "c++", "-Wall", "-Werror", "-fsyntax-only", "penstock.h").CombinedOutput(); err != nil {
+	if out, err := exec.Command("g++", "-x", "c++", "-Wall", "-Werror", "-fsyntax-only",
+		"penstock.h").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
@@ -168,7 +181,8 @@ func symbols(t *testing.T, name string) {
 	_, prototypes, _ := strings.Cut(string(header), "#ifndef PENSTOCK_NO_PROTOTYPES")
 	var want []string
 	for line := range strings.Lines(prototypes) {
-		if name, _, ok := strings.Cut(line, "("); ok && !strings.HasPrefix(line, "/*") && !strings.HasPrefix(line, " *") {
+		if name, _, ok := strings.Cut(line, "("); ok && !strings.HasPrefix(line, "/*") &&
+			!strings.HasPrefix(line, " *") {
 			if f := strings.Fields(name); len(f) > 1 {
 				want = append(want, strings.TrimPrefix(f[len(f)-1], "*"))
 			}

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
 )
 
-// What an adapter reaches, with stand-ins of libibverbs and of CUDA's driver: by dma-buf, and not without.
+// What an adapter reaches, with stand-ins of libibverbs and of CUDA's driver: by dma-buf, and not
+// without.
 func TestReach(t *testing.T) {
 	const python = "/usr/bin/python3"
 	if out, err := exec.Command(python, "-c", "import numpy").CombinedOutput(); err != nil {
@@ -32,10 +33,12 @@ func TestReach(t *testing.T) {
 	}
 	for _, script := range []string{"devices 1", "devices 1; absent dmabuf"} {
 		cmd := exec.Command(python, "../python/tests/test_allocator.py", "-v")
-		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+ibverbs+":"+dir, verbs.ScriptEnv+"="+script, "PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1",
+		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+ibverbs+":"+dir, verbs.ScriptEnv+"="+script,
+			"PYTHONPATH=../python", "PYTHONDONTWRITEBYTECODE=1",
 			"PENSTOCK_LIBRARY="+filepath.Join(built(t), "libpenstock.so"))
 		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "test_way (") || strings.Contains(string(out), "no libcuda.so.1") || strings.Count(string(out), "skipped 'an adapter") != 2 {
+		if err != nil || !strings.Contains(string(out), "test_way (") ||
+			strings.Contains(string(out), "no libcuda.so.1") || strings.Count(string(out), "skipped 'an adapter") != 2 {
 			t.Errorf("%s: %v\n%s", script, err, out)
 		}
 	}

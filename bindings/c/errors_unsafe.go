@@ -19,7 +19,8 @@ import (
 var table abi.Table
 
 // The codes are those of the header.
-var _ = map[bool]int{false: 0, C.PENSTOCK_INVALID == abi.Invalid && C.PENSTOCK_MISSING == abi.Missing && C.PENSTOCK_TIMEOUT == abi.Timeout: 1}
+var _ = map[bool]int{false: 0, C.PENSTOCK_INVALID == abi.Invalid && C.PENSTOCK_MISSING == abi.Missing &&
+	C.PENSTOCK_TIMEOUT == abi.Timeout: 1}
 
 // fail is the code of an error, which it also leaves with the caller.
 func fail(out *C.penstock_error, err error) C.int32_t {

@@ -39,7 +39,9 @@ func penstock_entries(h C.penstock_handle, to *C.penstock_entry, n C.size_t, out
 		if to == nil || n == 0 {
 			return 0, fmt.Errorf("no room for a penstock_entry: %w", abi.ErrInvalid)
 		}
-		all, err := table.Entries(uint64(h), int(min(n, 1<<30)), func(all []*transfer.Remote) func() { return entries(unsafe.Slice(to, n), all) })
+		all, err := table.Entries(uint64(h), int(min(n, 1<<30)), func(all []*transfer.Remote) func() {
+			return entries(unsafe.Slice(to, n), all)
+		})
 		return C.int64_t(len(all)), err
 	})
 }
@@ -54,7 +56,8 @@ func entries(to []C.penstock_entry, all []*transfer.Remote) (end func()) {
 	b := unsafe.Slice((*byte)(names), size)
 	at := 0
 	for i, r := range all {
-		to[i] = C.penstock_entry{name: (*C.char)(unsafe.Add(names, at)), size: C.uint64_t(r.Size()), rights: C.uint32_t(abi.RightsOf(r))}
+		to[i] = C.penstock_entry{name: (*C.char)(unsafe.Add(names, at)), size: C.uint64_t(r.Size()),
+			rights: C.uint32_t(abi.RightsOf(r))}
 		at += copy(b[at:], r.Name)
 		b[at] = 0
 		at++

@@ -47,8 +47,9 @@ func penstock_adopt(name *C.char, memory unsafe.Pointer, size C.uint64_t, out *C
 // noDriver is the count of loaded libraries at which CUDA's driver was not among them.
 var noDriver atomic.Uint64
 
-// driverLoaded reports whether the process has loaded CUDA's driver. To ask the loader for a library that is not there takes longer than a put of
-// 64 KiB, so it is asked again only when it has loaded something.
+// driverLoaded reports whether the process has loaded CUDA's driver. To ask the loader for a
+// library that is not there takes longer than a put of 64 KiB, so it is asked again only when it
+// has loaded something.
 func driverLoaded() bool {
 	n := uint64(C.loads())
 	if n > 0 && n == noDriver.Load() {
@@ -61,21 +62,24 @@ func driverLoaded() bool {
 	return false
 }
 
-// adopted is a region of memory of the caller. With touched its pages are taken for present: what is read once gains nothing from a look at them.
+// adopted is a region of memory of the caller. With touched its pages are taken for present: what
+// is read once gains nothing from a look at them.
 func adopted(name string, memory unsafe.Pointer, size uint64, touched bool) (*mem.Region, error) {
 	if size == 0 { // as of a tensor without elements
 		return mem.Adopt(name, nil, nil)
 	}
 	if memory == nil || size > 1<<47 {
-		return nil, fmt.Errorf("memory of %d bytes: expected an address and at most 2^47 bytes: %w", size, abi.ErrInvalid)
+		return nil, fmt.Errorf("memory of %d bytes: expected an address and at most 2^47 bytes: %w", size,
+			abi.ErrInvalid)
 	}
 	if driverLoaded() {
 		if device, is := cuda.DeviceOf(uintptr(memory)); is {
 			return adoptDevice(name, device, uint64(uintptr(memory)), size)
 		}
 	}
-	return mem.AdoptMapping(name, mem.Mapping{Kind: mem.Foreign, Bytes: unsafe.Slice((*byte)(memory), size), Size: size, PageSize: os.Getpagesize(),
-		FD: -1, NUMANode: -1, Present: touched})
+	return mem.AdoptMapping(name, mem.Mapping{Kind: mem.Foreign, Bytes: unsafe.Slice((*byte)(memory), size), Size: size,
+		PageSize: os.Getpagesize(),
+		FD:       -1, NUMANode: -1, Present: touched})
 }
 
 //export penstock_memory
@@ -98,8 +102,10 @@ func penstock_memory(h C.penstock_handle, size *C.uint64_t, out *C.penstock_erro
 }
 
 //export penstock_export
-func penstock_export(h, memory C.penstock_handle, offset, length C.uint64_t, name *C.char, rights, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
+func penstock_export(h, memory C.penstock_handle, offset, length C.uint64_t, name *C.char, rights, flags C.uint32_t,
+	out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (uint64, error) {
-		return table.Export(uint64(h), uint64(memory), uint64(offset), uint64(length), str(name), uint32(rights), uint32(flags))
+		return table.Export(uint64(h), uint64(memory), uint64(offset), uint64(length), str(name), uint32(rights),
+			uint32(flags))
 	})
 }

@@ -20,7 +20,8 @@ func describedBy(t *C.penstock_tensor) (d tensor.Desc, err error) {
 	case t == nil:
 		return d, fmt.Errorf("no penstock_tensor: %w", abi.ErrInvalid)
 	case t.rank > tensor.MaxRank || t.reserved != 0:
-		return d, fmt.Errorf("a tensor of %d dimensions, reserved %d: expected at most %d, and 0: %w", uint32(t.rank), uint32(t.reserved), tensor.MaxRank, abi.ErrInvalid)
+		return d, fmt.Errorf("a tensor of %d dimensions, reserved %d: expected at most %d, and 0: %w", uint32(t.rank),
+			uint32(t.reserved), tensor.MaxRank, abi.ErrInvalid)
 	}
 	name := unsafe.Slice((*byte)(unsafe.Pointer(&t.dtype[0])), len(t.dtype))
 	if d.DType, err = tensor.ParseDType(cut(name)); err != nil {
@@ -44,7 +45,8 @@ func cut(b []byte) string {
 }
 
 //export penstock_publish
-func penstock_publish(h, memory C.penstock_handle, offset C.uint64_t, t *C.penstock_tensor, name *C.char, rights, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
+func penstock_publish(h, memory C.penstock_handle, offset C.uint64_t, t *C.penstock_tensor, name *C.char, rights,
+	flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (uint64, error) {
 		d, err := describedBy(t)
 		if err != nil {

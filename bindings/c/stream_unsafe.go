@@ -20,14 +20,17 @@ func penstock_rx(h C.penstock_handle, iface *C.char, queue C.int32_t, out *C.pen
 }
 
 //export penstock_burst
-func penstock_burst(h C.penstock_handle, to *C.penstock_segment, n C.size_t, timeout C.int64_t, out *C.penstock_error) C.int64_t {
+func penstock_burst(h C.penstock_handle, to *C.penstock_segment, n C.size_t, timeout C.int64_t,
+	out *C.penstock_error) C.int64_t {
 	return counted(out, func() (C.int64_t, error) {
 		if to == nil {
 			return 0, fmt.Errorf("no room for segments: %w", abi.ErrInvalid)
 		}
 		ctx, end := abi.Within(int64(timeout))
 		defer end()
-		k, err := table.Burst(ctx, uint64(h), int(min(n, 1<<30)), func(b *burst.Burst) { describe(b, unsafe.Slice(to, n)) })
+		k, err := table.Burst(ctx, uint64(h), int(min(n, 1<<30)), func(b *burst.Burst) {
+			describe(b, unsafe.Slice(to, n))
+		})
 		return C.int64_t(k), err
 	})
 }
@@ -39,7 +42,8 @@ func describe(b *burst.Burst, to []C.penstock_segment) {
 		ns, timed := b.Time(i)
 		for j := range b.Segments(i) {
 			data := b.Bytes(i, j)
-			s := C.penstock_segment{data: unsafe.Pointer(unsafe.SliceData(data)), size: C.uint32_t(len(data)), packet: C.uint32_t(i), flow: C.uint32_t(b.Flow(i))}
+			s := C.penstock_segment{data: unsafe.Pointer(unsafe.SliceData(data)), size: C.uint32_t(len(data)),
+				packet: C.uint32_t(i), flow: C.uint32_t(b.Flow(i))}
 			if timed {
 				s.timed, s.time = 1, C.int64_t(ns)
 			}
@@ -50,7 +54,8 @@ func describe(b *burst.Burst, to []C.penstock_segment) {
 }
 
 //export penstock_batch_of
-func penstock_batch_of(h C.penstock_handle, packet C.uint32_t, to *C.penstock_batch, present *C.uint64_t, words C.size_t, out *C.penstock_error) C.int32_t {
+func penstock_batch_of(h C.penstock_handle, packet C.uint32_t, to *C.penstock_batch, present *C.uint64_t,
+	words C.size_t, out *C.penstock_error) C.int32_t {
 	return C.int32_t(counted(out, func() (C.int64_t, error) {
 		if to == nil {
 			return 0, fmt.Errorf("no penstock_batch: %w", abi.ErrInvalid)
@@ -59,7 +64,8 @@ func penstock_batch_of(h C.penstock_handle, packet C.uint32_t, to *C.penstock_ba
 		if err != nil || b == nil {
 			return 0, err
 		}
-		*to = C.penstock_batch{id: C.int64_t(b.ID), packets: C.uint32_t(b.Packets), per_batch: C.uint32_t(b.PerBatch), words: C.uint32_t(len(b.Present)), first: C.int64_t(b.First), last: C.int64_t(b.Last)}
+		*to = C.penstock_batch{id: C.int64_t(b.ID), packets: C.uint32_t(b.Packets), per_batch: C.uint32_t(b.PerBatch),
+			words: C.uint32_t(len(b.Present)), first: C.int64_t(b.First), last: C.int64_t(b.Last)}
 		if b.TimedOut {
 			to.timed_out = 1
 		}
@@ -78,7 +84,8 @@ func penstock_release(h C.penstock_handle, out *C.penstock_error) C.int32_t {
 }
 
 //export penstock_send
-func penstock_send(h C.penstock_handle, iface *C.char, queue C.int32_t, packets *C.penstock_segment, n C.size_t, out *C.penstock_error) C.int64_t {
+func penstock_send(h C.penstock_handle, iface *C.char, queue C.int32_t, packets *C.penstock_segment, n C.size_t,
+	out *C.penstock_error) C.int64_t {
 	return counted(out, func() (C.int64_t, error) {
 		var all []C.penstock_segment
 		if packets != nil {

@@ -61,7 +61,8 @@ func penstock_subscribe(h C.penstock_handle, tag C.uint32_t, out *C.penstock_err
 }
 
 //export penstock_receive
-func penstock_receive(h C.penstock_handle, to *C.penstock_message, room unsafe.Pointer, n C.size_t, timeout C.int64_t, out *C.penstock_error) C.int32_t {
+func penstock_receive(h C.penstock_handle, to *C.penstock_message, room unsafe.Pointer, n C.size_t, timeout C.int64_t,
+	out *C.penstock_error) C.int32_t {
 	return counted(out, func() (C.int32_t, error) {
 		if to == nil {
 			return 0, fmt.Errorf("no penstock_message: %w", abi.ErrInvalid)

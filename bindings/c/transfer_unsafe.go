@@ -25,7 +25,8 @@ func penstock_dial(h C.penstock_handle, address *C.char, timeout C.int64_t, out 
 }
 
 //export penstock_lookup
-func penstock_lookup(h C.penstock_handle, name *C.char, timeout C.int64_t, size *C.uint64_t, rights *C.uint32_t, out *C.penstock_error) C.penstock_handle {
+func penstock_lookup(h C.penstock_handle, name *C.char, timeout C.int64_t, size *C.uint64_t, rights *C.uint32_t,
+	out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (uint64, error) {
 		ctx, end := abi.Within(int64(timeout))
 		defer end()
@@ -66,13 +67,16 @@ func modes(o *C.penstock_options) (out abi.Modes, err error) {
 		return out, fmt.Errorf("penstock_options.reserved is %d: expected 0: %w", uint32(o.reserved), abi.ErrInvalid)
 	}
 	if o.message == nil && o.message_size > 0 {
-		return out, fmt.Errorf("a message of %d bytes: expected an address and %d at most: %w", uint32(o.message_size), transfer.MaxNotify, abi.ErrInvalid)
+		return out, fmt.Errorf("a message of %d bytes: expected an address and %d at most: %w", uint32(o.message_size),
+			transfer.MaxNotify, abi.ErrInvalid)
 	}
-	return abi.Modes{Msg: unsafe.Slice((*byte)(o.message), o.message_size), Tag: uint32(o.tag), Paths: str(o.paths), Digest: o.digest != 0}, nil
+	return abi.Modes{Msg: unsafe.Slice((*byte)(o.message), o.message_size), Tag: uint32(o.tag), Paths: str(o.paths),
+		Digest: o.digest != 0}, nil
 }
 
 // posted is a call that begins a transfer.
-func posted(o *C.penstock_options, out *C.penstock_error, f func(abi.Modes) (uint64, *transfer.Transfer, error)) C.penstock_handle {
+func posted(o *C.penstock_options, out *C.penstock_error,
+	f func(abi.Modes) (uint64, *transfer.Transfer, error)) C.penstock_handle {
 	return made(out, func() (uint64, error) {
 		m, err := modes(o)
 		if err != nil {
@@ -84,14 +88,16 @@ func posted(o *C.penstock_options, out *C.penstock_error, f func(abi.Modes) (uin
 }
 
 //export penstock_post
-func penstock_post(h C.penstock_handle, what C.int32_t, blocks *C.penstock_block, n C.size_t, o *C.penstock_options, out *C.penstock_error) C.penstock_handle {
+func penstock_post(h C.penstock_handle, what C.int32_t, blocks *C.penstock_block, n C.size_t, o *C.penstock_options,
+	out *C.penstock_error) C.penstock_handle {
 	return posted(o, out, func(m abi.Modes) (uint64, *transfer.Transfer, error) {
 		return table.Post(uint64(h), int32(what), list(blocks, n), m)
 	})
 }
 
 //export penstock_post_memory
-func penstock_post_memory(h C.penstock_handle, what C.int32_t, memory unsafe.Pointer, size C.uint64_t, far C.penstock_handle, offset C.uint64_t, o *C.penstock_options, out *C.penstock_error) C.penstock_handle {
+func penstock_post_memory(h C.penstock_handle, what C.int32_t, memory unsafe.Pointer, size C.uint64_t,
+	far C.penstock_handle, offset C.uint64_t, o *C.penstock_options, out *C.penstock_error) C.penstock_handle {
 	return posted(o, out, func(m abi.Modes) (uint64, *transfer.Transfer, error) {
 		return table.PostMemory(uint64(h), int32(what), uint64(far), uint64(offset), m, func() (*mem.Region, error) {
 			return adopted("", memory, uint64(size), what == C.PENSTOCK_PUT)
@@ -105,7 +111,8 @@ func penstock_notify(h C.penstock_handle, o *C.penstock_options, out *C.penstock
 }
 
 //export penstock_prepare
-func penstock_prepare(h C.penstock_handle, what C.int32_t, blocks *C.penstock_block, n C.size_t, o *C.penstock_options, out *C.penstock_error) C.penstock_handle {
+func penstock_prepare(h C.penstock_handle, what C.int32_t, blocks *C.penstock_block, n C.size_t, o *C.penstock_options,
+	out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (uint64, error) {
 		m, err := modes(o)
 		if err != nil {

@@ -16,8 +16,9 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// glance is a context that ends after a few rounds of Transfer.Wait. A goroutine that C has called is bound to its thread. Wait gives way to other
-// goroutines every 16 rounds, and for such a goroutine each of these takes two switches of threads by the kernel, in which nothing of the
+// glance is a context that ends after a few rounds of Transfer.Wait. A goroutine that C has called
+// is bound to its thread. Wait gives way to other goroutines every 16 rounds, and for such a
+// goroutine each of these takes two switches of threads by the kernel, in which nothing of the
 // transfer moves.
 type glance struct{ rounds int }
 
@@ -30,7 +31,8 @@ func (g *glance) Err() error {
 	return context.DeadlineExceeded
 }
 
-// Done is for when Wait has served the transfer, or another goroutine does that: it is over then, whatever the rounds.
+// Done is for when Wait has served the transfer, or another goroutine does that: it is over then,
+// whatever the rounds.
 func (g *glance) Done() <-chan struct{} {
 	g.rounds = glanceRounds
 	return over
@@ -45,11 +47,12 @@ var over = func() chan struct{} {
 	return c
 }()
 
-// lookFor is how long wait looks for the end before it sleeps: longer than 1 MiB takes over tcp on one machine, where to be woken would take a
-// tenth of that.
+// lookFor is how long wait looks for the end before it sleeps: longer than 1 MiB takes over tcp on
+// one machine, where to be woken would take a tenth of that.
 const lookFor = 300 * time.Microsecond
 
-// wait waits for the end of a transfer: it serves it for a moment, then looks, while other threads go first, and then sleeps.
+// wait waits for the end of a transfer: it serves it for a moment, then looks, while other threads
+// go first, and then sleeps.
 func wait(t *transfer.Transfer, timeout C.int64_t) error {
 	if timeout != 0 {
 		t.Wait(&glance{})

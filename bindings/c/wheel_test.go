@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// sameTag compares the tag in the name of a wheel with what its library needs: the machine, and the newest version of the C library's symbols.
+// sameTag compares the tag in the name of a wheel with what its library needs: the machine, and the
+// newest version of the C library's symbols.
 func sameTag(t *testing.T, wheel, library string) elf.Machine {
 	t.Helper()
 	f, err := elf.Open(library)
@@ -35,20 +36,24 @@ func sameTag(t *testing.T, wheel, library string) elf.Machine {
 		}
 	}
 	machine := map[elf.Machine]string{elf.EM_X86_64: "x86_64", elf.EM_AARCH64: "aarch64"}[f.Machine]
-	if want := fmt.Sprintf("penstock-0.1.0-py3-none-manylinux_2_%d_%s.whl", newest, machine); filepath.Base(wheel) != want || newest < 20 {
+	if want := fmt.Sprintf("penstock-0.1.0-py3-none-manylinux_2_%d_%s.whl", newest,
+		machine); filepath.Base(wheel) != want || newest < 20 {
 		t.Errorf("the wheel is %s, its library needs %s", filepath.Base(wheel), want)
 	}
 	return f.Machine
 }
 
-// The wheel for arm64, which the machine's own compiler does not make, has a library and a command for arm64, and both run there.
+// The wheel for arm64, which the machine's own compiler does not make, has a library and a command
+// for arm64, and both run there.
 func TestCrossWheel(t *testing.T) {
-	testenv.LeaveOut(t, testenv.WithoutInvariants|testenv.WithRace, "it builds everything for another machine, which takes minutes: make nightly has it")
+	testenv.LeaveOut(t, testenv.WithoutInvariants|testenv.WithRace,
+		"it builds everything for another machine, which takes minutes: make nightly has it")
 	const cc, emulator, root = "aarch64-linux-gnu-gcc", "qemu-aarch64-static", "/usr/aarch64-linux-gnu"
 	if runtime.GOARCH != "amd64" {
 		testenv.Missing(t, "a machine that is not arm64", fmt.Errorf("this one is %s", runtime.GOARCH))
 	}
-	for tool, pkg := range map[string]string{cc: "gcc-aarch64-linux-gnu", emulator: "qemu-user-static", "make": "make"} {
+	for tool, pkg := range map[string]string{cc: "gcc-aarch64-linux-gnu", emulator: "qemu-user-static",
+		"make": "make"} {
 		if _, err := testenv.Tool(tool, pkg); err != nil {
 			testenv.Missing(t, tool, err)
 		}
@@ -82,12 +87,16 @@ func TestCrossWheel(t *testing.T) {
 	if out := do(dir, emulator, "-L", root, command, "--help"); !strings.Contains(out, "mirror") {
 		t.Errorf("the command says %q", out)
 	}
-	if err := os.Symlink("libpenstock.so", filepath.Join(unpacked, "penstock", "libpenstock.so.1")); err != nil { // its soname
+	if err := os.Symlink("libpenstock.so", filepath.Join(unpacked, "penstock", "libpenstock.so.1")); err != nil {
+		// its soname
 		t.Fatal(err)
 	}
 	program := filepath.Join(dir, "put")
-	do(".", cc, "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O2", "-I.", "-o", program, "testdata/put.c", "-L"+filepath.Dir(library), "-lpenstock")
-	if out := do(dir, emulator, "-L", root, "-E", "LD_LIBRARY_PATH="+filepath.Dir(library), program, filepath.Join(dir, "s")); !strings.HasSuffix(out, "ok\n") { // the peer that closes is a warning
+	do(".", cc, "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O2", "-I.", "-o", program,
+		"testdata/put.c", "-L"+filepath.Dir(library), "-lpenstock")
+	if out := do(dir, emulator, "-L", root, "-E", "LD_LIBRARY_PATH="+filepath.Dir(library), program,
+		filepath.Join(dir, "s")); !strings.HasSuffix(out, "ok\n") {
+		// the peer that closes is a warning
 		t.Errorf("the program says %q", out)
 	}
 	testenv.Record(t, "peer", "qemu-user", "the wheel for arm64")

@@ -23,7 +23,8 @@ func (o *Options) capabilities() engine.Capabilities {
 	return c
 }
 
-// CheckPort implements engine.Checker. Ports on one interface each get all packets, so that they hold nothing.
+// CheckPort implements engine.Checker. Ports on one interface each get all packets, so that they
+// hold nothing.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err

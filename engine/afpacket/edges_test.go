@@ -102,10 +102,12 @@ func TestReleasedWhileRead(t *testing.T) {
 	}
 }
 
-// What another queue's owner has taken out of the ring is older than what still lies there, and comes first.
+// What another queue's owner has taken out of the ring is older than what still lies there, and
+// comes first.
 func TestInOrder(t *testing.T) {
 	e := newEdge(t, Options{})
-	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{e.pool}}),
+		e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
 	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -149,10 +151,12 @@ func take(t testing.TB, p *mem.Pool) []mem.Handle {
 	return h
 }
 
-// A frame of more segments than an empty burst has room for does not hold up the others, wherever it waits.
+// A frame of more segments than an empty burst has room for does not hold up the others, wherever
+// it waits.
 func TestTooManySegments(t *testing.T) {
 	e := newEdge(t, Options{})
-	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{e.pool}}),
+		e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
 	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +241,8 @@ func TestAddedWakes(t *testing.T) {
 	}
 }
 
-// A socket that could not be made ready for receiving does not keep those that were from it for ever: the next queue tries again.
+// A socket that could not be made ready for receiving does not keep those that were from it for
+// ever: the next queue tries again.
 func TestAcceptedAgain(t *testing.T) {
 	e := newEdge(t, Options{Fanout: FanoutHash, Sockets: 2})
 	x := e.p.sockets[1]
@@ -252,7 +257,8 @@ func TestAcceptedAgain(t *testing.T) {
 	receive(t, q, 1, nil)
 }
 
-// Each of two ports with several sockets on one interface, as of two processes, gets every packet: their fan-out groups are not one.
+// Each of two ports with several sockets on one interface, as of two processes, gets every packet:
+// their fan-out groups are not one.
 func TestFanoutGroupsOfPorts(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	pool := newPool(t, 2048, 1024)
@@ -270,31 +276,37 @@ func TestFanoutGroupsOfPorts(t *testing.T) {
 	}
 }
 
-// A frame that the ring cuts off, as one of segments that the kernel has merged, goes by its headers: it is a drop of the queue that a rule says,
-// and the kernel's only if no rule matches.
+// A frame that the ring cuts off, as one of segments that the kernel has merged, goes by its
+// headers: it is a drop of the queue that a rule says, and the kernel's only if no rule matches.
 func TestIsolatedCutOff(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	pool := newPool(t, 2048, 64)
 	tx := addTx(t, open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6}), engine.TxSpec{Pools: []*mem.Pool{pool}})
 	var p *Port
 	if err := n.Hosts[1].Do(func() error {
-		x, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "eth0", Isolated: true, Options: Options{Filter: noIPv6, FrameSize: 1024}})
+		x, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "eth0", Isolated: true,
+			Options: Options{Filter: noIPv6, FrameSize: 1024}})
 		p, _ = x.(*Port)
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	q, kept := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{pool}}), addRx(t, p, engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}, Options: RxOptions{KeepTruncated: true}})
-	if _, err := p.Rules().Apply(rule(t, "udp dst 7 -> queue 0"), rule(t, "ip len 1328 udp dst 8 -> queue 1")); err != nil {
+	q, kept := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{pool}}),
+		addRx(t, p, engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool},
+			Options: RxOptions{KeepTruncated: true}})
+	if _, err := p.Rules().Apply(rule(t, "udp dst 7 -> queue 0"),
+		rule(t, "ip len 1328 udp dst 8 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tag := range []uint16{0, 5} {
 		send(t, tx, udp(t, 7, 1300, tag), udp(t, 8, 1300, tag), udp(t, 9, 1300, tag), udp(t, 7, 100, tag))
 	}
 	for i, got := range receive(t, kept, 2, nil) { // in order, cut off, and nothing in them is changed
-		if whole := udp(t, 8, 1300, uint16(5*i)); len(got) < 500 || len(got) >= len(whole) || !bytes.Equal(got, whole[:len(got)]) {
-			t.Errorf("%d of %d bytes came, % x: expected % x", len(got), len(whole), got[:min(len(got), 64)], whole[:64])
+		if whole := udp(t, 8, 1300, uint16(5*i)); len(got) < 500 || len(got) >= len(whole) ||
+			!bytes.Equal(got, whole[:len(got)]) {
+			t.Errorf("%d of %d bytes came, % x: expected % x", len(got), len(whole), got[:min(len(got), 64)],
+				whole[:64])
 		}
 	}
 	receive(t, q, 2, nil)

@@ -20,17 +20,20 @@ const Name = "afpacket"
 // Errors of this engine, besides those of package engine that they wrap.
 var (
 	// ErrCapability says that the process may not open packet sockets.
-	ErrCapability = fmt.Errorf("afpacket: CAP_NET_RAW is missing: run as root, or \"setcap cap_net_raw+ep\" on the program: %w", engine.ErrUnavailable)
+	ErrCapability = fmt.Errorf("afpacket: CAP_NET_RAW is missing: run as root, or \"setcap cap_net_raw+ep\" on the "+
+		"program: %w", engine.ErrUnavailable)
 	// ErrRemoved says that the interface of the port is gone.
-	ErrRemoved = fmt.Errorf("afpacket: the interface was removed: open the port again when it is back: %w", engine.ErrDown)
+	ErrRemoved = fmt.Errorf("afpacket: the interface was removed: open the port again when it is back: %w",
+		engine.ErrDown)
 )
 
 const (
 	maxQueues = 64
 	// vlanRoom is what frames may be longer than Ethernet and the MTU: two tags.
 	vlanRoom = 8
-	// frameOverhead is what the kernel keeps in front of a packet in the ring (struct tpacket2_hdr, sockaddr_ll, alignment), and room
-	// for a tag that is put back, and for the headers of a tunnel.
+	// frameOverhead is what the kernel keeps in front of a packet in the ring (struct tpacket2_hdr,
+	// sockaddr_ll, alignment), and room for a tag that is put back, and for the headers of a
+	// tunnel.
 	frameOverhead = 192
 )
 
@@ -78,7 +81,8 @@ func (*Engine) Capabilities() engine.Capabilities {
 		PoolsWhy:        "a queue without pools lends the frames of the kernel's ring",
 		ExactDrops:      true,
 		Notes: []string{
-			"receiving copies each packet from the ring into the pool (RxStats.Copied); a queue without pools does not: it lends the ring's frames",
+			"receiving copies each packet from the ring into the pool (RxStats.Copied); a queue without pools does " +
+				"not: it lends the ring's frames",
 			"isolation cannot keep packets from the kernel: a packet socket gets copies",
 			"HardwareTime needs an interface whose driver takes times of all packets",
 		},
@@ -112,8 +116,8 @@ type Port struct {
 	toClose []int
 }
 
-// OpenPort implements engine.Engine. spec.Address is the name of an interface, and spec.Options an Options or a pointer to one.
-// Without CAP_NET_RAW the error is ErrCapability.
+// OpenPort implements engine.Engine. spec.Address is the name of an interface, and spec.Options an
+// Options or a pointer to one. Without CAP_NET_RAW the error is ErrCapability.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -252,7 +256,8 @@ type Rules struct{ port *Port }
 // List implements engine.Rules.
 func (r *Rules) List() []flow.Rule { return r.port.table.List() }
 
-// Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken out of the ring afterwards.
+// Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken
+// out of the ring afterwards.
 func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	res, err := r.port.table.Apply(changes...)
 	if err == nil {
@@ -287,7 +292,8 @@ func (p *Port) Stats(s *engine.PortStats) {
 	engine.SumTx(&s.Tx, p.txs, p.gone)
 }
 
-// Close implements engine.Port. The rings of which packets are lent stay mapped until those are released.
+// Close implements engine.Port. The rings of which packets are lent stay mapped until those are
+// released.
 func (p *Port) Close() error {
 	rxs, first := p.rx.End()
 	if !first {

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// Counts the eCPRI frames of VLAN 100 on eth0, where the kernel wrote them: a queue without pools copies nothing. All else stays with
-// the kernel.
+// Counts the eCPRI frames of VLAN 100 on eth0, where the kernel wrote them: a queue without pools
+// copies nothing. All else stays with the kernel.
 func Example() {
 	ctx := context.Background()
 	port, err := afpacket.New().OpenPort(ctx, engine.PortSpec{Address: "eth0", Isolated: true})

@@ -21,28 +21,35 @@ const (
 // FilterInstruction is an instruction of the classic BPF, as tcpdump -dd prints them.
 type FilterInstruction = sys.FilterInstruction
 
-// Options are the options of a port, given as engine.PortSpec.Options. The zero value is right for most.
+// Options are the options of a port, given as engine.PortSpec.Options. The zero value is right for
+// most.
 type Options struct {
-	// Frames is the number of frames in each receive ring, 0 for 4096. The ring is memory of the kernel's that is pinned: Frames times
-	// FrameSize bytes. A receive queue may not have a greater Depth.
+	// Frames is the number of frames in each receive ring, 0 for 4096. The ring is memory of the
+	// kernel's that is pinned: Frames times FrameSize bytes. A receive queue may not have a greater
+	// Depth.
 	Frames int
-	// FrameSize is the room for one packet in the ring with what the kernel notes about it, in bytes, a multiple of 16; 0 is enough for
-	// the interface's MTU with two VLAN tags. What the kernel put together (GRO, or a local sender's segmentation offload) can
-	// have 64 KiB: it is cut off, unless this is 66048 or "ethtool -K IF gro off" and the sender's "tso off gso off" prevent it.
+	// FrameSize is the room for one packet in the ring with what the kernel notes about it, in
+	// bytes, a multiple of 16; 0 is enough for the interface's MTU with two VLAN tags. What the
+	// kernel put together (GRO, or a local sender's segmentation offload) can have 64 KiB: it is
+	// cut off, unless this is 66048 or "ethtool -K IF gro off" and the sender's "tso off gso off"
+	// prevent it.
 	FrameSize int
-	// Fanout shares packets among Sockets sockets with a ring each, 1 to 64, which are dealt out to the receive queues. Packets
-	// that no rule matches go to the queue that has their socket, then, in place of the first queue.
+	// Fanout shares packets among Sockets sockets with a ring each, 1 to 64, which are dealt out to
+	// the receive queues. Packets that no rule matches go to the queue that has their socket, then,
+	// in place of the first queue.
 	Fanout  Fanout
 	Sockets int
 	// Promiscuous makes the interface take frames for other stations while the port is open.
 	Promiscuous bool
-	// Filter is a program that the kernel runs on each frame first; what it refuses (returns 0) never reaches the port, and is counted
-	// nowhere. A stripped VLAN tag is not in the frame that it sees.
+	// Filter is a program that the kernel runs on each frame first; what it refuses (returns 0)
+	// never reaches the port, and is counted nowhere. A stripped VLAN tag is not in the frame that
+	// it sees.
 	Filter []FilterInstruction
-	// QdiscBypass sends straight to the device, past the queueing discipline. Faster where there is one; what finds the device's ring
-	// full comes back as such and is tried again.
+	// QdiscBypass sends straight to the device, past the queueing discipline. Faster where there is
+	// one; what finds the device's ring full comes back as such and is tried again.
 	QdiscBypass bool
-	// SendBuffer is the kernel's buffer in bytes for what is sent and not yet gone; 0 leaves the system's default.
+	// SendBuffer is the kernel's buffer in bytes for what is sent and not yet gone; 0 leaves the
+	// system's default.
 	SendBuffer int
 }
 
@@ -87,7 +94,7 @@ func (f Fanout) mode() int {
 
 // RxOptions are the options of a receive queue, given as engine.RxSpec.Options.
 type RxOptions struct {
-	// KeepTruncated delivers packets that were longer than a frame of the ring or a slot of the pool, with the flag
-	// burst.Truncated, instead of dropping them as engine.DropTooLong.
+	// KeepTruncated delivers packets that were longer than a frame of the ring or a slot of the
+	// pool, with the flag burst.Truncated, instead of dropping them as engine.DropTooLong.
 	KeepTruncated bool
 }

@@ -101,10 +101,12 @@ func receive(t testing.TB, q engine.RxQueue, n int, see func(b *burst.Burst, i i
 	return out
 }
 
-// udp makes a frame from host 0 to host 1 with that many bytes of payload, with a VLAN tag unless it is 0.
+// udp makes a frame from host 0 to host 1 with that many bytes of payload, with a VLAN tag unless
+// it is 0.
 func udp(t testing.TB, port uint16, payload int, vlan uint16) []byte {
 	t.Helper()
-	f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0x77, 0, 0, 0, 0}, DstMAC: packet.MAC{2, 0x77, 0, 0, 0, 1}, Tagged: vlan != 0, Tag: packet.MakeTCI(vlan, 3, false),
+	f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0x77, 0, 0, 0, 0}, DstMAC: packet.MAC{2, 0x77, 0, 0, 0, 1},
+		Tagged: vlan != 0, Tag: packet.MakeTCI(vlan, 3, false),
 		Src: netip.MustParseAddrPort("198.18.0.1:9"), Dst: netip.AddrPortFrom(netip.MustParseAddr("198.18.0.2"), port)}
 	b := make([]byte, f.HeaderLen()+payload)
 	for i := range payload {
@@ -125,14 +127,15 @@ func rule(t testing.TB, text string) flow.Change {
 	return flow.Add(r)
 }
 
-// Tags that the kernel takes off are in the frame again, one or two of them, and rules see them; an isolated port leaves the rest to
-// the kernel.
+// Tags that the kernel takes off are in the frame again, one or two of them, and rules see them; an
+// isolated port leaves the rest to the kernel.
 func TestVLANAndIsolation(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6})
 	var p engine.Port
 	if err := n.Hosts[1].Do(func() (err error) {
-		p, err = New().OpenPort(t.Context(), engine.PortSpec{Address: "eth0", Isolated: true, Options: &Options{Filter: noIPv6}})
+		p, err = New().OpenPort(t.Context(), engine.PortSpec{Address: "eth0", Isolated: true,
+			Options: &Options{Filter: noIPv6}})
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -142,7 +145,8 @@ func TestVLANAndIsolation(t *testing.T) {
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}})
 	q0 := addRx(t, p.(*Port), engine.RxSpec{Pools: []*mem.Pool{pool}})
 	q1 := addRx(t, p.(*Port), engine.RxSpec{ID: engine.Queue(1), Options: RxOptions{}})
-	res, err := p.Rules().Apply(rule(t, "vlan 100 -> queue 1"), rule(t, "udp dst 7 -> queue 0"), rule(t, "udp dst 8 -> drop"), rule(t, "udp dst 9 -> queue 5"))
+	res, err := p.Rules().Apply(rule(t, "vlan 100 -> queue 1"), rule(t, "udp dst 7 -> queue 0"),
+		rule(t, "udp dst 8 -> drop"), rule(t, "udp dst 9 -> queue 5"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,12 +164,14 @@ func TestVLANAndIsolation(t *testing.T) {
 	if !bytes.Equal(got[0], tagged) || !bytes.Equal(got[1], twice) {
 		t.Errorf("tagged frames came as\n% x\n% x", got[0][:24], got[1][:24])
 	}
-	if got := receive(t, q0, 2, flowID(res.IDs[1])); !bytes.Equal(got[0], plain) || !bytes.Equal(got[1], udp(t, 7, 100, 101)) {
+	if got := receive(t, q0, 2, flowID(res.IDs[1])); !bytes.Equal(got[0], plain) ||
+		!bytes.Equal(got[1], udp(t, 7, 100, 101)) {
 		t.Error("untagged frame")
 	}
 	var s engine.PortStats
 	p.Stats(&s)
-	if s.Kernel != 1 || s.Drops[engine.DropRule] != 1 || s.Drops[engine.DropNoQueue] != 1 || s.Rx.Packets != 4 || s.Drops.Total() != 2 {
+	if s.Kernel != 1 || s.Drops[engine.DropRule] != 1 || s.Drops[engine.DropNoQueue] != 1 || s.Rx.Packets != 4 ||
+		s.Drops.Total() != 2 {
 		t.Errorf("%+v", s)
 	}
 	if st := p.Rules().Stats(); st.Rules[0].Packets != 2 || st.Rules[1].Packets != 2 {
@@ -179,7 +185,8 @@ func TestVLANAndIsolation(t *testing.T) {
 	}
 }
 
-// Rules are in force when Apply returns: a goroutine that deals out packets by the rules from before is done by then.
+// Rules are in force when Apply returns: a goroutine that deals out packets by the rules from
+// before is done by then.
 func TestRulesInForce(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	p := open(t, n.Hosts[1], n.Hosts[1].Link().Name, Options{})
@@ -216,7 +223,8 @@ func TestNoRoomForSegments(t *testing.T) {
 	if pool.GetBatch(slot) != 1 {
 		t.Fatal("no slot")
 	}
-	small.Builder().AddSlots(burst.PoolSource(pool), pool, slot, nil, burst.Segment{Len: 60}) // an empty burst that has no room drops the frame
+	// an empty burst that has no room drops the frame
+	small.Builder().AddSlots(burst.PoolSource(pool), pool, slot, nil, burst.Segment{Len: 60})
 	for range 3 {
 		if k, err := q.TryRecv(small); k != 0 || err != nil {
 			t.Fatalf("%d packets in a burst without room, %v", k, err)
@@ -228,15 +236,18 @@ func TestNoRoomForSegments(t *testing.T) {
 	}
 }
 
-// A tag is taken off, and a tunnel put around a frame and taken off again, in memory of the pool and of the ring.
+// A tag is taken off, and a tunnel put around a frame and taken off again, in memory of the pool
+// and of the ring.
 func TestTransform(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6}), open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6})
 	pool := newPool(t, 2048, 256)
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}})
 	outer := "eth-src 02:00:00:00:00:01 eth-dst 02:00:00:00:00:02 ip-src 192.0.2.1 ip-dst 192.0.2.2"
-	if _, err := b.Rules().Apply(rule(t, "vlan 100 -> vlan-pop, queue 0"), rule(t, "udp dst 7 -> vxlan-encap "+outer+" vni 5, queue 0"),
-		rule(t, "udp dst 8 -> vxlan-encap "+outer+" vni 5, vxlan-decap, vlan-push 9, queue 0"), rule(t, "udp dst 9 -> vlan-pop, queue 0")); err != nil {
+	if _, err := b.Rules().Apply(rule(t, "vlan 100 -> vlan-pop, queue 0"),
+		rule(t, "udp dst 7 -> vxlan-encap "+outer+" vni 5, queue 0"),
+		rule(t, "udp dst 8 -> vxlan-encap "+outer+" vni 5, vxlan-decap, vlan-push 9, queue 0"),
+		rule(t, "udp dst 9 -> vlan-pop, queue 0")); err != nil {
 		t.Fatal(err)
 	}
 	for _, spec := range []engine.RxSpec{{Pools: []*mem.Pool{pool}}, {}} {
@@ -253,7 +264,8 @@ func TestTransform(t *testing.T) {
 				t.Errorf("%d bytes: without its tag: % x", size, got[0][:30])
 			}
 			var l, in packet.Layers
-			if packet.Parse(got[1], &l); packet.ParseTunnel(got[1], &l, &in) != packet.OK || l.Tunnel != packet.TunnelVXLAN || l.VNI != 5 || !bytes.Equal(got[1][l.Inner:l.End], plain) {
+			if packet.Parse(got[1], &l); packet.ParseTunnel(got[1], &l, &in) != packet.OK ||
+				l.Tunnel != packet.TunnelVXLAN || l.VNI != 5 || !bytes.Equal(got[1][l.Inner:l.End], plain) {
 				t.Errorf("%d bytes: in a tunnel: % x", size, got[1])
 			}
 			if packet.Parse(got[2], &l); l.NumTags != 1 || l.Tags[0].ID() != 9 || l.DstPort != 8 {
@@ -270,12 +282,14 @@ func TestTransform(t *testing.T) {
 	}
 }
 
-// Whatever comes, each frame is delivered as it is or counted; what does not fit into the ring is cut off or dropped.
+// Whatever comes, each frame is delivered as it is or counted; what does not fit into the ring is
+// cut off or dropped.
 func TestGarbage(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6})
 	b := open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6, FrameSize: 1024})
-	if _, err := b.Rules().Apply(rule(t, "ip src 10.0.0.0/8 -> queue 0"), rule(t, "udp dst 1-9 flex 4 0x1/0xff -> queue 0"), rule(t, "ecpri type 2 -> queue 0")); err != nil {
+	if _, err := b.Rules().Apply(rule(t, "ip src 10.0.0.0/8 -> queue 0"),
+		rule(t, "udp dst 1-9 flex 4 0x1/0xff -> queue 0"), rule(t, "ecpri type 2 -> queue 0")); err != nil {
 		t.Fatal(err)
 	}
 	pool, heads := newPool(t, 2048, 512), newPool(t, 256, 256)
@@ -302,7 +316,8 @@ func TestGarbage(t *testing.T) {
 			if binary.BigEndian.Uint16(f[12:]) == 0x86dd {
 				f[12] = 8
 			}
-			if bytes.Equal(f[12:14], []byte{0x81, 0}) && len(f) < 18 || bytes.Equal(f[12:14], []byte{0x88, 0xa8}) && len(f) < 18 {
+			if bytes.Equal(f[12:14], []byte{0x81, 0}) && len(f) < 18 || bytes.Equal(f[12:14], []byte{0x88, 0xa8}) &&
+				len(f) < 18 {
 				continue // the kernel drops a tag that is cut off
 			}
 			var before engine.RxStats
@@ -330,7 +345,8 @@ func TestGarbage(t *testing.T) {
 				q.Stats(&s)
 				return s.Drops[engine.DropTooLong] > before.Drops[engine.DropTooLong]
 			})
-			if len(got) == 1 && !bytes.HasPrefix(f, got[0]) || len(got) == 0 && (len(f) < 900 && len(spec.Pools) != 2 || keep) {
+			if len(got) == 1 && !bytes.HasPrefix(f, got[0]) || len(got) == 0 &&
+				(len(f) < 900 && len(spec.Pools) != 2 || keep) {
 				t.Fatalf("a frame of %d bytes came as %d", len(f), len(got))
 			}
 		}
@@ -340,8 +356,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// Frames that the application keeps are missing in the ring, which the kernel counts; nothing spins meanwhile, and when they are back
-// packets arrive again.
+// Frames that the application keeps are missing in the ring, which the kernel counts; nothing spins
+// meanwhile, and when they are back packets arrive again.
 func TestBorrowed(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6})
@@ -366,7 +382,8 @@ func TestBorrowed(t *testing.T) {
 			q.Stats(&s)
 			return held.Len()+int(s.Drops.Total()-before.Drops.Total()) == 2*ring
 		})
-		if lost := s.Drops[engine.DropKernel] - before.Drops[engine.DropKernel]; held.Len() != ring || lost != uint64(ring) || s.Copied != 0 {
+		if lost := s.Drops[engine.DropKernel] - before.Drops[engine.DropKernel]; held.Len() != ring ||
+			lost != uint64(ring) || s.Copied != 0 {
 			t.Errorf("%d held and %d lost of %d, %d bytes copied", held.Len(), lost, 2*ring, s.Copied)
 		}
 		if q.Arm(engine.NewWaker()) {
@@ -434,7 +451,8 @@ func TestRemoved(t *testing.T) {
 	if tx.Stats(&s); s.Drops[engine.DropDown] != 1 {
 		t.Errorf("%v", &s.Drops)
 	}
-	if _, err := p.AddTxQueue(engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}}); !errors.Is(err, ErrRemoved) {
+	if _, err := p.AddTxQueue(engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}}); !errors.Is(err,
+		ErrRemoved) {
 		t.Error(err)
 	}
 	if p.Info().Up {
@@ -442,7 +460,8 @@ func TestRemoved(t *testing.T) {
 	}
 }
 
-// Packets of several flows are shared by several sockets: each comes once, those of one flow to one queue.
+// Packets of several flows are shared by several sockets: each comes once, those of one flow to one
+// queue.
 func TestFanout(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	for _, mode := range []Fanout{FanoutHash, FanoutCPU, FanoutRollover} {
@@ -450,7 +469,8 @@ func TestFanout(t *testing.T) {
 		b := open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6, Fanout: mode, Sockets: 4})
 		pool := newPool(t, 2048, 2048)
 		tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}})
-		qs := []engine.RxQueue{addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}}), addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}})}
+		qs := []engine.RxQueue{addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}}),
+			addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}})}
 		where, got := map[uint16]int{}, 0
 		for i := range 320 {
 			send(t, tx, udp(t, uint16(1+i%32), 100, 0))
@@ -494,7 +514,8 @@ func TestFanout(t *testing.T) {
 func TestCapability(t *testing.T) {
 	if os.Getenv("AFPACKET_TEST_CAPABILITY") != "" {
 		err := New().Available()
-		if _, err2 := New().OpenPort(t.Context(), engine.PortSpec{Address: "lo"}); !errors.Is(err, ErrCapability) || !errors.Is(err2, ErrCapability) || !errors.Is(err, engine.ErrUnavailable) {
+		if _, err2 := New().OpenPort(t.Context(), engine.PortSpec{Address: "lo"}); !errors.Is(err, ErrCapability) ||
+			!errors.Is(err2, ErrCapability) || !errors.Is(err, engine.ErrUnavailable) {
 			t.Fatalf("%v; %v", err, err2)
 		}
 		fmt.Println("REFUSED")
@@ -507,7 +528,8 @@ func TestCapability(t *testing.T) {
 	if err != nil {
 		testenv.Missing(t, "setpriv", err)
 	}
-	cmd := exec.CommandContext(t.Context(), tool, "--bounding-set=-net_raw", "--inh-caps=-all", os.Args[0], "-test.run=^TestCapability$")
+	cmd := exec.CommandContext(t.Context(), tool, "--bounding-set=-net_raw", "--inh-caps=-all", os.Args[0],
+		"-test.run=^TestCapability$")
 	cmd.Env = append(os.Environ(), "AFPACKET_TEST_CAPABILITY=1")
 	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("REFUSED")) {
 		t.Errorf("%v: %s", err, out)
@@ -535,7 +557,8 @@ func TestBadSpecs(t *testing.T) {
 		})
 	}
 	p, pool := open(t, h, "eth0", Options{}), newPool(t, 512, 8)
-	for _, s := range []engine.RxSpec{{Depth: 5000}, {SplitAt: 5, Pools: []*mem.Pool{pool}}, {Pools: []*mem.Pool{nil}}, {ID: engine.Queue(64)}, {Options: 1}} {
+	for _, s := range []engine.RxSpec{{Depth: 5000}, {SplitAt: 5, Pools: []*mem.Pool{pool}}, {Pools: []*mem.Pool{nil}},
+		{ID: engine.Queue(64)}, {Options: 1}} {
 		if _, err := p.AddRxQueue(s); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", s, err)
 		}
@@ -543,7 +566,8 @@ func TestBadSpecs(t *testing.T) {
 	if _, err := p.AddRxQueue(engine.RxSpec{Conn: 1}); !errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("a connection: %v", err)
 	}
-	for _, s := range []engine.TxSpec{{}, {Headroom: 512, Pools: []*mem.Pool{pool}}, {Options: 1, Pools: []*mem.Pool{pool}}} {
+	for _, s := range []engine.TxSpec{{}, {Headroom: 512, Pools: []*mem.Pool{pool}},
+		{Options: 1, Pools: []*mem.Pool{pool}}} {
 		if _, err := p.AddTxQueue(s); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", s, err)
 		}
@@ -553,7 +577,8 @@ func TestBadSpecs(t *testing.T) {
 // The source address is written on the way, and a rate is kept to: nothing is lost by it.
 func TestSourceAndRate(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
-	a, b := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6, QdiscBypass: true, SendBuffer: 1 << 16}), open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6})
+	a, b := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6, QdiscBypass: true, SendBuffer: 1 << 16}),
+		open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6})
 	pool := newPool(t, 2048, 512)
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}, SourceMAC: true, Rate: 50e6})
 	q := addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}})
@@ -593,11 +618,15 @@ func TestAgainstTCPReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ns *os.File
-	if err := n.Hosts[0].Do(func() (err error) { ns, err = os.Open("/proc/thread-self/ns/net"); return err }); err != nil {
+	if err := n.Hosts[0].Do(func() (err error) {
+		ns, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	r, err := peers.TCPReplay(t.Context(), peers.Replay{File: path, Interface: "eth0", PacketsPerSecond: 5000, Network: ns})
+	r, err := peers.TCPReplay(t.Context(), peers.Replay{File: path, Interface: "eth0", PacketsPerSecond: 5000,
+		Network: ns})
 	if err != nil || r.Successful != count {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -652,7 +681,8 @@ func TestNeighbours(t *testing.T) {
 	}
 	short, stop := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer stop()
-	if _, err := r.Resolve(short, netip.MustParseAddr("10.77.0.99")); !errors.Is(err, neigh.ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := r.Resolve(short, netip.MustParseAddr("10.77.0.99")); !errors.Is(err, neigh.ErrNoAnswer) ||
+		!errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("nobody: %v", err)
 	}
 	cancel()

@@ -8,15 +8,17 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// rxQueue is a receive queue. It implements engine.RxQueue, and engine.RxDevice by the sockets of its port.
+// rxQueue is a receive queue. It implements engine.RxQueue, and engine.RxDevice by the sockets of
+// its port.
 type rxQueue struct {
 	engine.RxFront
 	port *Port
 	o    RxOptions
 	fds  []int // a duplicate of each socket's, so that each queue is woken by itself
 
-	// Where packets are copied to: those that the queue takes out of a ring, under the front's lock, and those that others bring, under that
-	// of the inbox. They are nil in a queue that lends the frames of the ring.
+	// Where packets are copied to: those that the queue takes out of a ring, under the front's
+	// lock, and those that others bring, under that of the inbox. They are nil in a queue that
+	// lends the frames of the ring.
 	direct, brought *engine.RxSlots
 }
 
@@ -127,7 +129,8 @@ func (q *rxQueue) closeDups() {
 	q.fds = nil
 }
 
-// reads reports whether q takes packets out of the ring of s: of a port with one, all queues do; of several, one does.
+// reads reports whether q takes packets out of the ring of s: of a port with one, all queues do; of
+// several, one does.
 func (q *rxQueue) reads(s *socket) bool {
 	if len(q.port.sockets) == 1 {
 		return true
@@ -191,8 +194,9 @@ func (q *rxQueue) Account() {
 	}
 }
 
-// Stop implements engine.RxDevice. What is in the ring is for the other queues of the port; the last one drops it. A queue that still brings
-// packets to this one has counted them when Stop has had the lock of the ring.
+// Stop implements engine.RxDevice. What is in the ring is for the other queues of the port; the
+// last one drops it. A queue that still brings packets to this one has counted them when Stop has
+// had the lock of the ring.
 func (q *rxQueue) Stop(why engine.Drop) error {
 	last := len(q.port.rx.Live()) == 0
 	for _, s := range q.port.sockets {
@@ -217,8 +221,8 @@ func (q *rxQueue) Close() error {
 	return q.port.rx.Close(q)
 }
 
-// put adds the frame that s looks at to b, for this queue, and takes it out of the ring. It returns what engine.RxSlots.Put does; slots are nil
-// where the frame itself is lent.
+// put adds the frame that s looks at to b, for this queue, and takes it out of the ring. It returns
+// what engine.RxSlots.Put does; slots are nil where the frame itself is lent.
 func (q *rxQueue) put(s *socket, slots *engine.RxSlots, b *burst.Burst, bytes []byte, id uint32) (i int) {
 	f, spec := &s.frame, q.Spec()
 	var flags burst.Flags

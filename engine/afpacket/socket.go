@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// socket is a packet socket with its ring. The owners of all queues that read it do so, one at a time.
+// socket is a packet socket with its ring. The owners of all queues that read it do so, one at a
+// time.
 type socket struct {
 	port   *Port
 	fd     int
@@ -42,8 +43,9 @@ type socket struct {
 	refs   atomic.Int64    // of them, and one for the socket itself until it is closed
 }
 
-// Where a frame is. The order of steps is what keeps one that is released from being read a second time: it is the kernel's before it is inRing,
-// and a reader asks whether it is inRing before it asks whether the kernel has filled it.
+// Where a frame is. The order of steps is what keeps one that is released from being read a second
+// time: it is the kernel's before it is inRing, and a reader asks whether it is inRing before it
+// asks whether the kernel has filled it.
 const (
 	inRing  = iota // the kernel's, or to be read
 	lent           // with the application
@@ -101,8 +103,8 @@ func (s *socket) close() error {
 		s.mu.Unlock()
 		return nil
 	}
-	// The mapping keeps the socket alive, so it is bound to no protocol, to receive no more. A member of a fan-out group cannot be bound
-	// anew: it refuses everything by a filter.
+	// The mapping keeps the socket alive, so it is bound to no protocol, to receive no more. A
+	// member of a fan-out group cannot be bound anew: it refuses everything by a filter.
 	if sys.BindPacket(s.fd, s.port.link.Index(), false) != nil {
 		_ = sys.AttachFilter(s.fd, []sys.FilterInstruction{{Op: 6}})
 	}
@@ -149,8 +151,8 @@ func (s *socket) ready() bool {
 	return s.ring != nil && !s.closed && s.out[s.head].Load() == inRing && s.ring.Status(s.head)&sys.FrameReady != 0
 }
 
-// blocked reports whether poll would say that the socket is readable although nothing new is there: it looks at the frame that was
-// written last, which the application still has.
+// blocked reports whether poll would say that the socket is readable although nothing new is there:
+// it looks at the frame that was written last, which the application still has.
 func (s *socket) blocked() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,7 +163,8 @@ func (s *socket) blocked() bool {
 	return s.out[last%s.ring.Frames()].Load() != inRing
 }
 
-// barrier returns when the queue that reads the ring now has finished: until then it may go by the rules from before.
+// barrier returns when the queue that reads the ring now has finished: until then it may go by the
+// rules from before.
 func (s *socket) barrier() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +184,8 @@ func (s *socket) account() {
 	}
 }
 
-// discard gives everything that is there back to the kernel, and says how many packets that were. The caller holds mu.
+// discard gives everything that is there back to the kernel, and says how many packets that were.
+// The caller holds mu.
 func (s *socket) discard() (n int) {
 	for s.next() {
 		if !s.frame.Outgoing {
@@ -226,8 +230,8 @@ func (s *socket) pass() {
 	}
 }
 
-// packetBytes are the bytes of the frame of next, with the VLAN tag put back that the kernel took off: the addresses move 4 bytes to
-// the front, where the ring has room.
+// packetBytes are the bytes of the frame of next, with the VLAN tag put back that the kernel took
+// off: the addresses move 4 bytes to the front, where the ring has room.
 func (s *socket) packetBytes() []byte {
 	f := &s.frame
 	if f.Status&sys.FrameVLAN != 0 && f.Len >= packet.EthernetLen {
@@ -251,16 +255,19 @@ func (s *socket) packetBytes() []byte {
 	return s.bytes[f.Off : f.Off+uint64(f.Len) : f.Off+uint64(f.Len)]
 }
 
-// pumpOthers is the number of packets for other queues that one TryRecv takes out of a ring at most.
+// pumpOthers is the number of packets for other queues that one TryRecv takes out of a ring at
+// most.
 const pumpOthers = 256
 
-// pump takes packets out of the ring: those of q go to b while there is room, or, without a b, back to the kernel; those of other queues go to
-// these, of which it takes that many at most. It returns how many it threw away.
+// pump takes packets out of the ring: those of q go to b while there is room, or, without a b, back
+// to the kernel; those of other queues go to these, of which it takes that many at most. It returns
+// how many it threw away.
 func (s *socket) pump(q *rxQueue, b *burst.Burst, others int) (discarded int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	live := s.port.rx.Live()
-	if s.closed || len(live) == 0 || b != nil && q.Waiting() > 0 { // the owner of another queue has brought older packets meanwhile
+	if s.closed || len(live) == 0 || b != nil && q.Waiting() > 0 {
+		// the owner of another queue has brought older packets meanwhile
 		return 0
 	}
 	classify := s.steerer.Begin()
@@ -317,7 +324,8 @@ func (s *socket) bring(q *rxQueue, bytes []byte, id uint32) {
 	q.Brought()
 }
 
-// steer says which queue gets a frame, nil for none, after it has counted it, and what the frame is when the rule has transformed it.
+// steer says which queue gets a frame, nil for none, after it has counted it, and what the frame is
+// when the rule has transformed it.
 func (s *socket) steer(frame []byte, live []*rxQueue, first *rxQueue) (*rxQueue, uint32, []byte) {
 	d := s.steerer.ClassifyCut(frame, int(s.frame.Wire))
 	s.typ = engine.TypeOf(&s.steerer.Layers)
@@ -346,8 +354,9 @@ func (s *socket) steer(frame []byte, live []*rxQueue, first *rxQueue) (*rxQueue,
 	return q, d.ID, frame
 }
 
-// transform does what rule i says to a frame that was parsed, in memory of the socket's own, and, for a queue that lends frames, moves the result
-// back into the ring. It returns nil where that cannot be done.
+// transform does what rule i says to a frame that was parsed, in memory of the socket's own, and,
+// for a queue that lends frames, moves the result back into the ring. It returns nil where that
+// cannot be done.
 func (s *socket) transform(i int32, frame []byte, back bool) []byte {
 	s.typ = 0 // it becomes another one
 	if s.frame.Len < s.frame.Wire {

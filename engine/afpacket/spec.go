@@ -13,15 +13,20 @@ var Spec = engine.Spec{
 	New: func() engine.Engine { return New() },
 	Options: append([]engine.Option{
 		{Key: "frames", Type: engine.Int, Min: 2, Max: 1 << 20, Unit: "frames", Default: "4096", Field: "Frames", Doc: "Frames of each receive ring."},
-		{Key: "frame_size", Type: engine.Bytes, Min: 0, Max: 1 << 20, Default: "0B", Field: "FrameSize", Doc: "Room for one packet in the ring, a multiple of 16; 0: enough for the MTU."},
-		{Key: "fanout", Type: engine.Word, Words: []string{"none", "hash", "cpu", "rollover"}, Default: "none", Field: "Fanout", Doc: "How packets are shared among several sockets."},
+		{Key: "frame_size", Type: engine.Bytes, Min: 0, Max: 1 << 20, Default: "0B", Field: "FrameSize",
+			Doc: "Room for one packet in the ring, a multiple of 16; 0: enough for the MTU."},
+		{Key: "fanout", Type: engine.Word, Words: []string{"none", "hash", "cpu", "rollover"}, Default: "none",
+			Field: "Fanout", Doc: "How packets are shared among several sockets."},
 		{Key: "sockets", Type: engine.Int, Min: 1, Max: 64, Unit: "sockets", Default: "1", Field: "Sockets", Doc: "How many sockets share them."},
 		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other stations."},
 		{Key: "filter", Type: engine.Text, List: true, Field: "Filter", Parse: parseFilter,
-			Doc: "A classic BPF program that sees each frame first: instructions of four numbers, as `tcpdump -ddd` prints them: `[\"40 0 0 12\", \"21 0 1 2048\", ...]`."},
+			Doc: "A classic BPF program that sees each frame first: instructions of four numbers, as `tcpdump -ddd` " +
+				"prints them: `[\"40 0 0 12\", \"21 0 1 2048\", ...]`."},
 		{Key: "qdisc_bypass", Type: engine.Bool, Default: "false", Field: "QdiscBypass", Doc: "Sends past the queueing discipline."},
-		{Key: "send_buffer", Type: engine.Bytes, Min: 0, Max: 1 << 30, Default: "0B", Field: "SendBuffer", Asks: "send_buffer_bytes", Doc: "Buffer of the kernel for what is sent; 0: as the system has it."},
-		{Key: "keep_truncated", Of: engine.OfRx, Type: engine.Bool, Default: "false", Field: "KeepTruncated", Doc: "Delivers packets that were longer than their room, cut off, instead of dropping them."},
+		{Key: "send_buffer", Type: engine.Bytes, Min: 0, Max: 1 << 30, Default: "0B", Field: "SendBuffer",
+			Asks: "send_buffer_bytes", Doc: "Buffer of the kernel for what is sent; 0: as the system has it."},
+		{Key: "keep_truncated", Of: engine.OfRx, Type: engine.Bool, Default: "false", Field: "KeepTruncated",
+			Doc: "Delivers packets that were longer than their room, cut off, instead of dropping them."},
 	}, pace.Settings...),
 	PortOptions:  func(string) any { return new(Options) },
 	RxOptions:    func() any { return new(RxOptions) },
@@ -40,7 +45,8 @@ func settle(spec engine.PortSpec) (engine.Address, Options, error) {
 func parseFilter(s string) (any, error) {
 	var i FilterInstruction
 	var more string
-	if n, err := fmt.Sscanf(s+" .", "%d %d %d %d %s", &i.Op, &i.JT, &i.JF, &i.K, &more); n != 5 || err != nil || more != "." {
+	if n, err := fmt.Sscanf(s+" .", "%d %d %d %d %s", &i.Op, &i.JT, &i.JF, &i.K, &more); n != 5 || err != nil ||
+		more != "." {
 		return nil, fmt.Errorf("expected four numbers, such as \"40 0 0 12\"")
 	}
 	return i, nil

@@ -27,11 +27,13 @@ type txQueue struct {
 }
 
 const (
-	// sendBatch is the number of packets for one system call, sendPieces of their segments altogether.
+	// sendBatch is the number of packets for one system call, sendPieces of their segments
+	// altogether.
 	sendBatch, sendPieces = 64, 256
 	// sendAgain is the pause when the kernel takes no more.
 	sendAgain = 100 * time.Microsecond
-	// sendTries is how often a packet is tried that the kernel refuses for want of room: a second or so.
+	// sendTries is how often a packet is tried that the kernel refuses for want of room: a second
+	// or so.
 	sendTries = 10000
 )
 
@@ -172,12 +174,14 @@ func (d *device) sent(b *burst.Burst, from, n int) int {
 	return from
 }
 
-// refused says what an error of the kernel's means for the first packet: try again, or the reason to drop it.
+// refused says what an error of the kernel's means for the first packet: try again, or the reason
+// to drop it.
 func (d *device) refused(e sys.Errno) (why engine.Drop, again bool) {
 	switch e {
 	case sys.EAGAIN, sys.ENOBUFS, sys.ENOMEM, sys.EINTR:
-		// The socket's buffer or the device is full. ENOBUFS also says that the queueing discipline or the peer of a veth has dropped
-		// the packet: it is gone there, so sending it again makes no second one.
+		// The socket's buffer or the device is full. ENOBUFS also says that the queueing discipline
+		// or the peer of a veth has dropped the packet: it is gone there, so sending it again makes
+		// no second one.
 		if d.failures++; d.failures < sendTries {
 			return 0, true
 		}

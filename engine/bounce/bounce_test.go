@@ -25,7 +25,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// line is two ports of the simulator, the second one with bounce buffers, and a transmit queue at the first.
+// line is two ports of the simulator, the second one with bounce buffers, and a transmit queue at
+// the first.
 type line struct {
 	t    testing.TB
 	a    engine.Port
@@ -42,7 +43,8 @@ func newLine(t testing.TB, o bounce.Options) *line {
 	p := simHarness().Open(t)
 	l := &line{t: t, a: p.A, b: bounce.New(p.B, o), out: burst.New(64), in: burst.NewSegmented(256, 512)}
 	var err error
-	if l.tx, err = l.a.AddTxQueue(engine.TxSpec{Depth: 4096, Pools: []*mem.Pool{newPool(t, mem.PoolOptions{Name: "tx", SlotSize: 2048, Slots: 4096})}}); err != nil {
+	if l.tx, err = l.a.AddTxQueue(engine.TxSpec{Depth: 4096,
+		Pools: []*mem.Pool{newPool(t, mem.PoolOptions{Name: "tx", SlotSize: 2048, Slots: 4096})}}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -164,7 +166,8 @@ func eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// On every runtime there is, whole packets and payloads arrive in device memory, in order, each byte as it was sent.
+// On every runtime there is, whole packets and payloads arrive in device memory, in order, each
+// byte as it was sent.
 func TestRuntimes(t *testing.T) {
 	open := map[string]func(t testing.TB) *card{
 		"host": func(t testing.TB) *card { return newCard(t, false) },
@@ -220,7 +223,8 @@ func TestRuntimes(t *testing.T) {
 				if split {
 					moved -= 42 * uint64(l.got)
 				}
-				if s.Packets != 2000 || s.Bytes != bytes || s.Copied < moved || s.Drops.Total() != 0 || p.Rx.Packets != 2000 || p.Rx.Bytes != bytes || p.Rx.Copied != s.Copied {
+				if s.Packets != 2000 || s.Bytes != bytes || s.Copied < moved || s.Drops.Total() != 0 ||
+					p.Rx.Packets != 2000 || p.Rx.Bytes != bytes || p.Rx.Copied != s.Copied {
 					t.Errorf("%d bytes, of which %d were to be moved: %+v, %+v", bytes, moved, s, p.Rx)
 				}
 				if n := body.Stats().InUse; n != 0 {
@@ -244,7 +248,8 @@ func must[T any](x T, err error) func(t testing.TB) T {
 	}
 }
 
-// Several bursts are copied at once, in order; the end of the first wakes a sleeping owner; and the engine gets its slots back only then.
+// Several bursts are copied at once, in order; the end of the first wakes a sleeping owner; and the
+// engine gets its slots back only then.
 func TestSeveralBursts(t *testing.T) {
 	c, g := newGate(t)
 	l := newLine(t, bounce.Options{Bursts: 3, Packets: 16})
@@ -285,7 +290,8 @@ func TestSeveralBursts(t *testing.T) {
 	}
 }
 
-// Without free slots on the device packets are dropped for that reason, those that have one arrive, and it goes on when slots come back.
+// Without free slots on the device packets are dropped for that reason, those that have one arrive,
+// and it goes on when slots come back.
 func TestExhausted(t *testing.T) {
 	c := newCard(t, false)
 	l := newLine(t, bounce.Options{})
@@ -317,7 +323,8 @@ func TestExhausted(t *testing.T) {
 	}
 }
 
-// What is being copied is thrown away by Discard and by Close, counted, and given back when the copies are over; Close waits for them.
+// What is being copied is thrown away by Discard and by Close, counted, and given back when the
+// copies are over; Close waits for them.
 func TestThrowAway(t *testing.T) {
 	c, g := newGate(t)
 	l := newLine(t, bounce.Options{Bursts: 2, Packets: 8})
@@ -355,7 +362,8 @@ func TestThrowAway(t *testing.T) {
 	}
 	var s engine.RxStats
 	q.Stats(&s)
-	if s.Packets != 5 || s.Drops[engine.DropFlushed] != 40 || s.Drops[engine.DropClosed] != 40 || s.Drops.Total() != 80 {
+	if s.Packets != 5 || s.Drops[engine.DropFlushed] != 40 || s.Drops[engine.DropClosed] != 40 ||
+		s.Drops.Total() != 80 {
 		t.Errorf("%+v", s)
 	}
 	if n := pool.Stats().InUse; n != 0 {
@@ -370,7 +378,10 @@ func TestThrowAway(t *testing.T) {
 // fault loses the device.
 func fault(t testing.TB, c *gpu.Context) {
 	t.Helper()
-	m, err := c.Load(&gpu.Program{Name: "fault", Kernels: []gpu.Signature{{Name: "fault"}}, Go: map[string]gpu.GoFunc{"fault": func(gpu.Grid, []gpu.GoArg) { panic("a fault") }}})
+	m, err := c.Load(&gpu.Program{Name: "fault", Kernels: []gpu.Signature{{Name: "fault"}},
+		Go: map[string]gpu.GoFunc{"fault": func(gpu.Grid, []gpu.GoArg) {
+			panic("a fault")
+		}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +408,8 @@ func fault(t testing.TB, c *gpu.Context) {
 	}
 }
 
-// With the device the queue is lost: it ends with the error, sleepers are woken, what was under way is counted, and all memory comes back.
+// With the device the queue is lost: it ends with the error, sleepers are woken, what was under way
+// is counted, and all memory comes back.
 func TestLostDevice(t *testing.T) {
 	for _, under := range []bool{false, true} {
 		t.Run(fmt.Sprint(under), func(t *testing.T) {
@@ -476,8 +488,10 @@ func TestRefusals(t *testing.T) {
 		name  string
 		pools []*mem.Pool
 		want  error
-	}{{"headers on the device", []*mem.Pool{body, host}, engine.ErrUnsupported}, {"both on the device", []*mem.Pool{body, body}, engine.ErrUnsupported},
-		{"three", []*mem.Pool{host, host, body}, engine.ErrInvalid}, {"memory of nobody", []*mem.Pool{orphan}, engine.ErrUnsupported}} {
+	}{{"headers on the device", []*mem.Pool{body, host}, engine.ErrUnsupported},
+		{"both on the device", []*mem.Pool{body, body}, engine.ErrUnsupported},
+		{"three", []*mem.Pool{host, host, body}, engine.ErrInvalid},
+		{"memory of nobody", []*mem.Pool{orphan}, engine.ErrUnsupported}} {
 		if _, err := l.b.AddRxQueue(engine.RxSpec{Pools: x.pools}); !errors.Is(err, x.want) {
 			t.Errorf("receiving, %s: %v", x.name, err)
 		}
@@ -486,18 +500,22 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	l.rx(body)
-	if _, err := l.b.AddRxQueue(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{body}}); !errors.Is(err, engine.ErrExists) {
+	if _, err := l.b.AddRxQueue(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{body}}); !errors.Is(err,
+		engine.ErrExists) {
 		t.Errorf("an id that is in use: %v", err)
 	}
-	if _, err := l.b.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{body}, Headroom: 4096}); !errors.Is(err, engine.ErrInvalid) {
+	if _, err := l.b.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{body}, Headroom: 4096}); !errors.Is(err,
+		engine.ErrInvalid) {
 		t.Errorf("too much headroom: %v", err)
 	}
-	if !bounce.Needed(sim.Default.Capabilities()) || bounce.Needed(engine.Capabilities{Memory: []mem.Kind{mem.Device}}) {
+	if !bounce.Needed(sim.Default.Capabilities()) ||
+		bounce.Needed(engine.Capabilities{Memory: []mem.Kind{mem.Device}}) {
 		t.Error("Needed")
 	}
 }
 
-// The same traffic over a fake of plain memory and over the simulator with bounce buffers delivers the same bytes.
+// The same traffic over a fake of plain memory and over the simulator with bounce buffers delivers
+// the same bytes.
 func TestSame(t *testing.T) {
 	h := staged(t, simHarness(), bounce.Options{Bursts: 2, Packets: 5})
 	for seed := range uint64(3) {
@@ -508,7 +526,8 @@ func TestSame(t *testing.T) {
 // errTaken is what a port answers that takes device memory itself.
 var errTaken = errors.New("the engine takes it")
 
-// reacher is a port whose card reaches device memory, if at all, and takes queues of it, if they split.
+// reacher is a port whose card reaches device memory, if at all, and takes queues of it, if they
+// split.
 type reacher struct {
 	engine.Port
 	why error
@@ -539,7 +558,8 @@ func (r reacher) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	return nil, errTaken
 }
 
-// Device memory that the engine's card reaches itself is not staged, unless the engine does not take such a queue.
+// Device memory that the engine's card reaches itself is not staged, unless the engine does not
+// take such a queue.
 func TestReached(t *testing.T) {
 	c := newCard(t, false)
 	l := newLine(t, bounce.Options{})
@@ -558,7 +578,8 @@ func TestReached(t *testing.T) {
 			p := bounce.New(reacher{l.b.Port, x.why}, bounce.Options{})
 			rx, rxErr := p.AddRxQueue(engine.RxSpec{Depth: 16, Pools: x.pools})
 			tx, txErr := p.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{body}})
-			if x.staged != (rxErr == nil) || !x.staged && rxErr != errTaken || x.alsoTx != (txErr == nil) || !x.alsoTx && txErr != errTaken {
+			if x.staged != (rxErr == nil) || !x.staged && rxErr != errTaken || x.alsoTx != (txErr == nil) ||
+				!x.alsoTx && txErr != errTaken {
 				t.Errorf("receiving: %v, sending: %v", rxErr, txErr)
 			}
 			if rx != nil && rxErr == nil {

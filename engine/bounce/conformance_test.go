@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/engine/sim"
 )
 
-// staged is a harness with a bounce.Port before its ports, and device memory at all queues. The CPU sees that memory, so that the suite can look at
-// every byte; it copies all the same.
+// staged is a harness with a bounce.Port before its ports, and device memory at all queues. The CPU
+// sees that memory, so that the suite can look at every byte; it copies all the same.
 func staged(t testing.TB, h enginetest.Harness, o bounce.Options) enginetest.Harness {
 	c := newCard(t, true)
 	open := h.Open
@@ -72,6 +72,8 @@ func TestConformanceNarrow(t *testing.T) {
 
 func TestConformanceFakes(t *testing.T) {
 	for _, s := range []enginetest.Shape{enginetest.Plain, enginetest.Chunks, enginetest.Stream} {
-		t.Run(s.String(), func(t *testing.T) { enginetest.Run(t, staged(t, enginetest.FakeHarness(s), bounce.Options{})) })
+		t.Run(s.String(), func(t *testing.T) {
+			enginetest.Run(t, staged(t, enginetest.FakeHarness(s), bounce.Options{}))
+		})
 	}
 }

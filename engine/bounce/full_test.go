@@ -16,7 +16,8 @@ func (s shallow) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	return s.Port.AddTxQueue(spec)
 }
 
-// A full queue of the engine is no matter of the sender: it does not count as if Alloc had found no descriptors.
+// A full queue of the engine is no matter of the sender: it does not count as if Alloc had found no
+// descriptors.
 func TestFullIsNotTheSenders(t *testing.T) {
 	l := newLine(t, bounce.Options{Bursts: 4, Packets: 8})
 	tx, err := bounce.New(shallow{l.b.Port}, bounce.Options{Bursts: 4, Packets: 8}).AddTxQueue(engine.TxSpec{Depth: 64,

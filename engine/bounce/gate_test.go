@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/gpu/host"
 )
 
-// gate is a runtime whose copies wait, as long as it is shut, and are only done when it opens: a queue that gives memory back too soon has other
-// bytes copied.
+// gate is a runtime whose copies wait, as long as it is shut, and are only done when it opens: a
+// queue that gives memory back too soon has other bytes copied.
 type gate struct {
 	driver.Runtime
 	mu      sync.Mutex

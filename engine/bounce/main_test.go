@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// card is a device of the runtime host, and its memory: opaque, as on a card, or seen by the CPU and copied all the same.
+// card is a device of the runtime host, and its memory: opaque, as on a card, or seen by the CPU
+// and copied all the same.
 type card struct {
 	*gpumem.Provider
 	seen bool

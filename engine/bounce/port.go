@@ -51,7 +51,8 @@ func New(p engine.Port, o Options) *Port {
 	return s
 }
 
-// Needed reports whether an engine with these capabilities needs bounce buffers to use memory of accelerators.
+// Needed reports whether an engine with these capabilities needs bounce buffers to use memory of
+// accelerators.
 func Needed(c engine.Capabilities) bool { return !slices.Contains(c.Memory, mem.Device) }
 
 // Capabilities are those of the engine's port, with memory of accelerators.
@@ -76,16 +77,19 @@ func (p *Port) reached(pools []*mem.Pool) bool {
 		return false
 	}
 	card, some := p.Port.(engine.DeviceReacher)
-	return !some || !slices.ContainsFunc(pools, func(x *mem.Pool) bool { return hidden(x) && card.ReachesRegion(x.Region()) != nil })
+	return !some || !slices.ContainsFunc(pools, func(x *mem.Pool) bool {
+		return hidden(x) && card.ReachesRegion(x.Region()) != nil
+	})
 }
 
-// refused reports whether the engine's answer is that it does not take these pools, where bounce buffers may do.
+// refused reports whether the engine's answer is that it does not take these pools, where bounce
+// buffers may do.
 func refused(pools []*mem.Pool, err error) bool {
 	return errors.Is(err, engine.ErrUnsupported) && slices.ContainsFunc(pools, hidden)
 }
 
-// staged reports whether a queue with these pools needs bounce buffers: device memory that the CPU or the engine's card reaches is used as it is.
-// Only the last pool may be device memory.
+// staged reports whether a queue with these pools needs bounce buffers: device memory that the CPU
+// or the engine's card reaches is used as it is. Only the last pool may be device memory.
 func (p *Port) staged(pools []*mem.Pool) (bool, error) {
 	switch {
 	case p.reached(pools):
@@ -93,9 +97,11 @@ func (p *Port) staged(pools []*mem.Pool) (bool, error) {
 	case len(p.caps.Memory) == 0:
 		return false, fmt.Errorf("the engine has its own memory only: %w", engine.ErrUnsupported)
 	case len(pools) > 2 || slices.Contains(pools, nil):
-		return false, fmt.Errorf("%d pools: expected one, or two for headers and payload: %w", len(pools), engine.ErrInvalid)
+		return false, fmt.Errorf("%d pools: expected one, or two for headers and payload: %w", len(pools),
+			engine.ErrInvalid)
 	case len(pools) == 2 && hidden(pools[0]):
-		return false, fmt.Errorf("pool %q for headers is device memory: headers are read by the CPU: give it host memory: %w", pools[0].Name(), engine.ErrUnsupported)
+		return false, fmt.Errorf("pool %q for headers is device memory: headers are read by the CPU: give it host "+
+			"memory: %w", pools[0].Name(), engine.ErrUnsupported)
 	}
 	return true, nil
 }
@@ -105,7 +111,8 @@ func deviceOf(pool *mem.Pool) (*gpu.Memory, mem.Provider, error) {
 	r := pool.Region()
 	m, ok := r.Handle().(*gpu.Memory)
 	if !ok || r.Mover() == nil {
-		return nil, nil, fmt.Errorf("pool %q is not memory of a runtime of package gpu that the CPU cannot reach: %w", pool.Name(), engine.ErrUnsupported)
+		return nil, nil, fmt.Errorf("pool %q is not memory of a runtime of package gpu that the CPU cannot reach: %w",
+			pool.Name(), engine.ErrUnsupported)
 	}
 	return m, r.Mover().Staging(), nil
 }
@@ -126,7 +133,8 @@ func stagingPool(name string, from mem.Provider, size, slots int) (*mem.Pool, *g
 	}
 	m, ok := pool.Region().Handle().(*gpu.Memory)
 	if !ok || pool.Region().All().Bytes() == nil {
-		return nil, nil, errors.Join(fmt.Errorf("the staging memory of %q cannot be copied by the device: %w", name, engine.ErrUnsupported), pool.Close())
+		return nil, nil, errors.Join(fmt.Errorf("the staging memory of %q cannot be copied by the device: %w", name,
+			engine.ErrUnsupported), pool.Close())
 	}
 	return pool, m, nil
 }
@@ -150,8 +158,9 @@ func span(m *gpu.Memory, off uint64, n uint32) gpu.Span {
 	return gpu.Span{Memory: m, Off: off, Len: uint64(n)}
 }
 
-// AddRxQueue adds a receive queue. Memory that the engine's card reaches itself goes to the engine (engine.DeviceReacher), and is staged
-// after all if it takes it in no such queue. Errors are those of the engine, and those of memory that cannot be had.
+// AddRxQueue adds a receive queue. Memory that the engine's card reaches itself goes to the engine
+// (engine.DeviceReacher), and is staged after all if it takes it in no such queue. Errors are those
+// of the engine, and those of memory that cannot be had.
 func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	staged, err := p.staged(spec.Pools)
 	if err != nil {
@@ -172,7 +181,8 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	return q, nil
 }
 
-// AddTxQueue adds a transmit queue. Errors are those of the engine, and those of memory that cannot be had.
+// AddTxQueue adds a transmit queue. Errors are those of the engine, and those of memory that cannot
+// be had.
 func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	staged, err := p.staged(spec.Pools)
 	if err != nil {
@@ -186,8 +196,9 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	return p.addTx(spec, spec.Pools[len(spec.Pools)-1:])
 }
 
-// AddForwarder adds a transmit queue whose Forward also takes what a receive queue with the pools from receives, the last of which is device
-// memory, whatever memory the queue's own pools are. It copies all that is sent on it.
+// AddForwarder adds a transmit queue whose Forward also takes what a receive queue with the pools
+// from receives, the last of which is device memory, whatever memory the queue's own pools are. It
+// copies all that is sent on it.
 func (p *Port) AddForwarder(spec engine.TxSpec, from []*mem.Pool) (engine.TxQueue, error) {
 	if _, err := p.staged(spec.Pools); err != nil {
 		return nil, p.failed("a transmit queue", spec.Name, err)
@@ -214,7 +225,8 @@ func (p *Port) failed(what, name string, err error) error {
 	return fmt.Errorf("bounce: port %q: %s %q: %w", p.Name(), what, name, err)
 }
 
-// Stats implements engine.Port: what a queue counts is what came out of it, and what was dropped on the way.
+// Stats implements engine.Port: what a queue counts is what came out of it, and what was dropped on
+// the way.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -239,7 +251,8 @@ func (p *Port) Stats(s *engine.PortStats) {
 // keepEnded is the number of closed queues that are remembered apart.
 const keepEnded = 64
 
-// retireRx moves the counts of a closed queue to those that were; retireTx does so when it is one of the oldest.
+// retireRx moves the counts of a closed queue to those that were; retireTx does so when it is one
+// of the oldest.
 func (p *Port) retireRx(q *rxQueue) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,9 +14,11 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// rxQueue is a receive queue of an engine with copies behind it. Its owner calls it, and the goroutine that closes the port.
+// rxQueue is a receive queue of an engine with copies behind it. Its owner calls it, and the
+// goroutine that closes the port.
 //
-// Flights are used in a circle: those from head to tail-1 hold bursts that are being copied, the oldest first.
+// Flights are used in a circle: those from head to tail-1 hold bursts that are being copied, the
+// oldest first.
 type rxQueue struct {
 	port     *Port
 	inner    engine.RxQueue
@@ -67,7 +69,8 @@ type flight struct {
 func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 	last := len(spec.Pools) - 1
 	pool := spec.Pools[last]
-	q := &rxQueue{port: p, lossless: p.caps.Lossless || p.caps.Stream, pool: pool, src: burst.PoolSource(pool), one: burst.NewSegmented(1, burst.MaxSegments),
+	q := &rxQueue{port: p, lossless: p.caps.Lossless || p.caps.Stream, pool: pool, src: burst.PoolSource(pool),
+		one:     burst.NewSegmented(1, burst.MaxSegments),
 		flights: make([]flight, p.o.Bursts), slots: make([]mem.Handle, segmentsOf(p.o.Packets))}
 	q.watch.Wake = q.wake
 	if q.lossless {
@@ -82,7 +85,8 @@ func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 	return q, nil
 }
 
-// open makes what copies need, and the engine's queue. What it made is given back by free, also after an error.
+// open makes what copies need, and the engine's queue. What it made is given back by free, also
+// after an error.
 func (q *rxQueue) open(spec engine.RxSpec, last int) (err error) {
 	p, pool := q.port, q.pool
 	var provider mem.Provider
@@ -119,7 +123,8 @@ func (q *rxQueue) open(spec engine.RxSpec, last int) (err error) {
 	return err
 }
 
-// segmentsOf is the room in segments of a burst of so many packets: the longest chain fits at least once.
+// segmentsOf is the room in segments of a burst of so many packets: the longest chain fits at least
+// once.
 func segmentsOf(packets int) int { return 2*packets + burst.MaxSegments }
 
 // free gives back what the queue has of the device and of its own memory.
@@ -136,7 +141,8 @@ func (q *rxQueue) free() error {
 // ID implements engine.RxQueue.
 func (q *rxQueue) ID() int { return q.inner.ID() }
 
-// TryRecv implements engine.RxQueue: it begins to copy what the engine has, and gives what is there.
+// TryRecv implements engine.RxQueue: it begins to copy what the engine has, and gives what is
+// there.
 func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
@@ -159,7 +165,8 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	return 0, nil
 }
 
-// fill receives from the engine, as long as there are flights free, and begins the copies. The caller holds mu.
+// fill receives from the engine, as long as there are flights free, and begins the copies. The
+// caller holds mu.
 func (q *rxQueue) fill() {
 	for q.tail-q.head < uint64(len(q.flights)) {
 		f := &q.flights[q.tail%uint64(len(q.flights))]
@@ -194,7 +201,8 @@ func (q *rxQueue) fill() {
 	}
 }
 
-// moves reports whether segment k of packet i goes to the device: all but headers, and what lies in the memory for headers.
+// moves reports whether segment k of packet i goes to the device: all but headers, and what lies in
+// the memory for headers.
 func (q *rxQueue) moves(b *burst.Burst, i, k int) bool {
 	return b.Role(i, k) != burst.Header && (q.headers == nil || b.Segment(i, k).Region != q.headers)
 }
@@ -209,8 +217,8 @@ func (q *rxQueue) needs(b *burst.Burst, i int) (n int) {
 	return n
 }
 
-// begin begins to copy the packets of a flight. Those at the end that find no slot on the device are dropped, or wait in rest; whole is false
-// then. With an error some copies may be under way.
+// begin begins to copy the packets of a flight. Those at the end that find no slot on the device
+// are dropped, or wait in rest; whole is false then. With an error some copies may be under way.
 func (q *rxQueue) begin(f *flight) (whole bool, err error) {
 	f.ops, f.from, f.held, f.begun, f.over, f.dead = f.ops[:0], f.from[:0], f.held[:0], false, false, false
 	need := 0
@@ -256,7 +264,8 @@ func (q *rxQueue) begin(f *flight) (whole bool, err error) {
 	return got == need, nil
 }
 
-// cut leaves in the flight the packets that find a slot for each segment, and returns their number. The others are dropped, or go to rest.
+// cut leaves in the flight the packets that find a slot for each segment, and returns their number.
+// The others are dropped, or go to rest.
 func (q *rxQueue) cut(f *flight, slots int) (n int) {
 	for n < f.b.Len() {
 		if slots -= q.needs(f.b, n); slots < 0 {
@@ -286,7 +295,8 @@ func (q *rxQueue) copy(f *flight, i, k int, slot mem.Handle) error {
 	old := f.b.Builder().Part(i, k)
 	size := uint32(q.pool.SlotSize())
 	if old.Len > size || old.Source.Region() != q.staging.Region() {
-		return fmt.Errorf("the engine gave a segment of %d bytes in the region %q: expected up to %d in %q, the memory that it was given: %w", old.Len,
+		return fmt.Errorf("the engine gave a segment of %d bytes in the region %q: expected up to %d in %q, the "+
+			"memory that it was given: %w", old.Len,
 			old.Source.Region().Name(), size, q.staging.Region().Name(), engine.ErrInternal)
 	}
 	to := burst.Segment{Handle: slot, Len: old.Len, Role: old.Role}
@@ -385,7 +395,8 @@ func (q *rxQueue) fail(err error) {
 	q.tail = keep
 }
 
-// drop throws away the flights from the given one on, whose copies are over or will never be. The caller holds mu.
+// drop throws away the flights from the given one on, whose copies are over or will never be. The
+// caller holds mu.
 func (q *rxQueue) drop(from uint64, why engine.Drop) {
 	for ; from != q.tail; from++ {
 		f := &q.flights[from%uint64(len(q.flights))]
@@ -439,7 +450,8 @@ func (q *rxQueue) wake() {
 	}
 }
 
-// Discard implements engine.RxQueue. What is being copied is thrown away too; its memory comes back when the copies are over.
+// Discard implements engine.RxQueue. What is being copied is thrown away too; its memory comes back
+// when the copies are over.
 func (q *rxQueue) Discard() (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -14,13 +14,15 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// What lies in device memory is sent from there, in order and as it is: packets of the device, of the host, of both, and those that bounce buffers
-// received.
+// What lies in device memory is sent from there, in order and as it is: packets of the device, of
+// the host, of both, and those that bounce buffers received.
 func TestSend(t *testing.T) {
 	c := newCard(t, false)
 	l := newLine(t, bounce.Options{Bursts: 2, Packets: 8})
-	device, heads := c.pool(t, "device", 2048, 256), newPool(t, mem.PoolOptions{Name: "heads", SlotSize: 64, Slots: 256})
-	back, err := l.a.AddRxQueue(engine.RxSpec{Depth: 1024, Pools: []*mem.Pool{newPool(t, mem.PoolOptions{Name: "back", SlotSize: 2112, Slots: 1024})}})
+	device, heads := c.pool(t, "device", 2048, 256),
+		newPool(t, mem.PoolOptions{Name: "heads", SlotSize: 64, Slots: 256})
+	back, err := l.a.AddRxQueue(engine.RxSpec{Depth: 1024,
+		Pools: []*mem.Pool{newPool(t, mem.PoolOptions{Name: "back", SlotSize: 2112, Slots: 1024})}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +63,8 @@ func TestSend(t *testing.T) {
 					if l.out.Bytes(i, k) != nil || !l.out.SetLen(i, k, len(p)) {
 						t.Fatal("the payload is not in device memory")
 					}
-					write(mem.Span{Region: l.out.Segment(i, k).Region, Off: l.out.Segment(i, k).Off, Len: uint64(len(p))}, p)
+					write(mem.Span{Region: l.out.Segment(i, k).Region, Off: l.out.Segment(i, k).Off,
+						Len: uint64(len(p))}, p)
 					l.sent++
 				}
 				if err := tx.Send(l.out); err != nil {
@@ -74,7 +77,8 @@ func TestSend(t *testing.T) {
 			t.Fatal(err)
 		}
 		var s engine.TxStats
-		if tx.Stats(&s); s.Packets != 600 || s.Copied != s.Bytes || s.Queued != 0 || s.Drops.Total() != 0 || s.Full != 0 {
+		if tx.Stats(&s); s.Packets != 600 || s.Copied != s.Bytes || s.Queued != 0 || s.Drops.Total() != 0 ||
+			s.Full != 0 {
 			t.Errorf("%+v", s)
 		}
 		if n, err := tx.Alloc(l.out, 1, 1990); n != 1 || err != nil { // given back with its descriptor
@@ -139,7 +143,8 @@ func TestSendForeign(t *testing.T) {
 	}
 	var slot [1]mem.Handle
 	other.GetBatch(slot[:])
-	l.out.Builder().AddSegment(burst.PoolSource(other), burst.Segment{Handle: slot[0], Off: other.Offset(slot[0]), Len: 100})
+	l.out.Builder().AddSegment(burst.PoolSource(other),
+		burst.Segment{Handle: slot[0], Off: other.Offset(slot[0]), Len: 100})
 	if err := tx.Send(l.out); err != nil {
 		t.Error(err)
 	}
@@ -234,7 +239,8 @@ func newLoop(t testing.TB, c *card, send bool) func() {
 		if tx, err = l.b.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{body}}); err != nil {
 			t.Fatal(err)
 		}
-		if back, err = l.a.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{newPool(t, mem.PoolOptions{Name: "back", SlotSize: 2048, Slots: 1024})}}); err != nil {
+		if back, err = l.a.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{newPool(t,
+			mem.PoolOptions{Name: "back", SlotSize: 2048, Slots: 1024})}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -252,8 +258,8 @@ func TestNothingIsAllocated(t *testing.T) {
 	}
 }
 
-// BenchmarkReceive brings bursts of 64 packets of 1500 bytes into memory of the runtime host; an op is a packet. BenchmarkThereAndBack sends them from there as
-// well.
+// BenchmarkReceive brings bursts of 64 packets of 1500 bytes into memory of the runtime host; an op
+// is a packet. BenchmarkThereAndBack sends them from there as well.
 func BenchmarkReceive(b *testing.B) { benchmark(b, false) }
 
 func BenchmarkThereAndBack(b *testing.B) { benchmark(b, true) }

@@ -15,8 +15,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// txQueue is a transmit queue of an engine with copies before it: an engine.Outbox whose device is the accelerator, and a goroutine that gives
-// packets to the engine's queue when they are in host memory.
+// txQueue is a transmit queue of an engine with copies before it: an engine.Outbox whose device is
+// the accelerator, and a goroutine that gives packets to the engine's queue when they are in host
+// memory.
 type txQueue struct {
 	port  *Port
 	inner engine.TxQueue
@@ -54,10 +55,12 @@ type departure struct {
 	n    int
 }
 
-// again is after how long the engine's queue is asked for descriptors again, which it does not tell of.
+// again is after how long the engine's queue is asked for descriptors again, which it does not tell
+// of.
 const again = 100 * time.Microsecond
 
-// newTxQueue makes a queue for packets of its own pools, and for those in pools from, the last of which is of the device.
+// newTxQueue makes a queue for packets of its own pools, and for those in pools from, the last of
+// which is of the device.
 func newTxQueue(p *Port, spec engine.TxSpec, from []*mem.Pool) (*txQueue, error) {
 	q := &txQueue{port: p, idle: make(chan *departure, p.o.Bursts), under: make(chan *departure, p.o.Bursts)}
 	if err := q.open(spec, from); err != nil {
@@ -67,14 +70,17 @@ func newTxQueue(p *Port, spec engine.TxSpec, from []*mem.Pool) (*txQueue, error)
 	return q, nil
 }
 
-// open makes what copies need, and the engine's queue. What it made is given back by free, also after an error.
+// open makes what copies need, and the engine's queue. What it made is given back by free, also
+// after an error.
 func (q *txQueue) open(spec engine.TxSpec, from []*mem.Pool) (err error) {
 	p, pool := q.port, from[len(from)-1]
 	if len(spec.Pools) == 0 || len(spec.Pools) > 2 || slices.Contains(spec.Pools, nil) {
-		return fmt.Errorf("%d pools: expected one, or two for a header and a payload: %w", len(spec.Pools), engine.ErrInvalid)
+		return fmt.Errorf("%d pools: expected one, or two for a header and a payload: %w", len(spec.Pools),
+			engine.ErrInvalid)
 	}
 	if spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1 {
-		return fmt.Errorf("headroom of %d bytes in slots of %d: %w", spec.Headroom, spec.Pools[0].SlotSize(), engine.ErrInvalid)
+		return fmt.Errorf("headroom of %d bytes in slots of %d: %w", spec.Headroom, spec.Pools[0].SlotSize(),
+			engine.ErrInvalid)
 	}
 	var provider mem.Provider
 	if q.dev, provider, err = deviceOf(pool); err != nil {
@@ -116,7 +122,8 @@ func (q *txQueue) open(spec engine.TxSpec, from []*mem.Pool) (err error) {
 	}
 	for range p.o.Bursts {
 		n := segmentsOf(p.o.Packets)
-		d := &departure{out: burst.NewSegmented(p.o.Packets, n), held: burst.NewSegmented(p.o.Packets, n), ops: make([]gpu.Op, 0, n+burst.MaxSegments+1)}
+		d := &departure{out: burst.NewSegmented(p.o.Packets, n), held: burst.NewSegmented(p.o.Packets, n),
+			ops: make([]gpu.Op, 0, n+burst.MaxSegments+1)}
 		q.all = append(q.all, d)
 		if d.ev, err = ctx.NewEvent(gpu.EventOptions{Name: name}); err != nil {
 			return err
@@ -185,7 +192,8 @@ func (q *txQueue) reaches(b *burst.Burst) error {
 			}
 			r := b.Segment(i, k).Region
 			if m, ok := r.Handle().(*gpu.Memory); !ok || m.Context() != q.dev.Context() {
-				return fmt.Errorf("bounce: transmit queue %d: Forward of packets in %q, which is not of %s: %w", q.ID(), r.Name(), q.dev.Context().Device(), engine.ErrUnsupported)
+				return fmt.Errorf("bounce: transmit queue %d: Forward of packets in %q, which is not of %s: %w", q.ID(),
+					r.Name(), q.dev.Context().Device(), engine.ErrUnsupported)
 			}
 		}
 	}
@@ -211,7 +219,8 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 	s.Add(&own)
 }
 
-// own is what is to be added to the counts of the engine's queue. Lack of descriptors and memory there is no lack of the sender's.
+// own is what is to be added to the counts of the engine's queue. Lack of descriptors and memory
+// there is no lack of the sender's.
 func (q *txQueue) own(s *engine.TxStats) {
 	*s = engine.TxStats{Forwarded: q.forwarded.Load(), Copied: q.copied.Load(), Queued: uint64(q.box.Queued())}
 	s.Full, s.NoBuffers = -q.full.Load(), -q.noBuffers.Load()
@@ -283,8 +292,9 @@ func (q *txQueue) skip(b *burst.Burst, i int, why engine.Drop) {
 	q.box.Complete(1)
 }
 
-// load takes packets from from on, as many as there is room for and up to an empty one, begins to copy them, and returns how many. If it took none,
-// why says why the first will never go; engine.NumDrops: the engine has no descriptor, or there is no memory, now.
+// load takes packets from from on, as many as there is room for and up to an empty one, begins to
+// copy them, and returns how many. If it took none, why says why the first will never go;
+// engine.NumDrops: the engine has no descriptor, or there is no memory, now.
 func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why engine.Drop) {
 	longest, segments := 0, 0
 	most := min(to-from, d.out.Cap())
@@ -335,7 +345,8 @@ func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why e
 	return got, 0
 }
 
-// lengthen makes the one packet of b a chain of so many slots, and reports whether there were so many.
+// lengthen makes the one packet of b a chain of so many slots, and reports whether there were so
+// many.
 func (q *txQueue) lengthen(b *burst.Burst, pieces int) bool {
 	var slots [burst.MaxSegments]mem.Handle
 	more := slots[:pieces-1]
@@ -345,12 +356,14 @@ func (q *txQueue) lengthen(b *burst.Burst, pieces int) bool {
 	}
 	size := uint32(q.staging.SlotSize())
 	for _, h := range more {
-		b.Builder().AddSegment(q.src, burst.Segment{Handle: h, Off: q.staging.Offset(h), Len: size, Cap: size}) // there is room: MaxSegments and more
+		// there is room: MaxSegments and more
+		b.Builder().AddSegment(q.src, burst.Segment{Handle: h, Off: q.staging.Offset(h), Len: size, Cap: size})
 	}
 	return true
 }
 
-// alloc is Alloc of the engine's queue. What that counts as a want of descriptors or memory, also where it had some, is counted here once.
+// alloc is Alloc of the engine's queue. What that counts as a want of descriptors or memory, also
+// where it had some, is counted here once.
 func (q *txQueue) alloc(b *burst.Burst, n, length int) (got int, err error) {
 	got, err = q.inner.Alloc(b, n, length)
 	switch {
@@ -394,7 +407,8 @@ func (q *txQueue) copy(d *departure, b *burst.Burst, i, j int) {
 			}
 			n := min(int(from.Len)-done, int(to.Len)-used)
 			if onDevice {
-				d.ops = append(d.ops, gpu.CopyOp(span(q.pin, to.Off+uint64(used), uint32(n)), span(m, from.Off+uint64(done), uint32(n))))
+				d.ops = append(d.ops, gpu.CopyOp(span(q.pin, to.Off+uint64(used), uint32(n)),
+					span(m, from.Off+uint64(done), uint32(n))))
 			} else {
 				copy(d.out.Bytes(j, at)[used:], b.Bytes(i, k)[done:done+n])
 			}

@@ -1,5 +1,6 @@
-// Package conns is what engines whose ports have connections share: options, events and errors, ids and their table, attempts to connect with
-// pauses between them, accepting, the order in which a connection ends, and packets that wait for one. An engine adds what carries the bytes.
+// Package conns is what engines whose ports have connections share: options, events and errors, ids
+// and their table, attempts to connect with pauses between them, accepting, the order in which a
+// connection ends, and packets that wait for one. An engine adds what carries the bytes.
 package conns
 
 import (
@@ -18,19 +19,20 @@ import (
 
 // Options are the options about connections. The zero value is right for most.
 type Options struct {
-	// Background makes OpenPort return at once, while the connection is made in the background. Otherwise it waits for the first
-	// connection until its context or ConnectTimeout ends.
+	// Background makes OpenPort return at once, while the connection is made in the background.
+	// Otherwise it waits for the first connection until its context or ConnectTimeout ends.
 	Background bool
 	// ConnectTimeout bounds one attempt to connect, and OpenPort without Background; 0 is 10 s.
 	ConnectTimeout time.Duration
 	// Reconnect connects again when the connection has ended. What is sent meanwhile waits.
 	Reconnect bool
-	// BackoffMin and BackoffMax are the pauses between attempts: they double from the one to the other, each less up to a half at
-	// random. 0 is 50 ms and 5 s.
+	// BackoffMin and BackoffMax are the pauses between attempts: they double from the one to the
+	// other, each less up to a half at random. 0 is 50 ms and 5 s.
 	BackoffMin, BackoffMax time.Duration
 	// MaxConns is the number of connections at a time; 0 is 65536. Others are refused.
 	MaxConns int
-	// OnConn is called when connections come and go, by a goroutine of the engine: it must not wait.
+	// OnConn is called when connections come and go, by a goroutine of the engine: it must not
+	// wait.
 	OnConn func(Event)
 }
 
@@ -44,22 +46,29 @@ func (o *Options) Complete() error {
 	case o.ConnectTimeout < 0:
 		return fmt.Errorf("ConnectTimeout is %v: expected 0 or more: %w", o.ConnectTimeout, engine.ErrInvalid)
 	case o.BackoffMin < 0 || o.BackoffMax < o.BackoffMin:
-		return fmt.Errorf("BackoffMin %v and BackoffMax %v: expected the first to be the smaller one: %w", o.BackoffMin, o.BackoffMax, engine.ErrInvalid)
+		return fmt.Errorf("BackoffMin %v and BackoffMax %v: expected the first to be the smaller one: %w", o.BackoffMin,
+			o.BackoffMax, engine.ErrInvalid)
 	case o.MaxConns < 1:
 		return fmt.Errorf("MaxConns is %d: expected at least 1: %w", o.MaxConns, engine.ErrInvalid)
 	}
 	return nil
 }
 
-// Settings describe Options, for the Spec of an engine: schemes are those of the addresses that have connections, section is the key of the section
-// of a file that has what concerns connecting.
+// Settings describe Options, for the Spec of an engine: schemes are those of the addresses that
+// have connections, section is the key of the section of a file that has what concerns connecting.
 func Settings(section string, schemes []string) []engine.Option {
 	return []engine.Option{
-		{Key: "connect_retry", DAQIRI: "retry_connect_s", Section: section, Schemes: schemes, Type: engine.Time, Min: 0, Max: 3600e9, Field: "Reconnect BackoffMin BackoffMax",
-			Doc: "Pause between attempts to connect; 0: a connection that has ended is not made again. `mode: client` has 1s without it, an address none."},
-		{Key: "connect_retry_max", Section: section, Schemes: schemes, Type: engine.Time, Min: 1, Max: 3600e9, Field: "BackoffMax", Doc: "Pauses between attempts to connect double from `connect_retry` to this."},
-		{Key: "connect_timeout", Section: section, Schemes: schemes, Type: engine.Time, Min: 0, Max: 3600e9, Default: "10s", Field: "!Background ConnectTimeout", Doc: "How long opening waits for the first connection; 0: it connects in the background."},
-		{Key: "max_conns", Schemes: schemes, Type: engine.Int, Min: 1, Max: 1 << 20, Unit: "connections", Default: "65536", Field: "MaxConns", Doc: "Connections at a time; others are refused."},
+		{Key: "connect_retry", DAQIRI: "retry_connect_s", Section: section, Schemes: schemes, Type: engine.Time, Min: 0,
+			Max: 3600e9, Field: "Reconnect BackoffMin BackoffMax",
+			Doc: "Pause between attempts to connect; 0: a connection that has ended is not made again. `mode: " +
+				"client` has 1s without it, an address none."},
+		{Key: "connect_retry_max", Section: section, Schemes: schemes, Type: engine.Time, Min: 1, Max: 3600e9,
+			Field: "BackoffMax", Doc: "Pauses between attempts to connect double from `connect_retry` to this."},
+		{Key: "connect_timeout", Section: section, Schemes: schemes, Type: engine.Time, Min: 0, Max: 3600e9,
+			Default: "10s", Field: "!Background ConnectTimeout",
+			Doc: "How long opening waits for the first connection; 0: it connects in the background."},
+		{Key: "max_conns", Schemes: schemes, Type: engine.Int, Min: 1, Max: 1 << 20, Unit: "connections",
+			Default: "65536", Field: "MaxConns", Doc: "Connections at a time; others are refused."},
 	}
 }
 
@@ -73,7 +82,8 @@ type Event struct {
 	Err error
 }
 
-// Error is how a connection ended, or an attempt to connect. It wraps engine.ErrDown or engine.ErrConnect, and the cause.
+// Error is how a connection ended, or an attempt to connect. It wraps engine.ErrDown or
+// engine.ErrConnect, and the cause.
 type Error struct {
 	Engine string
 	ID     uint32 // 0 of an attempt

@@ -76,7 +76,8 @@ func (s *Set[C, S]) dial(ctx context.Context, dial func(context.Context) (S, err
 func (s *Set[C, S]) missed(err error) {
 	s.failures.Add(1)
 	s.cause = &Error{Engine: s.engine, Remote: s.peer, Err: err}
-	if late := time.Since(s.begun) >= s.o.ConnectTimeout; !s.o.Reconnect && late || s.attempts.Load() == 1 && errors.As(err, new(Final)) {
+	if late := time.Since(s.begun) >= s.o.ConnectTimeout; !s.o.Reconnect && late || s.attempts.Load() == 1 &&
+		errors.As(err, new(Final)) {
 		s.giveUp()
 		return
 	}
@@ -177,7 +178,8 @@ func (s *Set[C, S]) WaitConnected(ctx context.Context) error {
 }
 
 // Connect makes a connection besides the one to the peer of the port's address, and returns its id.
-func (s *Set[C, S]) Connect(ctx context.Context, to netip.AddrPort, dial func(context.Context) (S, error)) (id uint32, err error) {
+func (s *Set[C, S]) Connect(ctx context.Context, to netip.AddrPort, dial func(context.Context) (S, error)) (id uint32,
+	err error) {
 	s.lock.Lock()
 	closed, full := s.life.Err() != nil, len(s.conns) >= s.o.MaxConns
 	if !closed { // Stop waits for it, since it uses what the port gives up then
@@ -189,7 +191,8 @@ func (s *Set[C, S]) Connect(ctx context.Context, to netip.AddrPort, dial func(co
 	case closed:
 		return 0, engine.ErrClosed
 	case full:
-		return 0, fmt.Errorf("%s: the port has %d connections, which MaxConns allows: %w", s.engine, s.o.MaxConns, engine.ErrFull)
+		return 0, fmt.Errorf("%s: the port has %d connections, which MaxConns allows: %w", s.engine, s.o.MaxConns,
+			engine.ErrFull)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.o.ConnectTimeout)
 	defer cancel()

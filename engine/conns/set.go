@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Conn is what all connections have. An engine's type of connection embeds it, and fills in the addresses and Main before Set.Add.
+// Conn is what all connections have. An engine's type of connection embeds it, and fills in the
+// addresses and Main before Set.Add.
 type Conn struct {
 	ID            uint32
 	Local, Remote netip.AddrPort
@@ -33,12 +34,14 @@ type Connection interface {
 	Base() *Conn
 }
 
-// Port is what an engine adds: C are its connections, made of sessions S. A Set calls the methods with the port's lock held.
+// Port is what an engine adds: C are its connections, made of sessions S. A Set calls the methods
+// with the port's lock held.
 type Port[C, S any] interface {
-	// Dialer is what makes a session to the peer of the port's address. It is called without the lock, and waits until its context ends. nil: not
-	// now, the engine calls Set.Dial when it can.
+	// Dialer is what makes a session to the peer of the port's address. It is called without the
+	// lock, and waits until its context ends. nil: not now, the engine calls Set.Dial when it can.
 	Dialer() func(context.Context) (S, error)
-	// Admit makes a connection, which is Main or not, of a session, and adds it. With an error the session has ended.
+	// Admit makes a connection, which is Main or not, of a session, and adds it. With an error the
+	// session has ended.
 	Admit(s S, main bool) (C, error)
 	// Refuse ends a session that becomes no connection. why is for the peer.
 	Refuse(s S, why string)
@@ -46,14 +49,16 @@ type Port[C, S any] interface {
 	Assign(c C)
 	// Sever ends what a connection has, and returns why it ended, and whether that was in order.
 	Sever(c C, err error) (why error, orderly bool)
-	// Fail has the receive queues that are bound to the connection of that id end with an error; all of them if it is 0.
+	// Fail has the receive queues that are bound to the connection of that id end with an error;
+	// all of them if it is 0.
 	Fail(id uint32, err error)
 	// Changed says that a connection has come or gone: what waits to be sent is tried again.
 	Changed()
 }
 
-// Pick is the receive queue that a connection of that id belongs to: the one that is bound to it, or else the one of the unbound that has the fewest
-// connections, as load says; one with a negative load takes none.
+// Pick is the receive queue that a connection of that id belongs to: the one that is bound to it,
+// or else the one of the unbound that has the fewest connections, as load says; one with a negative
+// load takes none.
 func Pick[Q interface {
 	comparable
 	Spec() *engine.RxSpec
@@ -74,17 +79,21 @@ func Pick[Q interface {
 
 // Connections are what applications ask of a port's connections; a Set is them. Ports embed it.
 type Connections interface {
-	// Find is the id of the connection to a peer; 0 when there is none. For a port that connects, the peer is the address that it connects to.
+	// Find is the id of the connection to a peer; 0 when there is none. For a port that connects,
+	// the peer is the address that it connects to.
 	Find(remote netip.AddrPort) uint32
-	// WaitConnected waits until the port has a connection, or will have none, or the context ends. A port that accepts waits for one, too.
+	// WaitConnected waits until the port has a connection, or will have none, or the context ends.
+	// A port that accepts waits for one, too.
 	WaitConnected(ctx context.Context) error
-	// CloseConn closes a connection at once. What waits to be sent on it is dropped. An id that is not there is engine.ErrNotFound.
+	// CloseConn closes a connection at once. What waits to be sent on it is dropped. An id that is
+	// not there is engine.ErrNotFound.
 	CloseConn(id uint32) error
 	// Counts are counts of the connections.
 	Counts() Counts
 }
 
-// Set are the connections of one port. "The lock" is the port's, which is taken before that of the table.
+// Set are the connections of one port. "The lock" is the port's, which is taken before that of the
+// table.
 type Set[C Connection, S any] struct {
 	port   Port[C, S]
 	lock   sync.Locker
@@ -112,7 +121,8 @@ type Set[C Connection, S any] struct {
 	accepted, connected, refused, attempts, failures atomic.Uint64
 }
 
-// Open makes a Set ready. name is the engine's, for errors; peer is who the port connects to, invalid for none.
+// Open makes a Set ready. name is the engine's, for errors; peer is who the port connects to,
+// invalid for none.
 func (s *Set[C, S]) Open(name string, p Port[C, S], lock sync.Locker, o *Options, peer netip.AddrPort) {
 	s.engine, s.port, s.lock, s.o, s.peer = name, p, lock, o, peer
 	s.conns, s.byAddr, s.change = map[uint32]C{}, map[netip.AddrPort]uint32{}, make(chan struct{})
@@ -170,8 +180,8 @@ func (s *Set[C, S]) Main() C {
 // Wait is no reason to drop a packet: there will be a connection.
 const Wait = engine.NumDrops
 
-// To is the connection that packets for an id leave by, or why there is none: a reason to drop them, or Wait. A port that connects to one peer
-// takes 0, and what is no id of its, for that one.
+// To is the connection that packets for an id leave by, or why there is none: a reason to drop
+// them, or Wait. A port that connects to one peer takes 0, and what is no id of its, for that one.
 func (s *Set[C, S]) To(id uint32) (c C, why engine.Drop) {
 	s.table.RLock()
 	defer s.table.RUnlock()
@@ -190,7 +200,8 @@ func (s *Set[C, S]) To(id uint32) (c C, why engine.Drop) {
 	return none, Wait
 }
 
-// Gone is why there will be no connection to the peer any more; nil while there may be. The caller holds the lock.
+// Gone is why there will be no connection to the peer any more; nil while there may be. The caller
+// holds the lock.
 func (s *Set[C, S]) Gone() error {
 	if !s.gone {
 		return nil
@@ -226,7 +237,8 @@ func (s *Set[C, S]) Up(c C) {
 	s.tell(b, true, nil)
 }
 
-// End ends a connection, because of err. What waits to be sent on it is dropped. The caller holds the lock.
+// End ends a connection, because of err. What waits to be sent on it is dropped. The caller holds
+// the lock.
 func (s *Set[C, S]) End(c C, err error) {
 	b := c.Base()
 	if b.Over {
@@ -322,5 +334,6 @@ func (s *Set[C, S]) EndAll() {
 	s.changed()
 }
 
-// Wait waits for all goroutines of the Set. Stop and EndAll come before, and the listener is closed.
+// Wait waits for all goroutines of the Set. Stop and EndAll come before, and the listener is
+// closed.
 func (s *Set[C, S]) Wait() { s.running.Wait() }

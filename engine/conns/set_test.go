@@ -71,13 +71,16 @@ func (h *host) begin() {
 	h.set.Dial()
 }
 
-// TestReconnect: a connection that ends is made again, under another id, and what is sent meanwhile waits.
+// TestReconnect: a connection that ends is made again, under another id, and what is sent meanwhile
+// waits.
 func TestReconnect(t *testing.T) {
 	var h *host
 	events := make(chan Event, 16)
 	down := errors.New("no process there")
 	tries := 0
-	h = open(t, Options{Reconnect: true, BackoffMin: 1, BackoffMax: 1, OnConn: func(e Event) { events <- e }}, "[::1]:7", func(context.Context) (int, error) {
+	h = open(t, Options{Reconnect: true, BackoffMin: 1, BackoffMax: 1, OnConn: func(e Event) {
+		events <- e
+	}}, "[::1]:7", func(context.Context) (int, error) {
 		if tries++; tries%2 == 1 {
 			return 0, down
 		}
@@ -91,17 +94,20 @@ func TestReconnect(t *testing.T) {
 		if e := <-events; !e.Up || e.ID != want {
 			t.Fatalf("%+v, expected connection %d", e, want)
 		}
-		if c, _ := h.set.To(99); c == nil || c.ID != want || h.set.Main() != c || h.set.Find(c.Remote) != want || h.set.Get(want) != c {
+		if c, _ := h.set.To(99); c == nil || c.ID != want || h.set.Main() != c || h.set.Find(c.Remote) != want ||
+			h.set.Get(want) != c {
 			t.Fatalf("connection %d: To is %v", want, c)
 		}
 		h.set.Finish(h.set.Main(), down)
 		e := <-events
 		var why *Error
-		if e.Up || !errors.As(e.Err, &why) || why.ID != want || !errors.Is(e.Err, engine.ErrDown) || !errors.Is(e.Err, down) {
+		if e.Up || !errors.As(e.Err, &why) || why.ID != want || !errors.Is(e.Err, engine.ErrDown) ||
+			!errors.Is(e.Err, down) {
 			t.Fatalf("%+v", e)
 		}
 	}
-	if n := h.set.Counts(); n.Connected < 3 || n.Failures < 3 || n.Attempts != n.Connected+n.Failures && n.Attempts != n.Connected+n.Failures+1 {
+	if n := h.set.Counts(); n.Connected < 3 || n.Failures < 3 || n.Attempts != n.Connected+n.Failures &&
+		n.Attempts != n.Connected+n.Failures+1 {
 		t.Errorf("%+v", n)
 	}
 }
@@ -192,7 +198,8 @@ func TestConnect(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{ConnectTimeout: -1}, {BackoffMin: 2, BackoffMax: 1}, {BackoffMin: -1}, {MaxConns: -1}} {
+	for _, o := range []Options{{ConnectTimeout: -1}, {BackoffMin: 2, BackoffMax: 1}, {BackoffMin: -1},
+		{MaxConns: -1}} {
 		if err := o.Complete(); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}

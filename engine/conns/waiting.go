@@ -5,13 +5,15 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Waiting are packets that wait for a connection, in order; Q is the type of the transmit queues that they came by.
+// Waiting are packets that wait for a connection, in order; Q is the type of the transmit queues
+// that they came by.
 type Waiting[Q comparable] struct {
 	held  []Held[Q]
 	spare []*burst.Burst
 }
 
-// Held are packets of one transmit queue that wait. Those before From have left, and Off bytes of that one.
+// Held are packets of one transmit queue that wait. Those before From have left, and Off bytes of
+// that one.
 type Held[Q comparable] struct {
 	Burst     *burst.Burst
 	From, Off int
@@ -21,7 +23,8 @@ type Held[Q comparable] struct {
 // live is the number of packets.
 func (h *Held[Q]) live() int { return h.Burst.Builder().LivePart(h.From, h.Burst.Len()) }
 
-// heldBurst is the room of a burst of packets that wait, in packets and in segments; spareBursts is how many empty ones are kept.
+// heldBurst is the room of a burst of packets that wait, in packets and in segments; spareBursts is
+// how many empty ones are kept.
 const heldBurst, spareBursts = 64, 4
 
 // Keep moves a packet of b to what waits. off bytes of it have left.
@@ -69,7 +72,8 @@ func (w *Waiting[Q]) empty(b *burst.Burst) {
 	}
 }
 
-// Drop gives up what waits of queue q, of all queues if it is the zero Q. It calls lose with the number of packets of each queue.
+// Drop gives up what waits of queue q, of all queues if it is the zero Q. It calls lose with the
+// number of packets of each queue.
 func (w *Waiting[Q]) Drop(q Q, why engine.Drop, lose func(q Q, why engine.Drop, n int)) {
 	var all Q
 	n := 0

@@ -11,7 +11,8 @@ import (
 
 // Available implements engine.Engine. This build has no DPDK.
 func (*Engine) Available() error {
-	return fmt.Errorf("dpdk: %w: \"apt-get install libdpdk-dev\" and \"CGO_ENABLED=1 go build -tags dpdk ./cmd/penstock\" make one that has DPDK", engine.ErrNotBuilt)
+	return fmt.Errorf("dpdk: %w: \"apt-get install libdpdk-dev\" and \"CGO_ENABLED=1 go build -tags dpdk "+
+		"./cmd/penstock\" make one that has DPDK", engine.ErrNotBuilt)
 }
 
 // OpenPort implements engine.Engine.

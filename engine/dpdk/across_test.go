@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// TestAcross: the same programs over drivers of DPDK deliver the same packets as over packet sockets, AF_XDP and UDP.
+// TestAcross: the same programs over drivers of DPDK deliver the same packets as over packet
+// sockets, AF_XDP and UDP.
 func TestAcross(t *testing.T) {
 	opened := func(t testing.TB, e engine.Engine, s engine.PortSpec) engine.Port {
 		t.Helper()
@@ -53,17 +54,21 @@ func TestAcross(t *testing.T) {
 		return enginetest.Pair{A: a, B: b, Conn: func(from engine.Port) uint32 { return ids[from] }}
 	}}
 	driver := func(name, args string) enginetest.Harness {
-		return enginetest.Harness{MinPacket: 14, Buffered: 8192, Noise: true, Open: func(t testing.TB) enginetest.Pair { return veth(t, name, args, Options{}, 0) }}
+		return enginetest.Harness{MinPacket: 14, Buffered: 8192, Noise: true, Open: func(t testing.TB) enginetest.Pair {
+			return veth(t, name, args, Options{}, 0)
+		}}
 	}
 	rounds := 40
 	if testenv.Race || testenv.Invariants {
 		rounds = 15
 	}
 	for i, theirs := range []enginetest.Harness{udp, frames(afpacket.New()), frames(xdp.New())} {
-		for k, ours := range []enginetest.Harness{driver("net_af_xdp", ""), driver("net_af_packet", ",framesz=1920,framecnt=256,blocksz=61440")} {
-			t.Run([]string{"udp", "afpacket", "xdp"}[i]+"/"+[]string{"net_af_xdp", "net_af_packet"}[k], func(t *testing.T) {
-				enginetest.Same(t, enginetest.NewProgram(uint64(100+2*i+k), rounds), theirs, ours)
-			})
+		for k, ours := range []enginetest.Harness{driver("net_af_xdp", ""),
+			driver("net_af_packet", ",framesz=1920,framecnt=256,blocksz=61440")} {
+			t.Run([]string{"udp", "afpacket", "xdp"}[i]+"/"+[]string{"net_af_xdp", "net_af_packet"}[k],
+				func(t *testing.T) {
+					enginetest.Same(t, enginetest.NewProgram(uint64(100+2*i+k), rounds), theirs, ours)
+				})
 		}
 	}
 }

@@ -11,12 +11,14 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// BenchmarkNull receives packets of net_null into slots, and gives them back or sends them: what the driver and the queues cost for each packet.
+// BenchmarkNull receives packets of net_null into slots, and gives them back or sends them: what
+// the driver and the queues cost for each packet.
 func BenchmarkNull(b *testing.B) {
 	for _, op := range []string{"receive", "forward"} {
 		for _, size := range []int{32, 64} {
 			b.Run(fmt.Sprintf("%s/burst=%d", op, size), func(b *testing.B) {
-				p := openPort(b, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1)), RxQueues: 1, TxQueues: 1}, Options{})
+				p := openPort(b, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1)), RxQueues: 1,
+					TxQueues: 1}, Options{})
 				pool, err := mem.NewPool(mem.PoolOptions{SlotSize: 2048, Slots: 2048})
 				if err != nil {
 					b.Fatal(err)

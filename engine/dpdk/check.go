@@ -37,8 +37,10 @@ func (*Engine) Capabilities() engine.Capabilities {
 		PoolsWhy:        "a queue without pools lends packets in memory of DPDK's",
 		Notes: []string{
 			"checksums that the driver of a port does not compute are computed in software",
-			"header/data split is the card's at a place that split_at says, where its driver has buffer split; else it copies each packet, in software (RxStats.Copied)",
-			"rates of whole Mbit/s are kept by cards that limit them, sending at a time is that of cards that do; the rest is software's",
+			"header/data split is the card's at a place that split_at says, where its driver has buffer split; else " +
+				"it copies each packet, in software (RxStats.Copied)",
+			"rates of whole Mbit/s are kept by cards that limit them, sending at a time is that of cards that do; " +
+				"the rest is software's",
 			"receiving is polling: a reader looks again after a pause, or always with a spin",
 		},
 	}
@@ -58,8 +60,8 @@ func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, erro
 	return c, err
 }
 
-// CheckPort implements engine.Checker: the build, the options, and that the card is there and may be opened. It does not start DPDK, which
-// nothing could stop again.
+// CheckPort implements engine.Checker: the build, the options, and that the card is there and may
+// be opened. It does not start DPDK, which nothing could stop again.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -74,7 +76,8 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 	return findDevice(&a)
 }
 
-// findDevice replaces an interface in the address by its card, and says what of the machine keeps the device from being opened.
+// findDevice replaces an interface in the address by its card, and says what of the machine keeps
+// the device from being opened.
 func findDevice(a *engine.Address) (holds string, err error) {
 	device, more, _ := strings.Cut(a.Where, ",")
 	if virtual.MatchString(device) {
@@ -85,11 +88,13 @@ func findDevice(a *engine.Address) (holds string, err error) {
 		if _, err := os.Stat("/sys/class/net/" + device); err != nil {
 			return "", fmt.Errorf("dpdk: address %q: there is no interface %s: %w", a.Text, device, engine.ErrNotFound)
 		}
-		return "", &engine.SettingError{Engine: Name, Address: a.Text, Wrong: fmt.Sprintf("the interface %s has no card on the PCI bus", device),
+		return "", &engine.SettingError{Engine: Name, Address: a.Text,
+			Wrong:    fmt.Sprintf("the interface %s has no card on the PCI bus", device),
 			Expected: fmt.Sprintf("dpdk://net_af_xdp0,iface=%s or dpdk://net_af_packet0,iface=%s, which go through the kernel", device, device)}
 	}
 	if _, err := os.Stat("/sys/bus/pci/devices/" + card); err != nil {
-		return "", fmt.Errorf("dpdk: address %q: there is no card at %s: %w: \"lspci -D\" lists them", a.Text, card, engine.ErrNotFound)
+		return "", fmt.Errorf("dpdk: address %q: there is no card at %s: %w: \"lspci -D\" lists them", a.Text, card,
+			engine.ErrNotFound)
 	}
 	a.Where = card
 	if more != "" {

@@ -27,7 +27,8 @@ type trial struct {
 	EAL     EAL
 }
 
-// init has a child open its ports one after the other, say of each what came of it in a line, and keep them until its input ends.
+// init has a child open its ports one after the other, say of each what came of it in a line, and
+// keep them until its input ends.
 func init() {
 	text, ok := os.LookupEnv(childOf)
 	if !ok {
@@ -64,7 +65,8 @@ func init() {
 
 // open opens the port with a receive queue, so that its driver starts.
 func (x trial) open() (engine.Port, error) {
-	p, err := New().OpenPort(context.Background(), engine.PortSpec{Address: x.Address, RxQueues: 1, TxQueues: 1, Options: Options{EAL: x.EAL}})
+	p, err := New().OpenPort(context.Background(),
+		engine.PortSpec{Address: x.Address, RxQueues: 1, TxQueues: 1, Options: Options{EAL: x.EAL}})
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +86,8 @@ type child struct {
 	in  io.Closer
 }
 
-// startChild starts a process that opens ports, by another program if one is given, and returns what it said of each. run starts it.
+// startChild starts a process that opens ports, by another program if one is given, and returns
+// what it said of each. run starts it.
 func startChild(t *testing.T, run func(*exec.Cmd) error, by []string, ports ...trial) (*child, []string) {
 	t.Helper()
 	text, err := json.Marshal(ports)

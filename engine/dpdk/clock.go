@@ -11,14 +11,16 @@ import (
 )
 
 const (
-	// baseline is the time over which the clock of a device is first compared with the machine's, at least.
+	// baseline is the time over which the clock of a device is first compared with the machine's,
+	// at least.
 	baseline = 20 * time.Millisecond
 	// compareEvery is the time between two comparisons.
 	compareEvery = time.Second
 )
 
-// clock is the clock of a device, whose ticks have a length that DPDK does not say (rte_eth_read_clock): it is measured from the first comparison
-// with the machine's clock to the newest, and times are counted from the newest. Any goroutine may use it.
+// clock is the clock of a device, whose ticks have a length that DPDK does not say
+// (rte_eth_read_clock): it is measured from the first comparison with the machine's clock to the
+// newest, and times are counted from the newest. Any goroutine may use it.
 type clock struct {
 	read func() (uint64, error)
 
@@ -95,7 +97,8 @@ func (c *clock) compare() error {
 	case d < baseline:
 		return nil
 	}
-	c.now.Store(&comparison{moment: m, wall: m.at.UnixNano(), ns: uint64(d), ticks: m.ticks - c.base.ticks, good: uint64(min(d, compareEvery))})
+	c.now.Store(&comparison{moment: m, wall: m.at.UnixNano(), ns: uint64(d), ticks: m.ticks - c.base.ticks,
+		good: uint64(min(d, compareEvery))})
 	return nil
 }
 

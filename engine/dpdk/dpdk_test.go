@@ -30,7 +30,8 @@ import (
 var eal = EAL{Huge: HugeOff}
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(endEAL{m}, goleak.IgnoreAnyFunction("github.com/penstock-io/penstock/internal/cdpdk.Start.func1"))
+	goleak.VerifyTestMain(endEAL{m},
+		goleak.IgnoreAnyFunction("github.com/penstock-io/penstock/internal/cdpdk.Start.func1"))
 }
 
 // endEAL ends EAL behind the tests.
@@ -64,17 +65,20 @@ func openPort(t testing.TB, spec engine.PortSpec, o Options) *Port {
 	return p.(*Port)
 }
 
-// veth opens ports on both ends of a veth pair by a driver over the kernel, which sends nothing of its own on it: without IPv6.
+// veth opens ports on both ends of a veth pair by a driver over the kernel, which sends nothing of
+// its own on it: without IPv6.
 func veth(t testing.TB, driver, args string, o Options, queues int) enginetest.Pair {
 	t.Helper()
 	n := netns.New(t, netns.Topology{Neighbours: true})
 	var ports [2]*Port
 	for i, h := range n.Hosts[:2] {
-		if _, err := h.Output(t.Context(), "sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"); err != nil {
+		if _, err := h.Output(t.Context(), "sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1",
+			"net.ipv6.conf.default.disable_ipv6=1"); err != nil {
 			t.Fatal(err)
 		}
 		if err := h.Do(func() error {
-			ports[i] = openPort(t, engine.PortSpec{Name: h.Name, RxQueues: queues, TxQueues: queues, Address: fmt.Sprintf("dpdk://%s%d,iface=%s%s", driver, names.Add(1), h.Link().Name, args)}, o)
+			ports[i] = openPort(t, engine.PortSpec{Name: h.Name, RxQueues: queues, TxQueues: queues,
+				Address: fmt.Sprintf("dpdk://%s%d,iface=%s%s", driver, names.Add(1), h.Link().Name, args)}, o)
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -103,8 +107,9 @@ func TestAFPacket(t *testing.T) {
 	})
 }
 
-// exchange sends packets of size bytes from a to b, which numbers tell apart, and checks each that arrives. It returns how many did, after it has
-// called before and closed its queues. Over cards others go before them, until one arrives: a card loses what it gets before its link is up.
+// exchange sends packets of size bytes from a to b, which numbers tell apart, and checks each that
+// arrives. It returns how many did, after it has called before and closed its queues. Over cards
+// others go before them, until one arrives: a card loses what it gets before its link is up.
 func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int, before ...func()) int {
 	t.Helper()
 	pool, err := mem.NewPool(mem.PoolOptions{Name: "send", SlotSize: 2048, Slots: 1024})
@@ -119,7 +124,8 @@ func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int, bef
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0, 0, 0, 0, 1}, DstMAC: packet.MAC{2, 0, 0, 0, 0, 2}, Src: netip.MustParseAddrPort("192.0.2.1:9"), Dst: netip.MustParseAddrPort("192.0.2.2:9")}
+	f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0, 0, 0, 0, 1}, DstMAC: packet.MAC{2, 0, 0, 0, 0, 2},
+		Src: netip.MustParseAddrPort("192.0.2.1:9"), Dst: netip.MustParseAddrPort("192.0.2.2:9")}
 	send, recv := burst.New(32), burst.New(64)
 	const early = 1<<32 - 1 // the number of those that go before
 	sent, got, next, ready, asked := 0, 0, uint32(0), a.info.Bus == "vdev", time.Time{}
@@ -153,7 +159,8 @@ func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int, bef
 	for end := time.Now().Add(time.Minute); sent < packets && time.Now().Before(end); {
 		most := min(32, packets-sent)
 		if !ready {
-			if take(); time.Since(asked) < 10*time.Millisecond { // an emulator keeps what comes early, and hands it over later, out of order
+			if take(); time.Since(asked) < 10*time.Millisecond {
+				// an emulator keeps what comes early, and hands it over later, out of order
 				continue
 			}
 			most, asked = 1, time.Now()
@@ -217,7 +224,8 @@ func pool(t *testing.T) *mem.Pool {
 
 // TestRing: net_ring hands over the sender's mbufs, which are copied into the receiver's slots.
 func TestRing(t *testing.T) {
-	p := openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_ring%d", names.Add(1)), RxQueues: 1, TxQueues: 1}, Options{})
+	p := openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_ring%d", names.Add(1)), RxQueues: 1, TxQueues: 1},
+		Options{})
 	const packets, size = 100_000, 200
 	if n := exchange(t, p, p, engine.RxSpec{Pools: []*mem.Pool{pool(t)}}, packets, size); n != packets {
 		t.Errorf("%d packets of %d arrived", n, packets)
@@ -242,7 +250,8 @@ func TestInPlace(t *testing.T) {
 	}
 }
 
-// TestLent: net_af_xdp receives into memory of DPDK, which a queue without pools lends, and a queue with pools copies from.
+// TestLent: net_af_xdp receives into memory of DPDK, which a queue without pools lends, and a queue
+// with pools copies from.
 func TestLent(t *testing.T) {
 	for _, copied := range []bool{false, true} {
 		pair := veth(t, "net_af_xdp", "", Options{}, 0)
@@ -251,7 +260,8 @@ func TestLent(t *testing.T) {
 		if copied {
 			spec.Pools = []*mem.Pool{pool(t)}
 		}
-		if n := exchange(t, pair.A.(*Port), b, spec, 20_000, 600); n < 10_000 { // the kernel drops what its queue has no room for
+		if n := exchange(t, pair.A.(*Port), b, spec, 20_000, 600); n < 10_000 {
+			// the kernel drops what its queue has no room for
 			t.Errorf("%d packets of 20000 arrived", n)
 		}
 		var s engine.PortStats
@@ -261,12 +271,14 @@ func TestLent(t *testing.T) {
 	}
 }
 
-// TestProgram: a port that is closed takes its XDP program off an interface that is in another namespace than the thread that closes it.
+// TestProgram: a port that is closed takes its XDP program off an interface that is in another
+// namespace than the thread that closes it.
 func TestProgram(t *testing.T) {
 	h := netns.New(t, netns.Topology{Neighbours: true}).Hosts[1]
 	var p *Port
 	if err := h.Do(func() error {
-		p = openPort(t, engine.PortSpec{RxQueues: 1, Address: fmt.Sprintf("dpdk://net_af_xdp%d,iface=%s", names.Add(1), h.Link().Name)}, Options{})
+		p = openPort(t, engine.PortSpec{RxQueues: 1,
+			Address: fmt.Sprintf("dpdk://net_af_xdp%d,iface=%s", names.Add(1), h.Link().Name)}, Options{})
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -291,7 +303,8 @@ func TestProgram(t *testing.T) {
 // TestOtherArguments: DPDK is started once.
 func TestOtherArguments(t *testing.T) {
 	openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1))}, Options{})
-	_, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "dpdk://net_null999", Options: Options{EAL: EAL{Huge: HugeOff, Cores: []int{0}}}})
+	_, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "dpdk://net_null999",
+		Options: Options{EAL: EAL{Huge: HugeOff, Cores: []int{0}}}})
 	if !errors.Is(err, engine.ErrInUse) {
 		t.Errorf("a port with other arguments: %v", err)
 	}
@@ -301,14 +314,16 @@ func TestOtherArguments(t *testing.T) {
 	}
 }
 
-// TestMany receives 10^8 packets into slots and sends them on from there; in the end each slot and each header is back.
+// TestMany receives 10^8 packets into slots and sends them on from there; in the end each slot and
+// each header is back.
 func TestMany(t *testing.T) {
 	packets := 100_000_000
 	if testing.Short() || testenv.Race || testenv.Invariants {
 		packets /= 1000
 	}
 	into := pool(t)
-	p := openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1)), RxQueues: 1, TxQueues: 1}, Options{})
+	p := openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1)), RxQueues: 1, TxQueues: 1},
+		Options{})
 	in, err := p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{into}})
 	if err != nil {
 		t.Fatal(err)
@@ -334,7 +349,8 @@ func TestMany(t *testing.T) {
 		}
 	}
 	var s engine.PortStats
-	if p.Stats(&s); s.Rx.Packets != uint64(got) || s.Tx.Packets != uint64(sent) || s.Rx.Copied+s.Tx.Copied != 0 || sent != got {
+	if p.Stats(&s); s.Rx.Packets != uint64(got) || s.Tx.Packets != uint64(sent) || s.Rx.Copied+s.Tx.Copied != 0 ||
+		sent != got {
 		t.Errorf("%d packets received, %d sent: %+v", got, sent, s)
 	}
 }

@@ -46,18 +46,22 @@ var iovaModes = []string{"auto", "va", "pa"}
 // String is the word of the mode in configurations.
 func (m IOVAMode) String() string { return word(iovaModes, int(m)) }
 
-// EAL is how DPDK is set up in this process. The first port that is opened decides: another one has the same, or says nothing of it (the zero
-// value), and is an error otherwise.
+// EAL is how DPDK is set up in this process. The first port that is opened decides: another one has
+// the same, or says nothing of it (the zero value), and is an error otherwise.
 type EAL struct {
-	// Cores are the processors on which DPDK's own threads run, nil for all that the process has. Threads of Go stay where they are.
+	// Cores are the processors on which DPDK's own threads run, nil for all that the process has.
+	// Threads of Go stay where they are.
 	Cores []int
-	// EALMemory is the memory in bytes that DPDK takes at its start, rounded up to MiB. 0: with huge pages none, it takes more when it needs
-	// it; without them 256 MiB, of which untouched pages cost nothing.
+	// EALMemory is the memory in bytes that DPDK takes at its start, rounded up to MiB. 0: with
+	// huge pages none, it takes more when it needs it; without them 256 MiB, of which untouched
+	// pages cost nothing.
 	EALMemory int
-	// FilePrefix is the name under which several processes share DPDK's files; "" makes one for this process. Only without in-memory mode.
+	// FilePrefix is the name under which several processes share DPDK's files; "" makes one for
+	// this process. Only without in-memory mode.
 	FilePrefix string
-	// Files keeps DPDK's files (/run/dpdk, huge pages with names), so that other processes, such as dpdk-proc-info, can look in. Without
-	// it everything is in memory without a name, and goes with the process whatever ends it.
+	// Files keeps DPDK's files (/run/dpdk, huge pages with names), so that other processes, such as
+	// dpdk-proc-info, can look in. Without it everything is in memory without a name, and goes with
+	// the process whatever ends it.
 	Files bool
 	Huge  HugeMode
 	// HugeDir is where huge pages are mounted, with Files; "" lets DPDK look.
@@ -65,9 +69,11 @@ type EAL struct {
 	IOVA    IOVAMode
 	// Log are levels, such as "debug" for all, or "pmd.net.*:debug".
 	Log []string
-	// Drivers are files of drivers, or directories of them, that are loaded besides those that the build has.
+	// Drivers are files of drivers, or directories of them, that are loaded besides those that the
+	// build has.
 	Drivers []string
-	// EALArgs are other arguments of DPDK: some of those that change no part of what this package relies on.
+	// EALArgs are other arguments of DPDK: some of those that change no part of what this package
+	// relies on.
 	EALArgs []string
 }
 
@@ -85,8 +91,10 @@ var (
 	logPattern = regexp.MustCompile(`^[A-Za-z0-9_.*?\[\]^$|()+-]+$`)
 	prefixWord = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 	// ealArgs are those that EALArgs may have, and whether they have a value.
-	ealArgs = map[string]bool{"--legacy-mem": false, "--match-allocations": false, "--huge-worker-stack": false, "--no-hpet": false, "--base-virtaddr": true,
-		"--socket-mem": true, "--socket-limit": true, "--vfio-intr": true, "--force-max-simd-bitwidth": true, "--mbuf-pool-ops-name": true}
+	ealArgs = map[string]bool{"--legacy-mem": false, "--match-allocations": false, "--huge-worker-stack": false,
+		"--no-hpet": false, "--base-virtaddr": true,
+		"--socket-mem": true, "--socket-limit": true, "--vfio-intr": true, "--force-max-simd-bitwidth": true,
+		"--mbuf-pool-ops-name": true}
 	ealValue = regexp.MustCompile(`^[A-Za-z0-9_,.x-]+$`)
 )
 
@@ -103,11 +111,13 @@ func (o *EAL) check() string {
 	case o.FilePrefix != "" && !prefixWord.MatchString(o.FilePrefix):
 		return fmt.Sprintf("FilePrefix is %q: expected letters, digits, dots and dashes, at most 64", o.FilePrefix)
 	case o.FilePrefix != "" && !o.Files:
-		return fmt.Sprintf("FilePrefix is %q, and DPDK keeps everything in memory: expected none, or in_memory: false", o.FilePrefix)
+		return fmt.Sprintf("FilePrefix is %q, and DPDK keeps everything in memory: expected none, or in_memory: false",
+			o.FilePrefix)
 	case o.Huge > HugeOff:
 		return fmt.Sprintf("Huge is %d: expected auto, on or off", o.Huge)
 	case o.HugeDir != "" && (!o.Files || o.Huge == HugeOff):
-		return fmt.Sprintf("HugeDir is %q, and DPDK makes no files with huge pages: expected none, or in_memory: false", o.HugeDir)
+		return fmt.Sprintf("HugeDir is %q, and DPDK makes no files with huge pages: expected none, or in_memory: false",
+			o.HugeDir)
 	case o.HugeDir != "" && !filepath.IsAbs(o.HugeDir):
 		return fmt.Sprintf("HugeDir is %q: expected a path from the root", o.HugeDir)
 	case o.IOVA > IOVAPhysical:
@@ -119,7 +129,8 @@ func (o *EAL) check() string {
 			pattern, level = "lib", l
 		}
 		if !slices.Contains(logLevels, level) || !logPattern.MatchString(pattern) {
-			return fmt.Sprintf("Log has %q: expected a level (%s), or TYPE:LEVEL such as pmd.net.*:debug", l, strings.Join(logLevels, ", "))
+			return fmt.Sprintf("Log has %q: expected a level (%s), or TYPE:LEVEL such as pmd.net.*:debug", l,
+				strings.Join(logLevels, ", "))
 		}
 	}
 	for _, d := range o.Drivers {
@@ -157,10 +168,12 @@ func knownArgs() (out []string) {
 
 // given reports whether anything is set.
 func (o *EAL) given() bool {
-	return len(o.Cores)+len(o.Log)+len(o.Drivers)+len(o.EALArgs)+o.EALMemory != 0 || o.FilePrefix != "" || o.Files || o.HugeDir != "" || o.Huge != 0 || o.IOVA != 0
+	return len(o.Cores)+len(o.Log)+len(o.Drivers)+len(o.EALArgs)+o.EALMemory != 0 || o.FilePrefix != "" || o.Files ||
+		o.HugeDir != "" || o.Huge != 0 || o.IOVA != 0
 }
 
-// startArgs are the arguments to start with: those of the EAL that runs, where the options say nothing.
+// startArgs are the arguments to start with: those of the EAL that runs, where the options say
+// nothing.
 func (o *EAL) startArgs(running []string, m machine) []string {
 	if running != nil && !o.given() {
 		return running
@@ -168,13 +181,15 @@ func (o *EAL) startArgs(running []string, m machine) []string {
 	return o.args(m)
 }
 
-// args are the arguments of rte_eal_init, after the name of the program. They have no secrets: ports log them.
+// args are the arguments of rte_eal_init, after the name of the program. They have no secrets:
+// ports log them.
 func (o *EAL) args(m machine) []string {
 	cpus := m.CPUs
 	if len(o.Cores) > 0 {
 		cpus = list(o.Cores)
 	}
-	// One lcore, which may run on all of these: with -l there would be a thread for each, which only sleeps.
+	// One lcore, which may run on all of these: with -l there would be a thread for each, which
+	// only sleeps.
 	out := []string{"--lcores=0@(" + cpus + ")", "--no-telemetry"}
 	huge := o.Huge == HugeOn || o.Huge == HugeAuto && m.Huge
 	memory := o.EALMemory
@@ -189,7 +204,8 @@ func (o *EAL) args(m machine) []string {
 			out = append(out, "--no-shconf")
 		}
 	case !o.Files:
-		// One file for all pages, as other processes get memory by file (memif without a copy, virtio-user).
+		// One file for all pages, as other processes get memory by file (memif without a copy,
+		// virtio-user).
 		out = append(out, "--in-memory", "--single-file-segments")
 	case o.HugeDir != "":
 		out = append(out, "--huge-dir="+o.HugeDir)
@@ -207,7 +223,8 @@ func (o *EAL) args(m machine) []string {
 	if o.IOVA == IOVAPhysical || o.IOVA == IOVAAuto && m.Direct {
 		iova = "pa"
 	}
-	// No card is allowed but one that is not there: so none is taken at the start, and those that ports name later are.
+	// No card is allowed but one that is not there: so none is taken at the start, and those that
+	// ports name later are.
 	out = append(out, "--iova-mode="+iova, "--allow=ffff:ff:1f.7")
 	for _, l := range o.Log {
 		out = append(out, "--log-level="+l)

@@ -17,8 +17,8 @@ import (
 // Available implements engine.Engine.
 func (*Engine) Available() error { return nil }
 
-// OpenPort implements engine.Engine. spec.Address is a place on the PCI bus, an interface with a card, or a virtual device with its arguments, and
-// spec.Options an Options or a pointer to one.
+// OpenPort implements engine.Engine. spec.Address is a place on the PCI bus, an interface with a
+// card, or a virtual device with its arguments, and spec.Options an Options or a pointer to one.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -35,11 +35,14 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 	}
 	running, m := cdpdk.Running(), thisMachine(a)
 	if o.EALMemory > m.Memory { // EAL ends the process
-		return nil, &engine.SettingError{Engine: Name, Address: spec.Address, Wrong: fmt.Sprintf("eal_memory is %d bytes", o.EALMemory), Expected: fmt.Sprintf("at most the %d bytes of the machine", m.Memory)}
+		return nil, &engine.SettingError{Engine: Name, Address: spec.Address,
+			Wrong:    fmt.Sprintf("eal_memory is %d bytes", o.EALMemory),
+			Expected: fmt.Sprintf("at most the %d bytes of the machine", m.Memory)}
 	}
 	args := o.startArgs(running, m)
 	if running != nil && !slices.Equal(args, running) {
-		return nil, fmt.Errorf("dpdk: %s: DPDK runs in this process with %q, and this port asks for %q: give all ports the same: %w", spec.Address, strings.Join(running, " "), strings.Join(args, " "), engine.ErrInUse)
+		return nil, fmt.Errorf("dpdk: %s: DPDK runs in this process with %q, and this port asks for %q: give all "+
+			"ports the same: %w", spec.Address, strings.Join(running, " "), strings.Join(args, " "), engine.ErrInUse)
 	}
 	if running == nil {
 		slog.Debug("dpdk: starting EAL", "arguments", strings.Join(args, " "))
@@ -61,7 +64,8 @@ func unavailable(err error) error {
 	return fmt.Errorf("dpdk: %w: %w", engine.ErrUnavailable, err)
 }
 
-// advised is an error that wraps engine.ErrUnavailable and says what to do, or the same where that is not known.
+// advised is an error that wraps engine.ErrUnavailable and says what to do, or the same where that
+// is not known.
 func advised(err error) error {
 	var e *cdpdk.Error
 	log := ""

@@ -15,8 +15,9 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// TestFailures: whatever EAL or a driver refuses is an error of the engine's that says what to do, and the process lives: it can ask again. EAL starts
-// once in a process, so each attempt has its own.
+// TestFailures: whatever EAL or a driver refuses is an error of the engine's that says what to do,
+// and the process lives: it can ask again. EAL starts once in a process, so each attempt has its
+// own.
 func TestFailures(t *testing.T) {
 	none := EAL{Huge: HugeOff}
 	with := func(change func(*EAL)) EAL {
@@ -49,7 +50,9 @@ func TestFailures(t *testing.T) {
 		by            []string
 		want, do      string
 	}{
-		{"more huge pages than there are", "net_null0", EAL{Huge: HugeOn, EALMemory: thisMachine(engine.Address{}).Memory &^ (1<<20 - 1)}, nil, "rte_eal_init", "--hugepages"},
+		{"more huge pages than there are", "net_null0",
+			EAL{Huge: HugeOn, EALMemory: thisMachine(engine.Address{}).Memory &^ (1<<20 - 1)}, nil, "rte_eal_init",
+			"--hugepages"},
 		{"more memory than there is", "net_null0", with(func(o *EAL) { o.EALMemory = 1 << 40 }), nil, "eal_memory", "at most"},
 		{"a processor that is not there", "net_null0", with(func(o *EAL) { o.Cores = []int{4000} }), nil, "rte_eal_init", "cores:"},
 		{"a card that is not there", "ffff:fe:1f.6", none, nil, "there is no card at ffff:fe:1f.6", "lspci"},
@@ -69,7 +72,8 @@ func TestFailures(t *testing.T) {
 			port := trial{"dpdk://" + x.address, x.eal}
 			c, said := startChild(t, host.Start, x.by, port, port)
 			for _, line := range said {
-				if !strings.HasPrefix(line, "refused") || strings.HasPrefix(line, "refused (other)") || !strings.Contains(line, x.want) || !strings.Contains(line, x.do) {
+				if !strings.HasPrefix(line, "refused") || strings.HasPrefix(line, "refused (other)") ||
+					!strings.Contains(line, x.want) || !strings.Contains(line, x.do) {
 					t.Errorf("%s\nexpected a refusal with %q and %q", line, x.want, x.do)
 				}
 			}

@@ -26,12 +26,14 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// recorded opens a port over net_ring that has features which no driver here has. What it sends it receives.
+// recorded opens a port over net_ring that has features which no driver here has. What it sends it
+// receives.
 func recorded(t *testing.T, has cdpdk.Feature, queues int, o Options) *Port {
 	t.Helper()
 	cdpdk.Record(cdpdk.NoAction, has)
 	t.Cleanup(func() { cdpdk.Refuse(-1, 0) })
-	return openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_ring%d", names.Add(1)), RxQueues: queues, TxQueues: 1}, o)
+	return openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_ring%d", names.Add(1)), RxQueues: queues,
+		TxQueues: 1}, o)
 }
 
 func addRx(t *testing.T, p *Port, spec engine.RxSpec) engine.RxQueue {
@@ -52,7 +54,8 @@ func addTx(t *testing.T, p *Port, spec engine.TxSpec) engine.TxQueue {
 	return q
 }
 
-// fill makes a frame of UDP or TCP of a whole packet's length, with payload that its first byte tells.
+// fill makes a frame of UDP or TCP of a whole packet's length, with payload that its first byte
+// tells.
 func fillFrame(t *testing.T, b *burst.Burst, i int, tcp bool, seed byte) {
 	t.Helper()
 	frame := make([]byte, b.PacketLen(i))
@@ -121,7 +124,8 @@ func receive(t *testing.T, q engine.RxQueue, n int, look func(b *burst.Burst, i,
 
 func notes(p *Port) string { return strings.Join(p.Capabilities().Notes, "\n") }
 
-// TestSplit: the device splits headers off, and the data stays where it wrote it. Where it cannot, software does, and says why.
+// TestSplit: the device splits headers off, and the data stays where it wrote it. Where it cannot,
+// software does, and says why.
 func TestSplit(t *testing.T) {
 	for _, x := range []struct {
 		name string
@@ -154,8 +158,10 @@ func TestSplit(t *testing.T) {
 						if !bytes.Equal(b.Bytes(i, 0), want[:42]) || b.Role(i, 0) != burst.Header {
 							t.Fatalf("header of packet %d: %x, expected %x", k, b.Bytes(i, 0), want[:42])
 						}
-						if b.Segments(i) != min(2, length-41) || length > 42 && (!bytes.Equal(b.Bytes(i, 1), want[42:]) || b.Role(i, 1) != burst.Payload) {
-							t.Fatalf("packet %d of %d bytes in %d segments is not what was sent", k, length, b.Segments(i))
+						if b.Segments(i) != min(2, length-41) || length > 42 &&
+							(!bytes.Equal(b.Bytes(i, 1), want[42:]) || b.Role(i, 1) != burst.Payload) {
+							t.Fatalf("packet %d of %d bytes in %d segments is not what was sent", k, length,
+								b.Segments(i))
 						}
 						if x.why == "" && length > 42 && b.Segment(i, 1).Off%uint64(data.Stride()) != 0 {
 							t.Fatal("the data is not where the device writes it")
@@ -182,14 +188,16 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestTimes: times of the device are those of the machine, for packets that come and those that are to leave.
+// TestTimes: times of the device are those of the machine, for packets that come and those that are
+// to leave.
 func TestTimes(t *testing.T) {
 	into, from := pool(t), pool(t)
 	p := recorded(t, cdpdk.Times, 1, Options{})
 	if can := p.Capabilities(); !can.HardwareTime || can.SendAtIn != "device" {
 		t.Fatalf("%+v", can)
 	}
-	tx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{from}, SendAt: true}) // the port starts with its last receive queue
+	// the port starts with its last receive queue
+	tx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{from}, SendAt: true})
 	rx := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{into}, HardwareTime: true})
 	const near = 5 * time.Millisecond // the machine is busy: a wrong scale or zero is off by hours
 	for round := range 3 {
@@ -199,7 +207,8 @@ func TestTimes(t *testing.T) {
 		last := int64(0)
 		receive(t, rx, 8, func(b *burst.Burst, i, k int) {
 			ns, ok := b.Time(i)
-			if ok = ok && b.Flags(i)&burst.HardwareTime != 0; !ok || ns < before.Add(-near).UnixNano() || ns > time.Now().Add(near).UnixNano() || ns < last {
+			if ok = ok && b.Flags(i)&burst.HardwareTime != 0; !ok || ns < before.Add(-near).UnixNano() ||
+				ns > time.Now().Add(near).UnixNano() || ns < last {
 				t.Errorf("packet %d was received at %v (%v), after %v", k, time.Unix(0, ns), ok, before)
 			}
 			last = ns
@@ -292,7 +301,8 @@ func TestCut(t *testing.T) {
 	}
 	from := pool(t)
 	p := recorded(t, cdpdk.Cuts, 1, Options{})
-	if can := p.Capabilities(); can.TxSegmentation != "device" || can.TxChecksum != "device" || !strings.Contains(notes(p), "software the other") {
+	if can := p.Capabilities(); can.TxSegmentation != "device" || can.TxChecksum != "device" ||
+		!strings.Contains(notes(p), "software the other") {
 		t.Fatalf("%+v", can)
 	}
 	rx := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{into}, Depth: 16})
@@ -335,12 +345,14 @@ func TestCut(t *testing.T) {
 		b.Release()
 		r := cdpdk.Recorded()
 		if r.Cuts-before != x.cuts || x.cuts > 0 && (r.Cut != x.size || r.Headers != 54) {
-			t.Errorf("%s: %d packets for the device to segment, of %d bytes behind %d", x.name, r.Cuts-before, r.Cut, r.Headers)
+			t.Errorf("%s: %d packets for the device to segment, of %d bytes behind %d", x.name, r.Cuts-before, r.Cut,
+				r.Headers)
 		}
 	}
 }
 
-// TestHash: the key reaches the device, and its hash the packets; queues end and begin while the port runs.
+// TestHash: the key reaches the device, and its hash the packets; queues end and begin while the
+// port runs.
 func TestHash(t *testing.T) {
 	key := bytes.Repeat([]byte{0x6d, 0x5a}, 20)
 	into, from := pool(t), pool(t)
@@ -373,7 +385,8 @@ func TestHash(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// The last queue ends and begins again, and the others do not notice; one between them does not.
+	// The last queue ends and begins again, and the others do not notice; one between them does
+	// not.
 	if err := rxs[2].Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -414,7 +427,8 @@ func TestLosses(t *testing.T) {
 			p.Close()
 		}
 		var s engine.PortStats
-		if p.Stats(&s); s.Drops[engine.DropNIC] != 3 || s.Drops[engine.DropBadFrame] != 5 || s.Drops.Total() != 8 || s.Tx.Drops.Total() != 0 {
+		if p.Stats(&s); s.Drops[engine.DropNIC] != 3 || s.Drops[engine.DropBadFrame] != 5 || s.Drops.Total() != 8 ||
+			s.Tx.Drops.Total() != 0 {
 			t.Errorf("closed: %v: %+v", closed, s)
 		}
 	}
@@ -443,8 +457,8 @@ func TestLink(t *testing.T) {
 	want("it stays away", engine.LinkState{Gone: true, Changes: 3})
 }
 
-// TestBounce: payload reaches memory of an accelerator that no driver here writes by one copy of the accelerator, behind headers that the device, or
-// software, has split off.
+// TestBounce: payload reaches memory of an accelerator that no driver here writes by one copy of
+// the accelerator, behind headers that the device, or software, has split off.
 func TestBounce(t *testing.T) {
 	for _, has := range []cdpdk.Feature{0, cdpdk.Splits} {
 		rt, err := host.Open(host.Options{})
@@ -463,7 +477,8 @@ func TestBounce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		data, err := mem.NewPool(mem.PoolOptions{Name: "data", SlotSize: 2048, Slots: 256, Memory: mem.Options{Kind: mem.Device, Provider: from}})
+		data, err := mem.NewPool(mem.PoolOptions{Name: "data", SlotSize: 2048, Slots: 256,
+			Memory: mem.Options{Kind: mem.Device, Provider: from}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -503,13 +518,15 @@ func TestBounce(t *testing.T) {
 		if rx.Stats(&s); s.Copied != want {
 			t.Errorf("%d bytes were copied, expected %d", s.Copied, want)
 		}
-		if err := errors.Join(staged.Close(), heads.Close(), data.Close(), from.Close(), ctx.Close(), rt.Close()); err != nil {
+		if err := errors.Join(staged.Close(), heads.Close(), data.Close(), from.Close(), ctx.Close(),
+			rt.Close()); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// TestTap exchanges frames with the kernel by net_tap, each in several slots, and a packet of TCP that software segments.
+// TestTap exchanges frames with the kernel by net_tap, each in several slots, and a packet of TCP
+// that software segments.
 func TestTap(t *testing.T) {
 	h := netns.New(t, netns.Topology{}).Hosts[0]
 	slots := func(name string, size int) *mem.Pool {
@@ -519,10 +536,12 @@ func TestTap(t *testing.T) {
 		}
 		return x
 	}
-	into, from, kernel := slots("short", 704), slots("half", 800), slots("whole", 2048) // behind the 128 bytes that drivers leave free: 576, 704, 234 bytes
+	// behind the 128 bytes that drivers leave free: 576, 704, 234 bytes
+	into, from, kernel := slots("short", 704), slots("half", 800), slots("whole", 2048)
 	var p, k engine.Port
 	if err := h.Do(func() (err error) {
-		p = openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_tap%d,iface=tap0", names.Add(1)), RxQueues: 1, TxQueues: 1}, Options{})
+		p = openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_tap%d,iface=tap0", names.Add(1)), RxQueues: 1,
+			TxQueues: 1}, Options{})
 		if out, err := exec.Command("ip", "link", "set", "tap0", "up").CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -535,7 +554,8 @@ func TestTap(t *testing.T) {
 	if can := p.Capabilities(); !can.Chains || can.TxSegmentation != "software" {
 		t.Fatalf("%+v", can)
 	}
-	rx, tx := addRx(t, p.(*Port), engine.RxSpec{Pools: []*mem.Pool{into}, Depth: 256}), addTx(t, p.(*Port), engine.TxSpec{Pools: []*mem.Pool{from}})
+	rx, tx := addRx(t, p.(*Port), engine.RxSpec{Pools: []*mem.Pool{into}, Depth: 256}),
+		addTx(t, p.(*Port), engine.TxSpec{Pools: []*mem.Pool{from}})
 	kout, err := k.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{kernel}})
 	if err != nil {
 		t.Fatal(err)
@@ -562,7 +582,8 @@ func TestTap(t *testing.T) {
 					}
 					got := make([]byte, b.PacketLen(i))
 					if b.CopyTo(got, i); !bytes.Equal(got, sent[k]) || b.Segments(i) != x.segs {
-						t.Fatalf("packet %d of %d bytes in %d segments is not what was sent", k, len(got), b.Segments(i))
+						t.Fatalf("packet %d of %d bytes in %d segments is not what was sent", k, len(got),
+							b.Segments(i))
 					}
 					k++
 				})
@@ -585,7 +606,9 @@ func TestTap(t *testing.T) {
 			}
 			var l packet.Layers
 			p := b.Bytes(i, 0)
-			if why := packet.Parse(p, &l); why != packet.OK || int(l.End)-int(l.Payload) != 300 || !packet.TCP(p[l.L4:l.End]).ChecksumOK(l.Src(p), l.Dst(p)) || packet.TCP(p[l.L4:]).Seq() != uint32(300*k) {
+			if why := packet.Parse(p, &l); why != packet.OK || int(l.End)-int(l.Payload) != 300 ||
+				!packet.TCP(p[l.L4:l.End]).ChecksumOK(l.Src(p), l.Dst(p)) ||
+				packet.TCP(p[l.L4:]).Seq() != uint32(300*k) {
 				t.Fatalf("segment %d: %v, %+v", k, why, l)
 			}
 			k++

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// half is what a device receives into by one of its queues: mbufs of slots of a pool, or of memory of DPDK that is lent. The owner of the queue
-// uses it; none does where no queue is.
+// half is what a device receives into by one of its queues: mbufs of slots of a pool, or of memory
+// of DPDK that is lent. The owner of the queue uses it; none does where no queue is.
 type half struct {
 	own   *cdpdk.Pool
 	rx    *cdpdk.Rx
@@ -34,7 +34,8 @@ type half struct {
 	target  int          // how many it should have
 	grab    [cdpdk.MaxBurst]mem.Handle
 
-	// Of a queue whose device splits headers off: what it receives them into, and their length. The slots above take the rest.
+	// Of a queue whose device splits headers off: what it receives them into, and their length. The
+	// slots above take the rest.
 	head *cdpdk.Pool
 	at   int
 
@@ -44,8 +45,11 @@ type half struct {
 
 // newSlots makes a half of the slots of a pool.
 func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
-	h := &half{depth: depth, user: pool, src: burst.PoolSource(pool), handles: make([]mem.Handle, pool.Slots()), target: depth}
-	if p.info.Bus != "vdev" || p.info.Driver == "net_tap" { // such a driver keeps its ring full, replaces what it hands over from the rest, and may have two rings (vmxnet3)
+	h := &half{depth: depth, user: pool, src: burst.PoolSource(pool), handles: make([]mem.Handle, pool.Slots()),
+		target: depth}
+	if p.info.Bus != "vdev" || p.info.Driver == "net_tap" {
+		// such a driver keeps its ring full, replaces what it hands over from the rest, and may
+		// have two rings (vmxnet3)
 		h.target = 2 * (p.receiveRing(h) + atOnce)
 	}
 	if h.reg, err = p.reach(pool.Region()); err != nil {
@@ -74,13 +78,15 @@ func (p *Port) splits(spec *engine.RxSpec) (why string) {
 	case spec.SplitAt == 0:
 		return "the device splits at a fixed place, which split_at says"
 	case data.SlotSize()+spec.SplitAt < p.can.MaxPacket:
-		return fmt.Sprintf("slots of %d bytes behind headers of %d do not hold the longest packet, of %d", data.SlotSize(), spec.SplitAt, p.can.MaxPacket)
+		return fmt.Sprintf("slots of %d bytes behind headers of %d do not hold the longest packet, of %d",
+			data.SlotSize(), spec.SplitAt, p.can.MaxPacket)
 	}
 	return ""
 }
 
-// newSplit makes a half of the slots of a pool, in front of which headers go into memory of DPDK: they are copied into their slots, which may be
-// too short for what a driver leaves free in front of them.
+// newSplit makes a half of the slots of a pool, in front of which headers go into memory of DPDK:
+// they are copied into their slots, which may be too short for what a driver leaves free in front
+// of them.
 func (p *Port) newSplit(spec *engine.RxSpec) (*half, error) {
 	h, err := p.newSlots(spec.Pools[1], spec.Depth)
 	if err != nil {
@@ -93,7 +99,8 @@ func (p *Port) newSplit(spec *engine.RxSpec) (*half, error) {
 	return h, nil
 }
 
-// receiveRing is the number of descriptors that receive into a half. Of a pool the ring has a quarter of the slots at most.
+// receiveRing is the number of descriptors that receive into a half. Of a pool the ring has a
+// quarter of the slots at most.
 func (p *Port) receiveRing(h *half) int {
 	want := p.ring(h.depth)
 	if h.user != nil {
@@ -130,7 +137,8 @@ func (p *Port) newLent(depth int) (*half, error) {
 	return nil, err
 }
 
-// supply writes numbers of mbufs that the driver may have where the next burst hands them over, and returns how many.
+// supply writes numbers of mbufs that the driver may have where the next burst hands them over, and
+// returns how many.
 func (h *half) supply() int {
 	to := h.rx.Slots()
 	if h.lent != nil {
@@ -149,7 +157,8 @@ func (h *half) supply() int {
 	return n
 }
 
-// atOnce is the number of packets that are asked of a driver at once, at most: some want memory for all of them, or give none.
+// atOnce is the number of packets that are asked of a driver at once, at most: some want memory for
+// all of them, or give none.
 const atOnce = 64
 
 // most is the number of packets that the driver can be asked for.
@@ -160,7 +169,8 @@ func (h *half) most() int {
 	return min(h.held, atOnce)
 }
 
-// fits reports whether slots of that size take packets where the driver puts them: behind its headroom, in one piece or in chains.
+// fits reports whether slots of that size take packets where the driver puts them: behind its
+// headroom, in one piece or in chains.
 func (p *Port) fits(slot int) bool {
 	if p.info.RxOffloads&cdpdk.RxScatter != 0 {
 		return slot >= headroom+max(p.info.MinRxBuf, 512)
@@ -217,7 +227,8 @@ func (h *half) put(x mem.Handle) {
 	h.src.Reclaim(h.grab[:1])
 }
 
-// takeBack takes back what is in the mempools of a stopped driver. It is false where the driver still has some.
+// takeBack takes back what is in the mempools of a stopped driver. It is false where the driver
+// still has some.
 func (h *half) takeBack() bool {
 	if h.lent != nil {
 		return false // its memory stays until the device is gone
@@ -280,8 +291,8 @@ func (l *lender) close() error {
 	return nil
 }
 
-// place makes what the device receives into: that of the live queues, in their order, or of the port where there is none. The caller holds the
-// set's lock, and the device is stopped.
+// place makes what the device receives into: that of the live queues, in their order, or of the
+// port where there is none. The caller holds the set's lock, and the device is stopped.
 func (p *Port) place(live []*rxQueue, n int) error {
 	var halves []*half
 	for i := range n {
@@ -335,10 +346,13 @@ func (p *Port) spare(depth int) (*half, error) {
 
 // ours reports whether a half is that of a queue, also of one that is being closed.
 func (p *Port) ours(h *half) bool {
-	return h.lent == nil || slices.ContainsFunc(p.rx.Live(), func(q *rxQueue) bool { return q.h == h }) || p.closing == h
+	return h.lent == nil || slices.ContainsFunc(p.rx.Live(), func(q *rxQueue) bool {
+		return q.h == h
+	}) || p.closing == h
 }
 
-// served reports whether the device receives for each live queue. In lent memory a queue takes over what is there.
+// served reports whether the device receives for each live queue. In lent memory a queue takes over
+// what is there.
 func (p *Port) served(live []*rxQueue) bool {
 	if len(live) > len(p.halves) {
 		return false

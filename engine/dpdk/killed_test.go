@@ -14,8 +14,9 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// TestKilled kills a process that has ports of all kinds. What the kernel keeps of it the next process takes over, and nothing remains of that when it
-// has ended. Beside them a process with files of its own goes on.
+// TestKilled kills a process that has ports of all kinds. What the kernel keeps of it the next
+// process takes over, and nothing remains of that when it has ended. Beside them a process with
+// files of its own goes on.
 func TestKilled(t *testing.T) {
 	host := netns.New(t, netns.Topology{}).Hosts[0]
 	dir := t.TempDir()
@@ -45,7 +46,8 @@ func TestKilled(t *testing.T) {
 		return append(out, maps...)
 	}
 	ports := func(o EAL) (out []trial) {
-		for _, a := range []string{"net_ring0", "net_tap0,iface=tap6", "net_af_xdp0,iface=" + link, "net_memif0,role=server,socket-abstract=no,socket=" + memif, "net_vhost0,iface=" + vhost} {
+		for _, a := range []string{"net_ring0", "net_tap0,iface=tap6", "net_af_xdp0,iface=" + link,
+			"net_memif0,role=server,socket-abstract=no,socket=" + memif, "net_vhost0,iface=" + vhost} {
 			out = append(out, trial{"dpdk://" + a, o})
 		}
 		return out

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// processors are those of the process, not of a thread that was bound to some: the arguments are the same whoever asks.
+// processors are those of the process, not of a thread that was bound to some: the arguments are
+// the same whoever asks.
 var processors = sync.OnceValue(func() string {
 	if b, err := os.ReadFile("/proc/self/status"); err == nil {
 		for line := range strings.Lines(string(b)) {
@@ -43,7 +44,8 @@ func thisMachine(a engine.Address) machine {
 	if pci := cardOf(a.Where); pci != "" {
 		driver, err := os.Readlink("/sys/bus/pci/devices/" + pci + "/driver")
 		_, iommu := os.Stat("/sys/bus/pci/devices/" + pci + "/iommu_group")
-		m.Direct = err == nil && (strings.Contains(filepath.Base(driver), "uio") || iommu != nil && filepath.Base(driver) == "vfio-pci")
+		m.Direct = err == nil && (strings.Contains(filepath.Base(driver), "uio") || iommu != nil &&
+			filepath.Base(driver) == "vfio-pci")
 	}
 	return m
 }

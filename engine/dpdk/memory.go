@@ -14,7 +14,8 @@ import (
 // headroom is what a driver leaves free in front of a packet (RTE_PKTMBUF_HEADROOM).
 const headroom = 128
 
-// external says why the driver of a device takes no buffers that are not in memory of DPDK; "" where it does.
+// external says why the driver of a device takes no buffers that are not in memory of DPDK; ""
+// where it does.
 func external(where string) (why string) {
 	switch driver(where) {
 	case "net_af_xdp":
@@ -45,13 +46,15 @@ type span struct {
 	size uint64
 }
 
-// reachedBy says which cards reach memory: all that VFIO serves, which share one view of it, or one whose driver registers memory itself.
+// reachedBy says which cards reach memory: all that VFIO serves, which share one view of it, or one
+// whose driver registers memory itself.
 type reachedBy struct {
 	span
 	card cdpdk.Device // zero for those of VFIO
 }
 
-// reached counts the ports for which memory was registered and mapped: what two ports share stays until the second lets it go.
+// reached counts the ports for which memory was registered and mapped: what two ports share stays
+// until the second lets it go.
 var reached = struct {
 	sync.Mutex
 	registered map[span]int
@@ -129,8 +132,9 @@ func (p *Port) reach(r *mem.Region) (mem.Registration, error) {
 	return reg, nil
 }
 
-// unreach takes all memory from a device that has stopped. It is called before the driver closes it: VFIO unmaps nothing once its last device
-// is gone, and DPDK then maps that memory again for the next one.
+// unreach takes all memory from a device that has stopped. It is called before the driver closes
+// it: VFIO unmaps nothing once its last device is gone, and DPDK then maps that memory again for
+// the next one.
 func (p *Port) unreach(halves []*half) (err error) {
 	if p.regs == nil {
 		return nil

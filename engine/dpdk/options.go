@@ -15,9 +15,11 @@ type MemoryMode uint8
 
 // The modes.
 const (
-	MemoryAuto    MemoryMode = iota // in place where the driver takes external memory, else lent
-	MemoryInPlace                   // the NIC writes into the slots of the queue's pools, or opening the queue is an error
-	MemoryLent                      // into memory of DPDK's, which queues without pools lend, and queues with pools copy from
+	MemoryAuto MemoryMode = iota // in place where the driver takes external memory, else lent
+	// the NIC writes into the slots of the queue's pools, or opening the queue is an error
+	MemoryInPlace
+	// into memory of DPDK's, which queues without pools lend, and queues with pools copy from
+	MemoryLent
 )
 
 var memoryModes = []string{"auto", "in_place", "lent"}
@@ -28,7 +30,8 @@ func (m MemoryMode) String() string { return word(memoryModes, int(m)) }
 // RSSType is a layer of a packet that receive side scaling hashes.
 type RSSType uint8
 
-// The layers. IP are the addresses of IPv4 and IPv6, the others add their ports, or what they have instead.
+// The layers. IP are the addresses of IPv4 and IPv6, the others add their ports, or what they have
+// instead.
 const (
 	RSSIP RSSType = iota
 	RSSTCP
@@ -40,17 +43,20 @@ const (
 
 var rssTypes = []string{"ip", "tcp", "udp", "sctp", "ethernet", "vlan"}
 
-// Options are the options of a port, given as engine.PortSpec.Options. The zero value is right for most.
+// Options are the options of a port, given as engine.PortSpec.Options. The zero value is right for
+// most.
 type Options struct {
 	EAL
-	// Descriptors is the size of the ring of each queue of the device, 0 for as many as the queue's Depth asks for. The driver rounds
-	// it to what it has.
+	// Descriptors is the size of the ring of each queue of the device, 0 for as many as the queue's
+	// Depth asks for. The driver rounds it to what it has.
 	Descriptors int
 	// Memory says where the port receives.
 	Memory MemoryMode
-	// RSSKey is the key of the Toeplitz hash, as many bytes as the NIC takes (40 or 52 in general); nil for the driver's own.
+	// RSSKey is the key of the Toeplitz hash, as many bytes as the NIC takes (40 or 52 in general);
+	// nil for the driver's own.
 	RSSKey []byte
-	// RSSTypes are the layers that are hashed, nil for the addresses, and the ports of TCP and UDP. What the NIC does not hash is left out.
+	// RSSTypes are the layers that are hashed, nil for the addresses, and the ports of TCP and UDP.
+	// What the NIC does not hash is left out.
 	RSSTypes []RSSType
 	// Promiscuous makes the NIC take frames for other stations.
 	Promiscuous bool

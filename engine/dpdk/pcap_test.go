@@ -54,7 +54,8 @@ func expect(t *testing.T, q engine.RxQueue, frames [][]byte) {
 		}
 		for i := range b.Len() {
 			if f := b.Bytes(i, 0); len(frames) == 0 || !bytes.Equal(f, frames[0]) {
-				t.Fatalf("a frame of %d bytes came, which is not the next of %d: % x", len(f), len(frames), f[:min(len(f), 32)])
+				t.Fatalf("a frame of %d bytes came, which is not the next of %d: % x", len(f), len(frames),
+					f[:min(len(f), 32)])
 			}
 			frames = frames[1:]
 		}
@@ -64,11 +65,13 @@ func expect(t *testing.T, q engine.RxQueue, frames [][]byte) {
 	}
 }
 
-// TestPcap: net_pcap writes what a queue sends into a file, byte for byte, and a queue receives what is in it, in its slots.
+// TestPcap: net_pcap writes what a queue sends into a file, byte for byte, and a queue receives
+// what is in it, in its slots.
 func TestPcap(t *testing.T) {
 	from, into := pool(t), pool(t)
 	file := filepath.Join(t.TempDir(), "frames.pcap")
-	a := openPort(t, engine.PortSpec{TxQueues: 1, Address: fmt.Sprintf("dpdk://net_pcap%d,tx_pcap=%s", names.Add(1), file)}, Options{})
+	a := openPort(t, engine.PortSpec{TxQueues: 1, Address: fmt.Sprintf("dpdk://net_pcap%d,tx_pcap=%s", names.Add(1),
+		file)}, Options{})
 	out, err := a.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{from}})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +96,8 @@ func TestPcap(t *testing.T) {
 	}
 	rest := all[24:]
 	for i, f := range frames {
-		if len(rest) < 16+len(f) || int(binary.LittleEndian.Uint32(rest[8:])) != len(f) || !bytes.Equal(rest[16:16+len(f)], f) {
+		if len(rest) < 16+len(f) || int(binary.LittleEndian.Uint32(rest[8:])) != len(f) ||
+			!bytes.Equal(rest[16:16+len(f)], f) {
 			t.Fatalf("record %d is not the frame of %d bytes", i, len(f))
 		}
 		rest = rest[16+len(f):]
@@ -102,7 +106,8 @@ func TestPcap(t *testing.T) {
 		t.Errorf("%d bytes behind the last record", len(rest))
 	}
 
-	b := openPort(t, engine.PortSpec{RxQueues: 1, Address: fmt.Sprintf("dpdk://net_pcap%d,rx_pcap=%s", names.Add(1), file)}, Options{})
+	b := openPort(t, engine.PortSpec{RxQueues: 1, Address: fmt.Sprintf("dpdk://net_pcap%d,rx_pcap=%s", names.Add(1),
+		file)}, Options{})
 	in, err := b.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{into}})
 	if err != nil {
 		t.Fatal(err)
@@ -114,8 +119,9 @@ func TestPcap(t *testing.T) {
 	}
 }
 
-// TestLongerThanMTU: a frame that only its VLAN tags make longer than the MTU leaves, and another one is dropped: net_pcap would be asked again and
-// again for one that the kernel refuses, and those behind it would wait for ever.
+// TestLongerThanMTU: a frame that only its VLAN tags make longer than the MTU leaves, and another
+// one is dropped: net_pcap would be asked again and again for one that the kernel refuses, and
+// those behind it would wait for ever.
 func TestLongerThanMTU(t *testing.T) {
 	from, into := pool(t), pool(t)
 	pair := veth(t, "net_pcap", "", Options{}, 0)

@@ -26,7 +26,9 @@ type Port struct {
 	name string
 	dev  cdpdk.Port
 	card cdpdk.Device
-	ns   *netif.Namespace // the network namespace in which it was opened, where drivers over the kernel find their interfaces
+	// the network namespace in which it was opened, where drivers over the kernel find their
+	// interfaces
+	ns   *netif.Namespace
 	info cdpdk.Info
 	can  engine.Capabilities
 	regs *mem.RegCache // memory that the device reaches; nil for a virtual one
@@ -91,8 +93,10 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	if _, taken := opened.LoadOrStore(ids[0], true); taken { // DPDK attaches a device that it has once more, and means the same
-		return nil, fmt.Errorf("dpdk: %s: another port of this process has the device: %w", spec.Address, engine.ErrInUse)
+	if _, taken := opened.LoadOrStore(ids[0], true); taken {
+		// DPDK attaches a device that it has once more, and means the same
+		return nil, fmt.Errorf("dpdk: %s: another port of this process has the device: %w", spec.Address,
+			engine.ErrInUse)
 	}
 	p := &Port{spec: spec, o: o, name: spec.Name, dev: ids[0], card: ids[0].Device(), depth: 1024}
 	if o.Descriptors > 0 {
@@ -114,14 +118,16 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 		return nil, err
 	}
 	if len(ids) > 1 {
-		return nil, fmt.Errorf("the device has %d ports: representors are not supported: %w", len(ids), engine.ErrUnsupported)
+		return nil, fmt.Errorf("the device has %d ports: representors are not supported: %w", len(ids),
+			engine.ErrUnsupported)
 	}
 	if p.info, err = p.dev.Info(); err != nil {
 		return nil, err
 	}
 	if spec.MTU > 0 {
 		if err := p.dev.SetMTU(spec.MTU); err != nil && spec.MTU != p.info.MTU {
-			return nil, fmt.Errorf("MTU of %d bytes: expected %d to %d: %w", spec.MTU, p.info.MinMTU, p.info.MaxMTU, err)
+			return nil, fmt.Errorf("MTU of %d bytes: expected %d to %d: %w", spec.MTU, p.info.MinMTU, p.info.MaxMTU,
+				err)
 		}
 		p.info.MTU = spec.MTU
 	}
@@ -160,11 +166,13 @@ func (p *Port) arrange(where string) {
 	}
 	if !p.inPlace {
 		c.MemoryUse = engine.UseCopied
-		c.Notes = append(c.Notes, "packets are copied into the pools of a queue, and not for a queue without pools: "+why)
+		c.Notes = append(c.Notes, "packets are copied into the pools of a queue, and not for a queue without pools: "+
+			why)
 	}
 	c.ZeroCopyForward = p.reads
 	switch driver(where) {
-	case "net_vhost", "net_virtio_user": // a full virtqueue refuses packets, and its other end takes them out one for one
+	// a full virtqueue refuses packets, and its other end takes them out one for one
+	case "net_vhost", "net_virtio_user":
 		c.Lossless = true
 	}
 	c.RxQueues, c.TxQueues = min(p.info.MaxRxQueues, maxQueues), min(p.info.MaxTxQueues, maxQueues)
@@ -184,7 +192,9 @@ func (p *Port) arrange(where string) {
 		}
 	}
 	if p.inPlace && p.info.Split > 1 {
-		c.Notes = append(c.Notes, "the device splits headers from data (buffer split) where split_at says the place: headers are copied into their slots, data lies where the device wrote it")
+		c.Notes = append(c.Notes,
+			"the device splits headers from data (buffer split) where split_at says the place: headers are copied "+
+				"into their slots, data lies where the device wrote it")
 	} else {
 		c.Notes = append(c.Notes, "header/data split copies each packet, in software (RxStats.Copied)")
 	}
@@ -232,7 +242,9 @@ func (p *Port) offloads() uint64 {
 	want := p.info.TxOffloads & cdpdk.TxMultiSegs
 	if p.info.TxOffloads&checksums == checksums {
 		want |= checksums
-		if p.chains && p.reads && p.info.Driver != "net_tap" { // a chain that net_tap was to segment crashed in its transmit function; the cause is not known
+		if p.chains && p.reads && p.info.Driver != "net_tap" {
+			// a chain that net_tap was to segment crashed in its transmit function; the cause is
+			// not known
 			want |= p.info.TxOffloads & (cdpdk.TxCutTCP | cdpdk.TxCutUDP)
 		}
 	}
@@ -266,7 +278,8 @@ func (p *Port) Capabilities() engine.Capabilities {
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
 	up, speed, _ := p.dev.Link()
-	return engine.PortInfo{Engine: Name, Address: p.spec.Address, Device: p.info.Name, MAC: p.mac(), MTU: p.info.MTU, Up: up && p.started(), Speed: speed, NUMA: p.info.NUMA}
+	return engine.PortInfo{Engine: Name, Address: p.spec.Address, Device: p.info.Name, MAC: p.mac(), MTU: p.info.MTU,
+		Up: up && p.started(), Speed: speed, NUMA: p.info.NUMA}
 }
 
 func (p *Port) mac() packet.MAC { return packet.MAC(p.info.MAC) }
@@ -277,7 +290,8 @@ func (p *Port) started() bool {
 	return p.state == portStarted
 }
 
-// LinkState implements engine.LinkTeller. The port looks at the link twice a second from the first call on.
+// LinkState implements engine.LinkTeller. The port looks at the link twice a second from the first
+// call on.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	p.look()
@@ -316,14 +330,15 @@ func (p *Port) look() {
 // Rules implements engine.Port: it is a *Rules.
 func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
-// Rules are the steering rules of a port. The device does what it can of them, and software the rest: the queue that takes a frame from the
-// device passes it on. See package rteflow.
+// Rules are the steering rules of a port. The device does what it can of them, and software the
+// rest: the queue that takes a frame from the device passes it on. See package rteflow.
 type Rules struct{ port *Port }
 
 // List implements engine.Rules.
 func (r *Rules) List() []flow.Rule { return r.port.table.List() }
 
-// Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken from the device afterwards.
+// Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken
+// from the device afterwards.
 func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	p := r.port
 	p.rx.Lock()
@@ -359,7 +374,8 @@ func (r *Rules) Stats() flow.Stats {
 	return s
 }
 
-// Stats implements engine.Port. What the device has dropped is the port's: it does not say of which queue.
+// Stats implements engine.Port. What the device has dropped is the port's: it does not say of which
+// queue.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
@@ -375,7 +391,9 @@ func (p *Port) Stats(s *engine.PortStats) {
 	}
 	s.Drops[engine.DropNIC] += d.Imissed
 	s.Drops[engine.DropBadFrame] += d.Ierrors
-	switch p.info.Driver { // elsewhere RxNoMbuf counts attempts that are repeated, and Oerrors also packets that the driver did not take
+	switch p.info.Driver {
+	// elsewhere RxNoMbuf counts attempts that are repeated, and Oerrors also packets that the
+	// driver did not take
 	case "net_tap":
 		s.Drops[engine.DropNoBuffers] += d.RxNoMbuf
 	case "net_af_packet":
@@ -387,7 +405,8 @@ func (p *Port) Stats(s *engine.PortStats) {
 	p.link.Unlock()
 }
 
-// driverStats are the driver's counts, zero before the device has started once: net_vhost crashes when it is asked then.
+// driverStats are the driver's counts, zero before the device has started once: net_vhost crashes
+// when it is asked then.
 func (p *Port) driverStats() (s cdpdk.Stats) {
 	if len(p.rings) > 0 {
 		s, _ = p.dev.Stats()
@@ -401,7 +420,9 @@ func (p *Port) Families(name string) []metrics.Family {
 	if err != nil || len(names) == 0 {
 		return nil
 	}
-	f := metrics.Family{Name: "penstock_dpdk_driver_total", Help: "Counts of the poll-mode driver (rte_eth_xstats_get).", Kind: metrics.KindCounter, Labels: []string{"port", "count"}}
+	f := metrics.Family{Name: "penstock_dpdk_driver_total",
+		Help: "Counts of the poll-mode driver (rte_eth_xstats_get).", Kind: metrics.KindCounter,
+		Labels: []string{"port", "count"}}
 	for i, n := range names {
 		f.Samples = append(f.Samples, metrics.Sample{Values: []string{name, n}, Value: float64(values[i])})
 	}
@@ -442,7 +463,8 @@ func descriptors(want, least, most, align int) int {
 func (p *Port) due() error {
 	live := p.rx.Live()
 	switch {
-	case p.state == portStarted && p.has() && (p.resume(live) || p.served(live)) && p.sending(): // served and sending have them go on
+	// served and sending have them go on
+	case p.state == portStarted && p.has() && (p.resume(live) || p.served(live)) && p.sending():
 		return p.install(p.table.Snapshot().Rules(), live)
 	case p.state == portAttached && len(live) < p.spec.RxQueues:
 		return nil // more are to come
@@ -462,7 +484,8 @@ func (p *Port) has() bool {
 	return (p.receives()&cdpdk.RxTime)&^p.config.RxOffloads == 0 && p.offloads()&^p.config.TxOffloads == 0
 }
 
-// sending reports whether the device sends by each transmit queue, after it has had those begin by which it does. The caller holds the set's lock.
+// sending reports whether the device sends by each transmit queue, after it has had those begin by
+// which it does. The caller holds the set's lock.
 func (p *Port) sending() bool {
 	for _, q := range p.txs {
 		if q.n >= len(p.rings) || q.ring < p.rings[q.n] {
@@ -530,7 +553,8 @@ func (p *Port) Close() error {
 	return errors.Join(errs...)
 }
 
-// shut has the driver free what it still has. net_af_xdp takes its program off the interface, which it finds in the port's namespace only.
+// shut has the driver free what it still has. net_af_xdp takes its program off the interface, which
+// it finds in the port's namespace only.
 func (p *Port) shut() error {
 	done := false
 	err := p.ns.Do(func() error { done = true; return p.dev.Close() })

@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestRefusals has each function of DPDK refuse what it is asked, from the beginning of a port's life, from its first queue and from its end on.
-// Whatever comes of it, no slot is missing, and the next port works.
+// TestRefusals has each function of DPDK refuse what it is asked, from the beginning of a port's
+// life, from its first queue and from its end on. Whatever comes of it, no slot is missing, and the
+// next port works.
 func TestRefusals(t *testing.T) {
 	defer cdpdk.Refuse(-1, 0)
 	failed := 0
@@ -31,7 +32,8 @@ func TestRefusals(t *testing.T) {
 				t.Fatal(err)
 			}
 			refuse("open")
-			p, err := New().OpenPort(t.Context(), engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1)), Options: Options{EAL: eal}})
+			p, err := New().OpenPort(t.Context(), engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d",
+				names.Add(1)), Options: Options{EAL: eal}})
 			if err != nil {
 				failed++
 				if err := slots.Close(); err != nil {

@@ -33,7 +33,8 @@ type rxQueue struct {
 	gathered []byte
 	latest   int64 // time of a packet that the device has told: none of the queue's goes backwards
 
-	// Where packets are copied to: those that the queue takes itself, and those that others bring. nil for a queue without pools.
+	// Where packets are copied to: those that the queue takes itself, and those that others bring.
+	// nil for a queue without pools.
 	direct, brought *engine.RxSlots
 }
 
@@ -54,10 +55,12 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 }
 
 func (p *Port) addRx(spec engine.RxSpec) (q *rxQueue, err error) {
-	q = &rxQueue{port: p, steerer: engine.NewSteerer(p.table, p.spec.Isolated, &p.counts), kept: burst.NewSegmented(cdpdk.MaxBurst, cdpdk.MaxDescs), one: burst.NewSegmented(1, burst.MaxSegments)}
+	q = &rxQueue{port: p, steerer: engine.NewSteerer(p.table, p.spec.Isolated, &p.counts),
+		kept: burst.NewSegmented(cdpdk.MaxBurst, cdpdk.MaxDescs), one: burst.NewSegmented(1, burst.MaxSegments)}
 	for _, pool := range spec.Pools {
 		if pool.Region().All().Bytes() == nil {
-			return nil, fmt.Errorf("pool %q is in memory that the CPU does not reach: %w", pool.Name(), engine.ErrUnsupported)
+			return nil, fmt.Errorf("pool %q is in memory that the CPU does not reach: %w", pool.Name(),
+				engine.ErrUnsupported)
 		}
 	}
 	q.Start(spec, q)
@@ -73,7 +76,9 @@ func (p *Port) addRx(spec engine.RxSpec) (q *rxQueue, err error) {
 			q.h, err = p.newSlots(spec.Pools[0], spec.Depth)
 		case len(spec.Pools) == 2 && why == "":
 			q.h, err = p.newSplit(&spec)
-		default: // headers are split off by copying, short slots are filled by copying, and without a pool nothing is copied
+		// headers are split off by copying, short slots are filled by copying, and without a pool
+		// nothing is copied
+		default:
 			q.h, err = p.newLent(spec.Depth)
 		}
 		if err != nil {
@@ -139,13 +144,15 @@ func (q *rxQueue) Harvest(b *burst.Burst) error {
 	return nil
 }
 
-// barrier returns when the one who uses the device now has finished: until then it may go by the rules from before.
+// barrier returns when the one who uses the device now has finished: until then it may go by the
+// rules from before.
 func (q *rxQueue) barrier() {
 	q.hw.Lock()
 	defer q.hw.Unlock()
 }
 
-// rows adds packets of one segment each that stay where they are. It is false, and nothing has happened, where they are others.
+// rows adds packets of one segment each that stay where they are. It is false, and nothing has
+// happened, where they are others.
 func (q *rxQueue) rows(b *burst.Burst, d []cdpdk.Desc) bool {
 	if !q.stays() || q.steps() {
 		return false
@@ -270,7 +277,8 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 		q.keep(b, d, id, typ)
 		return
 	}
-	same := to == q || q.h.head == nil && q.h.lent == nil && len(to.Spec().Pools) == 1 && to.Spec().Pools[0] == q.h.user || q.h.lent != nil && to.direct == nil
+	same := to == q || q.h.head == nil && q.h.lent == nil && len(to.Spec().Pools) == 1 &&
+		to.Spec().Pools[0] == q.h.user || q.h.lent != nil && to.direct == nil
 	if !same || !q.stays() || d[0].Foreign {
 		if frame == nil {
 			frame = q.frame(d)
@@ -303,7 +311,8 @@ func (q *rxQueue) keep(b *burst.Burst, d []cdpdk.Desc, id uint32, typ burst.Type
 	var rest *burst.Segment
 	if len(d) == 2 {
 		x, off := q.h.took(&d[1])
-		rest = &burst.Segment{Handle: x, Off: off, Len: uint32(d[1].Len), Cap: uint32(q.h.room) - uint32(d[1].Off), Role: burst.Payload}
+		rest = &burst.Segment{Handle: x, Off: off, Len: uint32(d[1].Len), Cap: uint32(q.h.room) - uint32(d[1].Off),
+			Role: burst.Payload}
 	}
 	head := bytesAt(d[0].Addr, int(d[0].Len))
 	i := q.direct.PutSplit(b, head, q.h.src, rest)
@@ -355,7 +364,8 @@ func (q *rxQueue) finish(b *burst.Burst, to *rxQueue, i int, d []cdpdk.Desc, id 
 	}
 }
 
-// copyTo copies a packet, whose bytes are frame, into the pools of a queue, and gives its mbufs back.
+// copyTo copies a packet, whose bytes are frame, into the pools of a queue, and gives its mbufs
+// back.
 func (q *rxQueue) copyTo(b *burst.Burst, to *rxQueue, d []cdpdk.Desc, frame []byte, id uint32, typ burst.Type) {
 	defer q.giveBack(d)
 	slots, why := to.direct, engine.DropTooLong

@@ -45,7 +45,8 @@ func (q *txQueue) refuse(b *burst.Burst, i int, why engine.Drop) {
 	q.out.Complete(1)
 }
 
-// send gives some packets to the driver. It returns the first that is left, and whether the driver takes no more now.
+// send gives some packets to the driver. It returns the first that is left, and whether the driver
+// takes no more now.
 func (q *txQueue) send(b *burst.Burst, from, to int) (next int, again bool) {
 	if n, sent := q.sendRun(b, from, min(to, from+sendAtOnce)); n > 0 {
 		return q.after(b, from, n, sent, false)
@@ -87,8 +88,9 @@ func (q *txQueue) send(b *burst.Burst, from, to int) (next int, again bool) {
 	return q.give(b, from, packets, n)
 }
 
-// sendRun gives the driver packets that are of one segment each in memory of one source, and ask for nothing: nearly all. Of n = 0 there are none:
-// the next one takes more thought. sent are those of n that the driver took.
+// sendRun gives the driver packets that are of one segment each in memory of one source, and ask
+// for nothing: nearly all. Of n = 0 there are none: the next one takes more thought. sent are those
+// of n that the driver took.
 func (q *txQueue) sendRun(b *burst.Burst, from, to int) (n, sent int) {
 	if !q.port.reads || q.held || b.Builder().Asked() != 0 || b.Segments(from) == 0 {
 		return 0, 0
@@ -97,7 +99,8 @@ func (q *txQueue) sendRun(b *burst.Burst, from, to int) (n, sent int) {
 	run := b.Builder().Run(first.Source, from, to)
 	ones := q.tx.Ones()[:min(run.Len(), len(q.free))]
 	free := q.free[len(q.free)-len(ones):]
-	base, most := uint64(address(b.Bytes(from, 0)))-first.Off, uint32(min(q.port.can.MaxPacket, q.port.info.MTU+packet.EthernetLen))
+	base, most := uint64(address(b.Bytes(from, 0)))-first.Off,
+		uint32(min(q.port.can.MaxPacket, q.port.info.MTU+packet.EthernetLen))
 	for i := range ones {
 		h, off, size := run.At(i)
 		if size < packet.EthernetLen || size > most {
@@ -127,7 +130,8 @@ func (q *txQueue) sendRun(b *burst.Burst, from, to int) (n, sent int) {
 	return n, sent
 }
 
-// give gives the driver packets from from on, which are laid out in n segments. It returns what send does.
+// give gives the driver packets from from on, which are laid out in n segments. It returns what
+// send does.
 func (q *txQueue) give(b *burst.Burst, from, packets, n int) (next int, again bool) {
 	segs := q.tx.Segs()
 	taken, refused := q.tx.Burst(n)
@@ -136,7 +140,9 @@ func (q *txQueue) give(b *burst.Burst, from, packets, n int) (next int, again bo
 		bytes += int(segs[at].PktLen)
 		if q.from != nil && q.bounced(segs[at].Index) {
 			b.Builder().ReleasePart(from+sent, from+sent+1)
-			q.settled++ // its memory is free at once, however long the driver keeps the copy: net_virtio until it needs the descriptor
+			// its memory is free at once, however long the driver keeps the copy: net_virtio until
+			// it needs the descriptor
+			q.settled++
 			q.copied.Add(uint64(segs[at].PktLen))
 		}
 		sent++
@@ -151,8 +157,9 @@ func (q *txQueue) give(b *burst.Burst, from, packets, n int) (next int, again bo
 	return q.after(b, from, packets, sent, refused)
 }
 
-// after is what send does once the driver took some packets from from on: the first that is left, and whether the driver takes no more now. refused says
-// that it can never take the first that it did not take.
+// after is what send does once the driver took some packets from from on: the first that is left,
+// and whether the driver takes no more now. refused says that it can never take the first that it
+// did not take.
 func (q *txQueue) after(b *burst.Burst, from, packets, sent int, refused bool) (next int, again bool) {
 	next = from + sent
 	switch {
@@ -179,7 +186,8 @@ func (q *txQueue) down() bool {
 // bounced reports whether a header points at a bounce buffer.
 func (q *txQueue) bounced(i uint32) bool { return q.from != nil && q.parts[i].src == q.from }
 
-// untake takes a header back that was laid out and not taken. A copy in a bounce buffer goes; the packet itself is still in its burst.
+// untake takes a header back that was laid out and not taken. A copy in a bounce buffer goes; the
+// packet itself is still in its burst.
 func (q *txQueue) untake(i uint32) {
 	if q.bounced(i) {
 		q.from.Reclaim([]burst.Handle{q.parts[i].h})
@@ -194,7 +202,8 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	switch {
 	case n > q.port.can.MaxPacket && (b.SegmentSize(i) == 0 || n > longest):
 		return engine.DropTooLong
-	case n > q.port.info.MTU+packet.EthernetLen && b.SegmentSize(i) == 0: // a driver may take it never, and none behind it
+	// a driver may take it never, and none behind it
+	case n > q.port.info.MTU+packet.EthernetLen && b.SegmentSize(i) == 0:
 		var l packet.Layers
 		packet.Parse(b.Bytes(i, 0), &l)
 		if n > q.port.info.MTU+packet.EthernetLen+int(l.NumTags)*packet.VLANLen {
@@ -206,7 +215,8 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	return engine.NumDrops
 }
 
-// lay lays out a packet that fits, and returns the number of its segments: 0 where it needs a bounce buffer and none is free.
+// lay lays out a packet that fits, and returns the number of its segments: 0 where it needs a
+// bounce buffer and none is free.
 func (q *txQueue) lay(b *burst.Burst, i int, segs []cdpdk.Seg) int {
 	k := b.Segments(i)
 	if k > 1 && !q.port.chains || !q.port.reads {

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// listens is the Unix socket by which the device of devargs waits for its peer, "" where it has none with a file.
+// listens is the Unix socket by which the device of devargs waits for its peer, "" where it has
+// none with a file.
 func listens(where string) string {
 	_, more, _ := strings.Cut(where, ",")
 	args := map[string]string{}
@@ -29,8 +30,9 @@ func listens(where string) string {
 	return ""
 }
 
-// removeDead removes the socket of a process that was killed: net_memif and net_vhost do not bind to a file that is there. A socket of datagrams
-// cannot connect to one of theirs, and a process that lives sees nothing of the attempt (connect(2), EPROTOTYPE).
+// removeDead removes the socket of a process that was killed: net_memif and net_vhost do not bind
+// to a file that is there. A socket of datagrams cannot connect to one of theirs, and a process
+// that lives sees nothing of the attempt (connect(2), EPROTOTYPE).
 func removeDead(path string) error {
 	if i, err := os.Lstat(path); path == "" || err != nil || i.Mode().Type() != os.ModeSocket {
 		return nil

@@ -18,7 +18,8 @@ const Name = "dpdk"
 
 // Spec describes the engine.
 var Spec = engine.Spec{
-	Name: Name, Doc: "Whole frames by DPDK's poll-mode drivers, past the kernel, into the pools themselves. Only in builds with the tag dpdk.",
+	Name: Name, Doc: "Whole frames by DPDK's poll-mode drivers, past the kernel, into the pools themselves. Only in " +
+		"builds with the tag dpdk.",
 	New: func() engine.Engine { return New() }, Schemes: []string{"dpdk"},
 	Card: func(a engine.Address) string {
 		if device, _, _ := strings.Cut(a.Where, ","); !virtual.MatchString(device) {
@@ -27,19 +28,33 @@ var Spec = engine.Spec{
 		return ""
 	},
 	Options: append([]engine.Option{
-		{Key: "descriptors", Type: engine.Int, Min: 0, Max: maxDescriptors, Unit: "descriptors", Default: "0", Field: "Descriptors", Doc: "Size of the ring of each queue of the device; 0: as the depth of the queue asks."},
-		{Key: "memory", Type: engine.Word, Words: memoryModes, Default: "auto", Field: "Memory", Doc: "Where the port receives: in the pools themselves, or in memory of DPDK's, which queues without pools lend and others copy from. `auto`: in place where the driver can."},
-		{Key: "rss_key", Type: engine.Text, Field: "RSSKey", Parse: parseKey, Doc: "Key of the hash that spreads packets over queues, bytes in hexadecimal: `6d:5a:...`, as many as the NIC takes; without it the driver's own."},
-		{Key: "rss_types", Type: engine.Word, List: true, Words: rssTypes, Field: "RSSTypes", Doc: "What is hashed. Without it the addresses, and the ports of TCP and UDP."},
+		{Key: "descriptors", Type: engine.Int, Min: 0, Max: maxDescriptors, Unit: "descriptors", Default: "0",
+			Field: "Descriptors",
+			Doc:   "Size of the ring of each queue of the device; 0: as the depth of the queue asks."},
+		{Key: "memory", Type: engine.Word, Words: memoryModes, Default: "auto", Field: "Memory",
+			Doc: "Where the port receives: in the pools themselves, or in memory of DPDK's, which queues without " +
+				"pools lend and others copy from. `auto`: in place where the driver can."},
+		{Key: "rss_key", Type: engine.Text, Field: "RSSKey", Parse: parseKey,
+			Doc: "Key of the hash that spreads packets over queues, bytes in hexadecimal: `6d:5a:...`, as many as " +
+				"the NIC takes; without it the driver's own."},
+		{Key: "rss_types", Type: engine.Word, List: true, Words: rssTypes, Field: "RSSTypes",
+			Doc: "What is hashed. Without it the addresses, and the ports of TCP and UDP."},
 		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other stations."},
 
-		{Key: "cores", Type: engine.Int, List: true, Min: 0, Max: 4095, Field: "Cores", Doc: "Processors for DPDK's own threads; without it all that the process has. This and the next options are of the process: the first port that is opened decides."},
-		{Key: "eal_memory", Type: engine.Bytes, Min: 0, Max: 1 << 40, Default: "0B", Field: "EALMemory", Doc: "Memory that DPDK takes at its start; 0: what it needs, when it needs it, and 256 MiB without huge pages."},
+		{Key: "cores", Type: engine.Int, List: true, Min: 0, Max: 4095, Field: "Cores",
+			Doc: "Processors for DPDK's own threads; without it all that the process has. This and the next options " +
+				"are of the process: the first port that is opened decides."},
+		{Key: "eal_memory", Type: engine.Bytes, Min: 0, Max: 1 << 40, Default: "0B", Field: "EALMemory",
+			Doc: "Memory that DPDK takes at its start; 0: what it needs, when it needs it, and 256 MiB without " +
+				"huge pages."},
 		{Key: "file_prefix", Type: engine.Text, Field: "FilePrefix", Doc: "Name of DPDK's files, with `in_memory: false`; without it one of this process."},
 		{Key: "in_memory", Type: engine.Bool, Default: "true", Field: "!Files", Doc: "DPDK makes no files. `false`: other processes of DPDK can look in."},
-		{Key: "huge", Type: engine.Word, Words: hugeModes, Default: "auto", Field: "Huge", Doc: "Whether DPDK's own memory is in huge pages. `auto`: where the machine has free ones."},
+		{Key: "huge", Type: engine.Word, Words: hugeModes, Default: "auto", Field: "Huge",
+			Doc: "Whether DPDK's own memory is in huge pages. `auto`: where the machine has free ones."},
 		{Key: "huge_dir", Type: engine.Text, Field: "HugeDir", Doc: "Where huge pages are mounted, with `in_memory: false`."},
-		{Key: "iova", Type: engine.Word, Words: iovaModes, Default: "auto", Field: "IOVA", Doc: "Addresses by which cards reach memory: virtual, or physical. `auto`: virtual, but for a card without an IOMMU."},
+		{Key: "iova", Type: engine.Word, Words: iovaModes, Default: "auto", Field: "IOVA",
+			Doc: "Addresses by which cards reach memory: virtual, or physical. `auto`: virtual, but for a card " +
+				"without an IOMMU."},
 		{Key: "log", Type: engine.Text, List: true, Field: "Log", Doc: "Levels of DPDK's log: `debug`, or of a part of it: `pmd.net.*:debug`."},
 		{Key: "drivers", Type: engine.Text, List: true, Field: "Drivers", Doc: "Files of drivers to load, or directories of them."},
 		{Key: "eal_args", Type: engine.Text, List: true, Field: "EALArgs", Doc: "Other arguments of DPDK: " + strings.Join(knownArgs(), ", ") + "."},
@@ -47,17 +62,20 @@ var Spec = engine.Spec{
 	PortOptions:  func(string) any { return new(Options) },
 	TxOptions:    func() any { return new(pace.Options) },
 	Capabilities: (*Engine)(nil).Capabilities(),
-	Needs:        engine.Needs{Interface: true, Takes: true, VFIO: true, Pins: true, Capabilities: []string{"CAP_IPC_LOCK"}},
+	Needs: engine.Needs{Interface: true, Takes: true, VFIO: true, Pins: true,
+		Capabilities: []string{"CAP_IPC_LOCK"}},
 	Rings: func(packets int) engine.Settings {
 		return engine.Settings{"descriptors": fmt.Sprint(min(packets, 4096))}
 	},
-	// Slots with room for the longest packet of most ports behind the 128 bytes that drivers leave free.
+	// Slots with room for the longest packet of most ports behind the 128 bytes that drivers leave
+	// free.
 	Slots: []int{2048, 4096, 16384},
 	Pair: func(uint64) (engine.Engine, string, string, func() error, error) {
 		// Unix sockets without a file: names of this process, and of this pair.
 		n := pairs.Add(1)
 		end := func(role string, k int64) string {
-			return fmt.Sprintf("dpdk://net_memif%d,role=%s,socket=penstock-%d-%d,socket-abstract=yes", k, role, os.Getpid(), n)
+			return fmt.Sprintf("dpdk://net_memif%d,role=%s,socket=penstock-%d-%d,socket-abstract=yes", k, role,
+				os.Getpid(), n)
 		}
 		return New(), end("client", 900+2*n), end("server", 901+2*n), func() error { return nil }, nil
 	},
@@ -65,7 +83,8 @@ var Spec = engine.Spec{
 
 var pairs atomic.Int64
 
-// settle is the address and the options of a port, complete. Address.Where is what DPDK calls devargs.
+// settle is the address and the options of a port, complete. Address.Where is what DPDK calls
+// devargs.
 func settle(spec *engine.PortSpec) (engine.Address, Options, error) {
 	a, o, err := engine.ReadPort(&Spec, spec, (*Options).complete)
 	if err == nil {
@@ -81,9 +100,11 @@ var (
 )
 
 // memifArgs are the arguments of net_memif (rte_eth_memif.c).
-var memifArgs = []string{"bsize", "id", "mac", "owner-gid", "owner-uid", "role", "rsize", "secret", "socket", "socket-abstract", "zero-copy"}
+var memifArgs = []string{"bsize", "id", "mac", "owner-gid", "owner-uid", "role", "rsize", "secret", "socket",
+	"socket-abstract", "zero-copy"}
 
-// devargs is what names the device of an address to DPDK: a place on the bus or the name of a virtual device, and the driver's arguments.
+// devargs is what names the device of an address to DPDK: a place on the bus or the name of a
+// virtual device, and the driver's arguments.
 func devargs(a engine.Address) (string, error) {
 	device, more, _ := strings.Cut(a.Where, ",")
 	bad := func(wrong, hint string) (string, error) {
@@ -93,7 +114,8 @@ func devargs(a engine.Address) (string, error) {
 	for arg := range strings.SplitSeq(more, ",") {
 		if name, _, ok := strings.Cut(arg, "="); more != "" && (!ok || name == "") {
 			return bad(fmt.Sprintf("the driver's argument %q has no name and value", arg), "")
-		} else if more != "" && driver(device) == "net_memif" && !slices.Contains(memifArgs, name) { // it would ignore all of them
+		} else if more != "" && driver(device) == "net_memif" && !slices.Contains(memifArgs, name) {
+			// it would ignore all of them
 			return bad(fmt.Sprintf("net_memif has no argument %q", name), "it has "+strings.Join(memifArgs, ", "))
 		}
 	}
@@ -120,7 +142,8 @@ func driver(where string) string {
 	return strings.TrimRight(name, "0123456789")
 }
 
-// cardOf is the place on the bus of the device in devargs: of an interface that of its card. "" if it has none.
+// cardOf is the place on the bus of the device in devargs: of an interface that of its card. "" if
+// it has none.
 func cardOf(devargs string) string {
 	device, _, _ := strings.Cut(devargs, ",")
 	if busPlace.MatchString(device) {

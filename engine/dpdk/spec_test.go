@@ -22,11 +22,17 @@ func TestArguments(t *testing.T) {
 		{"0000:3b:00.0", rich, "--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7"},
 		{"0000:3b:00.0", poor, "--lcores=0@(0-1) --no-telemetry --no-huge --no-shconf -m 256 --iova-mode=pa --allow=ffff:ff:1f.7"},
 		{"0000:3b:00.0?iova=va&huge=on", poor, "--lcores=0@(0-1) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7"},
-		{"dpdk://net_null0?cores=8&cores=2&cores=3&eal_memory=3000001", rich, "--lcores=0@(2-3,8) --no-telemetry --in-memory --single-file-segments -m 3 --iova-mode=va --allow=ffff:ff:1f.7"},
-		{"dpdk://net_null0?in_memory=0&huge_dir=/mnt/huge&iova=pa", rich, "--lcores=0@(0-63) --no-telemetry --huge-dir=/mnt/huge --file-prefix=penstock7 --iova-mode=pa --allow=ffff:ff:1f.7"},
-		{"dpdk://net_null0?in_memory=0&huge=off&file_prefix=mine&eal_memory=64MiB", rich, "--lcores=0@(0-63) --no-telemetry --no-huge --file-prefix=mine -m 64 --iova-mode=va --allow=ffff:ff:1f.7"},
+		{"dpdk://net_null0?cores=8&cores=2&cores=3&eal_memory=3000001", rich,
+			"--lcores=0@(2-3,8) --no-telemetry --in-memory --single-file-segments -m 3 --iova-mode=va " +
+				"--allow=ffff:ff:1f.7"},
+		{"dpdk://net_null0?in_memory=0&huge_dir=/mnt/huge&iova=pa", rich,
+			"--lcores=0@(0-63) --no-telemetry --huge-dir=/mnt/huge --file-prefix=penstock7 --iova-mode=pa " +
+				"--allow=ffff:ff:1f.7"},
+		{"dpdk://net_null0?in_memory=0&huge=off&file_prefix=mine&eal_memory=64MiB", rich,
+			"--lcores=0@(0-63) --no-telemetry --no-huge --file-prefix=mine -m 64 --iova-mode=va --allow=ffff:ff:1f.7"},
 		{"dpdk://net_null0?log=debug&log=pmd.net.*:info&drivers=/opt/pmd.so&eal_args=--legacy-mem&eal_args=--socket-limit%3D512", rich,
-			"--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7 --log-level=debug --log-level=pmd.net.*:info -d /opt/pmd.so --legacy-mem --socket-limit=512"},
+			"--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7 " +
+				"--log-level=debug --log-level=pmd.net.*:info -d /opt/pmd.so --legacy-mem --socket-limit=512"},
 	} {
 		_, o, err := settle(&engine.PortSpec{Address: c.address})
 		if err != nil {
@@ -110,7 +116,8 @@ func TestDevices(t *testing.T) {
 			t.Errorf("%s: %v, expected %q", address, err, want)
 		}
 	}
-	if holds, err := findDevice(&engine.Address{Where: "net_ring0,nodeaction=x"}); err != nil || holds != "device net_ring0" {
+	if holds, err := findDevice(&engine.Address{Where: "net_ring0,nodeaction=x"}); err != nil ||
+		holds != "device net_ring0" {
 		t.Error(holds, err)
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// start configures the port for the queues that are there and those that are expected, and starts it. The caller holds the set's lock.
+// start configures the port for the queues that are there and those that are expected, and starts
+// it. The caller holds the set's lock.
 func (p *Port) start() error { return p.ns.Do(p.startHere) }
 
 func (p *Port) startHere() (err error) {
@@ -66,7 +67,8 @@ func (p *Port) startHere() (err error) {
 	switch {
 	case p.away:
 	case errors.Is(err, sys.ENOMEM):
-		return fmt.Errorf("%w: a driver fills its rings when it starts: make the pools of receive queues larger than their depth", err)
+		return fmt.Errorf("%w: a driver fills its rings when it starts: make the pools of receive queues larger than "+
+			"their depth", err)
 	case err != nil:
 		return err
 	}
@@ -112,17 +114,21 @@ func (p *Port) spread(n int) error {
 	return p.dev.Spread(p.info.RetaSize, queues)
 }
 
-// suspend ends the last receive queue of the device while the port runs on. It is false where that cannot be: the port starts again then.
+// suspend ends the last receive queue of the device while the port runs on. It is false where that
+// cannot be: the port starts again then.
 func (p *Port) suspend(h *half) bool {
 	n := len(p.halves) - 1
-	if n < 1 || p.halves[n] != h || p.info.DevCapa&cdpdk.SetupWhileRunning == 0 || p.config.RSSTypes != 0 && p.info.RetaSize == 0 {
+	if n < 1 || p.halves[n] != h || p.info.DevCapa&cdpdk.SetupWhileRunning == 0 || p.config.RSSTypes != 0 &&
+		p.info.RetaSize == 0 {
 		return false
 	}
 	p.halves = p.halves[:n:n]
-	return p.spread(n) == nil && p.install(p.table.Snapshot().Rules(), p.rx.Live()) == nil && p.dev.RunRx(n, false) == nil
+	return p.spread(n) == nil && p.install(p.table.Snapshot().Rules(), p.rx.Live()) == nil &&
+		p.dev.RunRx(n, false) == nil
 }
 
-// resume begins a receive queue that takes the place of one that was suspended. It is false where there is none.
+// resume begins a receive queue that takes the place of one that was suspended. It is false where
+// there is none.
 func (p *Port) resume(live []*rxQueue) bool {
 	n := len(p.halves)
 	if !p.inPlace || n >= p.config.Rx || len(live) != n+1 || p.receives()&^p.config.RxOffloads != 0 {
@@ -151,7 +157,8 @@ func (p *Port) resume(live []*rxQueue) bool {
 // rss is what the device hashes to spread packets over its queues, of what the options name.
 func (p *Port) rss() (types uint64) {
 	for _, t := range p.o.RSSTypes {
-		types |= [...]uint64{RSSIP: cdpdk.RSSIP, RSSTCP: cdpdk.RSSTCP, RSSUDP: cdpdk.RSSUDP, RSSSCTP: cdpdk.RSSSCTP, RSSEthernet: cdpdk.RSSEthernet, RSSVLAN: cdpdk.RSSVLAN}[t]
+		types |= [...]uint64{RSSIP: cdpdk.RSSIP, RSSTCP: cdpdk.RSSTCP, RSSUDP: cdpdk.RSSUDP, RSSSCTP: cdpdk.RSSSCTP,
+			RSSEthernet: cdpdk.RSSEthernet, RSSVLAN: cdpdk.RSSVLAN}[t]
 	}
 	return types & p.info.RSSTypes
 }

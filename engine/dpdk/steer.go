@@ -15,8 +15,9 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// steering is what the device carries out of the port's rules. Software decides about every packet that has no mark, so the device is never needed,
-// but where it leaves what no rule accepts to the kernel (isolated).
+// steering is what the device carries out of the port's rules. Software decides about every packet
+// that has no mark, so the device is never needed, but where it leaves what no rule accepts to the
+// kernel (isolated).
 type steering struct {
 	sync.Mutex
 	flows    []steered
@@ -32,7 +33,8 @@ type steered struct {
 	counts bool   // it drops, and counts what it drops
 }
 
-// queueOf is the number of the device's queue for one that a rule names. The caller holds the lock of the set of queues.
+// queueOf is the number of the device's queue for one that a rule names. The caller holds the lock
+// of the set of queues.
 func (p *Port) queueOf(live []*rxQueue) func(id uint16) (uint16, bool) {
 	return func(id uint16) (uint16, bool) {
 		for _, q := range live {
@@ -48,7 +50,8 @@ func (p *Port) queueOf(live []*rxQueue) func(id uint16) (uint16, bool) {
 func (p *Port) form(c *rteflow.Compiled, actions []rteflow.Action, pattern []rteflow.Item) *cdpdk.FlowRule {
 	r := &cdpdk.FlowRule{Priority: c.Priority, RSSTypes: p.rss(), RSSKey: p.o.RSSKey}
 	for _, i := range pattern {
-		r.Items = append(r.Items, cdpdk.FlowItem{Header: uint8(i.Header), NoTags: i.Tags == rteflow.NoTags, Offset: int(i.Offset), Spec: i.Spec, Last: i.Last, Mask: i.Mask})
+		r.Items = append(r.Items, cdpdk.FlowItem{Header: uint8(i.Header), NoTags: i.Tags == rteflow.NoTags,
+			Offset: int(i.Offset), Spec: i.Spec, Last: i.Last, Mask: i.Mask})
 	}
 	for _, a := range actions {
 		r.Actions = append(r.Actions, cdpdk.FlowAction{Kind: uint8(a.Kind), Value: a.Value, Queues: a.Queues})
@@ -62,7 +65,10 @@ func (p *Port) plan(rules []flow.Rule, live []*rxQueue) (out []rteflow.Compiled,
 	words := make(map[int]error, len(rules))
 again:
 	for {
-		out = rteflow.Compile(rules, rteflow.Options{Queue: p.queueOf(live), Tagged: p.steer.isolated, Limit: func(rule int) rteflow.Limit { return limits[rule] }})
+		out = rteflow.Compile(rules, rteflow.Options{Queue: p.queueOf(live), Tagged: p.steer.isolated,
+			Limit: func(rule int) rteflow.Limit {
+				return limits[rule]
+			}})
 		for i := range out {
 			c := &out[i]
 			actions := c.Do()
@@ -91,7 +97,8 @@ again:
 		case c.Whole != nil:
 			whole++
 		case c.Do() != nil:
-			lines = append(lines, fmt.Sprintf("the device steers, and software classifies: rule %s: %s", rteflow.Name(r), why))
+			lines = append(lines, fmt.Sprintf("the device steers, and software classifies: rule %s: %s",
+				rteflow.Name(r), why))
 		default:
 			lines = append(lines, fmt.Sprintf("in software only: rule %s: %s", rteflow.Name(r), why))
 		}
@@ -102,7 +109,8 @@ again:
 	return out, lines
 }
 
-// agree is plan, and an error where the device isolates the port and cannot carry out all of the rules.
+// agree is plan, and an error where the device isolates the port and cannot carry out all of the
+// rules.
 func (p *Port) agree(rules []flow.Rule, live []*rxQueue) ([]rteflow.Compiled, []string, error) {
 	want, lines := p.plan(rules, live)
 	if !p.steer.isolated {
@@ -111,7 +119,8 @@ func (p *Port) agree(rules []flow.Rule, live []*rxQueue) ([]rteflow.Compiled, []
 	var problems flow.Problems
 	for i := range want {
 		if c := &want[i]; c.Do() == nil && rules[c.Rule].Actions[len(rules[c.Rule].Actions)-1].Kind != flow.ToKernel {
-			problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: c.Rule, Name: rules[c.Rule].Name, Other: -1, Field: "rule",
+			problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: c.Rule, Name: rules[c.Rule].Name,
+				Other: -1, Field: "rule",
 				Text: "the device isolates the port, so it has to carry out each rule: " + lines[len(lines)-1]})
 		}
 	}
@@ -142,8 +151,9 @@ func (p *Port) check(changes []flow.Change) error {
 	return err
 }
 
-// install has the device carry out what it can of the rules, if it has started. What it cannot is software's; it is an error where the device
-// isolates the port. The caller holds the lock of the set of queues.
+// install has the device carry out what it can of the rules, if it has started. What it cannot is
+// software's; it is an error where the device isolates the port. The caller holds the lock of the
+// set of queues.
 func (p *Port) install(rules []flow.Rule, live []*rxQueue) error {
 	s := &p.steer
 	if p.state != portStarted || p.away || len(rules) == 0 && len(s.flows) == 0 {
@@ -193,13 +203,15 @@ func (p *Port) uninstall() {
 	p.steer.flows = nil
 }
 
-// isolate has the device leave to the kernel what no rule accepts, where it can. Elsewhere software drops it: the device has no kernel behind it.
+// isolate has the device leave to the kernel what no rule accepts, where it can. Elsewhere software
+// drops it: the device has no kernel behind it.
 func (p *Port) isolate() {
 	if !p.spec.Isolated {
 		return
 	}
 	if err := p.dev.Isolate(); err != nil {
-		p.can.Notes = append(p.can.Notes, "what no rule accepts is dropped by software, because the driver does not isolate: "+err.Error())
+		p.can.Notes = append(p.can.Notes,
+			"what no rule accepts is dropped by software, because the driver does not isolate: "+err.Error())
 		return
 	}
 	p.steer.isolated = true

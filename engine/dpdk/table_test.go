@@ -99,12 +99,15 @@ var capabilities = []capability{
 	}},
 }
 
-// TestTableOfDrivers opens a port over each virtual driver, and compares what it can do with the table of the page.
+// TestTableOfDrivers opens a port over each virtual driver, and compares what it can do with the
+// table of the page.
 func TestTableOfDrivers(t *testing.T) {
 	pair := netns.New(t, netns.Topology{})
 	dir := t.TempDir()
 	from := filepath.Join(dir, "from.pcap")
-	if err := os.WriteFile(from, []byte("\xd4\xc3\xb2\xa1\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x00\x00\x01\x00\x00\x00"), 0o600); err != nil {
+	if err := os.WriteFile(from,
+		[]byte("\xd4\xc3\xb2\xa1\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x00\x00\x01\x00\x00\x00"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "vhost")
@@ -130,7 +133,8 @@ func TestTableOfDrivers(t *testing.T) {
 		var p *Port
 		into, from := pool(t), pool(t)
 		open := func() error {
-			p = openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://%s%d%s", d.name, names.Add(1), d.args), RxQueues: 1, TxQueues: 1}, Options{})
+			p = openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://%s%d%s", d.name, names.Add(1), d.args),
+				RxQueues: 1, TxQueues: 1}, Options{})
 			_, err := p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{into}})
 			if err == nil {
 				_, err = p.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{from}})
@@ -175,6 +179,7 @@ func TestTableOfDrivers(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s is not what the drivers of %s do; write it anew with -update:\n%s", driversPage, cdpdk.Version(), text.String())
+		t.Errorf("%s is not what the drivers of %s do; write it anew with -update:\n%s", driversPage, cdpdk.Version(),
+			text.String())
 	}
 }

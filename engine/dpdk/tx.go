@@ -29,7 +29,8 @@ const (
 	sendAtOnce = 64
 	// sendRing are the descriptors of a queue of the device to which nobody sends yet.
 	sendRing = 512
-	// sendAgain is the pause when the driver takes no more, and at most reapSlow that between two looks at what it has sent.
+	// sendAgain is the pause when the driver takes no more, and at most reapSlow that between two
+	// looks at what it has sent.
 	sendAgain = 50 * time.Microsecond
 	reapSlow  = 10 * time.Millisecond
 )
@@ -48,12 +49,14 @@ type txQueue struct {
 	cuts  uint64 // kinds of packets that the device segments
 	mbps  int    // a rate that the device may keep, 0 for none
 
-	mu       sync.Mutex // of what follows, and of the device's queue
-	started  bool       // the device sends by this queue
-	free     []uint32   // headers that the driver does not have
-	parts    []part     // by header: what it points at
-	regs     map[*mem.Region]mem.Registration
-	bounce   *mem.Pool // memory of DPDK, for packets that the device cannot send from where they lie; nil until there is one
+	mu      sync.Mutex // of what follows, and of the device's queue
+	started bool       // the device sends by this queue
+	free    []uint32   // headers that the driver does not have
+	parts   []part     // by header: what it points at
+	regs    map[*mem.Region]mem.Registration
+	// memory of DPDK, for packets that the device cannot send from where they lie; nil until there
+	// is one
+	bounce   *mem.Pool
 	from     *burst.Source
 	settled  int // packets that the box does not know to be done yet
 	timer    *time.Timer
@@ -182,9 +185,11 @@ func (q *txQueue) open(id int, spec engine.TxSpec) (err error) {
 	return nil
 }
 
-// senderRing is the number of descriptors of the device's queue. Some drivers free what they have sent only when a descriptor is used again
-// (em, virtio), so they may keep as many packets for ever: half of what the queue has is left to send the next with. For a virtual device it is
-// always the same: a port starts again for another one, which net_memif 22.11 does not survive while its peer connects.
+// senderRing is the number of descriptors of the device's queue. Some drivers free what they have
+// sent only when a descriptor is used again (em, virtio), so they may keep as many packets for
+// ever: half of what the queue has is left to send the next with. For a virtual device it is always
+// the same: a port starts again for another one, which net_memif 22.11 does not survive while its
+// peer connects.
 func (p *Port) senderRing(spec *engine.TxSpec) int {
 	most := 2 * sendRing
 	if !p.lazy {
@@ -250,8 +255,8 @@ func (q *txQueue) collect() {
 	q.reap()
 }
 
-// Forward implements engine.TxQueue. The device sends packets from where they lie; memory that it does not know yet is registered when the first
-// packet of it comes.
+// Forward implements engine.TxQueue. The device sends packets from where they lie; memory that it
+// does not know yet is registered when the first packet of it comes.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b != nil && q.port.regs != nil && !q.IsShut() {
 		for i := range b.Len() {
@@ -276,7 +281,8 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 	}
 }
 
-// Close implements engine.TxQueue. Memory that the driver still has goes back when the port is closed.
+// Close implements engine.TxQueue. Memory that the driver still has goes back when the port is
+// closed.
 func (q *txQueue) Close() error {
 	q.Shut()
 	p := q.port
@@ -292,7 +298,8 @@ func (q *txQueue) Close() error {
 	out := q.tx.Out()
 	q.mu.Unlock()
 	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.pastTx)
-	if out > 0 && p.state == portStarted && p.dev.RunTx(q.n, false) == nil && p.dev.RunTx(q.n, true) == nil { // a driver frees what a queue has that stops
+	if out > 0 && p.state == portStarted && p.dev.RunTx(q.n, false) == nil && p.dev.RunTx(q.n, true) == nil {
+		// a driver frees what a queue has that stops
 		q.collect()
 		out = q.tx.Out()
 	}
@@ -427,10 +434,12 @@ func (q *txQueue) watch() {
 	}
 }
 
-// longest is the length of the longest frame that a device segments: with an IP packet of 65535 bytes.
+// longest is the length of the longest frame that a device segments: with an IP packet of 65535
+// bytes.
 const longest = packet.EthernetLen + 2*packet.VLANLen + 1<<16 - 1
 
-// parse finds the headers of a packet, which are in its first segment; it is false where they are not.
+// parse finds the headers of a packet, which are in its first segment; it is false where they are
+// not.
 func (q *txQueue) parse(b *burst.Burst, i int, l *packet.Layers) bool {
 	p := b.Bytes(i, 0)
 	first := len(p)
@@ -446,7 +455,8 @@ func (q *txQueue) parse(b *burst.Burst, i int, l *packet.Layers) bool {
 	return packet.Parse(p, l) == packet.OK && l.HasPorts && !l.IsFragment() && int(l.Payload) <= min(first, 512)
 }
 
-// not is what the device does not do of what a packet asks for. A driver may write into packets for which it computes checksums.
+// not is what the device does not do of what a packet asks for. A driver may write into packets for
+// which it computes checksums.
 func (q *txQueue) not(b *burst.Burst, i int) burst.Flags {
 	for k := range b.Segments(i) {
 		if b.Builder().Part(i, k).Source.Shared() {
@@ -461,7 +471,8 @@ func (q *txQueue) not(b *burst.Burst, i int) burst.Flags {
 	if l.Proto == packet.ProtoTCP {
 		kind = cdpdk.TxCutTCP
 	}
-	if size := b.SegmentSize(i); size > 0 && (q.cuts&kind == 0 || int(l.End)-int(l.Payload) <= size || int(l.End) < b.PacketLen(i) || size > 1<<16-1) {
+	if size := b.SegmentSize(i); size > 0 && (q.cuts&kind == 0 || int(l.End)-int(l.Payload) <= size ||
+		int(l.End) < b.PacketLen(i) || size > 1<<16-1) {
 		return burst.Segmented
 	}
 	return 0
@@ -494,7 +505,8 @@ func (q *txQueue) ask(b *burst.Burst, i int, want burst.Flags, s *cdpdk.Seg) {
 	}
 }
 
-// limit has the device keep the rate of the queue, if it can. The caller holds the lock of the set of queues.
+// limit has the device keep the rate of the queue, if it can. The caller holds the lock of the set
+// of queues.
 func (q *txQueue) limit() {
 	p := q.port
 	if q.mbps == 0 && !p.limited[q.n] {

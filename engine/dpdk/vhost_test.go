@@ -10,11 +10,13 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// vhost opens net_vhost, which listens when its port starts, and net_virtio_user, which connects to it.
+// vhost opens net_vhost, which listens when its port starts, and net_virtio_user, which connects to
+// it.
 func vhost(t testing.TB) (host, card *Port) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "vhost")
-	host = openPort(t, engine.PortSpec{Name: "vhost", Address: fmt.Sprintf("dpdk://net_vhost%d,queues=1,iface=%s", names.Add(1), socket)}, Options{})
+	host = openPort(t, engine.PortSpec{Name: "vhost",
+		Address: fmt.Sprintf("dpdk://net_vhost%d,queues=1,iface=%s", names.Add(1), socket)}, Options{})
 	var s engine.PortStats
 	host.Stats(&s) // the driver would crash
 	host.Families("vhost")
@@ -22,7 +24,8 @@ func vhost(t testing.TB) (host, card *Port) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	card = openPort(t, engine.PortSpec{Name: "card", Address: fmt.Sprintf("dpdk://net_virtio_user%d,queues=1,path=%s", names.Add(1), socket)}, Options{})
+	card = openPort(t, engine.PortSpec{Name: "card",
+		Address: fmt.Sprintf("dpdk://net_virtio_user%d,queues=1,path=%s", names.Add(1), socket)}, Options{})
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}

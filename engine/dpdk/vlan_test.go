@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestTags: frames with one VLAN tag or two arrive as they were sent. The kernel takes the outer tag off before net_af_packet sees a frame, and the
-// driver hands it over beside the frame where it cannot put it back: into memory that is not DPDK's.
+// TestTags: frames with one VLAN tag or two arrive as they were sent. The kernel takes the outer
+// tag off before net_af_packet sees a frame, and the driver hands it over beside the frame where it
+// cannot put it back: into memory that is not DPDK's.
 func TestTags(t *testing.T) {
 	for _, x := range []struct {
 		driver, args string

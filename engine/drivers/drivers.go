@@ -1,5 +1,6 @@
-// Package drivers is the table of packet engines of this build. What a program knows of engines (their keys in configuration files and
-// addresses, what they need of a machine, how to open them) it knows from here: no other package asks for an engine by its name.
+// Package drivers is the table of packet engines of this build. What a program knows of engines
+// (their keys in configuration files and addresses, what they need of a machine, how to open them)
+// it knows from here: no other package asks for an engine by its name.
 //
 //	for _, s := range drivers.Table() { fmt.Println(s.Name, s.Doc) }
 //	err := drivers.Add(&mine.Spec) // an engine from outside, before the first configuration is read
@@ -37,12 +38,14 @@ var table = append([]*engine.Spec{
 	&null.Spec,
 }, planned...)
 
-// planned are engines that DAQIRI's files name, or that are to come. Files with them are checked; nothing opens them.
+// planned are engines that DAQIRI's files name, or that are to come. Files with them are checked;
+// nothing opens them.
 var planned = []*engine.Spec{
 	{Name: "gpunetio", Doc: "Whole frames into memory of a GPU, whose kernels drive the card.", Capabilities: engine.Capabilities{Frames: true},
 		Needs:  engine.Needs{Interface: true, Pins: true},
 		Absent: "it needs NVIDIA's DOCA; the engines xdp and afpacket receive into host memory",
-		Options: []engine.Option{{Key: "tx_kernel", Of: engine.OfTx, Type: engine.Word, Words: []string{"persistent", "per_burst"}, Default: "persistent",
+		Options: []engine.Option{{Key: "tx_kernel", Of: engine.OfTx, Type: engine.Word,
+			Words: []string{"persistent", "per_burst"}, Default: "persistent",
 			Doc: "Whether the kernel on the GPU stays."}}},
 	{Name: "efa", DAQIRI: "efa_config", Doc: "Messages over AWS's Elastic Fabric Adapter.", Capabilities: engine.Capabilities{Connections: true},
 		Needs:  engine.Needs{IP: true},
@@ -61,8 +64,8 @@ var (
 	read   bool // Table was called: what follows from it stays as it is
 )
 
-// Table is the engines of this build and those that were added, the preferred one first, and behind them those that are planned. The caller
-// must not change what it points to.
+// Table is the engines of this build and those that were added, the preferred one first, and behind
+// them those that are planned. The caller must not change what it points to.
 func Table() []*engine.Spec {
 	adding.Lock()
 	defer adding.Unlock()
@@ -70,17 +73,22 @@ func Table() []*engine.Spec {
 	return slices.Concat(table[:len(table)-len(planned)], added, planned)
 }
 
-// Add puts an engine into the table, behind those of this build. The error says what is wrong with the Spec, that its name is taken
-// (engine.ErrExists), or that Table was called before.
+// Add puts an engine into the table, behind those of this build. The error says what is wrong with
+// the Spec, that its name is taken (engine.ErrExists), or that Table was called before.
 func Add(s *engine.Spec) error {
 	adding.Lock()
 	defer adding.Unlock()
 	if read {
-		return fmt.Errorf("drivers: engine %q comes too late: the table was read: add engines in init functions: %w", s.Name, engine.ErrInvalid)
+		return fmt.Errorf("drivers: engine %q comes too late: the table was read: add engines in init functions: %w",
+			s.Name, engine.ErrInvalid)
 	}
 	for _, o := range slices.Concat(table, added) {
-		if o.Name == s.Name || slices.Contains(o.Aliases, s.Name) || slices.ContainsFunc(s.Schemes, func(x string) bool { return slices.Contains(o.Schemes, x) }) {
-			return fmt.Errorf("drivers: engine %q: its name or a scheme of it is that of engine %q: %w", s.Name, o.Name, engine.ErrExists)
+		if o.Name == s.Name || slices.Contains(o.Aliases, s.Name) ||
+			slices.ContainsFunc(s.Schemes, func(x string) bool {
+				return slices.Contains(o.Schemes, x)
+			}) {
+			return fmt.Errorf("drivers: engine %q: its name or a scheme of it is that of engine %q: %w", s.Name, o.Name,
+				engine.ErrExists)
 		}
 	}
 	if err := check(s); err != nil {
@@ -113,7 +121,8 @@ func Get(name string) *engine.Spec {
 	return nil
 }
 
-// Engines is a table of all engines that a program can open, each new. Those that are planned are in it too, and say so.
+// Engines is a table of all engines that a program can open, each new. Those that are planned are
+// in it too, and say so.
 func Engines() (*engine.Table, error) {
 	var all []engine.Engine
 	for _, s := range Table() {

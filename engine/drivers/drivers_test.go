@@ -27,12 +27,14 @@ func TestSpecs(t *testing.T) {
 		can := e.Capabilities()
 		can.MaxPacket = s.Capabilities.MaxPacket // of the default network of the engine sim
 		if e.Name() != s.Name || !reflect.DeepEqual(can, s.Capabilities) {
-			t.Errorf("%s: its engine is called %q, and can do %+v; Spec says %+v", s.Name, e.Name(), can, s.Capabilities)
+			t.Errorf("%s: its engine is called %q, and can do %+v; Spec says %+v", s.Name, e.Name(), can,
+				s.Capabilities)
 		}
 	}
 }
 
-// unset are fields that no text can set: functions, memory that is open, and what an option of the port or queue itself says.
+// unset are fields that no text can set: functions, memory that is open, and what an option of the
+// port or queue itself says.
 var unset = []string{"OnConn", "OnMemory", "Memory", "Rate", "SendAt", "Kernel", "Device", "Ahead", "Clock", "Complete"}
 
 // Every field of the options of every engine can be set in files and addresses, or has its reason.
@@ -55,7 +57,8 @@ func TestEveryFieldHasAKey(t *testing.T) {
 				v := reflect.TypeOf(o).Elem()
 				for _, f := range reflect.VisibleFields(v) {
 					found := slices.ContainsFunc(s.Options, func(x engine.Option) bool {
-						return x.Of == of && slices.Contains(strings.Fields(strings.ReplaceAll(x.Field, "!", "")), f.Name)
+						return x.Of == of && slices.Contains(strings.Fields(strings.ReplaceAll(x.Field, "!", "")),
+							f.Name)
 					})
 					if f.IsExported() && !f.Anonymous && !found && !slices.Contains(unset, f.Name) {
 						t.Errorf("%s: no option sets %v.%s", s.Name, v, f.Name)

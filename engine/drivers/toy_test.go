@@ -48,7 +48,8 @@ func load(t *testing.T, text string) *config.Config {
 	return cfg
 }
 
-// An engine from outside is a folder and one line: files, addresses, plans, the doctor and benchmarks have it.
+// An engine from outside is a folder and one line: files, addresses, plans, the doctor and
+// benchmarks have it.
 func TestToy(t *testing.T) {
 	cfg := load(t, toyFile)
 	if p := &cfg.Interfaces[0]; p.Engine != "toy" || p.PortSpec().Options != any(toy.Options{LastByte: 7, Loop: true}) {
@@ -62,12 +63,14 @@ func TestToy(t *testing.T) {
 		t.Errorf("explained: %v\n%s", err, explained.String())
 	}
 	for what, text := range map[string][]byte{"the reference": config.Reference(), "the schema": config.Schema()} {
-		if !bytes.Contains(text, []byte("last_byte")) || !bytes.Contains(text, []byte("The last byte of the port's Ethernet address.")) {
+		if !bytes.Contains(text, []byte("last_byte")) ||
+			!bytes.Contains(text, []byte("The last byte of the port's Ethernet address.")) {
 			t.Errorf("%s does not have it", what)
 		}
 	}
 	plan, err := system.MakePlan(cfg, system.Options{})
-	if err != nil || plan.Err() != nil || !strings.Contains(strings.Join(plan.Interfaces[0].Options, " "), "last_byte=7") {
+	if err != nil || plan.Err() != nil || !strings.Contains(strings.Join(plan.Interfaces[0].Options, " "),
+		"last_byte=7") {
 		t.Fatalf("%+v, %v, %v", plan, err, plan.Err())
 	}
 	s, err := system.Open(t.Context(), cfg, system.Options{})
@@ -143,7 +146,8 @@ func TestToyAtTheDoctor(t *testing.T) {
 	found := false
 	r := doctor.Run(m, n)
 	for _, f := range r.Findings {
-		found = found || f.Subject == "engine toy" && f.Verdict == doctor.Fail && f.Needed == "CAP_NET_RAW" && len(f.At) == 2 && f.At[0].Line == 4
+		found = found || f.Subject == "engine toy" && f.Verdict == doctor.Fail && f.Needed == "CAP_NET_RAW" &&
+			len(f.At) == 2 && f.At[0].Line == 4
 	}
 	if !found {
 		t.Errorf("%s", r.Text(true))
@@ -152,7 +156,8 @@ func TestToyAtTheDoctor(t *testing.T) {
 
 // A benchmark of streams measures it.
 func TestToyStream(t *testing.T) {
-	r, err := stream.Run(t.Context(), stream.Options{Engines: []string{"toy"}, Sizes: []int{64}, Tests: []string{stream.Flood}, Samples: 1, Trial: 5 * time.Millisecond})
+	r, err := stream.Run(t.Context(), stream.Options{Engines: []string{"toy"}, Sizes: []int{64},
+		Tests: []string{stream.Flood}, Samples: 1, Trial: 5 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

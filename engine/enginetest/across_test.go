@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// The same programs over every engine deliver the same packets: the simulator is the measure of the others.
+// The same programs over every engine deliver the same packets: the simulator is the measure of the
+// others.
 func TestAcross(t *testing.T) {
 	opened := func(t testing.TB, e engine.Engine, s engine.PortSpec) engine.Port {
 		t.Helper()
@@ -34,7 +35,8 @@ func TestAcross(t *testing.T) {
 		if _, err := n.Link("a", "b"); err != nil {
 			t.Fatal(err)
 		}
-		return enginetest.Pair{A: opened(t, n, engine.PortSpec{Address: "a"}), B: opened(t, n, engine.PortSpec{Address: "b"})}
+		return enginetest.Pair{A: opened(t, n, engine.PortSpec{Address: "a"}),
+			B: opened(t, n, engine.PortSpec{Address: "b"})}
 	}}
 	udp := enginetest.Harness{Buffered: 4096, Open: func(t testing.TB) enginetest.Pair {
 		spec := engine.PortSpec{Address: "udp://127.0.0.1:0", Options: socket.UDPOptions{ReceiveBuffer: 4 << 20}}
@@ -82,7 +84,8 @@ func TestAcross(t *testing.T) {
 		veth = netns.New(t, netns.Topology{Neighbours: true})
 		across(t, frames(xdp.New()))
 	})
-	for name, shape := range map[string]enginetest.Shape{"blocks": enginetest.Blocks, "chunks": enginetest.Chunks, "foreign": enginetest.Foreign} {
+	for name, shape := range map[string]enginetest.Shape{"blocks": enginetest.Blocks, "chunks": enginetest.Chunks,
+		"foreign": enginetest.Foreign} {
 		t.Run(name, func(t *testing.T) { across(t, enginetest.FakeHarness(shape)) })
 	}
 }

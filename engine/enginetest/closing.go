@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// checkBurstsOut closes queues and ports while the application holds bursts: they stay valid and go back later.
+// checkBurstsOut closes queues and ports while the application holds bursts: they stay valid and go
+// back later.
 func checkBurstsOut(t testing.TB, h Harness) {
 	for _, whole := range []bool{false, true} {
 		r := newRig(t, h)
@@ -49,7 +50,8 @@ func checkBurstsOut(t testing.TB, h Harness) {
 		}
 		v.take(received) // every byte is still there
 		if err := s.q.Send(allocated); !errors.Is(err, engine.ErrClosed) || allocated.Len() != 0 {
-			t.Errorf("Send after Close: %v, with %d packets in the burst; expected engine.ErrClosed and 0", err, allocated.Len())
+			t.Errorf("Send after Close: %v, with %d packets in the burst; expected engine.ErrClosed and 0", err,
+				allocated.Len())
 		}
 		received.Release()
 		late.Release()
@@ -189,7 +191,8 @@ func checkAfterClose(t testing.TB, h Harness) {
 
 // checkCloseUnderLoad closes a queue or a port while several goroutines send and one receives.
 func checkCloseUnderLoad(t testing.TB, h Harness) {
-	for _, what := range []string{"the receive queue", "the transmit queue", "the sender's port", "the receiver's port"} {
+	for _, what := range []string{"the receive queue", "the transmit queue", "the sender's port",
+		"the receiver's port"} {
 		for range 5 {
 			closeUnderLoad(t, h, what)
 		}
@@ -295,7 +298,8 @@ func closeUnderLoad(t testing.TB, h Harness, what string) {
 	if what != "the receive queue" {
 		r.ends("the receiver", done)
 	}
-	// Whatever became of them, the sender's queue has counted each packet that it was given. Where nothing is lost, they wait for a receiver.
+	// Whatever became of them, the sender's queue has counted each packet that it was given. Where
+	// nothing is lost, they wait for a receiver.
 	if !r.caps.Lossless || what != "the receive queue" {
 		ctx, cancel := context.WithTimeout(t.Context(), h.Patience)
 		defer cancel()
@@ -307,7 +311,8 @@ func closeUnderLoad(t testing.TB, h Harness, what string) {
 	var s engine.TxStats
 	first.q.Stats(&s)
 	if n := s.Packets + s.Drops.Total(); n != uint64(given.Load()) || s.Queued != 0 {
-		t.Errorf("%s was closed under load: %d packets were given to Send, %d left, %d are queued, and these were dropped: %v", what,
+		t.Errorf("%s was closed under load: %d packets were given to Send, %d left, %d are queued, and these were "+
+			"dropped: %v", what,
 			given.Load(), s.Packets, s.Queued, &s.Drops)
 	}
 }

@@ -30,10 +30,12 @@ func checkStats(t testing.TB, h Harness) {
 	var rx engine.RxStats
 	look := func(where string) {
 		t.Helper()
-		if tx.Packets+tx.Drops.Total() != uint64(sent) || tx.Drops.Total() == 0 && tx.Bytes != uint64(bytes) || tx.Queued != 0 || tx.Forwarded != 0 {
+		if tx.Packets+tx.Drops.Total() != uint64(sent) || tx.Drops.Total() == 0 && tx.Bytes != uint64(bytes) ||
+			tx.Queued != 0 || tx.Forwarded != 0 {
 			t.Errorf("%s: %d packets with %d bytes were sent; TxStats: %+v", where, sent, bytes, tx)
 		}
-		if !r.caps.Stream && rx.Packets != uint64(v.total) || rx.Packets == 0 || v.others == 0 && rx.Bytes != uint64(v.bytes) {
+		if !r.caps.Stream && rx.Packets != uint64(v.total) || rx.Packets == 0 || v.others == 0 &&
+			rx.Bytes != uint64(v.bytes) {
 			t.Errorf("%s: %d packets with %d bytes were received; RxStats: %+v", where, v.total, v.bytes, rx)
 		}
 		if rx.Polls == 0 || rx.Empty > rx.Polls {
@@ -54,7 +56,8 @@ func checkStats(t testing.TB, h Harness) {
 		tx, rx = a.Tx, b.Rx
 		look(where)
 		if b.Tx.Packets != 0 || a.Rx.Packets != 0 && !h.Noise {
-			t.Errorf("%s: packets went from A to B only, but B sent %d and A received %d", where, b.Tx.Packets, a.Rx.Packets)
+			t.Errorf("%s: packets went from A to B only, but B sent %d and A received %d", where, b.Tx.Packets,
+				a.Rx.Packets)
 		}
 	}
 	sums("the ports")

@@ -15,7 +15,8 @@ import (
 // etherTypeTest is "local experimental" (IEEE 802, 1), for frames that are too short for a record.
 const etherTypeTest = 0x88b5
 
-// line adds a queue at each end, so that a sends to b, with depth descriptors and slots of 2048 bytes at both ends.
+// line adds a queue at each end, so that a sends to b, with depth descriptors and slots of 2048
+// bytes at both ends.
 func (r *rig) line(from, to engine.Port, depth int) (*sender, *receiver) {
 	r.t.Helper()
 	v := r.rx(to, engine.RxSpec{Depth: depth}, 2*depth+128)
@@ -104,8 +105,8 @@ func (s *sender) any(n int) []byte {
 	return p
 }
 
-// exactly receives one packet, or so much of a stream, and demands these bytes. It is false when the packet was lost, that is
-// counted as a drop since before.
+// exactly receives one packet, or so much of a stream, and demands these bytes. It is false when
+// the packet was lost, that is counted as a drop since before.
 func (v *receiver) exactly(sent []byte, before uint64) bool {
 	t := v.r.t
 	t.Helper()
@@ -145,14 +146,16 @@ func (v *receiver) exactly(sent []byte, before uint64) bool {
 				v.b.Release()
 				return true
 			case !v.r.h.Noise:
-				t.Fatalf("a packet of %d bytes was sent, one of %d came; the first difference is at %d", len(sent), len(got), differ(got, sent))
+				t.Fatalf("a packet of %d bytes was sent, one of %d came; the first difference is at %d", len(sent),
+					len(got), differ(got, sent))
 			}
 			got = got[:0]
 		}
 		v.b.Release()
 		if v.r.caps.Stream && len(got) >= len(sent) {
 			if !bytes.Equal(got, sent) {
-				t.Fatalf("%d bytes were sent, %d came; the first difference is at %d", len(sent), len(got), differ(got, sent))
+				t.Fatalf("%d bytes were sent, %d came; the first difference is at %d", len(sent), len(got),
+					differ(got, sent))
 			}
 			return true
 		}
@@ -169,7 +172,8 @@ func differ(a, b []byte) int {
 	return min(len(a), len(b))
 }
 
-// checkOrder sends many bursts of one flow, in windows so that no queue is overloaded, and demands each packet once and in order.
+// checkOrder sends many bursts of one flow, in windows so that no queue is overloaded, and demands
+// each packet once and in order.
 func checkOrder(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	s, v := r.line(r.A, r.B, 256)
@@ -204,14 +208,16 @@ func checkRoom(t testing.TB, h Harness) {
 			t.Fatalf("TryRecv: %v", err)
 		}
 		if small.Len() != had+got || small.Len() > small.Cap() {
-			t.Fatalf("TryRecv said %d packets; the burst of room %d held %d before and holds %d now", got, small.Cap(), had, small.Len())
+			t.Fatalf("TryRecv said %d packets; the burst of room %d held %d before and holds %d now", got, small.Cap(),
+				had, small.Len())
 		}
 		if small.Room() > 0 && got > 0 && v.n+small.Len() < want && !r.caps.Stream {
 			continue // fill it up
 		}
 		if full := small.Len(); small.Room() == 0 {
 			if n, err := v.q.TryRecv(small); n != 0 || err != nil || small.Len() != full {
-				t.Fatalf("TryRecv into a full burst: %d, %v; it held %d packets and holds %d", n, err, full, small.Len())
+				t.Fatalf("TryRecv into a full burst: %d, %v; it held %d packets and holds %d", n, err, full,
+					small.Len())
 			}
 		}
 		v.take(small)

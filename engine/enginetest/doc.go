@@ -1,5 +1,5 @@
-// Package enginetest is the conformance suite of packet engines: the contract of package engine as a program. Each engine runs
-// it in its own tests:
+// Package enginetest is the conformance suite of packet engines: the contract of package engine as
+// a program. Each engine runs it in its own tests:
 //
 //	func TestConformance(t *testing.T) {
 //		enginetest.Run(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair {
@@ -8,20 +8,23 @@
 //		}})
 //	}
 //
-// The suite adds queues and pools to the ports, sends packets that carry their sender, number, length and a checksum, and
-// looks at every byte that arrives. What an engine cannot do it says through the Capabilities of its ports, and is not asked for;
-// what it claims is checked. Every check also demands that no goroutine, no descriptor and no packet memory is left over.
+// The suite adds queues and pools to the ports, sends packets that carry their sender, number,
+// length and a checksum, and looks at every byte that arrives. What an engine cannot do it says
+// through the Capabilities of its ports, and is not asked for; what it claims is checked. Every
+// check also demands that no goroutine, no descriptor and no packet memory is left over.
 //
 // # Hostile fakes
 //
-// Fake is an engine in memory in five shapes that real engines take, some of them awkward: plain slots, blocks that hold many
-// packets and go back when the last one is released (TPACKET_V3, GRO), packets that are chains of small chunks (AF_XDP
-// multi-buffer), buffers that belong to the engine and not to the user (DPDK ports with their own), and a byte stream. They show
-// that the contract and the suite fit such engines, and serve packages above engine as things to test against. Deliberately broken
-// ones show that the suite notices.
+// Fake is an engine in memory in five shapes that real engines take, some of them awkward: plain
+// slots, blocks that hold many packets and go back when the last one is released (TPACKET_V3, GRO),
+// packets that are chains of small chunks (AF_XDP multi-buffer), buffers that belong to the engine
+// and not to the user (DPDK ports with their own), and a byte stream. They show that the contract
+// and the suite fit such engines, and serve packages above engine as things to test against.
+// Deliberately broken ones show that the suite notices.
 //
 // # Programs
 //
-// A Program is random traffic made from a seed: queues that come and go, bursts of random sizes from several senders, and an
-// application that releases, echoes, forwards, drops and stalls at random. Executed over two engines it must deliver the same bytes.
+// A Program is random traffic made from a seed: queues that come and go, bursts of random sizes
+// from several senders, and an application that releases, echoes, forwards, drops and stalls at
+// random. Executed over two engines it must deliver the same bytes.
 package enginetest

@@ -58,8 +58,8 @@ func TestShrink(t *testing.T) {
 	}
 }
 
-// TestRecord looks for bytes that parseRecord does not survive, for records that do not come back as they were, and for changes
-// that it does not notice.
+// TestRecord looks for bytes that parseRecord does not survive, for records that do not come back
+// as they were, and for changes that it does not notice.
 func TestRecord(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := rapid.SliceOfN(rapid.Byte(), 0, 200).Draw(t, "bytes")

@@ -37,7 +37,8 @@ type execution struct {
 
 func newExecution(t testing.TB, h Harness, p Program) *execution {
 	r := newRig(t, h)
-	x := &execution{r: r, t: t, p: p, arrived: map[Flow][]Packet{}, waker: engine.NewWaker(), forward: r.burst(64), copies: r.burst(64)}
+	x := &execution{r: r, t: t, p: p, arrived: map[Flow][]Packet{}, waker: engine.NewWaker(), forward: r.burst(64),
+		copies: r.burst(64)}
 	var first *sender
 	first, x.rx[0] = r.line(r.A, r.B, 256)
 	x.echo, x.back = r.line(r.B, r.A, 256)
@@ -157,7 +158,8 @@ func (x *execution) round(round *Round) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			// Packets of one Alloc have one size: longest first would change the order, so equal neighbours go together.
+			// Packets of one Alloc have one size: longest first would change the order, so equal
+			// neighbours go together.
 			for sizes := b.Sizes; len(sizes) > 0; {
 				n := 1
 				for n < len(sizes) && sizes[n] == sizes[0] {
@@ -234,7 +236,8 @@ func (x *execution) serve() {
 		case <-x.waker.C():
 		case <-tick:
 		case <-limit.C:
-			x.t.Fatalf("waited %v: %d packets were sent, %d received; drops: %v", x.r.h.Patience, x.sent, x.received, x.r.dropped())
+			x.t.Fatalf("waited %v: %d packets were sent, %d received; drops: %v", x.r.h.Patience, x.sent, x.received,
+				x.r.dropped())
 		}
 	}
 }

@@ -20,11 +20,13 @@ type Shape uint8
 
 // The shapes of fakes.
 const (
-	Plain   Shape = iota // one slot of the user's pool for each packet, or two with header/data split
-	Blocks               // received packets share blocks of the engine, which are free again when the last of them is released
-	Chunks               // a packet is a chain of slots of the user's pool, each with its own handle
-	Foreign              // the engine refuses the user's pools and has buffers of its own, so that forwarding copies
-	Stream               // a byte stream that is merged and cut anywhere, and waits for its consumer
+	Plain Shape = iota // one slot of the user's pool for each packet, or two with header/data split
+	// received packets share blocks of the engine, which are free again when the last of them is
+	// released
+	Blocks
+	Chunks  // a packet is a chain of slots of the user's pool, each with its own handle
+	Foreign // the engine refuses the user's pools and has buffers of its own, so that forwarding copies
+	Stream  // a byte stream that is merged and cut anywhere, and waits for its consumer
 	numShapes
 )
 
@@ -40,7 +42,8 @@ func (s Shape) String() string {
 // maxFake is the largest packet of a fake in bytes.
 const maxFake = 9216
 
-// Fake is an engine in memory with two ports, "a" and "b", joined by a link. It is for tests: sound, exact, not fast.
+// Fake is an engine in memory with two ports, "a" and "b", joined by a link. It is for tests:
+// sound, exact, not fast.
 type Fake struct {
 	shape Shape
 	flaw  flaw
@@ -326,8 +329,8 @@ func (p *fakePort) Close() error {
 	return nil
 }
 
-// deliver takes the bytes of a packet from the link. It is false when the consumer of a stream has no room: how far it came is in
-// done.
+// deliver takes the bytes of a packet from the link. It is false when the consumer of a stream has
+// no room: how far it came is in done.
 func (p *fakePort) deliver(data []byte, done *int) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -346,7 +349,8 @@ func (p *fakePort) deliver(data []byte, done *int) bool {
 	return q.deliver(data, rule, done)
 }
 
-// steer finds the queue of a frame, and the rule that said so; without a queue it says why. The caller holds mu.
+// steer finds the queue of a frame, and the rule that said so; without a queue it says why. The
+// caller holds mu.
 func (p *fakePort) steer(data []byte) (*fakeRx, uint32, engine.Drop) {
 	var l packet.Layers
 	var d flow.Decision

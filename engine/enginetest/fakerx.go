@@ -228,7 +228,8 @@ func (q *fakeRx) Close() error {
 	return nil
 }
 
-// deliver writes a packet to memory as a NIC would. It is false when a stream has no room for the rest.
+// deliver writes a packet to memory as a NIC would. It is false when a stream has no room for the
+// rest.
 func (q *fakeRx) deliver(data []byte, rule uint32, done *int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -409,8 +410,8 @@ const streamConn = 1
 // blockSize is the size in bytes of what received packets share.
 const blockSize = 32 << 10
 
-// blockRing is memory that the "kernel" fills block by block. A block goes back when the kernel has retired it and its last
-// packet was released.
+// blockRing is memory that the "kernel" fills block by block. A block goes back when the kernel has
+// retired it and its last packet was released.
 type blockRing struct {
 	region *mem.Region
 	bytes  []byte

@@ -59,9 +59,11 @@ func newFakeTx(p *fakePort, id int, spec engine.TxSpec) (*fakeTx, error) {
 	q := &fakeTx{port: p, id: id, spec: spec, data: make([]byte, maxFake), tmp: burst.NewSegmented(256, 1024)}
 	switch shape := p.eng.shape; {
 	case shape == Foreign && len(spec.Pools) > 0:
-		return nil, fmt.Errorf("%w: fake-foreign: it sends from memory of its own: give no Pools", engine.ErrUnsupported)
+		return nil, fmt.Errorf("%w: fake-foreign: it sends from memory of its own: give no Pools",
+			engine.ErrUnsupported)
 	case shape == Foreign:
-		own, err := mem.NewPool(mem.PoolOptions{Name: "foreign tx", SlotSize: maxFake + spec.Headroom, Slots: spec.Depth + 64,
+		own, err := mem.NewPool(mem.PoolOptions{Name: "foreign tx", SlotSize: maxFake + spec.Headroom,
+			Slots:  spec.Depth + 64,
 			Memory: mem.Options{Lazy: true}})
 		if err != nil {
 			return nil, err
@@ -78,7 +80,8 @@ func newFakeTx(p *fakePort, id int, spec engine.TxSpec) (*fakeTx, error) {
 		q.src = burst.PoolSource(q.pool)
 	}
 	if spec.Headroom >= q.pool.SlotSize() || q.head != nil && spec.Headroom >= q.head.SlotSize() {
-		return nil, fmt.Errorf("%w: fake: headroom of %d bytes in slots of %d", engine.ErrInvalid, spec.Headroom, q.pool.SlotSize())
+		return nil, fmt.Errorf("%w: fake: headroom of %d bytes in slots of %d", engine.ErrInvalid, spec.Headroom,
+			q.pool.SlotSize())
 	}
 	if p.eng.flaw == oneTooMany {
 		spec.Depth++
@@ -102,8 +105,10 @@ func (q *fakeTx) Alloc(b *burst.Burst, n, length int) (int, error) {
 		return 0, fmt.Errorf("%w: Alloc of %d packets into a burst that holds %d of %d: expected an empty one with room", engine.ErrInvalid, n,
 			b.Len(), b.Cap())
 	}
-	if need := q.chunks(length); length < 0 || need > 1 && q.port.eng.shape != Chunks || need > len(q.slots) || length > maxFake {
-		return 0, fmt.Errorf("%w: Alloc of packets of %d bytes: expected at most %d", engine.ErrInvalid, length, q.pool.SlotSize()-q.spec.Headroom)
+	if need := q.chunks(length); length < 0 || need > 1 && q.port.eng.shape != Chunks || need > len(q.slots) ||
+		length > maxFake {
+		return 0, fmt.Errorf("%w: Alloc of packets of %d bytes: expected at most %d", engine.ErrInvalid, length,
+			q.pool.SlotSize()-q.spec.Headroom)
 	}
 	got := q.box.Reserve(n)
 	b.Builder().Reserve(q.box, got)
@@ -159,7 +164,8 @@ func (q *fakeTx) add(b *burst.Burst, length int) bool {
 		if k == 0 {
 			room, head = size-q.spec.Headroom, q.spec.Headroom
 		}
-		g := burst.Segment{Handle: q.slots[k], Off: q.pool.Offset(q.slots[k]) + uint64(head), Len: uint32(min(length, room)),
+		g := burst.Segment{Handle: q.slots[k], Off: q.pool.Offset(q.slots[k]) + uint64(head),
+			Len: uint32(min(length, room)),
 			Cap: uint32(room), Headroom: uint16(head)}
 		length -= int(g.Len)
 		if k == 0 {
@@ -181,7 +187,8 @@ func (q *fakeTx) addTwo(b *burst.Burst, length int) bool {
 		return false
 	}
 	room, front := q.head.SlotSize(), q.spec.Headroom
-	b.Builder().Add(q.hsrc, burst.Segment{Handle: q.slots[0], Off: q.head.Offset(q.slots[0]) + uint64(front), Len: uint32(room - front),
+	b.Builder().Add(q.hsrc, burst.Segment{Handle: q.slots[0], Off: q.head.Offset(q.slots[0]) + uint64(front),
+		Len:      uint32(room - front),
 		Headroom: uint16(front), Role: burst.Header})
 	b.Builder().AddSegment(q.src, burst.Segment{Handle: q.slots[1], Off: q.pool.Offset(q.slots[1]), Len: uint32(length),
 		Cap: uint32(q.pool.SlotSize()), Role: burst.Payload})
@@ -221,7 +228,8 @@ func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 	return got, err
 }
 
-// reaches reports whether the engine can send packets from where they lie. It reads its own blocks, and no other memory.
+// reaches reports whether the engine can send packets from where they lie. It reads its own blocks,
+// and no other memory.
 func (q *fakeTx) reaches(b *burst.Burst) bool {
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
@@ -293,8 +301,9 @@ func (q *fakeTx) Drain(ctx context.Context) error { return q.box.Drain(ctx) }
 
 // Stats implements engine.TxQueue.
 func (q *fakeTx) Stats(s *engine.TxStats) {
-	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Forwarded: q.forwarded.Load(), Copied: q.copied.Load(),
-		Full: q.full.Load(), NoBuffers: q.noBuffers.Load(), Queued: uint64(q.box.Queued())}
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Forwarded: q.forwarded.Load(),
+		Copied: q.copied.Load(),
+		Full:   q.full.Load(), NoBuffers: q.noBuffers.Load(), Queued: uint64(q.box.Queued())}
 	q.drops.AddTo(&s.Drops)
 	q.box.AddDrops(&s.Drops)
 }
@@ -319,7 +328,8 @@ func (q *fakeTx) Close() error {
 // fakeSink is the device behind a fakeTx.
 type fakeSink fakeTx
 
-// streamRetry is how long a stream waits before it looks itself whether its consumer has released memory.
+// streamRetry is how long a stream waits before it looks itself whether its consumer has released
+// memory.
 const streamRetry = 2 * time.Millisecond
 
 // Transmit implements engine.Sink.

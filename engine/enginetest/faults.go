@@ -14,8 +14,8 @@ import (
 // tooMuch is a number of packets that does not fit anywhere where a consumer of depth stalls.
 func (r *rig) tooMuch(depth int) int { return max(2*depth+64, r.h.Buffered) }
 
-// checkExhausted keeps all memory of the receiver, sends on, and gives it back: what found no memory is counted, and then packets
-// arrive again.
+// checkExhausted keeps all memory of the receiver, sends on, and gives it back: what found no
+// memory is counted, and then packets arrive again.
 func checkExhausted(t testing.TB, h Harness) {
 	if h.OwnRx {
 		t.Log("not asked: the receive memory is the engine's own")
@@ -55,7 +55,8 @@ func checkExhausted(t testing.TB, h Harness) {
 		}
 		r.eventually("drops for want of memory", func() error {
 			if keep(); r.lost() == before && !h.Silent {
-				return fmt.Errorf("%d packets were sent to a receiver that has %d slots and keeps them, and none is dropped", sent, slots)
+				return fmt.Errorf("%d packets were sent to a receiver that has %d slots and keeps them, and none is "+
+					"dropped", sent, slots)
 			}
 			return nil
 		})
@@ -94,13 +95,15 @@ func checkExhausted(t testing.TB, h Harness) {
 	}
 	r.balance(sent, v)
 	if h.Buffered > 0 {
-		r.only(!h.Silent, engine.DropNoBuffers, engine.DropNoDeviceBuffers, engine.DropQueueFull, engine.DropKernel, engine.DropNIC)
+		r.only(!h.Silent, engine.DropNoBuffers, engine.DropNoDeviceBuffers, engine.DropQueueFull, engine.DropKernel,
+			engine.DropNIC)
 	} else {
 		r.only(true, engine.DropNoBuffers, engine.DropNoDeviceBuffers)
 	}
 }
 
-// backpressure shows that the sender to a stream, or to another queue that is lossless, waits for its consumer, and that nothing is lost.
+// backpressure shows that the sender to a stream, or to another queue that is lossless, waits for
+// its consumer, and that nothing is lost.
 func (r *rig) backpressure(s *sender, v *receiver) {
 	const n = 2000
 	done := make(chan error, 1)
@@ -158,14 +161,16 @@ func checkStalled(t testing.TB, h Harness) {
 		if r.caps.ExactDrops {
 			r.eventually("drops because the consumer stands still", func() error {
 				if r.lost() == lost {
-					return fmt.Errorf("%d packets were sent for a queue of depth %d, and none is counted as a drop", sent, depth)
+					return fmt.Errorf("%d packets were sent for a queue of depth %d, and none is counted as a drop",
+						sent, depth)
 				}
 				return nil
 			})
 		}
 		r.balance(sent, v)
 		if got := v.n + v.others - before; got < depth && !h.Lossy {
-			t.Errorf("%d packets waited for a consumer that stood still, of at least %d that RxSpec.Depth asked for", got, depth)
+			t.Errorf("%d packets waited for a consumer that stood still, of at least %d that RxSpec.Depth asked for",
+				got, depth)
 		}
 		for range 20 {
 			s.burstOf(8, 1024)
@@ -210,10 +215,12 @@ func checkDiscard(t testing.TB, h Harness) {
 	var st engine.RxStats
 	v.q.Stats(&st)
 	if st.Drops[engine.DropFlushed] != uint64(gone) {
-		t.Errorf("%d packets were thrown away with Discard, RxStats count %d as DropFlushed: %v", gone, st.Drops[engine.DropFlushed], &st.Drops)
+		t.Errorf("%d packets were thrown away with Discard, RxStats count %d as DropFlushed: %v", gone,
+			st.Drops[engine.DropFlushed], &st.Drops)
 	}
 	if st.Packets != uint64(v.n) {
-		t.Errorf("%d packets were received, RxStats count %d: those that were thrown away are not among them", v.n, st.Packets)
+		t.Errorf("%d packets were received, RxStats count %d: those that were thrown away are not among them", v.n,
+			st.Packets)
 	}
 }
 
@@ -273,7 +280,8 @@ func checkLink(t testing.TB, h Harness) {
 	r.only(true, engine.DropDown)
 }
 
-// checkTooLong sends packets that the receiver's memory is too small for, and packets that are longer than the port allows.
+// checkTooLong sends packets that the receiver's memory is too small for, and packets that are
+// longer than the port allows.
 func checkTooLong(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	if r.caps.Stream {

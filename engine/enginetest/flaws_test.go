@@ -40,11 +40,12 @@ func (l *leftovers) stop() {
 }
 
 // hanging are the flaws that make a check wait in vain.
-var hanging = []flaw{losesUncounted, waitsInTryRecv, forgetsWake, keepsFirstWaker, leaksOnClose, leaksSlots, keepsBlock, leaksDescriptor}
+var hanging = []flaw{losesUncounted, waitsInTryRecv, forgetsWake, keepsFirstWaker, leaksOnClose, leaksSlots, keepsBlock,
+	leaksDescriptor}
 
-// TestFlaws shows that the suite can fail: each engine here is broken in one way, and the named checks must notice, the first
-// with a complaint that says what is wrong. The last column lists checks that must still pass, so that a failure means the flaw
-// and not the harness.
+// TestFlaws shows that the suite can fail: each engine here is broken in one way, and the named
+// checks must notice, the first with a complaint that says what is wrong. The last column lists
+// checks that must still pass, so that a failure means the flaw and not the harness.
 func TestFlaws(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -105,7 +106,8 @@ func TestFlaws(t *testing.T) {
 					h.Patience = 300 * time.Millisecond // the others get all the time they need
 				}
 				failed, log := tryCheck(t, name, h)
-				// A run need not meet the flaw (one that forgets a wake-up has to sleep at that moment): another one will.
+				// A run need not meet the flaw (one that forgets a wake-up has to sleep at that
+				// moment): another one will.
 				for more := 0; must && !failed && more < 40; more++ {
 					failed, log = tryCheck(t, name, h)
 				}

@@ -15,46 +15,59 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Harness says how to open the engine under test, and what cannot be asked of its ports. The zero value of every field but Open
-// is right for most engines.
+// Harness says how to open the engine under test, and what cannot be asked of its ports. The zero
+// value of every field but Open is right for most engines.
 type Harness struct {
-	// Open opens two connected ports inside this process: what one sends the other receives. Their links are up. The suite
-	// closes both; Open cleans up what else it needed with t.Cleanup. It is called once or a few times for each check.
+	// Open opens two connected ports inside this process: what one sends the other receives. Their
+	// links are up. The suite closes both; Open cleans up what else it needed with t.Cleanup. It is
+	// called once or a few times for each check.
 	Open func(t testing.TB) Pair
 	// Virtual runs each check in a bubble of testing/synctest, where time is virtual.
 	Virtual bool
-	// Lossy says that packets may be lost on the way although no queue is overloaded, such as by injected faults. Those that are
-	// lost must still be counted; none may be repeated, changed or overtaken.
+	// Lossy says that packets may be lost on the way although no queue is overloaded, such as by
+	// injected faults. Those that are lost must still be counted; none may be repeated, changed or
+	// overtaken.
 	Lossy bool
 	// Silent says that the device drops packets for want of memory and counts none of them.
 	Silent bool
-	// Noise says that packets of others may arrive, such as the kernel's own on an interface. They are released and not counted.
+	// Noise says that packets of others may arrive, such as the kernel's own on an interface. They
+	// are released and not counted.
 	Noise bool
-	// LeavesFiles says that a library behind the engine leaves file descriptors open when a port is closed.
+	// LeavesFiles says that a library behind the engine leaves file descriptors open when a port is
+	// closed.
 	LeavesFiles bool
-	// OwnRx and OwnTx say that receive and transmit queues use memory of the engine's own: the suite gives them no pools then.
+	// OwnRx and OwnTx say that receive and transmit queues use memory of the engine's own: the
+	// suite gives them no pools then.
 	OwnRx, OwnTx bool
-	// MinPacket and MaxPacket are the sizes in bytes of the smallest and the largest packet that gets through. MaxPacket is at most
-	// the Capabilities' MaxPacket; 0 takes that, or 9000 where there is no limit.
+	// MinPacket and MaxPacket are the sizes in bytes of the smallest and the largest packet that
+	// gets through. MaxPacket is at most the Capabilities' MaxPacket; 0 takes that, or 9000 where
+	// there is no limit.
 	MinPacket, MaxPacket int
-	// Boundaries are sizes in bytes where the implementation changes its way. Each is probed at -1, 0 and +1.
+	// Boundaries are sizes in bytes where the implementation changes its way. Each is probed at -1,
+	// 0 and +1.
 	Boundaries []int
-	// Alone says that the ports reach no other: packets that are sent are dropped there, and receive queues make packets as long as they have
-	// memory. The suite asks what does not depend on the way between two ports then: specifications, descriptors, counts, closing.
+	// Alone says that the ports reach no other: packets that are sent are dropped there, and
+	// receive queues make packets as long as they have memory. The suite asks what does not depend
+	// on the way between two ports then: specifications, descriptors, counts, closing.
 	Alone bool
 	// Window is how many packets of up to 2048 bytes may be under way without loss; 0 means 32.
 	Window int
-	// Spread says that several receive queues of a port without rules share its packets; otherwise its first queue gets them all.
+	// Spread says that several receive queues of a port without rules share its packets; otherwise
+	// its first queue gets them all.
 	Spread bool
-	// Buffered says that much more than RxSpec.Depth may wait elsewhere, such as in a kernel's socket buffer, so that a stalled
-	// consumer loses nothing for long: a number of packets of 1024 bytes that is certainly too much. 0 means that twice the Depth is.
+	// Buffered says that much more than RxSpec.Depth may wait elsewhere, such as in a kernel's
+	// socket buffer, so that a stalled consumer loses nothing for long: a number of packets of 1024
+	// bytes that is certainly too much. 0 means that twice the Depth is.
 	Buffered int
-	// Rx and Tx change each specification that the suite makes before it is used, nil for nothing: the engine's own options.
+	// Rx and Tx change each specification that the suite makes before it is used, nil for nothing:
+	// the engine's own options.
 	Rx func(*engine.RxSpec)
 	Tx func(*engine.TxSpec)
-	// Memory is what the suite makes pools of, but those for headers; the zero value is host memory. The CPU reaches it.
+	// Memory is what the suite makes pools of, but those for headers; the zero value is host
+	// memory. The CPU reaches it.
 	Memory mem.Options
-	// Patience is how long nothing may happen before a wait counts as hung; 0 means 30 s. It is no part of any measurement.
+	// Patience is how long nothing may happen before a wait counts as hung; 0 means 30 s. It is no
+	// part of any measurement.
 	Patience time.Duration
 
 	rounds int // of stress; fewer for engines that are broken on purpose
@@ -63,12 +76,14 @@ type Harness struct {
 // Pair is two connected ports.
 type Pair struct {
 	A, B engine.Port
-	// Conn is the connection that packets sent from that port must name to reach the other one (burst.Burst.SetConn); nil means 0.
+	// Conn is the connection that packets sent from that port must name to reach the other one
+	// (burst.Burst.SetConn); nil means 0.
 	Conn func(from engine.Port) uint32
-	// SetLink takes the link between the ports down or up again; nil where that cannot be done. It returns when both ports know.
+	// SetLink takes the link between the ports down or up again; nil where that cannot be done. It
+	// returns when both ports know.
 	SetLink func(up bool)
-	// Held is the number of packet buffers of the engine's own that have not come back from the application; nil where there are
-	// none.
+	// Held is the number of packet buffers of the engine's own that have not come back from the
+	// application; nil where there are none.
 	Held func() int
 }
 
@@ -139,10 +154,12 @@ var checks = []check{
 }
 
 // alone are the checks that make sense for Harness.Alone.
-var alone = []string{"Alloc", "Reservations", "Unreserved", "Conn", "Refusals", "Stats", "Drain", "Senders", "QueueIDs", "ComeAndGo", "BurstsOut", "AfterClose",
+var alone = []string{"Alloc", "Reservations", "Unreserved", "Conn", "Refusals", "Stats", "Drain", "Senders", "QueueIDs",
+	"ComeAndGo", "BurstsOut", "AfterClose",
 	"CloseUnderLoad", "Allocations"}
 
-// Run tests an engine. Each check is a sub-test, which also fails when a goroutine, a file descriptor or packet memory is left.
+// Run tests an engine. Each check is a sub-test, which also fails when a goroutine, a file
+// descriptor or packet memory is left.
 func Run(t *testing.T, h Harness) {
 	h = h.defaults()
 	warm(t, h)
@@ -162,7 +179,8 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// warm opens a pair once: it may start what stays for the life of the process, such as the runtime's poller.
+// warm opens a pair once: it may start what stays for the life of the process, such as the
+// runtime's poller.
 func warm(t *testing.T, h Harness) {
 	time.AfterFunc(time.Hour, func() {}).Stop()
 	open := func(t testing.TB) { scope.Run(t, func(t testing.TB) { newRig(t, h) }) }
@@ -183,7 +201,8 @@ func (c check) guarded(t testing.TB, h Harness, in func(run func(testing.TB))) {
 	}
 	goleak.VerifyNone(t, running)
 	n := scope.FDs(t)
-	for start := time.Now(); n > fds && !h.LeavesFiles && time.Since(start) < min(h.Patience, 5*time.Second); n = scope.FDs(t) {
+	for start := time.Now(); n > fds && !h.LeavesFiles &&
+		time.Since(start) < min(h.Patience, 5*time.Second); n = scope.FDs(t) {
 		runtime.Gosched() // a goroutine of the engine may be about to close it
 	}
 	if n > fds && !h.LeavesFiles {

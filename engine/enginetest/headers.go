@@ -6,8 +6,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// headers compares what the port says of the headers of packet i, a frame, with its bytes: what it knows of the type must be so, and
-// packets of one flow must have one hash. Ports whose Capabilities say so know both of each packet.
+// headers compares what the port says of the headers of packet i, a frame, with its bytes: what it
+// knows of the type must be so, and packets of one flow must have one hash. Ports whose
+// Capabilities say so know both of each packet.
 func (v *receiver) headers(b *burst.Burst, i int, frame []byte) {
 	v.r.t.Helper()
 	var l packet.Layers

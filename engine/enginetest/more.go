@@ -76,7 +76,8 @@ func checkTwoPools(t testing.TB, h Harness) {
 	q, err := r.tryTx(r.A, engine.TxSpec{Depth: 16, Pools: []*mem.Pool{heads, bodies}}, 0)
 	if err != nil {
 		if r.caps.Split || !errors.Is(err, engine.ErrInvalid) && !errors.Is(err, engine.ErrUnsupported) {
-			t.Errorf("a transmit queue with two pools: %v; expected one, or engine.ErrUnsupported where Capabilities.Split is false", err)
+			t.Errorf("a transmit queue with two pools: %v; expected one, or engine.ErrUnsupported where "+
+				"Capabilities.Split is false", err)
 		}
 		return
 	}
@@ -93,7 +94,8 @@ func checkTwoPools(t testing.TB, h Harness) {
 		for k := range n {
 			if b.Segments(k) != 2 || b.Role(k, 0) != burst.Header || b.Role(k, 1) != burst.Payload ||
 				len(b.Bytes(k, 0)) != heads.SlotSize() || len(b.Bytes(k, 1)) != body {
-				t.Fatalf("Alloc of %d bytes from two pools made %d segments, the first a %v of %d bytes; expected a header of %d and a payload of %d",
+				t.Fatalf("Alloc of %d bytes from two pools made %d segments, the first a %v of %d bytes; expected a "+
+					"header of %d and a payload of %d",
 					body, b.Segments(k), b.Role(k, 0), len(b.Bytes(k, 0)), heads.SlotSize(), body)
 			}
 			b.SetLen(k, 0, 30+i)
@@ -172,7 +174,8 @@ func checkSourceMAC(t testing.TB, h Harness) {
 		if extra.GetBatch(slot[:]) == 0 {
 			t.Fatal("the memory of frames that were sent does not come back")
 		}
-		b.Builder().AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]), Len: uint32(len(frame) - cut), Cap: 512})
+		b.Builder().AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]),
+			Len: uint32(len(frame) - cut), Cap: 512})
 		copy(b.Bytes(0, 1), frame[cut:])
 		b.SetConn(0, s.conn)
 		if err := s.q.Send(b); err != nil {
@@ -217,7 +220,8 @@ func checkSendAt(t testing.TB, h Harness) {
 		}
 		v.want(len(due))
 	}
-	// A packet may be there before its sender has counted it: the figures are whole when the queue says that all have left.
+	// A packet may be there before its sender has counted it: the figures are whole when the queue
+	// says that all have left.
 	ctx, cancel := context.WithTimeout(t.Context(), h.Patience)
 	defer cancel()
 	if err := s.q.Drain(ctx); err != nil {
@@ -225,7 +229,8 @@ func checkSendAt(t testing.TB, h Harness) {
 	}
 	var st engine.TxStats
 	if s.q.Stats(&st); st.TooEarly != 0 || st.TimedPackets != uint64(timed) && st.TimedPackets != uint64(len(due)) {
-		t.Errorf("%d packets with times were sent; TxStats: TimedPackets %d, TooEarly %d", timed, st.TimedPackets, st.TooEarly)
+		t.Errorf("%d packets with times were sent; TxStats: TimedPackets %d, TooEarly %d", timed, st.TimedPackets,
+			st.TooEarly)
 	}
 	if st.LateSum < st.LateMax {
 		t.Errorf("TxStats: the latest packet was %d ns late, all together %d ns", st.LateMax, st.LateSum)

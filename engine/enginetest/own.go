@@ -15,7 +15,8 @@ func (s *sender) wantAlloc(b *burst.Burst, ask, want int, err error) {
 	size := s.r.minRecord()
 	n, got := s.q.Alloc(b, ask, size)
 	if n != want || !errors.Is(got, err) || b.Len() != want {
-		s.r.t.Fatalf("Alloc of %d packets: %d and %v, with %d in the burst; expected %d and %v", ask, n, got, b.Len(), want, err)
+		s.r.t.Fatalf("Alloc of %d packets: %d and %v, with %d in the burst; expected %d and %v", ask, n, got, b.Len(),
+			want, err)
 	}
 	for i := range n {
 		if k := b.PacketLen(i); k != size {
@@ -52,7 +53,8 @@ func checkAlloc(t testing.TB, h Harness) {
 		t.Fatalf("Send: %v", err)
 	}
 	v.want(8)
-	if err := s.q.Drain(t.Context()); err != nil { // a packet that has arrived may hold its descriptor until its queue learns of it
+	if err := s.q.Drain(t.Context()); err != nil {
+		// a packet that has arrived may hold its descriptor until its queue learns of it
 		t.Fatalf("Drain: %v", err)
 	}
 	if n, err := s.q.Alloc(nil, 1, 10); n != 0 || !errors.Is(err, engine.ErrNil) {
@@ -73,13 +75,15 @@ func checkAlloc(t testing.TB, h Harness) {
 	}
 	few.q.Stats(&after)
 	if after.NoBuffers != 20 || after.Full != 0 {
-		t.Errorf("TxStats of 20 Allocs that found too little memory: NoBuffers %d, Full %d", after.NoBuffers, after.Full)
+		t.Errorf("TxStats of 20 Allocs that found too little memory: NoBuffers %d, Full %d", after.NoBuffers,
+			after.Full)
 	}
 	few.wantAlloc(b, 4, 4, nil)
 	b.Release()
 	if n, err := s.q.Alloc(b, 8, slotSize+1); n > 0 {
 		if !r.caps.Chains {
-			t.Errorf("Alloc of packets longer than a slot: %d and %v, expected an error where Capabilities.Chains is false", n, err)
+			t.Errorf("Alloc of packets longer than a slot: %d and %v, expected an error where Capabilities.Chains "+
+				"is false", n, err)
 		}
 		b.Release()
 	} else if err == nil || errors.Is(err, engine.ErrFull) {
@@ -112,7 +116,8 @@ func checkReservations(t testing.TB, h Harness) {
 		s.wantAlloc(a, 9, 8, engine.ErrFull)
 		a.Release()
 	}
-	// A burst that was sent in part, by way of another burst: all of it arrives, and nothing stays reserved.
+	// A burst that was sent in part, by way of another burst: all of it arrives, and nothing stays
+	// reserved.
 	if !r.caps.Stream {
 		s.wantAlloc(a, 8, 8, nil)
 		for i := range 8 {
@@ -137,7 +142,8 @@ func checkReservations(t testing.TB, h Harness) {
 	r.balance(v.n, v)
 }
 
-// checkUnreserved sends what Alloc and Forward of this queue have not prepared: a sound queue refuses it and gives it back.
+// checkUnreserved sends what Alloc and Forward of this queue have not prepared: a sound queue
+// refuses it and gives it back.
 func checkUnreserved(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	s, v := r.line(r.A, r.B, 8)
@@ -290,7 +296,8 @@ func forward(t testing.TB, h Harness, same bool) {
 	case st.Forwarded < st.Packets:
 		t.Errorf("TxStats.Forwarded is %d of %d packets, all of which were forwarded", st.Forwarded, st.Packets)
 	case same && r.B.Capabilities().ZeroCopyForward && st.Copied != 0:
-		t.Errorf("%d bytes were copied although both queues have the same memory and Capabilities.ZeroCopyForward is true", st.Copied)
+		t.Errorf("%d bytes were copied although both queues have the same memory and Capabilities.ZeroCopyForward "+
+			"is true", st.Copied)
 	case (h.OwnRx || !same) && st.Copied == 0 && r.foreign():
 		t.Error("TxStats.Copied is 0, although the packets lay in memory that the queue cannot reach")
 	case st.Copied != 0 && st.Copied < st.Bytes:
@@ -315,7 +322,8 @@ func (r *rig) turn(b *burst.Burst, by *sender) {
 	}
 }
 
-// seen receives until n records have come in all, and gives each burst to use, which takes its packets. others of them are not of the suite.
+// seen receives until n records have come in all, and gives each burst to use, which takes its
+// packets. others of them are not of the suite.
 func (v *receiver) seen(n int, use func(b *burst.Burst, others int)) {
 	v.r.t.Helper()
 	var stop func() error
@@ -364,7 +372,8 @@ func (r *rig) forwardShort(s *sender, v, back *receiver) {
 	live := b.Live()
 	n, err := few.q.Forward(b)
 	if n > 4 || live > 4 && (n != 4 || !errors.Is(err, engine.ErrFull)) || b.Live() != n {
-		t.Fatalf("Forward of %d packets with 4 descriptors: %d and %v, with %d in the burst; expected 4 and engine.ErrFull", live, n, err, b.Live())
+		t.Fatalf("Forward of %d packets with 4 descriptors: %d and %v, with %d in the burst; expected 4 and "+
+			"engine.ErrFull", live, n, err, b.Live())
 	}
 	if k, err := few.q.Forward(r.burst(1)); k != 0 || err != nil {
 		t.Errorf("Forward of an empty burst: %d and %v, expected 0 and nil", k, err)

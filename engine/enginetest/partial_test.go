@@ -18,8 +18,9 @@ import (
 	"github.com/penstock-io/penstock/stage/checksum"
 )
 
-// TestPartial: the kernel of a host leaves the checksums of what it sends over veth to the device, which computes none. What an engine receives
-// and sends back arrives all the same, from any engine over any other, also from queues with header and payload apart, and a checksum stage passes it.
+// TestPartial: the kernel of a host leaves the checksums of what it sends over veth to the device,
+// which computes none. What an engine receives and sends back arrives all the same, from any engine
+// over any other, also from queues with header and payload apart, and a checksum stage passes it.
 func TestPartial(t *testing.T) {
 	n := netns.New(t, netns.Topology{Neighbours: true})
 	engines := map[string]engine.Engine{"afpacket": afpacket.New(), "xdp": xdp.New()}
@@ -29,7 +30,9 @@ func TestPartial(t *testing.T) {
 				continue
 			}
 			for _, v6 := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s/%d pools/v6=%t", name, pools, v6), func(t *testing.T) { echoPartial(t, n, e, pools, v6) })
+				t.Run(fmt.Sprintf("%s/%d pools/v6=%t", name, pools, v6), func(t *testing.T) {
+					echoPartial(t, n, e, pools, v6)
+				})
 			}
 		}
 	}

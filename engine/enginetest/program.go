@@ -15,21 +15,23 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// SeedEnv is the environment variable that makes the check Program run one given seed, as printed by a failure.
+// SeedEnv is the environment variable that makes the check Program run one given seed, as printed
+// by a failure.
 const SeedEnv = "PENSTOCK_ENGINETEST_SEED"
 
 // Program is random traffic from port A to port B and back. It does not depend on the engine.
 //
-// B's application decides by a record's sender and number what to do with it: release it, keep it for two rounds, send it back
-// as it is (Forward), or send back a copy. Over a byte stream, where a packet is no record, both ways back are copies. An engine
-// without rules, or with one queue, skips changes that it cannot make: they have no influence on what arrives.
+// B's application decides by a record's sender and number what to do with it: release it, keep it
+// for two rounds, send it back as it is (Forward), or send back a copy. Over a byte stream, where a
+// packet is no record, both ways back are copies. An engine without rules, or with one queue, skips
+// changes that it cannot make: they have no influence on what arrives.
 type Program struct {
 	Seed   uint64
 	Rounds []Round
 }
 
-// Round is a change and then some bursts, at most one for each sender, which are sent at the same time. A round has ended
-// when everything that was sent in it has arrived.
+// Round is a change and then some bursts, at most one for each sender, which are sent at the same
+// time. A round has ended when everything that was sent in it has arrived.
 type Round struct {
 	Change Change
 	Queue  int // that the change is about, 1 to 3
@@ -39,7 +41,8 @@ type Round struct {
 // Change adds or closes a queue while traffic rests for a moment.
 type Change uint8
 
-// The changes. With a receive queue comes a rule that steers one class there, where there are rules.
+// The changes. With a receive queue comes a rule that steers one class there, where there are
+// rules.
 const (
 	NoChange Change = iota
 	AddRx           // add B's receive queue, or close it if it is there
@@ -135,7 +138,8 @@ type Packet struct {
 	Sum    uint32 // CRC-32C of the record
 }
 
-// Result is what a program did: for each flow the packets that arrived, in order, and the drops of both ports.
+// Result is what a program did: for each flow the packets that arrived, in order, and the drops of
+// both ports.
 type Result struct {
 	Arrived map[Flow][]Packet
 	Drops   engine.Drops
@@ -149,7 +153,8 @@ func (r Result) Diff(o Result) string {
 	for f := range flows {
 		a, b := r.Arrived[f], o.Arrived[f]
 		if i := firstDifference(a, b); i < len(a) || i < len(b) {
-			fmt.Fprintf(&s, "flow %+v: %d packets and %d packets; the first difference is at %d\n", f, len(a), len(b), i)
+			fmt.Fprintf(&s, "flow %+v: %d packets and %d packets; the first difference is at %d\n", f, len(a), len(b),
+				i)
 		}
 	}
 	if r.Drops != o.Drops {
@@ -191,8 +196,9 @@ func (p *Program) model() Result {
 	return r
 }
 
-// Execute runs a program over new ports of an engine, and demands what it must deliver: every packet once, in order, with
-// every byte right, or counted as a drop where the harness is Lossy. The result is for comparison with that of another engine.
+// Execute runs a program over new ports of an engine, and demands what it must deliver: every
+// packet once, in order, with every byte right, or counted as a drop where the harness is Lossy.
+// The result is for comparison with that of another engine.
 func Execute(t testing.TB, h Harness, p Program) Result {
 	t.Helper()
 	x := newExecution(t, h.defaults(), p)
@@ -201,7 +207,9 @@ func Execute(t testing.TB, h Harness, p Program) Result {
 		x.round(&p.Rounds[i])
 	}
 	res := Result{x.arrived, x.r.dropped()}
-	if h.Noise { // a frame of the kernel's that came before the first queue; each packet of the program has to arrive all the same
+	if h.Noise {
+		// a frame of the kernel's that came before the first queue; each packet of the program has
+		// to arrive all the same
 		res.Drops[engine.DropNoQueue] = 0
 	}
 	want := p.model()
@@ -263,7 +271,8 @@ func fails(t testing.TB, h Harness, p Program) *trial {
 	return nil
 }
 
-// shrink leaves rounds away as long as the program still fails, and then bursts, within a bound of tries.
+// shrink leaves rounds away as long as the program still fails, and then bursts, within a bound of
+// tries.
 func shrink(t testing.TB, h Harness, p Program, failed *trial) (Program, *trial) {
 	tries := 40
 	h = h.defaults()

@@ -73,7 +73,8 @@ func checkQueueIDs(t testing.TB, h Harness) {
 			for range room {
 				q, err := k.add(next)
 				if err != nil {
-					t.Fatalf("adding %s queue %d of the %d that Capabilities promises: %v", k.what, len(others)+1, k.most, err)
+					t.Fatalf("adding %s queue %d of the %d that Capabilities promises: %v", k.what, len(others)+1,
+						k.most, err)
 				}
 				others = append(others, q.Close)
 			}
@@ -143,7 +144,8 @@ func checkQueues(t testing.TB, h Harness) {
 	if !h.Spread {
 		for i, v := range rx[1:] {
 			if v.n > 0 {
-				t.Errorf("queue %d got %d packets, although no rule steers there: they belong to the first queue", i+1, v.n)
+				t.Errorf("queue %d got %d packets, although no rule steers there: they belong to the first queue", i+1,
+					v.n)
 			}
 		}
 	}
@@ -174,7 +176,9 @@ func checkComeAndGo(t testing.TB, h Harness) {
 		return
 	}
 	s, v := r.line(r.A, r.B, 64)
-	turn := make(chan struct{}, 1) // the goroutine that holds it sends and receives; no mutex, since virtual time stands still at one
+	// the goroutine that holds it sends and receives; no mutex, since virtual time stands still at
+	// one
+	turn := make(chan struct{}, 1)
 	sent := 0
 	more := make(chan struct{})
 	done := make(chan error, 1)
@@ -249,7 +253,8 @@ func checkComeAndGo(t testing.TB, h Harness) {
 	r.balance(sent, v)
 }
 
-// checkSenders has several goroutines send into one transmit queue. Each one's packets arrive in order.
+// checkSenders has several goroutines send into one transmit queue. Each one's packets arrive in
+// order.
 func checkSenders(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	first, v := r.line(r.A, r.B, 128)

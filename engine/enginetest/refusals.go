@@ -12,7 +12,8 @@ import (
 // unknownConn is the id of a connection that no port has.
 const unknownConn = 1 << 30
 
-// checkRefusals asks for what the port's Capabilities deny: each is refused as ErrUnsupported, and nothing of it is ignored.
+// checkRefusals asks for what the port's Capabilities deny: each is refused as ErrUnsupported, and
+// nothing of it is ignored.
 func checkRefusals(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	for _, c := range []struct {
@@ -55,16 +56,18 @@ func checkRefusals(t testing.TB, h Harness) {
 	}
 }
 
-// checkConn binds a receive queue to the connection between the ports, where queues can be bound: its packets come there. A connection that
-// is not there is refused.
+// checkConn binds a receive queue to the connection between the ports, where queues can be bound:
+// its packets come there. A connection that is not there is refused.
 func checkConn(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	if !r.caps.Connections {
 		t.Log("not asked: Capabilities.Connections is false")
 		return
 	}
-	if _, err := r.tryRx(r.B, engine.RxSpec{Conn: unknownConn}, 64); !errors.Is(err, engine.ErrUnsupported) && !errors.Is(err, engine.ErrNotFound) {
-		t.Errorf("RxSpec.Conn of no connection: %v, expected engine.ErrNotFound, or ErrUnsupported where queues are not bound", err)
+	if _, err := r.tryRx(r.B, engine.RxSpec{Conn: unknownConn}, 64); !errors.Is(err, engine.ErrUnsupported) &&
+		!errors.Is(err, engine.ErrNotFound) {
+		t.Errorf("RxSpec.Conn of no connection: %v, expected engine.ErrNotFound, or ErrUnsupported where queues are "+
+			"not bound", err)
 	}
 	if r.Conn == nil || r.Conn(r.B) == 0 {
 		t.Log("the ports have no ids of connections")
@@ -90,7 +93,8 @@ func checkConn(t testing.TB, h Harness) {
 	v.want(n)
 }
 
-// checkRate sends faster than TxSpec.Rate: the packets take at least as long as the rate says, but for what may leave at once after a rest.
+// checkRate sends faster than TxSpec.Rate: the packets take at least as long as the rate says, but
+// for what may leave at once after a rest.
 func checkRate(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	if !r.caps.Pacing {
@@ -119,7 +123,8 @@ func checkRate(t testing.TB, h Harness) {
 	}
 	took := r.now() - begin
 	if least := int64((sent*size - rest) * 8 * 10); took < least { // 10 ns a bit
-		t.Errorf("%d packets of %d bytes took %d ns at %d bit/s, expected at least %d", sent, size, took, int(rate), least)
+		t.Errorf("%d packets of %d bytes took %d ns at %d bit/s, expected at least %d", sent, size, took, int(rate),
+			least)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), h.Patience)
 	defer cancel()

@@ -14,22 +14,27 @@ import (
 // asked is a packet with requests, and what has to arrive.
 type asked struct {
 	name string
-	// frame makes the packet of that payload, with rubbish where its checksums belong; head is the length of its headers.
+	// frame makes the packet of that payload, with rubbish where its checksums belong; head is the
+	// length of its headers.
 	frame   func(payload []byte) (p []byte, head int)
 	payload int
 	size    int // of segments, 0 for none
 }
 
-// checkRequests sends packets that ask for checksums and to be cut, and demands that they arrive with right checksums and as the right segments.
+// checkRequests sends packets that ask for checksums and to be cut, and demands that they arrive
+// with right checksums and as the right segments.
 func checkRequests(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	if r.caps.TxChecksum == "" || r.caps.Stream {
 		return
 	}
 	s, v := r.line(r.A, r.B, 64)
-	cases := []asked{{"payload", func(p []byte) ([]byte, int) { return p, 0 }, 1000, 300}, {"short payload", func(p []byte) ([]byte, int) { return p, 0 }, 200, 300}}
+	cases := []asked{{"payload", func(p []byte) ([]byte, int) {
+		return p, 0
+	}, 1000, 300}, {"short payload", func(p []byte) ([]byte, int) { return p, 0 }, 200, 300}}
 	if r.caps.Frames {
-		cases = []asked{{"UDP, checksums", s.udp, 333, 0}, {"UDP", s.udp, 1000, 300}, {"UDP, one segment", s.udp, 300, 300},
+		cases = []asked{{"UDP, checksums", s.udp, 333, 0}, {"UDP", s.udp, 1000, 300},
+			{"UDP, one segment", s.udp, 300, 300},
 			{"TCP, checksums", s.tcp, 101, 0}, {"TCP", s.tcp, 1201, 400}}
 	}
 	for _, clone := range []bool{false, true} { // then the bytes of another consumer are not written
@@ -63,7 +68,8 @@ func checkRequests(t testing.TB, h Harness) {
 			v.asked(&c, frame[:head], payload, before)
 			if clone {
 				if n := s.b.CopyTo(v.data, 0); !bytes.Equal(v.data[:n], frame) {
-					t.Fatalf("%s: the bytes of the packet have changed for the other consumer, at %d", c.name, differ(v.data[:n], frame))
+					t.Fatalf("%s: the bytes of the packet have changed for the other consumer, at %d", c.name,
+						differ(v.data[:n], frame))
 				}
 				s.b.Release()
 			}
@@ -113,7 +119,8 @@ func (v *receiver) asked(c *asked, head, payload []byte, before uint64) {
 				v.number(c, head, p, at, len(parts), size)
 				k = at + 1
 			case !v.r.h.Noise:
-				t.Fatalf("%s: packet %d of %d has a payload of %d bytes, which is not what was sent", c.name, k, len(parts), len(got))
+				t.Fatalf("%s: packet %d of %d has a payload of %d bytes, which is not what was sent", c.name, k,
+					len(parts), len(got))
 			}
 		}
 		v.b.Release()
@@ -123,7 +130,8 @@ func (v *receiver) asked(c *asked, head, payload []byte, before uint64) {
 	}
 }
 
-// correct returns the payload of a frame whose checksums are right; ok is false for one that is not of the check.
+// correct returns the payload of a frame whose checksums are right; ok is false for one that is not
+// of the check.
 func (v *receiver) correct(c *asked, p []byte) (payload []byte, ok bool) {
 	t := v.r.t
 	t.Helper()
@@ -162,7 +170,8 @@ func (v *receiver) number(c *asked, head, p []byte, k, n, size int) {
 		want |= packet.TCPPsh | packet.TCPFin
 	}
 	if is.Flags() != want || is.Ack() != was.Ack() || !bytes.Equal(is.Options(), was.Options()) {
-		t.Fatalf("%s: segment %d of %d has the flags %#x, want %#x, or another header than it was sent with", c.name, k, n, is.Flags(), want)
+		t.Fatalf("%s: segment %d of %d has the flags %#x, want %#x, or another header than it was sent with", c.name, k,
+			n, is.Flags(), want)
 	}
 }
 
@@ -185,9 +194,11 @@ func (s *sender) udp(payload []byte) (p []byte, head int) {
 // tcp makes a frame with wrong checksums and all flags that segments do not share.
 func (s *sender) tcp(payload []byte) (p []byte, head int) {
 	f := s.full.frame
-	tcp := packet.TCPHeader{SrcPort: portBase + askedPort, DstPort: portBase + askedPort, Seq: 1<<32 - 500, Ack: 77, Window: 100,
-		Flags: packet.TCPAck | packet.TCPPsh | packet.TCPFin | packet.TCPCwr, Options: []byte{1, 1, 1, 1}}
-	eth, ip := packet.EthernetHeader{Dst: f.DstMAC, Src: f.SrcMAC, Type: packet.EtherTypeIPv4}, packet.IPv4Header{Src: addrA, Dst: addrB, Proto: packet.ProtoTCP}
+	tcp := packet.TCPHeader{SrcPort: portBase + askedPort, DstPort: portBase + askedPort, Seq: 1<<32 - 500, Ack: 77,
+		Window: 100,
+		Flags:  packet.TCPAck | packet.TCPPsh | packet.TCPFin | packet.TCPCwr, Options: []byte{1, 1, 1, 1}}
+	eth, ip := packet.EthernetHeader{Dst: f.DstMAC, Src: f.SrcMAC, Type: packet.EtherTypeIPv4},
+		packet.IPv4Header{Src: addrA, Dst: addrB, Proto: packet.ProtoTCP}
 	head = packet.EthernetLen + packet.IPv4Len + tcp.Len()
 	p = append(make([]byte, head), payload...)
 	_, e1 := eth.Fill(p)

@@ -114,7 +114,8 @@ func (r *rig) eventually(what string, done func() error) {
 	}
 }
 
-// breathe lets other goroutines run. Virtual time stands still as long as any goroutine runs, so there it sleeps.
+// breathe lets other goroutines run. Virtual time stands still as long as any goroutine runs, so
+// there it sleeps.
 func (r *rig) breathe() {
 	if !r.h.Virtual {
 		runtime.Gosched()
@@ -153,7 +154,8 @@ func (r *rig) burst(packets int) *burst.Burst {
 	return b
 }
 
-// tryRx and tryTx add a queue with a pool of its own, of n slots, unless the specification has pools.
+// tryRx and tryTx add a queue with a pool of its own, of n slots, unless the specification has
+// pools.
 func (r *rig) tryRx(p engine.Port, spec engine.RxSpec, n int) (engine.RxQueue, error) {
 	if spec.Pools == nil && !r.h.OwnRx {
 		spec.Pools = []*mem.Pool{r.pool(p.Name()+" rx", slotSize, n)}
@@ -213,7 +215,8 @@ func (r *rig) minRecord() int {
 	return max(n, r.h.MinPacket)
 }
 
-// lost is the number of packets that the ports say were dropped on the way from one port to the other, in both directions.
+// lost is the number of packets that the ports say were dropped on the way from one port to the
+// other, in both directions.
 func (r *rig) lost() uint64 {
 	var n uint64
 	for _, p := range []engine.Port{r.A, r.B} {
@@ -297,7 +300,8 @@ func (s *sender) write(b *burst.Burst, i, size int) {
 	}
 }
 
-// alloc is Alloc that waits for descriptors and memory, of which there must be some in the end. It says how many packets it got.
+// alloc is Alloc that waits for descriptors and memory, of which there must be some in the end. It
+// says how many packets it got.
 func (s *sender) alloc(b *burst.Burst, n, size int) int {
 	s.r.t.Helper()
 	got := 0
@@ -358,7 +362,8 @@ type receiver struct {
 }
 
 func (r *rig) receive(q engine.RxQueue) *receiver {
-	return &receiver{r: r, q: q, w: engine.NewWaker(), b: r.burst(64), next: map[uint16]uint32{}, stream: map[uint32][]byte{}, hashes: map[[2]uint16]uint32{},
+	return &receiver{r: r, q: q, w: engine.NewWaker(), b: r.burst(64), next: map[uint16]uint32{},
+		stream: map[uint32][]byte{}, hashes: map[[2]uint16]uint32{},
 		data: make([]byte, max(r.maxPacket(), 1<<16)), frames: r.caps.Frames}
 }
 
@@ -397,7 +402,8 @@ func (v *receiver) take(b *burst.Burst) {
 			continue
 		}
 		if len(p) != rec.length && !(v.frames && n <= 60) { // Ethernet pads short frames
-			v.r.t.Fatalf("packet with record %d of sender %d has %d bytes, expected %d", rec.seq, rec.sender, n, n-len(p)+rec.length)
+			v.r.t.Fatalf("packet with record %d of sender %d has %d bytes, expected %d", rec.seq, rec.sender, n,
+				n-len(p)+rec.length)
 		}
 		v.bytes += n
 		v.count(rec, v.data[:n])
@@ -449,7 +455,8 @@ func (v *receiver) count(rec record, whole []byte) {
 	}
 }
 
-// some waits until packets are there, adds them to b, which has room, and returns how many. The error is that of TryRecv.
+// some waits until packets are there, adds them to b, which has room, and returns how many. The
+// error is that of TryRecv.
 func (v *receiver) some(b *burst.Burst) (int, error) { return v.someOr(b, nil) }
 
 // someOr also returns, with 0 and nil, when stop says nil.
@@ -495,8 +502,8 @@ func (v *receiver) someOr(b *burst.Burst, stop func() error) (int, error) {
 	}
 }
 
-// want receives until n records have come since the receiver was made. On lossy links those that were dropped count. On a port that is alone
-// any packet stands for all that are missing.
+// want receives until n records have come since the receiver was made. On lossy links those that
+// were dropped count. On a port that is alone any packet stands for all that are missing.
 func (v *receiver) want(n int) {
 	v.r.t.Helper()
 	if v.r.h.Alone {
@@ -567,8 +574,8 @@ func (v *receiver) rest(done func() error) {
 	}
 }
 
-// balance demands that each of the packets given to A's transmit queues has either been received by one of the receivers or is
-// counted as a drop. It receives what is still on its way.
+// balance demands that each of the packets given to A's transmit queues has either been received by
+// one of the receivers or is counted as a drop. It receives what is still on its way.
 func (r *rig) balance(given int, at ...*receiver) {
 	r.t.Helper()
 	sum := func() error {
@@ -597,7 +604,8 @@ func (r *rig) balance(given int, at ...*receiver) {
 	r.eventually("everything to leave", func() error {
 		r.A.Stats(&s)
 		if n := s.Tx.Packets + s.Tx.Drops.Total(); n != uint64(given) || s.Tx.Queued != 0 {
-			return fmt.Errorf("%d packets were given to Send, of which %d left, %d are queued, and these were dropped: %v", given, s.Tx.Packets,
+			return fmt.Errorf("%d packets were given to Send, of which %d left, %d are queued, and these were "+
+				"dropped: %v", given, s.Tx.Packets,
 				s.Tx.Queued, &s.Tx.Drops)
 		}
 		return nil
@@ -605,8 +613,10 @@ func (r *rig) balance(given int, at ...*receiver) {
 	if r.caps.ExactDrops {
 		for _, p := range []engine.Port{r.A, r.B} {
 			p.Stats(&s)
-			if n := s.Tx.Drops[engine.DropUnattributed] + s.Rx.Drops[engine.DropUnattributed] + s.Drops[engine.DropUnattributed]; n > 0 {
-				r.t.Errorf("port %s: %d drops are not attributed, although Capabilities.ExactDrops says that all are", p.Name(), n)
+			if n := s.Tx.Drops[engine.DropUnattributed] + s.Rx.Drops[engine.DropUnattributed] +
+				s.Drops[engine.DropUnattributed]; n > 0 {
+				r.t.Errorf("port %s: %d drops are not attributed, although Capabilities.ExactDrops says that all are",
+					p.Name(), n)
 			}
 		}
 	}

@@ -51,7 +51,8 @@ func checkRules(t testing.TB, h Harness) {
 
 	// A batch with a bad change is no change at all.
 	before := len(r.B.Rules().List())
-	for _, good := range []flow.Change{flow.Add(classRule(2, 1)), flow.Delete(one), flow.Replace(one, classRule(1, 1))} {
+	for _, good := range []flow.Change{flow.Add(classRule(2, 1)), flow.Delete(one),
+		flow.Replace(one, classRule(1, 1))} {
 		if _, err := x.rules.Apply(good, flow.Delete(1<<23)); err == nil {
 			t.Error("a batch that deletes a rule which is not there: no error")
 		}
@@ -117,7 +118,8 @@ func checkRules(t testing.TB, h Harness) {
 	x.remembered(one)
 }
 
-// remembered closes the port and demands that its rules keep what they counted, of which there is some for one.
+// remembered closes the port and demands that its rules keep what they counted, of which there is
+// some for one.
 func (x *steering) remembered(one uint32) {
 	counted := func() map[uint32]flow.Count {
 		all := map[uint32]flow.Count{}
@@ -186,7 +188,8 @@ func (x *steering) send(s *sender) (at []int) {
 	return at
 }
 
-// to sends packets of a class and demands them in one queue, with the id of the rule that sent them there; queue -1 is nowhere.
+// to sends packets of a class and demands them in one queue, with the id of the rule that sent them
+// there; queue -1 is nowhere.
 func (x *steering) to(class uint16, queue int, id uint32) {
 	x.t.Helper()
 	at := x.send(x.senders[class])
@@ -201,7 +204,8 @@ func (x *steering) to(class uint16, queue int, id uint32) {
 	}
 }
 
-// underLoad changes a rule again and again while its packets are on their way: each arrives in one queue or the other.
+// underLoad changes a rule again and again while its packets are on their way: each arrives in one
+// queue or the other.
 func (x *steering) underLoad(id uint32) {
 	t := x.t
 	stop, done := make(chan struct{}), make(chan error, 1)

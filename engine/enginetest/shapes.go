@@ -32,14 +32,16 @@ func checkSplit(t testing.TB, h Harness) {
 				return // all of it is header, in one segment or with an empty payload
 			}
 			if b.Segments(i) != 2 || b.Role(i, 0) != burst.Header || b.Role(i, 1) != burst.Payload {
-				t.Fatalf("a packet of %d bytes, split at %d, has %d segments, the first a %v: expected a header and a payload", n, at,
+				t.Fatalf("a packet of %d bytes, split at %d, has %d segments, the first a %v: expected a header and "+
+					"a payload", n, at,
 					b.Segments(i), b.Role(i, 0))
 			}
 			if k := len(b.Bytes(i, 0)); k != want {
 				t.Fatalf("a packet of %d bytes, split at %d, has a header of %d bytes, expected %d", n, at, k, want)
 			}
 			if b.Segment(i, 0).Region != heads.Region() || b.Segment(i, 1).Region != bodies.Region() {
-				t.Fatalf("a packet split at %d: its header is not in the first pool, or its payload not in the second", at)
+				t.Fatalf("a packet split at %d: its header is not in the first pool, or its payload not in the second",
+					at)
 			}
 		}
 		for i := range 40 {
@@ -108,7 +110,8 @@ func checkChains(t testing.TB, h Harness) {
 			if extra.GetBatch(slot[:]) == 0 {
 				t.Fatal("released memory of chains does not come back")
 			}
-			b.Builder().AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]), Len: uint32(len(part)), Cap: 512})
+			b.Builder().AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]),
+				Len: uint32(len(part)), Cap: 512})
 			copy(b.Bytes(0, b.Segments(0)-1), part)
 		}
 		b.SetConn(0, s.conn)
@@ -155,11 +158,14 @@ func checkTimestamps(t testing.TB, h Harness) {
 		}
 		const slack = int64(60e9) // the machine's clock may be set meanwhile
 		if end := now(); ns < start-slack || ns > end+slack {
-			t.Fatalf("packet %d was received at %d ns, but between %d and %d by the clock: another epoch?", rec.seq, ns, start, end)
+			t.Fatalf("packet %d was received at %d ns, but between %d and %d by the clock: another epoch?", rec.seq, ns,
+				start, end)
 		}
-		// Packets may overtake each other in the kernel when their sender moves to another processor: they keep their times.
+		// Packets may overtake each other in the kernel when their sender moves to another
+		// processor: they keep their times.
 		if int(rec.seq) > before && ns < last {
-			t.Fatalf("packet %d was received %d ns before packet %d, which was sent before it and is in front of it", rec.seq, last-ns, before)
+			t.Fatalf("packet %d was received %d ns before packet %d, which was sent before it and is in front of it",
+				rec.seq, last-ns, before)
 		}
 		last, before = ns, int(rec.seq)
 		stamped++

@@ -16,7 +16,8 @@ type StageHarness struct {
 	Open func(t testing.TB, from engine.Receiver, pool *mem.Pool) engine.Stage
 	// Memory is what the pool is made of.
 	Memory mem.Options
-	// Frame writes packet n into p, which is zero, and returns its length. The stage is to give it: the check sees that it gives those packets and no others.
+	// Frame writes packet n into p, which is zero, and returns its length. The stage is to give it:
+	// the check sees that it gives those packets and no others.
 	Frame func(p []byte, n int) int
 	// Bad writes a packet that the stage drops, if it drops any.
 	Bad func(p []byte) int
@@ -51,8 +52,9 @@ func (f *feed) Arm(w *engine.Waker) bool {
 	return len(f.queue) > 0 || f.err != nil
 }
 
-// CheckStage checks what engine.Stage promises: packets of the caller's burst stay as they are, each packet comes once and in order, the counts agree
-// with what came, what the stage stands on may end, and everything is given back.
+// CheckStage checks what engine.Stage promises: packets of the caller's burst stay as they are,
+// each packet comes once and in order, the counts agree with what came, what the stage stands on
+// may end, and everything is given back.
 func CheckStage(t *testing.T, h StageHarness) {
 	for _, room := range []int{1, 3, 64} {
 		t.Run(fmt.Sprintf("bursts of %d", room), func(t *testing.T) { checkStage(t, h, room) })
@@ -129,7 +131,8 @@ func checkStage(t *testing.T, h StageHarness, room int) {
 	}
 	var st engine.RxStats
 	if s.Stats(&st); len(want) > 0 || st.Packets != packets || st.Bytes != bytes || st.Drops.Total() != uint64(bad) {
-		t.Errorf("%d packets are missing; of %d and %d to drop the stage counts %d packets, %d bytes of %d, %v", len(want), packets, bad, st.Packets, st.Bytes, bytes, st.Drops)
+		t.Errorf("%d packets are missing; of %d and %d to drop the stage counts %d packets, %d bytes of %d, %v",
+			len(want), packets, bad, st.Packets, st.Bytes, bytes, st.Drops)
 	}
 	for range 2 {
 		if err := s.Close(); err != nil {

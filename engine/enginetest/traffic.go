@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// A record is what one packet of the suite says, behind the headers where packets are frames. Its header, big-endian:
+// A record is what one packet of the suite says, behind the headers where packets are frames. Its
+// header, big-endian:
 //
 //	0  magic   4 bytes
 //	4  sender  2 bytes, which are the UDP source port, less portBase, in frames
@@ -67,7 +68,8 @@ func pattern(b []byte, seed uint64) {
 	}
 }
 
-// parseRecord reads the record that b begins with. ok is false where there is none: the packet is not of the suite.
+// parseRecord reads the record that b begins with. ok is false where there is none: the packet is
+// not of the suite.
 func parseRecord(b []byte) (r record, ok bool, err error) {
 	if len(b) < recordHeader || binary.BigEndian.Uint32(b) != recordMagic {
 		return r, false, nil
@@ -80,10 +82,12 @@ func parseRecord(b []byte) (r record, ok bool, err error) {
 		sum:    binary.BigEndian.Uint32(b[16:]),
 	}
 	if r.length < recordHeader || r.length > len(b) {
-		return r, true, fmt.Errorf("record %d of sender %d has %d bytes, but only %d are there", r.seq, r.sender, r.length, len(b))
+		return r, true, fmt.Errorf("record %d of sender %d has %d bytes, but only %d are there", r.seq, r.sender,
+			r.length, len(b))
 	}
 	if sum := recordSum(b[:r.length]); sum != r.sum {
-		return r, true, fmt.Errorf("record %d of sender %d, %d bytes: checksum %#x, expected %#x: its bytes have changed", r.seq, r.sender,
+		return r, true, fmt.Errorf("record %d of sender %d, %d bytes: checksum %#x, expected %#x: its bytes have "+
+			"changed", r.seq, r.sender,
 			r.length, sum, r.sum)
 	}
 	return r, true, nil
@@ -100,7 +104,8 @@ var (
 	addrB = netip.MustParseAddr("198.18.0.2")
 )
 
-// fill writes the headers of a frame of which the record is the rest. It holds at least frameHeader bytes.
+// fill writes the headers of a frame of which the record is the rest. It holds at least frameHeader
+// bytes.
 func (f *framer) fill(b []byte, sender, class uint16) error {
 	f.frame.Src = netip.AddrPortFrom(addrA, portBase+sender)
 	f.frame.Dst = netip.AddrPortFrom(addrB, portBase+class)
@@ -108,8 +113,8 @@ func (f *framer) fill(b []byte, sender, class uint16) error {
 	return err
 }
 
-// put spreads data over the segments of packet i, each as long as it is or, the last, as long as needed. It reports whether all
-// fitted.
+// put spreads data over the segments of packet i, each as long as it is or, the last, as long as
+// needed. It reports whether all fitted.
 func put(b *burst.Burst, i int, data []byte) bool {
 	for k := range b.Segments(i) {
 		n := min(len(data), b.SegmentCap(i, k))

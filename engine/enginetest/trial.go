@@ -21,7 +21,8 @@ type trial struct {
 	log    []string
 }
 
-// try runs f, which may fail without failing t, in a goroutine of its own. It returns when f and its cleanups have ended.
+// try runs f, which may fail without failing t, in a goroutine of its own. It returns when f and
+// its cleanups have ended.
 func try(t testing.TB, f func(t testing.TB)) *trial {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

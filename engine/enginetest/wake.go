@@ -43,7 +43,8 @@ func (r *rig) woken(w *engine.Waker) bool {
 	}
 }
 
-// checkWake looks at Arm: ready when packets are there, one Wake when they come, to the Waker that was given last.
+// checkWake looks at Arm: ready when packets are there, one Wake when they come, to the Waker that
+// was given last.
 func checkWake(t testing.TB, h Harness) {
 	if h.Lossy || h.Noise {
 		t.Log("not asked: others' packets wake too, and lost ones do not")
@@ -96,8 +97,8 @@ func checkWake(t testing.TB, h Harness) {
 		return nil
 	})
 	v.want(v.n + 2)
-	// The end of the queue wakes as well. The queue has one owner: Close comes from the same goroutine, as the port's Close
-	// need not.
+	// The end of the queue wakes as well. The queue has one owner: Close comes from the same
+	// goroutine, as the port's Close need not.
 	for range 1000 {
 		if !v.q.Arm(last) {
 			break
@@ -115,8 +116,8 @@ func checkWake(t testing.TB, h Harness) {
 	}
 }
 
-// checkPingPong passes one packet back and forth. Each side sleeps after an Arm that found nothing: a Wake that is lost once
-// stops both.
+// checkPingPong passes one packet back and forth. Each side sleeps after an Arm that found nothing:
+// a Wake that is lost once stops both.
 func checkPingPong(t testing.TB, h Harness) {
 	if h.Lossy {
 		t.Log("not asked: a packet that is lost stops it too")

@@ -1,5 +1,5 @@
-// Package neigh finds out where packets go: the route to an address, the Ethernet address of the next hop, and headers that are
-// ready to be put in front of a payload.
+// Package neigh finds out where packets go: the route to an address, the Ethernet address of the
+// next hop, and headers that are ready to be put in front of a payload.
 //
 // # Parts
 //
@@ -8,11 +8,13 @@
 //	Resolver    a Machine, a port that frames go through, and the callers that wait for an answer
 //	Endpoints   named destinations with prebuilt headers
 //
-// Where an interface has the addresses that packets are sent from, Kernel.Resolve is enough: the kernel knows its neighbours, and
-// asks for those that it does not know. A port that has addresses of its own, which the kernel does not know, uses a Resolver: it
-// asks with ARP and neighbour solicitations, and with MachineOptions.Answer answers those for its own addresses.
+// Where an interface has the addresses that packets are sent from, Kernel.Resolve is enough: the
+// kernel knows its neighbours, and asks for those that it does not know. A port that has addresses
+// of its own, which the kernel does not know, uses a Resolver: it asks with ARP and neighbour
+// solicitations, and with MachineOptions.Answer answers those for its own addresses.
 //
 // # Errors
 //
-// ErrNoRoute: there is no route to the address. ErrNoAnswer: the next hop does not answer. Both say which address and what to look at.
+// ErrNoRoute: there is no route to the address. ErrNoAnswer: the next hop does not answer. Both say
+// which address and what to look at.
 package neigh

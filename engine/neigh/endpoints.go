@@ -18,8 +18,8 @@ import (
 type EndpointSpec struct {
 	Name      string // not empty
 	Interface string // that it is reached by; for the resolver and for people
-	// SrcMAC is the port's address; zero where the queue writes it (engine.TxSpec.SourceMAC). DstMAC is that of the next hop; zero to
-	// have it resolved.
+	// SrcMAC is the port's address; zero where the queue writes it (engine.TxSpec.SourceMAC).
+	// DstMAC is that of the next hop; zero to have it resolved.
 	SrcMAC, DstMAC packet.MAC
 	Src, Dst       netip.AddrPort // both IPv4 or both IPv6
 	MTU            int            // bytes of an IP packet at most; 0 is 1500
@@ -31,11 +31,12 @@ type EndpointSpec struct {
 	NoChecksum bool
 }
 
-// ResolveFunc finds the Ethernet address of the next hop to an address: Resolver.Resolve, or one made of Kernel.Resolve.
+// ResolveFunc finds the Ethernet address of the next hop to an address: Resolver.Resolve, or one
+// made of Kernel.Resolve.
 type ResolveFunc func(ctx context.Context, a netip.Addr) (packet.MAC, error)
 
-// Endpoint is a destination with its headers ready. Any number of goroutines may use it; it never changes, and stays usable when it
-// has been deleted.
+// Endpoint is a destination with its headers ready. Any number of goroutines may use it; it never
+// changes, and stays usable when it has been deleted.
 type Endpoint struct {
 	id     uint32
 	spec   EndpointSpec
@@ -43,8 +44,8 @@ type Endpoint struct {
 	header int // bytes
 }
 
-// Endpoints is a table of destinations by name and by number. The zero Endpoints is empty and ready; any goroutine may use it, and
-// Get does not wait for others.
+// Endpoints is a table of destinations by name and by number. The zero Endpoints is empty and
+// ready; any goroutine may use it, and Get does not wait for others.
 type Endpoints struct {
 	mu   sync.Mutex // over changes
 	last uint32
@@ -58,8 +59,9 @@ func (t *Endpoints) load() map[uint32]*Endpoint {
 	return nil
 }
 
-// Add adds a destination and returns it. It calls resolve, which may be nil, for a DstMAC that is missing; resolve may wait, and
-// holds no other caller up. The error wraps engine.ErrExists for a name that is in use, engine.ErrInvalid, or is that of resolve.
+// Add adds a destination and returns it. It calls resolve, which may be nil, for a DstMAC that is
+// missing; resolve may wait, and holds no other caller up. The error wraps engine.ErrExists for a
+// name that is in use, engine.ErrInvalid, or is that of resolve.
 func (t *Endpoints) Add(ctx context.Context, spec EndpointSpec, resolve ResolveFunc) (*Endpoint, error) {
 	e, err := newEndpoint(spec)
 	if err != nil {
@@ -72,7 +74,8 @@ func (t *Endpoints) Add(ctx context.Context, spec EndpointSpec, resolve ResolveF
 		if m, ok := packet.MulticastMAC(spec.Dst.Addr()); ok {
 			e.frame.DstMAC = m
 		} else if resolve == nil {
-			return nil, fmt.Errorf("neigh: endpoint %q: no Ethernet address and nobody to resolve it: %w", spec.Name, engine.ErrInvalid)
+			return nil, fmt.Errorf("neigh: endpoint %q: no Ethernet address and nobody to resolve it: %w", spec.Name,
+				engine.ErrInvalid)
 		} else if e.frame.DstMAC, err = resolve(ctx, spec.Dst.Addr()); err != nil {
 			return nil, fmt.Errorf("neigh: endpoint %q: %w", spec.Name, err)
 		}
@@ -105,7 +108,8 @@ func newEndpoint(spec EndpointSpec) (*Endpoint, error) {
 	switch {
 	case spec.Name == "":
 		return bad("expected a name")
-	case !src.IsValid() || !dst.IsValid() || src.Is4() != dst.Is4() || src.Is4In6() || dst.Is4In6() || src.Zone()+dst.Zone() != "":
+	case !src.IsValid() || !dst.IsValid() || src.Is4() != dst.Is4() || src.Is4In6() || dst.Is4In6() ||
+		src.Zone()+dst.Zone() != "":
 		return bad("from %v to %v: expected two addresses of one family, without zones", src, dst)
 	case spec.Dst.Port() == 0:
 		return bad("port 0: expected 1 to 65535")
@@ -117,13 +121,15 @@ func newEndpoint(spec EndpointSpec) (*Endpoint, error) {
 		return bad("nobody can be at %v", dst)
 	}
 	e := &Endpoint{spec: spec}
-	e.frame = packet.UDPFrame{SrcMAC: spec.SrcMAC, DstMAC: spec.DstMAC, Tagged: spec.Tagged, Tag: spec.Tag, Src: spec.Src, Dst: spec.Dst,
+	e.frame = packet.UDPFrame{SrcMAC: spec.SrcMAC, DstMAC: spec.DstMAC, Tagged: spec.Tagged, Tag: spec.Tag,
+		Src: spec.Src, Dst: spec.Dst,
 		TTL: spec.TTL, TOS: spec.TOS}
 	e.header = e.frame.HeaderLen()
 	return e, nil
 }
 
-// Get returns the destination with that number. The error is the bare engine.ErrNotFound; it allocates nothing.
+// Get returns the destination with that number. The error is the bare engine.ErrNotFound; it
+// allocates nothing.
 func (t *Endpoints) Get(id uint32) (*Endpoint, error) {
 	if e := t.load()[id]; e != nil {
 		return e, nil
@@ -146,7 +152,8 @@ func (t *Endpoints) List() []*Endpoint {
 	return slices.SortedFunc(maps.Values(t.load()), func(a, b *Endpoint) int { return int(int64(a.id) - int64(b.id)) })
 }
 
-// Delete takes a destination away. Its number is not given again. The error wraps engine.ErrNotFound.
+// Delete takes a destination away. Its number is not given again. The error wraps
+// engine.ErrNotFound.
 func (t *Endpoints) Delete(id uint32) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,7 +172,8 @@ func (e *Endpoint) ID() uint32 { return e.id }
 // Spec is what it was made of, with the Ethernet address that was resolved.
 func (e *Endpoint) Spec() EndpointSpec { return e.spec }
 
-// HeaderLen is the number of bytes that Fill puts in front of the payload: the Headroom that a transmit queue needs.
+// HeaderLen is the number of bytes that Fill puts in front of the payload: the Headroom that a
+// transmit queue needs.
 func (e *Endpoint) HeaderLen() int { return e.header }
 
 // MaxPayload is the longest payload in bytes that the MTU allows.
@@ -177,10 +185,12 @@ func (e *Endpoint) MaxPayload() int {
 	return e.spec.MTU - n
 }
 
-// Fill makes packet i of b a frame to this destination: its last segment becomes payload bytes long, and Ethernet, IP and UDP headers
-// with lengths and checksums stand in front of it, in the headroom of a packet with one segment, or in the first of two, which
-// are for header and payload. The payload must be there already. It allocates nothing. The error, of fixed values, is
-// packet.ErrLength (payload too long for the slot or the MTU) or packet.ErrHeadroom; the packet is as it was then.
+// Fill makes packet i of b a frame to this destination: its last segment becomes payload bytes
+// long, and Ethernet, IP and UDP headers with lengths and checksums stand in front of it, in the
+// headroom of a packet with one segment, or in the first of two, which are for header and payload.
+// The payload must be there already. It allocates nothing. The error, of fixed values, is
+// packet.ErrLength (payload too long for the slot or the MTU) or packet.ErrHeadroom; the packet is
+// as it was then.
 func (e *Endpoint) Fill(b *burst.Burst, i, payload int) error {
 	if payload < 0 || payload > e.MaxPayload() {
 		return packet.ErrLength
@@ -214,7 +224,8 @@ func (e *Endpoint) Fill(b *burst.Burst, i, payload int) error {
 	if _, err := f.Fill(head, payload); err != nil || e.spec.NoChecksum {
 		return err
 	}
-	// The field holds the sum of the pseudo header; those of the header and of the payload, which begins at an even offset, are added.
+	// The field holds the sum of the pseudo header; those of the header and of the payload, which
+	// begins at an even offset, are added.
 	u := packet.UDP(head[e.header-packet.UDPLen:])
 	sum := uint32(^packet.Checksum(u)) + uint32(^packet.Checksum(data))
 	sum = sum>>16 + sum&0xffff

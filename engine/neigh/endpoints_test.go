@@ -15,14 +15,16 @@ import (
 )
 
 func spec(name string, v6 bool) EndpointSpec {
-	s := EndpointSpec{Name: name, SrcMAC: macA, DstMAC: macB, Src: netip.AddrPortFrom(a4, 1000), Dst: netip.AddrPortFrom(b4, 2000)}
+	s := EndpointSpec{Name: name, SrcMAC: macA, DstMAC: macB, Src: netip.AddrPortFrom(a4, 1000),
+		Dst: netip.AddrPortFrom(b4, 2000)}
 	if v6 {
 		s.Src, s.Dst = netip.AddrPortFrom(a6, 1000), netip.AddrPortFrom(b6, 2000)
 	}
 	return s
 }
 
-// Frames that Fill makes, in one segment and in two, are what the parser and the checksums say they should be.
+// Frames that Fill makes, in one segment and in two, are what the parser and the checksums say they
+// should be.
 func TestFill(t *testing.T) {
 	p, err := mem.NewPool(mem.PoolOptions{Name: "fill", SlotSize: 2048, Slots: 4})
 	if err != nil {
@@ -49,9 +51,11 @@ func TestFill(t *testing.T) {
 						payload := bytes.Repeat([]byte{0xa5, 1, 0xff}, 700)[:n]
 						head, _ := p.Get()
 						slot, _ := p.Get()
-						room := burst.Segment{Handle: slot.Handle(), Off: p.Offset(slot.Handle()) + 128, Cap: 1900, Headroom: 128}
+						room := burst.Segment{Handle: slot.Handle(), Off: p.Offset(slot.Handle()) + 128, Cap: 1900,
+							Headroom: 128}
 						if two {
-							b.Builder().Add(src, burst.Segment{Handle: head.Handle(), Off: p.Offset(head.Handle()), Len: 2048, Role: burst.Header})
+							b.Builder().Add(src, burst.Segment{Handle: head.Handle(), Off: p.Offset(head.Handle()),
+								Len: 2048, Role: burst.Header})
 							b.Builder().AddSegment(src, room)
 						} else {
 							head.Release()
@@ -66,13 +70,17 @@ func TestFill(t *testing.T) {
 						var frame [2048]byte
 						f := frame[:b.CopyTo(frame[:], 0)]
 						var l packet.Layers
-						if why := packet.Parse(f, &l); why != packet.OK || len(f) != e.HeaderLen()+n || int(l.NumTags) != map[bool]int{true: 1}[tagged] {
+						if why := packet.Parse(f, &l); why != packet.OK || len(f) != e.HeaderLen()+n ||
+							int(l.NumTags) != map[bool]int{true: 1}[tagged] {
 							t.Fatalf("%v, %d bytes", why, len(f))
 						}
 						u := packet.UDP(f[l.L4:l.End])
-						if l.Src(f) != s.Src.Addr() || l.Dst(f) != s.Dst.Addr() || l.SrcPort != 1000 || l.DstPort != 2000 || !u.ChecksumOK(l.Src(f), l.Dst(f)) ||
-							(u.Checksum() == 0) != none || !v6 && !packet.IPv4(f[l.L3:]).ChecksumOK() || !bytes.Equal(f[l.Payload:l.End], payload) {
-							t.Errorf("v6 %v, tagged %v, %d bytes, two segments %v: % x", v6, tagged, n, two, f[:e.HeaderLen()])
+						if l.Src(f) != s.Src.Addr() || l.Dst(f) != s.Dst.Addr() || l.SrcPort != 1000 ||
+							l.DstPort != 2000 || !u.ChecksumOK(l.Src(f), l.Dst(f)) ||
+							(u.Checksum() == 0) != none || !v6 && !packet.IPv4(f[l.L3:]).ChecksumOK() ||
+							!bytes.Equal(f[l.Payload:l.End], payload) {
+							t.Errorf("v6 %v, tagged %v, %d bytes, two segments %v: % x", v6, tagged, n, two,
+								f[:e.HeaderLen()])
 						}
 						if err := e.Fill(b, 0, e.MaxPayload()+1); !errors.Is(err, packet.ErrLength) {
 							t.Error(err)
@@ -80,7 +88,8 @@ func TestFill(t *testing.T) {
 						b.Release()
 					}
 				}
-				if got := e.MaxPayload() + e.HeaderLen() - packet.EthernetLen; got != 1500 && !tagged || tagged && got != 1504 {
+				if got := e.MaxPayload() + e.HeaderLen() - packet.EthernetLen; got != 1500 && !tagged || tagged &&
+					got != 1504 {
 					t.Errorf("the largest frame has %d bytes behind its Ethernet header", got)
 				}
 			}
@@ -117,7 +126,8 @@ func TestEndpoints(t *testing.T) {
 	}
 	group := spec("group", false)
 	group.DstMAC, group.Dst = packet.MAC{}, netip.MustParseAddrPort("239.1.2.3:5")
-	if g, err := table.Add(t.Context(), group, nil); err != nil || g.Spec().DstMAC != (packet.MAC{1, 0, 0x5e, 1, 2, 3}) {
+	if g, err := table.Add(t.Context(), group, nil); err != nil ||
+		g.Spec().DstMAC != (packet.MAC{1, 0, 0x5e, 1, 2, 3}) {
 		t.Error(err)
 	}
 	if got, err := table.Find("y"); got != e || err != nil {

@@ -22,7 +22,8 @@ func ExampleEndpoints() {
 		return hop.MAC, err
 	}
 	var table neigh.Endpoints
-	e, err := table.Add(context.Background(), neigh.EndpointSpec{Name: "recorder", Src: netip.MustParseAddrPort("10.0.0.1:4000"),
+	e, err := table.Add(context.Background(), neigh.EndpointSpec{Name: "recorder",
+		Src: netip.MustParseAddrPort("10.0.0.1:4000"),
 		Dst: netip.MustParseAddrPort("239.1.2.3:5000")}, resolve)
 	if err != nil {
 		log.Fatal(err)

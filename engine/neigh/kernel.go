@@ -14,14 +14,17 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Errors of this package; match them with errors.Is. Both wrap engine errors, so that engine.StatusOf knows them.
+// Errors of this package; match them with errors.Is. Both wrap engine errors, so that
+// engine.StatusOf knows them.
 var (
 	ErrNoRoute  = fmt.Errorf("neigh: no route: look at \"ip route get\" for the address: %w", engine.ErrConnect)
-	ErrNoAnswer = fmt.Errorf("neigh: no answer: nobody on the link has the address, or the link is down: %w", engine.ErrConnect)
+	ErrNoAnswer = fmt.Errorf("neigh: no answer: nobody on the link has the address, or the link is down: %w",
+		engine.ErrConnect)
 )
 
-// Kernel asks the kernel about one network namespace: that of the thread that opened it. Its methods may be called from any
-// goroutine. It needs no rights, except that Resolve needs CAP_NET_ADMIN to make the kernel ask for a neighbour that it does not know.
+// Kernel asks the kernel about one network namespace: that of the thread that opened it. Its
+// methods may be called from any goroutine. It needs no rights, except that Resolve needs
+// CAP_NET_ADMIN to make the kernel ask for a neighbour that it does not know.
 type Kernel struct {
 	mu     sync.Mutex // one question at a time
 	fd     int
@@ -50,10 +53,12 @@ func (k *Kernel) Close() error {
 	return sys.Close(k.fd)
 }
 
-// answerTime is how long an answer of the kernel may take. It comes with the question, except where memory is short.
+// answerTime is how long an answer of the kernel may take. It comes with the question, except where
+// memory is short.
 const answerTime = 5000 // ms
 
-// ask sends a question and calls each for every message of the answer; a dump ends with done, other answers with the first one.
+// ask sends a question and calls each for every message of the answer; a dump ends with done, other
+// answers with the first one.
 func (k *Kernel) ask(make func(seq uint32) []byte, dump bool, each func(netlink.Message)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -103,7 +108,8 @@ func (k *Kernel) Link(name string) (l Link, err error) {
 	return k.link(fmt.Sprintf("%q", name), func(seq uint32) []byte { return linkRequest(seq, name) })
 }
 
-// LinkAt finds an interface by its number, whatever its name is now. The error wraps engine.ErrNotFound if there is none.
+// LinkAt finds an interface by its number, whatever its name is now. The error wraps
+// engine.ErrNotFound if there is none.
 func (k *Kernel) LinkAt(index int) (Link, error) {
 	return k.link(fmt.Sprint("number ", index), func(seq uint32) []byte { return linkAtRequest(seq, index) })
 }
@@ -133,13 +139,16 @@ func (k *Kernel) Addresses(ifindex int) (out []netip.Prefix, err error) {
 	return out, nil
 }
 
-// Route finds the way to dst, by way of one interface unless ifindex is 0. The error wraps ErrNoRoute if there is none.
+// Route finds the way to dst, by way of one interface unless ifindex is 0. The error wraps
+// ErrNoRoute if there is none.
 func (k *Kernel) Route(dst netip.Addr, ifindex int) (r Route, err error) {
 	if dst = dst.Unmap(); !dst.IsValid() {
 		return r, fmt.Errorf("neigh: route to the zero address: %w", engine.ErrInvalid)
 	}
 	found := false
-	err = k.ask(func(seq uint32) []byte { return routeRequest(seq, dst.WithZone(""), ifindex) }, false, func(m netlink.Message) { r, found = parseRoute(m) })
+	err = k.ask(func(seq uint32) []byte {
+		return routeRequest(seq, dst.WithZone(""), ifindex)
+	}, false, func(m netlink.Message) { r, found = parseRoute(m) })
 	if err == nil && found {
 		return r, nil
 	}
@@ -152,7 +161,9 @@ func (k *Kernel) Route(dst netip.Addr, ifindex int) (r Route, err error) {
 
 // Neighbor looks up an entry of the kernel's table. found is false where there is none.
 func (k *Kernel) Neighbor(ifindex int, a netip.Addr) (n Neighbor, found bool, err error) {
-	err = k.ask(func(seq uint32) []byte { return neighborRequest(seq, ifindex, a, false) }, false, func(m netlink.Message) { n, found = parseNeighbor(m) })
+	err = k.ask(func(seq uint32) []byte {
+		return neighborRequest(seq, ifindex, a, false)
+	}, false, func(m netlink.Message) { n, found = parseNeighbor(m) })
 	if errors.Is(err, sys.ENOENT) {
 		return n, false, nil
 	}
@@ -166,10 +177,12 @@ type Hop struct {
 	MAC  packet.MAC
 }
 
-// Resolve finds the next hop to dst and its Ethernet address. It makes the kernel ask for it where it does not know it, and waits
-// until it is known, the kernel gives up (ErrNoAnswer), or the context ends (ErrNoAnswer as well, with the context's error). Multicast
-// and broadcast destinations need no answer. The kernel asks for IPv6 neighbours from the interface's link-local address, so one
-// without (disable_ipv6, addrgenmode none) resolves none that is not known yet. ifindex 0 leaves the interface to the routes.
+// Resolve finds the next hop to dst and its Ethernet address. It makes the kernel ask for it where
+// it does not know it, and waits until it is known, the kernel gives up (ErrNoAnswer), or the
+// context ends (ErrNoAnswer as well, with the context's error). Multicast and broadcast
+// destinations need no answer. The kernel asks for IPv6 neighbours from the interface's link-local
+// address, so one without (disable_ipv6, addrgenmode none) resolves none that is not known yet.
+// ifindex 0 leaves the interface to the routes.
 func (k *Kernel) Resolve(ctx context.Context, dst netip.Addr, ifindex int) (h Hop, err error) {
 	dst = dst.Unmap().WithZone("")
 	if h.Route, err = k.Route(dst, ifindex); err != nil {
@@ -201,9 +214,12 @@ func (k *Kernel) await(ctx context.Context, h *Hop) error {
 		h.MAC = n.MAC
 		return nil
 	}
-	if err := k.ask(func(seq uint32) []byte { return neighborRequest(seq, h.Interface, h.Addr, true) }, false, func(netlink.Message) {}); err != nil {
+	if err := k.ask(func(seq uint32) []byte {
+		return neighborRequest(seq, h.Interface, h.Addr, true)
+	}, false, func(netlink.Message) {}); err != nil {
 		if errors.Is(err, sys.EPERM) {
-			return fmt.Errorf("neigh: %v is not known yet, and asking for it needs CAP_NET_ADMIN (or one packet to it): %w: %w", h.Addr, err, ErrNoAnswer)
+			return fmt.Errorf("neigh: %v is not known yet, and asking for it needs CAP_NET_ADMIN (or one packet to "+
+				"it): %w: %w", h.Addr, err, ErrNoAnswer)
 		}
 		return fmt.Errorf("neigh: %v: %w", h.Addr, err)
 	}
@@ -228,7 +244,8 @@ func (k *Kernel) await(ctx context.Context, h *Hop) error {
 	}
 }
 
-// LinkWatch receives the kernel's events of interfaces that change, in the network namespace of the thread that opened it.
+// LinkWatch receives the kernel's events of interfaces that change, in the network namespace of the
+// thread that opened it.
 type LinkWatch struct {
 	fd  int
 	buf []byte
@@ -246,7 +263,8 @@ func WatchLinks() (*LinkWatch, error) {
 // FD is the descriptor that becomes readable when Read has something to say, for engine.Reactor.
 func (w *LinkWatch) FD() int { return w.fd }
 
-// Read calls each for every change that is there. It does not wait. With lost the kernel has dropped some changes: ask a Kernel.
+// Read calls each for every change that is there. It does not wait. With lost the kernel has
+// dropped some changes: ask a Kernel.
 func (w *LinkWatch) Read(each func(Link)) (lost bool) {
 	for {
 		n, e := sys.NetlinkRecv(w.fd, w.buf)

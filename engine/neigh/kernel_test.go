@@ -23,7 +23,8 @@ func openKernel(t *testing.T, h *netns.Host) *Kernel {
 	return k
 }
 
-// Links, addresses, routes and neighbours of two hosts as the kernel says them, beside what is known of them.
+// Links, addresses, routes and neighbours of two hosts as the kernel says them, beside what is
+// known of them.
 func TestKernel(t *testing.T) {
 	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{MTU: 1700}})
 	a, b := n.Hosts[0].Link(), n.Hosts[1].Link()
@@ -48,7 +49,8 @@ func TestKernel(t *testing.T) {
 	if err != nil || found != 2 {
 		t.Errorf("addresses %v, %v", addrs, err)
 	}
-	if _, err := n.Hosts[0].Output(t.Context(), "ip", "route", "add", "198.51.100.0/24", "via", b.IPv4.String()); err != nil {
+	if _, err := n.Hosts[0].Output(t.Context(), "ip", "route", "add", "198.51.100.0/24", "via",
+		b.IPv4.String()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Hosts[0].Output(t.Context(), "ip", "route", "add", "unreachable", "203.0.113.0/24"); err != nil {
@@ -73,7 +75,8 @@ func TestKernel(t *testing.T) {
 		t.Error(err)
 	}
 
-	// The kernel is made to ask. For IPv6 it does that from a link-local address, which these hosts do not have.
+	// The kernel is made to ask. For IPv6 it does that from a link-local address, which these hosts
+	// do not have.
 	if _, err := n.Hosts[0].Output(t.Context(), "ip", "addr", "add", "fe80::a/64", "dev", a.Name, "nodad"); err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +152,8 @@ func TestLinkWatch(t *testing.T) {
 
 // Whatever a netlink message is, reading it ends.
 func FuzzNetlink(f *testing.F) {
-	for _, b := range [][]byte{linkRequest(1, "eth0"), addrRequest(2), routeRequest(3, a4, 1), routeRequest(3, a6, 1), neighborRequest(4, 1, a4, false)} {
+	for _, b := range [][]byte{linkRequest(1, "eth0"), addrRequest(2), routeRequest(3, a4, 1), routeRequest(3, a6, 1),
+		neighborRequest(4, 1, a4, false)} {
 		b[4] &^= 2 // the answer's type
 		f.Add(b)
 	}

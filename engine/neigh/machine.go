@@ -15,10 +15,12 @@ type MachineOptions struct {
 	Addrs []netip.Addr // that the port owns, IPv4 and IPv6; it asks from the first one of a family
 	// Answer answers hosts that ask for Addrs. Without it, the Machine only asks its own questions.
 	Answer bool
-	// Tries is how often to ask, and Retry how long to wait for an answer each time; 0 is 3 and 1 s (RFC 4861 section 10).
+	// Tries is how often to ask, and Retry how long to wait for an answer each time; 0 is 3 and 1 s
+	// (RFC 4861 section 10).
 	Tries int
 	Retry time.Duration
-	// Fresh is how long an answer is used; after that it is used for as long again while the neighbour is asked anew. 0 is 30 s.
+	// Fresh is how long an answer is used; after that it is used for as long again while the
+	// neighbour is asked anew. 0 is 30 s.
 	Fresh time.Duration
 	// Failed is how long the Machine waits before it asks a silent neighbour again; 0 is 3 s.
 	Failed time.Duration
@@ -46,9 +48,10 @@ type entry struct {
 	asking bool
 }
 
-// Machine resolves addresses of IPv4 (ARP, RFC 826) and IPv6 (neighbour discovery, RFC 4861 section 7) on one link. It is pure:
-// frames and times go in, frames and deadlines come out. One goroutine at a time uses it. What others send changes only neighbours
-// that Lookup asked for, and its memory is bounded.
+// Machine resolves addresses of IPv4 (ARP, RFC 826) and IPv6 (neighbour discovery, RFC 4861 section
+// 7) on one link. It is pure: frames and times go in, frames and deadlines come out. One goroutine
+// at a time uses it. What others send changes only neighbours that Lookup asked for, and its memory
+// is bounded.
 type Machine struct {
 	o       MachineOptions
 	entries map[netip.Addr]*entry
@@ -59,13 +62,15 @@ type Machine struct {
 // frameRoom is room for every frame that a Machine makes.
 const frameRoom = packet.EthernetLen + packet.IPv6Len + packet.NeighborLen
 
-// maxOut is the most frames that wait to be sent; what comes on top is asked again later, or not answered.
+// maxOut is the most frames that wait to be sent; what comes on top is asked again later, or not
+// answered.
 const maxOut = 64
 
 // NewMachine makes a Machine.
 func NewMachine(o MachineOptions) (*Machine, error) {
 	if o.MAC.IsZero() || o.MAC.IsMulticast() {
-		return nil, fmt.Errorf("neigh: the port's address %v: expected that of one station: %w", o.MAC, engine.ErrInvalid)
+		return nil, fmt.Errorf("neigh: the port's address %v: expected that of one station: %w", o.MAC,
+			engine.ErrInvalid)
 	}
 	for _, a := range o.Addrs {
 		if !a.IsValid() || a.Is4In6() || a.IsMulticast() || a.IsUnspecified() {
@@ -92,8 +97,9 @@ func NewMachine(o MachineOptions) (*Machine, error) {
 	return &Machine{o: o, entries: map[netip.Addr]*entry{}}, nil
 }
 
-// Lookup says what is known of a neighbour on the link, and asks for it where that is needed: see Output. The error wraps
-// ErrNoRoute where the port owns no address of its family, and engine.ErrInvalid where a is not the address of one station.
+// Lookup says what is known of a neighbour on the link, and asks for it where that is needed: see
+// Output. The error wraps ErrNoRoute where the port owns no address of its family, and
+// engine.ErrInvalid where a is not the address of one station.
 func (m *Machine) Lookup(now time.Time, a netip.Addr) (packet.MAC, State, error) {
 	a = a.Unmap().WithZone("")
 	if !a.IsValid() || a.IsMulticast() || a.IsUnspecified() {
@@ -102,7 +108,8 @@ func (m *Machine) Lookup(now time.Time, a netip.Addr) (packet.MAC, State, error)
 	e := m.entries[a]
 	if e == nil {
 		if !m.source(a).IsValid() {
-			return packet.MAC{}, Silent, fmt.Errorf("neigh: the port owns no address to ask for %v from: %w", a, ErrNoRoute)
+			return packet.MAC{}, Silent, fmt.Errorf("neigh: the port owns no address to ask for %v from: %w", a,
+				ErrNoRoute)
 		}
 		m.makeRoom()
 		e = &entry{}
@@ -124,7 +131,8 @@ func (m *Machine) source(a netip.Addr) netip.Addr {
 		if own.Is4() != a.Is4() {
 			continue
 		}
-		if !found.IsValid() || own.IsLinkLocalUnicast() == a.IsLinkLocalUnicast() && found.IsLinkLocalUnicast() != a.IsLinkLocalUnicast() {
+		if !found.IsValid() || own.IsLinkLocalUnicast() == a.IsLinkLocalUnicast() &&
+			found.IsLinkLocalUnicast() != a.IsLinkLocalUnicast() {
 			found = own
 		}
 	}
@@ -154,7 +162,8 @@ func (m *Machine) ask(now time.Time, a netip.Addr, e *entry) {
 	switch {
 	case !own.IsValid():
 	case a.Is4():
-		m.sendARP(packet.BroadcastMAC, packet.ARPHeader{Op: packet.ARPRequest, SenderMAC: m.o.MAC, SenderIP: own, TargetIP: a})
+		m.sendARP(packet.BroadcastMAC, packet.ARPHeader{Op: packet.ARPRequest, SenderMAC: m.o.MAC, SenderIP: own,
+			TargetIP: a})
 	case e.state == Known: // is it still there?
 		m.sendNeighbor(e.mac, a, packet.NeighborHeader{Src: own, Target: a, LinkAddr: m.o.MAC})
 	default:
@@ -208,7 +217,8 @@ func (m *Machine) sendNeighbor(to packet.MAC, dst netip.Addr, h packet.NeighborH
 	}
 }
 
-// Output copies the next frame to be sent to b and returns its length, 0 when there is none. b has 86 bytes at least.
+// Output copies the next frame to be sent to b and returns its length, 0 when there is none. b has
+// 86 bytes at least.
 func (m *Machine) Output(b []byte) int {
 	if len(m.out) == 0 || len(b) < frameRoom {
 		return 0
@@ -219,8 +229,8 @@ func (m *Machine) Output(b []byte) int {
 	return n
 }
 
-// Handle takes a frame that came in. changed says that more is known of some neighbour now. Frames that are none of its business, and
-// those that are malformed, do nothing.
+// Handle takes a frame that came in. changed says that more is known of some neighbour now. Frames
+// that are none of its business, and those that are malformed, do nothing.
 func (m *Machine) Handle(now time.Time, frame []byte) (changed bool) {
 	var l packet.Layers
 	if packet.Parse(frame, &l) != packet.OK || l.NumTags > 0 {
@@ -231,8 +241,10 @@ func (m *Machine) Handle(now time.Time, frame []byte) (changed bool) {
 		return m.arp(now, frame, packet.ARP(frame[l.L3:]))
 	case l.IPVersion == 6 && l.Proto == packet.ProtoICMPv6 && !l.IsFragment():
 		ip := packet.IPv6(frame[l.L3:])
-		// From the link itself, not from beyond a router (RFC 4861 section 7.1), and without extension headers.
-		if msg := packet.ICMPv6(frame[l.L4:l.End]); ip.HopLimit() == 255 && ip.NextHeader() == packet.ProtoICMPv6 && msg.Valid() && msg.Code() == 0 && msg.ChecksumOK(ip.Src(), ip.Dst()) {
+		// From the link itself, not from beyond a router (RFC 4861 section 7.1), and without
+		// extension headers.
+		if msg := packet.ICMPv6(frame[l.L4:l.End]); ip.HopLimit() == 255 && ip.NextHeader() == packet.ProtoICMPv6 &&
+			msg.Valid() && msg.Code() == 0 && msg.ChecksumOK(ip.Src(), ip.Dst()) {
 			return m.neighbor(now, packet.Ethernet(frame).Src(), ip, packet.Neighbor(msg))
 		}
 	}
@@ -240,12 +252,14 @@ func (m *Machine) Handle(now time.Time, frame []byte) (changed bool) {
 }
 
 func (m *Machine) arp(now time.Time, frame []byte, a packet.ARP) bool {
-	if !a.Valid() || a.SenderMAC().IsMulticast() || a.SenderMAC().IsZero() || a.Op() != packet.ARPRequest && a.Op() != packet.ARPReply {
+	if !a.Valid() || a.SenderMAC().IsMulticast() || a.SenderMAC().IsZero() || a.Op() != packet.ARPRequest &&
+		a.Op() != packet.ARPReply {
 		return false
 	}
 	changed := m.learn(now, a.SenderIP(), a.SenderMAC())
 	if m.o.Answer && a.Op() == packet.ARPRequest && m.owns(a.TargetIP()) && !m.owns(a.SenderIP()) {
-		m.sendARP(packet.Ethernet(frame).Src(), packet.ARPHeader{Op: packet.ARPReply, SenderMAC: m.o.MAC, SenderIP: a.TargetIP(),
+		m.sendARP(packet.Ethernet(frame).Src(), packet.ARPHeader{Op: packet.ARPReply, SenderMAC: m.o.MAC,
+			SenderIP:  a.TargetIP(),
 			TargetMAC: a.SenderMAC(), TargetIP: a.SenderIP()})
 	}
 	return changed
@@ -323,7 +337,8 @@ func (m *Machine) learn(now time.Time, a netip.Addr, mac packet.MAC) bool {
 	return changed
 }
 
-// Poll does what is due: it asks again, gives up, forgets. changed says that some neighbour's state is another one.
+// Poll does what is due: it asks again, gives up, forgets. changed says that some neighbour's state
+// is another one.
 func (m *Machine) Poll(now time.Time) (changed bool) {
 	for a, e := range m.entries {
 		if now.Before(e.next) {

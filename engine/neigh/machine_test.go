@@ -132,7 +132,8 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// A Machine notices a neighbour that has gone silent, and its table is bounded, whatever addresses it looks up.
+// A Machine notices a neighbour that has gone silent, and its table is bounded, whatever addresses
+// it looks up.
 func TestGoneAndBounded(t *testing.T) {
 	a := machine(t, MachineOptions{MAC: macA, Addrs: []netip.Addr{a6}, Entries: 8})
 	b := machine(t, MachineOptions{MAC: macB, Addrs: []netip.Addr{b6}, Answer: true})
@@ -223,7 +224,8 @@ func TestDuplicateAddress(t *testing.T) {
 	group := packet.SolicitedNode(b6)
 	to, _ := packet.MulticastMAC(group)
 	(&packet.EthernetHeader{Dst: to, Src: macA, Type: packet.EtherTypeIPv6}).Fill(f)
-	(&packet.IPv6Header{Src: netip.IPv6Unspecified(), Dst: group, NextHeader: packet.ProtoICMPv6, HopLimit: 255}).Fill(f[14:], 24)
+	(&packet.IPv6Header{Src: netip.IPv6Unspecified(), Dst: group, NextHeader: packet.ProtoICMPv6,
+		HopLimit: 255}).Fill(f[14:], 24)
 	msg := packet.ICMPv6(f[54:])
 	msg.SetType(packet.ICMPv6NeighborSolicitation)
 	packet.Neighbor(msg).SetTarget(b6)
@@ -265,7 +267,8 @@ func FuzzMachine(f *testing.F) {
 }
 
 func TestMachineOptions(t *testing.T) {
-	for _, o := range []MachineOptions{{}, {MAC: packet.BroadcastMAC}, {MAC: macA, Addrs: []netip.Addr{{}}}, {MAC: macA, Tries: -1}} {
+	for _, o := range []MachineOptions{{}, {MAC: packet.BroadcastMAC}, {MAC: macA, Addrs: []netip.Addr{{}}},
+		{MAC: macA, Tries: -1}} {
 		if _, err := NewMachine(o); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}

@@ -26,8 +26,9 @@ const (
 
 	stateReachable, stateStale, stateDelay, stateProbe = 0x02, 0x04, 0x08, 0x10
 	stateFailed, stateNoARP, statePermanent            = 0x20, 0x40, 0x80
-	stateValid                                         = stateReachable | stateStale | stateDelay | stateProbe | stateNoARP | statePermanent
-	neighborUse                                        = 1 // NTF_USE: resolve it now
+	stateValid                                         = stateReachable | stateStale | stateDelay | stateProbe |
+		stateNoARP | statePermanent
+	neighborUse = 1 // NTF_USE: resolve it now
 
 	typeUnicast, typeLocal, typeBroadcast, typeAnycast, typeMulticast = 1, 2, 3, 4, 5
 )

@@ -12,8 +12,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Resolver resolves addresses by sending frames through a port, in place of the kernel. Its receive queue needs ARP and neighbour
-// discovery only: a steering rule, or a port of its own, keeps other packets away.
+// Resolver resolves addresses by sending frames through a port, in place of the kernel. Its receive
+// queue needs ARP and neighbour discovery only: a steering rule, or a port of its own, keeps other
+// packets away.
 type Resolver struct {
 	rx engine.Receiver
 	tx engine.TxQueue
@@ -27,7 +28,8 @@ type Resolver struct {
 	news chan struct{} // closed when something has changed
 }
 
-// NewResolver makes a Resolver. The queues stay the caller's, and the receive queue belongs to Run while that runs.
+// NewResolver makes a Resolver. The queues stay the caller's, and the receive queue belongs to Run
+// while that runs.
 func NewResolver(o MachineOptions, rx engine.Receiver, tx engine.TxQueue) (*Resolver, error) {
 	if rx == nil || tx == nil {
 		return nil, fmt.Errorf("neigh: a resolver needs a receive and a transmit queue: %w", engine.ErrNil)
@@ -36,10 +38,12 @@ func NewResolver(o MachineOptions, rx engine.Receiver, tx engine.TxQueue) (*Reso
 	if err != nil {
 		return nil, err
 	}
-	return &Resolver{rx: rx, tx: tx, m: m, kick: engine.NewWaker(), waker: engine.NewWaker(), b: burst.NewSegmented(64, 128), s: burst.NewSegmented(1, 2), news: make(chan struct{})}, nil
+	return &Resolver{rx: rx, tx: tx, m: m, kick: engine.NewWaker(), waker: engine.NewWaker(),
+		b: burst.NewSegmented(64, 128), s: burst.NewSegmented(1, 2), news: make(chan struct{})}, nil
 }
 
-// Run receives, answers and asks, until the context ends or a queue fails. Call it in a goroutine of its own.
+// Run receives, answers and asks, until the context ends or a queue fails. Call it in a goroutine
+// of its own.
 func (r *Resolver) Run(ctx context.Context) error {
 	var timer *time.Timer
 	frame := make([]byte, 2048)
@@ -125,8 +129,9 @@ func (r *Resolver) flush(frame []byte) error {
 	}
 }
 
-// Resolve finds the Ethernet address of a neighbour on the link. It waits until that answers, ErrNoAnswer says that it does not, or
-// the context ends (ErrNoAnswer and the context's error). Any goroutine may call it while Run runs. Groups need no answer.
+// Resolve finds the Ethernet address of a neighbour on the link. It waits until that answers,
+// ErrNoAnswer says that it does not, or the context ends (ErrNoAnswer and the context's error). Any
+// goroutine may call it while Run runs. Groups need no answer.
 func (r *Resolver) Resolve(ctx context.Context, a netip.Addr) (packet.MAC, error) {
 	if m, ok := packet.MulticastMAC(a.Unmap()); ok {
 		return m, nil

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Two resolvers on a bad link in virtual time: they find each other as long as one question in three gets through, and give up on
-// time where no host has the address.
+// Two resolvers on a bad link in virtual time: they find each other as long as one question in
+// three gets through, and give up on time where no host has the address.
 func TestResolversOnBadLink(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) { badLink(t, seed) })
@@ -42,7 +42,8 @@ func badLink(t *testing.T, seed uint64) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
-	addrs := [2][]netip.Addr{{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, {netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}}
+	addrs := [2][]netip.Addr{{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+		{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}}
 	macs := [2]packet.MAC{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
 	var rs [2]*neigh.Resolver
 	for i, name := range []string{"a", "b"} {
@@ -67,14 +68,16 @@ func badLink(t *testing.T, seed uint64) {
 				t.Error(err)
 			}
 		}()
-		if rs[i], err = neigh.NewResolver(neigh.MachineOptions{MAC: macs[i], Addrs: addrs[i], Answer: true}, q, tx); err != nil {
+		if rs[i], err = neigh.NewResolver(neigh.MachineOptions{MAC: macs[i], Addrs: addrs[i], Answer: true}, q,
+			tx); err != nil {
 			t.Fatal(err)
 		}
 		go func() { done <- rs[i].Run(ctx) }()
 	}
 	for i, r := range rs {
 		for _, a := range addrs[1-i] {
-			for tries := 0; ; tries++ { // with all three questions lost it says so, and asks again when the failure is old
+			for tries := 0; ; tries++ {
+				// with all three questions lost it says so, and asks again when the failure is old
 				mac, err := r.Resolve(ctx, a)
 				if err == nil && mac == macs[1-i] {
 					break
@@ -87,7 +90,8 @@ func badLink(t *testing.T, seed uint64) {
 		}
 	}
 	start := time.Now()
-	if _, err := rs[0].Resolve(ctx, netip.MustParseAddr("192.0.2.99")); !errors.Is(err, neigh.ErrNoAnswer) || time.Since(start) != 3*time.Second {
+	if _, err := rs[0].Resolve(ctx, netip.MustParseAddr("192.0.2.99")); !errors.Is(err, neigh.ErrNoAnswer) ||
+		time.Since(start) != 3*time.Second {
 		t.Errorf("nobody: %v after %v", err, time.Since(start))
 	}
 	short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
@@ -95,7 +99,8 @@ func badLink(t *testing.T, seed uint64) {
 	if _, err := rs[0].Resolve(short, netip.MustParseAddr("2001:db8::99")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("with a deadline: %v", err)
 	}
-	if mac, err := rs[0].Resolve(ctx, netip.MustParseAddr("239.1.2.3")); err != nil || mac != (packet.MAC{1, 0, 0x5e, 1, 2, 3}) {
+	if mac, err := rs[0].Resolve(ctx, netip.MustParseAddr("239.1.2.3")); err != nil ||
+		mac != (packet.MAC{1, 0, 0x5e, 1, 2, 3}) {
 		t.Errorf("a group is at %v, %v", mac, err)
 	}
 	cancel()

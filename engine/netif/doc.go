@@ -1,5 +1,5 @@
-// Package netif is what a port of an engine knows of its network interface: number and name, MTU, address, speed, NUMA node, queues, and
-// whether it is up, or gone. It follows what changes.
+// Package netif is what a port of an engine knows of its network interface: number and name, MTU,
+// address, speed, NUMA node, queues, and whether it is up, or gone. It follows what changes.
 //
 //	i, err := netif.Open("eth0", 0)      // in the calling thread's network namespace
 //	defer i.Close()
@@ -8,10 +8,11 @@
 //
 // # What an interface is
 //
-// An Interface is the one device that had the name when it was opened, and no other one. When the device is renamed, Name follows. When it is
-// deleted, or moved to another network namespace, it is Gone for good: one that is made under the same name afterwards, or one that
-// comes back, is another one, and a caller that wants it opens it.
+// An Interface is the one device that had the name when it was opened, and no other one. When the
+// device is renamed, Name follows. When it is deleted, or moved to another network namespace, it is
+// Gone for good: one that is made under the same name afterwards, or one that comes back, is
+// another one, and a caller that wants it opens it.
 //
-// The kernel reports changes (man 7 rtnetlink). It may lose some when there are very many: then the Interface asks for its state,
-// so that what it knows in the end is right.
+// The kernel reports changes (man 7 rtnetlink). It may lose some when there are very many: then the
+// Interface asks for its state, so that what it knows in the end is right.
 package netif

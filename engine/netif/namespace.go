@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Namespace is the network namespace in which a port was opened: sockets that are made later must be in it as well.
+// Namespace is the network namespace in which a port was opened: sockets that are made later must
+// be in it as well.
 type Namespace struct {
 	file *os.File
 	name string // as the kernel writes it, such as net:[4026531840]
@@ -45,7 +46,8 @@ func (n *Namespace) Do(f func() error) error {
 	return <-done
 }
 
-// elsewhere runs f on a thread that goes to the namespace for it and comes back. The goroutine ends with it.
+// elsewhere runs f on a thread that goes to the namespace for it and comes back. The goroutine ends
+// with it.
 func (n *Namespace) elsewhere(f func() error) error {
 	runtime.LockOSThread()
 	home, err := os.Open(ownNetwork)
@@ -55,7 +57,8 @@ func (n *Namespace) elsewhere(f func() error) error {
 	}
 	if err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("the port was opened in another network namespace, and going back there needs CAP_SYS_ADMIN: %w", err)
+		return fmt.Errorf("the port was opened in another network namespace, and going back there needs "+
+			"CAP_SYS_ADMIN: %w", err)
 	}
 	err = f()
 	if sys.JoinNetwork(home) == nil { // otherwise the thread ends with the goroutine

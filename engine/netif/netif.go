@@ -19,7 +19,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Interface is a network interface. Its methods may be called from any goroutine; all but Watch and Close only read memory.
+// Interface is a network interface. Its methods may be called from any goroutine; all but Watch and
+// Close only read memory.
 type Interface struct {
 	index     int
 	speed     uint64
@@ -45,8 +46,9 @@ type Interface struct {
 	closed   bool
 }
 
-// Open looks at an interface of the calling thread's network namespace. mtu is what it must have at least, in bytes; 0 for any. The error
-// wraps engine.ErrNotFound where there is no such interface, engine.ErrInvalid where the name or the MTU cannot be. Close it.
+// Open looks at an interface of the calling thread's network namespace. mtu is what it must have at
+// least, in bytes; 0 for any. The error wraps engine.ErrNotFound where there is no such interface,
+// engine.ErrInvalid where the name or the MTU cannot be. Close it.
 func Open(name string, mtu int) (*Interface, error) {
 	i := &Interface{numa: -1, waker: engine.NewWaker(), stop: make(chan struct{})}
 	if err := i.open(name, mtu); err != nil {
@@ -70,7 +72,8 @@ func (i *Interface) open(name string, mtu int) (err error) {
 		return err
 	}
 	if mtu > l.MTU {
-		return fmt.Errorf("interface %s has an MTU of %d, the port asks for %d: \"ip link set %s mtu %d\": %w", l.Name, l.MTU, mtu, l.Name, mtu, engine.ErrInvalid)
+		return fmt.Errorf("interface %s has an MTU of %d, the port asks for %d: \"ip link set %s mtu %d\": %w", l.Name,
+			l.MTU, mtu, l.Name, mtu, engine.ErrInvalid)
 	}
 	i.index = l.Index
 	i.link.Begin(l.Up)
@@ -125,8 +128,9 @@ func sysfs(device, file string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Watch follows changes until Close, in a goroutine of its own, which calls changed after each time that the kernel has reported some, and
-// once at the beginning. changed must not call Close. Watch is called once at most.
+// Watch follows changes until Close, in a goroutine of its own, which calls changed after each time
+// that the kernel has reported some, and once at the beginning. changed must not call Close. Watch
+// is called once at most.
 func (i *Interface) Watch(changed func()) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -226,10 +230,12 @@ func (i *Interface) State() engine.LinkState {
 
 // Info is what Info of an engine.Port on the interface returns, but for its engine and address.
 func (i *Interface) Info() engine.PortInfo {
-	return engine.PortInfo{Device: i.Name(), MAC: i.MAC(), IPs: slices.Clone(i.addresses), MTU: i.MTU(), Up: i.Up(), Speed: i.speed, NUMA: i.numa}
+	return engine.PortInfo{Device: i.Name(), MAC: i.MAC(), IPs: slices.Clone(i.addresses), MTU: i.MTU(), Up: i.Up(),
+		Speed: i.speed, NUMA: i.numa}
 }
 
-// Close ends the watch, and waits for changed to return. What was known stays. Closing again does nothing.
+// Close ends the watch, and waits for changed to return. What was known stays. Closing again does
+// nothing.
 func (i *Interface) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

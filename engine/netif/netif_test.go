@@ -75,8 +75,10 @@ func TestWhatIsThere(t *testing.T) {
 	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{MTU: 1700, Queues: 3}})
 	l := n.Hosts[0].Link()
 	i := watch(t, n.Hosts[0], "eth0")
-	if i.Name() != "eth0" || i.MTU() != 1700 || i.MAC() != packet.MAC(l.MAC) || !i.Up() || i.Gone() || i.RxQueues() != 3 || i.Changes() != 0 || i.Index() < 1 {
-		t.Errorf("%s %d: MTU %d, %v, up %t, gone %t, %d queues, %d changes", i.Name(), i.Index(), i.MTU(), i.MAC(), i.Up(), i.Gone(), i.RxQueues(), i.Changes())
+	if i.Name() != "eth0" || i.MTU() != 1700 || i.MAC() != packet.MAC(l.MAC) || !i.Up() || i.Gone() ||
+		i.RxQueues() != 3 || i.Changes() != 0 || i.Index() < 1 {
+		t.Errorf("%s %d: MTU %d, %v, up %t, gone %t, %d queues, %d changes", i.Name(), i.Index(), i.MTU(), i.MAC(),
+			i.Up(), i.Gone(), i.RxQueues(), i.Changes())
 	}
 	info := i.Info()
 	has := func(a netip.Addr) (found bool) {
@@ -85,7 +87,9 @@ func TestWhatIsThere(t *testing.T) {
 		}
 		return found
 	}
-	if info.Device != "eth0" || info.MTU != 1700 || !info.Up || info.NUMA != -1 || info.Speed != 10e9 || !has(l.IPv4) || !has(l.IPv6) { // a veth says 10 Gb/s
+	if info.Device != "eth0" || info.MTU != 1700 || !info.Up || info.NUMA != -1 || info.Speed != 10e9 || !has(l.IPv4) ||
+		!has(l.IPv6) {
+		// a veth says 10 Gb/s
 		t.Errorf("%+v", info)
 	}
 	if err := i.Watch(func() {}); !errors.Is(err, engine.ErrExists) {
@@ -109,24 +113,30 @@ func TestWhatIsThere(t *testing.T) {
 	}
 }
 
-// In a namespace whose sysfs is not mounted, the files are those of another device of the name: they are not believed.
+// In a namespace whose sysfs is not mounted, the files are those of another device of the name:
+// they are not believed.
 func TestOtherSysfs(t *testing.T) {
 	n := netns.New(t, netns.Topology{Hosts: 2})
 	for k, queues := range []string{"2", "5"} {
-		if _, err := n.Hosts[k].Output(t.Context(), "ip", "link", "add", "dev", "same0", "numrxqueues", queues, "type", "veth", "peer", "name", "peer0"); err != nil {
+		if _, err := n.Hosts[k].Output(t.Context(), "ip", "link", "add", "dev", "same0", "numrxqueues", queues, "type",
+			"veth", "peer", "name", "peer0"); err != nil {
 			t.Fatal(err)
 		}
 		if k == 0 { // another number than in the other namespace
 			if _, err := n.Hosts[k].Output(t.Context(), "ip", "link", "del", "same0"); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := n.Hosts[k].Output(t.Context(), "ip", "link", "add", "dev", "same0", "index", "777", "numrxqueues", queues, "type", "veth", "peer", "name", "peer0"); err != nil {
+			if _, err := n.Hosts[k].Output(t.Context(), "ip", "link", "add", "dev", "same0", "index", "777",
+				"numrxqueues", queues, "type", "veth", "peer", "name", "peer0"); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	var there *os.File
-	if err := n.Hosts[1].Do(func() (err error) { there, err = os.Open("/proc/thread-self/ns/net"); return err }); err != nil {
+	if err := n.Hosts[1].Do(func() (err error) {
+		there, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	defer there.Close()
@@ -224,7 +234,8 @@ func TestGone(t *testing.T) {
 				switch {
 				case strings.HasPrefix(line, "netns add"):
 					// The name is taken there.
-					if _, err := n.Hosts[1].Output(t.Context(), "ip", "link", "set", "eth0", "name", "near0"); err != nil {
+					if _, err := n.Hosts[1].Output(t.Context(), "ip", "link", "set", "eth0", "name",
+						"near0"); err != nil {
 						// Names of devices that are up can be changed since Linux 6.3.
 						t.Fatal(err)
 					}
@@ -235,7 +246,8 @@ func TestGone(t *testing.T) {
 				if strings.Contains(line, "%d") {
 					line = fmt.Sprintf(line, i.Index())
 				}
-				line = strings.NewReplacer("netns NS", fmt.Sprint("netns ", other), "netns PID", fmt.Sprint("netns ", own)).Replace(line)
+				line = strings.NewReplacer("netns NS", fmt.Sprint("netns ", other), "netns PID",
+					fmt.Sprint("netns ", own)).Replace(line)
 				if _, err := h.Output(t.Context(), "ip", strings.Fields(line)...); err != nil {
 					t.Fatal(err)
 				}
@@ -276,7 +288,8 @@ func TestLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer i.Close()
-	for _, line := range []string{"link set eth0 mtu 1234", "link set eth0 name other0", "link del other0"} { // without Watch: nothing reads the kernel's events
+	for _, line := range []string{"link set eth0 mtu 1234", "link set eth0 name other0", "link del other0"} {
+		// without Watch: nothing reads the kernel's events
 		if _, err := n.Hosts[0].Output(t.Context(), "ip", strings.Fields(line)...); err != nil {
 			t.Fatal(err)
 		}
@@ -287,7 +300,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// A reader sees that the interface went down together with the count of it: who compares two states would take the count alone for another change.
+// A reader sees that the interface went down together with the count of it: who compares two states
+// would take the count alone for another change.
 func TestStateIsOne(t *testing.T) {
 	const changes = 20_000
 	i := &Interface{index: 1}

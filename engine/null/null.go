@@ -60,7 +60,8 @@ func (*Engine) CheckPort(_ context.Context, spec engine.PortSpec) (holds string,
 	return "", err
 }
 
-// OpenPort implements engine.Engine. spec.Address is null:// or null://?size=N, with the size of received packets in bytes.
+// OpenPort implements engine.Engine. spec.Address is null:// or null://?size=N, with the size of
+// received packets in bytes.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -94,7 +95,8 @@ func (p *Port) Name() string {
 
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
-	return engine.PortInfo{Engine: Name, Address: p.spec.Address, MAC: mac, MTU: maxSize - packet.EthernetLen, Up: true, NUMA: -1}
+	return engine.PortInfo{Engine: Name, Address: p.spec.Address, MAC: mac, MTU: maxSize - packet.EthernetLen, Up: true,
+		NUMA: -1}
 }
 
 // Capabilities implements engine.Port.

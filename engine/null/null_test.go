@@ -72,7 +72,8 @@ func TestPackets(t *testing.T) {
 		var l packet.Layers
 		f := b.Bytes(i, 0)
 		packet.Parse(f, &l)
-		if len(f) != 1500 || l.DstPort != 9 && !testenv.Invariants || b.SegmentCap(i, 0) != 2048 { // invariants: what is released is overwritten
+		if len(f) != 1500 || l.DstPort != 9 && !testenv.Invariants || b.SegmentCap(i, 0) != 2048 {
+			// invariants: what is released is overwritten
 			t.Fatalf("packet %d has %d bytes: % x", i, len(f), f[:min(64, len(f))])
 		}
 	}
@@ -88,13 +89,15 @@ func TestPackets(t *testing.T) {
 		t.Fatalf("%v; %d slots are out", err, pool.Stats().InUse)
 	}
 	var s engine.PortStats
-	if p.Stats(&s); s.Rx.Packets != 100 || s.Rx.Bytes != 150000 || s.Tx.Packets != 100 || s.Tx.Bytes != 150000 || s.Tx.Forwarded != 100 || s.Tx.Copied != 0 {
+	if p.Stats(&s); s.Rx.Packets != 100 || s.Rx.Bytes != 150000 || s.Tx.Packets != 100 || s.Tx.Bytes != 150000 ||
+		s.Tx.Forwarded != 100 || s.Tx.Copied != 0 {
 		t.Errorf("%+v", s)
 	}
 	p.Close()
 }
 
-// A queue whose pool is empty looks again by itself: there is no descriptor that could wake its owner.
+// A queue whose pool is empty looks again by itself: there is no descriptor that could wake its
+// owner.
 func TestEmptyPool(t *testing.T) {
 	pool := newPool(t, 64, 8)
 	_, q := receiver(t, "null://", pool)
@@ -122,18 +125,21 @@ func TestEmptyPool(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	for _, s := range []engine.PortSpec{{Address: "eth0"}, {Address: "null://host"}, {Address: "null://?size=41"}, {Address: "null://?size=x"}, {Address: "null://?sise=64"},
+	for _, s := range []engine.PortSpec{{Address: "eth0"}, {Address: "null://host"}, {Address: "null://?size=41"},
+		{Address: "null://?size=x"}, {Address: "null://?sise=64"},
 		{Address: "null://", Options: 7}} {
 		if _, err := New().OpenPort(t.Context(), s); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", s, err)
 		}
 	}
-	if _, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "null://", Isolated: true}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "null://", Isolated: true}); !errors.Is(err,
+		engine.ErrUnsupported) {
 		t.Error(err)
 	}
 	p := open(t, "null://?size=1000")
 	defer p.Close()
-	if _, err := p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{newPool(t, 999, 4)}}); !errors.Is(err, engine.ErrInvalid) {
+	if _, err := p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{newPool(t, 999, 4)}}); !errors.Is(err,
+		engine.ErrInvalid) {
 		t.Error(err)
 	}
 }

@@ -47,7 +47,8 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 func (q *rxQueue) Harvest(b *burst.Burst) error {
 	for want := b.Room(); want > 0; {
 		n := q.cache.GetBatch(q.slots[:min(want, batch)])
-		added := b.Builder().AddSlots(q.src, q.pool, q.slots[:n], nil, burst.Segment{Len: uint32(q.port.size), Cap: uint32(q.pool.SlotSize())})
+		added := b.Builder().AddSlots(q.src, q.pool, q.slots[:n], nil,
+			burst.Segment{Len: uint32(q.port.size), Cap: uint32(q.pool.SlotSize())})
 		if added < n { // packets of others in b lie in too many memories
 			q.pool.PutBatch(q.slots[added:n])
 		}
@@ -58,7 +59,8 @@ func (q *rxQueue) Harvest(b *burst.Burst) error {
 	return nil
 }
 
-// Watch implements engine.RxDevice. The front asks when Harvest has found no slot, and no descriptor says when there is one.
+// Watch implements engine.RxDevice. The front asks when Harvest has found no slot, and no
+// descriptor says when there is one.
 func (q *rxQueue) Watch(*engine.Waker) engine.Armed { return engine.ArmedPoll }
 
 // Stop implements engine.RxDevice. Nothing waits that could be dropped.
@@ -78,7 +80,8 @@ var mac = packet.MAC{2, 0, 0, 0, 0, 1}
 
 // write writes a UDP frame into the slots of the pool that are free.
 func write(pool *mem.Pool, size int) error {
-	f := packet.UDPFrame{SrcMAC: mac, DstMAC: mac, Src: netip.MustParseAddrPort("192.0.2.1:9"), Dst: netip.MustParseAddrPort("192.0.2.2:9")}
+	f := packet.UDPFrame{SrcMAC: mac, DstMAC: mac, Src: netip.MustParseAddrPort("192.0.2.1:9"),
+		Dst: netip.MustParseAddrPort("192.0.2.2:9")}
 	slots := make([]mem.Handle, pool.Slots())
 	slots = slots[:pool.GetBatch(slots)]
 	defer pool.PutBatch(slots)

@@ -36,9 +36,11 @@ func settle(spec engine.PortSpec) (Options, error) {
 	case err != nil:
 		return o, err
 	case a.Scheme == "" || a.Where != "":
-		return o, fmt.Errorf("null: address %q: expected null:// or null://?size=N: %w", spec.Address, engine.ErrInvalid)
+		return o, fmt.Errorf("null: address %q: expected null:// or null://?size=N: %w", spec.Address,
+			engine.ErrInvalid)
 	case o.Size < minSize || o.Size > maxSize:
-		return o, fmt.Errorf("null: Size is %d: expected %d to %d bytes: %w", o.Size, minSize, maxSize, engine.ErrInvalid)
+		return o, fmt.Errorf("null: Size is %d: expected %d to %d bytes: %w", o.Size, minSize, maxSize,
+			engine.ErrInvalid)
 	case spec.Isolated:
 		return o, engine.CannotIsolate(Name, &spec, "there is no kernel to leave packets to")
 	}

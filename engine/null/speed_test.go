@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// receive receives packets in bursts through the whole path, and returns the processor time of one in nanoseconds.
+// receive receives packets in bursts through the whole path, and returns the processor time of one
+// in nanoseconds.
 func receive(tb testing.TB, rx *engine.Rx, b *burst.Burst, packets int) float64 {
 	tb.Helper()
 	runtime.LockOSThread()
@@ -42,12 +43,14 @@ func receive(tb testing.TB, rx *engine.Rx, b *burst.Burst, packets int) float64 
 // loopC makes the same loop in C (testdata/loop.c).
 func loopC(tb testing.TB) (run func(packets, burst int) float64) {
 	tb.Helper()
-	program, err := testenv.Compile("null-loop", []string{"testdata/loop.c"}, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+	program, err := testenv.Compile("null-loop", []string{"testdata/loop.c"}, "-std=gnu11", "-O2", "-Wall", "-Wextra",
+		"-Werror")
 	if err != nil {
 		testenv.Missing(tb, "a C compiler", err)
 	}
 	return func(packets, burst int) float64 {
-		out, err := exec.Command(program, strconv.Itoa(packets), strconv.Itoa(burst), strconv.Itoa(defaultSize)).CombinedOutput()
+		out, err := exec.Command(program, strconv.Itoa(packets), strconv.Itoa(burst),
+			strconv.Itoa(defaultSize)).CombinedOutput()
 		if err != nil {
 			tb.Fatalf("%v\n%s", err, out)
 		}
@@ -70,8 +73,9 @@ func TestBesideC(t *testing.T) {
 	loopC(t)(1000, 64) // checks its own
 }
 
-// BenchmarkBesideC compares the processor time of a packet, from Harvest to Release, with that of the same loop in C, in interleaved pairs:
-// go test -run - -bench BesideC -benchtime 1x ./engine/null.
+// BenchmarkBesideC compares the processor time of a packet, from Harvest to Release, with that of
+// the same loop in C, in interleaved pairs: go test -run - -bench BesideC -benchtime 1x
+// ./engine/null.
 func BenchmarkBesideC(b *testing.B) {
 	inC := loopC(b)
 	_, q := receiver(b, "null://", newPool(b, defaultSize, 4096))
@@ -81,7 +85,8 @@ func BenchmarkBesideC(b *testing.B) {
 			x := burst.New(size)
 			const packets = 1 << 23
 			row, err := paired.Run(b.Context(), paired.Plan{
-				Name: fmt.Sprintf("receive and release, bursts of %d", size), Unit: paired.Nanoseconds, Pairs: 25, Target: 4,
+				Name: fmt.Sprintf("receive and release, bursts of %d", size), Unit: paired.Nanoseconds, Pairs: 25,
+				Target: 4,
 				Ours: paired.Contender{Name: "engine/null", Run: func(context.Context) (paired.Sample, error) {
 					return paired.Sample{Value: receive(b, rx, x, packets), Verified: packets * defaultSize}, nil
 				}},
@@ -94,7 +99,8 @@ func BenchmarkBesideC(b *testing.B) {
 			}
 			ours := row.Ours.Stats.Median
 			b.ReportMetric(1000/ours, "Mpps")
-			b.Logf("%s: ours %.2f ns a packet (%.0f M/s), C %.2f; %+v", row.Name, ours, 1000/ours, row.Theirs[0].Stats.Median, *row.Theirs[0].Ratio)
+			b.Logf("%s: ours %.2f ns a packet (%.0f M/s), C %.2f; %+v", row.Name, ours, 1000/ours,
+				row.Theirs[0].Stats.Median, *row.Theirs[0].Ratio)
 		})
 	}
 }

@@ -14,11 +14,12 @@ const (
 	forever = 1 << 61
 )
 
-// Bucket is a token bucket: tokens are bits, they come at a rate, and at most the burst of them are kept. Times are int64
-// nanoseconds by any clock that does not go back. It is a plain value: a copy is an independent bucket in the same state.
+// Bucket is a token bucket: tokens are bits, they come at a rate, and at most the burst of them are
+// kept. Times are int64 nanoseconds by any clock that does not go back. It is a plain value: a copy
+// is an independent bucket in the same state.
 //
-// Instead of tokens it keeps the time at which the bucket is full again, as nanoseconds and a fraction of 1/rate of them, which
-// makes everything exact.
+// Instead of tokens it keeps the time at which the bucket is full again, as nanoseconds and a
+// fraction of 1/rate of them, which makes everything exact.
 type Bucket struct {
 	rate  uint64 // bits per second
 	burst uint64 // bits
@@ -26,17 +27,20 @@ type Bucket struct {
 	frac  uint64 // in 1/rate nanoseconds, below rate
 }
 
-// NewBucket makes a bucket that is full at time now. The rate is in bits per second, the burst in bytes; both must be positive, at
-// most 2^60 bits per second and 2^40 bytes, or the error wraps engine.ErrInvalid.
+// NewBucket makes a bucket that is full at time now. The rate is in bits per second, the burst in
+// bytes; both must be positive, at most 2^60 bits per second and 2^40 bytes, or the error wraps
+// engine.ErrInvalid.
 func NewBucket(rate uint64, burst int, now int64) (Bucket, error) {
 	if rate == 0 || rate > maxRate || burst <= 0 || burst > maxBurst {
-		return Bucket{}, fmt.Errorf("pace: a bucket of %d bit/s with a burst of %d bytes: expected 1 to 2^60 bit/s and 1 to 2^40 bytes: %w", rate, burst, engine.ErrInvalid)
+		return Bucket{}, fmt.Errorf("pace: a bucket of %d bit/s with a burst of %d bytes: expected 1 to 2^60 bit/s "+
+			"and 1 to 2^40 bytes: %w", rate, burst, engine.ErrInvalid)
 	}
 	return Bucket{rate: rate, burst: 8 * uint64(burst), full: now}, nil
 }
 
-// Earliest is the first nanosecond at which n bytes may leave. What is larger than the burst may leave when the bucket is full,
-// and leaves it in debt, so that in any window of d seconds at most rate*d + max(burst, largest packet) leave.
+// Earliest is the first nanosecond at which n bytes may leave. What is larger than the burst may
+// leave when the bucket is full, and leaves it in debt, so that in any window of d seconds at most
+// rate*d + max(burst, largest packet) leave.
 func (k *Bucket) Earliest(n int) int64 {
 	at, frac := k.span(k.burst - min(8*uint64(n), k.burst))
 	at = k.full - at
@@ -59,7 +63,8 @@ func (k *Bucket) Spend(now int64, n int) {
 	k.full = min(k.full+d, forever)
 }
 
-// span is how long the tokens for so many bits take to come: nanoseconds and a fraction in 1/rate of them.
+// span is how long the tokens for so many bits take to come: nanoseconds and a fraction in 1/rate
+// of them.
 func (k *Bucket) span(b uint64) (ns int64, frac uint64) {
 	hi, lo := bits.Mul64(b, 1e9)
 	if hi >= k.rate {

@@ -47,10 +47,12 @@ func (m *model) spend(now int64, n int) {
 	m.at = now
 }
 
-// Earliest is the first nanosecond at which the model allows a packet, and no window has more than rate*window + burst.
+// Earliest is the first nanosecond at which the model allows a packet, and no window has more than
+// rate*window + burst.
 func TestBucketModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		rate := rapid.OneOf(rapid.Uint64Range(1, 100), rapid.Uint64Range(1e3, 400e9), rapid.Just(uint64(maxRate))).Draw(t, "rate")
+		rate := rapid.OneOf(rapid.Uint64Range(1, 100), rapid.Uint64Range(1e3, 400e9),
+			rapid.Just(uint64(maxRate))).Draw(t, "rate")
 		burst := rapid.OneOf(rapid.IntRange(1, 3000), rapid.IntRange(1, 1<<24)).Draw(t, "burst")
 		start := rapid.Int64Range(0, 1<<50).Draw(t, "start")
 		k, err := NewBucket(rate, burst, start)

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Every engine that says it paces does: a rate or a time in a TxSpec is not only accepted. Only what cannot be by chance is asserted,
-// which is that nothing leaves too early.
+// Every engine that says it paces does: a rate or a time in a TxSpec is not only accepted. Only
+// what cannot be by chance is asserted, which is that nothing leaves too early.
 func TestEngines(t *testing.T) {
 	self := fmt.Sprintf("127.%d.%d.%d:5002", os.Getpid()>>16&127+1, os.Getpid()>>8&255, os.Getpid()&255)
 	for _, c := range []struct {
@@ -78,7 +78,8 @@ func paces(t *testing.T, p engine.Port) {
 		if _, err := tx.Alloc(b, n, bytes); err != nil {
 			t.Fatal(err)
 		}
-		head := packet.EthernetHeader{Src: p.Info().MAC, Dst: packet.MAC{2, 1}, Type: 0x88b5} // payload, where there are no frames
+		// payload, where there are no frames
+		head := packet.EthernetHeader{Src: p.Info().MAC, Dst: packet.MAC{2, 1}, Type: 0x88b5}
 		for i := range n {
 			if _, err := head.Fill(b.Bytes(i, 0)); err != nil {
 				t.Fatal(err)

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestGuestQdiscs sends at given times through real qdiscs, and looks at the kernel's receive times.
+// TestGuestQdiscs sends at given times through real qdiscs, and looks at the kernel's receive
+// times.
 func TestGuestQdiscs(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Net}) {
 		return
@@ -73,7 +74,8 @@ func TestGuestQdiscs(t *testing.T) {
 		if s := Probe("lo"); s.Qdisc != "" || s.In() != "software" {
 			t.Errorf("%+v", s)
 		}
-		// The control: without a qdisc that waits, times are taken and mean nothing, so the test above can fail.
+		// The control: without a qdisc that waits, times are taken and mean nothing, so the test
+		// above can fail.
 		s := Support{Device: "lo", Qdisc: "fq", clock: sys.ClockMonotonic}
 		early := 0
 		_, got := s.exchangeAt(t, 20, time.Second)
@@ -90,8 +92,10 @@ func TestGuestQdiscs(t *testing.T) {
 
 func qdisc(t *testing.T, args ...string) {
 	t.Helper()
-	exec.Command("tc", "qdisc", "del", "dev", "lo", "root").Run() // etf cannot be changed, only replaced; there is none at first
-	if out, err := exec.Command("tc", append([]string{"qdisc", "add", "dev", "lo", "root"}, args...)...).CombinedOutput(); err != nil {
+	// etf cannot be changed, only replaced; there is none at first
+	exec.Command("tc", "qdisc", "del", "dev", "lo", "root").Run()
+	if out, err := exec.Command("tc", append([]string{"qdisc", "add", "dev", "lo", "root"},
+		args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("tc qdisc %v: %v: %s", args, err, out)
 	}
 }
@@ -121,8 +125,9 @@ func (s *Support) exchange(t *testing.T, n int) (*TxTime, []arrival) {
 	return x, got
 }
 
-// exchangeAt sends n packets over lo, whose times are so far apart, and receives until all have arrived or are reported lost, or nothing happens any
-// more. Every fourth has the time of an earlier one, and one has none.
+// exchangeAt sends n packets over lo, whose times are so far apart, and receives until all have
+// arrived or are reported lost, or nothing happens any more. Every fourth has the time of an
+// earlier one, and one has none.
 func (s *Support) exchangeAt(t *testing.T, n int, apart time.Duration) (*TxTime, []arrival) {
 	t.Helper()
 	to, err := sys.SocketUDP(false)
@@ -172,7 +177,8 @@ func (s *Support) exchangeAt(t *testing.T, n int, apart time.Duration) (*TxTime,
 	untimed := 0
 	var b [8]byte
 	var oob [256]byte
-	// Nothing is asserted about how long it takes: the limit is against hanging, and its end shows as packets that are missing.
+	// Nothing is asserted about how long it takes: the limit is against hanging, and its end shows
+	// as packets that are missing.
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
 		x.ReadReports(from)
 		m, i := x.Reports()
@@ -192,7 +198,8 @@ func (s *Support) exchangeAt(t *testing.T, n int, apart time.Duration) (*TxTime,
 		}
 		received := sys.ParseReceived(oob[:cn]).Time
 		if received == 0 {
-			// The kernel begins to take times a moment after it was asked to. This one is no earlier than its own would be.
+			// The kernel begins to take times a moment after it was asked to. This one is no
+			// earlier than its own would be.
 			received = time.Now().UnixNano()
 			untimed++
 		}

@@ -12,12 +12,14 @@ import (
 )
 
 const (
-	// EthernetOverhead is what a frame takes on an Ethernet link beyond its bytes in memory: preamble and start delimiter (8),
-	// frame check sequence (4) and the gap between frames (12). See IEEE 802.3, clause 4.2.
+	// EthernetOverhead is what a frame takes on an Ethernet link beyond its bytes in memory:
+	// preamble and start delimiter (8), frame check sequence (4) and the gap between frames (12).
+	// See IEEE 802.3, clause 4.2.
 	EthernetOverhead = 24
 
-	// slack is the time that the default burst covers, and slackBytes what it holds on top: a sleeper wakes up too late, by
-	// a millisecond where Go's runtime waits in epoll, whose limits are in milliseconds, and by more on a busy machine.
+	// slack is the time that the default burst covers, and slackBytes what it holds on top: a
+	// sleeper wakes up too late, by a millisecond where Go's runtime waits in epoll, whose limits
+	// are in milliseconds, and by more on a busy machine.
 	slack      = 4 * time.Millisecond
 	slackBytes = 2048
 
@@ -25,7 +27,8 @@ const (
 	maxSleep = time.Second
 	// maxSpin bounds Options.Spin, because a Sink must not keep its caller for long.
 	maxSpin = 2 * time.Millisecond
-	// stillLooks is the number of looks at a clock after which it is taken to stand still, as a virtual one does.
+	// stillLooks is the number of looks at a clock after which it is taken to stand still, as a
+	// virtual one does.
 	stillLooks = 64
 	// hole is the cost of a packet that was taken out of the burst.
 	hole = -1
@@ -37,26 +40,31 @@ const (
 
 // Options say how packets leave.
 type Options struct {
-	// Rate is in bits per second of packets as they lie in memory, plus Overhead for each; 0 for no limit.
+	// Rate is in bits per second of packets as they lie in memory, plus Overhead for each; 0 for no
+	// limit.
 	Rate uint64
-	// Burst is the number of bytes that may leave at once after a rest. 0 is what leaves in 4 ms at Rate, and 2048 more: less makes the
-	// traffic smoother, and loses rate where the process wakes up later than that.
+	// Burst is the number of bytes that may leave at once after a rest. 0 is what leaves in 4 ms at
+	// Rate, and 2048 more: less makes the traffic smoother, and loses rate where the process wakes
+	// up later than that.
 	Burst int
 	// Overhead is added to each packet, in bytes: EthernetOverhead to limit the load of a link.
 	Overhead int
 
 	// SendAt says that packets with a time leave no earlier. Without it times are ignored.
 	SendAt bool
-	// DropLate drops packets whose time has passed by more than Late, as engine.DropLate, instead of sending them.
+	// DropLate drops packets whose time has passed by more than Late, as engine.DropLate, instead
+	// of sending them.
 	DropLate bool
 	Late     time.Duration
-	// Horizon refuses packets whose time is further ahead, as engine.DropRefused: they would keep all behind them. 0 is no limit.
+	// Horizon refuses packets whose time is further ahead, as engine.DropRefused: they would keep
+	// all behind them. 0 is no limit.
 	Horizon time.Duration
-	// Spin is how long before the time to leave the Outbox stops sleeping and looks at the clock instead, 0 to 2 ms. What is below
-	// 1.2 ms helps little, because a sleeper may be as late. A Send may take that long then.
+	// Spin is how long before the time to leave the Outbox stops sleeping and looks at the clock
+	// instead, 0 to 2 ms. What is below 1.2 ms helps little, because a sleeper may be as late. A
+	// Send may take that long then.
 	Spin time.Duration
-	// Kernel hands packets to the kernel with their times, Ahead of them (0 for 50 ms), and never later than half of the horizon of
-	// the qdisc. Without it this package waits.
+	// Kernel hands packets to the kernel with their times, Ahead of them (0 for 50 ms), and never
+	// later than half of the horizon of the qdisc. Without it this package waits.
 	Kernel *TxTime
 	// Device hands packets with a time to the inner sink Ahead of it: the device holds them.
 	Device bool
@@ -64,12 +72,14 @@ type Options struct {
 
 	// Clock is the clock of packet times, nil for time.Now.
 	Clock engine.Clock
-	// Complete is engine.Outbox.Complete where the inner sink is async; it is called for packets that are dropped here.
+	// Complete is engine.Outbox.Complete where the inner sink is async; it is called for packets
+	// that are dropped here.
 	Complete func(n int)
 }
 
-// Of takes the Options of a transmit queue, which are spec.Options or the zero value, with the queue's Rate and SendAt, and clears spec.Options.
-// paced says whether the queue needs a Pacer. Options of another type are engine.ErrInvalid.
+// Of takes the Options of a transmit queue, which are spec.Options or the zero value, with the
+// queue's Rate and SendAt, and clears spec.Options. paced says whether the queue needs a Pacer.
+// Options of another type are engine.ErrInvalid.
 func Of(spec *engine.TxSpec) (o Options, paced bool, err error) {
 	switch x := spec.Options.(type) {
 	case nil:
@@ -102,17 +112,21 @@ type Pacer struct {
 	histogram metrics.Histogram
 }
 
-// New makes a Pacer in front of a device. Options that make no sense are an error that wraps engine.ErrInvalid.
+// New makes a Pacer in front of a device. Options that make no sense are an error that wraps
+// engine.ErrInvalid.
 func New(inner engine.Sink, o Options) (*Pacer, error) {
 	switch {
 	case inner == nil:
 		return nil, fmt.Errorf("pace: no sink: expected the device to send with: %w", engine.ErrInvalid)
 	case o.Burst < 0 || o.Overhead < 0 || o.Overhead > 1<<16:
-		return nil, fmt.Errorf("pace: burst of %d bytes, overhead of %d: expected 0 or more, and at most 65536 of overhead: %w", o.Burst, o.Overhead, engine.ErrInvalid)
+		return nil, fmt.Errorf("pace: burst of %d bytes, overhead of %d: expected 0 or more, and at most 65536 of "+
+			"overhead: %w", o.Burst, o.Overhead, engine.ErrInvalid)
 	case o.Kernel != nil && o.Clock != nil:
-		return nil, fmt.Errorf("pace: a clock and a qdisc: expected no clock, since the kernel goes by the machine's: %w", engine.ErrInvalid)
+		return nil, fmt.Errorf("pace: a clock and a qdisc: expected no clock, since the kernel goes by the "+
+			"machine's: %w", engine.ErrInvalid)
 	case o.Late < 0 || o.Horizon < 0 || o.Ahead < 0 || o.Spin < 0 || o.Spin > maxSpin:
-		return nil, fmt.Errorf("pace: late %v, horizon %v, ahead %v, spin %v: expected 0 or more, and at most %v of spin: %w", o.Late, o.Horizon, o.Ahead, o.Spin, maxSpin, engine.ErrInvalid)
+		return nil, fmt.Errorf("pace: late %v, horizon %v, ahead %v, spin %v: expected 0 or more, and at most %v of "+
+			"spin: %w", o.Late, o.Horizon, o.Ahead, o.Spin, maxSpin, engine.ErrInvalid)
 	}
 	p := &Pacer{inner: inner, o: o}
 	p.start = p.now()
@@ -138,7 +152,8 @@ func New(inner engine.Sink, o Options) (*Pacer, error) {
 	return p, nil
 }
 
-// LeaveRate says whether the device keeps the rate from now on, so that the Pacer does not. Any goroutine may call it.
+// LeaveRate says whether the device keeps the rate from now on, so that the Pacer does not. Any
+// goroutine may call it.
 func (p *Pacer) LeaveRate(device bool) { p.rests.Store(device) }
 
 func (p *Pacer) now() time.Time {
@@ -186,8 +201,8 @@ func (p *Pacer) Transmit(b *burst.Burst, from, to int) (next int, again time.Tim
 	return to, time.Time{}
 }
 
-// admit spends the tokens of packets from on that may leave now, up to run of them. The one at which it ends must wait, or be
-// dropped for a reason other than NumDrops.
+// admit spends the tokens of packets from on that may leave now, up to run of them. The one at
+// which it ends must wait, or be dropped for a reason other than NumDrops.
 func (p *Pacer) admit(b *burst.Burst, from, to int, now time.Time) (end int, wait time.Duration, drop engine.Drop) {
 	real, mono := now.UnixNano(), int64(now.Sub(p.start))
 	to = min(to, from+run)
@@ -235,7 +250,8 @@ func (p *Pacer) last() int64 {
 	return p.o.Kernel.last
 }
 
-// takeBack brings tokens and times to where they are when only packets from to to-1 are taken, from how they were before.
+// takeBack brings tokens and times to where they are when only packets from to to-1 are taken, from
+// how they were before.
 func (p *Pacer) takeBack(b *burst.Burst, from, to int, now time.Time, last int64) {
 	mono := int64(now.Sub(p.start))
 	if p.o.Kernel != nil {
@@ -297,7 +313,8 @@ func (p *Pacer) again(now time.Time, wait time.Duration) time.Time {
 	return now.Add(min(wait, maxSleep))
 }
 
-// spin looks at the clock until the wait is over, and moves now on. It reports false where the clock stands still.
+// spin looks at the clock until the wait is over, and moves now on. It reports false where the
+// clock stands still.
 func (p *Pacer) spin(now *time.Time, wait time.Duration) bool {
 	until := now.Add(wait)
 	for still := 0; still < stillLooks; {
@@ -314,9 +331,9 @@ func (p *Pacer) spin(now *time.Time, wait time.Duration) bool {
 	return false
 }
 
-// AddStats adds to s what the Pacer knows: drops, timed packets and how late they left. Packets that the kernel reported as not
-// sent are drops, and no longer among s.Packets; the kernel does not report how late the packets that it holds leave. Any goroutine
-// may call it.
+// AddStats adds to s what the Pacer knows: drops, timed packets and how late they left. Packets
+// that the kernel reported as not sent are drops, and no longer among s.Packets; the kernel does
+// not report how late the packets that it holds leave. Any goroutine may call it.
 func (p *Pacer) AddStats(s *engine.TxStats) {
 	p.drops.AddTo(&s.Drops)
 	s.TimedPackets += p.timed.Load()
@@ -331,6 +348,6 @@ func (p *Pacer) AddStats(s *engine.TxStats) {
 	}
 }
 
-// Lateness copies the distribution of how much later than its time each timed packet left, in nanoseconds, as seen after the
-// device has taken it. Any goroutine may call it.
+// Lateness copies the distribution of how much later than its time each timed packet left, in
+// nanoseconds, as seen after the device has taken it. Any goroutine may call it.
 func (p *Pacer) Lateness(dst *metrics.HistogramSnapshot) { p.histogram.Snapshot(dst) }

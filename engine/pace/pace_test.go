@@ -191,7 +191,8 @@ func TestDefaultBurst(t *testing.T) {
 				n++
 			}
 		}
-		if last := r.dev.log[19].at.Sub(start); n != 12 || last != 3180800*time.Nanosecond { // (20000 - 12048) bytes at 2.5 bytes/us
+		if last := r.dev.log[19].at.Sub(start); n != 12 || last != 3180800*time.Nanosecond {
+			// (20000 - 12048) bytes at 2.5 bytes/us
 			t.Errorf("%d packets left at once, the last after %v", n, last)
 		}
 	})
@@ -216,11 +217,13 @@ func TestTimes(t *testing.T) {
 			want := []time.Duration{0, 5e6, 5e6, 5e6, 5000100, 5100000, 20e6, 20e6}
 			for i, s := range r.dev.log {
 				if s.n != uint64(i) || s.at.Sub(start) != want[i] {
-					t.Errorf("spin %v: packet %d left as number %d after %v, want %v", spin, s.n, i, s.at.Sub(start), want[i])
+					t.Errorf("spin %v: packet %d left as number %d after %v, want %v", spin, s.n, i, s.at.Sub(start),
+						want[i])
 				}
 			}
 			st := r.stats()
-			if len(r.dev.log) != len(want) || st.TimedPackets != 6 || st.TooEarly != 0 || st.LateMax != 7e6 || st.LateSum != 9e6 || st.Drops.Total() != 0 {
+			if len(r.dev.log) != len(want) || st.TimedPackets != 6 || st.TooEarly != 0 || st.LateMax != 7e6 ||
+				st.LateSum != 9e6 || st.Drops.Total() != 0 {
 				t.Errorf("%+v", st)
 			}
 		}
@@ -241,7 +244,8 @@ func TestTimesIgnored(t *testing.T) {
 	})
 }
 
-// Late packets are sent or dropped, those beyond the horizon refused; the descriptors come back in either case.
+// Late packets are sent or dropped, those beyond the horizon refused; the descriptors come back in
+// either case.
 func TestDrops(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -251,7 +255,8 @@ func TestDrops(t *testing.T) {
 			}
 			r := newRig(t, d, Options{SendAt: true, DropLate: true, Late: 2 * time.Millisecond, Horizon: time.Second})
 			start := time.Now()
-			for _, at := range []time.Duration{-2e6 - 1, -2e6, 5e6, 3e6, 2e6, time.Second, 2*time.Second + 1, 2 * time.Second, 6e6, 1 << 62, 5e6} {
+			for _, at := range []time.Duration{-2e6 - 1, -2e6, 5e6, 3e6, 2e6, time.Second, 2*time.Second + 1,
+				2 * time.Second, 6e6, 1 << 62, 5e6} {
 				r.add(100, start.Add(at))
 			}
 			r.send()
@@ -265,18 +270,20 @@ func TestDrops(t *testing.T) {
 			for _, s := range r.dev.log {
 				got = append(got, s.n)
 			}
-			// At 5 ms the third one leaves, the one for 3 ms just so, and the one for 2 ms no more. What is behind the one for two
-			// seconds is late when its turn comes.
+			// At 5 ms the third one leaves, the one for 3 ms just so, and the one for 2 ms no more.
+			// What is behind the one for two seconds is late when its turn comes.
 			want := []uint64{1, 2, 3, 5, 7}
 			st := r.stats()
-			if !slices.Equal(got, want) || st.Drops[engine.DropLate] != 4 || st.Drops[engine.DropRefused] != 2 || st.TimedPackets != 5 {
+			if !slices.Equal(got, want) || st.Drops[engine.DropLate] != 4 || st.Drops[engine.DropRefused] != 2 ||
+				st.TimedPackets != 5 {
 				t.Errorf("async %v: sent %v, %+v", async, got, st)
 			}
 		})
 	}
 }
 
-// The tokens of what a full device did not take are not lost, also where the device takes packets away.
+// The tokens of what a full device did not take are not lost, also where the device takes packets
+// away.
 func TestFullDevice(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -296,8 +303,8 @@ func TestFullDevice(t *testing.T) {
 				r.complete()
 			}
 			r.done()
-			// Five packets would have tokens at once, of which the device takes three. Half a millisecond later there are tokens for two
-			// and a half.
+			// Five packets would have tokens at once, of which the device takes three. Half a
+			// millisecond later there are tokens for two and a half.
 			want := []time.Duration{0, 0, 0, 5e5, 5e5, 1e6, 2e6}
 			for i, s := range d.log {
 				if got := s.at.Sub(start); got != want[i] {
@@ -311,7 +318,8 @@ func TestFullDevice(t *testing.T) {
 	}
 }
 
-// A packet that the caller took out of the burst costs nothing, delays no other, and does not count.
+// A packet that the caller took out of the burst costs nothing, delays no other, and does not
+// count.
 func TestHole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, &device{}, Options{SendAt: true, Rate: 8e6, Burst: 1000, Overhead: EthernetOverhead})
@@ -327,7 +335,8 @@ func TestHole(t *testing.T) {
 		other.Release()
 		r.done()
 		st := r.stats()
-		if len(r.dev.log) != 2 || r.dev.log[1].at.Sub(start) != time.Millisecond || st.TimedPackets != 2 || st.TooEarly != 0 {
+		if len(r.dev.log) != 2 || r.dev.log[1].at.Sub(start) != time.Millisecond || st.TimedPackets != 2 ||
+			st.TooEarly != 0 {
 			t.Errorf("%v, %+v", r.dev.log, st)
 		}
 	})
@@ -387,7 +396,8 @@ func drawProgram(t *rapid.T) program {
 	p.room, p.every = rapid.IntRange(0, 9).Draw(t, "room"), time.Duration(rapid.IntRange(1, 1e6).Draw(t, "every"))
 	for range rapid.IntRange(1, 5).Draw(t, "bursts") {
 		p.packets = append(p.packets, rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
-			return step{rapid.IntRange(8, slotSize).Draw(t, "bytes"), rapid.Bool().Draw(t, "timed"), time.Duration(rapid.IntRange(-5e6, 10e6).Draw(t, "time"))}
+			return step{rapid.IntRange(8, slotSize).Draw(t, "bytes"), rapid.Bool().Draw(t, "timed"),
+				time.Duration(rapid.IntRange(-5e6, 10e6).Draw(t, "time"))}
 		}), 0, 80).Draw(t, "packets"))
 		p.pause = append(p.pause, time.Duration(rapid.IntRange(0, 5e6).Draw(t, "pause")))
 	}
@@ -413,7 +423,8 @@ func (p *program) run(t *testing.T) string {
 	}
 	r.done()
 	st := r.stats()
-	if n := uint64(len(d.log)) + st.Drops.Total(); n != r.next || !p.o.DropLate && st.Drops.Total() > 0 || st.TooEarly > 0 {
+	if n := uint64(len(d.log)) + st.Drops.Total(); n != r.next || !p.o.DropLate && st.Drops.Total() > 0 ||
+		st.TooEarly > 0 {
 		return fmt.Sprintf("%d packets given, %d sent, %+v", r.next, len(d.log), st)
 	}
 	largest := p.o.Burst
@@ -431,7 +442,8 @@ func (p *program) run(t *testing.T) string {
 		for _, s := range d.log[i:] {
 			bits += 8 * (s.bytes + p.o.Overhead)
 			// Numbers of this size are exact in floats but for the last few digits.
-			if limit := float64(p.o.Rate)*s.at.Sub(d.log[i].at).Seconds() + float64(8*largest); p.o.Rate > 0 && float64(bits) > limit+1e-3 {
+			if limit := float64(p.o.Rate)*s.at.Sub(d.log[i].at).Seconds() + float64(8*largest); p.o.Rate > 0 &&
+				float64(bits) > limit+1e-3 {
 				return fmt.Sprintf("%d bits in %v, at most %v", bits, s.at.Sub(d.log[i].at), limit)
 			}
 		}
@@ -439,7 +451,8 @@ func (p *program) run(t *testing.T) string {
 	return ""
 }
 
-// Any program: packets leave in order, none early, none lost, and no window has more than the rate allows.
+// Any program: packets leave in order, none early, none lost, and no window has more than the rate
+// allows.
 func TestProgram(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		p := drawProgram(rt)
@@ -493,7 +506,8 @@ func TestCloseWhileWaiting(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{Burst: -1}, {Overhead: -1}, {Overhead: 1 << 20}, {Late: -1}, {Horizon: -1}, {Ahead: -1}, {Spin: -1}, {Spin: time.Second},
+	for _, o := range []Options{{Burst: -1}, {Overhead: -1}, {Overhead: 1 << 20}, {Late: -1}, {Horizon: -1},
+		{Ahead: -1}, {Spin: -1}, {Spin: time.Second},
 		{Rate: 1 << 63}, {Rate: 1, Burst: maxBurst + 1}, {Kernel: newTxTime(Support{}), Clock: &clock{}}} {
 		if _, err := New(&device{}, o); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)

@@ -15,8 +15,9 @@ type Support struct {
 	Device string
 	Qdisc  string // which does: "etf" or "fq", "" for none
 	Reason string // why none does, and how to get one
-	// Delta is the time before a packet's time at which etf gives it to the driver. The times that are given to the kernel are later
-	// by as much, so that nothing leaves early: etf sends within Delta after the packet's own time, or drops.
+	// Delta is the time before a packet's time at which etf gives it to the driver. The times that
+	// are given to the kernel are later by as much, so that nothing leaves early: etf sends within
+	// Delta after the packet's own time, or drops.
 	Delta time.Duration
 	// Horizon is how far ahead times may be, 0 for any.
 	Horizon time.Duration
@@ -24,8 +25,8 @@ type Support struct {
 	clock int32
 }
 
-// Probe looks at the qdiscs of a network device in the calling thread's network namespace. The device "" is that of a socket
-// that may send through any.
+// Probe looks at the qdiscs of a network device in the calling thread's network namespace. The
+// device "" is that of a socket that may send through any.
 func Probe(device string) Support {
 	s := Support{Device: device}
 	if device == "" {
@@ -72,12 +73,15 @@ func support(device string, qs []sys.Qdisc) Support {
 		switch {
 		case q.Kind != "fq" && q.Kind != "etf":
 			s.Reason = fmt.Sprintf("qdisc %s of %s does not hold packets until their time %s", q.Kind, device, mend)
-		case q.Kind != leaves[0].Kind || q.Clock != leaves[0].Clock || q.Delta != leaves[0].Delta || q.Offload != leaves[0].Offload:
+		case q.Kind != leaves[0].Kind || q.Clock != leaves[0].Clock || q.Delta != leaves[0].Delta ||
+			q.Offload != leaves[0].Offload:
 			s.Reason = fmt.Sprintf("the queues of %s have different qdiscs %s", device, mend)
 		case q.Deadline:
-			s.Reason = fmt.Sprintf("qdisc etf of %s is in deadline mode, where times are the latest, not the earliest: replace it without deadline_mode", device)
+			s.Reason = fmt.Sprintf("qdisc etf of %s is in deadline mode, where times are the latest, not the "+
+				"earliest: replace it without deadline_mode", device)
 		case q.Kind == "etf" && !q.Offload && q.Delta <= 0:
-			s.Reason = fmt.Sprintf("qdisc etf of %s has delta %d and drops all packets: replace it with a delta of more than its timer is late, such as 300000 ns", device, q.Delta)
+			s.Reason = fmt.Sprintf("qdisc etf of %s has delta %d and drops all packets: replace it with a delta of "+
+				"more than its timer is late, such as 300000 ns", device, q.Delta)
 		}
 		if s.Reason != "" {
 			s.Horizon = 0
@@ -102,7 +106,8 @@ func (s *Support) In() string {
 	return "qdisc " + s.Qdisc
 }
 
-// Describe notes in c what a queue with a Pacer can do: rates, and sending at a given time, in the qdisc or in software (In).
+// Describe notes in c what a queue with a Pacer can do: rates, and sending at a given time, in the
+// qdisc or in software (In).
 func (s *Support) Describe(c *engine.Capabilities) {
 	c.Pacing, c.SendAt, c.SendAtIn = true, true, s.In()
 	if s.Reason != "" {
@@ -110,8 +115,8 @@ func (s *Support) Describe(c *engine.Capabilities) {
 	}
 }
 
-// Enable sets a socket up to carry times and returns the TxTime that makes them. Where no qdisc waits the error says why, and wraps
-// engine.ErrUnsupported.
+// Enable sets a socket up to carry times and returns the TxTime that makes them. Where no qdisc
+// waits the error says why, and wraps engine.ErrUnsupported.
 func (s *Support) Enable(fd int) (*TxTime, error) {
 	if s.Qdisc == "" {
 		return nil, fmt.Errorf("pace: %s: %w", s.Reason, engine.ErrUnsupported)
@@ -128,8 +133,8 @@ const ControlSize = sys.TxTimeControl
 // offsetAge is how old the difference of two clocks may get: one of them may be set.
 const offsetAge = 100 * time.Millisecond
 
-// TxTime makes the times that the kernel gets with packets of one socket. The goroutine in the Pacer's Transmit calls Control, and any
-// goroutine ReadReports and Reports.
+// TxTime makes the times that the kernel gets with packets of one socket. The goroutine in the
+// Pacer's Transmit calls Control, and any goroutine ReadReports and Reports.
 type TxTime struct {
 	support Support
 
@@ -151,8 +156,8 @@ func (t *TxTime) begin(now time.Time) {
 	}
 }
 
-// clockOffset is a clock's time minus CLOCK_REALTIME: the best of a few measurements, in each of which one is read before and
-// after the other.
+// clockOffset is a clock's time minus CLOCK_REALTIME: the best of a few measurements, in each of
+// which one is read before and after the other.
 func clockOffset(clock int32) (offset int64) {
 	best := int64(1 << 62)
 	for range 4 {
@@ -166,10 +171,12 @@ func clockOffset(clock int32) (offset int64) {
 	return offset
 }
 
-// Control writes the control message (SCM_TXTIME) that makes the kernel send the packet at ns, nanoseconds since 1970, or
-// without a time (ok false, as from burst.Burst.Time) as soon as possible, into dst, which has ControlSize bytes, and returns its
-// length, 0 for a packet that needs none. A Sink calls it for each message that it sends, in order, from within Transmit;
-// packets that it joins to one message must have the same time. It may call it again for packets that the kernel has not taken. No packet gets an earlier time than the one before, so that they
+// Control writes the control message (SCM_TXTIME) that makes the kernel send the packet at ns,
+// nanoseconds since 1970, or without a time (ok false, as from burst.Burst.Time) as soon as
+// possible, into dst, which has ControlSize bytes, and returns its length, 0 for a packet that
+// needs none. A Sink calls it for each message that it sends, in order, from within Transmit;
+// packets that it joins to one message must have the same time. It may call it again for packets
+// that the kernel has not taken. No packet gets an earlier time than the one before, so that they
 // leave in order. It does not allocate.
 func (t *TxTime) Control(dst []byte, ns int64, ok bool) int {
 	at := t.next(ns, ok)
@@ -195,8 +202,9 @@ func (t *TxTime) next(ns int64, ok bool) int64 {
 	return at
 }
 
-// ReadReports takes what is in the socket's error queue and counts the packets that were not sent because of their time. Call it
-// when the socket has an error (EPOLLERR), and before reading statistics. Reports of other origin in the queue are lost.
+// ReadReports takes what is in the socket's error queue and counts the packets that were not sent
+// because of their time. Call it when the socket has an error (EPOLLERR), and before reading
+// statistics. Reports of other origin in the queue are lost.
 func (t *TxTime) ReadReports(fd int) {
 	t.reading.Lock()
 	defer t.reading.Unlock()
@@ -214,6 +222,6 @@ func (t *TxTime) ReadReports(fd int) {
 	}
 }
 
-// Reports are the numbers of packets that ReadReports found: missed are those whose time passed in the qdisc, invalid those
-// whose time the qdisc refused.
+// Reports are the numbers of packets that ReadReports found: missed are those whose time passed in
+// the qdisc, invalid those whose time the qdisc refused.
 func (t *TxTime) Reports() (missed, invalid uint64) { return t.missed.Load(), t.invalid.Load() }

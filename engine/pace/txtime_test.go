@@ -39,7 +39,9 @@ func TestSupport(t *testing.T) {
 		{"etf in the NIC", []sys.Qdisc{with(etf, func(q *sys.Qdisc) { q.Offload = true })}, Support{Qdisc: "etf", clock: sys.ClockTAI}, ""},
 		{"etf deadline", []sys.Qdisc{with(etf, func(q *sys.Qdisc) { q.Deadline = true })}, Support{}, "deadline mode"},
 		{"etf without delta", []sys.Qdisc{with(etf, func(q *sys.Qdisc) { q.Delta = 0 })}, Support{}, "drops all"},
-		{"mq of fq", []sys.Qdisc{mq, leaf(fq), leaf(with(fq, func(q *sys.Qdisc) { q.Horizon = time.Second }))}, Support{Qdisc: "fq", Horizon: time.Second, clock: sys.ClockMonotonic}, ""},
+		{"mq of fq", []sys.Qdisc{mq, leaf(fq), leaf(with(fq, func(q *sys.Qdisc) {
+			q.Horizon = time.Second
+		}))}, Support{Qdisc: "fq", Horizon: time.Second, clock: sys.ClockMonotonic}, ""},
 		{"mq of two kinds", []sys.Qdisc{mq, leaf(fq), leaf(etf)}, Support{}, "different qdiscs"},
 		{"mq with a plain one", []sys.Qdisc{mq, leaf(fq), leaf(sys.Qdisc{Kind: "pfifo_fast"})}, Support{}, "pfifo_fast"},
 		{"mq of nothing", []sys.Qdisc{mq}, Support{}, "qdisc mq"},
@@ -58,7 +60,8 @@ func TestDescribe(t *testing.T) {
 		s := Probe(device)
 		var c engine.Capabilities
 		s.Describe(&c)
-		if !c.Pacing || !c.SendAt || c.SendAtIn != "software" || len(c.Notes) != 1 || !strings.Contains(c.Notes[0], s.Reason) || s.Reason == "" {
+		if !c.Pacing || !c.SendAt || c.SendAtIn != "software" || len(c.Notes) != 1 ||
+			!strings.Contains(c.Notes[0], s.Reason) || s.Reason == "" {
 			t.Errorf("%q: %+v", device, c)
 		}
 		if _, err := s.Enable(0); !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(err.Error(), s.Reason) {
@@ -97,7 +100,8 @@ func TestControl(t *testing.T) {
 		ns   int64
 		ok   bool
 		want int64
-	}{{1e18 - 5, true, 0}, {0, false, 0}, {1e18 + 500, true, 500}, {1e18 - 5, true, 500}, {0, false, 500}, {1e18 + 501, true, 501}} {
+	}{{1e18 - 5, true, 0}, {0, false, 0}, {1e18 + 500, true, 500}, {1e18 - 5, true, 500}, {0, false, 500},
+		{1e18 + 501, true, 501}} {
 		if got, ok := stamp(t, x, c.ns, c.ok); !ok || got != 1e18+37e9+300+c.want {
 			t.Errorf("%d %v: %d, want %d", c.ns, c.ok, got-1e18-37e9-300, c.want)
 		}
@@ -142,7 +146,8 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// With a qdisc packets are handed over ahead of their time, but not beyond half of the qdisc's horizon.
+// With a qdisc packets are handed over ahead of their time, but not beyond half of the qdisc's
+// horizon.
 func TestAhead(t *testing.T) {
 	for _, c := range []struct {
 		ahead, horizon, want time.Duration
@@ -155,14 +160,16 @@ func TestAhead(t *testing.T) {
 			r.send()
 			r.done()
 			if got := 20*time.Second - r.dev.log[0].at.Sub(start); got != c.want {
-				t.Errorf("ahead %v, horizon %v: handed over %v before its time, want %v", c.ahead, c.horizon, got, c.want)
+				t.Errorf("ahead %v, horizon %v: handed over %v before its time, want %v", c.ahead, c.horizon, got,
+					c.want)
 			}
 			// What the kernel reported is not among the packets that left.
 			x.missed.Add(2)
 			x.invalid.Add(1)
 			s := engine.TxStats{Packets: 10}
 			r.p.AddStats(&s)
-			if s.Packets != 7 || s.Drops[engine.DropLate] != 2 || s.Drops[engine.DropRefused] != 1 || s.TimedPackets != 1 || s.TooEarly != 0 {
+			if s.Packets != 7 || s.Drops[engine.DropLate] != 2 || s.Drops[engine.DropRefused] != 1 ||
+				s.TimedPackets != 1 || s.TooEarly != 0 {
 				t.Errorf("%+v", s)
 			}
 		})
@@ -258,7 +265,8 @@ func TestProbeReal(t *testing.T) {
 	if s := probe(); s.Qdisc != "" || !strings.Contains(s.Reason, "eth0") {
 		t.Errorf("a plain veth: %+v", s)
 	}
-	if _, err := h.Output(t.Context(), tc, "qdisc", "replace", "dev", "eth0", "root", "fq", "horizon", "7s"); err != nil {
+	if _, err := h.Output(t.Context(), tc, "qdisc", "replace", "dev", "eth0", "root", "fq", "horizon",
+		"7s"); err != nil {
 		if !strings.Contains(err.Error(), "qdisc kind is unknown") && !strings.Contains(err.Error(), "No such file") {
 			t.Fatal(err)
 		}
@@ -276,7 +284,8 @@ func TestAllocs(t *testing.T) {
 	x := newTxTime(Support{Qdisc: "etf", clock: sys.ClockTAI})
 	var c [ControlSize]byte
 	for name, o := range map[string]Options{
-		"rate": {Rate: 1 << 50}, "times": {SendAt: true, DropLate: true, Late: time.Hour}, "both": {Rate: 1 << 50, SendAt: true, Spin: maxSpin},
+		"rate": {Rate: 1 << 50}, "times": {SendAt: true, DropLate: true, Late: time.Hour},
+		"both":  {Rate: 1 << 50, SendAt: true, Spin: maxSpin},
 		"qdisc": {SendAt: true, Kernel: x, Ahead: time.Minute}} {
 		d := &null{}
 		if o.Kernel != nil {
@@ -324,7 +333,8 @@ func BenchmarkPacer(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		o    Options
-	}{{"Rate", Options{Rate: 1 << 50}}, {"Times", Options{SendAt: true}}, {"Both", Options{Rate: 1 << 50, SendAt: true}}} {
+	}{{"Rate", Options{Rate: 1 << 50}}, {"Times", Options{SendAt: true}},
+		{"Both", Options{Rate: 1 << 50, SendAt: true}}} {
 		b.Run(c.name, func(b *testing.B) {
 			p, err := New(&null{}, c.o)
 			if err != nil {
@@ -344,7 +354,8 @@ func BenchmarkPacer(b *testing.B) {
 	}
 }
 
-// How late packets leave in software: a packet each 5 ms, with and without looking at the clock before.
+// How late packets leave in software: a packet each 5 ms, with and without looking at the clock
+// before.
 func BenchmarkLateness(b *testing.B) {
 	for _, c := range []struct {
 		name string

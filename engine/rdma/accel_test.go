@@ -16,8 +16,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestPayloadInCard receives headers into host memory and payload into memory of a card, which sees it when the packet is handed out, and
-// sends packets on whose payload it is, without the processor reaching it.
+// TestPayloadInCard receives headers into host memory and payload into memory of a card, which sees
+// it when the packet is handed out, and sends packets on whose payload it is, without the processor
+// reaching it.
 func TestPayloadInCard(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -55,7 +56,8 @@ func TestPayloadInCard(t *testing.T) {
 				if g.Region != region || b.Bytes(0, 1) != nil {
 					t.Fatalf("%s: the payload is in region %q", what, g.Region.Name())
 				}
-				if got := card.Seen(region)[g.Off : g.Off+g.Len]; string(b.Bytes(0, 0)) != want[:16] || string(got) != want[16:] {
+				if got := card.Seen(region)[g.Off : g.Off+g.Len]; string(b.Bytes(0, 0)) != want[:16] ||
+					string(got) != want[16:] {
 					t.Fatalf("%s: it is %q and %q, expected %q", what, b.Bytes(0, 0), got, want)
 				}
 				b.Release()
@@ -83,7 +85,8 @@ func TestPayloadInCard(t *testing.T) {
 	}
 }
 
-// TestNoWayToCard: queues and exposures of memory that nothing reaches are refused, with what is missing.
+// TestNoWayToCard: queues and exposures of memory that nothing reaches are refused, with what is
+// missing.
 func TestNoWayToCard(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{Addr: 0x6a00_0000_0000})
 	payload := card.Pool("payload", 16, 4096)
@@ -93,14 +96,17 @@ func TestNoWayToCard(t *testing.T) {
 	_, rxErr := s.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{payload}})
 	_, txErr := c.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{payload}})
 	_, exErr := s.Expose(id, payload.Region().All(), RemoteWrite)
-	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "expose": exErr, "ask": s.ReachesRegion(payload.Region())} {
-		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") || !strings.Contains(fmt.Sprint(err), `"payload"`) {
+	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "expose": exErr,
+		"ask": s.ReachesRegion(payload.Region())} {
+		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") ||
+			!strings.Contains(fmt.Sprint(err), `"payload"`) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
 
-// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before a caller asks for such memory.
+// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before a
+// caller asks for such memory.
 func TestUnable(t *testing.T) {
 	f := onFake(t, "absent dmabuf")
 	f.engine.tree = fstest.MapFS{}
@@ -110,10 +116,12 @@ func TestUnable(t *testing.T) {
 	}
 }
 
-// TestCardExposed: a peer writes and reads memory of a card; it is seen when the word of the write comes, and what is read into one when the read is done.
+// TestCardExposed: a peer writes and reads memory of a card; it is seen when the word of the write
+// comes, and what is read into one when the read is done.
 func TestCardExposed(t *testing.T) {
 	events := make(chan MemoryEvent, 100)
-	theirCard, myCard := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true}), cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+	theirCard, myCard := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true}),
+		cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	theirs, mine := theirCard.Region("theirs", 1<<16), myCard.Region("mine", 1<<16)
 	f := onFake(t, "mode wire")
 	f.engine.tree = fstest.MapFS{}
@@ -159,8 +167,8 @@ func TestCardExposed(t *testing.T) {
 	myCard.Refuse.Store(nil)
 }
 
-// TestCardTakenBack: a peer has written memory of a card, which is taken back, or whose connection ends, before the word of the write comes. The card
-// sees what was written all the same.
+// TestCardTakenBack: a peer has written memory of a card, which is taken back, or whose connection
+// ends, before the word of the write comes. The card sees what was written all the same.
 func TestCardTakenBack(t *testing.T) {
 	for name, end := range map[string]func(s *Port, id, m uint32) error{
 		"retracted": func(s *Port, id, m uint32) error { return s.Retract(id, m) },
@@ -202,7 +210,8 @@ func TestCardTakenBack(t *testing.T) {
 	}
 }
 
-// TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and every slot comes back.
+// TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and
+// every slot comes back.
 func TestCardLost(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	payload := card.Pool("payload", 16, 4096)

@@ -43,7 +43,8 @@ func parseAddress(s string) (a address, err error) {
 		}
 		return a, nil
 	}
-	if ip, err := netip.ParseAddr(strings.Trim(rest, "[]")); err == nil { // without a port: who connects later, from there
+	if ip, err := netip.ParseAddr(strings.Trim(rest, "[]")); err == nil {
+		// without a port: who connects later, from there
 		if a.listen || local != "" {
 			return bad("expected a port")
 		}

@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// BenchmarkBurst is one burst there and its receipt, on the fake, which copies the bytes: what this package costs on top of a device.
+// BenchmarkBurst is one burst there and its receipt, on the fake, which copies the bytes: what this
+// package costs on top of a device.
 func BenchmarkBurst(b *testing.B) {
 	for _, n := range []int{1, 64} {
 		for _, size := range []int{64, 8192} {

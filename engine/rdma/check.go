@@ -29,7 +29,8 @@ func (o *Options) capabilities() engine.Capabilities {
 	return c
 }
 
-// CheckPort implements engine.Checker: it finds the device, and connects to nothing. A port that accepts holds what it listens on.
+// CheckPort implements engine.Checker: it finds the device, and connects to nothing. A port that
+// accepts holds what it listens on.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// CheckPort says what OpenPort says, and leaves nothing at the device: the stand-in reports what was left.
+// CheckPort says what OpenPort says, and leaves nothing at the device: the stand-in reports what
+// was left.
 func TestCheckPort(t *testing.T) {
 	for _, c := range []struct {
 		spec  engine.PortSpec

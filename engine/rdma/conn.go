@@ -11,9 +11,10 @@ import (
 	"github.com/penstock-io/penstock/engine/conns"
 )
 
-// conn is one connection: a session, and channels in both directions, which are one queue pair where the connection is plain (plain.go). A channel is a pair of queue pairs over which messages go one
-// way. The receiver makes it, for the receive queue that the connection belongs to, and takes it back when that queue goes; what
-// is to be sent waits meanwhile.
+// conn is one connection: a session, and channels in both directions, which are one queue pair
+// where the connection is plain (plain.go). A channel is a pair of queue pairs over which messages
+// go one way. The receiver makes it, for the receive queue that the connection belongs to, and
+// takes it back when that queue goes; what is to be sent waits meanwhile.
 type conn struct {
 	conns.Conn // under the port's mutex, as what follows
 	port       *Port
@@ -119,7 +120,8 @@ func (p *Port) finish(c *conn, err error) {
 
 // sever ends the channels. The caller holds p.mu.
 func (c *conn) sever() {
-	// First the receiving side: what it has acknowledged by then it has received, and nothing comes later.
+	// First the receiving side: what it has acknowledged by then it has received, and nothing comes
+	// later.
 	for _, l := range append(c.leaves, c.in) {
 		if l != nil {
 			l.q.cut(l)
@@ -169,7 +171,8 @@ func (c *conn) accepted(r *record) error {
 	return nil
 }
 
-// counted takes the sender's count of its messages on a channel: all there will be, or those so far, some of which may be lost.
+// counted takes the sender's count of its messages on a channel: all there will be, or those so
+// far, some of which may be lost.
 func (c *conn) counted(r *record) error {
 	p := c.port
 	p.mu.Lock()

@@ -10,8 +10,9 @@ import (
 	"github.com/penstock-io/penstock/engine/conns"
 )
 
-// Connect connects to another port, besides the one in the address, and returns the id of the connection. A port whose address names no peer, as that
-// of DAQIRI's clients, connects by this alone.
+// Connect connects to another port, besides the one in the address, and returns the id of the
+// connection. A port whose address names no peer, as that of DAQIRI's clients, connects by this
+// alone.
 func (p *Port) Connect(ctx context.Context, to netip.AddrPort) (id uint32, err error) {
 	if p.a.listen {
 		return 0, failed(engine.ErrUnsupported, "port %q accepts connections", p.name)
@@ -21,7 +22,8 @@ func (p *Port) Connect(ctx context.Context, to netip.AddrPort) (id uint32, err e
 	}
 	return p.conns.Connect(ctx, to, func(ctx context.Context) (session, error) {
 		if p.lacksQueue() {
-			return nil, failed(engine.ErrNotReady, "port %q connects by rdma_cm, and has no receive queue: AddRxQueue comes before Connect", p.name)
+			return nil, failed(engine.ErrNotReady,
+				"port %q connects by rdma_cm, and has no receive queue: AddRxQueue comes before Connect", p.name)
 		}
 		return p.connector.dial(ctx, p.a.local, to)
 	})
@@ -65,7 +67,8 @@ func (h *host) Refuse(ch session, why string) {
 	ch.close()
 }
 
-// Assign gives a connection to a queue when its peer has said who it is. A plain one has its queue from the beginning.
+// Assign gives a connection to a queue when its peer has said who it is. A plain one has its queue
+// from the beginning.
 func (h *host) Assign(c *conn) {
 	if !c.Met || c.Over || c.plain {
 		return

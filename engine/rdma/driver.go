@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv"
 )
 
-// owner takes the completions of a completion queue that has something. That may happen once more after disown.
+// owner takes the completions of a completion queue that has something. That may happen once more
+// after disown.
 type owner interface{ event() }
 
 // driver is what the goroutine of a port's device does for the port.

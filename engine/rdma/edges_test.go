@@ -17,13 +17,15 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestTransfersFull: the watchdog's own request lies in the last place of the device's queue, behind as many transfers as there may be: one
-// more is refused, and those before it end.
+// TestTransfersFull: the watchdog's own request lies in the last place of the device's queue,
+// behind as many transfers as there may be: one more is refused, and those before it end.
 func TestTransfersFull(t *testing.T) {
 	f := onFake(t, "")
 	shown := make(chan MemoryEvent, 1)
 	local, remote := region(t, 4096), region(t, 4096)
-	s, c, id := f.pair(t, Options{}, Options{SendDepth: 2, every: time.Hour, OnMemory: func(e MemoryEvent) { shown <- e }})
+	s, c, id := f.pair(t, Options{}, Options{SendDepth: 2, every: time.Hour, OnMemory: func(e MemoryEvent) {
+		shown <- e
+	}})
 	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
 	put(t, out, 0, "a")
 	got(t, in, 1)
@@ -77,8 +79,9 @@ func taken(t *testing.T, slots int) (*mem.Pool, func()) {
 	return p, func() { p.PutBatch(all) }
 }
 
-// TestCreditBeforeReady: a channel is ready while its receiver has no buffer, and a credit announces the first ones. It can overtake the record
-// that says that the channel is ready, since they come by different ways. Then what waits is sent, and the driver learns when it has left.
+// TestCreditBeforeReady: a channel is ready while its receiver has no buffer, and a credit
+// announces the first ones. It can overtake the record that says that the channel is ready, since
+// they come by different ways. Then what waits is sent, and the driver learns when it has left.
 func TestCreditBeforeReady(t *testing.T) {
 	f := onFake(t, "")
 	all := region(t, 4096).All()
@@ -129,7 +132,8 @@ func TestCreditBeforeReady(t *testing.T) {
 	}
 }
 
-// TestFirstCreditLost: a sender that may not send anything yet loses its first credit. The receiver repeats it.
+// TestFirstCreditLost: a sender that may not send anything yet loses its first credit. The receiver
+// repeats it.
 func TestFirstCreditLost(t *testing.T) {
 	for tr, script := range map[Transport]string{RC: "drop recv 1", UC: "loss 100%", UD: "loss 100%"} {
 		t.Run(tr.String(), func(t *testing.T) {
@@ -161,13 +165,16 @@ func TestFirstCreditLost(t *testing.T) {
 	}
 }
 
-// TestCloseShared: connections that share buffers may count on more than there are, and when their queue closes a message may wait for one.
-// It is dropped like the others: its sender is not kept waiting, and the connections go on with the next queue.
+// TestCloseShared: connections that share buffers may count on more than there are, and when their
+// queue closes a message may wait for one. It is dropped like the others: its sender is not kept
+// waiting, and the connections go on with the next queue.
 func TestCloseShared(t *testing.T) {
 	f := onFake(t, "mode wire")
 	words := make(chan MemoryEvent, 100)
 	there, here := region(t, 64), region(t, 64)
-	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { words <- e }}, Options{OnMemory: func(e MemoryEvent) { words <- e }})
+	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) {
+		words <- e
+	}}, Options{OnMemory: func(e MemoryEvent) { words <- e }})
 	m, err := s.Expose(id, there.All(), RemoteWrite)
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +240,8 @@ func TestCloseShared(t *testing.T) {
 	}
 }
 
-// TestSmallCQ: a device whose completion queues hold less than its shared receive queues gets no more buffers than their completions fit.
+// TestSmallCQ: a device whose completion queues hold less than its shared receive queues gets no
+// more buffers than their completions fit.
 func TestSmallCQ(t *testing.T) {
 	f := onFake(t, "mode wire; limit max_cqe 32")
 	s, c, _ := f.pair(t, Options{SendDepth: 8}, Options{SendDepth: 8})
@@ -249,7 +257,8 @@ func TestSmallCQ(t *testing.T) {
 	got(t, in, 64)
 }
 
-// TestManagedOverran: a connection by rdma_cm does not go to a queue whose completion queue is of no use any more.
+// TestManagedOverran: a connection by rdma_cm does not go to a queue whose completion queue is of
+// no use any more.
 func TestManagedOverran(t *testing.T) {
 	f, w := onManager(t, "mode wire")
 	gone := newEnds()
@@ -273,8 +282,8 @@ func TestManagedOverran(t *testing.T) {
 	got(t, in, 1)
 }
 
-// TestManagedDatagramsClosed: a connection for datagrams ends while the way to its peer is asked for, which can take a while. The way goes as well:
-// else the port could not close.
+// TestManagedDatagramsClosed: a connection for datagrams ends while the way to its peer is asked
+// for, which can take a while. The way goes as well: else the port could not close.
 func TestManagedDatagramsClosed(t *testing.T) {
 	_, w := onManager(t, "mode wire")
 	s := w.open(t, "roce://"+w.host+":0?listen=1&connect=cm&transport=UD", Options{})
@@ -309,7 +318,8 @@ func (u unanswered) dial(ctx context.Context, _, _ netip.AddrPort) (session, err
 	return nil, ctx.Err()
 }
 
-// TestCloseWhileConnecting: a port that closes ends the calls of Connect that wait for a peer that does not answer.
+// TestCloseWhileConnecting: a port that closes ends the calls of Connect that wait for a peer that
+// does not answer.
 func TestCloseWhileConnecting(t *testing.T) {
 	f := onFake(t, "")
 	c := f.open(t, "roce://127.0.0.1?device=fake1", Options{Options: conns.Options{ConnectTimeout: time.Hour}})
@@ -329,7 +339,8 @@ func TestCloseWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestPeerDoesNotRead: a connection whose peer does not read its records ends for a fault, and not as one that the peer has closed.
+// TestPeerDoesNotRead: a connection whose peer does not read its records ends for a fault, and not
+// as one that the peer has closed.
 func TestPeerDoesNotRead(t *testing.T) {
 	f := onFake(t, "")
 	gone := newEnds()
@@ -354,8 +365,8 @@ func TestPeerDoesNotRead(t *testing.T) {
 	}
 }
 
-// TestLostFailure: the completion of a request that failed is lost. Those behind it are flushed, which no other word comes to explain: the connection
-// ends, and what waits is dropped.
+// TestLostFailure: the completion of a request that failed is lost. Those behind it are flushed,
+// which no other word comes to explain: the connection ends, and what waits is dropped.
 func TestLostFailure(t *testing.T) {
 	f := onFake(t, "")
 	theirs := newEnds()

@@ -44,9 +44,11 @@ func (*Engine) Capabilities() engine.Capabilities {
 func capabilities() engine.Capabilities {
 	return engine.Capabilities{
 		RxDepth:     maxDepth,
-		Connections: true, RxQueues: maxQueues, TxQueues: maxQueues, Split: true, Chains: true, Pacing: true, SendAt: true, SendAtIn: "software",
+		Connections: true, RxQueues: maxQueues, TxQueues: maxQueues, Split: true, Chains: true, Pacing: true,
+		SendAt: true, SendAtIn: "software",
 		TxChecksum: "device", TxSegmentation: "software",
-		ZeroCopyForward: true, ExactDrops: true, Lossless: true, Memory: []mem.Kind{mem.Host, mem.Huge, mem.Device}, MemoryUse: engine.UseRegistered,
+		ZeroCopyForward: true, ExactDrops: true, Lossless: true, Memory: []mem.Kind{mem.Host, mem.Huge, mem.Device},
+		MemoryUse: engine.UseRegistered,
 	}
 }
 

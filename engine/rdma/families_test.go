@@ -6,10 +6,13 @@ import (
 	"testing"
 )
 
-// TestFamilies: every count is shown once, for every port, and the families are what exporters take.
+// TestFamilies: every count is shown once, for every port, and the families are what exporters
+// take.
 func TestFamilies(t *testing.T) {
 	var a, b Counts
-	fields := slices.DeleteFunc(reflect.VisibleFields(reflect.TypeFor[Counts]()), func(f reflect.StructField) bool { return f.Anonymous })
+	fields := slices.DeleteFunc(reflect.VisibleFields(reflect.TypeFor[Counts]()), func(f reflect.StructField) bool {
+		return f.Anonymous
+	})
 	for i, f := range fields {
 		reflect.ValueOf(&a).Elem().FieldByIndex(f.Index).SetUint(uint64(100 + i))
 		reflect.ValueOf(&b).Elem().FieldByIndex(f.Index).SetUint(uint64(200 + i))

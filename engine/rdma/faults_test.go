@@ -42,11 +42,13 @@ func stats(p *Port) (s engine.PortStats) {
 	return s
 }
 
-// TestKilled: a queue pair that goes into error ends its connection on both sides, with the reason, and no other.
+// TestKilled: a queue pair that goes into error ends its connection on both sides, with the reason,
+// and no other.
 func TestKilled(t *testing.T) {
 	gone, theirs := newEnds(), newEnds()
 	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}}, Options{Options: conns.Options{OnConn: theirs.on}})
+	s, c, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}},
+		Options{Options: conns.Options{OnConn: theirs.on}})
 	other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
 	in := rx(t, s, engine.RxSpec{Depth: 64})
 	out, rest := tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})
@@ -65,7 +67,8 @@ func TestKilled(t *testing.T) {
 	if !errors.As(v.Err, &e) || !errors.Is(v.Err, engine.ErrDown) || e.Err == nil {
 		t.Errorf("the end of a connection whose queue pair was killed: %v", v.Err)
 	}
-	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrDown) || !strings.Contains(v.Err.Error(), "gave the connection up") {
+	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrDown) ||
+		!strings.Contains(v.Err.Error(), "gave the connection up") {
 		t.Errorf("what the other side hears: %v", v.Err)
 	}
 	put(t, rest, 0, "still here")
@@ -80,7 +83,8 @@ func TestKilled(t *testing.T) {
 	until(t, "drops", func() bool { return stats(c).Tx.Drops[engine.DropDown] == 2 })
 }
 
-// TestCableCut: a peer that does not answer any more ends the connection when the retries are used up, and every packet is accounted for.
+// TestCableCut: a peer that does not answer any more ends the connection when the retries are used
+// up, and every packet is accounted for.
 func TestCableCut(t *testing.T) {
 	theirs := newEnds()
 	f := onFake(t, "mode wire; timers instant")
@@ -130,7 +134,8 @@ func TestPortDown(t *testing.T) {
 	}
 }
 
-// TestStalled: a consumer that stands still stops its sender, without a single request that finds no receive; when it goes on, everything comes.
+// TestStalled: a consumer that stands still stops its sender, without a single request that finds
+// no receive; when it goes on, everything comes.
 func TestStalled(t *testing.T) {
 	f := onFake(t, "mode wire")
 	s, c, _ := f.pair(t, Options{}, Options{})
@@ -164,7 +169,8 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// TestTooLong: a message that the receiver's buffers do not hold is dropped where it is sent, and the connection lives.
+// TestTooLong: a message that the receiver's buffers do not hold is dropped where it is sent, and
+// the connection lives.
 func TestTooLong(t *testing.T) {
 	f := onFake(t, "")
 	s, c, _ := f.pair(t, Options{}, Options{})
@@ -177,7 +183,8 @@ func TestTooLong(t *testing.T) {
 	until(t, "the drops", func() bool { return stats(c).Tx.Drops[engine.DropTooLong] == 2 })
 }
 
-// TestRefusals: what cannot be had is an error that says what and why, and nothing is left of the attempt.
+// TestRefusals: what cannot be had is an error that says what and why, and nothing is left of the
+// attempt.
 func TestRefusals(t *testing.T) {
 	opened := func(address string, o Options) func(*testing.T, *fake) error {
 		return func(t *testing.T, f *fake) error {
@@ -223,14 +230,17 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestNoQueuePair: a side that cannot make a queue pair gives the connection up, and the other side gets the reason.
+// TestNoQueuePair: a side that cannot make a queue pair gives the connection up, and the other side
+// gets the reason.
 func TestNoQueuePair(t *testing.T) {
 	gone, theirs := newEnds(), newEnds()
 	f := onFake(t, "")
-	s, _, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}}, Options{Options: conns.Options{OnConn: theirs.on}})
+	s, _, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}},
+		Options{Options: conns.Options{OnConn: theirs.on}})
 	f.run(t, "fail ibv_create_qp * ENOMEM")
 	rx(t, s, engine.RxSpec{Depth: 8})
-	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrUnavailable) || !strings.Contains(v.Err.Error(), "queue pair") {
+	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrUnavailable) ||
+		!strings.Contains(v.Err.Error(), "queue pair") {
 		t.Errorf("the one who cannot: %v", v.Err)
 	}
 	if v := theirs.next(t, false); !errors.Is(v.Err, engine.ErrDown) || !strings.Contains(v.Err.Error(), "queue pair") {
@@ -238,16 +248,20 @@ func TestNoQueuePair(t *testing.T) {
 	}
 }
 
-// TestStrangers: a client that speaks another protocol at the port's address is turned away, and the others go on.
+// TestStrangers: a client that speaks another protocol at the port's address is turned away, and
+// the others go on.
 func TestStrangers(t *testing.T) {
 	f := onFake(t, "")
 	s, c, _ := f.pair(t, Options{Options: conns.Options{MaxConns: 3}}, Options{})
 	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
 	hello := (&record{kind: kindHello}).append(nil)
-	for i, say := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), hello[:3], slices.Concat(hello, hello), (&record{kind: kindReady, channel: 1}).append(nil), nil,
-		slices.Concat(hello, (&record{kind: kindWithdraw, channel: 9}).append(nil)), (&record{kind: kindHello, transport: UC}).append(nil),
+	for i, say := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), hello[:3], slices.Concat(hello, hello),
+		(&record{kind: kindReady, channel: 1}).append(nil), nil,
+		slices.Concat(hello, (&record{kind: kindWithdraw, channel: 9}).append(nil)),
+		(&record{kind: kindHello, transport: UC}).append(nil),
 		slices.Concat(hello, (&record{kind: kindOffer, channel: 1, pair: pairInfo{mtu: 1024}}).append(nil)),
-		slices.Concat(hello, (&record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}).append(nil), (&record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}).append(nil))} {
+		slices.Concat(hello, (&record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}).append(nil),
+			(&record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}).append(nil))} {
 		x, err := net.Dial("tcp", s.LocalAddr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -269,7 +283,8 @@ func TestStrangers(t *testing.T) {
 		f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
 	}
 	o := Options{Options: conns.Options{ConnectTimeout: 1 << 28}}
-	if p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?device=fake1", Options: o}); !errors.Is(err, engine.ErrConnect) ||
+	if p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() +
+		"?device=fake1", Options: o}); !errors.Is(err, engine.ErrConnect) ||
 		!strings.Contains(err.Error(), "too many connections") {
 		t.Errorf("a connection beyond MaxConns: %v, %v", p, err)
 	}
@@ -280,7 +295,8 @@ func TestStrangers(t *testing.T) {
 
 // TestSilent: a peer that connects and says nothing does not stay.
 func TestSilent(t *testing.T) {
-	s := onFake(t, "").open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{Options: conns.Options{ConnectTimeout: 1 << 20}})
+	s := onFake(t, "").open(t, "roce://127.0.0.1:0?listen=1&device=fake0",
+		Options{Options: conns.Options{ConnectTimeout: 1 << 20}})
 	x, err := net.Dial("tcp", s.LocalAddr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -297,17 +313,20 @@ func TestSilent(t *testing.T) {
 func TestTransportsDiffer(t *testing.T) {
 	f := onFake(t, "")
 	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0&transport=UC", Options{})
-	p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?device=fake1", Options: Options{Options: conns.Options{ConnectTimeout: 1 << 28}}})
+	p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() +
+		"?device=fake1", Options: Options{Options: conns.Options{ConnectTimeout: 1 << 28}}})
 	if !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), "transport") {
 		t.Errorf("%v, %v", p, err)
 	}
 }
 
-// TestReconnect: a client with Reconnect connects again when its server has gone, and what was sent meanwhile arrives.
+// TestReconnect: a client with Reconnect connects again when its server has gone, and what was sent
+// meanwhile arrives.
 func TestReconnect(t *testing.T) {
 	mine := newEnds()
 	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{}, Options{Options: conns.Options{Reconnect: true, BackoffMin: 1 << 20, BackoffMax: 1 << 22, OnConn: mine.on}})
+	s, c, _ := f.pair(t, Options{}, Options{Options: conns.Options{Reconnect: true, BackoffMin: 1 << 20,
+		BackoffMax: 1 << 22, OnConn: mine.on}})
 	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
 	put(t, out, 0, "one")
 	got(t, in, 1)

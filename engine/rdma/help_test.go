@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is the stand-in for libibverbs. It has one state for the whole process, which each test resets.
+// fake is the stand-in for libibverbs. It has one state for the whole process, which each test
+// resets.
 type fake struct {
 	engine *Engine
 	lib    *dl.Library
@@ -36,7 +37,8 @@ var loaded = sync.OnceValues(func() (*fake, error) {
 	return &fake{engine: New(path), lib: lib}, nil
 })
 
-// onFake is the fake with a script. When the test ends nothing may be left, and no rule may have been broken.
+// onFake is the fake with a script. When the test ends nothing may be left, and no rule may have
+// been broken.
 func onFake(t testing.TB, script string) *fake {
 	t.Helper()
 	f, err := loaded()

@@ -22,9 +22,11 @@ type rxChannel struct {
 	numbered bool   // messages carry their numbers, since some may be lost
 	choosy   bool   // it takes messages from one queue pair only, peer; 0: the first that comes
 	peer     uint32 // known by its number
-	plain    bool   // the queue pair is the sending side's as well, which ends it, and the peer takes no credits: it is never ready
-	probed   bool   // the sender waits, and has said so
-	probe    uint64 // messages that it had sent by then: none, where it never could
+	// the queue pair is the sending side's as well, which ends it, and the peer takes no credits:
+	// it is never ready
+	plain  bool
+	probed bool   // the sender waits, and has said so
+	probe  uint64 // messages that it had sent by then: none, where it never could
 }
 
 // newChannel makes a channel for a connection. The caller holds the port's mutex.
@@ -39,7 +41,8 @@ func (q *rxQueue) newChannel(c *conn, id uint32) (*rxChannel, error) {
 		chain.Close()
 		return nil, err
 	}
-	l := &rxChannel{q: q, c: c, id: id, qpn: x.mine.qpn, pair: x.mine, x: x, chain: chain, numbered: p.o.Transport != RC}
+	l := &rxChannel{q: q, c: c, id: id, qpn: x.mine.qpn, pair: x.mine, x: x, chain: chain,
+		numbered: p.o.Transport != RC}
 	p.control.own(x.cq, l)
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -66,7 +69,8 @@ func (q *rxQueue) connect(l *rxChannel, peer *pairInfo) (limit uint64, err error
 	return l.g.limit, nil
 }
 
-// leave takes a channel back: it gets no more credits, and the caller asks the sender to send no more on it.
+// leave takes a channel back: it gets no more credits, and the caller asks the sender to send no
+// more on it.
 func (q *rxQueue) leave(l *rxChannel) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -96,8 +100,8 @@ func (q *rxQueue) remove(l *rxChannel) {
 	l.chain.Close()
 }
 
-// grant tells the sender how many more messages may come, when it is time to. It never waits: what cannot be sent now follows when
-// the device has ended a credit that it has.
+// grant tells the sender how many more messages may come, when it is time to. It never waits: what
+// cannot be sent now follows when the device has ended a credit that it has.
 func (q *rxQueue) grant(l *rxChannel) {
 	if !l.ready || l.leaving {
 		return
@@ -166,7 +170,8 @@ func (l *rxChannel) event() {
 	q.grant(l)
 }
 
-// probed takes the word of a waiting sender how many messages it has sent: those that did not arrive are lost.
+// probed takes the word of a waiting sender how many messages it has sent: those that did not
+// arrive are lost.
 func (q *rxQueue) probed(l *rxChannel, count uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -8,10 +8,12 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// A queue pair takes receives from the shared receive queue of its receive queue. When it goes into error, one may be in the middle of being
-// filled; it comes back flushed, and then the device says that the queue pair has taken its last one (IBV_EVENT_QP_LAST_WQE_REACHED). A
-// queue pair that is destroyed before may take that receive with it. So a channel waits for the word. Soft-RoCE gives none, and it fills a receive
-// in one step: a device that keeps silent the first time is not waited for again.
+// A queue pair takes receives from the shared receive queue of its receive queue. When it goes into
+// error, one may be in the middle of being filled; it comes back flushed, and then the device says
+// that the queue pair has taken its last one (IBV_EVENT_QP_LAST_WQE_REACHED). A queue pair that is
+// destroyed before may take that receive with it. So a channel waits for the word. Soft-RoCE gives
+// none, and it fills a receive in one step: a device that keeps silent the first time is not waited
+// for again.
 
 // lastLate is how long a device may take to say that a queue pair has taken its last receive.
 const lastLate = 250 * time.Millisecond
@@ -34,7 +36,8 @@ func (d *driver) hear() {
 	}
 }
 
-// lastTaken waits until a queue pair in error has taken its last receive. What it took has completions by then.
+// lastTaken waits until a queue pair in error has taken its last receive. What it took has
+// completions by then.
 func (d *driver) lastTaken(qp *ibv.QP) {
 	for start := time.Now(); ; {
 		d.hear()
@@ -63,12 +66,15 @@ func (d *driver) gone(qp *ibv.QP) {
 	delete(d.last, qp)
 }
 
-// overran ends what used a completion queue that had more completions than room: some are lost, and which is not known.
+// overran ends what used a completion queue that had more completions than room: some are lost, and
+// which is not known.
 func (p *Port) overran(cq *ibv.CQ) {
 	p.mu.Lock()
 	for _, q := range p.rx.Live() {
 		if q.cq == cq {
-			why := failed(engine.ErrDown, "receive queue %d: its completion queue overran, so that messages are lost: close it and add another one", q.ID())
+			why := failed(engine.ErrDown,
+				"receive queue %d: its completion queue overran, so that messages are lost: close it and add "+
+					"another one", q.ID())
 			q.broken.Store(true)
 			q.fail(why)
 			for c := range p.conns.All() {

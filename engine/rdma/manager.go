@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// manager is the connector over the connection manager of RDMA. Its peers may be any program: they take no records, so that a connection is one queue
-// pair, which this side uses in both directions.
+// manager is the connector over the connection manager of RDMA. Its peers may be any program: they
+// take no records, so that a connection is one queue pair, which this side uses in both directions.
 type manager struct {
 	port  *Port
 	ch    *cm.Channel
@@ -42,7 +42,8 @@ func newManager(p *Port, path string) (*manager, error) {
 	if err != nil {
 		return nil, failed(engine.ErrUnavailable, "port %q, connect=cm: %v", p.name, err)
 	}
-	m := &manager{port: p, ch: ch, waker: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}), links: map[*cm.ID]*link{}}
+	m := &manager{port: p, ch: ch, waker: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}),
+		links: map[*cm.ID]*link{}}
 	if err := engine.Events.Add(ch.FD()); err != nil {
 		return nil, errors.Join(err, ch.Close())
 	}
@@ -98,7 +99,8 @@ func (m *manager) lost(err error) {
 
 func (m *manager) route(ev cm.Event) {
 	switch ev.Type {
-	case cm.AddressChanged, cm.TimeWaitExit: // neither asks for anything: a number is used again only when the device says so
+	// neither asks for anything: a number is used again only when the device says so
+	case cm.AddressChanged, cm.TimeWaitExit:
 		return
 	case cm.ConnectRequest:
 		l := m.link(ev.ID, &ev.Params)
@@ -122,7 +124,8 @@ func (m *manager) route(ev cm.Event) {
 
 // link makes the session of a connection. asked is what a peer that connects has said.
 func (m *manager) link(id *cm.ID, asked *cm.Params) *link {
-	l := &link{m: m, id: id, asked: asked, events: make(chan cm.Event, linkEvents), over: make(chan struct{}), ended: make(chan struct{})}
+	l := &link{m: m, id: id, asked: asked, events: make(chan cm.Event, linkEvents), over: make(chan struct{}),
+		ended: make(chan struct{})}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.links[id] = l
@@ -135,7 +138,8 @@ func (m *manager) link(id *cm.ID, asked *cm.Params) *link {
 // backlog is how many peers may wait to be accepted.
 const backlog = 128
 
-// managerListener is a listener of the connection manager. It is bound at once, so that its port is known, and listens when there is a receive queue.
+// managerListener is a listener of the connection manager. It is bound at once, so that its port is
+// known, and listens when there is a receive queue.
 type managerListener struct {
 	m       *manager
 	id      *cm.ID
@@ -153,7 +157,8 @@ func (m *manager) bind(at netip.AddrPort) (listener, error) {
 	case err != nil:
 		return nil, failed(engine.ErrUnavailable, "listening at %v: %v", at, err)
 	}
-	l := &managerListener{m: m, id: id, at: conns.Unmapped(id.Local()), pending: make(chan *link, backlog), over: make(chan struct{})}
+	l := &managerListener{m: m, id: id, at: conns.Unmapped(id.Local()), pending: make(chan *link, backlog),
+		over: make(chan struct{})}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.listen = l
@@ -253,7 +258,8 @@ func (m *manager) newID(from, to netip.AddrPort) (*cm.ID, error) {
 // linkEvents is more than the events that one connection has in its life.
 const linkEvents = 16
 
-// link is the session of a connection by the connection manager. Of records it knows only the last one: it tells the peer no more than that it is over.
+// link is the session of a connection by the connection manager. Of records it knows only the last
+// one: it tells the peer no more than that it is over.
 type link struct {
 	m      *manager
 	id     *cm.ID
@@ -309,12 +315,15 @@ func (l *link) want(ctx context.Context, t cm.EventType) error {
 func (l *link) onDevice() error {
 	p := l.m.port
 	if name, port := l.id.Device(); name != p.dev.Name() || port != p.o.Port {
-		return failed(engine.ErrConnect, "the way leads over device %q, port %d, and this port is open on %s, port %d: name the other one, or its address", name, port, p.dev.Name(), p.o.Port)
+		return failed(engine.ErrConnect,
+			"the way leads over device %q, port %d, and this port is open on %s, port %d: name the other one, or its "+
+				"address", name, port, p.dev.Name(), p.o.Port)
 	}
 	return nil
 }
 
-// send implements session: a goodbye rejects a peer that was not accepted, with the reason, and ends a connection. A peer takes no other record.
+// send implements session: a goodbye rejects a peer that was not accepted, with the reason, and
+// ends a connection. A peer takes no other record.
 func (l *link) send(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

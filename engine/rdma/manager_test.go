@@ -17,7 +17,8 @@ import (
 // managed has ports that connect by the connection manager at both ends.
 func managed(t *testing.T, w managers) {
 	for name, f := range map[string]func(*testing.T, managers){
-		"both ways": bothWays, "few buffers": fewBuffers, "closed": closedBySide, "queue closed": queueClosed, "queue of the client closed": clientQueueClosed, "many": manyPeers, "refused": refusedByPeer,
+		"both ways": bothWays, "few buffers": fewBuffers, "closed": closedBySide, "queue closed": queueClosed,
+		"queue of the client closed": clientQueueClosed, "many": manyPeers, "refused": refusedByPeer,
 		"refusals": plainRefusals, "reconnect": reconnects, "accepted while it closes": closesEarly,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, w) })
@@ -117,7 +118,8 @@ func bothWays(t *testing.T, w managers) {
 		put(t, ts, id, back...)
 		for k, m := range got(t, qs, each) {
 			if m != fmt.Sprint(id, " ", there[k]) {
-				t.Fatalf("round %d, message %d to the server: %.60q of %d bytes, expected %.60q of %d", i, k, m, len(m), there[k], len(there[k]))
+				t.Fatalf("round %d, message %d to the server: %.60q of %d bytes, expected %.60q of %d", i, k, m, len(m),
+					there[k], len(there[k]))
 			}
 		}
 		for k, m := range got(t, qc, each) {
@@ -129,8 +131,10 @@ func bothWays(t *testing.T, w managers) {
 	if err := tc.Drain(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	if a, b := stats(c).Tx, stats(s).Rx; a.Packets != rounds*each || b.Packets != rounds*each || int(a.Bytes) != bytes || int(b.Bytes) != bytes {
-		t.Errorf("sent %d of %d bytes, received %d of %d, expected %d of %d", a.Packets, a.Bytes, b.Packets, b.Bytes, rounds*each, bytes)
+	if a, b := stats(c).Tx, stats(s).Rx; a.Packets != rounds*each || b.Packets != rounds*each ||
+		int(a.Bytes) != bytes || int(b.Bytes) != bytes {
+		t.Errorf("sent %d of %d bytes, received %d of %d, expected %d of %d", a.Packets, a.Bytes, b.Packets, b.Bytes,
+			rounds*each, bytes)
 	}
 }
 
@@ -202,7 +206,8 @@ func closedBySide(t *testing.T, w managers) {
 func queueClosed(t *testing.T, w managers) {
 	events := newEnds()
 	s := w.server(t, Options{})
-	c := w.client(t, s, Options{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond, OnConn: events.on}})
+	c := w.client(t, s, Options{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond,
+		OnConn: events.on}})
 	rx(t, c, engine.RxSpec{Depth: 16})
 	out := tx(t, c, engine.TxSpec{})
 	for i := range 3 {
@@ -226,7 +231,8 @@ func queueClosed(t *testing.T, w managers) {
 	}
 }
 
-// clientQueueClosed: it is the same with a queue of the side that connects, which connects again with the next one.
+// clientQueueClosed: it is the same with a queue of the side that connects, which connects again
+// with the next one.
 func clientQueueClosed(t *testing.T, w managers) {
 	s := w.server(t, Options{})
 	q := rx(t, s, engine.RxSpec{Depth: 16})
@@ -288,7 +294,8 @@ func refusedByPeer(t *testing.T, w managers) {
 	rx(t, c, engine.RxSpec{Depth: 16})
 	nobody := netip.AddrPortFrom(netip.MustParseAddr(w.host), 4)
 	var ce *ConnError
-	if _, err := c.Connect(within(t), nobody); !errors.Is(err, engine.ErrConnect) || !errors.As(err, &ce) || ce.Remote != nobody || !strings.Contains(err.Error(), "nobody listens") {
+	if _, err := c.Connect(within(t), nobody); !errors.Is(err, engine.ErrConnect) || !errors.As(err, &ce) ||
+		ce.Remote != nobody || !strings.Contains(err.Error(), "nobody listens") {
 		t.Errorf("to nobody: %v", err)
 	}
 	s := w.server(t, Options{Options: conns.Options{MaxConns: 1}})
@@ -296,7 +303,8 @@ func refusedByPeer(t *testing.T, w managers) {
 	if _, err := c.Connect(within(t), s.LocalAddr()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), `it says "too many connections"`) {
+	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) ||
+		!strings.Contains(err.Error(), `it says "too many connections"`) {
 		t.Errorf("beyond MaxConns: %v", err)
 	}
 	if n := s.Counts(); n.Accepted != 1 || n.Refused != 1 {
@@ -312,7 +320,8 @@ func plainRefusals(t *testing.T, w managers) {
 	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrNotReady) {
 		t.Errorf("Connect without a receive queue: %v", err)
 	}
-	if _, err := w.e.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?listen=1&connect=cm"}); !errors.Is(err, engine.ErrInUse) {
+	if _, err := w.e.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() +
+		"?listen=1&connect=cm"}); !errors.Is(err, engine.ErrInUse) {
 		t.Errorf("a port that is in use: %v", err)
 	}
 	rx(t, s, engine.RxSpec{Depth: 16})
@@ -334,12 +343,14 @@ func plainRefusals(t *testing.T, w managers) {
 	}
 }
 
-// reconnects: a client whose server goes comes back when there is one again, and what waited is sent.
+// reconnects: a client whose server goes comes back when there is one again, and what waited is
+// sent.
 func reconnects(t *testing.T, w managers) {
 	events := newEnds()
 	s := w.server(t, Options{})
 	at := s.LocalAddr()
-	c := w.client(t, s, Options{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond, BackoffMax: 20 * time.Millisecond, OnConn: events.on}})
+	c := w.client(t, s, Options{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond,
+		BackoffMax: 20 * time.Millisecond, OnConn: events.on}})
 	rx(t, c, engine.RxSpec{Depth: 16})
 	rx(t, s, engine.RxSpec{Depth: 16})
 	out := tx(t, c, engine.TxSpec{})
@@ -357,7 +368,8 @@ func reconnects(t *testing.T, w managers) {
 	events.next(t, true)
 }
 
-// closesEarly: a port that closes while others connect leaves nothing behind, and their connections end.
+// closesEarly: a port that closes while others connect leaves nothing behind, and their connections
+// end.
 func closesEarly(t *testing.T, w managers) {
 	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{})
 	rx(t, c, engine.RxSpec{Depth: 16})
@@ -382,7 +394,8 @@ func closesEarly(t *testing.T, w managers) {
 	until(t, "the connections to end", func() bool { return len(c.conns.List()) == 0 })
 }
 
-// TestNoManager: on a machine without librdmacm, or without the kernel's part of it, the error says so, and nothing stays behind.
+// TestNoManager: on a machine without librdmacm, or without the kernel's part of it, the error says
+// so, and nothing stays behind.
 func TestNoManager(t *testing.T) {
 	f := onFake(t, "")
 	for _, path := range []string{"/nowhere/librdmacm.so.1", ""} {
@@ -393,7 +406,8 @@ func TestNoManager(t *testing.T) {
 			p.Close()
 			continue // this machine has RDMA connections; the guest's tests go on from here
 		}
-		if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "connect=cm") || !strings.Contains(err.Error(), "rdma") {
+		if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "connect=cm") ||
+			!strings.Contains(err.Error(), "rdma") {
 			t.Errorf("%q: %v", path, err)
 		}
 	}

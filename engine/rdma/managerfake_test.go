@@ -38,14 +38,16 @@ func TestManaged(t *testing.T) {
 	}
 }
 
-// attempt opens both ports and connects them until ctx ends; the error is that of the first step that failed.
+// attempt opens both ports and connects them until ctx ends; the error is that of the first step
+// that failed.
 func attempt(ctx context.Context, t *testing.T, w managers) (err error) {
 	t.Helper()
 	open := func(address string) *Port {
 		if err != nil {
 			return nil
 		}
-		p, e := w.e.OpenPort(within(t), engine.PortSpec{Address: address, Options: Options{Options: conns.Options{ConnectTimeout: time.Minute}}})
+		p, e := w.e.OpenPort(within(t), engine.PortSpec{Address: address,
+			Options: Options{Options: conns.Options{ConnectTimeout: time.Minute}}})
 		if err = e; e != nil {
 			return nil
 		}
@@ -95,12 +97,14 @@ func (f *fake) afterCall(t *testing.T, call string, k int) context.Context {
 	return ctx
 }
 
-// TestManagerFails: each call to the connection manager fails, the first of its kind, the second and so on. The caller that opens or connects gets
-// the error, and nothing stays behind.
+// TestManagerFails: each call to the connection manager fails, the first of its kind, the second
+// and so on. The caller that opens or connects gets the error, and nothing stays behind.
 func TestManagerFails(t *testing.T) {
 	f, w := onManager(t, "")
-	for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen", "rdma_resolve_addr", "rdma_resolve_route", "rdma_connect",
-		"rdma_accept", "rdma_establish", "rdma_init_qp_attr", "rdma_get_cm_event", "cm_address", "cm_route", "cm_connect", "cm_accept", "ibv_create_cq", "ibv_modify_qp"} {
+	for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen",
+		"rdma_resolve_addr", "rdma_resolve_route", "rdma_connect",
+		"rdma_accept", "rdma_establish", "rdma_init_qp_attr", "rdma_get_cm_event", "cm_address", "cm_route",
+		"cm_connect", "cm_accept", "ibv_create_cq", "ibv_modify_qp"} {
 		t.Run(call, func(t *testing.T) {
 			failed := 0
 			for k, missed := 1, 0; ; k++ {
@@ -142,8 +146,9 @@ func TestManagerFails(t *testing.T) {
 	}
 }
 
-// TestManagerGone: the ids of a process that is killed end without a goodbye, which the kernel then says; a device that is removed, events that do not
-// belong there, and a queue pair that breaks end the connection at both sides.
+// TestManagerGone: the ids of a process that is killed end without a goodbye, which the kernel then
+// says; a device that is removed, events that do not belong there, and a queue pair that breaks end
+// the connection at both sides.
 func TestManagerGone(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -177,13 +182,15 @@ func TestManagerGone(t *testing.T) {
 			met(t, s, p)
 			atServer.next(t, true)
 			atClient.next(t, true)
-			until(t, "both sides to be allowed to send", func() bool { return ready(s) && ready(p) }) // no side is still in a call that sets the connection up
+			// no side is still in a call that sets the connection up
+			until(t, "both sides to be allowed to send", func() bool { return ready(s) && ready(p) })
 			c.do(t, f, p)
 			if c.client == "" { // a side that is gone gets no event
 			} else if e := atClient.next(t, false); e.Err == nil || !strings.Contains(e.Err.Error(), c.client) {
 				t.Errorf("the client: %+v, expected %q", e, c.client)
 			}
-			if e := atServer.next(t, false); (e.Err == nil) != (c.server == "") || e.Err != nil && !strings.Contains(e.Err.Error(), c.server) {
+			if e := atServer.next(t, false); (e.Err == nil) != (c.server == "") || e.Err != nil &&
+				!strings.Contains(e.Err.Error(), c.server) {
 				t.Errorf("the server: %+v, expected %q", e, c.server)
 			}
 		})
@@ -198,7 +205,8 @@ func ready(p *Port) bool {
 	return c.out != nil && c.out.ready
 }
 
-// TestManagerRejects: an answer belongs to the dial that it is for, and a device that is removed takes no more.
+// TestManagerRejects: an answer belongs to the dial that it is for, and a device that is removed
+// takes no more.
 func TestManagerRejects(t *testing.T) {
 	f, w := onManager(t, "")
 	s := w.server(t, Options{})
@@ -238,23 +246,27 @@ func TestManagerRejects(t *testing.T) {
 	}
 }
 
-// TestManagerDeaf: a port whose connection manager gives no more events refuses to connect with that reason, and does not wait.
+// TestManagerDeaf: a port whose connection manager gives no more events refuses to connect with
+// that reason, and does not wait.
 func TestManagerDeaf(t *testing.T) {
 	f, w := onManager(t, "")
 	s := w.server(t, Options{})
 	rx(t, s, engine.RxSpec{Depth: 16})
 	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{Options: conns.Options{ConnectTimeout: time.Minute}})
 	rx(t, c, engine.RxSpec{Depth: 16})
-	until(t, "the manager to listen", func() bool { return f.count(t, "rdma_get_cm_event") >= 2 }) // both ports' goroutines
+	// both ports' goroutines
+	until(t, "the manager to listen", func() bool { return f.count(t, "rdma_get_cm_event") >= 2 })
 	f.run(t, "fail rdma_get_cm_event 1 ENOBUFS")
 	for range 2 {
-		if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), "tells no more") {
+		if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) ||
+			!strings.Contains(err.Error(), "tells no more") {
 			t.Errorf("%v", err)
 		}
 	}
 }
 
-// TestManagerInfiniBand: datagrams by the connection manager are refused where an IP address is no way to the peer.
+// TestManagerInfiniBand: datagrams by the connection manager are refused where an IP address is no
+// way to the peer.
 func TestManagerInfiniBand(t *testing.T) {
 	_, w := onManager(t, "link infiniband")
 	_, err := w.e.OpenPort(within(t), engine.PortSpec{Address: "roce://" + w.own + "?connect=cm&transport=UD"})

@@ -43,7 +43,8 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 	put(t, tc, own, there...)
 	for i, m := range got(t, qs, len(there)) {
 		if m != fmt.Sprint(id, " ", there[i]) {
-			t.Fatalf("message %d to the server: %.60q of %d bytes, expected %.60q of %d", i, m, len(m), there[i], len(there[i]))
+			t.Fatalf("message %d to the server: %.60q of %d bytes, expected %.60q of %d", i, m, len(m), there[i],
+				len(there[i]))
 		}
 	}
 	back := []string{"early", text(9, longest), "last"}
@@ -56,7 +57,8 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 	if err := errors.Join(tc.Drain(within(t)), ts.Drain(within(t))); err != nil {
 		t.Fatal(err)
 	}
-	if a, b := stats(c), stats(s); int(a.Tx.Packets) != len(there) || int(b.Rx.Packets) != len(there) || int(b.Tx.Packets) != len(back) || b.Rx.Drops.Total() != 0 {
+	if a, b := stats(c), stats(s); int(a.Tx.Packets) != len(there) || int(b.Rx.Packets) != len(there) ||
+		int(b.Tx.Packets) != len(back) || b.Rx.Drops.Total() != 0 {
 		t.Errorf("client %+v, server %+v", a, b)
 	}
 	if how == UD {
@@ -73,11 +75,13 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 	}
 
 	// A port that refuses says why, and without a listener the error says that.
-	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), `it says "too many connections"`) {
+	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) ||
+		!strings.Contains(err.Error(), `it says "too many connections"`) {
 		t.Errorf("beyond MaxConns: %v", err)
 	}
 	nobody := netip.AddrPortFrom(netip.MustParseAddr(w.host), 4)
-	if _, err := c.Connect(within(t), nobody); !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), "nobody listens") {
+	if _, err := c.Connect(within(t), nobody); !errors.Is(err, engine.ErrConnect) ||
+		!strings.Contains(err.Error(), "nobody listens") {
 		t.Errorf("to nobody: %v", err)
 	}
 	if err := c.CloseConn(own); err != nil {

@@ -12,7 +12,8 @@ func (p *Port) registered(r *mem.Region) (*ibvmem.Registration, error) { return 
 // scratch is where the device puts the routing headers of datagrams that bring nothing else.
 func (p *Port) scratch() (ibv.SGE, error) {
 	p.scratchOnce.Do(func() {
-		if p.scratchRegion, p.scratchErr = mem.Alloc(mem.Options{Name: "routing headers", Size: grhLen}); p.scratchErr == nil {
+		if p.scratchRegion, p.scratchErr = mem.Alloc(mem.Options{Name: "routing headers",
+			Size: grhLen}); p.scratchErr == nil {
 			_, p.scratchErr = p.registered(p.scratchRegion)
 		}
 	})

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestLateHello: a connection whose peer says who it is only after the receive queue was made belongs to that queue, too.
+// TestLateHello: a connection whose peer says who it is only after the receive queue was made
+// belongs to that queue, too.
 func TestLateHello(t *testing.T) {
 	f := onFake(t, "")
 	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{})
@@ -38,8 +39,8 @@ func TestLateHello(t *testing.T) {
 	}
 }
 
-// TestConnections: packets go to the connection that they name, and carry that which they came from; a queue that is bound to one gets its
-// packets alone.
+// TestConnections: packets go to the connection that they name, and carry that which they came
+// from; a queue that is bound to one gets its packets alone.
 func TestConnections(t *testing.T) {
 	for _, mode := range []string{"mode post", "mode wire"} {
 		t.Run(mode, func(t *testing.T) {
@@ -79,7 +80,10 @@ func TestConnections(t *testing.T) {
 				}
 			}
 			bound := rx(t, s, engine.RxSpec{ID: engine.Queue(7), Depth: 8, Conn: at["3"]})
-			until(t, "the channel to move", func() bool { i, ok := client.Conn(ids[3]); return ok && i.Sends && i.Room == 8 })
+			until(t, "the channel to move", func() bool {
+				i, ok := client.Conn(ids[3])
+				return ok && i.Sends && i.Room == 8
+			})
 			for i := range ids {
 				put(t, away, ids[i], fmt.Sprint("again ", i))
 			}
@@ -134,7 +138,8 @@ func lastWords(t *testing.T, f world) {
 	got(t, in, 30)
 }
 
-// TestDatagrams: messages of UD have their routing header in front, which is delivered where it is wanted.
+// TestDatagrams: messages of UD have their routing header in front, which is delivered where it is
+// wanted.
 func TestDatagrams(t *testing.T) { datagrams(t, onFake(t, "mode wire")) }
 
 func datagrams(t *testing.T, f world) {
@@ -153,8 +158,10 @@ func datagrams(t *testing.T, f world) {
 		if err := r.Recv(within(t), b); err != nil {
 			t.Fatal(err)
 		}
-		if b.Segments(0) != 2 || b.Role(0, 0) != burst.Header || len(b.Bytes(0, 0)) != grhLen || string(b.Bytes(0, 1)) != text || b.Conn(0) != id {
-			t.Fatalf("packet %d: %d segments, the first a %v of %d bytes, %q", i, b.Segments(0), b.Role(0, 0), len(b.Bytes(0, 0)), b.Bytes(0, b.Segments(0)-1))
+		if b.Segments(0) != 2 || b.Role(0, 0) != burst.Header || len(b.Bytes(0, 0)) != grhLen ||
+			string(b.Bytes(0, 1)) != text || b.Conn(0) != id {
+			t.Fatalf("packet %d: %d segments, the first a %v of %d bytes, %q", i, b.Segments(0), b.Role(0, 0),
+				len(b.Bytes(0, 0)), b.Bytes(0, b.Segments(0)-1))
 		}
 		b.Release()
 		put(t, back, id, text)
@@ -167,7 +174,8 @@ func datagrams(t *testing.T, f world) {
 	}
 }
 
-// TestLossy: messages of UC and UD that are lost are counted, those that arrive come once and in order, and the sender never stops for good.
+// TestLossy: messages of UC and UD that are lost are counted, those that arrive come once and in
+// order, and the sender never stops for good.
 func TestLossy(t *testing.T) {
 	for _, tr := range []Transport{UC, UD} {
 		t.Run(tr.String(), func(t *testing.T) {

@@ -42,7 +42,8 @@ type own struct {
 	flush mem.Flusher // before the peer's word of a write is passed on; nil: nothing
 }
 
-// close takes the memory back. The peer's word of a write may come later, and what it wrote is seen by then.
+// close takes the memory back. The peer's word of a write may come later, and what it wrote is seen
+// by then.
 func (m *own) close() error {
 	err := m.mr.Close()
 	if m.flush != nil {
@@ -84,9 +85,10 @@ type MemoryEvent struct {
 	Imm    uint32       // of Written
 }
 
-// Expose lets the peer of a connection reach memory of this side, under these rights, until Retract or the end of the connection. It
-// returns the number by which the peer knows it. The memory stays mapped meanwhile. Connections of one port trust each other so far
-// that the key would do for any of them: peers that must not reach each other's memory belong on ports of their own.
+// Expose lets the peer of a connection reach memory of this side, under these rights, until Retract
+// or the end of the connection. It returns the number by which the peer knows it. The memory stays
+// mapped meanwhile. Connections of one port trust each other so far that the key would do for any
+// of them: peers that must not reach each other's memory belong on ports of their own.
 func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err error) {
 	access := ibv.Access(0)
 	if rights&RemoteRead != 0 {
@@ -127,16 +129,20 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	for c.mines++; c.mine[c.mines] != nil || c.mines == 0; c.mines++ {
 	}
 	c.mine[c.mines] = m
-	c.ch.send(&record{kind: kindExpose, memory: exposed{id: c.mines, rights: rights, rkey: mr.RKey(), addr: mr.Addr(), length: span.Len}})
+	c.ch.send(&record{kind: kindExpose, memory: exposed{id: c.mines, rights: rights, rkey: mr.RKey(), addr: mr.Addr(),
+		length: span.Len}})
 	return c.mines, nil
 }
 
 // errPlain is the answer where a peer would have to learn of memory.
 func errPlain() error {
-	return failed(engine.ErrUnsupported, "connect=cm: the peer is a program that takes no records, so that neither side can tell the other of memory; connect=tcp can")
+	return failed(engine.ErrUnsupported,
+		"connect=cm: the peer is a program that takes no records, so that neither side can tell the other of memory; "+
+			"connect=tcp can")
 }
 
-// flush makes what the peer of a connection wrote visible to the accelerators whose memory it may write.
+// flush makes what the peer of a connection wrote visible to the accelerators whose memory it may
+// write.
 func (p *Port) flush(c *conn) error {
 	p.mu.Lock()
 	err := c.unseen
@@ -159,7 +165,8 @@ func (p *Port) flush(c *conn) error {
 	return nil
 }
 
-// Retract takes exposed memory back. When it returns the peer cannot reach it any more; one that tries loses the connection.
+// Retract takes exposed memory back. When it returns the peer cannot reach it any more; one that
+// tries loses the connection.
 func (p *Port) Retract(conn, id uint32) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,9 +234,11 @@ type Op uint8
 
 // The operations.
 const (
-	Read     Op = iota // from the peer's memory to this side's
-	Write              // the other way
-	WriteImm           // and the peer gets a completion with a value when it is there; takes one of the peer's receive buffers
+	Read  Op = iota // from the peer's memory to this side's
+	Write           // the other way
+	// and the peer gets a completion with a value when it is there; takes one of the peer's receive
+	// buffers
+	WriteImm
 )
 
 // TransferSpec is a read or a write of memory that the peer has exposed.
@@ -269,9 +278,10 @@ func (t *Transfer) finish(well bool, c *conn) {
 	close(t.done)
 }
 
-// Post begins a transfer. It does not wait: where the device or the peer has no room now the error is engine.ErrFull, before the peer has a
-// receive queue engine.ErrNotReady. Memory that the peer has not exposed, or not with the right that it takes, is refused here:
-// engine.ErrNotFound, engine.ErrInvalid.
+// Post begins a transfer. It does not wait: where the device or the peer has no room now the error
+// is engine.ErrFull, before the peer has a receive queue engine.ErrNotReady. Memory that the peer
+// has not exposed, or not with the right that it takes, is refused here: engine.ErrNotFound,
+// engine.ErrInvalid.
 func (p *Port) Post(s TransferSpec) (*Transfer, error) {
 	if s.Op > WriteImm {
 		return nil, invalid("operation %d", s.Op)
@@ -302,7 +312,8 @@ func (p *Port) Post(s TransferSpec) (*Transfer, error) {
 	case m.rights&need == 0:
 		return nil, invalid("memory %d of the peer is exposed for %v alone", s.Remote, m.rights)
 	case s.Offset > m.length || s.Local.Len > m.length-s.Offset:
-		return nil, invalid("%d bytes at %d of the peer's memory %d, which has %d", s.Local.Len, s.Offset, s.Remote, m.length)
+		return nil, invalid("%d bytes at %d of the peer's memory %d, which has %d", s.Local.Len, s.Offset, s.Remote,
+			m.length)
 	}
 	lease, err := s.Local.Region.Lease()
 	if err != nil {

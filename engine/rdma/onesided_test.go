@@ -51,7 +51,9 @@ func TestOneSided(t *testing.T) {
 func oneSided(t *testing.T, f world) {
 	events := make(chan MemoryEvent, 100)
 	theirs, mine := region(t, 1<<16), region(t, 1<<16)
-	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{OnMemory: func(e MemoryEvent) { events <- e }})
+	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) {
+		events <- e
+	}}, Options{OnMemory: func(e MemoryEvent) { events <- e }})
 	event := func() MemoryEvent {
 		t.Helper()
 		select {
@@ -88,7 +90,8 @@ func oneSided(t *testing.T, f world) {
 		t.Fatal(err)
 	}
 	// Before the peer has a receive queue there is no channel.
-	if _, err := c.Post(TransferSpec{Op: Write, Conn: to, Local: local, Remote: m}); !errors.Is(err, engine.ErrNotReady) {
+	if _, err := c.Post(TransferSpec{Op: Write, Conn: to, Local: local, Remote: m}); !errors.Is(err,
+		engine.ErrNotReady) {
 		t.Errorf("a transfer without a channel: %v", err)
 	}
 	in, out := rx(t, s, engine.RxSpec{Depth: 8}), tx(t, c, engine.TxSpec{})
@@ -101,7 +104,10 @@ func oneSided(t *testing.T, f world) {
 	if err := ended(t, x, err); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(span.Bytes()[100:1100], local.Bytes()) || bytes.ContainsFunc(span.Bytes()[1100:], func(r rune) bool { return r != 0 }) {
+	if !bytes.Equal(span.Bytes()[100:1100], local.Bytes()) ||
+		bytes.ContainsFunc(span.Bytes()[1100:], func(r rune) bool {
+			return r != 0
+		}) {
 		t.Error("the bytes that were written are not there, or elsewhere")
 	}
 	if c := theirs.All().Bytes(); bytes.ContainsFunc(c[:4096], func(r rune) bool { return r != 0 }) {
@@ -109,7 +115,8 @@ func oneSided(t *testing.T, f world) {
 	}
 	for k := range 20 { // with packets of both kinds in between
 		put(t, out, 0, fmt.Sprint("packet ", k))
-		x, err = c.Post(TransferSpec{Op: WriteImm, Conn: to, Local: local, Remote: m, Offset: uint64(k), Imm: 0xabcd0000 + uint32(k)})
+		x, err = c.Post(TransferSpec{Op: WriteImm, Conn: to, Local: local, Remote: m, Offset: uint64(k),
+			Imm: 0xabcd0000 + uint32(k)})
 		if err := ended(t, x, err); err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +161,8 @@ func oneSided(t *testing.T, f world) {
 	}
 }
 
-// TestStaleKey: a peer that goes on using memory that was taken back loses its connection, and the memory stays as it is.
+// TestStaleKey: a peer that goes on using memory that was taken back loses its connection, and the
+// memory stays as it is.
 func TestStaleKey(t *testing.T) {
 	theirs, mine := region(t, 4096), region(t, 4096)
 	f := onFake(t, "mode wire")
@@ -196,7 +204,8 @@ func TestExposeRefused(t *testing.T) {
 		span   mem.Span
 		rights Rights
 		is     error
-	}{{id, r.All(), 0, engine.ErrInvalid}, {id, r.All(), 4, engine.ErrInvalid}, {id, r.All(), RemoteRead, engine.ErrUnsupported}, {id, mem.Span{}, RemoteWrite, engine.ErrInvalid},
+	}{{id, r.All(), 0, engine.ErrInvalid}, {id, r.All(), 4, engine.ErrInvalid},
+		{id, r.All(), RemoteRead, engine.ErrUnsupported}, {id, mem.Span{}, RemoteWrite, engine.ErrInvalid},
 		{99, r.All(), RemoteWrite, engine.ErrNotFound}} {
 		if _, err := s.Expose(c.conn, c.span, c.rights); !errors.Is(err, c.is) {
 			t.Errorf("%+v: %v", c, err)
@@ -204,7 +213,8 @@ func TestExposeRefused(t *testing.T) {
 	}
 }
 
-// TestForgedRight: a right that was not given is refused by the device, whatever the peer's program thinks.
+// TestForgedRight: a right that was not given is refused by the device, whatever the peer's program
+// thinks.
 func TestForgedRight(t *testing.T) {
 	for _, given := range []Rights{RemoteRead, RemoteWrite} {
 		t.Run(given.String(), func(t *testing.T) { forgedRight(t, given) })

@@ -54,34 +54,44 @@ func (c Connector) String() string {
 // Options are the options of a port. The zero value is right for most.
 type Options struct {
 	Transport Transport
-	// Connect says how connections are made. With ByCM a connection is one queue pair, used in both directions, which needs a receive queue: the
-	// port accepts and connects when it has one, OpenPort does not wait, and a receive queue that closes ends its connections. With UC and UD, what
-	// finds no buffer at its receiver is lost. With UD a port does not notice that its peer closes, and one that accepts can send after the peer's first message.
+	// Connect says how connections are made. With ByCM a connection is one queue pair, used in both
+	// directions, which needs a receive queue: the port accepts and connects when it has one,
+	// OpenPort does not wait, and a receive queue that closes ends its connections. With UC and UD,
+	// what finds no buffer at its receiver is lost. With UD a port does not notice that its peer
+	// closes, and one that accepts can send after the peer's first message.
 	Connect Connector
-	// Device is the RDMA device by its name, "" for the one that has the port's IP address. GID is the place in the device's table of the
-	// address to use, from 0; nil leaves the choice to what fits the address; Port the device's port, 0 for 1.
+	// Device is the RDMA device by its name, "" for the one that has the port's IP address. GID is
+	// the place in the device's table of the address to use, from 0; nil leaves the choice to what
+	// fits the address; Port the device's port, 0 for 1.
 	Device string
 	Port   int
 	GID    *int
-	// SendDepth is the number of messages of one connection that the device may have at a time; 0 is 256.
+	// SendDepth is the number of messages of one connection that the device may have at a time; 0
+	// is 256.
 	SendDepth int
-	// Inline is up to how many bytes a message is copied into its request instead of being fetched by the device; 0 is 64, negative for none.
+	// Inline is up to how many bytes a message is copied into its request instead of being fetched
+	// by the device; 0 is 64, negative for none.
 	Inline int
-	// SignalEvery is how many messages at most one completion stands for; 0 is 16. The last one of each chain of requests always has one.
+	// SignalEvery is how many messages at most one completion stands for; 0 is 16. The last one of
+	// each chain of requests always has one.
 	SignalEvery int
-	// Segments is the number of pieces that a message to be sent may have; 0 is 8, or as many as the device takes if that is less.
+	// Segments is the number of pieces that a message to be sent may have; 0 is 8, or as many as
+	// the device takes if that is less.
 	Segments int
-	// AckTimeout is how long the device waits for an acknowledgement, at least; it takes 4.096 us times a power of two. 0 is 67 ms.
-	// Retries is how often it tries again, 1 to 7; 0 is 6, because Soft-RoCE never gives up with 7. MinRNR is the pause that a receiver without a buffer asks for; 0 is 10 us,
-	// and 640 us with ByCM, whose peers know nothing of its buffers.
+	// AckTimeout is how long the device waits for an acknowledgement, at least; it takes 4.096 us
+	// times a power of two. 0 is 67 ms. Retries is how often it tries again, 1 to 7; 0 is 6,
+	// because Soft-RoCE never gives up with 7. MinRNR is the pause that a receiver without a buffer
+	// asks for; 0 is 10 us, and 640 us with ByCM, whose peers know nothing of its buffers.
 	AckTimeout, MinRNR time.Duration
 	Retries            int
-	// MTU is the most that one packet on the wire carries, in bytes: 256, 512, 1024, 2048 or 4096; 0 is what the port has.
+	// MTU is the most that one packet on the wire carries, in bytes: 256, 512, 1024, 2048 or 4096;
+	// 0 is what the port has.
 	MTU int
 	conns.Options
 	// Linger is how long Close waits for what the device has already been given; 0 is 2 s.
 	Linger time.Duration
-	// OnMemory is called when a peer exposes memory or takes that back, by a goroutine of the engine: it must not wait.
+	// OnMemory is called when a peer exposes memory or takes that back, by a goroutine of the
+	// engine: it must not wait.
 	OnMemory func(MemoryEvent)
 
 	every time.Duration // between two looks whether a channel gets on; 0: rdma.WatchEvery. For tests.
@@ -96,10 +106,12 @@ func (o *Options) looks() time.Duration {
 
 // RxOptions are the options of a receive queue (engine.RxSpec.Options).
 type RxOptions struct {
-	// MaxMessage is the longest message in bytes; 0 is what one slot holds, or with two pools one of each. Longer ones take several slots of
-	// the last pool, and are received as several segments.
+	// MaxMessage is the longest message in bytes; 0 is what one slot holds, or with two pools one
+	// of each. Longer ones take several slots of the last pool, and are received as several
+	// segments.
 	MaxMessage int
-	// GRH delivers the routing header of a datagram as a header segment of 40 bytes in front of its payload; with UD only.
+	// GRH delivers the routing header of a datagram as a header segment of 40 bytes in front of its
+	// payload; with UD only.
 	GRH bool
 }
 
@@ -160,7 +172,8 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// ackCode is the code of an acknowledgement timeout of at least d: 4.096 us times 2 to its power (InfiniBand specification, 9.7.6.1.3).
+// ackCode is the code of an acknowledgement timeout of at least d: 4.096 us times 2 to its power
+// (InfiniBand specification, 9.7.6.1.3).
 func ackCode(d time.Duration) uint8 {
 	code := uint8(1)
 	for t := 2 * 4096 * time.Nanosecond; t < d && code < 31; t *= 2 {
@@ -169,9 +182,11 @@ func ackCode(d time.Duration) uint8 {
 	return code
 }
 
-// rnrPauses are the pauses that a receiver can ask for, by their code, in units of 10 us (InfiniBand specification, table 45). Code 0, which
-// looks like none at all, is the longest: 655 ms.
-var rnrPauses = [32]time.Duration{65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+// rnrPauses are the pauses that a receiver can ask for, by their code, in units of 10 us
+// (InfiniBand specification, table 45). Code 0, which looks like none at all, is the longest: 655
+// ms.
+var rnrPauses = [32]time.Duration{65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
+	1024, 1536, 2048, 3072, 4096, 6144, 8192,
 	12288, 16384, 24576, 32768, 49152}
 
 // rnrCode is the code of the shortest pause of at least d.

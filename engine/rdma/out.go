@@ -88,11 +88,13 @@ func (c *conn) offered(r *record) error {
 func (p *Port) newOut(c *conn) *txChannel {
 	depth := min(p.o.SendDepth, p.attr.MaxQPWR-1) // and one to see whether the device is still at work
 	sges := min(p.o.Segments, p.attr.MaxSGE, burst.MaxSegments)
-	return &txChannel{c: c, depth: depth, sges: sges, inline: p.o.Inline, posts: make([]posted, depth+1), pieces: make([]piece, depth*sges),
-		sge: make([]ibv.SGE, 0, sges), reclaim: make([]burst.Handle, 0, 64)}
+	return &txChannel{c: c, depth: depth, sges: sges, inline: p.o.Inline, posts: make([]posted, depth+1),
+		pieces: make([]piece, depth*sges),
+		sge:    make([]ibv.SGE, 0, sges), reclaim: make([]burst.Handle, 0, 64)}
 }
 
-// make makes the queue pair. spec says where it receives, and reads is how many receives complete with what is sent.
+// make makes the queue pair. spec says where it receives, and reads is how many receives complete
+// with what is sent.
 func (o *txChannel) make(spec ibv.QPSpec, reads int) (err error) {
 	p := o.c.port
 	spec.SendWRs, spec.SendSGEs, spec.Inline = o.depth+1, o.sges, o.inline
@@ -163,7 +165,8 @@ func (c *conn) ready(r *record) error {
 	return nil
 }
 
-// withdrawn takes the receiver's word that the channel must not be used any more. When everything on it is done the sender says so.
+// withdrawn takes the receiver's word that the channel must not be used any more. When everything
+// on it is done the sender says so.
 func (c *conn) withdrawn(r *record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +208,8 @@ func (o *txChannel) flying() int { return int(o.tail - o.head) }
 // room is the number of messages that the device and the receiver take now.
 func (o *txChannel) room() int { return min(o.w.room(), o.depth-o.flying()) }
 
-// post gives packets from to to-1 of b to the device, as many as it and the receiver take, and returns the first that they did not.
+// post gives packets from to to-1 of b to the device, as many as it and the receiver take, and
+// returns the first that they did not.
 func (o *txChannel) post(s *txSink, b *burst.Burst, from, to int) int {
 	for from < to && !o.broken {
 		// First those that can be sent; the last of them has a completion.
@@ -366,7 +370,9 @@ func (o *txChannel) take(wc *ibv.WC) {
 	if s := wc.Status(); s != ibv.Success {
 		if s != ibv.WRFlushErr {
 			o.fail(wc.Err())
-		} else if !o.broken { // what failed comes before, or an event of the device says it; the watchdog sees to it if neither does
+		} else if !o.broken {
+			// what failed comes before, or an event of the device says it; the watchdog sees to it
+			// if neither does
 			o.broken, o.flushed = true, wc.Err()
 			o.c.guard()
 		}
@@ -387,8 +393,8 @@ func (o *txChannel) take(wc *ibv.WC) {
 	o.done(id+1, 0, true)
 }
 
-// done gives back what requests before the one with that number had, which have left; and of failed ones, it and those behind it, which
-// have not.
+// done gives back what requests before the one with that number had, which have left; and of failed
+// ones, it and those behind it, which have not.
 func (o *txChannel) done(until uint64, failed int, left bool) {
 	if until < o.head || until > o.tail {
 		return

@@ -20,8 +20,8 @@ type pair struct {
 
 var services = [numTransports]ibv.QPType{RC: ibv.RC, UC: ibv.UC, UD: ibv.UD}
 
-// newPair makes a queue pair in state Init. spec lacks what all have. entries is the room of its completion queue, and recvCQ nil when receives
-// complete there, too.
+// newPair makes a queue pair in state Init. spec lacks what all have. entries is the room of its
+// completion queue, and recvCQ nil when receives complete there, too.
 func (p *Port) newPair(spec ibv.QPSpec, entries int) (x *pair, err error) {
 	x = &pair{}
 	defer func() {
@@ -41,7 +41,8 @@ func (p *Port) newPair(spec ibv.QPSpec, entries int) (x *pair, err error) {
 		return
 	}
 	p.counts.channels.Add(1)
-	x.mine = pairInfo{gid: p.gid.Addr.As16(), qpn: x.qp.Num(), psn: rand.Uint32() & 0xffffff, mtu: uint16(p.o.MTU), lid: p.dev.Port.LID}
+	x.mine = pairInfo{gid: p.gid.Addr.As16(), qpn: x.qp.Num(), psn: rand.Uint32() & 0xffffff, mtu: uint16(p.o.MTU),
+		lid: p.dev.Port.LID}
 	init := ibv.InitAttr{Port: uint8(p.o.Port)}
 	if p.o.Transport == UD {
 		x.mine.qkey = rand.Uint32() & 0x7fffffff // the highest bit asks for the sender's own key
@@ -69,14 +70,16 @@ func (x *pair) connect(p *Port, peer *pairInfo) error {
 	var rtr ibv.RTRAttr
 	atomics := uint8(min(p.attr.MaxRdAtomic, p.attr.MaxInitRdAtomic, 16))
 	if p.o.Transport != UD {
-		rtr = ibv.RTRAttr{To: to, RemoteQPN: peer.qpn, PSN: peer.psn, PathMTU: ibv.MTUOf(min(p.o.MTU, int(peer.mtu))), MaxDestRdAtomic: atomics, MinRNRTimer: rnrCode(p.o.MinRNR)}
+		rtr = ibv.RTRAttr{To: to, RemoteQPN: peer.qpn, PSN: peer.psn, PathMTU: ibv.MTUOf(min(p.o.MTU, int(peer.mtu))),
+			MaxDestRdAtomic: atomics, MinRNRTimer: rnrCode(p.o.MinRNR)}
 	}
 	if err := x.qp.ReadyToReceive(rtr); err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
 	}
 	rts := ibv.RTSAttr{PSN: x.mine.psn}
 	if p.o.Transport == RC {
-		rts.Timeout, rts.RetryCount, rts.RNRRetry, rts.MaxRdAtomic = ackCode(p.o.AckTimeout), uint8(p.o.Retries), 7, atomics
+		rts.Timeout, rts.RetryCount, rts.RNRRetry, rts.MaxRdAtomic = ackCode(p.o.AckTimeout), uint8(p.o.Retries), 7,
+			atomics
 	}
 	if err := x.qp.ReadyToSend(rts); err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)

@@ -50,7 +50,8 @@ func (c cable) meet(err error) {
 // open opens this end's port, and is connected when it returns.
 func (c cable) open(o Options) *Port {
 	c.Helper()
-	o.AckTimeout = 500 * time.Millisecond // the machines are emulated, and stand still for a moment when the host is busy
+	// the machines are emulated, and stand still for a moment when the host is busy
+	o.AckTimeout = 500 * time.Millisecond
 	port := func(address string) *Port {
 		p, err := c.e.OpenPort(within(c.T), engine.PortSpec{Address: address, Options: o})
 		c.meet(err)
@@ -75,7 +76,10 @@ func (c cable) send(q engine.TxQueue, conn uint32, n int) {
 	c.Helper()
 	b := burst.New(1)
 	for i := range n {
-		until(c.T, "a descriptor", func() bool { k, err := q.Alloc(b, 1, guestMessage); return k == 1 || errors.Is(err, engine.ErrClosed) })
+		until(c.T, "a descriptor", func() bool {
+			k, err := q.Alloc(b, 1, guestMessage)
+			return k == 1 || errors.Is(err, engine.ErrClosed)
+		})
 		data := b.Bytes(0, 0)
 		for at := 0; at+8 <= len(data); at += 8 {
 			binary.BigEndian.PutUint64(data[at:], uint64(i)*1e6+uint64(at))
@@ -87,7 +91,8 @@ func (c cable) send(q engine.TxQueue, conn uint32, n int) {
 	}
 }
 
-// receive receives messages until enough says so, and says how many. They come in order, none twice, and whole.
+// receive receives messages until enough says so, and says how many. They come in order, none
+// twice, and whole.
 func (c cable) receive(q engine.RxQueue, enough func(n int) bool) (n int) {
 	c.Helper()
 	b := burst.New(32)
@@ -117,8 +122,9 @@ func (c cable) receive(q engine.RxQueue, enough func(n int) bool) (n int) {
 	return n
 }
 
-// TestGuestPair joins two machines by a cable that loses packets and is slow: RC loses nothing, UC and UD count what they lose. The cable is cut
-// in the middle of the traffic: the sender learns it, and accounts for every packet.
+// TestGuestPair joins two machines by a cable that loses packets and is slow: RC loses nothing, UC
+// and UD count what they lose. The cable is cut in the middle of the traffic: the sender learns it,
+// and accounts for every packet.
 func TestGuestPair(t *testing.T) {
 	testenv.Once(t)
 	if guest.ID() == 0 {
@@ -185,7 +191,8 @@ func (c cable) lossy(tr Transport, netem string) {
 	}
 	st := stats(p).Rx
 	c.Logf("%v, %s: %d of %d messages, drops %v", tr, netem, got, n, &st.Drops)
-	if got+int(st.Drops.Total()) != n || uint64(got) != st.Packets || st.Drops.Total() != st.Drops[engine.DropNIC]+st.Drops[engine.DropClosed] || slots.Stats().InUse != 0 {
+	if got+int(st.Drops.Total()) != n || uint64(got) != st.Packets ||
+		st.Drops.Total() != st.Drops[engine.DropNIC]+st.Drops[engine.DropClosed] || slots.Stats().InUse != 0 {
 		c.Errorf("%d messages and drops %v are not %d; pool %+v", got, &st.Drops, n, slots.Stats())
 	}
 	if tr == RC && got != n {
@@ -209,7 +216,8 @@ func (c cable) cut() {
 		c.sh("ip link set link0 down")
 		b := burst.New(32)
 		r := engine.NewRx(q, engine.Batching{})
-		for wait := time.Now().Add(10 * time.Second); time.Now().Before(wait); { // while the sender finds out, which takes a fifth of it at most
+		for wait := time.Now().Add(10 * time.Second); time.Now().Before(wait); {
+			// while the sender finds out, which takes a fifth of it at most
 			k, _ := r.TryRecv(b)
 			got += k
 			b.Release()
@@ -219,8 +227,10 @@ func (c cable) cut() {
 		var t told
 		c.meet(c.m.Recv(&t))
 		gone.next(c.T, false)
-		if sent := t.Stats.Tx; sent.Packets > uint64(got) || sent.Packets+sent.Drops[engine.DropDown] != n || sent.Drops.Total() != sent.Drops[engine.DropDown] {
-			c.Errorf("the sender says that %d of %d messages left and dropped %v; %d came", sent.Packets, n, &sent.Drops, got)
+		if sent := t.Stats.Tx; sent.Packets > uint64(got) || sent.Packets+sent.Drops[engine.DropDown] != n ||
+			sent.Drops.Total() != sent.Drops[engine.DropDown] {
+			c.Errorf("the sender says that %d of %d messages left and dropped %v; %d came", sent.Packets, n,
+				&sent.Drops, got)
 		}
 		return
 	}
@@ -237,9 +247,10 @@ func (c cable) cut() {
 	c.meet(c.m.Send(told{Stats: stats(p)}))
 }
 
-// TestGuestPowerOff: the machine that receives loses its power in the middle of the traffic. The other one's connection ends within the retries of
-// its device, with the reason; it accounts for every packet that it sent, has received what came before, and nothing of its memory or at
-// its device is left.
+// TestGuestPowerOff: the machine that receives loses its power in the middle of the traffic. The
+// other one's connection ends within the retries of its device, with the reason; it accounts for
+// every packet that it sent, has received what came before, and nothing of its memory or at its
+// device is left.
 func TestGuestPowerOff(t *testing.T) {
 	testenv.Once(t)
 	if guest.ID() == 0 {
@@ -291,13 +302,15 @@ func (c cable) powerOff() {
 	c.meet(out.Drain(within(c.T)))
 	st := stats(p)
 	c.Logf("sent %+v, received %+v", st.Tx, st.Rx)
-	if st.Tx.Packets+st.Tx.Drops[engine.DropDown] != n || st.Tx.Drops.Total() != st.Tx.Drops[engine.DropDown] || st.Tx.Drops[engine.DropDown] == 0 || slots.Stats().InUse != 0 {
+	if st.Tx.Packets+st.Tx.Drops[engine.DropDown] != n || st.Tx.Drops.Total() != st.Tx.Drops[engine.DropDown] ||
+		st.Tx.Drops[engine.DropDown] == 0 || slots.Stats().InUse != 0 {
 		c.Errorf("%d of %d messages left, drops %v, pool %+v", st.Tx.Packets, n, &st.Tx.Drops, slots.Stats())
 	}
 	got := c.receive(in, func(k int) bool { return k >= back })
 	c.meet(in.Close())
 	if st := stats(p).Rx; got != back || st.Packets != back || st.Drops.Total() != 0 || buffers.Stats().InUse != 0 {
-		c.Errorf("%d of %d messages were received, %d counted, drops %v, pool %+v", got, back, st.Packets, &st.Drops, buffers.Stats())
+		c.Errorf("%d of %d messages were received, %d counted, drops %v, pool %+v", got, back, st.Packets, &st.Drops,
+			buffers.Stats())
 	}
 	c.meet(p.Close())
 }

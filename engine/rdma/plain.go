@@ -10,8 +10,9 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv/cm"
 )
 
-// A plain connection is one that the connection manager makes: one queue pair in both directions, whose messages are the packets and nothing else.
-// It belongs to one receive queue, that of its queue pair, for as long as it lives. The peer says nothing of its buffers.
+// A plain connection is one that the connection manager makes: one queue pair in both directions,
+// whose messages are the packets and nothing else. It belongs to one receive queue, that of its
+// queue pair, for as long as it lives. The peer says nothing of its buffers.
 
 // noLimit is more messages than are ever sent: of a peer that does not say how many it takes.
 const noLimit = 1 << 62
@@ -41,7 +42,8 @@ func (l *link) params(c *conn, x *pair) cm.Params {
 	case l.asked == nil:
 		q.ResponderResources, q.InitiatorDepth = min(1, most), min(1, most)
 	default:
-		q.ResponderResources, q.InitiatorDepth = min(l.asked.ResponderResources, most), min(l.asked.InitiatorDepth, most)
+		q.ResponderResources, q.InitiatorDepth = min(l.asked.ResponderResources, most),
+			min(l.asked.InitiatorDepth, most)
 	}
 	return q
 }
@@ -61,7 +63,8 @@ func (l *link) begin(c *conn) error {
 	if err != nil {
 		return err
 	}
-	l.id.SetACKTimeout(ackCode(c.port.o.AckTimeout)) // where the kernel does not take it, the connection manager has one
+	// where the kernel does not take it, the connection manager has one
+	l.id.SetACKTimeout(ackCode(c.port.o.AckTimeout))
 	q := l.params(c, x)
 	if l.asked == nil {
 		return l.id.Connect(q)
@@ -69,7 +72,8 @@ func (l *link) begin(c *conn) error {
 	if err := l.ready(c, x, q.ResponderResources, q.InitiatorDepth); err != nil {
 		return err
 	}
-	// Its messages may come before the event that it is ready: a caller that receives them must know the connection by then.
+	// Its messages may come before the event that it is ready: a caller that receives them must
+	// know the connection by then.
 	if err := c.meet(); err != nil {
 		return err
 	}
@@ -81,14 +85,16 @@ func (l *link) ready(c *conn, x *pair, responder, initiator uint8) error {
 	if c.port.o.Transport == UD {
 		return l.readyUD(c, x)
 	}
-	err := l.id.ReadyQP(x.qp, ibv.LocalWrite, responder, initiator, cm.Pauses{MinRNR: rnrCode(c.port.o.MinRNR), RNRRetry: rnrForever})
+	err := l.id.ReadyQP(x.qp, ibv.LocalWrite, responder, initiator,
+		cm.Pauses{MinRNR: rnrCode(c.port.o.MinRNR), RNRRetry: rnrForever})
 	if err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
 	}
 	return nil
 }
 
-// follow does what an event asks for. The error is the end of the connection: io.EOF where the peer has closed it.
+// follow does what an event asks for. The error is the end of the connection: io.EOF where the peer
+// has closed it.
 func (l *link) follow(c *conn, ev cm.Event) error {
 	switch {
 	case ev.Type == cm.Disconnected:
@@ -213,7 +219,8 @@ func (q *rxQueue) halt(l *rxChannel) {
 	q.look()
 }
 
-// begin has a port of the connection manager accept and connect, since a queue pair needs a receive queue. The caller holds p.mu.
+// begin has a port of the connection manager accept and connect, since a queue pair needs a receive
+// queue. The caller holds p.mu.
 func (p *Port) begin() error {
 	switch {
 	case p.accepts == nil && !p.a.remote.IsValid():

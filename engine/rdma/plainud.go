@@ -10,11 +10,14 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv/cm"
 )
 
-// With UD the connection manager only tells the side that connects the way to the queue pair of the side that accepts: nothing is connected, and neither
-// side learns that the other has ended. The side that accepts learns the number of the other queue pair from its first message. A message also carries
-// the number of its sender's queue pair as its immediate value, because there are programs that read it from there (udaddy).
+// With UD the connection manager only tells the side that connects the way to the queue pair of the
+// side that accepts: nothing is connected, and neither side learns that the other has ended. The
+// side that accepts learns the number of the other queue pair from its first message. A message
+// also carries the number of its sender's queue pair as its immediate value, because there are
+// programs that read it from there (udaddy).
 
-// managerKey is the key of all queue pairs for datagrams that the connection manager leads to (RDMA_UDP_QKEY).
+// managerKey is the key of all queue pairs for datagrams that the connection manager leads to
+// (RDMA_UDP_QKEY).
 const managerKey = 0x01234567
 
 // readyUD makes a queue pair for datagrams ready to receive and to send.
@@ -32,11 +35,13 @@ func (l *link) readyUD(c *conn, x *pair) error {
 	if l.asked == nil {
 		return nil // the peer's answer says where to send to
 	}
-	to := ibv.Address{Port: uint8(l.m.port.o.Port), SGIDIndex: l.m.port.gidOf(l.local().Addr()), DGID: l.remote().Addr()}
+	to := ibv.Address{Port: uint8(l.m.port.o.Port), SGIDIndex: l.m.port.gidOf(l.local().Addr()),
+		DGID: l.remote().Addr()}
 	return l.address(c, x, to, nil) // its first message says which queue pair it is
 }
 
-// address makes the way to the peer, which can take a while. When the connection has ended meanwhile, no other goroutine closes it.
+// address makes the way to the peer, which can take a while. When the connection has ended
+// meanwhile, no other goroutine closes it.
 func (l *link) address(c *conn, x *pair, to ibv.Address, peer *pairInfo) error {
 	ah, err := l.m.port.dev.PD.CreateAH(ibv.AHSpec{To: to})
 	if err != nil {
@@ -83,7 +88,8 @@ func (l *link) found(c *conn, p *cm.Params) error {
 	return nil
 }
 
-// from reports whether a datagram came from the channel's peer. The first one says who that is. The caller holds q.mu.
+// from reports whether a datagram came from the channel's peer. The first one says who that is. The
+// caller holds q.mu.
 func (l *rxChannel) from(qpn uint32) bool {
 	if l.peer == 0 {
 		l.peer = qpn

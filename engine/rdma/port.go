@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Port is a port with a roce:// address: one that connects, or one that accepts. Besides engine.Port it knows its connections, and
-// the memory that their peers expose.
+// Port is a port with a roce:// address: one that connects, or one that accepts. Besides
+// engine.Port it knows its connections, and the memory that their peers expose.
 type Port struct {
 	connections
 	name      string
@@ -69,7 +69,8 @@ type Counts struct {
 // Counts are the port's counts.
 func (p *Port) Counts() Counts {
 	c := &p.counts
-	return Counts{Counts: p.conns.Counts(), Broken: c.broken.Load(), QueuePairs: c.channels.Load(), Credits: c.credits.Load(), Waits: c.waits.Load(), Low: c.low.Load(), Async: c.async.Load()}
+	return Counts{Counts: p.conns.Counts(), Broken: c.broken.Load(), QueuePairs: c.channels.Load(),
+		Credits: c.credits.Load(), Waits: c.waits.Load(), Low: c.low.Load(), Async: c.async.Load()}
 }
 
 // open finds the device and makes what all connections of the port share.
@@ -97,7 +98,9 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	case o.Connect == ByTCP:
 		return p, nil
 	case o.Transport == UD && p.dev.Port.Link == ibv.LinkInfiniBand:
-		return nil, failed(engine.ErrUnsupported, "connect=cm with UD on InfiniBand: the side that accepts knows its peer by an IP address, which leads nowhere there: connect=tcp has UD, or take RC")
+		return nil, failed(engine.ErrUnsupported,
+			"connect=cm with UD on InfiniBand: the side that accepts knows its peer by an IP address, which leads "+
+				"nowhere there: connect=tcp has UD, or take RC")
 	}
 	m, err := newManager(p, e.cm)
 	if err == nil {
@@ -106,7 +109,8 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	return p, err
 }
 
-// choose finds the device and the GID: those that were named, or those that have the port's IP address.
+// choose finds the device and the GID: those that were named, or those that have the port's IP
+// address.
 func (p *Port) choose(e *Engine) (*ibv.Context, error) {
 	want := p.a.local.Addr()
 	if p.a.local.IsValid() && want.IsUnspecified() || !p.a.local.IsValid() {
@@ -207,7 +211,8 @@ func (p *Port) GID() string {
 	return fmt.Sprintf("GID %d, %v, %v: %s", p.gid.Index, p.gid.Type, p.gid.Addr, p.why)
 }
 
-// LocalAddr is the address that the port accepts at, or that of its connection; without a connection it is not valid.
+// LocalAddr is the address that the port accepts at, or that of its connection; without a
+// connection it is not valid.
 func (p *Port) LocalAddr() netip.AddrPort {
 	p.mu.Lock()
 	l := p.accepts
@@ -221,15 +226,18 @@ func (p *Port) LocalAddr() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// LinkState implements engine.LinkTeller: it is the device's link, by the device's events. Options.OnConn reports connections.
+// LinkState implements engine.LinkTeller: it is the device's link, by the device's events.
+// Options.OnConn reports connections.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)
 	return p.dev.Link()
 }
 
-// Info implements engine.Port. A port that accepts is up while its device is, one that connects while it is connected besides.
+// Info implements engine.Port. A port that accepts is up while its device is, one that connects
+// while it is connected besides.
 func (p *Port) Info() engine.PortInfo {
-	i := engine.PortInfo{Engine: "rdma", Address: "roce://" + p.a.remote.String(), Device: p.dev.Name(), MTU: p.o.MTU, NUMA: -1, Speed: p.dev.Port.Speed}
+	i := engine.PortInfo{Engine: "rdma", Address: "roce://" + p.a.remote.String(), Device: p.dev.Name(), MTU: p.o.MTU,
+		NUMA: -1, Speed: p.dev.Port.Speed}
 	local := p.LocalAddr()
 	if p.a.listen {
 		i.Address = "roce://" + local.String() + "?listen=1"
@@ -258,7 +266,8 @@ func (p *Port) Capabilities() engine.Capabilities {
 	return c
 }
 
-// ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page of it.
+// ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page
+// of it.
 func (p *Port) ReachesRegion(r *mem.Region) error {
 	if err := p.dev.Reaches(r); err != nil {
 		return fmt.Errorf("rdma: %w", err)
@@ -282,7 +291,8 @@ func (p *Port) Stats(s *engine.PortStats) {
 	engine.SumTx(&s.Tx, p.tx, p.ended)
 }
 
-// Close implements engine.Port. What the device has been given it still sends, for as long as Options.Linger.
+// Close implements engine.Port. What the device has been given it still sends, for as long as
+// Options.Linger.
 func (p *Port) Close() error {
 	p.mu.Lock()
 	rx, first := p.rx.End()

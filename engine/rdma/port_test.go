@@ -84,7 +84,8 @@ func got(t testing.TB, q engine.RxQueue, n int) (out []string) {
 	return out
 }
 
-// TestHandOver closes a receive queue and makes another one, again and again: nothing that is sent later is lost.
+// TestHandOver closes a receive queue and makes another one, again and again: nothing that is sent
+// later is lost.
 func TestHandOver(t *testing.T) {
 	for _, mode := range []string{"mode post", "mode wire", "mode wire; delay 50us; seed 7"} {
 		t.Run(mode, func(t *testing.T) {

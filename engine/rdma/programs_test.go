@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// otherPrograms has the examples of librdmacm's authors at the other end: they know nothing of Penstock.
+// otherPrograms has the examples of librdmacm's authors at the other end: they know nothing of
+// Penstock.
 func otherPrograms(t *testing.T, w managers) {
 	t.Run("rdma_client", func(t *testing.T) { rdmaClient(t, w) })
 	t.Run("rdma_server", func(t *testing.T) { rdmaServer(t, w) })
@@ -104,7 +105,9 @@ func rdmaClient(t *testing.T, w managers) {
 func rdmaServer(t *testing.T, w managers) {
 	events := newEnds()
 	p := start(t, "rdma_server", "-s", w.host, "-p", "7391")
-	c := w.open(t, "roce://"+w.host+":7391?connect=cm", Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}}) // it comes to listen when it does
+	// it comes to listen when it does
+	c := w.open(t, "roce://"+w.host+":7391?connect=cm",
+		Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}})
 	q := rx(t, c, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{stained(t, 256, 16)}})
 	put(t, tx(t, c, engine.TxSpec{}), 0, text(1, exampleMessage))
 	messages(t, q, 1, exampleMessage, true)
@@ -117,7 +120,8 @@ func rdmaServer(t *testing.T, w managers) {
 	}
 }
 
-// ucmatose sends so many messages each way: first the side that accepts, then the other one. It does not look at their bytes.
+// ucmatose sends so many messages each way: first the side that accepts, then the other one. It
+// does not look at their bytes.
 func ucmatose(t *testing.T, w managers, accepts bool) {
 	const n, size = 40, 700
 	args := []string{"-C", "40", "-S", "700"}
@@ -126,14 +130,16 @@ func ucmatose(t *testing.T, w managers, accepts bool) {
 	var p *program
 	if accepts {
 		p = start(t, "ucmatose", append(args, "-b", w.host, "-p", "7392")...)
-		us = w.open(t, "roce://"+w.host+":7392?connect=cm", Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}})
+		us = w.open(t, "roce://"+w.host+":7392?connect=cm",
+			Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}})
 	} else {
 		us = w.server(t, Options{Options: conns.Options{OnConn: events.on}})
 	}
 	q := rx(t, us, engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, 1024, 16)}}) // fewer buffers than messages
 	out := tx(t, us, engine.TxSpec{})
 	if !accepts {
-		p = start(t, "ucmatose", append(args, "-s", w.host, "-p", strings.TrimPrefix(us.LocalAddr().String(), w.host+":"))...)
+		p = start(t, "ucmatose", append(args, "-s", w.host, "-p",
+			strings.TrimPrefix(us.LocalAddr().String(), w.host+":"))...)
 	}
 	id := events.next(t, true).ID
 	if accepts {
@@ -160,14 +166,16 @@ func ucmatose(t *testing.T, w managers, accepts bool) {
 	}
 }
 
-// udaddy sends datagrams: the side that connects sends all of its own, the other sends as many back. It knows one port only, and reads the number of our queue
-// pair from the immediate value of our first message.
+// udaddy sends datagrams: the side that connects sends all of its own, the other sends as many
+// back. It knows one port only, and reads the number of our queue pair from the immediate value of
+// our first message.
 func udaddy(t *testing.T, w managers, accepts bool) {
 	const n, size, port = 30, 700, "7174"
 	args := []string{"-C", "30", "-S", "700"}
 	events := newEnds()
 	query := "connect=cm&transport=UD"
-	o := Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}} // it comes to listen when it does
+	// it comes to listen when it does
+	o := Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}}
 	spec := engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool(t, 2048, 96)}}
 	var us *Port
 	var p *program

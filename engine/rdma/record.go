@@ -8,16 +8,17 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Two ends of a connection exchange records over a byte stream of their own, beside the queue pairs. A record is a header and a body
-// of fixed length for its kind, but for the texts, all big-endian:
+// Two ends of a connection exchange records over a byte stream of their own, beside the queue
+// pairs. A record is a header and a body of fixed length for its kind, but for the texts, all
+// big-endian:
 //
 //	0  magic    2 bytes, "PV"
 //	2  version  1 byte
 //	3  kind     1 byte
 //	4  length   4 bytes, of the body
 //
-// A version or a kind that is not known, a length that is not that of the kind, and values out of range end the connection: the peer is
-// another program, or broken.
+// A version or a kind that is not known, a length that is not that of the kind, and values out of
+// range end the connection: the peer is another program, or broken.
 const (
 	recordMagic   = 0x5056
 	recordVersion = 1
@@ -26,8 +27,9 @@ const (
 	maxRecord     = recordHeader + 64 + maxText
 )
 
-// kind says what a record is for. One end of a connection receives by a channel: a queue pair of its own, which it offers to the other
-// end and takes back. Channels of an end are numbered from 1 on.
+// kind says what a record is for. One end of a connection receives by a channel: a queue pair of
+// its own, which it offers to the other end and takes back. Channels of an end are numbered from 1
+// on.
 type kind uint8
 
 const (
@@ -44,7 +46,8 @@ const (
 	numKinds
 )
 
-var kindNames = [numKinds]string{"", "hello", "offer", "accept", "ready", "withdraw", "drained", "sent", "bye", "expose", "retract"}
+var kindNames = [numKinds]string{"", "hello", "offer", "accept", "ready", "withdraw", "drained", "sent", "bye",
+	"expose", "retract"}
 
 func (k kind) String() string {
 	if k > 0 && k < numKinds {
@@ -85,7 +88,8 @@ type exposed struct {
 }
 
 // bodyLen are the lengths of bodies; of a bye the least one.
-var bodyLen = [numKinds]int{kindHello: 4, kindOffer: 44, kindAccept: 36, kindReady: 12, kindWithdraw: 4, kindDrained: 12, kindSent: 12, kindBye: 0, kindExpose: 25, kindRetract: 4}
+var bodyLen = [numKinds]int{kindHello: 4, kindOffer: 44, kindAccept: 36, kindReady: 12, kindWithdraw: 4,
+	kindDrained: 12, kindSent: 12, kindBye: 0, kindExpose: 25, kindRetract: 4}
 
 // append adds the bytes of the record to b.
 func (r *record) append(b []byte) []byte {
@@ -178,7 +182,8 @@ func parseBody(k kind, b []byte) (r record, err error) {
 		r.memory.id = be.Uint32(b)
 		return r, nil
 	case kindExpose:
-		r.memory = exposed{id: be.Uint32(b), rights: Rights(b[4]), rkey: be.Uint32(b[5:]), addr: be.Uint64(b[9:]), length: be.Uint64(b[17:])}
+		r.memory = exposed{id: be.Uint32(b), rights: Rights(b[4]), rkey: be.Uint32(b[5:]), addr: be.Uint64(b[9:]),
+			length: be.Uint64(b[17:])}
 		switch m := &r.memory; {
 		case m.id == 0 || m.rights == 0 || m.rights&^(RemoteRead|RemoteWrite) != 0:
 			return r, garbled("memory %d with rights %#x", m.id, uint8(m.rights))
@@ -196,7 +201,8 @@ func parseBody(k kind, b []byte) (r record, err error) {
 		r.count = be.Uint64(b)
 	case kindOffer, kindAccept:
 		copy(r.pair.gid[:], b)
-		r.pair.qpn, r.pair.psn, r.pair.qkey, r.pair.mtu = be.Uint32(b[16:]), be.Uint32(b[20:]), be.Uint32(b[24:]), be.Uint16(b[28:])
+		r.pair.qpn, r.pair.psn, r.pair.qkey, r.pair.mtu = be.Uint32(b[16:]), be.Uint32(b[20:]), be.Uint32(b[24:]),
+			be.Uint16(b[28:])
 		r.pair.lid = be.Uint16(b[30:])
 		switch r.pair.mtu {
 		case 256, 512, 1024, 2048, 4096:

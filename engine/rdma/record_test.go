@@ -27,7 +27,8 @@ func anyRecord(t *rapid.T) record {
 		r.memory.id = word("id")
 		return r
 	case kindExpose:
-		r.memory = exposed{id: word("id"), rights: Rights(rapid.IntRange(1, 3).Draw(t, "rights")), rkey: rapid.Uint32().Draw(t, "rkey"),
+		r.memory = exposed{id: word("id"), rights: Rights(rapid.IntRange(1, 3).Draw(t, "rights")),
+			rkey: rapid.Uint32().Draw(t, "rkey"),
 			addr: rapid.Uint64Max(1<<62).Draw(t, "addr"), length: rapid.Uint64Range(1, 1<<62).Draw(t, "length")}
 		return r
 	}
@@ -47,7 +48,8 @@ func anyRecord(t *rapid.T) record {
 	return r
 }
 
-// TestRecords: what is written is read, however many follow each other, and what is cut off is not taken for whole.
+// TestRecords: what is written is read, however many follow each other, and what is cut off is not
+// taken for whole.
 func TestRecords(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := rapid.SliceOfN(rapid.Custom(anyRecord), 1, 8).Draw(t, "records")
@@ -108,15 +110,19 @@ func TestRecordsRefused(t *testing.T) {
 		}
 	}
 	long := record{kind: kindBye, text: strings.Repeat("x", 3*maxText)}
-	if r, err := readRecord(bytes.NewReader(long.append(nil)), make([]byte, maxRecord)); err != nil || len(r.text) != maxText {
+	if r, err := readRecord(bytes.NewReader(long.append(nil)), make([]byte, maxRecord)); err != nil ||
+		len(r.text) != maxText {
 		t.Errorf("a long text: %d bytes, %v", len(r.text), err)
 	}
 }
 
-// FuzzRecord: no bytes make the reader fail otherwise than with an error, and what it takes it writes again as it was.
+// FuzzRecord: no bytes make the reader fail otherwise than with an error, and what it takes it
+// writes again as it was.
 func FuzzRecord(f *testing.F) {
 	for k := kind(1); k < numKinds; k++ {
-		r := record{kind: k, channel: 1, count: 7, text: "why", longest: 4096, pair: pairInfo{qpn: 17, psn: 99, mtu: 1024}, memory: exposed{id: 1, rights: 3, rkey: 5, addr: 4096, length: 8}}
+		r := record{kind: k, channel: 1, count: 7, text: "why", longest: 4096,
+			pair:   pairInfo{qpn: 17, psn: 99, mtu: 1024},
+			memory: exposed{id: 1, rights: 3, rkey: 5, addr: 4096, length: 8}}
 		f.Add(r.append(nil))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -12,23 +12,24 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// rxQueue is a receive queue: a completion queue, and buffers (a shared receive queue) for all connections that belong to it. It implements
-// engine.RxDevice.
+// rxQueue is a receive queue: a completion queue, and buffers (a shared receive queue) for all
+// connections that belong to it. It implements engine.RxDevice.
 type rxQueue struct {
 	engine.RxFront
 	port *Port
 
-	mu       sync.Mutex // of what follows; taken behind the front's
-	closed   bool
-	retired  bool
-	err      error       // why nothing more will come
-	broken   atomic.Bool // its completion queue is of no use any more: connections go to others
-	events   *ibv.Channel
-	cq       *ibv.CQ
-	srq      *ibv.SRQ
-	recvs    *rdma.Receives
-	layout   rdma.Layout
-	skip     uint32                // bytes in front of a message that are not the sender's: the routing header of a datagram
+	mu      sync.Mutex // of what follows; taken behind the front's
+	closed  bool
+	retired bool
+	err     error       // why nothing more will come
+	broken  atomic.Bool // its completion queue is of no use any more: connections go to others
+	events  *ibv.Channel
+	cq      *ibv.CQ
+	srq     *ibv.SRQ
+	recvs   *rdma.Receives
+	layout  rdma.Layout
+	// bytes in front of a message that are not the sender's: the routing header of a datagram
+	skip     uint32
 	grh      bool                  // which the application gets, too
 	channels map[uint32]*rxChannel // by queue pair number
 	last     *rxChannel            // whose message was the last one
@@ -180,8 +181,8 @@ func (q *rxQueue) take(wc *ibv.WC) {
 	q.unseen = len(q.flushers) > 0
 }
 
-// show makes the messages that arrived visible to the accelerators whose memory they are in, once for all of them. Those that
-// cannot be shown are dropped.
+// show makes the messages that arrived visible to the accelerators whose memory they are in, once
+// for all of them. Those that cannot be shown are dropped.
 func (q *rxQueue) show() bool {
 	if !q.unseen {
 		return true
@@ -189,7 +190,8 @@ func (q *rxQueue) show() bool {
 	q.unseen = false
 	for _, f := range q.flushers {
 		if err := f.Flush(); err != nil {
-			q.err = failed(engine.ErrDown, "receive queue %d: an accelerator does not take what was received into its memory: %v", q.ID(), err)
+			q.err = failed(engine.ErrDown,
+				"receive queue %d: an accelerator does not take what was received into its memory: %v", q.ID(), err)
 			q.drop(engine.DropDown, uint64(q.throw()))
 			return false
 		}

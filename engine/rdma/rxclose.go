@@ -9,9 +9,10 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Close implements engine.RxQueue. What senders have sent by the time they learn of it is dropped; what they send later is for another
-// queue, or waits for one. So Close waits for their answers, for as long as Options.Linger; the queue's memory goes back after the last one.
-// Connections by rdma_cm (ByCM) end with their queue.
+// Close implements engine.RxQueue. What senders have sent by the time they learn of it is dropped;
+// what they send later is for another queue, or waits for one. So Close waits for their answers,
+// for as long as Options.Linger; the queue's memory goes back after the last one. Connections by
+// rdma_cm (ByCM) end with their queue.
 func (q *rxQueue) Close() error {
 	err := q.close()
 	late := time.NewTimer(q.port.o.Linger)
@@ -31,7 +32,8 @@ func (q *rxQueue) close() error {
 	return err
 }
 
-// Stop implements engine.RxDevice: the queue is draining until no sender can reach its memory. The caller holds p.mu.
+// Stop implements engine.RxDevice: the queue is draining until no sender can reach its memory. The
+// caller holds p.mu.
 func (q *rxQueue) Stop(why engine.Drop) error {
 	p := q.port
 	q.mu.Lock()
@@ -51,7 +53,8 @@ func (q *rxQueue) Stop(why engine.Drop) error {
 				continue // it ends
 			}
 			if c.plain {
-				p.conns.End(c, failed(engine.ErrClosed, "receive queue %d, which a connection by rdma_cm stays with, was closed", q.ID()))
+				p.conns.End(c, failed(engine.ErrClosed,
+					"receive queue %d, which a connection by rdma_cm stays with, was closed", q.ID()))
 				continue
 			}
 			p.move(c, nil)
@@ -61,8 +64,9 @@ func (q *rxQueue) Stop(why engine.Drop) error {
 	return p.retire(q)
 }
 
-// drain drops what still comes to a closed queue, and gives its buffers to the device again. Connections that share buffers may have credits for
-// more than there are, and a message that finds none would wait for one for ever, and its sender with it. More messages wake w.
+// drain drops what still comes to a closed queue, and gives its buffers to the device again.
+// Connections that share buffers may have credits for more than there are, and a message that finds
+// none would wait for one for ever, and its sender with it. More messages wake w.
 func (q *rxQueue) drain(w *engine.Waker) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -108,7 +112,8 @@ func (q *rxQueue) shut() (err error) {
 	return err
 }
 
-// drained takes the sender's count of all messages of a channel, and gives the channel up. The caller holds p.mu.
+// drained takes the sender's count of all messages of a channel, and gives the channel up. The
+// caller holds p.mu.
 func (q *rxQueue) drained(l *rxChannel, count uint64) {
 	q.mu.Lock()
 	// The device has acknowledged them, but their completions may be on their way to memory.
@@ -127,7 +132,8 @@ func (q *rxQueue) drained(l *rxChannel, count uint64) {
 	q.port.retire(q)
 }
 
-// lossIs is what messages are counted as that were sent and did not arrive: with RC the device alone can have lost them.
+// lossIs is what messages are counted as that were sent and did not arrive: with RC the device
+// alone can have lost them.
 func (p *Port) lossIs() engine.Drop {
 	if p.o.Transport == RC {
 		return engine.DropUnattributed
@@ -138,7 +144,8 @@ func (p *Port) lossIs() engine.Drop {
 // completionsLate is how long a completion may take to be seen after its message was acknowledged.
 const completionsLate = 100 * time.Millisecond
 
-// cut gives up a channel at once: what was acknowledged by then has arrived, and nothing more will. The caller holds p.mu.
+// cut gives up a channel at once: what was acknowledged by then has arrived, and nothing more will.
+// The caller holds p.mu.
 func (q *rxQueue) cut(l *rxChannel) {
 	q.mu.Lock()
 	q.remove(l)

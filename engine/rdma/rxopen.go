@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// AddRxQueue implements engine.Port. A queue that is bound to a connection (RxSpec.Conn) takes it over from any other that is not.
+// AddRxQueue implements engine.Port. A queue that is bound to a connection (RxSpec.Conn) takes it
+// over from any other that is not.
 func (p *Port) AddRxQueue(spec engine.RxSpec) (_ engine.RxQueue, err error) {
 	var o RxOptions
 	if err = Spec.RxDefaults(p.a.text, &spec); err == nil {
@@ -63,14 +64,16 @@ func (p *Port) bound(spec *engine.RxSpec) (*conn, error) {
 		return nil, nil
 	}
 	if p.o.Connect == ByCM {
-		return nil, failed(engine.ErrUnsupported, "receive queue %v: a connection by rdma_cm stays with the queue that it began with", spec.ID)
+		return nil, failed(engine.ErrUnsupported,
+			"receive queue %v: a connection by rdma_cm stays with the queue that it began with", spec.ID)
 	}
 	c := p.conns.Get(spec.Conn)
 	if c == nil || !c.Met {
 		return nil, failed(engine.ErrNotFound, "receive queue %v: connection %d", spec.ID, spec.Conn)
 	}
 	if c.q != nil && c.q.Spec().Conn != 0 {
-		return nil, failed(engine.ErrInUse, "receive queue %v: connection %d is bound to queue %d", spec.ID, spec.Conn, c.q.ID())
+		return nil, failed(engine.ErrInUse, "receive queue %v: connection %d is bound to queue %d", spec.ID, spec.Conn,
+			c.q.ID())
 	}
 	return c, nil
 }
@@ -88,13 +91,15 @@ func (q *rxQueue) open(o RxOptions) (err error) {
 		return invalid("receive queue %d: MaxMessage is %d: expected 0 to %d bytes", q.ID(), o.MaxMessage, maxMessage)
 	}
 	if p.attr.MaxSRQ == 0 {
-		return failed(engine.ErrUnavailable, "receive queue %d: device %s has no shared receive queues", q.ID(), p.dev.Name())
+		return failed(engine.ErrUnavailable, "receive queue %d: device %s has no shared receive queues", q.ID(),
+			p.dev.Name())
 	}
 	pools, places, err := q.arrange(o)
 	if err != nil {
 		return err
 	}
-	n := min(q.Spec().Depth, p.attr.MaxSRQWR, max(p.attr.MaxCQE-spareCQEs, 1)) // all of them may have completions that were not taken
+	// all of them may have completions that were not taken
+	n := min(q.Spec().Depth, p.attr.MaxSRQWR, max(p.attr.MaxCQE-spareCQEs, 1))
 	q.wc, q.arrived = make([]ibv.WC, pollAtOnce), make([]arrival, n)
 	if q.recvs, err = rdma.NewReceives(n, pools, places); err != nil {
 		return err
@@ -135,7 +140,8 @@ func (q *rxQueue) arrange(o RxOptions) (pools []rdma.Pool, places []rdma.Place, 
 	have := 0
 	if len(pools) == 2 {
 		if spec.SplitAt < 1 || spec.SplitAt+int(skip) > pools[0].Slots.SlotSize() {
-			return nil, nil, invalid("receive queue %d: SplitAt is %d: expected 1 to %d, what the slots of pool %q hold; messages have no headers that end by themselves", q.ID(),
+			return nil, nil, invalid("receive queue %d: SplitAt is %d: expected 1 to %d, what the slots of pool %q "+
+				"hold; messages have no headers that end by themselves", q.ID(),
 				spec.SplitAt, pools[0].Slots.SlotSize()-int(skip), pools[0].Slots.Name())
 		}
 		places = append(places, rdma.Place{Size: uint32(spec.SplitAt) + skip, Role: burst.Header})
@@ -151,7 +157,8 @@ func (q *rxQueue) arrange(o RxOptions) (pools []rdma.Pool, places []rdma.Place, 
 	}
 	for most := min(p.attr.MaxSRQSGE, burst.MaxSegments); have < want; have += int(size) {
 		if len(places) == most {
-			return nil, nil, invalid("receive queue %d: messages of %d bytes take more than the %d slots that the device fills for one: expected slots of at least %d bytes, or MaxMessage of at most %d",
+			return nil, nil, invalid("receive queue %d: messages of %d bytes take more than the %d slots that the "+
+				"device fills for one: expected slots of at least %d bytes, or MaxMessage of at most %d",
 				q.ID(), want, most, (want+int(skip)+most-1)/most, have)
 		}
 		places = append(places, rdma.Place{Pool: body, Size: size, Role: role})

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// send gives packets from to to-1 of b to the device, and keeps those that it does not take now. All are taken.
+// send gives packets from to to-1 of b to the device, and keeps those that it does not take now.
+// All are taken.
 func (c *conn) send(s *txSink, b *burst.Burst, from, to int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -34,7 +35,8 @@ func (c *conn) send(s *txSink, b *burst.Burst, from, to int) {
 	}
 }
 
-// watch makes sure that the driver gets an event when the device has done something, and sends what can be sent by then.
+// watch makes sure that the driver gets an event when the device has done something, and sends what
+// can be sent by then.
 func (c *conn) watch(o *txChannel) {
 	if o.armed || o.flying() == 0 && c.held.First() == nil {
 		return
@@ -75,7 +77,8 @@ func (c *conn) kill() {
 	c.held.Drop(nil, engine.DropDown, (*txSink).lose)
 }
 
-// probeAfter is how long a sender waits for word, where messages may be lost, until it says how many it has sent.
+// probeAfter is how long a sender waits for word, where messages may be lost, until it says how
+// many it has sent.
 const probeAfter = 20 * time.Millisecond
 
 func (c *conn) probeAfter() time.Duration {

@@ -14,8 +14,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// connector is how ports find each other. There is one over TCP at the port's own address, for peers that exchange records before there is a queue
-// pair between them, and beside it (overTCP); and one over the connection manager, for peers that do not (manager).
+// connector is how ports find each other. There is one over TCP at the port's own address, for
+// peers that exchange records before there is a queue pair between them, and beside it (overTCP);
+// and one over the connection manager, for peers that do not (manager).
 type connector interface {
 	// bind accepts sessions at an address. A port of 0 is chosen.
 	bind(at netip.AddrPort) (listener, error)
@@ -36,9 +37,11 @@ type session interface {
 	remote() netip.AddrPort
 	// send leaves a record to be sent, in order. It does not wait.
 	send(r *record)
-	// serve does for the connection what its peer asks for, until it ends; the error says why. One goroutine calls it.
+	// serve does for the connection what its peer asks for, until it ends; the error says why. One
+	// goroutine calls it.
 	serve(c *conn) error
-	// close sends what was left, within reason, and ends the session. serve returns with an error. It does not wait.
+	// close sends what was left, within reason, and ends the session. serve returns with an error.
+	// It does not wait.
 	close()
 	// wait waits until close has done everything.
 	wait()
@@ -117,7 +120,8 @@ func (t *tcpSession) remote() netip.AddrPort {
 func (t *tcpSession) send(r *record) {
 	t.mu.Lock()
 	if !t.ending {
-		if t.pending = r.append(t.pending); len(t.pending) > maxPending { // a peer that does not read is as good as dead
+		if t.pending = r.append(t.pending); len(t.pending) > maxPending {
+			// a peer that does not read is as good as dead
 			t.deaf = true
 			t.c.CloseRead()
 		}

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// txQueue is a transmit queue: memory and descriptors. Its packets go to the connections that they name.
+// txQueue is a transmit queue: memory and descriptors. Its packets go to the connections that they
+// name.
 type txQueue struct {
 	engine.TxFront
 	port  *Port
@@ -25,8 +26,8 @@ type txQueue struct {
 	once  sync.Once
 }
 
-// txSink is what an Outbox passes packets to. Packets that a connection does not take at once wait with it, so that others go on. Several
-// goroutines write its counts.
+// txSink is what an Outbox passes packets to. Packets that a connection does not take at once wait
+// with it, so that others go on. Several goroutines write its counts.
 type txSink struct {
 	port           *Port
 	box            *engine.Outbox
@@ -99,7 +100,8 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	return err
 }
 
-// reap takes what devices have done with this queue's packets and others, for a caller that needs descriptors now.
+// reap takes what devices have done with this queue's packets and others, for a caller that needs
+// descriptors now.
 func (q *txQueue) reap() {
 	if q.sink.flying.Load() > 0 {
 		q.port.reap()
@@ -117,8 +119,9 @@ func (p *Port) reap() {
 	}
 }
 
-// Forward implements engine.TxQueue. The device fetches packets from where they lie, whosever memory that is, so nothing is copied: memory that
-// it does not know yet is registered when the first packet of it comes.
+// Forward implements engine.TxQueue. The device fetches packets from where they lie, whosever
+// memory that is, so nothing is copied: memory that it does not know yet is registered when the
+// first packet of it comes.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
@@ -142,8 +145,8 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 	}
 }
 
-// Close implements engine.TxQueue. It waits for what devices have, for as long as Options.Linger; connections that have not done with it by
-// then are ended.
+// Close implements engine.TxQueue. It waits for what devices have, for as long as Options.Linger;
+// connections that have not done with it by then are ended.
 func (q *txQueue) Close() error {
 	q.Shut()
 	q.once.Do(q.end)
@@ -166,7 +169,9 @@ func (q *txQueue) end() {
 			ours := c.carries(&q.sink)
 			c.mu.Unlock()
 			if ours {
-				p.finish(c, failed(engine.ErrClosed, "transmit queue %d was closed, and %v later the peer had not taken what was sent", q.id, p.o.Linger))
+				p.finish(c, failed(engine.ErrClosed,
+					"transmit queue %d was closed, and %v later the peer had not taken what was sent", q.id,
+					p.o.Linger))
 			}
 		}
 	}
@@ -202,8 +207,9 @@ func (s *txSink) settle(n, bytes int, left bool) {
 	s.lose(engine.DropDown, n)
 }
 
-// complete tells the box of packets that are done. A pacer counts packets after it has passed them on, and a caller of Drain finds its
-// figures whole: so while it is at work settleUp tells the box later.
+// complete tells the box of packets that are done. A pacer counts packets after it has passed them
+// on, and a caller of Drain finds its figures whole: so while it is at work settleUp tells the box
+// later.
 func (s *txSink) complete(n int) {
 	s.owed.Add(int64(n))
 	if !s.pacing.Load() {

@@ -9,8 +9,9 @@ import (
 
 // A channel with something under way is watched (rdma.Watch), and given up with its connection.
 //
-// A message whose completion is lost at the receiver, or a credit at the sender, shows when the sender says how many messages it has
-// sent: with RC it does so when it has waited for a second, where nothing can be lost on the way.
+// A message whose completion is lost at the receiver, or a credit at the sender, shows when the
+// sender says how many messages it has sent: with RC it does so when it has waited for a second,
+// where nothing can be lost on the way.
 
 // guard makes sure that look looks at a channel with something under way. The caller holds c.mu.
 func (c *conn) guard() {
@@ -59,9 +60,11 @@ func (o *txChannel) look() {
 	}
 }
 
-// nudge writes no bytes, where that can be: it ends when what is before it has ended, or when the device finds the peer's gone.
+// nudge writes no bytes, where that can be: it ends when what is before it has ended, or when the
+// device finds the peer's gone.
 func (o *txChannel) nudge() {
-	if o.flying() > o.depth || o.c.port.o.Transport == UD || o.c.plain { // there is one already, or it cannot be, or the peer may not let itself be written to
+	if o.flying() > o.depth || o.c.port.o.Transport == UD || o.c.plain {
+		// there is one already, or it cannot be, or the peer may not let itself be written to
 		return
 	}
 	o.chain.Reset()

@@ -18,7 +18,8 @@ import (
 // often makes looks frequent, so that a test need not wait for seconds.
 const often = 20 * time.Millisecond
 
-// sending is the queue pair on which a port sends, and receiving that on which the other one receives.
+// sending is the queue pair on which a port sends, and receiving that on which the other one
+// receives.
 func sending(c *Port) *ibv.QP {
 	k := c.conns.Main()
 	k.mu.Lock()
@@ -36,8 +37,9 @@ func receiving(q engine.RxQueue) *ibv.QP {
 	return nil
 }
 
-// TestLastReceive: a queue pair that went into error has begun to fill a receive of the shared queue. It is not destroyed before that has come
-// back: every buffer returns to its pool, and no receive is lost, whichever side ends the connection.
+// TestLastReceive: a queue pair that went into error has begun to fill a receive of the shared
+// queue. It is not destroyed before that has come back: every buffer returns to its pool, and no
+// receive is lost, whichever side ends the connection.
 func TestLastReceive(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *fake, *Port, *Port, engine.RxQueue){
 		"killed": func(t *testing.T, f *fake, _, _ *Port, in engine.RxQueue) {
@@ -89,12 +91,14 @@ func TestLastReceive(t *testing.T) {
 	}
 }
 
-// TestSilentDevice: Soft-RoCE does not say that a queue pair has taken its last receive. It is waited for once.
+// TestSilentDevice: Soft-RoCE does not say that a queue pair has taken its last receive. It is
+// waited for once.
 func TestSilentDevice(t *testing.T) {
 	f := onFake(t, "")
 	s, _, _ := f.pair(t, Options{}, Options{})
 	d := s.control
-	x, err := s.newPair(ibv.QPSpec{SendWRs: 1, RecvWRs: 1, SendSGEs: 1, RecvSGEs: 1}, 4) // without a shared queue there is no word
+	// without a shared queue there is no word
+	x, err := s.newPair(ibv.QPSpec{SendWRs: 1, RecvWRs: 1, SendSGEs: 1, RecvSGEs: 1}, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,14 +113,16 @@ func TestSilentDevice(t *testing.T) {
 	d.news.Unlock()
 }
 
-// TestOverran: a completion queue that overflows loses messages, and the device does not say which: its connection ends on both sides, also while
-// no owner polls, every packet of the sender is accounted for, and the port goes on with other queues.
+// TestOverran: a completion queue that overflows loses messages, and the device does not say which:
+// its connection ends on both sides, also while no owner polls, every packet of the sender is
+// accounted for, and the port goes on with other queues.
 func TestOverran(t *testing.T) {
 	for _, where := range []string{"sender", "receiver"} {
 		t.Run(where, func(t *testing.T) {
 			gone, theirs := newEnds(), newEnds()
 			f := onFake(t, "mode wire")
-			s, c, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}}, Options{Options: conns.Options{OnConn: theirs.on}})
+			s, c, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}},
+				Options{Options: conns.Options{OnConn: theirs.on}})
 			slots, memory := pool(t, 2048, 64), pool(t, 2048, 64)
 			in := rx(t, s, engine.RxSpec{Depth: 32, Pools: []*mem.Pool{slots}})
 			out := tx(t, c, engine.TxSpec{Depth: 64, Pools: []*mem.Pool{memory}})
@@ -165,8 +171,9 @@ func TestOverran(t *testing.T) {
 	}
 }
 
-// TestLostCompletion: a completion that the device loses keeps neither side waiting: that of a message that was sent, that of a credit at either end,
-// and that of a message that came. Only the last is missing in the end, and counted.
+// TestLostCompletion: a completion that the device loses keeps neither side waiting: that of a
+// message that was sent, that of a credit at either end, and that of a message that came. Only the
+// last is missing in the end, and counted.
 func TestLostCompletion(t *testing.T) {
 	for _, tr := range []Transport{RC, UC} {
 		t.Run("sent/"+tr.String(), func(t *testing.T) {
@@ -182,12 +189,14 @@ func TestLostCompletion(t *testing.T) {
 				t.Fatal(err)
 			}
 			if st := stats(c).Tx; f.count(t, "drops") != 1 || st.Packets != 2 || st.Drops.Total() != 0 {
-				t.Errorf("%d completions were lost; %d packets left, drops %v", f.count(t, "drops"), st.Packets, &st.Drops)
+				t.Errorf("%d completions were lost; %d packets left, drops %v", f.count(t, "drops"), st.Packets,
+					&st.Drops)
 			}
 			got(t, in, 1)
 		})
 	}
-	// The sender may send 8 messages, and a credit allows it more. Send requests are counted in the whole process.
+	// The sender may send 8 messages, and a credit allows it more. Send requests are counted in the
+	// whole process.
 	for name, script := range map[string]string{"credit sent": "drop send 1", "credit that came": "drop recv 1"} {
 		t.Run(name, func(t *testing.T) {
 			f := onFake(t, "")
@@ -229,13 +238,15 @@ func TestLostCompletion(t *testing.T) {
 			}
 		}
 		in.Close()
-		if st := stats(s).Rx; st.Packets != n-1 || st.Drops[engine.DropUnattributed] != 1 || st.Drops.Total() != 1 || slots.Stats().InUse != 0 {
+		if st := stats(s).Rx; st.Packets != n-1 || st.Drops[engine.DropUnattributed] != 1 || st.Drops.Total() != 1 ||
+			slots.Stats().InUse != 0 {
 			t.Errorf("%d packets, drops %v, pool %+v", st.Packets, &st.Drops, slots.Stats())
 		}
 	})
 }
 
-// TestDeadDevice: a device that ends nothing any more costs its connection, and no call waits for it.
+// TestDeadDevice: a device that ends nothing any more costs its connection, and no call waits for
+// it.
 func TestDeadDevice(t *testing.T) {
 	theirs := newEnds()
 	f := onFake(t, "")
@@ -256,10 +267,12 @@ func TestDeadDevice(t *testing.T) {
 	}
 }
 
-// TestPatience: a channel with much under way, of messages or of a transfer, has the time that a slow network needs for it.
+// TestPatience: a channel with much under way, of messages or of a transfer, has the time that a
+// slow network needs for it.
 func TestPatience(t *testing.T) {
 	o := txChannel{posts: make([]posted, 5)}
-	for _, c := range []struct{ head, tail, want int }{{0, 0, rdma.WatchMost}, {3, 4, rdma.WatchMost + 64}, {2, 6, rdma.WatchMost + 64 + 2}, {12, 13, rdma.WatchMost + 1}} {
+	for _, c := range []struct{ head, tail, want int }{{0, 0, rdma.WatchMost}, {3, 4, rdma.WatchMost + 64},
+		{2, 6, rdma.WatchMost + 64 + 2}, {12, 13, rdma.WatchMost + 1}} {
 		o.head, o.tail = uint64(c.head), uint64(c.tail)
 		for i, n := range []uint32{rdma.WatchPace, 5, rdma.WatchPace, 1 << 20, rdma.WatchPace - 5} {
 			o.posts[i].bytes = n
@@ -270,12 +283,16 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestSilentTransfer: a transfer that a device never ends is given up when a slow network would have carried it, not before.
+// TestSilentTransfer: a transfer that a device never ends is given up when a slow network would
+// have carried it, not before.
 func TestSilentTransfer(t *testing.T) {
 	f := onFake(t, "")
 	theirs, shown := newEnds(), make(chan MemoryEvent, 1)
 	local, remote := region(t, 1<<20), region(t, 1<<20)
-	s, c, id := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: theirs.on}, every: time.Hour, OnMemory: func(e MemoryEvent) { shown <- e }})
+	s, c, id := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: theirs.on}, every: time.Hour,
+		OnMemory: func(e MemoryEvent) {
+			shown <- e
+		}})
 	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
 	put(t, out, 0, "a")
 	got(t, in, 1)
@@ -306,7 +323,8 @@ func TestSilentTransfer(t *testing.T) {
 	if v := theirs.next(t, false); !errors.Is(v.Err, rdma.ErrSilent) {
 		t.Errorf("the end of the connection: %v", v.Err)
 	}
-	if most := rdma.WatchMost + 1<<20/rdma.WatchPace; looks < most || looks > most+1 { // the first one may only see where it is
+	if most := rdma.WatchMost + 1<<20/rdma.WatchPace; looks < most || looks > most+1 {
+		// the first one may only see where it is
 		t.Errorf("given up after %d looks, expected %d", looks, most)
 	}
 }

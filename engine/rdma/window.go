@@ -1,8 +1,9 @@
 package rdma
 
-// A message for which the receiver has no buffer is refused by its adapter (RNR NAK), and the sender's adapter tries again after a
-// pause, in which nothing moves. So the receiver tells how many messages may come, as a count since the channel began, and tells it again
-// as it posts more buffers: credits. Counts only grow, so one that gets lost or comes late does no harm.
+// A message for which the receiver has no buffer is refused by its adapter (RNR NAK), and the
+// sender's adapter tries again after a pause, in which nothing moves. So the receiver tells how
+// many messages may come, as a count since the channel began, and tells it again as it posts more
+// buffers: credits. Counts only grow, so one that gets lost or comes late does no harm.
 
 // window is the sender's side of it.
 type window struct {
@@ -18,8 +19,8 @@ func (w *window) room() int {
 	return int(w.limit - w.sent)
 }
 
-// raise takes the low half of a new limit, which is at most 2^31 messages ahead of the last one. It reports whether the limit has
-// grown: older ones that come late change nothing.
+// raise takes the low half of a new limit, which is at most 2^31 messages ahead of the last one. It
+// reports whether the limit has grown: older ones that come late change nothing.
 func (w *window) raise(low uint32) bool {
 	ahead := int32(low - uint32(w.limit))
 	if ahead <= 0 {
@@ -36,13 +37,14 @@ type grants struct {
 	told     uint64 // the limit as the sender knows it
 }
 
-// raise makes the limit what buffers allow: so many are posted, of which this channel may count on share. A limit is never lowered.
+// raise makes the limit what buffers allow: so many are posted, of which this channel may count on
+// share. A limit is never lowered.
 func (g *grants) raise(posted, share int) {
 	g.limit = max(g.limit, g.received+uint64(min(posted, share)))
 }
 
-// due reports whether a credit should go to the sender: when it may have used up half of what it knows of, or, if it knows of nothing,
-// as soon as there is anything.
+// due reports whether a credit should go to the sender: when it may have used up half of what it
+// knows of, or, if it knows of nothing, as soon as there is anything.
 func (g *grants) due() bool {
 	if g.limit <= g.told {
 		return false
@@ -54,8 +56,9 @@ func (g *grants) due() bool {
 	return left <= (g.limit-g.received)/2
 }
 
-// share is the part of posted buffers that one of so many channels may count on. Several together may count on twice as many as there are:
-// seldom do all send at once, and when they do adapters wait a little and try again.
+// share is the part of posted buffers that one of so many channels may count on. Several together
+// may count on twice as many as there are: seldom do all send at once, and when they do adapters
+// wait a little and try again.
 func share(posted, channels int) int {
 	if channels <= 1 {
 		return posted

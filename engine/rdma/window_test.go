@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestWindow is a sender and a receiver whose words get lost, come late and come twice: the sender never sends what the receiver has no buffer
-// for, and as long as some word comes, it goes on.
+// TestWindow is a sender and a receiver whose words get lost, come late and come twice: the sender
+// never sends what the receiver has no buffer for, and as long as some word comes, it goes on.
 func TestWindow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := rapid.Uint64Max(1<<40).Draw(t, "start") // as if it had gone on for long
@@ -45,7 +45,8 @@ func TestWindow(t *testing.T) {
 			case 3: // a word arrives, any of those that were ever sent
 				if len(words) > 0 {
 					before := w.limit
-					if grew := w.raise(words[rapid.IntRange(0, len(words)-1).Draw(t, "word")]); w.limit < before || grew != (w.limit > before) {
+					if grew := w.raise(words[rapid.IntRange(0, len(words)-1).Draw(t, "word")]); w.limit < before ||
+						grew != (w.limit > before) {
 						t.Fatalf("the limit went from %d to %d, and grew: %v", before-start, w.limit-start, grew)
 					}
 				}
@@ -55,7 +56,8 @@ func TestWindow(t *testing.T) {
 				}
 			}
 			if w.limit > g.limit || w.sent > g.limit {
-				t.Fatalf("the sender has sent %d and thinks it may send %d, the receiver said %d", w.sent-start, w.limit-start, g.limit-start)
+				t.Fatalf("the sender has sent %d and thinks it may send %d, the receiver said %d", w.sent-start,
+					w.limit-start, g.limit-start)
 			}
 		}
 		// In the end everything arrives and is given back: the sender can send again.
@@ -73,7 +75,8 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// TestDue: a sender that has used up everything gets a credit for a single buffer, and one that has enough does not get one for each.
+// TestDue: a sender that has used up everything gets a credit for a single buffer, and one that has
+// enough does not get one for each.
 func TestDue(t *testing.T) {
 	g := grants{received: 100, limit: 101, told: 100}
 	if !g.due() {
@@ -99,7 +102,8 @@ func TestDue(t *testing.T) {
 }
 
 func TestShare(t *testing.T) {
-	for _, c := range [][3]int{{100, 0, 100}, {100, 1, 100}, {100, 2, 100}, {100, 4, 50}, {100, 1000, 4}, {2, 1000, 2}, {0, 3, 0}} {
+	for _, c := range [][3]int{{100, 0, 100}, {100, 1, 100}, {100, 2, 100}, {100, 4, 50}, {100, 1000, 4}, {2, 1000, 2},
+		{0, 3, 0}} {
 		if got := share(c[0], c[1]); got != c[2] {
 			t.Errorf("share of %d buffers among %d: %d, expected %d", c[0], c[1], got, c[2])
 		}

@@ -1,9 +1,11 @@
-// Package reopen has ports that open their interface again when it was lost and returns: queues stay, rules are put in force again with their IDs,
-// and counts go on.
+// Package reopen has ports that open their interface again when it was lost and returns: queues
+// stay, rules are put in force again with their IDs, and counts go on.
 //
 //	p, err := reopen.Open(ctx, eng, spec, reopen.Options{})
 //
-// While the interface is away receive queues have nothing to say, transmit queues have no descriptors (engine.ErrFull), and rules cannot be changed. What
-// waited in its queues is dropped and counted as engine.DropClosed, what was to be sent by the engine's own reason. Pauses between attempts grow to
-// Options.Most. LinkState tells when the interface was lost and when it was opened again.
+// While the interface is away receive queues have nothing to say, transmit queues have no
+// descriptors (engine.ErrFull), and rules cannot be changed. What waited in its queues is dropped
+// and counted as engine.DropClosed, what was to be sent by the engine's own reason. Pauses between
+// attempts grow to Options.Most. LinkState tells when the interface was lost and when it was opened
+// again.
 package reopen

@@ -46,8 +46,9 @@ type Port struct {
 
 var _ engine.Port = (*Port)(nil)
 
-// Open opens a port of e that opens itself again. The error is that of the engine; engine.ErrUnsupported where its ports do not tell that their
-// interface is gone (engine.LinkTeller).
+// Open opens a port of e that opens itself again. The error is that of the engine;
+// engine.ErrUnsupported where its ports do not tell that their interface is gone
+// (engine.LinkTeller).
 func Open(ctx context.Context, e engine.Engine, spec engine.PortSpec, o Options) (*Port, error) {
 	if o.Least <= 0 {
 		o.Least = 50 * time.Millisecond
@@ -62,7 +63,8 @@ func Open(ctx context.Context, e engine.Engine, spec engine.PortSpec, o Options)
 	}
 	tells, ok := cur.(engine.LinkTeller)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("reopen: the engine %s does not tell when an interface is gone: %w", e.Name(), engine.ErrUnsupported), cur.Close())
+		return nil, errors.Join(fmt.Errorf("reopen: the engine %s does not tell when an interface is gone: %w",
+			e.Name(), engine.ErrUnsupported), cur.Close())
 	}
 	if p.ns, err = netif.OpenNamespace(); err != nil {
 		return nil, errors.Join(fmt.Errorf("reopen: %w", err), cur.Close())
@@ -102,7 +104,8 @@ func (p *Port) gone() bool {
 	return p.cur.(engine.LinkTeller).LinkState(p.waker).Gone
 }
 
-// lost reports whether what a queue failed with is the loss of its interface: then run deals with it.
+// lost reports whether what a queue failed with is the loss of its interface: then run deals with
+// it.
 func (p *Port) lost() bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -195,7 +198,8 @@ func (p *Port) adopt(next engine.Port) error {
 		if err := restore(next.Rules(), list); err != nil {
 			return err
 		}
-		if len(list) > 0 && !p.spec.Isolated && len(rx) > 0 { // what came before the rules went to the first queue, whatever it was
+		if len(list) > 0 && !p.spec.Isolated && len(rx) > 0 {
+			// what came before the rules went to the first queue, whatever it was
 			first := slices.MinFunc(rx, func(a, b engine.RxQueue) int { return a.ID() - b.ID() })
 			if _, err := first.Discard(); err != nil {
 				return err
@@ -300,7 +304,8 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 }
 
 func errAway(p *Port) error {
-	return fmt.Errorf("reopen: port %q: its interface is gone, and is opened again when it is back: %w", p.spec.Name, engine.ErrDown)
+	return fmt.Errorf("reopen: port %q: its interface is gone, and is opened again when it is back: %w", p.spec.Name,
+		engine.ErrDown)
 }
 
 // Stats implements engine.Port.

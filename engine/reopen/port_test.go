@@ -57,7 +57,8 @@ func (c *card) pull() {
 	p.bell.Ring()
 }
 
-// A port goes on with the interface that comes back: the same queues, rules in their order and with their IDs, and all counts.
+// A port goes on with the interface that comes back: the same queues, rules in their order and with
+// their IDs, and all counts.
 func TestReopen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, err := sim.NewNetwork(sim.Options{})
@@ -74,7 +75,10 @@ func TestReopen(t *testing.T) {
 		}
 		c := &card{Network: n}
 		var failures atomic.Int64
-		p, err := Open(t.Context(), c, engine.PortSpec{Address: "a"}, Options{Least: time.Second, Most: 4 * time.Second, Failed: func(error) { failures.Add(1) }})
+		p, err := Open(t.Context(), c, engine.PortSpec{Address: "a"},
+			Options{Least: time.Second, Most: 4 * time.Second, Failed: func(error) {
+				failures.Add(1)
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,11 +97,13 @@ func TestReopen(t *testing.T) {
 			}
 			return r
 		}
-		res, err := p.Rules().Apply(flow.Add(rule("eth dst 02:00:00:00:00:01 -> queue 3")), flow.Add(rule("eth dst 02:00:00:00:00:02 -> queue 3")), flow.Add(rule("eth dst 02:00:00:00:00:03 -> drop")))
+		res, err := p.Rules().Apply(flow.Add(rule("eth dst 02:00:00:00:00:01 -> queue 3")),
+			flow.Add(rule("eth dst 02:00:00:00:00:02 -> queue 3")), flow.Add(rule("eth dst 02:00:00:00:00:03 -> drop")))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.Rules().Apply(flow.Delete(res.IDs[1]), flow.Move(res.IDs[2], res.IDs[0])); err != nil { // now 3, 1
+		if _, err := p.Rules().Apply(flow.Delete(res.IDs[1]), flow.Move(res.IDs[2], res.IDs[0])); err != nil {
+			// now 3, 1
 			t.Fatal(err)
 		}
 		r, b, out := engine.NewRx(rx, engine.Batching{}), burst.New(8), burst.New(1)
@@ -111,7 +117,8 @@ func TestReopen(t *testing.T) {
 		}
 		pass := func() {
 			t.Helper()
-			if err := errors.Join(send(), r.Recv(t.Context(), b)); err != nil || b.Len() != 1 || b.Flow(0) != res.IDs[0] {
+			if err := errors.Join(send(), r.Recv(t.Context(), b)); err != nil || b.Len() != 1 ||
+				b.Flow(0) != res.IDs[0] {
 				t.Fatalf("%v, %d packets", err, b.Len())
 			}
 			b.Release()
@@ -161,7 +168,8 @@ func TestReopen(t *testing.T) {
 			rx.Stats(&in)
 			tx.Stats(&sent)
 			counts := p.Rules().Stats()
-			if s.Rx.Packets != 2 || s.Tx.Packets != 2 || in.Packets != 2 || sent.Packets != 2 || counts.Rules[1].Packets != 2 || counts.Unmatched.Packets != 0 || rx.ID() != 3 {
+			if s.Rx.Packets != 2 || s.Tx.Packets != 2 || in.Packets != 2 || sent.Packets != 2 ||
+				counts.Rules[1].Packets != 2 || counts.Unmatched.Packets != 0 || rx.ID() != 3 {
 				t.Errorf("%+v\n%+v\n%+v\n%+v", s, in, sent, counts)
 			}
 		}

@@ -162,7 +162,8 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	return n, q.instead(cur, err, engine.ErrFull)
 }
 
-// Send implements engine.TxQueue. Packets that were allocated before the interface was lost are not sent any more.
+// Send implements engine.TxQueue. Packets that were allocated before the interface was lost are not
+// sent any more.
 func (q *txQueue) Send(b *burst.Burst) error {
 	cur := q.now()
 	return q.instead(cur, cur.Send(b), engine.ErrDown)

@@ -78,7 +78,8 @@ func (p *pastRules) add(s flow.Stats) {
 	add(&p.deleted, s.Deleted)
 }
 
-// addTo adds it to the counts of the port that is open: of rules that are not there any more to those that were deleted.
+// addTo adds it to the counts of the port that is open: of rules that are not there any more to
+// those that were deleted.
 func (p *pastRules) addTo(s *flow.Stats) {
 	add(&s.Unmatched, p.unmatched)
 	add(&s.Deleted, p.deleted)

@@ -84,8 +84,8 @@ func (l *lane) round(t testing.TB) {
 	l.b.Release()
 }
 
-// BenchmarkHandOff is Alloc, Send, TryRecv and Release of bursts of 64 packets on one core, per packet: with one pool for both
-// queues, where nothing is copied.
+// BenchmarkHandOff is Alloc, Send, TryRecv and Release of bursts of 64 packets on one core, per
+// packet: with one pool for both queues, where nothing is copied.
 func BenchmarkHandOff(b *testing.B) { benchmarkLane(b, true, 64) }
 
 // BenchmarkCopy is the same with a pool for each queue.

@@ -48,7 +48,8 @@ func (n *Network) vacant(name string, loop bool) error {
 	case n.closed:
 		return engine.ErrClosed
 	case !there && !loop && !n.opts.Shared:
-		return fmt.Errorf("%w: sim: network %q has no port %q: join it with Link, Switch or Loop; there are %s", engine.ErrNotFound,
+		return fmt.Errorf("%w: sim: network %q has no port %q: join it with Link, Switch or Loop; there are %s",
+			engine.ErrNotFound,
 			n.opts.Name, name, list(n.stations))
 	case there && loop && s.out.port != s:
 		return fmt.Errorf("%w: sim: port %q is not looped to itself but on %v", engine.ErrInUse, name, s.out)

@@ -77,10 +77,13 @@ func TestConformanceSegment(t *testing.T) {
 
 // TestConformanceHash: as a card that hashes.
 func TestConformanceHash(t *testing.T) {
-	enginetest.Run(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair { return joined(t, link, Options{Hash: true}) }})
+	enginetest.Run(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair {
+		return joined(t, link, Options{Hash: true})
+	}})
 }
 
-// In real time only: one check of the suite changes rules in a loop that never blocks, and virtual time stands still meanwhile.
+// In real time only: one check of the suite changes rules in a loop that never blocks, and virtual
+// time stands still meanwhile.
 func TestConformanceDelayed(t *testing.T) {
 	enginetest.Run(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair {
 		return joined(t, func(n *Network) (*Link, error) {

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// To stop all traffic of a port, and to let it flow again, is a rule of high priority that comes and goes.
+// To stop all traffic of a port, and to let it flow again, is a rule of high priority that comes
+// and goes.
 func TestDropAllTraffic(t *testing.T) {
 	n := network(t, Options{})
 	if _, err := n.Link("a", "b"); err != nil {

@@ -15,8 +15,8 @@ type event struct {
 	call  func()
 }
 
-// before orders events: by time, calls first, then by wire and by when they were added. Wires come before
-// sequence numbers so that senders that run at the same time have no influence.
+// before orders events: by time, calls first, then by wire and by when they were added. Wires come
+// before sequence numbers so that senders that run at the same time have no influence.
 func (e *event) before(o *event) bool {
 	if e.at != o.at {
 		return e.at < o.at
@@ -34,7 +34,8 @@ func (e *event) before(o *event) bool {
 	return e.seq < o.seq
 }
 
-// scheduler runs events in one goroutine, which exists while there are any, and for a moment longer.
+// scheduler runs events in one goroutine, which exists while there are any, and for a moment
+// longer.
 type scheduler struct {
 	net *Network
 
@@ -123,10 +124,12 @@ func (s *scheduler) pop() event {
 	return e
 }
 
-// idle is how long the goroutine waits for the next event before it ends, so that it is not started again for each.
+// idle is how long the goroutine waits for the next event before it ends, so that it is not started
+// again for each.
 const idle = time.Second
 
-// next returns what is due, or how long to wait. ok is false when the goroutine has to end, because there was nothing for long.
+// next returns what is due, or how long to wait. ok is false when the goroutine has to end, because
+// there was nothing for long.
 func (s *scheduler) next(rested bool) (e event, wait time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

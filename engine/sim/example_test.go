@@ -23,7 +23,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// sendDatagrams sends one UDP datagram for each text from a queue: the first from source port 1, the next from 2, and so on.
+// sendDatagrams sends one UDP datagram for each text from a queue: the first from source port 1,
+// the next from 2, and so on.
 func sendDatagrams(tx engine.TxQueue, texts ...string) {
 	f := packet.UDPFrame{
 		SrcMAC: packet.MAC{2, 0, 0, 0, 0, 1}, DstMAC: packet.MAC{2, 0, 0, 0, 0, 2},
@@ -114,7 +115,8 @@ func Example_echo() {
 	must(net.Link("client", "server"))
 	open := func(name string) (engine.TxQueue, engine.RxQueue) {
 		p := must(net.OpenPort(ctx, engine.PortSpec{Address: name}))
-		return must(p.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{pool}})), must(p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{pool}}))
+		return must(p.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{pool}})),
+			must(p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{pool}}))
 	}
 	tx, rx := open("client")
 	serverTx, serverRx := open("server")

@@ -19,26 +19,30 @@ const (
 	Exponential              // Delay, and on top a number with mean Jitter
 )
 
-// Faults are what one direction of a link does to packets besides carrying them. Shares are from 0 to 1. They apply in the order of the
-// fields. The zero value is a good link of no length.
+// Faults are what one direction of a link does to packets besides carrying them. Shares are from 0
+// to 1. They apply in the order of the fields. The zero value is a good link of no length.
 type Faults struct {
 	Loss    float64 // share of packets that are lost: DropInjected
 	Corrupt float64 // share of packets in which Bits bits are turned over
 	Bits    int     // 0 means 1; the same bit may be hit twice
-	// Duplicate is the share of packets that come twice. The second one takes its own place in the queue and its own delay.
+	// Duplicate is the share of packets that come twice. The second one takes its own place in the
+	// queue and its own delay.
 	Duplicate float64
-	// Rate in bits per second of frames as they lie in memory; 0 is no limit. Queue is how many frames there may be at once that
-	// have not left entirely, the one that is leaving included; 0 means 1000. What finds it full is lost: DropQueueFull.
+	// Rate in bits per second of frames as they lie in memory; 0 is no limit. Queue is how many
+	// frames there may be at once that have not left entirely, the one that is leaving included; 0
+	// means 1000. What finds it full is lost: DropQueueFull.
 	Rate  uint64
 	Queue int
-	// Delay is how long a frame is under way after it has left, with Jitter around it. No delay is below 0. Delays do not change the
-	// order: a frame arrives no earlier than those before it.
+	// Delay is how long a frame is under way after it has left, with Jitter around it. No delay is
+	// below 0. Delays do not change the order: a frame arrives no earlier than those before it.
 	Delay, Jitter time.Duration
 	Shape         Shape
-	// Reorder is the share of packets that are late by ReorderBy on top, 0 for 1 ms, while those behind pass them.
+	// Reorder is the share of packets that are late by ReorderBy on top, 0 for 1 ms, while those
+	// behind pass them.
 	Reorder   float64
 	ReorderBy time.Duration
-	// InFlight is the number of frames that may be on the way at once; 0 means 65536. What comes on top is lost: DropQueueFull.
+	// InFlight is the number of frames that may be on the way at once; 0 means 65536. What comes on
+	// top is lost: DropQueueFull.
 	InFlight int
 }
 
@@ -97,7 +101,8 @@ func (f *Faults) instant() bool {
 	return f.Rate == 0 && f.Delay == 0 && f.Jitter == 0 && f.Reorder == 0
 }
 
-// chance reports whether something with that share happens now. It draws a number only where there is a choice.
+// chance reports whether something with that share happens now. It draws a number only where there
+// is a choice.
 func chance(rng *rand.Rand, share float64) bool {
 	return share > 0 && (share >= 1 || rng.Float64() < share)
 }
@@ -119,7 +124,8 @@ func (f *Faults) delay(rng *rand.Rand) int64 {
 	return int64(min(max(math.Round(d), 0), math.MaxInt64/4))
 }
 
-// limiter is the queue of a rate limit. Its arithmetic is exact: fractions of a nanosecond are carried on.
+// limiter is the queue of a rate limit. Its arithmetic is exact: fractions of a nanosecond are
+// carried on.
 type limiter struct {
 	free   int64   // when the last frame will have left, ns since 1970
 	part   uint64  // and how much later, in 1/Rate ns

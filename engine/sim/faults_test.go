@@ -41,7 +41,8 @@ func numbered(from, to int) (frames [][]byte) {
 	return frames
 }
 
-// TestRateIsExact: frames leave one after the other to the nanosecond, fractions carried on, and what finds the queue full is lost.
+// TestRateIsExact: frames leave one after the other to the nanosecond, fractions carried on, and
+// what finds the queue full is lost.
 func TestRateIsExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, _, a, b := pair(t, 1, Faults{Rate: 7_000_000, Queue: 10, Delay: time.Millisecond})
@@ -51,7 +52,10 @@ func TestRateIsExact(t *testing.T) {
 		a.send(t, numbered(9, 12)...) // the last two find 10 there
 		time.Sleep(time.Second)
 		times := func() []int64 {
-			return take(t, b.rx, func(b *burst.Burst, i int) int64 { ns, _ := b.Time(i); return ns - start - int64(time.Millisecond) })
+			return take(t, b.rx, func(b *burst.Burst, i int) int64 {
+				ns, _ := b.Time(i)
+				return ns - start - int64(time.Millisecond)
+			})
 		}
 		got := times()
 		if len(got) != 10 {
@@ -108,7 +112,8 @@ func TestDelayKeepsOrderAndReorderDoesNot(t *testing.T) {
 			if len(order) != 200 || spread < 1_200_000 {
 				t.Errorf("shape %d: %d packets, the longest delay %d ns", shape, len(order), spread)
 			}
-			if err := cable.SetFaultsFrom("a", Faults{Delay: time.Millisecond, Reorder: 0.1, ReorderBy: 350 * time.Microsecond}); err != nil {
+			if err := cable.SetFaultsFrom("a", Faults{Delay: time.Millisecond, Reorder: 0.1,
+				ReorderBy: 350 * time.Microsecond}); err != nil {
 				t.Fatal(err)
 			}
 			order, _ = run()
@@ -167,7 +172,8 @@ func TestLossDuplicationCorruption(t *testing.T) {
 	equal(t, "all lost", len(b.got(t)), 0)
 }
 
-// trace runs a program on a network of four ports with every fault, and returns a digest of all that was received, and when.
+// trace runs a program on a network of four ports with every fault, and returns a digest of all
+// that was received, and when.
 func trace(t *testing.T, seed uint64) (sum string) {
 	synctest.Test(t, func(t *testing.T) {
 		n := network(t, Options{Seed: seed})
@@ -180,7 +186,8 @@ func trace(t *testing.T, seed uint64) (sum string) {
 			ends = append(ends, newEnd(t, n, name, 4096))
 			l, err := n.Cable(name)
 			if err == nil {
-				err = l.SetFaults(Faults{Loss: 0.05, Corrupt: 0.05, Duplicate: 0.05, Rate: 50e6, Queue: 10, Delay: 100 * time.Microsecond,
+				err = l.SetFaults(Faults{Loss: 0.05, Corrupt: 0.05, Duplicate: 0.05, Rate: 50e6, Queue: 10,
+					Delay:  100 * time.Microsecond,
 					Jitter: 50 * time.Microsecond, Shape: Normal, Reorder: 0.05})
 			}
 			if err != nil {
@@ -216,7 +223,8 @@ func trace(t *testing.T, seed uint64) (sum string) {
 		all.Wait()
 		time.Sleep(time.Second)
 		l := balanced(t, n)
-		if l.Drops[engine.DropInjected] == 0 || l.Drops[engine.DropQueueFull] == 0 || l.Drops[engine.DropDown] == 0 || l.Made == 0 {
+		if l.Drops[engine.DropInjected] == 0 || l.Drops[engine.DropQueueFull] == 0 || l.Drops[engine.DropDown] == 0 ||
+			l.Made == 0 {
 			t.Errorf("faults that did not happen:\n%v", l)
 		}
 		s := sha256.New()
@@ -336,7 +344,8 @@ func TestSwitchOfManyPorts(t *testing.T) {
 	}
 }
 
-// TestLedgerProperty: whatever a random program does to a random network with random faults, the books balance at each step.
+// TestLedgerProperty: whatever a random program does to a random network with random faults, the
+// books balance at each step.
 func TestLedgerProperty(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		synctest.Test(t, func(t *testing.T) { randomProgram(t, r) })
@@ -361,9 +370,11 @@ func randomProgram(t *testing.T, r *rapid.T) {
 	share := rapid.SampledFrom([]float64{0, 0, 0.1, 0.5})
 	duration := rapid.SampledFrom([]time.Duration{0, 0, time.Microsecond, time.Millisecond})
 	faults := rapid.Custom(func(r *rapid.T) Faults {
-		return Faults{Loss: share.Draw(r, "loss"), Corrupt: share.Draw(r, "corrupt"), Duplicate: share.Draw(r, "duplicate"),
-			Rate: rapid.SampledFrom([]uint64{0, 0, 1e6, 1e9}).Draw(r, "rate"), Queue: rapid.IntRange(0, 20).Draw(r, "queue"),
-			Delay: duration.Draw(r, "delay"), Jitter: duration.Draw(r, "jitter"), Reorder: share.Draw(r, "reorder"),
+		return Faults{Loss: share.Draw(r, "loss"), Corrupt: share.Draw(r, "corrupt"),
+			Duplicate: share.Draw(r, "duplicate"),
+			Rate:      rapid.SampledFrom([]uint64{0, 0, 1e6, 1e9}).Draw(r, "rate"),
+			Queue:     rapid.IntRange(0, 20).Draw(r, "queue"),
+			Delay:     duration.Draw(r, "delay"), Jitter: duration.Draw(r, "jitter"), Reorder: share.Draw(r, "reorder"),
 			InFlight: rapid.IntRange(0, 30).Draw(r, "in flight")}
 	})
 	port := map[string]engine.Port{}
@@ -387,7 +398,8 @@ func randomProgram(t *testing.T, r *rapid.T) {
 			m := rapid.SampledFrom(pools)
 			q := &queues{}
 			q.tx = addTx(t, p, engine.TxSpec{Depth: 64, Pools: []*mem.Pool{m.Draw(r, "tx pool")}})
-			spec := engine.RxSpec{Depth: rapid.IntRange(1, 50).Draw(r, "depth"), Pools: []*mem.Pool{m.Draw(r, "rx pool")}}
+			spec := engine.RxSpec{Depth: rapid.IntRange(1, 50).Draw(r, "depth"),
+				Pools: []*mem.Pool{m.Draw(r, "rx pool")}}
 			if rapid.Bool().Draw(r, "split") {
 				spec.Pools = append(spec.Pools, m.Draw(r, "payload pool"))
 			}
@@ -412,7 +424,8 @@ func randomProgram(t *testing.T, r *rapid.T) {
 			}
 			for i := range got {
 				b.SetLen(i, 0, rapid.IntRange(0, b.SegmentCap(i, 0)).Draw(r, "length"))
-				copy(b.Bytes(i, 0), udp(byte(rapid.IntRange(0, 5).Draw(r, "from")), byte(rapid.IntRange(0, 5).Draw(r, "to")), 1, 2, ""))
+				copy(b.Bytes(i, 0), udp(byte(rapid.IntRange(0, 5).Draw(r, "from")),
+					byte(rapid.IntRange(0, 5).Draw(r, "to")), 1, 2, ""))
 			}
 			if err := open[k].tx.Send(b); err != nil {
 				r.Fatal(err)
@@ -464,7 +477,8 @@ func randomProgram(t *testing.T, r *rapid.T) {
 	}
 }
 
-// TestCloseUnderLoad closes ports, queues and the network while four goroutines send and receive, and reads the books all the time.
+// TestCloseUnderLoad closes ports, queues and the network while four goroutines send and receive,
+// and reads the books all the time.
 func TestCloseUnderLoad(t *testing.T) {
 	for _, f := range []Faults{{}, {Loss: 0.1, Duplicate: 0.1, Delay: 50 * time.Microsecond, Rate: 1e9}} {
 		n := network(t, Options{Seed: 1})
@@ -488,7 +502,8 @@ func TestCloseUnderLoad(t *testing.T) {
 				return
 			}
 			defer p.Close()
-			tx, rx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{m}}), addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{m}, Depth: 100})
+			tx, rx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{m}}),
+				addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{m}, Depth: 100})
 			b := burst.New(32)
 			frame := udp(name[0], 'a'+(name[0]-'a'+1)%4, 1, 2, "payload")
 			for k := 0; ; k++ {

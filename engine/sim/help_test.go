@@ -45,7 +45,8 @@ func newEnd(t testing.TB, n *Network, name string, slots int) *end {
 	return e
 }
 
-// udp makes a frame of a datagram between ports of two hosts that have the addresses 10.0.0.<from> and 10.0.0.<to>.
+// udp makes a frame of a datagram between ports of two hosts that have the addresses 10.0.0.<from>
+// and 10.0.0.<to>.
 func udp(from, to byte, src, dst uint16, payload string) []byte {
 	f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0, 0, 0, 0, from}, DstMAC: packet.MAC{2, 0, 0, 0, 0, to},
 		Src: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, from}), src),

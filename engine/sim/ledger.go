@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Entry is the book of one place that packets pass: In + Made = Out + Held + Kernel + Drops, always.
+// Entry is the book of one place that packets pass: In + Made = Out + Held + Kernel + Drops,
+// always.
 type Entry struct {
 	Kind string // "transmit", "wire", "switch", "port" or "receive"
 	Name string
@@ -32,21 +33,23 @@ func (e *Entry) Balance() int64 {
 }
 
 func (e *Entry) String() string {
-	return fmt.Sprintf("%s %s: in %d, made %d, out %d, held %d, kernel %d, drops: %v", e.Kind, e.Name, e.In, e.Made, e.Out, e.Held, e.Kernel, &e.Drops)
+	return fmt.Sprintf("%s %s: in %d, made %d, out %d, held %d, kernel %d, drops: %v", e.Kind, e.Name, e.In, e.Made,
+		e.Out, e.Held, e.Kernel, &e.Drops)
 }
 
 // Ledger is the books of a network at one moment.
 type Ledger struct {
 	Entries []Entry
-	// Sent are the packets that transmit queues passed to their wires, and Received those that owners of receive queues got.
-	// Sent + Made = Received + Held + Kernel + Drops, always. Drops does not hold what transmit queues themselves refused: those
-	// packets were not sent.
+	// Sent are the packets that transmit queues passed to their wires, and Received those that
+	// owners of receive queues got. Sent + Made = Received + Held + Kernel + Drops, always. Drops
+	// does not hold what transmit queues themselves refused: those packets were not sent.
 	Sent, Made, Received, Held, Kernel uint64
 	Drops                              engine.Drops
 	problems                           []error
 }
 
-// Err is nil if the books balance: each place, and from place to place, and the whole. It is for tests; it always does.
+// Err is nil if the books balance: each place, and from place to place, and the whole. It is for
+// tests; it always does.
 func (l *Ledger) Err() error {
 	errs := slices.Clone(l.problems)
 	for i := range l.Entries {
@@ -55,7 +58,8 @@ func (l *Ledger) Err() error {
 		}
 	}
 	if off := int64(l.Sent + l.Made - l.Received - l.Held - l.Kernel - l.Drops.Total()); off != 0 {
-		errs = append(errs, fmt.Errorf("sim: ledger: sent %d and made %d, received %d, held %d, kernel %d, dropped %v: off by %d", l.Sent, l.Made,
+		errs = append(errs, fmt.Errorf("sim: ledger: sent %d and made %d, received %d, held %d, kernel %d, dropped "+
+			"%v: off by %d", l.Sent, l.Made,
 			l.Received, l.Held, l.Kernel, &l.Drops, off))
 	}
 	return errors.Join(errs...)
@@ -67,7 +71,8 @@ func (l *Ledger) String() string {
 	for i := range l.Entries {
 		fmt.Fprintln(&s, &l.Entries[i])
 	}
-	fmt.Fprintf(&s, "sent %d, made %d, received %d, held %d, kernel %d, drops: %v", l.Sent, l.Made, l.Received, l.Held, l.Kernel, &l.Drops)
+	fmt.Fprintf(&s, "sent %d, made %d, received %d, held %d, kernel %d, drops: %v", l.Sent, l.Made, l.Received, l.Held,
+		l.Kernel, &l.Drops)
 	return s.String()
 }
 
@@ -91,7 +96,8 @@ type books struct {
 	drops         engine.Drops
 }
 
-// add adds the books of a port, whose receive queues are closed. The caller holds Network.mu for writing.
+// add adds the books of a port, whose receive queues are closed. The caller holds Network.mu for
+// writing.
 func (b *books) add(p *Port) {
 	b.rx.Add(p.rx.Past())
 	b.rxCame += p.past.rxCame
@@ -111,7 +117,8 @@ func addDrops(d *engine.Drops, from *[engine.NumDrops]atomic.Uint64) {
 	}
 }
 
-// Ledger returns the books. It stops the network for that moment, so it is exact also while packets move.
+// Ledger returns the books. It stops the network for that moment, so it is exact also while packets
+// move.
 func (n *Network) Ledger() *Ledger {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,7 +127,8 @@ func (n *Network) Ledger() *Ledger {
 	fromPort := map[*station]uint64{}
 	toSwitch, fromSwitch := map[*Switch]uint64{}, map[*Switch]uint64{}
 	for _, w := range n.wires {
-		e := Entry{Kind: "wire", Name: w.name, In: w.in.Load(), Made: w.made.Load(), Out: w.out.Load(), Held: w.held.Load(),
+		e := Entry{Kind: "wire", Name: w.name, In: w.in.Load(), Made: w.made.Load(), Out: w.out.Load(),
+			Held:      w.held.Load(),
 			Corrupted: w.corrupted.Load(), Reordered: w.reordered.Load(), Delayed: w.delayed.Load()}
 		addDrops(&e.Drops, &w.drops)
 		l.Entries = append(l.Entries, e)
@@ -169,7 +177,8 @@ func (l *Ledger) same(what string, out, in uint64) {
 	}
 }
 
-// entries are the books of a station: of its transmit queues, the port, and its receive queues. offered is what came to those.
+// entries are the books of a station: of its transmit queues, the port, and its receive queues.
+// offered is what came to those.
 func (s *station) entries() (tx, port, rx Entry, offered uint64) {
 	b := s.closed
 	var held uint64
@@ -199,8 +208,9 @@ func (s *station) entries() (tx, port, rx Entry, offered uint64) {
 	return tx, port, rx, b.rxCame
 }
 
-// lost adds the drops on the way to and from a station that count in the statistics of its port: those of the wires that it owns
-// and what a switch did with its frames. The caller holds Network.mu.
+// lost adds the drops on the way to and from a station that count in the statistics of its port:
+// those of the wires that it owns and what a switch did with its frames. The caller holds
+// Network.mu.
 func (s *station) lost(d *engine.Drops) {
 	for _, w := range []*wire{s.out, s.into()} {
 		if w != nil && w.owner == s {

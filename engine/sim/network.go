@@ -27,28 +27,33 @@ const (
 // Options describe a network. The zero value is a good network without surprises.
 type Options struct {
 	Name string // for messages; "" is "sim"
-	// Seed is where all faults come from. Each direction of each link has numbers of its own, made from the seed and its name: what
-	// happens on one does not depend on the others.
+	// Seed is where all faults come from. Each direction of each link has numbers of its own, made
+	// from the seed and its name: what happens on one does not depend on the others.
 	Seed uint64
 	// MTU in bytes, of ports that do not ask for one; 0 is DefaultMTU.
 	MTU int
-	// Speed in bits per second is what ports say of themselves (PortInfo); it limits nothing, see Faults.Rate.
+	// Speed in bits per second is what ports say of themselves (PortInfo); it limits nothing, see
+	// Faults.Rate.
 	Speed uint64
-	// Shared lets any name be opened as a port: names that are on no link are on one common segment, where what one sends all
-	// others receive. Without it a port must be on a link, a switch or a loop before it is opened.
+	// Shared lets any name be opened as a port: names that are on no link are on one common
+	// segment, where what one sends all others receive. Without it a port must be on a link, a
+	// switch or a loop before it is opened.
 	Shared bool
-	// Hash has ports read the headers of each packet and note its type and receive hash, the Toeplitz hash with packet.MicrosoftKey, as
-	// network cards do for RSS. Without it only packets that rules steer have a type.
+	// Hash has ports read the headers of each packet and note its type and receive hash, the
+	// Toeplitz hash with packet.MicrosoftKey, as network cards do for RSS. Without it only packets
+	// that rules steer have a type.
 	Hash bool
 }
 
-// Network is an engine.Engine whose ports are joined in memory. All methods may be called from any goroutine.
+// Network is an engine.Engine whose ports are joined in memory. All methods may be called from any
+// goroutine.
 type Network struct {
 	opts Options
 
-	// mu is held for reading while packets move, from the sender's queue into the receiver's, and for writing to change what they
-	// move through and to read the books. Below it come, in this order, the mutexes of a wire to a switch, of the switch, of a wire
-	// to a port, of a receive queue, of the scheduler.
+	// mu is held for reading while packets move, from the sender's queue into the receiver's, and
+	// for writing to change what they move through and to read the books. Below it come, in this
+	// order, the mutexes of a wire to a switch, of the switch, of a wire to a port, of a receive
+	// queue, of the scheduler.
 	mu       sync.RWMutex
 	closed   bool
 	stations map[string]*station
@@ -71,7 +76,8 @@ func mustNetwork(o Options) *Network {
 	return n
 }
 
-// NewNetwork makes a network with nothing in it. It runs no goroutine and needs no Close unless packets are late in it.
+// NewNetwork makes a network with nothing in it. It runs no goroutine and needs no Close unless
+// packets are late in it.
 func NewNetwork(o Options) (*Network, error) {
 	if o.Name == "" {
 		o.Name = "sim"
@@ -100,7 +106,8 @@ func (n *Network) Name() string { return "sim" }
 // Available implements engine.Engine: it always is.
 func (n *Network) Available() error { return nil }
 
-// Now implements engine.Clock: receive times are by it. It is the machine's time, or the virtual one of a synctest bubble.
+// Now implements engine.Clock: receive times are by it. It is the machine's time, or the virtual
+// one of a synctest bubble.
 func (n *Network) Now() time.Time { return time.Now() }
 
 // Capabilities implements engine.Engine.
@@ -131,7 +138,8 @@ func (n *Network) capabilities(mtu int) engine.Capabilities {
 	}
 }
 
-// station is a place where a port can be opened. It stays when the port is closed, and keeps its books.
+// station is a place where a port can be opened. It stays when the port is closed, and keeps its
+// books.
 type station struct {
 	net  *Network
 	name string
@@ -174,9 +182,9 @@ type PortOptions struct {
 	Loop bool       // joins the port to itself, as "?loop" in the address does
 }
 
-// OpenPort implements engine.Engine. The address is the name of a port, "a" or "sim://a"; with "sim://a?loop" it is looped to
-// itself if it is on no link yet. The error is ErrNotFound for a name that is on no link, unless Options.Shared is set, and ErrInUse
-// if the port is open.
+// OpenPort implements engine.Engine. The address is the name of a port, "a" or "sim://a"; with
+// "sim://a?loop" it is looped to itself if it is on no link yet. The error is ErrNotFound for a
+// name that is on no link, unless Options.Shared is set, and ErrInUse if the port is open.
 func (n *Network) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -217,15 +225,17 @@ func list[V any](m map[string]V) string {
 	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 }
 
-// Partition makes groups of ports that do not reach each other, whatever joins them, in place of the groups before. Ports in no
-// group reach everybody. What is lost so counts as DropInjected. The error is ErrNotFound for a name that is on no link.
+// Partition makes groups of ports that do not reach each other, whatever joins them, in place of
+// the groups before. Ports in no group reach everybody. What is lost so counts as DropInjected. The
+// error is ErrNotFound for a name that is on no link.
 func (n *Network) Partition(groups ...[]string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, g := range groups {
 		for _, name := range g {
 			if n.stations[name] == nil {
-				return fmt.Errorf("%w: sim: partition: no port %q: there are %s", engine.ErrNotFound, name, list(n.stations))
+				return fmt.Errorf("%w: sim: partition: no port %q: there are %s", engine.ErrNotFound, name,
+					list(n.stations))
 			}
 		}
 	}
@@ -258,12 +268,14 @@ func (n *Network) apart(a, b *station) bool {
 	return n.parted && a.group != b.group && a.group != 0 && b.group != 0
 }
 
-// At calls f at that time, or at once if it has passed, from the network's goroutine, between two packets: to take a link
-// down, to heal a partition. f must neither wait nor close the network. Calls of one time are made in the order of At, before
-// packets of that time arrive. What is due after Close is not called.
+// At calls f at that time, or at once if it has passed, from the network's goroutine, between two
+// packets: to take a link down, to heal a partition. f must neither wait nor close the network.
+// Calls of one time are made in the order of At, before packets of that time arrive. What is due
+// after Close is not called.
 func (n *Network) At(t time.Time, f func()) { n.events.add(event{at: t.UnixNano(), call: f}) }
 
-// Close closes all ports, drops what is on its way as DropClosed, and ends the goroutine. The ledger can still be read.
+// Close closes all ports, drops what is on its way as DropClosed, and ends the goroutine. The
+// ledger can still be read.
 func (n *Network) Close() error {
 	n.mu.Lock()
 	n.closed = true

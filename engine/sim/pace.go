@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// newBox makes the front half of the queue, with a pacer before the wire where packets do not leave at once.
+// newBox makes the front half of the queue, with a pacer before the wire where packets do not leave
+// at once.
 func (q *txQueue) newBox(paced bool, o pace.Options) (*engine.Outbox, error) {
 	if !paced {
 		return engine.NewOutbox((*sink)(q), q.spec.Depth, false)
@@ -21,7 +22,8 @@ func (q *txQueue) newBox(paced bool, o pace.Options) (*engine.Outbox, error) {
 	return engine.NewOutbox((*pacedSink)(q), q.spec.Depth, false)
 }
 
-// pacedSink is the pacer, locked: it counts packets when the receiver may have them already, and Stats is to know of them then.
+// pacedSink is the pacer, locked: it counts packets when the receiver may have them already, and
+// Stats is to know of them then.
 type pacedSink txQueue
 
 // Transmit implements engine.Sink.

@@ -20,7 +20,8 @@ type Port struct {
 	limit int // bytes of the longest untagged frame
 	rules *rules
 
-	// rx has a lock that comes before Network.mu: one goroutine at a time adds a queue. Queues are added and removed with Network.mu held.
+	// rx has a lock that comes before Network.mu: one goroutine at a time adds a queue. Queues are
+	// added and removed with Network.mu held.
 	rx engine.RxSet[*rxQueue]
 
 	// Guarded by Network.mu.
@@ -30,7 +31,8 @@ type Port struct {
 	past    struct{ rxCame uint64 } // of closed receive queues
 	changes uint64
 	bell    engine.LinkBell
-	// What was lost on the way to and from the station until the port was opened, and until it was closed.
+	// What was lost on the way to and from the station until the port was opened, and until it was
+	// closed.
 	before, after engine.Drops
 
 	came, kernel atomic.Uint64
@@ -41,7 +43,8 @@ type Port struct {
 }
 
 func newPort(s *station, spec engine.PortSpec) *Port {
-	p := &Port{net: s.net, at: s, name: spec.Name, spec: spec, limit: spec.MTU + packet.EthernetLen, ended: make(chan struct{})}
+	p := &Port{net: s.net, at: s, name: spec.Name, spec: spec, limit: spec.MTU + packet.EthernetLen,
+		ended: make(chan struct{})}
 	if p.name == "" {
 		p.name = spec.Address
 	}
@@ -60,7 +63,8 @@ func (p *Port) Capabilities() engine.Capabilities { return p.net.capabilities(p.
 // Rules implements engine.Port.
 func (p *Port) Rules() engine.Rules { return p.rules }
 
-// SetIsolation changes what happens to packets that no rule accepts: PortSpec.Isolated at the beginning.
+// SetIsolation changes what happens to packets that no rule accepts: PortSpec.Isolated at the
+// beginning.
 func (p *Port) SetIsolation(i flow.Isolation) error {
 	_, err := p.rules.SetIsolation(i)
 	return err
@@ -70,7 +74,8 @@ func (p *Port) SetIsolation(i flow.Isolation) error {
 func (p *Port) Info() engine.PortInfo {
 	p.rx.Lock()
 	defer p.rx.Unlock()
-	return engine.PortInfo{Engine: "sim", Address: p.spec.Address, MAC: p.at.mac, MTU: p.spec.MTU, Up: !p.rx.Closed() && p.at.out.up.Load(),
+	return engine.PortInfo{Engine: "sim", Address: p.spec.Address, MAC: p.at.mac, MTU: p.spec.MTU, Up: !p.rx.Closed() &&
+		p.at.out.up.Load(),
 		Speed: p.net.opts.Speed, NUMA: -1}
 }
 
@@ -147,7 +152,8 @@ func (p *Port) fits(frame []byte, n int) bool {
 
 func (p *Port) drop(why engine.Drop, n int) { p.drops[why].Add(uint64(n)) }
 
-// carry takes packets from to to-1 of a burst off the wire. The caller holds Network.mu for reading.
+// carry takes packets from to to-1 of a burst off the wire. The caller holds Network.mu for
+// reading.
 func (p *Port) carry(c *cargo, from, to int) {
 	p.came.Add(uint64(to - from))
 	for i := from; c.longest > p.limit && i < to; i++ {
@@ -184,7 +190,8 @@ func (p *Port) sort(c *cargo, from, to int) {
 	q.put(c, from, to, false)
 }
 
-// frame takes one frame off the wire, which it does not change. The caller holds Network.mu for reading.
+// frame takes one frame off the wire, which it does not change. The caller holds Network.mu for
+// reading.
 func (p *Port) frame(frame []byte, now int64) {
 	p.came.Add(1)
 	if len(frame) > p.limit && !p.fits(frame, len(frame)) {
@@ -203,7 +210,8 @@ func (p *Port) frame(frame []byte, now int64) {
 	q.frame(frame, headers{}, now)
 }
 
-// Stats implements engine.Port. Drops are also those of the wires to and from the port, where they count here.
+// Stats implements engine.Port. Drops are also those of the wires to and from the port, where they
+// count here.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.net.mu.RLock()
 	defer p.net.mu.RUnlock()

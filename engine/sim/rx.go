@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// item is a packet that waits in a receive queue. The second segment is the payload with header/data split.
+// item is a packet that waits in a receive queue. The second segment is the payload with
+// header/data split.
 type item struct {
 	off             uint64
 	handle, handle2 burst.Handle
@@ -27,13 +28,15 @@ func (it *item) take(p burst.Part) {
 	it.off, it.handle, it.len, it.cap, it.head = p.Off, p.Handle, p.Len, p.Cap, p.Headroom
 }
 
-// set says when the packet came, and with which flags, and forgets what is known of the packet that had its place before.
+// set says when the packet came, and with which flags, and forgets what is known of the packet that
+// had its place before.
 func (it *item) set(now int64, flags burst.Flags) {
 	it.time, it.flags, it.headers = now, flags, headers{}
 }
 
-// rxQueue is a ring of items, and implements engine.RxDevice. Senders write it, one at a time under in; the owner reads it under the queue's
-// own lock. So a sender and the owner share nothing but the two ends of the ring.
+// rxQueue is a ring of items, and implements engine.RxDevice. Senders write it, one at a time under
+// in; the owner reads it under the queue's own lock. So a sender and the owner share nothing but
+// the two ends of the ring.
 type rxQueue struct {
 	engine.RxFront
 	port  *Port
@@ -44,7 +47,8 @@ type rxQueue struct {
 	depth uint64
 	items []item // a power of two of them
 	mask  uint64
-	// A burst that is handed on whole lies in bulk, and its item says how long its packets are altogether, with flag whole.
+	// A burst that is handed on whole lies in bulk, and its item says how long its packets are
+	// altogether, with flag whole.
 	bulk  []*burst.Burst
 	spare *ring.SPSC[*burst.Burst] // empty ones, from the owner back to the senders
 
@@ -68,7 +72,8 @@ type rxQueue struct {
 const (
 	// whole marks an item that is a burst. It is no flag of a packet.
 	whole burst.Flags = 1 << 15
-	// bulkBurst is the room of such a burst, and leastBulk the number of packets from which on it is worth one.
+	// bulkBurst is the room of such a burst, and leastBulk the number of packets from which on it
+	// is worth one.
 	bulkBurst, leastBulk = 64, 8
 )
 
@@ -93,8 +98,9 @@ func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 	return q, nil
 }
 
-// put takes packets from to to-1 of a burst, for which the flow ids are set if steered. Packets that lie in the queue's own pool it takes
-// over, and notes in c; others it copies. The caller holds Network.mu for reading.
+// put takes packets from to to-1 of a burst, for which the flow ids are set if steered. Packets
+// that lie in the queue's own pool it takes over, and notes in c; others it copies. The caller
+// holds Network.mu for reading.
 func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	q.in.Lock()
 	tail := q.tail.Load()
@@ -187,7 +193,8 @@ func (q *rxQueue) keep(b *burst.Burst) *burst.Burst {
 	return k
 }
 
-// frame takes one frame, which it copies, with what is known of its headers. The caller holds Network.mu for reading.
+// frame takes one frame, which it copies, with what is known of its headers. The caller holds
+// Network.mu for reading.
 func (q *rxQueue) frame(frame []byte, h headers, now int64) {
 	q.in.Lock()
 	defer q.in.Unlock()
@@ -268,7 +275,8 @@ func (q *rxQueue) cut(frame []byte) (head, rest []byte) {
 	return frame[:at], frame[at:]
 }
 
-// publish makes items first to tail-1, of so many packets, visible and wakes the owner. The caller holds in.
+// publish makes items first to tail-1, of so many packets, visible and wakes the owner. The caller
+// holds in.
 func (q *rxQueue) publish(first, tail uint64, packets int) {
 	if first == tail {
 		return
@@ -310,7 +318,8 @@ func (q *rxQueue) move(b *burst.Burst) {
 			head++
 			continue
 		}
-		i := b.Builder().Add(src, burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Headroom: it.head})
+		i := b.Builder().Add(src, burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap,
+			Headroom: it.head})
 		if i < 0 {
 			break
 		}
@@ -353,9 +362,11 @@ func (q *rxQueue) moveSplit(b *burst.Burst) {
 			}
 			for ; head < end; head++ {
 				it := &q.items[head&q.mask]
-				i := q.stage.Builder().Add(q.srcs[0], burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Role: burst.Header})
-				q.stage.Builder().AddSegment(q.srcs[1], burst.Segment{Handle: it.handle2, Off: q.pools[1].Offset(it.handle2), Len: it.len2,
-					Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload})
+				i := q.stage.Builder().Add(q.srcs[0],
+					burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Role: burst.Header})
+				q.stage.Builder().AddSegment(q.srcs[1],
+					burst.Segment{Handle: it.handle2, Off: q.pools[1].Offset(it.handle2), Len: it.len2,
+						Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload})
 				q.stage.Builder().SetReceived(i, 0, it.flags, it.time)
 				it.headers.set(q.stage, i)
 			}

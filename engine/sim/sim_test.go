@@ -19,13 +19,15 @@ func TestAddresses(t *testing.T) {
 	for _, c := range []struct {
 		address, name string
 		loop          bool
-	}{{"a", "a", false}, {"sim://port-a", "port-a", false}, {"sim://a?loop", "a", true}, {"a?loop", "a", true}, {"Ünï code", "Ünï code", false}} {
+	}{{"a", "a", false}, {"sim://port-a", "port-a", false}, {"sim://a?loop", "a", true}, {"a?loop", "a", true},
+		{"Ünï code", "Ünï code", false}} {
 		name, o, err := settle(engine.PortSpec{Address: c.address})
 		if name != c.name || o.Loop != c.loop || err != nil {
 			t.Errorf("%q: %q, %v, %v", c.address, name, o.Loop, err)
 		}
 	}
-	for _, bad := range []string{"", "sim://", "udp://a", "sim://a/b", "a?lop", "sim://a?loop&x=1", "?loop", "sim://a?loop=maybe", "sim://a?plop", "sim://a?loop&loop"} {
+	for _, bad := range []string{"", "sim://", "udp://a", "sim://a/b", "a?lop", "sim://a?loop&x=1", "?loop",
+		"sim://a?loop=maybe", "sim://a?plop", "sim://a?loop&loop"} {
 		if name, _, err := settle(engine.PortSpec{Address: bad}); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%q: %q, %v; expected ErrInvalid", bad, name, err)
 		}
@@ -55,13 +57,19 @@ func TestTopologyMistakes(t *testing.T) {
 	_, big := NewNetwork(Options{MTU: MaxMTU + 1})
 	l, _ := n.Cable("a")
 	for what, c := range map[string]struct{ err, want error }{
-		"link with itself": {self, engine.ErrInvalid}, "second link": {twice, engine.ErrInUse}, "no name": {empty, engine.ErrInvalid},
-		"second switch": {again, engine.ErrExists}, "port twice": {double, engine.ErrInvalid}, "port on a link": {used, engine.ErrInUse},
-		"unknown port": {unknown, engine.ErrNotFound}, "unknown cable": {cable, engine.ErrNotFound}, "loop of a linked port": {looped, engine.ErrInUse},
-		"MTU": {mtu, engine.ErrInvalid}, "options": {opts, engine.ErrInvalid}, "group address": {group, engine.ErrInvalid}, "big MTU": {big, engine.ErrInvalid},
-		"partition": {n.Partition([]string{"nowhere"}), engine.ErrNotFound}, "faults of no end": {l.SetFaultsFrom("c", Faults{}), engine.ErrNotFound},
-		"loss": {l.SetFaults(Faults{Loss: 1.1}), engine.ErrInvalid}, "delay": {l.SetFaults(Faults{Delay: -1}), engine.ErrInvalid},
-		"queue": {l.SetFaults(Faults{Queue: -1}), engine.ErrInvalid},
+		"link with itself": {self, engine.ErrInvalid}, "second link": {twice, engine.ErrInUse},
+		"no name":       {empty, engine.ErrInvalid},
+		"second switch": {again, engine.ErrExists}, "port twice": {double, engine.ErrInvalid},
+		"port on a link": {used, engine.ErrInUse},
+		"unknown port":   {unknown, engine.ErrNotFound}, "unknown cable": {cable, engine.ErrNotFound},
+		"loop of a linked port": {looped, engine.ErrInUse},
+		"MTU":                   {mtu, engine.ErrInvalid}, "options": {opts, engine.ErrInvalid},
+		"group address": {group, engine.ErrInvalid}, "big MTU": {big, engine.ErrInvalid},
+		"partition":        {n.Partition([]string{"nowhere"}), engine.ErrNotFound},
+		"faults of no end": {l.SetFaultsFrom("c", Faults{}), engine.ErrNotFound},
+		"loss":             {l.SetFaults(Faults{Loss: 1.1}), engine.ErrInvalid},
+		"delay":            {l.SetFaults(Faults{Delay: -1}), engine.ErrInvalid},
+		"queue":            {l.SetFaults(Faults{Queue: -1}), engine.ErrInvalid},
 	} {
 		if !errors.Is(c.err, c.want) {
 			t.Errorf("%s: %v, expected %v", what, c.err, c.want)
@@ -96,7 +104,8 @@ func TestQueueMistakes(t *testing.T) {
 	}
 	for what, spec := range map[string]engine.TxSpec{
 		"no pool": {}, "nil pool": {Pools: []*mem.Pool{nil}}, "depth": {Pools: []*mem.Pool{m}, Depth: -1},
-		"headroom": {Pools: []*mem.Pool{m}, Headroom: 2048}, "options": {Pools: []*mem.Pool{m}, Options: 1}, "id": {Pools: []*mem.Pool{m}, ID: engine.Queue(-2)},
+		"headroom": {Pools: []*mem.Pool{m}, Headroom: 2048}, "options": {Pools: []*mem.Pool{m}, Options: 1},
+		"id": {Pools: []*mem.Pool{m}, ID: engine.Queue(-2)},
 	} {
 		if _, err := p.AddTxQueue(spec); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("transmit queue, %s: %v", what, err)
@@ -107,8 +116,8 @@ func TestQueueMistakes(t *testing.T) {
 	}
 }
 
-// TestHandOff: with one pool for both queues the receiver gets the sender's slot; otherwise its own. A burst that is handed on
-// partly gives back the rest.
+// TestHandOff: with one pool for both queues the receiver gets the sender's slot; otherwise its
+// own. A burst that is handed on partly gives back the rest.
 func TestHandOff(t *testing.T) {
 	n := network(t, Options{Shared: true})
 	p := open(t, n, "a?loop")
@@ -133,7 +142,8 @@ func TestHandOff(t *testing.T) {
 		}
 		for i := range 5 {
 			if b.Segment(i, 0).Off != at[i] || b.PacketLen(i) != 70 || b.Headroom(i) != 22 {
-				t.Errorf("packet %d: at %d, expected %d; %d bytes, headroom %d", i, b.Segment(i, 0).Off, at[i], b.PacketLen(i), b.Headroom(i))
+				t.Errorf("packet %d: at %d, expected %d; %d bytes, headroom %d", i, b.Segment(i, 0).Off, at[i],
+					b.PacketLen(i), b.Headroom(i))
 			}
 		}
 		if used := m.Stats().InUse; used != 5 {
@@ -147,8 +157,8 @@ func TestHandOff(t *testing.T) {
 	balanced(t, n)
 }
 
-// TestWholeBursts: a burst that is handed on as it is can be received in pieces, thrown away, and says nothing of what its sender
-// noted in it.
+// TestWholeBursts: a burst that is handed on as it is can be received in pieces, thrown away, and
+// says nothing of what its sender noted in it.
 func TestWholeBursts(t *testing.T) {
 	n := network(t, Options{Shared: true})
 	m := pool(t, "both", 256, 64)
@@ -181,7 +191,8 @@ func TestWholeBursts(t *testing.T) {
 		for i := range small.Len() {
 			lengths = append(lengths, small.PacketLen(i))
 			if _, timed := small.Time(i); timed || small.Conn(i) != 0 || small.Flow(i) != 0 || small.Flags(i) != 0 {
-				t.Errorf("packet %d has conn %d, flow %d, flags %v of its sender", i, small.Conn(i), small.Flow(i), small.Flags(i))
+				t.Errorf("packet %d has conn %d, flow %d, flags %v of its sender", i, small.Conn(i), small.Flow(i),
+					small.Flags(i))
 			}
 		}
 		small.Release()
@@ -203,7 +214,8 @@ func TestWholeBursts(t *testing.T) {
 		t.Error(err)
 	}
 	s := stats(p)
-	if s.Rx.Packets != 18 || s.Rx.Bytes != 715+183+246 || s.Rx.Drops != (engine.Drops{engine.DropQueueFull: 2, engine.DropFlushed: 30, engine.DropClosed: 30}) {
+	if s.Rx.Packets != 18 || s.Rx.Bytes != 715+183+246 ||
+		s.Rx.Drops != (engine.Drops{engine.DropQueueFull: 2, engine.DropFlushed: 30, engine.DropClosed: 30}) {
 		t.Errorf("%+v", s.Rx)
 	}
 	if out := m.Stats().InUse; out != 0 {
@@ -255,7 +267,8 @@ func TestSteering(t *testing.T) {
 	a.send(t, frames...)
 	equal(t, "queue 1", qs[1].payloads(t), "[x]")
 	tagged := qs[0].got(t)
-	if len(tagged) != 1 || len(tagged[0]) != len(frames[0])+packet.VLANLen || !strings.HasPrefix(tagged[0][12:], "\x81\x00\x00\x07\x08\x00") {
+	if len(tagged) != 1 || len(tagged[0]) != len(frames[0])+packet.VLANLen ||
+		!strings.HasPrefix(tagged[0][12:], "\x81\x00\x00\x07\x08\x00") {
 		t.Errorf("a frame with a tag pushed: %q", tagged)
 	}
 	sum := 0
@@ -293,7 +306,8 @@ func TestSplit(t *testing.T) {
 	a := newEnd(t, n, "a", 64)
 	p := open(t, n, "b")
 	for i, at := range []int{0, 20} {
-		q := addRx(t, p, engine.RxSpec{ID: engine.Queue(i), SplitAt: at, Pools: []*mem.Pool{pool(t, "heads", 64, 64), pool(t, "data", 100, 64)}})
+		q := addRx(t, p, engine.RxSpec{ID: engine.Queue(i), SplitAt: at,
+			Pools: []*mem.Pool{pool(t, "heads", 64, 64), pool(t, "data", 100, 64)}})
 		long, longer := udp(1, 2, 3, 4, strings.Repeat("y", 70)), udp(1, 2, 3, 4, strings.Repeat("z", 101+at))
 		a.send(t, udp(1, 2, 3, 4, "hello"), long, longer, []byte("garbage"))
 		cut := 42
@@ -350,7 +364,8 @@ func TestMissingHalf(t *testing.T) {
 	}
 }
 
-// TestLargeBurst: more packets than the queue has room for, of a burst that is larger than any that is handed on whole.
+// TestLargeBurst: more packets than the queue has room for, of a burst that is larger than any that
+// is handed on whole.
 func TestLargeBurst(t *testing.T) {
 	n := network(t, Options{Shared: true})
 	p := open(t, n, "a?loop")
@@ -458,7 +473,8 @@ func TestExhaustion(t *testing.T) {
 func TestSourceMACAndSegments(t *testing.T) {
 	n := network(t, Options{Shared: true})
 	p := open(t, n, "a?loop")
-	tx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{pool(t, "heads", 8, 8), pool(t, "data", 64, 8)}, SourceMAC: true})
+	tx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{pool(t, "heads", 8, 8), pool(t, "data", 64, 8)},
+		SourceMAC: true})
 	rx := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{pool(t, "rx", 2048, 8)}})
 	b := burst.NewSegmented(4, 8)
 	if k, err := tx.Alloc(b, 4, 20); k != 4 || err != nil {
@@ -483,7 +499,8 @@ func TestSourceMACAndSegments(t *testing.T) {
 	}
 }
 
-// TestPaced: a queue with a rate, in virtual time, and one pool for both sides, of which every slot comes back.
+// TestPaced: a queue with a rate, in virtual time, and one pool for both sides, of which every slot
+// comes back.
 func TestPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := network(t, Options{Shared: true})

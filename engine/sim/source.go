@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// sources has one burst.Source for each pool that any queue of the process uses, so that a receive queue knows packets of its own
-// pool when it sees them.
+// sources has one burst.Source for each pool that any queue of the process uses, so that a receive
+// queue knows packets of its own pool when it sees them.
 var sources struct {
 	sync.Mutex
 	of map[*mem.Pool]*sourceOf

@@ -16,7 +16,8 @@ var Spec = engine.Spec{
 	New: func() engine.Engine { return Default },
 	Options: append([]engine.Option{
 		{Key: "loop", Type: engine.Bool, Default: "false", Field: "Loop", Doc: "Joins the port to itself: what it sends it receives."},
-		{Key: "mac", Type: engine.Text, Field: "MAC", Doc: "Ethernet address of the port; without it one that is made from the name.",
+		{Key: "mac", Type: engine.Text, Field: "MAC",
+			Doc:   "Ethernet address of the port; without it one that is made from the name.",
 			Parse: func(s string) (any, error) { return packet.ParseMAC(s) }},
 	}, pace.Settings...),
 	PortOptions:  func(string) any { return new(PortOptions) },
@@ -46,7 +47,8 @@ func settle(spec engine.PortSpec) (name string, o PortOptions, err error) {
 	case name == "" || strings.Contains(name, "/"):
 		return "", o, fmt.Errorf("%w: sim: address %q: there is no name: expected a name, sim://NAME or sim://NAME?loop", engine.ErrInvalid, spec.Address)
 	case o.MAC.IsMulticast():
-		return "", o, fmt.Errorf("%w: sim: port %q: address %v is one of a group: expected an even first byte", engine.ErrInvalid, name, o.MAC)
+		return "", o, fmt.Errorf("%w: sim: port %q: address %v is one of a group: expected an even first byte",
+			engine.ErrInvalid, name, o.MAC)
 	}
 	return name, o, nil
 }

@@ -39,13 +39,15 @@ func (r *rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	return result, err
 }
 
-// settle waits until the goroutines that carry packets now, perhaps by the rules from before, have finished.
+// settle waits until the goroutines that carry packets now, perhaps by the rules from before, have
+// finished.
 func (n *Network) settle() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 }
 
-// steering is the classifier of a port with its scratch memory: one packet after the other, as in a NIC.
+// steering is the classifier of a port with its scratch memory: one packet after the other, as in a
+// NIC.
 type steering struct {
 	port *Port
 
@@ -109,7 +111,8 @@ func (s *steering) carry(c *cargo, from, to int) {
 				i = k
 				continue
 			}
-			for k < n && (s.out[k] == s.out[i] || s.out[k].Queue == s.out[i].Queue && s.out[k].Verdict == flow.Deliver && s.out[i].Verdict == flow.Deliver &&
+			for k < n && (s.out[k] == s.out[i] || s.out[k].Queue == s.out[i].Queue &&
+				s.out[k].Verdict == flow.Deliver && s.out[i].Verdict == flow.Deliver &&
 				s.out[k].Rule >= 0 && s.out[i].Rule >= 0 && !s.out[k].Transform) {
 				k++
 			}

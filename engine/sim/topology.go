@@ -17,7 +17,8 @@ type Link struct {
 	out, back *wire
 }
 
-// Link joins two ports. The error is ErrInvalid for two equal or empty names, and ErrInUse if one of them is on a link already.
+// Link joins two ports. The error is ErrInvalid for two equal or empty names, and ErrInUse if one
+// of them is on a link already.
 func (n *Network) Link(a, b string) (*Link, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -82,7 +83,8 @@ func (n *Network) Cable(port string) (*Link, error) {
 // Up reports whether the link is up.
 func (l *Link) Up() bool { return l.out.up.Load() }
 
-// SetUp takes the link down or up again. What is sent while it is down, and what would arrive then, is lost: DropDown.
+// SetUp takes the link down or up again. What is sent while it is down, and what would arrive then,
+// is lost: DropDown.
 func (l *Link) SetUp(up bool) {
 	l.net.mu.Lock()
 	defer l.net.mu.Unlock()
@@ -112,8 +114,8 @@ func (l *Link) SetFaults(f Faults) error {
 	return nil
 }
 
-// SetFaultsFrom sets those of the direction away from a port, and of a link to a switch with the name of the switch those towards
-// its port. The error is ErrNotFound if neither end has that name.
+// SetFaultsFrom sets those of the direction away from a port, and of a link to a switch with the
+// name of the switch those towards its port. The error is ErrNotFound if neither end has that name.
 func (l *Link) SetFaultsFrom(end string, f Faults) error {
 	f, err := f.defaults()
 	if err != nil {
@@ -132,8 +134,9 @@ func (l *Link) SetFaultsFrom(end string, f Faults) error {
 	return nil
 }
 
-// Switch joins any number of ports. It learns which Ethernet address is where from the frames that come in, sends a frame for an address that
-// it knows to that port only, and others, broadcasts and multicasts to all ports that are open but the one they came from.
+// Switch joins any number of ports. It learns which Ethernet address is where from the frames that
+// come in, sends a frame for an address that it knows to that port only, and others, broadcasts and
+// multicasts to all ports that are open but the one they came from.
 type Switch struct {
 	net  *Network
 	name string
@@ -148,10 +151,12 @@ type Switch struct {
 	table map[packet.MAC]*station
 }
 
-// maxLearned is how many addresses a switch remembers. When there are more it forgets all, as it then floods and loses nothing.
+// maxLearned is how many addresses a switch remembers. When there are more it forgets all, as it
+// then floods and loses nothing.
 const maxLearned = 8192
 
-// Switch makes a switch with these ports on it. Errors are those of Link, and ErrExists for a second switch of that name.
+// Switch makes a switch with these ports on it. Errors are those of Link, and ErrExists for a
+// second switch of that name.
 func (n *Network) Switch(name string, ports ...string) (*Switch, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -229,7 +234,8 @@ func (s *Switch) Learned() int {
 // everywhere is where frames go whose destination is not known.
 var everywhere = &station{name: "everywhere"}
 
-// find learns where frame came from and says where it goes: a port, everywhere, or nil for nowhere. The caller holds mu.
+// find learns where frame came from and says where it goes: a port, everywhere, or nil for nowhere.
+// The caller holds mu.
 func (s *Switch) find(frame []byte, from *station) *station {
 	if s.hub {
 		return everywhere
@@ -302,13 +308,15 @@ func (s *Switch) carry(c *cargo, from, to int) {
 	}
 }
 
-// lose counts frames that have no business on another port: too short for an address, or their receiver is where they came from.
+// lose counts frames that have no business on another port: too short for an address, or their
+// receiver is where they came from.
 func (s *Switch) lose(from *station, n int) {
 	s.drops[engine.DropNoRoute].Add(uint64(n))
 	from.unroutable.Add(uint64(n))
 }
 
-// frame takes one frame, which the switch may keep until it returns. The caller holds Network.mu for reading.
+// frame takes one frame, which the switch may keep until it returns. The caller holds Network.mu
+// for reading.
 func (s *Switch) frame(frame []byte, from *station, now int64) {
 	s.in.Add(1)
 	dest := everywhere

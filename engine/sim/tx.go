@@ -142,15 +142,15 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return to, time.Time{}
 }
 
-// uniform reports whether this is a whole burst of packets that lie in one piece in the queue's own memory, none of which is too
-// long.
+// uniform reports whether this is a whole burst of packets that lie in one piece in the queue's own
+// memory, none of which is too long.
 func (q *txQueue) uniform(b *burst.Burst, from, to int) bool {
 	return from == 0 && to == b.Len() && b.SegmentCount() == to && b.Builder().Owned(q.srcs[0]) && b.Live() == to &&
 		q.pools[0].SlotSize() <= q.port.limit
 }
 
-// each looks at packets from to to-1 and puts those on the wire that can go there. It returns the numbers of packets, of those that
-// were sent, and of their bytes.
+// each looks at packets from to to-1 and puts those on the wire that can go there. It returns the
+// numbers of packets, of those that were sent, and of their bytes.
 func (q *txQueue) each(b *burst.Burst, from, to int, up bool) (came, sent, sum int) {
 	p, c := q.port, &q.cargo
 	c.longest = 0

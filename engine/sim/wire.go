@@ -19,7 +19,8 @@ type wire struct {
 	// One of the two is where it leads.
 	port *station
 	sw   *Switch
-	// owner is the port in whose statistics the drops count: the receiver where it is known, else the sender.
+	// owner is the port in whose statistics the drops count: the receiver where it is known, else
+	// the sender.
 	owner *station
 
 	up atomic.Bool // changes only under Network.mu, held for writing
@@ -52,7 +53,8 @@ func (w *wire) String() string { return w.name }
 
 func (w *wire) drop(why engine.Drop, n int) { w.drops[why].Add(uint64(n)) }
 
-// carry takes packets from to to-1 of b off a transmit queue. The caller holds Network.mu for reading.
+// carry takes packets from to to-1 of b off a transmit queue. The caller holds Network.mu for
+// reading.
 func (w *wire) carry(c *cargo, from, to int) {
 	if !w.plain {
 		w.mu.Lock()

@@ -62,7 +62,8 @@ func parseAddress(s string) (a address, err error) {
 	}
 	a.listen = read.Settings["listen"] == "true"
 	if ip, err := netip.ParseAddr(at.host); err == nil && ip.IsMulticast() && a.scheme == "tcp" {
-		return bad("%s is a multicast group, which has no connections: expected the address of a machine, or udp://", ip)
+		return bad("%s is a multicast group, which has no connections: expected the address of a machine, or udp://",
+			ip)
 	}
 	switch {
 	case a.scheme == "udp" || a.listen:
@@ -93,8 +94,8 @@ func parseEndpoint(s string) (endpoint, error) {
 	return endpoint{host, uint16(n)}, nil
 }
 
-// resolve finds the numbers of an endpoint, of the family of like if that is valid. A host that is "" becomes the unspecified
-// address.
+// resolve finds the numbers of an endpoint, of the family of like if that is valid. A host that is
+// "" becomes the unspecified address.
 func (e endpoint) resolve(ctx context.Context, like netip.Addr) (netip.AddrPort, error) {
 	if e.host == "" {
 		a := netip.IPv6Unspecified()

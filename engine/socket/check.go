@@ -28,7 +28,8 @@ func (o *UDPOptions) capabilities() engine.Capabilities {
 	}
 	if o.GRO {
 		c.MinSlot, c.ExactDrops = groSlot, false
-		c.Notes = append(c.Notes, "with GRO the kernel counts packets that it has put together as one when it drops them")
+		c.Notes = append(c.Notes,
+			"with GRO the kernel counts packets that it has put together as one when it drops them")
 	}
 	return c
 }
@@ -49,7 +50,8 @@ func tcpCapabilities() engine.Capabilities {
 	return c
 }
 
-// CheckPort implements engine.Checker. Names are not looked up. A port holds what it is reached at, unless it shares that.
+// CheckPort implements engine.Checker. Names are not looked up. A port holds what it is reached at,
+// unless it shares that.
 func (*Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -71,13 +73,15 @@ func (*Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds strin
 			continue
 		}
 		if _, err := net.InterfaceByName(device); err != nil {
-			return "", failed(engine.ErrNotFound, "port %q: there is no interface %q here: see \"ip link\"", spec.Address, device)
+			return "", failed(engine.ErrNotFound, "port %q: there is no interface %q here: see \"ip link\"",
+				spec.Address, device)
 		}
 	}
 	if ip, err := netip.ParseAddr(a.local.host); err == nil {
 		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(ip, 0)))
 		if err != nil {
-			return "", failed(engine.ErrUnavailable, "port %q: %v: expected an address of this machine: see \"ip addr\"", spec.Address, err)
+			return "", failed(engine.ErrUnavailable,
+				"port %q: %v: expected an address of this machine: see \"ip addr\"", spec.Address, err)
 		}
 		c.Close()
 	}

@@ -22,11 +22,13 @@ func (*Engine) Name() string { return "socket" }
 // Available implements engine.Engine: sockets are everywhere.
 func (*Engine) Available() error { return nil }
 
-// Capabilities implements engine.Engine. No port has all of them: those of UDP keep the borders of packets, those of TCP lose nothing.
+// Capabilities implements engine.Engine. No port has all of them: those of UDP keep the borders of
+// packets, those of TCP lose nothing.
 func (*Engine) Capabilities() engine.Capabilities {
 	c := capabilities()
 	c.RxQueues, c.Timestamps, c.HardwareTime = maxQueues, true, true
-	c.Notes = []string{"Stream is true for tcp:// addresses", "ExactDrops is false with UDPOptions.GRO", noteHardwareTime, noteSegments}
+	c.Notes = []string{"Stream is true for tcp:// addresses", "ExactDrops is false with UDPOptions.GRO",
+		noteHardwareTime, noteSegments}
 	unbound := pace.Probe("") // as most ports are
 	unbound.Describe(&c)
 	return c
@@ -40,12 +42,14 @@ const (
 // capabilities are those that all ports have.
 func capabilities() engine.Capabilities {
 	return engine.Capabilities{
-		Connections: true, TxQueues: maxQueues, Chains: true, ZeroCopyForward: true, ExactDrops: true, Pacing: true, SendAt: true, SendAtIn: "software",
+		Connections: true, TxQueues: maxQueues, Chains: true, ZeroCopyForward: true, ExactDrops: true, Pacing: true,
+		SendAt: true, SendAtIn: "software",
 		Memory: []mem.Kind{mem.Host, mem.Huge}, MemoryUse: engine.UseInPlace, TxChecksum: "kernel",
 	}
 }
 
-// OpenPort implements engine.Engine. Options are nil, a UDPOptions or a TCPOptions, or a pointer to one.
+// OpenPort implements engine.Engine. Options are nil, a UDPOptions or a TCPOptions, or a pointer to
+// one.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	a, udp, tcp, err := settle(spec)
 	if err != nil {

@@ -7,8 +7,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Errors are numbers of errors that sockets reported and that stopped nothing. Most are answers of other machines (ICMP), of which
-// the kernel tells ports with one peer only; the packets that they answer had left and are counted so.
+// Errors are numbers of errors that sockets reported and that stopped nothing. Most are answers of
+// other machines (ICMP), of which the kernel tells ports with one peer only; the packets that they
+// answer had left and are counted so.
 type Errors struct {
 	Refused     uint64 // no socket has that port: ECONNREFUSED
 	Unreachable uint64 // no way to the host or network
@@ -36,7 +37,8 @@ func (c *errorCounters) count(e sys.Errno) {
 
 // Errors are the errors that the port's sockets have reported.
 func (p *UDPPort) Errors() Errors {
-	return Errors{p.errs.refused.Load(), p.errs.unreachable.Load(), p.errs.tooLong.Load(), p.errs.down.Load(), p.errs.other.Load()}
+	return Errors{p.errs.refused.Load(), p.errs.unreachable.Load(), p.errs.tooLong.Load(), p.errs.down.Load(),
+		p.errs.other.Load()}
 }
 
 // reason says why the kernel did not send a packet.

@@ -15,8 +15,10 @@ import (
 
 // FuzzAddress reads addresses of ports. What is accepted is complete.
 func FuzzAddress(f *testing.F) {
-	for _, s := range []string{"udp://[::]:5000", "udp://:0?remote=10.0.0.2:5000", "udp://:5?group=239.1.2.3&group=ff02::1&interface=e0", "udp://?remote=a:1",
-		"tcp://10.0.0.2:5000?local=:7", "tcp://[fe80::1%25eth0]:5000?listen=1", "tcp://host:1", "udp://%zz", "udp://:1?remote=%zz"} {
+	for _, s := range []string{"udp://[::]:5000", "udp://:0?remote=10.0.0.2:5000",
+		"udp://:5?group=239.1.2.3&group=ff02::1&interface=e0", "udp://?remote=a:1",
+		"tcp://10.0.0.2:5000?local=:7", "tcp://[fe80::1%25eth0]:5000?listen=1", "tcp://host:1", "udp://%zz",
+		"udp://:1?remote=%zz"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -32,7 +34,8 @@ func FuzzAddress(f *testing.F) {
 		}
 		switch {
 		case a.scheme == "udp" && !a.listen && !(a.remote.given() && (a.remote.host == "" || a.remote.port == 0)):
-		case a.scheme == "tcp" && (a.listen && !a.remote.given() || !a.listen && a.remote.host != "" && a.remote.port > 0):
+		case a.scheme == "tcp" && (a.listen && !a.remote.given() || !a.listen && a.remote.host != "" &&
+			a.remote.port > 0):
 		default:
 			t.Errorf("%q is %+v", s, a)
 		}
@@ -72,11 +75,13 @@ func FuzzReceived(f *testing.F) {
 		if r.Segment < 0 || r.Segment > 1<<16 || r.Time < 0 || r.HardwareTime < 0 {
 			t.Errorf("%+v", r)
 		}
-		front := slices.Concat(cmsg(sys.SolUDP, sys.UDPGRO, binary.NativeEndian.AppendUint32(nil, 1234)...), cmsg(sys.SolSocket, sys.SoTimestamping, times(7e18, 8)...))
+		front := slices.Concat(cmsg(sys.SolUDP, sys.UDPGRO, binary.NativeEndian.AppendUint32(nil, 1234)...),
+			cmsg(sys.SolSocket, sys.SoTimestamping, times(7e18, 8)...))
 		if got := sys.ParseReceived(front); got != (sys.Received{Time: 7e18, HardwareTime: 8, Segment: 1234}) {
 			t.Errorf("%+v", got)
 		}
-		if got := sys.ParseReceived(append(front, b...)); r == (sys.Received{}) && got != (sys.Received{Time: 7e18, HardwareTime: 8, Segment: 1234}) {
+		if got := sys.ParseReceived(append(front, b...)); r == (sys.Received{}) &&
+			got != (sys.Received{Time: 7e18, HardwareTime: 8, Segment: 1234}) {
 			t.Errorf("with garbage behind: %+v", got)
 		}
 	})
@@ -133,7 +138,8 @@ func TestPeersModel(t *testing.T) {
 	})
 }
 
-// TestSlotsModel takes and fills slots at random: each position has the buffer of its own slot, none is lost and none there twice.
+// TestSlotsModel takes and fills slots at random: each position has the buffer of its own slot,
+// none is lost and none there twice.
 func TestSlotsModel(t *testing.T) {
 	pool, err := mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: 64, Slots: 10})
 	if err != nil {

@@ -2,8 +2,9 @@ package socket
 
 import "github.com/penstock-io/penstock/internal/sys"
 
-// linkWatch is a UDPPort as the watcher of its interface. Without it packets that are sent while there is no carrier would count
-// as having left: the kernel takes them, and throws them away without a word.
+// linkWatch is a UDPPort as the watcher of its interface. Without it packets that are sent while
+// there is no carrier would count as having left: the kernel takes them, and throws them away
+// without a word.
 type linkWatch UDPPort
 
 // watchLink begins to listen, in the network namespace of the calling thread.

@@ -35,41 +35,49 @@ const (
 
 // UDPOptions are the options of a port with a udp:// address. The zero value is right for most.
 type UDPOptions struct {
-	// ReceiveBuffer and SendBuffer are the kernel's buffers in bytes of memory, packets and their descriptions together. 0 makes
-	// the first large enough for the queue's Depth, and leaves the second. Where the kernel gives less (net.core.rmem_max), a note in
-	// the port's Capabilities says so.
+	// ReceiveBuffer and SendBuffer are the kernel's buffers in bytes of memory, packets and their
+	// descriptions together. 0 makes the first large enough for the queue's Depth, and leaves the
+	// second. Where the kernel gives less (net.core.rmem_max), a note in the port's Capabilities
+	// says so.
 	ReceiveBuffer, SendBuffer int
 	// Batch is the number of datagrams for one system call; 0 is 64, at most 1024.
 	Batch int
-	// GRO lets the kernel put packets of a sender together, so that one system call brings more of them. The pools of receive queues
-	// must have slots of at least 65535 bytes then. It pays for packets that are small against the MTU of a link that does GRO, or that
-	// were sent on the same machine; a small packet that comes alone takes a whole slot. What the kernel drops, it counts as one packet
-	// then, so that DropKernel is only a lower bound.
+	// GRO lets the kernel put packets of a sender together, so that one system call brings more of
+	// them. The pools of receive queues must have slots of at least 65535 bytes then. It pays for
+	// packets that are small against the MTU of a link that does GRO, or that were sent on the same
+	// machine; a small packet that comes alone takes a whole slot. What the kernel drops, it counts
+	// as one packet then, so that DropKernel is only a lower bound.
 	GRO bool
 	// NoGSO sends each packet by itself.
 	NoGSO bool
-	// Peers is the number of senders that have an id at a time; 0 is 4096, at most 65535. Negative: packets carry no ids.
+	// Peers is the number of senders that have an id at a time; 0 is 4096, at most 65535. Negative:
+	// packets carry no ids.
 	Peers int
-	// KeepTruncated delivers datagrams that were longer than a slot, with the flag burst.Truncated, instead of dropping them.
+	// KeepTruncated delivers datagrams that were longer than a slot, with the flag burst.Truncated,
+	// instead of dropping them.
 	KeepTruncated bool
-	// MaxPayload is the longest payload of a datagram in bytes: longer ones that come are treated as if the slots were no larger, longer
-	// ones cannot be sent. 0 is what slots, and UDP, have room for. It does not go with GRO, which makes payloads longer.
+	// MaxPayload is the longest payload of a datagram in bytes: longer ones that come are treated
+	// as if the slots were no larger, longer ones cannot be sent. 0 is what slots, and UDP, have
+	// room for. It does not go with GRO, which makes payloads longer.
 	MaxPayload int
-	// Queues is the number of receive queues that the port can have; 0 is 1, at most 64. More than one lets other sockets of the same
-	// user bind to the same address too (SO_REUSEPORT).
+	// Queues is the number of receive queues that the port can have; 0 is 1, at most 64. More than
+	// one lets other sockets of the same user bind to the same address too (SO_REUSEPORT).
 	Queues int
 	Spread Spread
-	// BusyPoll is how long a read that finds nothing lets the kernel poll the device (SO_BUSY_POLL); PreferBusyPoll and
-	// BusyPollBudget (packets) are the options of the same names. Without the rights for them a note says so.
+	// BusyPoll is how long a read that finds nothing lets the kernel poll the device
+	// (SO_BUSY_POLL); PreferBusyPoll and BusyPollBudget (packets) are the options of the same
+	// names. Without the rights for them a note says so.
 	BusyPoll       time.Duration
 	PreferBusyPoll bool
 	BusyPollBudget int
 	// Interface keeps the port to one network device, as interface= in the address does.
 	Interface string
-	// Groups are multicast groups to join, besides those of the address. Where the host of the address is a group itself, the port joins it, and is
-	// bound to it: nothing else comes. Then Groups only say from which sender, or on which interface.
+	// Groups are multicast groups to join, besides those of the address. Where the host of the
+	// address is a group itself, the port joins it, and is bound to it: nothing else comes. Then
+	// Groups only say from which sender, or on which interface.
 	Groups []Group
-	// TTL is the time to live (hop limit) of what is sent, 1 to 255; MulticastTTL that of multicast packets, which is 1 without it.
+	// TTL is the time to live (hop limit) of what is sent, 1 to 255; MulticastTTL that of multicast
+	// packets, which is 1 without it.
 	TTL, MulticastTTL int
 	// NoMulticastLoop keeps multicast packets from receivers on this machine.
 	NoMulticastLoop bool
@@ -86,15 +94,15 @@ type TCPOptions struct {
 	conns.Options
 	// Backlog is the number of connections that may wait to be accepted; 0 is 1024.
 	Backlog int
-	// HalfOpen keeps a connection whose peer has ended its direction until CloseWrite or CloseConn; otherwise it is closed when what
-	// waits for it has been sent.
+	// HalfOpen keeps a connection whose peer has ended its direction until CloseWrite or CloseConn;
+	// otherwise it is closed when what waits for it has been sent.
 	HalfOpen bool
 	// Delay lets the kernel wait for more before it sends a small segment (no TCP_NODELAY).
 	Delay bool
 	// ReceiveBuffer and SendBuffer are the kernel's buffers in bytes; 0 lets it choose.
 	ReceiveBuffer, SendBuffer int
-	// KeepAlive probes a silent peer that often; 0 does not. UserTimeout ends a connection whose peer has not acknowledged for so
-	// long; 0 leaves the kernel's.
+	// KeepAlive probes a silent peer that often; 0 does not. UserTimeout ends a connection whose
+	// peer has not acknowledged for so long; 0 leaves the kernel's.
 	KeepAlive, UserTimeout time.Duration
 	// Congestion is the congestion control by its name, "" for the kernel's choice.
 	Congestion string
@@ -197,8 +205,8 @@ func (o *UDPOptions) longest() int {
 	return maxPayload
 }
 
-// setBuffer makes a socket's buffer that large, by force where that is allowed, and says what the kernel gave, in bytes as the user
-// counts: the kernel doubles the number for its own use.
+// setBuffer makes a socket's buffer that large, by force where that is allowed, and says what the
+// kernel gave, in bytes as the user counts: the kernel doubles the number for its own use.
 func setBuffer(fd, name, force, bytes int) (given int, err error) {
 	bytes = min(bytes, 1<<30-1)
 	if sys.SetOption(fd, sys.SolSocket, force, bytes) != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// With MaxPayload longer datagrams are dropped where they come, and cannot be sent, allocated or forwarded.
+// With MaxPayload longer datagrams are dropped where they come, and cannot be sent, allocated or
+// forwarded.
 func TestMaxPayloadUDP(t *testing.T) {
 	open := func(address string, o UDPOptions) engine.Port {
 		t.Helper()
@@ -21,7 +22,8 @@ func TestMaxPayloadUDP(t *testing.T) {
 	}
 	short := open("udp://127.0.0.1:0", UDPOptions{MaxPayload: 100})
 	in := newReader(t, short, engine.RxSpec{})
-	out := newWriter(t, open("udp://127.0.0.1:0?remote="+strings.TrimPrefix(short.Info().Address, "udp://"), UDPOptions{}), engine.TxSpec{})
+	out := newWriter(t, open("udp://127.0.0.1:0?remote="+strings.TrimPrefix(short.Info().Address, "udp://"),
+		UDPOptions{}), engine.TxSpec{})
 	out.send(0, strings.Repeat("a", 101), strings.Repeat("b", 100))
 	if b := in.more(); b.Len() != 1 || b.PacketLen(0) != 100 || b.Bytes(0, 0)[0] != 'b' {
 		t.Errorf("%d packets", b.Len())
@@ -29,14 +31,17 @@ func TestMaxPayloadUDP(t *testing.T) {
 	if d := in.drops(); d[engine.DropTooLong] != 1 || d.Total() != 1 {
 		t.Errorf("dropped: %v", &d)
 	}
-	back := newWriter(t, open("udp://127.0.0.1:0?remote="+strings.TrimPrefix(short.Info().Address, "udp://"), UDPOptions{MaxPayload: 100}), engine.TxSpec{})
-	if n, err := back.q.Alloc(back.b, 1, 101); n != 0 || !errors.Is(err, engine.ErrInvalid) && !errors.Is(err, engine.ErrUnsupported) {
+	back := newWriter(t, open("udp://127.0.0.1:0?remote="+strings.TrimPrefix(short.Info().Address, "udp://"),
+		UDPOptions{MaxPayload: 100}), engine.TxSpec{})
+	if n, err := back.q.Alloc(back.b, 1, 101); n != 0 || !errors.Is(err, engine.ErrInvalid) &&
+		!errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("%d, %v", n, err)
 	}
 	// What was received elsewhere and is longer is counted.
 	long := open("udp://127.0.0.1:0", UDPOptions{})
 	rx := newReader(t, long, engine.RxSpec{})
-	newWriter(t, open("udp://127.0.0.1:0?remote="+strings.TrimPrefix(long.Info().Address, "udp://"), UDPOptions{}), engine.TxSpec{}).send(0, strings.Repeat("c", 101))
+	newWriter(t, open("udp://127.0.0.1:0?remote="+strings.TrimPrefix(long.Info().Address, "udp://"), UDPOptions{}),
+		engine.TxSpec{}).send(0, strings.Repeat("c", 101))
 	if n, err := back.q.Forward(rx.more()); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -47,7 +52,8 @@ func TestMaxPayloadUDP(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	for _, o := range []UDPOptions{{MaxPayload: -1}, {MaxPayload: 1, GRO: true}} {
-		if _, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "udp://127.0.0.1:0", Options: o}); !errors.Is(err, engine.ErrInvalid) {
+		if _, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "udp://127.0.0.1:0",
+			Options: o}); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
@@ -74,7 +80,8 @@ func TestMaxPayloadTCP(t *testing.T) {
 	if got != text {
 		t.Error("the bytes are not those that were sent")
 	}
-	if _, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "tcp://127.0.0.1:0?listen=1", Options: TCPOptions{MaxPayload: -1}}); !errors.Is(err, engine.ErrInvalid) {
+	if _, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "tcp://127.0.0.1:0?listen=1",
+		Options: TCPOptions{MaxPayload: -1}}); !errors.Is(err, engine.ErrInvalid) {
 		t.Error(err)
 	}
 }

@@ -8,9 +8,10 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// peers numbers addresses: a bounded table in which the address that was not used for longest makes room for a new one. An id is
-// the entry's number plus one in the low half, and how often the entry has changed its address in the high half, so an
-// old id does not name another peer (until the entry has changed 65,536 times). Any goroutine may use it.
+// peers numbers addresses: a bounded table in which the address that was not used for longest makes
+// room for a new one. An id is the entry's number plus one in the low half, and how often the entry
+// has changed its address in the high half, so an old id does not name another peer (until the
+// entry has changed 65,536 times). Any goroutine may use it.
 type peers struct {
 	mu    sync.Mutex
 	ids   map[sys.SockAddr]uint32 // entry numbers
@@ -105,8 +106,8 @@ func addrPort(a *sys.SockAddr) netip.AddrPort {
 	return netip.AddrPortFrom(v.Addr().Unmap(), v.Port())
 }
 
-// Peer is the id of an address, given to it now if it had none. An id is valid until so many other addresses have been used as
-// UDPOptions.Peers says.
+// Peer is the id of an address, given to it now if it had none. An id is valid until so many other
+// addresses have been used as UDPOptions.Peers says.
 func (p *UDPPort) Peer(a netip.AddrPort) (uint32, error) {
 	if p.peers == nil {
 		return 0, failed(engine.ErrUnsupported, "the port has one peer, or its option Peers turns ids off")
@@ -151,8 +152,8 @@ func (p *UDPPort) Forgotten() uint64 {
 	return p.peers.gone
 }
 
-// Connection says where packets of a connection come in: the receive queue's id. It is what DAQIRI calls a connection's port and queue.
-// ok is false when no queue is open.
+// Connection says where packets of a connection come in: the receive queue's id. It is what DAQIRI
+// calls a connection's port and queue. ok is false when no queue is open.
 func (p *UDPPort) Connection(id uint32) (queue int, ok bool) {
 	if _, known := p.PeerAddr(id); !known {
 		return 0, false

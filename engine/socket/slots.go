@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// slots are free slots of a receive queue's pool, of which the kernel fills the first ones. Their buffers lie somewhere else: set
-// keeps those in step.
+// slots are free slots of a receive queue's pool, of which the kernel fills the first ones. Their
+// buffers lie somewhere else: set keeps those in step.
 type slots struct {
 	pool *mem.Pool
 	src  *burst.Source
@@ -39,7 +39,8 @@ func (s *slots) take(i int) mem.Handle {
 	return h
 }
 
-// fill replaces what was taken of the first ones and adds more, up to as many as there is room for. It says how many there are.
+// fill replaces what was taken of the first ones and adds more, up to as many as there is room for.
+// It says how many there are.
 func (s *slots) fill() int {
 	holes := 0
 	for _, h := range s.h[:s.used] {

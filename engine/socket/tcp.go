@@ -22,7 +22,8 @@ type (
 	connections = conns.Connections
 )
 
-// TCPPort is a port with a tcp:// address: one that connects, or one that accepts. Besides engine.Port it knows its connections.
+// TCPPort is a port with a tcp:// address: one that connects, or one that accepts. Besides
+// engine.Port it knows its connections.
 type TCPPort struct {
 	connections
 	address  string // as it was opened
@@ -32,7 +33,9 @@ type TCPPort struct {
 	remote   netip.AddrPort // to connect to; invalid of a port that accepts
 	listener *net.TCPListener
 
-	rx     engine.RxSet[*tcpRx] // its lock guards what follows; taken before those of queues, and those before those of connections
+	// its lock guards what follows; taken before those of queues, and those before those of
+	// connections
+	rx     engine.RxSet[*tcpRx]
 	conns  conns.Set[*conn, *net.TCPConn]
 	tx     []*txQueue
 	ended  []*txQueue // closed ones, the latest
@@ -81,7 +84,8 @@ func openTCP(ctx context.Context, spec engine.PortSpec, a address, o TCPOptions)
 
 // prepare sets the options that a socket has before it is connected.
 func (p *TCPPort) prepare(fd int) (err error) {
-	for _, b := range []struct{ name, force, bytes int }{{sys.SoRcvBuf, sys.SoRcvBufForce, p.o.ReceiveBuffer}, {sys.SoSndBuf, sys.SoSndBufForce, p.o.SendBuffer}} {
+	for _, b := range []struct{ name, force, bytes int }{{sys.SoRcvBuf, sys.SoRcvBufForce, p.o.ReceiveBuffer},
+		{sys.SoSndBuf, sys.SoSndBufForce, p.o.SendBuffer}} {
 		if b.bytes > 0 && err == nil { // before the connection is made: the window's scale depends on it
 			_, err = setBuffer(fd, b.name, b.force, b.bytes)
 		}
@@ -103,9 +107,11 @@ func (p *TCPPort) prepare(fd int) (err error) {
 
 // tune sets the options of a connection.
 func (p *TCPPort) tune(fd int) error {
-	alive, seconds, timeout := p.o.KeepAlive > 0, max(int(p.o.KeepAlive/time.Second), 1), int(p.o.UserTimeout/time.Millisecond)
+	alive, seconds, timeout := p.o.KeepAlive > 0, max(int(p.o.KeepAlive/time.Second), 1),
+		int(p.o.UserTimeout/time.Millisecond)
 	err := apply(fd, setting{p.o.Delay, sys.SolTCP, sys.TCPNoDelay, 0}, // package net has set it
-		setting{alive, sys.SolSocket, sys.SoKeepAlive, 1}, setting{alive, sys.SolTCP, sys.TCPKeepIdle, seconds}, setting{alive, sys.SolTCP, sys.TCPKeepInt, seconds},
+		setting{alive, sys.SolSocket, sys.SoKeepAlive, 1}, setting{alive, sys.SolTCP, sys.TCPKeepIdle, seconds},
+		setting{alive, sys.SolTCP, sys.TCPKeepInt, seconds},
 		setting{p.o.UserTimeout > 0, sys.SolTCP, sys.TCPUserTimeout, timeout})
 	if err != nil {
 		return err
@@ -136,7 +142,8 @@ func (p *TCPPort) startListening(ctx context.Context) error {
 	return nil
 }
 
-// events takes, for all ports, the events that they wait for besides packets: room to send, ends of connections, the state of links.
+// events takes, for all ports, the events that they wait for besides packets: room to send, ends of
+// connections, the state of links.
 var events engine.Loop
 
 // tcpHost is a port as its connections see it: it implements conns.Port.
@@ -144,7 +151,8 @@ type tcpHost TCPPort
 
 func (h *tcpHost) Dialer() func(context.Context) (*net.TCPConn, error) {
 	return func(ctx context.Context) (*net.TCPConn, error) {
-		t, err := conns.DialTCP(ctx, net.Dialer{Control: sys.Control((*TCPPort)(h).prepare), KeepAlive: -1}, h.local, h.remote)
+		t, err := conns.DialTCP(ctx, net.Dialer{Control: sys.Control((*TCPPort)(h).prepare), KeepAlive: -1}, h.local,
+			h.remote)
 		var call *os.SyscallError
 		if errors.As(err, &call) && call.Syscall == "bind" {
 			err = conns.Final{Err: bindError(h.local, err)}
@@ -223,7 +231,8 @@ func (h *tcpHost) Changed() {
 // Name implements engine.Port.
 func (p *TCPPort) Name() string { return p.name }
 
-// LocalAddr is the address that the port accepts on, or that of its connection; invalid while there is none.
+// LocalAddr is the address that the port accepts on, or that of its connection; invalid while there
+// is none.
 func (p *TCPPort) LocalAddr() netip.AddrPort {
 	if p.listener != nil {
 		return conns.Unmapped(p.listener.Addr().(*net.TCPAddr).AddrPort())

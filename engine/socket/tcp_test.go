@@ -39,8 +39,8 @@ func idOf(t testing.TB, p *TCPPort, c net.Conn) (id uint32) {
 	return id
 }
 
-// TestTCPManyConnections has many clients send at once. Each connection's bytes come under its own id, those of bound queues to
-// these only, and every one is answered with its own bytes.
+// TestTCPManyConnections has many clients send at once. Each connection's bytes come under its own
+// id, those of bound queues to these only, and every one is answered with its own bytes.
 func TestTCPManyConnections(t *testing.T) {
 	const clients, bound, size = 48, 4, 20000
 	p := openTCPPort(t, listenAny, TCPOptions{})
@@ -64,7 +64,8 @@ func TestTCPManyConnections(t *testing.T) {
 		r := newReader(t, p, engine.RxSpec{Conn: id})
 		only[r], owner[id] = id, r
 		readers = append(readers, r)
-		if info, ok := p.Conn(id); !ok || info.Queue != r.q.ID() || info.Remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
+		if info, ok := p.Conn(id); !ok || info.Queue != r.q.ID() ||
+			info.Remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
 			t.Errorf("connection %d: %+v, %v", id, info, ok)
 		}
 		_, err := p.AddRxQueue(engine.RxSpec{Conn: id, Pools: []*mem.Pool{newPool(t, 64, 4)}})
@@ -104,7 +105,8 @@ func TestTCPManyConnections(t *testing.T) {
 					t.Fatalf("the queue of connection %d got bytes of %d", want, id)
 				}
 				if o := owner[id]; o != nil && o != r {
-					t.Fatalf("bytes of connection %d came to queue %d, and it is bound to queue %d", id, r.q.ID(), o.q.ID())
+					t.Fatalf("bytes of connection %d came to queue %d, and it is bound to queue %d", id, r.q.ID(),
+						o.q.ID())
 				}
 				if from[id] != nil && from[id] != r {
 					t.Fatalf("connection %d came to two queues", id)
@@ -180,11 +182,16 @@ func TestTCPHalfClose(t *testing.T) {
 	}
 }
 
-// TestTCPReset sees a connection break: its end is marked so, the event says why, and its id is gone.
+// TestTCPReset sees a connection break: its end is marked so, the event says why, and its id is
+// gone.
 func TestTCPReset(t *testing.T) {
 	var mu sync.Mutex
 	var seen []ConnEvent
-	p := openTCPPort(t, listenAny, TCPOptions{Options: conns.Options{OnConn: func(e ConnEvent) { mu.Lock(); defer mu.Unlock(); seen = append(seen, e) }}})
+	p := openTCPPort(t, listenAny, TCPOptions{Options: conns.Options{OnConn: func(e ConnEvent) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, e)
+	}}})
 	r := newReader(t, p, engine.RxSpec{})
 	c := dialTo(t, p)
 	id := idOf(t, p, c)
@@ -228,7 +235,9 @@ func TestTCPReconnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	p := openTCPPort(t, "tcp://"+l.Addr().String(), TCPOptions{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond, BackoffMax: 4 * time.Millisecond}})
+	p := openTCPPort(t, "tcp://"+l.Addr().String(),
+		TCPOptions{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond,
+			BackoffMax: 4 * time.Millisecond}})
 	r, w := newReader(t, p, engine.RxSpec{}), newWriter(t, p, engine.TxSpec{})
 	ids := map[uint32]bool{}
 	for i := range 3 {
@@ -270,7 +279,8 @@ func TestTCPReconnect(t *testing.T) {
 	}
 }
 
-// TestTCPNobodyThere connects to an address without a listener: opening ends with its context, and in the background it does not wait at all.
+// TestTCPNobodyThere connects to an address without a listener: opening ends with its context, and
+// in the background it does not wait at all.
 func TestTCPNobodyThere(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -280,12 +290,14 @@ func TestTCPNobodyThere(t *testing.T) {
 	l.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	_, err = New().OpenPort(ctx, engine.PortSpec{Address: at, Options: TCPOptions{Options: conns.Options{BackoffMin: time.Millisecond}}})
+	_, err = New().OpenPort(ctx, engine.PortSpec{Address: at,
+		Options: TCPOptions{Options: conns.Options{BackoffMin: time.Millisecond}}})
 	if !errors.Is(err, engine.ErrConnect) || engine.StatusOf(err) != engine.ConnectFailure {
 		t.Errorf("connecting to nobody: %v", err)
 	}
 	// It gives up after ConnectTimeout: queues fail, packets are dropped.
-	p := openTCPPort(t, at, TCPOptions{Options: conns.Options{Background: true, ConnectTimeout: 10 * time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond}})
+	p := openTCPPort(t, at, TCPOptions{Options: conns.Options{Background: true, ConnectTimeout: 10 * time.Millisecond,
+		BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond}})
 	r, w := newReader(t, p, engine.RxSpec{}), newWriter(t, p, engine.TxSpec{})
 	w.send(0, "anybody?")
 	if err := p.WaitConnected(within(t)); !errors.Is(err, engine.ErrConnect) {
@@ -294,15 +306,20 @@ func TestTCPNobodyThere(t *testing.T) {
 	if err := r.rx.Recv(within(t), r.b); !errors.Is(err, engine.ErrConnect) {
 		t.Errorf("receiving from nobody: %v", err)
 	}
-	eventually(t, "the packet to be dropped", func() bool { s := w.stats(); return s.Drops[engine.DropDown] == 1 && s.Queued == 0 })
+	eventually(t, "the packet to be dropped", func() bool {
+		s := w.stats()
+		return s.Drops[engine.DropDown] == 1 && s.Queued == 0
+	})
 	// A port that connects again goes on, and closing it ends that.
-	again := openTCPPort(t, at, TCPOptions{Options: conns.Options{Background: true, Reconnect: true, ConnectTimeout: time.Millisecond, BackoffMin: time.Microsecond, BackoffMax: time.Millisecond}})
+	again := openTCPPort(t, at, TCPOptions{Options: conns.Options{Background: true, Reconnect: true,
+		ConnectTimeout: time.Millisecond, BackoffMin: time.Microsecond, BackoffMax: time.Millisecond}})
 	eventually(t, "some attempts", func() bool { return again.Counts().Failures > 5 })
 	newWriter(t, again, engine.TxSpec{}).send(0, "waits")
 }
 
-// TestTCPSlowPeer has one peer that does not read: its packets wait, those of others do not. Closing the queue in the middle of a
-// packet breaks the connection that has half of it, and no other.
+// TestTCPSlowPeer has one peer that does not read: its packets wait, those of others do not.
+// Closing the queue in the middle of a packet breaks the connection that has half of it, and no
+// other.
 func TestTCPSlowPeer(t *testing.T) {
 	p := openTCPPort(t, listenAny, TCPOptions{SendBuffer: 32 << 10})
 	r := newReader(t, p, engine.RxSpec{})
@@ -337,7 +354,8 @@ func TestTCPSlowPeer(t *testing.T) {
 	if err := w.q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s := w.stats(); s.Packets+s.Drops[engine.DropClosed] != sent+100 || s.Queued != 0 || s.Drops[engine.DropClosed] == 0 {
+	if s := w.stats(); s.Packets+s.Drops[engine.DropClosed] != sent+100 || s.Queued != 0 ||
+		s.Drops[engine.DropClosed] == 0 {
 		t.Errorf("%d packets: %+v", sent+100, s)
 	}
 	w2 := newWriter(t, p, engine.TxSpec{})
@@ -394,7 +412,8 @@ func TestTCPOptions(t *testing.T) {
 		BusyPoll:    time.Microsecond})
 	c := dialTo(t, p)
 	id := idOf(t, p, c)
-	for _, o := range []struct{ level, name, want int }{{sys.SolTCP, sys.TCPNoDelay, 1}, {sys.SolTCP, sys.TCPKeepIdle, 7}, {sys.SolTCP, sys.TCPUserTimeout, 9000},
+	for _, o := range []struct{ level, name, want int }{{sys.SolTCP, sys.TCPNoDelay, 1},
+		{sys.SolTCP, sys.TCPKeepIdle, 7}, {sys.SolTCP, sys.TCPUserTimeout, 9000},
 		{sys.SolSocket, sys.SoPriority, 2}} {
 		if v, err := p.Option(id, o.level, o.name); err != nil || v != o.want {
 			t.Errorf("option %d of level %d is %d, %v, expected %d", o.name, o.level, v, err, o.want)

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// conn is one connection. What its queue reads from it is guarded by that queue's mutex, what is sent by mu.
+// conn is one connection. What its queue reads from it is guarded by that queue's mutex, what is
+// sent by mu.
 type conn struct {
 	conns.Conn
 	port *TCPPort
@@ -65,8 +66,9 @@ func (c *conn) send(s *tcpSink, b *burst.Burst, from, to int) {
 	}
 }
 
-// write makes one call for packets from to to-1 of b, less the first off bytes. It returns the first packet that has not left, how
-// many bytes of it have, and whether to try again. Packets that have left are counted and their descriptors are free.
+// write makes one call for packets from to to-1 of b, less the first off bytes. It returns the
+// first packet that has not left, how many bytes of it have, and whether to try again. Packets that
+// have left are counted and their descriptors are free.
 func (c *conn) write(s *tcpSink, b *burst.Burst, from, to, off int) (next, rest int, again bool) {
 	v := c.pieces[:0]
 	skip := off
@@ -123,7 +125,8 @@ gather:
 	return next, left, n == total && next < to
 }
 
-// fail notes that nothing can be sent any more. The queue that reads the connection ends it; it may have more to read.
+// fail notes that nothing can be sent any more. The queue that reads the connection ends it; it may
+// have more to read.
 func (c *conn) fail(err error) {
 	c.shut = true
 	if c.err == nil {
@@ -132,7 +135,8 @@ func (c *conn) fail(err error) {
 	sys.Shutdown(c.fd)
 }
 
-// flush sends what waits, as much as the kernel takes. It reports whether the connection is to be closed now.
+// flush sends what waits, as much as the kernel takes. It reports whether the connection is to be
+// closed now.
 func (c *conn) flush() (leave bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,7 +169,8 @@ func (c *conn) spent() bool {
 	return c.over && !c.dead && c.out.First() == nil && (c.shut || !c.port.o.HalfOpen)
 }
 
-// drop drops what waits, of one sink or of all. A connection on which a packet was cut in its middle is broken then.
+// drop drops what waits, of one sink or of all. A connection on which a packet was cut in its
+// middle is broken then.
 func (c *conn) drop(why engine.Drop, of *tcpSink) {
 	if h := c.out.First(); h != nil && h.Off > 0 && (of == nil || h.Queue == of) && !c.dead && !c.shut {
 		c.fail(fmt.Errorf("socket: the transmit queue was closed in the middle of a packet: %w", engine.ErrClosed))
@@ -236,7 +241,8 @@ func (p *TCPPort) Conns() []ConnInfo {
 	return out
 }
 
-// CloseWrite ends the sending direction of a connection, after what waits to be sent on it. Later packets for it are dropped.
+// CloseWrite ends the sending direction of a connection, after what waits to be sent on it. Later
+// packets for it are dropped.
 func (p *TCPPort) CloseWrite(id uint32) error {
 	err := p.conns.With(id, func(c *conn) error {
 		c.mu.Lock()

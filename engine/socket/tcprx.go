@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// tcpRx is a receive queue of a TCPPort: it reads the connections that were given to it. It implements engine.RxDevice.
+// tcpRx is a receive queue of a TCPPort: it reads the connections that were given to it. It
+// implements engine.RxDevice.
 type tcpRx struct {
 	engine.RxFront
 	port *TCPPort
@@ -27,7 +28,8 @@ type tcpRx struct {
 
 var _ engine.RxQueue = (*tcpRx)(nil)
 
-// AddRxQueue implements engine.Port. A queue that is bound to a connection (RxSpec.Conn) takes it over from any other that is not.
+// AddRxQueue implements engine.Port. A queue that is bound to a connection (RxSpec.Conn) takes it
+// over from any other that is not.
 func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
@@ -43,7 +45,8 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 			return nil, failed(engine.ErrNotFound, "receive queue %d: connection %d", id, spec.Conn)
 		}
 		if bound.q != nil && bound.q.Spec().Conn != 0 {
-			return nil, failed(engine.ErrInUse, "receive queue %d: connection %d is bound to queue %d", id, spec.Conn, bound.q.ID())
+			return nil, failed(engine.ErrInUse, "receive queue %d: connection %d is bound to queue %d", id, spec.Conn,
+				bound.q.ID())
 		}
 	}
 	pool := spec.Pools[0]
@@ -160,7 +163,8 @@ func (q *tcpRx) Harvest(b *burst.Burst) error {
 	return nil
 }
 
-// admits reports whether packets of this queue can be added to b: there is a limit to the memories of one burst.
+// admits reports whether packets of this queue can be added to b: there is a limit to the memories
+// of one burst.
 func (q *tcpRx) admits(b *burst.Burst) bool {
 	if b.Builder().Owned(q.slots.src) {
 		return true
@@ -221,7 +225,8 @@ func (q *tcpRx) look() {
 	}
 }
 
-// read reads once from a connection, into at most have slots, and reports whether there may be more.
+// read reads once from a connection, into at most have slots, and reports whether there may be
+// more.
 func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (more bool) {
 	have = min(have, b.Room())
 	if c.cut == nil && have > 0 {
@@ -239,7 +244,8 @@ func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (more bool) {
 			for bytes < got {
 				k := min(size, got-bytes)
 				h := q.slots.take(n)
-				i := b.Builder().Add(q.slots.src, burst.Segment{Handle: h, Off: q.slots.pool.Offset(h), Len: uint32(k), Cap: q.slots.size})
+				i := b.Builder().Add(q.slots.src, burst.Segment{Handle: h, Off: q.slots.pool.Offset(h), Len: uint32(k),
+					Cap: q.slots.size})
 				b.SetConn(i, c.ID)
 				bytes += k
 				n++
@@ -315,7 +321,8 @@ func (q *tcpRx) Flush() (n int) {
 	return n
 }
 
-// Close implements engine.RxQueue. The bytes that the kernel has are for another queue, or wait for one.
+// Close implements engine.RxQueue. The bytes that the kernel has are for another queue, or wait for
+// one.
 func (q *tcpRx) Close() error {
 	p := q.port
 	p.rx.Lock()

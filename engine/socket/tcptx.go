@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// tcpSink sends the packets of a transmit queue of a TCPPort. Packets that a connection does not take at once wait with that connection,
-// so that others go on.
+// tcpSink sends the packets of a transmit queue of a TCPPort. Packets that a connection does not
+// take at once wait with that connection, so that others go on.
 type tcpSink struct {
 	port *TCPPort
 	sent sent

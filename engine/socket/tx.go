@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// txQueue is the part of a transmit queue that UDP and TCP share: memory and descriptors. What sends is its sink.
+// txQueue is the part of a transmit queue that UDP and TCP share: memory and descriptors. What
+// sends is its sink.
 type txQueue struct {
 	engine.TxFront
 	id    int
@@ -30,9 +31,10 @@ type sent struct {
 	drops                 [engine.NumDrops]atomic.Uint64
 }
 
-// newTxQueue checks a specification; the sink comes with start. most is the length of the longest packet, 0 for any; does is what the kernel does
-// of burst.Requests.
-func newTxQueue(address string, spec *engine.TxSpec, can engine.Capabilities, id, most int, does burst.Flags, s *sent) (*txQueue, error) {
+// newTxQueue checks a specification; the sink comes with start. most is the length of the longest
+// packet, 0 for any; does is what the kernel does of burst.Requests.
+func newTxQueue(address string, spec *engine.TxSpec, can engine.Capabilities, id, most int, does burst.Flags,
+	s *sent) (*txQueue, error) {
 	q := &txQueue{id: id, sent: s}
 	err := Spec.TxDefaults(address, spec)
 	if err == nil {
@@ -67,7 +69,8 @@ func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err erro
 	return err
 }
 
-// Forward implements engine.TxQueue. The kernel reads packets where they lie, whosever memory that is, so nothing is copied.
+// Forward implements engine.TxQueue. The kernel reads packets where they lie, whosever memory that
+// is, so nothing is copied.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) { return q.ForwardReached(b) }
 
 // Stats implements engine.TxQueue.

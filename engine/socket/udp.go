@@ -16,10 +16,11 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// UDPPort is a port with a udp:// address. Besides engine.Port it knows peers by id, groups, and what other machines answered.
+// UDPPort is a port with a udp:// address. Besides engine.Port it knows peers by id, groups, and
+// what other machines answered.
 //
-// The first receive queue uses the socket that the port was opened with and that it sends from; others have one of their own on the
-// same address.
+// The first receive queue uses the socket that the port was opened with and that it sends from;
+// others have one of their own on the same address.
 type UDPPort struct {
 	address string // as it was opened
 	name    string
@@ -32,12 +33,14 @@ type UDPPort struct {
 	peers   *peers // nil without ids
 	errs    errorCounters
 	hw      bool // the device takes receive times
-	// down says that the interface is down, by the events of links, which is nil where the port is on none.
+	// down says that the interface is down, by the events of links, which is nil where the port is
+	// on none.
 	down  atomic.Bool
 	bell  engine.LinkBell
 	links *sys.LinkEvents
 	ltag  uint64
-	// support is what the device's qdisc does with times, and timed what reads its complaints: nil where it gets none.
+	// support is what the device's qdisc does with times, and timed what reads its complaints: nil
+	// where it gets none.
 	support pace.Support
 	timed   atomic.Pointer[pace.TxTime]
 
@@ -61,8 +64,8 @@ type udpSocket struct {
 	drops uint32
 }
 
-// lately is the number of packets that the kernel has dropped since the last look. Asking more than once in 2^32 drops keeps it
-// exact.
+// lately is the number of packets that the kernel has dropped since the last look. Asking more than
+// once in 2^32 drops keeps it exact.
 func (s *udpSocket) lately() uint64 {
 	now, e := sys.SocketDrops(s.fd)
 	if e != 0 {
@@ -88,7 +91,8 @@ func openUDP(ctx context.Context, spec engine.PortSpec, a address, o UDPOptions)
 	if p.local, err = a.local.resolve(ctx, like); err != nil {
 		return nil, err
 	}
-	if p.remote.IsValid() && p.remote.Addr().Is4() != p.local.Addr().Is4() && !(p.local.Addr() == netip.IPv6Unspecified() && !o.IPv6Only) {
+	if p.remote.IsValid() && p.remote.Addr().Is4() != p.local.Addr().Is4() &&
+		!(p.local.Addr() == netip.IPv6Unspecified() && !o.IPv6Only) {
 		return nil, invalid("port %q: one address is of IPv4 and one of IPv6", spec.Address)
 	}
 	if err := p.o.joinHost(p.local.Addr()); err != nil { // where a name has become a group
@@ -141,7 +145,9 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 		if on != "" {
 			p.notes = append(p.notes, fmt.Sprintf("joined the multicast group %s on %s", g.Addr, on))
 		} else {
-			p.notes = append(p.notes, fmt.Sprintf("joined the multicast group %s on the interface of the route to it: interface= names another one", g.Addr))
+			p.notes = append(p.notes,
+				fmt.Sprintf("joined the multicast group %s on the interface of the route to it: interface= names "+
+					"another one", g.Addr))
 		}
 	}
 	if p.o.SendBuffer > 0 {
@@ -157,7 +163,9 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 			return fmt.Errorf("socket: interface %q: %w: %w", p.device, err, engine.ErrNotFound)
 		}
 		if spec.MTU > mtu {
-			return failed(engine.ErrUnsupported, "port %q: MTU %d: interface %s has %d; change it there (ip link set %s mtu %d)", spec.Address, spec.MTU, p.device, mtu, p.device, spec.MTU)
+			return failed(engine.ErrUnsupported,
+				"port %q: MTU %d: interface %s has %d; change it there (ip link set %s mtu %d)", spec.Address, spec.MTU,
+				p.device, mtu, p.device, spec.MTU)
 		}
 		if err := p.watchLink(up); err != nil {
 			return err
@@ -179,7 +187,8 @@ func (p *UDPPort) short(what, limit string, given, want int) {
 	if given >= want {
 		return
 	}
-	note := fmt.Sprintf("the %s buffer has %d of %d bytes: raise net.core.%s, or give the process CAP_NET_ADMIN", what, given, want, limit)
+	note := fmt.Sprintf("the %s buffer has %d of %d bytes: raise net.core.%s, or give the process CAP_NET_ADMIN", what,
+		given, want, limit)
 	if !slices.Contains(p.notes, note) {
 		p.notes = append(p.notes, note)
 	}
@@ -198,18 +207,24 @@ func (p *UDPPort) socket(at netip.AddrPort) (fd int, err error) {
 	}()
 	v4, v6, loop := !p.ipv6 || !p.o.IPv6Only, p.ipv6, bit(!p.o.NoMulticastLoop)
 	err = apply(fd,
-		setting{p.o.Queues > 1, sys.SolSocket, sys.SoReusePort, 1}, setting{len(p.o.Groups) > 0, sys.SolSocket, sys.SoReuseAddr, 1},
+		setting{p.o.Queues > 1, sys.SolSocket, sys.SoReusePort, 1},
+		setting{len(p.o.Groups) > 0, sys.SolSocket, sys.SoReuseAddr, 1},
 		setting{v6, sys.SolIPv6, sys.IPv6Only, bit(p.o.IPv6Only)},
-		setting{v6, sys.SolIPv6, sys.IPv6MulticastAll, 0}, setting{v4, sys.SolIP, sys.IPMulticastAll, 0}, // only the groups of this very socket
+		// only the groups of this very socket
+		setting{v6, sys.SolIPv6, sys.IPv6MulticastAll, 0}, setting{v4, sys.SolIP, sys.IPMulticastAll, 0},
 		setting{v6, sys.SolIPv6, sys.IPv6MulticastLoop, loop}, setting{v4, sys.SolIP, sys.IPMulticastLoop, loop},
-		setting{v6 && p.o.TTL > 0, sys.SolIPv6, sys.IPv6UnicastHops, p.o.TTL}, setting{v4 && p.o.TTL > 0, sys.SolIP, sys.IPTTL, p.o.TTL},
-		setting{v6 && p.o.MulticastTTL > 0, sys.SolIPv6, sys.IPv6MulticastHops, p.o.MulticastTTL}, setting{v4 && p.o.MulticastTTL > 0, sys.SolIP, sys.IPMulticastTTL, p.o.MulticastTTL},
-		setting{v6 && p.o.TOS > 0, sys.SolIPv6, sys.IPv6TClass, p.o.TOS}, setting{v4 && p.o.TOS > 0, sys.SolIP, sys.IPTOS, p.o.TOS},
+		setting{v6 && p.o.TTL > 0, sys.SolIPv6, sys.IPv6UnicastHops, p.o.TTL},
+		setting{v4 && p.o.TTL > 0, sys.SolIP, sys.IPTTL, p.o.TTL},
+		setting{v6 && p.o.MulticastTTL > 0, sys.SolIPv6, sys.IPv6MulticastHops, p.o.MulticastTTL},
+		setting{v4 && p.o.MulticastTTL > 0, sys.SolIP, sys.IPMulticastTTL, p.o.MulticastTTL},
+		setting{v6 && p.o.TOS > 0, sys.SolIPv6, sys.IPv6TClass, p.o.TOS},
+		setting{v4 && p.o.TOS > 0, sys.SolIP, sys.IPTOS, p.o.TOS},
 		setting{p.o.GRO, sys.SolUDP, sys.UDPGRO, 1})
 	if err != nil {
 		return -1, err
 	}
-	for _, b := range []setting{{p.o.BusyPoll > 0, sys.SolSocket, sys.SoBusyPoll, int(p.o.BusyPoll.Microseconds())}, {p.o.PreferBusyPoll, sys.SolSocket, sys.SoPreferBusyPoll, 1},
+	for _, b := range []setting{{p.o.BusyPoll > 0, sys.SolSocket, sys.SoBusyPoll, int(p.o.BusyPoll.Microseconds())},
+		{p.o.PreferBusyPoll, sys.SolSocket, sys.SoPreferBusyPoll, 1},
 		{p.o.BusyPollBudget > 0, sys.SolSocket, sys.SoBusyPollBudget, p.o.BusyPollBudget}} {
 		if e := apply(fd, b); sys.IsErrno(e, sys.EPERM) {
 			p.notes = append(p.notes, "busy polling needs CAP_NET_ADMIN: "+e.Error())
@@ -274,10 +289,12 @@ func zoneOf(as ...netip.Addr) (uint32, error) {
 // Name implements engine.Port.
 func (p *UDPPort) Name() string { return p.name }
 
-// LocalAddr is the address that the port receives on, with the port number that the kernel chose if it was 0.
+// LocalAddr is the address that the port receives on, with the port number that the kernel chose if
+// it was 0.
 func (p *UDPPort) LocalAddr() netip.AddrPort { return p.local }
 
-// LinkState implements engine.LinkTeller. A port that is on no interface is up; one whose interface was removed goes on when it is back.
+// LinkState implements engine.LinkTeller. A port that is on no interface is up; one whose interface
+// was removed goes on when it is back.
 func (p *UDPPort) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	p.rx.Lock()
@@ -371,9 +388,12 @@ func (p *UDPPort) Close() error {
 	return err
 }
 
-// SetOption sets an option of the port's sockets by its numbers (man 2 setsockopt), also of those that come later.
+// SetOption sets an option of the port's sockets by its numbers (man 2 setsockopt), also of those
+// that come later.
 func (p *UDPPort) SetOption(level, name, value int) error {
-	return p.each(func(fd int) error { return sys.SetOption(fd, level, name, value) }, func() { p.o.Set = append(slices.Clip(p.o.Set), Option{level, name, value}) })
+	return p.each(func(fd int) error {
+		return sys.SetOption(fd, level, name, value)
+	}, func() { p.o.Set = append(slices.Clip(p.o.Set), Option{level, name, value}) })
 }
 
 // each does something to all sockets, and then what keeps it.
@@ -409,7 +429,8 @@ func (p *UDPPort) Join(g Group) error {
 	case slices.Contains(p.groups, g):
 		return failed(engine.ErrExists, "group %s is joined", g.Addr)
 	case p.local.Addr().IsMulticast() && g.Addr != p.local.Addr().WithZone(""):
-		return invalid("group %s: the port is bound to group %s, and gets nothing else: expected a port without a host", g.Addr, p.local.Addr())
+		return invalid("group %s: the port is bound to group %s, and gets nothing else: expected a port without a host",
+			g.Addr, p.local.Addr())
 	}
 	if err := p.join(p.fd, g, true); err != nil {
 		return err
@@ -447,7 +468,8 @@ func (p *UDPPort) join(fd int, g Group, join bool) error {
 	err := sys.Membership(fd, join, g.Addr, g.Source, index)
 	switch {
 	case err != nil && device == "" && sys.IsErrno(err, sys.ENODEV):
-		return fmt.Errorf("socket: group %s: %w: no route says on which interface: expected ?interface=eth0 behind the address, or a route (ip route add %s dev eth0): %w",
+		return fmt.Errorf("socket: group %s: %w: no route says on which interface: expected ?interface=eth0 behind "+
+			"the address, or a route (ip route add %s dev eth0): %w",
 			g.Addr, err, netip.PrefixFrom(g.Addr, g.Addr.BitLen()), engine.ErrNotFound)
 	case err != nil:
 		return fmt.Errorf("socket: group %s: %w", g.Addr, err)

@@ -70,7 +70,8 @@ func TestUDPConformanceVeth(t *testing.T) {
 			for i, h := range n.Hosts {
 				if err := h.Do(func() error {
 					p, err := New().OpenPort(context.Background(), engine.PortSpec{
-						Address: "udp://" + h.Link().IPv4.String() + ":0?interface=" + h.Link().Name, Options: UDPOptions{ReceiveBuffer: 512 << 10}})
+						Address: "udp://" + h.Link().IPv4.String() + ":0?interface=" + h.Link().Name,
+						Options: UDPOptions{ReceiveBuffer: 512 << 10}})
 					if err != nil {
 						return err
 					}

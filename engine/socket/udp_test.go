@@ -67,7 +67,8 @@ func TestUDPAnswersWhom(t *testing.T) {
 	readers[2].none()
 }
 
-// TestUDPForgets fills the table of peers: the one that was silent longest goes, and its id names no peer.
+// TestUDPForgets fills the table of peers: the one that was silent longest goes, and its id names
+// no peer.
 func TestUDPForgets(t *testing.T) {
 	p := openUDPPort(t, loopback, UDPOptions{Peers: 2})
 	w := newWriter(t, p, engine.TxSpec{})
@@ -127,7 +128,8 @@ func TestUDPKernelDrops(t *testing.T) {
 	var ports [2]*UDPPort
 	for i, h := range n.Hosts {
 		if err := h.Do(func() error {
-			ports[i] = openUDPPort(t, "udp://"+h.Link().IPv4.String()+":0", UDPOptions{ReceiveBuffer: 64 << 10, NoGSO: i == 0})
+			ports[i] = openUDPPort(t, "udp://"+h.Link().IPv4.String()+":0",
+				UDPOptions{ReceiveBuffer: 64 << 10, NoGSO: i == 0})
 			return nil
 		}); err != nil {
 			t.Fatal(err)
@@ -156,7 +158,8 @@ func TestUDPKernelDrops(t *testing.T) {
 	if s := w.drained(); s.Packets != sent || s.Drops.Total() != 0 {
 		t.Fatalf("%d packets were sent: %+v", sent, s)
 	}
-	if d := r.drops(); d[engine.DropKernel] == 0 || d.Total() != d[engine.DropKernel] || got+d[engine.DropKernel] != sent {
+	if d := r.drops(); d[engine.DropKernel] == 0 || d.Total() != d[engine.DropKernel] ||
+		got+d[engine.DropKernel] != sent {
 		t.Errorf("%d packets were sent, %d received, and these dropped: %v", sent, got, &d)
 	}
 }
@@ -170,10 +173,12 @@ func TestUDPMulticast(t *testing.T) {
 		}
 		return p
 	}
-	for _, c := range []struct{ any, group, other string }{{"0.0.0.0", "239.7.7.7", "239.7.7.8"}, {"[::]", "ff15::7", "ff15::8"}} {
+	for _, c := range []struct{ any, group, other string }{{"0.0.0.0", "239.7.7.7", "239.7.7.8"},
+		{"[::]", "ff15::7", "ff15::8"}} {
 		in := open(n.Hosts[1], "udp://"+c.any+":0?interface=eth0&group="+c.group, UDPOptions{})
 		r := newReader(t, in, engine.RxSpec{})
-		out := open(n.Hosts[0], "udp://"+c.any+":0?interface=eth0", UDPOptions{MulticastTTL: 4, NoMulticastLoop: true, TTL: 9, TOS: 8})
+		out := open(n.Hosts[0], "udp://"+c.any+":0?interface=eth0",
+			UDPOptions{MulticastTTL: 4, NoMulticastLoop: true, TTL: 9, TOS: 8})
 		w := newWriter(t, out, engine.TxSpec{})
 		to := func(group string) uint32 {
 			id, err := out.Peer(netip.AddrPortFrom(netip.MustParseAddr(group), in.LocalAddr().Port()))
@@ -214,7 +219,8 @@ func TestUDPMulticast(t *testing.T) {
 	}
 }
 
-// TestUDPSegmentation sends packets of many sizes merged and one by one, and receives them merged and one by one: the bytes are the same.
+// TestUDPSegmentation sends packets of many sizes merged and one by one, and receives them merged
+// and one by one: the bytes are the same.
 func TestUDPSegmentation(t *testing.T) {
 	for _, gso := range []bool{true, false} {
 		for _, gro := range []bool{true, false} {
@@ -285,15 +291,18 @@ func TestUDPTruncated(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if m.Flags(0)&burst.Truncated == 0 || m.WireLen(0) != 500 || m.PacketLen(0) != 100 || m.Flags(1) != 0 || m.WireLen(1) != 100 {
-			t.Errorf("flags %v and %v, lengths on the wire %d and %d", m.Flags(0), m.Flags(1), m.WireLen(0), m.WireLen(1))
+		if m.Flags(0)&burst.Truncated == 0 || m.WireLen(0) != 500 || m.PacketLen(0) != 100 || m.Flags(1) != 0 ||
+			m.WireLen(1) != 100 {
+			t.Errorf("flags %v and %v, lengths on the wire %d and %d", m.Flags(0), m.Flags(1), m.WireLen(0),
+				m.WireLen(1))
 		}
 	}
 }
 
 // TestUDPRefused sends to a port that no socket has: the answers are counted, and the port goes on.
 func TestUDPRefused(t *testing.T) {
-	c, err := net.ListenPacket("udp", "127.77.66.55:0") // an address that other tests do not use: no process takes the port meanwhile
+	// an address that other tests do not use: no process takes the port meanwhile
+	c, err := net.ListenPacket("udp", "127.77.66.55:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -363,12 +372,14 @@ func TestUDPLink(t *testing.T) {
 		t.Errorf("the link changed %d times, expected 6", changes.LinkChanges)
 	}
 	s := w.drained()
-	if s.Packets+s.Drops.Total() != sent || s.Drops.Total() < 60 || s.Drops.Total() != s.Drops[engine.DropNoRoute]+s.Drops[engine.DropDown] {
+	if s.Packets+s.Drops.Total() != sent || s.Drops.Total() < 60 ||
+		s.Drops.Total() != s.Drops[engine.DropNoRoute]+s.Drops[engine.DropDown] {
 		t.Errorf("%d packets: %d left, dropped: %v", sent, s.Packets, &s.Drops)
 	}
 }
 
-// TestUDPQueues spreads packets over queues that come and go; the port sends from the same address all the time.
+// TestUDPQueues spreads packets over queues that come and go; the port sends from the same address
+// all the time.
 func TestUDPQueues(t *testing.T) {
 	for _, spread := range []Spread{SpreadFlow, SpreadCPU, SpreadRandom} {
 		b := openUDPPort(t, loopback, UDPOptions{Queues: 3, Spread: spread})
@@ -419,7 +430,8 @@ func TestUDPQueues(t *testing.T) {
 	}
 }
 
-// TestUDPBlocked fills the socket's send buffer behind a slow link: what does not fit waits, and nothing is lost.
+// TestUDPBlocked fills the socket's send buffer behind a slow link: what does not fit waits, and
+// nothing is lost.
 func TestUDPBlocked(t *testing.T) {
 	n := netns.New(t, netns.Topology{Neighbours: true, Link: netns.LinkSpec{Rate: 50e6}})
 	var ports [2]*UDPPort
@@ -447,8 +459,9 @@ func TestUDPBlocked(t *testing.T) {
 	for range 3 { // says that no more will come
 		w.send(to, numbered(packets, 1400))
 	}
-	// Behind the socket the kernel may lose or reorder one now and then: the receive queues of the processors are shared with all
-	// that goes on in the machine, and packets leave the qdisc on the processor that sends or that whose timer fires.
+	// Behind the socket the kernel may lose or reorder one now and then: the receive queues of the
+	// processors are shared with all that goes on in the machine, and packets leave the qdisc on
+	// the processor that sends or that whose timer fires.
 	var seen [packets]bool
 	got, overtook, ended := uint64(0), 0, false
 	for !ended {
@@ -505,7 +518,8 @@ func TestUDPChain(t *testing.T) {
 
 // TestUDPNotes sees that a buffer that is too small is noted, and options by number are set.
 func TestUDPNotes(t *testing.T) {
-	p := openUDPPort(t, loopback, UDPOptions{Set: []Option{{sys.SolSocket, sys.SoPriority, 3}}, BusyPoll: 1000, PreferBusyPoll: true, BusyPollBudget: 8})
+	p := openUDPPort(t, loopback, UDPOptions{Set: []Option{{sys.SolSocket, sys.SoPriority, 3}}, BusyPoll: 1000,
+		PreferBusyPoll: true, BusyPollBudget: 8})
 	newReader(t, p, engine.RxSpec{})
 	v, err := sys.Option(p.fd, sys.SolSocket, sys.SoPriority)
 	if err != nil || v != 3 {
@@ -569,25 +583,30 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	p := openUDPPort(t, loopback, UDPOptions{})
-	if _, err := New().OpenPort(ctx, engine.PortSpec{Address: "udp://" + p.LocalAddr().String()}); !errors.Is(err, engine.ErrInUse) {
+	if _, err := New().OpenPort(ctx, engine.PortSpec{Address: "udp://" + p.LocalAddr().String()}); !errors.Is(err,
+		engine.ErrInUse) {
 		t.Errorf("an address that is in use: %v", err)
 	}
-	if _, err := New().OpenPort(ctx, engine.PortSpec{Address: loopback, Isolated: true}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := New().OpenPort(ctx, engine.PortSpec{Address: loopback, Isolated: true}); !errors.Is(err,
+		engine.ErrUnsupported) {
 		t.Errorf("an isolated port: %v", err)
 	}
 	pools := []*mem.Pool{newPool(t, 64, 4)}
-	for _, s := range []engine.RxSpec{{}, {Pools: append(pools, pools...)}, {Pools: pools, Depth: -1}, {Pools: pools, Options: 1}, {Pools: pools, Conn: 1},
+	for _, s := range []engine.RxSpec{{}, {Pools: append(pools, pools...)}, {Pools: pools, Depth: -1},
+		{Pools: pools, Options: 1}, {Pools: pools, Conn: 1},
 		{Pools: pools, HardwareTime: true}, {Pools: []*mem.Pool{nil}}} {
 		if _, err := p.AddRxQueue(s); err == nil {
 			t.Errorf("a receive queue of %+v is not refused", s)
 		}
 	}
-	for _, s := range []engine.TxSpec{{}, {Pools: pools, Depth: -1}, {Pools: pools, Options: 1}, {Pools: pools, SourceMAC: true}, {Pools: pools, Headroom: 65}} {
+	for _, s := range []engine.TxSpec{{}, {Pools: pools, Depth: -1}, {Pools: pools, Options: 1},
+		{Pools: pools, SourceMAC: true}, {Pools: pools, Headroom: 65}} {
 		if _, err := p.AddTxQueue(s); err == nil {
 			t.Errorf("a transmit queue of %+v is not refused", s)
 		}
 	}
-	if _, err := openUDPPort(t, loopback, UDPOptions{GRO: true}).AddRxQueue(engine.RxSpec{Pools: pools}); !errors.Is(err, engine.ErrInvalid) {
+	if _, err := openUDPPort(t, loopback,
+		UDPOptions{GRO: true}).AddRxQueue(engine.RxSpec{Pools: pools}); !errors.Is(err, engine.ErrInvalid) {
 		t.Errorf("GRO with small slots: %v", err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// TestUDPGroupAddress: a port whose host is a multicast group joins it, and gets nothing that is sent to another group or to the machine, with one port
-// number for all.
+// TestUDPGroupAddress: a port whose host is a multicast group joins it, and gets nothing that is
+// sent to another group or to the machine, with one port number for all.
 func TestUDPGroupAddress(t *testing.T) {
 	n := netns.New(t, netns.Topology{Hosts: 2, Neighbours: true})
 	open := func(h *netns.Host, address string) (p *UDPPort) {
@@ -34,13 +34,17 @@ func TestUDPGroupAddress(t *testing.T) {
 		{"0.0.0.0", "239.1.1.1:5000?interface=eth0", "239.1.1.2:5000?group=239.1.1.2%25eth0", "239.1.1.3:5000", link.IPv4},
 		{"[::]", "[ff15::1]:5000", "[ff15::2]:5000?interface=eth0", "[ff15::3]:5000", link.IPv6},
 	} {
-		group := func(s string) netip.AddrPort { host, _, _ := strings.Cut(s, "?"); return netip.MustParseAddrPort(host) }
+		group := func(s string) netip.AddrPort {
+			host, _, _ := strings.Cut(s, "?")
+			return netip.MustParseAddrPort(host)
+		}
 		ports := []*UDPPort{open(n.Hosts[1], "udp://"+c.a), open(n.Hosts[1], "udp://"+c.b)}
 		out := open(n.Hosts[0], "udp://"+c.any+":0?interface=eth0")
 		w := newWriter(t, out, engine.TxSpec{})
 		readers := []*reader{newReader(t, ports[0], engine.RxSpec{}), newReader(t, ports[1], engine.RxSpec{})}
 		for round := range 3 {
-			for _, to := range []netip.AddrPort{group(c.c), netip.AddrPortFrom(c.machine, 5000), group(c.a), group(c.b)} {
+			for _, to := range []netip.AddrPort{group(c.c), netip.AddrPortFrom(c.machine, 5000), group(c.a),
+				group(c.b)} {
 				id, err := out.Peer(to)
 				if err != nil {
 					t.Fatal(err)
@@ -86,7 +90,8 @@ func TestUDPGroupAddressRefusals(t *testing.T) {
 		"tcp://[ff15::1]:5000":                         "has no connections",
 		"udp://239.1.1.1:5000?group=239.1.1.1%25nope0": "there is no interface",
 	} {
-		if _, err := New().CheckPort(t.Context(), engine.PortSpec{Address: address}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New().CheckPort(t.Context(), engine.PortSpec{Address: address}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", address, err, want)
 		}
 	}

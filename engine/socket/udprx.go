@@ -21,11 +21,13 @@ type udpRx struct {
 	ids   []uint32 // of the senders of msgs
 	lens  []uint32 // of msgs
 	whole bool     // all of msgs fit
-	// With GRO the packets of a message share its slot: pieces is the Source of the slots, and piece is that of the message at at.
+	// With GRO the packets of a message share its slot: pieces is the Source of the slots, and
+	// piece is that of the message at at.
 	shares *burst.Shares
 	pieces *burst.Source
 	piece  burst.Handle
-	// Messages at to got were received and are not given to the owner yet; of the first one those before off have been.
+	// Messages at to got were received and are not given to the owner yet; of the first one those
+	// before off have been.
 	at, got, off int
 	meta         bool // messages have control messages
 	times        bool
@@ -39,9 +41,11 @@ var _ engine.RxQueue = (*udpRx)(nil)
 const (
 	metaRoom = 128       // bytes of control messages of a datagram
 	groSlot  = 1<<16 - 1 // the most that GRO puts together
-	// perPacket is what the kernel needs for a packet besides its bytes, and what it loses by rounding up.
+	// perPacket is what the kernel needs for a packet besides its bytes, and what it loses by
+	// rounding up.
 	perPacket = 1024
-	// kernelLook is how often, in calls of Harvest, the kernel is asked for its drops, whose count has 32 bits.
+	// kernelLook is how often, in calls of Harvest, the kernel is asked for its drops, whose count
+	// has 32 bits.
 	kernelLook = 1 << 16
 )
 
@@ -55,9 +59,11 @@ func (p *UDPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	}
 	pool, id := spec.Pools[0], spec.ID.Number()
 	if spec.Conn != 0 {
-		return nil, failed(engine.ErrUnsupported, "receive queue %d: a UDP port cannot bind a queue to one peer; open a port with remote=", id)
+		return nil, failed(engine.ErrUnsupported,
+			"receive queue %d: a UDP port cannot bind a queue to one peer; open a port with remote=", id)
 	}
-	q := &udpRx{port: p, meta: p.o.GRO || spec.Timestamps || spec.HardwareTime, times: spec.Timestamps || spec.HardwareTime, hardware: spec.HardwareTime}
+	q := &udpRx{port: p, meta: p.o.GRO || spec.Timestamps || spec.HardwareTime, times: spec.Timestamps ||
+		spec.HardwareTime, hardware: spec.HardwareTime}
 	room := 0
 	if q.meta {
 		room = metaRoom
@@ -192,7 +198,8 @@ func (q *udpRx) receive(n int) bool {
 // giveAll is give for messages of which each is a packet that fits, and nothing more is known.
 func (q *udpRx) giveAll(b *burst.Burst) int {
 	from := q.at
-	n := b.Builder().AddSlots(q.slots.src, q.slots.pool, q.slots.h[from:q.got], q.lens[from:q.got], burst.Segment{Cap: q.slots.size})
+	n := b.Builder().AddSlots(q.slots.src, q.slots.pool, q.slots.h[from:q.got], q.lens[from:q.got],
+		burst.Segment{Cap: q.slots.size})
 	for i := range n {
 		q.slots.take(from + i)
 	}
@@ -266,8 +273,8 @@ func (q *udpRx) give(b *burst.Burst) int {
 	return n
 }
 
-// missing is the time of message i, to which the kernel gave none because times had only just been asked for (the kernel itself does
-// the same for SO_TIMESTAMP): now, or that of the next one.
+// missing is the time of message i, to which the kernel gave none because times had only just been
+// asked for (the kernel itself does the same for SO_TIMESTAMP): now, or that of the next one.
 func (q *udpRx) missing(i int) int64 {
 	for i++; i < q.got; i++ {
 		if r := sys.ParseReceived(q.msgs.Control(i)); r.Time != 0 {
@@ -277,7 +284,8 @@ func (q *udpRx) missing(i int) int64 {
 	return time.Now().UnixNano()
 }
 
-// split passes on the packets that the kernel has put together in message i, and reports whether all of them have been.
+// split passes on the packets that the kernel has put together in message i, and reports whether
+// all of them have been.
 func (q *udpRx) split(b *burst.Burst, i, size, segment int, flags burst.Flags, at int64) (n int, all bool) {
 	if segment == 0 || segment > size {
 		segment = max(size, 1)
@@ -330,8 +338,8 @@ func (q *udpRx) flush() (n uint64) {
 	return n
 }
 
-// discard reads until nothing is there, or so many packets, and throws them away. A packet that was dropped for its length has been
-// counted as that.
+// discard reads until nothing is there, or so many packets, and throws them away. A packet that was
+// dropped for its length has been counted as that.
 func (q *udpRx) discard() (n uint64) {
 	n = q.flush()
 	for range 1 << 14 {
@@ -400,7 +408,8 @@ func (q *udpRx) Stop(why engine.Drop) error {
 	if q.watched {
 		engine.Events.Remove(q.sock.fd)
 	}
-	// The kernel lets nothing more in, so what is there now is all. What it drops from now on is the port's matter.
+	// The kernel lets nothing more in, so what is there now is all. What it drops from now on is
+	// the port's matter.
 	err := sys.DropAll(q.sock.fd, true)
 	q.Account()
 	q.Drop(why, q.discard())
@@ -408,8 +417,9 @@ func (q *udpRx) Stop(why engine.Drop) error {
 	return errors.Join(err, q.port.release(&q.sock))
 }
 
-// release takes a queue's socket back. Where no other queue is, the port keeps it; otherwise it is closed, and if the port sends
-// from it and has joined groups with it, another one takes that over. The caller holds p.rx.
+// release takes a queue's socket back. Where no other queue is, the port keeps it; otherwise it is
+// closed, and if the port sends from it and has joined groups with it, another one takes that over.
+// The caller holds p.rx.
 func (p *UDPPort) release(s *udpSocket) (err error) {
 	live := p.rx.Live()
 	if len(live) == 0 {

@@ -57,7 +57,8 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Another socket may take this one's place where there are several queues; then it is this process that waits.
+	// Another socket may take this one's place where there are several queues; then it is this
+	// process that waits.
 	if spec.SendAt && q.pace.Kernel == nil && p.support.Qdisc != "" && p.o.Queues == 1 {
 		t, err := p.support.Enable(p.fd)
 		if err != nil {
@@ -129,7 +130,8 @@ func (s *udpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 				continue
 			}
 		}
-		// An error may be the answer to an earlier packet; it comes once, and this one was not looked at.
+		// An error may be the answer to an earlier packet; it comes once, and this one was not
+		// looked at.
 		if failed != first {
 			if failed = first; s.port.remote.IsValid() {
 				s.port.errs.count(e)
@@ -142,7 +144,8 @@ func (s *udpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return to, time.Time{}
 }
 
-// gather makes messages of packets from from on and returns where it began: behind packets that cannot be sent, which are counted.
+// gather makes messages of packets from from on and returns where it began: behind packets that
+// cannot be sent, which are counted.
 func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 	p := s.port
 	s.msgs.Reset()
@@ -169,7 +172,8 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 			cut = 0
 		}
 		to := b.Conn(i)
-		if open && cut == 0 && to == last && length <= size && length > 0 && all+length <= maxPayload && s.num[k-1] < maxSegments && b.Segments(i) <= s.msgs.Room() && (s.kernel == nil || s.at(b, i) == when) {
+		if open && cut == 0 && to == last && length <= size && length > 0 && all+length <= maxPayload &&
+			s.num[k-1] < maxSegments && b.Segments(i) <= s.msgs.Room() && (s.kernel == nil || s.at(b, i) == when) {
 			if s.num[k-1] == 1 {
 				s.msgs.SetSegment(uint16(size))
 			}
@@ -207,7 +211,8 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 			}
 			addr = &s.to[0]
 		}
-		if longestOf(length, cut) > longest || length > maxPayload+20 || length > cut*maxSegments && cut > 0 || b.Segments(i) > s.msgs.Room() {
+		if longestOf(length, cut) > longest || length > maxPayload+20 || length > cut*maxSegments && cut > 0 ||
+			b.Segments(i) > s.msgs.Room() {
 			if k > 0 {
 				break
 			}
@@ -236,7 +241,8 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 	return start
 }
 
-// longestOf is the length of the longest datagram of a packet that the kernel cuts, or of one that it does not when cut is 0.
+// longestOf is the length of the longest datagram of a packet that the kernel cuts, or of one that
+// it does not when cut is 0.
 func longestOf(length, cut int) int {
 	if cut > 0 {
 		return cut

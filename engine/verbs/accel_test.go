@@ -29,7 +29,8 @@ func seen(t testing.TB, c *cardtest.Card, payload *mem.Pool, b *burst.Burst, i i
 	t.Helper()
 	head := min(len(frame), cut)
 	if !bytes.Equal(b.Bytes(i, 0), frame[:head]) || b.PacketLen(i) != len(frame) {
-		t.Fatalf("packet %d: a header of %x in %d bytes, expected %x in %d", i, b.Bytes(i, 0), b.PacketLen(i), frame[:head], len(frame))
+		t.Fatalf("packet %d: a header of %x in %d bytes, expected %x in %d", i, b.Bytes(i, 0), b.PacketLen(i),
+			frame[:head], len(frame))
 	}
 	if len(frame) == head {
 		return
@@ -43,8 +44,9 @@ func seen(t testing.TB, c *cardtest.Card, payload *mem.Pool, b *burst.Burst, i i
 	}
 }
 
-// The payload of frames comes into memory of a card, which sees it when the packet is handed out: after one flush for all of a burst, if it takes
-// one, and none where there was no payload. Frames in its memory are sent, and those that came into it are sent on.
+// The payload of frames comes into memory of a card, which sees it when the packet is handed out:
+// after one flush for all of a burst, if it takes one, and none where there was no payload. Frames
+// in its memory are sent, and those that came into it are sent on.
 func TestPayloadInCard(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -129,8 +131,8 @@ func TestPayloadInCard(t *testing.T) {
 	}
 }
 
-// A frame that another queue received into a card, and that this process hands over, is shown to the card when its owner gets it, and not
-// before.
+// A frame that another queue received into a card, and that this process hands over, is shown to
+// the card when its owner gets it, and not before.
 func TestHandOverInCard(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	payload := card.Pool("payload", 64, 2048)
@@ -154,8 +156,8 @@ func TestHandOverInCard(t *testing.T) {
 	}
 }
 
-// A queue whose card does not take what came ends with the reason. Its packets are counted, those that the burst had before stay, every slot is
-// back, and the port's other queues go on.
+// A queue whose card does not take what came ends with the reason. Its packets are counted, those
+// that the burst had before stay, every slot is back, and the port's other queues go on.
 func TestCardLost(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	payload := card.Pool("payload", 64, 2048)
@@ -174,7 +176,8 @@ func TestCardLost(t *testing.T) {
 	e.wants(other, g).Release() // what is for the first queue waits there now
 	for range 2 {
 		n, err := q.TryRecv(b)
-		if n != 0 || !errors.Is(err, engine.ErrDown) || !errors.Is(err, failure) || !strings.Contains(fmt.Sprint(err), "receive queue 0") {
+		if n != 0 || !errors.Is(err, engine.ErrDown) || !errors.Is(err, failure) ||
+			!strings.Contains(fmt.Sprint(err), "receive queue 0") {
 			t.Fatalf("%d packets, %v", n, err)
 		}
 	}
@@ -203,7 +206,8 @@ func TestCardLost(t *testing.T) {
 	}
 }
 
-// Queues in memory that nothing reaches, and those for which the CPU would have to reach it, are refused with what is missing.
+// Queues in memory that nothing reaches, and those for which the CPU would have to reach it, are
+// refused with what is missing.
 func TestNoWayToCard(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{Addr: 0x6a00_0000_0000})
 	far, near := card.Pool("payload", 16, 2048), cardtest.New(t, cardtest.Options{DMABuf: true}).Pool("near", 16, 2048)
@@ -231,7 +235,8 @@ func TestNoWayToCard(t *testing.T) {
 			t.Errorf("%s: %v, expected %q", c.what, err, c.want)
 		}
 	}
-	if err := e.b.ReachesRegion(far.Region()); !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(err.Error(), "modprobe nvidia-peermem") {
+	if err := e.b.ReachesRegion(far.Region()); !errors.Is(err, engine.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "modprobe nvidia-peermem") {
 		t.Error(err)
 	}
 }
@@ -239,7 +244,8 @@ func TestNoWayToCard(t *testing.T) {
 // A card that reaches no accelerator says so.
 func TestNoAccelerators(t *testing.T) {
 	plain := newEnds(t, "absent dmabuf", Options{}, engine.PortSpec{}).b.Capabilities()
-	if slices.Contains(plain.Memory, mem.Device) || !strings.Contains(strings.Join(plain.Notes, "\n"), "nvidia-peermem") {
+	if slices.Contains(plain.Memory, mem.Device) ||
+		!strings.Contains(strings.Join(plain.Notes, "\n"), "nvidia-peermem") {
 		t.Errorf("%v, %q", plain.Memory, plain.Notes)
 	}
 }

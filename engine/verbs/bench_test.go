@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// BenchmarkFrames sends bursts of 32 frames over the stand-in and takes them, without and with times of completions, which are polled one
-// by one, and with payload in memory of a card that takes a flush. The stand-ins' own work is in it.
+// BenchmarkFrames sends bursts of 32 frames over the stand-in and takes them, without and with
+// times of completions, which are polled one by one, and with payload in memory of a card that
+// takes a flush. The stand-ins' own work is in it.
 func BenchmarkFrames(b *testing.B) {
 	for _, kind := range []string{"plain", "times", "card"} {
 		b.Run(kind, func(b *testing.B) {

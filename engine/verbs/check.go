@@ -21,7 +21,8 @@ func capabilities(spec *engine.PortSpec) engine.Capabilities {
 	can.Engine, can.Queues, can.Tunnels = "raw packet queue pairs", maxQueues, nil
 	can.Actions = flow.ActionKinds(flow.ToQueue, flow.RSS, flow.Drop)
 	if spec.Isolated {
-		can.Engine = "an isolated port of raw packet queue pairs, which takes from the kernel only what the card can tell apart,"
+		can.Engine = "an isolated port of raw packet queue pairs, which takes from the kernel only what the card can " +
+			"tell apart,"
 		can.Fields, can.FlexOffset = cardFields, 0
 	}
 	c := (*Engine)(nil).Capabilities()

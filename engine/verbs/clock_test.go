@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv"
 )
 
-// Ticks of a clock that wraps become nanoseconds, before and after the moment at which the clocks were compared.
+// Ticks of a clock that wraps become nanoseconds, before and after the moment at which the clocks
+// were compared.
 func TestClock(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const wall = 1_700_000_000_000_000_000
@@ -26,7 +27,9 @@ func TestClock(t *testing.T) {
 			t.Fatalf("%d after %d", then, first)
 		}
 	})
-	c := clock{kind: ibv.TimesDevice, mask: ^uint64(0), khz: 1000, read: func() (uint64, error) { return 5_000_000, nil }}
+	c := clock{kind: ibv.TimesDevice, mask: ^uint64(0), khz: 1000, read: func() (uint64, error) {
+		return 5_000_000, nil
+	}}
 	if err := c.compare(); err != nil || c.ticks != 5_000_000 || c.until != 1_000_000 {
 		t.Fatalf("%v: %+v", err, c)
 	}

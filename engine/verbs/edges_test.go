@@ -39,7 +39,8 @@ func woken(w *engine.Waker) bool {
 func TestSharedPool(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	slots := []*mem.Pool{pool(t, 2048, 32)}
-	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: slots}), e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: slots})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: slots}),
+		e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: slots})
 	if first.recvs.Posted() != 16 || second.recvs.Posted() != 16 {
 		t.Fatalf("%d and %d receives are posted, expected 16 each", first.recvs.Posted(), second.recvs.Posted())
 	}
@@ -56,11 +57,12 @@ func TestSharedPool(t *testing.T) {
 	}
 }
 
-// A queue whose last receive another queue's owner has taken off the device, and whose pool is empty, learns when there are slots again: no frame
-// can wake it.
+// A queue whose last receive another queue's owner has taken off the device, and whose pool is
+// empty, learns when there are slots again: no frame can wake it.
 func TestLastReceive(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
-	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}}), e.rx(engine.RxSpec{ID: engine.Queue(1)})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}}),
+		e.rx(engine.RxSpec{ID: engine.Queue(1)})
 	e.apply(flow.Add(rule(t, "ip len 100 -> queue 1")))
 	mine, far := udp(t, 9, 10), udp(t, 9, 72)
 	e.send(mine, mine, mine)
@@ -86,7 +88,8 @@ func TestLastReceive(t *testing.T) {
 	}
 }
 
-// A queue that takes the device's event, and does not get to all frames that it stands for, wakes the queues that sleep on it.
+// A queue that takes the device's event, and does not get to all frames that it stands for, wakes
+// the queues that sleep on it.
 func TestEventTaken(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	deep := engine.RxSpec{ID: engine.Queue(0), Depth: 2 * dealAtOnce, Pools: []*mem.Pool{pool(t, 2048, 2*dealAtOnce)}}
@@ -113,7 +116,8 @@ func TestEventTaken(t *testing.T) {
 	b.Release()
 }
 
-// Frames that were lost for want of slots are counted so also where their queue is closed before a reader asks for the counts.
+// Frames that were lost for want of slots are counted so also where their queue is closed before a
+// reader asks for the counts.
 func TestDryAndClosed(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	q := e.rx(engine.RxSpec{ID: engine.Queue(0), Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}})
@@ -131,7 +135,8 @@ func TestDryAndClosed(t *testing.T) {
 	}
 }
 
-// A frame of two segments whose memories do not fit behind what a burst holds comes with the next burst.
+// A frame of two segments whose memories do not fit behind what a burst holds comes with the next
+// burst.
 func TestManyMemories(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	q := e.rx(engine.RxSpec{Pools: []*mem.Pool{pool(t, 128, 64), pool(t, 2048, 64)}})
@@ -165,7 +170,8 @@ func first(t testing.TB, p *mem.Pool) mem.Handle {
 	return h[0]
 }
 
-// A port that fails in the hands of one queue wakes the owners of the others, and what waits for a device that takes no more is given up.
+// A port that fails in the hands of one queue wakes the owners of the others, and what waits for a
+// device that takes no more is given up.
 func TestFailureIsTold(t *testing.T) {
 	e := newEnds(t, "", Options{SendDepth: 4}, engine.PortSpec{})
 	slots := pool(t, 2048, 64)
@@ -194,7 +200,8 @@ func TestFailureIsTold(t *testing.T) {
 	}
 }
 
-// A closed queue takes no packets of others, and registers none of their memory at a device that is given up.
+// A closed queue takes no packets of others, and registers none of their memory at a device that is
+// given up.
 func TestForwardClosed(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	for _, end := range []func() error{e.tx.Close, e.a.Close} {
@@ -214,7 +221,8 @@ func TestForwardClosed(t *testing.T) {
 	}
 }
 
-// The memory of frames stays where it is when the device does not give up the queue pair that reads it.
+// The memory of frames stays where it is when the device does not give up the queue pair that reads
+// it.
 func TestCloseRefused(t *testing.T) {
 	e := newEnds(t, "mode pump", Options{}, engine.PortSpec{})
 	slots := pool(t, 2048, 64)
@@ -245,7 +253,8 @@ func TestCloseRefused(t *testing.T) {
 	}
 }
 
-// A frame in memory that the device refused to learn of a moment ago, and then takes, has a completion as any other.
+// A frame in memory that the device refused to learn of a moment ago, and then takes, has a
+// completion as any other.
 func TestRegisteredLate(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	q := e.rx(engine.RxSpec{})
@@ -255,7 +264,8 @@ func TestRegisteredLate(t *testing.T) {
 	}
 	copy(e.out.Bytes(0, 0), f[:42])
 	h := first(t, other)
-	e.out.Builder().AddSegment(burst.PoolSource(other), burst.Segment{Handle: h, Off: other.Offset(h), Len: uint32(len(f) - 42)})
+	e.out.Builder().AddSegment(burst.PoolSource(other),
+		burst.Segment{Handle: h, Off: other.Offset(h), Len: uint32(len(f) - 42)})
 	copy(e.out.Bytes(0, 1), f[42:])
 	e.f.do(t, "fail ibv_reg_mr 1 ENOMEM")
 	if err := e.tx.Send(e.out); err != nil {
@@ -273,7 +283,8 @@ func TestRegisteredLate(t *testing.T) {
 	e.take(q).Release()
 }
 
-// A frame that cannot be sent is dropped once, also where one in front of it has to be given to the device again.
+// A frame that cannot be sent is dropped once, also where one in front of it has to be given to the
+// device again.
 func TestRefusedOnce(t *testing.T) {
 	t.Run("none taken", func(t *testing.T) { refusedOnce(t, 16, "fail ibv_post_send 1 EIO") })
 	t.Run("some taken", func(t *testing.T) { refusedOnce(t, 2, "") })
@@ -284,7 +295,8 @@ func refusedOnce(t *testing.T, holds int, script string) {
 	e.rx(engine.RxSpec{})
 	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{pool(t, 2048, 64)}}).(*txQueue)
 	q.mu.Lock()
-	q.depth, q.posts = 16, make([]posted, 16) // it may be more than the queue pair holds, which takes a part of a chain then
+	// it may be more than the queue pair holds, which takes a part of a chain then
+	q.depth, q.posts = 16, make([]posted, 16)
 	q.mu.Unlock()
 	if n, err := q.Alloc(e.out, 6, 60); n != 6 {
 		t.Fatal(err)
@@ -300,7 +312,9 @@ func refusedOnce(t *testing.T, holds int, script string) {
 		t.Fatal(err)
 	}
 	var s engine.TxStats
-	if q.Stats(&s); s.Drops[engine.DropBadFrame] != 2 || s.Packets+s.Drops.Total() != 6 || s.Queued != 0 || q.out.Free() != 16 {
-		t.Errorf("%d sent, drops: %v, %d queued, %d of 16 descriptors are free", s.Packets, &s.Drops, s.Queued, q.out.Free())
+	if q.Stats(&s); s.Drops[engine.DropBadFrame] != 2 || s.Packets+s.Drops.Total() != 6 || s.Queued != 0 ||
+		q.out.Free() != 16 {
+		t.Errorf("%d sent, drops: %v, %d queued, %d of 16 descriptors are free", s.Packets, &s.Drops, s.Queued,
+			q.out.Free())
 	}
 }

@@ -25,9 +25,11 @@ const Name = "verbs"
 // Errors of this engine, besides those of package engine that they wrap.
 var (
 	// ErrCapability says that the process may not have queue pairs of raw packets.
-	ErrCapability = fmt.Errorf("verbs: CAP_NET_RAW is missing: run as root, or \"setcap cap_net_raw+ep\" on the program: %w", engine.ErrUnavailable)
+	ErrCapability = fmt.Errorf("verbs: CAP_NET_RAW is missing: run as root, or \"setcap cap_net_raw+ep\" on the "+
+		"program: %w", engine.ErrUnavailable)
 	// ErrNoRaw says that a device has no queue pairs of raw packets.
-	ErrNoRaw = fmt.Errorf("verbs: no raw packet queue pairs: Ethernet ports of mlx4 and mlx5 (ConnectX-3 and later, BlueField) have them; on any network "+
+	ErrNoRaw = fmt.Errorf("verbs: no raw packet queue pairs: Ethernet ports of mlx4 and mlx5 (ConnectX-3 and later, "+
+		"BlueField) have them; on any network "+
 		"interface the engines xdp and afpacket do the same work: %w", engine.ErrUnavailable)
 )
 
@@ -35,7 +37,8 @@ var (
 type Engine struct {
 	lib  rdma.Library
 	tree fs.FS // of the machine's files, nil for this machine's; tests have another
-	// dry is the device's count of frames for which there was no receive, and whether it has one; tests have another.
+	// dry is the device's count of frames for which there was no receive, and whether it has one;
+	// tests have another.
 	dry func(d *ibv.Device, port int) (uint64, bool)
 }
 
@@ -49,7 +52,8 @@ func (*Engine) Name() string { return Name }
 
 func unavailable(err error) error { return fmt.Errorf("verbs: %w: %w", engine.ErrUnavailable, err) }
 
-// Available implements engine.Engine: there is a device with queue pairs of raw packets, and this process may have one.
+// Available implements engine.Engine: there is a device with queue pairs of raw packets, and this
+// process may have one.
 func (e *Engine) Available() error {
 	c, err := e.lib.Open("", func(c *ibv.Context) error {
 		attr, err := c.Attr()
@@ -79,7 +83,8 @@ func able(c *ibv.Context, port int) error {
 		return unavailable(err)
 	}
 	if a.Link != ibv.LinkEthernet {
-		return fmt.Errorf("port %d of %s is %v, and frames are of Ethernet: set its type (mlxconfig -d PCI set LINK_TYPE_P%d=2, then reboot): %w", port, c.Name(), a.Link, port, ErrNoRaw)
+		return fmt.Errorf("port %d of %s is %v, and frames are of Ethernet: set its type (mlxconfig -d PCI set "+
+			"LINK_TYPE_P%d=2, then reboot): %w", port, c.Name(), a.Link, port, ErrNoRaw)
 	}
 	pd, err := c.AllocPD()
 	if err != nil {
@@ -89,7 +94,8 @@ func able(c *ibv.Context, port int) error {
 	if err != nil {
 		return errors.Join(unavailable(err), pd.Close())
 	}
-	q, err := pd.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: cq, RecvCQ: cq, SendWRs: 1, RecvWRs: 1, SendSGEs: 1, RecvSGEs: 1})
+	q, err := pd.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: cq, RecvCQ: cq, SendWRs: 1, RecvWRs: 1, SendSGEs: 1,
+		RecvSGEs: 1})
 	if err != nil {
 		err = refusal(c.Name(), err)
 	} else {
@@ -120,13 +126,15 @@ func (*Engine) Capabilities() engine.Capabilities {
 		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues,
 		Rules: true, RulesIn: "software, in front of it the NIC",
 		Split: true, Chains: true, Timestamps: true, HardwareTime: true,
-		ZeroCopyForward: true, TxChecksum: "software", TxSegmentation: "software", ExactDrops: true, Memory: []mem.Kind{mem.Host, mem.Huge, mem.Device}, MemoryUse: engine.UseRegistered,
+		ZeroCopyForward: true, TxChecksum: "software", TxSegmentation: "software", ExactDrops: true,
+		Memory: []mem.Kind{mem.Host, mem.Huge, mem.Device}, MemoryUse: engine.UseRegistered,
 		Notes: []string{"rates and times of sending are not here: the engines xdp and afpacket have them"},
 	}
 }
 
-// OpenPort implements engine.Engine. spec.Address is the name of an RDMA device (mlx5_0), of its network interface, or its place on the PCI
-// bus (0000:3b:00.0); spec.Options an Options, a pointer to one, or nil. The error is ErrNoRaw or ErrCapability where the reason is known.
+// OpenPort implements engine.Engine. spec.Address is the name of an RDMA device (mlx5_0), of its
+// network interface, or its place on the PCI bus (0000:3b:00.0); spec.Options an Options, a pointer
+// to one, or nil. The error is ErrNoRaw or ErrCapability where the reason is known.
 func (e *Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -169,7 +177,8 @@ func (e *Engine) find(address string, o *Options) (_ *ibv.Context, netdev string
 	case name != "":
 		return nil, "", unavailable(err)
 	}
-	return nil, "", fmt.Errorf("verbs: no RDMA device is, or has, %q: there is %w; other network interfaces: the engines xdp and afpacket: %w", address, err, engine.ErrNotFound)
+	return nil, "", fmt.Errorf("verbs: no RDMA device is, or has, %q: there is %w; other network interfaces: the "+
+		"engines xdp and afpacket: %w", address, err, engine.ErrNotFound)
 }
 
 // has is the network interface of an address at a device, and sets the port.

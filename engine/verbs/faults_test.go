@@ -33,26 +33,31 @@ func TestRefusals(t *testing.T) {
 		if !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), c.text) {
 			t.Errorf("%q: %v, expected %q of %v", c.script, err, c.text, c.want)
 		}
-		if a := f.eng.Available(); (a == nil) != (c.want == engine.ErrNotFound) || a != nil && !errors.Is(a, engine.ErrUnavailable) {
+		if a := f.eng.Available(); (a == nil) != (c.want == engine.ErrNotFound) || a != nil &&
+			!errors.Is(a, engine.ErrUnavailable) {
 			t.Errorf("%q: Available says %v", c.script, a)
 		}
 	}
-	if err := New("/nowhere/libibverbs.so.1").Available(); !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "apt-get install") {
+	if err := New("/nowhere/libibverbs.so.1").Available(); !errors.Is(err, engine.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "apt-get install") {
 		t.Errorf("without the library: %v", err)
 	}
-	if err := refusal("rxe0", fmt.Errorf("create_qp: %w", ibv.ErrUnsupported)); !strings.Contains(err.Error(), "Soft-RoCE has none") {
+	if err := refusal("rxe0", fmt.Errorf("create_qp: %w", ibv.ErrUnsupported)); !strings.Contains(err.Error(),
+		"Soft-RoCE has none") {
 		t.Error(err)
 	}
 	f := onStand(t, "raw on; absent flows")
 	p := f.port(t, engine.PortSpec{Address: "fake0"})
-	if _, err := p.AddRxQueue(engine.RxSpec{Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 8)}}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := p.AddRxQueue(engine.RxSpec{Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 8)}}); !errors.Is(err,
+		engine.ErrUnsupported) {
 		t.Errorf("a device without steering rules: %v", err)
 	}
 }
 
 // Every call that making a queue takes fails once; nothing is left of it, and it works afterwards.
 func TestSetupFails(t *testing.T) {
-	for _, call := range []string{"ibv_create_cq", "ibv_create_qp", "ibv_modify_qp", "ibv_create_comp_channel", "ibv_reg_mr", "ibv_create_flow", "ibv_query_qp"} {
+	for _, call := range []string{"ibv_create_cq", "ibv_create_qp", "ibv_modify_qp", "ibv_create_comp_channel",
+		"ibv_reg_mr", "ibv_create_flow", "ibv_query_qp"} {
 		for n := 1; n <= 3; n++ {
 			t.Run(fmt.Sprint(call, n), func(t *testing.T) { setupFails(t, call, n) })
 		}
@@ -81,7 +86,8 @@ func setupFails(t *testing.T, call string, n int) {
 	e.wants(q.(*rxQueue), f)
 }
 
-// A rule that the card refuses changes nothing on an isolated port; elsewhere this process does its work.
+// A rule that the card refuses changes nothing on an isolated port; elsewhere this process does its
+// work.
 func TestRuleRefused(t *testing.T) {
 	for _, isolated := range []bool{true, false} {
 		t.Run(fmt.Sprint("isolated ", isolated), func(t *testing.T) { ruleRefused(t, isolated) })
@@ -95,7 +101,8 @@ func ruleRefused(t *testing.T, isolated bool) {
 	id := e.b.Rules().List()[0].ID
 	for n := 1; n <= 2; n++ {
 		e.f.do(t, fmt.Sprintf("fail ibv_create_flow %d EINVAL", n))
-		_, err := e.b.Rules().Apply(flow.Replace(id, rule(t, "name a udp dst 1 -> queue 0")), flow.Add(rule(t, "name c udp dst 3 -> queue 1")), flow.Delete(id+1))
+		_, err := e.b.Rules().Apply(flow.Replace(id, rule(t, "name a udp dst 1 -> queue 0")),
+			flow.Add(rule(t, "name c udp dst 3 -> queue 1")), flow.Delete(id+1))
 		if isolated != errors.Is(err, engine.ErrUnsupported) {
 			t.Fatalf("isolated %v: %v", isolated, err)
 		}
@@ -111,7 +118,8 @@ func ruleRefused(t *testing.T, isolated bool) {
 	}
 }
 
-// Rules are in force when Apply returns: a goroutine that deals out frames by the rules from before is done by then.
+// Rules are in force when Apply returns: a goroutine that deals out frames by the rules from before
+// is done by then.
 func TestRulesInForce(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	e.rx(engine.RxSpec{})
@@ -140,7 +148,8 @@ func TestRevived(t *testing.T) {
 	q := e.rx(engine.RxSpec{})
 	f := udp(t, 5, 20)
 	for _, kill := range []string{
-		fmt.Sprintf("kill 1 %d", q.qp.Num()), "status recv 1 LOC_PROT_ERR", fmt.Sprintf("kill 0 %d", e.tx.(*txQueue).qp.Num()), "status send 1 LOC_QP_OP_ERR",
+		fmt.Sprintf("kill 1 %d", q.qp.Num()), "status recv 1 LOC_PROT_ERR",
+		fmt.Sprintf("kill 0 %d", e.tx.(*txQueue).qp.Num()), "status send 1 LOC_QP_OP_ERR",
 		"fail ibv_post_send 1 EIO",
 	} {
 		e.f.do(t, kill)
@@ -213,8 +222,8 @@ func TestFault(t *testing.T) {
 	}
 }
 
-// A device that takes a part of a chain alone, and cannot be brought back to work, keeps no memory and no descriptor: there is nothing later that
-// would give them back.
+// A device that takes a part of a chain alone, and cannot be brought back to work, keeps no memory
+// and no descriptor: there is nothing later that would give them back.
 func TestFaultIsTheLast(t *testing.T) {
 	e := newEnds(t, "", Options{SendDepth: 4}, engine.PortSpec{})
 	slots := pool(t, 2048, 64)
@@ -303,7 +312,8 @@ func TestDry(t *testing.T) {
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// A pool that is smaller than the queue is deep: all of it is in the card, and nothing was asked of it in vain since.
+	// A pool that is smaller than the queue is deep: all of it is in the card, and nothing was
+	// asked of it in vain since.
 	e.rx(engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, 2048, 4)}})
 	for i := range 6 {
 		e.send(f)
@@ -313,7 +323,8 @@ func TestDry(t *testing.T) {
 	}
 }
 
-// An owner that takes no more than its burst holds also posts receives again: else the card would run dry under load.
+// An owner that takes no more than its burst holds also posts receives again: else the card would
+// run dry under load.
 func TestFullBurst(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	q := e.rx(engine.RxSpec{Depth: 8})

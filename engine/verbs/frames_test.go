@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// ends are two ports of the stand-in's, a queue that sends on the first, and what arrives at the second.
+// ends are two ports of the stand-in's, a queue that sends on the first, and what arrives at the
+// second.
 type ends struct {
 	t    testing.TB
 	f    *stand
@@ -27,7 +28,8 @@ type ends struct {
 func newEnds(t testing.TB, script string, o Options, spec engine.PortSpec) *ends {
 	f := onStand(t, "raw on; "+script)
 	spec.Address = "fake1"
-	e := &ends{t: t, f: f, a: f.port(t, engine.PortSpec{Address: "fake0", MTU: spec.MTU, Options: o}), b: f.port(t, spec), out: burst.NewSegmented(64, 1024)}
+	e := &ends{t: t, f: f, a: f.port(t, engine.PortSpec{Address: "fake0", MTU: spec.MTU, Options: o}),
+		b: f.port(t, spec), out: burst.NewSegmented(64, 1024)}
 	t.Cleanup(e.out.Release)
 	e.tx = e.sender(engine.TxSpec{Pools: []*mem.Pool{pool(t, 2048, 64)}})
 	return e
@@ -212,7 +214,8 @@ func TestIsolated(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{Isolated: true})
 	q, other := e.rx(engine.RxSpec{ID: engine.Queue(0)}), e.rx(engine.RxSpec{ID: engine.Queue(1)})
 	e.send(udp(t, 5000, 40))
-	e.apply(flow.Add(rule(t, "udp dst 5000-5010 ip src 10.0.0.0/8 -> queue 1")), flow.Add(rule(t, "tcp dst 80 -> drop")))
+	e.apply(flow.Add(rule(t, "udp dst 5000-5010 ip src 10.0.0.0/8 -> queue 1")),
+		flow.Add(rule(t, "tcp dst 80 -> drop")))
 	var inside [][]byte
 	for port := uint16(4998); port < 5014; port++ {
 		f := udp(t, port, int(port-4990))
@@ -235,7 +238,8 @@ func TestIsolated(t *testing.T) {
 	if e.b.Stats(&s); s.Drops[engine.DropRule] != 1 || s.Drops.Total() != 1 {
 		t.Errorf("drops: %v", &s.Drops)
 	}
-	for _, bad := range []string{"ip len 100 -> queue 1", "vlan untagged -> queue 0", "udp dst 1-65534 src 1-65534 -> queue 0"} {
+	for _, bad := range []string{"ip len 100 -> queue 1", "vlan untagged -> queue 0",
+		"udp dst 1-65534 src 1-65534 -> queue 0"} {
 		r, err := flow.ParseRule(bad)
 		if err != nil {
 			t.Fatal(err)
@@ -254,7 +258,8 @@ func TestIsolated(t *testing.T) {
 	}
 }
 
-// What the card cannot match, this process does, and hands the frame over with the memory that it is in.
+// What the card cannot match, this process does, and hands the frame over with the memory that it
+// is in.
 func TestHandOver(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0)}), e.rx(engine.RxSpec{ID: engine.Queue(1)})
@@ -266,7 +271,8 @@ func TestHandOver(t *testing.T) {
 		t.Error("a queue for which there is something is not ready")
 	}
 	b := e.wants(second, by, far)
-	if b.Segment(0, 0).Region != first.Spec().Pools[0].Region() || b.Segment(1, 0).Region != second.Spec().Pools[0].Region() {
+	if b.Segment(0, 0).Region != first.Spec().Pools[0].Region() ||
+		b.Segment(1, 0).Region != second.Spec().Pools[0].Region() {
 		t.Error("the first frame lies in the first queue's memory, the second one in the other's: that is not so")
 	}
 	e.wants(first, rest)
@@ -289,7 +295,8 @@ func TestSleep(t *testing.T) {
 	}
 }
 
-// The owner that takes a frame of another queue off the device wakes that one's owner, also where the device's event was taken by then.
+// The owner that takes a frame of another queue off the device wakes that one's owner, also where
+// the device's event was taken by then.
 func TestHandOverWakes(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0)}), e.rx(engine.RxSpec{ID: engine.Queue(1)})
@@ -313,7 +320,8 @@ func TestSplit(t *testing.T) {
 		name  string
 		frame []byte
 		head  int
-	}{{"UDP", udp(t, 5, 300), 42}, {"TCP", frame(t, packet.ProtoTCP, 5, 1200), 54}, {"VLAN", tagged, 46}, {"ARP", arp, 14}, {"empty", frame(t, packet.ProtoTCP, 5, 0), 54}} {
+	}{{"UDP", udp(t, 5, 300), 42}, {"TCP", frame(t, packet.ProtoTCP, 5, 1200), 54}, {"VLAN", tagged, 46},
+		{"ARP", arp, 14}, {"empty", frame(t, packet.ProtoTCP, 5, 0), 54}} {
 		e.send(c.frame)
 		b := e.wants(q, c.frame)
 		if got := len(b.Bytes(0, 0)); got != c.head || b.Role(0, 0) != burst.Header {
@@ -344,7 +352,8 @@ func TestJumbo(t *testing.T) {
 	}
 	e.wants(q)
 	e.wants(other, many...)
-	if _, err := e.b.AddRxQueue(engine.RxSpec{ID: engine.Queue(3), Depth: 4, Pools: []*mem.Pool{pool(t, 64, 8)}}); !errors.Is(err, engine.ErrInvalid) {
+	if _, err := e.b.AddRxQueue(engine.RxSpec{ID: engine.Queue(3), Depth: 4,
+		Pools: []*mem.Pool{pool(t, 64, 8)}}); !errors.Is(err, engine.ErrInvalid) {
 		t.Errorf("slots that cannot hold a frame: %v", err)
 	}
 }
@@ -381,7 +390,8 @@ func TestTimes(t *testing.T) {
 		t.Run(script, func(t *testing.T) { times(t, script) })
 	}
 	e := newEnds(t, "absent ex", Options{}, engine.PortSpec{})
-	if _, err := e.b.AddRxQueue(engine.RxSpec{HardwareTime: true, Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 8)}}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := e.b.AddRxQueue(engine.RxSpec{HardwareTime: true, Depth: 4,
+		Pools: []*mem.Pool{pool(t, 2048, 8)}}); !errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("a device without times: %v", err)
 	}
 }
@@ -398,7 +408,8 @@ func times(t *testing.T, script string) {
 		t.Fatal(err)
 	}
 	e.rx(engine.RxSpec{ID: engine.Queue(0), Timestamps: true})
-	if _, err := e.b.AddRxQueue(engine.RxSpec{ID: engine.Queue(1), Depth: 4, HardwareTime: true, Pools: []*mem.Pool{pool(t, 2048, 8)}}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := e.b.AddRxQueue(engine.RxSpec{ID: engine.Queue(1), Depth: 4, HardwareTime: true,
+		Pools: []*mem.Pool{pool(t, 2048, 8)}}); !errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("times of the card beside a queue without: %v", err)
 	}
 }

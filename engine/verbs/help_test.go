@@ -37,7 +37,8 @@ var loaded = sync.OnceValues(func() (*stand, error) {
 	return &stand{eng: New(path), lib: lib}, err
 })
 
-// onStand is the stand-in after a script. When the test ends nothing may be left, and no rule may have been broken.
+// onStand is the stand-in after a script. When the test ends nothing may be left, and no rule may
+// have been broken.
 func onStand(t testing.TB, script string) *stand {
 	t.Helper()
 	f, err := loaded()

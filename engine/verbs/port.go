@@ -39,7 +39,8 @@ type Port struct {
 	failed atomic.Pointer[error] // why nothing goes any more
 	counts engine.SteerCounts    // of frames that reached no queue
 
-	// The lock of rx guards what follows. It is taken before that of a queue, and that one before the completion queue's.
+	// The lock of rx guards what follows. It is taken before that of a queue, and that one before
+	// the completion queue's.
 	rx      engine.RxSet[*rxQueue]
 	cq      *rxCQ // nil while there is no receive queue
 	steered map[ibv.FlowSpec]steered
@@ -117,7 +118,8 @@ func macOf(a netip.Addr) (m packet.MAC) {
 // longest is the longest frame in bytes.
 func (p *Port) longest() int { return p.info.MTU + frameRoom }
 
-// hear takes the events of the device. A queue pair that failed flushes what it has, and the queue that sees that makes it ready again.
+// hear takes the events of the device. A queue pair that failed flushes what it has, and the queue
+// that sees that makes it ready again.
 func (p *Port) hear() {
 	for e := range p.dev.News() {
 		if e.Type == ibv.EventDeviceFatal || e.Type == ibv.EventCQErr {
@@ -127,7 +129,8 @@ func (p *Port) hear() {
 	p.wake()
 }
 
-// fail ends everything that the port does, and says why. The device's goroutine wakes the owners of queues: the caller may hold the lock of one.
+// fail ends everything that the port does, and says why. The device's goroutine wakes the owners of
+// queues: the caller may hold the lock of one.
 func (p *Port) fail(err error) {
 	if p.failed.CompareAndSwap(nil, &err) {
 		p.dev.Bell.Ring()
@@ -157,7 +160,8 @@ func (p *Port) wake() {
 // Name implements engine.Port.
 func (p *Port) Name() string { return p.name }
 
-// LinkState implements engine.LinkTeller: as the device tells by its events. A device that has failed is gone.
+// LinkState implements engine.LinkTeller: as the device tells by its events. A device that has
+// failed is gone.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)
 	s := p.dev.Link()
@@ -183,13 +187,15 @@ func (p *Port) Capabilities() engine.Capabilities {
 		c.TxChecksum = "device"
 	}
 	if !p.exact {
-		c.Notes = append(c.Notes, "the card does not count frames for which there was no receive (hw_counters/out_of_buffer)")
+		c.Notes = append(c.Notes,
+			"the card does not count frames for which there was no receive (hw_counters/out_of_buffer)")
 	}
 	p.dev.Limit(&c)
 	return c
 }
 
-// ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page of it.
+// ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page
+// of it.
 func (p *Port) ReachesRegion(r *mem.Region) error {
 	if err := p.dev.Reaches(r); err != nil {
 		return fmt.Errorf("verbs: %w", err)
@@ -200,8 +206,9 @@ func (p *Port) ReachesRegion(r *mem.Region) error {
 // Rules implements engine.Port: it is a *Rules.
 func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
-// Stats implements engine.Port. What the card lost for want of a receive is DropNIC, or DropNoBuffers if a queue had fewer
-// receives posted than its depth for want of slots, be they all in the card or not; the card counts it for all users of the device.
+// Stats implements engine.Port. What the card lost for want of a receive is DropNIC, or
+// DropNoBuffers if a queue had fewer receives posted than its depth for want of slots, be they all
+// in the card or not; the card counts it for all users of the device.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
@@ -212,8 +219,8 @@ func (p *Port) Stats(s *engine.PortStats) {
 	engine.SumTx(&s.Tx, p.txs, p.gone)
 }
 
-// account counts what the card has lost since it was asked last: for want of memory, if the pools of a queue had none meanwhile. The caller holds
-// the set's lock.
+// account counts what the card has lost since it was asked last: for want of memory, if the pools
+// of a queue had none meanwhile. The caller holds the set's lock.
 func (p *Port) account() {
 	n, ok := p.dry()
 	if !ok || n <= p.dry0 {

@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	// splitAt is where the card cuts frames whose headers are to end where they end: behind Ethernet, IPv4 and UDP. Of others bytes are moved.
+	// splitAt is where the card cuts frames whose headers are to end where they end: behind
+	// Ethernet, IPv4 and UDP. Of others bytes are moved.
 	splitAt = 42
-	// splitRoom is what stays free in front of a payload then, for bytes that were cut off with the header.
+	// splitRoom is what stays free in front of a payload then, for bytes that were cut off with the
+	// header.
 	splitRoom = 32
 	// minCut is the shortest header of a frame that is split so.
 	minCut = splitAt - splitRoom
@@ -26,7 +28,8 @@ const (
 	flushing = 2 * time.Second
 )
 
-// rxQueue is a receive queue: a queue pair whose receives are slots of the queue's pools. It implements engine.RxDevice.
+// rxQueue is a receive queue: a queue pair whose receives are slots of the queue's pools. It
+// implements engine.RxDevice.
 type rxQueue struct {
 	engine.RxFront
 	port *Port
@@ -52,7 +55,8 @@ var (
 	_ engine.RxFinisher = (*rxQueue)(nil)
 )
 
-// AddRxQueue implements engine.Port. The first queue decides whether the device notes the times of frames.
+// AddRxQueue implements engine.Port. The first queue decides whether the device notes the times of
+// frames.
 func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
@@ -107,9 +111,11 @@ func (q *rxQueue) arrange(spec *engine.RxSpec) (pools []rdma.Pool, places []rdma
 	case split && first.SlotSize() < splitAt:
 		return bad("pool %q has slots of %d bytes: headers take at least %d", first.Name(), first.SlotSize(), splitAt)
 	case first.Region().All().Bytes() == nil:
-		return nil, nil, fmt.Errorf("pool %q, where headers come, is in memory that the CPU cannot reach: %w", first.Name(), engine.ErrUnsupported)
+		return nil, nil, fmt.Errorf("pool %q, where headers come, is in memory that the CPU cannot reach: %w",
+			first.Name(), engine.ErrUnsupported)
 	case split && spec.SplitAt == 0 && spec.Pools[1].Region().All().Bytes() == nil:
-		return nil, nil, fmt.Errorf("pool %q is in memory that the CPU cannot reach, and the card cuts headers off at a fixed place: expected split_at: %w", spec.Pools[1].Name(), engine.ErrUnsupported)
+		return nil, nil, fmt.Errorf("pool %q is in memory that the CPU cannot reach, and the card cuts headers off "+
+			"at a fixed place: expected split_at: %w", spec.Pools[1].Name(), engine.ErrUnsupported)
 	}
 	if split {
 		at, skip := uint32(spec.SplitAt), uint32(0)
@@ -120,11 +126,13 @@ func (q *rxQueue) arrange(spec *engine.RxSpec) (pools []rdma.Pool, places []rdma
 		if body+int(at) < p.longest() {
 			return bad("headers of %d bytes and payloads of %d: the longest frame has %d", at, body, p.longest())
 		}
-		places = []rdma.Place{{Pool: 0, Size: at, Role: burst.Header}, {Pool: 1, Skip: skip, Size: uint32(body), Role: burst.Payload}}
+		places = []rdma.Place{{Pool: 0, Size: at, Role: burst.Header},
+			{Pool: 1, Skip: skip, Size: uint32(body), Role: burst.Payload}}
 	} else {
 		n, most := (p.longest()+first.SlotSize()-1)/first.SlotSize(), min(p.dev.Attr.MaxSGE, burst.MaxSegments)
 		if n > most {
-			return bad("slots of %d bytes: the longest frame has %d, and at most %d slots make one", first.SlotSize(), p.longest(), most)
+			return bad("slots of %d bytes: the longest frame has %d, and at most %d slots make one", first.SlotSize(),
+				p.longest(), most)
 		}
 		places = slices.Repeat([]rdma.Place{{Size: uint32(first.SlotSize()), Role: burst.Frame}}, n)
 	}
@@ -137,12 +145,15 @@ func (q *rxQueue) arrange(spec *engine.RxSpec) (pools []rdma.Pool, places []rdma
 func (q *rxQueue) open(pools []rdma.Pool, places []rdma.Place) (err error) {
 	p, c, n := q.port, q.cq, q.Spec().Depth
 	if q.Spec().HardwareTime && c.clock.kind == ibv.TimesNone {
-		return fmt.Errorf("times of the card: the port's first receive queue did not ask for them: %w", engine.ErrUnsupported)
+		return fmt.Errorf("times of the card: the port's first receive queue did not ask for them: %w",
+			engine.ErrUnsupported)
 	}
 	if most := c.cq.Entries(); c.receives+n > most {
-		return fmt.Errorf("depth of %d packets: %d receives of other queues are posted, and %d are allowed (Options.Receives): %w", n, c.receives, most, engine.ErrInvalid)
+		return fmt.Errorf("depth of %d packets: %d receives of other queues are posted, and %d are allowed "+
+			"(Options.Receives): %w", n, c.receives, most, engine.ErrInvalid)
 	}
-	qp, err := p.dev.PD.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: c.cq, RecvCQ: c.cq, RecvWRs: n, RecvSGEs: len(places)})
+	qp, err := p.dev.PD.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: c.cq, RecvCQ: c.cq, RecvWRs: n,
+		RecvSGEs: len(places)})
 	if err != nil {
 		return refusal(p.dev.Name(), err)
 	}
@@ -172,7 +183,8 @@ func (q *rxQueue) open(pools []rdma.Pool, places []rdma.Place) (err error) {
 	return nil
 }
 
-// refill posts receives, as many as there are slots and room for. The caller holds the completion queue's lock.
+// refill posts receives, as many as there are slots and room for. The caller holds the completion
+// queue's lock.
 func (q *rxQueue) refill() {
 	if q.broken {
 		if q.recvs.Posted() > 0 {
@@ -203,15 +215,16 @@ func (q *rxQueue) Harvest(b *burst.Burst) error {
 	return nil
 }
 
-// Finish implements engine.RxFinisher: it makes packets visible to the accelerators whose memory they are in, by one flush of each. Others
-// use the completion queue meanwhile.
+// Finish implements engine.RxFinisher: it makes packets visible to the accelerators whose memory
+// they are in, by one flush of each. Others use the completion queue meanwhile.
 func (q *rxQueue) Finish(*burst.Burst, int) error {
 	q.cq.mu.Lock()
 	q.unseen, q.showing = q.showing[:0], q.unseen // with what still waits
 	q.cq.mu.Unlock()
 	for _, f := range q.showing {
 		if err := f.Flush(); err != nil {
-			err = fmt.Errorf("verbs: %s: receive queue %d: an accelerator does not take what was received into its memory: %w: %w", q.port.name, q.ID(), engine.ErrDown, err)
+			err = fmt.Errorf("verbs: %s: receive queue %d: an accelerator does not take what was received into its "+
+				"memory: %w: %w", q.port.name, q.ID(), engine.ErrDown, err)
 			q.cq.mu.Lock()
 			defer q.cq.mu.Unlock()
 			q.err = err
@@ -221,7 +234,8 @@ func (q *rxQueue) Finish(*burst.Burst, int) error {
 	return nil
 }
 
-// hides notes which accelerators need a flush for a frame of that many bytes that is for q and that src received.
+// hides notes which accelerators need a flush for a frame of that many bytes that is for q and that
+// src received.
 func (q *rxQueue) hides(src *rxQueue, length int) {
 	for i, p := range src.recvs.Places() {
 		if f := src.recvs.Flusher(i); f != nil && !slices.Contains(q.unseen, f) {
@@ -280,7 +294,8 @@ func (q *rxQueue) Close() error {
 	return errors.Join(err, p.unused())
 }
 
-// unused gives up the completion queue where no receive queue is left. The caller holds the set's lock.
+// unused gives up the completion queue where no receive queue is left. The caller holds the set's
+// lock.
 func (p *Port) unused() error {
 	if len(p.rx.Live()) > 0 {
 		return nil
@@ -290,7 +305,8 @@ func (p *Port) unused() error {
 	return c.close()
 }
 
-// Stop implements engine.RxDevice. The queue is not live any more: what its queue pair still gets is for others.
+// Stop implements engine.RxDevice. The queue is not live any more: what its queue pair still gets
+// is for others.
 func (q *rxQueue) Stop(engine.Drop) error {
 	p, c := q.port, q.cq
 	err := p.steer()

@@ -19,12 +19,14 @@ const (
 	pollAtOnce = 64
 	// dealAtOnce is the number of frames that one TryRecv brings to other queues at most.
 	dealAtOnce = 256
-	// parseAt is how much of a frame of several segments rules may look at: all headers, and all that flex words reach.
+	// parseAt is how much of a frame of several segments rules may look at: all headers, and all
+	// that flex words reach.
 	parseAt = 512
 )
 
-// rxCQ is the completion queue of all receive queues of a port, so that frames keep the order in which they came whosever memory they lie in. Its
-// lock is the device's: its holder takes completions for all queues, and brings other queues their frames (RxFront.Bring).
+// rxCQ is the completion queue of all receive queues of a port, so that frames keep the order in
+// which they came whosever memory they lie in. Its lock is the device's: its holder takes
+// completions for all queues, and brings other queues their frames (RxFront.Bring).
 type rxCQ struct {
 	port *Port
 
@@ -53,7 +55,8 @@ type rxCQ struct {
 
 // newRxCQ makes it; times says whether the device is to note when frames came.
 func newRxCQ(p *Port, times bool) (_ *rxCQ, err error) {
-	c := &rxCQ{port: p, wc: make([]ibv.WC, pollAtOnce), at: make([]uint64, pollAtOnce), byQPN: map[uint32]*rxQueue{}, scratch: make([]byte, max(p.longest(), parseAt))}
+	c := &rxCQ{port: p, wc: make([]ibv.WC, pollAtOnce), at: make([]uint64, pollAtOnce), byQPN: map[uint32]*rxQueue{},
+		scratch: make([]byte, max(p.longest(), parseAt))}
 	if c.events, err = p.dev.CreateChannel(); err != nil {
 		return nil, unavailable(err)
 	}
@@ -99,7 +102,8 @@ func (c *rxCQ) close() error {
 	return errors.Join(c.cq.Close(), c.events.Close())
 }
 
-// forget takes a queue off it whose queue pair is gone. The caller holds mu, and the lock of the port's set.
+// forget takes a queue off it whose queue pair is gone. The caller holds mu, and the lock of the
+// port's set.
 func (c *rxCQ) forget(q *rxQueue) {
 	delete(c.byQPN, q.qp.Num())
 	if c.last == q {
@@ -143,14 +147,16 @@ func (c *rxCQ) poll(most int) int {
 	return c.n
 }
 
-// wait returns when the goroutine that deals out frames now has done so: until then it may go by the rules from before.
+// wait returns when the goroutine that deals out frames now has done so: until then it may go by
+// the rules from before.
 func (c *rxCQ) wait() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 }
 
-// deal takes frames off the device: those of q go to b while there is room, all others to the inbox of their queue; with a nil b all do. It reports
-// whether the device has no more. The caller holds mu.
+// deal takes frames off the device: those of q go to b while there is room, all others to the inbox
+// of their queue; with a nil b all do. It reports whether the device has no more. The caller holds
+// mu.
 func (c *rxCQ) deal(q *rxQueue, b *burst.Burst) (empty bool) {
 	if c.closed {
 		return true
@@ -296,7 +302,8 @@ func (c *rxCQ) take(wc *ibv.WC, at uint64, live []*rxQueue) bool {
 	return dst == c.to
 }
 
-// mark notes on a packet what the device says of it, and when it came, where its queue asks for that.
+// mark notes on a packet what the device says of it, and when it came, where its queue asks for
+// that.
 func (c *rxCQ) mark(wc *ibv.WC, at uint64, to *rxQueue, b *burst.Burst, i int) {
 	var flags burst.Flags
 	if wc.Flags()&ibv.FlagCsumOK != 0 {
@@ -317,7 +324,8 @@ func (c *rxCQ) steered(frame []byte, live []*rxQueue) (*rxQueue, uint32) {
 	p := c.port
 	d := c.steer.Classify(frame)
 	c.steer.Count(d, len(frame))
-	if d.Verdict == flow.Unmatched && p.spec.Isolated { // a rule that was changed meanwhile has brought it: the kernel does not get it any more
+	if d.Verdict == flow.Unmatched && p.spec.Isolated {
+		// a rule that was changed meanwhile has brought it: the kernel does not get it any more
 		p.counts.Drop(engine.DropNoRule, 1)
 		return nil, 0
 	}
@@ -337,7 +345,8 @@ func (c *rxCQ) steered(frame []byte, live []*rxQueue) (*rxQueue, uint32) {
 	return nil, 0
 }
 
-// front is a frame for the classifier: as it lies if it is in one piece, otherwise what rules look at of it, in scratch.
+// front is a frame for the classifier: as it lies if it is in one piece, otherwise what rules look
+// at of it, in scratch.
 func (c *rxCQ) front(src *rxQueue, id uint32, length int) []byte {
 	l := &c.layout
 	if l.N == 1 {
@@ -357,8 +366,8 @@ func (c *rxCQ) front(src *rxQueue, id uint32, length int) []byte {
 	return frame
 }
 
-// cut moves the bytes between a header and its payload where the card has cut the frame at another place than behind its headers, and returns how
-// many. The layout is the frame's afterwards.
+// cut moves the bytes between a header and its payload where the card has cut the frame at another
+// place than behind its headers, and returns how many. The layout is the frame's afterwards.
 func (c *rxCQ) cut(src *rxQueue, id uint32) (moved int) {
 	l, r := &c.layout, src.recvs
 	have, total, skip := l.Len[0], l.Len[0], uint32(splitRoom)

@@ -16,7 +16,8 @@ import (
 const maxPerRule = 64
 
 // cardFields are what a rule of the card can match.
-var cardFields = flow.Fields(flow.FieldEthSrc, flow.FieldEthDst, flow.FieldEtherType, flow.FieldVLAN, flow.FieldProto, flow.FieldSrc, flow.FieldDst,
+var cardFields = flow.Fields(flow.FieldEthSrc, flow.FieldEthDst, flow.FieldEtherType, flow.FieldVLAN, flow.FieldProto,
+	flow.FieldSrc, flow.FieldDst,
 	flow.FieldSrcPort, flow.FieldDstPort)
 
 // masked is a value under a mask.
@@ -42,7 +43,8 @@ func ports(o flow.Opt[flow.Range]) []masked {
 	return split(o.Value)
 }
 
-// onCard makes rules of the card of a match: together they match the same frames. The error says why the card cannot.
+// onCard makes rules of the card of a match: together they match the same frames. The error says
+// why the card cannot.
 func onCard(m *flow.Match, port uint8) (out []ibv.FlowSpec, err error) {
 	if more := m.Fields() &^ cardFields; more != 0 {
 		return nil, fmt.Errorf("the card does not match %v", more)
@@ -70,7 +72,8 @@ func onCard(m *flow.Match, port uint8) (out []ibv.FlowSpec, err error) {
 	}
 	src, dst := ports(m.SrcPort), ports(m.DstPort)
 	if n := len(versions) * len(src) * len(dst); n > maxPerRule {
-		return nil, fmt.Errorf("it would take %d rules of the card, and %d are allowed: choose ranges that begin and end at multiples of powers of two", n, maxPerRule)
+		return nil, fmt.Errorf("it would take %d rules of the card, and %d are allowed: choose ranges that begin and "+
+			"end at multiples of powers of two", n, maxPerRule)
 	}
 	for _, v := range versions {
 		s := base
@@ -126,7 +129,8 @@ func address(p netip.Prefix, val, mask *[16]byte) {
 	}
 }
 
-// wants are the rules that the card should have for the rules in force and the queues that there are. The caller holds the set's lock.
+// wants are the rules that the card should have for the rules in force and the queues that there
+// are. The caller holds the set's lock.
 func (p *Port) wants(rules []flow.Rule) (map[ibv.FlowSpec]*rxQueue, error) {
 	live := p.rx.Live()
 	want := map[ibv.FlowSpec]*rxQueue{}
@@ -134,7 +138,8 @@ func (p *Port) wants(rules []flow.Rule) (map[ibv.FlowSpec]*rxQueue, error) {
 		r := &rules[i]
 		specs, err := onCard(&r.Match, uint8(p.o.Port))
 		if err != nil && p.spec.Isolated {
-			return nil, fmt.Errorf("verbs: rule %v: %w: %w: an isolated port takes from the kernel only what the card can tell apart; without isolation this process "+
+			return nil, fmt.Errorf("verbs: rule %v: %w: %w: an isolated port takes from the kernel only what the "+
+				"card can tell apart; without isolation this process "+
 				"does it", r, err, engine.ErrUnsupported)
 		}
 		if err != nil || len(live) == 0 {
@@ -156,7 +161,8 @@ func (p *Port) wants(rules []flow.Rule) (map[ibv.FlowSpec]*rxQueue, error) {
 	return want, nil
 }
 
-// target is the queue in whose memory frames of a rule should land: its own, or the first, which counts what is dropped.
+// target is the queue in whose memory frames of a rule should land: its own, or the first, which
+// counts what is dropped.
 func (p *Port) target(r *flow.Rule, live []*rxQueue) *rxQueue {
 	a := r.Actions[len(r.Actions)-1]
 	id := -1
@@ -189,8 +195,9 @@ type steered struct {
 	flow *ibv.Flow // nil: the card refused it, and this process does it
 }
 
-// install makes the card's rules those that are wanted, or leaves them as they were. Two rules that match the same are never there at once,
-// because a card would then deliver frames twice. The caller holds the set's lock.
+// install makes the card's rules those that are wanted, or leaves them as they were. Two rules that
+// match the same are never there at once, because a card would then deliver frames twice. The
+// caller holds the set's lock.
 func (p *Port) install(want map[ibv.FlowSpec]*rxQueue) (err error) {
 	var undo []func() error
 	defer func() {
@@ -202,7 +209,8 @@ func (p *Port) install(want map[ibv.FlowSpec]*rxQueue) (err error) {
 	}()
 	add := func(s ibv.FlowSpec, to *rxQueue) error {
 		f, err := to.qp.CreateFlow(s)
-		if err != nil && (p.spec.Isolated || s.Default || !errors.Is(err, ibv.ErrUnsupported) && !errors.Is(err, ibv.ErrNoRoom) && !errors.Is(err, ibv.ErrInUse)) {
+		if err != nil && (p.spec.Isolated || s.Default || !errors.Is(err, ibv.ErrUnsupported) &&
+			!errors.Is(err, ibv.ErrNoRoom) && !errors.Is(err, ibv.ErrInUse)) {
 			return refusedRule(err)
 		}
 		p.steered[s] = steered{to, f}
@@ -265,7 +273,8 @@ type Rules struct{ p *Port }
 // List implements engine.Rules.
 func (r *Rules) List() []flow.Rule { return r.p.table.List() }
 
-// Apply makes all changes or none. They are in force for every frame that is taken off the device afterwards.
+// Apply makes all changes or none. They are in force for every frame that is taken off the device
+// afterwards.
 func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	p := r.p
 	p.rx.Lock()

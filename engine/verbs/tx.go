@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// postAtOnce is the number of frames that are given to the device in one call, of which the last has a completion.
+// postAtOnce is the number of frames that are given to the device in one call, of which the last
+// has a completion.
 const postAtOnce = 32
 
 // txQueue is a transmit queue: a queue pair that sends from where frames lie.
@@ -91,7 +92,8 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 		return err
 	}
 	if spec.SourceMAC && pools[0].Reg.Hidden() {
-		return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", spec.Pools[0].Name(), engine.ErrUnsupported)
+		return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w",
+			spec.Pools[0].Name(), engine.ErrUnsupported)
 	}
 	sges := min(p.dev.Attr.MaxSGE, burst.MaxSegments)
 	q.spec, q.depth = spec, min(spec.Depth, p.o.SendDepth, p.dev.Attr.MaxQPWR)
@@ -105,7 +107,8 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 		q.chain.Close()
 		return unavailable(err)
 	}
-	q.qp, err = p.dev.PD.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: q.cq, RecvCQ: q.cq, SendWRs: q.depth, SendSGEs: sges})
+	q.qp, err = p.dev.PD.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: q.cq, RecvCQ: q.cq, SendWRs: q.depth,
+		SendSGEs: sges})
 	if err != nil {
 		err = refusal(p.dev.Name(), err)
 	} else if err = p.ready(q.qp); err == nil {
@@ -125,7 +128,8 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	return nil
 }
 
-// give gives up what the device has of the queue. It is false where the device does not let go, and may still read frames.
+// give gives up what the device has of the queue. It is false where the device does not let go, and
+// may still read frames.
 func (q *txQueue) give() bool {
 	if q.qp != nil {
 		if err := q.qp.Close(); err != nil {
@@ -145,8 +149,8 @@ func (q *txQueue) collect() {
 	q.reap()
 }
 
-// Forward implements engine.TxQueue. The device fetches frames from where they lie; memory that it does not know yet is registered when the
-// first frame of it comes.
+// Forward implements engine.TxQueue. The device fetches frames from where they lie; memory that it
+// does not know yet is registered when the first frame of it comes.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
@@ -237,7 +241,8 @@ func (q *txQueue) reap() {
 		for i := range n {
 			wc := &q.wc[i]
 			ok := wc.Status() == ibv.Success
-			// One completion stands for those in front of it, which had none because they succeeded.
+			// One completion stands for those in front of it, which had none because they
+			// succeeded.
 			for q.head < wc.ID() && q.flying() > 0 {
 				q.settle(engine.NumDrops)
 			}
@@ -266,7 +271,8 @@ func (q *txQueue) reap() {
 	}
 }
 
-// fault takes back what the device has, whether it was sent or not, because it will not tell of all of it.
+// fault takes back what the device has, whether it was sent or not, because it will not tell of all
+// of it.
 func (q *txQueue) fault() {
 	_ = q.qp.Err() // ready says whether it can go on
 	q.broken = true
@@ -283,7 +289,8 @@ func (q *txQueue) fault() {
 	q.giveBack()
 }
 
-// giveBack gives the memory of frames that were settled to its owner, and then tells the box of them.
+// giveBack gives the memory of frames that were settled to its owner, and then tells the box of
+// them.
 func (q *txQueue) giveBack() {
 	if len(q.back) > 0 {
 		q.src.Reclaim(q.back)
@@ -295,7 +302,8 @@ func (q *txQueue) giveBack() {
 	}
 }
 
-// settle counts the oldest frame that the device has as sent, or dropped. Its memory goes back with the next giveBack.
+// settle counts the oldest frame that the device has as sent, or dropped. Its memory goes back with
+// the next giveBack.
 func (q *txQueue) settle(why engine.Drop) {
 	x := &q.posts[q.head%uint64(len(q.posts))]
 	q.head++
@@ -357,7 +365,8 @@ func (q *txQueue) refuse(b *burst.Burst, i int, why engine.Drop) {
 	}
 }
 
-// post gives up to postAtOnce frames to the device, and returns the first that it did not get, and whether the device takes more.
+// post gives up to postAtOnce frames to the device, and returns the first that it did not get, and
+// whether the device takes more.
 func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 	room := min(q.depth-q.flying(), postAtOnce)
 	if q.broken {
@@ -373,7 +382,9 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 		}
 		if why := q.fit(b, next); why != engine.NumDrops {
 			if n > 0 {
-				break // those in front of it may come back from the device, and it would be refused a second time behind them
+				// those in front of it may come back from the device, and it would be refused a
+				// second time behind them
+				break
 			}
 			q.refuse(b, next, why)
 			continue
@@ -415,14 +426,16 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 	return chosen[0], false
 }
 
-// headerLen is the length of a frame's Ethernet header with its VLAN tags, of which there are two at most.
+// headerLen is the length of a frame's Ethernet header with its VLAN tags, of which there are two
+// at most.
 func headerLen(frame []byte) int {
 	n := packet.EthernetLen
 	for range 2 {
 		if len(frame) < n {
 			break
 		}
-		if t := packet.EtherType(binary.BigEndian.Uint16(frame[n-2:])); t != packet.EtherTypeVLAN && t != packet.EtherTypeQinQ {
+		if t := packet.EtherType(binary.BigEndian.Uint16(frame[n-2:])); t != packet.EtherTypeVLAN &&
+			t != packet.EtherTypeQinQ {
 			break
 		}
 		n += packet.VLANLen

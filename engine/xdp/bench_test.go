@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// BenchmarkThere sends bursts of 64 packets from one port to another over a veth pair and receives them, in one goroutine: most of
-// the time is the kernel's, which copies each packet twice. With back they are forwarded and received again where they came from.
+// BenchmarkThere sends bursts of 64 packets from one port to another over a veth pair and receives
+// them, in one goroutine: most of the time is the kernel's, which copies each packet twice. With
+// back they are forwarded and received again where they came from.
 func BenchmarkThere(b *testing.B) {
 	for _, size := range []int{64, 1400, 8900} {
 		for _, back := range []bool{false, true} {
@@ -105,7 +106,8 @@ func benchThere(t *testing.B, size int, back bool) {
 	}
 }
 
-// BenchmarkPlace is what a received packet costs in this process, without the kernel and the rings: it is delivered in a burst, and released.
+// BenchmarkPlace is what a received packet costs in this process, without the kernel and the rings:
+// it is delivered in a burst, and released.
 func BenchmarkPlace(b *testing.B) {
 	g := newGround(b, 2048)
 	g.port.o.Ring = 2048

@@ -24,12 +24,14 @@ func (o *Options) capabilities() engine.Capabilities {
 	c.HardwareTime = o.HardwareTime
 	c.Steering, c.RxDepth, c.RxDepthHint = &can, o.Ring, "ring makes the ring larger"
 	if o.Spare < 0 && o.Memory == nil {
-		c.Strides, c.PoolsWhy = Spec.Slots, "without spare chunks (Options.Spare) packets are in the port's memory alone"
+		c.Strides, c.PoolsWhy = Spec.Slots,
+			"without spare chunks (Options.Spare) packets are in the port's memory alone"
 	}
 	return c
 }
 
-// CheckPort implements engine.Checker. A port holds its interface: one XDP program is on it at a time.
+// CheckPort implements engine.Checker. A port holds its interface: one XDP program is on it at a
+// time.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -71,7 +73,8 @@ func (o *Options) queuesOf(link *netif.Interface) (queues []int, err error) {
 		return queues, nil
 	}
 	if last := o.Queues[len(o.Queues)-1]; n > 0 && last >= n {
-		return nil, fmt.Errorf("xdp: queue %d of %s: expected 0 to %d, those that it has: \"ethtool -L\" changes their number: %w", last, link.Name(), n-1, engine.ErrInvalid)
+		return nil, fmt.Errorf("xdp: queue %d of %s: expected 0 to %d, those that it has: \"ethtool -L\" changes "+
+			"their number: %w", last, link.Name(), n-1, engine.ErrInvalid)
 	}
 	return o.Queues, nil
 }

@@ -23,7 +23,8 @@ func TestCheckPort(t *testing.T) {
 		}
 		return len(all)
 	}
-	if holds, err := e.CheckPort(t.Context(), engine.PortSpec{Address: "lo", Options: &Options{Ring: 64}}); holds != "interface lo" || err != nil {
+	if holds, err := e.CheckPort(t.Context(), engine.PortSpec{Address: "lo",
+		Options: &Options{Ring: 64}}); holds != "interface lo" || err != nil {
 		t.Errorf("%q, %v", holds, err)
 	}
 	before := open() // engine.Events has its descriptors
@@ -51,21 +52,25 @@ func TestCheckPort(t *testing.T) {
 	}
 }
 
-// Without spare chunks packets are in slots that the kernel uses in place, or there is no queue: before there is memory as with it.
+// Without spare chunks packets are in slots that the kernel uses in place, or there is no queue:
+// before there is memory as with it.
 func TestCheckQueues(t *testing.T) {
 	for _, c := range []struct {
 		stride int
 		o      Options
 		want   error
-	}{{2048, Options{Spare: -1}, nil}, {4096, Options{Spare: -1}, nil}, {1536, Options{Spare: -1}, engine.ErrUnsupported}, {1536, Options{}, nil}} {
+	}{{2048, Options{Spare: -1}, nil}, {4096, Options{Spare: -1}, nil},
+		{1536, Options{Spare: -1}, engine.ErrUnsupported}, {1536, Options{}, nil}} {
 		pools := []engine.PoolSpec{{Name: "m", SlotSize: c.stride, Stride: c.stride}}
-		ask := engine.Ask{Port: engine.PortSpec{Address: "lo", Options: c.o}, Rx: []engine.RxAsk{{Memory: pools}}, Tx: []engine.TxAsk{{Memory: pools}}}
+		ask := engine.Ask{Port: engine.PortSpec{Address: "lo", Options: c.o}, Rx: []engine.RxAsk{{Memory: pools}},
+			Tx: []engine.TxAsk{{Memory: pools}}}
 		_, found, err := engine.Check(New(), &ask)
 		if err != nil || (len(found) == 2) != (c.want != nil) {
 			t.Fatalf("slots of %d bytes: %v, %v", c.stride, found, err)
 		}
 		for i, e := range found {
-			if !errors.Is(e, c.want) || e.Path != []string{"rx.queues[0].memory_regions", "tx.queues[0].memory_regions"}[i] {
+			if !errors.Is(e, c.want) || e.Path != []string{"rx.queues[0].memory_regions",
+				"tx.queues[0].memory_regions"}[i] {
 				t.Errorf("slots of %d bytes: %s: %v", c.stride, e.Path, e)
 			}
 		}

@@ -10,16 +10,19 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// A chunk that was received into does not go back to its pool when its packet is released, but to the queue of the interface that it came
-// from, which gives it to the kernel again: the pool sees it only when it comes and when it goes for good. So a packet costs no change of the
-// pool's list and of a generation, and chunks come round in the order in which they were used.
+// A chunk that was received into does not go back to its pool when its packet is released, but to
+// the queue of the interface that it came from, which gives it to the kernel again: the pool sees
+// it only when it comes and when it goes for good. So a packet costs no change of the pool's list
+// and of a generation, and chunks come round in the order in which they were used.
 
-// entry says who has a chunk, in one word, because each packet changes it several times, and thousands of them must fit into the processor's
-// cache beside the packets: the state in the low half, with the number of the sender while it is sent, above it the number of the nicQueue that
+// entry says who has a chunk, in one word, because each packet changes it several times, and
+// thousands of them must fit into the processor's cache beside the packets: the state in the low
+// half, with the number of the sender while it is sent, above it the number of the nicQueue that
 // received into it (1 to maxNICQueues, 0 for none), and at the top how often it was delivered.
 //
-// An entry is changed under the mutex of the nicQueue that has the chunk; one that is idle or lent, by the queue that gets it from the
-// application. No nicQueue looks at the entries of another one, but Memory.leave, which holds all these mutexes.
+// An entry is changed under the mutex of the nicQueue that has the chunk; one that is idle or lent,
+// by the queue that gets it from the application. No nicQueue looks at the entries of another one,
+// but Memory.leave, which holds all these mutexes.
 type entry uint64
 
 const (
@@ -42,17 +45,21 @@ const (
 
 // The states of a chunk.
 const (
-	idle        entry = iota
-	filled            // given to the kernel to receive into, and not delivered yet
-	toRefill          // to be given to the kernel again to receive into
-	lent              // delivered, and not released yet
-	sending           // given to the kernel to send, from idle
-	sendingLent       // the same, from lent: it had gone back to its pool past its queue, and the application has it from there
-	forwarding        // given to the kernel to send by the one that it was delivered to: the entry says what takes it back
+	idle     entry = iota
+	filled         // given to the kernel to receive into, and not delivered yet
+	toRefill       // to be given to the kernel again to receive into
+	lent           // delivered, and not released yet
+	sending        // given to the kernel to send, from idle
+	// the same, from lent: it had gone back to its pool past its queue, and the application has it
+	// from there
+	sendingLent
+	// given to the kernel to send by the one that it was delivered to: the entry says what takes it
+	// back
+	forwarding
 )
 
-// handle is what a packet carries in which chunk i was delivered: the entry, with the number of the chunk in the place of the state. That of
-// another delivery is another one.
+// handle is what a packet carries in which chunk i was delivered: the entry, with the number of the
+// chunk in the place of the state. That of another delivery is another one.
 func (e entry) handle(i uint64) mem.Handle { return mem.Handle(e&^low | entry(i)) }
 
 // delivered is the entry after the delivery of a chunk that is filled.
@@ -75,7 +82,8 @@ func (m *Memory) handle(addr uint64) mem.Handle {
 	return m.table[i].delivered().handle(i)
 }
 
-// sentBy is the entry of a chunk that is given to the kernel to send, in the state that it goes into.
+// sentBy is the entry of a chunk that is given to the kernel to send, in the state that it goes
+// into.
 func (e entry) sentBy(s *sender, state entry, last bool) entry {
 	e = e&^low | state | entry(s.number)*oneSender
 	if last {
@@ -84,8 +92,9 @@ func (e entry) sentBy(s *sender, state entry, last bool) entry {
 	return e
 }
 
-// unused reports whether chunk i can be sent for an owner who has it from src by this handle: not if the kernel has it, nor if it was released. The
-// entry of one that went back to its pool past its queue still says that it is lent: that does not matter to an owner that has it from the pool.
+// unused reports whether chunk i can be sent for an owner who has it from src by this handle: not
+// if the kernel has it, nor if it was released. The entry of one that went back to its pool past
+// its queue still says that it is lent: that does not matter to an owner that has it from the pool.
 func (m *Memory) unused(i uint64, src *burst.Source, h mem.Handle) bool {
 	e := m.table[i]
 	if src == m.source {
@@ -107,8 +116,9 @@ type origin struct {
 // recycler takes packets back that the kernel received into a Memory. It implements burst.Owner.
 type recycler struct{ m *Memory }
 
-// Reclaim implements burst.Owner. What was released before is refused when the chunk is to go to the kernel, and then counted by its pool;
-// with -tags invariants it panics at once, because all chunks go through their pools then, which know who released them.
+// Reclaim implements burst.Owner. What was released before is refused when the chunk is to go to
+// the kernel, and then counted by its pool; with -tags invariants it panics at once, because all
+// chunks go through their pools then, which know who released them.
 func (r *recycler) Reclaim(handles []mem.Handle) {
 	m := r.m
 	for len(handles) > 0 {
@@ -124,13 +134,15 @@ func (r *recycler) Reclaim(handles []mem.Handle) {
 	}
 }
 
-// giveBack gives chunks back to their pools whose nicQueue is gone. Their entries stay: only their new owner looks at them.
+// giveBack gives chunks back to their pools whose nicQueue is gone. Their entries stay: only their
+// new owner looks at them.
 func (m *Memory) giveBack(handles []mem.Handle) {
 	var batch poolBatch
 	for _, h := range handles {
 		l := &m.origins[uint32(h)]
 		if invariants.Enabled {
-			if e := entry(atomic.LoadUint64((*uint64)(&m.table[uint32(h)]))); (e^lentAs(h))&^queueMask != 0 { // see leave
+			if e := entry(atomic.LoadUint64((*uint64)(&m.table[uint32(h)]))); (e^lentAs(h))&^queueMask != 0 {
+				// see leave
 				panic(fmt.Sprintf("xdp: released twice: chunk %d", uint32(h)))
 			}
 		}
@@ -164,7 +176,8 @@ func (b *poolBatch) end() {
 	}
 }
 
-// returns are the chunks that were released and that their nicQueue has not taken yet. Its mutex is taken last.
+// returns are the chunks that were released and that their nicQueue has not taken yet. Its mutex is
+// taken last.
 type returns struct {
 	some atomic.Bool
 
@@ -210,7 +223,8 @@ func (r *returns) close() []mem.Handle {
 	return left
 }
 
-// recycle gives chunks that were released to the kernel again, as long as it is to have more, and the others to their pools. The caller holds mu.
+// recycle gives chunks that were released to the kernel again, as long as it is to have more, and
+// the others to their pools. The caller holds mu.
 func (n *nicQueue) recycle() {
 	in := n.returns.take()
 	if len(in) == 0 {
@@ -241,7 +255,8 @@ func (n *nicQueue) recycle() {
 	n.toPools(in)
 }
 
-// toPools gives chunks that were released to their pools, or refuses what was released before. The caller holds mu.
+// toPools gives chunks that were released to their pools, or refuses what was released before. The
+// caller holds mu.
 func (n *nicQueue) toPools(handles []mem.Handle) {
 	m := n.memory
 	var batch poolBatch

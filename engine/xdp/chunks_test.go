@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// lone opens a port without rules, in a host that says nothing by itself: the program is the short one.
+// lone opens a port without rules, in a host that says nothing by itself: the program is the short
+// one.
 func lone(t testing.TB, h *netns.Host, o Options) *Port {
 	t.Helper()
 	if err := h.Sysctl("net.ipv6.conf.eth0.disable_ipv6", "1"); err != nil {
@@ -31,7 +32,8 @@ func lone(t testing.TB, h *netns.Host, o Options) *Port {
 	return p.(*Port)
 }
 
-// road is a port that sends to another one, which has a receive queue whose packets lie where the kernel put them.
+// road is a port that sends to another one, which has a receive queue whose packets lie where the
+// kernel put them.
 type road struct {
 	t    testing.TB
 	tx   engine.TxQueue
@@ -68,7 +70,8 @@ func (r *road) bring(b *burst.Burst, n int) {
 	})
 }
 
-// While packets are held, the kernel gets the other slots of the pool, down to the last; and when they are released more come.
+// While packets are held, the kernel gets the other slots of the pool, down to the last; and when
+// they are released more come.
 func TestHeld(t *testing.T) {
 	for _, slots := range []int{64, 512} { // an eighth is not given to the kernel at once
 		r := newRoad(t, 64, slots)
@@ -102,7 +105,8 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// Once round, chunks do not touch their pool, nothing is allocated, and the program counts nothing; the queue counts everything.
+// Once round, chunks do not touch their pool, nothing is allocated, and the program counts nothing;
+// the queue counts everything.
 func TestRound(t *testing.T) {
 	r := newRoad(t, 64, 512)
 	b := burst.New(32)
@@ -154,7 +158,8 @@ func TestRound(t *testing.T) {
 	}
 }
 
-// A queue that is polled is on no list of sleepers, and one that slept comes off it after a while; a Wake comes all the same.
+// A queue that is polled is on no list of sleepers, and one that slept comes off it after a while;
+// a Wake comes all the same.
 func TestQuiet(t *testing.T) {
 	r := newRoad(t, 256, 1024)
 	fd := strconv.Itoa(r.rx.sockets[0].sock.FD())
@@ -202,7 +207,8 @@ func TestQuiet(t *testing.T) {
 	}
 }
 
-// What was released before is refused, and counted by the pool, and the kernel does not get the chunk a second time.
+// What was released before is refused, and counted by the pool, and the kernel does not get the
+// chunk a second time.
 func TestReleasedTwice(t *testing.T) {
 	if invariants.Enabled { // it panics
 		return
@@ -247,7 +253,8 @@ func TestReleasedTwice(t *testing.T) {
 	}
 }
 
-// When a queue of the interface leaves, chunks that the kernel had, or was to have again, are in their pool, and those that are held come later.
+// When a queue of the interface leaves, chunks that the kernel had, or was to have again, are in
+// their pool, and those that are held come later.
 func TestLeave(t *testing.T) {
 	g := newGround(t, 2048)
 	var addrs []uint64
@@ -280,7 +287,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// Packets that are held while their queue and their port close, and while others come in their place, go back to their pool.
+// Packets that are held while their queue and their port close, and while others come in their
+// place, go back to their pool.
 func TestReleasedLate(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a := lone(t, n.Hosts[0], Options{})

@@ -14,11 +14,13 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Native and generic, with each pool in memory of its own: the first one of a port is used in place, the others by copies. And all pools as
-// parts of one region, so that nothing is copied but what is for a second receive queue.
+// Native and generic, with each pool in memory of its own: the first one of a port is used in
+// place, the others by copies. And all pools as parts of one region, so that nothing is copied but
+// what is for a second receive queue.
 //
-// Most of the time the kernel gives queues back that were closed, and waiting for that needs no processor. So each way has a process of
-// its own: the suite looks for goroutines and descriptors that are left, and cannot do that beside another one.
+// Most of the time the kernel gives queues back that were closed, and waiting for that needs no
+// processor. So each way has a process of its own: the suite looks for goroutines and descriptors
+// that are left, and cannot do that beside another one.
 func TestConformance(t *testing.T) {
 	ways := []struct {
 		name string
@@ -58,7 +60,8 @@ func TestConformance(t *testing.T) {
 // aloneEnv makes a process one that runs a test by itself.
 const aloneEnv = "PENSTOCK_XDP_ALONE"
 
-// apart runs parts of the calling test in a process each, all at once, and looks at them when the tests that are not parallel have ended.
+// apart runs parts of the calling test in a process each, all at once, and looks at them when the
+// tests that are not parallel have ended.
 func apart(t *testing.T, names []string) {
 	var all []*proc.Process
 	for _, name := range names {
@@ -137,7 +140,8 @@ func (c *carver) replace(pools []*mem.Pool) []*mem.Pool {
 		if uint64(c.next+n) > c.region.Len() {
 			c.t.Fatalf("%d bytes are not enough", c.region.Len())
 		}
-		p, err := mem.NewPool(mem.PoolOptions{Name: pools[0].Name() + " carved", SlotSize: 2048, Align: 2048, Slots: pools[0].Slots(), Region: c.region, Offset: c.next})
+		p, err := mem.NewPool(mem.PoolOptions{Name: pools[0].Name() + " carved", SlotSize: 2048, Align: 2048,
+			Slots: pools[0].Slots(), Region: c.region, Offset: c.next})
 		if err != nil {
 			c.t.Fatal(err)
 		}

@@ -13,13 +13,15 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// kept is a queue in whose inbox wait frames of two segments and one, as they do after a port has started anew, and one that sends to it.
+// kept is a queue in whose inbox wait frames of two segments and one, as they do after a port has
+// started anew, and one that sends to it.
 func kept(t *testing.T) (q *rxQueue, tx engine.TxQueue, frames [][]byte) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	tx = addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
 	home := addRx(t, b, engine.RxSpec{ID: engine.Queue(0), Depth: 64, Pools: []*mem.Pool{newPool(t, 2048, 256)}})
-	q = addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64, Pools: []*mem.Pool{newPool(t, 128, 256), newPool(t, 2048, 256)}})
+	q = addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64,
+		Pools: []*mem.Pool{newPool(t, 128, 256), newPool(t, 2048, 256)}})
 	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +37,8 @@ func kept(t *testing.T) (q *rxQueue, tx engine.TxQueue, frames [][]byte) {
 	return q, tx, frames
 }
 
-// What was kept while the port started anew comes before what came afterwards, also where a burst has no room for it.
+// What was kept while the port started anew comes before what came afterwards, also where a burst
+// has no room for it.
 func TestKeptInOrder(t *testing.T) {
 	q, tx, frames := kept(t)
 	young := udp(t, 7, 42, 0)
@@ -60,7 +63,8 @@ func TestKeptInOrder(t *testing.T) {
 	}
 }
 
-// A frame that was kept and has more segments than an empty burst has room for does not hold up the others.
+// A frame that was kept and has more segments than an empty burst has room for does not hold up the
+// others.
 func TestKeptTooLong(t *testing.T) {
 	q, _, frames := kept(t)
 	b := burst.New(1)
@@ -75,7 +79,8 @@ func TestKeptTooLong(t *testing.T) {
 	}
 }
 
-// A receive queue that is refused leaves nothing of its pool with the kernel where transmit queues stay, and the next one is received into in place.
+// A receive queue that is refused leaves nothing of its pool with the kernel where transmit queues
+// stay, and the next one is received into in place.
 func TestRefusedLeavesNothing(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 4})
 	f := newFakeDriver()
@@ -137,7 +142,8 @@ func onePool(t *testing.T) (tx engine.TxQueue, first, second *rxQueue) {
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	tx = addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
 	slots := []*mem.Pool{newPool(t, 2048, 64)}
-	first, second = addRx(t, b, engine.RxSpec{ID: engine.Queue(0), Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64, Pools: slots})
+	first, second = addRx(t, b, engine.RxSpec{ID: engine.Queue(0), Depth: 64, Pools: slots}),
+		addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64, Pools: slots})
 	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -154,8 +160,8 @@ func takeAll(t *testing.T, tx engine.TxQueue, q *rxQueue, x *burst.Burst) {
 	}
 }
 
-// A queue sleeps while another one takes the last chunk and looks no more: when there are slots again, it gives them to the kernel, because no packet
-// can wake it.
+// A queue sleeps while another one takes the last chunk and looks no more: when there are slots
+// again, it gives them to the kernel, because no packet can wake it.
 func TestLastChunk(t *testing.T) {
 	tx, sleeper, taker := onePool(t)
 	w := engine.NewWaker()
@@ -189,7 +195,8 @@ func TestLastChunk(t *testing.T) {
 	t.Error("the queue sleeps, and the kernel has nothing to receive its packets into")
 }
 
-// Where all slots are with the application, an owner that looks and takes nothing wakes no other: two that sleep would wake each other without end.
+// Where all slots are with the application, an owner that looks and takes nothing wakes no other:
+// two that sleep would wake each other without end.
 func TestFindsNothing(t *testing.T) {
 	tx, sleeper, taker := onePool(t)
 	x, none := burst.New(128), burst.New(128)
@@ -213,7 +220,8 @@ func TestFindsNothing(t *testing.T) {
 	}
 }
 
-// The owner of a queue receives while the port starts anew: it sees the sockets before, none, or all that come then.
+// The owner of a queue receives while the port starts anew: it sees the sockets before, none, or
+// all that come then.
 func TestRestartWhilePolled(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 3})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})

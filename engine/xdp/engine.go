@@ -30,11 +30,13 @@ var (
 )
 
 const (
-	// maxQueues is the number of queues in each direction: a logical queue costs a socket on every queue of the interface.
+	// maxQueues is the number of queues in each direction: a logical queue costs a socket on every
+	// queue of the interface.
 	maxQueues = 32
 	// vlanRoom is what frames may be longer than Ethernet and the MTU: two tags.
 	vlanRoom = 2 * packet.VLANLen
-	noTimes  = "no receive times in software: the kernel takes none for packets that go past it; Options.HardwareTime asks the NIC"
+	noTimes  = "no receive times in software: the kernel takes none for packets that go past it; " +
+		"Options.HardwareTime asks the NIC"
 )
 
 var is = errors.Is
@@ -56,7 +58,8 @@ func (*Engine) Available() error {
 		sys.Close(fd)
 		return nil
 	case is(err, sys.EPERM):
-		return fmt.Errorf("xdp: CAP_NET_RAW is missing: run as root, or \"setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep\" on the program: %w: %w", err, engine.ErrUnavailable)
+		return fmt.Errorf("xdp: CAP_NET_RAW is missing: run as root, or \"setcap "+
+			"cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep\" on the program: %w: %w", err, engine.ErrUnavailable)
 	case is(err, sys.EAFNOSUPPORT):
 		return fmt.Errorf("xdp: the kernel has no AF_XDP (CONFIG_XDP_SOCKETS): %w: %w", err, engine.ErrUnavailable)
 	}
@@ -116,7 +119,8 @@ type Port struct {
 	counts prog.Counts // the last
 }
 
-// OpenPort implements engine.Engine. spec.Address is the name of an interface, and spec.Options an Options or a pointer to one.
+// OpenPort implements engine.Engine. spec.Address is the name of an interface, and spec.Options an
+// Options or a pointer to one.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -176,7 +180,8 @@ func (p *Port) open() (err error) {
 
 // attach loads the program and puts it on the interface.
 func (p *Port) attach() error {
-	s := prog.Spec{Name: p.device, Interface: p.link.Index(), Queues: p.o.Queues[len(p.o.Queues)-1] + 1, Slots: maxQueues, Frags: !p.o.NoChains, Metadata: true, Sparse: true, Uncounted: true,
+	s := prog.Spec{Name: p.device, Interface: p.link.Index(), Queues: p.o.Queues[len(p.o.Queues)-1] + 1,
+		Slots: maxQueues, Frags: !p.o.NoChains, Metadata: true, Sparse: true, Uncounted: true,
 		Time: p.o.HardwareTime, Isolation: p.isolation(nil)}
 	p.applied = s.Isolation
 	p.frags.Store(s.Frags)
@@ -258,8 +263,8 @@ func (p *Port) Info() engine.PortInfo {
 	return i
 }
 
-// Capabilities implements engine.Port. Notes say what the interface refused, and why; what depends on its queues is known when there
-// is one.
+// Capabilities implements engine.Port. Notes say what the interface refused, and why; what depends
+// on its queues is known when there is one.
 func (p *Port) Capabilities() engine.Capabilities {
 	p.rxs.Lock()
 	defer p.rxs.Unlock()

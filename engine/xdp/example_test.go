@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// Datagrams to port 5000 come to this program, in the pool's own slots; the rest stays with the kernel.
+// Datagrams to port 5000 come to this program, in the pool's own slots; the rest stays with the
+// kernel.
 func Example() {
 	ctx := context.Background()
 	port, err := xdp.New().OpenPort(ctx, engine.PortSpec{Address: "eth0", Isolated: true})
@@ -44,8 +45,8 @@ func Example() {
 	}
 }
 
-// Packets are forwarded from one interface to another without a copy in this process: both ports use one memory, and all pools are parts
-// of it.
+// Packets are forwarded from one interface to another without a copy in this process: both ports
+// use one memory, and all pools are parts of it.
 func ExampleNewMemory() {
 	region, err := mem.Alloc(mem.Options{Size: 16 << 20, Kind: mem.Huge, AllowFallback: true})
 	if err != nil {
@@ -57,7 +58,8 @@ func ExampleNewMemory() {
 	}
 	var ports [2]engine.Port
 	for i, name := range []string{"eth0", "eth1"} {
-		if ports[i], err = xdp.New().OpenPort(context.Background(), engine.PortSpec{Address: name, Options: xdp.Options{Memory: memory}}); err != nil {
+		if ports[i], err = xdp.New().OpenPort(context.Background(),
+			engine.PortSpec{Address: name, Options: xdp.Options{Memory: memory}}); err != nil {
 			log.Fatal(err)
 		}
 		defer ports[i].Close()

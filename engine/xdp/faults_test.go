@@ -63,14 +63,16 @@ func flood(t testing.TB, q engine.TxQueue, stop <-chan struct{}) (sent func() in
 	return func() int { wg.Wait(); return n }
 }
 
-// The interface goes away under load: queues say so, every packet given to Send is counted, and all memory comes back.
+// The interface goes away under load: queues say so, every packet given to Send is counted, and all
+// memory comes back.
 func TestRemoved(t *testing.T) {
 	for range 3 {
 		n := hosts(t, netns.LinkSpec{})
 		a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 		pools := []*mem.Pool{newPool(t, 2048, 512)}
 		tx := addTx(t, a, engine.TxSpec{Depth: 128, Pools: pools})
-		arx, q := addRx(t, a, engine.RxSpec{Depth: 64, Pools: pools}), addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 2048)}})
+		arx, q := addRx(t, a, engine.RxSpec{Depth: 64, Pools: pools}),
+			addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 2048)}})
 		stop := make(chan struct{})
 		sent := flood(t, tx, stop)
 		x := burst.New(64)
@@ -100,7 +102,8 @@ func TestRemoved(t *testing.T) {
 		}
 		close(stop)
 		given := sent()
-		if _, err := arx.TryRecv(x); err != nil && !errors.Is(err, ErrRemoved) || !errors.Is(ErrRemoved, engine.ErrDown) {
+		if _, err := arx.TryRecv(x); err != nil && !errors.Is(err, ErrRemoved) ||
+			!errors.Is(ErrRemoved, engine.ErrDown) {
 			t.Error(err)
 		}
 		if err := tx.Drain(t.Context()); err != nil {
@@ -138,7 +141,8 @@ func TestChanged(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 2})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	pool, mine := newPool(t, 4096, 2048), newPool(t, 4096, 1024)
-	tx, q := addTx(t, a, engine.TxSpec{Depth: 128, Pools: []*mem.Pool{mine}}), addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}})
+	tx, q := addTx(t, a, engine.TxSpec{Depth: 128, Pools: []*mem.Pool{mine}}),
+		addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}})
 	stop := make(chan struct{})
 	sent := flood(t, tx, stop)
 	x := burst.New(64)
@@ -208,7 +212,8 @@ func TestOccupied(t *testing.T) {
 		}
 		return err
 	})
-	if !errors.Is(err, ErrOccupied) || !errors.Is(err, engine.ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint(first.prog.Info().ID)) {
+	if !errors.Is(err, ErrOccupied) || !errors.Is(err, engine.ErrInUse) ||
+		!strings.Contains(err.Error(), fmt.Sprint(first.prog.Info().ID)) {
 		t.Errorf("a second port on the interface: %v", err)
 	}
 	q := addRx(t, first, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 128)}})
@@ -221,7 +226,8 @@ func TestOccupied(t *testing.T) {
 	open(t, n.Hosts[0], engine.PortSpec{})
 }
 
-// A consumer stands still while much more is sent than fits: what is not received is counted, each packet once, by its reason.
+// A consumer stands still while much more is sent than fits: what is not received is counted, each
+// packet once, by its reason.
 func TestStalled(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
@@ -266,7 +272,8 @@ func TestStalled(t *testing.T) {
 			return uint64(got)+rs.Drops.Total()+ts.Drops.Total()-from.Drops.Total() >= many
 		})
 		left := ts.Packets - from.Packets
-		if rs.Drops[c.why] == 0 || rs.Drops.Total() != rs.Drops[c.why] || uint64(got)+rs.Drops.Total() != left || got < min(c.depth, c.slots*7/8) {
+		if rs.Drops[c.why] == 0 || rs.Drops.Total() != rs.Drops[c.why] || uint64(got)+rs.Drops.Total() != left ||
+			got < min(c.depth, c.slots*7/8) {
 			t.Errorf("%s: %d of %d packets received, drops: %v", c.what, got, left, &rs.Drops)
 		}
 		if err := q.Close(); err != nil {
@@ -275,7 +282,8 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// What the device drops when it is given to it is counted: the other end of the cable takes no frames of this length.
+// What the device drops when it is given to it is counted: the other end of the cable takes no
+// frames of this length.
 func TestDeviceDrops(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	ip(t, n.Hosts[0], "link", "set", "eth0", "mtu", "3000")
@@ -290,7 +298,8 @@ func TestDeviceDrops(t *testing.T) {
 	}
 }
 
-// Receive queues come and go under load: of what has left the other end, each packet is received or counted.
+// Receive queues come and go under load: of what has left the other end, each packet is received or
+// counted.
 func TestCloseCounts(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
@@ -358,7 +367,8 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// The application keeps all slots, goes to sleep, and another goroutine releases them: it is woken by the next packet.
+// The application keeps all slots, goes to sleep, and another goroutine releases them: it is woken
+// by the next packet.
 func TestStarved(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
@@ -383,7 +393,8 @@ func TestStarved(t *testing.T) {
 			t.Fatal("there is something, in a pool without slots")
 		}
 		x.Release()
-		// Packets that come before the queue has given the slots to the kernel are dropped: so send until one comes.
+		// Packets that come before the queue has given the slots to the kernel are dropped: so send
+		// until one comes.
 		until(t, "a Wake for a packet", func() bool {
 			send(t, tx, udp(t, 7, 100, 1))
 			select {
@@ -404,8 +415,8 @@ func TestStarved(t *testing.T) {
 	}
 }
 
-// Queues and ports are closed under full load: nothing is written into memory that has gone back to its pool (-tags invariants looks),
-// and all of it is back.
+// Queues and ports are closed under full load: nothing is written into memory that has gone back to
+// its pool (-tags invariants looks), and all of it is back.
 func TestCloseUnderLoad(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a := open(t, n.Hosts[0], engine.PortSpec{})
@@ -467,7 +478,8 @@ func TestCloseUnderLoad(t *testing.T) {
 func TestRights(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	pool := newPool(t, 2048, 8192)
-	all := map[string]int{"CAP_NET_ADMIN": sys.CapNetAdmin, "CAP_NET_RAW": sys.CapNetRaw, "CAP_BPF": sys.CapBPF, "CAP_PERFMON": sys.CapPerfmon, "CAP_IPC_LOCK": sys.CapIPCLock}
+	all := map[string]int{"CAP_NET_ADMIN": sys.CapNetAdmin, "CAP_NET_RAW": sys.CapNetRaw, "CAP_BPF": sys.CapBPF,
+		"CAP_PERFMON": sys.CapPerfmon, "CAP_IPC_LOCK": sys.CapIPCLock}
 	for _, missing := range []string{"", "CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_BPF", "CAP_IPC_LOCK"} {
 		err := as(t, n.Hosts[0], all, missing, func() error {
 			p, err := New().OpenPort(context.Background(), engine.PortSpec{Address: "eth0"})
@@ -484,13 +496,15 @@ func TestRights(t *testing.T) {
 		switch {
 		case missing == "" && err != nil:
 			t.Errorf("with all capabilities that are needed: %v", err)
-		case missing != "" && (err == nil || !strings.Contains(err.Error(), missing) || !errors.Is(err, engine.ErrUnavailable)):
+		case missing != "" && (err == nil || !strings.Contains(err.Error(), missing) ||
+			!errors.Is(err, engine.ErrUnavailable)):
 			t.Errorf("without %s: %v", missing, err)
 		}
 	}
 }
 
-// as runs f in a host's network on a thread of its own as user 65534, with all but one of these capabilities and 8 MiB of locked memory.
+// as runs f in a host's network on a thread of its own as user 65534, with all but one of these
+// capabilities and 8 MiB of locked memory.
 func as(t testing.TB, h *netns.Host, have map[string]int, without string, f func() error) error {
 	t.Helper()
 	var ns *os.File
@@ -531,7 +545,8 @@ func as(t testing.TB, h *netns.Host, have map[string]int, without string, f func
 	return <-done
 }
 
-// A process that is killed leaves nothing on the interface, and another one takes its queues at once.
+// A process that is killed leaves nothing on the interface, and another one takes its queues at
+// once.
 func TestKilled(t *testing.T) {
 	if os.Getenv("PENSTOCK_XDP_CHILD") != "" {
 		child()

@@ -23,8 +23,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestGuestNics goes over emulated cards with their kernel drivers, instead of a veth pair: e1000e and vmxnet3, joined by a cable, and two
-// virtio cards; and another virtio card, which spreads packets by a table.
+// TestGuestNics goes over emulated cards with their kernel drivers, instead of a veth pair: e1000e
+// and vmxnet3, joined by a cable, and two virtio cards; and another virtio card, which spreads
+// packets by a table.
 func TestGuestNics(t *testing.T) {
 	if dev := os.Getenv("PENSTOCK_XDP_CARD"); dev != "" {
 		holdCard(dev)
@@ -34,7 +35,8 @@ func TestGuestNics(t *testing.T) {
 	t.Parallel() // this process waits for another one
 	p := guest.Nics
 	p.Modules = append([]string{"e1000e", "vmxnet3", "virtio_pci", "virtio_net"}, p.Modules...)
-	p.NICs = append(p.NICs[:2:2], guest.NIC{Name: "nic2", Model: "virtio-net-pci", Hub: 2}, guest.NIC{Name: "nic3", Model: "virtio-net-pci", Hub: 2},
+	p.NICs = append(p.NICs[:2:2], guest.NIC{Name: "nic2", Model: "virtio-net-pci", Hub: 2},
+		guest.NIC{Name: "nic3", Model: "virtio-net-pci", Hub: 2},
 		guest.NIC{Name: "nic4", Model: "virtio-net-pci", Queues: 4, Options: "rss=on,hash=on"})
 	if guest.Enter(t, guest.Spec{Profile: p, Timeout: 8 * time.Minute}) {
 		return
@@ -53,7 +55,8 @@ func TestGuestNics(t *testing.T) {
 			}
 			opened := func(t testing.TB, dev string) *Port {
 				t.Helper()
-				p, err := New().OpenPort(context.Background(), engine.PortSpec{Address: dev, Options: Options{Wait: time.Minute}})
+				p, err := New().OpenPort(context.Background(),
+					engine.PortSpec{Address: dev, Options: Options{Wait: time.Minute}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -61,9 +64,10 @@ func TestGuestNics(t *testing.T) {
 				until(t, dev+" to come up", func() bool { return p.Info().Up })
 				return p.(*Port)
 			}
-			h := enginetest.Harness{Noise: true, MinPacket: 60, Window: 8, Patience: 2 * time.Minute, Open: func(t testing.TB) enginetest.Pair {
-				return enginetest.Pair{A: opened(t, c.a), B: opened(t, c.b)}
-			}}
+			h := enginetest.Harness{Noise: true, MinPacket: 60, Window: 8, Patience: 2 * time.Minute,
+				Open: func(t testing.TB) enginetest.Pair {
+					return enginetest.Pair{A: opened(t, c.a), B: opened(t, c.b)}
+				}}
 			for seed := range uint64(3) {
 				enginetest.Execute(t, h, enginetest.NewProgram(seed, 12))
 			}
@@ -75,19 +79,22 @@ func TestGuestNics(t *testing.T) {
 			if fmt.Sprint(x.Rules().List()) != "[]" {
 				t.Error("rules of a port before")
 			}
-			// The drivers have no n-tuple rules: the port says so, where the card has several queues.
+			// The drivers have no n-tuple rules: the port says so, where the card has several
+			// queues.
 			if _, err := x.Rules().Apply(rule(t, "name one udp dst 7 ip dst 198.18.0.2 -> queue 0")); err != nil {
 				t.Fatal(err)
 			}
 			said := strings.Join(x.Capabilities().Notes, "\n")
-			if several := len(x.o.Queues) > 1; several != strings.Contains(said, `in software only: rule "one": `) || x.report.Load().Steered != 0 {
+			if several := len(x.o.Queues) > 1; several != strings.Contains(said, `in software only: rule "one": `) ||
+				x.report.Load().Steered != 0 {
 				t.Errorf("%s", said)
 			}
 		})
 	}
 }
 
-// tableOfCard has a port with one of the two queues of a card: its table of RSS is set to that, and put back, also after a kill.
+// tableOfCard has a port with one of the two queues of a card: its table of RSS is set to that, and
+// put back, also after a kill.
 func tableOfCard(t *testing.T) {
 	const dev = "nic4"
 	if out, err := exec.Command("ip", "link", "set", dev, "up").CombinedOutput(); err != nil {
@@ -109,7 +116,8 @@ func tableOfCard(t *testing.T) {
 	before := table()
 	have, err := filepath.Glob("/sys/class/net/" + dev + "/queues/rx-*")
 	if err != nil || len(have) < 2 {
-		testenv.Missing(t, "tap devices with several queues for the guest's cards", fmt.Errorf("the card has queues %v, %v", have, err))
+		testenv.Missing(t, "tap devices with several queues for the guest's cards",
+			fmt.Errorf("the card has queues %v, %v", have, err))
 	}
 	ours := func(table []uint32) bool {
 		return len(table) > 0 && !slices.ContainsFunc(table, func(q uint32) bool { return q != 1 })
@@ -143,7 +151,8 @@ func tableOfCard(t *testing.T) {
 	if now := table(); !ours(now) {
 		t.Errorf("the card forgets by itself: %v", now)
 	}
-	p, err := New().OpenPort(context.Background(), engine.PortSpec{Address: dev, Options: Options{Queues: []int{1}, Wait: time.Minute}})
+	p, err := New().OpenPort(context.Background(),
+		engine.PortSpec{Address: dev, Options: Options{Queues: []int{1}, Wait: time.Minute}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +165,8 @@ func tableOfCard(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := strings.Join(p.Capabilities().Notes, "\n")
-	for _, want := range []string{"an earlier process left", "RSS is set to queues [1]", `in software only: rule "one": `} {
+	for _, want := range []string{"an earlier process left", "RSS is set to queues [1]",
+		`in software only: rule "one": `} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not in\n%s", want, said)
 		}
@@ -178,7 +188,8 @@ func holdCard(dev string) {
 	pool, err := mem.NewPool(mem.PoolOptions{SlotSize: 2048, Slots: 256})
 	if err == nil {
 		var p engine.Port
-		if p, err = New().OpenPort(context.Background(), engine.PortSpec{Address: dev, Options: Options{Queues: []int{1}, Wait: time.Minute}}); err == nil {
+		if p, err = New().OpenPort(context.Background(),
+			engine.PortSpec{Address: dev, Options: Options{Queues: []int{1}, Wait: time.Minute}}); err == nil {
 			_, err = p.AddRxQueue(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool}})
 		}
 	}
@@ -203,7 +214,8 @@ func huge(t *testing.T, opened func(t testing.TB, dev string) *Port, from, to st
 	defer b.Close()
 	pools := []*mem.Pool{carve(t, r, 0, 2048, 256), carve(t, r, 2<<20, 2048, 256)}
 	other := newPool(t, 512, 512)
-	q, tx, copies := addRx(t, b, engine.RxSpec{Depth: 64, Pools: pools[:1]}), addTx(t, a, engine.TxSpec{Pools: pools[1:]}), addTx(t, a, engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{other}})
+	q, tx, copies := addRx(t, b, engine.RxSpec{Depth: 64, Pools: pools[:1]}), addTx(t, a,
+		engine.TxSpec{Pools: pools[1:]}), addTx(t, a, engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{other}})
 	if b.memory.note+a.memory.note != "" || b.memory.region != r || a.memory.region != r {
 		t.Errorf("%q %q", b.memory.note, a.memory.note)
 	}
@@ -227,7 +239,8 @@ func huge(t *testing.T, opened func(t testing.TB, dev string) *Port, from, to st
 	}
 }
 
-// TestGuestZeroCopy has cards that write into the slots and read from them themselves: virtio with a recent kernel.
+// TestGuestZeroCopy has cards that write into the slots and read from them themselves: virtio with
+// a recent kernel.
 func TestGuestZeroCopy(t *testing.T) {
 	testenv.Once(t)
 	t.Parallel() // this process waits for another one
@@ -245,12 +258,14 @@ func TestGuestZeroCopy(t *testing.T) {
 		dev := fmt.Sprintf("nic%d", i)
 		_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+dev+"/disable_ipv6", []byte("1"), 0)
 		// The addresses of udp: a card takes no others.
-		if out, err := exec.Command("ip", "link", "set", dev, "address", fmt.Sprintf("02:77:00:00:00:0%d", i), "up").CombinedOutput(); err != nil {
+		if out, err := exec.Command("ip", "link", "set", dev, "address", fmt.Sprintf("02:77:00:00:00:0%d", i),
+			"up").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
 	opened := func(i int) *Port {
-		x, err := New().OpenPort(context.Background(), engine.PortSpec{Address: fmt.Sprintf("nic%d", i), Options: Options{Wait: time.Minute}})
+		x, err := New().OpenPort(context.Background(),
+			engine.PortSpec{Address: fmt.Sprintf("nic%d", i), Options: Options{Wait: time.Minute}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +278,8 @@ func TestGuestZeroCopy(t *testing.T) {
 	}
 	a, b := ports[0], ports[1]
 	mine, pool := newPool(t, 2048, 512), newPool(t, 2048, 512)
-	tx, back := addTx(t, a, engine.TxSpec{Depth: 64, Pools: []*mem.Pool{mine}}), addRx(t, a, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{mine}})
+	tx, back := addTx(t, a, engine.TxSpec{Depth: 64, Pools: []*mem.Pool{mine}}),
+		addRx(t, a, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{mine}})
 	mac := b.Info().MAC
 	for round := range 6 {
 		q := addRx(t, b, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool}})

@@ -16,19 +16,21 @@ import (
 
 // MemoryOptions describe a Memory.
 type MemoryOptions struct {
-	// Region is what the pools of the queues are carved from (mem.PoolOptions.Region and Offset). nil: all packets go through spare
-	// chunks, and are copied.
+	// Region is what the pools of the queues are carved from (mem.PoolOptions.Region and Offset).
+	// nil: all packets go through spare chunks, and are copied.
 	Region *mem.Region
-	// Chunk is the size in bytes of what the kernel receives one packet, or a part of one, into: 2048 or 4096; 0 for 2048. A pool is
-	// used in place for receiving if the distance of its slots is that.
+	// Chunk is the size in bytes of what the kernel receives one packet, or a part of one, into:
+	// 2048 or 4096; 0 for 2048. A pool is used in place for receiving if the distance of its slots
+	// is that.
 	Chunk int
-	// Spare is the number of chunks besides, for packets that are elsewhere; 0 for 2048, less than 0 for none.
+	// Spare is the number of chunks besides, for packets that are elsewhere; 0 for 2048, less than
+	// 0 for none.
 	Spare int
 }
 
-// Memory is the memory through which ports exchange packets with the kernel (a UMEM): a region of the user's, and spare chunks of its
-// own behind it. A packet that was received into a Memory is sent from there by every port that uses it. Its pages are locked as long as
-// a port has a queue.
+// Memory is the memory through which ports exchange packets with the kernel (a UMEM): a region of
+// the user's, and spare chunks of its own behind it. A packet that was received into a Memory is
+// sent from there by every port that uses it. Its pages are locked as long as a port has a queue.
 type Memory struct {
 	region  *mem.Region // nil if all is spare
 	lease   mem.Lease
@@ -54,8 +56,8 @@ type Memory struct {
 	closed bool
 }
 
-// NewMemory makes a Memory. The region must be memory that the CPU reaches and that begins at a page. Close it when the ports that
-// use it are open: they keep it.
+// NewMemory makes a Memory. The region must be memory that the CPU reaches and that begins at a
+// page. Close it when the ports that use it are open: they keep it.
 func NewMemory(o MemoryOptions) (*Memory, error) {
 	m, err := newMemory(o)
 	if err != nil {
@@ -90,7 +92,8 @@ func newMemory(o MemoryOptions) (_ *Memory, err error) {
 		b := m.lease.Bytes()
 		switch {
 		case b == nil:
-			return nil, fmt.Errorf("region %q is %v memory, which the kernel cannot copy to: %w", r.Name(), r.Kind(), engine.ErrUnsupported)
+			return nil, fmt.Errorf("region %q is %v memory, which the kernel cannot copy to: %w", r.Name(), r.Kind(),
+				engine.ErrUnsupported)
 		case r.ReadOnly():
 			return nil, fmt.Errorf("region %q is read-only: %w", r.Name(), engine.ErrUnsupported)
 		}
@@ -118,7 +121,8 @@ func newMemory(o MemoryOptions) (_ *Memory, err error) {
 	return m, nil
 }
 
-// addSpare makes the spare chunks, and one range of addresses of them and the region: the kernel takes one.
+// addSpare makes the spare chunks, and one range of addresses of them and the region: the kernel
+// takes one.
 func (m *Memory) addSpare(n int) error {
 	p, err := mem.NewPool(mem.PoolOptions{Name: "spare chunks", SlotSize: int(m.chunk), Align: int(m.chunk), Slots: n})
 	if err != nil {
@@ -136,7 +140,8 @@ func (m *Memory) addSpare(n int) error {
 	if m.region.FD() < 0 || m.region.Len() != m.home {
 		return none(fmt.Sprintf("region %q is no file in memory, so nothing can be mapped behind it", m.region.Name()))
 	}
-	b, unmap, err := sys.MapTogether(max(m.region.PageSize(), sys.PageSize), sys.MapPart{FD: m.region.FD(), Size: int(m.home)}, sys.MapPart{FD: s.FD(), Size: int(s.Len())})
+	b, unmap, err := sys.MapTogether(max(m.region.PageSize(), sys.PageSize),
+		sys.MapPart{FD: m.region.FD(), Size: int(m.home)}, sys.MapPart{FD: s.FD(), Size: int(s.Len())})
 	if err != nil { // sealed against writing, for instance
 		return none(err.Error())
 	}
@@ -176,7 +181,8 @@ func (m *Memory) free() error {
 	return err
 }
 
-// Close gives the Memory up. Ports that use it keep it until they are closed. Closing again does nothing.
+// Close gives the Memory up. Ports that use it keep it until they are closed. Closing again does
+// nothing.
 func (m *Memory) Close() error {
 	m.mu.Lock()
 	closed := m.closed
@@ -201,7 +207,8 @@ func (m *Memory) enter(n *nicQueue) error {
 		at++
 	}
 	if at > maxNICQueues {
-		return fmt.Errorf("%d queues of interfaces use one memory: expected at most that many: %w", maxNICQueues, engine.ErrUnsupported)
+		return fmt.Errorf("%d queues of interfaces use one memory: expected at most that many: %w", maxNICQueues,
+			engine.ErrUnsupported)
 	}
 	if at == len(all) {
 		all = append(all, nil)
@@ -220,8 +227,9 @@ func (m *Memory) nicQueue(of entry) *nicQueue {
 	return nil
 }
 
-// leave takes a queue of an interface out, and returns what the kernel had of its chunks to send. Those to receive into go to their pools. The
-// table does not change meanwhile; only leave holds two of those mutexes.
+// leave takes a queue of an interface out, and returns what the kernel had of its chunks to send.
+// Those to receive into go to their pools. The table does not change meanwhile; only leave holds
+// two of those mutexes.
 func (m *Memory) leave(n *nicQueue) (left []unsent) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -248,7 +256,8 @@ func (m *Memory) leave(n *nicQueue) (left []unsent) {
 		if *e&queueMask != n.tag {
 			continue
 		}
-		// What comes from there is no more this queue's. The application may release the chunk meanwhile, and giveBack look at the entry.
+		// What comes from there is no more this queue's. The application may release the chunk
+		// meanwhile, and giveBack look at the entry.
 		atomic.StoreUint64((*uint64)(e), uint64(*e&^queueMask))
 		if state == filled || state == toRefill {
 			*e &^= stateMask // idle
@@ -263,14 +272,16 @@ func (m *Memory) leave(n *nicQueue) (left []unsent) {
 // fits reports whether the kernel can receive into the slots of p where they are.
 func (m *Memory) fits(p *mem.Pool) bool {
 	s := p.Span()
-	return m.region != nil && s.Region == m.region && uint64(p.Stride()) == m.chunk && s.Off%m.chunk == 0 && s.Off+s.Len <= m.home
+	return m.region != nil && s.Region == m.region && uint64(p.Stride()) == m.chunk && s.Off%m.chunk == 0 &&
+		s.Off+s.Len <= m.home
 }
 
 // usable reports whether a Memory can be made around the slots of p, and the size of its chunks.
 func usable(p *mem.Pool) (chunk int, ok bool) {
 	n, r := p.Stride(), p.Region()
 	b := r.All().Bytes()
-	return n, isChunk(n) && b != nil && !r.ReadOnly() && p.Span().Off%uint64(n) == 0 && sys.Address(b)%uintptr(sys.PageSize) == 0
+	return n, isChunk(n) && b != nil && !r.ReadOnly() && p.Span().Off%uint64(n) == 0 &&
+		sys.Address(b)%uintptr(sys.PageSize) == 0
 }
 
 // put gives handles back, to the spare pool without a source.

@@ -31,10 +31,12 @@ func newGround(t testing.TB, chunk int) *ground {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g.home, err = mem.NewPool(mem.PoolOptions{Name: "home", SlotSize: chunk, Align: chunk, Slots: 48, Region: r}); err != nil {
+	if g.home, err = mem.NewPool(mem.PoolOptions{Name: "home", SlotSize: chunk, Align: chunk, Slots: 48,
+		Region: r}); err != nil {
 		t.Fatal(err)
 	}
-	if g.tiny, err = mem.NewPool(mem.PoolOptions{Name: "tiny", SlotSize: 64, Slots: chunk / 32, Region: r, Offset: 48 * chunk}); err != nil {
+	if g.tiny, err = mem.NewPool(mem.PoolOptions{Name: "tiny", SlotSize: 64, Slots: chunk / 32, Region: r,
+		Offset: 48 * chunk}); err != nil {
 		t.Fatal(err)
 	}
 	if g.m, err = NewMemory(MemoryOptions{Region: g.home.Region(), Chunk: chunk, Spare: 24}); err != nil {
@@ -58,7 +60,8 @@ func newGround(t testing.TB, chunk int) *ground {
 	return g
 }
 
-// arrives does what the kernel does with a packet: it writes it into chunks. ok is false when there are not enough.
+// arrives does what the kernel does with a packet: it writes it into chunks. ok is false when there
+// are not enough.
 func (g *ground) arrives(data []byte, offset int) (d []xsk.Desc, ok bool) {
 	for at := 0; at < len(data); {
 		h, err := g.home.Get()
@@ -91,7 +94,8 @@ func (g *ground) leaves(addr uint64) {
 	g.n.out--
 }
 
-// takeBack gives the chunks that go back to the kernel back to the pool, and those that were released.
+// takeBack gives the chunks that go back to the kernel back to the pool, and those that were
+// released.
 func (g *ground) takeBack() {
 	for _, a := range g.n.back {
 		g.leaves(a)
@@ -100,8 +104,8 @@ func (g *ground) takeBack() {
 	g.n.toPools(g.n.returns.take())
 }
 
-// Whatever the lengths, the pools and the room in a burst: a packet is delivered byte for byte, or dropped for a reason, or stays where it is,
-// and every slot is accounted for.
+// Whatever the lengths, the pools and the room in a burst: a packet is delivered byte for byte, or
+// dropped for a reason, or stays where it is, and every slot is accounted for.
 func TestPlaceModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		chunk := rapid.SampledFrom([]int{2048, 4096}).Draw(rt, "chunk")
@@ -110,7 +114,8 @@ func TestPlaceModel(t *testing.T) {
 			return rapid.SampledFrom([]int{32, 60, 64, 128, 1000, 2048, 5000}).Draw(rt, name)
 		}
 		pool := func(name string, size int) *mem.Pool {
-			p, err := mem.NewPool(mem.PoolOptions{Name: name, SlotSize: size, Slots: rapid.SampledFrom([]int{4, 40, 200}).Draw(rt, name+" slots")})
+			p, err := mem.NewPool(mem.PoolOptions{Name: name, SlotSize: size,
+				Slots: rapid.SampledFrom([]int{4, 40, 200}).Draw(rt, name+" slots")})
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -139,7 +144,8 @@ func TestPlaceModel(t *testing.T) {
 		var held []*burst.Burst
 		var want [][]byte
 		for range rapid.IntRange(1, 12).Draw(rt, "packets") {
-			data := make([]byte, rapid.SampledFrom([]int{14, 60, 61, 300, 1792, 1793, 3000, 3840, 3841, 9000}).Draw(rt, "length"))
+			data := make([]byte, rapid.SampledFrom([]int{14, 60, 61, 300, 1792, 1793, 3000, 3840, 3841, 9000}).Draw(rt,
+				"length"))
 			for i := range data {
 				data[i] = byte(rnd.IntN(256))
 			}
@@ -157,7 +163,8 @@ func TestPlaceModel(t *testing.T) {
 			added, room := q.place(g.n, b, d)
 			switch {
 			case !room:
-				if added != 0 || b.Len() != had || had == 0 || g.n.out != out || len(g.n.back) != backs || q.total() != drops {
+				if added != 0 || b.Len() != had || had == 0 || g.n.out != out || len(g.n.back) != backs ||
+					q.total() != drops {
 					rt.Fatalf("no room: %d packets added to %d, %d", added, had, b.Len())
 				}
 				b.Release()
@@ -183,7 +190,8 @@ func TestPlaceModel(t *testing.T) {
 			at := b.Len() - 1
 			got := make([]byte, b.PacketLen(at))
 			for k := range b.Segments(at) { // no segment may grow beyond its chunk
-				if x := b.Builder().Part(at, k); q.whole && x.Source == g.m.source && x.Off%g.m.chunk+uint64(x.Cap) > g.m.chunk {
+				if x := b.Builder().Part(at, k); q.whole && x.Source == g.m.source &&
+					x.Off%g.m.chunk+uint64(x.Cap) > g.m.chunk {
 					rt.Fatalf("segment %d at %d may have %d bytes in chunks of %d", k, x.Off, x.Cap, g.m.chunk)
 				}
 			}
@@ -191,8 +199,10 @@ func TestPlaceModel(t *testing.T) {
 				rt.Fatalf("packet %d of %d bytes is another one, of %d", i, len(want[i]), len(got))
 			}
 			if len(spec.Pools) == 2 && spec.SplitAt > 0 && len(got) > spec.SplitAt && !q.views() &&
-				(b.Role(at, 0) != burst.Header || len(b.Bytes(at, 0)) != spec.SplitAt || b.Role(at, 1) != burst.Payload) {
-				rt.Fatalf("packet of %d bytes, split at %d: a %v of %d bytes", len(got), spec.SplitAt, b.Role(at, 0), len(b.Bytes(at, 0)))
+				(b.Role(at, 0) != burst.Header || len(b.Bytes(at, 0)) != spec.SplitAt ||
+					b.Role(at, 1) != burst.Payload) {
+				rt.Fatalf("packet of %d bytes, split at %d: a %v of %d bytes", len(got), spec.SplitAt, b.Role(at, 0),
+					len(b.Bytes(at, 0)))
 			}
 			b.Release()
 		}
@@ -223,7 +233,8 @@ func (q *rxQueue) total() (n uint64) {
 	return s.Drops.Total()
 }
 
-// FuzzDescriptors has a kernel that writes nonsense into the receive ring: nothing outside of the memory is touched.
+// FuzzDescriptors has a kernel that writes nonsense into the receive ring: nothing outside of the
+// memory is touched.
 func FuzzDescriptors(f *testing.F) {
 	f.Add(uint64(256), uint32(100), uint32(0), uint64(1)<<40, uint32(1), uint32(1))
 	f.Add(uint64(2048-1), uint32(2), uint32(1), ^uint64(0), ^uint32(0), uint32(0))
@@ -253,8 +264,8 @@ func FuzzDescriptors(f *testing.F) {
 	})
 }
 
-// What is sent is what the packet says, from where it lies or copied: no descriptor crosses a chunk, none names a chunk that another
-// one has, and all memory comes back to whom it belongs.
+// What is sent is what the packet says, from where it lies or copied: no descriptor crosses a
+// chunk, none names a chunk that another one has, and all memory comes back to whom it belongs.
 func TestGatherModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		g := newGround(t, 2048)
@@ -374,7 +385,8 @@ func TestGatherModel(t *testing.T) {
 					rt.Fatalf("%d bytes at %d: across chunks, or of another packet's chunk", d.Len, d.Addr)
 				}
 				used[d.Addr>>11] = true
-				if more := d.Options&xsk.More != 0; more != (had+k < len(q.descs)-1) || g.m.table[d.Addr>>11]&lastChunk != 0 == more {
+				if more := d.Options&xsk.More != 0; more != (had+k < len(q.descs)-1) ||
+					g.m.table[d.Addr>>11]&lastChunk != 0 == more {
 					rt.Fatalf("descriptor %d of %d: more is %v", k, len(q.descs)-had, more)
 				}
 				got = append(got, g.m.bytes[d.Addr:][:d.Len]...)
@@ -392,7 +404,8 @@ func TestGatherModel(t *testing.T) {
 			g.m.put(c.src, []mem.Handle{c.handle})
 		}
 		g.takeBack()
-		if s := small.Stats(); s.InUse != 0 || s.Rejected != 0 || g.home.Stats().InUse != 0 || g.tiny.Stats().InUse != 0 || g.tiny.Stats().Rejected != 0 || g.m.spare.Stats().InUse != 0 {
+		if s := small.Stats(); s.InUse != 0 || s.Rejected != 0 || g.home.Stats().InUse != 0 ||
+			g.tiny.Stats().InUse != 0 || g.tiny.Stats().Rejected != 0 || g.m.spare.Stats().InUse != 0 {
 			rt.Fatalf("%+v, %+v, %+v", s, g.home.Stats(), g.m.spare.Stats())
 		}
 		if err := small.Close(); err != nil {

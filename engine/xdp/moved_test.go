@@ -14,13 +14,15 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// The interface is moved to another network namespace under load: for the port it is gone, its queues say so, and when the port is closed
-// nothing of it is left on the interface where that is now.
+// The interface is moved to another network namespace under load: for the port it is gone, its
+// queues say so, and when the port is closed nothing of it is left on the interface where that is
+// now.
 func TestMoved(t *testing.T) {
 	n := netns.New(t, netns.Topology{Hosts: 2, Rails: 1, Neighbours: true})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	mine, pool := newPool(t, 2048, 512), newPool(t, 2048, 512)
-	tx, q := addTx(t, a, engine.TxSpec{Depth: 128, Pools: []*mem.Pool{mine}}), addRx(t, b, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool}})
+	tx, q := addTx(t, a, engine.TxSpec{Depth: 128, Pools: []*mem.Pool{mine}}),
+		addRx(t, b, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool}})
 	stop := make(chan struct{})
 	sent := flood(t, tx, stop)
 	x := burst.New(64)
@@ -92,7 +94,8 @@ func TestMoved(t *testing.T) {
 	}
 }
 
-// The interface is deleted and made again under its name, before the port is closed: that one stays gone, and a new one is had at once.
+// The interface is deleted and made again under its name, before the port is closed: that one stays
+// gone, and a new one is had at once.
 func TestMadeAgain(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	old := open(t, n.Hosts[0], engine.PortSpec{})
@@ -124,12 +127,14 @@ func TestMadeAgain(t *testing.T) {
 	receive(t, rx, 1, nil)
 }
 
-// Packets with segments that have no bytes, at any place, arrive as the others, or are dropped for a reason.
+// Packets with segments that have no bytes, at any place, arrive as the others, or are dropped for
+// a reason.
 func TestEmptySegments(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{MTU: 4000})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	pool := newPool(t, 2048, 256)
-	tx, q := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}}), addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 1024)}})
+	tx, q := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}}),
+		addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 1024)}})
 	src := burst.PoolSource(pool)
 	for _, lens := range [][]int{{100, 0}, {0, 100}, {60, 0, 100}, {0, 0, 200, 0}, {1500, 0, 1500}} {
 		total := 0

@@ -16,11 +16,14 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// nicQueue is a queue of the interface: the fill and the completion ring, which all sockets on it share.
+// nicQueue is a queue of the interface: the fill and the completion ring, which all sockets on it
+// share.
 //
-// Each caller does the work for all: the owner of any receive queue refills, each sender takes completions. They agree by one
-// mutex, taken once for a batch and held for the microsecond that it takes to move some entries between rings, never during a system
-// call. One that finds the work done finds nothing to do. A single owner that others must ask would need to be awake when they are.
+// Each caller does the work for all: the owner of any receive queue refills, each sender takes
+// completions. They agree by one mutex, taken once for a batch and held for the microsecond that it
+// takes to move some entries between rings, never during a system call. One that finds the work
+// done finds nothing to do. A single owner that others must ask would need to be awake when they
+// are.
 type nicQueue struct {
 	port    *Port
 	number  int
@@ -65,7 +68,8 @@ const (
 	firstLook, lastLook = 50 * time.Microsecond, 2 * time.Millisecond
 	// busyLook is the pause while one sends.
 	busyLook = 500 * time.Microsecond
-	// lowFill is the number of chunks below which the kernel may be short of them: one packet can take so many.
+	// lowFill is the number of chunks below which the kernel may be short of them: one packet can
+	// take so many.
 	lowFill = 20
 )
 
@@ -74,12 +78,15 @@ func (p *Port) openQueue(number int) (*nicQueue, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), p.o.Wait)
 	defer cancel()
 	n := &nicQueue{port: p, number: number, memory: p.memory, feed: p.feed}
-	c := xsk.QueueConfig{Interface: p.link.Index(), Queue: number, FillSize: p.o.Ring, CompletionSize: p.o.Ring, Mode: p.o.Bind, NeedWakeup: true, MultiBuffer: p.frags.Load()}
+	c := xsk.QueueConfig{Interface: p.link.Index(), Queue: number, FillSize: p.o.Ring, CompletionSize: p.o.Ring,
+		Mode: p.o.Bind, NeedWakeup: true, MultiBuffer: p.frags.Load()}
 	var err error
 	if c.MultiBuffer && p.betterOne() {
 		c.MultiBuffer = false
 		p.frags.Store(false)
-		p.notes = append(p.notes, "no packets of several chunks: the driver has zero-copy only without them, and no frame of this MTU needs them")
+		p.notes = append(p.notes,
+			"no packets of several chunks: the driver has zero-copy only without them, and no frame of this MTU "+
+				"needs them")
 	}
 	if n.queue, err = p.memory.umem.OpenQueue(ctx, c); c.MultiBuffer && is(err, xsk.ErrUnsupported) {
 		why := err
@@ -100,7 +107,8 @@ func (p *Port) openQueue(number int) (*nicQueue, error) {
 	return n, nil
 }
 
-// betterOne reports whether each packet had better take one chunk: the card can do without the kernel's copy then, and only then.
+// betterOne reports whether each packet had better take one chunk: the card can do without the
+// kernel's copy then, and only then.
 func (p *Port) betterOne() bool {
 	if p.o.Bind == BindCopy || p.prog.Info().Mode != AttachNative || p.longest() > p.room() {
 		return false
@@ -132,7 +140,8 @@ func (n *nicQueue) setTarget(chunks, slack int) {
 	n.refill()
 }
 
-// refill gives the kernel the chunks that came back, and when too many are missing others from the pool, if that has more. The caller holds mu.
+// refill gives the kernel the chunks that came back, and when too many are missing others from the
+// pool, if that has more. The caller holds mu.
 func (n *nicQueue) refill() {
 	n.recycle()
 	fill := n.queue.Fill()
@@ -179,7 +188,8 @@ func (n *nicQueue) count() {
 	}
 }
 
-// fill enters a slot of the pool as one that the kernel has, and returns its address. The caller holds mu.
+// fill enters a slot of the pool as one that the kernel has, and returns its address. The caller
+// holds mu.
 func (n *nicQueue) fill(h mem.Handle) uint64 {
 	m := n.memory
 	a := n.feed.base + n.feed.pool.Offset(h)
@@ -190,8 +200,9 @@ func (n *nicQueue) fill(h mem.Handle) uint64 {
 	return a
 }
 
-// starving reports whether packets may be lost because the kernel has no chunks, and the pool has none either: then no owner is woken by
-// a packet. The owner of s is about to sleep until w wakes it.
+// starving reports whether packets may be lost because the kernel has no chunks, and the pool has
+// none either: then no owner is woken by a packet. The owner of s is about to sleep until w wakes
+// it.
 func (n *nicQueue) starving(s *rxSocket, w *engine.Waker) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -206,9 +217,9 @@ func (n *nicQueue) starving(s *rxSocket, w *engine.Waker) bool {
 	return n.starved.Load() && n.queue.Fill().Pending() < lowFill
 }
 
-// wakeSleepers wakes the owners that sleep, when the owner of s has just taken the last chunks: they look again after a pause, and the owner of s
-// perhaps does not. An owner that took no chunk wakes no other: two that find nothing would wake each other for ever. The caller
-// holds mu.
+// wakeSleepers wakes the owners that sleep, when the owner of s has just taken the last chunks:
+// they look again after a pause, and the owner of s perhaps does not. An owner that took no chunk
+// wakes no other: two that find nothing would wake each other for ever. The caller holds mu.
 func (n *nicQueue) wakeSleepers(s *rxSocket, took bool) {
 	if len(n.sleepers) == 0 {
 		return
@@ -232,17 +243,20 @@ func (n *nicQueue) wakeSleepers(s *rxSocket, took bool) {
 	n.sleepers = n.sleepers[:0]
 }
 
-// received reports whether the kernel can have this descriptor of a receive ring from us. The caller holds mu.
+// received reports whether the kernel can have this descriptor of a receive ring from us. The
+// caller holds mu.
 func (n *nicQueue) received(d *xsk.Desc) bool {
 	m := n.memory
-	if i := d.Addr >> m.shift; i < uint64(len(m.table)) && m.table[i]&(queueMask|stateMask) == n.tag|filled && d.Addr&(m.chunk-1)+uint64(d.Len) <= m.chunk {
+	if i := d.Addr >> m.shift; i < uint64(len(m.table)) && m.table[i]&(queueMask|stateMask) == n.tag|filled &&
+		d.Addr&(m.chunk-1)+uint64(d.Len) <= m.chunk {
 		return true
 	}
 	n.faults++
 	return false
 }
 
-// reuse gives the chunk of a packet that was copied or dropped back to the kernel with the next refill. The caller holds mu.
+// reuse gives the chunk of a packet that was copied or dropped back to the kernel with the next
+// refill. The caller holds mu.
 func (n *nicQueue) reuse(addr uint64) {
 	n.memory.table[addr>>n.memory.shift] += toRefill - filled
 	n.back = append(n.back, addr&^(n.memory.chunk-1))
@@ -302,7 +316,8 @@ func (n *nicQueue) look() {
 	n.timer.Reset(n.pause)
 }
 
-// drain waits until everything that the kernel has taken to send has left, for as long as the context lasts.
+// drain waits until everything that the kernel has taken to send has left, for as long as the
+// context lasts.
 func (n *nicQueue) drain(ctx context.Context) {
 	t := time.NewTimer(0)
 	defer t.Stop()
@@ -323,7 +338,8 @@ func (n *nicQueue) drain(ctx context.Context) {
 	}
 }
 
-// close gives the queue back to the interface. No socket is on it any more. Chunks that the kernel had are given back to their pools.
+// close gives the queue back to the interface. No socket is on it any more. Chunks that the kernel
+// had are given back to their pools.
 func (n *nicQueue) close() error {
 	n.mu.Lock()
 	n.closed = true

@@ -30,36 +30,41 @@ const (
 	BindCopy     = xsk.Copy     // the kernel copies each packet once
 )
 
-// Options are the options of a port, given as engine.PortSpec.Options. The zero value is right for most.
+// Options are the options of a port, given as engine.PortSpec.Options. The zero value is right for
+// most.
 type Options struct {
-	// Queues are the queues of the interface that the port uses, nil for all its receive queues. Packets that come on another one are
-	// left to the kernel.
+	// Queues are the queues of the interface that the port uses, nil for all its receive queues.
+	// Packets that come on another one are left to the kernel.
 	Queues []int
 	Attach Attach
 	Bind   Bind
-	// Memory is memory that several ports share, so that packets are forwarded between them without a copy; see NewMemory. nil: the port
-	// makes its own around the memory of its first queue.
+	// Memory is memory that several ports share, so that packets are forwarded between them without
+	// a copy; see NewMemory. nil: the port makes its own around the memory of its first queue.
 	Memory *Memory
-	// Ring is the number of entries of the fill and the completion ring of each queue of the interface, a power of two; 0 for 2048.
-	// No receive queue may have a greater Depth.
+	// Ring is the number of entries of the fill and the completion ring of each queue of the
+	// interface, a power of two; 0 for 2048. No receive queue may have a greater Depth.
 	Ring int
-	// Spare is the number of chunks of the port's own, through which packets go that are not in the port's memory; 0 for 2048. With
-	// less than 0 there are none, and all queues must use the port's memory. Unused with Memory.
+	// Spare is the number of chunks of the port's own, through which packets go that are not in the
+	// port's memory; 0 for 2048. With less than 0 there are none, and all queues must use the
+	// port's memory. Unused with Memory.
 	Spare int
-	// BusyPoll makes TryRecv and Send do the card's work in their own thread for up to this long (SO_BUSY_POLL), BusyBudget packets at
-	// once at most; 0 leaves that to interrupts.
+	// BusyPoll makes TryRecv and Send do the card's work in their own thread for up to this long
+	// (SO_BUSY_POLL), BusyBudget packets at once at most; 0 leaves that to interrupts.
 	BusyPoll   time.Duration
 	BusyBudget int
-	// NoChains says that no packet takes more than one chunk: some drivers have zero-copy only then. The MTU must allow it.
+	// NoChains says that no packet takes more than one chunk: some drivers have zero-copy only
+	// then. The MTU must allow it.
 	NoChains bool
-	// HardwareTime asks the NIC for the time at which it received each packet, for receive queues with RxSpec.HardwareTime. The program is
-	// bound to the interface then, and runs in native mode only.
+	// HardwareTime asks the NIC for the time at which it received each packet, for receive queues
+	// with RxSpec.HardwareTime. The program is bound to the interface then, and runs in native mode
+	// only.
 	HardwareTime bool
-	// LeaveCard changes nothing on the card itself. Otherwise the port gives it rules as n-tuple rules, and sets its table of RSS where
-	// packets would miss the port's Queues; both end with the port. See package card.
+	// LeaveCard changes nothing on the card itself. Otherwise the port gives it rules as n-tuple
+	// rules, and sets its table of RSS where packets would miss the port's Queues; both end with
+	// the port. See package card.
 	LeaveCard bool
-	// Wait is how long to wait for a queue of the interface that another process has, or had until just now: the kernel frees it some time
-	// after its last socket is closed. 0 for 5 seconds.
+	// Wait is how long to wait for a queue of the interface that another process has, or had until
+	// just now: the kernel frees it some time after its last socket is closed. 0 for 5 seconds.
 	Wait time.Duration
 
 	driver  func(name string) (driver, error) // of a test
@@ -100,7 +105,8 @@ func (o *Options) complete() error {
 	case len(o.Queues) > 0 && o.Queues[0] < 0:
 		return bad("queue %d: expected 0 or more", o.Queues[0])
 	case o.BusyPoll < 0 || o.BusyPoll > time.Second || o.BusyBudget < 0 || o.BusyBudget > 1<<16-1:
-		return bad("busy polling for %v, %d packets at once: expected 0 to 1s, and 0 to %d", o.BusyPoll, o.BusyBudget, 1<<16-1)
+		return bad("busy polling for %v, %d packets at once: expected 0 to 1s, and 0 to %d", o.BusyPoll, o.BusyBudget,
+			1<<16-1)
 	case o.Wait < 0:
 		return bad("wait of %v: expected 0 or more", o.Wait)
 	}

@@ -10,15 +10,17 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// piece is a segment to be, and the pool that its slot was taken from; -1 for a chunk of the kernel's.
+// piece is a segment to be, and the pool that its slot was taken from; -1 for a chunk of the
+// kernel's.
 type piece struct {
 	src  *burst.Source
 	pool int
 	seg  burst.Segment
 }
 
-// placeChain adds a packet of several chunks that are all filled from the same place on, as the kernel fills them, where it put them. It is false, and
-// nothing has happened, when there is more to think about. The caller holds n.mu.
+// placeChain adds a packet of several chunks that are all filled from the same place on, as the
+// kernel fills them, where it put them. It is false, and nothing has happened, when there is more
+// to think about. The caller holds n.mu.
 func (q *rxQueue) placeChain(n *nicQueue, b *burst.Burst, d []xsk.Desc) bool {
 	m := n.memory
 	table, shift, inside, mine := m.table, m.shift, m.chunk-1, n.tag|filled
@@ -31,7 +33,8 @@ func (q *rxQueue) placeChain(n *nicQueue, b *burst.Burst, d []xsk.Desc) bool {
 	for k := range d {
 		a, length := d[k].Addr, uint64(d[k].Len)
 		at := a >> shift
-		if at >= uint64(len(table)) || table[at]&(queueMask|stateMask) != mine || a&inside != off || length == 0 || length > room {
+		if at >= uint64(len(table)) || table[at]&(queueMask|stateMask) != mine || a&inside != off || length == 0 ||
+			length > room {
 			return false
 		}
 		rows.Set(k, table[at].delivered().handle(at), a, d[k].Len)
@@ -50,8 +53,8 @@ func (q *rxQueue) placeChain(n *nicQueue, b *burst.Burst, d []xsk.Desc) bool {
 	return true
 }
 
-// placeMore is place for packets that are not one segment of one chunk: jumbo frames, header/data split, and packets that the queue
-// wants in other memory than where the kernel put them.
+// placeMore is place for packets that are not one segment of one chunk: jumbo frames, header/data
+// split, and packets that the queue wants in other memory than where the kernel put them.
 func (q *rxQueue) placeMore(n *nicQueue, b *burst.Burst, d []xsk.Desc) (added int, room bool) {
 	drop := func(why engine.Drop) (int, bool) {
 		for i := range d {
@@ -80,7 +83,8 @@ func (q *rxQueue) placeMore(n *nicQueue, b *burst.Burst, d []xsk.Desc) (added in
 	if segments > b.SegmentRoom() && b.Len() > 0 {
 		return 0, false
 	}
-	if segments > min(b.SegmentRoom(), burst.MaxSegments) || q.pools[1] != nil && !q.views() && head > q.pools[0].SlotSize() {
+	if segments > min(b.SegmentRoom(), burst.MaxSegments) || q.pools[1] != nil && !q.views() &&
+		head > q.pools[0].SlotSize() {
 		return drop(engine.DropTooLong)
 	}
 	if !q.cut(n, d, total, head) {
@@ -149,8 +153,8 @@ func (q *rxQueue) count(d []xsk.Desc, total, head int) (n int) {
 	return n
 }
 
-// cut makes the segments of a packet in q.pieces, and copies what is to be copied. It is false when there are not enough slots, and
-// none is taken then.
+// cut makes the segments of a packet in q.pieces, and copies what is to be copied. It is false when
+// there are not enough slots, and none is taken then.
 func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 	q.pieces = q.pieces[:0]
 	from := reader{n.memory.bytes, d, 0}
@@ -165,7 +169,8 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 		off := q.pools[s].Offset(h)
 		from.read(q.bytes[s][off : off+uint64(length)])
 		copied += length
-		q.pieces = append(q.pieces, piece{q.srcs[s], s, burst.Segment{Handle: h, Off: off, Len: uint32(length), Cap: uint32(q.pools[s].SlotSize()), Role: role}})
+		q.pieces = append(q.pieces, piece{q.srcs[s], s,
+			burst.Segment{Handle: h, Off: off, Len: uint32(length), Cap: uint32(q.pools[s].SlotSize()), Role: role}})
 		return true
 	}
 	role, data := burst.Frame, 0
@@ -175,7 +180,8 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 	m := n.memory
 	if head > 0 && q.views() {
 		// The payload carries the chunk; a header without payload carries it itself.
-		g := burst.Segment{Handle: burst.NoHandle, Off: d[0].Addr, Len: uint32(head), Headroom: uint16(d[0].Addr & (m.chunk - 1)), Role: burst.Header}
+		g := burst.Segment{Handle: burst.NoHandle, Off: d[0].Addr, Len: uint32(head),
+			Headroom: uint16(d[0].Addr & (m.chunk - 1)), Role: burst.Header}
 		if head == int(d[0].Len) {
 			g.Handle = m.handle(d[0].Addr)
 		}
@@ -201,7 +207,8 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 			continue
 		}
 		a := d[i].Addr + uint64(skip)
-		g := burst.Segment{Handle: m.handle(a), Off: a, Len: d[i].Len - uint32(skip), Cap: uint32(m.chunk - a&(m.chunk-1)), Role: role}
+		g := burst.Segment{Handle: m.handle(a), Off: a, Len: d[i].Len - uint32(skip),
+			Cap: uint32(m.chunk - a&(m.chunk-1)), Role: role}
 		if len(q.pieces) == 0 {
 			g.Headroom = uint16(a & (m.chunk - 1))
 		}

@@ -8,8 +8,9 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// PlanMemory implements engine.MemoryPlanner: ports whose queues name the same memory, or that forward to each other, share one Memory, around the first
-// memory whose slots the kernel receives into.
+// PlanMemory implements engine.MemoryPlanner: ports whose queues name the same memory, or that
+// forward to each other, share one Memory, around the first memory whose slots the kernel receives
+// into.
 func (*Engine) PlanMemory(n *engine.MemoryNeeds) engine.MemoryPlan {
 	plan := engine.MemoryPlan{Answers: make([]engine.MemoryAnswer, len(n.Memories))}
 	first := make([]int, len(n.Ports)) // of the ports that a port shares with
@@ -34,7 +35,8 @@ func (*Engine) PlanMemory(n *engine.MemoryNeeds) engine.MemoryPlan {
 			a.Use = engine.UseCopied
 		case !isChunk(x.Stride):
 			a.Use = engine.UseCopied
-			a.Why = fmt.Sprintf("the slots of %s are %d bytes apart, so the engine %s copies each packet", x.Name, x.Stride, Name)
+			a.Why = fmt.Sprintf("the slots of %s are %d bytes apart, so the engine %s copies each packet", x.Name,
+				x.Stride, Name)
 			a.Hint = "slots of 2KiB or 4KiB are received into and sent from in place"
 		default:
 			a.Use = engine.UseCarved
@@ -51,7 +53,8 @@ func (*Engine) PlanMemory(n *engine.MemoryNeeds) engine.MemoryPlan {
 	return plan
 }
 
-// share is the memory of the ports whose first one is that, none where each port makes its own as well.
+// share is the memory of the ports whose first one is that, none where each port makes its own as
+// well.
 func share(n *engine.MemoryNeeds, answers []engine.MemoryAnswer, first []int, of int) []engine.MemoryShare {
 	s, spare := engine.MemoryShare{Home: -1}, -1 // none
 	for i := range n.Ports {
@@ -62,7 +65,9 @@ func share(n *engine.MemoryNeeds, answers []engine.MemoryAnswer, first []int, of
 		}
 	}
 	for i := range n.Memories {
-		if x := &n.Memories[i]; answers[i].Use == engine.UseCarved && slices.ContainsFunc(x.Ports, func(p int) bool { return first[p] == of }) {
+		if x := &n.Memories[i]; answers[i].Use == engine.UseCarved && slices.ContainsFunc(x.Ports, func(p int) bool {
+			return first[p] == of
+		}) {
 			if s.Home < 0 {
 				s.Home = i
 			}

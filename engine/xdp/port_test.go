@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Two ports that share a Memory forward from one to the other without a copy, and every slot comes back.
+// Two ports that share a Memory forward from one to the other without a copy, and every slot comes
+// back.
 func TestSharedMemory(t *testing.T) {
 	// host 1 forwards between eth0 and eth1, whose other ends host 0 has.
 	n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true})
@@ -36,9 +37,11 @@ func TestSharedMemory(t *testing.T) {
 	if err := m.Close(); err != nil { // the ports keep it
 		t.Fatal(err)
 	}
-	rx, tx := addRx(t, in[0], engine.RxSpec{Depth: 256, Pools: pools[:1]}), addTx(t, in[1], engine.TxSpec{Pools: pools[1:]})
+	rx, tx := addRx(t, in[0], engine.RxSpec{Depth: 256, Pools: pools[:1]}),
+		addTx(t, in[1], engine.TxSpec{Pools: pools[1:]})
 	mine := newPool(t, 2048, 1024)
-	first, last := addTx(t, out[0], engine.TxSpec{Pools: []*mem.Pool{mine}}), addRx(t, out[1], engine.RxSpec{Pools: []*mem.Pool{mine}})
+	first, last := addTx(t, out[0], engine.TxSpec{Pools: []*mem.Pool{mine}}),
+		addRx(t, out[1], engine.RxSpec{Pools: []*mem.Pool{mine}})
 	b := burst.New(64)
 	const rounds, each = 200, 16
 	for i := range rounds {
@@ -77,7 +80,8 @@ func TestSharedMemory(t *testing.T) {
 	var ts engine.TxStats
 	rx.Stats(&rs)
 	tx.Stats(&ts)
-	if rs.Copied != 0 || ts.Copied != 0 || ts.Packets != rounds*each || ts.Forwarded != rounds*each || rs.Drops.Total()+ts.Drops.Total() != 0 {
+	if rs.Copied != 0 || ts.Copied != 0 || ts.Packets != rounds*each || ts.Forwarded != rounds*each ||
+		rs.Drops.Total()+ts.Drops.Total() != 0 {
 		t.Errorf("%+v\n%+v", rs, ts)
 	}
 	for _, p := range in {
@@ -90,7 +94,8 @@ func TestSharedMemory(t *testing.T) {
 	}
 }
 
-// With one pool twice, header and payload are views of where the kernel put the frame, and go out again from there.
+// With one pool twice, header and payload are views of where the kernel put the frame, and go out
+// again from there.
 func TestViews(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{MTU: 3000})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
@@ -103,7 +108,8 @@ func TestViews(t *testing.T) {
 		f := udp(t, 7, size, 1)
 		send(t, tx, f)
 		until(t, "it", func() bool { k, _ := q.TryRecv(x); return k == 1 })
-		if x.Role(0, 0) != burst.Header || x.Role(0, 1) != burst.Payload || len(x.Bytes(0, 0)) != 42 || x.PacketLen(0) != size {
+		if x.Role(0, 0) != burst.Header || x.Role(0, 1) != burst.Payload || len(x.Bytes(0, 0)) != 42 ||
+			x.PacketLen(0) != size {
 			t.Fatalf("%d bytes: %d segments, a %v of %d bytes", size, x.Segments(0), x.Role(0, 0), len(x.Bytes(0, 0)))
 		}
 		if h, d := x.Segment(0, 0), x.Segment(0, 1); h.Off+h.Len != d.Off {
@@ -139,8 +145,8 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// The queue whose slots the kernel has is closed while another one receives: the port starts anew, and each packet is received or
-// counted.
+// The queue whose slots the kernel has is closed while another one receives: the port starts anew,
+// and each packet is received or counted.
 func TestHomeGoes(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 2})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
@@ -153,7 +159,8 @@ func TestHomeGoes(t *testing.T) {
 	other := newPool(t, 2048, 1024)
 	stay := addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{other}})
 	echo := addTx(t, b, engine.TxSpec{Pools: []*mem.Pool{other}})
-	// With ID 1 there first, its pool is the home. Closing queue 0 changes nothing; closing and adding 1 again does.
+	// With ID 1 there first, its pool is the home. Closing queue 0 changes nothing; closing and
+	// adding 1 again does.
 	sent, got := 0, 0
 	for round := range 6 {
 		home := newPool(t, 2048, 512)
@@ -205,10 +212,12 @@ func TestNoChains(t *testing.T) {
 	if a.Capabilities().Chains {
 		t.Error("chains")
 	}
-	if _, err := b.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 128)}}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := b.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 128)}}); !errors.Is(err,
+		engine.ErrUnsupported) {
 		t.Errorf("slots of 2048 bytes for frames of 3414: %v", err)
 	}
-	q, tx := addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 4096, 128)}}), addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 4096, 128)}})
+	q, tx := addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 4096, 128)}}),
+		addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 4096, 128)}})
 	for _, size := range []int{60, 3414} {
 		f := udp(t, 7, size, 1)
 		send(t, tx, f)
@@ -227,7 +236,8 @@ func TestNoChains(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.Builder().AddSegment(burst.PoolSource(extra), burst.Segment{Handle: h.Handle(), Off: extra.Offset(h.Handle()), Len: 100})
+	x.Builder().AddSegment(burst.PoolSource(extra),
+		burst.Segment{Handle: h.Handle(), Off: extra.Offset(h.Handle()), Len: 100})
 	copy(x.Bytes(0, 1), f[60:])
 	if err := tx.Send(x); err != nil {
 		t.Fatal(err)
@@ -241,7 +251,8 @@ func TestNoChains(t *testing.T) {
 func TestGarbage(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
-	if _, err := b.Rules().Apply(rule(t, "ip src 10.0.0.0/8 -> queue 0"), rule(t, "udp dst 1-9 flex 4 0x1/0xff -> queue 0"), rule(t, "ecpri type 2 -> queue 0"),
+	if _, err := b.Rules().Apply(rule(t, "ip src 10.0.0.0/8 -> queue 0"),
+		rule(t, "udp dst 1-9 flex 4 0x1/0xff -> queue 0"), rule(t, "ecpri type 2 -> queue 0"),
 		rule(t, "vlan 5 -> drop")); err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +289,8 @@ func TestGarbage(t *testing.T) {
 					return true
 				}
 				b.Stats(&after)
-				return after.Drops.Total()+after.Rx.Drops.Total()+after.Kernel > before.Drops.Total()+before.Rx.Drops.Total()+before.Kernel
+				return after.Drops.Total()+after.Rx.Drops.Total()+after.Kernel > before.Drops.Total()+
+					before.Rx.Drops.Total()+before.Kernel
 			})
 		}
 		if err := q.Close(); err != nil {
@@ -287,7 +299,8 @@ func TestGarbage(t *testing.T) {
 	}
 	var s engine.PortStats
 	b.Stats(&s)
-	if s.Drops[engine.DropRule] == 0 || s.Rx.Packets == 0 || s.Drops[engine.DropUnattributed]+s.Rx.Drops[engine.DropUnattributed] > 0 {
+	if s.Drops[engine.DropRule] == 0 || s.Rx.Packets == 0 ||
+		s.Drops[engine.DropUnattributed]+s.Rx.Drops[engine.DropUnattributed] > 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -325,14 +338,17 @@ func TestRefusals(t *testing.T) {
 	refused("a connection", rx(engine.RxSpec{Pools: pools(good), Conn: 1}), engine.ErrUnsupported)
 	refused("receive times", rx(engine.RxSpec{Pools: pools(good), Timestamps: true}), engine.ErrUnsupported)
 	for what, s := range map[string]engine.RxSpec{
-		"no pool": {}, "three pools": {Pools: pools(good, good, good)}, "a nil pool": {Pools: pools(nil)}, "depth": {Pools: pools(good), Depth: 4096},
+		"no pool": {}, "three pools": {Pools: pools(good, good, good)}, "a nil pool": {Pools: pools(nil)},
+		"depth":   {Pools: pools(good), Depth: 4096},
 		"options": {Pools: pools(good), Options: 1}, "a split without two pools": {Pools: pools(good), SplitAt: 5},
-		"a split behind the slot": {Pools: pools(good, good), SplitAt: 3000}, "a number": {Pools: pools(good), ID: engine.Queue(maxQueues)},
+		"a split behind the slot": {Pools: pools(good, good), SplitAt: 3000},
+		"a number":                {Pools: pools(good), ID: engine.Queue(maxQueues)},
 	} {
 		refused(what, rx(s), engine.ErrInvalid)
 	}
 	for what, s := range map[string]engine.TxSpec{
-		"no pool": {}, "depth": {Pools: pools(good), Depth: -1}, "headroom": {Pools: pools(good), Headroom: 2048}, "options": {Pools: pools(good), Options: 1},
+		"no pool": {}, "depth": {Pools: pools(good), Depth: -1}, "headroom": {Pools: pools(good), Headroom: 2048},
+		"options":  {Pools: pools(good), Options: 1},
 		"a number": {Pools: pools(good), ID: engine.Queue(-9)},
 	} {
 		refused(what, tx(s), engine.ErrInvalid)
@@ -341,7 +357,8 @@ func TestRefusals(t *testing.T) {
 		t.Error(err)
 	}
 	for what, o := range map[string]any{
-		"no options": 5, "ring": Options{Ring: 100}, "queue": Options{Queues: []int{1}}, "twice": Options{Queues: []int{0, 0}}, "bind": Options{Bind: 9},
+		"no options": 5, "ring": Options{Ring: 100}, "queue": Options{Queues: []int{1}},
+		"twice": Options{Queues: []int{0, 0}}, "bind": Options{Bind: 9},
 		"busy": Options{BusyPoll: -1}, "wait": Options{Wait: -1}, "below 0": Options{Queues: []int{-1}},
 	} {
 		err := n.Hosts[1].Do(func() error {
@@ -382,13 +399,16 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The NIC is asked for its receive times: a veth has the question and no answer. Rules change all the same. A kernel without the question refuses, and says so.
+// The NIC is asked for its receive times: a veth has the question and no answer. Rules change all
+// the same. A kernel without the question refuses, and says so.
 func TestHardwareTime(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
-	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{Options: Options{HardwareTime: true}})
+	a, b := open(t, n.Hosts[0], engine.PortSpec{}),
+		open(t, n.Hosts[1], engine.PortSpec{Options: Options{HardwareTime: true}})
 	pool, mine := newPool(t, 2048, 256), newPool(t, 2048, 256)
 	if c := b.Capabilities(); !c.HardwareTime {
-		if _, err := b.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{pool}, HardwareTime: true}); !errors.Is(err, engine.ErrUnsupported) {
+		if _, err := b.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{pool}, HardwareTime: true}); !errors.Is(err,
+			engine.ErrUnsupported) {
 			t.Errorf("times that the NIC has not: %v", err)
 		}
 		if !slices.ContainsFunc(c.Notes, func(n string) bool { return strings.Contains(n, "receive time") }) {
@@ -396,7 +416,8 @@ func TestHardwareTime(t *testing.T) {
 		}
 		return
 	}
-	tx, q := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{mine}}), addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}, HardwareTime: true})
+	tx, q := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{mine}}),
+		addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}, HardwareTime: true})
 	res, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 0"))
 	if err != nil {
 		t.Fatal(err)
@@ -419,7 +440,8 @@ func TestIsolated(t *testing.T) {
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{Isolated: true})
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
 	q := addRx(t, b, engine.RxSpec{ID: engine.Queue(3), Pools: []*mem.Pool{newPool(t, 2048, 256)}})
-	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 3"), rule(t, "udp dst 8 -> drop"), rule(t, "udp dst 9 -> queue 5")); err != nil {
+	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 3"), rule(t, "udp dst 8 -> drop"),
+		rule(t, "udp dst 9 -> queue 5")); err != nil {
 		t.Fatal(err)
 	}
 	kernel := func(p *Port) engine.PortStats {

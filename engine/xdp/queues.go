@@ -12,9 +12,11 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// What follows adds and removes queues. All of it runs with the lock of Port.rxs held, on a thread in the port's namespace.
+// What follows adds and removes queues. All of it runs with the lock of Port.rxs held, on a thread
+// in the port's namespace.
 
-// drainTime bounds the wait for packets that the kernel is sending when their queue of the interface is closed.
+// drainTime bounds the wait for packets that the kernel is sending when their queue of the
+// interface is closed.
 const drainTime = time.Second
 
 // usable says why the port takes no queue.
@@ -41,7 +43,8 @@ func (p *Port) choose(pool *mem.Pool) (err error) {
 	if chunk, ok := usable(pool); ok {
 		o.Region, o.Chunk = pool.Region(), chunk
 	} else if o.Spare < 0 {
-		return fmt.Errorf("xdp: %s: pool %q: its slots, %d bytes apart, begin at offset %d of memory of kind %v: expected writable memory of the kernel's pages, aligned to that, or Options.Spare: %w",
+		return fmt.Errorf("xdp: %s: pool %q: its slots, %d bytes apart, begin at offset %d of memory of kind %v: "+
+			"expected writable memory of the kernel's pages, aligned to that, or Options.Spare: %w",
 			p.name, pool.Name(), pool.Stride(), pool.Span().Off, pool.Region().Kind(), engine.ErrUnsupported)
 	} else if p.longest() > 2048-sys.XDPHeadroom {
 		o.Chunk = 4096
@@ -88,7 +91,8 @@ func (p *Port) nq(i int) (n *nicQueue, err error) {
 	return p.nqs[i], nil
 }
 
-// chooseFeed says into which pool the kernel receives when q is the first receive queue: its own, or the spare one.
+// chooseFeed says into which pool the kernel receives when q is the first receive queue: its own,
+// or the spare one.
 func (p *Port) chooseFeed(q *rxQueue) error {
 	m := p.memory
 	switch {
@@ -99,7 +103,8 @@ func (p *Port) chooseFeed(q *rxQueue) error {
 	case m.spare != nil:
 		p.feed = feed{pool: m.spare, base: m.home}
 	default:
-		return fmt.Errorf("xdp: %s: pool %q is not in the port's memory in slots of %d bytes, and there are no spare chunks%s: carve it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
+		return fmt.Errorf("xdp: %s: pool %q is not in the port's memory in slots of %d bytes, and there are no spare "+
+			"chunks%s: carve it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
 			p.name, q.data().Name(), m.chunk, m.note, engine.ErrUnsupported)
 	}
 	for _, n := range p.nqs {
@@ -112,8 +117,9 @@ func (p *Port) chooseFeed(q *rxQueue) error {
 	return nil
 }
 
-// setTargets says how many chunks each queue of the interface holds for receiving: as many as can wait for all receive queues, and a quarter more,
-// which may be missing until they come back. Some slots of the pool stay with the senders.
+// setTargets says how many chunks each queue of the interface holds for receiving: as many as can
+// wait for all receive queues, and a quarter more, which may be missing until they come back. Some
+// slots of the pool stay with the senders.
 func (p *Port) setTargets() {
 	need := 0
 	for _, q := range p.rxs.Live() {
@@ -149,7 +155,8 @@ func (p *Port) set(q *rxQueue) error {
 	return nil
 }
 
-// unset takes receive queues out of the program's map. When it returns nothing arrives in their sockets any more.
+// unset takes receive queues out of the program's map. When it returns nothing arrives in their
+// sockets any more.
 func (p *Port) unset(qs ...*rxQueue) (err error) {
 	for _, q := range qs {
 		for _, s := range q.sockets {
@@ -213,7 +220,8 @@ func (p *Port) openRx(q *rxQueue) error {
 		}
 	}
 	if frame, room := p.longest(), p.room(); !p.frags.Load() && frame > room {
-		return fmt.Errorf("xdp: %s: frames of the MTU %d have up to %d bytes, and a slot of %d takes %d: use slots of 4096 bytes or a smaller MTU, since packets of several slots are not to be had here (%v): %w",
+		return fmt.Errorf("xdp: %s: frames of the MTU %d have up to %d bytes, and a slot of %d takes %d: use slots "+
+			"of 4096 bytes or a smaller MTU, since packets of several slots are not to be had here (%v): %w",
 			p.name, p.link.MTU(), frame, p.memory.chunk, room, p.notes, engine.ErrUnsupported)
 	}
 	return q.open()
@@ -230,7 +238,8 @@ func (p *Port) dismissRx(q *rxQueue) error {
 	case len(rest)+len(p.txs) == 0:
 		return errors.Join(err, p.dropMemory())
 	case q.whole && !slices.ContainsFunc(rest, whole):
-		// The kernel has slots of a pool that no queue uses any more, and gives them back only with the whole queue of the interface.
+		// The kernel has slots of a pool that no queue uses any more, and gives them back only with
+		// the whole queue of the interface.
 		return errors.Join(err, p.restart())
 	}
 	p.setTargets()
@@ -258,7 +267,8 @@ func (p *Port) openTx(q *txQueue) error {
 	m := p.memory
 	for _, pool := range q.spec.Pools {
 		if s := pool.Span(); m.spare == nil && (s.Region != m.region || s.Off+s.Len > m.home) {
-			return fmt.Errorf("xdp: %s: pool %q is not in the port's memory, and there are no spare chunks%s: carve it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
+			return fmt.Errorf("xdp: %s: pool %q is not in the port's memory, and there are no spare chunks%s: carve "+
+				"it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
 				p.name, pool.Name(), m.note, engine.ErrUnsupported)
 		}
 	}
@@ -276,7 +286,8 @@ func (p *Port) dismissTx(q *txQueue) error {
 	return errors.Join(err, p.dropMemory())
 }
 
-// restart closes all sockets, so that the kernel gives every chunk back, and opens them again. What waits in them is kept.
+// restart closes all sockets, so that the kernel gives every chunk back, and opens them again. What
+// waits in them is kept.
 func (p *Port) restart() error {
 	err := p.unset(p.rxs.Live()...)
 	for _, q := range p.rxs.Live() {

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// Rules are the steering rules of a port: a table, and the program that does what it says. It implements engine.Rules.
+// Rules are the steering rules of a port: a table, and the program that does what it says. It
+// implements engine.Rules.
 type Rules struct {
 	port *Port
 }
@@ -16,7 +17,8 @@ type Rules struct {
 // Rules implements engine.Port: it is a *Rules.
 func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
-// Apply makes all changes or none; see flow.Table. They are in force, from one packet to the next, when it returns.
+// Apply makes all changes or none; see flow.Table. They are in force, from one packet to the next,
+// when it returns.
 func (r *Rules) Apply(changes ...flow.Change) (res flow.Result, err error) {
 	if p := r.port; p.times { // the program is bound to the interface
 		failed := p.ns.Do(func() error { res, err = r.apply(changes); return nil })
@@ -35,7 +37,8 @@ func (r *Rules) apply(changes []flow.Change) (flow.Result, error) {
 		if len(rules) > 0 {
 			p.meta.Store(true)
 		}
-		// Wherever the card puts a packet, the program does what the rules say. So the card comes first: it may refuse.
+		// Wherever the card puts a packet, the program does what the rules say. So the card comes
+		// first: it may refuse.
 		err := p.steer(rules, p.applied)
 		if err == nil {
 			if err = p.prog.Apply(rules, p.applied); err == nil {
@@ -54,8 +57,9 @@ func (r *Rules) Check(changes ...flow.Change) error { return r.port.table.Check(
 // List implements engine.Rules.
 func (r *Rules) List() []flow.Rule { return r.port.table.List() }
 
-// Stats are the packets that each rule matched, as the program has counted them. Before the first rule it does not count what goes to a
-// receive queue: those packets are in engine.RxStats, and not in Unmatched.
+// Stats are the packets that each rule matched, as the program has counted them. Before the first
+// rule it does not count what goes to a receive queue: those packets are in engine.RxStats, and not
+// in Unmatched.
 func (r *Rules) Stats() flow.Stats {
 	p := r.port
 	p.rules.Lock()
@@ -73,8 +77,9 @@ func (r *Rules) Stats() flow.Stats {
 	return out
 }
 
-// isolation is what happens to packets that no rule accepts: the kernel gets them, or the first receive queue, or, where that was
-// closed and there is no other, they are dropped. rxs are the receive queues. The caller holds their lock.
+// isolation is what happens to packets that no rule accepts: the kernel gets them, or the first
+// receive queue, or, where that was closed and there is no other, they are dropped. rxs are the
+// receive queues. The caller holds their lock.
 func (p *Port) isolation(rxs []*rxQueue) flow.Isolation {
 	if p.spec.Isolated {
 		return flow.Isolation{Unmatched: flow.Kernel}
@@ -88,7 +93,8 @@ func (p *Port) isolation(rxs []*rxQueue) flow.Isolation {
 	return flow.Isolation{Unmatched: flow.Deliver, Queue: uint16(p.had)}
 }
 
-// isolate changes the program, if the first of the receive queues is another one now. The caller holds their lock.
+// isolate changes the program, if the first of the receive queues is another one now. The caller
+// holds their lock.
 func (p *Port) isolate(rxs []*rxQueue) error {
 	i := p.isolation(rxs)
 	p.rules.Lock()

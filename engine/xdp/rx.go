@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// rxQueue is a logical receive queue: a socket on each queue of the interface that the port uses. It implements engine.RxQueue and
-// engine.RxDevice.
+// rxQueue is a logical receive queue: a socket on each queue of the interface that the port uses.
+// It implements engine.RxQueue and engine.RxDevice.
 type rxQueue struct {
 	engine.RxFront
 	port  *Port
@@ -31,7 +31,8 @@ type rxQueue struct {
 	scratch []byte        // as long as a packet of several chunks
 }
 
-// rxSocket is one socket of a receive queue, and what was taken from its ring and not given to the owner yet.
+// rxSocket is one socket of a receive queue, and what was taken from its ring and not given to the
+// owner yet.
 type rxSocket struct {
 	nq       *nicQueue
 	sock     *xsk.Socket
@@ -52,7 +53,8 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 		return nil, err
 	}
 	if spec.ID.Number() >= maxQueues { // the program has no more
-		return nil, fmt.Errorf("xdp: %s: receive queue %v: expected 0 to %d: %w", p.name, spec.ID, maxQueues-1, engine.ErrInvalid)
+		return nil, fmt.Errorf("xdp: %s: receive queue %v: expected 0 to %d: %w", p.name, spec.ID, maxQueues-1,
+			engine.ErrInvalid)
 	}
 	can := p.capabilities()
 	if err := p.rxs.Admit(&spec, &can); err != nil {
@@ -68,7 +70,8 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 func (p *Port) newRx(spec engine.RxSpec) *rxQueue {
 	q := &rxQueue{port: p, pieces: make([]piece, 0, burst.MaxSegments)}
 	for i, pool := range spec.Pools {
-		q.pools[i], q.srcs[i], q.caches[i], q.bytes[i] = pool, burst.PoolSource(pool), pool.Cache(), pool.Region().All().Bytes()
+		q.pools[i], q.srcs[i], q.caches[i], q.bytes[i] = pool, burst.PoolSource(pool), pool.Cache(),
+			pool.Region().All().Bytes()
 	}
 	q.Start(spec, q)
 	q.Inbox(2*spec.Depth+rxBatch, 4*spec.Depth+rxBatch)
@@ -83,10 +86,12 @@ func (q *rxQueue) data() *mem.Pool {
 	return q.pools[0]
 }
 
-// ring is the number of entries of the receive ring of each socket: so many packets can wait in it, whatever the Depth.
+// ring is the number of entries of the receive ring of each socket: so many packets can wait in it,
+// whatever the Depth.
 func (q *rxQueue) ring() int { return max(64, 1<<bits.Len(uint(q.Spec().Depth-1))) }
 
-// open opens the sockets of the queue. The caller holds the lock of port.rxs and is in the port's namespace.
+// open opens the sockets of the queue. The caller holds the lock of port.rxs and is in the port's
+// namespace.
 func (q *rxQueue) open() error {
 	var sockets []*rxSocket
 	defer func() { // also where some are missing: shut closes them
@@ -107,8 +112,8 @@ func (q *rxQueue) open() error {
 	return nil
 }
 
-// shut closes the sockets. The program gives them nothing any more. What waits in them is added to kept, if that is not nil, and the rest is dropped
-// for a reason. The queue's lock is held.
+// shut closes the sockets. The program gives them nothing any more. What waits in them is added to
+// kept, if that is not nil, and the rest is dropped for a reason. The queue's lock is held.
 func (q *rxQueue) shut(why engine.Drop, kept *burst.Burst) error {
 	var err error
 	for _, s := range q.sockets {
@@ -141,7 +146,8 @@ func (q *rxQueue) Stop(why engine.Drop) error {
 	return err
 }
 
-// suspend closes the sockets, so that the kernel gives every chunk back. What waits in them waits in the inbox then, as far as there is room.
+// suspend closes the sockets, so that the kernel gives every chunk back. What waits in them waits
+// in the inbox then, as far as there is room.
 func (q *rxQueue) suspend() (err error) {
 	q.Do(func() {
 		err = q.shut(engine.DropQueueFull, q.Bring())
@@ -187,8 +193,8 @@ func (p *Port) failed() error {
 	return nil
 }
 
-// quietAfter is the number of packets between two sleeps from which on the kernel need not notify of each: that costs it as much as the two
-// system calls that are saved otherwise.
+// quietAfter is the number of packets between two sleeps from which on the kernel need not notify
+// of each: that costs it as much as the two system calls that are saved otherwise.
 const quietAfter = 256
 
 // polled counts packets of an owner that does not sleep.
@@ -199,7 +205,8 @@ func (s *rxSocket) polled(got int) {
 	}
 }
 
-// next is the number of descriptors of the packet that comes next, 0 if it is not there, or not all of it.
+// next is the number of descriptors of the packet that comes next, 0 if it is not there, or not all
+// of it.
 func (s *rxSocket) next() int {
 	for i := s.at; i < s.n; i++ {
 		if s.descs[i].Options&xsk.More == 0 {
@@ -233,7 +240,8 @@ func (q *rxQueue) receive(s *rxSocket, b *burst.Burst) (got int) {
 		if !some && !n.wants() {
 			break
 		}
-		// A ring that had less than a batch has no more, or little: its index, which the kernel writes elsewhere, is not fetched for that.
+		// A ring that had less than a batch has no more, or little: its index, which the kernel
+		// writes elsewhere, is not fetched for that.
 		more = s.n == len(s.descs)
 		n.mu.Lock()
 		n.refill() // with what was released since the last time
@@ -267,8 +275,9 @@ func (q *rxQueue) receive(s *rxSocket, b *burst.Burst) (got int) {
 	return got
 }
 
-// markPartial marks the packets of b from first on whose checksum is not computed yet. XDP does not say so; the field does. Frames that a card put
-// into the memory itself always have a checksum; what the kernel copied may be from this machine.
+// markPartial marks the packets of b from first on whose checksum is not computed yet. XDP does not
+// say so; the field does. Frames that a card put into the memory itself always have a checksum;
+// what the kernel copied may be from this machine.
 func (q *rxQueue) markPartial(b *burst.Burst, first int) {
 	var l packet.Layers
 	for i := first; i < b.Len(); i++ {
@@ -285,7 +294,8 @@ func (q *rxQueue) markPartial(b *burst.Burst, first int) {
 	}
 }
 
-// placeRun adds the next packets that each lie in one chunk, at the same place in it, and returns how many. The caller holds n.mu.
+// placeRun adds the next packets that each lie in one chunk, at the same place in it, and returns
+// how many. The caller holds n.mu.
 func (q *rxQueue) placeRun(n *nicQueue, b *burst.Burst, s *rxSocket) int {
 	m := n.memory
 	table, shift, inside, mine := m.table, m.shift, m.chunk-1, n.tag|filled
@@ -324,8 +334,8 @@ func (q *rxQueue) placeRun(n *nicQueue, b *burst.Burst, s *rxSocket) int {
 	return k
 }
 
-// place adds a packet to b. room is false when there is none, and nothing has happened; added is 0 when it was dropped, which is
-// counted. The caller holds n.mu.
+// place adds a packet to b. room is false when there is none, and nothing has happened; added is 0
+// when it was dropped, which is counted. The caller holds n.mu.
 func (q *rxQueue) place(n *nicQueue, b *burst.Burst, d []xsk.Desc) (added int, room bool) {
 	if !q.whole || q.pools[1] != nil {
 		return q.placeMore(n, b, d)
@@ -342,7 +352,8 @@ func (q *rxQueue) place(n *nicQueue, b *burst.Burst, d []xsk.Desc) (added int, r
 	}
 	m := n.memory
 	off := d[0].Addr & (m.chunk - 1)
-	i := b.Builder().Add(m.source, burst.Segment{Handle: m.handle(d[0].Addr), Off: d[0].Addr, Len: d[0].Len, Cap: uint32(m.chunk - off), Headroom: uint16(off)})
+	i := b.Builder().Add(m.source, burst.Segment{Handle: m.handle(d[0].Addr), Off: d[0].Addr, Len: d[0].Len,
+		Cap: uint32(m.chunk - off), Headroom: uint16(off)})
 	if i < 0 {
 		return 0, false
 	}

@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// sender is a transmit queue with the queue of the interface whose completion ring will have its chunks. A chunk that is being sent carries its
-// number in the entry, so that nothing else needs to be written for a packet that is passed on, and read when it was sent.
+// sender is a transmit queue with the queue of the interface whose completion ring will have its
+// chunks. A chunk that is being sent carries its number in the entry, so that nothing else needs to
+// be written for a packet that is passed on, and read when it was sent.
 type sender struct {
 	tx       *txQueue
 	via      *nicQueue
@@ -31,7 +32,8 @@ func (m *Memory) addSender(q *txQueue, n *nicQueue) (*sender, error) {
 		at++
 	}
 	if at > maxSenders {
-		return nil, fmt.Errorf("xdp: %d transmit queues use one memory: expected at most that many: %w", maxSenders, engine.ErrUnsupported)
+		return nil, fmt.Errorf("xdp: %d transmit queues use one memory: expected at most that many: %w", maxSenders,
+			engine.ErrUnsupported)
 	}
 	if at == len(all) {
 		all = append(all, nil)
@@ -57,7 +59,8 @@ func (s *sender) end() {
 	s.gone(0)
 }
 
-// passes is what the low half of an entry becomes whose chunk, a whole packet, the sender passes on.
+// passes is what the low half of an entry becomes whose chunk, a whole packet, the sender passes
+// on.
 func (s *sender) forwards() entry { return forwarding | lastChunk | entry(s.number)*oneSender }
 
 // gone counts chunks that the kernel has no more. The caller holds via.mu.
@@ -89,7 +92,8 @@ func (m *Memory) unsend(i uint64) carried {
 	return carried{l.handle, l.src}
 }
 
-// reap takes what was sent: chunks go back to where they are from, and queues have their descriptors again. The caller holds mu.
+// reap takes what was sent: chunks go back to where they are from, and queues have their
+// descriptors again. The caller holds mu.
 func (n *nicQueue) reap() {
 	done := n.queue.Completion()
 	addrs, handles := &n.addrs, &n.handles
@@ -109,7 +113,8 @@ func (n *nicQueue) reap() {
 				continue
 			}
 			e := m.table[i]
-			if from != nil && src == m.source && e&(stateMask|senders) == forwarding|entry(from.number)*oneSender { // nearly always
+			if from != nil && src == m.source && e&(stateMask|senders) == forwarding|entry(from.number)*oneSender {
+				// nearly always
 				chunks++
 				if e&lastChunk != 0 {
 					packets++

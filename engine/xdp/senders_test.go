@@ -36,7 +36,8 @@ func TestSenders(t *testing.T) {
 	if who(ea, g.n) != a || who(eb, g.n) != b {
 		t.Error("not the one that sends it")
 	}
-	if who(ea, &nicQueue{}) != nil || who(ea.sent(), g.n) != nil || who(entry(9)*oneSender|sending, g.n) != nil || who(sending, g.n) != nil {
+	if who(ea, &nicQueue{}) != nil || who(ea.sent(), g.n) != nil || who(entry(9)*oneSender|sending, g.n) != nil ||
+		who(sending, g.n) != nil {
 		t.Error("a sender of a chunk that is not sent here")
 	}
 	g.n.mu.Lock()
@@ -63,7 +64,8 @@ func TestSenders(t *testing.T) {
 	}
 }
 
-// What takes a chunk back after it was sent: the owner that it was delivered to, or the one that sent it.
+// What takes a chunk back after it was sent: the owner that it was delivered to, or the one that
+// sent it.
 func TestUnsend(t *testing.T) {
 	g := newGround(t, 2048)
 	s, err := g.m.addSender(&txQueue{port: g.port, nq: g.n}, g.n)
@@ -107,7 +109,8 @@ func TestUnsend(t *testing.T) {
 	g.takeBack()
 }
 
-// A packet is passed on only with the handle of the chunk that it lies in: the entry says later what takes the chunk back.
+// A packet is passed on only with the handle of the chunk that it lies in: the entry says later
+// what takes the chunk back.
 func TestPassAnotherHandle(t *testing.T) {
 	g := newGround(t, 2048)
 	q := &txQueue{port: g.port, nq: g.n, descs: make([]xsk.Desc, 0, 4)}
@@ -166,7 +169,8 @@ func TestPlaceEmptyPiece(t *testing.T) {
 	g.takeBack()
 }
 
-// A packet that finds no spare chunk takes those whose packets have left by then, and does not wait for another sender to look.
+// A packet that finds no spare chunk takes those whose packets have left by then, and does not wait
+// for another sender to look.
 func TestSpareAgain(t *testing.T) {
 	m, err := NewMemory(MemoryOptions{Spare: 1})
 	if err != nil {

@@ -18,7 +18,8 @@ type driver interface {
 	Close() error
 }
 
-// openCard takes back what an earlier process left in the card. The program is on the interface, and the caller in the port's namespace.
+// openCard takes back what an earlier process left in the card. The program is on the interface,
+// and the caller in the port's namespace.
 func (p *Port) openCard() {
 	open := p.o.driver
 	if open == nil {
@@ -40,14 +41,15 @@ func (p *Port) openCard() {
 		return
 	}
 	p.driver = d
-	p.card, err = card.Open(d, card.Options{Interface: p.link.Name(), Identity: id, Queues: p.o.Queues, Have: p.link.RxQueues(), Dir: p.o.records, Leave: p.o.LeaveCard})
+	p.card, err = card.Open(d, card.Options{Interface: p.link.Name(), Identity: id, Queues: p.o.Queues,
+		Have: p.link.RxQueues(), Dir: p.o.records, Leave: p.o.LeaveCard})
 	if err != nil {
 		p.notes = append(p.notes, err.Error())
 	}
 }
 
-// steer makes the card do what it can of these rules. The error says that packets which are the port's would go to the kernel. The caller
-// holds rules.
+// steer makes the card do what it can of these rules. The error says that packets which are the
+// port's would go to the kernel. The caller holds rules.
 func (p *Port) steer(rules []flow.Rule, rest flow.Isolation) error {
 	if p.card == nil || p.link.Gone() {
 		return nil

@@ -78,7 +78,8 @@ func newFakeDriver() *fakeDriver {
 
 func (f *fakeDriver) String() string { return fmt.Sprint(len(f.rules), f.table) }
 
-// The card gives packets to the port's queues, by rules and by its table, and is as before when the port is closed.
+// The card gives packets to the port's queues, by rules and by its table, and is as before when the
+// port is closed.
 func TestSteered(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 4})
 	f, dir := newFakeDriver(), t.TempDir()
@@ -92,7 +93,8 @@ func TestSteered(t *testing.T) {
 	if !slices.Equal(f.table, []uint32{2, 3, 2, 3, 2, 3, 2, 3}) || len(f.rules) != 0 {
 		t.Errorf("%v", f)
 	}
-	if _, err := b.Rules().Apply(rule(t, "name video udp dst 7 ip dst 198.18.0.2 -> queue 1"), rule(t, "name off udp dst 8 -> drop")); err != nil {
+	if _, err := b.Rules().Apply(rule(t, "name video udp dst 7 ip dst 198.18.0.2 -> queue 1"),
+		rule(t, "name off udp dst 8 -> drop")); err != nil {
 		t.Fatal(err)
 	}
 	if s := f.rules[15]; len(f.rules) != 1 || s.Queue != 3 || s.Type != ethtool.FlowUDP4 {
@@ -100,7 +102,8 @@ func TestSteered(t *testing.T) {
 	}
 	c := b.Capabilities()
 	said := strings.Join(c.Notes, "\n")
-	for _, want := range []string{"the card steers packets of 1 rules", `in software only: rule "off": it drops packets`, "RSS is set to queues [2 3] while the port is open"} {
+	for _, want := range []string{"the card steers packets of 1 rules",
+		`in software only: rule "off": it drops packets`, "RSS is set to queues [2 3] while the port is open"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not in\n%s", want, said)
 		}
@@ -113,10 +116,12 @@ func TestSteered(t *testing.T) {
 		ip(t, n.Hosts[1], strings.Fields(line)...)
 	}
 	until(t, "the name", func() bool { return b.link.Name() == "other0" && b.Info().Up })
-	if _, err := b.Rules().Apply(rule(t, "udp dst 9 ip dst 198.18.0.2 -> queue 0")); err != nil || f.name != "other0" || len(f.rules) != 2 {
+	if _, err := b.Rules().Apply(rule(t, "udp dst 9 ip dst 198.18.0.2 -> queue 0")); err != nil || f.name != "other0" ||
+		len(f.rules) != 2 {
 		t.Errorf("%v: %s, %v", err, f.name, f)
 	}
-	// What the card says of itself is not what packets do here: they come on the queue of this processor, and the program is right.
+	// What the card says of itself is not what packets do here: they come on the queue of this
+	// processor, and the program is right.
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +139,8 @@ func TestSteered(t *testing.T) {
 	}
 }
 
-// The interface goes, and another one has its name: the port asks nothing of that, and leaves no record.
+// The interface goes, and another one has its name: the port asks nothing of that, and leaves no
+// record.
 func TestSteeredGone(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 4})
 	f, dir := newFakeDriver(), t.TempDir()
@@ -157,7 +163,8 @@ func TestSteeredGone(t *testing.T) {
 	}
 }
 
-// Packets of a port would go to the kernel, and its card's table cannot be changed: the port refuses the queue, or the rule, and says how to fix it.
+// Packets of a port would go to the kernel, and its card's table cannot be changed: the port
+// refuses the queue, or the rule, and says how to fix it.
 func TestNotSteered(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 4})
 	f := newFakeDriver()
@@ -165,7 +172,8 @@ func TestNotSteered(t *testing.T) {
 	b := open(t, n.Hosts[1], engine.PortSpec{Options: f.options(Options{Queues: []int{2, 3}}, t.TempDir())})
 	pools := []*mem.Pool{newPool(t, 2048, 1024)}
 	_, err := b.AddRxQueue(engine.RxSpec{Depth: 64, Pools: pools})
-	if !errors.Is(err, card.ErrSpread) || !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "ethtool -X eth0 weight 0 0 1 1") {
+	if !errors.Is(err, card.ErrSpread) || !errors.Is(err, engine.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "ethtool -X eth0 weight 0 0 1 1") {
 		t.Fatal(err)
 	}
 	if b.applied != (b.isolation(b.rxs.Live())) || b.had != -1 || b.memory != nil {
@@ -180,10 +188,12 @@ func TestNotSteered(t *testing.T) {
 	}
 	// With isolation it is the rule that the card does not take which needs the table.
 	f.refuse, f.size = ethtool.ErrNotSupported, 0
-	b = open(t, n.Hosts[1], engine.PortSpec{Isolated: true, Options: f.options(Options{Queues: []int{2, 3}}, t.TempDir())})
+	b = open(t, n.Hosts[1], engine.PortSpec{Isolated: true,
+		Options: f.options(Options{Queues: []int{2, 3}}, t.TempDir())})
 	addRx(t, b, engine.RxSpec{Depth: 64, Pools: pools})
 	rules := len(b.Rules().List())
-	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 0")); !errors.Is(err, card.ErrSpread) || !errors.Is(err, engine.ErrUnsupported) || len(b.Rules().List()) != rules {
+	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 0")); !errors.Is(err, card.ErrSpread) ||
+		!errors.Is(err, engine.ErrUnsupported) || len(b.Rules().List()) != rules {
 		t.Errorf("%v, %d rules", err, len(b.Rules().List()))
 	}
 	f.size = 16
@@ -194,14 +204,17 @@ func TestNotSteered(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Or the port leaves the card as it is, and says so.
-	b = open(t, n.Hosts[1], engine.PortSpec{Options: f.options(Options{Queues: []int{2, 3}, LeaveCard: true}, t.TempDir())})
+	b = open(t, n.Hosts[1], engine.PortSpec{Options: f.options(Options{Queues: []int{2, 3}, LeaveCard: true},
+		t.TempDir())})
 	addRx(t, b, engine.RxSpec{Depth: 64, Pools: pools})
-	if said := strings.Join(b.Capabilities().Notes, "\n"); !strings.Contains(said, "ethtool -X eth0 weight 0 0 1 1") || len(f.rules) != 0 {
+	if said := strings.Join(b.Capabilities().Notes, "\n"); !strings.Contains(said, "ethtool -X eth0 weight 0 0 1 1") ||
+		len(f.rules) != 0 {
 		t.Errorf("%v: %s", f, said)
 	}
 }
 
-// A port with a veth's own driver, which has neither table: rules are in software, and the notes say so.
+// A port with a veth's own driver, which has neither table: rules are in software, and the notes
+// say so.
 func TestVethDriver(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 4})
 	dir := t.TempDir()
@@ -211,7 +224,8 @@ func TestVethDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := strings.Join(b.Capabilities().Notes, "\n")
-	for _, want := range []string{`in software only: rule "one": ntuple: `, "ethtool -K eth0 ntuple on", "the driver does not tell how it spreads packets"} {
+	for _, want := range []string{`in software only: rule "one": ntuple: `, "ethtool -K eth0 ntuple on",
+		"the driver does not tell how it spreads packets"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not in\n%s", want, said)
 		}
@@ -224,7 +238,8 @@ func TestVethDriver(t *testing.T) {
 	}
 }
 
-// Rules that look at VLAN tags which the device takes out of frames: the port says so as long as they are in force, and the engine before it is open.
+// Rules that look at VLAN tags which the device takes out of frames: the port says so as long as
+// they are in force, and the engine before it is open.
 func TestTakenTags(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	b := open(t, n.Hosts[1], engine.PortSpec{Options: Options{LeaveCard: true}})

@@ -18,7 +18,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// txQueue is a transmit queue: a socket of its own on one queue of the interface. It implements engine.TxQueue.
+// txQueue is a transmit queue: a socket of its own on one queue of the interface. It implements
+// engine.TxQueue.
 type txQueue struct {
 	engine.TxFront
 	port  *Port
@@ -44,7 +45,8 @@ type txQueue struct {
 }
 
 const (
-	// maxPieces is the number of descriptors of one packet: the kernel takes MAX_SKB_FRAGS and one more, which may be 18.
+	// maxPieces is the number of descriptors of one packet: the kernel takes MAX_SKB_FRAGS and one
+	// more, which may be 18.
 	maxPieces = 16
 	// sendAgain is the pause when the kernel takes no more, or there is no spare chunk.
 	sendAgain = 50 * time.Microsecond
@@ -99,7 +101,8 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	return q, nil
 }
 
-// open opens the socket of the queue on a queue of the interface. The caller holds the lock of port.rxs and is in the port's namespace.
+// open opens the socket of the queue on a queue of the interface. The caller holds the lock of
+// port.rxs and is in the port's namespace.
 func (q *txQueue) open(n *nicQueue) error {
 	size := min(max(64, 1<<bits.Len(uint(q.spec.Depth-1))), q.port.o.Ring)
 	s, err := n.queue.OpenSocket(xsk.SocketConfig{TxSize: size, BusyPoll: q.port.o.busyPoll()})
@@ -121,7 +124,8 @@ func (q *txQueue) open(n *nicQueue) error {
 	return nil
 }
 
-// shut closes the socket. What the kernel has not begun to send is dropped for a reason; what it has begun comes back to the nicQueue.
+// shut closes the socket. What the kernel has not begun to send is dropped for a reason; what it
+// has begun comes back to the nicQueue.
 func (q *txQueue) shut(why engine.Drop) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -180,7 +184,8 @@ func (q *txQueue) reap() {
 	}
 }
 
-// Forward implements engine.TxQueue. Packets in the port's memory are sent from where they lie; others are copied when they are sent.
+// Forward implements engine.TxQueue. Packets in the port's memory are sent from where they lie;
+// others are copied when they are sent.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) { return q.ForwardReached(b) }
 
 // Stats implements engine.TxQueue.
@@ -212,7 +217,8 @@ func (q *txQueue) Close() error {
 	return p.ns.Do(func() error { return p.dismissTx(q) })
 }
 
-// complete counts packets that the kernel has done with. The caller holds the mutex of the nicQueue.
+// complete counts packets that the kernel has done with. The caller holds the mutex of the
+// nicQueue.
 func (q *txQueue) complete(n int) {
 	if n == 0 {
 		return
@@ -225,8 +231,9 @@ func (q *txQueue) complete(n int) {
 	}
 }
 
-// paced is the pacer as the outbox sees it. The kernel may finish packets before the pacer has counted them: the outbox learns that they are
-// done after that, so that the figures are whole when Drain returns.
+// paced is the pacer as the outbox sees it. The kernel may finish packets before the pacer has
+// counted them: the outbox learns that they are done after that, so that the figures are whole when
+// Drain returns.
 type paced txQueue
 
 // Transmit implements engine.Sink.
@@ -274,8 +281,8 @@ func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return to, time.Time{}
 }
 
-// post gives packets from to to-1 to the kernel, as many as there is room for, and returns the number of the first that it has not
-// dealt with. The caller holds mu.
+// post gives packets from to to-1 to the kernel, as many as there is room for, and returns the
+// number of the first that it has not dealt with. The caller holds mu.
 func (q *txQueue) post(b *burst.Burst, from, to int) int {
 	n := q.nq
 	n.mu.Lock()
@@ -346,8 +353,9 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 	return i
 }
 
-// forwardRun makes the descriptors of packets from from on, to to-1 at most, that each lie in one chunk that was received into this memory, and enters the
-// chunks: what a forwarder sends. It returns how many, and their bytes; the next one takes more thought.
+// forwardRun makes the descriptors of packets from from on, to to-1 at most, that each lie in one
+// chunk that was received into this memory, and enters the chunks: what a forwarder sends. It
+// returns how many, and their bytes; the next one takes more thought.
 func (q *txQueue) forwardRun(b *burst.Burst, from, to, limit int) (packets, bytes int) {
 	m := q.nq.memory
 	if m.source == nil {
@@ -359,7 +367,8 @@ func (q *txQueue) forwardRun(b *burst.Burst, from, to, limit int) (packets, byte
 	for k := range descs {
 		h, off, size := run.At(k)
 		at := off >> shift
-		if int(size) > limit || size < packet.EthernetLen || at >= uint64(len(table)) || (off+uint64(size)-1)>>shift != at || uint64(uint32(h)) != at {
+		if int(size) > limit || size < packet.EthernetLen || at >= uint64(len(table)) ||
+			(off+uint64(size)-1)>>shift != at || uint64(uint32(h)) != at {
 			break
 		}
 		e := table[at]
@@ -379,7 +388,8 @@ func (q *txQueue) forwardRun(b *burst.Burst, from, to, limit int) (packets, byte
 func tagged(b []byte, over int) bool {
 	tags := 0
 	for at := 12; at+4 <= len(b) && tags < 2; at += packet.VLANLen {
-		if t := packet.EtherType(uint16(b[at])<<8 | uint16(b[at+1])); t != packet.EtherTypeVLAN && t != packet.EtherTypeQinQ {
+		if t := packet.EtherType(uint16(b[at])<<8 | uint16(b[at+1])); t != packet.EtherTypeVLAN &&
+			t != packet.EtherTypeQinQ {
 			break
 		}
 		tags++
@@ -387,8 +397,8 @@ func tagged(b []byte, over int) bool {
 	return over <= tags*packet.VLANLen
 }
 
-// gather makes descriptors of packet i where it lies. It is false when that cannot be: a part of it is elsewhere, or has no owner of its
-// own.
+// gather makes descriptors of packet i where it lies. It is false when that cannot be: a part of it
+// is elsewhere, or has no owner of its own.
 func (q *txQueue) gather(b *burst.Burst, i int) bool {
 	m := q.nq.memory
 	if m.region == nil {
@@ -402,12 +412,14 @@ func (q *txQueue) gather(b *burst.Burst, i int) bool {
 			continue
 		}
 		end := p.Off + uint64(p.Len)
-		if p.Source.Region() != m.region || p.Source.Shared() || end > m.home || p.Len == 0 || (end-1)>>m.shift != p.Off>>m.shift {
+		if p.Source.Region() != m.region || p.Source.Shared() || end > m.home || p.Len == 0 ||
+			(end-1)>>m.shift != p.Off>>m.shift {
 			return false
 		}
 		if last := len(q.descs) - 1; last >= first { // the other view of the same chunk
 			d, c := &q.descs[last], &q.chunks[last-first]
-			if d.Addr+uint64(d.Len) == p.Off && (d.Addr>>m.shift) == p.Off>>m.shift && (c.handle == burst.NoHandle || p.Handle == burst.NoHandle) {
+			if d.Addr+uint64(d.Len) == p.Off && (d.Addr>>m.shift) == p.Off>>m.shift &&
+				(c.handle == burst.NoHandle || p.Handle == burst.NoHandle) {
 				d.Len += p.Len
 				if c.handle == burst.NoHandle {
 					c.handle, c.src = p.Handle, p.Source
@@ -460,8 +472,8 @@ func (q *txQueue) enter(first int) {
 	}
 }
 
-// cannotCopy says why a packet of so many bytes, which would take so many spare chunks, cannot be copied at any time; NumDrops if it
-// can.
+// cannotCopy says why a packet of so many bytes, which would take so many spare chunks, cannot be
+// copied at any time; NumDrops if it can.
 func (q *txQueue) cannotCopy(size, pieces int) engine.Drop {
 	m := q.nq.memory
 	switch {
@@ -473,8 +485,8 @@ func (q *txQueue) cannotCopy(size, pieces int) engine.Drop {
 	return engine.NumDrops
 }
 
-// copyOut copies packet i into spare chunks, for which there is that much room, and makes their descriptors. It is false when there are not
-// enough.
+// copyOut copies packet i into spare chunks, for which there is that much room, and makes their
+// descriptors. It is false when there are not enough.
 func (q *txQueue) copyOut(b *burst.Burst, i, size, pieces, room int) bool {
 	if pieces > room {
 		return false

@@ -1,6 +1,7 @@
-// Checkpoint puts the bytes of one file into the memory of several receivers at once, and has each of them compare the SHA-256. The file
-// is mapped, so nothing reads it into a buffer first; the receivers' memory is written in place. As it is, everything is in this
-// process, with a file that it makes; as several programs:
+// Checkpoint puts the bytes of one file into the memory of several receivers at once, and has each
+// of them compare the SHA-256. The file is mapped, so nothing reads it into a buffer first; the
+// receivers' memory is written in place. As it is, everything is in this process, with a file that
+// it makes; as several programs:
 //
 //	go run ./examples/checkpoint
 //	go run ./examples/checkpoint -receive tcp://127.0.0.1:7070 -size 8388608
@@ -57,7 +58,8 @@ func receive(ctx context.Context, out io.Writer, listen string, size int, ready 
 	}
 	defer func() { err = errors.Join(err, region.Close()) }()
 	arrived := make(chan transfer.Incoming, 1)
-	node, err := transfer.Open(ctx, transfer.Options{Listen: []string{listen}, Anonymous: identity.Read | identity.Write,
+	node, err := transfer.Open(ctx, transfer.Options{Listen: []string{listen},
+		Anonymous: identity.Read | identity.Write,
 		OnTransfer: func(in transfer.Incoming) {
 			select {
 			case arrived <- in:
@@ -69,7 +71,8 @@ func receive(ctx context.Context, out io.Writer, listen string, size int, ready 
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
 	// The sender has the digest compared, which reads.
-	if _, err := node.Export(region.All(), transfer.ExportOptions{Name: "weights", Rights: path.Read | path.Write}); err != nil {
+	if _, err := node.Export(region.All(), transfer.ExportOptions{Name: "weights",
+		Rights: path.Read | path.Write}); err != nil {
 		return err
 	}
 	ready(node.Addrs()[0])
@@ -104,8 +107,10 @@ func send(ctx context.Context, out io.Writer, file string, receivers []string) (
 		}
 		targets = append(targets, transfer.Target{Peer: peer, Name: "weights", Local: region.All()})
 	}
-	// The file is leased and registered once for all receivers. One that fails does not hold up the others.
-	fanout, err := transfer.PutAll(ctx, targets, transfer.FanoutOptions{Put: transfer.PutOptions{Digest: true, Msg: []byte(filepath.Base(file))}})
+	// The file is leased and registered once for all receivers. One that fails does not hold up the
+	// others.
+	fanout, err := transfer.PutAll(ctx, targets, transfer.FanoutOptions{Put: transfer.PutOptions{Digest: true,
+		Msg: []byte(filepath.Base(file))}})
 	if err != nil {
 		return err
 	}
@@ -142,7 +147,9 @@ func all(ctx context.Context, out io.Writer, receivers int) (err error) {
 	at, failed := make(chan string, receivers), make(chan error, receivers)
 	for range receivers {
 		wg.Go(func() {
-			if err := receive(ctx, io.Discard, "tcp://127.0.0.1:0", 2<<20, func(addr string) { at <- addr }); err != nil {
+			if err := receive(ctx, io.Discard, "tcp://127.0.0.1:0", 2<<20, func(addr string) {
+				at <- addr
+			}); err != nil {
 				failed <- err
 			}
 		})

@@ -15,7 +15,8 @@ func Example() {
 	// Output: 3 of 3 receivers have 1048576 bytes with the same SHA-256
 }
 
-// A receiver without room gets nothing, is named in the error, and does not keep the others from theirs.
+// A receiver without room gets nothing, is named in the error, and does not keep the others from
+// theirs.
 func TestSend(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w")
 	weights := bytes.Repeat([]byte("weights "), 1<<15)
@@ -31,7 +32,8 @@ func TestSend(t *testing.T) {
 	small := make(chan string, 1)
 	go receive(t.Context(), io.Discard, "tcp://127.0.0.1:0", 4096, func(addr string) { small <- addr })
 	var out bytes.Buffer
-	if err := send(t.Context(), &out, file, []string{<-small, large}); err == nil || out.String() != fmt.Sprintf("1 of 2 receivers have %d bytes with the same SHA-256\n", len(weights)) {
+	if err := send(t.Context(), &out, file, []string{<-small, large}); err == nil ||
+		out.String() != fmt.Sprintf("1 of 2 receivers have %d bytes with the same SHA-256\n", len(weights)) {
 		t.Errorf("%q, %v", out.String(), err)
 	}
 	if err := <-ended; err != nil {

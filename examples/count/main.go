@@ -1,5 +1,6 @@
-// Count receives packets and counts them. As it is, it needs nothing: a port of the simulator is looped to itself, and the program
-// sends to it what it counts. The same program counts on a network:
+// Count receives packets and counts them. As it is, it needs nothing: a port of the simulator is
+// looped to itself, and the program sends to it what it counts. The same program counts on a
+// network:
 //
 //	go run ./examples/count
 //	go run ./examples/count -address udp://:5000 -send=false
@@ -28,7 +29,8 @@ import (
 )
 
 func main() {
-	address := flag.String("address", "sim://count?loop", "where to receive: sim://NAME?loop, udp://HOST:PORT or an interface")
+	address := flag.String("address", "sim://count?loop",
+		"where to receive: sim://NAME?loop, udp://HOST:PORT or an interface")
 	name := flag.String("engine", "", "who receives: sim, socket, afpacket or xdp; nothing for what the address tells")
 	packets := flag.Int("packets", 1000, "how many packets to wait for")
 	send := flag.Bool("send", true, "send them, too")

@@ -1,5 +1,5 @@
-// Echo sends every packet back to where it came from, without touching its bytes. As it is, it talks to itself over the
-// simulator; with an address it serves until it is interrupted:
+// Echo sends every packet back to where it came from, without touching its bytes. As it is, it
+// talks to itself over the simulator; with an address it serves until it is interrupted:
 //
 //	go run ./examples/echo
 //	go run ./examples/echo -address udp://:7777
@@ -86,8 +86,8 @@ func serve(ctx context.Context, e end) error {
 		if err := e.rx.Recv(ctx, b); err != nil {
 			return err
 		}
-		// Forward makes received packets ready to be sent from where they lie, each to whom it came from. What finds no room is
-		// dropped, and Send takes the rest.
+		// Forward makes received packets ready to be sent from where they lie, each to whom it came
+		// from. What finds no room is dropped, and Send takes the rest.
 		if _, err := e.tx.Forward(b); err != nil && !errors.Is(err, engine.ErrFull) {
 			return err
 		}

@@ -1,6 +1,7 @@
-// Fanout spreads packets over several receive queues, each with a goroutine of its own, by a hash of their addresses and ports: all
-// packets of a flow meet the same goroutine (receive-side scaling). As it is, the program sends itself datagrams of 64 flows over
-// a port of the simulator that is looped to itself; with an interface it takes what comes there:
+// Fanout spreads packets over several receive queues, each with a goroutine of its own, by a hash
+// of their addresses and ports: all packets of a flow meet the same goroutine (receive-side
+// scaling). As it is, the program sends itself datagrams of 64 flows over a port of the simulator
+// that is looped to itself; with an interface it takes what comes there:
 //
 //	go run ./examples/fanout
 //	go run ./examples/fanout -address eth0
@@ -68,7 +69,8 @@ func fanout(ctx context.Context, out io.Writer, address, name string, packets in
 	}
 	defer port.Close()
 
-	// Each queue has one owner, which therefore needs no lock. It ends with its share or with the context.
+	// Each queue has one owner, which therefore needs no lock. It ends with its share or with the
+	// context.
 	receiving, stop := context.WithCancel(ctx)
 	var owners sync.WaitGroup
 	defer owners.Wait()

@@ -47,7 +47,8 @@ func overInterface(t *testing.T, name string) {
 			}
 			for i, line := range bytes.Split(bytes.TrimSpace(out.Bytes()), []byte("\n")) {
 				var queue, packets, flows int
-				if _, err := fmt.Sscanf(string(line), "queue %d: %d packets of %d flows", &queue, &packets, &flows); err != nil || queue != i || packets < 25 || flows == 0 {
+				if _, err := fmt.Sscanf(string(line), "queue %d: %d packets of %d flows", &queue, &packets,
+					&flows); err != nil || queue != i || packets < 25 || flows == 0 {
 					t.Errorf("%q: %v", line, err)
 				}
 			}

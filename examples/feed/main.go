@@ -1,5 +1,6 @@
-// Feed answers UDP datagrams in a kernel that stays: the processor receives frames and sends the answers, and never reads or writes their bytes. As it is, it talks to itself over the
-// simulator, with this process as the accelerator; -gpu takes a card, or the processor by OpenCL:
+// Feed answers UDP datagrams in a kernel that stays: the processor receives frames and sends the
+// answers, and never reads or writes their bytes. As it is, it talks to itself over the simulator,
+// with this process as the accelerator; -gpu takes a card, or the processor by OpenCL:
 //
 //	go run ./examples/feed
 //	go run ./examples/feed -gpu opencl
@@ -55,7 +56,8 @@ func open(ctx context.Context, address string, memory mem.Options) (e end, err e
 	if err != nil {
 		return e, err
 	}
-	if e.pool, err = mem.NewPool(mem.PoolOptions{Name: address, SlotSize: 2048, Slots: 1024, Memory: memory}); err != nil {
+	if e.pool, err = mem.NewPool(mem.PoolOptions{Name: address, SlotSize: 2048, Slots: 1024,
+		Memory: memory}); err != nil {
 		return e, err
 	}
 	if e.port, err = sim.OpenPort(ctx, engine.PortSpec{Address: address}); err != nil {
@@ -99,7 +101,8 @@ func run(ctx context.Context, out io.Writer, runtime string, packets int) (err e
 		return err
 	}
 	defer func() { later(client.close) }()
-	stage, err := feed.New(server.rx, engine.StageSpec{Queue: "server", Options: feed.Options{Kernel: "echo", Pool: server.pool, Slots: 256, Ordered: true}})
+	stage, err := feed.New(server.rx, engine.StageSpec{Queue: "server",
+		Options: feed.Options{Kernel: "echo", Pool: server.pool, Slots: 256, Ordered: true}})
 	if err != nil {
 		return err
 	}
@@ -158,7 +161,8 @@ func talk(ctx context.Context, e end, packets int) error {
 		}
 		var l packet.Layers
 		f = b.Bytes(0, 0)
-		if packet.Parse(f, &l) != packet.OK || l.Src(f) != head.Dst.Addr() || string(f[l.L4+packet.UDPLen:l.End]) != fmt.Sprintf("%04d", i%10000) {
+		if packet.Parse(f, &l) != packet.OK || l.Src(f) != head.Dst.Addr() ||
+			string(f[l.L4+packet.UDPLen:l.End]) != fmt.Sprintf("%04d", i%10000) {
 			return fmt.Errorf("the answer to datagram %d is %x", i, f)
 		}
 		if u := packet.UDP(f[l.L4:l.End]); u.DstPort() != 5000 || !u.ChecksumOK(l.Src(f), l.Dst(f)) {

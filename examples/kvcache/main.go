@@ -1,6 +1,7 @@
-// Kvcache moves blocks of a KV cache from the node that computed them (prefill) into the cache of the node that goes on (decode): one
-// put with a list of copies, each block from its slot there to a free slot here, and the table of blocks as its message. As it is,
-// both are in this process; as two programs:
+// Kvcache moves blocks of a KV cache from the node that computed them (prefill) into the cache of
+// the node that goes on (decode): one put with a list of copies, each block from its slot there to
+// a free slot here, and the table of blocks as its message. As it is, both are in this process; as
+// two programs:
 //
 //	go run ./examples/kvcache
 //	go run ./examples/kvcache -decode tcp://127.0.0.1:7070
@@ -47,7 +48,8 @@ func main() {
 	case *decodeAt != "":
 		err = decode(ctx, os.Stdout, *decodeAt, 0, func(addr string) { fmt.Println("at", addr) })
 	case *prefillTo != "":
-		err = prefill(ctx, *prefillTo, request{ID: 1, Tokens: 60, Blocks: []uint64{3, 7, 1, 40}}, []uint64{10, 12, 11, 63})
+		err = prefill(ctx, *prefillTo, request{ID: 1, Tokens: 60, Blocks: []uint64{3, 7, 1, 40}},
+			[]uint64{10, 12, 11, 63})
 	default:
 		err = both(ctx, os.Stdout)
 	}
@@ -70,7 +72,8 @@ func decode(ctx context.Context, out io.Writer, listen string, requests int, rea
 	}
 	defer func() { err = errors.Join(err, region.Close()) }()
 	arrived := make(chan request, 16)
-	node, err := transfer.Open(ctx, transfer.Options{Name: "decode", Listen: []string{listen}, Anonymous: identity.Write,
+	node, err := transfer.Open(ctx, transfer.Options{Name: "decode", Listen: []string{listen},
+		Anonymous: identity.Write,
 		OnTransfer: func(in transfer.Incoming) { // all blocks are in place and checked
 			var r request
 			if json.Unmarshal(in.Msg, &r) != nil {
@@ -111,7 +114,8 @@ func decode(ctx context.Context, out io.Writer, listen string, requests int, rea
 // content stands for what a model computes: each block of a request is filled with it.
 func content(id, block int) byte { return byte(id*31 + block) }
 
-// prefill computes a request's blocks in slots of its own and puts them into those of the decode node.
+// prefill computes a request's blocks in slots of its own and puts them into those of the decode
+// node.
 func prefill(ctx context.Context, addr string, r request, slots []uint64) (err error) {
 	region, err := cache("prefill")
 	if err != nil {
@@ -169,7 +173,8 @@ func both(ctx context.Context, out io.Writer) error {
 		for _, x := range []struct {
 			r     request
 			slots []uint64
-		}{{request{1, 60, []uint64{3, 7, 1, 40}}, []uint64{10, 12, 11, 63}}, {request{2, 20, []uint64{0, 2}}, []uint64{5, 4}}} {
+		}{{request{1, 60, []uint64{3, 7, 1, 40}}, []uint64{10, 12, 11, 63}},
+			{request{2, 20, []uint64{0, 2}}, []uint64{5, 4}}} {
 			if err := prefill(ctx, addr, x.r, x.slots); err != nil {
 				stop()
 				return errors.Join(err, <-ended)

@@ -22,10 +22,12 @@ func TestBounds(t *testing.T) {
 		ended <- decode(t.Context(), io.Discard, "tcp://127.0.0.1:0", 1, func(addr string) { at <- addr })
 	}()
 	addr := <-at
-	if err := prefill(t.Context(), addr, request{ID: 1, Blocks: []uint64{0, blocks}}, []uint64{0, 1}); !errors.Is(err, path.ErrBounds) {
+	if err := prefill(t.Context(), addr, request{ID: 1, Blocks: []uint64{0, blocks}}, []uint64{0, 1}); !errors.Is(err,
+		path.ErrBounds) {
 		t.Errorf("%v, expected one about bounds", err)
 	}
-	if err := prefill(t.Context(), addr, request{ID: 2, Tokens: 5, Blocks: []uint64{blocks - 1}}, []uint64{0}); err != nil {
+	if err := prefill(t.Context(), addr, request{ID: 2, Tokens: 5, Blocks: []uint64{blocks - 1}},
+		[]uint64{0}); err != nil {
 		t.Error(err)
 	}
 	if err := <-ended; err != nil {

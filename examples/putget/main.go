@@ -1,5 +1,5 @@
-// Putget moves bytes between the memories of two programs. One exports a region, the other puts into it and gets from it. As it is, both
-// are in this process; as two programs:
+// Putget moves bytes between the memories of two programs. One exports a region, the other puts
+// into it and gets from it. As it is, both are in this process; as two programs:
 //
 //	go run ./examples/putget
 //	go run ./examples/putget -serve tcp://127.0.0.1:7070
@@ -55,7 +55,8 @@ func serve(ctx context.Context, out io.Writer, listen string, ready func(addr st
 	node, err := transfer.Open(ctx, transfer.Options{
 		Name:   "server",
 		Listen: []string{listen},
-		// Processes of this user, on this machine alone: other machines need an identity (penstock pair).
+		// Processes of this user, on this machine alone: other machines need an identity (penstock
+		// pair).
 		Anonymous: identity.Read | identity.Write | identity.List,
 		// A completed put is in place and checked when this is called.
 		OnTransfer: func(in transfer.Incoming) {
@@ -68,7 +69,8 @@ func serve(ctx context.Context, out io.Writer, listen string, ready func(addr st
 		return err
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
-	if _, err := node.Export(region.All(), transfer.ExportOptions{Name: "memory", Rights: path.Read | path.Write}); err != nil {
+	if _, err := node.Export(region.All(), transfer.ExportOptions{Name: "memory",
+		Rights: path.Read | path.Write}); err != nil {
 		return err
 	}
 	ready(node.Addrs()[0])
@@ -105,7 +107,8 @@ func use(ctx context.Context, out io.Writer, addr string) (err error) {
 	if err != nil {
 		return err
 	}
-	// A transfer is a future: the spans belong to it until Wait returns. The message arrives with the bytes.
+	// A transfer is a future: the spans belong to it until Wait returns. The message arrives with
+	// the bytes.
 	put, err := peer.Put(ctx, []path.Copy{remote.At(0, sent)}, transfer.PutOptions{Msg: []byte("hello")})
 	if err != nil {
 		return err

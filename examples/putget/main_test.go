@@ -13,7 +13,8 @@ func Example() {
 	// Output: client: put 1048576 bytes and got them back
 }
 
-// The server reports the put with its message, and the client returns an error when the server is gone.
+// The server reports the put with its message, and the client returns an error when the server is
+// gone.
 func TestServe(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	said, out := io.Pipe()
@@ -23,7 +24,8 @@ func TestServe(t *testing.T) {
 	if err := use(t.Context(), io.Discard, addr); err != nil {
 		t.Error(err)
 	}
-	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || line != "server: 1048576 bytes of client: hello\n" {
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil ||
+		line != "server: 1048576 bytes of client: hello\n" {
 		t.Errorf("%q, %v", line, err)
 	}
 	stop()

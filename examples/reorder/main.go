@@ -1,10 +1,12 @@
-// Reorder receives samples of an instrument and makes tensors of them: each batch has 16 packets of 64 samples, int16 in network byte order, behind a sequence
-// number of 32 bits. It prints, for each batch, which packets are there and the first elements, which are fp16.
+// Reorder receives samples of an instrument and makes tensors of them: each batch has 16 packets of
+// 64 samples, int16 in network byte order, behind a sequence number of 32 bits. It prints, for each
+// batch, which packets are there and the first elements, which are fp16.
 //
 //	go run ./examples/reorder
 //	go run ./examples/reorder -address udp://:5000 -send=false
 //
-// As it is, the program sends the packets to itself over UDP, in another order than that of their numbers, and leaves some out.
+// As it is, the program sends the packets to itself over UDP, in another order than that of their
+// numbers, and leaves some out.
 package main
 
 import (
@@ -124,7 +126,8 @@ func run(ctx context.Context, out io.Writer, address string, batches int, self b
 		b.Release()
 	}
 	n := stage.Plans()[0]
-	fmt.Fprintf(out, "%d batches whole, %d partial, %d lost; %d packets placed, dropped: %v\n", n.Whole, n.Partial, n.Lost, n.Placed, n.Drops.String())
+	fmt.Fprintf(out, "%d batches whole, %d partial, %d lost; %d packets placed, dropped: %v\n", n.Whole, n.Partial,
+		n.Lost, n.Placed, n.Drops.String())
 	return nil
 }
 

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Each batch that is printed has the elements of its samples, and what was left out is missing in the map.
+// Each batch that is printed has the elements of its samples, and what was left out is missing in
+// the map.
 func TestSelf(t *testing.T) {
 	var out bytes.Buffer
 	if err := run(t.Context(), &out, "udp://127.0.0.1:0", 8, true); err != nil {
@@ -28,7 +29,8 @@ func TestSelf(t *testing.T) {
 		var id, n, of int
 		var places string
 		var v [4]float64
-		if _, err := fmt.Sscanf(l, "batch %d: %d of %d packets %s fp16 %f %f %f %f", &id, &n, &of, &places, &v[0], &v[1], &v[2], &v[3]); err != nil {
+		if _, err := fmt.Sscanf(l, "batch %d: %d of %d packets %s fp16 %f %f %f %f", &id, &n, &of, &places, &v[0],
+			&v[1], &v[2], &v[3]); err != nil {
 			t.Fatal(l, err)
 		}
 		if id != i || of != 16 || strings.Count(places, "#") != n || len(places) != 16 {
@@ -46,7 +48,8 @@ func TestSelf(t *testing.T) {
 		}
 	}
 	var whole, partial, lost int
-	if _, err := fmt.Sscanf(lines[8], "%d batches whole, %d partial, %d lost; %d packets placed", &whole, &partial, &lost, &placed); err != nil || placed != all || whole+partial != 8 || partial == 0 || lost != 0 {
+	if _, err := fmt.Sscanf(lines[8], "%d batches whole, %d partial, %d lost; %d packets placed", &whole, &partial,
+		&lost, &placed); err != nil || placed != all || whole+partial != 8 || partial == 0 || lost != 0 {
 		t.Error(lines[8], err)
 	}
 }

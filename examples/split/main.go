@@ -1,6 +1,7 @@
-// Split receives packets with their headers in one memory and their payload in another, as an accelerator wants it: the payload's
-// pool may be any memory that the engine takes. As it is, the program sends itself datagrams over a port of the simulator that is
-// looped to itself; with an interface it takes what comes there:
+// Split receives packets with their headers in one memory and their payload in another, as an
+// accelerator wants it: the payload's pool may be any memory that the engine takes. As it is, the
+// program sends itself datagrams over a port of the simulator that is looped to itself; with an
+// interface it takes what comes there:
 //
 //	go run ./examples/split
 //	go run ./examples/split -address eth0
@@ -67,7 +68,8 @@ func split(ctx context.Context, out io.Writer, address, name string, packets int
 		return err
 	}
 	defer port.Close()
-	// Two pools make header/data split. Without SplitAt the border is behind the UDP or TCP header, wherever that is.
+	// Two pools make header/data split. Without SplitAt the border is behind the UDP or TCP header,
+	// wherever that is.
 	q, err := port.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{headers, data}})
 	if err != nil {
 		return err
@@ -110,7 +112,8 @@ func send(port engine.Port, pool *mem.Pool, packets int) error {
 		return err
 	}
 	mac := port.Info().MAC
-	f := packet.UDPFrame{SrcMAC: mac, DstMAC: mac, Src: netip.MustParseAddrPort("10.0.0.1:4000"), Dst: netip.MustParseAddrPort("10.0.0.2:5000")}
+	f := packet.UDPFrame{SrcMAC: mac, DstMAC: mac, Src: netip.MustParseAddrPort("10.0.0.1:4000"),
+		Dst: netip.MustParseAddrPort("10.0.0.2:5000")}
 	b := burst.New(packets)
 	defer b.Release()
 	if _, err := tx.Alloc(b, packets, f.HeaderLen()+1000); err != nil {

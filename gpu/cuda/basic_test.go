@@ -24,7 +24,8 @@ func TestBasic(t *testing.T) {
 	m := must[*gpu.Module](t)(c.Load(kernels.Copy))
 	defer func() { ok(t, m.Close()) }()
 	k := must[*gpu.Kernel](t)(m.Kernel("copy"))
-	call := must[*gpu.Call](t)(k.Prepare(gpu.Buffer(b.All()), gpu.U64(0), gpu.Buffer(a.All()), gpu.U64(0), gpu.U64(100)))
+	call := must[*gpu.Call](t)(k.Prepare(gpu.Buffer(b.All()), gpu.U64(0), gpu.Buffer(a.All()), gpu.U64(0),
+		gpu.U64(100)))
 	defer func() { ok(t, call.Close()) }()
 	ok(t, s.Launch(call, gpu.Grid{Groups: 3, Group: 64}))
 	ok(t, s.Wait(t.Context()))

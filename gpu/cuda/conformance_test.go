@@ -8,8 +8,9 @@ import (
 	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
 )
 
-// The suite of runtimes on the fake driver, which reports every call that the manual does not allow. Kernels are the C functions of testdata, made of the OpenCL C
-// that their PTX is made of: what the suite says of kernels' results is true of launches and arguments, not of the PTX.
+// The suite of runtimes on the fake driver, which reports every call that the manual does not
+// allow. Kernels are the C functions of testdata, made of the OpenCL C that their PTX is made of:
+// what the suite says of kernels' results is true of launches and arguments, not of the PTX.
 func TestConformance(t *testing.T) {
 	library, _ := built(t)
 	var f *fake.Control

@@ -105,7 +105,8 @@ func (c *cudaContext) allocDevice(o driver.MemorySpec) (*memory, error) {
 		return nil, err
 	}
 	if pad > 0 && o.Size >= o.Align {
-		// The driver aligns large memory to what it is made of, commonly 2 MiB: then no padding is needed, which would double small multiples of that.
+		// The driver aligns large memory to what it is made of, commonly 2 MiB: then no padding is
+		// needed, which would double small multiples of that.
 		p, err := c.c.Alloc(o.Size)
 		if err != nil {
 			return nil, err
@@ -140,7 +141,10 @@ func (c *cudaContext) allocHost(o driver.MemorySpec) (*memory, error) {
 		return nil, err
 	}
 	skip := -p & uintptr(o.Align-1)
-	m := &memory{c: c, kind: o.Kind, at: cuda.Pointer(p + skip), bytes: dl.Bytes(p+skip, int(o.Size)), end: func() error { return c.c.FreeHost(p) }}
+	m := &memory{c: c, kind: o.Kind, at: cuda.Pointer(p + skip), bytes: dl.Bytes(p+skip, int(o.Size)),
+		end: func() error {
+			return c.c.FreeHost(p)
+		}}
 	if o.Kind == driver.PinnedMemory {
 		return m, nil
 	}
@@ -158,7 +162,9 @@ func (c *cudaContext) allocHost(o driver.MemorySpec) (*memory, error) {
 // Adopt pins host memory of others.
 func (c *cudaContext) Adopt(b []byte) (driver.Memory, error) {
 	p := sys.Address(b)
-	m := &memory{c: c, kind: driver.PinnedMemory, at: cuda.Pointer(p), bytes: b, end: func() error { return c.c.Unregister(p) }}
+	m := &memory{c: c, kind: driver.PinnedMemory, at: cuda.Pointer(p), bytes: b, end: func() error {
+		return c.c.Unregister(p)
+	}}
 	flags := cuda.HostPortable
 	if c.info.Capabilities.Has(driver.CapMapped) {
 		m.kind = driver.MappedMemory
@@ -195,15 +201,17 @@ func (c *cudaContext) AdoptAddress(addr, size uint64) (driver.Memory, error) {
 	}
 	off := uint64(p - in.Base)
 	if p < in.Base || off > in.Size || size > in.Size-off {
-		return nil, fmt.Errorf("%w: %d bytes from %d on, but the allocation there has %d", gpu.ErrBounds, size, off, in.Size)
+		return nil, fmt.Errorf("%w: %d bytes from %d on, but the allocation there has %d", gpu.ErrBounds, size, off,
+			in.Size)
 	}
-	return &memory{c: c, kind: driver.DeviceMemory, base: in.Base, at: p, addr: p, after: in.Size - off - size, adopted: true, end: func() error {
-		now, err := c.c.Inspect(p)
-		if err == nil && now.BufferID != in.BufferID {
-			err = fmt.Errorf("%w: its owner gave it back while it was adopted", cuda.ErrDriver)
-		}
-		return err
-	}}, nil
+	return &memory{c: c, kind: driver.DeviceMemory, base: in.Base, at: p, addr: p, after: in.Size - off - size,
+		adopted: true, end: func() error {
+			now, err := c.c.Inspect(p)
+			if err == nil && now.BufferID != in.BufferID {
+				err = fmt.Errorf("%w: its owner gave it back while it was adopted", cuda.ErrDriver)
+			}
+			return err
+		}}, nil
 }
 
 func (m *memory) Addr() uint64  { return uint64(m.addr) }
@@ -211,7 +219,8 @@ func (m *memory) Bytes() []byte { return m.bytes }
 
 func (m *memory) Close() error { return translate(m.end()) }
 
-// Around is for adopted memory: only that may be a part of an allocation of others, or begin anywhere in it.
+// Around is for adopted memory: only that may be a part of an allocation of others, or begin
+// anywhere in it.
 func (m *memory) Around() (before, after uint64) {
 	if !m.adopted {
 		return 0, 0
@@ -219,7 +228,8 @@ func (m *memory) Around() (before, after uint64) {
 	return uint64(m.at - m.base), m.after
 }
 
-// ExportDMABuf also makes the driver's own copies of the memory synchronous, as they must be where others write it.
+// ExportDMABuf also makes the driver's own copies of the memory synchronous, as they must be where
+// others write it.
 func (m *memory) ExportDMABuf(off int64, n uint64) (int, error) {
 	p := m.addr + cuda.Pointer(off)
 	if err := m.c.c.SyncMemops(m.addr, true); err != nil {
@@ -235,7 +245,8 @@ func (m *memory) ExportDMABuf(off int64, n uint64) (int, error) {
 // FlushWrites implements driver.WriteFlusher.
 func (c *cudaContext) FlushWrites() error { return translate(c.c.FlushWrites(cuda.OrderingOwner)) }
 
-// ipcSize is the length of what ExportIPC gives: the driver's handle, and where in the allocation the memory begins.
+// ipcSize is the length of what ExportIPC gives: the driver's handle, and where in the allocation
+// the memory begins.
 const ipcSize = len(cuda.Handle{}) + 8
 
 func (m *memory) ExportIPC() ([]byte, error) {
@@ -246,10 +257,12 @@ func (m *memory) ExportIPC() ([]byte, error) {
 	return binary.LittleEndian.AppendUint64(h[:], uint64(m.at-m.base)), nil
 }
 
-// OpenIPC opens memory of another process. The handle and the size are that one's word: both are held against what the driver says of the allocation.
+// OpenIPC opens memory of another process. The handle and the size are that one's word: both are
+// held against what the driver says of the allocation.
 func (c *cudaContext) OpenIPC(handle []byte, size uint64) (driver.Memory, error) {
 	if len(handle) != ipcSize {
-		return nil, fmt.Errorf("%w: a handle of %d bytes: expected %d, as gpu/cuda exports it", gpu.ErrArgument, len(handle), ipcSize)
+		return nil, fmt.Errorf("%w: a handle of %d bytes: expected %d, as gpu/cuda exports it", gpu.ErrArgument,
+			len(handle), ipcSize)
 	}
 	h := cuda.Handle(handle)
 	off := binary.LittleEndian.Uint64(handle[len(h):])
@@ -259,12 +272,15 @@ func (c *cudaContext) OpenIPC(handle []byte, size uint64) (driver.Memory, error)
 	}
 	_, have, err := c.c.Range(p)
 	if err == nil && (off > have || size > have-off) {
-		return nil, errors.Join(fmt.Errorf("%w: %d bytes from %d on, but the other process' allocation has %d", gpu.ErrBounds, size, off, have),
+		return nil, errors.Join(fmt.Errorf("%w: %d bytes from %d on, but the other process' allocation has %d",
+			gpu.ErrBounds, size, off, have),
 			translate(c.c.CloseShared(p)))
 	}
 	if err != nil {
 		return nil, translate(errors.Join(err, c.c.CloseShared(p)))
 	}
 	at := p + cuda.Pointer(off)
-	return &memory{c: c, kind: driver.DeviceMemory, base: p, at: at, addr: at, end: func() error { return c.c.CloseShared(p) }}, nil
+	return &memory{c: c, kind: driver.DeviceMemory, base: p, at: at, addr: at, end: func() error {
+		return c.c.CloseShared(p)
+	}}, nil
 }

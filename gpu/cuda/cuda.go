@@ -18,8 +18,9 @@ type Options struct {
 	Library string
 }
 
-// Open loads the driver and finds its devices. Without a driver or a device the error wraps [gpu.ErrUnavailable] and says what to install. The driver stays
-// loaded after Close, until the process ends.
+// Open loads the driver and finds its devices. Without a driver or a device the error wraps
+// [gpu.ErrUnavailable] and says what to install. The driver stays loaded after Close, until the
+// process ends.
 func Open(o Options) (*gpu.Runtime, error) {
 	r, err := load(o)
 	if err != nil {
@@ -39,7 +40,8 @@ func load(o Options) (*cudaRuntime, error) {
 		return nil, fmt.Errorf("gpu/cuda: %w", translate(err))
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("gpu/cuda: %w: the driver sees no device: see nvidia-smi and CUDA_VISIBLE_DEVICES", gpu.ErrUnavailable)
+		return nil, fmt.Errorf("gpu/cuda: %w: the driver sees no device: see nvidia-smi and CUDA_VISIBLE_DEVICES",
+			gpu.ErrUnavailable)
 	}
 	r := &cudaRuntime{d: d}
 	for _, dev := range found {
@@ -85,7 +87,8 @@ func (d *device) Open() (driver.Context, error) {
 const (
 	// align of memory: what cuMemAlloc promises. Host memory begins at pages.
 	align = 256
-	// argAlign of what kernels are given: the widest access of one work-item. A misaligned one would lose the device.
+	// argAlign of what kernels are given: the widest access of one work-item. A misaligned one
+	// would lose the device.
 	argAlign = 16
 )
 
@@ -111,7 +114,8 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 		Runtime: "cuda", Index: d.Ordinal(), Name: in.Name, Driver: "CUDA " + cuda.Version(d.Driver().Version()),
 		Arch: fmt.Sprintf("sm_%d%d", in.Major, in.Minor), Bus: in.Bus, NUMANode: node(in),
 		Memory: in.Memory, MaxAlloc: in.Memory, Align: align, ArgAlign: argAlign,
-		Units: in.Multiprocessors, MaxGroup: uint32(in.MaxThreadsPerBlock), MaxGroups: uint32(groups), Watchdog: watchdog != 0,
+		Units: in.Multiprocessors, MaxGroup: uint32(in.MaxThreadsPerBlock), MaxGroups: uint32(groups),
+		Watchdog: watchdog != 0,
 	}
 	peers, err := reaches(d, all)
 	if err != nil {
@@ -129,8 +133,10 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	mapped := in.MapHostMemory && in.UnifiedAddressing
 	offer(driver.CapMapped, mapped, "the device does not map host memory")
 	offer(driver.CapShared, mapped, "host and device have no addresses in common")
-	offer(driver.CapSharedAtomics, mapped && in.Major >= 7, "operations of the system's scope need mapped host memory and an architecture of sm_70 or later")
-	c.Missing(driver.CapDeviceBytes, "device memory is not mapped for the CPU (that takes the module gdrdrv of GDRCopy): copy")
+	offer(driver.CapSharedAtomics, mapped && in.Major >= 7,
+		"operations of the system's scope need mapped host memory and an architecture of sm_70 or later")
+	c.Missing(driver.CapDeviceBytes,
+		"device memory is not mapped for the CPU (that takes the module gdrdrv of GDRCopy): copy")
 	offer(driver.CapPriorities, in.StreamPriorities, "the device knows no priorities")
 	c.Missing(driver.CapSource, "the driver compiles PTX, not OpenCL C: use the program's PTX, or the runtime opencl")
 	c.Missing(driver.CapGoKernels, "kernels in Go run on the runtime host")
@@ -138,29 +144,37 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	case concurrent == 0:
 		c.Missing(driver.CapResident, "the device runs one kernel at a time")
 	case !c.Has(driver.CapSharedAtomics):
-		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+c[driver.CapSharedAtomics].Why)
+		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+
+			c[driver.CapSharedAtomics].Why)
 	default:
 		c.Set(driver.CapResident)
 	}
 	offer(driver.CapAdopt, in.HostRegister, "the driver cannot pin memory that exists already on this device")
 	offer(driver.CapPeer, peers == "", peers)
-	offer(driver.CapIPC, d.Driver().Has(cuda.IPC) == nil && in.UnifiedAddressing, missing(d.Driver().Has(cuda.IPC), "the device shares no memory between processes"))
+	offer(driver.CapIPC, d.Driver().Has(cuda.IPC) == nil && in.UnifiedAddressing,
+		missing(d.Driver().Has(cuda.IPC), "the device shares no memory between processes"))
 	offer(driver.CapDMABuf, d.Driver().Has(cuda.DMABuf) == nil && in.DMABuf,
-		missing(d.Driver().Has(cuda.DMABuf), "the driver exports no dma-buf for this device: it takes NVIDIA's open kernel modules and Linux 5.12 or later"))
-	// Where the device does not order what network cards write, users of the context must flush it: else kernels may see less than was written.
+		missing(d.Driver().Has(cuda.DMABuf),
+			"the driver exports no dma-buf for this device: it takes NVIDIA's open kernel modules and Linux 5.12 "+
+				"or later"))
+	// Where the device does not order what network cards write, users of the context must flush it:
+	// else kernels may see less than was written.
 	f.FlushWrites = in.Ordering < cuda.OrderingOwner
 	flushable := in.FlushByHost && d.Driver().Has(cuda.FlushWrites) == nil
 	switch {
 	case !in.GPUDirectRDMA:
-		c.Missing(driver.CapGPUDirect, "the device or its driver has no GPUDirect RDMA: it takes a card for data centres or workstations")
+		c.Missing(driver.CapGPUDirect,
+			"the device or its driver has no GPUDirect RDMA: it takes a card for data centres or workstations")
 	case f.FlushWrites && !flushable:
 		f.FlushWrites = false
-		c.Missing(driver.CapGPUDirect, missing(d.Driver().Has(cuda.FlushWrites), "the device does not order what network cards write, and the driver cannot flush it for the CPU"))
+		c.Missing(driver.CapGPUDirect, missing(d.Driver().Has(cuda.FlushWrites),
+			"the device does not order what network cards write, and the driver cannot flush it for the CPU"))
 	default:
 		c.Set(driver.CapGPUDirect)
 	}
 	f.FlushWrites = f.FlushWrites && in.GPUDirectRDMA
-	offer(driver.CapAdoptAddress, in.UnifiedAddressing, "host and device have no addresses in common, so that the driver knows none of them")
+	offer(driver.CapAdoptAddress, in.UnifiedAddressing,
+		"host and device have no addresses in common, so that the driver knows none of them")
 	return f, nil
 }
 
@@ -189,7 +203,8 @@ func reaches(d *cuda.Device, all []*cuda.Device) (string, error) {
 			return "", err
 		}
 		if !ok {
-			return fmt.Sprintf("device %d does not reach device %d: see nvidia-smi topo -p2p r, and IOMMU and ACS of the bus", d.Ordinal(), p.Ordinal()), nil
+			return fmt.Sprintf("device %d does not reach device %d: see nvidia-smi topo -p2p r, and IOMMU and ACS of "+
+				"the bus", d.Ordinal(), p.Ordinal()), nil
 		}
 	}
 	return "", nil

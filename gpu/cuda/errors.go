@@ -18,7 +18,8 @@ var kinds = []struct{ from, to error }{
 	{cuda.ErrDriver, driver.ErrDriver},
 }
 
-// translate makes an error of internal/cuda one of package gpu: with its kind, and with everything that it says. What is of no kind the driver refused.
+// translate makes an error of internal/cuda one of package gpu: with its kind, and with everything
+// that it says. What is of no kind the driver refused.
 func translate(err error) error {
 	if err == nil {
 		return nil
@@ -34,7 +35,8 @@ func translate(err error) error {
 	if !errors.As(err, &e) {
 		return fmt.Errorf("%w: %w", kind, err)
 	}
-	out := &driver.Error{Kind: kind, Op: e.Call, Code: int(e.Result), Name: e.Result.String(), Text: e.Detail, Hint: e.Result.Hint()}
+	out := &driver.Error{Kind: kind, Op: e.Call, Code: int(e.Result), Name: e.Result.String(), Text: e.Detail,
+		Hint: e.Result.Hint()}
 	if l := (*cuda.LoadError)(nil); errors.As(err, &l) {
 		out.Log = l.Log
 		if e.Result == cuda.ErrorInvalidPTX {

@@ -16,7 +16,8 @@ import (
 	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/cuda"
 )
 
-// scenario uses about everything of a device and closes all of it. It goes on after an error as a user would who closes what there is, and returns the first.
+// scenario uses about everything of a device and closes all of it. It goes on after an error as a
+// user would who closes what there is, and returns the first.
 func scenario(library string) (err error) {
 	rt, err := Open(Options{Library: library})
 	if err != nil {
@@ -78,8 +79,10 @@ func scenario(library string) (err error) {
 	for i := range pinned.Bytes() {
 		pinned.Bytes()[i] = 7
 	}
-	if _, err := s.Enqueue([]gpu.Op{gpu.RecordOp(e), gpu.CopyOp(device.All(), pinned.All()), gpu.LaunchOp(call, gpu.Grid{Groups: 1, Group: 32}),
-		gpu.FillOp(mapped.All(), 1, 4), gpu.CopyOp(mapped.All(), device.All()), gpu.WaitForOp(e), gpu.RecordOp(later)}); err != nil {
+	if _, err := s.Enqueue([]gpu.Op{gpu.RecordOp(e), gpu.CopyOp(device.All(), pinned.All()),
+		gpu.LaunchOp(call, gpu.Grid{Groups: 1, Group: 32}),
+		gpu.FillOp(mapped.All(), 1, 4), gpu.CopyOp(mapped.All(), device.All()), gpu.WaitForOp(e),
+		gpu.RecordOp(later)}); err != nil {
 		return err
 	}
 	if err := errors.Join(later.Wait(context.Background()), s.Wait(context.Background())); err != nil {
@@ -101,21 +104,27 @@ func scenario(library string) (err error) {
 
 // used are the functions of the driver that the scenario calls.
 var used = []string{
-	"cuInit", "cuDriverGetVersion", "cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceTotalMem", "cuDeviceGetAttribute",
-	"cuDeviceGetPCIBusId", "cuDeviceCanAccessPeer", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease", "cuCtxSetCurrent", "cuCtxGetStreamPriorityRange",
-	"cuStreamCreateWithPriority", "cuStreamDestroy", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostGetDevicePointer",
-	"cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime", "cuEventDestroy",
+	"cuInit", "cuDriverGetVersion", "cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid",
+	"cuDeviceTotalMem", "cuDeviceGetAttribute",
+	"cuDeviceGetPCIBusId", "cuDeviceCanAccessPeer", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease",
+	"cuCtxSetCurrent", "cuCtxGetStreamPriorityRange",
+	"cuStreamCreateWithPriority", "cuStreamDestroy", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost",
+	"cuMemHostGetDevicePointer",
+	"cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuEventCreate", "cuEventRecord", "cuEventQuery",
+	"cuEventElapsedTime", "cuEventDestroy",
 	"cuStreamWaitEvent", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemsetD32Async", "cuLaunchKernel", "cuMemGetInfo",
 }
 
-// Every call that fails gives its error of its kind, with the driver's name for it, and nothing is left behind but what could not be given back.
+// Every call that fails gives its error of its kind, with the driver's name for it, and nothing is
+// left behind but what could not be given back.
 func TestEveryCallFails(t *testing.T) {
 	library, f := start(t, "")
 	if err := scenario(library); err != nil {
 		t.Fatal(err)
 	}
 	clean(t, f)
-	results := map[string]error{"OUT_OF_MEMORY": gpu.ErrOutOfMemory, "NO_DEVICE": gpu.ErrUnavailable, "NOT_SUPPORTED": gpu.ErrUnsupported, "INVALID_HANDLE": gpu.ErrDriver,
+	results := map[string]error{"OUT_OF_MEMORY": gpu.ErrOutOfMemory, "NO_DEVICE": gpu.ErrUnavailable,
+		"NOT_SUPPORTED": gpu.ErrUnsupported, "INVALID_HANDLE": gpu.ErrDriver,
 		"LAUNCH_FAILED": gpu.ErrDeviceLost}
 	for _, name := range used {
 		if f.Calls(name) <= 0 && f.Calls(name+"_v2") <= 0 {
@@ -123,7 +132,8 @@ func TestEveryCallFails(t *testing.T) {
 		}
 	}
 	for _, name := range used {
-		ends := strings.Contains(name, "Free") || strings.Contains(name, "Destroy") || strings.Contains(name, "Release") || strings.Contains(name, "Unload")
+		ends := strings.Contains(name, "Free") || strings.Contains(name, "Destroy") ||
+			strings.Contains(name, "Release") || strings.Contains(name, "Unload")
 		for result, kind := range results {
 			library, f = start(t, fmt.Sprintf("fail %s CUDA_ERROR_%s", name, result))
 			err := scenario(library)
@@ -133,7 +143,8 @@ func TestEveryCallFails(t *testing.T) {
 				if err != nil {
 					t.Errorf("%s gives %s: %v", name, result, err)
 				}
-			case !errors.Is(err, kind) || !strings.Contains(err.Error(), "CUDA_ERROR_"+result) || !strings.Contains(err.Error(), name):
+			case !errors.Is(err, kind) || !strings.Contains(err.Error(), "CUDA_ERROR_"+result) ||
+				!strings.Contains(err.Error(), name):
 				t.Errorf("%s gives %s: %v", name, result, err)
 			}
 			var e *gpu.Error
@@ -149,8 +160,9 @@ func TestEveryCallFails(t *testing.T) {
 	start(t, "")
 }
 
-// A device that is lost under queued work: each call of its context fails once it is known, everything is given back, the other device goes on, and
-// a new context has the same error until the process starts again.
+// A device that is lost under queued work: each call of its context fails once it is known,
+// everything is given back, the other device goes on, and a new context has the same error until
+// the process starts again.
 func TestLostInTheMiddle(t *testing.T) {
 	rt, f := lossy(t)
 	c := must[*gpu.Context](t)(rt.Devices()[0].Open())
@@ -225,11 +237,13 @@ func TestUnavailable(t *testing.T) {
 		t.Errorf("no driver: %v", err)
 	}
 	library, _ := start(t, "devices 0")
-	if _, err = Open(Options{Library: library}); !errors.Is(err, gpu.ErrUnavailable) || !strings.Contains(err.Error(), "nvidia-smi") {
+	if _, err = Open(Options{Library: library}); !errors.Is(err, gpu.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "nvidia-smi") {
 		t.Errorf("no device: %v", err)
 	}
 	library, _ = start(t, "driver 10020")
-	if _, err = Open(Options{Library: library}); !errors.Is(err, gpu.ErrDriver) || !strings.Contains(err.Error(), "update") {
+	if _, err = Open(Options{Library: library}); !errors.Is(err, gpu.ErrDriver) ||
+		!strings.Contains(err.Error(), "update") {
 		t.Errorf("an old driver: %v", err)
 	}
 }
@@ -237,7 +251,9 @@ func TestUnavailable(t *testing.T) {
 // The form of a program: the newest that device and driver take.
 func TestPrograms(t *testing.T) {
 	ptx := func(sm, version int) driver.PTX {
-		return driver.PTX{SM: sm, Version: version, Text: fmt.Sprintf(".version %d.%d\n.target sm_%d\n.address_size 64\n.visible .entry fill()\n{\nret;\n}\n", version/10, version%10, sm)}
+		return driver.PTX{SM: sm, Version: version,
+			Text: fmt.Sprintf(".version %d.%d\n.target sm_%d\n.address_size 64\n.visible .entry fill()\n{\nret;\n}\n",
+				version/10, version%10, sm)}
 	}
 	var f *fake.Control
 	try := func(script string, forms ...driver.PTX) (version int, err error) {
@@ -273,7 +289,9 @@ func TestPrograms(t *testing.T) {
 		{"an old driver takes the older text", sm75 + "driver 11000", []driver.PTX{ptx(75, 83), ptx(70, 60)}, 60, nil, "", 2},
 		{"no text that the driver reads", sm75 + "driver 11000", []driver.PTX{ptx(70, 83)}, 0, gpu.ErrArch, "PTX 8.3 for sm_70", 1},
 		{"none at all", sm75, nil, 0, gpu.ErrArch, "sm_75", 0},
-		{"text that is wrong", sm75, []driver.PTX{{SM: 70, Version: 60, Text: ".version 6.0\n.target sm_70\n.address_size 64\n.visible .entry fill(.param .x y)\n"}}, 0, gpu.ErrBuild, "line 4", 1},
+		{"text that is wrong", sm75, []driver.PTX{{SM: 70, Version: 60,
+			Text: ".version 6.0\n.target sm_70\n.address_size 64\n.visible .entry fill(.param .x y)\n"}}, 0,
+			gpu.ErrBuild, "line 4", 1},
 		{"no such kernel", sm75, []driver.PTX{{SM: 70, Version: 60, Text: ".version 6.0\n.target sm_70\n.address_size 64\n"}}, 0, gpu.ErrDriver, `"fill"`, 1},
 	} {
 		switch v, err := try(c.script, c.forms...); {
@@ -339,7 +357,8 @@ func TestCapabilities(t *testing.T) {
 	start(t, "")
 }
 
-// On a device that shows a picture launches end before its watchdog does something, and the kernel goes on.
+// On a device that shows a picture launches end before its watchdog does something, and the kernel
+// goes on.
 func TestWatchdog(t *testing.T) {
 	rt, _ := opened(t, "devices 1; device 0 attribute KERNEL_EXEC_TIMEOUT 1")
 	d := rt.Devices()[0]
@@ -354,7 +373,8 @@ func TestWatchdog(t *testing.T) {
 	words := must[*gpu.Memory](t)(c.Alloc(gpu.MemoryOptions{Kind: gpu.MappedMemory, Size: 8}))
 	defer func() { ok(t, words.Close()) }()
 	o := gpu.ResidentOptions{Grid: gpu.Grid{Groups: 1, Group: 32}, Turn: 2 * time.Second}
-	if _, err := c.NewResident(k, o, gpu.Buffer(words.All())); !errors.Is(err, gpu.ErrArgument) || !strings.Contains(err.Error(), "watchdog") {
+	if _, err := c.NewResident(k, o, gpu.Buffer(words.All())); !errors.Is(err, gpu.ErrArgument) ||
+		!strings.Contains(err.Error(), "watchdog") {
 		t.Errorf("turns of 2 s on a device with a watchdog: %v", err)
 	}
 	o.Turn = 0
@@ -368,7 +388,8 @@ func TestWatchdog(t *testing.T) {
 
 // Writes of network cards are flushed where the device does not order them, and only there.
 func TestFlushWrites(t *testing.T) {
-	for script, flushes := range map[string]bool{"": false, "device 0 attribute GPU_DIRECT_RDMA_WRITES_ORDERING 0": true,
+	for script, flushes := range map[string]bool{"": false,
+		"device 0 attribute GPU_DIRECT_RDMA_WRITES_ORDERING 0":                                                 true,
 		"device 0 attribute GPU_DIRECT_RDMA_WRITES_ORDERING 0; device 0 attribute GPU_DIRECT_RDMA_SUPPORTED 0": false} {
 		library, f := start(t, script)
 		rt := must[*gpu.Runtime](t)(Open(Options{Library: library}))

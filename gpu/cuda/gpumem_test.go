@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Its memory as regions, on the fake driver, which reports every call that the manual does not allow.
+// Its memory as regions, on the fake driver, which reports every call that the manual does not
+// allow.
 func TestMemory(t *testing.T) {
 	library, _ := built(t)
 	var f *fake.Control
@@ -97,7 +98,8 @@ func regions(library string) (err error) {
 	return sys.Close(fd)
 }
 
-// Every call that fails now and then, and every one that fails from some time on, is an error or no harm, and nothing is left: no region, object or descriptor.
+// Every call that fails now and then, and every one that fails from some time on, is an error or no
+// harm, and nothing is left: no region, object or descriptor.
 func TestMemoryWhenCallsFail(t *testing.T) {
 	library, f := start(t, "")
 	ok(t, regions(library))
@@ -106,8 +108,10 @@ func TestMemoryWhenCallsFail(t *testing.T) {
 	if slow {
 		results = results[1:2]
 	}
-	for _, name := range []string{"cuStreamCreateWithPriority", "cuEventCreate", "cuMemHostAlloc", "cuMemAlloc", "cuMemHostRegister", "cuMemHostGetDevicePointer",
-		"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventQuery", "cuIpcGetMemHandle", "cuMemGetHandleForAddressRange", "cuPointerSetAttribute"} {
+	for _, name := range []string{"cuStreamCreateWithPriority", "cuEventCreate", "cuMemHostAlloc", "cuMemAlloc",
+		"cuMemHostRegister", "cuMemHostGetDevicePointer",
+		"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventQuery", "cuIpcGetMemHandle",
+		"cuMemGetHandleForAddressRange", "cuPointerSetAttribute"} {
 		for _, result := range results {
 			errs := 0
 			for call := range 40 {
@@ -137,7 +141,8 @@ func TestMemoryWhenCallsFail(t *testing.T) {
 	start(t, "")
 }
 
-// On a slow device no move ends before its copy, and the provider gives back no memory under a copy whose user has dropped the move.
+// On a slow device no move ends before its copy, and the provider gives back no memory under a copy
+// whose user has dropped the move.
 func TestMemoryOfASlowDevice(t *testing.T) {
 	rt, f := opened(t, "latency copy 3ms")
 	c := must[*gpu.Context](t)(rt.Devices()[0].Open())
@@ -213,7 +218,8 @@ func TestMoveWithoutAnEnd(t *testing.T) {
 	ok(t, errors.Join(dev.Close(), h.Close(), p.Close(), c.Close()))
 }
 
-// A region of device memory is one allocation of the driver, as large as the region, and begins where a dma-buf can.
+// A region of device memory is one allocation of the driver, as large as the region, and begins
+// where a dma-buf can.
 func TestRegionsAreAllocations(t *testing.T) {
 	rt, f := opened(t, "")
 	c := must[*gpu.Context](t)(rt.Devices()[0].Open())

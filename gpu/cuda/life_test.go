@@ -22,7 +22,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Goroutines that change threads at every chance use both devices at once. The fake reports each call on a thread without the right context.
+// Goroutines that change threads at every chance use both devices at once. The fake reports each
+// call on a thread without the right context.
 func TestThreads(t *testing.T) {
 	rt, f := opened(t, "")
 	var contexts []*gpu.Context
@@ -90,7 +91,8 @@ func TestOpenAndClose(t *testing.T) {
 		maps := must[[]byte](t)(os.ReadFile("/proc/self/maps"))
 		statm := strings.Fields(string(must[[]byte](t)(os.ReadFile("/proc/self/statm"))))
 		pages := must[int](t)(strconv.Atoi(statm[1]))
-		return state{len(must[[]os.DirEntry](t)(os.ReadDir("/proc/self/fd"))), runtime.NumGoroutine(), bytes.Count(maps, []byte("\n")), pages * os.Getpagesize() >> 20}
+		return state{len(must[[]os.DirEntry](t)(os.ReadDir("/proc/self/fd"))), runtime.NumGoroutine(),
+			bytes.Count(maps, []byte("\n")), pages * os.Getpagesize() >> 20}
 	}
 	rounds := 1000
 	if slow {
@@ -100,16 +102,19 @@ func TestOpenAndClose(t *testing.T) {
 	for range rounds {
 		cycle()
 	}
-	// A stream's thread ends a moment after its stream: ask until it has. Only what grows with the number of rounds is a leak.
+	// A stream's thread ends a moment after its stream: ask until it has. Only what grows with the
+	// number of rounds is a leak.
 	after := look()
-	if after.descriptors > before.descriptors+10 || after.goroutines > before.goroutines || after.mappings > before.mappings+200 ||
+	if after.descriptors > before.descriptors+10 || after.goroutines > before.goroutines ||
+		after.mappings > before.mappings+200 ||
 		after.resident > before.resident+64 {
 		t.Errorf("before %+v, after %d rounds %+v", before, rounds, after)
 	}
 	clean(t, f)
 }
 
-// Two contexts of a device are one to the driver: what the first has made for itself ends with it, and not with the second.
+// Two contexts of a device are one to the driver: what the first has made for itself ends with it,
+// and not with the second.
 func TestTwoContextsOfADevice(t *testing.T) {
 	rt, f := opened(t, "")
 	stays := must[*gpu.Context](t)(rt.Devices()[0].Open())
@@ -125,7 +130,8 @@ func TestTwoContextsOfADevice(t *testing.T) {
 	ok(t, stays.Close())
 }
 
-// Between devices a stream asks the driver for a copy between contexts; to and from host memory, pinned for all, for a plain one.
+// Between devices a stream asks the driver for a copy between contexts; to and from host memory,
+// pinned for all, for a plain one.
 func TestCopiesBetweenDevices(t *testing.T) {
 	rt, f := opened(t, "")
 	var c [2]*gpu.Context
@@ -136,7 +142,8 @@ func TestCopiesBetweenDevices(t *testing.T) {
 	}
 	p := must[*gpu.Memory](t)(c[1].Alloc(gpu.MemoryOptions{Kind: gpu.PinnedMemory, Size: 4096}))
 	s := must[*gpu.Stream](t)(c[0].NewStream(gpu.StreamOptions{}))
-	ok(t, errors.Join(s.Fill(m[0].All(), 0x01020304, 4), s.Copy(m[1].All(), m[0].All()), s.Copy(p.All(), m[0].All()), s.Wait(t.Context())))
+	ok(t, errors.Join(s.Fill(m[0].All(), 0x01020304, 4), s.Copy(m[1].All(), m[0].All()), s.Copy(p.All(), m[0].All()),
+		s.Wait(t.Context())))
 	if n := f.Calls("cuMemcpyPeerAsync"); n != 1 {
 		t.Errorf("%d copies between contexts, want 1", n)
 	}
@@ -155,9 +162,11 @@ func TestAllocations(t *testing.T) {
 	a := must[*gpu.Memory](t)(c.Alloc(gpu.MemoryOptions{Size: 4096}))
 	p := must[*gpu.Memory](t)(c.Alloc(gpu.MemoryOptions{Kind: gpu.PinnedMemory, Size: 4096}))
 	m := must[*gpu.Module](t)(c.Load(kernels.Fill))
-	call := must[*gpu.Call](t)(must[*gpu.Kernel](t)(m.Kernel("fill")).Prepare(gpu.Buffer(a.All()), gpu.U64(0), gpu.U64(64), gpu.U64(1)))
+	call := must[*gpu.Call](t)(must[*gpu.Kernel](t)(m.Kernel("fill")).Prepare(gpu.Buffer(a.All()), gpu.U64(0),
+		gpu.U64(64), gpu.U64(1)))
 	e := must[*gpu.Event](t)(c.NewEvent(gpu.EventOptions{}))
-	ops := []gpu.Op{gpu.CopyOp(a.All(), p.All()), gpu.LaunchOp(call, gpu.Grid{Groups: 1, Group: 32}), gpu.FillOp(a.All(), 1, 4), gpu.CopyOp(p.All(), a.All()),
+	ops := []gpu.Op{gpu.CopyOp(a.All(), p.All()), gpu.LaunchOp(call, gpu.Grid{Groups: 1, Group: 32}),
+		gpu.FillOp(a.All(), 1, 4), gpu.CopyOp(p.All(), a.All()),
 		gpu.RecordOp(e), gpu.WaitForOp(e)}
 	round := func() {
 		if err := call.Set(3, gpu.U64(2)); err != nil {
@@ -232,7 +241,8 @@ func TestAdoptTwice(t *testing.T) {
 	own := must[[]byte](t)(dl.Alloc(1 << 16))
 	defer dl.Free(own)
 	m := must[*gpu.Memory](t)(c.Adopt("own", own))
-	if _, err := c.Adopt("again", own[200:300]); !errors.Is(err, gpu.ErrDriver) || !strings.Contains(err.Error(), "pinned already") {
+	if _, err := c.Adopt("again", own[200:300]); !errors.Is(err, gpu.ErrDriver) ||
+		!strings.Contains(err.Error(), "pinned already") {
 		t.Errorf("adopted twice: %v", err)
 	}
 	ok(t, errors.Join(m.Close(), c.Close()))
@@ -252,7 +262,8 @@ func TestDMABuf(t *testing.T) {
 	other := must[*gpu.Context](t)(rt.Devices()[1].Open())
 	defer func() { ok(t, other.Close()) }()
 	m = must[*gpu.Memory](t)(other.Alloc(gpu.MemoryOptions{Size: 4 << 20}))
-	if _, err := m.ExportDMABuf(0, 4096); !errors.Is(err, gpu.ErrUnsupported) || !strings.Contains(err.Error(), "open kernel modules") {
+	if _, err := m.ExportDMABuf(0, 4096); !errors.Is(err, gpu.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "open kernel modules") {
 		t.Errorf("a device that cannot: %v", err)
 	}
 	ok(t, m.Close())
@@ -260,7 +271,8 @@ func TestDMABuf(t *testing.T) {
 
 func init() { roles["sharer"] = sharer }
 
-// Another process opens memory by its handle, refuses handles that are wrong, and writes; then this one's memory has what it wrote.
+// Another process opens memory by its handle, refuses handles that are wrong, and writes; then this
+// one's memory has what it wrote.
 func TestAnotherProcess(t *testing.T) {
 	rt, _ := opened(t, "")
 	library, _ := built(t)
@@ -353,7 +365,8 @@ func share() (err error) {
 	if err := s.Read(b, first); err != nil || b[0] != 0x11 {
 		return fmt.Errorf("found % x, %w", b, err)
 	}
-	if err := errors.Join(s.Fill(first, 0x22, 1), s.Fill(last, 0x22, 1), s.Close(), m.Close(), c.Close(), rt.Close()); err != nil {
+	if err := errors.Join(s.Fill(first, 0x22, 1), s.Fill(last, 0x22, 1), s.Close(), m.Close(), c.Close(),
+		rt.Close()); err != nil {
 		return err
 	}
 	fmt.Println("done")

@@ -56,7 +56,8 @@ func kernelBodies() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The cache knows a library by its sources and flags, and not by what they include from elsewhere.
+	// The cache knows a library by its sources and flags, and not by what they include from
+	// elsewhere.
 	return fake.Kernels([]string{"testdata/kernels.c"}, "-I"+dir, "-fgnu89-inline", "-DINCLUDED="+testenv.Hash(content))
 }
 

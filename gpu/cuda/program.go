@@ -16,20 +16,24 @@ type module struct {
 	units   int // multiprocessors
 }
 
-// Load takes the newest form that runs here: by architecture, and among those that the device runs the first whose PTX the driver reads.
+// Load takes the newest form that runs here: by architecture, and among those that the device runs
+// the first whose PTX the driver reads.
 func (c *cudaContext) Load(p *driver.Program) (driver.Module, error) {
 	var sm int
 	if _, err := fmt.Sscanf(c.info.Arch, "sm_%d", &sm); err != nil {
 		return nil, fmt.Errorf("%w: the device's architecture is %q", driver.ErrDriver, c.info.Arch)
 	}
 	forms := slices.DeleteFunc(slices.Clone(p.PTX), func(x driver.PTX) bool { return x.SM > sm })
-	slices.SortStableFunc(forms, func(a, b driver.PTX) int { return cmp.Or(cmp.Compare(b.SM, a.SM), cmp.Compare(b.Version, a.Version)) })
+	slices.SortStableFunc(forms, func(a, b driver.PTX) int {
+		return cmp.Or(cmp.Compare(b.SM, a.SM), cmp.Compare(b.Version, a.Version))
+	})
 	if len(forms) == 0 {
 		var has []string
 		for _, x := range p.PTX {
 			has = append(has, fmt.Sprintf("sm_%d", x.SM))
 		}
-		return nil, &driver.Error{Kind: driver.ErrArch, Op: "load", Text: fmt.Sprintf("the program has PTX for %v, and the device is %s", has, c.info.Arch),
+		return nil, &driver.Error{Kind: driver.ErrArch, Op: "load",
+			Text: fmt.Sprintf("the program has PTX for %v, and the device is %s", has, c.info.Arch),
 			Hint: "compile it for an older architecture"}
 	}
 	var refused error
@@ -47,7 +51,8 @@ func (c *cudaContext) Load(p *driver.Program) (driver.Module, error) {
 			return nil, translate(err)
 		}
 	}
-	// To the program's user it is one thing, whatever the driver said: no form fits. The driver's word comes along.
+	// To the program's user it is one thing, whatever the driver said: no form fits. The driver's
+	// word comes along.
 	return nil, fmt.Errorf("%w: %w", driver.ErrArch, refused)
 }
 

@@ -54,8 +54,10 @@ func (s *stream) Fill(dst driver.Memory, off, n uint64, pattern uint32, width in
 	return translate(s.s.Fill(m.addr+cuda.Pointer(off), width, pattern, n/uint64(width)))
 }
 
-// Write copies from Go memory. It waits for what is in the stream first: the driver's copy of pageable memory would wait as well, but with its locks held, and so
-// stop every other call behind a kernel that stays. An argument of a method of an interface is never on a goroutine's stack, so that src stays where it is.
+// Write copies from Go memory. It waits for what is in the stream first: the driver's copy of
+// pageable memory would wait as well, but with its locks held, and so stop every other call behind
+// a kernel that stays. An argument of a method of an interface is never on a goroutine's stack, so
+// that src stays where it is.
 func (s *stream) Write(dst driver.Memory, off uint64, src []byte) error {
 	m := dst.(*memory)
 	at := m.at + cuda.Pointer(off)
@@ -107,10 +109,12 @@ func (s *stream) Query() (bool, error) {
 
 func (s *stream) Wait() error { return translate(s.wait()) }
 
-// looks is how often a wait asks before it sleeps: some microseconds, since most waits are short and waking takes tens of them.
+// looks is how often a wait asks before it sleeps: some microseconds, since most waits are short
+// and waking takes tens of them.
 const looks = 32
 
-// wait waits for an event behind all that is in the stream: one that sleeps, as the driver's own wait for a stream spins.
+// wait waits for an event behind all that is in the stream: one that sleeps, as the driver's own
+// wait for a stream spins.
 func (s *stream) wait() error {
 	e, err := s.c.waiter()
 	if err != nil {
@@ -145,7 +149,8 @@ func (e *event) Query() (bool, error) {
 	return done, translate(err)
 }
 
-// Wait leaves the looking to the driver, which knows which record was the last one when it was called.
+// Wait leaves the looking to the driver, which knows which record was the last one when it was
+// called.
 func (e *event) Wait() error { return translate(e.e.Synchronize()) }
 
 func (e *event) Elapsed(since driver.Event) (time.Duration, error) {

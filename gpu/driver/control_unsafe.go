@@ -7,17 +7,22 @@ import (
 	"unsafe"
 )
 
-// Control is the memory by which the CPU and a kernel that stays know of each other: a line of 128 bytes that the CPU writes, and one for each group that the group
-// writes. internal/kernels/cl/resident.h is the same in OpenCL C.
+// Control is the memory by which the CPU and a kernel that stays know of each other: a line of 128
+// bytes that the CPU writes, and one for each group that the group writes.
+// internal/kernels/cl/resident.h is the same in OpenCL C.
 //
-// A launch makes passes. Before each pass a group looks at the words of the CPU; it leaves when it is to stop, when it has made as many passes as it may, or when
-// so many passes in a row found no work. It leaves between two passes, holds nothing then, and keeps what it must know in its checkpoint: the next launch goes on
-// where this one was. So a launch may end at any time and nothing is lost.
+// A launch makes passes. Before each pass a group looks at the words of the CPU; it leaves when it
+// is to stop, when it has made as many passes as it may, or when so many passes in a row found no
+// work. It leaves between two passes, holds nothing then, and keeps what it must know in its
+// checkpoint: the next launch goes on where this one was. So a launch may end at any time and
+// nothing is lost.
 //
-// A group that leaves idle says which doorbell it had seen before its last pass. The CPU publishes first and rings then: where the doorbell is another one now, the
-// group may have missed something and must be launched again.
+// A group that leaves idle says which doorbell it had seen before its last pass. The CPU publishes
+// first and rings then: where the doorbell is another one now, the group may have missed something
+// and must be launched again.
 //
-// Words are 32 bits and wrap. The memory is MappedMemory or SharedMemory of a device with CapSharedAtomics.
+// Words are 32 bits and wrap. The memory is MappedMemory or SharedMemory of a device with
+// CapSharedAtomics.
 type Control struct {
 	head  *controlHead
 	lines []controlLine
@@ -49,10 +54,12 @@ var (
 // ControlSize is the size in bytes of the control block of a grid with so many groups.
 func ControlSize(groups uint32) uint64 { return controlLineSize * (1 + uint64(groups)) }
 
-// NewControl makes a control block of zeros in b, which is ControlSize(groups) bytes outside the Go heap, aligned to 8 bytes at least.
+// NewControl makes a control block of zeros in b, which is ControlSize(groups) bytes outside the Go
+// heap, aligned to 8 bytes at least.
 func NewControl(b []byte, groups uint32) (*Control, error) {
 	if uint64(len(b)) != ControlSize(groups) || groups == 0 {
-		return nil, fmt.Errorf("a control block of %d bytes for %d groups: expected %d", len(b), groups, ControlSize(groups))
+		return nil, fmt.Errorf("a control block of %d bytes for %d groups: expected %d", len(b), groups,
+			ControlSize(groups))
 	}
 	clear(b)
 	c := controlOf(b)
@@ -62,11 +69,12 @@ func NewControl(b []byte, groups uint32) (*Control, error) {
 
 func controlOf(b []byte) *Control {
 	n := len(b)/controlLineSize - 1
-	return &Control{(*controlHead)(unsafe.Pointer(&b[0])), unsafe.Slice((*controlLine)(unsafe.Pointer(&b[controlLineSize])), n)}
+	return &Control{(*controlHead)(unsafe.Pointer(&b[0])),
+		unsafe.Slice((*controlLine)(unsafe.Pointer(&b[controlLineSize])), n)}
 }
 
-// Begin is the CPU's before each launch: the groups make budget passes at most, and leave after idle passes in a row without work; with idle 0 they stay then. It takes back
-// Stop.
+// Begin is the CPU's before each launch: the groups make budget passes at most, and leave after
+// idle passes in a row without work; with idle 0 they stay then. It takes back Stop.
 func (c *Control) Begin(budget, idle uint32) {
 	c.head.budget.Store(budget)
 	c.head.idle.Store(idle)
@@ -93,7 +101,8 @@ func (c *Control) Group(i int) GroupStatus {
 	return s
 }
 
-// Again reports whether groups that have all left have to be launched again: not all of them found nothing to do, or something was published after one had looked.
+// Again reports whether groups that have all left have to be launched again: not all of them found
+// nothing to do, or something was published after one had looked.
 func (c *Control) Again() bool {
 	bell := c.head.doorbell.Load()
 	for i := range c.lines {
@@ -151,14 +160,15 @@ type Passes struct {
 // Enter begins a launch of a group, whose kernel got the control block as its argument.
 func Enter(control []byte, group uint32) Passes {
 	c := controlOf(control)
-	p := Passes{head: c.head, line: &c.lines[group], budget: c.head.budget.Load(), idle: c.head.idle.Load(), empty: ^uint32(0), doorbell: c.head.doorbell.Load() - 1}
+	p := Passes{head: c.head, line: &c.lines[group], budget: c.head.budget.Load(), idle: c.head.idle.Load(),
+		empty: ^uint32(0), doorbell: c.head.doorbell.Load() - 1}
 	p.line.epoch.Store(c.head.epoch.Load())
 	p.line.state.Store(uint32(GroupRunning))
 	return p
 }
 
-// Pass begins the next pass, or reports false: the group must leave. did is the number of items of work that the pass before has done. After a pass that did nothing, other
-// goroutines run first.
+// Pass begins the next pass, or reports false: the group must leave. did is the number of items of
+// work that the pass before has done. After a pass that did nothing, other goroutines run first.
 func (p *Passes) Pass(did uint32) bool {
 	p.empty++
 	if did > 0 {
@@ -188,7 +198,8 @@ func (p *Passes) Pass(did uint32) bool {
 // Checkpoint is what the group keeps between launches. It is the group's alone.
 func (p *Passes) Checkpoint() *[CheckpointWords]uint32 { return &p.line.checkpoint }
 
-// Leave ends the launch of the group, which has written its checkpoint and holds nothing that it has claimed.
+// Leave ends the launch of the group, which has written its checkpoint and holds nothing that it
+// has claimed.
 func (p *Passes) Leave() {
 	p.line.doorbell.Store(p.doorbell)
 	p.line.state.Store(uint32(p.state))

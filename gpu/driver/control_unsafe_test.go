@@ -7,7 +7,8 @@ import (
 	"unsafe"
 )
 
-// A producer publishes and rings, groups leave whenever they find nothing, and are launched again only where they missed something: all that was published is found.
+// A producer publishes and rings, groups leave whenever they find nothing, and are launched again
+// only where they missed something: all that was published is found.
 func TestDoorbellLosesNothing(t *testing.T) {
 	const groups, total = 3, 20000
 	mem := make([]uint64, ControlSize(groups)/8)
@@ -21,7 +22,8 @@ func TestDoorbellLosesNothing(t *testing.T) {
 		p := Enter(a[0].Bytes, group)
 		for did := uint32(0); p.Pass(did); {
 			did = 0
-			for n := taken.Load(); n < published.Load() && did == 0; n = taken.Load() { // a pass is empty where there is nothing, not where another group was faster
+			for n := taken.Load(); n < published.Load() && did == 0; n = taken.Load() {
+				// a pass is empty where there is nothing, not where another group was faster
 				if taken.CompareAndSwap(n, n+1) {
 					did = 1
 				}

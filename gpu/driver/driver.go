@@ -33,7 +33,8 @@ type MemorySpec struct {
 // StreamSpec says what stream is wanted.
 type StreamSpec struct {
 	Name string // for messages
-	// Priority above 0 asks to run before, below 0 after the others. A hint, without effect where CapPriorities is missing.
+	// Priority above 0 asks to run before, below 0 after the others. A hint, without effect where
+	// CapPriorities is missing.
 	Priority int
 }
 
@@ -46,8 +47,8 @@ type Context interface {
 	NewEvent(timing bool) (Event, error)
 	// Load makes the program's kernels ready: all of them, or it fails.
 	Load(*Program) (Module, error)
-	// MemoryInfo is the device's memory that is free, and all of it, in bytes. A runtime that does not know what is free gives what it has not
-	// allocated itself.
+	// MemoryInfo is the device's memory that is free, and all of it, in bytes. A runtime that does
+	// not know what is free gives what it has not allocated itself.
 	MemoryInfo() (free, total uint64, err error)
 	// Close ends the context. Everything that it owned is closed.
 	Close() error
@@ -55,35 +56,45 @@ type Context interface {
 
 // Memory is an allocation.
 type Memory interface {
-	// Addr is its address on the device, 0 where there is none: PinnedMemory, and runtimes without CapAddresses.
+	// Addr is its address on the device, 0 where there is none: PinnedMemory, and runtimes without
+	// CapAddresses.
 	Addr() uint64
 	// Bytes are the memory as the CPU sees it, nil where it does not.
 	Bytes() []byte
-	// Close gives it back. It may wait for all work of the context. The memory of a lost device is given back as far as that can be.
+	// Close gives it back. It may wait for all work of the context. The memory of a lost device is
+	// given back as far as that can be.
 	Close() error
 }
 
-// Stream is a queue of work that is done in order. Sizes are above 0, spans inside their memory, and source and destination do not overlap.
+// Stream is a queue of work that is done in order. Sizes are above 0, spans inside their memory,
+// and source and destination do not overlap.
 type Stream interface {
-	// Copy puts a copy into the stream. At least one side is not PinnedMemory. Both belong to this context.
+	// Copy puts a copy into the stream. At least one side is not PinnedMemory. Both belong to this
+	// context.
 	Copy(dst Memory, dstOff uint64, src Memory, srcOff, n uint64) error
-	// Fill repeats the lower width bytes (1, 2 or 4) of pattern, little-endian. off and n are multiples of width. The memory is not PinnedMemory.
+	// Fill repeats the lower width bytes (1, 2 or 4) of pattern, little-endian. off and n are
+	// multiples of width. The memory is not PinnedMemory.
 	Fill(dst Memory, off, n uint64, pattern uint32, width int) error
-	// Write copies from any Go memory, in the order of the stream, and returns when src may be used again.
+	// Write copies from any Go memory, in the order of the stream, and returns when src may be used
+	// again.
 	Write(dst Memory, off uint64, src []byte) error
 	// Read copies into any Go memory, in the order of the stream, and returns when it is there.
 	Read(dst []byte, src Memory, off uint64) error
-	// Launch runs a prepared call. Its arguments as they are now are what the kernel sees. The grid is within Info's limits and not empty.
+	// Launch runs a prepared call. Its arguments as they are now are what the kernel sees. The grid
+	// is within Info's limits and not empty.
 	Launch(c Call, g Grid) error
-	// Record lets the event happen when what is in the stream now is done. An earlier record of the event that has not happened is forgotten.
+	// Record lets the event happen when what is in the stream now is done. An earlier record of the
+	// event that has not happened is forgotten.
 	Record(Event) error
 	// WaitEvent lets what comes later in this stream wait for the event, as it was last recorded.
 	WaitEvent(Event) error
-	// Flush lets what is in the stream begin, where it has not yet. It is called once after a batch.
+	// Flush lets what is in the stream begin, where it has not yet. It is called once after a
+	// batch.
 	Flush() error
 	// Query reports whether all is done.
 	Query() (bool, error)
-	// Wait waits until all is done that was put into the stream before. It is called from any goroutine.
+	// Wait waits until all is done that was put into the stream before. It is called from any
+	// goroutine.
 	Wait() error
 	// Close ends the stream. All in it is done, or the device is lost.
 	Close() error
@@ -95,7 +106,8 @@ type Event interface {
 	Query() (bool, error)
 	// Wait waits until it has happened, as it is recorded when Wait is called.
 	Wait() error
-	// Elapsed is the time between two events of this context that both have happened, negative where this one was first.
+	// Elapsed is the time between two events of this context that both have happened, negative
+	// where this one was first.
 	Elapsed(since Event) (time.Duration, error)
 	Close() error
 }
@@ -115,40 +127,47 @@ type Kernel interface {
 
 // Occupancy is a Kernel of a runtime with the capability CapResident.
 type Occupancy interface {
-	// Occupancy is how many groups of so many items the device runs at once, when it runs nothing else; 0 where it does not run one.
+	// Occupancy is how many groups of so many items the device runs at once, when it runs nothing
+	// else; 0 where it does not run one.
 	Occupancy(group uint32) (groups uint32, err error)
 }
 
 // Call is a kernel with its arguments.
 type Call interface {
-	// Set changes argument i, without an allocation unless that cannot be. Launches that are in a stream keep what they had.
+	// Set changes argument i, without an allocation unless that cannot be. Launches that are in a
+	// stream keep what they had.
 	Set(i int, a Arg) error
 	Close() error
 }
 
-// PeerCopier is a Stream of a runtime that copies between memories of two contexts. Asked for where the capability CapPeer is there.
+// PeerCopier is a Stream of a runtime that copies between memories of two contexts. Asked for where
+// the capability CapPeer is there.
 type PeerCopier interface {
 	// CopyPeer is Stream.Copy where src, or dst, is of another context of the same runtime.
 	CopyPeer(dst Memory, dstOff uint64, src Memory, srcOff, n uint64) error
 }
 
-// Adopter is a Context that registers host memory of others. Asked for where the capability CapAdopt is there.
+// Adopter is a Context that registers host memory of others. Asked for where the capability
+// CapAdopt is there.
 type Adopter interface {
-	// Adopt makes memory of kind MappedMemory, or PinnedMemory where CapMapped is missing, of bytes outside the Go heap. Its Close unregisters them.
+	// Adopt makes memory of kind MappedMemory, or PinnedMemory where CapMapped is missing, of bytes
+	// outside the Go heap. Its Close unregisters them.
 	Adopt(b []byte) (Memory, error)
 }
 
 // AddressAdopter is a Context of a runtime with the capability CapAdoptAddress.
 type AddressAdopter interface {
-	// AdoptAddress is device memory of this context's device that another library of this process has allocated: size bytes from addr on, of kind DeviceMemory.
-	// It asks the driver what is there, and refuses what is not wholly that. Its Close leaves the memory as it is, and is an error where its owner has given it
-	// back before.
+	// AdoptAddress is device memory of this context's device that another library of this process
+	// has allocated: size bytes from addr on, of kind DeviceMemory. It asks the driver what is
+	// there, and refuses what is not wholly that. Its Close leaves the memory as it is, and is an
+	// error where its owner has given it back before.
 	AdoptAddress(addr, size uint64) (Memory, error)
 }
 
 // DMABufExporter is a Memory of a runtime with the capability CapDMABuf.
 type DMABufExporter interface {
-	// ExportDMABuf is a descriptor of the range, which the caller closes. It consists of whole pages; off is below 0 for what is Around the memory.
+	// ExportDMABuf is a descriptor of the range, which the caller closes. It consists of whole
+	// pages; off is below 0 for what is Around the memory.
 	ExportDMABuf(off int64, n uint64) (fd int, err error)
 }
 
@@ -160,19 +179,21 @@ type Surrounded interface {
 
 // WriteFlusher is a Context of a device whose Info says FlushWrites.
 type WriteFlusher interface {
-	// FlushWrites returns when what network cards have written into the memory of the context's device so far is seen by work that begins afterwards. It
-	// allocates nothing.
+	// FlushWrites returns when what network cards have written into the memory of the context's
+	// device so far is seen by work that begins afterwards. It allocates nothing.
 	FlushWrites() error
 }
 
 // IPCExporter is a Memory of a runtime with the capability CapIPC.
 type IPCExporter interface {
-	// ExportIPC is a handle to be sent to another process of this machine, which opens the whole allocation with IPCOpener.
+	// ExportIPC is a handle to be sent to another process of this machine, which opens the whole
+	// allocation with IPCOpener.
 	ExportIPC() ([]byte, error)
 }
 
 // IPCOpener is a Context of a runtime with the capability CapIPC.
 type IPCOpener interface {
-	// OpenIPC opens memory of another process, of kind DeviceMemory. size is what the exporter said; Close ends the mapping.
+	// OpenIPC opens memory of another process, of kind DeviceMemory. size is what the exporter
+	// said; Close ends the mapping.
 	OpenIPC(handle []byte, size uint64) (Memory, error)
 }

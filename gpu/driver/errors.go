@@ -6,16 +6,21 @@ import (
 	"strings"
 )
 
-// Kinds of errors; match them with errors.Is. Each error that wraps one says what happened, where, and what to do about it.
+// Kinds of errors; match them with errors.Is. Each error that wraps one says what happened, where,
+// and what to do about it.
 var (
-	// ErrUnavailable means that there is no such runtime or device on this machine: no library, no device, no permission.
+	// ErrUnavailable means that there is no such runtime or device on this machine: no library, no
+	// device, no permission.
 	ErrUnavailable = errors.New("accelerator not available on this machine")
-	// ErrOutOfMemory means that the device, or the host where it must pin memory, has too little left. What was there before is as it was.
+	// ErrOutOfMemory means that the device, or the host where it must pin memory, has too little
+	// left. What was there before is as it was.
 	ErrOutOfMemory = errors.New("out of accelerator memory")
-	// ErrDeviceLost means that the device no longer works for this context: a fault in a kernel, a reset, a card off the bus. Memory of the
-	// context has undefined content and everything in it must be closed.
+	// ErrDeviceLost means that the device no longer works for this context: a fault in a kernel, a
+	// reset, a card off the bus. Memory of the context has undefined content and everything in it
+	// must be closed.
 	ErrDeviceLost = errors.New("accelerator lost")
-	// ErrArch means that no form of a program fits the device: another architecture, or a newer form than its driver reads.
+	// ErrArch means that no form of a program fits the device: another architecture, or a newer
+	// form than its driver reads.
 	ErrArch = errors.New("no form of the program fits this accelerator")
 	// ErrBuild means that the runtime refuses a program's source; the error has its log.
 	ErrBuild = errors.New("program does not compile")

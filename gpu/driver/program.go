@@ -8,8 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// Program is one or more kernels in every form that there is of them. A runtime takes the form that its device runs. A Program is inert data and may be
-// loaded any number of times; it must not be changed after that.
+// Program is one or more kernels in every form that there is of them. A runtime takes the form that
+// its device runs. A Program is inert data and may be loaded any number of times; it must not be
+// changed after that.
 type Program struct {
 	Name    string // for messages: "copy"
 	Kernels []Signature
@@ -79,7 +80,8 @@ type Arg struct {
 	Bits uint64 // other types: the value, in the lower Type.Size bytes
 }
 
-// Grid is how many work-items run: Groups times Group, in one dimension. Each sees the number of its group and its own in it.
+// Grid is how many work-items run: Groups times Group, in one dimension. Each sees the number of
+// its group and its own in it.
 type Grid struct {
 	Groups uint32 // CUDA: blocks; OpenCL: work-groups. With 0 nothing runs
 	Group  uint32 // work-items of one group; CUDA: threads of a block
@@ -88,12 +90,14 @@ type Grid struct {
 // Items is the number of work-items.
 func (g Grid) Items() uint64 { return uint64(g.Groups) * uint64(g.Group) }
 
-// GoFunc is a kernel in Go: the reference of the other forms. It is called once for each launch and does the work of the whole grid, on a goroutine of its
-// stream. What it touches is in a. A panic is what a fault in a kernel is on a GPU: the device is lost.
+// GoFunc is a kernel in Go: the reference of the other forms. It is called once for each launch and
+// does the work of the whole grid, on a goroutine of its stream. What it touches is in a. A panic
+// is what a fault in a kernel is on a GPU: the device is lost.
 type GoFunc func(g Grid, a []GoArg)
 
-// Groups makes a GoFunc of what one group does: each group of the grid is a goroutine, and all run side by side, as groups that are on a device together. That is for
-// kernels whose groups wait for each other or for the CPU. A panic of a group is one of the GoFunc, when all groups have ended.
+// Groups makes a GoFunc of what one group does: each group of the grid is a goroutine, and all run
+// side by side, as groups that are on a device together. That is for kernels whose groups wait for
+// each other or for the CPU. A panic of a group is one of the GoFunc, when all groups have ended.
 func Groups(f func(group uint32, g Grid, a []GoArg)) GoFunc {
 	return func(g Grid, a []GoArg) {
 		var wg sync.WaitGroup

@@ -9,12 +9,14 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Adopt makes a region of memory of the Provider's context that exists already: of kind mem.Device, or mem.HostPinned where it is the host's. The memory must
-// stay open until release is called, which happens once, after Close and the last lease and the copies that are under way. release may be nil. Memory is behind
-// one region at a time.
+// Adopt makes a region of memory of the Provider's context that exists already: of kind mem.Device,
+// or mem.HostPinned where it is the host's. The memory must stay open until release is called,
+// which happens once, after Close and the last lease and the copies that are under way. release may
+// be nil. Memory is behind one region at a time.
 func (p *Provider) Adopt(name string, m *gpu.Memory, release func() error) (*mem.Region, error) {
 	if m == nil || m.Context() != p.c {
-		return nil, fmt.Errorf("gpumem: %s: adopt %q: %w: it is no memory of this context", p.o.Name, name, gpu.ErrArgument)
+		return nil, fmt.Errorf("gpumem: %s: adopt %q: %w: it is no memory of this context", p.o.Name, name,
+			gpu.ErrArgument)
 	}
 	if release == nil {
 		release = func() error { return nil }
@@ -34,9 +36,11 @@ func (p *Provider) Adopt(name string, m *gpu.Memory, release func() error) (*mem
 	return r, nil
 }
 
-// AdoptAddress makes a region of size bytes of device memory from addr on, which another library of this process has allocated on this device: a tensor of
-// PyTorch, say. It asks the driver what is there; see gpu.Context.AdoptAddress for what it refuses. The other library keeps the memory until release is called,
-// as with Adopt. Where a runtime knows no addresses the error wraps mem.ErrUnavailable.
+// AdoptAddress makes a region of size bytes of device memory from addr on, which another library of
+// this process has allocated on this device: a tensor of PyTorch, say. It asks the driver what is
+// there; see gpu.Context.AdoptAddress for what it refuses. The other library keeps the memory until
+// release is called, as with Adopt. Where a runtime knows no addresses the error wraps
+// mem.ErrUnavailable.
 func (p *Provider) AdoptAddress(name string, addr, size uint64, release func() error) (*mem.Region, error) {
 	m, err := p.c.AdoptAddress(name, addr, size)
 	if err != nil {

@@ -38,10 +38,12 @@ func region(t testing.TB, k mem.Kind, size int, p mem.Provider) *mem.Region {
 	return r
 }
 
-// A slot of device memory, taken and given back: the target is below a microsecond, without an allocation.
+// A slot of device memory, taken and given back: the target is below a microsecond, without an
+// allocation.
 func BenchmarkSlot(b *testing.B) {
 	p := provider(b, gpumem.Options{})
-	pool := must[*mem.Pool](b)(mem.NewPool(mem.PoolOptions{SlotSize: 4096, Slots: 1024, Memory: mem.Options{Kind: mem.Device, Provider: p}}))
+	pool := must[*mem.Pool](b)(mem.NewPool(mem.PoolOptions{SlotSize: 4096, Slots: 1024,
+		Memory: mem.Options{Kind: mem.Device, Provider: p}}))
 	defer pool.Close()
 	b.Run("pool", func(b *testing.B) {
 		b.ReportAllocs()

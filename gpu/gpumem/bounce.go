@@ -13,7 +13,8 @@ import (
 // maxBounces is how many copies of other memory go on at once.
 const maxBounces = 2
 
-// bounce is a way for bytes of memory that the runtime does not know: pinned memory in two halves, of which the CPU has one and the device the other.
+// bounce is a way for bytes of memory that the runtime does not know: pinned memory in two halves,
+// of which the CPU has one and the device the other.
 type bounce struct {
 	mu   sync.Mutex
 	s    *gpu.Stream
@@ -34,7 +35,8 @@ func newBounce(c *gpu.Context, name string, size uint64) (*bounce, error) {
 		}
 		for i := range b.half {
 			h := &b.half[i]
-			if h.m, err = c.Alloc(gpu.MemoryOptions{Name: name + " bounce", Kind: gpu.PinnedMemory, Size: size}); err != nil {
+			if h.m, err = c.Alloc(gpu.MemoryOptions{Name: name + " bounce", Kind: gpu.PinnedMemory,
+				Size: size}); err != nil {
 				return err
 			}
 			if h.ev, err = c.NewEvent(gpu.EventOptions{Name: name}); err != nil {
@@ -130,7 +132,8 @@ func (b *bounce) store(dst gpu.Span, src []byte) error {
 		if _, err := mem.CopyGuarded(h.m.Bytes(), src[:n]); err != nil {
 			return err
 		}
-		if err := b.put(h, gpu.Span{Memory: dst.Memory, Off: dst.Off, Len: n}, gpu.Span{Memory: h.m, Len: n}); err != nil {
+		if err := b.put(h, gpu.Span{Memory: dst.Memory, Off: dst.Off, Len: n},
+			gpu.Span{Memory: h.m, Len: n}); err != nil {
 			return err
 		}
 		dst.Off += n
@@ -147,7 +150,8 @@ func (b *bounce) load(dst []byte, src gpu.Span) error {
 		for k := asked / size; asked < total && k <= uint64(i)+1; k++ {
 			n := min(size, total-asked)
 			h := &b.half[k%2]
-			if err := b.put(h, gpu.Span{Memory: h.m, Len: n}, gpu.Span{Memory: src.Memory, Off: src.Off + asked, Len: n}); err != nil {
+			if err := b.put(h, gpu.Span{Memory: h.m, Len: n},
+				gpu.Span{Memory: src.Memory, Off: src.Off + asked, Len: n}); err != nil {
 				return err
 			}
 			asked += n
@@ -173,7 +177,8 @@ func (b *bounce) put(h *half, dst, src gpu.Span) error {
 	return err
 }
 
-// finish waits for what the device still does, also after a failure: the halves are the next user's.
+// finish waits for what the device still does, also after a failure: the halves are the next
+// user's.
 func (b *bounce) finish(err error) error {
 	return errors.Join(err, settle(b.s))
 }

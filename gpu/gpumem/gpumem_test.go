@@ -53,7 +53,10 @@ func openHost(t testing.TB) *gpu.Runtime {
 // loseHost runs a kernel that faults.
 func loseHost(t testing.TB, c *gpu.Context) {
 	t.Helper()
-	p := &gpu.Program{Name: "fault", Kernels: []gpu.Signature{{Name: "fault"}}, Go: map[string]gpu.GoFunc{"fault": func(gpu.Grid, []gpu.GoArg) { panic("a fault") }}}
+	p := &gpu.Program{Name: "fault", Kernels: []gpu.Signature{{Name: "fault"}},
+		Go: map[string]gpu.GoFunc{"fault": func(gpu.Grid, []gpu.GoArg) {
+			panic("a fault")
+		}}}
 	m := must[*gpu.Module](t)(c.Load(p))
 	t.Cleanup(func() { m.Close() })
 	call := must[*gpu.Call](t)(must[*gpu.Kernel](t)(m.Kernel("fault")).Prepare())
@@ -78,9 +81,11 @@ func TestOpaque(t *testing.T) {
 // Pinned memory can be huge pages, where there are some, or says that it is not.
 func TestHugePinned(t *testing.T) {
 	p := provider(t, gpumem.Options{})
-	r := must[*mem.Region](t)(mem.Alloc(mem.Options{Kind: mem.HostPinned, Size: 1, PageSize: 2 << 20, AllowFallback: true, Provider: p}))
+	r := must[*mem.Region](t)(mem.Alloc(mem.Options{Kind: mem.HostPinned, Size: 1, PageSize: 2 << 20,
+		AllowFallback: true, Provider: p}))
 	defer r.Close()
-	if r.Kind() != mem.HostPinned || r.PageSize() != 2<<20 && !strings.Contains(r.Note(), "base pages instead of huge pages") {
+	if r.Kind() != mem.HostPinned || r.PageSize() != 2<<20 &&
+		!strings.Contains(r.Note(), "base pages instead of huge pages") {
 		t.Errorf("kind %s, pages of %d, note %q", r.Kind(), r.PageSize(), r.Note())
 	}
 	if m := gpumem.Memory(r); m == nil || m.Size() != r.Len() {
@@ -133,7 +138,8 @@ func TestNode(t *testing.T) {
 		if node == wrong && bound {
 			t.Errorf("memory on a node that is not there")
 		}
-		if _, err := mem.Alloc(mem.Options{Kind: mem.HostPinned, Size: 1, NUMANode: mem.OnNode(wrong), Provider: p}); err == nil || !strings.Contains(err.Error(), "1000") {
+		if _, err := mem.Alloc(mem.Options{Kind: mem.HostPinned, Size: 1, NUMANode: mem.OnNode(wrong),
+			Provider: p}); err == nil || !strings.Contains(err.Error(), "1000") {
 			t.Errorf("a node of the caller's choice that is not there: %v", err)
 		}
 		for _, x := range []interface{ Close() error }{r, p, c, rt} {

@@ -10,15 +10,20 @@ import (
 )
 
 // whyNotMapped is what stands in the way on cards.
-const whyNotMapped = "NVIDIA's open kernel modules let the CPU map dma-bufs of integrated devices only; on a card it takes the module gdrdrv of GDRCopy, which " +
+const whyNotMapped = "NVIDIA's open kernel modules let the CPU map dma-bufs of integrated devices only; on a card it " +
+	"takes the module gdrdrv of GDRCopy, which " +
 	"this build does not use: copy (Region.Mover)"
 
-// MapCPU maps device memory for the CPU, past the driver's copies: good for a few bytes that must arrive soon, since reads of a card's memory are slow. It asks the
-// kernel to map the memory's dma-buf. Where there is none, or the kernel does not map it, the error wraps mem.ErrUnavailable and says what is missing.
+// MapCPU maps device memory for the CPU, past the driver's copies: good for a few bytes that must
+// arrive soon, since reads of a card's memory are slow. It asks the kernel to map the memory's
+// dma-buf. Where there is none, or the kernel does not map it, the error wraps mem.ErrUnavailable
+// and says what is missing.
 //
-// The result is a region with the same bytes as r, and with a lease on r until it is closed. A write is seen by work that is put into a stream after it, and what
-// the device wrote by reads after the wait for that work; a running kernel is promised nothing. The bytes can go away with the device: touch them with
-// mem.CopyGuarded. The driver's own copies of r are synchronous from here on, as of any memory with a dma-buf.
+// The result is a region with the same bytes as r, and with a lease on r until it is closed. A
+// write is seen by work that is put into a stream after it, and what the device wrote by reads
+// after the wait for that work; a running kernel is promised nothing. The bytes can go away with
+// the device: touch them with mem.CopyGuarded. The driver's own copies of r are synchronous from
+// here on, as of any memory with a dma-buf.
 func (p *Provider) MapCPU(r *mem.Region) (*mem.Region, error) {
 	l, err := r.Lease()
 	if err != nil {
@@ -62,6 +67,7 @@ func (p *Provider) mapCPU(r *mem.Region) (mem.Mapping, error) {
 		}
 		return mem.Mapping{}, fmt.Errorf("%w: %w: %s", mem.ErrUnavailable, err, whyNotMapped)
 	}
-	return mem.Mapping{Kind: mem.Device, Bytes: b, Size: m.Size(), PageSize: r.PageSize(), FD: -1, NUMANode: -1, Present: true, Handle: m,
+	return mem.Mapping{Kind: mem.Device, Bytes: b, Size: m.Size(), PageSize: r.PageSize(), FD: -1, NUMANode: -1,
+		Present: true, Handle: m,
 		Note: "device memory mapped for the CPU", Free: func() error { return sys.Munmap(b) }}, nil
 }

@@ -32,7 +32,8 @@ func (v *mover) Load(dst mem.Span, off uint64) (mem.Move, error) {
 	case err != nil:
 		return nil, err
 	case dst.Region.ReadOnly():
-		return nil, fmt.Errorf("gpumem: %s: load into region %q, which is read-only: %w", v.p.o.Name, dst.Region.Name(), gpu.ErrArgument)
+		return nil, fmt.Errorf("gpumem: %s: load into region %q, which is read-only: %w", v.p.o.Name, dst.Region.Name(),
+			gpu.ErrArgument)
 	case dst.Len == 0:
 		return over{}, nil
 	}
@@ -64,17 +65,20 @@ func (v *mover) Store(off uint64, src mem.Span) (mem.Move, error) {
 // sides are both ends of a copy. here is without memory where the context does not know that of s.
 func (v *mover) sides(s mem.Span, off uint64) (here, there gpu.Span, err error) {
 	if !s.Valid() {
-		return here, there, fmt.Errorf("gpumem: %s: offset %d + %d bytes is not inside its region: %w", v.p.o.Name, s.Off, s.Len, mem.ErrBounds)
+		return here, there, fmt.Errorf("gpumem: %s: offset %d + %d bytes is not inside its region: %w", v.p.o.Name,
+			s.Off, s.Len, mem.ErrBounds)
 	}
 	if off > v.m.Size() || s.Len > v.m.Size()-off {
-		return here, there, fmt.Errorf("gpumem: %s: offset %d + %d bytes of %s memory, but it has %d: %w", v.p.o.Name, off, s.Len, v.m.Name(), v.m.Size(), mem.ErrBounds)
+		return here, there, fmt.Errorf("gpumem: %s: offset %d + %d bytes of %s memory, but it has %d: %w", v.p.o.Name,
+			off, s.Len, v.m.Name(), v.m.Size(), mem.ErrBounds)
 	}
 	there = gpu.Span{Memory: v.m, Off: off, Len: s.Len}
 	if m := Memory(s.Region); m != nil && m.Context() == v.p.c {
 		return gpu.Span{Memory: m, Off: s.Off, Len: s.Len}, there, nil
 	}
 	if s.Len > 0 && s.Bytes() == nil {
-		return here, there, fmt.Errorf("gpumem: %s: region %q of kind %s is neither the host's nor of this context: go by way of the host: %w", v.p.o.Name,
+		return here, there, fmt.Errorf("gpumem: %s: region %q of kind %s is neither the host's nor of this context: "+
+			"go by way of the host: %w", v.p.o.Name,
 			s.Region.Name(), s.Region.Kind(), mem.ErrUnavailable)
 	}
 	return here, there, nil
@@ -122,7 +126,8 @@ func (p *Provider) drain() {
 	}
 }
 
-// settle waits for a stream, once more where that fails on a device that works: what is in use must not be given back for an event that could not be had.
+// settle waits for a stream, once more where that fails on a device that works: what is in use must
+// not be given back for an event that could not be had.
 func settle(s *gpu.Stream) error {
 	err := s.Wait(context.Background())
 	if err != nil && !errors.Is(err, gpu.ErrDeviceLost) {
@@ -160,7 +165,8 @@ func (m *move) Wait(ctx context.Context) error {
 	return m.end(err)
 }
 
-// end gives the event to the next move. Where the event failed, end waits for the copy itself: its bytes are the caller's again.
+// end gives the event to the next move. Where the event failed, end waits for the copy itself: its
+// bytes are the caller's again.
 func (m *move) end(err error) error {
 	if err != nil {
 		if !errors.Is(err, gpu.ErrDeviceLost) {
@@ -188,8 +194,8 @@ type over struct{}
 func (over) Done() (bool, error)        { return true, nil }
 func (over) Wait(context.Context) error { return nil }
 
-// moves are the moves that can be used again, and all events. Only the user refers to a move that is out: when the user drops it, the garbage
-// collector gives its event back.
+// moves are the moves that can be used again, and all events. Only the user refers to a move that
+// is out: when the user drops it, the garbage collector gives its event back.
 type moves struct {
 	idle    []*move
 	orphans []*gpu.Event // of moves that were dropped
@@ -233,7 +239,8 @@ func (p *Provider) take() (*move, error) {
 	return m, nil
 }
 
-// give takes back a move that is over. Builds that check ownership do not use it again, so that a second use is seen.
+// give takes back a move that is over. Builds that check ownership do not use it again, so that a
+// second use is seen.
 func (p *Provider) give(m *move) {
 	if invariants.Enabled {
 		m.ended = true
@@ -276,5 +283,6 @@ type Stats struct {
 // Stats may be called from any goroutine.
 func (p *Provider) Stats() Stats {
 	c := &p.counts
-	return Stats{Loads: c.loads.Load(), Stores: c.stores.Load(), Loaded: c.loaded.Load(), Stored: c.stored.Load(), Bounced: c.bounced.Load()}
+	return Stats{Loads: c.loads.Load(), Stores: c.stores.Load(), Loaded: c.loaded.Load(), Stored: c.stored.Load(),
+		Bounced: c.bounced.Load()}
 }

@@ -19,12 +19,14 @@ import (
 // Options of a Provider. The zero value is right for most.
 type Options struct {
 	Name string // for messages; "" becomes "memory"
-	// Opaque hides the bytes of device memory from the CPU also where it could reach them. It makes the runtime host behave as a card does.
+	// Opaque hides the bytes of device memory from the CPU also where it could reach them. It makes
+	// the runtime host behave as a card does.
 	Opaque bool
 	// Streams is how many copies run side by side at most, 1 to 64; 0 means 4.
 	Streams int
-	// Bounce is the size in bytes of each half of the buffers through which bytes of other memory go; 0 means 2 MiB. Below 0 there are none, and the
-	// runtime copies such memory by its own means.
+	// Bounce is the size in bytes of each half of the buffers through which bytes of other memory
+	// go; 0 means 2 MiB. Below 0 there are none, and the runtime copies such memory by its own
+	// means.
 	Bounce int
 }
 
@@ -55,8 +57,8 @@ type record struct {
 // shareUnit is the size of the blocks in which drivers export memory, in bytes.
 const shareUnit = 2 << 20
 
-// New makes a Provider of a context, which must stay open until Close. It takes streams and pinned memory for copies at once, so that nothing has to be
-// allocated behind a kernel that stays.
+// New makes a Provider of a context, which must stay open until Close. It takes streams and pinned
+// memory for copies at once, so that nothing has to be allocated behind a kernel that stays.
 func New(c *gpu.Context, o Options) (*Provider, error) {
 	if o.Name == "" {
 		o.Name = "memory"
@@ -117,7 +119,8 @@ func (p *Provider) Granularity(k mem.Kind) int {
 	return sys.PageSize
 }
 
-// Close gives back what the Provider has. While regions of it are there it is an error that wraps gpu.ErrInUse and names them, and nothing is closed.
+// Close gives back what the Provider has. While regions of it are there it is an error that wraps
+// gpu.ErrInUse and names them, and nothing is closed.
 func (p *Provider) Close() error {
 	p.mu.Lock()
 	if p.closed {
@@ -131,7 +134,8 @@ func (p *Provider) Close() error {
 			text = append(text, fmt.Sprintf("%q", r.name))
 		}
 		p.mu.Unlock()
-		return fmt.Errorf("gpumem: %s: close: %w: %d regions are there: %s", p.o.Name, gpu.ErrInUse, n, strings.Join(text, ", "))
+		return fmt.Errorf("gpumem: %s: close: %w: %d regions are there: %s", p.o.Name, gpu.ErrInUse, n,
+			strings.Join(text, ", "))
 	}
 	p.closed = true
 	events := p.moves.close()
@@ -157,7 +161,8 @@ func (p *Provider) enter(m *gpu.Memory, r *record) error {
 		return fmt.Errorf("gpumem: %s is %w", p.o.Name, gpu.ErrClosed)
 	}
 	if other := p.live[m]; other != nil {
-		return fmt.Errorf("gpumem: %s: region %q: %w: the memory is that of region %q", p.o.Name, r.name, gpu.ErrInUse, other.name)
+		return fmt.Errorf("gpumem: %s: region %q: %w: the memory is that of region %q", p.o.Name, r.name, gpu.ErrInUse,
+			other.name)
 	}
 	p.live[m] = r
 	return nil
@@ -177,32 +182,36 @@ func (p *Provider) of(r *mem.Region) (*gpu.Memory, *record) {
 	return m, p.live[m]
 }
 
-// Memory is the accelerator's memory behind a region, for kernels and streams; nil for regions of no Provider. It is valid as long as the region is mapped:
-// hold a lease.
+// Memory is the accelerator's memory behind a region, for kernels and streams; nil for regions of
+// no Provider. It is valid as long as the region is mapped: hold a lease.
 func Memory(r *mem.Region) *gpu.Memory {
 	m, _ := r.Handle().(*gpu.Memory)
 	return m
 }
 
-// Span is the accelerator's memory behind a span of a region; see Memory. The error wraps mem.ErrUnavailable for regions of no Provider, and mem.ErrBounds
-// for a span that is not inside.
+// Span is the accelerator's memory behind a span of a region; see Memory. The error wraps
+// mem.ErrUnavailable for regions of no Provider, and mem.ErrBounds for a span that is not inside.
 func Span(s mem.Span) (gpu.Span, error) {
 	if !s.Valid() {
-		return gpu.Span{}, fmt.Errorf("gpumem: offset %d + %d bytes is not inside its region: %w", s.Off, s.Len, mem.ErrBounds)
+		return gpu.Span{}, fmt.Errorf("gpumem: offset %d + %d bytes is not inside its region: %w", s.Off, s.Len,
+			mem.ErrBounds)
 	}
 	m := Memory(s.Region)
 	if m == nil {
-		return gpu.Span{}, fmt.Errorf("gpumem: region %q of kind %s is no memory of an accelerator: %w", s.Region.Name(), s.Region.Kind(), mem.ErrUnavailable)
+		return gpu.Span{}, fmt.Errorf("gpumem: region %q of kind %s is no memory of an accelerator: %w",
+			s.Region.Name(), s.Region.Kind(), mem.ErrUnavailable)
 	}
 	return gpu.Span{Memory: m, Off: s.Off, Len: s.Len}, nil
 }
 
-// Allocate is for mem.Alloc, with Options of kind mem.Device or mem.HostPinned. The size is rounded up to Granularity. Errors wrap mem.ErrUnavailable for what
-// cannot be on this device, else what package gpu said, as gpu.ErrOutOfMemory.
+// Allocate is for mem.Alloc, with Options of kind mem.Device or mem.HostPinned. The size is rounded
+// up to Granularity. Errors wrap mem.ErrUnavailable for what cannot be on this device, else what
+// package gpu said, as gpu.ErrOutOfMemory.
 func (p *Provider) Allocate(o mem.Options) (mem.Mapping, error) {
 	unit := uint64(p.Granularity(o.Kind))
 	if o.Size <= 0 || uint64(o.Size) > math.MaxInt64-unit {
-		return mem.Mapping{}, fmt.Errorf("gpumem: %s: %d bytes: expected 1 to %d: %w", p.o.Name, o.Size, math.MaxInt64-unit, gpu.ErrArgument)
+		return mem.Mapping{}, fmt.Errorf("gpumem: %s: %d bytes: expected 1 to %d: %w", p.o.Name, o.Size,
+			math.MaxInt64-unit, gpu.ErrArgument)
 	}
 	switch o.Kind {
 	case mem.Device:
@@ -213,7 +222,8 @@ func (p *Provider) Allocate(o mem.Options) (mem.Mapping, error) {
 		}
 		return p.allocPinned(o, (uint64(o.Size)+unit-1)/unit*unit)
 	}
-	return mem.Mapping{}, fmt.Errorf("gpumem: %s: kind %s: it provides %s and %s: %w", p.o.Name, o.Kind, mem.Device, mem.HostPinned, mem.ErrUnavailable)
+	return mem.Mapping{}, fmt.Errorf("gpumem: %s: kind %s: it provides %s and %s: %w", p.o.Name, o.Kind, mem.Device,
+		mem.HostPinned, mem.ErrUnavailable)
 }
 
 func (p *Provider) allocDevice(o mem.Options, size uint64) (mem.Mapping, error) {
@@ -279,7 +289,8 @@ func (p *Provider) pages(o mem.Options) (mem.Mapping, error) {
 func (p *Provider) allocPinned(o mem.Options, size uint64) (mem.Mapping, error) {
 	why := p.info.Capabilities[gpu.CapAdopt].Why
 	if o.NUMANode.Number() >= 0 || o.PageSize > sys.PageSize {
-		return mem.Mapping{}, fmt.Errorf("gpumem: %s: pinned memory with a NUMA node or page size of its own: the runtime chooses both, since %s: %w", p.o.Name, why, mem.ErrUnavailable)
+		return mem.Mapping{}, fmt.Errorf("gpumem: %s: pinned memory with a NUMA node or page size of its own: the "+
+			"runtime chooses both, since %s: %w", p.o.Name, why, mem.ErrUnavailable)
 	}
 	kind := gpu.PinnedMemory
 	if p.info.Capabilities.Has(gpu.CapMapped) { // then kernels reach it as well, as they reach memory that is adopted
@@ -297,9 +308,11 @@ func (p *Provider) allocPinned(o mem.Options, size uint64) (mem.Mapping, error) 
 	return x, nil
 }
 
-// mapping describes memory that was entered. Its end gives it back, after the copies that are under way.
+// mapping describes memory that was entered. Its end gives it back, after the copies that are under
+// way.
 func (p *Provider) mapping(m *gpu.Memory, k mem.Kind, page int, end func() error) mem.Mapping {
-	x := mem.Mapping{Kind: k, Bytes: m.Bytes(), Size: m.Size(), PageSize: page, FD: -1, NUMANode: -1, Present: true, Handle: m}
+	x := mem.Mapping{Kind: k, Bytes: m.Bytes(), Size: m.Size(), PageSize: page, FD: -1, NUMANode: -1, Present: true,
+		Handle: m}
 	x.Free = func() error {
 		p.drain()
 		err := end()
@@ -326,7 +339,8 @@ func (p *Provider) mapping(m *gpu.Memory, k mem.Kind, page int, end func() error
 			at += m.Addr()
 		}
 		if page := uint64(page); at%page != 0 || n%page != 0 {
-			return -1, fmt.Errorf("gpumem: %s: dma-buf of %d bytes from %d: expected multiples of %d: %w", p.o.Name, n, off, page, mem.ErrBounds)
+			return -1, fmt.Errorf("gpumem: %s: dma-buf of %d bytes from %d: expected multiples of %d: %w", p.o.Name, n,
+				off, page, mem.ErrBounds)
 		}
 		fd, err := m.ExportDMABuf(off, n)
 		return fd, unavailable(err)

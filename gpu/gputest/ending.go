@@ -69,7 +69,8 @@ func checkLost(t testing.TB, h Harness) {
 		return // it cannot be done on purpose
 	}
 	r := rigOf(t, h)
-	s, other, e, m, p := r.stream(), r.stream(), r.event(false), r.alloc(gpu.DeviceMemory, 1000), r.alloc(gpu.PinnedMemory, 1000)
+	s, other, e, m, p := r.stream(), r.stream(), r.event(false), r.alloc(gpu.DeviceMemory, 1000),
+		r.alloc(gpu.PinnedMemory, 1000)
 	c := r.call(kernels.Fill, gpu.Buffer(m.All()), gpu.U64(0), gpu.U64(8), gpu.U64(1))
 	r.ok(s.Record(e))
 	r.ok(s.Wait(always))
@@ -84,9 +85,12 @@ func checkLost(t testing.TB, h Harness) {
 	_, nerr := r.c.NewEvent(gpu.EventOptions{})
 	_, lerr := r.c.Load(kernels.Copy)
 	for what, err := range map[string]error{
-		"Copy": s.Copy(m.All(), p.All()), "Fill": other.Fill(m.All(), 1, 1), "Launch": s.Launch(c, gpu.Grid{Groups: 1, Group: 1}), "Record": s.Record(e), "WaitFor": s.WaitFor(e),
-		"Write": s.Write(m.All(), make([]byte, 1000)), "Read": s.Read(make([]byte, 1000), m.All()), "Stream.Wait": s.Wait(context.Background()), "Event.Wait": e.Wait(t.Context()),
-		"Set": c.Set(1, gpu.U64(8)), "Query": qerr, "Event.Query": eerr, "MemoryInfo": ierr, "Alloc": aerr, "NewStream": serr, "NewEvent": nerr, "Load": lerr,
+		"Copy": s.Copy(m.All(), p.All()), "Fill": other.Fill(m.All(), 1, 1),
+		"Launch": s.Launch(c, gpu.Grid{Groups: 1, Group: 1}), "Record": s.Record(e), "WaitFor": s.WaitFor(e),
+		"Write": s.Write(m.All(), make([]byte, 1000)), "Read": s.Read(make([]byte, 1000), m.All()),
+		"Stream.Wait": s.Wait(context.Background()), "Event.Wait": e.Wait(t.Context()),
+		"Set": c.Set(1, gpu.U64(8)), "Query": qerr, "Event.Query": eerr, "MemoryInfo": ierr, "Alloc": aerr,
+		"NewStream": serr, "NewEvent": nerr, "Load": lerr,
 	} {
 		r.is(what, err, gpu.ErrDeviceLost)
 	}

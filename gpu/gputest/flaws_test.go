@@ -103,7 +103,10 @@ func tryCheck(t *testing.T, name string, f flaw) (failed bool, log string) {
 		}
 		return rt
 	}, Lose: func(t testing.TB, c *gpu.Context) {
-		p := &gpu.Program{Name: "fault", Kernels: []gpu.Signature{{Name: "fault"}}, Go: map[string]gpu.GoFunc{"fault": func(gpu.Grid, []gpu.GoArg) { panic("a fault") }}}
+		p := &gpu.Program{Name: "fault", Kernels: []gpu.Signature{{Name: "fault"}},
+			Go: map[string]gpu.GoFunc{"fault": func(gpu.Grid, []gpu.GoArg) {
+				panic("a fault")
+			}}}
 		r := &rig{TB: t, c: c, loaded: map[*gpu.Program]*gpu.Module{}}
 		s := r.stream()
 		r.ok(s.Launch(r.call(p), gpu.Grid{Groups: 1, Group: 1}))
@@ -126,11 +129,13 @@ func tryCheck(t *testing.T, name string, f flaw) (failed bool, log string) {
 	}
 }
 
-// TestFlaws shows that the suite can fail: each runtime here is broken in one way, and the named checks must notice, with a complaint that says what is wrong. The
-// last column has checks that must still pass, so that a failure means the flaw and not the harness.
+// TestFlaws shows that the suite can fail: each runtime here is broken in one way, and the named
+// checks must notice, with a complaint that says what is wrong. The last column has checks that
+// must still pass, so that a failure means the flaw and not the harness.
 func TestFlaws(t *testing.T) {
 	if testenv.Invariants {
-		// The checks of that build find some of the flaws, such as work that is not done, before the suite does, and with other words.
+		// The checks of that build find some of the flaws, such as work that is not done, before
+		// the suite does, and with other words.
 		testenv.Once(t)
 	}
 	for _, c := range []struct {

@@ -9,22 +9,29 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/scope"
 )
 
-// Harness says how to open the runtime under test, and what cannot be asked of it. The zero value of every field but Open is right for most.
+// Harness says how to open the runtime under test, and what cannot be asked of it. The zero value
+// of every field but Open is right for most.
 type Harness struct {
-	// Open opens the runtime; the suite closes it. It is called once or a few times for each check, and gives the same devices each time.
+	// Open opens the runtime; the suite closes it. It is called once or a few times for each check,
+	// and gives the same devices each time.
 	Open func(t testing.TB) *gpu.Runtime
-	// NoKernels says that launches are taken but nothing is computed (a driver without a device): results are not looked at.
+	// NoKernels says that launches are taken but nothing is computed (a driver without a device):
+	// results are not looked at.
 	NoKernels bool
-	// Block puts work into s that is not done before release is called, which may be called twice. nil: kernels.Hold, where the device can.
+	// Block puts work into s that is not done before release is called, which may be called twice.
+	// nil: kernels.Hold, where the device can.
 	Block func(t testing.TB, s *gpu.Stream) (release func())
-	// Lose makes the device of the context lost, at the latest when something waits for it. nil: it cannot be done.
+	// Lose makes the device of the context lost, at the latest when something waits for it. nil: it
+	// cannot be done.
 	Lose func(t testing.TB, c *gpu.Context)
-	// Small says that all memory of the device may be allocated without harm to the machine, and that nothing else uses it: what is free is known to the byte.
+	// Small says that all memory of the device may be allocated without harm to the machine, and
+	// that nothing else uses it: what is free is known to the byte.
 	Small bool
-	// Discrete says that the devices have memory of their own, so that all of it may be allocated without harm to the machine. The driver and other programs
-	// may keep some of it.
+	// Discrete says that the devices have memory of their own, so that all of it may be allocated
+	// without harm to the machine. The driver and other programs may keep some of it.
 	Discrete bool
-	// Idle is called after each check, when everything is closed: what the library says is left. nil: it says nothing.
+	// Idle is called after each check, when everything is closed: what the library says is left.
+	// nil: it says nothing.
 	Idle func(t testing.TB)
 
 	device int // the one under test
@@ -89,7 +96,8 @@ var checks = []check{
 	{"Allocations", checkAllocations},
 }
 
-// Run tests a runtime on each of its devices. Each check is a sub-test, which also fails when an object, a goroutine or a file descriptor is left.
+// Run tests a runtime on each of its devices. Each check is a sub-test, which also fails when an
+// object, a goroutine or a file descriptor is left.
 func Run(t *testing.T, h Harness) {
 	h = h.defaults()
 	warm()
@@ -115,7 +123,8 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// warm starts what Go itself starts once for the process: its poller, with descriptors of its own, comes with the first timer.
+// warm starts what Go itself starts once for the process: its poller, with descriptors of its own,
+// comes with the first timer.
 func warm() { time.AfterFunc(time.Hour, func() {}).Stop() }
 
 // guarded runs the check and looks at what it has left.

@@ -35,7 +35,8 @@ func checkPrograms(t testing.TB, h Harness) {
 		}
 	}
 	if r.has(gpu.CapSource) {
-		_, err := r.c.Load(&gpu.Program{Name: "wrong", Kernels: sig, Source: "__kernel void nop() {\n int x = not_there_at_all;\n}\n"})
+		_, err := r.c.Load(&gpu.Program{Name: "wrong", Kernels: sig,
+			Source: "__kernel void nop() {\n int x = not_there_at_all;\n}\n"})
 		r.is("a program that does not compile", err, gpu.ErrBuild)
 		var e *gpu.Error
 		if !errors.As(err, &e) || e.Log == "" {
@@ -47,7 +48,8 @@ func checkPrograms(t testing.TB, h Harness) {
 		r.is("a program whose kernel has other parameters", err, gpu.ErrArgument)
 	}
 	if r.has(gpu.CapPTX) {
-		_, err := r.c.Load(&gpu.Program{Name: "later", Kernels: sig, PTX: []gpu.PTX{{SM: 990, Version: 990, Text: ".version 99.0\n.target sm_990\n"}}})
+		_, err := r.c.Load(&gpu.Program{Name: "later", Kernels: sig,
+			PTX: []gpu.PTX{{SM: 990, Version: 990, Text: ".version 99.0\n.target sm_990\n"}}})
 		r.is("a program of a later architecture", err, gpu.ErrArch)
 	}
 	if r.has(gpu.CapGoKernels) {
@@ -123,7 +125,8 @@ func checkArguments(t testing.TB, h Harness) {
 	r.ok(s.Wait(always))
 }
 
-// grids are launches of few and many items, with few sizes of groups: some compilers work anew for each.
+// grids are launches of few and many items, with few sizes of groups: some compilers work anew for
+// each.
 var grids = []gpu.Grid{{Groups: 1, Group: 1}, {Groups: 3, Group: 7}, {Groups: 20, Group: 64}}
 
 // grid is the i-th of grids, within what the device does.
@@ -133,7 +136,8 @@ func (r *rig) grid(i int) gpu.Grid {
 	return g
 }
 
-// run launches a program once on buffers of a kind with the given contents, and compares all of them with what the reference in Go makes of them.
+// run launches a program once on buffers of a kind with the given contents, and compares all of
+// them with what the reference in Go makes of them.
 func (r *rig) run(s *gpu.Stream, p *gpu.Program, kind gpu.Kind, g gpu.Grid, args []any) bool {
 	r.Helper()
 	var list []gpu.Arg
@@ -174,14 +178,16 @@ func (r *rig) run(s *gpu.Stream, p *gpu.Program, kind gpu.Kind, g gpu.Grid, args
 	}
 	p.Go[p.Kernels[0].Name](g, ref)
 	for i, m := range mems {
-		if !r.holds(fmt.Sprintf("%s on %s memory with %d groups of %d: buffer %d", p.Name, kind, g.Groups, g.Group, i), s, m, wants[i]) {
+		if !r.holds(fmt.Sprintf("%s on %s memory with %d groups of %d: buffer %d", p.Name, kind, g.Groups, g.Group, i),
+			s, m, wants[i]) {
 			return false
 		}
 	}
 	return true
 }
 
-// table is a table of pieces within size bytes, some of which are wrong. With apart they do not overlap.
+// table is a table of pieces within size bytes, some of which are wrong. With apart they do not
+// overlap.
 func table(rnd *rand.Rand, n, size, stride int, apart bool) []byte {
 	var b []byte
 	at := 0
@@ -215,7 +221,8 @@ func checkKernels(t testing.TB, h Harness) {
 		kind := r.reached()[i%len(r.reached())]
 		g := r.grid(i)
 		for _, off := range []uint64{0, 1, 4, 16} {
-			if !r.run(s, kernels.Copy, kind, g, []any{noise(1, n+40), off, noise(2, n+40), 16 + off*uint64(i%2), uint64(n)}) ||
+			if !r.run(s, kernels.Copy, kind, g, []any{noise(1, n+40), off, noise(2, n+40), 16 + off*uint64(i%2),
+				uint64(n)}) ||
 				!r.run(s, kernels.Fill, kind, g, []any{noise(3, n+40), off, uint64(n), rnd.Uint64()}) {
 				return
 			}
@@ -223,13 +230,18 @@ func checkKernels(t testing.TB, h Harness) {
 		count, stride := i*3, n%777+1
 		src, dst := noise(4, n+1), noise(5, count*stride)
 		refused := make([]byte, 4)
-		if !r.run(s, kernels.Gather, kind, g, []any{dst, uint64(len(dst)), uint64(stride), src, uint64(len(src)), table(rnd, count, len(src), stride, false), uint32(count), refused}) ||
-			!r.run(s, kernels.Scatter, kind, g, []any{noise(6, 2*len(dst)+10), uint64(2*len(dst) + 10), table(rnd, count, len(dst), stride, true), uint32(count), dst, uint64(len(dst)), uint64(stride), make([]byte, 4)}) ||
-			!r.run(s, kernels.Checksum, kind, g, []any{make([]byte, 4*count), src, uint64(len(src)), table(rnd, count, len(src), len(src), false), uint32(count)}) {
+		if !r.run(s, kernels.Gather, kind, g, []any{dst, uint64(len(dst)), uint64(stride), src, uint64(len(src)),
+			table(rnd, count, len(src), stride, false), uint32(count), refused}) ||
+			!r.run(s, kernels.Scatter, kind, g, []any{noise(6, 2*len(dst)+10), uint64(2*len(dst) + 10),
+				table(rnd, count, len(dst), stride, true), uint32(count), dst, uint64(len(dst)), uint64(stride),
+				make([]byte, 4)}) ||
+			!r.run(s, kernels.Checksum, kind, g, []any{make([]byte, 4*count), src, uint64(len(src)),
+				table(rnd, count, len(src), len(src), false), uint32(count)}) {
 			return
 		}
 		stride = 16 + n%100
-		if !r.run(s, kernels.Process, kind, g, []any{make([]byte, count*kernels.ResultBytes), packets(rnd, count, stride), uint64(stride), uint32(count)}) {
+		if !r.run(s, kernels.Process, kind, g, []any{make([]byte, count*kernels.ResultBytes),
+			packets(rnd, count, stride), uint64(stride), uint32(count)}) {
 			return
 		}
 	}
@@ -246,7 +258,8 @@ func packets(rnd *rand.Rand, n, stride int) []byte {
 	return b
 }
 
-// checkSet launches one call many times with other arguments each time, all of it under way at once.
+// checkSet launches one call many times with other arguments each time, all of it under way at
+// once.
 func checkSet(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	const n = 100
@@ -257,7 +270,8 @@ func checkSet(t testing.TB, h Harness) {
 	for i := range uint64(n) {
 		for j, m := range []*gpu.Memory{a, b} {
 			v := i*0x0101010101 + uint64(j)<<56
-			r.ok(errors.Join(c.Set(0, gpu.Buffer(m.All())), c.Set(1, gpu.U64(8*i)), c.Set(3, gpu.U64(v)), s.Launch(c, gpu.Grid{Groups: 1, Group: 7})))
+			r.ok(errors.Join(c.Set(0, gpu.Buffer(m.All())), c.Set(1, gpu.U64(8*i)), c.Set(3, gpu.U64(v)),
+				s.Launch(c, gpu.Grid{Groups: 1, Group: 7})))
 			want[j] = binary.LittleEndian.AppendUint64(want[j], v)
 		}
 	}
@@ -282,7 +296,8 @@ func checkBlockedSet(t testing.TB, h Harness) {
 		return
 	}
 	r.ok(s.Launch(c, gpu.Grid{Groups: 1, Group: 1}))
-	r.ok(errors.Join(c.Set(1, gpu.U64(8)), c.Set(3, gpu.U64(2)), s.Launch(c, gpu.Grid{Groups: 1, Group: 1}), c.Set(3, gpu.U64(3))))
+	r.ok(errors.Join(c.Set(1, gpu.U64(8)), c.Set(3, gpu.U64(2)), s.Launch(c, gpu.Grid{Groups: 1, Group: 1}),
+		c.Set(3, gpu.U64(3))))
 	release()
 	r.ok(s.Wait(always))
 	r.holds("launches whose call was changed behind them", s, m, []byte{1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0})
@@ -292,11 +307,14 @@ func checkBlockedSet(t testing.TB, h Harness) {
 func checkGrids(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	s := r.stream()
-	for _, g := range []gpu.Grid{{Groups: 1, Group: 1}, {Groups: 1, Group: min(1024, r.info.MaxGroup)}, {Groups: 1000, Group: 1}, {Groups: 2, Group: 7}, {Groups: 17, Group: min(64, r.info.MaxGroup)}} {
+	for _, g := range []gpu.Grid{{Groups: 1, Group: 1}, {Groups: 1, Group: min(1024, r.info.MaxGroup)},
+		{Groups: 1000, Group: 1}, {Groups: 2, Group: 7}, {Groups: 17, Group: min(64, r.info.MaxGroup)}} {
 		src := noise(20, 5000)
 		pieces := table(rand.New(rand.NewPCG(3, 4)), 50, len(src), len(src), false)
-		if !r.run(s, kernels.Checksum, gpu.DeviceMemory, g, []any{make([]byte, 200), src, uint64(len(src)), pieces, uint32(50)}) ||
-			!r.run(s, kernels.Copy, gpu.DeviceMemory, g, []any{make([]byte, 5000), uint64(0), src, uint64(0), uint64(5000)}) {
+		if !r.run(s, kernels.Checksum, gpu.DeviceMemory, g,
+			[]any{make([]byte, 200), src, uint64(len(src)), pieces, uint32(50)}) ||
+			!r.run(s, kernels.Copy, gpu.DeviceMemory, g,
+				[]any{make([]byte, 5000), uint64(0), src, uint64(0), uint64(5000)}) {
 			return
 		}
 	}

@@ -23,7 +23,8 @@ func checkInfo(t testing.TB, h Harness) {
 		t.Errorf("device %d is %s with the description %+v", h.device, r.c.Device(), f)
 	}
 	if f.Driver == "" || f.Arch == "" || f.Memory == 0 || f.MaxAlloc > f.Memory || f.Units <= 0 || f.NUMANode < -1 {
-		t.Errorf("the description has no driver, architecture, memory or units, or more for one allocation than there is: %+v", f)
+		t.Errorf("the description has no driver, architecture, memory or units, or more for one allocation than "+
+			"there is: %+v", f)
 	}
 	for c := range driver.NumCapabilities {
 		err := f.Capabilities.Check(c)
@@ -58,7 +59,8 @@ func checkAlloc(t testing.TB, h Harness) {
 			}
 			m := r.alloc(k, size)
 			if m.Kind() != k || m.Size() != size || m.Align() < a {
-				t.Errorf("%d bytes of kind %s aligned to %d are %d of kind %s aligned to %d", size, k, a, m.Size(), m.Kind(), m.Align())
+				t.Errorf("%d bytes of kind %s aligned to %d are %d of kind %s aligned to %d", size, k, a, m.Size(),
+					m.Kind(), m.Align())
 			}
 			sees := k != gpu.DeviceMemory || r.has(gpu.CapDeviceBytes)
 			if b := m.Bytes(); sees {
@@ -75,7 +77,8 @@ func checkAlloc(t testing.TB, h Harness) {
 			}
 			addressed := r.has(gpu.CapAddresses) && k != gpu.PinnedMemory
 			if addressed != (m.Addr() != 0) || m.Addr()%a != 0 {
-				t.Errorf("memory of kind %s is at address %#x of the device, aligned to %d; %s: %v", k, m.Addr(), a, gpu.CapAddresses, r.has(gpu.CapAddresses))
+				t.Errorf("memory of kind %s is at address %#x of the device, aligned to %d; %s: %v", k, m.Addr(), a,
+					gpu.CapAddresses, r.has(gpu.CapAddresses))
 			}
 			if m.Addr() != 0 && seen[m.Addr()] {
 				t.Errorf("two allocations at address %#x", m.Addr())
@@ -125,8 +128,10 @@ func checkAllocRefused(t testing.TB, h Harness) {
 	}
 }
 
-// sizes are lengths of copies where implementations change their way, and odd ones; the long ones first, so that what is written beyond a short one is seen.
-var sizes = []uint64{1<<18 + 3, 65537, 65536, 65535, 4097, 4096, 4095, 256, 255, 65, 64, 63, 17, 16, 15, 7, 4, 3, 2, 1, 0}
+// sizes are lengths of copies where implementations change their way, and odd ones; the long ones
+// first, so that what is written beyond a short one is seen.
+var sizes = []uint64{1<<18 + 3, 65537, 65536, 65535, 4097, 4096, 4095, 256, 255, 65, 64, 63, 17, 16, 15, 7, 4, 3, 2, 1,
+	0}
 
 // room is the size of memory for all of them, at small offsets.
 const room = 1<<18 + 256
@@ -175,7 +180,8 @@ func checkCopy(t testing.TB, h Harness) {
 					return
 				}
 			}
-			if !r.holds(fmt.Sprintf("copies from %s to %s", from, to), s, dst, want) || !r.holds("the source of copies", s, src, data) {
+			if !r.holds(fmt.Sprintf("copies from %s to %s", from, to), s, dst, want) ||
+				!r.holds("the source of copies", s, src, data) {
 				return
 			}
 			// Within one memory, side by side.
@@ -271,7 +277,8 @@ func checkPeer(t testing.TB, h Harness) {
 	r.is("a copy between two others", s.Copy(src.All(), src.All()), gpu.ErrArgument)
 }
 
-// checkExports looks at refusals; what an export can be used for is for tests of the runtime that has it.
+// checkExports looks at refusals; what an export can be used for is for tests of the runtime that
+// has it.
 func checkExports(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	m := r.alloc(gpu.DeviceMemory, 1<<16)
@@ -304,7 +311,8 @@ func checkExports(t testing.TB, h Harness) {
 		r.closeLater(part)
 		s := r.stream()
 		r.write(s, part, noise(7, 1000))
-		if part.Kind() != gpu.DeviceMemory || part.Addr() != m.Addr()+256 || part.Size() != 1000 || part.Bytes() != nil && !r.has(gpu.CapDeviceBytes) {
+		if part.Kind() != gpu.DeviceMemory || part.Addr() != m.Addr()+256 || part.Size() != 1000 ||
+			part.Bytes() != nil && !r.has(gpu.CapDeviceBytes) {
 			t.Errorf("the adopted memory is %d bytes of kind %s at %#x", part.Size(), part.Kind(), part.Addr())
 		}
 		got := make([]byte, 1000)

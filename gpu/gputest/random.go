@@ -127,7 +127,8 @@ func checkRandom(t testing.TB, h Harness) {
 	m.end()
 }
 
-// checkTogether does random work from several goroutines in one context, which also allocate and close.
+// checkTogether does random work from several goroutines in one context, which also allocate and
+// close.
 func checkTogether(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	var models []*model
@@ -187,7 +188,8 @@ func checkAllocations(t testing.TB, h Harness) {
 	r.ok(s.Record(e))
 	r.ok(s.Wait(always))
 	g := gpu.Grid{Groups: 1, Group: 7}
-	batch := []gpu.Op{gpu.CopyOp(d.All(), p.All()), gpu.FillOp(d.All(), 1, 1), gpu.LaunchOp(c, g), gpu.RecordOp(e), gpu.WaitForOp(e), gpu.LaunchOp(c, g), gpu.CopyOp(p.All(), d.All())}
+	batch := []gpu.Op{gpu.CopyOp(d.All(), p.All()), gpu.FillOp(d.All(), 1, 1), gpu.LaunchOp(c, g), gpu.RecordOp(e),
+		gpu.WaitForOp(e), gpu.LaunchOp(c, g), gpu.CopyOp(p.All(), d.All())}
 	for _, x := range []struct {
 		what string
 		f    func() error

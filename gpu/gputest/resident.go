@@ -25,7 +25,8 @@ type tally struct {
 func (r *rig) resident(mode gpu.ResidentMode) bool {
 	stays := mode == gpu.ResidentBatch || r.has(gpu.CapResident)
 	if r.h.NoKernels || !r.has(gpu.CapSharedAtomics) || !stays {
-		r.Logf("%s has no resident kernels: no kernels: %v, resident: %+v, shared atomics: %+v", r.c.Device(), r.h.NoKernels, r.info.Capabilities[gpu.CapResident], r.info.Capabilities[gpu.CapSharedAtomics])
+		r.Logf("%s has no resident kernels: no kernels: %v, resident: %+v, shared atomics: %+v", r.c.Device(),
+			r.h.NoKernels, r.info.Capabilities[gpu.CapResident], r.info.Capabilities[gpu.CapSharedAtomics])
 		return false
 	}
 	return true
@@ -85,7 +86,8 @@ func (x *tally) settled() gpu.ResidentStats {
 // group is a size of groups that the device takes.
 func (r *rig) group(n uint32) uint32 { return min(n, r.info.MaxGroup) }
 
-// checkResident counts with a kernel that stays, and ends its launches in every way: nothing is lost or counted twice.
+// checkResident counts with a kernel that stays, and ends its launches in every way: nothing is
+// lost or counted twice.
 func checkResident(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	if !r.resident(gpu.ResidentStay) {
@@ -147,7 +149,8 @@ func checkResidentBatch(t testing.TB, h Harness) {
 	if !r.resident(gpu.ResidentBatch) {
 		return
 	}
-	x := r.tally(gpu.ResidentOptions{Name: "batch", Mode: gpu.ResidentBatch, Grid: gpu.Grid{Groups: 3, Group: r.group(4)}})
+	x := r.tally(gpu.ResidentOptions{Name: "batch", Mode: gpu.ResidentBatch,
+		Grid: gpu.Grid{Groups: 3, Group: r.group(4)}})
 	r.ok(x.Start())
 	for n := uint32(7); n <= 70; n += 7 {
 		x.to(n)
@@ -179,7 +182,8 @@ func checkResidentHolds(t testing.TB, h Harness) {
 	r.ok(err)
 	words := r.alloc(r.atomicKind(), 4096)
 	if limit < r.info.MaxGroups {
-		_, err = r.c.NewResident(k, gpu.ResidentOptions{Grid: gpu.Grid{Groups: limit + 1, Group: 1}}, gpu.Buffer(words.All()))
+		_, err = r.c.NewResident(k, gpu.ResidentOptions{Grid: gpu.Grid{Groups: limit + 1, Group: 1}},
+			gpu.Buffer(words.All()))
 		r.is("more groups than fit", err, gpu.ErrArgument)
 		if err != nil && !strings.Contains(err.Error(), "fit") {
 			t.Errorf("the error does not say how many fit: %v", err)
@@ -197,7 +201,8 @@ func checkResidentHolds(t testing.TB, h Harness) {
 	r.ok(err)
 	defer func() { r.ok(other.Close()) }()
 	x := r.tally(gpu.ResidentOptions{Name: "keeper", Grid: gpu.Grid{Groups: 1, Group: 1}})
-	rest, err := r.c.NewResident(k, gpu.ResidentOptions{Name: "rest", Grid: gpu.Grid{Groups: limit, Group: 1}}, gpu.Buffer(r.alloc(r.atomicKind(), 4*uint64(limit+1)).All()))
+	rest, err := r.c.NewResident(k, gpu.ResidentOptions{Name: "rest", Grid: gpu.Grid{Groups: limit, Group: 1}},
+		gpu.Buffer(r.alloc(r.atomicKind(), 4*uint64(limit+1)).All()))
 	r.ok(err)
 	defer func() { r.ok(rest.Close(always)) }()
 	r.ok(x.Start())
@@ -221,13 +226,18 @@ func checkResidentHolds(t testing.TB, h Harness) {
 	r.ok(s.Fill(gpu.Span{Memory: spare, Len: 8}, 7, 1))
 	e := r.event(false)
 	r.ok(errors.Join(s.Record(e), e.Wait(always)))
-	r.holds("memory beside a kernel that stays", s, spare, append([]byte{7, 7, 7, 7, 7, 7, 7, 7}, noise(1, 4096)[8:]...))
+	r.holds("memory beside a kernel that stays", s, spare,
+		append([]byte{7, 7, 7, 7, 7, 7, 7, 7}, noise(1, 4096)[8:]...))
 	x.to(5)
 
 	// Replace has the device for itself, and the count goes on.
 	failed := errors.New("no")
-	r.is("a replacement that fails", x.Replace(always, func() (*gpu.Kernel, []gpu.Arg, error) { return nil, nil, failed }), failed)
-	r.is("a replacement by nothing", x.Replace(always, func() (*gpu.Kernel, []gpu.Arg, error) { return nil, nil, nil }), gpu.ErrArgument)
+	r.is("a replacement that fails", x.Replace(always, func() (*gpu.Kernel, []gpu.Arg, error) {
+		return nil, nil, failed
+	}), failed)
+	r.is("a replacement by nothing", x.Replace(always, func() (*gpu.Kernel, []gpu.Arg, error) {
+		return nil, nil, nil
+	}), gpu.ErrArgument)
 	x.to(6)
 	second := r.loadFresh
 	r.ok(x.Replace(always, func() (*gpu.Kernel, []gpu.Arg, error) {
@@ -255,14 +265,19 @@ func (r *rig) loadFresh(p *gpu.Program) (*gpu.Kernel, error) {
 	return m.Kernel(p.Kernels[0].Name)
 }
 
-// checkResidentStuck closes a kernel that does not leave: Close gives up with its context, says so, and works later.
+// checkResidentStuck closes a kernel that does not leave: Close gives up with its context, says so,
+// and works later.
 func checkResidentStuck(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	if !r.resident(gpu.ResidentStay) || !r.has(gpu.CapGoKernels) {
 		return
 	}
 	in, gate := make(chan struct{}), make(chan struct{})
-	p := &gpu.Program{Name: "stuck", Kernels: []gpu.Signature{{Name: "stuck", Params: kernels.Tally.Kernels[0].Params[:1]}}, Go: map[string]gpu.GoFunc{"stuck": func(gpu.Grid, []gpu.GoArg) { in <- struct{}{}; <-gate }}}
+	p := &gpu.Program{Name: "stuck", Kernels: []gpu.Signature{{Name: "stuck",
+		Params: kernels.Tally.Kernels[0].Params[:1]}}, Go: map[string]gpu.GoFunc{"stuck": func(gpu.Grid, []gpu.GoArg) {
+		in <- struct{}{}
+		<-gate
+	}}}
 	x, err := r.c.NewResident(r.kernel(p), gpu.ResidentOptions{Name: "stuck", Grid: gpu.Grid{Groups: 2, Group: 1}})
 	r.ok(err)
 	r.ok(x.Start())

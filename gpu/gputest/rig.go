@@ -174,7 +174,8 @@ func (r *rig) same(what string, got, want []byte) bool {
 			}
 		}
 	}
-	r.Errorf("%s: %d of %d bytes are wrong, the first at %d: %#02x, expected %#02x", what, wrong, len(want), first, got[first], want[first])
+	r.Errorf("%s: %d of %d bytes are wrong, the first at %d: %#02x, expected %#02x", what, wrong, len(want), first,
+		got[first], want[first])
 	return false
 }
 
@@ -188,8 +189,8 @@ func noise(seed uint64, n int) []byte {
 	return b
 }
 
-// block puts work into s that is not done until release is called. ok is false for a device that lacks a capability for it, which the log names: a
-// check that is about nothing else ends.
+// block puts work into s that is not done until release is called. ok is false for a device that
+// lacks a capability for it, which the log names: a check that is about nothing else ends.
 func (r *rig) block(s *gpu.Stream) (release func(), ok bool) {
 	r.Helper()
 	if r.h.Block != nil {
@@ -198,7 +199,8 @@ func (r *rig) block(s *gpu.Stream) (release func(), ok bool) {
 		return release, true
 	}
 	if r.h.NoKernels || !r.has(gpu.CapResident) || !r.has(gpu.CapSharedAtomics) {
-		r.Logf("%s cannot hold a stream: no kernels: %v, resident: %+v, shared atomics: %+v", r.c.Device(), r.h.NoKernels, r.info.Capabilities[gpu.CapResident], r.info.Capabilities[gpu.CapSharedAtomics])
+		r.Logf("%s cannot hold a stream: no kernels: %v, resident: %+v, shared atomics: %+v", r.c.Device(),
+			r.h.NoKernels, r.info.Capabilities[gpu.CapResident], r.info.Capabilities[gpu.CapSharedAtomics])
 		return nil, false
 	}
 	kind := gpu.MappedMemory

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 )
 
-// checkOrder sends bytes on long ways through one stream, each step of which reads what the one before has written.
+// checkOrder sends bytes on long ways through one stream, each step of which reads what the one
+// before has written.
 func checkOrder(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	s := r.stream()
@@ -50,7 +51,8 @@ func checkBatch(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	s, m, e := r.stream(), r.alloc(gpu.DeviceMemory, 1000), r.event(false)
 	part := func(i int) gpu.Span { return gpu.Span{Memory: m, Off: uint64(i * 100), Len: 100} }
-	n, err := s.Enqueue([]gpu.Op{gpu.FillOp(m.All(), 1, 1), gpu.FillOp(part(1), 2, 1), gpu.CopyOp(part(2), part(1)), gpu.RecordOp(e), gpu.WaitForOp(e), gpu.FillOp(part(1), 3, 1)})
+	n, err := s.Enqueue([]gpu.Op{gpu.FillOp(m.All(), 1, 1), gpu.FillOp(part(1), 2, 1), gpu.CopyOp(part(2), part(1)),
+		gpu.RecordOp(e), gpu.WaitForOp(e), gpu.FillOp(part(1), 3, 1)})
 	if n != 6 || err != nil {
 		t.Fatalf("Enqueue of 6 took %d: %v", n, err)
 	}
@@ -74,7 +76,8 @@ func checkBatch(t testing.TB, h Harness) {
 // checkRefused asks for what cannot be, and looks that nothing was done.
 func checkRefused(t testing.TB, h Harness) {
 	r := rigOf(t, h)
-	s, m, p, q := r.stream(), r.alloc(gpu.DeviceMemory, 100), r.alloc(gpu.PinnedMemory, 100), r.alloc(gpu.PinnedMemory, 100)
+	s, m, p, q := r.stream(), r.alloc(gpu.DeviceMemory, 100), r.alloc(gpu.PinnedMemory, 100),
+		r.alloc(gpu.PinnedMemory, 100)
 	r.write(s, m, noise(8, 100))
 	span := func(off, n uint64) gpu.Span { return gpu.Span{Memory: m, Off: off, Len: n} }
 	there := gpu.Span{Memory: p, Len: 100}
@@ -189,7 +192,8 @@ func checkElapsed(t testing.TB, h Harness) {
 	}
 }
 
-// checkAcrossStreams hands bytes back and forth between two streams, in which only events keep the order.
+// checkAcrossStreams hands bytes back and forth between two streams, in which only events keep the
+// order.
 func checkAcrossStreams(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	const size, rounds = 10000, 60
@@ -242,7 +246,8 @@ func checkBlocked(t testing.TB, h Harness) {
 	r.ok(behind.Record(f))
 	waits := func(when string) {
 		t.Helper()
-		for what, query := range map[string]func() (bool, error){"the stream": held.Query, "its event": e.Query, "a stream behind": behind.Query, "the event of that": f.Query} {
+		for what, query := range map[string]func() (bool, error){"the stream": held.Query, "its event": e.Query,
+			"a stream behind": behind.Query, "the event of that": f.Query} {
 			for range 50 { // what does not wait has time to show it
 				done, err := query()
 				r.ok(err)
@@ -267,7 +272,8 @@ func checkBlocked(t testing.TB, h Harness) {
 	r.same("what came by two streams", got, noise(10, 4096))
 	r.ok(held.Wait(always))
 
-	// An event that is recorded again, in another stream, forgets the first record, whichever comes to its end first.
+	// An event that is recorded again, in another stream, forgets the first record, whichever comes
+	// to its end first.
 	release, ok = r.block(held)
 	if !ok {
 		return
@@ -303,11 +309,13 @@ func (r *rig) tell(release func()) (told *atomic.Bool) {
 func checkBlockedWait(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	for i, wait := range map[string]func(*gpu.Stream, *gpu.Event) error{
-		"Stream.Wait":                   func(s *gpu.Stream, _ *gpu.Event) error { return s.Wait(always) },
-		"Event.Wait":                    func(_ *gpu.Stream, e *gpu.Event) error { return e.Wait(always) },
-		"Stream.Wait with another end":  func(s *gpu.Stream, _ *gpu.Event) error { return s.Wait(t.Context()) },
-		"Event.Wait with another end":   func(_ *gpu.Stream, e *gpu.Event) error { return e.Wait(t.Context()) },
-		"Stream.Wait after a WaitEvent": func(s *gpu.Stream, e *gpu.Event) error { return errors.Join(s.WaitFor(e), s.Wait(always)) },
+		"Stream.Wait":                  func(s *gpu.Stream, _ *gpu.Event) error { return s.Wait(always) },
+		"Event.Wait":                   func(_ *gpu.Stream, e *gpu.Event) error { return e.Wait(always) },
+		"Stream.Wait with another end": func(s *gpu.Stream, _ *gpu.Event) error { return s.Wait(t.Context()) },
+		"Event.Wait with another end":  func(_ *gpu.Stream, e *gpu.Event) error { return e.Wait(t.Context()) },
+		"Stream.Wait after a WaitEvent": func(s *gpu.Stream, e *gpu.Event) error {
+			return errors.Join(s.WaitFor(e), s.Wait(always))
+		},
 	} {
 		for range 3 {
 			s, e := r.stream(), r.event(false)
@@ -351,7 +359,8 @@ func checkBlockedRead(t testing.TB, h Harness) {
 		b := noise(12, 1000)
 		r.ok(s.Write(m.All(), b))
 		if !told.Load() {
-			t.Error("Write returns before the work in front of it is done") // its bytes would be overwritten, or src is not free
+			// its bytes would be overwritten, or src is not free
+			t.Error("Write returns before the work in front of it is done")
 		}
 		clear(b) // src is the caller's again
 		r.holds("a write behind a fill", s, m, noise(12, 1000))

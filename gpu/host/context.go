@@ -32,7 +32,8 @@ func (c *hostContext) lose(op string, why any) {
 	if fault, ok := why.(interface{ Addr() uintptr }); ok {
 		why = fmt.Sprintf("it touched memory that is not there, at %#x", fault.Addr())
 	}
-	c.lost.CompareAndSwap(nil, &driver.Error{Kind: driver.ErrDeviceLost, Op: op, Text: fmt.Sprint(why), Hint: "close the context and open another"})
+	c.lost.CompareAndSwap(nil, &driver.Error{Kind: driver.ErrDeviceLost, Op: op, Text: fmt.Sprint(why),
+		Hint: "close the context and open another"})
 }
 
 func (c *hostContext) MemoryInfo() (free, total uint64, err error) {
@@ -70,7 +71,8 @@ func (c *hostContext) Alloc(o driver.MemorySpec) (driver.Memory, error) {
 	size := o.Size
 	if o.Align > align {
 		if o.Align > math.MaxInt64-size {
-			return nil, &driver.Error{Kind: driver.ErrUnsupported, Op: "allocate", Text: fmt.Sprintf("an alignment of %d bytes", o.Align)}
+			return nil, &driver.Error{Kind: driver.ErrUnsupported, Op: "allocate",
+				Text: fmt.Sprintf("an alignment of %d bytes", o.Align)}
 		}
 		size += o.Align - align
 	}
@@ -80,7 +82,8 @@ func (c *hostContext) Alloc(o driver.MemorySpec) (driver.Memory, error) {
 	r, err := mem.Alloc(mem.Options{Name: "gpu/host:" + o.Name, Size: int(size)})
 	if err != nil {
 		c.dev.give(size)
-		return nil, &driver.Error{Kind: driver.ErrOutOfMemory, Op: "allocate", Text: err.Error(), Hint: "close what is not needed, or ask for less"}
+		return nil, &driver.Error{Kind: driver.ErrOutOfMemory, Op: "allocate", Text: err.Error(),
+			Hint: "close what is not needed, or ask for less"}
 	}
 	l, err := r.Lease()
 	if err != nil { // nothing else refers to the region

@@ -74,7 +74,8 @@ func fault(t testing.TB, c *gpu.Context, f gpu.GoFunc) {
 	s.Wait(t.Context())
 }
 
-// TestFaults shows that what kills a process elsewhere loses the device here, once, with a reason, and that the next context works.
+// TestFaults shows that what kills a process elsewhere loses the device here, once, with a reason,
+// and that the next context works.
 func TestFaults(t *testing.T) {
 	rt, err := Open(Options{Memory: 1 << 20})
 	if err != nil {
@@ -118,7 +119,8 @@ func TestFaults(t *testing.T) {
 			})
 			fault(t, c, x.kernel)
 			err = c.Err()
-			if !errors.Is(err, gpu.ErrDeviceLost) || !strings.Contains(err.Error(), x.says) || !strings.Contains(err.Error(), "kernel fault") {
+			if !errors.Is(err, gpu.ErrDeviceLost) || !strings.Contains(err.Error(), x.says) ||
+				!strings.Contains(err.Error(), "kernel fault") {
 				t.Errorf("the context is lost by %v, expected ErrDeviceLost that says %q", err, x.says)
 			}
 		})
@@ -168,7 +170,8 @@ func TestManyTimes(t *testing.T) {
 		if err := errors.Join(err1, err2, err3); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(s.Fill(m.All(), 1, 1), s.Record(e), e.Wait(t.Context()), e.Close(), s.Close(), m.Close(), c.Close()); err != nil {
+		if err := errors.Join(s.Fill(m.All(), 1, 1), s.Record(e), e.Wait(t.Context()), e.Close(), s.Close(), m.Close(),
+			c.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -9,7 +9,8 @@ type module struct {
 
 func (c *hostContext) Load(p *driver.Program) (driver.Module, error) {
 	if p.Go == nil {
-		return nil, &driver.Error{Kind: driver.ErrArch, Op: "load", Text: "the program has no kernels in Go", Hint: "use a runtime that takes its other forms"}
+		return nil, &driver.Error{Kind: driver.ErrArch, Op: "load", Text: "the program has no kernels in Go",
+			Hint: "use a runtime that takes its other forms"}
 	}
 	return &module{c, p}, c.err()
 }
@@ -27,7 +28,8 @@ type kernel struct {
 	f    driver.GoFunc
 }
 
-// Occupancy implements driver.Occupancy. A group in Go is one goroutine, whatever its items are (driver.Groups).
+// Occupancy implements driver.Occupancy. A group in Go is one goroutine, whatever its items are
+// (driver.Groups).
 func (k *kernel) Occupancy(uint32) (uint32, error) { return occupancy, k.ctx.err() }
 
 func (k *kernel) Prepare(args []driver.Arg) (driver.Call, error) {

@@ -55,7 +55,8 @@ func (c *hostContext) NewStream(driver.StreamSpec) (driver.Stream, error) {
 	return s, nil
 }
 
-// push puts a task in and returns its number. The queue grows as it must and is used again, so that it allocates nothing in the long run.
+// push puts a task in and returns its number. The queue grows as it must and is used again, so that
+// it allocates nothing in the long run.
 func (s *stream) push(t *task) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +142,8 @@ func fill(dst []byte, pattern uint32, width int) {
 	vec.Set(dst, all)
 }
 
-// The methods below refuse on a lost device, and otherwise take the work: where the work loses the device, a later call says so.
+// The methods below refuse on a lost device, and otherwise take the work: where the work loses the
+// device, a later call says so.
 
 func (s *stream) Copy(dst driver.Memory, dstOff uint64, src driver.Memory, srcOff, n uint64) error {
 	return s.take(&task{dst: dst.(*memory).data[dstOff : dstOff+n], src: src.(*memory).data[srcOff : srcOff+n]})
@@ -187,7 +189,8 @@ func (s *stream) WaitEvent(e driver.Event) error {
 	return s.take(&task{ev: x, evAt: x.last(), evWait: true})
 }
 
-// take puts a task in. Events go in on a lost device too, since others may wait for what they were recorded for.
+// take puts a task in. Events go in on a lost device too, since others may wait for what they were
+// recorded for.
 func (s *stream) take(t *task) error {
 	err := s.ctx.err()
 	if err == nil || t.ev != nil {

@@ -45,7 +45,8 @@ func (c *openclContext) MemoryInfo() (free, total uint64, err error) {
 	return total - min(c.d.used.Load(), total), total, nil
 }
 
-// memory is a buffer, a buffer that is mapped, or shared virtual memory, which has an address and no buffer.
+// memory is a buffer, a buffer that is mapped, or shared virtual memory, which has an address and
+// no buffer.
 type memory struct {
 	c    *openclContext
 	buf  ocl.Mem
@@ -57,7 +58,8 @@ type memory struct {
 
 func (c *openclContext) Alloc(o driver.MemorySpec) (driver.Memory, error) {
 	if o.Align > c.d.info.Align {
-		return nil, fmt.Errorf("%w: memory aligned to %d bytes: OpenCL promises %d", driver.ErrUnsupported, o.Align, c.d.info.Align)
+		return nil, fmt.Errorf("%w: memory aligned to %d bytes: OpenCL promises %d", driver.ErrUnsupported, o.Align,
+			c.d.info.Align)
 	}
 	m := &memory{c: c, size: o.Size, own: true}
 	var err error
@@ -103,7 +105,8 @@ func (m *memory) Bytes() []byte {
 	return dl.Bytes(m.host, int(m.size))
 }
 
-// Close waits for all work: OpenCL keeps buffers as long as commands use them, but not mappings and shared virtual memory.
+// Close waits for all work: OpenCL keeps buffers as long as commands use them, but not mappings and
+// shared virtual memory.
 func (m *memory) Close() error {
 	c := m.c
 	var err error
@@ -225,7 +228,8 @@ type module struct {
 
 func (c *openclContext) Load(p *driver.Program) (driver.Module, error) {
 	if p.Source == "" {
-		return nil, &driver.Error{Kind: driver.ErrArch, Op: "load", Text: "the program has no OpenCL C", Hint: "use a runtime that takes its other forms"}
+		return nil, &driver.Error{Kind: driver.ErrArch, Op: "load", Text: "the program has no OpenCL C",
+			Hint: "use a runtime that takes its other forms"}
 	}
 	if err := c.d.info.Capabilities.Check(driver.CapSource); err != nil {
 		return nil, &driver.Error{Kind: driver.ErrArch, Op: "load", Text: err.Error()}
@@ -273,7 +277,8 @@ func (m *module) check(sig *driver.Signature) error {
 		return wrap(err, "kernel "+sig.Name)
 	}
 	if n != len(sig.Params) {
-		return fmt.Errorf("%w: kernel %s takes %d arguments, its signature has %d", gpu.ErrArgument, sig.Name, n, len(sig.Params))
+		return fmt.Errorf("%w: kernel %s takes %d arguments, its signature has %d", gpu.ErrArgument, sig.Name, n,
+			len(sig.Params))
 	}
 	return nil
 }
@@ -289,7 +294,8 @@ type kernel struct {
 	name string
 }
 
-// Occupancy implements driver.Occupancy. Each compute unit of a CPU runs one group at a time, and one unit is left for the other queues: copies need it as well.
+// Occupancy implements driver.Occupancy. Each compute unit of a CPU runs one group at a time, and
+// one unit is left for the other queues: copies need it as well.
 func (k *kernel) Occupancy(group uint32) (uint32, error) {
 	id, err := k.m.c.l.NewKernel(k.m.id, k.name)
 	if err != nil {

@@ -11,5 +11,7 @@ import (
 // Its memory as regions: the CPU does not see buffers of OpenCL, whatever the device is.
 func TestMemory(t *testing.T) {
 	platform := peers.PoCL(t)
-	gpumemtest.Run(t, gpumemtest.Harness{Open: func(t testing.TB) *gpu.Runtime { return open(t, Options{Platform: platform}) }})
+	gpumemtest.Run(t, gpumemtest.Harness{Open: func(t testing.TB) *gpu.Runtime {
+		return open(t, Options{Platform: platform})
+	}})
 }

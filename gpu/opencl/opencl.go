@@ -1,11 +1,15 @@
-// Package opencl is the runtime of package gpu over OpenCL: whatever devices the machine's platforms have, the CPU by PoCL among them. libOpenCL.so.1 is found at
-// run time; where it or a platform is missing, Open says what to install.
+// Package opencl is the runtime of package gpu over OpenCL: whatever devices the machine's
+// platforms have, the CPU by PoCL among them. libOpenCL.so.1 is found at run time; where it or a
+// platform is missing, Open says what to install.
 //
-// Programs are built from their OpenCL C as it is. DeviceMemory is a buffer of OpenCL, PinnedMemory one that the host has mapped as long as it lives, MappedMemory and
-// SharedMemory are shared virtual memory, where the device has it in its fine-grained form. OpenCL gives no addresses of buffers, so that the offset of a span that a
-// kernel gets must fit Info.ArgAlign, or be an argument of its own.
+// Programs are built from their OpenCL C as it is. DeviceMemory is a buffer of OpenCL, PinnedMemory
+// one that the host has mapped as long as it lives, MappedMemory and SharedMemory are shared
+// virtual memory, where the device has it in its fine-grained form. OpenCL gives no addresses of
+// buffers, so that the offset of a span that a kernel gets must fit Info.ArgAlign, or be an
+// argument of its own.
 //
-// A stream is a queue in order with profiling. A gpu.Context has an OpenCL context of its own, which is why there are no copies between two.
+// A stream is a queue in order with profiling. A gpu.Context has an OpenCL context of its own,
+// which is why there are no copies between two.
 package opencl
 
 import (
@@ -29,8 +33,9 @@ type Options struct {
 	NoSVM    bool   // does without shared virtual memory, as if no device had it
 }
 
-// Open loads the library and finds the devices: GPUs and accelerators before CPUs, otherwise in the order of the platforms. The caller closes it. Errors wrap
-// gpu.ErrUnavailable where there is no library, platform or device.
+// Open loads the library and finds the devices: GPUs and accelerators before CPUs, otherwise in the
+// order of the platforms. The caller closes it. Errors wrap gpu.ErrUnavailable where there is no
+// library, platform or device.
 func Open(o Options) (*gpu.Runtime, error) {
 	l, err := ocl.Load(o.Library)
 	if err != nil {
@@ -104,7 +109,8 @@ func (r *openclRuntime) find(o Options) error {
 		r.devices = append(r.devices, d)
 	}
 	if len(r.devices) == 0 {
-		return unavailable(fmt.Errorf("no device on platforms %q: %s; %s", seen, strings.Join(append(skipped, "none is usable"), "; "), ocl.Install))
+		return unavailable(fmt.Errorf("no device on platforms %q: %s; %s", seen,
+			strings.Join(append(skipped, "none is usable"), "; "), ocl.Install))
 	}
 	return nil
 }
@@ -144,8 +150,10 @@ func (d *device) describe() error {
 	d.kind = word(ocl.DeviceType)
 	align := max(word(ocl.DeviceBaseAlign)/8, 1)
 	d.info = driver.Info{
-		Runtime: "opencl", Name: text(ocl.DeviceName), Driver: text(ocl.DriverVersion), NUMANode: -1, Processor: d.kind&ocl.TypeCPU != 0,
-		Memory: word(ocl.DeviceMemory), MaxAlloc: word(ocl.DeviceMaxAlloc), Align: align, ArgAlign: align, Units: int(word(ocl.DeviceUnits)),
+		Runtime: "opencl", Name: text(ocl.DeviceName), Driver: text(ocl.DriverVersion), NUMANode: -1,
+		Processor: d.kind&ocl.TypeCPU != 0,
+		Memory:    word(ocl.DeviceMemory), MaxAlloc: word(ocl.DeviceMaxAlloc), Align: align, ArgAlign: align,
+		Units:    int(word(ocl.DeviceUnits)),
 		MaxGroup: uint32(min(word(ocl.DeviceMaxGroup), math.MaxInt32)), MaxGroups: math.MaxInt32,
 	}
 	if word(ocl.DeviceAvailable) == 0 {
@@ -190,22 +198,26 @@ func (d *device) capabilities(compiler bool) {
 	case !d.svm:
 		c.Missing(driver.CapSharedAtomics, why)
 	case !d.atomics || d.version < 3:
-		c.Missing(driver.CapSharedAtomics, "the device has no atomics on shared virtual memory, or its OpenCL C is older than 3.0")
+		c.Missing(driver.CapSharedAtomics,
+			"the device has no atomics on shared virtual memory, or its OpenCL C is older than 3.0")
 	default:
 		c.Set(driver.CapSharedAtomics)
 	}
 	switch {
 	case d.kind&ocl.TypeCPU == 0 || d.info.Units < 2:
-		c.Missing(driver.CapResident, "OpenCL does not promise that two queues go on side by side; CPUs with two cores do")
+		c.Missing(driver.CapResident,
+			"OpenCL does not promise that two queues go on side by side; CPUs with two cores do")
 	case !c.Has(driver.CapSharedAtomics):
-		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+c[driver.CapSharedAtomics].Why)
+		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+
+			c[driver.CapSharedAtomics].Why)
 	default:
 		c.Set(driver.CapResident)
 	}
 	if svm&ocl.SVMSystem != 0 && d.svm {
 		c.Set(driver.CapAdopt)
 	} else {
-		c.Missing(driver.CapAdopt, "the device has no fine-grained system memory: OpenCL registers no memory of others for it")
+		c.Missing(driver.CapAdopt,
+			"the device has no fine-grained system memory: OpenCL registers no memory of others for it")
 	}
 	if compiler {
 		c.Set(driver.CapSource)
@@ -217,7 +229,8 @@ func (d *device) capabilities(compiler bool) {
 	c.Missing(driver.CapPriorities, "the runtime does not use cl_khr_priority_hints")
 	c.Missing(driver.CapPTX, "it builds OpenCL C: PTX needs the runtime cuda")
 	c.Missing(driver.CapGoKernels, "it builds OpenCL C: kernels in Go need the runtime host")
-	c.Missing(driver.CapPeer, "each context has an OpenCL context of its own, and there are no copies between two: copy by way of the host")
+	c.Missing(driver.CapPeer, "each context has an OpenCL context of its own, and there are no copies between two: "+
+		"copy by way of the host")
 	c.Missing(driver.CapIPC, "OpenCL shares no memory with other processes")
 	c.Missing(driver.CapDMABuf, "OpenCL exports no memory as dma-buf")
 	c.Missing(driver.CapGPUDirect, "OpenCL exports no memory to network cards")
@@ -260,8 +273,10 @@ func lost(err error, op string) error {
 		return nil
 	}
 	var e *ocl.Error
-	if errors.As(err, &e) && (e.Code == ocl.OutOfResources || e.Code == ocl.FailedEventInList || e.Code == ocl.InvalidQueue || e.Op == "the command of an event") {
-		return &driver.Error{Kind: driver.ErrDeviceLost, Op: e.Op, Code: e.Code, Name: e.Name(), Text: op, Hint: "a kernel touched memory that is not its own, or the device was reset: open a new context"}
+	if errors.As(err, &e) && (e.Code == ocl.OutOfResources || e.Code == ocl.FailedEventInList ||
+		e.Code == ocl.InvalidQueue || e.Op == "the command of an event") {
+		return &driver.Error{Kind: driver.ErrDeviceLost, Op: e.Op, Code: e.Code, Name: e.Name(), Text: op,
+			Hint: "a kernel touched memory that is not its own, or the device was reset: open a new context"}
 	}
 	return wrap(err, op)
 }

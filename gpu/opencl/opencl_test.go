@@ -39,10 +39,13 @@ func open(t testing.TB, o Options) *gpu.Runtime {
 
 func TestConformance(t *testing.T) {
 	platform := peers.PoCL(t)
-	gputest.Run(t, gputest.Harness{Open: func(t testing.TB) *gpu.Runtime { return open(t, Options{Platform: platform}) }})
+	gputest.Run(t, gputest.Harness{Open: func(t testing.TB) *gpu.Runtime {
+		return open(t, Options{Platform: platform})
+	}})
 }
 
-// TestConformanceOfOldDevices is the suite on a device that knows OpenCL 1.2 and no shared virtual memory, as far as the runtime sees.
+// TestConformanceOfOldDevices is the suite on a device that knows OpenCL 1.2 and no shared virtual
+// memory, as far as the runtime sees.
 func TestConformanceOfOldDevices(t *testing.T) {
 	testenv.Once(t)
 	platform := peers.PoCL(t)
@@ -66,12 +69,14 @@ func TestConformanceOfOldDevices(t *testing.T) {
 	}})
 }
 
-// TestCapabilities shows that what PoCL is known to do is claimed: otherwise the suite would pass by asking for nothing.
+// TestCapabilities shows that what PoCL is known to do is claimed: otherwise the suite would pass
+// by asking for nothing.
 func TestCapabilities(t *testing.T) {
 	rt := open(t, Options{Platform: peers.PoCL(t)})
 	defer rt.Close()
 	f := rt.Devices()[0].Info()
-	for _, c := range []gpu.Capability{gpu.CapMapped, gpu.CapShared, gpu.CapSharedAtomics, gpu.CapElapsed, gpu.CapSource} {
+	for _, c := range []gpu.Capability{gpu.CapMapped, gpu.CapShared, gpu.CapSharedAtomics, gpu.CapElapsed,
+		gpu.CapSource} {
 		if err := f.Capabilities.Check(c); err != nil {
 			t.Errorf("%v", err)
 		}
@@ -96,7 +101,8 @@ func TestUnavailable(t *testing.T) {
 	}
 }
 
-// TestErrors shows what each code of the library becomes: PoCL cannot be brought to give most of them.
+// TestErrors shows what each code of the library becomes: PoCL cannot be brought to give most of
+// them.
 func TestErrors(t *testing.T) {
 	for _, c := range []struct {
 		code           int
@@ -114,9 +120,11 @@ func TestErrors(t *testing.T) {
 		{-9999, driver.ErrDriver, driver.ErrDriver},
 	} {
 		e := &ocl.Error{Op: "clSomething", Code: c.code}
-		for what, pair := range map[string][2]error{"setting up": {wrap(e, "test"), c.setting}, "a queue": {lost(e, "test"), c.queue}} {
+		for what, pair := range map[string][2]error{"setting up": {wrap(e, "test"), c.setting},
+			"a queue": {lost(e, "test"), c.queue}} {
 			var typed *driver.Error
-			if !errors.Is(pair[0], pair[1]) || !errors.As(pair[0], &typed) || typed.Code != c.code || typed.Op != "clSomething" || !strings.Contains(pair[0].Error(), e.Name()) {
+			if !errors.Is(pair[0], pair[1]) || !errors.As(pair[0], &typed) || typed.Code != c.code ||
+				typed.Op != "clSomething" || !strings.Contains(pair[0].Error(), e.Name()) {
 				t.Errorf("%d at %s is %v, expected one that wraps %v", c.code, what, pair[0], pair[1])
 			}
 		}
@@ -124,7 +132,8 @@ func TestErrors(t *testing.T) {
 	if !errors.Is(lost(&ocl.Error{Op: "the command of an event", Code: -30}, "test"), driver.ErrDeviceLost) {
 		t.Error("a command that failed does not lose the device")
 	}
-	if other := errors.New("other"); wrap(other, "test") != other || lost(other, "test") != other || wrap(nil, "") != nil || lost(nil, "") != nil {
+	if other := errors.New("other"); wrap(other, "test") != other || lost(other, "test") != other ||
+		wrap(nil, "") != nil || lost(nil, "") != nil {
 		t.Error("errors of others are changed")
 	}
 }

@@ -94,7 +94,8 @@ func (s *stream) Read(dst []byte, src driver.Memory, off uint64) error {
 func (s *stream) Launch(c driver.Call, g driver.Grid) error {
 	x := c.(*call)
 	if uint64(g.Group) > x.group {
-		return fmt.Errorf("%w: groups of %d items: the kernel %s takes at most %d on this device", gpu.ErrArgument, g.Group, x.name, x.group)
+		return fmt.Errorf("%w: groups of %d items: the kernel %s takes at most %d on this device", gpu.ErrArgument,
+			g.Group, x.name, x.group)
 	}
 	err := s.q.Launch(x.id, g.Groups, g.Group)
 	if err == nil {

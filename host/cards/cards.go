@@ -1,6 +1,7 @@
-// Package cards finds out which accelerators a machine has: each runtime of package gpu and why it is not here, each of its devices with what it can do and
-// what it cannot, its link, what the card says of itself, and the network cards that are near. It joins what the runtimes say with NVML and with the facts of
-// the machine (host).
+// Package cards finds out which accelerators a machine has: each runtime of package gpu and why it
+// is not here, each of its devices with what it can do and what it cannot, its link, what the card
+// says of itself, and the network cards that are near. It joins what the runtimes say with NVML and
+// with the facts of the machine (host).
 //
 //	r := cards.Look(ctx, runtimes.Table(), host.Read(ctx, host.Live(ctx)))
 //
@@ -62,7 +63,8 @@ type Capability struct {
 	Why  string `json:"why,omitempty"`
 }
 
-// Link is a PCI Express link. Idle cards lower it, so that Now may be less than Max on a machine where all is well.
+// Link is a PCI Express link. Idle cards lower it, so that Now may be less than Max on a machine
+// where all is well.
 type Link struct {
 	Now    Lane   `json:"now"`
 	Max    Lane   `json:"max"`    // that card and slot can
@@ -75,7 +77,8 @@ type Lane struct {
 	Lanes int     `json:"lanes"`
 }
 
-// BytesPerSecond is what the link carries in one direction at most, after its line code; 0: not known.
+// BytesPerSecond is what the link carries in one direction at most, after its line code; 0: not
+// known.
 func (l Lane) BytesPerSecond() float64 {
 	return (&host.PCI{Speed: l.GTs, Width: l.Lanes}).BytesPerSecond()
 }
@@ -105,7 +108,8 @@ type Card struct {
 	Driver string `json:"driver,omitempty"` // of the kernel; empty: none
 	Node   int    `json:"numa_node"`        // -1: not known
 	Link   *Link  `json:"link,omitempty"`
-	Window uint64 `json:"window_bytes,omitempty"` // the largest BAR: how much of its memory others see at once; 0: not known
+	// the largest BAR: how much of its memory others see at once; 0: not known
+	Window uint64 `json:"window_bytes,omitempty"`
 	// Integrated: it shares the machine's memory.
 	Integrated bool     `json:"integrated,omitempty"`
 	Near       []Near   `json:"near"`
@@ -114,8 +118,9 @@ type Card struct {
 	Get        []string `json:"get,omitempty"`
 }
 
-// Look opens every runtime of the table, asks its devices, and closes it. A device that cannot be opened is an entry with its Error, and a runtime that is
-// not here one with Missing: nothing here fails.
+// Look opens every runtime of the table, asks its devices, and closes it. A device that cannot be
+// opened is an entry with its Error, and a runtime that is not here one with Missing: nothing here
+// fails.
 func Look(ctx context.Context, t gpu.Table, f *host.Facts) *Report {
 	r := Of(f)
 	r.Runtimes = []Runtime{}
@@ -158,7 +163,8 @@ func Of(f *host.Facts) *Report {
 		if p == nil {
 			continue
 		}
-		c := Card{Bus: g.Addr, Name: g.Name, Driver: p.Driver, Node: p.Node, Integrated: g.Integrated, Link: linkOf(p), Near: near(f, p)}
+		c := Card{Bus: g.Addr, Name: g.Name, Driver: p.Driver, Node: p.Node, Integrated: g.Integrated, Link: linkOf(p),
+			Near: near(f, p)}
 		for _, b := range p.BARs {
 			c.Window = max(c.Window, b.Size)
 		}
@@ -189,9 +195,11 @@ func (r *Report) join() {
 	}
 }
 
-// Describe is what the device says of itself, with what the facts and NVML know of it; lib may be nil. Its free memory is not asked for.
+// Describe is what the device says of itself, with what the facts and NVML know of it; lib may be
+// nil. Its free memory is not asked for.
 func Describe(info *gpu.Info, f *host.Facts, lib *nvml.Library) Device {
-	d := Device{Index: info.Index, Name: info.Name, Arch: info.Arch, Driver: info.Driver, Units: info.Units, Memory: info.Memory, MaxAlloc: info.MaxAlloc,
+	d := Device{Index: info.Index, Name: info.Name, Arch: info.Arch, Driver: info.Driver, Units: info.Units,
+		Memory: info.Memory, MaxAlloc: info.MaxAlloc,
 		Bus: info.Bus, Node: info.NUMANode, Near: []Near{}}
 	for c := range driver.NumCapabilities {
 		s := info.Capabilities[c]
@@ -264,7 +272,8 @@ func linkOf(p *host.PCI) *Link {
 // distances are those of host, from near to far.
 var distances = []host.Distance{host.Same, host.OneBridge, host.Bridges, host.RootComplex, host.InNode, host.System}
 
-// near are the network cards of a machine by their distance to a device: interfaces, and RDMA devices that have none.
+// near are the network cards of a machine by their distance to a device: interfaces, and RDMA
+// devices that have none.
 func near(f *host.Facts, p *host.PCI) []Near {
 	out := []Near{}
 	add := func(addr, name string) *Near {
@@ -293,7 +302,8 @@ func near(f *host.Facts, p *host.PCI) []Near {
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Near) int {
-		return cmp.Or(cmp.Compare(slices.Index(distances, a.Distance), slices.Index(distances, b.Distance)), strings.Compare(a.PCI, b.PCI))
+		return cmp.Or(cmp.Compare(slices.Index(distances, a.Distance), slices.Index(distances, b.Distance)),
+			strings.Compare(a.PCI, b.PCI))
 	})
 	return out
 }

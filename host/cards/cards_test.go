@@ -91,7 +91,8 @@ func TestCards(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	c := r.Cards[0]
-	if c.Bus != card || c.Name != "NVIDIA H100 PCIe" || c.Driver != "nvidia" || c.Node != 0 || c.Window != 128<<30 || c.Missing != "" || c.Integrated || c.UsedBy != nil {
+	if c.Bus != card || c.Name != "NVIDIA H100 PCIe" || c.Driver != "nvidia" || c.Node != 0 || c.Window != 128<<30 ||
+		c.Missing != "" || c.Integrated || c.UsedBy != nil {
 		t.Errorf("%+v", c)
 	}
 	if want := (&Link{Lane{2.5, 16}, Lane{32, 16}, "sysfs"}); !reflect.DeepEqual(c.Link, want) {
@@ -111,7 +112,8 @@ func TestCards(t *testing.T) {
 	}
 }
 
-// A device of a runtime is the card on its bus, with its link and its neighbours; without a runtime the card says what is missing.
+// A device of a runtime is the card on its bus, with its link and its neighbours; without a runtime
+// the card says what is missing.
 func TestJoin(t *testing.T) {
 	f := server(t)
 	none := gpu.Entry{Name: "cuda", Open: func() (*gpu.Runtime, error) { return nil, gpu.ErrUnavailable }}
@@ -119,7 +121,9 @@ func TestJoin(t *testing.T) {
 	if len(r.Runtimes) != 3 || r.NoNVML == "" && r.Runtimes[1].Devices[0].NVML == nil {
 		t.Fatalf("%+v", r)
 	}
-	if x := r.Runtimes[0]; x.Missing == "" || len(x.Devices) != 0 || !slices.ContainsFunc(x.Get, func(s string) bool { return strings.Contains(s, "libcuda1") }) {
+	if x := r.Runtimes[0]; x.Missing == "" || len(x.Devices) != 0 || !slices.ContainsFunc(x.Get, func(s string) bool {
+		return strings.Contains(s, "libcuda1")
+	}) {
 		t.Errorf("%+v", x)
 	}
 	d := r.Runtimes[1].Devices[0]
@@ -151,7 +155,8 @@ func TestJoin(t *testing.T) {
 
 // Look reports a device that cannot be opened with the reason, and asks the others all the same.
 func TestBroken(t *testing.T) {
-	r := Look(t.Context(), gpu.Table{entry("cuda", card, errors.New("it is on fire")), entry("host", "", nil)}, server(t))
+	r := Look(t.Context(), gpu.Table{entry("cuda", card, errors.New("it is on fire")), entry("host", "", nil)},
+		server(t))
 	if d := r.Runtimes[0].Devices[0]; !strings.Contains(d.Error, "it is on fire") || d.Free != 0 || d.Memory != 1<<30 {
 		t.Errorf("%+v", d)
 	}
@@ -167,7 +172,8 @@ func TestBroken(t *testing.T) {
 
 // A card's driver shows what is missing for the card.
 func TestMissing(t *testing.T) {
-	const line = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0/driver -> ../../../../../../bus/pci/drivers/"
+	const line = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0/driver -> " +
+		"../../../../../../bus/pci/drivers/"
 	for to, want := range map[string][2]string{
 		"nouveau":  {"nouveau: CUDA needs NVIDIA's own", "install NVIDIA's driver"},
 		"vfio-pci": {"it belongs to a virtual machine", "driverctl unset-override " + card},
@@ -177,7 +183,9 @@ func TestMissing(t *testing.T) {
 		if to == "" {
 			f = server(t, line+"nvidia", "#")
 		}
-		r := Look(t.Context(), gpu.Table{{Name: "cuda", Open: func() (*gpu.Runtime, error) { return nil, gpu.ErrUnavailable }}}, f)
+		r := Look(t.Context(), gpu.Table{{Name: "cuda", Open: func() (*gpu.Runtime, error) {
+			return nil, gpu.ErrUnavailable
+		}}}, f)
 		c := r.Cards[0]
 		if !strings.Contains(c.Missing, want[0]) || len(c.Get) == 0 || !strings.Contains(c.Get[0], want[1]) {
 			t.Errorf("%s: %q, %q", to, c.Missing, c.Get)
@@ -190,7 +198,8 @@ func TestMissing(t *testing.T) {
 	for _, x := range []struct {
 		f    host.Facts
 		want string
-	}{{host.Facts{}, "cannot be seen"}, {host.Facts{PCI: []host.PCI{{Addr: "0000:00:1f.0"}}}, "there is none on this machine's PCI bus"}} {
+	}{{host.Facts{}, "cannot be seen"}, {host.Facts{PCI: []host.PCI{{Addr: "0000:00:1f.0"}}},
+		"there is none on this machine's PCI bus"}} {
 		if g := get("cuda", &x.f); len(g) != 1 || !strings.Contains(g[0], x.want) {
 			t.Errorf("%q", g)
 		}
@@ -201,7 +210,8 @@ func TestMissing(t *testing.T) {
 }
 
 func TestLane(t *testing.T) {
-	for l, want := range map[Lane]string{{}: "not known", {16, 0}: "not known", {2.5, 16}: "2.5 GT/s x16", {64, 8}: "64 GT/s x8"} {
+	for l, want := range map[Lane]string{{}: "not known", {16, 0}: "not known", {2.5, 16}: "2.5 GT/s x16",
+		{64, 8}: "64 GT/s x8"} {
 		if l.String() != want {
 			t.Errorf("%+v is %q, expected %q", l, l, want)
 		}

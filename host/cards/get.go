@@ -30,11 +30,14 @@ func driverMissing(p *host.PCI) (why string, mend []string) {
 func install(vendor uint16) []string {
 	switch vendor {
 	case nvidia:
-		return []string{"install NVIDIA's driver (Debian: nvidia-driver; its open kernel modules, nvidia-open, can do dma-buf)"}
+		return []string{"install NVIDIA's driver (Debian: nvidia-driver; its open kernel modules, nvidia-open, can " +
+			"do dma-buf)"}
 	case amd:
-		return []string{"the kernel's module amdgpu and its firmware (Debian: firmware-amd-graphics); see dmesg for why it is not loaded"}
+		return []string{"the kernel's module amdgpu and its firmware (Debian: firmware-amd-graphics); see dmesg for " +
+			"why it is not loaded"}
 	case intel:
-		return []string{"the kernel's module xe or i915 (Debian: firmware-intel-graphics); see dmesg for why it is not loaded"}
+		return []string{"the kernel's module xe or i915 (Debian: firmware-intel-graphics); see dmesg for why it is " +
+			"not loaded"}
 	}
 	return nil
 }
@@ -43,12 +46,15 @@ func install(vendor uint16) []string {
 func getFor(driver string) []string {
 	switch driver {
 	case "nvidia":
-		return []string{"libcuda.so.1 of the same version as the kernel's module (Debian: libcuda1; a container needs --gpus all)",
+		return []string{"libcuda.so.1 of the same version as the kernel's module (Debian: libcuda1; a container " +
+			"needs --gpus all)",
 			"the right to open /dev/nvidia* and /dev/nvidiactl"}
 	case "amdgpu":
-		return []string{"OpenCL: rocm-opencl-icd, or mesa-opencl-icd", "the right to open /dev/kfd and /dev/dri/renderD* (group render)"}
+		return []string{"OpenCL: rocm-opencl-icd, or mesa-opencl-icd",
+			"the right to open /dev/kfd and /dev/dri/renderD* (group render)"}
 	case "i915", "xe":
-		return []string{"OpenCL: apt-get install intel-opencl-icd", "the right to open /dev/dri/renderD* (group render)"}
+		return []string{"OpenCL: apt-get install intel-opencl-icd",
+			"the right to open /dev/dri/renderD* (group render)"}
 	}
 	return nil
 }
@@ -75,7 +81,8 @@ func get(runtime string, f *host.Facts) (out []string) {
 	}
 	switch {
 	case runtime == "cuda" && len(f.PCI) == 0:
-		out = append(out, "it takes an NVIDIA card; whether there is one cannot be seen: "+cmp.Or(f.Why("/sys/bus/pci"), "no device is in /sys/bus/pci"))
+		out = append(out, "it takes an NVIDIA card; whether there is one cannot be seen: "+
+			cmp.Or(f.Why("/sys/bus/pci"), "no device is in /sys/bus/pci"))
 	case runtime == "cuda" && nvidias == 0:
 		out = append(out, "it takes an NVIDIA card, and there is none on this machine's PCI bus")
 	case runtime == "opencl" && nvidias > 0:

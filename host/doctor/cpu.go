@@ -23,7 +23,8 @@ func checkCores(x *exam) {
 	}
 	cores := slices.Sorted(slices.Values(x.n.Cores))
 	if off := without(cores, online); off != nil {
-		f := Finding{Verdict: Fail, Read: "online are " + host.List(online), Needed: "processors " + host.List(cores), Why: fmt.Sprintf("%s: not online", host.List(off)), At: x.usesOf(off)}
+		f := Finding{Verdict: Fail, Read: "online are " + host.List(online), Needed: "processors " + host.List(cores),
+			Why: fmt.Sprintf("%s: not online", host.List(off)), At: x.usesOf(off)}
 		for _, c := range common(off, x.f.Offline) {
 			f.Mend = append(f.Mend, fmt.Sprintf("echo 1 > /sys/devices/system/cpu/cpu%d/online", c))
 		}
@@ -39,8 +40,11 @@ func checkCores(x *exam) {
 		return
 	}
 	if no := without(cores, allowed); no != nil {
-		x.add(Finding{Verdict: Fail, Read: "this process may run on " + host.List(allowed), Needed: "processors " + host.List(cores),
-			Why: fmt.Sprintf("%s: not allowed, by taskset, a cpuset or the container", host.List(no)), At: x.usesOf(no), Mend: []string{"start it with: taskset -c " + host.List(cores) + " ...",
+		x.add(Finding{Verdict: Fail, Read: "this process may run on " + host.List(allowed),
+			Needed: "processors " + host.List(cores),
+			Why:    fmt.Sprintf("%s: not allowed, by taskset, a cpuset or the container", host.List(no)),
+			At:     x.usesOf(no),
+			Mend: []string{"start it with: taskset -c " + host.List(cores) + " ...",
 				"in a container: --cpuset-cpus=" + host.List(cores) + "; in systemd: AllowedCPUs=" + host.List(cores)}})
 		return
 	}
@@ -72,7 +76,8 @@ func checkSMT(x *exam) {
 			free = append(free, c.ID)
 		}
 	}
-	f := Finding{Verdict: Warn, Read: strings.Join(pairs, "; ") + " are threads of one core", Needed: "a core for each", At: x.usesOf(both)}
+	f := Finding{Verdict: Warn, Read: strings.Join(pairs, "; ") + " are threads of one core", Needed: "a core for each",
+		At: x.usesOf(both)}
 	if free != nil {
 		f.Mend = []string{"take others; free cores begin with " + host.List(free[:min(len(free), 16)])}
 	} else {
@@ -105,8 +110,10 @@ func checkNUMACores(x *exam) {
 			x.ok(subject, fmt.Sprintf("all are on node %d", node))
 			return
 		}
-		x.add(Finding{Subject: subject, Verdict: Warn, Read: fmt.Sprintf("it is on node %d, processors %s are not", node, host.List(far)),
-			Needed: fmt.Sprintf("processors of node %d", node), Mend: []string{"take some of " + host.List(n.CPUs)}, At: x.usesOf(far)})
+		x.add(Finding{Subject: subject, Verdict: Warn,
+			Read:   fmt.Sprintf("it is on node %d, processors %s are not", node, host.List(far)),
+			Needed: fmt.Sprintf("processors of node %d", node), Mend: []string{"take some of " + host.List(n.CPUs)},
+			At: x.usesOf(far)})
 	}
 	for _, u := range x.nets() {
 		if !u.net.Virtual {
@@ -138,7 +145,8 @@ func checkGovernor(x *exam) {
 	case known == 0 && x.f.Virtual:
 		x.skip("the hypervisor decides about it")
 	case known == 0:
-		x.unknown("", x.f.Why("/sys/devices/system/cpu/cpu"), "set the firmware (BIOS) to maximum performance, and look with: turbostat")
+		x.unknown("", x.f.Why("/sys/devices/system/cpu/cpu"),
+			"set the firmware (BIOS) to maximum performance, and look with: turbostat")
 	case slow == nil:
 		x.ok("", fmt.Sprintf("performance on %s", plural(known, "processor")))
 	default:
@@ -151,11 +159,13 @@ func checkGovernor(x *exam) {
 			x.ok("", strings.Join(read, "; ")+"; nothing here is in a hurry")
 			return
 		}
-		x.add(Finding{Verdict: Warn, Read: strings.Join(read, "; "), Needed: "performance", At: x.usesOf(slow), Mend: []string{"penstock tune host --governor performance --apply"}})
+		x.add(Finding{Verdict: Warn, Read: strings.Join(read, "; "), Needed: "performance", At: x.usesOf(slow),
+			Mend: []string{"penstock tune host --governor performance --apply"}})
 	}
 }
 
-// deepest is how many microseconds a processor may take to wake up: beyond it a ring of 2048 descriptors fills at 100 Gb/s.
+// deepest is how many microseconds a processor may take to wake up: beyond it a ring of 2048
+// descriptors fills at 100 Gb/s.
 const deepest = 20
 
 func checkIdle(x *exam) {
@@ -190,8 +200,10 @@ func checkIdle(x *exam) {
 		if x.f.Arch != "x86_64" {
 			options = "cpuidle.off=1"
 		}
-		x.add(Finding{Verdict: Warn, Read: fmt.Sprintf("%s may sleep as deep as %s, which takes %d us to wake up", plural(len(deep), "processor"), worst.Name, worst.Micros),
-			Needed: fmt.Sprintf("at most %d us", deepest), At: x.usesOf(deep), Mend: []string{fmt.Sprintf("cpupower idle-set -D %d", deepest),
+		x.add(Finding{Verdict: Warn, Read: fmt.Sprintf("%s may sleep as deep as %s, which takes %d us to wake up",
+			plural(len(deep), "processor"), worst.Name, worst.Micros),
+			Needed: fmt.Sprintf("at most %d us", deepest), At: x.usesOf(deep),
+			Mend: []string{fmt.Sprintf("cpupower idle-set -D %d", deepest),
 				"for good: " + options + " on the kernel's command line"}})
 	}
 }
@@ -215,7 +227,8 @@ func checkIsolation(x *exam) {
 		return
 	}
 	if len(cores) == len(all) {
-		x.add(Finding{Verdict: Warn, Read: "every processor polls", Needed: "cores that nothing else runs on", For: "processors " + host.List(cores), At: x.usesOf(cores),
+		x.add(Finding{Verdict: Warn, Read: "every processor polls", Needed: "cores that nothing else runs on",
+			For: "processors " + host.List(cores), At: x.usesOf(cores),
 			Mend: []string{"poll on fewer: the kernel and everything else need one"}})
 		return
 	}
@@ -249,7 +262,8 @@ func checkIsolation(x *exam) {
 		x.ok("", list+": isolated, without ticks, callbacks and new interrupts")
 		return
 	}
-	x.add(Finding{Verdict: Warn, Read: strings.Join(lacks, "; "), Needed: "cores that nothing else runs on", For: "processors " + list, At: x.usesOf(bare),
+	x.add(Finding{Verdict: Warn, Read: strings.Join(lacks, "; "), Needed: "cores that nothing else runs on",
+		For: "processors " + list, At: x.usesOf(bare),
 		Mend: []string{"on the kernel's command line, and a reboot: " + strings.Join(options, " ")}})
 }
 
@@ -263,7 +277,8 @@ func checkBalancing(x *exam) {
 	case v == "0":
 		x.ok("", "off")
 	default:
-		x.add(Finding{Verdict: Warn, Read: "kernel.numa_balancing is " + v, Needed: "0", Mend: []string{"penstock tune host --sysctl kernel.numa_balancing=0 --apply"}})
+		x.add(Finding{Verdict: Warn, Read: "kernel.numa_balancing is " + v, Needed: "0",
+			Mend: []string{"penstock tune host --sysctl kernel.numa_balancing=0 --apply"}})
 	}
 }
 
@@ -275,7 +290,8 @@ func checkClockSource(x *exam) {
 	case slices.Contains(good, s):
 		x.ok("", s)
 	default:
-		f := Finding{Verdict: Warn, Read: fmt.Sprintf("%s; there are %s", s, strings.Join(x.f.ClockSources, ", ")), Needed: "tsc"}
+		f := Finding{Verdict: Warn, Read: fmt.Sprintf("%s; there are %s", s, strings.Join(x.f.ClockSources, ", ")),
+			Needed: "tsc"}
 		if slices.Contains(x.f.ClockSources, "tsc") {
 			f.Mend = []string{"echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource"}
 		} else {
@@ -286,7 +302,8 @@ func checkClockSource(x *exam) {
 }
 
 func checkClockSync(x *exam) {
-	who := common2(x.f.Daemons, []string{"chronyd", "ntpd", "openntpd", "phc2sys", "ptp4l", "systemd-timesyn", "timemaster", "ts2phc"})
+	who := common2(x.f.Daemons, []string{"chronyd", "ntpd", "openntpd", "phc2sys", "ptp4l", "systemd-timesyn",
+		"timemaster", "ts2phc"})
 	by := "no program that is known here"
 	if who != nil {
 		by = strings.Join(who, ", ")
@@ -299,7 +316,8 @@ func checkClockSync(x *exam) {
 	case x.f.Virtual && !x.n.Clock && x.n.Timed == nil:
 		x.ok("", "the kernel does not know of a program that keeps it on time; in a virtual machine the host may")
 	default:
-		x.add(Finding{Verdict: x.bad(x.n.Clock), Read: "not synchronised; running: " + by, Needed: "a clock that is kept on time", At: x.n.Timed,
+		x.add(Finding{Verdict: x.bad(x.n.Clock), Read: "not synchronised; running: " + by,
+			Needed: "a clock that is kept on time", At: x.n.Timed,
 			Mend: []string{"systemctl enable --now chronyd, or for microseconds ptp4l and phc2sys"}})
 	}
 }

@@ -22,7 +22,8 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// machine opens a recording of testdata, with some of its lines replaced: "old" to "new", and lines to add behind.
+// machine opens a recording of testdata, with some of its lines replaced: "old" to "new", and lines
+// to add behind.
 func machine(t *testing.T, name string, edits ...string) Machine {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name+".txt"))
@@ -48,7 +49,8 @@ func machine(t *testing.T, name string, edits ...string) Machine {
 }
 
 // stream is what a program wants that receives on queues of a card, into a GPU.
-var stream = Needs{Interfaces: []Interface{{Name: "ens1f0np0", Engine: "xdp", Queues: 8, MTU: 9000, HardwareTime: true}}, Cores: []int{2, 3, 4, 5, 33, 68},
+var stream = Needs{Interfaces: []Interface{{Name: "ens1f0np0", Engine: "xdp", Queues: 8, MTU: 9000,
+	HardwareTime: true}}, Cores: []int{2, 3, 4, 5, 33, 68},
 	Huge: []Huge{{2 << 30, 1 << 30, 0}, {1 << 30, 0, AnyNode}}, GPUs: []string{AnyGPU}, Receive: 64 << 20}
 
 func TestReports(t *testing.T) {
@@ -59,7 +61,8 @@ func TestReports(t *testing.T) {
 		{"server", "server", Needs{}}, {"spark", "spark", Needs{}}, {"laptop", "laptop", Needs{}}, {"vm", "vm", Needs{}},
 		{"server-stream", "server", stream},
 		{"spark-verbs", "spark", Needs{Interfaces: []Interface{{Name: "enp1s0f0np0", Engine: "verbs"}}, GPUs: []string{"000f:01:00.0"}, Clock: true}},
-		{"laptop-all", "laptop", Needs{Interfaces: []Interface{{Name: "eth0", Engine: "dpdk"}, {Name: "wlp0s20f3", Engine: "afpacket", Queues: 2}}, Cores: []int{0, 1, 40},
+		{"laptop-all", "laptop", Needs{Interfaces: []Interface{{Name: "eth0", Engine: "dpdk"},
+			{Name: "wlp0s20f3", Engine: "afpacket", Queues: 2}}, Cores: []int{0, 1, 40},
 			Huge: []Huge{{1 << 30, 0, 3}}, Locked: 8 << 30, GPUs: []string{AnyGPU}}},
 	} {
 		m := machine(t, x.machine)
@@ -148,16 +151,24 @@ func TestVerdicts(t *testing.T) {
 		{"rings", OK, mlx, one(Interface{Name: mlx, Ring: 8192}), nil},
 		{"offloads", OK, mlx, one(Interface{Name: mlx, Engine: "xdp"}), nil},
 		{"offloads", Warn, mlx, one(Interface{Name: mlx, Engine: "afpacket"}), nil},
-		{"offloads", Warn, mlx, one(Interface{Name: mlx, Engine: "xdp"}), []string{`"rx-gro":"on","rx-lro":"off","rx-gro-hw"`, `"rx-lro":"on [fixed]","rx-gro-hw"`}},
+		{"offloads", Warn, mlx, one(Interface{Name: mlx, Engine: "xdp"}),
+			[]string{`"rx-gro":"on","rx-lro":"off","rx-gro-hw"`, `"rx-lro":"on [fixed]","rx-gro-hw"`}},
 		{"xdp", OK, mlx, one(Interface{Name: mlx, Engine: "xdp"}), nil},
-		{"xdp", Fail, mlx, one(Interface{Name: mlx, Engine: "xdp"}), []string{`"xdp_known":true,"hardware_rx_time":true,"stamps_all":true,"clock":0`, `"xdp_known":true,"xdp_mode":"native"`}},
+		{"xdp", Fail, mlx, one(Interface{Name: mlx, Engine: "xdp"}),
+			[]string{`"xdp_known":true,"hardware_rx_time":true,"stamps_all":true,"clock":0`,
+				`"xdp_known":true,"xdp_mode":"native"`}},
 		{"xdp", Warn, mlx, one(Interface{Name: mlx, Engine: "xdp", MTU: 9000}), []string{"xsk-zerocopy rx-sg", "xsk-zerocopy"}},
 		{"xdp", Warn, mlx, one(Interface{Name: mlx, Engine: "xdp"}), []string{`"xdp":"basic redirect ndo-xmit xsk-zerocopy rx-sg"`, `"xdp":""`}},
 		{"xdp", Unknown, mlx, one(Interface{Name: mlx, Engine: "xdp"}), []string{`"xdp_known":true,`, ``}},
 		{"irq", OK, mlx, Needs{}, []string{"= irqbalance", "= idle"}},
-		{"irq", Warn, mlx, Needs{}, []string{"= irqbalance", "= idle", "/proc/irq/{200-207}/effective_affinity_list = {2-9}", "/proc/irq/{200-207}/effective_affinity_list = 0-127"}},
-		{"irq", Warn, mlx, Needs{}, []string{"= irqbalance", "= idle", "/proc/irq/{200-207}/effective_affinity_list = {2-9}", "/proc/irq/{200-207}/effective_affinity_list = 2"}},
-		{"irq", Warn, mlx, Needs{}, []string{"= irqbalance", "= idle", "/proc/irq/{200-207}/effective_affinity_list = {2-9}", "/proc/irq/{200-207}/effective_affinity_list = {2-9},{20-27}"}},
+		{"irq", Warn, mlx, Needs{}, []string{"= irqbalance", "= idle",
+			"/proc/irq/{200-207}/effective_affinity_list = {2-9}",
+			"/proc/irq/{200-207}/effective_affinity_list = 0-127"}},
+		{"irq", Warn, mlx, Needs{}, []string{"= irqbalance", "= idle",
+			"/proc/irq/{200-207}/effective_affinity_list = {2-9}", "/proc/irq/{200-207}/effective_affinity_list = 2"}},
+		{"irq", Warn, mlx, Needs{}, []string{"= irqbalance", "= idle",
+			"/proc/irq/{200-207}/effective_affinity_list = {2-9}",
+			"/proc/irq/{200-207}/effective_affinity_list = {2-9},{20-27}"}},
 		{"irq", Warn, ice, Needs{}, []string{"= irqbalance", "= idle"}}, // two are far
 		{"drops", Warn, mlx, Needs{}, []string{`"rx_out_of_buffer":31`, `"rx_out_of_buffer":3100000`}},
 		{"drops", OK, mlx, Needs{}, nil},
@@ -167,7 +178,8 @@ func TestVerdicts(t *testing.T) {
 		{"hardware-time", Warn, mlx, one(Interface{Name: mlx, HardwareTime: true}), nil},
 		{"hardware-time", OK, mlx, one(Interface{Name: mlx, HardwareTime: true}), []string{"= irqbalance", "= ptp4l"}},
 		{"hardware-time", Warn, mlx, one(Interface{Name: mlx, HardwareTime: true}), []string{`"stamps_all":true,"clock":0`, `"clock":0`}},
-		{"hardware-time", Fail, mlx, one(Interface{Name: mlx, HardwareTime: true}), []string{`"hardware_rx_time":true,"stamps_all":true,"clock":0`, `"clock":0`}},
+		{"hardware-time", Fail, mlx, one(Interface{Name: mlx, HardwareTime: true}),
+			[]string{`"hardware_rx_time":true,"stamps_all":true,"clock":0`, `"clock":0`}},
 		{"cores", OK, "", Needs{Cores: []int{2, 3}}, nil},
 		{"cores", Fail, "", Needs{Cores: []int{2, 200}}, nil},
 		{"cores", Fail, "", Needs{Cores: []int{2, 9}}, []string{"Cpus_allowed_list: 0-127", "Cpus_allowed_list: 0-7"}},
@@ -198,13 +210,18 @@ func TestVerdicts(t *testing.T) {
 		{"clock-sync", Unknown, "", Needs{Clock: true}, []string{`/penstock/clock = {`, `/penstock/clock ! no {`}},
 		{"hugepages", OK, "node 0", Needs{Huge: []Huge{{3 << 30, 1 << 30, 0}}}, nil},
 		{"hugepages", Fail, "node 0", Needs{Huge: []Huge{{3<<30 + 1, 1 << 30, 0}}}, nil},
-		{"hugepages", Fail, "node 0", Needs{Huge: []Huge{{2 << 30, 1 << 30, 0}, {2 << 30, 1 << 30, 0}}}, nil}, // they add up
+		// they add up
+		{"hugepages", Fail, "node 0", Needs{Huge: []Huge{{2 << 30, 1 << 30, 0}, {2 << 30, 1 << 30, 0}}}, nil},
 		{"hugepages", Fail, "node 2", Needs{Huge: []Huge{{1 << 30, 1 << 30, 2}}}, nil},
 		{"hugepages", Fail, "", Needs{Huge: []Huge{{2 << 20, 1 << 16, AnyNode}}}, nil},
-		{"hugepages", Fail, "", Needs{Huge: []Huge{{7 << 30, 1 << 30, AnyNode}}}, []string{"hugepages-1048576kB/resv_hugepages = 0", "hugepages-1048576kB/resv_hugepages = 1"}},
-		{"hugepages", Warn, "", Needs{}, []string{"/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages = 8", "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages = 0"}},
-		{"numa-memory", OK, "rx", Needs{Interfaces: []Interface{{Name: mlx}}, Memory: []Memory{{Name: "rx", Kind: "huge", Bytes: 1, Interfaces: []string{mlx}}}}, nil},
-		{"numa-memory", Warn, "rx", Needs{Interfaces: []Interface{{Name: mlx}}, Memory: []Memory{{Name: "rx", Kind: "huge", Bytes: 1, Node: 1, Interfaces: []string{mlx}}}}, nil},
+		{"hugepages", Fail, "", Needs{Huge: []Huge{{7 << 30, 1 << 30, AnyNode}}},
+			[]string{"hugepages-1048576kB/resv_hugepages = 0", "hugepages-1048576kB/resv_hugepages = 1"}},
+		{"hugepages", Warn, "", Needs{}, []string{"/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages = 8",
+			"/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages = 0"}},
+		{"numa-memory", OK, "rx", Needs{Interfaces: []Interface{{Name: mlx}},
+			Memory: []Memory{{Name: "rx", Kind: "huge", Bytes: 1, Interfaces: []string{mlx}}}}, nil},
+		{"numa-memory", Warn, "rx", Needs{Interfaces: []Interface{{Name: mlx}},
+			Memory: []Memory{{Name: "rx", Kind: "huge", Bytes: 1, Node: 1, Interfaces: []string{mlx}}}}, nil},
 		{"thp", Warn, "", Needs{}, nil},
 		{"thp", OK, "", Needs{}, []string{"[always] madvise", "always [madvise]"}},
 		{"memlock", OK, "", one(Interface{Name: mlx, Engine: "xdp"}), nil},
@@ -214,7 +231,8 @@ func TestVerdicts(t *testing.T) {
 		{"memlock", OK, "", Needs{Locked: 1 << 40}, []string{"CapEff: 000001ffffffffff", "CapEff: 0", "8388608              8388608", "unlimited unlimited"}},
 		{"memlock", Unknown, "", Needs{}, []string{"Max locked memory", "Max something"}},
 		{"capabilities", Fail, "engine xdp", one(Interface{Name: mlx, Engine: "xdp"}), []string{"CapEff: 000001ffffffffff", "CapEff: 0000000000003000"}},
-		{"capabilities", OK, "engine xdp", one(Interface{Name: mlx, Engine: "xdp"}), []string{"CapEff: 000001ffffffffff", "CapEff: 0000000000203000"}}, // an old CAP_SYS_ADMIN
+		// an old CAP_SYS_ADMIN
+		{"capabilities", OK, "engine xdp", one(Interface{Name: mlx, Engine: "xdp"}), []string{"CapEff: 000001ffffffffff", "CapEff: 0000000000203000"}},
 		{"capabilities", Unknown, "engine afpacket", one(Interface{Name: mlx, Engine: "afpacket"}), []string{"CapEff: 000001ffffffffff", "CapEff: ?"}},
 		{"kernel", OK, "", one(Interface{Name: mlx, Engine: "xdp", MTU: 9000}), nil},
 		{"kernel", Fail, "", one(Interface{Name: mlx, Engine: "xdp", MTU: 9000}), []string{"6.8.0-49-generic", "6.5.0"}},
@@ -233,7 +251,8 @@ func TestVerdicts(t *testing.T) {
 		{"pcie-link", Warn, ice, Needs{}, nil},
 		{"pcie-link", OK, mlx, Needs{}, nil},
 		{"pcie-link", Warn, mlx, Needs{}, []string{"0000:19:00.{0,1}/current_link_speed = 32.0 GT/s", "0000:19:00.{0,1}/current_link_speed = 16.0 GT/s"}},
-		{"pcie-link", Warn, mlx, Needs{}, []string{"0000:16:00.0/current_link_width = 16", "0000:16:00.0/current_link_width = 4"}}, // the switch
+		// the switch
+		{"pcie-link", Warn, mlx, Needs{}, []string{"0000:16:00.0/current_link_width = 16", "0000:16:00.0/current_link_width = 4"}},
 		{"pcie-link", Warn, "NVIDIA", Needs{}, []string{"0000:18:00.0/current_link_width = 16", "0000:18:00.0/current_link_width = 8"}},
 		{"pcie-payload", Warn, mlx, Needs{}, nil},
 		{"pcie-payload", OK, "NVIDIA", Needs{}, nil},
@@ -248,7 +267,9 @@ func TestVerdicts(t *testing.T) {
 		{"iommu", Fail, ice, one(Interface{Name: ice, Engine: "dpdk"}), []string{"0000:98:00.0/iommu_group -> ", "0000:98:00.0/no_group -> "}},
 		{"driver", Fail, ice, one(Interface{Name: ice, Engine: "dpdk"}), nil},
 		{"driver", OK, mlx, one(Interface{Name: mlx, Engine: "dpdk"}), nil},
-		{"driver", OK, "Intel E810", one(Interface{Name: "0000:98:00.0", Engine: "dpdk"}), []string{"bus/pci/drivers/ice\n", "bus/pci/drivers/vfio-pci\n", "/sys/class/net/ens2f0 ->", "/sys/class/no/ens2f0 ->"}},
+		{"driver", OK, "Intel E810", one(Interface{Name: "0000:98:00.0", Engine: "dpdk"}),
+			[]string{"bus/pci/drivers/ice\n", "bus/pci/drivers/vfio-pci\n", "/sys/class/net/ens2f0 ->",
+				"/sys/class/no/ens2f0 ->"}},
 		{"dpdk", Fail, "engine dpdk", one(Interface{Name: mlx, Engine: "dpdk"}), nil}, // tests are built without
 		{"dpdk", Fail, "libdpdk", one(Interface{Name: mlx, Engine: "dpdk"}), nil},
 		{"dpdk", OK, "libdpdk", one(Interface{Name: mlx, Engine: "dpdk"}), []string{"/librdmacm.so.1", "/librte_eal.so.23"}},
@@ -256,7 +277,8 @@ func TestVerdicts(t *testing.T) {
 		{"rdma", OK, "mlx5_0", Needs{}, nil},
 		{"rdma", OK, "mlx5_0", one(Interface{Name: mlx, Engine: "verbs"}), nil},
 		{"rdma-counters", Warn, "mlx5_0", Needs{}, nil},
-		{"rdma-counters", OK, "mlx5_0", one(Interface{Name: mlx, Engine: "verbs"}), []string{"np_ecn_marked_roce_packets = 5120", "np_ecn_marked_roce_packets = 0"}},
+		{"rdma-counters", OK, "mlx5_0", one(Interface{Name: mlx, Engine: "verbs"}),
+			[]string{"np_ecn_marked_roce_packets = 5120", "np_ecn_marked_roce_packets = 0"}},
 		{"rdma", Fail, "mlx5_1", one(Interface{Name: "ens1f1np1", Engine: "verbs"}), nil},
 		{"rdma", Fail, ice, one(Interface{Name: ice, Engine: "verbs"}), nil},
 		{"rdma", NotApplicable, "mlx5_1", Needs{}, nil},
@@ -271,10 +293,12 @@ func TestVerdicts(t *testing.T) {
 		{"gpu-direct", Unknown, "NVIDIA", Needs{}, []string{"bus/pci/drivers/nvidia\n", "bus/pci/drivers/nouveau\n"}},
 		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, nil},
 		{"rdma-gpu", Fail, "mlx5_0 and NVIDIA", Needs{GPUs: []string{AnyGPU}}, nil},
-		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nvidia_peermem"}}, // by peer memory, but a bridge redirects
+		// by peer memory, but a bridge redirects
+		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nvidia_peermem"}},
 		{"rdma-gpu", OK, "mlx5_0 and NVIDIA", Needs{}, []string{"UNIX x86_64 Kernel Module", "UNIX Open Kernel Module", redirects, straight}},
 		{"rdma-gpu", OK, "mlx5_1 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nv_peer_mem", redirects, straight}},
-		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nvidia_peermem", redirects, straight, "{21-23,40}/type = identity", "{21-23,40}/type = DMA"}},
+		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nvidia_peermem", redirects,
+			straight, "{21-23,40}/type = identity", "{21-23,40}/type = DMA"}},
 		{"rdma-gpu", Unknown, "mlx5_0 and NVIDIA", Needs{}, []string{"bus/pci/drivers/nvidia\n", "bus/pci/drivers/nouveau\n"}},
 		{"rdma-gpu", NotApplicable, "", Needs{GPUs: []string{}}, nil},
 		{"gpu-bar", OK, "NVIDIA", Needs{}, nil},
@@ -292,7 +316,8 @@ func TestVerdicts(t *testing.T) {
 			// These are most of the lines, and matter only to a few checks.
 			edits := x.edits
 			if x.check != "idle" {
-				edits = append([]string{"{0-127}/cpuidle/state1", "{0}/cpuidle/state1", "{0-127}/cpuidle/state0", "{0}/cpuidle/state0"}, edits...)
+				edits = append([]string{"{0-127}/cpuidle/state1", "{0}/cpuidle/state1", "{0-127}/cpuidle/state0",
+					"{0}/cpuidle/state0"}, edits...)
 			}
 			machines[key] = machine(t, "server", edits...)
 		}
@@ -311,7 +336,8 @@ func TestVerdicts(t *testing.T) {
 }
 
 // seenBy notes that a check came to a verdict about a subject, or fails the test.
-func seenBy(t *testing.T, seen map[string]map[Verdict]bool, r Report, check string, verdict Verdict, subject string, edits []string) {
+func seenBy(t *testing.T, seen map[string]map[Verdict]bool, r Report, check string, verdict Verdict, subject string,
+	edits []string) {
 	t.Helper()
 	found := false
 	var got []string
@@ -342,7 +368,9 @@ func TestNothingFailsInGeneral(t *testing.T) {
 func TestSkipAndWorst(t *testing.T) {
 	m := machine(t, "server")
 	r := Run(m, Needs{}, "mtu", "gpu")
-	if slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Check == "mtu" || f.Check == "gpu" }) || r.Worst() != Warn {
+	if slices.ContainsFunc(r.Findings, func(f Finding) bool {
+		return f.Check == "mtu" || f.Check == "gpu"
+	}) || r.Worst() != Warn {
 		t.Errorf("%v", r)
 	}
 	if r := Run(m, stream); r.Worst() != Fail || r.Count(Fail) == 0 {
@@ -410,7 +438,9 @@ func TestThisMachine(t *testing.T) {
 	if got := Run(again, n).Text(true); got != r.Text(true) {
 		t.Errorf("from the recording:\n%s\nof the machine:\n%s", got, r.Text(true))
 	}
-	if i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Check == "cores" }); i < 0 || r.Findings[i].Verdict != OK {
+	if i := slices.IndexFunc(r.Findings, func(f Finding) bool {
+		return f.Check == "cores"
+	}); i < 0 || r.Findings[i].Verdict != OK {
 		t.Errorf("processor 0 is not well:\n%s", r.Text(true))
 	}
 	if r := Run(Look(t.Context()), Needs{}); !strings.Contains(r.Machine, "Linux ") {
@@ -418,8 +448,8 @@ func TestThisMachine(t *testing.T) {
 	}
 }
 
-// Commands and options that findings advise are for what the machine has: rings no longer than the card's, processors that are online, and one
-// of them left.
+// Commands and options that findings advise are for what the machine has: rings no longer than the
+// card's, processors that are online, and one of them left.
 func TestAdviceCanBeFollowed(t *testing.T) {
 	asked := Needs{Cores: []int{0, 1, 3, 200}}
 	every := Needs{}
@@ -432,7 +462,8 @@ func TestAdviceCanBeFollowed(t *testing.T) {
 	for _, name := range []string{"server", "spark", "laptop", "vm"} {
 		var edits []string
 		if name == "vm" { // with a reader that is away too long, and rings that cannot be longer
-			edits = []string{"virtio2/net/eth0/statistics/rx_dropped = 0", "virtio2/net/eth0/statistics/rx_dropped = 99999"}
+			edits = []string{"virtio2/net/eth0/statistics/rx_dropped = 0",
+				"virtio2/net/eth0/statistics/rx_dropped = 99999"}
 		}
 		m := machine(t, name, edits...)
 		facts := m.facts
@@ -446,14 +477,18 @@ func TestAdviceCanBeFollowed(t *testing.T) {
 					for _, c := range rings.FindAllStringSubmatch(mend, -1) {
 						found["rings"]++
 						want, _ := strconv.Atoi(c[2])
-						if i := facts.Net(c[1]); i == nil || i.Ethtool == nil || want > i.Ethtool.MaxRxRing || want <= i.Ethtool.RxRing {
+						if i := facts.Net(c[1]); i == nil || i.Ethtool == nil || want > i.Ethtool.MaxRxRing ||
+							want <= i.Ethtool.RxRing {
 							t.Errorf("%s: %s", name, mend)
 						}
 					}
 					for _, c := range isolated.FindAllStringSubmatch(mend, -1) {
 						found["processors"]++
 						list, err := host.ParseList(c[1])
-						if err != nil || len(list) == 0 || len(list) == len(online) || slices.ContainsFunc(list, func(i int) bool { return !online[i] }) {
+						if err != nil || len(list) == 0 || len(list) == len(online) ||
+							slices.ContainsFunc(list, func(i int) bool {
+								return !online[i]
+							}) {
 							t.Errorf("%s: %s", name, mend)
 						}
 					}

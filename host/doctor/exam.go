@@ -40,14 +40,16 @@ func (x *exam) add(f Finding) {
 	x.out = append(x.out, f)
 }
 
-// placeOf is where a file names the interface that is the subject of a finding, or the card that carries it.
+// placeOf is where a file names the interface that is the subject of a finding, or the card that
+// carries it.
 func (x *exam) placeOf(subject string) (out []Place) {
 	for _, i := range x.n.Interfaces {
 		name := i.Name
 		if n := x.f.Net(i.Name); n != nil {
 			name = n.Name
 		}
-		if i.At != (Place{}) && subject != "" && (subject == i.Name || subject == name || strings.HasPrefix(subject, name+" (")) {
+		if i.At != (Place{}) && subject != "" && (subject == i.Name || subject == name ||
+			strings.HasPrefix(subject, name+" (")) {
 			out = append(out, i.At)
 		}
 	}
@@ -69,7 +71,8 @@ func (x *exam) verbsPlaces() (out []Place) {
 	return out
 }
 
-// at is the place of a member of what is wanted of an interface, such as "mtu"; nil where it is not of a file.
+// at is the place of a member of what is wanted of an interface, such as "mtu"; nil where it is not
+// of a file.
 func (i *Interface) at(member string) []Place {
 	if p, ok := i.Places[member]; ok {
 		return []Place{p}
@@ -112,7 +115,8 @@ func (x *exam) polling() (out []int) {
 	return out
 }
 
-// working are the cores that work on an interface's packets: all, where it is not known what they are for.
+// working are the cores that work on an interface's packets: all, where it is not known what they
+// are for.
 func (x *exam) working(iface string) (out []int) {
 	if x.n.Uses == nil {
 		return slices.Sorted(slices.Values(x.n.Cores))
@@ -151,7 +155,8 @@ type used struct {
 	asked  string // Interface.Name as it was asked for: Name is that of the kernel
 }
 
-// nets are the interfaces to look at: those that are needed and here, or else all cards that are up.
+// nets are the interfaces to look at: those that are needed and here, or else all cards that are
+// up.
 func (x *exam) nets() (out []used) {
 	for _, i := range x.n.Interfaces {
 		if n := x.f.Net(i.Name); n != nil {
@@ -171,12 +176,15 @@ func (x *exam) nets() (out []used) {
 	return out
 }
 
-// fast reports whether an interface is one for which the machine has to be set up with care: 10 Gb/s and more.
+// fast reports whether an interface is one for which the machine has to be set up with care: 10
+// Gb/s and more.
 func fast(n *host.Net) bool { return n.Mbits >= 10000 }
 
 // fast reports whether the machine has such an interface, or the needs name one.
 func (x *exam) fast() bool {
-	return len(x.n.Interfaces) > 0 || slices.ContainsFunc(x.f.Nets, func(n host.Net) bool { return !n.Virtual && n.Up && fast(&n) })
+	return len(x.n.Interfaces) > 0 || slices.ContainsFunc(x.f.Nets, func(n host.Net) bool {
+		return !n.Virtual && n.Up && fast(&n)
+	})
 }
 
 // cards are the PCI devices to look at: of the interfaces, and of GPUs.
@@ -194,7 +202,8 @@ func (x *exam) cards() (out []*host.PCI) {
 	return out
 }
 
-// gpus are the GPUs to look at: those that are needed and here, or else all that can take part: not Intel's in processors.
+// gpus are the GPUs to look at: those that are needed and here, or else all that can take part: not
+// Intel's in processors.
 func (x *exam) gpus() (out []*host.GPU) {
 	named := x.n.GPUs != nil && !slices.Contains(x.n.GPUs, AnyGPU)
 	number := 0
@@ -202,7 +211,8 @@ func (x *exam) gpus() (out []*host.GPU) {
 		g := &x.f.GPUs[i]
 		p := x.f.Device(g.Addr)
 		fit := p != nil && (!g.Integrated || p.Driver == "nvidia")
-		if named && slices.Contains(x.n.GPUs, g.Addr) || fit && (!named || slices.Contains(x.n.GPUs, strconv.Itoa(number))) {
+		if named && slices.Contains(x.n.GPUs, g.Addr) || fit &&
+			(!named || slices.Contains(x.n.GPUs, strconv.Itoa(number))) {
 			out = append(out, g)
 		}
 		if fit {
@@ -230,9 +240,12 @@ func (x *exam) noGPU() string {
 	return "there is no GPU"
 }
 
-// direct reports whether network cards have to reach the memory of a GPU: not if a file has it in the host's memory alone.
+// direct reports whether network cards have to reach the memory of a GPU: not if a file has it in
+// the host's memory alone.
 func (x *exam) direct() bool {
-	return len(x.n.GPUs) > 0 && (!x.n.Whole || slices.ContainsFunc(x.n.Memory, func(m Memory) bool { return m.Kind == "device" }))
+	return len(x.n.GPUs) > 0 && (!x.n.Whole || slices.ContainsFunc(x.n.Memory, func(m Memory) bool {
+		return m.Kind == "device"
+	}))
 }
 
 // memoryOf are the places where a file has memory of a GPU.
@@ -270,7 +283,8 @@ func (x *exam) cores() (out []*host.CPU) {
 	return out
 }
 
-// sizeText is a number of bytes in the largest unit that fits without a rest; large ones that none fits are rounded.
+// sizeText is a number of bytes in the largest unit that fits without a rest; large ones that none
+// fits are rounded.
 func sizeText(n uint64) string {
 	for _, u := range []struct {
 		bits int

@@ -12,11 +12,13 @@ import (
 	"github.com/penstock-io/penstock/config"
 )
 
-// NeedsOf is what a configuration wants of the machine that it is opened on: interfaces, cores, memory, sockets and GPUs, each with its place in
-// the file. What is a placeholder, or belongs to a part that needs nothing of the machine (the engine sim), is left out. The needs pass Check.
+// NeedsOf is what a configuration wants of the machine that it is opened on: interfaces, cores,
+// memory, sockets and GPUs, each with its place in the file. What is a placeholder, or belongs to a
+// part that needs nothing of the machine (the engine sim), is left out. The needs pass Check.
 func NeedsOf(c *config.Config) Needs {
 	b := builder{c: c, names: map[string]string{}}
-	b.n.Interfaces, b.n.GPUs, b.n.Whole = []Interface{}, []string{}, true // of a file that names none the machine's others do not matter
+	// of a file that names none the machine's others do not matter
+	b.n.Interfaces, b.n.GPUs, b.n.Whole = []Interface{}, []string{}, true
 	for i := range c.Interfaces {
 		b.iface(i)
 	}
@@ -79,7 +81,8 @@ func (b *builder) iface(i int) {
 		return
 	}
 	b.names[p.Name] = name
-	x := Interface{Name: name, Engine: string(p.Engine), MTU: p.MTU, At: b.place("%s.address", path), Places: map[string]Place{}}
+	x := Interface{Name: name, Engine: string(p.Engine), MTU: p.MTU, At: b.place("%s.address", path),
+		Places: map[string]Place{}}
 	if p.MTU > 0 {
 		x.Places["mtu"] = b.place("%s.mtu", path)
 	}
@@ -110,7 +113,8 @@ func (b *builder) iface(i int) {
 			if q.Depth > x.Depth {
 				x.Depth, x.Places["depth"] = q.Depth, b.place("%s.rx.queues[%d].depth", path, k)
 			}
-			if f := b.slots(q.Regions) - p.Grows(q.ID); f > 0 && (x.slot == 0 || f < x.slot) && !p.Joins() && wants(string(p.Engine)).Frames {
+			if f := b.slots(q.Regions) - p.Grows(q.ID); f > 0 && (x.slot == 0 || f < x.slot) && !p.Joins() &&
+				wants(string(p.Engine)).Frames {
 				x.slot, x.slotAt = f, b.place("%s.rx.queues[%d].memory_regions", path, k)
 			}
 			if f := b.slots(q.Regions); f > x.Frame {
@@ -133,7 +137,8 @@ func (i *Interface) join(o Interface) {
 		key   string
 		to    *int
 		other int
-	}{{"mtu", &i.MTU, o.MTU}, {"queues", &i.Queues, o.Queues}, {"frame_bytes", &i.Frame, o.Frame}, {"depth", &i.Depth, o.Depth}} {
+	}{{"mtu", &i.MTU, o.MTU}, {"queues", &i.Queues, o.Queues}, {"frame_bytes", &i.Frame, o.Frame},
+		{"depth", &i.Depth, o.Depth}} {
 		if x.other > *x.to {
 			*x.to, i.Places[x.key] = x.other, o.Places[x.key]
 		}
@@ -142,7 +147,8 @@ func (i *Interface) join(o Interface) {
 		key   string
 		to    *bool
 		other bool
-	}{{"hardware_time", &i.HardwareTime, o.HardwareTime}, {"zero_copy", &i.ZeroCopy, o.ZeroCopy}, {"native", &i.Native, o.Native}} {
+	}{{"hardware_time", &i.HardwareTime, o.HardwareTime}, {"zero_copy", &i.ZeroCopy, o.ZeroCopy},
+		{"native", &i.Native, o.Native}} {
 		if x.other && !*x.to {
 			*x.to, i.Places[x.key] = true, o.Places[x.key]
 		}
@@ -190,7 +196,8 @@ func (b *builder) socket(p *config.Interface, path string) {
 			x.Send, x.Places[q.What] = uint64(n), at
 		case q.What == "packet_bytes" && udp:
 			headers := 20 + 8
-			if (local.IsValid() && local.Unmap().Is6()) || p.Socket != nil && p.Socket.Remote.Host.IsValid() && p.Socket.Remote.Host.Unmap().Is6() {
+			if (local.IsValid() && local.Unmap().Is6()) || p.Socket != nil && p.Socket.Remote.Host.IsValid() &&
+				p.Socket.Remote.Host.Unmap().Is6() {
 				headers = 40 + 8
 			}
 			x.Packet, x.Places[q.What] = int(n)+headers, at
@@ -205,7 +212,8 @@ func (b *builder) socket(p *config.Interface, path string) {
 	b.n.Sockets = append(b.n.Sockets, x)
 }
 
-// ownAddress is the IP address of this machine in an address of the engine socket, or of one that is an IP address; the zero Addr if there is none.
+// ownAddress is the IP address of this machine in an address of the engine socket, or of one that
+// is an IP address; the zero Addr if there is none.
 func ownAddress(address string) netip.Addr {
 	if a, err := netip.ParseAddr(address); err == nil {
 		return a
@@ -238,7 +246,8 @@ func (b *builder) listener(i int, address string) {
 // etherHeader is in frames, and not in what an MTU counts.
 const etherHeader = 14
 
-// frames raises MTUs to the frames that benchmarks send, and says where a frame takes several buffers.
+// frames raises MTUs to the frames that benchmarks send, and says where a frame takes several
+// buffers.
 func (b *builder) frames() {
 	raise := func(name string, bytes config.Size, at Place) {
 		for k := range b.n.Interfaces {
@@ -259,7 +268,8 @@ func (b *builder) frames() {
 	}
 	for k := range b.n.Interfaces {
 		x := &b.n.Interfaces[k]
-		if x.Chains = x.Chains && x.Frame > 0 && x.MTU+etherHeader > x.Frame; x.Chains { // the file allows it, and it comes to that
+		if x.Chains = x.Chains && x.Frame > 0 && x.MTU+etherHeader > x.Frame; x.Chains {
+			// the file allows it, and it comes to that
 			x.Places["chains"] = x.Places["mtu"]
 		}
 	}
@@ -270,7 +280,8 @@ func (b *builder) region(i int) {
 	if r.Kind == "" || r.Bytes() <= 0 || !r.Owned { // a placeholder, or the program's own
 		return
 	}
-	m := Memory{Name: r.Name, Kind: r.Kind, Bytes: uint64(r.Bytes()), Node: AnyNode, At: b.place("memory_regions[%d]", i)}
+	m := Memory{Name: r.Name, Kind: r.Kind, Bytes: uint64(r.Bytes()), Node: AnyNode,
+		At: b.place("memory_regions[%d]", i)}
 	named := false
 	for k := range b.c.Interfaces {
 		p := &b.c.Interfaces[k]
@@ -284,7 +295,9 @@ func (b *builder) region(i int) {
 		}
 	}
 	if !named { // connections over RDMA name their memory when they use it
-		m.Locked = slices.ContainsFunc(b.c.Interfaces, func(p config.Interface) bool { return wants(string(p.Engine)).RDMA && wants(string(p.Engine)).IP })
+		m.Locked = slices.ContainsFunc(b.c.Interfaces, func(p config.Interface) bool {
+			return wants(string(p.Engine)).RDMA && wants(string(p.Engine)).IP
+		})
 	}
 	switch r.Kind {
 	case "device", "host_pinned":
@@ -319,13 +332,17 @@ func uses(p *config.Interface, region string) bool {
 			}
 		}
 	}
-	return p.Tx != nil && slices.ContainsFunc(p.Tx.Queues, func(q config.TxQueue) bool { return slices.Contains(q.Regions, region) })
+	return p.Tx != nil && slices.ContainsFunc(p.Tx.Queues, func(q config.TxQueue) bool {
+		return slices.Contains(q.Regions, region)
+	})
 }
 
 func (b *builder) cores() {
 	for _, u := range b.c.CoreUses() {
 		x := Use{Core: u.Core, What: u.What, Polls: u.Polls, At: b.place("%s", u.Path)}
-		if name := b.names[u.Interface]; slices.ContainsFunc(b.n.Interfaces, func(i Interface) bool { return i.Name == name }) {
+		if name := b.names[u.Interface]; slices.ContainsFunc(b.n.Interfaces, func(i Interface) bool {
+			return i.Name == name
+		}) {
 			x.Interface = name
 		}
 		b.n.Uses = append(b.n.Uses, x)
@@ -336,7 +353,8 @@ func (b *builder) cores() {
 	slices.Sort(b.n.Cores)
 }
 
-// located are the needs with the interfaces that the addresses of sockets are on; addrs is nil where the machine's addresses are not known.
+// located are the needs with the interfaces that the addresses of sockets are on; addrs is nil
+// where the machine's addresses are not known.
 func (n Needs) located(addrs map[netip.Addr]string) Needs {
 	n.Interfaces, n.Sockets = slices.Clone(n.Interfaces), slices.Clone(n.Sockets)
 	for i := range n.Sockets {
@@ -353,14 +371,17 @@ func (n Needs) located(addrs map[netip.Addr]string) Needs {
 		if s.Interface == "" || s.Engine == "" {
 			continue
 		}
-		if !slices.ContainsFunc(n.Interfaces, func(x Interface) bool { return x.Name == s.Interface && x.Engine == s.Engine }) {
+		if !slices.ContainsFunc(n.Interfaces, func(x Interface) bool {
+			return x.Name == s.Interface && x.Engine == s.Engine
+		}) {
 			n.Interfaces = append(n.Interfaces, Interface{Name: s.Interface, Engine: s.Engine, At: s.Places["local"]})
 		}
 	}
 	return n
 }
 
-// addresses are the IP addresses of this machine with the interface that each is on; nil where they cannot be read.
+// addresses are the IP addresses of this machine with the interface that each is on; nil where they
+// cannot be read.
 func addresses() map[netip.Addr]string {
 	out := map[netip.Addr]string{}
 	links, err := net.Interfaces()

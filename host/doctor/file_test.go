@@ -39,9 +39,10 @@ func file(t *testing.T, name string, edits ...string) (*config.Config, config.Di
 // Edits of the recorded server, for machines that lack something.
 var (
 	noRights  = []string{"CapEff: 000001ffffffffff", "CapEff: 0"}
-	powersave = []string{"cpu{0-63}/cpufreq/scaling_governor = performance", "cpu{0-63}/cpufreq/scaling_governor = powersave"}
-	fewPages  = []string{"hugepages-1048576kB/free_hugepages = 3", "hugepages-1048576kB/free_hugepages = 0"}
-	hasGPU    = []string{"| nvidia_uvm", "| nvidia_peermem"}
+	powersave = []string{"cpu{0-63}/cpufreq/scaling_governor = performance",
+		"cpu{0-63}/cpufreq/scaling_governor = powersave"}
+	fewPages = []string{"hugepages-1048576kB/free_hugepages = 3", "hugepages-1048576kB/free_hugepages = 0"}
+	hasGPU   = []string{"| nvidia_uvm", "| nvidia_peermem"}
 )
 
 func TestFiles(t *testing.T) {
@@ -72,7 +73,8 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		var again Report
-		if err := json.Unmarshal(b, &again); err != nil || again.Text(true) != r.Text(true) || again.Worst() != r.Worst() {
+		if err := json.Unmarshal(b, &again); err != nil || again.Text(true) != r.Text(true) ||
+			again.Worst() != r.Worst() {
 			t.Errorf("%s: by way of JSON it is another one: %v\n%s", x.name, err, again.Text(true))
 		}
 		for ext, got := range map[string][]byte{".golden": []byte(r.Text(false)), ".json": append(b, '\n')} {
@@ -109,7 +111,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// What a file says changes verdicts: each check that a file has something to do with, by a change of the file or of the machine.
+// What a file says changes verdicts: each check that a file has something to do with, by a change
+// of the file or of the machine.
 func TestFileVerdicts(t *testing.T) {
 	const mlx = "ens1f0np0"
 	for _, x := range []struct {
@@ -127,11 +130,14 @@ func TestFileVerdicts(t *testing.T) {
 		{"interface", Unknown, "socket datagrams", "interfaces[0].socket.local", "sockets", nil, nil},
 		{"interface", OK, "socket home", "", "sockets", nil, nil},
 		{"interface", NotApplicable, "socket stream", "", "sockets", nil, nil},
-		{"interface", NotApplicable, "socket datagrams", "", "sockets", []string{"192.0.2.7", "239.1.1.1"}, nil}, // a group, which is nobody's address
+		// a group, which is nobody's address
+		{"interface", NotApplicable, "socket datagrams", "", "sockets", []string{"192.0.2.7", "239.1.1.1"}, nil},
 		{"mtu", OK, mlx, "", "stream", nil, nil},
 		{"mtu", Fail, mlx, "interfaces[0].mtu", "stream", nil, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 1500"}},
-		{"mtu", Warn, mlx, "interfaces[0].rx.queues[0].memory_regions", "stream", []string{"      mtu: 3000\n", "", "buf_size: 4KiB", "buf_size: 8KiB"}, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 1500"}},
-		{"mtu", Warn, mlx, "interfaces[0].rx.queues[0].memory_regions", "stream", []string{"      mtu: 3000\n", "", "ring: 4096", "ring: 4096, chains: false"}, nil},
+		{"mtu", Warn, mlx, "interfaces[0].rx.queues[0].memory_regions", "stream", []string{"      mtu: 3000\n", "",
+			"buf_size: 4KiB", "buf_size: 8KiB"}, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 1500"}},
+		{"mtu", Warn, mlx, "interfaces[0].rx.queues[0].memory_regions", "stream",
+			[]string{"      mtu: 3000\n", "", "ring: 4096", "ring: 4096, chains: false"}, nil},
 		{"mtu", OK, mlx, "", "stream", []string{"      mtu: 3000\n", ""}, nil}, // chains of slots
 		{"mtu", Fail, mlx, "bench_tx[0].payload_size", "daqiri", nil, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 8949"}},
 		{"mtu", OK, mlx, "", "daqiri", nil, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 8950"}},
@@ -140,29 +146,40 @@ func TestFileVerdicts(t *testing.T) {
 		{"queues", Warn, mlx, "interfaces[0].xdp.queues[1]", "stream", []string{", 2, 3, 4, 5, 6, 7]", "]"}, nil},
 		{"rings", Warn, mlx, "interfaces[0].rx.queues[0].depth", "stream", nil, []string{`"rx_ring":8192,`, `"rx_ring":2048,`}},
 		{"rings", OK, mlx, "", "stream", []string{"depth: 4096, ", ""}, []string{`"rx_ring":8192,`, `"rx_ring":2048,`}},
-		{"offloads", Warn, mlx, "interfaces[0].address", "stream", []string{"engine: xdp", "engine: afpacket", "xdp: {queues", "x-unused: {queues", "        hardware_timestamps: true\n", ""}, nil},
+		{"offloads", Warn, mlx, "interfaces[0].address", "stream", []string{"engine: xdp", "engine: afpacket",
+			"xdp: {queues", "x-unused: {queues", "        hardware_timestamps: true\n", ""}, nil},
 		{"xdp", OK, mlx, "", "stream", nil, nil},
 		{"xdp", Fail, mlx, "interfaces[0].xdp.bind", "stream", []string{"ring: 4096", "ring: 4096, bind: zerocopy"}, []string{" xsk-zerocopy", ""}},
-		{"xdp", Fail, mlx, "interfaces[0].xdp.attach", "stream", []string{"ring: 4096", "ring: 4096, attach: native"}, []string{`"xdp":"basic redirect ndo-xmit xsk-zerocopy rx-sg"`, `"xdp":""`}},
-		{"xdp", Fail, mlx, "interfaces[0].mtu", "stream", []string{"ring: 4096", "ring: 4096, attach: native", "4KiB, align: 4KiB", "2KiB, align: 2KiB"}, []string{"xsk-zerocopy rx-sg", "xsk-zerocopy"}},
+		{"xdp", Fail, mlx, "interfaces[0].xdp.attach", "stream", []string{"ring: 4096", "ring: 4096, attach: native"},
+			[]string{`"xdp":"basic redirect ndo-xmit xsk-zerocopy rx-sg"`, `"xdp":""`}},
+		{"xdp", Fail, mlx, "interfaces[0].mtu", "stream", []string{"ring: 4096", "ring: 4096, attach: native",
+			"4KiB, align: 4KiB", "2KiB, align: 2KiB"}, []string{"xsk-zerocopy rx-sg", "xsk-zerocopy"}},
 		{"irq", Warn, mlx, "interfaces[0].rx.queues[0].cpu_core", "stream", []string{", busy_poll: 50us", ""}, []string{"= irqbalance", "= idle"}},
 		{"irq", OK, mlx, "", "stream", nil, []string{"= irqbalance", "= idle"}}, // busy polling does their work
 		{"hardware-time", Warn, mlx, "interfaces[0].rx.hardware_timestamps", "stream", nil, nil},
-		{"hardware-time", Fail, mlx, "interfaces[0].rx.hardware_timestamps", "stream", nil, []string{`"hardware_rx_time":true,"stamps_all":true,"clock":0`, `"clock":0`}},
+		{"hardware-time", Fail, mlx, "interfaces[0].rx.hardware_timestamps", "stream", nil,
+			[]string{`"hardware_rx_time":true,"stamps_all":true,"clock":0`, `"clock":0`}},
 		{"cores", Fail, "", "applications[0].cpu_core", "stream", []string{"cpu_core: 5", "cpu_core: 500"}, nil},
 		{"cores", Fail, "", "interfaces[0].tx.queues[0].cpu_core", "stream", nil, []string{"Cpus_allowed_list: 0-127", "Cpus_allowed_list: 0-3,5"}},
 		{"smt", Warn, "", "interfaces[0].rx.queues[0].cpu_core", "stream", []string{"cpu_core: 5", "cpu_core: 66"}, nil},
-		{"numa-cores", OK, mlx, "", "stream", []string{"master_core: 0", "master_core: 32"}, nil}, // which works on no packets
+		// which works on no packets
+		{"numa-cores", OK, mlx, "", "stream", []string{"master_core: 0", "master_core: 32"}, nil},
 		{"numa-cores", Warn, mlx, "interfaces[0].rx.queues[1].cpu_core", "stream", []string{"cpu_core: 3", "cpu_core: 33"}, nil},
 		{"governor", Warn, "", "interfaces[0].rx.queues[0].cpu_core", "stream", nil, powersave},
 		{"idle", Warn, "", "applications[0].cpu_core", "stream", []string{"cpu_core: 5", "cpu_core: 70"}, nil},
 		{"isolation", OK, "", "", "stream", nil, nil}, // master_core is not, and sleeps mostly
 		{"isolation", Warn, "", "applications[0].cpu_core", "stream", []string{"cpu_core: 5", "cpu_core: 12"}, nil},
-		{"clock-sync", Warn, "", "interfaces[0].tx.accurate_send", "stream", []string{"      tx:\n", "      tx:\n        accurate_send: true\n"}, []string{`{"synchronised":true`, `{"synchronised":false`}},
+		{"clock-sync", Warn, "", "interfaces[0].tx.accurate_send", "stream", []string{"      tx:\n",
+			"      tx:\n        accurate_send: true\n"}, []string{`{"synchronised":true`, `{"synchronised":false`}},
 		{"hugepages", OK, "node 0", "", "stream", nil, nil},
 		{"hugepages", Fail, "node 0", "memory_regions[0]", "stream", nil, fewPages},
-		{"hugepages", Fail, "node 0", "memory_regions[1]", "stream", []string{"tx, kind: host, numa: 0, num_bufs: 4096", "tx, kind: huge, page_size: 1GiB, numa: 0, num_bufs: 786432"}, nil}, // one and three
-		{"hugepages", Fail, "", "memory_regions[1]", "stream", []string{"tx, kind: host, numa: 0, num_bufs: 4096", "tx, kind: huge, page_size: 1GiB, num_bufs: 1835008"}, nil},               // one, and seven anywhere: all
+		// one and three
+		{"hugepages", Fail, "node 0", "memory_regions[1]", "stream", []string{"tx, kind: host, numa: 0, num_bufs: 4096",
+			"tx, kind: huge, page_size: 1GiB, numa: 0, num_bufs: 786432"}, nil},
+		// one, and seven anywhere: all
+		{"hugepages", Fail, "", "memory_regions[1]", "stream",
+			[]string{"tx, kind: host, numa: 0, num_bufs: 4096", "tx, kind: huge, page_size: 1GiB, num_bufs: 1835008"},
+			nil},
 		{"hugepages", Warn, "node 0", "memory_regions[0]", "stream", []string{"page_size: 1GiB", "page_size: 1GiB, fallback: true"}, fewPages},
 		{"hugepages", NotApplicable, "", "", "laptop", nil, nil},
 		{"numa-memory", OK, "rx", "", "stream", nil, nil},
@@ -171,9 +188,11 @@ func TestFileVerdicts(t *testing.T) {
 		{"numa-memory", Fail, "node 0", "memory_regions[1]", "stream", []string{"num_bufs: 4096", "num_bufs: 1000000000"}, nil},
 		{"numa-memory", Fail, "rx", "memory_regions[0]", "stream", nil, []string{"Mems_allowed_list: 0-1", "Mems_allowed_list: 1"}},
 		{"memlock", Fail, "", "memory_regions[0]", "stream", nil, noRights},
-		{"memlock", OK, "", "", "stream", nil, append(noRights[:2:2], "8388608              8388608", "1090519040 1090519040")}, // just that
+		// just that
+		{"memlock", OK, "", "", "stream", nil, append(noRights[:2:2], "8388608              8388608", "1090519040 1090519040")},
 		{"memlock", Fail, "", "memory_regions[1]", "stream", nil, append(noRights[:2:2], "8388608              8388608", "1090519039 1090519039")},
-		{"memlock", OK, "", "", "daqiri", nil, append(noRights[:2:2], "8388608              8388608", "463470592 463470592")}, // without that of the GPU
+		// without that of the GPU
+		{"memlock", OK, "", "", "daqiri", nil, append(noRights[:2:2], "8388608              8388608", "463470592 463470592")},
 		{"capabilities", Fail, "engine xdp", "interfaces[0].address", "stream", nil, noRights},
 		{"kernel", OK, "", "", "stream", nil, []string{"6.8.0-49-generic", "6.5.0"}},
 		{"kernel", Fail, "", "", "stream", []string{"mtu: 3000", "mtu: 3600"}, []string{"6.8.0-49-generic", "6.5.0"}},
@@ -182,9 +201,15 @@ func TestFileVerdicts(t *testing.T) {
 		{"socket-buffers", Warn, "receiving", "interfaces[0]", "sockets", []string{"receive_buffer: 128MiB, ", ""}, nil},
 		{"socket-buffers", NotApplicable, "", "", "stream", nil, nil},
 		{"softnet", NotApplicable, "", "", "daqiri", nil, nil},
-		{"pcie-link", Warn, mlx, "interfaces[0].address", "stream", nil, []string{"0000:16:00.0/current_link_width = 16", "0000:16:00.0/current_link_width = 4"}},
-		{"iommu", Fail, "ens1f0np0", "interfaces[1].address", "daqiri", []string{"stream_type: raw", "stream_type: raw\n    engine: dpdk", "flow_isolation: true", "flow_isolation: false"}, []string{"iommu_group -> ../../../../../../kernel/iommu_groups/{22,23}", "no_group -> ../../../../../../kernel/iommu_groups/{22,23}"}},
-		{"driver", Fail, "ens2f0", "interfaces[1].address", "daqiri", []string{"stream_type: raw", "stream_type: raw\n    engine: dpdk", "flow_isolation: true", "flow_isolation: false", "0000:19:00.0", "0000:98:00.0"}, nil},
+		{"pcie-link", Warn, mlx, "interfaces[0].address", "stream", nil,
+			[]string{"0000:16:00.0/current_link_width = 16", "0000:16:00.0/current_link_width = 4"}},
+		{"iommu", Fail, "ens1f0np0", "interfaces[1].address", "daqiri", []string{"stream_type: raw",
+			"stream_type: raw\n    engine: dpdk", "flow_isolation: true", "flow_isolation: false"},
+			[]string{"iommu_group -> ../../../../../../kernel/iommu_groups/{22,23}",
+				"no_group -> ../../../../../../kernel/iommu_groups/{22,23}"}},
+		{"driver", Fail, "ens2f0", "interfaces[1].address", "daqiri", []string{"stream_type: raw",
+			"stream_type: raw\n    engine: dpdk", "flow_isolation: true", "flow_isolation: false", "0000:19:00.0",
+			"0000:98:00.0"}, nil},
 		{"rdma", NotApplicable, "", "", "stream", nil, nil},
 		{"rdma", OK, "mlx5_0", "", "daqiri", nil, nil},
 		{"rdma-counters", Warn, "mlx5_0", "", "daqiri", nil, nil},
@@ -196,11 +221,14 @@ func TestFileVerdicts(t *testing.T) {
 		{"gpu-direct", OK, "NVIDIA", "", "daqiri", nil, hasGPU},
 		{"gpu-direct", NotApplicable, "", "", "daqiri", []string{"kind: device", "kind: host_pinned"}, nil},
 		{"gpu-bar", OK, "NVIDIA", "", "daqiri", nil, nil},
-		{"gpu-bar", Fail, "NVIDIA", "memory_regions[1]", "daqiri", []string{"affinity: 0, num_bufs: 51200, buf_size: 9000}\n    interfaces", "affinity: 0, num_bufs: 51200000, buf_size: 9000}\n    interfaces"}, nil},
+		{"gpu-bar", Fail, "NVIDIA", "memory_regions[1]", "daqiri",
+			[]string{"affinity: 0, num_bufs: 51200, buf_size: 9000}\n    interfaces",
+				"affinity: 0, num_bufs: 51200000, buf_size: 9000}\n    interfaces"}, nil},
 		{"gpu-topology", Warn, "NVIDIA", "memory_regions[1]", "daqiri", []string{"0000:19:00.0", "0000:98:00.0"}, nil},
 	} {
 		c, problems := file(t, x.file, x.change...)
-		r := ForFile(machine(t, "server", append([]string{"{0-127}/cpuidle/state1", "{0}/cpuidle/state1", "{0-127}/cpuidle/state0", "{0}/cpuidle/state0"}, x.edits...)...), c, problems)
+		r := ForFile(machine(t, "server", append([]string{"{0-127}/cpuidle/state1", "{0}/cpuidle/state1",
+			"{0-127}/cpuidle/state0", "{0}/cpuidle/state0"}, x.edits...)...), c, problems)
 		found := false
 		var got []string
 		for _, f := range r.Findings {
@@ -209,10 +237,12 @@ func TestFileVerdicts(t *testing.T) {
 			}
 			at := x.path == "" || slices.ContainsFunc(f.At, func(p Place) bool { return p.Path == x.path })
 			found = found || f.Verdict == x.verdict && strings.HasPrefix(f.Subject, x.subject) && at
-			got = append(got, string(f.Verdict)+" "+f.Subject+": "+f.Read+f.Why+" needed "+f.Needed, "\tat "+strings.TrimSpace(strings.Join(placeTexts(f.At), ", ")))
+			got = append(got, string(f.Verdict)+" "+f.Subject+": "+f.Read+f.Why+" needed "+f.Needed,
+				"\tat "+strings.TrimSpace(strings.Join(placeTexts(f.At), ", ")))
 		}
 		if !found {
-			t.Errorf("%s of %q at %q: expected %s after %q and %q; it is\n%s", x.check, x.subject, x.path, x.verdict, x.change, x.edits, strings.Join(got, "\n"))
+			t.Errorf("%s of %q at %q: expected %s after %q and %q; it is\n%s", x.check, x.subject, x.path, x.verdict,
+				x.change, x.edits, strings.Join(got, "\n"))
 		}
 	}
 }
@@ -230,17 +260,21 @@ func TestNeedsOf(t *testing.T) {
 	n := NeedsOf(c)
 	place := func(line, column int, path string) Place { return Place{"stream.yaml", line, column, path} }
 	i := n.Interfaces[0]
-	if i.Name != "ens1f0np0" || i.Engine != "xdp" || i.MTU != 3000 || i.Queues != 8 || i.Depth != 4096 || i.Frame != 4096 || !i.HardwareTime || !i.BusyPoll || i.ZeroCopy || i.Native || i.Chains {
+	if i.Name != "ens1f0np0" || i.Engine != "xdp" || i.MTU != 3000 || i.Queues != 8 || i.Depth != 4096 ||
+		i.Frame != 4096 || !i.HardwareTime || !i.BusyPoll || i.ZeroCopy || i.Native || i.Chains {
 		t.Errorf("%+v", i)
 	}
 	if i.At != place(11, 16, "interfaces[0].address") || i.Places["mtu"] != place(12, 12, "interfaces[0].mtu") {
 		t.Errorf("%v %v", i.At, i.Places)
 	}
-	if !slices.Equal(n.Cores, []int{0, 2, 3, 4, 5}) || len(n.Uses) != 5 || n.Uses[0].Polls || n.Uses[0].Interface != "" || !n.Uses[1].Polls || n.Uses[4].Interface != "ens1f0np0" {
+	if !slices.Equal(n.Cores, []int{0, 2, 3, 4, 5}) || len(n.Uses) != 5 || n.Uses[0].Polls ||
+		n.Uses[0].Interface != "" || !n.Uses[1].Polls || n.Uses[4].Interface != "ens1f0np0" {
 		t.Errorf("%v %+v", n.Cores, n.Uses)
 	}
-	want := []Memory{{Name: "rx", Kind: "huge", Bytes: 1 << 30, Page: 1 << 30, Locked: true, Node: 0, Interfaces: []string{"ens1f0np0"}, At: place(6, 7, "memory_regions[0]")},
-		{Name: "tx", Kind: "host", Bytes: 16 << 20, Locked: true, Node: 0, Interfaces: []string{"ens1f0np0"}, At: place(7, 7, "memory_regions[1]")}}
+	want := []Memory{{Name: "rx", Kind: "huge", Bytes: 1 << 30, Page: 1 << 30, Locked: true, Node: 0,
+		Interfaces: []string{"ens1f0np0"}, At: place(6, 7, "memory_regions[0]")},
+		{Name: "tx", Kind: "host", Bytes: 16 << 20, Locked: true, Node: 0, Interfaces: []string{"ens1f0np0"},
+			At: place(7, 7, "memory_regions[1]")}}
 	if !reflect.DeepEqual(n.Memory, want) {
 		t.Errorf("%+v", n.Memory)
 	}
@@ -248,38 +282,49 @@ func TestNeedsOf(t *testing.T) {
 		t.Errorf("%+v", n)
 	}
 
-	// The queue of the highest number counts, a frame that is sent more than the MTU that is asked for, and memory of the program not at all.
-	c, _ = file(t, "stream", ", 1, 2, 3, 4, 5, 6, 7]", "]", "rx, kind: huge", "rx, owned: false, kind: huge", "penstock:\n", "bench_tx: {interface_name: port, payload_size: 3400, header_size: 64, "+
-		"eth_dst_addr: 02:00:00:00:00:06, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 5000, udp_dst_port: 5000}\npenstock:\n", "buf_size: 4KiB", "buf_size: 8KiB")
-	if n = NeedsOf(c); n.Interfaces[0].Queues != 1 || n.Interfaces[0].MTU != 3450 || n.Interfaces[0].Places["mtu"].Path != "bench_tx[0].payload_size" || len(n.Memory) != 1 || n.Memory[0].Name != "tx" {
+	// The queue of the highest number counts, a frame that is sent more than the MTU that is asked
+	// for, and memory of the program not at all.
+	c, _ = file(t, "stream", ", 1, 2, 3, 4, 5, 6, 7]", "]", "rx, kind: huge", "rx, owned: false, kind: huge",
+		"penstock:\n", "bench_tx: {interface_name: port, payload_size: 3400, header_size: 64, "+
+			"eth_dst_addr: 02:00:00:00:00:06, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 5000, "+
+			"udp_dst_port: 5000}\npenstock:\n", "buf_size: 4KiB", "buf_size: 8KiB")
+	if n = NeedsOf(c); n.Interfaces[0].Queues != 1 || n.Interfaces[0].MTU != 3450 ||
+		n.Interfaces[0].Places["mtu"].Path != "bench_tx[0].payload_size" || len(n.Memory) != 1 ||
+		n.Memory[0].Name != "tx" {
 		t.Errorf("%+v %+v", n.Interfaces, n.Memory)
 	}
 
 	c, _ = file(t, "daqiri")
 	n = NeedsOf(c) // one interface: the other's address is a placeholder
-	if len(n.Interfaces) != 1 || n.Interfaces[0].Name != "0000:19:00.0" || n.Interfaces[0].Engine != "verbs" || n.Interfaces[0].MTU != 8950 {
+	if len(n.Interfaces) != 1 || n.Interfaces[0].Name != "0000:19:00.0" || n.Interfaces[0].Engine != "verbs" ||
+		n.Interfaces[0].MTU != 8950 {
 		t.Errorf("%+v", n.Interfaces)
 	}
-	if !slices.Equal(n.GPUs, []string{"0"}) || !n.Memory[1].Locked || n.Memory[1].GPU != "0" || n.Memory[1].Kind != "device" {
+	if !slices.Equal(n.GPUs, []string{"0"}) || !n.Memory[1].Locked || n.Memory[1].GPU != "0" ||
+		n.Memory[1].Kind != "device" {
 		t.Errorf("%v %+v", n.GPUs, n.Memory)
 	}
 
 	c, _ = file(t, "sockets")
 	n = NeedsOf(c)
-	if s := n.Sockets; len(s) != 3 || s[0].Local != "192.0.2.7" || s[0].Receive != 128<<20 || s[0].Send != 1<<20 || s[0].Packet != 9000 || s[1].Local != "" || s[2].Local != "127.0.0.1" || n.Interfaces == nil {
+	if s := n.Sockets; len(s) != 3 || s[0].Local != "192.0.2.7" || s[0].Receive != 128<<20 || s[0].Send != 1<<20 ||
+		s[0].Packet != 9000 || s[1].Local != "" || s[2].Local != "127.0.0.1" || n.Interfaces == nil {
 		t.Errorf("%+v", s)
 	}
-	if c, _ = config.Load("t.yaml", []byte("penstock:\n  version: 1\n  transfers: {listen: [\"tcp://192.0.2.9:7070\", \"unix:///run/x\"]}\n  security: {identity: /x}\n"), config.Options{}); c == nil {
+	if c, _ = config.Load("t.yaml",
+		[]byte("penstock:\n  version: 1\n  transfers: {listen: [\"tcp://192.0.2.9:7070\", \"unix:///run/x\"]}\n  security: {identity: /x}\n"), config.Options{}); c == nil {
 		t.Fatal("it is wrong")
 	}
-	if n = NeedsOf(c); n.Interfaces != nil || len(n.Sockets) != 1 || n.Sockets[0].Local != "192.0.2.9" || n.Sockets[0].Name != "transfers.listen[0]" {
+	if n = NeedsOf(c); n.Interfaces != nil || len(n.Sockets) != 1 || n.Sockets[0].Local != "192.0.2.9" ||
+		n.Sockets[0].Name != "transfers.listen[0]" {
 		t.Errorf("%+v", n)
 	}
 }
 
 // A file that shapes paths over RDMA needs a device, the one that it names.
 func TestNeedsOfVerbs(t *testing.T) {
-	for text, want := range map[string][]string{"": nil, "verbs: {}": {AnyDevice}, "verbs: {device: mlx5_0, queue_pairs: 2}": {"mlx5_0"}, "verbs: {device: /dev/mlx5_0}": {AnyDevice}} {
+	for text, want := range map[string][]string{"": nil, "verbs: {}": {AnyDevice},
+		"verbs: {device: mlx5_0, queue_pairs: 2}": {"mlx5_0"}, "verbs: {device: /dev/mlx5_0}": {AnyDevice}} {
 		c, problems := config.Load("t.yaml", []byte("penstock: {transfers: {"+text+"}}"), config.Options{})
 		if c == nil {
 			t.Fatal(problems)
@@ -290,13 +335,15 @@ func TestNeedsOfVerbs(t *testing.T) {
 		}
 	}
 	for memory, want := range map[uint64]string{391 << 20: "391 MiB", 1 << 30: "1 GiB", 0: ""} {
-		if got := summary(&host.Facts{Memory: memory}); want != "" && !strings.HasSuffix(got, ", "+want) || want == "" && strings.Contains(got, "iB") {
+		if got := summary(&host.Facts{Memory: memory}); want != "" && !strings.HasSuffix(got, ", "+want) ||
+			want == "" && strings.Contains(got, "iB") {
 			t.Errorf("%d bytes: %s", memory, got)
 		}
 	}
 }
 
-// The addresses of sockets lead to interfaces where the machine's are known, and datagrams have to fit into their MTU.
+// The addresses of sockets lead to interfaces where the machine's are known, and datagrams have to
+// fit into their MTU.
 func TestSocketsOnInterfaces(t *testing.T) {
 	m := machine(t, "server")
 	m.addrs = map[netip.Addr]string{netip.MustParseAddr("192.0.2.7"): "ens2f0"}
@@ -314,14 +361,16 @@ func TestSocketsOnInterfaces(t *testing.T) {
 	if f := find(r, "interface", "socket datagrams"); f.Verdict != OK || f.Read != "192.0.2.7 is on ens2f0" {
 		t.Errorf("%+v", f)
 	}
-	if f := find(r, "mtu", "ens2f0"); f.Verdict != Warn || f.Needed != "9000" || f.At[0].Path != "interfaces[0].socket.max_payload_size" || f.Mend[0] != "a payload that is 7500 bytes shorter" {
+	if f := find(r, "mtu", "ens2f0"); f.Verdict != Warn || f.Needed != "9000" ||
+		f.At[0].Path != "interfaces[0].socket.max_payload_size" || f.Mend[0] != "a payload that is 7500 bytes shorter" {
 		t.Errorf("%+v", f)
 	}
 	if len(r.Needs.Interfaces) != 1 || len(NeedsOf(c).Interfaces) != 0 {
 		t.Errorf("%+v", r.Needs.Interfaces)
 	}
 	m.addrs = map[netip.Addr]string{netip.MustParseAddr("192.0.2.8"): "ens2f0"}
-	if f := find(ForFile(m, c, problems), "interface", "socket datagrams"); f.Verdict != Fail || f.At[0].Path != "interfaces[0].socket.local" {
+	if f := find(ForFile(m, c, problems), "interface", "socket datagrams"); f.Verdict != Fail ||
+		f.At[0].Path != "interfaces[0].socket.local" {
 		t.Errorf("%+v", f)
 	}
 }
@@ -329,7 +378,8 @@ func TestSocketsOnInterfaces(t *testing.T) {
 // What no machine gives a file makes the report as bad as it is.
 func TestWorstOfFile(t *testing.T) {
 	r := Report{Findings: []Finding{{Verdict: OK}}}
-	for s, want := range map[config.Severity]Verdict{config.Error: Fail, config.Needs: Fail, config.Warning: Warn, config.Note: OK} {
+	for s, want := range map[config.Severity]Verdict{config.Error: Fail, config.Needs: Fail, config.Warning: Warn,
+		config.Note: OK} {
 		if r.Problems = (config.Diagnostics{{Severity: s}}); r.Worst() != want {
 			t.Errorf("%v: %s", s, r.Worst())
 		}
@@ -338,12 +388,18 @@ func TestWorstOfFile(t *testing.T) {
 
 // Two sections about one card are one interface, and what both ask for is asked once.
 func TestSectionsOfOneCard(t *testing.T) {
-	c, _ := file(t, "stream", "    - name: port\n", "    - {name: other, engine: xdp, address: ens1f0np0, mtu: 9700, tx: {queues: [{memory_regions: [tx]}]}}\n    - name: port\n")
+	c, _ := file(t, "stream", "    - name: port\n",
+		"    - {name: other, engine: xdp, address: ens1f0np0, mtu: 9700, tx: {queues: [{memory_regions: [tx]}]}}\n   "+
+			" - name: port\n")
 	n := NeedsOf(c)
-	if len(n.Interfaces) != 1 || n.Interfaces[0].MTU != 9700 || n.Interfaces[0].Queues != 8 || n.Interfaces[0].Places["mtu"].Path != "interfaces[0].mtu" || n.Interfaces[0].Places["queues"].Path != "interfaces[1].xdp.queues[7]" {
+	if len(n.Interfaces) != 1 || n.Interfaces[0].MTU != 9700 || n.Interfaces[0].Queues != 8 ||
+		n.Interfaces[0].Places["mtu"].Path != "interfaces[0].mtu" ||
+		n.Interfaces[0].Places["queues"].Path != "interfaces[1].xdp.queues[7]" {
 		t.Errorf("%+v", n.Interfaces)
 	}
-	c, problems := file(t, "stream", "    - name: port\n", "    - {name: other, engine: afpacket, address: eth9, rx: {queues: [{memory_regions: [tx]}]}}\n    - name: port\n", "ens1f0np0", "eth9")
+	c, problems := file(t, "stream", "    - name: port\n",
+		"    - {name: other, engine: afpacket, address: eth9, rx: {queues: [{memory_regions: [tx]}]}}\n    - "+
+			"name: port\n", "ens1f0np0", "eth9")
 	fails := 0
 	for _, f := range ForFile(machine(t, "server"), c, problems).Findings {
 		if f.Check == "interface" && f.Verdict == Fail {

@@ -16,10 +16,12 @@ func checkGPU(x *exam) {
 			for _, g := range x.f.GPUs {
 				have = append(have, g.Addr)
 			}
-			f := Finding{Subject: want, Verdict: Fail, Read: "there is none at this address; there are: " + orNone(strings.Join(have, ", ")), Needed: "a GPU", Mend: []string{"name one that is here"}}
+			f := Finding{Subject: want, Verdict: Fail, Read: "there is none at this address; there are: " +
+				orNone(strings.Join(have, ", ")), Needed: "a GPU", Mend: []string{"name one that is here"}}
 			if _, err := strconv.Atoi(want); err == nil { // of a file
 				f.Subject, f.Read = "number "+want, "there are: "+orNone(strings.Join(have, ", "))
-				f.Mend = []string{"gpu: of one that is here, counted from 0", "or memory of the host: kind: host or huge"}
+				f.Mend = []string{"gpu: of one that is here, counted from 0",
+					"or memory of the host: kind: host or huge"}
 				for _, m := range x.n.Memory {
 					if m.GPU == want {
 						f.At = append(f.At, m.At)
@@ -31,7 +33,8 @@ func checkGPU(x *exam) {
 	}
 	gpus := x.gpus()
 	if len(gpus) == 0 && slices.Contains(x.n.GPUs, AnyGPU) {
-		x.add(Finding{Verdict: Fail, Read: "there is none", Needed: "a GPU", Mend: []string{"use memory of the host: kind host or huge"}})
+		x.add(Finding{Verdict: Fail, Read: "there is none", Needed: "a GPU",
+			Mend: []string{"use memory of the host: kind host or huge"}})
 	}
 	for _, g := range gpus {
 		p := x.f.Device(g.Addr)
@@ -44,9 +47,13 @@ func checkGPU(x *exam) {
 			}
 			x.ok(name, read)
 		case "vfio-pci":
-			x.add(Finding{Subject: name, Verdict: x.bad(x.n.GPUs != nil), Read: "driver vfio-pci: it belongs to a virtual machine", Needed: "the GPU's own driver", At: x.memoryOf(g), Mend: []string{"driverctl unset-override " + g.Addr}})
+			x.add(Finding{Subject: name, Verdict: x.bad(x.n.GPUs != nil),
+				Read: "driver vfio-pci: it belongs to a virtual machine", Needed: "the GPU's own driver",
+				At: x.memoryOf(g), Mend: []string{"driverctl unset-override " + g.Addr}})
 		default:
-			x.add(Finding{Subject: name, Verdict: x.bad(x.n.GPUs != nil), Read: "driver " + orNone(p.Driver), Needed: "the vendor's driver", At: x.memoryOf(g), Mend: []string{"install it (nvidia-open, amdgpu), and look why it is not loaded: dmesg"}})
+			x.add(Finding{Subject: name, Verdict: x.bad(x.n.GPUs != nil), Read: "driver " + orNone(p.Driver),
+				Needed: "the vendor's driver", At: x.memoryOf(g),
+				Mend: []string{"install it (nvidia-open, amdgpu), and look why it is not loaded: dmesg"}})
 		}
 	}
 	if x.out == nil {
@@ -73,7 +80,9 @@ func checkGPUDirect(x *exam) {
 	}
 	for _, g := range x.gpus() {
 		if at := x.memoryOf(g); g.Integrated && x.n.Whole && at != nil {
-			x.add(Finding{Subject: x.name(x.f.Device(g.Addr)), Verdict: Fail, Read: "it shares the machine's memory, and cards do not reach it as a GPU's", Needed: "memory of kind host_pinned", At: at,
+			x.add(Finding{Subject: x.name(x.f.Device(g.Addr)), Verdict: Fail,
+				Read:   "it shares the machine's memory, and cards do not reach it as a GPU's",
+				Needed: "memory of kind host_pinned", At: at,
 				Mend: []string{"kind: host_pinned for these regions"}})
 		}
 	}
@@ -173,7 +182,8 @@ func checkRDMAGPU(x *exam) {
 			}
 			slices.Sort(needed)
 			slices.Sort(f.Mend)
-			f.Read, f.Needed, f.Mend = way+", but "+strings.Join(read, "; "), strings.Join(slices.Compact(needed), ", "), slices.Compact(f.Mend)
+			f.Read, f.Needed, f.Mend = way+", but "+strings.Join(read, "; "),
+				strings.Join(slices.Compact(needed), ", "), slices.Compact(f.Mend)
 			x.add(f)
 		}
 	}
@@ -210,8 +220,10 @@ func checkBAR(x *exam) {
 			}
 		}
 		if asked > most {
-			x.add(Finding{Subject: name, Verdict: Fail, Read: sizeText(most), Needed: sizeText(asked), For: "the memory of kind device", At: x.memoryOf(g),
-				Mend: []string{"in the firmware: above 4G decoding and resizable BAR on", "fewer or smaller buffers: num_bufs, buf_size"}})
+			x.add(Finding{Subject: name, Verdict: Fail, Read: sizeText(most), Needed: sizeText(asked),
+				For: "the memory of kind device", At: x.memoryOf(g),
+				Mend: []string{"in the firmware: above 4G decoding and resizable BAR on",
+					"fewer or smaller buffers: num_bufs, buf_size"}})
 			continue
 		}
 		if most >= want {
@@ -219,7 +231,8 @@ func checkBAR(x *exam) {
 			continue
 		}
 		x.add(Finding{Subject: name, Verdict: Warn, Read: sizeText(most), Needed: text,
-			Mend: []string{"in the firmware: above 4G decoding and resizable BAR on", "for NVIDIA's workstation cards: the display mode selector, without a display"}})
+			Mend: []string{"in the firmware: above 4G decoding and resizable BAR on",
+				"for NVIDIA's workstation cards: the display mode selector, without a display"}})
 	}
 }
 
@@ -248,7 +261,9 @@ func checkTopology(x *exam) {
 		case direct != nil:
 			x.ok(x.name(p), strings.Join(direct, ", "))
 		default:
-			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: strings.Join(all, ", "), Needed: "PIX or PXB: below one switch", At: x.memoryOf(g), Mend: []string{"put the card into a slot below the GPU's switch, if there is one"}})
+			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: strings.Join(all, ", "),
+				Needed: "PIX or PXB: below one switch", At: x.memoryOf(g),
+				Mend: []string{"put the card into a slot below the GPU's switch, if there is one"}})
 		}
 	}
 }
@@ -275,8 +290,9 @@ func checkClocks(x *exam) {
 			x.ok(name, read)
 			continue
 		}
-		f := Finding{Subject: name, Verdict: Warn, Read: read, Needed: "within 500 MHz of the most, and memory at its most",
-			Mend: []string{fmt.Sprintf("nvidia-smi -i %s -lgc %d", g.Addr, g.MaxClock)}}
+		f := Finding{Subject: name, Verdict: Warn, Read: read,
+			Needed: "within 500 MHz of the most, and memory at its most",
+			Mend:   []string{fmt.Sprintf("nvidia-smi -i %s -lgc %d", g.Addr, g.MaxClock)}}
 		if !g.Persistent {
 			f.Mend = append(f.Mend, "nvidia-smi -pm 1, so that it stays so")
 		}

@@ -31,7 +31,8 @@ type wish struct {
 	page  uint64
 	node  int
 	pages int
-	// bound is how many pages of the size other wishes take from certain nodes. A wish that names no node does not get those.
+	// bound is how many pages of the size other wishes take from certain nodes. A wish that names
+	// no node does not get those.
 	bound  int
 	strict bool // some of it has no fallback to ordinary pages
 	at     []Place
@@ -89,7 +90,8 @@ func (x *exam) hugePool(w wish) {
 		n := x.f.Node(node)
 		subject = fmt.Sprintf("node %d", node)
 		if n == nil && (node != 0 || len(x.f.Nodes) > 0) {
-			x.add(Finding{Subject: subject, Verdict: Fail, Read: plural(len(x.f.Nodes), "NUMA node"), Needed: fmt.Sprintf("node %d", node), At: w.at, Mend: []string{"name a node that is here"}})
+			x.add(Finding{Subject: subject, Verdict: Fail, Read: plural(len(x.f.Nodes), "NUMA node"),
+				Needed: fmt.Sprintf("node %d", node), At: w.at, Mend: []string{"name a node that is here"}})
 			return
 		}
 		if n != nil { // else a kernel without NUMA: all of it is node 0
@@ -117,7 +119,8 @@ func (x *exam) hugePool(w wish) {
 		for _, p := range pools {
 			have = append(have, sizeText(p.Size))
 		}
-		x.add(Finding{Subject: subject, Verdict: verdict, Read: "this kernel has pages of " + strings.Join(have, ", "), Needed: needed, At: w.at,
+		x.add(Finding{Subject: subject, Verdict: verdict, Read: "this kernel has pages of " + strings.Join(have, ", "),
+			Needed: needed, At: w.at,
 			Mend: append([]string{"ask for pages of one of these sizes"}, lacking...)})
 		return
 	}
@@ -136,10 +139,13 @@ func (x *exam) hugePool(w wish) {
 	if node != AnyNode {
 		where = fmt.Sprintf("@%d", node)
 	}
-	f.Mend = []string{fmt.Sprintf("penstock tune host --hugepages %s/%s%s --apply", flagSize(uint64(want)*page), flagSize(page), where)}
+	f.Mend = []string{fmt.Sprintf("penstock tune host --hugepages %s/%s%s --apply", flagSize(uint64(want)*page),
+		flagSize(page), where)}
 	if page >= 1<<30 {
-		f.Mend = append(f.Mend, fmt.Sprintf("pages this large are rarely to be had later: hugepagesz=%s hugepages=%d on the kernel's command line",
-			strings.ReplaceAll(strings.TrimSuffix(sizeText(page), "iB"), " ", ""), p.Total+want-free))
+		f.Mend = append(f.Mend,
+			fmt.Sprintf("pages this large are rarely to be had later: hugepagesz=%s hugepages=%d on the kernel's "+
+				"command line",
+				strings.ReplaceAll(strings.TrimSuffix(sizeText(page), "iB"), " ", ""), p.Total+want-free))
 	}
 	f.Mend = append(f.Mend, lacking...)
 	x.add(f)
@@ -170,14 +176,16 @@ func (x *exam) hugeInGeneral() {
 	case total >= leastHuge:
 		x.ok("", read)
 	case dpdk != nil || x.fast():
-		x.add(Finding{Verdict: x.bad(dpdk != nil), Read: read, Needed: sizeText(leastHuge) + " at least", For: forWhat(dpdk),
+		x.add(Finding{Verdict: x.bad(dpdk != nil), Read: read, Needed: sizeText(leastHuge) + " at least",
+			For:  forWhat(dpdk),
 			Mend: []string{fmt.Sprintf("penstock tune host --hugepages %s --apply", flagSize(leastHuge))}})
 	default:
 		x.skip(read + ", and nothing here is fast enough to need some")
 	}
 }
 
-// checkNUMAMemory looks at memory by node: whether it is there, and near the cards whose packets lie in it.
+// checkNUMAMemory looks at memory by node: whether it is there, and near the cards whose packets
+// lie in it.
 func checkNUMAMemory(x *exam) {
 	if x.n.Memory == nil {
 		x.skip("no memory is asked for of a node")
@@ -189,8 +197,10 @@ func checkNUMAMemory(x *exam) {
 			continue
 		}
 		if allowed := x.f.Process.Nodes; allowed != nil && !slices.Contains(allowed, m.Node) {
-			x.add(Finding{Subject: m.Name, Verdict: Fail, Read: "this process may have memory of nodes " + host.List(allowed), Needed: fmt.Sprintf("node %d", m.Node), At: []Place{m.At},
-				Mend: []string{"in a container: --cpuset-mems; in systemd: AllowedMemoryNodes; or numa: of a node that is allowed"}})
+			x.add(Finding{Subject: m.Name, Verdict: Fail, Read: "this process may have memory of nodes " +
+				host.List(allowed), Needed: fmt.Sprintf("node %d", m.Node), At: []Place{m.At},
+				Mend: []string{"in a container: --cpuset-mems; in systemd: AllowedMemoryNodes; or numa: of a node " +
+					"that is allowed"}})
 			continue
 		}
 		var near, far []string
@@ -207,15 +217,18 @@ func checkNUMAMemory(x *exam) {
 		}
 		switch {
 		case far != nil:
-			x.add(Finding{Subject: m.Name, Verdict: Warn, Read: fmt.Sprintf("it is on node %d, %s on node %d", m.Node, strings.Join(far, ", "), node), Needed: fmt.Sprintf("memory of node %d", node), At: []Place{m.At},
-				Mend: []string{fmt.Sprintf("numa: %d for %s: its packets cross between the sockets otherwise", node, m.Name)}})
+			x.add(Finding{Subject: m.Name, Verdict: Warn, Read: fmt.Sprintf("it is on node %d, %s on node %d", m.Node,
+				strings.Join(far, ", "), node), Needed: fmt.Sprintf("memory of node %d", node), At: []Place{m.At},
+				Mend: []string{fmt.Sprintf("numa: %d for %s: its packets cross between the sockets otherwise", node,
+					m.Name)}})
 		case near != nil:
 			x.ok(m.Name, fmt.Sprintf("on node %d, with %s", m.Node, strings.Join(near, ", ")))
 		}
 	}
 }
 
-// roomOfNodes compares plain memory with what nodes have at all: what is free now says little, as the kernel gives back what it caches.
+// roomOfNodes compares plain memory with what nodes have at all: what is free now says little, as
+// the kernel gives back what it caches.
 func (x *exam) roomOfNodes() {
 	sum, at := map[int]uint64{}, map[int][]Place{}
 	var order []int
@@ -234,7 +247,8 @@ func (x *exam) roomOfNodes() {
 			subject = fmt.Sprintf("node %d", node)
 			n := x.f.Node(node)
 			if n == nil && (node != 0 || len(x.f.Nodes) > 0) {
-				x.add(Finding{Subject: subject, Verdict: Fail, Read: plural(len(x.f.Nodes), "NUMA node"), Needed: subject, At: at[node], Mend: []string{"name a node that is here, or none: numa: -1"}})
+				x.add(Finding{Subject: subject, Verdict: Fail, Read: plural(len(x.f.Nodes), "NUMA node"),
+					Needed: subject, At: at[node], Mend: []string{"name a node that is here, or none: numa: -1"}})
 				continue
 			}
 			if n != nil {
@@ -245,7 +259,8 @@ func (x *exam) roomOfNodes() {
 		case has == 0:
 			x.unknown(subject, x.f.Why("/proc/meminfo"))
 		case sum[node] > has:
-			x.add(Finding{Subject: subject, Verdict: Fail, Read: sizeText(has) + " in all", Needed: sizeText(sum[node]), At: at[node], Mend: []string{"fewer or smaller buffers: num_bufs, buf_size"}})
+			x.add(Finding{Subject: subject, Verdict: Fail, Read: sizeText(has) + " in all", Needed: sizeText(sum[node]),
+				At: at[node], Mend: []string{"fewer or smaller buffers: num_bufs, buf_size"}})
 		default:
 			x.ok(subject, fmt.Sprintf("%s of %s", sizeText(sum[node]), sizeText(has)))
 		}
@@ -257,7 +272,8 @@ func checkTHP(x *exam) {
 	case v == "":
 		x.skip("this kernel has none, or does not say")
 	case v == "always" && x.fast():
-		x.add(Finding{Verdict: Warn, Read: "always", Needed: "madvise", Mend: []string{"echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"}})
+		x.add(Finding{Verdict: Warn, Read: "always", Needed: "madvise",
+			Mend: []string{"echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"}})
 	default:
 		x.ok("", v)
 	}
@@ -303,9 +319,11 @@ func checkMemlock(x *exam) {
 	case p.Locked == math.MaxUint64 || need > 0 && p.Locked >= need:
 		x.ok("", limit)
 	case need > 0:
-		x.add(Finding{Verdict: Fail, Read: limit + rules, Needed: sizeText(need), For: forWhat(who), At: at, Mend: x.raiseLock(fmt.Sprint(need>>10), fmt.Sprint(need), need)})
+		x.add(Finding{Verdict: Fail, Read: limit + rules, Needed: sizeText(need), For: forWhat(who), At: at,
+			Mend: x.raiseLock(fmt.Sprint(need>>10), fmt.Sprint(need), need)})
 	case p.Locked < 64<<20 && x.fast():
-		x.add(Finding{Verdict: Warn, Read: limit + rules, Needed: "64 MiB and more, for AF_XDP and RDMA", Mend: x.raiseLock("unlimited", "infinity", math.MaxUint64)})
+		x.add(Finding{Verdict: Warn, Read: limit + rules, Needed: "64 MiB and more, for AF_XDP and RDMA",
+			Mend: x.raiseLock("unlimited", "infinity", math.MaxUint64)})
 	default:
 		x.ok("", limit)
 	}
@@ -318,12 +336,14 @@ func lockText(n uint64) string {
 	return sizeText(n)
 }
 
-// raiseLock is how to raise the limit of locked memory: of this shell where it may, of logins and of services.
+// raiseLock is how to raise the limit of locked memory: of this shell where it may, of logins and
+// of services.
 func (x *exam) raiseLock(shell, service string, need uint64) (out []string) {
 	if x.f.Process.LockedHard >= need {
 		out = append(out, "ulimit -l "+shell)
 	}
-	return append(out, fmt.Sprintf("for users, from their next login on, a line \"* - memlock %s\" in /etc/security/limits.d/90-memlock.conf", shell),
+	return append(out, fmt.Sprintf("for users, from their next login on, a line \"* - memlock %s\" in "+
+		"/etc/security/limits.d/90-memlock.conf", shell),
 		"for a service, in its [Service] section: LimitMEMLOCK="+service, "in a container: --ulimit memlock=-1")
 }
 
@@ -341,7 +361,8 @@ func lockRulesText(rules []host.LockRule) string {
 }
 
 // capability is the number of a capability by its name.
-var capability = map[string]int{"CAP_NET_RAW": host.CapNetRaw, "CAP_NET_ADMIN": host.CapNetAdmin, "CAP_BPF": host.CapBPF, "CAP_PERFMON": host.CapPerfmon,
+var capability = map[string]int{"CAP_NET_RAW": host.CapNetRaw, "CAP_NET_ADMIN": host.CapNetAdmin,
+	"CAP_BPF": host.CapBPF, "CAP_PERFMON": host.CapPerfmon,
 	"CAP_IPC_LOCK": host.CapIPCLock, "CAP_SYS_RAWIO": host.CapSysRawIO, "CAP_SYS_ADMIN": host.CapSysAdmin}
 
 // enginePlaces are where a file uses an engine.
@@ -375,7 +396,8 @@ func checkCapabilities(x *exam) {
 		}
 		var lacks []string
 		for _, name := range all {
-			// CAP_SYS_ADMIN was all of these before Linux 5.8, and still counts as CAP_BPF and CAP_PERFMON.
+			// CAP_SYS_ADMIN was all of these before Linux 5.8, and still counts as CAP_BPF and
+			// CAP_PERFMON.
 			bit, known := capability[name]
 			if known && !p.Can(bit) && !(bit >= host.CapPerfmon && p.Can(host.CapSysAdmin)) {
 				lacks = append(lacks, name)
@@ -385,8 +407,10 @@ func checkCapabilities(x *exam) {
 			x.ok("engine "+e, strings.Join(all, ", "))
 			continue
 		}
-		x.add(Finding{Subject: "engine " + e, Verdict: Fail, Read: "missing: " + strings.Join(lacks, ", "), Needed: strings.Join(all, ", "), For: forWhat(who), At: x.enginePlaces(e),
-			Mend: []string{fmt.Sprintf("run it as root, or: setcap %s+ep PROGRAM", strings.ToLower(strings.Join(all, ","))), "in systemd: AmbientCapabilities=" + strings.Join(all, " ")}})
+		x.add(Finding{Subject: "engine " + e, Verdict: Fail, Read: "missing: " + strings.Join(lacks, ", "),
+			Needed: strings.Join(all, ", "), For: forWhat(who), At: x.enginePlaces(e),
+			Mend: []string{fmt.Sprintf("run it as root, or: setcap %s+ep PROGRAM",
+				strings.ToLower(strings.Join(all, ","))), "in systemd: AmbientCapabilities=" + strings.Join(all, " ")}})
 	}
 	if !asked {
 		x.skip("no engine is asked for that takes some")

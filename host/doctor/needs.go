@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/engine/drivers"
 )
 
-// Engines are the packet engines that needs can name: those of the table that need something of a machine.
+// Engines are the packet engines that needs can name: those of the table that need something of a
+// machine.
 func Engines() (out []string) {
 	for _, s := range drivers.Table() {
 		if s.Needs.Interface || s.Needs.IP || len(s.Needs.Capabilities) > 0 || s.Needs.Kernel != [2]int{} {
@@ -38,23 +39,27 @@ var (
 	kernel = func(w engine.Needs) bool { return w.Buffers || w.Frames }
 )
 
-// Needs is what a program wants of a machine. The zero value wants nothing: Run looks at the machine in general.
+// Needs is what a program wants of a machine. The zero value wants nothing: Run looks at the
+// machine in general.
 type Needs struct {
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	// Cores are the processors that pollers and workers are bound to, by the kernel's numbers.
 	Cores []int `json:"cores,omitempty"`
 	// Huge is memory to be free in huge pages.
 	Huge []Huge `json:"huge_pages,omitempty"`
-	// Locked is how much memory is locked or registered, in bytes. 0: what is in huge pages, if an engine locks it.
+	// Locked is how much memory is locked or registered, in bytes. 0: what is in huge pages, if an
+	// engine locks it.
 	Locked uint64 `json:"locked_bytes,omitempty"`
-	// Receive and Send are the largest buffers of a socket, in bytes. 0: what the engine socket does well with.
+	// Receive and Send are the largest buffers of a socket, in bytes. 0: what the engine socket
+	// does well with.
 	Receive uint64 `json:"receive_buffer_bytes,omitempty"`
 	Send    uint64 `json:"send_buffer_bytes,omitempty"`
-	// GPUs are the PCI addresses of GPUs whose memory takes part, or their numbers in the order of addresses; AnyGPU stands for any one. nil: all
-	// are looked at in general; empty and not nil: none takes part.
+	// GPUs are the PCI addresses of GPUs whose memory takes part, or their numbers in the order of
+	// addresses; AnyGPU stands for any one. nil: all are looked at in general; empty and not nil:
+	// none takes part.
 	GPUs []string `json:"gpus,omitempty"`
-	// RDMA are the names of RDMA devices that are used, such as mlx5_0; AnyDevice stands for one with an active port. nil: those of Interfaces
-	// whose engine needs one.
+	// RDMA are the names of RDMA devices that are used, such as mlx5_0; AnyDevice stands for one
+	// with an active port. nil: those of Interfaces whose engine needs one.
 	RDMA []string `json:"rdma_devices,omitempty"`
 	// Clock: a service has to keep the system's clock on time.
 	Clock bool `json:"clock,omitempty"`
@@ -106,16 +111,19 @@ type Memory struct {
 	At         Place    `json:"at,omitzero"`
 }
 
-// Socket is an end of a connection, or of datagrams, that is opened by an IP address, or a port of an engine that needs no interface.
+// Socket is an end of a connection, or of datagrams, that is opened by an IP address, or a port of
+// an engine that needs no interface.
 type Socket struct {
 	Name   string `json:"name"`
 	Engine string `json:"engine"`          // one of Engines
 	Local  string `json:"local,omitempty"` // IP address; empty: any
 	Group  string `json:"group,omitempty"` // multicast group that it joins, in the place of Local
-	// Receive and Send are the kernel's buffers that are asked for, in bytes; 0: those that the engine chooses.
+	// Receive and Send are the kernel's buffers that are asked for, in bytes; 0: those that the
+	// engine chooses.
 	Receive uint64 `json:"receive_buffer_bytes,omitempty"`
 	Send    uint64 `json:"send_buffer_bytes,omitempty"`
-	// Looked: the caller has looked for Local on this machine; Interface is where it is, empty for nowhere.
+	// Looked: the caller has looked for Local on this machine; Interface is where it is, empty for
+	// nowhere.
 	Looked    bool             `json:"looked,omitempty"`
 	Interface string           `json:"interface,omitempty"`
 	Packet    int              `json:"packet_bytes,omitempty"` // the longest packet of IP that it sends; 0: any
@@ -140,11 +148,12 @@ type Interface struct {
 	HardwareTime bool `json:"hardware_time,omitempty"`
 
 	// What only a configuration says.
-	slot     int // bytes of a packet that its smallest slot has room for, where a packet has one; 0: not known
-	slotAt   Place
-	Frame    int  `json:"frame_bytes,omitempty"` // bytes of the longest frame that its buffers have room for; 0: not known
-	Depth    int  `json:"depth,omitempty"`       // packets that its longest queue holds
-	BusyPoll bool `json:"busy_poll,omitempty"`   // the cores that poll also do the card's interrupt work
+	slot   int // bytes of a packet that its smallest slot has room for, where a packet has one; 0: not known
+	slotAt Place
+	// bytes of the longest frame that its buffers have room for; 0: not known
+	Frame    int  `json:"frame_bytes,omitempty"`
+	Depth    int  `json:"depth,omitempty"`     // packets that its longest queue holds
+	BusyPoll bool `json:"busy_poll,omitempty"` // the cores that poll also do the card's interrupt work
 	// Of the engine xdp: what it must have.
 	ZeroCopy bool             `json:"zero_copy,omitempty"`
 	Native   bool             `json:"native,omitempty"`
@@ -213,7 +222,8 @@ func (n Needs) Check() error {
 			return bad("huge pages of %d bytes: expected a power of two, such as %d", h.Page, defaultPage)
 		}
 		if h.Bytes == 0 || h.Bytes > 1<<46 || h.Node < AnyNode || h.Node >= 1<<14 {
-			return bad("%d bytes in huge pages on node %d: expected 1 to %d bytes on a node that can be", h.Bytes, h.Node, uint64(1)<<46)
+			return bad("%d bytes in huge pages on node %d: expected 1 to %d bytes on a node that can be", h.Bytes,
+				h.Node, uint64(1)<<46)
 		}
 	}
 	return nil

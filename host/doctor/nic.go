@@ -19,8 +19,10 @@ func checkInterface(x *exam) {
 				x.ok(i.Name, fmt.Sprintf("%s, driver %s, no interface of the kernel", p.Name(), orNone(p.Driver)))
 				continue
 			}
-			x.add(Finding{Subject: i.Name, Verdict: Fail, Read: fmt.Sprintf("%s, driver %s, has no interface", p.Name(), orNone(p.Driver)), Needed: "an interface of the kernel",
-				Mend: []string{"bind it to the kernel's driver"}})
+			x.add(Finding{Subject: i.Name, Verdict: Fail,
+				Read:   fmt.Sprintf("%s, driver %s, has no interface", p.Name(), orNone(p.Driver)),
+				Needed: "an interface of the kernel",
+				Mend:   []string{"bind it to the kernel's driver"}})
 		case n == nil:
 			var have []string
 			card, what := strings.Contains(i.Name, ":"), "name"
@@ -33,12 +35,16 @@ func checkInterface(x *exam) {
 					have = append(have, n.Name)
 				}
 			}
-			x.add(Finding{Subject: i.Name, Verdict: Fail, Read: "there is none of this " + what + "; there are: " + orNone(strings.Join(have, ", ")), Needed: "an interface " + i.Name,
-				Mend: []string{"name one that is here", "ConnectX-7 of GB10 machines is only there with a cable in it"}})
+			x.add(Finding{Subject: i.Name, Verdict: Fail, Read: "there is none of this " + what + "; there are: " +
+				orNone(strings.Join(have, ", ")), Needed: "an interface " + i.Name,
+				Mend: []string{"name one that is here",
+					"ConnectX-7 of GB10 machines is only there with a cable in it"}})
 		case !n.Up:
-			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "switched off", Needed: "up", Mend: []string{"ip link set dev " + n.Name + " up"}})
+			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "switched off", Needed: "up",
+				Mend: []string{"ip link set dev " + n.Name + " up"}})
 		case n.Carrier == "down" || n.Carrier == "lowerlayerdown" || n.Carrier == "notpresent":
-			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "no carrier", Needed: "a link", Mend: []string{"look at the cable, the other end and the card: ethtool " + n.Name}})
+			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "no carrier", Needed: "a link",
+				Mend: []string{"look at the cable, the other end and the card: ethtool " + n.Name}})
 		default:
 			x.ok(n.Name, netText(x.f, n))
 		}
@@ -64,7 +70,8 @@ func checkInterface(x *exam) {
 	switch {
 	case x.out != nil:
 	case cards > 0:
-		x.add(Finding{Verdict: Warn, Read: plural(cards, "card") + ", none of them switched on", Needed: "one that is up", Mend: []string{"ip link set dev IF up"}})
+		x.add(Finding{Verdict: Warn, Read: plural(cards, "card") + ", none of them switched on",
+			Needed: "one that is up", Mend: []string{"ip link set dev IF up"}})
 	default:
 		x.skip("there is no network card")
 	}
@@ -83,10 +90,14 @@ func (x *exam) sockets() {
 		case s.Looked && s.Interface != "":
 			x.ok(subject, s.Local+" is on "+s.Interface)
 		case s.Looked:
-			x.add(Finding{Subject: subject, Verdict: Fail, Read: "no interface has the address " + s.Local, Needed: s.Local, At: s.at("local"),
-				Mend: []string{"name an address of this machine: ip address", "or give it to an interface: ip address add " + s.Local + "/24 dev IF"}})
+			x.add(Finding{Subject: subject, Verdict: Fail, Read: "no interface has the address " + s.Local,
+				Needed: s.Local, At: s.at("local"),
+				Mend: []string{"name an address of this machine: ip address",
+					"or give it to an interface: ip address add " + s.Local + "/24 dev IF"}})
 		default:
-			x.add(Finding{Subject: subject, Verdict: Unknown, Why: "recordings have no IP addresses: which interface has " + s.Local + " is not known", At: s.at("local")})
+			x.add(Finding{Subject: subject, Verdict: Unknown,
+				Why: "recordings have no IP addresses: which interface has " + s.Local + " is not known",
+				At:  s.at("local")})
 		}
 	}
 }
@@ -125,21 +136,32 @@ func checkMTU(x *exam) {
 		case n.MTU == 0:
 			x.unknown(u.Name, x.f.Why("/sys/class/net/"+u.Name))
 		case u.MTU > 0 && n.MTU < u.MTU:
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(u.MTU), For: "as asked for", At: u.at("mtu"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, u.MTU), "the switch and the other stations have to have it, too"}})
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(u.MTU),
+				For: "as asked for", At: u.at("mtu"),
+				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, u.MTU),
+					"the switch and the other stations have to have it, too"}})
 		case u.slot > 0 && n.Type == 1 && n.MTU+etherHeader > u.slot:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("%d, and a slot has room for %d bytes of a packet", n.MTU, u.slot), Needed: fmt.Sprintf("%d bytes", n.MTU+etherHeader),
-				For: "packets of the MTU with their Ethernet header: longer ones than a slot are dropped", At: []Place{u.slotAt},
-				Mend: []string{fmt.Sprintf("a buf_size that is %d larger", n.MTU+etherHeader-u.slot)}})
+			x.add(Finding{Subject: u.Name, Verdict: Warn,
+				Read:   fmt.Sprintf("%d, and a slot has room for %d bytes of a packet", n.MTU, u.slot),
+				Needed: fmt.Sprintf("%d bytes", n.MTU+etherHeader),
+				For:    "packets of the MTU with their Ethernet header: longer ones than a slot are dropped",
+				At:     []Place{u.slotAt},
+				Mend:   []string{fmt.Sprintf("a buf_size that is %d larger", n.MTU+etherHeader-u.slot)}})
 		case u.packet(x.n.Sockets) > n.MTU:
 			s := longest(u.Name, x.n.Sockets)
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(s.Packet), For: "datagrams in one piece: one lost fragment loses all of it", At: s.at("packet_bytes"),
-				Mend: []string{fmt.Sprintf("a payload that is %d bytes shorter", s.Packet-n.MTU), fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, s.Packet)}})
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(s.Packet),
+				For: "datagrams in one piece: one lost fragment loses all of it", At: s.at("packet_bytes"),
+				Mend: []string{fmt.Sprintf("a payload that is %d bytes shorter", s.Packet-n.MTU),
+					fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, s.Packet)}})
 		case u.MTU == 0 && n.Type == 1 && u.Frame > jumboFrame && u.Frame/2 >= n.MTU+etherHeader:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("%d, and each packet has %d bytes of memory", n.MTU, u.Frame), Needed: "longer frames, or smaller slots", At: u.at("frame_bytes"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, min(u.Frame-etherHeader, 9000)), "or a smaller buf_size: the rest of each slot is never used"}})
+			x.add(Finding{Subject: u.Name, Verdict: Warn,
+				Read:   fmt.Sprintf("%d, and each packet has %d bytes of memory", n.MTU, u.Frame),
+				Needed: "longer frames, or smaller slots", At: u.at("frame_bytes"),
+				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name,
+					min(u.Frame-etherHeader, 9000)), "or a smaller buf_size: the rest of each slot is never used"}})
 		case u.MTU == 0 && n.MTU <= 1500 && n.Type == 1 && fast(n):
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU), Needed: "9000, if the network has it", For: "at " + speedText(n.Mbits),
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU),
+				Needed: "9000, if the network has it", For: "at " + speedText(n.Mbits),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", u.Name)}})
 		default:
 			x.ok(u.Name, fmt.Sprint(n.MTU))
@@ -147,7 +169,8 @@ func checkMTU(x *exam) {
 	}
 }
 
-// jumboFrame is a slot that is larger than frames of the usual MTU take, rounded up to a page as they may be.
+// jumboFrame is a slot that is larger than frames of the usual MTU take, rounded up to a page as
+// they may be.
 const jumboFrame = 4096
 
 // longest is the socket on an interface that sends the longest packets.
@@ -184,17 +207,23 @@ func checkQueues(x *exam) {
 		case e.RxQueues == 0:
 			x.skipOf(u.Name, "the driver does not speak of queues")
 		case u.Queues > e.RxQueues && u.Queues > e.MaxQueues:
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("%d, and the card can have %d", e.RxQueues, e.MaxQueues), Needed: fmt.Sprint(u.Queues), At: u.at("queues"),
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("%d, and the card can have %d", e.RxQueues,
+				e.MaxQueues), Needed: fmt.Sprint(u.Queues), At: u.at("queues"),
 				Mend: []string{fmt.Sprintf("ask for at most %d, or use another card", e.MaxQueues)}})
 		case u.Queues > e.RxQueues:
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(e.RxQueues), Needed: fmt.Sprint(u.Queues), At: u.at("queues"),
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(e.RxQueues), Needed: fmt.Sprint(u.Queues),
+				At:   u.at("queues"),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues)}})
 		case u.Queues > 0 && u.Queues < e.RxQueues && wants(u.Engine).XDP:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(e.RxQueues), Needed: fmt.Sprintf("just %d", u.Queues), For: "AF_XDP gets only what arrives at its own queues", At: u.at("queues"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues), "or steer by rules: see docs/tune.md, N-tuple rules"}})
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(e.RxQueues),
+				Needed: fmt.Sprintf("just %d", u.Queues), For: "AF_XDP gets only what arrives at its own queues",
+				At: u.at("queues"),
+				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues),
+					"or steer by rules: see docs/tune.md, N-tuple rules"}})
 		case u.Queues == 0 && e.RxQueues == 1 && e.MaxQueues > 1:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("1 of %d", e.MaxQueues), Needed: "as many as cores that receive",
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, min(e.MaxQueues, 4))}})
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("1 of %d", e.MaxQueues),
+				Needed: "as many as cores that receive",
+				Mend:   []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, min(e.MaxQueues, 4))}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("%d of %d", e.RxQueues, max(e.MaxQueues, e.RxQueues)))
 		}
@@ -222,10 +251,13 @@ func checkRings(x *exam) {
 		case e.RxRing == 0:
 			x.skipOf(u.Name, "the driver does not speak of rings")
 		case u.Ring > e.MaxRxRing:
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("%d, and the card can have %d", e.RxRing, e.MaxRxRing), Needed: fmt.Sprint(u.Ring),
+			x.add(Finding{Subject: u.Name, Verdict: Fail,
+				Read: fmt.Sprintf("%d, and the card can have %d", e.RxRing, e.MaxRxRing), Needed: fmt.Sprint(u.Ring),
 				Mend: []string{fmt.Sprintf("ask for at most %d", e.MaxRxRing)}})
 		case e.RxRing < want && (u.needed || fast(u.net)):
-			x.add(Finding{Subject: u.Name, Verdict: x.bad(u.Ring > 0), Read: fmt.Sprintf("%d of %d descriptors", e.RxRing, e.MaxRxRing), Needed: fmt.Sprint(want), At: u.at("depth"),
+			x.add(Finding{Subject: u.Name, Verdict: x.bad(u.Ring > 0),
+				Read: fmt.Sprintf("%d of %d descriptors", e.RxRing, e.MaxRxRing), Needed: fmt.Sprint(want),
+				At:   u.at("depth"),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --rings %d --apply", u.Name, want)}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("%d of %d descriptors", e.RxRing, e.MaxRxRing))
@@ -259,7 +291,8 @@ func checkOffloads(x *exam) {
 			x.ok(u.Name, "packets come as they arrived")
 			continue
 		}
-		f := Finding{Subject: u.Name, Verdict: Warn, Read: strings.Join(on, ", ") + " on", Needed: "off", For: "engine " + u.Engine,
+		f := Finding{Subject: u.Name, Verdict: Warn, Read: strings.Join(on, ", ") + " on", Needed: "off",
+			For:  "engine " + u.Engine,
 			Mend: []string{fmt.Sprintf("penstock tune nic %s --apply", u.Name)}}
 		if fixed != nil {
 			f.Why = "the driver does not let it be turned off: " + strings.Join(fixed, ", ")
@@ -285,28 +318,36 @@ func checkXDP(x *exam) {
 		has := func(w string) bool { return slices.Contains(words, w) }
 		switch {
 		case u.ZeroCopy && e.XDPKnown && !has("xsk-zerocopy"):
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver), orNone(e.XDP)), Needed: "xsk-zerocopy", For: "zero-copy and nothing else", At: u.at("zero_copy"),
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver),
+				orNone(e.XDP)), Needed: "xsk-zerocopy", For: "zero-copy and nothing else", At: u.at("zero_copy"),
 				Mend: []string{"bind: auto takes a copy where there is no zero-copy", "use another card or driver"}})
 		case u.Native && e.XDPKnown && !(has("basic") && has("redirect")):
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver), orNone(e.XDP)), Needed: "basic redirect", For: "native XDP and nothing else", At: u.at("native"),
-				Mend: []string{"attach: auto takes generic XDP where the driver has none", "use another card or driver"}})
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver),
+				orNone(e.XDP)), Needed: "basic redirect", For: "native XDP and nothing else", At: u.at("native"),
+				Mend: []string{"attach: auto takes generic XDP where the driver has none",
+					"use another card or driver"}})
 		case u.Native && u.Chains && e.XDPKnown && !has("rx-sg"):
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver), orNone(e.XDP)), Needed: "rx-sg", For: "frames of several buffers in native XDP", At: u.at("chains"),
-				Mend: []string{fmt.Sprintf("slots as long as the frames (buf_size), and an MTU of at most %d", singleBuffer), "or attach: auto, which takes generic XDP"}})
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver),
+				orNone(e.XDP)), Needed: "rx-sg", For: "frames of several buffers in native XDP", At: u.at("chains"),
+				Mend: []string{fmt.Sprintf("slots as long as the frames (buf_size), and an MTU of at most %d",
+					singleBuffer), "or attach: auto, which takes generic XDP"}})
 		case e.XDPMode != "":
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "another program is attached, " + e.XDPMode, Needed: "none", Mend: []string{"ip link set dev " + u.Name + " xdp off"},
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "another program is attached, " + e.XDPMode,
+				Needed: "none", Mend: []string{"ip link set dev " + u.Name + " xdp off"},
 				Why: "the xdp engine does not replace it"})
 		case !e.XDPKnown:
 			x.unknown(u.Name, orNone(e.Errors["XDP"])+"; kernels say it since 6.3")
 		case has("basic") && has("redirect") && u.MTU > singleBuffer && !has("rx-sg"):
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: e.XDP, Needed: "rx-sg", For: fmt.Sprintf("MTU %d: a frame takes several buffers", u.MTU),
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: e.XDP, Needed: "rx-sg",
+				For:  fmt.Sprintf("MTU %d: a frame takes several buffers", u.MTU),
 				Mend: []string{fmt.Sprintf("an MTU of at most %d, or generic mode, which is slower", singleBuffer)}})
 		case has("xsk-zerocopy"):
 			x.ok(u.Name, "native, with zero-copy")
 		case has("basic") && has("redirect"):
 			x.ok(u.Name, "native, with a copy")
 		default:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("driver %s declares no native XDP", orNone(e.Driver)), Needed: "basic redirect",
+			x.add(Finding{Subject: u.Name, Verdict: Warn,
+				Read: fmt.Sprintf("driver %s declares no native XDP", orNone(e.Driver)), Needed: "basic redirect",
 				Mend: []string{"use another card or driver; generic mode works, slower"}})
 		}
 	}
@@ -371,7 +412,8 @@ func checkIRQ(x *exam) {
 			wrong = append(wrong, fmt.Sprintf("%d go to one processor", crowded))
 		}
 		balanced := slices.Contains(x.f.Daemons, "irqbalance")
-		f := Finding{Subject: u.Name, Verdict: Warn, Needed: "each queue's to one processor near the card", Read: strings.Join(wrong, "; "), At: x.usesOf(polled)}
+		f := Finding{Subject: u.Name, Verdict: Warn, Needed: "each queue's to one processor near the card",
+			Read: strings.Join(wrong, "; "), At: x.usesOf(polled)}
 		if polled != nil {
 			f.Needed += " where nothing else polls"
 		}
@@ -397,8 +439,9 @@ func checkIRQ(x *exam) {
 	}
 }
 
-// interrupted are the processors on which a file polls, and which interrupts of the interface's queues take away. With busy polling the poller
-// does the work of its interrupts; engines in user space have none.
+// interrupted are the processors on which a file polls, and which interrupts of the interface's
+// queues take away. With busy polling the poller does the work of its interrupts; engines in user
+// space have none.
 func (x *exam) interrupted(u used, queues []host.IRQ) []int {
 	if u.BusyPoll || !wants(u.Engine).Frames || x.n.Uses == nil {
 		return nil
@@ -419,7 +462,8 @@ func (x *exam) interrupted(u used, queues []host.IRQ) []int {
 	return slices.Compact(hit)
 }
 
-// spare are processors near the card to which no interrupt of its queues goes, and to which no poller or worker is bound.
+// spare are processors near the card to which no interrupt of its queues goes, and to which no
+// poller or worker is bound.
 func (x *exam) spare(u used, queues []host.IRQ) (out []int) {
 	for _, c := range x.f.CPUs {
 		out = append(out, c.ID)
@@ -445,14 +489,16 @@ func checkDrops(x *exam) {
 			continue
 		}
 		lost := map[string]uint64{}
-		for _, n := range []string{"rx_crc_errors", "rx_fifo_errors", "rx_missed_errors", "rx_over_errors", "rx_dropped"} {
+		for _, n := range []string{"rx_crc_errors", "rx_fifo_errors", "rx_missed_errors", "rx_over_errors",
+			"rx_dropped"} {
 			if s[n] > 0 {
 				lost[n] = s[n]
 			}
 		}
 		if e := u.net.Ethtool; e != nil {
 			for n, v := range e.Counters {
-				if strings.Contains(n, "out_of_buffer") || strings.Contains(n, "discards_phy") || strings.Contains(n, "no_dma") || strings.Contains(n, "rx_no_buffer") {
+				if strings.Contains(n, "out_of_buffer") || strings.Contains(n, "discards_phy") ||
+					strings.Contains(n, "no_dma") || strings.Contains(n, "rx_no_buffer") {
 					lost[n] = v
 				}
 			}
@@ -466,14 +512,16 @@ func checkDrops(x *exam) {
 		if len(lost) > 0 {
 			read = fmt.Sprintf("of %d packets %s", total, countText(lost, 4))
 		}
-		// What a card lost while it came up, years ago, is no illness; one in a million is worth a look.
+		// What a card lost while it came up, years ago, is no illness; one in a million is worth a
+		// look.
 		if worst > total/1e6 {
 			f := Finding{Subject: u.Name, Verdict: Warn, Read: read, Needed: "none, since the driver was loaded"}
 			if lost["rx_crc_errors"] > total/1e6 {
 				f.Mend = append(f.Mend, "rx_crc_errors: clean or change the cable and the modules")
 			}
 			if e := u.net.Ethtool; e != nil && e.RxRing < e.MaxRxRing {
-				f.Mend = append(f.Mend, fmt.Sprintf("longer rings: penstock tune nic %s --rings %d --apply", u.Name, min(max(8192, 2*e.RxRing), e.MaxRxRing)))
+				f.Mend = append(f.Mend, fmt.Sprintf("longer rings: penstock tune nic %s --rings %d --apply", u.Name,
+					min(max(8192, 2*e.RxRing), e.MaxRxRing)))
 			}
 			f.Mend = append(f.Mend, "more queues and cores, or a reader that keeps up")
 			x.add(f)
@@ -530,10 +578,12 @@ func checkPause(x *exam) {
 		}
 		switch {
 		case len(seen) > 0:
-			f := Finding{Subject: u.Name, Verdict: Warn, Read: state + "; " + countText(seen, 4), Needed: "no pauses, since the driver was loaded",
-				Mend: []string{"find who is too slow: rx_ counters mean the other end asks, tx_ that this card does"}}
+			f := Finding{Subject: u.Name, Verdict: Warn, Read: state + "; " + countText(seen, 4),
+				Needed: "no pauses, since the driver was loaded",
+				Mend:   []string{"find who is too slow: rx_ counters mean the other end asks, tx_ that this card does"}}
 			if p := e.Pause; p != nil && (p.Rx || p.Tx) {
-				f.Mend = append(f.Mend, "if the network is not to be lossless: ethtool -A "+u.Name+" autoneg off rx off tx off")
+				f.Mend = append(f.Mend, "if the network is not to be lossless: ethtool -A "+u.Name+
+					" autoneg off rx off tx off")
 			}
 			x.add(f)
 		case e.Pause == nil:
@@ -553,14 +603,21 @@ func checkHardwareTime(x *exam) {
 		if e == nil {
 			continue
 		}
-		synced := slices.Contains(x.f.Daemons, "ptp4l") || slices.Contains(x.f.Daemons, "phc2sys") || slices.Contains(x.f.Daemons, "ts2phc")
+		synced := slices.Contains(x.f.Daemons, "ptp4l") || slices.Contains(x.f.Daemons, "phc2sys") ||
+			slices.Contains(x.f.Daemons, "ts2phc")
 		switch {
 		case !e.HardwareRx || u.net.Clock < 0:
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "the card takes no times of what it receives", Needed: "times by the card", At: u.at("hardware_time"), Mend: []string{"use another card, or times by the kernel"}})
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "the card takes no times of what it receives",
+				Needed: "times by the card", At: u.at("hardware_time"),
+				Mend: []string{"use another card, or times by the kernel"}})
 		case !e.StampsAll:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: "the card takes times only of some packets (of PTP)", Needed: "times of every packet", At: u.at("hardware_time"), Mend: []string{"use another card, or times by the kernel"}})
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: "the card takes times only of some packets (of PTP)",
+				Needed: "times of every packet", At: u.at("hardware_time"),
+				Mend: []string{"use another card, or times by the kernel"}})
 		case !synced:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("clock /dev/ptp%d, which no program keeps on time", u.net.Clock), Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
+			x.add(Finding{Subject: u.Name, Verdict: Warn,
+				Read:   fmt.Sprintf("clock /dev/ptp%d, which no program keeps on time", u.net.Clock),
+				Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
 				Mend: []string{fmt.Sprintf("ptp4l -i %s, or phc2sys -s CLOCK_REALTIME -c %s -O 0", u.Name, u.Name)}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("every packet, by /dev/ptp%d", u.net.Clock))

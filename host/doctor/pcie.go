@@ -20,8 +20,8 @@ func (x *exam) express() (out []*host.PCI) {
 	return out
 }
 
-// lineRate is the rate of all interfaces of a function of a card, in bytes per second, with the overhead of PCI Express at frames of
-// some size: 8 %.
+// lineRate is the rate of all interfaces of a function of a card, in bytes per second, with the
+// overhead of PCI Express at frames of some size: 8 %.
 func (x *exam) lineRate(p *host.PCI) (rate float64) {
 	for _, n := range x.f.Nets {
 		if n.PCI == p.Addr {
@@ -34,7 +34,8 @@ func (x *exam) lineRate(p *host.PCI) (rate float64) {
 func checkLink(x *exam) {
 	for _, p := range x.express() {
 		read := fmt.Sprintf("%g GT/s x%d, %.1f GB/s", p.Speed, p.Width, p.BytesPerSecond()/1e9)
-		// The narrowest place on the way up counts: a card may well have come up, and the switch above it not.
+		// The narrowest place on the way up counts: a card may well have come up, and the switch
+		// above it not.
 		narrow, where := p.BytesPerSecond(), p
 		for _, b := range x.f.Above(p) {
 			if r := b.BytesPerSecond(); r > 0 && r < narrow {
@@ -45,17 +46,23 @@ func checkLink(x *exam) {
 		most := fmt.Sprintf("%g GT/s x%d", p.MaxSpeed, p.MaxWidth)
 		switch {
 		case needs > narrow && where != p:
-			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: fmt.Sprintf("%s; above it %s has %g GT/s x%d, %.1f GB/s", read, x.name(where), where.Speed, where.Width, narrow/1e9),
-				Needed: fmt.Sprintf("%.1f GB/s", needs/1e9), For: "the rate of the interface", Mend: []string{"another slot"}})
+			x.add(Finding{Subject: x.name(p), Verdict: Warn,
+				Read: fmt.Sprintf("%s; above it %s has %g GT/s x%d, %.1f GB/s", read, x.name(where), where.Speed,
+					where.Width, narrow/1e9),
+				Needed: fmt.Sprintf("%.1f GB/s", needs/1e9), For: "the rate of the interface",
+				Mend: []string{"another slot"}})
 		case needs > narrow:
-			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: fmt.Sprintf("%.1f GB/s", needs/1e9), For: "the rate of the interface",
+			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: fmt.Sprintf("%.1f GB/s", needs/1e9),
+				For:  "the rate of the interface",
 				Mend: []string{"a slot that has " + most + "; seat the card anew"}})
 		case p.Width < p.MaxWidth:
-			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can", Mend: []string{"a slot with as many lanes; seat the card anew, look at risers"}})
+			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can",
+				Mend: []string{"a slot with as many lanes; seat the card anew, look at risers"}})
 		case p.Speed < p.MaxSpeed && p.Display():
 			x.ok(x.name(p), fmt.Sprintf("%s of %s: GPUs slow their link down while nothing uses it", read, most))
 		case p.Speed < p.MaxSpeed:
-			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can", Mend: []string{"look at the slot's generation in the firmware, and at risers"}})
+			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can",
+				Mend: []string{"look at the slot's generation in the firmware, and at risers"}})
 		default:
 			x.ok(x.name(p), read)
 		}
@@ -99,8 +106,9 @@ func checkPayload(x *exam) {
 			x.ok(x.name(p), read)
 			continue
 		}
-		x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: fmt.Sprintf("%d bytes, which all on the way up can", most),
-			Mend: []string{"in the firmware: maximum payload size; or pci=pcie_bus_perf on the kernel's command line"}})
+		x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read,
+			Needed: fmt.Sprintf("%d bytes, which all on the way up can", most),
+			Mend:   []string{"in the firmware: maximum payload size; or pci=pcie_bus_perf on the kernel's command line"}})
 	}
 }
 
@@ -117,8 +125,9 @@ func checkReadRequest(x *exam) {
 			x.ok(x.name(p), fmt.Sprintf("%d bytes", p.ReadRequest))
 			continue
 		}
-		f := Finding{Subject: x.name(p), Verdict: Warn, Read: fmt.Sprintf("%d bytes", p.ReadRequest), Needed: fmt.Sprintf("%d bytes", want),
-			Mend: []string{fmt.Sprintf("setpci -s %s CAP_EXP+8.w=5000:7000", p.Addr)}}
+		f := Finding{Subject: x.name(p), Verdict: Warn, Read: fmt.Sprintf("%d bytes", p.ReadRequest),
+			Needed: fmt.Sprintf("%d bytes", want),
+			Mend:   []string{fmt.Sprintf("setpci -s %s CAP_EXP+8.w=5000:7000", p.Addr)}}
 		if x.f.Lockdown != "" && x.f.Lockdown != "none" {
 			f.Why = "the kernel is locked down: setpci cannot"
 		}
@@ -144,9 +153,11 @@ func checkACS(x *exam) {
 					x.ok(x.name(b), "no detour")
 					continue
 				}
-				x.add(Finding{Subject: x.name(b), Verdict: Warn, Read: fmt.Sprintf("redirects (control %#x)", b.ACS.Does), Needed: "no redirect",
-					For:  fmt.Sprintf("%s and %s below one switch", u.Name, g.Name),
-					Mend: []string{fmt.Sprintf("setpci -s %s ECAP_ACS+6.w=0000", b.Addr), "for good: ACS off in the firmware, where no virtual machines need it"}})
+				x.add(Finding{Subject: x.name(b), Verdict: Warn,
+					Read: fmt.Sprintf("redirects (control %#x)", b.ACS.Does), Needed: "no redirect",
+					For: fmt.Sprintf("%s and %s below one switch", u.Name, g.Name),
+					Mend: []string{fmt.Sprintf("setpci -s %s ECAP_ACS+6.w=0000", b.Addr),
+						"for good: ACS off in the firmware, where no virtual machines need it"}})
 			}
 		}
 	}
@@ -175,8 +186,10 @@ func checkIOMMU(x *exam) {
 		if p == nil || p.Group >= 0 {
 			continue
 		}
-		x.add(Finding{Subject: x.name(p), Verdict: Fail, At: placesOf(i.At), Read: "the card is in no group of an IOMMU", Needed: "an IOMMU that is on", For: "vfio-pci",
-			Mend: []string{"turn it on in the firmware (VT-d, AMD-Vi, SMMU), and intel_iommu=on iommu=pt on the kernel's command line"}})
+		x.add(Finding{Subject: x.name(p), Verdict: Fail, At: placesOf(i.At),
+			Read: "the card is in no group of an IOMMU", Needed: "an IOMMU that is on", For: "vfio-pci",
+			Mend: []string{"turn it on in the firmware (VT-d, AMD-Vi, SMMU), and intel_iommu=on iommu=pt on the " +
+				"kernel's command line"}})
 	}
 	if x.out != nil {
 		return
@@ -191,8 +204,9 @@ func checkIOMMU(x *exam) {
 		case p.GroupType == "":
 			x.unknown(x.name(p), x.f.Why("/sys/kernel/iommu_groups"))
 		case p.Translated() && x.fast() && p.Driver != "vfio-pci":
-			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: p.GroupType + ": each address is translated", Needed: "identity",
-				Mend: []string{"iommu=pt on the kernel's command line, and a reboot"}})
+			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: p.GroupType + ": each address is translated",
+				Needed: "identity",
+				Mend:   []string{"iommu=pt on the kernel's command line, and a reboot"}})
 		default:
 			x.ok(x.name(p), p.GroupType)
 		}
@@ -227,11 +241,13 @@ func checkDriver(x *exam) {
 		case p.Driver == "vfio-pci", p.Driver == "mlx5_core":
 			x.ok(x.name(p), p.Driver)
 		default:
-			f := Finding{Subject: x.name(p), Verdict: Fail, At: placesOf(i.At), Read: "driver " + orNone(p.Driver), Needed: "vfio-pci"}
+			f := Finding{Subject: x.name(p), Verdict: Fail, At: placesOf(i.At), Read: "driver " + orNone(p.Driver),
+				Needed: "vfio-pci"}
 			if !slices.Contains(x.f.Drivers, "vfio-pci") {
 				f.Mend = []string{"modprobe vfio-pci"}
 			}
-			f.Mend = append(f.Mend, "penstock tune driver "+p.Addr+" --driver vfio-pci --apply", "the kernel loses the interface, and what is set on it")
+			f.Mend = append(f.Mend, "penstock tune driver "+p.Addr+" --driver vfio-pci --apply",
+				"the kernel loses the interface, and what is set on it")
 			x.add(f)
 		}
 	}

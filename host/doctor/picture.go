@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/host"
 )
 
-// thing is a line of the picture: a bridge, a card, an interface. The text and the SVG are made of the same things.
+// thing is a line of the picture: a bridge, a card, an interface. The text and the SVG are made of
+// the same things.
 type thing struct {
 	kind     string // "root", "bridge", "nic", "gpu", "disk", "net"
 	name     string
@@ -282,12 +283,14 @@ func card(f *host.Facts, p *host.PCI) *thing {
 		if q := queueText(n); q != "" {
 			parts = append(parts, q)
 		}
-		t.children = append(t.children, &thing{kind: "net", name: n.Name, detail: strings.Join(parts, ", "), slow: state != "up"})
+		t.children = append(t.children, &thing{kind: "net", name: n.Name, detail: strings.Join(parts, ", "),
+			slow: state != "up"})
 	}
 	return t
 }
 
-// shorten takes bridges out of a chain that say nothing: a root port with one thing below it, whose link is that thing's.
+// shorten takes bridges out of a chain that say nothing: a root port with one thing below it, whose
+// link is that thing's.
 func shorten(t *thing) *thing {
 	for i, c := range t.children {
 		for c.kind == "bridge" && len(c.children) == 1 && (t.kind == "root" || c.children[0].kind != "bridge") {
@@ -298,8 +301,9 @@ func shorten(t *thing) *thing {
 	return t
 }
 
-// Picture is the machine as a tree of text in lines of at most 80 columns: NUMA nodes, root complexes, switches, cards, interfaces with the
-// processors of their queues, and how far GPUs and network cards are apart.
+// Picture is the machine as a tree of text in lines of at most 80 columns: NUMA nodes, root
+// complexes, switches, cards, interfaces with the processors of their queues, and how far GPUs and
+// network cards are apart.
 func (m Machine) Picture() string {
 	d := draw(m.facts)
 	var b strings.Builder
@@ -312,7 +316,8 @@ func (m Machine) Picture() string {
 		}
 	}
 	if len(d.far) > 0 {
-		b.WriteString("\nFrom GPU to interface: PIX, PXB below one switch; PHB, NODE over the processor;\nSYS over the connection between processors\n")
+		b.WriteString("\nFrom GPU to interface: PIX, PXB below one switch; PHB, NODE over the processor;\nSYS over " +
+			"the connection between processors\n")
 		for _, x := range d.far {
 			fmt.Fprintf(&b, "  %-4s  %s\n", x.d, clip(x.gpu+" to "+x.net, textWidth-8))
 		}

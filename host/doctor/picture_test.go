@@ -51,7 +51,8 @@ func TestPictures(t *testing.T) {
 	}
 }
 
-// drawingOf reads a drawing, which must be XML that needs nothing else, with all boxes and texts inside of it, and returns its texts.
+// drawingOf reads a drawing, which must be XML that needs nothing else, with all boxes and texts
+// inside of it, and returns its texts.
 func drawingOf(t *testing.T, svg string) map[string]bool {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(svg))
@@ -108,7 +109,8 @@ func drawingOf(t *testing.T, svg string) map[string]bool {
 // Names of whatever kind do no harm, and a machine without anything has a picture, too.
 func TestPictureOfOddMachines(t *testing.T) {
 	long := strings.Repeat("<script>&\"'", 12)
-	m := machine(t, "server", "PowerEdge R760", long, "/sys/class/net/ens2f0 ->", "/sys/class/net/<b>&amp;\"x' ->", "NVIDIA H100 PCIe", long)
+	m := machine(t, "server", "PowerEdge R760", long, "/sys/class/net/ens2f0 ->", "/sys/class/net/<b>&amp;\"x' ->",
+		"NVIDIA H100 PCIe", long)
 	drawingOf(t, m.SVG())
 	if !strings.Contains(m.Picture(), "<b>&amp;\"x'") {
 		t.Error(m.Picture())
@@ -125,7 +127,8 @@ func TestPictureOfOddMachines(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("penstock host recording 1\n")
 	for i := range 3 {
-		fmt.Fprintf(&b, "/sys/bus/pci/devices/0000:0%d:00.0 -> /sys/devices/pci0000:00/0000:0%d:00.0/0000:0%d:00.0\n", i, (i+1)%3, i)
+		fmt.Fprintf(&b, "/sys/bus/pci/devices/0000:0%d:00.0 -> /sys/devices/pci0000:00/0000:0%d:00.0/0000:0%d:00.0\n",
+			i, (i+1)%3, i)
 		fmt.Fprintf(&b, "/sys/devices/pci0000:00/0000:0%d:00.0/0000:0%d:00.0/class = 0x020000\n", (i+1)%3, i)
 	}
 	m, err = Open(strings.NewReader(b.String()))

@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-io/penstock/host"
 )
 
-// RunRDMA looks only at what RDMA stands on, for the devices of some names, or for any one with an active port where there is no name. It takes n.RDMA and
-// n.Interfaces for itself; skip names ids of checks to leave out.
+// RunRDMA looks only at what RDMA stands on, for the devices of some names, or for any one with an
+// active port where there is no name. It takes n.RDMA and n.Interfaces for itself; skip names ids
+// of checks to leave out.
 func RunRDMA(m Machine, n Needs, devices []string, skip ...string) Report {
 	n.RDMA, n.Interfaces = devices, []Interface{}
 	if len(devices) == 0 {
@@ -24,7 +25,9 @@ func RunRDMA(m Machine, n Needs, devices []string, skip ...string) Report {
 		if i == nil {
 			i = m.facts.Net(d.PCI)
 		}
-		if i != nil && i.Up && !i.Virtual && !slices.ContainsFunc(n.Interfaces, func(o Interface) bool { return o.Name == i.Name }) {
+		if i != nil && i.Up && !i.Virtual && !slices.ContainsFunc(n.Interfaces, func(o Interface) bool {
+			return o.Name == i.Name
+		}) {
 			n.Interfaces = append(n.Interfaces, Interface{Name: i.Name})
 		}
 	}
@@ -38,8 +41,10 @@ func RunRDMA(m Machine, n Needs, devices []string, skip ...string) Report {
 }
 
 // rdmaChecks are the checks of what RDMA stands on.
-var rdmaChecks = []string{"rdma", "rdma-gid", "rdma-mtu", "rdma-counters", "rdma-flow-control", "pause", "rdma-modules", "rdma-files", "rdma-namespaces", "rdma-library",
-	"memlock", "kernel", "gpu-direct", "rdma-gpu", "pcie-link", "pcie-payload", "pcie-read-request", "pcie-acs", "iommu"}
+var rdmaChecks = []string{"rdma", "rdma-gid", "rdma-mtu", "rdma-counters", "rdma-flow-control", "pause", "rdma-modules",
+	"rdma-files", "rdma-namespaces", "rdma-library",
+	"memlock", "kernel", "gpu-direct", "rdma-gpu", "pcie-link", "pcie-payload", "pcie-read-request", "pcie-acs",
+	"iommu"}
 
 // usedRDMA is an RDMA device to look at.
 type usedRDMA struct {
@@ -71,12 +76,14 @@ func (x *exam) devices() (out []usedRDMA) {
 // belongs reports whether an RDMA device is that of an interface.
 func belongs(r *host.RDMA, n *host.Net) bool { return r.Net == n.Name || r.PCI != "" && r.PCI == n.PCI }
 
-// unlocated reports whether connections over RDMA are opened by addresses whose interface is not known: then the checks look at all devices.
+// unlocated reports whether connections over RDMA are opened by addresses whose interface is not
+// known: then the checks look at all devices.
 func (x *exam) unlocated() bool {
 	return slices.ContainsFunc(x.n.Sockets, func(s Socket) bool { return wants(s.Engine).RDMA && s.Interface == "" })
 }
 
-// ports calls each for the ports that are active, with a name for people. Without one it says why there is nothing to say.
+// ports calls each for the ports that are active, with a name for people. Without one it says why
+// there is nothing to say.
 func (x *exam) ports(each func(d usedRDMA, p *host.RDMAPort, name string)) {
 	for _, d := range x.devices() {
 		for i := range d.Ports {
@@ -90,7 +97,8 @@ func (x *exam) ports(each func(d usedRDMA, p *host.RDMAPort, name string)) {
 	}
 }
 
-// missed is why what is below a directory could not be read; part is the end of its path, for directories that links lead to.
+// missed is why what is below a directory could not be read; part is the end of its path, for
+// directories that links lead to.
 func (x *exam) missed(part string) string {
 	for _, path := range slices.Sorted(maps.Keys(x.f.Missing)) {
 		if strings.Contains(path, part) {
@@ -100,9 +108,12 @@ func (x *exam) missed(part string) string {
 	return ""
 }
 
-// fails is the verdict of what is wrong with devices that are called bad: it fails for one that is needed, and where any would do and all are bad.
+// fails is the verdict of what is wrong with devices that are called bad: it fails for one that is
+// needed, and where any would do and all are bad.
 func (x *exam) fails(d usedRDMA, bad func(host.RDMA) bool) Verdict {
-	any := slices.Contains(x.n.RDMA, AnyDevice) && !slices.ContainsFunc(x.f.RDMA, func(r host.RDMA) bool { return !bad(r) })
+	any := slices.Contains(x.n.RDMA, AnyDevice) && !slices.ContainsFunc(x.f.RDMA, func(r host.RDMA) bool {
+		return !bad(r)
+	})
 	return x.bad(d.needed || any)
 }
 
@@ -119,9 +130,11 @@ func (x *exam) noRDMA() string {
 
 func portName(r *host.RDMA, p *host.RDMAPort) string { return fmt.Sprintf("%s port %d", r.Name, p.ID) }
 
-// bring is how to come to an RDMA device: the modules of cards that are here, and the one in software.
+// bring is how to come to an RDMA device: the modules of cards that are here, and the one in
+// software.
 func (x *exam) bring(iface string) (out []string) {
-	modules := map[string]string{"mlx5_core": "mlx5_ib", "mlx4_core": "mlx4_ib", "ice": "irdma", "i40e": "irdma", "bnxt_en": "bnxt_re", "efa": "efa"}
+	modules := map[string]string{"mlx5_core": "mlx5_ib", "mlx4_core": "mlx4_ib", "ice": "irdma", "i40e": "irdma",
+		"bnxt_en": "bnxt_re", "efa": "efa"}
 	for i := range x.f.PCI {
 		m := modules[x.f.PCI[i].Driver]
 		if m != "" && !slices.Contains(x.f.Modules, m) && !slices.Contains(out, "modprobe "+m) {
@@ -139,7 +152,8 @@ func (x *exam) bring(iface string) (out []string) {
 			}
 		}
 	}
-	return append(out, "for any interface, in software and slower, as root: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev "+iface)
+	return append(out, "for any interface, in software and slower, as root: modprobe rdma_rxe; rdma link add rxe0 "+
+		"type rxe netdev "+iface)
 }
 
 func checkRDMA(x *exam) {
@@ -165,7 +179,8 @@ func checkRDMA(x *exam) {
 				x.skipOf(portName(d.RDMA, p), read)
 				continue
 			}
-			x.add(Finding{Subject: portName(d.RDMA, p), Verdict: Fail, Read: read, Needed: "active", Mend: downMend(d.RDMA, p)})
+			x.add(Finding{Subject: portName(d.RDMA, p), Verdict: Fail, Read: read, Needed: "active",
+				Mend: downMend(d.RDMA, p)})
 		}
 	}
 	if !active && len(x.f.RDMA) > 0 && slices.Contains(x.n.RDMA, AnyDevice) {
@@ -177,7 +192,8 @@ func checkRDMA(x *exam) {
 			}
 		}
 		slices.Sort(mend)
-		x.add(Finding{Verdict: Fail, Read: orNone(strings.Join(read, ", ")), Needed: "a port that is active", Mend: append(slices.Compact(mend), x.bring("")...)})
+		x.add(Finding{Verdict: Fail, Read: orNone(strings.Join(read, ", ")), Needed: "a port that is active",
+			Mend: append(slices.Compact(mend), x.bring("")...)})
 	}
 	if x.out == nil {
 		x.skip("there is no RDMA device")
@@ -189,12 +205,15 @@ func (x *exam) absent() {
 	for _, name := range x.n.engine(rdma) {
 		n := x.f.Net(name)
 		if n != nil && !slices.ContainsFunc(x.f.RDMA, func(r host.RDMA) bool { return belongs(&r, n) }) {
-			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "it has no RDMA device", Needed: "one", For: "engine verbs", Mend: x.bring(n.Name)})
+			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "it has no RDMA device", Needed: "one",
+				For: "engine verbs", Mend: x.bring(n.Name)})
 		}
 	}
 	for i := range x.n.Sockets {
 		if s := &x.n.Sockets[i]; wants(s.Engine).RDMA && len(x.f.RDMA) == 0 {
-			x.add(Finding{Subject: s.Name, Verdict: Fail, Read: "there is no RDMA device", Needed: "one that has " + orNone(s.Local), For: "engine " + s.Engine, At: s.at("local"), Mend: x.bring("")})
+			x.add(Finding{Subject: s.Name, Verdict: Fail, Read: "there is no RDMA device",
+				Needed: "one that has " + orNone(s.Local), For: "engine " + s.Engine, At: s.at("local"),
+				Mend: x.bring("")})
 		}
 	}
 	var have []string
@@ -206,7 +225,9 @@ func (x *exam) absent() {
 		case want == AnyDevice && have == nil:
 			x.add(Finding{Verdict: Fail, Read: "there is no RDMA device", Needed: "one", Mend: x.bring("")})
 		case want != AnyDevice && !slices.Contains(have, want):
-			f := Finding{Subject: want, Verdict: Fail, Read: "there is none of this name; there are: " + orNone(strings.Join(have, ", ")), Needed: "an RDMA device " + want}
+			f := Finding{Subject: want, Verdict: Fail,
+				Read:   "there is none of this name; there are: " + orNone(strings.Join(have, ", ")),
+				Needed: "an RDMA device " + want}
 			if f.Mend = []string{"name one that is here"}; have == nil {
 				f.Mend = x.bring("")
 			}
@@ -243,7 +264,8 @@ func deviceText(r *host.RDMA, p *host.RDMAPort) string {
 func downMend(r *host.RDMA, p *host.RDMAPort) []string {
 	switch {
 	case p.Layer == "InfiniBand" && (p.State == "INIT" || p.State == "ARMED"):
-		return []string{"the link is up and no subnet manager has set it up: start one on a machine or a switch of this subnet (systemctl start opensm)"}
+		return []string{"the link is up and no subnet manager has set it up: start one on a machine or a switch of " +
+			"this subnet (systemctl start opensm)"}
 	case p.Layer == "InfiniBand":
 		return []string{"look at the cable and the other end: ibstat " + r.Name}
 	case r.Net == "":
@@ -274,8 +296,9 @@ func ofOneLink(g *host.GID) bool {
 
 const roce2 = "RoCE v2"
 
-// chosen are the addresses of a RoCE port, the default one first: RoCE version 2 before 1, IPv4 before IPv6, those of one
-// link last, and then the first of the table. What the library says itself goes before that.
+// chosen are the addresses of a RoCE port, the default one first: RoCE version 2 before 1, IPv4
+// before IPv6, those of one link last, and then the first of the table. What the library says
+// itself goes before that.
 func chosen(p *host.RDMAPort, asked *host.VerbsPort) []host.GID {
 	all := slices.Clone(p.GIDs)
 	v2 := func(g *host.GID) int {
@@ -317,11 +340,13 @@ func checkGID(x *exam) {
 		}
 		all := chosen(p, x.f.Verbs.Asked.Port(d.Name, p.ID))
 		iface := cmp.Or(d.Net, "IF")
-		address := fmt.Sprintf("give its interface an address that the other machines have a route to: ip address add ADDRESS/LENGTH dev %s", iface)
+		address := fmt.Sprintf("give its interface an address that the other machines have a route to: ip address "+
+			"add ADDRESS/LENGTH dev %s", iface)
 		if len(all) == 0 {
 			if why := x.missed(fmt.Sprintf("/infiniband/%s/ports/%d/gids", d.Name, p.ID)); d.needed || why == "" {
-				x.add(Finding{Subject: name, Verdict: x.bad(d.needed), Read: "its table of addresses is empty", Needed: "an address of RoCE version 2",
-					Mend: []string{fmt.Sprintf("ip link set dev %s up", iface), address}})
+				x.add(Finding{Subject: name, Verdict: x.bad(d.needed), Read: "its table of addresses is empty",
+					Needed: "an address of RoCE version 2",
+					Mend:   []string{fmt.Sprintf("ip link set dev %s up", iface), address}})
 			} else {
 				x.unknown(name, why)
 			}
@@ -336,23 +361,31 @@ func checkGID(x *exam) {
 			}
 		}
 		if same != nil {
-			read += fmt.Sprintf(" is the first of %d; also %s", 1+len(same), strings.Join(same[:min(len(same), 3)], ", "))
+			read += fmt.Sprintf(" is the first of %d; also %s", 1+len(same),
+				strings.Join(same[:min(len(same), 3)], ", "))
 			if len(same) > 3 {
 				read += fmt.Sprintf(" and %d more", len(same)-3)
 			}
 		}
-		byIndex := fmt.Sprintf("name the one by which the peer is reached, by its index: %d to %d", p.GIDs[0].Index, p.GIDs[len(p.GIDs)-1].Index)
+		byIndex := fmt.Sprintf("name the one by which the peer is reached, by its index: %d to %d", p.GIDs[0].Index,
+			p.GIDs[len(p.GIDs)-1].Index)
 		switch {
 		case g.Type != roce2 && g.Type != "":
-			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "one of RoCE version 2", Why: "version 1 has no IP header: routers do not pass it on, and switches do not spread it",
+			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "one of RoCE version 2",
+				Why:  "version 1 has no IP header: routers do not pass it on, and switches do not spread it",
 				Mend: []string{"look for version 2 in the card's settings and its driver's version"}})
 		case ofOneLink(g):
-			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "an address beyond the link", Why: "this one is known on its own link only", Mend: []string{address}})
+			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "an address beyond the link",
+				Why: "this one is known on its own link only", Mend: []string{address}})
 		case g.VLAN > 0:
-			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "a peer in the same VLAN", Why: "all addresses that routers pass on are of VLANs",
+			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "a peer in the same VLAN",
+				Why:  "all addresses that routers pass on are of VLANs",
 				Mend: []string{"see that the peer and the switch have this VLAN", byIndex, "or " + address}})
-		case slices.ContainsFunc(all, func(o host.GID) bool { return o.VLAN > 0 && o.Type == g.Type && addrRank(&o) == addrRank(g) }):
-			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "the one by which the peer is reached", Why: "some are of a VLAN, and the choice does not know where the peer is",
+		case slices.ContainsFunc(all, func(o host.GID) bool {
+			return o.VLAN > 0 && o.Type == g.Type && addrRank(&o) == addrRank(g)
+		}):
+			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "the one by which the peer is reached",
+				Why:  "some are of a VLAN, and the choice does not know where the peer is",
 				Mend: []string{byIndex}})
 		default:
 			x.ok(name, read)
@@ -363,15 +396,16 @@ func checkGID(x *exam) {
 // infiniband looks at the address of a port of InfiniBand, which a subnet manager gives.
 func (x *exam) infiniband(d usedRDMA, p *host.RDMAPort, name string) {
 	if p.LID == 0 || p.SM == 0 {
-		x.add(Finding{Subject: name, Verdict: x.bad(d.needed), Read: fmt.Sprintf("LID %d, subnet manager at LID %d", p.LID, p.SM), Needed: "both",
+		x.add(Finding{Subject: name, Verdict: x.bad(d.needed),
+			Read: fmt.Sprintf("LID %d, subnet manager at LID %d", p.LID, p.SM), Needed: "both",
 			Mend: []string{"start a subnet manager on a machine or a switch of this subnet (systemctl start opensm)"}})
 		return
 	}
 	x.ok(name, fmt.Sprintf("LID %d, by the subnet manager at LID %d", p.LID, p.SM))
 }
 
-// roceHeaders are the bytes of a RoCE packet that the kernel leaves room for in a frame, beside the payload: include/rdma/ib_addr.h, iboe_get_mtu. rxe leaves
-// room for a few less.
+// roceHeaders are the bytes of a RoCE packet that the kernel leaves room for in a frame, beside the
+// payload: include/rdma/ib_addr.h, iboe_get_mtu. rxe leaves room for a few less.
 const (
 	roceHeaders = 96
 	rxeHeaders  = 80
@@ -401,8 +435,10 @@ func checkPathMTU(x *exam) {
 			x.skipOf(name, "the subnet manager sets it, and no file shows it: ibv_devinfo -d "+d.Name)
 			return
 		case asked.MTU < asked.MaxMTU:
-			x.add(Finding{Subject: name, Verdict: Warn, Read: fmt.Sprintf("%d, and the port can have %d", asked.MTU, asked.MaxMTU), Needed: fmt.Sprint(asked.MaxMTU),
-				Mend: []string{"in the subnet manager's partitions (partitions.conf of opensm): mtu=5"}})
+			x.add(Finding{Subject: name, Verdict: Warn,
+				Read:   fmt.Sprintf("%d, and the port can have %d", asked.MTU, asked.MaxMTU),
+				Needed: fmt.Sprint(asked.MaxMTU),
+				Mend:   []string{"in the subnet manager's partitions (partitions.conf of opensm): mtu=5"}})
 			return
 		default:
 			x.ok(name, fmt.Sprint(asked.MTU))
@@ -423,12 +459,17 @@ func checkPathMTU(x *exam) {
 			mtu = asked.MTU
 			read = fmt.Sprintf("%d, and the %d of %s would allow another", mtu, n.MTU, n.Name)
 		}
-		mend := []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", n.Name), "the switch and the other stations have to have it, too; connections use what both ends have"}
+		mend := []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", n.Name),
+			"the switch and the other stations have to have it, too; connections use what both ends have"}
 		switch {
 		case mtu == 0:
-			x.add(Finding{Subject: name, Verdict: x.bad(d.needed), Read: fmt.Sprintf("the MTU of %s is %d: nothing fits", n.Name, n.MTU), Needed: fmt.Sprint(256 + roceHeaders), Mend: mend})
+			x.add(Finding{Subject: name, Verdict: x.bad(d.needed),
+				Read:   fmt.Sprintf("the MTU of %s is %d: nothing fits", n.Name, n.MTU),
+				Needed: fmt.Sprint(256 + roceHeaders), Mend: mend})
 		case mtu < mostPathMTU && (x.wantsRDMA() || fast(n)):
-			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: fmt.Sprintf("%d, which takes %d of the interface", mostPathMTU, mostPathMTU+roceHeaders), Mend: mend})
+			x.add(Finding{Subject: name, Verdict: Warn, Read: read,
+				Needed: fmt.Sprintf("%d, which takes %d of the interface", mostPathMTU, mostPathMTU+roceHeaders),
+				Mend:   mend})
 		default:
 			x.ok(name, read)
 		}

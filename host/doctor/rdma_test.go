@@ -97,15 +97,20 @@ var rdmaVerdicts = []struct {
 	{"rdma", Fail, "", "roce", nil, false, []string{"state = 4: ACTIVE", "state = 1: DOWN"}},
 	{"rdma", Fail, "mlx5_1 port 1", "infiniband", []string{"mlx5_1"}, false, nil},
 	{"rdma", NotApplicable, "", "laptop", nil, true, nil},
-	{"rdma", Unknown, "mlx5_1", "roce", nil, true, []string{"infiniband/mlx5_{0,1}/ports", "infiniband/mlx5_{0,1}/doors", "infiniband/mlx5_1/ports", "infiniband/mlx5_1/doors"}},
+	{"rdma", Unknown, "mlx5_1", "roce", nil, true, []string{"infiniband/mlx5_{0,1}/ports",
+		"infiniband/mlx5_{0,1}/doors", "infiniband/mlx5_1/ports", "infiniband/mlx5_1/doors"}},
 	{"rdma-gid", OK, "mlx5_0 port 1", "roce", nil, false, nil},
 	{"rdma-gid", OK, "mlx5_0 port 1", "infiniband", nil, false, nil},
 	{"rdma-gid", Warn, "mlx5_0 port 1", "infiniband", nil, false, []string{"mlx5_0/ports/1/sm_lid = 0x1", "mlx5_0/ports/1/sm_lid = 0x0"}},
 	{"rdma-gid", Fail, "mlx5_0 port 1", "infiniband", []string{"mlx5_0"}, false, []string{"mlx5_0/ports/1/lid = 0x2f", "mlx5_0/ports/1/lid = 0"}},
-	{"rdma-gid", Warn, "mlx5_0 port 1", "roce", nil, false, []string{roce0 + "gid_attrs/types/{1,3,5,7} = RoCE v2", roce0 + "gid_attrs/types/{1,3,5,7} = IB/RoCE v1"}},
-	{"rdma-gid", Warn, "mlx5_0 port 1", "roce", nil, false, []string{"0000:0000:0000:0000:0000:ffff:c612:", "fe80:0000:0000:0000:0000:ffff:c612:", "2001:0db8:", "fe80:0db8:"}},
-	{"rdma-gid", Warn, "mlx5_0 port 1", "roce", nil, false, []string{roce0 + "gid_attrs/ndevs/{0-7} = ens3f0np0", roce0 + "gid_attrs/ndevs/{0-3} = ens3f0np0",
-		"", "/sys/devices/pci0000:4a/0000:4a:02.0/" + roce0 + "gid_attrs/ndevs/{4-7} = ens3f1np1.120"}},
+	{"rdma-gid", Warn, "mlx5_0 port 1", "roce", nil, false,
+		[]string{roce0 + "gid_attrs/types/{1,3,5,7} = RoCE v2", roce0 + "gid_attrs/types/{1,3,5,7} = IB/RoCE v1"}},
+	{"rdma-gid", Warn, "mlx5_0 port 1", "roce", nil, false,
+		[]string{"0000:0000:0000:0000:0000:ffff:c612:", "fe80:0000:0000:0000:0000:ffff:c612:", "2001:0db8:",
+			"fe80:0db8:"}},
+	{"rdma-gid", Warn, "mlx5_0 port 1", "roce", nil, false,
+		[]string{roce0 + "gid_attrs/ndevs/{0-7} = ens3f0np0", roce0 + "gid_attrs/ndevs/{0-3} = ens3f0np0",
+			"", "/sys/devices/pci0000:4a/0000:4a:02.0/" + roce0 + "gid_attrs/ndevs/{4-7} = ens3f1np1.120"}},
 	{"rdma-gid", OK, "mlx5_1 port 1", "roce", nil, false, []string{"VLAN ID\n", "VLAN\n", "| 120  |", "| none |"}},
 	{"rdma-gid", Unknown, "mlx5_0 port 1", "roce", nil, false, []string{"/gids/", "/no_gids/"}},
 	{"rdma-gid", Fail, "mlx5_0 port 1", "roce", []string{"mlx5_0"}, false, []string{"/gids/", "/no_gids/"}},
@@ -120,7 +125,8 @@ var rdmaVerdicts = []struct {
 	{"rdma-counters", Warn, "mlx5_0 port 1", "roce", nil, false, nil},
 	{"rdma-counters", OK, "mlx5_1 port 1", "roce", nil, false, nil},
 	{"rdma-counters", Warn, "mlx5_0 port 1", "infiniband", nil, true, nil},
-	{"rdma-counters", OK, "mlx5_0 port 1", "infiniband", nil, false, []string{"symbol_error = 9", "symbol_error = 0"}}, // waiting to send is no loss
+	// waiting to send is no loss
+	{"rdma-counters", OK, "mlx5_0 port 1", "infiniband", nil, false, []string{"symbol_error = 9", "symbol_error = 0"}},
 	{"rdma-counters", Warn, "rxe0 port 1", "rxe", nil, false, []string{"rcvd_rnr_err = 0", "rcvd_rnr_err = 7"}},
 	{"rdma-flow-control", OK, "ens3f0np0", "roce", nil, false, nil},
 	{"rdma-flow-control", OK, "ens3f0np0 (ECN)", "roce", nil, false, nil},
@@ -151,15 +157,19 @@ var rdmaVerdicts = []struct {
 	{"rdma-library", Fail, "mlx5_0", "infiniband", nil, false, nil},
 	{"rdma-library", Warn, "mlx5_0", "infiniband", nil, true, nil},
 	{"rdma-library", Fail, "libibverbs.so.1", "laptop", nil, false, nil},
-	{"rdma-library", Unknown, "mlx5_0", "roce", nil, false, []string{"drivers/mlx5_core\n/sys/devices/pci0000:4a/0000:4a:02.0/0000:4b:00.{0,1}/current_link_speed",
-		"drivers/other\n/sys/devices/pci0000:4a/0000:4a:02.0/0000:4b:00.{0,1}/current_link_speed"}},
+	{"rdma-library", Unknown, "mlx5_0", "roce", nil, false,
+		[]string{"drivers/mlx5_core\n/sys/devices/pci0000:4a/0000:4a:02.0/0000:4b:00.{0,1}/current_link_speed",
+			"drivers/other\n/sys/devices/pci0000:4a/0000:4a:02.0/0000:4b:00.{0,1}/current_link_speed"}},
 	{"rdma-library", OK, "rxe0", "rxe", nil, false, nil},
 	{"rdma-library", Fail, "rxe0", "rxe", nil, false, []string{`{"name":"rxe0",`, `{"name":"rxe0","error":"open_device rxe0: permission denied",`}},
 	{"rdma-library", Fail, "rxe0", "rxe", []string{"rxe0"}, false, []string{`{"name":"rxe0",`, `{"name":"rxe7",`}},
 	{"rdma-library", Fail, "libibverbs.so.1", "rxe", nil, false, []string{`/penstock/verbs = {`, `/penstock/verbs = {"error":"it is of another kind",`}},
-	{"rdma-mtu", OK, "mlx5_0 port 1", "infiniband", nil, false, []string{"", `/penstock/verbs = {"devices":[{"name":"mlx5_0","ports":[{"id":1,"active_mtu":4096,"max_mtu":4096}]}]}`}},
-	{"rdma-mtu", Warn, "mlx5_0 port 1", "infiniband", nil, false, []string{"", `/penstock/verbs = {"devices":[{"name":"mlx5_0","ports":[{"id":1,"active_mtu":2048,"max_mtu":4096}]}]}`}},
-	{"rdma-mtu", Warn, "rxe0 port 1", "rxe", nil, false, []string{"roce0/mtu = 1500", "roce0/mtu = 9000"}}, // the port did not follow
+	{"rdma-mtu", OK, "mlx5_0 port 1", "infiniband", nil, false,
+		[]string{"", `/penstock/verbs = {"devices":[{"name":"mlx5_0","ports":[{"id":1,"active_mtu":4096,"max_mtu":4096}]}]}`}},
+	{"rdma-mtu", Warn, "mlx5_0 port 1", "infiniband", nil, false,
+		[]string{"", `/penstock/verbs = {"devices":[{"name":"mlx5_0","ports":[{"id":1,"active_mtu":2048,"max_mtu":4096}]}]}`}},
+	// the port did not follow
+	{"rdma-mtu", Warn, "rxe0 port 1", "rxe", nil, false, []string{"roce0/mtu = 1500", "roce0/mtu = 9000"}},
 	{"memlock", OK, "", "roce", nil, false, nil},
 	{"memlock", Fail, "", "infiniband", nil, false, nil},
 }
@@ -171,7 +181,8 @@ func TestChosenAddress(t *testing.T) {
 	}
 	const v1 = "IB/RoCE v1"
 	order := []host.GID{
-		g(7, "::ffff:10.0.0.1", roce2, 0), g(8, "::ffff:169.254.0.1", roce2, 0), g(9, "::ffff:10.0.0.2", roce2, 100), g(5, "2001:db8::1", roce2, 0), g(6, "fd00::1", roce2, 0),
+		g(7, "::ffff:10.0.0.1", roce2, 0), g(8, "::ffff:169.254.0.1", roce2, 0), g(9, "::ffff:10.0.0.2", roce2, 100),
+		g(5, "2001:db8::1", roce2, 0), g(6, "fd00::1", roce2, 0),
 		g(1, "fe80::1", roce2, 0), g(2, "::ffff:10.0.0.1", v1, 0), g(0, "fe80::1", v1, 0),
 	}
 	table := slices.Clone(order)
@@ -183,7 +194,8 @@ func TestChosenAddress(t *testing.T) {
 	if got := chosen(&host.RDMAPort{GIDs: table}, &host.VerbsPort{GID: 5}); got[0].Index != 5 || got[1].Index != 7 {
 		t.Errorf("%+v", got)
 	}
-	for mtu, want := range map[int]int{9000: 4096, 4192: 4096, 4191: 2048, 1500: 1024, 1119: 512, 600: 256, 352: 256, 351: 0, 0: 0} {
+	for mtu, want := range map[int]int{9000: 4096, 4192: 4096, 4191: 2048, 1500: 1024, 1119: 512, 600: 256, 352: 256,
+		351: 0, 0: 0} {
 		if got := pathMTU("mlx5", mtu); got != want {
 			t.Errorf("interface %d: %d, expected %d", mtu, got, want)
 		}

@@ -15,10 +15,13 @@ var trouble = []struct {
 	counters []string
 	mend     string
 }{
-	{"lost or repeated", []string{"local_ack_timeout_err", "out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "roce_adp_retrans", "req_transport_retries_exceeded", "rcvd_seq_err",
-		"out_of_seq_request", "retry_exceeded_err", "to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded", "RetransSegs", "duplicate_request", "completer_retry_err", "port_xmit_discards"},
+	{"lost or repeated", []string{"local_ack_timeout_err", "out_of_sequence", "packet_seq_err", "implied_nak_seq_err",
+		"roce_adp_retrans", "req_transport_retries_exceeded", "rcvd_seq_err",
+		"out_of_seq_request", "retry_exceeded_err", "to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded",
+		"RetransSegs", "duplicate_request", "completer_retry_err", "port_xmit_discards"},
 		"packets were lost: set cards and switches to the same priority flow control and ECN, and look at the cable"},
-	{"no receiver ready", []string{"rnr_nak_retry_err", "out_of_buffer", "req_rnr_retries_exceeded", "rcvd_rnr_err", "send_rnr_err", "retry_rnr_exceeded_err", "rnr_naks_rcvd"},
+	{"no receiver ready", []string{"rnr_nak_retry_err", "out_of_buffer", "req_rnr_retries_exceeded", "rcvd_rnr_err",
+		"send_rnr_err", "retry_rnr_exceeded_err", "rnr_naks_rcvd"},
 		"receivers had no buffer posted: post more of them, or earlier"},
 	{"marked on the way", []string{"np_ecn_marked_roce_packets", "rp_cnp_handled", "RxECNMrkd", "cnpHandled"},
 		"switches saw queues grow: too many send to one port, or the marking begins too early"},
@@ -44,7 +47,8 @@ func checkRDMACounters(x *exam) {
 			}
 			switch {
 			case read != nil:
-				x.add(Finding{Subject: portName(d.RDMA, p), Verdict: Warn, Read: strings.Join(read, "; "), Needed: "no loss and no marks, since the driver was loaded", Mend: mend})
+				x.add(Finding{Subject: portName(d.RDMA, p), Verdict: Warn, Read: strings.Join(read, "; "),
+					Needed: "no loss and no marks, since the driver was loaded", Mend: mend})
 			case p.State == "ACTIVE":
 				x.ok(portName(d.RDMA, p), "no loss, no marks")
 			}
@@ -86,7 +90,8 @@ func checkFlowControl(x *exam) {
 
 // lossless looks at the flow control of a RoCE card's interface.
 func (x *exam) lossless(n *host.Net) {
-	mend := []string{fmt.Sprintf("dcb pfc set dev %s prio-pfc all:off %d:on", n.Name, pfcPriority), fmt.Sprintf("dcb app add dev %s dscp-prio 26:%d", n.Name, pfcPriority), elsewhere}
+	mend := []string{fmt.Sprintf("dcb pfc set dev %s prio-pfc all:off %d:on", n.Name, pfcPriority),
+		fmt.Sprintf("dcb app add dev %s dscp-prio 26:%d", n.Name, pfcPriority), elsewhere}
 	pauses := n.Ethtool != nil && n.Ethtool.Pause != nil && (n.Ethtool.Pause.Rx || n.Ethtool.Pause.Tx)
 	switch {
 	case n.DCB == nil || !n.DCB.PFCKnown:
@@ -113,16 +118,20 @@ func (x *exam) lossless(n *host.Net) {
 		}
 		x.ok(n.Name, read)
 	case pauses:
-		x.add(Finding{Subject: n.Name, Verdict: Warn, Read: "pause frames for the whole link, no priority flow control", Needed: fmt.Sprintf("flow control of RoCE's priority (%d)", pfcPriority),
-			Why: "all traffic stands still when one receiver is slow", Mend: append([]string{"ethtool -A " + n.Name + " rx off tx off"}, mend...)})
+		x.add(Finding{Subject: n.Name, Verdict: Warn, Read: "pause frames for the whole link, no priority flow control",
+			Needed: fmt.Sprintf("flow control of RoCE's priority (%d)", pfcPriority),
+			Why:    "all traffic stands still when one receiver is slow",
+			Mend:   append([]string{"ethtool -A " + n.Name + " rx off tx off"}, mend...)})
 	case n.ECN != nil && len(n.ECN.Reacts) > 0 && len(n.ECN.Notifies) > 0:
 		x.ok(n.Name, "no flow control; congestion control (ECN) alone")
 	default:
-		x.add(Finding{Subject: n.Name, Verdict: Warn, Read: "no flow control", Needed: fmt.Sprintf("flow control of RoCE's priority (%d), or ECN", pfcPriority), Mend: mend})
+		x.add(Finding{Subject: n.Name, Verdict: Warn, Read: "no flow control",
+			Needed: fmt.Sprintf("flow control of RoCE's priority (%d), or ECN", pfcPriority), Mend: mend})
 	}
 }
 
-// congestion looks at ECN of a RoCE card's interface. The file system of the kernel itself does not show it; NVIDIA's drivers add files.
+// congestion looks at ECN of a RoCE card's interface. The file system of the kernel itself does not
+// show it; NVIDIA's drivers add files.
 func (x *exam) congestion(n *host.Net) {
 	subject := n.Name + " (ECN)"
 	if n.ECN == nil {
@@ -131,11 +140,15 @@ func (x *exam) congestion(n *host.Net) {
 		return
 	}
 	if len(n.ECN.Reacts) > 0 && len(n.ECN.Notifies) > 0 {
-		x.ok(subject, fmt.Sprintf("tells of marks on priorities %s, slows down on %s", host.List(n.ECN.Notifies), host.List(n.ECN.Reacts)))
+		x.ok(subject, fmt.Sprintf("tells of marks on priorities %s, slows down on %s", host.List(n.ECN.Notifies),
+			host.List(n.ECN.Reacts)))
 		return
 	}
-	x.add(Finding{Subject: subject, Verdict: Warn, Read: fmt.Sprintf("it tells of marks on priorities %s, slows down on %s", orNone(host.List(n.ECN.Notifies)), orNone(host.List(n.ECN.Reacts))),
-		Needed: fmt.Sprintf("both on RoCE's priority (%d)", pfcPriority), Mend: []string{fmt.Sprintf("echo 1 > /sys/class/net/%s/ecn/roce_np/enable/%d", n.Name, pfcPriority),
+	x.add(Finding{Subject: subject, Verdict: Warn,
+		Read: fmt.Sprintf("it tells of marks on priorities %s, slows down on %s", orNone(host.List(n.ECN.Notifies)),
+			orNone(host.List(n.ECN.Reacts))),
+		Needed: fmt.Sprintf("both on RoCE's priority (%d)", pfcPriority),
+		Mend: []string{fmt.Sprintf("echo 1 > /sys/class/net/%s/ecn/roce_np/enable/%d", n.Name, pfcPriority),
 			fmt.Sprintf("echo 1 > /sys/class/net/%s/ecn/roce_rp/enable/%d", n.Name, pfcPriority), elsewhere}})
 }
 
@@ -148,13 +161,16 @@ func checkRDMAModules(x *exam) {
 	if v.Kernel {
 		x.ok("devices", "ib_uverbs")
 	} else {
-		x.add(Finding{Subject: "devices", Verdict: x.bad(x.wantsRDMA()), Read: "ib_uverbs is not loaded", Needed: "it", Mend: []string{"modprobe ib_uverbs",
-			"where there is no such module: apt-get install linux-modules-extra-$(uname -r) on Ubuntu; other distributions have it in the kernel's package"}})
+		x.add(Finding{Subject: "devices", Verdict: x.bad(x.wantsRDMA()), Read: "ib_uverbs is not loaded", Needed: "it",
+			Mend: []string{"modprobe ib_uverbs",
+				"where there is no such module: apt-get install linux-modules-extra-$(uname -r) on Ubuntu; other " +
+					"distributions have it in the kernel's package"}})
 	}
 	if v.KernelCM {
 		x.ok("connections", "rdma_ucm")
 	} else {
-		x.add(Finding{Subject: "connections", Verdict: Warn, Read: "rdma_ucm is not loaded", Needed: "it, for connections by IP address (rdma_cm)", Mend: []string{"modprobe rdma_ucm"}})
+		x.add(Finding{Subject: "connections", Verdict: Warn, Read: "rdma_ucm is not loaded",
+			Needed: "it, for connections by IP address (rdma_cm)", Mend: []string{"modprobe rdma_ucm"}})
 	}
 }
 
@@ -187,7 +203,8 @@ func checkRDMAFiles(x *exam) {
 	}
 	for _, d := range x.devices() {
 		if d.File == "" {
-			x.add(Finding{Subject: d.Name, Verdict: x.bad(d.needed), Read: "the kernel gives it to no program", Needed: "a file below /dev/infiniband", Mend: []string{"look why: dmesg"}})
+			x.add(Finding{Subject: d.Name, Verdict: x.bad(d.needed), Read: "the kernel gives it to no program",
+				Needed: "a file below /dev/infiniband", Mend: []string{"look why: dmesg"}})
 		}
 	}
 }
@@ -199,11 +216,14 @@ func (x *exam) deviceFile(f host.DeviceFile, what string, bad Verdict) {
 		x.ok(subject, fmt.Sprintf("%smode %s, can be opened", what, f.Mode))
 		return
 	}
-	mend := []string{"run as root, or in the group that owns it", `for all users, in /etc/udev/rules.d/90-rdma.rules: KERNEL=="uverbs*|rdma_cm", MODE="0666"`}
+	mend := []string{"run as root, or in the group that owns it",
+		`for all users, in /etc/udev/rules.d/90-rdma.rules: KERNEL=="uverbs*|rdma_cm", MODE="0666"`}
 	if f.Mode == "" {
-		mend = []string{"in a container: --device /dev/infiniband (Kubernetes: the RDMA device plugin)", "else: udevadm trigger, and look whether udev runs"}
+		mend = []string{"in a container: --device /dev/infiniband (Kubernetes: the RDMA device plugin)",
+			"else: udevadm trigger, and look whether udev runs"}
 	}
-	x.add(Finding{Subject: subject, Verdict: bad, Read: what + f.Error + modeText(f.Mode), Needed: "a file that this process may open", Mend: mend})
+	x.add(Finding{Subject: subject, Verdict: bad, Read: what + f.Error + modeText(f.Mode),
+		Needed: "a file that this process may open", Mend: mend})
 }
 
 func modeText(mode string) string {
@@ -221,7 +241,8 @@ func checkRDMANamespaces(x *exam) {
 		x.skip("the kernel does not say (ib_core's parameter netns_mode)")
 	case v == "exclusive" && len(x.f.RDMA) == 0:
 		x.add(Finding{Verdict: Warn, Read: "exclusive, and this network namespace has no device", Needed: "one here",
-			Mend: []string{"from the namespace that has it: rdma dev set DEVICE netns NAME", "or for all: rdma system set netns shared (with no namespace but the first)"}})
+			Mend: []string{"from the namespace that has it: rdma dev set DEVICE netns NAME",
+				"or for all: rdma system set netns shared (with no namespace but the first)"}})
 	default:
 		x.ok("", v)
 	}
@@ -238,13 +259,16 @@ func checkRDMALibrary(x *exam) {
 			x.ok(name, file)
 			return
 		}
-		x.add(Finding{Subject: name, Verdict: x.bad(needed), Read: "not found where libraries are", Needed: name, Mend: []string{"apt-get install " + debian, "on Fedora and RHEL: dnf install " + fedora}})
+		x.add(Finding{Subject: name, Verdict: x.bad(needed), Read: "not found where libraries are", Needed: name,
+			Mend: []string{"apt-get install " + debian, "on Fedora and RHEL: dnf install " + fedora}})
 	}
 	library("libibverbs.so.1", v.Library, "libibverbs1 ibverbs-providers", "libibverbs", x.wantsRDMA())
 	library("librdmacm.so.1", v.Manager, "librdmacm1", "librdmacm", false)
 	if v.Asked != nil && v.Asked.Error != "" {
-		x.add(Finding{Subject: "libibverbs.so.1", Verdict: x.bad(x.wantsRDMA()), Read: v.Asked.Error, Needed: "a library that this program can use",
-			Mend: []string{"apt-get install libibverbs1 ibverbs-providers", "on Fedora and RHEL: dnf install libibverbs"}})
+		x.add(Finding{Subject: "libibverbs.so.1", Verdict: x.bad(x.wantsRDMA()), Read: v.Asked.Error,
+			Needed: "a library that this program can use",
+			Mend: []string{"apt-get install libibverbs1 ibverbs-providers",
+				"on Fedora and RHEL: dnf install libibverbs"}})
 		return
 	}
 	if v.Library == "" && v.Asked == nil {
@@ -259,18 +283,27 @@ func checkRDMALibrary(x *exam) {
 		case said != nil && said.Error == "":
 			x.ok(d.Name, "it opens the device; no memory as a dma-buf: "+said.DMABuf)
 		case said != nil:
-			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, lacks), Read: said.Error, Needed: "a device that libibverbs opens", Mend: []string{"what this process may open says: penstock doctor rdma, rdma-files",
-				"else look at the kernel's messages: dmesg"}})
+			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, lacks), Read: said.Error,
+				Needed: "a device that libibverbs opens",
+				Mend: []string{"what this process may open says: penstock doctor rdma, rdma-files",
+					"else look at the kernel's messages: dmesg"}})
 		case d.Provider == "":
-			x.unknown(d.Name, "which part of libibverbs drives it is not known here", "see whether it is listed: ibv_devices")
+			x.unknown(d.Name, "which part of libibverbs drives it is not known here",
+				"see whether it is listed: ibv_devices")
 		case slices.Contains(v.Providers, d.Provider) && v.Asked == nil:
 			x.ok(d.Name, "part "+d.Provider)
 		case slices.Contains(v.Providers, d.Provider):
-			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, lacks), Read: "libibverbs does not list it, though its part " + d.Provider + " is installed", Needed: "a device that libibverbs lists",
-				Mend: []string{"see that all packages of rdma-core have one version: parts of another version are not loaded"}})
+			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, lacks),
+				Read:   "libibverbs does not list it, though its part " + d.Provider + " is installed",
+				Needed: "a device that libibverbs lists",
+				Mend: []string{"see that all packages of rdma-core have one version: parts of another version are " +
+					"not loaded"}})
 		default:
-			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, func(r host.RDMA) bool { return !slices.Contains(v.Providers, r.Provider) }), Read: "libibverbs has the parts: " + orNone(strings.Join(v.Providers, ", ")),
-				Needed: d.Provider, Mend: []string{"apt-get install ibverbs-providers", "on Fedora and RHEL: dnf install libibverbs; with NVIDIA's own packages: rdma-core"}})
+			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, func(r host.RDMA) bool {
+				return !slices.Contains(v.Providers, r.Provider)
+			}), Read: "libibverbs has the parts: " + orNone(strings.Join(v.Providers, ", ")),
+				Needed: d.Provider, Mend: []string{"apt-get install ibverbs-providers",
+					"on Fedora and RHEL: dnf install libibverbs; with NVIDIA's own packages: rdma-core"}})
 		}
 	}
 }

@@ -36,7 +36,8 @@ type Finding struct {
 	Needed  string  `json:"needed,omitempty"` // what should be so
 	For     string  `json:"for,omitempty"`    // what needs it
 	Why     string  `json:"why,omitempty"`    // the reason of the verdict, where the others do not say it
-	// Mend are commands, or steps in words, that make it so. They are alternatives only where they say so.
+	// Mend are commands, or steps in words, that make it so. They are alternatives only where they
+	// say so.
 	Mend []string `json:"mend,omitempty"`
 	// At is where a configuration asks for it.
 	At []Place `json:"at,omitempty"`
@@ -45,7 +46,8 @@ type Finding struct {
 // Report is what was found.
 type Report struct {
 	Machine string `json:"machine"` // in a line
-	// File is the configuration that the needs are of, and Problems what is to say about it by itself: see ForFile.
+	// File is the configuration that the needs are of, and Problems what is to say about it by
+	// itself: see ForFile.
 	File     string             `json:"file,omitempty"`
 	Problems config.Diagnostics `json:"diagnostics,omitempty"`
 	Needs    Needs              `json:"needs"`
@@ -58,7 +60,8 @@ type Machine struct {
 	addrs map[netip.Addr]string // IP addresses with their interfaces; nil for recordings, which have none
 }
 
-// Look reads this machine, in the network namespace of the calling thread. It needs no rights, and sees more with root.
+// Look reads this machine, in the network namespace of the calling thread. It needs no rights, and
+// sees more with root.
 func Look(ctx context.Context) Machine {
 	return Machine{host.Read(ctx, host.Live(ctx, askVerbs)), addresses()}
 }
@@ -79,7 +82,8 @@ func Open(r io.Reader) (Machine, error) {
 	return Machine{facts: host.Read(context.Background(), rec)}, nil
 }
 
-// Run does all checks but those of skip, which names ids. Findings are in the order of Checks, and of one check by their subject's order.
+// Run does all checks but those of skip, which names ids. Findings are in the order of Checks, and
+// of one check by their subject's order.
 func Run(m Machine, n Needs, skip ...string) Report {
 	n = n.located(m.addrs)
 	r := Report{Machine: summary(m.facts), Needs: n, Findings: []Finding{}}
@@ -99,7 +103,8 @@ func Run(m Machine, n Needs, skip ...string) Report {
 	return r
 }
 
-// ForFile is Run with what a configuration needs, of which problems are what config.Load said about it.
+// ForFile is Run with what a configuration needs, of which problems are what config.Load said about
+// it.
 func ForFile(m Machine, c *config.Config, problems config.Diagnostics, skip ...string) Report {
 	r := Run(m, NeedsOf(c), skip...)
 	r.File, r.Problems = c.Name(), problems
@@ -167,8 +172,9 @@ func (r *Report) Count(v Verdict) (n int) {
 	return n
 }
 
-// Worst is the worst verdict of all; NotApplicable for a report without findings. What a file needs that no machine gives it (a part that is not
-// built, a placeholder), and errors of the file, count as Fail, and its warnings as Warn.
+// Worst is the worst verdict of all; NotApplicable for a report without findings. What a file needs
+// that no machine gives it (a part that is not built, a placeholder), and errors of the file, count
+// as Fail, and its warnings as Warn.
 func (r *Report) Worst() Verdict {
 	order := []Verdict{NotApplicable, OK, Unknown, Warn, Fail}
 	worst := 0
@@ -192,8 +198,8 @@ const mostPlaces = 4
 // textWidth is the width of the report's text, in columns.
 const textWidth = 80
 
-// String is the report in lines of at most 80 columns, but for commands and names that cannot be broken. A finding that is OK takes one line,
-// and one that does not apply takes none.
+// String is the report in lines of at most 80 columns, but for commands and names that cannot be
+// broken. A finding that is OK takes one line, and one that does not apply takes none.
 func (r Report) String() string { return r.Text(false) }
 
 // Text is String; with all, what does not apply has its line too.
@@ -259,20 +265,23 @@ func (r Report) Text(all bool) string {
 			line(name, m)
 		}
 	}
-	fmt.Fprintf(&b, "\n%d fail, %s, %d unknown, %d ok; %d do not apply\n", r.Count(Fail), plural(r.Count(Warn), "warning"), r.Count(Unknown), r.Count(OK),
+	fmt.Fprintf(&b, "\n%d fail, %s, %d unknown, %d ok; %d do not apply\n", r.Count(Fail),
+		plural(r.Count(Warn), "warning"), r.Count(Unknown), r.Count(OK),
 		r.Count(NotApplicable))
 	return b.String()
 }
 
 // programs are those with which commands in Mend begin.
-var programs = []string{"apt-get", "cpupower", "dcb", "driverctl", "echo", "ethtool", "ip", "modprobe", "nvidia-smi", "penstock", "rdma", "setpci", "sysctl", "systemctl", "ulimit"}
+var programs = []string{"apt-get", "cpupower", "dcb", "driverctl", "echo", "ethtool", "ip", "modprobe", "nvidia-smi",
+	"penstock", "rdma", "setpci", "sysctl", "systemctl", "ulimit"}
 
 func isCommand(s string) bool {
 	first, rest, _ := strings.Cut(s, " ")
 	return slices.Contains(programs, first) && !strings.Contains(rest, ": ") && !strings.Contains(rest, ", ")
 }
 
-// command writes a command in lines, each but the last with a backslash at its end, as a shell wants it.
+// command writes a command in lines, each but the last with a backslash at its end, as a shell
+// wants it.
 func command(b *strings.Builder, head, indent, text string) {
 	var lines strings.Builder
 	fill(&lines, head, indent, text)

@@ -35,8 +35,8 @@ var colours = map[string][2]string{
 // palette is of interfaces with queues, in their order.
 var palette = []string{"#1f77b4", "#d95f02", "#2a9d5c", "#9467bd", "#b8860b", "#c2185b", "#00838f", "#6d4c41"}
 
-// SVG is the machine as a drawing that stands for itself, without scripts, fonts and images of others: what Picture has, and each processor with
-// the queues that it serves.
+// SVG is the machine as a drawing that stands for itself, without scripts, fonts and images of
+// others: what Picture has, and each processor with the queues that it serves.
 func (m Machine) SVG() string {
 	d := draw(m.facts)
 	s := &svg{d: d, y: svgMargin}
@@ -75,15 +75,18 @@ func escape(s string) string {
 }
 
 func (s *svg) text(x, y, size int, colour, weight, text string) {
-	fmt.Fprintf(&s.b, `<text x="%d" y="%d" font-size="%d" fill="%s" font-weight="%s">%s</text>`+"\n", x, y, size, colour, weight, escape(text))
+	fmt.Fprintf(&s.b, `<text x="%d" y="%d" font-size="%d" fill="%s" font-weight="%s">%s</text>`+"\n", x, y, size,
+		colour, weight, escape(text))
 }
 
 func (s *svg) rect(x, y, w, h int, fill, stroke string, radius int) {
-	fmt.Fprintf(&s.b, `<rect x="%d" y="%d" width="%d" height="%d" fill="%s" stroke="%s" rx="%d"/>`+"\n", x, y, w, h, fill, stroke, radius)
+	fmt.Fprintf(&s.b, `<rect x="%d" y="%d" width="%d" height="%d" fill="%s" stroke="%s" rx="%d"/>`+"\n", x, y, w, h,
+		fill, stroke, radius)
 }
 
 func (s *svg) line(x1, y1, x2, y2 int, colour string, width float64) {
-	fmt.Fprintf(&s.b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="%s" stroke-width="%g"/>`+"\n", x1, y1, x2, y2, colour, width)
+	fmt.Fprintf(&s.b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="%s" stroke-width="%g"/>`+"\n", x1, y1, x2, y2,
+		colour, width)
 }
 
 // colour is that of an interface.
@@ -210,7 +213,8 @@ func (s *svg) cpu(f *host.Facts, c *host.CPU, x, y int) {
 		s.text(x+3, y+24, 10, "#fff", "bold", label)
 		tip += ": " + strings.Join(queues, ", ")
 	}
-	fmt.Fprintf(&s.b, `<text x="%d" y="%d" font-size="11" fill="%s">%d<title>%s</title></text>`+"\n", x+3, y+11, ink, c.ID, escape(tip))
+	fmt.Fprintf(&s.b, `<text x="%d" y="%d" font-size="11" fill="%s">%d<title>%s</title></text>`+"\n", x+3, y+11, ink,
+		c.ID, escape(tip))
 }
 
 // tree draws a thing with those below it; from is where the line from above begins, -1: nowhere.
@@ -278,6 +282,7 @@ func (s *svg) distances() {
 		s.text(svgMargin+56, s.y, 14, "#333", "normal", clip(x.gpu+" to "+x.net, 110))
 	}
 	s.y += 26
-	s.text(svgMargin, s.y, 12, "#555", "normal", "PIX, PXB: below one switch. PHB, NODE: over the processor. SYS: over the connection between processors.")
+	s.text(svgMargin, s.y, 12, "#555", "normal",
+		"PIX, PXB: below one switch. PHB, NODE: over the processor. SYS: over the connection between processors.")
 	s.y += 4
 }

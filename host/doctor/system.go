@@ -20,7 +20,8 @@ func version(release string) (major, minor int, ok bool) {
 	return major, minor, err1 == nil && err2 == nil
 }
 
-// singleBuffer is the largest MTU with which a frame of native XDP fits into one buffer: see docs/tune.md.
+// singleBuffer is the largest MTU with which a frame of native XDP fits into one buffer: see
+// docs/tune.md.
 const singleBuffer = 3498
 
 func checkKernel(x *exam) {
@@ -60,7 +61,8 @@ func checkKernel(x *exam) {
 	case major > need[0] || major == need[0] && minor >= need[1]:
 		x.ok("", fmt.Sprintf("%s; %s needs %d.%d", x.f.Kernel, what, need[0], need[1]))
 	default:
-		x.add(Finding{Verdict: Fail, Read: x.f.Kernel, Needed: fmt.Sprintf("%d.%d", need[0], need[1]), For: what, Mend: []string{"boot a newer kernel"}})
+		x.add(Finding{Verdict: Fail, Read: x.f.Kernel, Needed: fmt.Sprintf("%d.%d", need[0], need[1]), For: what,
+			Mend: []string{"boot a newer kernel"}})
 	}
 }
 
@@ -79,7 +81,8 @@ func checkLockdown(x *exam) {
 			x.ok("", l)
 			return
 		}
-		x.add(Finding{Verdict: Warn, Read: l, Needed: "none, if cards are to be set by setpci", Mend: []string{"turn Secure Boot off in the firmware, if you may"}})
+		x.add(Finding{Verdict: Warn, Read: l, Needed: "none, if cards are to be set by setpci",
+			Mend: []string{"turn Secure Boot off in the firmware, if you may"}})
 	}
 }
 
@@ -117,7 +120,8 @@ func checkBuffers(x *exam) {
 			if !explicit {
 				want = wantedBuffer
 			}
-			x.add(Finding{Subject: what, Verdict: x.bad(explicit), Read: fmt.Sprintf("%s is %s", name, sizeText(v)), Needed: sizeText(want), For: forWhat(who), At: at,
+			x.add(Finding{Subject: what, Verdict: x.bad(explicit), Read: fmt.Sprintf("%s is %s", name, sizeText(v)),
+				Needed: sizeText(want), For: forWhat(who), At: at,
 				Mend: []string{fmt.Sprintf("penstock tune host --sysctl %s=%d --apply", name, want)}})
 		}
 	}
@@ -163,10 +167,14 @@ func checkSoftnet(x *exam) {
 	read := fmt.Sprintf("of %d packets %d dropped, %d times cut off", s.Packets, s.Dropped, s.Squeezed)
 	switch {
 	case often(s.Dropped):
-		x.add(Finding{Verdict: Warn, Read: read, Needed: "a longer backlog", Mend: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_max_backlog=%d --apply", x.double("net.core.netdev_max_backlog", 1000))}})
+		x.add(Finding{Verdict: Warn, Read: read, Needed: "a longer backlog",
+			Mend: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_max_backlog=%d --apply",
+				x.double("net.core.netdev_max_backlog", 1000))}})
 	case often(s.Squeezed):
-		x.add(Finding{Verdict: Warn, Read: read, Needed: "a larger budget", Mend: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_budget=%d --sysctl net.core.netdev_budget_usecs=%d --apply",
-			x.double("net.core.netdev_budget", 300), x.double("net.core.netdev_budget_usecs", 8000))}})
+		x.add(Finding{Verdict: Warn, Read: read, Needed: "a larger budget",
+			Mend: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_budget=%d --sysctl "+
+				"net.core.netdev_budget_usecs=%d --apply",
+				x.double("net.core.netdev_budget", 300), x.double("net.core.netdev_budget_usecs", 8000))}})
 	default:
 		x.ok("", read)
 	}

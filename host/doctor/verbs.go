@@ -9,9 +9,12 @@ import (
 )
 
 // askVerbs has libibverbs tell of the devices. It is asked only where there are some.
-var askVerbs = host.Source{Name: host.VerbsFile, Ask: func(ctx context.Context) ([]byte, error) { return json.Marshal(verbsAnswer(ctx, "")) }}
+var askVerbs = host.Source{Name: host.VerbsFile, Ask: func(ctx context.Context) ([]byte, error) {
+	return json.Marshal(verbsAnswer(ctx, ""))
+}}
 
-// verbsAnswer opens each device and closes it again; library is the file of libibverbs, "" the loader's.
+// verbsAnswer opens each device and closes it again; library is the file of libibverbs, "" the
+// loader's.
 func verbsAnswer(ctx context.Context, library string) (out host.VerbsAnswer) {
 	l, err := ibv.Load(ibv.Options{Path: library})
 	if err != nil {
@@ -58,7 +61,8 @@ func verbsDevice(d *ibv.Device) (out host.VerbsDevice) {
 			return out
 		}
 		x := host.VerbsPort{ID: p.Port, MTU: p.ActiveMTU.Bytes(), MaxMTU: p.MaxMTU.Bytes(), GID: -1}
-		// That there is none is seen in the table; the error has addresses, which do not belong into a recording.
+		// That there is none is seen in the table; the error has addresses, which do not belong
+		// into a recording.
 		if g, _, err := c.ChooseGID(p.Port, ibv.GIDWant{}); err == nil {
 			x.GID = g.Index
 		}

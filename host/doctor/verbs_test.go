@@ -20,13 +20,15 @@ func TestAskVerbs(t *testing.T) {
 	}
 	a := verbsAnswer(t.Context(), path)
 	d := a.Device("fake0")
-	if a.Error != "" || d == nil || d.Error != "" || len(d.Ports) == 0 || d.Ports[0].MTU < 256 || d.Ports[0].MaxMTU < d.Ports[0].MTU || d.Ports[0].GID < 0 {
+	if a.Error != "" || d == nil || d.Error != "" || len(d.Ports) == 0 || d.Ports[0].MTU < 256 ||
+		d.Ports[0].MaxMTU < d.Ports[0].MTU || d.Ports[0].GID < 0 {
 		t.Errorf("%+v", a)
 	}
 	if a.Device("fake9") != nil || a.Port("fake0", 1) == nil || a.Port("fake0", 9) != nil || a.Port("fake9", 1) != nil {
 		t.Errorf("%+v", a)
 	}
-	if a := verbsAnswer(t.Context(), "/nowhere/libibverbs.so.1"); !strings.Contains(a.Error, "libibverbs") || a.Devices != nil {
+	if a := verbsAnswer(t.Context(), "/nowhere/libibverbs.so.1"); !strings.Contains(a.Error, "libibverbs") ||
+		a.Devices != nil {
 		t.Errorf("%+v", a)
 	}
 }

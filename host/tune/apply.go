@@ -12,8 +12,8 @@ import (
 
 // Options say how Apply and Undo work. The zero value is right for programs that run as root.
 type Options struct {
-	// StateDir is the directory of the records of what was changed; empty: DefaultStateDir. It belongs to this user, and no other user may
-	// write to it.
+	// StateDir is the directory of the records of what was changed; empty: DefaultStateDir. It
+	// belongs to this user, and no other user may write to it.
 	StateDir string
 	// Force makes Undo also restore what another process has changed since.
 	Force bool
@@ -58,19 +58,21 @@ type Result struct {
 	Outcomes  []Outcome `json:"outcomes"`
 }
 
-// Nic makes the plan for an interface of the calling thread's network namespace. It changes nothing and needs no rights. The error wraps
-// ErrGoal where the device cannot have what is wanted.
+// Nic makes the plan for an interface of the calling thread's network namespace. It changes nothing
+// and needs no rights. The error wraps ErrGoal where the device cannot have what is wanted.
 func Nic(ctx context.Context, iface string, goals Goals) (Plan, error) {
 	return makePlan(ctx, linux{}, iface, goals)
 }
 
-// Apply does the steps of the plan in order, without the advice. It begins only if it has the rights for all (ErrRights), writes down what
-// was there before each change, reads each value back, and stops at the first error. The result says what was done; Undo takes it back.
+// Apply does the steps of the plan in order, without the advice. It begins only if it has the
+// rights for all (ErrRights), writes down what was there before each change, reads each value back,
+// and stops at the first error. The result says what was done; Undo takes it back.
 func (p Plan) Apply(ctx context.Context, o Options) (Result, error) { return apply(ctx, linux{}, p, o) }
 
-// Undo restores what was there before the first Apply, in the reverse order. It leaves alone what another process has changed since, unless
-// o.Force, and goes on behind what it cannot restore: both stay in the record. The error wraps ErrNothing if there is no record, or
-// one of an earlier boot.
+// Undo restores what was there before the first Apply, in the reverse order. It leaves alone what
+// another process has changed since, unless o.Force, and goes on behind what it cannot restore:
+// both stay in the record. The error wraps ErrNothing if there is no record, or one of an earlier
+// boot.
 func Undo(ctx context.Context, iface string, o Options) (Result, error) {
 	return undo(ctx, linux{}, iface, o)
 }
@@ -120,7 +122,8 @@ func apply(ctx context.Context, h machine, p Plan, o Options) (res Result, err e
 	if err != nil {
 		return res, err
 	}
-	if r != nil && (r.Device.Index != id.Index || r.Device.Bus != id.Bus) { // another device, for which only what is about the machine holds
+	if r != nil && (r.Device.Index != id.Index || r.Device.Bus != id.Bus) {
+		// another device, for which only what is about the machine holds
 		r.Entries = slices.DeleteFunc(r.Entries, func(e entry) bool { return !e.Host })
 		r.Device = id
 	}
@@ -144,14 +147,15 @@ func apply(ctx context.Context, h machine, p Plan, o Options) (res Result, err e
 		res.Outcomes = append(res.Outcomes, out)
 		if err != nil {
 			err = fmt.Errorf("tune: %s: %s from %s to %s: %w; %d of %d steps were done, %q takes them back",
-				subject(p.Interface), s.What, short(out.From), short(s.Wanted), err, i, len(steps), undoCommand(p.Interface))
+				subject(p.Interface), s.What, short(out.From), short(s.Wanted), err, i, len(steps),
+				undoCommand(p.Interface))
 		}
 	}
 	return res, errors.Join(err, finish(h, st, r, start))
 }
 
-// watch writes into the record what is there of all settings, before anything changes: a change can have others for consequence, as when
-// a driver places its interrupts anew. It returns the values.
+// watch writes into the record what is there of all settings, before anything changes: a change can
+// have others for consequence, as when a driver places its interrupts anew. It returns the values.
 func watch(h machine, r *record, steps []Step) (start map[Setting]string, err error) {
 	lost(h, r)
 	start = map[Setting]string{}
@@ -170,7 +174,8 @@ func watch(h machine, r *record, steps []Step) (start map[Setting]string, err er
 			if i >= len(steps) { // no step changes it
 				continue
 			}
-			return nil, fmt.Errorf("tune: %s: %s cannot be read; nothing was changed: %w", subject(r.Interface), e.What, err)
+			return nil, fmt.Errorf("tune: %s: %s cannot be read; nothing was changed: %w", subject(r.Interface), e.What,
+				err)
 		}
 		e.From, start[e.Setting] = v, v
 		switch i := r.find(e.Setting); {
@@ -178,14 +183,16 @@ func watch(h machine, r *record, steps []Step) (start map[Setting]string, err er
 			r.Entries = append(r.Entries, e)
 		case len(r.Entries[i].Ours) == 0 && !r.Unfinished: // Apply never changed it: Undo restores what is there now
 			r.Entries[i] = e
-		case r.Unfinished && v != r.Entries[i].From && !slices.Contains(r.Entries[i].Ours, v): // of an Apply that was killed
+		// of an Apply that was killed
+		case r.Unfinished && v != r.Entries[i].From && !slices.Contains(r.Entries[i].Ours, v):
 			r.Entries[i].Ours = append(r.Entries[i].Ours, v)
 		}
 	}
 	return start, nil
 }
 
-// lost notes RPS and XPS that went with their queues: should those come back, it is empty, which is our doing then.
+// lost notes RPS and XPS that went with their queues: should those come back, it is empty, which is
+// our doing then.
 func lost(h machine, r *record) {
 	for i := range r.Entries {
 		e := &r.Entries[i]
@@ -262,8 +269,8 @@ func applyStep(h machine, st *store, r *record, s Step) (out Outcome, err error)
 	return out, nil
 }
 
-// enough reports whether a value that was read is what was wanted: rings may be longer, there may be more huge pages, and a driver that the kernel
-// chooses has a name.
+// enough reports whether a value that was read is what was wanted: rings may be longer, there may
+// be more huge pages, and a driver that the kernel chooses has a name.
 func enough(s Setting, wanted, got string) bool {
 	if got == wanted {
 		return true
@@ -308,18 +315,21 @@ func undo(ctx context.Context, h machine, iface string, o Options) (res Result, 
 	case err != nil:
 		return res, err
 	case rebooted:
-		return res, fmt.Errorf("%w for %s: the machine was booted since, and these settings do not outlive that", ErrNothing, subject(iface))
+		return res, fmt.Errorf("%w for %s: the machine was booted since, and these settings do not outlive that",
+			ErrNothing, subject(iface))
 	case r == nil:
 		return res, fmt.Errorf("%w for %s", ErrNothing, subject(iface))
 	}
-	u := undoing{h: h, st: st, r: r, same: id.Index != 0 && r.Device.Index == id.Index && r.Device.Bus == id.Bus, force: o.Force}
+	u := undoing{h: h, st: st, r: r, same: id.Index != 0 && r.Device.Index == id.Index && r.Device.Bus == id.Bus,
+		force: o.Force}
 	err = u.run(ctx)
 	res.Outcomes = u.outcomes
 	return res, err
 }
 
-// mine reports whether an Apply of ours may have set this value: one that it wrote down, or, when it was killed before it could read it back,
-// a ring that the driver has made longer, or a part of the huge pages.
+// mine reports whether an Apply of ours may have set this value: one that it wrote down, or, when
+// it was killed before it could read it back, a ring that the driver has made longer, or a part of
+// the huge pages.
 func (e *entry) mine(now string) bool {
 	if slices.Contains(e.Ours, now) {
 		return true
@@ -328,7 +338,8 @@ func (e *entry) mine(now string) bool {
 		switch {
 		case e.Setting == "rings" && enough(e.Setting, o, now):
 			return true
-		case strings.HasPrefix(string(e.Setting), "hugepages ") && enough(e.Setting, e.From, now) && enough(e.Setting, now, o):
+		case strings.HasPrefix(string(e.Setting), "hugepages ") && enough(e.Setting, e.From, now) &&
+			enough(e.Setting, now, o):
 			return true
 		}
 	}

@@ -12,13 +12,15 @@ import (
 )
 
 const (
-	// singleBuffer is the largest MTU with which XDP in native mode needs one buffer for a frame: a page of 4096 bytes without 256 of
-	// headroom, 320 of struct skb_shared_info, an Ethernet header and two VLAN tags (kernel: XDP_PACKET_HEADROOM).
+	// singleBuffer is the largest MTU with which XDP in native mode needs one buffer for a frame: a
+	// page of 4096 bytes without 256 of headroom, 320 of struct skb_shared_info, an Ethernet header
+	// and two VLAN tags (kernel: XDP_PACKET_HEADROOM).
 	singleBuffer = 4096 - 256 - 320 - 14 - 8
 
 	leastRing = 2048
 
-	// For busy polling, as the kernel's networking/napi.rst advises: so many polls by interrupt are put off, for so many ns.
+	// For busy polling, as the kernel's networking/napi.rst advises: so many polls by interrupt are
+	// put off, for so many ns.
 	deferIRQs    = "2"
 	flushTimeout = "200000"
 
@@ -45,8 +47,9 @@ func (b *builder) add(s Step) {
 	b.plan.Steps = append(b.plan.Steps, s)
 }
 
-// build is the whole plan, in the order in which it is to be done: what makes a driver build its queues anew comes before what belongs
-// to a queue, and a table of RSS that names queues goes before they do.
+// build is the whole plan, in the order in which it is to be done: what makes a driver build its
+// queues anew comes before what belongs to a queue, and a table of RSS that names queues goes
+// before they do.
 func (b *builder) build() (Plan, error) {
 	f := &b.facts
 	b.plan = Plan{Interface: b.iface, Driver: f.driver, Unknown: f.unknown}
@@ -76,7 +79,8 @@ func (b *builder) offloads() {
 		if !ok || !f.Active {
 			return
 		}
-		s := Step{Name: name, What: what, Setting: Setting("feature " + feature), Where: "ethtool -K", Now: "on", Wanted: "off", Why: why,
+		s := Step{Name: name, What: what, Setting: Setting("feature " + feature), Where: "ethtool -K", Now: "on",
+			Wanted: "off", Why: why,
 			Command: fmt.Sprintf("ethtool -K %s %s off", b.iface, feature)}
 		if f.Fixed {
 			s.Advice, s.Why = true, why+" This driver does not let it be turned off."
@@ -84,10 +88,16 @@ func (b *builder) offloads() {
 		}
 		b.add(s)
 	}
-	off("lro", ethtool.FeatureLRO, "LRO", "The card joins packets for good; XDP needs them as they came, and drivers refuse it, or turn LRO off behind your back.")
-	off("gro-hw", ethtool.FeatureHardGRO, "GRO by the card", "The card joins packets before XDP sees them; drivers refuse XDP with it.")
-	off("gro", ethtool.FeatureGRO, "GRO", "The kernel joins packets to up to 64 KiB, which the afpacket engine and generic XDP then get. "+
-		"Costs the kernel's own TCP on this interface throughput; --skip gro keeps it, which is right if only native XDP is used.")
+	off("lro", ethtool.FeatureLRO, "LRO",
+		"The card joins packets for good; XDP needs them as they came, and drivers refuse it, or turn LRO off behind "+
+			"your back.")
+	off("gro-hw", ethtool.FeatureHardGRO, "GRO by the card",
+		"The card joins packets before XDP sees them; drivers refuse XDP with it.")
+	off("gro", ethtool.FeatureGRO, "GRO",
+		"The kernel joins packets to up to 64 KiB, which the afpacket engine and generic XDP then get. "+
+			"Costs the kernel's own TCP on this interface throughput; --skip gro keeps it, which is right if only "+
+			"native "+
+			"XDP is used.")
 }
 
 func (b *builder) mtu() error {
@@ -101,8 +111,10 @@ func (b *builder) mtu() error {
 	if f.minMTU > 0 && want < f.minMTU || f.maxMTU > 0 && want > f.maxMTU {
 		return fmt.Errorf("%w: MTU %d of %s: expected %d to %d", ErrGoal, want, b.iface, f.minMTU, f.maxMTU)
 	}
-	b.add(Step{Name: "mtu", What: "MTU", Setting: "mtu", Where: "/sys/class/net/" + b.iface + "/mtu", Now: strconv.Itoa(f.mtu), Wanted: strconv.Itoa(want),
-		Why: "As asked for. Every station of the network must have it.", Command: fmt.Sprintf("ip link set dev %s mtu %d", b.iface, want)})
+	b.add(Step{Name: "mtu", What: "MTU", Setting: "mtu", Where: "/sys/class/net/" + b.iface + "/mtu",
+		Now: strconv.Itoa(f.mtu), Wanted: strconv.Itoa(want),
+		Why:     "As asked for. Every station of the network must have it.",
+		Command: fmt.Sprintf("ip link set dev %s mtu %d", b.iface, want)})
 	if want <= singleBuffer {
 		return nil
 	}
@@ -113,8 +125,10 @@ func (b *builder) mtu() error {
 			return nil // the engine uses several buffers
 		}
 	}
-	b.add(Step{Name: "xdp-mode", What: "XDP with large frames", Where: "netdev xdp-features: rx-sg", Now: chunks, Wanted: "rx-sg", Advice: true,
-		Why: fmt.Sprintf("With an MTU above %d a frame takes several buffers. A driver without rx-sg refuses native XDP then (ERANGE, EINVAL); "+
+	b.add(Step{Name: "xdp-mode", What: "XDP with large frames", Where: "netdev xdp-features: rx-sg", Now: chunks,
+		Wanted: "rx-sg", Advice: true,
+		Why: fmt.Sprintf("With an MTU above %d a frame takes several buffers. A driver without rx-sg refuses native "+
+			"XDP then (ERANGE, EINVAL); "+
 			"generic mode still works.", singleBuffer),
 		Command: fmt.Sprintf("ip link set dev %s mtu %d", b.iface, singleBuffer)})
 	return nil
@@ -147,12 +161,14 @@ func (b *builder) queues() error {
 		to.Rx, to.Tx = want, min(want, c.MaxTx)
 		to.Tx = max(to.Tx, 1)
 	default:
-		return fmt.Errorf("%w: %d queues of %s: expected at most %d", ErrGoal, want, b.iface, max(c.MaxCombined, c.MaxRx))
+		return fmt.Errorf("%w: %d queues of %s: expected at most %d", ErrGoal, want, b.iface,
+			max(c.MaxCombined, c.MaxRx))
 	}
 	now, wanted := channelText(*c), channelText(to)
 	if now != wanted && f.rss != "" && f.rss != rssDefault {
 		b.add(Step{Name: "rss", What: "RSS table", Setting: "rss", Where: "ethtool -X", Now: f.rss, Wanted: rssDefault,
-			Why:     "The table names queues. One that was set by hand does not follow the number of queues, and the kernel refuses to take a queue away that it names.",
+			Why: "The table names queues. One that was set by hand does not follow the number of queues, and the " +
+				"kernel refuses to take a queue away that it names.",
 			Command: fmt.Sprintf("ethtool -X %s default", b.iface)})
 	}
 	words := strings.Fields(wanted)
@@ -163,11 +179,14 @@ func (b *builder) queues() error {
 		}
 	}
 	b.add(Step{Name: "channels", What: "queues", Setting: "channels", Where: "ethtool -L", Now: now, Wanted: wanted,
-		Why:     fmt.Sprintf("%d receive queues, each with a socket and a core of its own. The link may be down for a moment.%s", want, b.queueNote(to)),
+		Why: fmt.Sprintf("%d receive queues, each with a socket and a core of its own. The link may be down for "+
+			"a moment.%s", want, b.queueNote(to)),
 		Command: fmt.Sprintf("ethtool -L %s %s", b.iface, strings.Join(args, " "))})
 	if now != wanted && f.rss != "" {
-		b.add(Step{Name: "rss", What: "RSS table over the new queues", Setting: "rss", Where: "ethtool -X", Now: fmt.Sprintf("of %d queues", c.RxQueues()), Wanted: rssDefault,
-			Why:     "Some drivers leave the table as it was when the number of queues changes: then new queues get nothing.",
+		b.add(Step{Name: "rss", What: "RSS table over the new queues", Setting: "rss", Where: "ethtool -X",
+			Now: fmt.Sprintf("of %d queues", c.RxQueues()), Wanted: rssDefault,
+			Why: "Some drivers leave the table as it was when the number of queues changes: then new queues get " +
+				"nothing.",
 			Command: fmt.Sprintf("ethtool -X %s default", b.iface)})
 	}
 	return nil
@@ -176,7 +195,8 @@ func (b *builder) queues() error {
 // queueNote says what some drivers want of the number of queues.
 func (b *builder) queueNote(to ethtool.Channels) string {
 	if half := to.MaxCombined / 2; (b.facts.driver == "ena" || b.facts.driver == "virtio_net") && to.Combined > half {
-		return fmt.Sprintf(" %s wants as many transmit queues again for XDP: more than %d leave it none.", b.facts.driver, half)
+		return fmt.Sprintf(" %s wants as many transmit queues again for XDP: more than %d leave it none.",
+			b.facts.driver, half)
 	}
 	return ""
 }
@@ -188,7 +208,8 @@ func (b *builder) rings() error {
 	r := b.facts.rings
 	if r == nil {
 		if b.goals.Ring != 0 {
-			return fmt.Errorf("%w: rings of %d descriptors of %s: its driver %s has none to set", ErrGoal, b.goals.Ring, b.iface, b.facts.driver)
+			return fmt.Errorf("%w: rings of %d descriptors of %s: its driver %s has none to set", ErrGoal, b.goals.Ring,
+				b.iface, b.facts.driver)
 		}
 		return nil
 	}
@@ -196,7 +217,8 @@ func (b *builder) rings() error {
 	why := "A longer ring takes a longer pause of its reader without loss."
 	if want := b.goals.Ring; want != 0 {
 		if r.MaxRx > 0 && want > r.MaxRx || r.MaxTx > 0 && want > r.MaxTx {
-			return fmt.Errorf("%w: rings of %d descriptors of %s: expected at most %d to receive and %d to send", ErrGoal, want, b.iface, r.MaxRx, r.MaxTx)
+			return fmt.Errorf("%w: rings of %d descriptors of %s: expected at most %d to receive and %d to send",
+				ErrGoal, want, b.iface, r.MaxRx, r.MaxTx)
 		}
 		rx, tx, why = want, want, "As asked for. Drivers round it up."
 	} else {
@@ -210,7 +232,8 @@ func (b *builder) rings() error {
 	if tx != r.Tx {
 		args += fmt.Sprintf(" tx %d", tx)
 	}
-	b.add(Step{Name: "rings", What: "rings", Setting: "rings", Where: "ethtool -G", Now: ringText(r.Rx, r.Tx), Wanted: ringText(rx, tx), Why: why,
+	b.add(Step{Name: "rings", What: "rings", Setting: "rings", Where: "ethtool -G", Now: ringText(r.Rx, r.Tx),
+		Wanted: ringText(rx, tx), Why: why,
 		Command: fmt.Sprintf("ethtool -G %s%s", b.iface, args)})
 	return nil
 }
@@ -232,8 +255,10 @@ func (b *builder) hash() {
 			continue
 		}
 		_, name, _ := strings.Cut(string(h.setting), " ")
-		b.add(Step{Name: "udp-hash", What: "hash of " + name, Setting: h.setting, Where: "ethtool -N", Now: f.udpHash[i], Wanted: ethtool.HashTuple.String(),
-			Why: "By addresses alone, all flows between two hosts go to one queue. With ports too they spread; fragments of a datagram, which have no ports, " +
+		b.add(Step{Name: "udp-hash", What: "hash of " + name, Setting: h.setting, Where: "ethtool -N",
+			Now: f.udpHash[i], Wanted: ethtool.HashTuple.String(),
+			Why: "By addresses alone, all flows between two hosts go to one queue. With ports too they spread; " +
+				"fragments of a datagram, which have no ports, " +
 				"may then overtake each other.",
 			Command: fmt.Sprintf("ethtool -N %s rx-flow-hash %s %v", b.iface, name, ethtool.HashTuple)})
 	}
@@ -241,8 +266,10 @@ func (b *builder) hash() {
 
 func (b *builder) ntuple() {
 	if f, ok := b.facts.features[ethtool.FeatureNtuple]; ok && !f.Active && !f.Fixed {
-		b.add(Step{Name: "ntuple", What: "n-tuple rules", Setting: "feature " + ethtool.FeatureNtuple, Where: "ethtool -K", Now: "off", Wanted: "on",
-			Why:     "The card sends flows to the queues that your rules name; without it every queue gets some of each.",
+		b.add(Step{Name: "ntuple", What: "n-tuple rules", Setting: "feature " + ethtool.FeatureNtuple,
+			Where: "ethtool -K", Now: "off", Wanted: "on",
+			Why: "The card sends flows to the queues that your rules name; without it every queue gets some " +
+				"of each.",
 			Command: fmt.Sprintf("ethtool -K %s ntuple on", b.iface)})
 	}
 }
@@ -252,8 +279,10 @@ func (b *builder) interrupts() {
 	if c := f.coalesce; c != nil {
 		adaptive := func(name, dir string, on bool) {
 			if on {
-				b.add(Step{Name: name, What: "adaptive interrupts, " + dir, Setting: Setting("coalesce " + name), Where: "ethtool -C", Now: "on", Wanted: "off",
-					Why:     "The driver changes its pauses between interrupts by what it sees, which makes latency and batches differ from run to run.",
+				b.add(Step{Name: name, What: "adaptive interrupts, " + dir, Setting: Setting("coalesce " + name),
+					Where: "ethtool -C", Now: "on", Wanted: "off",
+					Why: "The driver changes its pauses between interrupts by what it sees, which makes latency " +
+						"and batches differ from run to run.",
 					Command: fmt.Sprintf("ethtool -C %s %s off", b.iface, name)})
 			}
 		}
@@ -262,13 +291,16 @@ func (b *builder) interrupts() {
 	}
 	if b.goals.BusyPoll {
 		for _, x := range []struct{ name, file, now, wanted string }{
-			{"defer-irqs", "napi_defer_hard_irqs", f.deferIRQs, deferIRQs}, {"flush-timeout", "gro_flush_timeout", f.flushTimeout, flushTimeout}} {
+			{"defer-irqs", "napi_defer_hard_irqs", f.deferIRQs, deferIRQs},
+			{"flush-timeout", "gro_flush_timeout", f.flushTimeout, flushTimeout}} {
 			if x.now == "" {
 				continue
 			}
 			path := "/sys/class/net/" + b.iface + "/" + x.file
-			b.add(Step{Name: x.name, What: x.file, Setting: Setting("napi " + x.file), Where: path, Now: x.now, Wanted: x.wanted,
-				Why: "While the application polls the queue itself, interrupts stay off; if it does not come for 0.2 ms, the kernel does. " +
+			b.add(Step{Name: x.name, What: x.file, Setting: Setting("napi " + x.file), Where: path, Now: x.now,
+				Wanted: x.wanted,
+				Why: "While the application polls the queue itself, interrupts stay off; if it does not come for 0.2 " +
+					"ms, the kernel does. " +
 					"Other traffic of the interface waits up to that long.",
 				Command: fmt.Sprintf("echo %s > %s", x.wanted, path)})
 		}
@@ -289,9 +321,11 @@ func (b *builder) interrupts() {
 		}
 		path := fmt.Sprintf("/proc/irq/%d/smp_affinity_list", q.number)
 		cpu := strconv.Itoa(f.cpus[q.queue%len(f.cpus)])
-		b.add(Step{Name: "irq", What: fmt.Sprintf("interrupt %d (%s)", q.number, q.name), Setting: irqSetting(q.number, q.name), Where: path,
+		b.add(Step{Name: "irq", What: fmt.Sprintf("interrupt %d (%s)", q.number, q.name),
+			Setting: irqSetting(q.number, q.name), Where: path,
 			Now: q.affinity, Wanted: cpu,
-			Why:     fmt.Sprintf("One processor for queue %d, near the card, so that its data stays in one cache and no two queues share one.", q.queue),
+			Why: fmt.Sprintf("One processor for queue %d, near the card, so that its data stays in one cache and "+
+				"no two queues share one.", q.queue),
 			Command: fmt.Sprintf("echo %s > %s", cpu, path)})
 	}
 }
@@ -307,13 +341,16 @@ func (b *builder) steering() {
 	add := func(q steering, cpus []int, what, why string) {
 		s := steeringSetting(q.kind, q.queue)
 		file, _ := linux{}.file(b.iface, s)
-		b.add(Step{Name: q.kind, What: fmt.Sprintf("%s of queue %d", what, q.queue), Setting: s, Where: file, Now: q.cpus, Wanted: cpuText(cpus), Why: why,
+		b.add(Step{Name: q.kind, What: fmt.Sprintf("%s of queue %d", what, q.queue), Setting: s, Where: file,
+			Now: q.cpus, Wanted: cpuText(cpus), Why: why,
 			Command: fmt.Sprintf("echo %s > %s", host.Mask(cpus), file)})
 	}
 	if b.goals.RPS != nil {
 		for _, q := range queues["rps"] {
-			add(q, sorted(b.goals.RPS), "RPS", "The kernel hands the packets of the queue on to these processors, by flow: for cards with fewer queues than cores. It costs an interrupt "+
-				"between processors; AF_XDP comes before it and does not care.")
+			add(q, sorted(b.goals.RPS), "RPS",
+				"The kernel hands the packets of the queue on to these processors, by flow: for cards with fewer "+
+					"queues than cores. It costs an interrupt "+
+					"between processors; AF_XDP comes before it and does not care.")
 		}
 	}
 	if b.goals.XPS != nil {
@@ -325,7 +362,8 @@ func (b *builder) steering() {
 					cpus = append(cpus, c)
 				}
 			}
-			add(q, cpus, "XPS", "What these processors send takes this queue, so that its lock and its data stay in one cache.")
+			add(q, cpus, "XPS",
+				"What these processors send takes this queue, so that its lock and its data stay in one cache.")
 		}
 	}
 }
@@ -350,12 +388,14 @@ func steeringSetting(kind string, queue int) Setting {
 	return Setting(fmt.Sprintf("%s %d", kind, queue))
 }
 
-// steers reports whether a setting is RPS or XPS: those go with their queue, and come back empty with it.
+// steers reports whether a setting is RPS or XPS: those go with their queue, and come back empty
+// with it.
 func steers(s Setting) bool {
 	return strings.HasPrefix(string(s), "rps ") || strings.HasPrefix(string(s), "xps ")
 }
 
-// irqSetting has the name that the driver gave the interrupt: its number may be another device's later.
+// irqSetting has the name that the driver gave the interrupt: its number may be another device's
+// later.
 func irqSetting(number int, name string) Setting {
 	return Setting(fmt.Sprintf("irq %d %s", number, name))
 }
@@ -377,7 +417,8 @@ func (b *builder) hugePages() error {
 		if have == nil {
 			have = []string{"none"}
 		}
-		return fmt.Errorf("%w: this kernel has no huge pages of %s; it has %s", ErrGoal, sizeText(uint64(g.Page)), strings.Join(have, ", "))
+		return fmt.Errorf("%w: this kernel has no huge pages of %s; it has %s", ErrGoal, sizeText(uint64(g.Page)),
+			strings.Join(have, ", "))
 	}
 	h := f.hugePages[i]
 	need := int((g.Bytes + uint64(g.Page) - 1) / uint64(g.Page))
@@ -390,9 +431,11 @@ func (b *builder) hugePages() error {
 		file = fmt.Sprintf("/sys/devices/system/node/node%d/hugepages/hugepages-%dkB/nr_hugepages", h.node, h.size>>10)
 	}
 	wanted := strconv.Itoa(h.total + need - h.free)
-	b.add(Step{Name: "hugepages", What: fmt.Sprintf("huge pages of %s", sizeText(uint64(h.size))), Setting: hugeSetting(h.size, h.node), Where: file,
+	b.add(Step{Name: "hugepages", What: fmt.Sprintf("huge pages of %s", sizeText(uint64(h.size))),
+		Setting: hugeSetting(h.size, h.node), Where: file,
 		Now: strconv.Itoa(h.total), Wanted: wanted, Host: true,
-		Why:     fmt.Sprintf("%s free%s: frames in huge pages take fewer entries of the TLB and of the IOMMU. Free now: %d.", sizeText(g.Bytes), where, h.free),
+		Why: fmt.Sprintf("%s free%s: frames in huge pages take fewer entries of the TLB and of the IOMMU. Free "+
+			"now: %d.", sizeText(g.Bytes), where, h.free),
 		Command: fmt.Sprintf("echo %s > %s", wanted, file)})
 	return nil
 }
@@ -425,30 +468,47 @@ func (b *builder) advice() {
 		if mode == "" {
 			mode = "xdp"
 		}
-		advise(Step{Name: "xdp-program", What: "XDP program", Where: "ip link show " + b.iface, Now: fmt.Sprintf("%s, id %d", f.xdpMode, f.xdpProgram), Wanted: "none",
-			Why:     fmt.Sprintf("Somebody's program takes this interface's packets (bpftool prog show id %d); the xdp engine does not replace it.", f.xdpProgram),
+		advise(Step{Name: "xdp-program", What: "XDP program", Where: "ip link show " + b.iface,
+			Now: fmt.Sprintf("%s, id %d", f.xdpMode, f.xdpProgram), Wanted: "none",
+			Why: fmt.Sprintf("Somebody's program takes this interface's packets (bpftool prog show id %d); the "+
+				"xdp engine does not replace it.", f.xdpProgram),
 			Command: fmt.Sprintf("ip link set dev %s %s off", b.iface, mode)})
 	}
 	if f.xdp != nil && !f.xdp.Features.Has(ethtool.XDPBasic|ethtool.XDPRedirect) {
-		advise(Step{Name: "xdp-mode", What: "native XDP", Where: "netdev xdp-features", Now: "not supported", Wanted: "basic redirect", Host: false,
-			Why: fmt.Sprintf("The driver %s declares no native XDP with redirect: AF_XDP works in generic mode, which is slower.", f.driver), Command: "use another card or driver for native mode"})
+		advise(Step{Name: "xdp-mode", What: "native XDP", Where: "netdev xdp-features", Now: "not supported",
+			Wanted: "basic redirect", Host: false,
+			Why: fmt.Sprintf("The driver %s declares no native XDP with redirect: AF_XDP works in generic mode, "+
+				"which is slower.", f.driver), Command: "use another card or driver for native mode"})
 	}
 	if f.irqBalance && len(f.irqs) > 0 {
-		advise(Step{Name: "irqbalance", What: "irqbalance", Where: "process irqbalance", Now: "runs", Wanted: "stopped", Host: true,
-			Why: "It moves interrupts between processors and so undoes their placing, minutes later.", Command: "systemctl stop irqbalance"})
+		advise(Step{Name: "irqbalance", What: "irqbalance", Where: "process irqbalance", Now: "runs", Wanted: "stopped",
+			Host:    true,
+			Why:     "It moves interrupts between processors and so undoes their placing, minutes later.",
+			Command: "systemctl stop irqbalance"})
 	}
-	if b.goals.HugePages.Bytes > 0 && !f.mayLock && f.lockLimit < b.goals.HugePages.Bytes && f.lockLimit != math.MaxUint64 {
-		advise(Step{Name: "memlock", What: "locked memory", Where: "RLIMIT_MEMLOCK", Now: sizeText(f.lockLimit), Wanted: sizeText(b.goals.HugePages.Bytes),
-			Why:     "AF_XDP pins its frames, and the kernel counts them against this limit of the process that opens it, unless it has CAP_IPC_LOCK (ENOBUFS).",
-			Command: fmt.Sprintf("ulimit -l %d, or LimitMEMLOCK=%d in its systemd unit", b.goals.HugePages.Bytes>>10, b.goals.HugePages.Bytes)})
+	if b.goals.HugePages.Bytes > 0 && !f.mayLock && f.lockLimit < b.goals.HugePages.Bytes &&
+		f.lockLimit != math.MaxUint64 {
+		advise(Step{Name: "memlock", What: "locked memory", Where: "RLIMIT_MEMLOCK", Now: sizeText(f.lockLimit),
+			Wanted: sizeText(b.goals.HugePages.Bytes),
+			Why: "AF_XDP pins its frames, and the kernel counts them against this limit of the process that " +
+				"opens it, unless it has CAP_IPC_LOCK (ENOBUFS).",
+			Command: fmt.Sprintf("ulimit -l %d, or LimitMEMLOCK=%d in its systemd unit", b.goals.HugePages.Bytes>>10,
+				b.goals.HugePages.Bytes)})
 	}
-	if slow := slices.DeleteFunc(slices.Clone(f.governors), func(g string) bool { return g == "performance" }); len(slow) > 0 {
-		advise(Step{Name: "governor", What: "CPU frequency", Where: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor", Now: strings.Join(slices.Compact(slow), ", "),
-			Wanted: "performance", Host: true, Why: "A processor that has slept or slowed down takes its time to come back, during which packets wait.",
+	if slow := slices.DeleteFunc(slices.Clone(f.governors), func(g string) bool {
+		return g == "performance"
+	}); len(slow) > 0 {
+		advise(Step{Name: "governor", What: "CPU frequency",
+			Where:  "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+			Now:    strings.Join(slices.Compact(slow), ", "),
+			Wanted: "performance", Host: true,
+			Why:     "A processor that has slept or slowed down takes its time to come back, during which packets wait.",
 			Command: "cpupower frequency-set -g performance"})
 	}
 	if f.isolated == "none" && b.goals.BusyPoll {
-		advise(Step{Name: "isolation", What: "isolated processors", Where: "/sys/devices/system/cpu/isolated", Now: "none", Wanted: "those of the pollers", Host: true,
-			Why: "A polling core has its processor for itself if the scheduler puts nothing else there.", Command: "isolcpus=LIST nohz_full=LIST on the kernel's command line, and a reboot"})
+		advise(Step{Name: "isolation", What: "isolated processors", Where: "/sys/devices/system/cpu/isolated",
+			Now: "none", Wanted: "those of the pollers", Host: true,
+			Why:     "A polling core has its processor for itself if the scheduler puts nothing else there.",
+			Command: "isolcpus=LIST nohz_full=LIST on the kernel's command line, and a reboot"})
 	}
 }

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/host"
 )
 
-// ErrRefused: a device stays with its driver because it is in use; nothing was changed. The only way round it is to end that use.
+// ErrRefused: a device stays with its driver because it is in use; nothing was changed. The only
+// way round it is to end that use.
 var ErrRefused = errors.New("tune: refused")
 
 // KernelDriver stands for the driver that the kernel itself chooses for a device.
@@ -26,8 +27,9 @@ const KernelDriver = "kernel"
 // UserDrivers are drivers that hand a device to a program in user space.
 var UserDrivers = []string{"vfio-pci", "uio_pci_generic", "igb_uio"}
 
-// theDriver is the setting of a PCI device's driver. Its value is the name of the driver, or "none", and behind it " override=NAME" where
-// driver_override is set. KernelDriver is a value that can be wanted.
+// theDriver is the setting of a PCI device's driver. Its value is the name of the driver, or
+// "none", and behind it " override=NAME" where driver_override is set. KernelDriver is a value that
+// can be wanted.
 const theDriver Setting = "driver"
 
 var (
@@ -35,7 +37,8 @@ var (
 	driverName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 )
 
-// isPCI reports whether what is tuned is a PCI device: no interface has such a name, as the kernel allows no colon in one.
+// isPCI reports whether what is tuned is a PCI device: no interface has such a name, as the kernel
+// allows no colon in one.
 func isPCI(device string) bool { return pciAddress.MatchString(device) }
 
 // Card is a PCI device that is a network card.
@@ -51,15 +54,17 @@ type Card struct {
 // Cards lists the network cards on PCI of this machine.
 func Cards(ctx context.Context) ([]Card, error) { return linux{}.cards(ctx) }
 
-// Driver makes the plan that a PCI device, named by its address or by an interface that it carries, gets another driver: one of UserDrivers, any
-// other that is loaded, or KernelDriver. It changes nothing. The error wraps ErrRefused where the device is used and so must keep its driver,
-// ErrGoal where it cannot have that one, and ErrInterface where there is no such device. Plan.Interface is the device's address: so it is undone
-// (Undo), as its interface goes away with its driver.
+// Driver makes the plan that a PCI device, named by its address or by an interface that it carries,
+// gets another driver: one of UserDrivers, any other that is loaded, or KernelDriver. It changes
+// nothing. The error wraps ErrRefused where the device is used and so must keep its driver, ErrGoal
+// where it cannot have that one, and ErrInterface where there is no such device. Plan.Interface is
+// the device's address: so it is undone (Undo), as its interface goes away with its driver.
 func Driver(ctx context.Context, device, driver string) (Plan, error) {
 	return driverPlan(ctx, linux{}, device, driver)
 }
 
-// UndoDriver is Undo of a plan of Driver. device is the address, or an interface that the card carries now.
+// UndoDriver is Undo of a plan of Driver. device is the address, or an interface that the card
+// carries now.
 func UndoDriver(ctx context.Context, device string, o Options) (Result, error) {
 	l := linux{}
 	addr, err := l.resolve(device)
@@ -74,7 +79,8 @@ func driverPlan(ctx context.Context, l linux, device, driver string) (Plan, erro
 		return Plan{}, err
 	}
 	if !driverName.MatchString(driver) {
-		return Plan{}, fmt.Errorf("%w: driver %q: expected such as %s, or %s", ErrGoal, driver, strings.Join(UserDrivers, ", "), KernelDriver)
+		return Plan{}, fmt.Errorf("%w: driver %q: expected such as %s, or %s", ErrGoal, driver,
+			strings.Join(UserDrivers, ", "), KernelDriver)
 	}
 	addr, err := l.resolve(device)
 	if err != nil {
@@ -89,19 +95,22 @@ func driverPlan(ctx context.Context, l linux, device, driver string) (Plan, erro
 		return Plan{}, err
 	}
 	p := Plan{Interface: addr, Driver: binding(now).shown()}
-	if enough(theDriver, wanted, now) || binding(now).driver == driver { // it has the driver already, forced on it or not
+	if enough(theDriver, wanted, now) || binding(now).driver == driver {
+		// it has the driver already, forced on it or not
 		return p, nil
 	}
 	if err := l.refuses(addr, theDriver, wanted); err != nil {
 		return Plan{}, err
 	}
-	s := Step{Name: "driver", What: "driver of " + l.cardName(addr), Setting: theDriver, Where: l.pci(addr) + "/driver", Now: now, Wanted: wanted, Why: "As asked for.",
+	s := Step{Name: "driver", What: "driver of " + l.cardName(addr), Setting: theDriver, Where: l.pci(addr) + "/driver",
+		Now: now, Wanted: wanted, Why: "As asked for.",
 		Command: fmt.Sprintf("driverctl --nosave set-override %s %s", addr, driver), Reversible: true}
 	if driver == KernelDriver {
 		s.Command = fmt.Sprintf("driverctl --nosave unset-override %s", addr)
 	}
 	if ifaces := l.carries(addr); ifaces != nil {
-		s.Why = fmt.Sprintf("As asked for. The kernel loses %s, with what is set on it: undone, it comes back switched off and as new.", strings.Join(ifaces, ", "))
+		s.Why = fmt.Sprintf("As asked for. The kernel loses %s, with what is set on it: undone, it comes back "+
+			"switched off and as new.", strings.Join(ifaces, ", "))
 	}
 	s.Needs, s.Missing = l.needs(addr, theDriver)
 	p.Steps = []Step{s}
@@ -154,7 +163,8 @@ func (l linux) resolve(device string) (string, error) {
 		return "", fmt.Errorf("%w: %q", ErrInterface, device)
 	}
 	if _, err := os.Stat(l.root + "/sys/class/net/" + device); err != nil {
-		return "", fmt.Errorf("%w: there is no interface %q; a card that has none any more is named by its address, which \"penstock tune driver\" lists", ErrInterface, device)
+		return "", fmt.Errorf("%w: there is no interface %q; a card that has none any more is named by its address, "+
+			"which \"penstock tune driver\" lists", ErrInterface, device)
 	}
 	dir, err := filepath.EvalSymlinks(l.root + "/sys/class/net/" + device + "/device")
 	for ; err == nil && len(dir) > 1; dir = filepath.Dir(dir) { // a virtio device is below its card
@@ -193,8 +203,9 @@ func (l linux) base(path string) string {
 	return filepath.Base(to)
 }
 
-// setDriver gives a device another driver. The order is such that a process that is killed leaves the device with its old driver, with none, or
-// with the new one, and driver_override with the old or the new name: all of which is seen, and restored.
+// setDriver gives a device another driver. The order is such that a process that is killed leaves
+// the device with its old driver, with none, or with the new one, and driver_override with the old
+// or the new name: all of which is seen, and restored.
 func (l linux) setDriver(addr, value string) error {
 	want := binding(value)
 	if !driverName.MatchString(want.driver) || want.override != "" && !driverName.MatchString(want.override) {
@@ -230,7 +241,8 @@ func (l linux) setDriver(addr, value string) error {
 	return l.write("/sys/bus/pci/drivers/"+want.driver+"/bind", addr)
 }
 
-// refuses says why a device must not get another driver, as it is used now or as the machine is; nil if it may. Other settings always may.
+// refuses says why a device must not get another driver, as it is used now or as the machine is;
+// nil if it may. Other settings always may.
 func (l linux) refuses(device string, s Setting, value string) error {
 	if s != theDriver {
 		return nil
@@ -265,12 +277,13 @@ func (l linux) refuses(device string, s Setting, value string) error {
 	return nil
 }
 
-// isolated looks at the IOMMU group of a device: vfio-pci takes whole groups, and what the kernel still drives of one could be reached by the
-// others.
+// isolated looks at the IOMMU group of a device: vfio-pci takes whole groups, and what the kernel
+// still drives of one could be reached by the others.
 func (l linux) isolated(addr string) error {
 	group := l.base(l.pci(addr) + "/iommu_group")
 	if group == "" {
-		return fmt.Errorf("%w: %s is in no group of an IOMMU, which vfio-pci needs: turn it on in the firmware (VT-d, AMD-Vi, SMMU), and intel_iommu=on on the kernel's command line",
+		return fmt.Errorf("%w: %s is in no group of an IOMMU, which vfio-pci needs: turn it on in the firmware "+
+			"(VT-d, AMD-Vi, SMMU), and intel_iommu=on on the kernel's command line",
 			ErrGoal, addr)
 	}
 	entries, err := os.ReadDir(l.root + l.pci(addr) + "/iommu_group/devices")
@@ -280,19 +293,22 @@ func (l linux) isolated(addr string) error {
 	var others []string
 	for _, e := range entries {
 		d := l.base(l.pci(e.Name()) + "/driver")
-		// Drivers that the kernel's vfio takes for harmless: bridges, and those that leave the device alone.
+		// Drivers that the kernel's vfio takes for harmless: bridges, and those that leave the
+		// device alone.
 		if e.Name() != addr && d != "" && d != "pcieport" && d != "pci-stub" && !slices.Contains(UserDrivers, d) {
 			others = append(others, fmt.Sprintf("%s (%s)", l.cardName(e.Name()), d))
 		}
 	}
 	if others != nil {
-		return fmt.Errorf("%w: IOMMU group %s has other devices that the kernel drives: %s; they share the translation of addresses with %s, and have to go with it or into a slot of their own",
+		return fmt.Errorf("%w: IOMMU group %s has other devices that the kernel drives: %s; they share the "+
+			"translation of addresses with %s, and have to go with it or into a slot of their own",
 			ErrRefused, group, strings.Join(others, ", "), addr)
 	}
 	return nil
 }
 
-// opened says which processes have a device open in user space: taking its driver away would wait for them.
+// opened says which processes have a device open in user space: taking its driver away would wait
+// for them.
 func (l linux) opened(addr string) error {
 	files := map[string]bool{}
 	if g := l.base(l.pci(addr) + "/iommu_group"); g != "" {
@@ -327,26 +343,32 @@ func (l linux) carries(addr string) []string { return host.InterfacesOf(os.DirFS
 // inUse says what a device's interfaces are used for.
 func (l linux) inUse(addr, driver string) error {
 	if n, err := l.read(l.pci(addr) + "/sriov_numvfs"); err == nil && n != "0" {
-		return fmt.Errorf("%w: %s has %s virtual functions, which would go with its driver: echo 0 > %s/sriov_numvfs first", ErrRefused, addr, n, l.pci(addr))
+		return fmt.Errorf("%w: %s has %s virtual functions, which would go with its driver: echo 0 > "+
+			"%s/sriov_numvfs first", ErrRefused, addr, n, l.pci(addr))
 	}
 	ifaces := l.carries(addr)
 	if ifaces == nil {
-		return fmt.Errorf("%w: %s has the driver %s and no interface that can be seen here: it may be in another network namespace, where it is in use", ErrRefused, addr, driver)
+		return fmt.Errorf("%w: %s has the driver %s and no interface that can be seen here: it may be in another "+
+			"network namespace, where it is in use", ErrRefused, addr, driver)
 	}
 	routed, err := host.DefaultRoutes(os.DirFS(l.root + "/"))
 	if err != nil {
-		return fmt.Errorf("tune: which interface has the default route cannot be read, so %s stays as it is: %w", addr, err)
+		return fmt.Errorf("tune: which interface has the default route cannot be read, so %s stays as it is: %w", addr,
+			err)
 	}
 	for _, i := range ifaces {
 		if slices.Contains(routed, i) {
-			return fmt.Errorf("%w: %s carries the default route: the machine could not be reached any more", ErrRefused, i)
+			return fmt.Errorf("%w: %s carries the default route: the machine could not be reached any more", ErrRefused,
+				i)
 		}
 		if m := l.base("/sys/class/net/" + i + "/master"); m != "" {
-			return fmt.Errorf("%w: %s is part of %s (bond, bridge or team): take it out first, ip link set dev %s nomaster", ErrRefused, i, m, i)
+			return fmt.Errorf("%w: %s is part of %s (bond, bridge or team): take it out first, ip link set dev %s "+
+				"nomaster", ErrRefused, i, m, i)
 		}
 		upper, _ := filepath.Glob(l.root + "/sys/class/net/" + i + "/upper_*")
 		if len(upper) > 0 {
-			return fmt.Errorf("%w: %s stands on %s", ErrRefused, strings.TrimPrefix(filepath.Base(upper[0]), "upper_"), i)
+			return fmt.Errorf("%w: %s stands on %s", ErrRefused, strings.TrimPrefix(filepath.Base(upper[0]), "upper_"),
+				i)
 		}
 		addrs, err := l.addresses(i)
 		if err != nil {
@@ -354,7 +376,8 @@ func (l linux) inUse(addr, driver string) error {
 		}
 		for _, a := range addrs {
 			if !a.IsLinkLocalUnicast() || a.Is4() {
-				return fmt.Errorf("%w: %s has the address %v: who uses it would be cut off; ip address flush dev %s takes it away", ErrRefused, i, a, i)
+				return fmt.Errorf("%w: %s has the address %v: who uses it would be cut off; ip address flush dev %s "+
+					"takes it away", ErrRefused, i, a, i)
 			}
 		}
 	}
@@ -381,7 +404,8 @@ func (l linux) addresses(iface string) (out []netip.Addr, err error) {
 
 // cardName is a device for people.
 func (l linux) cardName(addr string) string {
-	p := host.PCI{Vendor: uint16(l.hex(addr, "vendor")), Device: uint16(l.hex(addr, "device")), Class: uint32(l.hex(addr, "class"))}
+	p := host.PCI{Vendor: uint16(l.hex(addr, "vendor")), Device: uint16(l.hex(addr, "device")),
+		Class: uint32(l.hex(addr, "class"))}
 	return p.Name() + " " + addr
 }
 
@@ -417,7 +441,8 @@ func (l linux) cards(ctx context.Context) ([]Card, error) {
 			return nil, err
 		}
 		b := binding(v)
-		c := Card{Addr: addr, Name: strings.TrimSuffix(l.cardName(addr), " "+addr), Driver: b.driver, Override: b.override, Group: -1, Interfaces: l.carries(addr)}
+		c := Card{Addr: addr, Name: strings.TrimSuffix(l.cardName(addr), " "+addr), Driver: b.driver,
+			Override: b.override, Group: -1, Interfaces: l.carries(addr)}
 		if b.driver == noDriver {
 			c.Driver = ""
 		}

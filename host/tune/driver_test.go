@@ -27,17 +27,20 @@ type bus struct {
 func newBus(t *testing.T, more map[string]string) *bus {
 	const dev = "sys/bus/pci/devices/" + testCard + "/"
 	files := map[string]string{
-		"proc/sys/kernel/random/boot_id":                              "boot-1",
-		"proc/thread-self/net/route":                                  "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\neth0 00000000 0102A8C0 0003 0 0 100 00000000 0 0 0\neth1 0001A8C0 00000000 0001 0 0 0 00FFFFFF 0 0 0",
-		"proc/thread-self/net/ipv6_route":                             "00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 1 0 00200200 lo",
-		"proc/thread-self/status":                                     "CapEff: ffffffffffffffff",
-		dev + "class":                                                 "0x020000",
-		dev + "vendor":                                                "0x8086",
-		dev + "device":                                                "0x10d3",
-		dev + "driver_override":                                       "(null)",
-		dev + "driver":                                                "->../../drivers/e1000e",
-		dev + "iommu_group":                                           "->../../../../kernel/iommu_groups/7",
-		dev + "net/eth1/mtu":                                          "1500",
+		"proc/sys/kernel/random/boot_id": "boot-1",
+		"proc/thread-self/net/route": "Iface Destination Gateway Flags RefCnt Use " +
+			"Metric Mask MTU Window IRTT\neth0 00000000 0102A8C0 0003 0 0 100 00000000 0 0 0\neth1 0001A8C0 00000000 " +
+			"0001 0 0 0 00FFFFFF 0 0 0",
+		"proc/thread-self/net/ipv6_route": "00000000000000000000000000000000 00 " +
+			"00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 1 0 00200200 lo",
+		"proc/thread-self/status": "CapEff: ffffffffffffffff",
+		dev + "class":             "0x020000",
+		dev + "vendor":            "0x8086",
+		dev + "device":            "0x10d3",
+		dev + "driver_override":   "(null)",
+		dev + "driver":            "->../../drivers/e1000e",
+		dev + "iommu_group":       "->../../../../kernel/iommu_groups/7",
+		dev + "net/eth1/mtu":      "1500",
 		"sys/kernel/iommu_groups/7/devices/" + testCard:               "->../../../../bus/pci/devices/" + testCard,
 		"sys/kernel/iommu_groups/7/devices/0000:00:01.0":              "->../../../../bus/pci/devices/0000:00:01.0",
 		"sys/bus/pci/devices/0000:00:01.0/driver":                     "->../../drivers/pcieport",
@@ -97,7 +100,8 @@ func (b *bus) write(path, value string) error {
 			if err := os.MkdirAll(filepath.Join(b.root, "sys/class/net/eth1"), 0o755); err != nil {
 				return err
 			}
-			if err := os.Symlink("../../../bus/pci/devices/"+testCard, filepath.Join(b.root, "sys/class/net/eth1/device")); err != nil && !os.IsExist(err) {
+			if err := os.Symlink("../../../bus/pci/devices/"+testCard,
+				filepath.Join(b.root, "sys/class/net/eth1/device")); err != nil && !os.IsExist(err) {
 				return err
 			}
 		}
@@ -110,7 +114,8 @@ func (b *bus) write(path, value string) error {
 		}
 		return os.WriteFile(dev+"/driver_override", []byte(value+"\n"), 0o644)
 	case rest == "devices/"+testCard+"/driver/unbind" && value == testCard && driver != "":
-		return errors.Join(os.Remove(dev+"/driver"), os.RemoveAll(dev+"/net"), os.RemoveAll(filepath.Join(b.root, "sys/class/net/eth1")))
+		return errors.Join(os.Remove(dev+"/driver"), os.RemoveAll(dev+"/net"),
+			os.RemoveAll(filepath.Join(b.root, "sys/class/net/eth1")))
 	case rest == "drivers_probe" && value == testCard:
 		if driver != "" {
 			return nil
@@ -148,28 +153,33 @@ func TestDriverThereAndBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p.Interface != testCard || p.Driver != "e1000e" || len(p.Steps) != 1 || p.Steps[0].Now != "e1000e" || p.Steps[0].Missing != "" || !p.Steps[0].Reversible || !strings.Contains(p.Steps[0].Why, "loses eth1") {
+		if p.Interface != testCard || p.Driver != "e1000e" || len(p.Steps) != 1 || p.Steps[0].Now != "e1000e" ||
+			p.Steps[0].Missing != "" || !p.Steps[0].Reversible || !strings.Contains(p.Steps[0].Why, "loses eth1") {
 			t.Errorf("%+v", p)
 		}
 		if b.step != 0 {
 			t.Error("the plan changed something")
 		}
-		for _, want := range []string{testCard + " (e1000e)", "driver of Intel 82574L " + testCard, "driverctl --nosave set-override " + testCard + " " + name} {
+		for _, want := range []string{testCard + " (e1000e)", "driver of Intel 82574L " + testCard,
+			"driverctl --nosave set-override " + testCard + " " + name} {
 			if !strings.Contains(p.String(), want) {
 				t.Errorf("no %q in\n%v", want, p)
 			}
 		}
 		res, err := apply(ctx, b.linux, p, o)
-		if err != nil || len(res.Outcomes) != 1 || res.Outcomes[0].State != Changed || b.now() != name+" override="+name+" []" {
+		if err != nil || len(res.Outcomes) != 1 || res.Outcomes[0].State != Changed ||
+			b.now() != name+" override="+name+" []" {
 			t.Fatalf("%v %+v: %s", err, res, b.now())
 		}
 		if p, err := driverPlan(ctx, b.linux, testCard, name); err != nil || len(p.Steps) != 0 {
 			t.Errorf("%v %v", p, err)
 		}
-		if res, err = undo(ctx, b.linux, testCard, o); err != nil || len(res.Outcomes) != 1 || res.Outcomes[0].State != Restored || b.now() != "e1000e [eth1]" {
+		if res, err = undo(ctx, b.linux, testCard, o); err != nil || len(res.Outcomes) != 1 ||
+			res.Outcomes[0].State != Restored || b.now() != "e1000e [eth1]" {
 			t.Errorf("%v %+v: %s", err, res, b.now())
 		}
-		if _, err := undo(ctx, b.linux, testCard, o); !errors.Is(err, ErrNothing) || !strings.Contains(err.Error(), testCard) {
+		if _, err := undo(ctx, b.linux, testCard, o); !errors.Is(err, ErrNothing) ||
+			!strings.Contains(err.Error(), testCard) {
 			t.Error(err)
 		}
 	}
@@ -181,8 +191,10 @@ func TestDriverKilled(t *testing.T) {
 		for first := 0; ; first++ {
 			b := newBus(t, nil)
 			if value == KernelDriver { // from a driver that an administrator has forced on it
-				b = newBus(t, map[string]string{"sys/bus/pci/devices/" + testCard + "/driver": "->../../drivers/vfio-pci", "sys/bus/pci/devices/" + testCard + "/driver_override": "vfio-pci",
-					"sys/bus/pci/devices/" + testCard + "/net/eth1/mtu": "<none>"})
+				b = newBus(t, map[string]string{"sys/bus/pci/devices/" + testCard +
+					"/driver": "->../../drivers/vfio-pci",
+					"sys/bus/pci/devices/" + testCard + "/driver_override": "vfio-pci",
+					"sys/bus/pci/devices/" + testCard + "/net/eth1/mtu":    "<none>"})
 			}
 			before := b.now()
 			o := Options{StateDir: filepath.Join(t.TempDir(), "state")}
@@ -227,7 +239,9 @@ func TestDriverThatDoesNotTakeIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := apply(ctx, b.linux, p, o); !errors.Is(err, ErrNotSo) || !strings.Contains(err.Error(), "penstock tune driver "+testCard+" --undo") || b.now() != "none override=vfio-pci []" {
+	if _, err := apply(ctx, b.linux, p, o); !errors.Is(err, ErrNotSo) ||
+		!strings.Contains(err.Error(), "penstock tune driver "+testCard+" --undo") ||
+		b.now() != "none override=vfio-pci []" {
 		t.Errorf("%v: %s", err, b.now())
 	}
 	if _, err := undo(ctx, b.linux, testCard, o); err != nil || b.now() != "e1000e [eth1]" {
@@ -238,7 +252,8 @@ func TestDriverThatDoesNotTakeIt(t *testing.T) {
 func TestDriverRefused(t *testing.T) {
 	const dev = "sys/bus/pci/devices/" + testCard + "/"
 	const open = "vfio-pci"
-	vfio := map[string]string{dev + "driver": "->../../drivers/vfio-pci", dev + "driver_override": "vfio-pci", dev + "net/eth1/mtu": "<none>", "proc/42/comm": "testpmd"}
+	vfio := map[string]string{dev + "driver": "->../../drivers/vfio-pci", dev + "driver_override": "vfio-pci",
+		dev + "net/eth1/mtu": "<none>", "proc/42/comm": "testpmd"}
 	with := func(a map[string]string, more ...string) map[string]string {
 		out := map[string]string{}
 		for k, v := range a {
@@ -270,9 +285,16 @@ func TestDriverRefused(t *testing.T) {
 		{"not loaded", testCard, "igb_uio", nil, nil, ErrGoal, "modprobe igb_uio"},
 		{"no IOMMU", testCard, open, map[string]string{dev + "iommu_group": "<none>"}, nil, ErrGoal, "intel_iommu=on"},
 		{"no IOMMU, uio", testCard, "uio_pci_generic", map[string]string{dev + "iommu_group": "<none>"}, nil, nil, ""},
-		{"default route", testCard, open, map[string]string{"proc/thread-self/net/route": "eth1 00000000 0102A8C0 0003 0 0 100 00000000 0 0 0"}, nil, ErrRefused, "eth1 carries the default route"},
-		{"default route of IPv6", testCard, open, map[string]string{"proc/thread-self/net/ipv6_route": strings.Repeat("0", 32) + " 00 " + strings.Repeat("0", 32) + " 00 fe800000000000000000000000000001 00000400 1 0 00000003 eth1"}, nil, ErrRefused, "eth1 carries the default route"},
-		{"a host at 0.0.0.0", testCard, open, map[string]string{"proc/thread-self/net/route": "eth1 00000000 0102A8C0 0003 0 0 100 FFFFFFFF 0 0 0"}, nil, nil, ""},
+		{"default route", testCard, open,
+			map[string]string{"proc/thread-self/net/route": "eth1 00000000 0102A8C0 0003 0 0 100 00000000 0 0 0"}, nil,
+			ErrRefused, "eth1 carries the default route"},
+		{"default route of IPv6", testCard, open,
+			map[string]string{"proc/thread-self/net/ipv6_route": strings.Repeat("0", 32) + " 00 " + strings.Repeat("0",
+				32) + " 00 fe800000000000000000000000000001 00000400 1 0 00000003 eth1"}, nil, ErrRefused,
+			"eth1 carries the default route"},
+		{"a host at 0.0.0.0", testCard, open,
+			map[string]string{"proc/thread-self/net/route": "eth1 00000000 0102A8C0 0003 0 0 100 FFFFFFFF 0 0 0"}, nil,
+			nil, ""},
 		{"no IPv6", testCard, open, map[string]string{"proc/thread-self/net/ipv6_route": "<none>"}, nil, nil, ""},
 		{"routes that cannot be read", testCard, open, map[string]string{"proc/thread-self/net/route": "<none>"}, nil, os.ErrNotExist, "stays as it is"},
 		{"address", testCard, open, nil, addr("192.168.1.2"), ErrRefused, "192.168.1.2"},
@@ -283,14 +305,20 @@ func TestDriverRefused(t *testing.T) {
 		{"virtual functions", testCard, open, map[string]string{dev + "sriov_numvfs": "4"}, nil, ErrRefused, "4 virtual functions"},
 		{"no virtual functions", testCard, open, map[string]string{dev + "sriov_numvfs": "0"}, nil, nil, ""},
 		{"elsewhere", testCard, open, map[string]string{dev + "net/eth1/mtu": "<none>"}, nil, ErrRefused, "another network namespace"},
-		{"others of the group", testCard, open, map[string]string{"sys/kernel/iommu_groups/7/devices/0000:03:00.0": "->../x"}, nil, ErrRefused, "0000:03:00.0 (nvme)"},
-		{"others of the group, in user space", testCard, open, map[string]string{"sys/kernel/iommu_groups/7/devices/0000:04:00.0": "->../x", "sys/bus/pci/devices/0000:04:00.0/driver": "->../../drivers/vfio-pci"}, nil, nil, ""},
+		{"others of the group", testCard, open,
+			map[string]string{"sys/kernel/iommu_groups/7/devices/0000:03:00.0": "->../x"}, nil, ErrRefused,
+			"0000:03:00.0 (nvme)"},
+		{"others of the group, in user space", testCard, open,
+			map[string]string{"sys/kernel/iommu_groups/7/devices/0000:04:00.0": "->../x",
+				"sys/bus/pci/devices/0000:04:00.0/driver": "->../../drivers/vfio-pci"}, nil, nil, ""},
 		{"back", testCard, KernelDriver, vfio, nil, nil, ""},
 		{"back, of which it is already", testCard, KernelDriver, nil, nil, nil, ""},
 		{"open group", testCard, KernelDriver, with(vfio, "proc/42/fd/7", "->/dev/vfio/7"), nil, ErrRefused, "testpmd (process 42) has /dev/vfio/7 open"},
 		{"other group", testCard, KernelDriver, with(vfio, "proc/42/fd/7", "->/dev/vfio/8"), nil, nil, ""},
-		{"open device", testCard, KernelDriver, with(vfio, "proc/42/fd/7", "->/dev/vfio/devices/vfio3", dev+"vfio-dev/vfio3/dev", "1:1"), nil, ErrRefused, "vfio3 open"},
-		{"open uio", testCard, "vfio-pci", with(vfio, dev+"driver", "->../../drivers/uio_pci_generic", "proc/42/fd/7", "->/dev/uio0", dev+"uio/uio0/name", "x"), nil, ErrRefused, "/dev/uio0 open"},
+		{"open device", testCard, KernelDriver, with(vfio, "proc/42/fd/7", "->/dev/vfio/devices/vfio3",
+			dev+"vfio-dev/vfio3/dev", "1:1"), nil, ErrRefused, "vfio3 open"},
+		{"open uio", testCard, "vfio-pci", with(vfio, dev+"driver", "->../../drivers/uio_pci_generic", "proc/42/fd/7",
+			"->/dev/uio0", dev+"uio/uio0/name", "x"), nil, ErrRefused, "/dev/uio0 open"},
 	} {
 		b := newBus(t, x.files)
 		b.linux.addrs = func(string) ([]netip.Addr, error) { return x.addrs, nil }
@@ -316,7 +344,8 @@ func TestDriverRefused(t *testing.T) {
 		if x.driver == KernelDriver {
 			wanted = KernelDriver
 		}
-		old := Plan{Interface: testCard, Steps: []Step{{Name: "driver", What: "driver", Setting: theDriver, Now: before, Wanted: wanted}}}
+		old := Plan{Interface: testCard, Steps: []Step{{Name: "driver", What: "driver", Setting: theDriver, Now: before,
+			Wanted: wanted}}}
 		dir := filepath.Join(t.TempDir(), "state")
 		if _, err := apply(ctx, b.linux, old, Options{StateDir: dir}); !errors.Is(err, ErrRefused) || b.step != 0 {
 			t.Errorf("%s: an old plan: %v after %d writes", x.name, err, b.step)
@@ -325,13 +354,15 @@ func TestDriverRefused(t *testing.T) {
 			t.Errorf("%s: it left a record", x.name)
 		}
 		writeRecord(t, b, dir, wanted)
-		if _, err := undo(ctx, b.linux, testCard, Options{StateDir: dir, Force: true}); !errors.Is(err, ErrRefused) || b.step != 0 {
+		if _, err := undo(ctx, b.linux, testCard, Options{StateDir: dir, Force: true}); !errors.Is(err, ErrRefused) ||
+			b.step != 0 {
 			t.Errorf("%s: undo: %v after %d writes", x.name, err, b.step)
 		}
 	}
 }
 
-// writeRecord leaves the record of a process that was killed: it says that the card's driver was another one.
+// writeRecord leaves the record of a process that was killed: it says that the card's driver was
+// another one.
 func writeRecord(t *testing.T, b *bus, dir, from string) {
 	t.Helper()
 	id, err := b.identity(testCard)
@@ -343,12 +374,14 @@ func writeRecord(t *testing.T, b *bus, dir, from string) {
 		t.Fatal(err)
 	}
 	defer st.close()
-	if err := st.save(&record{Version: recordVersion, Interface: testCard, Device: id, Entries: []entry{{Setting: theDriver, What: "driver", From: from}}, Unfinished: true}); err != nil {
+	if err := st.save(&record{Version: recordVersion, Interface: testCard, Device: id,
+		Entries: []entry{{Setting: theDriver, What: "driver", From: from}}, Unfinished: true}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A record that was tampered with reaches neither other files nor devices that are no network cards.
+// A record that was tampered with reaches neither other files nor devices that are no network
+// cards.
 func TestDriverTampered(t *testing.T) {
 	for _, from := range []string{"../../../x", "vfio-pci override=../x", "e1000e\nx", ""} {
 		b := newBus(t, nil)
@@ -380,7 +413,8 @@ func TestDriverOfAnotherBoot(t *testing.T) {
 	b := newBus(t, nil)
 	dir := filepath.Join(t.TempDir(), "state")
 	writeRecord(t, b, dir, "vfio-pci override=vfio-pci")
-	if err := os.WriteFile(filepath.Join(b.root, "proc/sys/kernel/random/boot_id"), []byte("boot-2"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(b.root, "proc/sys/kernel/random/boot_id"), []byte("boot-2"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := undo(ctx, b.linux, testCard, Options{StateDir: dir}); !errors.Is(err, ErrNothing) || b.step != 0 {
@@ -397,7 +431,8 @@ func TestDriverOfAnotherBoot(t *testing.T) {
 }
 
 func TestCards(t *testing.T) {
-	b := newBus(t, map[string]string{"sys/bus/pci/devices/0000:04:00.0/class": "0x020000", "sys/bus/pci/devices/0000:04:00.0/driver_override": "vfio-pci"})
+	b := newBus(t, map[string]string{"sys/bus/pci/devices/0000:04:00.0/class": "0x020000",
+		"sys/bus/pci/devices/0000:04:00.0/driver_override": "vfio-pci"})
 	all, err := b.cards(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -50,7 +50,8 @@ func (l linux) irqsOf(iface string) (out []irq, err error) {
 	return out, nil
 }
 
-// steeringOf is RPS and XPS of the queues of an interface. A queue that has none, as those of many devices with one, is left out.
+// steeringOf is RPS and XPS of the queues of an interface. A queue that has none, as those of many
+// devices with one, is left out.
 func (l linux) steeringOf(iface string) (out []steering) {
 	for _, kind := range []string{"rps", "xps"} {
 		entries, _ := os.ReadDir(l.root + "/sys/class/net/" + iface + "/queues") // of which there may be none
@@ -65,7 +66,9 @@ func (l linux) steeringOf(iface string) (out []steering) {
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b steering) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.queue, b.queue)) })
+	slices.SortStableFunc(out, func(a, b steering) int {
+		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.queue, b.queue))
+	})
 	return out
 }
 
@@ -89,7 +92,8 @@ func (l linux) facts(ctx context.Context, iface string) (f facts, err error) {
 		unknown("driver", err)
 	}
 	if x, err := d.Link(); err == nil {
-		f.kind, f.up, f.mtu, f.minMTU, f.maxMTU, f.xdpMode, f.xdpProgram = x.Kind, x.Up, x.MTU, x.MinMTU, x.MaxMTU, x.XDPMode, x.XDPProgram
+		f.kind, f.up, f.mtu, f.minMTU, f.maxMTU, f.xdpMode, f.xdpProgram = x.Kind, x.Up, x.MTU, x.MinMTU, x.MaxMTU,
+			x.XDPMode, x.XDPProgram
 	} else {
 		unknown("link", err)
 		f.mtu, err = d.MTU()
@@ -209,7 +213,8 @@ func (l linux) node(iface string) int {
 func (l linux) hugePagesOf(node int) (out []hugePages, err error) {
 	pools, err := host.HugePages(os.DirFS(l.slash()), node)
 	for _, p := range pools {
-		out = append(out, hugePages{size: int(p.Size), node: node, total: p.Total, free: max(p.Free-p.Reserved, 0)}) // promised pages are not free to take
+		// promised pages are not free to take
+		out = append(out, hugePages{size: int(p.Size), node: node, total: p.Total, free: max(p.Free-p.Reserved, 0)})
 	}
 	return out, err
 }

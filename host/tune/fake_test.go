@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/internal/ethtool"
 )
 
-// fake is a host with one interface, in memory. It behaves as kernels and drivers do: rings are rounded up, a table of RSS keeps
-// queues from being taken away, huge pages may come only in part.
+// fake is a host with one interface, in memory. It behaves as kernels and drivers do: rings are
+// rounded up, a table of RSS keeps queues from being taken away, huge pages may come only in part.
 type fake struct {
 	values  map[Setting]string
 	id      identity
@@ -34,14 +34,20 @@ type killed struct{}
 
 func newFake() *fake {
 	f := &fake{id: identity{"boot-1", "1", 2, "0000:01:00.0"}, pages: 1 << 20}
-	f.values = map[Setting]string{"mtu": "1500", "channels": "rx 0 tx 0 other 1 combined 8", "rings": "rx 512 tx 512", "rss": rssDefault,
-		"hash udp4": "sd", "hash udp6": "sdfn", "feature rx-gro": "on", "feature rx-lro": "on", "feature rx-gro-hw": "off", "feature rx-ntuple-filter": "off",
-		"coalesce adaptive-rx": "on", "coalesce adaptive-tx": "off", "napi napi_defer_hard_irqs": "0", "napi gro_flush_timeout": "0",
-		"irq 40 fake-TxRx-0": "0-3", "irq 41 fake-TxRx-1": "0-3", "irq 42 fake-TxRx-2": "2", "hugepages 2097152 node 0": "16"}
+	f.values = map[Setting]string{"mtu": "1500", "channels": "rx 0 tx 0 other 1 combined 8", "rings": "rx 512 tx 512",
+		"rss":       rssDefault,
+		"hash udp4": "sd", "hash udp6": "sdfn", "feature rx-gro": "on", "feature rx-lro": "on",
+		"feature rx-gro-hw": "off", "feature rx-ntuple-filter": "off",
+		"coalesce adaptive-rx": "on", "coalesce adaptive-tx": "off", "napi napi_defer_hard_irqs": "0",
+		"napi gro_flush_timeout": "0",
+		"irq 40 fake-TxRx-0":     "0-3", "irq 41 fake-TxRx-1": "0-3", "irq 42 fake-TxRx-2": "2",
+		"hugepages 2097152 node 0": "16"}
 	f.queues(8)
 	f.values["rps 6"], f.values["xps 1"] = "1,3", "1" // an administrator has set them
-	f.base = facts{driver: "fake", up: true, minMTU: 68, maxMTU: 9216, node: 0, cpus: []int{0, 1, 2, 3}, lockLimit: math.MaxUint64, isolated: "none",
-		governors: []string{"powersave"}, irqBalance: true, xdp: &ethtool.XDP{Features: ethtool.XDPBasic | ethtool.XDPRedirect}}
+	f.base = facts{driver: "fake", up: true, minMTU: 68, maxMTU: 9216, node: 0, cpus: []int{0, 1, 2, 3},
+		lockLimit: math.MaxUint64, isolated: "none",
+		governors: []string{"powersave"}, irqBalance: true,
+		xdp: &ethtool.XDP{Features: ethtool.XDPBasic | ethtool.XDPRedirect}}
 	return f
 }
 
@@ -83,7 +89,8 @@ func (f *fake) facts(_ context.Context, iface string) (facts, error) {
 			out.features[name] = ethtool.Feature{Name: name, Active: v == "on"}
 		}
 	}
-	out.coalesce = &ethtool.Coalesce{AdaptiveRx: f.values["coalesce adaptive-rx"] == "on", AdaptiveTx: f.values["coalesce adaptive-tx"] == "on"}
+	out.coalesce = &ethtool.Coalesce{AdaptiveRx: f.values["coalesce adaptive-rx"] == "on",
+		AdaptiveTx: f.values["coalesce adaptive-tx"] == "on"}
 	out.deferIRQs, out.flushTimeout = f.values["napi napi_defer_hard_irqs"], f.values["napi gro_flush_timeout"]
 	for i := range 3 {
 		if v, ok := f.values[irqSetting(40+i, fmt.Sprintf("fake-TxRx-%d", i))]; ok {
@@ -124,7 +131,8 @@ func (f *fake) hostFacts(context.Context) (*host.Facts, error) {
 	}
 	for i := range 2 {
 		n := f.number(hugeSetting(2<<20, i))
-		out.Nodes = append(out.Nodes, host.Node{ID: i, Huge: []host.HugePool{{Size: 2 << 20, Total: n, Free: max(n-8, 0)}}})
+		out.Nodes = append(out.Nodes, host.Node{ID: i,
+			Huge: []host.HugePool{{Size: 2 << 20, Total: n, Free: max(n-8, 0)}}})
 		out.Huge = []host.HugePool{{Size: 2 << 20, Total: 2 * n, Free: n, Reserved: 1}}
 	}
 	return out, nil

@@ -32,8 +32,9 @@ type Goals struct {
 	MTU       int  // bytes; 0: as it is
 	HugePages Huge // memory to have free in huge pages; zero: none
 	BusyPoll  bool // the application polls (SO_PREFER_BUSY_POLL): interrupts wait for it
-	// RPS are the processors to which the kernel hands on what a receive queue gets, by flow; XPS those that send, each by a queue of its own as
-	// far as there are queues. nil: as it is; empty and not nil: none.
+	// RPS are the processors to which the kernel hands on what a receive queue gets, by flow; XPS
+	// those that send, each by a queue of its own as far as there are queues. nil: as it is; empty
+	// and not nil: none.
 	RPS, XPS []int
 	// Skip names steps to leave out: gro, irq ... The names are in Step.Name.
 	Skip []string
@@ -46,7 +47,8 @@ type Huge struct {
 }
 
 // Names are the names of steps, for Goals.Skip, in the order in which they are done.
-var Names = []string{"lro", "gro-hw", "gro", "mtu", "rss", "channels", "rings", "udp-hash", "ntuple", "adaptive-rx", "adaptive-tx", "defer-irqs", "flush-timeout",
+var Names = []string{"lro", "gro-hw", "gro", "mtu", "rss", "channels", "rings", "udp-hash", "ntuple", "adaptive-rx",
+	"adaptive-tx", "defer-irqs", "flush-timeout",
 	"irq", "rps", "xps", "hugepages", "xdp-program", "xdp-mode", "irqbalance", "memlock", "governor", "isolation"}
 
 // Bounds of goals, beyond which a number is a slip of the keyboard.

@@ -23,7 +23,8 @@ type machine interface {
 	settings(iface string) []Setting
 	get(iface string, s Setting) (string, error)
 	set(iface string, s Setting, value string) error
-	// refuses says why a setting must not become a value, as what it is about is used; nil if it may.
+	// refuses says why a setting must not become a value, as what it is about is used; nil if it
+	// may.
 	refuses(iface string, s Setting, value string) error
 	// needs is the right that setting takes, and what of it this process lacks.
 	needs(iface string, s Setting) (right, missing string)
@@ -33,11 +34,13 @@ type machine interface {
 type identity struct {
 	Boot    string `json:"boot"`    // of the kernel: /proc/sys/kernel/random/boot_id
 	Network string `json:"network"` // the network namespace; "pci" for PCI devices
-	Index   int    `json:"index"`   // of the interface; 0: there is none; -1: it is about the host, or about a PCI device
-	Bus     string `json:"bus"`     // address of the card; empty for software
+	// of the interface; 0: there is none; -1: it is about the host, or about a PCI device
+	Index int    `json:"index"`
+	Bus   string `json:"bus"` // address of the card; empty for software
 }
 
-// facts is all that a plan takes. Pointers are nil, maps and slices empty, where the device has none or it is not known.
+// facts is all that a plan takes. Pointers are nil, maps and slices empty, where the device has
+// none or it is not known.
 type facts struct {
 	driver, kind   string
 	up             bool

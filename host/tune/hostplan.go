@@ -13,11 +13,13 @@ import (
 	"github.com/penstock-io/penstock/host"
 )
 
-// HostGoals says what the caller wants of the machine, apart from its interfaces. The zero value asks for what is right nearly always.
+// HostGoals says what the caller wants of the machine, apart from its interfaces. The zero value
+// asks for what is right nearly always.
 type HostGoals struct {
 	// Buffers is how large a socket's buffers may be, in bytes; 0: 64 MiB.
 	Buffers uint64
-	// Sysctls are parameters of the kernel by their names with dots, of HostSysctls, and their values.
+	// Sysctls are parameters of the kernel by their names with dots, of HostSysctls, and their
+	// values.
 	Sysctls map[string]string
 	// HugePages is memory to have free in huge pages.
 	HugePages []HostHuge
@@ -35,14 +37,18 @@ type HostHuge struct {
 	Node int // -1: wherever the kernel puts it
 }
 
-// HostNames are the names of steps of Host, for HostGoals.Skip, in the order in which they are done.
+// HostNames are the names of steps of Host, for HostGoals.Skip, in the order in which they are
+// done.
 var HostNames = []string{"buffers", "budget", "backlog", "numa-balancing", "sysctl", "hugepages", "governor"}
 
-// HostSysctls are the parameters of the kernel that Host may set. It refuses others, so that a record that was tampered with reaches
-// nothing else.
-var HostSysctls = []string{"kernel.nmi_watchdog", "kernel.numa_balancing", "kernel.timer_migration", "net.core.busy_poll", "net.core.busy_read", "net.core.dev_weight",
-	"net.core.netdev_budget", "net.core.netdev_budget_usecs", "net.core.netdev_max_backlog", "net.core.optmem_max", "net.core.rmem_default", "net.core.rmem_max",
-	"net.core.wmem_default", "net.core.wmem_max", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.udp_mem", "net.ipv4.udp_rmem_min", "vm.max_map_count",
+// HostSysctls are the parameters of the kernel that Host may set. It refuses others, so that a
+// record that was tampered with reaches nothing else.
+var HostSysctls = []string{"kernel.nmi_watchdog", "kernel.numa_balancing", "kernel.timer_migration",
+	"net.core.busy_poll", "net.core.busy_read", "net.core.dev_weight",
+	"net.core.netdev_budget", "net.core.netdev_budget_usecs", "net.core.netdev_max_backlog", "net.core.optmem_max",
+	"net.core.rmem_default", "net.core.rmem_max",
+	"net.core.wmem_default", "net.core.wmem_max", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.udp_mem",
+	"net.ipv4.udp_rmem_min", "vm.max_map_count",
 	"vm.nr_overcommit_hugepages", "vm.swappiness", "vm.zone_reclaim_mode"}
 
 const defaultBuffers = 64 << 20
@@ -50,8 +56,9 @@ const defaultBuffers = 64 << 20
 // theHost stands for the machine where an interface's name is expected: no interface has it.
 const theHost = ""
 
-// Host makes the plan for the machine, apart from its interfaces: sockets' buffers and other parameters of the kernel, huge pages by size and
-// NUMA node, the governor of the processors' frequency. It changes nothing and needs no rights. The error wraps ErrGoal where the machine
+// Host makes the plan for the machine, apart from its interfaces: sockets' buffers and other
+// parameters of the kernel, huge pages by size and NUMA node, the governor of the processors'
+// frequency. It changes nothing and needs no rights. The error wraps ErrGoal where the machine
 // cannot have what is wanted. Plan.Interface is empty; Apply does the plan, UndoHost takes it back.
 func Host(ctx context.Context, goals HostGoals) (Plan, error) { return hostPlan(ctx, linux{}, goals) }
 
@@ -115,7 +122,8 @@ func (g *HostGoals) check() error {
 			seen[k] = true
 		}
 		if h.Node >= 0 != (g.HugePages[0].Node >= 0) {
-			return bad("huge pages of a node and of the whole machine at once: the machine's number is the sum of the nodes'")
+			return bad("huge pages of a node and of the whole machine at once: the machine's number is the sum of " +
+				"the nodes'")
 		}
 	}
 	if strings.ContainsAny(g.Governor, " \t\n@") {
@@ -166,10 +174,12 @@ func (b *hostBuilder) sysctl(step, name, wanted, why string) {
 	}
 	now, ok := b.facts.Sysctls[name]
 	if !ok {
-		b.plan.Unknown = append(b.plan.Unknown, Unknown{name, "it cannot be read: " + b.facts.Why("/"+host.SysctlFile(name))})
+		b.plan.Unknown = append(b.plan.Unknown, Unknown{name,
+			"it cannot be read: " + b.facts.Why("/"+host.SysctlFile(name))})
 		return
 	}
-	b.add(Step{Name: step, What: name, Setting: sysctlSetting(name), Where: "/" + host.SysctlFile(name), Now: now, Wanted: wanted, Host: true, Why: why,
+	b.add(Step{Name: step, What: name, Setting: sysctlSetting(name), Where: "/" + host.SysctlFile(name), Now: now,
+		Wanted: wanted, Host: true, Why: why,
 		Command: fmt.Sprintf("sysctl -w %s", shellWord(name+"="+wanted))})
 }
 
@@ -197,8 +207,10 @@ func (b *hostBuilder) sysctls() {
 	}
 	for _, name := range []string{"net.core.rmem_max", "net.core.wmem_max"} {
 		if v := b.value(name); v < 0 || uint64(v) < want {
-			b.sysctl("buffers", name, strconv.FormatUint(want, 10), "A UDP socket loses what arrives while its reader is away and its buffer full; a socket gets what it asks for "+
-				"only up to this many bytes.")
+			b.sysctl("buffers", name, strconv.FormatUint(want, 10),
+				"A UDP socket loses what arrives while its reader is away and its buffer full; a socket gets what it "+
+					"asks for "+
+					"only up to this many bytes.")
 		}
 	}
 	if s := b.facts.Softnet; s.Squeezed > 0 && s.Squeezed >= s.Packets/1e5 {
@@ -207,18 +219,23 @@ func (b *hostBuilder) sysctls() {
 			least int
 		}{{"net.core.netdev_budget", 600}, {"net.core.netdev_budget_usecs", 8000}} {
 			if v := b.value(x.name); v < x.least {
-				b.sysctl("budget", x.name, strconv.Itoa(x.least), fmt.Sprintf("The kernel was cut off %d times in the middle of receiving since the boot, by the number of packets or by the "+
-					"time that it may take at once.", s.Squeezed))
+				b.sysctl("budget", x.name, strconv.Itoa(x.least),
+					fmt.Sprintf("The kernel was cut off %d times in the middle of receiving since the boot, by the "+
+						"number of packets or by the "+
+						"time that it may take at once.", s.Squeezed))
 			}
 		}
 	}
 	if s := b.facts.Softnet; s.Dropped > 0 && s.Dropped >= s.Packets/1e5 {
 		if v := b.value("net.core.netdev_max_backlog"); v < 8192 {
-			b.sysctl("backlog", "net.core.netdev_max_backlog", "8192", fmt.Sprintf("The kernel dropped %d packets since the boot that were handed from one processor to another (RPS).", s.Dropped))
+			b.sysctl("backlog", "net.core.netdev_max_backlog", "8192",
+				fmt.Sprintf("The kernel dropped %d packets since the boot that were handed from one processor to "+
+					"another (RPS).", s.Dropped))
 		}
 	}
 	if b.facts.Sysctls["kernel.numa_balancing"] != "" && len(b.facts.Nodes) > 1 {
-		b.sysctl("numa-balancing", "kernel.numa_balancing", "0", "The kernel unmaps pages to see who uses them and moves them: page faults in the middle of a burst.")
+		b.sysctl("numa-balancing", "kernel.numa_balancing", "0",
+			"The kernel unmaps pages to see who uses them and moves them: page faults in the middle of a burst.")
 	}
 	var names []string
 	for name := range b.goals.Sysctls {
@@ -236,14 +253,16 @@ func (b *hostBuilder) hugePages() error {
 		if h.Node >= 0 {
 			n := b.facts.Node(h.Node)
 			if n == nil {
-				return fmt.Errorf("%w: there is no NUMA node %d: expected one of %d", ErrGoal, h.Node, len(b.facts.Nodes))
+				return fmt.Errorf("%w: there is no NUMA node %d: expected one of %d", ErrGoal, h.Node,
+					len(b.facts.Nodes))
 			}
 			pools, where = n.Huge, fmt.Sprintf(" of NUMA node %d", h.Node)
 		}
 		// The builder of interfaces does the rest with the pools of this place.
 		b.builder.facts.hugePages, b.builder.goals.HugePages = nil, h.Huge
 		for _, p := range pools {
-			b.builder.facts.hugePages = append(b.builder.facts.hugePages, hugePages{size: int(p.Size), node: h.Node, total: p.Total, free: max(p.Free-p.Reserved, 0)})
+			b.builder.facts.hugePages = append(b.builder.facts.hugePages,
+				hugePages{size: int(p.Size), node: h.Node, total: p.Total, free: max(p.Free-p.Reserved, 0)})
 		}
 		before := len(b.plan.Steps)
 		if err := b.builder.hugePages(); err != nil {
@@ -258,7 +277,8 @@ func (b *hostBuilder) hugePages() error {
 	return nil
 }
 
-// governorSetting is the governors of a list of processors. Its value names each governor with its processors: "performance@0-3 powersave@4-7".
+// governorSetting is the governors of a list of processors. Its value names each governor with its
+// processors: "performance@0-3 powersave@4-7".
 func governorSetting(cpus []int) Setting { return Setting("governor " + host.List(cpus)) }
 
 func governorText(by map[string][]int) string {
@@ -294,13 +314,16 @@ func (b *hostBuilder) governor() error {
 		}
 	}
 	if none != nil && explicit {
-		return fmt.Errorf("%w: processors %s have no governor here: in a virtual machine the hypervisor decides, else the firmware", ErrGoal, host.List(none))
+		return fmt.Errorf("%w: processors %s have no governor here: in a virtual machine the hypervisor decides, "+
+			"else the firmware", ErrGoal, host.List(none))
 	}
 	if cpus == nil {
 		return nil
 	}
-	b.add(Step{Name: "governor", What: "CPU frequency", Setting: governorSetting(cpus), Where: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor", Now: governorText(by),
-		Wanted: want + "@" + host.List(cpus), Host: true, Why: "A processor that has slept or slowed down takes its time to come back, during which packets wait.",
+	b.add(Step{Name: "governor", What: "CPU frequency", Setting: governorSetting(cpus),
+		Where: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor", Now: governorText(by),
+		Wanted: want + "@" + host.List(cpus), Host: true,
+		Why:     "A processor that has slept or slowed down takes its time to come back, during which packets wait.",
 		Command: fmt.Sprintf("cpupower -c %s frequency-set -g %s", host.List(cpus), want)})
 	return nil
 }

@@ -19,13 +19,17 @@ import (
 func newFakeHost() *fake {
 	f := newFake()
 	f.id.Index = -1
-	f.values = map[Setting]string{"sysctl net.core.rmem_max": "212992", "sysctl net.core.wmem_max": "212992", "sysctl net.core.netdev_budget": "300",
-		"sysctl net.core.netdev_budget_usecs": "2000", "sysctl net.core.netdev_max_backlog": "1000", "sysctl kernel.numa_balancing": "1",
-		"sysctl net.ipv4.tcp_rmem": "4096 131072 6291456", hugeSetting(2<<20, 0): "16", hugeSetting(2<<20, 1): "16", "governor 0-3": "performance@3 powersave@0-2"}
+	f.values = map[Setting]string{"sysctl net.core.rmem_max": "212992", "sysctl net.core.wmem_max": "212992",
+		"sysctl net.core.netdev_budget":       "300",
+		"sysctl net.core.netdev_budget_usecs": "2000", "sysctl net.core.netdev_max_backlog": "1000",
+		"sysctl kernel.numa_balancing": "1",
+		"sysctl net.ipv4.tcp_rmem":     "4096 131072 6291456", hugeSetting(2<<20, 0): "16", hugeSetting(2<<20, 1): "16",
+		"governor 0-3": "performance@3 powersave@0-2"}
 	return f
 }
 
-var everythingOfHost = HostGoals{Sysctls: map[string]string{"net.ipv4.tcp_rmem": " 4096  131072 67108864 ", "kernel.numa_balancing": "0"},
+var everythingOfHost = HostGoals{Sysctls: map[string]string{"net.ipv4.tcp_rmem": " 4096  131072 67108864 ",
+	"kernel.numa_balancing": "0"},
 	HugePages: []HostHuge{{Huge{Bytes: 64 << 20}, 0}, {Huge{Bytes: 32 << 20}, 1}}}
 
 func TestHostPlan(t *testing.T) {
@@ -38,7 +42,8 @@ func TestHostPlan(t *testing.T) {
 	var got []string
 	for _, s := range p.Steps {
 		got = append(got, fmt.Sprintf("%s: %s: %s -> %s: %s", s.Name, s.What, s.Now, s.Wanted, s.Command))
-		if s.Advice || !s.Host || !s.Reversible || s.Why == "" || s.Where == "" || s.Setting == "" || !slices.Contains(HostNames, s.Name) {
+		if s.Advice || !s.Host || !s.Reversible || s.Why == "" || s.Where == "" || s.Setting == "" ||
+			!slices.Contains(HostNames, s.Name) {
 			t.Errorf("%+v", s)
 		}
 	}
@@ -50,10 +55,14 @@ func TestHostPlan(t *testing.T) {
 		"budget: net.core.netdev_budget_usecs: 2000 -> 8000: sysctl -w net.core.netdev_budget_usecs=8000",
 		"backlog: net.core.netdev_max_backlog: 1000 -> 8192: sysctl -w net.core.netdev_max_backlog=8192",
 		"sysctl: kernel.numa_balancing: 1 -> 0: sysctl -w kernel.numa_balancing=0",
-		"sysctl: net.ipv4.tcp_rmem: 4096 131072 6291456 -> 4096 131072 67108864: sysctl -w 'net.ipv4.tcp_rmem=4096 131072 67108864'",
-		"hugepages: huge pages of 2 MiB of NUMA node 0: 16 -> 40: echo 40 > " + node + "0/hugepages/hugepages-2048kB/nr_hugepages",
-		"hugepages: huge pages of 2 MiB of NUMA node 1: 16 -> 24: echo 24 > " + node + "1/hugepages/hugepages-2048kB/nr_hugepages",
-		"governor: CPU frequency: performance@3 powersave@0-2 -> performance@0-3: cpupower -c 0-3 frequency-set -g performance"}
+		"sysctl: net.ipv4.tcp_rmem: 4096 131072 6291456 -> 4096 131072 67108864: sysctl -w 'net.ipv4.tcp_rmem=4096 " +
+			"131072 67108864'",
+		"hugepages: huge pages of 2 MiB of NUMA node 0: 16 -> 40: echo 40 > " + node +
+			"0/hugepages/hugepages-2048kB/nr_hugepages",
+		"hugepages: huge pages of 2 MiB of NUMA node 1: 16 -> 24: echo 24 > " + node +
+			"1/hugepages/hugepages-2048kB/nr_hugepages",
+		"governor: CPU frequency: performance@3 powersave@0-2 -> performance@0-3: cpupower -c 0-3 frequency-set -g " +
+			"performance"}
 	if !slices.Equal(got, want) {
 		t.Errorf("\n%s\nexpected\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -65,20 +74,25 @@ func TestHostPlan(t *testing.T) {
 	if err := errors.Join(err, json.Unmarshal(b, &again)); err != nil || fmt.Sprint(again) != fmt.Sprint(p) {
 		t.Error(err)
 	}
-	// Without trouble in receiving there is nothing to say of it; what is left out by name is left out; what is so is not touched.
+	// Without trouble in receiving there is nothing to say of it; what is left out by name is left
+	// out; what is so is not touched.
 	f.softnet = host.Softnet{Packets: 1000000, Squeezed: 1, Dropped: 1}
 	f.values["sysctl net.core.wmem_max"] = "134217728"
 	p, err = hostPlan(ctx, f, HostGoals{Skip: []string{"governor"}})
-	if err != nil || len(p.Steps) != 2 || p.Steps[0].What != "net.core.rmem_max" || p.Steps[1].Name != "numa-balancing" {
+	if err != nil || len(p.Steps) != 2 || p.Steps[0].What != "net.core.rmem_max" ||
+		p.Steps[1].Name != "numa-balancing" {
 		t.Errorf("%v, %v", p, err)
 	}
 	// Of the whole machine's pages those count that are not reserved: 15 of 32.
-	p, err = hostPlan(ctx, f, HostGoals{HugePages: []HostHuge{{Huge{Bytes: 32 << 20}, -1}}, Skip: []string{"governor", "buffers", "numa-balancing"}})
-	if err != nil || len(p.Steps) != 1 || p.Steps[0].Now != "32" || p.Steps[0].Wanted != "33" || p.Steps[0].Setting != hugeSetting(2<<20, -1) {
+	p, err = hostPlan(ctx, f, HostGoals{HugePages: []HostHuge{{Huge{Bytes: 32 << 20}, -1}},
+		Skip: []string{"governor", "buffers", "numa-balancing"}})
+	if err != nil || len(p.Steps) != 1 || p.Steps[0].Now != "32" || p.Steps[0].Wanted != "33" ||
+		p.Steps[0].Setting != hugeSetting(2<<20, -1) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	delete(f.values, "sysctl net.core.rmem_max")
-	if p, err := hostPlan(ctx, f, HostGoals{}); err != nil || len(p.Unknown) != 1 || p.Unknown[0].What != "net.core.rmem_max" {
+	if p, err := hostPlan(ctx, f, HostGoals{}); err != nil || len(p.Unknown) != 1 ||
+		p.Unknown[0].What != "net.core.rmem_max" {
 		t.Errorf("%v, %v", p, err)
 	}
 }
@@ -105,21 +119,26 @@ func TestHostGoalsThatCannotBe(t *testing.T) {
 		{HostGoals{Cores: []int{9}}, "no processor 9"},
 		{HostGoals{Skip: []string{"mtu"}}, `no step is called "mtu"`},
 	} {
-		if _, err := hostPlan(ctx, newFakeHost(), x.g); !errors.Is(err, ErrGoal) || !strings.Contains(err.Error(), x.want) {
+		if _, err := hostPlan(ctx, newFakeHost(), x.g); !errors.Is(err, ErrGoal) ||
+			!strings.Contains(err.Error(), x.want) {
 			t.Errorf("%+v: %v", x.g, err)
 		}
 	}
 	f := newFakeHost()
 	f.values["governor 0-3"] = ""
-	if _, err := hostPlan(ctx, f, HostGoals{Governor: "performance"}); !errors.Is(err, ErrGoal) || !strings.Contains(err.Error(), "hypervisor") {
+	if _, err := hostPlan(ctx, f, HostGoals{Governor: "performance"}); !errors.Is(err, ErrGoal) ||
+		!strings.Contains(err.Error(), "hypervisor") {
 		t.Error(err)
 	}
-	if p, err := hostPlan(ctx, f, HostGoals{}); err != nil || slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Name == "governor" }) {
+	if p, err := hostPlan(ctx, f, HostGoals{}); err != nil || slices.ContainsFunc(p.Steps, func(s Step) bool {
+		return s.Name == "governor"
+	}) {
 		t.Errorf("%v, %v", p, err)
 	}
 }
 
-// Whatever was applied to the host, and wherever that was killed or failed: UndoHost restores all of it. Interfaces do not come into it.
+// Whatever was applied to the host, and wherever that was killed or failed: UndoHost restores all
+// of it. Interfaces do not come into it.
 func TestHostApplyUndoIsIdentity(t *testing.T) {
 	root := memoryDir(t)
 	kills, errs := 0, 0
@@ -133,7 +152,8 @@ func TestHostApplyUndoIsIdentity(t *testing.T) {
 		}
 		o := Options{StateDir: dir}
 		for range rapid.IntRange(1, 3).Draw(t, "applies") {
-			g := HostGoals{Skip: rapid.SliceOfNDistinct(rapid.SampledFrom(HostNames), 0, 3, rapid.ID).Draw(t, "skip"), Governor: rapid.SampledFrom([]string{"", "powersave"}).Draw(t, "governor")}
+			g := HostGoals{Skip: rapid.SliceOfNDistinct(rapid.SampledFrom(HostNames), 0, 3, rapid.ID).Draw(t, "skip"),
+				Governor: rapid.SampledFrom([]string{"", "powersave"}).Draw(t, "governor")}
 			if rapid.Bool().Draw(t, "more") {
 				g.Sysctls, g.HugePages = everythingOfHost.Sysctls, everythingOfHost.HugePages
 			}
@@ -173,15 +193,19 @@ func TestHostApplyUndoIsIdentity(t *testing.T) {
 // The settings of the host are these files and no others.
 func TestHostFiles(t *testing.T) {
 	l := tree(t, map[string]string{
-		"proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456", "proc/sys/net/core/rmem_max": "212992", "proc/sys/net/core/wmem_max": "99999999", "proc/sys/kernel/core_pattern": "core",
+		"proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456", "proc/sys/net/core/rmem_max": "212992",
+		"proc/sys/net/core/wmem_max": "99999999", "proc/sys/kernel/core_pattern": "core",
 		"sys/devices/system/cpu/online":                        "0-2",
-		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave", "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
+		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave",
+		"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
 		"sys/devices/system/cpu/cpu2/cpufreq/scaling_governor": "powersave",
 		"sys/devices/system/node/online":                       "0", "sys/devices/system/node/node0/cpulist": "0-2",
-		"sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages": "3", "sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages": "1",
-		"proc/sys/kernel/random/boot_id": "boot",
+		"sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages":   "3",
+		"sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages": "1",
+		"proc/sys/kernel/random/boot_id":                                          "boot",
 	})
-	goals := HostGoals{Sysctls: map[string]string{"net.ipv4.tcp_rmem": "1 2 3"}, HugePages: []HostHuge{{Huge{Bytes: 4 << 20}, 0}}, Cores: []int{0, 1}}
+	goals := HostGoals{Sysctls: map[string]string{"net.ipv4.tcp_rmem": "1 2 3"},
+		HugePages: []HostHuge{{Huge{Bytes: 4 << 20}, 0}}, Cores: []int{0, 1}}
 	p, err := hostPlan(ctx, l, goals)
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +213,8 @@ func TestHostFiles(t *testing.T) {
 	o := Options{StateDir: t.TempDir()}
 	read := func() string {
 		var out []string
-		for _, f := range []string{"/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/core/rmem_max", governorFile(0), governorFile(1), governorFile(2),
+		for _, f := range []string{"/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/core/rmem_max", governorFile(0),
+			governorFile(1), governorFile(2),
 			"/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"} {
 			v, err := l.read(f)
 			if err != nil {
@@ -200,13 +225,15 @@ func TestHostFiles(t *testing.T) {
 		return strings.Join(out, "; ")
 	}
 	before := read()
-	if res, err := apply(ctx, l, p, o); err != nil || read() != "1 2 3; 67108864; performance; performance; powersave; 4" {
+	if res, err := apply(ctx, l, p, o); err != nil ||
+		read() != "1 2 3; 67108864; performance; performance; powersave; 4" {
 		t.Errorf("%v, %v: %s", res, err, read())
 	}
 	if res, err := undo(ctx, l, theHost, o); err != nil || read() != before {
 		t.Errorf("%v, %v: %s", res, err, read())
 	}
-	for _, s := range []Setting{"sysctl kernel.core_pattern", "sysctl net.core.rmem_max/../../../kernel/core_pattern", "governor 0-1 x", "governor ", "rps ../0", "xps -1"} {
+	for _, s := range []Setting{"sysctl kernel.core_pattern", "sysctl net.core.rmem_max/../../../kernel/core_pattern",
+		"governor 0-1 x", "governor ", "rps ../0", "xps -1"} {
 		if v, err := l.get("eth0", s); err == nil {
 			t.Errorf("%s is %q", s, v)
 		}
@@ -241,7 +268,8 @@ func TestHostInANamespace(t *testing.T) {
 		}
 		before := values()
 		o := Options{StateDir: t.TempDir()}
-		p, err := Host(ctx, HostGoals{Sysctls: map[string]string{"net.ipv4.tcp_rmem": "8192 262144 33554432", "net.ipv4.udp_rmem_min": "8192"},
+		p, err := Host(ctx, HostGoals{Sysctls: map[string]string{"net.ipv4.tcp_rmem": "8192 262144 33554432",
+			"net.ipv4.udp_rmem_min": "8192"},
 			Skip: []string{"buffers", "governor", "numa-balancing", "budget", "backlog"}})
 		if err != nil {
 			return err
@@ -252,7 +280,9 @@ func TestHostInANamespace(t *testing.T) {
 		if got := values(); got != "8192 262144 33554432; 8192" {
 			t.Errorf("applied: %s", got)
 		}
-		if again, err := Host(ctx, HostGoals{Sysctls: map[string]string{"net.ipv4.udp_rmem_min": "8192"}, Skip: []string{"buffers", "governor", "numa-balancing", "budget", "backlog"}}); err != nil || len(again.Steps) != 0 {
+		if again, err := Host(ctx, HostGoals{Sysctls: map[string]string{"net.ipv4.udp_rmem_min": "8192"},
+			Skip: []string{"buffers", "governor", "numa-balancing", "budget", "backlog"}}); err != nil ||
+			len(again.Steps) != 0 {
 			t.Errorf("%v, %v", again, err)
 		}
 		res, err := UndoHost(ctx, o)
@@ -308,7 +338,8 @@ func TestSteeringOfVeth(t *testing.T) {
 		if _, err := p.Apply(ctx, o); err != nil {
 			return err
 		}
-		if got := values(); !strings.Contains(got, "rx-0/rps_cpus=0 rx-1/rps_cpus=0 tx-0/xps_cpus=0 tx-1/xps_cpus=none") || strings.Contains(got, "rx-3") {
+		if got := values(); !strings.Contains(got,
+			"rx-0/rps_cpus=0 rx-1/rps_cpus=0 tx-0/xps_cpus=0 tx-1/xps_cpus=none") || strings.Contains(got, "rx-3") {
 			t.Errorf("applied: %s", got)
 		}
 		res, err := Undo(ctx, "eth0", o)

@@ -21,7 +21,8 @@ type Interface struct {
 	Most   int    `json:"most_queues,omitempty"`     // that the device can have
 	Node   int    `json:"numa_node"`                 // -1: none, or not known
 
-	// XDP is what the driver declares: "basic redirect xsk-zerocopy"; empty where it has none. With XDPUnknown the kernel does not say.
+	// XDP is what the driver declares: "basic redirect xsk-zerocopy"; empty where it has none. With
+	// XDPUnknown the kernel does not say.
 	XDP        string `json:"xdp,omitempty"`
 	XDPUnknown bool   `json:"xdp_unknown,omitempty"`
 	Metadata   string `json:"xdp_metadata,omitempty"` // of received packets: "timestamp hash"
@@ -29,8 +30,8 @@ type Interface struct {
 	Program    uint32 `json:"xdp_program,omitempty"`  // its number
 }
 
-// AFXDP says in a word what AF_XDP can be on the interface: "zero-copy", "native" (with a copy), "generic", or "unknown". What a driver
-// declares it may still refuse in some configurations.
+// AFXDP says in a word what AF_XDP can be on the interface: "zero-copy", "native" (with a copy),
+// "generic", or "unknown". What a driver declares it may still refuse in some configurations.
 func (i Interface) AFXDP() string {
 	switch {
 	case i.XDPUnknown:
@@ -46,7 +47,8 @@ func (i Interface) AFXDP() string {
 // has reports whether a word is in a list.
 func has(list, word string) bool { return slices.Contains(strings.Fields(list), word) }
 
-// Interfaces lists the network interfaces of the calling thread's network namespace without the loopback device. It needs no rights.
+// Interfaces lists the network interfaces of the calling thread's network namespace without the
+// loopback device. It needs no rights.
 func Interfaces(ctx context.Context) ([]Interface, error) {
 	links, err := ethtool.Links()
 	if err != nil {
@@ -60,8 +62,9 @@ func Interfaces(ctx context.Context) ([]Interface, error) {
 		if l.Loopback {
 			continue
 		}
-		i := Interface{Name: l.Name, Kind: l.Kind, Up: l.Up, MTU: l.MTU, Node: linux{}.node(l.Name), Mode: l.XDPMode, Program: l.XDPProgram,
-			Queues: l.RxQueues, Most: l.RxQueues}
+		i := Interface{Name: l.Name, Kind: l.Kind, Up: l.Up, MTU: l.MTU, Node: linux{}.node(l.Name), Mode: l.XDPMode,
+			Program: l.XDPProgram,
+			Queues:  l.RxQueues, Most: l.RxQueues}
 		if d, err := ethtool.Open(l.Name); err == nil {
 			if x, err := d.Driver(); err == nil {
 				i.Driver, i.Bus = x.Name, x.Bus

@@ -132,7 +132,8 @@ func TestVeth(t *testing.T) {
 		for _, s := range p.Changes() {
 			names = append(names, s.Name)
 		}
-		if want := []string{"gro", "mtu", "channels", "defer-irqs", "flush-timeout"}; !slices.Equal(names, want) || p.Driver != "veth" {
+		if want := []string{"gro", "mtu", "channels", "defer-irqs", "flush-timeout"}; !slices.Equal(names, want) ||
+			p.Driver != "veth" {
 			return fmt.Errorf("%v, expected %v", names, want)
 		}
 		if _, err := p.Apply(t.Context(), o); err != nil {
@@ -153,7 +154,8 @@ func TestVeth(t *testing.T) {
 		t.Fatal(err)
 	}
 	tuned := state(t, h)
-	for _, want := range []string{"generic-receive-offload: off", "mtu 2000", "gro_flush_timeout 200000", "napi_defer_hard_irqs 2"} {
+	for _, want := range []string{"generic-receive-offload: off", "mtu 2000", "gro_flush_timeout 200000",
+		"napi_defer_hard_irqs 2"} {
 		if !strings.Contains(tuned, want) {
 			t.Errorf("no %q in\n%s", want, tuned)
 		}
@@ -239,7 +241,10 @@ func TestWithoutFiles(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if len(p.Unknown) < 4 || !strings.Contains(p.String(), "unknown: napi_defer_hard_irqs") || !slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Name == "mtu" }) {
+		if len(p.Unknown) < 4 || !strings.Contains(p.String(), "unknown: napi_defer_hard_irqs") ||
+			!slices.ContainsFunc(p.Steps, func(s Step) bool {
+				return s.Name == "mtu"
+			}) {
 			return fmt.Errorf("%v", p)
 		}
 		if _, err := apply(t.Context(), h, p, Options{StateDir: t.TempDir()}); !errors.Is(err, ErrState) {
@@ -254,7 +259,8 @@ func TestWithoutFiles(t *testing.T) {
 
 // A forged record reaches nothing but what a plan could.
 func TestSettingsAreBounded(t *testing.T) {
-	for _, s := range []Setting{"", "mtu ", "file /etc/passwd", "napi ../../../etc/passwd", "napi threaded", "irq ../../x y", "irq -1 y", "irq 1",
+	for _, s := range []Setting{"", "mtu ", "file /etc/passwd", "napi ../../../etc/passwd", "napi threaded",
+		"irq ../../x y", "irq -1 y", "irq 1",
 		"hugepages 2097152 node ../..", "hugepages x node 0", "feature tx-checksum-ipv4", "coalesce rx-usecs"} {
 		if f, ok := (linux{}).file("lo", s); ok {
 			t.Errorf("%q is %s", s, f)
@@ -302,12 +308,14 @@ func TestGuestNics(t *testing.T) {
 	}
 	for _, name := range []string{"nic0", "nic1", "nic2"} {
 		t.Run(name, func(t *testing.T) {
-			if out, err := exec.Command("ip", "link", "set", name, "up").CombinedOutput(); err != nil { // vmxnet3 and e1000e have interrupts then
+			if out, err := exec.Command("ip", "link", "set", name, "up").CombinedOutput(); err != nil {
+				// vmxnet3 and e1000e have interrupts then
 				t.Fatalf("%v: %s", err, out)
 			}
 			l := linux{}
 			snapshot := func() (all []string) {
-				for _, s := range []Setting{"mtu", "channels", "rings", "rss", "hash udp4", "hash udp6", "feature rx-gro", "feature rx-lro", "coalesce adaptive-rx", "napi gro_flush_timeout"} {
+				for _, s := range []Setting{"mtu", "channels", "rings", "rss", "hash udp4", "hash udp6",
+					"feature rx-gro", "feature rx-lro", "coalesce adaptive-rx", "napi gro_flush_timeout"} {
 					v, err := l.get(name, s)
 					all = append(all, fmt.Sprintf("%s: %s %v", s, v, err))
 				}
@@ -327,8 +335,10 @@ func TestGuestNics(t *testing.T) {
 					g.Queues = min(g.Queues, f.channels.MaxCombined)
 				}
 				g.Ring = 0
-				if table, err := l.get(name, "rss"); err == nil { // a table that an administrator has set, and a hash of addresses
-					if err := l.set(name, "rss", strings.Repeat("1,0,", strings.Count(custom(t, table, name), ",")/2)+"1,0"); err != nil {
+				if table, err := l.get(name, "rss"); err == nil {
+					// a table that an administrator has set, and a hash of addresses
+					if err := l.set(name, "rss", strings.Repeat("1,0,", strings.Count(custom(t, table, name), ",")/2)+
+						"1,0"); err != nil {
 						t.Error(err)
 					}
 					if err := l.set(name, "hash udp4", "sd"); err != nil {
@@ -350,7 +360,8 @@ func TestGuestNics(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if v, err := l.get(name, "rss"); err == nil && v != rssDefault { // virtio-net does not let it follow the queues
+			if v, err := l.get(name, "rss"); err == nil && v != rssDefault {
+				// virtio-net does not let it follow the queues
 				t.Errorf("RSS table %s", v)
 			}
 			if res, err = Undo(t.Context(), name, o); err != nil {
@@ -381,7 +392,8 @@ func TestGuestDriver(t *testing.T) {
 	if err != nil || len(all) != 3 {
 		t.Fatalf("%v %+v", err, all)
 	}
-	for _, x := range []struct{ name, driver, to string }{{"nic0", "e1000e", "vfio-pci"}, {"nic1", "vmxnet3", "uio_pci_generic"}, {"nic2", "virtio-pci", "vfio-pci"}} {
+	for _, x := range []struct{ name, driver, to string }{{"nic0", "e1000e", "vfio-pci"},
+		{"nic1", "vmxnet3", "uio_pci_generic"}, {"nic2", "virtio-pci", "vfio-pci"}} {
 		t.Run(x.name, func(t *testing.T) {
 			i := slices.IndexFunc(all, func(c Card) bool { return slices.Contains(c.Interfaces, x.name) })
 			if i < 0 || all[i].Driver != x.driver || all[i].Group < 0 {
@@ -390,7 +402,8 @@ func TestGuestDriver(t *testing.T) {
 			c := all[i]
 			o := Options{StateDir: filepath.Join(t.TempDir(), "state")}
 			ip("address", "add", "192.0.2.1/24", "dev", x.name)
-			if _, err := Driver(t.Context(), x.name, x.to); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "192.0.2.1") {
+			if _, err := Driver(t.Context(), x.name, x.to); !errors.Is(err, ErrRefused) ||
+				!strings.Contains(err.Error(), "192.0.2.1") {
 				t.Errorf("with an address: %v", err)
 			}
 			ip("address", "flush", "dev", x.name)
@@ -411,7 +424,8 @@ func TestGuestDriver(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := UndoDriver(t.Context(), c.Addr, o); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), fmt.Sprintf("/dev/vfio/%d open", c.Group)) {
+				if _, err := UndoDriver(t.Context(), c.Addr, o); !errors.Is(err, ErrRefused) ||
+					!strings.Contains(err.Error(), fmt.Sprintf("/dev/vfio/%d open", c.Group)) {
 					t.Errorf("while it is open: %v", err)
 				}
 				f.Close()

@@ -20,7 +20,8 @@ import (
 // linux is this machine, in the network namespace of the calling thread. What it has is for tests.
 type linux struct {
 	root string // before /sys and /proc
-	// writes is called instead of writing a file, and addrs instead of asking the kernel for addresses; nil: they are not.
+	// writes is called instead of writing a file, and addrs instead of asking the kernel for
+	// addresses; nil: they are not.
 	writes func(path, value string) error
 	addrs  func(iface string) ([]netip.Addr, error)
 }
@@ -96,8 +97,8 @@ func (l linux) identity(iface string) (id identity, err error) {
 	return id, nil
 }
 
-// settings that belong to one interface name a file or a command for it; linux refuses others, so that a record that was
-// tampered with reaches nothing else.
+// settings that belong to one interface name a file or a command for it; linux refuses others, so
+// that a record that was tampered with reaches nothing else.
 var (
 	napiFiles = []string{"napi_defer_hard_irqs", "gro_flush_timeout"}
 	coalesces = []string{"adaptive-rx", "adaptive-tx"}
@@ -150,7 +151,8 @@ func (l linux) file(iface string, s Setting) (string, bool) {
 			return fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB/nr_hugepages", size>>10), true
 		}
 		if node, ok := number(3); ok {
-			return fmt.Sprintf("/sys/devices/system/node/node%d/hugepages/hugepages-%dkB/nr_hugepages", node, size>>10), true
+			return fmt.Sprintf("/sys/devices/system/node/node%d/hugepages/hugepages-%dkB/nr_hugepages", node, size>>10),
+				true
 		}
 	}
 	return "", false
@@ -182,7 +184,8 @@ func (l linux) settings(iface string) []Setting {
 
 func unknownSetting(s Setting) error { return fmt.Errorf("there is no setting %q", s) }
 
-// present reports whether an interrupt is still the one that a setting is about. Other settings always are.
+// present reports whether an interrupt is still the one that a setting is about. Other settings
+// always are.
 func (l linux) present(s Setting) error {
 	rest, ok := strings.CutPrefix(string(s), "irq ")
 	number, name, named := strings.Cut(rest, " ")
@@ -310,7 +313,8 @@ func (l linux) set(iface string, s Setting, value string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := fmt.Sscanf(value, "rx %d tx %d other %d combined %d", &c.Rx, &c.Tx, &c.Other, &c.Combined); err != nil {
+		if _, err := fmt.Sscanf(value, "rx %d tx %d other %d combined %d", &c.Rx, &c.Tx, &c.Other,
+			&c.Combined); err != nil {
 			return bad(err)
 		}
 		return d.SetChannels(c)
@@ -439,10 +443,12 @@ func (l linux) needs(iface string, s Setting) (right, missing string) {
 		return right, ""
 	}
 	if sys.IsErrno(err, sys.EROFS) {
-		return right, "a " + strings.Join(strings.SplitAfterN(file, "/", 3)[:2], "") + " that is not mounted read-only, as it is in containers"
+		return right, "a " + strings.Join(strings.SplitAfterN(file, "/", 3)[:2], "") +
+			" that is not mounted read-only, as it is in containers"
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		if info, err := os.Stat(l.root + file); err == nil && info.Mode()&0o222 == 0 && strings.HasPrefix(file, "/proc/sys/net/") {
+		if info, err := os.Stat(l.root + file); err == nil && info.Mode()&0o222 == 0 &&
+			strings.HasPrefix(file, "/proc/sys/net/") {
 			return right, "the machine's own network namespace: in others this is read-only, for root too"
 		}
 		return right, right

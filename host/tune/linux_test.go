@@ -35,7 +35,8 @@ func tree(t *testing.T, files map[string]string) linux {
 	return linux{root: root}
 }
 
-// A card with two queues on NUMA node 1, and a virtio device, whose interrupts are those of the card above it.
+// A card with two queues on NUMA node 1, and a virtio device, whose interrupts are those of the
+// card above it.
 func TestFilesOfACard(t *testing.T) {
 	l := tree(t, map[string]string{
 		"sys/class/net/eth0/device":                                                  "->../../../devices/pci/0000:01:00.0",
@@ -89,7 +90,8 @@ func TestFilesOfACard(t *testing.T) {
 	if want := []irq{{41, "eth0-TxRx-0", 0, "0-7"}, {42, "eth0-TxRx-1", 1, "5"}}; !slices.Equal(f.irqs, want) {
 		t.Errorf("interrupts %v, expected %v", f.irqs, want)
 	}
-	if f.node != 1 || !slices.Equal(f.cpus, []int{4, 5, 7}) || !f.irqBalance || f.isolated != "none" || f.deferIRQs != "0" || !slices.Equal(f.governors, []string{"powersave"}) {
+	if f.node != 1 || !slices.Equal(f.cpus, []int{4, 5, 7}) || !f.irqBalance || f.isolated != "none" ||
+		f.deferIRQs != "0" || !slices.Equal(f.governors, []string{"powersave"}) {
 		t.Errorf("%+v", f)
 	}
 	if want := []hugePages{{2 << 20, 1, 64, 60}, {1 << 30, 1, 0, 0}}; !slices.Equal(f.hugePages, want) {
@@ -100,14 +102,16 @@ func TestFilesOfACard(t *testing.T) {
 	}
 	f = facts{}
 	l.files(t.Context(), "virt0", &f, unknown(&f))
-	if want := []irq{{50, "virtio3-input.0", 0, "0-1"}}; !slices.Equal(f.irqs, want) || f.node != -1 || len(f.cpus) != 8 {
+	if want := []irq{{50, "virtio3-input.0", 0, "0-1"}}; !slices.Equal(f.irqs, want) || f.node != -1 ||
+		len(f.cpus) != 8 {
 		t.Errorf("%+v", f)
 	}
 	if want := []hugePages{{2 << 20, -1, 128, 70}}; !slices.Equal(f.hugePages, want) {
 		t.Errorf("huge pages %v, expected %v", f.hugePages, want)
 	}
 	// The settings are those files.
-	for s, want := range map[Setting]string{"irq 41 eth0-TxRx-0": "0-7", hugeSetting(2<<20, 1): "64", hugeSetting(2<<20, -1): "128"} {
+	for s, want := range map[Setting]string{"irq 41 eth0-TxRx-0": "0-7", hugeSetting(2<<20, 1): "64",
+		hugeSetting(2<<20, -1): "128"} {
 		if got, err := l.get("eth0", s); err != nil || got != want {
 			t.Errorf("%s: %q, %v", s, got, err)
 		}
@@ -140,7 +144,8 @@ func TestReadOnlySys(t *testing.T) {
 			return err
 		}
 		_, err = p.Apply(t.Context(), Options{StateDir: t.TempDir()})
-		if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(err.Error(), "a /sys/ that is not mounted read-only") {
+		if err == nil || !strings.Contains(err.Error(), "nothing was changed") ||
+			!strings.Contains(err.Error(), "a /sys/ that is not mounted read-only") {
 			return fmt.Errorf("applied: %v", err)
 		}
 		return nil
@@ -150,18 +155,21 @@ func TestReadOnlySys(t *testing.T) {
 	}
 }
 
-// What only the machine's own network namespace can set takes no rights that one could get in another.
+// What only the machine's own network namespace can set takes no rights that one could get in
+// another.
 func TestNeedsOfANamespace(t *testing.T) {
 	n := netns.New(t, netns.Topology{})
 	err := n.Hosts[0].Do(func() error {
-		p, err := Host(ctx, HostGoals{Sysctls: map[string]string{"net.core.rmem_max": "99999999"}, Skip: []string{"governor", "numa-balancing", "budget", "backlog"}})
+		p, err := Host(ctx, HostGoals{Sysctls: map[string]string{"net.core.rmem_max": "99999999"},
+			Skip: []string{"governor", "numa-balancing", "budget", "backlog"}})
 		if err != nil {
 			return err
 		}
 		found := false
 		for _, s := range p.Steps {
 			found = found || s.Setting == "sysctl net.core.rmem_max"
-			if s.Setting == "sysctl net.core.rmem_max" && !strings.HasPrefix(s.Missing, "the machine's own network namespace") {
+			if s.Setting == "sysctl net.core.rmem_max" &&
+				!strings.HasPrefix(s.Missing, "the machine's own network namespace") {
 				return fmt.Errorf("%+v", s)
 			}
 		}

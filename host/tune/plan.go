@@ -6,7 +6,8 @@ import (
 	"text/tabwriter"
 )
 
-// Setting names one thing that can be read and set: "mtu", "feature rx-gro", "irq 45". See docs/tune.md for all of them.
+// Setting names one thing that can be read and set: "mtu", "feature rx-gro", "irq 45". See
+// docs/tune.md for all of them.
 type Setting string
 
 // Step is one thing to do.
@@ -23,7 +24,8 @@ type Step struct {
 	Advice bool `json:"advice,omitempty"`
 	// Host says that the step is about the whole machine and not only about the interface.
 	Host bool `json:"host,omitempty"`
-	// Needs is the right that the step takes; Missing is what this process lacks of it, empty if nothing.
+	// Needs is the right that the step takes; Missing is what this process lacks of it, empty if
+	// nothing.
 	Needs   string `json:"needs,omitempty"`
 	Missing string `json:"missing,omitempty"`
 	// Reversible: Undo puts it back.

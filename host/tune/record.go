@@ -19,9 +19,11 @@ type record struct {
 	Version   int      `json:"version"`
 	Interface string   `json:"interface"`
 	Device    identity `json:"device"`
-	// Entries are in the order in which the settings were changed first; those that no step asks for come behind them.
+	// Entries are in the order in which the settings were changed first; those that no step asks
+	// for come behind them.
 	Entries []entry `json:"entries"`
-	// Unfinished: an Apply or Undo is at work, or was killed. Whatever is other than before is its doing then.
+	// Unfinished: an Apply or Undo is at work, or was killed. Whatever is other than before is its
+	// doing then.
 	Unfinished bool `json:"unfinished,omitempty"`
 }
 
@@ -31,11 +33,12 @@ func (r *record) find(s Setting) int {
 
 // entry is a setting that was changed, was about to be, or may have changed as a consequence.
 type entry struct {
-	Setting Setting  `json:"setting"`
-	What    string   `json:"what"`
-	Host    bool     `json:"host,omitempty"`
-	From    string   `json:"from"`           // before the first Apply
-	Ours    []string `json:"ours,omitempty"` // values that an Apply has set, or read after it had set one; none: never changed
+	Setting Setting `json:"setting"`
+	What    string  `json:"what"`
+	Host    bool    `json:"host,omitempty"`
+	From    string  `json:"from"` // before the first Apply
+	// values that an Apply has set, or read after it had set one; none: never changed
+	Ours []string `json:"ours,omitempty"`
 }
 
 const recordVersion = 1
@@ -43,8 +46,8 @@ const recordVersion = 1
 // mostRecord is more than any record has.
 const mostRecord = 4 << 20
 
-// DefaultStateDir is the directory of the records: /var/lib/penstock/tune for root, else penstock/tune below $XDG_STATE_HOME or
-// ~/.local/state.
+// DefaultStateDir is the directory of the records: /var/lib/penstock/tune for root, else
+// penstock/tune below $XDG_STATE_HOME or ~/.local/state.
 func DefaultStateDir() (string, error) {
 	if os.Geteuid() == 0 {
 		return "/var/lib/penstock/tune", nil
@@ -65,7 +68,8 @@ type store struct {
 	lock *os.File
 }
 
-// openStore opens and locks the directory. Without make the error wraps fs.ErrNotExist where there is none.
+// openStore opens and locks the directory. Without make the error wraps fs.ErrNotExist where there
+// is none.
 func openStore(dir string, make bool) (*store, error) {
 	if dir == "" {
 		var err error
@@ -111,7 +115,8 @@ func trusted(f *os.File) error {
 		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	if id := sys.Identity(fi); int(id.UID) != os.Geteuid() || fi.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("%w: %s belongs to user %d with mode %v: expected user %d and no other user with the right to write", ErrState, f.Name(), id.UID, fi.Mode().Perm(), os.Geteuid())
+		return fmt.Errorf("%w: %s belongs to user %d with mode %v: expected user %d and no other user with the right "+
+			"to write", ErrState, f.Name(), id.UID, fi.Mode().Perm(), os.Geteuid())
 	}
 	return nil
 }
@@ -121,7 +126,8 @@ func (s *store) file(iface string, id identity) string {
 	return filepath.Join(s.dir, url.PathEscape(iface)+"@"+url.PathEscape(id.Network)+".json")
 }
 
-// load reads the record of an interface; nil if there is none, or one of an earlier boot, which says nothing any more and is removed.
+// load reads the record of an interface; nil if there is none, or one of an earlier boot, which
+// says nothing any more and is removed.
 func (s *store) load(iface string, id identity) (r *record, rebooted bool, err error) {
 	name := s.file(iface, id)
 	f, err := os.OpenFile(name, os.O_RDONLY|sys.ONoFollow|sys.ONonblock, 0)
@@ -140,10 +146,12 @@ func (s *store) load(iface string, id identity) (r *record, rebooted bool, err e
 		return nil, false, fmt.Errorf("%w: %w", ErrState, err)
 	}
 	if r, err = parseRecord(b); err != nil {
-		return nil, false, fmt.Errorf("%w: %s: %w; look at it, and remove it if the host is as it should be", ErrState, name, err)
+		return nil, false, fmt.Errorf("%w: %s: %w; look at it, and remove it if the host is as it should be", ErrState,
+			name, err)
 	}
 	if r.Interface != iface || r.Device.Network != id.Network {
-		return nil, false, fmt.Errorf("%w: %s is about %q in network namespace %s", ErrState, name, r.Interface, r.Device.Network)
+		return nil, false, fmt.Errorf("%w: %s is about %q in network namespace %s", ErrState, name, r.Interface,
+			r.Device.Network)
 	}
 	if r.Device.Boot != id.Boot {
 		return nil, true, s.remove(iface, id)

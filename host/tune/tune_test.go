@@ -41,7 +41,8 @@ func TestPlan(t *testing.T) {
 			kind = "advice"
 		}
 		got = append(got, fmt.Sprintf("%s %s: %s: %s -> %s", kind, s.Name, s.What, s.Now, s.Wanted))
-		if s.Why == "" || s.Command == "" || s.Where == "" || !slices.Contains(Names, s.Name) || s.Reversible == s.Advice || (s.Setting == "") != s.Advice {
+		if s.Why == "" || s.Command == "" || s.Where == "" || !slices.Contains(Names, s.Name) ||
+			s.Reversible == s.Advice || (s.Setting == "") != s.Advice {
 			t.Errorf("%+v", s)
 		}
 	}
@@ -71,7 +72,8 @@ func TestPlan(t *testing.T) {
 	if err := errors.Join(err, json.Unmarshal(b, &again)); err != nil || fmt.Sprint(again) != fmt.Sprint(p) {
 		t.Errorf("%v:\n%v", err, again)
 	}
-	for _, want := range []string{"ethtool -L fake0 combined 4", "MTU ", "echo 40 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "yours to decide"} {
+	for _, want := range []string{"ethtool -L fake0 combined 4", "MTU ",
+		"echo 40 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "yours to decide"} {
 		if !strings.Contains(p.String(), want) {
 			t.Errorf("no %q in\n%v", want, p)
 		}
@@ -85,8 +87,10 @@ func TestPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := everything
-	g.Ring, g.Skip = 0, []string{"irq"}                                                // the driver has placed them anew
-	if p := planOf(t, f, g); len(p.Changes()) != 1 || p.Changes()[0].Name != "rings" { // 1000 became 1024, which is less than what is right
+	// the driver has placed them anew
+	g.Ring, g.Skip = 0, []string{"irq"}
+	if p := planOf(t, f, g); len(p.Changes()) != 1 || p.Changes()[0].Name != "rings" {
+		// 1000 became 1024, which is less than what is right
 		t.Errorf("%v", p)
 	}
 	g.Skip = []string{"irq", "rings", "irqbalance", "governor", "isolation"}
@@ -110,7 +114,8 @@ func TestGoalsThatCannotBe(t *testing.T) {
 		{Goals{XPS: []int{1 << 20}}, "XPS to processor"},
 		{Goals{Skip: []string{"gor"}}, `no step is called "gor"`},
 	} {
-		if _, err := makePlan(ctx, newFake(), "fake0", x.g); !errors.Is(err, ErrGoal) || !strings.Contains(err.Error(), x.want) {
+		if _, err := makePlan(ctx, newFake(), "fake0", x.g); !errors.Is(err, ErrGoal) ||
+			!strings.Contains(err.Error(), x.want) {
 			t.Errorf("%+v: %v", x.g, err)
 		}
 	}
@@ -124,7 +129,8 @@ func TestAdvice(t *testing.T) {
 	f.base.irqBalance, f.base.isolated = false, "2-3"
 	f.base.unknown = []Unknown{{"rings", "no answer"}}
 	text := planOf(t, f, Goals{MTU: 9000, HugePages: Huge{Bytes: 64 << 20}}).String()
-	for _, want := range []string{"native, id 17", "xdpdrv off", "no native XDP", "8 MiB", "LimitMEMLOCK=67108864", "unknown: rings: no answer", "rx-sg", "needs"} {
+	for _, want := range []string{"native, id 17", "xdpdrv off", "no native XDP", "8 MiB", "LimitMEMLOCK=67108864",
+		"unknown: rings: no answer", "rx-sg", "needs"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
@@ -136,8 +142,9 @@ func TestAdvice(t *testing.T) {
 
 // anyGoals are goals that the fake host can have.
 func anyGoals(t *rapid.T) Goals {
-	g := Goals{Queues: rapid.IntRange(0, 16).Draw(t, "queues"), Ring: rapid.SampledFrom([]int{0, 64, 1000, 4096}).Draw(t, "ring"),
-		MTU: rapid.SampledFrom([]int{0, 1400, 9000}).Draw(t, "mtu"), BusyPoll: rapid.Bool().Draw(t, "busy"),
+	g := Goals{Queues: rapid.IntRange(0, 16).Draw(t, "queues"),
+		Ring: rapid.SampledFrom([]int{0, 64, 1000, 4096}).Draw(t, "ring"),
+		MTU:  rapid.SampledFrom([]int{0, 1400, 9000}).Draw(t, "mtu"), BusyPoll: rapid.Bool().Draw(t, "busy"),
 		Skip: rapid.SliceOfNDistinct(rapid.SampledFrom(Names), 0, 3, rapid.ID).Draw(t, "skip")}
 	if rapid.Bool().Draw(t, "steer") {
 		g.RPS = rapid.SampledFrom([][]int{{}, {2, 3}, {0, 1, 5}}).Draw(t, "rps")
@@ -149,7 +156,8 @@ func anyGoals(t *rapid.T) Goals {
 
 // scramble gives the host other values to begin with.
 func scramble(t *rapid.T, f *fake) {
-	for _, s := range []Setting{"feature rx-gro", "feature rx-lro", "feature rx-gro-hw", "feature rx-ntuple-filter", "coalesce adaptive-rx", "coalesce adaptive-tx"} {
+	for _, s := range []Setting{"feature rx-gro", "feature rx-lro", "feature rx-gro-hw", "feature rx-ntuple-filter",
+		"coalesce adaptive-rx", "coalesce adaptive-tx"} {
 		f.values[s] = onOff(rapid.Bool().Draw(t, string(s)))
 	}
 	n := rapid.IntRange(4, 16).Draw(t, "combined")
@@ -162,7 +170,8 @@ func scramble(t *rapid.T, f *fake) {
 	f.pages = rapid.SampledFrom([]int{20, 100, 1 << 20}).Draw(t, "pages")
 }
 
-// memoryDir is a directory in memory where there is such a file system: this test writes a great many records, each to the disk.
+// memoryDir is a directory in memory where there is such a file system: this test writes a great
+// many records, each to the disk.
 func memoryDir(t *testing.T) string {
 	if dir, err := os.MkdirTemp("/dev/shm", "penstock-tune"); err == nil {
 		t.Cleanup(func() { os.RemoveAll(dir) })
@@ -188,7 +197,8 @@ func try(fn func() error) (dead bool, err error) {
 func faults(f *fake, at int, kill bool) {
 	n := 0
 	f.trouble = func(op string, s Setting) {
-		// A value that cannot be read for a moment is not seen to change as a consequence: interrupts, queues and the table of RSS can be read here.
+		// A value that cannot be read for a moment is not seen to change as a consequence:
+		// interrupts, queues and the table of RSS can be read here.
 		if !kill && op == "get" && (strings.HasPrefix(string(s), "irq ") || steers(s) || s == "rss") {
 			return
 		}
@@ -202,7 +212,8 @@ func faults(f *fake, at int, kill bool) {
 	}
 }
 
-// Whatever was applied, however often, and wherever it was killed or failed: Undo restores all of it, and leaves no record.
+// Whatever was applied, however often, and wherever it was killed or failed: Undo restores all of
+// it, and leaves no record.
 func TestApplyUndoIsIdentity(t *testing.T) {
 	root := memoryDir(t)
 	kills, errs := 0, 0
@@ -273,7 +284,8 @@ func TestUndoLeavesOthersAlone(t *testing.T) {
 		if _, err := apply(ctx, f, p, o); err != nil {
 			t.Fatal(err)
 		}
-		others := map[Setting]string{"mtu": "1450", "irq 41 fake-TxRx-1": "3", "napi gro_flush_timeout": "77", "hugepages 2097152 node 0": "500"}
+		others := map[Setting]string{"mtu": "1450", "irq 41 fake-TxRx-1": "3", "napi gro_flush_timeout": "77",
+			"hugepages 2097152 node 0": "500"}
 		var theirs []Setting
 		for s, v := range others {
 			if rapid.Bool().Draw(t, string(s)) {
@@ -287,7 +299,8 @@ func TestUndoLeavesOthersAlone(t *testing.T) {
 		}
 		for _, out := range res.Outcomes {
 			mine := !slices.Contains(theirs, out.Setting)
-			if mine != (out.State == Restored) || !mine && (out.State != Skipped || !strings.Contains(out.Why, others[out.Setting])) {
+			if mine != (out.State == Restored) || !mine &&
+				(out.State != Skipped || !strings.Contains(out.Why, others[out.Setting])) {
 				t.Fatalf("%+v", out)
 			}
 		}
@@ -312,7 +325,8 @@ func TestAfterABoot(t *testing.T) {
 	}
 	f.id.Boot = "boot-2"
 	now := f.snapshot()
-	if _, err := undo(ctx, f, "fake0", o); !errors.Is(err, ErrNothing) || !strings.Contains(err.Error(), "booted since") {
+	if _, err := undo(ctx, f, "fake0", o); !errors.Is(err, ErrNothing) ||
+		!strings.Contains(err.Error(), "booted since") {
 		t.Error(err)
 	}
 	if d := differ(now, f.values); d != nil {
@@ -349,7 +363,8 @@ func TestAnotherDevice(t *testing.T) {
 			t.Errorf("%+v", out)
 		}
 	}
-	if f.values["mtu"] != "3000" || f.values["irq 40 fake-TxRx-0"] != "0" || f.values["hugepages 2097152 node 0"] != before["hugepages 2097152 node 0"] {
+	if f.values["mtu"] != "3000" || f.values["irq 40 fake-TxRx-0"] != "0" ||
+		f.values["hugepages 2097152 node 0"] != before["hugepages 2097152 node 0"] {
 		t.Error(f.values)
 	}
 	// In another network namespace nothing was ever done.
@@ -359,14 +374,16 @@ func TestAnotherDevice(t *testing.T) {
 	}
 }
 
-// A table of RSS that an administrator has set keeps queues from going: it goes first, and comes back last.
+// A table of RSS that an administrator has set keeps queues from going: it goes first, and comes
+// back last.
 func TestTableOfRSS(t *testing.T) {
 	f := newFake()
 	f.values["rss"] = "7,6,5,4,3,2,1,0"
 	before := f.snapshot()
 	o := Options{StateDir: t.TempDir()}
 	p := planOf(t, f, Goals{Queues: 2})
-	if _, err := apply(ctx, f, p, o); err != nil || f.values["rss"] != rssDefault || !strings.HasSuffix(f.values["channels"], " combined 2") {
+	if _, err := apply(ctx, f, p, o); err != nil || f.values["rss"] != rssDefault ||
+		!strings.HasSuffix(f.values["channels"], " combined 2") {
 		t.Error(err, f.values)
 	}
 	if _, err := undo(ctx, f, "fake0", o); err != nil || differ(before, f.values) != nil {
@@ -392,7 +409,8 @@ func TestFailureThatMends(t *testing.T) {
 	f.values["irq 42 fake-TxRx-2"] = "8" // where the driver puts it for eight queues
 	before := f.snapshot()
 	o := Options{StateDir: t.TempDir()}
-	if _, err := apply(ctx, f, planOf(t, f, Goals{Queues: 4, Skip: []string{"irq"}}), o); err != nil || f.values["irq 42 fake-TxRx-2"] != "4" {
+	if _, err := apply(ctx, f, planOf(t, f, Goals{Queues: 4, Skip: []string{"irq"}}), o); err != nil ||
+		f.values["irq 42 fake-TxRx-2"] != "4" {
 		t.Fatal(err, f.values)
 	}
 	n := 0
@@ -416,7 +434,9 @@ func TestInterruptThatIsGone(t *testing.T) {
 	}
 	delete(f.values, "irq 41 fake-TxRx-1")
 	res, err := undo(ctx, f, "fake0", o)
-	if err != nil || !slices.ContainsFunc(res.Outcomes, func(x Outcome) bool { return x.Setting == "irq 41 fake-TxRx-1" && x.State == Gone }) {
+	if err != nil || !slices.ContainsFunc(res.Outcomes, func(x Outcome) bool {
+		return x.Setting == "irq 41 fake-TxRx-1" && x.State == Gone
+	}) {
 		t.Error(res, err)
 	}
 }
@@ -440,7 +460,8 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := apply(ctx, f, p, Options{StateDir: filepath.Join(file, "x")}); !errors.Is(err, ErrState) || f.sets != 0 {
+	if _, err := apply(ctx, f, p, Options{StateDir: filepath.Join(file, "x")}); !errors.Is(err, ErrState) ||
+		f.sets != 0 {
 		t.Error(err)
 	}
 	// Nor where another user may write.
@@ -448,7 +469,8 @@ func TestRefusals(t *testing.T) {
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := apply(ctx, f, p, Options{StateDir: open}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "right to write") || f.sets != 0 {
+	if _, err := apply(ctx, f, p, Options{StateDir: open}); !errors.Is(err, ErrState) ||
+		!strings.Contains(err.Error(), "right to write") || f.sets != 0 {
 		t.Error(err)
 	}
 	dir := t.TempDir()
@@ -464,7 +486,8 @@ func TestRefusals(t *testing.T) {
 	// A step that comes short stops it, and the result says where.
 	f.pages = 20
 	res, err := apply(ctx, f, p, Options{StateDir: dir})
-	if last := res.Outcomes[len(res.Outcomes)-1]; !errors.Is(err, ErrNotSo) || last.State != Failed || last.To != "20" || !strings.Contains(err.Error(), "--undo") {
+	if last := res.Outcomes[len(res.Outcomes)-1]; !errors.Is(err, ErrNotSo) || last.State != Failed ||
+		last.To != "20" || !strings.Contains(err.Error(), "--undo") {
 		t.Error(res, err)
 	}
 	records, _ := filepath.Glob(dir + "/fake0@1.json")
@@ -479,7 +502,8 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(records[0], whole[:len(whole)/2], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := undo(ctx, f, "fake0", Options{StateDir: dir}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), records[0]) {
+	if _, err := undo(ctx, f, "fake0", Options{StateDir: dir}); !errors.Is(err, ErrState) ||
+		!strings.Contains(err.Error(), records[0]) {
 		t.Error(err)
 	}
 	if err := os.WriteFile(records[0], whole, 0o600); err != nil {
@@ -515,19 +539,23 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// RPS sends all flows of a queue to all its processors; XPS gives each processor one queue. Queues that go take theirs with them.
+// RPS sends all flows of a queue to all its processors; XPS gives each processor one queue. Queues
+// that go take theirs with them.
 func TestSteering(t *testing.T) {
 	f := newFake()
 	before := f.snapshot()
-	p := planOf(t, f, Goals{Queues: 2, RPS: []int{5, 2, 3}, XPS: []int{0, 1, 2}, Skip: []string{"irq", "rings", "lro", "gro", "udp-hash", "ntuple", "adaptive-rx"}})
+	p := planOf(t, f, Goals{Queues: 2, RPS: []int{5, 2, 3}, XPS: []int{0, 1, 2},
+		Skip: []string{"irq", "rings", "lro", "gro", "udp-hash", "ntuple", "adaptive-rx"}})
 	var got []string
 	for _, s := range p.Changes() {
 		got = append(got, fmt.Sprintf("%s: %s -> %s: %s", s.Setting, s.Now, s.Wanted, s.Command))
 	}
 	const dir = "/sys/class/net/fake0/queues/"
-	want := []string{"channels: rx 0 tx 0 other 1 combined 8 -> rx 0 tx 0 other 1 combined 2: ethtool -L fake0 combined 2",
+	want := []string{"channels: rx 0 tx 0 other 1 combined 8 -> rx 0 tx 0 other 1 combined 2: ethtool -L fake0 " +
+		"combined 2",
 		"rss: of 8 queues -> default: ethtool -X fake0 default",
-		"rps 0: none -> 2-3,5: echo 2c > " + dir + "rx-0/rps_cpus", "rps 1: none -> 2-3,5: echo 2c > " + dir + "rx-1/rps_cpus",
+		"rps 0: none -> 2-3,5: echo 2c > " + dir + "rx-0/rps_cpus",
+		"rps 1: none -> 2-3,5: echo 2c > " + dir + "rx-1/rps_cpus",
 		"xps 0: none -> 0,2: echo 5 > " + dir + "tx-0/xps_cpus"} // the second queue that sends is so already
 	if !slices.Equal(got, want) {
 		t.Errorf("\n%s\nexpected\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -544,7 +572,9 @@ func TestSteering(t *testing.T) {
 	if err != nil || differ(before, f.values) != nil {
 		t.Error(err, differ(before, f.values))
 	}
-	if !slices.ContainsFunc(res.Outcomes, func(x Outcome) bool { return x.Setting == "rps 6" && x.State == Restored && x.To == "1,3" }) ||
+	if !slices.ContainsFunc(res.Outcomes, func(x Outcome) bool {
+		return x.Setting == "rps 6" && x.State == Restored && x.To == "1,3"
+	}) ||
 		slices.ContainsFunc(res.Outcomes, func(x Outcome) bool { return x.State == Gone }) {
 		t.Errorf("%+v", res)
 	}

@@ -26,8 +26,8 @@ type fate struct {
 	err   error
 }
 
-// passes is how often Undo looks at everything: restoring one setting can change another that was restored before it, or be possible only
-// when another is restored.
+// passes is how often Undo looks at everything: restoring one setting can change another that was
+// restored before it, or be possible only when another is restored.
 const passes = 3
 
 func (u *undoing) run(ctx context.Context) error {
@@ -93,19 +93,22 @@ func (u *undoing) decide(e *entry, unfinished bool) (f fate) {
 		if len(e.Ours) > 0 {
 			f.state = Already
 		}
-	case unfinished && !strings.HasPrefix(string(e.Setting), "hugepages "): // killed before it could say what else it had changed
+	// killed before it could say what else it had changed
+	case unfinished && !strings.HasPrefix(string(e.Setting), "hugepages "):
 		f.state = Restored
 	case len(e.Ours) == 0: // never ours
 	case e.mine(f.first) || u.force:
 		f.state = Restored
 	default:
 		f.state = Skipped
-		f.why = fmt.Sprintf("it was set to %s since; it was %s, and %s after tuning", short(f.first), short(e.From), short(e.Ours[len(e.Ours)-1]))
+		f.why = fmt.Sprintf("it was set to %s since; it was %s, and %s after tuning", short(f.first), short(e.From),
+			short(e.Ours[len(e.Ours)-1]))
 	}
 	return f
 }
 
-// restore puts a setting back if that is its fate, or if it has changed since the beginning. It says whether it has set something.
+// restore puts a setting back if that is its fate, or if it has changed since the beginning. It
+// says whether it has set something.
 func (u *undoing) restore(e *entry, f *fate) bool {
 	switch f.state {
 	case Skipped, Failed:
@@ -150,7 +153,8 @@ func (u *undoing) restore(e *entry, f *fate) bool {
 	return true
 }
 
-// close says what became of everything. While something is still to be done, the record stays, with all that may change as its consequence.
+// close says what became of everything. While something is still to be done, the record stays, with
+// all that may change as its consequence.
 func (u *undoing) close(fates []fate) error {
 	var errs []error
 	var keep []entry
@@ -165,7 +169,8 @@ func (u *undoing) close(fates []fate) error {
 		case Failed:
 			left = true
 			out.Why = f.err.Error()
-			errs = append(errs, fmt.Errorf("tune: %s: %s from %s back to %s: %w", subject(u.r.Interface), e.What, short(f.first), short(e.From), f.err))
+			errs = append(errs, fmt.Errorf("tune: %s: %s from %s back to %s: %w", subject(u.r.Interface), e.What,
+				short(f.first), short(e.From), f.err))
 			// It may be another value now, as a consequence of what was restored after it.
 			if now, err := u.h.get(u.r.Interface, e.Setting); err == nil && !slices.Contains(e.Ours, now) {
 				e.Ours = append(e.Ours, now)
@@ -179,7 +184,8 @@ func (u *undoing) close(fates []fate) error {
 		default:
 			e.Ours = nil
 		}
-		if f.state != Gone || steers(e.Setting) { // a queue may come back when the next Undo restores how many there are
+		if f.state != Gone || steers(e.Setting) {
+			// a queue may come back when the next Undo restores how many there are
 			keep = append(keep, e)
 		}
 		if f.state != "" {

@@ -1,4 +1,5 @@
-// Package accel opens the accelerator whose memory a command uses, says which one that is and why, and lets the CPU look at every byte of that memory.
+// Package accel opens the accelerator whose memory a command uses, says which one that is and why,
+// and lets the CPU look at every byte of that memory.
 //
 //	a, err := accel.Open(accel.Options{})                  // the best there is
 //	fmt.Println(a)                                         // "cuda 0: NVIDIA ...", or what stands in for a card, and what is missing
@@ -6,8 +7,9 @@
 //	err = accel.Write(ctx, r.All(), func(b []byte, off uint64) error { ... }) // fill it, piece by piece
 //	err = a.Inspect(ctx, r.All(), func(b []byte, off uint64) error { ... })   // see it, and have a kernel of the device see the same
 //
-// On a machine without a card the runtimes opencl (PoCL) and host stand in. Their memory is the machine's, but it is handled as a card's: the CPU does not touch it, every byte
-// goes by copies of the runtime. Figures taken on a stand-in say nothing about a card, so String says that it is one.
+// On a machine without a card the runtimes opencl (PoCL) and host stand in. Their memory is the
+// machine's, but it is handled as a card's: the CPU does not touch it, every byte goes by copies of
+// the runtime. Figures taken on a stand-in say nothing about a card, so String says that it is one.
 package accel
 
 import (
@@ -23,7 +25,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Options say which accelerator is wanted. The zero value is the first device of the best runtime that is here.
+// Options say which accelerator is wanted. The zero value is the first device of the best runtime
+// that is here.
 type Options struct {
 	Runtime string    // "cuda", "opencl", "host"; "" is the best there is
 	Device  int       // its number in the runtime, from 0
@@ -43,8 +46,8 @@ type Accelerator struct {
 	sum *summer
 }
 
-// Open opens the device. The caller closes it. Errors wrap gpu.ErrUnavailable (the runtime is not here, and how to get it), gpu.ErrArgument (there is no runtime of that name)
-// and ErrDevice.
+// Open opens the device. The caller closes it. Errors wrap gpu.ErrUnavailable (the runtime is not
+// here, and how to get it), gpu.ErrArgument (there is no runtime of that name) and ErrDevice.
 func Open(o Options) (*Accelerator, error) {
 	if o.Table == nil {
 		o.Table = runtimes.Table()
@@ -59,7 +62,8 @@ func Open(o Options) (*Accelerator, error) {
 		for _, d := range all {
 			names = append(names, d.String())
 		}
-		err := fmt.Errorf("accel: device %d of %s: %w: there are: %s", o.Device, choice.Name(), ErrDevice, strings.Join(names, ", "))
+		err := fmt.Errorf("accel: device %d of %s: %w: there are: %s", o.Device, choice.Name(), ErrDevice,
+			strings.Join(names, ", "))
 		return nil, errors.Join(err, choice.Close())
 	}
 	a := &Accelerator{choice: choice}
@@ -73,7 +77,8 @@ func Open(o Options) (*Accelerator, error) {
 	return a, nil
 }
 
-// Close gives the device back. Regions of it must be closed before, or it is an error that wraps gpu.ErrInUse.
+// Close gives the device back. Regions of it must be closed before, or it is an error that wraps
+// gpu.ErrInUse.
 func (a *Accelerator) Close() error {
 	a.mu.Lock()
 	s := a.sum
@@ -93,12 +98,14 @@ func (a *Accelerator) Alloc(name string, kind mem.Kind, size int) (*mem.Region, 
 	return mem.Alloc(mem.Options{Name: name, Kind: kind, Size: size, Provider: a.mem})
 }
 
-// Adopt makes a region of memory of the device that another library of this process has allocated, and keeps until the region is unmapped.
+// Adopt makes a region of memory of the device that another library of this process has allocated,
+// and keeps until the region is unmapped.
 func (a *Accelerator) Adopt(name string, addr, size uint64) (*mem.Region, error) {
 	return a.mem.AdoptAddress(name, addr, size, nil)
 }
 
-// OpenShared makes a region of memory of the device that another process of this machine has exported.
+// OpenShared makes a region of memory of the device that another process of this machine has
+// exported.
 func (a *Accelerator) OpenShared(name string, h gpumem.Handle) (*mem.Region, error) {
 	return a.mem.Open(name, h)
 }
@@ -109,7 +116,8 @@ func (a *Accelerator) Device() string { return a.ctx.Device().String() }
 // StandIn reports whether the device is this machine's processor, used as if it were a card.
 func (a *Accelerator) StandIn() bool { return a.ctx.Info().Processor }
 
-// String says which device it is, and where it is not the preferred one, why: "host 0: this process, in Go, a stand-in for a card: no cuda (libcuda.so.1 not found)".
+// String says which device it is, and where it is not the preferred one, why: "host 0: this
+// process, in Go, a stand-in for a card: no cuda (libcuda.so.1 not found)".
 func (a *Accelerator) String() string {
 	s := a.Device()
 	if a.StandIn() {
@@ -128,7 +136,8 @@ func (a *Accelerator) String() string {
 // libraries are the files that runtimes need.
 var libraries = map[string]string{"libcuda.so.1": "NVIDIA's driver", "libOpenCL.so.1": "an OpenCL loader"}
 
-// missing says briefly why a runtime is not here: its error in full also says how to get it, which penstock devices repeats.
+// missing says briefly why a runtime is not here: its error in full also says how to get it, which
+// penstock devices repeats.
 func missing(err error) string {
 	if errors.Is(err, dl.ErrNotFound) {
 		for lib, what := range libraries {

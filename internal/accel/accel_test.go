@@ -43,7 +43,9 @@ func opened(t *testing.T, o Options) *Accelerator {
 
 func onPoCL(t *testing.T) Options {
 	platform := peers.PoCL(t)
-	return Options{Table: gpu.Table{{Name: "opencl", Open: func() (*gpu.Runtime, error) { return opencl.Open(opencl.Options{Platform: platform}) }}}}
+	return Options{Table: gpu.Table{{Name: "opencl", Open: func() (*gpu.Runtime, error) {
+		return opencl.Open(opencl.Options{Platform: platform})
+	}}}}
 }
 
 // each runs f on the runtimes that CI has.
@@ -93,7 +95,8 @@ func holds(ctx context.Context, a *Accelerator, s mem.Span, seed uint64) (bool, 
 	return byKernel, err
 }
 
-// The memory of a device cannot be touched, is written and read piece by piece, and its kernels see the same bytes.
+// The memory of a device cannot be touched, is written and read piece by piece, and its kernels see
+// the same bytes.
 func TestBytesOfADevice(t *testing.T) {
 	onEach(t, func(t *testing.T, a *Accelerator) {
 		if !a.StandIn() {
@@ -106,7 +109,8 @@ func TestBytesOfADevice(t *testing.T) {
 		small := rapid.Uint64Range(0, 300)
 		around := func(n uint64) *rapid.Generator[uint64] { return rapid.Uint64Range(n-2, n+2) }
 		rapid.Check(t, func(t *rapid.T) {
-			size := rapid.OneOf(small, small, around(sumPiece), around(2*sumPiece), around(Piece), around(2*Piece)).Draw(t, "size")
+			size := rapid.OneOf(small, small, around(sumPiece), around(2*sumPiece), around(Piece),
+				around(2*Piece)).Draw(t, "size")
 			s, err := r.Span(rapid.Uint64Range(0, min(7, r.Len()-size)).Draw(t, "off"), size)
 			if err != nil {
 				t.Fatal(err)
@@ -205,7 +209,8 @@ type done struct{}
 func (done) Done() (bool, error)        { return true, nil }
 func (done) Wait(context.Context) error { return nil }
 
-// Inspect finds a Mover that brings other bytes than the kernels see, also where it does not know what they should be.
+// Inspect finds a Mover that brings other bytes than the kernels see, also where it does not know
+// what they should be.
 func TestDisagreement(t *testing.T) {
 	onEach(t, func(t *testing.T, a *Accelerator) {
 		r := alloc(t, a, mem.Device, Piece+100)
@@ -213,7 +218,8 @@ func TestDisagreement(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, at := range []uint64{0, sumPiece, Piece + 99} {
-			x, err := mem.AdoptMapping("lies", mem.Mapping{Kind: mem.Device, Size: r.Len(), PageSize: 4096, FD: -1, NUMANode: -1, Mover: liar{r.Mover(), at}, Handle: gpumem.Memory(r)})
+			x, err := mem.AdoptMapping("lies", mem.Mapping{Kind: mem.Device, Size: r.Len(), PageSize: 4096, FD: -1,
+				NUMANode: -1, Mover: liar{r.Mover(), at}, Handle: gpumem.Memory(r)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -265,7 +271,8 @@ func TestBrokenOff(t *testing.T) {
 	}
 }
 
-// Open says which runtimes it passed over and why, and replaces none that was asked for by name; a stand-in says that it is one.
+// Open says which runtimes it passed over and why, and replaces none that was asked for by name; a
+// stand-in says that it is one.
 func TestChoice(t *testing.T) {
 	a := opened(t, Options{Table: gpu.Table{
 		{Name: "cuda", Open: func() (*gpu.Runtime, error) { return nil, fmt.Errorf("%w: broken card", gpu.ErrUnavailable) }},
@@ -276,7 +283,8 @@ func TestChoice(t *testing.T) {
 			t.Errorf("no %q in %q", want, a)
 		}
 	}
-	if _, err := Open(Options{Runtime: "host", Device: 1}); !errors.Is(err, ErrDevice) || !strings.Contains(err.Error(), "host 0: ") {
+	if _, err := Open(Options{Runtime: "host", Device: 1}); !errors.Is(err, ErrDevice) ||
+		!strings.Contains(err.Error(), "host 0: ") {
 		t.Errorf("a second device: %v", err)
 	}
 	if _, err := Open(Options{Runtime: "host", Device: -1}); !errors.Is(err, ErrDevice) {
@@ -285,7 +293,9 @@ func TestChoice(t *testing.T) {
 	if _, err := Open(Options{Runtime: "vulkan"}); !errors.Is(err, gpu.ErrArgument) {
 		t.Errorf("an unknown runtime: %v", err)
 	}
-	if _, err := Open(Options{Runtime: "cuda", Table: gpu.Table{{Name: "cuda", Open: func() (*gpu.Runtime, error) { return nil, gpu.ErrUnavailable }}}}); !errors.Is(err, gpu.ErrUnavailable) {
+	if _, err := Open(Options{Runtime: "cuda", Table: gpu.Table{{Name: "cuda", Open: func() (*gpu.Runtime, error) {
+		return nil, gpu.ErrUnavailable
+	}}}}); !errors.Is(err, gpu.ErrUnavailable) {
 		t.Errorf("a runtime that is not here: %v", err)
 	}
 	r, err := a.Alloc("left", mem.Device, 100)

@@ -10,21 +10,23 @@ import (
 // Piece is how many bytes of memory that the CPU cannot reach are looked at or filled at once.
 const Piece = 8 << 20
 
-// Read calls f with the bytes of s in order: all at once where the CPU reaches them, in pieces of Piece bytes read back by the Mover of the region where it does not. off
-// is the place of b in s. b is good until f returns, which ends Read with what it returns. s must lie in its region.
+// Read calls f with the bytes of s in order: all at once where the CPU reaches them, in pieces of
+// Piece bytes read back by the Mover of the region where it does not. off is the place of b in s. b
+// is good until f returns, which ends Read with what it returns. s must lie in its region.
 func Read(ctx context.Context, s mem.Span, f func(b []byte, off uint64) error) error {
 	w := NewWindow()
 	return errors.Join(w.Read(ctx, s, f), w.Close())
 }
 
-// Write has f fill the bytes of s, in order and in pieces as Read. What f does not write is undefined. When it returns without an error the bytes are in place.
+// Write has f fill the bytes of s, in order and in pieces as Read. What f does not write is
+// undefined. When it returns without an error the bytes are in place.
 func Write(ctx context.Context, s mem.Span, f func(b []byte, off uint64) error) error {
 	w := NewWindow()
 	return errors.Join(w.Write(ctx, s, f), w.Close())
 }
 
-// Window is host memory for bytes on their way, for frequent reads or writes. It allocates when it first has to, pinned memory where that can be had, and serves one
-// device. One goroutine uses it.
+// Window is host memory for bytes on their way, for frequent reads or writes. It allocates when it
+// first has to, pinned memory where that can be had, and serves one device. One goroutine uses it.
 type Window struct{ r *mem.Region }
 
 // NewWindow makes a window. The caller closes it, before the device whose memory it was used for.
@@ -58,8 +60,10 @@ func (w *Window) Write(ctx context.Context, s mem.Span, f func(b []byte, off uin
 	})
 }
 
-// each calls whole with all bytes of s where the CPU reaches them, or else piece for each part of the window that a piece of s at at goes through.
-func (w *Window) each(s mem.Span, whole func(b []byte, off uint64) error, piece func(m mem.Mover, at uint64, part mem.Span) error) error {
+// each calls whole with all bytes of s where the CPU reaches them, or else piece for each part of
+// the window that a piece of s at at goes through.
+func (w *Window) each(s mem.Span, whole func(b []byte, off uint64) error,
+	piece func(m mem.Mover, at uint64, part mem.Span) error) error {
 	l, err := s.Region.Lease()
 	if err != nil {
 		return err
@@ -105,7 +109,8 @@ func (w *Window) grow(m mem.Mover, size uint64) error {
 	return err
 }
 
-// finish waits for a copy that was begun. When ctx ends the copy goes on, and its memory may be given back only when it is over.
+// finish waits for a copy that was begun. When ctx ends the copy goes on, and its memory may be
+// given back only when it is over.
 func finish(ctx context.Context) func(mem.Move, error) error {
 	return func(m mem.Move, err error) error {
 		if err != nil {

@@ -102,7 +102,8 @@ func cycle(table gpu.Table, name string) (err error) {
 		}
 		err = draw(context.Background(), r.All(), 5)
 		if err == nil {
-			// The kernel's module is another test's: building it anew each time is all that this would measure.
+			// The kernel's module is another test's: building it anew each time is all that this
+			// would measure.
 			_, err = holds(context.Background(), nil, r.All(), 5)
 		}
 		if err = errors.Join(err, r.Close()); err != nil {
@@ -127,10 +128,12 @@ func look() (s state, err error) {
 		return s, err
 	}
 	pages, err := strconv.Atoi(strings.Fields(string(statm))[1])
-	return state{len(files), runtime.NumGoroutine(), bytes.Count(maps, []byte("\n")), pages * os.Getpagesize() >> 20}, err
+	return state{len(files), runtime.NumGoroutine(), bytes.Count(maps, []byte("\n")), pages * os.Getpagesize() >> 20},
+		err
 }
 
-// Runtimes, providers and regions that come and go a thousand times leave nothing: no descriptor, goroutine, mapping or memory.
+// Runtimes, providers and regions that come and go a thousand times leave nothing: no descriptor,
+// goroutine, mapping or memory.
 func TestOpenAndClose(t *testing.T) {
 	grown := func(t *testing.T, c cycles, env ...string) {
 		if testenv.Race || testenv.Invariants {
@@ -154,8 +157,10 @@ func TestOpenAndClose(t *testing.T) {
 		}
 		before, after := held[0], held[1]
 		t.Logf("before %+v, after %d rounds %+v", before, c.Rounds, after)
-		// Threads end a moment after what they were for: only what grows with the number of rounds is a leak.
-		if after.Descriptors > before.Descriptors+10 || after.Goroutines > before.Goroutines+2 || after.Mappings > before.Mappings+200 || after.Resident > before.Resident+64 {
+		// Threads end a moment after what they were for: only what grows with the number of rounds
+		// is a leak.
+		if after.Descriptors > before.Descriptors+10 || after.Goroutines > before.Goroutines+2 ||
+			after.Mappings > before.Mappings+200 || after.Resident > before.Resident+64 {
 			t.Errorf("before %+v, after %d rounds %+v", before, c.Rounds, after)
 		}
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// ErrDisagree is wrapped by the error of Inspect when the kernels of the device see other bytes than the CPU reads back.
+// ErrDisagree is wrapped by the error of Inspect when the kernels of the device see other bytes
+// than the CPU reads back.
 var ErrDisagree = errors.New("the device sees other bytes than the CPU reads back")
 
 // sumPiece is how many bytes one group of the kernel sums; Piece is a multiple.
@@ -22,9 +23,12 @@ const sumPiece = 64 << 10
 // sumPieces is how many pieces are summed by one launch.
 const sumPieces = Piece / sumPiece
 
-// Inspect is Read that also has a kernel of the device sum the bytes (RFC 1071, in pieces of 64 KiB) and compares: what was read back must be what kernels see. It reports
-// whether it did; memory that kernels do not reach, and all memory on a nil Accelerator, is only read. s is of host memory or of this Accelerator.
-func (a *Accelerator) Inspect(ctx context.Context, s mem.Span, f func(b []byte, off uint64) error) (byKernel bool, err error) {
+// Inspect is Read that also has a kernel of the device sum the bytes (RFC 1071, in pieces of 64
+// KiB) and compares: what was read back must be what kernels see. It reports whether it did; memory
+// that kernels do not reach, and all memory on a nil Accelerator, is only read. s is of host memory
+// or of this Accelerator.
+func (a *Accelerator) Inspect(ctx context.Context, s mem.Span, f func(b []byte, off uint64) error) (byKernel bool,
+	err error) {
 	k, err := a.summer(s.Region)
 	if err != nil || k == nil {
 		return false, errors.Join(err, Read(ctx, s, f))
@@ -47,7 +51,8 @@ func (a *Accelerator) Inspect(ctx context.Context, s mem.Span, f func(b []byte, 
 	})
 }
 
-// summer is what sums memory of r on the device, made when it is first needed; nil where kernels do not reach r, or the device takes none of ours.
+// summer is what sums memory of r on the device, made when it is first needed; nil where kernels do
+// not reach r, or the device takes none of ours.
 func (a *Accelerator) summer(r *mem.Region) (*summer, error) {
 	if a == nil {
 		return nil, nil
@@ -139,7 +144,8 @@ func (s *summer) compare(ctx context.Context, m *gpu.Memory, off uint64, b []byt
 	if err != nil {
 		return err
 	}
-	call, err := s.kernel.Prepare(gpu.Buffer(sums), gpu.Buffer(m.All()), gpu.U64(m.Size()), gpu.Buffer(table), gpu.U32(uint32(count)))
+	call, err := s.kernel.Prepare(gpu.Buffer(sums), gpu.Buffer(m.All()), gpu.U64(m.Size()), gpu.Buffer(table),
+		gpu.U32(uint32(count)))
 	if err != nil {
 		return err
 	}
@@ -158,7 +164,8 @@ func (s *summer) compare(ctx context.Context, m *gpu.Memory, off uint64, b []byt
 		at := i * sumPiece
 		want := uint32(packet.Sum(0).Add(b[at:min(at+sumPiece, len(b))]).Fold())
 		if got := binary.LittleEndian.Uint32(s.result[i*4:]); got != want {
-			return fmt.Errorf("bytes %d to %d: %w: sums %#x and %#x", off+uint64(at), off+uint64(min(at+sumPiece, len(b))), ErrDisagree, got, want)
+			return fmt.Errorf("bytes %d to %d: %w: sums %#x and %#x", off+uint64(at),
+				off+uint64(min(at+sumPiece, len(b))), ErrDisagree, got, want)
 		}
 	}
 	return nil

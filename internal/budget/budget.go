@@ -1,19 +1,23 @@
-// Package budget divides what a process has (descriptors, mappings, memory) among the principals that make it use them, so that
-// none of them can take what the others need.
+// Package budget divides what a process has (descriptors, mappings, memory) among the principals
+// that make it use them, so that none of them can take what the others need.
 //
 // # The rule
 //
-// Of each resource a process has a total, of which the last quarter is kept for newcomers. A principal may have
+// Of each resource a process has a total, of which the last quarter is kept for newcomers. A
+// principal may have
 //
 //   - a small base, from all that is free, or
-//   - beyond the base, at most twice as much as is still free above the last quarter when it has it.
+//   - beyond the base, at most twice as much as is still free above the last quarter when it has
+//     it.
 //
-// So a principal alone gets at most half of the total, the second greedy one at most a third of what the first could have, and so on:
-// the rule needs no list of principals, and takes nothing back.
+// So a principal alone gets at most half of the total, the second greedy one at most a third of
+// what the first could have, and so on: the rule needs no list of principals, and takes nothing
+// back.
 //
-// A newcomer always gets its base, as long as fewer than (total/4)/base other principals have something: whatever took the resource
-// beyond the base of its principal left a quarter free, and since then each principal can have added no more than a base to
-// what it had. The base is at most a sixteenth of the total, so that this holds beside three others even in the smallest process,
+// A newcomer always gets its base, as long as fewer than (total/4)/base other principals have
+// something: whatever took the resource beyond the base of its principal left a quarter free, and
+// since then each principal can have added no more than a base to what it had. The base is at most
+// a sixteenth of the total, so that this holds beside three others even in the smallest process,
 // and beside hundreds in a usual one.
 //
 // What the process does of its own accord (Own) is counted and never refused: principals get less.
@@ -45,7 +49,8 @@ const (
 	resources
 )
 
-var names = [resources]string{"sessions", "paths", "descriptors", "bytes of buffers", "mappings", "bytes of address space"}
+var names = [resources]string{"sessions", "paths", "descriptors", "bytes of buffers", "mappings",
+	"bytes of address space"}
 
 // mends says how to have more of a resource.
 var mends = [resources]string{
@@ -67,8 +72,8 @@ func (r Resource) String() string {
 // Amounts is an amount of each resource: Amounts{Paths: 1, Descriptors: 7}.
 type Amounts [resources]uint64
 
-// bases are what each principal may have of what is kept for newcomers: a session, two paths of default settings, and what belongs
-// to them.
+// bases are what each principal may have of what is kept for newcomers: a session, two paths of
+// default settings, and what belongs to them.
 var bases = Amounts{Sessions: 1, Paths: 2, Descriptors: 24, Memory: 8 << 20, Mappings: 16, Address: 1 << 30}
 
 // Most that Process has, whatever the limits of the process are.
@@ -114,8 +119,9 @@ func New(total Amounts) *Budget {
 	return b
 }
 
-// Process is the budget of this process, which all its nodes share: the descriptors it may have without a quarter or 4096, a quarter of the
-// memory, a quarter of the mappings. What is left is for everything that is not counted here.
+// Process is the budget of this process, which all its nodes share: the descriptors it may have
+// without a quarter or 4096, a quarter of the memory, a quarter of the mappings. What is left is
+// for everything that is not counted here.
 var Process = sync.OnceValue(func() *Budget {
 	// A limit that cannot be read counts as what every Linux has.
 	files, memory, maps, address := uint64(1024), uint64(1<<30), uint64(65530), uint64(mostAddress)
@@ -170,8 +176,9 @@ func (b *Budget) Take(principal string, a Amounts) (*Grant, error) {
 	return &Grant{b: b, principal: principal, a: a}, nil
 }
 
-// Change makes the grant one of a, which is not nothing, in place of what it was. With a *Refusal it stays as it is; it is refused only where a is more. It must
-// not be called at the same time as Release or another Change.
+// Change makes the grant one of a, which is not nothing, in place of what it was. With a *Refusal
+// it stays as it is; it is refused only where a is more. It must not be called at the same time as
+// Release or another Change.
 func (g *Grant) Change(a Amounts) error {
 	b := g.b
 	b.mu.Lock()
@@ -215,7 +222,8 @@ func (b *Budget) Own(a Amounts) *Grant {
 	return &Grant{b: b, own: true, a: a}
 }
 
-// Release gives the grant back. A second call does nothing, and panics where invariants are checked; a nil grant holds nothing.
+// Release gives the grant back. A second call does nothing, and panics where invariants are
+// checked; a nil grant holds nothing.
 func (g *Grant) Release() {
 	if g == nil {
 		return
@@ -258,7 +266,8 @@ func (b *Budget) Held(principal string) Amounts {
 // Total is what the process has, for principals and its own.
 func (b *Budget) Total() Amounts { return b.total }
 
-// verify checks that what is used covers what the principals hold; the rest is the process's own. The mutex is held.
+// verify checks that what is used covers what the principals hold; the rest is the process's own.
+// The mutex is held.
 func (b *Budget) verify() {
 	if !invariants.Enabled {
 		return
@@ -270,6 +279,7 @@ func (b *Budget) verify() {
 		}
 	}
 	for r := range sum {
-		invariants.Insist(sum[r] <= b.used[r] && sum[r] <= b.total[r], "budget: principals hold %d %s, %d are used of %d", sum[r], Resource(r), b.used[r], b.total[r])
+		invariants.Insist(sum[r] <= b.used[r] && sum[r] <= b.total[r],
+			"budget: principals hold %d %s, %d are used of %d", sum[r], Resource(r), b.used[r], b.total[r])
 	}
 }

@@ -17,9 +17,10 @@ type held struct {
 	a   Amounts
 }
 
-// TestBudgetModel gives and takes at random and compares with lists that are summed up each time: nothing is ever beyond the total,
-// a principal that has more than its base left the last quarter free when it took it, and a newcomer gets its base beside as many others
-// as the package comment promises.
+// TestBudgetModel gives and takes at random and compares with lists that are summed up each time:
+// nothing is ever beyond the total, a principal that has more than its base left the last quarter
+// free when it took it, and a newcomer gets its base beside as many others as the package comment
+// promises.
 func TestBudgetModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var total Amounts
@@ -60,7 +61,8 @@ func TestBudgetModel(t *testing.T) {
 				}
 				g, err := b.Take(name(who), a)
 				var refusal *Refusal
-				if ok != (err == nil) || err != nil && (!errors.Is(err, ErrOver) || !errors.As(err, &refusal) || refusal.Asked == 0) {
+				if ok != (err == nil) || err != nil &&
+					(!errors.Is(err, ErrOver) || !errors.As(err, &refusal) || refusal.Asked == 0) {
 					t.Fatalf("take %v with %v of %v used, %v held: %v, expected %v", a, used, total, mine, err, ok)
 				}
 				if err == nil {
@@ -85,7 +87,8 @@ func TestBudgetModel(t *testing.T) {
 				}
 				r := Resource(rapid.IntRange(0, int(resources)-1).Draw(t, "resource"))
 				n := rapid.Uint64Range(1, total[r]/4+1).Draw(t, "n")
-				to, left, has := h.a, int64(total[r])-int64(sum(everybody)[r])+int64(h.a[r])-int64(n), sum(h.who)[r]-h.a[r]+n
+				to, left, has := h.a, int64(total[r])-int64(sum(everybody)[r])+int64(h.a[r])-int64(n),
+					sum(h.who)[r]-h.a[r]+n
 				to[r] = n
 				ok := n <= h.a[r] || left >= 0 && (has <= b.base[r] || 2*(left-int64(total[r]/4)) >= int64(has))
 				if err := h.g.Change(to); ok != (err == nil) {
@@ -150,8 +153,8 @@ func amount(r Resource, n uint64) (a Amounts) {
 	return a
 }
 
-// TestGreedy has principals take all they can get, one after the other, in grains: the first gets half, and there is always a base
-// for one more.
+// TestGreedy has principals take all they can get, one after the other, in grains: the first gets
+// half, and there is always a base for one more.
 func TestGreedy(t *testing.T) {
 	b := New(Amounts{Descriptors: 8000})
 	for who := range 40 {
@@ -177,7 +180,9 @@ func TestZeroGrantsNothing(t *testing.T) {
 		t.Errorf("%v, expected a refusal", err)
 	}
 	_, err := New(Amounts{Descriptors: 1024}).Take("uid:7", Amounts{Descriptors: 900})
-	if err == nil || !strings.Contains(err.Error(), "900 descriptors asked for, uid:7 has 0 and 1024 are free, of which 256 are kept") || !strings.Contains(err.Error(), "ulimit -n") {
+	if err == nil || !strings.Contains(err.Error(),
+		"900 descriptors asked for, uid:7 has 0 and 1024 are free, of which 256 are kept") ||
+		!strings.Contains(err.Error(), "ulimit -n") {
 		t.Errorf("%v: expected the numbers and what to do", err)
 	}
 }

@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	// MaxBurst is the number of packets of one call, MaxDescs that of their segments, MaxSegs that of the segments of one packet, at most.
+	// MaxBurst is the number of packets of one call, MaxDescs that of their segments, MaxSegs that
+	// of the segments of one packet, at most.
 	MaxBurst, MaxDescs, MaxSegs = C.PS_BURST, C.PS_DESCS, C.PS_SEGS
 	// Headroom is what a driver leaves free in front of a packet that it receives, in bytes.
 	Headroom = C.RTE_PKTMBUF_HEADROOM
@@ -44,15 +45,19 @@ func newPool(call string, make func(name *C.char, err *C.int) *C.struct_ps_pool)
 	return &Pool{p}, nil
 }
 
-// NewSlotPool makes a pool of one mbuf for each slot of memory, of which the driver may fill room bytes, its headroom included. All mbufs are outside
-// at first: Rx.Give hands them over. One receive queue uses the pool. EFAULT says that a slot does not lie on physical memory in one piece.
+// NewSlotPool makes a pool of one mbuf for each slot of memory, of which the driver may fill room
+// bytes, its headroom included. All mbufs are outside at first: Rx.Give hands them over. One
+// receive queue uses the pool. EFAULT says that a slot does not lie on physical memory in one
+// piece.
 func NewSlotPool(base uintptr, slots, stride, room, socket int) (*Pool, error) {
 	return newPool("mempool of slots", func(name *C.char, e *C.int) *C.struct_ps_pool {
-		return C.ps_slot_pool_at(name, C.uintptr_t(base), C.uint32_t(slots), C.uint64_t(stride), C.uint32_t(room), C.int(socket), e)
+		return C.ps_slot_pool_at(name, C.uintptr_t(base), C.uint32_t(slots), C.uint64_t(stride), C.uint32_t(room),
+			C.int(socket), e)
 	})
 }
 
-// NewOwnPool makes a pool of mbufs with room bytes behind each, headroom included, all of them for the driver at first. memory is what they lie in.
+// NewOwnPool makes a pool of mbufs with room bytes behind each, headroom included, all of them for
+// the driver at first. memory is what they lie in.
 func NewOwnPool(n, room, socket int) (p *Pool, memory []byte, err error) {
 	p, err = newPool("rte_pktmbuf_pool_create", func(name *C.char, e *C.int) *C.struct_ps_pool {
 		return C.ps_own_pool(name, C.uint32_t(n), C.uint32_t(room), C.int(socket), e)
@@ -116,8 +121,9 @@ func (r *Rx) Move(queue int) { r.c.queue = C.uint16_t(queue) }
 // Slots is where the caller writes numbers of mbufs, for the next Burst or Give.
 func (r *Rx) Slots() *[MaxBurst]uint32 { return r.give }
 
-// Burst gives the driver the first mbufs in Slots, and takes up to most packets from it. The descriptors hold until the next call. Each mbuf of the
-// queue's own pool is the caller's then, and idle; foreign ones go back by FreeForeign.
+// Burst gives the driver the first mbufs in Slots, and takes up to most packets from it. The
+// descriptors hold until the next call. Each mbuf of the queue's own pool is the caller's then, and
+// idle; foreign ones go back by FreeForeign.
 func (r *Rx) Burst(give, most int) (packets int, d []Desc) {
 	n := uint64(C.ps_rx_burst(r.c, C.uint32_t(give), C.uint32_t(most)))
 	return int(uint32(n)), r.descs[:n>>32]
@@ -170,8 +176,9 @@ type One struct {
 
 var _ = [1]struct{}{}[unsafe.Sizeof(One{})-C.sizeof_struct_ps_one]
 
-// NewTx makes what sends by a queue, with so many headers: segments that the driver has, at most. others says that another port frees headers, on
-// goroutines of its own; otherwise the driver frees them only while it is called.
+// NewTx makes what sends by a queue, with so many headers: segments that the driver has, at most.
+// others says that another port frees headers, on goroutines of its own; otherwise the driver frees
+// them only while it is called.
 func NewTx(p Port, queue, headers int, others bool) (*Tx, error) {
 	var c *C.struct_ps_tx
 	_, err := newPool("mempool of headers", func(name *C.char, e *C.int) *C.struct_ps_pool {
@@ -183,7 +190,8 @@ func NewTx(p Port, queue, headers int, others bool) (*Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tx{c, (*[MaxDescs]Seg)(unsafe.Pointer(c.seg)), (*[MaxBurst]One)(unsafe.Pointer(c.one)), (*[MaxDescs]uint32)(unsafe.Pointer(c.done))}, nil
+	return &Tx{c, (*[MaxDescs]Seg)(unsafe.Pointer(c.seg)), (*[MaxBurst]One)(unsafe.Pointer(c.one)),
+		(*[MaxDescs]uint32)(unsafe.Pointer(c.done))}, nil
 }
 
 // Segs is where the caller writes what is to be sent.
@@ -195,19 +203,22 @@ func (t *Tx) Ones() *[MaxBurst]One { return t.ones }
 // Run sends the first n of Ones, and returns how many the driver took. Otherwise it is as Burst.
 func (t *Tx) Run(n int) int { return int(C.ps_tx_run(t.c, C.uint32_t(n))) }
 
-// Burst sends the packets in the first n of Segs, and returns how many segments of whole packets the driver took. The headers of the others are
-// still the caller's. refused says that the driver can never send the first packet that it did not take.
+// Burst sends the packets in the first n of Segs, and returns how many segments of whole packets
+// the driver took. The headers of the others are still the caller's. refused says that the driver
+// can never send the first packet that it did not take.
 func (t *Tx) Burst(n int) (taken int, refused bool) {
 	before := t.c.refused
 	taken = int(C.ps_tx_burst(t.c, C.uint32_t(n)))
 	return taken, t.c.refused != before
 }
 
-// Back is what Reap would have returned, of what was there right after Burst: headers of this burst too, of a driver that frees them at once.
+// Back is what Reap would have returned, of what was there right after Burst: headers of this burst
+// too, of a driver that frees them at once.
 func (t *Tx) Back() []uint32 { return t.done[:t.c.back] }
 
-// Reap returns the indices of headers that drivers have freed: what they pointed at was sent, or dropped. They hold until the next call.
-// running says that the port has started: some drivers free only when they are asked to.
+// Reap returns the indices of headers that drivers have freed: what they pointed at was sent, or
+// dropped. They hold until the next call. running says that the port has started: some drivers free
+// only when they are asked to.
 func (t *Tx) Reap(running bool) []uint32 { return t.done[:C.ps_tx_reap(t.c, boolean(running))] }
 
 // Out is the number of headers that drivers have.

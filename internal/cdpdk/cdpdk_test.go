@@ -16,9 +16,11 @@ import (
 )
 
 // noHuge are arguments of EAL that need nothing of the machine.
-var noHuge = []string{"--no-huge", "-m", "256", "--no-shconf", "--no-telemetry", "-a", "0000:00:00.0", "--lcores", "0@(0-1)", "--iova-mode", "va"}
+var noHuge = []string{"--no-huge", "-m", "256", "--no-shconf", "--no-telemetry", "-a", "0000:00:00.0", "--lcores",
+	"0@(0-1)", "--iova-mode", "va"}
 
-// startWith is the variable of the environment of a child that starts EAL with its arguments, prints the error, and ends in order.
+// startWith is the variable of the environment of a child that starts EAL with its arguments,
+// prints the error, and ends in order.
 const startWith = "PENSTOCK_TEST_EAL"
 
 func TestMain(m *testing.M) {
@@ -40,7 +42,8 @@ func TestMain(m *testing.M) {
 
 var before map[string]string
 
-// process is what EAL could have changed of the process: the processors of its threads, but for one, and the signals that it handles.
+// process is what EAL could have changed of the process: the processors of its threads, but for
+// one, and the signals that it handles.
 func process() map[string]string {
 	out := map[string]string{}
 	status := func(file, key string) string {
@@ -90,7 +93,8 @@ func TestFailures(t *testing.T) {
 		c.Env = append(os.Environ(), startWith+"="+x.args)
 		out, err := c.CombinedOutput()
 		text := string(out)
-		if err != nil || !strings.Contains(text, "start: rte_eal_init") || !strings.Contains(text, x.want) || strings.Contains(text, "again: <nil>") {
+		if err != nil || !strings.Contains(text, "start: rte_eal_init") || !strings.Contains(text, x.want) ||
+			strings.Contains(text, "again: <nil>") {
 			t.Errorf("%s: %v\n%s", x.args, err, text)
 		}
 	}
@@ -163,7 +167,8 @@ func TestRing(t *testing.T) {
 		t.Fatal(n)
 	}
 	n, d := rx.Burst(0, 32)
-	if n != 1 || len(d) != 2 || !d[0].Foreign || d[0].PktLen != 100 || d[0].Len != 60 || d[1].Len != 40 || d[0].Addr != uint64(address(data)) {
+	if n != 1 || len(d) != 2 || !d[0].Foreign || d[0].PktLen != 100 || d[0].Len != 60 || d[1].Len != 40 ||
+		d[0].Addr != uint64(address(data)) {
 		t.Fatalf("%d %+v", n, d)
 	}
 	if len(tx.Reap(true)) != 0 {

@@ -42,9 +42,10 @@ func Running() []string {
 	return eal.args
 }
 
-// Start starts EAL with arguments as a program's command line has them, without the program's name. There is one EAL for the process: with the same
-// arguments Start does nothing more, with others the error names both. EAL pins the thread that starts it; this is one of its own, which stays. After
-// a failure EAL cannot be started again.
+// Start starts EAL with arguments as a program's command line has them, without the program's name.
+// There is one EAL for the process: with the same arguments Start does nothing more, with others
+// the error names both. EAL pins the thread that starts it; this is one of its own, which stays.
+// After a failure EAL cannot be started again.
 func Start(args []string) error {
 	eal.Lock()
 	defer eal.Unlock()
@@ -54,7 +55,8 @@ func Start(args []string) error {
 	case eal.args != nil && slices.Equal(eal.args, args):
 		return nil
 	case eal.args != nil:
-		return fmt.Errorf("EAL runs in this process with %q: it cannot be started with %q as well: %w", strings.Join(eal.args, " "), strings.Join(args, " "), syscall.EALREADY)
+		return fmt.Errorf("EAL runs in this process with %q: it cannot be started with %q as well: %w",
+			strings.Join(eal.args, " "), strings.Join(args, " "), syscall.EALREADY)
 	}
 	do := make(chan func())
 	go func() {
@@ -117,14 +119,17 @@ func failed(call string, r C.int) error {
 func tidy(log string) string {
 	var out []string
 	for line := range strings.Lines(log) {
-		if line = strings.TrimSpace(line); line != "" && strings.IndexFunc(line, func(r rune) bool { return r < ' ' && r != '\t' }) < 0 {
+		if line = strings.TrimSpace(line); line != "" && strings.IndexFunc(line, func(r rune) bool {
+			return r < ' ' && r != '\t'
+		}) < 0 {
 			out = append(out, line)
 		}
 	}
 	return strings.Join(out[max(0, len(out)-6):], "; ")
 }
 
-// Register says that memory which the process has mapped is going to be used by devices: a multiple of its page size. Unregister ends that.
+// Register says that memory which the process has mapped is going to be used by devices: a multiple
+// of its page size. Unregister ends that.
 func Register(base uintptr, size, page uint64) error {
 	return extmem("rte_extmem_register", base, size, page, 1)
 }

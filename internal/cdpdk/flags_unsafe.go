@@ -20,7 +20,8 @@ const (
 	TxCutUDP       = C.RTE_ETH_TX_OFFLOAD_UDP_TSO
 	TxTime         = C.RTE_ETH_TX_OFFLOAD_SEND_ON_TIMESTAMP
 
-	// SetupWhileRunning says in Info.DevCapa that a receive queue is set up while the port receives by others.
+	// SetupWhileRunning says in Info.DevCapa that a receive queue is set up while the port receives
+	// by others.
 	SetupWhileRunning = C.RTE_ETH_DEV_CAPA_RUNTIME_RX_QUEUE_SETUP
 )
 
@@ -38,7 +39,8 @@ const (
 const (
 	HashValid = C.RTE_MBUF_F_RX_RSS_HASH
 	Marked    = C.RTE_MBUF_F_RX_FDIR_ID
-	// ChecksumsGood, and what to look at: a mask has a further value for checksums that are not computed yet, which has the bits of Good and others.
+	// ChecksumsGood, and what to look at: a mask has a further value for checksums that are not
+	// computed yet, which has the bits of Good and others.
 	ChecksumsGood  = C.RTE_MBUF_F_RX_IP_CKSUM_GOOD | C.RTE_MBUF_F_RX_L4_CKSUM_GOOD
 	ChecksumsMask  = C.RTE_MBUF_F_RX_IP_CKSUM_MASK | C.RTE_MBUF_F_RX_L4_CKSUM_MASK
 	ChecksumL4Mask = C.RTE_MBUF_F_RX_L4_CKSUM_MASK

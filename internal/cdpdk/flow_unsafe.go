@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// FlowItem is an item of a rule of rte_flow: a header that packets have, and bytes of it. Headers are numbered: Ethernet, VLAN, IPv4, IPv6, UDP,
-// TCP, bytes of the payload, VXLAN, NVGRE.
+// FlowItem is an item of a rule of rte_flow: a header that packets have, and bytes of it. Headers
+// are numbered: Ethernet, VLAN, IPv4, IPv6, UDP, TCP, bytes of the payload, VXLAN, NVGRE.
 type FlowItem struct {
 	Header           uint8
 	NoTags           bool
@@ -19,8 +19,8 @@ type FlowItem struct {
 	Spec, Last, Mask []byte // nil for none
 }
 
-// FlowAction is what a rule does. Kinds are numbered: mark, count, queue, RSS, drop, pop VLAN, push VLAN, set VLAN, set PCP, decapsulate VXLAN,
-// decapsulate NVGRE.
+// FlowAction is what a rule does. Kinds are numbered: mark, count, queue, RSS, drop, pop VLAN, push
+// VLAN, set VLAN, set PCP, decapsulate VXLAN, decapsulate NVGRE.
 type FlowAction struct {
 	Kind   uint8
 	Value  uint32
@@ -52,7 +52,8 @@ func (p Port) flow(call string, r *FlowRule, made **C.struct_rte_flow) error {
 	items, actions := make([]C.struct_ps_item, len(r.Items)+1), make([]C.struct_ps_action, len(r.Actions)+1)
 	for i, x := range r.Items {
 		c := &items[i]
-		c.header, c.has_spec, c.has_last, c.no_tags, c.offset = C.uint8_t(x.Header), flag(x.Spec != nil), flag(x.Last != nil), flag(x.NoTags), C.int32_t(x.Offset)
+		c.header, c.has_spec, c.has_last, c.no_tags, c.offset = C.uint8_t(x.Header), flag(x.Spec != nil),
+			flag(x.Last != nil), flag(x.NoTags), C.int32_t(x.Offset)
 		fill(&c.spec, x.Spec)
 		fill(&c.last, x.Last)
 		fill(&c.mask, x.Mask)
@@ -69,7 +70,8 @@ func (p Port) flow(call string, r *FlowRule, made **C.struct_rte_flow) error {
 	}
 	var why [256]C.char
 	// The items point at each other only in C's own memory.
-	n := C.ps_flow(p.c(), C.uint32_t(r.Priority), &items[0], C.int(len(r.Items)), &actions[0], C.int(len(r.Actions)), C.uint64_t(r.RSSTypes),
+	n := C.ps_flow(p.c(), C.uint32_t(r.Priority), &items[0], C.int(len(r.Items)), &actions[0], C.int(len(r.Actions)),
+		C.uint64_t(r.RSSTypes),
 		(*C.uint8_t)(unsafe.SliceData(r.RSSKey)), C.uint32_t(len(r.RSSKey)), made, &why[0], C.int(len(why)))
 	return p.said(call, n, &why)
 }

@@ -15,8 +15,8 @@ import (
 // Port is a port of DPDK.
 type Port uint16
 
-// Attach finds the device that the arguments name (rte_dev_probe): a place on the PCI bus or the name of a virtual device, and options behind
-// commas. It returns the device's ports.
+// Attach finds the device that the arguments name (rte_dev_probe): a place on the PCI bus or the
+// name of a virtual device, and options behind commas. It returns the device's ports.
 func Attach(devargs string) ([]Port, error) {
 	s := C.CString(devargs)
 	defer C.free(unsafe.Pointer(s))
@@ -52,7 +52,8 @@ func (d Device) Remove() error {
 	return failed("rte_dev_remove", C.ps_remove(d.c))
 }
 
-// MapDMA lets the device reach memory that was registered. A device without an IOMMU has nothing to be told.
+// MapDMA lets the device reach memory that was registered. A device without an IOMMU has nothing to
+// be told.
 func (d Device) MapDMA(base uintptr, size uint64) error {
 	return failed("rte_dev_dma_map", C.ps_map(d.c, C.uintptr_t(base), C.size_t(size), 1))
 }
@@ -80,12 +81,13 @@ type Info struct {
 	MinTxDesc, MaxTxDesc, TxDescAlign  int
 	MinRxBuf, MaxRxPkt, MinMTU, MaxMTU int
 	HashKeySize, RetaSize              int
-	Split                              int    // segments that the device receives into pools of their own (buffer split), 0 for none
-	RxOffloads, TxOffloads             uint64 // of the port; those of queues are among them
-	RxQueueOffloads, TxQueueOffloads   uint64
-	RSSTypes, DevCapa                  uint64
-	MAC                                [6]byte
-	MTU                                int
+	// segments that the device receives into pools of their own (buffer split), 0 for none
+	Split                            int
+	RxOffloads, TxOffloads           uint64 // of the port; those of queues are among them
+	RxQueueOffloads, TxQueueOffloads uint64
+	RSSTypes, DevCapa                uint64
+	MAC                              [6]byte
+	MTU                              int
 }
 
 // Info asks the driver.
@@ -101,7 +103,8 @@ func (p Port) Info() (Info, error) {
 		MinTxDesc: int(c.min_tx_desc), MaxTxDesc: int(c.max_tx_desc), TxDescAlign: int(c.tx_align),
 		MinRxBuf: int(c.min_rx_buf), MaxRxPkt: int(c.max_rx_pkt), MinMTU: int(c.min_mtu), MaxMTU: int(c.max_mtu),
 		HashKeySize: int(c.hash_key), RetaSize: int(c.reta), Split: int(c.split),
-		RxOffloads: uint64(c.rx_offloads), TxOffloads: uint64(c.tx_offloads), RxQueueOffloads: uint64(c.rx_queue_offloads), TxQueueOffloads: uint64(c.tx_queue_offloads),
+		RxOffloads: uint64(c.rx_offloads), TxOffloads: uint64(c.tx_offloads),
+		RxQueueOffloads: uint64(c.rx_queue_offloads), TxQueueOffloads: uint64(c.tx_queue_offloads),
 		RSSTypes: uint64(c.rss_types), DevCapa: uint64(c.capa), MTU: int(c.mtu),
 	}
 	for k := range i.MAC {
@@ -121,7 +124,8 @@ type Config struct {
 
 // Configure sets the number of queues and what all of them have.
 func (p Port) Configure(c Config) error {
-	x := C.struct_ps_conf{rx: C.uint32_t(c.Rx), tx: C.uint32_t(c.Tx), mtu: C.uint32_t(c.MTU), rx_offloads: C.uint64_t(c.RxOffloads), tx_offloads: C.uint64_t(c.TxOffloads), rss_types: C.uint64_t(c.RSSTypes)}
+	x := C.struct_ps_conf{rx: C.uint32_t(c.Rx), tx: C.uint32_t(c.Tx), mtu: C.uint32_t(c.MTU),
+		rx_offloads: C.uint64_t(c.RxOffloads), tx_offloads: C.uint64_t(c.TxOffloads), rss_types: C.uint64_t(c.RSSTypes)}
 	if len(c.RSSKey) > len(x.key) {
 		return &Error{Call: "rte_eth_dev_configure: a key of RSS this long", Errno: syscall.EINVAL}
 	}
@@ -132,18 +136,21 @@ func (p Port) Configure(c Config) error {
 	return p.failed("rte_eth_dev_configure", C.ps_configure(p.c(), &x))
 }
 
-// SetupRx sets up a receive queue with a pool. With another one for headers the first at bytes of each packet go there, and the rest into pool.
+// SetupRx sets up a receive queue with a pool. With another one for headers the first at bytes of
+// each packet go there, and the rest into pool.
 func (p Port) SetupRx(queue, depth int, pool, headers *Pool, at int, offloads uint64) error {
 	var head *C.struct_ps_pool
 	if headers != nil {
 		head = headers.c
 	}
-	return p.failed("rte_eth_rx_queue_setup", C.ps_rx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth), pool.c, head, C.uint16_t(at), C.uint64_t(offloads)))
+	return p.failed("rte_eth_rx_queue_setup", C.ps_rx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth), pool.c, head,
+		C.uint16_t(at), C.uint64_t(offloads)))
 }
 
 // SetupTx sets up a transmit queue.
 func (p Port) SetupTx(queue, depth int, offloads uint64) error {
-	return p.failed("rte_eth_tx_queue_setup", C.ps_tx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth), C.uint64_t(offloads)))
+	return p.failed("rte_eth_tx_queue_setup", C.ps_tx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth),
+		C.uint64_t(offloads)))
 }
 
 // Start has the port receive and send.
@@ -152,7 +159,8 @@ func (p Port) Start() error { return p.failed("rte_eth_dev_start", C.ps_start(p.
 // Stop ends that: the driver frees the mbufs that it has.
 func (p Port) Stop() error { return p.failed("rte_eth_dev_stop", C.ps_stop(p.c())) }
 
-// RunRx starts or stops one receive queue of a running port. A driver frees the mbufs of a queue that stops.
+// RunRx starts or stops one receive queue of a running port. A driver frees the mbufs of a queue
+// that stops.
 func (p Port) RunRx(queue int, on bool) error {
 	return p.failed("rte_eth_dev_rx_queue_start or stop", C.ps_rx_queue(p.c(), C.uint16_t(queue), boolean(on)))
 }
@@ -206,7 +214,8 @@ func (p Port) Link() (up bool, speed uint64, err error) {
 
 // Spread has RSS spread packets over these queues, by a table of so many entries.
 func (p Port) Spread(size int, queues []uint16) error {
-	return p.failed("rte_eth_dev_rss_reta_update", C.ps_reta(p.c(), C.uint16_t(size), (*C.uint16_t)(unsafe.Pointer(&queues[0])), C.int(len(queues))))
+	return p.failed("rte_eth_dev_rss_reta_update",
+		C.ps_reta(p.c(), C.uint16_t(size), (*C.uint16_t)(unsafe.Pointer(&queues[0])), C.int(len(queues))))
 }
 
 // Stats are the driver's counts since the device was attached.
@@ -216,7 +225,8 @@ type Stats struct{ Ipackets, Ibytes, Imissed, Ierrors, RxNoMbuf, Opackets, Obyte
 func (p Port) Stats() (Stats, error) {
 	var c C.struct_rte_eth_stats
 	err := p.failed("rte_eth_stats_get", C.ps_stats(p.c(), &c))
-	return Stats{uint64(c.ipackets), uint64(c.ibytes), uint64(c.imissed), uint64(c.ierrors), uint64(c.rx_nombuf), uint64(c.opackets), uint64(c.obytes), uint64(c.oerrors)}, err
+	return Stats{uint64(c.ipackets), uint64(c.ibytes), uint64(c.imissed), uint64(c.ierrors), uint64(c.rx_nombuf),
+		uint64(c.opackets), uint64(c.obytes), uint64(c.oerrors)}, err
 }
 
 // XStats are the driver's own counts by name.
@@ -229,7 +239,8 @@ func (p Port) XStats() (names []string, values []uint64, err error) {
 	if err := p.failed("rte_eth_xstats_get_names", C.ps_xstat_names(p.c(), &texts[0], n)); err != nil {
 		return nil, nil, err
 	}
-	if err := p.failed("rte_eth_xstats_get", C.ps_xstats(p.c(), (*C.uint64_t)(unsafe.Pointer(&counts[0])), n)); err != nil {
+	if err := p.failed("rte_eth_xstats_get", C.ps_xstats(p.c(), (*C.uint64_t)(unsafe.Pointer(&counts[0])),
+		n)); err != nil {
 		return nil, nil, err
 	}
 	for i := range texts {

@@ -15,7 +15,8 @@ import (
 // Refusals is the number of functions of DPDK that Refuse knows.
 var Refusals = int(C.ps_refuse(-1, 0))
 
-// Refuse has function n answer with an error from now on, and all others as they do; -1 for none. It is for tests.
+// Refuse has function n answer with an error from now on, and all others as they do; -1 for none.
+// It is for tests.
 func Refuse(n int, e syscall.Errno) { C.ps_refuse(C.int(n), C.int(e)) }
 
 // Actions of rules that a device of a test may be without.
@@ -42,8 +43,9 @@ const (
 	Losses  Feature = C.PS_LOSSES  // counts 3 packets missed, 5 errors, 11 without an mbuf, 13 not sent
 )
 
-// Record has devices take each rule of rte_flow that does not have an action, count 7 packets of 100 bytes for each that counts, and mark all that is
-// received as taken by the newest rule; and gives them features. Refuse ends that. It is for tests.
+// Record has devices take each rule of rte_flow that does not have an action, count 7 packets of
+// 100 bytes for each that counts, and mark all that is received as taken by the newest rule; and
+// gives them features. Refuse ends that. It is for tests.
 func Record(without int, has Feature) { C.ps_record(C.int(without), C.uint32_t(has)) }
 
 // Becomes changes the features of devices that run.
@@ -51,15 +53,16 @@ func Becomes(has Feature) { C.ps_record_has(C.uint32_t(has)) }
 
 // Recording is what such devices have seen since Record.
 type Recording struct {
-	Rules                  int    // that they have
-	Configured             int    // how often
-	RSSKey                 []byte // of the port
-	RuleKey                int    // length of the key of a rule with RSS
-	Spread                 int    // queues over which RSS spreads
-	Mbps                   int    // limit of a queue
-	Timed                  int    // packets sent with a time
-	Time                   uint64 // the last one
-	Cuts, Cut, Headers     int    // packets to segment, and of the last one its segment size and the length of its headers
+	Rules      int    // that they have
+	Configured int    // how often
+	RSSKey     []byte // of the port
+	RuleKey    int    // length of the key of a rule with RSS
+	Spread     int    // queues over which RSS spreads
+	Mbps       int    // limit of a queue
+	Timed      int    // packets sent with a time
+	Time       uint64 // the last one
+	// packets to segment, and of the last one its segment size and the length of its headers
+	Cuts, Cut, Headers     int
 	RxOffloads, TxOffloads uint64
 }
 
@@ -68,8 +71,11 @@ func Recorded() Recording {
 	var c C.struct_ps_recorded
 	C.ps_record_seen(&c)
 	return Recording{
-		Rules: int(c.flows), Configured: int(c.configured), RSSKey: C.GoBytes(unsafe.Pointer(&c.key_bytes[0]), C.int(c.key)), RuleKey: int(c.flow_key), Spread: int(c.spread),
-		Mbps: int(c.mbps), Timed: int(c.timed), Time: uint64(c.time), Cuts: int(c.cuts), Cut: int(c.cut), Headers: int(c.headers),
+		Rules: int(c.flows), Configured: int(c.configured),
+		RSSKey: C.GoBytes(unsafe.Pointer(&c.key_bytes[0]), C.int(c.key)), RuleKey: int(c.flow_key),
+		Spread: int(c.spread),
+		Mbps:   int(c.mbps), Timed: int(c.timed), Time: uint64(c.time), Cuts: int(c.cuts), Cut: int(c.cut),
+		Headers:    int(c.headers),
 		RxOffloads: uint64(c.rx_offloads), TxOffloads: uint64(c.tx_offloads),
 	}
 }

@@ -2,8 +2,9 @@ package cuda
 
 import "testing"
 
-// What it costs to be callable from any goroutine: a call in a context (the thread held, the context made current, the call) beside the call alone. On the
-// fake driver, whose calls take a lock; the difference is what counts.
+// What it costs to be callable from any goroutine: a call in a context (the thread held, the
+// context made current, the call) beside the call alone. On the fake driver, whose calls take a
+// lock; the difference is what counts.
 func BenchmarkCall(b *testing.B) {
 	d, _ := start(b, "")
 	c := open(b, d, 0)

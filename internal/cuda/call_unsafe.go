@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// out calls f with the address of a T as first argument and returns what f wrote there, with the result. At most five arguments follow.
+// out calls f with the address of a T as first argument and returns what f wrote there, with the
+// result. At most five arguments follow.
 func out[T any](f dl.Func, args ...uintptr) (T, uintptr) {
 	v := new(T)
 	var r uintptr

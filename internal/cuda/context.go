@@ -6,8 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// Context is a device's primary context, which all of a process shares: PyTorch in the same process has the same one. Any goroutine may use it, and
-// several at once. Each call makes it current on the thread that it runs on (see the package's documentation).
+// Context is a device's primary context, which all of a process shares: PyTorch in the same process
+// has the same one. Any goroutine may use it, and several at once. Each call makes it current on
+// the thread that it runs on (see the package's documentation).
 type Context struct {
 	dev   *Device
 	d     *Driver
@@ -15,8 +16,9 @@ type Context struct {
 	ended atomic.Bool
 }
 
-// Retain takes a reference to the device's primary context, which the driver makes when the process has none: this takes long (100 ms and more) and some
-// hundred MiB of the device's memory. The caller ends it with [Context.Release].
+// Retain takes a reference to the device's primary context, which the driver makes when the process
+// has none: this takes long (100 ms and more) and some hundred MiB of the device's memory. The
+// caller ends it with [Context.Release].
 func (d *Device) Retain() (*Context, error) {
 	if err := d.d.alive(); err != nil {
 		return nil, err
@@ -44,7 +46,8 @@ func (d *Device) Active() (bool, error) {
 	return active != 0, about(check(fnPrimaryGetState, r), "device %d", d.ordinal)
 }
 
-// Release gives the reference back; the driver destroys the context with the last one, and all that is in it. A second Release does nothing.
+// Release gives the reference back; the driver destroys the context with the last one, and all that
+// is in it. A second Release does nothing.
 func (c *Context) Release() error {
 	if c.ended.Swap(true) {
 		return nil
@@ -55,10 +58,12 @@ func (c *Context) Release() error {
 // Device is the device of the context.
 func (c *Context) Device() *Device { return c.dev }
 
-// enter holds the goroutine's thread and makes the context current there. Where it returns an error the thread is not held, else leave lets it go.
+// enter holds the goroutine's thread and makes the context current there. Where it returns an error
+// the thread is not held, else leave lets it go.
 func (c *Context) enter() error {
 	if c.ended.Load() {
-		return &Error{Call: fmt.Sprintf("a context of device %d that this program has released", c.dev.ordinal), Result: ErrorContextDestroyed}
+		return &Error{Call: fmt.Sprintf("a context of device %d that this program has released", c.dev.ordinal),
+			Result: ErrorContextDestroyed}
 	}
 	runtime.LockOSThread()
 	if r := c.d.fn[fnCtxSetCurrent].Call1(c.h); int32(r) != 0 {
@@ -103,21 +108,25 @@ func ins[A, B any](c *Context, op fn, args ...uintptr) (A, B, error) {
 	return a, b, check(op, r)
 }
 
-// Synchronize waits until the device has done all work of the context, and returns its error. It holds a thread meanwhile.
+// Synchronize waits until the device has done all work of the context, and returns its error. It
+// holds a thread meanwhile.
 func (c *Context) Synchronize() error { return c.call(fnCtxSynchronize) }
 
-// MemInfo is how much of the device's memory is free, for all processes, and how much there is, in bytes.
+// MemInfo is how much of the device's memory is free, for all processes, and how much there is, in
+// bytes.
 func (c *Context) MemInfo() (free, total uint64, err error) {
 	return ins[uint64, uint64](c, fnMemGetInfo)
 }
 
-// Priorities is the range of priorities of streams: lower numbers go first. Both are 0 where the device knows none.
+// Priorities is the range of priorities of streams: lower numbers go first. Both are 0 where the
+// device knows none.
 func (c *Context) Priorities() (least, greatest int, err error) {
 	l, g, err := ins[int32, int32](c, fnCtxGetPriorityRange)
 	return int(l), int(g), err
 }
 
-// EnablePeer lets kernels and copies of c reach the memory of peer's device. It holds until the context ends; once more is no error.
+// EnablePeer lets kernels and copies of c reach the memory of peer's device. It holds until the
+// context ends; once more is no error.
 func (c *Context) EnablePeer(peer *Context) error {
 	if err := c.d.Has(Peer); err != nil {
 		return err
@@ -137,8 +146,9 @@ func (c *Context) DisablePeer(peer *Context) error {
 	return about(c.call(fnCtxDisablePeer, peer.h), "device %d to device %d", c.dev.ordinal, peer.dev.ordinal)
 }
 
-// FlushWrites orders all writes that network cards made into the memory of c's device so far before what the scope reads afterwards. It is needed where
-// [Info.Ordering] is less than the scope, and is possible where [Info.FlushByHost].
+// FlushWrites orders all writes that network cards made into the memory of c's device so far before
+// what the scope reads afterwards. It is needed where [Info.Ordering] is less than the scope, and
+// is possible where [Info.FlushByHost].
 func (c *Context) FlushWrites(scope Ordering) error {
 	if err := c.d.Has(FlushWrites); err != nil {
 		return err

@@ -65,7 +65,8 @@ const (
 	HostAllocDMABuf          Attribute = 146
 )
 
-// The ways to order writes that a network card made into a device's memory before work that reads them (bits of GPUDirectRDMAFlush).
+// The ways to order writes that a network card made into a device's memory before work that reads
+// them (bits of GPUDirectRDMAFlush).
 const (
 	FlushByHost   = 1 // [Context.FlushWrites]
 	FlushByStream = 2 // an operation of a stream
@@ -94,7 +95,8 @@ func (o Ordering) String() string {
 	return fmt.Sprintf("ordering %d", int32(o))
 }
 
-// Attribute is the value of an attribute. One that the driver is too old to know is 0, which means for each of them that it is not offered.
+// Attribute is the value of an attribute. One that the driver is too old to know is 0, which means
+// for each of them that it is not offered.
 func (d *Device) Attribute(a Attribute) (int, error) {
 	if err := d.d.alive(); err != nil {
 		return 0, err
@@ -108,35 +110,36 @@ func (d *Device) Attribute(a Attribute) (int, error) {
 
 // Info is what a device says of itself.
 type Info struct {
-	Name                string   `json:"name"`
-	UUID                string   `json:"uuid"`   // GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, as nvidia-smi -L shows it
-	Bus                 string   `json:"bus"`    // its PCI address in the form of sysfs: 0000:3b:00.0
-	Memory              uint64   `json:"memory"` // bytes
-	Major               int      `json:"major"`  // of the compute capability
-	Minor               int      `json:"minor"`
-	Multiprocessors     int      `json:"multiprocessors"`
-	WarpSize            int      `json:"warp_size"`
-	MaxThreadsPerBlock  int      `json:"max_threads_per_block"`
-	AsyncEngines        int      `json:"async_engines"`
-	HostNUMANode        int      `json:"host_numa_node"` // -1: the driver does not say
-	Integrated          bool     `json:"integrated"`
-	ECC                 bool     `json:"ecc"`
-	UnifiedAddressing   bool     `json:"unified_addressing"`
-	MapHostMemory       bool     `json:"map_host_memory"`
-	HostRegister        bool     `json:"host_register"`
-	VirtualMemory       bool     `json:"virtual_memory"`
-	ShareDescriptor     bool     `json:"share_descriptor"`
-	DMABuf              bool     `json:"dma_buf"`
-	GPUDirectRDMA       bool     `json:"gpudirect_rdma"`
-	GPUDirectVirtual    bool     `json:"gpudirect_virtual"`
-	FlushByHost         bool     `json:"flush_by_host"`
-	FlushByStream       bool     `json:"flush_by_stream"`
-	Ordering            Ordering `json:"ordering"`
-	CooperativeLaunch   bool     `json:"cooperative_launch"`
-	HostNativeAtomics   bool     `json:"host_native_atomics"`
-	PageableAccess      bool     `json:"pageable_access"`
-	StreamPriorities    bool     `json:"stream_priorities"`
-	ComputeModeExcluded bool     `json:"compute_mode_excluded"` // compute mode "prohibited": no process may have a context
+	Name               string   `json:"name"`
+	UUID               string   `json:"uuid"`   // GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, as nvidia-smi -L shows it
+	Bus                string   `json:"bus"`    // its PCI address in the form of sysfs: 0000:3b:00.0
+	Memory             uint64   `json:"memory"` // bytes
+	Major              int      `json:"major"`  // of the compute capability
+	Minor              int      `json:"minor"`
+	Multiprocessors    int      `json:"multiprocessors"`
+	WarpSize           int      `json:"warp_size"`
+	MaxThreadsPerBlock int      `json:"max_threads_per_block"`
+	AsyncEngines       int      `json:"async_engines"`
+	HostNUMANode       int      `json:"host_numa_node"` // -1: the driver does not say
+	Integrated         bool     `json:"integrated"`
+	ECC                bool     `json:"ecc"`
+	UnifiedAddressing  bool     `json:"unified_addressing"`
+	MapHostMemory      bool     `json:"map_host_memory"`
+	HostRegister       bool     `json:"host_register"`
+	VirtualMemory      bool     `json:"virtual_memory"`
+	ShareDescriptor    bool     `json:"share_descriptor"`
+	DMABuf             bool     `json:"dma_buf"`
+	GPUDirectRDMA      bool     `json:"gpudirect_rdma"`
+	GPUDirectVirtual   bool     `json:"gpudirect_virtual"`
+	FlushByHost        bool     `json:"flush_by_host"`
+	FlushByStream      bool     `json:"flush_by_stream"`
+	Ordering           Ordering `json:"ordering"`
+	CooperativeLaunch  bool     `json:"cooperative_launch"`
+	HostNativeAtomics  bool     `json:"host_native_atomics"`
+	PageableAccess     bool     `json:"pageable_access"`
+	StreamPriorities   bool     `json:"stream_priorities"`
+	// compute mode "prohibited": no process may have a context
+	ComputeModeExcluded bool `json:"compute_mode_excluded"`
 }
 
 // Info asks for everything in [Info].
@@ -169,13 +172,16 @@ func (d *Device) Info() (Info, error) {
 	}
 	has := func(a Attribute) bool { return ask(a) != 0 }
 	i.Major, i.Minor = ask(ComputeMajor), ask(ComputeMinor)
-	i.Multiprocessors, i.WarpSize, i.MaxThreadsPerBlock, i.AsyncEngines = ask(Multiprocessors), ask(WarpSize), ask(MaxThreadsPerBlock), ask(AsyncEngines)
+	i.Multiprocessors, i.WarpSize, i.MaxThreadsPerBlock, i.AsyncEngines = ask(Multiprocessors), ask(WarpSize),
+		ask(MaxThreadsPerBlock), ask(AsyncEngines)
 	i.HostNUMANode = -1
 	if d.d.version >= 12020 { // before, the attribute is unknown, and its 0 would be a node
 		i.HostNUMANode = ask(HostNUMANode)
 	}
-	i.Integrated, i.ECC, i.UnifiedAddressing, i.MapHostMemory = has(Integrated), has(ECC), has(UnifiedAddressing), has(CanMapHostMemory)
-	i.HostRegister, i.VirtualMemory, i.ShareDescriptor = has(HostRegister), has(VirtualMemoryManagement), has(HandleDescriptor)
+	i.Integrated, i.ECC, i.UnifiedAddressing, i.MapHostMemory = has(Integrated), has(ECC), has(UnifiedAddressing),
+		has(CanMapHostMemory)
+	i.HostRegister, i.VirtualMemory, i.ShareDescriptor = has(HostRegister), has(VirtualMemoryManagement),
+		has(HandleDescriptor)
 	i.DMABuf, i.GPUDirectRDMA, i.GPUDirectVirtual = has(DMABufExport), has(GPUDirectRDMA), has(GPUDirectRDMAWithVirtual)
 	flush := ask(GPUDirectRDMAFlush)
 	i.FlushByHost, i.FlushByStream = flush&FlushByHost != 0, flush&FlushByStream != 0
@@ -204,7 +210,8 @@ func (d *Device) text(op fn, room int) (string, error) {
 	return dl.GoString(dl.Address(b)), nil
 }
 
-// CanAccess reports whether kernels and copies of d reach the memory of peer (see [Context.EnablePeer]).
+// CanAccess reports whether kernels and copies of d reach the memory of peer (see
+// [Context.EnablePeer]).
 func (d *Device) CanAccess(peer *Device) (bool, error) {
 	if err := d.d.Has(Peer); err != nil {
 		return false, err

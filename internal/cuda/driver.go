@@ -12,7 +12,8 @@ import (
 // Library is the name by which the loader finds the driver.
 const Library = "libcuda.so.1"
 
-// Driver is the driver's library in this process. Any goroutine may use it. It stays loaded until the process ends, since threads of its own run in it.
+// Driver is the driver's library in this process. Any goroutine may use it. It stays loaded until
+// the process ends, since threads of its own run in it.
 type Driver struct {
 	path    string
 	fn      [functions]dl.Func
@@ -26,8 +27,9 @@ var loaded struct {
 	drivers map[string]*Driver
 }
 
-// Load loads and initialises the driver. path is the library's file; "" is [Library]. The same path gives the same driver. Errors wrap ErrUnavailable
-// (no library, no device) or ErrDriver (too old, broken), and a later Load tries again.
+// Load loads and initialises the driver. path is the library's file; "" is [Library]. The same path
+// gives the same driver. Errors wrap ErrUnavailable (no library, no device) or ErrDriver (too old,
+// broken), and a later Load tries again.
 func Load(path string) (*Driver, error) {
 	if path == "" {
 		path = Library
@@ -38,7 +40,8 @@ func Load(path string) (*Driver, error) {
 	if d == nil {
 		l, err := dl.Open(path)
 		if err != nil {
-			return nil, fmt.Errorf("cuda: %w: %w: install NVIDIA's driver (Debian: nvidia-driver or libcuda1; a container needs --gpus)", ErrUnavailable, err)
+			return nil, fmt.Errorf("cuda: %w: %w: install NVIDIA's driver (Debian: nvidia-driver or libcuda1; a "+
+				"container needs --gpus)", ErrUnavailable, err)
 		}
 		fns, missing, err := bind(l.Symbol)
 		if err != nil {
@@ -50,7 +53,8 @@ func Load(path string) (*Driver, error) {
 		}
 		loaded.drivers[path] = d // also where it does not start: a library that was called is never unloaded
 	}
-	// Once more for a driver that is known: it costs nothing then, and a device may have come meanwhile.
+	// Once more for a driver that is known: it costs nothing then, and a device may have come
+	// meanwhile.
 	if err := check(fnInit, d.fn[fnInit].Call1(0)); err != nil {
 		return nil, err
 	}
@@ -60,7 +64,8 @@ func Load(path string) (*Driver, error) {
 	}
 	d.version = int(v)
 	if since := featureTable[Core].since; d.version < since {
-		return nil, fmt.Errorf("cuda: %w: it is for CUDA %s, and Penstock needs %s: update NVIDIA's driver", ErrDriver, Version(d.version), Version(since))
+		return nil, fmt.Errorf("cuda: %w: it is for CUDA %s, and Penstock needs %s: update NVIDIA's driver", ErrDriver,
+			Version(d.version), Version(since))
 	}
 	return d, nil
 }
@@ -74,8 +79,9 @@ func (d *Driver) Version() int { return d.version }
 // Version is a version of CUDA as people write it: 12040 is "12.4".
 func Version(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
 
-// Has reports whether the driver has a feature: nil, or an error of the kind ErrDriver that says which function is missing and since when there is one. It
-// says nothing of devices: see [Device.Attribute].
+// Has reports whether the driver has a feature: nil, or an error of the kind ErrDriver that says
+// which function is missing and since when there is one. It says nothing of devices: see
+// [Device.Attribute].
 func (d *Driver) Has(f Feature) error {
 	if f >= features {
 		return fmt.Errorf("cuda: %w: it knows no %v", ErrDriver, f)
@@ -83,14 +89,17 @@ func (d *Driver) Has(f Feature) error {
 	if d.missing[f] == "" {
 		return nil
 	}
-	return fmt.Errorf("cuda: %w: for %v it needs %s, which came with CUDA %s, and this one is for %s: update NVIDIA's driver", ErrDriver, f, d.missing[f],
+	return fmt.Errorf("cuda: %w: for %v it needs %s, which came with CUDA %s, and this one is for %s: update "+
+		"NVIDIA's driver", ErrDriver, f, d.missing[f],
 		Version(featureTable[f].since), Version(d.version))
 }
 
-// alive refuses work in a process that is another one than that which loaded the driver: a child of fork.
+// alive refuses work in a process that is another one than that which loaded the driver: a child of
+// fork.
 func (d *Driver) alive() error {
 	if pid := os.Getpid(); pid != d.pid {
-		return &Error{Call: "the driver of process " + fmt.Sprint(d.pid), Result: ErrorNotInitialized, Detail: fmt.Sprintf("used in process %d", pid)}
+		return &Error{Call: "the driver of process " + fmt.Sprint(d.pid), Result: ErrorNotInitialized,
+			Detail: fmt.Sprintf("used in process %d", pid)}
 	}
 	return nil
 }
@@ -104,7 +113,8 @@ func (d *Driver) DeviceCount() (int, error) {
 	return int(n), check(fnDeviceGetCount, r)
 }
 
-// Devices are the devices that this process sees, in the driver's order (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER).
+// Devices are the devices that this process sees, in the driver's order (CUDA_VISIBLE_DEVICES,
+// CUDA_DEVICE_ORDER).
 func (d *Driver) Devices() ([]*Device, error) {
 	n, err := d.DeviceCount()
 	if err != nil {

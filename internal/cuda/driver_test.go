@@ -15,7 +15,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// Every row of the table is filled, and the fake, which is written from the manual by another hand, has every function by that name.
+// Every row of the table is filled, and the fake, which is written from the manual by another hand,
+// has every function by that name.
 func TestTableAgainstTheFake(t *testing.T) {
 	path, _ := built(t)
 	l, err := dl.Open(path)
@@ -40,7 +41,8 @@ func TestTableAgainstTheFake(t *testing.T) {
 	}
 }
 
-// A header that another project wrote by hand knows the same versions of functions: where both have a function, the header's name is ours.
+// A header that another project wrote by hand knows the same versions of functions: where both have
+// a function, the header's name is ours.
 func TestTableAgainstAnotherHeader(t *testing.T) {
 	dir := "/usr/include/ffnvcodec"
 	loader, err := os.ReadFile(filepath.Join(dir, "dynlink_loader.h"))
@@ -99,7 +101,8 @@ func TestResultNames(t *testing.T) {
 	}
 }
 
-// A driver that lacks a function lacks the feature, and says since when there is one; without a function of Core there is no driver.
+// A driver that lacks a function lacks the feature, and says since when there is one; without a
+// function of Core there is no driver.
 func TestMissingFunctions(t *testing.T) {
 	path, _ := built(t)
 	l, err := dl.Open(path)
@@ -219,7 +222,8 @@ func TestOldDriver(t *testing.T) {
 }
 
 func TestDevices(t *testing.T) {
-	d, _ := start(t, "devices 3; device 1 memory 80G; device 2 attribute DMA_BUF_SUPPORTED 0; device 1 attribute GPU_DIRECT_RDMA_WRITES_ORDERING 200")
+	d, _ := start(t, "devices 3; device 1 memory 80G; device 2 attribute DMA_BUF_SUPPORTED 0; device 1 attribute "+
+		"GPU_DIRECT_RDMA_WRITES_ORDERING 200")
 	all := must[[]*Device](t)(d.Devices())
 	if len(all) != 3 || d.Version() != 12080 {
 		t.Fatalf("%d devices, version %d", len(all), d.Version())
@@ -228,7 +232,8 @@ func TestDevices(t *testing.T) {
 	for i, dev := range all {
 		in := must[Info](t)(dev.Info())
 		buses[in.Bus], uuids[in.UUID] = true, true
-		if dev.Ordinal() != i || dev.Driver() != d || in.Name == "" || in.Major < 5 || in.WarpSize != 32 || !in.UnifiedAddressing || !in.MapHostMemory {
+		if dev.Ordinal() != i || dev.Driver() != d || in.Name == "" || in.Major < 5 || in.WarpSize != 32 ||
+			!in.UnifiedAddressing || !in.MapHostMemory {
 			t.Errorf("device %d: %+v", i, in)
 		}
 		if !regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$`).MatchString(in.Bus) {
@@ -237,7 +242,8 @@ func TestDevices(t *testing.T) {
 		if !regexp.MustCompile(`^GPU-[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$`).MatchString(in.UUID) {
 			t.Errorf("UUID %q", in.UUID)
 		}
-		if in.DMABuf != (i != 2) || (in.Memory == 80<<30) != (i == 1) || (in.Ordering == OrderingAllDevices) != (i == 1) {
+		if in.DMABuf != (i != 2) || (in.Memory == 80<<30) != (i == 1) ||
+			(in.Ordering == OrderingAllDevices) != (i == 1) {
 			t.Errorf("device %d: what was scripted is not there: %+v", i, in)
 		}
 	}
@@ -272,7 +278,8 @@ func TestAnotherProcess(t *testing.T) {
 	wants(t, err, ErrUnavailable, "fork")
 	_, err = dev.Attribute(WarpSize)
 	wants(t, err, ErrUnavailable, "fork")
-	if after := f.Calls("cuDeviceGetCount") + f.Calls("cuDevicePrimaryCtxRetain") + f.Calls("cuDeviceGetAttribute"); after != before {
+	if after := f.Calls("cuDeviceGetCount") + f.Calls("cuDevicePrimaryCtxRetain") +
+		f.Calls("cuDeviceGetAttribute"); after != before {
 		t.Errorf("the driver was called %d times", after-before)
 	}
 }
@@ -301,8 +308,9 @@ func TestLayouts(t *testing.T) {
 
 func size[T any]() int { return int(reflect.TypeFor[T]().Size()) }
 
-// A child of fork that does not exec cannot use the driver: it has its parent's handles and none of its threads. The driver refuses, the error says so, and the parent
-// goes on. (Go itself does not run in such a child; a program in another language that loads us may have one.)
+// A child of fork that does not exec cannot use the driver: it has its parent's handles and none of
+// its threads. The driver refuses, the error says so, and the parent goes on. (Go itself does not
+// run in such a child; a program in another language that loads us may have one.)
 func TestForkedChild(t *testing.T) {
 	d, _ := start(t, "")
 	c := open(t, d, 0)

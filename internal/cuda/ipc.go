@@ -1,10 +1,12 @@
 package cuda
 
-// Handle names memory or an event of this process to another process of this machine. It is inert, and worth nothing when its process has ended.
+// Handle names memory or an event of this process to another process of this machine. It is inert,
+// and worth nothing when its process has ended.
 type Handle [64]byte
 
-// Share is the handle of memory of [Context.Alloc]; p must be its beginning. A process that has it can reach the whole block of the driver in which the
-// memory lies, which is 2 MiB for smaller ones: memory that is shared should be its own multiple of 2 MiB.
+// Share is the handle of memory of [Context.Alloc]; p must be its beginning. A process that has it
+// can reach the whole block of the driver in which the memory lies, which is 2 MiB for smaller
+// ones: memory that is shared should be its own multiple of 2 MiB.
 func (c *Context) Share(p Pointer) (Handle, error) {
 	if err := c.d.Has(IPC); err != nil {
 		return Handle{}, err
@@ -49,7 +51,8 @@ func (c *Context) OpenEvent(h Handle) (*Event, error) {
 	return e, nil
 }
 
-// withHandle calls a function of the form f(T *, Handle) or f(T *, Handle, int): the handle goes by value, in the manner of the machine.
+// withHandle calls a function of the form f(T *, Handle) or f(T *, Handle, int): the handle goes by
+// value, in the manner of the machine.
 func (c *Context) withHandle(op fn, h Handle, result func([]byte), flags ...uintptr) error {
 	var l lent
 	defer l.free()

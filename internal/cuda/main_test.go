@@ -33,7 +33,8 @@ func built(t testing.TB) (driver, kernels string) {
 	return driver, kernels
 }
 
-// start is a fake driver that knows nothing yet but the script. The test fails when it ends with violations that were not allowed, or something alive.
+// start is a fake driver that knows nothing yet but the script. The test fails when it ends with
+// violations that were not allowed, or something alive.
 func start(t testing.TB, script string) (*Driver, *fake.Control) {
 	t.Helper()
 	driver, kernels := built(t)
@@ -56,7 +57,8 @@ func start(t testing.TB, script string) (*Driver, *fake.Control) {
 			t.Error(err)
 		}
 		if f.Live() != 0 || f.Violations() != allowed[t] {
-			t.Errorf("%d objects are alive, and there were %d violations, want %d:\n%s", f.Live(), f.Violations(), allowed[t], r)
+			t.Errorf("%d objects are alive, and there were %d violations, want %d:\n%s", f.Live(), f.Violations(),
+				allowed[t], r)
 		}
 		delete(allowed, t)
 	})

@@ -6,12 +6,13 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// Pointer is an address as the device sees it (CUdeviceptr). With unified addressing, which all 64-bit systems have, no two devices and no host memory
-// share one.
+// Pointer is an address as the device sees it (CUdeviceptr). With unified addressing, which all
+// 64-bit systems have, no two devices and no host memory share one.
 type Pointer uint64
 
-// Alloc is n bytes of the device's memory, aligned to 256 bytes or more, with undefined contents. The call takes microseconds to milliseconds and may wait
-// for all work of the context: pools take memory once. The caller gives it back with [Context.Free].
+// Alloc is n bytes of the device's memory, aligned to 256 bytes or more, with undefined contents.
+// The call takes microseconds to milliseconds and may wait for all work of the context: pools take
+// memory once. The caller gives it back with [Context.Free].
 func (c *Context) Alloc(n uint64) (Pointer, error) {
 	p, err := in[Pointer](c, fnMemAlloc, uintptr(n))
 	return p, about(err, "%d bytes", n)
@@ -31,7 +32,8 @@ func (c *Context) Range(p Pointer) (base Pointer, size uint64, err error) {
 // HostFlags say what pinned host memory can do.
 type HostFlags uint32
 
-// The flags of pinned host memory. The last two are for [Context.Register] or [Context.AllocHost] only, as written.
+// The flags of pinned host memory. The last two are for [Context.Register] or [Context.AllocHost]
+// only, as written.
 const (
 	HostPortable      HostFlags = 1 // pinned for all contexts
 	HostMapped        HostFlags = 2 // kernels reach it (see [Context.HostPointer])
@@ -40,8 +42,9 @@ const (
 	HostReadOnly      HostFlags = 8 // Register: the device only reads it
 )
 
-// AllocHost is n bytes of pinned memory of the machine, at least page aligned. It counts against the machine's memory, not the memlock limit. The caller
-// gives it back with [Context.FreeHost]; views of it end there.
+// AllocHost is n bytes of pinned memory of the machine, at least page aligned. It counts against
+// the machine's memory, not the memlock limit. The caller gives it back with [Context.FreeHost];
+// views of it end there.
 func (c *Context) AllocHost(n uint64, flags HostFlags) (uintptr, error) {
 	p, err := in[uintptr](c, fnMemHostAlloc, uintptr(n), uintptr(flags))
 	return p, about(err, "%d bytes of pinned memory", n)
@@ -50,8 +53,9 @@ func (c *Context) AllocHost(n uint64, flags HostFlags) (uintptr, error) {
 // FreeHost gives back memory of AllocHost. It waits for the work of the context.
 func (c *Context) FreeHost(p uintptr) error { return about(c.call(fnMemFreeHost, p), "%#x", p) }
 
-// Register pins n bytes of the machine's memory that the process has mapped, so that copies go at full speed and, with HostMapped, kernels reach it. It must
-// stay mapped until [Context.Unregister].
+// Register pins n bytes of the machine's memory that the process has mapped, so that copies go at
+// full speed and, with HostMapped, kernels reach it. It must stay mapped until
+// [Context.Unregister].
 func (c *Context) Register(p uintptr, n uint64, flags HostFlags) error {
 	return about(c.call(fnMemHostRegister, p, uintptr(n), uintptr(flags)), "%d bytes at %#x", n, p)
 }
@@ -81,24 +85,26 @@ func (c *Context) FromDevice(to uintptr, from Pointer, n uint64) error {
 	return copied(c.call(fnMemcpyDtoH, to, uintptr(from), uintptr(n)), n)
 }
 
-// ToDevice queues a copy of n bytes of host memory, which must stay as it is until the copy is done. From pageable memory the driver may copy at once or wait.
-// It allocates nothing.
+// ToDevice queues a copy of n bytes of host memory, which must stay as it is until the copy is
+// done. From pageable memory the driver may copy at once or wait. It allocates nothing.
 func (s *Stream) ToDevice(to Pointer, from uintptr, n uint64) error {
 	return s.queue(fnMemcpyHtoDAsync, uintptr(to), from, n)
 }
 
-// FromDevice queues a copy of n bytes into host memory, which must stay mapped until the copy is done. It allocates nothing.
+// FromDevice queues a copy of n bytes into host memory, which must stay mapped until the copy is
+// done. It allocates nothing.
 func (s *Stream) FromDevice(to uintptr, from Pointer, n uint64) error {
 	return s.queue(fnMemcpyDtoHAsync, to, uintptr(from), n)
 }
 
-// OnDevice queues a copy of n bytes within the device, or between devices that are peers. The ranges must not overlap. It allocates nothing.
+// OnDevice queues a copy of n bytes within the device, or between devices that are peers. The
+// ranges must not overlap. It allocates nothing.
 func (s *Stream) OnDevice(to, from Pointer, n uint64) error {
 	return s.queue(fnMemcpyDtoDAsync, uintptr(to), uintptr(from), n)
 }
 
-// Copy queues a copy of n bytes between any two kinds of memory that the driver knows by their addresses (unified addressing). Between two of the host's it waits
-// until the copy is done.
+// Copy queues a copy of n bytes between any two kinds of memory that the driver knows by their
+// addresses (unified addressing). Between two of the host's it waits until the copy is done.
 func (s *Stream) Copy(to, from Pointer, n uint64) error {
 	return s.queue(fnMemcpyAsync, uintptr(to), uintptr(from), n)
 }
@@ -115,8 +121,8 @@ func (s *Stream) queue(op fn, to, from uintptr, n uint64) error {
 	return copied(check(op, r), n)
 }
 
-// ToPeer queues a copy of n bytes from memory of one context to memory of another; the driver goes by the host's memory where the devices do not reach each
-// other.
+// ToPeer queues a copy of n bytes from memory of one context to memory of another; the driver goes
+// by the host's memory where the devices do not reach each other.
 func (s *Stream) ToPeer(to Pointer, toContext *Context, from Pointer, fromContext *Context, n uint64) error {
 	if err := s.c.d.Has(Peer); err != nil {
 		return err
@@ -131,7 +137,8 @@ func (s *Stream) ToPeer(to Pointer, toContext *Context, from Pointer, fromContex
 
 func copied(err error, n uint64) error { return about(err, "%d bytes", n) }
 
-// Fill queues the filling of n elements of size bytes (1, 2 or 4) with the low bytes of v. p must be a multiple of size. It allocates nothing.
+// Fill queues the filling of n elements of size bytes (1, 2 or 4) with the low bytes of v. p must
+// be a multiple of size. It allocates nothing.
 func (s *Stream) Fill(p Pointer, size int, v uint32, n uint64) error {
 	op := fnMemsetD8Async
 	switch size {
@@ -200,7 +207,8 @@ const (
 	pointerRDMA       = 15
 )
 
-// Inspect tells what an address is, host or device. An address that the driver does not know is no error: its type is MemoryUnknown.
+// Inspect tells what an address is, host or device. An address that the driver does not know is no
+// error: its type is MemoryUnknown.
 func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	t, err := in[MemoryType](c, fnPointerGetAttribute, pointerMemoryType, uintptr(p))
 	if e, ok := err.(*Error); ok && e.Result == ErrorInvalidValue {
@@ -211,7 +219,8 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	}
 	i := PointerInfo{Type: t}
 	var first error
-	// A driver answers an attribute that does not apply with an error of its own, which leaves the value 0.
+	// A driver answers an attribute that does not apply with an error of its own, which leaves the
+	// value 0.
 	ask := func(attribute uintptr) uint64 {
 		v, err := in[uint64](c, fnPointerGetAttribute, attribute, uintptr(p))
 		e, ok := err.(*Error)
@@ -230,8 +239,10 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	return i, first
 }
 
-// DeviceOf is the ordinal of the device that has the memory at p, and false where the CPU reaches it: memory of the host, pinned or not, and managed memory.
-// A process that has not loaded the driver, or whose driver does not start, has no memory of a device; DeviceOf does not load the driver.
+// DeviceOf is the ordinal of the device that has the memory at p, and false where the CPU reaches
+// it: memory of the host, pinned or not, and managed memory. A process that has not loaded the
+// driver, or whose driver does not start, has no memory of a device; DeviceOf does not load the
+// driver.
 func DeviceOf(p uintptr) (int, bool) {
 	if !dl.Loaded(Library) {
 		return 0, false
@@ -251,7 +262,8 @@ func DeviceOf(p uintptr) (int, bool) {
 	return int(n), r == 0
 }
 
-// SyncMemops makes copies by the driver from and to the allocation of p synchronous, as it must be for memory that network cards write past the driver.
+// SyncMemops makes copies by the driver from and to the allocation of p synchronous, as it must be
+// for memory that network cards write past the driver.
 func (c *Context) SyncMemops(p Pointer, on bool) error {
 	var l lent
 	defer l.free()

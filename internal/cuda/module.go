@@ -34,8 +34,10 @@ func (e *LoadError) Error() string {
 // Unwrap is the driver's error.
 func (e *LoadError) Unwrap() error { return e.Err }
 
-// Load compiles PTX for the device and loads it, or loads a cubin or fatbin as it is. log is what the compiler remarked. It waits for work of the context, and
-// takes long for large PTX, of which the driver keeps the result on disk. The caller closes the module. The error is a [*LoadError] where the driver refused.
+// Load compiles PTX for the device and loads it, or loads a cubin or fatbin as it is. log is what
+// the compiler remarked. It waits for work of the context, and takes long for large PTX, of which
+// the driver keeps the result on disk. The caller closes the module. The error is a [*LoadError]
+// where the driver refused.
 func (c *Context) Load(image []byte) (m *Module, log string, err error) {
 	if len(image) == 0 {
 		return nil, "", fmt.Errorf("cuda: load a module: it is empty, expected PTX or a cubin")
@@ -70,7 +72,8 @@ func (c *Context) Load(image []byte) (m *Module, log string, err error) {
 	info[logSize-1], wrong[logSize-1] = 0, 0
 	log = strings.TrimSpace(dl.GoString(address(info, 0)))
 	if err != nil {
-		return nil, log, &LoadError{about(err, "%d bytes", len(image)), strings.TrimSpace(dl.GoString(address(wrong, 0)))}
+		return nil, log, &LoadError{about(err, "%d bytes", len(image)),
+			strings.TrimSpace(dl.GoString(address(wrong, 0)))}
 	}
 	return &Module{c, h}, log, nil
 }
@@ -139,7 +142,8 @@ func (f *Function) SetAttribute(a FunctionAttribute, v int) error {
 	return about(f.c.call(fnFuncSetAttribute, f.h, uintptr(a), uintptr(v)), "attribute %d of %s", a, f.name)
 }
 
-// BlocksPerMultiprocessor is how many blocks of so many threads and bytes of dynamic shared memory one multiprocessor runs at once.
+// BlocksPerMultiprocessor is how many blocks of so many threads and bytes of dynamic shared memory
+// one multiprocessor runs at once.
 func (f *Function) BlocksPerMultiprocessor(threads int, shared uint64) (int, error) {
 	n, err := in[int32](f.c, fnOccupancy, f.h, uintptr(threads), uintptr(shared))
 	return int(n), about(err, "%s with %d threads", f.name, threads)

@@ -7,11 +7,15 @@ import (
 
 // Kinds of errors, for errors.Is.
 var (
-	ErrUnavailable = errors.New("CUDA is not available")                // no driver, no device, or this process may not use it now
-	ErrOutOfMemory = errors.New("out of memory")                        // of the device, or pinned memory of the machine
-	ErrLost        = errors.New("the device is lost to this process")   // it failed; all contexts on it are of no use until the process starts anew
-	ErrArch        = errors.New("no code for this device")              // a module for other architectures
-	ErrDriver      = errors.New("NVIDIA's driver is too old or broken") // a function is missing, or PTX is too new for it
+	// no driver, no device, or this process may not use it now
+	ErrUnavailable = errors.New("CUDA is not available")
+	// of the device, or pinned memory of the machine
+	ErrOutOfMemory = errors.New("out of memory")
+	// it failed; all contexts on it are of no use until the process starts anew
+	ErrLost = errors.New("the device is lost to this process")
+	ErrArch = errors.New("no code for this device") // a module for other architectures
+	// a function is missing, or PTX is too new for it
+	ErrDriver      = errors.New("NVIDIA's driver is too old or broken")
 	ErrUnsupported = errors.New("not supported by this device")
 )
 

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The fake refuses at once to write to memory that the device may not reach, or only read: on a card this loses the device.
+// The fake refuses at once to write to memory that the device may not reach, or only read: on a
+// card this loses the device.
 func TestRights(t *testing.T) {
 	d, f := start(t, "")
 	c := open(t, d, 0)

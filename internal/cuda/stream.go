@@ -2,14 +2,16 @@ package cuda
 
 import "errors"
 
-// Stream is a queue of work of a device, in order. Streams made here do not wait for the default stream (CU_STREAM_NON_BLOCKING). Any goroutine may use it;
-// several at once get some order among them.
+// Stream is a queue of work of a device, in order. Streams made here do not wait for the default
+// stream (CU_STREAM_NON_BLOCKING). Any goroutine may use it; several at once get some order among
+// them.
 type Stream struct {
 	c *Context
 	h uintptr
 }
 
-// NewStream makes a stream. priority is one of the range of [Context.Priorities], and the driver takes the nearest for others. The caller closes it.
+// NewStream makes a stream. priority is one of the range of [Context.Priorities], and the driver
+// takes the nearest for others. The caller closes it.
 func (c *Context) NewStream(priority int) (*Stream, error) {
 	const nonBlocking = 1
 	h, err := in[uintptr](c, fnStreamCreate, nonBlocking, uintptr(priority))
@@ -25,7 +27,8 @@ func (s *Stream) Context() *Context { return s.c }
 // Close ends the stream. What is queued is done nevertheless.
 func (s *Stream) Close() error { return s.c.call(fnStreamDestroy, s.h) }
 
-// Synchronize waits until all that is queued is done, and returns its error. It holds a thread meanwhile, which may spin.
+// Synchronize waits until all that is queued is done, and returns its error. It holds a thread
+// meanwhile, which may spin.
 func (s *Stream) Synchronize() error { return s.c.call(fnStreamSynchronize, s.h) }
 
 // Done reports whether all that is queued is done, and its error. It does not wait.
@@ -43,7 +46,8 @@ func (s *Stream) Priority() (int, error) {
 	return int(get[int32](b, 0)), err
 }
 
-// Wait makes work that is queued from now on wait for an event's last Record, also of another context. It allocates nothing.
+// Wait makes work that is queued from now on wait for an event's last Record, also of another
+// context. It allocates nothing.
 func (s *Stream) Wait(e *Event) error {
 	if err := s.c.enter(); err != nil {
 		return err
@@ -53,8 +57,8 @@ func (s *Stream) Wait(e *Event) error {
 	return check(fnStreamWaitEvent, r)
 }
 
-// WriteValue32 queues a write of v to p, device memory or mapped host memory, after all that is queued, with a fence before it: a reader that sees v sees
-// the work.
+// WriteValue32 queues a write of v to p, device memory or mapped host memory, after all that is
+// queued, with a fence before it: a reader that sees v sees the work.
 func (s *Stream) WriteValue32(p Pointer, v uint32) error {
 	return s.value(fnStreamWriteValue32, p, uint64(v), 0)
 }
@@ -64,7 +68,8 @@ func (s *Stream) WriteValue64(p Pointer, v uint64) error {
 	return s.value(fnStreamWriteValue64, p, v, 0)
 }
 
-// AwaitValue32 makes work that is queued from now on wait until the value at p is at least v, in the arithmetic of int32 differences.
+// AwaitValue32 makes work that is queued from now on wait until the value at p is at least v, in
+// the arithmetic of int32 differences.
 func (s *Stream) AwaitValue32(p Pointer, v uint32) error {
 	return s.value(fnStreamWaitValue32, p, uint64(v), 0)
 }
@@ -124,7 +129,8 @@ func (c *Context) NewEvent(o EventSpec) (*Event, error) {
 	}
 	if o.Share {
 		if o.Timing {
-			return nil, errors.New("cuda: new event: it is to keep the time and to be shared with other processes, and the driver does one of the two")
+			return nil, errors.New("cuda: new event: it is to keep the time and to be shared with other processes, " +
+				"and the driver does one of the two")
 		}
 		flags |= interprocess
 	}
@@ -145,10 +151,12 @@ func (e *Event) Record(s *Stream) error {
 	return check(fnEventRecord, r)
 }
 
-// Done reports whether what the last Record stands behind is done, and its error. It does not wait and allocates nothing.
+// Done reports whether what the last Record stands behind is done, and its error. It does not wait
+// and allocates nothing.
 func (e *Event) Done() (bool, error) { return done(e.c, fnEventQuery, e.h) }
 
-// Synchronize waits until what the last Record stands behind is done, and returns its error. It holds a thread meanwhile.
+// Synchronize waits until what the last Record stands behind is done, and returns its error. It
+// holds a thread meanwhile.
 func (e *Event) Synchronize() error {
 	if err := e.c.enter(); err != nil {
 		return err
@@ -158,7 +166,8 @@ func (e *Event) Synchronize() error {
 	return check(fnEventSynchronize, r)
 }
 
-// Milliseconds is the time on the device between two events with Timing, both done. Its resolution is about half a microsecond.
+// Milliseconds is the time on the device between two events with Timing, both done. Its resolution
+// is about half a microsecond.
 func (e *Event) Milliseconds(since *Event) (float32, error) {
 	return in[float32](e.c, fnEventElapsedTime, since.h, e.h)
 }

@@ -13,8 +13,8 @@ import (
 
 func init() { cudatest.Child() }
 
-// The suite on the fake driver, which must have nothing to complain of but what is wrong on purpose, and nothing left. Kernels are the C functions of
-// cudatest/testdata: a card runs the PTX.
+// The suite on the fake driver, which must have nothing to complain of but what is wrong on
+// purpose, and nothing left. Kernels are the C functions of cudatest/testdata: a card runs the PTX.
 func TestDriver(t *testing.T) {
 	library, err := fake.Build()
 	var bodies string
@@ -51,7 +51,8 @@ func TestDriver(t *testing.T) {
 				t.Error(err)
 			}
 			if f.Live() != 0 || f.Violations() != misused {
-				t.Errorf("%d objects are alive, and there were %d violations, of which %d on purpose:\n%s", f.Live(), f.Violations(), misused, report)
+				t.Errorf("%d objects are alive, and there were %d violations, of which %d on purpose:\n%s", f.Live(),
+					f.Violations(), misused, report)
 			}
 		},
 		Misuse: func(wrong func()) {

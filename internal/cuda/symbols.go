@@ -6,7 +6,8 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// Feature is a group of functions of the driver that came together. A driver has all of a feature or none of it.
+// Feature is a group of functions of the driver that came together. A driver has all of a feature
+// or none of it.
 type Feature uint8
 
 // The features. Core is what every driver of use has; the others are asked for with [Driver.Has].
@@ -21,7 +22,8 @@ const (
 	features
 )
 
-// featureTable: what each feature is for in errors, and the first version of the driver that has it (1000 × major + 10 × minor).
+// featureTable: what each feature is for in errors, and the first version of the driver that has it
+// (1000 × major + 10 × minor).
 var featureTable = [features]struct {
 	name  string
 	since int
@@ -136,8 +138,9 @@ const (
 	functions
 )
 
-// symbolTable is every function of the driver that this package calls, by the name that the library exports: with the version (_v2) whose arguments are
-// meant here. The names without version are older functions with other arguments.
+// symbolTable is every function of the driver that this package calls, by the name that the library
+// exports: with the version (_v2) whose arguments are meant here. The names without version are
+// older functions with other arguments.
 var symbolTable = [functions]struct {
 	name    string
 	feature Feature
@@ -241,7 +244,9 @@ func bind(find func(name string) (dl.Func, error)) (fns [functions]dl.Func, miss
 		case e == nil:
 			fns[i] = f
 		case s.feature == Core:
-			return fns, missing, fmt.Errorf("cuda: %w: it has no %s, which every driver since CUDA 11 has: update NVIDIA's driver (%v)", ErrDriver, s.name, e)
+			return fns, missing,
+				fmt.Errorf("cuda: %w: it has no %s, which every driver since CUDA 11 has: update NVIDIA's driver (%v)",
+					ErrDriver, s.name, e)
 		case missing[s.feature] == "":
 			missing[s.feature] = s.name
 		}

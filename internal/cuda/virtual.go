@@ -6,8 +6,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Physical is memory of a device without an address, of [Context.Create]; Map gives it one. It counts references: the mapping holds one, Release gives back
-// the creator's.
+// Physical is memory of a device without an address, of [Context.Create]; Map gives it one. It
+// counts references: the mapping holds one, Release gives back the creator's.
 type Physical struct {
 	c    *Context
 	h    uint64
@@ -40,7 +40,8 @@ type accessDesc struct {
 	flags    int32
 }
 
-// prop of a spec. The flag of RDMA is set where the device has it, as the driver refuses it elsewhere.
+// prop of a spec. The flag of RDMA is set where the device has it, as the driver refuses it
+// elsewhere.
 func (c *Context) prop(o PhysicalSpec) allocationProp {
 	p := allocationProp{kind: 1, location: location{1, c.dev.h}}
 	if o.Share {
@@ -52,7 +53,8 @@ func (c *Context) prop(o PhysicalSpec) allocationProp {
 	return p
 }
 
-// Granularity is what sizes and addresses of such memory must be multiples of, in bytes: commonly 2 MiB.
+// Granularity is what sizes and addresses of such memory must be multiples of, in bytes: commonly 2
+// MiB.
 func (c *Context) Granularity(o PhysicalSpec) (uint64, error) {
 	if err := c.d.Has(VirtualMemory); err != nil {
 		return 0, err
@@ -66,7 +68,8 @@ func (c *Context) Granularity(o PhysicalSpec) (uint64, error) {
 	return in[uint64](c, fnMemGetGranularity, p, 0)
 }
 
-// Create takes size bytes of the device's memory. size must be a multiple of the granularity. The caller ends it with [Physical.Release].
+// Create takes size bytes of the device's memory. size must be a multiple of the granularity. The
+// caller ends it with [Physical.Release].
 func (c *Context) Create(size uint64, o PhysicalSpec) (*Physical, error) {
 	if err := c.d.Has(VirtualMemory); err != nil {
 		return nil, err
@@ -87,11 +90,12 @@ func (c *Context) Create(size uint64, o PhysicalSpec) (*Physical, error) {
 // Size is the memory's size in bytes, 0 for one that was imported.
 func (p *Physical) Size() uint64 { return p.size }
 
-// Release gives back the creator's reference. The memory stays while it is mapped, here or in another process.
+// Release gives back the creator's reference. The memory stays while it is mapped, here or in
+// another process.
 func (p *Physical) Release() error { return p.c.call(fnMemRelease, uintptr(p.h)) }
 
-// Export is a new file descriptor of the memory, created with PhysicalSpec.Share, for another process of this machine. The caller closes it. Children do not
-// inherit it.
+// Export is a new file descriptor of the memory, created with PhysicalSpec.Share, for another
+// process of this machine. The caller closes it. Children do not inherit it.
 func (p *Physical) Export() (fd int, err error) {
 	return sys.Uninherited(func() (int, error) {
 		n, err := in[int32](p.c, fnMemExport, uintptr(p.h), 1, 0)
@@ -102,7 +106,8 @@ func (p *Physical) Export() (fd int, err error) {
 	})
 }
 
-// Import opens memory by a file descriptor of [Physical.Export], which stays the caller's. The caller ends it with [Physical.Release].
+// Import opens memory by a file descriptor of [Physical.Export], which stays the caller's. The
+// caller ends it with [Physical.Release].
 func (c *Context) Import(fd int) (*Physical, error) {
 	if err := c.d.Has(VirtualMemory); err != nil {
 		return nil, err
@@ -114,7 +119,8 @@ func (c *Context) Import(fd int) (*Physical, error) {
 	return &Physical{c: c, h: h}, nil
 }
 
-// Reserve takes size bytes of addresses, without memory. align is a power of two, or 0 for the driver's choice. The caller gives them back with [Context.Unreserve].
+// Reserve takes size bytes of addresses, without memory. align is a power of two, or 0 for the
+// driver's choice. The caller gives them back with [Context.Unreserve].
 func (c *Context) Reserve(size, align uint64) (Pointer, error) {
 	if err := c.d.Has(VirtualMemory); err != nil {
 		return 0, err
@@ -128,7 +134,8 @@ func (c *Context) Unreserve(p Pointer, size uint64) error {
 	return about(c.call(fnMemAddressFree, uintptr(p), uintptr(size)), "%d bytes of addresses at %#x", size, uint64(p))
 }
 
-// Map puts the first size bytes of memory at p, which was reserved. No device may reach it before [Context.Access].
+// Map puts the first size bytes of memory at p, which was reserved. No device may reach it before
+// [Context.Access].
 func (c *Context) Map(p Pointer, m *Physical, size uint64) error {
 	return about(c.call(fnMemMap, uintptr(p), uintptr(size), 0, uintptr(m.h), 0), "%d bytes at %#x", size, uint64(p))
 }
@@ -157,12 +164,13 @@ func (c *Context) Access(p Pointer, size uint64, write bool, devices ...*Device)
 		}
 		put(b, i*each, a)
 	}
-	return about(c.call(fnMemSetAccess, uintptr(p), uintptr(size), address(b, 0), uintptr(len(devices))), "%d bytes at %#x", size, uint64(p))
+	return about(c.call(fnMemSetAccess, uintptr(p), uintptr(size), address(b, 0), uintptr(len(devices))),
+		"%d bytes at %#x", size, uint64(p))
 }
 
-// DMABuf is a new file descriptor of a dma-buf of the device's memory from p to p+size, for network cards and other drivers. Both must be multiples of the
-// machine's page size. The caller closes it; children do not inherit it. The memory must outlive what was
-// imported with it.
+// DMABuf is a new file descriptor of a dma-buf of the device's memory from p to p+size, for network
+// cards and other drivers. Both must be multiples of the machine's page size. The caller closes it;
+// children do not inherit it. The memory must outlive what was imported with it.
 func (c *Context) DMABuf(p Pointer, size uint64) (fd int, err error) {
 	if err := c.d.Has(DMABuf); err != nil {
 		return -1, err

@@ -14,7 +14,8 @@ func TestErrors(t *testing.T) {
 		kind   error
 		code   Result
 	}{
-		{"OUT_OF_MEMORY", ErrOutOfMemory, 2}, {"NO_DEVICE", ErrUnavailable, 100}, {"DEVICE_UNAVAILABLE", ErrUnavailable, 46}, {"ECC_UNCORRECTABLE", ErrLost, 214},
+		{"OUT_OF_MEMORY", ErrOutOfMemory, 2}, {"NO_DEVICE", ErrUnavailable, 100},
+		{"DEVICE_UNAVAILABLE", ErrUnavailable, 46}, {"ECC_UNCORRECTABLE", ErrLost, 214},
 		{"ILLEGAL_ADDRESS", ErrLost, 700}, {"LAUNCH_FAILED", ErrLost, 719}, {"NO_BINARY_FOR_GPU", ErrArch, 209}, {"UNSUPPORTED_PTX_VERSION", ErrDriver, 222},
 		{"SYSTEM_DRIVER_MISMATCH", ErrDriver, 803}, {"NOT_SUPPORTED", ErrUnsupported, 801}, {"INVALID_VALUE", nil, 1}, {"UNKNOWN", nil, 999},
 	} {
@@ -66,13 +67,15 @@ func TestLostDevice(t *testing.T) {
 	}
 }
 
-// Without making the context current, the same calls are refused and reported: the fake would have noticed.
+// Without making the context current, the same calls are refused and reported: the fake would have
+// noticed.
 func TestTheFakeNoticesAWrongThread(t *testing.T) {
 	d, f := start(t, "")
 	c := open(t, d, 0)
 	over := make(chan error)
 	go func() {
-		// The thread of this goroutine may have had a context before: take it away, as on a new thread.
+		// The thread of this goroutine may have had a context before: take it away, as on a new
+		// thread.
 		ok(t, c.enter())
 		d.fn[fnCtxSetCurrent].Call1(0)
 		r := d.fn[fnCtxSynchronize].Call0()

@@ -22,7 +22,8 @@ func TestCallsAllocateNothing(t *testing.T) {
 	escape = words
 	var sum uintptr
 	if n := testing.AllocsPerRun(1000, func() {
-		sum += six.Call0() + six.Call1(1) + six.Call2(1, 2) + six.Call3(1, 2, 3) + six.Call4(1, 2, 3, 4) + six.Call5(1, 2, 3, 4, 5) + six.Call6(1, 2, 3, 4, 5, 6)
+		sum += six.Call0() + six.Call1(1) + six.Call2(1, 2) + six.Call3(1, 2, 3) + six.Call4(1, 2, 3, 4) +
+			six.Call5(1, 2, 3, 4, 5) + six.Call6(1, 2, 3, 4, 5, 6)
 		add.Call3(uintptr(unsafe.Pointer(words)), 4, 1)
 	}); n != 0 {
 		t.Errorf("%v allocations for eight calls, want 0", n)
@@ -34,7 +35,8 @@ func TestCallsAllocateNothing(t *testing.T) {
 
 var escape any
 
-// errno is that of the thread on which the function ran, whatever other threads call meanwhile, and 0 where the function left it alone.
+// errno is that of the thread on which the function ran, whatever other threads call meanwhile, and
+// 0 where the function left it alone.
 func TestErrno(t *testing.T) {
 	fail := symbol(t, library(t), "fail")
 	var wg sync.WaitGroup
@@ -56,7 +58,8 @@ func TestErrno(t *testing.T) {
 	wg.Wait()
 }
 
-// grow makes the goroutine's stack larger by depth frames and calls f at the bottom, so that the stack was just copied.
+// grow makes the goroutine's stack larger by depth frames and calls f at the bottom, so that the
+// stack was just copied.
 func grow(depth int, f func()) byte {
 	var frame [512]byte
 	frame[depth%len(frame)] = byte(depth)
@@ -68,8 +71,8 @@ func grow(depth int, f func()) byte {
 	return frame[depth%len(frame)] + frame[0]
 }
 
-// Goroutines whose stacks grow and shrink call C with the addresses of their own variables, while the garbage collector runs all the time and the profiler
-// interrupts the threads.
+// Goroutines whose stacks grow and shrink call C with the addresses of their own variables, while
+// the garbage collector runs all the time and the profiler interrupts the threads.
 func TestStacksAndCollector(t *testing.T) {
 	l := library(t)
 	add, deep, weigh := symbol(t, l, "add"), symbol(t, l, "deep"), symbol(t, l, "weigh6")
@@ -117,7 +120,8 @@ func TestStacksAndCollector(t *testing.T) {
 
 var escape2 atomic.Pointer[[]byte]
 
-// A function that blocks holds its thread only: other goroutines and the collector, which would shrink the caller's stack, go on.
+// A function that blocks holds its thread only: other goroutines and the collector, which would
+// shrink the caller's stack, go on.
 func TestBlockingCall(t *testing.T) {
 	l := library(t)
 	block := symbol(t, l, "block")
@@ -199,7 +203,11 @@ func BenchmarkCall(b *testing.B) {
 	l := library(b)
 	six, add := symbol(b, l, "weigh6"), symbol(b, l, "fail")
 	for n, f := range []func(){
-		func() { six.Call0() }, func() { six.Call1(1) }, nil, func() { six.Call3(1, 2, 3) }, nil, nil, func() { six.Call6(1, 2, 3, 4, 5, 6) },
+		func() {
+			six.Call0()
+		}, func() {
+			six.Call1(1)
+		}, nil, func() { six.Call3(1, 2, 3) }, nil, nil, func() { six.Call6(1, 2, 3, 4, 5, 6) },
 	} {
 		if f != nil {
 			b.Run(fmt.Sprintf("Call%d", n), func(b *testing.B) {

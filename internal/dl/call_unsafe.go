@@ -2,13 +2,16 @@ package dl
 
 import "unsafe"
 
-// Func is the address of a C function: what [Library.Symbol] found, or a pointer out of a table of operations that a library keeps. All arguments and
-// the result are integers or pointers. A C int as result fills the lower half of the word only, so that callers write int32(f.Call1(a)).
+// Func is the address of a C function: what [Library.Symbol] found, or a pointer out of a table of
+// operations that a library keeps. All arguments and the result are integers or pointers. A C int
+// as result fills the lower half of the word only, so that callers write int32(f.Call1(a)).
 //
-// An argument may be the address of Go memory, written as uintptr(unsafe.Pointer(p)) in the call itself: it stays where it is until the call returns.
-// C must not keep it: what C keeps comes from [Alloc]. A call of the zero Func panics.
+// An argument may be the address of Go memory, written as uintptr(unsafe.Pointer(p)) in the call
+// itself: it stays where it is until the call returns. C must not keep it: what C keeps comes from
+// [Alloc]. A call of the zero Func panics.
 //
-// A C function may block; other goroutines go on meanwhile, as with a system call. A Go function cannot be called back from it.
+// A C function may block; other goroutines go on meanwhile, as with a system call. A Go function
+// cannot be called back from it.
 type Func uintptr
 
 // MaxArgs is the highest number of arguments of [Func.Call].
@@ -21,7 +24,8 @@ type few struct {
 	ret uintptr
 }
 
-// many is a call with arguments on the stack as well, or one whose errno is wanted. The assembly knows its layout.
+// many is a call with arguments on the stack as well, or one whose errno is wanted. The assembly
+// knows its layout.
 type many struct {
 	fn       uintptr
 	a        [MaxArgs]uintptr
@@ -46,7 +50,8 @@ func (m *many) call() uintptr {
 	return m.ret
 }
 
-// Call calls f with up to MaxArgs arguments and returns its result. More arguments panic. It is for set-up: the list of arguments is allocated.
+// Call calls f with up to MaxArgs arguments and returns its result. More arguments panic. It is for
+// set-up: the list of arguments is allocated.
 //
 //go:uintptrescapes
 func (f Func) Call(args ...uintptr) uintptr {
@@ -55,7 +60,8 @@ func (f Func) Call(args ...uintptr) uintptr {
 	return m.call()
 }
 
-// CallErrno is Call that also returns errno as the function left it on the thread that it ran on, and 0 when it did not set it.
+// CallErrno is Call that also returns errno as the function left it on the thread that it ran on,
+// and 0 when it did not set it.
 //
 //go:uintptrescapes
 func (f Func) CallErrno(args ...uintptr) (ret uintptr, errno int) {

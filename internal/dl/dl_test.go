@@ -14,7 +14,8 @@ func library(t testing.TB) *Library {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := testenv.Compile("dl-test", []string{"testdata/lib.c"}, "-shared", "-O2", "-pthread", "-Wl,--version-script="+version)
+	file, err := testenv.Compile("dl-test", []string{"testdata/lib.c"}, "-shared", "-O2", "-pthread",
+		"-Wl,--version-script="+version)
 	if err != nil {
 		testenv.Missing(t, "a C compiler", err)
 	}
@@ -64,7 +65,8 @@ func TestArguments(t *testing.T) {
 		t.Errorf("15 arguments with errno: %#x, %d, want %#x, 0", got, e, want)
 	}
 	// weigh6 reads registers that a shorter call sets to zero.
-	for n, got := range []uintptr{f6.Call0(), f6.Call1(a[0]), f6.Call2(a[0], a[1]), f6.Call3(a[0], a[1], a[2]), f6.Call4(a[0], a[1], a[2], a[3]),
+	for n, got := range []uintptr{f6.Call0(), f6.Call1(a[0]), f6.Call2(a[0], a[1]), f6.Call3(a[0], a[1], a[2]),
+		f6.Call4(a[0], a[1], a[2], a[3]),
 		f6.Call5(a[0], a[1], a[2], a[3], a[4]), f6.Call6(a[0], a[1], a[2], a[3], a[4], a[5])} {
 		var want uintptr
 		for i := range n {

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// checkFile looks at the file at path before the loader does: the loader ends the process with SIGBUS on a file that was cut off, and calls one for another
-// machine missing.
+// checkFile looks at the file at path before the loader does: the loader ends the process with
+// SIGBUS on a file that was cut off, and calls one for another machine missing.
 func checkFile(path string) error {
 	fi, err := os.Stat(path) // before it is opened: a fifo would wait for its writer
 	switch {
@@ -42,9 +42,11 @@ func kind(m os.FileMode) string {
 }
 
 // machines are the numbers of ELF for the machines that Go's names stand for.
-var machines = map[string]uint16{"386": 3, "arm": 40, "s390x": 22, "amd64": 62, "arm64": 183, "riscv64": 243, "loong64": 258, "ppc64le": 21}
+var machines = map[string]uint16{"386": 3, "arm": 40, "s390x": 22, "amd64": 62, "arm64": 183, "riscv64": 243,
+	"loong64": 258, "ppc64le": 21}
 
-// checkELF checks that size bytes of r are a shared library for the machine arch, with everything in it that the loader maps.
+// checkELF checks that size bytes of r are a shared library for the machine arch, with everything
+// in it that the loader maps.
 func checkELF(r io.ReaderAt, size int64, arch string) error {
 	const header, programHeader, load = 64, 56, 1
 	b := make([]byte, header)
@@ -55,7 +57,8 @@ func checkELF(r io.ReaderAt, size int64, arch string) error {
 	if !bytes.HasPrefix(b[:n], []byte("\x7fELF")) {
 		for _, word := range []string{"/* GNU ld", "INPUT", "GROUP"} {
 			if bytes.HasPrefix(b[:n], []byte(word)) {
-				return errors.New("is a text that tells the linker of a compiler where the library is: give the file that it names")
+				return errors.New("is a text that tells the linker of a compiler where the library is: give the file " +
+					"that it names")
 			}
 		}
 		return errors.New("is no shared library (it does not begin like an ELF file)")
@@ -71,15 +74,18 @@ func checkELF(r io.ReaderAt, size int64, arch string) error {
 		return fmt.Errorf("is for %s: expected a library for linux/%s", machineName(m), arch)
 	}
 	if t := order.Uint16(b[16:]); t != 3 {
-		return fmt.Errorf("is an ELF file of type %d (1 is an object file, 2 a program): expected a shared library, which is type 3", t)
+		return fmt.Errorf("is an ELF file of type %d (1 is an object file, 2 a program): expected a shared library, "+
+			"which is type 3", t)
 	}
 	offset, entry, count := order.Uint64(b[32:]), order.Uint16(b[54:]), order.Uint16(b[56:])
 	if entry != programHeader || count == 0 {
-		return fmt.Errorf("has %d program headers of %d bytes: expected at least one of %d bytes: copy or install it again", count, entry, programHeader)
+		return fmt.Errorf("has %d program headers of %d bytes: expected at least one of %d bytes: copy or install "+
+			"it again", count, entry, programHeader)
 	}
 	table := make([]byte, int(count)*programHeader)
 	if offset > uint64(size) || uint64(size)-offset < uint64(len(table)) {
-		return fmt.Errorf("was cut off: %d bytes, and its program headers are at %d: copy or install it again", size, offset)
+		return fmt.Errorf("was cut off: %d bytes, and its program headers are at %d: copy or install it again", size,
+			offset)
 	}
 	if _, err := r.ReadAt(table, int64(offset)); err != nil {
 		return err
@@ -87,7 +93,8 @@ func checkELF(r io.ReaderAt, size int64, arch string) error {
 	for p := table; len(p) > 0; p = p[programHeader:] {
 		at, length := order.Uint64(p[8:]), order.Uint64(p[32:])
 		if order.Uint32(p) == load && (at > uint64(size) || length > uint64(size)-at) {
-			return fmt.Errorf("was cut off: %d bytes, and it should have %d at %d: copy or install it again", size, length, at)
+			return fmt.Errorf("was cut off: %d bytes, and it should have %d at %d: copy or install it again", size,
+				length, at)
 		}
 	}
 	return nil

@@ -14,9 +14,10 @@ type Library struct {
 	handle uintptr // 0 after Close
 }
 
-// Open loads the first of names that loads, with all its symbols resolved and none of them given to other libraries. A name without a slash is looked up
-// as the loader does it (LD_LIBRARY_PATH, its cache, the standard directories); one with a slash is a path. The error wraps [ErrNotFound] and has each
-// name with the loader's own words. The caller closes the library.
+// Open loads the first of names that loads, with all its symbols resolved and none of them given to
+// other libraries. A name without a slash is looked up as the loader does it (LD_LIBRARY_PATH, its
+// cache, the standard directories); one with a slash is a path. The error wraps [ErrNotFound] and
+// has each name with the loader's own words. The caller closes the library.
 func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fmt.Errorf("dl: %w: no name was given", ErrNotFound)
@@ -49,7 +50,8 @@ func open(name string) (uintptr, error) {
 	return dlopen(name)
 }
 
-// Loaded reports whether any code of the process, Go or C, has loaded the library. Loaded itself does not load it.
+// Loaded reports whether any code of the process, Go or C, has loaded the library. Loaded itself
+// does not load it.
 func Loaded(name string) bool {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -64,8 +66,9 @@ func (l *Library) Symbol(name string) (Func, error) {
 	return l.lookup(name, func() (uintptr, error) { return dlsym(l.handle, name) })
 }
 
-// SymbolVersion is the function called name in that version, for libraries that have several of it (libibverbs has ibv_open_device in IBVERBS_1.0 and
-// IBVERBS_1.1; Symbol finds the default one). The error wraps [ErrNoSymbol].
+// SymbolVersion is the function called name in that version, for libraries that have several of it
+// (libibverbs has ibv_open_device in IBVERBS_1.0 and IBVERBS_1.1; Symbol finds the default one).
+// The error wraps [ErrNoSymbol].
 func (l *Library) SymbolVersion(name, version string) (Func, error) {
 	n, err := CString(name)
 	if err != nil {
@@ -93,8 +96,8 @@ func (l *Library) lookup(name string, find func() (uintptr, error)) (Func, error
 	return Func(a), nil
 }
 
-// Close gives the library back to the loader, which unloads it when nothing else in the process has it open. Its functions must not be called
-// any more. A second Close does nothing.
+// Close gives the library back to the loader, which unloads it when nothing else in the process has
+// it open. Its functions must not be called any more. A second Close does nothing.
 func (l *Library) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,7 +119,8 @@ var libc = sync.OnceValues(func() (c clib, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for name, f := range map[string]*Func{
-		"__errno_location": &c.errno, "dlvsym": &c.dlvsym, "dlerror": &c.dlerror, "posix_memalign": &c.memalign, "free": &c.free,
+		"__errno_location": &c.errno, "dlvsym": &c.dlvsym, "dlerror": &c.dlerror, "posix_memalign": &c.memalign,
+		"free": &c.free,
 	} {
 		a, err := dlsym(everything, name)
 		if err != nil {

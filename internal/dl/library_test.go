@@ -108,9 +108,11 @@ func TestOpenErrors(t *testing.T) {
 		"strange.so": {changed(18, 0xfe, 0xca), "machine 51966"},
 		"program.so": {changed(16, 2), "type 2"},
 		"none.so":    {changed(56, 0, 0), "has 0 program headers"},
-		"far.so":     {changed(32, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), "program headers are at 18446744073709551615"},
+		"far.so": {changed(32, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff),
+			"program headers are at 18446744073709551615"},
 		"segment.so": {good[:lastSegment(t, good)+1], "was cut off"},
-		"huge.so":    {changed(int(binary.LittleEndian.Uint64(good[32:]))+32, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), "was cut off"},
+		"huge.so": {changed(int(binary.LittleEndian.Uint64(good[32:]))+32, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+			0xff), "was cut off"},
 	} {
 		file := filepath.Join(dir, name)
 		if err := os.WriteFile(file, c.content, 0o755); err != nil {
@@ -121,8 +123,10 @@ func TestOpenErrors(t *testing.T) {
 	expectNotFound(t, []string{dir}, dir, "is a directory")
 	expectNotFound(t, []string{"/dev/null"}, "is a device")
 	expectNotFound(t, []string{"/nowhere/at/all.so"}, "/nowhere/at/all.so: there is no such file")
-	expectNotFound(t, []string{"libnobody-has-this.so.7"}, "libnobody-has-this.so.7: cannot open shared object file", "install the package")
-	expectNotFound(t, []string{"libnobody-has-this.so.7", "/nowhere/at/all.so"}, "libnobody-has-this.so.7", "/nowhere/at/all.so")
+	expectNotFound(t, []string{"libnobody-has-this.so.7"}, "libnobody-has-this.so.7: cannot open shared object file",
+		"install the package")
+	expectNotFound(t, []string{"libnobody-has-this.so.7", "/nowhere/at/all.so"}, "libnobody-has-this.so.7",
+		"/nowhere/at/all.so")
 	expectNotFound(t, nil, "no name")
 	expectNotFound(t, []string{""}, `"": expected`)
 	expectNotFound(t, []string{"a\x00b"}, `expected`)
@@ -143,7 +147,8 @@ func lastSegment(t *testing.T, file []byte) int {
 	return at
 }
 
-// The loader keeps its words for each thread: goroutines that open libraries at once get each the answer for their own.
+// The loader keeps its words for each thread: goroutines that open libraries at once get each the
+// answer for their own.
 func TestOpenErrorsAtOnce(t *testing.T) {
 	l := library(t)
 	var wg sync.WaitGroup
@@ -151,12 +156,14 @@ func TestOpenErrorsAtOnce(t *testing.T) {
 		wg.Go(func() {
 			for i := range 50 {
 				name := fmt.Sprintf("libnobody-has-%d-%d.so", g, i)
-				if _, err := Open(name); err == nil || !strings.Contains(err.Error(), "such library: "+name+": cannot open shared object file") {
+				if _, err := Open(name); err == nil ||
+					!strings.Contains(err.Error(), "such library: "+name+": cannot open shared object file") {
 					t.Errorf("%s: %v", name, err)
 					return
 				}
 				symbol := fmt.Sprintf("nobody_has_%d_%d", g, i)
-				if _, err := l.SymbolVersion(symbol, "PENSTOCK_1.0"); err == nil || !strings.Contains(err.Error(), "undefined symbol: "+symbol) {
+				if _, err := l.SymbolVersion(symbol, "PENSTOCK_1.0"); err == nil ||
+					!strings.Contains(err.Error(), "undefined symbol: "+symbol) {
 					t.Errorf("%s: %v", symbol, err)
 					return
 				}
@@ -184,7 +191,8 @@ func expectNotFound(t *testing.T, names []string, want ...string) {
 	}
 }
 
-// A library that needs another one, which is missing or of another version: the error names that one.
+// A library that needs another one, which is missing or of another version: the error names that
+// one.
 func TestOpenNeedsAnother(t *testing.T) {
 	dir := t.TempDir()
 	build := func(name, code string, flags ...string) string {
@@ -200,7 +208,8 @@ func TestOpenNeedsAnother(t *testing.T) {
 	}
 	user := "int needed(void); int user(void) { return needed(); }"
 	needed := build("needed", "int needed(void) { return 1; }", "-Wl,-soname,libpenstock-needed.so.3")
-	expectNotFound(t, []string{build("user", user, needed)}, "libpenstock-needed.so.3", "install the package that brings that")
+	expectNotFound(t, []string{build("user", user, needed)}, "libpenstock-needed.so.3",
+		"install the package that brings that")
 	expectNotFound(t, []string{build("lonely", user)}, "undefined symbol: needed", "same release")
 }
 
@@ -273,7 +282,8 @@ func TestStrings(t *testing.T) {
 	}
 }
 
-// Whatever a file holds, the check neither fails nor lets something pass whose segments are not in the file.
+// Whatever a file holds, the check neither fails nor lets something pass whose segments are not in
+// the file.
 func FuzzCheckELF(f *testing.F) {
 	f.Add([]byte("\x7fELF"))
 	if b, err := os.ReadFile("/proc/self/exe"); err == nil {

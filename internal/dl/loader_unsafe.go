@@ -11,11 +11,12 @@ import (
 // The addresses of the assembly, which runs on the thread's own stack in the manner of C.
 var fewPC, manyPC uintptr
 
-// cgocall runs fn(arg) on the thread's own stack, told to the scheduler like a system call. purego is among the packages for which the Go project keeps
-// this name and its signature (go.dev/issue/67401).
+// cgocall runs fn(arg) on the thread's own stack, told to the scheduler like a system call. purego
+// is among the packages for which the Go project keeps this name and its signature
+// (go.dev/issue/67401).
 //
-// arg may be on the goroutine's stack: it is not moved while the call lasts, because a stack shrinks or grows only outside of system calls and C does
-// not call back into Go.
+// arg may be on the goroutine's stack: it is not moved while the call lasts, because a stack
+// shrinks or grows only outside of system calls and C does not call back into Go.
 //
 //go:linkname cgocall runtime.cgocall
 //go:noescape

@@ -10,8 +10,9 @@ import (
 // alignment of memory of Alloc: a cache line.
 const alignment = 64
 
-// Alloc is n bytes of C memory, zero, aligned to 64 bytes, for structures that a library keeps or that are filled again and again without the garbage
-// collector looking at them. No Go pointer may be stored in it. The caller owns it and gives it to [Free].
+// Alloc is n bytes of C memory, zero, aligned to 64 bytes, for structures that a library keeps or
+// that are filled again and again without the garbage collector looking at them. No Go pointer may
+// be stored in it. The caller owns it and gives it to [Free].
 func Alloc(n int) ([]byte, error) {
 	if n <= 0 {
 		return nil, fmt.Errorf("dl: alloc %d bytes: expected at least 1", n)
@@ -22,14 +23,16 @@ func Alloc(n int) ([]byte, error) {
 	}
 	var p uintptr
 	if e := int32(c.memalign.Call3(uintptr(unsafe.Pointer(&p)), alignment, uintptr(n))); e != 0 {
-		return nil, fmt.Errorf("dl: alloc %d bytes of C memory: errno %d: the machine or this process' limit has no more", n, e)
+		return nil, fmt.Errorf("dl: alloc %d bytes of C memory: errno %d: the machine or this process' limit has "+
+			"no more", n, e)
 	}
 	b := Bytes(p, n)
 	clear(b)
 	return b, nil
 }
 
-// Free gives back memory of [Alloc], as it was returned: with its first byte. It must not be used any more. Free of nil does nothing.
+// Free gives back memory of [Alloc], as it was returned: with its first byte. It must not be used
+// any more. Free of nil does nothing.
 func Free(b []byte) {
 	if cap(b) == 0 {
 		return
@@ -41,15 +44,18 @@ func Free(b []byte) {
 	c.free.Call1(Address(b))
 }
 
-// Address is the address of the first byte of b. It keeps nothing alive, so that it is for memory of [Alloc] and of C.
+// Address is the address of the first byte of b. It keeps nothing alive, so that it is for memory
+// of [Alloc] and of C.
 func Address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
 // Bytes are the n bytes of C memory at address p. They end with that memory.
 func Bytes(p uintptr, n int) []byte { return unsafe.Slice(At[byte](p), n) }
 
-// At is the C structure at address p, nil where p is 0. T has the layout of the structure and no Go pointers.
+// At is the C structure at address p, nil where p is 0. T has the layout of the structure and no Go
+// pointers.
 func At[T any](p uintptr) *T {
-	// By way of a pointer to the address, since the address of C memory is no misuse of a pointer to Go's.
+	// By way of a pointer to the address, since the address of C memory is no misuse of a pointer
+	// to Go's.
 	return *(**T)(unsafe.Pointer(&p))
 }
 

@@ -12,8 +12,9 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// What a program without cgo that has this package needs on a machine: the C library and its loader, and nothing else; with -tags static nothing at all,
-// and then it says so instead of finding libraries. With either one a library that is not there is an error.
+// What a program without cgo that has this package needs on a machine: the C library and its
+// loader, and nothing else; with -tags static nothing at all, and then it says so instead of
+// finding libraries. With either one a library that is not there is an error.
 func TestProgram(t *testing.T) {
 	testenv.Once(t)
 	for _, c := range []struct {

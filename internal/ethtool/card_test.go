@@ -27,7 +27,8 @@ type card struct {
 	refuse   map[uint32]sys.Errno
 }
 
-var setters = map[uint32]uint32{cmdSetChannels: cmdChannels, cmdSetRings: cmdRings, cmdSetCoalesce: cmdCoalesce, cmdSetPrivateFlags: cmdPrivateFlags}
+var setters = map[uint32]uint32{cmdSetChannels: cmdChannels, cmdSetRings: cmdRings, cmdSetCoalesce: cmdCoalesce,
+	cmdSetPrivateFlags: cmdPrivateFlags}
 
 func (c *card) device() *Device { return &Device{name: "card0", fd: -1, call: c.call} }
 
@@ -211,7 +212,8 @@ func anyKey(t *rapid.T, name string, typ FlowType) (k FlowKey) {
 }
 
 func anySpec(t *rapid.T) (s FlowSpec) {
-	s.Type = rapid.SampledFrom([]FlowType{FlowTCP4, FlowUDP4, FlowTCP6, FlowUDP6, FlowIP4, FlowIP6, FlowEther}).Draw(t, "type")
+	s.Type = rapid.SampledFrom([]FlowType{FlowTCP4, FlowUDP4, FlowTCP6, FlowUDP6, FlowIP4, FlowIP6, FlowEther}).Draw(t,
+		"type")
 	s.Mask = anyKey(t, "mask", s.Type)
 	s.Value = anyKey(t, "value", s.Type)
 	s.Drop = rapid.Bool().Draw(t, "drop")
@@ -297,9 +299,11 @@ func TestRulesModel(t *testing.T) {
 func TestRuleThatTheCardDoesNotKeep(t *testing.T) {
 	c := &card{size: 4, rules: map[uint32][]byte{}, forget: true}
 	d := c.device()
-	s := FlowSpec{Type: FlowUDP4, Value: FlowKey{DstPort: 5000}, Mask: FlowKey{DstPort: 0xffff}, Queue: 2, Location: AnyLocation}
+	s := FlowSpec{Type: FlowUDP4, Value: FlowKey{DstPort: 5000}, Mask: FlowKey{DstPort: 0xffff}, Queue: 2,
+		Location: AnyLocation}
 	_, err := d.InsertRule(s)
-	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "udp4 dst-port 5000 -> queue 2") || len(c.rules) != 0 {
+	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "udp4 dst-port 5000 -> queue 2") ||
+		len(c.rules) != 0 {
 		t.Errorf("%v; the card has %d rules", err, len(c.rules))
 	}
 	c.forget = false
@@ -311,7 +315,8 @@ func TestRuleThatTheCardDoesNotKeep(t *testing.T) {
 	if _, err := none.InsertRule(s); !errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), "ntuple on") {
 		t.Error(err)
 	}
-	for e, want := range map[sys.Errno]error{sys.EPERM: ErrNotPermitted, sys.EOPNOTSUPP: ErrNotSupported, sys.EINVAL: ErrRefused,
+	for e, want := range map[sys.Errno]error{sys.EPERM: ErrNotPermitted, sys.EOPNOTSUPP: ErrNotSupported,
+		sys.EINVAL: ErrRefused,
 		sys.ENODEV: ErrNoDevice, sys.ENOSPC: ErrFull} {
 		c.refuse = map[uint32]sys.Errno{cmdInsertRule: e}
 		if _, err := d.InsertRule(s); !errors.Is(err, want) || !errors.Is(err, e) {
@@ -328,7 +333,8 @@ func TestSettingsOfACard(t *testing.T) {
 		words: map[uint32][]uint32{
 			cmdChannels: {0, 0, 1, 16, 0, 0, 1, 8}, cmdRings: {4096, 0, 0, 4096, 512, 0, 0, 512},
 			cmdCoalesce: make([]uint32, 22), cmdPrivateFlags: {1}},
-		names: map[uint32][]string{stringsFeatures: {"rx-gro", "", "rx-lro", "rx-ntuple-filter"}, stringsPrivateFlags: {"a", "b"}},
+		names: map[uint32][]string{stringsFeatures: {"rx-gro", "", "rx-lro", "rx-ntuple-filter"},
+			stringsPrivateFlags: {"a", "b"}},
 		// rx-lro is fixed: not available
 		feature: []uint32{0b1001, 0b0001, 0b0001, 0},
 		table:   []uint32{0, 1, 2, 3, 0, 1, 2, 3}, key: []byte{1, 2, 3},
@@ -356,7 +362,8 @@ func TestSettingsOfACard(t *testing.T) {
 	}
 	co, err := d.Coalesce()
 	co.AdaptiveRx, co.TxMicros = true, 9
-	if err := errors.Join(err, d.SetCoalesce(co)); err != nil || c.words[cmdCoalesce][15] != 77 || c.words[cmdCoalesce][9] != 1 || c.words[cmdCoalesce][4] != 9 {
+	if err := errors.Join(err, d.SetCoalesce(co)); err != nil || c.words[cmdCoalesce][15] != 77 ||
+		c.words[cmdCoalesce][9] != 1 || c.words[cmdCoalesce][4] != 9 {
 		t.Error(err, c.words[cmdCoalesce])
 	}
 	if err := d.SetPrivateFlag("b", true); err != nil || c.words[cmdPrivateFlags][0] != 3 {
@@ -397,7 +404,8 @@ func TestSettingsOfACard(t *testing.T) {
 }
 
 func TestHashFieldsText(t *testing.T) {
-	for text, want := range map[string]HashFields{"": 0, "sdfn": HashTuple, "sd": HashSrc | HashDst, "mvt": HashMAC | HashVLAN | HashProto} {
+	for text, want := range map[string]HashFields{"": 0, "sdfn": HashTuple, "sd": HashSrc | HashDst,
+		"mvt": HashMAC | HashVLAN | HashProto} {
 		if got, err := ParseHashFields(text); err != nil || got != want || got.String() != text {
 			t.Errorf("%q: %#x %q, %v", text, uint32(got), got, err)
 		}
@@ -409,7 +417,8 @@ func TestHashFieldsText(t *testing.T) {
 
 // Answers of any length and content are read without reading beyond them.
 func FuzzNetlink(f *testing.F) {
-	f.Add(request(rtmNewLink, 0, append(make([]byte, 16), netlink.AppendAttribute(nil, linkName, []byte("eth0\x00"))...)))
+	f.Add(request(rtmNewLink, 0, append(make([]byte, 16),
+		netlink.AppendAttribute(nil, linkName, []byte("eth0\x00"))...)))
 	f.Add(request(netlink.Error, 0, []byte{0, 0, 0, 0}))
 	f.Add(dcbAnswer(8, []byte{appDSCP, 3, 26, 0}))
 	f.Add([]byte{})

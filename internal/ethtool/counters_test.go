@@ -9,7 +9,8 @@ import (
 )
 
 func TestPauseAndCounters(t *testing.T) {
-	c := &card{words: map[uint32][]uint32{cmdPause: {1, 0, 1}}, names: map[uint32][]string{stringsStats: {"rx_packets", "", "rx_discards"}},
+	c := &card{words: map[uint32][]uint32{cmdPause: {1, 0, 1}},
+		names:    map[uint32][]string{stringsStats: {"rx_packets", "", "rx_discards"}},
 		counters: []uint64{7, 8, 1 << 40}}
 	p, err := c.device().Pause()
 	if err != nil || p != (Pause{Auto: true, Tx: true}) {

@@ -26,7 +26,8 @@ const (
 	appDSCP     = 5
 )
 
-// DCB is what data center bridging has on a device: which priorities of a link are lossless, and how packets get theirs (IEEE 802.1Qaz).
+// DCB is what data center bridging has on a device: which priorities of a link are lossless, and
+// how packets get theirs (IEEE 802.1Qaz).
 type DCB struct {
 	HasPFC bool    // the driver reports priority flow control
 	PFC    [8]bool // by priority: a full buffer pauses the sender
@@ -35,7 +36,8 @@ type DCB struct {
 	DSCP           map[int]int // priorities by the DSCP of a packet's IP header, where the device has a table of them
 }
 
-// DCB asks for the device's priority flow control. The error wraps ErrNotSupported where the driver has none.
+// DCB asks for the device's priority flow control. The error wraps ErrNotSupported where the driver
+// has none.
 func (d *Device) DCB() (DCB, error) {
 	name := append([]byte(d.name), 0)
 	req := request(rtmGetDCB, 0, netlink.AppendAttribute([]byte{0, dcbIEEEGet, 0, 0}, dcbName, name))

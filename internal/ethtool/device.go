@@ -33,7 +33,8 @@ type Device struct {
 	call func(b []byte) (int, sys.Errno)
 }
 
-// Open opens a device by its name in the calling thread's network namespace. The error wraps ErrNoDevice if there is none.
+// Open opens a device by its name in the calling thread's network namespace. The error wraps
+// ErrNoDevice if there is none.
 func Open(name string) (*Device, error) {
 	if len(name) == 0 || len(name) > 15 {
 		return nil, fmt.Errorf("ethtool: interface %q: expected a name of 1 to 15 bytes: %w", name, ErrNoDevice)
@@ -72,7 +73,8 @@ func (d *Device) MTU() (int, error) {
 	return n, d.wrap("MTU", err)
 }
 
-// SetMTU sets the MTU in bytes. The device may go down for a moment, or for good if its driver does so.
+// SetMTU sets the MTU in bytes. The device may go down for a moment, or for good if its driver does
+// so.
 func (d *Device) SetMTU(mtu int) error {
 	return d.wrap(fmt.Sprintf("MTU %d", mtu), sys.SetInterfaceMTU(d.fd, d.name, mtu))
 }
@@ -107,7 +109,8 @@ func (d *Device) do(what string, command uint32, b []byte) error {
 	return nil
 }
 
-// words is a command whose structure is n words of 32 bits behind the command's number, which it returns.
+// words is a command whose structure is n words of 32 bits behind the command's number, which it
+// returns.
 func (d *Device) words(what string, command uint32, n int) ([]uint32, error) {
 	b := make([]byte, 4*(1+n))
 	if err := d.do(what, command, b); err != nil {

@@ -22,8 +22,9 @@ const (
 )
 
 // aliases are the short names of ethtool(8) for features that it lets users set.
-var aliases = map[string]string{"gro": FeatureGRO, "lro": FeatureLRO, "ntuple": FeatureNtuple, "ntuple-filters": FeatureNtuple,
-	"hw-tc": FeatureTC, "rxhash": FeatureHash, "rxvlan": FeatureRxVLAN, "rx": FeatureRxChecksum}
+var aliases = map[string]string{"gro": FeatureGRO, "lro": FeatureLRO, "ntuple": FeatureNtuple,
+	"ntuple-filters": FeatureNtuple,
+	"hw-tc":          FeatureTC, "rxhash": FeatureHash, "rxvlan": FeatureRxVLAN, "rx": FeatureRxChecksum}
 
 // Feature is an offload of a device.
 type Feature struct {
@@ -33,7 +34,8 @@ type Feature struct {
 	Fixed     bool // it cannot be changed
 }
 
-// Features asks for all features, in the kernel's order. A feature that the driver does not know is Fixed and not Active.
+// Features asks for all features, in the kernel's order. A feature that the driver does not know is
+// Fixed and not Active.
 func (d *Device) Features() ([]Feature, error) {
 	names, err := d.strings("features", stringsFeatures)
 	if err != nil {
@@ -63,8 +65,8 @@ func (d *Device) features(n int) ([]byte, error) {
 	return b[8:], d.do("features", cmdFeatures, b)
 }
 
-// Feature asks for one feature, by the kernel's name for it or that of ethtool(8). The error wraps ErrNotSupported where this kernel
-// has no feature of the name.
+// Feature asks for one feature, by the kernel's name for it or that of ethtool(8). The error wraps
+// ErrNotSupported where this kernel has no feature of the name.
 func (d *Device) Feature(name string) (Feature, error) {
 	if long, ok := aliases[name]; ok {
 		name = long
@@ -79,8 +81,9 @@ func (d *Device) Feature(name string) (Feature, error) {
 	return Feature{}, d.wrap("feature "+name, sys.EOPNOTSUPP)
 }
 
-// SetFeature turns a feature on or off, and looks whether it is. The error wraps ErrNotSupported where the feature is fixed, and ErrRefused
-// where it did not come to be, because it depends on another.
+// SetFeature turns a feature on or off, and looks whether it is. The error wraps ErrNotSupported
+// where the feature is fixed, and ErrRefused where it did not come to be, because it depends on
+// another.
 func (d *Device) SetFeature(name string, on bool) error {
 	if long, ok := aliases[name]; ok {
 		name = long
@@ -109,7 +112,8 @@ func (d *Device) SetFeature(name string, on bool) error {
 	}
 	f, err := d.Feature(name)
 	if err == nil && f.Active != on {
-		err = d.wrap(what, fmt.Errorf("it is still %s, as it depends on another feature or on the device's state: %w", onOff(f.Active), ErrRefused))
+		err = d.wrap(what, fmt.Errorf("it is still %s, as it depends on another feature or on the device's state: %w",
+			onOff(f.Active), ErrRefused))
 	}
 	return err
 }

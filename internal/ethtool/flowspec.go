@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// FlowType is the kind of packets that an n-tuple rule, or a choice of hash fields, is about (linux/ethtool.h).
+// FlowType is the kind of packets that an n-tuple rule, or a choice of hash fields, is about
+// (linux/ethtool.h).
 type FlowType uint32
 
 // The types that this package knows. The others of the kernel's can be listed and deleted.
@@ -46,8 +47,9 @@ func (t FlowType) String() string {
 	return fmt.Sprintf("type %#x", uint32(t))
 }
 
-// FlowKey is the fields of a packet that n-tuple rules see. Which of them count depends on the FlowType: ports with TCP and UDP, the
-// protocol with FlowIP4 and FlowIP6, Ethernet's type and source with FlowEther; the destination MAC and the VLAN with all.
+// FlowKey is the fields of a packet that n-tuple rules see. Which of them count depends on the
+// FlowType: ports with TCP and UDP, the protocol with FlowIP4 and FlowIP6, Ethernet's type and
+// source with FlowEther; the destination MAC and the VLAN with all.
 type FlowKey struct {
 	DstMAC, SrcMAC   [6]byte
 	EtherType        uint16
@@ -61,8 +63,8 @@ type FlowKey struct {
 	Data             [2]uint32 // that the driver gives a meaning of its own
 }
 
-// FlowSpec is an n-tuple rule of a network card (struct ethtool_rx_flow_spec). It accepts a packet of its Type if packet&Mask ==
-// Value&Mask in every field. The lowest location wins.
+// FlowSpec is an n-tuple rule of a network card (struct ethtool_rx_flow_spec). It accepts a packet
+// of its Type if packet&Mask == Value&Mask in every field. The lowest location wins.
 type FlowSpec struct {
 	Type        FlowType
 	Value, Mask FlowKey
@@ -76,7 +78,8 @@ type FlowSpec struct {
 // AnyLocation leaves the choice of a place to InsertRule.
 const AnyLocation = 0xffffffff
 
-// Offsets of struct ethtool_rx_flow_spec: each union of 52 bytes is followed by 20 of struct ethtool_flow_ext. They are the same on all 64-bit machines.
+// Offsets of struct ethtool_rx_flow_spec: each union of 52 bytes is followed by 20 of struct
+// ethtool_flow_ext. They are the same on all 64-bit machines.
 const (
 	specValue    = 4
 	specValueExt = 56
@@ -162,7 +165,8 @@ func (k *FlowKey) get(t FlowType, u, ext []byte) {
 	k.Data = [2]uint32{be.Uint32(ext[12:]), be.Uint32(ext[16:])}
 }
 
-// ipVersion4 is ip_ver of struct ethtool_usrip4_spec (ETH_RX_NFC_IP4), which drivers expect unmasked.
+// ipVersion4 is ip_ver of struct ethtool_usrip4_spec (ETH_RX_NFC_IP4), which drivers expect
+// unmasked.
 const ipVersion4 = 1
 
 // encode writes the structure into b of specLen bytes.
@@ -195,7 +199,8 @@ func (s *FlowSpec) encode(b []byte) {
 	native.PutUint32(b[specLocation:], s.Location)
 }
 
-// decodeSpec reads the structure from b of specLen bytes. Fields whose flag is missing do not count.
+// decodeSpec reads the structure from b of specLen bytes. Fields whose flag is missing do not
+// count.
 func decodeSpec(b []byte) (s FlowSpec) {
 	t := native.Uint32(b)
 	s.Type = FlowType(t &^ flowFlags)
@@ -220,10 +225,12 @@ func decodeSpec(b []byte) (s FlowSpec) {
 	return s
 }
 
-// FlowMeaning is what a rule says of packets, in a form that can be compared and be the key of a map.
+// FlowMeaning is what a rule says of packets, in a form that can be compared and be the key of a
+// map.
 type FlowMeaning [specLen + 4]byte
 
-// Meaning is what the rule says of packets, wherever it is in the table. Bits outside of the masks do not count.
+// Meaning is what the rule says of packets, wherever it is in the table. Bits outside of the masks
+// do not count.
 func (s FlowSpec) Meaning() (m FlowMeaning) {
 	s.Location = 0
 	s.encode(m[:specLen])
@@ -285,7 +292,8 @@ func (s FlowSpec) String() string {
 		masked("vlan-tag", word(v.VLAN), word(m.VLAN), hex)
 	}
 	for i := range v.Data {
-		masked(fmt.Sprintf("data%d", i), binary.BigEndian.AppendUint32(nil, v.Data[i]), binary.BigEndian.AppendUint32(nil, m.Data[i]), hex)
+		masked(fmt.Sprintf("data%d", i), binary.BigEndian.AppendUint32(nil, v.Data[i]),
+			binary.BigEndian.AppendUint32(nil, m.Data[i]), hex)
 	}
 	switch {
 	case s.Drop:

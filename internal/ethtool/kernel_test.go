@@ -68,7 +68,8 @@ func TestVeth(t *testing.T) {
 	if err := d.SetChannels(c); err != nil {
 		t.Fatal(err)
 	}
-	if rx, tx := queues(t, h, "/sys/class/net/eth0/queues/rx-*"), queues(t, h, "/sys/class/net/eth0/queues/tx-*"); rx != 2 || tx != 3 {
+	if rx, tx := queues(t, h, "/sys/class/net/eth0/queues/rx-*"),
+		queues(t, h, "/sys/class/net/eth0/queues/tx-*"); rx != 2 || tx != 3 {
 		t.Errorf("%d receive queues, %d transmit queues", rx, tx)
 	}
 	c.Rx = 5
@@ -83,7 +84,8 @@ func TestVeth(t *testing.T) {
 	}
 	said := tool(t, h, "-k", "eth0")
 	for _, f := range all {
-		for _, m := range regexp.MustCompile(`(?m)^\s*`+regexp.QuoteMeta(f.Name)+`: (\w+)( \[.*fixed.*\])?$`).FindAllStringSubmatch(said, -1) {
+		for _, m := range regexp.MustCompile(`(?m)^\s*`+regexp.QuoteMeta(f.Name)+
+			`: (\w+)( \[.*fixed.*\])?$`).FindAllStringSubmatch(said, -1) {
 			if (m[1] == "on") != f.Active || (m[2] != "") != f.Fixed {
 				t.Errorf("%+v, but ethtool says %q", f, m[0])
 			}
@@ -136,7 +138,8 @@ func TestVeth(t *testing.T) {
 	}
 	if err := h.Do(func() error {
 		l, err := d.Link()
-		if err != nil || l.Name != "eth0" || l.Kind != "veth" || l.MTU != 9000 || l.MinMTU != 68 || l.MaxMTU != 65535 || l.RxQueues != 4 || !l.Up || l.XDPMode != "" {
+		if err != nil || l.Name != "eth0" || l.Kind != "veth" || l.MTU != 9000 || l.MinMTU != 68 || l.MaxMTU != 65535 ||
+			l.RxQueues != 4 || !l.Up || l.XDPMode != "" {
 			return fmt.Errorf("%+v, %v", l, err)
 		}
 		all, err := Links()
@@ -173,10 +176,12 @@ func TestXDPOf(t *testing.T) {
 		testenv.Missing(t, "a kernel of 6.3 or later", err1)
 	}
 	// ndo-xmit is there while the peer has a program or GRO.
-	if err1 != nil || !veth.Features.Has(XDPBasic|XDPRedirect|XDPRxChunks) || veth.Features.Has(XDPZeroCopy) || !strings.HasPrefix(veth.Features.String(), "basic redirect") {
+	if err1 != nil || !veth.Features.Has(XDPBasic|XDPRedirect|XDPRxChunks) || veth.Features.Has(XDPZeroCopy) ||
+		!strings.HasPrefix(veth.Features.String(), "basic redirect") {
 		t.Errorf("%v, %v", veth, err1)
 	}
-	if got := veth.Lacks(XDPBasic | XDPZeroCopy); !strings.HasPrefix(got, "the driver does not declare xsk-zerocopy (it declares: basic redirect") {
+	if got := veth.Lacks(XDPBasic | XDPZeroCopy); !strings.HasPrefix(got,
+		"the driver does not declare xsk-zerocopy (it declares: basic redirect") {
 		t.Error(got)
 	}
 	if got := veth.Lacks(XDPBasic | XDPRedirect); got != "" {
@@ -211,7 +216,8 @@ func TestWithoutRights(t *testing.T) {
 			errs <- err
 			return
 		}
-		if err := d.SetChannels(c); !errors.Is(err, ErrNotPermitted) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+		if err := d.SetChannels(c); !errors.Is(err, ErrNotPermitted) ||
+			!strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 			errs <- fmt.Errorf("channels: %w", err)
 			return
 		}
@@ -269,13 +275,15 @@ func TestGuestDrivers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer d.Close()
-			if v, err := d.Driver(); err != nil || v.Name != x.driver || !strings.Contains(v.Bus, ":") || !strings.Contains(run("-i", x.name), "bus-info: "+v.Bus) {
+			if v, err := d.Driver(); err != nil || v.Name != x.driver || !strings.Contains(v.Bus, ":") ||
+				!strings.Contains(run("-i", x.name), "bus-info: "+v.Bus) {
 				t.Errorf("%+v, %v", v, err)
 			}
 			// Rings, with the maxima first.
 			said := run("-g", x.name)
 			r, err := d.Rings()
-			if err != nil || r.MaxRx == 0 || number(said, "RX", 0) != r.MaxRx || number(said, "RX", 1) != r.Rx || number(said, "TX", 1) != r.Tx {
+			if err != nil || r.MaxRx == 0 || number(said, "RX", 0) != r.MaxRx || number(said, "RX", 1) != r.Rx ||
+				number(said, "TX", 1) != r.Tx {
 				t.Errorf("%+v, %v; ethtool says\n%s", r, err, said)
 			}
 			if r.MaxRx > r.Rx && x.driver != "virtio_net" {
@@ -290,7 +298,8 @@ func TestGuestDrivers(t *testing.T) {
 			c, err := d.Channels()
 			said = run("-l", x.name)
 			if err == nil {
-				if number(said, "Combined", 0) != c.MaxCombined || number(said, "Combined", 1) != c.Combined || number(said, "RX", 1) != c.Rx {
+				if number(said, "Combined", 0) != c.MaxCombined || number(said, "Combined", 1) != c.Combined ||
+					number(said, "RX", 1) != c.Rx {
 					t.Errorf("%+v; ethtool says\n%s", c, said)
 				}
 				t.Logf("channels %+v", c)
@@ -300,7 +309,8 @@ func TestGuestDrivers(t *testing.T) {
 					if errors.Is(err, ErrNotSupported) && x.driver == "vmxnet3" { // shows them, and that is all
 						err = nil
 					}
-					if all, _ := filepath.Glob("/sys/class/net/" + x.name + "/queues/rx-*"); err != nil || number(run("-l", x.name), "Combined", 1) != 2 {
+					if all, _ := filepath.Glob("/sys/class/net/" + x.name + "/queues/rx-*"); err != nil ||
+						number(run("-l", x.name), "Combined", 1) != 2 {
 						t.Errorf("%d receive queues, %v", len(all), err)
 					}
 				}
@@ -310,7 +320,8 @@ func TestGuestDrivers(t *testing.T) {
 			co, err := d.Coalesce()
 			switch {
 			case err == nil:
-				if said := run("-c", x.name); number(said, "rx-usecs", 0) != co.RxMicros || number(said, "tx-frames", 0) != co.TxFrames {
+				if said := run("-c", x.name); number(said, "rx-usecs", 0) != co.RxMicros ||
+					number(said, "tx-frames", 0) != co.TxFrames {
 					t.Errorf("%+v; ethtool says\n%s", co, said)
 				}
 			case !errors.Is(err, ErrNotSupported):
@@ -321,7 +332,8 @@ func TestGuestDrivers(t *testing.T) {
 			case err == nil:
 				said := run("-x", x.name)
 				t.Logf("RSS: %d entries, key of %d bytes", len(rss.Table), len(rss.Key))
-				if len(rss.Key) > 0 && !strings.Contains(said, fmt.Sprintf("%02x:%02x:%02x", rss.Key[0], rss.Key[1], rss.Key[2])) {
+				if len(rss.Key) > 0 && !strings.Contains(said,
+					fmt.Sprintf("%02x:%02x:%02x", rss.Key[0], rss.Key[1], rss.Key[2])) {
 					t.Errorf("key %x; ethtool says\n%s", rss.Key, said)
 				}
 				if len(rss.Table) > 0 {
@@ -369,7 +381,8 @@ func TestGuestDrivers(t *testing.T) {
 			}
 			i, _ := d.Index()
 			_, err = XDPOf(i)
-			if release, _ := os.ReadFile("/proc/sys/kernel/osrelease"); strings.HasPrefix(string(release), "6.1.") != errors.Is(err, ErrNotSupported) {
+			if release, _ := os.ReadFile("/proc/sys/kernel/osrelease"); strings.HasPrefix(string(release),
+				"6.1.") != errors.Is(err, ErrNotSupported) {
 				t.Errorf("kernel %s: %v", release, err)
 			}
 			l, err := d.Link()

@@ -19,19 +19,29 @@ func TestLayout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	have := map[string]int{"specValue": specValue, "specValueExt": specValueExt, "specMask": specMask, "specMaskExt": specMaskExt,
-		"specCookie": specCookie, "specLocation": specLocation, "specLen": specLen, "rxnfcFlowType": rxnfcFlowType, "rxnfcData": rxnfcData,
-		"rxnfcSpec": rxnfcSpec, "rxnfcCount": rxnfcCount, "rxnfcPlaces": rxnfcPlaces, "rxnfcLen": rxnfcLen, "rssHeader": rssHeader,
-		"rssTable": 8, "rssFunction": 16, "driver": 196, "driverBus": 100, "linkHeader": 48, "linkWords": 15, "channels": 36, "combined": 32,
+	have := map[string]int{"specValue": specValue, "specValueExt": specValueExt, "specMask": specMask,
+		"specMaskExt": specMaskExt,
+		"specCookie":  specCookie, "specLocation": specLocation, "specLen": specLen, "rxnfcFlowType": rxnfcFlowType,
+		"rxnfcData": rxnfcData,
+		"rxnfcSpec": rxnfcSpec, "rxnfcCount": rxnfcCount, "rxnfcPlaces": rxnfcPlaces, "rxnfcLen": rxnfcLen,
+		"rssHeader": rssHeader,
+		"rssTable":  8, "rssFunction": 16, "driver": 196, "driverBus": 100, "linkHeader": 48, "linkWords": 15,
+		"channels": 36, "combined": 32,
 		"rings": 36, "ringTx": 32, "coalesce": 4 + 4*len(Coalesce{}.rest), "adaptiveRx": 4 + 4*coalesceAdaptiveRx,
-		"txMicros": 4 + 4*coalesceTxMicros, "timestamps": 44, "rxFilters": 4 + 4*6, "featuresBlock": 16, "maxMTU": linkMaxMTU,
-		"ip6TOS": 36, "usr4Proto": 14, "usr6Proto": 37, "extVLAN": 10, "extMAC": 2, "cmdSetRSS": cmdSetRSS, "cmdInsertRule": cmdInsertRule,
+		"txMicros": 4 + 4*coalesceTxMicros, "timestamps": 44, "rxFilters": 4 + 4*6, "featuresBlock": 16,
+		"maxMTU": linkMaxMTU,
+		"ip6TOS": 36, "usr4Proto": 14, "usr6Proto": 37, "extVLAN": 10, "extMAC": 2, "cmdSetRSS": cmdSetRSS,
+		"cmdInsertRule": cmdInsertRule,
 		"cmdTimestamps": cmdTimestamps, "cmdLinkSettings": cmdLinkSettings, "cmdSetFeatures": cmdSetFeatures,
-		"pause": 16, "pauseRx": 8, "stats": 8, "cmdPause": cmdPause, "cmdCounters": cmdCounters, "stringsStats": stringsStats,
-		"rtmGetDCB": rtmGetDCB, "dcbHeader": dcbHeader, "dcbIEEEGet": dcbIEEEGet, "dcbName": dcbName, "dcbIEEE": dcbIEEE, "dcbPFC": dcbPFC,
-		"dcbAppTable": dcbAppTable, "dcbApp": dcbApp, "pfcLen": pfcLen, "pfcEnabled": pfcEnabled, "pfcRequests": pfcRequests,
-		"pfcIndications": pfcIndications, "appLen": appLen, "appSelector": appSelector, "appPriority": appPriority, "appProtocol": appProtocol,
-		"appDSCP": appDSCP}
+		"pause": 16, "pauseRx": 8, "stats": 8, "cmdPause": cmdPause, "cmdCounters": cmdCounters,
+		"stringsStats": stringsStats,
+		"rtmGetDCB":    rtmGetDCB, "dcbHeader": dcbHeader, "dcbIEEEGet": dcbIEEEGet, "dcbName": dcbName,
+		"dcbIEEE": dcbIEEE, "dcbPFC": dcbPFC,
+		"dcbAppTable": dcbAppTable, "dcbApp": dcbApp, "pfcLen": pfcLen, "pfcEnabled": pfcEnabled,
+		"pfcRequests":    pfcRequests,
+		"pfcIndications": pfcIndications, "appLen": appLen, "appSelector": appSelector, "appPriority": appPriority,
+		"appProtocol": appProtocol,
+		"appDSCP":     appDSCP}
 	seen := 0
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)

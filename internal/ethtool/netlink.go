@@ -191,7 +191,8 @@ func parseLink(m netlink.Message) (l Link, ok bool) {
 	return l, l.Name != ""
 }
 
-// XDP is what a device supports of XDP and AF_XDP, as its driver declares it (kernel: netlink/specs/netdev.yaml).
+// XDP is what a device supports of XDP and AF_XDP, as its driver declares it (kernel:
+// netlink/specs/netdev.yaml).
 type XDP struct {
 	Features    XDPFeatures
 	ZCSegments  int // chunks of one frame in zero-copy mode; 0: no frames of several chunks there
@@ -220,17 +221,20 @@ func (f XDPFeatures) Has(o XDPFeatures) bool { return f&o == o }
 
 func (f XDPFeatures) String() string { return bitNames(uint64(f), xdpNames) }
 
-// Lacks says which of the features the driver does not declare, in words that go into an error about what it refused; empty: it declares all,
-// so the reason is another one (its present settings, a queue that is in use).
+// Lacks says which of the features the driver does not declare, in words that go into an error
+// about what it refused; empty: it declares all, so the reason is another one (its present
+// settings, a queue that is in use).
 func (x XDP) Lacks(want XDPFeatures) string {
 	missing := want &^ x.Features
 	if missing == 0 {
 		return ""
 	}
-	return fmt.Sprintf("the driver does not declare %v (it declares: %s)", missing, cmp.Or(x.Features.String(), "nothing"))
+	return fmt.Sprintf("the driver does not declare %v (it declares: %s)", missing,
+		cmp.Or(x.Features.String(), "nothing"))
 }
 
-// XDPMetadata are the bits of xdp-rx-metadata-features: what a program can ask of a received packet.
+// XDPMetadata are the bits of xdp-rx-metadata-features: what a program can ask of a received
+// packet.
 type XDPMetadata uint64
 
 // What can be asked.
@@ -259,8 +263,9 @@ func bitNames(bits uint64, names []string) string {
 	return strings.Join(out, " ")
 }
 
-// XDPOf asks what a device of the calling thread's network namespace supports. The error wraps ErrNotSupported where the kernel cannot
-// tell (before Linux 6.3), and ErrNoDevice where there is no such device.
+// XDPOf asks what a device of the calling thread's network namespace supports. The error wraps
+// ErrNotSupported where the kernel cannot tell (before Linux 6.3), and ErrNoDevice where there is
+// no such device.
 func XDPOf(ifindex int) (XDP, error) {
 	x, err := xdpOf(ifindex)
 	return x, (&Device{name: fmt.Sprintf("interface %d", ifindex)}).wrap("XDP features", err)

@@ -7,13 +7,14 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// RSS is receive-side scaling (kernel: networking/scaling.rst): a packet's hash, modulo the table's length, is the place in the table
-// of the queue that it goes to.
+// RSS is receive-side scaling (kernel: networking/scaling.rst): a packet's hash, modulo the table's
+// length, is the place in the table of the queue that it goes to.
 type RSS struct {
 	Table    []uint32 // queues
 	Key      []byte   // of the hash, 40 bytes in most cards
 	Function uint8    // bit 0: Toeplitz, bit 1: XOR, bit 2: CRC32
-	// Symmetric: the hash is made the same for both directions of a connection, by exclusive or of the fields.
+	// Symmetric: the hash is made the same for both directions of a connection, by exclusive or of
+	// the fields.
 	Symmetric bool
 }
 
@@ -23,8 +24,8 @@ const (
 	rssMost     = 1 << 16    // entries of a table, bytes of a key: more than any card has
 )
 
-// Default reports whether the table is what the kernel makes by itself for so many queues: entry i is i modulo their number
-// (ethtool_rxfh_indir_default).
+// Default reports whether the table is what the kernel makes by itself for so many queues: entry i
+// is i modulo their number (ethtool_rxfh_indir_default).
 func (r RSS) Default(queues int) bool {
 	for i, q := range r.Table {
 		if queues <= 0 || int(q) != i%queues {
@@ -61,8 +62,8 @@ func (d *Device) RSS() (r RSS, err error) {
 	return r, nil
 }
 
-// SetRSSTable changes the table, which must have the device's length. nil gives the table back to the kernel, which spreads evenly and
-// follows changes of the channels.
+// SetRSSTable changes the table, which must have the device's length. nil gives the table back to
+// the kernel, which spreads evenly and follows changes of the channels.
 func (d *Device) SetRSSTable(table []uint32) error {
 	b := make([]byte, rssHeader+4*len(table))
 	native.PutUint32(b[8:], uint32(len(table)))
@@ -100,7 +101,8 @@ const (
 // hashLetters are the fields in the letters of ethtool(8), bit 1 first.
 const hashLetters = "mvtsdfn"
 
-// String is the fields in the letters of ethtool(8), rx-flow-hash: "sdfn" is addresses and ports; empty: none.
+// String is the fields in the letters of ethtool(8), rx-flow-hash: "sdfn" is addresses and ports;
+// empty: none.
 func (f HashFields) String() string {
 	var b []byte
 	for i := range len(hashLetters) {

@@ -31,8 +31,8 @@ type RuleTable struct {
 	Chooses bool // the driver chooses a place by itself, and its order is unknown
 }
 
-// RuleTable asks for the size of the table. A table of size 0 that holds no rule means that the card has none, or that the feature
-// FeatureNtuple is off.
+// RuleTable asks for the size of the table. A table of size 0 that holds no rule means that the
+// card has none, or that the feature FeatureNtuple is off.
 func (d *Device) RuleTable() (t RuleTable, err error) {
 	t, _, err = d.ruleTable()
 	return t, err
@@ -49,7 +49,8 @@ func (d *Device) ruleTable() (t RuleTable, places []uint32, err error) {
 		return t, nil, d.wrap(what, fmt.Errorf("%d rules: %w", n, ErrMalformed))
 	}
 	t.Rules, t.Chooses = int(n), native.Uint64(b[rxnfcData:])&chooses != 0
-	// A few more than it said: another program may add some. With too little room the driver refuses and writes nothing beyond it.
+	// A few more than it said: another program may add some. With too little room the driver
+	// refuses and writes nothing beyond it.
 	room := n + 16
 	b = make([]byte, max(rxnfcLen, rxnfcPlaces+4*int(room)))
 	native.PutUint32(b[rxnfcCount:], room)
@@ -101,9 +102,11 @@ func (d *Device) Rule(location uint32) (FlowSpec, error) {
 	return s, nil
 }
 
-// InsertRule puts a rule into the card's table, reads it back, and returns it with its place. A rule at the same place is replaced. With
-// AnyLocation it gets the last free place, where it stands behind all others, or the one that the driver chooses. Where the
-// card keeps less than was asked for (a driver that takes no notice of a mask), the rule is taken out again and the error wraps ErrRefused.
+// InsertRule puts a rule into the card's table, reads it back, and returns it with its place. A
+// rule at the same place is replaced. With AnyLocation it gets the last free place, where it stands
+// behind all others, or the one that the driver chooses. Where the card keeps less than was asked
+// for (a driver that takes no notice of a mask), the rule is taken out again and the error wraps
+// ErrRefused.
 func (d *Device) InsertRule(s FlowSpec) (FlowSpec, error) {
 	what := "n-tuple rule " + s.String()
 	switch s.Type {
@@ -123,7 +126,9 @@ func (d *Device) InsertRule(s FlowSpec) (FlowSpec, error) {
 			}
 			if at < 0 {
 				if t.Size == 0 {
-					return s, d.wrap(what, fmt.Errorf("the card has no table of rules; \"ethtool -K %s ntuple on\" may give it one: %w", d.name, ErrNotSupported))
+					return s, d.wrap(what,
+						fmt.Errorf("the card has no table of rules; \"ethtool -K %s ntuple on\" may give it one: %w",
+							d.name, ErrNotSupported))
 				}
 				return s, d.wrap(what, fmt.Errorf("%w: %d places", ErrFull, t.Size))
 			}

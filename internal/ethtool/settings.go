@@ -6,7 +6,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Channels are a device's channels: each is an interrupt with a receive queue, a transmit queue or, combined, one of both.
+// Channels are a device's channels: each is an interrupt with a receive queue, a transmit queue or,
+// combined, one of both.
 type Channels struct {
 	Rx, Tx, Other, Combined             int // that are in use
 	MaxRx, MaxTx, MaxOther, MaxCombined int // that the device can have; SetChannels takes no notice
@@ -28,7 +29,8 @@ func (d *Device) Channels() (c Channels, err error) {
 		Rx: int(w[4]), Tx: int(w[5]), Other: int(w[6]), Combined: int(w[7])}, nil
 }
 
-// SetChannels changes how many channels there are. A table of RSS that names a queue which would be gone makes the kernel refuse.
+// SetChannels changes how many channels there are. A table of RSS that names a queue which would be
+// gone makes the kernel refuse.
 func (d *Device) SetChannels(c Channels) error {
 	what := fmt.Sprintf("channels rx %d tx %d other %d combined %d", c.Rx, c.Tx, c.Other, c.Combined)
 	for _, n := range []int{c.Rx, c.Tx, c.Other, c.Combined} {
@@ -36,7 +38,8 @@ func (d *Device) SetChannels(c Channels) error {
 			return d.wrap(what, sys.EINVAL)
 		}
 	}
-	return d.setWords(what, cmdSetChannels, []uint32{0, 0, 0, 0, uint32(c.Rx), uint32(c.Tx), uint32(c.Other), uint32(c.Combined)})
+	return d.setWords(what, cmdSetChannels, []uint32{0, 0, 0, 0, uint32(c.Rx), uint32(c.Tx), uint32(c.Other),
+		uint32(c.Combined)})
 }
 
 // Rings are the lengths of a device's descriptor rings, in descriptors per queue.
@@ -63,10 +66,12 @@ func (d *Device) SetRings(r Rings) error {
 			return d.wrap(what, sys.EINVAL)
 		}
 	}
-	return d.setWords(what, cmdSetRings, []uint32{0, 0, 0, 0, uint32(r.Rx), uint32(r.Mini), uint32(r.Jumbo), uint32(r.Tx)})
+	return d.setWords(what, cmdSetRings, []uint32{0, 0, 0, 0, uint32(r.Rx), uint32(r.Mini), uint32(r.Jumbo),
+		uint32(r.Tx)})
 }
 
-// Coalesce is when a device interrupts: after so many microseconds or frames, whichever is first. Adaptive lets the driver choose.
+// Coalesce is when a device interrupts: after so many microseconds or frames, whichever is first.
+// Adaptive lets the driver choose.
 type Coalesce struct {
 	RxMicros, RxFrames     int
 	TxMicros, TxFrames     int
@@ -96,9 +101,11 @@ func (d *Device) Coalesce() (c Coalesce, err error) {
 	return c, nil
 }
 
-// SetCoalesce changes the coalescing. c comes from Coalesce: what this type has no name for stays as it was then.
+// SetCoalesce changes the coalescing. c comes from Coalesce: what this type has no name for stays
+// as it was then.
 func (d *Device) SetCoalesce(c Coalesce) error {
-	what := fmt.Sprintf("coalescing rx %d us tx %d us adaptive rx %t tx %t", c.RxMicros, c.TxMicros, c.AdaptiveRx, c.AdaptiveTx)
+	what := fmt.Sprintf("coalescing rx %d us tx %d us adaptive rx %t tx %t", c.RxMicros, c.TxMicros, c.AdaptiveRx,
+		c.AdaptiveTx)
 	for _, n := range []int{c.RxMicros, c.RxFrames, c.TxMicros, c.TxFrames} {
 		if n < 0 || int64(n) > 1<<31 {
 			return d.wrap(what, sys.EINVAL)
@@ -156,7 +163,8 @@ func (d *Device) SetPrivateFlag(name string, on bool) error {
 	return d.wrap(what, sys.EOPNOTSUPP)
 }
 
-// Timestamps is what a device can say of when packets came and went (kernel: networking/timestamping.rst).
+// Timestamps is what a device can say of when packets came and went (kernel:
+// networking/timestamping.rst).
 type Timestamps struct {
 	HardwareRx, HardwareTx bool
 	SoftwareRx, SoftwareTx bool
@@ -174,10 +182,12 @@ func (d *Device) Timestamps() (t Timestamps, err error) {
 		return t, err
 	}
 	bit := func(n int) bool { return w[0]>>n&1 != 0 }
-	return Timestamps{HardwareTx: bit(0), SoftwareTx: bit(1), HardwareRx: bit(2), SoftwareRx: bit(3), Clock: int(int32(w[1])), RxFilters: w[6]}, nil
+	return Timestamps{HardwareTx: bit(0), SoftwareTx: bit(1), HardwareRx: bit(2), SoftwareRx: bit(3),
+		Clock: int(int32(w[1])), RxFilters: w[6]}, nil
 }
 
-// Speed is the speed of the link in bits per second, 0 where the driver does not know it: the link is down, or is only software.
+// Speed is the speed of the link in bits per second, 0 where the driver does not know it: the link
+// is down, or is only software.
 func (d *Device) Speed() (uint64, error) {
 	const header = 48 // struct ethtool_link_settings, before the masks
 	b := make([]byte, header)

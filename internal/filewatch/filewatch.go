@@ -7,12 +7,14 @@
 //		...
 //	}
 //
-// It watches directories, not the file: editors write a new file and give it the old name, and orchestrators change a symbolic link
-// somewhere on the way to it. All directories on that way that hold a link are watched, and the way is looked at again after each change. A directory
-// further up that is renamed is not noticed.
+// It watches directories, not the file: editors write a new file and give it the old name, and
+// orchestrators change a symbolic link somewhere on the way to it. All directories on that way that
+// hold a link are watched, and the way is looked at again after each change. A directory further up
+// that is renamed is not noticed.
 //
-// The Watcher reports a burst of changes once, when it has been quiet for a moment (Quiet), or has gone on for a while (Longest). It may
-// report a change that was none: a caller that wants to know reads the file and compares.
+// The Watcher reports a burst of changes once, when it has been quiet for a moment (Quiet), or has
+// gone on for a while (Longest). It may report a change that was none: a caller that wants to know
+// reads the file and compares.
 package filewatch
 
 import (
@@ -46,7 +48,8 @@ type Watcher struct {
 	once  sync.Once
 }
 
-// New begins to watch a file, which need not be there. The Watcher reports what happens from now on.
+// New begins to watch a file, which need not be there. The Watcher reports what happens from now
+// on.
 func New(path string) (*Watcher, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -67,7 +70,8 @@ func New(path string) (*Watcher, error) {
 	return w, nil
 }
 
-// C tells that the file may have another content; changes that come before the last one was taken are one.
+// C tells that the file may have another content; changes that come before the last one was taken
+// are one.
 func (w *Watcher) C() <-chan struct{} { return w.c }
 
 // Close ends the watch, and C with it. It may be called again.
@@ -82,7 +86,8 @@ func (w *Watcher) Close() error {
 	return err
 }
 
-// follow watches the directories on the way to the file: that of each part of the path that is a symbolic link, or the file.
+// follow watches the directories on the way to the file: that of each part of the path that is a
+// symbolic link, or the file.
 func (w *Watcher) follow() error {
 	names := map[int32]map[string]bool{}
 	note := func(dir, name string) error {

@@ -122,7 +122,8 @@ func TestCircle(t *testing.T) {
 	await(t, w, filepath.Join(dir, "a"), "x")
 }
 
-// The Watcher ignores what is beside the file: it reports only changes of the file itself, once for what comes together.
+// The Watcher ignores what is beside the file: it reports only changes of the file itself, once for
+// what comes together.
 func TestOthers(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")

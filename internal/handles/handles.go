@@ -1,5 +1,5 @@
-// Package handles numbers what is handed out and given back once: a second return of a number, by whichever copy of it, is refused and
-// takes nothing from the present holder of the place.
+// Package handles numbers what is handed out and given back once: a second return of a number, by
+// whichever copy of it, is refused and takes nothing from the present holder of the place.
 package handles
 
 import "sync"
@@ -7,8 +7,8 @@ import "sync"
 // Handle is a place in a Table and how often it was used. The zero Handle is never handed out.
 type Handle uint64
 
-// Table knows which handles are out. The zero value is empty. Its methods may be called from any goroutine; they allocate only when more
-// handles are out than ever before.
+// Table knows which handles are out. The zero value is empty. Its methods may be called from any
+// goroutine; they allocate only when more handles are out than ever before.
 type Table struct {
 	mu   sync.Mutex // guards what follows
 	uses []uint32   // of each place; odd while it is out

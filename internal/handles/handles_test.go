@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestTable compares a table with a set: each handle can be given back once, whatever happens in between.
+// TestTable compares a table with a set: each handle can be given back once, whatever happens in
+// between.
 func TestTable(t *testing.T) {
 	var table Table
 	if table.Give(0) {

@@ -58,13 +58,15 @@ func (c *cAHAttr) address() Address {
 // AHSpec is a receiver of datagrams.
 type AHSpec struct{ To Address }
 
-// AH is an address handle, for SendChain.To. It must stay open until the requests that use it have completed.
+// AH is an address handle, for SendChain.To. It must stay open until the requests that use it have
+// completed.
 type AH struct {
 	object
 	pd *PD
 }
 
-// CreateAH makes an address handle. On RoCE it may ask the network for the peer's hardware address, and so take a while.
+// CreateAH makes an address handle. On RoCE it may ask the network for the peer's hardware address,
+// and so take a while.
 func (p *PD) CreateAH(s AHSpec) (*AH, error) {
 	const op = "create_ah"
 	if err := p.usable(op); err != nil {
@@ -81,14 +83,17 @@ func (p *PD) CreateAH(s AHSpec) (*AH, error) {
 	s.To.put(t.v)
 	h, e := made(op, p.name, p.ctx.lib.f.createAH, p.h, t.p())
 	if e != nil {
-		e.Hint = fmt.Sprintf("to GID %v, LID %d, from GID index %d: the peer must be reachable from there", s.To.DGID, s.To.LID, s.To.SGIDIndex)
+		e.Hint = fmt.Sprintf("to GID %v, LID %d, from GID index %d: the peer must be reachable from there", s.To.DGID,
+			s.To.LID, s.To.SGIDIndex)
 		return nil, e
 	}
 	ah := &AH{pd: p}
 	c := dl.At[cAH](h)
-	err = same(field{"ibv_ah.context", uint64(c.context), uint64(p.ctx.h)}, field{"ibv_ah.pd", uint64(c.pd), uint64(p.h)})
+	err = same(field{"ibv_ah.context", uint64(c.context), uint64(p.ctx.h)},
+		field{"ibv_ah.pd", uint64(c.pd), uint64(p.h)})
 	if err == nil {
-		err = ah.open(&p.ctx.tree, "address handle", fmt.Sprintf("address handle to %v of %s", s.To.DGID, p.ctx.name), h, nil, &p.object)
+		err = ah.open(&p.ctx.tree, "address handle", fmt.Sprintf("address handle to %v of %s", s.To.DGID, p.ctx.name),
+			h, nil, &p.object)
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.ctx.returned("destroy_ah", p.name, p.ctx.lib.f.destroyAH, h))
@@ -98,5 +103,7 @@ func (p *PD) CreateAH(s AHSpec) (*AH, error) {
 
 // Close ends the handle.
 func (a *AH) Close() error {
-	return a.close("destroy_ah", func(h uintptr) error { return a.pd.ctx.returned("destroy_ah", a.name, a.pd.ctx.lib.f.destroyAH, h) })
+	return a.close("destroy_ah", func(h uintptr) error {
+		return a.pd.ctx.returned("destroy_ah", a.name, a.pd.ctx.lib.f.destroyAH, h)
+	})
 }

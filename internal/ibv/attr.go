@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// DeviceAttr is what a device can do. Limits are those of the device; the memory of the machine may set lower ones.
+// DeviceAttr is what a device can do. Limits are those of the device; the memory of the machine may
+// set lower ones.
 type DeviceAttr struct {
 	Ports                       int
 	MaxQPWR, MaxSGE, MaxCQE     int
@@ -55,7 +56,8 @@ const (
 	rawCapChecksum = 1 << 2 // of raw_packet_caps
 )
 
-// Attr is what the device can do. It is asked once; DMABuf is found by an attempt that registers nothing.
+// Attr is what the device can do. It is asked once; DMABuf is found by an attempt that registers
+// nothing.
 func (c *Context) Attr() (DeviceAttr, error) {
 	if err := c.usable("query_device"); err != nil {
 		return DeviceAttr{}, err
@@ -103,8 +105,10 @@ func (c *Context) queryAttr() (DeviceAttr, error) {
 func deviceAttr(x *cDeviceAttrEx, extended bool) DeviceAttr {
 	o := &x.orig
 	a := DeviceAttr{Ports: int(o.ports), MaxQPWR: int(o.maxQPWR), MaxSGE: int(o.maxSGE), MaxCQE: int(o.maxCQE),
-		MaxSRQ: int(o.maxSRQ), MaxSRQWR: int(o.maxSRQWR), MaxSRQSGE: int(o.maxSRQSGE), MaxRdAtomic: int(o.maxQPRdAtomic), MaxInitRdAtomic: int(o.maxQPInitRdAtomic),
-		Atomics: AtomicCap(o.atomics), WindowType2B: o.flags&capWindow2B != 0, XRC: o.flags&capXRC != 0, RawPacket: o.maxRawPacketQP > 0,
+		MaxSRQ: int(o.maxSRQ), MaxSRQWR: int(o.maxSRQWR), MaxSRQSGE: int(o.maxSRQSGE),
+		MaxRdAtomic: int(o.maxQPRdAtomic), MaxInitRdAtomic: int(o.maxQPInitRdAtomic),
+		Atomics: AtomicCap(o.atomics), WindowType2B: o.flags&capWindow2B != 0, XRC: o.flags&capXRC != 0,
+		RawPacket:   o.maxRawPacketQP > 0,
 		RawChecksum: o.flags&capRawChecksum != 0}
 	if !extended {
 		return a
@@ -119,11 +123,12 @@ func deviceAttr(x *cDeviceAttrEx, extended bool) DeviceAttr {
 	return a
 }
 
-// probeDMABuf asks for a region over a descriptor that is none. A driver that registers dma-bufs looks at the descriptor first. The second error is
-// of the attempt itself.
+// probeDMABuf asks for a region over a descriptor that is none. A driver that registers dma-bufs
+// looks at the descriptor first. The second error is of the attempt itself.
 func (c *Context) probeDMABuf() (answer, err error) {
 	if c.lib.f.regDMABufMR == 0 {
-		return unsupported("reg_dmabuf_mr", c.name, "libibverbs is older than 34: it needs rdma-core 34 and Linux 5.12"), nil
+		return unsupported("reg_dmabuf_mr", c.name,
+			"libibverbs is older than 34: it needs rdma-core 34 and Linux 5.12"), nil
 	}
 	if c.probe != nil { // an attempt before could not end
 		err = c.probe.Close()
@@ -217,11 +222,13 @@ type PortAttr struct {
 	State             PortState
 	MaxMTU, ActiveMTU MTU
 	Link              LinkLayer
-	Width             int    // lanes
-	Speed             uint64 // bits per second of all lanes together, as they are marketed (an EDR lane is 25 Gb/s); 0: unknown
-	MaxMessage        uint64 // bytes
-	LID               uint16 // InfiniBand only
-	GIDs              int    // size of the table
+	Width             int // lanes
+	// bits per second of all lanes together, as they are marketed (an EDR lane is 25 Gb/s); 0:
+	// unknown
+	Speed      uint64
+	MaxMessage uint64 // bytes
+	LID        uint16 // InfiniBand only
+	GIDs       int    // size of the table
 }
 
 // Port asks for the state of a port, which are counted from 1.
@@ -253,10 +260,13 @@ func (c *Context) Port(n int) (PortAttr, error) {
 }
 
 func portAttr(n int, p *cPortAttr) PortAttr {
-	a := PortAttr{Port: n, State: PortState(p.state), MaxMTU: MTU(p.maxMTU), ActiveMTU: MTU(p.activeMTU), Link: LinkLayer(p.link),
+	a := PortAttr{Port: n, State: PortState(p.state), MaxMTU: MTU(p.maxMTU), ActiveMTU: MTU(p.activeMTU),
+		Link:       LinkLayer(p.link),
 		MaxMessage: uint64(p.maxMessage), LID: p.lid, GIDs: int(p.gids)}
 	a.Width = map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[p.width]
-	lane := map[uint8]uint64{1: 2_500, 2: 5_000, 4: 10_000, 8: 10_000, 16: 14_000, 32: 25_000, 64: 50_000, 128: 100_000}[p.speed] // Mb/s
+	// Mb/s
+	lane := map[uint8]uint64{1: 2_500, 2: 5_000, 4: 10_000, 8: 10_000, 16: 14_000, 32: 25_000, 64: 50_000,
+		128: 100_000}[p.speed]
 	a.Speed = lane * 1_000_000 * uint64(a.Width)
 	return a
 }

@@ -14,7 +14,8 @@ func testAttributes(t *testing.T, w *world) {
 		t.Errorf("%+v", a)
 	}
 	p := must(ctx.Port(1))(t)
-	if p.State != PortActive || p.Link != LinkEthernet || p.ActiveMTU.Bytes() < 256 || p.ActiveMTU > p.MaxMTU || p.GIDs < 1 || p.MaxMessage < 1<<20 ||
+	if p.State != PortActive || p.Link != LinkEthernet || p.ActiveMTU.Bytes() < 256 || p.ActiveMTU > p.MaxMTU ||
+		p.GIDs < 1 || p.MaxMessage < 1<<20 ||
 		p.Width < 1 || p.Speed < 1e9 {
 		t.Errorf("%+v", p)
 	}
@@ -35,14 +36,16 @@ func testAttributes(t *testing.T, w *world) {
 	}
 	for i, g := range gids {
 		// The fake has no sysfs, where types and interfaces are.
-		if old[i].Index != g.Index || old[i].Addr != g.Addr || !w.fake && (old[i].Type != g.Type || old[i].Netdev != g.Netdev) {
+		if old[i].Index != g.Index || old[i].Addr != g.Addr || !w.fake &&
+			(old[i].Type != g.Type || old[i].Netdev != g.Netdev) {
 			t.Errorf("%v at once, %v one by one", g, old[i])
 		}
 		if !w.fake && (g.Netdev == "" || g.Type < GIDRoCEv1) {
 			t.Errorf("%v", g)
 		}
 	}
-	if ctx.CompVectors() < 1 || ctx.Name() != w.device || !strings.HasSuffix(ctx.Device().Path(), "/infiniband/"+w.device) {
+	if ctx.CompVectors() < 1 || ctx.Name() != w.device ||
+		!strings.HasSuffix(ctx.Device().Path(), "/infiniband/"+w.device) {
 		t.Errorf("%d vectors, %s, %s", ctx.CompVectors(), ctx.Name(), ctx.Device().Path())
 	}
 }
@@ -57,7 +60,8 @@ func TestAttributesOfFake(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	p := must(ctx.Port(1))(t)
-	if p.ActiveMTU != MTU1024 || p.MaxMTU != MTU4096 || p.Width != 4 || p.Speed != 100e9 || p.MaxMessage != 1<<30 || p.GIDs != 16 {
+	if p.ActiveMTU != MTU1024 || p.MaxMTU != MTU4096 || p.Width != 4 || p.Speed != 100e9 || p.MaxMessage != 1<<30 ||
+		p.GIDs != 16 {
 		t.Errorf("%+v", p)
 	}
 	w.script(t, "link infiniband")
@@ -71,7 +75,8 @@ func TestOldLibrary(t *testing.T) {
 	w := fakeWorld(t, "absent ex; absent dmabuf; absent atomics; absent srq")
 	ctx := w.open(t)
 	a := must(ctx.Attr())(t)
-	if a.Extended || a.TimestampMask != 0 || a.MaxQPWR == 0 || a.Atomics != AtomicNone || a.MaxSRQ != 0 || !errors.Is(a.DMABuf, ErrUnsupported) {
+	if a.Extended || a.TimestampMask != 0 || a.MaxQPWR == 0 || a.Atomics != AtomicNone || a.MaxSRQ != 0 ||
+		!errors.Is(a.DMABuf, ErrUnsupported) {
 		t.Errorf("%+v", a)
 	}
 	for _, f := range []string{"ibv_alloc_pd", "ibv_dealloc_pd"} {
@@ -96,7 +101,8 @@ func TestInfiniBand(t *testing.T) {
 }
 
 func TestMTU(t *testing.T) {
-	for n, want := range map[int]MTU{0: 0, 255: 0, 256: MTU256, 511: MTU256, 1024: MTU1024, 1500: MTU1024, 4095: MTU2048, 4096: MTU4096, 9000: MTU4096} {
+	for n, want := range map[int]MTU{0: 0, 255: 0, 256: MTU256, 511: MTU256, 1024: MTU1024, 1500: MTU1024,
+		4095: MTU2048, 4096: MTU4096, 9000: MTU4096} {
 		if got := MTUOf(n); got != want {
 			t.Errorf("%d bytes: %v", n, got)
 		}

@@ -54,13 +54,15 @@ func BenchmarkPostPoll(b *testing.B) {
 			}
 			requests := float64(b.N) * float64(depth)
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/requests, "ns/request")
-			b.ReportMetric(float64(w.count(b, "ibv_post_send")+w.count(b, "ibv_poll_cq")-calls)/requests, "calls/request")
+			b.ReportMetric(float64(w.count(b, "ibv_post_send")+w.count(b, "ibv_poll_cq")-calls)/requests,
+				"calls/request")
 		})
 	}
 }
 
-// BenchmarkBesideC compares processor time with the same loop in C (testdata/loop.c) on the same library, in interleaved pairs:
-// go test -run - -bench BesideC -benchtime 1x ./internal/ibv. docs/measurements/verbs.md has what it said.
+// BenchmarkBesideC compares processor time with the same loop in C (testdata/loop.c) on the same
+// library, in interleaved pairs: go test -run - -bench BesideC -benchtime 1x ./internal/ibv.
+// docs/measurements/verbs.md has what it said.
 func BenchmarkBesideC(b *testing.B) {
 	program, dir := loopC(b)
 	for _, depth := range []int{64, 8, 1} {
@@ -70,7 +72,8 @@ func BenchmarkBesideC(b *testing.B) {
 			wc := make([]WC, 64)
 			rounds := 300_000 / depth
 			row, err := paired.Run(b.Context(), paired.Plan{
-				Name: fmt.Sprintf("post and poll, %d requests a chain", depth), Unit: paired.Nanoseconds, Pairs: 25, Target: 1.5,
+				Name: fmt.Sprintf("post and poll, %d requests a chain", depth), Unit: paired.Nanoseconds, Pairs: 25,
+				Target: 1.5,
 				Ours: paired.Contender{Name: "internal/ibv", Run: func(context.Context) (paired.Sample, error) {
 					fill(l.buf[:8*depth], byte(rounds))
 					runtime.LockOSThread()
@@ -81,17 +84,22 @@ func BenchmarkBesideC(b *testing.B) {
 					}
 					to, err2 := sys.ThreadCPU()
 					sameBytes(b, r.buf[:8*depth], l.buf[:8*depth])
-					return paired.Sample{Value: float64((to - from).Nanoseconds()) / float64(rounds*depth), Verified: uint64(8 * depth)}, errors.Join(err, err2)
+					return paired.Sample{Value: float64((to - from).Nanoseconds()) / float64(rounds*depth),
+						Verified: uint64(8 * depth)}, errors.Join(err, err2)
 				}},
-				Theirs: []paired.Contender{{Name: "C", Command: program, Run: func(context.Context) (paired.Sample, error) {
-					return paired.Sample{Value: runLoopC(b, program, dir, rounds, depth), Verified: uint64(8 * depth)}, nil
-				}}},
+				Theirs: []paired.Contender{{Name: "C", Command: program,
+					Run: func(context.Context) (paired.Sample, error) {
+						return paired.Sample{Value: runLoopC(b, program, dir, rounds, depth),
+								Verified: uint64(8 * depth)},
+							nil
+					}}},
 			})
 			if err != nil {
 				b.Fatal(err)
 			}
 			ratio := row.Theirs[0].Ratio
-			b.Logf("%s: ours %.1f ns a request, C %.1f; %+v", row.Name, row.Ours.Stats.Median, row.Theirs[0].Stats.Median, *ratio)
+			b.Logf("%s: ours %.1f ns a request, C %.1f; %+v", row.Name, row.Ours.Stats.Median,
+				row.Theirs[0].Stats.Median, *ratio)
 		})
 	}
 }
@@ -109,7 +117,8 @@ func loopC(tb testing.TB) (program, dir string) {
 	if dir, err = verbs.Dir(); err != nil {
 		tb.Fatal(err)
 	}
-	program, err = testenv.Compile("ibv-loop", []string{"testdata/loop.c"}, "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", lib)
+	program, err = testenv.Compile("ibv-loop", []string{"testdata/loop.c"}, "-std=gnu11", "-D_GNU_SOURCE", "-O2",
+		"-Wall", "-Wextra", "-Werror", lib)
 	if err != nil {
 		tb.Fatal(err)
 	}

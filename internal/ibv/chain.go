@@ -10,14 +10,17 @@ import (
 // SendFlags say how a request is executed.
 type SendFlags uint32
 
-// The flags. The caller chooses which requests are Signaled, and so which tell of their end: slots of the send queue come back only with a
-// completion, so that one in a while must be. Requests that fail always tell.
+// The flags. The caller chooses which requests are Signaled, and so which tell of their end: slots
+// of the send queue come back only with a completion, so that one in a while must be. Requests that
+// fail always tell.
 const (
 	Fence     SendFlags = 1 << 0 // waits for the reads and atomics before it
 	Signaled  SendFlags = 1 << 1 // has a completion also when it succeeds
 	Solicited SendFlags = 1 << 2 // wakes a peer whose queue is armed for solicited completions only
-	Inline    SendFlags = 1 << 3 // the bytes are copied while it is posted: they need no key, and may change right after
-	// IPChecksum has the device write the checksums of the IPv4, TCP or UDP header of a frame, on queue pairs of raw packets.
+	// the bytes are copied while it is posted: they need no key, and may change right after
+	Inline SendFlags = 1 << 3
+	// IPChecksum has the device write the checksums of the IPv4, TCP or UDP header of a frame, on
+	// queue pairs of raw packets.
 	IPChecksum SendFlags = 1 << 4
 )
 
@@ -35,12 +38,14 @@ const (
 	wrSendInv
 )
 
-// SendChain is a list of requests for a send queue, in memory outside the Go heap, built once and used again and again: builders append
-// requests, QP.PostSend posts them in one call of the library, Reset empties it. A chain has one user at a time. The requests are copied
-// by the library when they are posted, the bytes that they point to are not (unless they are Inline).
+// SendChain is a list of requests for a send queue, in memory outside the Go heap, built once and
+// used again and again: builders append requests, QP.PostSend posts them in one call of the
+// library, Reset empties it. A chain has one user at a time. The requests are copied by the library
+// when they are posted, the bytes that they point to are not (unless they are Inline).
 //
-// A chain remembers how far it was posted. When the library refuses a request half way, those before it are posted, and the next
-// PostSend goes on with the one that was refused. Rewind has the whole chain posted once more, without building it again.
+// A chain remembers how far it was posted. When the library refuses a request half way, those
+// before it are posted, and the next PostSend goes on with the one that was refused. Rewind has the
+// whole chain posted once more, without building it again.
 type SendChain struct {
 	chain
 	wrs    []cSendWR
@@ -62,10 +67,12 @@ type chain struct {
 	sge    int // SGEs in use
 }
 
-// newChain lays the requests, the SGEs, the word for bad_wr and room bytes out in one piece of memory.
+// newChain lays the requests, the SGEs, the word for bad_wr and room bytes out in one piece of
+// memory.
 func newChain(op string, wrs, sges, room int, size uintptr) (c chain, rest []byte, err error) {
 	if wrs < 1 || sges < 0 || room < 0 || wrs > 1<<20 || sges > 1<<24 || room > 1<<30 {
-		return c, nil, invalid(op, "", "%d requests with %d SGEs and %d bytes of inline data: expected at least one request", wrs, sges, room)
+		return c, nil, invalid(op, "",
+			"%d requests with %d SGEs and %d bytes of inline data: expected at least one request", wrs, sges, room)
 	}
 	atSGE := wrs * int(size)
 	atBad := atSGE + sges*sgeSize
@@ -88,7 +95,8 @@ func (c *chain) Rewind() { c.posted = 0 }
 
 func (c *chain) reset() { c.n, c.posted, c.sge = 0, 0, 0 }
 
-// take appends SGEs and returns the address of the first. The caller has checked that there is room.
+// take appends SGEs and returns the address of the first. The caller has checked that there is
+// room.
 func (c *chain) take(sges []SGE) (at uintptr) {
 	at = c.sgeAt + uintptr(c.sge)*sgeSize
 	copy(c.sges[c.sge:], sges)
@@ -119,10 +127,12 @@ func postError(op string, on *object, at int, ret int32) error {
 	switch errno {
 	case sys.ENOMEM, sys.EAGAIN:
 		e.Kind = ErrFull
-		e.Hint = fmt.Sprintf("request %d of the chain: all slots are in use: poll completions, then post the chain again, which goes on there", at)
+		e.Hint = fmt.Sprintf("request %d of the chain: all slots are in use: poll completions, then post the chain "+
+			"again, which goes on there", at)
 	case sys.EINVAL:
 		e.Kind = ErrInvalid
-		e.Hint = fmt.Sprintf("request %d of the chain: the queue pair's state or type, the number of SGEs or the length of inline data does not allow it", at)
+		e.Hint = fmt.Sprintf("request %d of the chain: the queue pair's state or type, the number of SGEs or the "+
+			"length of inline data does not allow it", at)
 	case sys.EOPNOTSUPP:
 		e.Hint = fmt.Sprintf("request %d of the chain: the device has no such operation", at)
 	default:
@@ -138,8 +148,8 @@ func (c *chain) close() {
 	*c = chain{}
 }
 
-// NewSendChain makes an empty chain for wrs requests with sges SGEs altogether, and inline bytes that come from Go memory (SendInline,
-// WriteInline). The caller closes it.
+// NewSendChain makes an empty chain for wrs requests with sges SGEs altogether, and inline bytes
+// that come from Go memory (SendInline, WriteInline). The caller closes it.
 func NewSendChain(wrs, sges, inline int) (*SendChain, error) {
 	c, rest, err := newChain("send chain", wrs, sges, inline, sendWRSize)
 	if err != nil {
@@ -190,7 +200,8 @@ func (c *SendChain) done(w *cSendWR) (int, bool) {
 // Flag adds flags to request i, for a caller that knows only at the end which one is the last.
 func (c *SendChain) Flag(i int, more SendFlags) { c.wrs[i].flags |= uint32(more) }
 
-// Send appends a message to the peer's next receive. Like all builders it returns the request's index, or false when the chain is full.
+// Send appends a message to the peer's next receive. Like all builders it returns the request's
+// index, or false when the chain is full.
 func (c *SendChain) Send(id uint64, flags SendFlags, sges ...SGE) (int, bool) {
 	return c.done(c.add(id, wrSend, flags, sges))
 }
@@ -210,7 +221,8 @@ func (c *SendChain) Write(id uint64, flags SendFlags, raddr uint64, rkey uint32,
 }
 
 // WriteImm is Write that also takes a receive of the peer, whose completion has the value.
-func (c *SendChain) WriteImm(id uint64, flags SendFlags, imm uint32, raddr uint64, rkey uint32, sges ...SGE) (int, bool) {
+func (c *SendChain) WriteImm(id uint64, flags SendFlags, imm uint32, raddr uint64, rkey uint32, sges ...SGE) (int,
+	bool) {
 	w := c.remote(c.add(id, wrWriteImm, flags, sges), raddr, rkey)
 	if w != nil {
 		w.imm = fromBE32(imm)
@@ -230,17 +242,21 @@ func (c *SendChain) remote(w *cSendWR, raddr uint64, rkey uint32) *cSendWR {
 	return w
 }
 
-// FetchAdd adds to the 8 bytes at raddr, a multiple of 8; what was there comes into the SGE, which has 8 bytes.
+// FetchAdd adds to the 8 bytes at raddr, a multiple of 8; what was there comes into the SGE, which
+// has 8 bytes.
 func (c *SendChain) FetchAdd(id uint64, flags SendFlags, raddr uint64, rkey uint32, add uint64, old SGE) (int, bool) {
 	return c.atomic(id, wrFetchAdd, flags, raddr, rkey, add, 0, old)
 }
 
-// CmpSwap stores swap in the 8 bytes at raddr if they hold compare; what was there comes into the SGE, which has 8 bytes.
-func (c *SendChain) CmpSwap(id uint64, flags SendFlags, raddr uint64, rkey uint32, compare, swap uint64, old SGE) (int, bool) {
+// CmpSwap stores swap in the 8 bytes at raddr if they hold compare; what was there comes into the
+// SGE, which has 8 bytes.
+func (c *SendChain) CmpSwap(id uint64, flags SendFlags, raddr uint64, rkey uint32, compare, swap uint64, old SGE) (int,
+	bool) {
 	return c.atomic(id, wrCmpSwap, flags, raddr, rkey, compare, swap, old)
 }
 
-func (c *SendChain) atomic(id uint64, op uint32, flags SendFlags, raddr uint64, rkey uint32, operand, swap uint64, old SGE) (int, bool) {
+func (c *SendChain) atomic(id uint64, op uint32, flags SendFlags, raddr uint64, rkey uint32, operand, swap uint64,
+	old SGE) (int, bool) {
 	one := [1]SGE{old}
 	w := c.add(id, op, flags, one[:])
 	if w != nil {
@@ -249,23 +265,25 @@ func (c *SendChain) atomic(id uint64, op uint32, flags SendFlags, raddr uint64, 
 	return c.done(w)
 }
 
-// BindMW binds a window under the key rkey, see MW.NextKey. The window's RKey is rkey from now on. Peers may use the key when
-// this request has completed, or in what is posted after it on the same queue pair. A window or region that is closed makes it
-// return false.
+// BindMW binds a window under the key rkey, see MW.NextKey. The window's RKey is rkey from now on.
+// Peers may use the key when this request has completed, or in what is posted after it on the same
+// queue pair. A window or region that is closed makes it return false.
 func (c *SendChain) BindMW(id uint64, flags SendFlags, m *MW, rkey uint32, win Window) (int, bool) {
 	if m == nil || m.h == 0 || win.MR == nil || win.MR.h == 0 {
 		return -1, false
 	}
 	w := c.add(id, wrBindMW, flags, nil)
 	if w != nil {
-		w.mw, w.mwKey, w.imm = m.h, rkey, 0 // Soft-RoCE refuses a binding with what the last user of this place has left
+		// Soft-RoCE refuses a binding with what the last user of this place has left
+		w.mw, w.mwKey, w.imm = m.h, rkey, 0
 		w.bind = cBind{mr: win.MR.h, addr: win.Addr, length: win.Length, access: uint32(win.Access)}
 		m.rkey.Store(rkey)
 	}
 	return c.done(w)
 }
 
-// SendInline is Send of bytes of Go memory, which are copied into the chain; the queue pair's Inline must be at least as many.
+// SendInline is Send of bytes of Go memory, which are copied into the chain; the queue pair's
+// Inline must be at least as many.
 func (c *SendChain) SendInline(id uint64, flags SendFlags, b []byte) (int, bool) {
 	sge, ok := c.stash(b)
 	if !ok {
@@ -293,8 +311,8 @@ func (c *SendChain) stash(b []byte) (SGE, bool) {
 	return SGE{Addr: uint64(at), Length: uint32(len(b))}, true
 }
 
-// To gives the request that was appended last its receiver, for queue pairs of datagrams. It returns false when there is none, or the
-// handle is closed.
+// To gives the request that was appended last its receiver, for queue pairs of datagrams. It
+// returns false when there is none, or the handle is closed.
 func (c *SendChain) To(ah *AH, qpn, qkey uint32) bool {
 	if c.n == 0 || ah == nil || ah.h == 0 {
 		return false
@@ -304,7 +322,8 @@ func (c *SendChain) To(ah *AH, qpn, qkey uint32) bool {
 	return true
 }
 
-// ToSRQ gives the request that was appended last the number (SRQ.Number) of the peer's shared receive queue, for XRC queue pairs.
+// ToSRQ gives the request that was appended last the number (SRQ.Number) of the peer's shared
+// receive queue, for XRC queue pairs.
 func (c *SendChain) ToSRQ(number uint32) bool {
 	if c.n == 0 {
 		return false
@@ -319,7 +338,8 @@ type RecvChain struct {
 	wrs []cRecvWR
 }
 
-// NewRecvChain makes an empty chain for wrs receives with sges SGEs altogether. The caller closes it.
+// NewRecvChain makes an empty chain for wrs receives with sges SGEs altogether. The caller closes
+// it.
 func NewRecvChain(wrs, sges int) (*RecvChain, error) {
 	c, _, err := newChain("receive chain", wrs, sges, 0, recvWRSize)
 	if err != nil {
@@ -340,7 +360,8 @@ func (c *RecvChain) Close() {
 	*c = RecvChain{}
 }
 
-// Recv appends a receive into the SGEs. The first 40 bytes of a datagram are its GRH, or left as they are.
+// Recv appends a receive into the SGEs. The first 40 bytes of a datagram are its GRH, or left as
+// they are.
 func (c *RecvChain) Recv(id uint64, sges ...SGE) (int, bool) {
 	if c.n == len(c.wrs) || len(sges) > len(c.sges)-c.sge {
 		return -1, false

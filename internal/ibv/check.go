@@ -11,12 +11,14 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// abiExtended in abi_compat says that there is a struct verbs_context around the context (__VERBS_ABI_IS_EXTENDED).
+// abiExtended in abi_compat says that there is a struct verbs_context around the context
+// (__VERBS_ABI_IS_EXTENDED).
 const abiExtended = ^uintptr(0)
 
 // check calls functions of the library whose answers are known and need no device.
 func (l *Library) check() error {
-	for status, want := range map[uintptr]string{0: "success", 5: "Work Request Flushed Error", 10: "remote access error"} {
+	for status, want := range map[uintptr]string{0: "success", 5: "Work Request Flushed Error",
+		10: "remote access error"} {
 		if got := dl.GoString(l.f.statusText.Call1(status)); got != want {
 			return layoutError(fmt.Sprintf("ibv_wc_status_str(%d)", status), strconv.Quote(got), strconv.Quote(want))
 		}
@@ -54,9 +56,11 @@ func checkContext(ctx, dev uintptr, code executable) error {
 		return layoutError("ibv_context.num_comp_vectors", c.numCompVectors, "1 to 65536")
 	}
 	if c.cmdFD < -1 || !sys.IsOpen(int(c.asyncFD)) {
-		return layoutError("the descriptors of ibv_context", fmt.Sprint(c.cmdFD, " and ", c.asyncFD), "those of an open device")
+		return layoutError("the descriptors of ibv_context", fmt.Sprint(c.cmdFD, " and ", c.asyncFD),
+			"those of an open device")
 	}
-	for name, f := range map[string]dl.Func{"poll_cq": c.ops.pollCQ, "req_notify_cq": c.ops.reqNotifyCQ, "post_send": c.ops.postSend,
+	for name, f := range map[string]dl.Func{"poll_cq": c.ops.pollCQ, "req_notify_cq": c.ops.reqNotifyCQ,
+		"post_send": c.ops.postSend,
 		"post_recv": c.ops.postRecv} {
 		if !code.has(f) {
 			return layoutError("ibv_context_ops."+name, hex(uintptr(f)), "the address of a function")
@@ -76,13 +80,17 @@ func checkExtended(x *cExtended, compat uintptr, code executable) error {
 	if x == nil {
 		return layoutError("ibv_context.abi_compat", hex(compat), hex(abiExtended))
 	}
-	// It begins with at least close_xrcd, and new fields of later versions make it longer, by addresses.
+	// It begins with at least close_xrcd, and new fields of later versions make it longer, by
+	// addresses.
 	if low, high := sizeOf[cContext]()+24, sizeOf[cContext]()+8192; x.sz < low || x.sz > high || x.sz%8 != 0 {
 		return layoutError("verbs_context.sz", x.sz, fmt.Sprintf("%d to %d", low, high))
 	}
-	for name, f := range map[string]dl.Func{"query_port": x.queryPortFn(), "query_rt_values": x.queryRTFn(), "create_cq_ex": x.createCQExFn(),
-		"query_device_ex": x.queryDeviceExFn(), "ibv_destroy_flow": x.destroyFlowFn(), "ibv_create_flow": x.createFlowFn(), "create_qp_ex": x.createQPExFn(),
-		"get_srq_num": x.getSRQNumFn(), "create_srq_ex": x.createSRQExFn(), "open_xrcd": x.openXRCDFn(), "close_xrcd": x.closeXRCDFn()} {
+	for name, f := range map[string]dl.Func{"query_port": x.queryPortFn(), "query_rt_values": x.queryRTFn(),
+		"create_cq_ex":    x.createCQExFn(),
+		"query_device_ex": x.queryDeviceExFn(), "ibv_destroy_flow": x.destroyFlowFn(),
+		"ibv_create_flow": x.createFlowFn(), "create_qp_ex": x.createQPExFn(),
+		"get_srq_num": x.getSRQNumFn(), "create_srq_ex": x.createSRQExFn(), "open_xrcd": x.openXRCDFn(),
+		"close_xrcd": x.closeXRCDFn()} {
 		if f != 0 && !code.has(f) {
 			return layoutError("verbs_context."+name, hex(uintptr(f)), "the address of a function, or 0")
 		}
@@ -170,7 +178,8 @@ func (e executable) has(f dl.Func) bool {
 
 func hex(v uintptr) string { return fmt.Sprintf("%#x", v) }
 
-// same compares fields of an object that the library made with what it was made of. The first that differs is the error.
+// same compares fields of an object that the library made with what it was made of. The first that
+// differs is the error.
 func same(pairs ...field) error {
 	for _, p := range pairs {
 		if p.got != p.want {

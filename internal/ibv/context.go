@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Context is a device that this process has opened. Everything else is made of it, and is closed before it.
+// Context is a device that this process has opened. Everything else is made of it, and is closed
+// before it.
 type Context struct {
 	object
 	tree  tree
@@ -77,7 +78,9 @@ func openError(name string, errno sys.Errno) error {
 	e := failed("open_device", name, errno)
 	switch errno {
 	case sys.EACCES, sys.EPERM:
-		e.Kind, e.Hint = ErrUnavailable, "this user may not open /dev/infiniband/uverbs*: run as root, or give the group of the device file to the user"
+		e.Kind, e.Hint = ErrUnavailable,
+			"this user may not open /dev/infiniband/uverbs*: run as root, or give the group of the device file to "+
+				"the user"
 	case sys.ENOENT, sys.ENODEV:
 		e.Kind, e.Hint = ErrUnavailable, "the device has no file below /dev/infiniband: modprobe ib_uverbs"
 	}
@@ -120,7 +123,8 @@ func (c *Context) returned(op, on string, f dl.Func, args ...uintptr) error {
 	return nil
 }
 
-// result is the error number of a call. Most verbs return it; some, and some drivers, return -1 and set errno.
+// result is the error number of a call. Most verbs return it; some, and some drivers, return -1 and
+// set errno.
 func result(ret uintptr, errno int) sys.Errno {
 	switch r := int32(ret); {
 	case r == 0:
@@ -148,7 +152,8 @@ func made(op, on string, f dl.Func, args ...uintptr) (uintptr, *Error) {
 	return 0, failed(op, on, sys.Errno(errno))
 }
 
-// PD is a protection domain: keys of its regions work in its queue pairs, all of them and no others. Keep one for each domain of trust.
+// PD is a protection domain: keys of its regions work in its queue pairs, all of them and no
+// others. Keep one for each domain of trust.
 type PD struct {
 	object
 	ctx *Context
@@ -166,7 +171,8 @@ func (c *Context) AllocPD() (*PD, error) {
 	pd := &PD{ctx: c}
 	err := same(field{"ibv_pd.context", uint64(dl.At[cPD](h).context), uint64(c.h)})
 	if err == nil {
-		err = pd.open(&c.tree, "protection domain", fmt.Sprintf("protection domain %d of %s", dl.At[cPD](h).handle, c.name), h, nil, &c.object)
+		err = pd.open(&c.tree, "protection domain",
+			fmt.Sprintf("protection domain %d of %s", dl.At[cPD](h).handle, c.name), h, nil, &c.object)
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.returned("dealloc_pd", c.name, c.lib.f.deallocPD, h))
@@ -176,5 +182,7 @@ func (c *Context) AllocPD() (*PD, error) {
 
 // Close frees the domain. ErrInUse names an object that is still open.
 func (p *PD) Close() error {
-	return p.close("dealloc_pd", func(h uintptr) error { return p.ctx.returned("dealloc_pd", p.name, p.ctx.lib.f.deallocPD, h) })
+	return p.close("dealloc_pd", func(h uintptr) error {
+		return p.ctx.returned("dealloc_pd", p.name, p.ctx.lib.f.deallocPD, h)
+	})
 }

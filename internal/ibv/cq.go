@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Channel wakes the owners of completion queues: its descriptor is readable while it has events. Wait for it with epoll, then call Next
-// until it has no more.
+// Channel wakes the owners of completion queues: its descriptor is readable while it has events.
+// Wait for it with epoll, then call Next until it has no more.
 type Channel struct {
 	object
 	ctx *Context
@@ -40,7 +40,8 @@ func (c *Context) CreateChannel() (*Channel, error) {
 		ch.out, err = newTemp[[2]uintptr]()
 	}
 	if err == nil {
-		err = ch.open(&c.tree, "completion channel", fmt.Sprintf("completion channel (descriptor %d) of %s", ch.fd, c.name), h, nil, &c.object)
+		err = ch.open(&c.tree, "completion channel",
+			fmt.Sprintf("completion channel (descriptor %d) of %s", ch.fd, c.name), h, nil, &c.object)
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.returned("destroy_comp_channel", c.name, c.lib.f.destroyChannel, h))
@@ -51,8 +52,9 @@ func (c *Context) CreateChannel() (*Channel, error) {
 // FD is the descriptor, which does not block and stays the channel's.
 func (c *Channel) FD() int { return c.fd }
 
-// Next is the next event: the queue that was armed and has a completion. ok is false when there is none. The queue must be armed again
-// for another event, and the event acknowledged at some time: CQ.Ack, or CQ.Close.
+// Next is the next event: the queue that was armed and has a completion. ok is false when there is
+// none. The queue must be armed again for another event, and the event acknowledged at some time:
+// CQ.Ack, or CQ.Close.
 func (c *Channel) Next() (cq *CQ, ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,13 +164,15 @@ func (c *Context) CreateCQ(s CQSpec) (*CQ, error) {
 	}
 	if e != nil {
 		if s.Times == TimesNone && e.Errno == sys.EINVAL || e.Errno == sys.ENOMEM {
-			e.Hint = fmt.Sprintf("%d entries: the device has at most DeviceAttr.MaxCQE, and so many queues as MaxCQ", s.Entries)
+			e.Hint = fmt.Sprintf("%d entries: the device has at most DeviceAttr.MaxCQE, and so many queues as MaxCQ",
+				s.Entries)
 		}
 		return nil, e
 	}
 	cc := dl.At[cCQ](h)
 	cq := &CQ{ctx: c, entries: int(cc.cqe), channel: s.Channel, times: s.Times}
-	err := same(field{"ibv_cq.context", uint64(cc.context), uint64(c.h)}, field{"ibv_cq.channel", uint64(cc.channel), uint64(channel)})
+	err := same(field{"ibv_cq.context", uint64(cc.context), uint64(c.h)},
+		field{"ibv_cq.channel", uint64(cc.channel), uint64(channel)})
 	if err == nil && cq.entries < s.Entries {
 		err = layoutError("ibv_cq.cqe", cq.entries, fmt.Sprintf("at least %d", s.Entries))
 	}
@@ -176,7 +180,8 @@ func (c *Context) CreateCQ(s CQSpec) (*CQ, error) {
 		err = cq.extend(h)
 	}
 	if err == nil {
-		err = cq.open(&c.tree, "completion queue", fmt.Sprintf("completion queue %d of %s", cc.handle, c.name), h, cq, parents...)
+		err = cq.open(&c.tree, "completion queue", fmt.Sprintf("completion queue %d of %s", cc.handle, c.name), h, cq,
+			parents...)
 	}
 	if err != nil {
 		cq.start.free()
@@ -188,9 +193,10 @@ func (c *Context) CreateCQ(s CQSpec) (*CQ, error) {
 // Entries is how many completions fit, at least what was asked for.
 func (q *CQ) Entries() int { return q.entries }
 
-// Poll takes completions and returns how many; 0 means that there are none now. It allocates nothing. ErrOverrun: completions were lost
-// because more came than fit; the queue and its queue pairs are of no use any more. Most devices tell that by an asynchronous event alone
-// (EventCQErr): once Context.NextAsync has returned it, Poll fails as soon as the queue is empty.
+// Poll takes completions and returns how many; 0 means that there are none now. It allocates
+// nothing. ErrOverrun: completions were lost because more came than fit; the queue and its queue
+// pairs are of no use any more. Most devices tell that by an asynchronous event alone (EventCQErr):
+// once Context.NextAsync has returned it, Poll fails as soon as the queue is empty.
 func (q *CQ) Poll(wc []WC) (int, error) {
 	if q.h == 0 {
 		return 0, q.usable("poll_cq")
@@ -209,8 +215,9 @@ func (q *CQ) Poll(wc []WC) (int, error) {
 }
 
 func (q *CQ) pollError(n int32) error {
-	e := &Error{Op: "poll_cq", On: q.name, Kind: ErrOverrun, Hint: fmt.Sprintf("more completions came than its %d entries hold: give the queue at least as many "+
-		"entries as its queue pairs have requests and receives", q.entries)}
+	e := &Error{Op: "poll_cq", On: q.name, Kind: ErrOverrun,
+		Hint: fmt.Sprintf("more completions came than its %d entries hold: give the queue at least as many "+
+			"entries as its queue pairs have requests and receives", q.entries)}
 	if n < 0 && !q.overrun.Load() {
 		e.Errno = sys.Errno(-n)
 		e.Hint = "the queue has more completions than it holds, or the device has failed (Context.NextAsync tells)"
@@ -218,8 +225,9 @@ func (q *CQ) pollError(n int32) error {
 	return e
 }
 
-// Arm asks for one event on the channel when the next completion comes, or the next that is solicited or failed. A completion that came before
-// gives no event: Arm, then Poll once more, and sleep only when that finds nothing.
+// Arm asks for one event on the channel when the next completion comes, or the next that is
+// solicited or failed. A completion that came before gives no event: Arm, then Poll once more, and
+// sleep only when that finds nothing.
 func (q *CQ) Arm(solicitedOnly bool) error {
 	if q.h == 0 {
 		return q.usable("req_notify_cq")
@@ -234,7 +242,8 @@ func (q *CQ) Arm(solicitedOnly bool) error {
 	return nil
 }
 
-// Ack acknowledges the events of this queue that Next has returned so far. It takes a lock of the library, so that it is better called once for many.
+// Ack acknowledges the events of this queue that Next has returned so far. It takes a lock of the
+// library, so that it is better called once for many.
 func (q *CQ) Ack() {
 	t := q.tree
 	if t == nil {

@@ -33,18 +33,21 @@ func (c *Context) createCQEx(s CQSpec, channel uintptr) (uintptr, *Error) {
 		return 0, &Error{Op: op, On: c.name, Errno: sys.ENOMEM}
 	}
 	defer t.free()
-	*t.v = cCQInitEx{cqe: uint32(s.Entries), channel: channel, vector: uint32(s.Vector), wcFlags: wcExStandard | wcExDeviceTime}
+	*t.v = cCQInitEx{cqe: uint32(s.Entries), channel: channel, vector: uint32(s.Vector),
+		wcFlags: wcExStandard | wcExDeviceTime}
 	if s.Times == TimesWall {
 		t.v.wcFlags = wcExStandard | wcExWallTime
 	}
 	h, e := made(op, c.name, f, c.h, t.p())
 	if e != nil && (e.Errno == sys.EOPNOTSUPP || e.Errno == sys.EINVAL || e.Errno == sys.ENOSYS) {
-		e.Kind, e.Hint = ErrUnsupported, fmt.Sprintf("the device does not note times %v, or not for %d entries", s.Times, s.Entries)
+		e.Kind, e.Hint = ErrUnsupported, fmt.Sprintf("the device does not note times %v, or not for %d entries",
+			s.Times, s.Entries)
 	}
 	return h, e
 }
 
-// extend looks at the functions by which the queue at h is polled: they must be code, since they are called.
+// extend looks at the functions by which the queue at h is polled: they must be code, since they
+// are called.
 func (q *CQ) extend(h uintptr) (err error) {
 	x := dl.At[cCQEx](h)
 	code, err := executableNow()
@@ -55,8 +58,10 @@ func (q *CQ) extend(h uintptr) (err error) {
 	if q.times == TimesWall {
 		at = x.wallTime
 	}
-	for name, f := range map[string]dl.Func{"start_poll": x.startPoll, "next_poll": x.nextPoll, "end_poll": x.endPoll, "read_opcode": x.opcode,
-		"read_vendor_err": x.vendorErr, "read_byte_len": x.byteLen, "read_qp_num": x.qpn, "read_wc_flags": x.flags, "the reader of times": at} {
+	for name, f := range map[string]dl.Func{"start_poll": x.startPoll, "next_poll": x.nextPoll, "end_poll": x.endPoll,
+		"read_opcode":     x.opcode,
+		"read_vendor_err": x.vendorErr, "read_byte_len": x.byteLen, "read_qp_num": x.qpn, "read_wc_flags": x.flags,
+		"the reader of times": at} {
 		if !code.has(f) {
 			return layoutError("ibv_cq_ex."+name, hex(uintptr(f)), "the address of a function")
 		}
@@ -67,14 +72,16 @@ func (q *CQ) extend(h uintptr) (err error) {
 	return err
 }
 
-// PollTimes is Poll with the time of each completion, as CQSpec.Times says, in at, which is as long as wc; the queue was made with times. Of
-// a completion only ID, Status, Opcode, Len, QPN, Flags and VendorErr are known.
+// PollTimes is Poll with the time of each completion, as CQSpec.Times says, in at, which is as long
+// as wc; the queue was made with times. Of a completion only ID, Status, Opcode, Len, QPN, Flags
+// and VendorErr are known.
 func (q *CQ) PollTimes(wc []WC, at []uint64) (int, error) {
 	switch {
 	case q.h == 0:
 		return 0, q.usable("poll_cq")
 	case q.ex == nil || len(at) < len(wc):
-		return 0, invalid("poll_cq", q.name, "times of completions: expected a queue that was made with CQSpec.Times, and room for each")
+		return 0, invalid("poll_cq", q.name,
+			"times of completions: expected a queue that was made with CQSpec.Times, and room for each")
 	case len(wc) == 0:
 		return 0, nil
 	}
@@ -102,7 +109,8 @@ func (q *CQ) pollEx(wc []WC, at []uint64) (n int, err error) {
 		w := &wc[n]
 		*w = WC{id: x.id, status: x.status, qpn: uint32(x.qpn.Call1(h))}
 		if w.status == uint32(Success) {
-			w.opcode, w.length, w.flags = uint32(x.opcode.Call1(h)), uint32(x.byteLen.Call1(h)), uint32(x.flags.Call1(h))
+			w.opcode, w.length, w.flags = uint32(x.opcode.Call1(h)), uint32(x.byteLen.Call1(h)),
+				uint32(x.flags.Call1(h))
 		} else {
 			w.vendorErr = uint32(x.vendorErr.Call1(h))
 		}

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Errors of this package; match them with errors.Is. The message says which object, what was expected and how to fix it.
+// Errors of this package; match them with errors.Is. The message says which object, what was
+// expected and how to fix it.
 var (
 	ErrUnavailable = errors.New("RDMA is not available on this machine")
 	ErrLayout      = errors.New("libibverbs does not have the binary interface that this program was built for")
@@ -86,6 +87,7 @@ func unsupported(op, on, hint string) *Error {
 
 // layoutError says what of the library was not as expected. Nothing was done with it.
 func layoutError(what string, got, want any) error {
-	return fmt.Errorf("ibv: %w: %s is %v, expected %v: use libibverbs.so.1 of rdma-core for this processor (apt-get install libibverbs1)",
+	return fmt.Errorf("ibv: %w: %s is %v, expected %v: use libibverbs.so.1 of rdma-core for this processor (apt-get "+
+		"install libibverbs1)",
 		ErrLayout, what, got, want)
 }

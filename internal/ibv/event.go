@@ -34,14 +34,17 @@ const (
 )
 
 func (t EventType) String() string {
-	return oneOf(uint32(t), "completion queue overrun", "queue pair failed", "invalid request from the peer", "access violation by the peer",
-		"communication established", "send queue drained", "path migrated", "path migration failed", "device failed", "port active", "port down",
-		"LID changed", "partition table changed", "subnet manager changed", "shared receive queue failed", "shared receive queue below its limit",
+	return oneOf(uint32(t), "completion queue overrun", "queue pair failed", "invalid request from the peer",
+		"access violation by the peer",
+		"communication established", "send queue drained", "path migrated", "path migration failed", "device failed",
+		"port active", "port down",
+		"LID changed", "partition table changed", "subnet manager changed", "shared receive queue failed",
+		"shared receive queue below its limit",
 		"last receive taken", "client must register again", "GID table changed", "work queue failed")
 }
 
-// AsyncEvent is something that happened outside of a request. One of QP, CQ, SRQ and Port is set, by the type; none for the device. It
-// is acknowledged already.
+// AsyncEvent is something that happened outside of a request. One of QP, CQ, SRQ and Port is set,
+// by the type; none for the device. It is acknowledged already.
 type AsyncEvent struct {
 	Type EventType
 	QP   *QP
@@ -64,10 +67,12 @@ func (e AsyncEvent) String() string {
 	return e.Type.String()
 }
 
-// AsyncFD is a descriptor, non-blocking and the context's own, that is readable while NextAsync has an event.
+// AsyncFD is a descriptor, non-blocking and the context's own, that is readable while NextAsync has
+// an event.
 func (c *Context) AsyncFD() int { return c.fd }
 
-// NextAsync is the next asynchronous event; ok is false when there is none. Events of objects that are being closed are left out.
+// NextAsync is the next asynchronous event; ok is false when there is none. Events of objects that
+// are being closed are left out.
 func (c *Context) NextAsync() (ev AsyncEvent, ok bool, err error) {
 	c.eventMu.Lock()
 	defer c.eventMu.Unlock()
@@ -97,10 +102,12 @@ func (c *Context) NextAsync() (ev AsyncEvent, ok bool, err error) {
 func (c *Context) describe(x *cAsyncEvent) (AsyncEvent, bool) {
 	ev := AsyncEvent{Type: EventType(x.typ)}
 	switch ev.Type {
-	case EventPortActive, EventPortErr, EventLIDChange, EventPKeyChange, EventSMChange, EventClientReregister, EventGIDChange:
+	case EventPortActive, EventPortErr, EventLIDChange, EventPKeyChange, EventSMChange, EventClientReregister,
+		EventGIDChange:
 		ev.Port = int(int32(x.element))
 		return ev, true
-	case EventCQErr, EventQPFatal, EventQPReqErr, EventQPAccessErr, EventCommEst, EventSQDrained, EventPathMig, EventPathMigErr, EventSRQErr, EventSRQLimit,
+	case EventCQErr, EventQPFatal, EventQPReqErr, EventQPAccessErr, EventCommEst, EventSQDrained, EventPathMig,
+		EventPathMigErr, EventSRQErr, EventSRQLimit,
 		EventQPLastWQE:
 	default:
 		return ev, true

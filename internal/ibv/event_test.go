@@ -122,7 +122,8 @@ func testCloseWithEvents(t *testing.T, w *world) {
 	}
 }
 
-// sleeper receives n messages as users do: poll until there is nothing, arm, poll once more, sleep. A wake-up that is missed makes it sleep for ever.
+// sleeper receives n messages as users do: poll until there is nothing, arm, poll once more, sleep.
+// A wake-up that is missed makes it sleep for ever.
 func sleeper(t testing.TB, b *end, n int, posted func(id uint64)) {
 	wc := make([]WC, 8)
 	got := 0
@@ -289,7 +290,8 @@ func TestEventsOfClosed(t *testing.T) {
 	noAsync(t, ctx)
 }
 
-// TestOverrun: more completions than fit are an event, and from then on an error of Poll. Those that fitted are there.
+// TestOverrun: more completions than fit are an event, and from then on an error of Poll. Those
+// that fitted are there.
 func TestOverrun(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{cqe: 4})
@@ -303,7 +305,8 @@ func TestOverrun(t *testing.T) {
 		one(t, wc, uint64(i), Success)
 	}
 	wc := make([]WC, 8)
-	if n, err := a.cq.Poll(wc); n != 0 || !errors.Is(err, ErrOverrun) || !strings.Contains(err.Error(), "its 4 entries") {
+	if n, err := a.cq.Poll(wc); n != 0 || !errors.Is(err, ErrOverrun) ||
+		!strings.Contains(err.Error(), "its 4 entries") {
 		t.Errorf("poll: %d, %v", n, err)
 	}
 	w.script(t, "fail ibv_poll_cq 1 EIO")
@@ -312,8 +315,8 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// TestCloseUnderEvents: one goroutine takes the events of a channel while another closes queues that use it. No event keeps a queue from closing, and none
-// is of a queue that is gone.
+// TestCloseUnderEvents: one goroutine takes the events of a channel while another closes queues
+// that use it. No event keeps a queue from closing, and none is of a queue that is gone.
 func TestCloseUnderEvents(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{})

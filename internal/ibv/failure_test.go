@@ -9,7 +9,8 @@ import (
 // quick are retries that end soon.
 var quick = RTSAttr{PSN: 5, Timeout: 10, RetryCount: 2, RNRRetry: 0, MaxRdAtomic: 4}
 
-// failsWith posts what is in the chain of a, whose only request must fail so; what comes behind is flushed, and ids are kept.
+// failsWith posts what is in the chain of a, whose only request must fail so; what comes behind is
+// flushed, and ids are kept.
 func failsWith(t *testing.T, a *end, id uint64, want ...Status) {
 	t.Helper()
 	a.post(t)
@@ -22,7 +23,8 @@ func failsWith(t *testing.T, a *end, id uint64, want ...Status) {
 		t.Fatalf("request %#x ends with %v; expected %#x, %v", wc.ID(), wc.Status(), id, want)
 	}
 	var ce *CompletionError
-	if err := wc.Err(); !errors.As(err, &ce) || ce.ID != id || ce.Status != wc.Status() || !strings.Contains(err.Error(), wc.Status().Cause()) {
+	if err := wc.Err(); !errors.As(err, &ce) || ce.ID != id || ce.Status != wc.Status() ||
+		!strings.Contains(err.Error(), wc.Status().Cause()) {
 		t.Errorf("the error: %v", err)
 	}
 	if s, err := a.qp.State(); s != QPError || err != nil {
@@ -44,11 +46,15 @@ func testRemoteErrors(t *testing.T, w *world) {
 		post func(a, b *end)
 		want []Status
 	}{
-		"unknown key": {options{}, func(a, b *end) { a.send.Write(id, 0, b.mr.Addr(), b.mr.RKey()+0x1000, a.mr.SGE(0, 64)) }, []Status{RemAccessErr}},
+		"unknown key": {options{}, func(a, b *end) {
+			a.send.Write(id, 0, b.mr.Addr(), b.mr.RKey()+0x1000, a.mr.SGE(0, 64))
+		}, []Status{RemAccessErr}},
 		"beyond the end": {options{}, func(a, b *end) {
 			a.send.Write(id, 0, b.mr.Addr()+b.mr.Length()-63, b.mr.RKey(), a.mr.SGE(0, 64))
 		}, []Status{RemAccessErr}},
-		"before the beginning": {options{}, func(a, b *end) { a.send.Read(id, 0, b.mr.Addr()-1, b.mr.RKey(), a.mr.SGE(0, 64)) }, []Status{RemAccessErr}},
+		"before the beginning": {options{}, func(a, b *end) {
+			a.send.Read(id, 0, b.mr.Addr()-1, b.mr.RKey(), a.mr.SGE(0, 64))
+		}, []Status{RemAccessErr}},
 		"around the end of addresses": {options{}, func(a, b *end) {
 			a.send.Write(id, 0, ^uint64(0)-8, b.mr.RKey(), a.mr.SGE(0, 64))
 		}, []Status{RemAccessErr}},
@@ -61,7 +67,9 @@ func testRemoteErrors(t *testing.T, w *world) {
 		"no right of the queue pair": {options{peer: RemoteRead}, func(a, b *end) {
 			a.send.Write(id, 0, b.mr.Addr(), b.mr.RKey(), a.mr.SGE(0, 64))
 		}, []Status{RemInvReqErr}},
-		"a small receive": {options{}, func(a, b *end) { a.send.Send(id, 0, a.mr.SGE(0, 64)) }, []Status{RemInvReqErr, RemOpErr}},
+		"a small receive": {options{}, func(a, b *end) {
+			a.send.Send(id, 0, a.mr.SGE(0, 64))
+		}, []Status{RemInvReqErr, RemOpErr}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := w.pair(t, c.o)

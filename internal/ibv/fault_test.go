@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// whole makes one of everything and uses it, and stops at the first error. Whatever happened, it closes what it made.
+// whole makes one of everything and uses it, and stops at the first error. Whatever happened, it
+// closes what it made.
 func whole(t *testing.T, w *world) (err error) {
 	var closers []interface{ Close() error }
 	keep := func(c interface{ Close() error }) { closers = append(closers, c) }
@@ -145,18 +146,23 @@ func dmaRegion(t *testing.T, pd *PD) (*MR, error) {
 	return pd.RegMR(MRSpec{Length: 4096, Access: LocalWrite, DMABuf: &DMABuf{FD: fd}})
 }
 
-// faults are the calls that can fail, with the name that the error has for them, where it is another. Most are called several times: each is
-// failed in its turn.
+// faults are the calls that can fail, with the name that the error has for them, where it is
+// another. Most are called several times: each is failed in its turn.
 var faults = map[string]string{
-	"ibv_get_device_list": "", "ibv_open_device": "", "ibv_close_device": "", "ibv_query_device": "", "ibv_query_port": "", "ibv_query_gid": "query_gid_table",
-	"ibv_alloc_pd": "", "ibv_dealloc_pd": "", "ibv_reg_mr": "", "ibv_reg_dmabuf_mr": "", "ibv_dereg_mr": "", "ibv_alloc_mw": "", "ibv_dealloc_mw": "",
-	"ibv_create_comp_channel": "", "ibv_destroy_comp_channel": "", "ibv_create_cq": "", "ibv_destroy_cq": "", "ibv_get_cq_event": "", "ibv_poll_cq": "",
+	"ibv_get_device_list": "", "ibv_open_device": "", "ibv_close_device": "", "ibv_query_device": "",
+	"ibv_query_port": "", "ibv_query_gid": "query_gid_table",
+	"ibv_alloc_pd": "", "ibv_dealloc_pd": "", "ibv_reg_mr": "", "ibv_reg_dmabuf_mr": "", "ibv_dereg_mr": "",
+	"ibv_alloc_mw": "", "ibv_dealloc_mw": "",
+	"ibv_create_comp_channel": "", "ibv_destroy_comp_channel": "", "ibv_create_cq": "", "ibv_destroy_cq": "",
+	"ibv_get_cq_event": "", "ibv_poll_cq": "",
 	"ibv_req_notify_cq": "", "ibv_create_srq": "", "ibv_destroy_srq": "", "ibv_post_srq_recv": "", "ibv_open_xrcd": "",
-	"ibv_close_xrcd": "", "ibv_create_qp": "", "ibv_modify_qp": "", "ibv_query_qp": "", "ibv_destroy_qp": "", "ibv_post_send": "", "ibv_post_recv": "",
+	"ibv_close_xrcd": "", "ibv_create_qp": "", "ibv_modify_qp": "", "ibv_query_qp": "", "ibv_destroy_qp": "",
+	"ibv_post_send": "", "ibv_post_recv": "",
 	"ibv_create_ah": "", "ibv_destroy_ah": "", "ibv_get_async_event": "",
 }
 
-// TestFaults fails every call of the library, one at a time: each is an error with its name and number, and nothing is left behind.
+// TestFaults fails every call of the library, one at a time: each is an error with its name and
+// number, and nothing is left behind.
 func TestFaults(t *testing.T) {
 	w := fakeWorld(t, "")
 	if err := whole(t, w); err != nil {
@@ -175,7 +181,8 @@ func TestFaults(t *testing.T) {
 				w := fakeWorld(t, "")
 				w.script(t, "fail "+call+" "+string(rune('1'+i))+" EIO")
 				err := whole(t, w)
-				// The probe for dma-bufs is an attempt: what it finds is an attribute, not an error.
+				// The probe for dma-bufs is an attempt: what it finds is an attribute, not an
+				// error.
 				if call == "ibv_reg_dmabuf_mr" && i == 0 {
 					if err != nil {
 						t.Errorf("the probe: %v", err)
@@ -194,7 +201,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestRefusedAtPost: the library refuses a request of a chain. Those before it are executed, and the chain goes on with it.
+// TestRefusedAtPost: the library refuses a request of a chain. Those before it are executed, and
+// the chain goes on with it.
 func TestRefusedAtPost(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{qp: QPSpec{SendSGEs: 2}})
@@ -203,7 +211,8 @@ func TestRefusedAtPost(t *testing.T) {
 	a.send.Write(3, Signaled, b.mr.Addr()+64, b.mr.RKey(), a.mr.SGE(0, 1), a.mr.SGE(0, 1), a.mr.SGE(0, 1)) // three SGEs
 	a.send.FetchAdd(4, Signaled, b.mr.Addr(), b.mr.RKey(), 100, a.mr.SGE(24, 8))
 	n, err := a.qp.PostSend(a.send)
-	if n != 2 || !errors.Is(err, ErrInvalid) || a.send.posted != 2 || !strings.Contains(err.Error(), "request 2 of the chain") {
+	if n != 2 || !errors.Is(err, ErrInvalid) || a.send.posted != 2 ||
+		!strings.Contains(err.Error(), "request 2 of the chain") {
 		t.Fatalf("%d posted (%d): %v", n, a.send.posted, err)
 	}
 	for i, wc := range a.wait(t, 2) {
@@ -224,7 +233,8 @@ func TestRefusedAtPost(t *testing.T) {
 func TestNoDevices(t *testing.T) {
 	w := fakeWorld(t, "")
 	w.script(t, "fail ibv_get_device_list 1 ENOSYS")
-	if _, err := w.lib.Devices(); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "modprobe ib_uverbs") {
+	if _, err := w.lib.Devices(); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "modprobe ib_uverbs") {
 		t.Errorf("%v", err)
 	}
 	w.script(t, "fail ibv_open_device 1 EACCES")

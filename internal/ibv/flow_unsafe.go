@@ -10,13 +10,15 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// FlowSpec says which frames of a port come to a queue pair of raw packets. Each value counts under its mask: bits outside must be zero, and
-// a zero mask matches anything. It is comparable: equal ones match the same.
+// FlowSpec says which frames of a port come to a queue pair of raw packets. Each value counts under
+// its mask: bits outside must be zero, and a zero mask matches anything. It is comparable: equal
+// ones match the same.
 type FlowSpec struct {
 	Port uint8 // 0: port 1
 	// Priority among rules that match: the lowest wins.
 	Priority uint16
-	// Default is all frames that no other rule sends elsewhere; the rest of the match is not looked at.
+	// Default is all frames that no other rule sends elsewhere; the rest of the match is not looked
+	// at.
 	Default bool
 
 	DstMAC, DstMACMask, SrcMAC, SrcMACMask   [6]byte
@@ -55,8 +57,10 @@ func (q *QP) CreateFlow(s FlowSpec) (*Flow, error) {
 	if q.spec.Type != RawPacket {
 		return nil, invalid(op, q.name, "rules are for queue pairs of raw packets")
 	}
-	if (s.SrcPortMask|s.DstPortMask != 0) && (!s.ProtoSet || s.Proto != protoTCP && s.Proto != protoUDP) || s.ProtoSet && s.Version == 0 || s.Version != 0 && s.Version != 4 && s.Version != 6 {
-		return nil, invalid(op, q.name, "version %d, protocol %d: ports are of TCP or UDP, which are of IPv4 or IPv6", s.Version, s.Proto)
+	if (s.SrcPortMask|s.DstPortMask != 0) && (!s.ProtoSet || s.Proto != protoTCP && s.Proto != protoUDP) ||
+		s.ProtoSet && s.Version == 0 || s.Version != 0 && s.Version != 4 && s.Version != 6 {
+		return nil, invalid(op, q.name, "version %d, protocol %d: ports are of TCP or UDP, which are of IPv4 or IPv6",
+			s.Version, s.Proto)
 	}
 	create, destroy := c.x.createFlowFn(), c.x.destroyFlowFn()
 	if create == 0 || destroy == 0 {
@@ -130,14 +134,16 @@ func (s *FlowSpec) write(to *cFlowAll) {
 		case s.Version == 4:
 			x := addSpec[cFlowIPv4](to, &used)
 			x.typ = flowSpecIPv4
-			x.val, x.mask = cIPv4Filter{[4]byte(s.Src[:4]), [4]byte(s.Dst[:4])}, cIPv4Filter{[4]byte(s.SrcMask[:4]), [4]byte(s.DstMask[:4])}
+			x.val, x.mask = cIPv4Filter{[4]byte(s.Src[:4]), [4]byte(s.Dst[:4])},
+				cIPv4Filter{[4]byte(s.SrcMask[:4]), [4]byte(s.DstMask[:4])}
 		}
 		if ports {
 			x := addSpec[cFlowPorts](to, &used)
 			if x.typ = flowSpecUDP; s.Proto == protoTCP {
 				x.typ = flowSpecTCP
 			}
-			x.val, x.mask = cPortsFilter{be16(s.DstPort), be16(s.SrcPort)}, cPortsFilter{be16(s.DstPortMask), be16(s.SrcPortMask)}
+			x.val, x.mask = cPortsFilter{be16(s.DstPort), be16(s.SrcPort)},
+				cPortsFilter{be16(s.DstPortMask), be16(s.SrcPortMask)}
 		}
 	}
 	a.size = uint16(unsafe.Sizeof(*a) + used)

@@ -15,9 +15,11 @@ const SizeAHAttr = int((unsafe.Sizeof(cAHAttr{}) + 7) &^ 7)
 // AddressOf reads a struct ibv_ah_attr that another library has filled.
 func AddressOf(attr *[SizeAHAttr]byte) Address { return (*cAHAttr)(unsafe.Pointer(attr)).address() }
 
-// ModifyAs makes one transition with attributes that another library has filled: attr is a struct ibv_qp_attr of SizeQPAttr bytes in memory of
-// [dl.Alloc], mask says what of it counts, as rdma_init_qp_attr of librdmacm gives them. The rights of the peer are access instead, where the transition
-// sets them, since a connection manager grants more than was asked for. The transition must be legal, as with Init and its like.
+// ModifyAs makes one transition with attributes that another library has filled: attr is a struct
+// ibv_qp_attr of SizeQPAttr bytes in memory of [dl.Alloc], mask says what of it counts, as
+// rdma_init_qp_attr of librdmacm gives them. The rights of the peer are access instead, where the
+// transition sets them, since a connection manager grants more than was asked for. The transition
+// must be legal, as with Init and its like.
 func (q *QP) ModifyAs(to QPState, attr []byte, mask int, access Access) error {
 	if len(attr) != SizeQPAttr {
 		return q.bad("attributes of %d bytes: expected %d", len(attr), SizeQPAttr)

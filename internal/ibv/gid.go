@@ -27,7 +27,8 @@ func (t GIDType) String() string {
 	return oneOf(uint32(t), "any", "InfiniBand", "RoCE v1", "RoCE v2")
 }
 
-// GID is one of a port's addresses. A port of Ethernet has one for each IP address of its interface and type of RoCE.
+// GID is one of a port's addresses. A port of Ethernet has one for each IP address of its interface
+// and type of RoCE.
 type GID struct {
 	Index  int
 	Addr   netip.Addr // an IPv4 address, or 128 bits
@@ -110,7 +111,8 @@ func (c *Context) gidTable(port int) ([]GID, error) {
 	return out, nil
 }
 
-// gidsOneByOne is for libraries before 2020 (rdma-core 32): the entries by a call each, what they are from sysfs.
+// gidsOneByOne is for libraries before 2020 (rdma-core 32): the entries by a call each, what they
+// are from sysfs.
 func (c *Context) gidsOneByOne(p PortAttr) ([]GID, error) {
 	t, err := newTemp[[16]byte]()
 	if err != nil {
@@ -126,7 +128,8 @@ func (c *Context) gidsOneByOne(p PortAttr) ([]GID, error) {
 		if *t.v == [16]byte{} {
 			continue
 		}
-		g := GID{Index: i, Addr: netip.AddrFrom16(*t.v).Unmap(), Type: gidTypeOf(readLine(filepath.Join(dir, "types", strconv.Itoa(i))), p.Link)}
+		g := GID{Index: i, Addr: netip.AddrFrom16(*t.v).Unmap(),
+			Type: gidTypeOf(readLine(filepath.Join(dir, "types", strconv.Itoa(i))), p.Link)}
 		g.Netdev = readLine(filepath.Join(dir, "ndevs", strconv.Itoa(i)))
 		if g.Netdev != "" {
 			g.VLAN = vlanOf(g.Netdev)
@@ -155,7 +158,8 @@ func readLine(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// vlanOf is the VLAN of an interface that is one, from the table that the kernel's VLAN module shows.
+// vlanOf is the VLAN of an interface that is one, from the table that the kernel's VLAN module
+// shows.
 func vlanOf(netdev string) int {
 	b, err := os.ReadFile(filepath.Join("/proc/net/vlan", netdev))
 	if err != nil {
@@ -183,8 +187,9 @@ type GIDWant struct {
 	VLAN  int // this VLAN; 0: any; -1: none
 }
 
-// ChooseGID chooses the local GID to send from, and says which it is and why: "GID 3, RoCE v2, 10.0.0.1 on eth0: same subnet as 10.0.0.2". An error
-// that wraps ErrNoGID says of every entry why it does not fit.
+// ChooseGID chooses the local GID to send from, and says which it is and why: "GID 3, RoCE v2,
+// 10.0.0.1 on eth0: same subnet as 10.0.0.2". An error that wraps ErrNoGID says of every entry why
+// it does not fit.
 func (c *Context) ChooseGID(port int, want GIDWant) (g GID, why string, err error) {
 	gids, err := c.GIDs(port)
 	if err != nil {
@@ -216,7 +221,8 @@ func prefixesOf(netdev string) []netip.Prefix {
 	return out
 }
 
-// sourceFor is the address that the kernel's routes would send from to reach to; not valid when there is no route. Nothing is sent.
+// sourceFor is the address that the kernel's routes would send from to reach to; not valid when
+// there is no route. Nothing is sent.
 func sourceFor(to netip.Addr) netip.Addr {
 	c, err := net.Dial("udp", netip.AddrPortFrom(to, 4791).String())
 	if err != nil {
@@ -237,14 +243,16 @@ type choice struct {
 	why  string
 }
 
-func chooseGID(gids []GID, want GIDWant, prefixes func(string) []netip.Prefix, source func(netip.Addr) netip.Addr) (GID, string, error) {
+func chooseGID(gids []GID, want GIDWant, prefixes func(string) []netip.Prefix, source func(netip.Addr) netip.Addr) (GID,
+	string, error) {
 	if want.Index != nil {
 		for _, g := range gids {
 			if g.Index == *want.Index {
 				return g, g.String() + ": asked for by its index", nil
 			}
 		}
-		return GID{}, "", fmt.Errorf("%w: there is no GID %d: expected one of %s", ErrNoGID, *want.Index, listGIDs(gids))
+		return GID{}, "", fmt.Errorf("%w: there is no GID %d: expected one of %s", ErrNoGID, *want.Index,
+			listGIDs(gids))
 	}
 	to := want.For.Unmap()
 	var from netip.Addr
@@ -267,9 +275,11 @@ func chooseGID(gids []GID, want GIDWant, prefixes func(string) []netip.Prefix, s
 		return best.gid, best.gid.String() + ": " + best.why, nil
 	}
 	if len(gids) == 0 {
-		return GID{}, "", fmt.Errorf("%w: the table is empty: the port's network interface is down or has no address (ip address add, ip link set up)", ErrNoGID)
+		return GID{}, "", fmt.Errorf("%w: the table is empty: the port's network interface is down or has no address "+
+			"(ip address add, ip link set up)", ErrNoGID)
 	}
-	return GID{}, "", fmt.Errorf("%w: %s: give the port's network interface an address of the wanted kind, or name an index", ErrNoGID, strings.Join(refused, "; "))
+	return GID{}, "", fmt.Errorf("%w: %s: give the port's network interface an address of the wanted kind, or name "+
+		"an index", ErrNoGID, strings.Join(refused, "; "))
 }
 
 // unfit is why a GID cannot be taken at all, or "".
@@ -287,8 +297,9 @@ func unfit(g GID, want GIDWant, to netip.Addr) string {
 	return ""
 }
 
-// weigh compares, in this order: the way to the peer, RoCE v2 before v1, IPv4 before other addresses before link-local ones of either family, no VLAN
-// before a VLAN that was not asked for, as many equal leading bits as possible, and the lowest index.
+// weigh compares, in this order: the way to the peer, RoCE v2 before v1, IPv4 before other
+// addresses before link-local ones of either family, no VLAN before a VLAN that was not asked for,
+// as many equal leading bits as possible, and the lowest index.
 func weigh(g GID, to, from netip.Addr, prefixes func(string) []netip.Prefix) choice {
 	c := choice{gid: g, why: "the best of the table"}
 	switch {

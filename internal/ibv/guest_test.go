@@ -7,13 +7,15 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 )
 
-// TestGuestDevice runs the same tests on a real kernel, over Soft-RoCE. Where they ask w.fake, Soft-RoCE of Linux 6.1 is known to differ (the fake's
-// own tests have the whole list, internal/lab/testenv/fake/verbs/guest_test.go, with the reasons):
+// TestGuestDevice runs the same tests on a real kernel, over Soft-RoCE. Where they ask w.fake,
+// Soft-RoCE of Linux 6.1 is known to differ (the fake's own tests have the whole list,
+// internal/lab/testenv/fake/verbs/guest_test.go, with the reasons):
 //
 //   - queues have more slots than the device says (testHalfRefused, testRecvFull);
 //   - windows have no bounds (TestWindowBounds);
 //   - receives of connections have FlagGRH as well;
-//   - there are no dma-bufs, no XRC, and no asynchronous events of a peer's violations (TestDMABuf, TestXRC, TestAsyncEvents);
+//   - there are no dma-bufs, no XRC, and no asynchronous events of a peer's violations (TestDMABuf,
+//     TestXRC, TestAsyncEvents);
 //   - a write by a queue pair of datagrams fails later and not at post (testDatagramRefused).
 func TestGuestDevice(t *testing.T) {
 	testenv.Once(t)

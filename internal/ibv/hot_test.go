@@ -7,7 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestHotPath: posting and polling allocate nothing, and a chain is one call of the library however long it is.
+// TestHotPath: posting and polling allocate nothing, and a chain is one call of the library however
+// long it is.
 func TestHotPath(t *testing.T) {
 	w := fakeWorld(t, "")
 	const depth = 64
@@ -78,7 +79,8 @@ func TestHotPath(t *testing.T) {
 	a.send.Reset()
 }
 
-// TestEventsAllocateNothing: an owner that sleeps pays for its wake-ups with nothing of the heap either.
+// TestEventsAllocateNothing: an owner that sleeps pays for its wake-ups with nothing of the heap
+// either.
 func TestEventsAllocateNothing(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{event: true})
@@ -131,7 +133,8 @@ func TestChainLimits(t *testing.T) {
 	if _, ok := c.Send(3, 0); ok || c.Len() != 2 {
 		t.Error("a third request")
 	}
-	if w0, w1 := &c.wrs[0], &c.wrs[1]; w0.next != c.base+sendWRSize || w1.next != 0 || w1.sges != c.sgeAt+2*sgeSize || w0.numSGE != 2 {
+	if w0, w1 := &c.wrs[0], &c.wrs[1]; w0.next != c.base+sendWRSize || w1.next != 0 || w1.sges != c.sgeAt+2*sgeSize ||
+		w0.numSGE != 2 {
 		t.Errorf("the list: %+v %+v", w0, w1)
 	}
 	c.Reset()
@@ -163,8 +166,9 @@ func TestChainLimits(t *testing.T) {
 	}
 }
 
-// TestPrograms: random programs of writes, reads and atomics in chains of any length, half of which do not fit the queue. What is in both
-// memories afterwards is what a model of the program has, and every request that asked for it has its completion, in order.
+// TestPrograms: random programs of writes, reads and atomics in chains of any length, half of which
+// do not fit the queue. What is in both memories afterwards is what a model of the program has, and
+// every request that asked for it has its completion, in order.
 func TestPrograms(t *testing.T) {
 	const size = 1 << 12
 	w := fakeWorld(t, "")
@@ -229,7 +233,8 @@ func TestPrograms(t *testing.T) {
 					if rapid.Bool().Draw(t, "right") {
 						compare = was
 					}
-					_, ok = c.CmpSwap(id, flags, b.mr.Addr()+uint64(at), b.mr.RKey(), compare, x, a.mr.SGE(uint64(old), 8))
+					_, ok = c.CmpSwap(id, flags, b.mr.Addr()+uint64(at), b.mr.RKey(), compare, x,
+						a.mr.SGE(uint64(old), 8))
 					if was == compare {
 						*v = x
 					}

@@ -4,11 +4,13 @@ package ibv
 
 import "github.com/penstock-io/penstock/internal/dl"
 
-// The structures of <infiniband/verbs.h> as Go types: the whole of what this package believes of the library's binary interface.
-// A tag names the field in C. TestLayouts compares every offset and size with the installed header; what a running library shows
-// of them is compared when a device is opened and when an object is made (check.go).
+// The structures of <infiniband/verbs.h> as Go types: the whole of what this package believes of
+// the library's binary interface. A tag names the field in C. TestLayouts compares every offset and
+// size with the installed header; what a running library shows of them is compared when a device is
+// opened and when an object is made (check.go).
 //
-// libibverbs keeps these layouts within libibverbs.so.1, since programs are compiled with them. Integers are little-endian.
+// libibverbs keeps these layouts within libibverbs.so.1, since programs are compiled with them.
+// Integers are little-endian.
 
 // cDevice is struct ibv_device. The library makes it.
 type cDevice struct {
@@ -38,7 +40,8 @@ type cOps struct {
 	_           [5]uintptr
 }
 
-// cContext is struct ibv_context. mutexSize is the size of the C library's pthread_mutex_t, which differs between processors.
+// cContext is struct ibv_context. mutexSize is the size of the C library's pthread_mutex_t, which
+// differs between processors.
 type cContext struct {
 	device         uintptr         `c:"device"`
 	ops            cOps            `c:"ops"`
@@ -50,8 +53,9 @@ type cContext struct {
 	abiCompat      uintptr         `c:"abi_compat"`
 }
 
-// cExtended is struct verbs_context up to its last field, the struct ibv_context: it lies before the context in memory and grows
-// at its front. The field sz says how much of it is there, and counts from the end (see extended in memory_unsafe.go).
+// cExtended is struct verbs_context up to its last field, the struct ibv_context: it lies before
+// the context in memory and grows at its front. The field sz says how much of it is there, and
+// counts from the end (see extended in memory_unsafe.go).
 type cExtended struct {
 	queryPort     dl.Func     `c:"query_port"`
 	_             [23]uintptr // advise_mr to create_wq
@@ -359,7 +363,8 @@ type cQPAttr struct {
 	_             uint32
 }
 
-// cSRQAttr is struct ibv_srq_attr, cSRQInit struct ibv_srq_init_attr, cSRQInitEx struct ibv_srq_init_attr_ex.
+// cSRQAttr is struct ibv_srq_attr, cSRQInit struct ibv_srq_init_attr, cSRQInitEx struct
+// ibv_srq_init_attr_ex.
 type cSRQAttr struct {
 	maxWR  uint32 `c:"max_wr"`
 	maxSGE uint32 `c:"max_sge"`
@@ -383,8 +388,9 @@ type cSRQInitEx struct {
 	tm     [2]uint32 `c:"tm_cap"`
 }
 
-// cSendWR is struct ibv_send_wr. The union wr is four words: word 0 a remote address or an address handle, word 1 a remote key,
-// the operand of an atomic, or the number of a queue pair with its key in the upper half, word 2 the value to swap in.
+// cSendWR is struct ibv_send_wr. The union wr is four words: word 0 a remote address or an address
+// handle, word 1 a remote key, the operand of an atomic, or the number of a queue pair with its key
+// in the upper half, word 2 the value to swap in.
 type cSendWR struct {
 	id        uint64  `c:"wr_id"`
 	next      uintptr `c:"next"`
@@ -424,15 +430,16 @@ type cRecvWR struct {
 	_      uint32
 }
 
-// SGE is one piece of memory of a request: Length bytes at Addr, in the region whose key is LKey. Its layout is that of struct
-// ibv_sge.
+// SGE is one piece of memory of a request: Length bytes at Addr, in the region whose key is LKey.
+// Its layout is that of struct ibv_sge.
 type SGE struct {
 	Addr   uint64 `c:"addr"`
 	Length uint32 `c:"length"`
 	LKey   uint32 `c:"lkey"`
 }
 
-// WC is a completion; its layout is that of struct ibv_wc. Only ID, Status, QPN and VendorErr mean something in one that failed.
+// WC is a completion; its layout is that of struct ibv_wc. Only ID, Status, QPN and VendorErr mean
+// something in one that failed.
 type WC struct {
 	id        uint64 `c:"wr_id"`
 	status    uint32 `c:"status"`

@@ -4,7 +4,8 @@ package ibv
 
 import "github.com/penstock-io/penstock/internal/dl"
 
-// cCQEx is struct ibv_cq_ex: the queue, and behind it the functions that take completions one by one.
+// cCQEx is struct ibv_cq_ex: the queue, and behind it the functions that take completions one by
+// one.
 type cCQEx struct {
 	_          cCQWhole // ibv_cq, whose fields the header writes out
 	mask       uint32   `c:"comp_mask"`
@@ -73,7 +74,8 @@ const (
 	valuesRawClock = 1 << 0
 )
 
-// cFlowAttr is struct ibv_flow_attr; its specifications follow it without a gap. Values are big-endian.
+// cFlowAttr is struct ibv_flow_attr; its specifications follow it without a gap. Values are
+// big-endian.
 type cFlowAttr struct {
 	mask     uint32 `c:"comp_mask"`
 	typ      uint32 `c:"type"`

@@ -14,14 +14,16 @@ type Options struct {
 	Path string // a file, for tests and for libraries in unusual places; "" is the loader's libibverbs.so.1
 }
 
-// Library is a loaded libibverbs. It stays loaded until the process ends, as its drivers require. It may be used by several
-// goroutines, like everything in this package that does not say otherwise.
+// Library is a loaded libibverbs. It stays loaded until the process ends, as its drivers require.
+// It may be used by several goroutines, like everything in this package that does not say
+// otherwise.
 type Library struct {
 	lib *dl.Library
 	f   functions
 }
 
-// functions are the symbols of libibverbs that this package calls. What is found by SymbolVersion has that meaning for ever.
+// functions are the symbols of libibverbs that this package calls. What is found by SymbolVersion
+// has that meaning for ever.
 type functions struct {
 	getDeviceList, freeDeviceList, getDeviceName, openDevice, closeDevice       dl.Func
 	queryDevice, queryPort, queryGID, queryPKey                                 dl.Func
@@ -37,8 +39,8 @@ type functions struct {
 	statusText, portStateText, rateToMbps                                       dl.Func
 }
 
-// Load loads libibverbs and checks that it is what this package was built for. Errors wrap ErrUnavailable, with the package to
-// install, or ErrLayout.
+// Load loads libibverbs and checks that it is what this package was built for. Errors wrap
+// ErrUnavailable, with the package to install, or ErrLayout.
 func Load(o Options) (*Library, error) {
 	names := []string{"libibverbs.so.1"}
 	if o.Path != "" {
@@ -46,7 +48,8 @@ func Load(o Options) (*Library, error) {
 	}
 	lib, err := dl.Open(names...)
 	if err != nil {
-		return nil, fmt.Errorf("ibv: %w: libibverbs cannot be loaded: install it (Debian: apt-get install libibverbs1 ibverbs-providers; Fedora: dnf install "+
+		return nil, fmt.Errorf("ibv: %w: libibverbs cannot be loaded: install it (Debian: apt-get install "+
+			"libibverbs1 ibverbs-providers; Fedora: dnf install "+
 			"libibverbs): %w", ErrUnavailable, err)
 	}
 	l := &Library{lib: lib}
@@ -112,7 +115,8 @@ func (l *Library) resolve() error {
 	return nil
 }
 
-// listing is held while a device list exists, so that two goroutines do not have the library scan the machine at once.
+// listing is held while a device list exists, so that two goroutines do not have the library scan
+// the machine at once.
 var listing sync.Mutex
 
 // Device is an RDMA device of this machine, as it was when Devices found it. It needs no Close.
@@ -122,7 +126,8 @@ type Device struct {
 	path string
 }
 
-// Devices are the RDMA devices of this machine. That there is none is an error that wraps ErrUnavailable and says what to do.
+// Devices are the RDMA devices of this machine. That there is none is an error that wraps
+// ErrUnavailable and says what to do.
 func (l *Library) Devices() ([]*Device, error) {
 	var out []*Device
 	err := l.list(func(dev uintptr) error {
@@ -135,8 +140,10 @@ func (l *Library) Devices() ([]*Device, error) {
 		return nil, err
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("ibv: %w: libibverbs finds no device: the card's kernel driver or its part of ibverbs-providers is missing (rdma link shows what "+
-			"the kernel has; modprobe ib_uverbs; apt-get install ibverbs-providers); without a card, Soft-RoCE: rdma link add rxe0 type rxe netdev eth0",
+		return nil, fmt.Errorf("ibv: %w: libibverbs finds no device: the card's kernel driver or its part of "+
+			"ibverbs-providers is missing (rdma link shows what "+
+			"the kernel has; modprobe ib_uverbs; apt-get install ibverbs-providers); without a card, Soft-RoCE: rdma "+
+			"link add rxe0 type rxe netdev eth0",
 			ErrUnavailable)
 	}
 	return out, nil

@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// TestRealLibrary: the library of this machine, if there is one, passes the checks that need no device.
+// TestRealLibrary: the library of this machine, if there is one, passes the checks that need no
+// device.
 func TestRealLibrary(t *testing.T) {
 	l, err := Load(Options{})
 	if errors.Is(err, ErrUnavailable) {
@@ -18,7 +19,8 @@ func TestRealLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Devices(); err != nil && (!errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "modprobe ib_uverbs")) {
+	if _, err := l.Devices(); err != nil && (!errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "modprobe ib_uverbs")) {
 		t.Errorf("devices: %v", err)
 	}
 }

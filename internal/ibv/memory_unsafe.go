@@ -22,7 +22,8 @@ var (
 	_ [unsafe.Sizeof(WC{})]struct{}      = [wcSize]struct{}{}
 )
 
-// temp is one zero structure of C memory for the arguments or the results of a call. free gives it back.
+// temp is one zero structure of C memory for the arguments or the results of a call. free gives it
+// back.
 type temp[T any] struct {
 	v   *T
 	mem []byte
@@ -68,8 +69,8 @@ func poll(f dl.Func, cq uintptr, wc []WC) int32 {
 	return int32(f.Call3(cq, uintptr(len(wc)), uintptr(unsafe.Pointer(unsafe.SliceData(wc)))))
 }
 
-// extended is the part of a context that lies before it, or nil where there is none. It may be shorter than cExtended: ask has
-// before using a field.
+// extended is the part of a context that lies before it, or nil where there is none. It may be
+// shorter than cExtended: ask has before using a field.
 func extended(ctx uintptr) *cExtended {
 	if dl.At[cContext](ctx).abiCompat != abiExtended {
 		return nil
@@ -77,8 +78,9 @@ func extended(ctx uintptr) *cExtended {
 	return dl.At[cExtended](ctx - unsafe.Sizeof(cExtended{}))
 }
 
-// has reports whether the library's extended context reaches to the field at offset off of cExtended. sz counts everything from
-// the beginning of the structure to the end of the context behind it.
+// has reports whether the library's extended context reaches to the field at offset off of
+// cExtended. sz counts everything from the beginning of the structure to the end of the context
+// behind it.
 func (x *cExtended) has(off uintptr) bool {
 	return x != nil && x.sz >= unsafe.Sizeof(cExtended{})-off+unsafe.Sizeof(cContext{})
 }

@@ -9,11 +9,12 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Access is what may be done with a region, a window or a queue pair. Reading by the owner's own requests is always allowed.
+// Access is what may be done with a region, a window or a queue pair. Reading by the owner's own
+// requests is always allowed.
 type Access uint32
 
-// The rights. RemoteWrite and RemoteAtomic need LocalWrite. RelaxedOrdering lets the device's writes reach memory in any order,
-// and is ignored where the kernel does not know it.
+// The rights. RemoteWrite and RemoteAtomic need LocalWrite. RelaxedOrdering lets the device's
+// writes reach memory in any order, and is ignored where the kernel does not know it.
 const (
 	LocalWrite      Access = 1 << 0
 	RemoteWrite     Access = 1 << 1
@@ -32,7 +33,8 @@ func (a Access) String() string {
 	for _, n := range []struct {
 		a Access
 		s string
-	}{{LocalWrite, "local write"}, {RemoteWrite, "remote write"}, {RemoteRead, "remote read"}, {RemoteAtomic, "remote atomic"}, {MWBind, "window bind"},
+	}{{LocalWrite, "local write"}, {RemoteWrite, "remote write"}, {RemoteRead, "remote read"},
+		{RemoteAtomic, "remote atomic"}, {MWBind, "window bind"},
 		{ZeroBased, "zero-based"}, {RelaxedOrdering, "relaxed ordering"}} {
 		if a&n.a != 0 {
 			s = append(s, n.s)
@@ -56,12 +58,17 @@ type DMABuf struct {
 
 // MRSpec is a region to be registered.
 type MRSpec struct {
-	Addr   uintptr // first byte; memory outside the Go heap, which stays mapped until the region is closed. 0 with DMABuf.
-	Length uint64  // bytes
-	IOVA   uint64  // the address that requests use for the first byte; 0: Addr. With DMABuf it lies in its page where the first byte does.
+	// first byte; memory outside the Go heap, which stays mapped until the region is closed. 0 with
+	// DMABuf.
+	Addr   uintptr
+	Length uint64 // bytes
+	// the address that requests use for the first byte; 0: Addr. With DMABuf it lies in its page
+	// where the first byte does.
+	IOVA   uint64
 	Access Access
 	DMABuf *DMABuf // nil: memory of this process, or of a device by its address
-	// Peer says that Addr is an address of another device, which a module of the kernel knows (nvidia-peermem). The CPU need not reach it.
+	// Peer says that Addr is an address of another device, which a module of the kernel knows
+	// (nvidia-peermem). The CPU need not reach it.
 	Peer bool
 }
 
@@ -73,8 +80,8 @@ type MR struct {
 	lkey, rkey uint32
 }
 
-// RegMR registers memory. Its pages are pinned. The caller closes the region before the memory goes.
-// ErrMemlock says what limit is in the way; ErrUnsupported what the device lacks.
+// RegMR registers memory. Its pages are pinned. The caller closes the region before the memory
+// goes. ErrMemlock says what limit is in the way; ErrUnsupported what the device lacks.
 func (p *PD) RegMR(s MRSpec) (*MR, error) {
 	const op = "reg_mr"
 	if err := p.usable(op); err != nil {
@@ -96,18 +103,22 @@ func (p *PD) RegMR(s MRSpec) (*MR, error) {
 	switch {
 	case s.DMABuf != nil:
 		if f.regDMABufMR == 0 {
-			return nil, unsupported("reg_dmabuf_mr", p.ctx.name, "libibverbs is older than 34: it needs rdma-core 34 and Linux 5.12")
+			return nil, unsupported("reg_dmabuf_mr", p.ctx.name,
+				"libibverbs is older than 34: it needs rdma-core 34 and Linux 5.12")
 		}
-		h, e = made("reg_dmabuf_mr", p.name, f.regDMABufMR, p.h, uintptr(s.DMABuf.Offset), uintptr(s.Length), uintptr(iova), uintptr(s.DMABuf.FD),
+		h, e = made("reg_dmabuf_mr", p.name, f.regDMABufMR, p.h, uintptr(s.DMABuf.Offset), uintptr(s.Length),
+			uintptr(iova), uintptr(s.DMABuf.FD),
 			uintptr(s.Access))
 	case s.Access&optionalAccess != 0 && f.regMRIOVA2 != 0:
 		// This function leaves out what an older kernel does not know.
 		h, e = made(op, p.name, f.regMRIOVA2, p.h, s.Addr, uintptr(s.Length), uintptr(iova), uintptr(s.Access))
 	case iova != uint64(s.Addr) && s.Access&ZeroBased == 0:
 		if f.regMRIOVA == 0 {
-			return nil, unsupported(op, p.ctx.name, "libibverbs is older than 26: addresses in requests are those of the process")
+			return nil, unsupported(op, p.ctx.name,
+				"libibverbs is older than 26: addresses in requests are those of the process")
 		}
-		h, e = made(op, p.name, f.regMRIOVA, p.h, s.Addr, uintptr(s.Length), uintptr(iova), uintptr(s.Access&^optionalAccess))
+		h, e = made(op, p.name, f.regMRIOVA, p.h, s.Addr, uintptr(s.Length), uintptr(iova),
+			uintptr(s.Access&^optionalAccess))
 	default:
 		h, e = made(op, p.name, f.regMR, p.h, s.Addr, uintptr(s.Length), uintptr(s.Access&^optionalAccess))
 	}
@@ -116,7 +127,8 @@ func (p *PD) RegMR(s MRSpec) (*MR, error) {
 	}
 	c := dl.At[cMR](h)
 	mr := &MR{pd: p, spec: s, lkey: c.lkey, rkey: c.rkey}
-	err := same(field{"ibv_mr.context", uint64(c.context), uint64(p.ctx.h)}, field{"ibv_mr.pd", uint64(c.pd), uint64(p.h)},
+	err := same(field{"ibv_mr.context", uint64(c.context), uint64(p.ctx.h)},
+		field{"ibv_mr.pd", uint64(c.pd), uint64(p.h)},
 		field{"ibv_mr.length", c.length, s.Length})
 	if err == nil {
 		name := fmt.Sprintf("memory region %#x (%d bytes) of %s", c.lkey, s.Length, p.ctx.name)
@@ -141,7 +153,8 @@ func (p *PD) checkMR(s MRSpec) error {
 	case s.DMABuf != nil && (s.Addr != 0 || s.Peer):
 		return bad("a dma-buf and the address %#x at once: expected one of both", s.Addr)
 	case s.DMABuf != nil && (s.IOVA^s.DMABuf.Offset)%uint64(sys.PageSize) != 0:
-		return bad("offset %#x of a dma-buf at address %#x: expected both at one place in their pages of %d bytes", s.DMABuf.Offset, s.IOVA, sys.PageSize)
+		return bad("offset %#x of a dma-buf at address %#x: expected both at one place in their pages of %d bytes",
+			s.DMABuf.Offset, s.IOVA, sys.PageSize)
 	case s.Access&(RemoteWrite|RemoteAtomic) != 0 && s.Access&LocalWrite == 0:
 		return bad("%s: what others may write, its owner must be allowed to write: add local write", s.Access)
 	case s.Access&^knownAccess != 0:
@@ -166,7 +179,8 @@ func (p *PD) regError(e *Error, s MRSpec) error {
 		capable, err := sys.HasCapability(sys.CapIPCLock)
 		explainMemlock(e, s, limit, err == nil && capable)
 	case sys.EFAULT:
-		e.Hint = fmt.Sprintf("not all of %d bytes at %#x are mapped, or they may not be written (%s)", s.Length, s.Addr, s.Access)
+		e.Hint = fmt.Sprintf("not all of %d bytes at %#x are mapped, or they may not be written (%s)", s.Length, s.Addr,
+			s.Access)
 	case sys.EOPNOTSUPP:
 		e.Kind = ErrUnsupported
 	case sys.EINVAL:
@@ -178,18 +192,22 @@ func (p *PD) regError(e *Error, s MRSpec) error {
 // noDMABufs is what a device needs that refuses all of them.
 const noDMABufs = "the device's driver cannot register dma-bufs; mlx5, irdma, efa and bnxt_re can, from Linux 5.12"
 
-// deviceRegError explains a refusal of memory of another device. No limit of this process counts it: if room is lacking, then in a device.
+// deviceRegError explains a refusal of memory of another device. No limit of this process counts
+// it: if room is lacking, then in a device.
 func deviceRegError(e *Error, s MRSpec) error {
 	switch e.Errno {
 	case sys.ENOMEM, sys.ENOSPC, sys.EAGAIN:
 		e.Kind = ErrNoRoom
-		e.Hint = fmt.Sprintf("%d bytes of a device's memory do not fit: its window (BAR) is too small or full, or the adapter has no room left for translations", s.Length)
+		e.Hint = fmt.Sprintf("%d bytes of a device's memory do not fit: its window (BAR) is too small or full, or "+
+			"the adapter has no room left for translations", s.Length)
 	case sys.EPERM, sys.EACCES:
 		e.Kind = ErrRefused
-		e.Hint = fmt.Sprintf("the device that exports the memory does not let other devices use it so (%s), or this process may not", s.Access)
+		e.Hint = fmt.Sprintf("the device that exports the memory does not let other devices use it so (%s), or this "+
+			"process may not", s.Access)
 	case sys.EFAULT:
 		e.Kind = ErrUnsupported
-		e.Hint = fmt.Sprintf("no module of the kernel knows %#x as memory of a device: modprobe nvidia-peermem, which also needs a kernel whose RDMA part has peer memory", s.Addr)
+		e.Hint = fmt.Sprintf("no module of the kernel knows %#x as memory of a device: modprobe nvidia-peermem, "+
+			"which also needs a kernel whose RDMA part has peer memory", s.Addr)
 		if s.DMABuf != nil {
 			e.Hint = fmt.Sprintf("%d bytes at %d are not all in the dma-buf", s.Length, s.DMABuf.Offset)
 		}
@@ -198,7 +216,8 @@ func deviceRegError(e *Error, s MRSpec) error {
 	case sys.EOPNOTSUPP, sys.ENOSYS:
 		e.Kind, e.Hint = ErrUnsupported, noDMABufs
 		if s.Peer {
-			e.Hint = "the kernel's RDMA part has no peer memory: it comes with NVIDIA's own drivers (DOCA-OFED) and with some kernels of distributions"
+			e.Hint = "the kernel's RDMA part has no peer memory: it comes with NVIDIA's own drivers (DOCA-OFED) and " +
+				"with some kernels of distributions"
 		}
 	case sys.EINVAL:
 		e.Hint = fmt.Sprintf("the device does not take %d bytes of another device's memory with %s", s.Length, s.Access)
@@ -206,19 +225,22 @@ func deviceRegError(e *Error, s MRSpec) error {
 	return e
 }
 
-// explainMemlock says whether the limit of locked memory is in the way. The kernel counts whole pages, and all that this user has pinned through RDMA,
-// and does not report the sum.
+// explainMemlock says whether the limit of locked memory is in the way. The kernel counts whole
+// pages, and all that this user has pinned through RDMA, and does not report the sum.
 func explainMemlock(e *Error, s MRSpec, limit uint64, capable bool) {
 	page := uint64(sys.PageSize)
 	need := (uint64(s.Addr)%page + s.Length + page - 1) / page * page
 	if capable || limit == ^uint64(0) {
-		e.Hint = fmt.Sprintf("%d bytes must be pinned; the limit (RLIMIT_MEMLOCK, ulimit -l) is %s and does not bind this process, so the machine or the device has no "+
+		e.Hint = fmt.Sprintf("%d bytes must be pinned; the limit (RLIMIT_MEMLOCK, ulimit -l) is %s and does not bind "+
+			"this process, so the machine or the device has no "+
 			"room left", need, limitText(limit))
 		return
 	}
 	e.Kind = ErrMemlock
-	e.Hint = fmt.Sprintf("%d bytes must be pinned, besides what this user has pinned already; the limit (RLIMIT_MEMLOCK) is %d: raise it with \"ulimit -l %d\" or more before "+
-		"the program starts, or with LimitMEMLOCK= of its systemd unit, or give the process CAP_IPC_LOCK", need, limit, need/1024)
+	e.Hint = fmt.Sprintf("%d bytes must be pinned, besides what this user has pinned already; the limit "+
+		"(RLIMIT_MEMLOCK) is %d: raise it with \"ulimit -l %d\" or more before "+
+		"the program starts, or with LimitMEMLOCK= of its systemd unit, or give the process CAP_IPC_LOCK", need, limit,
+		need/1024)
 }
 
 func limitText(n uint64) string {
@@ -248,12 +270,14 @@ func (m *MR) Addr() uint64 {
 // Length is the size in bytes.
 func (m *MR) Length() uint64 { return m.spec.Length }
 
-// SGE is length bytes from offset on, for a request. It panics on nothing and checks nothing: the device does.
+// SGE is length bytes from offset on, for a request. It panics on nothing and checks nothing: the
+// device does.
 func (m *MR) SGE(offset uint64, length uint32) SGE {
 	return SGE{Addr: m.Addr() + offset, Length: length, LKey: m.lkey}
 }
 
-// Close deregisters the region; afterwards no request can use its keys. While windows are bound to it the device refuses, with ErrInUse.
+// Close deregisters the region; afterwards no request can use its keys. While windows are bound to
+// it the device refuses, with ErrInUse.
 func (m *MR) Close() error {
 	return m.close("dereg_mr", func(h uintptr) error {
 		err := m.pd.ctx.returned("dereg_mr", m.name, m.pd.ctx.lib.f.deregMR, h)

@@ -13,7 +13,8 @@ import (
 func testAddresses(t *testing.T, w *world) {
 	a, b := w.pair(t, options{})
 	fill(a.buf[:64], 1)
-	shifted := must(b.pd.RegMR(MRSpec{Addr: start(b.buf) + 4096, Length: 8192, IOVA: 0x7000_0000_0000, Access: LocalWrite | RemoteWrite}))(t)
+	shifted := must(b.pd.RegMR(MRSpec{Addr: start(b.buf) + 4096, Length: 8192, IOVA: 0x7000_0000_0000,
+		Access: LocalWrite | RemoteWrite}))(t)
 	closing(t, shifted)
 	if shifted.Addr() != 0x7000_0000_0000 || shifted.Length() != 8192 {
 		t.Errorf("%#x, %d bytes", shifted.Addr(), shifted.Length())
@@ -24,7 +25,8 @@ func testAddresses(t *testing.T, w *world) {
 	sameBytes(t, b.buf[4196:4260], a.buf[:64])
 
 	// Relaxed ordering is left out where it is not known.
-	relaxed := must(b.pd.RegMR(MRSpec{Addr: start(b.buf), Length: 4096, Access: LocalWrite | RemoteWrite | RelaxedOrdering}))(t)
+	relaxed := must(b.pd.RegMR(MRSpec{Addr: start(b.buf), Length: 4096,
+		Access: LocalWrite | RemoteWrite | RelaxedOrdering}))(t)
 	closing(t, relaxed)
 	a.send.Write(2, Signaled, relaxed.Addr()+8, relaxed.RKey(), a.mr.SGE(0, 64))
 	a.post(t)
@@ -40,7 +42,8 @@ func TestDMABuf(t *testing.T) {
 	defer sys.Close(fd)
 	seen := must(sys.Mmap(fd, 0, 1<<16, sys.ProtRead|sys.ProtWrite, sys.MapShared))(t)
 	defer sys.Munmap(seen)
-	mr := must(b.pd.RegMR(MRSpec{Length: 8192, Access: LocalWrite | RemoteWrite, DMABuf: &DMABuf{FD: fd, Offset: 4096}, IOVA: 1 << 40}))(t)
+	mr := must(b.pd.RegMR(MRSpec{Length: 8192, Access: LocalWrite | RemoteWrite, DMABuf: &DMABuf{FD: fd, Offset: 4096},
+		IOVA: 1 << 40}))(t)
 	closing(t, mr)
 	fill(a.buf[:100], 2)
 	a.send.Write(1, Signaled, mr.Addr()+10, mr.RKey(), a.mr.SGE(0, 100))
@@ -53,7 +56,8 @@ func TestDMABuf(t *testing.T) {
 	// The length and the rights are those that were given: what goes beyond is refused at this end.
 	for name, at := range map[string]uint64{"write behind the end": 8192 - 99, "read": 0} {
 		x, y := w.pair(t, options{})
-		mr := must(y.pd.RegMR(MRSpec{Length: 8192, Access: LocalWrite | RemoteWrite, DMABuf: &DMABuf{FD: fd, Offset: 4096}, IOVA: 1 << 40}))(t)
+		mr := must(y.pd.RegMR(MRSpec{Length: 8192, Access: LocalWrite | RemoteWrite,
+			DMABuf: &DMABuf{FD: fd, Offset: 4096}, IOVA: 1 << 40}))(t)
 		closing(t, mr)
 		x.send.Reset()
 		if name == "read" {
@@ -67,12 +71,14 @@ func TestDMABuf(t *testing.T) {
 		}
 	}
 	w.script(t, "absent dmabuf")
-	if _, err := b.pd.RegMR(MRSpec{Length: 8192, DMABuf: &DMABuf{FD: fd}}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "Linux 5.12") {
+	if _, err := b.pd.RegMR(MRSpec{Length: 8192, DMABuf: &DMABuf{FD: fd}}); !errors.Is(err, ErrUnsupported) ||
+		!strings.Contains(err.Error(), "Linux 5.12") {
 		t.Errorf("a device without: %v", err)
 	}
 }
 
-// TestMemlock: the error has the limit, what was asked for, and the way out. As root the limit does not bind, and the error must not say that it does.
+// TestMemlock: the error has the limit, what was asked for, and the way out. As root the limit does
+// not bind, and the error must not say that it does.
 func TestMemlock(t *testing.T) {
 	w := fakeWorld(t, "memlock 1M")
 	ctx := w.open(t)
@@ -136,7 +142,8 @@ func TestBadRegions(t *testing.T) {
 	}
 }
 
-// TestRelaxedOrdering: it goes through the function that leaves out what a kernel does not know, and is left out itself where the library is older.
+// TestRelaxedOrdering: it goes through the function that leaves out what a kernel does not know,
+// and is left out itself where the library is older.
 func TestRelaxedOrdering(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)
@@ -169,7 +176,8 @@ func TestRelaxedOrdering(t *testing.T) {
 	}
 }
 
-// TestDMABufRefused: each refusal of a device's memory says whose it is, and none blames the limit of locked memory.
+// TestDMABufRefused: each refusal of a device's memory says whose it is, and none blames the limit
+// of locked memory.
 func TestDMABufRefused(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)
@@ -193,7 +201,8 @@ func TestDMABufRefused(t *testing.T) {
 	} {
 		w.script(t, "fail ibv_reg_dmabuf_mr 1 "+errno)
 		_, err := pd.RegMR(s)
-		if !errors.Is(err, c.is) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrMemlock) || strings.Contains(err.Error(), "MEMLOCK") {
+		if !errors.Is(err, c.is) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.want) ||
+			errors.Is(err, ErrMemlock) || strings.Contains(err.Error(), "MEMLOCK") {
 			t.Errorf("%s: %v", errno, err)
 		}
 	}
@@ -210,7 +219,8 @@ func TestDMABufRefused(t *testing.T) {
 	if n := w.count(t, "ibv_reg_dmabuf_mr"); n != before {
 		t.Errorf("the library was asked %d times", n-before)
 	}
-	mr := must(pd.RegMR(MRSpec{Length: 4096, DMABuf: &DMABuf{FD: fd, Offset: 4096 + 100}, IOVA: 1<<40 + 100, Access: LocalWrite}))(t)
+	mr := must(pd.RegMR(MRSpec{Length: 4096, DMABuf: &DMABuf{FD: fd, Offset: 4096 + 100}, IOVA: 1<<40 + 100,
+		Access: LocalWrite}))(t)
 	closing(t, mr)
 }
 
@@ -224,7 +234,8 @@ func TestPeerMemory(t *testing.T) {
 	defer sys.Munmap(seen)
 	const at = 0x6f00_0000_0000
 	s := MRSpec{Addr: at + 4100, Length: 8192, Access: LocalWrite | RemoteWrite, Peer: true}
-	if _, err := b.pd.RegMR(s); !errors.Is(err, ErrUnsupported) || !errors.Is(err, sys.EFAULT) || !strings.Contains(err.Error(), "modprobe nvidia-peermem") {
+	if _, err := b.pd.RegMR(s); !errors.Is(err, ErrUnsupported) || !errors.Is(err, sys.EFAULT) ||
+		!strings.Contains(err.Error(), "modprobe nvidia-peermem") {
 		t.Errorf("without a module: %v", err)
 	}
 	w.script(t, fmt.Sprintf("peer %#x %d 64K", uint64(at), fd))

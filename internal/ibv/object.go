@@ -12,8 +12,9 @@ type tree struct {
 	byAddr map[uintptr]*object // queue pairs, completion queues and shared receive queues, for events
 }
 
-// object is what all objects of a device share. It knows the objects that it was made of, its parents, so that closing one
-// that is still used is an error that names the user, and never a call that leaves a dangling pointer in the library.
+// object is what all objects of a device share. It knows the objects that it was made of, its
+// parents, so that closing one that is still used is an error that names the user, and never a call
+// that leaves a dangling pointer in the library.
 type object struct {
 	tree     *tree
 	kind     string // "queue pair"
@@ -26,7 +27,8 @@ type object struct {
 	self     any // *QP, *CQ or *SRQ: what an event is about
 }
 
-// open makes an object of the C object at h, below its parents. On an error nothing is entered, and the caller destroys h.
+// open makes an object of the C object at h, below its parents. On an error nothing is entered, and
+// the caller destroys h.
 func (o *object) open(t *tree, kind, name string, h uintptr, self any, parents ...*object) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -63,8 +65,8 @@ func (o *object) usable(op string) error {
 	return &Error{Op: op, On: o.name, Kind: ErrClosed}
 }
 
-// close destroys the object unless others stand on it. A second close is fine. destroy runs without the lock, since it may wait
-// until events are acknowledged; when it fails, the object stays open.
+// close destroys the object unless others stand on it. A second close is fine. destroy runs without
+// the lock, since it may wait until events are acknowledged; when it fails, the object stays open.
 func (o *object) close(op string, destroy func(h uintptr) error) error {
 	if o.tree == nil {
 		return nil

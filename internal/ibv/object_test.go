@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// TestClosingOrder: what is used does not close, and says who uses it. Afterwards everything closes, also twice.
+// TestClosingOrder: what is used does not close, and says who uses it. Afterwards everything
+// closes, also twice.
 func TestClosingOrder(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)
@@ -25,7 +26,8 @@ func TestClosingOrder(t *testing.T) {
 	for _, c := range []struct {
 		what interface{ Close() error }
 		user string
-	}{{ctx, "protection domain"}, {pd, "shared receive queue"}, {ch, "completion queue"}, {cq, "queue pair"}, {srq, "queue pair"}} {
+	}{{ctx, "protection domain"}, {pd, "shared receive queue"}, {ch, "completion queue"}, {cq, "queue pair"},
+		{srq, "queue pair"}} {
 		if err := c.what.Close(); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "close "+c.user) {
 			t.Errorf("%T: %v", c.what, err)
 		}
@@ -52,10 +54,14 @@ func TestClosingOrder(t *testing.T) {
 		t.Error("a window that is closed")
 	}
 	for name, err := range map[string]error{
-		"attr": second(ctx.Attr()), "port": second(ctx.Port(1)), "gids": second(ctx.GIDs(1)), "pd": second(ctx.AllocPD()), "channel": second(ctx.CreateChannel()),
-		"cq": second(ctx.CreateCQ(CQSpec{Entries: 1})), "xrcd": second(ctx.OpenXRCD()), "mr": second(pd.RegMR(MRSpec{Addr: 1, Length: 1})),
-		"mw": second(pd.AllocMW()), "srq": second(pd.CreateSRQ(SRQSpec{WRs: 1})), "ah": second(pd.CreateAH(AHSpec{Address{DGID: g.Addr}})),
-		"qp": second(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq})), "poll": second(cq.Poll(make([]WC, 1))), "arm": cq.Arm(false),
+		"attr": second(ctx.Attr()), "port": second(ctx.Port(1)), "gids": second(ctx.GIDs(1)),
+		"pd": second(ctx.AllocPD()), "channel": second(ctx.CreateChannel()),
+		"cq": second(ctx.CreateCQ(CQSpec{Entries: 1})), "xrcd": second(ctx.OpenXRCD()),
+		"mr": second(pd.RegMR(MRSpec{Addr: 1, Length: 1})),
+		"mw": second(pd.AllocMW()), "srq": second(pd.CreateSRQ(SRQSpec{WRs: 1})),
+		"ah": second(pd.CreateAH(AHSpec{Address{DGID: g.Addr}})),
+		"qp": second(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq})), "poll": second(cq.Poll(make([]WC, 1))),
+		"arm":  cq.Arm(false),
 		"send": second(qp.PostSend(send)), "recv": second(qp.PostRecv(recv)), "srq recv": second(srq.PostRecv(recv)),
 		"state": second(qp.State()), "query": second(qp.Query()), "err": qp.Err(),
 	} {
@@ -87,8 +93,14 @@ func TestForeigners(t *testing.T) {
 	srq := must(b.pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1}))(t)
 	closing(t, srq)
 	for name, f := range map[string]func() error{
-		"send queue":    func() error { _, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: b.cq, RecvCQ: a.cq}); return err },
-		"receive queue": func() error { _, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: a.cq, RecvCQ: b.cq}); return err },
+		"send queue": func() error {
+			_, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: b.cq, RecvCQ: a.cq})
+			return err
+		},
+		"receive queue": func() error {
+			_, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: a.cq, RecvCQ: b.cq})
+			return err
+		},
 		"shared queue": func() error {
 			_, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: a.cq, RecvCQ: a.cq, SRQ: srq})
 			return err
@@ -100,8 +112,11 @@ func TestForeigners(t *testing.T) {
 			_, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: a.cq, RecvCQ: a.cq, SendWRs: -1})
 			return err
 		},
-		"XRC domain":    func() error { _, err := a.pd.CreateQP(QPSpec{Type: XRCRecv}); return err },
-		"XRC receives":  func() error { _, err := a.pd.CreateQP(QPSpec{Type: XRCSend, SendCQ: a.cq, RecvWRs: 1}); return err },
+		"XRC domain": func() error { _, err := a.pd.CreateQP(QPSpec{Type: XRCRecv}); return err },
+		"XRC receives": func() error {
+			_, err := a.pd.CreateQP(QPSpec{Type: XRCSend, SendCQ: a.cq, RecvWRs: 1})
+			return err
+		},
 		"vector":        func() error { _, err := one.CreateCQ(CQSpec{Entries: 1, Vector: 99}); return err },
 		"entries":       func() error { _, err := one.CreateCQ(CQSpec{}); return err },
 		"half of XRC":   func() error { _, err := a.pd.CreateSRQ(SRQSpec{WRs: 1, CQ: a.cq}); return err },
@@ -112,10 +127,12 @@ func TestForeigners(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := a.pd.CreateQP(QPSpec{Type: RawPacket, SendCQ: a.cq, RecvCQ: a.cq, SendWRs: 1, SendSGEs: 1}); !errors.Is(err, ErrUnsupported) {
+	if _, err := a.pd.CreateQP(QPSpec{Type: RawPacket, SendCQ: a.cq, RecvCQ: a.cq, SendWRs: 1,
+		SendSGEs: 1}); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("raw packets: %v", err)
 	}
-	if _, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: a.cq, RecvCQ: a.cq, SendWRs: 1 << 20, SendSGEs: 1}); err == nil || !strings.Contains(err.Error(), "MaxQPWR") {
+	if _, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: a.cq, RecvCQ: a.cq, SendWRs: 1 << 20,
+		SendSGEs: 1}); err == nil || !strings.Contains(err.Error(), "MaxQPWR") {
 		t.Errorf("too large: %v", err)
 	}
 }
@@ -147,7 +164,8 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// TestForeignLayout: a structure that is another one than expected is an error, before anything of it is used.
+// TestForeignLayout: a structure that is another one than expected is an error, before anything of
+// it is used.
 func TestForeignLayout(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)
@@ -185,7 +203,8 @@ func TestForeignLayout(t *testing.T) {
 			t.Errorf("a copy: %v", err)
 		}
 		c.spoil(v.v)
-		if err := checkContext(at, ctx.c.device, code); !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), c.says) {
+		if err := checkContext(at, ctx.c.device, code); !errors.Is(err, ErrLayout) ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 		v.free()
@@ -199,7 +218,8 @@ func TestForeignLayout(t *testing.T) {
 	*v.v = copied{*ctx.x, *ctx.c}
 	v.v.x.sz = sizeOf[cContext]() + 64 // up to create_qp_ex
 	v.v.x.queryPort, v.v.x.queryDeviceEx = 5, 5
-	if x := extended(v.p() + sizeOf[cExtended]()); x.queryPortFn() != 0 || x.queryDeviceExFn() != 0 || x.createQPExFn() == 0 || x.closeXRCDFn() == 0 {
+	if x := extended(v.p() + sizeOf[cExtended]()); x.queryPortFn() != 0 || x.queryDeviceExFn() != 0 ||
+		x.createQPExFn() == 0 || x.closeXRCDFn() == 0 {
 		t.Errorf("%#x %#x %#x %#x", x.queryPortFn(), x.queryDeviceExFn(), x.createQPExFn(), x.closeXRCDFn())
 	}
 	if err := checkContext(v.p()+sizeOf[cExtended](), ctx.c.device, code); err != nil {
@@ -213,8 +233,8 @@ func TestForeignLayout(t *testing.T) {
 	}
 }
 
-// TestCloseWhileAsked: a queue pair that is closed while others ask for its state, or change it, answers or is closed; the library is asked
-// for nothing that it has destroyed.
+// TestCloseWhileAsked: a queue pair that is closed while others ask for its state, or change it,
+// answers or is closed; the library is asked for nothing that it has destroyed.
 func TestCloseWhileAsked(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)
@@ -223,7 +243,8 @@ func TestCloseWhileAsked(t *testing.T) {
 	cq := must(ctx.CreateCQ(CQSpec{Entries: 4}))(t)
 	closing(t, cq)
 	for range 300 {
-		qp := must(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SendWRs: 1, RecvWRs: 1, SendSGEs: 1, RecvSGEs: 1}))(t)
+		qp := must(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SendWRs: 1, RecvWRs: 1, SendSGEs: 1,
+			RecvSGEs: 1}))(t)
 		begun := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() {

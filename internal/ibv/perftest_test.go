@@ -14,10 +14,12 @@ import (
 	"time"
 )
 
-// perftest's programs at the other end of our queue pairs. They agree over TCP on what they have to know, the client speaking first each time: version
-// (16 bytes), two numbers about buffers (32 bits, big-endian), the MTU (two characters), and then, as text, where each one can be reached. That text is
-// exchanged again whenever one is to wait for the other. So much is known of perftest 4.5 (src/perftest_communication.c); later ones have longer texts
-// where a device has keys of 64 bits.
+// perftest's programs at the other end of our queue pairs. They agree over TCP on what they have to
+// know, the client speaking first each time: version (16 bytes), two numbers about buffers (32
+// bits, big-endian), the MTU (two characters), and then, as text, where each one can be reached.
+// That text is exchanged again whenever one is to wait for the other. So much is known of perftest
+// 4.5 (src/perftest_communication.c); later ones have longer texts where a device has keys of 64
+// bits.
 
 // perfPeer is a program and the connection over which the two agree.
 type perfPeer struct {
@@ -128,13 +130,15 @@ func (p *perfPeer) begin(e *end, mtu MTU) {
 	if theirs := p.swap(2, func([]byte) []byte { return []byte{'0' + byte(mtu), 0} }); theirs[0] < '0'+byte(mtu) {
 		mtu = MTU(theirs[0] - '0')
 	}
-	p.mine = perfKeys{reads: 4, qpn: e.qp.Num(), psn: 0x123, rkey: e.mr.RKey(), addr: e.mr.Addr(), gid: e.gid.Addr.As16()}
+	p.mine = perfKeys{reads: 4, qpn: e.qp.Num(), psn: 0x123, rkey: e.mr.RKey(), addr: e.mr.Addr(),
+		gid: e.gid.Addr.As16()}
 	p.wait()
 	to := Address{DGID: e.gid.Addr, SGIDIndex: uint8(e.gid.Index)} // both are on this machine
 	if p.theirs.gid != p.mine.gid {
 		p.Fatalf("the program is at %x, expected %x", p.theirs.gid, p.mine.gid)
 	}
-	rtr := RTRAttr{To: to, RemoteQPN: p.theirs.qpn, PSN: p.theirs.psn, PathMTU: mtu, MaxDestRdAtomic: 4, MinRNRTimer: 12}
+	rtr := RTRAttr{To: to, RemoteQPN: p.theirs.qpn, PSN: p.theirs.psn, PathMTU: mtu, MaxDestRdAtomic: 4,
+		MinRNRTimer: 12}
 	if err := e.qp.ReadyToReceive(rtr); err != nil {
 		p.Fatal(err)
 	}
@@ -146,7 +150,8 @@ func (p *perfPeer) begin(e *end, mtu MTU) {
 	p.wait()
 }
 
-// reports exchanges what each of the two measured, which is nothing here: size, count, peak, mean, rate.
+// reports exchanges what each of the two measured, which is nothing here: size, count, peak, mean,
+// rate.
 func (p *perfPeer) reports() (count uint64) {
 	p.Helper()
 	for i := range 5 {
@@ -252,7 +257,8 @@ var perfTests = []struct {
 
 const perfPatience = time.Minute
 
-// written looks that these are random bytes, which perftest fills its memory with, and no rest of what was there before.
+// written looks that these are random bytes, which perftest fills its memory with, and no rest of
+// what was there before.
 func written(t *testing.T, b []byte) {
 	t.Helper()
 	var seen [256]int
@@ -280,7 +286,8 @@ func testPerftest(t *testing.T, w *world) {
 			dev := w.open(t)
 			e := w.newEnd(t, dev, options{qp: QPSpec{SendWRs: 64, RecvWRs: 64}})
 			port := strconv.Itoa(perfPort + i)
-			args := []string{"-d", w.device, "-x", strconv.Itoa(e.gid.Index), "-n", strconv.Itoa(perfCount), "-s", strconv.Itoa(c.size), "-p", port, "-F"}
+			args := []string{"-d", w.device, "-x", strconv.Itoa(e.gid.Index), "-n", strconv.Itoa(perfCount), "-s",
+				strconv.Itoa(c.size), "-p", port, "-F"}
 			p := &perfPeer{TB: t, client: c.client}
 			var l net.Listener
 			if !c.client {
@@ -312,7 +319,8 @@ func testPerftest(t *testing.T, w *world) {
 			}()
 			var err error
 			if c.client {
-				for p.conn, err = net.Dial("tcp", "127.0.0.1:"+port); err != nil && ctx.Err() == nil; p.conn, err = net.Dial("tcp", "127.0.0.1:"+port) {
+				for p.conn, err = net.Dial("tcp", "127.0.0.1:"+port); err != nil && ctx.Err() == nil; p.conn,
+					err = net.Dial("tcp", "127.0.0.1:"+port) {
 					time.Sleep(50 * time.Millisecond) // another program, which does not say when it listens
 				}
 			} else {

@@ -12,7 +12,8 @@ import (
 // QPType is the service of a queue pair.
 type QPType uint32
 
-// The services: reliable and unreliable connections, datagrams, reliable connections with shared receive queues of a domain, raw frames.
+// The services: reliable and unreliable connections, datagrams, reliable connections with shared
+// receive queues of a domain, raw frames.
 const (
 	RC        QPType = 2
 	UC        QPType = 3
@@ -52,7 +53,8 @@ type QPSpec struct {
 	SignalAll          bool  // every request has a completion, as if it were Signaled
 }
 
-// QP is a queue pair. Methods that change its state are for one goroutine at a time; posting is the library's to guard, chains are the caller's.
+// QP is a queue pair. Methods that change its state are for one goroutine at a time; posting is the
+// library's to guard, chains are the caller's.
 type QP struct {
 	object
 	pd   *PD
@@ -65,7 +67,8 @@ type QP struct {
 	init  temp[cQPInitEx]
 }
 
-// CreateQP makes a queue pair in state Reset. Its queues may be larger than asked for: Spec tells. The caller closes it.
+// CreateQP makes a queue pair in state Reset. Its queues may be larger than asked for: Spec tells.
+// The caller closes it.
 func (p *PD) CreateQP(s QPSpec) (*QP, error) {
 	const op = "create_qp"
 	c := p.ctx
@@ -89,11 +92,14 @@ func (p *PD) CreateQP(s QPSpec) (*QP, error) {
 	q.spec.SendSGEs, q.spec.RecvSGEs, q.spec.Inline = int(i.cap.sendSGEs), int(i.cap.recvSGEs), int(i.cap.inline)
 	cq := dl.At[cQP](h)
 	q.num = cq.num
-	err = same(field{"ibv_qp.context", uint64(cq.context), uint64(c.h)}, field{"ibv_qp.pd", uint64(cq.pd), uint64(i.pd)},
-		field{"ibv_qp.send_cq", uint64(cq.sendCQ), uint64(i.sendCQ)}, field{"ibv_qp.recv_cq", uint64(cq.recvCQ), uint64(i.recvCQ)},
+	err = same(field{"ibv_qp.context", uint64(cq.context), uint64(c.h)},
+		field{"ibv_qp.pd", uint64(cq.pd), uint64(i.pd)},
+		field{"ibv_qp.send_cq", uint64(cq.sendCQ), uint64(i.sendCQ)},
+		field{"ibv_qp.recv_cq", uint64(cq.recvCQ), uint64(i.recvCQ)},
 		field{"ibv_qp.srq", uint64(cq.srq), uint64(i.srq)}, field{"ibv_qp.qp_type", uint64(cq.typ), uint64(s.Type)})
 	if err == nil {
-		err = q.open(&c.tree, "queue pair", fmt.Sprintf("queue pair %#x (%s) of %s", q.num, s.Type, c.name), h, q, parents...)
+		err = q.open(&c.tree, "queue pair", fmt.Sprintf("queue pair %#x (%s) of %s", q.num, s.Type, c.name), h, q,
+			parents...)
 	}
 	if err != nil {
 		err = errors.Join(err, c.returned("destroy_qp", p.name, c.lib.f.destroyQP, h))
@@ -103,7 +109,8 @@ func (p *PD) CreateQP(s QPSpec) (*QP, error) {
 	return q, nil
 }
 
-// memory is what calls of this queue pair need, allocated once so that it can be ended when nothing can be had any more.
+// memory is what calls of this queue pair need, allocated once so that it can be ended when nothing
+// can be had any more.
 func (q *QP) memory() (err error) {
 	if q.attr, err = newTemp[cQPAttr](); err != nil {
 		return err
@@ -120,7 +127,8 @@ func (q *QP) free() {
 	q.attr, q.init = temp[cQPAttr]{}, temp[cQPInitEx]{}
 }
 
-// alive is the error of calls that need this memory, once the queue pair is closed. The caller holds q.mu.
+// alive is the error of calls that need this memory, once the queue pair is closed. The caller
+// holds q.mu.
 func (q *QP) alive(op string) error {
 	if q.attr.v == nil {
 		return &Error{Op: op, On: q.name, Kind: ErrClosed}
@@ -132,7 +140,8 @@ func (q *QP) alive(op string) error {
 func (q *QP) create(op string) (h uintptr, parents []*object, err error) {
 	s, p, c := q.spec, q.pd, q.pd.ctx
 	i := q.init.v
-	*i = cQPInitEx{typ: uint32(s.Type), cap: cQPCap{uint32(s.SendWRs), uint32(s.RecvWRs), uint32(s.SendSGEs), uint32(s.RecvSGEs), uint32(s.Inline)}}
+	*i = cQPInitEx{typ: uint32(s.Type), cap: cQPCap{uint32(s.SendWRs), uint32(s.RecvWRs), uint32(s.SendSGEs),
+		uint32(s.RecvSGEs), uint32(s.Inline)}}
 	if s.SignalAll {
 		i.sigAll = 1
 	}
@@ -157,7 +166,8 @@ func (q *QP) create(op string) (h uintptr, parents []*object, err error) {
 		}
 		if s.Type == XRCRecv {
 			i.mask, i.xrcd, parents = qpMaskXRCD, s.XRCD.h, append(parents, &s.XRCD.object)
-			// The protection domain counts as a parent as well: what arrives is checked against the receive queue's.
+			// The protection domain counts as a parent as well: what arrives is checked against the
+			// receive queue's.
 		} else {
 			i.mask, i.pd = qpMaskPD, p.h
 		}
@@ -181,8 +191,10 @@ func (q *QP) createError(e *Error) error {
 	s := q.spec
 	switch e.Errno {
 	case sys.EINVAL, sys.ENOMEM:
-		e.Hint = fmt.Sprintf("%s with %d requests of %d SGEs, %d receives of %d SGEs, %d bytes inline: the limits of the device are DeviceAttr.MaxQP, MaxQPWR and MaxSGE; "+
-			"inline data has none that can be asked for: try less", s.Type, s.SendWRs, s.SendSGEs, s.RecvWRs, s.RecvSGEs, s.Inline)
+		e.Hint = fmt.Sprintf("%s with %d requests of %d SGEs, %d receives of %d SGEs, %d bytes inline: the limits of "+
+			"the device are DeviceAttr.MaxQP, MaxQPWR and MaxSGE; "+
+			"inline data has none that can be asked for: try less", s.Type, s.SendWRs, s.SendSGEs, s.RecvWRs,
+			s.RecvSGEs, s.Inline)
 	case sys.EOPNOTSUPP:
 		e.Hint = fmt.Sprintf("the device has no queue pairs of type %s", s.Type)
 	case sys.EPERM:
@@ -215,7 +227,8 @@ func (p *PD) checkQP(s QPSpec) error {
 	}
 	for _, n := range []int{s.SendWRs, s.RecvWRs, s.SendSGEs, s.RecvSGEs, s.Inline} {
 		if n < 0 || n > 1<<24 {
-			return bad("%d requests, %d receives, %d and %d SGEs, %d bytes inline: expected numbers from 0", s.SendWRs, s.RecvWRs, s.SendSGEs, s.RecvSGEs, s.Inline)
+			return bad("%d requests, %d receives, %d and %d SGEs, %d bytes inline: expected numbers from 0", s.SendWRs,
+				s.RecvWRs, s.SendSGEs, s.RecvSGEs, s.Inline)
 		}
 	}
 	if s.SRQ != nil && s.RecvWRs != 0 {
@@ -257,9 +270,10 @@ func (q *QP) Num() uint32 { return q.num }
 // Spec is what was asked for, with the sizes that the device chose.
 func (q *QP) Spec() QPSpec { return q.spec }
 
-// PostSend posts the requests of a chain that are not posted yet, in one call of the library, and returns how many it took. On an error
-// those are posted and the rest is not; the chain goes on with the refused one when it is posted again. ErrFull: no slot is free.
-// It allocates nothing when all goes well.
+// PostSend posts the requests of a chain that are not posted yet, in one call of the library, and
+// returns how many it took. On an error those are posted and the rest is not; the chain goes on
+// with the refused one when it is posted again. ErrFull: no slot is free. It allocates nothing when
+// all goes well.
 func (q *QP) PostSend(c *SendChain) (posted int, err error) {
 	if q.h == 0 {
 		return 0, q.usable("post_send")
@@ -285,7 +299,8 @@ func (q *QP) PostRecv(c *RecvChain) (posted int, err error) {
 	return c.advance("post_recv", &q.object, ret)
 }
 
-// Close ends the queue pair. What is outstanding has no completions any more: to have them, call Err and poll first.
+// Close ends the queue pair. What is outstanding has no completions any more: to have them, call
+// Err and poll first.
 func (q *QP) Close() error {
 	return q.close("destroy_qp", func(h uintptr) error {
 		q.mu.Lock() // waits for a call that changes or reads the state; a later one finds the memory gone

@@ -24,11 +24,13 @@ const (
 )
 
 func (s QPState) String() string {
-	return oneOf(uint32(s), "reset", "init", "ready to receive", "ready to send", "send queue drained", "send queue error", "error", "unknown")
+	return oneOf(uint32(s), "reset", "init", "ready to receive", "ready to send", "send queue drained",
+		"send queue error", "error", "unknown")
 }
 
-// transitions are the legal ones: those of the specification, figure 124, as the Linux kernel has them, but for those into QPSQDrained, which no call here makes. A queue pair goes into
-// QPError and QPSQError by itself as well.
+// transitions are the legal ones: those of the specification, figure 124, as the Linux kernel has
+// them, but for those into QPSQDrained, which no call here makes. A queue pair goes into QPError
+// and QPSQError by itself as well.
 var transitions = [...][]QPState{
 	QPReset:          {QPReset, QPInit},
 	QPInit:           {QPReset, QPInit, QPReadyToReceive, QPError},
@@ -79,7 +81,9 @@ type RTRAttr struct {
 	PSN             uint32 // the packet number that the peer begins with (its RTSAttr.PSN), 24 bits
 	PathMTU         MTU
 	MaxDestRdAtomic uint8 // reads and atomics of the peer at once, at most DeviceAttr.MaxRdAtomic
-	MinRNRTimer     uint8 // how long the peer waits when there is no receive, in the code of the specification (12 is 0.64 ms, 0 655 ms)
+	// how long the peer waits when there is no receive, in the code of the specification (12 is
+	// 0.64 ms, 0 655 ms)
+	MinRNRTimer uint8
 }
 
 // RTSAttr is what ReadyToSend needs. Of UC and datagrams the PSN alone.
@@ -144,19 +148,22 @@ func (q *QP) ReadyToReceive(a RTRAttr) error {
 	})
 }
 
-// ReadyToSend lets requests be executed. From the drained and the send queue error state it goes on, with what was set before.
+// ReadyToSend lets requests be executed. From the drained and the send queue error state it goes
+// on, with what was set before.
 func (q *QP) ReadyToSend(a RTSAttr) error {
 	switch {
 	case a.PSN >= 1<<24:
 		return q.bad("packet number %#x: expected 24 bits", a.PSN)
 	case a.Timeout > 31 || a.RetryCount > 7 || a.RNRRetry > 7:
-		return q.bad("timeout %d, retries %d, RNR retries %d: expected at most 31, 7 and 7", a.Timeout, a.RetryCount, a.RNRRetry)
+		return q.bad("timeout %d, retries %d, RNR retries %d: expected at most 31, 7 and 7", a.Timeout, a.RetryCount,
+			a.RNRRetry)
 	}
 	return q.modify(QPReadyToSend, func(c *cQPAttr) int {
 		if q.state != QPReadyToReceive || q.spec.Type == RawPacket {
 			return 0
 		}
-		c.sqPSN, c.timeout, c.retryCount, c.rnrRetry, c.maxRdAtomic = a.PSN, a.Timeout, a.RetryCount, a.RNRRetry, a.MaxRdAtomic
+		c.sqPSN, c.timeout, c.retryCount, c.rnrRetry, c.maxRdAtomic = a.PSN, a.Timeout, a.RetryCount, a.RNRRetry,
+			a.MaxRdAtomic
 		switch q.spec.Type {
 		case RC, XRCSend:
 			return maskSQPSN | maskTimeout | maskRetryCount | maskRNRRetry | maskMaxRdAtomic
@@ -167,7 +174,8 @@ func (q *QP) ReadyToSend(a RTSAttr) error {
 	})
 }
 
-// Err ends the queue pair's work: what is outstanding is flushed, and the peer cannot reach memory through it any more.
+// Err ends the queue pair's work: what is outstanding is flushed, and the peer cannot reach memory
+// through it any more.
 func (q *QP) Err() error { return q.modify(QPError, func(*cQPAttr) int { return 0 }) }
 
 // Reset brings it back to the beginning; what is outstanding is forgotten, without completions.
@@ -219,14 +227,16 @@ func (q *QP) modifyError(err error, to QPState) error {
 	was := q.state
 	e.Hint = fmt.Sprintf("from %q to %q", was, to)
 	if now, err := q.query(0); err == nil && now.State != was {
-		e.Hint += fmt.Sprintf(": it went into %q by itself, after a request failed or the peer broke a rule (NextAsync tells)", now.State)
+		e.Hint += fmt.Sprintf(": it went into %q by itself, after a request failed or the peer broke a rule "+
+			"(NextAsync tells)", now.State)
 		if !slices.Contains(transitions[now.State], to) {
 			e.Kind = ErrState
 		}
 		return e
 	}
 	if e.Errno == sys.EINVAL {
-		e.Hint += ": the device does not take these attributes: the port, the GID index, the MTU, or the number of reads and atomics at once"
+		e.Hint += ": the device does not take these attributes: the port, the GID index, the MTU, or the number of " +
+			"reads and atomics at once"
 	}
 	return e
 }
@@ -256,7 +266,8 @@ func (q *QP) Query() (QPAttr, error) {
 	if err := q.alive("query_qp"); err != nil {
 		return QPAttr{}, err
 	}
-	return q.query(maskAccess | maskPKeyIndex | maskPort | maskQKey | maskAV | maskPathMTU | maskTimeout | maskRetryCount | maskRNRRetry | maskRQPSN |
+	return q.query(maskAccess | maskPKeyIndex | maskPort | maskQKey | maskAV | maskPathMTU | maskTimeout |
+		maskRetryCount | maskRNRRetry | maskRQPSN |
 		maskMaxRdAtomic | maskMinRNRTimer | maskSQPSN | maskMaxDestRdAtomic | maskCap | maskDestQPN)
 }
 
@@ -278,7 +289,8 @@ func (q *QP) query(mask int) (QPAttr, error) {
 	c := q.attr.v
 	*c = cQPAttr{}
 	*q.init.v = cQPInitEx{}
-	err := q.pd.ctx.returned("query_qp", q.name, q.pd.ctx.lib.f.queryQP, q.h, q.attr.p(), uintptr(maskState|mask), q.init.p())
+	err := q.pd.ctx.returned("query_qp", q.name, q.pd.ctx.lib.f.queryQP, q.h, q.attr.p(), uintptr(maskState|mask),
+		q.init.p())
 	if err != nil {
 		return QPAttr{}, err
 	}
@@ -286,8 +298,12 @@ func (q *QP) query(mask int) (QPAttr, error) {
 		return QPAttr{}, layoutError("ibv_qp_attr.qp_state", c.state, "0 to 6")
 	}
 	q.state = QPState(c.state)
-	return QPAttr{State: q.state, PathMTU: MTU(c.pathMTU), QKey: c.qkey, RQPSN: c.rqPSN, SQPSN: c.sqPSN, RemoteQPN: c.destQPN, Access: Access(c.access),
-		To: c.ah.address(), PKeyIndex: c.pkeyIndex, Port: c.port, MaxRdAtomic: c.maxRdAtomic, MaxDestRdAtomic: c.maxDestAtomic, MinRNRTimer: c.minRNRTimer,
-		Timeout: c.timeout, RetryCount: c.retryCount, RNRRetry: c.rnrRetry, Draining: c.sqDraining != 0, SendWRs: int(c.cap.sendWRs),
-		RecvWRs: int(c.cap.recvWRs), SendSGEs: int(c.cap.sendSGEs), RecvSGEs: int(c.cap.recvSGEs), Inline: int(c.cap.inline)}, nil
+	return QPAttr{State: q.state, PathMTU: MTU(c.pathMTU), QKey: c.qkey, RQPSN: c.rqPSN, SQPSN: c.sqPSN,
+		RemoteQPN: c.destQPN, Access: Access(c.access),
+		To: c.ah.address(), PKeyIndex: c.pkeyIndex, Port: c.port, MaxRdAtomic: c.maxRdAtomic,
+		MaxDestRdAtomic: c.maxDestAtomic, MinRNRTimer: c.minRNRTimer,
+		Timeout: c.timeout, RetryCount: c.retryCount, RNRRetry: c.rnrRetry, Draining: c.sqDraining != 0,
+		SendWRs: int(c.cap.sendWRs),
+		RecvWRs: int(c.cap.recvWRs), SendSGEs: int(c.cap.sendSGEs), RecvSGEs: int(c.cap.recvSGEs),
+		Inline: int(c.cap.inline)}, nil
 }

@@ -22,7 +22,8 @@ func (e *end) step(to QPState, peer *end) error {
 		}
 		return e.qp.Init(InitAttr{Access: everything})
 	case QPReadyToReceive:
-		return e.qp.ReadyToReceive(RTRAttr{To: Address{DGID: peer.gid.Addr, SGIDIndex: uint8(e.gid.Index)}, RemoteQPN: peer.qp.Num(), PSN: 7, PathMTU: MTU1024,
+		return e.qp.ReadyToReceive(RTRAttr{To: Address{DGID: peer.gid.Addr, SGIDIndex: uint8(e.gid.Index)},
+			RemoteQPN: peer.qp.Num(), PSN: 7, PathMTU: MTU1024,
 			MaxDestRdAtomic: 1, MinRNRTimer: 12})
 	case QPReadyToSend:
 		return e.qp.ReadyToSend(RTSAttr{PSN: 7, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxRdAtomic: 1})
@@ -32,19 +33,23 @@ func (e *end) step(to QPState, peer *end) error {
 
 // ways are how to come to each state from the reset one.
 var ways = map[QPState][]QPState{
-	QPReset: {}, QPInit: {QPInit}, QPReadyToReceive: {QPInit, QPReadyToReceive}, QPReadyToSend: {QPInit, QPReadyToReceive, QPReadyToSend},
-	QPError: {QPInit, QPError},
+	QPReset: {}, QPInit: {QPInit}, QPReadyToReceive: {QPInit, QPReadyToReceive},
+	QPReadyToSend: {QPInit, QPReadyToReceive, QPReadyToSend},
+	QPError:       {QPInit, QPError},
 }
 
 // legalPairs is the specification once more, written as it is read: which states may follow.
 var legalPairs = map[QPState]string{
-	QPReset: "reset init", QPInit: "reset init rtr err", QPReadyToReceive: "reset rts err", QPReadyToSend: "reset rts err",
-	QPError: "reset err",
+	QPReset: "reset init", QPInit: "reset init rtr err", QPReadyToReceive: "reset rts err",
+	QPReadyToSend: "reset rts err",
+	QPError:       "reset err",
 }
 
-var short = map[QPState]string{QPReset: "reset", QPInit: "init", QPReadyToReceive: "rtr", QPReadyToSend: "rts", QPError: "err"}
+var short = map[QPState]string{QPReset: "reset", QPInit: "init", QPReadyToReceive: "rtr", QPReadyToSend: "rts",
+	QPError: "err"}
 
-// testTransitions walks all pairs of states, for all types: the legal ones happen, the others are errors before any call.
+// testTransitions walks all pairs of states, for all types: the legal ones happen, the others are
+// errors before any call.
 func testTransitions(t *testing.T, w *world) {
 	for _, typ := range []QPType{RC, UC, UD} {
 		ctx := w.open(t)
@@ -70,7 +75,8 @@ func testTransitions(t *testing.T, w *world) {
 				switch {
 				case legal && err != nil:
 					t.Errorf("%s: %v", name, err)
-				case !legal && (!errors.Is(err, ErrState) || !strings.Contains(err.Error(), from.String()) || !strings.Contains(err.Error(), to.String())):
+				case !legal && (!errors.Is(err, ErrState) || !strings.Contains(err.Error(), from.String()) ||
+					!strings.Contains(err.Error(), to.String())):
 					t.Errorf("%s: %v", name, err)
 				case !legal && w.calls(t, "ibv_modify_qp") != calls:
 					t.Errorf("%s: the library was asked", name)
@@ -111,7 +117,8 @@ func TestTransitionsComplete(t *testing.T) {
 	}
 }
 
-// TestStateByItself: a transition finds that a queue pair has failed by itself, and the error says so.
+// TestStateByItself: a transition finds that a queue pair has failed by itself, and the error says
+// so.
 func TestStateByItself(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{})
@@ -122,7 +129,8 @@ func TestStateByItself(t *testing.T) {
 	if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), `went into "error" by itself`) {
 		t.Errorf("once more: %v", err)
 	}
-	if err := a.qp.ReadyToSend(RTSAttr{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), `in state "error"`) {
+	if err := a.qp.ReadyToSend(RTSAttr{}); !errors.Is(err, ErrState) ||
+		!strings.Contains(err.Error(), `in state "error"`) {
 		t.Errorf("and again: %v", err)
 	}
 	if err := a.qp.Reset(); err != nil {
@@ -134,8 +142,10 @@ func TestStateByItself(t *testing.T) {
 func testQuery(t *testing.T, w *world) {
 	a, b := w.pair(t, options{})
 	q := must(a.qp.Query())(t)
-	if q.State != QPReadyToSend || q.RemoteQPN != b.qp.Num() || q.SQPSN != 0x123 || q.Timeout != 14 || q.RetryCount != 7 || q.RNRRetry != 7 || q.Port != 1 ||
-		q.To.DGID != b.gid.Addr || int(q.To.SGIDIndex) != a.gid.Index || q.PathMTU != must(a.ctx.Port(1))(t).ActiveMTU || q.MaxDestRdAtomic != 4 ||
+	if q.State != QPReadyToSend || q.RemoteQPN != b.qp.Num() || q.SQPSN != 0x123 || q.Timeout != 14 ||
+		q.RetryCount != 7 || q.RNRRetry != 7 || q.Port != 1 ||
+		q.To.DGID != b.gid.Addr || int(q.To.SGIDIndex) != a.gid.Index ||
+		q.PathMTU != must(a.ctx.Port(1))(t).ActiveMTU || q.MaxDestRdAtomic != 4 ||
 		q.MaxRdAtomic != 4 || q.MinRNRTimer != 1 || q.SendWRs < 32 {
 		t.Errorf("%+v", q)
 	}
@@ -172,7 +182,9 @@ func TestBadAttributes(t *testing.T) {
 		t.Errorf("%d calls", n-before)
 	}
 	// What only the device knows is its answer, with a hint.
-	if err := e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.To.SGIDIndex = 200 })); err == nil || !strings.Contains(err.Error(), "GID index") {
+	if err := e.qp.ReadyToReceive(with(good, func(a *RTRAttr) {
+		a.To.SGIDIndex = 200
+	})); err == nil || !strings.Contains(err.Error(), "GID index") {
 		t.Errorf("a GID that there is not: %v", err)
 	}
 }

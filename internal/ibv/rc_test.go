@@ -83,7 +83,8 @@ func testAtomics(t *testing.T, w *world) {
 			t.Errorf("%d: %v", i, wc[i].Opcode())
 		}
 	}
-	if got := []uint64{*at(a, 8), *at(a, 16), *at(a, 24), *at(b, 64)}; !slices.Equal(got, []uint64{40, 42, 1 << 40, 1 << 40}) {
+	if got := []uint64{*at(a, 8), *at(a, 16), *at(a, 24), *at(b, 64)}; !slices.Equal(got,
+		[]uint64{40, 42, 1 << 40, 1 << 40}) {
 		t.Errorf("old values and the new one: %v", got)
 	}
 }
@@ -136,7 +137,8 @@ func testInline(t *testing.T, w *world) {
 	sameBytes(t, b.buf[:wc.Len()], want)
 	sameBytes(t, b.buf[1000:1000+len(want)-2], want[2:])
 
-	// More than there is room for is refused by the builder, more than the queue pair takes by the library.
+	// More than there is room for is refused by the builder, more than the queue pair takes by the
+	// library.
 	a.send.Reset()
 	if _, ok := a.send.SendInline(3, 0, make([]byte, 5000)); ok || a.send.Len() != 0 {
 		t.Error("more than the chain holds was taken")
@@ -149,7 +151,8 @@ func testInline(t *testing.T, w *world) {
 	}
 }
 
-// testUnsignaled: the caller chooses the interval of completions, and slots come back with the next one.
+// testUnsignaled: the caller chooses the interval of completions, and slots come back with the next
+// one.
 func testUnsignaled(t *testing.T, w *world) {
 	a, b := w.pair(t, options{})
 	slots := a.qp.Spec().SendWRs
@@ -170,8 +173,9 @@ func testUnsignaled(t *testing.T, w *world) {
 	quiet(t, a.cq)
 }
 
-// testHalfRefused: more requests than slots. Those that fit are posted, and the chain goes on with the rest. The receiver has no receives at
-// first, so that no slot comes back. Soft-RoCE has more slots than it says.
+// testHalfRefused: more requests than slots. Those that fit are posted, and the chain goes on with
+// the rest. The receiver has no receives at first, so that no slot comes back. Soft-RoCE has more
+// slots than it says.
 func testHalfRefused(t *testing.T, w *world) {
 	a, b := w.pair(t, options{qp: QPSpec{SendWRs: 8}, cqe: 512})
 	slots := a.qp.Spec().SendWRs
@@ -185,7 +189,8 @@ func testHalfRefused(t *testing.T, w *world) {
 	}
 	n, err := a.qp.PostSend(c)
 	var e *Error
-	if n < slots || n == total || w.fake && n != slots || !errors.Is(err, ErrFull) || !errors.As(err, &e) || e.Errno != sys.ENOMEM || c.posted != n {
+	if n < slots || n == total || w.fake && n != slots || !errors.Is(err, ErrFull) || !errors.As(err, &e) ||
+		e.Errno != sys.ENOMEM || c.posted != n {
 		t.Fatalf("posted %d of %d (%d): %v", n, slots, c.posted, err)
 	}
 	if again, err := a.qp.PostSend(c); again != 0 || !errors.Is(err, ErrFull) || c.posted != n {
@@ -206,7 +211,8 @@ func testHalfRefused(t *testing.T, w *world) {
 			continue
 		}
 		left := c.Len() - c.posted
-		if n, err := a.qp.PostSend(c); n < min(left, k) || n < left && !errors.Is(err, ErrFull) || n == left && err != nil {
+		if n, err := a.qp.PostSend(c); n < min(left, k) || n < left && !errors.Is(err, ErrFull) || n == left &&
+			err != nil {
 			t.Fatalf("the rest of %d: %d, %v", left, n, err)
 		}
 	}

@@ -63,18 +63,21 @@ func (p *PD) CreateSRQ(s SRQSpec) (*SRQ, error) {
 	}
 	if e != nil {
 		if e.Errno == sys.EINVAL || e.Errno == sys.ENOMEM {
-			e.Hint = fmt.Sprintf("%d receives of %d SGEs: the device has at most DeviceAttr.MaxSRQ, MaxSRQWR and MaxSRQSGE", s.WRs, s.SGEs)
+			e.Hint = fmt.Sprintf("%d receives of %d SGEs: the device has at most DeviceAttr.MaxSRQ, MaxSRQWR and "+
+				"MaxSRQSGE", s.WRs, s.SGEs)
 		}
 		return nil, e
 	}
 	q := &SRQ{ctx: c}
 	cs := dl.At[cSRQ](h)
-	err = same(field{"ibv_srq.context", uint64(cs.context), uint64(c.h)}, field{"ibv_srq.pd", uint64(cs.pd), uint64(p.h)})
+	err = same(field{"ibv_srq.context", uint64(cs.context), uint64(c.h)},
+		field{"ibv_srq.pd", uint64(cs.pd), uint64(p.h)})
 	if err == nil && s.XRCD != nil {
 		err = q.askNumber(h)
 	}
 	if err == nil {
-		err = q.open(&c.tree, "shared receive queue", fmt.Sprintf("shared receive queue %d of %s", cs.handle, c.name), h, q, parents...)
+		err = q.open(&c.tree, "shared receive queue", fmt.Sprintf("shared receive queue %d of %s", cs.handle, c.name),
+			h, q, parents...)
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.returned("destroy_srq", p.name, c.lib.f.destroySRQ, h))
@@ -122,10 +125,13 @@ func (q *SRQ) PostRecv(c *RecvChain) (int, error) {
 
 // Close ends the queue. ErrInUse names a queue pair that uses it.
 func (q *SRQ) Close() error {
-	return q.close("destroy_srq", func(h uintptr) error { return q.ctx.returned("destroy_srq", q.name, q.ctx.lib.f.destroySRQ, h) })
+	return q.close("destroy_srq", func(h uintptr) error {
+		return q.ctx.returned("destroy_srq", q.name, q.ctx.lib.f.destroySRQ, h)
+	})
 }
 
-// XRCD is an XRC domain: queue pairs for receiving and shared receive queues of it belong together, whatever their protection domain.
+// XRCD is an XRC domain: queue pairs for receiving and shared receive queues of it belong together,
+// whatever their protection domain.
 type XRCD struct {
 	object
 	ctx *Context
@@ -164,5 +170,7 @@ func (c *Context) OpenXRCD() (*XRCD, error) {
 
 // Close ends the domain. ErrInUse names an object of it.
 func (x *XRCD) Close() error {
-	return x.close("close_xrcd", func(h uintptr) error { return x.ctx.returned("close_xrcd", x.name, x.ctx.x.closeXRCDFn(), h) })
+	return x.close("close_xrcd", func(h uintptr) error {
+		return x.ctx.returned("close_xrcd", x.name, x.ctx.x.closeXRCDFn(), h)
+	})
 }

@@ -61,7 +61,8 @@ func testSRQ(t *testing.T, w *world) {
 	if _, err := pd.CreateSRQ(SRQSpec{WRs: 0}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("no receives: %v", err)
 	}
-	if _, err := pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SRQ: srq, RecvWRs: 1}); !errors.Is(err, ErrInvalid) {
+	if _, err := pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SRQ: srq, RecvWRs: 1}); !errors.Is(err,
+		ErrInvalid) {
 		t.Errorf("two sources of receives: %v", err)
 	}
 }

@@ -75,7 +75,8 @@ func testDatagrams(t *testing.T, w *world) {
 	a.post(t)
 	one(t, a.wait(t, 1)[0], 8, Success)
 
-	// Nor does it arrive with a wrong key. What comes after it does; the one before may have been on its way for so long.
+	// Nor does it arrive with a wrong key. What comes after it does; the one before may have been
+	// on its way for so long.
 	for range 3 {
 		b.postRecv(t, 9, b.mr.SGE(0, grh+100))
 	}
@@ -94,7 +95,8 @@ func testDatagrams(t *testing.T, w *world) {
 	}
 }
 
-// testDatagramRefused: what datagrams cannot do. On the fake it is refused at post; Soft-RoCE takes some of it and fails the request.
+// testDatagramRefused: what datagrams cannot do. On the fake it is refused at post; Soft-RoCE takes
+// some of it and fails the request.
 func testDatagramRefused(t *testing.T, w *world) {
 	a, b, ah := w.datagrams(t)
 	if w.fake {
@@ -109,7 +111,8 @@ func testDatagramRefused(t *testing.T, w *world) {
 	b.postRecv(t, 2, b.mr.SGE(0, uint32(grh+mtu+1)))
 	a.send.Send(3, Signaled, a.mr.SGE(0, uint32(mtu+1)))
 	a.send.To(ah, b.qp.Num(), qkey)
-	// More than a packet is not sent, and that is no error either (C10-93.1.1 of the specification).
+	// More than a packet is not sent, and that is no error either (C10-93.1.1 of the
+	// specification).
 	a.post(t)
 	a.wait(t, 1)
 	quiet(t, b.cq)
@@ -127,7 +130,8 @@ func testDatagramRefused(t *testing.T, w *world) {
 	if _, err := a.pd.CreateAH(AHSpec{}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("an address that no host has: %v", err)
 	}
-	if _, err := a.pd.CreateAH(AHSpec{To: Address{DGID: netip.MustParseAddr("::ffff:10.0.0.1"), FlowLabel: 1 << 20}}); !errors.Is(err, ErrInvalid) {
+	if _, err := a.pd.CreateAH(AHSpec{To: Address{DGID: netip.MustParseAddr("::ffff:10.0.0.1"),
+		FlowLabel: 1 << 20}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a flow label of 21 bits: %v", err)
 	}
 }

@@ -11,11 +11,13 @@ func (w *WC) Status() Status { return Status(w.status) }
 // Opcode is what completed. It means something only where Status is Success.
 func (w *WC) Opcode() Opcode { return Opcode(w.opcode) }
 
-// Len is how many bytes a receive, a read or an atomic brought. It means nothing for other requests, or where the status is not
-// Success. Of a datagram it includes the 40 bytes of its GRH, which are always there.
+// Len is how many bytes a receive, a read or an atomic brought. It means nothing for other
+// requests, or where the status is not Success. Of a datagram it includes the 40 bytes of its GRH,
+// which are always there.
 func (w *WC) Len() int { return int(w.length) }
 
-// Imm is the immediate value that came with a receive, where Flags has FlagImm; the key that the peer invalidated, where it has FlagInv.
+// Imm is the immediate value that came with a receive, where Flags has FlagImm; the key that the
+// peer invalidated, where it has FlagInv.
 func (w *WC) Imm() uint32 {
 	if w.flags&uint32(FlagInv) != 0 {
 		return w.imm
@@ -83,7 +85,8 @@ const (
 func (o Opcode) String() string {
 	switch {
 	case o <= OpTSO:
-		return oneOf(uint32(o), "send", "write", "read", "compare and swap", "fetch and add", "bind window", "invalidate", "segmented send")
+		return oneOf(uint32(o), "send", "write", "read", "compare and swap", "fetch and add", "bind window",
+			"invalidate", "segmented send")
 	case o == OpRecv:
 		return "receive"
 	case o == OpRecvWrite:
@@ -92,7 +95,8 @@ func (o Opcode) String() string {
 	return fmt.Sprintf("opcode %d", uint32(o))
 }
 
-// Status is the end of a request (enum ibv_wc_status; the meanings are those of the InfiniBand specification, volume 1, 11.6.2).
+// Status is the end of a request (enum ibv_wc_status; the meanings are those of the InfiniBand
+// specification, volume 1, 11.6.2).
 type Status uint32
 
 // The statuses.
@@ -134,10 +138,13 @@ var statuses = [...][2]string{
 	{"memory window bind error", "the region lacks the right to bind windows, does not hold the range or the rights, or the window is another queue pair's"},
 	{"bad response", "the peer's answer makes no sense for the request"},
 	{"local access error", "a write with an immediate value came for memory that may not be written"},
-	{"remote invalid request", "the peer takes no such request: its receive is too small, its queue pair lacks the right (InitAttr.Access), or an atomic is not at a multiple of 8"},
+	{"remote invalid request", "the peer takes no such request: its receive is too small, its queue pair lacks the " +
+		"right (InitAttr.Access), or an atomic is not at a multiple of 8"},
 	{"remote access error", "the peer has no such key, the range is not inside its region or window, or the key does not give this right"},
 	{"remote operation error", "the peer could not do it: its own receive was wrong (its key, its range)"},
-	{"transport retries exceeded", "the peer does not answer: it is gone, its queue pair is not ready or in error, the path (GID, LID, MTU, packet numbers) is wrong, or packets are lost"},
+	{"transport retries exceeded",
+		"the peer does not answer: it is gone, its queue pair is not ready or in error, the path (GID, LID, MTU, " +
+			"packet numbers) is wrong, or packets are lost"},
 	{"receiver-not-ready retries exceeded", "the peer has posted no receive for this message"},
 	{"local RDD violation", "reliable datagrams, which no device has"},
 	{"remote invalid RD request", "reliable datagrams, which no device has"},

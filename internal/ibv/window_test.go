@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// window is a connection with a region at b that windows may be bound to, and that peers cannot reach themselves.
+// window is a connection with a region at b that windows may be bound to, and that peers cannot
+// reach themselves.
 func (w *world) window(t *testing.T) (a, b *end, mr *MR, mw *MW) {
 	t.Helper()
 	a, b = w.pair(t, options{})
@@ -22,7 +23,8 @@ func testWindow(t *testing.T, w *world) {
 	if first&^0xff != mw.RKey()&^0xff || first == mw.RKey() {
 		t.Fatalf("after %#x comes %#x", mw.RKey(), first)
 	}
-	if _, ok := b.send.BindMW(50, Signaled, mw, first, Window{MR: mr, Addr: mr.Addr() + 4096, Length: 4096, Access: RemoteWrite | RemoteRead}); !ok {
+	if _, ok := b.send.BindMW(50, Signaled, mw, first,
+		Window{MR: mr, Addr: mr.Addr() + 4096, Length: 4096, Access: RemoteWrite | RemoteRead}); !ok {
 		t.Fatal("not taken")
 	}
 	b.post(t)
@@ -43,7 +45,8 @@ func testWindow(t *testing.T, w *world) {
 	if err := mr.Close(); !errors.Is(err, ErrInUse) {
 		t.Errorf("a region under a window: %v", err)
 	}
-	// It ends, and its key is dead. What a peer still writes changes nothing, and ends the connection.
+	// It ends, and its key is dead. What a peer still writes changes nothing, and ends the
+	// connection.
 	if err := mw.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +61,8 @@ func testWindow(t *testing.T, w *world) {
 	}
 }
 
-// TestWindowAfterImm: a binding takes a place in a chain that had a value before. The library of Soft-RoCE refuses one with a value, as does the stand-in.
+// TestWindowAfterImm: a binding takes a place in a chain that had a value before. The library of
+// Soft-RoCE refuses one with a value, as does the stand-in.
 func TestWindowAfterImm(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b, mr, mw := w.window(t)
@@ -71,7 +75,8 @@ func TestWindowAfterImm(t *testing.T) {
 	one(t, b.wait(t, 1)[0], 50, Success)
 }
 
-// TestWindowBounds: a window shows its part alone, with its rights alone. Soft-RoCE of Linux 6.1 does not check bounds.
+// TestWindowBounds: a window shows its part alone, with its rights alone. Soft-RoCE of Linux 6.1
+// does not check bounds.
 func TestWindowBounds(t *testing.T) {
 	for name, c := range map[string]struct {
 		read     bool
@@ -82,7 +87,8 @@ func TestWindowBounds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b, mr, mw := fakeWorld(t, "").window(t)
 			key := mw.NextKey()
-			b.send.BindMW(50, Signaled, mw, key, Window{MR: mr, Addr: mr.Addr() + 4096, Length: 4096, Access: RemoteWrite})
+			b.send.BindMW(50, Signaled, mw, key, Window{MR: mr, Addr: mr.Addr() + 4096, Length: 4096,
+				Access: RemoteWrite})
 			b.post(t)
 			one(t, b.wait(t, 1)[0], 50, Success)
 			if c.read {

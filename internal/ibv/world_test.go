@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// loaded is the fake library, loaded once: it has one state for the whole process, which each test resets.
+// loaded is the fake library, loaded once: it has one state for the whole process, which each test
+// resets.
 var loaded = sync.OnceValues(func() (*Library, error) {
 	path, err := verbs.Build()
 	if err != nil {
@@ -43,7 +44,8 @@ type world struct {
 	meant  []string // rules that the test breaks on purpose
 }
 
-// fakeWorld is the fake with a script. When the test ends, nothing may be left and no rule may have been broken.
+// fakeWorld is the fake with a script. When the test ends, nothing may be left and no rule may have
+// been broken.
 func fakeWorld(t testing.TB, script string) *world {
 	t.Helper()
 	l, err := loaded()
@@ -61,7 +63,9 @@ func fakeWorld(t testing.TB, script string) *world {
 	t.Cleanup(func() {
 		for line := range strings.Lines(w.report(t)) {
 			line = strings.TrimSpace(line)
-			if line != "clean" && !t.Failed() && !slices.ContainsFunc(w.meant, func(s string) bool { return strings.Contains(line, s) }) {
+			if line != "clean" && !t.Failed() && !slices.ContainsFunc(w.meant, func(s string) bool {
+				return strings.Contains(line, s)
+			}) {
 				t.Errorf("the fake reports: %s", line)
 			}
 		}
@@ -270,7 +274,8 @@ func (e *end) connect(t testing.TB, peer *end, o options) {
 	t.Helper()
 	o.defaults()
 	port := must(e.ctx.Port(1))(t)
-	rtr := RTRAttr{To: Address{DGID: peer.gid.Addr, SGIDIndex: uint8(e.gid.Index)}, RemoteQPN: peer.qp.Num(), PSN: o.rts.PSN, PathMTU: port.ActiveMTU,
+	rtr := RTRAttr{To: Address{DGID: peer.gid.Addr, SGIDIndex: uint8(e.gid.Index)}, RemoteQPN: peer.qp.Num(),
+		PSN: o.rts.PSN, PathMTU: port.ActiveMTU,
 		MaxDestRdAtomic: 4, MinRNRTimer: 1}
 	if port.Link == LinkInfiniBand {
 		rtr.To.LID = must(peer.ctx.Port(1))(t).LID

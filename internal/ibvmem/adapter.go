@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// ErrNoWay is wrapped by refusals of memory that the device cannot reach. The error says of each way what is missing.
+// ErrNoWay is wrapped by refusals of memory that the device cannot reach. The error says of each
+// way what is missing.
 var ErrNoWay = errors.New("the adapter cannot reach this memory")
 
 // Way is how a device reaches memory.
@@ -69,7 +70,8 @@ const (
 	askAgain = 10 * time.Second
 	// lookAgain is how long the list of modules is taken to be as it was.
 	lookAgain = time.Second
-	// maxAnswers bounds what the Adapter remembers of regions; it forgets regions that are gone first.
+	// maxAnswers bounds what the Adapter remembers of regions; it forgets regions that are gone
+	// first.
 	maxAnswers = 256
 )
 
@@ -78,11 +80,13 @@ func New(ctx *ibv.Context, o Options) *Adapter {
 	if o.Tree == nil {
 		o.Tree = os.DirFS("/")
 	}
-	return &Adapter{ctx: ctx, tree: o.Tree, answers: map[weak.Pointer[mem.Region]]answer{}, between: map[string]string{}}
+	return &Adapter{ctx: ctx, tree: o.Tree, answers: map[weak.Pointer[mem.Region]]answer{},
+		between: map[string]string{}}
 }
 
-// Register makes a span's memory known to the device, in a domain of its context. The caller holds a lease on the region until the
-// registration is closed. Memory of accelerators that cannot be reached is ErrNoWay; what the device refuses otherwise is its error.
+// Register makes a span's memory known to the device, in a domain of its context. The caller holds
+// a lease on the region until the registration is closed. Memory of accelerators that cannot be
+// reached is ErrNoWay; what the device refuses otherwise is its error.
 func (a *Adapter) Register(pd *ibv.PD, s mem.Span, access ibv.Access) (*ibv.MR, error) {
 	if b := s.Bytes(); b != nil {
 		return pd.RegMR(ibv.MRSpec{Addr: sys.Address(b), Length: s.Len, Access: access})
@@ -103,7 +107,8 @@ func (a *Adapter) register(pd *ibv.PD, s mem.Span, access ibv.Access) (*ibv.MR, 
 		}
 	}
 	if noPeer == nil {
-		if mr, noPeer = pd.RegMR(ibv.MRSpec{Addr: uintptr(s.Region.Direct().Addr + s.Off), Length: s.Len, Access: access, Peer: true}); noPeer == nil {
+		if mr, noPeer = pd.RegMR(ibv.MRSpec{Addr: uintptr(s.Region.Direct().Addr + s.Off), Length: s.Len,
+			Access: access, Peer: true}); noPeer == nil {
 			return mr, PeerMemory, nil
 		}
 	}
@@ -132,12 +137,12 @@ var (
 	errNoModule  = errors.New("no module for it is loaded: modprobe nvidia-peermem")
 )
 
-// synthetic is where the first byte of a region without a device address lies for requests. Addresses of different regions may be the same: keys tell
-// them apart.
+// synthetic is where the first byte of a region without a device address lies for requests.
+// Addresses of different regions may be the same: keys tell them apart.
 const synthetic = 1 << 40
 
-// byDMABuf exports whole pages around a span as a dma-buf and registers the span of them: the device refuses requests for other bytes of the pages, as it
-// does with pages of the host.
+// byDMABuf exports whole pages around a span as a dma-buf and registers the span of them: the
+// device refuses requests for other bytes of the pages, as it does with pages of the host.
 func byDMABuf(pd *ibv.PD, s mem.Span, access ibv.Access) (*ibv.MR, error) {
 	page, d := uint64(max(s.Region.PageSize(), sys.PageSize)), s.Region.Direct()
 	lead := uint64(0) // how far into a page of its allocation the region begins
@@ -147,7 +152,8 @@ func byDMABuf(pd *ibv.PD, s mem.Span, access ibv.Access) (*ibv.MR, error) {
 	from := (lead + s.Off) / page * page // both from the beginning of that page on
 	to := (lead + s.Off + s.Len + page - 1) / page * page
 	if lead > d.Before && from == 0 || to > lead+s.Region.Len()+d.After {
-		return nil, fmt.Errorf("region %q has %d bytes, with %d before and %d after them in the same allocation, and a dma-buf whole pages of %d: allocate a multiple of that",
+		return nil, fmt.Errorf("region %q has %d bytes, with %d before and %d after them in the same allocation, and "+
+			"a dma-buf whole pages of %d: allocate a multiple of that",
 			s.Region.Name(), s.Region.Len(), d.Before, d.After, page)
 	}
 	fd, err := s.Region.DMABuf(int64(from-lead), to-from)
@@ -158,7 +164,8 @@ func byDMABuf(pd *ibv.PD, s mem.Span, access ibv.Access) (*ibv.MR, error) {
 	if at == 0 || (at-lead)%uint64(sys.PageSize) != 0 {
 		at = synthetic + lead
 	}
-	mr, err := pd.RegMR(ibv.MRSpec{Length: s.Len, IOVA: at + s.Off, Access: access, DMABuf: &ibv.DMABuf{FD: fd, Offset: lead + s.Off - from}})
+	mr, err := pd.RegMR(ibv.MRSpec{Length: s.Len, IOVA: at + s.Off, Access: access,
+		DMABuf: &ibv.DMABuf{FD: fd, Offset: lead + s.Off - from}})
 	if cerr := sys.Close(fd); cerr != nil && err == nil { // the registration has a reference of its own
 		err = errors.Join(cerr, mr.Close())
 	}
@@ -168,8 +175,8 @@ func byDMABuf(pd *ibv.PD, s mem.Span, access ibv.Access) (*ibv.MR, error) {
 	return mr, nil
 }
 
-// Check says what is known of a region without trying anything: nil where the device reaches it, or may. It costs next to nothing for host memory,
-// and a look at a table for the rest.
+// Check says what is known of a region without trying anything: nil where the device reaches it, or
+// may. It costs next to nothing for host memory, and a look at a table for the rest.
 func (a *Adapter) Check(r *mem.Region) error {
 	if r.All().Bytes() != nil { // the CPU reaches it
 		return nil
@@ -191,7 +198,8 @@ func (a *Adapter) Check(r *mem.Region) error {
 	return err
 }
 
-// Reaches finds out whether the device reaches a region, by registering its first page where that was not done yet.
+// Reaches finds out whether the device reaches a region, by registering its first page where that
+// was not done yet.
 func (a *Adapter) Reaches(pd *ibv.PD, r *mem.Region) error {
 	if err := a.Check(r); err != nil {
 		return err
@@ -251,15 +259,18 @@ func (a *Adapter) remember(r *mem.Region, x answer) {
 }
 
 // Unable is what to tell users of a device that is not Able.
-const Unable = "the card reaches no memory of accelerators: it takes no dma-bufs, and no module for peer memory is loaded (modprobe nvidia-peermem)"
+const Unable = "the card reaches no memory of accelerators: it takes no dma-bufs, and no module for peer memory is " +
+	"loaded (modprobe nvidia-peermem)"
 
-// Able reports whether the device may reach memory of accelerators at all: it takes dma-bufs, or a module for peer memory is loaded.
+// Able reports whether the device may reach memory of accelerators at all: it takes dma-bufs, or a
+// module for peer memory is loaded.
 func (a *Adapter) Able() bool {
 	attr, err := a.ctx.Attr()
 	return err == nil && attr.DMABuf == nil || a.peerModule()
 }
 
-// Explain says of regions of accelerators, of maxExplained at most, how the device reaches them, and what lies between both, or why it does not.
+// Explain says of regions of accelerators, of maxExplained at most, how the device reaches them,
+// and what lies between both, or why it does not.
 func (a *Adapter) Explain() (out []string) {
 	a.mu.Lock()
 	known := map[*mem.Region]answer{}

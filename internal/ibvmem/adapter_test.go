@@ -118,7 +118,8 @@ func TestWays(t *testing.T) {
 		{"no dma-buf", cardtest.Options{}, "", peered, None, "the stand-in card exports none"},
 		{"nothing at the adapter", cardtest.Options{DMABuf: true}, "absent dmabuf", bare, None, "mlx5"},
 		{"no whole pages", cardtest.Options{DMABuf: true, Loose: true}, "", bare, None, "whole pages of 65536"},
-		{"both refused", cardtest.Options{DMABuf: true, Addr: addr}, "fail ibv_reg_dmabuf_mr * EPERM; fail ibv_reg_mr * ENOMEM", peered, None, "by peer memory: ibv: reg_mr"},
+		{"both refused", cardtest.Options{DMABuf: true, Addr: addr},
+			"fail ibv_reg_dmabuf_mr * EPERM; fail ibv_reg_mr * ENOMEM", peered, None, "by peer memory: ibv: reg_mr"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before, later := "", c.script
@@ -165,8 +166,10 @@ func TestWays(t *testing.T) {
 				}
 				return
 			}
-			for what, err := range map[string]error{"register": err, "reaches": a.Reaches(w.pd, r), "check": a.Check(r)} {
-				if !errors.Is(err, ErrNoWay) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `region "tensor"`) {
+			for what, err := range map[string]error{"register": err, "reaches": a.Reaches(w.pd, r),
+				"check": a.Check(r)} {
+				if !errors.Is(err, ErrNoWay) || !strings.Contains(err.Error(), c.want) ||
+					!strings.Contains(err.Error(), `region "tensor"`) {
 					t.Errorf("%s: %v; expected a refusal with %q", what, err, c.want)
 				}
 			}
@@ -255,7 +258,8 @@ func TestForgets(t *testing.T) {
 	}
 }
 
-// server is the doctor's recording of a server with a GPU, with some lines replaced, and an RDMA device of the stand-in's name at its card.
+// server is the doctor's recording of a server with a GPU, with some lines replaced, and an RDMA
+// device of the stand-in's name at its card.
 func server(t *testing.T, edits ...string) fs.FS {
 	t.Helper()
 	b, err := os.ReadFile("../../host/doctor/testdata/server.txt")
@@ -277,7 +281,8 @@ func server(t *testing.T, edits ...string) fs.FS {
 	return r
 }
 
-// TestNamesWhatIsMissing: refusals name what the machine's files say, and what to do about it; the same as the doctor's.
+// TestNamesWhatIsMissing: refusals name what the machine's files say, and what to do about it; the
+// same as the doctor's.
 func TestNamesWhatIsMissing(t *testing.T) {
 	open := []string{"UNIX x86_64 Kernel Module", "UNIX Open Kernel Module"}
 	for _, c := range []struct {
@@ -288,7 +293,9 @@ func TestNamesWhatIsMissing(t *testing.T) {
 	}{
 		{"modules", nil, 4096, []string{"NVIDIA's open ones", "nvidia-peermem is not loaded", "ACS) of bridge 0000:17:00.0 redirects", "setpci"}},
 		{"kernel", append(open, "6.8.0-49-generic", "5.4.0-1-generic"), 4096, []string{"Linux 5.12 or later"}},
-		{"IOMMU", []string{"/sys/kernel/iommu_groups/{21-23,40}/type = identity", "/sys/kernel/iommu_groups/{21-23,40}/type = DMA"}, 4096, []string{"iommu=pt", "0000:18:00.0 (DMA)", "0000:19:00.0 (DMA)"}},
+		{"IOMMU", []string{"/sys/kernel/iommu_groups/{21-23,40}/type = identity",
+			"/sys/kernel/iommu_groups/{21-23,40}/type = DMA"}, 4096,
+			[]string{"iommu=pt", "0000:18:00.0 (DMA)", "0000:19:00.0 (DMA)"}},
 		{"window", []string{"0x0000203fffffffff", "0x000020200000ffff"}, 64 << 20, []string{"window (BAR) shows", "67108864 bytes", "resizable BAR"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -310,7 +317,8 @@ func TestNamesWhatIsMissing(t *testing.T) {
 	if err := a.Reaches(w.pd, r); err != nil {
 		t.Fatal(err)
 	}
-	if s := a.Explain(); len(s) != 1 || !strings.Contains(s[0], "by dma-buf; between them: access control (ACS) of bridge 0000:17:00.0") {
+	if s := a.Explain(); len(s) != 1 || !strings.Contains(s[0],
+		"by dma-buf; between them: access control (ACS) of bridge 0000:17:00.0") {
 		t.Errorf("%q", s)
 	}
 }

@@ -20,7 +20,8 @@ func (a *Adapter) peerModule() bool {
 	return a.peer
 }
 
-// refuse makes the refusal of a region: why each way is closed, and what the machine's files say is missing. It reads some hundred of them.
+// refuse makes the refusal of a region: why each way is closed, and what the machine's files say is
+// missing. It reads some hundred of them.
 func (a *Adapter) refuse(r *mem.Region, noBuf, noPeer error) error {
 	var more []string
 	d := r.Direct()
@@ -43,7 +44,8 @@ func (a *Adapter) refuse(r *mem.Region, noBuf, noPeer error) error {
 	if noPeer != nil {
 		text = append(text, "by peer memory: "+noPeer.Error())
 	}
-	return &refusal{fmt.Sprintf("region %q of kind %s at device %s: %v: %s", r.Name(), r.Kind(), a.ctx.Name(), ErrNoWay, strings.Join(append(text, more...), "; ")), noBuf, noPeer}
+	return &refusal{fmt.Sprintf("region %q of kind %s at device %s: %v: %s", r.Name(), r.Kind(), a.ctx.Name(), ErrNoWay,
+		strings.Join(append(text, more...), "; ")), noBuf, noPeer}
 }
 
 // refusal is ErrNoWay with the errors of both ways.
@@ -63,7 +65,8 @@ func (e *refusal) Unwrap() []error {
 	return out
 }
 
-// detours is what lies between the device and an accelerator, "" where nothing is known. It is read once.
+// detours is what lies between the device and an accelerator, "" where nothing is known. It is read
+// once.
 func (a *Adapter) detours(bus string) string {
 	if bus == "" {
 		return ""

@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Registration is a whole region that a Table has made known to the device: queue pairs of the table's domain may read and write it, and no
-// peer may. It is good until the region is closed and the table alone leases it.
+// Registration is a whole region that a Table has made known to the device: queue pairs of the
+// table's domain may read and write it, and no peer may. It is good until the region is closed and
+// the table alone leases it.
 type Registration struct {
 	region *mem.Region
 	lease  mem.Lease
@@ -31,11 +32,12 @@ func (x *Registration) SGE(off uint64, n uint32) ibv.SGE {
 // Hidden reports whether the CPU does not reach the region.
 func (x *Registration) Hidden() bool { return x.hidden }
 
-// Flusher is what the region's device needs before it sees what was received into it, see mem.Direct; nil: nothing.
+// Flusher is what the region's device needs before it sees what was received into it, see
+// mem.Direct; nil: nothing.
 func (x *Registration) Flusher() mem.Flusher { return x.flush }
 
-// Table is the regions that one protection domain knows, each registered once and leased by the table. Its methods may be called from any
-// goroutine. Finding one that is there takes no lock.
+// Table is the regions that one protection domain knows, each registered once and leased by the
+// table. Its methods may be called from any goroutine. Finding one that is there takes no lock.
 type Table struct {
 	pd  *ibv.PD
 	at  *Adapter
@@ -70,8 +72,9 @@ func (k *known) find(r *mem.Region) *Registration {
 // NewTable makes an empty Table of a domain of the adapter's device, which outlives it.
 func (a *Adapter) NewTable(pd *ibv.PD) *Table { return &Table{pd: pd, at: a} }
 
-// Find is the registration of a region, made if there is none. Memory that the device cannot reach is ErrNoWay, a region that was closed before
-// it was registered mem.ErrClosed; after an error the table is as it was, and asking again tries again.
+// Find is the registration of a region, made if there is none. Memory that the device cannot reach
+// is ErrNoWay, a region that was closed before it was registered mem.ErrClosed; after an error the
+// table is as it was, and asking again tries again.
 func (t *Table) Find(r *mem.Region) (*Registration, error) {
 	if x := t.all.Load().find(r); x != nil {
 		return x, nil
@@ -120,11 +123,12 @@ func (t *Table) register(r *mem.Region) (*Registration, error) {
 		lease.Release()
 		return nil, fmt.Errorf("registering region %q of %d bytes: %w", r.Name(), r.Len(), err)
 	}
-	return &Registration{region: r, lease: lease, mr: mr, base: mr.Addr(), lkey: mr.LKey(), hidden: r.All().Bytes() == nil, flush: r.Direct().Flush}, nil
+	return &Registration{region: r, lease: lease, mr: mr, base: mr.Addr(), lkey: mr.LKey(),
+		hidden: r.All().Bytes() == nil, flush: r.Direct().Flush}, nil
 }
 
-// swept gives a region up that was closed and that the table alone keeps mapped: no slot of it is under way. One that the device does not
-// let go stays, since it may still be written.
+// swept gives a region up that was closed and that the table alone keeps mapped: no slot of it is
+// under way. One that the device does not let go stays, since it may still be written.
 func (x *Registration) swept() bool {
 	if !x.region.Closed() || x.region.Leases() > 1 || x.mr.Close() != nil {
 		return false

@@ -98,7 +98,8 @@ func TestTableOnce(t *testing.T) {
 	}
 }
 
-// The table keeps a closed region registered while it is leased, and gives it up when the next region comes.
+// The table keeps a closed region registered while it is leased, and gives it up when the next
+// region comes.
 func TestTableSweeps(t *testing.T) {
 	for _, many := range []int{0, 2 * fewRegions} { // in a list, and in a map
 		t.Run(fmt.Sprint(many), func(t *testing.T) {

@@ -2,7 +2,8 @@ package input
 
 import "strings"
 
-// Nearest returns the word that was probably meant by w, or "". Case, hyphens and underscores do not count.
+// Nearest returns the word that was probably meant by w, or "". Case, hyphens and underscores do
+// not count.
 func Nearest(w string, words []string) string {
 	const longest = 64
 	if w == "" || len(w) > longest {
@@ -17,7 +18,8 @@ func Nearest(w string, words []string) string {
 		}
 	}
 	if best == "" && len(plain) >= 4 {
-		// A word that lacks a part: "cores" for cpu_core is not near, but "buffers" in "num_buffers" is found.
+		// A word that lacks a part: "cores" for cpu_core is not near, but "buffers" in
+		// "num_buffers" is found.
 		for _, x := range words {
 			if n := normal(x); len(n) >= 4 && (strings.Contains(n, plain) || strings.Contains(plain, n)) {
 				return x
@@ -36,8 +38,9 @@ func normal(s string) string {
 	}, strings.ToLower(s))
 }
 
-// distance is the number of characters to insert, delete, change or swap with their neighbour to make b of a (Damerau and
-// Levenshtein, restricted: no part is changed twice), or limit if it is not less than that.
+// distance is the number of characters to insert, delete, change or swap with their neighbour to
+// make b of a (Damerau and Levenshtein, restricted: no part is changed twice), or limit if it is
+// not less than that.
 func distance(a, b string, limit int) int {
 	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
 		return limit

@@ -7,8 +7,10 @@ import (
 
 func TestNearest(t *testing.T) {
 	words := []string{"num_bufs", "buf_size", "cpu_core", "memory_regions", "kind", "id", "rx", "tx"}
-	for w, want := range map[string]string{"num_buf": "num_bufs", "numbufs": "num_bufs", "Num-Bufs": "num_bufs", "bufsize": "buf_size", "cpucore": "cpu_core", "core": "cpu_core",
-		"memory_region": "memory_regions", "mermory_regions": "memory_regions", "knid": "kind", "dI": "id", "zzz": "", "": "", "something_else": "", strings.Repeat("a", 1000): ""} {
+	for w, want := range map[string]string{"num_buf": "num_bufs", "numbufs": "num_bufs", "Num-Bufs": "num_bufs",
+		"bufsize": "buf_size", "cpucore": "cpu_core", "core": "cpu_core",
+		"memory_region": "memory_regions", "mermory_regions": "memory_regions", "knid": "kind", "dI": "id", "zzz": "",
+		"": "", "something_else": "", strings.Repeat("a", 1000): ""} {
 		if got := Nearest(w, words); got != want {
 			t.Errorf("%q: %q, expected %q", w, got, want)
 		}

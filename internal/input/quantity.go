@@ -1,4 +1,5 @@
-// Package input is what programs do with the values that people write: quantities with units, and the known word that was probably meant.
+// Package input is what programs do with the values that people write: quantities with units, and
+// the known word that was probably meant.
 //
 //	n, err := input.Quantity("4KiB", input.Sizes, 1)  // 4096
 //	word := input.Nearest("lisen", []string{"listen", "local"}) // listen
@@ -17,7 +18,8 @@ type Unit struct {
 	Of   int64
 }
 
-// Sizes, Rates and Times are the units of bytes, of bits per second and of time, the base unit first.
+// Sizes, Rates and Times are the units of bytes, of bits per second and of time, the base unit
+// first.
 var (
 	Sizes = []Unit{{"B", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
 		{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}
@@ -26,11 +28,12 @@ var (
 	Times = []Unit{{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"m", 60e9}, {"h", 3600e9}, {"µs", 1e3}}
 )
 
-// maxNumber bounds the length of a number with a unit: longer ones are not numbers that a person means.
+// maxNumber bounds the length of a number with a unit: longer ones are not numbers that a person
+// means.
 const maxNumber = 40
 
-// Quantity reads a number with a unit. bare is what a number without one counts, 0 for "it must have one": then the error is ErrNoUnit. An error
-// says what is wrong, without the text itself.
+// Quantity reads a number with a unit. bare is what a number without one counts, 0 for "it must
+// have one": then the error is ErrNoUnit. An error says what is wrong, without the text itself.
 func Quantity(s string, units []Unit, bare int64) (int64, error) {
 	if s == "" {
 		return 0, fmt.Errorf("is empty")
@@ -43,7 +46,8 @@ func Quantity(s string, units []Unit, bare int64) (int64, error) {
 		i++
 	}
 	number, name := s[:i], strings.TrimSpace(s[i:])
-	if number == "" || strings.Count(number, ".") > 1 || number[0] == '.' || number[len(number)-1] == '.' || len(s) > maxNumber {
+	if number == "" || strings.Count(number, ".") > 1 || number[0] == '.' || number[len(number)-1] == '.' ||
+		len(s) > maxNumber {
 		return 0, fmt.Errorf("is not a number with a unit")
 	}
 	of := bare

@@ -9,7 +9,8 @@ import (
 // ErrContext is in the errors of functions that were given no context.
 var ErrContext = errors.New("the context is nil, expected context.Background() or one made from it")
 
-// Context returns an error that wraps ErrContext if ctx is nil, and panics where Enabled. where names the function.
+// Context returns an error that wraps ErrContext if ctx is nil, and panics where Enabled. where
+// names the function.
 func Context(ctx context.Context, where string) error {
 	if ctx != nil {
 		return nil

@@ -8,10 +8,12 @@ import (
 	"github.com/penstock-io/penstock/mem/ring"
 )
 
-// The kernels that are fed by rings (package ring, Descriptors): see cl/feed.h. Their arguments are those of FeedParams. They stay (driver.Control is their first argument), or drain what there
-// is in one launch.
+// The kernels that are fed by rings (package ring, Descriptors): see cl/feed.h. Their arguments are
+// those of FeedParams. They stay (driver.Control is their first argument), or drain what there is
+// in one launch.
 var (
-	// FeedParse says what a frame carries and of which class it is; cl/feed_parse.cl has the value, the hash, and the rules that weights are.
+	// FeedParse says what a frame carries and of which class it is; cl/feed_parse.cl has the value,
+	// the hash, and the rules that weights are.
 	FeedParse = feed("feed_parse", parsePacket)
 	// FeedEcho makes the answer to a UDP frame in its place.
 	FeedEcho = feed("feed_echo", echoPacket)
@@ -19,14 +21,16 @@ var (
 	FeedPower = feed("feed_power", powerPacket)
 	// FeedGemm multiplies a row of floats with the weights: param is GemmParam.
 	FeedGemm = feed("feed_gemm", gemmPacket)
-	// FeedSum sums the bytes of each packet: benchmarks feed it. Its row has 4 bytes for each item of the group.
+	// FeedSum sums the bytes of each packet: benchmarks feed it. Its row has 4 bytes for each item
+	// of the group.
 	FeedSum = feed("feed_sum", sumPacket)
 )
 
 // FeedDrop in the flags of a result says that the packet ends here.
 const FeedDrop = 1 << 16
 
-// WeightsHeader is the size in bytes of what is before the weights: the version that holds, and the one that is being written, 64 bits each. Version v is in half v mod 2 behind it.
+// WeightsHeader is the size in bytes of what is before the weights: the version that holds, and the
+// one that is being written, 64 bits each. Version v is in half v mod 2 behind it.
 const WeightsHeader = 128
 
 // feedBatch is how many descriptors a group claims at once.
@@ -38,19 +42,24 @@ func PowerParam(channels, skip uint32) uint64 { return uint64(skip)<<32 | uint64
 // GemmParam is the param of FeedGemm for rows of k floats and weights of k rows with m floats each.
 func GemmParam(k, m uint32) uint64 { return uint64(m)<<32 | uint64(k) }
 
-// FeedParams are the parameters of every kernel that rings feed. in and out are rings, each of slots descriptors and one behind the other; group g serves ring g mod rings. payload is the memory that
-// descriptors name. The row of the result with ticket t of ring r is at (r*slots + t mod slots)*row_len in rows. weights is WeightsHeader and twice weights_len bytes, or any
-// memory with weights_len 0. param is the kernel's own.
+// FeedParams are the parameters of every kernel that rings feed. in and out are rings, each of
+// slots descriptors and one behind the other; group g serves ring g mod rings. payload is the
+// memory that descriptors name. The row of the result with ticket t of ring r is at (r*slots + t
+// mod slots)*row_len in rows. weights is WeightsHeader and twice weights_len bytes, or any memory
+// with weights_len 0. param is the kernel's own.
 func FeedParams() []driver.Param {
-	return []driver.Param{buffer("control"), buffer("in"), buffer("out"), u32("slots"), u32("rings"), buffer("payload"), u64("payload_len"), buffer("rows"), u64("row_len"),
+	return []driver.Param{buffer("control"), buffer("in"), buffer("out"), u32("slots"), u32("rings"), buffer("payload"),
+		u64("payload_len"), buffer("rows"), u64("row_len"),
 		buffer("weights"), u64("weights_len"), u64("param")}
 }
 
-// FeedProgram is a user's kernel: OpenCL C that defines name by PS_FEED, as those in cl/ do, or, where ptx is not "", PTX for sm with an entry name. What cl/feed.h offers is before the source.
+// FeedProgram is a user's kernel: OpenCL C that defines name by PS_FEED, as those in cl/ do, or,
+// where ptx is not "", PTX for sm with an entry name. What cl/feed.h offers is before the source.
 func FeedProgram(name, source, ptx string, sm, version int) *driver.Program {
 	p := &driver.Program{Name: name, Kernels: []driver.Signature{{Name: name, Params: FeedParams()}}}
 	if source != "" {
-		p.Source = Source("#include \"resident.h\"\n#include \"ring_layout.h\"\n#include \"ring.h\"\n#include \"feed.h\"\n#include \"headers.h\"\n" + source)
+		p.Source = Source("#include \"resident.h\"\n#include \"ring_layout.h\"\n#include \"ring.h\"\n#include " +
+			"\"feed.h\"\n#include \"headers.h\"\n" + source)
 	}
 	if ptx != "" {
 		p.PTX = []driver.PTX{{SM: sm, Version: version, Text: ptx}}
@@ -70,12 +79,15 @@ type packet struct {
 func (p *packet) bytes() []byte { return p.payload[p.Off:][:p.Len] }
 
 func feed(name string, f func(*packet)) *driver.Program {
-	return program(name, driver.Groups(func(group uint32, _ driver.Grid, a []driver.GoArg) { feedGo(f, group, a) }), FeedParams()...)
+	return program(name, driver.Groups(func(group uint32, _ driver.Grid, a []driver.GoArg) {
+		feedGo(f, group, a)
+	}), FeedParams()...)
 }
 
 // feedGo is the loop of cl/feed.h for one group.
 func feedGo(f func(*packet), group uint32, a []driver.GoArg) {
-	slots, rings, payload, rows, rowLen, weights, weightsLen, param := a[3].U32(), a[4].U32(), a[5].Bytes[:a[6].U64()], a[7].Bytes, a[8].U64(), a[9].Bytes, a[10].U64(), a[11].U64()
+	slots, rings, payload, rows, rowLen, weights, weightsLen, param := a[3].U32(), a[4].U32(), a[5].Bytes[:a[6].U64()],
+		a[7].Bytes, a[8].U64(), a[9].Bytes, a[10].U64(), a[11].U64()
 	at, size := uint64(group%rings), uint64(ring.DescriptorsSize(int(slots)))
 	from, err := ring.AttachDescriptors(a[1].Bytes[at*size:][:size])
 	if err != nil {
@@ -86,7 +98,8 @@ func feedGo(f func(*packet), group uint32, a []driver.GoArg) {
 		panic(err)
 	}
 	p := driver.Enter(a[0].Bytes, group)
-	// Descriptors that were claimed and found no room for results stay claimed until the next launch.
+	// Descriptors that were claimed and found no room for results stay claimed until the next
+	// launch.
 	kept := p.Checkpoint()
 	n, t, did := kept[0], uint64(kept[1])|uint64(kept[2])<<32, uint32(0)
 	var ds [feedBatch]ring.Desc
@@ -167,7 +180,8 @@ func parseHeaders(p []byte) (h headers, ok bool) {
 		if ip[0]>>4 != 4 || head < 20 || total < head || total > len(ip) {
 			return h, false
 		}
-		h.version, h.proto, h.l4, h.end, h.fragment = 4, uint32(ip[9]), h.l3+head, h.l3+total, be.Uint16(ip[6:])&0x3fff != 0
+		h.version, h.proto, h.l4, h.end, h.fragment = 4, uint32(ip[9]), h.l3+head, h.l3+total,
+			be.Uint16(ip[6:])&0x3fff != 0
 	case 0x86dd:
 		if len(ip) < 40 {
 			return h, false
@@ -223,7 +237,8 @@ func parsePacket(k *packet) {
 	k.Hash = (hash ^ h.proto) * 16777619
 	k.Value = uint64(h.proto) | uint64(h.version)<<8 | uint64(h.l4)<<16 | uint64(to)<<32 | uint64(from)<<48
 	for w := k.weights; len(w) >= 16; w = w[16:] {
-		if proto := le.Uint32(w); (proto == 0 || proto == h.proto) && uint32(to) >= le.Uint32(w[4:]) && uint32(to) <= le.Uint32(w[8:]) {
+		if proto := le.Uint32(w); (proto == 0 || proto == h.proto) && uint32(to) >= le.Uint32(w[4:]) &&
+			uint32(to) <= le.Uint32(w[8:]) {
 			k.Flow = le.Uint32(w[12:])
 			break
 		}
@@ -233,7 +248,8 @@ func parsePacket(k *packet) {
 func echoPacket(k *packet) {
 	p := k.bytes()
 	h, ok := parseHeaders(p)
-	if !ok || h.version == 0 || h.proto != 17 || h.fragment || h.end-h.l4 < 8 || h.version == 4 && onesSum(p[h.l3:h.l4]) != 0xffff {
+	if !ok || h.version == 0 || h.proto != 17 || h.fragment || h.end-h.l4 < 8 || h.version == 4 &&
+		onesSum(p[h.l3:h.l4]) != 0xffff {
 		k.Flags |= FeedDrop
 		return
 	}
@@ -288,7 +304,9 @@ func gemmPacket(k *packet) {
 	for c := range m {
 		sum := float32(0)
 		for i := range n {
-			sum += float32(math.Float32frombits(le.Uint32(x[4*i:])) * math.Float32frombits(le.Uint32(k.weights[4*(i*m+c):]))) // the conversion forbids a fused multiply-add
+			// the conversion forbids a fused multiply-add
+			sum += float32(math.Float32frombits(le.Uint32(x[4*i:])) * math.Float32frombits(le.Uint32(k.weights[4*(i*m+
+				c):])))
 		}
 		putFloat(k.row, c, sum)
 	}

@@ -13,8 +13,10 @@ import (
 	"github.com/penstock-io/penstock/mem/ring"
 )
 
-// TestFeedSameAsReference runs the kernels that rings feed on PoCL and in Go, on the same rings: every byte of rings, payload, rows and the control block is the same
-// afterwards. Rings of results are smaller than what comes, so that claimed descriptors are kept for the next launch, which goes on where the launch before has left: every packet has one result, in order.
+// TestFeedSameAsReference runs the kernels that rings feed on PoCL and in Go, on the same rings:
+// every byte of rings, payload, rows and the control block is the same afterwards. Rings of results
+// are smaller than what comes, so that claimed descriptors are kept for the next launch, which goes
+// on where the launch before has left: every packet has one result, in order.
 func TestFeedSameAsReference(t *testing.T) {
 	b := newBench(t)
 	const room, before = 256, 1 << 40 // bytes of a packet; the tag of results that are there before the first launch
@@ -28,16 +30,20 @@ func TestFeedSameAsReference(t *testing.T) {
 		{kernels.FeedEcho, anyFrame, func(*rapid.T) uint64 { return 0 }, func(*rapid.T) []byte { return nil }},
 		{kernels.FeedPower, func(t *rapid.T) []byte { return content(t, rapid.IntRange(0, 60).Draw(t, "bytes")) },
 			func(t *rapid.T) uint64 {
-				return kernels.PowerParam(rapid.Uint32Range(0, 5).Draw(t, "channels"), rapid.Uint32Range(0, 9).Draw(t, "skip"))
+				return kernels.PowerParam(rapid.Uint32Range(0, 5).Draw(t, "channels"),
+					rapid.Uint32Range(0, 9).Draw(t, "skip"))
 			}, func(*rapid.T) []byte { return nil }},
 		{kernels.FeedGemm, func(t *rapid.T) []byte { return floats(t, rapid.SampledFrom([]int{3, 3, 3, 2, 0}).Draw(t, "k")) },
-			func(t *rapid.T) uint64 { return kernels.GemmParam(3, rapid.Uint32Range(0, 5).Draw(t, "m")) }, func(t *rapid.T) []byte { return floats(t, 12) }},
+			func(t *rapid.T) uint64 {
+				return kernels.GemmParam(3, rapid.Uint32Range(0, 5).Draw(t, "m"))
+			}, func(t *rapid.T) []byte { return floats(t, 12) }},
 	} {
 		t.Run(x.p.Name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				groups, slots := rapid.Uint32Range(1, 3).Draw(t, "groups"), 1<<rapid.IntRange(1, 4).Draw(t, "slots")
 				size := ring.DescriptorsSize(slots)
-				in, out, payload := aligned(int(groups)*size), aligned(int(groups)*size), make([]byte, 0, int(groups)*slots*room)
+				in, out, payload := aligned(int(groups)*size), aligned(int(groups)*size),
+					make([]byte, 0, int(groups)*slots*room)
 				for r := range int(groups) {
 					from, err := ring.NewDescriptors(in[r*size:][:size], uint64(cap(payload)))
 					if err != nil {
@@ -55,7 +61,8 @@ func TestFeedSameAsReference(t *testing.T) {
 					for i := range rapid.IntRange(0, slots).Draw(t, "packets") {
 						p := x.packet(t)
 						p = p[:min(len(p), room)]
-						d := ring.Desc{Off: uint64(len(payload)), Len: uint64(len(p)), Time: 7, Tag: uint64(i), Flow: 1, Hash: 2, Source: 3, Flags: ring.DescFrame}
+						d := ring.Desc{Off: uint64(len(payload)), Len: uint64(len(p)), Time: 7, Tag: uint64(i), Flow: 1,
+							Hash: 2, Source: 3, Flags: ring.DescFrame}
 						if rapid.IntRange(0, 20).Draw(t, "void") == 0 {
 							d.Len, d.Flags = 0, ring.DescVoid
 						}
@@ -82,7 +89,8 @@ func TestFeedSameAsReference(t *testing.T) {
 				next := make([]uint64, groups) // the tag of each ring's next result
 				for launch := 0; ; launch++ {
 					c.Begin(rapid.Uint32Range(0, 3).Draw(t, "passes"), 1)
-					after := b.same(t, x.p, g, control, in, out, uint32(slots), groups, payload, uint64(len(payload)), rows, uint64(rowLen), weights, uint64(len(w)), param)
+					after := b.same(t, x.p, g, control, in, out, uint32(slots), groups, payload, uint64(len(payload)),
+						rows, uint64(rowLen), weights, uint64(len(w)), param)
 					for i, now := range [][]byte{control, in, out, payload, rows} {
 						copy(now, after[i])
 					}
@@ -94,8 +102,10 @@ func TestFeedSameAsReference(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						if kept := binary.LittleEndian.Uint32(control[128*(1+r)+64:]); from.Stats().Claimed != uint64(kept) {
-							t.Fatalf("launch %d of ring %d has left %d descriptors claimed, and keeps %d", launch, r, from.Stats().Claimed, kept)
+						if kept := binary.LittleEndian.Uint32(control[128*(1+r)+
+							64:]); from.Stats().Claimed != uint64(kept) {
+							t.Fatalf("launch %d of ring %d has left %d descriptors claimed, and keeps %d", launch, r,
+								from.Stats().Claimed, kept)
 						}
 						to, err := ring.AttachDescriptors(out[r*size:][:size])
 						if err != nil {
@@ -151,7 +161,8 @@ func anyFrame(t *rapid.T) []byte {
 
 func rules(t *rapid.T) (w []byte) {
 	for range rapid.IntRange(0, 3).Draw(t, "rules") {
-		for _, v := range []uint32{rapid.SampledFrom([]uint32{0, 6, 17}).Draw(t, "proto"), rapid.Uint32Range(0, 800).Draw(t, "low"), rapid.Uint32Range(700, 65535).Draw(t, "high"), 99} {
+		for _, v := range []uint32{rapid.SampledFrom([]uint32{0, 6, 17}).Draw(t, "proto"),
+			rapid.Uint32Range(0, 800).Draw(t, "low"), rapid.Uint32Range(700, 65535).Draw(t, "high"), 99} {
 			w = binary.LittleEndian.AppendUint32(w, v)
 		}
 	}

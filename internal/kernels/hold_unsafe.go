@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/gpu/driver"
 )
 
-// Word is the 32-bit word at b, which is aligned to 4 bytes and not in the Go heap, for atomic access beside a running kernel.
+// Word is the 32-bit word at b, which is aligned to 4 bytes and not in the Go heap, for atomic
+// access beside a running kernel.
 func Word(b []byte) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&b[:4][0])) }
 
 // Word64 is the 64-bit word at b, aligned to 8 bytes, likewise.

@@ -100,7 +100,9 @@ type tb interface {
 	Fatal(...any)
 }
 
-// same runs the kernel on the device and in Go and compares every buffer, with some bytes behind it. A []byte among the arguments is a buffer's content. It returns what is in the buffers afterwards.
+// same runs the kernel on the device and in Go and compares every buffer, with some bytes behind
+// it. A []byte among the arguments is a buffer's content. It returns what is in the buffers
+// afterwards.
 func (b *bench) same(t tb, p *gpu.Program, g gpu.Grid, args ...any) (after [][]byte) {
 	t.Helper()
 	const guard = 64
@@ -115,7 +117,8 @@ func (b *bench) same(t tb, p *gpu.Program, g gpu.Grid, args ...any) (after [][]b
 			if err := b.s.Write(gpu.Span{Memory: m, Len: uint64(len(all))}, all); err != nil {
 				t.Fatal(err)
 			}
-			list, ref, want = append(list, gpu.Buffer(gpu.Span{Memory: m, Len: uint64(len(v))})), append(ref, gpu.GoArg{Bytes: all[:len(v)]}), append(want, all)
+			list, ref, want = append(list, gpu.Buffer(gpu.Span{Memory: m, Len: uint64(len(v))})),
+				append(ref, gpu.GoArg{Bytes: all[:len(v)]}), append(want, all)
 		case uint32:
 			list, ref = append(list, gpu.U32(v)), append(ref, gpu.GoArg{Bits: uint64(v)})
 		case uint64:
@@ -145,7 +148,8 @@ func (b *bench) same(t tb, p *gpu.Program, g gpu.Grid, args ...any) (after [][]b
 			t.Fatal(err)
 		}
 		if at := differ(got, want[i]); at >= 0 {
-			t.Fatalf("%s with %d groups of %d: byte %d of buffer %d is %#02x on the device and %#02x in Go", p.Name, g.Groups, g.Group, at, i, got[at], want[i][at])
+			t.Fatalf("%s with %d groups of %d: byte %d of buffer %d is %#02x on the device and %#02x in Go", p.Name,
+				g.Groups, g.Group, at, i, got[at], want[i][at])
 		}
 		after = append(after, want[i][:len(got)-guard])
 	}
@@ -169,7 +173,8 @@ func differ(a, b []byte) int {
 
 // grids has few sizes of groups: PoCL compiles a kernel for each.
 var grids = rapid.Custom(func(t *rapid.T) gpu.Grid {
-	return gpu.Grid{Groups: rapid.Uint32Range(1, 20).Draw(t, "groups"), Group: rapid.SampledFrom([]uint32{1, 7, 64}).Draw(t, "group")}
+	return gpu.Grid{Groups: rapid.Uint32Range(1, 20).Draw(t, "groups"),
+		Group: rapid.SampledFrom([]uint32{1, 7, 64}).Draw(t, "group")}
 })
 
 // size is a length that is 0, 1, around a power of two, or anything.
@@ -193,7 +198,8 @@ func content(t *rapid.T, n int) []byte {
 
 // number is one that a table may have and should not, as well.
 func number(t *rapid.T, label string, most int) uint64 {
-	return rapid.OneOf(rapid.Uint64Range(0, uint64(most)), rapid.SampledFrom([]uint64{0, 1, uint64(most), uint64(most) + 1, 1 << 31, 1<<32 - 1, 1 << 32, 1<<32 + 1, 5 << 32, 1 << 63, ^uint64(0)}),
+	return rapid.OneOf(rapid.Uint64Range(0, uint64(most)), rapid.SampledFrom([]uint64{0, 1, uint64(most),
+		uint64(most) + 1, 1 << 31, 1<<32 - 1, 1 << 32, 1<<32 + 1, 5 << 32, 1 << 63, ^uint64(0)}),
 		rapid.Custom(func(t *rapid.T) uint64 { // right but for what 32 bits would not see
 			return rapid.Uint64Range(0, uint64(most)).Draw(t, "low") | rapid.Uint64Range(1, 1<<31).Draw(t, "high")<<32
 		})).Draw(t, label)
@@ -233,21 +239,25 @@ func TestSameAsReference(t *testing.T) {
 		{kernels.Copy, func(t *rapid.T, g gpu.Grid) {
 			n := size(t, "n", 40000)
 			dst, src := content(t, n+64), content(t, n+64)
-			b.same(t, kernels.Copy, g, dst, rapid.Uint64Range(0, 64).Draw(t, "dst_off"), src, rapid.Uint64Range(0, 64).Draw(t, "src_off"), uint64(n))
+			b.same(t, kernels.Copy, g, dst, rapid.Uint64Range(0, 64).Draw(t, "dst_off"), src,
+				rapid.Uint64Range(0, 64).Draw(t, "src_off"), uint64(n))
 		}},
 		{kernels.Fill, func(t *rapid.T, g gpu.Grid) {
 			n := size(t, "n", 40000)
-			b.same(t, kernels.Fill, g, content(t, n+64), rapid.Uint64Range(0, 64).Draw(t, "off"), uint64(n), rapid.Uint64().Draw(t, "pattern"))
+			b.same(t, kernels.Fill, g, content(t, n+64), rapid.Uint64Range(0, 64).Draw(t, "off"), uint64(n),
+				rapid.Uint64().Draw(t, "pattern"))
 		}},
 		{kernels.Gather, func(t *rapid.T, g gpu.Grid) {
 			count, stride, n := rapid.IntRange(0, 40).Draw(t, "count"), size(t, "stride", 3000), size(t, "n", 20000)
 			dst := content(t, rapid.IntRange(0, count*stride+50).Draw(t, "dst"))
-			b.same(t, kernels.Gather, g, dst, uint64(len(dst)), strides(t, stride), content(t, n), uint64(n), pieces(t, count, n, stride, false), uint32(count), content(t, 4))
+			b.same(t, kernels.Gather, g, dst, uint64(len(dst)), strides(t, stride), content(t, n), uint64(n),
+				pieces(t, count, n, stride, false), uint32(count), content(t, 4))
 		}},
 		{kernels.Scatter, func(t *rapid.T, g gpu.Grid) {
 			count, stride, n := rapid.IntRange(0, 40).Draw(t, "count"), size(t, "stride", 3000), size(t, "n", 60000)
 			src := content(t, rapid.IntRange(0, count*stride+50).Draw(t, "src"))
-			b.same(t, kernels.Scatter, g, content(t, n), uint64(n), pieces(t, count, n, stride, true), uint32(count), src, uint64(len(src)), strides(t, stride), content(t, 4))
+			b.same(t, kernels.Scatter, g, content(t, n), uint64(n), pieces(t, count, n, stride, true), uint32(count),
+				src, uint64(len(src)), strides(t, stride), content(t, 4))
 		}},
 		{kernels.Checksum, func(t *rapid.T, g gpu.Grid) {
 			count, n := rapid.IntRange(0, 40).Draw(t, "count"), size(t, "n", 20000)
@@ -255,11 +265,13 @@ func TestSameAsReference(t *testing.T) {
 			if rapid.Bool().Draw(t, "ones") {
 				src = bytes.Repeat([]byte{0xff}, n)
 			}
-			b.same(t, kernels.Checksum, g, content(t, 4*count), src, uint64(n), pieces(t, count, n, n, false), uint32(count))
+			b.same(t, kernels.Checksum, g, content(t, 4*count), src, uint64(n), pieces(t, count, n, n, false),
+				uint32(count))
 		}},
 		{kernels.Process, func(t *rapid.T, g gpu.Grid) {
 			count, stride := rapid.IntRange(0, 30).Draw(t, "count"), rapid.IntRange(16, 300).Draw(t, "stride")
-			b.same(t, kernels.Process, g, content(t, count*kernels.ResultBytes), slots(t, count, stride), uint64(stride), uint32(count))
+			b.same(t, kernels.Process, g, content(t, count*kernels.ResultBytes), slots(t, count, stride),
+				uint64(stride), uint32(count))
 		}},
 		{kernels.Reorder, func(t *rapid.T, g gpu.Grid) { b.same(t, kernels.Reorder, g, reordering(t)...) }},
 	} {
@@ -268,7 +280,8 @@ func TestSameAsReference(t *testing.T) {
 		})
 	}
 	if !t.Failed() { // a stride without a slot in it
-		b.same(t, kernels.Process, gpu.Grid{Groups: 1, Group: 7}, make([]byte, 48), make([]byte, 64), uint64(15), uint32(2))
+		b.same(t, kernels.Process, gpu.Grid{Groups: 1, Group: 7}, make([]byte, 48), make([]byte, 64), uint64(15),
+			uint32(2))
 	}
 }
 
@@ -340,16 +353,19 @@ func frame(t *rapid.T) []byte {
 		}
 	case 4: // fragments, and what only looks like them
 		if !v6 {
-			f[ip+6], f[ip+7] = rapid.SampledFrom([]byte{0, 0x20, 0x40, 0x60, 0x10, 0x80}).Draw(t, "fragment"), rapid.SampledFrom([]byte{0, 0, 1}).Draw(t, "place")
+			f[ip+6], f[ip+7] = rapid.SampledFrom([]byte{0, 0x20, 0x40, 0x60, 0x10, 0x80}).Draw(t, "fragment"),
+				rapid.SampledFrom([]byte{0, 0, 1}).Draw(t, "place")
 		}
 	}
 	return f
 }
 
-// probe asks for everything in penstock.h that is arithmetic: a row of results for each pair of numbers.
+// probe asks for everything in penstock.h that is arithmetic: a row of results for each pair of
+// numbers.
 var probe = &gpu.Program{
-	Name:    "probe",
-	Kernels: []gpu.Signature{{Name: "probe", Params: []gpu.Param{{Name: "out"}, {Name: "in"}, {Name: "count", Type: driver.U32}}}},
+	Name: "probe",
+	Kernels: []gpu.Signature{{Name: "probe", Params: []gpu.Param{{Name: "out"}, {Name: "in"},
+		{Name: "count", Type: driver.U32}}}},
 	Source: kernels.Source(`
 KERNEL(probe)(__global ulong *out, __global const uchar *in, uint count) {
 	for (ulong i = ps_global_id(); i < count; i += ps_global_size()) {
@@ -394,15 +410,18 @@ KERNEL(probe)(__global ulong *out, __global const uchar *in, uint count) {
 			if fold == 0 && x != 0 {
 				fold = 0xffff
 			}
-			for k, v := range []uint64{uint64(be.Uint16(p[1:])), uint64(be.Uint32(p[1:])), be.Uint64(p[1:]), uint64(le.Uint16(p[1:])), uint64(le.Uint32(p[1:])), le.Uint64(p[1:]),
-				truth(inside(x, y, z)), truth(hi == 0 && inside(row, z, w)), fold, g.Items(), uint64(uint32(x)) | uint64(uint32(x)+1)<<32, uint64(uint32(x) + 1)} {
+			for k, v := range []uint64{uint64(be.Uint16(p[1:])), uint64(be.Uint32(p[1:])), be.Uint64(p[1:]),
+				uint64(le.Uint16(p[1:])), uint64(le.Uint32(p[1:])), le.Uint64(p[1:]),
+				truth(inside(x, y, z)), truth(hi == 0 && inside(row, z, w)), fold, g.Items(),
+				uint64(uint32(x)) | uint64(uint32(x)+1)<<32, uint64(uint32(x) + 1)} {
 				le.PutUint64(r[8*k:], v)
 			}
 		}
 	}},
 }
 
-// TestHeader compares the arithmetic of penstock.h with Go's, at the places where 16, 32 and 64 bits end.
+// TestHeader compares the arithmetic of penstock.h with Go's, at the places where 16, 32 and 64
+// bits end.
 func TestHeader(t *testing.T) {
 	b := newBench(t)
 	edge := func(t *rapid.T) uint64 { return number(t, "number", 1<<rapid.IntRange(1, 40).Draw(t, "bits")) }
@@ -420,15 +439,19 @@ func TestHeader(t *testing.T) {
 func TestMovesNothingBeyond4GiBWrongly(t *testing.T) {
 	b := newBench(t)
 	var table []byte
-	for _, p := range [][2]uint64{{1 << 32, 8}, {1<<32 + 8, 8}, {8, 1<<32 + 8}, {^uint64(0) - 7, 8}, {^uint64(0) - 7, 16}, {0, 8}} {
+	for _, p := range [][2]uint64{{1 << 32, 8}, {1<<32 + 8, 8}, {8, 1<<32 + 8}, {^uint64(0) - 7, 8},
+		{^uint64(0) - 7, 16}, {0, 8}} {
 		table = binary.LittleEndian.AppendUint64(table, p[0])
 		table = binary.LittleEndian.AppendUint64(table, p[1])
 	}
 	src, dst, refused := bytes.Repeat([]byte{7}, 64), make([]byte, 64), make([]byte, 4)
-	b.same(t, kernels.Gather, gpu.Grid{Groups: 3, Group: 7}, dst, uint64(64), uint64(8), src, uint64(64), table, uint32(6), refused)
-	ref := []gpu.GoArg{{Bytes: dst}, {Bits: 64}, {Bits: 8}, {Bytes: src}, {Bits: 64}, {Bytes: table}, {Bits: 6}, {Bytes: refused}}
+	b.same(t, kernels.Gather, gpu.Grid{Groups: 3, Group: 7}, dst, uint64(64), uint64(8), src, uint64(64), table,
+		uint32(6), refused)
+	ref := []gpu.GoArg{{Bytes: dst}, {Bits: 64}, {Bits: 8}, {Bytes: src}, {Bits: 64}, {Bytes: table}, {Bits: 6},
+		{Bytes: refused}}
 	kernels.Gather.Go["gather"](gpu.Grid{}, ref)
-	if refused[0] != 5 || !bytes.Equal(dst, append(make([]byte, 40), append(bytes.Repeat([]byte{7}, 8), make([]byte, 16)...)...)) {
+	if refused[0] != 5 || !bytes.Equal(dst, append(make([]byte, 40),
+		append(bytes.Repeat([]byte{7}, 8), make([]byte, 16)...)...)) {
 		t.Errorf("refused %d pieces, expected 5; rows %v", refused[0], dst)
 	}
 }
@@ -436,7 +459,9 @@ func TestMovesNothingBeyond4GiBWrongly(t *testing.T) {
 func TestEveryKernelHasEveryForm(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range kernels.All() {
-		if seen[p.Name] || len(p.Kernels) != 1 || p.Kernels[0].Name != p.Name || p.Go[p.Name] == nil || !strings.Contains(p.Source, fmt.Sprintf("KERNEL(%s)", p.Name)) && !strings.Contains(p.Source, fmt.Sprintf("PS_FEED(%s,", p.Name)) || len(p.PTX) != 2 {
+		if seen[p.Name] || len(p.Kernels) != 1 || p.Kernels[0].Name != p.Name || p.Go[p.Name] == nil ||
+			!strings.Contains(p.Source, fmt.Sprintf("KERNEL(%s)", p.Name)) &&
+				!strings.Contains(p.Source, fmt.Sprintf("PS_FEED(%s,", p.Name)) || len(p.PTX) != 2 {
 			t.Errorf("program %q: kernels %v, source of %d bytes, %d PTX", p.Name, p.Kernels, len(p.Source), len(p.PTX))
 		}
 		seen[p.Name] = true

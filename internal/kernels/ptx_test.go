@@ -49,8 +49,10 @@ func compile(name, source, compiler string, t target) (string, error) {
 	if err := os.WriteFile(in, []byte(source), 0o600); err != nil {
 		return "", err
 	}
-	out, err := exec.Command(clang, "-x", "cl", "-cl-std=CL3.0", "--target=nvptx64-nvidia-cuda", fmt.Sprintf("-march=sm_%d", t.sm),
-		"-Xclang", "-target-feature", "-Xclang", fmt.Sprintf("+ptx%d", t.version), "-Wall", "-Wextra", "-Werror", "-O2", "-S", "-o", "-", in).Output()
+	out, err := exec.Command(clang, "-x", "cl", "-cl-std=CL3.0", "--target=nvptx64-nvidia-cuda",
+		fmt.Sprintf("-march=sm_%d", t.sm),
+		"-Xclang", "-target-feature", "-Xclang", fmt.Sprintf("+ptx%d", t.version), "-Wall", "-Wextra", "-Werror", "-O2",
+		"-S", "-o", "-", in).Output()
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
@@ -58,11 +60,12 @@ func compile(name, source, compiler string, t target) (string, error) {
 		}
 		return "", fmt.Errorf("%s for sm_%d: %w", clang, t.sm, err)
 	}
-	return fmt.Sprintf("// Made of %s.cl (SHA-256 with penstock.h: %s)\n// by %s %s; do not edit: make generate.\n%s", name, digest(source), clang, compiler, out), nil
+	return fmt.Sprintf("// Made of %s.cl (SHA-256 with penstock.h: %s)\n// by %s %s; do not edit: make generate.\n%s",
+		name, digest(source), clang, compiler, out), nil
 }
 
-// TestPTXIsCurrent shows that each PTX was made of the source beside it, by the digest that it names. With -update it makes anew what was not, or what another
-// version of the compiler made.
+// TestPTXIsCurrent shows that each PTX was made of the source beside it, by the digest that it
+// names. With -update it makes anew what was not, or what another version of the compiler made.
 func TestPTXIsCurrent(t *testing.T) {
 	have, missing := "", error(nil)
 	if *update {
@@ -93,7 +96,8 @@ func TestPTXIsCurrent(t *testing.T) {
 	}
 }
 
-// TestPTXIsWhatTheCompilerMakes compiles each source again and compares, where the compiler that made the PTX is installed.
+// TestPTXIsWhatTheCompilerMakes compiles each source again and compares, where the compiler that
+// made the PTX is installed.
 func TestPTXIsWhatTheCompilerMakes(t *testing.T) {
 	testenv.Once(t)
 	have, err := clangVersion()
@@ -105,20 +109,23 @@ func TestPTXIsWhatTheCompilerMakes(t *testing.T) {
 		for i, x := range p.PTX {
 			if !strings.Contains(x.Text, clang+" "+have+";") {
 				line, _, _ := strings.Cut(x.Text[strings.Index(x.Text, "// by "):], ";")
-				t.Logf("%s: %s, and here is %s %s: another version may write it otherwise", targets[i].file(p.Name), line, clang, have)
+				t.Logf("%s: %s, and here is %s %s: another version may write it otherwise", targets[i].file(p.Name),
+					line, clang, have)
 				continue
 			}
 			now, err := compile(p.Name, p.Source, have, targets[i])
 			if err != nil {
 				t.Error(err)
 			} else if now != x.Text {
-				t.Errorf("%s is not what %s %s makes of the source: run make generate and commit it", targets[i].file(p.Name), clang, have)
+				t.Errorf("%s is not what %s %s makes of the source: run make generate and commit it",
+					targets[i].file(p.Name), clang, have)
 			}
 			compared++
 		}
 	}
 	if compared == 0 && !t.Failed() {
-		testenv.Missing(t, "the "+clang+" that made the PTX, to compare with", fmt.Errorf("none of it is made by %s %s, which is here", clang, have))
+		testenv.Missing(t, "the "+clang+" that made the PTX, to compare with",
+			fmt.Errorf("none of it is made by %s %s, which is here", clang, have))
 	}
 }
 
@@ -129,7 +136,8 @@ func TestPTXSaysWhatItIs(t *testing.T) {
 			t.Errorf("%s: PTX for %d of %d architectures", p.Name, len(p.PTX), len(targets))
 		}
 		for _, x := range p.PTX {
-			for _, want := range []string{fmt.Sprintf("\n.version %d.%d\n", x.Version/10, x.Version%10), fmt.Sprintf("\n.target sm_%d\n", x.SM)} {
+			for _, want := range []string{fmt.Sprintf("\n.version %d.%d\n", x.Version/10, x.Version%10),
+				fmt.Sprintf("\n.target sm_%d\n", x.SM)} {
 				if !strings.Contains(x.Text, want) {
 					t.Errorf("%s for sm_%d has no line %q", p.Name, x.SM, want[1:len(want)-1])
 				}
@@ -139,14 +147,16 @@ func TestPTXSaysWhatItIs(t *testing.T) {
 				params, _, _ := strings.Cut(rest, "\n)")
 				lines := strings.Split(params, "\n")
 				if !ok || len(lines) != len(k.Params) {
-					t.Errorf("%s for sm_%d: entry %s has %d parameters (%v), expected %d", p.Name, x.SM, k.Name, len(lines), ok, len(k.Params))
+					t.Errorf("%s for sm_%d: entry %s has %d parameters (%v), expected %d", p.Name, x.SM, k.Name,
+						len(lines), ok, len(k.Params))
 					continue
 				}
 				for i, line := range lines {
 					want := fmt.Sprintf(".param .u%d ", 8*k.Params[i].Type.Size())
 					pointer := strings.Contains(line, ".ptr .global")
 					if !strings.Contains(line, want) || pointer != (k.Params[i].Type.String() == "buffer") {
-						t.Errorf("%s for sm_%d: %s: parameter %d is %q, expected a %s", p.Name, x.SM, k.Name, i, strings.TrimSpace(line), k.Params[i].Type)
+						t.Errorf("%s for sm_%d: %s: parameter %d is %q, expected a %s", p.Name, x.SM, k.Name, i,
+							strings.TrimSpace(line), k.Params[i].Type)
 					}
 				}
 			}

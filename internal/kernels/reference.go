@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/mem/vec"
 )
 
-// The kernels in Go. Each is its source in cl/ again, for the whole grid at once, and as plain as can be: it is what the others are compared with.
+// The kernels in Go. Each is its source in cl/ again, for the whole grid at once, and as plain as
+// can be: it is what the others are compared with.
 
 var le = binary.LittleEndian
 var be = binary.BigEndian
@@ -15,7 +16,8 @@ var be = binary.BigEndian
 // inside reports whether n bytes from off lie within size bytes, without overflow.
 func inside(off, n, size uint64) bool { return off <= size && n <= size-off }
 
-// rowInside reports whether n bytes from row i lie within size bytes, where rows are stride bytes apart.
+// rowInside reports whether n bytes from row i lie within size bytes, where rows are stride bytes
+// apart.
 func rowInside(i, stride, n, size uint64) bool {
 	return (stride == 0 || i <= size/stride) && inside(i*stride, n, size)
 }
@@ -38,7 +40,8 @@ func fillGo(_ driver.Grid, a []driver.GoArg) {
 }
 
 func gatherGo(_ driver.Grid, a []driver.GoArg) {
-	dst, dstLen, stride, src, srcLen, pieces, count, refused := a[0].Bytes, a[1].U64(), a[2].U64(), a[3].Bytes, a[4].U64(), a[5].Bytes, a[6].U32(), a[7].Bytes
+	dst, dstLen, stride, src, srcLen, pieces, count, refused := a[0].Bytes, a[1].U64(), a[2].U64(), a[3].Bytes,
+		a[4].U64(), a[5].Bytes, a[6].U32(), a[7].Bytes
 	for i := range uint64(count) {
 		off, n := piece(pieces, i)
 		if !inside(off, n, srcLen) || n > stride || !rowInside(i, stride, n, dstLen) {
@@ -50,7 +53,8 @@ func gatherGo(_ driver.Grid, a []driver.GoArg) {
 }
 
 func scatterGo(_ driver.Grid, a []driver.GoArg) {
-	dst, dstLen, pieces, count, src, srcLen, stride, refused := a[0].Bytes, a[1].U64(), a[2].Bytes, a[3].U32(), a[4].Bytes, a[5].U64(), a[6].U64(), a[7].Bytes
+	dst, dstLen, pieces, count, src, srcLen, stride, refused := a[0].Bytes, a[1].U64(), a[2].Bytes, a[3].U32(),
+		a[4].Bytes, a[5].U64(), a[6].U64(), a[7].Bytes
 	for i := range uint64(count) {
 		off, n := piece(pieces, i)
 		if !inside(off, n, dstLen) || n > stride || !rowInside(i, stride, n, srcLen) {
@@ -120,7 +124,8 @@ func processGo(_ driver.Grid, a []driver.GoArg) {
 	}
 }
 
-// udpPayload is the payload of UDP in a frame; ps_udp_payload of cl/penstock.h says which frames have one.
+// udpPayload is the payload of UDP in a frame; ps_udp_payload of cl/penstock.h says which frames
+// have one.
 func udpPayload(p []byte) ([]byte, bool) {
 	at := 12
 	if len(p) < 14 {

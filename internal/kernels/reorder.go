@@ -6,8 +6,9 @@ import (
 	"github.com/penstock-io/penstock/gpu/driver"
 )
 
-// Reorder places payloads of packets into batches, converted on the way, clears the places of packets that are missing, and reads numbers of packets.
-// Package reorder has the meaning. Its table, little-endian, has entries of these kinds wherever the caller wants them:
+// Reorder places payloads of packets into batches, converted on the way, clears the places of
+// packets that are missing, and reads numbers of packets. Package reorder has the meaning. Its
+// table, little-endian, has entries of these kinds wherever the caller wants them:
 //
 //	part  PieceBytes     ulong off; uint len, src        bytes of source src, 0 to 3
 //	move  ReorderBytes   ulong dst; uint part, parts, len, place
@@ -18,12 +19,15 @@ import (
 //	look  ReorderBytes   ulong out; uint part, parts, len, unused
 //	                     the sequence number and that of the batch of a packet of len bytes go to two uints at out of the table
 //
-// and plan is what ReorderPlan.Encode makes. The word at refused_at becomes 1 where an entry is outside its memories; that one is left out. dst and all elements
-// are aligned to their size.
-var Reorder = program("reorder", reorderGo, buffer("dst"), u64("dst_len"), buffer("src0"), u64("len0"), buffer("src1"), u64("len1"), buffer("src2"), u64("len2"),
-	buffer("src3"), u64("len3"), buffer("table"), buffer("plan"), u64("moves_at"), u32("moves"), u64("gaps_at"), u32("gaps"), u64("looks_at"), u32("looks"), u64("refused_at"))
+// and plan is what ReorderPlan.Encode makes. The word at refused_at becomes 1 where an entry is
+// outside its memories; that one is left out. dst and all elements are aligned to their size.
+var Reorder = program("reorder", reorderGo, buffer("dst"), u64("dst_len"), buffer("src0"), u64("len0"), buffer("src1"),
+	u64("len1"), buffer("src2"), u64("len2"),
+	buffer("src3"), u64("len3"), buffer("table"), buffer("plan"), u64("moves_at"), u32("moves"), u64("gaps_at"),
+	u32("gaps"), u64("looks_at"), u32("looks"), u64("refused_at"))
 
-// The arguments of Reorder by number. Those of source k are ReorderSource+2*k and the one behind it.
+// The arguments of Reorder by number. Those of source k are ReorderSource+2*k and the one behind
+// it.
 const (
 	ReorderSource = 2
 	ReorderTable  = 10
@@ -57,7 +61,8 @@ const (
 
 var elementSizes = [...]int{1, 1, 1, 2, 2, 4, 4, 2, 2, 4, 8}
 
-// ReorderPlan is what all batches have in common: packets of a batch, channels or 0, a conversion, and where numbers are in a packet, in bits.
+// ReorderPlan is what all batches have in common: packets of a batch, channels or 0, a conversion,
+// and where numbers are in a packet, in bits.
 type ReorderPlan struct {
 	Per, Channels        int
 	To                   Element
@@ -74,14 +79,15 @@ const (
 	modeDouble
 )
 
-// mode is modeExact where that has the same results as float64: of integers without Scale and Offset, and of samples of up to 16 bits with a Scale that is a power
-// of two.
+// mode is modeExact where that has the same results as float64: of integers without Scale and
+// Offset, and of samples of up to 16 bits with a Scale that is a power of two.
 func (p *ReorderPlan) mode() uint32 {
 	frac, exp := math.Frexp(p.Scale)
 	switch {
 	case p.To == Bytes:
 		return modeBytes
-	case p.To < F16 && p.Scale == 1 && p.Offset == 0, p.To >= F16 && p.Bits <= 16 && p.Offset == 0 && frac == 0.5 && exp > -100 && exp <= 90:
+	case p.To < F16 && p.Scale == 1 && p.Offset == 0, p.To >= F16 && p.Bits <= 16 && p.Offset == 0 && frac == 0.5 &&
+		exp > -100 && exp <= 90:
 		return modeExact
 	}
 	return modeDouble
@@ -94,7 +100,8 @@ const ReorderPlanBytes = 64
 func (p *ReorderPlan) Encode() []byte {
 	bit := map[bool]uint32{true: 1}
 	var b []byte
-	for _, v := range []uint32{uint32(p.Per), uint32(p.Channels), uint32(max(p.Bits, 1)), bit[p.Unsigned], bit[p.BigEndian], uint32(p.To), p.mode(), uint32(p.SeqOff), uint32(p.SeqWidth),
+	for _, v := range []uint32{uint32(p.Per), uint32(p.Channels), uint32(max(p.Bits, 1)), bit[p.Unsigned],
+		bit[p.BigEndian], uint32(p.To), p.mode(), uint32(p.SeqOff), uint32(p.SeqWidth),
 		uint32(p.BatchOff), uint32(p.BatchWidth), math.Float32bits(float32(p.Scale))} {
 		b = le.AppendUint32(b, v)
 	}
@@ -119,7 +126,8 @@ func reorderGo(_ driver.Grid, a []driver.GoArg) {
 	}
 	plan := a[ReorderTable+1].Bytes
 	word := func(i int) uint32 { return le.Uint32(plan[4*i:]) }
-	x.per, x.channels, x.bits, x.isUnsigned, x.big, x.to, x.mode = int(word(0)), int(word(1)), int(word(2)), word(3) != 0, word(4) != 0, int(word(5)), int(word(6))
+	x.per, x.channels, x.bits, x.isUnsigned, x.big, x.to, x.mode = int(word(0)), int(word(1)), int(word(2)),
+		word(3) != 0, word(4) != 0, int(word(5)), int(word(6))
 	x.seqOff, x.seqWidth, x.batchOff, x.batchWidth = word(7), word(8), word(9), word(10)
 	x.scale, x.offset = math.Float64frombits(le.Uint64(plan[48:])), math.Float64frombits(le.Uint64(plan[56:]))
 	refused := a[ReorderOut].U64()
@@ -158,7 +166,8 @@ func (x *reorderArgs) move(e []byte) bool {
 	in, ok := x.parts(le.Uint32(e[8:]), le.Uint32(e[12:]), le.Uint32(e[16:]))
 	out := place / channels
 	row := out * uint64(x.per)
-	if !ok || !inside((channels-1)*row, out, uint64(len(x.dst))) || !inside(dst, (channels-1)*row+out, uint64(len(x.dst))) {
+	if !ok || !inside((channels-1)*row, out, uint64(len(x.dst))) ||
+		!inside(dst, (channels-1)*row+out, uint64(len(x.dst))) {
 		return false
 	}
 	if x.mode != modeBytes {
@@ -227,7 +236,8 @@ func (x *reorderArgs) element(out []byte, v int64) []byte {
 	return out
 }
 
-// nearest is the number of a format of 16 bits, with an exponent of exp bits and a fraction of frac bits, that is nearest to v, ties to even.
+// nearest is the number of a format of 16 bits, with an exponent of exp bits and a fraction of frac
+// bits, that is nearest to v, ties to even.
 func nearest(v float64, exp, frac int) uint16 {
 	sign := uint16(math.Float64bits(v) >> 63 << 15)
 	v = math.Abs(v)

@@ -9,18 +9,26 @@ import (
 	"github.com/penstock-io/penstock/internal/kernels"
 )
 
-// reordering are arguments of Reorder: any plan, packets of one part or of several, batches with gaps, and entries that are wrong.
+// reordering are arguments of Reorder: any plan, packets of one part or of several, batches with
+// gaps, and entries that are wrong.
 func reordering(t *rapid.T) []any {
 	le := binary.LittleEndian
 	p := kernels.ReorderPlan{
-		Per: 1 << rapid.IntRange(0, 7).Draw(t, "per"), Channels: rapid.SampledFrom([]int{0, 0, 1, 2, 3}).Draw(t, "channels"),
-		To: kernels.Element(rapid.IntRange(0, int(kernels.F64)).Draw(t, "to")), Bits: rapid.SampledFrom([]int{4, 8, 12, 14, 16, 32}).Draw(t, "bits"),
+		Per:      1 << rapid.IntRange(0, 7).Draw(t, "per"),
+		Channels: rapid.SampledFrom([]int{0, 0, 1, 2, 3}).Draw(t, "channels"),
+		To:       kernels.Element(rapid.IntRange(0, int(kernels.F64)).Draw(t, "to")),
+		Bits:     rapid.SampledFrom([]int{4, 8, 12, 14, 16, 32}).Draw(t, "bits"),
 		Unsigned: rapid.Bool().Draw(t, "unsigned"), BigEndian: rapid.Bool().Draw(t, "big"),
-		Scale: 1, SeqOff: rapid.IntRange(0, 100).Draw(t, "seq"), SeqWidth: rapid.IntRange(1, 32).Draw(t, "width"), BatchOff: rapid.IntRange(0, 100).Draw(t, "batch"),
+		Scale: 1, SeqOff: rapid.IntRange(0, 100).Draw(t, "seq"), SeqWidth: rapid.IntRange(1, 32).Draw(t, "width"),
+		BatchOff:   rapid.IntRange(0, 100).Draw(t, "batch"),
 		BatchWidth: rapid.IntRange(0, 32).Draw(t, "batch width"),
 	}
 	if rapid.Bool().Draw(t, "scaled") {
-		p.Scale = rapid.OneOf(rapid.Map(rapid.IntRange(-30, 10), func(e int) float64 { return 1.5 * math.Ldexp(1, e) }), rapid.Map(rapid.IntRange(-120, 120), func(e int) float64 { return math.Ldexp(1, e) }), rapid.Float64Range(-1e6, 1e6), rapid.Float64()).Draw(t, "scale")
+		p.Scale = rapid.OneOf(rapid.Map(rapid.IntRange(-30, 10), func(e int) float64 {
+			return 1.5 * math.Ldexp(1, e)
+		}), rapid.Map(rapid.IntRange(-120, 120), func(e int) float64 {
+			return math.Ldexp(1, e)
+		}), rapid.Float64Range(-1e6, 1e6), rapid.Float64()).Draw(t, "scale")
 		if p.Scale == 0 || math.IsNaN(p.Scale) || math.IsInf(p.Scale, 0) {
 			p.Scale = 3
 		}
@@ -41,7 +49,8 @@ func reordering(t *rapid.T) []any {
 		}
 		samples = unit * 8 / p.Bits
 	}
-	size := map[kernels.Element]int{kernels.I16: 2, kernels.U16: 2, kernels.F16: 2, kernels.BF16: 2, kernels.I32: 4, kernels.U32: 4, kernels.F32: 4, kernels.F64: 8}[p.To]
+	size := map[kernels.Element]int{kernels.I16: 2, kernels.U16: 2, kernels.F16: 2, kernels.BF16: 2, kernels.I32: 4,
+		kernels.U32: 4, kernels.F32: 4, kernels.F64: 8}[p.To]
 	size = max(size, 1) * samples
 	channels := max(p.Channels, 1)
 	each := rapid.IntRange(1, 200/channels+1).Draw(t, "units") // of a channel
@@ -90,7 +99,8 @@ func reordering(t *rapid.T) []any {
 	}
 	const moves, gaps, looks, masks, outs, refused = 40000, 42000, 44000, 46000, 48000, 50000
 	batch := (p.Per*place + 7) &^ 7
-	nmoves, ngaps, nlooks := rapid.IntRange(0, min(p.Per, 12)).Draw(t, "moves"), rapid.IntRange(0, min(2, bufBytes/batch-1)).Draw(t, "gaps"), rapid.IntRange(0, 20).Draw(t, "looks")
+	nmoves, ngaps, nlooks := rapid.IntRange(0, min(p.Per, 12)).Draw(t, "moves"),
+		rapid.IntRange(0, min(2, bufBytes/batch-1)).Draw(t, "gaps"), rapid.IntRange(0, 20).Draw(t, "looks")
 	dst := content(t, batch*(1+ngaps))
 	for i := range nmoves {
 		n := in
@@ -122,7 +132,8 @@ func reordering(t *rapid.T) []any {
 	for k := range src {
 		args = append(args, src[k], uint64(len(src[k])))
 	}
-	return append(args, table, p.Encode(), uint64(moves), uint32(nmoves), uint64(gaps), uint32(ngaps), uint64(looks), uint32(nlooks), uint64(refused))
+	return append(args, table, p.Encode(), uint64(moves), uint32(nmoves), uint64(gaps), uint32(ngaps), uint64(looks),
+		uint32(nlooks), uint64(refused))
 }
 
 func size8(n int) int { return (n + 7) &^ 7 }

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
-// The control block means the same in Go and in OpenCL C: what each word does, and that a launch goes on where the one before has left.
+// The control block means the same in Go and in OpenCL C: what each word does, and that a launch
+// goes on where the one before has left.
 func TestControl(t *testing.T) {
 	t.Run("host", func(t *testing.T) {
 		rt, err := host.Open(host.Options{})

@@ -27,7 +27,8 @@ type exitStatus int
 
 func (e exitStatus) Error() string { return "exit status " + strconv.Itoa(int(e)) }
 
-// benchmark runs the benchmarks that need programs in C, and those of penstock with what they lack without the lab.
+// benchmark runs the benchmarks that need programs in C, and those of penstock with what they lack
+// without the lab.
 func benchmark(ctx context.Context, args []string, out io.Writer) error {
 	switch {
 	case len(args) > 0 && args[0] == "xdp":
@@ -39,7 +40,8 @@ func benchmark(ctx context.Context, args []string, out io.Writer) error {
 	case len(args) > 0 && args[0] == "files":
 		return benchFiles(ctx, args[1:], out)
 	}
-	if status := cli.Bench(cli.Lab{OpenSSL: peers.OpenSSLStream, Cable: netns.Cable}, args, os.Stdin, out, os.Stderr); status != 0 {
+	if status := cli.Bench(cli.Lab{OpenSSL: peers.OpenSSLStream, Cable: netns.Cable}, args, os.Stdin, out,
+		os.Stderr); status != 0 {
 		return exitStatus(status)
 	}
 	return nil
@@ -78,8 +80,9 @@ func parsed(f *flag.FlagSet, args []string) error {
 	return nil
 }
 
-// benchXDP receives, sends and forwards packets over veth between two network namespaces, beside a program in C on libxdp and DPDK's
-// net_af_xdp in testpmd, in interleaved pairs: docs/measurements/xdp.md says how. It takes root.
+// benchXDP receives, sends and forwards packets over veth between two network namespaces, beside a
+// program in C on libxdp and DPDK's net_af_xdp in testpmd, in interleaved pairs:
+// docs/measurements/xdp.md says how. It takes root.
 func benchXDP(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("bench xdp", flag.ContinueOnError)
 	var result bench.Output
@@ -89,7 +92,8 @@ func benchXDP(ctx context.Context, args []string, out io.Writer) (err error) {
 	list(f, &o.Ops, "op", "of receive, send, forward (default all)", word)
 	list(f, &o.Sizes, "size", "bytes of a frame (default 64,1400,8900; dpdk 64,1400)", strconv.Atoi)
 	touched := f.String("touched", "both", "whether headers are read or written: yes, no, both")
-	list(f, &o.Modes, "mode", "of held (all lies in the rings before the thread under test begins), path (held, with the sender's time), live (default all)", word)
+	list(f, &o.Modes, "mode", "of held (all lies in the rings before the thread under test begins), path (held, with "+
+		"the sender's time), live (default all)", word)
 	list(f, &o.Against, "against", "of c, testpmd (default both)", word)
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each row (default 20, the least that gets a verdict)")
 	f.IntVar(&o.Batch, "batch", 0, "packets that each takes and sends at a time (default 64)")
@@ -97,7 +101,8 @@ func benchXDP(ctx context.Context, args []string, out io.Writer) (err error) {
 	f.DurationVar(&o.Time, "time", 0, "of a live sample (default 1s)")
 	f.BoolVar(&o.Wall, "wall", false, "held rows by the clock on the wall")
 	f.BoolVar(&o.Huge, "huge", false, "huge pages for both sides")
-	packets := f.String("packets", "", "forward so many packets of the first size, such as 1e8, and account for each packet and each slot")
+	packets := f.String("packets", "",
+		"forward so many packets of the first size, such as 1e8, and account for each packet and each slot")
 	if err := parsed(f, args); err != nil {
 		return err
 	}
@@ -132,7 +137,8 @@ func benchXDP(ctx context.Context, args []string, out io.Writer) (err error) {
 	return result.Print(out, r, err)
 }
 
-// benchDPDK measures what engine/dpdk costs for each packet over net_null, beside dpdk-testpmd: docs/measurements/dpdk.md says how.
+// benchDPDK measures what engine/dpdk costs for each packet over net_null, beside dpdk-testpmd:
+// docs/measurements/dpdk.md says how.
 func benchDPDK(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("bench dpdk", flag.ContinueOnError)
 	var result bench.Output
@@ -166,8 +172,8 @@ func parseCount(s string) (uint64, error) {
 	return 0, fmt.Errorf("--packets %q: expected a whole number such as 1000000 or 1e8", s)
 }
 
-// benchVerbs measures RDMA on one device of this machine, which talks to itself, beside perftest where it is installed: docs/measurements/verbs-perftest.md
-// says how.
+// benchVerbs measures RDMA on one device of this machine, which talks to itself, beside perftest
+// where it is installed: docs/measurements/verbs-perftest.md says how.
 func benchVerbs(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("bench verbs", flag.ContinueOnError)
 	var result bench.Output

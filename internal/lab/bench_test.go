@@ -18,17 +18,20 @@ func TestBenchXDP(t *testing.T) {
 	testenv.Once(t)
 	xdpref.Need(t)
 	file := filepath.Join(t.TempDir(), "xdp.json")
-	args := []string{"bench", "xdp", "--quick", "--quiet", "--engine", "xdp", "--against", "c", "--touched", "no", "--size", "64"}
+	args := []string{"bench", "xdp", "--quick", "--quiet", "--engine", "xdp", "--against", "c", "--touched", "no",
+		"--size", "64"}
 	out, ok := lab(t, append(args, "--op", "receive", "--mode", "held,path", "--output", file)...)
 	if !ok || !strings.Contains(out, "receive 64 B, untouched, path") {
 		t.Fatalf("ended well: %v: %s", ok, out)
 	}
 	r, err := paired.ReadFile(file)
-	if err != nil || len(r.Rows) != 2 || r.Rows[0].Size != 64 || r.Rows[0].Ours.Verified == 0 || len(r.Rows[0].Theirs) != 1 {
+	if err != nil || len(r.Rows) != 2 || r.Rows[0].Size != 64 || r.Rows[0].Ours.Verified == 0 ||
+		len(r.Rows[0].Theirs) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	out, ok = lab(t, append(args, "--packets", "2e3")...)
-	if !ok || !strings.Contains(out, "2000 sent by the load") || !strings.Contains(out, "128000 bytes checked at the sink, all right") {
+	if !ok || !strings.Contains(out, "2000 sent by the load") ||
+		!strings.Contains(out, "128000 bytes checked at the sink, all right") {
 		t.Errorf("ended well: %v: %s", ok, out)
 	}
 }
@@ -45,7 +48,8 @@ func TestBenchFiles(t *testing.T) {
 		t.Fatalf("ended well: %v: %v: %s", ok, err, out)
 	}
 	for _, x := range r.Rows {
-		if want := uint64(1 << 20); x.Ours.Verified != want && x.Ours.Verified != 40*smallBytes || len(x.Theirs) != 1 || x.Theirs[0].Error != "" {
+		if want := uint64(1 << 20); x.Ours.Verified != want && x.Ours.Verified != 40*smallBytes || len(x.Theirs) != 1 ||
+			x.Theirs[0].Error != "" {
 			t.Errorf("%s: %d bytes verified, %+v", x.Name, x.Ours.Verified, x.Theirs)
 		}
 	}
@@ -72,13 +76,15 @@ func TestBenchRefusals(t *testing.T) {
 		"verbs --library /nowhere/lib": "/nowhere/lib",
 		"nothing":                      "nothing",
 	} {
-		if out, ok := lab(t, append([]string{"bench"}, strings.Fields(args)...)...); ok || !strings.Contains(out, want) {
+		if out, ok := lab(t, append([]string{"bench"}, strings.Fields(args)...)...); ok ||
+			!strings.Contains(out, want) {
 			t.Errorf("%s: ended well: %v: %s; expected %s", args, ok, out, want)
 		}
 	}
 }
 
-// The benchmarks of the program have in the lab what they lack without it: hosts on a cable, and OpenSSL.
+// The benchmarks of the program have in the lab what they lack without it: hosts on a cable, and
+// OpenSSL.
 func TestBenchOfTheProgram(t *testing.T) {
 	testenv.Once(t)
 	_, _, end, err := netns.Cable(1500)
@@ -88,12 +94,14 @@ func TestBenchOfTheProgram(t *testing.T) {
 	if err := end(); err != nil {
 		t.Fatal(err)
 	}
-	if out, ok := lab(t, strings.Fields("bench stream --quick --quiet --engine afpacket --size 64 --test latency --rate 1000")...); !ok || !strings.Contains(out, "afpacket") {
+	if out, ok := lab(t, strings.Fields("bench stream --quick --quiet --engine afpacket --size 64 --test latency "+
+		"--rate 1000")...); !ok || !strings.Contains(out, "afpacket") {
 		t.Errorf("ended well: %v: %s", ok, out)
 	}
 }
 
-// TestGuestBenchVerbs runs the whole command on Soft-RoCE, beside perftest. Its figures mean nothing.
+// TestGuestBenchVerbs runs the whole command on Soft-RoCE, beside perftest. Its figures mean
+// nothing.
 func TestGuestBenchVerbs(t *testing.T) {
 	if guest.ID() == 0 { // the guest takes the host's programs; the ledger is the host's too
 		peers.Need(t, "perftest")
@@ -102,7 +110,8 @@ func TestGuestBenchVerbs(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Timeout: 20 * time.Minute}) {
 		return
 	}
-	// All of it alone; then what perftest has, once each: its programs take a second and more to begin in a guest.
+	// All of it alone; then what perftest has, once each: its programs take a second and more to
+	// begin in a guest.
 	for _, x := range []struct {
 		args         string
 		rows, beside int
@@ -111,7 +120,8 @@ func TestGuestBenchVerbs(t *testing.T) {
 		{"--classes write,read,send,latency --size 64KiB --pairs 1", 6, 6},
 	} {
 		file := filepath.Join(t.TempDir(), "verbs.json")
-		out, ok := lab(t, append(strings.Fields("bench verbs --quick --device rxe0 --output "+file), strings.Fields(x.args)...)...)
+		out, ok := lab(t, append(strings.Fields("bench verbs --quick --device rxe0 --output "+file),
+			strings.Fields(x.args)...)...)
 		t.Log(out)
 		if !ok {
 			t.Fatalf("%s failed", x.args)
@@ -135,10 +145,12 @@ func TestGuestBenchVerbs(t *testing.T) {
 			}
 		}
 		if len(r.Rows) != x.rows || beside != x.beside {
-			t.Errorf("%s: %d rows, %d of them beside perftest; expected %d and %d", x.args, len(r.Rows), beside, x.rows, x.beside)
+			t.Errorf("%s: %d rows, %d of them beside perftest; expected %d and %d", x.args, len(r.Rows), beside, x.rows,
+				x.beside)
 		}
 	}
-	if out, ok := lab(t, "bench", "verbs", "--quick", "--device", "mlx5_0"); ok || !strings.Contains(out, "expected one of rxe0") {
+	if out, ok := lab(t, "bench", "verbs", "--quick", "--device", "mlx5_0"); ok ||
+		!strings.Contains(out, "expected one of rxe0") {
 		t.Errorf("ended well: %v: %s", ok, out)
 	}
 }

@@ -45,8 +45,9 @@ const (
 	iperf3At   = "5201"
 )
 
-// fileRow is a row: two commands between a client and a server on a link. In their words ADDR is the server of penstock, RSYNC that of rsync,
-// SMALL and LARGE are the directories of the files, and OUT is where the copy goes.
+// fileRow is a row: two commands between a client and a server on a link. In their words ADDR is
+// the server of penstock, RSYNC that of rsync, SMALL and LARGE are the directories of the files,
+// and OUT is where the copy goes.
 type fileRow struct {
 	name         string
 	link         netns.LinkSpec
@@ -65,7 +66,8 @@ var (
 		{"put-far", farLink, "MEMORY/in", "SMALL", "MEMORY/in/small", "put SMALL ADDR", "rsync -rt --fsync SMALL RSYNC/", 0.5, 0},
 		{"lossy", lossyLink, "LARGE", "LARGE", "MEMORY/out", "get ADDR/large.bin -o OUT/large.bin", "", 0.95, 0},
 		{"link", farLink, "LARGE", "LARGE", "MEMORY/out", "get ADDR/large.bin -o OUT/large.bin", "rsync -rt --fsync RSYNC/ OUT", 1, 0.93 * linkRate / 8e9},
-		{"loopback", netns.LinkSpec{}, "LARGE", "LARGE", "DISK/out", "get ADDR/large.bin -o OUT/large.bin", "cp LARGE/large.bin OUT/ && sync OUT/large.bin", 1, 0},
+		{"loopback", netns.LinkSpec{}, "LARGE", "LARGE", "DISK/out", "get ADDR/large.bin -o OUT/large.bin",
+			"cp LARGE/large.bin OUT/ && sync OUT/large.bin", 1, 0},
 	}
 )
 
@@ -93,7 +95,8 @@ type filesBench struct {
 	running []*exec.Cmd
 }
 
-// benchFiles measures mirror, put and get beside rsync, iperf3 and cp: docs/measurements/files.md says how. It takes root.
+// benchFiles measures mirror, put and get beside rsync, iperf3 and cp: docs/measurements/files.md
+// says how. It takes root.
 func benchFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("bench files", flag.ContinueOnError)
 	var result bench.Output
@@ -140,8 +143,10 @@ func benchFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 
 func (b *filesBench) run(ctx context.Context) (*paired.Report, error) {
 	r := b.Begin("files",
-		"whole commands, from their start to their end, in turns; files come from tmpfs, and are compared byte by byte afterwards; nobody encrypts",
-		fmt.Sprintf("far: 20 ms of round trip, %g Gb/s, a queue of 4 MiB; small files: %d of %d bytes in 50 directories; the large one: %d bytes", linkRate/1e9, b.files, smallBytes, b.size),
+		"whole commands, from their start to their end, in turns; files come from tmpfs, and are compared byte by "+
+			"byte afterwards; nobody encrypts",
+		fmt.Sprintf("far: 20 ms of round trip, %g Gb/s, a queue of 4 MiB; small files: %d of %d bytes in 50 "+
+			"directories; the large one: %d bytes", linkRate/1e9, b.files, smallBytes, b.size),
 		"rsync is a daemon and syncs what it writes; iperf3 has 4 connections, and its figure is that of its receiver")
 	r.Method.Pairs = b.pairs
 	for _, name := range []string{"rsync", "iperf3"} {
@@ -212,19 +217,24 @@ func (b *filesBench) row(ctx context.Context, r *bench.Suite, row *fileRow) (err
 	if err := b.serve(ctx, row); err != nil {
 		return err
 	}
-	p := paired.Plan{Name: row.name, Unit: paired.Milliseconds, Pairs: b.pairs, Margin: 0.05, Target: row.target, Goal: row.goal}
+	p := paired.Plan{Name: row.name, Unit: paired.Milliseconds, Pairs: b.pairs, Margin: 0.05, Target: row.target,
+		Goal: row.goal}
 	if row.serves == "LARGE" {
 		p.Unit = paired.GBs
 	}
-	p.Ours = paired.Contender{Name: "penstock", Command: "penstock " + row.ours, Run: func(context.Context) (paired.Sample, error) { return b.copy(row, b.penstockCommand(row, row.ours)) }}
+	p.Ours = paired.Contender{Name: "penstock", Command: "penstock " + row.ours,
+		Run: func(context.Context) (paired.Sample, error) {
+			return b.copy(row, b.penstockCommand(row, row.ours))
+		}}
 	switch {
 	case row.theirs == "":
 		p.Theirs = []paired.Contender{{Name: "iperf3 -P 4", Unchecked: "iperf3 does not look at them", Run: b.iperf3}}
 	default:
 		name, _, _ := strings.Cut(row.theirs, " ")
-		p.Theirs = []paired.Contender{{Name: name, Command: row.theirs, Run: func(context.Context) (paired.Sample, error) {
-			return b.copy(row, exec.Command("sh", "-c", b.words(row, row.theirs)))
-		}}}
+		p.Theirs = []paired.Contender{{Name: name, Command: row.theirs,
+			Run: func(context.Context) (paired.Sample, error) {
+				return b.copy(row, exec.Command("sh", "-c", b.words(row, row.theirs)))
+			}}}
 	}
 	return r.Measure(ctx, p, nil)
 }
@@ -232,8 +242,10 @@ func (b *filesBench) row(ctx context.Context, r *bench.Suite, row *fileRow) (err
 // words are those of a row, as they are meant.
 func (b *filesBench) words(row *fileRow, s string) string {
 	s = strings.ReplaceAll(s, "OUT", row.out)
-	return strings.NewReplacer("SMALL", b.memory+"/small", "LARGE", b.memory+"/large", "MEMORY", b.memory, "DISK", b.disk,
-		"ADDR", net.JoinHostPort(b.addr, penstockAt), "RSYNC", "rsync://"+net.JoinHostPort(b.addr, rsyncAt)+"/served").Replace(s)
+	return strings.NewReplacer("SMALL", b.memory+"/small", "LARGE", b.memory+"/large", "MEMORY", b.memory, "DISK",
+		b.disk,
+		"ADDR", net.JoinHostPort(b.addr, penstockAt), "RSYNC",
+		"rsync://"+net.JoinHostPort(b.addr, rsyncAt)+"/served").Replace(s)
 }
 
 func (b *filesBench) penstockCommand(row *fileRow, s string) *exec.Cmd {
@@ -298,15 +310,20 @@ func (b *filesBench) serve(ctx context.Context, row *fileRow) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
-	// What one run has put is gone before the next: a server that looks for files meanwhile would take that for files which are replaced.
+	// What one run has put is gone before the next: a server that looks for files meanwhile would
+	// take that for files which are replaced.
 	servers := []*exec.Cmd{b.penstockCommand(row, "serve "+dir+" --listen ADDR --writable --rescan 1h")}
-	answers := []func() error{func() error { return finish(b.client, b.penstockCommand(row, "mirror ADDR MEMORY/none --dry-run")) }}
+	answers := []func() error{func() error {
+		return finish(b.client, b.penstockCommand(row, "mirror ADDR MEMORY/none --dry-run"))
+	}}
 	if b.server != nil {
 		conf := filepath.Join(b.memory, "rsyncd.conf")
-		if err := os.WriteFile(conf, []byte("use chroot = no\nuid = 0\ngid = 0\n[served]\npath = "+dir+"\nread only = no\n"), 0o666); err != nil {
+		if err := os.WriteFile(conf, []byte("use chroot = no\nuid = 0\ngid = 0\n[served]\npath = "+dir+
+			"\nread only = no\n"), 0o666); err != nil {
 			return err
 		}
-		servers = append(servers, exec.Command("rsync", "--daemon", "--no-detach", "--config", conf, "--port", rsyncAt), exec.Command("iperf3", "-s", "-p", iperf3At))
+		servers = append(servers, exec.Command("rsync", "--daemon", "--no-detach", "--config", conf, "--port", rsyncAt),
+			exec.Command("iperf3", "-s", "-p", iperf3At))
 		for _, port := range []string{rsyncAt, iperf3At} {
 			answers = append(answers, func() error {
 				c, err := b.client.Dial(ctx, "tcp", net.JoinHostPort(b.addr, port))
@@ -348,7 +365,8 @@ func (b *filesBench) stop() {
 
 // iperf3 brings as many bytes as the large file has, in the same direction.
 func (b *filesBench) iperf3(ctx context.Context) (s paired.Sample, err error) {
-	out, err := b.client.Output(ctx, "iperf3", "-c", b.addr, "-p", iperf3At, "-R", "-P", "4", "-n", strconv.FormatUint(b.size, 10), "-J")
+	out, err := b.client.Output(ctx, "iperf3", "-c", b.addr, "-p", iperf3At, "-R", "-P", "4", "-n",
+		strconv.FormatUint(b.size, 10), "-J")
 	if err != nil {
 		return s, err
 	}

@@ -19,7 +19,8 @@ func TestGuestListsProfiles(t *testing.T) {
 }
 
 func TestNetworkRefusesNonsense(t *testing.T) {
-	for _, args := range [][]string{{"netns"}, {"netns", "-hosts", "x", "--", "true"}, {"netns", "-hosts", "1", "--", "true"}} {
+	for _, args := range [][]string{{"netns"}, {"netns", "-hosts", "x", "--", "true"},
+		{"netns", "-hosts", "1", "--", "true"}} {
 		if out, ok := lab(t, args...); ok {
 			t.Errorf("%q ended well:\n%s", args, out)
 		}

@@ -12,19 +12,21 @@ import (
 	"strings"
 )
 
-// state is what a run of tests must leave as it found it. Each set maps a thing to words for people.
+// state is what a run of tests must leave as it found it. Each set maps a thing to words for
+// people.
 type state struct {
-	mounts    map[string]string
-	devices   map[string]string // network devices of this namespace
-	files     map[string]string // named after the project, in the places for temporary and shared files; named namespaces
-	hugePages map[string]int    // pages in the pool, in use and reserved, by size
+	mounts  map[string]string
+	devices map[string]string // network devices of this namespace
+	// named after the project, in the places for temporary and shared files; named namespaces
+	files     map[string]string
+	hugePages map[string]int // pages in the pool, in use and reserved, by size
 }
 
 // sharedPlaces are the directories in which programs leave what outlives them.
 var sharedPlaces = []string{"/tmp", "/var/tmp", "/dev/shm", "/run", "/run/netns"}
 
-// observe reads the state of the machine. A namespace without a name lives as long as a process or a mount in it, which are
-// looked at, so it needs no look of its own.
+// observe reads the state of the machine. A namespace without a name lives as long as a process or
+// a mount in it, which are looked at, so it needs no look of its own.
 func observe() (state, error) {
 	s := state{map[string]string{}, map[string]string{}, map[string]string{}, map[string]int{}}
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -146,7 +148,8 @@ func descendants(pid int) ([]process, error) {
 	return out, nil
 }
 
-// parseStat reads the start of a line of /proc/PID/stat: number, name in parentheses (which may hold anything), state, parent.
+// parseStat reads the start of a line of /proc/PID/stat: number, name in parentheses (which may
+// hold anything), state, parent.
 func parseStat(line string) (process, error) {
 	open, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if open < 0 || end < open {

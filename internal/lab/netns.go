@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 )
 
-// inNamespace runs a program in the first of a set of hosts. The addresses of all are printed before.
+// inNamespace runs a program in the first of a set of hosts. The addresses of all are printed
+// before.
 func inNamespace(ctx context.Context, args []string, out io.Writer) error {
 	f := flag.NewFlagSet("netns", flag.ContinueOnError)
 	var top netns.Topology
@@ -20,7 +21,8 @@ func inNamespace(ctx context.Context, args []string, out io.Writer) error {
 	f.IntVar(&top.Link.MTU, "mtu", 1500, "of all links, in bytes")
 	f.IntVar(&top.Link.Queues, "queues", 1, "receive and transmit queues of all links")
 	f.Uint64Var(&top.Link.Rate, "rate", 0, "bits per second that each host may send; 0 is no limit")
-	f.DurationVar(&top.Link.Delay, "delay", 0, "of each packet, each way; with this, -loss or -queue the lab carries the packets itself")
+	f.DurationVar(&top.Link.Delay, "delay", 0,
+		"of each packet, each way; with this, -loss or -queue the lab carries the packets itself")
 	f.Float64Var(&top.Link.Loss, "loss", 0, "probability that a packet is lost, each way: 0.01")
 	f.IntVar(&top.Link.Queue, "queue", 0, "bytes that may wait for the rate before packets are lost; 0 is 262144")
 	f.Uint64Var(&top.Link.Seed, "seed", 1, "of the losses")

@@ -17,19 +17,22 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// run executes a command with a ledger and a directory for temporary files of its own, prints what of the lab it used, and
-// fails when the command failed, when it left anything behind, or, where CI is set, when something that -require names was not
-// used by a test that passed.
+// run executes a command with a ledger and a directory for temporary files of its own, prints what
+// of the lab it used, and fails when the command failed, when it left anything behind, or, where CI
+// is set, when something that -require names was not used by a test that passed.
 func run(ctx context.Context, args []string, out io.Writer) error {
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
-	require := f.String("require", "", "uses that must be in the ledger, as `KIND:WHAT,...`; an error where CI is set, a message elsewhere")
-	patience := f.Duration("patience", 10*time.Second, "how long a thing may take to go away after the command: the kernel removes namespaces and devices late")
+	require := f.String("require", "",
+		"uses that must be in the ledger, as `KIND:WHAT,...`; an error where CI is set, a message elsewhere")
+	patience := f.Duration("patience", 10*time.Second,
+		"how long a thing may take to go away after the command: the kernel removes namespaces and devices late")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	argv := f.Args()
 	if len(argv) == 0 {
-		return errors.New("run: expected a command after the options, as in: lab run -require guest:net -- go test ./mem")
+		return errors.New("run: expected a command after the options, as in: lab run -require guest:net -- go " +
+			"test ./mem")
 	}
 	required, err := parseRequire(*require)
 	if err != nil {
@@ -51,7 +54,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	ledger := filepath.Join(tmp, "ledger")
 	work := filepath.Join(tmp, "t")
 	// Tests run programs as other users, who have to reach these.
-	if err := errors.Join(os.Chmod(tmp, 0o755), os.Mkdir(work, 0o755), os.Chmod(work, 0o777|os.ModeSticky)); err != nil {
+	if err := errors.Join(os.Chmod(tmp, 0o755), os.Mkdir(work, 0o755),
+		os.Chmod(work, 0o777|os.ModeSticky)); err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -75,8 +79,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return errors.Join(err, lerr, printLedger(out, ledger, required))
 }
 
-// remains lists what a run left behind: descendants, which it kills; what observe sees and did not see before; and files in the
-// run's own directory. A thing counts only when it is still there after patience.
+// remains lists what a run left behind: descendants, which it kills; what observe sees and did not
+// see before; and files in the run's own directory. A thing counts only when it is still there
+// after patience.
 func remains(before state, work string, patience time.Duration) ([]string, error) {
 	deadline := time.Now().Add(patience)
 	var procs []process
@@ -157,12 +162,15 @@ func printLedger(out io.Writer, file string, required []testenv.Use) error {
 	if len(uses) > 0 {
 		fmt.Fprintf(out, "lab: used by tests that passed (failed):\n")
 		for _, u := range uses {
-			fmt.Fprintf(out, "  %-6s %-14s %3d (%d)  %s  %s\n", u.Kind, u.What, u.Passed, u.Failed, first(u.Tests), u.Detail)
+			fmt.Fprintf(out, "  %-6s %-14s %3d (%d)  %s  %s\n", u.Kind, u.What, u.Passed, u.Failed, first(u.Tests),
+				u.Detail)
 		}
 	}
 	var missing []string
 	for _, r := range required {
-		if !slices.ContainsFunc(uses, func(u testenv.Use) bool { return u.Kind == r.Kind && u.What == r.What && u.Passed > 0 }) {
+		if !slices.ContainsFunc(uses, func(u testenv.Use) bool {
+			return u.Kind == r.Kind && u.What == r.What && u.Passed > 0
+		}) {
 			missing = append(missing, r.Kind+":"+r.What)
 		}
 	}

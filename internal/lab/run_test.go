@@ -55,13 +55,15 @@ func TestRunReportsWhatIsLeftBehind(t *testing.T) {
 }
 
 func TestRunReportsTheCommand(t *testing.T) {
-	if out, ok := lab(t, "run", "-patience", "1s", "--", "sh", "-c", "exit 3"); ok || !strings.Contains(out, "exit status 3") {
+	if out, ok := lab(t, "run", "-patience", "1s", "--", "sh", "-c", "exit 3"); ok ||
+		!strings.Contains(out, "exit status 3") {
 		t.Errorf("ended well: %v\n%s", ok, out)
 	}
 	if out, ok := lab(t, "run"); ok || !strings.Contains(out, "expected a command") {
 		t.Errorf("ended well: %v\n%s", ok, out)
 	}
-	if out, ok := lab(t, "nonsense"); ok || !strings.Contains(out, `no command "nonsense"`) || !strings.Contains(out, "usage:") {
+	if out, ok := lab(t, "nonsense"); ok || !strings.Contains(out, `no command "nonsense"`) ||
+		!strings.Contains(out, "usage:") {
 		t.Errorf("ended well: %v\n%s", ok, out)
 	}
 }
@@ -78,21 +80,27 @@ func TestRunRequiresUses(t *testing.T) {
 	t.Setenv("CI", "true")
 	const use = `echo '{"kind":"guest","what":"net","test":"TestX","detail":"2 s"}' >> $PENSTOCK_LAB_LEDGER`
 	const failed = `echo '{"kind":"guest","what":"rdma","test":"TestY","failed":true}' >> $PENSTOCK_LAB_LEDGER`
-	if out, _ := lab(t, "run", "-patience", "1s", "-require", "guest:net", "--", "sh", "-c", use); strings.Contains(out, "not used by") || !strings.Contains(out, "TestX") {
-		// Whether it ended well is not asked: other tests of this machine make and remove what run watches.
+	if out, _ := lab(t, "run", "-patience", "1s", "-require", "guest:net", "--", "sh", "-c", use); strings.Contains(out,
+		"not used by") || !strings.Contains(out, "TestX") {
+		// Whether it ended well is not asked: other tests of this machine make and remove what run
+		// watches.
 		t.Errorf("%s", out)
 	}
-	if out, ok := lab(t, "run", "-patience", "1s", "-require", "guest:net,guest:rdma", "--", "sh", "-c", use+";"+failed); ok || !strings.Contains(out, "passed: guest:rdma") {
+	if out, ok := lab(t, "run", "-patience", "1s", "-require", "guest:net,guest:rdma", "--", "sh", "-c",
+		use+";"+failed); ok || !strings.Contains(out, "passed: guest:rdma") {
 		t.Errorf("ended well: %v\n%s", ok, out)
 	}
-	if out, ok := lab(t, "run", "-patience", "1s", "-require", "guest:net", "--", "true"); ok || !strings.Contains(out, "passed: guest:net") {
+	if out, ok := lab(t, "run", "-patience", "1s", "-require", "guest:net", "--", "true"); ok ||
+		!strings.Contains(out, "passed: guest:net") {
 		t.Errorf("ended well: %v\n%s", ok, out)
 	}
 	t.Setenv("CI", "")
-	if out, _ := lab(t, "run", "-patience", "1s", "-require", "guest:net", "--", "true"); !strings.Contains(out, "lab: not used by any test that passed: guest:net\n") {
+	if out, _ := lab(t, "run", "-patience", "1s", "-require", "guest:net", "--", "true"); !strings.Contains(out,
+		"lab: not used by any test that passed: guest:net\n") {
 		t.Errorf("outside CI: %s", out)
 	}
-	if out, ok := lab(t, "run", "-patience", "1s", "-require", "guest", "--", "true"); ok || !strings.Contains(out, "expected KIND:WHAT") {
+	if out, ok := lab(t, "run", "-patience", "1s", "-require", "guest", "--", "true"); ok ||
+		!strings.Contains(out, "expected KIND:WHAT") {
 		t.Errorf("ended well: %v\n%s", ok, out)
 	}
 }

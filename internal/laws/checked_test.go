@@ -8,15 +8,16 @@ import (
 	"testing"
 )
 
-// unchecked are packages with goroutines, locks or unsafe code whose tests a change does not run with the race detector and invariants; make
-// nightly does.
+// unchecked are packages with goroutines, locks or unsafe code whose tests a change does not run
+// with the race detector and invariants; make nightly does.
 var unchecked = map[string]string{
-	"bench":                          "load generators; what they drive is checked",
-	"bench/device":                   "load generators",
-	"bench/feed":                     "load generators",
-	"bench/sections":                 "load generators",
-	"bench/stream":                   "load generators",
-	"bindings/c":                     "its tests are programs in C and Python with the built library, under AddressSanitizer and ThreadSanitizer",
+	"bench":          "load generators; what they drive is checked",
+	"bench/device":   "load generators",
+	"bench/feed":     "load generators",
+	"bench/sections": "load generators",
+	"bench/stream":   "load generators",
+	"bindings/c": "its tests are programs in C and Python with the built library, under " +
+		"AddressSanitizer and ThreadSanitizer",
 	"cli":                            "its tests start the plain program",
 	"config":                         "tables that sync.Once makes",
 	"internal/cdpdk":                 "its code is in builds with the tag dpdk (make dpdk)",
@@ -48,7 +49,8 @@ var unchecked = map[string]string{
 	"internal/lab/testenv/proc":      "test ground",
 }
 
-// concurrent reports whether a file starts goroutines, shares memory, has unsafe code, or verifies its books in builds with invariants.
+// concurrent reports whether a file starts goroutines, shares memory, has unsafe code, or verifies
+// its books in builds with invariants.
 func concurrent(s source) bool {
 	for _, i := range imports(s) {
 		switch i {
@@ -65,7 +67,8 @@ func concurrent(s source) bool {
 	return found
 }
 
-// TestCheckedPackages: scripts/checked.txt names the packages that need the race detector, and no other.
+// TestCheckedPackages: scripts/checked.txt names the packages that need the race detector, and no
+// other.
 func TestCheckedPackages(t *testing.T) {
 	text, err := os.ReadFile("../../scripts/checked.txt")
 	if err != nil {
@@ -87,7 +90,8 @@ func TestCheckedPackages(t *testing.T) {
 		has, excepted := slices.Contains(listed, pkg), unchecked[pkg] != ""
 		switch {
 		case need && !has && !excepted:
-			t.Errorf("package %q has goroutines, locks, atomics or unsafe code: expected it in scripts/checked.txt", pkg)
+			t.Errorf("package %q has goroutines, locks, atomics or unsafe code: expected it in scripts/checked.txt",
+				pkg)
 		case has && excepted:
 			t.Errorf("package %q is in scripts/checked.txt and among the exceptions", pkg)
 		case !need && (has || excepted):

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// What a package offers fits on two screens: the groups of constants and variables, functions and types that "go doc -short" lists are not more.
+// What a package offers fits on two screens: the groups of constants and variables, functions and
+// types that "go doc -short" lists are not more.
 func TestNamesOfAPackage(t *testing.T) {
 	for name, most := range map[string]int{"transfer": 60, "transfer/path": 45, "mem": 50} {
 		fset := token.NewFileSet()

@@ -34,9 +34,10 @@ func pages(t *testing.T) []string {
 }
 
 var (
-	spanOf  = regexp.MustCompile("`([^`\n]+)`")
-	placed  = regexp.MustCompile(`^((?:bench|bindings|cli|cmd|config|docs|engine|examples|gpu|host|internal|mem|metrics|packet|scripts|share|stage|system|tensor|transfer)/[\w./-]*[\w-])`)
-	noPlace = regexp.MustCompile(`\*|\.(Test|Fuzz)|/\d+$`) // patterns, tests (TestPagesNameTests), versions of a protocol
+	spanOf = regexp.MustCompile("`([^`\n]+)`")
+	placed = regexp.MustCompile(`^((?:bench|bindings|cli|cmd|config|docs|engine|examples|gpu|host|internal|mem|metrics|packet|scripts|share|stage|system|tensor|transfer)/[\w./-]*[\w-])`)
+	// patterns, tests (TestPagesNameTests), versions of a protocol
+	noPlace = regexp.MustCompile(`\*|\.(Test|Fuzz)|/\d+$`)
 	linked  = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)]*))?\)`)
 	headed  = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	paged   = regexp.MustCompile(`\bdocs/[\w/-]+\.(?:md|svg|txt|json)\b`)
@@ -106,7 +107,8 @@ func hasHeading(t *testing.T, page, anchor string) bool {
 
 // isPlace says whether a path is there; behind its last slash it may be a name of the package.
 func isPlace(place string) bool {
-	for _, p := range []string{place, place + ".go", filepath.Join(filepath.Dir(place), strings.SplitN(filepath.Base(place), ".", 2)[0])} {
+	for _, p := range []string{place, place + ".go",
+		filepath.Join(filepath.Dir(place), strings.SplitN(filepath.Base(place), ".", 2)[0])} {
 		if _, err := os.Stat(filepath.Join("../..", p)); err == nil {
 			return true
 		}
@@ -123,7 +125,8 @@ func TestCitedPagesAreThere(t *testing.T) {
 	n := 0
 	for name := range strings.Lines(string(out)) {
 		name = strings.TrimSpace(name)
-		if strings.Contains(name, "testdata/") || !strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, ".md") && !strings.HasSuffix(name, ".sh") && filepath.Base(name) != "Makefile" {
+		if strings.Contains(name, "testdata/") || !strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, ".md") &&
+			!strings.HasSuffix(name, ".sh") && filepath.Base(name) != "Makefile" {
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join("../..", name))
@@ -142,8 +145,8 @@ func TestCitedPagesAreThere(t *testing.T) {
 	}
 }
 
-// Each line of docs/troubleshooting.md quotes a text of the package that it names, or the title of a check of doctor; no reason of a lost
-// packet is left out.
+// Each line of docs/troubleshooting.md quotes a text of the package that it names, or the title of
+// a check of doctor; no reason of a lost packet is left out.
 func TestTroubleshootingQuotesTheProgram(t *testing.T) {
 	b, err := os.ReadFile("../../docs/troubleshooting.md")
 	if err != nil {
@@ -184,12 +187,14 @@ func TestTroubleshootingQuotesTheProgram(t *testing.T) {
 	if rows := strings.Count(string(b), "\n| `"); len(quotes) < rows {
 		t.Errorf("%d texts of %d lines", len(quotes), rows)
 	}
-	if says(texts["cli"], "serves nothing that you may hear") || says(texts["engine"], "queue") || !says([]string{"a %s of the bytes"}, "a … of the bytes") {
+	if says(texts["cli"], "serves nothing that you may hear") || says(texts["engine"], "queue") ||
+		!says([]string{"a %s of the bytes"}, "a … of the bytes") {
 		t.Error("this test cannot fail")
 	}
 }
 
-// says reports whether one of the texts has the pieces of a quotation in their order; a single word has to be all of a text.
+// says reports whether one of the texts has the pieces of a quotation in their order; a single word
+// has to be all of a text.
 func says(texts []string, quotation string) bool {
 	for _, text := range texts {
 		if !strings.ContainsAny(quotation, " …") {
@@ -251,13 +256,15 @@ func TestIndexHasEveryPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		if name := e.Name(); name != "README.md" && filepath.Ext(name) != ".svg" && !strings.Contains(string(index), "]("+name+")") {
+		if name := e.Name(); name != "README.md" && filepath.Ext(name) != ".svg" &&
+			!strings.Contains(string(index), "]("+name+")") {
 			t.Errorf("docs/README.md does not have %s", name)
 		}
 	}
 }
 
-// Go names that pages write as code (`Options.Streams`, `TestGone`) occur in the sources. The changelog also has those that are gone.
+// Go names that pages write as code (`Options.Streams`, `TestGone`) occur in the sources. The
+// changelog also has those that are gone.
 func TestPagesNameWhatIsThere(t *testing.T) {
 	have := map[string]bool{}
 	word := regexp.MustCompile(`[A-Za-z_]\w+`)
@@ -303,7 +310,8 @@ func TestPagesHaveActors(t *testing.T) {
 		}
 		for i, line := range strings.Split(string(b), "\n") {
 			if m := vague.FindString(line); m != "" {
-				t.Errorf("%s:%d says %q: say which function, peer, user or program", strings.TrimPrefix(page, "../../"), i+1, m)
+				t.Errorf("%s:%d says %q: say which function, peer, user or program", strings.TrimPrefix(page, "../../"),
+					i+1, m)
 			}
 		}
 	}

@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// skips lists where a test is skipped by package testing's own methods, or by those of rapid. A parser may have a method Skip: of that name only those
-// in tests count, and in packages that import testing, which are suites.
+// skips lists where a test is skipped by package testing's own methods, or by those of rapid. A
+// parser may have a method Skip: of that name only those in tests count, and in packages that
+// import testing, which are suites.
 func skips(all []source) []string {
 	suite := map[string]bool{}
 	for _, s := range all {
@@ -41,10 +42,12 @@ func skips(all []source) []string {
 	return out
 }
 
-// A test is skipped by testenv.Missing, with a proof, or by testenv.LeaveOut, which looks up the build itself.
+// A test is skipped by testenv.Missing, with a proof, or by testenv.LeaveOut, which looks up the
+// build itself.
 func TestSkipsOnlyThroughTestenv(t *testing.T) {
 	for _, at := range skips(load(t)) {
-		t.Errorf("%s: skips by itself; use testenv.Missing or testenv.LeaveOut, or return where the subject of a suite lacks what the test is about", at)
+		t.Errorf("%s: skips by itself; use testenv.Missing or testenv.LeaveOut, or return where the subject of a "+
+			"suite lacks what the test is about", at)
 	}
 }
 
@@ -70,7 +73,8 @@ func TestSkipsAreFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := skips([]source{{rel: c.file, pkg: c.pkg, test: strings.HasSuffix(c.file, "_test.go"), file: f, fset: fset}}); len(got) != c.found {
+		if got := skips([]source{{rel: c.file, pkg: c.pkg, test: strings.HasSuffix(c.file, "_test.go"), file: f,
+			fset: fset}}); len(got) != c.found {
 			t.Errorf("%s: found %v, expected %d", c.text, got, c.found)
 		}
 	}

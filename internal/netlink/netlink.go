@@ -1,5 +1,6 @@
-// Package netlink reads and writes the form of netlink (linux/netlink.h): messages and their attributes, as bytes. It opens nothing: sockets are
-// internal/sys's, and callers know what messages mean.
+// Package netlink reads and writes the form of netlink (linux/netlink.h): messages and their
+// attributes, as bytes. It opens nothing: sockets are internal/sys's, and callers know what
+// messages mean.
 //
 //	b := netlink.End(netlink.AppendAttribute(netlink.Begin(nil, kind, 0, seq), 3, []byte("eth0\x00")))
 //	for m, rest, ok := netlink.Next(answer); ok; m, rest, ok = netlink.Next(rest) {
@@ -47,7 +48,8 @@ func Next(b []byte) (m Message, rest []byte, ok bool) {
 	return m, b[min((uint64(n)+3)&^3, uint64(len(b))):], true
 }
 
-// Errno is what a message of kind Error says: the number of an error, 0 for an acknowledgement. It is false if the message is malformed.
+// Errno is what a message of kind Error says: the number of an error, 0 for an acknowledgement. It
+// is false if the message is malformed.
 func (m Message) Errno() (errno int, ok bool) {
 	if len(m.Body) < 4 {
 		return 0, false
@@ -56,8 +58,8 @@ func (m Message) Errno() (errno int, ok bool) {
 	return int(-e), e <= 0 && e > -4096
 }
 
-// NextAttribute cuts the first attribute from b, its kind without the flags for nested and for byte order. It is false at the end, and when what is
-// left is malformed.
+// NextAttribute cuts the first attribute from b, its kind without the flags for nested and for byte
+// order. It is false at the end, and when what is left is malformed.
 func NextAttribute(b []byte) (kind uint16, value, rest []byte, ok bool) {
 	if len(b) < 4 {
 		return 0, nil, nil, false

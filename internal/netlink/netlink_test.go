@@ -20,9 +20,11 @@ func TestRoundTrip(t *testing.T) {
 			b := Begin(nil, uint16(100+i), 4, uint32(7*i))
 			var attrs []attribute
 			for range rapid.IntRange(0, 4).Draw(t, "attributes") {
-				a := attribute{uint16(rapid.IntRange(0, 0x3fff).Draw(t, "kind")), rapid.SliceOfN(rapid.Byte(), 0, 9).Draw(t, "value")}
+				a := attribute{uint16(rapid.IntRange(0, 0x3fff).Draw(t, "kind")),
+					rapid.SliceOfN(rapid.Byte(), 0, 9).Draw(t, "value")}
 				attrs = append(attrs, a)
-				b = AppendAttribute(b, a.kind|uint16(rapid.SampledFrom([]int{0, 0x4000, 0x8000}).Draw(t, "flag")), a.value)
+				b = AppendAttribute(b, a.kind|uint16(rapid.SampledFrom([]int{0, 0x4000, 0x8000}).Draw(t, "flag")),
+					a.value)
 			}
 			all = append(all, End(b)...)
 			want = append(want, attrs)
@@ -52,26 +54,30 @@ func TestRoundTrip(t *testing.T) {
 
 func TestMalformed(t *testing.T) {
 	good := End(AppendAttribute(Begin(nil, 20, 0, 1), 5, []byte{1, 2, 3}))
-	for name, b := range map[string][]byte{"nothing": {}, "short": good[:15], "cut off": good[:len(good)-1], "too short a length": append([]byte{15, 0, 0, 0}, good[4:]...),
-		"too long a length": append([]byte{255, 255, 255, 255}, good[4:]...)} {
+	for name, b := range map[string][]byte{"nothing": {}, "short": good[:15], "cut off": good[:len(good)-1],
+		"too short a length": append([]byte{15, 0, 0, 0}, good[4:]...),
+		"too long a length":  append([]byte{255, 255, 255, 255}, good[4:]...)} {
 		if m, _, ok := Next(b); ok {
 			t.Errorf("%s: %+v", name, m)
 		}
 	}
 	a := AppendAttribute(nil, 5, []byte{1, 2, 3})
-	for name, b := range map[string][]byte{"nothing": {}, "short": a[:3], "cut off": a[:6], "too short a length": {3, 0, 5, 0, 1, 2, 3, 4}} {
+	for name, b := range map[string][]byte{"nothing": {}, "short": a[:3], "cut off": a[:6],
+		"too short a length": {3, 0, 5, 0, 1, 2, 3, 4}} {
 		if _, v, _, ok := NextAttribute(b); ok {
 			t.Errorf("%s: %x", name, v)
 		}
 	}
-	if _, v, rest, ok := NextAttribute(a[:7]); !ok || !bytes.Equal(v, []byte{1, 2, 3}) || len(rest) != 0 { // without the padding, as the last one may be
+	if _, v, rest, ok := NextAttribute(a[:7]); !ok || !bytes.Equal(v, []byte{1, 2, 3}) || len(rest) != 0 {
+		// without the padding, as the last one may be
 		t.Errorf("%x %x %v", v, rest, ok)
 	}
 	for _, x := range []struct {
 		body  []byte
 		errno int
 		ok    bool
-	}{{native.AppendUint32(nil, 0), 0, true}, {native.AppendUint32(nil, 1<<32-19), 19, true}, {native.AppendUint32(nil, 1<<32-4095), 4095, true}, {native.AppendUint32(nil, 1<<32-4096), 0, false},
+	}{{native.AppendUint32(nil, 0), 0, true}, {native.AppendUint32(nil, 1<<32-19), 19, true},
+		{native.AppendUint32(nil, 1<<32-4095), 4095, true}, {native.AppendUint32(nil, 1<<32-4096), 0, false},
 		{native.AppendUint32(nil, 1), 0, false}, {nil, 0, false}} {
 		if n, ok := (Message{Body: x.body}).Errno(); ok != x.ok || ok && n != x.errno {
 			t.Errorf("%x: %d %v", x.body, n, ok)

@@ -31,26 +31,30 @@ func (l *Library) Device(bus string) (*Device, error) {
 	return &Device{l, *dl.At[uintptr](dl.Address(b))}, nil
 }
 
-// Status is what a card says of itself now. A field that is a pointer is nil where the card, its driver or this user's rights do not tell it.
+// Status is what a card says of itself now. A field that is a pointer is nil where the card, its
+// driver or this user's rights do not tell it.
 type Status struct {
-	Name        string   `json:"name"`
-	UUID        string   `json:"uuid"`
-	Bus         string   `json:"bus"`                    // as sysfs writes it
-	MemoryTotal uint64   `json:"memory_total"`           // bytes
-	MemoryFree  uint64   `json:"memory_free"`            // bytes
-	BAR1Total   *uint64  `json:"bar1_total,omitempty"`   // bytes of the window through which the CPU and other cards reach the memory
+	Name        string `json:"name"`
+	UUID        string `json:"uuid"`
+	Bus         string `json:"bus"`          // as sysfs writes it
+	MemoryTotal uint64 `json:"memory_total"` // bytes
+	MemoryFree  uint64 `json:"memory_free"`  // bytes
+	// bytes of the window through which the CPU and other cards reach the memory
+	BAR1Total   *uint64  `json:"bar1_total,omitempty"`
 	BAR1Free    *uint64  `json:"bar1_free,omitempty"`    // bytes
 	SMClock     *int     `json:"sm_clock,omitempty"`     // MHz, now
 	MemoryClock *int     `json:"memory_clock,omitempty"` // MHz, now
 	MaxSMClock  *int     `json:"max_sm_clock,omitempty"` // MHz
 	Temperature *int     `json:"temperature,omitempty"`  // °C
 	Power       *float64 `json:"power,omitempty"`        // W
-	Throttle    []string `json:"throttle,omitempty"`     // why clocks are low: nil where they are not, or it is not known
-	Persistence *bool    `json:"persistence,omitempty"`  // the driver stays ready without users
-	Link        *PCIe    `json:"link,omitempty"`         // now; idle cards lower it
-	Max         *PCIe    `json:"max,omitempty"`          // what card and slot can do
-	GPUUse      *int     `json:"gpu_use,omitempty"`      // percent of the last sample in which a kernel ran
-	MemoryUse   *int     `json:"memory_use,omitempty"`   // percent of the last sample in which memory was read or written
+	// why clocks are low: nil where they are not, or it is not known
+	Throttle    []string `json:"throttle,omitempty"`
+	Persistence *bool    `json:"persistence,omitempty"` // the driver stays ready without users
+	Link        *PCIe    `json:"link,omitempty"`        // now; idle cards lower it
+	Max         *PCIe    `json:"max,omitempty"`         // what card and slot can do
+	GPUUse      *int     `json:"gpu_use,omitempty"`     // percent of the last sample in which a kernel ran
+	// percent of the last sample in which memory was read or written
+	MemoryUse *int `json:"memory_use,omitempty"`
 }
 
 // PCIe is a link of PCI Express.
@@ -89,7 +93,8 @@ var throttles = []struct {
 	{0x20, "heat (software)"}, {0x40, "heat (hardware)"}, {0x80, "power brake"}, {0x100, "display clocks"},
 }
 
-// ask calls a function that writes a T, behind leading arguments: f(device, leading..., T *). The value is nil where the card does not tell it.
+// ask calls a function that writes a T, behind leading arguments: f(device, leading..., T *). The
+// value is nil where the card does not tell it.
 func ask[T any](d *Device, f fn, leading ...uintptr) (*T, error) {
 	if d.l.fn[f] == 0 {
 		return nil, nil
@@ -102,7 +107,8 @@ func ask[T any](d *Device, f fn, leading ...uintptr) (*T, error) {
 	args := append(append([]uintptr{d.h}, leading...), dl.Address(b))
 	err = d.l.check(f, d.l.fn[f].Call(args...))
 	var e *Error
-	if errors.As(err, &e) && (e.Code == resultNotSupported || e.Code == resultNoPermission || e.Code == resultFunctionNotFound) {
+	if errors.As(err, &e) && (e.Code == resultNotSupported || e.Code == resultNoPermission ||
+		e.Code == resultFunctionNotFound) {
 		return nil, nil
 	}
 	if err != nil {
@@ -153,7 +159,8 @@ func (d *Device) Status() (Status, error) {
 	if bar != nil {
 		s.BAR1Total, s.BAR1Free = &bar.total, &bar.free
 	}
-	s.SMClock, s.MemoryClock, s.MaxSMClock = number(fnClock, clockSM), number(fnClock, clockMemory), number(fnMaxClock, clockSM)
+	s.SMClock, s.MemoryClock, s.MaxSMClock = number(fnClock, clockSM), number(fnClock, clockMemory),
+		number(fnMaxClock, clockSM)
 	s.Temperature = number(fnTemperature, temperatureGPU)
 	if mw := number(fnPower); mw != nil {
 		w := float64(*mw) / 1000

@@ -14,8 +14,9 @@ const Name = "libnvidia-ml.so.1"
 // ErrUnavailable is wrapped when there is no library, no driver or no card.
 var ErrUnavailable = errors.New("NVML is not available")
 
-// symbols is every function of the library that this package calls, with the version whose arguments are meant here. Those that are not needed may be missing
-// in older libraries; what they would tell is then missing too.
+// symbols is every function of the library that this package calls, with the version whose
+// arguments are meant here. Those that are not needed may be missing in older libraries; what they
+// would tell is then missing too.
 var symbols = [functions]struct {
 	name   string
 	needed bool
@@ -104,7 +105,8 @@ func (e *Error) Error() string {
 
 // Is makes the error one of ErrUnavailable where there is no driver or card.
 func (e *Error) Is(target error) bool {
-	return target == ErrUnavailable && (e.Code == resultDriverNotLoaded || e.Code == resultNotFound || e.Code == resultUninitialized)
+	return target == ErrUnavailable && (e.Code == resultDriverNotLoaded || e.Code == resultNotFound ||
+		e.Code == resultUninitialized)
 }
 
 // Library is the library, loaded and initialised. Any goroutine may use it.
@@ -115,20 +117,23 @@ type Library struct {
 	err  error
 }
 
-// Load loads and initialises the library. path is its file; "" is [Name]. The caller closes it. The error wraps ErrUnavailable where there is none, or no driver.
+// Load loads and initialises the library. path is its file; "" is [Name]. The caller closes it. The
+// error wraps ErrUnavailable where there is none, or no driver.
 func Load(path string) (*Library, error) {
 	if path == "" {
 		path = Name
 	}
 	lib, err := dl.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("nvml: %w: %w: it comes with NVIDIA's driver (Debian: libnvidia-ml1)", ErrUnavailable, err)
+		return nil, fmt.Errorf("nvml: %w: %w: it comes with NVIDIA's driver (Debian: libnvidia-ml1)", ErrUnavailable,
+			err)
 	}
 	l := &Library{lib: lib}
 	for i, s := range symbols {
 		f, err := lib.Symbol(s.name)
 		if err != nil && s.needed {
-			return nil, errors.Join(fmt.Errorf("nvml: %w: it has no %s: update NVIDIA's driver (%w)", ErrUnavailable, s.name, err), lib.Close())
+			return nil, errors.Join(fmt.Errorf("nvml: %w: it has no %s: update NVIDIA's driver (%w)", ErrUnavailable,
+				s.name, err), lib.Close())
 		}
 		l.fn[i] = f
 	}
@@ -138,7 +143,8 @@ func Load(path string) (*Library, error) {
 	return l, nil
 }
 
-// Close ends the use of the library. Its devices must not be used any more. A second Close does nothing.
+// Close ends the use of the library. Its devices must not be used any more. A second Close does
+// nothing.
 func (l *Library) Close() error {
 	l.once.Do(func() { l.err = errors.Join(l.check(fnShutdown, l.fn[fnShutdown].Call0()), l.lib.Close()) })
 	return l.err

@@ -16,7 +16,8 @@ import (
 // compiled is the library of testdata, built with a macro.
 func compiled(t *testing.T, macro string) string {
 	t.Helper()
-	file, err := testenv.Compile("nvml-"+strings.ToLower(macro), []string{"testdata/nvml.c"}, "-shared", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-D"+macro)
+	file, err := testenv.Compile("nvml-"+strings.ToLower(macro), []string{"testdata/nvml.c"}, "-shared", "-O1", "-Wall",
+		"-Wextra", "-Wno-unused-parameter", "-Werror", "-D"+macro)
 	if err != nil {
 		if _, missing := testenv.Tool("gcc", "gcc libc6-dev"); missing != nil && os.Getenv("CC") == "" {
 			testenv.Missing(t, "a C compiler", missing)
@@ -57,9 +58,12 @@ func TestStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Status{Name: "Card B", UUID: "GPU-b", Bus: "0001:af:1f.0", MemoryTotal: 2 << 34, MemoryFree: 1 << 33, BAR1Total: of[uint64](256 << 20),
-		BAR1Free: of[uint64](255 << 20), SMClock: of(1001), MemoryClock: of(2001), MaxSMClock: of(1911), Temperature: of(42), Power: of(71.501),
-		Throttle: []string{"power cap", "heat (hardware)"}, Persistence: of(true), Link: &PCIe{4, 8}, Max: &PCIe{5, 16}, GPUUse: of(13), MemoryUse: of(34)}
+	want := Status{Name: "Card B", UUID: "GPU-b", Bus: "0001:af:1f.0", MemoryTotal: 2 << 34, MemoryFree: 1 << 33,
+		BAR1Total: of[uint64](256 << 20),
+		BAR1Free:  of[uint64](255 << 20), SMClock: of(1001), MemoryClock: of(2001), MaxSMClock: of(1911),
+		Temperature: of(42), Power: of(71.501),
+		Throttle: []string{"power cap", "heat (hardware)"}, Persistence: of(true), Link: &PCIe{4, 8}, Max: &PCIe{5, 16},
+		GPUUse: of(13), MemoryUse: of(34)}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -68,7 +72,8 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, err := a.Status()
-	if err != nil || first.Name != "Card A" || first.Bus != "0000:3b:00.0" || first.Throttle != nil || *first.Persistence {
+	if err != nil || first.Name != "Card A" || first.Bus != "0000:3b:00.0" || first.Throttle != nil ||
+		*first.Persistence {
 		t.Errorf("%+v, %v", first, err)
 	}
 }
@@ -95,7 +100,8 @@ func TestErrors(t *testing.T) {
 		t.Errorf("no library: %v", err)
 	}
 	_, err = Load(compiled(t, "NODRIVER"))
-	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "Driver Not Loaded") || !strings.Contains(err.Error(), "modprobe") {
+	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "Driver Not Loaded") ||
+		!strings.Contains(err.Error(), "modprobe") {
 		t.Errorf("no driver: %v", err)
 	}
 	other, err := testenv.Compile("not-nvml", []string{"testdata/other.c"}, "-shared")

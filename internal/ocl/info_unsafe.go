@@ -13,7 +13,8 @@ func (l *Library) Platforms() ([]Platform, error) {
 	var n uint32
 	code := int32(l.fn[getPlatformIDs].Call3(0, 0, uintptr(unsafe.Pointer(&n))))
 	if code == NoPlatform || code == 0 && n == 0 {
-		return nil, fmt.Errorf("ocl: %w: the loader knows no platform (/etc/OpenCL/vendors); %s", ErrUnavailable, Install)
+		return nil, fmt.Errorf("ocl: %w: the loader knows no platform (/etc/OpenCL/vendors); %s", ErrUnavailable,
+			Install)
 	}
 	if err := getPlatformIDs.check(code); err != nil {
 		return nil, err
@@ -35,7 +36,8 @@ func (l *Library) Devices(p Platform) ([]Device, error) {
 		return nil, err
 	}
 	ids := make([]Device, n)
-	code = int32(l.fn[getDeviceIDs].Call5(uintptr(p), all, uintptr(n), uintptr(unsafe.Pointer(&ids[0])), uintptr(unsafe.Pointer(&n))))
+	code = int32(l.fn[getDeviceIDs].Call5(uintptr(p), all, uintptr(n), uintptr(unsafe.Pointer(&ids[0])),
+		uintptr(unsafe.Pointer(&n))))
 	return ids[:min(int(n), len(ids))], getDeviceIDs.check(code)
 }
 
@@ -135,7 +137,8 @@ func (l *Library) DeviceBytes(d Device, what Param) ([]byte, error) {
 func (l *Library) BuildLog(p Program, d Device) string {
 	const log = 0x1183
 	var n uintptr
-	if int32(l.fn[getBuildInfo].Call6(uintptr(p), uintptr(d), log, 0, 0, uintptr(unsafe.Pointer(&n)))) != 0 || n == 0 || n > maxInfo {
+	if int32(l.fn[getBuildInfo].Call6(uintptr(p), uintptr(d), log, 0, 0, uintptr(unsafe.Pointer(&n)))) != 0 || n == 0 ||
+		n > maxInfo {
 		return ""
 	}
 	b := make([]byte, n)
@@ -175,7 +178,8 @@ func (l *Library) Done(e Event) (bool, error) {
 	const status = 0x11d3
 	w := pool.Get().(*words)
 	defer pool.Put(w)
-	if err := getEventInfo.check(int32(l.fn[getEventInfo].Call5(uintptr(e), status, 4, uintptr(unsafe.Pointer(&w.status)), 0))); err != nil {
+	if err := getEventInfo.check(int32(l.fn[getEventInfo].Call5(uintptr(e), status, 4,
+		uintptr(unsafe.Pointer(&w.status)), 0))); err != nil {
 		return false, err
 	}
 	if w.status < 0 {
@@ -192,7 +196,8 @@ func (l *Library) Wait(e Event) error {
 	return waitForEvents.check(int32(l.fn[waitForEvents].Call2(1, uintptr(unsafe.Pointer(&w.event)))))
 }
 
-// End is the time in nanoseconds, on the device's clock, at which the command of the event ended. Its queue has profiling.
+// End is the time in nanoseconds, on the device's clock, at which the command of the event ended.
+// Its queue has profiling.
 func (l *Library) End(e Event) (uint64, error) {
 	const end = 0x1283
 	w := pool.Get().(*words)

@@ -27,7 +27,8 @@ const (
 	memSVMAtomics = 1 << 11
 )
 
-// NewBuffer makes a buffer on the device; pinned asks for memory that the host reaches when it is mapped.
+// NewBuffer makes a buffer on the device; pinned asks for memory that the host reaches when it is
+// mapped.
 func (l *Library) NewBuffer(c Context, size uint64, pinned bool) (Mem, error) {
 	flags := uintptr(MemReadWrite)
 	if pinned {
@@ -38,12 +39,14 @@ func (l *Library) NewBuffer(c Context, size uint64, pinned bool) (Mem, error) {
 	return Mem(m), createBuffer.check(code)
 }
 
-// NewSubBuffer names n bytes from off of a buffer, where off is a multiple of the device's alignment.
+// NewSubBuffer names n bytes from off of a buffer, where off is a multiple of the device's
+// alignment.
 func (l *Library) NewSubBuffer(m Mem, off, n uint64) (Mem, error) {
 	const region = 0x1220
 	at := [2]uintptr{uintptr(off), uintptr(n)}
 	var code int32
-	s := l.fn[createSubBuffer].Call5(uintptr(m), MemReadWrite, region, uintptr(unsafe.Pointer(&at)), uintptr(unsafe.Pointer(&code)))
+	s := l.fn[createSubBuffer].Call5(uintptr(m), MemReadWrite, region, uintptr(unsafe.Pointer(&at)),
+		uintptr(unsafe.Pointer(&code)))
 	return Mem(s), createSubBuffer.check(code)
 }
 
@@ -52,7 +55,8 @@ func (l *Library) ReleaseMem(m Mem) error {
 	return releaseMem.check(int32(l.fn[releaseMem].Call1(uintptr(m))))
 }
 
-// SVMAlloc is the address of shared virtual memory that device and host see at once, aligned to align bytes; 0 where there is none left. HasSVM is true.
+// SVMAlloc is the address of shared virtual memory that device and host see at once, aligned to
+// align bytes; 0 where there is none left. HasSVM is true.
 func (l *Library) SVMAlloc(c Context, size uint64, align uint32, atomics bool) uintptr {
 	flags := uintptr(MemReadWrite | memSVMFine)
 	if atomics {
@@ -74,7 +78,8 @@ func (l *Library) NewProgram(c Context, source string) (Program, error) {
 	copy(text, source)
 	at, n := dl.Address(text), uintptr(len(source))
 	var code int32
-	p := l.fn[createProgram].Call5(uintptr(c), 1, uintptr(unsafe.Pointer(&at)), uintptr(unsafe.Pointer(&n)), uintptr(unsafe.Pointer(&code)))
+	p := l.fn[createProgram].Call5(uintptr(c), 1, uintptr(unsafe.Pointer(&at)), uintptr(unsafe.Pointer(&n)),
+		uintptr(unsafe.Pointer(&code)))
 	return Program(p), createProgram.check(code)
 }
 
@@ -84,7 +89,8 @@ func (l *Library) Build(p Program, d Device, options string) error {
 	if err != nil {
 		return err
 	}
-	return buildProgram.check(int32(l.fn[buildProgram].Call6(uintptr(p), 1, uintptr(unsafe.Pointer(&d)), uintptr(unsafe.Pointer(o)), 0, 0)))
+	return buildProgram.check(int32(l.fn[buildProgram].Call6(uintptr(p), 1, uintptr(unsafe.Pointer(&d)),
+		uintptr(unsafe.Pointer(o)), 0, 0)))
 }
 
 // ReleaseProgram gives a program back.
@@ -116,12 +122,14 @@ func (l *Library) SetNumber(k Kernel, i, size int, bits uint64) error {
 	w := pool.Get().(*words)
 	defer pool.Put(w)
 	w.number = bits
-	return setKernelArg.check(int32(l.fn[setKernelArg].Call4(uintptr(k), uintptr(i), uintptr(size), uintptr(unsafe.Pointer(&w.number)))))
+	return setKernelArg.check(int32(l.fn[setKernelArg].Call4(uintptr(k), uintptr(i), uintptr(size),
+		uintptr(unsafe.Pointer(&w.number)))))
 }
 
 // SetMem sets argument i to a buffer.
 func (l *Library) SetMem(k Kernel, i int, m Mem) error {
-	return setKernelArg.check(int32(l.fn[setKernelArg].Call4(uintptr(k), uintptr(i), unsafe.Sizeof(m), uintptr(unsafe.Pointer(&m)))))
+	return setKernelArg.check(int32(l.fn[setKernelArg].Call4(uintptr(k), uintptr(i), unsafe.Sizeof(m),
+		uintptr(unsafe.Pointer(&m)))))
 }
 
 // SetSVM sets argument i to an address in shared virtual memory.

@@ -40,18 +40,28 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	for name, n := range map[string]int{
-		"CL_PLATFORM_VERSION": int(PlatformVersion), "CL_PLATFORM_NAME": int(PlatformName), "CL_DEVICE_TYPE": int(DeviceType), "CL_DEVICE_MAX_COMPUTE_UNITS": int(DeviceUnits),
-		"CL_DEVICE_MAX_WORK_GROUP_SIZE": int(DeviceMaxGroup), "CL_DEVICE_MAX_MEM_ALLOC_SIZE": int(DeviceMaxAlloc), "CL_DEVICE_MEM_BASE_ADDR_ALIGN": int(DeviceBaseAlign),
-		"CL_DEVICE_GLOBAL_MEM_SIZE": int(DeviceMemory), "CL_DEVICE_ENDIAN_LITTLE": int(DeviceLittleEndian), "CL_DEVICE_AVAILABLE": int(DeviceAvailable),
-		"CL_DEVICE_COMPILER_AVAILABLE": int(DeviceCompilerAvailable), "CL_DEVICE_NAME": int(DeviceName), "CL_DRIVER_VERSION": int(DriverVersion),
-		"CL_DEVICE_VERSION": int(DeviceVersion), "CL_DEVICE_EXTENSIONS": int(DeviceExtensions), "CL_DEVICE_SVM_CAPABILITIES": int(DeviceSVM),
+		"CL_PLATFORM_VERSION": int(PlatformVersion), "CL_PLATFORM_NAME": int(PlatformName),
+		"CL_DEVICE_TYPE": int(DeviceType), "CL_DEVICE_MAX_COMPUTE_UNITS": int(DeviceUnits),
+		"CL_DEVICE_MAX_WORK_GROUP_SIZE": int(DeviceMaxGroup), "CL_DEVICE_MAX_MEM_ALLOC_SIZE": int(DeviceMaxAlloc),
+		"CL_DEVICE_MEM_BASE_ADDR_ALIGN": int(DeviceBaseAlign),
+		"CL_DEVICE_GLOBAL_MEM_SIZE":     int(DeviceMemory), "CL_DEVICE_ENDIAN_LITTLE": int(DeviceLittleEndian),
+		"CL_DEVICE_AVAILABLE":          int(DeviceAvailable),
+		"CL_DEVICE_COMPILER_AVAILABLE": int(DeviceCompilerAvailable), "CL_DEVICE_NAME": int(DeviceName),
+		"CL_DRIVER_VERSION": int(DriverVersion),
+		"CL_DEVICE_VERSION": int(DeviceVersion), "CL_DEVICE_EXTENSIONS": int(DeviceExtensions),
+		"CL_DEVICE_SVM_CAPABILITIES": int(DeviceSVM),
 		"CL_DEVICE_PCI_BUS_INFO_KHR": int(DevicePCIKHR), // those of NVIDIA are in headers of its own only
-		"CL_DEVICE_TYPE_CPU":         TypeCPU, "CL_DEVICE_TYPE_GPU": TypeGPU, "CL_DEVICE_TYPE_ACCELERATOR": TypeAccelerator,
-		"CL_DEVICE_SVM_COARSE_GRAIN_BUFFER": SVMCoarse, "CL_DEVICE_SVM_FINE_GRAIN_BUFFER": SVMFine, "CL_DEVICE_SVM_FINE_GRAIN_SYSTEM": SVMSystem, "CL_DEVICE_SVM_ATOMICS": SVMAtomics,
-		"CL_MEM_READ_WRITE": MemReadWrite, "CL_MEM_ALLOC_HOST_PTR": memAllocHost, "CL_MEM_SVM_FINE_GRAIN_BUFFER": memSVMFine, "CL_MEM_SVM_ATOMICS": memSVMAtomics,
+		"CL_DEVICE_TYPE_CPU":         TypeCPU, "CL_DEVICE_TYPE_GPU": TypeGPU,
+		"CL_DEVICE_TYPE_ACCELERATOR":        TypeAccelerator,
+		"CL_DEVICE_SVM_COARSE_GRAIN_BUFFER": SVMCoarse, "CL_DEVICE_SVM_FINE_GRAIN_BUFFER": SVMFine,
+		"CL_DEVICE_SVM_FINE_GRAIN_SYSTEM": SVMSystem, "CL_DEVICE_SVM_ATOMICS": SVMAtomics,
+		"CL_MEM_READ_WRITE": MemReadWrite, "CL_MEM_ALLOC_HOST_PTR": memAllocHost,
+		"CL_MEM_SVM_FINE_GRAIN_BUFFER": memSVMFine, "CL_MEM_SVM_ATOMICS": memSVMAtomics,
 		// Those that are written in the functions that use them.
-		"CL_QUEUE_PROPERTIES": 0x1093, "CL_QUEUE_PROFILING_ENABLE": 1 << 1, "CL_BUFFER_CREATE_TYPE_REGION": 0x1220, "CL_PROGRAM_BUILD_LOG": 0x1183, "CL_KERNEL_NUM_ARGS": 0x1191,
-		"CL_KERNEL_WORK_GROUP_SIZE": 0x11b0, "CL_EVENT_COMMAND_EXECUTION_STATUS": 0x11d3, "CL_PROFILING_COMMAND_END": 0x1283, "CL_MAP_READ": 1 << 0, "CL_MAP_WRITE": 1 << 1,
+		"CL_QUEUE_PROPERTIES": 0x1093, "CL_QUEUE_PROFILING_ENABLE": 1 << 1, "CL_BUFFER_CREATE_TYPE_REGION": 0x1220,
+		"CL_PROGRAM_BUILD_LOG": 0x1183, "CL_KERNEL_NUM_ARGS": 0x1191,
+		"CL_KERNEL_WORK_GROUP_SIZE": 0x11b0, "CL_EVENT_COMMAND_EXECUTION_STATUS": 0x11d3,
+		"CL_PROFILING_COMMAND_END": 0x1283, "CL_MAP_READ": 1 << 0, "CL_MAP_WRITE": 1 << 1,
 	} {
 		if got, ok := have[name]; !ok || got != n {
 			t.Errorf("%s is %#x (%v) in the headers, %#x here", name, got, ok, n)
@@ -115,7 +125,8 @@ func TestDevices(t *testing.T) {
 			ours = append(ours, d)
 			if _, err := l.DeviceWord(id, 0x7fff); err == nil {
 				t.Error("a device knows a parameter that there is not")
-			} else if e := (*Error)(nil); !errors.As(err, &e) || e.Name() != "CL_INVALID_VALUE" || e.Op != "clGetDeviceInfo" {
+			} else if e := (*Error)(nil); !errors.As(err, &e) || e.Name() != "CL_INVALID_VALUE" ||
+				e.Op != "clGetDeviceInfo" {
 				t.Errorf("a parameter that there is not: %v", err)
 			}
 		}
@@ -127,7 +138,9 @@ func TestDevices(t *testing.T) {
 	for i := range ours {
 		found = found || ours[i].Platform == platform
 		// PoCL's memory is what the machine has free, and changes.
-		if a, b := ours[i], theirs[i]; a.Name != b.Name || a.Platform != b.Platform || strings.TrimSpace(a.PlatformVersion) != strings.TrimSpace(b.PlatformVersion) || a.Driver != b.Driver || a.ComputeUnits != b.ComputeUnits || a.Memory == 0 {
+		if a, b := ours[i], theirs[i]; a.Name != b.Name || a.Platform != b.Platform ||
+			strings.TrimSpace(a.PlatformVersion) != strings.TrimSpace(b.PlatformVersion) || a.Driver != b.Driver ||
+			a.ComputeUnits != b.ComputeUnits || a.Memory == 0 {
 			t.Errorf("device %d is %+v, clinfo says %+v", i, a, b)
 		}
 	}

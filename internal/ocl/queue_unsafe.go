@@ -7,8 +7,9 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// Queue is a command queue: in order, with profiling. Its methods belong to one goroutine at a time. They allocate nothing: arguments are collected in the
-// queue, and what the library reads or writes through a pointer is C memory.
+// Queue is a command queue: in order, with profiling. Its methods belong to one goroutine at a
+// time. They allocate nothing: arguments are collected in the queue, and what the library reads or
+// writes through a pointer is C memory.
 type Queue struct {
 	l    *Library
 	q    uintptr
@@ -102,7 +103,8 @@ func (q *Queue) ReadBytes(b []byte, m Mem, off uint64) error {
 // Copy enqueues a copy between buffers.
 func (q *Queue) Copy(dst Mem, dstOff uint64, src Mem, srcOff, n uint64) error {
 	a := &q.args
-	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8] = q.q, uintptr(src), uintptr(dst), uintptr(srcOff), uintptr(dstOff), uintptr(n), 0, 0, 0
+	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8] = q.q, uintptr(src), uintptr(dst), uintptr(srcOff),
+		uintptr(dstOff), uintptr(n), 0, 0, 0
 	return q.call(enqueueCopy, 9)
 }
 
@@ -110,11 +112,13 @@ func (q *Queue) Copy(dst Mem, dstOff uint64, src Mem, srcOff, n uint64) error {
 func (q *Queue) Fill(m Mem, off, n uint64, pattern uint32, width int) error {
 	q.c.pattern = pattern
 	a := &q.args
-	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8] = q.q, uintptr(m), uintptr(unsafe.Pointer(&q.c.pattern)), uintptr(width), uintptr(off), uintptr(n), 0, 0, 0
+	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8] = q.q, uintptr(m), uintptr(unsafe.Pointer(&q.c.pattern)),
+		uintptr(width), uintptr(off), uintptr(n), 0, 0, 0
 	return q.call(enqueueFill, 9)
 }
 
-// SVMCopy enqueues a copy between addresses, of which each is shared virtual memory or memory of the host that stays.
+// SVMCopy enqueues a copy between addresses, of which each is shared virtual memory or memory of
+// the host that stays.
 func (q *Queue) SVMCopy(dst, src uintptr, n uint64) error { return q.svmCopy(dst, src, n, 0) }
 
 func (q *Queue) svmCopy(dst, src uintptr, n uint64, wait uintptr) error {
@@ -123,7 +127,8 @@ func (q *Queue) svmCopy(dst, src uintptr, n uint64, wait uintptr) error {
 	return q.call(svmMemcpy, 8)
 }
 
-// SVMWriteBytes copies Go memory, which is in the heap, to shared virtual memory, and waits for that.
+// SVMWriteBytes copies Go memory, which is in the heap, to shared virtual memory, and waits for
+// that.
 func (q *Queue) SVMWriteBytes(p uintptr, b []byte) error {
 	var pin runtime.Pinner
 	pin.Pin(&b[0])
@@ -143,7 +148,8 @@ func (q *Queue) SVMReadBytes(b []byte, p uintptr) error {
 func (q *Queue) SVMFill(p uintptr, n uint64, pattern uint32, width int) error {
 	q.c.pattern = pattern
 	a := &q.args
-	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7] = q.q, p, uintptr(unsafe.Pointer(&q.c.pattern)), uintptr(width), uintptr(n), 0, 0, 0
+	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7] = q.q, p, uintptr(unsafe.Pointer(&q.c.pattern)), uintptr(width),
+		uintptr(n), 0, 0, 0
 	return q.call(svmFill, 8)
 }
 
@@ -151,7 +157,8 @@ func (q *Queue) SVMFill(p uintptr, n uint64, pattern uint32, width int) error {
 func (q *Queue) Map(m Mem, size uint64) (uintptr, error) {
 	const readWrite = 1<<0 | 1<<1
 	a := &q.args
-	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9] = q.q, uintptr(m), 1, readWrite, 0, uintptr(size), 0, 0, 0, uintptr(unsafe.Pointer(&q.c.code))
+	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9] = q.q, uintptr(m), 1, readWrite, 0, uintptr(size), 0, 0,
+		0, uintptr(unsafe.Pointer(&q.c.code))
 	p := q.l.fn[enqueueMap].Call(a[:10]...)
 	return p, enqueueMap.check(q.c.code)
 }
@@ -165,7 +172,8 @@ func (q *Queue) Unmap(m Mem, p uintptr) error {
 func (q *Queue) Launch(k Kernel, groups, local uint32) error {
 	q.c.global, q.c.local = uintptr(groups)*uintptr(local), uintptr(local)
 	a := &q.args
-	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8] = q.q, uintptr(k), 1, 0, uintptr(unsafe.Pointer(&q.c.global)), uintptr(unsafe.Pointer(&q.c.local)), 0, 0, 0
+	a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8] = q.q, uintptr(k), 1, 0, uintptr(unsafe.Pointer(&q.c.global)),
+		uintptr(unsafe.Pointer(&q.c.local)), 0, 0, 0
 	return q.call(enqueueKernel, 9)
 }
 

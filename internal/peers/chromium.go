@@ -17,8 +17,9 @@ import (
 type Page struct {
 	URL           string
 	Width, Height int // of the window in pixels, for a screenshot; 0 is 1280 x 800
-	// Settle is how long the page's own clock runs before the page counts as done, for pages that set timers or fetch; the clock
-	// skips the time in which nothing happens. 0 is none: the page is done when it is loaded.
+	// Settle is how long the page's own clock runs before the page counts as done, for pages that
+	// set timers or fetch; the clock skips the time in which nothing happens. 0 is none: the page
+	// is done when it is loaded.
 	Settle time.Duration
 	// Logf, when set, gets the reason when Chromium is started a second time.
 	Logf func(format string, args ...any)
@@ -27,10 +28,13 @@ type Page struct {
 // chromiumTime bounds one run of the browser: starting takes a second on an idle machine.
 const chromiumTime = 120 * time.Second
 
-// ChromiumDOM renders a page in headless Chromium and returns its document after its scripts ran, as HTML.
+// ChromiumDOM renders a page in headless Chromium and returns its document after its scripts ran,
+// as HTML.
 func ChromiumDOM(ctx context.Context, page Page) (string, error) {
 	var dom string
-	err := page.render(ctx, func(dir string) []string { return []string{"--dump-dom"} }, func(_ string, out []byte) error {
+	err := page.render(ctx, func(dir string) []string {
+		return []string{"--dump-dom"}
+	}, func(_ string, out []byte) error {
 		dom = string(out)
 		if !strings.Contains(dom, "<html") {
 			return fmt.Errorf("peers: chromium: %w: no document: %s", ErrOutput, tail(out))
@@ -63,8 +67,10 @@ func ChromiumShot(ctx context.Context, page Page) ([]byte, error) {
 	return picture, err
 }
 
-// render runs the browser, a second time if it fails the first time, and gives what it printed to use.
-func (page Page) render(ctx context.Context, args func(dir string) []string, use func(dir string, out []byte) error) error {
+// render runs the browser, a second time if it fails the first time, and gives what it printed to
+// use.
+func (page Page) render(ctx context.Context, args func(dir string) []string,
+	use func(dir string, out []byte) error) error {
 	p, err := Get("chromium")
 	if err != nil {
 		return err
@@ -86,21 +92,26 @@ func (page Page) render(ctx context.Context, args func(dir string) []string, use
 	return nil
 }
 
-func (page Page) once(ctx context.Context, bin string, args func(dir string) []string, use func(dir string, out []byte) error) (err error) {
+func (page Page) once(ctx context.Context, bin string, args func(dir string) []string,
+	use func(dir string, out []byte) error) (err error) {
 	h, err := newHome("chromium")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, h.remove()) }()
-	// The pages are our own, so there is no sandbox: it does not work for root, nor in most containers. It looks nothing up,
-	// updates and reports nothing outside this machine, and has shared memory in the directory: /dev/shm is small in containers.
-	all := []string{bin, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
-		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-breakpad", "--disable-crash-reporter",
+	// The pages are our own, so there is no sandbox: it does not work for root, nor in most
+	// containers. It looks nothing up, updates and reports nothing outside this machine, and has
+	// shared memory in the directory: /dev/shm is small in containers.
+	all := []string{bin, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage",
+		"--no-first-run",
+		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-breakpad",
+		"--disable-crash-reporter",
 		"--no-proxy-server", "--user-data-dir=" + filepath.Join(h.dir, "profile")}
 	if page.Settle > 0 {
 		all = append(all, "--virtual-time-budget="+strconv.FormatInt(page.Settle.Milliseconds(), 10))
 	}
-	run, err := command{args: append(append(all, args(h.dir)...), page.URL), env: []string{"DBUS_SESSION_BUS_ADDRESS=disabled:"}, home: h, dir: h.dir,
+	run, err := command{args: append(append(all, args(h.dir)...), page.URL),
+		env: []string{"DBUS_SESSION_BUS_ADDRESS=disabled:"}, home: h, dir: h.dir,
 		limit: chromiumTime}.start(ctx)
 	if err != nil {
 		return err

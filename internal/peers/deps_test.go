@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// rig runs scripts/deps.sh with programs that stand in for apt-get and its kin, and a list of its own.
+// rig runs scripts/deps.sh with programs that stand in for apt-get and its kin, and a list of its
+// own.
 type rig struct {
 	t              *testing.T
 	dir, bin, list string
@@ -54,7 +55,8 @@ func (r *rig) run(ci string) (out string, calls []string, status int) {
 	log := filepath.Join(r.dir, "log")
 	os.Remove(log)
 	cmd := exec.Command(filepath.Join(root, "scripts", "deps.sh"), r.list)
-	cmd.Env = append(os.Environ(), "PATH="+r.bin+":"+os.Getenv("PATH"), "CI="+ci, "LOG="+log, "BIN="+r.bin, "DEPS_PAUSE=0",
+	cmd.Env = append(os.Environ(), "PATH="+r.bin+":"+os.Getenv("PATH"), "CI="+ci, "LOG="+log, "BIN="+r.bin,
+		"DEPS_PAUSE=0",
 		"DEPS_CACHE="+filepath.Join(r.dir, "cache"), "POLICY_RC_D="+filepath.Join(r.dir, "policy"))
 	b, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
@@ -90,7 +92,8 @@ func TestDepsInstallsOnce(t *testing.T) {
 	r := newRig(t, "pkg-a tool-a for a\npkg-sh sh always here\n")
 	r.program("apt-get", aptThatWorks)
 	out, calls, status := r.run("true")
-	if status != 0 || len(calls) != 3 || !strings.HasSuffix(calls[0], " update") || !strings.HasSuffix(calls[1], " install pkg-a") ||
+	if status != 0 || len(calls) != 3 || !strings.HasSuffix(calls[0], " update") ||
+		!strings.HasSuffix(calls[1], " install pkg-a") ||
 		!strings.Contains(calls[1], " --no-install-recommends ") || !strings.Contains(calls[1], " -y ") {
 		t.Errorf("status %d, calls %q:\n%s", status, calls, out)
 	}
@@ -113,8 +116,10 @@ func TestDepsTriesAgain(t *testing.T) {
 	r := newRig(t, "pkg-a tool-a for a\n")
 	r.program("apt-get", `case "$*" in *--assume-no*|*update*) exit 100;; esac; if [ ! -e "$BIN/failed" ]; then touch "$BIN/failed"; echo "network is down" >&2; exit 100; fi`+aptThatWorks)
 	out, calls, status := r.run("true")
-	// What was left half done is finished before the next try, and a source that cannot be updated does not stop an install.
-	if status != 0 || !strings.Contains(out, "try 1 failed") || !strings.Contains(out, "network is down") || calls[0] != "dpkg --configure -a" || strings.Contains(out, "try 2 failed") {
+	// What was left half done is finished before the next try, and a source that cannot be updated
+	// does not stop an install.
+	if status != 0 || !strings.Contains(out, "try 1 failed") || !strings.Contains(out, "network is down") ||
+		calls[0] != "dpkg --configure -a" || strings.Contains(out, "try 2 failed") {
 		t.Errorf("status %d:\n%s", status, out)
 	}
 }
@@ -125,7 +130,8 @@ func TestDepsInstallsWhatThereIs(t *testing.T) {
 	r := newRig(t, "pkg-a tool-a for a\npkg-b /no/such/* for b\n")
 	r.program("apt-get", aptThatWorks)
 	out, calls, status := r.run("")
-	if status != 0 || !strings.HasSuffix(calls[1], " install pkg-a") || strings.Contains(out, "no tool-a") || !strings.Contains(out, "pkg-b: no /no/such/*; for b") {
+	if status != 0 || !strings.HasSuffix(calls[1], " install pkg-a") || strings.Contains(out, "no tool-a") ||
+		!strings.Contains(out, "pkg-b: no /no/such/*; for b") {
 		t.Errorf("status %d, calls %q\n%s", status, calls, out)
 	}
 }
@@ -140,7 +146,8 @@ func TestDepsGivesUp(t *testing.T) {
 		if status != want || strings.Count(out, "failed:") != 3 {
 			t.Errorf("CI=%s: status %d, calls %q\n%s", ci, status, calls, out)
 		}
-		for _, say := range []string{"no package pkg-b in the sources of this system", "pkg-a: no tool-a; for a", "pkg-b: no /no/such/*; for b", "E: it does not work"} {
+		for _, say := range []string{"no package pkg-b in the sources of this system", "pkg-a: no tool-a; for a",
+			"pkg-b: no /no/such/*; for b", "E: it does not work"} {
 			if !strings.Contains(out, say) {
 				t.Errorf("CI=%s: no %q in\n%s", ci, say, out)
 			}
@@ -153,12 +160,14 @@ func TestDepsGivesUp(t *testing.T) {
 	r = newRig(t, "pkg-py python:no_such_module_of_python for py\n")
 	r.program("id", "echo 1000")
 	out, calls, status := r.run("")
-	if status != 0 || calls[0] != "" || !strings.Contains(out, "not root") || !strings.Contains(out, "pkg-py: no python:no_such_module_of_python; for py") {
+	if status != 0 || calls[0] != "" || !strings.Contains(out, "not root") ||
+		!strings.Contains(out, "pkg-py: no python:no_such_module_of_python; for py") {
 		t.Errorf("status %d, calls %q, %s", status, calls, out)
 	}
 }
 
-// On a machine of CI nothing of the real list is missing: the script finds it all and asks no package manager.
+// On a machine of CI nothing of the real list is missing: the script finds it all and asks no
+// package manager.
 func TestDepsFindsAll(t *testing.T) {
 	root, err := testenv.Root()
 	if err != nil {

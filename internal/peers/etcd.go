@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// Etcd is a real etcd server of one member on the loopback address, with an empty store in a directory of its own.
+// Etcd is a real etcd server of one member on the loopback address, with an empty store in a
+// directory of its own.
 type Etcd struct {
 	URL  string // of its clients: gRPC, and JSON by HTTP
 	p    *child
@@ -23,8 +24,8 @@ type Etcd struct {
 // etcdLife bounds the life of a server that its caller does not stop.
 const etcdLife = 10 * time.Minute
 
-// StartEtcd starts a server and returns when it answers that it is healthy. It ends with ctx, and after ten minutes. The caller
-// calls Stop.
+// StartEtcd starts a server and returns when it answers that it is healthy. It ends with ctx, and
+// after ten minutes. The caller calls Stop.
 func StartEtcd(ctx context.Context) (*Etcd, error) {
 	p, err := Get("etcd")
 	if err != nil {
@@ -38,7 +39,8 @@ func StartEtcd(ctx context.Context) (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Another process may take one of the two ports before the server does: then the server ends, and the next one gets others.
+	// Another process may take one of the two ports before the server does: then the server ends,
+	// and the next one gets others.
 	for try := 1; ; try++ {
 		e, err := startEtcd(ctx, bin, ctl)
 		if err == nil {
@@ -157,7 +159,8 @@ func parseEtcd(out []byte) (a etcdAnswer, err error) {
 	return a, nil
 }
 
-// Ctl runs etcdctl against the server with a standard input, which may be nil, and returns what it printed.
+// Ctl runs etcdctl against the server with a standard input, which may be nil, and returns what it
+// printed.
 func (e *Etcd) Ctl(ctx context.Context, stdin io.Reader, args ...string) ([]byte, error) {
 	return command{
 		args:  append([]string{e.ctl}, args...),

@@ -10,17 +10,18 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// home is a new empty directory for the files of a run. A program that is started in it keeps there what it writes on its own
-// account. If this process ends without remove, even by SIGKILL, a small shell that waits for the end of a pipe kills what
-// the programs had started in their turn, and removes the directory.
+// home is a new empty directory for the files of a run. A program that is started in it keeps there
+// what it writes on its own account. If this process ends without remove, even by SIGKILL, a small
+// shell that waits for the end of a pipe kills what the programs had started in their turn, and
+// removes the directory.
 type home struct {
 	dir   string
 	w     *os.File // the pipe; the numbers of process groups go through it
 	shell *exec.Cmd
 }
 
-// The programs get SIGKILL at the moment when the shell wakes; until they are gone they may still make files. The loop is for
-// that, and ends: about 10 s.
+// The programs get SIGKILL at the moment when the shell wakes; until they are gone they may still
+// make files. The loop is for that, and ends: about 10 s.
 const homeShell = `
 groups=
 while read -r g; do groups="$groups $g"; done
@@ -32,7 +33,8 @@ sleep 0.2
 rm -rf -- "$1"
 for g in $groups; do rm -f -- "/dev/shm/$g":*; done`
 
-// sharedFiles are the names of the files in shared memory that libfabric leaves behind in a process that is killed.
+// sharedFiles are the names of the files in shared memory that libfabric leaves behind in a process
+// that is killed.
 func sharedFiles(pid int) string { return fmt.Sprintf("/dev/shm/%d:*", pid) }
 
 func newHome(name string) (*home, error) {
@@ -56,9 +58,11 @@ func newHome(name string) (*home, error) {
 	return h, nil
 }
 
-// env is an environment in which a program keeps what it writes on its own account in the directory.
+// env is an environment in which a program keeps what it writes on its own account in the
+// directory.
 func (h *home) env() []string {
-	return []string{"HOME=" + h.dir, "TMPDIR=" + h.dir, "XDG_CONFIG_HOME=" + h.dir, "XDG_CACHE_HOME=" + h.dir, "XDG_DATA_HOME=" + h.dir,
+	return []string{"HOME=" + h.dir, "TMPDIR=" + h.dir, "XDG_CONFIG_HOME=" + h.dir, "XDG_CACHE_HOME=" + h.dir,
+		"XDG_DATA_HOME=" + h.dir,
 		"XDG_RUNTIME_DIR=" + h.dir, "RUNTIME_DIRECTORY=" + h.dir, "POCL_CACHE_DIR=" + h.dir}
 }
 
@@ -78,7 +82,8 @@ func (h *home) remove() error {
 	return nil
 }
 
-// removeAll removes a directory, also while a process that was killed just now makes its last files in it.
+// removeAll removes a directory, also while a process that was killed just now makes its last files
+// in it.
 func removeAll(dir string) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

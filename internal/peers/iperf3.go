@@ -46,7 +46,8 @@ func Iperf3(ctx context.Context, o Iperf3Test) (Iperf3Result, error) {
 		server = []string{bin, "-s", "-1", "-p", at}
 		client = []string{bin, "-c", "127.0.0.1", "-p", at, "-l", strconv.FormatUint(o.Size, 10), "-J"}
 		if !o.NoPin {
-			server, client = append(server, "-A", strconv.Itoa(o.CPUs.Server)), append(client, "-A", strconv.Itoa(o.CPUs.Client))
+			server, client = append(server, "-A", strconv.Itoa(o.CPUs.Server)),
+				append(client, "-A", strconv.Itoa(o.CPUs.Client))
 		}
 		if o.UDP {
 			client = append(client, "-u", "-b", "0")
@@ -62,7 +63,8 @@ func Iperf3(ctx context.Context, o Iperf3Test) (Iperf3Result, error) {
 	return parseIperf3(out)
 }
 
-// parseIperf3UDP reads the JSON of iperf3's client of datagrams. What the receiver counted is in sum_received.
+// parseIperf3UDP reads the JSON of iperf3's client of datagrams. What the receiver counted is in
+// sum_received.
 func parseIperf3UDP(out []byte) (Iperf3Result, error) {
 	var r struct {
 		End struct {
@@ -84,11 +86,15 @@ func parseIperf3UDP(out []byte) (Iperf3Result, error) {
 	}
 	// packets is what the highest number says was sent; what came is less by what was lost.
 	x := r.End.Received
-	took := time.Duration(x.Seconds * float64(time.Second)) // 0 or less where it is no time at all, or none that a Duration can hold
-	if !(x.Bits/8e9 > 0 && x.Seconds > 0 && x.Seconds < 1e9) || took <= 0 || x.Bytes == 0 || x.Lost < 0 || uint64(x.Lost) >= x.Packets {
-		return Iperf3Result{}, fmt.Errorf("peers: iperf3: %w: end.sum_received has no bits_per_second, bytes, packets or seconds", ErrOutput)
+	// 0 or less where it is no time at all, or none that a Duration can hold
+	took := time.Duration(x.Seconds * float64(time.Second))
+	if !(x.Bits/8e9 > 0 && x.Seconds > 0 && x.Seconds < 1e9) || took <= 0 || x.Bytes == 0 || x.Lost < 0 ||
+		uint64(x.Lost) >= x.Packets {
+		return Iperf3Result{}, fmt.Errorf("peers: iperf3: %w: end.sum_received has no bits_per_second, bytes, "+
+			"packets or seconds", ErrOutput)
 	}
-	return Iperf3Result{GBps: x.Bits / 8e9, Bytes: x.Bytes, Packets: x.Packets - uint64(x.Lost), Lost: uint64(x.Lost), Time: took}, nil
+	return Iperf3Result{GBps: x.Bits / 8e9, Bytes: x.Bytes, Packets: x.Packets - uint64(x.Lost), Lost: uint64(x.Lost),
+		Time: took}, nil
 }
 
 // parseIperf3 reads the JSON of iperf3's client.
@@ -113,7 +119,9 @@ func parseIperf3(out []byte) (Iperf3Result, error) {
 		return Iperf3Result{}, fmt.Errorf("peers: iperf3: %s", r.Error)
 	}
 	if !(r.End.Received.Bits/8e9 > 0) || r.End.Received.Bytes == 0 {
-		return Iperf3Result{}, fmt.Errorf("peers: iperf3: %w: end.sum_received has no bits_per_second or no bytes", ErrOutput)
+		return Iperf3Result{}, fmt.Errorf("peers: iperf3: %w: end.sum_received has no bits_per_second or no bytes",
+			ErrOutput)
 	}
-	return Iperf3Result{GBps: r.End.Received.Bits / 8e9, Bytes: r.End.Received.Bytes, Retransmits: r.End.Sent.Retransmits, Congestion: r.End.Congestion}, nil
+	return Iperf3Result{GBps: r.End.Received.Bits / 8e9, Bytes: r.End.Received.Bytes,
+		Retransmits: r.End.Sent.Retransmits, Congestion: r.End.Congestion}, nil
 }

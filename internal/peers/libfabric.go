@@ -38,9 +38,11 @@ func Libfabric(ctx context.Context, o LibfabricTest) (LibfabricResult, error) {
 		return LibfabricResult{}, fmt.Errorf("peers: %w", err)
 	}
 	out, err := pair{command: func(port int) (server, client []string) {
-		test := []string{bin, "-p", o.Provider, "-e", "rdm", "-I", strconv.Itoa(o.Messages), "-S", strconv.FormatUint(o.Size, 10)}
+		test := []string{bin, "-p", o.Provider, "-e", "rdm", "-I", strconv.Itoa(o.Messages), "-S",
+			strconv.FormatUint(o.Size, 10)}
 		server = append([]string{taskset, "-c", strconv.Itoa(o.CPUs.Server)}, append(test, "-B", strconv.Itoa(port))...)
-		client = append([]string{taskset, "-c", strconv.Itoa(o.CPUs.Client)}, append(test, "-P", strconv.Itoa(port), "127.0.0.1")...)
+		client = append([]string{taskset, "-c", strconv.Itoa(o.CPUs.Client)},
+			append(test, "-P", strconv.Itoa(port), "127.0.0.1")...)
 		return server, client
 	}}.run(ctx)
 	if err != nil {
@@ -49,7 +51,8 @@ func Libfabric(ctx context.Context, o LibfabricTest) (LibfabricResult, error) {
 	return parseLibfabric(out)
 }
 
-// parseLibfabric reads the table of fi_pingpong: bytes, #sent, #ack, total, time, MB/sec (10^6), usec/xfer, Mxfers/sec.
+// parseLibfabric reads the table of fi_pingpong: bytes, #sent, #ack, total, time, MB/sec (10^6),
+// usec/xfer, Mxfers/sec.
 func parseLibfabric(out []byte) (LibfabricResult, error) {
 	header := false
 	for l := range strings.Lines(string(out)) {
@@ -68,7 +71,8 @@ func parseLibfabric(out []byte) (LibfabricResult, error) {
 		}
 		return LibfabricResult{mb / 1e3, us}, nil
 	}
-	return LibfabricResult{}, fmt.Errorf("peers: fi_pingpong: %w: expected a table with MB/sec and usec/xfer: %s", ErrOutput, tail(out))
+	return LibfabricResult{}, fmt.Errorf("peers: fi_pingpong: %w: expected a table with MB/sec and usec/xfer: %s",
+		ErrOutput, tail(out))
 }
 
 // LibfabricProvider is one offer of fi_info.
@@ -81,7 +85,8 @@ type LibfabricProvider struct {
 	Protocol string // FI_PROTO_...
 }
 
-// LibfabricProviders lists what libfabric offers on this machine for a provider, or for all when it is "".
+// LibfabricProviders lists what libfabric offers on this machine for a provider, or for all when it
+// is "".
 func LibfabricProviders(ctx context.Context, provider string) ([]LibfabricProvider, error) {
 	p, err := Get("fi")
 	if err != nil {
@@ -102,7 +107,8 @@ func LibfabricProviders(ctx context.Context, provider string) ([]LibfabricProvid
 	return parseLibfabricProviders(out)
 }
 
-// parseLibfabricProviders reads the output of fi_info: blocks of indented "key: value" that begin with "provider: x".
+// parseLibfabricProviders reads the output of fi_info: blocks of indented "key: value" that begin
+// with "provider: x".
 func parseLibfabricProviders(out []byte) ([]LibfabricProvider, error) {
 	var found []LibfabricProvider
 	for l := range strings.Lines(string(out)) {

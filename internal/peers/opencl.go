@@ -61,7 +61,8 @@ func parseOpenCL(out []byte) ([]OpenCLDevice, error) {
 		return nil, fmt.Errorf("peers: clinfo: %w: %w: %s", ErrOutput, err, tail(out))
 	}
 	if len(r.Devices) > len(r.Platforms) {
-		return nil, fmt.Errorf("peers: clinfo: %w: devices of %d platforms, but %d platforms", ErrOutput, len(r.Devices), len(r.Platforms))
+		return nil, fmt.Errorf("peers: clinfo: %w: devices of %d platforms, but %d platforms", ErrOutput,
+			len(r.Devices), len(r.Platforms))
 	}
 	var found []OpenCLDevice
 	for i, d := range r.Devices {
@@ -69,7 +70,8 @@ func parseOpenCL(out []byte) ([]OpenCLDevice, error) {
 			if x.Name == "" {
 				return nil, fmt.Errorf("peers: clinfo: %w: a device without a name", ErrOutput)
 			}
-			found = append(found, OpenCLDevice{r.Platforms[i].Name, r.Platforms[i].Version, x.Name, x.Driver, x.Memory, x.Units})
+			found = append(found, OpenCLDevice{r.Platforms[i].Name, r.Platforms[i].Version, x.Name, x.Driver, x.Memory,
+				x.Units})
 		}
 	}
 	return found, nil
@@ -85,10 +87,12 @@ func openCLVersion(ctx context.Context, p *Peer) (string, error) {
 		if _, v, ok := strings.Cut(d.PlatformVersion, "PoCL "); ok {
 			v, _, _ = strings.Cut(v, " ")
 			if _, err := os.Stat("/usr/include/CL/cl.h"); err != nil {
-				return "", fmt.Errorf("peers: the headers of OpenCL are %w: %w; on Debian: %s", ErrAbsent, err, p.Install())
+				return "", fmt.Errorf("peers: the headers of OpenCL are %w: %w; on Debian: %s", ErrAbsent, err,
+					p.Install())
 			}
 			return v, nil
 		}
 	}
-	return "", fmt.Errorf("peers: PoCL is %w: clinfo lists %d devices, none of PoCL; on Debian: %s", ErrAbsent, len(devices), p.Install())
+	return "", fmt.Errorf("peers: PoCL is %w: clinfo lists %d devices, none of PoCL; on Debian: %s", ErrAbsent,
+		len(devices), p.Install())
 }

@@ -7,8 +7,9 @@ import (
 	"strconv"
 )
 
-// OpenSSLTest is a stream over TLS 1.3 with AES-128-GCM on the loopback device, by a small C program with OpenSSL's
-// SSL_write and SSL_read. Its receiver looks at every byte of the last message in each of its buffers.
+// OpenSSLTest is a stream over TLS 1.3 with AES-128-GCM on the loopback device, by a small C
+// program with OpenSSL's SSL_write and SSL_read. Its receiver looks at every byte of the last
+// message in each of its buffers.
 type OpenSSLTest struct {
 	Program    string // the path of the C program, which package testenv/peers compiles
 	Size       uint64 // bytes of a message, a multiple of 8
@@ -35,7 +36,8 @@ func (o OpenSSLTest) Args() []string {
 	if o.Chunk == 0 {
 		o.Chunk = 1 << 20
 	}
-	return []string{strconv.FormatUint(o.Size, 10), strconv.Itoa(o.Messages), strconv.Itoa(o.Slots), strconv.Itoa(o.Chunk), o.Congestion}
+	return []string{strconv.FormatUint(o.Size, 10), strconv.Itoa(o.Messages), strconv.Itoa(o.Slots),
+		strconv.Itoa(o.Chunk), o.Congestion}
 }
 
 // OpenSSL runs the stream.

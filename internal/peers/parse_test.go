@@ -24,9 +24,9 @@ func golden(t testing.TB, name string) []byte {
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Abs(b) }
 
-// The recorded outputs are of UCX 1.13.1, libfabric 1.17.0, iperf 3.12 (the name of the machine and the cookie were replaced),
-// perftest 6.06 and rping of rdma-core 44 in a guest with soft RoCE, DPDK 22.11.11, tcpreplay 4.4.3, tshark 4.0.17, clinfo
-// 3.0.23.
+// The recorded outputs are of UCX 1.13.1, libfabric 1.17.0, iperf 3.12 (the name of the machine and
+// the cookie were replaced), perftest 6.06 and rping of rdma-core 44 in a guest with soft RoCE,
+// DPDK 22.11.11, tcpreplay 4.4.3, tshark 4.0.17, clinfo 3.0.23.
 func TestRecordedOutput(t *testing.T) {
 	u, err := parseUCX(golden(t, "ucx_tag_lat.txt"))
 	// 64 bytes in 0.160 us at the 99th percentile; the rates are overall, in units of 2^20 bytes.
@@ -46,11 +46,13 @@ func TestRecordedOutput(t *testing.T) {
 		t.Errorf("iperf3: %+v, %v", i, err)
 	}
 	i, err = parseIperf3UDP(golden(t, "iperf3_udp.json"))
-	if err != nil || !near(i.GBps, 306707238.51867914/8e9) || i.Bytes != 14141504 || i.Packets != 9607 || i.Lost != 15818 || i.Time != 368860*time.Microsecond {
+	if err != nil || !near(i.GBps, 306707238.51867914/8e9) || i.Bytes != 14141504 || i.Packets != 9607 ||
+		i.Lost != 15818 || i.Time != 368860*time.Microsecond {
 		t.Errorf("iperf3, UDP: %+v, %v", i, err)
 	}
 	replay, err := parseReplay(golden(t, "tcpreplay.txt"))
-	if want := (Replayed{Packets: 3, Bytes: 153, Time: 32 * time.Microsecond, Successful: 3}); err != nil || replay != want {
+	if want := (Replayed{Packets: 3, Bytes: 153, Time: 32 * time.Microsecond, Successful: 3}); err != nil ||
+		replay != want {
 		t.Errorf("tcpreplay: %+v, %v", replay, err)
 	}
 	n, err := parseRDMAPings(golden(t, "rping.txt"), 5)
@@ -61,7 +63,8 @@ func TestRecordedOutput(t *testing.T) {
 
 func TestRecordedLists(t *testing.T) {
 	devices, err := parseUCXDevices(golden(t, "ucx_info.txt"))
-	if err != nil || !slices.Contains(devices, UCXDevice{"tcp", "lo"}) || !slices.Contains(devices, UCXDevice{"posix", "memory"}) ||
+	if err != nil || !slices.Contains(devices, UCXDevice{"tcp", "lo"}) ||
+		!slices.Contains(devices, UCXDevice{"posix", "memory"}) ||
 		!slices.Contains(devices, UCXDevice{"self", "memory0"}) || len(devices) != 6 {
 		t.Errorf("ucx_info: %+v, %v", devices, err)
 	}
@@ -71,7 +74,8 @@ func TestRecordedLists(t *testing.T) {
 		t.Errorf("fi_info: %+v, %v", providers, err)
 	}
 	cl, err := parseOpenCL(golden(t, "clinfo.json"))
-	if err != nil || len(cl) != 1 || cl[0].Platform != "Portable Computing Language" || cl[0].ComputeUnits != 2 || cl[0].Driver != "3.1+debian" ||
+	if err != nil || len(cl) != 1 || cl[0].Platform != "Portable Computing Language" || cl[0].ComputeUnits != 2 ||
+		cl[0].Driver != "3.1+debian" ||
 		cl[0].Memory != 6401101824 || !strings.HasPrefix(cl[0].Name, "pthread-") {
 		t.Errorf("clinfo: %+v, %v", cl, err)
 	}
@@ -80,9 +84,12 @@ func TestRecordedLists(t *testing.T) {
 		t.Fatalf("tshark: %+v, %v", packets, err)
 	}
 	p := packets[1]
-	if p.Number != 2 || !p.Time.Equal(time.Unix(1700000001, 1_000_000)) || p.Length != 51 || p.Captured != 51 || p.SourcePort != 4001 ||
-		p.ToPort != 5000 || p.Source != netip.MustParseAddr("10.0.0.1") || p.Target != netip.MustParseAddr("10.0.0.2") ||
-		!slices.Equal(p.Protocols, []string{"eth", "ethertype", "ip", "udp", "data"}) || !slices.Equal(p.Fields, []string{"70656e73746f636b31"}) {
+	if p.Number != 2 || !p.Time.Equal(time.Unix(1700000001, 1_000_000)) || p.Length != 51 || p.Captured != 51 ||
+		p.SourcePort != 4001 ||
+		p.ToPort != 5000 || p.Source != netip.MustParseAddr("10.0.0.1") ||
+		p.Target != netip.MustParseAddr("10.0.0.2") ||
+		!slices.Equal(p.Protocols, []string{"eth", "ethertype", "ip", "udp", "data"}) ||
+		!slices.Equal(p.Fields, []string{"70656e73746f636b31"}) {
 		t.Errorf("tshark: %+v", p)
 	}
 }
@@ -92,7 +99,8 @@ func TestRecordedRDMA(t *testing.T) {
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("%+v, %v", rows, err)
 	}
-	if r := rows[0]; r.Size != 65536 || r.Iterations != 100 || !near(r.GBps, 43.81*1.048576e-3) || !near(r.PeakGBps, 47.04*1.048576e-3) ||
+	if r := rows[0]; r.Size != 65536 || r.Iterations != 100 || !near(r.GBps, 43.81*1.048576e-3) ||
+		!near(r.PeakGBps, 47.04*1.048576e-3) ||
 		!near(r.MessagesPerS, 701) {
 		t.Errorf("rate: %+v", r)
 	}
@@ -109,7 +117,8 @@ func TestRecordedRDMA(t *testing.T) {
 		t.Errorf("for a time: %+v, %v", rows, err)
 	}
 	rows, err = parseRDMA(golden(t, "perftest_lat.txt"))
-	want := RDMARow{Size: 64, Iterations: 200, Min: 20.12, Max: 2122.60, Typical: 20.95, Mean: 42.37, Deviation: 148.97, P99: 2084.32, P999: 2122.60}
+	want := RDMARow{Size: 64, Iterations: 200, Min: 20.12, Max: 2122.60, Typical: 20.95, Mean: 42.37, Deviation: 148.97,
+		P99: 2084.32, P999: 2122.60}
 	if err != nil || len(rows) != 1 || rows[0] != want {
 		t.Errorf("latency: %+v, %v", rows, err)
 	}
@@ -126,15 +135,18 @@ func TestRecordedPackets(t *testing.T) {
 		t.Fatalf("%+v, %v", ports, err)
 	}
 	// The last of two looks, and the counts of the forwarding.
-	if p := ports[0]; p.Port != 0 || p.RX != 32714368 || p.TX != 32714400 || p.RXPerSecond != 32509216 || p.TXPerSecond != 32509216 {
+	if p := ports[0]; p.Port != 0 || p.RX != 32714368 || p.TX != 32714400 || p.RXPerSecond != 32509216 ||
+		p.TXPerSecond != 32509216 {
 		t.Errorf("port 0: %+v", p)
 	}
-	if p := ports[1]; p.Port != 1 || p.RX != 32714368 || p.RXPerSecond != 32815457 || p.TXPerSecond != 32509198 || p.RXDropped != 0 {
+	if p := ports[1]; p.Port != 1 || p.RX != 32714368 || p.RXPerSecond != 32815457 || p.TXPerSecond != 32509198 ||
+		p.RXDropped != 0 {
 		t.Errorf("port 1: %+v", p)
 	}
 }
 
-// parsers are all of them, with the recordings that they can read. check says what must hold of a result, whatever the input.
+// parsers are all of them, with the recordings that they can read. check says what must hold of a
+// result, whatever the input.
 var parsers = []struct {
 	name  string
 	files []string
@@ -164,7 +176,8 @@ var parsers = []struct {
 		r, err := parseIperf3UDP(b)
 		return r.GBps > 0 && r.Packets > 0, err
 	}},
-	{"perftest", []string{"perftest_bw.txt", "perftest_all.txt", "perftest_lat.txt", "perftest_read_lat.txt", "perftest_time.txt"}, func(b []byte) (bool, error) {
+	{"perftest", []string{"perftest_bw.txt", "perftest_all.txt", "perftest_lat.txt", "perftest_read_lat.txt",
+		"perftest_time.txt"}, func(b []byte) (bool, error) {
 		r, err := parseRDMA(b)
 		return len(r) > 0 && (r[0].MessagesPerS > 0 || r[0].Min > 0), err
 	}},
@@ -198,22 +211,32 @@ var parsers = []struct {
 // What a tool prints when it fails must not become a figure.
 func TestParsersRefuse(t *testing.T) {
 	refused := map[string][]string{
-		"ucx_perftest": {"a,b\n1,2\n", "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,nan,1,1,1,1,1,1\n",
+		"ucx_perftest": {"a,b\n1,2\n",
+			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,nan,1,1,1,1,1,1\n",
 			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,1,1,1,1,0,1,1\n"},
 		"fi_pingpong": {"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n",
-			"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n1m 1 =1 2m 0.00s 0.0 0.0 0.0\n"},
+			"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n1m 1 =1 2m 0.00s 0.0 " +
+				"0.0 0.0\n"},
 		"iperf3": {`{"error":"unable to connect to server"}`, `{"end":{}}`},
-		"iperf3 UDP": {`{"error":"unable to connect to server"}`, `{"end":{}}`, `{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1,"packets":1,"lost_packets":2}}}`,
-			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1}}}`, `{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1,"packets":2,"lost_packets":2}}}`,
-			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1e300,"packets":1}}}`, `{"end":{"sum_received":{"bits_per_second":1e-320,"bytes":1,"seconds":1,"packets":1}}}`},
-		"ucx_info":  {"#      Transport: tcp\n", "#         Device: lo\n"},
-		"fi_info":   {"provider: tcp\n    type: what\n", "fi_getinfo: -61\n"},
-		"perftest":  {"IB device rxe9 not found\n Unable to find the Infiniband/RoCE device\n", " #bytes #strange\n 1 2\n"},
-		"rping":     {"client DISCONNECT EVENT...\nwait for RDMA_WRITE_ADV state 10\n", "ping data: rdma-ping-1: ABC\n"},
-		"testpmd":   {"EAL: Error - exiting with code: 1\n", "######################## NIC statistics for port 0  ########################\n  RX-packets: 1\n"},
+		"iperf3 UDP": {`{"error":"unable to connect to server"}`, `{"end":{}}`,
+			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1,"packets":1,"lost_packets":2}}}`,
+			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1}}}`,
+			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1,"packets":2,"lost_packets":2}}}`,
+			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1e300,"packets":1}}}`,
+			`{"end":{"sum_received":{"bits_per_second":1e-320,"bytes":1,"seconds":1,"packets":1}}}`},
+		"ucx_info": {"#      Transport: tcp\n", "#         Device: lo\n"},
+		"fi_info":  {"provider: tcp\n    type: what\n", "fi_getinfo: -61\n"},
+		"perftest": {"IB device rxe9 not found\n Unable to find the Infiniband/RoCE device\n",
+			" #bytes #strange\n 1 2\n"},
+		"rping": {"client DISCONNECT EVENT...\nwait for RDMA_WRITE_ADV state 10\n",
+			"ping data: rdma-ping-1: ABC\n"},
+		"testpmd": {"EAL: Error - exiting with code: 1\n",
+			"######################## NIC statistics for port 0  ########################\n  RX-packets: 1\n"},
 		"tcpreplay": {"Fatal Error in tcpreplay.c\n", "Actual: 3 packets (153 bytes) sent in 0.000032 seconds\n"},
-		"clinfo":    {`{"platforms":[],"devices":[{"online":[{"CL_DEVICE_NAME":"x"}]}]}`, `{"platforms":[{}],"devices":[{"online":[{}]}]}`},
-		"tshark":    {"1\t2\n", "x\t1700000000.0\t51\t51\teth\t\t\t\t\t\t\t\t\t\n", "1\t1700000000.0\t51\t51\teth\t10.0.0\t\t\t\t\t\t\t\t\n", "1\t1.0\t51\t51\teth\t\t\t\t\t\t\t70000\t1\t\n"},
+		"clinfo": {`{"platforms":[],"devices":[{"online":[{"CL_DEVICE_NAME":"x"}]}]}`,
+			`{"platforms":[{}],"devices":[{"online":[{}]}]}`},
+		"tshark": {"1\t2\n", "x\t1700000000.0\t51\t51\teth\t\t\t\t\t\t\t\t\t\n",
+			"1\t1700000000.0\t51\t51\teth\t10.0.0\t\t\t\t\t\t\t\t\n", "1\t1.0\t51\t51\teth\t\t\t\t\t\t\t70000\t1\t\n"},
 	}
 	for _, p := range parsers {
 		bad := append(refused[p.name], "connect() failed: Connection refused\n")
@@ -244,13 +267,15 @@ func TestParsersRefuse(t *testing.T) {
 	}
 }
 
-// calibrated repeats a run of perftest that has no clock, clockTries times in all; it returns any other fault at once.
+// calibrated repeats a run of perftest that has no clock, clockTries times in all; it returns any
+// other fault at once.
 func TestPerftestWithoutClock(t *testing.T) {
 	for _, file := range []string{"perftest_lat.txt", "perftest_bw.txt"} {
 		good := golden(t, file)
 		lines := strings.Split(string(good), "\n")
 		for i, l := range lines {
-			if f := strings.Fields(l); len(f) > 2 && !strings.HasPrefix(f[0], "#") && strings.Trim(f[0]+f[1], "0123456789") == "" {
+			if f := strings.Fields(l); len(f) > 2 && !strings.HasPrefix(f[0], "#") &&
+				strings.Trim(f[0]+f[1], "0123456789") == "" {
 				for k := range f[2:] {
 					f[2+k] = map[bool]string{true: "inf", false: "0.000000"}[file == "perftest_lat.txt"]
 				}
@@ -267,13 +292,17 @@ func TestPerftestWithoutClock(t *testing.T) {
 				}
 				return parseRDMA(good)
 			})
-			if failed := c.faults == clockTries; runs != c.runs || errors.Is(err, errClock) != failed || failed == (len(rows) > 0) {
+			if failed := c.faults == clockTries; runs != c.runs || errors.Is(err, errClock) != failed ||
+				failed == (len(rows) > 0) {
 				t.Errorf("%s, %d faults: %d runs, %d rows, %v", file, c.faults, runs, len(rows), err)
 			}
 		}
 	}
 	runs := 0
-	if _, err := calibrated(t.Context(), func(context.Context) ([]RDMARow, error) { runs++; return parseRDMA(nil) }); err == nil || runs != 1 {
+	if _, err := calibrated(t.Context(), func(context.Context) ([]RDMARow, error) {
+		runs++
+		return parseRDMA(nil)
+	}); err == nil || runs != 1 {
 		t.Errorf("no output: %d runs, %v", runs, err)
 	}
 }

@@ -24,7 +24,8 @@ type Peer struct {
 	Programs []string // that the package looks for
 	Modules  []string // of Python
 	For      string   // what it is for here
-	// version is a command that makes the peer say its version, and pattern finds it in what that prints.
+	// version is a command that makes the peer say its version, and pattern finds it in what that
+	// prints.
 	version []string
 	pattern *regexp.Regexp
 }
@@ -33,30 +34,41 @@ type Peer struct {
 var All = []Peer{
 	{Name: "iperf3", Packages: []string{"iperf3"}, Programs: []string{"iperf3"}, For: "TCP throughput to compare with",
 		version: []string{"iperf3", "--version"}, pattern: regexp.MustCompile(`^iperf (\S+)`)},
-	{Name: "rsync", Packages: []string{"rsync"}, Programs: []string{"rsync"}, For: "files over a network, to compare with",
+	{Name: "rsync", Packages: []string{"rsync"}, Programs: []string{"rsync"},
+		For:     "files over a network, to compare with",
 		version: []string{"rsync", "--version"}, pattern: regexp.MustCompile(`^rsync +version (\S+)`)},
-	{Name: "ucx", Packages: []string{"ucx-utils"}, Programs: []string{"ucx_perftest", "ucx_info"}, For: "UCX over TCP and shared memory, to compare with",
+	{Name: "ucx", Packages: []string{"ucx-utils"}, Programs: []string{"ucx_perftest", "ucx_info"},
+		For:     "UCX over TCP and shared memory, to compare with",
 		version: []string{"ucx_info", "-v"}, pattern: regexp.MustCompile(`(?m)^# (?:Library v|V)ersion:? (\S+)`)},
-	{Name: "fi", Packages: []string{"libfabric-bin"}, Programs: []string{"fi_pingpong", "fi_info"}, For: "libfabric over TCP and shared memory, to compare with",
+	{Name: "fi", Packages: []string{"libfabric-bin"}, Programs: []string{"fi_pingpong", "fi_info"},
+		For:     "libfabric over TCP and shared memory, to compare with",
 		version: []string{"fi_info", "--version"}, pattern: regexp.MustCompile(`(?m)^libfabric: (\S+)`)},
-	{Name: "openssl", Packages: []string{"openssl", "libssl-dev"}, Programs: []string{"openssl"}, For: "TLS over TCP, to compare with encrypted transfers",
+	{Name: "openssl", Packages: []string{"openssl", "libssl-dev"}, Programs: []string{"openssl"},
+		For:     "TLS over TCP, to compare with encrypted transfers",
 		version: []string{"openssl", "version"}, pattern: regexp.MustCompile(`^OpenSSL (\S+)`)},
 	{Name: "perftest", Packages: []string{"perftest"}, Programs: rdmaPrograms,
-		For: "RDMA throughput and latency, where there is an RDMA device", version: []string{"ib_write_bw", "--version"}, pattern: regexp.MustCompile(`(?m)^Version: (\S+)`)},
+		For:     "RDMA throughput and latency, where there is an RDMA device",
+		version: []string{"ib_write_bw", "--version"}, pattern: regexp.MustCompile(`(?m)^Version: (\S+)`)},
 	{Name: "rping", Packages: []string{"rdmacm-utils"}, Programs: []string{"rping"}, For: "RDMA connections, where there is an RDMA device"},
-	{Name: "testpmd", Packages: []string{"dpdk-dev"}, Programs: []string{"dpdk-testpmd"}, For: "DPDK's packet rings, to compare with",
+	{Name: "testpmd", Packages: []string{"dpdk-dev"}, Programs: []string{"dpdk-testpmd"},
+		For:     "DPDK's packet rings, to compare with",
 		version: []string{"dpdk-testpmd", "-v", "-h"}, pattern: regexp.MustCompile(`RTE Version: 'DPDK ([^']+)'`)},
-	{Name: "tcpreplay", Packages: []string{"tcpreplay"}, Programs: []string{"tcpreplay"}, For: "sends packets of a file into an interface",
+	{Name: "tcpreplay", Packages: []string{"tcpreplay"}, Programs: []string{"tcpreplay"},
+		For:     "sends packets of a file into an interface",
 		version: []string{"tcpreplay", "--version"}, pattern: regexp.MustCompile(`(?m)^tcpreplay version: (\S+)`)},
-	{Name: "tshark", Packages: []string{"tshark"}, Programs: []string{"tshark"}, For: "reads what we captured or wrote, as packets",
-		version: []string{"tshark", "--version"}, pattern: regexp.MustCompile(`(?m)^TShark \(Wireshark\) ([0-9][0-9.]*)`)},
+	{Name: "tshark", Packages: []string{"tshark"}, Programs: []string{"tshark"},
+		For:     "reads what we captured or wrote, as packets",
+		version: []string{"tshark", "--version"},
+		pattern: regexp.MustCompile(`(?m)^TShark \(Wireshark\) ([0-9][0-9.]*)`)},
 	{Name: "numpy", Packages: []string{"python3-numpy"}, Modules: []string{"numpy"}, For: "reads our arrays and writes arrays for us"},
 	{Name: "torch", Packages: []string{"python3-torch", "python3-numpy"}, Modules: []string{"torch"}, For: "reads our tensors"},
 	{Name: "pocl", Packages: []string{"pocl-opencl-icd", "ocl-icd-opencl-dev", "clinfo"}, Programs: []string{"clinfo"},
 		For: "OpenCL kernels on the processor"},
-	{Name: "etcd", Packages: []string{"etcd-server", "etcd-client"}, Programs: []string{"etcd", "etcdctl"}, For: "a metadata store to register with",
+	{Name: "etcd", Packages: []string{"etcd-server", "etcd-client"}, Programs: []string{"etcd", "etcdctl"},
+		For:     "a metadata store to register with",
 		version: []string{"etcd", "--version"}, pattern: regexp.MustCompile(`(?m)^etcd Version: (\S+)`)},
-	{Name: "chromium", Packages: []string{"chromium"}, Programs: []string{"chromium"}, For: "shows our pages as a browser does",
+	{Name: "chromium", Packages: []string{"chromium"}, Programs: []string{"chromium"},
+		For:     "shows our pages as a browser does",
 		version: []string{"chromium", "--version"}, pattern: regexp.MustCompile(`(?m)^Chromium (\S+)`)},
 }
 
@@ -75,7 +87,8 @@ func Get(name string) (*Peer, error) {
 // Install is the command that brings the peer, for people.
 func (p *Peer) Install() string { return "apt-get install " + strings.Join(p.Packages, " ") }
 
-// Find looks up the peer's programs. The error wraps [ErrAbsent] and says how to get what is missing.
+// Find looks up the peer's programs. The error wraps [ErrAbsent] and says how to get what is
+// missing.
 func (p *Peer) Find() error {
 	for _, name := range p.Programs {
 		if _, err := p.tool(name); err != nil {
@@ -94,8 +107,8 @@ func (p *Peer) tool(name string) (string, error) {
 	return path, nil
 }
 
-// Version asks the peer itself for its version. The error wraps [ErrAbsent] when it is not here; any other error means that
-// it is here and does not work.
+// Version asks the peer itself for its version. The error wraps [ErrAbsent] when it is not here;
+// any other error means that it is here and does not work.
 func (p *Peer) Version(ctx context.Context) (string, error) {
 	if err := p.Find(); err != nil {
 		return "", err
@@ -147,7 +160,8 @@ func packageVersion(ctx context.Context, p *Peer) (string, error) {
 	return strings.TrimSpace(string(out)) + " (package " + p.Packages[0] + ")", nil
 }
 
-// Report writes the table of all peers: the version that each reports, or why it cannot be used and how to get it.
+// Report writes the table of all peers: the version that each reports, or why it cannot be used and
+// how to get it.
 func Report(ctx context.Context, w io.Writer) error {
 	state := make([]string, len(All))
 	var wg sync.WaitGroup

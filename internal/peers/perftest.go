@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// RDMATest is a run of a program of perftest between two processes that reach each other by IP, both on this machine.
+// RDMATest is a run of a program of perftest between two processes that reach each other by IP,
+// both on this machine.
 type RDMATest struct {
 	Program    string // ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat, ib_read_lat, ib_send_lat, ib_atomic_lat ...
 	Device     string // "rxe0"
@@ -22,10 +23,13 @@ type RDMATest struct {
 	Depth      int    // requests under way at once, of a throughput test; 0 leaves it to the program, which has 128
 	List       int    // requests of one call, of a throughput test; 0 or 1: each for itself
 	Inline     int    // messages up to so many bytes go with their request; 0: none
-	Events     bool   // sleeps until a completion comes, where the program can (not by writes, which have none at the receiver)
+	// sleeps until a completion comes, where the program can (not by writes, which have none at the
+	// receiver)
+	Events bool
 }
 
-// Command is the server's command line, for a start by hand; the client has the server's address behind it.
+// Command is the server's command line, for a start by hand; the client has the server's address
+// behind it.
 func (o RDMATest) Command() string { return strings.Join(o.args(o.Program, 0), " ") }
 
 // args are what the server and the client have in common.
@@ -60,9 +64,11 @@ func (o *RDMATest) args(bin string, port int) []string {
 }
 
 // rdmaPrograms are the programs of perftest that are used here.
-var rdmaPrograms = []string{"ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat", "ib_atomic_bw", "ib_atomic_lat"}
+var rdmaPrograms = []string{"ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat",
+	"ib_atomic_bw", "ib_atomic_lat"}
 
-// RDMARow is a line of perftest's table. A throughput test fills the first group, a latency test the second.
+// RDMARow is a line of perftest's table. A throughput test fills the first group, a latency test
+// the second.
 type RDMARow struct {
 	Size       uint64 // bytes
 	Iterations int
@@ -74,15 +80,16 @@ type RDMARow struct {
 	Min, Max, Typical, Mean, Deviation, P99, P999 float64
 }
 
-// errClock says that perftest divided by a clock of 0 Hz. It compares the processor's counter with the time of day at its start,
-// and where other work on the machine spoils that (the guest of an emulator, say) it takes the frequency for 0 and goes on.
+// errClock says that perftest divided by a clock of 0 Hz. It compares the processor's counter with
+// the time of day at its start, and where other work on the machine spoils that (the guest of an
+// emulator, say) it takes the frequency for 0 and goes on.
 var errClock = errors.New("perftest did not find out the frequency of the processor's counter")
 
 // clockTries is how often a run is made before errClock is believed.
 const clockTries = 8
 
-// RDMA runs a program of perftest, again where it could not calibrate its clock. It needs an RDMA device; without one the program
-// says that it cannot find it.
+// RDMA runs a program of perftest, again where it could not calibrate its clock. It needs an RDMA
+// device; without one the program says that it cannot find it.
 func RDMA(ctx context.Context, o RDMATest) ([]RDMARow, error) {
 	return calibrated(ctx, o.run)
 }
@@ -98,7 +105,8 @@ func calibrated(ctx context.Context, run func(context.Context) ([]RDMARow, error
 
 func (o RDMATest) run(ctx context.Context) ([]RDMARow, error) {
 	if !slices.Contains(rdmaPrograms, o.Program) {
-		return nil, fmt.Errorf("peers: perftest has no program %q here: expected one of %s", o.Program, strings.Join(rdmaPrograms, ", "))
+		return nil, fmt.Errorf("peers: perftest has no program %q here: expected one of %s", o.Program,
+			strings.Join(rdmaPrograms, ", "))
 	}
 	p, err := Get("perftest")
 	if err != nil {
@@ -122,8 +130,8 @@ func (o RDMATest) run(ctx context.Context) ([]RDMARow, error) {
 	return parseRDMA(out)
 }
 
-// parseRDMA reads the table of a program of perftest: after a header that begins with "#bytes" a line for each size. In the
-// table of throughput MB are 2^20 bytes.
+// parseRDMA reads the table of a program of perftest: after a header that begins with "#bytes" a
+// line for each size. In the table of throughput MB are 2^20 bytes.
 func parseRDMA(out []byte) ([]RDMARow, error) {
 	const rates, times = 5, 9 // columns
 	var rows []RDMARow
@@ -155,7 +163,8 @@ func parseRDMA(out []byte) ([]RDMARow, error) {
 		rows = append(rows, row)
 	}
 	if len(rows) == 0 || !ended {
-		return nil, fmt.Errorf("peers: perftest: %w: expected a table that begins with #bytes and ends with a line: %s", ErrOutput, tail(out))
+		return nil, fmt.Errorf("peers: perftest: %w: expected a table that begins with #bytes and ends with a line: %s",
+			ErrOutput, tail(out))
 	}
 	return rows, nil
 }
@@ -187,7 +196,8 @@ func parseRDMARow(f []string, columns int) (r RDMARow, err error) {
 	}
 	if columns == 5 {
 		r.PeakGBps, r.GBps, r.MessagesPerS = v[0]*(1<<20)/1e9, v[1]*(1<<20)/1e9, v[2]*1e6
-		// The smallest sizes are so slow on emulated devices that their rate is printed as 0.00; the message rate is not.
+		// The smallest sizes are so slow on emulated devices that their rate is printed as 0.00;
+		// the message rate is not.
 		if !(r.MessagesPerS > 0) {
 			return r, fmt.Errorf("a message rate of %v: %w", v[2], errClock)
 		}

@@ -20,8 +20,8 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// waitListening waits until the program itself listens on a TCP port. There is no event for another program's listen, so the
-// kernel's tables are looked at.
+// waitListening waits until the program itself listens on a TCP port. There is no event for another
+// program's listen, so the kernel's tables are looked at.
 func (p *child) waitListening(port int) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -56,7 +56,8 @@ func (p *child) listens(port int) bool {
 	return false
 }
 
-// listeners are the TCP sockets that listen on a port, as the links in /proc/PID/fd name them (proc(5), /proc/net/tcp; state 0A).
+// listeners are the TCP sockets that listen on a port, as the links in /proc/PID/fd name them
+// (proc(5), /proc/net/tcp; state 0A).
 func listeners(port int) map[string]bool {
 	suffix := fmt.Sprintf(":%04X", port)
 	var inodes map[string]bool

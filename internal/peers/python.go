@@ -19,14 +19,15 @@ type Python struct {
 	Version string // of the module
 }
 
-// FindPython finds an interpreter that can import a module. There may be several, and the first on PATH need not be the one
-// of the system, for which distributions package their modules, so that one is asked first. The error wraps [ErrAbsent] and
-// holds what each one answered.
+// FindPython finds an interpreter that can import a module. There may be several, and the first on
+// PATH need not be the one of the system, for which distributions package their modules, so that
+// one is asked first. The error wraps [ErrAbsent] and holds what each one answered.
 func FindPython(ctx context.Context, module string) (*Python, error) {
 	var tried []string
 	var broken error
 	seen := map[string]bool{}
-	for _, dir := range append([]string{"/usr/bin"}, append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/bin")...) {
+	for _, dir := range append([]string{"/usr/bin"},
+		append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/bin")...) {
 		path := filepath.Join(dir, "python3")
 		if real, err := filepath.EvalSymlinks(path); err != nil || seen[real] {
 			continue
@@ -34,7 +35,8 @@ func FindPython(ctx context.Context, module string) (*Python, error) {
 			seen[real] = true
 		}
 		p := &Python{Path: path, Module: module}
-		err := p.Run(ctx, "import json, sys\nm = __import__(sys.argv[1])\njson.dump(str(m.__version__), sys.stdout)", nil, &p.Version, module)
+		err := p.Run(ctx, "import json, sys\nm = __import__(sys.argv[1])\njson.dump(str(m.__version__), sys.stdout)",
+			nil, &p.Version, module)
 		if err == nil {
 			return p, nil
 		}
@@ -50,7 +52,8 @@ func FindPython(ctx context.Context, module string) (*Python, error) {
 	if broken != nil {
 		return nil, broken
 	}
-	return nil, fmt.Errorf("peers: a python3 with %s is %w; on Debian: apt-get install python3-%s, or run scripts/deps.sh; tried: %s",
+	return nil, fmt.Errorf("peers: a python3 with %s is %w; on Debian: apt-get install python3-%s, or run "+
+		"scripts/deps.sh; tried: %s",
 		module, ErrAbsent, module, strings.Join(tried, "\n"))
 }
 
@@ -63,8 +66,9 @@ func moduleVersion(ctx context.Context, p *Peer) (string, error) {
 	return py.Version, nil
 }
 
-// Run runs a script. It can read in as JSON from its standard input (in may be nil) and the arguments from sys.argv[1:], and
-// prints one JSON value, which is decoded into out. Warnings are errors.
+// Run runs a script. It can read in as JSON from its standard input (in may be nil) and the
+// arguments from sys.argv[1:], and prints one JSON value, which is decoded into out. Warnings are
+// errors.
 func (p *Python) Run(ctx context.Context, script string, in, out any, args ...string) error {
 	var stdin bytes.Buffer
 	if in != nil {

@@ -43,7 +43,8 @@ func TestIperf3(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The client stops when it has sent enough, by whole writes; the receiver counts what had come by then.
+	// The client stops when it has sent enough, by whole writes; the receiver counts what had come
+	// by then.
 	if !(r.GBps > 0) || r.Bytes == 0 || r.Bytes > 128<<20 {
 		t.Errorf("%+v", r)
 	}
@@ -56,7 +57,8 @@ func TestOpenSSL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []peers.OpenSSLTest{{Size: 64 << 10, Messages: 33}, {Size: 3 << 20, Messages: 4, Slots: 3, Chunk: 16 << 10, Congestion: "reno"}} {
+	for _, o := range []peers.OpenSSLTest{{Size: 64 << 10, Messages: 33},
+		{Size: 3 << 20, Messages: 4, Slots: 3, Chunk: 16 << 10, Congestion: "reno"}} {
 		o.Program, o.CPUs = program, cpus(t)
 		r, err := peers.OpenSSL(t.Context(), o)
 		if err != nil {
@@ -66,7 +68,8 @@ func TestOpenSSL(t *testing.T) {
 			t.Errorf("%+v: %+v", o, r)
 		}
 	}
-	if _, err := peers.OpenSSL(t.Context(), peers.OpenSSLTest{Program: program, Size: 64, Messages: 1, Congestion: "no-such-thing", CPUs: cpus(t)}); err == nil || !strings.Contains(err.Error(), "no-such-thing") {
+	if _, err := peers.OpenSSL(t.Context(), peers.OpenSSLTest{Program: program, Size: 64, Messages: 1,
+		Congestion: "no-such-thing", CPUs: cpus(t)}); err == nil || !strings.Contains(err.Error(), "no-such-thing") {
 		t.Errorf("an unknown congestion control: %v", err)
 	}
 }
@@ -96,7 +99,8 @@ func TestUCX(t *testing.T) {
 // What a tool says when it cannot is in the error.
 func TestUCXRefusal(t *testing.T) {
 	testpeers.Need(t, "ucx")
-	_, err := peers.UCX(t.Context(), peers.UCXTest{Transports: "tcp", Test: "no_such_test", Size: 64, Messages: 10, Percentile: 50, CPUs: cpus(t)})
+	_, err := peers.UCX(t.Context(), peers.UCXTest{Transports: "tcp", Test: "no_such_test", Size: 64, Messages: 10,
+		Percentile: 50, CPUs: cpus(t)})
 	if err == nil || !strings.Contains(err.Error(), "Invalid option argument for -t") {
 		t.Errorf("%v; want the tool's own words", err)
 	}
@@ -106,11 +110,14 @@ func TestLibfabric(t *testing.T) {
 	testenv.Once(t)
 	testpeers.Need(t, "fi")
 	found, err := peers.LibfabricProviders(t.Context(), "tcp")
-	if err != nil || !slices.ContainsFunc(found, func(p peers.LibfabricProvider) bool { return p.Domain == "lo" && strings.HasPrefix(p.Provider, "tcp") }) {
+	if err != nil || !slices.ContainsFunc(found, func(p peers.LibfabricProvider) bool {
+		return p.Domain == "lo" && strings.HasPrefix(p.Provider, "tcp")
+	}) {
 		t.Errorf("%+v, %v; want tcp on lo", found, err)
 	}
 	for _, provider := range []string{"tcp", "shm"} {
-		r, err := peers.Libfabric(t.Context(), peers.LibfabricTest{Provider: provider, Size: 4096, Messages: 50, CPUs: cpus(t)})
+		r, err := peers.Libfabric(t.Context(), peers.LibfabricTest{Provider: provider, Size: 4096, Messages: 50,
+			CPUs: cpus(t)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,28 +130,32 @@ func TestLibfabric(t *testing.T) {
 func TestTestpmd(t *testing.T) {
 	testenv.Once(t)
 	testpeers.Need(t, "testpmd")
-	ports, err := peers.Packets(t.Context(), peers.PacketTest{Devices: []string{"net_ring0", "net_ring1"}, Duration: 100 * time.Millisecond, CPUs: cpus(t)})
+	ports, err := peers.Packets(t.Context(), peers.PacketTest{Devices: []string{"net_ring0", "net_ring1"},
+		Duration: 100 * time.Millisecond, CPUs: cpus(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(ports) != 2 {
 		t.Fatalf("%+v", ports)
 	}
-	// Two ports whose rings lead back to themselves: what one has sent it gets back, but for the bursts that are under way.
+	// Two ports whose rings lead back to themselves: what one has sent it gets back, but for the
+	// bursts that are under way.
 	for _, p := range ports {
 		if p.TX == 0 || p.RX > p.TX || p.TX-p.RX > 256 || p.TXDropped != 0 || p.RXErrors != 0 {
 			t.Errorf("%+v", p)
 		}
 	}
-	ports, err = peers.Packets(t.Context(), peers.PacketTest{Devices: []string{"net_null0,size=256"}, Forward: "txonly", Size: 256,
+	ports, err = peers.Packets(t.Context(), peers.PacketTest{Devices: []string{"net_null0,size=256"}, Forward: "txonly",
+		Size:     256,
 		Duration: 50 * time.Millisecond, CPUs: cpus(t)})
 	if err != nil || len(ports) != 1 || ports[0].TX == 0 || ports[0].RX != 0 {
 		t.Errorf("%+v, %v", ports, err)
 	}
 }
 
-// pcap writes a capture of UDP packets over Ethernet, one for each payload, a microsecond apart: libpcap's file format, draft
-// "PCAP Capture File Format", with a length that is longer than what was captured for the last packet.
+// pcap writes a capture of UDP packets over Ethernet, one for each payload, a microsecond apart:
+// libpcap's file format, draft "PCAP Capture File Format", with a length that is longer than what
+// was captured for the last packet.
 func pcap(t *testing.T, payloads ...string) (file string) {
 	t.Helper()
 	var b []byte
@@ -186,7 +197,8 @@ func TestTshark(t *testing.T) {
 	testenv.Once(t)
 	testpeers.Need(t, "tshark")
 	file := pcap(t, "penstock", "", "a,b\tc")
-	packets, err := peers.Dissect(t.Context(), peers.Dissection{File: file, Fields: []string{"udp.payload", "ip.checksum.status"},
+	packets, err := peers.Dissect(t.Context(), peers.Dissection{File: file,
+		Fields:  []string{"udp.payload", "ip.checksum.status"},
 		Options: []string{"ip.check_checksum:TRUE"}})
 	if err != nil || len(packets) != 3 {
 		t.Fatalf("%+v, %v", packets, err)
@@ -194,9 +206,12 @@ func TestTshark(t *testing.T) {
 	for i, payload := range []string{"penstock", "", "a,b\tc"} {
 		p := packets[i]
 		good := "1" // what tshark calls a checksum that is right
-		if p.Number != i+1 || p.Time.UnixMicro() != 1_700_000_000_000_000+int64(i) || p.Length != 42+len(payload) || p.Captured != p.Length ||
-			p.Source != netip.MustParseAddr("10.0.0.1") || p.Target != netip.MustParseAddr("10.0.0.2") || p.SourcePort != uint16(4000+i) ||
-			p.ToPort != 5000 || !slices.Contains(p.Protocols, "udp") || !slices.Equal(p.Fields, []string{fmt.Sprintf("%x", payload), good}) {
+		if p.Number != i+1 || p.Time.UnixMicro() != 1_700_000_000_000_000+int64(i) || p.Length != 42+len(payload) ||
+			p.Captured != p.Length ||
+			p.Source != netip.MustParseAddr("10.0.0.1") || p.Target != netip.MustParseAddr("10.0.0.2") ||
+			p.SourcePort != uint16(4000+i) ||
+			p.ToPort != 5000 || !slices.Contains(p.Protocols, "udp") ||
+			!slices.Equal(p.Fields, []string{fmt.Sprintf("%x", payload), good}) {
 			t.Errorf("packet %d: %+v", i, p)
 		}
 	}
@@ -204,7 +219,8 @@ func TestTshark(t *testing.T) {
 	if err != nil || len(packets) != 1 || packets[0].Number != 3 {
 		t.Errorf("filtered: %+v, %v", packets, err)
 	}
-	packets, err = peers.Dissect(t.Context(), peers.Dissection{File: file, Filter: "udp.srcport == 4000", DecodeAs: []string{"udp.port==5000,dns"}})
+	packets, err = peers.Dissect(t.Context(), peers.Dissection{File: file, Filter: "udp.srcport == 4000",
+		DecodeAs: []string{"udp.port==5000,dns"}})
 	if err != nil || len(packets) != 1 || !slices.Contains(packets[0].Protocols, "dns") {
 		t.Errorf("decoded as DNS: %+v, %v", packets, err)
 	}
@@ -212,7 +228,8 @@ func TestTshark(t *testing.T) {
 	if err := os.WriteFile(file, []byte("no capture at all, but long enough to have a header"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := peers.Dissect(t.Context(), peers.Dissection{File: file}); err == nil || !strings.Contains(err.Error(), "isn't a capture file") {
+	if p, err := peers.Dissect(t.Context(), peers.Dissection{File: file}); err == nil ||
+		!strings.Contains(err.Error(), "isn't a capture file") {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -256,7 +273,8 @@ func TestEtcd(t *testing.T) {
 		t.Errorf("a key that nobody put: %q, %v, %v", got, ok, err)
 	}
 	// Its JSON gateway, which is how a program without gRPC talks to it.
-	resp, err := http.Post(e.URL+"/v3/kv/range", "application/json", strings.NewReader(`{"key":"L25vZGVzLw==","range_end":"L25vZGVzMA==","count_only":true}`))
+	resp, err := http.Post(e.URL+"/v3/kv/range", "application/json",
+		strings.NewReader(`{"key":"L25vZGVzLw==","range_end":"L25vZGVzMA==","count_only":true}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,11 +32,13 @@ func TestReplayAndCapture(t *testing.T) {
 		}
 		defer networks[i].Close()
 	}
-	capture, err := peers.StartCapture(t.Context(), networks[1], n.Hosts[1].Link().Name, "udp dst port 5000", 2*len(payloads))
+	capture, err := peers.StartCapture(t.Context(), networks[1], n.Hosts[1].Link().Name, "udp dst port 5000",
+		2*len(payloads))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := peers.TCPReplay(t.Context(), peers.Replay{File: file, Interface: n.Hosts[0].Link().Name, Network: networks[0], Loops: 2})
+	r, err := peers.TCPReplay(t.Context(), peers.Replay{File: file, Interface: n.Hosts[0].Link().Name,
+		Network: networks[0], Loops: 2})
 	if err != nil {
 		capture.Stop()
 		t.Fatal(err)
@@ -61,7 +63,8 @@ func TestReplayAndCapture(t *testing.T) {
 // An interface that is not there is an error with the tool's reason.
 func TestReplayRefusal(t *testing.T) {
 	testpeers.Need(t, "tcpreplay")
-	if _, err := peers.TCPReplay(t.Context(), peers.Replay{File: pcap(t, "x"), Interface: "nosuchdevice0"}); err == nil {
+	if _, err := peers.TCPReplay(t.Context(), peers.Replay{File: pcap(t, "x"),
+		Interface: "nosuchdevice0"}); err == nil {
 		t.Error("sent into an interface that does not exist")
 	} else {
 		t.Log(err)
@@ -99,21 +102,25 @@ func TestGuestRDMATools(t *testing.T) {
 		if o.Size == 0 { // an atomic
 			o.Size = 8
 		}
-		if len(rows) != 1 || rows[0].Size != o.Size || rows[0].Iterations != o.Iterations || (rows[0].MessagesPerS > 0) == (rows[0].Typical > 0) {
+		if len(rows) != 1 || rows[0].Size != o.Size || rows[0].Iterations != o.Iterations ||
+			(rows[0].MessagesPerS > 0) == (rows[0].Typical > 0) {
 			t.Errorf("%s: %+v", o.Program, rows)
 		}
 		t.Logf("%s: %+v", o.Program, rows)
 	}
-	if _, err := peers.RDMA(t.Context(), peers.RDMATest{Program: "ib_raw_bw", Device: "rxe0"}); err == nil || !strings.Contains(err.Error(), "expected one of ib_write_bw") {
+	if _, err := peers.RDMA(t.Context(), peers.RDMATest{Program: "ib_raw_bw", Device: "rxe0"}); err == nil ||
+		!strings.Contains(err.Error(), "expected one of ib_write_bw") {
 		t.Errorf("a program that is none: %v", err)
 	}
-	if _, err := peers.RDMA(t.Context(), peers.RDMATest{Program: "ib_write_bw", Device: "rxe9", Size: 64, Iterations: 10}); err == nil {
+	if _, err := peers.RDMA(t.Context(), peers.RDMATest{Program: "ib_write_bw", Device: "rxe9", Size: 64,
+		Iterations: 10}); err == nil {
 		t.Error("a device that does not exist was measured")
 	} else {
 		t.Log(err)
 	}
 	// The connection manager finds no device for an address of lo.
-	for _, line := range []string{"ip addr add " + second + "/24 dev nic0", "ip link set nic0 up", "rdma link add rxe1 type rxe netdev nic0"} {
+	for _, line := range []string{"ip addr add " + second + "/24 dev nic0", "ip link set nic0 up",
+		"rdma link add rxe1 type rxe netdev nic0"} {
 		f := strings.Fields(line)
 		if out, err := exec.Command(f[0], f[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", line, err, out)

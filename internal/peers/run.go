@@ -20,8 +20,8 @@ import (
 // ErrOutput says that a peer ran and printed something else than what it is known to print.
 var ErrOutput = errors.New("output not understood")
 
-// runTime bounds one run of a peer. Some wait for ever when the other side fails. It is generous, because machines of CI are
-// shared, and only a hang ever sees it.
+// runTime bounds one run of a peer. Some wait for ever when the other side fails. It is generous,
+// because machines of CI are shared, and only a hang ever sees it.
 const runTime = 120 * time.Second
 
 // maxOutput is what a peer may print, in bytes, before it is taken for mad and killed.
@@ -36,13 +36,13 @@ type command struct {
 	stdin io.Reader
 	limit time.Duration            // 0 is runTime
 	in    func(func() error) error // runs the start somewhere else; nil: here
-	// onOutput and onError, when set, get after each write of the program all that it has printed so far to its standard
-	// output and its standard error.
+	// onOutput and onError, when set, get after each write of the program all that it has printed
+	// so far to its standard output and its standard error.
 	onOutput, onError func(sofar []byte)
 }
 
-// child is a program that runs. It leads a process group, which is killed with it, and the kernel kills it when this process
-// ends in any way.
+// child is a program that runs. It leads a process group, which is killed with it, and the kernel
+// kills it when this process ends in any way.
 type child struct {
 	name   string
 	pid    int
@@ -71,7 +71,8 @@ func (c command) start(ctx context.Context) (*child, error) {
 	args := c.args
 	var held, release *os.File
 	if c.home != nil {
-		// The program begins when the shell of its home knows of it, so that the shell also knows the children of a quick one.
+		// The program begins when the shell of its home knows of it, so that the shell also knows
+		// the children of a quick one.
 		var err error
 		if held, release, err = os.Pipe(); err != nil {
 			cancel()
@@ -93,7 +94,8 @@ func (c command) start(ctx context.Context) (*child, error) {
 	cmd.Cancel = func() error { return sys.Kill(-cmd.Process.Pid, sys.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second // for grandchildren that hold the pipes; the group's end closes them
 	started := make(chan error)
-	// The kernel kills the child when the thread that started it ends, so that thread stays with it.
+	// The kernel kills the child when the thread that started it ends, so that thread stays with
+	// it.
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -130,7 +132,8 @@ func (c command) start(ctx context.Context) (*child, error) {
 	return p, nil
 }
 
-// wait waits for the end and returns what the program printed to its standard output, and an error unless it ended with 0.
+// wait waits for the end and returns what the program printed to its standard output, and an error
+// unless it ended with 0.
 func (p *child) wait() ([]byte, error) {
 	<-p.done
 	p.cancel()
@@ -189,8 +192,8 @@ func (o *output) bytes() []byte {
 	return bytes.Clone(o.b.Bytes())
 }
 
-// tail is the end of a program's output, for an error message, and a little of its beginning, where some say what is wrong
-// before they explain how they are used.
+// tail is the end of a program's output, for an error message, and a little of its beginning, where
+// some say what is wrong before they explain how they are used.
 func tail(b []byte) string {
 	const first, last = 300, 600
 	s := strings.TrimSpace(string(b))
@@ -203,7 +206,8 @@ func tail(b []byte) string {
 	return strings.ToValidUTF8(s, "?")
 }
 
-// pair is a run of a measuring tool: a server, which listens on a port of its own choosing, and a client, whose output counts.
+// pair is a run of a measuring tool: a server, which listens on a port of its own choosing, and a
+// client, whose output counts.
 type pair struct {
 	env []string
 	// command returns the arguments of the server and of the client for a port.
@@ -211,8 +215,9 @@ type pair struct {
 	limit   time.Duration
 }
 
-// run starts the server, waits until it listens, runs the client and returns what the client printed. A server that cannot
-// have its port, because another process took it in between, gets another one.
+// run starts the server, waits until it listens, runs the client and returns what the client
+// printed. A server that cannot have its port, because another process took it in between, gets
+// another one.
 func (p pair) run(ctx context.Context) ([]byte, error) {
 	for try := 1; ; try++ {
 		out, err := p.once(ctx)
@@ -222,7 +227,8 @@ func (p pair) run(ctx context.Context) ([]byte, error) {
 	}
 }
 
-// errNoPort is an early end of a server. It may have other reasons than its port, so it is tried again only a few times.
+// errNoPort is an early end of a server. It may have other reasons than its port, so it is tried
+// again only a few times.
 var errNoPort = errors.New("ended before it listened")
 
 func (p pair) once(ctx context.Context) (_ []byte, err error) {

@@ -18,7 +18,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// This binary, started again with this variable, runs something of this package and waits to be killed.
+// This binary, started again with this variable, runs something of this package and waits to be
+// killed.
 const again = "PENSTOCK_PEERS_AGAIN"
 
 func TestMain(m *testing.M) {
@@ -33,8 +34,12 @@ func TestMain(m *testing.M) {
 		}
 		// A program that keeps writing into the directory, with a quiet child of its own.
 		// And it makes a file in shared memory as libfabric does.
-		p, err := command{args: []string{"sh", "-c", `echo > "/dev/shm/$$:0:0"; sleep 1000 >/dev/null 2>&1 & echo $$ $!; while :; do echo > "$1/b$$"; done`, "sh", h.dir},
-			home: h, onOutput: func(b []byte) { fmt.Println(h.dir, strings.TrimSpace(string(b))) }}.start(context.Background())
+		p, err := command{args: []string{"sh", "-c",
+			`echo > "/dev/shm/$$:0:0"; sleep 1000 >/dev/null 2>&1 & echo $$ $!; while :; do echo > "$1/b$$"; done`,
+			"sh", h.dir},
+			home: h, onOutput: func(b []byte) {
+				fmt.Println(h.dir, strings.TrimSpace(string(b)))
+			}}.start(context.Background())
 		if err != nil {
 			fmt.Println("error", err)
 			os.Exit(1)
@@ -46,7 +51,8 @@ func TestMain(m *testing.M) {
 // gone waits until a process does not exist any more, or is only waited for by its parent.
 func gone(t *testing.T, pid int) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) { // another process's child makes no event
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		// another process's child makes no event
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || strings.Contains(string(b), ") Z ") {
 			return
@@ -135,14 +141,17 @@ func TestHome(t *testing.T) {
 
 // The limit ends a program with all that it started, and the error has what it said.
 func TestLimit(t *testing.T) {
-	// On a busy machine the shell may be killed before it has said anything: then it gets more time.
+	// On a busy machine the shell may be killed before it has said anything: then it gets more
+	// time.
 	for limit := 300 * time.Millisecond; limit < time.Minute; limit *= 5 {
-		p, err := command{args: []string{"sh", "-c", "echo hello; sleep 1000 & echo child $!; wait"}, limit: limit}.start(t.Context())
+		p, err := command{args: []string{"sh", "-c", "echo hello; sleep 1000 & echo child $!; wait"},
+			limit: limit}.start(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		out, err := p.wait()
-		if !errors.Is(err, context.DeadlineExceeded) && (err == nil || !strings.Contains(err.Error(), "still running after "+limit.String())) {
+		if !errors.Is(err, context.DeadlineExceeded) &&
+			(err == nil || !strings.Contains(err.Error(), "still running after "+limit.String())) {
 			t.Errorf("%v", err)
 		}
 		if _, pid, ok := strings.Cut(strings.TrimSpace(string(out)), "child "); ok {
@@ -157,9 +166,11 @@ func TestLimit(t *testing.T) {
 	t.Error("the shell never said anything")
 }
 
-// What a program leaves running when it ends is killed, and what libfabric leaves in shared memory is removed.
+// What a program leaves running when it ends is killed, and what libfabric leaves in shared memory
+// is removed.
 func TestLeftovers(t *testing.T) {
-	p, err := command{args: []string{"sh", "-c", `echo > "/dev/shm/$$:0:0"; sleep 1000 >/dev/null 2>&1 & echo $!`}}.start(t.Context())
+	p, err := command{args: []string{"sh", "-c",
+		`echo > "/dev/shm/$$:0:0"; sleep 1000 >/dev/null 2>&1 & echo $!`}}.start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +204,8 @@ func TestFailureSaysWhat(t *testing.T) {
 	}
 }
 
-// A server that ends early is an error that carries what it said; so is a client that fails, and its server does not stay.
+// A server that ends early is an error that carries what it said; so is a client that fails, and
+// its server does not stay.
 func TestPairFails(t *testing.T) {
 	tries := 0
 	_, err := pair{command: func(int) (server, client []string) {
@@ -203,7 +215,8 @@ func TestPairFails(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no such device") || tries != 3 {
 		t.Errorf("%d tries, %v", tries, err)
 	}
-	// A real server, of this process's own making would not do: it must be one of the program's. Python has one.
+	// A real server, of this process's own making would not do: it must be one of the program's.
+	// Python has one.
 	python, err := testenv.Tool("python3", "python3")
 	if err != nil {
 		testenv.Missing(t, "python3, to make a server of", err)
@@ -212,7 +225,8 @@ func TestPairFails(t *testing.T) {
 	_, err = pair{command: func(port int) (server, client []string) {
 		file = filepath.Join(t.TempDir(), "pid")
 		return []string{python, "-c", "import os, socket, sys, time\nopen(sys.argv[2], 'w').write(str(os.getpid()))\n" +
-				"s = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint('a server', flush=True)\ntime.sleep(1000)", strconv.Itoa(port), file},
+				"s = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint('a server', " +
+				"flush=True)\ntime.sleep(1000)", strconv.Itoa(port), file},
 			[]string{"sh", "-c", "echo a client >&2; exit 4"}
 	}}.run(t.Context())
 	for _, want := range []string{"exit status 4", "a client", "a server"} {

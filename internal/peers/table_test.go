@@ -61,7 +61,8 @@ func TestTableAndPackages(t *testing.T) {
 			looked = looked || isModule && slices.Contains(p.Modules, module) || slices.Contains(p.Programs, probe)
 		}
 		if !looked {
-			t.Errorf("%s: none of its packages is looked for by a program or module of the peer: %v in scripts/packages.txt", p.Name, p.Packages)
+			t.Errorf("%s: none of its packages is looked for by a program or module of the peer: %v in "+
+				"scripts/packages.txt", p.Name, p.Packages)
 		}
 	}
 }
@@ -75,7 +76,8 @@ func TestAbsence(t *testing.T) {
 			continue
 		}
 		_, err := p.Version(t.Context())
-		if !errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "apt-get install "+p.Packages[0]) || !strings.Contains(err.Error(), "scripts/deps.sh") {
+		if !errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "apt-get install "+p.Packages[0]) ||
+			!strings.Contains(err.Error(), "scripts/deps.sh") {
 			t.Errorf("%s: %v", p.Name, err)
 		}
 	}
@@ -97,7 +99,8 @@ func TestAbsence(t *testing.T) {
 // A peer that is here and does not work is not absent.
 func TestBrokenIsNotAbsent(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "iperf3"), []byte("#!/bin/sh\necho no library >&2\nexit 127\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "iperf3"), []byte("#!/bin/sh\necho no library >&2\nexit 127\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -105,7 +108,8 @@ func TestBrokenIsNotAbsent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Version(t.Context()); err == nil || errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "no library") {
+	if _, err := p.Version(t.Context()); err == nil || errors.Is(err, ErrAbsent) ||
+		!strings.Contains(err.Error(), "no library") {
 		t.Errorf("%v", err)
 	}
 }
@@ -113,7 +117,8 @@ func TestBrokenIsNotAbsent(t *testing.T) {
 // So is a module of Python.
 func TestBrokenModule(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "broken_module.py"), []byte("raise OSError('no library')\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "broken_module.py"), []byte("raise OSError('no library')\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := exec.LookPath("python3"); err != nil {
@@ -121,7 +126,8 @@ func TestBrokenModule(t *testing.T) {
 	}
 	t.Setenv("PYTHONPATH", dir)
 	_, err := FindPython(t.Context(), "broken_module")
-	if err == nil || errors.Is(err, ErrAbsent) && strings.Contains(err.Error(), "Traceback") || !strings.Contains(err.Error(), "no library") {
+	if err == nil || errors.Is(err, ErrAbsent) && strings.Contains(err.Error(), "Traceback") ||
+		!strings.Contains(err.Error(), "no library") {
 		t.Errorf("%v", err)
 	}
 }

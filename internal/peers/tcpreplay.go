@@ -12,15 +12,16 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Replay is a run of tcpreplay: the packets of a capture file are sent into an interface. It needs CAP_NET_RAW.
+// Replay is a run of tcpreplay: the packets of a capture file are sent into an interface. It needs
+// CAP_NET_RAW.
 type Replay struct {
 	File      string // pcap
 	Interface string
 	// PacketsPerSecond is the pace; 0 is as fast as it goes.
 	PacketsPerSecond int
 	Loops            int // how many times; 0 is once
-	// Network is the network namespace of the interface, an open file such as /proc/PID/ns/net; nil is this process's own.
-	// It stays the caller's.
+	// Network is the network namespace of the interface, an open file such as /proc/PID/ns/net; nil
+	// is this process's own. It stays the caller's.
 	Network *os.File
 }
 
@@ -83,7 +84,8 @@ var (
 // parseReplay reads the statistics that tcpreplay ends with.
 func parseReplay(out []byte) (Replayed, error) {
 	bad := func() (Replayed, error) {
-		return Replayed{}, fmt.Errorf("peers: tcpreplay: %w: expected \"Actual: ...\" and the statistics of a device: %s", ErrOutput, tail(out))
+		return Replayed{}, fmt.Errorf("peers: tcpreplay: %w: expected \"Actual: ...\" and the statistics of a "+
+			"device: %s", ErrOutput, tail(out))
 	}
 	m := replayActual.FindSubmatch(out)
 	if m == nil {

@@ -25,7 +25,8 @@ type PacketTest struct {
 	CPUs     CPUs          // Client prints and waits, Server forwards
 	Huge     bool          // huge pages (--in-memory) in place of ordinary ones
 
-	// In runs a function in a network namespace, such as netns.Host.Do: the program is started by it. nil: it is started here.
+	// In runs a function in a network namespace, such as netns.Host.Do: the program is started by
+	// it. nil: it is started here.
 	In          func(func() error) error
 	NoFirst     bool // io and mac wait for packets, in place of sending a burst first
 	Mbufs       int  // packets that there is memory for; 0: 2,048
@@ -44,7 +45,8 @@ type PacketPort struct {
 	RXMissed, RXNoBuffer     uint64
 }
 
-// ErrDevice says that testpmd could not start one of its devices. The error that wraps it has what the driver said.
+// ErrDevice says that testpmd could not start one of its devices. The error that wraps it has what
+// the driver said.
 var ErrDevice = errors.New("a device could not be started")
 
 // PacketRun is a dpdk-testpmd that forwards. One goroutine uses it.
@@ -71,8 +73,8 @@ func Packets(ctx context.Context, o PacketTest) (ports []PacketPort, err error) 
 	return r.Stop()
 }
 
-// StartPackets starts dpdk-testpmd and returns when it forwards; o.Duration is only added to the time after which it is killed. The
-// caller closes what it returns.
+// StartPackets starts dpdk-testpmd and returns when it forwards; o.Duration is only added to the
+// time after which it is killed. The caller closes what it returns.
 func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 	p, err := Get("testpmd")
 	if err != nil {
@@ -82,7 +84,8 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Its standard output must come line by line, so that the time of forwarding can begin when forwarding does.
+	// Its standard output must come line by line, so that the time of forwarding can begin when
+	// forwarding does.
 	stdbuf, err := sys.Program("stdbuf", "coreutils")
 	if err != nil {
 		return nil, fmt.Errorf("peers: %w", err)
@@ -111,7 +114,8 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 		memory = []string{"--in-memory", "-m", megabytes}
 	}
 	args := append([]string{stdbuf, "-oL", bin}, memory...)
-	args = append(args, "--no-pci", "--no-telemetry", "--file-prefix=penstock", "-l", fmt.Sprintf("%d,%d", o.CPUs.Client, o.CPUs.Server),
+	args = append(args, "--no-pci", "--no-telemetry", "--file-prefix=penstock", "-l",
+		fmt.Sprintf("%d,%d", o.CPUs.Client, o.CPUs.Server),
 		"--main-lcore", strconv.Itoa(o.CPUs.Client))
 	for _, d := range o.Devices {
 		args = append(args, "--vdev="+d)
@@ -136,17 +140,18 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 	r.commands = commands
 	forwarding, refused := make(chan struct{}), make(chan struct{})
 	seen, told := false, false
-	r.run, err = command{args: args, home: r.home, dir: r.home.dir, in: o.In, stdin: stdin, limit: runTime + o.Duration, onOutput: func(b []byte) {
-		if !seen && bytes.Contains(b, []byte("\n  nb forwarding cores=")) {
-			seen = true
-			close(forwarding)
-		}
-	}, onError: func(b []byte) {
-		if !told && bytes.Contains(b, []byte("Not all ports were started")) { // it would wait for other commands
-			told = true
-			close(refused)
-		}
-	}}.start(ctx)
+	r.run, err = command{args: args, home: r.home, dir: r.home.dir, in: o.In, stdin: stdin, limit: runTime + o.Duration,
+		onOutput: func(b []byte) {
+			if !seen && bytes.Contains(b, []byte("\n  nb forwarding cores=")) {
+				seen = true
+				close(forwarding)
+			}
+		}, onError: func(b []byte) {
+			if !told && bytes.Contains(b, []byte("Not all ports were started")) { // it would wait for other commands
+				told = true
+				close(refused)
+			}
+		}}.start(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -172,7 +177,8 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 // tell gives testpmd commands. An error here is an early end, which wait tells with its reason.
 func (r *PacketRun) tell(s string) { io.WriteString(r.commands, s) }
 
-// Stop ends the forwarding and the program, and returns what each port counted between the start and the end of the forwarding.
+// Stop ends the forwarding and the program, and returns what each port counted between the start
+// and the end of the forwarding.
 func (r *PacketRun) Stop() ([]PacketPort, error) {
 	r.tell("show port stats all\nstop\nquit\n")
 	out, err := r.run.wait()
@@ -202,8 +208,8 @@ var (
 	counter       = regexp.MustCompile(`([A-Za-z-]+): +(\d+)`)
 )
 
-// parsePackets reads what testpmd printed: the last statistics of each NIC, and the statistics of the forwarding, which are
-// counted from its start to its end.
+// parsePackets reads what testpmd printed: the last statistics of each NIC, and the statistics of
+// the forwarding, which are counted from its start to its end.
 func parsePackets(out []byte) ([]PacketPort, error) {
 	var ports []PacketPort
 	port := func(s string) (*PacketPort, error) {
@@ -257,12 +263,14 @@ func parsePackets(out []byte) ([]PacketPort, error) {
 		}
 	}
 	if forwarded == 0 || forwarded != len(ports) {
-		return nil, fmt.Errorf("peers: testpmd: %w: expected the forward statistics of every port: %s", ErrOutput, tail(out))
+		return nil, fmt.Errorf("peers: testpmd: %w: expected the forward statistics of every port: %s", ErrOutput,
+			tail(out))
 	}
 	return ports, nil
 }
 
-// set takes one counter. Those of the NIC count from its start, so the packets are taken from those of the forwarding.
+// set takes one counter. Those of the NIC count from its start, so the packets are taken from those
+// of the forwarding.
 func (p *PacketPort) set(name string, v uint64, forward bool) {
 	if forward {
 		switch name {

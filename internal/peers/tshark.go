@@ -20,8 +20,9 @@ type Packet struct {
 	Length, Captured   int       // bytes on the wire, and of them in the file
 	Protocols          []string  // from the outside in: eth, ethertype, ip, udp, data
 	Source, Target     netip.Addr
-	SourcePort, ToPort uint16   // of TCP or UDP
-	Fields             []string // those that were asked for, in their order; several values of one are separated by commas
+	SourcePort, ToPort uint16 // of TCP or UDP
+	// those that were asked for, in their order; several values of one are separated by commas
+	Fields []string
 }
 
 // Dissection asks tshark for the packets of a file.
@@ -31,7 +32,8 @@ type Dissection struct {
 	Filter string
 	// DecodeAs are rules as in "tcp.port==4000,http".
 	DecodeAs []string
-	// Fields are names of tshark's fields whose values are wanted: "udp.payload", "ip.checksum.status".
+	// Fields are names of tshark's fields whose values are wanted: "udp.payload",
+	// "ip.checksum.status".
 	Fields []string
 	// Options are preferences as in "ip.check_checksum:TRUE".
 	Options []string
@@ -52,7 +54,8 @@ func Dissect(ctx context.Context, o Dissection) (_ []Packet, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, h.remove()) }()
-	args := []string{bin, "-n", "-r", o.File, "-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E", "aggregator=,"}
+	args := []string{bin, "-n", "-r", o.File, "-T", "fields", "-E", "separator=/t", "-E", "occurrence=a", "-E",
+		"aggregator=,"}
 	for _, f := range append(packetFields, o.Fields...) {
 		args = append(args, "-e", f)
 	}
@@ -73,7 +76,8 @@ func Dissect(ctx context.Context, o Dissection) (_ []Packet, err error) {
 	return parsePacketFields(out, len(o.Fields))
 }
 
-// packetFields are the columns of a Packet. The slice has no room at its end, so appending copies it.
+// packetFields are the columns of a Packet. The slice has no room at its end, so appending copies
+// it.
 var packetFields = strings.Fields(`frame.number frame.time_epoch frame.len frame.cap_len frame.protocols ip.src ip.dst ipv6.src
 	ipv6.dst tcp.srcport tcp.dstport udp.srcport udp.dstport`)
 
@@ -119,7 +123,8 @@ func parsePacketLine(f []string, extra int) (p Packet, err error) {
 		return p, err
 	}
 	p.Protocols = strings.Split(f[4], ":")
-	// A tunnel or an ICMP error has several addresses; the outermost ones, which come first, are the packet's.
+	// A tunnel or an ICMP error has several addresses; the outermost ones, which come first, are
+	// the packet's.
 	first := func(values ...string) string {
 		for _, v := range values {
 			if v != "" {
@@ -159,8 +164,9 @@ type Capture struct {
 	file string
 }
 
-// StartCapture captures packets until count have come; it returns when the capture has begun. filter is one of pcap-filter(7),
-// "" is none; network is as in [Replay]. The caller calls Packets or Stop.
+// StartCapture captures packets until count have come; it returns when the capture has begun.
+// filter is one of pcap-filter(7), "" is none; network is as in [Replay]. The caller calls Packets
+// or Stop.
 func StartCapture(ctx context.Context, network *os.File, iface, filter string, count int) (*Capture, error) {
 	p, err := Get("tshark")
 	if err != nil {
@@ -207,7 +213,8 @@ func StartCapture(ctx context.Context, network *os.File, iface, filter string, c
 	}
 }
 
-// Packets waits until the packets have come and reads them. The capture is over and its file gone when it returns.
+// Packets waits until the packets have come and reads them. The capture is over and its file gone
+// when it returns.
 func (c *Capture) Packets(ctx context.Context, fields ...string) (_ []Packet, err error) {
 	defer func() { err = errors.Join(err, c.home.remove()) }()
 	if _, err := c.p.wait(); err != nil {

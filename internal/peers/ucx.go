@@ -43,7 +43,8 @@ func UCX(ctx context.Context, o UCXTest) (UCXResult, error) {
 		command: func(port int) (server, client []string) {
 			at := strconv.Itoa(port)
 			return []string{bin, "-p", at, "-c", strconv.Itoa(o.CPUs.Server), "-f"},
-				[]string{bin, "127.0.0.1", "-p", at, "-c", strconv.Itoa(o.CPUs.Client), "-t", o.Test, "-s", strconv.FormatUint(o.Size, 10),
+				[]string{bin, "127.0.0.1", "-p", at, "-c", strconv.Itoa(o.CPUs.Client), "-t", o.Test, "-s",
+					strconv.FormatUint(o.Size, 10),
 					"-n", strconv.Itoa(o.Messages), "-w", strconv.Itoa(max(1, o.Messages/10)),
 					"-R", strconv.FormatFloat(o.Percentile, 'f', -1, 64), "-f", "-v"}
 		},
@@ -54,7 +55,8 @@ func UCX(ctx context.Context, o UCXTest) (UCXResult, error) {
 	return parseUCX(out)
 }
 
-// parseUCX reads the output of ucx_perftest -f -v: a header and one line of values. Its MB are 2^20 bytes.
+// parseUCX reads the output of ucx_perftest -f -v: a header and one line of values. Its MB are 2^20
+// bytes.
 func parseUCX(out []byte) (UCXResult, error) {
 	var lines []string
 	for l := range strings.Lines(string(out)) {
@@ -64,7 +66,8 @@ func parseUCX(out []byte) (UCXResult, error) {
 	}
 	rows, err := csv.NewReader(strings.NewReader(strings.Join(lines, ""))).ReadAll()
 	if err != nil || len(rows) != 2 {
-		return UCXResult{}, fmt.Errorf("peers: ucx_perftest: %w: expected a header and one line of values: %s", ErrOutput, tail(out))
+		return UCXResult{}, fmt.Errorf("peers: ucx_perftest: %w: expected a header and one line of values: %s",
+			ErrOutput, tail(out))
 	}
 	get := func(match func(string) bool) (float64, error) {
 		for i, name := range rows[0] {
@@ -115,7 +118,8 @@ func UCXDevices(ctx context.Context) ([]UCXDevice, error) {
 	return parseUCXDevices(out)
 }
 
-// parseUCXDevices reads the output of ucx_info -d: comments, in which "Transport: x" is followed by "Device: y".
+// parseUCXDevices reads the output of ucx_info -d: comments, in which "Transport: x" is followed by
+// "Device: y".
 func parseUCXDevices(out []byte) ([]UCXDevice, error) {
 	var found []UCXDevice
 	transport := ""

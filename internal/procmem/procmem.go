@@ -1,6 +1,8 @@
-// Package procmem makes regions of mem of memory of another process: its bytes are not addressable here, so transfers bring them by way of
-// bounce buffers, as those of devices, with one copy by process_vm_readv or process_vm_writev each way. The kernel permits that to who may trace
-// the process (man 2 ptrace): the same user, and with Yama a parent or who the process has named by PR_SET_PTRACER.
+// Package procmem makes regions of mem of memory of another process: its bytes are not addressable
+// here, so transfers bring them by way of bounce buffers, as those of devices, with one copy by
+// process_vm_readv or process_vm_writev each way. The kernel permits that to who may trace the
+// process (man 2 ptrace): the same user, and with Yama a parent or who the process has named by
+// PR_SET_PTRACER.
 package procmem
 
 import (
@@ -39,11 +41,13 @@ func (p *Process) Close() error {
 	return err
 }
 
-// Region is a region of size bytes of the process from an address on, of which the first and the last one can be read now. The process keeps them
-// mapped until the region is unmapped; where it does not, copies fail.
+// Region is a region of size bytes of the process from an address on, of which the first and the
+// last one can be read now. The process keeps them mapped until the region is unmapped; where it
+// does not, copies fail.
 func (p *Process) Region(name string, address, size uint64) (*mem.Region, error) {
 	if address == 0 || size == 0 || address+size < address {
-		return nil, fmt.Errorf("procmem: %d bytes at %#x: expected an address and a size: %w", size, address, mem.ErrBounds)
+		return nil, fmt.Errorf("procmem: %d bytes at %#x: expected an address and a size: %w", size, address,
+			mem.ErrBounds)
 	}
 	var b [1]byte
 	for _, at := range []uint64{address, address + size - 1} {
@@ -51,7 +55,8 @@ func (p *Process) Region(name string, address, size uint64) (*mem.Region, error)
 			return nil, err
 		}
 	}
-	return mem.AdoptMapping(name, mem.Mapping{Kind: mem.Foreign, Size: size, PageSize: sys.PageSize, FD: -1, NUMANode: -1, Mover: &mover{p, address}})
+	return mem.AdoptMapping(name, mem.Mapping{Kind: mem.Foreign, Size: size, PageSize: sys.PageSize, FD: -1,
+		NUMANode: -1, Mover: &mover{p, address}})
 }
 
 // copy copies between this process and that one, while it runs.
@@ -67,10 +72,12 @@ func (p *Process) copy(call func(int, []byte, uint64) error, b []byte, address u
 	}
 	switch {
 	case errors.Is(err, sys.EPERM):
-		return fmt.Errorf("the kernel does not let this process reach the memory of process %d: both need the same user, and with Yama (kernel.yama.ptrace_scope) that one has to name this one by PR_SET_PTRACER: %w: %w",
+		return fmt.Errorf("the kernel does not let this process reach the memory of process %d: both need the same "+
+			"user, and with Yama (kernel.yama.ptrace_scope) that one has to name this one by PR_SET_PTRACER: %w: %w",
 			p.pid, mem.ErrUnavailable, err)
 	case errors.Is(err, sys.EFAULT):
-		return fmt.Errorf("process %d has no %d bytes at %#x that can be copied, such as memory of a device: %w: %w", p.pid, len(b), address, mem.ErrUnavailable, err)
+		return fmt.Errorf("process %d has no %d bytes at %#x that can be copied, such as memory of a device: %w: %w",
+			p.pid, len(b), address, mem.ErrUnavailable, err)
 	}
 	return err
 }

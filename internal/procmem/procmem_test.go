@@ -92,7 +92,8 @@ func started(t *testing.T) (p *Process, address uint64, sum func() string, end f
 	}, end
 }
 
-// Memory of another process is put, and got into, by transfers, which say that it was copied on its way.
+// Memory of another process is put, and got into, by transfers, which say that it was copied on its
+// way.
 func TestTransfer(t *testing.T) {
 	p, address, sum, end := started(t)
 	r, err := p.Region("theirs", address, size)
@@ -104,7 +105,8 @@ func TestTransfer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	b, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: "b", Listen: []string{"tcp://127.0.0.1:0"}})
+	b, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: "b",
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Device is an open device with what all queues of a port share: a protection domain, the regions registered there, the completion channel of
-// requests that send, and a goroutine that takes the events of both. Any goroutine may use it.
+// Device is an open device with what all queues of a port share: a protection domain, the regions
+// registered there, the completion channel of requests that send, and a goroutine that takes the
+// events of both. Any goroutine may use it.
 type Device struct {
 	*ibv.Context
 	Attr   ibv.DeviceAttr
@@ -39,10 +40,11 @@ type Device struct {
 	owners map[*ibv.CQ]func()
 }
 
-// NewDevice takes over an open device, of which it uses one port; if that fails, the device is closed. tree is the machine's files, nil for this
-// machine's.
+// NewDevice takes over an open device, of which it uses one port; if that fails, the device is
+// closed. tree is the machine's files, nil for this machine's.
 func NewDevice(c *ibv.Context, port int, tree fs.FS) (_ *Device, err error) {
-	d := &Device{Context: c, Waker: engine.NewWaker(), End: make(chan struct{}), async: engine.NewWaker(), owners: map[*ibv.CQ]func(){}}
+	d := &Device{Context: c, Waker: engine.NewWaker(), End: make(chan struct{}), async: engine.NewWaker(),
+		owners: map[*ibv.CQ]func(){}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("device %s: %w: %w", c.Name(), engine.ErrUnavailable, err), d.Close())
@@ -72,8 +74,8 @@ func NewDevice(c *ibv.Context, port int, tree fs.FS) (_ *Device, err error) {
 	return d, nil
 }
 
-// Start starts the goroutine. It calls the owners of completion queues that have something, hear when the device has events (News), and work after
-// that and whenever Waker is woken.
+// Start starts the goroutine. It calls the owners of completion queues that have something, hear
+// when the device has events (News), and work after that and whenever Waker is woken.
 func (d *Device) Start(hear, work func()) {
 	d.running.Go(func() {
 		for device := true; ; {
@@ -118,7 +120,8 @@ func (d *Device) Close() (err error) {
 	return errors.Join(err, d.Context.Close())
 }
 
-// Own has the goroutine call event when a completion queue of the channel Sends was armed and has something; it may do so once more after Disown.
+// Own has the goroutine call event when a completion queue of the channel Sends was armed and has
+// something; it may do so once more after Disown.
 func (d *Device) Own(cq *ibv.CQ, event func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -185,7 +188,8 @@ func (d *Device) Registered(r *mem.Region) (*ibvmem.Registration, error) {
 	return x, nil
 }
 
-// Pools are the pools of a queue with their registrations, and the accelerators that need a flush before they see what came into them.
+// Pools are the pools of a queue with their registrations, and the accelerators that need a flush
+// before they see what came into them.
 func (d *Device) Pools(all []*mem.Pool) (pools []Pool, flushers []mem.Flusher, err error) {
 	for _, p := range all {
 		x, err := d.Registered(p.Region())
@@ -200,7 +204,8 @@ func (d *Device) Pools(all []*mem.Pool) (pools []Pool, flushers []mem.Flusher, e
 	return pools, flushers, nil
 }
 
-// RegisterAll registers all regions that packets of a burst lie in. Without an error, Registered finds each.
+// RegisterAll registers all regions that packets of a burst lie in. Without an error, Registered
+// finds each.
 func (d *Device) RegisterAll(b *burst.Burst) error {
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
@@ -212,7 +217,8 @@ func (d *Device) RegisterAll(b *burst.Burst) error {
 	return nil
 }
 
-// Reaches says why the device does not reach a region. The first question about a region registers a page of it.
+// Reaches says why the device does not reach a region. The first question about a region registers
+// a page of it.
 func (d *Device) Reaches(r *mem.Region) error {
 	if err := d.Memory.Reaches(d.PD, r); err != nil {
 		return Refused(err)

@@ -33,14 +33,16 @@ func (l *Library) Devices() ([]*ibv.Device, error) {
 	}
 	all, err := l.lib.Devices()
 	if err == nil && len(all) == 0 {
-		err = errors.New("this machine has no RDMA device: load the module of the card (mlx5_ib, irdma, bnxt_re), or for any network interface, in software and slower: " +
+		err = errors.New("this machine has no RDMA device: load the module of the card (mlx5_ib, irdma, bnxt_re), or " +
+			"for any network interface, in software and slower: " +
 			"rdma link add rxe0 type rxe netdev IF")
 	}
 	return all, err
 }
 
-// Open opens the first device that fit takes, or the one of that name if it is not "". fit gets an open device and returns why it does not take it: Open
-// closes it then. The error is ErrNoDevice for a name that is not there, and a *Misfit where fit takes none.
+// Open opens the first device that fit takes, or the one of that name if it is not "". fit gets an
+// open device and returns why it does not take it: Open closes it then. The error is ErrNoDevice
+// for a name that is not there, and a *Misfit where fit takes none.
 func (l *Library) Open(name string, fit func(*ibv.Context) error) (*ibv.Context, error) {
 	all, err := l.Devices()
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// postAtOnce is the number of receives that a device is given in one call, and whose slots are taken from a pool at a time.
+// postAtOnce is the number of receives that a device is given in one call, and whose slots are
+// taken from a pool at a time.
 const postAtOnce = 64
 
 // Pool is a pool that a device receives into, and its registration there.
@@ -16,7 +17,8 @@ type Pool struct {
 	Reg   *ibvmem.Registration
 }
 
-// Place is one piece of every receive: Size bytes, Skip bytes behind the beginning of a slot of the pool with that index.
+// Place is one piece of every receive: Size bytes, Skip bytes behind the beginning of a slot of the
+// pool with that index.
 type Place struct {
 	Pool int
 	Skip uint32
@@ -24,8 +26,9 @@ type Place struct {
 	Role burst.Role
 }
 
-// Receives are the receives that a queue pair or a shared receive queue has posted, or could post: each is a slot for every place. A receive is
-// known by its number, which is the id of the request. One goroutine at a time uses them.
+// Receives are the receives that a queue pair or a shared receive queue has posted, or could post:
+// each is a slot for every place. A receive is known by its number, which is the id of the request.
+// One goroutine at a time uses them.
 type Receives struct {
 	pools  []poolState
 	places []Place
@@ -49,7 +52,8 @@ type poolState struct {
 
 // NewReceives makes n receives, none of which is posted. Close gives them up.
 func NewReceives(n int, pools []Pool, places []Place) (*Receives, error) {
-	r := &Receives{places: places, pools: make([]poolState, len(pools)), held: make([]mem.Handle, n*len(places)), idle: make([]uint32, n), order: make([]uint32, postAtOnce),
+	r := &Receives{places: places, pools: make([]poolState, len(pools)), held: make([]mem.Handle, n*len(places)),
+		idle: make([]uint32, n), order: make([]uint32, postAtOnce),
 		sges: make([]ibv.SGE, len(places))}
 	for i := range r.idle {
 		r.idle[i] = uint32(n - 1 - i)
@@ -60,7 +64,8 @@ func NewReceives(n int, pools []Pool, places []Place) (*Receives, error) {
 		return nil, err
 	}
 	for i, p := range pools {
-		r.pools[i] = poolState{Pool: p, src: burst.PoolSource(p.Slots), bytes: p.Slots.Region().All().Bytes(), cache: p.Slots.Cache()}
+		r.pools[i] = poolState{Pool: p, src: burst.PoolSource(p.Slots), bytes: p.Slots.Region().All().Bytes(),
+			cache: p.Slots.Cache()}
 	}
 	for _, x := range places {
 		r.pools[x.Pool].each++
@@ -92,7 +97,8 @@ func (r *Receives) Posted() int { return r.posted }
 // Short reports whether the pools had too few slots at the last Post.
 func (r *Receives) Short() bool { return r.short }
 
-// Post gives the device as many receives as there are slots for, in as few calls as there can be. to is a queue pair or a shared receive queue.
+// Post gives the device as many receives as there are slots for, in as few calls as there can be.
+// to is a queue pair or a shared receive queue.
 func (r *Receives) Post(to interface {
 	PostRecv(c *ibv.RecvChain) (int, error)
 }) error {
@@ -170,7 +176,8 @@ func (r *Receives) Free(id uint32) {
 	r.idle = append(r.idle, id)
 }
 
-// Bytes are bytes of a receive's slot at a place, counted from the beginning of the slot; nil where the CPU does not reach them.
+// Bytes are bytes of a receive's slot at a place, counted from the beginning of the slot; nil where
+// the CPU does not reach them.
 func (r *Receives) Bytes(id uint32, place int, from, to uint32) []byte {
 	p := &r.pools[r.places[place].Pool]
 	if p.bytes == nil {
@@ -180,12 +187,14 @@ func (r *Receives) Bytes(id uint32, place int, from, to uint32) []byte {
 	return p.bytes[off+uint64(from) : off+uint64(to)]
 }
 
-// Layout says where a packet lies in its receive: Len[i] bytes, Off[i] bytes behind the beginning of the slot at place i, for the first N places.
+// Layout says where a packet lies in its receive: Len[i] bytes, Off[i] bytes behind the beginning
+// of the slot at place i, for the first N places.
 type Layout struct {
 	N        int
 	Len, Off [burst.MaxSegments]uint32
-	// Header is the number of bytes at the beginning of the first slot that become a segment of their own, in front of the others: their memory
-	// goes back with that of the next segment. 0 for none.
+	// Header is the number of bytes at the beginning of the first slot that become a segment of
+	// their own, in front of the others: their memory goes back with that of the next segment. 0
+	// for none.
 	Header uint32
 }
 
@@ -229,9 +238,11 @@ func (r *Receives) add(b *burst.Burst, held []mem.Handle, l *Layout) int {
 	for i := range l.N {
 		x := &r.places[i]
 		p, off := &r.pools[x.Pool], l.Off[i]
-		g := burst.Segment{Handle: held[i], Off: p.Slots.Offset(held[i]) + uint64(off), Len: l.Len[i], Cap: x.Skip + x.Size - off, Headroom: uint16(off), Role: x.Role}
+		g := burst.Segment{Handle: held[i], Off: p.Slots.Offset(held[i]) + uint64(off), Len: l.Len[i],
+			Cap: x.Skip + x.Size - off, Headroom: uint16(off), Role: x.Role}
 		if i == 0 && l.Header > 0 {
-			at = b.Builder().Add(p.src, burst.Segment{Handle: burst.NoHandle, Off: g.Off - uint64(off), Len: l.Header, Cap: l.Header, Role: burst.Header})
+			at = b.Builder().Add(p.src, burst.Segment{Handle: burst.NoHandle, Off: g.Off - uint64(off), Len: l.Header,
+				Cap: l.Header, Role: burst.Header})
 			g.Role, g.Headroom = burst.Payload, 0
 		} else if i == 0 {
 			if at = b.Builder().Add(p.src, g); at >= 0 {

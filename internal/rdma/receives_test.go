@@ -57,17 +57,20 @@ func receives(t *testing.T, n int, places []Place, pools ...*mem.Pool) *Receives
 	return r
 }
 
-// Post fills the room that there is with the slots that there are, and says when they were too few; what the device does not take stays here.
+// Post fills the room that there is with the slots that there are, and says when they were too few;
+// what the device does not take stays here.
 func TestPost(t *testing.T) {
 	head, body := pool(t, 64, 200), pool(t, 2048, 100)
-	r := receives(t, 150, []Place{{Pool: 0, Size: 42, Role: burst.Header}, {Pool: 1, Size: 2048, Role: burst.Payload}}, head, body)
+	r := receives(t, 150, []Place{{Pool: 0, Size: 42, Role: burst.Header}, {Pool: 1, Size: 2048, Role: burst.Payload}},
+		head, body)
 	d := &poster{room: 70}
 	if err := r.Post(d); !errors.Is(err, errFull) || r.Posted() != 70 {
 		t.Fatalf("%v, %d posted", err, r.Posted())
 	}
 	d.room = 1000
 	if err := r.Post(d); err != nil || r.Posted() != 100 || !r.Short() {
-		t.Fatalf("%v, %d posted, short %v: expected the 100 that there are payload slots for", err, r.Posted(), r.Short())
+		t.Fatalf("%v, %d posted, short %v: expected the 100 that there are payload slots for", err, r.Posted(),
+			r.Short())
 	}
 	if n := body.Stats().InUse; n != 100 {
 		t.Errorf("%d payload slots are out", n)
@@ -81,7 +84,8 @@ func TestPost(t *testing.T) {
 	}
 }
 
-// Packets of any length lie where the device has put them, unused slots go back, and whatever does not fit changes nothing.
+// Packets of any length lie where the device has put them, unused slots go back, and whatever does
+// not fit changes nothing.
 func TestDeliver(t *testing.T) {
 	p := pool(t, 100, 64)
 	places := []Place{{Size: 100}, {Size: 100}, {Size: 100}}
@@ -107,7 +111,8 @@ func TestDeliver(t *testing.T) {
 		switch i := r.Deliver(b, id, &l); {
 		case i == NoRoom:
 			if b.Len() != before || b.SegmentCount() != segments || before == 0 {
-				t.Fatalf("no room, and the burst has %d packets of %d segments, %d and %d before", b.Len(), b.SegmentCount(), before, segments)
+				t.Fatalf("no room, and the burst has %d packets of %d segments, %d and %d before", b.Len(),
+					b.SegmentCount(), before, segments)
 			}
 			r.Free(id)
 			b.Release()
@@ -116,8 +121,10 @@ func TestDeliver(t *testing.T) {
 			t.Fatalf("packet %d of %d bytes, expected %d of %d", i, b.PacketLen(i), before, n)
 		default:
 			got++
-			if l.Header > 0 && (b.Role(i, 0) != burst.Header || b.Role(i, 1) != burst.Payload || b.Segment(i, 1).Off != b.Segment(i, 0).Off+40) {
-				t.Fatalf("a header of %v at %d, and behind it %v at %d", b.Role(i, 0), b.Segment(i, 0).Off, b.Role(i, 1), b.Segment(i, 1).Off)
+			if l.Header > 0 && (b.Role(i, 0) != burst.Header || b.Role(i, 1) != burst.Payload ||
+				b.Segment(i, 1).Off != b.Segment(i, 0).Off+40) {
+				t.Fatalf("a header of %v at %d, and behind it %v at %d", b.Role(i, 0), b.Segment(i, 0).Off,
+					b.Role(i, 1), b.Segment(i, 1).Off)
 			}
 		}
 	}

@@ -2,8 +2,8 @@ package rdma
 
 import "testing"
 
-// A queue pair that gets on, or has nothing to do, is never still; one that has is asked soon, then now and then, and given up when it has had the
-// time of a slow network.
+// A queue pair that gets on, or has nothing to do, is never still; one that has is asked soon, then
+// now and then, and given up when it has had the time of a slow network.
 func TestWatch(t *testing.T) {
 	var w Watch
 	if n := w.Look(true, 5); n != 0 {

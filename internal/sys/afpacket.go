@@ -29,15 +29,16 @@ const (
 	ENXIO = unix.ENXIO
 )
 
-// PacketSocket makes a socket for whole frames that receives nothing until it is bound to a protocol. EPERM: CAP_NET_RAW is
-// missing.
+// PacketSocket makes a socket for whole frames that receives nothing until it is bound to a
+// protocol. EPERM: CAP_NET_RAW is missing.
 func PacketSocket() (int, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	return fd, callError("socket", "AF_PACKET", err)
 }
 
-// BindPacket binds a packet socket to an interface, for all protocols, or, without receive, for sending only. When a socket that
-// received is bound anew for sending, nothing more arrives once this returns.
+// BindPacket binds a packet socket to an interface, for all protocols, or, without receive, for
+// sending only. When a socket that received is bound anew for sending, nothing more arrives once
+// this returns.
 func BindPacket(fd, ifindex int, receive bool) error {
 	a := &unix.SockaddrLinklayer{Ifindex: ifindex}
 	if receive {
@@ -46,10 +47,12 @@ func BindPacket(fd, ifindex int, receive bool) error {
 	return callError("bind", fmt.Sprintf("AF_PACKET to interface %d", ifindex), unix.Bind(fd, a))
 }
 
-// PacketPromiscuous makes the interface take frames for other stations as long as the socket is open.
+// PacketPromiscuous makes the interface take frames for other stations as long as the socket is
+// open.
 func PacketPromiscuous(fd, ifindex int) error {
 	m := &unix.PacketMreq{Ifindex: int32(ifindex), Type: unix.PACKET_MR_PROMISC}
-	return callError("setsockopt", "PACKET_ADD_MEMBERSHIP", unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, m))
+	return callError("setsockopt", "PACKET_ADD_MEMBERSHIP",
+		unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, m))
 }
 
 // PacketFanout makes a bound socket a member of the fan-out group id of its network namespace.
@@ -57,17 +60,20 @@ func PacketFanout(fd int, id uint16, mode int) error {
 	return SetOption(fd, unix.SOL_PACKET, unix.PACKET_FANOUT, int(id)|mode<<16)
 }
 
-// NewPacketFanout makes a bound socket the first member of a new fan-out group of its network namespace, and returns the group's id, which no other
-// process has (Linux 4.12). The group ends with its last member.
+// NewPacketFanout makes a bound socket the first member of a new fan-out group of its network
+// namespace, and returns the group's id, which no other process has (Linux 4.12). The group ends
+// with its last member.
 func NewPacketFanout(fd, mode int) (id uint16, err error) {
-	if err := SetOption(fd, unix.SOL_PACKET, unix.PACKET_FANOUT, (mode|unix.PACKET_FANOUT_FLAG_UNIQUEID)<<16); err != nil {
+	if err := SetOption(fd, unix.SOL_PACKET, unix.PACKET_FANOUT,
+		(mode|unix.PACKET_FANOUT_FLAG_UNIQUEID)<<16); err != nil {
 		return 0, err
 	}
 	v, err := unix.GetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_FANOUT)
 	return uint16(v), callError("getsockopt", "PACKET_FANOUT", err)
 }
 
-// PacketStatistics takes the counts since the last call: frames that passed the filter, and of them those that found no room.
+// PacketStatistics takes the counts since the last call: frames that passed the filter, and of them
+// those that found no room.
 func PacketStatistics(fd int) (packets, drops uint32, err error) {
 	s, err := unix.GetsockoptTpacketStats(fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
 	if err != nil {
@@ -83,14 +89,16 @@ type FilterInstruction struct {
 	K      uint32
 }
 
-// AttachFilter makes the socket take only what the program accepts; what it refuses is counted nowhere. At least one instruction.
+// AttachFilter makes the socket take only what the program accepts; what it refuses is counted
+// nowhere. At least one instruction.
 func AttachFilter(fd int, program []FilterInstruction) error {
 	f := make([]unix.SockFilter, len(program))
 	for i, p := range program {
 		f[i] = unix.SockFilter{Code: p.Op, Jt: p.JT, Jf: p.JF, K: p.K}
 	}
 	p := &unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
-	return callError("setsockopt", "SO_ATTACH_FILTER", unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, p))
+	return callError("setsockopt", "SO_ATTACH_FILTER",
+		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, p))
 }
 
 // PacketRing is the memory of a receive ring that the kernel fills frame by frame (TPACKET_V2).
@@ -102,8 +110,8 @@ type PacketRing struct {
 	blockSize uint32
 }
 
-// NewPacketRing makes a ring of at least so many frames of frameSize bytes, a multiple of 16, and maps it. headroom bytes are kept
-// in front of each packet.
+// NewPacketRing makes a ring of at least so many frames of frameSize bytes, a multiple of 16, and
+// maps it. headroom bytes are kept in front of each packet.
 func NewPacketRing(fd, frames, frameSize, headroom int) (*PacketRing, error) {
 	if err := SetOption(fd, unix.SOL_PACKET, unix.PACKET_VERSION, unix.TPACKET_V2); err != nil {
 		return nil, err
@@ -119,7 +127,8 @@ func NewPacketRing(fd, frames, frameSize, headroom int) (*PacketRing, error) {
 	}
 	per := block / frameSize
 	blocks := max(1, (frames+per-1)/per)
-	req := &unix.TpacketReq{Block_size: uint32(block), Block_nr: uint32(blocks), Frame_size: uint32(frameSize), Frame_nr: uint32(per * blocks)}
+	req := &unix.TpacketReq{Block_size: uint32(block), Block_nr: uint32(blocks), Frame_size: uint32(frameSize),
+		Frame_nr: uint32(per * blocks)}
 	if err := unix.SetsockoptTpacketReq(fd, unix.SOL_PACKET, unix.PACKET_RX_RING, req); err != nil {
 		return nil, callError("setsockopt", fmt.Sprintf("PACKET_RX_RING of %d blocks of %d bytes", blocks, block), err)
 	}

@@ -40,7 +40,8 @@ func (r *PacketRing) Status(i uint32) uint32 {
 // Frame reads frame i, whose status is ready.
 func (r *PacketRing) Frame(i uint32, status uint32, f *PacketFrame) {
 	off := r.offset(i)
-	h := (*unix.Tpacket2Hdr)(unsafe.Pointer(&r.mem[off : off+uint64(unsafe.Sizeof(unix.Tpacket2Hdr{}))+unix.SizeofSockaddrLinklayer][0]))
+	h := (*unix.Tpacket2Hdr)(unsafe.Pointer(&r.mem[off : off+uint64(unsafe.Sizeof(unix.Tpacket2Hdr{}))+
+		unix.SizeofSockaddrLinklayer][0]))
 	a := (*unix.RawSockaddrLinklayer)(unsafe.Add(unsafe.Pointer(h), unsafe.Sizeof(*h)))
 	f.Status = status
 	f.Off = off + uint64(h.Mac)

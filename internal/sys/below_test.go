@@ -9,10 +9,12 @@ import (
 	"testing"
 )
 
-// TestBelow looks at and opens a file, at a link, and along links and out of the directory, which is refused.
+// TestBelow looks at and opens a file, at a link, and along links and out of the directory, which
+// is refused.
 func TestBelow(t *testing.T) {
 	root := t.TempDir()
-	if err := errors.Join(os.MkdirAll(filepath.Join(root, "a/b"), 0o755), os.WriteFile(filepath.Join(root, "a/b/f"), []byte("123"), 0o600),
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "a/b"), 0o755),
+		os.WriteFile(filepath.Join(root, "a/b/f"), []byte("123"), 0o600),
 		os.Symlink("f", filepath.Join(root, "a/b/link")), os.Symlink("b", filepath.Join(root, "a/dir"))); err != nil {
 		t.Fatal(err)
 	}

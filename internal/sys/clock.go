@@ -23,5 +23,6 @@ func Clock() (ClockState, error) {
 	if off < 0 {
 		off = -off
 	}
-	return ClockState{Synchronised: state != unix.TIME_ERROR && t.Status&unix.STA_UNSYNC == 0, MaxError: int64(t.Maxerror), Offset: uint64(off)}, nil
+	return ClockState{Synchronised: state != unix.TIME_ERROR && t.Status&unix.STA_UNSYNC == 0,
+		MaxError: int64(t.Maxerror), Offset: uint64(off)}, nil
 }

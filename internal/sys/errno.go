@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errno is the kernel's error number. The zero value means success on calls that return an Errno by itself.
+// Errno is the kernel's error number. The zero value means success on calls that return an Errno by
+// itself.
 type Errno = unix.Errno
 
 // The error numbers that callers act upon.

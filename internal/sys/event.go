@@ -20,8 +20,8 @@ const (
 	EventOneShot = unix.EPOLLONESHOT
 )
 
-// Epoll is an epoll instance (man 7 epoll). Its own descriptor is readable while one of its members is ready, so an Epoll
-// can be a member of another one.
+// Epoll is an epoll instance (man 7 epoll). Its own descriptor is readable while one of its members
+// is ready, so an Epoll can be a member of another one.
 type Epoll struct {
 	fd   int
 	file *os.File // of NewParkingEpoll: fd, in Go's poller
@@ -42,9 +42,10 @@ func NewEpoll() (*Epoll, error) {
 	return &Epoll{fd: fd}, nil
 }
 
-// NewParkingEpoll makes an epoll instance whose Wait blocks the calling goroutine alone. A thread that blocks in the kernel keeps its
-// processor (a P of the Go scheduler) until it is taken away, which may be 10 ms later: with a few of them nothing else runs until then. It
-// takes some microseconds longer to wake.
+// NewParkingEpoll makes an epoll instance whose Wait blocks the calling goroutine alone. A thread
+// that blocks in the kernel keeps its processor (a P of the Go scheduler) until it is taken away,
+// which may be 10 ms later: with a few of them nothing else runs until then. It takes some
+// microseconds longer to wake.
 func NewParkingEpoll() (*Epoll, error) {
 	e, err := NewEpoll()
 	if err != nil {
@@ -79,8 +80,8 @@ func (e *Epoll) ctl(op, fd int, events uint32, tag uint64) error {
 	return callError("epoll_ctl", "", unix.EpollCtl(e.fd, op, fd, &ev))
 }
 
-// Wait blocks the calling thread (see NewParkingEpoll) for up to timeout milliseconds (-1: for ever, 0: not at all) and fills out.
-// An interrupted wait returns 0 and no error.
+// Wait blocks the calling thread (see NewParkingEpoll) for up to timeout milliseconds (-1: for
+// ever, 0: not at all) and fills out. An interrupted wait returns 0 and no error.
 func (e *Epoll) Wait(out []EpollEvent, timeout int) (int, error) {
 	if e.file != nil && timeout != 0 {
 		return e.park(out, timeout)
@@ -145,8 +146,9 @@ func Eventfd() (int, error) {
 	return fd, callError("eventfd", "", err)
 }
 
-// Timerfd makes a descriptor that becomes readable once d has passed, and stays so until it is closed (man 2 timerfd_create).
-// It needs no goroutine, so that epoll can wait for a time as for everything else. A duration that is not positive has passed.
+// Timerfd makes a descriptor that becomes readable once d has passed, and stays so until it is
+// closed (man 2 timerfd_create). It needs no goroutine, so that epoll can wait for a time as for
+// everything else. A duration that is not positive has passed.
 func Timerfd(d time.Duration) (int, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err != nil {
@@ -160,14 +162,16 @@ func Timerfd(d time.Duration) (int, error) {
 	return fd, nil
 }
 
-// SetTimerfd sets a descriptor of Timerfd anew: it becomes readable once d has passed, and is not until then. 0 stops it.
+// SetTimerfd sets a descriptor of Timerfd anew: it becomes readable once d has passed, and is not
+// until then. 0 stops it.
 func SetTimerfd(fd int, d time.Duration) error {
 	t := unix.ItimerSpec{Value: unix.NsecToTimespec(max(d, 0).Nanoseconds())}
 	return callError("timerfd_settime", "", unix.TimerfdSettime(fd, 0, &t, nil))
 }
 
-// PollIn blocks the calling thread until one of fds is readable or in error, for up to timeout milliseconds (-1: for ever).
-// It returns the index of the first that is, or -1 after the timeout or an interruption.
+// PollIn blocks the calling thread until one of fds is readable or in error, for up to timeout
+// milliseconds (-1: for ever). It returns the index of the first that is, or -1 after the timeout
+// or an interruption.
 func PollIn(timeout int, fds ...int) (int, error) {
 	var set [4]unix.PollFd
 	p := set[:0]

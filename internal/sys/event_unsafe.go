@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ring adds one to an eventfd, which wakes the threads that wait for it. It does not block and does not allocate.
+// Ring adds one to an eventfd, which wakes the threads that wait for it. It does not block and does
+// not allocate.
 func Ring(fd int) Errno {
 	one := uint64(1)
 	_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one)), 8)

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flags for opening files that another user may have prepared: the kernel does not follow a symbolic link as the last component,
-// and opening a FIFO or a device does not wait for its other end.
+// Flags for opening files that another user may have prepared: the kernel does not follow a
+// symbolic link as the last component, and opening a FIFO or a device does not wait for its other
+// end.
 const (
 	ONoFollow = unix.O_NOFOLLOW
 	ONonblock = unix.O_NONBLOCK
@@ -25,8 +26,8 @@ const (
 	EXDEV     = unix.EXDEV
 )
 
-// ReadSetting reads a short file of /proc or /sys, without the space around it. It takes three system calls, where os.ReadFile takes ten
-// for Go's poller; the content is at most 4 KiB.
+// ReadSetting reads a short file of /proc or /sys, without the space around it. It takes three
+// system calls, where os.ReadFile takes ten for Go's poller; the content is at most 4 KiB.
 func ReadSetting(name string) (string, error) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -42,7 +43,8 @@ func ReadSetting(name string) (string, error) {
 	}
 }
 
-// Umask is the permissions that files which this process makes do not get (man 2 umask). The call itself could only tell by changing them.
+// Umask is the permissions that files which this process makes do not get (man 2 umask). The call
+// itself could only tell by changing them.
 func Umask() (fs.FileMode, error) {
 	b, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -57,8 +59,9 @@ func Umask() (fs.FileMode, error) {
 	return 0, errors.New("/proc/self/status has no line Umask, which Linux has since 4.7")
 }
 
-// Fallocate gives the file f blocks for its n bytes from off on (man 2 fallocate), so that writing to them later, also through a mapping,
-// cannot fail for want of room, and extends it to them if extend is set. EOPNOTSUPP means that the file system cannot do that.
+// Fallocate gives the file f blocks for its n bytes from off on (man 2 fallocate), so that writing
+// to them later, also through a mapping, cannot fail for want of room, and extends it to them if
+// extend is set. EOPNOTSUPP means that the file system cannot do that.
 func Fallocate(f *os.File, off, n int64, extend bool) error {
 	if n == 0 {
 		return nil
@@ -76,8 +79,9 @@ func Fallocate(f *os.File, off, n int64, extend bool) error {
 	}
 }
 
-// WriteBack has the kernel begin to write n bytes of the file f from off on to the disk, and does not wait until they are there (man 2
-// sync_file_range). It is a hint: where the kernel or the file system cannot, nothing happens.
+// WriteBack has the kernel begin to write n bytes of the file f from off on to the disk, and does
+// not wait until they are there (man 2 sync_file_range). It is a hint: where the kernel or the file
+// system cannot, nothing happens.
 func WriteBack(f *os.File, off, n int64) {
 	_ = unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE) // fsync reports the error
 }
@@ -98,8 +102,9 @@ func TryFileLock(f *os.File) (bool, error) {
 	}
 }
 
-// LstatBelow is what is at a path below an open directory (man 2 openat2): no symbolic link on the way is followed, and none leads out.
-// ELOOP means that there is one, EXDEV that the path leads out, ENOSYS that the kernel is older than Linux 5.6.
+// LstatBelow is what is at a path below an open directory (man 2 openat2): no symbolic link on the
+// way is followed, and none leads out. ELOOP means that there is one, EXDEV that the path leads
+// out, ENOSYS that the kernel is older than Linux 5.6.
 func LstatBelow(dir *os.File, path string) (os.FileInfo, error) {
 	f, err := openBelow(dir, path, unix.O_PATH)
 	if err != nil {
@@ -109,17 +114,21 @@ func LstatBelow(dir *os.File, path string) (os.FileInfo, error) {
 	return f.Stat()
 }
 
-// OpenBelow opens the file at a path below an open directory for reading, as LstatBelow finds it; ELOOP also means that the file itself is a
-// symbolic link. It does not wait for the other end of a pipe.
+// OpenBelow opens the file at a path below an open directory for reading, as LstatBelow finds it;
+// ELOOP also means that the file itself is a symbolic link. It does not wait for the other end of a
+// pipe.
 func OpenBelow(dir *os.File, path string) (*os.File, error) {
 	return openBelow(dir, path, unix.O_RDONLY|unix.O_NONBLOCK)
 }
 
 func openBelow(dir *os.File, path string, flags uint64) (*os.File, error) {
-	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
 	for {
 		fd, err := unix.Openat2(int(dir.Fd()), path, &how)
-		if err == EINTR || err == EAGAIN && flags&unix.O_NONBLOCK == 0 { // EAGAIN: the path was renamed meanwhile, or, without blocking, a lease holds the file (man 2 fcntl)
+		if err == EINTR || err == EAGAIN && flags&unix.O_NONBLOCK == 0 {
+			// EAGAIN: the path was renamed meanwhile, or, without blocking, a lease holds the file
+			// (man 2 fcntl)
 			continue
 		}
 		if err != nil {
@@ -129,14 +138,16 @@ func openBelow(dir *os.File, path string, flags uint64) (*os.File, error) {
 	}
 }
 
-// Rename renames a name in one open directory to a name in another (man 2 renameat2). Unless replace is set, the new name must
-// not exist yet: EEXIST means that it does, EINVAL that the file system cannot rename so.
+// Rename renames a name in one open directory to a name in another (man 2 renameat2). Unless
+// replace is set, the new name must not exist yet: EEXIST means that it does, EINVAL that the file
+// system cannot rename so.
 func Rename(fromDir *os.File, from string, toDir *os.File, to string, replace bool) error {
 	flags := uint(unix.RENAME_NOREPLACE)
 	if replace {
 		flags = 0
 	}
-	return callError("renameat2", fmt.Sprintf("%s to %s", from, to), unix.Renameat2(int(fromDir.Fd()), from, int(toDir.Fd()), to, flags))
+	return callError("renameat2", fmt.Sprintf("%s to %s", from, to),
+		unix.Renameat2(int(fromDir.Fd()), from, int(toDir.Fd()), to, flags))
 }
 
 // FileIdentity is what stat(2) tells about a file beyond os.FileInfo.
@@ -153,11 +164,12 @@ func Identity(fi os.FileInfo) FileIdentity {
 	if !ok {
 		return FileIdentity{}
 	}
-	return FileIdentity{Device: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), UID: st.Uid, GID: st.Gid, ChangedNs: st.Ctim.Nano()}
+	return FileIdentity{Device: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), UID: st.Uid, GID: st.Gid,
+		ChangedNs: st.Ctim.Nano()}
 }
 
-// DiskSpace is the number of bytes that this process may still write to the file system that holds f, and how many it has in all; a
-// file system without a size, such as ramfs, has 0 (man 2 statfs).
+// DiskSpace is the number of bytes that this process may still write to the file system that holds
+// f, and how many it has in all; a file system without a size, such as ramfs, has 0 (man 2 statfs).
 func DiskSpace(f *os.File) (free, total uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {

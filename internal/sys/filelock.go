@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileLock takes an exclusive lock on an open file and waits for it (man 2 flock). It ends when the file is closed, also by
-// the end of the process.
+// FileLock takes an exclusive lock on an open file and waits for it (man 2 flock). It ends when the
+// file is closed, also by the end of the process.
 func FileLock(f *os.File) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)

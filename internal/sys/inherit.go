@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uninherited calls open, for descriptors that a library makes without close-on-exec, and sets it before any child of this program can be started: no child
-// inherits the descriptor. It returns what open does.
+// Uninherited calls open, for descriptors that a library makes without close-on-exec, and sets it
+// before any child of this program can be started: no child inherits the descriptor. It returns
+// what open does.
 func Uninherited(open func() (fd int, err error)) (int, error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -11,7 +11,8 @@ import (
 // Inotify tells what happens in directories (man 7 inotify).
 type Inotify struct{ f *os.File }
 
-// NewInotify makes an instance without watches. Each user may have a number of them (sysctl fs.inotify.max_user_instances).
+// NewInotify makes an instance without watches. Each user may have a number of them (sysctl
+// fs.inotify.max_user_instances).
 func NewInotify() (*Inotify, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -21,10 +22,12 @@ func NewInotify() (*Inotify, error) {
 }
 
 // directoryEvents is everything that may give a file in a directory another content.
-const directoryEvents = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_CLOSE_WRITE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
+const directoryEvents = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_CLOSE_WRITE |
+	unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// WatchDirectory begins to watch a directory, and returns the number that its events carry. Watching again returns the same number.
+// WatchDirectory begins to watch a directory, and returns the number that its events carry.
+// Watching again returns the same number.
 func (i *Inotify) WatchDirectory(path string) (watch int32, err error) {
 	raw, err := i.f.SyscallConn()
 	if err != nil {
@@ -41,8 +44,9 @@ func (i *Inotify) WatchDirectory(path string) (watch int32, err error) {
 	return watch, callError("inotify_add_watch", path, err)
 }
 
-// InotifyEvent is one event. Lost says that there were more of them than the kernel keeps: everything may have changed. Gone says that the
-// watch has ended, because the directory is no more.
+// InotifyEvent is one event. Lost says that there were more of them than the kernel keeps:
+// everything may have changed. Gone says that the watch has ended, because the directory is no
+// more.
 type InotifyEvent struct {
 	Watch      int32
 	Name       string // of the file in the directory; "": the directory itself
@@ -76,7 +80,8 @@ func (i *Inotify) Pending() (n int, err error) {
 func parseInotify(b []byte) (out []InotifyEvent) {
 	for len(b) >= unix.SizeofInotifyEvent {
 		mask, size := binary.NativeEndian.Uint32(b[4:]), int(binary.NativeEndian.Uint32(b[12:]))
-		e := InotifyEvent{Watch: int32(binary.NativeEndian.Uint32(b)), Lost: mask&unix.IN_Q_OVERFLOW != 0, Gone: mask&unix.IN_IGNORED != 0}
+		e := InotifyEvent{Watch: int32(binary.NativeEndian.Uint32(b)), Lost: mask&unix.IN_Q_OVERFLOW != 0,
+			Gone: mask&unix.IN_IGNORED != 0}
 		b = b[unix.SizeofInotifyEvent:]
 		if size > len(b) {
 			break

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileLimit is the number of descriptors that this process may have (RLIMIT_NOFILE, ulimit -n). Package os has raised the soft
-// limit to the hard one when the process started.
+// FileLimit is the number of descriptors that this process may have (RLIMIT_NOFILE, ulimit -n).
+// Package os has raised the soft limit to the hard one when the process started.
 func FileLimit() (uint64, error) { return limit(unix.RLIMIT_NOFILE, "RLIMIT_NOFILE") }
 
-// AddressLimit is the number of bytes of address space that this process may have (RLIMIT_AS, ulimit -v), or the largest uint64
-// when that is unlimited.
+// AddressLimit is the number of bytes of address space that this process may have (RLIMIT_AS,
+// ulimit -v), or the largest uint64 when that is unlimited.
 func AddressLimit() (uint64, error) { return limit(unix.RLIMIT_AS, "RLIMIT_AS") }
 
 func limit(which int, name string) (uint64, error) {
@@ -31,8 +31,8 @@ func limit(which int, name string) (uint64, error) {
 // MapLimit is the number of mappings that a process may have (vm.max_map_count).
 func MapLimit() (uint64, error) { return readNumber("/proc/sys/vm/max_map_count") }
 
-// MemoryLimit is the number of bytes of memory that this process can use: what the machine has, or what its control group (v2) or
-// one above it may have, if that is less.
+// MemoryLimit is the number of bytes of memory that this process can use: what the machine has, or
+// what its control group (v2) or one above it may have, if that is less.
 func MemoryLimit() (uint64, error) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

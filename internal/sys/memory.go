@@ -30,7 +30,8 @@ const (
 )
 
 // MemfdCreate makes an anonymous file of size bytes that can be sealed and is closed on exec.
-// hugePage is 0 for base pages or the huge page size in bytes (2 MiB or 1 GiB); size must be a multiple of it.
+// hugePage is 0 for base pages or the huge page size in bytes (2 MiB or 1 GiB); size must be a
+// multiple of it.
 func MemfdCreate(name string, size int64, hugePage int) (int, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	switch hugePage {
@@ -90,7 +91,8 @@ func Munmap(b []byte) error {
 	return callError("munmap", fmt.Sprintf("%d bytes", len(b)), unix.Munmap(b))
 }
 
-// AllocatedSize is the number of bytes for which the file fd has pages or blocks; less than its size if it is sparse.
+// AllocatedSize is the number of bytes for which the file fd has pages or blocks; less than its
+// size if it is sparse.
 func AllocatedSize(fd int) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -99,8 +101,8 @@ func AllocatedSize(fd int) (uint64, error) {
 	return uint64(st.Blocks) * 512, nil
 }
 
-// Pread reads from the file fd at an offset into b, which may be a part of a mapping. A hole of a memfd reads as zeros, and stays a
-// hole; EFAULT if b cannot be written.
+// Pread reads from the file fd at an offset into b, which may be a part of a mapping. A hole of a
+// memfd reads as zeros, and stays a hole; EFAULT if b cannot be written.
 func Pread(fd int, b []byte, off int64) (int, error) {
 	for {
 		n, err := unix.Pread(fd, b, off)

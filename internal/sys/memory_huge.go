@@ -12,18 +12,20 @@ import (
 type HugePages struct {
 	Size  int // bytes of one page
 	Total int // pages that exist
-	// Surplus is how many of Total the kernel gives up as soon as no mapping uses them: it added them by itself, or a process took them from the pool
-	// while they were in use. 0 for a node.
+	// Surplus is how many of Total the kernel gives up as soon as no mapping uses them: it added
+	// them by itself, or a process took them from the pool while they were in use. 0 for a node.
 	Surplus int
 	Free    int // pages that a new mapping can have: free and not reserved by another mapping
-	// More is the number of pages the kernel may add by itself when asked (nr_overcommit_hugepages), if it finds memory.
+	// More is the number of pages the kernel may add by itself when asked
+	// (nr_overcommit_hugepages), if it finds memory.
 	More int
-	// Knob is the file that sets Total without Surplus: the kernel makes pages of the surplus permanent before it adds others.
+	// Knob is the file that sets Total without Surplus: the kernel makes pages of the surplus
+	// permanent before it adds others.
 	Knob string
 }
 
-// HugePageState reads the kernel's counts for pages of size bytes; node -1 means the whole machine. The error says which
-// sizes exist when this one does not.
+// HugePageState reads the kernel's counts for pages of size bytes; node -1 means the whole machine.
+// The error says which sizes exist when this one does not.
 func HugePageState(size, node int) (HugePages, error) {
 	root := "/sys/kernel/mm/hugepages"
 	if node >= 0 {

@@ -19,7 +19,8 @@ const (
 	EACCES = unix.EACCES
 )
 
-// MemAvailable is the kernel's estimate of the bytes that can be allocated without swapping (man 5 proc, MemAvailable).
+// MemAvailable is the kernel's estimate of the bytes that can be allocated without swapping (man 5
+// proc, MemAvailable).
 func MemAvailable() (uint64, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -44,11 +45,12 @@ func parseMemAvailable(b []byte) (uint64, error) {
 	return 0, fmt.Errorf("/proc/meminfo: no line MemAvailable")
 }
 
-// LockLimit is the number of bytes that this process may lock in memory (RLIMIT_MEMLOCK), or the largest uint64 when that
-// is unlimited. A process with CAP_IPC_LOCK is not bound by it.
+// LockLimit is the number of bytes that this process may lock in memory (RLIMIT_MEMLOCK), or the
+// largest uint64 when that is unlimited. A process with CAP_IPC_LOCK is not bound by it.
 func LockLimit() (uint64, error) { return limit(unix.RLIMIT_MEMLOCK, "RLIMIT_MEMLOCK") }
 
-// Allocate gives the file fd its pages now (man 2 fallocate); ENOSPC when there are not enough. Pages are zero.
+// Allocate gives the file fd its pages now (man 2 fallocate); ENOSPC when there are not enough.
+// Pages are zero.
 func Allocate(fd int, size int64) error {
 	for {
 		err := unix.Fallocate(fd, 0, 0, size)
@@ -61,11 +63,12 @@ func Allocate(fd int, size int64) error {
 
 // PunchHole gives pages of the file fd back; they read as zero afterwards. EPERM: seals forbid it.
 func PunchHole(fd int, offset, size int64) error {
-	return callError("fallocate", "FALLOC_FL_PUNCH_HOLE", unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, size))
+	return callError("fallocate", "FALLOC_FL_PUNCH_HOLE",
+		unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, size))
 }
 
-// OpenRead opens a file for reading without waiting (a pipe without a writer would make a plain open hang) and without
-// becoming its controlling terminal's owner.
+// OpenRead opens a file for reading without waiting (a pipe without a writer would make a plain
+// open hang) and without becoming its controlling terminal's owner.
 func OpenRead(path string) (int, error) {
 	for {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
@@ -76,8 +79,8 @@ func OpenRead(path string) (int, error) {
 	}
 }
 
-// RegularSize is the size in bytes of the regular file fd; regular is false when fd is something else (pipe, device,
-// directory).
+// RegularSize is the size in bytes of the regular file fd; regular is false when fd is something
+// else (pipe, device, directory).
 func RegularSize(fd int) (size int64, regular bool, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

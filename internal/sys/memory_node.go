@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// NodeAvailable is an estimate of the bytes that can be allocated on one NUMA node without waking the OOM killer. The kernel
-// publishes it only for the machine (MemAvailable); this follows its rule for one node: what is free beyond the watermarks,
-// and half of the page cache and of the reclaimable slabs, or more where they are larger than a watermark.
+// NodeAvailable is an estimate of the bytes that can be allocated on one NUMA node without waking
+// the OOM killer. The kernel publishes it only for the machine (MemAvailable); this follows its
+// rule for one node: what is free beyond the watermarks, and half of the page cache and of the
+// reclaimable slabs, or more where they are larger than a watermark.
 func NodeAvailable(node int) (uint64, error) {
 	meminfo, err := os.ReadFile(fmt.Sprintf("/sys/devices/system/node/node%d/meminfo", node))
 	if err != nil {

@@ -42,7 +42,8 @@ Node 1, zone   Normal
 		{"Node 1 MemFree: x kB", zoneinfo, "line"},
 		{meminfo, "Node 1, zone DMA\n low x", "zoneinfo"},
 	} {
-		if _, err := nodeAvailable(1, []byte(bad.meminfo), []byte(bad.zoneinfo)); err == nil || !strings.Contains(err.Error(), bad.want) {
+		if _, err := nodeAvailable(1, []byte(bad.meminfo), []byte(bad.zoneinfo)); err == nil ||
+			!strings.Contains(err.Error(), bad.want) {
 			t.Errorf("%v; expected %q", err, bad.want)
 		}
 	}

@@ -63,7 +63,8 @@ func mustMemfd(t *testing.T, size int) int {
 func FuzzSmallestPage(f *testing.F) {
 	f.Add(smaps, uint64(0x7f0000000000), uint64(0x7f0000200000))
 	f.Fuzz(func(t *testing.T, text string, from, to uint64) {
-		if got, err := smallestPage(strings.NewReader(text), from, to); err == nil && (got <= 0 || !strings.Contains(text, "KernelPageSize:")) {
+		if got, err := smallestPage(strings.NewReader(text), from, to); err == nil &&
+			(got <= 0 || !strings.Contains(text, "KernelPageSize:")) {
 			t.Errorf("%d", got)
 		}
 	})

@@ -10,8 +10,9 @@ import (
 	"unsafe"
 )
 
-// MappedPageSize is the size in bytes of the smallest page that b's memory is mapped with (man 5 proc, KernelPageSize in smaps).
-// It takes as long as the kernel takes to look at every page of the process: it is for setting up.
+// MappedPageSize is the size in bytes of the smallest page that b's memory is mapped with (man 5
+// proc, KernelPageSize in smaps). It takes as long as the kernel takes to look at every page of the
+// process: it is for setting up.
 func MappedPageSize(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, fmt.Errorf("the page size of no memory: %w", EINVAL)

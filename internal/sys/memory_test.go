@@ -10,7 +10,8 @@ import (
 
 func TestParseNodes(t *testing.T) {
 	for in, want := range map[string][]int{
-		"0\n": {0}, "0-3": {0, 1, 2, 3}, "0,2": {0, 2}, "0-1,4,6-7\n": {0, 1, 4, 6, 7}, "": nil, "\n": nil, "1023": {1023},
+		"0\n": {0}, "0-3": {0, 1, 2, 3}, "0,2": {0, 2}, "0-1,4,6-7\n": {0, 1, 4, 6, 7}, "": nil, "\n": nil,
+		"1023": {1023},
 	} {
 		if got, err := parseNodes(in); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q: %v, %v; expected %v", in, got, err, want)
@@ -24,10 +25,12 @@ func TestParseNodes(t *testing.T) {
 }
 
 func TestParseMemAvailable(t *testing.T) {
-	if n, err := parseMemAvailable([]byte("MemTotal: 5 kB\nMemFree:  4 kB\nMemAvailable:   123 kB\n")); err != nil || n != 123<<10 {
+	if n, err := parseMemAvailable([]byte("MemTotal: 5 kB\nMemFree:  4 kB\nMemAvailable:   123 kB\n")); err != nil ||
+		n != 123<<10 {
 		t.Errorf("%d, %v", n, err)
 	}
-	for _, in := range []string{"", "MemTotal: 5 kB\n", "MemAvailable: x kB\n", "MemAvailable: 99999999999999999999 kB\n", "MemAvailable: -1 kB\n"} {
+	for _, in := range []string{"", "MemTotal: 5 kB\n", "MemAvailable: x kB\n",
+		"MemAvailable: 99999999999999999999 kB\n", "MemAvailable: -1 kB\n"} {
 		if n, err := parseMemAvailable([]byte(in)); err == nil {
 			t.Errorf("%q: %d, expected an error", in, n)
 		}
@@ -47,7 +50,8 @@ func TestHugePageState(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, v := range map[string]string{"nr_hugepages": "10", "free_hugepages": "6", "resv_hugepages": "2", "surplus_hugepages": "1", "nr_overcommit_hugepages": "4"} {
+	for name, v := range map[string]string{"nr_hugepages": "10", "free_hugepages": "6", "resv_hugepages": "2",
+		"surplus_hugepages": "1", "nr_overcommit_hugepages": "4"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(v+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +72,8 @@ func TestHugePageState(t *testing.T) {
 	if _, err := hugePageState(root, 1<<30, false); err == nil || !strings.Contains(err.Error(), "it has 2048kB") {
 		t.Errorf("a size that does not exist: %v", err)
 	}
-	if _, err := hugePageState(t.TempDir(), 2<<20, false); err == nil || !strings.Contains(err.Error(), "no huge pages") {
+	if _, err := hugePageState(t.TempDir(), 2<<20, false); err == nil ||
+		!strings.Contains(err.Error(), "no huge pages") {
 		t.Errorf("a kernel without huge pages: %v", err)
 	}
 	os.WriteFile(filepath.Join(dir, "free_hugepages"), []byte("many"), 0o600)

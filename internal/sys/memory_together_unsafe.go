@@ -13,9 +13,10 @@ type MapPart struct {
 	Size   int
 }
 
-// MapTogether maps pieces of files one behind the other, shared, for reading and writing, so that they are one range of addresses
-// that begins at a multiple of align (a power of two, at least the largest page size of the first piece). The pages are those that
-// other mappings of the files have as well. unmap ends the mapping; no slice of it may be touched afterwards.
+// MapTogether maps pieces of files one behind the other, shared, for reading and writing, so that
+// they are one range of addresses that begins at a multiple of align (a power of two, at least the
+// largest page size of the first piece). The pages are those that other mappings of the files have
+// as well. unmap ends the mapping; no slice of it may be touched afterwards.
 func MapTogether(align int, parts ...MapPart) (b []byte, unmap func() error, err error) {
 	size := 0
 	for _, p := range parts {
@@ -34,7 +35,8 @@ func MapTogether(align int, parts ...MapPart) (b []byte, unmap func() error, err
 	b = whole[start : start+size : start+size]
 	at := Address(b)
 	for _, p := range parts {
-		_, _, e := unix.Syscall6(unix.SYS_MMAP, at, uintptr(p.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED, uintptr(p.FD),
+		_, _, e := unix.Syscall6(unix.SYS_MMAP, at, uintptr(p.Size), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_SHARED|unix.MAP_FIXED, uintptr(p.FD),
 			uintptr(p.Offset))
 		if e != 0 {
 			_ = unmap()

@@ -12,8 +12,8 @@ type Received struct {
 	Segment            int   // bytes of each of the datagrams that the kernel put together (UDP_GRO), 0 for one alone
 }
 
-// ParseReceived reads the control messages of a datagram (man 3 cmsg). What is malformed or unknown is left out. It does not
-// allocate.
+// ParseReceived reads the control messages of a datagram (man 3 cmsg). What is malformed or unknown
+// is left out. It does not allocate.
 func ParseReceived(c []byte) (r Received) {
 	for len(c) >= unix.SizeofCmsghdr {
 		n := binary.NativeEndian.Uint64(c)

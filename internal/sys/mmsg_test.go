@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Headers are made anew only where the kernel has written: what it wrote there must not be what the next call offers it.
+// Headers are made anew only where the kernel has written: what it wrote there must not be what the
+// next call offers it.
 func TestMessagesAgain(t *testing.T) {
 	fd, err := SocketUDP(false)
 	if err != nil {
@@ -27,7 +28,8 @@ func TestMessagesAgain(t *testing.T) {
 	}
 	receive := func(names bool, want int) {
 		t.Helper()
-		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(at)) // a new sender each time: old names are wrong ones
+		// a new sender each time: old names are wrong ones
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(at))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +59,8 @@ func TestMessagesAgain(t *testing.T) {
 	if err := SetOption(fd, SolSocket, SoTimestamping, TimestampRxSoftware|TimestampSoftware); err != nil {
 		t.Fatal(err)
 	}
-	// Times come a moment after they are asked for: the kernel turns them on for all of the machine.
+	// Times come a moment after they are asked for: the kernel turns them on for all of the
+	// machine.
 	for start := time.Now(); ; {
 		receive(true, 2)
 		if ParseReceived(m.Control(0)).Time != 0 && ParseReceived(m.Control(1)).Time != 0 {
@@ -71,7 +74,8 @@ func TestMessagesAgain(t *testing.T) {
 
 func TestSameName(t *testing.T) {
 	m := NewMessages(2, 2, 0)
-	names := []string{"10.0.0.1:7", "10.0.0.2:7", "10.0.0.1:8", "[fe80::1]:7", "[fe81::1]:7", "[fe80::2]:7", "[fe80::1:0:0:1]:7", "[fe80::1]:8"}
+	names := []string{"10.0.0.1:7", "10.0.0.2:7", "10.0.0.1:8", "[fe80::1]:7", "[fe81::1]:7", "[fe80::2]:7",
+		"[fe80::1:0:0:1]:7", "[fe80::1]:8"}
 	for i, a := range names {
 		for k, b := range names {
 			for at, name := range []string{a, b} {

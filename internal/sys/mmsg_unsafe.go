@@ -8,17 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SocketDrops is the number of packets, modulo 2^32, that the kernel dropped because the socket's buffer was full, a filter refused
-// them or a checksum was wrong (SO_MEMINFO, SK_MEMINFO_DROPS). It is what SO_RXQ_OVFL says with the next packet, at any time.
+// SocketDrops is the number of packets, modulo 2^32, that the kernel dropped because the socket's
+// buffer was full, a filter refused them or a checksum was wrong (SO_MEMINFO, SK_MEMINFO_DROPS). It
+// is what SO_RXQ_OVFL says with the next packet, at any time.
 func SocketDrops(fd int) (uint32, Errno) {
 	var info [16]uint32
 	n := uint32(unsafe.Sizeof(info))
-	_, _, e := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&n)), 0)
+	_, _, e := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&n)), 0)
 	return info[8], e
 }
 
-// SockAddr is an address of IPv4 or IPv6 with its port in the kernel's form (struct sockaddr_in, sockaddr_in6). SockAddrs are
-// comparable; the zero one is no address.
+// SockAddr is an address of IPv4 or IPv6 with its port in the kernel's form (struct sockaddr_in,
+// sockaddr_in6). SockAddrs are comparable; the zero one is no address.
 type SockAddr struct {
 	raw [28]byte
 	len uint32
@@ -44,7 +46,8 @@ func MakeSockAddr(a netip.AddrPort, zone uint32) SockAddr {
 	return s
 }
 
-// AddrPort is the address, the zero one of a SockAddr that is none, and the number of its interface.
+// AddrPort is the address, the zero one of a SockAddr that is none, and the number of its
+// interface.
 func (s *SockAddr) AddrPort() (a netip.AddrPort, zone uint32) {
 	port := binary.BigEndian.Uint16(s.raw[2:])
 	switch family := binary.NativeEndian.Uint16(s.raw[:]); {
@@ -62,8 +65,8 @@ type mmsghdr struct {
 	len uint32
 }
 
-// Messages are the headers of a batch of datagrams, made once and used again and again (man 2 recvmmsg, sendmmsg). One goroutine
-// at a time uses it. It allocates nothing after NewMessages.
+// Messages are the headers of a batch of datagrams, made once and used again and again (man 2
+// recvmmsg, sendmmsg). One goroutine at a time uses it. It allocates nothing after NewMessages.
 type Messages struct {
 	hdr     []mmsghdr
 	names   []SockAddr
@@ -76,12 +79,15 @@ type Messages struct {
 	fresh   int // the headers from this one on are as Recv made them: the kernel has not written there
 }
 
-// segmentControl is the size of the control message UDP_SEGMENT with its header: 8 + 4 + 4, and a 16-bit number padded to 8 bytes.
+// segmentControl is the size of the control message UDP_SEGMENT with its header: 8 + 4 + 4, and a
+// 16-bit number padded to 8 bytes.
 const segmentControl = 24
 
-// NewMessages makes headers for n datagrams of as many pieces altogether, and control bytes for each.
+// NewMessages makes headers for n datagrams of as many pieces altogether, and control bytes for
+// each.
 func NewMessages(n, pieces, control int) *Messages {
-	return &Messages{fresh: n, hdr: make([]mmsghdr, n), names: make([]SockAddr, n), pieces: make([]Iovec, pieces), control: make([]byte, n*control), room: control}
+	return &Messages{fresh: n, hdr: make([]mmsghdr, n), names: make([]SockAddr, n), pieces: make([]Iovec, pieces),
+		control: make([]byte, n*control), room: control}
 }
 
 // SetBuffer says where datagram i is to be received.
@@ -98,8 +104,9 @@ func (m *Messages) SetBuffer(i int, b []byte) {
 	}
 }
 
-// Recv receives up to n datagrams into their buffers and returns how many came. EAGAIN: nothing is there. A datagram that did not
-// fit is cut off; its Len is its full length. With names the sender of each is noted.
+// Recv receives up to n datagrams into their buffers and returns how many came. EAGAIN: nothing is
+// there. A datagram that did not fit is cut off; its Len is its full length. With names the sender
+// of each is noted.
 func (m *Messages) Recv(fd, n int, names bool) (int, Errno) {
 	namelen := uint32(0) // the kernel looks at the length first
 	if names {
@@ -114,7 +121,8 @@ func (m *Messages) Recv(fd, n int, names bool) (int, Errno) {
 		h.Controllen = uint64(m.room)
 	}
 	m.fresh = 0
-	got, _, e := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdr[0])), uintptr(n), unix.MSG_DONTWAIT|unix.MSG_TRUNC, 0, 0)
+	got, _, e := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdr[0])), uintptr(n),
+		unix.MSG_DONTWAIT|unix.MSG_TRUNC, 0, 0)
 	if e != 0 {
 		return 0, e
 	}
@@ -122,7 +130,8 @@ func (m *Messages) Recv(fd, n int, names bool) (int, Errno) {
 	return int(got), 0
 }
 
-// Len is the length of datagram i as it was received, also of what did not fit, or the bytes of it that were sent.
+// Len is the length of datagram i as it was received, also of what did not fit, or the bytes of it
+// that were sent.
 func (m *Messages) Len(i int) int { return int(m.hdr[i].len) }
 
 // Name is the sender of datagram i, valid until the next Recv.
@@ -155,7 +164,8 @@ func (m *Messages) Reset() { m.n, m.used = 0, 0 }
 // Count is the number of messages added.
 func (m *Messages) Count() int { return m.n }
 
-// Add adds an empty message to send to a, or to the socket's peer if that is nil, and reports whether there was room.
+// Add adds an empty message to send to a, or to the socket's peer if that is nil, and reports
+// whether there was room.
 func (m *Messages) Add(a *SockAddr) bool {
 	if m.n == len(m.hdr) || m.used == len(m.pieces) {
 		return false
@@ -186,8 +196,9 @@ func (m *Messages) Append(b []byte) bool {
 // Room is the number of pieces that can be appended.
 func (m *Messages) Room() int { return len(m.pieces) - m.used }
 
-// SetSegment makes the kernel cut the last message into datagrams of that many bytes each, the last one shorter (UDP_SEGMENT, man 7
-// udp). NewMessages must have been given at least 24 bytes of control.
+// SetSegment makes the kernel cut the last message into datagrams of that many bytes each, the last
+// one shorter (UDP_SEGMENT, man 7 udp). NewMessages must have been given at least 24 bytes of
+// control.
 func (m *Messages) SetSegment(size uint16) {
 	c := m.Spare()[:segmentControl]
 	binary.NativeEndian.PutUint64(c, unix.SizeofCmsghdr+2)
@@ -197,7 +208,8 @@ func (m *Messages) SetSegment(size uint16) {
 	m.Grow(segmentControl)
 }
 
-// Spare is the room for control messages that is left in the last message. What is written there counts after Grow.
+// Spare is the room for control messages that is left in the last message. What is written there
+// counts after Grow.
 func (m *Messages) Spare() []byte {
 	i := m.n - 1
 	return m.control[i*m.room+int(m.hdr[i].h.Controllen) : (i+1)*m.room]
@@ -211,9 +223,11 @@ func (m *Messages) Grow(n int) {
 	h.SetControllen(int(h.Controllen) + n)
 }
 
-// Send sends the messages from first on and returns how many the kernel took. An error is that of the first: it took none.
+// Send sends the messages from first on and returns how many the kernel took. An error is that of
+// the first: it took none.
 func (m *Messages) Send(fd, first int) (int, Errno) {
-	n, _, e := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdr[first])), uintptr(m.n-first), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	n, _, e := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdr[first])),
+		uintptr(m.n-first), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	if e != 0 {
 		return 0, e
 	}

@@ -7,8 +7,8 @@ import (
 // NetlinkDump is the flag of a netlink request for everything there is (linux/netlink.h).
 const NetlinkDump = unix.NLM_F_DUMP
 
-// DeviceSocket makes a socket for ioctls on network devices of the calling thread's network namespace (man 7 netdevice). It
-// needs no rights.
+// DeviceSocket makes a socket for ioctls on network devices of the calling thread's network
+// namespace (man 7 netdevice). It needs no rights.
 func DeviceSocket() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil { // a kernel without IPv4
@@ -32,7 +32,8 @@ func InterfaceMTU(fd int, name string) (int, error) {
 	return int(int32(req.Uint32())), nil
 }
 
-// SetInterfaceMTU sets the MTU of a network device (SIOCSIFMTU). EPERM: CAP_NET_ADMIN is missing; EINVAL: the device cannot have it.
+// SetInterfaceMTU sets the MTU of a network device (SIOCSIFMTU). EPERM: CAP_NET_ADMIN is missing;
+// EINVAL: the device cannot have it.
 func SetInterfaceMTU(fd int, name string, mtu int) error {
 	req, err := unix.NewIfreq(name)
 	if err == nil {
@@ -42,11 +43,12 @@ func SetInterfaceMTU(fd int, name string, mtu int) error {
 	return callError("ioctl", "SIOCSIFMTU "+name, err)
 }
 
-// NetlinkGeneric makes a blocking socket for generic netlink (kernel: userspace-api/netlink/intro.rst) of the calling thread's
-// network namespace.
+// NetlinkGeneric makes a blocking socket for generic netlink (kernel:
+// userspace-api/netlink/intro.rst) of the calling thread's network namespace.
 func NetlinkGeneric() (int, error) { return netlinkSocket(unix.NETLINK_GENERIC, "NETLINK_GENERIC") }
 
-// NetlinkRouteAsk makes a blocking socket for questions to rtnetlink; see NetlinkRoute for one that gets changes.
+// NetlinkRouteAsk makes a blocking socket for questions to rtnetlink; see NetlinkRoute for one that
+// gets changes.
 func NetlinkRouteAsk() (int, error) { return netlinkSocket(unix.NETLINK_ROUTE, "NETLINK_ROUTE") }
 
 func netlinkSocket(family int, name string) (int, error) {
@@ -63,8 +65,8 @@ func netlinkSocket(family int, name string) (int, error) {
 	return fd, nil
 }
 
-// NetworkCookie is a number of the calling thread's network namespace that no other one gets until the machine boots anew
-// (SO_NETNS_COOKIE, since Linux 5.14).
+// NetworkCookie is a number of the calling thread's network namespace that no other one gets until
+// the machine boots anew (SO_NETNS_COOKIE, since Linux 5.14).
 func NetworkCookie() (uint64, error) {
 	fd, err := DeviceSocket()
 	if err != nil {

@@ -14,9 +14,10 @@ type ifreqData struct {
 	_    [24 - unsafe.Sizeof(uintptr(0))]byte
 }
 
-// EthtoolIoctl gives a command of linux/ethtool.h to the driver of a network device (SIOCETHTOOL): b begins with the command's number, and
-// the answer is written into b. The kernel reads and writes as many bytes as the command and the counts in b say, so the caller makes
-// b as long as that. n is what the call returned, which is not 0 for few commands.
+// EthtoolIoctl gives a command of linux/ethtool.h to the driver of a network device (SIOCETHTOOL):
+// b begins with the command's number, and the answer is written into b. The kernel reads and writes
+// as many bytes as the command and the counts in b say, so the caller makes b as long as that. n is
+// what the call returned, which is not 0 for few commands.
 func EthtoolIoctl(fd int, name string, b []byte) (n int, err Errno) {
 	if len(name) >= unix.IFNAMSIZ || len(b) < 4 {
 		return 0, EINVAL

@@ -9,8 +9,8 @@ const (
 	NetlinkNeighbors = 1 << (unix.RTNLGRP_NEIGH - 1)
 )
 
-// NetlinkRoute makes a non-blocking rtnetlink socket of the calling thread's network namespace, which gets the changes in the
-// groups. It needs no rights.
+// NetlinkRoute makes a non-blocking rtnetlink socket of the calling thread's network namespace,
+// which gets the changes in the groups. It needs no rights.
 func NetlinkRoute(groups uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -20,7 +20,8 @@ func NetlinkRoute(groups uint32) (int, error) {
 		unix.Close(fd)
 		return -1, callError("bind", "NETLINK_ROUTE", err)
 	}
-	_ = SetOption(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1) // since Linux 4.20: dumps are filtered by the kernel
+	// since Linux 4.20: dumps are filtered by the kernel
+	_ = SetOption(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	return fd, nil
 }
 
@@ -29,8 +30,9 @@ func NetlinkSend(fd int, b []byte) error {
 	return callError("sendto", "netlink", unix.Sendto(fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 }
 
-// NetlinkRecv receives a message of the kernel's and returns its length, which is more than len(b) if it was cut off. What other
-// processes send is left out. EAGAIN: there is none; ENOBUFS: some were lost.
+// NetlinkRecv receives a message of the kernel's and returns its length, which is more than len(b)
+// if it was cut off. What other processes send is left out. EAGAIN: there is none; ENOBUFS: some
+// were lost.
 func NetlinkRecv(fd int, b []byte) (int, Errno) {
 	for {
 		n, from, err := unix.Recvfrom(fd, b, unix.MSG_TRUNC)

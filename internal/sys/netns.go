@@ -9,16 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ThreadID is the kernel's number of the calling thread (man 2 gettid). The main thread's is the process's.
+// ThreadID is the kernel's number of the calling thread (man 2 gettid). The main thread's is the
+// process's.
 func ThreadID() int { return unix.Gettid() }
 
-// OwnThreadNetwork moves the calling thread, and it alone, into a new network namespace whose one device, lo, is down, and into
-// a new mount namespace, so that /sys shows the devices of the one. Nothing that the machine mounts later is hidden, and
-// nothing mounted here is seen outside. Both end with the last thread or process in them. The thread shares its working
-// directory with no other from now on and cannot be made ordinary again: the caller locks its goroutine to the thread
+// OwnThreadNetwork moves the calling thread, and it alone, into a new network namespace whose one
+// device, lo, is down, and into a new mount namespace, so that /sys shows the devices of the one.
+// Nothing that the machine mounts later is hidden, and nothing mounted here is seen outside. Both
+// end with the last thread or process in them. The thread shares its working directory with no
+// other from now on and cannot be made ordinary again: the caller locks its goroutine to the thread
 // (runtime.LockOSThread) and never unlocks it. EPERM means that CAP_SYS_ADMIN is missing.
 //
-// After an error the thread may be in the new namespaces already, so the goroutine has to end locked as well.
+// After an error the thread may be in the new namespaces already, so the goroutine has to end
+// locked as well.
 func OwnThreadNetwork() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
 		return callError("unshare", "CLONE_NEWNET|CLONE_NEWNS", err)
@@ -29,7 +32,8 @@ func OwnThreadNetwork() error {
 	return ownSysfs()
 }
 
-// ownSysfs mounts a sysfs over /sys that shows the thread's network namespace, with what was mounted below the old one.
+// ownSysfs mounts a sysfs over /sys that shows the thread's network namespace, with what was
+// mounted below the old one.
 func ownSysfs() error {
 	b, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -41,7 +45,8 @@ func ownSysfs() error {
 		if len(f) < 5 || !strings.HasPrefix(f[4], "/sys/") {
 			continue
 		}
-		// A mount below another one comes with it, and one on top of another at the same place is the one that is seen.
+		// A mount below another one comes with it, and one on top of another at the same place is
+		// the one that is seen.
 		dir := f[4]
 		if !slices.ContainsFunc(below, func(d string) bool { return d == dir || strings.HasPrefix(dir, d+"/") }) {
 			below = append(below, dir)
@@ -73,13 +78,15 @@ func ownSysfs() error {
 	return nil
 }
 
-// JoinNetwork moves the calling thread into the network namespace that f refers to, such as /proc/PID/ns/net (man 2 setns).
+// JoinNetwork moves the calling thread into the network namespace that f refers to, such as
+// /proc/PID/ns/net (man 2 setns).
 func JoinNetwork(f *os.File) error {
 	return callError("setns", f.Name(), unix.Setns(int(f.Fd()), unix.CLONE_NEWNET))
 }
 
-// LinkEvents is a socket that becomes readable when a network device of its namespace changes (is added, removed, brought up or
-// down, gets or loses its carrier) or an IPv6 route does (man 7 rtnetlink, RTMGRP_LINK, RTMGRP_IPV6_ROUTE).
+// LinkEvents is a socket that becomes readable when a network device of its namespace changes (is
+// added, removed, brought up or down, gets or loses its carrier) or an IPv6 route does (man 7
+// rtnetlink, RTMGRP_LINK, RTMGRP_IPV6_ROUTE).
 type LinkEvents struct{ fd int }
 
 // WatchLinks makes a LinkEvents in the calling thread's network namespace.
@@ -88,7 +95,8 @@ func WatchLinks() (*LinkEvents, error) {
 	if err != nil {
 		return nil, callError("socket", "NETLINK_ROUTE", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV6_ROUTE}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK,
+		Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV6_ROUTE}); err != nil {
 		unix.Close(fd)
 		return nil, callError("bind", "RTMGRP_LINK|RTMGRP_IPV6_ROUTE", err)
 	}
@@ -98,7 +106,8 @@ func WatchLinks() (*LinkEvents, error) {
 // FD is the socket's descriptor, for PollIn.
 func (e *LinkEvents) FD() int { return e.fd }
 
-// Drain throws away the events that are there. It looks at none: the goroutine that wakes up looks at the device.
+// Drain throws away the events that are there. It looks at none: the goroutine that wakes up looks
+// at the device.
 func (e *LinkEvents) Drain() error {
 	var buf [8 << 10]byte
 	for {

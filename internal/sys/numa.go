@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// MemoryNodes lists the NUMA nodes that have memory, in ascending order. A kernel built without NUMA has no list: the
-// result is then empty and the error nil.
+// MemoryNodes lists the NUMA nodes that have memory, in ascending order. A kernel built without
+// NUMA has no list: the result is then empty and the error nil.
 func MemoryNodes() ([]int, error) {
 	const file = "/sys/devices/system/node/has_memory"
 	b, err := os.ReadFile(file)

@@ -14,9 +14,10 @@ const (
 	mpolFAddr = 1 << 1
 )
 
-// BindNode makes the pages of b, which starts on a page boundary, come from NUMA node when they are first touched
-// (mbind with MPOL_BIND); pages that are present stay where they are. Of a shared mapping the rule belongs to the file and
-// so holds for every process. ENOSYS: the kernel has no NUMA support. EINVAL: there is no such node, or it has no memory.
+// BindNode makes the pages of b, which starts on a page boundary, come from NUMA node when they are
+// first touched (mbind with MPOL_BIND); pages that are present stay where they are. Of a shared
+// mapping the rule belongs to the file and so holds for every process. ENOSYS: the kernel has no
+// NUMA support. EINVAL: there is no such node, or it has no memory.
 func BindNode(b []byte, node int) error {
 	var mask [maxNodes / 64]uint64
 	if node < 0 || node >= maxNodes {
@@ -32,8 +33,8 @@ func BindNode(b []byte, node int) error {
 	return nil
 }
 
-// NodeOf asks on which NUMA node the page at the first byte of b is; it makes the page present if it was not.
-// ENOSYS: the kernel has no NUMA support.
+// NodeOf asks on which NUMA node the page at the first byte of b is; it makes the page present if
+// it was not. ENOSYS: the kernel has no NUMA support.
 func NodeOf(b []byte) (int, error) {
 	var node int32
 	_, _, e := unix.Syscall6(unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&node)), 0, 0,
@@ -44,15 +45,17 @@ func NodeOf(b []byte) (int, error) {
 	return int(node), nil
 }
 
-// PageNodes asks on which NUMA node each base page of b is, for len(nodes) pages that lie stride bytes apart from the
-// start of b: nodes[i] becomes the node, or minus the error number (-ENOENT: the page is not present). It touches no page
-// (move_pages with no target). b must reach to the last page asked for.
+// PageNodes asks on which NUMA node each base page of b is, for len(nodes) pages that lie stride
+// bytes apart from the start of b: nodes[i] becomes the node, or minus the error number (-ENOENT:
+// the page is not present). It touches no page (move_pages with no target). b must reach to the
+// last page asked for.
 func PageNodes(b []byte, stride int, nodes []int32) error {
 	if len(nodes) == 0 {
 		return nil
 	}
 	if stride <= 0 || (len(nodes)-1) > (len(b)-1)/stride {
-		return callError("move_pages", fmt.Sprintf("%d pages %d bytes apart in %d bytes", len(nodes), stride, len(b)), EINVAL)
+		return callError("move_pages", fmt.Sprintf("%d pages %d bytes apart in %d bytes", len(nodes), stride, len(b)),
+			EINVAL)
 	}
 	var pages [512]uintptr
 	base := Address(b)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A parking Epoll reports what an ordinary one does: what was ready before, what becomes ready while it waits, nothing when its time is
-// over, and again while the member stays ready.
+// A parking Epoll reports what an ordinary one does: what was ready before, what becomes ready
+// while it waits, nothing when its time is over, and again while the member stays ready.
 func TestParkingEpoll(t *testing.T) {
 	e, err := NewParkingEpoll()
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 
 const connectTo = "PENSTOCK_SYS_CONNECT" // the path of a socket that a child connects its descriptor 3 to
 
-// TestPeerProcess: the descriptor of a peer is that of the process that connected, as long as that runs, and never of one that has its number later.
+// TestPeerProcess: the descriptor of a peer is that of the process that connected, as long as that
+// runs, and never of one that has its number later.
 func TestPeerProcess(t *testing.T) {
 	if to := os.Getenv(connectTo); to != "" {
 		if err := unix.Connect(3, &unix.SockaddrUnix{Name: to}); err != nil {
@@ -25,7 +26,8 @@ func TestPeerProcess(t *testing.T) {
 		io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}
-	// connected is the accepted end of a connection that a child made; the other end stays open here after end, which ends the child.
+	// connected is the accepted end of a connection that a child made; the other end stays open
+	// here after end, which ends the child.
 	connected := func() (fd, pid int, end func()) {
 		at := filepath.Join(t.TempDir(), "s")
 		l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -14,8 +14,8 @@ const (
 	SIGKILL = unix.SIGKILL
 )
 
-// WaitStopped waits until the child process pid has been stopped by a signal. It does not reap a child that ended instead:
-// that is an error here.
+// WaitStopped waits until the child process pid has been stopped by a signal. It does not reap a
+// child that ended instead: that is an error here.
 func WaitStopped(pid int) error {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil)
@@ -37,9 +37,10 @@ func WaitStopped(pid int) error {
 	}
 }
 
-// ThreadCPU is the processor time that the calling thread has used in user and kernel mode. Lock the goroutine to its
-// thread (runtime.LockOSThread) to compare two values. Its clock counts nanoseconds (man 2 clock_gettime, CLOCK_THREAD_CPUTIME_ID), where
-// getrusage goes on only with the scheduler's next look at the thread.
+// ThreadCPU is the processor time that the calling thread has used in user and kernel mode. Lock
+// the goroutine to its thread (runtime.LockOSThread) to compare two values. Its clock counts
+// nanoseconds (man 2 clock_gettime, CLOCK_THREAD_CPUTIME_ID), where getrusage goes on only with the
+// scheduler's next look at the thread.
 func ThreadCPU() (time.Duration, error) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {

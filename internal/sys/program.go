@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Program finds a program by name, also in the directories that hold programs for root. The error names the Debian package that
-// brings it.
+// Program finds a program by name, also in the directories that hold programs for root. The error
+// names the Debian package that brings it.
 func Program(name, pkg string) (string, error) {
 	p, err := exec.LookPath(name)
 	if err == nil {

@@ -40,7 +40,8 @@ const (
 	tcaFqHorizon = 14
 )
 
-// DeviceQdiscs lists the qdiscs of a network device in the calling thread's network namespace (man 7 rtnetlink, RTM_GETQDISC).
+// DeviceQdiscs lists the qdiscs of a network device in the calling thread's network namespace (man
+// 7 rtnetlink, RTM_GETQDISC).
 func DeviceQdiscs(device string) ([]Qdisc, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -83,8 +84,8 @@ func DeviceQdiscs(device string) ([]Qdisc, error) {
 	}
 }
 
-// ParseQdiscs appends the qdiscs of a device, by number, that a part of an answer to RTM_GETQDISC lists, and says whether it
-// was the last part.
+// ParseQdiscs appends the qdiscs of a device, by number, that a part of an answer to RTM_GETQDISC
+// lists, and says whether it was the last part.
 func ParseQdiscs(out []Qdisc, b []byte, device int) (qs []Qdisc, done bool, err error) {
 	for len(b) > 0 {
 		m, rest, ok := netlink.Next(b)

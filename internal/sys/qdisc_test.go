@@ -33,7 +33,8 @@ func message(kind uint16, body ...byte) []byte {
 }
 
 func qdiscMessage(device, parent uint32, kind string, options ...byte) []byte {
-	body := slices.Concat(numbers(0, device, 0x80010000, parent, 2), attribute(tcaKind, append([]byte(kind), 0)...), attribute(tcaOptions, options...))
+	body := slices.Concat(numbers(0, device, 0x80010000, parent, 2), attribute(tcaKind, append([]byte(kind), 0)...),
+		attribute(tcaOptions, options...))
 	return message(unix.RTM_NEWQDISC, body...)
 }
 
@@ -41,7 +42,8 @@ func qdiscAnswers() [][]byte {
 	etf := attribute(tcaEtfParms, numbers(300000, unix.CLOCK_TAI, 1)...)
 	fq := slices.Concat(attribute(1, numbers(10000)...), attribute(tcaFqHorizon, numbers(10e6)...))
 	return [][]byte{
-		slices.Concat(qdiscMessage(3, QdiscRoot, "etf", etf...), qdiscMessage(4, QdiscRoot, "fq", fq...), qdiscMessage(3, 0x10001, "fq", fq...), message(unix.NLMSG_DONE, 0, 0, 0, 0)),
+		slices.Concat(qdiscMessage(3, QdiscRoot, "etf", etf...), qdiscMessage(4, QdiscRoot, "fq", fq...),
+			qdiscMessage(3, 0x10001, "fq", fq...), message(unix.NLMSG_DONE, 0, 0, 0, 0)),
 		message(unix.NLMSG_ERROR, numbers(^uint32(unix.EPERM)+1)...),
 		message(unix.NLMSG_ERROR, 1),
 		qdiscMessage(3, QdiscRoot, "noqueue"),

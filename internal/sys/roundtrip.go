@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RoundTrip is what the kernel measured of a TCP connection, smoothed, from its opening handshake on; 0 of any other file.
+// RoundTrip is what the kernel measured of a TCP connection, smoothed, from its opening handshake
+// on; 0 of any other file.
 func RoundTrip(fd int) time.Duration {
 	i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -28,8 +29,8 @@ func RoundTripOf(c net.Conn) (rtt time.Duration) {
 	return rtt
 }
 
-// Patience is how long to wait for the next bytes of a handshake: so long as usual, and ten round trips more, but not more than 20 s more: the other
-// end may make its answers late.
+// Patience is how long to wait for the next bytes of a handshake: so long as usual, and ten round
+// trips more, but not more than 20 s more: the other end may make its answers late.
 func Patience(usual time.Duration, fd int) time.Duration {
 	return usual + min(10*RoundTrip(fd), 20*time.Second)
 }

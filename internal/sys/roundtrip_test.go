@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// A connection over loopback has a round trip, and next to nothing is added to the patience with it; what is no connection has none.
+// A connection over loopback has a round trip, and next to nothing is added to the patience with
+// it; what is no connection has none.
 func TestRoundTrip(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

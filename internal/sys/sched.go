@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PinThread binds the calling thread to one processor (man 2 sched_setaffinity). Lock the goroutine to its thread first
-// (runtime.LockOSThread). cpu counts the processors that the process may use, modulo their number: pinning works the same
-// in a container that has processors 4 and 5.
+// PinThread binds the calling thread to one processor (man 2 sched_setaffinity). Lock the goroutine
+// to its thread first (runtime.LockOSThread). cpu counts the processors that the process may use,
+// modulo their number: pinning works the same in a container that has processors 4 and 5.
 func PinThread(cpu int) error {
 	cpus, err := processors()
 	if err != nil {
@@ -29,8 +29,9 @@ func PinThread(cpu int) error {
 	return nil
 }
 
-// Yield lets another thread that waits for this processor run first (man 2 sched_yield). With none it returns at once. The
-// scheduler of Go does not learn of it: other goroutines run by runtime.Gosched.
+// Yield lets another thread that waits for this processor run first (man 2 sched_yield). With none
+// it returns at once. The scheduler of Go does not learn of it: other goroutines run by
+// runtime.Gosched.
 func Yield() { syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // UnpinThread gives the calling thread every processor back that the process may use.
@@ -49,7 +50,8 @@ func UnpinThread() error {
 	return nil
 }
 
-// Processor is the number of the cpu-th processor that this process may use, as programs like taskset count them.
+// Processor is the number of the cpu-th processor that this process may use, as programs like
+// taskset count them.
 func Processor(cpu int) (int, error) {
 	cpus, err := processors()
 	if err != nil {
@@ -58,8 +60,8 @@ func Processor(cpu int) (int, error) {
 	return cpus[cpu%len(cpus)], nil
 }
 
-// processors lists the processors that the process may use. It asks once, before the first thread is pinned: later, any
-// thread that could be asked may be a pinned one.
+// processors lists the processors that the process may use. It asks once, before the first thread
+// is pinned: later, any thread that could be asked may be a pinned one.
 var processors = sync.OnceValues(func() ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -77,7 +79,8 @@ var processors = sync.OnceValues(func() ([]int, error) {
 	return cpus, nil
 })
 
-// ProcessCPU is the processor time that all threads of this process have used in user and kernel mode.
+// ProcessCPU is the processor time that all threads of this process have used in user and kernel
+// mode.
 func ProcessCPU() (time.Duration, error) {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -95,8 +98,9 @@ func KernelRelease() (string, error) {
 	return unix.ByteSliceToString(u.Release[:]), nil
 }
 
-// OwnNetwork makes cmd start in a network namespace of its own, which ends with it. Starting fails with EPERM without
-// CAP_SYS_ADMIN. Its loopback device is down: the command calls LoopbackUp first.
+// OwnNetwork makes cmd start in a network namespace of its own, which ends with it. Starting fails
+// with EPERM without CAP_SYS_ADMIN. Its loopback device is down: the command calls LoopbackUp
+// first.
 func OwnNetwork(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 }
@@ -124,13 +128,15 @@ func LoopbackUp() error {
 
 const congestionFile = "/proc/sys/net/ipv4/tcp_congestion_control"
 
-// DefaultCongestion is the TCP congestion control that sockets of this network namespace begin with.
+// DefaultCongestion is the TCP congestion control that sockets of this network namespace begin
+// with.
 func DefaultCongestion() (string, error) {
 	b, err := os.ReadFile(congestionFile)
 	return strings.TrimSpace(string(b)), err
 }
 
-// SetDefaultCongestion changes what DefaultCongestion says, for every program in this network namespace.
+// SetDefaultCongestion changes what DefaultCongestion says, for every program in this network
+// namespace.
 func SetDefaultCongestion(name string) error {
 	return os.WriteFile(congestionFile, []byte(name), 0)
 }

@@ -9,13 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteNew makes a file in an open directory, which must not have the name yet (EEXIST): with these bytes, permissions and times, synced. The umask
-// takes permissions away unless exact is set. Where it fails, a file may be left. It takes five system calls, where package os takes eleven for its poller and
-// for links on the way.
+// WriteNew makes a file in an open directory, which must not have the name yet (EEXIST): with these
+// bytes, permissions and times, synced. The umask takes permissions away unless exact is set. Where
+// it fails, a file may be left. It takes five system calls, where package os takes eleven for its
+// poller and for links on the way.
 func WriteNew(dir *os.File, name string, b []byte, mode fs.FileMode, exact bool, modified time.Time) (err error) {
 	var fd int
 	for {
-		fd, err = unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(mode.Perm()))
+		fd, err = unix.Openat(int(dir.Fd()), name,
+			unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(mode.Perm()))
 		if err != EINTR {
 			break
 		}
@@ -61,7 +63,8 @@ type FileStat struct {
 }
 
 func fileStat(st *unix.Stat_t) FileStat {
-	return FileStat{FileIdentity{Device: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), UID: st.Uid, GID: st.Gid, ChangedNs: st.Ctim.Nano()},
+	return FileStat{FileIdentity{Device: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), UID: st.Uid,
+		GID: st.Gid, ChangedNs: st.Ctim.Nano()},
 		st.Mode&unix.S_IFMT == unix.S_IFREG, st.Size, fs.FileMode(st.Mode) & fs.ModePerm, st.Mtim.Nano()}
 }
 
@@ -76,8 +79,9 @@ func StatIn(dir *os.File, name string) (FileStat, error) {
 	}
 }
 
-// ReadWhole reads the first bytes of an open file into b, and says what the file was before and after. A file with fewer bytes is
-// io.ErrUnexpectedEOF. What is no regular file is not read. One that says that it has no bytes, and has some, as files of /proc do, is EFBIG.
+// ReadWhole reads the first bytes of an open file into b, and says what the file was before and
+// after. A file with fewer bytes is io.ErrUnexpectedEOF. What is no regular file is not read. One
+// that says that it has no bytes, and has some, as files of /proc do, is EFBIG.
 func ReadWhole(f *os.File, b []byte) (before, after FileStat, err error) {
 	fd := int(f.Fd())
 	var st unix.Stat_t

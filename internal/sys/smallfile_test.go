@@ -36,11 +36,13 @@ func TestWriteNew(t *testing.T) {
 		}
 		fi, err := os.Stat(filepath.Join(root, name))
 		b, rerr := os.ReadFile(filepath.Join(root, name))
-		if err = errors.Join(err, rerr); err != nil || fi.Mode() != want || !fi.ModTime().Equal(at) || string(b) != "bytes" {
+		if err = errors.Join(err, rerr); err != nil || fi.Mode() != want || !fi.ModTime().Equal(at) ||
+			string(b) != "bytes" {
 			t.Errorf("%s: %v, %q, %v", name, fi, b, err)
 		}
 		st, err := StatIn(dir, name)
-		if err != nil || !st.Regular || st.Size != 5 || st.Perm != want || st.ModifiedNs != at.UnixNano() || st.FileIdentity != Identity(fi) {
+		if err != nil || !st.Regular || st.Size != 5 || st.Perm != want || st.ModifiedNs != at.UnixNano() ||
+			st.FileIdentity != Identity(fi) {
 			t.Errorf("%s: %+v, %v", name, st, err)
 		}
 	}
@@ -80,7 +82,8 @@ func TestReadWhole(t *testing.T) {
 		return ReadWhole(f, b)
 	}
 	b := make([]byte, 5)
-	if was, now, err := read(name, b); err != nil || string(b) != "12345" || was != now || was.FileIdentity != Identity(fi) || was.Size != 5 || was.Perm != fi.Mode() {
+	if was, now, err := read(name, b); err != nil || string(b) != "12345" || was != now ||
+		was.FileIdentity != Identity(fi) || was.Size != 5 || was.Perm != fi.Mode() {
 		t.Errorf("%q, %+v, %+v, %v", b, was, now, err)
 	}
 	if _, _, err := read(name, make([]byte, 6)); !errors.Is(err, io.ErrUnexpectedEOF) {

@@ -39,7 +39,8 @@ const MsgZeroCopy = unix.MSG_ZEROCOPY
 // MsgMore says that more follows at once, so that the kernel fills its segments first.
 const MsgMore = unix.MSG_MORE
 
-// SocketTCP makes a TCP socket that is non-blocking, closed on exec and unknown to Go's runtime: no poller watches it.
+// SocketTCP makes a TCP socket that is non-blocking, closed on exec and unknown to Go's runtime: no
+// poller watches it.
 func SocketTCP(ipv6 bool) (int, error) {
 	family := unix.AF_INET
 	if ipv6 {
@@ -56,7 +57,8 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16(), ZoneId: zoneID(a.Addr().Zone())}
 }
 
-// zoneID is the number of an interface by its name or number. 0 is none; a link-local address takes one, or the kernel refuses it.
+// zoneID is the number of an interface by its name or number. 0 is none; a link-local address takes
+// one, or the kernel refuses it.
 func zoneID(zone string) uint32 {
 	if n, err := strconv.ParseUint(zone, 10, 32); err == nil {
 		return uint32(n)
@@ -85,7 +87,8 @@ func BindTCP(fd int, a netip.AddrPort) error {
 // ListenTCP makes the socket accept connections, with room for backlog that wait.
 func ListenTCP(fd, backlog int) error { return callError("listen", "", unix.Listen(fd, backlog)) }
 
-// AcceptTCP takes the next connection, non-blocking and closed on exec. EAGAIN means that none waits.
+// AcceptTCP takes the next connection, non-blocking and closed on exec. EAGAIN means that none
+// waits.
 func AcceptTCP(fd int) (int, netip.AddrPort, error) {
 	nfd, sa, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err != nil {
@@ -132,8 +135,9 @@ func Option(fd, level, name int) (int, error) {
 	return v, nil
 }
 
-// SetCongestion chooses the congestion control of one connection by its name. ENOENT: the kernel does not have it;
-// EPERM: it is not in net.ipv4.tcp_allowed_congestion_control and the process lacks CAP_NET_ADMIN.
+// SetCongestion chooses the congestion control of one connection by its name. ENOENT: the kernel
+// does not have it; EPERM: it is not in net.ipv4.tcp_allowed_congestion_control and the process
+// lacks CAP_NET_ADMIN.
 func SetCongestion(fd int, name string) error {
 	if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name); err != nil {
 		return callError("setsockopt", "TCP_CONGESTION "+name, err)
@@ -152,10 +156,12 @@ func Congestion(fd int) (string, error) {
 
 // ResetOnClose makes Close cut the connection at once (RST): what is queued for sending is dropped.
 func ResetOnClose(fd int) error {
-	return callError("setsockopt", "SO_LINGER 0", unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+	return callError("setsockopt", "SO_LINGER 0", unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER,
+		&unix.Linger{Onoff: 1}))
 }
 
-// Control is a function for net.Dialer and net.ListenConfig that calls set with the socket before it is used.
+// Control is a function for net.Dialer and net.ListenConfig that calls set with the socket before
+// it is used.
 func Control(set func(fd int) error) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error { return within(c, set) }
 }

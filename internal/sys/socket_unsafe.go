@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls of this file are made without telling the scheduler (RawSyscall): the sockets are non-blocking, so a call lasts
-// as long as its copy, and the hand-shake with the scheduler would cost the tail of a small message more than the call.
+// The calls of this file are made without telling the scheduler (RawSyscall): the sockets are
+// non-blocking, so a call lasts as long as its copy, and the hand-shake with the scheduler would
+// cost the tail of a small message more than the call.
 
 // MaxIovecs is the most pieces that one call takes (IOV_MAX).
 const MaxIovecs = 1024
@@ -39,18 +40,21 @@ func (v *Iovec) Skip(n int) {
 
 // Grow extends the piece by b if b follows it directly in memory, and reports whether it did.
 func (v *Iovec) Grow(b []byte) bool {
-	if v.v.Len == 0 || len(b) == 0 || unsafe.Add(unsafe.Pointer(v.v.Base), v.v.Len) != unsafe.Pointer(unsafe.SliceData(b)) {
+	if v.v.Len == 0 || len(b) == 0 || unsafe.Add(unsafe.Pointer(v.v.Base),
+		v.v.Len) != unsafe.Pointer(unsafe.SliceData(b)) {
 		return false
 	}
 	v.v.Len += uint64(len(b))
 	return true
 }
 
-// Sendv sends the pieces in order and returns how many bytes the kernel took. EAGAIN: the send buffer is full. It raises no
-// SIGPIPE. v must not be empty; more than MaxIovecs pieces are left for the next call.
+// Sendv sends the pieces in order and returns how many bytes the kernel took. EAGAIN: the send
+// buffer is full. It raises no SIGPIPE. v must not be empty; more than MaxIovecs pieces are left
+// for the next call.
 func Sendv(fd int, v []Iovec, flags int) (int, Errno) {
 	if len(v) == 1 {
-		n, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v[0].v.Base)), uintptr(v[0].v.Len), uintptr(flags|unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT), 0, 0)
+		n, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v[0].v.Base)),
+			uintptr(v[0].v.Len), uintptr(flags|unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT), 0, 0)
 		return int(n), e
 	}
 	if len(v) > MaxIovecs {
@@ -59,15 +63,17 @@ func Sendv(fd int, v []Iovec, flags int) (int, Errno) {
 	var m unix.Msghdr
 	m.Iov = &v[0].v
 	m.Iovlen = uint64(len(v))
-	n, _, e := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), uintptr(flags|unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT))
+	n, _, e := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)),
+		uintptr(flags|unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT))
 	return int(n), e
 }
 
-// Recvv fills the pieces in order and returns how many bytes came; 0 without an error is the end of the stream. EAGAIN:
-// nothing is there. The socket must be non-blocking. v must not be empty.
+// Recvv fills the pieces in order and returns how many bytes came; 0 without an error is the end of
+// the stream. EAGAIN: nothing is there. The socket must be non-blocking. v must not be empty.
 func Recvv(fd int, v []Iovec) (int, Errno) {
 	if len(v) == 1 {
-		n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v[0].v.Base)), uintptr(v[0].v.Len), unix.MSG_DONTWAIT, 0, 0)
+		n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v[0].v.Base)),
+			uintptr(v[0].v.Len), unix.MSG_DONTWAIT, 0, 0)
 		return int(n), e
 	}
 	if len(v) > MaxIovecs {
@@ -77,15 +83,17 @@ func Recvv(fd int, v []Iovec) (int, Errno) {
 	return int(n), e
 }
 
-// ZeroCopyDone reads one report of MSG_ZEROCOPY from the socket's error queue: sends first to last (counted from 0, one
-// for each send that was accepted) no longer use their memory; copied says that the kernel copied it after all. EAGAIN:
-// there is no report. A report of another origin returns last < first, that is (1, 0).
+// ZeroCopyDone reads one report of MSG_ZEROCOPY from the socket's error queue: sends first to last
+// (counted from 0, one for each send that was accepted) no longer use their memory; copied says
+// that the kernel copied it after all. EAGAIN: there is no report. A report of another origin
+// returns last < first, that is (1, 0).
 func ZeroCopyDone(fd int) (first, last uint32, copied bool, e Errno) {
 	var control [128]byte
 	var m unix.Msghdr
 	m.Control = &control[0]
 	m.Controllen = uint64(len(control))
-	_, _, e = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+	_, _, e = unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)),
+		unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
 	if e != 0 {
 		return 1, 0, false, e
 	}

@@ -15,17 +15,20 @@ import (
 	"github.com/penstock-io/penstock/internal/netlink"
 )
 
-// ErrNoOwner is what TCPPeerUID and PeerCred return when the kernel cannot name the user at the other end.
+// ErrNoOwner is what TCPPeerUID and PeerCred return when the kernel cannot name the user at the
+// other end.
 var ErrNoOwner = errors.New("the kernel names no user of this machine for the other end")
 
 // ENOTCONN says that a connection is over.
 const ENOTCONN = unix.ENOTCONN
 
-// TCPPeerUID tells the user whose socket is at the other end of the established TCP connection fd, both ends of which are in the
-// calling thread's network namespace. It asks the kernel for the one socket that has the addresses and ports of fd the other
-// way round (NETLINK_SOCK_DIAG, man 7 sock_diag), which takes no rights. The other end cannot forge the answer. It is
-// the user who made that socket: by connect, or by accept. While no process has accepted the connection, it is the user of
-// the socket that listens. The error is ENOTCONN if an end was closed, and else wraps ErrNoOwner.
+// TCPPeerUID tells the user whose socket is at the other end of the established TCP connection fd,
+// both ends of which are in the calling thread's network namespace. It asks the kernel for the one
+// socket that has the addresses and ports of fd the other way round (NETLINK_SOCK_DIAG, man 7
+// sock_diag), which takes no rights. The other end cannot forge the answer. It is the user who made
+// that socket: by connect, or by accept. While no process has accepted the connection, it is the
+// user of the socket that listens. The error is ENOTCONN if an end was closed, and else wraps
+// ErrNoOwner.
 func TCPPeerUID(fd int) (int, error) {
 	uid, err := tcpPeerUID(fd)
 	if err != nil {
@@ -59,7 +62,8 @@ func tcpPeerUID(fd int) (int, error) {
 		return 0, err
 	}
 	if peer.pending() {
-		// The listener is found by its own address. The connection still waits afterwards, so the listener was not closed.
+		// The listener is found by its own address. The connection still waits afterwards, so the
+		// listener was not closed.
 		l, err := findTCP(d, remote, netip.AddrPortFrom(anyOf(remote.Addr()), 0))
 		if err != nil {
 			return 0, err
@@ -71,8 +75,9 @@ func tcpPeerUID(fd int) (int, error) {
 			peer.uid, peer.inode, peer.state = l.uid, l.inode, unix.BPF_TCP_ESTABLISHED
 		}
 	}
-	// That fd is connected after the other end was looked up means that it was so then: the two are the ends of one connection. The
-	// cookie means that the answers are about this network namespace.
+	// That fd is connected after the other end was looked up means that it was so then: the two are
+	// the ends of one connection. The cookie means that the answers are about this network
+	// namespace.
 	own, err := findTCP(d, local, remote)
 	switch {
 	case err != nil:
@@ -81,9 +86,11 @@ func tcpPeerUID(fd int) (int, error) {
 		if _, err := unix.Getpeername(fd); err != nil {
 			return 0, callError("getpeername", "", err)
 		}
-		return 0, fmt.Errorf("no socket %v in the network namespace of this thread, or a kernel without inet_diag and tcp_diag: %w", local, ErrNoOwner)
+		return 0, fmt.Errorf("no socket %v in the network namespace of this thread, or a kernel without inet_diag "+
+			"and tcp_diag: %w", local, ErrNoOwner)
 	case own.state != unix.BPF_TCP_ESTABLISHED, peer.state != unix.BPF_TCP_ESTABLISHED, peer.inode == 0:
-		return 0, fmt.Errorf("the connection of %v with %v is over (states %d and %d of TCP): %w", local, remote, own.state, peer.state, ENOTCONN)
+		return 0, fmt.Errorf("the connection of %v with %v is over (states %d and %d of TCP): %w", local, remote,
+			own.state, peer.state, ENOTCONN)
 	}
 	return oneUser(int(peer.uid))
 }
@@ -96,8 +103,8 @@ type tcpSocket struct {
 	inode  uint32 // 0: no process has it
 }
 
-// pending reports whether it is a connection that no process has accepted. What the kernel gives as its owner then depends on its
-// version, and is root in many.
+// pending reports whether it is a connection that no process has accepted. What the kernel gives as
+// its owner then depends on its version, and is root in many.
 func (s *tcpSocket) pending() bool {
 	return s.inode == 0 && (s.state == unix.BPF_TCP_ESTABLISHED || s.state == unix.BPF_TCP_SYN_RECV)
 }
@@ -110,8 +117,8 @@ const (
 	diagID           = 48              // struct inet_diag_sockid
 )
 
-// findTCP asks for the socket that has these addresses. If there is none, the kernel may answer with one that listens on local; else
-// the answer is the zero value.
+// findTCP asks for the socket that has these addresses. If there is none, the kernel may answer
+// with one that listens on local; else the answer is the zero value.
 func findTCP(fd int, local, remote netip.AddrPort) (s tcpSocket, err error) {
 	family := byte(unix.AF_INET)
 	if local.Addr().Is6() {
@@ -127,7 +134,8 @@ func findTCP(fd int, local, remote netip.AddrPort) (s tcpSocket, err error) {
 	copy(id[20:36], remote.Addr().AsSlice())
 	binary.NativeEndian.PutUint64(id[40:], ^uint64(0)) // with any cookie
 	const seq = 1
-	if err := NetlinkSend(fd, netlink.End(append(netlink.Begin(nil, sockDiagByFamily, 0, seq), req[:]...))); err != nil {
+	if err := NetlinkSend(fd, netlink.End(append(netlink.Begin(nil, sockDiagByFamily, 0, seq),
+		req[:]...))); err != nil {
 		return s, err
 	}
 	var buf [4096]byte
@@ -175,8 +183,9 @@ func anyOf(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// oneUser refuses the number that stands for every user to whom the user namespace of this process gives none (man 7 user_namespaces,
-// "Unmapped user and group IDs"), unless the namespace has numbers for all.
+// oneUser refuses the number that stands for every user to whom the user namespace of this process
+// gives none (man 7 user_namespaces, "Unmapped user and group IDs"), unless the namespace has
+// numbers for all.
 func oneUser(uid int) (int, error) {
 	if numbersForAll() {
 		return uid, nil
@@ -188,12 +197,14 @@ func oneUser(uid int) (int, error) {
 		}
 	}
 	if uid == overflow && !allMapped() {
-		return 0, fmt.Errorf("user %d stands for all users that this user namespace has no number for: %w", uid, ErrNoOwner)
+		return 0, fmt.Errorf("user %d stands for all users that this user namespace has no number for: %w", uid,
+			ErrNoOwner)
 	}
 	return uid, nil
 }
 
-// numbersForAll is allMapped, read once: a user namespace gets its numbers once, and a process of several threads cannot change to another one.
+// numbersForAll is allMapped, read once: a user namespace gets its numbers once, and a process of
+// several threads cannot change to another one.
 var numbersForAll = sync.OnceValue(allMapped)
 
 // allMapped reports whether each user has a number in the user namespace of this process.

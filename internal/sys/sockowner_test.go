@@ -77,7 +77,8 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
-// TestTCPPeerUID looks at both ends of connections between two users, before and after they are accepted and closed.
+// TestTCPPeerUID looks at both ends of connections between two users, before and after they are
+// accepted and closed.
 func TestTCPPeerUID(t *testing.T) {
 	own := os.Geteuid()
 	for _, c := range []struct{ name, listen, dial string }{
@@ -129,7 +130,8 @@ func TestTCPPeerUID(t *testing.T) {
 	}
 }
 
-// TestTCPPeerUIDOfListener has another user listen and not accept: many kernels say then that the connection is root's.
+// TestTCPPeerUIDOfListener has another user listen and not accept: many kernels say then that the
+// connection is root's.
 func TestTCPPeerUIDOfListener(t *testing.T) {
 	for _, deferred := range []bool{false, true} {
 		l := -1
@@ -178,7 +180,8 @@ func TestTCPPeerUIDOfAcceptor(t *testing.T) {
 	}
 }
 
-// TestTCPPeerUIDOfPortTakenOver closes the socket of a connection and has another user listen where it was: the answer is not that user.
+// TestTCPPeerUIDOfPortTakenOver closes the socket of a connection and has another user listen where
+// it was: the answer is not that user.
 func TestTCPPeerUIDOfPortTakenOver(t *testing.T) {
 	l := listening(t, "127.0.0.1:0")
 	at, err := sys.LocalAddr(l)
@@ -208,7 +211,8 @@ func TestTCPPeerUIDOfPortTakenOver(t *testing.T) {
 	}
 }
 
-// TestTCPPeerUIDElsewhere asks on a thread that is in another network namespace than the connection.
+// TestTCPPeerUIDElsewhere asks on a thread that is in another network namespace than the
+// connection.
 func TestTCPPeerUIDElsewhere(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

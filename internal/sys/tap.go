@@ -9,9 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TapQueues makes a tap device with several queues (man 7 netdevice, kernel: networking/tuntap.rst) in a network namespace of
-// its own, and returns a file for each queue, which belong to the caller. Frames carry a virtio header. The device and the
-// namespace are gone when the last file is closed. It takes CAP_SYS_ADMIN and CAP_NET_ADMIN.
+// TapQueues makes a tap device with several queues (man 7 netdevice, kernel: networking/tuntap.rst)
+// in a network namespace of its own, and returns a file for each queue, which belong to the caller.
+// Frames carry a virtio header. The device and the namespace are gone when the last file is closed.
+// It takes CAP_SYS_ADMIN and CAP_NET_ADMIN.
 func TapQueues(name string, queues int) ([]*os.File, error) {
 	type result struct {
 		files []*os.File
@@ -57,9 +58,10 @@ func tapQueues(name string, queues int) (files []*os.File, err error) {
 	return files, callError("ioctl", "SIOCSIFFLAGS "+name, unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req))
 }
 
-// Tap makes a tap device in the network namespace of the calling thread. The file belongs to the caller, and the device is gone when it is
-// closed. A frame has a header of TapHeader bytes, a struct virtio_net_hdr in native byte order. The kernel leaves checksums to the
-// reader of the file, and the segmentation of TCP over IPv4.
+// Tap makes a tap device in the network namespace of the calling thread. The file belongs to the
+// caller, and the device is gone when it is closed. A frame has a header of TapHeader bytes, a
+// struct virtio_net_hdr in native byte order. The kernel leaves checksums to the reader of the
+// file, and the segmentation of TCP over IPv4.
 func Tap(name string) (*os.File, error) {
 	f, err := tap(name, 0, name)
 	if err != nil {
@@ -68,7 +70,8 @@ func Tap(name string) (*os.File, error) {
 	raw, err := f.SyscallConn()
 	if err == nil {
 		cerr := raw.Control(func(fd uintptr) {
-			err = callError("ioctl", "TUNSETOFFLOAD "+name, unix.IoctlSetInt(int(fd), unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4))
+			err = callError("ioctl", "TUNSETOFFLOAD "+name,
+				unix.IoctlSetInt(int(fd), unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4))
 		})
 		err = errors.Join(err, cerr)
 	}
@@ -82,7 +85,8 @@ func Tap(name string) (*os.File, error) {
 // TapHeader is the length of what stands before a frame of a Tap.
 const TapHeader = 10
 
-// tap opens one queue. The file exists when the queue does: what polls it before hears nothing of it.
+// tap opens one queue. The file exists when the queue does: what polls it before hears nothing of
+// it.
 func tap(name string, flags uint16, shown string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

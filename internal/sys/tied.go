@@ -9,11 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartTied starts cmd so that the kernel kills it (SIGKILL) when this process ends, however it ends. Only the process itself
-// is tied, not what it starts. wait must be called once; it returns what cmd.Wait returns.
+// StartTied starts cmd so that the kernel kills it (SIGKILL) when this process ends, however it
+// ends. Only the process itself is tied, not what it starts. wait must be called once; it returns
+// what cmd.Wait returns.
 //
-// The kernel ties a child to the thread that made it, not to the process (man 2 PR_SET_PDEATHSIG), so one thread is held until
-// the child has ended.
+// The kernel ties a child to the thread that made it, not to the process (man 2 PR_SET_PDEATHSIG),
+// so one thread is held until the child has ended.
 func StartTied(cmd *exec.Cmd) (wait func() error, err error) {
 	DieWithThread(cmd)
 	started, ended := make(chan error, 1), make(chan error, 1)
@@ -32,14 +33,14 @@ func StartTied(cmd *exec.Cmd) (wait func() error, err error) {
 	return func() error { return <-ended }, nil
 }
 
-// SocketPairStream makes two connected stream sockets without a name, for a child to inherit one. Both are closed on exec and
-// belong to the caller.
+// SocketPairStream makes two connected stream sockets without a name, for a child to inherit one.
+// Both are closed on exec and belong to the caller.
 func SocketPairStream(name string) (a, b *os.File, err error) {
 	return socketPair(name, unix.SOCK_STREAM)
 }
 
-// SocketPairDatagram makes two connected sockets like [SocketPairStream], for messages: what is sent when the far end is closed
-// everywhere is refused (ECONNREFUSED).
+// SocketPairDatagram makes two connected sockets like [SocketPairStream], for messages: what is
+// sent when the far end is closed everywhere is refused (ECONNREFUSED).
 func SocketPairDatagram(name string) (a, b *os.File, err error) {
 	return socketPair(name, unix.SOCK_DGRAM)
 }
@@ -52,7 +53,8 @@ func socketPair(name string, kind int) (a, b *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name+" (far end)"), nil
 }
 
-// Memfile makes an anonymous file in memory, empty, which is closed on exec and belongs to the caller.
+// Memfile makes an anonymous file in memory, empty, which is closed on exec and belongs to the
+// caller.
 func Memfile(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestTimerfd: a descriptor that has become readable is not when it is set anew, and is again when that time has passed.
+// TestTimerfd: a descriptor that has become readable is not when it is set anew, and is again when
+// that time has passed.
 func TestTimerfd(t *testing.T) {
 	fd, err := Timerfd(0)
 	if err != nil {
@@ -15,7 +16,9 @@ func TestTimerfd(t *testing.T) {
 	readable := func(ms int) bool {
 		t.Helper()
 		i, err := PollIn(ms, fd)
-		for until := time.Now().Add(time.Duration(ms) * time.Millisecond); err == nil && i < 0 && time.Now().Before(until); { // a signal came
+		for until := time.Now().Add(time.Duration(ms) * time.Millisecond); err == nil && i < 0 &&
+			time.Now().Before(until); {
+			// a signal came
 			i, err = PollIn(ms, fd)
 		}
 		if err != nil {

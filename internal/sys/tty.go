@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TermSize is the size of the terminal that fd is, in columns and rows; an error (ENOTTY) says that it is none. A terminal
-// whose size was never set says 0 (man 2 TIOCGWINSZ).
+// TermSize is the size of the terminal that fd is, in columns and rows; an error (ENOTTY) says that
+// it is none. A terminal whose size was never set says 0 (man 2 TIOCGWINSZ).
 func TermSize(fd uintptr) (columns, rows int, err error) {
 	w, err := unix.IoctlGetWinsize(int(fd), unix.TIOCGWINSZ)
 	if err != nil {
@@ -18,9 +18,10 @@ func TermSize(fd uintptr) (columns, rows int, err error) {
 	return int(w.Col), int(w.Row), nil
 }
 
-// OpenTerminal makes a pseudo-terminal of that size (man 7 pty): what is written to one end is read at the other. program is
-// the end for a program, user the one where the user types and reads. Both belong to the caller. A read of the user's end fails
-// with EIO when no process has the other one open any more.
+// OpenTerminal makes a pseudo-terminal of that size (man 7 pty): what is written to one end is read
+// at the other. program is the end for a program, user the one where the user types and reads. Both
+// belong to the caller. A read of the user's end fails with EIO when no process has the other one
+// open any more.
 func OpenTerminal(columns, rows int) (user, program *os.File, err error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -46,7 +47,8 @@ func OpenTerminal(columns, rows int) (user, program *os.File, err error) {
 	return user, program, nil
 }
 
-// ResizeTerminal sets the size of a terminal, one of whose ends f is. Programs in its foreground get a signal, see WindowChange.
+// ResizeTerminal sets the size of a terminal, one of whose ends f is. Programs in its foreground
+// get a signal, see WindowChange.
 func ResizeTerminal(f *os.File, columns, rows int) error {
 	c, err := f.SyscallConn()
 	if err != nil {
@@ -67,15 +69,16 @@ func ResizeTerminal(f *os.File, columns, rows int) error {
 // WindowChange is the signal that tells a program that its terminal has another size.
 const WindowChange = unix.SIGWINCH
 
-// Foreground reports whether this process is in the foreground of the terminal that fd is, and may read from it and change it: others
-// are stopped when they try.
+// Foreground reports whether this process is in the foreground of the terminal that fd is, and may
+// read from it and change it: others are stopped when they try.
 func Foreground(fd uintptr) bool {
 	group, err := unix.IoctlGetInt(int(fd), unix.TIOCGPGRP)
 	return err == nil && group == unix.Getpgrp()
 }
 
-// SingleKeys makes the terminal that fd is give out each key at once and show none (man 3 termios), until restore. Ctrl-C stays a signal; Ctrl-Z
-// becomes a key: a program that is stopped could not put the terminal back. The process must be in its foreground.
+// SingleKeys makes the terminal that fd is give out each key at once and show none (man 3 termios),
+// until restore. Ctrl-C stays a signal; Ctrl-Z becomes a key: a program that is stopped could not
+// put the terminal back. The process must be in its foreground.
 func SingleKeys(fd uintptr) (restore func() error, err error) {
 	was, err := unix.IoctlGetTermios(int(fd), unix.TCGETS)
 	if err != nil {
@@ -95,8 +98,9 @@ func SingleKeys(fd uintptr) (restore func() error, err error) {
 	}, nil
 }
 
-// LineInput makes the terminal that fd is give out whole lines, until restore, and drops what was typed before, so that it does not
-// answer a question that comes now. Without echo it shows only the end of a line, as for a password.
+// LineInput makes the terminal that fd is give out whole lines, until restore, and drops what was
+// typed before, so that it does not answer a question that comes now. Without echo it shows only
+// the end of a line, as for a password.
 func LineInput(fd uintptr, echo bool) (restore func() error, err error) {
 	was, err := unix.IoctlGetTermios(int(fd), unix.TCGETS)
 	if err != nil {
@@ -119,8 +123,9 @@ func LineInput(fd uintptr, echo bool) (restore func() error, err error) {
 	}, nil
 }
 
-// ControllingTerminal adds to the attributes of a command that it leads a session of its own whose controlling terminal is
-// its standard input: keys such as Ctrl-C become signals to it, and the end of the terminal a hang-up.
+// ControllingTerminal adds to the attributes of a command that it leads a session of its own whose
+// controlling terminal is its standard input: keys such as Ctrl-C become signals to it, and the end
+// of the terminal a hang-up.
 func ControllingTerminal(cmd *exec.Cmd) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(unix.SysProcAttr)

@@ -13,7 +13,8 @@ const (
 	ClockTAI       = unix.CLOCK_TAI
 )
 
-// ClockNow is the time of a clock in nanoseconds (man 2 clock_gettime), 0 for a clock that there is not.
+// ClockNow is the time of a clock in nanoseconds (man 2 clock_gettime), 0 for a clock that there is
+// not.
 func ClockNow(clock int32) int64 {
 	var t unix.Timespec
 	if unix.ClockGettime(clock, &t) != nil {
@@ -22,21 +23,23 @@ func ClockNow(clock int32) int64 {
 	return t.Nano()
 }
 
-// SetTxTime makes a socket carry a time to send in each message that brings one, by a clock, and report those that were not
-// sent on its error queue (SO_TXTIME with SOF_TXTIME_REPORT_ERRORS). Some clocks take CAP_NET_ADMIN. Success does not
-// say that a qdisc or a device waits for the time.
+// SetTxTime makes a socket carry a time to send in each message that brings one, by a clock, and
+// report those that were not sent on its error queue (SO_TXTIME with SOF_TXTIME_REPORT_ERRORS).
+// Some clocks take CAP_NET_ADMIN. Success does not say that a qdisc or a device waits for the time.
 func SetTxTime(fd int, clock int32) error {
 	const reportErrors = 1 << 1 // SOF_TXTIME_REPORT_ERRORS
 	var v [8]byte               // struct sock_txtime
 	binary.NativeEndian.PutUint32(v[:], uint32(clock))
 	binary.NativeEndian.PutUint32(v[4:], reportErrors)
-	return callError("setsockopt", "SO_TXTIME", unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_TXTIME, string(v[:])))
+	return callError("setsockopt", "SO_TXTIME", unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_TXTIME,
+		string(v[:])))
 }
 
 // TxTimeControl is the size of the control message that PutTxTime writes, with its header.
 const TxTimeControl = 24
 
-// PutTxTime writes the control message SCM_TXTIME: send at ns by the clock of SetTxTime. dst has at least TxTimeControl bytes.
+// PutTxTime writes the control message SCM_TXTIME: send at ns by the clock of SetTxTime. dst has at
+// least TxTimeControl bytes.
 func PutTxTime(dst []byte, ns int64) {
 	_ = dst[TxTimeControl-1]
 	binary.NativeEndian.PutUint64(dst, unix.SizeofCmsghdr+8)
@@ -55,8 +58,9 @@ const (
 	TxTimeMissed                      // the time passed while the packet was in the qdisc
 )
 
-// ParseTxTimeReport reads the control messages of an error queue (struct sock_extended_err in IP_RECVERR, IPV6_RECVERR or
-// PACKET_TX_TIMESTAMP), and the time that the packet was to be sent at by the socket's clock. It does not allocate.
+// ParseTxTimeReport reads the control messages of an error queue (struct sock_extended_err in
+// IP_RECVERR, IPV6_RECVERR or PACKET_TX_TIMESTAMP), and the time that the packet was to be sent at
+// by the socket's clock. It does not allocate.
 func ParseTxTimeReport(c []byte) (r TxTimeReport, ns int64) {
 	for len(c) >= unix.SizeofCmsghdr {
 		n := binary.NativeEndian.Uint64(c)

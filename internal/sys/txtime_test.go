@@ -19,12 +19,14 @@ func control(level, kind int, data ...byte) []byte {
 
 // report is a struct sock_extended_err.
 func report(origin, code byte, ns int64) []byte {
-	return slices.Concat(numbers(uint32(unix.EINVAL)), []byte{origin, 0, code, 0}, numbers(uint32(ns), uint32(ns>>32)), make([]byte, 16))
+	return slices.Concat(numbers(uint32(unix.EINVAL)), []byte{origin, 0, code, 0}, numbers(uint32(ns), uint32(ns>>32)),
+		make([]byte, 16))
 }
 
 func TestTxTimeReport(t *testing.T) {
 	const ns = 1.7e18 + 3
-	missed := control(unix.SOL_IP, unix.IP_RECVERR, report(unix.SO_EE_ORIGIN_TXTIME, unix.SO_EE_CODE_TXTIME_MISSED, ns)...)
+	missed := control(unix.SOL_IP, unix.IP_RECVERR,
+		report(unix.SO_EE_ORIGIN_TXTIME, unix.SO_EE_CODE_TXTIME_MISSED, ns)...)
 	for _, c := range []struct {
 		name string
 		b    []byte
@@ -48,7 +50,8 @@ func TestTxTimeReport(t *testing.T) {
 
 func FuzzTxTimeReport(f *testing.F) {
 	f.Add(control(unix.SOL_IP, unix.IP_RECVERR, report(unix.SO_EE_ORIGIN_TXTIME, 2, 5)...))
-	f.Add(append(control(unix.SOL_SOCKET, 1, 1, 2, 3), control(unix.SOL_PACKET, unix.PACKET_TX_TIMESTAMP, report(6, 1, 9)...)...))
+	f.Add(append(control(unix.SOL_SOCKET, 1, 1, 2, 3),
+		control(unix.SOL_PACKET, unix.PACKET_TX_TIMESTAMP, report(6, 1, 9)...)...))
 	f.Add([]byte{16, 0, 0, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		before := slices.Clone(b)

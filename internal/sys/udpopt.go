@@ -79,7 +79,8 @@ func SocketUDP(ipv6 bool) (int, error) {
 	return fd, callError("socket", "udp", err)
 }
 
-// scoped is sockaddr with the number of the interface that the address belongs to (IPv6 link-local), 0 for none.
+// scoped is sockaddr with the number of the interface that the address belongs to (IPv6
+// link-local), 0 for none.
 func scoped(a netip.AddrPort, zone uint32) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
@@ -87,7 +88,8 @@ func scoped(a netip.AddrPort, zone uint32) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16(), ZoneId: zone}
 }
 
-// Bind gives a socket its local address; port 0 lets the kernel choose. zone is the interface of a link-local address.
+// Bind gives a socket its local address; port 0 lets the kernel choose. zone is the interface of a
+// link-local address.
 func Bind(fd int, a netip.AddrPort, zone uint32) error {
 	return callError("bind", a.String(), unix.Bind(fd, scoped(a, zone)))
 }
@@ -97,7 +99,8 @@ func Connect(fd int, a netip.AddrPort, zone uint32) error {
 	return callError("connect", a.String(), unix.Connect(fd, scoped(a, zone)))
 }
 
-// CloseWrite ends the sending direction of a stream; the peer reads the end of it after what was sent before.
+// CloseWrite ends the sending direction of a stream; the peer reads the end of it after what was
+// sent before.
 func CloseWrite(fd int) error {
 	return callError("shutdown", "SHUT_WR", unix.Shutdown(fd, unix.SHUT_WR))
 }
@@ -124,7 +127,8 @@ func InterfaceIndex(fd int, name string) (int, error) {
 	return int(req.Uint32()), nil
 }
 
-// InterfaceState says whether an interface in the socket's own network namespace is up and has a carrier, and its MTU in bytes.
+// InterfaceState says whether an interface in the socket's own network namespace is up and has a
+// carrier, and its MTU in bytes.
 func InterfaceState(fd int, name string) (up bool, mtu int, err error) {
 	req, err := unix.NewIfreq(name)
 	if err == nil {
@@ -143,7 +147,8 @@ func InterfaceState(fd int, name string) (up bool, mtu int, err error) {
 	return flags&unix.IFF_UP != 0 && flags&unix.IFF_RUNNING != 0, int(req.Uint32()), nil
 }
 
-// HardwareReceiveTimes says whether an interface can take receive times of all packets (ethtool -T).
+// HardwareReceiveTimes says whether an interface can take receive times of all packets (ethtool
+// -T).
 func HardwareReceiveTimes(fd int, device string) (bool, error) {
 	info, err := unix.IoctlGetEthtoolTsInfo(fd, device)
 	if err != nil {
@@ -153,7 +158,8 @@ func HardwareReceiveTimes(fd int, device string) (bool, error) {
 	return info.So_timestamping&need == need && info.Rx_filters&(1<<unix.HWTSTAMP_FILTER_ALL) != 0, nil
 }
 
-// SetHardwareReceiveTimes makes an interface take receive times of all packets. It takes CAP_NET_ADMIN.
+// SetHardwareReceiveTimes makes an interface take receive times of all packets. It takes
+// CAP_NET_ADMIN.
 func SetHardwareReceiveTimes(fd int, device string) error {
 	cfg, err := unix.IoctlGetHwTstamp(fd, device)
 	if err != nil {
@@ -163,8 +169,8 @@ func SetHardwareReceiveTimes(fd int, device string) error {
 	return callError("ioctl", "SIOCSHWTSTAMP "+device, unix.IoctlSetHwTstamp(fd, device, cfg))
 }
 
-// Membership joins (or leaves) a multicast group on an interface, by number, 0 for the route's; with a source only its packets
-// come (RFC 3678, section 5).
+// Membership joins (or leaves) a multicast group on an interface, by number, 0 for the route's;
+// with a source only its packets come (RFC 3678, section 5).
 func Membership(fd int, join bool, group, source netip.Addr, iface int) error {
 	level := unix.IPPROTO_IP
 	if group.Is6() {
@@ -206,33 +212,38 @@ func appendStorage(b []byte, a netip.Addr) []byte {
 // SetMulticastInterface chooses the interface, by number, that multicast leaves by.
 func SetMulticastInterface(fd int, ipv6 bool, iface int) error {
 	if ipv6 {
-		return callError("setsockopt", "IPV6_MULTICAST_IF", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, iface))
+		return callError("setsockopt", "IPV6_MULTICAST_IF",
+			unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, iface))
 	}
-	return callError("setsockopt", "IP_MULTICAST_IF", unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(iface)}))
+	return callError("setsockopt", "IP_MULTICAST_IF",
+		unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(iface)}))
 }
 
-// DropAll makes the kernel drop everything that arrives at a socket from now on, or ends that. What is dropped so counts in
-// SocketDrops.
+// DropAll makes the kernel drop everything that arrives at a socket from now on, or ends that. What
+// is dropped so counts in SocketDrops.
 func DropAll(fd int, on bool) error {
 	if !on {
-		return callError("setsockopt", "SO_DETACH_FILTER", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0))
+		return callError("setsockopt", "SO_DETACH_FILTER",
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0))
 	}
 	code := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
-	return callError("setsockopt", "SO_ATTACH_FILTER", unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &code[0]}))
+	return callError("setsockopt", "SO_ATTACH_FILTER",
+		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &code[0]}))
 }
 
 // Spread is how a group of sockets with one address (SO_REUSEPORT) shares what arrives.
 type Spread uint8
 
-// Spreads: by the hash of addresses and ports, which is the kernel's own; by the processor that received the packet; at random.
+// Spreads: by the hash of addresses and ports, which is the kernel's own; by the processor that
+// received the packet; at random.
 const (
 	SpreadFlow Spread = iota
 	SpreadCPU
 	SpreadRandom
 )
 
-// SetSpread sets how a group of n sockets shares packets, through any of its members. It takes a program of three
-// instructions (classic BPF); SpreadFlow takes it away.
+// SetSpread sets how a group of n sockets shares packets, through any of its members. It takes a
+// program of three instructions (classic BPF); SpreadFlow takes it away.
 func SetSpread(fd int, s Spread, n int) error {
 	var load uint32
 	const skfAdOff = 0xfffff000 // SKF_AD_OFF, linux/filter.h
@@ -254,5 +265,6 @@ func SetSpread(fd int, s Spread, n int) error {
 		{Code: unix.BPF_RET | unix.BPF_A},
 	}
 	return callError("setsockopt", "SO_ATTACH_REUSEPORT_CBPF",
-		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: 3, Filter: &code[0]}))
+		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
+			&unix.SockFprog{Len: 3, Filter: &code[0]}))
 }

@@ -10,14 +10,16 @@ import (
 	"path/filepath"
 )
 
-// Listen is that of lc, and takes a Unix socket over that a process left behind when it was killed: one that no process answers at.
+// Listen is that of lc, and takes a Unix socket over that a process left behind when it was killed:
+// one that no process answers at.
 func Listen(ctx context.Context, lc *net.ListenConfig, network, addr string) (net.Listener, error) {
 	l, err := lc.Listen(ctx, network, addr)
 	if network != "unix" || !errors.Is(err, EADDRINUSE) {
 		return l, err
 	}
-	// Two processes that find the same stale socket must not remove each other's: the one that locks the directory goes on. It does not wait for the lock,
-	// which any user who can read the directory may hold.
+	// Two processes that find the same stale socket must not remove each other's: the one that
+	// locks the directory goes on. It does not wait for the lock, which any user who can read the
+	// directory may hold.
 	dir, oerr := os.Open(filepath.Dir(addr))
 	if oerr != nil {
 		return nil, err

@@ -11,9 +11,10 @@ import (
 // MaxPacketFDs is the number of descriptors that one packet of RecvPacket can bring.
 const MaxPacketFDs = 4
 
-// PeerCred tells which process is at the other end of a connected unix socket, as the kernel recorded it when that process
-// connected or listened (man 7 unix, SO_PEERCRED). The peer cannot forge it. The error wraps ErrNoOwner if the user namespace of
-// this process has no number for that process's user.
+// PeerCred tells which process is at the other end of a connected unix socket, as the kernel
+// recorded it when that process connected or listened (man 7 unix, SO_PEERCRED). The peer cannot
+// forge it. The error wraps ErrNoOwner if the user namespace of this process has no number for that
+// process's user.
 func PeerCred(fd int) (pid, uid int, err error) {
 	c, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -23,9 +24,11 @@ func PeerCred(fd int) (pid, uid int, err error) {
 	return int(c.Pid), uid, err
 }
 
-// PeerProcess is the number of the process that connected a unix socket, or made the pair, and a descriptor of that process, which PollIn reports once it has
-// ended: its number may be another process's then, and the descriptor never is (man 2 pidfd_open). Kernels before 6.5 have no SO_PEERPIDFD: there the process is looked up
-// by its number, and taken only if the other end is open after that. ESRCH: it has ended.
+// PeerProcess is the number of the process that connected a unix socket, or made the pair, and a
+// descriptor of that process, which PollIn reports once it has ended: its number may be another
+// process's then, and the descriptor never is (man 2 pidfd_open). Kernels before 6.5 have no
+// SO_PEERPIDFD: there the process is looked up by its number, and taken only if the other end is
+// open after that. ESRCH: it has ended.
 func PeerProcess(fd int) (pid, process int, err error) {
 	c, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -59,19 +62,21 @@ func processByNumber(fd, pid int) (int, error) {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 	if _, err := unix.Poll(p, 0); err != nil || p[0].Revents != 0 {
 		unix.Close(process)
-		return -1, callError("poll", fmt.Sprintf("the connection of process %d, which has ended", pid), cmp.Or(err, error(unix.ESRCH)))
+		return -1, callError("poll", fmt.Sprintf("the connection of process %d, which has ended", pid),
+			cmp.Or(err, error(unix.ESRCH)))
 	}
 	return process, nil
 }
 
-// RightsMessage is a control message that passes descriptors over a unix socket (SCM_RIGHTS). The sender keeps its own.
+// RightsMessage is a control message that passes descriptors over a unix socket (SCM_RIGHTS). The
+// sender keeps its own.
 func RightsMessage(fds ...int) []byte { return unix.UnixRights(fds...) }
 
 // RightsSpace is the room in bytes that a control message with n descriptors takes.
 func RightsSpace(n int) int { return unix.CmsgSpace(4 * n) }
 
-// ParseRights returns the descriptors in the control messages oob; they belong to the caller from then on. When it fails
-// no descriptor is left open.
+// ParseRights returns the descriptors in the control messages oob; they belong to the caller from
+// then on. When it fails no descriptor is left open.
 func ParseRights(oob []byte) ([]int, error) {
 	if len(oob) == 0 {
 		return nil, nil
@@ -101,7 +106,8 @@ func ParseRights(oob []byte) ([]int, error) {
 	return fds, nil
 }
 
-// ReopenReadOnly opens the file behind fd again without the right to write, close-on-exec. It needs /proc.
+// ReopenReadOnly opens the file behind fd again without the right to write, close-on-exec. It needs
+// /proc.
 func ReopenReadOnly(fd int) (int, error) {
 	path := fmt.Sprintf("/proc/self/fd/%d", fd)
 	n, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -120,8 +126,9 @@ func IsSharedMemory(fd int) (bool, error) {
 	return uint64(st.Type) == unix.TMPFS_MAGIC, nil
 }
 
-// PopulateRead maps the pages of b for reading now, which is cheaper than a fault for each (Linux 5.14).
-// b starts on a page boundary. Memory that cannot be had is an error here and not a signal later.
+// PopulateRead maps the pages of b for reading now, which is cheaper than a fault for each (Linux
+// 5.14). b starts on a page boundary. Memory that cannot be had is an error here and not a signal
+// later.
 func PopulateRead(b []byte) error {
 	return callError("madvise", "MADV_POPULATE_READ", unix.Madvise(b, unix.MADV_POPULATE_READ))
 }

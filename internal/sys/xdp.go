@@ -75,13 +75,14 @@ func (r XDPRing) page() int64 {
 	return unix.XDP_PGOFF_RX_RING
 }
 
-// XDPRingOffset says where the parts of a ring begin in its mapping, in bytes (struct xdp_ring_offset).
+// XDPRingOffset says where the parts of a ring begin in its mapping, in bytes (struct
+// xdp_ring_offset).
 type XDPRingOffset struct {
 	Producer, Consumer, Desc, Flags uint64
 }
 
-// XDPSocket makes an AF_XDP socket in the calling thread's network namespace. EPERM: CAP_NET_RAW is missing. EAFNOSUPPORT: the
-// kernel was built without AF_XDP.
+// XDPSocket makes an AF_XDP socket in the calling thread's network namespace. EPERM: CAP_NET_RAW is
+// missing. EAFNOSUPPORT: the kernel was built without AF_XDP.
 func XDPSocket() (int, error) {
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	return fd, callError("socket", "AF_XDP", err)
@@ -93,17 +94,21 @@ func SetXDPRing(fd int, r XDPRing, entries int) error {
 	return callError("setsockopt", fmt.Sprintf("%s of %d entries", r, entries), err)
 }
 
-// MapXDPRing maps a ring that SetXDPRing made; desc is the size of an entry in bytes. Before the socket is bound. The mapping
-// holds the socket open: it ends when both the descriptor is closed and the mapping is gone (Munmap).
+// MapXDPRing maps a ring that SetXDPRing made; desc is the size of an entry in bytes. Before the
+// socket is bound. The mapping holds the socket open: it ends when both the descriptor is closed
+// and the mapping is gone (Munmap).
 func MapXDPRing(fd int, r XDPRing, entries, desc int, off XDPRingOffset) ([]byte, error) {
-	b, err := unix.Mmap(fd, r.page(), int(off.Desc)+entries*desc, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	b, err := unix.Mmap(fd, r.page(), int(off.Desc)+entries*desc, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_POPULATE)
 	return b, callError("mmap", r.String(), err)
 }
 
-// SetXDPTxBudget sets how many descriptors the kernel sends at one call of XDPSend in copy mode (since Linux 6.17; 32 before). At
-// least 32, at most the size of the transmit ring. ENOPROTOOPT: the kernel does not know it.
+// SetXDPTxBudget sets how many descriptors the kernel sends at one call of XDPSend in copy mode
+// (since Linux 6.17; 32 before). At least 32, at most the size of the transmit ring. ENOPROTOOPT:
+// the kernel does not know it.
 func SetXDPTxBudget(fd, n int) error {
-	return callError("setsockopt", fmt.Sprintf("XDP_MAX_TX_SKB_BUDGET %d", n), unix.SetsockoptInt(fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, n))
+	return callError("setsockopt", fmt.Sprintf("XDP_MAX_TX_SKB_BUDGET %d", n),
+		unix.SetsockoptInt(fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, n))
 }
 
 // XDPZeroCopied reports whether a bound socket is in zero-copy mode (XDP_OPTIONS).
@@ -112,8 +117,9 @@ func XDPZeroCopied(fd int) (bool, error) {
 	return v&unix.XDP_OPTIONS_ZEROCOPY != 0, callError("getsockopt", "XDP_OPTIONS", err)
 }
 
-// BindXDP binds the socket to a queue of an interface. With XDPSharedUmem in flags, and nothing else, it uses the memory of the
-// bound socket shared, and its fill and completion rings if that is bound to the same queue.
+// BindXDP binds the socket to a queue of an interface. With XDPSharedUmem in flags, and nothing
+// else, it uses the memory of the bound socket shared, and its fill and completion rings if that is
+// bound to the same queue.
 func BindXDP(fd, ifindex, queue int, flags uint16, shared int) error {
 	a := &unix.SockaddrXDP{Flags: flags, Ifindex: uint32(ifindex), QueueID: uint32(queue)}
 	if flags&XDPSharedUmem != 0 {

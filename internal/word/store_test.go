@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// Readers see whole values, never an older one after a newer one, and the last one once they have synchronized. Compare-and-swaps that expect a value
-// that is not there change nothing, whenever they come.
+// Readers see whole values, never an older one after a newer one, and the last one once they have
+// synchronized. Compare-and-swaps that expect a value that is not there change nothing, whenever
+// they come.
 func TestStore(t *testing.T) {
 	const readers, changes = 2, 20 // that each reader sees at least
 	var w, last, satisfied atomic.Uint64

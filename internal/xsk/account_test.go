@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestForward sends packets from host 0 over one link to host 1, which sends each chunk on over another link where it lies, and
-// back to host 0. All four ends are in this process; the two of host 1 share their memory.
+// TestForward sends packets from host 0 over one link to host 1, which sends each chunk on over
+// another link where it lies, and back to host 0. All four ends are in this process; the two of
+// host 1 share their memory.
 func TestForward(t *testing.T) {
 	for _, mode := range []Mode{Auto, Copy} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -80,7 +81,9 @@ func forward(t *testing.T, e, e2 *ends, mode Mode, count int) {
 			in.WakeRx()
 		}
 	}
-	f := &flow{t: t, from: from, to: to, count: count, window: 64, lossy: e.net == nil, size: func(i int) int { return 60 + i%1400 },
+	f := &flow{t: t, from: from, to: to, count: count, window: 64, lossy: e.net == nil, size: func(i int) int {
+		return 60 + i%1400
+	},
 		free: chunks(from.queue.umem, 0, 128), spare: chunks(to.queue.umem, 0, 128), step: step}
 	f.run()
 	for deadline := ctx(t); len(held) > 0; step() {
@@ -89,31 +92,35 @@ func forward(t *testing.T, e, e2 *ends, mode Mode, count int) {
 		}
 	}
 	if !f.lossy && (forwarded != f.count || in.queue.fill.Pending() != len(all)) {
-		t.Errorf("%d of %d forwarded, %d of %d chunks in the fill ring", forwarded, f.count, in.queue.fill.Pending(), len(all))
+		t.Errorf("%d of %d forwarded, %d of %d chunks in the fill ring", forwarded, f.count, in.queue.fill.Pending(),
+			len(all))
 	}
 }
 
-// TestMany accounts for each chunk of both sides over a hundred thousand packets, which wrap the rings some thousand times.
+// TestMany accounts for each chunk of both sides over a hundred thousand packets, which wrap the
+// rings some thousand times.
 func TestMany(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	var s [2]*Socket
 	for i := range s {
-		s[i] = e.socket(t, i, e.queue(t, i, newUmem(t, 256), QueueConfig{NeedWakeup: true, FillSize: 128, CompletionSize: 64}), SocketConfig{RxSize: 64, TxSize: 64})
+		s[i] = e.socket(t, i, e.queue(t, i, newUmem(t, 256),
+			QueueConfig{NeedWakeup: true, FillSize: 128, CompletionSize: 64}), SocketConfig{RxSize: 64, TxSize: 64})
 	}
 	put(t, e.program(t, 1, -1, false, false), 0, s[1])
 	count := 100_000
 	if testing.Short() {
 		count = 10_000
 	}
-	f := &flow{t: t, from: s[0], to: s[1], count: count, window: 64, size: fixed(64), free: chunks(s[0].queue.umem, 0, 200), spare: chunks(s[1].queue.umem, 10, 128)}
+	f := &flow{t: t, from: s[0], to: s[1], count: count, window: 64, size: fixed(64),
+		free: chunks(s[0].queue.umem, 0, 200), spare: chunks(s[1].queue.umem, 10, 128)}
 	f.run()
 	if n := s[0].tx.Faults() + s[0].queue.done.Faults() + s[1].rx.Faults() + s[1].queue.fill.Faults(); n != 0 {
 		t.Errorf("%d indices of the kernel's could not be true", n)
 	}
 }
 
-// TestStalled: what comes to a consumer that does not take it is dropped, and the counts say whether for want of room in the
-// ring or of chunks.
+// TestStalled: what comes to a consumer that does not take it is dropped, and the counts say
+// whether for want of room in the ring or of chunks.
 func TestStalled(t *testing.T) {
 	for _, c := range []struct {
 		name       string
@@ -127,7 +134,8 @@ func TestStalled(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := veth(t, netns.LinkSpec{})
-			from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 64), QueueConfig{NeedWakeup: true}), SocketConfig{TxSize: 64})
+			from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 64), QueueConfig{NeedWakeup: true}),
+				SocketConfig{TxSize: 64})
 			u := newUmem(t, 512)
 			to := e.socket(t, 1, e.queue(t, 1, u, QueueConfig{NeedWakeup: true}), SocketConfig{RxSize: c.rx})
 			put(t, e.program(t, 1, -1, false, false), 0, to)
@@ -152,10 +160,12 @@ func TestStalled(t *testing.T) {
 				waitABit()
 			}
 			n := to.rx.Get(descs)
-			if n+int(s.RxDropped+s.RxRingFull) != 500 || s.RxRingFull != c.full || s.RxDropped != c.starved || s.RxFillRingEmptyDescs < c.starved || s.RxInvalidDescs != 0 {
+			if n+int(s.RxDropped+s.RxRingFull) != 500 || s.RxRingFull != c.full || s.RxDropped != c.starved ||
+				s.RxFillRingEmptyDescs < c.starved || s.RxInvalidDescs != 0 {
 				t.Errorf("%d came, %+v: expected %d for want of room and %d of chunks", n, s, c.full, c.starved)
 			}
-			// Nothing is lost for good: what was not used is in the fill ring or with the kernel, which uses it next.
+			// Nothing is lost for good: what was not used is in the fill ring or with the kernel,
+			// which uses it next.
 			for i := range descs[:n] {
 				to.queue.fill.Put([]uint64{u.Chunk(descs[i].Addr)})
 			}
@@ -175,13 +185,15 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// TestHostileDescriptors: what a program puts into its own rings wrongly is refused by the kernel and counted, and does no harm.
+// TestHostileDescriptors: what a program puts into its own rings wrongly is refused by the kernel
+// and counted, and does no harm.
 func TestHostileDescriptors(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	u := newUmem(t, 64)
 	s := e.socket(t, 0, e.queue(t, 0, u, QueueConfig{NeedWakeup: true}), SocketConfig{TxSize: 64, RxSize: 64})
 	size := uint64(len(u.cfg.Memory))
-	bad := []Desc{{Addr: size, Len: 60}, {Addr: size - 10, Len: 60}, {Addr: 1 << 63, Len: 60}, {Addr: 4000, Len: 200}, {Addr: 0, Len: 60, Options: 1 << 31}, {Addr: 0, Len: 1<<32 - 1}, {Addr: 0, Len: 0}}
+	bad := []Desc{{Addr: size, Len: 60}, {Addr: size - 10, Len: 60}, {Addr: 1 << 63, Len: 60}, {Addr: 4000, Len: 200},
+		{Addr: 0, Len: 60, Options: 1 << 31}, {Addr: 0, Len: 1<<32 - 1}, {Addr: 0, Len: 0}}
 	s.tx.Put(bad)
 	if err := s.queue.fill.Put([]uint64{size, 1 << 63, 1<<64 - 1}); err != 3 {
 		t.Error("fill")
@@ -193,7 +205,8 @@ func TestHostileDescriptors(t *testing.T) {
 			t.Fatalf("%d descriptors are not taken", s.tx.Pending())
 		}
 	}
-	if err := s.Statistics(&st); err != nil || st.TxInvalidDescs < uint64(len(bad)-1) { // an empty packet may be taken by some kernels
+	if err := s.Statistics(&st); err != nil || st.TxInvalidDescs < uint64(len(bad)-1) {
+		// an empty packet may be taken by some kernels
 		t.Errorf("%+v, %v: expected %d invalid descriptors", st, err, len(bad))
 	}
 }
@@ -203,7 +216,8 @@ func TestAllocations(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	var s [2]*Socket
 	for i := range s {
-		s[i] = e.socket(t, i, e.queue(t, i, newUmem(t, 256), QueueConfig{NeedWakeup: true}), SocketConfig{RxSize: 64, TxSize: 64})
+		s[i] = e.socket(t, i, e.queue(t, i, newUmem(t, 256), QueueConfig{NeedWakeup: true}),
+			SocketConfig{RxSize: 64, TxSize: 64})
 	}
 	put(t, e.program(t, 1, -1, false, false), 0, s[1])
 	u := s[1].queue.umem
@@ -237,31 +251,37 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestBusyPoll: with busy polling everything works as without; veth has no device that it would matter to.
+// TestBusyPoll: with busy polling everything works as without; veth has no device that it would
+// matter to.
 func TestBusyPoll(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	var s [2]*Socket
 	for i := range s {
 		q := e.queue(t, i, newUmem(t, 128), QueueConfig{NeedWakeup: true})
-		s[i] = e.socket(t, i, q, SocketConfig{RxSize: 64, TxSize: 64, BusyPoll: BusyPoll{Prefer: true, Microseconds: 20, Budget: 64}})
+		s[i] = e.socket(t, i, q, SocketConfig{RxSize: 64, TxSize: 64,
+			BusyPoll: BusyPoll{Prefer: true, Microseconds: 20, Budget: 64}})
 		for name, want := range map[int]int{sys.SoPreferBusyPoll: 1, sys.SoBusyPoll: 20, sys.SoBusyPollBudget: 64} {
-			if got, err := sys.Option(s[i].fd, sys.SolSocket, name); got != want && name != sys.SoBusyPollBudget || err != nil && name != sys.SoBusyPollBudget {
+			if got, err := sys.Option(s[i].fd, sys.SolSocket, name); got != want && name != sys.SoBusyPollBudget ||
+				err != nil && name != sys.SoBusyPollBudget {
 				t.Errorf("option %d: %d, %v: expected %d", name, got, err, want)
 			}
 		}
 		e.do(t, i, func() error {
-			if x, err := q.OpenSocket(SocketConfig{RxSize: 64, BusyPoll: BusyPoll{Budget: 1 << 20}}); !errors.Is(err, ErrInvalid) {
+			if x, err := q.OpenSocket(SocketConfig{RxSize: 64, BusyPoll: BusyPoll{Budget: 1 << 20}}); !errors.Is(err,
+				ErrInvalid) {
 				t.Errorf("a budget of 2^20: %v, %v", x, err)
 			}
 			return nil
 		})
 	}
 	put(t, e.program(t, 1, -1, false, false), 0, s[1])
-	f := &flow{t: t, from: s[0], to: s[1], count: 1000, size: fixed(64), free: chunks(s[0].queue.umem, 0, 64), spare: chunks(s[1].queue.umem, 0, 64)}
+	f := &flow{t: t, from: s[0], to: s[1], count: 1000, size: fixed(64), free: chunks(s[0].queue.umem, 0, 64),
+		spare: chunks(s[1].queue.umem, 0, 64)}
 	f.run()
 }
 
-// TestTxMetadata: memory can be kept for metadata in front of packets to send, where the kernel knows of it.
+// TestTxMetadata: memory can be kept for metadata in front of packets to send, where the kernel
+// knows of it.
 func TestTxMetadata(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	u, err := NewUmem(UmemConfig{Memory: pages(t, 64*4096, 0), TxMetadata: 24})
@@ -297,18 +317,22 @@ func TestMetadata(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {
 		t.Run(fmt.Sprintf("unaligned=%t", unaligned), func(t *testing.T) {
 			e := veth(t, netns.LinkSpec{})
-			from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 128), QueueConfig{NeedWakeup: true}), SocketConfig{TxSize: 64})
+			from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 128), QueueConfig{NeedWakeup: true}),
+				SocketConfig{TxSize: 64})
 			u, err := NewUmem(UmemConfig{Memory: pages(t, 256*4096, 0), Unaligned: unaligned, Headroom: 32})
 			if err != nil {
 				t.Fatal(err)
 			}
 			to := e.socket(t, 1, e.queue(t, 1, u, QueueConfig{NeedWakeup: true}), SocketConfig{RxSize: 64})
 			put(t, e.program(t, 1, leaveMeta, false, false), 0, to)
-			f := &flow{t: t, from: from, to: to, count: 500, size: func(i int) int { return 60 + i }, free: chunks(from.queue.umem, 0, 64), spare: chunks(u, 0, 64)}
+			f := &flow{t: t, from: from, to: to, count: 500, size: func(i int) int {
+				return 60 + i
+			}, free: chunks(from.queue.umem, 0, 64), spare: chunks(u, 0, 64)}
 			n := 0
 			f.look = func(d Desc) {
 				n++
-				if m := u.Front(d, 8); m == nil || binary.NativeEndian.Uint32(m) != d.Len || binary.NativeEndian.Uint32(m[4:]) != metaMark {
+				if m := u.Front(d, 8); m == nil || binary.NativeEndian.Uint32(m) != d.Len ||
+					binary.NativeEndian.Uint32(m[4:]) != metaMark {
 					t.Errorf("packet of %d bytes: in front of it %x", d.Len, m)
 				}
 			}
@@ -325,7 +349,8 @@ func TestPoll(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	var s [2]*Socket
 	for i := range s {
-		s[i] = e.socket(t, i, e.queue(t, i, newUmem(t, 64), QueueConfig{NeedWakeup: true}), SocketConfig{RxSize: 16, TxSize: 16})
+		s[i] = e.socket(t, i, e.queue(t, i, newUmem(t, 64), QueueConfig{NeedWakeup: true}),
+			SocketConfig{RxSize: 16, TxSize: 16})
 	}
 	put(t, e.program(t, 1, -1, false, false), 0, s[1])
 	s[1].queue.fill.Put(chunks(s[1].queue.umem, 0, 16))

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// BenchmarkRing is the cost of a descriptor that goes through a ring, both ends in one goroutine, by batch.
+// BenchmarkRing is the cost of a descriptor that goes through a ring, both ends in one goroutine,
+// by batch.
 func BenchmarkRing(b *testing.B) {
 	for _, batch := range []int{1, 16, 64} {
 		m := newMemory(2048, 16)
@@ -74,7 +75,8 @@ func newBenchLink(b *testing.B, size int) *benchLink {
 		if l.u[i], err = NewUmem(UmemConfig{Memory: pages(b, benchChunks*4096, 0)}); err != nil {
 			b.Fatal(err)
 		}
-		l.q[i] = l.queue(b, i, l.u[i], QueueConfig{NeedWakeup: true, MultiBuffer: size > 3000, FillSize: 2 * benchRing, CompletionSize: benchRing})
+		l.q[i] = l.queue(b, i, l.u[i], QueueConfig{NeedWakeup: true, MultiBuffer: size > 3000, FillSize: 2 * benchRing,
+			CompletionSize: benchRing})
 		l.s[i] = l.socket(b, i, l.q[i], SocketConfig{RxSize: benchRing, TxSize: benchRing})
 	}
 	put(b, l.program(b, 1, -1, size > 3000, false), 0, l.s[1])
@@ -134,7 +136,8 @@ func (x *sender) step(n int) int {
 	return n
 }
 
-// BenchmarkVeth is what one thread can send and receive over a veth pair, both ends in it: a lower bound of each.
+// BenchmarkVeth is what one thread can send and receive over a veth pair, both ends in it: a lower
+// bound of each.
 func BenchmarkVeth(b *testing.B) {
 	for _, size := range []int{64, 1400, 8900} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
@@ -200,8 +203,8 @@ func BenchmarkSend(b *testing.B) {
 	}
 }
 
-// BenchmarkForward is sending over one link, forwarding where the packet lies, and receiving over a second link, all in one
-// thread.
+// BenchmarkForward is sending over one link, forwarding where the packet lies, and receiving over a
+// second link, all in one thread.
 func BenchmarkForward(b *testing.B) {
 	for _, size := range []int{64, 1400, 8900} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
@@ -290,8 +293,8 @@ func BenchmarkWake(b *testing.B) {
 	}
 }
 
-// BenchmarkDrain is the work of a receiver for each packet that is in its ring: read the descriptor, look at the headers or
-// not, and give the chunk back. The kernel's part is not in it.
+// BenchmarkDrain is the work of a receiver for each packet that is in its ring: read the
+// descriptor, look at the headers or not, and give the chunk back. The kernel's part is not in it.
 func BenchmarkDrain(b *testing.B) {
 	const n, batch = 4096, 64
 	rm, fm := newMemory(n, 16), newMemory(2*n, 8)
@@ -371,7 +374,8 @@ func BenchmarkDrain(b *testing.B) {
 
 // look reads where a packet goes to, as a program that takes packets apart must.
 func look(p []byte) int {
-	if len(p) >= 38 && binary.LittleEndian.Uint16(p[12:]) == 8 && p[23] == 17 && binary.LittleEndian.Uint16(p[36:]) == 7 {
+	if len(p) >= 38 && binary.LittleEndian.Uint16(p[12:]) == 8 && p[23] == 17 &&
+		binary.LittleEndian.Uint16(p[36:]) == 7 {
 		return 1
 	}
 	return 0

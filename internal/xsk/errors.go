@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Errors of this package; match them with errors.Is. The message says which, where, and what to do about it.
+// Errors of this package; match them with errors.Is. The message says which, where, and what to do
+// about it.
 var (
 	ErrInvalid     = errors.New("invalid AF_XDP configuration")
 	ErrChunk       = fmt.Errorf("chunks that AF_XDP cannot use: %w", ErrInvalid)
@@ -34,7 +35,8 @@ func name(ifindex int) string {
 	return fmt.Sprintf("interface %d", ifindex)
 }
 
-// queues is how many receive and transmit queues the interface has, 0 and 0 when that cannot be known here.
+// queues is how many receive and transmit queues the interface has, 0 and 0 when that cannot be
+// known here.
 func queues(ifindex int) (rx, tx int) {
 	i, err := net.InterfaceByIndex(ifindex)
 	if err != nil {
@@ -56,9 +58,11 @@ func has(capability int) bool {
 func socketError(err error) error {
 	switch {
 	case sys.IsErrno(err, sys.EPERM) && !has(sys.CapNetRaw):
-		return fmt.Errorf("xsk: CAP_NET_RAW is missing: run as root, or \"setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep\" on the program: %w: %w", ErrPermission, err)
+		return fmt.Errorf("xsk: CAP_NET_RAW is missing: run as root, or \"setcap "+
+			"cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep\" on the program: %w: %w", ErrPermission, err)
 	case sys.IsErrno(err, sys.EPERM):
-		return fmt.Errorf("xsk: AF_XDP sockets are forbidden here, although CAP_NET_RAW is there: look at the seccomp profile of the container, or the security module: %w: %w", ErrPermission, err)
+		return fmt.Errorf("xsk: AF_XDP sockets are forbidden here, although CAP_NET_RAW is there: look at the "+
+			"seccomp profile of the container, or the security module: %w: %w", ErrPermission, err)
 	case sys.IsErrno(err, sys.EAFNOSUPPORT):
 		return fmt.Errorf("xsk: the kernel has no AF_XDP (CONFIG_XDP_SOCKETS): %w: %w", ErrUnsupported, err)
 	}
@@ -72,19 +76,25 @@ func (u *Umem) registerError(err error) error {
 	case sys.IsErrno(err, sys.ENOBUFS):
 		limit, _ := sys.LockLimit()
 		need := uint64(size) * uint64(u.registered.Load()+1)
-		return fmt.Errorf("xsk: %d bytes must be locked in memory, for %d in %d registrations, and what else this user has locked; the limit (RLIMIT_MEMLOCK) is %d: "+
+		return fmt.Errorf("xsk: %d bytes must be locked in memory, for %d in %d registrations, and what else this "+
+			"user has locked; the limit (RLIMIT_MEMLOCK) is %d: "+
 			"raise it with \"ulimit -l %d\" or LimitMEMLOCK=%d, or give the process CAP_IPC_LOCK: %w: %w",
 			need, size, u.registered.Load()+1, limit, (need+1023)/1024, need, ErrMemlock, err)
 	case sys.IsErrno(err, sys.ENOMEM):
-		return fmt.Errorf("xsk: %d bytes cannot be pinned: give the umem less memory, or the machine more: %w: %w", size, ErrNoMemory, err)
+		return fmt.Errorf("xsk: %d bytes cannot be pinned: give the umem less memory, or the machine more: %w: %w",
+			size, ErrNoMemory, err)
 	case sys.IsErrno(err, sys.EFAULT):
-		return fmt.Errorf("xsk: the %d bytes of memory are not all mapped for reading and writing: %w: %w", size, ErrAlignment, err)
+		return fmt.Errorf("xsk: the %d bytes of memory are not all mapped for reading and writing: %w: %w", size,
+			ErrAlignment, err)
 	case sys.IsErrno(err, sys.EOPNOTSUPP):
-		return fmt.Errorf("xsk: the memory is of a kind whose pages cannot be pinned, such as a file on a disk: use memory of a memfd or huge pages: %w: %w", ErrAlignment, err)
+		return fmt.Errorf("xsk: the memory is of a kind whose pages cannot be pinned, such as a file on a disk: use "+
+			"memory of a memfd or huge pages: %w: %w", ErrAlignment, err)
 	case sys.IsErrno(err, sys.EINVAL) && u.cfg.TxMetadata > 0:
-		return fmt.Errorf("xsk: the kernel refuses %d bytes of transmit metadata: it knows them since Linux 6.11: %w: %w", u.cfg.TxMetadata, ErrUnsupported, err)
+		return fmt.Errorf("xsk: the kernel refuses %d bytes of transmit metadata: it knows them since Linux "+
+			"6.11: %w: %w", u.cfg.TxMetadata, ErrUnsupported, err)
 	case sys.IsErrno(err, sys.EINVAL):
-		return fmt.Errorf("xsk: the kernel refuses %d bytes in chunks of %d, headroom %d, unaligned %t: %w: %w", size, u.cfg.ChunkSize, u.cfg.Headroom, u.cfg.Unaligned, ErrChunk, err)
+		return fmt.Errorf("xsk: the kernel refuses %d bytes in chunks of %d, headroom %d, unaligned %t: %w: %w", size,
+			u.cfg.ChunkSize, u.cfg.Headroom, u.cfg.Unaligned, ErrChunk, err)
 	}
 	return fmt.Errorf("xsk: %w", err)
 }
@@ -96,18 +106,23 @@ func bindError(c *QueueConfig, err error) error {
 	case errors.Is(err, ErrBusy):
 		return err
 	case sys.IsErrno(err, sys.ENODEV), sys.IsErrno(err, sys.ENXIO):
-		return fmt.Errorf("%s: there is no such interface in this network namespace (any more): %w: %w", at, ErrInterface, err)
+		return fmt.Errorf("%s: there is no such interface in this network namespace (any more): %w: %w", at,
+			ErrInterface, err)
 	case sys.IsErrno(err, sys.ENETDOWN):
-		return fmt.Errorf("%s: the interface is down: \"ip link set %s up\": %w: %w", at, name(c.Interface), ErrInterface, err)
+		return fmt.Errorf("%s: the interface is down: \"ip link set %s up\": %w: %w", at, name(c.Interface),
+			ErrInterface, err)
 	case sys.IsErrno(err, sys.EINVAL):
 		rx, tx := queues(c.Interface)
 		switch n := max(rx, tx); {
 		case n > 0 && c.Queue >= n:
-			return fmt.Errorf("%s: it has %d receive and %d transmit queues: expected 0 to %d; ethtool -L changes their number: %w: %w", at, rx, tx, n-1, ErrNoQueue, err)
+			return fmt.Errorf("%s: it has %d receive and %d transmit queues: expected 0 to %d; ethtool -L changes "+
+				"their number: %w: %w", at, rx, tx, n-1, ErrNoQueue, err)
 		case c.MultiBuffer:
-			return fmt.Errorf("%s: refused; packets in several chunks (MultiBuffer) need Linux 6.6: %w: %w", at, ErrUnsupported, err)
+			return fmt.Errorf("%s: refused; packets in several chunks (MultiBuffer) need Linux 6.6: %w: %w", at,
+				ErrUnsupported, err)
 		}
-		return fmt.Errorf("%s: refused: is the number of the queue below that of the interface's queues? %w: %w", at, ErrNoQueue, err)
+		return fmt.Errorf("%s: refused: is the number of the queue below that of the interface's queues? %w: %w", at,
+			ErrNoQueue, err)
 	case sys.IsErrno(err, sys.EPERM), sys.IsErrno(err, sys.EACCES):
 		return fmt.Errorf("%s: %w: %w", at, ErrPermission, err)
 	case sys.IsErrno(err, sys.ENOMEM):
@@ -121,11 +136,13 @@ func zeroCopyError(c *QueueConfig, err error) error {
 	at := fmt.Sprintf("xsk: queue %d of %s", c.Queue, name(c.Interface))
 	switch {
 	case sys.IsErrno(err, sys.EOPNOTSUPP) && c.MultiBuffer:
-		return fmt.Errorf("%s: the driver has no zero-copy for AF_XDP, or not for packets in several chunks (MultiBuffer): %w: %w", at, ErrZeroCopy, err)
+		return fmt.Errorf("%s: the driver has no zero-copy for AF_XDP, or not for packets in several chunks "+
+			"(MultiBuffer): %w: %w", at, ErrZeroCopy, err)
 	case sys.IsErrno(err, sys.EOPNOTSUPP):
 		return fmt.Errorf("%s: the driver has no zero-copy for AF_XDP: %w: %w", at, ErrZeroCopy, err)
 	case sys.IsErrno(err, sys.EINVAL):
-		return fmt.Errorf("%s: the driver refuses zero-copy with this chunk size, MTU, number of queues or alignment, or needs its XDP program first: %w: %w", at, ErrZeroCopy, err)
+		return fmt.Errorf("%s: the driver refuses zero-copy with this chunk size, MTU, number of queues or "+
+			"alignment, or needs its XDP program first: %w: %w", at, ErrZeroCopy, err)
 	}
 	return fmt.Errorf("%s: %w: %w", at, ErrZeroCopy, err)
 }

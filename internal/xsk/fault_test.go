@@ -44,7 +44,8 @@ func TestBadMemory(t *testing.T) {
 		{UmemConfig{Memory: b, PageSize: 5000}, ErrPageSize, ""},
 		{UmemConfig{Memory: b, PageSize: 2 << 20}, ErrInvalid, "2097152"},
 	} {
-		if _, err := NewUmem(c.c); !errors.Is(err, c.want) || !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+		if _, err := NewUmem(c.c); !errors.Is(err, c.want) || !errors.Is(err, ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("case %d: %v: expected %v with %q", i, err, c.want, c.says)
 		}
 	}
@@ -55,7 +56,8 @@ func TestPagesAreReal(t *testing.T) {
 	const huge = 2 << 20
 	b := pages(t, 2*huge, 0)
 	from := -start(b) % huge
-	if _, err := NewUmem(UmemConfig{Memory: b[from : from+huge], PageSize: huge}); !errors.Is(err, ErrPageSize) || !strings.Contains(err.Error(), strconv.Itoa(sys.PageSize)) {
+	if _, err := NewUmem(UmemConfig{Memory: b[from : from+huge], PageSize: huge}); !errors.Is(err, ErrPageSize) ||
+		!strings.Contains(err.Error(), strconv.Itoa(sys.PageSize)) {
 		t.Errorf("%v", err)
 	}
 	testenv.HugePages(t, huge, 1)
@@ -134,7 +136,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestAnyDescriptor: whatever a descriptor says, its bytes are inside the memory or nil, and where the rules say they are.
+// TestAnyDescriptor: whatever a descriptor says, its bytes are inside the memory or nil, and where
+// the rules say they are.
 func TestAnyDescriptor(t *testing.T) {
 	b := pages(t, 64<<10, 0)
 	rapid.Check(t, func(t *rapid.T) {
@@ -144,18 +147,21 @@ func TestAnyDescriptor(t *testing.T) {
 			t.Fatal(err)
 		}
 		number := rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 70<<10))
-		d := Desc{Addr: number.Draw(t, "addr") | rapid.Uint64Range(0, 300).Draw(t, "offset")<<48, Len: uint32(number.Draw(t, "len"))}
+		d := Desc{Addr: number.Draw(t, "addr") | rapid.Uint64Range(0, 300).Draw(t, "offset")<<48,
+			Len: uint32(number.Draw(t, "len"))}
 		at, room := d.Addr, d.Addr%2048
 		if unaligned {
 			at, room = d.Addr&(1<<48-1)+d.Addr>>48, d.Addr>>48
 		}
 		got := u.Data(d)
 		inside := at <= uint64(len(b)) && uint64(d.Len) <= uint64(len(b))-at
-		if (got != nil) != inside || inside && (len(got) != int(d.Len) || cap(got) != int(d.Len) || d.Len > 0 && &got[0] != &b[at]) {
+		if (got != nil) != inside || inside && (len(got) != int(d.Len) || cap(got) != int(d.Len) || d.Len > 0 &&
+			&got[0] != &b[at]) {
 			t.Fatalf("%+v: %d bytes, inside %t", d, len(got), inside)
 		}
 		n := rapid.IntRange(-1, 300).Draw(t, "front")
-		if f := u.Front(d, n); f != nil && (n < 0 || len(f) != n || uint64(n) > room || n > 0 && &f[0] != &b[at-uint64(n)]) {
+		if f := u.Front(d, n); f != nil && (n < 0 || len(f) != n || uint64(n) > room || n > 0 &&
+			&f[0] != &b[at-uint64(n)]) {
 			t.Fatalf("%+v: %d of %d bytes in front", d, len(f), n)
 		}
 	})
@@ -218,7 +224,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestMessages: each answer of the kernel's becomes an error that callers can match and people can act on.
+// TestMessages: each answer of the kernel's becomes an error that callers can match and people can
+// act on.
 func TestMessages(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	c := &QueueConfig{Interface: e.index[0], Queue: 0}
@@ -276,7 +283,8 @@ func TestChannels(t *testing.T) {
 		return err
 	}
 	if err := set(); err == nil {
-		t.Error("the number of queues fell below one that is in use: say what happens to it in the package's documentation")
+		t.Error("the number of queues fell below one that is in use: say what happens to it in the package's " +
+			"documentation")
 	}
 	q.Close()
 	e.do(t, 0, func() error { return q.Released(ctx(t)) })
@@ -298,7 +306,8 @@ func TestChannels(t *testing.T) {
 	})
 }
 
-// TestBusy: OpenQueue waits for a queue in use, and names it when the wait ends; a queue that was closed comes free.
+// TestBusy: OpenQueue waits for a queue in use, and names it when the wait ends; a queue that was
+// closed comes free.
 func TestBusy(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	u, v := newUmem(t, 16), newUmem(t, 16)
@@ -311,7 +320,8 @@ func TestBusy(t *testing.T) {
 		for _, m := range []Mode{Auto, Copy} {
 			e.do(t, 0, func() error {
 				_, err := x.OpenQueue(once, QueueConfig{Interface: e.index[0], Mode: m})
-				if !errors.Is(err, ErrBusy) || !errors.Is(err, why) || !sys.IsErrno(err, sys.EBUSY) || !strings.Contains(err.Error(), "queue 0 of eth0") {
+				if !errors.Is(err, ErrBusy) || !errors.Is(err, why) || !sys.IsErrno(err, sys.EBUSY) ||
+					!strings.Contains(err.Error(), "queue 0 of eth0") {
 					t.Errorf("%v", err)
 				}
 				return nil
@@ -340,7 +350,8 @@ func TestBusy(t *testing.T) {
 	e.do(t, 0, func() error { return q.Released(ctx(t)) })
 }
 
-// TestInterfaceGone: sockets of an interface that is deleted say so, and what they hold is given back.
+// TestInterfaceGone: sockets of an interface that is deleted say so, and what they hold is given
+// back.
 func TestInterfaceGone(t *testing.T) {
 	e := rails(t, 2, netns.LinkSpec{})
 	u := newUmem(t, 64)
@@ -385,7 +396,8 @@ func TestInterfaceGone(t *testing.T) {
 			if _, err := q.OpenSocket(SocketConfig{RxSize: 16}); !errors.Is(err, ErrInterface) {
 				t.Errorf("a socket on it: %v", err)
 			}
-			if _, err := u.OpenQueue(ctx(t), QueueConfig{Interface: e.index[0], Mode: m}); !errors.Is(err, ErrInterface) {
+			if _, err := u.OpenQueue(ctx(t), QueueConfig{Interface: e.index[0], Mode: m}); !errors.Is(err,
+				ErrInterface) {
 				t.Errorf("a queue of it: %v", err)
 			}
 			// The memory is as good as ever, although the queue that registered it is not.
@@ -417,9 +429,11 @@ func TestNoLateWrites(t *testing.T) {
 	lateWrites(t, veth(t, netns.LinkSpec{}), Copy, 20, 1024)
 }
 
-// lateWrites closes a receiver again and again while packets arrive, and looks at its memory of so many chunks.
+// lateWrites closes a receiver again and again while packets arrive, and looks at its memory of so
+// many chunks.
 func lateWrites(t *testing.T, e *ends, mode Mode, rounds, size int) {
-	from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 256), QueueConfig{NeedWakeup: true, Mode: mode}), SocketConfig{TxSize: 128})
+	from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 256), QueueConfig{NeedWakeup: true, Mode: mode}),
+		SocketConfig{TxSize: 128})
 	m := e.program(t, 1, -1, false, false)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -14,18 +14,21 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// virtioCard are the options of a virtio card that can have native XDP: what it receives is neither merged nor without checksums.
+// virtioCard are the options of a virtio card that can have native XDP: what it receives is neither
+// merged nor without checksums.
 const virtioCard = "disable-legacy=on,iommu_platform=on,ats=on,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,guest_csum=off"
 
-// TestGuestCards runs over the drivers of cards, emulated, with the distribution's kernel: e1000e and vmxnet3 joined by a cable,
-// and two of virtio. Errors must say what the kernel cannot do with each.
+// TestGuestCards runs over the drivers of cards, emulated, with the distribution's kernel: e1000e
+// and vmxnet3 joined by a cable, and two of virtio. Errors must say what the kernel cannot do with
+// each.
 func TestGuestCards(t *testing.T) {
 	testenv.Once(t)
 	profile := guest.Nics
 	profile.Name = "nics+xdp"
 	profile.Modules = []string{"virtio_pci", "virtio_net", "e1000e", "vmxnet3"}
 	profile.NICs = []guest.NIC{{Name: "nic0", Model: "e1000e", Hub: 1}, {Name: "nic1", Model: "vmxnet3", Hub: 1},
-		{Name: "nic2", Model: "virtio-net-pci", Options: virtioCard, Hub: 2}, {Name: "nic3", Model: "virtio-net-pci", Options: virtioCard, Hub: 2}}
+		{Name: "nic2", Model: "virtio-net-pci", Options: virtioCard, Hub: 2},
+		{Name: "nic3", Model: "virtio-net-pci", Options: virtioCard, Hub: 2}}
 	if guest.Enter(t, guest.Spec{Profile: profile}) {
 		return
 	}
@@ -46,7 +49,8 @@ func TestGuestCards(t *testing.T) {
 	}
 }
 
-// TestGuestZeroCopy runs in zero-copy mode, which a recent kernel has for virtio: the device reads and writes the chunks.
+// TestGuestZeroCopy runs in zero-copy mode, which a recent kernel has for virtio: the device reads
+// and writes the chunks.
 func TestGuestZeroCopy(t *testing.T) {
 	testenv.Once(t)
 	profile := guest.Nics
@@ -55,7 +59,8 @@ func TestGuestZeroCopy(t *testing.T) {
 	profile.Modules = []string{"virtio_pci", "virtio_net"}
 	profile.NICs = nil
 	for i := range 4 {
-		profile.NICs = append(profile.NICs, guest.NIC{Name: fmt.Sprintf("nic%d", i), Model: "virtio-net-pci", Options: virtioCard, Hub: 1 + i/2})
+		profile.NICs = append(profile.NICs, guest.NIC{Name: fmt.Sprintf("nic%d", i), Model: "virtio-net-pci",
+			Options: virtioCard, Hub: 1 + i/2})
 	}
 	if guest.Enter(t, guest.Spec{Profile: profile}) {
 		return
@@ -94,7 +99,8 @@ func TestGuestZeroCopy(t *testing.T) {
 	})
 	t.Run("SharedQueue", func(t *testing.T) {
 		m := e.program(t, 1, 21, false, false) // by the last byte of the number
-		from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 128), QueueConfig{Mode: ZeroCopy, NeedWakeup: true}), SocketConfig{TxSize: 64})
+		from := e.socket(t, 0, e.queue(t, 0, newUmem(t, 128), QueueConfig{Mode: ZeroCopy, NeedWakeup: true}),
+			SocketConfig{TxSize: 64})
 		u := newUmem(t, 256)
 		q := e.queue(t, 1, u, QueueConfig{Mode: ZeroCopy, NeedWakeup: true})
 		var s []*Socket
@@ -114,7 +120,8 @@ func TestGuestZeroCopy(t *testing.T) {
 		s[0].Close() // the first one: the others stay
 		put(t, m, 0, s[1])
 		put(t, m, 4, s[1])
-		f = &flow{t: t, from: from, to: s[1], more: s[2:], count: 300, window: 16, lossy: true, size: fixed(200), free: f.free, spare: f.spare, filled: f.filled}
+		f = &flow{t: t, from: from, to: s[1], more: s[2:], count: 300, window: 16, lossy: true, size: fixed(200),
+			free: f.free, spare: f.spare, filled: f.filled}
 		f.run()
 	})
 }
@@ -178,7 +185,9 @@ func overCards(t *testing.T, e *ends, generic bool) {
 			t.Logf("%v: zero-copy %t: %v", mode, zc, why)
 		}
 		put(t, m, 0, s[1])
-		f := &flow{t: t, from: s[0], to: s[1], count: 300, window: 16, lossy: true, size: func(i int) int { return 60 + i%1400 },
+		f := &flow{t: t, from: s[0], to: s[1], count: 300, window: 16, lossy: true, size: func(i int) int {
+			return 60 + i%1400
+		},
 			free: chunks(s[0].queue.umem, 0, 64), spare: chunks(s[1].queue.umem, 0, 400)}
 		f.run()
 		t.Logf("%v: %d packets, %d sent again", mode, f.n, f.again)

@@ -137,11 +137,13 @@ func (e *ends) program(t testing.TB, host, by int, frags, generic bool) *ebpf.Ma
 	return m
 }
 
-// leaveMeta instead of a place makes the program leave eight bytes in front of each packet: its length and metaMark.
+// leaveMeta instead of a place makes the program leave eight bytes in front of each packet: its
+// length and metaMark.
 const leaveMeta, metaMark = -2, 0x5e77
 
-// attach attaches a program that gives everything that arrives at an end to the socket at index 8*queue+b in the map, where b is
-// 0 or, if by is not negative, the lower three bits of the byte of the packet at that place. What no socket is there for is dropped.
+// attach attaches a program that gives everything that arrives at an end to the socket at index
+// 8*queue+b in the map, where b is 0 or, if by is not negative, the lower three bits of the byte of
+// the packet at that place. What no socket is there for is dropped.
 func (e *ends) attach(t testing.TB, host, by int, frags, generic bool) (*ebpf.Map, error) {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: 64})
@@ -158,7 +160,8 @@ func (e *ends) attach(t testing.TB, host, by int, frags, generic bool) (*ebpf.Ma
 		asm.JGT.Reg(asm.R4, asm.R3, "pass"),
 	}
 	if by >= 0 {
-		ins = append(ins, asm.LoadMem(asm.R5, asm.R2, int16(by), asm.Byte), asm.And.Imm(asm.R5, 7), asm.Add.Reg(asm.R6, asm.R5))
+		ins = append(ins, asm.LoadMem(asm.R5, asm.R2, int16(by), asm.Byte), asm.And.Imm(asm.R5, 7),
+			asm.Add.Reg(asm.R6, asm.R5))
 	}
 	if by == leaveMeta {
 		// Eight bytes in front: the length of the packet, and a mark.
@@ -178,7 +181,8 @@ func (e *ends) attach(t testing.TB, host, by int, frags, generic bool) (*ebpf.Ma
 			asm.Mov.Reg(asm.R1, asm.R7),
 		}
 	}
-	ins = append(ins, asm.Mov.Reg(asm.R2, asm.R6), asm.LoadMapPtr(asm.R1, m.FD()), asm.Mov.Imm(asm.R3, 1), asm.FnRedirectMap.Call(), asm.Return(),
+	ins = append(ins, asm.Mov.Reg(asm.R2, asm.R6), asm.LoadMapPtr(asm.R1, m.FD()), asm.Mov.Imm(asm.R3, 1),
+		asm.FnRedirectMap.Call(), asm.Return(),
 		asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"), asm.Return())
 	spec := &ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: ins, License: "GPL"}
 	if frags {

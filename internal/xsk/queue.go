@@ -35,8 +35,9 @@ func (m Mode) String() string {
 type QueueConfig struct {
 	Interface int // index, in the calling thread's network namespace
 	Queue     int // of the interface, from 0
-	// FillSize and CompletionSize are the numbers of entries of the rings, powers of two; 0: 2048. For a card that is at full speed
-	// the fill ring should have its descriptors and a burst more, and so should the completion ring.
+	// FillSize and CompletionSize are the numbers of entries of the rings, powers of two; 0: 2048.
+	// For a card that is at full speed the fill ring should have its descriptors and a burst more,
+	// and so should the completion ring.
 	FillSize, CompletionSize int
 	Mode                     Mode
 	NeedWakeup               bool // the kernel says when it wants to be called (XDP_USE_NEED_WAKEUP)
@@ -69,12 +70,14 @@ func (c *QueueConfig) complete() error {
 
 func ringSize(which string, n int) error {
 	if n < 1 || n > maxRing || n&(n-1) != 0 {
-		return fmt.Errorf("xsk: a %s ring of %d entries: expected a power of two from 1 to %d: %w", which, n, maxRing, ErrInvalid)
+		return fmt.Errorf("xsk: a %s ring of %d entries: expected a power of two from 1 to %d: %w", which, n, maxRing,
+			ErrInvalid)
 	}
 	return nil
 }
 
-// Queue is a queue of an interface that belongs to this process: its fill and completion ring. Its sockets share them.
+// Queue is a queue of an interface that belongs to this process: its fill and completion ring. Its
+// sockets share them.
 type Queue struct {
 	umem     *Umem
 	cfg      QueueConfig
@@ -89,9 +92,10 @@ type Queue struct {
 	closed   bool  // under umem.mu
 }
 
-// OpenQueue takes a queue of an interface. When it is in use, OpenQueue waits for it until ctx ends: the kernel gives a queue free
-// some time after its last socket was closed, by this process or another, even a killed one. The error then wraps ErrBusy and
-// the context's; a queue that another socket keeps looks the same. Once ctx has ended there is one attempt.
+// OpenQueue takes a queue of an interface. When it is in use, OpenQueue waits for it until ctx
+// ends: the kernel gives a queue free some time after its last socket was closed, by this process
+// or another, even a killed one. The error then wraps ErrBusy and the context's; a queue that
+// another socket keeps looks the same. Once ctx has ended there is one attempt.
 func (u *Umem) OpenQueue(ctx context.Context, c QueueConfig) (*Queue, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -125,7 +129,8 @@ func (q *Queue) open(ctx context.Context) error {
 	if q.maps[1], err = mapRing(q.fd, sys.XDPRingCompletion, q.cfg.CompletionSize, 8, done); err != nil {
 		return err
 	}
-	if err := errors.Join(q.fill.open(q.maps[0], q.cfg.FillSize, fill), q.done.open(q.maps[1], q.cfg.CompletionSize, done)); err != nil {
+	if err := errors.Join(q.fill.open(q.maps[0], q.cfg.FillSize, fill),
+		q.done.open(q.maps[1], q.cfg.CompletionSize, done)); err != nil {
 		return err
 	}
 	if d := q.umem.donor(&q.cfg); d != nil {
@@ -154,7 +159,8 @@ func (q *Queue) choose(ctx context.Context) error {
 	}
 	q.zeroCopy, q.why = false, nil
 	if q.cfg.Mode == Copy {
-		q.why = fmt.Errorf("xsk: queue %d of %s: copy mode was asked for: %w", q.cfg.Queue, name(q.cfg.Interface), ErrZeroCopy)
+		q.why = fmt.Errorf("xsk: queue %d of %s: copy mode was asked for: %w", q.cfg.Queue, name(q.cfg.Interface),
+			ErrZeroCopy)
 	} else {
 		err := q.bind(ctx, flags|sys.XDPZeroCopy, -1)
 		if err == nil {
@@ -162,10 +168,12 @@ func (q *Queue) choose(ctx context.Context) error {
 			return err
 		}
 		why := bindError(&q.cfg, err)
-		if errors.Is(why, ErrInterface) || errors.Is(why, ErrNoQueue) && !q.exists() || errors.Is(why, ErrBusy) && q.cfg.Mode == ZeroCopy {
+		if errors.Is(why, ErrInterface) || errors.Is(why, ErrNoQueue) && !q.exists() || errors.Is(why, ErrBusy) &&
+			q.cfg.Mode == ZeroCopy {
 			return why
 		}
-		// In use for zero-copy alone is a queue whose memory belongs to another provider: then copy mode works.
+		// In use for zero-copy alone is a queue whose memory belongs to another provider: then copy
+		// mode works.
 		q.why = zeroCopyError(&q.cfg, err)
 		if q.cfg.Mode == ZeroCopy {
 			return q.why
@@ -183,14 +191,15 @@ func (q *Queue) exists() bool {
 	return rx+tx == 0 || q.cfg.Queue < max(rx, tx)
 }
 
-// The pauses between two attempts at a queue that is in use. The kernel frees it in a work queue after a grace period of RCU,
-// which is milliseconds on an idle machine.
+// The pauses between two attempts at a queue that is in use. The kernel frees it in a work queue
+// after a grace period of RCU, which is milliseconds on an idle machine.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 50 * time.Millisecond
 )
 
-// bind binds the carrier, and waits while the queue is in use. Its error is the kernel's, or wraps ErrBusy.
+// bind binds the carrier, and waits while the queue is in use. Its error is the kernel's, or wraps
+// ErrBusy.
 func (q *Queue) bind(ctx context.Context, flags uint16, shared int) error {
 	var timer *time.Timer
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -210,8 +219,10 @@ func (q *Queue) bind(ctx context.Context, flags uint16, shared int) error {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			return fmt.Errorf("xsk: queue %d of %s: held by another AF_XDP socket, of this process or another (\"ss --xdp\" lists them), or one that was closed and "+
-				"that the kernel has not freed yet; both look alike: %w: %w: %w", q.cfg.Queue, name(q.cfg.Interface), ErrBusy, context.Cause(ctx), err)
+			return fmt.Errorf("xsk: queue %d of %s: held by another AF_XDP socket, of this process or another (\"ss "+
+				"--xdp\" lists them), or one that was closed and "+
+				"that the kernel has not freed yet; both look alike: %w: %w: %w", q.cfg.Queue, name(q.cfg.Interface),
+				ErrBusy, context.Cause(ctx), err)
 		}
 	}
 }
@@ -245,11 +256,13 @@ func (q *Queue) Umem() *Umem { return q.umem }
 // Config is what the queue was opened with, with defaults filled in.
 func (q *Queue) Config() QueueConfig { return q.cfg }
 
-// ZeroCopy reports whether the card itself reads and writes the chunks. If not, why says why not; it wraps ErrZeroCopy.
+// ZeroCopy reports whether the card itself reads and writes the chunks. If not, why says why not;
+// it wraps ErrZeroCopy.
 func (q *Queue) ZeroCopy() (yes bool, why error) { return q.zeroCopy, q.why }
 
-// Close gives the queue up. Its rings stay mapped, and the queue taken, until its last socket is closed too; then the chunks that
-// are in the rings are the caller's again. In zero-copy mode the card may still write for a moment: see Released.
+// Close gives the queue up. Its rings stay mapped, and the queue taken, until its last socket is
+// closed too; then the chunks that are in the rings are the caller's again. In zero-copy mode the
+// card may still write for a moment: see Released.
 func (q *Queue) Close() error {
 	q.umem.mu.Lock()
 	closed := q.closed
@@ -261,18 +274,20 @@ func (q *Queue) Close() error {
 	return q.umem.release(q)
 }
 
-// Released waits until the kernel has let go of the queue and its memory, or ctx ends. It is for queues that are closed with
-// all their sockets, and is called in the queue's network namespace.
+// Released waits until the kernel has let go of the queue and its memory, or ctx ends. It is for
+// queues that are closed with all their sockets, and is called in the queue's network namespace.
 //
-// In copy mode there is nothing to wait for before the memory is used for something else: the kernel copies into it only as long
-// as a socket is open, and closing one waits for what is under way. In zero-copy mode the kernel takes the chunks from the card
-// some time after the last socket was closed.
+// In copy mode there is nothing to wait for before the memory is used for something else: the
+// kernel copies into it only as long as a socket is open, and closing one waits for what is under
+// way. In zero-copy mode the kernel takes the chunks from the card some time after the last socket
+// was closed.
 func (q *Queue) Released(ctx context.Context) error {
 	q.umem.mu.Lock()
 	open := q.refs > 0
 	q.umem.mu.Unlock()
 	if open {
-		return fmt.Errorf("xsk: queue %d of %s: it or a socket of it is open: %w", q.cfg.Queue, name(q.cfg.Interface), ErrBusy)
+		return fmt.Errorf("xsk: queue %d of %s: it or a socket of it is open: %w", q.cfg.Queue, name(q.cfg.Interface),
+			ErrBusy)
 	}
 	// The kernel does not report it. A queue that can be opened is free.
 	fd, err := sys.MemfdCreate("xsk", int64(sys.PageSize), 0)
@@ -289,7 +304,8 @@ func (q *Queue) Released(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	probe, err := u.OpenQueue(ctx, QueueConfig{Interface: q.cfg.Interface, Queue: q.cfg.Queue, FillSize: 1, CompletionSize: 1, Mode: Copy})
+	probe, err := u.OpenQueue(ctx, QueueConfig{Interface: q.cfg.Interface, Queue: q.cfg.Queue, FillSize: 1,
+		CompletionSize: 1, Mode: Copy})
 	switch {
 	case err == nil:
 		return probe.Close()

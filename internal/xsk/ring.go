@@ -8,19 +8,22 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Desc is an entry of a receive or transmit ring: Addr says where the data lies in the umem (see Umem.Offset), Len how many bytes
-// it has, and Options whether the packet goes on in the next entry ([More]).
+// Desc is an entry of a receive or transmit ring: Addr says where the data lies in the umem (see
+// Umem.Offset), Len how many bytes it has, and Options whether the packet goes on in the next entry
+// ([More]).
 type Desc = sys.XDPDesc
 
-// More is the bit of Desc.Options that says that the packet goes on in the next entry (XDP_PKT_CONTD), in rings of queues with
-// MultiBuffer.
+// More is the bit of Desc.Options that says that the packet goes on in the next entry
+// (XDP_PKT_CONTD), in rings of queues with MultiBuffer.
 const More = sys.XDPPacketContd
 
-// MaxChain is the number of chunks that a packet to send may have in copy mode (MAX_SKB_FRAGS and one, as Linux is built by
-// default); in zero-copy mode it is the driver's. Longer ones count as invalid, chunk by chunk, and are not sent.
+// MaxChain is the number of chunks that a packet to send may have in copy mode (MAX_SKB_FRAGS and
+// one, as Linux is built by default); in zero-copy mode it is the driver's. Longer ones count as
+// invalid, chunk by chunk, and are not sent.
 const MaxChain = 18
 
-// Entry is what a ring holds: addresses of chunks (fill, completion), or descriptors (receive, transmit).
+// Entry is what a ring holds: addresses of chunks (fill, completion), or descriptors (receive,
+// transmit).
 type Entry interface{ uint64 | Desc }
 
 // words are the shared words of a ring.
@@ -28,11 +31,12 @@ type words struct {
 	producer, consumer, flags *atomic.Uint32
 }
 
-// Producer is the end of a ring at which this process puts entries in for the kernel: the fill ring of a queue, the transmit ring
-// of a socket. One goroutine at a time uses it. Nothing allocates.
+// Producer is the end of a ring at which this process puts entries in for the kernel: the fill ring
+// of a queue, the transmit ring of a socket. One goroutine at a time uses it. Nothing allocates.
 //
-// The kernel's index is believed only as far as it can be true: when it says more entries are taken than were put in, the ring
-// counts a fault and has no room. Whatever the kernel writes, this end touches only the ring's own memory.
+// The kernel's index is believed only as far as it can be true: when it says more entries are taken
+// than were put in, the ring counts a fault and has no room. Whatever the kernel writes, this end
+// touches only the ring's own memory.
 type Producer[T Entry] struct {
 	_      [64]byte
 	words  words
@@ -44,14 +48,17 @@ type Producer[T Entry] struct {
 	_      [64]byte
 }
 
-// Consumer is the end of a ring at which this process takes entries from the kernel: the completion ring of a queue, the receive
-// ring of a socket. One goroutine at a time uses it. Nothing allocates.
+// Consumer is the end of a ring at which this process takes entries from the kernel: the completion
+// ring of a queue, the receive ring of a socket. One goroutine at a time uses it. Nothing
+// allocates.
 //
-// The kernel's index is believed only as far as it can be true: when it says that there are more entries than the ring has, the
-// ring counts a fault and gives none. Whatever the kernel writes, this end touches only the ring's own memory. What the entries
-// say is not checked here: see Umem.Data.
+// The kernel's index is believed only as far as it can be true: when it says that there are more
+// entries than the ring has, the ring counts a fault and gives none. Whatever the kernel writes,
+// this end touches only the ring's own memory. What the entries say is not checked here: see
+// Umem.Data.
 //
-// What it costs: some 25 ns for a batch through both ends, and 1 ns or less for each entry (BenchmarkRing, BenchmarkDrain).
+// What it costs: some 25 ns for a batch through both ends, and 1 ns or less for each entry
+// (BenchmarkRing, BenchmarkDrain).
 type Consumer[T Entry] struct {
 	_      [64]byte
 	words  words
@@ -83,8 +90,8 @@ func (p *Producer[T]) Faults() uint64 { return p.faults }
 // Faults counts how often the kernel's index could not be true.
 func (c *Consumer[T]) Faults() uint64 { return c.faults }
 
-// room is the number of free entries. It asks the kernel only when fewer than want are known to be free: its index lies in a
-// cache line that the kernel writes.
+// room is the number of free entries. It asks the kernel only when fewer than want are known to be
+// free: its index lies in a cache line that the kernel writes.
 func (p *Producer[T]) room(want uint32) uint32 {
 	size := uint32(len(p.desc))
 	free := size - (p.next - p.seen)
@@ -106,7 +113,8 @@ func (p *Producer[T]) Room() int { return int(p.room(uint32(len(p.desc)) + 1)) }
 // Pending is the number of entries that the kernel has not taken yet. It asks the kernel.
 func (p *Producer[T]) Pending() int { return len(p.desc) - p.Room() }
 
-// Put copies as many entries of batch as there is room for into the ring and publishes them. It returns how many.
+// Put copies as many entries of batch as there is room for into the ring and publishes them. It
+// returns how many.
 func (p *Producer[T]) Put(batch []T) int {
 	free := p.room(uint32(len(batch)))
 	n := uint32(min(len(batch), int(free)))
@@ -121,8 +129,9 @@ func (p *Producer[T]) Put(batch []T) int {
 	return int(n)
 }
 
-// Reserve gives the free entries that lie together, at most max of them: the caller writes them from the first on and publishes
-// them with Submit. Fewer than max may come although there is room: the ring's end lies between; then ask again after Submit.
+// Reserve gives the free entries that lie together, at most max of them: the caller writes them
+// from the first on and publishes them with Submit. Fewer than max may come although there is room:
+// the ring's end lies between; then ask again after Submit.
 func (p *Producer[T]) Reserve(max int) []T {
 	if max <= 0 {
 		return nil
@@ -133,28 +142,30 @@ func (p *Producer[T]) Reserve(max int) []T {
 	return p.desc[at : at+n : at+n]
 }
 
-// Submit publishes the first n entries of what Reserve gave. More than that, or a negative n, is a mistake of the caller's that is
-// cut to what there is room for.
+// Submit publishes the first n entries of what Reserve gave. More than that, or a negative n, is a
+// mistake of the caller's that is cut to what there is room for.
 func (p *Producer[T]) Submit(n int) {
 	if n <= 0 {
 		return
 	}
 	free := uint32(len(p.desc)) - (p.next - p.seen)
 	p.next += uint32(min(n, int(free)))
-	// Go's stores are sequentially consistent: an exchange on amd64 (some 8 ns, once for a batch: BenchmarkRing), a store-release
-	// on arm64. The release is needed: the kernel must not see the index before the entries. The rest is not wasted: it keeps
-	// the store before the look at the flags in NeedWakeup, else both sides could wait for each other.
+	// Go's stores are sequentially consistent: an exchange on amd64 (some 8 ns, once for a batch:
+	// BenchmarkRing), a store-release on arm64. The release is needed: the kernel must not see the
+	// index before the entries. The rest is not wasted: it keeps the store before the look at the
+	// flags in NeedWakeup, else both sides could wait for each other.
 	p.words.producer.Store(p.next)
 }
 
-// Recent is the entry that was put in as the last but i: 0 is the last one. Those that are Pending are as they were put in; others, and more than
-// there ever were, may be anything.
+// Recent is the entry that was put in as the last but i: 0 is the last one. Those that are Pending
+// are as they were put in; others, and more than there ever were, may be anything.
 func (p *Producer[T]) Recent(i int) T { return p.desc[(p.next-1-uint32(i))&p.mask] }
 
 // NeedWakeup reports whether the kernel asks to be woken for this ring (XDP_USE_NEED_WAKEUP).
 func (p *Producer[T]) NeedWakeup() bool { return p.words.flags.Load()&sys.XDPRingNeedWakeup != 0 }
 
-// available is the number of entries to read. It asks the kernel only when it knows of fewer than want.
+// available is the number of entries to read. It asks the kernel only when it knows of fewer than
+// want.
 func (c *Consumer[T]) available(want uint32) uint32 {
 	n := c.seen - c.next
 	if n >= want {
@@ -186,8 +197,9 @@ func (c *Consumer[T]) Get(out []T) int {
 	return int(n)
 }
 
-// Peek gives the entries that lie together, at most max of them, where they are. The caller reads them and gives them back with
-// Release. Fewer than max may come although there are more: the ring's end lies between; then ask again after Release.
+// Peek gives the entries that lie together, at most max of them, where they are. The caller reads
+// them and gives them back with Release. Fewer than max may come although there are more: the
+// ring's end lies between; then ask again after Release.
 func (c *Consumer[T]) Peek(max int) []T {
 	if max <= 0 {
 		return nil
@@ -198,7 +210,8 @@ func (c *Consumer[T]) Peek(max int) []T {
 	return c.desc[at : at+n : at+n]
 }
 
-// Release takes the first n entries out of the ring: the kernel may write there again. More than there are is cut to those.
+// Release takes the first n entries out of the ring: the kernel may write there again. More than
+// there are is cut to those.
 func (c *Consumer[T]) Release(n int) {
 	if n <= 0 {
 		return
@@ -214,7 +227,8 @@ func layout(mapped, n, size int, o sys.XDPRingOffset) error {
 	}
 	end, carry := bits.Add64(o.Desc, uint64(n)*uint64(size), 0)
 	if carry != 0 || end > uint64(mapped) || o.Desc%8 != 0 {
-		return fmt.Errorf("xsk: a ring of %d entries of %d bytes at offset %d does not fit into the %d bytes that are mapped", n, size, o.Desc, mapped)
+		return fmt.Errorf("xsk: a ring of %d entries of %d bytes at offset %d does not fit into the %d bytes that "+
+			"are mapped", n, size, o.Desc, mapped)
 	}
 	for _, w := range []uint64{o.Producer, o.Consumer, o.Flags} {
 		if w%4 != 0 || w+4 > uint64(mapped) || w+4 < w {

@@ -38,7 +38,8 @@ func (m *memory) setEntry(i uint32, v uint64) {
 	binary.NativeEndian.PutUint64(m.b[m.off.Desc+uint64(int(i)%m.size)*8:], v)
 }
 
-// TestProducerModel runs a producer against a kernel that takes entries when it likes, from indices near their wrap.
+// TestProducerModel runs a producer against a kernel that takes entries when it likes, from indices
+// near their wrap.
 func TestProducerModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := 1 << rapid.IntRange(0, 6).Draw(t, "size")
@@ -70,7 +71,8 @@ func TestProducerModel(t *testing.T) {
 				}
 				got := p.Put(batch)
 				if want := min(len(batch), n-len(queue)); got != want {
-					t.Fatalf("put %d of %d with %d of %d in the ring: expected %d", got, len(batch), len(queue), n, want)
+					t.Fatalf("put %d of %d with %d of %d in the ring: expected %d", got, len(batch), len(queue), n,
+						want)
 				}
 				queue = append(queue, batch[:got]...)
 				next += uint64(got)
@@ -103,7 +105,8 @@ func TestProducerModel(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				if p.Room() != n-len(queue) || p.Pending() != len(queue) || p.Size() != n || p.Faults() != 0 {
-					t.Fatalf("room %d, pending %d, size %d, faults %d: expected %d, %d, %d, 0", p.Room(), p.Pending(), p.Size(), p.Faults(), n-len(queue), len(queue), n)
+					t.Fatalf("room %d, pending %d, size %d, faults %d: expected %d, %d, %d, 0", p.Room(), p.Pending(),
+						p.Size(), p.Faults(), n-len(queue), len(queue), n)
 				}
 				published()
 			},
@@ -171,8 +174,8 @@ func TestConsumerModel(t *testing.T) {
 	})
 }
 
-// TestHostileIndices: whatever the kernel's index says, the rings touch only their own entries, give at most their size, and count
-// what cannot be true.
+// TestHostileIndices: whatever the kernel's index says, the rings touch only their own entries,
+// give at most their size, and count what cannot be true.
 func TestHostileIndices(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := 1 << rapid.IntRange(0, 5).Draw(t, "size")
@@ -189,7 +192,8 @@ func TestHostileIndices(t *testing.T) {
 				could := p.next-v <= uint32(n)
 				before := p.Faults()
 				if r := p.Room(); r < 0 || r > n || !could && r != 0 || could != (p.Faults() == before) {
-					t.Fatalf("consumer at %d, producer at %d of %d: room %d, faults %d", v, p.next, n, r, p.Faults()-before)
+					t.Fatalf("consumer at %d, producer at %d of %d: room %d, faults %d", v, p.next, n, r,
+						p.Faults()-before)
 				}
 				if got := p.Put(make([]uint64, n+1)); got > n {
 					t.Fatalf("put %d into a ring of %d", got, n)
@@ -206,7 +210,8 @@ func TestHostileIndices(t *testing.T) {
 				before := c.Faults()
 				r := c.Ready()
 				if r < 0 || r > n || could != (c.Faults() == before) {
-					t.Fatalf("producer at %d, consumer at %d of %d: ready %d, faults %d", v, c.next, n, r, c.Faults()-before)
+					t.Fatalf("producer at %d, consumer at %d of %d: ready %d, faults %d", v, c.next, n, r,
+						c.Faults()-before)
 				}
 				if got := c.Get(make([]Desc, n+1)); got > r {
 					t.Fatalf("got %d of %d", got, r)
@@ -261,7 +266,8 @@ func TestShut(t *testing.T) {
 	var c RxRing
 	p.shut()
 	c.shut()
-	if p.Put(make([]Desc, 3)) != 0 || len(p.Reserve(3)) != 0 || p.Room() != 0 || p.NeedWakeup() || c.Get(make([]Desc, 3)) != 0 || len(c.Peek(3)) != 0 || c.Ready() != 0 {
+	if p.Put(make([]Desc, 3)) != 0 || len(p.Reserve(3)) != 0 || p.Room() != 0 || p.NeedWakeup() ||
+		c.Get(make([]Desc, 3)) != 0 || len(c.Peek(3)) != 0 || c.Ready() != 0 {
 		t.Error("a ring without memory has something")
 	}
 	p.Submit(1)
@@ -271,7 +277,8 @@ func TestShut(t *testing.T) {
 	}
 }
 
-// TestConcurrentEnds: what one goroutine puts in, as the kernel would, another takes out, each value once and in order.
+// TestConcurrentEnds: what one goroutine puts in, as the kernel would, another takes out, each
+// value once and in order.
 func TestConcurrentEnds(t *testing.T) {
 	const n, total = 64, 200_000
 	m := newMemory(n, 16)

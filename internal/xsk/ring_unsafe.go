@@ -7,14 +7,16 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// entries is a ring's memory as a slice: from here on the language itself keeps every access inside.
+// entries is a ring's memory as a slice: from here on the language itself keeps every access
+// inside.
 func entries[T Entry](mapped []byte, n int, o sys.XDPRingOffset) (words, []T, error) {
 	var t T
 	if err := layout(len(mapped), n, int(unsafe.Sizeof(t)), o); err != nil {
 		return words{}, nil, err
 	}
 	word := func(off uint64) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&mapped[off])) }
-	return words{word(o.Producer), word(o.Consumer), word(o.Flags)}, unsafe.Slice((*T)(unsafe.Pointer(&mapped[o.Desc])), n), nil
+	return words{word(o.Producer), word(o.Consumer), word(o.Flags)},
+		unsafe.Slice((*T)(unsafe.Pointer(&mapped[o.Desc])), n), nil
 }
 
 // open makes p the producer of a ring in mapped memory, where its indices are now.

@@ -36,10 +36,13 @@ func TestJumbo(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				s[i] = e.socket(t, i, e.queue(t, i, u, QueueConfig{NeedWakeup: true, MultiBuffer: true, FillSize: 512, CompletionSize: 256}), SocketConfig{RxSize: 256, TxSize: 256})
+				s[i] = e.socket(t, i, e.queue(t, i, u, QueueConfig{NeedWakeup: true, MultiBuffer: true, FillSize: 512,
+					CompletionSize: 256}), SocketConfig{RxSize: 256, TxSize: 256})
 			}
 			put(t, e.program(t, 1, -1, true, v.generic), 0, s[1])
-			f := &flow{t: t, from: s[0], to: s[1], count: 2000, window: 16, size: func(i int) int { return 32 + i*4463%8982 },
+			f := &flow{t: t, from: s[0], to: s[1], count: 2000, window: 16, size: func(i int) int {
+				return 32 + i*4463%8982
+			},
 				free: chunks(s[0].queue.umem, 0, 512), spare: chunks(s[1].queue.umem, 0, 512)}
 			f.run()
 			if f.chains == 0 {
@@ -49,7 +52,8 @@ func TestJumbo(t *testing.T) {
 	}
 }
 
-// TestChainTooLong: a packet may have MaxChain chunks; one more is refused, counted, and harms no other packet.
+// TestChainTooLong: a packet may have MaxChain chunks; one more is refused, counted, and harms no
+// other packet.
 func TestChainTooLong(t *testing.T) {
 	e := veth(t, netns.LinkSpec{MTU: 9000})
 	c := QueueConfig{NeedWakeup: true, MultiBuffer: true, FillSize: 64, Mode: Copy}
@@ -117,7 +121,8 @@ func TestSharedQueue(t *testing.T) {
 	if u.registered.Load() != 1 {
 		t.Errorf("%d registrations of the memory: expected one", u.registered.Load())
 	}
-	f := &flow{t: t, from: from, to: s[0], more: s[1:], count: 4000, window: 32, size: fixed(64), free: chunks(from.queue.umem, 0, 128), spare: chunks(u, 0, 128)}
+	f := &flow{t: t, from: from, to: s[0], more: s[1:], count: 4000, window: 32, size: fixed(64),
+		free: chunks(from.queue.umem, 0, 128), spare: chunks(u, 0, 128)}
 	f.seen = func(i, r int) {
 		if i%8 != r {
 			t.Errorf("packet %d came to socket %d", i, r)
@@ -135,7 +140,8 @@ func TestSharedQueue(t *testing.T) {
 	for i := range 8 {
 		put(t, m, i, left[i%len(left)])
 	}
-	f = &flow{t: t, from: from, to: left[0], more: left[1:], count: 1000, window: 32, size: fixed(64), free: f.free, spare: f.spare, filled: f.filled}
+	f = &flow{t: t, from: from, to: left[0], more: left[1:], count: 1000, window: 32, size: fixed(64), free: f.free,
+		spare: f.spare, filled: f.filled}
 	f.seen = func(i, r int) {
 		if i%8%len(left) != r {
 			t.Errorf("packet %d came to socket %d of those left", i, r)
@@ -153,7 +159,8 @@ func TestSharedQueue(t *testing.T) {
 		}
 		return nil
 	})
-	f = &flow{t: t, from: from, to: left[0], more: left[1:], count: 1000, window: 32, size: fixed(64), free: f.free, spare: f.spare, filled: f.filled}
+	f = &flow{t: t, from: from, to: left[0], more: left[1:], count: 1000, window: 32, size: fixed(64), free: f.free,
+		spare: f.spare, filled: f.filled}
 	f.run()
 	for _, x := range left {
 		if u.Queues() != 1 {
@@ -169,8 +176,9 @@ func TestSharedQueue(t *testing.T) {
 	}
 }
 
-// TestFirstSocketClosed shows why a Queue has a carrier: the kernel keeps a socket bound as long as one of its rings is mapped,
-// so a first socket that carries the fill ring is not gone when it is closed.
+// TestFirstSocketClosed shows why a Queue has a carrier: the kernel keeps a socket bound as long as
+// one of its rings is mapped, so a first socket that carries the fill ring is not gone when it is
+// closed.
 func TestFirstSocketClosed(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	b := pages(t, 64*4096, 0)
@@ -198,7 +206,8 @@ func TestFirstSocketClosed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(sys.XDPUmem(fd, b, 4096, 0, 0, 0), sys.SetXDPRing(fd, sys.XDPRingRx, 64), sys.SetXDPRing(fd, sys.XDPRingCompletion, 64)); err != nil {
+		if err := errors.Join(sys.XDPUmem(fd, b, 4096, 0, 0, 0), sys.SetXDPRing(fd, sys.XDPRingRx, 64),
+			sys.SetXDPRing(fd, sys.XDPRingCompletion, 64)); err != nil {
 			return err
 		}
 		_, _, fill, _, err := sys.XDPOffsets(fd)
@@ -231,7 +240,8 @@ func TestFirstSocketClosed(t *testing.T) {
 	}
 }
 
-// TestQueues: four queues of an interface share a registration of the memory, and each has its own rings.
+// TestQueues: four queues of an interface share a registration of the memory, and each has its own
+// rings.
 func TestQueues(t *testing.T) {
 	e := veth(t, netns.LinkSpec{Queues: 4})
 	u := [2]*Umem{newUmem(t, 1024), newUmem(t, 1024)}
@@ -249,12 +259,14 @@ func TestQueues(t *testing.T) {
 		}
 	}
 	for i := range 4 {
-		// What is sent on queue i of a veth comes to queue i of the peer, or to queue 0, as the kernel likes: all are looked at.
+		// What is sent on queue i of a veth comes to queue i of the peer, or to queue 0, as the
+		// kernel likes: all are looked at.
 		others := slices.Concat(rx[i+1:], rx[:i])
 		for _, s := range rx {
 			s.queue.Fill().Put(chunks(u[1], 256*s.queue.cfg.Queue, 8)) // some for each
 		}
-		f := &flow{t: t, from: tx[i], to: rx[i], more: others, count: 500, window: 4, size: fixed(100), free: chunks(u[0], 256*i, 32), each: true}
+		f := &flow{t: t, from: tx[i], to: rx[i], more: others, count: 500, window: 4, size: fixed(100),
+			free: chunks(u[0], 256*i, 32), each: true}
 		f.run()
 	}
 	// Closing the queue that registered the memory leaves the others as they are.
@@ -263,7 +275,8 @@ func TestQueues(t *testing.T) {
 	if u[0].registered.Load() != 0 || u[0].Queues() != 3 {
 		t.Errorf("%d registrations by open queues, %d queues", u[0].registered.Load(), u[0].Queues())
 	}
-	f := &flow{t: t, from: tx[1], to: rx[1], more: []*Socket{rx[0], rx[2], rx[3]}, count: 500, window: 4, size: fixed(100), free: chunks(u[0], 256, 32), each: true}
+	f := &flow{t: t, from: tx[1], to: rx[1], more: []*Socket{rx[0], rx[2], rx[3]}, count: 500, window: 4,
+		size: fixed(100), free: chunks(u[0], 256, 32), each: true}
 	f.run()
 	again := e.queue(t, 0, u[0], QueueConfig{Queue: 0, NeedWakeup: true, FillSize: 128})
 	if u[0].Queues() != 4 {

@@ -12,28 +12,34 @@ import (
 
 // UmemConfig describes the memory of sockets.
 type UmemConfig struct {
-	// Memory is mapped for reading and writing, begins at a page and is not in Go's heap. It stays mapped until every queue of
-	// the umem is closed and, in zero-copy mode, released (Queue.Released).
+	// Memory is mapped for reading and writing, begins at a page and is not in Go's heap. It stays
+	// mapped until every queue of the umem is closed and, in zero-copy mode, released
+	// (Queue.Released).
 	Memory []byte
-	// PageSize is the size in bytes of Memory's pages: 0 for base pages, or 2 MiB, or 1 GiB. Huge pages are what lets a chunk of
-	// an unaligned umem lie across two base pages in zero-copy mode.
+	// PageSize is the size in bytes of Memory's pages: 0 for base pages, or 2 MiB, or 1 GiB. Huge
+	// pages are what lets a chunk of an unaligned umem lie across two base pages in zero-copy mode.
 	PageSize int
-	// ChunkSize is the number of bytes of a chunk: 2048 to the base page size, a power of two unless Unaligned. 0: a base page.
+	// ChunkSize is the number of bytes of a chunk: 2048 to the base page size, a power of two
+	// unless Unaligned. 0: a base page.
 	ChunkSize int
 	// Unaligned lets chunks begin anywhere; otherwise they begin at multiples of ChunkSize.
 	Unaligned bool
-	// Headroom is the number of bytes kept free in front of a received packet, behind the 256 that the kernel keeps for XDP programs.
+	// Headroom is the number of bytes kept free in front of a received packet, behind the 256 that
+	// the kernel keeps for XDP programs.
 	Headroom int
-	// TxMetadata is the number of bytes in front of a packet to send that hold what the card is asked to do with it, a multiple of
-	// 8 (XDP_UMEM_TX_METADATA_LEN, since Linux 6.11 with this form); 0: none.
+	// TxMetadata is the number of bytes in front of a packet to send that hold what the card is
+	// asked to do with it, a multiple of 8 (XDP_UMEM_TX_METADATA_LEN, since Linux 6.11 with this
+	// form); 0: none.
 	TxMetadata int
 }
 
-// Umem is memory that queues exchange packets through. Its methods may be called from any goroutine. It holds nothing of the
-// kernel's as long as no queue is open, so there is nothing to close.
+// Umem is memory that queues exchange packets through. Its methods may be called from any
+// goroutine. It holds nothing of the kernel's as long as no queue is open, so there is nothing to
+// close.
 type Umem struct {
-	// Data needs these for every packet: they are in one cache line, and there is no branch on what kind of umem it is. low is the
-	// part of an address that says where the chunk or the packet is, high that of its upper 16 bits that is to be added.
+	// Data needs these for every packet: they are in one cache line, and there is no branch on what
+	// kind of umem it is. low is the part of an address that says where the chunk or the packet is,
+	// high that of its upper 16 bits that is to be added.
 	mem       []byte
 	low, high uint64
 
@@ -60,31 +66,41 @@ func NewUmem(c UmemConfig) (*Umem, error) {
 	size := len(c.Memory)
 	switch {
 	case c.PageSize < base || c.PageSize&(c.PageSize-1) != 0:
-		return nil, fmt.Errorf("xsk: pages of %d bytes: expected %d, or the size of a huge page: %w", c.PageSize, base, ErrPageSize)
+		return nil, fmt.Errorf("xsk: pages of %d bytes: expected %d, or the size of a huge page: %w", c.PageSize, base,
+			ErrPageSize)
 	case c.ChunkSize < minChunk || c.ChunkSize > base:
-		return nil, fmt.Errorf("xsk: chunks of %d bytes: expected %d to %d, the base page size, on huge pages too; longer packets take several chunks (MultiBuffer): %w",
+		return nil, fmt.Errorf("xsk: chunks of %d bytes: expected %d to %d, the base page size, on huge pages too; "+
+			"longer packets take several chunks (MultiBuffer): %w",
 			c.ChunkSize, minChunk, base, ErrChunk)
 	case !c.Unaligned && c.ChunkSize&(c.ChunkSize-1) != 0:
-		return nil, fmt.Errorf("xsk: chunks of %d bytes: expected a power of two, such as %d, or Unaligned: %w", c.ChunkSize, 1<<bits.Len(uint(c.ChunkSize-1)), ErrChunk)
+		return nil, fmt.Errorf("xsk: chunks of %d bytes: expected a power of two, such as %d, or Unaligned: %w",
+			c.ChunkSize, 1<<bits.Len(uint(c.ChunkSize-1)), ErrChunk)
 	case size < c.ChunkSize:
-		return nil, fmt.Errorf("xsk: %d bytes of memory: expected at least one chunk of %d: %w", size, c.ChunkSize, ErrAlignment)
+		return nil, fmt.Errorf("xsk: %d bytes of memory: expected at least one chunk of %d: %w", size, c.ChunkSize,
+			ErrAlignment)
 	case start(c.Memory)%uintptr(c.PageSize) != 0:
-		return nil, fmt.Errorf("xsk: memory at %#x does not begin at a page of %d bytes: use mapped memory, such as a region's: %w", start(c.Memory), c.PageSize, ErrAlignment)
+		return nil, fmt.Errorf("xsk: memory at %#x does not begin at a page of %d bytes: use mapped memory, such as "+
+			"a region's: %w", start(c.Memory), c.PageSize, ErrAlignment)
 	case size%c.PageSize != 0 && c.PageSize > base:
-		return nil, fmt.Errorf("xsk: %d bytes of memory are not whole pages of %d bytes: %w", size, c.PageSize, ErrPageSize)
+		return nil, fmt.Errorf("xsk: %d bytes of memory are not whole pages of %d bytes: %w", size, c.PageSize,
+			ErrPageSize)
 	case !c.Unaligned && size%c.ChunkSize != 0:
-		return nil, fmt.Errorf("xsk: %d bytes of memory are not whole chunks of %d: use %d: %w", size, c.ChunkSize, size-size%c.ChunkSize, ErrAlignment)
+		return nil, fmt.Errorf("xsk: %d bytes of memory are not whole chunks of %d: use %d: %w", size, c.ChunkSize,
+			size-size%c.ChunkSize, ErrAlignment)
 	case uint64(size) > 1<<48:
 		return nil, fmt.Errorf("xsk: %d bytes of memory: expected at most 2^48: %w", size, ErrAlignment)
 	case c.Headroom < 0 || c.Headroom >= c.ChunkSize-sys.XDPHeadroom:
-		return nil, fmt.Errorf("xsk: headroom of %d bytes: expected 0 to %d in chunks of %d, of which the kernel keeps %d: %w",
+		return nil, fmt.Errorf("xsk: headroom of %d bytes: expected 0 to %d in chunks of %d, of which the kernel "+
+			"keeps %d: %w",
 			c.Headroom, c.ChunkSize-sys.XDPHeadroom-1, c.ChunkSize, sys.XDPHeadroom, ErrChunk)
 	case c.TxMetadata < 0 || c.TxMetadata >= 256 || c.TxMetadata%8 != 0:
-		return nil, fmt.Errorf("xsk: transmit metadata of %d bytes: expected a multiple of 8 from 0 to 248: %w", c.TxMetadata, ErrInvalid)
+		return nil, fmt.Errorf("xsk: transmit metadata of %d bytes: expected a multiple of 8 from 0 to 248: %w",
+			c.TxMetadata, ErrInvalid)
 	}
 	if c.PageSize > base {
 		if real, err := sys.MappedPageSize(c.Memory); err == nil && real < c.PageSize {
-			return nil, fmt.Errorf("xsk: the memory has pages of %d bytes, not of %d: map it with huge pages, or set PageSize to %d: %w", real, c.PageSize, real, ErrPageSize)
+			return nil, fmt.Errorf("xsk: the memory has pages of %d bytes, not of %d: map it with huge pages, or set "+
+				"PageSize to %d: %w", real, c.PageSize, real, ErrPageSize)
 		}
 	}
 	u := &Umem{cfg: c, mask: 1<<48 - 1, low: 1<<48 - 1, high: 1<<16 - 1, mem: c.Memory}
@@ -103,24 +119,27 @@ func (u *Umem) Chunks() int { return len(u.cfg.Memory) / u.cfg.ChunkSize }
 // MaxFrame is the number of bytes of a received packet that fit into one chunk.
 func (u *Umem) MaxFrame() int { return u.cfg.ChunkSize - sys.XDPHeadroom - u.cfg.Headroom }
 
-// Queues is the number of queues that are open, counting those that are closed but have sockets. The memory must stay mapped
-// while there are any.
+// Queues is the number of queues that are open, counting those that are closed but have sockets.
+// The memory must stay mapped while there are any.
 func (u *Umem) Queues() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.queues)
 }
 
-// Chunk is the address of the chunk that an address from a ring lies in: what the fill ring takes. Of an unaligned umem it is what
-// was given to the fill or transmit ring as the beginning of the chunk. The fill ring also takes addresses as they come from the
-// receive and completion rings: the kernel does the same.
+// Chunk is the address of the chunk that an address from a ring lies in: what the fill ring takes.
+// Of an unaligned umem it is what was given to the fill or transmit ring as the beginning of the
+// chunk. The fill ring also takes addresses as they come from the receive and completion rings: the
+// kernel does the same.
 func (u *Umem) Chunk(addr uint64) uint64 { return addr & u.mask }
 
-// Offset is where in the memory an address from a ring points to. An unaligned umem's addresses have the distance from the
-// beginning of the chunk in their upper 16 bits (XSK_UNALIGNED_BUF_OFFSET_SHIFT).
+// Offset is where in the memory an address from a ring points to. An unaligned umem's addresses
+// have the distance from the beginning of the chunk in their upper 16 bits
+// (XSK_UNALIGNED_BUF_OFFSET_SHIFT).
 func (u *Umem) Offset(addr uint64) uint64 { return addr&u.low + addr>>48&u.high }
 
-// Data is the memory that a descriptor names, nil if that is not in the umem. Its length and capacity are d.Len.
+// Data is the memory that a descriptor names, nil if that is not in the umem. Its length and
+// capacity are d.Len.
 func (u *Umem) Data(d Desc) []byte {
 	from := u.Offset(d.Addr)
 	if size := uint64(len(u.mem)); from > size || uint64(d.Len) > size-from {
@@ -130,9 +149,10 @@ func (u *Umem) Data(d Desc) []byte {
 	return u.mem[from:to:to]
 }
 
-// Front is the n bytes in front of a received packet, in the same chunk: where an XDP program leaves what it knows of the packet
-// (bpf_xdp_adjust_meta; up to 255 bytes, the last of them next to the packet). They are whatever was there before if the program
-// left nothing. nil if the chunk does not have so many there, or is not in the umem.
+// Front is the n bytes in front of a received packet, in the same chunk: where an XDP program
+// leaves what it knows of the packet (bpf_xdp_adjust_meta; up to 255 bytes, the last of them next
+// to the packet). They are whatever was there before if the program left nothing. nil if the chunk
+// does not have so many there, or is not in the umem.
 func (u *Umem) Front(d Desc, n int) []byte {
 	at := u.Offset(d.Addr)
 	room := at & uint64(u.cfg.ChunkSize-1)
@@ -145,8 +165,8 @@ func (u *Umem) Front(d Desc, n int) []byte {
 	return u.mem[at-uint64(n) : at : at]
 }
 
-// Crosses reports whether a chunk at this offset lies across two pages of PageSize, which zero-copy mode takes only where the
-// device's addresses of both are neighbours.
+// Crosses reports whether a chunk at this offset lies across two pages of PageSize, which zero-copy
+// mode takes only where the device's addresses of both are neighbours.
 func (u *Umem) Crosses(offset uint64) bool {
 	page := uint64(u.cfg.PageSize)
 	return offset/page != (offset+uint64(u.cfg.ChunkSize)-1)/page
@@ -169,7 +189,8 @@ func (u *Umem) register(fd int) error {
 	return nil
 }
 
-// donor is an open queue whose registration of the memory a new one can share: the kernel gives the new one the donor's mode.
+// donor is an open queue whose registration of the memory a new one can share: the kernel gives the
+// new one the donor's mode.
 func (u *Umem) donor(c *QueueConfig) *Queue {
 	u.mu.Lock()
 	defer u.mu.Unlock()

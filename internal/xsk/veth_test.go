@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// flow sends numbered packets of given lengths from one socket to another one and accounts for every chunk of both.
+// flow sends numbered packets of given lengths from one socket to another one and accounts for
+// every chunk of both.
 type flow struct {
 	t        testing.TB
 	from, to *Socket
@@ -224,8 +225,10 @@ func (f *flow) run() {
 		f.t.Errorf("sender: %+v, %v", s, err)
 	}
 	f.filled = spare - len(f.spare)
-	if pending := f.to.queue.fill.Pending(); len(f.free) != total || !f.each && !f.to.queue.zeroCopy && pending != f.filled {
-		f.t.Errorf("%d of %d chunks of the sender; %d and %d in the fill ring of %d of the receiver", len(f.free), total, len(f.spare), pending, spare)
+	if pending := f.to.queue.fill.Pending(); len(f.free) != total || !f.each && !f.to.queue.zeroCopy &&
+		pending != f.filled {
+		f.t.Errorf("%d of %d chunks of the sender; %d and %d in the fill ring of %d of the receiver", len(f.free),
+			total, len(f.spare), pending, spare)
 	}
 	if len(distinct(f.t, f.free)) != total {
 		f.t.Error("a chunk of the sender came back twice")
@@ -301,17 +304,21 @@ func TestModes(t *testing.T) {
 				var err error
 				if i == 1 && c.page > 0 { // huge pages are dear: both ends use one umem
 					u[1] = u[0]
-				} else if u[i], err = NewUmem(UmemConfig{Memory: pages(t, size, c.page), PageSize: c.page, ChunkSize: c.chunk, Unaligned: c.unaligned, Headroom: c.headroom}); err != nil {
+				} else if u[i], err = NewUmem(UmemConfig{Memory: pages(t, size, c.page), PageSize: c.page,
+					ChunkSize: c.chunk, Unaligned: c.unaligned, Headroom: c.headroom}); err != nil {
 					t.Fatal(err)
 				}
-				q[i] = e.queue(t, i, u[i], QueueConfig{Mode: c.mode, NeedWakeup: c.needWakeup, FillSize: 64, CompletionSize: 64})
+				q[i] = e.queue(t, i, u[i], QueueConfig{Mode: c.mode, NeedWakeup: c.needWakeup, FillSize: 64,
+					CompletionSize: 64})
 				s[i] = e.socket(t, i, q[i], SocketConfig{RxSize: 64, TxSize: 64})
 				if zc, why := q[i].ZeroCopy(); zc || why == nil {
 					t.Errorf("veth is in zero-copy mode: %t, %v", zc, why)
 				}
 			}
 			put(t, e.program(t, 1, -1, false, c.generic), 0, s[1])
-			f := &flow{t: t, from: s[0], to: s[1], count: 3000, size: func(i int) int { return 32 + i%1400 }, free: chunks(u[0], 0, 64), spare: chunks(u[1], 100, 100), raw: c.needWakeup}
+			f := &flow{t: t, from: s[0], to: s[1], count: 3000, size: func(i int) int {
+				return 32 + i%1400
+			}, free: chunks(u[0], 0, 64), spare: chunks(u[1], 100, 100), raw: c.needWakeup}
 			f.run()
 		})
 	}

@@ -30,7 +30,8 @@ func roundCapacity(name string, capacity int, slotSize uintptr) (uint64, error) 
 		n = 1 << bits.Len64(uint64(capacity-1))
 	}
 	if slotSize > 0 && n > maxBytes/uint64(slotSize) {
-		return 0, fmt.Errorf("ring: %s: capacity %d of %d-byte slots needs more than %d GiB: lower the capacity or store pointers",
+		return 0, fmt.Errorf("ring: %s: capacity %d of %d-byte slots needs more than %d GiB: lower the capacity or "+
+			"store pointers",
 			name, capacity, slotSize, maxBytes>>30)
 	}
 	return n, nil

@@ -5,10 +5,13 @@ import (
 	"testing"
 )
 
-// A model of the protocol of Descriptors, one atomic access a step, and a search through all interleavings. The payload of a slot is two words, so that a torn read shows. What a
-// consumer reads must be what was published with its ticket; each ticket ends once; and where no thread can go on, everything has been published and has ended.
+// A model of the protocol of Descriptors, one atomic access a step, and a search through all
+// interleavings. The payload of a slot is two words, so that a torn read shows. What a consumer
+// reads must be what was published with its ticket; each ticket ends once; and where no thread can
+// go on, everything has been published and has ended.
 
-// bug is a fault of the seed's ring, put back into the model. The numbers are those of docs/feed.md.
+// bug is a fault of the seed's ring, put back into the model. The numbers are those of
+// docs/feed.md.
 type bug int
 
 const (
@@ -67,7 +70,8 @@ type model struct {
 	bug                  bug
 }
 
-// indexes reports whether the two indexes alone say what is in the ring, as in the seed: the producer moves tail when it has written.
+// indexes reports whether the two indexes alone say what is in the ring, as in the seed: the
+// producer moves tail when it has written.
 func (m *model) indexes() bool {
 	return m.bug == checkThenAdd || m.bug == oneValueCaught || m.bug == noUndo || m.bug == maskedTail
 }
@@ -82,7 +86,8 @@ func (m *model) start() (s modelState) {
 	return s
 }
 
-// search visits every state, and returns how many there are and what is wrong with the first bad one.
+// search visits every state, and returns how many there are and what is wrong with the first bad
+// one.
 func (m *model) search() (states int, wrong string) {
 	seen := map[modelState]struct{}{}
 	stack := []modelState{m.start()}
@@ -246,7 +251,8 @@ func (m *model) consume(s *modelState, k int) string {
 	case atStart:
 		if !m.indexes() {
 			th.t, th.n, th.i, th.at = s.head, 0, 0, atScan
-		} else if s.head != s.tail && (m.bug != noUndo || int8(s.head-s.tail) < 0) { // with noUndo heads that run away are caught, or there would be no end
+		} else if s.head != s.tail && (m.bug != noUndo || int8(s.head-s.tail) < 0) {
+			// with noUndo heads that run away are caught, or there would be no end
 			th.at = atCAS
 		}
 	case atScan:
@@ -290,8 +296,10 @@ func (m *model) consume(s *modelState, k int) string {
 		th.at = atSecond
 	case atSecond:
 		ticket := th.t + th.i
-		if second := s.pay[ticket&modelMask][1]; ticket >= s.published || ticket >= modelTickets || th.word != s.tag[ticket] || second != s.tag[ticket] {
-			return fmt.Sprintf("ticket %d is torn or was never published: words %#x and %#x, expected %#x", ticket, th.word, second, s.tag[ticket%modelTickets])
+		if second := s.pay[ticket&modelMask][1]; ticket >= s.published || ticket >= modelTickets ||
+			th.word != s.tag[ticket] || second != s.tag[ticket] {
+			return fmt.Sprintf("ticket %d is torn or was never published: words %#x and %#x, expected %#x", ticket,
+				th.word, second, s.tag[ticket%modelTickets])
 		}
 		if s.ends[ticket]++; s.ends[ticket] > 1 {
 			return "a ticket ends twice"
@@ -325,7 +333,8 @@ func (m *model) consume(s *modelState, k int) string {
 	return ""
 }
 
-// TestDescriptorsModel searches all interleavings of small rings: nothing is lost, torn or given twice. With a bug of the seed put back, the search finds it.
+// TestDescriptorsModel searches all interleavings of small rings: nothing is lost, torn or given
+// twice. With a bug of the seed put back, the search finds it.
 func TestDescriptorsModel(t *testing.T) {
 	for _, m := range []model{
 		{producers: 1, consumers: 1, each: 5, batch: 2},
@@ -344,7 +353,8 @@ func TestDescriptorsModel(t *testing.T) {
 	for _, b := range []struct {
 		name string
 		bug  bug
-	}{{"bug 1", checkThenAdd}, {"bug 2", oneValueCaught}, {"bug 3", noUndo}, {"bug 4", maskedTail}, {"bug 5", claimIsRelease}, {"bug 7", plainPublish}, {"bug 11", ownSnapshots}} {
+	}{{"bug 1", checkThenAdd}, {"bug 2", oneValueCaught}, {"bug 3", noUndo}, {"bug 4", maskedTail},
+		{"bug 5", claimIsRelease}, {"bug 7", plainPublish}, {"bug 11", ownSnapshots}} {
 		t.Run(b.name, func(t *testing.T) {
 			m := model{producers: 1, consumers: 3, each: 4, batch: 2, bug: b.bug}
 			states, wrong := m.search()

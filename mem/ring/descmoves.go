@@ -2,8 +2,9 @@ package ring
 
 import "fmt"
 
-// claimRun takes a run of up to want tickets from next, whose slots have the sequence ticket+ready (0 for producers, 1 for consumers), with one compare-and-swap. n is
-// 0 where the first slot is not ready.
+// claimRun takes a run of up to want tickets from next, whose slots have the sequence ticket+ready
+// (0 for producers, 1 for consumers), with one compare-and-swap. n is 0 where the first slot is not
+// ready.
 func (r *Descriptors) claimRun(producer bool, want uint64) (t, n uint64, err error) {
 	next, retries, ready := &r.h.head, &r.h.getRetries, uint64(1)
 	if producer {
@@ -31,8 +32,9 @@ func (r *Descriptors) claimRun(producer bool, want uint64) (t, n uint64, err err
 	}
 }
 
-// Publish puts the first of ds, as many as there is room for, next to each other, and returns their number. Their bytes are the consumers' until they are released. The
-// error is ErrClosed, ErrCorrupt, or wraps ErrPayload: then nothing was published.
+// Publish puts the first of ds, as many as there is room for, next to each other, and returns their
+// number. Their bytes are the consumers' until they are released. The error is ErrClosed,
+// ErrCorrupt, or wraps ErrPayload: then nothing was published.
 func (r *Descriptors) Publish(ds []Desc) (int, error) {
 	if len(ds) == 0 {
 		return 0, nil
@@ -43,14 +45,16 @@ func (r *Descriptors) Publish(ds []Desc) (int, error) {
 		}
 	}
 	t, n, err := r.Reserve(len(ds))
-	for i := n - 1; i >= 0; i-- { // the first comes last: a consumer that looks at it meanwhile finds the whole run behind it
+	for i := n - 1; i >= 0; i-- {
+		// the first comes last: a consumer that looks at it meanwhile finds the whole run behind it
 		r.Put(t+uint64(i), ds[i])
 	}
 	return n, err
 }
 
-// Reserve takes up to want free slots next to each other, for who must know the ticket before the descriptor, and returns the first ticket and their number. Each is Put once; nothing behind it
-// is seen before.
+// Reserve takes up to want free slots next to each other, for who must know the ticket before the
+// descriptor, and returns the first ticket and their number. Each is Put once; nothing behind it is
+// seen before.
 func (r *Descriptors) Reserve(want int) (ticket uint64, n int, err error) {
 	if r.h.left.Load()|r.h.closed.Load() != 0 {
 		return 0, 0, ErrClosed
@@ -72,11 +76,13 @@ func (r *Descriptors) Put(ticket uint64, d Desc) {
 // Refuse counts n descriptors that found no room and that the producer gives up (drop-new).
 func (r *Descriptors) Refuse(n int) { r.h.refused.Add(uint64(n)) }
 
-// Claim takes the oldest descriptors that nobody has claimed, as many as there are and as dst has room for, copies them to dst, and returns the first's ticket and their number. The
-// others follow it. The caller releases each ticket once, in any order.
+// Claim takes the oldest descriptors that nobody has claimed, as many as there are and as dst has
+// room for, copies them to dst, and returns the first's ticket and their number. The others follow
+// it. The caller releases each ticket once, in any order.
 //
-// The error is ErrClosed when producers have closed and nothing is left, or consumers have; ErrCorrupt; or wraps ErrPayload, and then n is how many were claimed: those whose
-// Len is 0 and which have DescVoid named bytes outside the payload memory.
+// The error is ErrClosed when producers have closed and nothing is left, or consumers have;
+// ErrCorrupt; or wraps ErrPayload, and then n is how many were claimed: those whose Len is 0 and
+// which have DescVoid named bytes outside the payload memory.
 func (r *Descriptors) Claim(dst []Desc) (ticket uint64, n int, err error) {
 	if len(dst) == 0 {
 		return 0, 0, nil
@@ -101,7 +107,8 @@ func (r *Descriptors) Claim(dst []Desc) (ticket uint64, n int, err error) {
 	return t, int(k), r.read(dst[:k], t)
 }
 
-// Read copies the descriptors of tickets from ticket on again, which the caller has claimed and not released. The error is that of Claim.
+// Read copies the descriptors of tickets from ticket on again, which the caller has claimed and not
+// released. The error is that of Claim.
 func (r *Descriptors) Read(dst []Desc, ticket uint64) error { return r.read(dst, ticket) }
 
 // read copies the descriptors of tickets from t on, and voids those that name no payload.
@@ -129,8 +136,10 @@ func (r *Descriptors) free(ticket uint64, n int) {
 	}
 }
 
-// DropOldest takes up to len(dst) of the oldest descriptors that no consumer has claimed, to make room (drop-old), and returns how many. Their bytes are the caller's. It claims as a consumer does, so
-// head is changed by both sides: consumers must be on this processor, or on a device whose read-modify-writes of this memory are atomic to the CPU.
+// DropOldest takes up to len(dst) of the oldest descriptors that no consumer has claimed, to make
+// room (drop-old), and returns how many. Their bytes are the caller's. It claims as a consumer
+// does, so head is changed by both sides: consumers must be on this processor, or on a device whose
+// read-modify-writes of this memory are atomic to the CPU.
 func (r *Descriptors) DropOldest(dst []Desc) (n int, err error) {
 	if len(dst) == 0 {
 		return 0, nil
@@ -148,14 +157,18 @@ func (r *Descriptors) DropOldest(dst []Desc) (n int, err error) {
 	return int(k), err
 }
 
-// Recover says what a dead side has left behind, and makes the ring whole again. The caller knows that no producer and no consumer is alive, in any process or kernel.
+// Recover says what a dead side has left behind, and makes the ring whole again. The caller knows
+// that no producer and no consumer is alive, in any process or kernel.
 //
-// Tickets that a producer had claimed and not published are published as void (DescVoid), so that consumers get past them. Descriptors that a consumer had claimed and not
-// released are returned, oldest first, as many as dst has room for, and released: publish them again, and nothing is lost; the consumer may have begun with them. Call it
-// again until it returns 0. A ring that was closed is open afterwards.
+// Tickets that a producer had claimed and not published are published as void (DescVoid), so that
+// consumers get past them. Descriptors that a consumer had claimed and not released are returned,
+// oldest first, as many as dst has room for, and released: publish them again, and nothing is lost;
+// the consumer may have begun with them. Call it again until it returns 0. A ring that was closed
+// is open afterwards.
 //
-// A side that dies in Release or DropOldest has freed slots and not counted them. Recover counts again what is in the ring, and sets the count of released descriptors to the
-// rest: what a DropOldest freed and did not count is among them.
+// A side that dies in Release or DropOldest has freed slots and not counted them. Recover counts
+// again what is in the ring, and sets the count of released descriptors to the rest: what a
+// DropOldest freed and did not count is among them.
 func (r *Descriptors) Recover(dst []Desc) (n int) {
 	head, tail := r.h.head.Load(), r.h.tail.Load()
 	for t := head; t != tail; t++ {

@@ -23,8 +23,9 @@ func descs(t testing.TB, slots int, payload, start uint64) (*Descriptors, []byte
 	return r, mem
 }
 
-// TestDescriptorsAreAQueue runs random calls against a slice: full at exactly Cap, empty at none, batches as large as can be, releases in any order, drops only of what nobody
-// has claimed, and the books right after each step. Tickets cross 2^64.
+// TestDescriptorsAreAQueue runs random calls against a slice: full at exactly Cap, empty at none,
+// batches as large as can be, releases in any order, drops only of what nobody has claimed, and the
+// books right after each step. Tickets cross 2^64.
 func TestDescriptorsAreAQueue(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		slots := rapid.IntRange(1, 9).Draw(rt, "slots")
@@ -46,7 +47,8 @@ func TestDescriptorsAreAQueue(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"": func(rt *rapid.T) {
 				s := r.Stats()
-				if got, want := s.InRing, uint64(len(queue)+len(held)); got != want || s.Claimed != uint64(len(held)) || s.Published != s.Released+s.Dropped+s.InRing {
+				if got, want := s.InRing, uint64(len(queue)+len(held)); got != want || s.Claimed != uint64(len(held)) ||
+					s.Published != s.Released+s.Dropped+s.InRing {
 					rt.Fatalf("stats %+v with %d waiting and %d claimed", s, len(queue), len(held))
 				}
 				if r.Len() != len(queue) {
@@ -57,11 +59,13 @@ func TestDescriptorsAreAQueue(t *testing.T) {
 				ds := make([]Desc, rapid.IntRange(0, 2*n).Draw(rt, "n"))
 				for i := range ds {
 					tag++
-					ds[i] = Desc{Off: tag, Len: 3 * tag, Time: -int64(tag), Tag: tag, Value: ^tag, Flow: uint32(tag), Hash: 7, Source: 8, Flags: DescFrame}
+					ds[i] = Desc{Off: tag, Len: 3 * tag, Time: -int64(tag), Tag: tag, Value: ^tag, Flow: uint32(tag),
+						Hash: 7, Source: 8, Flags: DescFrame}
 				}
 				k, err := r.Publish(ds)
 				if want := min(len(ds), n-int(next-oldest)); k != want || err != nil {
-					rt.Fatalf("Publish of %d with tickets %d to %d of %d took %d (%v), expected %d", len(ds), oldest, next, n, k, err, want)
+					rt.Fatalf("Publish of %d with tickets %d to %d of %d took %d (%v), expected %d", len(ds), oldest,
+						next, n, k, err, want)
 				}
 				queue = append(queue, ds[:k]...)
 				next += uint64(k)
@@ -117,8 +121,10 @@ func TestDescriptorsAreAQueue(t *testing.T) {
 	})
 }
 
-// TestDescriptorsTorn has many goroutines on both sides, one of which drops the oldest, and a slot of payload for each descriptor whose bytes must be the ones that were published while a consumer holds
-// it. Every descriptor ends once, those of one producer in order as one consumer sees them; empty polls of many lose nothing.
+// TestDescriptorsTorn has many goroutines on both sides, one of which drops the oldest, and a slot
+// of payload for each descriptor whose bytes must be the ones that were published while a consumer
+// holds it. Every descriptor ends once, those of one producer in order as one consumer sees them;
+// empty polls of many lose nothing.
 func TestDescriptorsTorn(t *testing.T) {
 	const producers, consumers, slots, each = 3, 3, 8, 20000
 	r, mem := descs(t, slots, 1<<20, math.MaxUint64-1000)
@@ -219,7 +225,8 @@ func TestDescriptorsTorn(t *testing.T) {
 		}
 	}
 	s := r.Stats()
-	if s.Published+1001 != producers*each || s.Released+s.Dropped != s.Published || s.InRing != 0 { // tickets began 1001 before 0
+	if s.Published+1001 != producers*each || s.Released+s.Dropped != s.Published || s.InRing != 0 {
+		// tickets began 1001 before 0
 		t.Errorf("books: %+v", s)
 	}
 }
@@ -279,7 +286,8 @@ func TestDescriptorsClose(t *testing.T) {
 	}
 }
 
-// TestDescriptorsRecover: a producer that dies between claim and publication, and a consumer between claim and release, lose nothing that Recover does not name.
+// TestDescriptorsRecover: a producer that dies between claim and publication, and a consumer
+// between claim and release, lose nothing that Recover does not name.
 func TestDescriptorsRecover(t *testing.T) {
 	r, mem := descs(t, 4, 8, 0)
 	if _, err := r.Publish([]Desc{{Tag: 1}, {Tag: 2}}); err != nil {
@@ -350,7 +358,8 @@ func TestDescriptorsAttach(t *testing.T) {
 	}
 }
 
-// TestDescriptorsHostile: a descriptor outside the payload is refused on both sides, and tickets that cannot be end the ring.
+// TestDescriptorsHostile: a descriptor outside the payload is refused on both sides, and tickets
+// that cannot be end the ring.
 func TestDescriptorsHostile(t *testing.T) {
 	const big = 1 << 63
 	r, _ := descs(t, 4, 100, 0)
@@ -364,7 +373,8 @@ func TestDescriptorsHostile(t *testing.T) {
 	}
 	r.slots[1].d.Off = 50
 	var dst [2]Desc
-	if _, n, err := r.Claim(dst[:]); n != 2 || !errors.Is(err, ErrPayload) || dst[1] != (Desc{Tag: 7, Flags: DescVoid}) {
+	if _, n, err := r.Claim(dst[:]); n != 2 || !errors.Is(err, ErrPayload) ||
+		dst[1] != (Desc{Tag: 7, Flags: DescVoid}) {
 		t.Errorf("claimed %d: %+v, %v", n, dst, err)
 	}
 	for name, do := range map[string]func(*Descriptors) error{
@@ -410,7 +420,8 @@ func TestDescriptorsAllocateNothing(t *testing.T) {
 	}
 }
 
-// The cost of one descriptor falls with the burst: one claim and one count for all. ns/op is that of one descriptor, put and got by one goroutine.
+// The cost of one descriptor falls with the burst: one claim and one count for all. ns/op is that
+// of one descriptor, put and got by one goroutine.
 func BenchmarkDescriptors(b *testing.B) {
 	for _, burst := range []int{1, 8, 64} {
 		b.Run(fmt.Sprintf("burst %d", burst), func(b *testing.B) {

@@ -5,7 +5,8 @@ import (
 	"unsafe"
 )
 
-// headerAt is the header of a ring of descriptors. The caller has checked length and alignment, and keeps mem mapped.
+// headerAt is the header of a ring of descriptors. The caller has checked length and alignment, and
+// keeps mem mapped.
 func headerAt(mem []byte) *descHeader {
 	return (*descHeader)(unsafe.Pointer(&mem[:descHeaderSize][0]))
 }
@@ -16,7 +17,8 @@ func magicWord(mem []byte) *atomic.Uint64 { return wordAt(mem, 0) }
 // descriptorsAt is a ring of n slots. The caller has checked that mem holds them.
 func descriptorsAt(mem []byte, n, payload uint64) *Descriptors {
 	body := mem[descHeaderSize : descHeaderSize+n*descSlotSize]
-	return &Descriptors{h: headerAt(mem), slots: unsafe.Slice((*descSlot)(unsafe.Pointer(&body[0])), n), mask: n - 1, payload: payload}
+	return &Descriptors{h: headerAt(mem), slots: unsafe.Slice((*descSlot)(unsafe.Pointer(&body[0])), n), mask: n - 1,
+		payload: payload}
 }
 
 // These lines fail to compile if the layout is not what its sizes say.

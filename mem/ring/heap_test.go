@@ -7,7 +7,8 @@ import (
 )
 
 func TestCapacity(t *testing.T) {
-	for _, c := range []struct{ ask, want int }{{1, 2}, {2, 2}, {3, 4}, {4, 4}, {5, 8}, {1000, 1024}, {1024, 1024}, {1025, 2048}} {
+	for _, c := range []struct{ ask, want int }{{1, 2}, {2, 2}, {3, 4}, {4, 4}, {5, 8}, {1000, 1024}, {1024, 1024},
+		{1025, 2048}} {
 		s, err := NewSPSC[int](c.ask)
 		if err != nil || s.Cap() != c.want {
 			t.Errorf("NewSPSC(%d): cap %d, %v, want %d", c.ask, s.Cap(), err, c.want)
@@ -32,7 +33,8 @@ func TestCapacity(t *testing.T) {
 			t.Errorf("NewMPMC(%d) was accepted", bad)
 		}
 	}
-	if _, err := NewSPSC[[1 << 16]byte](MaxCapacity); err == nil || !strings.Contains(err.Error(), "lower the capacity") {
+	if _, err := NewSPSC[[1 << 16]byte](MaxCapacity); err == nil ||
+		!strings.Contains(err.Error(), "lower the capacity") {
 		t.Errorf("64 TiB of slots: error %v", err)
 	}
 	if s, err := NewSPSC[struct{}](8); err != nil || !s.Put(struct{}{}) {

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// Words in the second half of the shared memory, for the process that is stepped and the one that steps it.
+// Words in the second half of the shared memory, for the process that is stepped and the one that
+// steps it.
 const (
 	stepThread = halfSize      // its thread
 	stepGo     = halfSize + 8  // 1: it may begin
@@ -19,7 +20,8 @@ const (
 	stepSlots  = 4
 )
 
-// stepped is the process that the test steps: every call of a ring of descriptors, over more than a lap, with tickets that no call puts or releases.
+// stepped is the process that the test steps: every call of a ring of descriptors, over more than a
+// lap, with tickets that no call puts or releases.
 func stepped(mem []byte) error {
 	r, err := AttachDescriptors(mem[:DescriptorsSize(stepSlots)])
 	if err != nil {
@@ -58,8 +60,10 @@ func stepped(mem []byte) error {
 	return errors.Join(append(errs[:], r.Check())...)
 }
 
-// TestDescriptorsKilledAnywhere steps another process through the calls of a ring, one instruction at a time. What it has stored is what it leaves behind if it is killed there: from each such memory
-// Recover makes a ring whose counts add up, with every descriptor that was published and not released, once.
+// TestDescriptorsKilledAnywhere steps another process through the calls of a ring, one instruction
+// at a time. What it has stored is what it leaves behind if it is killed there: from each such
+// memory Recover makes a ring whose counts add up, with every descriptor that was published and not
+// released, once.
 func TestDescriptorsKilledAnywhere(t *testing.T) {
 	mem, f := sharedMemory(t)
 	shared := mem[:DescriptorsSize(stepSlots)]

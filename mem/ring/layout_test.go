@@ -27,7 +27,8 @@ func TestLayoutKeepsSidesApart(t *testing.T) {
 					t.Fatalf("%v has no field %s", c.ring, name)
 				}
 				if i > 0 && f.Offset < end+lineSize {
-					t.Errorf("%v: %s lies %d bytes behind what another side writes, want %d", c.ring, name, f.Offset-end, lineSize)
+					t.Errorf("%v: %s lies %d bytes behind what another side writes, want %d", c.ring, name,
+						f.Offset-end, lineSize)
 				}
 				last = max(last, f.Offset+f.Type.Size())
 				fields++
@@ -35,7 +36,8 @@ func TestLayoutKeepsSidesApart(t *testing.T) {
 			end = last
 		}
 		if c.ring.Size() < end+lineSize {
-			t.Errorf("%v: the next object begins %d bytes behind the last side, want %d", c.ring, c.ring.Size()-end, lineSize)
+			t.Errorf("%v: the next object begins %d bytes behind the last side, want %d", c.ring, c.ring.Size()-end,
+				lineSize)
 		}
 		for i := range c.ring.NumField() {
 			if c.ring.Field(i).Name == "_" {

@@ -12,14 +12,18 @@ import (
 
 var update = flag.Bool("update", false, "write the layout for OpenCL C anew")
 
-// layoutInC is the layout as OpenCL C: ps_ring and ps_slot, with the fields of the Go structures in the same places.
+// layoutInC is the layout as OpenCL C: ps_ring and ps_slot, with the fields of the Go structures in
+// the same places.
 func layoutInC() string {
 	var b strings.Builder
-	b.WriteString("// Made of descHeader and descSlot of package ring by its tests; do not edit: go test -run ^TestLayoutInC$ -update .\n")
+	b.WriteString("// Made of descHeader and descSlot of package ring by its tests; do not edit: go test -run " +
+		"^TestLayoutInC$ -update .\n")
 	structure(&b, "ps_slot", flat(reflect.TypeFor[descSlot](), 0))
 	structure(&b, "ps_ring", flat(reflect.TypeFor[descHeader](), 0))
-	fmt.Fprintf(&b, "typedef char ps_slot_has_its_size[sizeof(ps_slot) == %d ? 1 : -1];\ntypedef char ps_ring_has_its_size[sizeof(ps_ring) == %d ? 1 : -1];\n", descSlotSize, descHeaderSize)
-	fmt.Fprintf(&b, "#define PS_DESC_VOID %du\n#define PS_DESC_TRUNCATED %du\n#define PS_DESC_FRAME %du\n", DescVoid, DescTruncated, DescFrame)
+	fmt.Fprintf(&b, "typedef char ps_slot_has_its_size[sizeof(ps_slot) == %d ? 1 : -1];\ntypedef char "+
+		"ps_ring_has_its_size[sizeof(ps_ring) == %d ? 1 : -1];\n", descSlotSize, descHeaderSize)
+	fmt.Fprintf(&b, "#define PS_DESC_VOID %du\n#define PS_DESC_TRUNCATED %du\n#define PS_DESC_FRAME %du\n", DescVoid,
+		DescTruncated, DescFrame)
 	return b.String()
 }
 
@@ -74,6 +78,7 @@ func TestLayoutInC(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(have) != layoutInC() {
-		t.Errorf("%s is not what the structures of this package are: go test -run ^TestLayoutInC$ -update ./mem/ring, and make generate", file)
+		t.Errorf("%s is not what the structures of this package are: go test -run ^TestLayoutInC$ -update "+
+			"./mem/ring, and make generate", file)
 	}
 }

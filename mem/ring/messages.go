@@ -108,7 +108,8 @@ func (m *Message) Payload() []byte { return m.Data[:min(int(m.Len), MaxPayload)]
 func messageCells(name string, mem []byte) ([]byte, uint64, error) {
 	n := (len(mem) - messagesCells) / cellSize
 	if len(mem) < messagesCells || n < MinMessageCells || MessagesSize(n) != len(mem) {
-		return nil, 0, fmt.Errorf("ring: %s: %d bytes of memory do not make a message ring: want %d + %d*n bytes, n a power of two from %d to %d (MessagesSize tells)",
+		return nil, 0, fmt.Errorf("ring: %s: %d bytes of memory do not make a message ring: want %d + %d*n bytes, n "+
+			"a power of two from %d to %d (MessagesSize tells)",
 			name, len(mem), messagesCells, cellSize, MinMessageCells, MaxMessageCells)
 	}
 	if err := checkAligned(name, mem); err != nil {
@@ -156,7 +157,8 @@ func commitOf(t uint64) uint64 { return (t + 1) << seqShift }
 // ErrCorrupt, or says that the payload is too long.
 func (w *MessagesWriter) Put(kind uint8, a, b, c, d uint64, payload []byte) (bool, error) {
 	if len(payload) > MaxPayload {
-		return false, fmt.Errorf("ring: MessagesWriter.Put: payload of %d bytes: at most %d fit in a message", len(payload), MaxPayload)
+		return false, fmt.Errorf("ring: MessagesWriter.Put: payload of %d bytes: at most %d fit in a message",
+			len(payload), MaxPayload)
 	}
 	n := uint64(MessageCells(len(payload)))
 	t := w.ticket

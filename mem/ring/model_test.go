@@ -80,7 +80,8 @@ func TestHeapRingsAreQueues(t *testing.T) {
 					}
 					n := r.PutBatch(vs)
 					if want := min(len(vs), r.Cap()-len(model)); n != want {
-						t.Fatalf("PutBatch of %d with %d of %d items took %d, want %d", len(vs), len(model), r.Cap(), n, want)
+						t.Fatalf("PutBatch of %d with %d of %d items took %d, want %d", len(vs), len(model), r.Cap(), n,
+							want)
 					}
 					model = append(model, vs[:n]...)
 				},

@@ -184,8 +184,9 @@ func spin(t *testing.T, what string, step func() (done bool)) {
 	}
 }
 
-// TestDescriptorsBetweenProcesses has another process attach and answer, kills it at any moment, recovers what it had, and goes on with another one: every descriptor is answered, in
-// all at least once, and nothing is invented.
+// TestDescriptorsBetweenProcesses has another process attach and answer, kills it at any moment,
+// recovers what it had, and goes on with another one: every descriptor is answered, in all at least
+// once, and nothing is invented.
 func TestDescriptorsBetweenProcesses(t *testing.T) {
 	const total = 3000
 	mem, f := sharedMemory(t)
@@ -286,7 +287,8 @@ func TestMessagesBetweenProcesses(t *testing.T) {
 			if !ok || err != nil {
 				t.Fatalf("ready, but %v, %v", ok, err)
 			}
-			if m.Kind != uint8(got) || m.Words != [4]uint64{got, got << 20, 3, got} || !bytes.Equal(m.Payload(), of(got)) {
+			if m.Kind != uint8(got) || m.Words != [4]uint64{got, got << 20, 3, got} ||
+				!bytes.Equal(m.Payload(), of(got)) {
 				t.Fatalf("message %d came back wrong: %+v", got, m)
 			}
 			got++

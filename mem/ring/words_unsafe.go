@@ -22,7 +22,8 @@ func wordAt(mem []byte, off int) *atomic.Uint64 {
 // checkAligned says whether mem starts on a cache line.
 func checkAligned(name string, mem []byte) error {
 	if r := uintptr(unsafe.Pointer(unsafe.SliceData(mem))) % shareAlign; r != 0 {
-		return fmt.Errorf("ring: %s: memory starts %d bytes after a multiple of %d: pass a mapping, or an aligned part of one",
+		return fmt.Errorf("ring: %s: memory starts %d bytes after a multiple of %d: pass a mapping, or an aligned "+
+			"part of one",
 			name, r, shareAlign)
 	}
 	return nil

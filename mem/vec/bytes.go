@@ -5,7 +5,8 @@ import (
 	"math/bits"
 )
 
-// minKernel is the length from which the functions of this file use assembly; below it calls cost more than they bring.
+// minKernel is the length from which the functions of this file use assembly; below it calls cost
+// more than they bring.
 const minKernel = 256
 
 // front is how many of n bytes kernels take: whole turns of their loops, none below minKernel.
@@ -25,8 +26,9 @@ func past(n int) bool {
 	return t != nil && t.kernels[classOf(n)].NonTemporal()
 }
 
-// Set fills dst with the 8 bytes of pattern, little-endian, again and again. dst may end within a pattern. For one byte v pattern is v*0x0101010101010101.
-// Large slices are filled past the caches where Copy copies so.
+// Set fills dst with the 8 bytes of pattern, little-endian, again and again. dst may end within a
+// pattern. For one byte v pattern is v*0x0101010101010101. Large slices are filled past the caches
+// where Copy copies so.
 func Set(dst []byte, pattern uint64) {
 	if pattern == 0 {
 		clear(dst)
@@ -56,9 +58,10 @@ func setScalar(dst []byte, pattern uint64) {
 	}
 }
 
-// Xor sets dst[i] = a[i] ^ b[i] for as many bytes as all three have, and returns their number. dst may be a or b, or overlap neither: that is
-// crypto/subtle.XORBytes, which panics where they overlap otherwise, without its panic; dst is undefined then. Large results are stored past the caches where Copy does so, unless
-// dst is a or b.
+// Xor sets dst[i] = a[i] ^ b[i] for as many bytes as all three have, and returns their number. dst
+// may be a or b, or overlap neither: that is crypto/subtle.XORBytes, which panics where they
+// overlap otherwise, without its panic; dst is undefined then. Large results are stored past the
+// caches where Copy does so, unless dst is a or b.
 func Xor(dst, a, b []byte) int {
 	all := min(len(dst), len(a), len(b))
 	dst, a, b = dst[:all], a[:all], b[:all]
@@ -89,8 +92,9 @@ func xorScalar(dst, a, b []byte) {
 	}
 }
 
-// Sum is the one's complement sum of the internet checksum (RFC 1071) of p's words of 16 bits in network order, folded to 16 bits. A last odd byte
-// is the upper half of a word. The sum is 0 only where all bytes are, and is the same for each alignment; sums of even pieces add up, with carries
+// Sum is the one's complement sum of the internet checksum (RFC 1071) of p's words of 16 bits in
+// network order, folded to 16 bits. A last odd byte is the upper half of a word. The sum is 0 only
+// where all bytes are, and is the same for each alignment; sums of even pieces add up, with carries
 // added at the end.
 func Sum(p []byte) uint16 {
 	raceRead(p)
@@ -139,8 +143,9 @@ func newOrder(size int) *[16]byte {
 	return o
 }
 
-// Swap reverses the bytes of each element of src, into dst, and returns how many bytes that was: whole elements of size bytes, 2, 4 or 8, as many as both have. dst may be
-// src, or overlap it nowhere. It panics for another size.
+// Swap reverses the bytes of each element of src, into dst, and returns how many bytes that was:
+// whole elements of size bytes, 2, 4 or 8, as many as both have. dst may be src, or overlap it
+// nowhere. It panics for another size.
 func Swap(dst, src []byte, size int) int {
 	order := orders[size]
 	if order == nil {
@@ -172,8 +177,10 @@ func swapScalar(dst, src []byte, size int) {
 	}
 }
 
-// Scatter copies src, elements of size bytes one behind the other, to dst, where one begins every stride bytes: the corner turn of one row. A last part of an element is left out. It panics where dst is too
-// short for the last element, where size is below 1, or stride below size. dst and src do not overlap.
+// Scatter copies src, elements of size bytes one behind the other, to dst, where one begins every
+// stride bytes: the corner turn of one row. A last part of an element is left out. It panics where
+// dst is too short for the last element, where size is below 1, or stride below size. dst and src
+// do not overlap.
 func Scatter(dst []byte, stride int, src []byte, size int) {
 	if size < 1 || stride < size {
 		panic("vec: Scatter of elements that are empty or overlap")
@@ -195,7 +202,8 @@ func Scatter(dst []byte, stride int, src []byte, size int) {
 	}
 }
 
-// Gather fills dst with elements of size bytes that begin every stride bytes of src: what Scatter does, backwards. It panics as Scatter does, for src.
+// Gather fills dst with elements of size bytes that begin every stride bytes of src: what Scatter
+// does, backwards. It panics as Scatter does, for src.
 func Gather(dst []byte, src []byte, stride, size int) {
 	if size < 1 || stride < size {
 		panic("vec: Gather of elements that are empty or overlap")

@@ -2,7 +2,8 @@
 
 package vec
 
-// processors calls f as on this processor, as on one without AVX-512, and as on one without kernels.
+// processors calls f as on this processor, as on one without AVX-512, and as on one without
+// kernels.
 func processors(f func(name string)) {
 	a, b := hasBytes, hasAVX512
 	defer func() { hasBytes, hasAVX512 = a, b }()

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// checkBytes compares each operation with its twin for n bytes at some alignments, and what lies around the result.
+// checkBytes compares each operation with its twin for n bytes at some alignments, and what lies
+// around the result.
 func checkBytes(t *testing.T, name string, n int) {
 	t.Helper()
 	d, x, y := rand.IntN(64), rand.IntN(64), rand.IntN(64)
@@ -38,7 +39,9 @@ func checkBytes(t *testing.T, name string, n int) {
 				t.Errorf("%s: Swap of %d bytes returned another number", name, n)
 			}
 		}, func(dst []byte) { scalarSwap(dst, p, size) })
-		around(fmt.Sprint("Swap in place ", size), func(dst []byte) { Swap(dst, dst, size) }, func(dst []byte) { scalarSwap(dst, bytes.Clone(dst), size) })
+		around(fmt.Sprint("Swap in place ", size), func(dst []byte) {
+			Swap(dst, dst, size)
+		}, func(dst []byte) { scalarSwap(dst, bytes.Clone(dst), size) })
 	}
 	if got, want := Sum(p), scalarSum(p); got != want {
 		t.Fatalf("%s, Sum: %d bytes at +%d: %#x, want %#x", name, n, x, got, want)
@@ -53,7 +56,8 @@ func TestBytesEveryLength(t *testing.T) {
 	})
 }
 
-// TestBytesBoundaries goes around the sizes where kernels are called again, and where they store past the caches.
+// TestBytesBoundaries goes around the sizes where kernels are called again, and where they store
+// past the caches.
 func TestBytesBoundaries(t *testing.T) {
 	for _, k := range []Kernel{Builtin, anyNonTemporal} {
 		useKernel(t, k)
@@ -68,7 +72,8 @@ func TestBytesBoundaries(t *testing.T) {
 
 func TestLengthsDiffer(t *testing.T) {
 	a, b, dst := noise(700), noise(800), make([]byte, 600)
-	for _, c := range []struct{ got, want int }{{Xor(dst, a, b), 600}, {Xor(dst, a[:500], b), 500}, {Xor(dst, a, b[:400]), 400}, {Xor(nil, a, b), 0},
+	for _, c := range []struct{ got, want int }{{Xor(dst, a, b), 600}, {Xor(dst, a[:500], b), 500},
+		{Xor(dst, a, b[:400]), 400}, {Xor(nil, a, b), 0},
 		{Swap(dst, a, 8), 600}, {Swap(dst[:301], a, 2), 300}, {Swap(dst, a[:303], 4), 300}, {Swap(dst, nil, 4), 0}} {
 		if c.got != c.want {
 			t.Errorf("%d bytes, want %d", c.got, c.want)
@@ -94,7 +99,8 @@ func TestSumCarries(t *testing.T) {
 	})
 }
 
-// TestIndex finds patterns of all lengths that were put at a place, among bytes that are like them, and does not find those that are not there.
+// TestIndex finds patterns of all lengths that were put at a place, among bytes that are like them,
+// and does not find those that are not there.
 func TestIndex(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	processors(func(name string) {
@@ -115,14 +121,16 @@ func TestIndex(t *testing.T) {
 					copy(p[r.IntN(len(p)-len(pattern)+1):], pattern)
 				}
 				if got, want := Index(p, pattern), scalarIndex(p, pattern); got != want {
-					t.Fatalf("%s: %d among %d bytes of %d letters: at %d, want %d\n%x\n%x", name, len(pattern), len(p), letters, got, want, pattern, p)
+					t.Fatalf("%s: %d among %d bytes of %d letters: at %d, want %d\n%x\n%x", name, len(pattern), len(p),
+						letters, got, want, pattern, p)
 				}
 			}
 		}
 	})
 }
 
-// TestIndexEveryPlace has a pattern at each place, behind one that is nearly the same at each place.
+// TestIndexEveryPlace has a pattern at each place, behind one that is nearly the same at each
+// place.
 func TestIndexEveryPlace(t *testing.T) {
 	processors(func(name string) {
 		for _, n := range []int{2, 3, 17, 64, 70} {
@@ -158,7 +166,8 @@ func TestScatterGather(t *testing.T) {
 				Scatter(dst, stride, src, size)
 				back := make([]byte, n*size+size/2)
 				Gather(back, dst, stride, size)
-				if !bytes.Equal(dst, want) || !bytes.Equal(back[:n*size], src[:n*size]) || !bytes.Equal(back[n*size:], make([]byte, size/2)) {
+				if !bytes.Equal(dst, want) || !bytes.Equal(back[:n*size], src[:n*size]) ||
+					!bytes.Equal(back[n*size:], make([]byte, size/2)) {
 					t.Fatalf("%d elements of %d bytes every %d: wrong bytes", n, size, stride)
 				}
 			}
@@ -197,7 +206,8 @@ func TestBytesAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestBytesFault reads and writes across the end of a truncated file by each kernel: see TestFaultIsAPanic.
+// TestBytesFault reads and writes across the end of a truncated file by each kernel: see
+// TestFaultIsAPanic.
 func TestBytesFault(t *testing.T) {
 	const pages, good = 40, 21
 	processors(func(name string) {
@@ -205,8 +215,12 @@ func TestBytesFault(t *testing.T) {
 		plain := make([]byte, len(mapped))
 		first := len(mapped) / pages * good
 		for what, f := range map[string]func(){
-			"Set": func() { Set(mapped, 1) }, "Xor write": func() { Xor(mapped, plain, plain) }, "Xor read": func() { Xor(plain, plain, mapped) },
-			"Sum": func() { Sum(mapped) }, "Swap": func() { Swap(plain, mapped, 2) }, "Index": func() { Index(mapped, []byte("penstock")) },
+			"Set": func() {
+				Set(mapped, 1)
+			}, "Xor write": func() { Xor(mapped, plain, plain) }, "Xor read": func() { Xor(plain, plain, mapped) },
+			"Sum": func() {
+				Sum(mapped)
+			}, "Swap": func() { Swap(plain, mapped, 2) }, "Index": func() { Index(mapped, []byte("penstock")) },
 		} {
 			mustFault(t, name+", "+what, mapped, first, f)
 		}

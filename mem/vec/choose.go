@@ -20,7 +20,8 @@ const (
 	roundsNeeded      = 3 // a class with fewer rounds counts as not measured
 )
 
-// advantage is how much faster than Builtin a kernel must be to replace it, so that noise alone changes nothing.
+// advantage is how much faster than Builtin a kernel must be to replace it, so that noise alone
+// changes nothing.
 const advantage = 1.03
 
 // class is a range of copy sizes and how it is measured.
@@ -32,8 +33,9 @@ type class struct {
 	like  int  // the class to follow when this one could not be measured; itself: none
 }
 
-// The last class cannot be measured at its size within the limits, so it uses a copy whose source and destination have been
-// evicted from the caches. The built-in copy itself turns to non-temporal stores at 32 MiB, in the way of NTAVX2.
+// The last class cannot be measured at its size within the limits, so it uses a copy whose source
+// and destination have been evicted from the caches. The built-in copy itself turns to non-temporal
+// stores at 32 MiB, in the way of NTAVX2.
 var classes = [...]class{
 	{over: ChosenCopy, probe: 64 << 10, times: 32, like: 0},
 	{over: LargeCopy, probe: 512 << 10, times: 8, like: 1},
@@ -43,11 +45,13 @@ var classes = [...]class{
 	{over: 48 << 20, probe: 4 << 20, times: 1, cold: true, like: 4},
 }
 
-// order is that in which classes are measured while the time lasts: the ones where most is to be gained first, but those
-// that need much memory late, since the first touch of a page can cost more than a hundred copies of it.
+// order is that in which classes are measured while the time lasts: the ones where most is to be
+// gained first, but those that need much memory late, since the first touch of a page can cost more
+// than a hundred copies of it.
 var order = [len(classes)]int{5, 1, 0, 2, 4, 3}
 
-// Speed is what a kernel reached in one size class: the median of the rounds, in 10⁹ bytes copied per second.
+// Speed is what a kernel reached in one size class: the median of the rounds, in 10⁹ bytes copied
+// per second.
 type Speed struct {
 	Kernel Kernel
 	GBps   float64
@@ -76,10 +80,10 @@ var (
 	measured    = measure   // tests hold it
 )
 
-// Calibrate measures the kernels of this machine and replaces the choice of Copy, and returns that choice. It takes less than
-// 60 ms and 32 MiB of memory, which it gives back. The first large Copy begins the same in the background if no caller has called
-// Calibrate; call it at start, or again when the machine was busy the first time. Concurrent copies go on with what was chosen
-// before.
+// Calibrate measures the kernels of this machine and replaces the choice of Copy, and returns that
+// choice. It takes less than 60 ms and 32 MiB of memory, which it gives back. The first large Copy
+// begins the same in the background if no caller has called Calibrate; call it at start, or again
+// when the machine was busy the first time. Concurrent copies go on with what was chosen before.
 func Calibrate() []Choice {
 	calibrating.Lock()
 	defer calibrating.Unlock()
@@ -87,8 +91,8 @@ func Calibrate() []Choice {
 	return Choices()
 }
 
-// chosen is the table in force for a copy of n bytes, nil before there is one. The first large copy begins a calibration in the
-// background; no copy waits for it.
+// chosen is the table in force for a copy of n bytes, nil before there is one. The first large copy
+// begins a calibration in the background; no copy waits for it.
 func chosen(n int) *table {
 	if t := current.Load(); t != nil || n <= LargeCopy || begun.Swap(true) {
 		return t
@@ -103,7 +107,8 @@ func chosen(n int) *table {
 	return nil
 }
 
-// copyLarge copies with the kernel for copies of total bytes, or of the size of this one where that is larger.
+// copyLarge copies with the kernel for copies of total bytes, or of the size of this one where that
+// is larger.
 func copyLarge(dst, src []byte, total int) int {
 	n := max(total, min(len(dst), len(src)))
 	t := chosen(n)
@@ -131,8 +136,8 @@ var anyNonTemporal = func() Kernel {
 	return Builtin
 }()
 
-// Choices returns the choice of Copy per size class, smallest first, or nil before the first calibration. The caller must not
-// change what it points to.
+// Choices returns the choice of Copy per size class, smallest first, or nil before the first
+// calibration. The caller must not change what it points to.
 func Choices() []Choice {
 	t := current.Load()
 	if t == nil {
@@ -141,15 +146,17 @@ func Choices() []Choice {
 	return slices.Clone(t.choices)
 }
 
-// Explain describes the choice of Copy as a table for people: one line per size class with the kernel in use, the speed of
-// each kernel in GB/s (10⁹ bytes copied per second) and the reason.
+// Explain describes the choice of Copy as a table for people: one line per size class with the
+// kernel in use, the speed of each kernel in GB/s (10⁹ bytes copied per second) and the reason.
 func Explain() string {
 	t := current.Load()
 	if t == nil {
-		return fmt.Sprintf("copy: built-in up to %s; larger sizes are measured beside the first large copy (kernels: %v)\n", size(ChosenCopy), Kernels())
+		return fmt.Sprintf("copy: built-in up to %s; larger sizes are measured beside the first large copy "+
+			"(kernels: %v)\n", size(ChosenCopy), Kernels())
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "copy: built-in up to %s; above that chosen by a measurement of %s\n", size(ChosenCopy), t.took.Round(time.Millisecond))
+	fmt.Fprintf(&b, "copy: built-in up to %s; above that chosen by a measurement of %s\n", size(ChosenCopy),
+		t.took.Round(time.Millisecond))
 	fmt.Fprintf(&b, "  %-9s %-11s", "over", "kernel")
 	for _, k := range Kernels() {
 		fmt.Fprintf(&b, "%11s", k)
@@ -243,8 +250,8 @@ func reason(c class, ch Choice) string {
 	return fmt.Sprintf("%.2f times the built-in copy (%s copies of %s)", got/base, state, size(c.probe))
 }
 
-// decide picks from the rates [kernel][round] of one class. Builtin is ks[0] and stays unless another kernel's median is
-// better by advantage. Speeds are nil when there are too few rounds.
+// decide picks from the rates [kernel][round] of one class. Builtin is ks[0] and stays unless
+// another kernel's median is better by advantage. Speeds are nil when there are too few rounds.
 func decide(ks []Kernel, rates [][]float64) (Kernel, []Speed) {
 	if len(rates) != len(ks) || len(rates[0]) < roundsNeeded {
 		return Builtin, nil
@@ -300,8 +307,8 @@ func (m *meter) touch(n int) bool {
 	return true
 }
 
-// class measures the kernels in interleaved rounds and returns the rates [kernel][round]. A round that the deadline cuts is
-// dropped, so all kernels have as many.
+// class measures the kernels in interleaved rounds and returns the rates [kernel][round]. A round
+// that the deadline cuts is dropped, so all kernels have as many.
 func (m *meter) class(c class, ks []Kernel) [][]float64 {
 	rates := make([][]float64, len(ks))
 	if c.cold && !canFlush || !m.touch(c.probe) {
@@ -329,8 +336,9 @@ func (m *meter) class(c class, ks []Kernel) [][]float64 {
 // sample is the rate of one kernel in GB/s.
 func sample(k Kernel, dst, src []byte, c class) float64 {
 	if c.cold {
-		// Non-temporal stores throw dst out of the caches; flushing the dirty lines of a kernel before this one would take
-		// a hundred times as long. What flush finds then is clean, or nothing.
+		// Non-temporal stores throw dst out of the caches; flushing the dirty lines of a kernel
+		// before this one would take a hundred times as long. What flush finds then is clean, or
+		// nothing.
 		anyNonTemporal.Copy(dst, src)
 		flush(src)
 		flush(dst)

@@ -31,7 +31,8 @@ func awaitCalibration() {
 	}
 }
 
-// TestNoCopyWaitsForCalibration holds the measurement that the first large copies begin: they end before it does, and there is one.
+// TestNoCopyWaitsForCalibration holds the measurement that the first large copies begin: they end
+// before it does, and there is one.
 func TestNoCopyWaitsForCalibration(t *testing.T) {
 	uncalibrated(t)
 	hold, calls := make(chan struct{}), atomic.Int32{}
@@ -118,7 +119,8 @@ func TestCalibrate(t *testing.T) {
 }
 
 func TestClassOf(t *testing.T) {
-	for n, want := range map[int]int{0: 0, LargeCopy: 0, LargeCopy + 1: 1, 1 << 20: 1, 1<<20 + 1: 2, 4<<20 + 1: 3, 12 << 20: 3, 12<<20 + 1: 4, 48<<20 + 1: 5, 1 << 40: 5} {
+	for n, want := range map[int]int{0: 0, LargeCopy: 0, LargeCopy + 1: 1, 1 << 20: 1, 1<<20 + 1: 2, 4<<20 + 1: 3,
+		12 << 20: 3, 12<<20 + 1: 4, 48<<20 + 1: 5, 1 << 40: 5} {
 		if got := classOf(n); got != want {
 			t.Errorf("classOf(%d) = %d, want %d", n, got, want)
 		}
@@ -128,7 +130,8 @@ func TestClassOf(t *testing.T) {
 func TestNoTimeToCalibrate(t *testing.T) {
 	m := measure([]Kernel{Builtin, NTAVX2}, 0)
 	for i, c := range m.choices {
-		if m.kernels[i] != Builtin || c.Kernel != Builtin || len(c.Speeds) != 0 || !strings.Contains(c.Why, "not measured in the time allowed") {
+		if m.kernels[i] != Builtin || c.Kernel != Builtin || len(c.Speeds) != 0 ||
+			!strings.Contains(c.Why, "not measured in the time allowed") {
 			t.Errorf("over %s: %+v", size(c.Over), c)
 		}
 	}

@@ -45,7 +45,8 @@ func noise(n int) []byte {
 
 const canary = 192 // bytes watched on either side of a destination
 
-// tester copies inside buffers that are made once: allocating megabytes per case would be most of the test's time.
+// tester copies inside buffers that are made once: allocating megabytes per case would be most of
+// the test's time.
 type tester struct{ src, dst, want []byte }
 
 func newTester(max int) *tester {
@@ -53,7 +54,8 @@ func newTester(max int) *tester {
 	return &tester{noise(n), make([]byte, n), make([]byte, n)}
 }
 
-// check copies n bytes between the given misalignments and compares all of the destination's surroundings with the twin.
+// check copies n bytes between the given misalignments and compares all of the destination's
+// surroundings with the twin.
 func (b *tester) check(t *testing.T, w way, n, dstOff, srcOff int) {
 	t.Helper()
 	end := canary + dstOff + n + canary
@@ -71,7 +73,8 @@ func (b *tester) check(t *testing.T, w way, n, dstOff, srcOff int) {
 		for at < end-1 && dst[at] == want[at] {
 			at++
 		}
-		t.Fatalf("%s of %d bytes, dst+%d, src+%d: returned %d; first difference at byte %d of the copy", w.name, n, dstOff, srcOff, got, at-canary-dstOff)
+		t.Fatalf("%s of %d bytes, dst+%d, src+%d: returned %d; first difference at byte %d of the copy", w.name, n,
+			dstOff, srcOff, got, at-canary-dstOff)
 	}
 	// Leave nothing that would make the next copy of the same bytes look right.
 	clear(dst[canary+dstOff:][:n])
@@ -102,7 +105,8 @@ func TestCopyEveryMisalignment(t *testing.T) {
 	}
 }
 
-// TestCopyBoundaries goes around the sizes at which a kernel changes its loop or the package changes its kernel.
+// TestCopyBoundaries goes around the sizes at which a kernel changes its loop or the package
+// changes its kernel.
 func TestCopyBoundaries(t *testing.T) {
 	small := []int{4096, 8192, 16 << 10, 32 << 10, 48 << 10, LargeCopy}
 	large := []int{classes[1].over, block, 2 * block}
@@ -111,7 +115,8 @@ func TestCopyBoundaries(t *testing.T) {
 		useKernel(t, k)
 		for _, w := range ways() {
 			for _, m := range small {
-				for _, d := range []int{-129, -128, -127, -65, -64, -63, -1, 0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257} {
+				for _, d := range []int{-129, -128, -127, -65, -64, -63, -1, 0, 1, 63, 64, 65, 127, 128, 129, 255, 256,
+					257} {
 					b.check(t, w, m+d, rand.IntN(64), rand.IntN(64))
 				}
 			}
@@ -158,7 +163,8 @@ func TestCopyOverlap(t *testing.T) {
 							w.copy(got[:n], got[shift:])
 						}
 						if !bytes.Equal(got, want) {
-							t.Fatalf("%s with %s: %d bytes moved by %d (forward %v) differ from the built-in copy", w.name, k, n, shift, forward)
+							t.Fatalf("%s with %s: %d bytes moved by %d (forward %v) differ from the built-in copy",
+								w.name, k, n, shift, forward)
 						}
 					}
 				}

@@ -7,10 +7,11 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// CRC32C returns the CRC-32C (Castagnoli polynomial, RFC 3720 section 12.1 and appendix B.4) of the bytes whose CRC-32C is
-// crc followed by p. Start with crc 0. It is the standard library's hash/crc32, which uses the CPU's CRC instructions, and on
-// amd64 with AVX-512 and VPCLMULQDQ a folding kernel from 1 KiB up, which is several times as fast in the caches.
-// It allocates nothing, nor does it make the caller's buffer escape to the heap.
+// CRC32C returns the CRC-32C (Castagnoli polynomial, RFC 3720 section 12.1 and appendix B.4) of the
+// bytes whose CRC-32C is crc followed by p. Start with crc 0. It is the standard library's
+// hash/crc32, which uses the CPU's CRC instructions, and on amd64 with AVX-512 and VPCLMULQDQ a
+// folding kernel from 1 KiB up, which is several times as fast in the caches. It allocates nothing,
+// nor does it make the caller's buffer escape to the heap.
 func CRC32C(crc uint32, p []byte) uint32 {
 	if folds && len(p) >= minFold {
 		return foldedCRC32C(crc, p)
@@ -25,14 +26,16 @@ func update(crc uint32, p []byte) uint32 {
 	return crc32.Update(crc, castagnoli, keepOnStack(p))
 }
 
-// crcBlock is how much is copied before it is checksummed where no kernel does both at once: source and destination of
-// one block fit the first-level cache of current server cores.
+// crcBlock is how much is copied before it is checksummed where no kernel does both at once: source
+// and destination of one block fit the first-level cache of current server cores.
 const crcBlock = 16 << 10
 
-// CopyCRC32C copies src to dst, which must be at least as long, and returns CRC32C(crc, src), reading src from memory once.
-// The checksum is that of the bytes that were written, so that a source which another process changes meanwhile cannot make
-// data and checksum disagree. Large copies store past the caches where Copy would, and order their stores as Copy does.
-// It panics when dst is shorter than src, and copies nothing then. Overlapping slices are legal only when they are equal.
+// CopyCRC32C copies src to dst, which must be at least as long, and returns CRC32C(crc, src),
+// reading src from memory once. The checksum is that of the bytes that were written, so that a
+// source which another process changes meanwhile cannot make data and checksum disagree. Large
+// copies store past the caches where Copy would, and order their stores as Copy does. It panics
+// when dst is shorter than src, and copies nothing then. Overlapping slices are legal only when
+// they are equal.
 func CopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	dst = dst[:len(src)]
 	if folds && len(src) >= minFold {
@@ -41,7 +44,8 @@ func CopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	return blockedCopyCRC32C(dst, src, crc)
 }
 
-// blockedCopyCRC32C checksums what it has just copied, in blocks that are still in the first-level cache.
+// blockedCopyCRC32C checksums what it has just copied, in blocks that are still in the first-level
+// cache.
 func blockedCopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	for len(src) > 0 {
 		n := copy(dst[:min(len(dst), crcBlock)], src)
@@ -51,17 +55,20 @@ func blockedCopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	return crc
 }
 
-// foldBlock is what a folding kernel takes per turn; below minFold bytes the closing reduction eats the gain.
+// foldBlock is what a folding kernel takes per turn; below minFold bytes the closing reduction eats
+// the gain.
 const (
 	foldBlock = 256
 	minFold   = 1 << 10
 )
 
-// foldBy holds what the lower and the upper half of a 128-bit lane are multiplied by to move foldBlock bytes ahead:
-// x^(2048+32) and x^(2048-32) modulo the polynomial, one bit up because a product of reversed polynomials is one bit short.
+// foldBy holds what the lower and the upper half of a 128-bit lane are multiplied by to move
+// foldBlock bytes ahead: x^(2048+32) and x^(2048-32) modulo the polynomial, one bit up because a
+// product of reversed polynomials is one bit short.
 var foldBy = [2]uint64{uint64(powX8(foldBlock+4)) << 1, uint64(powX8(foldBlock-4)) << 1}
 
-// foldedCRC32C reduces p to foldBlock bytes that have the same remainder, and leaves those to update.
+// foldedCRC32C reduces p to foldBlock bytes that have the same remainder, and leaves those to
+// update.
 func foldedCRC32C(crc uint32, p []byte) uint32 {
 	var state [foldBlock]byte
 	begin(&state, p, crc)
@@ -102,7 +109,8 @@ func foldedCopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	return update(finish(&state), dst[:n])
 }
 
-// begin starts a state with the first block of p; the CRC of what came before is added to its first four bytes.
+// begin starts a state with the first block of p; the CRC of what came before is added to its first
+// four bytes.
 func begin(state *[foldBlock]byte, p []byte, crc uint32) {
 	copy(state[:], p[:foldBlock])
 	binary.LittleEndian.PutUint32(state[:], binary.LittleEndian.Uint32(state[:])^^crc)
@@ -111,7 +119,8 @@ func begin(state *[foldBlock]byte, p []byte, crc uint32) {
 // finish is the CRC of a state. The register starts at zero, which hash/crc32 writes as all ones.
 func finish(state *[foldBlock]byte) uint32 { return update(^uint32(0), state[:]) }
 
-// poly is the Castagnoli polynomial without its x^32 term, bit-reversed: bit 31 is the coefficient of x^0.
+// poly is the Castagnoli polynomial without its x^32 term, bit-reversed: bit 31 is the coefficient
+// of x^0.
 const poly = 0x82f63b78
 
 // mulModP multiplies two polynomials in reversed bit order modulo the Castagnoli polynomial.

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestCRC32CVectors holds the vectors of RFC 3720 appendix B.4 and the check value of the CRC catalogue.
+// TestCRC32CVectors holds the vectors of RFC 3720 appendix B.4 and the check value of the CRC
+// catalogue.
 func TestCRC32CVectors(t *testing.T) {
 	up, down := make([]byte, 32), make([]byte, 32)
 	for i := range up {
@@ -61,12 +62,14 @@ func TestCRC32CEveryLength(t *testing.T) {
 }
 
 func TestCopyCRC32C(t *testing.T) {
-	lengths := []int{0, 1, 64, foldBlock, minFold, minFold + foldBlock, crcBlock, 5*crcBlock + 100, LargeCopy, block + foldBlock}
+	lengths := []int{0, 1, 64, foldBlock, minFold, minFold + foldBlock, crcBlock, 5*crcBlock + 100, LargeCopy,
+		block + foldBlock}
 	for _, k := range []Kernel{Builtin, anyNonTemporal} { // it asks only whether the kernel is non-temporal
 		useKernel(t, k)
-		for name, f := range map[string]func(dst, src []byte, crc uint32) uint32{"CopyCRC32C": CopyCRC32C, "blocked": func(dst, src []byte, crc uint32) uint32 {
-			return blockedCopyCRC32C(dst[:len(src)], src, crc)
-		}} {
+		for name, f := range map[string]func(dst, src []byte, crc uint32) uint32{"CopyCRC32C": CopyCRC32C,
+			"blocked": func(dst, src []byte, crc uint32) uint32 {
+				return blockedCopyCRC32C(dst[:len(src)], src, crc)
+			}} {
 			for _, m := range lengths {
 				for _, d := range []int{-65, -1, 0, 1, 63} {
 					n := m + d

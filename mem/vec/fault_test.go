@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// faulty maps a memfd of pages pages and truncates it, so that touching a page from good on is a SIGBUS.
+// faulty maps a memfd of pages pages and truncates it, so that touching a page from good on is a
+// SIGBUS.
 func faulty(t *testing.T, pages, good int) []byte {
 	t.Helper()
 	fd, err := sys.MemfdCreate("vec test", int64(pages*sys.PageSize), 0)
@@ -29,8 +30,8 @@ func faulty(t *testing.T, pages, good int) []byte {
 	return b
 }
 
-// TestFaultIsAPanic copies across the end of a truncated file, which must reach the caller as a panic with the address of
-// the fault, from every kernel, reading and writing.
+// TestFaultIsAPanic copies across the end of a truncated file, which must reach the caller as a
+// panic with the address of the fault, from every kernel, reading and writing.
 func TestFaultIsAPanic(t *testing.T) {
 	for _, size := range []struct{ pages, good int }{{2, 1}, {40, 1}, {40, 21}, {300, 299}} {
 		n := size.pages * sys.PageSize
@@ -60,7 +61,8 @@ func TestFaultIsAPanic(t *testing.T) {
 	}
 }
 
-// mustFault calls f and checks that it panics with a fault address in mapped, on or after the byte first.
+// mustFault calls f and checks that it panics with a fault address in mapped, on or after the byte
+// first.
 func mustFault(t *testing.T, name string, mapped []byte, first int, f func()) {
 	t.Helper()
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -83,7 +85,8 @@ func mustFault(t *testing.T, name string, mapped []byte, first int, f func()) {
 	f()
 }
 
-// TestPartUsesKernelOfTotal sees from the stack of a fault which kernel ran, and with it that assembly frames unwind.
+// TestPartUsesKernelOfTotal sees from the stack of a fault which kernel ran, and with it that
+// assembly frames unwind.
 func TestPartUsesKernelOfTotal(t *testing.T) {
 	if anyNonTemporal == Builtin {
 		return // a build without assembly has one kernel
@@ -96,7 +99,8 @@ func TestPartUsesKernelOfTotal(t *testing.T) {
 	mapped, plain := faulty(t, 32, 1), make([]byte, 32*sys.PageSize)
 	for total, want := range map[int]bool{1 << 30: true, 1 << 20: false} {
 		stack := faultStack(func() { CopyPart(mapped, plain, total) })
-		if got := strings.Contains(stack, "vec.copyNT"); got != want || !strings.Contains(stack, "vec.TestPartUsesKernelOfTotal") {
+		if got := strings.Contains(stack, "vec.copyNT"); got != want ||
+			!strings.Contains(stack, "vec.TestPartUsesKernelOfTotal") {
 			t.Errorf("a part of %s: non-temporal kernel %v, want %v\n%s", size(total), got, want, stack)
 		}
 	}

@@ -9,14 +9,17 @@ type Kernel uint8
 const (
 	// Builtin is Go's built-in copy.
 	Builtin Kernel = iota
-	// REPMOVSB is the string instruction of x86 processors that have ERMS; its microcode picks a strategy by length.
+	// REPMOVSB is the string instruction of x86 processors that have ERMS; its microcode picks a
+	// strategy by length.
 	REPMOVSB
-	// NTAVX2 is a linear loop of 32-byte loads with prefetch and 32-byte non-temporal stores (amd64).
+	// NTAVX2 is a linear loop of 32-byte loads with prefetch and 32-byte non-temporal stores
+	// (amd64).
 	NTAVX2
 	// NTAVX512 is a linear loop of 64-byte loads and 64-byte non-temporal stores (amd64).
 	NTAVX512
-	// NTPages is non-temporal and walks four pages at once, 128 bytes from each in turn, so that four DRAM rows and four
-	// streams of the hardware prefetcher are busy (amd64 with AVX2). The idea is that of glibc's large_memcpy.
+	// NTPages is non-temporal and walks four pages at once, 128 bytes from each in turn, so that
+	// four DRAM rows and four streams of the hardware prefetcher are busy (amd64 with AVX2). The
+	// idea is that of glibc's large_memcpy.
 	NTPages
 	// NTPair is a loop of load and store pairs with the non-temporal hint, LDNP and STNP (arm64).
 	NTPair
@@ -52,12 +55,14 @@ func Kernels() []Kernel {
 	return ks
 }
 
-// block is the most that one call into assembly copies. Assembly cannot be preempted, so this bounds how long a large copy
-// can hold up the garbage collector: about half a millisecond, where the built-in copy takes as long as it takes.
+// block is the most that one call into assembly copies. Assembly cannot be preempted, so this
+// bounds how long a large copy can hold up the garbage collector: about half a millisecond, where
+// the built-in copy takes as long as it takes.
 const block = 4 << 20
 
-// Copy copies min(len(dst), len(src)) bytes with kernel k at any size and returns that number. The rules are those of the
-// function Copy: overlapping slices, and a kernel that is not Available, use the built-in copy.
+// Copy copies min(len(dst), len(src)) bytes with kernel k at any size and returns that number. The
+// rules are those of the function Copy: overlapping slices, and a kernel that is not Available, use
+// the built-in copy.
 func (k Kernel) Copy(dst, src []byte) int {
 	n := min(len(dst), len(src))
 	if k == Builtin || !k.Available() || overlap(dst[:n], src[:n]) {

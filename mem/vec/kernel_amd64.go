@@ -41,8 +41,9 @@ func (k Kernel) run(dst, src []byte) {
 	copy(dst, src)
 }
 
-// The lengths of dst and src are equal; in the non-temporal loops a non-zero multiple of 128 (AVX2), 256 (AVX-512) or 16 KiB
-// (pages), and dst is aligned to 64 bytes. They end with SFENCE, since non-temporal stores are weakly ordered.
+// The lengths of dst and src are equal; in the non-temporal loops a non-zero multiple of 128
+// (AVX2), 256 (AVX-512) or 16 KiB (pages), and dst is aligned to 64 bytes. They end with SFENCE,
+// since non-temporal stores are weakly ordered.
 
 //go:noescape
 func copyREPMOVSB(dst, src []byte)
@@ -56,12 +57,14 @@ func copyNTAVX512(dst, src []byte)
 //go:noescape
 func copyNTPages(dst, src []byte)
 
-// flush writes back and evicts the cache lines of b, whose length is a multiple of 64, on every core.
+// flush writes back and evicts the cache lines of b, whose length is a multiple of 64, on every
+// core.
 //
 //go:noescape
 func flush(b []byte)
 
-// canFlush reports CLFLUSHOPT. The older CLFLUSH waits for each line and would eat the calibration's time.
+// canFlush reports CLFLUSHOPT. The older CLFLUSH waits for each line and would eat the
+// calibration's time.
 var canFlush = hasCLFLUSHOPT()
 
 func hasCLFLUSHOPT() bool

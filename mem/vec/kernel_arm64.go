@@ -2,7 +2,8 @@
 
 package vec
 
-// Advanced SIMD and the non-temporal pair instructions belong to every ARMv8-A processor that Go supports.
+// Advanced SIMD and the non-temporal pair instructions belong to every ARMv8-A processor that Go
+// supports.
 func detect() (a [kernels]bool) {
 	a[NTPair] = true
 	return
@@ -18,13 +19,14 @@ func (k Kernel) run(dst, src []byte) {
 	copy(dst, src)
 }
 
-// copyNTPair needs equal lengths, a non-zero multiple of 128. The stores of STNP are ordered by the barriers and release
-// stores that order any others, so it needs no fence of its own.
+// copyNTPair needs equal lengths, a non-zero multiple of 128. The stores of STNP are ordered by the
+// barriers and release stores that order any others, so it needs no fence of its own.
 //
 //go:noescape
 func copyNTPair(dst, src []byte)
 
-// flush writes back and evicts the cache lines of b, whose length is a multiple of 64, on every core.
+// flush writes back and evicts the cache lines of b, whose length is a multiple of 64, on every
+// core.
 //
 //go:noescape
 func flush(b []byte)

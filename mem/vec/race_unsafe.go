@@ -7,8 +7,9 @@ import (
 	"unsafe"
 )
 
-// raceCopy tells the race detector what assembly is about to read and write, as the compiler does for the built-in copy.
-// The pointers are hidden because the compiler takes what goes to the detector for kept, and stack buffers would escape.
+// raceCopy tells the race detector what assembly is about to read and write, as the compiler does
+// for the built-in copy. The pointers are hidden because the compiler takes what goes to the
+// detector for kept, and stack buffers would escape.
 func raceCopy(dst, src []byte) {
 	raceRead(src)
 	raceWrite(dst)

@@ -1,7 +1,7 @@
 package vec
 
-// The scalar twins: each operation of the package in its plainest form, against which the kernels are tested.
-// The race detector has nothing to find in them and would make them fifty times slower.
+// The scalar twins: each operation of the package in its plainest form, against which the kernels
+// are tested. The race detector has nothing to find in them and would make them fifty times slower.
 
 //go:norace
 func scalarCopy(dst, src []byte) int {

@@ -7,10 +7,12 @@ const (
 	places    = 64  // that a kernel takes a multiple of
 )
 
-// Index is the first place of pattern in p, -1 where there is none: bytes.Index, whose time per byte does not depend on the bytes as much.
+// Index is the first place of pattern in p, -1 where there is none: bytes.Index, whose time per
+// byte does not depend on the bytes as much.
 //
-// A kernel looks for two bytes of the pattern at their distance, at 32 or 64 places at a time. Where a place has both and yet not the pattern, one of the two becomes the byte that
-// was different; where that happens too often, bytes.Index does the rest.
+// A kernel looks for two bytes of the pattern at their distance, at 32 or 64 places at a time.
+// Where a place has both and yet not the pattern, one of the two becomes the byte that was
+// different; where that happens too often, bytes.Index does the rest.
 func Index(p, pattern []byte) int {
 	n := len(p) - len(pattern) + 1 // places
 	if len(pattern) < 2 || n < minSearch || !hasBytes {

@@ -17,8 +17,9 @@ const writeTimeout = 10 * time.Second
 // mostConns is how many connections a server keeps in a process that may have many descriptors.
 const mostConns = 32
 
-// conns are the connections of a server, of which it keeps only so many, whose descriptors are not given to peers (package budget). One more ends the oldest
-// that has no request, or else the oldest: a scraper sends its request at once, and has its page long before it is the oldest.
+// conns are the connections of a server, of which it keeps only so many, whose descriptors are not
+// given to peers (package budget). One more ends the oldest that has no request, or else the
+// oldest: a scraper sends its request at once, and has its page long before it is the oldest.
 type conns struct {
 	most int
 	own  *budget.Grant
@@ -38,7 +39,8 @@ func newConns() *conns {
 	return &conns{most: most, own: b.Own(budget.Amounts{budget.Descriptors: uint64(most) + 1})}
 }
 
-// state is http.Server.ConnState. The server calls it with StateNew before it accepts the next connection.
+// state is http.Server.ConnState. The server calls it with StateNew before it accepts the next
+// connection.
 func (x *conns) state(c net.Conn, s http.ConnState) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// TestConnectionsAreBounded: a client that opens connections without end has its own oldest ones closed, whether they said nothing or wait for a further request, and
-// another client gets its page.
+// TestConnectionsAreBounded: a client that opens connections without end has its own oldest ones
+// closed, whether they said nothing or wait for a further request, and another client gets its
+// page.
 func TestConnectionsAreBounded(t *testing.T) {
 	known := httptest.NewTLSServer(nil) // has a certificate, and a client that trusts it
 	known.Close()

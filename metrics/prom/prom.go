@@ -5,9 +5,9 @@
 //	prometheus.MustRegister(prom.New(node.Metrics))                         // or beside other metrics of the program
 //	stop, addr, err := prom.Serve(ctx, "127.0.0.1:9095", prom.ServeOptions{}, node.Metrics) // or a server of its own
 //
-// Whatever a source says, the page stays valid and bounded: a family that breaks the rules of [metrics.Family.Check] is left
-// out, and so are samples beyond MaxSamples of a family. Both are counted in penstock_export_dropped_total, which is on the
-// page itself.
+// Whatever a source says, the page stays valid and bounded: a family that breaks the rules of
+// [metrics.Family.Check] is left out, and so are samples beyond MaxSamples of a family. Both are
+// counted in penstock_export_dropped_total, which is on the page itself.
 package prom
 
 import (
@@ -35,8 +35,8 @@ import (
 // MaxSamples is the largest number of samples of one family that are shown; the first ones are.
 const MaxSamples = 1000
 
-// Collector shows what sources say at the moment of a scrape. It is a prometheus.Collector: an unchecked one, since which
-// families there are is known only then.
+// Collector shows what sources say at the moment of a scrape. It is a prometheus.Collector: an
+// unchecked one, since which families there are is known only then.
 type Collector struct {
 	sources  []metrics.Source
 	families atomic.Uint64 // left out, in all scrapes
@@ -48,7 +48,8 @@ var _ prometheus.Collector = (*Collector)(nil)
 // New makes a collector of the sources given. Two of them must not have families of one name.
 func New(sources ...metrics.Source) *Collector { return &Collector{sources: sources} }
 
-var droppedDesc = prometheus.NewDesc("penstock_export_dropped_total", "What was left out of scrapes because it was invalid or too much.", []string{"what"}, nil)
+var droppedDesc = prometheus.NewDesc("penstock_export_dropped_total",
+	"What was left out of scrapes because it was invalid or too much.", []string{"what"}, nil)
 
 // Describe describes nothing: that makes the collector unchecked.
 func (c *Collector) Describe(chan<- *prometheus.Desc) {}
@@ -108,7 +109,8 @@ func metric(desc *prometheus.Desc, f *metrics.Family, s *metrics.Sample) (promet
 	return prometheus.NewConstHistogram(desc, s.Histogram.Count, float64(s.Histogram.Sum)*scale, buckets, s.Values...)
 }
 
-// upper scales the end of a bucket. It divides where the scale is one over a whole number: 3e8 times 1e-9 is not 0.3.
+// upper scales the end of a bucket. It divides where the scale is one over a whole number: 3e8
+// times 1e-9 is not 0.3.
 func upper(b uint64, scale float64) float64 {
 	if inverse := math.Round(1 / scale); inverse >= 1 && math.Abs(inverse*scale-1) < 1e-12 {
 		return float64(b) / inverse
@@ -125,16 +127,20 @@ func Handler(sources ...metrics.Source) http.Handler {
 func page(of ...prometheus.Collector) http.Handler {
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(of...)
-	// One broken source must not hide the others; scrapes that pile up would only make things worse.
-	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, EnableOpenMetrics: true})
+	// One broken source must not hide the others; scrapes that pile up would only make things
+	// worse.
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4,
+		EnableOpenMetrics: true})
 }
 
-// ErrNotLoopback refuses to serve metrics to other machines: they tell any host that asks who is connected and how much moves.
+// ErrNotLoopback refuses to serve metrics to other machines: they tell any host that asks who is
+// connected and how much moves.
 var ErrNotLoopback = errors.New("without an identity, metrics are served on loopback addresses only")
 
 // ServeOptions modify Serve. The zero value serves this machine.
 type ServeOptions struct {
-	// TLS, if any, has Serve answer by HTTPS, and then also beyond this machine. It must verify who asks, as [identity.Identity.Web] does.
+	// TLS, if any, has Serve answer by HTTPS, and then also beyond this machine. It must verify who
+	// asks, as [identity.Identity.Web] does.
 	TLS *tls.Config
 	// Ready, if any, is asked by GET /readyz. Its error is the answer, with the status 503.
 	Ready func() error
@@ -143,8 +149,9 @@ type ServeOptions struct {
 // shutdownTimeout is how long scrapes that are under way may take when the server ends.
 const shutdownTimeout = 2 * time.Second
 
-// byAddress refuses requests for a host that is neither an IP address nor localhost. A page of another site, open in a browser on this
-// machine, gets at a loopback address only by a name of its own that leads there (DNS rebinding).
+// byAddress refuses requests for a host that is neither an IP address nor localhost. A page of
+// another site, open in a browser on this machine, gets at a loopback address only by a name of its
+// own that leads there (DNS rebinding).
 func byAddress(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
@@ -166,11 +173,14 @@ func IsLoopback(address string) bool {
 	return err == nil && (host == "localhost" || bad == nil && ip.IsLoopback())
 }
 
-// Serve answers until ctx ends or stop is called, which returns when the server has ended: GET /metrics with the sources and what Prometheus'
-// library knows of a Go process and its build, GET /healthz with 200 as long as the process runs, and GET /readyz. addr is the address
-// with the port that the kernel chose. Without TLS the address must be a loopback address (127.0.0.1:9095, [::1]:0, localhost:9095),
-// and the Host of a request an IP address or localhost; others are refused.
-func Serve(ctx context.Context, address string, o ServeOptions, sources ...metrics.Source) (stop func() error, addr string, err error) {
+// Serve answers until ctx ends or stop is called, which returns when the server has ended: GET
+// /metrics with the sources and what Prometheus' library knows of a Go process and its build, GET
+// /healthz with 200 as long as the process runs, and GET /readyz. addr is the address with the port
+// that the kernel chose. Without TLS the address must be a loopback address (127.0.0.1:9095,
+// [::1]:0, localhost:9095), and the Host of a request an IP address or localhost; others are
+// refused.
+func Serve(ctx context.Context, address string, o ServeOptions, sources ...metrics.Source) (stop func() error,
+	addr string, err error) {
 	if _, _, err := net.SplitHostPort(address); err != nil {
 		return nil, "", fmt.Errorf("prom: address %q: expected HOST:PORT: %w", address, err)
 	}
@@ -182,7 +192,8 @@ func Serve(ctx context.Context, address string, o ServeOptions, sources ...metri
 	if err != nil {
 		return nil, "", fmt.Errorf("prom: %w", err)
 	}
-	if ap, err := netip.ParseAddrPort(l.Addr().String()); o.TLS == nil && (err != nil || !ap.Addr().IsLoopback()) { // localhost may be anything
+	if ap, err := netip.ParseAddrPort(l.Addr().String()); o.TLS == nil && (err != nil || !ap.Addr().IsLoopback()) {
+		// localhost may be anything
 		l.Close()
 		return nil, "", fmt.Errorf("prom: address %q is %v: %w", address, l.Addr(), ErrNotLoopback)
 	}
@@ -200,11 +211,14 @@ func Serve(ctx context.Context, address string, o ServeOptions, sources ...metri
 		io.WriteString(w, "ready\n")
 	})
 	conns := newConns()
-	srv := &http.Server{Handler: byAddress(mux), ReadTimeout: 5 * time.Second, WriteTimeout: writeTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	srv := &http.Server{Handler: byAddress(mux), ReadTimeout: 5 * time.Second, WriteTimeout: writeTimeout,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ConnState: conns.state}
 	if o.TLS != nil {
 		l = tls.NewListener(l, o.TLS)
-		srv.SetKeepAlivesEnabled(false)           // each request shows a certificate, so that one whose right was taken away ends with its request
+		// each request shows a certificate, so that one whose right was taken away ends with its
+		// request
+		srv.SetKeepAlivesEnabled(false)
 		srv.Handler = mux                         // a browser has no certificate of a peer
 		srv.ErrorLog = log.New(io.Discard, "", 0) // of handshakes: the identity counts those that it refuses
 	}

@@ -42,9 +42,12 @@ func source(all ...metrics.Family) metrics.Source {
 // What the page says, parsed again by Prometheus' own parser.
 func TestScrape(t *testing.T) {
 	bytes := counter("penstock_bytes_total", "direction")
-	bytes.Samples = []metrics.Sample{{Values: []string{"in"}, Value: 7}, {Values: []string{"out \"x\"\n"}, Value: 1 << 40}}
-	peers := metrics.Family{Name: "penstock_peers", Help: "Peers.", Kind: metrics.KindGauge, Samples: []metrics.Sample{{Value: -2.5}}}
-	wait := metrics.Family{Name: "penstock_wait_seconds", Help: "Waits.", Kind: metrics.KindHistogram, Scale: 1e-9, Bounds: []uint64{1000, 300_000_000},
+	bytes.Samples = []metrics.Sample{{Values: []string{"in"}, Value: 7},
+		{Values: []string{"out \"x\"\n"}, Value: 1 << 40}}
+	peers := metrics.Family{Name: "penstock_peers", Help: "Peers.", Kind: metrics.KindGauge,
+		Samples: []metrics.Sample{{Value: -2.5}}}
+	wait := metrics.Family{Name: "penstock_wait_seconds", Help: "Waits.", Kind: metrics.KindHistogram, Scale: 1e-9,
+		Bounds:  []uint64{1000, 300_000_000},
 		Samples: []metrics.Sample{{Histogram: histogram(1, 900, 5000, 2_000_000_000)}}}
 	srv := httptest.NewServer(Handler(source(bytes, wait), source(peers)))
 	defer srv.Close()
@@ -99,7 +102,8 @@ penstock_good_total 1
 `, 4*scrapes, 5*scrapes)
 	}
 	for scrape := 1; scrape <= 2; scrape++ {
-		if err := testutil.GatherAndCompare(r, strings.NewReader(want(scrape)), "penstock_export_dropped_total", "penstock_good_total"); err != nil {
+		if err := testutil.GatherAndCompare(r, strings.NewReader(want(scrape)), "penstock_export_dropped_total",
+			"penstock_good_total"); err != nil {
 			t.Error(err)
 		}
 	}
@@ -108,7 +112,8 @@ penstock_good_total 1
 	}
 }
 
-// TestHost asks for the page under names that lead to this machine, as a browser does for a page of another site.
+// TestHost asks for the page under names that lead to this machine, as a browser does for a page of
+// another site.
 func TestHost(t *testing.T) {
 	stop, addr, err := Serve(t.Context(), "127.0.0.1:0", ServeOptions{}, source())
 	if err != nil {
@@ -116,9 +121,11 @@ func TestHost(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(addr)
 	for host, want := range map[string]int{
-		addr: http.StatusOK, "127.0.0.1": http.StatusOK, "localhost:" + port: http.StatusOK, "LocalHost": http.StatusOK, "[::1]:" + port: http.StatusOK, "[::1]": http.StatusOK,
+		addr: http.StatusOK, "127.0.0.1": http.StatusOK, "localhost:" + port: http.StatusOK, "LocalHost": http.StatusOK,
+		"[::1]:" + port: http.StatusOK, "[::1]": http.StatusOK,
 		"attacker.example": http.StatusMisdirectedRequest, "attacker.example:" + port: http.StatusMisdirectedRequest,
-		"127.0.0.1.attacker.example": http.StatusMisdirectedRequest, "localhost.attacker.example": http.StatusMisdirectedRequest, "localhost.": http.StatusMisdirectedRequest,
+		"127.0.0.1.attacker.example": http.StatusMisdirectedRequest,
+		"localhost.attacker.example": http.StatusMisdirectedRequest, "localhost.": http.StatusMisdirectedRequest,
 	} {
 		r, err := http.NewRequest(http.MethodGet, "http://"+addr+"/metrics", nil)
 		if err != nil {
@@ -131,7 +138,8 @@ func TestHost(t *testing.T) {
 		}
 		body, _ := io.ReadAll(a.Body)
 		a.Body.Close()
-		if a.StatusCode != want || (want == http.StatusOK) != strings.Contains(string(body), "penstock_export") || want != http.StatusOK && !strings.Contains(string(body), "localhost") {
+		if a.StatusCode != want || (want == http.StatusOK) != strings.Contains(string(body), "penstock_export") ||
+			want != http.StatusOK && !strings.Contains(string(body), "localhost") {
 			t.Errorf("Host %s: %s %q", host, a.Status, body)
 		}
 	}
@@ -165,7 +173,8 @@ func TestServe(t *testing.T) {
 			}
 			body, err := io.ReadAll(r.Body)
 			r.Body.Close()
-			if err != nil || r.StatusCode != status || (status == http.StatusOK) != strings.Contains(string(body), "penstock_good_total 1") {
+			if err != nil || r.StatusCode != status ||
+				(status == http.StatusOK) != strings.Contains(string(body), "penstock_good_total 1") {
 				t.Errorf("%s: %v %v %q", path, err, r.Status, body)
 			}
 		}
@@ -189,7 +198,8 @@ func TestServe(t *testing.T) {
 func TestServeTLS(t *testing.T) {
 	known := httptest.NewTLSServer(nil) // has a certificate, and a client that trusts it
 	defer known.Close()
-	stop, addr, err := Serve(t.Context(), "0.0.0.0:0", ServeOptions{TLS: &tls.Config{Certificates: known.TLS.Certificates}}, source())
+	stop, addr, err := Serve(t.Context(), "0.0.0.0:0",
+		ServeOptions{TLS: &tls.Config{Certificates: known.TLS.Certificates}}, source())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +213,8 @@ func TestServeTLS(t *testing.T) {
 	}
 	body, err := io.ReadAll(r.Body)
 	r.Body.Close()
-	for _, name := range []string{"penstock_export_dropped_total", "process_resident_memory_bytes", "go_build_info", "go_goroutines"} {
+	for _, name := range []string{"penstock_export_dropped_total", "process_resident_memory_bytes", "go_build_info",
+		"go_goroutines"} {
 		if err != nil || !strings.Contains(string(body), name) {
 			t.Errorf("%s is missing in %d bytes, %v", name, len(body), err)
 		}
@@ -222,7 +233,9 @@ func TestProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, why = range []error{nil, errors.New("the directory is gone")} {
-		for path, want := range map[string]string{"/healthz": "200 OK ok\n", "/readyz": map[bool]string{true: "200 OK ready\n", false: "503 Service Unavailable the directory is gone\n"}[why == nil]} {
+		for path, want := range map[string]string{"/healthz": "200 OK ok\n",
+			"/readyz": map[bool]string{true: "200 OK ready\n",
+				false: "503 Service Unavailable the directory is gone\n"}[why == nil]} {
 			r, err := http.Get("http://" + addr + path)
 			if err != nil {
 				t.Fatal(err)

@@ -8,14 +8,15 @@ import (
 )
 
 const (
-	// MaxSources is the number of different Sources in one burst: more than the memories of one queue.
+	// MaxSources is the number of different Sources in one burst: more than the memories of one
+	// queue.
 	MaxSources = 8
 	// MaxSegments is the number of segments of one packet.
 	MaxSegments = 64
 )
 
-// NoHandle marks a segment that no Owner takes back: another segment of the same packet carries the handle of its memory, as
-// for a header and a payload that are two views of one slot.
+// NoHandle marks a segment that no Owner takes back: another segment of the same packet carries the
+// handle of its memory, as for a header and a payload that are two views of one slot.
 const NoHandle = ^Handle(0)
 
 // Role says what a segment holds.
@@ -43,26 +44,31 @@ func (r Role) String() string {
 type Flags uint16
 
 const (
-	Truncated    Flags = 1 << iota // longer on the wire than what is here; WireLen says how long
-	ChecksumGood                   // its checksums were verified by the NIC or the kernel; without this and the next flag nothing is known of them
-	ChecksumBad                    // they were found wrong, and the queue is set to deliver such packets
-	HasTime                        // Time holds the receive time
-	HardwareTime                   // that time was taken by the NIC
-	VLANStripped                   // the NIC or the kernel took a VLAN tag off; Flow rules saw it
-	Last                           // last packet of a message or stream: the peer has ended its direction
-	HasHash                        // Hash holds the receive hash
+	Truncated Flags = 1 << iota // longer on the wire than what is here; WireLen says how long
+	// its checksums were verified by the NIC or the kernel; without this and the next flag nothing
+	// is known of them
+	ChecksumGood
+	ChecksumBad  // they were found wrong, and the queue is set to deliver such packets
+	HasTime      // Time holds the receive time
+	HardwareTime // that time was taken by the NIC
+	VLANStripped // the NIC or the kernel took a VLAN tag off; Flow rules saw it
+	Last         // last packet of a message or stream: the peer has ended its direction
+	HasHash      // Hash holds the receive hash
 )
 
-// Requests of a packet that is to be sent, among its flags. The device does what it can, and software the rest, before the packet leaves:
-// engine.Capabilities say who. On ports whose packets are payloads the transport does the checksums, whether they are asked for or not.
+// Requests of a packet that is to be sent, among its flags. The device does what it can, and
+// software the rest, before the packet leaves: engine.Capabilities say who. On ports whose packets
+// are payloads the transport does the checksums, whether they are asked for or not.
 const (
 	ChecksumIPv4 Flags = 1 << (iota + 8) // compute the checksum of the IPv4 header
 	ChecksumL4                           // compute the checksum of TCP or UDP
 	Segmented                            // SegmentSize says how to cut the payload; by SetSegmentSize only
 
-	// ChecksumPartial is set by receive queues: the sender of the frame, on this machine, left the checksum of TCP or UDP to a device, and no device
-	// has computed it: the field holds the folded sum of the pseudo header. TxQueue.Forward keeps the flag, and Send computes the checksum, or drops the
-	// frame (engine.DropBadChecksum). Who changes addresses or ports asks for ChecksumL4; so does who sends a copy of the bytes.
+	// ChecksumPartial is set by receive queues: the sender of the frame, on this machine, left the
+	// checksum of TCP or UDP to a device, and no device has computed it: the field holds the folded
+	// sum of the pseudo header. TxQueue.Forward keeps the flag, and Send computes the checksum, or
+	// drops the frame (engine.DropBadChecksum). Who changes addresses or ports asks for ChecksumL4;
+	// so does who sends a copy of the bytes.
 	ChecksumPartial
 
 	Requests = ChecksumIPv4 | ChecksumL4 | Segmented | ChecksumPartial
@@ -133,8 +139,8 @@ func (b *Burst) Len() int { return b.n }
 // Cap is the number of packets that there is room for.
 func (b *Burst) Cap() int { return len(b.flow) }
 
-// Room is the number of packets that can be added, if they have one segment each and come from Sources that are known or for
-// which there is room.
+// Room is the number of packets that can be added, if they have one segment each and come from
+// Sources that are known or for which there is room.
 func (b *Burst) Room() int { return min(len(b.flow)-b.n, cap(b.segs)-len(b.segs)) }
 
 // SegmentRoom is the number of segments that can be added.
@@ -176,7 +182,8 @@ func (b *Burst) Segment(i, k int) mem.Span {
 // Role says what segment k of packet i holds.
 func (b *Burst) Role(i, k int) Role { return b.segment(i, k).role }
 
-// Bytes are the bytes of segment k of packet i, valid as long as the packet is owned; nil in memory that the CPU cannot reach.
+// Bytes are the bytes of segment k of packet i, valid as long as the packet is owned; nil in memory
+// that the CPU cannot reach.
 func (b *Burst) Bytes(i, k int) []byte {
 	s := b.segment(i, k)
 	m := b.sources[s.src].bytes
@@ -205,9 +212,10 @@ func (b *Burst) Hidden() int {
 	return -1
 }
 
-// Fetch reads the first byte of each packet, so that the processor has the front of all of them in its cache before the first is looked at: it
-// waits for many at the same time then, and otherwise for one after the other. It pays for bursts that were just received
-// and whose headers are to be read: the bytes were written by another processor, or by a card.
+// Fetch reads the first byte of each packet, so that the processor has the front of all of them in
+// its cache before the first is looked at: it waits for many at the same time then, and otherwise
+// for one after the other. It pays for bursts that were just received and whose headers are to be
+// read: the bytes were written by another processor, or by a card.
 func (b *Burst) Fetch() {
 	var sum byte
 	for i, from := range b.first[:b.n] {
@@ -257,8 +265,8 @@ func total(segs []segment) (n int) {
 // TotalLen is the number of bytes of all packets.
 func (b *Burst) TotalLen() int { return total(b.segs) }
 
-// CopyTo copies the bytes of packet i, all its segments in order, to dst and returns how many fit. Segments that the CPU
-// cannot reach end the copy.
+// CopyTo copies the bytes of packet i, all its segments in order, to dst and returns how many fit.
+// Segments that the CPU cannot reach end the copy.
 func (b *Burst) CopyTo(dst []byte, i int) int {
 	n := 0
 	for k := range b.Segments(i) {
@@ -271,11 +279,12 @@ func (b *Burst) CopyTo(dst []byte, i int) int {
 	return n
 }
 
-// SegmentCap is the number of bytes that segment k of packet i can hold: SetLen takes up to that many.
+// SegmentCap is the number of bytes that segment k of packet i can hold: SetLen takes up to that
+// many.
 func (b *Burst) SegmentCap(i, k int) int { return int(b.segment(i, k).cap) }
 
-// SetLen makes segment k of packet i n bytes long, at most SegmentCap. It reports whether that many fit, and changes nothing
-// otherwise.
+// SetLen makes segment k of packet i n bytes long, at most SegmentCap. It reports whether that many
+// fit, and changes nothing otherwise.
 func (b *Burst) SetLen(i, k, n int) bool {
 	s := b.segment(i, k)
 	if n < 0 || uint64(n) > uint64(s.cap) {
@@ -288,8 +297,8 @@ func (b *Burst) SetLen(i, k, n int) bool {
 // Headroom is the number of bytes before segment 0 of packet i that Prepend can use.
 func (b *Burst) Headroom(i int) int { return int(b.segment(i, 0).head) }
 
-// Prepend makes packet i begin n bytes earlier, for headers that are put in front. It reports whether there was so much
-// headroom, and changes nothing otherwise.
+// Prepend makes packet i begin n bytes earlier, for headers that are put in front. It reports
+// whether there was so much headroom, and changes nothing otherwise.
 func (b *Burst) Prepend(i, n int) bool {
 	s := b.segment(i, 0)
 	if n < 0 || n > int(s.head) {
@@ -302,7 +311,8 @@ func (b *Burst) Prepend(i, n int) bool {
 	return true
 }
 
-// TrimFront takes n bytes off the front of segment 0 of packet i; they become headroom. It reports whether there were so many.
+// TrimFront takes n bytes off the front of segment 0 of packet i; they become headroom. It reports
+// whether there were so many.
 func (b *Burst) TrimFront(i, n int) bool {
 	s := b.segment(i, 0)
 	if n < 0 || uint64(n) > uint64(s.len) || n+int(s.head) > 1<<16-1 {
@@ -321,7 +331,8 @@ func (b *Burst) Flow(i int) uint32 { b.check(i); return b.flow[i] }
 // Flows are the flow ids of all packets.
 func (b *Burst) Flows() []uint32 { return b.flow[:b.n] }
 
-// Conn is the connection or peer that packet i came from or goes to, as numbered by the port; 0 where there is none.
+// Conn is the connection or peer that packet i came from or goes to, as numbered by the port; 0
+// where there is none.
 func (b *Burst) Conn(i int) uint32 { b.check(i); return b.meta[i].conn }
 
 // SetConn says to which connection or peer packet i goes.
@@ -330,8 +341,9 @@ func (b *Burst) SetConn(i int, id uint32) { b.check(i); b.meta[i].conn = id }
 // Flags are the flags of packet i.
 func (b *Burst) Flags(i int) Flags { b.check(i); return b.meta[i].flags }
 
-// Hash is the receive hash of packet i, which is the same for all packets of one flow in one direction; ok is false where the
-// device gave none. Devices differ in the function, its key and the fields that it reads.
+// Hash is the receive hash of packet i, which is the same for all packets of one flow in one
+// direction; ok is false where the device gave none. Devices differ in the function, its key and
+// the fields that it reads.
 func (b *Burst) Hash(i int) (hash uint32, ok bool) {
 	b.check(i)
 	return b.meta[i].hash, b.meta[i].flags&HasHash != 0
@@ -340,7 +352,8 @@ func (b *Burst) Hash(i int) (hash uint32, ok bool) {
 // Type says which headers packet i begins with, as far as the device knows; 0 where it does not.
 func (b *Burst) Type(i int) Type { b.check(i); return b.meta[i].typ }
 
-// WireLen is the length in bytes that packet i had on the wire, where the engine knows it; otherwise that of what is here.
+// WireLen is the length in bytes that packet i had on the wire, where the engine knows it;
+// otherwise that of what is here.
 func (b *Burst) WireLen(i int) int {
 	b.check(i)
 	if w := b.meta[i].wire; w != 0 {
@@ -349,14 +362,16 @@ func (b *Burst) WireLen(i int) int {
 	return b.PacketLen(i)
 }
 
-// Time is when packet i was received, in nanoseconds since 1970 (CLOCK_REALTIME, or the NIC's clock set to it); ok is false
-// where the queue takes no times. In a burst to be sent it is when to send at the earliest.
+// Time is when packet i was received, in nanoseconds since 1970 (CLOCK_REALTIME, or the NIC's clock
+// set to it); ok is false where the queue takes no times. In a burst to be sent it is when to send
+// at the earliest.
 func (b *Burst) Time(i int) (ns int64, ok bool) {
 	b.check(i)
 	return b.meta[i].time, b.meta[i].flags&HasTime != 0
 }
 
-// Times are the earliest and the latest time, as Time gives them, of the packets from from to to-1; ok is false where none of them has a time.
+// Times are the earliest and the latest time, as Time gives them, of the packets from from to to-1;
+// ok is false where none of them has a time.
 func (b *Burst) Times(from, to int) (first, last int64, ok bool) {
 	if from >= to {
 		return 0, 0, false
@@ -386,8 +401,9 @@ func (b *Burst) SetTime(i int, ns int64) {
 	}
 }
 
-// Ask asks for checksums of packet i, a frame that is to be sent: of ChecksumIPv4 and ChecksumL4 those in what. What the frame holds in their places
-// does not matter. A frame without the header in question, or a part of an IP packet, is sent without.
+// Ask asks for checksums of packet i, a frame that is to be sent: of ChecksumIPv4 and ChecksumL4
+// those in what. What the frame holds in their places does not matter. A frame without the header
+// in question, or a part of an IP packet, is sent without.
 func (b *Burst) Ask(i int, what Flags) {
 	b.check(i)
 	what &= ChecksumIPv4 | ChecksumL4
@@ -398,9 +414,11 @@ func (b *Burst) Ask(i int, what Flags) {
 	b.asked |= what
 }
 
-// SetSegmentSize has packet i sent as several, each with size bytes of payload, and the last one with the rest. Of a frame it is the payload of TCP
-// or UDP: each segment gets the headers, with lengths, numbers and checksums of its own. There are up to 64 segments, and software needs a
-// descriptor and a slot of the queue's pools for each when the packet is given to Send. 0 takes the request back.
+// SetSegmentSize has packet i sent as several, each with size bytes of payload, and the last one
+// with the rest. Of a frame it is the payload of TCP or UDP: each segment gets the headers, with
+// lengths, numbers and checksums of its own. There are up to 64 segments, and software needs a
+// descriptor and a slot of the queue's pools for each when the packet is given to Send. 0 takes the
+// request back.
 func (b *Burst) SetSegmentSize(i, size int) {
 	b.check(i)
 	m := &b.meta[i]
@@ -421,14 +439,15 @@ func (b *Burst) SegmentSize(i int) int {
 	return 0
 }
 
-// Asked are the requests of all packets together. Those of packets that have left may be among them.
+// Asked are the requests of all packets together. Those of packets that have left may be among
+// them.
 func (d *Builder) Asked() Flags {
 	b := d.Burst()
 	return b.asked
 }
 
-// Release gives everything back to its owners and empties the burst. An empty one is left as it is: what was sent or released
-// is never released again.
+// Release gives everything back to its owners and empties the burst. An empty one is left as it is:
+// what was sent or released is never released again.
 func (b *Burst) Release() {
 	b.reclaim(b.segs)
 	b.clear("Release")

@@ -31,7 +31,8 @@ func newPool(t testing.TB, slots int) *mem.Pool {
 	return p
 }
 
-// fill adds n packets of one slot each, whose bytes are all their number, 32 bytes behind the slot's begin.
+// fill adds n packets of one slot each, whose bytes are all their number, 32 bytes behind the
+// slot's begin.
 func fill(t testing.TB, b *Burst, p *mem.Pool, src *Source, n int) {
 	t.Helper()
 	for i := range n {
@@ -42,7 +43,8 @@ func fill(t testing.TB, b *Burst, p *mem.Pool, src *Source, n int) {
 		for k := range s.Bytes() {
 			s.Bytes()[k] = byte(i)
 		}
-		if b.Builder().Add(src, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 32, Len: 100, Cap: slotSize - 32, Headroom: 32}) < 0 {
+		if b.Builder().Add(src, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 32, Len: 100,
+			Cap: slotSize - 32, Headroom: 32}) < 0 {
 			t.Fatal("no room")
 		}
 	}
@@ -87,18 +89,22 @@ func TestHeadroom(t *testing.T) {
 		t.Fatal("Prepend")
 	}
 	copy(b.Bytes(0, 0), "head")
-	if got := string(b.Bytes(0, 0)[:11]); got != "headpayload" || b.PacketLen(0) != 104 || b.SegmentCap(0, 0) != slotSize-28 || b.Headroom(0) != 28 {
+	if got := string(b.Bytes(0, 0)[:11]); got != "headpayload" || b.PacketLen(0) != 104 ||
+		b.SegmentCap(0, 0) != slotSize-28 || b.Headroom(0) != 28 {
 		t.Fatalf("%q, %d bytes, %d at most", got, b.PacketLen(0), b.SegmentCap(0, 0))
 	}
-	if b.TrimFront(0, 105) || b.TrimFront(0, -1) || !b.TrimFront(0, 8) || string(b.Bytes(0, 0)[:3]) != "oad" || b.Headroom(0) != 36 {
+	if b.TrimFront(0, 105) || b.TrimFront(0, -1) || !b.TrimFront(0, 8) || string(b.Bytes(0, 0)[:3]) != "oad" ||
+		b.Headroom(0) != 36 {
 		t.Fatalf("TrimFront leaves %q", b.Bytes(0, 0))
 	}
-	if b.SetLen(0, 0, -1) || b.SetLen(0, 0, slotSize-36+1) || !b.SetLen(0, 0, slotSize-36) || len(b.Bytes(0, 0)) != slotSize-36 {
+	if b.SetLen(0, 0, -1) || b.SetLen(0, 0, slotSize-36+1) || !b.SetLen(0, 0, slotSize-36) ||
+		len(b.Bytes(0, 0)) != slotSize-36 {
 		t.Error("SetLen")
 	}
 }
 
-// A jumbo packet is a chain; a split one has its header elsewhere, and two views of one slot share its handle.
+// A jumbo packet is a chain; a split one has its header elsewhere, and two views of one slot share
+// its handle.
 func TestChains(t *testing.T) {
 	p, q := newPool(t, 8), newPool(t, 8)
 	chunks, headers := PoolSource(p), PoolSource(q)
@@ -168,7 +174,8 @@ func TestNoBytes(t *testing.T) {
 	src := NewSource(r, nil, o)
 	b := New(1)
 	b.Builder().Add(src, Segment{Handle: o.give(), Off: 64, Len: 100})
-	if b.Bytes(0, 0) != nil || b.CopyTo(make([]byte, 10), 0) != 0 || b.Segment(0, 0) != (mem.Span{Region: r, Off: 64, Len: 100}) {
+	if b.Bytes(0, 0) != nil || b.CopyTo(make([]byte, 10), 0) != 0 ||
+		b.Segment(0, 0) != (mem.Span{Region: r, Off: 64, Len: 100}) {
 		t.Error("bytes of memory without any")
 	}
 	b.Release()
@@ -197,7 +204,8 @@ func TestSources(t *testing.T) {
 			}
 		}
 	}
-	if b.Builder().Add(sources[MaxSources], Segment{}) >= 0 || b.Builder().AddSegment(sources[MaxSources], Segment{}) || b.Len() != 3 {
+	if b.Builder().Add(sources[MaxSources], Segment{}) >= 0 || b.Builder().AddSegment(sources[MaxSources], Segment{}) ||
+		b.Len() != 3 {
 		t.Error("one source too many")
 	}
 	b.Release()
@@ -293,7 +301,8 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// Packets whose memory another owner has taken over stay in their places, and Release leaves them alone.
+// Packets whose memory another owner has taken over stay in their places, and Release leaves them
+// alone.
 func TestForgetPart(t *testing.T) {
 	var o batches
 	b := NewSegmented(4, 6)
@@ -483,7 +492,8 @@ func BenchmarkMoveTo(b *testing.B) {
 	x.Release()
 }
 
-// TestAddSlots: the slots of a pool as packets, as many as there is room for, the same as by Add; and what all packets were received with.
+// TestAddSlots: the slots of a pool as packets, as many as there is room for, the same as by Add;
+// and what all packets were received with.
 func TestAddSlots(t *testing.T) {
 	p, err := mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: 100, Slots: 12})
 	if err != nil {
@@ -517,7 +527,8 @@ func TestAddSlots(t *testing.T) {
 		t.Error("slots added where there is no room")
 	}
 	for i := range all.Len() {
-		if all.Segments(i) != 1 || all.Builder().Part(i, 0) != one.Builder().Part(i, 0) || all.Flow(i)|all.Conn(i) != 0 || all.Flags(i) != 0 {
+		if all.Segments(i) != 1 || all.Builder().Part(i, 0) != one.Builder().Part(i, 0) ||
+			all.Flow(i)|all.Conn(i) != 0 || all.Flags(i) != 0 {
 			t.Errorf("packet %d: %+v, expected %+v", i, all.Builder().Part(i, 0), one.Builder().Part(i, 0))
 		}
 		all.SetConn(i, 7)
@@ -531,8 +542,10 @@ func TestAddSlots(t *testing.T) {
 	all.Builder().SetAllReceived(HasTime, 17)
 	for i := range all.Len() {
 		at, ok := all.Time(i)
-		if at != 17 || !ok || all.Conn(i) != 0 || all.Flow(i) != uint32(i) || all.WireLen(i) != all.PacketLen(i) || all.Flags(i) != HasTime {
-			t.Errorf("packet %d: received at %d, flags %v, connection %d, flow %d, %d bytes on the wire", i, at, all.Flags(i), all.Conn(i), all.Flow(i),
+		if at != 17 || !ok || all.Conn(i) != 0 || all.Flow(i) != uint32(i) || all.WireLen(i) != all.PacketLen(i) ||
+			all.Flags(i) != HasTime {
+			t.Errorf("packet %d: received at %d, flags %v, connection %d, flow %d, %d bytes on the wire", i, at,
+				all.Flags(i), all.Conn(i), all.Flow(i),
 				all.WireLen(i))
 		}
 	}
@@ -552,7 +565,8 @@ func TestAddSlots(t *testing.T) {
 	full.Builder().Forget()
 }
 
-// Fetch changes nothing, and takes packets that were taken, that are empty, and that the CPU cannot reach.
+// Fetch changes nothing, and takes packets that were taken, that are empty, and that the CPU cannot
+// reach.
 func TestFetch(t *testing.T) {
 	r, err := mem.Alloc(mem.Options{Name: "fetch", Size: 4096})
 	if err != nil {
@@ -609,7 +623,8 @@ func TestRows(t *testing.T) {
 		t.Fatalf("%d packets", b.Len())
 	}
 	for i := range 2 {
-		want := Part{c, Segment{Handle: Handle(10 + i), Off: uint64(100 * i), Len: uint32(20 + i), Cap: 1000, Headroom: 5, Role: Payload}}
+		want := Part{c, Segment{Handle: Handle(10 + i), Off: uint64(100 * i), Len: uint32(20 + i), Cap: 1000,
+			Headroom: 5, Role: Payload}}
 		if p := b.Builder().Part(1+i, 0); p != want || b.Flow(1+i) != 0 || b.Flags(1+i) != 0 || b.WireLen(1+i) != 20+i {
 			t.Errorf("%+v, flow %d, flags %v", p, b.Flow(1+i), b.Flags(1+i))
 		}
@@ -652,7 +667,8 @@ func TestChain(t *testing.T) {
 		t.Fatalf("%d packets, the last of %d segments and %d bytes", b.Len(), b.Segments(1), b.PacketLen(1))
 	}
 	for k := range 3 {
-		want := Part{c, Segment{Handle: Handle(10 + k), Off: uint64(100 * k), Len: uint32(20 + k), Cap: 1000, Headroom: 5}}
+		want := Part{c, Segment{Handle: Handle(10 + k), Off: uint64(100 * k), Len: uint32(20 + k), Cap: 1000,
+			Headroom: 5}}
 		if p := b.Builder().Part(1, k); p != want {
 			t.Errorf("segment %d: %+v", k, p)
 		}
@@ -665,7 +681,8 @@ func TestChain(t *testing.T) {
 		t.Error("room for a packet too many")
 	}
 	big := NewSegmented(1, 2*MaxSegments)
-	if big.Builder().Chain(c, MaxSegments+1, like).segs != nil || len(big.Builder().Chain(c, MaxSegments, like).segs) != MaxSegments {
+	if big.Builder().Chain(c, MaxSegments+1, like).segs != nil ||
+		len(big.Builder().Chain(c, MaxSegments, like).segs) != MaxSegments {
 		t.Errorf("not %d segments at most", MaxSegments)
 	}
 	b.Builder().Forget()

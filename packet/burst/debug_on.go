@@ -62,8 +62,8 @@ func (d *debug) emptied() string {
 	return ", which was emptied by " + d.until
 }
 
-// Leaks lists who filled each burst that is not empty now, also those that are not referred to any more; without -tags
-// invariants it knows nothing.
+// Leaks lists who filled each burst that is not empty now, also those that are not referred to any
+// more; without -tags invariants it knows nothing.
 func Leaks() []string {
 	held.Lock()
 	defer held.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// What follows fills bursts and takes them apart. It is for engines and for code between queues; applications receive,
-// allocate and send.
+// What follows fills bursts and takes them apart. It is for engines and for code between queues;
+// applications receive, allocate and send.
 
 // Segment describes one segment to Add.
 type Segment struct {
@@ -20,8 +20,8 @@ type Segment struct {
 	Role     Role
 }
 
-// Add adds a packet with one segment in src and returns its index, or -1 when there is no room: the caller still owns the
-// segment then. Other properties of the packet are zero.
+// Add adds a packet with one segment in src and returns its index, or -1 when there is no room: the
+// caller still owns the segment then. Other properties of the packet are zero.
 func (d *Builder) Add(src *Source, g Segment) int {
 	b := d.Burst()
 
@@ -45,9 +45,10 @@ func (d *Builder) Add(src *Source, g Segment) int {
 	return i
 }
 
-// AddSlots adds a packet for each of pool's slots that handles stand for, as many as there is room for, and returns how many; src is of
-// that pool. Each has one segment like g, with the handle of its slot, g.Off counted from where the slot begins, and the length in lens,
-// which has one for each handle, or is nil.
+// AddSlots adds a packet for each of pool's slots that handles stand for, as many as there is room
+// for, and returns how many; src is of that pool. Each has one segment like g, with the handle of
+// its slot, g.Off counted from where the slot begins, and the length in lens, which has one for
+// each handle, or is nil.
 func (d *Builder) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens []uint32, g Segment) int {
 	b := d.Burst()
 
@@ -86,15 +87,18 @@ func (d *Builder) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens [
 	return n
 }
 
-// Rows is room for packets of one segment each that an engine adds to a burst in one go: see Builder.Rows.
+// Rows is room for packets of one segment each that an engine adds to a burst in one go: see
+// Builder.Rows.
 type Rows struct {
 	segs []segment
 	like segment
 }
 
-// Rows gives room for up to n packets of one segment in src that differ in nothing but what Set says: the rest of each is like that of g, whose
-// Handle, Off and Len are not looked at. There is less room where the burst is full, and none where it has too many Sources. The caller sets the
-// rows from the first on and adds them by AddRows; until then the burst is as it was, and nothing else is added to it.
+// Rows gives room for up to n packets of one segment in src that differ in nothing but what Set
+// says: the rest of each is like that of g, whose Handle, Off and Len are not looked at. There is
+// less room where the burst is full, and none where it has too many Sources. The caller sets the
+// rows from the first on and adds them by AddRows; until then the burst is as it was, and nothing
+// else is added to it.
 func (d *Builder) Rows(src *Source, n int, g Segment) Rows {
 	b := d.Burst()
 
@@ -106,7 +110,8 @@ func (d *Builder) Rows(src *Source, n int, g Segment) Rows {
 	return Rows{b.segs[from : from+n : from+n], segment{cap: g.Cap, head: g.Headroom, src: s, role: g.Role}}
 }
 
-// Chain is Rows for one packet of n segments, which AddChain adds. There is room for all of them or for none.
+// Chain is Rows for one packet of n segments, which AddChain adds. There is room for all of them or
+// for none.
 func (d *Builder) Chain(src *Source, n int, g Segment) Rows {
 	b := d.Burst()
 
@@ -124,7 +129,8 @@ func (d *Builder) Chain(src *Source, n int, g Segment) Rows {
 // Len is the number of rows that there is room for.
 func (r *Rows) Len() int { return len(r.segs) }
 
-// Set says of row i which handle is given back at the end, and where its bytes lie, at most as many as the Cap of all rows.
+// Set says of row i which handle is given back at the end, and where its bytes lie, at most as many
+// as the Cap of all rows.
 func (r *Rows) Set(i int, h Handle, off uint64, length uint32) {
 	to, like := &r.segs[i], &r.like // field by field, as in segment.set
 	to.handle, to.off, to.len = h, off, length
@@ -166,8 +172,8 @@ func (d *Builder) AddChain(n int) {
 	b.flow[i], b.meta[i] = 0, meta{}
 }
 
-// AddSegment adds another segment to the last packet and reports whether there was room; the caller still owns the segment
-// otherwise.
+// AddSegment adds another segment to the last packet and reports whether there was room; the caller
+// still owns the segment otherwise.
 func (d *Builder) AddSegment(src *Source, g Segment) bool {
 	b := d.Burst()
 
@@ -185,7 +191,8 @@ func (d *Builder) AddSegment(src *Source, g Segment) bool {
 	return true
 }
 
-// set writes field by field: a copy of a value that was just written in parts would wait for the parts.
+// set writes field by field: a copy of a value that was just written in parts would wait for the
+// parts.
 func (s *segment) set(src uint8, g Segment) {
 	s.handle, s.off = g.Handle, g.Off
 	s.len, s.cap = g.Len, max(g.Cap, g.Len)
@@ -214,8 +221,9 @@ func (d *Builder) SetFlow(i int, id uint32) {
 	b.flow[i] = id
 }
 
-// SetReceived sets what an engine knows of a packet that it received: its length on the wire, 0 for the length of what is
-// here, flags, and with HasTime among them the time in nanoseconds since 1970. HasHash is SetHash's. Of Requests it takes ChecksumPartial.
+// SetReceived sets what an engine knows of a packet that it received: its length on the wire, 0 for
+// the length of what is here, flags, and with HasTime among them the time in nanoseconds since
+// 1970. HasHash is SetHash's. Of Requests it takes ChecksumPartial.
 func (d *Builder) SetReceived(i, wireLen int, flags Flags, ns int64) {
 	b := d.Burst()
 
@@ -225,7 +233,8 @@ func (d *Builder) SetReceived(i, wireLen int, flags Flags, ns int64) {
 	b.asked |= flags & ChecksumPartial
 }
 
-// SetPartial says that the checksum of packet i is not computed yet: ChecksumPartial. SetReceived comes before it.
+// SetPartial says that the checksum of packet i is not computed yet: ChecksumPartial. SetReceived
+// comes before it.
 func (d *Builder) SetPartial(i int) {
 	b := d.Burst()
 
@@ -271,7 +280,8 @@ func (d *Builder) SetType(i int, t Type) {
 	b.meta[i].typ = t
 }
 
-// SetConns says for the last len(ids) packets to which connection or peer each goes, or where it came from.
+// SetConns says for the last len(ids) packets to which connection or peer each goes, or where it
+// came from.
 func (d *Builder) SetConns(ids []uint32) {
 	b := d.Burst()
 
@@ -280,8 +290,9 @@ func (d *Builder) SetConns(ids []uint32) {
 	}
 }
 
-// AtOnce takes away what a device noted when it received the packets and what does not hold when they are sent: their times, hashes and
-// types. Requests go as well, but for ChecksumPartial. What is sent leaves at once.
+// AtOnce takes away what a device noted when it received the packets and what does not hold when
+// they are sent: their times, hashes and types. Requests go as well, but for ChecksumPartial. What
+// is sent leaves at once.
 func (d *Builder) AtOnce() {
 	b := d.Burst()
 
@@ -292,8 +303,8 @@ func (d *Builder) AtOnce() {
 	b.asked &= ChecksumPartial
 }
 
-// SetAllReceived is SetReceived for all packets, with the length of what is here, and takes connections away: what a sender noted is
-// not the receiver's. Flow ids, hashes and types stay.
+// SetAllReceived is SetReceived for all packets, with the length of what is here, and takes
+// connections away: what a sender noted is not the receiver's. Flow ids, hashes and types stay.
 func (d *Builder) SetAllReceived(flags Flags, ns int64) {
 	b := d.Burst()
 
@@ -307,7 +318,8 @@ func (d *Builder) SetAllReceived(flags Flags, ns int64) {
 	b.asked = 0
 }
 
-// Part is one segment of a packet with the Source that it is from, as an engine needs it to send and to give back.
+// Part is one segment of a packet with the Source that it is from, as an engine needs it to send
+// and to give back.
 type Part struct {
 	Source *Source
 	Segment
@@ -321,14 +333,16 @@ func (d *Builder) Part(i, k int) Part {
 	return Part{b.sources[s.src], Segment{s.handle, s.off, s.len, s.cap, s.head, s.role}}
 }
 
-// Run is packets of a burst that follow each other, each of one segment in the same Source: see Builder.Run.
+// Run is packets of a burst that follow each other, each of one segment in the same Source: see
+// Builder.Run.
 type Run struct {
 	segs  []segment
 	bytes []byte // of the source
 }
 
-// Run gives the packets from from on, to to-1 at most, that each have one segment in src, for an engine that looks at every packet: Part of each
-// would take longer than the rest of its work. It has none if packet from is another one.
+// Run gives the packets from from on, to to-1 at most, that each have one segment in src, for an
+// engine that looks at every packet: Part of each would take longer than the rest of its work. It
+// has none if packet from is another one.
 func (d *Builder) Run(src *Source, from, to int) Run {
 	b := d.Burst()
 
@@ -374,8 +388,9 @@ func (r *Run) Bytes(i int) []byte {
 	return r.bytes[s.off : s.off+uint64(s.len) : s.off+uint64(s.cap)]
 }
 
-// Replace says that segment k of packet i lies elsewhere from now on: in src, as g says. The caller owns the old part, and has g's bytes
-// filled with what the segment held. It is false, and nothing has changed, when b has no room for another Source.
+// Replace says that segment k of packet i lies elsewhere from now on: in src, as g says. The caller
+// owns the old part, and has g's bytes filled with what the segment held. It is false, and nothing
+// has changed, when b has no room for another Source.
 func (d *Builder) Replace(i, k int, src *Source, g Segment) (old Part, ok bool) {
 	b := d.Burst()
 
@@ -408,14 +423,15 @@ func (d *Builder) Owned(src *Source) bool {
 	return b.nsources == 0 || b.nsources == 1 && b.sources[0] == src
 }
 
-// Forget empties the burst without giving anything back: the caller has taken over every part of it.
+// Forget empties the burst without giving anything back: the caller has taken over every part of
+// it.
 func (d *Builder) Forget() {
 	b := d.Burst()
 	b.clear("Send")
 }
 
-// Take moves packet i to the end of dst, another burst, and reports whether there was room. In b an empty packet stays in its place, which has
-// no segments and is not sent.
+// Take moves packet i to the end of dst, another burst, and reports whether there was room. In b an
+// empty packet stays in its place, which has no segments and is not sent.
 func (b *Burst) Take(dst *Burst, i int) bool {
 	b.check(i)
 	from, to := b.first[i], b.first[i+1]
@@ -435,8 +451,8 @@ func (b *Burst) Take(dst *Burst, i int) bool {
 	return true
 }
 
-// MoveTo moves the first packets to the end of dst, another burst, as many as there is room for, and returns their number. The others move to
-// the front of b.
+// MoveTo moves the first packets to the end of dst, another burst, as many as there is room for,
+// and returns their number. The others move to the front of b.
 func (b *Burst) MoveTo(dst *Burst) int {
 	if dst == b {
 		return 0
@@ -465,7 +481,8 @@ func (b *Burst) MoveTo(dst *Burst) int {
 	return moved
 }
 
-// moveMany moves the first packets, as many as there is room for, in one go, if their memory is of one source.
+// moveMany moves the first packets, as many as there is room for, in one go, if their memory is of
+// one source.
 func (b *Burst) moveMany(dst *Burst) int {
 	n := min(b.n, len(dst.flow)-dst.n)
 	if b.nsources != 1 || b.reserver != dst.reserver && dst.n > 0 {
@@ -514,7 +531,8 @@ func (b *Burst) fits(dst *Burst, segments int) bool {
 	return dst.n < len(dst.flow) && segments <= cap(dst.segs)-len(dst.segs)
 }
 
-// move appends packet i, with segments from to to, to dst. Without room for its Sources it changes nothing but those.
+// move appends packet i, with segments from to to, to dst. Without room for its Sources it changes
+// nothing but those.
 func (b *Burst) move(dst *Burst, i int, from, to uint32) bool {
 	start := len(dst.segs)
 	if b.reserver != dst.reserver {
@@ -578,8 +596,9 @@ func (d *Builder) TruncateLive(n int) {
 	b.Truncate(i)
 }
 
-// ReleasePart gives the memory of packets from to to-1 back at once. They stay in b in their places and with their lengths, but
-// their bytes must not be looked at any more. It is for a queue that sends a burst piece by piece.
+// ReleasePart gives the memory of packets from to to-1 back at once. They stay in b in their places
+// and with their lengths, but their bytes must not be looked at any more. It is for a queue that
+// sends a burst piece by piece.
 func (d *Builder) ReleasePart(from, to int) {
 	b := d.Burst()
 
@@ -595,8 +614,8 @@ func (d *Builder) ReleasePart(from, to int) {
 	}
 }
 
-// ForgetPart says that the memory of packets from to to-1 has a new owner: the caller gives it back. They stay in b
-// in their places and with their lengths, as after ReleasePart.
+// ForgetPart says that the memory of packets from to to-1 has a new owner: the caller gives it
+// back. They stay in b in their places and with their lengths, as after ReleasePart.
 func (d *Builder) ForgetPart(from, to int) {
 	b := d.Burst()
 
@@ -611,14 +630,14 @@ func (d *Builder) ForgetPart(from, to int) {
 	}
 }
 
-// Reserver gave room for packets that are to be sent, and takes it back when they are released instead. Unreserve is called by
-// any goroutine and must not block.
+// Reserver gave room for packets that are to be sent, and takes it back when they are released
+// instead. Unreserve is called by any goroutine and must not block.
 type Reserver interface {
 	Unreserve(packets int)
 }
 
-// Reserve notes that r has kept room for that many packets of b, which Release gives back. Packets keep their room when they
-// move to another burst; bursts of two reservers do not mix.
+// Reserve notes that r has kept room for that many packets of b, which Release gives back. Packets
+// keep their room when they move to another burst; bursts of two reservers do not mix.
 func (d *Builder) Reserve(r Reserver, packets int) {
 	b := d.Burst()
 

@@ -1,12 +1,15 @@
 package burst
 
-// Describer is an Owner that knows more of its memory than a burst holds: a stage that makes one packet of many, for example. Info asks it.
+// Describer is an Owner that knows more of its memory than a burst holds: a stage that makes one
+// packet of many, for example. Info asks it.
 type Describer interface {
-	// Describe returns what the owner knows of a piece of memory that is out; nil for nothing. Any goroutine may call it.
+	// Describe returns what the owner knows of a piece of memory that is out; nil for nothing. Any
+	// goroutine may call it.
 	Describe(h Handle) any
 }
 
-// Info is what the owner of packet i's first segment knows of it; nil for nothing. It is valid as long as the packet is owned.
+// Info is what the owner of packet i's first segment knows of it; nil for nothing. It is valid as
+// long as the packet is owned.
 func (b *Burst) Info(i int) any {
 	if b.Segments(i) == 0 {
 		return nil

@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// owner keeps book of the handles that are out: each has to come back once, to the owner that gave it.
+// owner keeps book of the handles that are out: each has to come back once, to the owner that gave
+// it.
 type owner struct {
 	name string
 	out  map[Handle]bool
@@ -163,7 +164,8 @@ func (s *machine) step(t *rapid.T) {
 		if rapid.Bool().Draw(t, "usual source") {
 			i = 0
 		}
-		g := Segment{Handle: s.owners[i].give(), Off: rapid.Uint64Range(100, 200).Draw(t, "off"), Len: rapid.Uint32Range(0, 100).Draw(t, "len"),
+		g := Segment{Handle: s.owners[i].give(), Off: rapid.Uint64Range(100, 200).Draw(t, "off"),
+			Len: rapid.Uint32Range(0, 100).Draw(t, "len"),
 			Cap: rapid.Uint32Range(0, 200).Draw(t, "cap"), Headroom: uint16(rapid.IntRange(0, 100).Draw(t, "headroom")),
 			Role: rapid.SampledFrom([]Role{Frame, Header, Payload}).Draw(t, "role")}
 		if rapid.IntRange(0, 4).Draw(t, "view") == 0 {
@@ -177,7 +179,8 @@ func (s *machine) step(t *rapid.T) {
 			delete(g.src.owner.(*owner).out, g.Handle)
 		}
 	}
-	switch op := rapid.SampledFrom([]string{"fill", "fill", "add", "add", "add", "add", "segment", "segment", "take", "move", "truncate", "release", "reserve",
+	switch op := rapid.SampledFrom([]string{"fill", "fill", "add", "add", "add", "add", "segment", "segment", "take",
+		"move", "truncate", "release", "reserve",
 		"part", "sets", "edges"}).Draw(t, "op"); op {
 	case "fill": // as Alloc does
 		r := s.desks[rapid.IntRange(0, 1).Draw(t, "desk")]
@@ -208,7 +211,8 @@ func (s *machine) step(t *rapid.T) {
 	case "segment":
 		src, g := segment()
 		want := false
-		if k := len(m.packets); k > 0 && m.segments() < m.segs && len(m.packets[k-1].segs) < MaxSegments && m.know(src) {
+		if k := len(m.packets); k > 0 && m.segments() < m.segs && len(m.packets[k-1].segs) < MaxSegments &&
+			m.know(src) {
 			want = true
 			g2 := g
 			g2.Cap = max(g2.Cap, g2.Len)
@@ -288,7 +292,8 @@ func (s *machine) step(t *rapid.T) {
 			return
 		}
 		p := &m.packets[i]
-		p.flow, p.conn, p.wire = rapid.Uint32().Draw(t, "flow"), rapid.Uint32().Draw(t, "conn"), rapid.Uint32Range(0, 1<<20).Draw(t, "wire")
+		p.flow, p.conn, p.wire = rapid.Uint32().Draw(t, "flow"), rapid.Uint32().Draw(t, "conn"),
+			rapid.Uint32Range(0, 1<<20).Draw(t, "wire")
 		p.flags, p.time = Flags(rapid.Uint16().Draw(t, "flags")), rapid.Int64().Draw(t, "time")
 		b.Builder().SetFlow(i, p.flow)
 		b.SetConn(i, p.conn)
@@ -317,7 +322,8 @@ func (s *machine) step(t *rapid.T) {
 		case 0:
 			want := k >= 0 && k <= int(g.Headroom)
 			if want {
-				g.Headroom, g.Off, g.Len, g.Cap = g.Headroom-uint16(k), g.Off-uint64(k), g.Len+uint32(k), g.Cap+uint32(k)
+				g.Headroom, g.Off, g.Len, g.Cap = g.Headroom-uint16(k), g.Off-uint64(k), g.Len+uint32(k),
+					g.Cap+uint32(k)
 			}
 			if got := b.Prepend(i, k); got != want {
 				t.Fatalf("Prepend(%d) is %v", k, got)
@@ -325,7 +331,8 @@ func (s *machine) step(t *rapid.T) {
 		case 1:
 			want := k >= 0 && k <= int(g.Len)
 			if want {
-				g.Headroom, g.Off, g.Len, g.Cap = g.Headroom+uint16(k), g.Off+uint64(k), g.Len-uint32(k), g.Cap-uint32(k)
+				g.Headroom, g.Off, g.Len, g.Cap = g.Headroom+uint16(k), g.Off+uint64(k), g.Len-uint32(k),
+					g.Cap-uint32(k)
 			}
 			if got := b.TrimFront(i, k); got != want {
 				t.Fatalf("TrimFront(%d) is %v", k, got)
@@ -359,14 +366,17 @@ func (s *machine) check(t *rapid.T) {
 		m := &s.m[k]
 		if b.Len() != len(m.packets) || b.Cap() != m.cap || b.SegmentCount() != m.segments() || b.Live() != m.live() ||
 			b.SegmentRoom() != m.segs-m.segments() || b.Room() != min(m.cap-len(m.packets), m.segs-m.segments()) {
-			t.Fatalf("burst %d: %d packets of %d, %d live, %d segments, room for %d; model %+v", k, b.Len(), b.Cap(), b.Live(), b.SegmentCount(), b.Room(), m)
+			t.Fatalf("burst %d: %d packets of %d, %d live, %d segments, room for %d; model %+v", k, b.Len(), b.Cap(),
+				b.Live(), b.SegmentCount(), b.Room(), m)
 		}
 		total := 0
 		for i, p := range m.packets {
 			if p.flags&ChecksumPartial&^b.Builder().Asked() != 0 && len(p.segs) > 0 {
-				t.Fatalf("burst %d packet %d has a checksum to be computed, and the burst asks for %v", k, i, b.Builder().Asked())
+				t.Fatalf("burst %d packet %d has a checksum to be computed, and the burst asks for %v", k, i,
+					b.Builder().Asked())
 			}
-			if b.Segments(i) != len(p.segs) || b.Flow(i) != p.flow || b.Flows()[i] != p.flow || b.Conn(i) != p.conn || b.Flags(i) != p.flags {
+			if b.Segments(i) != len(p.segs) || b.Flow(i) != p.flow || b.Flows()[i] != p.flow || b.Conn(i) != p.conn ||
+				b.Flags(i) != p.flags {
 				t.Fatalf("burst %d packet %d differs from %+v", k, i, p)
 			}
 			if hash, ok := b.Hash(i); hash != p.hash || ok != (p.flags&HasHash != 0) || b.Type(i) != p.typ {
@@ -383,10 +393,12 @@ func (s *machine) check(t *rapid.T) {
 				if g.gone {
 					want.Handle = NoHandle
 				}
-				if got.Source != g.src || got.Segment != want || b.Role(i, j) != g.Role || b.SegmentCap(i, j) != int(g.Cap) {
+				if got.Source != g.src || got.Segment != want || b.Role(i, j) != g.Role ||
+					b.SegmentCap(i, j) != int(g.Cap) {
 					t.Fatalf("burst %d packet %d segment %d is %+v, want %+v", k, i, j, got, want)
 				}
-				if by := b.Bytes(i, j); len(by) != int(g.Len) || cap(by) != int(g.Cap) || len(by) > 0 && &by[0] != &g.src.bytes[g.Off] {
+				if by := b.Bytes(i, j); len(by) != int(g.Len) || cap(by) != int(g.Cap) || len(by) > 0 &&
+					&by[0] != &g.src.bytes[g.Off] {
 					t.Fatalf("burst %d packet %d segment %d: bytes", k, i, j)
 				}
 				if sp := b.Segment(i, j); sp.Off != g.Off || sp.Len != uint64(g.Len) || sp.Region != g.src.Region() {
@@ -400,7 +412,8 @@ func (s *machine) check(t *rapid.T) {
 				}
 			}
 			total += length
-			if b.PacketLen(i) != length || b.WireLen(i) != length && p.wire == 0 || b.WireLen(i) != int(p.wire) && p.wire != 0 {
+			if b.PacketLen(i) != length || b.WireLen(i) != length && p.wire == 0 || b.WireLen(i) != int(p.wire) &&
+				p.wire != 0 {
 				t.Fatalf("burst %d packet %d has %d bytes", k, i, b.PacketLen(i))
 			}
 			if len(p.segs) > 0 && b.Headroom(i) != int(p.segs[0].Headroom) {

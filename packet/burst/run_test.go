@@ -92,7 +92,8 @@ func TestAtOnce(t *testing.T) {
 	if b.Flags(0) != HardwareTime|ChecksumGood || b.WireLen(0) != 99 || b.Conn(1) != 7 {
 		t.Errorf("%v, %d bytes, connection %d", b.Flags(0), b.WireLen(0), b.Conn(1))
 	}
-	if b.Flags(2) != ChecksumPartial || b.Builder().Asked() != ChecksumPartial { // whose checksum is not computed stays so
+	if b.Flags(2) != ChecksumPartial || b.Builder().Asked() != ChecksumPartial {
+		// whose checksum is not computed stays so
 		t.Errorf("%v, all ask for %v", b.Flags(2), b.Builder().Asked())
 	}
 	if b.Ask(2, ChecksumL4); b.Flags(2) != ChecksumL4 { // asks for all of it

@@ -7,11 +7,12 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 )
 
-// Shares counts references to memory that several packets, or packets of several bursts, refer to. The memory goes back to its Owner with the
-// last of them. Any goroutine may use it. NewShares allocates all that it needs, but for a Source for each Source that it sees first.
+// Shares counts references to memory that several packets, or packets of several bursts, refer to.
+// The memory goes back to its Owner with the last of them. Any goroutine may use it. NewShares
+// allocates all that it needs, but for a Source for each Source that it sees first.
 //
-// Shared bytes are read-only: a segment of it has neither headroom nor room behind its bytes, and Source.Shared reports it. SetLen and
-// TrimFront change one packet's view only.
+// Shared bytes are read-only: a segment of it has neither headroom nor room behind its bytes, and
+// Source.Shared reports it. SetLen and TrimFront change one packet's view only.
 type Shares struct {
 	mu      sync.Mutex
 	entries []share
@@ -19,7 +20,8 @@ type Shares struct {
 	sources []*Source // pairs: an Owner's, and that under which its memory is shared
 }
 
-// share is a piece of memory that waits for its last reference. Its handle is its index, with gen above.
+// share is a piece of memory that waits for its last reference. Its handle is its index, with gen
+// above.
 type share struct {
 	handle Handle
 	refs   int32
@@ -32,20 +34,24 @@ type shared struct {
 	src *Source
 }
 
-// knownSources bounds the list of Sources. It begins anew behind that many, which costs only that they are made again.
+// knownSources bounds the list of Sources. It begins anew behind that many, which costs only that
+// they are made again.
 const knownSources = 64
 
-// NewShares makes one with room for that many pieces of memory that are shared at a time, at least 1.
+// NewShares makes one with room for that many pieces of memory that are shared at a time, at least
+// 1.
 func NewShares(pieces int) *Shares {
 	pieces = max(pieces, 1)
-	s := &Shares{entries: make([]share, pieces), free: make([]uint32, pieces), sources: make([]*Source, 0, knownSources)}
+	s := &Shares{entries: make([]share, pieces), free: make([]uint32, pieces),
+		sources: make([]*Source, 0, knownSources)}
 	for i := range s.free {
 		s.free[i] = uint32(pieces - 1 - i)
 	}
 	return s
 }
 
-// Source is that under which memory of src is shared: same region, other owner. For one that s has made it is that.
+// Source is that under which memory of src is shared: same region, other owner. For one that s has
+// made it is that.
 func (s *Shares) Source(src *Source) *Source {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,8 +81,9 @@ func (s *Shares) owns(src *Source) bool {
 	return ok && o.s == s
 }
 
-// Hold takes over a piece of memory for refs references, at least 1, and returns the handle that each of them carries, with the Source that
-// s.Source has for its own. It is false when s is full: the caller still owns the piece.
+// Hold takes over a piece of memory for refs references, at least 1, and returns the handle that
+// each of them carries, with the Source that s.Source has for its own. It is false when s is full:
+// the caller still owns the piece.
 func (s *Shares) Hold(h Handle, refs int) (Handle, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,9 +142,10 @@ func (o *shared) Reclaim(handles []Handle) {
 	}
 }
 
-// Clone makes dst, an empty burst, refer to the same packets as b, whose memory goes back to its owners when both bursts have released it.
-// Each burst has its own lengths, flows, times and so on; the bytes are shared. Room that b has reserved stays b's. It is false, and nothing
-// has changed, when dst is not empty or too small, or when s has no room for the segments of b.
+// Clone makes dst, an empty burst, refer to the same packets as b, whose memory goes back to its
+// owners when both bursts have released it. Each burst has its own lengths, flows, times and so on;
+// the bytes are shared. Room that b has reserved stays b's. It is false, and nothing has changed,
+// when dst is not empty or too small, or when s has no room for the segments of b.
 func (s *Shares) Clone(b, dst *Burst) bool {
 	if dst == b || dst.n > 0 || b.n > len(dst.flow) || len(b.segs) > cap(dst.segs) {
 		return false

@@ -10,8 +10,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestSharesModel clones bursts, also clones of clones and by two Shares, moves packets between them and releases them, in any order. Each piece
-// of memory goes back to its owner when no burst refers to it any more, once and not before.
+// TestSharesModel clones bursts, also clones of clones and by two Shares, moves packets between
+// them and releases them, in any order. Each piece of memory goes back to its owner when no burst
+// refers to it any more, once and not before.
 func TestSharesModel(t *testing.T) {
 	region, err := mem.Alloc(mem.Options{Name: "shares", Size: 4096})
 	if err != nil {
@@ -22,7 +23,8 @@ func TestSharesModel(t *testing.T) {
 		var errs []string
 		owners, sources := make([]*owner, 3), make([]*Source, 3)
 		for i := range owners {
-			owners[i] = &owner{name: fmt.Sprint("owner ", i), out: map[Handle]bool{}, next: Handle(i) << 16, errs: &errs}
+			owners[i] = &owner{name: fmt.Sprint("owner ", i), out: map[Handle]bool{}, next: Handle(i) << 16,
+				errs: &errs}
 			sources[i] = NewSource(region, region.All().Bytes(), owners[i])
 		}
 		shares := []*Shares{NewShares(rapid.IntRange(1, 12).Draw(t, "pieces")), NewShares(12)}
@@ -53,12 +55,14 @@ func TestSharesModel(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			b, c := bursts[rapid.IntRange(0, 3).Draw(t, "burst")], bursts[rapid.IntRange(0, 3).Draw(t, "other")]
-			switch op := rapid.SampledFrom([]string{"add", "add", "add", "clone", "clone", "clone", "move", "take", "truncate", "part", "release"}).Draw(t, "op"); op {
+			switch op := rapid.SampledFrom([]string{"add", "add", "add", "clone", "clone", "clone", "move", "take",
+				"truncate", "part", "release"}).Draw(t, "op"); op {
 			case "add":
 				x := rapid.IntRange(0, 2).Draw(t, "owner")
 				h := owners[x].give()
 				g := Segment{Handle: h, Off: uint64(h), Len: 10, Cap: 20, Headroom: 5}
-				if more := rapid.Bool().Draw(t, "segment"); !(more && b.Builder().AddSegment(sources[x], g) || !more && b.Builder().Add(sources[x], g) >= 0) {
+				if more := rapid.Bool().Draw(t, "segment"); !(more && b.Builder().AddSegment(sources[x], g) || !more &&
+					b.Builder().Add(sources[x], g) >= 0) {
 					delete(owners[x].out, h)
 				}
 			case "clone":
@@ -69,7 +73,8 @@ func TestSharesModel(t *testing.T) {
 						need++
 					}
 				}
-				want := b != c && c.Len() == 0 && b.Len() <= c.Cap() && b.SegmentCount() <= c.SegmentRoom() && (need <= cells || b.Len() == 0)
+				want := b != c && c.Len() == 0 && b.Len() <= c.Cap() && b.SegmentCount() <= c.SegmentRoom() &&
+					(need <= cells || b.Len() == 0)
 				if got := s.Clone(b, c); got != want {
 					t.Fatalf("Clone is %v, want %v", got, want)
 				}
@@ -116,7 +121,8 @@ func TestSharesModel(t *testing.T) {
 	})
 }
 
-// TestCloneViews: each of the two has its own lengths and what is known of its packets, over the same bytes, and nothing to write before or behind.
+// TestCloneViews: each of the two has its own lengths and what is known of its packets, over the
+// same bytes, and nothing to write before or behind.
 func TestCloneViews(t *testing.T) {
 	p := newPool(t, 4)
 	a, b := New(4), New(4)
@@ -128,7 +134,8 @@ func TestCloneViews(t *testing.T) {
 		t.Fatal("no clone")
 	}
 	n := b.PacketLen(0)
-	if hash, ok := b.Hash(1); b.Len() != 2 || b.Flow(1) != 9 || hash != 7 || !ok || &a.Bytes(0, 0)[0] != &b.Bytes(0, 0)[0] {
+	if hash, ok := b.Hash(1); b.Len() != 2 || b.Flow(1) != 9 || hash != 7 || !ok ||
+		&a.Bytes(0, 0)[0] != &b.Bytes(0, 0)[0] {
 		t.Error("the clone is another one")
 	}
 	if b.SetLen(0, 0, n+1) || b.Prepend(0, 1) || a.Prepend(0, 1) {

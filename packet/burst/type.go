@@ -2,9 +2,10 @@ package burst
 
 import "strings"
 
-// Type says which headers a received packet begins with, as far as its device read them: one value each of the link layer, the
-// network layer, the transport layer and the tunnel, or 0 for a layer that the device did not read or does not know. Values of
-// different layers are joined by |, and taken apart by L2, L3, L4 and Tunnel.
+// Type says which headers a received packet begins with, as far as its device read them: one value
+// each of the link layer, the network layer, the transport layer and the tunnel, or 0 for a layer
+// that the device did not read or does not know. Values of different layers are joined by |, and
+// taken apart by L2, L3, L4 and Tunnel.
 type Type uint16
 
 // The link layer.

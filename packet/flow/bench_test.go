@@ -16,12 +16,14 @@ import (
 type parsing string
 
 const (
-	parsed parsing = "before" // all packets were parsed before: their Layers come from far memory, as they never do in use
-	both   parsing = "with"   // parsed and then classified, by batches; the time is that of both
-	apart  parsing = "apart"  // the same, but the time is that of classifying
+	// all packets were parsed before: their Layers come from far memory, as they never do in use
+	parsed parsing = "before"
+	both   parsing = "with"  // parsed and then classified, by batches; the time is that of both
+	apart  parsing = "apart" // the same, but the time is that of classifying
 )
 
-// benchmark classifies the packets of a sequence, one pass after the other, and reports packets per second.
+// benchmark classifies the packets of a sequence, one pass after the other, and reports packets per
+// second.
 func benchmark(b *testing.B, rules int, o flowtest.TrafficOptions, parse parsing, cached, batch bool) {
 	set := flowtest.Rules(1, rules)
 	c, err := flow.Compile(set)
@@ -96,7 +98,8 @@ func benchmark(b *testing.B, rules int, o flowtest.TrafficOptions, parse parsing
 	}
 }
 
-// threadTime is how long this thread has run: on a shared machine the clock on the wall says little about a core.
+// threadTime is how long this thread has run: on a shared machine the clock on the wall says little
+// about a core.
 func threadTime(b *testing.B) time.Duration {
 	const thread = 1 // RUSAGE_THREAD
 	var u syscall.Rusage
@@ -111,8 +114,8 @@ var touched byte
 
 var uniform = flowtest.TrafficOptions{Flows: 1 << 12}
 
-// BenchmarkClassify1000 measures 1,000 mixed rules, Zipf traffic, through a cache. The other benchmarks take its
-// parts away.
+// BenchmarkClassify1000 measures 1,000 mixed rules, Zipf traffic, through a cache. The other
+// benchmarks take its parts away.
 func BenchmarkClassify1000(b *testing.B) {
 	for _, parse := range []parsing{both, apart, parsed} {
 		for _, o := range []flowtest.TrafficOptions{zipf, uniform} {

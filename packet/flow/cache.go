@@ -14,9 +14,10 @@ const (
 	DefaultCacheSize = 1 << 20
 )
 
-// Shape of a cache. An entry is one cache line or two, whatever the keys of the rules need: a head, and the key. Eight entries make a
-// set, whose marks lie apart: a byte of the hash for each, so that a probe reads one word of a table that stays in the nearest cache,
-// and then only the entry that it wants.
+// Shape of a cache. An entry is one cache line or two, whatever the keys of the rules need: a head,
+// and the key. Eight entries make a set, whose marks lie apart: a byte of the hash for each, so
+// that a probe reads one word of a table that stays in the nearest cache, and then only the entry
+// that it wants.
 const (
 	ways      = 8
 	lineWords = 8
@@ -24,11 +25,13 @@ const (
 	highBits  = 0x8080808080808080
 )
 
-// Cache remembers which rule packets got, so that repeated traffic is classified with one probe, whatever the rules. What it
-// remembers is exact: the key holds every bit that the rules can see. It belongs to one goroutine; each poller has its own, for
-// any classifier: when a call comes with another one than before, everything is forgotten.
+// Cache remembers which rule packets got, so that repeated traffic is classified with one probe,
+// whatever the rules. What it remembers is exact: the key holds every bit that the rules can see.
+// It belongs to one goroutine; each poller has its own, for any classifier: when a call comes with
+// another one than before, everything is forgotten.
 //
-// Memory is fixed at its making. Traffic of more flows than fit is classified at the speed of the classifier plus a probe.
+// Memory is fixed at its making. Traffic of more flows than fit is classified at the speed of the
+// classifier plus a probe.
 type Cache struct {
 	of           *Classifier
 	entries      []uint64
@@ -50,22 +53,24 @@ type probe struct {
 	rule       int32
 }
 
-// NewCache returns an empty cache with size bytes for entries, rounded down to a power of two; 0 stands for DefaultCacheSize, which
-// holds 16,384 flows, or 8,192 where keys have more than seven words (rules with more than a few offsets of flex words). The error
-// says which sizes are allowed.
+// NewCache returns an empty cache with size bytes for entries, rounded down to a power of two; 0
+// stands for DefaultCacheSize, which holds 16,384 flows, or 8,192 where keys have more than seven
+// words (rules with more than a few offsets of flex words). The error says which sizes are allowed.
 func NewCache(size int) (*Cache, error) {
 	if size == 0 {
 		size = DefaultCacheSize
 	}
 	if size < MinCacheSize || size > MaxCacheSize {
-		return nil, fmt.Errorf("flow: a cache of %d bytes: expected %d to %d, or 0 for %d", size, MinCacheSize, MaxCacheSize, DefaultCacheSize)
+		return nil, fmt.Errorf("flow: a cache of %d bytes: expected %d to %d, or 0 for %d", size, MinCacheSize,
+			MaxCacheSize, DefaultCacheSize)
 	}
 	words := 1 << (bits.Len(uint(size)) - 1) / 8
 	sets := words / (ways * lineWords)
 	return &Cache{entries: make([]uint64, words), marks: make([]uint64, sets), used: make([]uint8, sets)}, nil
 }
 
-// Stats returns how many packets were found in the cache, and how many were not, since it was made. Only the owner may call it.
+// Stats returns how many packets were found in the cache, and how many were not, since it was made.
+// Only the owner may call it.
 func (h *Cache) Stats() (hits, misses uint64) { return h.hits, h.misses }
 
 // reset forgets everything, and takes the shape that the keys of c need.
@@ -117,7 +122,8 @@ func (h *Cache) ClassifyBatch(c *Classifier, frames [][]byte, layers []packet.La
 	}
 }
 
-// batch does for up to BatchSize packets one step after the other, so that the processor waits for the memory of many at once.
+// batch does for up to BatchSize packets one step after the other, so that the processor waits for
+// the memory of many at once.
 func (h *Cache) batch(c *Classifier, frames [][]byte, layers []packet.Layers, out []Decision) {
 	work := h.work[:len(frames)]
 	touched := uint64(0)
@@ -154,8 +160,9 @@ func (h *Cache) batch(c *Classifier, frames [][]byte, layers []packet.Layers, ou
 // mark is the byte of a hash that marks its entry; never 0, which marks an empty one.
 func mark(hash uint64) uint64 { return hash&0xff | 0x80 }
 
-// matches returns a bit, the highest of its byte, for each byte of marks that may be m: for the lowest of those that are, and perhaps
-// for others. (The exact form of the test for a byte of zeros, after H. Warren, Hacker's Delight, costs one operation more.)
+// matches returns a bit, the highest of its byte, for each byte of marks that may be m: for the
+// lowest of those that are, and perhaps for others. (The exact form of the test for a byte of
+// zeros, after H. Warren, Hacker's Delight, costs one operation more.)
 func matches(marks, m uint64) uint64 {
 	x := marks ^ m*lowBytes
 	return (x - lowBytes) &^ x & highBits
@@ -194,16 +201,18 @@ func (h *Cache) find(p *probe) bool {
 // same reports whether key is that of the entry e.
 func same(e []uint64, key *[maxKey]uint64) bool {
 	a := (*[lineWords]uint64)(e)
-	d := (a[1] ^ key[0]) | (a[2] ^ key[1]) | (a[3] ^ key[2]) | (a[4] ^ key[3]) | (a[5] ^ key[4]) | (a[6] ^ key[5]) | (a[7] ^ key[6])
+	d := (a[1] ^ key[0]) | (a[2] ^ key[1]) | (a[3] ^ key[2]) | (a[4] ^ key[3]) | (a[5] ^ key[4]) | (a[6] ^ key[5]) |
+		(a[7] ^ key[6])
 	if len(e) > lineWords {
 		b := (*[lineWords]uint64)(e[lineWords:])
-		d |= (b[0] ^ key[7]) | (b[1] ^ key[8]) | (b[2] ^ key[9]) | (b[3] ^ key[10]) | (b[4] ^ key[11]) | (b[5] ^ key[12]) | (b[6] ^ key[13]) | (b[7] ^ key[14])
+		d |= (b[0] ^ key[7]) | (b[1] ^ key[8]) | (b[2] ^ key[9]) | (b[3] ^ key[10]) | (b[4] ^ key[11]) |
+			(b[5] ^ key[12]) | (b[6] ^ key[13]) | (b[7] ^ key[14])
 	}
 	return d == 0
 }
 
-// insert puts the key and the rule of p where there is room in its set, or over an entry that was not found since the others were, or
-// over any.
+// insert puts the key and the rule of p where there is room in its set, or over an entry that was
+// not found since the others were, or over any.
 func (h *Cache) insert(p *probe) {
 	h.misses++
 	set, way := p.set, 0

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// The lowest byte that matches says so, no byte that matches is left out, and an empty entry is never taken for a full one.
+// The lowest byte that matches says so, no byte that matches is left out, and an empty entry is
+// never taken for a full one.
 func TestCacheMarks(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100_000 {
@@ -39,7 +40,8 @@ func TestCacheMarks(t *testing.T) {
 	}
 }
 
-// A set that is full gives up an entry that was not found since it came. All of these have one hash: only their keys differ.
+// A set that is full gives up an entry that was not found since it came. All of these have one
+// hash: only their keys differ.
 func TestCacheReplaces(t *testing.T) {
 	for _, words := range []int{7, maxKey} {
 		h, err := NewCache(MinCacheSize)

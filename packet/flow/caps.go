@@ -59,7 +59,8 @@ func (s ActionSet) String() string {
 	return strings.Join(names, ", ")
 }
 
-// Capabilities is what an engine can do with rules. The zero value can do nothing but accept everything into queue 0.
+// Capabilities is what an engine can do with rules. The zero value can do nothing but accept
+// everything into queue 0.
 type Capabilities struct {
 	Engine   string    // its name, for messages
 	Fields   FieldSet  // that a match may ask for
@@ -119,8 +120,8 @@ func (m *Match) Fields() (s FieldSet) {
 	return s
 }
 
-// Check returns, for each rule of the set that an engine with these capabilities cannot carry out, why not. It does not look for what
-// Validate looks for.
+// Check returns, for each rule of the set that an engine with these capabilities cannot carry out,
+// why not. It does not look for what Validate looks for.
 func Check(rules []Rule, can *Capabilities) Problems {
 	var p Problems
 	for i := range rules {
@@ -130,7 +131,8 @@ func Check(rules []Rule, can *Capabilities) Problems {
 			rep.add(Unsupported, field, "%s: %s", can.engine(), fmt.Sprintf(format, args...))
 		}
 		if can.MaxRules > 0 && i >= can.MaxRules {
-			no("rules", "takes %d rules: join rules into ranges, or leave %d away", can.MaxRules, len(rules)-can.MaxRules)
+			no("rules", "takes %d rules: join rules into ranges, or leave %d away", can.MaxRules,
+				len(rules)-can.MaxRules)
 		}
 		if !can.Priorities && r.Priority != rules[0].Priority {
 			no("priority", "has no priorities: give all rules the same, and make matches disjoint")

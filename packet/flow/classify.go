@@ -41,7 +41,8 @@ type Decision struct {
 // none is the decision when no rule accepts the packet.
 var none = Decision{Rule: -1}
 
-// BatchSize is how many packets ClassifyBatch works on at a time; batches of a multiple of it are best.
+// BatchSize is how many packets ClassifyBatch works on at a time; batches of a multiple of it are
+// best.
 const BatchSize = 32
 
 // Classifier finds the rule of a packet. It is immutable: any number of goroutines may use one.
@@ -62,11 +63,12 @@ type outcome struct {
 // toeplitz is shared by all classifiers: 36 KiB, made at the first need.
 var toeplitz = sync.OnceValue(func() *packet.Toeplitz { return packet.NewToeplitz(&packet.MicrosoftKey) })
 
-// Compile makes a classifier for the rules, which it copies. Precedence is by Priority, highest first, then by position. It refuses
-// sets with errors (see Validate): the error is Problems then. Warnings, such as rules that are never reached, do not stop it.
+// Compile makes a classifier for the rules, which it copies. Precedence is by Priority, highest
+// first, then by position. It refuses sets with errors (see Validate): the error is Problems then.
+// Warnings, such as rules that are never reached, do not stop it.
 //
-// Time and memory grow with the number of rules times the number of distinct values and bounds per field, in blocks of 2,048 rules:
-// a few milliseconds and a few megabytes for 1,000 rules.
+// Time and memory grow with the number of rules times the number of distinct values and bounds per
+// field, in blocks of 2,048 rules: a few milliseconds and a few megabytes for 1,000 rules.
 func Compile(rules []Rule) (*Classifier, error) {
 	if p := checkAll(rules); p.Err() != nil {
 		return nil, p.Err()
@@ -128,8 +130,9 @@ func (c *Classifier) Rule(i int) Rule { return c.rules[i].Clone() }
 // Decision returns what rule i decides. Queue is 0 of a rule that spreads packets.
 func (c *Classifier) Decision(i int) Decision { return c.outcomes[i].Decision }
 
-// Classify returns the decision for frame, whose layers Parse (or ParseIP) has put into l. It reads only what l says is there, so a
-// frame that Parse found malformed is safe too: fields behind the fault are absent. It allocates nothing.
+// Classify returns the decision for frame, whose layers Parse (or ParseIP) has put into l. It reads
+// only what l says is there, so a frame that Parse found malformed is safe too: fields behind the
+// fault are absent. It allocates nothing.
 func (c *Classifier) Classify(frame []byte, l *packet.Layers) Decision {
 	var d Decision
 	c.finish(&d, c.find(frame, l), frame, l)
@@ -146,7 +149,8 @@ func (c *Classifier) find(frame []byte, l *packet.Layers) int32 {
 	return -1
 }
 
-// finish puts the decision of rule i for this packet into d. It copies a Decision whole: one that is returned moves field by field.
+// finish puts the decision of rule i for this packet into d. It copies a Decision whole: one that
+// is returned moves field by field.
 func (c *Classifier) finish(d *Decision, i int32, frame []byte, l *packet.Layers) {
 	if i < 0 {
 		*d = none
@@ -159,8 +163,8 @@ func (c *Classifier) finish(d *Decision, i int32, frame []byte, l *packet.Layers
 	}
 }
 
-// ClassifyBatch classifies frames[i], with layers[i], into out[i], for every frame. layers and out must be at least as long as frames.
-// It allocates nothing.
+// ClassifyBatch classifies frames[i], with layers[i], into out[i], for every frame. layers and out
+// must be at least as long as frames. It allocates nothing.
 func (c *Classifier) ClassifyBatch(frames [][]byte, layers []packet.Layers, out []Decision) {
 	layers, out = layers[:len(frames)], out[:len(frames)]
 	for i := range frames {
@@ -201,7 +205,8 @@ func (d *dim) lookup(frame []byte, l *packet.Layers) uint32 {
 	return d.absent
 }
 
-// maxDims is how many dims have their rows remembered during one search; a set with dozens of flex offsets asks the others again.
+// maxDims is how many dims have their rows remembered during one search; a set with dozens of flex
+// offsets asks the others again.
 const maxDims = 64
 
 // fewWords is how many candidate words end the first step of a search.
@@ -209,8 +214,9 @@ const fewWords = 2
 
 // find returns the rule of the block that comes first among those that accept the packet, or -1.
 //
-// It looks fields up until the sums of their rows leave few words. Then it goes through these words, field by field, but looks up only
-// what a rule that is still possible asks for: after ports or addresses that is one rule or two, mostly.
+// It looks fields up until the sums of their rows leave few words. Then it goes through these
+// words, field by field, but looks up only what a rule that is still possible asks for: after ports
+// or addresses that is one rule or two, mostly.
 func (b *block) find(frame []byte, l *packet.Layers) int32 {
 	var at [maxDims]uint32 // where the row of a dim begins
 	known := 0             // dims that have been looked up in the first step

@@ -36,7 +36,8 @@ func (x *trial) check(frame []byte) error {
 	want := flowtest.First(x.rules, frame, &l)
 	d := x.c.Classify(frame, &l)
 	if int(d.Rule) != want {
-		return fmt.Errorf("rule %d, expected %d\nframe %x\nlayers %+v\ngot  %v\nwant %v", d.Rule, want, frame, l, x.rule(int(d.Rule)), x.rule(want))
+		return fmt.Errorf("rule %d, expected %d\nframe %x\nlayers %+v\ngot  %v\nwant %v", d.Rule, want, frame, l,
+			x.rule(int(d.Rule)), x.rule(want))
 	}
 	out := make([]flow.Decision, 3)
 	frames, layers := [][]byte{frame, frame, frame}, []packet.Layers{l, l, l}
@@ -46,7 +47,8 @@ func (x *trial) check(frame []byte) error {
 			return fmt.Errorf("batch says %+v, single %+v", out[2], d)
 		}
 		if out[0] = x.cache.Classify(x.c, frame, &l); out[0] != d {
-			return fmt.Errorf("cache says %+v (%v), classifier %+v (%v)\nframe %x", out[0], x.rule(int(out[0].Rule)), d, x.rule(int(d.Rule)), frame)
+			return fmt.Errorf("cache says %+v (%v), classifier %+v (%v)\nframe %x", out[0], x.rule(int(out[0].Rule)), d,
+				x.rule(int(d.Rule)), frame)
 		}
 		x.cache.ClassifyBatch(x.c, frames, layers, out)
 	}
@@ -85,7 +87,8 @@ func (x *trial) consistent(d flow.Decision, frame []byte, l *packet.Layers) erro
 	return nil
 }
 
-// hashInput is what a network card hashes: addresses, and ports where there are any and the packet is no fragment.
+// hashInput is what a network card hashes: addresses, and ports where there are any and the packet
+// is no fragment.
 func hashInput(frame []byte, l *packet.Layers) []byte {
 	if l.IPVersion == 0 {
 		return nil
@@ -125,7 +128,8 @@ func TestClassifierIsTheLinearMatcher(t *testing.T) {
 	})
 }
 
-// Packets that differ in one thing, one after the other through one cache: what the rules can tell apart, the cache can.
+// Packets that differ in one thing, one after the other through one cache: what the rules can tell
+// apart, the cache can.
 func TestCacheTellsApart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rules := drawRules(t, 12)
@@ -157,7 +161,8 @@ func TestCacheTellsApart(t *testing.T) {
 				packet.Parse(frame, &l)
 				want := x.c.Classify(frame, &l)
 				if got := x.cache.Classify(x.c, frame, &l); got != want {
-					t.Fatalf("cache says %s, classifier %s\nframe %x", x.rule(int(got.Rule)), x.rule(int(want.Rule)), frame)
+					t.Fatalf("cache says %s, classifier %s\nframe %x", x.rule(int(got.Rule)), x.rule(int(want.Rule)),
+						frame)
 				}
 			}
 		}
@@ -167,7 +172,8 @@ func TestCacheTellsApart(t *testing.T) {
 // The IP version counts also where no address does.
 func TestCacheTellsVersionsApart(t *testing.T) {
 	x := newTrial(t, mustRules(t, "ip src 0.0.0.0/0 -> drop\nip dst ::/0 -> queue 1"))
-	for _, match := range []string{"eth type 0x0806", "ip src 10.0.0.1 dst 10.0.0.2 udp src 1 dst 2", "ip src ::1 dst ::2 udp src 1 dst 2", "eth type 0x88f7"} {
+	for _, match := range []string{"eth type 0x0806", "ip src 10.0.0.1 dst 10.0.0.2 udp src 1 dst 2",
+		"ip src ::1 dst ::2 udp src 1 dst 2", "eth type 0x88f7"} {
 		for range 2 {
 			f, _ := frameFor(t, match)
 			if err := x.check(f); err != nil {
@@ -207,7 +213,8 @@ func TestClassifierLargeSets(t *testing.T) {
 	}
 }
 
-// A set with more flex offsets than a search remembers and a cache key holds, and many masks of one offset.
+// A set with more flex offsets than a search remembers and a cache key holds, and many masks of one
+// offset.
 func TestClassifierManyFlexOffsets(t *testing.T) {
 	r := flowtest.NewRand(3)
 	var rules []flow.Rule
@@ -217,7 +224,8 @@ func TestClassifierManyFlexOffsets(t *testing.T) {
 			f = flow.Flex{Offset: 8, Mask: r.Uint32() | 1}
 		}
 		f.Value = r.Uint32() & f.Mask
-		rules = append(rules, flow.Rule{Priority: int32(i), Match: flow.Match{Flex: []flow.Flex{f}}, Actions: []flow.Action{flow.Queue(1)}})
+		rules = append(rules, flow.Rule{Priority: int32(i), Match: flow.Match{Flex: []flow.Flex{f}},
+			Actions: []flow.Action{flow.Queue(1)}})
 	}
 	x := newTrial(t, rules)
 	tries := 3000
@@ -239,7 +247,8 @@ func TestClassifierManyFlexOffsets(t *testing.T) {
 	}
 }
 
-// The bug of DAQIRI that must not come back: a range that is not understood, or a port 0, as a wildcard.
+// The bug of DAQIRI that must not come back: a range that is not understood, or a port 0, as a
+// wildcard.
 func TestRangesAreNotWildcards(t *testing.T) {
 	zero, err := flow.ParseRule("udp dst 0 -> queue 1")
 	if err != nil {
@@ -267,7 +276,8 @@ func TestRangesAreNotWildcards(t *testing.T) {
 			t.Errorf("port %d: rule %d, expected %d", port, d.Rule, want)
 		}
 	}
-	for _, bad := range []string{"1000-", "-1010", "1000-1010x", "1000:1010", "1010-1000", "", "65536", "0-65536", "+1", "1e3", "1_0"} {
+	for _, bad := range []string{"1000-", "-1010", "1000-1010x", "1000:1010", "1010-1000", "", "65536", "0-65536", "+1",
+		"1e3", "1_0"} {
 		var r flow.Range
 		if err := r.UnmarshalText([]byte(bad)); err == nil {
 			t.Errorf("%q reads as %v", bad, r)

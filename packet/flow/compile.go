@@ -9,21 +9,25 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// blockRules is how many rules one block holds: at most 64 words, because an aggregate has a bit for each. Tables of a block grow
-// with the square of it; larger sets are several blocks, asked one after the other in the order of precedence.
+// blockRules is how many rules one block holds: at most 64 words, because an aggregate has a bit
+// for each. Tables of a block grow with the square of it; larger sets are several blocks, asked one
+// after the other in the order of precedence.
 const blockRules = 2048
 
 // A block finds the first of its rules that accepts a packet.
 type block struct {
-	dims  []dim
-	sums  []uint64 // of all dims: bit w of sums[r] says that word w of row r is not 0; apart, so that they stay in the cache
+	dims []dim
+	// of all dims: bit w of sums[r] says that word w of row r is not 0; apart, so that they stay in
+	// the cache
+	sums  []uint64
 	rows  []uint64 // row r is rows[r*words : (r+1)*words]
 	words int      // of a bit vector
 	asks  []uint64 // word w of the rules that ask for the field of dim k is asks[w*len(dims)+k]
 	order []int32  // bit number -> index of the rule in the set
 }
 
-// A dim is one lookup: it turns what a packet has in one field into a row, the rules that accept it.
+// A dim is one lookup: it turns what a packet has in one field into a row, the rules that accept
+// it.
 type dim struct {
 	kind   dimKind
 	field  Field
@@ -58,7 +62,8 @@ type entry struct {
 	flex []Flex // offsets distinct
 }
 
-// merged returns the flex words of m with those of one offset made one; they agree, as validation has seen.
+// merged returns the flex words of m with those of one offset made one; they agree, as validation
+// has seen.
 func merged(m *Match) []Flex {
 	if len(m.Flex) < 2 {
 		return m.Flex
@@ -132,7 +137,8 @@ func (c *compiler) add(set []uint64) uint32 {
 	return uint32(len(c.sums) - 1)
 }
 
-// wildcards fills wild with the rules for which asks is false, and returns the others; nil if there are none.
+// wildcards fills wild with the rules for which asks is false, and returns the others; nil if there
+// are none.
 func (c *compiler) wildcards(asks func(*entry) bool) (asking []int32) {
 	c.wild = make([]uint64, c.words)
 	for i := range c.rules {
@@ -151,8 +157,8 @@ type interval struct {
 	rule   int32
 }
 
-// sweep cuts the numbers from 0 to the highest into the intervals between which the set of accepting rules changes, adds a row for
-// each, and returns where they begin.
+// sweep cuts the numbers from 0 to the highest into the intervals between which the set of
+// accepting rules changes, adds a row for each, and returns where they begin.
 func (c *compiler) sweep(of []interval) (starts []u128) {
 	type event struct {
 		at   u128
@@ -275,13 +281,15 @@ func (c *compiler) addresses(f Field) {
 		}
 	}
 	starts := c.sweep(four)
-	// The sweep knows 128 bits: an interval that begins behind the last IPv4 address is never asked for.
+	// The sweep knows 128 bits: an interval that begins behind the last IPv4 address is never asked
+	// for.
 	d.v4 = newSteps32(starts)
 	d.v6 = newSteps128(c.sweep(six), uint16(len(starts)))
 	c.dims = append(c.dims, d)
 }
 
-// exactRows adds a row for each value, of the rules that want it and those that do not care, and makes the table of values.
+// exactRows adds a row for each value, of the rules that want it and those that do not care, and
+// makes the table of values.
 func (c *compiler) exactRows(d dim, asking []int32, value func(*entry) uint64) {
 	values := map[uint64][]int32{}
 	for _, i := range asking {
@@ -352,7 +360,8 @@ func (c *compiler) flexWords() {
 	}
 }
 
-// flexBytes looks each byte of a word up by itself, so that any number of different masks costs four lookups.
+// flexBytes looks each byte of a word up by itself, so that any number of different masks costs
+// four lookups.
 func (c *compiler) flexBytes(offset uint16) {
 	asking := c.wildcards(func(e *entry) bool { _, ok := e.flexAt(offset); return ok })
 	d := dim{kind: dimFlexByte, field: FieldFlex, offset: offset, absent: c.add(c.wild)}

@@ -20,9 +20,9 @@ func (c *cell) count(packets, bytes uint64) {
 
 func (c *cell) read() Count { return Count{c.packets.Load(), c.bytes.Load()} }
 
-// Counters counts packets per rule for one poller: its methods Count and CountBatch belong to one goroutine at a time. Reading, by
-// Table.Stats, is for anyone at any time. Nothing is lost when rules come and go: what rules counted that were deleted since is kept as
-// one sum.
+// Counters counts packets per rule for one poller: its methods Count and CountBatch belong to one
+// goroutine at a time. Reading, by Table.Stats, is for anyone at any time. Nothing is lost when
+// rules come and go: what rules counted that were deleted since is kept as one sum.
 type Counters struct {
 	table *Table
 	view  atomic.Pointer[view]
@@ -66,7 +66,8 @@ func newView(old *view, s *Snapshot) *view {
 	return v
 }
 
-// at returns the cells of a version. It allocates when the version is another than at the call before.
+// at returns the cells of a version. It allocates when the version is another than at the call
+// before.
 func (c *Counters) at(s *Snapshot) *view {
 	v := c.view.Load()
 	if v.of != s {
@@ -76,8 +77,8 @@ func (c *Counters) at(s *Snapshot) *view {
 	return v
 }
 
-// Count counts one packet of a number of bytes for the rule of a decision of snapshot s. It does not allocate, but for the first packet
-// of another version.
+// Count counts one packet of a number of bytes for the rule of a decision of snapshot s. It does
+// not allocate, but for the first packet of another version.
 func (c *Counters) Count(s *Snapshot, d Decision, bytes int) {
 	v := c.at(s)
 	if d.Rule < 0 {
@@ -99,7 +100,8 @@ func (c *Counters) CountBatch(s *Snapshot, frames [][]byte, decisions []Decision
 	}
 }
 
-// Close gives the counts to the table, where Stats goes on to show them. The handle must not be used afterwards.
+// Close gives the counts to the table, where Stats goes on to show them. The handle must not be
+// used afterwards.
 func (c *Counters) Close() {
 	t := c.table
 	t.mu.Lock()
@@ -145,8 +147,8 @@ type Stats struct {
 	Deleted   Count       // of rules that the table no longer has
 }
 
-// Stats returns the sums over all counters. Each number is exact for some moment of the call; together they are those of one moment
-// only when no goroutine counts meanwhile.
+// Stats returns the sums over all counters. Each number is exact for some moment of the call;
+// together they are those of one moment only when no goroutine counts meanwhile.
 func (t *Table) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -42,7 +42,8 @@ func Example() {
 }
 
 func ExampleValidate() {
-	rules, err := flow.ParseRules("name a udp dst 1-9 -> queue 1\nname b udp dst 5 -> queue 2\nname c udp dst 3 src 7 -> queue 1")
+	rules, err := flow.ParseRules("name a udp dst 1-9 -> queue 1\nname b udp dst 5 -> queue 2\nname c udp dst 3 src " +
+		"7 -> queue 1")
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -28,7 +28,8 @@ const (
 	numFields
 )
 
-var fieldNames = [numFields]string{"eth src", "eth dst", "eth type", "vlan", "inner-vlan", "ip proto", "ip src", "ip dst", "ip len",
+var fieldNames = [numFields]string{"eth src", "eth dst", "eth type", "vlan", "inner-vlan", "ip proto", "ip src",
+	"ip dst", "ip len",
 	"port src", "port dst", "ecpri type", "ecpri id", "flex"}
 
 func (f Field) String() string {
@@ -41,7 +42,8 @@ func (f Field) String() string {
 // untagged is the value of a VLAN field of a frame without that tag; identifiers are below it.
 const untagged = MaxVLAN + 1
 
-// eCPRI: where the fields of the common header and the identifier lie (eCPRI specification 2.0, figures 8 and 12).
+// eCPRI: where the fields of the common header and the identifier lie (eCPRI specification 2.0,
+// figures 8 and 12).
 const (
 	ecpriTypeAt = 1
 	ecpriHeader = 4
@@ -89,7 +91,8 @@ func small(f Field, frame []byte, l *packet.Layers) (uint16, bool) {
 	return 0, false
 }
 
-// ecpriAt returns where an eCPRI message begins and how many bytes it can have; 0 when the packet has none.
+// ecpriAt returns where an eCPRI message begins and how many bytes it can have; 0 when the packet
+// has none.
 func ecpriAt(l *packet.Layers) (at, n int) {
 	switch {
 	case l.EtherType == packet.EtherTypeECPRI:

@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Rules of the property tests draw their values from small pools, so that they meet, cover and just miss each other.
+// Rules of the property tests draw their values from small pools, so that they meet, cover and just
+// miss each other.
 
 func sometimes(t *rapid.T, percent int, what string) bool {
 	return rapid.IntRange(0, 99).Draw(t, what) < percent
@@ -27,10 +28,12 @@ func drawRange(t *rapid.T, what string) flow.Opt[flow.Range] {
 }
 
 func drawPrefix(t *rapid.T, four bool, what string) netip.Prefix {
-	a := rapid.SampledFrom([]string{"0.0.0.0", "10.0.0.0", "10.0.0.1", "10.1.2.3", "10.1.2.255", "127.255.255.255", "128.0.0.0", "255.255.255.255"}).Draw(t, what)
+	a := rapid.SampledFrom([]string{"0.0.0.0", "10.0.0.0", "10.0.0.1", "10.1.2.3", "10.1.2.255", "127.255.255.255",
+		"128.0.0.0", "255.255.255.255"}).Draw(t, what)
 	bits := rapid.SampledFrom([]int{0, 1, 7, 8, 15, 16, 17, 24, 31, 32}).Draw(t, what)
 	if !four {
-		a = rapid.SampledFrom([]string{"::", "::1", "::ffff:0:0:1", "2001:db8::", "2001:db8::1", "2001:db8:0:1::", "2001:db8:ffff::", "ff02::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}).Draw(t, what)
+		a = rapid.SampledFrom([]string{"::", "::1", "::ffff:0:0:1", "2001:db8::", "2001:db8::1", "2001:db8:0:1::",
+			"2001:db8:ffff::", "ff02::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}).Draw(t, what)
 		bits = rapid.SampledFrom([]int{0, 1, 16, 32, 33, 63, 64, 65, 127, 128}).Draw(t, what)
 	}
 	return netip.PrefixFrom(netip.MustParseAddr(a), bits).Masked()
@@ -48,7 +51,8 @@ func drawMatch(t *rapid.T) flow.Match {
 		m.EthDst = flow.Some(rapid.SampledFrom(macs).Draw(t, "eth dst"))
 	}
 	if sometimes(t, 10, "eth type?") {
-		m.EtherType = flow.Some(rapid.SampledFrom([]packet.EtherType{0x0800, 0x0806, 0x86dd, 0xaefe, 0x88f7, 0}).Draw(t, "eth type"))
+		m.EtherType = flow.Some(rapid.SampledFrom([]packet.EtherType{0x0800, 0x0806, 0x86dd, 0xaefe, 0x88f7, 0}).Draw(t,
+			"eth type"))
 	}
 	if sometimes(t, 15, "vlan?") {
 		m.VLAN = flow.Some(rapid.SampledFrom([]flow.VLAN{0, 1, 2, 4095, flow.Untagged}).Draw(t, "vlan"))
@@ -80,7 +84,8 @@ func drawMatch(t *rapid.T) flow.Match {
 	for n := rapid.SampledFrom([]int{0, 0, 0, 0, 0, 1, 1, 2, 4}).Draw(t, "flex"); n > 0; n-- {
 		f := flow.Flex{
 			Offset: rapid.SampledFrom([]uint16{0, 1, 4, 6, 28, 252}).Draw(t, "offset"),
-			Mask:   rapid.SampledFrom([]uint32{0xffffffff, 0xffff0000, 0xff, 0x80000000, 1, 0xf0f0f0f0}).Draw(t, "mask"),
+			Mask: rapid.SampledFrom([]uint32{0xffffffff, 0xffff0000, 0xff, 0x80000000, 1, 0xf0f0f0f0}).Draw(t,
+				"mask"),
 		}
 		f.Value = rapid.SampledFrom([]uint32{0, 1, 0xffffffff, 0x80000001, 0x12345678}).Draw(t, "value") & f.Mask
 		m.Flex = append(m.Flex, f)
@@ -112,7 +117,8 @@ func drawActions(t *rapid.T) []flow.Action {
 				DEI:  rapid.Bool().Draw(t, "dei"),
 				TPID: rapid.SampledFrom([]packet.EtherType{0, 0x8100, 0x88a8}).Draw(t, "tpid")}})
 		case 2:
-			list = append(list, flow.Action{Kind: flow.Decap, Tunnel: flow.Tunnel{Type: flow.TunnelType(rapid.IntRange(1, 3).Draw(t, "decap"))}})
+			list = append(list, flow.Action{Kind: flow.Decap,
+				Tunnel: flow.Tunnel{Type: flow.TunnelType(rapid.IntRange(1, 3).Draw(t, "decap"))}})
 		case 3:
 			list = append(list, flow.Action{Kind: flow.Encap, Tunnel: drawTunnel(t)})
 		}
@@ -123,7 +129,8 @@ func drawActions(t *rapid.T) []flow.Action {
 		}
 		return append(list, flow.Queue(rapid.Uint16().Draw(t, "queue")))
 	}
-	return append(list, flow.Action{Kind: rapid.SampledFrom([]flow.ActionKind{flow.Drop, flow.ToKernel}).Draw(t, "verdict")})
+	return append(list, flow.Action{Kind: rapid.SampledFrom([]flow.ActionKind{flow.Drop, flow.ToKernel}).Draw(t,
+		"verdict")})
 }
 
 func drawTunnel(t *rapid.T) flow.Tunnel {
@@ -169,7 +176,8 @@ func drawRules(t *rapid.T, most int) []flow.Rule {
 			r.Mark = flow.Some(rapid.SampledFrom([]uint32{0, 1, 77, flow.MaxRuleID}).Draw(t, "mark"))
 		}
 		if sometimes(t, 30, "name?") {
-			r.Name = fmt.Sprintf("%s%d", rapid.SampledFrom([]string{"a", "b c", "\"", "->", "ä", "x,y"}).Draw(t, "name"), i)
+			r.Name = fmt.Sprintf("%s%d", rapid.SampledFrom([]string{"a", "b c", "\"", "->", "ä", "x,y"}).Draw(t,
+				"name"), i)
 		}
 		if flow.Validate([]flow.Rule{r}).Err() == nil {
 			rules = append(rules, r)

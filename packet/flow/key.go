@@ -12,16 +12,18 @@ import (
 // maxKey is how many words a key may have: with the head of an entry they fill two cache lines.
 const maxKey = 15
 
-// maxKeyFlex is how many flex offsets a key holds behind two words of small fields, one of IP addresses, two of Ethernet and one of
-// eCPRI. Sets with more are not cached, nor are those with more IPv6 prefixes than classes have numbers.
+// maxKeyFlex is how many flex offsets a key holds behind two words of small fields, one of IP
+// addresses, two of Ethernet and one of eCPRI. Sets with more are not cached, nor are those with
+// more IPv6 prefixes than classes have numbers.
 const (
 	maxKeyFlex = 2 * (maxKey - 2 - 1 - 2 - 1)
 	maxClasses = 1<<16 - 1
 )
 
-// keySpec says which bits of a packet the rules can see: packets that agree in them get the same rule. All keys of a set have the same
-// words in the same places, 0 where a packet lacks the field: nothing about reading or comparing them depends on the packet, which the
-// processor would guess wrong.
+// keySpec says which bits of a packet the rules can see: packets that agree in them get the same
+// rule. All keys of a set have the same words in the same places, 0 where a packet lacks the field:
+// nothing about reading or comparing them depends on the packet, which the processor would guess
+// wrong.
 type keySpec struct {
 	meta, ports uint64       // masks of the first two words
 	addr4       uint64       // mask of the two IPv4 addresses; 0: not seen
@@ -79,7 +81,8 @@ func newKeySpec(rules []Rule) keySpec {
 			k.ecpriIn[1] = k.ecpriIn[1] || m.Proto.Set
 		}
 		if m.Length.Set {
-			lengths = append(lengths, interval{u128{0, uint64(m.Length.Value.Lo)}, u128{0, uint64(m.Length.Value.Hi)}, 0})
+			lengths = append(lengths, interval{u128{0, uint64(m.Length.Value.Lo)}, u128{0, uint64(m.Length.Value.Hi)},
+				0})
 		}
 		for side, f := range []Field{FieldSrc, FieldDst} {
 			p := m.prefix(f)
@@ -94,7 +97,9 @@ func newKeySpec(rules []Rule) keySpec {
 			}
 		}
 		for _, f := range m.Flex {
-			at, ok := slices.BinarySearchFunc(k.looks, f.Offset, func(l flexLook, o uint16) int { return cmp.Compare(l.offset, o) })
+			at, ok := slices.BinarySearchFunc(k.looks, f.Offset, func(l flexLook, o uint16) int {
+				return cmp.Compare(l.offset, o)
+			})
 			if !ok {
 				k.looks = slices.Insert(k.looks, at, flexLook{offset: f.Offset})
 			}
@@ -134,7 +139,8 @@ func newKeySpec(rules []Rule) keySpec {
 	return k
 }
 
-// boundaries returns where the intervals begin in which the same of the given ones lie, in order, the first at 0.
+// boundaries returns where the intervals begin in which the same of the given ones lie, in order,
+// the first at 0.
 func boundaries(of []interval) []u128 {
 	at := []u128{{}}
 	for _, i := range of {
@@ -147,7 +153,8 @@ func boundaries(of []interval) []u128 {
 	return slices.Compact(at)
 }
 
-// read puts the words of a packet's key into key and returns their hash. It leaves those behind k.words as they are.
+// read puts the words of a packet's key into key and returns their hash. It leaves those behind
+// k.words as they are.
 func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (hash uint64) {
 	meta := uint64(l.EtherType) | uint64(l.Proto)<<metaProto
 	outer, inner := uint64(untagged), uint64(untagged)
@@ -214,8 +221,8 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (has
 	return hash ^ mix(meta, ports)
 }
 
-// word returns the word, and 1 if it is there. One that is not there is read elsewhere and masked, which takes less time than to guess
-// whether it is there.
+// word returns the word, and 1 if it is there. One that is not there is read elsewhere and masked,
+// which takes less time than to guess whether it is there.
 func (f *flexLook) word(frame []byte, l *packet.Layers) (word, there uint64) {
 	at := int(l.Payload) + int(f.offset)
 	yes := ^((int(l.End) - 4 - at) >> 63)

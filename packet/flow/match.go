@@ -19,8 +19,9 @@ const (
 	MaxFlexWords = 4
 )
 
-// Opt is a value that may be absent. The zero Opt is absent; zero values are present when they are set: a port is 0 only if
-// the rule says 0. Absent values are left out of JSON (tag omitzero); null reads as absent.
+// Opt is a value that may be absent. The zero Opt is absent; zero values are present when they are
+// set: a port is 0 only if the rule says 0. Absent values are left out of JSON (tag omitzero); null
+// reads as absent.
 type Opt[T comparable] struct {
 	Value T
 	Set   bool
@@ -53,7 +54,8 @@ func (o *Opt[T]) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Range is the numbers from Lo to Hi, both included. Its text is "5" or "5-10"; JSON takes a number too.
+// Range is the numbers from Lo to Hi, both included. Its text is "5" or "5-10"; JSON takes a number
+// too.
 type Range struct{ Lo, Hi uint16 }
 
 // One returns the range of one number.
@@ -72,8 +74,8 @@ func (r Range) String() string {
 // MarshalText writes the form of String.
 func (r Range) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText reads "5" or "5-10". Unlike a parser that stops at the first odd character, it never makes a part of a number, or
-// a wildcard, of what it does not understand.
+// UnmarshalText reads "5" or "5-10". Unlike a parser that stops at the first odd character, it
+// never makes a part of a number, or a wildcard, of what it does not understand.
 func (r *Range) UnmarshalText(b []byte) error {
 	lo, hi, isRange := strings.Cut(string(b), "-")
 	l, err := number(lo, 0xffff)
@@ -126,7 +128,8 @@ func number(s string, limit uint64) (uint64, error) {
 // Block is the numbers n with n&Mask == Value.
 type Block struct{ Value, Mask uint16 }
 
-// Blocks splits a range into the fewest blocks: each time the largest that begins where the last one ended. An absent range is every number.
+// Blocks splits a range into the fewest blocks: each time the largest that begins where the last
+// one ended. An absent range is every number.
 func Blocks(of Opt[Range]) (out []Block) {
 	if !of.Set {
 		return []Block{{}}
@@ -142,8 +145,9 @@ func Blocks(of Opt[Range]) (out []Block) {
 	return out
 }
 
-// VLAN is what a match asks of a VLAN tag: an identifier of 0 to 4095, or that there is no tag. Text and JSON are the number or
-// "untagged". A frame with a priority tag has identifier 0; it is tagged.
+// VLAN is what a match asks of a VLAN tag: an identifier of 0 to 4095, or that there is no tag.
+// Text and JSON are the number or "untagged". A frame with a priority tag has identifier 0; it is
+// tagged.
 type VLAN uint16
 
 // Untagged is the VLAN of a frame without that tag.
@@ -179,16 +183,17 @@ func (v *VLAN) UnmarshalText(b []byte) error {
 // UnmarshalJSON reads a number or a string.
 func (v *VLAN) UnmarshalJSON(b []byte) error { return textOrNumber(b, v.UnmarshalText) }
 
-// Flex asks for bits of the 32-bit word (network byte order) that begins Offset bytes behind the TCP or UDP header: word&Mask
-// must be Value. The word must lie wholly inside the payload.
+// Flex asks for bits of the 32-bit word (network byte order) that begins Offset bytes behind the
+// TCP or UDP header: word&Mask must be Value. The word must lie wholly inside the payload.
 type Flex struct {
 	Offset uint16 `json:"offset"` // 0 to MaxFlexOffset, need not be aligned
 	Value  uint32 `json:"value"`  // no bit outside Mask
 	Mask   uint32 `json:"mask"`   // not 0
 }
 
-// ECPRI asks for fields of an eCPRI common header and the identifier behind it (eCPRI specification 2.0, 3.1.3 and 3.2.4): of
-// frames of EtherType 0xAEFE, or, in a match that also asks for UDP, of the UDP payload.
+// ECPRI asks for fields of an eCPRI common header and the identifier behind it (eCPRI specification
+// 2.0, 3.1.3 and 3.2.4): of frames of EtherType 0xAEFE, or, in a match that also asks for UDP, of
+// the UDP payload.
 type ECPRI struct {
 	Type  Opt[uint8]  `json:"msg_type,omitzero"`
 	PCID  Opt[uint16] `json:"pc_id,omitzero"`  // messages of type 0 (IQ data) and 1 (bit sequence)
@@ -198,7 +203,8 @@ type ECPRI struct {
 // Set reports whether any field of eCPRI is asked for.
 func (e ECPRI) Set() bool { return e.Type.Set || e.PCID.Set || e.RTCID.Set }
 
-// Match is what a rule asks of a packet: all of its present fields. The zero Match accepts every packet.
+// Match is what a rule asks of a packet: all of its present fields. The zero Match accepts every
+// packet.
 type Match struct {
 	EthSrc    Opt[packet.MAC]       `json:"eth_src,omitzero"`
 	EthDst    Opt[packet.MAC]       `json:"eth_dst,omitzero"`
@@ -206,10 +212,11 @@ type Match struct {
 	VLAN      Opt[VLAN]             `json:"vlan,omitzero"`       // outer tag
 	InnerVLAN Opt[VLAN]             `json:"inner_vlan,omitzero"` // second tag (QinQ); Untagged: at most one tag
 
-	Src    netip.Prefix      `json:"ip_src,omitzero"`   // IPv4 or IPv6; the zero Prefix is absent
-	Dst    netip.Prefix      `json:"ip_dst,omitzero"`   //
-	Proto  Opt[packet.Proto] `json:"ip_proto,omitzero"` // behind the IPv6 extension headers
-	Length Opt[Range]        `json:"ip_len,omitzero"`   // total bytes of the IP packet, IPv6 header included; longer counts as 65535
+	Src   netip.Prefix      `json:"ip_src,omitzero"`   // IPv4 or IPv6; the zero Prefix is absent
+	Dst   netip.Prefix      `json:"ip_dst,omitzero"`   //
+	Proto Opt[packet.Proto] `json:"ip_proto,omitzero"` // behind the IPv6 extension headers
+	// total bytes of the IP packet, IPv6 header included; longer counts as 65535
+	Length Opt[Range] `json:"ip_len,omitzero"`
 
 	SrcPort Opt[Range] `json:"port_src,omitzero"` // of UDP or TCP, which Proto must say
 	DstPort Opt[Range] `json:"port_dst,omitzero"` //
@@ -226,7 +233,8 @@ func (m *Match) Clone() Match {
 
 // Equal reports whether both ask for the same, written the same way.
 func (m *Match) Equal(o *Match) bool {
-	return m.EthSrc == o.EthSrc && m.EthDst == o.EthDst && m.EtherType == o.EtherType && m.VLAN == o.VLAN && m.InnerVLAN == o.InnerVLAN &&
+	return m.EthSrc == o.EthSrc && m.EthDst == o.EthDst && m.EtherType == o.EtherType && m.VLAN == o.VLAN &&
+		m.InnerVLAN == o.InnerVLAN &&
 		m.Src == o.Src && m.Dst == o.Dst && m.Proto == o.Proto && m.Length == o.Length &&
 		m.SrcPort == o.SrcPort && m.DstPort == o.DstPort && slices.Equal(m.Flex, o.Flex) && m.ECPRI == o.ECPRI
 }

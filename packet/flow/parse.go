@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// SyntaxError says where a text is not a rule. Line counts from 1 and is 0 when the text was one rule; Column counts bytes from 1.
+// SyntaxError says where a text is not a rule. Line counts from 1 and is 0 when the text was one
+// rule; Column counts bytes from 1.
 type SyntaxError struct {
 	Line, Column int
 	Problem      string // what is there, what was expected, how to fix it
@@ -24,8 +25,9 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("flow: column %d: %s", e.Column, e.Problem)
 }
 
-// ParseRules reads one rule per line. Empty lines and lines that begin with # are skipped. The error joins a *SyntaxError for
-// each line that is not a rule; the rules of the other lines are returned with it.
+// ParseRules reads one rule per line. Empty lines and lines that begin with # are skipped. The
+// error joins a *SyntaxError for each line that is not a rule; the rules of the other lines are
+// returned with it.
 func ParseRules(text string) ([]Rule, error) {
 	var rules []Rule
 	var errs []error
@@ -64,9 +66,10 @@ func ParseRules(text string) ([]Rule, error) {
 //	        | TUNNEL "-encap" { "eth-src" MAC | "eth-dst" MAC | "ip-src" ADDR | "ip-dst" ADDR | "ttl" N | "tos" N
 //	                            | "udp-src" N | "udp-dst" N | "vni" N | "flow-id" N | "proto" N }
 //
-// Numbers are decimal or 0x; a RANGE is "5" or "5-10"; a NAME that is not a plain word is quoted as in Go; a CIDR may be a bare
-// address. "port" asks for ports without saying of which protocol, which Validate does not accept: it is there so that every
-// Match has a text. The error is a *SyntaxError. ParseRule checks the form; whether the rule makes sense is for Validate.
+// Numbers are decimal or 0x; a RANGE is "5" or "5-10"; a NAME that is not a plain word is quoted as
+// in Go; a CIDR may be a bare address. "port" asks for ports without saying of which protocol,
+// which Validate does not accept: it is there so that every Match has a text. The error is a
+// *SyntaxError. ParseRule checks the form; whether the rule makes sense is for Validate.
 func ParseRule(text string) (Rule, error) {
 	p := parser{text: text}
 	var r Rule
@@ -443,7 +446,8 @@ func (p *parser) ecpri(m *Match, w string) {
 	}
 }
 
-var actionWords = []string{"queue", "rss", "drop", "kernel", "vlan-pop", "vlan-push", "vxlan-decap", "gre-decap", "nvgre-decap",
+var actionWords = []string{"queue", "rss", "drop", "kernel", "vlan-pop", "vlan-push", "vxlan-decap", "gre-decap",
+	"nvgre-decap",
 	"vxlan-encap", "gre-encap", "nvgre-encap"}
 
 func (p *parser) action() Action {
@@ -522,7 +526,8 @@ func (p *parser) addr(what string) (a netip.Addr) {
 
 func (p *parser) encap(t *Tunnel) {
 	for {
-		switch w := p.oneOf("eth-src", "eth-dst", "ip-src", "ip-dst", "ttl", "tos", "udp-src", "udp-dst", "vni", "flow-id", "proto"); w {
+		switch w := p.oneOf("eth-src", "eth-dst", "ip-src", "ip-dst", "ttl", "tos", "udp-src", "udp-dst", "vni",
+			"flow-id", "proto"); w {
 		case "eth-src":
 			t.EthSrc = p.mac(w)
 		case "eth-dst":
@@ -565,7 +570,8 @@ func nearest(w string, words []string) string {
 	return fmt.Sprintf(" (did you mean %s?)", at)
 }
 
-// distance is the number of insertions, deletions and substitutions between a and b (V. Levenshtein, 1966); long words are far.
+// distance is the number of insertions, deletions and substitutions between a and b (V.
+// Levenshtein, 1966); long words are far.
 func distance(a, b string) int {
 	if len(a) > 32 || len(b) > 32 {
 		return 32

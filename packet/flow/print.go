@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// String writes the form that ParseRule reads: [id N] [name NAME] [prio N] [mark N] MATCH -> ACTION, ACTION.
+// String writes the form that ParseRule reads: [id N] [name NAME] [prio N] [mark N] MATCH ->
+// ACTION, ACTION.
 func (r *Rule) String() string {
 	var b strings.Builder
 	if r.ID != 0 {
@@ -48,8 +49,8 @@ func quoteName(s string) string {
 	return s
 }
 
-// String writes the form that ParseMatch reads, such as "vlan 100 ip src 10.0.0.0/8 len 64-1500 udp dst 5000-5010 flex 4 0x1/0xff";
-// "any" when everything is accepted.
+// String writes the form that ParseMatch reads, such as "vlan 100 ip src 10.0.0.0/8 len 64-1500 udp
+// dst 5000-5010 flex 4 0x1/0xff"; "any" when everything is accepted.
 func (m *Match) String() string {
 	var b strings.Builder
 	group := ""
@@ -136,7 +137,8 @@ func (m *Match) String() string {
 	return b.String()
 }
 
-// String writes the form that rules have behind "->", such as "queue 3", "rss 0-7" or "vlan-push 100 pcp 3".
+// String writes the form that rules have behind "->", such as "queue 3", "rss 0-7" or "vlan-push
+// 100 pcp 3".
 func (a *Action) String() string {
 	var b strings.Builder
 	switch a.Kind {

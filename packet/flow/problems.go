@@ -11,7 +11,8 @@ import (
 // ProblemKind says what sort of problem a rule has.
 type ProblemKind uint8
 
-// The kinds of problems. Ambiguous and Unreachable are warnings: the set means something, perhaps not what was meant.
+// The kinds of problems. Ambiguous and Unreachable are warnings: the set means something, perhaps
+// not what was meant.
 const (
 	Invalid       ProblemKind = iota // a value that cannot be
 	Contradiction                    // values that no packet can have together
@@ -59,7 +60,8 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems is everything that is wrong with a set, by rule, kind and field. As an error it lists all of it.
+// Problems is everything that is wrong with a set, by rule, kind and field. As an error it lists
+// all of it.
 type Problems []Problem
 
 func (p Problems) Error() string {

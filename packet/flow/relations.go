@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// maxPieces is into how many pieces a rule may fall while those before it are taken away; beyond, it counts as reachable.
+// maxPieces is into how many pieces a rule may fall while those before it are taken away; beyond,
+// it counts as reachable.
 const maxPieces = 64
 
 // shape is a rule as the comparison of rules needs it.
@@ -36,14 +37,17 @@ func meet(rules []Rule, p *Problems) {
 		tight.tighten()
 		shapes = append(shapes, shape{i, said, tight})
 	}
-	slices.SortStableFunc(shapes, func(a, b shape) int { return cmp.Compare(rules[b.index].Priority, rules[a.index].Priority) })
+	slices.SortStableFunc(shapes, func(a, b shape) int {
+		return cmp.Compare(rules[b.index].Priority, rules[a.index].Priority)
+	})
 	for k := range shapes {
 		ambiguous(rules, shapes[:k], &shapes[k], p)
 		unreachable(rules, shapes[:k], &shapes[k], p)
 	}
 }
 
-// ambiguous reports the first of the rules before s that has its priority, meets it and does something else.
+// ambiguous reports the first of the rules before s that has its priority, meets it and does
+// something else.
 func ambiguous(rules []Rule, before []shape, s *shape, p *Problems) {
 	r := &rules[s.index]
 	first, more := -1, 0
@@ -73,8 +77,11 @@ func ambiguous(rules []Rule, before []shape, s *shape, p *Problems) {
 		others = fmt.Sprintf(", and %d more", more)
 	}
 	rep := report{p, s.index, r.Name}
-	rep.pair(Ambiguous, first, "priority", "%d is also that of rule %d%s%s, which does something else with some of the same packets, for example with %v: "+
-		"the earlier rule wins; give the rules different priorities, or make the matches disjoint", r.Priority, first, nameOf(&rules[first]), others, where.example())
+	rep.pair(Ambiguous, first, "priority",
+		"%d is also that of rule %d%s%s, which does something else with some of the same packets, for example with %v: "+
+			"the earlier rule wins; give the rules different priorities, or make the matches disjoint", r.Priority,
+		first,
+		nameOf(&rules[first]), others, where.example())
 }
 
 func nameOf(r *Rule) string {
@@ -91,7 +98,8 @@ func unreachable(rules []Rule, before []shape, s *shape, p *Problems) {
 	for i := range before {
 		if before[i].said.coversAll(&s.tight) {
 			o := before[i].index
-			rep.pair(Unreachable, o, "match", "rule %d%s comes first and accepts every packet of this one: delete it, or raise its priority above %d",
+			rep.pair(Unreachable, o, "match",
+				"rule %d%s comes first and accepts every packet of this one: delete it, or raise its priority above %d",
 				o, nameOf(&rules[o]), rules[o].Priority)
 			return
 		}
@@ -120,7 +128,9 @@ func unreachable(rules []Rule, before []shape, s *shape, p *Problems) {
 		}
 		if len(pieces) == 0 {
 			slices.Sort(by)
-			rep.pair(Unreachable, by[0], "match", "rules %s come first and together accept every packet of this one: delete it, or raise its priority", list(by))
+			rep.pair(Unreachable, by[0], "match",
+				"rules %s come first and together accept every packet of this one: delete it, or raise its priority",
+				list(by))
 			return
 		}
 	}
@@ -189,7 +199,9 @@ func (s *space) flexCovers(o *space) bool {
 	if s.need == 0 {
 		return true
 	}
-	if o.need < s.need { // no length of the IP packet promises payload: options and extension headers may take any of it
+	if o.need < s.need {
+		// no length of the IP packet promises payload: options and extension headers may take any
+		// of it
 		return false
 	}
 	for _, k := range s.known {
@@ -201,8 +213,8 @@ func (s *space) flexCovers(o *space) bool {
 	return true
 }
 
-// minus appends the pieces of s that are not in what o says to out. Pieces of fields without an interval, flex words, are not cut: s
-// stays whole then, which is on the safe side.
+// minus appends the pieces of s that are not in what o says to out. Pieces of fields without an
+// interval, flex words, are not cut: s stays whole then, which is on the safe side.
 func (s *space) minus(o *space, out []space) []space {
 	if !o.flexCovers(s) {
 		return append(out, *s)
@@ -249,7 +261,8 @@ func minOf(a, b u128) u128 {
 	return b
 }
 
-// example returns a match of one packet of s, which is tight: one value for each field that s restricts.
+// example returns a match of one packet of s, which is tight: one value for each field that s
+// restricts.
 func (s *space) example() *Match {
 	var m Match
 	at := func(f Field) uint64 { return s.spans[f].lo.lo }
@@ -314,7 +327,8 @@ func (s *space) example() *Match {
 	implied, _ := explicit(&m)
 	implied.tighten()
 	if n := s.spans[FieldLength]; !n.absent && n != implied.spans[FieldLength] {
-		m.Length = Some(One(uint16(min(n.lo.lo+packet.IPv6Len+packet.TCPLen, n.hi.lo)))) // with room for headers that m does not ask for
+		// with room for headers that m does not ask for
+		m.Length = Some(One(uint16(min(n.lo.lo+packet.IPv6Len+packet.TCPLen, n.hi.lo))))
 	}
 	return &m
 }
@@ -361,7 +375,8 @@ func vlanOf(v uint64) VLAN {
 	return VLAN(v)
 }
 
-// Apart reports that no packet meets both matches. It is a quick test: false does not mean that there is such a packet.
+// Apart reports that no packet meets both matches. It is a quick test: false does not mean that
+// there is such a packet.
 func Apart(a, b *Match) bool {
 	x, _ := explicit(a)
 	y, _ := explicit(b)

@@ -8,17 +8,19 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// MaxRuleID is the highest ID of a rule: packets carry it as a mark of 24 bits, as network cards do. 0 means no rule.
+// MaxRuleID is the highest ID of a rule: packets carry it as a mark of 24 bits, as network cards
+// do. 0 means no rule.
 const MaxRuleID = 1<<24 - 1
 
-// IndirectionEntries is the length of the table that turns an RSS hash into a queue: entry hash mod 128 holds queue
-// Queues[entry mod len(Queues)], as network cards are set up by default.
+// IndirectionEntries is the length of the table that turns an RSS hash into a queue: entry hash mod
+// 128 holds queue Queues[entry mod len(Queues)], as network cards are set up by default.
 const IndirectionEntries = 128
 
 // ActionKind says what an Action does.
 type ActionKind uint8
 
-// The kinds of actions. The first four end the list of a rule; the others change the packet on its way there.
+// The kinds of actions. The first four end the list of a rule; the others change the packet on its
+// way there.
 const (
 	ToQueue  ActionKind = 1 + iota // to Queue
 	RSS                            // to one of Queues, by the Toeplitz hash of the 5-tuple
@@ -30,7 +32,8 @@ const (
 	Encap                          // adds outer headers as Tunnel says
 )
 
-// Action is one step of what happens to a packet. Only the fields of its Kind are used; the others must be zero.
+// Action is one step of what happens to a packet. Only the fields of its Kind are used; the others
+// must be zero.
 type Action struct {
 	Kind   ActionKind `json:"type"`
 	Queue  uint16     `json:"queue,omitzero"`
@@ -49,21 +52,25 @@ type Tag struct {
 
 // Tunnel is the outer headers of an encapsulation; for Decap only Type counts.
 type Tunnel struct {
-	Type     TunnelType       `json:"type"`
-	EthSrc   packet.MAC       `json:"outer_eth_src,omitzero"`
-	EthDst   packet.MAC       `json:"outer_eth_dst,omitzero"`
-	Src      netip.Addr       `json:"outer_src,omitzero"`     // IPv4 or IPv6
-	Dst      netip.Addr       `json:"outer_dst,omitzero"`     // of the same family
-	TTL      uint8            `json:"outer_ttl,omitzero"`     // 0 stands for 64
-	TOS      uint8            `json:"outer_tos,omitzero"`     // traffic class in IPv6
-	SrcPort  uint16           `json:"outer_udp_src,omitzero"` // VXLAN; 0: from the hash of the inner flow (RFC 7348 section 5)
-	DstPort  uint16           `json:"outer_udp_dst,omitzero"` // VXLAN; 0 stands for 4789
-	VNI      uint32           `json:"vni,omitzero"`           // VXLAN network or NVGRE subnet (TNI) of 24 bits
-	FlowID   uint8            `json:"flow_id,omitzero"`       // NVGRE
-	Protocol packet.EtherType `json:"gre_protocol,omitzero"`  // GRE: 0x0800, 0x86dd: the IP packet without its Ethernet header; 0x6558: the whole frame; 0: 0x0800
+	Type   TunnelType `json:"type"`
+	EthSrc packet.MAC `json:"outer_eth_src,omitzero"`
+	EthDst packet.MAC `json:"outer_eth_dst,omitzero"`
+	Src    netip.Addr `json:"outer_src,omitzero"` // IPv4 or IPv6
+	Dst    netip.Addr `json:"outer_dst,omitzero"` // of the same family
+	TTL    uint8      `json:"outer_ttl,omitzero"` // 0 stands for 64
+	TOS    uint8      `json:"outer_tos,omitzero"` // traffic class in IPv6
+	// VXLAN; 0: from the hash of the inner flow (RFC 7348 section 5)
+	SrcPort uint16 `json:"outer_udp_src,omitzero"`
+	DstPort uint16 `json:"outer_udp_dst,omitzero"` // VXLAN; 0 stands for 4789
+	VNI     uint32 `json:"vni,omitzero"`           // VXLAN network or NVGRE subnet (TNI) of 24 bits
+	FlowID  uint8  `json:"flow_id,omitzero"`       // NVGRE
+	// GRE: 0x0800, 0x86dd: the IP packet without its Ethernet header; 0x6558: the whole frame; 0:
+	// 0x0800
+	Protocol packet.EtherType `json:"gre_protocol,omitzero"`
 }
 
-// TunnelType is a kind of encapsulation, with the numbers of packet.Tunnel. Its text is the lower-case name.
+// TunnelType is a kind of encapsulation, with the numbers of packet.Tunnel. Its text is the
+// lower-case name.
 type TunnelType uint8
 
 // The tunnels of rules.
@@ -138,7 +145,8 @@ type Rule struct {
 	ID       uint32 `json:"id,omitzero"`       // 1 to MaxRuleID, unique in a set; 0: none yet (a Table gives one)
 	Name     string `json:"name,omitzero"`     // unique in a set, unless empty
 	Priority int32  `json:"priority,omitzero"` // the highest wins
-	// Mark is the number that packets carry in place of the ID, 0 to MaxRuleID: the user's own, which several rules may share.
+	// Mark is the number that packets carry in place of the ID, 0 to MaxRuleID: the user's own,
+	// which several rules may share.
 	Mark    Opt[uint32] `json:"mark,omitzero"`
 	Match   Match       `json:"match,omitzero"`
 	Actions []Action    `json:"actions"` // transformations, then one terminal action
@@ -165,11 +173,13 @@ func (r *Rule) Carried() uint32 {
 
 // Equal reports whether both rules say the same, written the same way.
 func (r *Rule) Equal(o *Rule) bool {
-	return r.ID == o.ID && r.Name == o.Name && r.Priority == o.Priority && r.Mark == o.Mark && r.Match.Equal(&o.Match) && sameActions(r.Actions, o.Actions)
+	return r.ID == o.ID && r.Name == o.Name && r.Priority == o.Priority && r.Mark == o.Mark &&
+		r.Match.Equal(&o.Match) && sameActions(r.Actions, o.Actions)
 }
 
 func sameActions(a, b []Action) bool {
 	return slices.EqualFunc(a, b, func(x, y Action) bool {
-		return x.Kind == y.Kind && x.Queue == y.Queue && slices.Equal(x.Queues, y.Queues) && x.Tag == y.Tag && x.Tunnel == y.Tunnel
+		return x.Kind == y.Kind && x.Queue == y.Queue && slices.Equal(x.Queues, y.Queues) && x.Tag == y.Tag &&
+			x.Tunnel == y.Tunnel
 	})
 }

@@ -7,10 +7,12 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// A space is a set of packets as rules see them: the product of one span per field and a condition on bits of the payload. It
-// answers the questions of validation: is a match empty, do two matches meet and in which packet, does one cover another.
+// A space is a set of packets as rules see them: the product of one span per field and a condition
+// on bits of the payload. It answers the questions of validation: is a match empty, do two matches
+// meet and in which packet, does one cover another.
 
-// span is the values of one field from lo to hi; if absent is set, also the packets that do not have the field.
+// span is the values of one field from lo to hi; if absent is set, also the packets that do not
+// have the field.
 type span struct {
 	lo, hi u128
 	absent bool
@@ -19,7 +21,8 @@ type span struct {
 // numSpans leaves flex out: it is not an interval.
 const numSpans = int(FieldFlex)
 
-// bounds of the fields; addresses are IPv6, with IPv4 at the end of ::ffff:0:0/96, which the EtherType keeps apart from IPv6.
+// bounds of the fields; addresses are IPv6, with IPv4 at the end of ::ffff:0:0/96, which the
+// EtherType keeps apart from IPv6.
 func limit(f Field) u128 {
 	switch f {
 	case FieldEthSrc, FieldEthDst:
@@ -73,7 +76,8 @@ func everything() (s space) {
 	for f := range s.spans {
 		s.spans[f] = span{hi: limit(Field(f)), absent: true}
 	}
-	for _, f := range []Field{FieldEtherType, FieldVLAN, FieldInnerVLAN} { // every packet has these, be it that it is untagged
+	for _, f := range []Field{FieldEtherType, FieldVLAN, FieldInnerVLAN} {
+		// every packet has these, be it that it is untagged
 		s.exists(f)
 	}
 	return s
@@ -86,7 +90,8 @@ func (s *space) require(f Field, lo, hi uint64) {
 
 func (s *space) exists(f Field) { s.spans[f].absent = false }
 
-// explicit returns the space of what m says in so many words. ok is false when its flex words contradict each other.
+// explicit returns the space of what m says in so many words. ok is false when its flex words
+// contradict each other.
 func explicit(m *Match) (s space, ok bool) {
 	s = everything()
 	one := func(f Field, v uint64) { s.require(f, v, v) }
@@ -200,8 +205,8 @@ func (s *space) know(k known) bool {
 	return true
 }
 
-// tighten adds what the fields imply of each other in every packet that Parse accepts, so that each span is as small as an
-// interval can be. It reports whether a packet is left.
+// tighten adds what the fields imply of each other in every packet that Parse accepts, so that each
+// span is as small as an interval can be. It reports whether a packet is left.
 func (s *space) tighten() bool {
 	t := &s.spans[FieldEtherType]
 	proto := &s.spans[FieldProto]
@@ -251,7 +256,8 @@ func (s *space) tighten() bool {
 			return false
 		}
 	}
-	ip := ports || !proto.absent || !s.spans[FieldSrc].absent || !s.spans[FieldDst].absent || !s.spans[FieldLength].absent
+	ip := ports || !proto.absent || !s.spans[FieldSrc].absent || !s.spans[FieldDst].absent ||
+		!s.spans[FieldLength].absent
 	if ip {
 		for _, f := range []Field{FieldProto, FieldSrc, FieldDst, FieldLength} {
 			s.exists(f)
@@ -303,7 +309,8 @@ func (s *space) tighten() bool {
 	return true
 }
 
-// ecpriBytes tells what the fields of eCPRI say about the bytes of a UDP payload, and reports whether flex words agree.
+// ecpriBytes tells what the fields of eCPRI say about the bytes of a UDP payload, and reports
+// whether flex words agree.
 func (s *space) ecpriBytes() bool {
 	ty, id := s.spans[FieldECPRIType], s.spans[FieldECPRIID]
 	if ty.lo == ty.hi && !s.know(known{ecpriTypeAt, byte(ty.lo.lo), 0xff}) {

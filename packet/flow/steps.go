@@ -2,8 +2,8 @@ package flow
 
 import "math/bits"
 
-// paged turns a number of 16 bits into a class by way of pages of 64 numbers. Pages of one class are shared, so that the table stays
-// in the cache of the processor.
+// paged turns a number of 16 bits into a class by way of pages of 64 numbers. Pages of one class
+// are shared, so that the table stays in the cache of the processor.
 type paged struct {
 	index [1 << 16 / pageSize]uint16 // number / 64 -> page
 	pages []page
@@ -13,8 +13,8 @@ const pageSize = 64
 
 type page [pageSize]uint16
 
-// newPaged makes the table of intervals that begin at starts; class i begins at starts[i], the first at 0. Numbers above last are
-// never asked for.
+// newPaged makes the table of intervals that begin at starts; class i begins at starts[i], the
+// first at 0. Numbers above last are never asked for.
 func newPaged(starts []u128, last uint64) *paged {
 	t := new(paged)
 	shared := map[uint16]uint16{}
@@ -42,8 +42,8 @@ func newPaged(starts []u128, last uint64) *paged {
 
 func (t *paged) find(v uint16) uint16 { return t.pages[t.index[v/pageSize]][v%pageSize] }
 
-// steps32 finds in which of the intervals of the IPv4 addresses an address lies: an index by the upper half of the address, then
-// a search among the few that begin there.
+// steps32 finds in which of the intervals of the IPv4 addresses an address lies: an index by the
+// upper half of the address, then a search among the few that begin there.
 type steps32 struct {
 	starts []uint32
 	index  []uint16 // upper half -> interval that holds its first address; one more entry at the end
@@ -82,7 +82,8 @@ func (s *steps32) find(v uint32) uint16 {
 	return lo
 }
 
-// steps128 is the same for IPv6 addresses. Its index is over the part of the upper 64 bits in which the beginnings differ.
+// steps128 is the same for IPv6 addresses. Its index is over the part of the upper 64 bits in which
+// the beginnings differ.
 type steps128 struct {
 	starts []u128
 	index  []uint16
@@ -133,7 +134,8 @@ func (s *steps128) find(v u128) uint16 {
 	return s.class + lo
 }
 
-// exact is a hash table from numbers to 1, 2, 3... in the order in which they were given; 0 means that a number is not in it.
+// exact is a hash table from numbers to 1, 2, 3... in the order in which they were given; 0 means
+// that a number is not in it.
 type exact struct {
 	slots []exactSlot
 	shift uint8

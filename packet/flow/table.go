@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Isolation says what happens to packets that no rule accepts. The zero Isolation leaves them to the kernel, so that ARP, SSH and
-// everything else that no rule mentions keeps working.
+// Isolation says what happens to packets that no rule accepts. The zero Isolation leaves them to
+// the kernel, so that ARP, SSH and everything else that no rule mentions keeps working.
 type Isolation struct {
 	Unmatched Verdict `json:"unmatched,omitzero"` // Kernel, Deliver or Discard; the zero value stands for Kernel
 	Queue     uint16  `json:"queue,omitzero"`     // for Deliver
@@ -41,8 +41,8 @@ type TableOptions struct {
 	Engine    *Capabilities // rules must fit into these; nil: Software
 }
 
-// Table is a set of rules that changes while packets are classified. Any goroutine may change it, and any may take its Snapshot;
-// readers never wait and never see a part of a change.
+// Table is a set of rules that changes while packets are classified. Any goroutine may change it,
+// and any may take its Snapshot; readers never wait and never see a part of a change.
 type Table struct {
 	now    atomic.Pointer[Snapshot]
 	engine *Capabilities
@@ -53,7 +53,8 @@ type Table struct {
 	closed   *tally // of counters that were closed
 }
 
-// Snapshot is one version of a table. It is immutable and stays valid as long as a goroutine holds it.
+// Snapshot is one version of a table. It is immutable and stays valid as long as a goroutine holds
+// it.
 type Snapshot struct {
 	version    uint64
 	classifier *Classifier
@@ -84,10 +85,12 @@ func (t *Table) publish(version uint64, c *Classifier, i Isolation) *Snapshot {
 	return s
 }
 
-// Snapshot returns the present version. Take one per batch of packets, and classify all of them with it. It does not allocate.
+// Snapshot returns the present version. Take one per batch of packets, and classify all of them
+// with it. It does not allocate.
 func (t *Table) Snapshot() *Snapshot { return t.now.Load() }
 
-// List returns the rules in force, highest priority first, those of one priority in the order in which they were added (or put by Insert and Move).
+// List returns the rules in force, highest priority first, those of one priority in the order in
+// which they were added (or put by Insert and Move).
 func (t *Table) List() []Rule {
 	rules := t.Snapshot().Rules()
 	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Compare(b.Priority, a.Priority) })
@@ -112,12 +115,14 @@ func (s *Snapshot) Rules() []Rule {
 	return out
 }
 
-// Classify returns the decision for a frame, by the isolation when no rule accepts it. It allocates nothing.
+// Classify returns the decision for a frame, by the isolation when no rule accepts it. It allocates
+// nothing.
 func (s *Snapshot) Classify(frame []byte, l *packet.Layers) Decision {
 	return s.Resolve(s.classifier.Classify(frame, l))
 }
 
-// ClassifyBatch is Classify for many frames, through a cache unless it is nil; see Classifier.ClassifyBatch.
+// ClassifyBatch is Classify for many frames, through a cache unless it is nil; see
+// Classifier.ClassifyBatch.
 func (s *Snapshot) ClassifyBatch(cache *Cache, frames [][]byte, layers []packet.Layers, out []Decision) {
 	if cache == nil {
 		s.classifier.ClassifyBatch(frames, layers, out)
@@ -129,7 +134,8 @@ func (s *Snapshot) ClassifyBatch(cache *Cache, frames [][]byte, layers []packet.
 	}
 }
 
-// Resolve puts what the isolation says into a decision of this version's classifier that no rule has made. Others it returns as they are.
+// Resolve puts what the isolation says into a decision of this version's classifier that no rule
+// has made. Others it returns as they are.
 func (s *Snapshot) Resolve(d Decision) Decision {
 	if d.Verdict == Unmatched {
 		return s.unmatched
@@ -154,12 +160,12 @@ const (
 	opMove
 )
 
-// Add puts a rule behind the others. Its ID is 0, and the table gives it one, or more than all that the table has given: the ID that it had in
-// another table.
+// Add puts a rule behind the others. Its ID is 0, and the table gives it one, or more than all that
+// the table has given: the ID that it had in another table.
 func Add(r Rule) Change { return Change{op: opAdd, rule: r.Clone()} }
 
-// Insert puts a rule in front of the one with the ID before, 0 for behind all: among rules of one priority that a packet matches the first
-// wins. The ID of r must be 0, as for Add.
+// Insert puts a rule in front of the one with the ID before, 0 for behind all: among rules of one
+// priority that a packet matches the first wins. The ID of r must be 0, as for Add.
 func Insert(before uint32, r Rule) Change { return Change{op: opAdd, before: before, rule: r.Clone()} }
 
 // Move puts the rule with this ID in front of another one, 0 for behind all. Its counts stay.
@@ -177,15 +183,18 @@ type Result struct {
 	IDs     []uint32 // for each change, the ID of its rule: new ones in the order of the batch
 }
 
-// Apply makes all changes, in order, and publishes them as one version, or makes none. IDs are given in the order of the batch and never
-// used again, also not those of deleted rules; a batch that fails uses none up.
+// Apply makes all changes, in order, and publishes them as one version, or makes none. IDs are
+// given in the order of the batch and never used again, also not those of deleted rules; a batch
+// that fails uses none up.
 //
-// The error is Problems, in which Rule is the index of the change in the batch: rules that Validate or Check refuse, names given twice,
-// IDs that the table does not have. Warnings of Validate do not stop a batch. The cost is that of compiling the whole set.
+// The error is Problems, in which Rule is the index of the change in the batch: rules that Validate
+// or Check refuse, names given twice, IDs that the table does not have. Warnings of Validate do not
+// stop a batch. The cost is that of compiling the whole set.
 func (t *Table) Apply(changes ...Change) (Result, error) { return t.Install(nil, changes...) }
 
-// Install is Apply for an engine that has a device besides: install gets the version that is to come, before any reader sees it,
-// and puts it into the device. When it returns an error, nothing has changed, and the error is the answer. It must not use the table.
+// Install is Apply for an engine that has a device besides: install gets the version that is to
+// come, before any reader sees it, and puts it into the device. When it returns an error, nothing
+// has changed, and the error is the answer. It must not use the table.
 func (t *Table) Install(install func(next *Snapshot) error, changes ...Change) (Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -208,7 +217,8 @@ func (t *Table) Install(install func(next *Snapshot) error, changes ...Change) (
 	return Result{next.version, ids}, nil
 }
 
-// Check is what Apply would answer to the changes now, and makes none of them. What a device besides says only Apply knows.
+// Check is what Apply would answer to the changes now, and makes none of them. What a device
+// besides says only Apply knows.
 func (t *Table) Check(changes ...Change) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -218,7 +228,8 @@ func (t *Table) Check(changes ...Change) error {
 // batch makes the changes in a copy of the rules. The caller holds mu.
 func (t *Table) batch(changes []Change, ids []uint32) *batch {
 	rules := t.now.Load().classifier.rules
-	b := &batch{rules: slices.Clone(rules), origin: make([]int, len(rules)), nextID: t.nextID} // shares matches and actions, which do not change
+	// shares matches and actions, which do not change
+	b := &batch{rules: slices.Clone(rules), origin: make([]int, len(rules)), nextID: t.nextID}
 	for i := range b.origin {
 		b.origin[i] = -1
 	}
@@ -255,7 +266,9 @@ func (b *batch) apply(i int, c *Change) uint32 {
 	p := report{&b.problems, i, c.rule.Name}
 	if c.op == opAdd {
 		if c.rule.ID != 0 && c.rule.ID < b.nextID {
-			p.add(Invalid, "id", "%d: this table has given it before: expected 0, or %d and more; use Replace to change a rule", c.rule.ID, b.nextID)
+			p.add(Invalid, "id",
+				"%d: this table has given it before: expected 0, or %d and more; use Replace to change a rule",
+				c.rule.ID, b.nextID)
 		}
 		b.nextID = max(b.nextID, c.rule.ID)
 		if b.nextID > MaxRuleID {
@@ -323,7 +336,8 @@ func (b *batch) check(engine *Capabilities) {
 		}
 		p := report{&b.problems, max(i, 0), r.Name}
 		if twice {
-			p.add(Duplicate, "name", "rules %d and %d would both have this name: give each rule its own, or none", b.rules[first].ID, r.ID)
+			p.add(Duplicate, "name", "rules %d and %d would both have this name: give each rule its own, or none",
+				b.rules[first].ID, r.ID)
 		}
 		if b.origin[at] < 0 {
 			continue

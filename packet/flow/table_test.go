@@ -80,7 +80,8 @@ func TestTableBatches(t *testing.T) {
 	fails(`rule 1 "b": name: rules 1 and 2 would both`, flow.Delete(3), flow.Replace(1, rules[1]))
 	fails("cannot become rule 3", flow.Replace(1, mustRules(t, "id 3 any -> drop")[0]))
 	fails("expected 0, or 4 and more; use Replace", flow.Add(mustRules(t, "id 3 any -> drop")[0]))
-	fails("begins above its end", flow.Add(x), flow.Add(flow.Rule{Match: flow.Match{Length: flow.Some(flow.Range{Lo: 5, Hi: 4})}, Actions: x.Actions}))
+	fails("begins above its end", flow.Add(x), flow.Add(flow.Rule{Match: flow.Match{Length: flow.Some(flow.Range{Lo: 5,
+		Hi: 4})}, Actions: x.Actions}))
 	_, err = table.Apply(flow.Delete(8), flow.Add(flow.Rule{}), flow.Add(mustRules(t, "port dst 1 -> drop")[0]))
 	if err == nil || strings.Count(err.Error(), "\n\t") != 3 {
 		t.Errorf("not all problems of the batch: %v", err)
@@ -89,7 +90,8 @@ func TestTableBatches(t *testing.T) {
 	// Names can be swapped within a batch; a replaced rule keeps its ID and its place.
 	a, b := rules[1], rules[0]
 	a.Actions, b.Actions = []flow.Action{flow.Queue(11)}, []flow.Action{flow.Queue(12)}
-	if res, err = table.Apply(flow.Replace(1, a), flow.Delete(3), flow.Replace(2, b), flow.Add(x)); err != nil || fmt.Sprint(res.IDs) != "[1 3 2 4]" {
+	if res, err = table.Apply(flow.Replace(1, a), flow.Delete(3), flow.Replace(2, b), flow.Add(x)); err != nil ||
+		fmt.Sprint(res.IDs) != "[1 3 2 4]" {
 		t.Fatal(res, err)
 	}
 	if d := table.Snapshot().Classify(frame, l); d.ID != 1 || d.Queue != 11 {
@@ -102,7 +104,9 @@ func TestTableBatches(t *testing.T) {
 	for _, r := range table.Snapshot().Rules() {
 		text = append(text, r.String())
 	}
-	if got := strings.Join(text, "; "); got != "id 1 name b udp dst 2 -> queue 11; id 2 name a udp dst 1 -> queue 12; id 4 name x udp dst 4 -> queue 4" {
+	if got := strings.Join(text,
+		"; "); got != "id 1 name b udp dst 2 -> queue 11; id 2 name a udp dst 1 -> queue 12; id 4 name x udp dst 4 "+
+		"-> queue 4" {
 		t.Error(got)
 	}
 	if res, err = table.Apply(flow.Delete(4), flow.Delete(1), flow.Delete(2)); err != nil {
@@ -120,7 +124,8 @@ func TestTableInstall(t *testing.T) {
 	refused := errors.New("refused")
 	if res, err := table.Install(func(next *flow.Snapshot) error {
 		if len(next.Rules()) != 1 || next.Version() != 2 || next.Rules()[0].ID != 1 || table.Snapshot().Version() != 1 {
-			t.Errorf("version %d with %v, while %d is in force", next.Version(), next.Rules(), table.Snapshot().Version())
+			t.Errorf("version %d with %v, while %d is in force", next.Version(), next.Rules(),
+				table.Snapshot().Version())
 		}
 		return refused
 	}, flow.Add(one)); err != refused || res.IDs != nil {
@@ -130,7 +135,10 @@ func TestTableInstall(t *testing.T) {
 		t.Errorf("a version that was refused is in force: %v", table.List())
 	}
 	asked := false
-	if _, err := table.Install(func(*flow.Snapshot) error { asked = true; return nil }, flow.Delete(9)); err == nil || asked {
+	if _, err := table.Install(func(*flow.Snapshot) error {
+		asked = true
+		return nil
+	}, flow.Delete(9)); err == nil || asked {
 		t.Errorf("%v; a batch that is wrong came to the device: %v", err, asked)
 	}
 	res, err := table.Install(func(*flow.Snapshot) error { return nil }, flow.Add(one))
@@ -149,7 +157,8 @@ func TestTableIsolation(t *testing.T) {
 		}
 	}
 	expect(flow.Kernel, 0)
-	for _, i := range []flow.Isolation{{Unmatched: flow.Discard}, {Unmatched: flow.Deliver, Queue: 3}, {Unmatched: flow.Kernel}} {
+	for _, i := range []flow.Isolation{{Unmatched: flow.Discard}, {Unmatched: flow.Deliver, Queue: 3},
+		{Unmatched: flow.Kernel}} {
 		if _, err := table.SetIsolation(i); err != nil {
 			t.Fatal(err)
 		}
@@ -184,13 +193,16 @@ func TestTableIsolation(t *testing.T) {
 
 func TestTableOfALimitedEngine(t *testing.T) {
 	table := mustTable(t, flow.TableOptions{Engine: &flow.Capabilities{
-		Engine: "tiny", MaxRules: 2, Queues: 2, Fields: flow.Fields(flow.FieldProto, flow.FieldDstPort), Actions: flow.ActionKinds(flow.ToQueue)}})
-	rules := mustRules(t, "udp dst 1 -> queue 1\nudp dst 2 -> queue 0\nudp dst 3 -> queue 0\nudp dst 3 -> queue 2\nprio 1 udp dst 5 -> queue 0")
+		Engine: "tiny", MaxRules: 2, Queues: 2, Fields: flow.Fields(flow.FieldProto, flow.FieldDstPort),
+		Actions: flow.ActionKinds(flow.ToQueue)}})
+	rules := mustRules(t, "udp dst 1 -> queue 1\nudp dst 2 -> queue 0\nudp dst 3 -> queue 0\nudp dst 3 -> queue "+
+		"2\nprio 1 udp dst 5 -> queue 0")
 	if _, err := table.Apply(flow.Add(rules[0])); err != nil {
 		t.Fatal(err)
 	}
 	for i, has := range map[int]string{2: "tiny takes 2 rules", 3: "has no queue 2", 4: "has no priorities"} {
-		if _, err := table.Apply(flow.Add(rules[1]), flow.Add(rules[i])); err == nil || !strings.Contains(err.Error(), has) {
+		if _, err := table.Apply(flow.Add(rules[1]), flow.Add(rules[i])); err == nil ||
+			!strings.Contains(err.Error(), has) {
 			t.Errorf("%v: %v", rules[i].String(), err)
 		}
 	}
@@ -199,8 +211,9 @@ func TestTableOfALimitedEngine(t *testing.T) {
 	}
 }
 
-// While a writer moves rules from queue to queue, a reader sees each batch whole: two rules that change together always agree, and
-// versions only grow. Counters of all pollers add up to what the pollers have seen.
+// While a writer moves rules from queue to queue, a reader sees each batch whole: two rules that
+// change together always agree, and versions only grow. Counters of all pollers add up to what the
+// pollers have seen.
 func TestTableUnderChange(t *testing.T) {
 	table := mustTable(t, flow.TableOptions{})
 	one, l1 := frameFor(t, "udp dst 1")
@@ -239,7 +252,8 @@ func TestTableUnderChange(t *testing.T) {
 				s.ClassifyBatch(cache, frames, layers, out)
 				// Version v has both rules at queue v-1, or both deleted.
 				x, y := out[0], out[1]
-				if x.Queue != y.Queue || x.Verdict != y.Verdict || x.Verdict == flow.Deliver && uint64(x.Queue) != last-1 {
+				if x.Queue != y.Queue || x.Verdict != y.Verdict || x.Verdict == flow.Deliver &&
+					uint64(x.Queue) != last-1 {
 					t.Errorf("version %d: %+v and %+v", last, x, y)
 					return
 				}
@@ -289,7 +303,8 @@ func TestTableUnderChange(t *testing.T) {
 		want += counted[i].Load()
 	}
 	if sum != want || bytes != want/2*uint64(len(one)+len(two)) {
-		t.Errorf("%d packets and %d bytes counted, expected %d and %d", sum, bytes, want, want/2*uint64(len(one)+len(two)))
+		t.Errorf("%d packets and %d bytes counted, expected %d and %d", sum, bytes, want,
+			want/2*uint64(len(one)+len(two)))
 	}
 }
 
@@ -314,7 +329,9 @@ func TestTableIsAList(t *testing.T) {
 				r := flow.Rule{Match: drawMatch(t), Actions: []flow.Action{flow.Queue(1)}}
 				bad = bad || flow.Validate([]flow.Rule{r}).Err() != nil
 				target := rapid.Uint32Range(0, next).Draw(t, "id")
-				find := func(id uint32) int { return slices.IndexFunc(after, func(r flow.Rule) bool { return r.ID == id }) }
+				find := func(id uint32) int {
+					return slices.IndexFunc(after, func(r flow.Rule) bool { return r.ID == id })
+				}
 				at := find(target)
 				before := rapid.Uint32Range(0, next).Draw(t, "before")
 				place := func(r flow.Rule) { // in front of another one
@@ -494,7 +511,8 @@ func BenchmarkTableChange1000(b *testing.B) {
 // Packets carry the mark of a rule where it has one, also 0, and its counts are still its own.
 func TestTableMarks(t *testing.T) {
 	table := mustTable(t, flow.TableOptions{})
-	rules := mustRules(t, "mark 77 udp dst 1 -> queue 1\nmark 0 udp dst 2 -> queue 1\nudp dst 3 -> queue 1\nmark 77 udp dst 4 -> queue 1")
+	rules := mustRules(t, "mark 77 udp dst 1 -> queue 1\nmark 0 udp dst 2 -> queue 1\nudp dst 3 -> queue 1\nmark 77 "+
+		"udp dst 4 -> queue 1")
 	res, err := table.Apply(flow.Add(rules[0]), flow.Add(rules[1]), flow.Add(rules[2]), flow.Add(rules[3]))
 	if err != nil {
 		t.Fatal(err)
@@ -515,7 +533,8 @@ func TestTableMarks(t *testing.T) {
 			t.Errorf("rule %d: %+v", i, r)
 		}
 	}
-	if err := flow.Validate([]flow.Rule{{Mark: flow.Some(uint32(flow.MaxRuleID + 1)), Actions: []flow.Action{flow.Queue(0)}}}).Err(); err == nil || !strings.Contains(err.Error(), "mark") {
+	if err := flow.Validate([]flow.Rule{{Mark: flow.Some(uint32(flow.MaxRuleID + 1)),
+		Actions: []flow.Action{flow.Queue(0)}}}).Err(); err == nil || !strings.Contains(err.Error(), "mark") {
 		t.Errorf("a mark of 25 bits: %v", err)
 	}
 }

@@ -82,8 +82,10 @@ func TestJSONForms(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{
-		`{"match":{"port_dst":"5000-"}}`, `{"match":{"port_dst":70000}}`, `{"match":{"port_dst":-1}}`, `{"match":{"port_dst":1.5}}`,
-		`{"match":{"vlan":4096}}`, `{"match":{"vlan":"none"}}`, `{"match":{"ip_src":"10.0.0.0/33"}}`, `{"actions":[{"type":"que"}]}`,
+		`{"match":{"port_dst":"5000-"}}`, `{"match":{"port_dst":70000}}`, `{"match":{"port_dst":-1}}`,
+		`{"match":{"port_dst":1.5}}`,
+		`{"match":{"vlan":4096}}`, `{"match":{"vlan":"none"}}`, `{"match":{"ip_src":"10.0.0.0/33"}}`,
+		`{"actions":[{"type":"que"}]}`,
 		`{"actions":[{"type":"encap","tunnel":{"type":"ipip"}}]}`, `{"match":{"port_dst":[1]}}`,
 	} {
 		var r flow.Rule
@@ -96,21 +98,26 @@ func TestJSONForms(t *testing.T) {
 func TestParseForms(t *testing.T) {
 	for in, want := range map[string]string{
 		"udp dst 5000-5010 ip src 10.0.0.0/8 -> queue 3": "ip src 10.0.0.0/8 udp dst 5000-5010 -> queue 3",
-		"  any   ->drop ":                                                 "any -> drop",
-		"any->rss 0 1 2 3,\n":                                             "",
-		"ip src 10.0.0.1 dst 2001:db8::1 -> queue 0":                      "ip src 10.0.0.1/32 dst 2001:db8::1/128 -> queue 0",
-		"eth type 0x88F7 -> kernel":                                       "eth type 0x88f7 -> kernel",
-		"eth dst 02-00-00-00-00-01 src 02:00:00:00:00:02 -> drop":         "eth src 02:00:00:00:00:02 dst 02:00:00:00:00:01 -> drop",
-		"vlan 5 inner-vlan untagged -> vlan-pop,queue 1":                  "vlan 5 inner-vlan untagged -> vlan-pop, queue 1",
-		"udp flex 4 1 flex 8 0x10/0xf0 -> queue 1":                        "udp flex 4 0x1 flex 8 0x10/0xf0 -> queue 1",
-		"udp ecpri type 2 rtc_id 7 -> queue 1":                            "udp ecpri type 2 rtc_id 7 -> queue 1",
-		"ip proto 0 -> drop":                                              "ip proto 0 -> drop",
-		"tcp -> rss 0-3 3 9":                                              "tcp -> rss 0-3 3 9",
-		"ip proto 17 -> drop":                                             "udp -> drop",
-		"prio -3 name \"a b\" id 7 any -> drop":                           "id 7 name \"a b\" prio -3 any -> drop",
-		"any -> vlan-push 7 pcp 3 dei 1 tpid 0x88a8, queue 1":             "any -> vlan-push 7 pcp 3 dei 1 tpid 0x88a8, queue 1",
-		"udp dst 4789 -> vxlan-decap, queue 1":                            "udp dst 4789 -> vxlan-decap, queue 1",
-		"any -> gre-encap ip-src 10.0.0.1 ip-dst 10.0.0.2 ttl 9, queue 0": "any -> gre-encap ip-src 10.0.0.1 ip-dst 10.0.0.2 ttl 9, queue 0",
+		"  any   ->drop ":     "any -> drop",
+		"any->rss 0 1 2 3,\n": "",
+		"ip src 10.0.0.1 dst 2001:db8::1 -> queue 0": "ip src 10.0.0.1/32 dst 2001:db8::1/128 " +
+			"-> queue 0",
+		"eth type 0x88F7 -> kernel": "eth type 0x88f7 -> kernel",
+		"eth dst 02-00-00-00-00-01 src 02:00:00:00:00:02 -> drop": "eth src 02:00:00:00:00:02 dst " +
+			"02:00:00:00:00:01 -> drop",
+		"vlan 5 inner-vlan untagged -> vlan-pop,queue 1": "vlan 5 inner-vlan untagged -> vlan-pop, " +
+			"queue 1",
+		"udp flex 4 1 flex 8 0x10/0xf0 -> queue 1": "udp flex 4 0x1 flex 8 0x10/0xf0 -> queue 1",
+		"udp ecpri type 2 rtc_id 7 -> queue 1":     "udp ecpri type 2 rtc_id 7 -> queue 1",
+		"ip proto 0 -> drop":                       "ip proto 0 -> drop",
+		"tcp -> rss 0-3 3 9":                       "tcp -> rss 0-3 3 9",
+		"ip proto 17 -> drop":                      "udp -> drop",
+		"prio -3 name \"a b\" id 7 any -> drop":    "id 7 name \"a b\" prio -3 any -> drop",
+		"any -> vlan-push 7 pcp 3 dei 1 tpid 0x88a8, queue 1": "any -> vlan-push 7 pcp 3 dei 1 tpid " +
+			"0x88a8, queue 1",
+		"udp dst 4789 -> vxlan-decap, queue 1": "udp dst 4789 -> vxlan-decap, queue 1",
+		"any -> gre-encap ip-src 10.0.0.1 ip-dst 10.0.0.2 ttl 9, queue 0": "any -> gre-encap ip-src 10.0.0.1 ip-dst " +
+			"10.0.0.2 ttl 9, queue 0",
 	} {
 		r, err := flow.ParseRule(in)
 		switch {
@@ -169,7 +176,8 @@ func TestParseRules(t *testing.T) {
 	if len(rules) != 2 {
 		t.Errorf("%d rules, expected 2", len(rules))
 	}
-	if err == nil || !strings.Contains(err.Error(), "line 4, column 11") || !strings.Contains(err.Error(), "line 6, column 1") {
+	if err == nil || !strings.Contains(err.Error(), "line 4, column 11") ||
+		!strings.Contains(err.Error(), "line 6, column 1") {
 		t.Errorf("error %v", err)
 	}
 	var text strings.Builder
@@ -189,8 +197,10 @@ func TestParseRules(t *testing.T) {
 }
 
 func FuzzParseRule(f *testing.F) {
-	for _, s := range []string{"udp dst 5000-5010 ip src 10.0.0.0/8 -> queue 3", `name "a\"b" prio -1 vlan untagged flex 3 1/3 -> vlan-push 5, rss 0-3`,
-		"ecpri type 0 pc_id 5 -> vxlan-encap vni 5 ip-src ::1 eth-dst 02:00:00:00:00:01, drop", "any->,", "->", "ip src ::ffff:1.2.3.4/120 -> kernel"} {
+	for _, s := range []string{"udp dst 5000-5010 ip src 10.0.0.0/8 -> queue 3",
+		`name "a\"b" prio -1 vlan untagged flex 3 1/3 -> vlan-push 5, rss 0-3`,
+		"ecpri type 0 pc_id 5 -> vxlan-encap vni 5 ip-src ::1 eth-dst 02:00:00:00:00:01, drop", "any->,", "->",
+		"ip src ::ffff:1.2.3.4/120 -> kernel"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

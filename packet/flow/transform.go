@@ -23,7 +23,8 @@ const (
 	NumRefusals
 )
 
-var refusalNames = [NumRefusals]string{"applied", "no headroom", "no VLAN tag", "no such tunnel", "malformed inner packet", "too long",
+var refusalNames = [NumRefusals]string{"applied", "no headroom", "no VLAN tag", "no such tunnel",
+	"malformed inner packet", "too long",
 	"not the IP of the tunnel", "malformed", "bad action"}
 
 func (r Refusal) String() string {
@@ -33,7 +34,8 @@ func (r Refusal) String() string {
 	return "unknown"
 }
 
-// Headroom returns how many bytes before a frame are always enough for the transformations in actions.
+// Headroom returns how many bytes before a frame are always enough for the transformations in
+// actions.
 func Headroom(actions []Action) int {
 	now, most := 0, 0
 	for i := range actions {
@@ -72,9 +74,10 @@ func (t *Tunnel) encap() packet.Encap {
 	return e
 }
 
-// Transform carries out the transformations among actions, in order, on the frame that is buf[off:], whose layers Parse has put into l.
-// It returns the new frame, a part of buf, and puts its layers into l. Bytes before off are headroom, which may be overwritten. The
-// terminal action is not looked at.
+// Transform carries out the transformations among actions, in order, on the frame that is
+// buf[off:], whose layers Parse has put into l. It returns the new frame, a part of buf, and puts
+// its layers into l. Bytes before off are headroom, which may be overwritten. The terminal action
+// is not looked at.
 //
 // On a refusal the packet is to be dropped: buf and l are in any state then. It allocates nothing.
 func Transform(actions []Action, buf []byte, off int, l *packet.Layers) ([]byte, Refusal) {
@@ -127,7 +130,8 @@ func (a *Action) decap(frame []byte, l *packet.Layers) ([]byte, Refusal) {
 	switch why := packet.ParseTunnel(frame, l, &inner); {
 	case why == packet.NoTunnel:
 		return nil, NoTunnel
-	case a.Tunnel.Type != TunnelType(l.Tunnel) && !(a.Tunnel.Type == GRE && l.Tunnel == packet.TunnelNVGRE): // which is GRE with a key
+	// which is GRE with a key
+	case a.Tunnel.Type != TunnelType(l.Tunnel) && !(a.Tunnel.Type == GRE && l.Tunnel == packet.TunnelNVGRE):
 		return nil, NoTunnel
 	case why != packet.OK:
 		return nil, BadInner

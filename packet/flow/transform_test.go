@@ -111,7 +111,8 @@ func TestTransformRefusals(t *testing.T) {
 		var l packet.Layers
 		buf := inBuffer(c.frame, 100, &l)
 		if _, why := flow.Transform(actionsOf(t, c.actions), buf, 100, &l); why != c.want {
-			if c.frame != nil && len(c.frame) == len(bad) && why == flow.BadInner { // a malformed tunnel header may be called either
+			if c.frame != nil && len(c.frame) == len(bad) && why == flow.BadInner {
+				// a malformed tunnel header may be called either
 				continue
 			}
 			t.Errorf("%s: %v, expected %v", c.actions, why, c.want)
@@ -133,7 +134,8 @@ func TestTransformRefusals(t *testing.T) {
 	}
 }
 
-// Any actions on any frame: no panic, nothing behind the frame is written, and the layers are those of the result.
+// Any actions on any frame: no panic, nothing behind the frame is written, and the layers are those
+// of the result.
 func TestTransformAnything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		actions := drawActions(t)

@@ -15,13 +15,14 @@ const (
 	MaxName    = 255 // bytes
 )
 
-// Validate returns everything that is wrong with a set of rules, in order: what is out of range or contradicts itself, IDs and names
-// given twice, and, as warnings, rules of one priority that can meet in a packet and disagree about it (with such a packet), and
-// rules that no packet reaches.
+// Validate returns everything that is wrong with a set of rules, in order: what is out of range or
+// contradicts itself, IDs and names given twice, and, as warnings, rules of one priority that can
+// meet in a packet and disagree about it (with such a packet), and rules that no packet reaches.
 //
-// A rule covered by one other rule, or by several together, is found whatever fields are involved, as long as the difference stays a
-// few dozen pieces; a set of flex words that only together cover another is not found. Time grows with the square of the
-// number of rules: about a fifth of a second for 1,000.
+// A rule covered by one other rule, or by several together, is found whatever fields are involved,
+// as long as the difference stays a few dozen pieces; a set of flex words that only together cover
+// another is not found. Time grows with the square of the number of rules: about a fifth of a
+// second for 1,000.
 func Validate(rules []Rule) Problems {
 	p := checkAll(rules)
 	meet(rules, &p)
@@ -39,14 +40,16 @@ func checkAll(rules []Rule) Problems {
 		r.check(rep)
 		if r.ID != 0 {
 			if first, ok := ids[r.ID]; ok {
-				rep.pair(Duplicate, first, "id", "%d is the id of rule %d already: give each rule its own, or 0", r.ID, first)
+				rep.pair(Duplicate, first, "id", "%d is the id of rule %d already: give each rule its own, or 0", r.ID,
+					first)
 			} else {
 				ids[r.ID] = i
 			}
 		}
 		if r.Name != "" {
 			if first, ok := names[r.Name]; ok {
-				rep.pair(Duplicate, first, "name", "rule %d has this name already: give each rule its own, or none", first)
+				rep.pair(Duplicate, first, "name", "rule %d has this name already: give each rule its own, or none",
+					first)
 			} else {
 				names[r.Name] = i
 			}
@@ -61,7 +64,8 @@ func (r *Rule) check(p report) {
 		p.add(Invalid, "id", "%d is out of range: expected 0 to %d, for packets carry it in 24 bits", r.ID, MaxRuleID)
 	}
 	if r.Mark.Set && r.Mark.Value > MaxRuleID {
-		p.add(Invalid, "mark", "%d is out of range: expected 0 to %d, for packets carry it in 24 bits", r.Mark.Value, MaxRuleID)
+		p.add(Invalid, "mark", "%d is out of range: expected 0 to %d, for packets carry it in 24 bits", r.Mark.Value,
+			MaxRuleID)
 	}
 	if len(r.Name) > MaxName || !utf8.ValidString(r.Name) {
 		p.add(Invalid, "name", "%d bytes: expected at most %d, valid UTF-8", len(r.Name), MaxName)
@@ -77,7 +81,8 @@ func (r *Rule) check(p report) {
 
 func (m *Match) check(p report) {
 	if m.EtherType.Set && m.EtherType.Value.IsTag() {
-		p.add(Invalid, "eth type", "0x%04x is a VLAN tag, and the type is read behind the tags: use vlan", uint16(m.EtherType.Value))
+		p.add(Invalid, "eth type", "0x%04x is a VLAN tag, and the type is read behind the tags: use vlan",
+			uint16(m.EtherType.Value))
 	}
 	vlan := func(name string, v Opt[VLAN]) {
 		if v.Set && v.Value > MaxVLAN && v.Value != Untagged {
@@ -87,7 +92,8 @@ func (m *Match) check(p report) {
 	vlan("vlan", m.VLAN)
 	vlan("inner-vlan", m.InnerVLAN)
 	if m.VLAN.Set && m.VLAN.Value == Untagged && m.InnerVLAN.Set && m.InnerVLAN.Value != Untagged {
-		p.add(Contradiction, "inner-vlan", "an untagged frame has no inner tag: give the outer vlan, or leave vlan away")
+		p.add(Contradiction, "inner-vlan",
+			"an untagged frame has no inner tag: give the outer vlan, or leave vlan away")
 	}
 	m.checkIP(p)
 	m.checkPorts(p)
@@ -104,7 +110,8 @@ func (m *Match) checkIP(p report) {
 		case x.Addr().Is4In6():
 			p.add(Invalid, name, "%v is IPv4 written as IPv6: write it as IPv4", x)
 		case x != x.Masked():
-			p.add(Invalid, name, "%v has bits behind the prefix: write %v, or %v/%d for one host", x, x.Masked(), x.Addr(), x.Addr().BitLen())
+			p.add(Invalid, name, "%v has bits behind the prefix: write %v, or %v/%d for one host", x, x.Masked(),
+				x.Addr(), x.Addr().BitLen())
 		}
 	}
 	prefix("ip src", m.Src)
@@ -119,16 +126,21 @@ func (m *Match) checkIP(p report) {
 	t := m.EtherType.Value
 	for _, x := range []netip.Prefix{m.Src, m.Dst} {
 		if want := etherTypeOf(x); x.IsValid() && t != want {
-			p.add(Contradiction, "eth type", "0x%04x, but %v needs 0x%04x: leave eth type away", uint16(t), x, uint16(want))
+			p.add(Contradiction, "eth type", "0x%04x, but %v needs 0x%04x: leave eth type away", uint16(t), x,
+				uint16(want))
 			return
 		}
 	}
-	if (m.Proto.Set || m.Length.Set || m.SrcPort.Set || m.DstPort.Set) && t != packet.EtherTypeIPv4 && t != packet.EtherTypeIPv6 {
+	if (m.Proto.Set || m.Length.Set || m.SrcPort.Set || m.DstPort.Set) && t != packet.EtherTypeIPv4 &&
+		t != packet.EtherTypeIPv6 {
 		if t == packet.EtherTypeECPRI && m.Proto.Set {
-			p.add(Contradiction, "eth type", "eCPRI directly in Ethernet has no IP or ports: leave eth type away for eCPRI over UDP, or udp for plain Ethernet")
+			p.add(Contradiction, "eth type",
+				"eCPRI directly in Ethernet has no IP or ports: leave eth type away for eCPRI over UDP, or udp for "+
+					"plain Ethernet")
 			return
 		}
-		p.add(Contradiction, "eth type", "0x%04x is not IP, but the match asks for fields of IP: leave one of them away", uint16(t))
+		p.add(Contradiction, "eth type",
+			"0x%04x is not IP, but the match asks for fields of IP: leave one of them away", uint16(t))
 	}
 }
 
@@ -161,7 +173,8 @@ func (m *Match) checkPorts(p report) {
 		return
 	}
 	if m.Proto.Set {
-		p.add(Contradiction, "port", "IP protocol %d has no ports: use udp or tcp, or leave the ports away", uint8(m.Proto.Value))
+		p.add(Contradiction, "port", "IP protocol %d has no ports: use udp or tcp, or leave the ports away",
+			uint8(m.Proto.Value))
 		return
 	}
 	p.add(Invalid, "port", "a port without a protocol: say udp or tcp")
@@ -179,7 +192,8 @@ func (m *Match) checkFlex(p report) {
 		if f.Mask == 0 {
 			p.add(Invalid, name, "mask 0 accepts every value: expected at least one bit, 0xffffffff for the whole word")
 		} else if f.Value&^f.Mask != 0 {
-			p.add(Invalid, name, "value 0x%x has bits outside its mask 0x%x, which never match: write 0x%x", f.Value, f.Mask, f.Value&f.Mask)
+			p.add(Invalid, name, "value 0x%x has bits outside its mask 0x%x, which never match: write 0x%x", f.Value,
+				f.Mask, f.Value&f.Mask)
 		}
 	}
 	if len(m.Flex) > 0 && m.Proto.Set && !m.hasPorts() {
@@ -198,7 +212,8 @@ func (m *Match) checkECPRI(p report) {
 		case !e.Type.Set:
 			p.add(Invalid, name, "an identifier without a message type: add ecpri type %s", types)
 		case !ok(e.Type.Value):
-			p.add(Contradiction, name, "messages of type %d do not have it: expected ecpri type %s", e.Type.Value, types)
+			p.add(Contradiction, name, "messages of type %d do not have it: expected ecpri type %s", e.Type.Value,
+				types)
 		}
 	}
 	id("ecpri pc_id", e.PCID.Set, "0 or 1", func(t uint8) bool { return t == ecpriIQ || t == ecpriBits })
@@ -210,9 +225,11 @@ func (m *Match) checkECPRI(p report) {
 	switch {
 	case udp:
 	case m.Proto.Set, m.SrcPort.Set, m.DstPort.Set, m.Src.IsValid(), m.Dst.IsValid(), m.Length.Set, len(m.Flex) > 0:
-		p.add(Contradiction, "ecpri", "eCPRI in plain Ethernet has no IP, ports or payload words: add udp for eCPRI over UDP, or leave those away")
+		p.add(Contradiction, "ecpri",
+			"eCPRI in plain Ethernet has no IP, ports or payload words: add udp for eCPRI over UDP, or leave those away")
 	case m.EtherType.Set && m.EtherType.Value != packet.EtherTypeECPRI:
-		p.add(Contradiction, "ecpri", "needs eth type 0xaefe, not 0x%04x: leave eth type away", uint16(m.EtherType.Value))
+		p.add(Contradiction, "ecpri", "needs eth type 0xaefe, not 0x%04x: leave eth type away",
+			uint16(m.EtherType.Value))
 	}
 }
 
@@ -231,7 +248,8 @@ func (r *Rule) checkActions(p report) {
 		field := fmt.Sprintf("action %d", i+1)
 		rep := func(k ProblemKind, format string, args ...any) { p.add(k, field, format, args...) }
 		if last := i == n-1; a.Kind.Terminal() && ended {
-			rep(Invalid, "%v behind an action that ends the list: a packet goes to one place, so keep one of them", a.Kind)
+			rep(Invalid, "%v behind an action that ends the list: a packet goes to one place, so keep one of them",
+				a.Kind)
 		} else if a.Kind.Terminal() && !last {
 			ended = true
 			if !slices.ContainsFunc(r.Actions[i+1:], func(o Action) bool { return o.Kind.Terminal() }) {
@@ -263,14 +281,16 @@ func (r *Rule) fits(a *Action, rep func(ProblemKind, string, ...any)) {
 			want = packet.ProtoUDP
 		}
 		if m.Proto.Set && m.Proto.Value != want || m.EtherType.Set && m.ECPRI.Set() {
-			rep(Contradiction, "%v is carried by IP protocol %d, but the match asks for another: change the match", a.Tunnel.Type, uint8(want))
+			rep(Contradiction, "%v is carried by IP protocol %d, but the match asks for another: change the match",
+				a.Tunnel.Type, uint8(want))
 		}
 	}
 }
 
 func (a *Action) check(rep func(ProblemKind, string, ...any)) {
 	if a.Kind == 0 || int(a.Kind) >= len(actionNames) {
-		rep(Invalid, "kind %d is not known: expected queue, rss, drop, kernel, vlan-pop, vlan-push, decap or encap", uint8(a.Kind))
+		rep(Invalid, "kind %d is not known: expected queue, rss, drop, kernel, vlan-pop, vlan-push, decap or encap",
+			uint8(a.Kind))
 		return
 	}
 	if a.Kind != ToQueue && a.Queue != 0 {
@@ -296,7 +316,8 @@ func (a *Action) check(rep func(ProblemKind, string, ...any)) {
 		if a.Tunnel.Type < VXLAN || a.Tunnel.Type > NVGRE {
 			rep(Invalid, "tunnel type %d: expected vxlan, gre or nvgre", uint8(a.Tunnel.Type))
 		} else if a.Tunnel != (Tunnel{Type: a.Tunnel.Type}) {
-			rep(Invalid, "decap uses only the type of the tunnel: leave the other fields away, and put conditions into the match")
+			rep(Invalid, "decap uses only the type of the tunnel: leave the other fields away, and put conditions "+
+				"into the match")
 		}
 	case Encap:
 		a.Tunnel.check(rep)

@@ -174,7 +174,8 @@ func TestUnreachable(t *testing.T) {
 	}{
 		{"union of ranges", "udp dst 0-99 -> queue 1\nudp dst 100-200 -> queue 1\nudp dst 50-150 -> queue 1", true},
 		{"union of ranges, downwards", "udp dst 100-200 -> queue 1\nudp dst 0-99 -> queue 1\nudp dst 50-150 -> queue 1", true},
-		{"flex near the end", "udp flex 3 0x01000000/0xff000000 -> drop\nudp flex 0 1/0xff -> drop", false}, // the second needs less payload
+		// the second needs less payload
+		{"flex near the end", "udp flex 3 0x01000000/0xff000000 -> drop\nudp flex 0 1/0xff -> drop", false},
 		{"a gap", "udp dst 0-98 -> queue 1\nudp dst 100-200 -> queue 1\nudp dst 50-150 -> queue 1", false},
 		{"union of prefixes", "ip src 10.0.0.0/9 -> drop\nip src 10.128.0.0/9 -> drop\nip src 10.0.0.0/8 -> drop", true},
 		{"halves of IPv6", "ip src ::/1 -> drop\nip src 8000::/1 -> drop\nip src ::/0 -> drop", true},
@@ -243,13 +244,15 @@ func TestValidateIsTrue(t *testing.T) {
 						var l packet.Layers
 						f := p.Frame()
 						packet.Parse(f, &l)
-						if flowtest.Matches(&rules[x.Rule].Match, f, &l) && flowtest.Matches(&rules[x.Other].Match, f, &l) {
+						if flowtest.Matches(&rules[x.Rule].Match, f, &l) &&
+							flowtest.Matches(&rules[x.Other].Match, f, &l) {
 							both++
 						}
 					}
 				}
 				if any > 0 && both == 0 { // Meeting does not write headers that are cut off
-					t.Fatalf("no packet of %v meets both:\n%v\n%v", text, rules[x.Rule].String(), rules[x.Other].String())
+					t.Fatalf("no packet of %v meets both:\n%v\n%v", text, rules[x.Rule].String(),
+						rules[x.Other].String())
 				}
 			default:
 				t.Fatalf("%v", x)
@@ -292,7 +295,9 @@ func TestNarrowerRulesAreUnreachable(t *testing.T) {
 			return
 		}
 		p := flow.Validate([]flow.Rule{wide, narrow})
-		if !slices.ContainsFunc(p, func(x flow.Problem) bool { return x.Kind == flow.Unreachable && x.Rule == 1 && x.Other == 0 }) {
+		if !slices.ContainsFunc(p, func(x flow.Problem) bool {
+			return x.Kind == flow.Unreachable && x.Rule == 1 && x.Other == 0
+		}) {
 			t.Fatalf("%v\n%v\nnot found: %v", wide.String(), narrow.String(), p)
 		}
 	})
@@ -326,8 +331,10 @@ func TestValidMatchesCanBeMet(t *testing.T) {
 
 func TestCheckCapabilities(t *testing.T) {
 	nic := flow.Capabilities{
-		Engine: "nic", Fields: flow.Fields(flow.FieldProto, flow.FieldDstPort, flow.FieldSrc, flow.FieldFlex, flow.FieldEtherType), Queues: 4,
-		Actions: flow.ActionKinds(flow.ToQueue, flow.RSS, flow.Decap), Tunnels: []flow.TunnelType{flow.VXLAN}, MaxRSS: 2, MaxRules: 13,
+		Engine: "nic", Fields: flow.Fields(flow.FieldProto, flow.FieldDstPort, flow.FieldSrc, flow.FieldFlex,
+			flow.FieldEtherType), Queues: 4,
+		Actions: flow.ActionKinds(flow.ToQueue, flow.RSS, flow.Decap), Tunnels: []flow.TunnelType{flow.VXLAN},
+		MaxRSS: 2, MaxRules: 13,
 		FlexWords: 1, FlexOffset: 28, FlexAlignment: 4,
 	}
 	rules := mustRules(t, `udp dst 5 -> queue 3
@@ -344,8 +351,10 @@ udp flex 4 1/3 flex 8 1 -> queue 0
 udp -> gre-decap, queue 0
 udp -> vxlan-decap, queue 0
 eth type 0x0806 -> queue 1`)
-	want := []string{"", "range 5-6|no queue 4", "port src", "block 10.0.0.0/8", "IPv6", "spreads over 2", "cannot do drop", "no priorities",
-		"offset 2 is not a multiple of 4", "offset 32 is beyond 28", "matches 1 words|under mask 0x3", "cannot do gre", "", "takes 13 rules"}
+	want := []string{"", "range 5-6|no queue 4", "port src", "block 10.0.0.0/8", "IPv6", "spreads over 2",
+		"cannot do drop", "no priorities",
+		"offset 2 is not a multiple of 4", "offset 32 is beyond 28", "matches 1 words|under mask 0x3", "cannot do gre",
+		"", "takes 13 rules"}
 	p := flow.Check(rules, &nic)
 	for i, w := range want {
 		var all string

@@ -23,14 +23,14 @@ type Options struct {
 	Kind  Kind
 	Kinds map[Kind]Constructor // that there are; nil: Kinds()
 	Rx    Receiver
-	// Frames says that packets are whole Ethernet frames, and Stream that they are pieces of byte streams: engine.Capabilities of
-	// the port.
+	// Frames says that packets are whole Ethernet frames, and Stream that they are pieces of byte
+	// streams: engine.Capabilities of the port.
 	Frames, Stream bool
 	Burst          int // packets of a burst at most; 0 means 256
 	Core           int // the processor to stay on, counted from 0 among those that the process may use; -1 for any
 
-	// Tx is where Echo and Forward send; the caller closes it. Depth is the number of its descriptors, 0 for 1024: with a Stream the
-	// App waits for them instead of dropping.
+	// Tx is where Echo and Forward send; the caller closes it. Depth is the number of its
+	// descriptors, 0 for 1024: with a Stream the App waits for them instead of dropping.
 	Tx    engine.TxQueue
 	Depth int
 	// OtherPort says that Tx is of another port than Rx, so that connection ids mean nothing to it.
@@ -95,8 +95,9 @@ func segmentsOf(packets int) int { return 2*packets + burst.MaxSegments }
 // Name is the application's name.
 func (a *App) Name() string { return a.o.Name }
 
-// Run does the work until the context ends, which is no error, or the receiver or the transmit queue does, which is. What was received by
-// then is dealt with. Everything that it holds it gives back.
+// Run does the work until the context ends, which is no error, or the receiver or the transmit
+// queue does, which is. What was received by then is dealt with. Everything that it holds it gives
+// back.
 func (a *App) Run(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil && ctx.Err() != nil {
@@ -135,8 +136,9 @@ func (a counting) Consume(ctx context.Context, b *burst.Burst) error {
 
 func (a counting) Close() error { return a.consumer.Close() }
 
-// Close closes the consumer: that of a tensor takes it away from the peers and gives its memory back. Run has returned by then. When the
-// context ends first, the memory goes when the last peer has let go of it.
+// Close closes the consumer: that of a tensor takes it away from the peers and gives its memory
+// back. Run has returned by then. When the context ends first, the memory goes when the last peer
+// has let go of it.
 func (a *App) Close(ctx context.Context) error {
 	if s, ok := a.consumer.(*sink); ok {
 		return s.close(ctx)

@@ -42,7 +42,8 @@ func pair(t testing.TB, o sim.Options, depth int) (n *sim.Network, l *sim.Link, 
 	if l, err = n.Link("a", "b"); err != nil {
 		t.Fatal(err)
 	}
-	return n, l, open(t, n, engine.PortSpec{Address: "sim://a"}, depth), open(t, n, engine.PortSpec{Address: "sim://b"}, depth)
+	return n, l, open(t, n, engine.PortSpec{Address: "sim://a"}, depth),
+		open(t, n, engine.PortSpec{Address: "sim://b"}, depth)
 }
 
 // steer adds a rule; the first one of a port has the id 1.
@@ -207,7 +208,8 @@ func TestEchoDatagrams(t *testing.T) {
 	}
 }
 
-// A byte stream comes back whole, however little room there is, and of two connections each gets its own.
+// A byte stream comes back whole, however little room there is, and of two connections each gets
+// its own.
 func TestEchoStream(t *testing.T) {
 	at := loopback(5202)
 	e := open(t, socket.New(), engine.PortSpec{Address: "tcp://" + at + "?listen=1"}, 16)
@@ -241,7 +243,8 @@ func TestEchoStream(t *testing.T) {
 			}()
 		}()
 	}
-	// The application stands still when it holds packets, the queue does, and neither changes, however often the test looks.
+	// The application stands still when it holds packets, the queue does, and neither changes,
+	// however often the test looks.
 	same, last := 0, uint64(0)
 	until(t, "everything to be full", func() bool {
 		var q engine.TxStats
@@ -264,21 +267,24 @@ func TestEchoStream(t *testing.T) {
 	}
 }
 
-// Real frames on a real wire, of both engines for them. The kernel of the far host sees the frames of afpacket too: its answers are not steered
-// to the sender's queue.
+// Real frames on a real wire, of both engines for them. The kernel of the far host sees the frames
+// of afpacket too: its answers are not steered to the sender's queue.
 func TestEchoWire(t *testing.T) {
 	for name, e := range map[string]engine.Engine{"afpacket": afpacket.New(), "xdp": xdp.New()} {
 		t.Run(name, func(t *testing.T) {
 			n := netns.New(t, netns.Topology{Neighbours: true})
-			far := openWith(t, e, engine.PortSpec{Address: "eth0", Isolated: true}, 1024, newPool(t, 4096), n.Hosts[1].Do)
-			near := openWith(t, afpacket.New(), engine.PortSpec{Address: "eth0", Isolated: true}, 1024, newPool(t, 4096), n.Hosts[0].Do)
+			far := openWith(t, e, engine.PortSpec{Address: "eth0", Isolated: true}, 1024, newPool(t, 4096),
+				n.Hosts[1].Do)
+			near := openWith(t, afpacket.New(), engine.PortSpec{Address: "eth0", Isolated: true}, 1024,
+				newPool(t, 4096), n.Hosts[0].Do)
 			steer(t, far, "udp dst 7 -> queue 0")
 			steer(t, near, "udp src 7 -> queue 0")
 			_, stop := start(t, Options{Kind: Echo, Rx: rx(far), Tx: far.tx, Frames: true})
 			from, to := near.port.Info(), far.port.Info()
 			const packets = 300
 			for i := range packets {
-				f := udpFrame(t, "10.77.0.1:8", "10.77.0.2:7", fmt.Appendf(nil, "question %d %s", i, strings.Repeat("x", i)))
+				f := udpFrame(t, "10.77.0.1:8", "10.77.0.2:7",
+					fmt.Appendf(nil, "question %d %s", i, strings.Repeat("x", i)))
 				packet.Ethernet(f).SetSrc(from.MAC)
 				packet.Ethernet(f).SetDst(to.MAC)
 				near.send(t, 0, f)
@@ -315,7 +321,8 @@ func TestAllocs(t *testing.T) {
 		"forward": {Kind: Forward, Tx: nowhere{}, Frames: true, OtherPort: true},
 		"stream":  {Kind: Forward, Tx: nowhere{}, Stream: true},
 		"sink":    {Kind: Sink, Frames: true, Tensor: &Tensor{Node: node, Name: "order", Desc: desc, Offset: Headers}},
-		"tensor":  {Kind: Sink, Frames: true, Tensor: &Tensor{Node: node, Name: "sequence", Desc: desc, Offset: Headers, Width: 8}},
+		"tensor": {Kind: Sink, Frames: true, Tensor: &Tensor{Node: node, Name: "sequence", Desc: desc, Offset: Headers,
+			Width: 8}},
 	} {
 		o.Name, o.Rx, o.Core = name, rx(&end{}), -1
 		a, err := New(o)
@@ -332,7 +339,8 @@ func TestAllocs(t *testing.T) {
 				binary.BigEndian.PutUint64(frame[42:], seq)
 				seq++
 				copy(slot.Bytes(), frame)
-				a.in.Builder().Add(src, burst.Segment{Handle: slot.Handle(), Off: slot.Span().Off, Len: uint32(len(frame))})
+				a.in.Builder().Add(src, burst.Segment{Handle: slot.Handle(), Off: slot.Span().Off,
+					Len: uint32(len(frame))})
 			}
 			if err := (counting{a}).Consume(context.Background(), a.in); err != nil {
 				t.Fatal(err)
@@ -351,7 +359,8 @@ func TestAllocs(t *testing.T) {
 	}
 }
 
-// every is a consumer from outside: it keeps every packet whose last byte is even until it is closed, and fails at 255.
+// every is a consumer from outside: it keeps every packet whose last byte is even until it is
+// closed, and fails at 255.
 type every struct {
 	kept   *burst.Burst
 	closed *bool
@@ -377,7 +386,8 @@ func (c every) Close() error {
 	return nil
 }
 
-// A program adds a kind with one line. What its consumer leaves in a burst goes back, all of it is counted, and its error ends the application.
+// A program adds a kind with one line. What its consumer leaves in a burst goes back, all of it is
+// counted, and its error ends the application.
 func TestKindOfAProgram(t *testing.T) {
 	_, _, a, b := pair(t, sim.Options{}, 256)
 	closed := false
@@ -393,7 +403,8 @@ func TestKindOfAProgram(t *testing.T) {
 	if err := x.Run(t.Context()); !errors.Is(err, errLast) || !strings.Contains(err.Error(), `"mine"`) {
 		t.Error(err)
 	}
-	if s := x.Snapshot(); s.Kind != "every" || s.Packets != 5 || s.Taken+s.Drops[DropRefused] != 5 || s.Drops[DropRefused] == 0 {
+	if s := x.Snapshot(); s.Kind != "every" || s.Packets != 5 || s.Taken+s.Drops[DropRefused] != 5 ||
+		s.Drops[DropRefused] == 0 {
 		t.Errorf("%+v", s)
 	}
 	if n := b.pool.Stats().InUse; n == 0 || closed {

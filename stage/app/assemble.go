@@ -11,15 +11,17 @@ const (
 	stray             // far away from all others
 )
 
-// How far numbers may jump, in packets, before they count as stray. The figures are those of RTP (RFC 3550 appendix A.1), and so is the way
-// back: two strays that follow each other are the beginning of something new.
+// How far numbers may jump, in packets, before they count as stray. The figures are those of RTP
+// (RFC 3550 appendix A.1), and so is the way back: two strays that follow each other are the
+// beginning of something new.
 const (
 	maxDropout  = 3000
 	maxDisorder = 100
 )
 
-// assembler decides which packet is which row of which tensor. It touches no payload. A tensor is rows numbers that follow each other; its
-// number is the first of them divided by rows, modulo the tensors that there are before the numbers begin again.
+// assembler decides which packet is which row of which tensor. It touches no payload. A tensor is
+// rows numbers that follow each other; its number is the first of them divided by rows, modulo the
+// tensors that there are before the numbers begin again.
 type assembler struct {
 	rows  uint64
 	mask  uint64 // the largest number
@@ -39,7 +41,8 @@ type assembler struct {
 	sequence bool
 }
 
-// newAssembler is for tensors of rows rows; with numbers of width bytes, 0 for rows in the order in which they come.
+// newAssembler is for tensors of rows rows; with numbers of width bytes, 0 for rows in the order in
+// which they come.
 func newAssembler(rows uint64, width int) *assembler {
 	m := &assembler{rows: rows, sequence: width > 0}
 	if !m.sequence {
@@ -68,7 +71,8 @@ func (m *assembler) from(a, b uint64) uint64 {
 	return m.cycle - (b - a)
 }
 
-// behind reports whether a number is one of those before the highest one. Where few tensors have all numbers, their distance alone does not tell that.
+// behind reports whether a number is one of those before the highest one. Where few tensors have
+// all numbers, their distance alone does not tell that.
 func (m *assembler) behind(seq uint64) bool {
 	d := (m.top - seq) & m.mask
 	return d > 0 && d <= m.mask/2
@@ -80,7 +84,8 @@ func (m *assembler) next() uint64 {
 	return m.have
 }
 
-// where says what becomes of the packet with a number, and which row it is. It begins the tensor of the row when it says so.
+// where says what becomes of the packet with a number, and which row it is. It begins the tensor of
+// the row when it says so.
 func (m *assembler) where(seq uint64) (row uint64, v verdict) {
 	g, row := seq/m.rows, seq%m.rows
 	if !m.begun {
@@ -133,8 +138,8 @@ func (m *assembler) mark(row uint64) (full bool) {
 	return m.have == m.rows
 }
 
-// end ends the tensor: it is published, and the next one is empty. It calls f for each run of rows that are not there, from the first to the
-// one behind the last.
+// end ends the tensor: it is published, and the next one is empty. It calls f for each run of rows
+// that are not there, from the first to the one behind the last.
 func (m *assembler) end(f func(from, to uint64)) {
 	switch {
 	case m.have == m.rows:

@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// numbered is a packet: its number as it would be if numbers did not begin again, in tensors since the first one.
+// numbered is a packet: its number as it would be if numbers did not begin again, in tensors since
+// the first one.
 type numbered struct{ tensor, row uint64 }
 
 // record runs an assembler over packets and notes what it says.
@@ -59,7 +60,8 @@ func (r *record) packet(seq uint64) {
 	}
 }
 
-// With numbers of one byte, and as many rows as they can tell apart, a packet that is late by more than a tensor is late, not one of a tensor to come.
+// With numbers of one byte, and as many rows as they can tell apart, a packet that is late by more
+// than a tensor is late, not one of a tensor to come.
 func TestAssembleLateByATensor(t *testing.T) {
 	for by := uint64(1); by <= maxDisorder; by++ {
 		for begin := uint64(0); begin < 256; begin += 7 {
@@ -74,7 +76,8 @@ func TestAssembleLateByATensor(t *testing.T) {
 					r.packet((begin + 150) & 255)
 				}
 			}
-			// All numbers but one came, in at most 5 tensors; the one that is late is in its own, or dropped.
+			// All numbers but one came, in at most 5 tensors; the one that is late is in its own,
+			// or dropped.
 			if len(r.published) > 5 || r.verdicts[stray] > 0 || r.verdicts[late] > 1 {
 				t.Fatalf("begun at %d, late by %d: %d tensors, verdicts %v", begin, by, len(r.published), r.verdicts)
 			}
@@ -82,8 +85,8 @@ func TestAssembleLateByATensor(t *testing.T) {
 	}
 }
 
-// The rows of tensors are what a plain reading of the rules says, for packets that are lost, doubled and out of order, also where
-// the numbers begin again.
+// The rows of tensors are what a plain reading of the rules says, for packets that are lost,
+// doubled and out of order, also where the numbers begin again.
 func TestAssembleModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		width := rapid.SampledFrom([]int{1, 2, 4, 8}).Draw(t, "width")
@@ -93,7 +96,8 @@ func TestAssembleModel(t *testing.T) {
 		}
 		rows := uint64(rapid.IntRange(1, most).Draw(t, "rows"))
 		m := newAssembler(rows, width)
-		// size is the number of rows of a tensor: the one before the numbers begin again may be shorter.
+		// size is the number of rows of a tensor: the one before the numbers begin again may be
+		// shorter.
 		size := func(tensor uint64) uint64 {
 			if m.cycle > 0 && tensor%m.cycle == m.cycle-1 && width < 8 {
 				if rest := (uint64(1) << (8 * width)) % rows; rest > 0 {
@@ -174,12 +178,14 @@ func TestAssembleModel(t *testing.T) {
 			r.packet(raw*rows + p.row)
 		}
 		if r.verdicts != verdicts || !slices.EqualFunc(r.published, want, maps.Equal) || !maps.Equal(r.rows, there) {
-			t.Fatalf("verdicts %v, expected %v; %d tensors, expected %d\n%v\n%v", r.verdicts, verdicts, len(r.published), len(want), r.published, want)
+			t.Fatalf("verdicts %v, expected %v; %d tensors, expected %d\n%v\n%v", r.verdicts, verdicts,
+				len(r.published), len(want), r.published, want)
 		}
 	})
 }
 
-// A damaged number does no harm, and a sender that was started anew is followed from its second packet on.
+// A damaged number does no harm, and a sender that was started anew is followed from its second
+// packet on.
 func TestAssembleStrays(t *testing.T) {
 	r := &record{m: newAssembler(4, 4), rows: map[uint64]bool{}}
 	for seq := range uint64(6) {
@@ -195,7 +201,8 @@ func TestAssembleStrays(t *testing.T) {
 	for seq := range uint64(9) { // from the beginning again
 		r.packet(seq)
 	}
-	if r.verdicts[stray] != 3 || len(r.published) != 4 || len(r.published[2]) != 3 || len(r.published[3]) != 4 || !r.rows[0] {
+	if r.verdicts[stray] != 3 || len(r.published) != 4 || len(r.published[2]) != 3 || len(r.published[3]) != 4 ||
+		!r.rows[0] {
 		t.Fatalf("%d tensors, verdicts %v: %v", len(r.published), r.verdicts, r.published)
 	}
 }

@@ -8,11 +8,14 @@ import (
 	"github.com/penstock-io/penstock/stage/reorder"
 )
 
-// BatchSuffix is what the name of a tensor and that of what is known of its batches differ by. The latter is a tensor of i64 with a row for each row of the former,
-// whose elements are those from BatchGeneration on. It is published where rows are batches of a reorder plan, with the tag of the tensor that it describes.
+// BatchSuffix is what the name of a tensor and that of what is known of its batches differ by. The
+// latter is a tensor of i64 with a row for each row of the former, whose elements are those from
+// BatchGeneration on. It is published where rows are batches of a reorder plan, with the tag of the
+// tensor that it describes.
 const BatchSuffix = "/batch"
 
-// The elements of a row about a batch. A row that is no batch, or did not come, is zero but for the first.
+// The elements of a row about a batch. A row that is no batch, or did not come, is zero but for the
+// first.
 const (
 	BatchGeneration = iota // of the tensor, from 1 on
 	BatchID                // reorder.Batch.ID
@@ -60,7 +63,8 @@ func (t *batchTable) note(row int, b *reorder.Batch) {
 		}
 	}
 	r := t.table[row*t.width():][:t.width()]
-	r[BatchID], r[BatchPackets], r[BatchPerBatch], r[BatchFirst], r[BatchLast] = b.ID, int64(b.Packets), int64(b.PerBatch), b.First, b.Last
+	r[BatchID], r[BatchPackets], r[BatchPerBatch], r[BatchFirst], r[BatchLast] = b.ID, int64(b.Packets),
+		int64(b.PerBatch), b.First, b.Last
 	if b.TimedOut {
 		r[BatchTimedOut] = 1
 	}
@@ -75,7 +79,8 @@ func (t *batchTable) note(row int, b *reorder.Batch) {
 	t.mu.Unlock()
 }
 
-// end gives the table of a tensor that is published as that generation, nil where there was no batch. It is valid, and reset is next.
+// end gives the table of a tensor that is published as that generation, nil where there was no
+// batch. It is valid, and reset is next.
 func (t *batchTable) end(generation uint64) []int64 {
 	for k := range len(t.table) / t.width() {
 		t.table[k*t.width()+BatchGeneration] = int64(min(generation, math.MaxInt64))
@@ -92,5 +97,6 @@ func (t *batchTable) snapshot() *BatchSnapshot {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return &BatchSnapshot{Batches: n, Packets: t.packets.Load(), Missing: t.missing.Load(), Last: t.last.ID, First: t.last.First, Present: t.last.Packets, Of: t.last.PerBatch}
+	return &BatchSnapshot{Batches: n, Packets: t.packets.Load(), Missing: t.missing.Load(), Last: t.last.ID,
+		First: t.last.First, Present: t.last.Packets, Of: t.last.PerBatch}
 }

@@ -30,8 +30,9 @@ func (o described) Describe(h burst.Handle) any {
 	return nil
 }
 
-// A batch that becomes a row of a tensor keeps its id, its count, its bitmap and its times: peers find them by a name, with the tag of the tensor, and the
-// snapshot says how many packets are missing.
+// A batch that becomes a row of a tensor keeps its id, its count, its bitmap and its times: peers
+// find them by a name, with the tag of the tensor, and the snapshot says how many packets are
+// missing.
 func TestSinkTellsOfBatches(t *testing.T) {
 	pool, err := mem.NewPool(mem.PoolOptions{Name: "batches", SlotSize: 64, Slots: 16})
 	if err != nil {
@@ -51,7 +52,8 @@ func TestSinkTellsOfBatches(t *testing.T) {
 		b.Builder().Add(src, burst.Segment{Handle: s.Handle(), Off: pool.Offset(s.Handle()), Len: 8})
 	}
 	node := newNode(t)
-	c, err := newSink(Tensor{Node: node, Name: "t", Desc: tensor.Desc{DType: tensor.U8, Shape: []int64{2, 8}}}, false, false)
+	c, err := newSink(Tensor{Node: node, Name: "t", Desc: tensor.Desc{DType: tensor.U8, Shape: []int64{2, 8}}}, false,
+		false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +109,8 @@ func TestSinkTellsOfBatches(t *testing.T) {
 		}
 	}
 
-	add(&reorder.Batch{ID: 40, Present: []uint64{0xf0ff}, Packets: 12, PerBatch: 16, First: 1000, Last: 2000, TimedOut: true})
+	add(&reorder.Batch{ID: 40, Present: []uint64{0xf0ff}, Packets: 12, PerBatch: 16, First: 1000, Last: 2000,
+		TimedOut: true})
 	add(&reorder.Batch{ID: 41, Present: []uint64{0xffff}, Packets: 16, PerBatch: 16, First: 2001, Last: 3000})
 	give()
 	same(known(2, 8), []int64{1, 40, 12, 16, 1000, 2000, 1, 0xf0ff}, []int64{1, 41, 16, 16, 2001, 3000, 0, 0xffff})
@@ -126,11 +129,13 @@ func TestSinkTellsOfBatches(t *testing.T) {
 
 	var s Snapshot
 	c.(*sink).Report(&s)
-	if want := (BatchSnapshot{Batches: 3, Packets: 30, Missing: 130, Last: -1, Present: 2, Of: 128}); s.Tensor.Batches == nil || *s.Tensor.Batches != want {
+	if want := (BatchSnapshot{Batches: 3, Packets: 30, Missing: 130, Last: -1, Present: 2,
+		Of: 128}); s.Tensor.Batches == nil || *s.Tensor.Batches != want {
 		t.Errorf("%+v, want %+v", s.Tensor.Batches, want)
 	}
 
-	// A context that is over ends the wait for peers, not the withdrawal: no peer finds either name afterwards.
+	// A context that is over ends the wait for peers, not the withdrawal: no peer finds either name
+	// afterwards.
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	_ = c.(*sink).st.close(over) // which may have to give up waiting

@@ -29,7 +29,8 @@ const (
 	NumDrops
 )
 
-var dropNames = [NumDrops]string{"no-room", "no-buffers", "refused", "group", "no-answer", "no-payload", "too-long", "late", "duplicate", "stray", "other-connection"}
+var dropNames = [NumDrops]string{"no-room", "no-buffers", "refused", "group", "no-answer", "no-payload", "too-long",
+	"late", "duplicate", "stray", "other-connection"}
 
 // String is the reason as tables and metrics show it.
 func (d Drop) String() string { return dropNames[min(d, NumDrops-1)] }
@@ -86,7 +87,8 @@ func (c *counts) received(b *burst.Burst) {
 	c.bursts.Inc()
 	c.packets.Add(uint64(n))
 	c.bytes.Add(uint64(b.TotalLen()))
-	// Runs of packets of one flow and of one size are counted at once: an atomic store for each packet would be felt.
+	// Runs of packets of one flow and of one size are counted at once: an atomic store for each
+	// packet would be felt.
 	var flow uint32
 	var packets, bytes uint64
 	class, run := 0, uint64(0)
@@ -125,7 +127,8 @@ func (c *counts) ofFlow(id uint32, packets, bytes uint64) {
 	f.bytes.Store(f.bytes.Load() + bytes)
 }
 
-// flow finds the place of a flow's counts, or gives it one. The first place is that of flow 0, and of those that find none.
+// flow finds the place of a flow's counts, or gives it one. The first place is that of flow 0, and
+// of those that find none.
 func (c *counts) flow(id uint32) *flowCount {
 	const odd = 0x9e3779b1 // spreads ids that follow each other
 	c.last = 0

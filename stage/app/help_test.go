@@ -60,7 +60,8 @@ func open(t testing.TB, e engine.Engine, spec engine.PortSpec, depth int) *end {
 	return openWith(t, e, spec, depth, newPool(t, 4*depth), func(f func() error) error { return f() })
 }
 
-func openWith(t testing.TB, e engine.Engine, spec engine.PortSpec, depth int, pool *mem.Pool, in func(func() error) error) *end {
+func openWith(t testing.TB, e engine.Engine, spec engine.PortSpec, depth int, pool *mem.Pool,
+	in func(func() error) error) *end {
 	t.Helper()
 	x := &end{pool: pool}
 	err := in(func() (err error) {

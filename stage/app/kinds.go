@@ -19,11 +19,12 @@ const (
 	Sink    Kind = "sink"    // takes everything, into a tensor if there is one
 )
 
-// Constructor makes what an App does with packets, of its Options, which are complete. A consumer that is no Reporter has taken all packets of a
-// Consume that returns nil.
+// Constructor makes what an App does with packets, of its Options, which are complete. A consumer
+// that is no Reporter has taken all packets of a Consume that returns nil.
 type Constructor func(o *Options) (engine.Consumer, error)
 
-// Kinds are the constructors of this package by their words. A program adds its own, and hands all to New:
+// Kinds are the constructors of this package by their words. A program adds its own, and hands all
+// to New:
 //
 //	kinds := app.Kinds()
 //	kinds["tee"] = newTee
@@ -39,7 +40,8 @@ func Kinds() map[Kind]Constructor {
 
 // Reporter is a consumer that says what became of the packets that it got.
 type Reporter interface {
-	// Report fills Sent, SentBytes, Taken, Drops and Tensor of s. Any goroutine may call it, at any time.
+	// Report fills Sent, SentBytes, Taken, Drops and Tensor of s. Any goroutine may call it, at any
+	// time.
 	Report(s *Snapshot)
 }
 

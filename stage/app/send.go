@@ -61,7 +61,8 @@ func (a *sender) turn(b *burst.Burst) {
 	a.refuse.Release()
 }
 
-// takeEnds takes out the empty packets that say that a connection has ended: there is nothing to send for them.
+// takeEnds takes out the empty packets that say that a connection has ended: there is nothing to
+// send for them.
 func (a *sender) takeEnds(b *burst.Burst) {
 	for i := range b.Len() {
 		if b.Flags(i)&burst.Last != 0 && b.PacketLen(i) == 0 && b.Take(a.refuse, i) {
@@ -72,10 +73,11 @@ func (a *sender) takeEnds(b *burst.Burst) {
 }
 
 // errTorn is the end of a byte stream that could not be sent on as a whole.
-var errTorn = errors.New("bytes of a stream found no room in the transmit queue, which others use too: what follows would not be the stream any more")
+var errTorn = errors.New("bytes of a stream found no room in the transmit queue, which others use too: what follows " +
+	"would not be the stream any more")
 
-// send sends the burst, and counts what finds no room: what a forwarder cannot send now it drops, because to wait would only move
-// the loss to where it is not seen. Bytes of a stream wait.
+// send sends the burst, and counts what finds no room: what a forwarder cannot send now it drops,
+// because to wait would only move the loss to where it is not seen. Bytes of a stream wait.
 func (a *sender) send(ctx context.Context, b *burst.Burst) error {
 	live := b.Live()
 	if live == 0 {
@@ -107,7 +109,8 @@ func (a *sender) send(ctx context.Context, b *burst.Burst) error {
 	}
 	a.sent.Add(uint64(ready))
 	a.sentBytes.Add(uint64(bytes))
-	// What of it does not leave the queue counts by reason; a queue that is closed will not take any more either.
+	// What of it does not leave the queue counts by reason; a queue that is closed will not take
+	// any more either.
 	if err := a.o.Tx.Send(b); errors.Is(err, engine.ErrClosed) {
 		return err
 	}

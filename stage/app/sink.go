@@ -21,19 +21,22 @@ import (
 type Tensor struct {
 	Node *transfer.Node // whose peers get it; it outlives the App
 	Name string         // what they ask for
-	// Desc is contiguous. Its first dimension is the rows; a packet's payload is one row. A byte stream fills it from its beginning.
+	// Desc is contiguous. Its first dimension is the rows; a packet's payload is one row. A byte
+	// stream fills it from its beginning.
 	Desc tensor.Desc
-	// Offset is the number of bytes at the beginning of each packet before its payload. Headers means: of frames those up to the
-	// end of the UDP header, and what is not UDP has no payload; of sockets, and of batches of a reorder plan, none. A stream has none.
+	// Offset is the number of bytes at the beginning of each packet before its payload. Headers
+	// means: of frames those up to the end of the UDP header, and what is not UDP has no payload;
+	// of sockets, and of batches of a reorder plan, none. A stream has none.
 	Offset int
-	// Sequence is the place in the payload of a number of Width bytes, big-endian, that says which row it is: the remainder of its division by
-	// the rows. Width 0: rows come in their order.
+	// Sequence is the place in the payload of a number of Width bytes, big-endian, that says which
+	// row it is: the remainder of its division by the rows. Width 0: rows come in their order.
 	Sequence, Width int
-	// Strip is the number of bytes at the beginning of each payload that are not part of its row, such as a header with the number. A
-	// stream has none.
+	// Strip is the number of bytes at the beginning of each payload that are not part of its row,
+	// such as a header with the number. A stream has none.
 	Strip   int
 	Buffers int // tensors in memory, 2 to 64; 0 means 3
-	// Flush is how long after its first row a tensor is published although rows are missing; 0: when one of the next tensor comes.
+	// Flush is how long after its first row a tensor is published although rows are missing; 0:
+	// when one of the next tensor comes.
 	Flush time.Duration
 }
 
@@ -64,7 +67,8 @@ type sink struct {
 	st             *store
 	c              outcome
 
-	// The application holds mu for each burst, and so does the timer of Flush; no other goroutine needs it.
+	// The application holds mu for each burst, and so does the timer of Flush; no other goroutine
+	// needs it.
 	mu    sync.Mutex
 	asm   *assembler
 	known batchTable
@@ -117,7 +121,8 @@ func newSink(o Tensor, frames, stream bool) (engine.Consumer, error) {
 	if o.Width > 0 && o.Width < 8 && uint64(1)<<(8*o.Width) < 4*rows {
 		return bad("numbers of %d bytes begin again too soon to tell tensors of %d rows apart", o.Width, rows)
 	}
-	s := &sink{o: o, frames: frames, stream: stream, rowBytes: int(size / o.Desc.Shape[0]), asm: newAssembler(rows, o.Width), known: batchTable{rows: int(rows)}}
+	s := &sink{o: o, frames: frames, stream: stream, rowBytes: int(size / o.Desc.Shape[0]),
+		asm: newAssembler(rows, o.Width), known: batchTable{rows: int(rows)}}
 	if s.st, err = newStore(o, int(size)); err != nil {
 		return nil, err
 	}
@@ -140,7 +145,8 @@ func (s *sink) Consume(ctx context.Context, b *burst.Burst) error {
 			err = s.packet(ctx, b, i)
 		}
 		if err != nil {
-			// The rest of the burst is given back unseen; the counts of the application must still add up.
+			// The rest of the burst is given back unseen; the counts of the application must still
+			// add up.
 			s.c.drops[DropRefused].Add(uint64(b.Len() - i))
 			return err
 		}
@@ -148,8 +154,9 @@ func (s *sink) Consume(ctx context.Context, b *burst.Burst) error {
 	return nil
 }
 
-// put copies n bytes of segment k of packet i, from skip on, to the buffer: the one copy that is made of a payload. A device copies what the processor does not
-// reach; when that fails, the sink publishes nothing any more.
+// put copies n bytes of segment k of packet i, from skip on, to the buffer: the one copy that is
+// made of a payload. A device copies what the processor does not reach; when that fails, the sink
+// publishes nothing any more.
 func (s *sink) put(at int, b *burst.Burst, i, k, skip, n int) error {
 	if from := b.Bytes(i, k); from != nil {
 		copy(s.buf[at:at+n], from[skip:])
@@ -172,10 +179,12 @@ func (s *sink) put(at int, b *burst.Burst, i, k, skip, n int) error {
 
 // unread is the error of a packet some of which the processor would have to read.
 func unread(i int, what, hint string) error {
-	return fmt.Errorf("packet %d: %s is in memory of an accelerator, where the processor reads nothing: %s: %w", i, what, hint, engine.ErrUnsupported)
+	return fmt.Errorf("packet %d: %s is in memory of an accelerator, where the processor reads nothing: %s: %w", i,
+		what, hint, engine.ErrUnsupported)
 }
 
-// payload is where the payload of packet i lies. A batch is one as a whole, unless Offset says otherwise.
+// payload is where the payload of packet i lies. A batch is one as a whole, unless Offset says
+// otherwise.
 func (s *sink) payload(b *burst.Burst, i int) (off, n int, ok bool, err error) {
 	size := b.PacketLen(i)
 	if s.o.Offset >= 0 || !s.frames || reorder.Of(b, i) != nil {
@@ -184,7 +193,8 @@ func (s *sink) payload(b *burst.Burst, i int) (off, n int, ok bool, err error) {
 	}
 	head := b.Bytes(i, 0)
 	if head == nil && size > 0 {
-		return 0, 0, false, unread(i, "the header", "receive it into a host region of its own, or give the offset of the payload")
+		return 0, 0, false, unread(i, "the header",
+			"receive it into a host region of its own, or give the offset of the payload")
 	}
 	off, n, ok = udpPayload(head, size)
 	return off, n, ok, nil
@@ -261,7 +271,8 @@ func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
 	return nil
 }
 
-// number reads the number of a packet at off, which is inside. ok is false where the processor does not reach it.
+// number reads the number of a packet at off, which is inside. ok is false where the processor does
+// not reach it.
 func number(b *burst.Burst, i, off, width int) (v uint64, ok bool) {
 	var raw [8]byte
 	to := raw[8-width:]
@@ -429,6 +440,8 @@ func (s *sink) close(ctx context.Context) error {
 // Report implements Reporter.
 func (s *sink) Report(out *Snapshot) {
 	s.c.Report(out)
-	out.Tensor = &TensorSnapshot{Name: s.o.Name, Tensor: s.o.Desc.String(), Generations: s.published.Load(), Rows: s.placed.Load(), Missing: s.missing.Load(),
-		Short: s.short.Load(), Bytes: s.bytes.Load(), Filled: s.filled.Load(), Of: s.o.Desc.Shape[0], Waits: s.st.waits.Load(), Batches: s.known.snapshot()}
+	out.Tensor = &TensorSnapshot{Name: s.o.Name, Tensor: s.o.Desc.String(), Generations: s.published.Load(),
+		Rows: s.placed.Load(), Missing: s.missing.Load(),
+		Short: s.short.Load(), Bytes: s.bytes.Load(), Filled: s.filled.Load(), Of: s.o.Desc.Shape[0],
+		Waits: s.st.waits.Load(), Batches: s.known.snapshot()}
 }

@@ -26,7 +26,8 @@ import (
 
 func newNode(t testing.TB) *transfer.Node {
 	t.Helper()
-	n, err := transfer.Open(limit(t), transfer.Options{Anonymous: identity.All, Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")}})
+	n, err := transfer.Open(limit(t), transfer.Options{Anonymous: identity.All,
+		Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +71,8 @@ func newReader(t testing.TB, of *transfer.Node, name string, d tensor.Desc) *rea
 	return &reader{t, p, r, name, uint64(size)}
 }
 
-// errTaken says that the application took the tensor back during the get, as it may: a reader that wants one looks the name up again.
+// errTaken says that the application took the tensor back during the get, as it may: a reader that
+// wants one looks the name up again.
 var errTaken = errors.New("the tensor was taken back")
 
 // get gets the tensor and returns its generation.
@@ -105,8 +107,8 @@ func rowOf(seq uint64, size int) []byte {
 	return b
 }
 
-// checkRows looks at every byte of a tensor: each row is that of its number, and all of one tensor; rows that are not there are zero. It returns
-// the tensor and how many rows are missing.
+// checkRows looks at every byte of a tensor: each row is that of its number, and all of one tensor;
+// rows that are not there are zero. It returns the tensor and how many rows are missing.
 func checkRows(t testing.TB, got []byte, rows, size int) (of uint64, missing int) {
 	t.Helper()
 	found := false
@@ -129,8 +131,9 @@ func checkRows(t testing.TB, got []byte, rows, size int) (of uint64, missing int
 	return of, missing
 }
 
-// A stream of frames with numbers, on a network that loses, doubles and changes their order, becomes tensors that a peer gets under traffic. Each
-// is whole and of one piece of the stream, and the counts of what is missing are those of the network.
+// A stream of frames with numbers, on a network that loses, doubles and changes their order,
+// becomes tensors that a peer gets under traffic. Each is whole and of one piece of the stream, and
+// the counts of what is missing are those of the network.
 func TestSinkTransfer(t *testing.T) {
 	for name, faults := range map[string]sim.Faults{
 		"good":   {},
@@ -150,10 +153,11 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 	}
 	node := newNode(t)
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{rows, size}}
-	app, stop := start(t, Options{Kind: Sink, Rx: rx(b), Frames: true, Tensor: &Tensor{Node: node, Name: "stream", Desc: d, Offset: Headers, Width: 8, Buffers: buffers}})
+	app, stop := start(t, Options{Kind: Sink, Rx: rx(b), Frames: true,
+		Tensor: &Tensor{Node: node, Name: "stream", Desc: d, Offset: Headers, Width: 8, Buffers: buffers}})
 
-	// The sender sends two tensors for each that the reader has seen, and lets the reader be in between: readers and writers meet, and the
-	// reader gets on however slow it is.
+	// The sender sends two tensors for each that the reader has seen, and lets the reader be in
+	// between: readers and writers meet, and the reader gets on however slow it is.
 	type result struct {
 		seen map[uint64]bool
 		err  error
@@ -189,7 +193,8 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 	seq := uint64(0)
 	send := func(n int) {
 		for range n {
-			a.send(t, 0, udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", rowOf(seq+rows, size))) // number 0 would look like a row that is missing
+			// number 0 would look like a row that is missing
+			a.send(t, 0, udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", rowOf(seq+rows, size)))
 			seq++
 		}
 	}
@@ -223,7 +228,8 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 	if s.Packets != l.Received || s.Taken != x.Rows || x.Bytes != x.Rows*size {
 		t.Errorf("received %d: %+v, %+v", l.Received, s, x)
 	}
-	// Rows that were placed, those of the tensor under way among them, and those that are missing are all rows of the tensors so far.
+	// Rows that were placed, those of the tensor under way among them, and those that are missing
+	// are all rows of the tensors so far.
 	if total := x.Generations*rows + uint64(x.Filled); x.Rows+x.Missing != total {
 		t.Errorf("%d rows and %d missing, of %d: %+v", x.Rows, x.Missing, total, x)
 	}
@@ -241,7 +247,8 @@ func TestSinkFirst(t *testing.T) {
 	e := open(t, socket.New(), engine.PortSpec{Address: "udp://" + at}, 64)
 	node := newNode(t)
 	d := tensor.Desc{DType: tensor.F32, Shape: []int64{2, 4}}
-	app, stop := start(t, Options{Kind: Sink, Rx: rx(e), Tensor: &Tensor{Node: node, Name: "pair", Desc: d, Offset: 4, Buffers: 2}})
+	app, stop := start(t, Options{Kind: Sink, Rx: rx(e),
+		Tensor: &Tensor{Node: node, Name: "pair", Desc: d, Offset: 4, Buffers: 2}})
 	r := newReader(t, node, "pair", d)
 	type answer struct {
 		g   uint64
@@ -250,7 +257,8 @@ func TestSinkFirst(t *testing.T) {
 	}
 	asked := make(chan answer, 1)
 	lookups := make(chan struct{}, 16)
-	defer node.OnLookup(func(context.Context, *transfer.Peer, string) { lookups <- struct{}{} })() // called after that of the sink
+	// called after that of the sink
+	defer node.OnLookup(func(context.Context, *transfer.Peer, string) { lookups <- struct{}{} })()
 	go func() {
 		g, got, err := r.get()
 		asked <- answer{g, bytes.Clone(got), err}
@@ -260,18 +268,21 @@ func TestSinkFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	// Rows in their order: one of full length, one that is too long, one that has nothing behind the offset, one that is short.
+	// Rows in their order: one of full length, one that is too long, one that has nothing behind
+	// the offset, one that is short.
 	for _, p := range []string{"0000first row, 16b..", "0000this row is longer than 16 bytes", "0000", "0000short"} {
 		if _, err := c.Write([]byte(p)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	a := <-asked
-	if want := "first row, 16b..short\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"; a.err != nil || a.g != 1 || string(a.got) != want {
+	if want := "first row, 16b..short\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"; a.err != nil || a.g != 1 ||
+		string(a.got) != want {
 		t.Fatalf("generation %d: %q, %v", a.g, a.got, a.err)
 	}
 	// What was in a buffer before does not come back in a short row.
-	for i, p := range []string{"0000XXXXXXXXXXXXXXXX", "0000XXXXXXXXXXXXXXXX", "0000YYYYYYYYYYYYYYYY", "0000YYYYYYYYYYYYYYYY", "0000ZZ", "0000ZZZ"} {
+	for i, p := range []string{"0000XXXXXXXXXXXXXXXX", "0000XXXXXXXXXXXXXXXX", "0000YYYYYYYYYYYYYYYY",
+		"0000YYYYYYYYYYYYYYYY", "0000ZZ", "0000ZZZ"} {
 		if _, err := c.Write([]byte(p)); err != nil {
 			t.Fatal(err)
 		}
@@ -280,11 +291,13 @@ func TestSinkFirst(t *testing.T) {
 			return s.Taken == uint64(3+i) && s.Tensor.Generations == uint64(1+(i+1)/2)
 		})
 	}
-	if g, got, err := r.get(); err != nil || g != 4 || string(got) != "ZZ"+strings.Repeat("\x00", 14)+"ZZZ"+strings.Repeat("\x00", 13) {
+	if g, got, err := r.get(); err != nil || g != 4 ||
+		string(got) != "ZZ"+strings.Repeat("\x00", 14)+"ZZZ"+strings.Repeat("\x00", 13) {
 		t.Fatalf("generation %d: %q, %v", g, got, err)
 	}
 	s := stop()
-	if s.Packets != 10 || s.Drops[DropTooLong] != 1 || s.Drops[DropNoPayload] != 1 || s.Taken != 8 || s.Tensor.Short != 3 || s.Tensor.Generations != 4 {
+	if s.Packets != 10 || s.Drops[DropTooLong] != 1 || s.Drops[DropNoPayload] != 1 || s.Taken != 8 ||
+		s.Tensor.Short != 3 || s.Tensor.Generations != 4 {
 		t.Errorf("%+v, %+v", s, s.Tensor)
 	}
 	// It is gone with the application.
@@ -296,13 +309,15 @@ func TestSinkFirst(t *testing.T) {
 	}
 }
 
-// Bytes of a connection fill tensors from their beginning; the end of the connection ends its last one; others wait for their turn in vain.
+// Bytes of a connection fill tensors from their beginning; the end of the connection ends its last
+// one; others wait for their turn in vain.
 func TestSinkStream(t *testing.T) {
 	at := loopback(5204)
 	e := open(t, socket.New(), engine.PortSpec{Address: "tcp://" + at + "?listen=1"}, 64)
 	node := newNode(t)
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{32, 1000}}
-	app, stop := start(t, Options{Kind: Sink, Rx: rx(e), Stream: true, Tensor: &Tensor{Node: node, Name: "bytes", Desc: d}})
+	app, stop := start(t, Options{Kind: Sink, Rx: rx(e), Stream: true,
+		Tensor: &Tensor{Node: node, Name: "bytes", Desc: d}})
 	r := newReader(t, node, "bytes", d)
 	const whole, rest = 3, 12345
 	text := make([]byte, whole*32000+rest)
@@ -319,7 +334,8 @@ func TestSinkStream(t *testing.T) {
 				t.Fatal(err)
 			}
 			until(t, "the tensor", func() bool { return app.Snapshot().Tensor.Generations == turn*(whole+1)+k+1 })
-			if g, got, err := r.get(); err != nil || g != turn*(whole+1)+k+1 || !bytes.Equal(got, text[k*32000:(k+1)*32000]) {
+			if g, got, err := r.get(); err != nil || g != turn*(whole+1)+k+1 ||
+				!bytes.Equal(got, text[k*32000:(k+1)*32000]) {
 				t.Fatalf("generation %d: %v", g, err)
 			}
 		}
@@ -334,17 +350,20 @@ func TestSinkStream(t *testing.T) {
 		}
 	}
 	s := stop()
-	if x := s.Tensor; x.Missing != 2*(32-13) || x.Short != 2 || x.Rows != 2*(whole*32+13) || x.Bytes != 2*uint64(len(text)) || s.Bytes != 2*uint64(len(text)) || s.Drops.Total() != 0 {
+	if x := s.Tensor; x.Missing != 2*(32-13) || x.Short != 2 || x.Rows != 2*(whole*32+13) ||
+		x.Bytes != 2*uint64(len(text)) || s.Bytes != 2*uint64(len(text)) || s.Drops.Total() != 0 {
 		t.Errorf("%+v, %+v", s, x)
 	}
 }
 
-// A header with the number is stripped from each payload: rows are what lies behind it, and a payload that is only a header is none.
+// A header with the number is stripped from each payload: rows are what lies behind it, and a
+// payload that is only a header is none.
 func TestSinkStrip(t *testing.T) {
 	_, _, a, b := pair(t, sim.Options{}, 64)
 	node := newNode(t)
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{4, 16}}
-	_, stop := start(t, Options{Kind: Sink, Rx: rx(b), Frames: true, Tensor: &Tensor{Node: node, Name: "x", Desc: d, Offset: Headers, Sequence: 2, Width: 4, Strip: 6}})
+	_, stop := start(t, Options{Kind: Sink, Rx: rx(b), Frames: true,
+		Tensor: &Tensor{Node: node, Name: "x", Desc: d, Offset: Headers, Sequence: 2, Width: 4, Strip: 6}})
 	r := newReader(t, node, "x", d)
 	header := func(seq byte) []byte { return []byte{0xff, 0xff, 0, 0, 0, seq} }
 	a.send(t, 0, udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", header(4)))
@@ -358,7 +377,8 @@ func TestSinkStrip(t *testing.T) {
 	if of, missing := checkRows(t, got, 4, 16); of != 1 || missing != 0 {
 		t.Errorf("tensor %d, %d rows missing", of, missing)
 	}
-	if s := stop(); s.Tensor.Bytes != 4*16 || s.Tensor.Short != 0 || s.Drops[DropNoPayload] != 1 || s.Drops[DropTooLong] != 0 {
+	if s := stop(); s.Tensor.Bytes != 4*16 || s.Tensor.Short != 0 || s.Drops[DropNoPayload] != 1 ||
+		s.Drops[DropTooLong] != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -368,7 +388,8 @@ func TestSinkFlush(t *testing.T) {
 	_, _, a, b := pair(t, sim.Options{}, 64)
 	node := newNode(t)
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{8, 16}}
-	_, stop := start(t, Options{Kind: Sink, Rx: rx(b), Frames: true, Tensor: &Tensor{Node: node, Name: "x", Desc: d, Offset: Headers, Width: 8, Flush: time.Millisecond}})
+	_, stop := start(t, Options{Kind: Sink, Rx: rx(b), Frames: true,
+		Tensor: &Tensor{Node: node, Name: "x", Desc: d, Offset: Headers, Width: 8, Flush: time.Millisecond}})
 	r := newReader(t, node, "x", d)
 	a.send(t, 0, udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", rowOf(8+5, 16)))
 	_, got, err := r.get() // it waits for the first

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// card is a device, whose memory the processor does not reach, and slots of it and of the host for packets.
+// card is a device, whose memory the processor does not reach, and slots of it and of the host for
+// packets.
 type card struct {
 	t         testing.TB
 	ctx       *gpu.Context
@@ -44,7 +45,8 @@ func newCard(t testing.TB) *card {
 	later(err, c.ctx.Close)
 	p, err := gpumem.New(c.ctx, gpumem.Options{Opaque: true})
 	later(err, p.Close)
-	c.pool, err = mem.NewPool(mem.PoolOptions{Name: "device", SlotSize: 256, Slots: 64, Memory: mem.Options{Kind: mem.Device, Provider: p}})
+	c.pool, err = mem.NewPool(mem.PoolOptions{Name: "device", SlotSize: 256, Slots: 64,
+		Memory: mem.Options{Kind: mem.Device, Provider: p}})
 	later(err, c.pool.Close)
 	c.own, err = mem.NewPool(mem.PoolOptions{Name: "host", SlotSize: 256, Slots: 64})
 	later(err, c.own.Close)
@@ -52,7 +54,8 @@ func newCard(t testing.TB) *card {
 	return c
 }
 
-// add adds a packet of these parts, the first one in host memory, where it has bytes, and the others in the device's.
+// add adds a packet of these parts, the first one in host memory, where it has bytes, and the
+// others in the device's.
 func (c *card) add(b *burst.Burst, parts ...string) (i int) {
 	c.t.Helper()
 	for k, part := range parts {
@@ -98,8 +101,9 @@ type batches struct{ pool *mem.Pool }
 func (o batches) Reclaim(handles []burst.Handle) { o.pool.PutBatch(handles) }
 func (o batches) Describe(burst.Handle) any      { return new(reorder.Batch) }
 
-// What lies in memory of a device becomes rows of a tensor, each byte copied once by the device: rows whose numbers are on the host, rows of several parts, short
-// ones, and bytes of a stream; a number that is on the device is refused, and after a copy that failed nothing is published.
+// What lies in memory of a device becomes rows of a tensor, each byte copied once by the device:
+// rows whose numbers are on the host, rows of several parts, short ones, and bytes of a stream; a
+// number that is on the device is refused, and after a copy that failed nothing is published.
 func TestSinkDevice(t *testing.T) {
 	c := newCard(t)
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{4, 8}}
@@ -137,7 +141,8 @@ func TestSinkDevice(t *testing.T) {
 		t.Errorf("%+v", s.Tensor)
 	}
 	c.add(b, "", row(6)+"ffffffff")
-	if err := numbered.Consume(t.Context(), b); !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(err.Error(), "the number of the row is in memory of an accelerator") {
+	if err := numbered.Consume(t.Context(), b); !errors.Is(err, engine.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "the number of the row is in memory of an accelerator") {
 		t.Error(err)
 	}
 	b.Release()
@@ -154,7 +159,8 @@ func TestSinkDevice(t *testing.T) {
 	frames, _ := sinkOf(Tensor{Offset: Headers}, false)
 	frames.frames = true
 	c.add(b, "", "a frame")
-	if err := frames.Consume(t.Context(), b); !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(err.Error(), "the header is in memory") {
+	if err := frames.Consume(t.Context(), b); !errors.Is(err, engine.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "the header is in memory") {
 		t.Error(err)
 	}
 	b.Release()
@@ -187,7 +193,10 @@ func TestSinkDevice(t *testing.T) {
 
 // lose has the device fail.
 func (c *card) lose() {
-	broken := &gpu.Program{Name: "broken", Kernels: []gpu.Signature{{Name: "broken"}}, Go: map[string]gpu.GoFunc{"broken": func(gpu.Grid, []gpu.GoArg) { panic("broken") }}}
+	broken := &gpu.Program{Name: "broken", Kernels: []gpu.Signature{{Name: "broken"}},
+		Go: map[string]gpu.GoFunc{"broken": func(gpu.Grid, []gpu.GoArg) {
+			panic("broken")
+		}}}
 	m, err := c.ctx.Load(broken)
 	if err != nil {
 		c.t.Fatal(err)

@@ -4,12 +4,14 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Snapshot is what an application has done so far. Once it has ended, Packets is the sum of Sent, Taken and all Drops.
+// Snapshot is what an application has done so far. Once it has ended, Packets is the sum of Sent,
+// Taken and all Drops.
 type Snapshot struct {
 	Name   string `json:"name"`
 	Kind   Kind   `json:"kind"`
 	Bursts uint64 `json:"bursts"`
-	// Packets and Bytes were received, Sent and SentBytes were given to the transmit queue, Taken are packets that were used up here.
+	// Packets and Bytes were received, Sent and SentBytes were given to the transmit queue, Taken
+	// are packets that were used up here.
 	Packets   uint64            `json:"packets"`
 	Bytes     uint64            `json:"bytes"`
 	Sent      uint64            `json:"sent"`
@@ -22,11 +24,13 @@ type Snapshot struct {
 	Tensor    *TensorSnapshot   `json:"tensor,omitempty"`
 }
 
-// Snapshot is what the application has done so far. Counts that belong together may be a burst apart while it runs.
+// Snapshot is what the application has done so far. Counts that belong together may be a burst
+// apart while it runs.
 func (a *App) Snapshot() Snapshot {
 	c := &a.c
 	s := Snapshot{Name: a.o.Name, Kind: a.o.Kind}
-	// What is derived is read before what it derives from, so that nothing seems to be sent that was not received.
+	// What is derived is read before what it derives from, so that nothing seems to be sent that
+	// was not received.
 	if a.reports != nil {
 		a.reports.Report(&s)
 	} else {
@@ -54,7 +58,8 @@ func (a *App) Snapshot() Snapshot {
 	return s
 }
 
-// Families are the counts of applications in the form that exporters take; all of a process belong into one call.
+// Families are the counts of applications in the form that exporters take; all of a process belong
+// into one call.
 func Families(all []*App) []metrics.Family {
 	var out []metrics.Family
 	snaps := make([]Snapshot, len(all))
@@ -62,20 +67,24 @@ func Families(all []*App) []metrics.Family {
 		snaps[i] = a.Snapshot()
 	}
 	family := func(name, help string, labels ...string) *metrics.Family {
-		out = append(out, metrics.Family{Name: name, Help: help, Kind: metrics.KindCounter, Labels: append([]string{"application"}, labels...)})
+		out = append(out, metrics.Family{Name: name, Help: help, Kind: metrics.KindCounter,
+			Labels: append([]string{"application"}, labels...)})
 		return &out[len(out)-1]
 	}
 	add := func(f *metrics.Family, s *Snapshot, n uint64, labels ...string) {
-		f.Samples = append(f.Samples, metrics.Sample{Values: append([]string{metrics.LabelValue(s.Name)}, labels...), Value: float64(n)})
+		f.Samples = append(f.Samples, metrics.Sample{Values: append([]string{metrics.LabelValue(s.Name)}, labels...),
+			Value: float64(n)})
 	}
-	packets := family("penstock_application_packets_total", "Packets that an application received, sent, or used up.", "what")
+	packets := family("penstock_application_packets_total", "Packets that an application received, sent, or used up.",
+		"what")
 	for i := range snaps {
 		s := &snaps[i]
 		add(packets, s, s.Packets, "received")
 		add(packets, s, s.Sent, "sent")
 		add(packets, s, s.Taken, "taken")
 	}
-	bytes := family("penstock_application_bytes_total", "Bytes of packets that an application received or sent.", "what")
+	bytes := family("penstock_application_bytes_total", "Bytes of packets that an application received or sent.",
+		"what")
 	for i := range snaps {
 		add(bytes, &snaps[i], snaps[i].Bytes, "received")
 		add(bytes, &snaps[i], snaps[i].SentBytes, "sent")
@@ -94,14 +103,16 @@ func Families(all []*App) []metrics.Family {
 			add(tensors, &snaps[i], t.Generations)
 		}
 	}
-	rows := family("penstock_application_tensor_rows_total", "Rows of tensors that came, and rows of published ones that did not.", "what")
+	rows := family("penstock_application_tensor_rows_total",
+		"Rows of tensors that came, and rows of published ones that did not.", "what")
 	for i := range snaps {
 		if t := snaps[i].Tensor; t != nil {
 			add(rows, &snaps[i], t.Rows, "placed")
 			add(rows, &snaps[i], t.Missing, "missing")
 		}
 	}
-	packetsOf := family("penstock_application_batch_packets_total", "Packets of batches that became rows of tensors, and those that were missing in them.", "what")
+	packetsOf := family("penstock_application_batch_packets_total",
+		"Packets of batches that became rows of tensors, and those that were missing in them.", "what")
 	for i := range snaps {
 		if t := snaps[i].Tensor; t != nil && t.Batches != nil {
 			add(packetsOf, &snaps[i], t.Batches.Packets, "placed")

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// store is the buffers of a tensor: one that is filled, one that has the name, and older ones that only peers which looked them up
-// before can read. One goroutine at a time uses it.
+// store is the buffers of a tensor: one that is filled, one that has the name, and older ones that
+// only peers which looked them up before can read. One goroutine at a time uses it.
 type store struct {
 	node *transfer.Node
 	name string
@@ -46,11 +46,13 @@ type info struct {
 	export *transfer.Export // nil: no peer can see it
 }
 
-// patience is how long a lookup of the name waits for the first tensor: well below what a peer waits for an answer.
+// patience is how long a lookup of the name waits for the first tensor: well below what a peer
+// waits for an answer.
 const patience = 5 * time.Second
 
 func newStore(o Tensor, size int) (*store, error) {
-	t := &store{node: o.Node, name: o.Name, desc: o.Desc, size: uint64(size), exports: make([]*transfer.Export, o.Buffers), infos: make([]info, o.Buffers), filling: -1,
+	t := &store{node: o.Node, name: o.Name, desc: o.Desc, size: uint64(size),
+		exports: make([]*transfer.Export, o.Buffers), infos: make([]info, o.Buffers), filling: -1,
 		first: make(chan struct{}), over: make(chan struct{})}
 	rand.Read(t.run[:]) // never fails
 	for i := range o.Buffers {
@@ -84,8 +86,9 @@ func (t *store) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	}
 }
 
-// take gives a buffer that no peer can see. When there is none, take revokes the oldest that has lost the name: the gets of its readers
-// fail, which tells them to discard what they have of it. It waits until the revocation is complete.
+// take gives a buffer that no peer can see. When there is none, take revokes the oldest that has
+// lost the name: the gets of its readers fail, which tells them to discard what they have of it. It
+// waits until the revocation is complete.
 func (t *store) take(ctx context.Context) ([]byte, error) {
 	for i, x := range t.exports {
 		if x == nil {
@@ -121,7 +124,8 @@ func (t *store) span(at, n int) (mem.Span, error) {
 	return t.regions[t.filling].Span(uint64(at), uint64(n))
 }
 
-// publish gives the buffer that is filled the name, and the rows about its batches, if there are any, the name with BatchSuffix. Both have the same tag.
+// publish gives the buffer that is filled the name, and the rows about its batches, if there are
+// any, the name with BatchSuffix. Both have the same tag.
 func (t *store) publish(batches []int64, rows int) error {
 	i := t.filling
 	span, err := t.regions[i].Span(0, t.size)
@@ -161,7 +165,8 @@ func (t *store) describe(i int, batches []int64, rows int, tag [16]byte) (err er
 		x.region = nil
 	}
 	if x.region == nil {
-		if x.region, err = mem.Alloc(mem.Options{Name: fmt.Sprintf("%s%s/%d", t.name, BatchSuffix, i), Size: int(size)}); err != nil {
+		if x.region, err = mem.Alloc(mem.Options{Name: fmt.Sprintf("%s%s/%d", t.name, BatchSuffix, i),
+			Size: int(size)}); err != nil {
 			return err
 		}
 	}
@@ -173,7 +178,8 @@ func (t *store) describe(i int, batches []int64, rows int, tag [16]byte) (err er
 	for k, v := range batches {
 		binary.LittleEndian.PutUint64(to[8*k:], uint64(v))
 	}
-	o := transfer.ExportOptions{Name: t.name + BatchSuffix, Tag: tag, Tensor: &tensor.Desc{DType: tensor.I64, Shape: []int64{int64(rows), int64(len(batches) / rows)}}}
+	o := transfer.ExportOptions{Name: t.name + BatchSuffix, Tag: tag,
+		Tensor: &tensor.Desc{DType: tensor.I64, Shape: []int64{int64(rows), int64(len(batches) / rows)}}}
 	if n := len(t.order); n > 0 {
 		o.Replaces = t.infos[t.order[n-1]].export // nil: that one had no batches
 	}
@@ -181,7 +187,8 @@ func (t *store) describe(i int, batches []int64, rows int, tag [16]byte) (err er
 	return err
 }
 
-// close takes everything back from the peers, and frees it. When the context ends first, the memory goes when the last peer has let go.
+// close takes everything back from the peers, and frees it. When the context ends first, the memory
+// goes when the last peer has let go.
 func (t *store) close(ctx context.Context) (err error) {
 	t.once.Do(func() {
 		close(t.over)

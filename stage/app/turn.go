@@ -13,8 +13,9 @@ type heads struct {
 	proto   packet.Proto
 }
 
-// look finds the headers in the first bytes of a frame. Unlike packet.Parse it does not ask for the rest to be there: headers may lie in memory
-// of their own. It trusts no length, and every offset that it gives is inside.
+// look finds the headers in the first bytes of a frame. Unlike packet.Parse it does not ask for the
+// rest to be there: headers may lie in memory of their own. It trusts no length, and every offset
+// that it gives is inside.
 func look(b []byte) (h heads, ok bool) {
 	if len(b) < packet.EthernetLen {
 		return h, false
@@ -71,8 +72,9 @@ func look(b []byte) (h heads, ok bool) {
 	return h, true
 }
 
-// turn makes a frame its own answer: addresses and ports change places, which leaves every checksum right. A request of ping becomes its
-// answer. It reports why that cannot be done; then the frame is as it was.
+// turn makes a frame its own answer: addresses and ports change places, which leaves every checksum
+// right. A request of ping becomes its answer. It reports why that cannot be done; then the frame
+// is as it was.
 func turn(f []byte) (Drop, bool) {
 	h, ok := look(f)
 	if !ok {

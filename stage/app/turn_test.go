@@ -13,7 +13,8 @@ var macs = [2]packet.MAC{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
 // udpFrame is a frame with that payload from one address to another.
 func udpFrame(t testing.TB, src, dst string, payload []byte) []byte {
 	t.Helper()
-	h := packet.UDPFrame{SrcMAC: macs[0], DstMAC: macs[1], Src: netip.MustParseAddrPort(src), Dst: netip.MustParseAddrPort(dst)}
+	h := packet.UDPFrame{SrcMAC: macs[0], DstMAC: macs[1], Src: netip.MustParseAddrPort(src),
+		Dst: netip.MustParseAddrPort(dst)}
 	f := make([]byte, h.HeaderLen()+len(payload))
 	copy(f[h.HeaderLen():], payload)
 	if _, err := h.Fill(f, len(payload)); err != nil {
@@ -52,7 +53,8 @@ func TestTurn(t *testing.T) {
 
 // A request of ping is answered as the kernel would.
 func TestTurnPing(t *testing.T) {
-	v4 := []packet.IPv4Header{{Proto: packet.ProtoICMP, Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2")}}[0]
+	v4 := []packet.IPv4Header{{Proto: packet.ProtoICMP, Src: netip.MustParseAddr("10.0.0.1"),
+		Dst: netip.MustParseAddr("10.0.0.2")}}[0]
 	body := []byte("0123456789")
 	f := make([]byte, packet.EthernetLen+v4.Len()+packet.ICMPLen+len(body))
 	e := packet.EthernetHeader{Src: macs[0], Dst: macs[1], Type: packet.EtherTypeIPv4}
@@ -72,7 +74,8 @@ func TestTurnPing(t *testing.T) {
 	if _, ok := turn(f); !ok {
 		t.Fatal("refused")
 	}
-	if m.Type() != packet.ICMPEchoReply || !m.ChecksumOK() || m.ID() != 7 || m.Seq() != 9 || !bytes.Equal(m.Payload(), body) {
+	if m.Type() != packet.ICMPEchoReply || !m.ChecksumOK() || m.ID() != 7 || m.Seq() != 9 ||
+		!bytes.Equal(m.Payload(), body) {
 		t.Errorf("%x", f)
 	}
 	ip := packet.IPv4(f[at:])
@@ -84,7 +87,8 @@ func TestTurnPing(t *testing.T) {
 	}
 }
 
-// What is found in any bytes is what the parser of the packages finds, wherever that is content with them.
+// What is found in any bytes is what the parser of the packages finds, wherever that is content
+// with them.
 func FuzzLook(f *testing.F) {
 	f.Add(udpFrame(f, "10.0.0.1:7", "10.0.0.2:8", []byte("payload")))
 	f.Add(udpFrame(f, "[fd00::1]:7", "[fd00::2]:8", []byte("payload")))
@@ -101,11 +105,13 @@ func FuzzLook(f *testing.F) {
 			if l.IPVersion == 0 || l.FragOffset != 0 {
 				l4 = 0
 			}
-			if !ok || h.l3 != int(l.L3) || h.version != int(l.IPVersion) || h.l4 != l4 || l.IPVersion != 0 && h.proto != l.Proto {
+			if !ok || h.l3 != int(l.L3) || h.version != int(l.IPVersion) || h.l4 != l4 || l.IPVersion != 0 &&
+				h.proto != l.Proto {
 				t.Fatalf("%+v, %v; the parser says %+v", h, ok, l)
 			}
 			off, n, is := udpPayload(b, len(b))
-			whole := l.Proto == packet.ProtoUDP && l.IPVersion != 0 && l.FragOffset == 0 && !l.MoreFragments && int(l.End) > int(l.Payload)
+			whole := l.Proto == packet.ProtoUDP && l.IPVersion != 0 && l.FragOffset == 0 && !l.MoreFragments &&
+				int(l.End) > int(l.Payload)
 			if whole && (!is || off != int(l.Payload) || n != int(l.End)-int(l.Payload)) {
 				t.Fatalf("payload %d+%d, %v; the parser says %d to %d", off, n, is, l.Payload, l.End)
 			}

@@ -1,16 +1,19 @@
-// Package checksum is a stage that verifies checksums: what bypasses the kernel also bypasses its checks.
+// Package checksum is a stage that verifies checksums: what bypasses the kernel also bypasses its
+// checks.
 //
-// Frames whose checksums the network card or the kernel has verified (burst.ChecksumGood) pass, and so do frames of this machine whose
-// checksum is not computed yet (burst.ChecksumPartial): there is nothing to verify. Of the others it computes the sums of
-// the IPv4 header and of UDP, TCP, ICMP and ICMPv6, and drops those that are wrong as engine.DropBadChecksum, and those that are cut off
-// or malformed as engine.DropBadFrame. It passes what has no checksum: other protocols, UDP over IPv4 without one, and the payload of fragments.
-// The rest stays in its order.
+// Frames whose checksums the network card or the kernel has verified (burst.ChecksumGood) pass, and
+// so do frames of this machine whose checksum is not computed yet (burst.ChecksumPartial): there is
+// nothing to verify. Of the others it computes the sums of the IPv4 header and of UDP, TCP, ICMP
+// and ICMPv6, and drops those that are wrong as engine.DropBadChecksum, and those that are cut off
+// or malformed as engine.DropBadFrame. It passes what has no checksum: other protocols, UDP over
+// IPv4 without one, and the payload of fragments. The rest stays in its order.
 //
 //	q, err := port.AddRxQueue(spec)
 //	s, err := checksum.New(q, engine.StageSpec{Queue: "rx", Port: port.Capabilities()})
 //	rx := engine.NewRx(s, engine.Batching{Packets: 64, Timeout: time.Millisecond})
 //
-// In a configuration file it is `stages: [{type: checksum}]` of a receive queue; `checksum?all` verifies all frames.
+// In a configuration file it is `stages: [{type: checksum}]` of a receive queue; `checksum?all`
+// verifies all frames.
 package checksum
 
 import (
@@ -23,7 +26,8 @@ import (
 )
 
 // Kind is the stage for files.
-var Kind = engine.StageKind{Name: "checksum", Doc: "verifies checksums that neither the network card nor the kernel has verified", Check: check, Open: New,
+var Kind = engine.StageKind{Name: "checksum",
+	Doc: "verifies checksums that neither the network card nor the kernel has verified", Check: check, Open: New,
 	New: func() any { return new(Options) },
 	Options: []engine.Option{{Key: "all", Type: engine.Bool, Default: "false", Field: "All",
 		Doc: "Verifies also what the network card or the kernel says that it has verified."}},
@@ -36,7 +40,8 @@ type Options struct {
 
 func check(spec engine.StageSpec) error {
 	if !spec.Port.Frames {
-		return fmt.Errorf("checksum: queue %q has no frames: the kernel or the adapter has verified what comes: %w", spec.Queue, engine.ErrUnsupported)
+		return fmt.Errorf("checksum: queue %q has no frames: the kernel or the adapter has verified what comes: %w",
+			spec.Queue, engine.ErrUnsupported)
 	}
 	return nil
 }
@@ -46,8 +51,9 @@ type stage struct {
 	queue string
 	o     Options
 
-	rest, bad *burst.Burst // packets behind the first bad one that are right, and those that are not; empty between calls
-	whole     []byte       // a packet of several segments
+	// packets behind the first bad one that are right, and those that are not; empty between calls
+	rest, bad *burst.Burst
+	whole     []byte // a packet of several segments
 	layers    packet.Layers
 	failed    error // from then on
 
@@ -139,7 +145,8 @@ func (s *stage) verify(b *burst.Burst, i int) engine.Drop {
 		s.copied.Add(uint64(len(f)))
 	}
 	if f == nil {
-		s.failed = fmt.Errorf("checksum: queue %q: a packet is in memory of an accelerator, and the processor verifies it: receive into host_pinned memory: %w", s.queue, engine.ErrUnsupported)
+		s.failed = fmt.Errorf("checksum: queue %q: a packet is in memory of an accelerator, and the processor "+
+			"verifies it: receive into host_pinned memory: %w", s.queue, engine.ErrUnsupported)
 		return engine.DropRefused
 	}
 	if packet.Parse(f, &s.layers) != packet.OK {

@@ -225,7 +225,8 @@ func TestDrops(t *testing.T) {
 		}
 		var st engine.RxStats
 		s.Stats(&st)
-		if st.Packets != uint64(len(want)) || st.Drops.Total() != wrong || st.Drops[engine.DropBadChecksum]+st.Drops[engine.DropBadFrame] != wrong || st.Copied != splits {
+		if st.Packets != uint64(len(want)) || st.Drops.Total() != wrong ||
+			st.Drops[engine.DropBadChecksum]+st.Drops[engine.DropBadFrame] != wrong || st.Copied != splits {
 			t.Errorf("seed %d: %+v, expected %d dropped and %d bytes copied", seed, st, wrong, splits)
 		}
 		if err := s.Close(); err != nil {
@@ -279,7 +280,8 @@ func TestBatches(t *testing.T) {
 	})
 }
 
-// The processor does not verify what it cannot read: the stage fails behind what it gave, and what it took is given back.
+// The processor does not verify what it cannot read: the stage fails behind what it gave, and what
+// it took is given back.
 func TestDeviceMemory(t *testing.T) {
 	rt, err := host.Open(host.Options{})
 	if err != nil {
@@ -300,7 +302,8 @@ func TestDeviceMemory(t *testing.T) {
 	})
 	src := newSource(t, mem.Options{Kind: mem.Device, Provider: p})
 	s := open(t, src)
-	src.push(frame{bytes: make([]byte, 60), flags: burst.ChecksumGood}, frame{bytes: make([]byte, 60)}, frame{bytes: make([]byte, 60), flags: burst.ChecksumGood})
+	src.push(frame{bytes: make([]byte, 60), flags: burst.ChecksumGood}, frame{bytes: make([]byte, 60)},
+		frame{bytes: make([]byte, 60), flags: burst.ChecksumGood})
 	rx := engine.NewRx(s, engine.Batching{})
 	b := burst.New(8)
 	if err := rx.Recv(t.Context(), b); err != nil || b.Len() < 1 {
@@ -320,7 +323,8 @@ func TestDeviceMemory(t *testing.T) {
 
 // What has no checksum yet passes, with its flag. With the option all it has to be so.
 func TestPartial(t *testing.T) {
-	f := packet.UDPFrame{Src: netip.MustParseAddrPort("198.18.0.1:7"), Dst: netip.MustParseAddrPort("198.18.0.2:8"), Checksum: packet.ChecksumOffload}
+	f := packet.UDPFrame{Src: netip.MustParseAddrPort("198.18.0.1:7"), Dst: netip.MustParseAddrPort("198.18.0.2:8"),
+		Checksum: packet.ChecksumOffload}
 	partial := make([]byte, f.HeaderLen()+100)
 	if _, err := f.Fill(partial, 100); err != nil {
 		t.Fatal(err)
@@ -333,7 +337,8 @@ func TestPartial(t *testing.T) {
 		pass  int
 	}{{false, partial, 1}, {false, wrong, 1}, {true, partial, 1}, {true, wrong, 0}} {
 		src := newSource(t, mem.Options{})
-		s, err := checksum.New(src, engine.StageSpec{Queue: "rx", Port: engine.Capabilities{Frames: true}, Options: checksum.Options{All: c.all}})
+		s, err := checksum.New(src, engine.StageSpec{Queue: "rx", Port: engine.Capabilities{Frames: true},
+			Options: checksum.Options{All: c.all}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -348,7 +353,8 @@ func TestPartial(t *testing.T) {
 	}
 }
 
-// With the option all, in Go and behind the type of a file, what the card has verified is verified again.
+// With the option all, in Go and behind the type of a file, what the card has verified is verified
+// again.
 func TestAll(t *testing.T) {
 	spec := engine.StageSpec{Queue: "rx", Port: engine.Capabilities{Frames: true}}
 	k, err := engine.FindStage([]engine.StageKind{checksum.Kind}, "checksum?all", &spec)
@@ -365,7 +371,8 @@ func TestAll(t *testing.T) {
 		t.Errorf("%d packets, %v", n, err)
 	}
 	for text, want := range map[string]string{"checksum?al": "did you mean all", "checksum?all=7": "1 or 0"} {
-		if _, err := engine.FindStage([]engine.StageKind{checksum.Kind}, text, &spec); !errors.Is(err, engine.ErrInvalid) || !strings.Contains(err.Error(), want) {
+		if _, err := engine.FindStage([]engine.StageKind{checksum.Kind}, text, &spec); !errors.Is(err,
+			engine.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
@@ -375,10 +382,12 @@ func TestAll(t *testing.T) {
 }
 
 func TestRefusesPayloads(t *testing.T) {
-	if _, err := checksum.New(newSource(t, mem.Options{}), engine.StageSpec{Queue: "rx"}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := checksum.New(newSource(t, mem.Options{}), engine.StageSpec{Queue: "rx"}); !errors.Is(err,
+		engine.ErrUnsupported) {
 		t.Error(err)
 	}
-	if _, err := engine.FindStage([]engine.StageKind{checksum.Kind}, "checksum", new(engine.StageSpec)); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := engine.FindStage([]engine.StageKind{checksum.Kind}, "checksum", new(engine.StageSpec)); !errors.Is(err,
+		engine.ErrUnsupported) {
 		t.Error(err)
 	}
 	if _, err := open(t, newSource(t, mem.Options{})).TryRecv(nil); err != engine.ErrNil {

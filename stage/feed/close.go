@@ -66,7 +66,9 @@ func (s *Stage) Close() error {
 	return errors.Join(err, s.room.end())
 }
 
-// balance is an error unless all that was published has a result, was dropped or abandoned, or is with the kernel: by the counts of the stage, by its window, and ring by ring. The kernel has left.
+// balance is an error unless all that was published has a result, was dropped or abandoned, or is
+// with the kernel: by the counts of the stage, by its window, and ring by ring. The kernel has
+// left.
 func (s *Stage) balance() error {
 	err := s.room.check()
 	published, ended, out := s.published.Load(), s.results.Load()+s.oldest.Load()+s.abandoned.Load(), uint64(0)
@@ -76,14 +78,16 @@ func (s *Stage) balance() error {
 		}
 	}
 	if level := uint64(s.out.Load()); published != ended+out || level != out {
-		err = errors.Join(err, fmt.Errorf("%d packets were published, but %d have ended, %d are with the kernel, and the count of those is %d: %w", published, ended, out, level, ring.ErrCorrupt))
+		err = errors.Join(err, fmt.Errorf("%d packets were published, but %d have ended, %d are with the kernel, and "+
+			"the count of those is %d: %w", published, ended, out, level, ring.ErrCorrupt))
 	}
 	if s.failed != nil {
 		return err // a ring that is not what it should be
 	}
 	in, results := s.room.totals()
 	if in.Published != published || in.Dropped != s.oldest.Load() || results != s.results.Load() {
-		err = errors.Join(err, fmt.Errorf("the rings have %d published, %d dropped and %d results that were claimed: the stage counted %d, %d and %d: %w",
+		err = errors.Join(err, fmt.Errorf("the rings have %d published, %d dropped and %d results that were claimed: "+
+			"the stage counted %d, %d and %d: %w",
 			in.Published, in.Dropped, results, published, s.oldest.Load(), s.results.Load(), ring.ErrCorrupt))
 	}
 	return err

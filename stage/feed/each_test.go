@@ -17,7 +17,9 @@ import (
 func onEach(t *testing.T, f func(t *testing.T, p *gpumem.Provider)) {
 	for name, open := range map[string]func(*testing.T) (*gpu.Runtime, error){
 		"host": func(*testing.T) (*gpu.Runtime, error) { return host.Open(host.Options{}) },
-		"pocl": func(t *testing.T) (*gpu.Runtime, error) { return opencl.Open(opencl.Options{Platform: peers.PoCL(t)}) },
+		"pocl": func(t *testing.T) (*gpu.Runtime, error) {
+			return opencl.Open(opencl.Options{Platform: peers.PoCL(t)})
+		},
 		"card": func(*testing.T) (*gpu.Runtime, error) { return cuda.Open(cuda.Options{}) },
 	} {
 		if name == "card" && !testenv.Card() {

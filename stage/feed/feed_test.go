@@ -49,7 +49,8 @@ type source struct {
 }
 
 func newSource(t testing.TB, p *gpumem.Provider, slots int) *source {
-	pool, err := mem.NewPool(mem.PoolOptions{Name: "rx", SlotSize: 2048, Slots: slots, Memory: mem.Options{Kind: mem.HostPinned, Provider: p}})
+	pool, err := mem.NewPool(mem.PoolOptions{Name: "rx", SlotSize: 2048, Slots: slots,
+		Memory: mem.Options{Kind: mem.HostPinned, Provider: p}})
 	ok(t, err)
 	t.Cleanup(func() { ok(t, pool.Close()) })
 	return &source{pool: pool, src: burst.PoolSource(pool)}
@@ -123,11 +124,13 @@ func count(t testing.TB, s *feed.Stage, name string) uint64 {
 	return 0
 }
 
-// balanced: published = results + dropped + abandoned + in the ring, whenever no call is in progress.
+// balanced: published = results + dropped + abandoned + in the ring, whenever no call is in
+// progress.
 func balanced(t testing.TB, s *feed.Stage) {
 	t.Helper()
 	in := count(t, s, "in_ring")
-	if published := count(t, s, "published"); published != count(t, s, "results")+count(t, s, "dropped_old")+count(t, s, "abandoned")+in || count(t, s, "high_water") < in {
+	if published := count(t, s, "published"); published != count(t, s, "results")+count(t, s, "dropped_old")+
+		count(t, s, "abandoned")+in || count(t, s, "high_water") < in {
 		t.Fatalf("the counts do not balance: %+v", s.Counts())
 	}
 }
@@ -136,7 +139,8 @@ var errEnd = fmt.Errorf("the end: %w", engine.ErrClosed)
 
 func TestStage(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {
-		for _, o := range []feed.Options{{Kernel: "parse", Slots: 8}, {Kernel: "parse", Slots: 4, Batch: true}, {Kernel: "parse", Slots: 16, Ordered: true, Policy: feed.Block}} {
+		for _, o := range []feed.Options{{Kernel: "parse", Slots: 8}, {Kernel: "parse", Slots: 4, Batch: true},
+			{Kernel: "parse", Slots: 16, Ordered: true, Policy: feed.Block}} {
 			t.Run(fmt.Sprintf("slots %d", o.Slots), func(t *testing.T) {
 				enginetest.CheckStage(t, enginetest.StageHarness{Memory: mem.Options{Kind: mem.HostPinned, Provider: p},
 					Open: func(t testing.TB, from engine.Receiver, pool *mem.Pool) engine.Stage {
@@ -166,8 +170,9 @@ func frame(port uint16, n int) []byte {
 	return f
 }
 
-// TestEcho has datagrams answered without the CPU touching their bytes: addresses and ports change sides, every checksum is right, the order holds over several rings, and what is
-// no UDP is dropped.
+// TestEcho has datagrams answered without the CPU touching their bytes: addresses and ports change
+// sides, every checksum is right, the order holds over several rings, and what is no UDP is
+// dropped.
 func TestEcho(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {
 		s := newSource(t, p, 64)
@@ -191,8 +196,10 @@ func TestEcho(t *testing.T) {
 				t.Fatalf("packet %d: %x", next, f)
 			}
 			ip := packet.IPv4(f[l.L3:])
-			if u := packet.UDP(f[l.L4:l.End]); !ip.ChecksumOK() || !u.ChecksumOK(l.Src(f), l.Dst(f)) || u.SrcPort() != 7 || u.DstPort() != 5000 || ip[8] != 64 ||
-				ip.Src().String() != "10.0.0.2" || f[5] != 2 || binary.BigEndian.Uint64(u[8:]) != uint64(next) || b.Flow(i) != uint32(next%5) {
+			if u := packet.UDP(f[l.L4:l.End]); !ip.ChecksumOK() || !u.ChecksumOK(l.Src(f), l.Dst(f)) ||
+				u.SrcPort() != 7 || u.DstPort() != 5000 || ip[8] != 64 ||
+				ip.Src().String() != "10.0.0.2" || f[5] != 2 || binary.BigEndian.Uint64(u[8:]) != uint64(next) ||
+				b.Flow(i) != uint32(next%5) {
 				t.Fatalf("answer %d is %x", next, f)
 			}
 			next++
@@ -203,7 +210,8 @@ func TestEcho(t *testing.T) {
 		if x.Stats(&st); st.Drops[engine.DropRule] != packets/10 || st.Copied != 0 || st.Packets != packets {
 			t.Errorf("%+v", st)
 		}
-		if got := count(t, x, "published"); got != packets*11/10 || count(t, x, "results") != got || count(t, x, "in_ring") != 0 || count(t, x, "high_water") == 0 || count(t, x, "heartbeat") == 0 {
+		if got := count(t, x, "published"); got != packets*11/10 || count(t, x, "results") != got ||
+			count(t, x, "in_ring") != 0 || count(t, x, "high_water") == 0 || count(t, x, "heartbeat") == 0 {
 			t.Errorf("counts %+v", x.Counts())
 		}
 	})
@@ -266,12 +274,14 @@ func TestPower(t *testing.T) {
 	})
 }
 
-// TestWeights replaces the weights while packets are multiplied with them: every row is of one version, and the last version comes.
+// TestWeights replaces the weights while packets are multiplied with them: every row is of one
+// version, and the last version comes.
 func TestWeights(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {
 		s := newSource(t, p, 64)
 		const k, m, versions = 8, 4, 50
-		x := s.stage(t, feed.Options{Kernel: "gemm", Slots: 16, Row: 4 * m, Weights: 4 * k * m, Param: kernels.GemmParam(k, m)})
+		x := s.stage(t, feed.Options{Kernel: "gemm", Slots: 16, Row: 4 * m, Weights: 4 * k * m,
+			Param: kernels.GemmParam(k, m)})
 		ones := bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, k)
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -294,7 +304,8 @@ func TestWeights(t *testing.T) {
 			for i := range n {
 				first := math.Float32frombits(binary.LittleEndian.Uint32(b.Bytes(i, 1)))
 				for c := range m {
-					if got := math.Float32frombits(binary.LittleEndian.Uint32(b.Bytes(i, 1)[4*c:])); got != first || math.Mod(float64(got), k) != 0 || got < last {
+					if got := math.Float32frombits(binary.LittleEndian.Uint32(b.Bytes(i, 1)[4*c:])); got != first ||
+						math.Mod(float64(got), k) != 0 || got < last {
 						t.Fatalf("a row of %v and %v after %v: a mixture of versions", first, got, last)
 					}
 				}
@@ -314,7 +325,8 @@ func TestWeights(t *testing.T) {
 	})
 }
 
-// TestPolicies: with a kernel that does not run, each policy drops what it says, and the books balance.
+// TestPolicies: with a kernel that does not run, each policy drops what it says, and the books
+// balance.
 func TestPolicies(t *testing.T) {
 	p := onHost(t)
 	for _, policy := range []feed.Policy{feed.Block, feed.DropNew, feed.DropOld} {
@@ -337,7 +349,9 @@ func TestPolicies(t *testing.T) {
 			}
 			full.Release()
 			var got []uint64
-			if err := drain(t, x, func(b *burst.Burst, i int) { got = append(got, binary.BigEndian.Uint64(b.Bytes(i, 0)[42:])) }); !errors.Is(err, errEnd) {
+			if err := drain(t, x, func(b *burst.Burst, i int) {
+				got = append(got, binary.BigEndian.Uint64(b.Bytes(i, 0)[42:]))
+			}); !errors.Is(err, errEnd) {
 				t.Fatal(err)
 			}
 			var st engine.RxStats
@@ -353,14 +367,18 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestDropOld: before the kernel has claimed anything, the oldest packets are dropped. With a kernel that has claimed one and cannot go on, because every row of results is out, what comes drops nothing: to
-// drop the packets behind the claimed one makes no room. What is claimed is never dropped.
+// TestDropOld: before the kernel has claimed anything, the oldest packets are dropped. With a
+// kernel that has claimed one and cannot go on, because every row of results is out, what comes
+// drops nothing: to drop the packets behind the claimed one makes no room. What is claimed is never
+// dropped.
 func TestDropOld(t *testing.T) {
 	const slots, packets = 8, 30
 	for _, claimed := range []int{0, 1} {
 		t.Run(fmt.Sprintf("%d claimed", claimed), func(t *testing.T) {
 			s := newSource(t, onHost(t), 256)
-			x := s.stage(t, feed.Options{Kernel: "parse", Slots: slots, Row: 16, Policy: feed.DropOld, Batch: claimed == 0}) // batch: the launch comes behind the burst
+			// batch: the launch comes behind the burst
+			x := s.stage(t, feed.Options{Kernel: "parse", Slots: slots, Row: 16, Policy: feed.DropOld,
+				Batch: claimed == 0})
 			var held []*burst.Burst
 			var got []uint64
 			until := func(there func() bool) {
@@ -389,7 +407,8 @@ func TestDropOld(t *testing.T) {
 			}
 			first, dropped := uint64(packets-slots), "dropped_old"
 			if claimed == 0 {
-				until(func() bool { return x.RingStats()[0].Empty > 0 }) // the first launch, which finds nothing, is over or about to leave
+				// the first launch, which finds nothing, is over or about to leave
+				until(func() bool { return x.RingStats()[0].Empty > 0 })
 			} else {
 				send(slots)
 				until(func() bool { return len(got) == slots })
@@ -399,7 +418,9 @@ func TestDropOld(t *testing.T) {
 			}
 			send(packets - sent)
 			until(func() bool { return len(s.queue) == 0 })
-			if fresh, old := count(t, x, "dropped_new"), count(t, x, "dropped_old"); fresh+old != packets-uint64(claimed)*slots-slots || count(t, x, dropped) != fresh+old {
+			if fresh, old := count(t, x, "dropped_new"),
+				count(t, x, "dropped_old"); fresh+old != packets-uint64(claimed)*slots-slots ||
+				count(t, x, dropped) != fresh+old {
 				t.Fatalf("%d new and %d old ones were dropped: %+v", fresh, old, x.RingStats())
 			}
 			release()
@@ -414,7 +435,8 @@ func TestDropOld(t *testing.T) {
 	}
 }
 
-// TestSteering: all packets of a flow go to one ring, whose kernel keeps their order; flows spread over the rings.
+// TestSteering: all packets of a flow go to one ring, whose kernel keeps their order; flows spread
+// over the rings.
 func TestSteering(t *testing.T) {
 	s := newSource(t, onHost(t), 256)
 	const flows, each = 12, 20
@@ -447,7 +469,8 @@ func TestSteering(t *testing.T) {
 	}
 }
 
-// TestDescribed: the kernel gets the source, flow, hash and time of arrival that the queue noted, and hears of what was cut off.
+// TestDescribed: the kernel gets the source, flow, hash and time of arrival that the queue noted,
+// and hears of what was cut off.
 func TestDescribed(t *testing.T) {
 	s := newSource(t, onHost(t), 4)
 	x := s.stage(t, feed.Options{Kernel: "parse", Slots: 4})
@@ -486,7 +509,8 @@ func (s *source) hold(b *burst.Burst) error {
 	return err
 }
 
-// TestCloseWithPackets: what is with the kernel, and what it has answered, is dropped and counted; everything is given back.
+// TestCloseWithPackets: what is with the kernel, and what it has answered, is dropped and counted;
+// everything is given back.
 func TestCloseWithPackets(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {
 		s := newSource(t, p, 64)
@@ -516,7 +540,9 @@ func TestCloseWithPackets(t *testing.T) {
 	})
 }
 
-// TestIdle: when nothing comes, neither the owner of the stage nor the kernel polls. Arm does not wake, and a kernel on a processor leaves after its empty passes; the next packet launches it again.
+// TestIdle: when nothing comes, neither the owner of the stage nor the kernel polls. Arm does not
+// wake, and a kernel on a processor leaves after its empty passes; the next packet launches it
+// again.
 func TestIdle(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {
 		s := newSource(t, p, 16)
@@ -552,10 +578,12 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// TestPoolEnds: a region that the queue receives into stays mapped until the stage, whose kernel reads it, is closed.
+// TestPoolEnds: a region that the queue receives into stays mapped until the stage, whose kernel
+// reads it, is closed.
 func TestPoolEnds(t *testing.T) {
 	p := onHost(t)
-	pool, err := mem.NewPool(mem.PoolOptions{Name: "rx", SlotSize: 2048, Slots: 4, Memory: mem.Options{Kind: mem.HostPinned, Provider: p}})
+	pool, err := mem.NewPool(mem.PoolOptions{Name: "rx", SlotSize: 2048, Slots: 4,
+		Memory: mem.Options{Kind: mem.HostPinned, Provider: p}})
 	ok(t, err)
 	x := (&source{pool: pool}).stage(t, feed.Options{Kernel: "parse", Slots: 4})
 	unmapped := func() bool {
@@ -639,20 +667,24 @@ func TestRefusals(t *testing.T) {
 		{feed.Options{Kernel: "x", Pool: s.pool, File: ptx}, "expected PTX"},
 		{feed.Options{Kernel: "x", Pool: s.pool, File: os.Args[0]}, "expected OpenCL C"},
 	} {
-		if _, err := feed.New(s, engine.StageSpec{Queue: "rx7", Options: x.o}); err == nil || !strings.Contains(err.Error(), x.says) || !strings.Contains(err.Error(), `"rx7"`) {
+		if _, err := feed.New(s, engine.StageSpec{Queue: "rx7", Options: x.o}); err == nil ||
+			!strings.Contains(err.Error(), x.says) || !strings.Contains(err.Error(), `"rx7"`) {
 			t.Errorf("%+v: %v, expected %q", x.o, err, x.says)
 		}
 	}
 	spec := engine.StageSpec{Queue: "rx"}
-	if _, err := engine.FindStage([]engine.StageKind{feed.Kind}, "feed?kernel=parse&memory=m&policy=drop-old&row=4KiB&ordered", &spec); err != nil {
+	if _, err := engine.FindStage([]engine.StageKind{feed.Kind},
+		"feed?kernel=parse&memory=m&policy=drop-old&row=4KiB&ordered", &spec); err != nil {
 		t.Error(err)
 	}
-	if got, err := engine.Given[feed.Options](spec.Options); err != nil || got != (feed.Options{Kernel: "parse", Memory: "m", Policy: feed.DropOld, Row: 4096, Ordered: true}) {
+	if got, err := engine.Given[feed.Options](spec.Options); err != nil ||
+		got != (feed.Options{Kernel: "parse", Memory: "m", Policy: feed.DropOld, Row: 4096, Ordered: true}) {
 		t.Errorf("the options of a file are %+v (%v)", got, err)
 	}
 }
 
-// TestTruncated: what was longer on the wire than its slot is marked for the kernel and for the application.
+// TestTruncated: what was longer on the wire than its slot is marked for the kernel and for the
+// application.
 func TestTruncated(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {
 		s := newSource(t, p, 16)
@@ -660,7 +692,8 @@ func TestTruncated(t *testing.T) {
 		want := uint32(5) // the flow that it had
 		if p.Context().Info().Capabilities.Has(gpu.CapSource) {
 			o.Kernel, o.File, want = "marks", filepath.Join(t.TempDir(), "marks.cl"), ring.DescTruncated
-			ok(t, os.WriteFile(o.File, []byte("PS_FN void mark(ps_packet *k) { k->flow = k->flags; }\nPS_FEED(marks, mark)\n"), 0o600))
+			ok(t, os.WriteFile(o.File,
+				[]byte("PS_FN void mark(ps_packet *k) { k->flow = k->flags; }\nPS_FEED(marks, mark)\n"), 0o600))
 		}
 		s.queue, s.flows, s.wire, s.err = [][]byte{frame(7, 1)}, []uint32{5}, 5000, errEnd
 		seen := 0

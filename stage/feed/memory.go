@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// memory is what a stage has of the device: rings, rows, weights, and the kernel. Rows may be out when the stage is closed; the last one gives the memory back.
+// memory is what a stage has of the device: rings, rows, weights, and the kernel. Rows may be out
+// when the stage is closed; the last one gives the memory back.
 type memory struct {
 	o        *Options
 	pool     *mem.Pool
@@ -54,7 +55,8 @@ func newMemory(o *Options, spec engine.StageSpec) (m *memory, err error) {
 	return m, nil
 }
 
-// open makes everything before the kernel is started: nothing may be allocated beside one that stays.
+// open makes everything before the kernel is started: nothing may be allocated beside one that
+// stays.
 func (m *memory) open(payload *gpu.Memory) (err error) {
 	ctx, o := payload.Context(), m.o
 	items := uint32(o.Items)
@@ -80,7 +82,9 @@ func (m *memory) open(payload *gpu.Memory) (err error) {
 			return err
 		}
 		rows = r.All()
-		if m.region, err = mem.AdoptMapping("feed rows", mem.Mapping{Kind: mem.HostPinned, Bytes: r.Bytes(), Size: r.Size(), PageSize: sys.PageSize, FD: -1, NUMANode: -1, Present: true, Handle: r, Free: r.Close}); err != nil {
+		if m.region, err = mem.AdoptMapping("feed rows", mem.Mapping{Kind: mem.HostPinned, Bytes: r.Bytes(),
+			Size: r.Size(), PageSize: sys.PageSize, FD: -1, NUMANode: -1, Present: true, Handle: r,
+			Free: r.Close}); err != nil {
 			return errors.Join(err, r.Close())
 		}
 		if m.rowLease, err = m.region.Lease(); err != nil {
@@ -103,9 +107,12 @@ func (m *memory) open(payload *gpu.Memory) (err error) {
 	if o.Batch {
 		mode = gpu.ResidentBatch
 	}
-	m.resident, err = ctx.NewResident(k, gpu.ResidentOptions{Name: "feed " + o.Kernel, Mode: mode, Grid: gpu.Grid{Groups: uint32(o.Rings), Group: items}},
-		gpu.Buffer(m.inMem.All()), gpu.Buffer(m.outMem.All()), gpu.U32(uint32(o.Slots)), gpu.U32(uint32(o.Rings)), gpu.Buffer(payload.All()), gpu.U64(payload.Size()),
-		gpu.Buffer(rows), gpu.U64(uint64(o.Row)), gpu.Buffer(m.weights.All()), gpu.U64(uint64(o.Weights)), gpu.U64(o.Param))
+	m.resident, err = ctx.NewResident(k, gpu.ResidentOptions{Name: "feed " + o.Kernel, Mode: mode,
+		Grid: gpu.Grid{Groups: uint32(o.Rings), Group: items}},
+		gpu.Buffer(m.inMem.All()), gpu.Buffer(m.outMem.All()), gpu.U32(uint32(o.Slots)), gpu.U32(uint32(o.Rings)),
+		gpu.Buffer(payload.All()), gpu.U64(payload.Size()),
+		gpu.Buffer(rows), gpu.U64(uint64(o.Row)), gpu.Buffer(m.weights.All()), gpu.U64(uint64(o.Weights)),
+		gpu.U64(o.Param))
 	if err != nil {
 		return err
 	}
@@ -204,7 +211,8 @@ func (m *memory) stats() []ring.DescStats {
 	return out
 }
 
-// check is an error unless what was published is consumed, dropped or in the rings. The kernel has left.
+// check is an error unless what was published is consumed, dropped or in the rings. The kernel has
+// left.
 func (m *memory) check() error {
 	for _, rs := range [][]*ring.Descriptors{m.in, m.out} {
 		for i, r := range rs {
@@ -216,7 +224,8 @@ func (m *memory) check() error {
 	return nil
 }
 
-// totals are the counts of all rings of packets, and how many results the stage has claimed from those of results.
+// totals are the counts of all rings of packets, and how many results the stage has claimed from
+// those of results.
 func (m *memory) totals() (in ring.DescStats, results uint64) {
 	for i, r := range m.in {
 		x, o := r.Stats(), m.out[i].Stats()

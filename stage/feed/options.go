@@ -23,7 +23,9 @@ type Policy uint8
 const (
 	Block   Policy = iota // they stay in the receive queue, until it drops them and counts
 	DropNew               // the newest are dropped
-	DropOld               // the oldest that the kernel has not claimed are dropped; only where the kernel runs on a processor
+	// the oldest that the kernel has not claimed are dropped; only where the kernel runs on a
+	// processor
+	DropOld
 )
 
 var policyWords = []string{"block", "drop-new", "drop-old"}
@@ -36,7 +38,8 @@ func (p Policy) String() string {
 	return fmt.Sprintf("policy(%d)", uint8(p))
 }
 
-// Options are the options of a stage, given as engine.StageSpec.Options. Kernel, and Pool or Memory, are needed.
+// Options are the options of a stage, given as engine.StageSpec.Options. Kernel, and Pool or
+// Memory, are needed.
 type Options struct {
 	Kernel  string    // parse, echo, power or gemm; with File the name of the kernel in it
 	File    string    // of a user's kernel: OpenCL C (*.cl) or PTX (*.ptx)
@@ -47,7 +50,8 @@ type Options struct {
 	Items   int       // work-items of a group; 0 means 64, and 1 on a processor
 	Row     int       // bytes of a row of results; 0 for none
 	Weights int       // bytes of the weights; 0 for none. They are zero until SetWeights
-	// WeightsFile holds the weights, and is read again when it changes. Weights is its size, which must stay, or 0.
+	// WeightsFile holds the weights, and is read again when it changes. Weights is its size, which
+	// must stay, or 0.
 	WeightsFile string
 	Param       uint64 // the kernel's own number: for power and gemm see docs/feed.md
 	Policy      Policy
@@ -63,20 +67,27 @@ const (
 )
 
 // Kind is the stage for files.
-var Kind = engine.StageKind{Name: "feed", Doc: "hands packets to a kernel of an accelerator that stays, and gives what it makes of them", Open: New, Check: checkSpec,
-	New: func() any { return new(Options) },
+var Kind = engine.StageKind{Name: "feed",
+	Doc: "hands packets to a kernel of an accelerator that stays, and gives what it makes of them", Open: New,
+	Check: checkSpec,
+	New:   func() any { return new(Options) },
 	Options: []engine.Option{
 		{Key: "kernel", Type: engine.Text, Field: "Kernel", Needed: true, Doc: "`parse`, `echo`, `power` or `gemm`; with `file` the name of the kernel in it."},
 		{Key: "memory", Type: engine.Text, Field: "Memory", Needed: true, Doc: "The memory region that the queue receives into: `host_pinned` of a GPU."},
 		{Key: "file", Type: engine.Text, Field: "File", Doc: "A kernel of your own: OpenCL C (`.cl`) or PTX (`.ptx`)."},
 		{Key: "slots", Type: engine.Int, Min: 0, Max: maxWindow, Unit: "packets", Default: "1024", Field: "Slots", Doc: "Packets that a ring holds."},
-		{Key: "rings", Type: engine.Int, Min: 0, Max: maxRings, Default: "1", Field: "Rings", Doc: "Rings, and groups of the kernel; one flow goes to one ring."},
+		{Key: "rings", Type: engine.Int, Min: 0, Max: maxRings, Default: "1", Field: "Rings",
+			Doc: "Rings, and groups of the kernel; one flow goes to one ring."},
 		{Key: "items", Type: engine.Int, Min: 0, Max: 1024, Field: "Items", Doc: "Work-items of a group; 64, and 1 on a processor."},
-		{Key: "row", Type: engine.Bytes, Min: 0, Max: maxRow, Default: "0", Field: "Row", Doc: "The row of results of each packet, which becomes its second segment."},
-		{Key: "weights", Type: engine.Bytes, Min: 0, Max: maxMemory, Default: "0", Field: "Weights", Doc: "Bytes of the weights of the kernel, zero until the program sets them."},
-		{Key: "weights_file", Type: engine.Text, Field: "WeightsFile", Doc: "A file with the weights, which is read again when it changes; `weights` is its size then."},
+		{Key: "row", Type: engine.Bytes, Min: 0, Max: maxRow, Default: "0", Field: "Row",
+			Doc: "The row of results of each packet, which becomes its second segment."},
+		{Key: "weights", Type: engine.Bytes, Min: 0, Max: maxMemory, Default: "0", Field: "Weights",
+			Doc: "Bytes of the weights of the kernel, zero until the program sets them."},
+		{Key: "weights_file", Type: engine.Text, Field: "WeightsFile",
+			Doc: "A file with the weights, which is read again when it changes; `weights` is its size then."},
 		{Key: "param", Type: engine.Int, Min: 0, Max: 1<<63 - 1, Default: "0", Field: "Param", Doc: "The kernel's own number."},
-		{Key: "policy", Type: engine.Word, Words: policyWords, Default: "block", Field: "Policy", Doc: "What is dropped when the kernel does not keep up: nothing here, the newest, or the oldest packets."},
+		{Key: "policy", Type: engine.Word, Words: policyWords, Default: "block", Field: "Policy",
+			Doc: "What is dropped when the kernel does not keep up: nothing here, the newest, or the oldest packets."},
 		{Key: "ordered", Type: engine.Bool, Default: "false", Field: "Ordered", Doc: "Results come in the order of the packets."},
 		{Key: "batch", Type: engine.Bool, Default: "false", Field: "Batch", Doc: "A launch for what has come, instead of a kernel that stays."},
 	},
@@ -141,7 +152,8 @@ func (o *Options) program() (*driver.Program, error) {
 	case strings.HasSuffix(o.File, ".ptx"):
 		version, sm := ptxVersion.FindSubmatch(text), ptxTarget.FindSubmatch(text)
 		if version == nil || sm == nil {
-			return nil, fmt.Errorf("the kernel's file %s has no .version or no .target sm_: expected PTX: %w", o.File, engine.ErrInvalid)
+			return nil, fmt.Errorf("the kernel's file %s has no .version or no .target sm_: expected PTX: %w", o.File,
+				engine.ErrInvalid)
 		}
 		major, _ := strconv.Atoi(string(version[1]))
 		minor, _ := strconv.Atoi(string(version[2]))
@@ -166,10 +178,12 @@ func (o *Options) device(spec engine.StageSpec) (*mem.Pool, *gpu.Memory, error) 
 	}
 	m := gpumem.Memory(pool.Region())
 	if m == nil || m.Kind() == gpu.PinnedMemory {
-		return nil, nil, fmt.Errorf("memory region %q is not memory that kernels reach: expected kind host_pinned of a GPU: %w", pool.Name(), engine.ErrUnsupported)
+		return nil, nil, fmt.Errorf("memory region %q is not memory that kernels reach: expected kind host_pinned of "+
+			"a GPU: %w", pool.Name(), engine.ErrUnsupported)
 	}
 	if !m.Context().Info().Processor && o.Policy == DropOld {
-		return nil, nil, fmt.Errorf("policy drop-old: %s is behind a link whose atomic operations are not atomic to the CPU: take drop-new: %w", m.Context().Device(), engine.ErrUnsupported)
+		return nil, nil, fmt.Errorf("policy drop-old: %s is behind a link whose atomic operations are not atomic to "+
+			"the CPU: take drop-new: %w", m.Context().Device(), engine.ErrUnsupported)
 	}
 	return pool, m, nil
 }

@@ -24,7 +24,8 @@ const (
 	entryDropped            // it has ended, and its place is not yet free because an older packet is out
 )
 
-// entry is a place in the window: packet number q is in place q mod the window's size, from its publication until its result was given.
+// entry is a place in the window: packet number q is in place q mod the window's size, from its
+// publication until its result was given.
 type entry struct {
 	state  entryState
 	in     *ring.Descriptors // the ring of the packet
@@ -34,7 +35,8 @@ type entry struct {
 	row    burst.Handle
 }
 
-// Stage is a stage; see the package comment. Beside SetWeights its methods are engine.Stage's and engine.StageCounter's.
+// Stage is a stage; see the package comment. Beside SetWeights its methods are engine.Stage's and
+// engine.StageCounter's.
 type Stage struct {
 	from  engine.Receiver
 	queue string
@@ -68,7 +70,8 @@ var _ engine.StageCounter = (*Stage)(nil)
 
 const batch = 64 // packets that are received or got at once
 
-// New makes a stage on from: the kernel is loaded and started. Errors wrap engine.ErrInvalid and ErrUnsupported, or are those of the device.
+// New makes a stage on from: the kernel is loaded and started. Errors wrap engine.ErrInvalid and
+// ErrUnsupported, or are those of the device.
 func New(from engine.Receiver, spec engine.StageSpec) (engine.Stage, error) {
 	s, err := open(from, spec)
 	if err != nil {
@@ -92,7 +95,8 @@ func open(from engine.Receiver, spec engine.StageSpec) (*Stage, error) {
 		}
 		o.Weights = len(w)
 	}
-	s := &Stage{from: from, queue: spec.Queue, o: o, in: burst.NewSegmented(batch, batch+burst.MaxSegments), pick: burst.NewSegmented(1, burst.MaxSegments), descs: make([]ring.Desc, batch)}
+	s := &Stage{from: from, queue: spec.Queue, o: o, in: burst.NewSegmented(batch, batch+burst.MaxSegments),
+		pick: burst.NewSegmented(1, burst.MaxSegments), descs: make([]ring.Desc, batch)}
 	if s.room, err = newMemory(&s.o, spec); err != nil {
 		return nil, err
 	}
@@ -165,7 +169,8 @@ func (s *Stage) pull() {
 	}
 }
 
-// publish publishes the packets of in, as many as have a place; what is to become of the others is the policy's.
+// publish publishes the packets of in, as many as have a place; what is to become of the others is
+// the policy's.
 func (s *Stage) publish() {
 	n := s.in.Len()
 	for i := range n {
@@ -268,9 +273,12 @@ func (s *Stage) put(r *ring.Descriptors, d ring.Desc, i int) bool {
 	return true
 }
 
-// dropOldest drops the ring's oldest, and reports whether that made room. It makes none, and drops nothing, where the kernel has claimed the oldest or where the window is full and begins with another packet.
+// dropOldest drops the ring's oldest, and reports whether that made room. It makes none, and drops
+// nothing, where the kernel has claimed the oldest or where the window is full and begins with
+// another packet.
 func (s *Stage) dropOldest(r *ring.Descriptors) bool {
-	if first := &s.window[s.low%uint64(len(s.window))]; r.Len() < r.Cap() || s.next-s.low == uint64(len(s.window)) && (first.state != entryOut || first.in != r) {
+	if first := &s.window[s.low%uint64(len(s.window))]; r.Len() < r.Cap() || s.next-s.low == uint64(len(s.window)) &&
+		(first.state != entryOut || first.in != r) {
 		return false
 	}
 	n, err := r.DropOldest(s.descs[:1])
@@ -350,8 +358,10 @@ func (s *Stage) result(d ring.Desc, row burst.Handle) bool {
 		return false
 	}
 	g := e.b.Segment(0, 0)
-	if ends := d.Flags&(ring.DescVoid|kernels.FeedDrop) != 0; !ends && (d.Off < g.Off || d.Off-g.Off > g.Len || d.Len > uint64(e.b.SegmentCap(0, 0))-(d.Off-g.Off)) {
-		s.fail(fmt.Errorf("the kernel answered packet %d with offset %d + %d bytes, outside its slot: %w", d.Tag, d.Off, d.Len, ring.ErrCorrupt))
+	if ends := d.Flags&(ring.DescVoid|kernels.FeedDrop) != 0; !ends &&
+		(d.Off < g.Off || d.Off-g.Off > g.Len || d.Len > uint64(e.b.SegmentCap(0, 0))-(d.Off-g.Off)) {
+		s.fail(fmt.Errorf("the kernel answered packet %d with offset %d + %d bytes, outside its slot: %w", d.Tag, d.Off,
+			d.Len, ring.ErrCorrupt))
 		return false
 	}
 	s.results.Inc()
@@ -424,13 +434,16 @@ func (s *Stage) Arm(w *engine.Waker) (ready bool) {
 	return false
 }
 
-// SetWeights replaces the weights, len(w) as Options.Weights says, while the kernel runs: each packet is processed with the old or the new ones, never with a mixture. A peer that puts
-// weights into an export of this node replaces them with the notification of its put. Any goroutine may call it until Close.
+// SetWeights replaces the weights, len(w) as Options.Weights says, while the kernel runs: each
+// packet is processed with the old or the new ones, never with a mixture. A peer that puts weights
+// into an export of this node replaces them with the notification of its put. Any goroutine may
+// call it until Close.
 func (s *Stage) SetWeights(w []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(w) != s.o.Weights || len(w) == 0 {
-		return fmt.Errorf("feed: queue %q: %d bytes of weights: expected %d, as its options say: %w", s.queue, len(w), s.o.Weights, engine.ErrInvalid)
+		return fmt.Errorf("feed: queue %q: %d bytes of weights: expected %d, as its options say: %w", s.queue, len(w),
+			s.o.Weights, engine.ErrInvalid)
 	}
 	if !s.room.setWeights(w, s.version+1) {
 		return fmt.Errorf("feed: queue %q: weights: %w", s.queue, engine.ErrClosed)
@@ -454,8 +467,11 @@ func (s *Stage) Counts() []engine.Count {
 		empty += x.Empty
 	}
 	st := s.room.resident.Stats()
-	return []engine.Count{{Name: "published", N: s.published.Load()}, {Name: "results", N: s.results.Load()}, {Name: "in_ring", N: uint64(s.out.Load()), Gauge: true},
-		{Name: "high_water", N: uint64(s.high.Load()), Gauge: true}, {Name: "dropped_new", N: s.newest.Load()}, {Name: "dropped_old", N: s.oldest.Load()}, {Name: "abandoned", N: s.abandoned.Load()},
+	return []engine.Count{{Name: "published", N: s.published.Load()}, {Name: "results", N: s.results.Load()},
+		{Name: "in_ring", N: uint64(s.out.Load()), Gauge: true},
+		{Name: "high_water", N: uint64(s.high.Load()), Gauge: true}, {Name: "dropped_new", N: s.newest.Load()},
+		{Name: "dropped_old", N: s.oldest.Load()}, {Name: "abandoned", N: s.abandoned.Load()},
 		{Name: "void", N: s.void.Load()}, {Name: "weights", N: s.taken.Load()}, {Name: "weights_refused", N: s.refused.Load()},
-		{Name: "claim_retries", N: retries}, {Name: "empty_polls", N: empty}, {Name: "heartbeat", N: st.Heartbeat}, {Name: "launches", N: st.Launches}}
+		{Name: "claim_retries", N: retries}, {Name: "empty_polls", N: empty}, {Name: "heartbeat", N: st.Heartbeat},
+		{Name: "launches", N: st.Launches}}
 }

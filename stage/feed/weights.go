@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// readWeights reads a file of weights: size bytes, or any number that weights may have where size is 0.
+// readWeights reads a file of weights: size bytes, or any number that weights may have where size
+// is 0.
 func readWeights(path string, size int) ([]byte, error) {
 	bad := func(what string, got any, want string) error {
 		return fmt.Errorf("weights_file %s: %s is %v: expected %s: %w", path, what, got, want, engine.ErrInvalid)
@@ -38,7 +39,8 @@ func readWeights(path string, size int) ([]byte, error) {
 	return w, nil
 }
 
-// follow reads the weights from the file, and again whenever the file changes. A file that is gone, or has another size, changes nothing and is counted.
+// follow reads the weights from the file, and again whenever the file changes. A file that is gone,
+// or has another size, changes nothing and is counted.
 func (s *Stage) follow() (err error) {
 	path := s.o.WeightsFile
 	if s.watch, err = filewatch.New(path); err != nil {

@@ -18,18 +18,21 @@ import (
 	"github.com/penstock-io/penstock/stage/feed"
 )
 
-// TestWeightsFile: the weights are those of a file, also when another one takes its name, as an upload does. One of another size changes nothing, and is counted.
+// TestWeightsFile: the weights are those of a file, also when another one takes its name, as an
+// upload does. One of another size changes nothing, and is counted.
 func TestWeightsFile(t *testing.T) {
 	s := newSource(t, onHost(t), 64)
 	const k, m = 8, 4
 	path := filepath.Join(t.TempDir(), "w")
 	put := func(v float32, n int) {
 		t.Helper()
-		ok(t, os.WriteFile(path+".partial", bytes.Repeat(binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), n), 0o600))
+		ok(t, os.WriteFile(path+".partial", bytes.Repeat(binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), n),
+			0o600))
 		ok(t, os.Rename(path+".partial", path))
 	}
 	put(1, k*m)
-	x := s.stage(t, feed.Options{Kernel: "gemm", Slots: 16, Row: 4 * m, WeightsFile: path, Param: kernels.GemmParam(k, m)})
+	x := s.stage(t, feed.Options{Kernel: "gemm", Slots: 16, Row: 4 * m, WeightsFile: path,
+		Param: kernels.GemmParam(k, m)})
 	b := burst.NewSegmented(16, 32)
 	row := func() (v float32) { // of a packet of ones
 		t.Helper()
@@ -77,13 +80,16 @@ func TestWeightsFileRefused(t *testing.T) {
 	ok(t, os.WriteFile(filepath.Join(dir, "none"), nil, 0o600))
 	ok(t, os.WriteFile(filepath.Join(dir, "small"), make([]byte, 16), 0o600))
 	ok(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
-	for name, want := range map[string]string{"odd": "multiple of 16", "none": "multiple of 16", "small": "32 bytes", "pipe": "regular file", "gone": "no such file"} {
+	for name, want := range map[string]string{"odd": "multiple of 16", "none": "multiple of 16", "small": "32 bytes",
+		"pipe": "regular file", "gone": "no such file"} {
 		size := 0
 		if name == "small" {
 			size = 32
 		}
-		_, err := feed.New(s, engine.StageSpec{Queue: "rx", Options: feed.Options{Kernel: "gemm", Pool: s.pool, Slots: 16, Row: 16, Weights: size, WeightsFile: filepath.Join(dir, name), Param: kernels.GemmParam(4, 4)}})
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) || name != "gone" && !errors.Is(err, engine.ErrInvalid) {
+		_, err := feed.New(s, engine.StageSpec{Queue: "rx", Options: feed.Options{Kernel: "gemm", Pool: s.pool,
+			Slots: 16, Row: 16, Weights: size, WeightsFile: filepath.Join(dir, name), Param: kernels.GemmParam(4, 4)}})
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) ||
+			name != "gone" && !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -9,24 +9,29 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// Batch is what is known of a batch. It is valid, and does not change, as long as the packet that it came with is owned.
+// Batch is what is known of a batch. It is valid, and does not change, as long as the packet that
+// it came with is owned.
 type Batch struct {
 	Plan string
-	// ID is the number of the batch. It goes on where the numbers in packets begin again, and begins with the number of the first packet's batch.
+	// ID is the number of the batch. It goes on where the numbers in packets begin again, and
+	// begins with the number of the first packet's batch.
 	ID int64
-	// Present has a bit for each place, the lowest of the first element first: 1 where a packet was placed.
+	// Present has a bit for each place, the lowest of the first element first: 1 where a packet was
+	// placed.
 	Present []uint64
-	// Mask is Present as kernels of the accelerator see it, of plans with the executor GPU, until the stage is closed. It has the 64-bit words of Present.
+	// Mask is Present as kernels of the accelerator see it, of plans with the executor GPU, until
+	// the stage is closed. It has the 64-bit words of Present.
 	Mask gpu.Span
 	// Packets is how many were placed, of PerBatch.
 	Packets, PerBatch int
-	// Place is the number of bytes of each place. Place i begins at i*Place; with Channels its part of channel c, Place/Channels bytes, begins at
-	// (c*PerBatch+i)*Place/Channels.
+	// Place is the number of bytes of each place. Place i begins at i*Place; with Channels its part
+	// of channel c, Place/Channels bytes, begins at (c*PerBatch+i)*Place/Channels.
 	Place    int
 	Channels int
 	// DType is the type of the elements, U8 of bytes that were not converted.
 	DType tensor.DType
-	// First and Last are the earliest and the latest receive time of its packets, in nanoseconds since 1970; 0 where the queue takes no times.
+	// First and Last are the earliest and the latest receive time of its packets, in nanoseconds
+	// since 1970; 0 where the queue takes no times.
 	First, Last int64
 	// TimedOut says that Plan.Timeout ended it.
 	TimedOut bool
@@ -38,8 +43,8 @@ func (b *Batch) Has(i int) bool { return b.Present[i/64]>>(i%64)&1 == 1 }
 // Whole reports whether all are there.
 func (b *Batch) Whole() bool { return b.Packets == b.PerBatch }
 
-// Tensor describes the batch as a tensor: [packet][element], or with Channels [channel][element], the elements of all packets one behind the
-// other.
+// Tensor describes the batch as a tensor: [packet][element], or with Channels [channel][element],
+// the elements of all packets one behind the other.
 func (b *Batch) Tensor() tensor.Desc {
 	rows, row := b.PerBatch, b.Place
 	if b.Channels > 0 {

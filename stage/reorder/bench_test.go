@@ -14,11 +14,13 @@ import (
 	"github.com/penstock-io/penstock/tensor/convert"
 )
 
-// BenchmarkPlace is the placement of payloads, in turn with a copy of as many bytes as are written, from packets laid out alike: medians of rounds of
-// 1024 packets.
+// BenchmarkPlace is the placement of payloads, in turn with a copy of as many bytes as are written,
+// from packets laid out alike: medians of rounds of 1024 packets.
 func BenchmarkPlace(b *testing.B) {
 	for _, size := range []int{1024, 4096, 8192} {
-		for _, conv := range []*convert.Spec{nil, {From: convert.Format{Bits: 16, BigEndian: true}, To: tensor.F32}, {From: convert.Format{Bits: 16, BigEndian: true}, To: tensor.F16}, {From: convert.Format{Bits: 8}, To: tensor.F32}} {
+		for _, conv := range []*convert.Spec{nil, {From: convert.Format{Bits: 16, BigEndian: true}, To: tensor.F32},
+			{From: convert.Format{Bits: 16, BigEndian: true}, To: tensor.F16},
+			{From: convert.Format{Bits: 8}, To: tensor.F32}} {
 			const n, per = 1024, 64
 			out := size
 			name := fmt.Sprint(size)
@@ -38,9 +40,11 @@ func BenchmarkPlace(b *testing.B) {
 			src := burst.PoolSource(in)
 			for range n {
 				s, _ := in.Get()
-				x.Builder().Add(src, burst.Segment{Handle: s.Handle(), Off: in.Offset(s.Handle()), Len: uint32(size + 64)})
+				x.Builder().Add(src, burst.Segment{Handle: s.Handle(), Off: in.Offset(s.Handle()),
+					Len: uint32(size + 64)})
 			}
-			c, err := newCollector(Plan{Flows: []uint32{0}, Sequence: Field{0, 32}, PerBatch: per, Offset: 64, Pool: batches, Convert: conv}, nil, nil)
+			c, err := newCollector(Plan{Flows: []uint32{0}, Sequence: Field{0, 32}, PerBatch: per, Offset: 64,
+				Pool: batches, Convert: conv}, nil, nil)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -66,7 +70,8 @@ func BenchmarkPlace(b *testing.B) {
 						at = (at + 1) % (32 * per)
 					}
 					end := time.Now()
-					place, plain = append(place, float64(between.Sub(begin))/n), append(plain, float64(end.Sub(between))/n)
+					place, plain = append(place, float64(between.Sub(begin))/n),
+						append(plain, float64(end.Sub(between))/n)
 					ratio = append(ratio, plain[len(plain)-1]/place[len(place)-1])
 				}
 				for unit, of := range map[string][]float64{"ns/packet": place, "ns/copy": plain, "copy/packet": ratio} {

@@ -19,7 +19,8 @@ type Counts struct {
 	Plan string
 	// Whole and Partial are batches that left, TimedOut those of Partial that a timeout ended.
 	Whole, Partial, TimedOut uint64
-	// Lost are batches of which no packet came, but for those that a restart jumped over; Dropped are those with gaps under Drop.
+	// Lost are batches of which no packet came, but for those that a restart jumped over; Dropped
+	// are those with gaps under Drop.
 	Lost, Dropped uint64
 	// Placed are packets that were placed, Short those of them that were shorter than their places.
 	Placed, Short uint64
@@ -71,7 +72,8 @@ func newCollector(p Plan, out func(*open), wake func()) (*collector, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	c := &collector{plan: p, per: p.perBatch(), head: max(p.Sequence.end(), p.Offset), learned: p.Payload, out: out, wake: wake}
+	c := &collector{plan: p, per: p.perBatch(), head: max(p.Sequence.end(), p.Offset), learned: p.Payload, out: out,
+		wake: wake}
 	if p.Batch.Width > 0 {
 		c.head = max(c.head, p.Batch.end())
 	}
@@ -110,7 +112,8 @@ func newCollector(p Plan, out func(*open), wake func()) (*collector, error) {
 	return c, nil
 }
 
-// take places packet i of b, or says why not; NumDrops: it is placed. ok is false where the processor does not reach its bytes.
+// take places packet i of b, or says why not; NumDrops: it is placed. ok is false where the
+// processor does not reach its bytes.
 func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok bool) {
 	n := b.PacketLen(i)
 	if n < c.head {
@@ -139,12 +142,14 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	return engine.NumDrops, true
 }
 
-// takeRun places packets of b from i on, to to-1 at most, each of which is in one piece and has a free place in the batch of the packet before it:
-// nearly all. It returns how many; the next one is for take.
+// takeRun places packets of b from i on, to to-1 at most, each of which is in one piece and has a
+// free place in the batch of the packet before it: nearly all. It returns how many; the next one is
+// for take.
 func (c *collector) takeRun(b *burst.Burst, i, to int) (n int) {
 	x, field := c.recent, c.plan.Sequence
 	first := field.Offset / 8
-	if x == nil || !c.w.clear(x.ID) || c.plan.Channels > 0 || x.in+c.plan.Offset < max(c.head, first+8) || b.Segments(i) == 0 {
+	if x == nil || !c.w.clear(x.ID) || c.plan.Channels > 0 || x.in+c.plan.Offset < max(c.head, first+8) ||
+		b.Segments(i) == 0 {
 		return 0
 	}
 	run := b.Builder().Run(b.Builder().Part(i, 0).Source, i, min(to, i+c.per-x.Packets)) // a batch that is whole leaves
@@ -197,7 +202,8 @@ func (c *collector) numbers(head []byte) (seq, batch uint32) {
 	return seq, batch
 }
 
-// admit is the batch and the place of a packet with these numbers and a payload of size bytes, or says why it has none; NumDrops: it has.
+// admit is the batch and the place of a packet with these numbers and a payload of size bytes, or
+// says why it has none; NumDrops: it has.
 func (c *collector) admit(seq, batch uint32, size int, now int64) (x *open, place int, why engine.Drop) {
 	number := int64(seq)
 	if c.plan.Batch.Width > 0 {
@@ -312,7 +318,8 @@ func (c *collector) begin(id int64, size int, now int64) *open {
 	}
 	info := &c.owner.infos[slot.Index()]
 	clear(info.Present)
-	*info = Batch{Plan: c.plan.Name, ID: id, Present: info.Present, PerBatch: c.per, Place: c.learned, Channels: c.plan.Channels, DType: c.dtype}
+	*info = Batch{Plan: c.plan.Name, ID: id, Present: info.Present, PerBatch: c.per, Place: c.learned,
+		Channels: c.plan.Channels, DType: c.dtype}
 	if c.convert != nil {
 		info.Place = c.convert.OutLen(c.learned)
 	}
@@ -340,7 +347,8 @@ func (c *collector) write(dst, from []byte) (n int) {
 	return n
 }
 
-// fill writes the payload of packet i to dst, and zeros behind it. It is false where the processor does not reach the bytes.
+// fill writes the payload of packet i to dst, and zeros behind it. It is false where the processor
+// does not reach the bytes.
 func (c *collector) fill(dst []byte, b *burst.Burst, i, size int) bool {
 	written := 0
 	skip := c.plan.Offset
@@ -373,7 +381,8 @@ func (c *collector) fill(dst []byte, b *burst.Burst, i, size int) bool {
 	return true
 }
 
-// turn writes the payload of packet i to the parts of its place, one in each channel. It is false where the processor does not reach the bytes.
+// turn writes the payload of packet i to the parts of its place, one in each channel. It is false
+// where the processor does not reach the bytes.
 func (c *collector) turn(x *open, place int, b *burst.Burst, i, size int) bool {
 	from := b.Bytes(i, 0)
 	if b.Segments(i) > 1 {
@@ -451,7 +460,8 @@ func (c *collector) leaveAll() {
 	}
 }
 
-// expire lets batches leave whose time has passed, with all before them, and returns when the next one's has; 0: never.
+// expire lets batches leave whose time has passed, with all before them, and returns when the next
+// one's has; 0: never.
 func (c *collector) expire(now int64) (next int64) {
 	if c.plan.Timeout == 0 || c.opened == 0 {
 		return 0
@@ -567,7 +577,8 @@ func (c *collector) dropAll(why engine.Drop) {
 }
 
 func (c *collector) counts() Counts {
-	n := Counts{Plan: c.plan.Name, Whole: c.whole.Load(), Partial: c.partial.Load(), TimedOut: c.timedOut.Load(), Lost: c.lost.Load(), Dropped: c.dropped.Load(),
+	n := Counts{Plan: c.plan.Name, Whole: c.whole.Load(), Partial: c.partial.Load(), TimedOut: c.timedOut.Load(),
+		Lost: c.lost.Load(), Dropped: c.dropped.Load(),
 		Placed: c.placed.Load(), Short: c.short.Load(), Restarts: c.restarts.Load()}
 	c.drops.AddTo(&n.Drops)
 	return n

@@ -12,11 +12,15 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// device moves the bytes of a collector by an accelerator. The collector decides, as it does for the processor: which batch, which place, what is late. A
-// flight is what it has decided of a burst, or the burst itself as long as its numbers are not known, with a table for the kernel and an event.
+// device moves the bytes of a collector by an accelerator. The collector decides, as it does for
+// the processor: which batch, which place, what is late. A flight is what it has decided of a
+// burst, or the burst itself as long as its numbers are not known, with a table for the kernel and
+// an event.
 //
-// Flights are used in a circle: those from head to tail-1 are under way, the oldest first; those before decided have places for their packets. A launch of the kernel
-// places the packets of one flight, and reads the numbers of the packets of the next one, where the processor does not see them: one launch for each burst.
+// Flights are used in a circle: those from head to tail-1 are under way, the oldest first; those
+// before decided have places for their packets. A launch of the kernel places the packets of one
+// flight, and reads the numbers of the packets of the next one, where the processor does not see
+// them: one launch for each burst.
 type device struct {
 	c      *collector
 	ctx    *gpu.Context
@@ -36,13 +40,16 @@ type device struct {
 
 	flights             []flight
 	head, decided, tail uint64
-	open                bool    // the flight at tail-1 takes packets
-	cur                 *flight // which takes batches that leave, and slots of those that are dropped; nil: they wait for nothing
-	watch               gpu.Watch
-	err                 error // of the device: nothing goes on
+	open                bool // the flight at tail-1 takes packets
+	// which takes batches that leave, and slots of those that are dropped; nil: they wait for
+	// nothing
+	cur   *flight
+	watch gpu.Watch
+	err   error // of the device: nothing goes on
 }
 
-// twin is memory that both sides see: one, or where kernels do not reach host memory, one of each that is copied.
+// twin is memory that both sides see: one, or where kernels do not reach host memory, one of each
+// that is copied.
 type twin struct {
 	host, dev *gpu.Memory
 	bytes     []byte
@@ -93,8 +100,10 @@ func (d *device) masks() int { return inFlight * d.block() }
 func (d *device) words() int { return (d.c.per + 63) / 64 }
 
 var elements = map[tensor.DType]kernels.Element{
-	tensor.I8: kernels.I8, tensor.U8: kernels.U8, tensor.I16: kernels.I16, tensor.U16: kernels.U16, tensor.I32: kernels.I32, tensor.U32: kernels.U32,
-	tensor.F16: kernels.F16, tensor.BF16: kernels.BF16, tensor.F32: kernels.F32, tensor.F64: kernels.F64, tensor.C64: kernels.F32, tensor.C128: kernels.F64,
+	tensor.I8: kernels.I8, tensor.U8: kernels.U8, tensor.I16: kernels.I16, tensor.U16: kernels.U16,
+	tensor.I32: kernels.I32, tensor.U32: kernels.U32,
+	tensor.F16: kernels.F16, tensor.BF16: kernels.BF16, tensor.F32: kernels.F32, tensor.F64: kernels.F64,
+	tensor.C64: kernels.F32, tensor.C128: kernels.F64,
 }
 
 func newDevice(c *collector) (*device, error) {
@@ -110,7 +119,8 @@ func newDevice(c *collector) (*device, error) {
 func (d *device) start() (err error) {
 	p, info := &d.c.plan, d.ctx.Info()
 	if p.Pool.Stride()%8 != 0 {
-		return fmt.Errorf("%w: slots of %q are %d bytes apart: expected a multiple of 8", ErrPlan, p.Pool.Name(), p.Pool.Stride())
+		return fmt.Errorf("%w: slots of %q are %d bytes apart: expected a multiple of 8", ErrPlan, p.Pool.Name(),
+			p.Pool.Stride())
 	}
 	if d.own = d.stream == nil; d.own {
 		if d.stream, err = d.ctx.NewStream(gpu.StreamOptions{Name: p.Name}); err != nil {
@@ -125,12 +135,15 @@ func (d *device) start() (err error) {
 	if d.stage, err = d.twin("stage", inFlight*d.part); err != nil {
 		return err
 	}
-	if d.plan, err = d.ctx.Alloc(gpu.MemoryOptions{Name: p.Name + " plan", Size: kernels.ReorderPlanBytes}); err != nil {
+	if d.plan, err = d.ctx.Alloc(gpu.MemoryOptions{Name: p.Name + " plan",
+		Size: kernels.ReorderPlanBytes}); err != nil {
 		return err
 	}
-	k := kernels.ReorderPlan{Per: d.c.per, Channels: p.Channels, SeqOff: p.Sequence.Offset, SeqWidth: p.Sequence.Width, BatchOff: p.Batch.Offset, BatchWidth: p.Batch.Width, Scale: 1}
+	k := kernels.ReorderPlan{Per: d.c.per, Channels: p.Channels, SeqOff: p.Sequence.Offset, SeqWidth: p.Sequence.Width,
+		BatchOff: p.Batch.Offset, BatchWidth: p.Batch.Width, Scale: 1}
 	if s := p.Convert; s != nil {
-		k.To, k.Bits, k.Unsigned, k.BigEndian, k.Offset = elements[s.To], s.From.Bits, s.From.Unsigned, s.From.BigEndian, s.Offset
+		k.To, k.Bits, k.Unsigned, k.BigEndian, k.Offset = elements[s.To], s.From.Bits, s.From.Unsigned,
+			s.From.BigEndian, s.Offset
 		if s.Scale != 0 {
 			k.Scale = s.Scale
 		}
@@ -151,7 +164,8 @@ func (d *device) start() (err error) {
 		d.set[k] = none
 		args = append(args, gpu.Buffer(none), gpu.U64(0))
 	}
-	args = append(args, gpu.Buffer(d.table.dev.All()), gpu.Buffer(d.plan.All()), gpu.U64(0), gpu.U32(0), gpu.U64(0), gpu.U32(0), gpu.U64(0), gpu.U32(0), gpu.U64(0))
+	args = append(args, gpu.Buffer(d.table.dev.All()), gpu.Buffer(d.plan.All()), gpu.U64(0), gpu.U32(0), gpu.U64(0),
+		gpu.U32(0), gpu.U64(0), gpu.U32(0), gpu.U64(0))
 	if d.call, err = kernel.Prepare(args...); err != nil {
 		return err
 	}
@@ -191,13 +205,15 @@ func (d *device) twin(name string, size int) (t twin, err error) {
 // give copies n bytes from off to the device, where that is needed; fetch copies them back.
 func (d *device) give(t *twin, off, n int) {
 	if t.host != t.dev && n > 0 {
-		d.ops = append(d.ops, gpu.CopyOp(gpu.Span{Memory: t.dev, Off: uint64(off), Len: uint64(n)}, gpu.Span{Memory: t.host, Off: uint64(off), Len: uint64(n)}))
+		d.ops = append(d.ops, gpu.CopyOp(gpu.Span{Memory: t.dev, Off: uint64(off), Len: uint64(n)},
+			gpu.Span{Memory: t.host, Off: uint64(off), Len: uint64(n)}))
 	}
 }
 
 func (d *device) fetch(t *twin, off, n int) {
 	if t.host != t.dev && n > 0 {
-		d.ops = append(d.ops, gpu.CopyOp(gpu.Span{Memory: t.host, Off: uint64(off), Len: uint64(n)}, gpu.Span{Memory: t.dev, Off: uint64(off), Len: uint64(n)}))
+		d.ops = append(d.ops, gpu.CopyOp(gpu.Span{Memory: t.host, Off: uint64(off), Len: uint64(n)},
+			gpu.Span{Memory: t.dev, Off: uint64(off), Len: uint64(n)}))
 	}
 }
 
@@ -225,7 +241,8 @@ func (d *device) begin() *flight {
 		return nil
 	}
 	f := d.flight(d.tail)
-	f.parts, f.moves, f.gaps, f.looks, f.placed, f.hidden, f.reserved, f.used, f.launched = 0, 0, 0, 0, 0, false, 0, 0, false
+	f.parts, f.moves, f.gaps, f.looks, f.placed, f.hidden, f.reserved, f.used, f.launched = 0, 0, 0, 0, 0, false, 0, 0,
+		false
 	f.from = [stageSource]*gpu.Memory{}
 	if d.tail != d.head { // one launch for both, where the one before is not launched
 		if last := d.flight(d.tail - 1); !last.launched {

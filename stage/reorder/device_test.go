@@ -37,7 +37,8 @@ type card struct {
 	stream *gpu.Stream
 }
 
-// cards are the runtimes of this machine's tests: this process as a card, whose memory is hidden, and PoCL.
+// cards are the runtimes of this machine's tests: this process as a card, whose memory is hidden,
+// and PoCL.
 var cards = map[string]func(t *testing.T) (*gpu.Runtime, error){
 	"host": func(t *testing.T) (*gpu.Runtime, error) { return host.Open(host.Options{}) },
 	"PoCL": func(t *testing.T) (*gpu.Runtime, error) {
@@ -163,7 +164,8 @@ func (q *mixed) TryRecv(b *burst.Burst) (int, error) {
 			if err != nil {
 				q.c.t.Fatal(err)
 			}
-			g := burst.Segment{Handle: s.Handle(), Off: q.pools[at].Offset(s.Handle()) + uint64(q.r.IntN(5)), Len: uint32(cut)}
+			g := burst.Segment{Handle: s.Handle(), Off: q.pools[at].Offset(s.Handle()) + uint64(q.r.IntN(5)),
+				Len: uint32(cut)}
 			q.c.write(mem.Span{Region: q.pools[at].Region(), Off: g.Off, Len: uint64(cut)}, rest[:cut])
 			rest = rest[cut:]
 			if k == 0 {
@@ -198,7 +200,8 @@ func (q *mixed) close() {
 func random(r *rand.Rand) (p Plan, slot int, packets []packet) {
 	shift := r.IntN(8)
 	per, width := 1<<shift, max(shift+r.IntN(8), 2)
-	p = Plan{Name: "p", Flows: []uint32{7}, Sequence: Field{r.IntN(20), width}, PerBatch: per, Offset: 8 + r.IntN(9), Missing: Missing(r.IntN(6) / 5)}
+	p = Plan{Name: "p", Flows: []uint32{7}, Sequence: Field{r.IntN(20), width}, PerBatch: per, Offset: 8 + r.IntN(9),
+		Missing: Missing(r.IntN(6) / 5)}
 	if r.IntN(3) == 0 {
 		p.Batch = Field{40 + r.IntN(10), 2 + r.IntN(13)}
 	}
@@ -206,8 +209,10 @@ func random(r *rand.Rand) (p Plan, slot int, packets []packet) {
 	unit, out := 1, 1
 	if r.IntN(4) > 0 {
 		bits := []int{4, 8, 12, 14, 16, 32}
-		types := []tensor.DType{tensor.I8, tensor.U8, tensor.I16, tensor.U16, tensor.I32, tensor.U32, tensor.F16, tensor.BF16, tensor.F32, tensor.F64, tensor.C64, tensor.C128}
-		s := &convert.Spec{From: convert.Format{Bits: bits[r.IntN(len(bits))], Unsigned: r.IntN(2) == 0, BigEndian: r.IntN(2) == 0}, To: types[r.IntN(len(types))]}
+		types := []tensor.DType{tensor.I8, tensor.U8, tensor.I16, tensor.U16, tensor.I32, tensor.U32, tensor.F16,
+			tensor.BF16, tensor.F32, tensor.F64, tensor.C64, tensor.C128}
+		s := &convert.Spec{From: convert.Format{Bits: bits[r.IntN(len(bits))], Unsigned: r.IntN(2) == 0,
+			BigEndian: r.IntN(2) == 0}, To: types[r.IntN(len(types))]}
 		switch r.IntN(4) {
 		case 0:
 			s.Scale = math.Ldexp(1, r.IntN(60)-40)
@@ -322,7 +327,8 @@ func (c *card) all(s *Stage, room int) (out []result, passed int) {
 	}
 }
 
-// An accelerator makes the same batches as the processor, bit by bit, of any plan and any stream, wherever the packets are, and every slot comes back.
+// An accelerator makes the same batches as the processor, bit by bit, of any plan and any stream,
+// wherever the packets are, and every slot comes back.
 func TestSameOnDevices(t *testing.T) {
 	for name := range cards {
 		t.Run(name, func(t *testing.T) {
@@ -336,7 +342,8 @@ func TestSameOnDevices(t *testing.T) {
 				r := rand.New(rand.NewPCG(seed, 5))
 				p, slot, packets := random(r)
 				room := 1 + r.IntN(40)
-				kinds := [][]mem.Kind{{mem.Host}, {mem.HostPinned}, {mem.Device}, {mem.Host, mem.Device}, {mem.Device, mem.Device, mem.HostPinned, mem.Host}}[r.IntN(5)]
+				kinds := [][]mem.Kind{{mem.Host}, {mem.HostPinned}, {mem.Device}, {mem.Host, mem.Device},
+					{mem.Device, mem.Device, mem.HostPinned, mem.Host}}[r.IntN(5)]
 				run := func(x Executor, kind mem.Kind, sources ...mem.Kind) ([]result, int, Counts) {
 					q := newMixed(c, r, sources...)
 					q.queued, q.ended, q.burst = slices.Clone(packets), engine.ErrClosed, 1+r.IntN(300)
@@ -360,11 +367,13 @@ func TestSameOnDevices(t *testing.T) {
 				}
 				got, passed, same := run(GPU, kind, kinds...)
 				if counts != same || passed != others || len(got) != len(want) {
-					t.Fatalf("seed %d: %v: %d batches of %d, %d packets pass of %d, %+v, want %+v", seed, kinds, len(got), len(want), passed, others, same, counts)
+					t.Fatalf("seed %d: %v: %d batches of %d, %d packets pass of %d, %+v, want %+v", seed, kinds,
+						len(got), len(want), passed, others, same, counts)
 				}
 				for i := range want {
 					if !reflect.DeepEqual(got[i].Batch, want[i].Batch) || !bytes.Equal(got[i].data, want[i].data) {
-						t.Fatalf("seed %d: %v, %+v %+v: batch %d is\n%+v\n%x, want\n%+v\n%x", seed, kinds, p, p.Convert, i, got[i].Batch, got[i].data, want[i].Batch, want[i].data)
+						t.Fatalf("seed %d: %v, %+v %+v: batch %d is\n%+v\n%x, want\n%+v\n%x", seed, kinds, p, p.Convert,
+							i, got[i].Batch, got[i].data, want[i].Batch, want[i].data)
 					}
 					if !want[i].Whole() {
 						partial++
@@ -379,11 +388,13 @@ func TestSameOnDevices(t *testing.T) {
 
 // numbered is packet seq with its payload, behind a header of 8 bytes with a number of 32 bits.
 func numbered(seq int) packet {
-	return packet{flow: 7, data: append(binary.BigEndian.AppendUint32(nil, uint32(seq)), append([]byte("head"), payloadOf(int64(seq/4), seq%4)...)...), time: 1}
+	return packet{flow: 7, data: append(binary.BigEndian.AppendUint32(nil, uint32(seq)),
+		append([]byte("head"), payloadOf(int64(seq/4), seq%4)...)...), time: 1}
 }
 
 func (c *card) plan(name string, flow uint32) Plan {
-	return Plan{Name: name, Flows: []uint32{flow}, Sequence: Field{0, 32}, PerBatch: 4, Offset: 8, Pool: c.pool(name, mem.Device, 48, 64), Executor: GPU}
+	return Plan{Name: name, Flows: []uint32{flow}, Sequence: Field{0, 32}, PerBatch: 4, Offset: 8,
+		Pool: c.pool(name, mem.Device, 48, 64), Executor: GPU}
 }
 
 // A batch that waits for a packet leaves the device when its time has passed.
@@ -405,10 +416,12 @@ func TestDeviceTimeout(t *testing.T) {
 		if err := rx.Recv(t.Context(), b); err != nil || time.Since(began) != time.Second {
 			t.Fatalf("%v after %v", err, time.Since(began))
 		}
-		if x, y := Of(b, 0), Of(b, 1); b.Len() != 2 || x.ID != 2 || !x.TimedOut || x.Packets != 2 || !y.Whole() || y.TimedOut {
+		if x, y := Of(b, 0), Of(b, 1); b.Len() != 2 || x.ID != 2 || !x.TimedOut || x.Packets != 2 || !y.Whole() ||
+			y.TimedOut {
 			t.Errorf("%d: %+v, %+v", b.Len(), x, y)
 		}
-		if got, want := c.read(b.Segment(0, 0)), slices.Concat(payloadOf(2, 0), make([]byte, 12), payloadOf(2, 2), make([]byte, 12)); !bytes.Equal(got, want) {
+		if got, want := c.read(b.Segment(0, 0)), slices.Concat(payloadOf(2, 0), make([]byte, 12), payloadOf(2, 2),
+			make([]byte, 12)); !bytes.Equal(got, want) {
 			t.Errorf("%x, want %x", got, want)
 		}
 		b.Release()
@@ -418,7 +431,8 @@ func TestDeviceTimeout(t *testing.T) {
 		if err := rx.Recv(ctx, b); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
-		if n := s.Plans()[0]; n.TimedOut != 1 || n.Partial != 1 || n.Whole != 1 || n.Drops[engine.DropLate] != 1 || n.Drops.Total() != 1 {
+		if n := s.Plans()[0]; n.TimedOut != 1 || n.Partial != 1 || n.Whole != 1 || n.Drops[engine.DropLate] != 1 ||
+			n.Drops.Total() != 1 {
 			t.Errorf("%+v", n)
 		}
 		if err := s.Close(); err != nil {
@@ -429,9 +443,13 @@ func TestDeviceTimeout(t *testing.T) {
 	})
 }
 
-// When the device is lost the queue ends with that error; each packet is in one count, and all memory comes back.
+// When the device is lost the queue ends with that error; each packet is in one count, and all
+// memory comes back.
 func TestDeviceLost(t *testing.T) {
-	broken := &gpu.Program{Name: "broken", Kernels: []gpu.Signature{{Name: "broken"}}, Go: map[string]gpu.GoFunc{"broken": func(gpu.Grid, []gpu.GoArg) { panic("broken") }}}
+	broken := &gpu.Program{Name: "broken", Kernels: []gpu.Signature{{Name: "broken"}},
+		Go: map[string]gpu.GoFunc{"broken": func(gpu.Grid, []gpu.GoArg) {
+			panic("broken")
+		}}}
 	for after := range 12 {
 		for _, kind := range []mem.Kind{mem.Host, mem.Device} {
 			c := newCard(t, "host")
@@ -495,7 +513,8 @@ func TestDeviceLost(t *testing.T) {
 	}
 }
 
-// Plans of one queue work side by side, one of them on the caller's stream, and another queue brings packets to one of them.
+// Plans of one queue work side by side, one of them on the caller's stream, and another queue
+// brings packets to one of them.
 func TestDevicePlans(t *testing.T) {
 	c := newCard(t, "host")
 	mine, err := c.ctx.NewStream(gpu.StreamOptions{Name: "mine"})
@@ -504,7 +523,9 @@ func TestDevicePlans(t *testing.T) {
 	}
 	defer mine.Close()
 	r := rand.New(rand.NewPCG(3, 3))
-	plans := []Plan{c.plan("a", 7), c.plan("b", 8), {Name: "c", Flows: []uint32{9}, Sequence: Field{0, 32}, PerBatch: 4, Offset: 8, Pool: c.pool("c", mem.Host, 48, 64)}}
+	plans := []Plan{c.plan("a", 7), c.plan("b", 8),
+		{Name: "c", Flows: []uint32{9}, Sequence: Field{0, 32}, PerBatch: 4, Offset: 8,
+			Pool: c.pool("c", mem.Host, 48, 64)}}
 	plans[0].Stream, plans[0].Window = mine, 32
 	var shared []*Shared
 	for _, p := range plans {
@@ -589,7 +610,8 @@ func TestDeviceRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.TryRecv(burst.New(1)); !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(err.Error(), "does not reach") {
+	if _, err := s.TryRecv(burst.New(1)); !errors.Is(err, engine.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "does not reach") {
 		t.Error(err)
 	}
 	if err := s.Close(); err != nil {

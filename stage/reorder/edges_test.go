@@ -8,10 +8,12 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// A payload that is shorter than its place leaves nothing of what the slot held before, and a batch has the times of its first and last packet.
+// A payload that is shorter than its place leaves nothing of what the slot held before, and a batch
+// has the times of its first and last packet.
 func TestShortInUsedSlot(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 2, Offset: 8, Payload: 12, Pool: newPool(t, "batches", 24, 1)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 2, Offset: 8,
+		Payload: 12, Pool: newPool(t, "batches", 24, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,18 +28,22 @@ func TestShortInUsedSlot(t *testing.T) {
 	put(2, 90, []byte{1})
 	put(3, 80, []byte{2, 3})
 	more, _, _ := drain(t, s, 4)
-	if out = append(out, more...); len(out) != 2 || out[0].First != 50 || out[0].Last != 70 || out[1].First != 80 || out[1].Last != 90 {
+	if out = append(out, more...); len(out) != 2 || out[0].First != 50 || out[0].Last != 70 || out[1].First != 80 ||
+		out[1].Last != 90 {
 		t.Fatalf("%+v", out)
 	}
-	if want := append(append([]byte{1}, make([]byte, 11)...), append([]byte{2, 3}, make([]byte, 10)...)...); !bytes.Equal(out[1].data, want) {
+	if want := append(append([]byte{1}, make([]byte, 11)...),
+		append([]byte{2, 3}, make([]byte, 10)...)...); !bytes.Equal(out[1].data, want) {
 		t.Errorf("%x, want %x", out[1].data, want)
 	}
 }
 
-// Strays that are close together do not move the window as long as packets of the stream come between them.
+// Strays that are close together do not move the window as long as packets of the stream come
+// between them.
 func TestStraysBetween(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(32), PerBatch: 2, Offset: 8, Pool: newPool(t, "batches", 24, 64)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(32), PerBatch: 2, Offset: 8,
+		Pool: newPool(t, "batches", 24, 64)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +61,8 @@ func TestStraysBetween(t *testing.T) {
 // What waits when a stage is closed goes back to its pools, and is counted.
 func TestCloseWaiting(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 1, Offset: 8, Pool: newPool(t, "batches", 12, 8)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 1, Offset: 8,
+		Pool: newPool(t, "batches", 12, 8)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// add takes packet i of b into a flight, or drops it. It is false where the device does not reach its bytes.
+// add takes packet i of b into a flight, or drops it. It is false where the device does not reach
+// its bytes.
 func (d *device) add(b *burst.Burst, i int, now int64) bool {
 	c := d.c
 	n := b.PacketLen(i)
@@ -47,7 +48,8 @@ func (d *device) add(b *burst.Burst, i int, now int64) bool {
 		for k := range b.Segments(i) {
 			d.addPart(f, b, i, k, 0, int(b.Segment(i, k).Len))
 		}
-		d.entry(f.at+looksAt, &f.looks, uint64(f.at+outsAt+8*f.b.Len()), uint32(f.at/kernels.PieceBytes+first), uint32(f.parts-first), uint32(n), 0)
+		d.entry(f.at+looksAt, &f.looks, uint64(f.at+outsAt+8*f.b.Len()), uint32(f.at/kernels.PieceBytes+first),
+			uint32(f.parts-first), uint32(n), 0)
 	}
 	need, _ := d.staged(f, b, i)
 	f.reserved += need
@@ -55,7 +57,8 @@ func (d *device) add(b *burst.Burst, i int, now int64) bool {
 	return true
 }
 
-// source is where the kernel finds segment k of packet i: its number among the sources. ok is false where it does not.
+// source is where the kernel finds segment k of packet i: its number among the sources. ok is false
+// where it does not.
 func (d *device) source(f *flight, b *burst.Burst, i, k int) (src int, ok bool) {
 	seg := b.Segment(i, k)
 	if m := memoryOf(seg.Region); m != nil && m.Context() == d.ctx {
@@ -71,7 +74,8 @@ func (d *device) source(f *flight, b *burst.Burst, i, k int) (src int, ok bool) 
 	return stageSource, seg.Len == 0 || b.Bytes(i, k) != nil
 }
 
-// staged is how many bytes of the stage packet i may take. ok is false where the device does not reach some of it.
+// staged is how many bytes of the stage packet i may take. ok is false where the device does not
+// reach some of it.
 func (d *device) staged(f *flight, b *burst.Burst, i int) (n int, ok bool) {
 	for k := range b.Segments(i) {
 		src, ok := d.source(f, b, i, k)
@@ -121,7 +125,8 @@ func (d *device) entry(at int, n *int, long uint64, words ...uint32) {
 	*n++
 }
 
-// place has the kernel place packet i of b, which is in the flight or will be, or drops it: then it is false.
+// place has the kernel place packet i of b, which is in the flight or will be, or drops it: then it
+// is false.
 func (d *device) place(f *flight, b *burst.Burst, i int, seq, number uint32, now int64) bool {
 	c := d.c
 	size := b.PacketLen(i) - c.plan.Offset
@@ -149,7 +154,8 @@ func (d *device) place(f *flight, b *burst.Burst, i int, seq, number uint32, now
 	if x.Channels > 0 {
 		row /= x.Channels
 	}
-	d.entry(f.at+movesAt, &f.moves, d.c.plan.Pool.Offset(x.slot.Handle())+uint64(place*row), uint32(f.at/kernels.PieceBytes+first), uint32(f.parts-first), uint32(size), uint32(x.Place))
+	d.entry(f.at+movesAt, &f.moves, d.c.plan.Pool.Offset(x.slot.Handle())+uint64(place*row),
+		uint32(f.at/kernels.PieceBytes+first), uint32(f.parts-first), uint32(size), uint32(x.Place))
 	c.copied.Add(uint64(x.Place))
 	c.mark(x, place, b, i, size)
 	return true
@@ -173,7 +179,8 @@ func (d *device) leave(x *open) {
 	f.left = append(f.left, x)
 }
 
-// keep takes the slot of a batch that is dropped, where the device may write to it yet: it goes back when the flight is over.
+// keep takes the slot of a batch that is dropped, where the device may write to it yet: it goes
+// back when the flight is over.
 func (d *device) keep(s mem.Slot) bool {
 	if d.cur == nil || d.err != nil {
 		return false
@@ -182,7 +189,8 @@ func (d *device) keep(s mem.Slot) bool {
 	return true
 }
 
-// flush launches what is ready: the packets that have places, and the numbers of the last flight, together where there is one of each.
+// flush launches what is ready: the packets that have places, and the numbers of the last flight,
+// together where there is one of each.
 func (d *device) flush() {
 	if d.err != nil {
 		return
@@ -212,7 +220,8 @@ func (d *device) flush() {
 	}
 }
 
-// launch puts one launch of the kernel into the stream, for the places of one flight and the numbers of another; either may be nil.
+// launch puts one launch of the kernel into the stream, for the places of one flight and the
+// numbers of another; either may be nil.
 func (d *device) launch(placing, looking *flight) {
 	d.ops = d.ops[:0]
 	last := looking
@@ -230,7 +239,8 @@ func (d *device) launch(placing, looking *flight) {
 		d.give(&d.stage, f.stage, f.used)
 	}
 	if placing != nil {
-		moves, gaps, nmoves, ngaps, refused = uint64(placing.at+movesAt), uint64(placing.at+gapsAt), placing.moves, placing.gaps, uint64(placing.at+wrongAt)
+		moves, gaps, nmoves, ngaps, refused = uint64(placing.at+movesAt), uint64(placing.at+gapsAt), placing.moves,
+			placing.gaps, uint64(placing.at+wrongAt)
 		d.give(&d.table, int(moves), nmoves*kernels.ReorderBytes)
 		d.give(&d.table, int(gaps), ngaps*kernels.ReorderBytes)
 		for _, x := range placing.left {
@@ -242,7 +252,8 @@ func (d *device) launch(placing, looking *flight) {
 		d.give(&d.table, int(looks), nlooks*kernels.ReorderBytes)
 	}
 	err := d.sources(last)
-	for i, a := range []gpu.Arg{gpu.U64(moves), gpu.U32(uint32(nmoves)), gpu.U64(gaps), gpu.U32(uint32(ngaps)), gpu.U64(looks), gpu.U32(uint32(nlooks)), gpu.U64(refused)} {
+	for i, a := range []gpu.Arg{gpu.U64(moves), gpu.U32(uint32(nmoves)), gpu.U64(gaps), gpu.U32(uint32(ngaps)),
+		gpu.U64(looks), gpu.U32(uint32(nlooks)), gpu.U64(refused)} {
 		if err == nil {
 			err = d.call.Set(kernels.ReorderMoves+i, a)
 		}
@@ -294,7 +305,8 @@ func (d *device) sources(f *flight) error {
 	return nil
 }
 
-// poll takes in what is over: batches are out, bursts go back, and packets whose numbers are there get their places.
+// poll takes in what is over: batches are out, bursts go back, and packets whose numbers are there
+// get their places.
 func (d *device) poll(now int64) {
 	for d.err == nil && d.head != d.decided {
 		f := d.flight(d.head)

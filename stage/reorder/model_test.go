@@ -80,23 +80,28 @@ func (m *model) end() {
 	}
 }
 
-// shape is the numbers of a plan: the widths of the two fields, batch 0 for none, and the packets of a batch.
+// shape is the numbers of a plan: the widths of the two fields, batch 0 for none, and the packets
+// of a batch.
 type shape struct {
 	width, batch, window int
 	per                  int64
 }
 
-const modelHeader = 8 // the sequence number in the lower bits of the first 4 bytes, the number of the batch in those of the others
+// the sequence number in the lower bits of the first 4 bytes, the number of the batch in those of
+// the others
+const modelHeader = 8
 
 func (x shape) plan(pool *mem.Pool) Plan {
-	p := Plan{Name: "p", Flows: []uint32{7}, Sequence: bits32(x.width), PerBatch: int(x.per), Offset: modelHeader, Window: x.window, Pool: pool}
+	p := Plan{Name: "p", Flows: []uint32{7}, Sequence: bits32(x.width), PerBatch: int(x.per), Offset: modelHeader,
+		Window: x.window, Pool: pool}
 	if x.batch > 0 {
 		p.Batch = Field{64 - x.batch, x.batch}
 	}
 	return p
 }
 
-// stream is packets of a plan in the order in which they come, what the plan makes of them as the model says, and the numbers of batches until they begin again.
+// stream is packets of a plan in the order in which they come, what the plan makes of them as the
+// model says, and the numbers of batches until they begin again.
 func (x shape) stream(r *rand.Rand) (packets []packet, m *model, cycle int64) {
 	window := int64(x.window)
 	cycle = max(1<<x.width/x.per, 1)
@@ -134,7 +139,8 @@ func (x shape) stream(r *rand.Rand) (packets []packet, m *model, cycle int64) {
 		if x.batch > 0 {
 			at = id
 		}
-		if m.begun && (id > m.newest+window || id < m.base-behind*window || 2*(newest-at) >= all || 2*(at-newest) > all) {
+		if m.begun && (id > m.newest+window || id < m.base-behind*window || 2*(newest-at) >= all ||
+			2*(at-newest) > all) {
 			continue // a stray, or more than the numbers can tell: as if it were lost
 		}
 		if !m.begun {
@@ -167,7 +173,8 @@ func (m *model) compare(t *testing.T, name string, all []result, cycle int64, c 
 			t.Fatalf("%s: batch %d has id %d + %d, want %d (%d numbers of batches)", name, i, x.ID, offset, want, cycle)
 		}
 		had := m.had[m.left[i]]
-		if x.Packets != len(had) || x.Whole() != (int64(len(had)) == m.per) || x.Place != 12 || len(x.data) != int(m.per)*12 {
+		if x.Packets != len(had) || x.Whole() != (int64(len(had)) == m.per) || x.Place != 12 ||
+			len(x.data) != int(m.per)*12 {
 			t.Fatalf("%s: batch %d: %+v, want %d packets", name, i, x.Batch, len(had))
 		}
 		for place := range m.per {
@@ -180,13 +187,15 @@ func (m *model) compare(t *testing.T, name string, all []result, cycle int64, c 
 			}
 		}
 	}
-	if c.Drops[engine.DropLate] != m.late || c.Drops[engine.DropDuplicate] != m.dup || c.Drops.Total() != m.late+m.dup || c.Lost != m.lost || c.Whole+c.Partial != uint64(len(all)) {
+	if c.Drops[engine.DropLate] != m.late || c.Drops[engine.DropDuplicate] != m.dup ||
+		c.Drops.Total() != m.late+m.dup || c.Lost != m.lost || c.Whole+c.Partial != uint64(len(all)) {
 		t.Fatalf("%s: %+v, want %d late, %d duplicate, %d lost", name, c, m.late, m.dup, m.lost)
 	}
 }
 
-// shapes calls f for each shape that a plan takes with fields of up to 8 bits, with windows of several sizes, and for some with longer fields. It fails where a plan
-// is taken, or refused, that should not be.
+// shapes calls f for each shape that a plan takes with fields of up to 8 bits, with windows of
+// several sizes, and for some with longer fields. It fails where a plan is taken, or refused, that
+// should not be.
 func shapes(t *testing.T, f func(x shape)) {
 	pool := newPool(t, "checked", 12<<12, 1)
 	for width := 1; width <= 8; width++ {
@@ -219,8 +228,9 @@ func shapes(t *testing.T, f func(x shape)) {
 	}
 }
 
-// Random streams with losses, duplicates and any order of arrival that the numbers can tell give what the model gives: the same batches in the same order, with the
-// same packets in the same places, zeros elsewhere, and the same counts. So it is with all widths of up to 8 bits.
+// Random streams with losses, duplicates and any order of arrival that the numbers can tell give
+// what the model gives: the same batches in the same order, with the same packets in the same
+// places, zeros elsewhere, and the same counts. So it is with all widths of up to 8 bits.
 func TestModel(t *testing.T) {
 	seeds := 2
 	if testing.Short() {
@@ -233,7 +243,8 @@ func TestModel(t *testing.T) {
 			r := rand.New(rand.NewPCG(uint64(seed), uint64(x.width<<16|x.batch<<8)+uint64(x.per)))
 			p, m, cycle := x.stream(r)
 			f.queued, f.ended = nil, nil
-			pool, err := mem.NewPool(mem.PoolOptions{Name: "batches", SlotSize: int(x.per) * 12, Slots: 300, CacheSlots: 1})
+			pool, err := mem.NewPool(mem.PoolOptions{Name: "batches", SlotSize: int(x.per) * 12, Slots: 300,
+				CacheSlots: 1})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/tensor/convert"
 )
 
-// Field is a number in a packet: Width bits, the most significant first, from bit Offset of the packet on. Bit 0 is the top bit of byte 0.
+// Field is a number in a packet: Width bits, the most significant first, from bit Offset of the
+// packet on. Bit 0 is the top bit of byte 0.
 type Field struct{ Offset, Width int }
 
 // end is how many bytes a packet must have.
@@ -64,30 +65,34 @@ type Plan struct {
 	Sequence Field
 	// Batch is the number of the batch; Width 0: the sequence number divided by PerBatch.
 	Batch Field
-	// PerBatch is the number of packets of a batch, a power of two up to MaxPerBatch and to 2 to the width of the sequence number. 0 with Batch:
-	// 2 to the difference of the two widths.
+	// PerBatch is the number of packets of a batch, a power of two up to MaxPerBatch and to 2 to
+	// the width of the sequence number. 0 with Batch: 2 to the difference of the two widths.
 	PerBatch int
 	// Offset is the number of bytes at the beginning of a packet that are left out.
 	Offset int
-	// Payload is the number of bytes of each place before conversion. 0: that of the longest first packet of a batch so far. A shorter payload
-	// fills the front of its place, and the rest is zero.
+	// Payload is the number of bytes of each place before conversion. 0: that of the longest first
+	// packet of a batch so far. A shorter payload fills the front of its place, and the rest is
+	// zero.
 	Payload int
 	// Convert is a conversion on the way; nil: bytes stay as they are.
 	Convert *convert.Spec
-	// Channels above 0 turns a batch on its corner: a payload is [channel][sample], and the batch [channel][packet][sample], so that the samples
-	// of a channel lie one behind the other. All payloads of a batch are as long as its first.
+	// Channels above 0 turns a batch on its corner: a payload is [channel][sample], and the batch
+	// [channel][packet][sample], so that the samples of a channel lie one behind the other. All
+	// payloads of a batch are as long as its first.
 	Channels int
 	Missing  Missing
-	// Window is the number of batches that may be open, up to MaxWindow and Reach; 0: DefaultWindow, or Reach if that is less.
+	// Window is the number of batches that may be open, up to MaxWindow and Reach; 0:
+	// DefaultWindow, or Reach if that is less.
 	Window int
 	// Timeout is how long a batch stays open after its first packet came; 0: without limit.
 	Timeout time.Duration
-	// Pool is where batches go, one in each slot. The executor must reach it. It stays open until the stage is closed and its batches are
-	// released.
+	// Pool is where batches go, one in each slot. The executor must reach it. It stays open until
+	// the stage is closed and its batches are released.
 	Pool     *mem.Pool
 	Executor Executor
-	// Stream is where a GPU does its work, nil for a stream of the plan's own. It is of the context of Pool, and stays open until the stage is closed. Nobody else
-	// uses it while a queue of the plan is received from.
+	// Stream is where a GPU does its work, nil for a stream of the plan's own. It is of the context
+	// of Pool, and stays open until the stage is closed. Nobody else uses it while a queue of the
+	// plan is received from.
 	Stream *gpu.Stream
 }
 
@@ -114,7 +119,8 @@ func memoryOf(r *mem.Region) *gpu.Memory {
 	return nil
 }
 
-// CheckFor is Check with a pool that is not there yet: its name, "" for none, the bytes of its slots, and whether the executor reaches it.
+// CheckFor is Check with a pool that is not there yet: its name, "" for none, the bytes of its
+// slots, and whether the executor reaches it.
 func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w %q: %s", ErrPlan, p.Name, fmt.Sprintf(format, a...))
@@ -125,7 +131,8 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 		least int
 	}{{"Sequence", p.Sequence, 1}, {"Batch", p.Batch, 0}} {
 		if f.Width < f.least || f.Width > 32 || f.Offset < 0 || f.Offset > maxOffset {
-			return bad("%s: %d bits from bit %d on: expected %d to 32 from 0 to %d", f.name, f.Width, f.Offset, f.least, maxOffset)
+			return bad("%s: %d bits from bit %d on: expected %d to 32 from 0 to %d", f.name, f.Width, f.Offset, f.least,
+				maxOffset)
 		}
 	}
 	n := p.perBatch()
@@ -133,17 +140,21 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 	case len(p.Flows) == 0:
 		return bad("no flows")
 	case p.Batch.Width > 0 && p.PerBatch == 0 && p.Batch.Width > p.Sequence.Width:
-		return bad("the batch number has %d bits and the sequence number %d: expected fewer, or PerBatch", p.Batch.Width, p.Sequence.Width)
+		return bad("the batch number has %d bits and the sequence number %d: expected fewer, or PerBatch",
+			p.Batch.Width, p.Sequence.Width)
 	case n < 1 || n > MaxPerBatch || n&(n-1) != 0 || bits.Len(uint(n))-1 > p.Sequence.Width:
-		return bad("%d packets of a batch: expected a power of two up to %d and 2 to the width of the sequence number", n, MaxPerBatch)
+		return bad("%d packets of a batch: expected a power of two up to %d and 2 to the width of the sequence number",
+			n, MaxPerBatch)
 	case p.Offset < 0 || p.Payload < 0 || p.Window < 0 || p.Window > MaxWindow || p.Timeout < 0 || p.Missing > Drop:
-		return bad("offset %d, payload %d, window %d, timeout %v: expected none below 0, and a window up to %d", p.Offset, p.Payload, p.Window, p.Timeout, MaxWindow)
+		return bad("offset %d, payload %d, window %d, timeout %v: expected none below 0, and a window up to %d",
+			p.Offset, p.Payload, p.Window, p.Timeout, MaxWindow)
 	case p.Reach() < max(p.Window, 2):
 		field, width := "Sequence", p.Sequence.Width
 		if p.Batch.Width > 0 {
 			field, width = "Batch", p.Batch.Width
 		}
-		return bad("%s: %d bits tell %d batches of %d packets apart, packets that overtake each other among them: expected %d bits for a window of %d", field, width, p.Reach(), n, p.Width(p.Window), max(p.Window, 2))
+		return bad("%s: %d bits tell %d batches of %d packets apart, packets that overtake each other among them: "+
+			"expected %d bits for a window of %d", field, width, p.Reach(), n, p.Width(p.Window), max(p.Window, 2))
 	case p.Channels < 0 || p.Channels > MaxChannels:
 		return bad("%d channels: expected 0 to %d", p.Channels, MaxChannels)
 	case pool == "":
@@ -153,7 +164,8 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 	case !reached && p.Executor == GPU:
 		return bad("kernels of a GPU do not reach the memory %q: expected memory of kind device or host_pinned", pool)
 	case !reached:
-		return bad("the processor does not reach the memory %q: expected memory of kind host, huge or host_pinned", pool)
+		return bad("the processor does not reach the memory %q: expected memory of kind host, huge or host_pinned",
+			pool)
 	}
 	per := 1
 	if p.Convert != nil {
@@ -162,11 +174,13 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 			return bad("%v", err)
 		}
 		if p.Payload%c.Unit() != 0 {
-			return bad("a payload of %d bytes: expected a multiple of %d, as samples of %d bits fill", p.Payload, c.Unit(), p.Convert.From.Bits)
+			return bad("a payload of %d bytes: expected a multiple of %d, as samples of %d bits fill", p.Payload,
+				c.Unit(), p.Convert.From.Bits)
 		}
 		unit := c.Unit() * max(p.Channels, 1)
 		if p.Payload%unit != 0 {
-			return bad("a payload of %d bytes: expected a multiple of %d, whole samples of %d channels", p.Payload, unit, p.Channels)
+			return bad("a payload of %d bytes: expected a multiple of %d, whole samples of %d channels", p.Payload,
+				unit, p.Channels)
 		}
 		per = max(c.OutLen(max(p.Payload, unit)), 1)
 	} else {
@@ -188,7 +202,8 @@ func (p *Plan) perBatch() int {
 	return p.PerBatch
 }
 
-// deciding is the width of the numbers that tell batches apart, and shift how far one of them is shifted to be that of its batch.
+// deciding is the width of the numbers that tell batches apart, and shift how far one of them is
+// shifted to be that of its batch.
 func (p *Plan) deciding() (width, shift int) {
 	if p.Batch.Width > 0 {
 		return p.Batch.Width, 0
@@ -196,15 +211,16 @@ func (p *Plan) deciding() (width, shift int) {
 	return p.Sequence.Width, bits.Len(uint(p.perBatch())) - 1
 }
 
-// Reach is how many batches can be open at most. A number that has come back means the batch that is nearest to those that are open: it can be late, or early,
-// by less than half of all numbers.
+// Reach is how many batches can be open at most. A number that has come back means the batch that
+// is nearest to those that are open: it can be late, or early, by less than half of all numbers.
 func (p *Plan) Reach() int {
 	width, shift := p.deciding()
 	return int(reach(1<<width, shift))
 }
 
-// Width is the smallest width of Batch, or of Sequence where the number of a batch follows from it, with which Reach is open or more, and 2 or more: with less a
-// packet that was overtaken is not told from a later one. It is 33 where no width suffices.
+// Width is the smallest width of Batch, or of Sequence where the number of a batch follows from it,
+// with which Reach is open or more, and 2 or more: with less a packet that was overtaken is not
+// told from a later one. It is 33 where no width suffices.
 func (p *Plan) Width(open int) int {
 	_, shift := p.deciding()
 	width := 1

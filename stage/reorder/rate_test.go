@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// The benchmarks of this file measure whole stages, in rounds in turn with what they are compared with: medians.
+// The benchmarks of this file measure whole stages, in rounds in turn with what they are compared
+// with: medians.
 const (
 	rateHead = 64 // bytes in front of a payload; the first four are the sequence number
 	ratePer  = 64 // packets of a batch
@@ -46,7 +47,8 @@ func batchesOf(b *testing.B, from engine.Receiver, size int) (*Stage, *mem.Pool)
 	if err != nil {
 		b.Fatal(err)
 	}
-	s, err := New(from, engine.StageSpec{Queue: "q"}, Plan{Flows: []uint32{0}, Sequence: Field{0, 32}, PerBatch: ratePer, Offset: rateHead, Pool: batches})
+	s, err := New(from, engine.StageSpec{Queue: "q"},
+		Plan{Flows: []uint32{0}, Sequence: Field{0, 32}, PerBatch: ratePer, Offset: rateHead, Pool: batches})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -87,12 +89,14 @@ func report(b *testing.B, ours, theirs []float64, what string) {
 	}
 }
 
-// BenchmarkNull is what packages engine/null and reorder take for a packet, beside a copy of its payload.
+// BenchmarkNull is what packages engine/null and reorder take for a packet, beside a copy of its
+// payload.
 func BenchmarkNull(b *testing.B) {
 	for _, size := range []int{1024, 4096, 8192} {
 		const packets = 1024
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			port, err := null.New().OpenPort(b.Context(), engine.PortSpec{Address: fmt.Sprintf("null://?size=%d", size+rateHead)})
+			port, err := null.New().OpenPort(b.Context(),
+				engine.PortSpec{Address: fmt.Sprintf("null://?size=%d", size+rateHead)})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -120,7 +124,8 @@ func BenchmarkNull(b *testing.B) {
 					at = (at + 1) % (32 * ratePer)
 				}
 				end := time.Now()
-				ours, theirs = append(ours, float64(between.Sub(begin))/packets), append(theirs, float64(end.Sub(between))/packets)
+				ours, theirs = append(ours, float64(between.Sub(begin))/packets),
+					append(theirs, float64(end.Sub(between))/packets)
 			}
 			report(b, ours, theirs, "copy")
 			q.Close()
@@ -128,7 +133,8 @@ func BenchmarkNull(b *testing.B) {
 	}
 }
 
-// BenchmarkUDP is the time from the first packet that a goroutine sends to the last one that is received: in batches, and as they come.
+// BenchmarkUDP is the time from the first packet that a goroutine sends to the last one that is
+// received: in batches, and as they come.
 func BenchmarkUDP(b *testing.B) {
 	for _, size := range []int{1024, 8192} {
 		const packets = 2048
@@ -136,7 +142,8 @@ func BenchmarkUDP(b *testing.B) {
 			var queues [2]engine.RxQueue
 			var wires [2]net.Conn
 			for i := range queues {
-				port, err := socket.New().OpenPort(b.Context(), engine.PortSpec{Address: "udp://127.0.0.1:0", Options: socket.UDPOptions{ReceiveBuffer: 128 << 20}})
+				port, err := socket.New().OpenPort(b.Context(),
+					engine.PortSpec{Address: "udp://127.0.0.1:0", Options: socket.UDPOptions{ReceiveBuffer: 128 << 20}})
 				if err != nil {
 					b.Fatal(err)
 				}

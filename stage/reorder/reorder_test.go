@@ -74,7 +74,8 @@ func (f *feed) TryRecv(b *burst.Burst) (int, error) {
 		}
 		i := b.Builder().Add(f.src, burst.Segment{Handle: h, Off: off, Len: first})
 		if int(first) < len(x.data) {
-			b.Builder().AddSegment(f.src, burst.Segment{Handle: burst.NoHandle, Off: off + uint64(first), Len: uint32(len(x.data)) - first})
+			b.Builder().AddSegment(f.src, burst.Segment{Handle: burst.NoHandle, Off: off + uint64(first),
+				Len: uint32(len(x.data)) - first})
 		}
 		b.Builder().SetFlow(i, x.flow)
 		if x.time != 0 {
@@ -91,9 +92,11 @@ func (f *feed) TryRecv(b *burst.Burst) (int, error) {
 
 func (f *feed) Arm(w *engine.Waker) bool { f.waker = w; return len(f.queued) > 0 || f.ended != nil }
 
-// put queues a packet of flow 7 with a header of 8 bytes: the sequence number in the lower bits of the first 4, and payload.
+// put queues a packet of flow 7 with a header of 8 bytes: the sequence number in the lower bits of
+// the first 4, and payload.
 func (f *feed) put(seq uint32, payload []byte) {
-	f.queued = append(f.queued, packet{flow: 7, data: append(binary.BigEndian.AppendUint32(nil, seq), append([]byte("head"), payload...)...)})
+	f.queued = append(f.queued, packet{flow: 7, data: append(binary.BigEndian.AppendUint32(nil, seq),
+		append([]byte("head"), payload...)...)})
 }
 
 // result is a batch that left.
@@ -142,7 +145,8 @@ func TestPermutations(t *testing.T) {
 		batches, per = 3, 2
 	}
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: int(per), Offset: 8, Pool: newPool(t, "batches", 12*int(per), 16)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: int(per), Offset: 8,
+		Pool: newPool(t, "batches", 12*int(per), 16)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,11 +214,13 @@ func TestField(t *testing.T) {
 	}
 }
 
-// A batch that waits for a packet leaves when its time has passed, also while nothing comes, and wakes the owner.
+// A batch that waits for a packet leaves when its time has passed, also while nothing comes, and
+// wakes the owner.
 func TestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFeed(t, 64)
-		s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 2, Offset: 8, Timeout: time.Second, Pool: newPool(t, "batches", 24, 16)})
+		s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 2, Offset: 8,
+			Timeout: time.Second, Pool: newPool(t, "batches", 24, 16)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +234,8 @@ func TestTimeout(t *testing.T) {
 			t.Fatalf("%v after %v", err, time.Since(began))
 		}
 		x, y := Of(b, 0), Of(b, 1)
-		if b.Len() != 2 || x == nil || y == nil || x.ID != 2 || x.Packets != 1 || !x.TimedOut || !x.Has(0) || x.Has(1) || y.ID != 3 || !y.Whole() || y.TimedOut {
+		if b.Len() != 2 || x == nil || y == nil || x.ID != 2 || x.Packets != 1 || !x.TimedOut || !x.Has(0) ||
+			x.Has(1) || y.ID != 3 || !y.Whole() || y.TimedOut {
 			t.Errorf("%d: %+v, %+v", b.Len(), x, y)
 		}
 		if !bytes.Equal(b.Bytes(0, 0), append(payloadOf(2, 0), make([]byte, 12)...)) {
@@ -247,10 +254,12 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// Numbers that are far away are strays, until there are eight that belong together: then the window goes there.
+// Numbers that are far away are strays, until there are eight that belong together: then the window
+// goes there.
 func TestStrays(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(32), PerBatch: 2, Offset: 8, Pool: newPool(t, "batches", 24, 16)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(32), PerBatch: 2, Offset: 8,
+		Pool: newPool(t, "batches", 24, 16)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +278,8 @@ func TestStrays(t *testing.T) {
 	}
 	out, _, _ = drain(t, s, 16)
 	c := s.Plans()[0]
-	if c.Drops[engine.DropStray] != 27 || c.Restarts != 1 || c.Partial != 2 || len(out) != 8 || out[0].ID != 10 || out[1].ID != 1<<30+3 || c.Lost != 0 {
+	if c.Drops[engine.DropStray] != 27 || c.Restarts != 1 || c.Partial != 2 || len(out) != 8 || out[0].ID != 10 ||
+		out[1].ID != 1<<30+3 || c.Lost != 0 {
 		t.Errorf("%d batches, %+v: %+v", len(out), c, out)
 	}
 	for k := range uint32(20) { // and back, to lower numbers
@@ -284,8 +294,10 @@ func TestStrays(t *testing.T) {
 // Packets of other flows pass, in their order; what is malformed is counted.
 func TestOthers(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Name: "a", Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 2, Offset: 8, Payload: 12, Pool: newPool(t, "a", 24, 2)},
-		Plan{Name: "b", Flows: []uint32{8, 9}, Sequence: Field{0, 4}, Batch: Field{4, 2}, Offset: 1, Pool: newPool(t, "b", 64, 4), Missing: Drop})
+	s, err := New(f, engine.StageSpec{}, Plan{Name: "a", Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 2,
+		Offset: 8, Payload: 12, Pool: newPool(t, "a", 24, 2)},
+		Plan{Name: "b", Flows: []uint32{8, 9}, Sequence: Field{0, 4}, Batch: Field{4, 2}, Offset: 1,
+			Pool: newPool(t, "b", 64, 4), Missing: Drop})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +314,8 @@ func TestOthers(t *testing.T) {
 	for k := range byte(4) { // 16 numbers of packets, 4 of batches
 		f.queued = append(f.queued, packet{flow: 8 + uint32(k)&1, data: append([]byte{k << 4}, "0123456789abcdef"...)})
 	}
-	f.queued = append(f.queued, packet{flow: 9, data: []byte{0<<4 | 1<<2, 1}}, packet{flow: 9, data: []byte{0<<4 | 1<<2, 1}})
+	f.queued = append(f.queued, packet{flow: 9, data: []byte{0<<4 | 1<<2, 1}},
+		packet{flow: 9, data: []byte{0<<4 | 1<<2, 1}})
 	out, passed, err := drain(t, s, 7)
 	if err != nil || len(out) != 2 || !slices.EqualFunc(passed, want, bytes.Equal) {
 		t.Fatalf("%d batches, %d packets passed, %v", len(out), len(passed), err)
@@ -318,8 +331,10 @@ func TestOthers(t *testing.T) {
 		t.Error(out, err)
 	}
 	c := s.Plans()
-	if a, b := c[0], c[1]; a.Drops != (engine.Drops{engine.DropTooLong: 1, engine.DropBadFrame: 1}) || a.Placed != 2 || a.Short != 1 ||
-		b.Drops != (engine.Drops{engine.DropDuplicate: 1, engine.DropIncomplete: 1}) || b.Dropped != 1 || b.Placed != 4 {
+	if a, b := c[0], c[1]; a.Drops != (engine.Drops{engine.DropTooLong: 1, engine.DropBadFrame: 1}) || a.Placed != 2 ||
+		a.Short != 1 ||
+		b.Drops != (engine.Drops{engine.DropDuplicate: 1, engine.DropIncomplete: 1}) || b.Dropped != 1 ||
+		b.Placed != 4 {
 		t.Errorf("%+v", c)
 	}
 	var st engine.RxStats
@@ -344,7 +359,8 @@ func TestConverted(t *testing.T) {
 	for cut := range 30 {
 		f := newFeed(t, 64)
 		f.cut = cut
-		s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 4, Offset: 8, Pool: newPool(t, "batches", 4*5*4, 2),
+		s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 4, Offset: 8,
+			Pool:    newPool(t, "batches", 4*5*4, 2),
 			Convert: &convert.Spec{From: convert.Format{Bits: 16, BigEndian: true}, To: tensor.F32, Scale: 0.5}})
 		if err != nil {
 			t.Fatal(err)
@@ -363,17 +379,20 @@ func TestConverted(t *testing.T) {
 		want = append(want[40:], want[:40]...)
 		f.put(9, make([]byte, 9)) // half a sample
 		out, _, err := drain(t, s, 4)
-		if err != nil || len(out) != 1 || !bytes.Equal(out[0].data, want) || s.Plans()[0].Drops != (engine.Drops{engine.DropBadFrame: 1}) {
+		if err != nil || len(out) != 1 || !bytes.Equal(out[0].data, want) ||
+			s.Plans()[0].Drops != (engine.Drops{engine.DropBadFrame: 1}) {
 			t.Errorf("cut at %d: %v, %v, %+v", cut, out, err, s.Plans()[0])
 		}
 		s.Close()
 	}
 }
 
-// Without a free slot packets of new batches are dropped, and what is in the application's hands does not change.
+// Without a free slot packets of new batches are dropped, and what is in the application's hands
+// does not change.
 func TestNoSlots(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 1, Offset: 8, Pool: newPool(t, "batches", 12, 2)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 1, Offset: 8,
+		Pool: newPool(t, "batches", 12, 2)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,7 +403,8 @@ func TestNoSlots(t *testing.T) {
 	for range 4 {
 		s.TryRecv(b)
 	}
-	if c := s.Plans()[0]; b.Len() != 2 || c.Drops[engine.DropNoBuffers] != 3 || !bytes.Equal(b.Bytes(0, 0), payloadOf(0, 0)) || !bytes.Equal(b.Bytes(1, 0), payloadOf(1, 0)) {
+	if c := s.Plans()[0]; b.Len() != 2 || c.Drops[engine.DropNoBuffers] != 3 ||
+		!bytes.Equal(b.Bytes(0, 0), payloadOf(0, 0)) || !bytes.Equal(b.Bytes(1, 0), payloadOf(1, 0)) {
 		t.Fatalf("%d: %+v", b.Len(), c)
 	}
 	shares := burst.NewShares(8)
@@ -408,10 +428,12 @@ func TestNoSlots(t *testing.T) {
 	s.Close()
 }
 
-// A sequence number that counts the packets of one batch only tells those of the next batch from those that were overtaken.
+// A sequence number that counts the packets of one batch only tells those of the next batch from
+// those that were overtaken.
 func TestOneNumber(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(4), PerBatch: 16, Offset: 8, Pool: newPool(t, "batches", 16*12, 8)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(4), PerBatch: 16, Offset: 8,
+		Pool: newPool(t, "batches", 16*12, 8)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -431,7 +453,8 @@ func TestOneNumber(t *testing.T) {
 	out, _, _ := drain(t, s, 8)
 	for i, x := range out {
 		for place := range 16 {
-			if want := payloadOf(int64(i), place); x.ID != int64(i) || !x.Whole() || !bytes.Equal(x.data[place*12:][:12], want) {
+			if want := payloadOf(int64(i), place); x.ID != int64(i) || !x.Whole() ||
+				!bytes.Equal(x.data[place*12:][:12], want) {
 				t.Errorf("batch %d, place %d: %x, want %x: %+v", i, place, x.data[place*12:][:12], want, x.Batch)
 			}
 		}
@@ -459,14 +482,30 @@ func TestCheck(t *testing.T) {
 		"batch number has 17 bits":  func(p *Plan) { p.PerBatch, p.Batch.Width = 0, 17 },
 		"no pool":                   func(p *Plan) { p.Pool = nil },
 		"has 4096 bytes or more":    func(p *Plan) { p.Payload = 1024 },
-		"samples of 10 bits":        func(p *Plan) { p.Convert = &convert.Spec{From: convert.Format{Bits: 10}, To: tensor.F32} },
-		"expected a multiple of 3":  func(p *Plan) { p.Convert, p.Payload = &convert.Spec{From: convert.Format{Bits: 12}, To: tensor.F32}, 4 },
-		"window -1":                 func(p *Plan) { p.Window = -1 },
-		"a window up to 1024":       func(p *Plan) { p.Window = 1025 },
-		"Sequence: 1 bits tell 1 batches of 2 packets apart, packets that overtake each other among them: expected 2 bits for a window of 2": func(p *Plan) { p.PerBatch, p.Sequence.Width = 2, 1 },
-		"Batch: 1 bits tell 1 batches of 4 packets apart, packets that overtake each other among them: expected 2 bits for a window of 2":    func(p *Plan) { p.Batch.Width = 1 },
-		"Batch: 2 bits tell 2 batches of 4 packets apart, packets that overtake each other among them: expected 3 bits for a window of 3":    func(p *Plan) { p.Batch.Width, p.Window = 2, 3 },
-		"Sequence: 4 bits tell 3 batches of 4 packets apart, packets that overtake each other among them: expected 5 bits for a window of 4": func(p *Plan) { p.Sequence.Width, p.Window = 4, 4 },
+		"samples of 10 bits": func(p *Plan) {
+			p.Convert = &convert.Spec{From: convert.Format{Bits: 10}, To: tensor.F32}
+		},
+		"expected a multiple of 3": func(p *Plan) {
+			p.Convert, p.Payload = &convert.Spec{From: convert.Format{Bits: 12}, To: tensor.F32}, 4
+		},
+		"window -1":           func(p *Plan) { p.Window = -1 },
+		"a window up to 1024": func(p *Plan) { p.Window = 1025 },
+		"Sequence: 1 bits tell 1 batches of 2 packets apart, packets that overtake each other among them: expected 2 " +
+			"bits for a window of 2": func(p *Plan) {
+			p.PerBatch, p.Sequence.Width = 2, 1
+		},
+		"Batch: 1 bits tell 1 batches of 4 packets apart, packets that overtake each other among them: expected 2 " +
+			"bits for a window of 2": func(p *Plan) {
+			p.Batch.Width = 1
+		},
+		"Batch: 2 bits tell 2 batches of 4 packets apart, packets that overtake each other among them: expected 3 " +
+			"bits for a window of 3": func(p *Plan) {
+			p.Batch.Width, p.Window = 2, 3
+		},
+		"Sequence: 4 bits tell 3 batches of 4 packets apart, packets that overtake each other among them: expected 5 " +
+			"bits for a window of 4": func(p *Plan) {
+			p.Sequence.Width, p.Window = 4, 4
+		},
 	} {
 		p := good
 		spoil(&p)
@@ -477,7 +516,8 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	if s, err := New(newFeed(t, 64), engine.StageSpec{}, good, good); s != nil || !errors.Is(err, ErrPlan) || !strings.Contains(err.Error(), "flow 1 is in the plan") {
+	if s, err := New(newFeed(t, 64), engine.StageSpec{}, good, good); s != nil || !errors.Is(err, ErrPlan) ||
+		!strings.Contains(err.Error(), "flow 1 is in the plan") {
 		t.Error(err)
 	}
 }
@@ -485,7 +525,8 @@ func TestCheck(t *testing.T) {
 // Steady work allocates nothing.
 func TestAllocations(t *testing.T) {
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(32), PerBatch: 16, Offset: 8, Pool: newPool(t, "batches", 16*12, 8)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(32), PerBatch: 16, Offset: 8,
+		Pool: newPool(t, "batches", 16*12, 8)})
 	if err != nil {
 		t.Fatal(err)
 	}

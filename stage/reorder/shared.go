@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Shared is a plan whose packets come by several queues. The stage of each queue has it (NewShared), and all batches leave by the first of these
-// stages. When that one ends, the batches that are open leave, and packets that the others bring are dropped (closed).
+// Shared is a plan whose packets come by several queues. The stage of each queue has it
+// (NewShared), and all batches leave by the first of these stages. When that one ends, the batches
+// that are open leave, and packets that the others bring are dropped (closed).
 //
 // Stages of one goroutine each use it at a time, under its lock.
 type Shared struct {
@@ -81,7 +82,8 @@ func (s *Shared) wake() {
 	}
 }
 
-// end says that the stage brings nothing more: what is open leaves where nobody else brings something, or where x is the one by which it leaves.
+// end says that the stage brings nothing more: what is open leaves where nobody else brings
+// something, or where x is the one by which it leaves.
 func (s *Shared) end(x *Stage) {
 	if s.home == x || len(*s.users.Load()) == 1 {
 		s.c.end()
@@ -122,7 +124,8 @@ func (s *Shared) give(b *burst.Burst) {
 	n := 0
 	for _, x := range s.ready {
 		h := x.slot.Handle()
-		i := b.Builder().Add(s.c.src, burst.Segment{Handle: h, Off: s.c.plan.Pool.Offset(h), Len: uint32(x.Place * x.PerBatch)})
+		i := b.Builder().Add(s.c.src, burst.Segment{Handle: h, Off: s.c.plan.Pool.Offset(h),
+			Len: uint32(x.Place * x.PerBatch)})
 		if i < 0 {
 			break
 		}
@@ -137,7 +140,8 @@ func (s *Shared) give(b *burst.Burst) {
 	s.waiting.Store(int32(len(s.ready)))
 }
 
-// lock takes the locks of all plans of the stage, unlock gives them back and wakes the owners of other stages by which batches are to leave.
+// lock takes the locks of all plans of the stage, unlock gives them back and wakes the owners of
+// other stages by which batches are to leave.
 func (s *Stage) lock() {
 	for _, p := range s.plans {
 		p.mu.Lock()
@@ -164,7 +168,8 @@ func (s *Stage) wake() {
 	}
 }
 
-// inOrder sorts plans by their numbers, so that stages that share several take their locks in one order.
+// inOrder sorts plans by their numbers, so that stages that share several take their locks in one
+// order.
 func inOrder(plans []*Shared) []*Shared {
 	slices.SortFunc(plans, func(a, b *Shared) int { return int(a.number) - int(b.number) })
 	return plans

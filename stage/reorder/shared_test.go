@@ -12,10 +12,12 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestShared: packets of one plan come by three queues, each with a goroutine of its own, and every batch leaves whole by the first, in order.
+// TestShared: packets of one plan come by three queues, each with a goroutine of its own, and every
+// batch leaves whole by the first, in order.
 func TestShared(t *testing.T) {
 	const queues, per, batches = 3, 16, 200
-	plan, err := Share(Plan{Name: "shared", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: per, Offset: 8, Window: 64, Pool: newPool(t, "batches", per*4, 128)})
+	plan, err := Share(Plan{Name: "shared", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: per, Offset: 8,
+		Window: 64, Pool: newPool(t, "batches", per*4, 128)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,9 +97,11 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestSharedEnds: another stage wakes the one by which batches leave; when that one ends, what is open leaves, and what comes later is dropped.
+// TestSharedEnds: another stage wakes the one by which batches leave; when that one ends, what is
+// open leaves, and what comes later is dropped.
 func TestSharedEnds(t *testing.T) {
-	plan, err := Share(Plan{Name: "shared", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: 2, Offset: 8, Pool: newPool(t, "batches", 8, 16)})
+	plan, err := Share(Plan{Name: "shared", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: 2, Offset: 8,
+		Pool: newPool(t, "batches", 8, 16)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,8 +37,9 @@ func (x *tap) TryRecv(b *burst.Burst) (int, error) {
 	return n, err
 }
 
-// Over a network that loses, repeats and overtakes, through a poller, the stage makes the batches that the model makes of what came, and each packet that was sent is
-// accounted for: placed, lost on the wire, late, or, of those that the wire made twice, a duplicate.
+// Over a network that loses, repeats and overtakes, through a poller, the stage makes the batches
+// that the model makes of what came, and each packet that was sent is accounted for: placed, lost
+// on the wire, late, or, of those that the wire made twice, a duplicate.
 func TestSim(t *testing.T) {
 	seeds := 40
 	if testing.Short() {
@@ -70,18 +71,21 @@ func throughSim(t *testing.T, seed uint64) (m model, lost uint64) {
 	check(err)
 	// A packet each microsecond; those that are late are up to three windows behind.
 	length := simOffset + size
-	check(cable.SetFaultsFrom("a", sim.Faults{Loss: 0.03, Duplicate: 0.03, Rate: uint64(length) * 8 * 1e6, Delay: 50 * time.Microsecond, Reorder: 0.1, ReorderBy: time.Duration(1+seed*7%170) * time.Microsecond}))
+	check(cable.SetFaultsFrom("a", sim.Faults{Loss: 0.03, Duplicate: 0.03, Rate: uint64(length) * 8 * 1e6,
+		Delay: 50 * time.Microsecond, Reorder: 0.1, ReorderBy: time.Duration(1+seed*7%170) * time.Microsecond}))
 	a, err := n.OpenPort(t.Context(), engine.PortSpec{Address: "a"})
 	check(err)
 	b, err := n.OpenPort(t.Context(), engine.PortSpec{Address: "b"})
 	check(err)
-	txPool, rxPool, batches := newPool(t, "sent", 256, 512), newPool(t, "received", 256, 1024), newPool(t, "batches", per*size, 64)
+	txPool, rxPool, batches := newPool(t, "sent", 256, 512), newPool(t, "received", 256, 1024),
+		newPool(t, "batches", per*size, 64)
 	tx, err := a.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{txPool}})
 	check(err)
 	rx, err := b.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{rxPool}})
 	check(err)
 	in := &tap{Receiver: rx}
-	s, err := New(in, engine.StageSpec{Queue: "q"}, Plan{Name: "p", Flows: []uint32{0}, Sequence: Field{simHeaders * 8, 32}, PerBatch: per, Offset: simOffset, Window: window, Pool: batches})
+	s, err := New(in, engine.StageSpec{Queue: "q"}, Plan{Name: "p", Flows: []uint32{0},
+		Sequence: Field{simHeaders * 8, 32}, PerBatch: per, Offset: simOffset, Window: window, Pool: batches})
 	check(err)
 	p, err := engine.NewPoller(engine.PollerOptions{Mode: engine.Event, CPU: engine.Unpinned})
 	check(err)
@@ -105,7 +109,8 @@ func throughSim(t *testing.T, seed uint64) (m model, lost uint64) {
 		inbox.Release()
 	}
 
-	head := frame.UDPFrame{SrcMAC: a.Info().MAC, DstMAC: b.Info().MAC, Src: netip.MustParseAddrPort("10.0.0.1:1"), Dst: netip.MustParseAddrPort("10.0.0.2:2")}
+	head := frame.UDPFrame{SrcMAC: a.Info().MAC, DstMAC: b.Info().MAC, Src: netip.MustParseAddrPort("10.0.0.1:1"),
+		Dst: netip.MustParseAddrPort("10.0.0.2:2")}
 	start := -uint32(seed%3) * 44 * per // some begin again at 0
 	out := burst.New(64)
 	for sent := 0; sent < count; {
@@ -164,11 +169,13 @@ func throughSim(t *testing.T, seed uint64) (m model, lost uint64) {
 		}
 	}
 	c := s.Plans()[0]
-	if c.Placed != placed || c.Drops[engine.DropLate] != m.late || c.Drops[engine.DropDuplicate] != m.dup || c.Drops.Total() != m.late+m.dup || c.Lost != m.lost {
+	if c.Placed != placed || c.Drops[engine.DropLate] != m.late || c.Drops[engine.DropDuplicate] != m.dup ||
+		c.Drops.Total() != m.late+m.dup || c.Lost != m.lost {
 		t.Fatalf("seed %d: %+v, want %d placed, %d late, %d duplicate, %d lost", seed, c, placed, m.late, m.dup, m.lost)
 	}
 	if wire.Sent != count || wire.Sent+wire.Made != placed+wire.Drops.Total()+m.late+m.dup {
-		t.Fatalf("seed %d: %d sent and %d made twice, %d placed, %d lost, %d late, %d duplicate", seed, wire.Sent, wire.Made, placed, wire.Drops.Total(), m.late, m.dup)
+		t.Fatalf("seed %d: %d sent and %d made twice, %d placed, %d lost, %d late, %d duplicate", seed, wire.Sent,
+			wire.Made, placed, wire.Drops.Total(), m.late, m.dup)
 	}
 	return m, wire.Drops.Total()
 }

@@ -67,16 +67,19 @@ func abandon(plans []*Shared) {
 	}
 }
 
-// NewShared makes a stage on from for plans that other stages may have as well. After an error it has none of them.
+// NewShared makes a stage on from for plans that other stages may have as well. After an error it
+// has none of them.
 func NewShared(from engine.Receiver, spec engine.StageSpec, plans ...*Shared) (*Stage, error) {
-	s := &Stage{from: from, queue: spec.Queue, flows: map[uint32]*Shared{}, in: burst.NewSegmented(inRoom, inParts), rest: burst.NewSegmented(inRoom, inParts)}
+	s := &Stage{from: from, queue: spec.Queue, flows: map[uint32]*Shared{}, in: burst.NewSegmented(inRoom, inParts),
+		rest: burst.NewSegmented(inRoom, inParts)}
 	if len(plans) == 0 {
 		return nil, fmt.Errorf("%w: queue %q has none", ErrPlan, spec.Queue)
 	}
 	for _, p := range plans {
 		for _, id := range p.c.plan.Flows {
 			if other := s.flows[id]; other != nil {
-				return nil, fmt.Errorf("%w %q: flow %d is in the plan %q too", ErrPlan, p.c.plan.Name, id, other.c.plan.Name)
+				return nil, fmt.Errorf("%w %q: flow %d is in the plan %q too", ErrPlan, p.c.plan.Name, id,
+					other.c.plan.Name)
 			}
 			s.flows[id] = p
 		}
@@ -94,7 +97,8 @@ func NewShared(from engine.Receiver, spec engine.StageSpec, plans ...*Shared) (*
 	return s, nil
 }
 
-// epoch is where deadlines count from, in nanoseconds of a clock that steps of the wall clock do not move. It is the same in all stages.
+// epoch is where deadlines count from, in nanoseconds of a clock that steps of the wall clock do
+// not move. It is the same in all stages.
 var epoch = time.Now()
 
 // TryRecv implements engine.Receiver.
@@ -229,7 +233,8 @@ func (s *Stage) sort(now int64) {
 			if c.dev.add(s.in, i, now) {
 				continue
 			}
-			s.wrong = fmt.Errorf("reorder: queue %q: a packet is in memory that %s does not reach, and the plan %q is for that: receive into memory of that device, or host memory: %w",
+			s.wrong = fmt.Errorf("reorder: queue %q: a packet is in memory that %s does not reach, and the plan %q "+
+				"is for that: receive into memory of that device, or host memory: %w",
 				s.queue, c.dev.ctx.Device(), c.plan.Name, engine.ErrUnsupported)
 			s.drops.Add(engine.DropRefused, uint64(s.in.Builder().LivePart(i, s.in.Len())))
 			break
@@ -240,7 +245,8 @@ func (s *Stage) sort(now int64) {
 		}
 		why, ok := c.take(s.in, i, now)
 		if !ok {
-			s.wrong = fmt.Errorf("reorder: queue %q: a packet is in memory of an accelerator, and the plan %q is for the processor: receive into host_pinned memory, or use reorder_type: gpu where there is one: %w",
+			s.wrong = fmt.Errorf("reorder: queue %q: a packet is in memory of an accelerator, and the plan %q is for "+
+				"the processor: receive into host_pinned memory, or use reorder_type: gpu where there is one: %w",
 				s.queue, c.plan.Name, engine.ErrUnsupported)
 			s.drops.Add(engine.DropRefused, uint64(s.in.Builder().LivePart(i, s.in.Len())))
 			break
@@ -265,7 +271,9 @@ func (s *Stage) expire(now int64) {
 }
 
 func (s *Stage) waiting() bool {
-	return s.rest.Len() > 0 || slices.ContainsFunc(s.plans, func(p *Shared) bool { return p.waiting.Load() > 0 && p.home == s })
+	return s.rest.Len() > 0 || slices.ContainsFunc(s.plans, func(p *Shared) bool {
+		return p.waiting.Load() > 0 && p.home == s
+	})
 }
 
 // give moves to b what waits, as much as there is room for.
@@ -337,7 +345,8 @@ func (s *Stage) Counts() (out []engine.Count) {
 		for _, x := range []struct {
 			name string
 			n    uint64
-		}{{"whole", n.Whole}, {"partial", n.Partial}, {"timed out", n.TimedOut}, {"lost", n.Lost}, {"dropped", n.Dropped}, {"packets", n.Placed}, {"short packets", n.Short}, {"restarts", n.Restarts}} {
+		}{{"whole", n.Whole}, {"partial", n.Partial}, {"timed out", n.TimedOut}, {"lost", n.Lost},
+			{"dropped", n.Dropped}, {"packets", n.Placed}, {"short packets", n.Short}, {"restarts", n.Restarts}} {
 			out = append(out, engine.Count{Name: n.Plan + ": " + x.name, N: x.n})
 		}
 	}

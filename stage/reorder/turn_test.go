@@ -12,9 +12,11 @@ import (
 	"github.com/penstock-io/penstock/tensor/convert"
 )
 
-// TestCornerTurn compares batches of channels with a model that moves one sample at a time: packets in any order, some lost, whole and in two segments.
+// TestCornerTurn compares batches of channels with a model that moves one sample at a time: packets
+// in any order, some lost, whole and in two segments.
 func TestCornerTurn(t *testing.T) {
-	converts := []*convert.Spec{nil, {From: convert.Format{Bits: 16, BigEndian: true}, To: tensor.F32}, {From: convert.Format{Bits: 8}, To: tensor.F16, Scale: 0.5}, {From: convert.Format{Bits: 12, BigEndian: true}, To: tensor.I16},
+	converts := []*convert.Spec{nil, {From: convert.Format{Bits: 16, BigEndian: true}, To: tensor.F32},
+		{From: convert.Format{Bits: 8}, To: tensor.F16, Scale: 0.5}, {From: convert.Format{Bits: 12, BigEndian: true}, To: tensor.I16},
 		{From: convert.Format{Bits: 8}, To: tensor.C64}}
 	r := rand.New(rand.NewPCG(1, 2))
 	for n := range 200 {
@@ -31,7 +33,8 @@ func TestCornerTurn(t *testing.T) {
 		if c != nil {
 			out = c.OutLen(in)
 		}
-		s, f := newStage(t, Plan{Name: "turn", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: per, Offset: 8, Channels: channels, Convert: spec}, channels*out*per)
+		s, f := newStage(t, Plan{Name: "turn", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: per, Offset: 8,
+			Channels: channels, Convert: spec}, channels*out*per)
 		if r.IntN(2) == 0 {
 			f.cut = 4 + r.IntN(8)
 		}
@@ -62,11 +65,13 @@ func TestCornerTurn(t *testing.T) {
 		}
 		f.ended = engine.ErrClosed
 		got, _, _ := drain(t, s, 4)
-		name := fmt.Sprintf("run %d: %d packets of %d, %d channels of %d bytes, %+v, cut at %d", n, len(order), per, channels, in, spec, f.cut)
+		name := fmt.Sprintf("run %d: %d packets of %d, %d channels of %d bytes, %+v, cut at %d", n, len(order), per,
+			channels, in, spec, f.cut)
 		if len(got) != 1 || !bytes.Equal(got[0].data, want) {
 			t.Fatalf("%s: another batch than expected", name)
 		}
-		if d := got[0].Tensor(); d.DType != dtype || !slices.Equal(d.Shape, []int64{int64(channels), int64(per * out / elem)}) {
+		if d := got[0].Tensor(); d.DType != dtype ||
+			!slices.Equal(d.Shape, []int64{int64(channels), int64(per * out / elem)}) {
 			t.Fatalf("%s: tensor %v", name, d)
 		}
 		if size, err := got[0].Tensor().Bytes(); err != nil || size != int64(len(want)) {
@@ -78,10 +83,13 @@ func TestCornerTurn(t *testing.T) {
 	}
 }
 
-// TestCornerTurnRefusals: a packet whose channels are not as long as those of its batch is no part of it.
+// TestCornerTurnRefusals: a packet whose channels are not as long as those of its batch is no part
+// of it.
 func TestCornerTurnRefusals(t *testing.T) {
-	s, f := newStage(t, Plan{Name: "turn", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: 4, Offset: 8, Channels: 3}, 4*9)
-	for i, size := range []int{9, 6, 8, 9} { // a shorter one, and one that is no whole number of samples for each channel
+	s, f := newStage(t, Plan{Name: "turn", Flows: []uint32{7}, Sequence: Field{0, 32}, PerBatch: 4, Offset: 8,
+		Channels: 3}, 4*9)
+	for i, size := range []int{9, 6, 8, 9} {
+		// a shorter one, and one that is no whole number of samples for each channel
 		f.put(uint32(i), make([]byte, size))
 	}
 	f.ended = engine.ErrClosed
@@ -92,7 +100,8 @@ func TestCornerTurnRefusals(t *testing.T) {
 	if n := s.Plans()[0].Drops[engine.DropBadFrame]; n != 2 {
 		t.Errorf("%d bad frames, expected 2", n)
 	}
-	for _, p := range []Plan{{Channels: -1}, {Channels: MaxChannels + 1}, {Channels: 3, Payload: 8}, {Channels: 3, Payload: 6, Convert: &convert.Spec{From: convert.Format{Bits: 32}, To: tensor.F32}}} {
+	for _, p := range []Plan{{Channels: -1}, {Channels: MaxChannels + 1}, {Channels: 3, Payload: 8},
+		{Channels: 3, Payload: 6, Convert: &convert.Spec{From: convert.Format{Bits: 32}, To: tensor.F32}}} {
 		p.Flows, p.Sequence, p.PerBatch = []uint32{7}, Field{0, 32}, 4
 		if err := p.CheckFor("pool", 1<<20, true); err == nil {
 			t.Errorf("%+v is accepted", p)

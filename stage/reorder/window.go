@@ -15,9 +15,10 @@ const (
 	inARow = 8 // strays that have the window go to them
 )
 
-// window says which batches are open: those from base on, size of them. It counts positions: packets where the number of a batch follows from the sequence
-// number, else batches. Numbers in packets begin again after modulus positions; positions, and ids of batches, do not. A number is the position that is
-// nearest to the highest one that was seen.
+// window says which batches are open: those from base on, size of them. It counts positions:
+// packets where the number of a batch follows from the sequence number, else batches. Numbers in
+// packets begin again after modulus positions; positions, and ids of batches, do not. A number is
+// the position that is nearest to the highest one that was seen.
 type window struct {
 	size, modulus int64
 	shift         int   // of a position, to the id of its batch
@@ -31,10 +32,12 @@ type window struct {
 	near   int64 // id of the last stray
 }
 
-// reach is how many batches can be open: those of the positions that a number can mean, up to the highest one that was seen.
+// reach is how many batches can be open: those of the positions that a number can mean, up to the
+// highest one that was seen.
 func reach(modulus int64, shift int) int64 { return (modulus/2-2)>>shift + 2 }
 
-// see takes in a packet with number n, and returns its position. Then batches below low are to leave; behind far all are, and begin is next.
+// see takes in a packet with number n, and returns its position. Then batches below low are to
+// leave; behind far all are, and begin is next.
 func (w *window) see(n int64) (at int64, v verdict) {
 	if !w.begun {
 		w.begin(n)
@@ -69,7 +72,8 @@ func (w *window) see(n int64) (at int64, v verdict) {
 	return at, fits
 }
 
-// clear reports whether every number of batch id means that batch, also when more of its packets have come.
+// clear reports whether every number of batch id means that batch, also when more of its packets
+// have come.
 func (w *window) clear(id int64) bool {
 	return w.modulus>>w.shift > 1 && id<<w.shift > w.newest-w.modulus/2
 }

@@ -14,7 +14,8 @@ var ErrSpec = errors.New("convert: no such conversion")
 // Spec is a conversion. It is inert.
 type Spec struct {
 	From Format
-	// To is the type of the elements: I8, U8, I16, U16, I32, U32, F16, BF16, F32, F64; C64 or C128 take pairs of samples.
+	// To is the type of the elements: I8, U8, I16, U16, I32, U32, F16, BF16, F32, F64; C64 or C128
+	// take pairs of samples.
 	To tensor.DType
 	// Scale and Offset make sample*Scale + Offset of a sample. Scale 0 is 1.
 	Scale, Offset float64
@@ -58,7 +59,8 @@ func New(s Spec) (*Converter, error) {
 	}
 	r, integer := integers[c.to]
 	if !integer && !isFloat(c.to) {
-		return nil, fmt.Errorf("%w: elements of %v: expected i8, u8, i16, u16, i32, u32, f16, bf16, f32, f64, c64 or c128", ErrSpec, s.To)
+		return nil, fmt.Errorf("%w: elements of %v: expected i8, u8, i16, u16, i32, u32, f16, bf16, f32, f64, c64 "+
+			"or c128", ErrSpec, s.To)
 	}
 	c.low, c.high = r[0], r[1]
 	c.out = c.samples * c.to.Bits() / 8
@@ -69,16 +71,19 @@ func New(s Spec) (*Converter, error) {
 // Unit is the number of bytes of input that are converted together: Convert takes multiples of it.
 func (c *Converter) Unit() int { return c.unit }
 
-// OutLen is the number of bytes that n bytes of input become; a rest of less than a Unit becomes nothing.
+// OutLen is the number of bytes that n bytes of input become; a rest of less than a Unit becomes
+// nothing.
 func (c *Converter) OutLen(n int) int { return n / c.unit * c.out }
 
 // InLen is the largest number of bytes of input that become at most n bytes.
 func (c *Converter) InLen(n int) int { return n / c.out * c.unit }
 
-// block is how many samples are decoded at a time: they stay in the processor's first cache. It holds a whole number of each format's units.
+// block is how many samples are decoded at a time: they stay in the processor's first cache. It
+// holds a whole number of each format's units.
 const block = 512
 
-// Convert converts src, whole Units, to dst, which has room for OutLen(len(src)) bytes and does not overlap it, and returns that number.
+// Convert converts src, whole Units, to dst, which has room for OutLen(len(src)) bytes and does not
+// overlap it, and returns that number.
 func (c *Converter) Convert(dst, src []byte) int {
 	n := c.OutLen(len(src))
 	dst, src = dst[:n], src[:n/c.out*c.unit]

@@ -42,7 +42,8 @@ func formats() (out []Format) {
 	return out
 }
 
-var elements = []tensor.DType{tensor.I8, tensor.U8, tensor.I16, tensor.U16, tensor.I32, tensor.U32, tensor.F16, tensor.BF16, tensor.F32, tensor.F64}
+var elements = []tensor.DType{tensor.I8, tensor.U8, tensor.I16, tensor.U16, tensor.I32, tensor.U32, tensor.F16,
+	tensor.BF16, tensor.F32, tensor.F64}
 
 // samplesOf are all samples of a narrow format, and many of a wide one.
 func samplesOf(f Format, r *rand.Rand) []int64 {
@@ -133,7 +134,8 @@ var grids = map[tensor.DType]*grid{tensor.F16: newGrid(5, 10), tensor.BF16: newG
 var infinities = map[tensor.DType]uint16{tensor.F16: 0x7c00, tensor.BF16: 0x7f80}
 
 // ranges of the integers.
-var ranges = map[tensor.DType][2]int64{tensor.I8: {-128, 127}, tensor.U8: {0, 255}, tensor.I16: {-32768, 32767}, tensor.U16: {0, 65535},
+var ranges = map[tensor.DType][2]int64{tensor.I8: {-128, 127}, tensor.U8: {0, 255}, tensor.I16: {-32768, 32767},
+	tensor.U16: {0, 65535},
 	tensor.I32: {math.MinInt32, math.MaxInt32}, tensor.U32: {0, math.MaxUint32}}
 
 // model is the element of one exact value, as bits.
@@ -149,7 +151,8 @@ func model(to tensor.DType, x *big.Rat) uint64 {
 		return math.Float64bits(v)
 	}
 	twice := new(big.Rat).Mul(x, big.NewRat(2, 1))
-	n := new(big.Int).Div(new(big.Int).Add(twice.Num(), twice.Denom()), new(big.Int).Mul(twice.Denom(), big.NewInt(2))) // floor(x + 1/2)
+	// floor(x + 1/2)
+	n := new(big.Int).Div(new(big.Int).Add(twice.Num(), twice.Denom()), new(big.Int).Mul(twice.Denom(), big.NewInt(2)))
 	if half := new(big.Rat).Sub(new(big.Rat).SetInt(n), x); half.Cmp(big.NewRat(1, 2)) == 0 && n.Bit(0) == 1 {
 		n.Sub(n, big.NewInt(1))
 	}
@@ -176,7 +179,8 @@ func element(to tensor.DType, b []byte, i int) uint64 {
 	return binary.LittleEndian.Uint64(b[8*i:])
 }
 
-// Every sample of a narrow format, and many of a wide one, become the elements that exact arithmetic gives, by each conversion.
+// Every sample of a narrow format, and many of a wide one, become the elements that exact
+// arithmetic gives, by each conversion.
 func TestAgainstModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	cases := 0
@@ -226,7 +230,8 @@ func TestScaled(t *testing.T) {
 		}
 		src := pack(f, samples)
 		for _, to := range elements {
-			for _, x := range []struct{ scale, offset float64 }{{1.0 / 2048, 0}, {0.5, 0.25}, {-3.7, 1e-3}, {1e-9, 0}, {1e6, -1e7}, {0, 0.5}, {1e-43, 0}, {1.0 / 3, 0.1}, {1e38, 3e38}, {0x1p-24, 0x1p-25}} {
+			for _, x := range []struct{ scale, offset float64 }{{1.0 / 2048, 0}, {0.5, 0.25}, {-3.7, 1e-3}, {1e-9, 0},
+				{1e6, -1e7}, {0, 0.5}, {1e-43, 0}, {1.0 / 3, 0.1}, {1e38, 3e38}, {0x1p-24, 0x1p-25}} {
 				var outs [][]byte
 				for _, c := range each(t, Spec{From: f, To: to, Scale: x.scale, Offset: x.offset}) {
 					dst := make([]byte, c.OutLen(len(src)))
@@ -239,13 +244,15 @@ func TestScaled(t *testing.T) {
 				zero := uint64(1) << (to.Bits() - 1) // negative: the model knows one zero only
 				for i, v := range samples {
 					product, _ := new(big.Rat).Mul(new(big.Rat).SetInt64(v), new(big.Rat).SetFloat64(x.scale)).Float64()
-					value, _ := new(big.Rat).Add(new(big.Rat).SetFloat64(product), new(big.Rat).SetFloat64(x.offset)).Float64()
+					value, _ := new(big.Rat).Add(new(big.Rat).SetFloat64(product),
+						new(big.Rat).SetFloat64(x.offset)).Float64()
 					want := model(to, new(big.Rat).SetFloat64(value))
 					_, integer := ranges[to]
 					for k, dst := range outs {
 						got := element(to, dst, i)
 						if got != want && (integer || got&^zero|want&^zero != 0) {
-							t.Fatalf("%v to %v, *%v %+v, processor %d: sample %d became %#x, want %#x", f, to, x.scale, x.offset, k, v, got, want)
+							t.Fatalf("%v to %v, *%v %+v, processor %d: sample %d became %#x, want %#x", f, to, x.scale,
+								x.offset, k, v, got, want)
 						}
 					}
 				}
@@ -254,7 +261,8 @@ func TestScaled(t *testing.T) {
 	}
 }
 
-// Each length that is a number of whole units gives what one unit after the other gives, also across blocks.
+// Each length that is a number of whole units gives what one unit after the other gives, also
+// across blocks.
 func TestLengths(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for _, f := range formats() {
@@ -273,7 +281,8 @@ func TestLengths(t *testing.T) {
 				for n := 0; n <= len(src); n += 1 + n/100 { // each of the short ones
 					dst := slices.Repeat([]byte{0xa5}, c.OutLen(n)+3)
 					k := c.Convert(dst, src[:n])
-					if k != c.OutLen(n) || c.InLen(k) != n/c.unit*c.unit || !slices.Equal(dst[:k], want[:k]) || dst[k] != 0xa5 {
+					if k != c.OutLen(n) || c.InLen(k) != n/c.unit*c.unit || !slices.Equal(dst[:k], want[:k]) ||
+						dst[k] != 0xa5 {
 						t.Fatalf("%v to %v: %d bytes became %d", f, to, n, k)
 					}
 				}
@@ -283,8 +292,10 @@ func TestLengths(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	for _, s := range []Spec{{}, {From: Format{Bits: 10}, To: tensor.F32}, {From: Format{Bits: 8}}, {From: Format{Bits: 8}, To: tensor.F8E4M3},
-		{From: Format{Bits: 8}, To: tensor.F32, Scale: math.NaN()}, {From: Format{Bits: 8}, To: tensor.F32, Offset: math.Inf(1)}} {
+	for _, s := range []Spec{{}, {From: Format{Bits: 10}, To: tensor.F32}, {From: Format{Bits: 8}},
+		{From: Format{Bits: 8}, To: tensor.F8E4M3},
+		{From: Format{Bits: 8}, To: tensor.F32, Scale: math.NaN()},
+		{From: Format{Bits: 8}, To: tensor.F32, Offset: math.Inf(1)}} {
 		if c, err := New(s); c != nil || !errors.Is(err, ErrSpec) {
 			t.Errorf("%+v: %v", s, err)
 		}
@@ -294,10 +305,13 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// NaN and infinities do not come from samples; rounding writes them as IEEE 754 has them all the same.
+// NaN and infinities do not come from samples; rounding writes them as IEEE 754 has them all the
+// same.
 func TestRound(t *testing.T) {
-	for x, want := range map[float64][2]uint16{math.Inf(1): {0x7c00, 0x7f80}, math.Inf(-1): {0xfc00, 0xff80}, 65504: {0x7bff, 0x4780}, 65520: {0x7c00, 0x4780}, 65519.99: {0x7bff, 0x4780},
-		math.Copysign(0, -1): {0x8000, 0x8000}, 0x1p-24: {1, 0x3380}, 0x1p-25: {0, 0x3300}, 0x1.8p-25: {1, 0x3340}, 0x1p-133: {0, 1}, 0x1p-134: {0, 0}, math.SmallestNonzeroFloat64: {0, 0}, math.MaxFloat64: {0x7c00, 0x7f80}} {
+	for x, want := range map[float64][2]uint16{math.Inf(1): {0x7c00, 0x7f80}, math.Inf(-1): {0xfc00, 0xff80},
+		65504: {0x7bff, 0x4780}, 65520: {0x7c00, 0x4780}, 65519.99: {0x7bff, 0x4780},
+		math.Copysign(0, -1): {0x8000, 0x8000}, 0x1p-24: {1, 0x3380}, 0x1p-25: {0, 0x3300}, 0x1.8p-25: {1, 0x3340},
+		0x1p-133: {0, 1}, 0x1p-134: {0, 0}, math.SmallestNonzeroFloat64: {0, 0}, math.MaxFloat64: {0x7c00, 0x7f80}} {
 		if got := [2]uint16{f16(x), bf16(x)}; got != want {
 			t.Errorf("%v: %#x, want %#x", x, got, want)
 		}

@@ -21,7 +21,8 @@ func isFloat(to tensor.DType) bool {
 	return to == tensor.F16 || to == tensor.BF16 || to == tensor.F32 || to == tensor.F64
 }
 
-// encode writes elements of the samples. It calls no function by a variable: samples stay on the stack of slow.
+// encode writes elements of the samples. It calls no function by a variable: samples stay on the
+// stack of slow.
 func (c *Converter) encode(dst []byte, in []int64) {
 	switch c.to {
 	case tensor.F16:
@@ -57,7 +58,8 @@ func (c *Converter) encode(dst []byte, in []int64) {
 	}
 }
 
-// value is sample*scale + offset. It rounds twice: the conversion forbids the compiler to fuse the two operations.
+// value is sample*scale + offset. It rounds twice: the conversion forbids the compiler to fuse the
+// two operations.
 func (c *Converter) value(v int64) float64 {
 	if !c.scaled {
 		return float64(v)
@@ -71,7 +73,8 @@ func f16(x float64) uint16 { return round(x, 5, 10) }
 // bf16 is the nearest number of the upper half of a binary32.
 func bf16(x float64) uint16 { return round(x, 8, 7) }
 
-// round is the nearest number of a format of 16 bits with an exponent of exp bits and a fraction of frac bits, ties to even. It rounds once.
+// round is the nearest number of a format of 16 bits with an exponent of exp bits and a fraction of
+// frac bits, ties to even. It rounds once.
 func round(x float64, exp, frac uint) uint16 {
 	b := math.Float64bits(x)
 	sign := uint16(b >> 48 & 0x8000)

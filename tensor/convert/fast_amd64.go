@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// layout is how a kernel finds the samples of a block, and what it does with them: see tools/asm, which has the offsets of the fields.
+// layout is how a kernel finds the samples of a block, and what it does with them: see tools/asm,
+// which has the offsets of the fields.
 type layout = [264]byte
 
 // kernel converts blocks of 8 samples (AVX2) or 16.
@@ -78,7 +79,8 @@ var (
 		tensor.F32:  {scaledF32Signed, scaledF32Unsigned, scaledF32Wide, scaledF32WideUnsigned, nil, nil},
 		tensor.F64:  {scaledF64Signed, scaledF64Unsigned, scaledF64Wide, scaledF64WideUnsigned, nil, nil},
 	}
-	signedOf = map[tensor.DType]tensor.DType{tensor.U8: tensor.I8, tensor.U16: tensor.I16} // the same kernels with other bounds
+	// the same kernels with other bounds
+	signedOf = map[tensor.DType]tensor.DType{tensor.U8: tensor.I8, tensor.U16: tensor.I16}
 )
 
 // What the processor has. Tests take it away.
@@ -87,12 +89,14 @@ var (
 	hasAVX512 = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 )
 
-// fastest is the fastest kernel on this processor whose results are those of slow; the zero value where there is none.
+// fastest is the fastest kernel on this processor whose results are those of slow; the zero value
+// where there is none.
 func (c *Converter) fastest() fast {
 	f := c.spec.From
 	powerOfTwo := c.spec.Offset == 0
 	if c.scale != 1 {
-		// Kernels multiply in float32. A power of two is exact there, as long as the number has no more than 24 bits, and neither it nor the product is small.
+		// Kernels multiply in float32. A power of two is exact there, as long as the number has no
+		// more than 24 bits, and neither it nor the product is small.
 		frac, exp := math.Frexp(c.scale)
 		powerOfTwo = powerOfTwo && isFloat(c.to) && frac == 0.5 && exp >= -100 && exp <= 90 && f.Bits < 32
 	}
@@ -161,7 +165,8 @@ func (c *Converter) layout512() *layout {
 	return l
 }
 
-// layoutBytes changes l for samples of whole bytes, which a kernel of floats leaves in the upper bytes of the lanes, zeros below: below the sign of unsigned ones.
+// layoutBytes changes l for samples of whole bytes, which a kernel of floats leaves in the upper
+// bytes of the lanes, zeros below: below the sign of unsigned ones.
 func (c *Converter) layoutBytes(l *layout) {
 	n := c.spec.From.Bits / 8
 	from := 4 - n
@@ -183,7 +188,8 @@ func (c *Converter) layoutBytes(l *layout) {
 	binary.LittleEndian.PutUint64(l[256:], keep)
 }
 
-// place says which bytes of a block, in the order of memory, become a lane of 32 bits for the sample that begins at bit first, and how far to the left they are then shifted.
+// place says which bytes of a block, in the order of memory, become a lane of 32 bits for the
+// sample that begins at bit first, and how far to the left they are then shifted.
 func (f Format) place(lane []byte, first int) (left uint32) {
 	for k := range 4 {
 		if f.BigEndian {
@@ -198,7 +204,8 @@ func (f Format) place(lane []byte, first int) (left uint32) {
 	return uint32(32 - f.Bits - first%8)
 }
 
-// run converts the front of src, all of it if it can, and returns how many bytes that was. No load reaches beyond src.
+// run converts the front of src, all of it if it can, and returns how many bytes that was. No load
+// reaches beyond src.
 func (x *fast) run(dst, src []byte) int {
 	if x.kernel == nil || len(src) < x.load {
 		return 0

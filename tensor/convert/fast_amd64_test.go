@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// each makes a conversion as on this processor, as on one without AVX-512, and as on one without kernels.
+// each makes a conversion as on this processor, as on one without AVX-512, and as on one without
+// kernels.
 func each(t *testing.T, s Spec) (out []*Converter) {
 	a, b := hasAVX2, hasAVX512
 	defer func() { hasAVX2, hasAVX512 = a, b }()
@@ -24,7 +25,8 @@ func each(t *testing.T, s Spec) (out []*Converter) {
 	return out
 }
 
-// No kernel loads a byte behind the input: the last block begins where as many bytes are left as it loads.
+// No kernel loads a byte behind the input: the last block begins where as many bytes are left as it
+// loads.
 func TestLoadsWithin(t *testing.T) {
 	for _, f := range formats() {
 		for _, c := range each(t, Spec{From: f, To: tensor.F32}) {
@@ -34,7 +36,8 @@ func TestLoadsWithin(t *testing.T) {
 			}
 			for n := range 200 {
 				n = n / c.unit * c.unit
-				if k := x.run(make([]byte, n/c.unit*c.out), make([]byte, n)); k > n || k > 0 && k < n && k-x.in+x.load > n {
+				if k := x.run(make([]byte, n/c.unit*c.out), make([]byte, n)); k > n || k > 0 && k < n &&
+					k-x.in+x.load > n {
 					t.Errorf("%v: the last block of %d bytes of %d loads up to %d", f, k, n, k-x.in+x.load)
 				}
 			}

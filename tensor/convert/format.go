@@ -11,8 +11,9 @@ type Format struct {
 	// Bits of a sample: 4, 8, 12, 14, 16 or 32.
 	Bits     int
 	Unsigned bool
-	// BigEndian: the most significant bit of a sample comes first, and the first sample of a byte is in its upper bits. Otherwise the
-	// least significant bit comes first, and the first sample of a byte is in its lower bits.
+	// BigEndian: the most significant bit of a sample comes first, and the first sample of a byte
+	// is in its upper bits. Otherwise the least significant bit comes first, and the first sample
+	// of a byte is in its lower bits.
 	BigEndian bool
 }
 
@@ -27,7 +28,8 @@ func (f Format) String() string {
 	return fmt.Sprintf("%s%d %s", s, f.Bits, order)
 }
 
-// unit is the smallest number of whole bytes that holds whole samples; 0 for a format that there is not.
+// unit is the smallest number of whole bytes that holds whole samples; 0 for a format that there is
+// not.
 func (f Format) unit() int {
 	switch f.Bits {
 	case 4, 8:

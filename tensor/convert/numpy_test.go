@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/tensor/convert"
 )
 
-// TestNumpy converts all samples of 8 and 16 bits, and many of 32, to all types that numpy has, and compares each bit with what numpy makes of them:
-// the nearest element, and for integers the nearest that the type has (clip).
+// TestNumpy converts all samples of 8 and 16 bits, and many of 32, to all types that numpy has, and
+// compares each bit with what numpy makes of them: the nearest element, and for integers the
+// nearest that the type has (clip).
 func TestNumpy(t *testing.T) {
 	python := testpeers.NeedPython(t, "numpy")
 	type run struct{ File, From, To, Out string }
@@ -46,8 +47,10 @@ func TestNumpy(t *testing.T) {
 				if err := os.WriteFile(file, src, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				for _, to := range []tensor.DType{tensor.I8, tensor.U8, tensor.I16, tensor.U16, tensor.I32, tensor.U32, tensor.F16, tensor.F32, tensor.F64} {
-					c, err := convert.New(convert.Spec{From: convert.Format{Bits: bits, Unsigned: unsigned, BigEndian: big}, To: to})
+				for _, to := range []tensor.DType{tensor.I8, tensor.U8, tensor.I16, tensor.U16, tensor.I32, tensor.U32,
+					tensor.F16, tensor.F32, tensor.F64} {
+					c, err := convert.New(convert.Spec{From: convert.Format{Bits: bits, Unsigned: unsigned,
+						BigEndian: big}, To: to})
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// Error is a file that does not follow the format, or holds what package tensor cannot: where and why.
+// Error is a file that does not follow the format, or holds what package tensor cannot: where and
+// why.
 type Error struct {
 	Offset  int64  // of the offending byte, counted from the beginning of the file
 	Problem string // what was found and what was expected
@@ -134,7 +135,8 @@ func (s *scanner) header() (h header, err error) {
 	return h, nil
 }
 
-// str takes a quoted string of printable ASCII without escapes: nothing else occurs in a header that has a use here.
+// str takes a quoted string of printable ASCII without escapes: nothing else occurs in a header
+// that has a use here.
 func (s *scanner) str(what string) (string, int64, error) {
 	const longest = 64
 	quote := s.peek()
@@ -151,7 +153,8 @@ func (s *scanner) str(what string) (string, int64, error) {
 			s.pos++
 			return text, begin, nil
 		case c < 0x20 || c > 0x7e || c == '\\':
-			return "", begin, s.fail(s.at(), "found %q inside %s; expected printable ASCII without escapes", s.b[s.pos:s.pos+1], what)
+			return "", begin, s.fail(s.at(), "found %q inside %s; expected printable ASCII without escapes",
+				s.b[s.pos:s.pos+1], what)
 		}
 	}
 	return "", begin, s.fail(begin, "%s has no closing quote within %d bytes", what, longest)
@@ -223,7 +226,8 @@ func (s *scanner) integer() (int64, error) {
 // descr takes the type string.
 func (s *scanner) descr(h *header) error {
 	if s.peek() == '[' {
-		return s.fail(s.at(), "found '[': a structured type, which a tensor cannot hold; expected a type string such as '<f4'")
+		return s.fail(s.at(), "found '[': a structured type, which a tensor cannot hold; expected a type string such "+
+			"as '<f4'")
 	}
 	text, at, err := s.str("the type string")
 	if err != nil {
@@ -248,12 +252,14 @@ func (s *scanner) descr(h *header) error {
 	case 'O':
 		return s.fail(at, "type '%s': Python objects are stored as a pickle, which is a program; refused", text)
 	case 'V':
-		return s.fail(at, "type '%s' is raw memory; numpy writes it for types it does not know, such as bfloat16: save those as safetensors", text)
+		return s.fail(at, "type '%s' is raw memory; numpy writes it for types it does not know, such as bfloat16: "+
+			"save those as safetensors", text)
 	}
 	return s.fail(at, "type '%s'; expected one of %v", text, knownDescrs())
 }
 
-// littleEndian maps the type strings that need no swapping to their types; single bytes with either order character.
+// littleEndian maps the type strings that need no swapping to their types; single bytes with either
+// order character.
 var littleEndian = func() map[string]tensor.DType {
 	m := make(map[string]tensor.DType)
 	for _, d := range tensor.DTypes() {

@@ -15,8 +15,9 @@ import (
 
 const (
 	magic = "\x93NUMPY"
-	// maxHeader bounds what is copied and scanned. numpy itself refuses headers above 10,000 bytes unless its caller trusts them;
-	// those it writes for the types of package tensor stay below 1,000.
+	// maxHeader bounds what is copied and scanned. numpy itself refuses headers above 10,000 bytes
+	// unless its caller trusts them; those it writes for the types of package tensor stay below
+	// 1,000.
 	maxHeader = 1 << 16
 	// align is the multiple of bytes at which numpy, and Write, let the data begin.
 	align = 64
@@ -25,21 +26,23 @@ const (
 // ErrBigEndian is what Parse and ParseNext answer, wrapped, for big-endian data: use ParseCopy.
 var ErrBigEndian = errors.New("big-endian data have no view; ParseCopy swaps them into fresh memory")
 
-// Parse reads one file from memory. The tensor, which has no name, is a view of b. Failures wrap an *Error, those for
-// big-endian data ErrBigEndian as well. Bytes behind the array are an error: see ParseNext.
+// Parse reads one file from memory. The tensor, which has no name, is a view of b. Failures wrap an
+// *Error, those for big-endian data ErrBigEndian as well. Bytes behind the array are an error: see
+// ParseNext.
 func Parse(b []byte) (tensor.Tensor, error) {
 	t, rest, err := ParseNext(b)
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
 	if len(rest) > 0 {
-		return tensor.Tensor{}, &Error{int64(len(b) - len(rest)), fmt.Sprintf("%d bytes behind the array; expected the file to end here", len(rest))}
+		return tensor.Tensor{}, &Error{int64(len(b) - len(rest)),
+			fmt.Sprintf("%d bytes behind the array; expected the file to end here", len(rest))}
 	}
 	return t, nil
 }
 
-// ParseNext reads the first array of b and returns what is behind it: numpy can save several arrays to one file. Offsets in
-// errors count from the beginning of b.
+// ParseNext reads the first array of b and returns what is behind it: numpy can save several arrays
+// to one file. Offsets in errors count from the beginning of b.
 func ParseNext(b []byte) (t tensor.Tensor, rest []byte, err error) {
 	h, desc, data, err := parse(b)
 	if err != nil {
@@ -52,8 +55,8 @@ func ParseNext(b []byte) (t tensor.Tensor, rest []byte, err error) {
 	return view(desc, data)
 }
 
-// ParseCopy reads one file from memory like Parse, but into memory of its own, so that b may go away. Big-endian data become
-// little-endian.
+// ParseCopy reads one file from memory like Parse, but into memory of its own, so that b may go
+// away. Big-endian data become little-endian.
 func ParseCopy(b []byte) (tensor.Tensor, error) {
 	h, desc, data, err := parse(b)
 	if err != nil {
@@ -64,7 +67,8 @@ func ParseCopy(b []byte) (tensor.Tensor, error) {
 		return tensor.Tensor{}, err
 	}
 	if len(rest) > 0 {
-		return tensor.Tensor{}, &Error{int64(len(b) - len(rest)), fmt.Sprintf("%d bytes behind the array; expected the file to end here", len(rest))}
+		return tensor.Tensor{}, &Error{int64(len(b) - len(rest)),
+			fmt.Sprintf("%d bytes behind the array; expected the file to end here", len(rest))}
 	}
 	own := slices.Clone(t.Bytes())
 	if h.bigEndian {
@@ -87,7 +91,8 @@ func view(desc tensor.Desc, data []byte) (tensor.Tensor, []byte, error) {
 	return t, data[n:], err
 }
 
-// parse reads and checks the header; data is all that is behind it, and at least as long as desc needs.
+// parse reads and checks the header; data is all that is behind it, and at least as long as desc
+// needs.
 func parse(b []byte) (h header, desc tensor.Desc, data []byte, err error) {
 	fail := func(at int, format string, args ...any) (header, tensor.Desc, []byte, error) {
 		return header{}, tensor.Desc{}, nil, &Error{int64(at), fmt.Sprintf(format, args...)}
@@ -117,7 +122,8 @@ func parse(b []byte) (h header, desc tensor.Desc, data []byte, err error) {
 		return fail(8, "header length %d; expected at most %d", n, maxHeader)
 	}
 	if length > len(b)-from {
-		return fail(8, "header length %d, but the file has only %d bytes after it; is it truncated?", length, len(b)-from)
+		return fail(8, "header length %d, but the file has only %d bytes after it; is it truncated?", length,
+			len(b)-from)
 	}
 	// The copy keeps other writers of b from changing the header between its check and its use.
 	s := scanner{b: bytes.Clone(b[from : from+length]), base: int64(from)}
@@ -142,13 +148,15 @@ func parse(b []byte) (h header, desc tensor.Desc, data []byte, err error) {
 	return h, desc, data, nil
 }
 
-// Write writes the tensor as a version 1.0 file and returns the number of bytes written. That version holds every header
-// there can be here: one of rank 32 has less than 1,000 bytes of the 65,535 that it allows. The data begin at a multiple of
-// 64 bytes. A tensor must be row-major or column-major contiguous. Types that numpy does not have (bf16, the 8-bit and 4-bit
-// floats and packed integers) are refused, since it would read them as something else. The name is not stored.
+// Write writes the tensor as a version 1.0 file and returns the number of bytes written. That
+// version holds every header there can be here: one of rank 32 has less than 1,000 bytes of the
+// 65,535 that it allows. The data begin at a multiple of 64 bytes. A tensor must be row-major or
+// column-major contiguous. Types that numpy does not have (bf16, the 8-bit and 4-bit floats and
+// packed integers) are refused, since it would read them as something else. The name is not stored.
 func Write(w io.Writer, t tensor.Tensor) (int64, error) { return WriteVersion(w, t, 1) }
 
-// WriteVersion is Write for readers that ask for format version 2 or 3, which differ only in the width of the header's length.
+// WriteVersion is Write for readers that ask for format version 2 or 3, which differ only in the
+// width of the header's length.
 func WriteVersion(w io.Writer, t tensor.Tensor, major int) (int64, error) {
 	n, err := t.Desc.Bytes()
 	if err == nil && n != int64(len(t.Bytes())) {
@@ -175,7 +183,8 @@ func WriteVersion(w io.Writer, t tensor.Tensor, major int) (int64, error) {
 	return written, nil
 }
 
-// Header is what a version 1.0 file begins with, before the bytes of a tensor with this description. Errors are those of Write.
+// Header is what a version 1.0 file begins with, before the bytes of a tensor with this
+// description. Errors are those of Write.
 func Header(d tensor.Desc) ([]byte, error) {
 	head, err := appendHeader(nil, d, 1)
 	if err != nil {
@@ -191,7 +200,8 @@ func appendHeader(b []byte, d tensor.Desc, major int) ([]byte, error) {
 	case major < 1 || major > 3:
 		return nil, fmt.Errorf("format version %d; expected 1, 2 or 3", major)
 	case !ok:
-		return nil, fmt.Errorf("numpy has no type for %s; expected one of %v, or save it as safetensors", d.DType, knownDescrs())
+		return nil, fmt.Errorf("numpy has no type for %s; expected one of %v, or save it as safetensors", d.DType,
+			knownDescrs())
 	case d.Contiguous():
 	case d.ColumnMajor():
 		order = "True"

@@ -128,7 +128,8 @@ func TestParseHostile(t *testing.T) {
 		for major, offset := range map[byte]int{1: 10, 2: 12, 3: 12} {
 			_, err := npy.Parse(build(major, c.dict[:at]+c.dict[at+1:], 0))
 			var e *npy.Error
-			if !errors.As(err, &e) || e.Offset != int64(offset+at) || !strings.Contains(e.Problem, c.want) || len(e.Problem) > 400 {
+			if !errors.As(err, &e) || e.Offset != int64(offset+at) || !strings.Contains(e.Problem, c.want) ||
+				len(e.Problem) > 400 {
 				t.Errorf("%s, version %d: %v; want byte %d and %q", c.name, major, err, offset+at, c.want)
 			}
 			if _, err := npy.ParseCopy(build(major, c.dict[:at]+c.dict[at+1:], 0)); err == nil {
@@ -163,7 +164,8 @@ func TestParseFrame(t *testing.T) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}
-	if _, err := npy.Parse(append(bytes.Clone(good), 1, 2, 3)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("byte %d: 3 bytes behind", len(good))) {
+	if _, err := npy.Parse(append(bytes.Clone(good), 1, 2, 3)); err == nil ||
+		!strings.Contains(err.Error(), fmt.Sprintf("byte %d: 3 bytes behind", len(good))) {
 		t.Errorf("bytes behind the array: %v", err)
 	}
 	if _, err := npy.ParseCopy(append(bytes.Clone(good), 1, 2, 3)); err == nil {
@@ -230,7 +232,8 @@ func TestWriteGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for major, head := range map[int]string{1: "\x93NUMPY\x01\x00\x76\x00", 2: "\x93NUMPY\x02\x00\x74\x00\x00\x00", 3: "\x93NUMPY\x03\x00\x74\x00\x00\x00"} {
+	for major, head := range map[int]string{1: "\x93NUMPY\x01\x00\x76\x00", 2: "\x93NUMPY\x02\x00\x74\x00\x00\x00",
+		3: "\x93NUMPY\x03\x00\x74\x00\x00\x00"} {
 		want := head + "{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }"
 		want += strings.Repeat(" ", 127-len(want)) + "\nabc"
 		var out bytes.Buffer
@@ -269,7 +272,8 @@ func TestWriteRefuses(t *testing.T) {
 	u8 := newTensor(t, tensor.Desc{DType: tensor.U8, Shape: []int64{2, 3}})
 	for want, f := range map[string]func() (int64, error){
 		"not contiguous": func() (int64, error) {
-			return npy.Write(&out, newTensor(t, tensor.Desc{DType: tensor.U8, Shape: []int64{2, 3}, Strides: []int64{4, 1}}))
+			return npy.Write(&out, newTensor(t, tensor.Desc{DType: tensor.U8, Shape: []int64{2, 3},
+				Strides: []int64{4, 1}}))
 		},
 		"expected 1, 2 or 3":      func() (int64, error) { return npy.WriteVersion(&out, u8, 0) },
 		"version 4":               func() (int64, error) { return npy.WriteVersion(&out, u8, 4) },
@@ -299,7 +303,8 @@ func numpyTypes() []tensor.DType {
 
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		d := tensor.Desc{DType: rapid.SampledFrom(numpyTypes()).Draw(t, "dtype"), Shape: rapid.SliceOfN(rapid.Int64Range(0, 4), 0, 5).Draw(t, "shape")}
+		d := tensor.Desc{DType: rapid.SampledFrom(numpyTypes()).Draw(t, "dtype"),
+			Shape: rapid.SliceOfN(rapid.Int64Range(0, 4), 0, 5).Draw(t, "shape")}
 		if rapid.Bool().Draw(t, "columns") {
 			d.Strides = tensor.ColumnMajor(d.Shape)
 		}
@@ -318,7 +323,8 @@ func TestRoundTrip(t *testing.T) {
 		for _, x := range want {
 			var y tensor.Tensor
 			var err error
-			if y, rest, err = npy.ParseNext(rest); err != nil || !x.Desc.Equal(y.Desc) || !bytes.Equal(x.Bytes(), y.Bytes()) {
+			if y, rest, err = npy.ParseNext(rest); err != nil || !x.Desc.Equal(y.Desc) ||
+				!bytes.Equal(x.Bytes(), y.Bytes()) {
 				t.Fatalf("%v came back as %v, %v", x, y, err)
 			}
 		}

@@ -52,7 +52,8 @@ func TestNumpyReadsOurs(t *testing.T) {
 				descr, _ := d.Numpy()
 				a := array{
 					File: filepath.Join(dir, fmt.Sprintf("%s-%d-%v.npy", d, i, columns)),
-					Type: descr, Shape: shape, Raw: hex.EncodeToString(x.Bytes()), Fortran: columns && !x.Desc.Contiguous(),
+					Type: descr, Shape: shape, Raw: hex.EncodeToString(x.Bytes()), Fortran: columns &&
+						!x.Desc.Contiguous(),
 				}
 				f, err := os.Create(a.File)
 				if err != nil {
@@ -182,7 +183,8 @@ func rows(x tensor.Tensor) []byte {
 	return out
 }
 
-// What numpy can save and a tensor cannot hold must be refused; several arrays in one file are read one by one.
+// What numpy can save and a tensor cannot hold must be refused; several arrays in one file are read
+// one by one.
 func TestNumpysOddFiles(t *testing.T) {
 	python := testpeers.NeedPython(t, "numpy")
 	dir := t.TempDir()
@@ -210,7 +212,8 @@ json.dump("done", sys.stdout)
 		return b
 	}
 	for name, want := range map[string]string{
-		"object": "pickle", "struct": "structured", "text": "expected one of", "date": "expected one of", "raw": "bfloat16", "long": "expected one of",
+		"object": "pickle", "struct": "structured", "text": "expected one of", "date": "expected one of",
+		"raw": "bfloat16", "long": "expected one of",
 	} {
 		var e *npy.Error
 		if x, err := npy.Parse(read(name)); !errors.As(err, &e) || !strings.Contains(e.Problem, want) {
@@ -223,7 +226,8 @@ json.dump("done", sys.stdout)
 		t.Fatalf("first array: %v, %v", first, err)
 	}
 	second, rest, err := npy.ParseNext(rest)
-	if err != nil || second.Desc.String() != "f64[]" || hex.EncodeToString(second.Bytes()) != "0000000000000440" || len(rest) != 0 {
+	if err != nil || second.Desc.String() != "f64[]" || hex.EncodeToString(second.Bytes()) != "0000000000000440" ||
+		len(rest) != 0 {
 		t.Errorf("second array: %v %x, %v", second, second.Bytes(), err)
 	}
 	if _, err := npy.Parse(b); err == nil {

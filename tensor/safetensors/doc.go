@@ -1,7 +1,8 @@
-// Package safetensors reads and writes the safetensors format: named tensors in one file, with a small JSON header and the
-// raw bytes after it (https://github.com/huggingface/safetensors).
+// Package safetensors reads and writes the safetensors format: named tensors in one file, with a
+// small JSON header and the raw bytes after it (https://github.com/huggingface/safetensors).
 //
-// Reading copies no tensor: Parse gives views of the bytes it was given, and Open views of the mapped file.
+// Reading copies no tensor: Parse gives views of the bytes it was given, and Open views of the
+// mapped file.
 //
 //	f, err := safetensors.Open("model.safetensors")
 //	if err != nil { ... }          // says at which byte of the file, what was found and what was expected
@@ -14,14 +15,17 @@
 //	n bytes    header: one JSON object in UTF-8 that begins with '{', white space allowed behind it
 //	the rest   data
 //
-// The header maps each tensor's name to its dtype, shape and data_offsets: the first byte and the byte after the last one,
-// counted from the beginning of the data. "__metadata__" may map strings to strings. Refused are: a name or key that occurs
-// twice (JSON parsers would take one of them silently), a key that is missing, numbers that are not plain
-// integers of at least 0, tensors that overlap or leave holes, data before or behind all tensors, and a length that does not fit
-// dtype and shape. Memory used for a header is a small multiple of the length of the header itself, whatever numbers it contains.
+// The header maps each tensor's name to its dtype, shape and data_offsets: the first byte and the
+// byte after the last one, counted from the beginning of the data. "__metadata__" may map strings
+// to strings. Refused are: a name or key that occurs twice (JSON parsers would take one of them
+// silently), a key that is missing, numbers that are not plain integers of at least 0, tensors that
+// overlap or leave holes, data before or behind all tensors, and a length that does not fit dtype
+// and shape. Memory used for a header is a small multiple of the length of the header itself,
+// whatever numbers it contains.
 //
-// A tensor with a dtype that package tensor does not have, or with a key that is not known, does not hide the others: it is opaque bytes
-// ([File.Opaque]). Its length has to fit where the format says how long an element of the dtype is.
+// A tensor with a dtype that package tensor does not have, or with a key that is not known, does
+// not hide the others: it is opaque bytes ([File.Opaque]). Its length has to fit where the format
+// says how long an element of the dtype is.
 //
 // A tensor's name is data: this package never uses it as a path, nor should its callers.
 package safetensors

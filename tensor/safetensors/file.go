@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// File is a parsed file. Its methods may be called from any goroutine; none but Close changes anything.
+// File is a parsed file. Its methods may be called from any goroutine; none but Close changes
+// anything.
 type File struct {
 	tensors  []tensor.Tensor
 	offsets  []int64 // of each tensor's bytes, from the beginning of the file
@@ -21,9 +22,10 @@ type File struct {
 	lease  mem.Lease
 }
 
-// Open maps the file read-only and parses it. Nothing of the data is read until it is used. Writing to a tensor's bytes would
-// fault. The file must not be truncated while it is open: the kernel answers access to bytes that are gone with a signal that
-// ends the process, and a regular file, unlike a memfd, cannot be sealed against it.
+// Open maps the file read-only and parses it. Nothing of the data is read until it is used. Writing
+// to a tensor's bytes would fault. The file must not be truncated while it is open: the kernel
+// answers access to bytes that are gone with a signal that ends the process, and a regular file,
+// unlike a memfd, cannot be sealed against it.
 //
 // Errors name the path; those of the format wrap an *Error.
 func Open(path string) (*File, error) {
@@ -44,8 +46,9 @@ func Open(path string) (*File, error) {
 	return f, nil
 }
 
-// Close ends the life of all views and unmaps the file as soon as no other lease on its region is left. On a File from
-// Parse, and when called again, it does nothing. It must not run at the same time as another Close.
+// Close ends the life of all views and unmaps the file as soon as no other lease on its region is
+// left. On a File from Parse, and when called again, it does nothing. It must not run at the same
+// time as another Close.
 func (f *File) Close() error {
 	if f.region == nil {
 		return nil
@@ -56,8 +59,8 @@ func (f *File) Close() error {
 	return err
 }
 
-// Region is the mapped file, for exporting it to a peer; nil if the File came from Parse or is closed. A caller that keeps a part
-// of it beyond Close takes a lease of its own.
+// Region is the mapped file, for exporting it to a peer; nil if the File came from Parse or is
+// closed. A caller that keeps a part of it beyond Close takes a lease of its own.
 func (f *File) Region() *mem.Region { return f.region }
 
 // Tensors are all tensors in the order of their bytes in the file. The File owns the slice.
@@ -72,8 +75,8 @@ func (f *File) Tensor(name string) (tensor.Tensor, bool) {
 	return f.tensors[i], true
 }
 
-// Offset is where the bytes of the named tensor begin, counted from the beginning of the file, which is also the offset in
-// Region.
+// Offset is where the bytes of the named tensor begin, counted from the beginning of the file,
+// which is also the offset in Region.
 func (f *File) Offset(name string) (int64, bool) {
 	i, ok := f.index[name]
 	if !ok {
@@ -85,14 +88,15 @@ func (f *File) Offset(name string) (int64, bool) {
 // Metadata is what the header has under "__metadata__", nil if it has none. The File owns the map.
 func (f *File) Metadata() map[string]string { return f.metadata }
 
-// Opaque is what a header says of a tensor of which only the bytes are known, because its type, or a key that it has besides, is not.
+// Opaque is what a header says of a tensor of which only the bytes are known, because its type, or
+// a key that it has besides, is not.
 type Opaque struct {
 	DType string  // as the header has it, which may be any text
 	Shape []int64 // in elements of DType
 }
 
-// Opaque says whether only the bytes of the named tensor are known, and what the header says of it. Among the tensors it is one of U8, of
-// one dimension, and [Write] makes it one.
+// Opaque says whether only the bytes of the named tensor are known, and what the header says of it.
+// Among the tensors it is one of U8, of one dimension, and [Write] makes it one.
 func (f *File) Opaque(name string) (o Opaque, ok bool) {
 	o, ok = f.opaque[name]
 	return o, ok

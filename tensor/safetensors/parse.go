@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// MaxHeader is the longest header in bytes that is read or written, the limit of the reference implementation.
+// MaxHeader is the longest header in bytes that is read or written, the limit of the reference
+// implementation.
 const MaxHeader = 100_000_000
 
 const (
@@ -30,7 +31,8 @@ var dtypes = func() map[string]tensor.DType {
 	return m
 }()
 
-// foreignBits are the bits of an element of the types that the format has and package tensor has not.
+// foreignBits are the bits of an element of the types that the format has and package tensor has
+// not.
 var foreignBits = map[string]int64{"F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
 
 // entry is one tensor of a header before its place in the data has been checked.
@@ -44,9 +46,9 @@ type entry struct {
 	offsetsAt  int64 // offset in the file of data_offsets
 }
 
-// Parse reads a whole file from memory. The tensors are views of b: they live as long as b, and b must not change while
-// they are in use. The header itself is copied before it is checked, so b may be memory that another process can write.
-// Every failure is an *Error.
+// Parse reads a whole file from memory. The tensors are views of b: they live as long as b, and b
+// must not change while they are in use. The header itself is copied before it is checked, so b may
+// be memory that another process can write. Every failure is an *Error.
 func Parse(b []byte) (*File, error) {
 	if len(b) < prefix {
 		return nil, &Error{int64(len(b)), "the file ends inside the length of the header; expected 8 bytes"}
@@ -57,7 +59,8 @@ func Parse(b []byte) (*File, error) {
 	case n > MaxHeader:
 		return nil, s.fail(0, "header length %d; expected at most %d", n, MaxHeader)
 	case n > uint64(len(b)-prefix):
-		return nil, s.fail(0, "header length %d, but the file has only %d bytes after it; is it truncated?", n, len(b)-prefix)
+		return nil, s.fail(0, "header length %d, but the file has only %d bytes after it; is it truncated?", n,
+			len(b)-prefix)
 	}
 	s = scanner{b: bytes.Clone(b[prefix : prefix+int(n)]), base: prefix}
 	data := b[prefix+int(n):]
@@ -118,7 +121,8 @@ func (s *scanner) header() ([]entry, *File, error) {
 			continue
 		}
 		if k, twice := f.index[name]; twice {
-			return nil, nil, s.fail(at, "tensor %s for the second time; the first is at byte %d", quote(name), entries[k].at)
+			return nil, nil, s.fail(at, "tensor %s for the second time; the first is at byte %d", quote(name),
+				entries[k].at)
 		}
 		e := entry{name: name, at: at}
 		if err := s.entry(&e); err != nil {
@@ -128,7 +132,8 @@ func (s *scanner) header() ([]entry, *File, error) {
 		entries = append(entries, e)
 	}
 	if s.peek(); s.pos != len(s.b) {
-		return nil, nil, s.fail(s.at(), "found %s behind the header's closing brace; expected only white space", s.found())
+		return nil, nil, s.fail(s.at(), "found %s behind the header's closing brace; expected only white space",
+			s.found())
 	}
 	return entries, f, nil
 }
@@ -240,10 +245,12 @@ func (s *scanner) entry(e *entry) error {
 		return s.fail(shapeAt, "%s: %v", name, err)
 	}
 	if elems, _ := e.desc.Elems(); e.desc.DType.Bits() < 8 && elems%2 != 0 {
-		return s.fail(dtypeAt, "%s: %d elements of %s do not fill whole bytes; the format expects an even number", name, elems, e.desc.DType)
+		return s.fail(dtypeAt, "%s: %d elements of %s do not fill whole bytes; the format expects an even number", name,
+			elems, e.desc.DType)
 	}
 	if size != e.end-e.begin {
-		return s.fail(e.offsetsAt, "%s: data_offsets [%d,%d] hold %d bytes; expected %d for %s", name, e.begin, e.end, e.end-e.begin, size, e.desc)
+		return s.fail(e.offsetsAt, "%s: data_offsets [%d,%d] hold %d bytes; expected %d for %s", name, e.begin, e.end,
+			e.end-e.begin, size, e.desc)
 	}
 	return nil
 }
@@ -268,7 +275,8 @@ func (s *scanner) foreign(e *entry, name string, dtypeAt, shapeAt int64) error {
 	case elems*bits%8 != 0:
 		return s.fail(dtypeAt, "%s: %d elements of %s do not fill whole bytes", name, elems, e.dtype)
 	case elems*bits/8 != e.end-e.begin:
-		return s.fail(e.offsetsAt, "%s: data_offsets [%d,%d] hold %d bytes; expected %d for %s%v", name, e.begin, e.end, e.end-e.begin, elems*bits/8, e.dtype, e.desc.Shape)
+		return s.fail(e.offsetsAt, "%s: data_offsets [%d,%d] hold %d bytes; expected %d for %s%v", name, e.begin, e.end,
+			e.end-e.begin, elems*bits/8, e.dtype, e.desc.Shape)
 	}
 	return nil
 }
@@ -313,9 +321,11 @@ func (s *scanner) integers(what string, most int) ([]int64, error) {
 	}
 }
 
-// place checks that the tensors cover the data exactly, in some order, and makes the views, in the order of the file.
+// place checks that the tensors cover the data exactly, in some order, and makes the views, in the
+// order of the file.
 func (f *File) place(s *scanner, entries []entry, data []byte) error {
-	// Tensors without bytes sort in front of the tensor that begins where they are; the rest of a tie keeps the header's order.
+	// Tensors without bytes sort in front of the tensor that begins where they are; the rest of a
+	// tie keeps the header's order.
 	slices.SortStableFunc(entries, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
 	})
@@ -326,16 +336,22 @@ func (f *File) place(s *scanner, entries []entry, data []byte) error {
 		e := &entries[i]
 		switch {
 		case e.end > size:
-			return s.fail(e.offsetsAt, "tensor %s: data_offsets [%d,%d], but the file has only %d bytes of data; is it truncated?", quote(e.name), e.begin, e.end, size)
+			return s.fail(e.offsetsAt,
+				"tensor %s: data_offsets [%d,%d], but the file has only %d bytes of data; is it truncated?",
+				quote(e.name), e.begin, e.end, size)
 		case e.begin > next:
-			return s.fail(e.offsetsAt, "tensor %s begins at %d of the data, but the one before it ends at %d; expected no hole", quote(e.name), e.begin, next)
+			return s.fail(e.offsetsAt,
+				"tensor %s begins at %d of the data, but the one before it ends at %d; expected no hole", quote(e.name),
+				e.begin, next)
 		case e.begin < next:
-			return s.fail(e.offsetsAt, "tensor %s begins at %d of the data and overlaps %s, which ends at %d", quote(e.name), e.begin, quote(entries[i-1].name), next)
+			return s.fail(e.offsetsAt, "tensor %s begins at %d of the data and overlaps %s, which ends at %d",
+				quote(e.name), e.begin, quote(entries[i-1].name), next)
 		}
 		next = e.end
 	}
 	if next != size {
-		return s.fail(f.dataAt+next, "%d bytes of data that belong to no tensor; expected the file to end here", size-next)
+		return s.fail(f.dataAt+next, "%d bytes of data that belong to no tensor; expected the file to end here",
+			size-next)
 	}
 	f.tensors = make([]tensor.Tensor, len(entries))
 	f.offsets = make([]int64, len(entries))

@@ -25,7 +25,8 @@ func build(header string, n int) []byte {
 }
 
 func TestParse(t *testing.T) {
-	// Tensors in another order than their bytes, escapes in a name, all kinds of white space, an empty tensor in the middle.
+	// Tensors in another order than their bytes, escapes in a name, all kinds of white space, an
+	// empty tensor in the middle.
 	b := build("{ \"b\u00e9\\ud83d\\ude00\\n\" :\t{\"shape\":[2,2],\r\n\"dtype\":\"I16\",\"data_offsets\":[4, 12]},"+
 		`"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"__metadata__":{"format":"pt","":"\"\\\/\b\f"},`+
 		`"empty":{"dtype":"F64","shape":[0,3],"data_offsets":[4,4]},"four":{"dtype":"F4","shape":[4],"data_offsets":[12,14]}}  `, 14)
@@ -37,7 +38,8 @@ func TestParse(t *testing.T) {
 	for _, x := range f.Tensors() {
 		got = append(got, fmt.Sprintf("%s %x", x, x.Bytes()))
 	}
-	want := []string{`"a" f32[] 4 B 01020304`, `"empty" f64[0 3] 0 B `, `"bé😀\n" i16[2 2] 8 B 05060708090a0b0c`, `"four" f4e2m1[4] 2 B 0d0e`}
+	want := []string{`"a" f32[] 4 B 01020304`, `"empty" f64[0 3] 0 B `, `"bé😀\n" i16[2 2] 8 B 05060708090a0b0c`,
+		`"four" f4e2m1[4] 2 B 0d0e`}
 	if strings.Join(got, "|") != strings.Join(want, "|") {
 		t.Errorf("tensors:\n%q\nwant\n%q", got, want)
 	}
@@ -90,7 +92,8 @@ func TestParseOpaque(t *testing.T) {
 		if _, other := f.Opaque("a"); other || !is || o.DType != c.dtype || !slices.Equal(o.Shape, c.shape) {
 			t.Errorf("%s: %v, %v", c.entry, o, is)
 		}
-		if string(a.Bytes()) != "\x01\x02" || f.Metadata() != nil || x.Desc.String() != fmt.Sprintf("u8[%d]", c.size) || !bytes.Equal(x.Bytes(), b[len(b)-c.size:]) {
+		if string(a.Bytes()) != "\x01\x02" || f.Metadata() != nil || x.Desc.String() != fmt.Sprintf("u8[%d]", c.size) ||
+			!bytes.Equal(x.Bytes(), b[len(b)-c.size:]) {
 			t.Errorf("%s: %v, %v", c.entry, a, x)
 		}
 		sameAfterWriting(t, f)
@@ -104,8 +107,8 @@ func TestParseWithoutTensors(t *testing.T) {
 	}
 }
 
-// Each hostile file must be refused at the byte where it is wrong, which the caret marks: it stands in front of that byte and
-// is taken out of the header.
+// Each hostile file must be refused at the byte where it is wrong, which the caret marks: it stands
+// in front of that byte and is taken out of the header.
 func TestParseHostile(t *testing.T) {
 	const a = `"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}`
 	long := strings.Repeat("n", 5000)
@@ -227,17 +230,20 @@ func TestParseLength(t *testing.T) {
 		}
 	}
 	for n, want := range map[uint64]string{
-		1 << 63: "at most 100000000", 100_000_001: "at most 100000000", 100_000_000: "truncated", 1<<64 - 1: "at most", 1<<64 - 8: "at most",
+		1 << 63: "at most 100000000", 100_000_001: "at most 100000000", 100_000_000: "truncated", 1<<64 - 1: "at most",
+		1<<64 - 8: "at most",
 	} {
 		b := append([]byte(nil), good...)
 		binary.LittleEndian.PutUint64(b, n)
-		if _, err := safetensors.Parse(b); err == nil || !strings.Contains(err.Error(), "byte 0") || !strings.Contains(err.Error(), want) {
+		if _, err := safetensors.Parse(b); err == nil || !strings.Contains(err.Error(), "byte 0") ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("length %d: %v; want %q", n, err, want)
 		}
 	}
 }
 
-// A header of a few hundred bytes with huge numbers, and the densest header there is, cost memory by their length only.
+// A header of a few hundred bytes with huge numbers, and the densest header there is, cost memory
+// by their length only.
 func TestParseMemory(t *testing.T) {
 	var dense strings.Builder
 	dense.WriteString("{")
@@ -272,7 +278,8 @@ func allocated() uint64 {
 func FuzzParse(f *testing.F) {
 	f.Add(build(`{}`, 0))
 	f.Add(build(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"F4","shape":[2,1],"data_offsets":[4,5]}}`, 5))
-	f.Add(build(`{"__metadata__":{"format":"pt"},"\ud83d\ude00":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}}   `, 2))
+	f.Add(build(`{"__metadata__":{"format":"pt"},"\ud83d\ude00":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}}   `,
+		2))
 	f.Add(build(`{"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]}}`, 0))
 	f.Add(build(`{"a":{"dtype":"I64","shape":[0,9],"data_offsets":[0,0]},"a":{}}`, 0))
 	f.Add(build(`{"__metadata__":null,"a":{"dtype":"F6_E2M3","shape":[4],"k":[{"x":-1e3}],"data_offsets":[0,3]}}`, 3))
@@ -305,7 +312,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// sameAfterWriting writes what was read, reads it again and compares; writing that once more must give the same bytes.
+// sameAfterWriting writes what was read, reads it again and compares; writing that once more must
+// give the same bytes.
 func sameAfterWriting(t interface {
 	Helper()
 	Fatalf(string, ...any)
@@ -320,7 +328,8 @@ func sameAfterWriting(t interface {
 		t.Fatalf("read what was written: %v", err)
 	}
 	compare(t, file.Tensors(), file.Metadata(), again)
-	if _, err := safetensors.Write(&second, again.Tensors(), again.Metadata()); err != nil || first.String() != second.String() {
+	if _, err := safetensors.Write(&second, again.Tensors(), again.Metadata()); err != nil ||
+		first.String() != second.String() {
 		t.Fatalf("the second writing differs from the first: %v\n%q\n%q", err, first.String(), second.String())
 	}
 	return again

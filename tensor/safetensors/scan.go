@@ -26,8 +26,9 @@ func quote(name string) string {
 	return fmt.Sprintf("%q... (%d bytes)", name[:most], len(name))
 }
 
-// scanner reads the tokens of JSON that a header may contain. Every position that it reports is an offset in the file.
-// It is written for this one grammar, since encoding/json accepts duplicate keys and broken UTF-8 silently.
+// scanner reads the tokens of JSON that a header may contain. Every position that it reports is an
+// offset in the file. It is written for this one grammar, since encoding/json accepts duplicate
+// keys and broken UTF-8 silently.
 type scanner struct {
 	b    []byte // a private copy of the header, valid UTF-8
 	pos  int
@@ -71,8 +72,8 @@ func (s *scanner) take(c byte, what string) error {
 	return nil
 }
 
-// more is called in front of an element or the end of a list that closes with end: it takes the comma between elements or
-// the end, and reports whether an element follows.
+// more is called in front of an element or the end of a list that closes with end: it takes the
+// comma between elements or the end, and reports whether an element follows.
 func (s *scanner) more(first bool, end byte, what string) (bool, error) {
 	if s.peek() == end {
 		s.pos++
@@ -115,7 +116,8 @@ func (s *scanner) str(what string) (string, int64, error) {
 			out = utf8.AppendRune(out, r)
 			from = s.pos
 		case c < 0x20:
-			return "", begin, s.fail(s.at(), "control character %q inside %s; expected an escape such as \\u%04x", c, what, c)
+			return "", begin, s.fail(s.at(), "control character %q inside %s; expected an escape such as \\u%04x", c,
+				what, c)
 		default:
 			s.pos++
 		}

@@ -55,7 +55,8 @@ func half(v float64) uint16 {
 	return sign | uint16(exponent+15)<<10 | uint16(bits>>42&0x3ff)
 }
 
-// torchTensor is what torch says of a tensor: its type, shape, and the values as float64, infinities as strings.
+// torchTensor is what torch says of a tensor: its type, shape, and the values as float64,
+// infinities as strings.
 type torchTensor struct {
 	Type   string
 	Shape  []int64
@@ -77,8 +78,8 @@ func plain(values []float64) []any {
 	return out
 }
 
-// What we write torch understands as the numbers that we meant, and what it writes is byte for byte what we would write: also
-// for types that numpy does not have.
+// What we write torch understands as the numbers that we meant, and what it writes is byte for byte
+// what we would write: also for types that numpy does not have.
 func TestTorch(t *testing.T) {
 	python := peers.NeedPython(t, "torch")
 	types := torchTypes()
@@ -112,7 +113,8 @@ func TestTorch(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// The first half reads our file by the format's description; the second makes tensors out of numbers and writes them.
+	// The first half reads our file by the format's description; the second makes tensors out of
+	// numbers and writes them.
 	const script = `
 import json, math, struct, sys, torch
 want = json.load(sys.stdin)
@@ -168,7 +170,8 @@ json.dump(got, sys.stdout)
 			t.Errorf("torch wrote %v, which nobody asked for", x)
 			continue
 		}
-		if y := tensors[i]; x.Desc.DType != y.Desc.DType || !slices.Equal(x.Desc.Shape, y.Desc.Shape) || !slices.Equal(x.Bytes(), y.Bytes()) {
+		if y := tensors[i]; x.Desc.DType != y.Desc.DType || !slices.Equal(x.Desc.Shape, y.Desc.Shape) ||
+			!slices.Equal(x.Bytes(), y.Bytes()) {
 			t.Errorf("%s: torch wrote %v %x; want %v %x", x.Name, x.Desc, x.Bytes(), y.Desc, y.Bytes())
 		}
 	}

@@ -14,16 +14,18 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// Write writes a file with the given tensors and metadata (nil for none) and returns the number of bytes written. It streams:
-// the memory it needs is that of the header.
+// Write writes a file with the given tensors and metadata (nil for none) and returns the number of
+// bytes written. It streams: the memory it needs is that of the header.
 //
-// The same input gives the same bytes, whatever its order: tensors are sorted by the width of their elements, widest first,
-// then by name, which keeps each aligned to its own element type without gaps; metadata is sorted by key. The header is
-// padded with spaces so that the data begin at a multiple of 8 bytes. (The reference implementation sorts likewise, but breaks
-// ties between types of one width by its own list of types; readers accept any order.)
+// The same input gives the same bytes, whatever its order: tensors are sorted by the width of their
+// elements, widest first, then by name, which keeps each aligned to its own element type without
+// gaps; metadata is sorted by key. The header is padded with spaces so that the data begin at a
+// multiple of 8 bytes. (The reference implementation sorts likewise, but breaks ties between types
+// of one width by its own list of types; readers accept any order.)
 //
-// Nothing is written if a tensor cannot be: one that is not row-major contiguous, has a dtype that the format lacks, an odd
-// number of 4-bit elements, a name that occurs twice, is not UTF-8 or is "__metadata__", or that was not made by tensor.New.
+// Nothing is written if a tensor cannot be: one that is not row-major contiguous, has a dtype that
+// the format lacks, an odd number of 4-bit elements, a name that occurs twice, is not UTF-8 or is
+// "__metadata__", or that was not made by tensor.New.
 func Write(w io.Writer, tensors []tensor.Tensor, metadata map[string]string) (int64, error) {
 	sorted := slices.Clone(tensors)
 	slices.SortStableFunc(sorted, func(a, b tensor.Tensor) int {
@@ -106,7 +108,8 @@ func appendHeader(b []byte, sorted []tensor.Tensor, metadata map[string]string) 
 		b = append(b, ' ')
 	}
 	if len(b) > prefix+MaxHeader {
-		return nil, fmt.Errorf("safetensors: the header of %d tensors is longer than %d bytes; write fewer to a file", len(sorted), MaxHeader)
+		return nil, fmt.Errorf("safetensors: the header of %d tensors is longer than %d bytes; write fewer to a file",
+			len(sorted), MaxHeader)
 	}
 	binary.LittleEndian.PutUint64(b, uint64(len(b)-prefix))
 	return b, nil
@@ -123,21 +126,25 @@ func check(t tensor.Tensor) (dtype string, err error) {
 	case !ok:
 		return "", fmt.Errorf("dtype %s does not exist in this format; expected one of %v", t.Desc.DType, knownDTypes())
 	case n != int64(len(t.Bytes())):
-		return "", fmt.Errorf("%d bytes of memory; expected %d for %s: make it with tensor.New", len(t.Bytes()), n, t.Desc)
+		return "", fmt.Errorf("%d bytes of memory; expected %d for %s: make it with tensor.New", len(t.Bytes()), n,
+			t.Desc)
 	case !t.Desc.Contiguous():
-		return "", fmt.Errorf("%s is not row-major contiguous, which is all that this format holds; copy it first", t.Desc)
+		return "", fmt.Errorf("%s is not row-major contiguous, which is all that this format holds; copy it first",
+			t.Desc)
 	case t.Name == metadataKey:
 		return "", fmt.Errorf("the format keeps this name for the metadata")
 	case !utf8.ValidString(t.Name):
 		return "", fmt.Errorf("the name is not UTF-8")
 	}
 	if elems, _ := t.Desc.Elems(); t.Desc.DType.Bits() < 8 && elems%2 != 0 {
-		return "", fmt.Errorf("%d elements of %s do not fill whole bytes; the format expects an even number", elems, t.Desc.DType)
+		return "", fmt.Errorf("%d elements of %s do not fill whole bytes; the format expects an even number", elems,
+			t.Desc.DType)
 	}
 	return dtype, nil
 }
 
-// appendString appends a JSON string. Only what JSON forbids is escaped; valid UTF-8 stays as it is.
+// appendString appends a JSON string. Only what JSON forbids is escaped; valid UTF-8 stays as it
+// is.
 func appendString(b []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')

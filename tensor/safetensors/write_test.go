@@ -69,7 +69,8 @@ func TestWriteGolden(t *testing.T) {
 
 func TestWriteRefuses(t *testing.T) {
 	u8 := make1(t, "a", tensor.U8, 2, 3)
-	columns, err := tensor.New("a", tensor.Desc{DType: tensor.U8, Shape: []int64{2, 3}, Strides: []int64{1, 2}}, u8.Bytes())
+	columns, err := tensor.New("a", tensor.Desc{DType: tensor.U8, Shape: []int64{2, 3}, Strides: []int64{1, 2}},
+		u8.Bytes())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +128,9 @@ func TestRoundTrip(t *testing.T) {
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		names := rapid.SliceOfNDistinct(rapid.String().Filter(func(s string) bool { return s != "__metadata__" }), 0, 6, rapid.ID).Draw(t, "names")
+		names := rapid.SliceOfNDistinct(rapid.String().Filter(func(s string) bool {
+			return s != "__metadata__"
+		}), 0, 6, rapid.ID).Draw(t, "names")
 		var tensors []tensor.Tensor
 		for _, name := range names {
 			d := rapid.SampledFrom(types).Draw(t, "dtype")

@@ -1,5 +1,5 @@
-// Package synth makes the tensors of demos, tests and benchmarks: descriptions with the shapes of a real model, and a byte
-// pattern that a receiver can check without having the source.
+// Package synth makes the tensors of demos, tests and benchmarks: descriptions with the shapes of a
+// real model, and a byte pattern that a receiver can check without having the source.
 //
 //	for _, s := range synth.GPT2.Tensors() {
 //		n, _ := s.Desc.Bytes()
@@ -9,7 +9,8 @@
 //		bad, ok := synth.Verify(buf, synth.Seed(s.Name), 0)
 //	}
 //
-// The pattern depends on the seed and on the position of each byte, so bytes that are missing, stale, zero, shifted or from
-// another tensor are found. It is made for finding errors of transport, not for secrecy, and it is not a distribution of
-// plausible weights: the bytes of a float tensor are arbitrary, NaNs among them, and those of a bool tensor are not only 0 and 1.
+// The pattern depends on the seed and on the position of each byte, so bytes that are missing,
+// stale, zero, shifted or from another tensor are found. It is made for finding errors of
+// transport, not for secrecy, and it is not a distribution of plausible weights: the bytes of a
+// float tensor are arbitrary, NaNs among them, and those of a bool tensor are not only 0 and 1.
 package synth

@@ -12,8 +12,8 @@ type Spec struct {
 	Desc tensor.Desc
 }
 
-// Model is the size of a decoder in the style of GPT-2 (A. Radford et al., Language models are unsupervised multitask
-// learners, 2019). All four numbers must be at least 1.
+// Model is the size of a decoder in the style of GPT-2 (A. Radford et al., Language models are
+// unsupervised multitask learners, 2019). All four numbers must be at least 1.
 type Model struct {
 	Layers  int
 	Hidden  int // width of the residual stream
@@ -28,8 +28,9 @@ var (
 	Tiny = Model{Layers: 6, Hidden: 32, Vocab: 257, Context: 64}
 )
 
-// layerTypes are the element types of the attention and MLP matrices of layer i, by i modulo 6: mostly f32, with each
-// narrower type in some layer, as a model that was quantised in part has them. Types of 8 bits bring a scale per output.
+// layerTypes are the element types of the attention and MLP matrices of layer i, by i modulo 6:
+// mostly f32, with each narrower type in some layer, as a model that was quantised in part has
+// them. Types of 8 bits bring a scale per output.
 var layerTypes = [...]struct{ attention, mlp tensor.DType }{
 	{tensor.F32, tensor.F32},
 	{tensor.BF16, tensor.BF16},
@@ -39,9 +40,9 @@ var layerTypes = [...]struct{ attention, mlp tensor.DType }{
 	{tensor.U8, tensor.F8E5M2},
 }
 
-// Tensors lists the state dict in the order of the layers: the weights of an embedding, of Layers blocks and of the final
-// norm, and the buffers that go with them (causal masks as bool, position ids as i64). Names are unique; all tensors are
-// row-major. The caller owns the result.
+// Tensors lists the state dict in the order of the layers: the weights of an embedding, of Layers
+// blocks and of the final norm, and the buffers that go with them (causal masks as bool, position
+// ids as i64). Names are unique; all tensors are row-major. The caller owns the result.
 func (m Model) Tensors() []Spec {
 	h, ctx := int64(m.Hidden), int64(m.Context)
 	var all []Spec
@@ -78,7 +79,8 @@ func (m Model) Tensors() []Spec {
 	return all
 }
 
-// Bytes is the sum of the sizes of the given tensors. It fails for an invalid description or a sum above 2^63-1.
+// Bytes is the sum of the sizes of the given tensors. It fails for an invalid description or a sum
+// above 2^63-1.
 func Bytes(specs []Spec) (int64, error) {
 	total := int64(0)
 	for _, s := range specs {

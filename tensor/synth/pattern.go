@@ -5,10 +5,11 @@ import (
 	"math/bits"
 )
 
-// The pattern is SplitMix64 used as a counter: 64-bit word k of a seed is mix(mix(seed) + (k+1)·golden), little-endian
-// (G. Steele, D. Lea, C. Flood: Fast splittable pseudorandom number generators, OOPSLA 2014). Any byte can be had without the
-// ones before it. The seed is mixed first, since the streams of two seeds that differ by a multiple of golden would otherwise
-// be shifts of each other.
+// The pattern is SplitMix64 used as a counter: 64-bit word k of a seed is mix(mix(seed) +
+// (k+1)·golden), little-endian (G. Steele, D. Lea, C. Flood: Fast splittable pseudorandom number
+// generators, OOPSLA 2014). Any byte can be had without the ones before it. The seed is mixed
+// first, since the streams of two seeds that differ by a multiple of golden would otherwise be
+// shifts of each other.
 const (
 	golden  = 0x9e3779b97f4a7c15
 	golden2 = golden * 2 & (1<<64 - 1) // constants do not wrap by themselves
@@ -22,7 +23,8 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// Seed derives a seed from a name (FNV-1a), so that sender and receiver need to agree on nothing but the name.
+// Seed derives a seed from a name (FNV-1a), so that sender and receiver need to agree on nothing
+// but the name.
 func Seed(name string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(name) {
@@ -61,8 +63,9 @@ func FillAt(dst []byte, seed, offset uint64) {
 	}
 }
 
-// Verify checks that p holds the part of the pattern of seed that begins at position offset, in bytes. When ok is false,
-// firstBad is the index in p of the first byte that differs; otherwise it is -1. It does not allocate or write.
+// Verify checks that p holds the part of the pattern of seed that begins at position offset, in
+// bytes. When ok is false, firstBad is the index in p of the first byte that differs; otherwise it
+// is -1. It does not allocate or write.
 func Verify(p []byte, seed, offset uint64) (firstBad int, ok bool) {
 	rest := p
 	state := mix(seed) + (offset/8+1)*golden

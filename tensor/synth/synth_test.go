@@ -12,9 +12,11 @@ import (
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 
-// The published first outputs of SplitMix64 with state 0: two processes of different versions must agree on the pattern.
+// The published first outputs of SplitMix64 with state 0: two processes of different versions must
+// agree on the pattern.
 func TestPatternGolden(t *testing.T) {
-	words := []uint64{0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f, 0xf88bb8a8724c81ec, 0x1b39896a51a8749b}
+	words := []uint64{0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f, 0xf88bb8a8724c81ec,
+		0x1b39896a51a8749b}
 	var want []byte
 	for _, w := range words {
 		for k := range 8 {
@@ -72,7 +74,8 @@ func TestVerifyFindsTheFirstBadByte(t *testing.T) {
 	})
 }
 
-// What goes wrong in a transport: nothing arrived, another seed's bytes, bytes shifted by a word or a page.
+// What goes wrong in a transport: nothing arrived, another seed's bytes, bytes shifted by a word or
+// a page.
 func TestVerifyFindsErrorsOfTransport(t *testing.T) {
 	whole := make([]byte, 64<<10)
 	synth.Fill(whole, 7)
@@ -83,7 +86,8 @@ func TestVerifyFindsErrorsOfTransport(t *testing.T) {
 	stream := make([]byte, 4096)
 	synth.Fill(stream, shifted)
 	for name, p := range map[string][]byte{
-		"zeros": make([]byte, 4096), "other seed": other, "one word off": whole[8:4104], "one page off": whole[4096:8192],
+		"zeros": make([]byte, 4096), "other seed": other, "one word off": whole[8:4104],
+		"one page off":               whole[4096:8192],
 		"seed one counter step away": stream,
 	} {
 		if bad, ok := synth.Verify(p, 7, 0); ok || bad > 1 {
@@ -129,7 +133,8 @@ func TestGPT2(t *testing.T) {
 			t.Errorf("%s is %s; want %s", name, got, want)
 		}
 	}
-	for _, d := range []tensor.DType{tensor.F32, tensor.BF16, tensor.F16, tensor.I8, tensor.U8, tensor.F8E4M3, tensor.F8E5M2, tensor.Bool, tensor.I64} {
+	for _, d := range []tensor.DType{tensor.F32, tensor.BF16, tensor.F16, tensor.I8, tensor.U8, tensor.F8E4M3,
+		tensor.F8E5M2, tensor.Bool, tensor.I64} {
 		if !types[d] {
 			t.Errorf("no tensor of %s", d)
 		}

@@ -6,9 +6,11 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// A kernel of AVX2 converts blocks of 8 samples. It shuffles the bytes of each sample into the upper bits of a lane of 32 bits, shifts out what is above the
-// sample and then what is below it, converts the 8 integers, and stores them. The shuffle and the shifts are data (type layout of package convert), so one
-// kernel does for all formats; only samples of 32 bits are loaded in another way.
+// A kernel of AVX2 converts blocks of 8 samples. It shuffles the bytes of each sample into the
+// upper bits of a lane of 32 bits, shifts out what is above the sample and then what is below it,
+// converts the 8 integers, and stores them. The shuffle and the shifts are data (type layout of
+// package convert), so one kernel does for all formats; only samples of 32 bits are loaded in
+// another way.
 
 // Offsets of the fields of layout, as the kernels of AVX2 have them.
 const (
@@ -41,7 +43,8 @@ func mem(base reg.Register, at int) operand.Mem { return operand.Mem{Base: base,
 func kernel(name, to string, signed, wide bool) {
 	TEXT(name, NOSPLIT, "func(dst, src *byte, blocks int, l "+layoutType+")")
 	Pragma("noescape")
-	dst, src, n, l := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("blocks"), GP64()), Load(Param("l"), GP64())
+	dst, src, n, l := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("blocks"), GP64()),
+		Load(Param("l"), GP64())
 	mask, up, factor := YMM(), YMM(), YMM()
 	down := XMM()
 	next := GP64()

@@ -6,9 +6,11 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// A kernel of AVX-512 converts blocks of 16 samples. One permutation of bytes (VBMI) puts the bytes of each sample into a lane of 32 bits, two shifts leave the
-// sample, as with AVX2. A plain kernel makes elements of the integers, or of floats of 32 bits that it multiplies by a power of two. A scaled one computes
-// sample*scale + offset in float64 with two roundings, as the Go code does, and rounds to the element once.
+// A kernel of AVX-512 converts blocks of 16 samples. One permutation of bytes (VBMI) puts the bytes
+// of each sample into a lane of 32 bits, two shifts leave the sample, as with AVX2. A plain kernel
+// makes elements of the integers, or of floats of 32 bits that it multiplies by a power of two. A
+// scaled one computes sample*scale + offset in float64 with two roundings, as the Go code does, and
+// rounds to the element once.
 
 // Offsets of the fields of layout, as the kernels of AVX-512 have them.
 const (
@@ -34,7 +36,8 @@ func convertAVX512() {
 	}
 	for _, load := range []string{"Signed", "Unsigned", "Wide", "WideUnsigned"} {
 		for _, to := range []string{"8", "16", "32", "F16", "BF16", "F32"} {
-			if load == "WideUnsigned" || load == "Wide" && to == "BF16" { // a float32 between would round, and a lane of 32 bits has a sign
+			if load == "WideUnsigned" || load == "Wide" && to == "BF16" {
+				// a float32 between would round, and a lane of 32 bits has a sign
 				continue
 			}
 			kernel512("plain"+to+load, to, load, plain512)
@@ -45,11 +48,14 @@ func convertAVX512() {
 	}
 }
 
-// kernel512 writes a kernel; body prepares its constants and returns what stores the elements of a block.
-func kernel512(name, to, load string, body func(to, load string, l reg.Register) func(dst reg.Register, v reg.VecVirtual) int) {
+// kernel512 writes a kernel; body prepares its constants and returns what stores the elements of a
+// block.
+func kernel512(name, to, load string, body func(to, load string, l reg.Register) func(dst reg.Register,
+	v reg.VecVirtual) int) {
 	TEXT(name, NOSPLIT, "func(dst, src *byte, blocks int, l "+layoutType+")")
 	Pragma("noescape")
-	dst, src, n, l := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("blocks"), GP64()), Load(Param("l"), GP64())
+	dst, src, n, l := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("blocks"), GP64()),
+		Load(Param("l"), GP64())
 	mask, up, down := ZMM(), ZMM(), ZMM()
 	bytes, keep := K(), K()
 	next := GP64()
@@ -208,7 +214,8 @@ func scaled512(to, load string, l reg.Register) func(reg.Register, reg.VecVirtua
 		case "F32":
 			VCVTPD2PS(x, y.AsY())
 		case "F16", "BF16":
-			// To odd: towards zero, and the last bit is set where something was lost. What rounds that rounds the float64.
+			// To odd: towards zero, and the last bit is set where something was lost. What rounds
+			// that rounds the float64.
 			back := ZMM()
 			lost := K()
 			VCVTPD2PS_RZ_SAE(x, y.AsY())

@@ -1,4 +1,5 @@
-// Asm writes the assembly for amd64 of one package and its declarations: go generate runs it for convert and for vec.
+// Asm writes the assembly for amd64 of one package and its declarations: go generate runs it for
+// convert and for vec.
 package main
 
 import (

@@ -6,8 +6,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// Kernels of package vec are leaves without a frame that leave SP alone, so that a fault inside one can be unwound. Each exists for registers of 32 bytes (AVX2) and
-// of 64 (AVX-512); a turn of their loops takes four registers.
+// Kernels of package vec are leaves without a frame that leave SP alone, so that a fault inside one
+// can be unwound. Each exists for registers of 32 bytes (AVX2) and of 64 (AVX-512); a turn of their
+// loops takes four registers.
 
 func vecAVX2()   { vecKernels(width{"AVX2", 32, func() reg.VecVirtual { return YMM() }}) }
 func vecAVX512() { vecKernels(width{"AVX512", 64, func() reg.VecVirtual { return ZMM() }}) }
@@ -27,7 +28,8 @@ func (w width) four() (r [4]reg.VecVirtual) {
 	return r
 }
 
-// load and store move a register that need not be aligned; store past the caches where nt is set: then it is.
+// load and store move a register that need not be aligned; store past the caches where nt is set:
+// then it is.
 func (w width) load(m operand.Mem, v reg.VecVirtual) {
 	if w.wide() {
 		VMOVDQU64(m, v)
@@ -220,7 +222,8 @@ func (w width) swap(name string) {
 	done(false)
 }
 
-// find is the first i below n, a multiple of the width, with p[i+first] == a and p[i+second] == b; n where there is none.
+// find is the first i below n, a multiple of the width, with p[i+first] == a and p[i+second] == b;
+// n where there is none.
 func (w width) find(name string) {
 	text(name, "func(p *byte, n, first, second int, a, b byte) int")
 	at, n := param("p"), param("n")

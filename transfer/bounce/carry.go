@@ -14,10 +14,12 @@ import (
 
 // Session is what a Peer needs of the session with it, and of the node at this side.
 type Session interface {
-	// Ask sends a request and returns the answer. Of a Place or Fetch it returns when nothing moves any more, or the session is lost.
+	// Ask sends a request and returns the answer. Of a Place or Fetch it returns when nothing moves
+	// any more, or the session is lost.
 	Ask(q control.Query) (*control.Response, error)
-	// Device finds a block of an export of memory of a device that the peer may use with all the rights wanted. It stays until done is called.
-	// Without rights the block stands for all of the export, of which the peer has to have any right.
+	// Device finds a block of an export of memory of a device that the peer may use with all the
+	// rights wanted. It stays until done is called. Without rights the block stands for all of the
+	// export, of which the peer has to have any right.
 	Device(b control.Block, want path.Rights) (s mem.Span, done func(), err error)
 	// Lend exports memory to the peer alone.
 	Lend(s mem.Span) (Export, error)
@@ -43,7 +45,8 @@ func NewPeer(ctx context.Context, m *Memory, s Session) *Peer {
 	return &Peer{memory: m, session: s, ctx: ctx}
 }
 
-// Carrier is the transfer whose bytes are carried. Its methods are called by the goroutines of pieces, several at once.
+// Carrier is the transfer whose bytes are carried. Its methods are called by the goroutines of
+// pieces, several at once.
 type Carrier interface {
 	// Move begins to move a piece by a path.
 	Move(p *Piece) Move
@@ -112,7 +115,8 @@ type carrying struct {
 	err error
 }
 
-// Carry moves all pieces, and returns when nothing of them moves any more. It ends early when ctx does.
+// Carry moves all pieces, and returns when nothing of them moves any more. It ends early when ctx
+// does.
 func (p *Peer) Carry(ctx context.Context, w Work, c Carrier) error {
 	if err := p.memory.begin(); err != nil {
 		return err
@@ -218,7 +222,8 @@ func (s *carrying) cut(pc *Piece, most uint64) {
 	for s.skip() && pc.Bytes < most {
 		c := s.Copies[s.At.Block]
 		m := Mover(c.Local)
-		if (m != nil) != (pc.local != nil) || m != nil && m.Device() != pc.local.Device() || s.Far[c.Key] != pc.remote || len(pc.Copies) >= s.Blocks {
+		if (m != nil) != (pc.local != nil) || m != nil && m.Device() != pc.local.Device() ||
+			s.Far[c.Key] != pc.remote || len(pc.Copies) >= s.Blocks {
 			break
 		}
 		take := min(c.Local.Len-s.At.Off, most-pc.Bytes)

@@ -16,7 +16,8 @@ import (
 const (
 	// leaseLinger is how long an unused lease is kept.
 	leaseLinger = 2 * time.Second
-	// leaseRetry is waited first when a peer has lent everything, then twice as long each time up to leaseRetryMost.
+	// leaseRetry is waited first when a peer has lent everything, then twice as long each time up
+	// to leaseRetryMost.
 	leaseRetry     = 5 * time.Millisecond
 	leaseRetryMost = 250 * time.Millisecond
 )
@@ -27,7 +28,8 @@ type leased struct {
 	leases [2]*lease  // large, small; nil: none
 }
 
-// lease is slots of the peer: the first transfer that needs one asks for it, and the node gives it back unused after leaseLinger.
+// lease is slots of the peer: the first transfer that needs one asks for it, and the node gives it
+// back unused after leaseLinger.
 type lease struct {
 	key   path.Key      // that it was asked for with
 	ready chan struct{} // closed when it is known what became of it
@@ -169,8 +171,8 @@ func (p *Peer) beginLease(l *lease, small bool) error {
 	return nil
 }
 
-// askLease asks until there is something to lend, or ctx ends. A request that was sent is waited for in any case, so that no lease
-// is forgotten.
+// askLease asks until there is something to lend, or ctx ends. A request that was sent is waited
+// for in any case, so that no lease is forgotten.
 func (p *Peer) askLease(ctx context.Context, key path.Key, small bool) (control.Staging, error) {
 	wait := leaseRetry
 	for {
@@ -181,7 +183,8 @@ func (p *Peer) askLease(ctx context.Context, key path.Key, small bool) (control.
 		if err == nil {
 			a, err := control.Parse[control.Staging](r.Body)
 			if err == nil && (a.Desc.Size < a.SlotSize*uint64(a.Slots) || a.Desc.Device) {
-				err = fmt.Errorf("transfer: the peer lends %d slots of %d bytes in %d bytes: %w", a.Slots, a.SlotSize, a.Desc.Size, path.ErrProtocol)
+				err = fmt.Errorf("transfer: the peer lends %d slots of %d bytes in %d bytes: %w", a.Slots, a.SlotSize,
+					a.Desc.Size, path.ErrProtocol)
 			}
 			return a, err
 		}

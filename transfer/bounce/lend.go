@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// What a node lends to a peer that wants to reach its memory of devices, and the copies it makes for it.
+// What a node lends to a peer that wants to reach its memory of devices, and the copies it makes
+// for it.
 
 // lending is what one peer was lent.
 type lending struct {
@@ -31,8 +32,8 @@ type lent struct {
 	busy   []bool // slots that bytes move to or from
 }
 
-// unstageWait is how long the end of a lease waits for a peer to let go of mapped memory; the memory is kept from other use
-// until it has.
+// unstageWait is how long the end of a lease waits for a peer to let go of mapped memory; the
+// memory is kept from other use until it has.
 const unstageWait = time.Second
 
 // Stage answers a request for slots.
@@ -78,7 +79,8 @@ func (p *Peer) Stage(q *control.Stage) (control.Body, error) {
 		return nil, path.ErrCanceled
 	}
 	name := mover.Device()
-	return &control.Staging{Desc: l.export.Desc(), SlotSize: l.slot, Slots: uint32(count), Device: name[:min(len(name), control.MaxDevice)]}, nil
+	return &control.Staging{Desc: l.export.Desc(), SlotSize: l.slot, Slots: uint32(count),
+		Device: name[:min(len(name), control.MaxDevice)]}, nil
 }
 
 func (p *Peer) makeLease(l *lent, m mem.Mover) error {
@@ -166,8 +168,10 @@ func (p *Peer) Fetch(q *control.Fetch) (control.Body, error) {
 	return p.answer("fetch", path.Read, q.Lease, q.Slot, q.Blocks)
 }
 
-// answer copies between a slot and device memory, for a peer that has to have the rights wanted; it answers when nothing moves any more.
-func (p *Peer) answer(verb string, want path.Rights, key path.Key, slot uint32, blocks []control.Block) (control.Body, error) {
+// answer copies between a slot and device memory, for a peer that has to have the rights wanted; it
+// answers when nothing moves any more.
+func (p *Peer) answer(verb string, want path.Rights, key path.Key, slot uint32, blocks []control.Block) (control.Body,
+	error) {
 	s := &p.lending
 	s.mu.Lock()
 	_, l := s.lease(key)
@@ -220,7 +224,8 @@ func (p *Peer) answer(verb string, want path.Rights, key path.Key, slot uint32, 
 	return &control.Empty{}, nil
 }
 
-// End begins no more copies for the peer, whose session is lost; the function returned waits for those under way and takes back what was lent.
+// End begins no more copies for the peer, whose session is lost; the function returned waits for
+// those under way and takes back what was lent.
 func (p *Peer) End() (finish func()) {
 	s := &p.lending
 	s.mu.Lock()

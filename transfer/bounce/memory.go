@@ -12,22 +12,27 @@ import (
 )
 
 const (
-	// maxSlot is the size in bytes of a large slot: long enough that what a copy and a request cost besides does not matter.
+	// maxSlot is the size in bytes of a large slot: long enough that what a copy and a request cost
+	// besides does not matter.
 	maxSlot = 4 << 20
-	// smallerSlots is by how much slots for small transfers are smaller. They are apart, so that these never wait for large ones.
+	// smallerSlots is by how much slots for small transfers are smaller. They are apart, so that
+	// these never wait for large ones.
 	smallerSlots = 16
-	// AtOnce is how many pieces of a transfer are staged at once: while one is on the path others are loaded and stored.
+	// AtOnce is how many pieces of a transfer are staged at once: while one is on the path others
+	// are loaded and stored.
 	AtOnce = 4
 	// leasedLarge and leasedSmall are the slots that one peer is lent at most.
 	leasedLarge = AtOnce
 	leasedSmall = 2 * AtOnce
 
-	// Default is the memory of a node whose options name no size, and Least is what it needs, in bytes.
+	// Default is the memory of a node whose options name no size, and Least is what it needs, in
+	// bytes.
 	Default = 16 * maxSlot
 	Least   = 512 << 10
 )
 
-// Memory is a node's pinned host memory for bytes on their way to or from memory of devices, and what it lends to its peers.
+// Memory is a node's pinned host memory for bytes on their way to or from memory of devices, and
+// what it lends to its peers.
 type Memory struct {
 	pools [2]slots // large, small
 	quota uint64   // bytes to lend to peers, besides the pools
@@ -50,13 +55,15 @@ func class(small bool) int {
 	return 0
 }
 
-// New divides so many bytes into slots; 0 stands for Default. Calls fail with ended once the memory is closed.
+// New divides so many bytes into slots; 0 stands for Default. Calls fail with ended once the memory
+// is closed.
 func New(bytes uint64, ended error) (*Memory, error) {
 	if bytes == 0 {
 		bytes = Default
 	}
 	if bytes < Least {
-		return nil, fmt.Errorf("transfer: Options.Staging is %d bytes: expected at least %d, or 0 for %d", bytes, Least, uint64(Default))
+		return nil, fmt.Errorf("transfer: Options.Staging is %d bytes: expected at least %d, or 0 for %d", bytes, Least,
+			uint64(Default))
 	}
 	const page = 4 << 10
 	large := min(bytes/8, maxSlot) &^ (smallerSlots*page - 1)
@@ -70,7 +77,8 @@ func New(bytes uint64, ended error) (*Memory, error) {
 // SmallSlot is the size of a small slot in bytes. A transfer of no more takes small slots.
 func (s *Memory) SmallSlot() uint64 { return s.pools[1].size }
 
-// Load shows f the bytes of a span that fits into a small slot and that the CPU cannot reach. They are a copy.
+// Load shows f the bytes of a span that fits into a small slot and that the CPU cannot reach. They
+// are a copy.
 func (s *Memory) Load(ctx context.Context, span mem.Span, f func([]byte)) error {
 	if err := s.begin(); err != nil {
 		return err
@@ -147,7 +155,8 @@ func (s *Memory) Verify() error {
 	return nil
 }
 
-// Close waits for what is under way, which ends soon once the peers are gone, and gives the memory back.
+// Close waits for what is under way, which ends soon once the peers are gone, and gives the memory
+// back.
 func (s *Memory) Close() error {
 	s.mu.Lock()
 	closed := s.closed
@@ -171,8 +180,8 @@ func (s *Memory) Close() error {
 	return err
 }
 
-// slots are equal pieces of pinned host memory, made when they are first needed and kept. Calls that have one, or wait for one, have
-// begun on the memory.
+// slots are equal pieces of pinned host memory, made when they are first needed and kept. Calls
+// that have one, or wait for one, have begun on the memory.
 type slots struct {
 	size uint64
 	most int // to be made
@@ -262,7 +271,8 @@ func (s *slots) take(ctx context.Context, m mem.Mover) (*slot, error) {
 	return nil, ctx.Err()
 }
 
-// fit replaces a slot of another device's by one of m's. If there is none to be had the other one does: it is host memory too.
+// fit replaces a slot of another device's by one of m's. If there is none to be had the other one
+// does: it is host memory too.
 func (s *slots) fit(x *slot, m mem.Mover) *slot {
 	if x.device == m.Device() {
 		return x
@@ -291,7 +301,8 @@ func (s *slots) verify() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.waiting) != 0 || len(s.free) != s.made {
-		return fmt.Errorf("stage: %d of %d slots of %d bytes are free, %d calls wait for one", len(s.free), s.made, s.size, len(s.waiting))
+		return fmt.Errorf("stage: %d of %d slots of %d bytes are free, %d calls wait for one", len(s.free), s.made,
+			s.size, len(s.waiting))
 	}
 	return nil
 }
@@ -308,8 +319,9 @@ func newSlot(m mem.Mover, size uint64) (*slot, error) {
 	return &slot{region: r, lease: l, device: m.Device()}, nil
 }
 
-// newRegion makes host memory where a device likes it: pinned, if it can pin any. Pinned memory of a runtime's own, which has no descriptor (OpenCL), would not
-// be reached over shared memory: ordinary pages are, and the Mover takes its own way to them.
+// newRegion makes host memory where a device likes it: pinned, if it can pin any. Pinned memory of
+// a runtime's own, which has no descriptor (OpenCL), would not be reached over shared memory:
+// ordinary pages are, and the Mover takes its own way to them.
 func newRegion(m mem.Mover, size uint64) (*mem.Region, error) {
 	o := mem.Options{Name: "staging", Size: int(size), Kind: mem.HostPinned, Provider: m.Staging()}
 	r, err := mem.Alloc(o)
@@ -327,13 +339,14 @@ func newRegion(m mem.Mover, size uint64) (*mem.Region, error) {
 	}
 	if r.All().Bytes() == nil {
 		r.Close()
-		return nil, fmt.Errorf("transfer: staging memory for %s: the CPU cannot reach it: %w", m.Device(), mem.ErrUnavailable)
+		return nil, fmt.Errorf("transfer: staging memory for %s: the CPU cannot reach it: %w", m.Device(),
+			mem.ErrUnavailable)
 	}
 	return r, nil
 }
 
-// moveAll copies between a slot, from its start, and spans of device memory, in order: into them if store is set. It returns when
-// nothing moves any more. The caller holds leases on all regions.
+// moveAll copies between a slot, from its start, and spans of device memory, in order: into them if
+// store is set. It returns when nothing moves any more. The caller holds leases on all regions.
 func moveAll(store bool, slot mem.Span, spans []mem.Span) error {
 	var moves []mem.Move
 	var failed error

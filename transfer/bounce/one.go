@@ -8,14 +8,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
-// Work of one piece whose bytes the CPU copies, as those of another process, is carried by the goroutine that begins it: to hand it over takes longer
-// than a small piece.
+// Work of one piece whose bytes the CPU copies, as those of another process, is carried by the
+// goroutine that begins it: to hand it over takes longer than a small piece.
 
 // maxOne is the most bytes of such work: their copy holds the caller.
 const maxOne = 1 << 20
 
-// CarryOne carries work of one piece in the goroutine of the caller, and calls end with what Carry would return: before it returns, or in another goroutine
-// where the path takes its time. It returns false, and has done nothing, for other work, and where something would have to be waited for.
+// CarryOne carries work of one piece in the goroutine of the caller, and calls end with what Carry
+// would return: before it returns, or in another goroutine where the path takes its time. It
+// returns false, and has done nothing, for other work, and where something would have to be waited
+// for.
 func (p *Peer) CarryOne(ctx context.Context, w Work, c Carrier, end func(error)) bool {
 	if w.Bytes > maxOne || len(w.Far) > 0 || len(w.Copies) > w.Blocks || w.At != (state.Cursor{}) || ctx.Err() != nil {
 		return false

@@ -14,12 +14,14 @@ type process struct{ card }
 
 func (process) Staging() mem.Provider { return mem.Pages }
 
-// CarryOne takes work that waits for nothing: of memory that the CPU copies, once there is a slot, but not of a device that copies by itself.
+// CarryOne takes work that waits for nothing: of memory that the CPU copies, once there is a slot,
+// but not of a device that copies by itself.
 func TestCarryOne(t *testing.T) {
 	const size = 4096
 	var left atomic.Int64
 	left.Store(-1)
-	for name, m := range map[string]mem.Mover{"process": process{card{make([]byte, size), &left}}, "card": card{make([]byte, size), &left}} {
+	for name, m := range map[string]mem.Mover{"process": process{card{make([]byte, size), &left}},
+		"card": card{make([]byte, size), &left}} {
 		t.Run(name, func(t *testing.T) {
 			ours, err := New(Least, errors.New("closed"))
 			if err != nil {
@@ -28,13 +30,15 @@ func TestCarryOne(t *testing.T) {
 			w := &world{t: t, kind: path.Put, far: path.Key{Index: 1 << 20}, lent: map[path.Key]mem.Span{}}
 			there, _ := host(t, size)
 			w.lent[w.far] = there.All()
-			r, err := mem.AdoptMapping(name, mem.Mapping{Kind: mem.Device, Size: size, PageSize: 4096, FD: -1, NUMANode: -1, Mover: m})
+			r, err := mem.AdoptMapping(name, mem.Mapping{Kind: mem.Device, Size: size, PageSize: 4096, FD: -1,
+				NUMANode: -1, Mover: m})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer r.Close()
 			p := NewPeer(t.Context(), ours, w)
-			work := Work{Kind: path.Put, Copies: []path.Copy{{Local: r.All(), Key: w.far}}, Bytes: size, Blocks: 3, Plain: 64 << 10}
+			work := Work{Kind: path.Put, Copies: []path.Copy{{Local: r.All(), Key: w.far}}, Bytes: size, Blocks: 3,
+				Plain: 64 << 10}
 			ended := make(chan error, 1)
 			one := func() bool {
 				return p.CarryOne(t.Context(), work, &ends{world: w}, func(err error) { ended <- err })

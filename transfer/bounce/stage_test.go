@@ -45,7 +45,8 @@ func (c card) end() (mem.Move, error) {
 }
 
 func (c card) region(t *testing.T) *mem.Region {
-	r, err := mem.AdoptMapping("card", mem.Mapping{Kind: mem.Device, Size: uint64(len(c.b)), PageSize: 4096, FD: -1, NUMANode: -1, Mover: c})
+	r, err := mem.AdoptMapping("card", mem.Mapping{Kind: mem.Device, Size: uint64(len(c.b)), PageSize: 4096, FD: -1,
+		NUMANode: -1, Mover: c})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,8 +183,9 @@ func (e *ends) Ended(p *Piece, err error) {
 	}
 }
 
-// TestCarry puts and gets scattered blocks between memories of hosts and cards by way of slots, with cards that are lost now and then: without an
-// error the bytes are there, and in either case everything is given back.
+// TestCarry puts and gets scattered blocks between memories of hosts and cards by way of slots,
+// with cards that are lost now and then: without an error the bytes are there, and in either case
+// everything is given back.
 func TestCarry(t *testing.T) {
 	const size = 900 << 10
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
@@ -243,7 +245,8 @@ func TestCarry(t *testing.T) {
 						at += copies[k].Local.Len
 					}
 					e := &ends{world: w}
-					err := p.Carry(ctx, Work{Kind: kind, Copies: copies, Bytes: size, Far: far, Blocks: 3, Plain: 64 << 10}, e)
+					err := p.Carry(ctx, Work{Kind: kind, Copies: copies, Bytes: size, Far: far, Blocks: 3,
+						Plain: 64 << 10}, e)
 					if lost > 0 {
 						if !errors.Is(err, errCard) && !errors.Is(err, control.Internal) || e.failed.Load() == 0 {
 							t.Errorf("a card is lost: %v, %d pieces failed", err, e.failed.Load())
@@ -271,7 +274,8 @@ func TestCarry(t *testing.T) {
 					p.End()()
 					w.to.End()()
 					if theirs.lent != 0 || w.hold.Load() != 0 || len(w.lent) > 1 {
-						t.Errorf("%d bytes are lent, %d exports are kept, of %d", theirs.lent, w.hold.Load(), len(w.lent))
+						t.Errorf("%d bytes are lent, %d exports are kept, of %d", theirs.lent, w.hold.Load(),
+							len(w.lent))
 					}
 					for _, m := range []*Memory{ours, theirs} {
 						if err := m.Close(); err != nil {

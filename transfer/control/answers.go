@@ -8,19 +8,24 @@ import (
 	"time"
 )
 
-// What a peer has a session hold is bounded, and charged before it is held (Options.Charge): its requests until they are answered, the largest answer
-// that each may get from when Next gives it, and what waits to be written. A request whose answer has no room waits; Next gives it when the peer has read
-// what is before it. So each request that Next gave can be answered, and a peer that does not read gets no further answers made.
+// What a peer has a session hold is bounded, and charged before it is held (Options.Charge): its
+// requests until they are answered, the largest answer that each may get from when Next gives it,
+// and what waits to be written. A request whose answer has no room waits; Next gives it when the
+// peer has read what is before it. So each request that Next gave can be answered, and a peer that
+// does not read gets no further answers made.
 
 const (
-	// Allowance is how much memory in bytes a session holds for its peer before it asks Options.Charge.
+	// Allowance is how much memory in bytes a session holds for its peer before it asks
+	// Options.Charge.
 	Allowance = 64 << 10
 	// chargeStep is by how much what is charged changes.
 	chargeStep = 64 << 10
-	// answersRoom is the size of answers that wait to be written or are being made, beyond which no further large one is begun; small ones have
-	// twice as much, so that the end of a path does not wait behind lists.
+	// answersRoom is the size of answers that wait to be written or are being made, beyond which no
+	// further large one is begun; small ones have twice as much, so that the end of a path does not
+	// wait behind lists.
 	answersRoom = 576 << 10
-	// smallAnswer is what an answer takes at most, the errors among them, if its method is not one of answerSize.
+	// smallAnswer is what an answer takes at most, the errors among them, if its method is not one
+	// of answerSize.
 	smallAnswer = HeaderSize + MinBody
 	// serveMemory is what the owner takes for a request that it serves: a goroutine.
 	serveMemory = 8 << 10
@@ -44,7 +49,8 @@ type waiting struct {
 // answerSize is how many bytes the frame of the answer to a request may take.
 func (s *Session) answerSize(m Method) int {
 	switch m {
-	case MethodOpenPath, MethodLookup, MethodOffer, MethodPathDown, MethodDigest, MethodEnd, MethodDelivered, MethodStage, MethodUnstage, MethodPlace, MethodFetch:
+	case MethodOpenPath, MethodLookup, MethodOffer, MethodPathDown, MethodDigest, MethodEnd, MethodDelivered,
+		MethodStage, MethodUnstage, MethodPlace, MethodFetch:
 		return smallAnswer
 	case MethodCall:
 		return HeaderSize + min(responseOverhead+2+MaxCall, s.maxBody)
@@ -82,7 +88,8 @@ func chargeFor(n int) int {
 	return (max(n-Allowance, 0) + chargeStep - 1) / chargeStep * chargeStep
 }
 
-// Held is the memory in bytes that the session holds for its peer: requests, answers, and what waits to be written.
+// Held is the memory in bytes that the session holds for its peer: requests, answers, and what
+// waits to be written.
 func (s *Session) Held() int { return s.held }
 
 // find is where the request of the peer is in s.open.
@@ -103,8 +110,9 @@ func (s *Session) ask(m *Request) {
 	s.waiting = append(s.waiting, w)
 }
 
-// owed is the size of the answers that wait to be written or are being made. A call or a copy that has been served for a heartbeat waits for something; while the peer
-// reads all that it gets, the answers of such do not count, so that others may end what they wait for.
+// owed is the size of the answers that wait to be written or are being made. A call or a copy that
+// has been served for a heartbeat waits for something; while the peer reads all that it gets, the
+// answers of such do not count, so that others may end what they wait for.
 func (s *Session) owed() (n int) {
 	if s.out.answers > 0 {
 		n = s.out.answers + s.making
@@ -135,7 +143,8 @@ func hasRoom(owed, size int) bool {
 	return owed == 0 || owed+size <= room
 }
 
-// nextRequest is the first request of the peer whose answer has room. One for which there is no memory, and never will be by what the peer reads, is refused.
+// nextRequest is the first request of the peer whose answer has room. One for which there is no
+// memory, and never will be by what the peer reads, is refused.
 func (s *Session) nextRequest() (*Request, bool) {
 	owed := s.owed()
 	for i := 0; i < len(s.waiting); i++ {
@@ -174,7 +183,8 @@ func (s *Session) nextRequest() (*Request, bool) {
 			continue
 		}
 		e := AsError(w.err)
-		s.answer(at, &Response{ID: w.ID, Code: e.Code, Text: clip(e.Text, MaxText)}) // cannot fail: an error is a small answer
+		// cannot fail: an error is a small answer
+		s.answer(at, &Response{ID: w.ID, Code: e.Code, Text: clip(e.Text, MaxText)})
 		owed = s.owed()
 		i--
 	}

@@ -13,8 +13,9 @@ import (
 // most is what Next gives at a time to an owner that answers all at once, while nothing is read.
 const most = 2 * answersRoom
 
-// TestAnswersWaitForTheReader: a peer that asks and does not read gets answers made up to a bound, for every method; each of its requests is answered
-// when it reads, however slowly, and messages of the session's own and the end of paths do not wait.
+// TestAnswersWaitForTheReader: a peer that asks and does not read gets answers made up to a bound,
+// for every method; each of its requests is answered when it reads, however slowly, and messages of
+// the session's own and the end of paths do not wait.
 func TestAnswersWaitForTheReader(t *testing.T) {
 	for m := range Method(MethodNames + 2) {
 		t.Run(m.String(), func(t *testing.T) {
@@ -48,8 +49,10 @@ func TestAnswersWaitForTheReader(t *testing.T) {
 			for y.Open() < MaxPendingRequests {
 				ask(m)
 				serve()
-				if y.out.answers > most || y.Held() > most+MaxPendingRequests*(128+100)+pieceSize || charged < y.Held()-Allowance {
-					t.Fatalf("request %d: %d bytes of answers, %d held, %d charged", id, y.out.answers, y.Held(), charged)
+				if y.out.answers > most || y.Held() > most+MaxPendingRequests*(128+100)+pieceSize ||
+					charged < y.Held()-Allowance {
+					t.Fatalf("request %d: %d bytes of answers, %d held, %d charged", id, y.out.answers, y.Held(),
+						charged)
 				}
 			}
 			t.Logf("%d of %d answers of %d bytes were made: %d held, %d charged", answered, id, size, y.Held(), charged)
@@ -81,7 +84,8 @@ func TestAnswersWaitForTheReader(t *testing.T) {
 				got = rest
 			}
 			if len(seen) != int(id) || y.Open() != 0 || y.Held() > pieceSize || charged != 0 {
-				t.Errorf("%d of %d answers came, %d are open; %d held, %d charged", len(seen), id, y.Open(), y.Held(), charged)
+				t.Errorf("%d of %d answers came, %d are open; %d held, %d charged", len(seen), id, y.Open(), y.Held(),
+					charged)
 			}
 		})
 	}
@@ -105,7 +109,8 @@ func TestEndsDoNotWaitBehindLists(t *testing.T) {
 	}
 }
 
-// TestServedForLong: requests that wait for something leave room to others while the peer reads, and none while it does not.
+// TestServedForLong: requests that wait for something leave room to others while the peer reads,
+// and none while it does not.
 func TestServedForLong(t *testing.T) {
 	_, y := readyPair(t, named("d"), named("a"))
 	now := t0
@@ -167,8 +172,10 @@ func TestListsServedForLong(t *testing.T) {
 	}
 }
 
-// TestChargeModel has a peer ask and read at random, its requests be answered at random, and charges be refused at random. What is held beyond the allowance is charged
-// at any time; each request that was given can be answered; each is answered or refused as busy once; all is given back in the end.
+// TestChargeModel has a peer ask and read at random, its requests be answered at random, and
+// charges be refused at random. What is held beyond the allowance is charged at any time; each
+// request that was given can be answered; each is answered or refused as busy once; all is given
+// back in the end.
 func TestChargeModel(tt *testing.T) {
 	rapid.Check(tt, func(t *rapid.T) {
 		charged, most := 0, rapid.SampledFrom([]int{0, 64 << 10, 300 << 10, 1 << 30}).Draw(t, "most")
@@ -215,7 +222,8 @@ func TestChargeModel(tt *testing.T) {
 			if refuse {
 				return y.Refuse(now, r.ID, NotFound)
 			}
-			return y.respond(now, &Response{ID: r.ID, Body: make([]byte, y.answerSize(r.Method)-HeaderSize-responseOverhead)})
+			return y.respond(now, &Response{ID: r.ID,
+				Body: make([]byte, y.answerSize(r.Method)-HeaderSize-responseOverhead)})
 		}
 		for range rapid.IntRange(1, 300).Draw(t, "steps") {
 			switch rapid.SampledFrom([]string{"ask", "ask", "answer", "send", "read", "time"}).Draw(t, "step") {
@@ -226,13 +234,15 @@ func TestChargeModel(tt *testing.T) {
 					}
 					id++
 					m := rapid.SampledFrom([]Method{MethodList, MethodCall, MethodLookup, 99}).Draw(t, "method")
-					if err := y.Receive(now, frameOf(tt, &Request{ID: id, Method: m, Body: make([]byte, id%3000)})); err != nil {
+					if err := y.Receive(now, frameOf(tt,
+						&Request{ID: id, Method: m, Body: make([]byte, id%3000)})); err != nil {
 						t.Fatal(err)
 					}
 				}
 			case "answer":
 				if len(given) > 0 {
-					if err := respond(rapid.IntRange(0, len(given)-1).Draw(t, "which"), rapid.Bool().Draw(t, "refuse")); err != nil {
+					if err := respond(rapid.IntRange(0, len(given)-1).Draw(t, "which"),
+						rapid.Bool().Draw(t, "refuse")); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -299,7 +309,8 @@ func TestChargeModel(tt *testing.T) {
 	})
 }
 
-// A request for which there is no memory is not refused behind the goodbye: the peer reads nothing after it.
+// A request for which there is no memory is not refused behind the goodbye: the peer reads nothing
+// after it.
 func TestNothingBehindTheGoodbye(t *testing.T) {
 	a := named("a")
 	a.Charge = func(n int) error {

@@ -9,16 +9,19 @@ const (
 	BatchDelay = 50 * time.Microsecond
 )
 
-// Batcher decides when the small operations that are queued for one destination are handed over. Together they cost less
-// than one by one, but none may wait for company that does not come. So the queue is flushed as soon as
+// Batcher decides when the small operations that are queued for one destination are handed over.
+// Together they cost less than one by one, but none may wait for company that does not come. So the
+// queue is flushed as soon as
 //
-//   - nothing is in flight to that destination: a single operation never waits (the rule of RFC 896, Nagle), or
+//   - nothing is in flight to that destination: a single operation never waits (the rule of RFC
+//     896, Nagle), or
 //   - Count operations or Bytes bytes are queued, or
 //   - Delay has passed since the oldest of them was queued.
 //
-// It holds no operations and knows no order: its caller keeps one queue for each destination and takes from its front, so
-// the order stays. An operation of Bytes or more flushes at once, with all that is queued before it. The zero value has
-// the defaults. It is pure and not safe for concurrent use; it allocates nothing.
+// It holds no operations and knows no order: its caller keeps one queue for each destination and
+// takes from its front, so the order stays. An operation of Bytes or more flushes at once, with all
+// that is queued before it. The zero value has the defaults. It is pure and not safe for concurrent
+// use; it allocates nothing.
 type Batcher struct {
 	Count int           // operations; 0 means BatchCount, 1 turns batching off
 	Bytes uint64        // 0 means BatchBytes
@@ -44,9 +47,9 @@ func (b *Batcher) Add(now time.Time, bytes uint64, inflight int) time.Duration {
 	return b.Wait(now, inflight)
 }
 
-// Wait says how long the queue may still wait: 0 means flush now; more, flush after that time unless an Add or a Wait
-// says 0 earlier; Idle, nothing is queued. inflight is the number of operations that were handed over and are not
-// complete; ask again when it falls to 0.
+// Wait says how long the queue may still wait: 0 means flush now; more, flush after that time
+// unless an Add or a Wait says 0 earlier; Idle, nothing is queued. inflight is the number of
+// operations that were handed over and are not complete; ask again when it falls to 0.
 func (b *Batcher) Wait(now time.Time, inflight int) time.Duration {
 	if b.queued == 0 {
 		return Idle

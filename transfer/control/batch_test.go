@@ -59,8 +59,9 @@ func TestBatcherRules(t *testing.T) {
 	}
 }
 
-// TestBatcherInVirtualTime runs a destination with random arrivals and random service times. Every operation is handed
-// over at its deadline at the latest, in order, in batches within the limits, and at once when nothing is in flight.
+// TestBatcherInVirtualTime runs a destination with random arrivals and random service times. Every
+// operation is handed over at its deadline at the latest, in order, in batches within the limits,
+// and at once when nothing is in flight.
 func TestBatcherInVirtualTime(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := Batcher{Count: rapid.IntRange(1, 8).Draw(t, "count"), Bytes: rapid.Uint64Range(1, 100).Draw(t, "bytes"),

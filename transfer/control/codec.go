@@ -8,10 +8,11 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// codec walks the fields of a message, to write them or to read them. Each message has one method, fields, that names its
-// fields in order with their bounds; so the two directions cannot drift apart, and what was read always encodes to the
-// same bytes. Errors stick: after the first, nothing more is written or read, and fields need no checks of their own
-// (the model is the attribute decoder of github.com/mdlayher/netlink).
+// codec walks the fields of a message, to write them or to read them. Each message has one method,
+// fields, that names its fields in order with their bounds; so the two directions cannot drift
+// apart, and what was read always encodes to the same bytes. Errors stick: after the first, nothing
+// more is written or read, and fields need no checks of their own (the model is the attribute
+// decoder of github.com/mdlayher/netlink).
 type codec struct {
 	b      []byte // encoding: written so far; decoding: the whole body
 	off    int    // decoding: bytes read
@@ -20,8 +21,8 @@ type codec struct {
 	err    error
 }
 
-// fail notes the first error. The code is BadRequest on both sides: a session turns it into Protocol where the bad field
-// belongs to the session itself.
+// fail notes the first error. The code is BadRequest on both sides: a session turns it into
+// Protocol where the bad field belongs to the session itself.
 func (c *codec) fail(field, format string, args ...any) {
 	if c.err != nil {
 		return
@@ -115,8 +116,8 @@ func (c *codec) ids(field string, v *[][16]byte, max int) {
 	list(c, field, v, max, 16, func(id *[16]byte) { c.fixed(field, id[:]) })
 }
 
-// list is a counted list of at most max elements that take at least size bytes each: one that was read is never longer than the
-// body can hold, so memory for it may be taken at once.
+// list is a counted list of at most max elements that take at least size bytes each: one that was
+// read is never longer than the body can hold, so memory for it may be taken at once.
 func list[T any](c *codec, field string, v *[]T, max, size int, element func(*T)) {
 	at, n := c.off, len(*v)
 	if !c.length(field, &n, 0, max) {
@@ -146,7 +147,8 @@ func (c *codec) key(field string, k *path.Key) {
 	}
 }
 
-// length writes or reads the length of a string or list: one byte if max fits into one, otherwise two.
+// length writes or reads the length of a string or list: one byte if max fits into one, otherwise
+// two.
 func (c *codec) length(field string, n *int, min, max int) bool {
 	if c.err != nil {
 		return false
@@ -207,7 +209,8 @@ func (c *codec) text(field string, s *string, min, max int) {
 	*s = string(p)
 }
 
-// blob is a counted byte string of at most max bytes. What is read aliases the body; nil when empty.
+// blob is a counted byte string of at most max bytes. What is read aliases the body; nil when
+// empty.
 func (c *codec) blob(field string, p *[]byte, max int) {
 	n := len(*p)
 	if c.length(field, &n, 0, max) {
@@ -243,7 +246,8 @@ func (c *codec) bytes(field string, p *[]byte, n int) {
 	}
 }
 
-// desc is an export. Only an entry may be one that the peer has no right to, and then it has no key.
+// desc is an export. Only an entry may be one that the peer has no right to, and then it has no
+// key.
 func (c *codec) desc(d *path.Desc, entry bool) {
 	c.key("key", &d.Key)
 	c.u64("size", &d.Size)
@@ -252,7 +256,8 @@ func (c *codec) desc(d *path.Desc, entry bool) {
 	none := entry && d.Key == path.Key{}
 	if c.err == nil && (d.Rights == 0 && !none || d.Rights&^(path.Read|path.Write) != 0) {
 		c.off = at
-		c.fail("rights", "%d, expected 1 (read), 2 (write) or 3 (both); in an entry without a key also 0", uint8(d.Rights))
+		c.fail("rights", "%d, expected 1 (read), 2 (write) or 3 (both); in an entry without a key also 0",
+			uint8(d.Rights))
 	}
 	c.boolean("whole", &d.Whole)
 	c.boolean("device", &d.Device)

@@ -15,14 +15,18 @@ type Block struct {
 // blockSize is the size of a block on the wire.
 const blockSize = path.KeySize + 8 + 8
 
-// Digest asks for the SHA-256 (FIPS 180-4) of memory that the other side exports for reading. More than one request can hash
-// takes several of the same ID, one after the other was answered: each continues where the one before it ended.
+// Digest asks for the SHA-256 (FIPS 180-4) of memory that the other side exports for reading. More
+// than one request can hash takes several of the same ID, one after the other was answered: each
+// continues where the one before it ended.
 type Digest struct {
-	ID   [16]byte // of the digest, usually that of a transfer; unique among the digests of the asking side that are open
-	At   uint64   // bytes hashed by the requests before; 0 begins anew
-	Last bool     // forget the digest after this request
-	// Expect is what the asking side expects after this request; all zero: it does not say. The side that is asked answers
-	// alike; for an offered tensor it remembers whether the two were equal.
+	// of the digest, usually that of a transfer; unique among the digests of the asking side that
+	// are open
+	ID   [16]byte
+	At   uint64 // bytes hashed by the requests before; 0 begins anew
+	Last bool   // forget the digest after this request
+	// Expect is what the asking side expects after this request; all zero: it does not say. The
+	// side that is asked answers alike; for an offered tensor it remembers whether the two were
+	// equal.
 	Expect [32]byte
 	Blocks []Block // at most MaxBlocks, hashed in this order
 }
@@ -48,8 +52,8 @@ func (c *codec) blocks(field string, v *[]Block) {
 	})
 }
 
-// DigestRoom is the number of blocks of a Digest that fit into a request whose frame body is at most body bytes
-// (Session.MaxBody).
+// DigestRoom is the number of blocks of a Digest that fit into a request whose frame body is at
+// most body bytes (Session.MaxBody).
 func DigestRoom(body int) int {
 	return min((body-requestOverhead-(16+8+1+32+2))/blockSize, MaxBlocks)
 }

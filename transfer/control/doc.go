@@ -1,11 +1,13 @@
-// Package control is the control protocol between two transfer nodes: who is there, what it exports, how to open a data
-// path, what became of a transfer. Payload never goes this way.
+// Package control is the control protocol between two transfer nodes: who is there, what it
+// exports, how to open a data path, what became of a transfer. Payload never goes this way.
 //
-// The package is pure. It has no socket, clock, goroutine or lock: bytes and times go in; bytes, messages and the next
-// deadline come out. That is how the tests reach every state, in virtual time, and how a caller is free to choose the
-// stream (a unix socket, TCP, TLS) and the threading. docs/protocol.md holds the layout of every message.
+// The package is pure. It has no socket, clock, goroutine or lock: bytes and times go in; bytes,
+// messages and the next deadline come out. That is how the tests reach every state, in virtual
+// time, and how a caller is free to choose the stream (a unix socket, TCP, TLS) and the threading.
+// docs/protocol.md holds the layout of every message.
 //
-// A [Session] is one end of one reliable byte stream. Its owner, one goroutine at a time, does this:
+// A [Session] is one end of one reliable byte stream. Its owner, one goroutine at a time, does
+// this:
 //
 //	s, err := control.New(control.Dialer, control.Options{Identity: me}, time.Now())
 //	for {
@@ -19,8 +21,10 @@
 //		}
 //	}
 //
-// When the session ends by an error there may still be a goodbye to write and messages to take: flush Outgoing and drain
-// Next once more. Each request that [Session.Request] accepted gives exactly one *Response, also when the session ends.
+// When the session ends by an error there may still be a goodbye to write and messages to take:
+// flush Outgoing and drain Next once more. Each request that [Session.Request] accepted gives
+// exactly one *Response, also when the session ends.
 //
-// [Batcher] is a second pure rule of transfers that lives here: when queued small operations are handed to a path.
+// [Batcher] is a second pure rule of transfers that lives here: when queued small operations are
+// handed to a path.
 package control

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDocument keeps docs/protocol.md in step with the code where a test can: the example, and the numbers and names of
-// types, methods and codes.
+// TestDocument keeps docs/protocol.md in step with the code where a test can: the example, and the
+// numbers and names of types, methods and codes.
 func TestDocument(t *testing.T) {
 	text, err := os.ReadFile("../../docs/protocol.md")
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Code says why something was refused or ended: in Goodbye, Response and Complete. A Code is an error itself, so that
-// errors.Is(err, control.NotFound) finds it in an [Error]. Codes of later versions are kept as they are.
+// Code says why something was refused or ended: in Goodbye, Response and Complete. A Code is an
+// error itself, so that errors.Is(err, control.NotFound) finds it in an [Error]. Codes of later
+// versions are kept as they are.
 type Code uint16
 
 const (
@@ -42,7 +43,8 @@ const (
 
 var codeNames = [...]string{"ok", "not found", "not permitted", "over budget", "busy", "bad request", "unsupported",
 	"canceled", "shutdown", "version", "protocol violation", "internal error", "timeout", "integrity check failed",
-	"revoked", "down", "exists", "too many transfers", "too many bytes", "transfer too large", "type of tensor not taken",
+	"revoked", "down", "exists", "too many transfers", "too many bytes", "transfer too large",
+	"type of tensor not taken",
 	"beyond the rate"}
 
 func (c Code) String() string {
@@ -75,8 +77,8 @@ func (e *Error) Error() string {
 // Unwrap makes the error match its code.
 func (e *Error) Unwrap() error { return e.Code }
 
-// Is makes a code, and with it each error that wraps one, also match the error of package path or context that means the
-// same: so a transfer's error matches alike on both sides.
+// Is makes a code, and with it each error that wraps one, also match the error of package path or
+// context that means the same: so a transfer's error matches alike on both sides.
 func (c Code) Is(target error) bool {
 	for _, s := range same {
 		if s.code == c && s.err == target {
@@ -86,7 +88,8 @@ func (c Code) Is(target error) bool {
 	return false
 }
 
-// same pairs codes with the errors that other packages use for the same thing. The first match counts.
+// same pairs codes with the errors that other packages use for the same thing. The first match
+// counts.
 var same = []struct {
 	err  error
 	code Code
@@ -113,8 +116,9 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// AsError gives the code and text under which the peer gets err: the code of an *Error, a Code or a known error
-// inside it (those of package path, context.Canceled, context.DeadlineExceeded), otherwise Internal. It returns nil for nil.
+// AsError gives the code and text under which the peer gets err: the code of an *Error, a Code or a
+// known error inside it (those of package path, context.Canceled, context.DeadlineExceeded),
+// otherwise Internal. It returns nil for nil.
 func AsError(err error) *Error {
 	if err == nil {
 		return nil

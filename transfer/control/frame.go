@@ -6,22 +6,25 @@ import (
 	"hash/crc32"
 )
 
-// Layout of the frame; it is the same in every version of the protocol, so that any two versions can read each other's
-// handshake.
+// Layout of the frame; it is the same in every version of the protocol, so that any two versions
+// can read each other's handshake.
 const (
 	HeaderSize   = 16         // bytes before the body
 	Magic        = 0x504E4354 // "PNCT"
 	FrameVersion = 1          // of the frame's layout, not of the protocol
 
-	// MaxBody is the largest body in bytes; the handshake agrees on the smaller of both sides' limits.
+	// MaxBody is the largest body in bytes; the handshake agrees on the smaller of both sides'
+	// limits.
 	MaxBody = 256 << 10
-	// MinBody is the smallest limit that a side may ask for, and the limit until the handshake is done.
+	// MinBody is the smallest limit that a side may ask for, and the limit until the handshake is
+	// done.
 	MinBody = 4 << 10
 
 	offVersion, offType, offFlags, offLength, offCRC = 4, 5, 6, 8, 12
 )
 
-// FlagOptional marks a frame that a receiver ignores when it does not know its type. All other flags must be zero.
+// FlagOptional marks a frame that a receiver ignores when it does not know its type. All other
+// flags must be zero.
 const FlagOptional uint16 = 1
 
 // Type says what a frame's body is.
@@ -40,8 +43,10 @@ const (
 	TypeRevoked      Type = 9
 )
 
-var typeNames = [...]string{TypeHello: "hello", TypeWelcome: "welcome", TypeHeartbeat: "heartbeat", TypeGoodbye: "goodbye",
-	TypeRequest: "request", TypeResponse: "response", TypeNotification: "notification", TypeComplete: "complete", TypeRevoked: "revoked"}
+var typeNames = [...]string{TypeHello: "hello", TypeWelcome: "welcome", TypeHeartbeat: "heartbeat",
+	TypeGoodbye: "goodbye",
+	TypeRequest: "request", TypeResponse: "response", TypeNotification: "notification", TypeComplete: "complete",
+	TypeRevoked: "revoked"}
 
 func (t Type) known() bool { return t > 0 && int(t) < len(typeNames) }
 
@@ -54,12 +59,14 @@ func (t Type) String() string {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// frameCRC is the CRC-32C (RFC 3720, appendix B.4) over the first twelve bytes of the header and the body.
+// frameCRC is the CRC-32C (RFC 3720, appendix B.4) over the first twelve bytes of the header and
+// the body.
 func frameCRC(header, body []byte) uint32 {
 	return crc32.Update(crc32.Update(0, castagnoli, header[:offCRC]), castagnoli, body)
 }
 
-// seal fills in the header of the frame that starts at b[at] and whose body reaches to the end of b.
+// seal fills in the header of the frame that starts at b[at] and whose body reaches to the end of
+// b.
 func seal(b []byte, at int, t Type, flags uint16) {
 	h, body := b[at:at+HeaderSize], b[at+HeaderSize:]
 	binary.BigEndian.PutUint32(h, Magic)
@@ -69,8 +76,8 @@ func seal(b []byte, at int, t Type, flags uint16) {
 	binary.BigEndian.PutUint32(h[offCRC:], frameCRC(h, body))
 }
 
-// AppendFrame adds a frame with m to b. On error b is returned as it was. The error wraps ErrTooLarge or BadRequest and
-// names the field.
+// AppendFrame adds a frame with m to b. On error b is returned as it was. The error wraps
+// ErrTooLarge or BadRequest and names the field.
 func AppendFrame(b []byte, m Message) ([]byte, error) {
 	at := len(b)
 	c := codec{b: append(b, make([]byte, HeaderSize)...), encode: true, what: m.Type().String()}
@@ -95,7 +102,8 @@ type header struct {
 // parseHeader reads the header in b[:HeaderSize]; limit bounds the body.
 func parseHeader(b []byte, limit int) (header, error) {
 	if m := binary.BigEndian.Uint32(b); m != Magic {
-		return header{}, Errorf(Protocol, "frame starts with %#08x, expected %#08x: this is no penstock control connection", m, uint32(Magic))
+		return header{}, Errorf(Protocol,
+			"frame starts with %#08x, expected %#08x: this is no penstock control connection", m, uint32(Magic))
 	}
 	if v := b[offVersion]; v != FrameVersion {
 		return header{}, Errorf(Protocol, "frame layout %d, expected %d", v, FrameVersion)
@@ -121,13 +129,15 @@ func parseHeader(b []byte, limit int) (header, error) {
 func checkFrame(head, body []byte) error {
 	want, got := binary.BigEndian.Uint32(head[offCRC:]), frameCRC(head, body)
 	if want != got {
-		return Errorf(Protocol, "%v frame carries the checksum %#08x but its bytes give %#08x: damaged on the way", Type(head[offType]), want, got)
+		return Errorf(Protocol, "%v frame carries the checksum %#08x but its bytes give %#08x: damaged on the way",
+			Type(head[offType]), want, got)
 	}
 	return nil
 }
 
-// ParseFrame reads the frame at the start of b and returns what follows it. It is for tools and tests; a Session does
-// more checks. Byte slices in the message alias b. The error matches Protocol or BadRequest.
+// ParseFrame reads the frame at the start of b and returns what follows it. It is for tools and
+// tests; a Session does more checks. Byte slices in the message alias b. The error matches Protocol
+// or BadRequest.
 func ParseFrame(b []byte) (m Message, rest []byte, err error) {
 	if len(b) < HeaderSize {
 		return nil, b, Errorf(Protocol, "frame of %d bytes, the header alone takes %d", len(b), HeaderSize)

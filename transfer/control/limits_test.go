@@ -127,8 +127,8 @@ func TestUnreadIsBounded(t *testing.T) {
 	}
 }
 
-// TestForgedLength: memory follows the bytes that came, never the length that was announced; too large a length is refused
-// as soon as the header is there.
+// TestForgedLength: memory follows the bytes that came, never the length that was announced; too
+// large a length is refused as soon as the header is there.
 func TestForgedLength(t *testing.T) {
 	for _, n := range []uint32{MinBody + 1, MaxBody + 1, 1 << 31, 1<<32 - 1} {
 		s := newSession(t, Acceptor, named("a"))

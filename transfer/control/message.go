@@ -20,8 +20,8 @@ const (
 	MaxIDs          = 240      // transfers that one message can ask about: they fit the smallest body
 )
 
-// Message is what a frame carries: *Hello, *Welcome, *Heartbeat, *Goodbye, *Request, *Response, *Notification, *Complete
-// or *KeyRevoked.
+// Message is what a frame carries: *Hello, *Welcome, *Heartbeat, *Goodbye, *Request, *Response,
+// *Notification, *Complete or *KeyRevoked.
 type Message interface {
 	Type() Type
 	fields(*codec)
@@ -34,12 +34,14 @@ type Identity struct {
 	Name     string   // for people; at most MaxName bytes
 	Host     [16]byte // the machine: equal on both sides means that memory can be shared
 	Paths    []string // drivers that the node has, best first; at most MaxPaths of 1 to MaxPathName bytes
-	// MaxBody is the largest frame body that the node takes, MinBody to MaxBody bytes; 0 in Options means MaxBody.
+	// MaxBody is the largest frame body that the node takes, MinBody to MaxBody bytes; 0 in Options
+	// means MaxBody.
 	MaxBody uint32
-	// HeartbeatMillis is how often the node wants to hear from its peer, MinHeartbeatMillis to MaxHeartbeatMillis.
-	// A Session fills it from Options.HeartbeatEvery.
+	// HeartbeatMillis is how often the node wants to hear from its peer, MinHeartbeatMillis to
+	// MaxHeartbeatMillis. A Session fills it from Options.HeartbeatEvery.
 	HeartbeatMillis uint32
-	// Extension is for later versions of the handshake; receivers ignore what they do not know. At most MaxExtension bytes.
+	// Extension is for later versions of the handshake; receivers ignore what they do not know. At
+	// most MaxExtension bytes.
 	Extension []byte
 }
 
@@ -76,8 +78,9 @@ type Hello struct {
 	Features               uint64 // a bit for each feature that it has
 	// Session names this session: random, and known to its two ends only.
 	Session [16]byte
-	// Replaces names sessions that the dialer had before with the same acceptor and lost, at most MaxReplaced. The acceptor ends
-	// them, so that nothing comes by them any more, before it answers.
+	// Replaces names sessions that the dialer had before with the same acceptor and lost, at most
+	// MaxReplaced. The acceptor ends them, so that nothing comes by them any more, before it
+	// answers.
 	Replaces [][16]byte
 	Identity
 }
@@ -116,8 +119,8 @@ func (m *Welcome) fields(c *codec) {
 // Heartbeat shows life and measures the round trip. A session sends and takes it by itself.
 type Heartbeat struct {
 	Sent uint64 // the sender's clock in ns, any zero
-	// Echo is the Sent that was received last plus the ns since then, so that the time it was held does not count
-	// (as DLSR in RFC 3550, section 6.4.1); 0 when none was received.
+	// Echo is the Sent that was received last plus the ns since then, so that the time it was held
+	// does not count (as DLSR in RFC 3550, section 6.4.1); 0 when none was received.
 	Echo uint64
 }
 
@@ -129,7 +132,8 @@ func (m *Heartbeat) fields(c *codec) {
 	c.u64("echo", &m.Echo)
 }
 
-// Goodbye ends the session; the sender sends nothing after it. Its layout is the same in all versions.
+// Goodbye ends the session; the sender sends nothing after it. Its layout is the same in all
+// versions.
 type Goodbye struct {
 	Code   Code
 	Reason string // at most MaxText bytes
@@ -159,7 +163,8 @@ func (m *Request) fields(c *codec) {
 	c.rest("body", &m.Body, MaxBody-requestOverhead)
 }
 
-// Response answers the request with the same id. Body is what the method defines; read it with Parse. An error has no body.
+// Response answers the request with the same id. Body is what the method defines; read it with
+// Parse. An error has no body.
 type Response struct {
 	ID   uint64
 	Code Code
@@ -184,8 +189,8 @@ func (m *Response) fields(c *codec) {
 	}
 }
 
-// Err is nil if the request was granted, otherwise an *Error of the peer, or why no answer will come: Timeout, or the
-// error that ended the session.
+// Err is nil if the request was granted, otherwise an *Error of the peer, or why no answer will
+// come: Timeout, or the error that ended the session.
 func (m *Response) Err() error {
 	if m.local != nil {
 		return m.local

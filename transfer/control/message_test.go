@@ -32,7 +32,8 @@ func sum(from byte) (s [32]byte) {
 }
 
 func testIdentity() Identity {
-	return Identity{Node: seq(0x10), Instance: 0x0102030405060708, Name: "wörker", Host: seq(0x40), Paths: []string{"shm", "tcp"},
+	return Identity{Node: seq(0x10), Instance: 0x0102030405060708, Name: "wörker", Host: seq(0x40),
+		Paths:   []string{"shm", "tcp"},
 		MaxBody: MaxBody, HeartbeatMillis: 250, Extension: []byte{0xEE}}
 }
 
@@ -40,7 +41,8 @@ var testKey = path.Key{Index: 7, Epoch: 9, Secret: 0xA1A2A3A4A5A6A7A8}
 
 var testDesc = path.Desc{Key: testKey, Size: 4096, Rights: path.Read}
 
-// golden holds one frame of each type, byte by byte. docs/protocol.md shows the same fields; a change here breaks peers.
+// golden holds one frame of each type, byte by byte. docs/protocol.md shows the same fields; a
+// change here breaks peers.
 var golden = []struct {
 	msg Message
 	hex string
@@ -66,12 +68,14 @@ var golden = []struct {
 	{&Notification{ID: 4, Body: []byte("hi")},
 		"504e4354 01 07 0000 0000000a HHHHHHHH 0000000000000004 6869"},
 	{&Complete{ID: seq(0), Code: Integrity, Text: "x", Bytes: 1 << 40, Proof: path.ProofCRC32C, Path: "tcp"},
-		"504e4354 01 08 0000 00000022 HHHHHHHH 000102030405060708090a0b0c0d0e0f 000d 0001 78 0000010000000000 02 03 746370"},
+		"504e4354 01 08 0000 00000022 HHHHHHHH 000102030405060708090a0b0c0d0e0f 000d 0001 78 0000010000000000 02 " +
+			"03 746370"},
 	{&KeyRevoked{Key: testKey},
 		"504e4354 01 09 0000 00000010 HHHHHHHH 00000007 00000009 a1a2a3a4a5a6a7a8"},
 }
 
-// crcBitwise is CRC-32C bit by bit: the golden frames' checksums do not come from the code under test.
+// crcBitwise is CRC-32C bit by bit: the golden frames' checksums do not come from the code under
+// test.
 func crcBitwise(p ...[]byte) uint32 {
 	crc := ^uint32(0)
 	for _, b := range bytes.Join(p, nil) {
@@ -129,19 +133,24 @@ var bodies = []struct {
 	hex   string
 	parse func([]byte) (Body, error)
 }{
-	{&OpenPath{Path: "tcp", Streams: 2, Window: 256, NoChecksum: true, Queue: "q"}, "03 746370 00000002 00000100 01 01 71 0000 00000000000000000000000000000000", parseAs[OpenPath]},
-	{&OpenPath{Path: "verbs", Streams: 1, Window: 16, Endpoint: []byte{1, 2, 3}}, "05 7665726273 00000001 00000010 00 00 0003 010203 00000000000000000000000000000000", parseAs[OpenPath]},
+	{&OpenPath{Path: "tcp", Streams: 2, Window: 256, NoChecksum: true, Queue: "q"},
+		"03 746370 00000002 00000100 01 01 71 0000 00000000000000000000000000000000", parseAs[OpenPath]},
+	{&OpenPath{Path: "verbs", Streams: 1, Window: 16, Endpoint: []byte{1, 2, 3}},
+		"05 7665726273 00000001 00000010 00 00 0003 010203 00000000000000000000000000000000", parseAs[OpenPath]},
 	{&OpenPath{Path: "tcp", Token: seq(0x20)}, "03 746370 00000000 00000000 00 00 0000 202122232425262728292a2b2c2d2e2f", parseAs[OpenPath]},
 	{&PathOffer{PathID: 8, Offer: setup.Offer{Token: seq(0x20)}}, "0000 202122232425262728292a2b2c2d2e2f 0000000000000008 0000", parseAs[PathOffer]},
 	{&PathOffer{PathID: 7, Endpoint: []byte{9}}, "0000 00000000000000000000000000000000 0000000000000007 0001 09", parseAs[PathOffer]},
 	{&PathOffer{Offer: setup.Offer{Addr: "a:1", Token: seq(0x20)}, PathID: 6},
 		"0003 613a31 202122232425262728292a2b2c2d2e2f 0000000000000006 0000", parseAs[PathOffer]},
 	{&Lookup{Name: "w"}, "01 77", parseAs[Lookup]},
-	{&Entry{Name: "w", Desc: path.Desc{Key: testKey, Size: 4096, Rights: path.Read | path.Write, Whole: true}, Tensor: []byte{9}, Generation: 2, Tag: seq(0x70)},
-		"01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000001000 03 01 00 0001 09 0000000000000002 707172737475767778797a7b7c7d7e7f", parseAs[Entry]},
+	{&Entry{Name: "w", Desc: path.Desc{Key: testKey, Size: 4096, Rights: path.Read | path.Write, Whole: true},
+		Tensor: []byte{9}, Generation: 2, Tag: seq(0x70)},
+		"01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000001000 03 01 00 0001 09 0000000000000002 " +
+			"707172737475767778797a7b7c7d7e7f", parseAs[Entry]},
 	{&List{Prefix: "a", After: "ab", Max: 10}, "01 61 02 6162 0000000a", parseAs[List]},
 	{&Entries{Entries: []Entry{{Name: "w", Desc: path.Desc{Key: testKey, Size: 1, Rights: path.Read}}}, More: true},
-		"0001 01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000001 01 00 00 0000 0000000000000000 00000000000000000000000000000000 01", parseAs[Entries]},
+		"0001 01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000001 01 00 00 0000 0000000000000000 " +
+			"00000000000000000000000000000000 01", parseAs[Entries]},
 	{&Offer{ID: seq(0), Name: "w", Size: 1 << 33, Tensor: []byte{1, 2}},
 		"000102030405060708090a0b0c0d0e0f 01 77 0000000200000000 0002 0102 00", parseAs[Offer]},
 	{&Offer{ID: seq(0), Name: "w", Size: 1, Digest: true}, "000102030405060708090a0b0c0d0e0f 01 77 0000000000000001 0000 01", parseAs[Offer]},
@@ -158,10 +167,12 @@ var bodies = []struct {
 		"00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000001 01 00 01", parseAs[Accept]},
 	{&Stage{Key: testKey, Small: true}, "00000007 00000009 a1a2a3a4a5a6a7a8 01", parseAs[Stage]},
 	{&Staging{Desc: path.Desc{Key: testKey, Size: 1 << 24, Rights: path.Read | path.Write, Whole: true}, SlotSize: 1 << 22, Slots: 4, Device: "cuda 0"},
-		"00000007 00000009 a1a2a3a4a5a6a7a8 0000000001000000 03 01 00 0000000000400000 00000004 06 637564612030", parseAs[Staging]},
+		"00000007 00000009 a1a2a3a4a5a6a7a8 0000000001000000 03 01 00 0000000000400000 00000004 06 637564612030",
+		parseAs[Staging]},
 	{&Unstage{Lease: testKey}, "00000007 00000009 a1a2a3a4a5a6a7a8", parseAs[Unstage]},
 	{&Place{Lease: testKey, Slot: 3, Blocks: []Block{{testKey, 5, 6}}},
-		"00000007 00000009 a1a2a3a4a5a6a7a8 00000003 0001 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000005 0000000000000006", parseAs[Place]},
+		"00000007 00000009 a1a2a3a4a5a6a7a8 00000003 0001 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000005 " +
+			"0000000000000006", parseAs[Place]},
 	{&Fetch{Lease: testKey, Slot: 1}, "00000007 00000009 a1a2a3a4a5a6a7a8 00000001 0000", parseAs[Fetch]},
 	{&PathDown{PathID: 6, Reason: "cut"}, "0000000000000006 0003 637574", parseAs[PathDown]},
 	{&Call{Service: "echo", Body: []byte{1, 2}}, "04 6563686f 0002 0102", parseAs[Call]},
@@ -196,7 +207,8 @@ func TestGoldenBodies(t *testing.T) {
 			t.Errorf("%s: %v", g.body.name(), err)
 			continue
 		}
-		if d := cmp.Diff(g.body, back, cmpopts.EquateEmpty(), cmp.AllowUnexported(NamesPage{}, StatusReport{})); d != "" {
+		if d := cmp.Diff(g.body, back, cmpopts.EquateEmpty(),
+			cmp.AllowUnexported(NamesPage{}, StatusReport{})); d != "" {
 			t.Errorf("%s: %s", g.body.name(), d)
 		}
 		for n := range want {

@@ -8,8 +8,8 @@ import (
 // Method says what a request asks for.
 type Method uint16
 
-// The methods. Numbers are never used again for something else. A node answers a method that it does not know with
-// Unsupported.
+// The methods. Numbers are never used again for something else. A node answers a method that it
+// does not know with Unsupported.
 const (
 	MethodOpenPath  Method = 1  // OpenPath -> PathOffer
 	MethodLookup    Method = 2  // Lookup -> Entry
@@ -28,8 +28,10 @@ const (
 	MethodNames     Method = 17 // Names -> NamesPage
 )
 
-var methodNames = [...]string{MethodOpenPath: "open path", MethodLookup: "lookup", MethodList: "list", MethodOffer: "offer",
-	MethodPathDown: "path down", MethodStatus: "status", MethodDigest: "digest", MethodEnd: "end sessions", MethodDelivered: "delivered", MethodCall: "call",
+var methodNames = [...]string{MethodOpenPath: "open path", MethodLookup: "lookup", MethodList: "list",
+	MethodOffer:    "offer",
+	MethodPathDown: "path down", MethodStatus: "status", MethodDigest: "digest", MethodEnd: "end sessions",
+	MethodDelivered: "delivered", MethodCall: "call",
 	MethodStage: "stage", MethodUnstage: "unstage", MethodPlace: "place", MethodFetch: "fetch", MethodNames: "names"}
 
 // Body is the body of a request or a response: a pointer to one of the structs of this file.
@@ -45,8 +47,8 @@ type Query interface {
 	Method() Method
 }
 
-// AppendBody adds the wire form of a body to b. On error, which matches BadRequest and names the field, b is returned as
-// it was.
+// AppendBody adds the wire form of a body to b. On error, which matches BadRequest and names the
+// field, b is returned as it was.
 func AppendBody(b []byte, body Body) ([]byte, error) {
 	at := len(b)
 	c := codec{b: b, encode: true, what: body.name()}
@@ -57,8 +59,9 @@ func AppendBody(b []byte, body Body) ([]byte, error) {
 	return c.b, nil
 }
 
-// Parse reads the body of a request or a response: Parse[Lookup](req.Body). Byte slices in the result alias b. The error
-// matches BadRequest, names field and offset, and is fit to be the answer.
+// Parse reads the body of a request or a response: Parse[Lookup](req.Body). Byte slices in the
+// result alias b. The error matches BadRequest, names field and offset, and is fit to be the
+// answer.
 func Parse[T any, P interface {
 	*T
 	Body
@@ -74,16 +77,21 @@ func Parse[T any, P interface {
 	return v, nil
 }
 
-// OpenPath asks the peer to accept a path of the named driver; this side will dial it, or connect its endpoint. With a Token this side accepts,
-// and asks the peer to dial where it dialed the session.
+// OpenPath asks the peer to accept a path of the named driver; this side will dial it, or connect
+// its endpoint. With a Token this side accepts, and asks the peer to dial where it dialed the
+// session.
 type OpenPath struct {
 	Path       string // driver, 1 to MaxPathName bytes
 	Streams    uint32 // data connections; 0 leaves it to the path
 	Window     uint32 // operations outstanding in each direction; 0 leaves it to the path
 	NoChecksum bool
-	Queue      string // "" for the peer's node itself, otherwise the queue there that will own the path; at most MaxName bytes
-	Endpoint   []byte // what the driver says of this side's end of the path (path.EndpointDriver), or nothing; at most setup.MaxDescription bytes
-	Token      setup.Token
+	// "" for the peer's node itself, otherwise the queue there that will own the path; at most
+	// MaxName bytes
+	Queue string
+	// what the driver says of this side's end of the path (path.EndpointDriver), or nothing; at
+	// most setup.MaxDescription bytes
+	Endpoint []byte
+	Token    setup.Token
 }
 
 // Method is MethodOpenPath.
@@ -102,11 +110,13 @@ func (m *OpenPath) fields(c *codec) {
 
 // PathOffer says where to dial, or to which endpoint to connect.
 type PathOffer struct {
-	// Offer has an Addr of at most MaxAddr bytes; "" is where the session was dialed. It is the zero Offer with an Endpoint, or if OpenPath
-	// had a Token.
-	Offer    setup.Offer
-	PathID   uint64 // names the path in PathDown; chosen by the accepting side, unique on this session
-	Endpoint []byte // what the driver says of the accepting side's end, if OpenPath had an endpoint; at most setup.MaxDescription bytes
+	// Offer has an Addr of at most MaxAddr bytes; "" is where the session was dialed. It is the
+	// zero Offer with an Endpoint, or if OpenPath had a Token.
+	Offer  setup.Offer
+	PathID uint64 // names the path in PathDown; chosen by the accepting side, unique on this session
+	// what the driver says of the accepting side's end, if OpenPath had an endpoint; at most
+	// setup.MaxDescription bytes
+	Endpoint []byte
 }
 
 func (*PathOffer) name() string { return "path offer" }
@@ -117,7 +127,8 @@ func (m *PathOffer) fields(c *codec) {
 	c.u64("path id", &m.PathID)
 	c.blob("endpoint", &m.Endpoint, setup.MaxDescription)
 	if c.err == nil && m.Offer.Addr != "" && len(m.Endpoint) > 0 {
-		c.fail("endpoint", "of %d bytes with an address of %d: expected at most one of the two", len(m.Endpoint), len(m.Offer.Addr))
+		c.fail("endpoint", "of %d bytes with an address of %d: expected at most one of the two", len(m.Endpoint),
+			len(m.Offer.Addr))
 	}
 }
 
@@ -151,8 +162,8 @@ func (m *Entry) fields(c *codec) {
 	c.fixed("tag", m.Tag[:])
 }
 
-// MinEntry is the size in bytes of the smallest Entry on the wire, whose name has one byte: a page of a list cannot have more
-// entries than the body has room for these.
+// MinEntry is the size in bytes of the smallest Entry on the wire, whose name has one byte: a page
+// of a list cannot have more entries than the body has room for these.
 const MinEntry = (1 + 1) + (path.KeySize + 8 + 1 + 1 + 1) + 2 + 8 + 16
 
 func (m *Entry) wireSize() int { return MinEntry - 1 + len(m.Name) + len(m.Tensor) }
@@ -190,8 +201,8 @@ func (m *Entries) fields(c *codec) {
 	c.boolean("more", &m.More)
 }
 
-// Page takes the first entries of all that fit into a response whose frame body is at most body bytes (Session.MaxBody),
-// at most max of them unless max is 0. The result shares memory with all.
+// Page takes the first entries of all that fit into a response whose frame body is at most body
+// bytes (Session.MaxBody), at most max of them unless max is 0. The result shares memory with all.
 func Page(all []Entry, max uint32, body int) Entries {
 	room := body - responseOverhead - 2 - 1
 	n := 0
@@ -210,8 +221,9 @@ type Offer struct {
 	Name   string   // 1 to MaxName bytes; a label, never a path on a disk
 	Size   uint64   // bytes
 	Tensor []byte   // a tensor.Desc in its binary form, or nothing; at most MaxTensor bytes
-	// Digest says that the bytes will be proven by a digest of the same id (MethodDigest): the other side hands the tensor
-	// out only when the SHA-256 that its own memory gives is the one that the asking side expects.
+	// Digest says that the bytes will be proven by a digest of the same id (MethodDigest): the
+	// other side hands the tensor out only when the SHA-256 that its own memory gives is the one
+	// that the asking side expects.
 	Digest bool
 }
 
@@ -236,8 +248,8 @@ func (*Accept) name() string { return "accept" }
 
 func (m *Accept) fields(c *codec) { c.desc(&m.Desc, false) }
 
-// PathDown tells that a path went down here and asks the peer to fence and close it; the answer means that nothing comes
-// by that path any more.
+// PathDown tells that a path went down here and asks the peer to fence and close it; the answer
+// means that nothing comes by that path any more.
 type PathDown struct {
 	PathID uint64
 	Reason string // at most MaxText bytes
@@ -252,8 +264,8 @@ func (m *PathDown) fields(c *codec) {
 	c.text("reason", &m.Reason, 0, MaxText)
 }
 
-// EndSessions asks the peer to end sessions that the asking node had with it before and lost; the answer means that nothing
-// comes by them any more.
+// EndSessions asks the peer to end sessions that the asking node had with it before and lost; the
+// answer means that nothing comes by them any more.
 type EndSessions struct {
 	Sessions [][16]byte // at most MaxReplaced
 }
@@ -264,7 +276,8 @@ func (*EndSessions) name() string   { return "end sessions" }
 
 func (m *EndSessions) fields(c *codec) { c.ids("sessions", &m.Sessions, MaxReplaced) }
 
-// Delivered asks which transfers of the asking side are known to be complete here: those whose notification came.
+// Delivered asks which transfers of the asking side are known to be complete here: those whose
+// notification came.
 type Delivered struct {
 	IDs [][16]byte // at most MaxIDs
 }

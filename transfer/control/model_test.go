@@ -17,9 +17,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestModel joins two sessions by pipes that delay bytes as they like but lose none, and has both ask and answer at random,
-// in any order, until one may say goodbye or the connection may be cut. Each request gets exactly one response, the one
-// that was meant for it, or the reason why there is none; each notification comes once and in order.
+// TestModel joins two sessions by pipes that delay bytes as they like but lose none, and has both
+// ask and answer at random, in any order, until one may say goodbye or the connection may be cut.
+// Each request gets exactly one response, the one that was meant for it, or the reason why there is
+// none; each notification comes once and in order.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d, a := named("d"), named("a")
@@ -123,7 +124,8 @@ func TestModel(t *testing.T) {
 		for range steps {
 			i := rapid.IntRange(0, 1).Draw(t, "side")
 			x, y := sides[i], sides[1-i]
-			switch op := rapid.SampledFrom([]string{"ask", "ask", "answer", "answer", "notify", "pump", "pump", "pump", "pump", "time", "rare"}).Draw(t, "step"); op {
+			switch op := rapid.SampledFrom([]string{"ask", "ask", "answer", "answer", "notify", "pump", "pump", "pump",
+				"pump", "time", "rare"}).Draw(t, "step"); op {
 			case "ask":
 				nonce++
 				id, err := x.s.Request(now, &PathDown{PathID: nonce})
@@ -200,7 +202,8 @@ func TestModel(t *testing.T) {
 					}
 				}
 			}
-			if len(sides[0].pipe)+len(sides[1].pipe)+len(sides[0].s.Outgoing())+len(sides[1].s.Outgoing())+len(sides[0].todo)+len(sides[1].todo) == 0 ||
+			if len(sides[0].pipe)+len(sides[1].pipe)+len(sides[0].s.Outgoing())+len(sides[1].s.Outgoing())+
+				len(sides[0].todo)+len(sides[1].todo) == 0 ||
 				sides[0].s.State() > Ready && sides[1].s.State() > Ready {
 				break
 			}
@@ -208,7 +211,8 @@ func TestModel(t *testing.T) {
 		alive := sides[0].s.State() == Ready && sides[1].s.State() == Ready
 		for i, x := range sides {
 			if alive && (x.received != sides[1-i].sent || x.s.Pending() != 0 || x.s.Open() != 0) {
-				t.Fatalf("at rest: %d of %d notifications, %d pending, %d open", x.received, sides[1-i].sent, x.s.Pending(), x.s.Open())
+				t.Fatalf("at rest: %d of %d notifications, %d pending, %d open", x.received, sides[1-i].sent,
+					x.s.Pending(), x.s.Open())
 			}
 			x.s.Goodbye(now, Shutdown, "")
 			x.s.Disconnected(io.EOF)
@@ -222,7 +226,8 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// owner runs a session over a connection, as package transfer does: a reader, and a writer that keeps the deadlines.
+// owner runs a session over a connection, as package transfer does: a reader, and a writer that
+// keeps the deadlines.
 type owner struct {
 	mu   sync.Mutex
 	s    *Session
@@ -369,7 +374,8 @@ func TestTwoSessionsOverAPipe(t *testing.T) {
 	})
 }
 
-// TestHungPeer: the other side takes the connection and then does nothing, as a stopped process does.
+// TestHungPeer: the other side takes the connection and then does nothing, as a stopped process
+// does.
 func TestHungPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c1, c2 := net.Pipe()

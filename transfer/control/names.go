@@ -7,8 +7,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Names asks for the names that begin with Prefix, in byte order, after the name After, as List does. The answer is without what List says for
-// transfers, keys, generations and tags, which no compression makes smaller.
+// Names asks for the names that begin with Prefix, in byte order, after the name After, as List
+// does. The answer is without what List says for transfers, keys, generations and tags, which no
+// compression makes smaller.
 type Names struct {
 	Prefix string // at most MaxName bytes
 	After  string // at most MaxName bytes; "" begins at the first
@@ -23,7 +24,8 @@ func (m *Names) fields(c *codec) {
 	c.text("after", &m.After, 0, MaxName)
 }
 
-// NamesPage is the answer: as many names as fit, compressed. NewNamesPage makes one, Entries reads it.
+// NamesPage is the answer: as many names as fit, compressed. NewNamesPage makes one, Entries reads
+// it.
 type NamesPage struct {
 	More bool // there are further names: ask again, after the last one
 	list packed
@@ -39,8 +41,9 @@ func (m *NamesPage) fields(c *codec) {
 // MinNamed is the size in bytes of the smallest entry on a page before it is compressed.
 const MinNamed = (1 + 1 + 1) + 8 + (1 + 2)
 
-// NewNamesPage packs the names, sizes, rights and tensors of entries into an answer whose frame body is at most body bytes (Session.MaxBody); more says
-// that there are further ones. The error matches ErrTooLarge when they do not fit: take fewer.
+// NewNamesPage packs the names, sizes, rights and tensors of entries into an answer whose frame
+// body is at most body bytes (Session.MaxBody); more says that there are further ones. The error
+// matches ErrTooLarge when they do not fit: take fewer.
 func NewNamesPage(entries []Entry, more bool, body int) (*NamesPage, error) {
 	c := codec{encode: true, what: "names page", b: make([]byte, 0, len(entries)*(MinNamed+8))}
 	n := uint32(len(entries))
@@ -86,7 +89,8 @@ func (c *codec) part(field, s string) {
 	}
 }
 
-// Entries reads the page. Keys, generations and tags are zeros. Memory is taken for what is really there. The error matches BadRequest.
+// Entries reads the page. Keys, generations and tags are zeros. Memory is taken for what is really
+// there. The error matches BadRequest.
 func (m *NamesPage) Entries() ([]Entry, error) {
 	b, err := m.list.document(m.name())
 	if err != nil {

@@ -24,7 +24,8 @@ func TestNamesPage(t *testing.T) {
 		many = append(many, listedAs(fmt.Sprintf("d%02d/f%05d", i/400, i), 4096))
 	}
 	long := strings.Repeat("n", MaxName)
-	odd := []Entry{listedAs("a", 0), listedAs("a\u00e9", 1<<40), listedAs("a\u00ea", 7), listedAs("b", 1), listedAs(long, 5)}
+	odd := []Entry{listedAs("a", 0), listedAs("a\u00e9", 1<<40), listedAs("a\u00ea", 7), listedAs("b", 1),
+		listedAs(long, 5)}
 	odd[1].Tensor, odd[2].Desc.Rights, odd[3].Desc.Rights = []byte{1, 2, 3}, 0, path.Read|path.Write
 	for _, entries := range [][]Entry{nil, odd, many} {
 		m, err := NewNamesPage(entries, len(entries) > 5, MaxBody)
@@ -101,7 +102,8 @@ func FuzzNamesPage(f *testing.F) {
 			t.Fatalf("%T %v", err, err)
 		}
 		for _, e := range entries {
-			if e.Name == "" || len(e.Name) > MaxName || len(e.Tensor) > MaxTensor || e.Desc.Rights > 3 || e.Desc.Key != (path.Key{}) {
+			if e.Name == "" || len(e.Name) > MaxName || len(e.Tensor) > MaxTensor || e.Desc.Rights > 3 ||
+				e.Desc.Key != (path.Key{}) {
 				t.Fatalf("%+v", e)
 			}
 		}

@@ -2,7 +2,8 @@ package control
 
 import "fmt"
 
-// outgoing is what waits to be written, in pieces that never move. A piece is a whole number of frames.
+// outgoing is what waits to be written, in pieces that never move. A piece is a whole number of
+// frames.
 type outgoing struct {
 	pieces  []piece
 	sent    int // bytes of the first piece that are written
@@ -53,7 +54,8 @@ func (o *outgoing) kept() []byte {
 	return nil
 }
 
-// put adds the last bytes of b, a frame: b is the last piece and the frame, in the memory of that piece where there is room.
+// put adds the last bytes of b, a frame: b is the last piece and the frame, in the memory of that
+// piece where there is room.
 func (o *outgoing) put(b []byte, frame int, answer bool) {
 	if cap(b) == cap(o.last()) {
 		o.pieces[len(o.pieces)-1].b = b
@@ -71,7 +73,8 @@ func (o *outgoing) put(b []byte, frame int, answer bool) {
 	}
 }
 
-// drop notes that n bytes of the first piece were written, and returns the memory that this gave back.
+// drop notes that n bytes of the first piece were written, and returns the memory that this gave
+// back.
 func (o *outgoing) drop(n int) (gave int) {
 	if o.sent += n; len(o.pieces) == 0 || o.sent < len(o.pieces[0].b) {
 		return 0
@@ -91,7 +94,8 @@ func (o *outgoing) drop(n int) (gave int) {
 	return gave
 }
 
-// push queues a message of this side's own unless it is too large, or more than limit bytes of such messages would wait.
+// push queues a message of this side's own unless it is too large, or more than limit bytes of such
+// messages would wait.
 func (s *Session) push(m Message, limit int) error {
 	b, n, err := s.frameOf(m)
 	if err != nil {
@@ -114,7 +118,8 @@ func (s *Session) pushAnyway(b []byte, n int) {
 	s.out.put(b, n, false)
 }
 
-// frameOf encodes m behind the last piece, if that has room, else elsewhere. The last n bytes of b are the frame.
+// frameOf encodes m behind the last piece, if that has room, else elsewhere. The last n bytes of b
+// are the frame.
 func (s *Session) frameOf(m Message) (b []byte, n int, err error) {
 	last := s.out.last()
 	if b, err = AppendFrame(last, m); err != nil {
@@ -122,7 +127,8 @@ func (s *Session) frameOf(m Message) (b []byte, n int, err error) {
 	}
 	n = len(b) - len(last)
 	if body := n - HeaderSize; body > s.maxBody {
-		return nil, 0, fmt.Errorf("control: %v of %d bytes, this peer takes at most %d: %w", m.Type(), body, s.maxBody, ErrTooLarge)
+		return nil, 0, fmt.Errorf("control: %v of %d bytes, this peer takes at most %d: %w", m.Type(), body, s.maxBody,
+			ErrTooLarge)
 	}
 	return b, n, nil
 }

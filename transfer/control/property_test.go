@@ -51,11 +51,13 @@ func drawEntry(t *rapid.T) Entry {
 	if rapid.Bool().Draw(t, "without rights") {
 		d.Key, d.Rights = path.Key{}, 0
 	}
-	return Entry{Name: text(1, MaxName).Draw(t, "name"), Desc: d, Tensor: blob(MaxTensor).Draw(t, "tensor"), Generation: rapid.Uint64().Draw(t, "generation"), Tag: id16(t, "tag")}
+	return Entry{Name: text(1, MaxName).Draw(t, "name"), Desc: d, Tensor: blob(MaxTensor).Draw(t, "tensor"),
+		Generation: rapid.Uint64().Draw(t, "generation"), Tag: id16(t, "tag")}
 }
 
 func drawIdentity(t *rapid.T) Identity {
-	return Identity{Node: id16(t, "node"), Instance: rapid.Uint64().Draw(t, "instance"), Name: text(0, MaxName).Draw(t, "name"),
+	return Identity{Node: id16(t, "node"), Instance: rapid.Uint64().Draw(t, "instance"),
+		Name: text(0, MaxName).Draw(t, "name"),
 		Host: id16(t, "host"), Paths: rapid.SliceOfN(text(1, MaxPathName), 0, MaxPaths).Draw(t, "paths"),
 		MaxBody:         rapid.Uint32Range(MinBody, MaxBody).Draw(t, "body"),
 		HeartbeatMillis: rapid.Uint32Range(MinHeartbeatMillis, MaxHeartbeatMillis).Draw(t, "beat"),
@@ -74,18 +76,22 @@ func drawMessage(t *rapid.T) Message {
 	switch Type(rapid.IntRange(1, 9).Draw(t, "type")) {
 	case TypeHello:
 		low := rapid.Uint16Range(1, 65535).Draw(t, "low")
-		return &Hello{VersionMin: low, VersionMax: rapid.Uint16Range(low, 65535).Draw(t, "high"), Features: u.Draw(t, "features"),
-			Session: id16(t, "session"), Replaces: ids16(t, "replaces"), Identity: drawIdentity(t)}
+		return &Hello{VersionMin: low, VersionMax: rapid.Uint16Range(low, 65535).Draw(t, "high"),
+			Features: u.Draw(t, "features"),
+			Session:  id16(t, "session"), Replaces: ids16(t, "replaces"), Identity: drawIdentity(t)}
 	case TypeWelcome:
-		return &Welcome{Version: rapid.Uint16().Draw(t, "version"), Features: u.Draw(t, "features"), Identity: drawIdentity(t)}
+		return &Welcome{Version: rapid.Uint16().Draw(t, "version"), Features: u.Draw(t, "features"),
+			Identity: drawIdentity(t)}
 	case TypeHeartbeat:
 		return &Heartbeat{Sent: u.Draw(t, "sent"), Echo: u.Draw(t, "echo")}
 	case TypeGoodbye:
 		return &Goodbye{Code: Code(rapid.Uint16().Draw(t, "code")), Reason: text(0, MaxText).Draw(t, "reason")}
 	case TypeRequest:
-		return &Request{ID: u.Draw(t, "id"), Method: Method(rapid.Uint16().Draw(t, "method")), Body: blob(500).Draw(t, "body")}
+		return &Request{ID: u.Draw(t, "id"), Method: Method(rapid.Uint16().Draw(t, "method")),
+			Body: blob(500).Draw(t, "body")}
 	case TypeResponse:
-		m := &Response{ID: u.Draw(t, "id"), Code: Code(rapid.Uint16Range(0, 30).Draw(t, "code")), Text: text(0, MaxText).Draw(t, "text")}
+		m := &Response{ID: u.Draw(t, "id"), Code: Code(rapid.Uint16Range(0, 30).Draw(t, "code")),
+			Text: text(0, MaxText).Draw(t, "text")}
 		if m.Code == OK {
 			m.Body = blob(500).Draw(t, "body")
 		}
@@ -93,8 +99,10 @@ func drawMessage(t *rapid.T) Message {
 	case TypeNotification:
 		return &Notification{ID: u.Draw(t, "id"), Body: blob(500).Draw(t, "body")}
 	case TypeComplete:
-		return &Complete{ID: id16(t, "id"), Code: Code(rapid.Uint16().Draw(t, "code")), Text: text(0, MaxText).Draw(t, "text"),
-			Bytes: u.Draw(t, "bytes"), Proof: path.Proof(rapid.Byte().Draw(t, "proof")), Path: text(0, MaxPathName).Draw(t, "path")}
+		return &Complete{ID: id16(t, "id"), Code: Code(rapid.Uint16().Draw(t, "code")),
+			Text:  text(0, MaxText).Draw(t, "text"),
+			Bytes: u.Draw(t, "bytes"), Proof: path.Proof(rapid.Byte().Draw(t, "proof")),
+			Path: text(0, MaxPathName).Draw(t, "path")}
 	default:
 		return &KeyRevoked{Key: drawKey(t)}
 	}
@@ -156,9 +164,11 @@ func TestEntriesSurviveInPages(t *testing.T) {
 	})
 }
 
-// TestPageAtEveryLimit: a page never exceeds the frame body by a byte, and wastes none that would hold another entry.
+// TestPageAtEveryLimit: a page never exceeds the frame body by a byte, and wastes none that would
+// hold another entry.
 func TestPageAtEveryLimit(t *testing.T) {
-	all := []Entry{{Name: "a", Desc: testDesc}, {Name: "bb", Desc: testDesc, Tensor: []byte{1}}, {Name: "ccc", Desc: testDesc}}
+	all := []Entry{{Name: "a", Desc: testDesc}, {Name: "bb", Desc: testDesc, Tensor: []byte{1}},
+		{Name: "ccc", Desc: testDesc}}
 	sizes := []int{responseOverhead + 3, 0, 0, 0} // frame bodies of 0 to 3 entries
 	for i := range all {
 		sizes[i+1] = sizes[i] + MinEntry - 1 + len(all[i].Name) + len(all[i].Tensor)
@@ -177,7 +187,8 @@ func TestPageAtEveryLimit(t *testing.T) {
 	}
 }
 
-// TestDigestAtEveryLimit: as many blocks as DigestRoom says fit into the frame, and one more does not.
+// TestDigestAtEveryLimit: as many blocks as DigestRoom says fit into the frame, and one more does
+// not.
 func TestDigestAtEveryLimit(t *testing.T) {
 	for _, limit := range []int{MinBody, MinBody + 1, MinBody + 31, MinBody + 32, MaxBody} {
 		n := DigestRoom(limit)
@@ -210,7 +221,8 @@ func TestDigestAtEveryLimit(t *testing.T) {
 	}
 }
 
-// TestBoundsOfFields: what is out of bounds is refused when written, with the name of the field, and when read.
+// TestBoundsOfFields: what is out of bounds is refused when written, with the name of the field,
+// and when read.
 func TestBoundsOfFields(t *testing.T) {
 	long := func(n int) string { return strings.Repeat("x", n+1) }
 	for field, m := range map[string]Body{
@@ -235,7 +247,8 @@ func TestBoundsOfFields(t *testing.T) {
 		"device":    &Staging{Desc: path.Desc{Rights: path.Read}, SlotSize: 1, Slots: 1, Device: long(MaxDevice)},
 	} {
 		b, err := AppendBody([]byte("kept"), m)
-		if !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), ": "+strings.TrimSpace(field)+":") || string(b) != "kept" {
+		if !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), ": "+strings.TrimSpace(field)+":") ||
+			string(b) != "kept" {
 			t.Errorf("%s of %s: %v, %q", field, m.name(), err, b)
 		}
 	}
@@ -258,17 +271,22 @@ func TestBoundsOfFields(t *testing.T) {
 		hex   string
 		want  string // the offset at which it is found
 	}{
-		"flag of 2":           {parseAs[OpenPath], "01 61 00000000 00000000 02 00", "no checksum at byte 10 of 12"},
-		"bad UTF-8":           {parseAs[Lookup], "02 c328", "name at byte 1 of 3"},
-		"empty name":          {parseAs[Lookup], "00", "name at byte 0 of 1"},
-		"rights 0":            {parseAs[Accept], strings.Repeat("00", 26), "rights at byte 24 of 26"},
-		"rights 0 with a key": {parseAs[Entry], "0177" + strings.Repeat("00", 15) + "01" + strings.Repeat("00", 10), "rights at byte 26 of 28"},
-		"rights 7":            {parseAs[Accept], strings.Repeat("00", 24) + "0700", "rights at byte 24 of 26"},
-		"too many entries":    {parseAs[Entries], "1000 00", "entries at byte 0 of 3: 4096 elements of at least 55 bytes, 1 bytes left"},
-		"count over max":      {parseAs[Entries], "ffff 00", "entries at byte 0 of 3: length 65535"},
-		"too many blocks":     {parseAs[Digest], strings.Repeat("00", 57) + "0002" + strings.Repeat("00", 63), "blocks at byte 57 of 122: 2 elements of at least 32 bytes, 63 bytes left"},
-		"blocks over max":     {parseAs[Digest], strings.Repeat("00", 57) + "0401", "blocks at byte 57 of 59: length 1025"},
-		"tensor over max":     {parseAs[Offer], strings.Repeat("00", 16) + "0177" + strings.Repeat("00", 8) + "0401", "tensor at byte 26 of 28"},
+		"flag of 2":  {parseAs[OpenPath], "01 61 00000000 00000000 02 00", "no checksum at byte 10 of 12"},
+		"bad UTF-8":  {parseAs[Lookup], "02 c328", "name at byte 1 of 3"},
+		"empty name": {parseAs[Lookup], "00", "name at byte 0 of 1"},
+		"rights 0":   {parseAs[Accept], strings.Repeat("00", 26), "rights at byte 24 of 26"},
+		"rights 0 with a key": {parseAs[Entry], "0177" + strings.Repeat("00", 15) + "01" + strings.Repeat("00", 10),
+			"rights at byte 26 of 28"},
+		"rights 7": {parseAs[Accept], strings.Repeat("00", 24) + "0700", "rights at byte 24 of 26"},
+		"too many entries": {parseAs[Entries], "1000 00",
+			"entries at byte 0 of 3: 4096 elements of at least 55 bytes, 1 bytes left"},
+		"count over max": {parseAs[Entries], "ffff 00", "entries at byte 0 of 3: length 65535"},
+		"too many blocks": {parseAs[Digest], strings.Repeat("00", 57) + "0002" + strings.Repeat("00", 63),
+			"blocks at byte 57 of 122: 2 elements of at least 32 bytes, 63 bytes left"},
+		"blocks over max": {parseAs[Digest], strings.Repeat("00", 57) + "0401",
+			"blocks at byte 57 of 59: length 1025"},
+		"tensor over max": {parseAs[Offer], strings.Repeat("00", 16) + "0177" + strings.Repeat("00", 8) + "0401",
+			"tensor at byte 26 of 28"},
 	} {
 		if _, err := c.parse(unhex(t, c.hex)); !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
@@ -276,8 +294,8 @@ func TestBoundsOfFields(t *testing.T) {
 	}
 }
 
-// TestEveryBitFlip: one flipped bit anywhere in a frame never lets another message through. A length that grew makes the
-// receiver wait for more, and the checksum then refuses what came.
+// TestEveryBitFlip: one flipped bit anywhere in a frame never lets another message through. A
+// length that grew makes the receiver wait for more, and the checksum then refuses what came.
 func TestEveryBitFlip(t *testing.T) {
 	filler := bytes.Repeat(frameOf(t, &Heartbeat{Sent: 1}), (MaxBody+HeaderSize)/32+1)
 	ready := func() *Session {
@@ -322,7 +340,8 @@ func TestEveryBitFlip(t *testing.T) {
 }
 
 func TestCodesAndErrors(t *testing.T) {
-	if err := error(&Error{Code: NotFound, Text: "x", Remote: true}); !errors.Is(err, NotFound) || errors.Is(err, Busy) || err.Error() != "peer: not found: x" {
+	if err := error(&Error{Code: NotFound, Text: "x", Remote: true}); !errors.Is(err, NotFound) ||
+		errors.Is(err, Busy) || err.Error() != "peer: not found: x" {
 		t.Errorf("%v", err)
 	}
 	for _, c := range []struct {
@@ -363,13 +382,15 @@ func TestCodesAndErrors(t *testing.T) {
 		if utf8.ValidString(s) && len(s) <= n && got != s {
 			t.Fatalf("%q of %q", got, s)
 		}
-		if full := strings.ToValidUTF8(s, "\uFFFD"); !strings.HasPrefix(full, got) || len(full)-len(got) > 3 && len(got) < n-3 {
+		if full := strings.ToValidUTF8(s, "\uFFFD"); !strings.HasPrefix(full, got) || len(full)-len(got) > 3 &&
+			len(got) < n-3 {
 			t.Fatalf("%q of %q", got, s)
 		}
 	})
 }
 
-// FuzzReceive feeds any bytes in two chunks to a session that is ready or not; seeds are whole streams.
+// FuzzReceive feeds any bytes in two chunks to a session that is ready or not; seeds are whole
+// streams.
 func FuzzReceive(f *testing.F) {
 	var all []byte
 	for _, g := range golden {

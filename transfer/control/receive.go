@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// Receive takes bytes from the stream, in any chunks; p is free again when it returns. An error other than ErrUnread means
-// that the session has ended (it is Err): the peer's goodbye as an *Error, or Protocol with where and what in the stream
-// was wrong. Whole messages before that place are still given out by Next.
+// Receive takes bytes from the stream, in any chunks; p is free again when it returns. An error
+// other than ErrUnread means that the session has ended (it is Err): the peer's goodbye as an
+// *Error, or Protocol with where and what in the stream was wrong. Whole messages before that place
+// are still given out by Next.
 func (s *Session) Receive(now time.Time, p []byte) error {
 	t := s.clock(now)
 	switch {
@@ -28,7 +29,8 @@ func (s *Session) Receive(now time.Time, p []byte) error {
 	for len(p) > 0 {
 		frame := p
 		if len(s.in) > 0 || !s.complete(p) {
-			// Gather the header first, then what it announces; memory grows with the bytes that came, not with the announcement.
+			// Gather the header first, then what it announces; memory grows with the bytes that
+			// came, not with the announcement.
 			need := HeaderSize
 			if len(s.in) >= HeaderSize {
 				need += s.head.length
@@ -69,8 +71,8 @@ func (s *Session) Receive(now time.Time, p []byte) error {
 	return nil
 }
 
-// complete says whether p begins with a whole frame, which then needs no copy; s.head is its header. What is wrong with a
-// header is left to the careful way.
+// complete says whether p begins with a whole frame, which then needs no copy; s.head is its
+// header. What is wrong with a header is left to the careful way.
 func (s *Session) complete(p []byte) bool {
 	if len(p) < HeaderSize {
 		return false
@@ -83,7 +85,8 @@ func (s *Session) complete(p []byte) bool {
 	return true
 }
 
-// bodyLimit is the largest body that may come now. After a goodbye in the handshake the peer may think that it is over.
+// bodyLimit is the largest body that may come now. After a goodbye in the handshake the peer may
+// think that it is over.
 func (s *Session) bodyLimit() int {
 	if s.state == Closing {
 		return int(s.opt.Identity.MaxBody)
@@ -93,7 +96,8 @@ func (s *Session) bodyLimit() int {
 
 // violation ends the session because of what the peer sent.
 func (s *Session) violation(err error) error {
-	return s.fail(Protocol, Errorf(Protocol, "frame %d, up to byte %d of the stream: %s", s.stats.framesIn+1, s.stats.bytesIn, AsError(err).Text))
+	return s.fail(Protocol, Errorf(Protocol, "frame %d, up to byte %d of the stream: %s", s.stats.framesIn+1,
+		s.stats.bytesIn, AsError(err).Text))
 }
 
 func (s *Session) violationf(format string, args ...any) error {
@@ -176,7 +180,8 @@ func (s *Session) handshake(t time.Duration, typ Type, body []byte) error {
 		s.ready(t, w.Version, w.Features, m.Identity)
 	case *Welcome:
 		if m.Version < s.opt.VersionMin || m.Version > s.opt.VersionMax {
-			return s.violationf("the peer chose version %d, this node offered %d to %d", m.Version, s.opt.VersionMin, s.opt.VersionMax)
+			return s.violationf("the peer chose version %d, this node offered %d to %d", m.Version, s.opt.VersionMin,
+				s.opt.VersionMax)
 		}
 		if extra := m.Features &^ s.opt.Features; extra != 0 {
 			return s.violationf("the peer chose features %#x, which this node did not offer", extra)
@@ -245,7 +250,9 @@ func (s *Session) message(typ Type, body []byte) error {
 		s.ask(m)
 		return nil
 	case *Response:
-		i, ok := slices.BinarySearchFunc(s.pending, m.ID, func(p pending, id uint64) int { return cmp.Compare(p.id, id) })
+		i, ok := slices.BinarySearchFunc(s.pending, m.ID, func(p pending, id uint64) int {
+			return cmp.Compare(p.id, id)
+		})
 		if !ok {
 			return s.violationf("an answer to request %d, which was not asked or has its answer", m.ID)
 		}
@@ -286,8 +293,10 @@ func (s *Session) give(m Message) {
 	s.unread += cost(m)
 }
 
-// Next gives the messages in the order of their arrival: *Response, *Notification, *Complete, *KeyRevoked, then each *Request whose answer has room. A request that
-// waits for room comes after a Sent, Respond, Refuse or Tick. Messages belong to the caller. Handshake, heartbeats and goodbyes are the session's own.
+// Next gives the messages in the order of their arrival: *Response, *Notification, *Complete,
+// *KeyRevoked, then each *Request whose answer has room. A request that waits for room comes after
+// a Sent, Respond, Refuse or Tick. Messages belong to the caller. Handshake, heartbeats and
+// goodbyes are the session's own.
 func (s *Session) Next() (Message, bool) {
 	if s.taken == len(s.inbox) {
 		if len(s.waiting) == 0 {
@@ -300,7 +309,8 @@ func (s *Session) Next() (Message, bool) {
 	s.inbox[s.taken] = nil
 	s.taken++
 	s.unread -= cost(m)
-	if s.taken == len(s.inbox) || s.taken >= 64 && s.taken >= len(s.inbox)/2 { // a reader that never catches up must not grow the line for ever
+	if s.taken == len(s.inbox) || s.taken >= 64 && s.taken >= len(s.inbox)/2 {
+		// a reader that never catches up must not grow the line for ever
 		s.inbox, s.taken = slices.Delete(s.inbox, 0, s.taken), 0
 		if len(s.inbox) == 0 && cap(s.inbox) > 64 {
 			s.inbox = nil

@@ -50,16 +50,18 @@ const (
 	ProtocolMax = 3
 )
 
-// MaxPendingRequests is the number of requests that either side may have unanswered; the protocol fixes it, so that a node
-// can bound what a peer makes it remember.
+// MaxPendingRequests is the number of requests that either side may have unanswered; the protocol
+// fixes it, so that a node can bound what a peer makes it remember.
 const MaxPendingRequests = 256
 
 const (
-	// backlog is the number of bytes of messages of this side's own, which are no answers, that may wait to be written.
+	// backlog is the number of bytes of messages of this side's own, which are no answers, that may
+	// wait to be written.
 	backlog = 1 << 20
 	// unreadLimit is the size of the messages that may wait for Next before Receive takes no more.
 	unreadLimit = 1 << 20
-	// keepBuffer is the largest buffer of what is half received that an idle session keeps: nodes may have thousands of idle peers.
+	// keepBuffer is the largest buffer of what is half received that an idle session keeps: nodes
+	// may have thousands of idle peers.
 	keepBuffer = 8 << 10
 )
 
@@ -71,19 +73,24 @@ type Options struct {
 	VersionMin, VersionMax uint16        // default ProtocolMin, ProtocolMax
 	Features               uint64        // offered; both sides use those that both offer
 	HeartbeatEvery         time.Duration // default 250 ms; both sides use the shorter of the two
-	DeadAfter              time.Duration // default 1500 ms, at least 2 heartbeats: silence after which the peer is dead, at least; see Session.Silence
-	HandshakeTimeout       time.Duration // default 2 s, from New until Ready, however slowly bytes trickle in
-	RoundTrip              time.Duration // what the handshake below the session took, if there was one; see Session.Silence
-	RequestTimeout         time.Duration // default 10 s
-	MaxPending             int           // default and limit MaxPendingRequests
-	// Admit, if set, tells an Acceptor whether to take this peer. An error refuses it: AsError gives the code that the
-	// peer gets (NotPermitted, OverBudget, Busy). Admit must not call the session. It may take its time, for example to end
-	// the session that this one replaces.
+	// default 1500 ms, at least 2 heartbeats: silence after which the peer is dead, at least; see
+	// Session.Silence
+	DeadAfter        time.Duration
+	HandshakeTimeout time.Duration // default 2 s, from New until Ready, however slowly bytes trickle in
+	// what the handshake below the session took, if there was one; see Session.Silence
+	RoundTrip      time.Duration
+	RequestTimeout time.Duration // default 10 s
+	MaxPending     int           // default and limit MaxPendingRequests
+	// Admit, if set, tells an Acceptor whether to take this peer. An error refuses it: AsError
+	// gives the code that the peer gets (NotPermitted, OverBudget, Busy). Admit must not call the
+	// session. It may take its time, for example to end the session that this one replaces.
 	Admit func(*Hello) error
-	// Charge, if set, is asked before the session holds more than Allowance for its peer: requests, answers, and what waits to be written. It takes
-	// that many bytes more, or nothing and returns an error (Busy, OverBudget), which is the answer to a request that this concerns. Fewer than 0 bytes are
-	// given back, which cannot fail. All is given back once the session has ended (Disconnected) and each request that Next gave was answered.
-	// Charge must not call the session. nil: nothing is charged.
+	// Charge, if set, is asked before the session holds more than Allowance for its peer: requests,
+	// answers, and what waits to be written. It takes that many bytes more, or nothing and returns
+	// an error (Busy, OverBudget), which is the answer to a request that this concerns. Fewer than
+	// 0 bytes are given back, which cannot fail. All is given back once the session has ended
+	// (Disconnected) and each request that Next gave was answered. Charge must not call the
+	// session. nil: nothing is charged.
 	Charge func(bytes int) error
 }
 
@@ -94,15 +101,17 @@ type stats struct {
 	late              uint64 // answers to requests that had timed out
 }
 
-// Session is one end of a control connection. It is not safe for concurrent use: its owner holds a lock of its own. It
-// never moves or changes the bytes of Outgoing before Sent, so that they can be written without that lock.
+// Session is one end of a control connection. It is not safe for concurrent use: its owner holds a
+// lock of its own. It never moves or changes the bytes of Outgoing before Sent, so that they can be
+// written without that lock.
 //
-// Times are given by the caller and should carry Go's monotonic clock; a time before the last one counts as the last one.
-// Time counts only as far as Tick keeps up with Deadline: when this process was stalled and Tick comes late, the delay is
-// taken out of every timeout, since what the peer sent meanwhile may still lie unread in the socket. A Tick that is late by more than a heartbeat
-// gives a silent peer one heartbeat more, in which that is read, and all of them together at most Silence once more. So a loaded machine
-// slows the verdict on its peers down but does not falsify it. For the same reason every byte that arrives is a sign of
-// life, not only a heartbeat.
+// Times are given by the caller and should carry Go's monotonic clock; a time before the last one
+// counts as the last one. Time counts only as far as Tick keeps up with Deadline: when this process
+// was stalled and Tick comes late, the delay is taken out of every timeout, since what the peer
+// sent meanwhile may still lie unread in the socket. A Tick that is late by more than a heartbeat
+// gives a silent peer one heartbeat more, in which that is read, and all of them together at most
+// Silence once more. So a loaded machine slows the verdict on its peers down but does not falsify
+// it. For the same reason every byte that arrives is a sign of life, not only a heartbeat.
 type Session struct {
 	role  Role
 	opt   Options
@@ -152,8 +161,8 @@ type Session struct {
 	stats  stats
 }
 
-// pending is a request of ours without an answer. The slice of them is ordered by id and therefore by deadline. A request
-// that timed out stays until its answer comes: the peer still counts it.
+// pending is a request of ours without an answer. The slice of them is ordered by id and therefore
+// by deadline. A request that timed out stays until its answer comes: the peer still counts it.
 type pending struct {
 	id       uint64
 	deadline time.Duration
@@ -177,15 +186,20 @@ func New(role Role, o Options, now time.Time) (*Session, error) {
 	o.HeartbeatMillis = uint32(min(max(o.HeartbeatEvery.Milliseconds(), 0), MaxHeartbeatMillis+1))
 	switch {
 	case o.DeadAfter < 2*o.HeartbeatEvery:
-		return nil, fmt.Errorf("control: DeadAfter %v: expected at least two heartbeats of %v", o.DeadAfter, o.HeartbeatEvery)
+		return nil, fmt.Errorf("control: DeadAfter %v: expected at least two heartbeats of %v", o.DeadAfter,
+			o.HeartbeatEvery)
 	case o.HandshakeTimeout < 0 || o.RoundTrip < 0 || o.RequestTimeout < 0:
-		return nil, fmt.Errorf("control: HandshakeTimeout %v, RoundTrip %v, RequestTimeout %v: expected positive durations", o.HandshakeTimeout, o.RoundTrip, o.RequestTimeout)
+		return nil, fmt.Errorf("control: HandshakeTimeout %v, RoundTrip %v, RequestTimeout %v: expected positive "+
+			"durations", o.HandshakeTimeout, o.RoundTrip, o.RequestTimeout)
 	case o.MaxPending < 1 || o.MaxPending > MaxPendingRequests:
 		return nil, fmt.Errorf("control: MaxPending %d: expected 1 to %d", o.MaxPending, MaxPendingRequests)
 	}
-	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery, shook: o.RoundTrip}
-	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Session: o.Session, Replaces: o.Replaces, Identity: o.Identity}
-	if _, err := AppendFrame(nil, &hello); err != nil { // an acceptor makes it too, to check its options now and not in the handshake
+	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery,
+		shook: o.RoundTrip}
+	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Session: o.Session,
+		Replaces: o.Replaces, Identity: o.Identity}
+	if _, err := AppendFrame(nil, &hello); err != nil {
+		// an acceptor makes it too, to check its options now and not in the handshake
 		return nil, err
 	}
 	if role == Dialer {
@@ -208,7 +222,8 @@ func (s *Session) Peer() Identity { return s.peer }
 // MaxBody is the largest frame body in bytes that either side may send.
 func (s *Session) MaxBody() int { return s.maxBody }
 
-// Pending is the number of requests of this side that wait for an answer, including those that timed out.
+// Pending is the number of requests of this side that wait for an answer, including those that
+// timed out.
 func (s *Session) Pending() int { return len(s.pending) }
 
 // Open is the number of requests of the peer that were not answered yet.
@@ -228,11 +243,14 @@ func (s *Session) Waiting() (n int) {
 // Asked is the id of the peer's latest request.
 func (s *Session) Asked() uint64 { return s.peerID }
 
-// Outgoing is what must be written to the stream next. The bytes stay as they are until Sent, also when other calls come in between. Empty when there is nothing to
-// write; otherwise there may be more behind it, which the next Outgoing shows. A goodbye is there even after the session has ended.
+// Outgoing is what must be written to the stream next. The bytes stay as they are until Sent, also
+// when other calls come in between. Empty when there is nothing to write; otherwise there may be
+// more behind it, which the next Outgoing shows. A goodbye is there even after the session has
+// ended.
 func (s *Session) Outgoing() []byte { return s.out.first() }
 
-// Sent tells that the first n bytes of Outgoing were written. Requests of the peer that waited for this come from Next then.
+// Sent tells that the first n bytes of Outgoing were written. Requests of the peer that waited for
+// this come from Next then.
 func (s *Session) Sent(n int) { s.release(s.out.drop(min(max(n, 0), len(s.out.first())))) }
 
 // notReady is the error of calls that need Ready.
@@ -243,9 +261,9 @@ func (s *Session) notReady() error {
 	return fmt.Errorf("control: %v: %w", s.state, ErrNotReady)
 }
 
-// Request queues a request and returns its id. Exactly one *Response with this id will come from Next: the answer, or one
-// whose Err is Timeout or the error that ended the session. The error matches ErrNotReady, ErrPending, ErrBacklog,
-// ErrTooLarge or BadRequest; then nothing was queued.
+// Request queues a request and returns its id. Exactly one *Response with this id will come from
+// Next: the answer, or one whose Err is Timeout or the error that ended the session. The error
+// matches ErrNotReady, ErrPending, ErrBacklog, ErrTooLarge or BadRequest; then nothing was queued.
 func (s *Session) Request(now time.Time, q Query) (uint64, error) {
 	body, err := AppendBody(nil, q)
 	if err != nil {
@@ -267,9 +285,10 @@ func (s *Session) Request(now time.Time, q Query) (uint64, error) {
 	return id, nil
 }
 
-// Respond grants a request of the peer that Next gave; a nil body stands for Empty. It fails when id is not open (unknown, or answered
-// already), and with ErrTooLarge or BadRequest when body cannot be sent (Refuse the request then). Each request that Next gave is to be answered, also when
-// the session has ended: what is held for it is given back then.
+// Respond grants a request of the peer that Next gave; a nil body stands for Empty. It fails when
+// id is not open (unknown, or answered already), and with ErrTooLarge or BadRequest when body
+// cannot be sent (Refuse the request then). Each request that Next gave is to be answered, also
+// when the session has ended: what is held for it is given back then.
 func (s *Session) Respond(now time.Time, id uint64, body Body) error {
 	m := Response{ID: id}
 	if body != nil {
@@ -282,7 +301,8 @@ func (s *Session) Respond(now time.Time, id uint64, body Body) error {
 	return s.respond(now, &m)
 }
 
-// Refuse answers a request of the peer with an error: AsError gives its code and text. It fails as Respond does.
+// Refuse answers a request of the peer with an error: AsError gives its code and text. It fails as
+// Respond does.
 func (s *Session) Refuse(now time.Time, id uint64, err error) error {
 	e := AsError(err)
 	if e == nil || e.Code == OK {
@@ -302,13 +322,14 @@ func (s *Session) respond(now time.Time, m *Response) error {
 		return s.notReady()
 	}
 	if !ok {
-		return fmt.Errorf("control: request %d of the peer is not open: unknown, not taken from Next, or answered already", m.ID)
+		return fmt.Errorf("control: request %d of the peer is not open: unknown, not taken from Next, or answered "+
+			"already", m.ID)
 	}
 	return s.answer(i, m)
 }
 
-// Send queues a one-way message: *Notification, *Complete or *KeyRevoked. The error matches ErrNotReady, ErrBacklog,
-// ErrTooLarge or BadRequest; then nothing was queued.
+// Send queues a one-way message: *Notification, *Complete or *KeyRevoked. The error matches
+// ErrNotReady, ErrBacklog, ErrTooLarge or BadRequest; then nothing was queued.
 func (s *Session) Send(now time.Time, m Message) error {
 	s.clock(now)
 	if s.state != Ready {
@@ -329,9 +350,10 @@ func (s *Session) Send(now time.Time, m Message) error {
 	return s.push(m, backlog)
 }
 
-// Goodbye ends the session in order. What was queued before is still to be written, then the goodbye; the peer's answer to
-// it is that it ends the stream (tell Disconnected), for which Tick waits no longer than Options.DeadAfter. Requests that
-// wait for an answer fail with this code. It does nothing when the session has ended or said goodbye before.
+// Goodbye ends the session in order. What was queued before is still to be written, then the
+// goodbye; the peer's answer to it is that it ends the stream (tell Disconnected), for which Tick
+// waits no longer than Options.DeadAfter. Requests that wait for an answer fail with this code. It
+// does nothing when the session has ended or said goodbye before.
 func (s *Session) Goodbye(now time.Time, code Code, reason string) {
 	t := s.clock(now)
 	if s.state > Ready {
@@ -346,16 +368,17 @@ func (s *Session) Goodbye(now time.Time, code Code, reason string) {
 	s.abandon()
 }
 
-// Leave ends a session that said goodbye before the stream ends, where nothing is lost with the stream: a Dialer's that sent nothing but requests, all
-// of which have their answers, and has nothing left to write. Otherwise it does nothing.
+// Leave ends a session that said goodbye before the stream ends, where nothing is lost with the
+// stream: a Dialer's that sent nothing but requests, all of which have their answers, and has
+// nothing left to write. Otherwise it does nothing.
 func (s *Session) Leave() {
 	if s.state == Closing && s.free && len(s.Outgoing()) == 0 {
 		s.state = Closed
 	}
 }
 
-// Disconnected tells that the stream ended or failed with cause (io.EOF, a reset). It returns Err, which wraps cause and
-// matches Down unless a goodbye came first.
+// Disconnected tells that the stream ended or failed with cause (io.EOF, a reset). It returns Err,
+// which wraps cause and matches Down unless a goodbye came first.
 func (s *Session) Disconnected(cause error) error {
 	switch s.state {
 	case Closing:
@@ -392,7 +415,8 @@ func (s *Session) queueGoodbye(m *Goodbye) {
 	s.pushAnyway(b, n)
 }
 
-// abandon answers every pending request with the end of the session and drops what is half received.
+// abandon answers every pending request with the end of the session and drops what is half
+// received.
 func (s *Session) abandon() {
 	for i := range s.pending {
 		if p := &s.pending[i]; !p.expired {

@@ -139,7 +139,8 @@ func TestVersionMatrix(t *testing.T) {
 				t.Errorf("%v: %v", c, err)
 				continue
 			}
-			for _, s := range []string{"the dialer " + versions(d.VersionMin, d.VersionMax), "the acceptor speaks " + versions(a.VersionMin, a.VersionMax)} {
+			for _, s := range []string{"the dialer " + versions(d.VersionMin, d.VersionMax),
+				"the acceptor speaks " + versions(a.VersionMin, a.VersionMax)} {
 				if !strings.Contains(err.Error(), s) {
 					t.Errorf("%v: %q does not say %q", c, err, s)
 				}
@@ -151,7 +152,8 @@ func TestVersionMatrix(t *testing.T) {
 	}
 }
 
-// TestUnknownFeaturesAndExtension: a newer node offers bits and handshake fields that this one does not know.
+// TestUnknownFeaturesAndExtension: a newer node offers bits and handshake fields that this one does
+// not know.
 func TestUnknownFeaturesAndExtension(t *testing.T) {
 	d, a := named("new"), named("old")
 	d.Features, a.Features = ^uint64(0), 1
@@ -181,7 +183,8 @@ func TestAdmit(t *testing.T) {
 		t.Errorf("acceptor: %v, %v", err, y.State())
 	}
 	var e *Error
-	if err := move(y, x, t0); !errors.As(err, &e) || e.Code != OverBudget || !e.Remote || !strings.Contains(e.Text, `"d" has two`) {
+	if err := move(y, x, t0); !errors.As(err, &e) || e.Code != OverBudget || !e.Remote ||
+		!strings.Contains(e.Text, `"d" has two`) {
 		t.Errorf("dialer: %v", err)
 	}
 }
@@ -213,8 +216,8 @@ func TestTransitions(t *testing.T) {
 		{"unknown flag", raw(TypeHeartbeat, 2, make([]byte, 16))},
 		{"unknown flag, optional", raw(77, FlagOptional|0x8000, nil)},
 	}
-	// What each state does with each frame: . nothing to see, m a message for the application, and the state it moves to
-	// otherwise: R ready, C closed, F failed.
+	// What each state does with each frame: . nothing to see, m a message for the application, and
+	// the state it moves to otherwise: R ready, C closed, F failed.
 	states := []struct {
 		name, want string
 		make       func() *Session
@@ -278,13 +281,15 @@ func TestTransitions(t *testing.T) {
 				got = 'R'
 			}
 			if got != want[i] {
-				t.Errorf("%s, %s: got %c, want %c: now %v, %d messages, error %v", st.name, f.name, got, want[i], s.State(), msgs, err)
+				t.Errorf("%s, %s: got %c, want %c: now %v, %d messages, error %v", st.name, f.name, got, want[i],
+					s.State(), msgs, err)
 			}
 			if before <= Ready && got == 'F' {
 				if !errors.Is(err, Protocol) {
 					t.Errorf("%s, %s: %v is no protocol error", st.name, f.name, err)
 				}
-				if m, _, perr := ParseFrame(flush(s)); perr != nil || m.Type() != TypeGoodbye || m.(*Goodbye).Code != Protocol {
+				if m, _, perr := ParseFrame(flush(s)); perr != nil || m.Type() != TypeGoodbye ||
+					m.(*Goodbye).Code != Protocol {
 					t.Errorf("%s, %s: the peer was not told: %v %v", st.name, f.name, m, perr)
 				}
 			}
@@ -360,7 +365,8 @@ func TestRequestsAndResponses(t *testing.T) {
 		t.Fatalf("%d responses, %d pending, %d open", len(got), x.Pending(), y.Open())
 	}
 	no, yes := got[0].(*Response), got[1].(*Response)
-	if err := no.Err(); !errors.Is(err, NotFound) || !errors.Is(err, path.ErrKey) || no.ID != id2 || no.Method != MethodPathDown {
+	if err := no.Err(); !errors.Is(err, NotFound) || !errors.Is(err, path.ErrKey) || no.ID != id2 ||
+		no.Method != MethodPathDown {
 		t.Errorf("%+v: %v", no, err)
 	}
 	if e, err := Parse[Entry](yes.Body); yes.Err() != nil || err != nil || !cmp.Equal(e, entry) {
@@ -383,10 +389,12 @@ func TestReplayedFrames(t *testing.T) {
 	if err := x.Receive(t0, response); err != nil {
 		t.Fatal(err)
 	}
-	if err := y.Receive(t0, request); !errors.Is(err, Protocol) || !strings.Contains(err.Error(), "request 1 after request 1") {
+	if err := y.Receive(t0, request); !errors.Is(err, Protocol) ||
+		!strings.Contains(err.Error(), "request 1 after request 1") {
 		t.Errorf("replayed request, answered: %v", err)
 	}
-	if err := x.Receive(t0, response); !errors.Is(err, Protocol) || !strings.Contains(err.Error(), "answer to request 1") {
+	if err := x.Receive(t0, response); !errors.Is(err, Protocol) ||
+		!strings.Contains(err.Error(), "answer to request 1") {
 		t.Errorf("replayed response: %v", err)
 	}
 	if n := len(drain(y)); n != 0 {
@@ -414,7 +422,8 @@ func TestGoodbye(t *testing.T) {
 	}
 	err := move(x, y, t0)
 	var e *Error
-	if !errors.As(err, &e) || e.Code != Shutdown || !e.Remote || len(e.Text) != MaxText || y.State() != Closed || y.Err() != err {
+	if !errors.As(err, &e) || e.Code != Shutdown || !e.Remote || len(e.Text) != MaxText || y.State() != Closed ||
+		y.Err() != err {
 		t.Errorf("peer: %v, %v", y.State(), err)
 	}
 	if m := drain(y); len(m) != 2 { // x's request came before the goodbye; y's own ends by it
@@ -446,7 +455,8 @@ func TestGoodbye(t *testing.T) {
 	}
 }
 
-// A dialer whose requests have their answers need not wait after its goodbye; a side with whose stream something could get lost does.
+// A dialer whose requests have their answers need not wait after its goodbye; a side with whose
+// stream something could get lost does.
 func TestLeave(t *testing.T) {
 	for what, c := range map[string]struct {
 		before func(d, a *Session)
@@ -507,7 +517,8 @@ func TestGoodbyeInTheHandshake(t *testing.T) {
 	if err := y.Receive(t0, hello); err != nil {
 		t.Fatal(err)
 	}
-	if err := y.Send(t0, &Notification{Body: make([]byte, MaxNotification)}); err != nil { // larger than a handshake allows
+	if err := y.Send(t0, &Notification{Body: make([]byte, MaxNotification)}); err != nil {
+		// larger than a handshake allows
 		t.Fatal(err)
 	}
 	if err := move(y, x, t0); err != nil || x.State() != Closing {
@@ -524,7 +535,8 @@ func TestDisconnected(t *testing.T) {
 	y.Receive(t0, flush(x)[:20])
 	y.Request(t0, &List{})
 	err := y.Disconnected(io.ErrUnexpectedEOF)
-	if !errors.Is(err, Down) || !errors.Is(err, path.ErrDown) || !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "after 20 bytes") || y.State() != Failed {
+	if !errors.Is(err, Down) || !errors.Is(err, path.ErrDown) || !errors.Is(err, io.ErrUnexpectedEOF) ||
+		!strings.Contains(err.Error(), "after 20 bytes") || y.State() != Failed {
 		t.Errorf("%v, %v", err, y.State())
 	}
 	if m := drain(y); len(m) != 1 || !errors.Is(m[0].(*Response).Err(), io.ErrUnexpectedEOF) {

@@ -10,7 +10,8 @@ import (
 // MaxStatus is the largest status, or page of names, in bytes, before it is compressed.
 const MaxStatus = 1 << 20
 
-// Status asks a node how it is: its peers, paths, exports and transfers. A node answers peers with the right to know.
+// Status asks a node how it is: its peers, paths, exports and transfers. A node answers peers with
+// the right to know.
 type Status struct {
 	Rows uint32 // of each list in the answer, at most; 0 leaves it to the peer
 }
@@ -21,7 +22,8 @@ func (*Status) name() string   { return "status" }
 
 func (m *Status) fields(c *codec) { c.u32("rows", &m.Rows) }
 
-// StatusReport is the answer: a JSON document, compressed if that makes it smaller. NewStatusReport makes one, JSON reads it.
+// StatusReport is the answer: a JSON document, compressed if that makes it smaller. NewStatusReport
+// makes one, JSON reads it.
 type StatusReport struct{ packed }
 
 func (*StatusReport) name() string { return "status report" }
@@ -55,8 +57,8 @@ func (m *packed) fields(c *codec) {
 // packedOverhead is what a packed document takes beside its data.
 const packedOverhead = responseOverhead + 1 + 4 + 4
 
-// NewStatusReport packs a document into an answer whose frame body is at most body bytes (Session.MaxBody). The error matches
-// ErrTooLarge when it does not fit: make a shorter one.
+// NewStatusReport packs a document into an answer whose frame body is at most body bytes
+// (Session.MaxBody). The error matches ErrTooLarge when it does not fit: make a shorter one.
 func NewStatusReport(document []byte, body int) (*StatusReport, error) {
 	m, err := pack(document, body-packedOverhead)
 	if err != nil {
@@ -79,12 +81,14 @@ func pack(document []byte, room int) (*packed, error) {
 		m.Deflated, m.Data = true, b.Bytes()
 	}
 	if len(m.Data) > room {
-		return nil, fmt.Errorf("%d bytes take %d, the peer's answers have room for %d: %w", len(document), len(m.Data), room, ErrTooLarge)
+		return nil, fmt.Errorf("%d bytes take %d, the peer's answers have room for %d: %w", len(document), len(m.Data),
+			room, ErrTooLarge)
 	}
 	return m, nil
 }
 
-// JSON is the document. Memory is taken for what is really there, at most MaxStatus bytes. The error matches BadRequest.
+// JSON is the document. Memory is taken for what is really there, at most MaxStatus bytes. The
+// error matches BadRequest.
 func (m *StatusReport) JSON() ([]byte, error) { return m.document(m.name()) }
 
 func (m *packed) document(what string) ([]byte, error) {

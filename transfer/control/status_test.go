@@ -13,7 +13,8 @@ func TestStatusReport(t *testing.T) {
 	for i := range noise {
 		noise[i] = byte(rand.Uint32())
 	}
-	for _, doc := range [][]byte{nil, []byte("{}"), noise, bytes.Repeat([]byte("peers "), 20_000), bytes.Repeat([]byte{7}, MaxStatus)} {
+	for _, doc := range [][]byte{nil, []byte("{}"), noise, bytes.Repeat([]byte("peers "), 20_000),
+		bytes.Repeat([]byte{7}, MaxStatus)} {
 		m, err := NewStatusReport(doc, 8<<10)
 		if err != nil {
 			t.Errorf("%d bytes: %v", len(doc), err)
@@ -44,7 +45,8 @@ func TestStatusReport(t *testing.T) {
 	}
 }
 
-// A report that lies about its size, is cut, or grows without end is refused, and takes no more memory than it may.
+// A report that lies about its size, is cut, or grows without end is refused, and takes no more
+// memory than it may.
 func TestBadStatusReports(t *testing.T) {
 	bomb, err := NewStatusReport(make([]byte, MaxStatus), MaxBody)
 	if err != nil {
@@ -68,7 +70,8 @@ func TestBadStatusReports(t *testing.T) {
 			t.Errorf("%s: %d bytes, error %v", what, len(b), err)
 		}
 	}
-	if _, err := Parse[StatusReport](unhex(t, "01 00100001 00")); !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), "size at byte 1") {
+	if _, err := Parse[StatusReport](unhex(t, "01 00100001 00")); !errors.Is(err, BadRequest) ||
+		!strings.Contains(err.Error(), "size at byte 1") {
 		t.Errorf("a size beyond the limit: error %v", err)
 	}
 }

@@ -10,7 +10,8 @@ import (
 
 const ms = time.Millisecond
 
-// run calls Tick at each deadline until the time end has come, and returns the first error and its time.
+// run calls Tick at each deadline until the time end has come, and returns the first error and its
+// time.
 func run(s *Session, end time.Time) (time.Time, error) {
 	for {
 		d := s.Deadline()
@@ -91,7 +92,8 @@ func TestEchoThatWasMadeUp(t *testing.T) {
 			t.Errorf("echo %d: %v, round trip %v", echo, err, x.RTT())
 		}
 	}
-	if err := x.Receive(at(5*ms), frameOf(t, &Heartbeat{Sent: 1, Echo: uint64(2*ms) + 1})); err != nil || x.RTT() != 3*ms {
+	if err := x.Receive(at(5*ms), frameOf(t, &Heartbeat{Sent: 1, Echo: uint64(2*ms) + 1})); err != nil ||
+		x.RTT() != 3*ms {
 		t.Errorf("%v, round trip %v", err, x.RTT())
 	}
 }
@@ -138,8 +140,8 @@ func TestAnyByteIsLife(t *testing.T) {
 	}
 }
 
-// TestStalledProcess: this process did not run for three seconds. What the peer sent meanwhile lies in the socket; the
-// peer must not be taken for dead before there was a chance to read it.
+// TestStalledProcess: this process did not run for three seconds. What the peer sent meanwhile lies
+// in the socket; the peer must not be taken for dead before there was a chance to read it.
 func TestStalledProcess(t *testing.T) {
 	x, _ := readyPair(t, named("d"), named("a"))
 	x.Request(t0, &List{})
@@ -150,7 +152,8 @@ func TestStalledProcess(t *testing.T) {
 	if x.State() != Ready {
 		t.Fatal(x.State())
 	}
-	// Nothing is to be read: then silence counts from where it stopped, and the end comes in bounded time.
+	// Nothing is to be read: then silence counts from where it stopped, and the end comes in
+	// bounded time.
 	when, err := run(x, now.Add(time.Minute))
 	if !errors.Is(err, ErrDead) || when.Sub(now) > 1500*ms {
 		t.Errorf("%v, %v after the stall", err, when.Sub(now))
@@ -169,8 +172,8 @@ func TestStalledProcess(t *testing.T) {
 	}
 }
 
-// TestLateTicks: the processor comes back at the moment when the peer would be taken for dead. What it sent is read first; without that the verdict
-// comes all the same, also when each tick is late.
+// TestLateTicks: the processor comes back at the moment when the peer would be taken for dead. What
+// it sent is read first; without that the verdict comes all the same, also when each tick is late.
 func TestLateTicks(t *testing.T) {
 	x, _ := readyPair(t, named("d"), named("a"))
 	if _, err := run(x, at(1400*ms)); err != nil {
@@ -210,7 +213,8 @@ func TestLateTicks(t *testing.T) {
 	}
 }
 
-// TestLongHandshake: a peer that took long to let this side in may be silent for longer, until heartbeats tell the round trip.
+// TestLongHandshake: a peer that took long to let this side in may be silent for longer, until
+// heartbeats tell the round trip.
 func TestLongHandshake(t *testing.T) {
 	x, y := newSession(t, Dialer, named("d")), newSession(t, Acceptor, named("a"))
 	if err := errors.Join(move(x, y, at(350*ms)), move(y, x, at(400*ms))); err != nil {
@@ -227,7 +231,8 @@ func TestLongHandshake(t *testing.T) {
 	if z := newSession(t, Acceptor, a); z.Silence() != 2400*ms {
 		t.Errorf("acceptor whose TLS took 200ms: %v", z.Silence())
 	}
-	if err := x.Receive(at(500*ms), frameOf(t, &Heartbeat{Sent: 1, Echo: uint64(499*ms) + 1})); err != nil || x.RTT() != ms || x.Silence() != 1500*ms {
+	if err := x.Receive(at(500*ms), frameOf(t, &Heartbeat{Sent: 1, Echo: uint64(499*ms) + 1})); err != nil ||
+		x.RTT() != ms || x.Silence() != 1500*ms {
 		t.Errorf("%v, round trip %v, %v", err, x.RTT(), x.Silence())
 	}
 	if when, err := run(x, at(time.Minute)); !errors.Is(err, ErrDead) || !when.Equal(at(2*time.Second)) {
@@ -303,7 +308,8 @@ func TestRequestTimeout(t *testing.T) {
 		t.Fatalf("early: %v", m)
 	}
 	m := step(1000 * ms)
-	if len(m) != 1 || m[0].(*Response).ID != id1 || !errors.Is(m[0].(*Response).Err(), Timeout) || m[0].(*Response).Method != MethodList {
+	if len(m) != 1 || m[0].(*Response).ID != id1 || !errors.Is(m[0].(*Response).Err(), Timeout) ||
+		m[0].(*Response).Method != MethodList {
 		t.Fatalf("%+v", m)
 	}
 	// The peer still counts it, and so do we: otherwise it would see more than it has to take.
@@ -328,7 +334,8 @@ func TestRequestTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	m = drain(x)
-	if len(m) != 1 || m[0].(*Response).ID != id2 || m[0].(*Response).Err() != nil || x.stats.late != 1 || x.Pending() != 0 {
+	if len(m) != 1 || m[0].(*Response).ID != id2 || m[0].(*Response).Err() != nil || x.stats.late != 1 ||
+		x.Pending() != 0 {
 		t.Errorf("%+v, late %d, pending %d", m, x.stats.late, x.Pending())
 	}
 }
@@ -357,7 +364,8 @@ func TestHeartbeatsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// link carries what two sessions write, each piece after a delay, in order. Time goes on by hand until the end.
+// link carries what two sessions write, each piece after a delay, in order. Time goes on by hand
+// until the end.
 type link struct {
 	delay time.Duration
 	cut   func(now time.Time) bool // the link loses what is sent now; TCP brings it again when it is whole
@@ -390,12 +398,14 @@ func (l *link) run(x, y *Session, now, end time.Time) (time.Time, error) {
 	return now, nil
 }
 
-// TestSilence: over a link with a round trip of 600 ms a pause of 4 s, in which TCP repairs losses, is no death; when the link stays cut, the peer is dead in
-// time all the same. Over a short one that takes 1.5 s, as ever.
+// TestSilence: over a link with a round trip of 600 ms a pause of 4 s, in which TCP repairs losses,
+// is no death; when the link stays cut, the peer is dead in time all the same. Over a short one
+// that takes 1.5 s, as ever.
 func TestSilence(t *testing.T) {
 	for _, c := range []struct {
 		delay, pause, least, most time.Duration
-	}{{300 * ms, 4 * time.Second, 6 * time.Second, 20 * time.Second}, {ms, time.Second, 1200 * ms, 1600 * ms}} { // silence counts from the last heartbeat on
+	}{{300 * ms, 4 * time.Second, 6 * time.Second, 20 * time.Second}, {ms, time.Second, 1200 * ms, 1600 * ms}} {
+		// silence counts from the last heartbeat on
 		x, y := readyPair(t, named("d"), named("a"))
 		l := &link{delay: c.delay, cut: func(time.Time) bool { return false }}
 		now, err := l.run(x, y, t0, at(10*time.Second))

@@ -5,16 +5,19 @@ import (
 	"time"
 )
 
-// RTT is the round trip as heartbeats measured it, smoothed (RFC 6298: 1/8 of each new sample), including the time until
-// both owners called Receive; 0 as long as there is no sample.
+// RTT is the round trip as heartbeats measured it, smoothed (RFC 6298: 1/8 of each new sample),
+// including the time until both owners called Receive; 0 as long as there is no sample.
 func (s *Session) RTT() time.Duration { return s.rtt }
 
-// maxSilence bounds what a long round trip adds to Options.DeadAfter: the peer takes part in measuring it.
+// maxSilence bounds what a long round trip adds to Options.DeadAfter: the peer takes part in
+// measuring it.
 const maxSilence = time.Minute
 
-// Silence is how long nothing may come before the peer is taken for dead: Options.DeadAfter, and where round trips are long, ten of them and four times
-// their variation (RFC 6298), which is what a few losses in a row take to be repaired on a link with full queues. Until heartbeats have measured one,
-// the time that handshakes took counts (Options.RoundTrip, and that of a Dialer from Hello to Welcome): a machine with much to do is known from the start.
+// Silence is how long nothing may come before the peer is taken for dead: Options.DeadAfter, and
+// where round trips are long, ten of them and four times their variation (RFC 6298), which is what
+// a few losses in a row take to be repaired on a link with full queues. Until heartbeats have
+// measured one, the time that handshakes took counts (Options.RoundTrip, and that of a Dialer from
+// Hello to Welcome): a machine with much to do is known from the start.
 func (s *Session) Silence() time.Duration {
 	rtt, rttvar := s.rtt, s.rttvar
 	if rtt == 0 {
@@ -23,7 +26,8 @@ func (s *Session) Silence() time.Duration {
 	return max(s.opt.DeadAfter, min(10*rtt+4*rttvar, maxSilence))
 }
 
-// Deadline is when Tick must be called next; the zero time when the session has ended. It changes with every other call.
+// Deadline is when Tick must be called next; the zero time when the session has ended. It changes
+// with every other call.
 func (s *Session) Deadline() time.Time {
 	d, ok := s.deadline()
 	if !ok {
@@ -50,7 +54,8 @@ func (s *Session) deadline() (time.Duration, bool) {
 	return 0, false
 }
 
-// clock takes the time of a call and returns the time that counts: it does not pass a deadline before Tick has acted on it.
+// clock takes the time of a call and returns the time that counts: it does not pass a deadline
+// before Tick has acted on it.
 func (s *Session) clock(now time.Time) time.Duration {
 	s.now = max(s.now, now.Sub(s.start))
 	if d, ok := s.deadline(); ok && s.now-s.stalled > d {
@@ -62,15 +67,17 @@ func (s *Session) clock(now time.Time) time.Duration {
 	return s.now - s.stalled
 }
 
-// Tick does what is due: sends a heartbeat when nothing else was sent, gives up requests, takes a silent peer for dead,
-// ends a handshake that takes too long. Call it at Deadline; earlier calls do no harm. The error is Err, when the session
-// has ended: after silence it matches ErrDead and Down, after a slow handshake Timeout.
+// Tick does what is due: sends a heartbeat when nothing else was sent, gives up requests, takes a
+// silent peer for dead, ends a handshake that takes too long. Call it at Deadline; earlier calls do
+// no harm. The error is Err, when the session has ended: after silence it matches ErrDead and Down,
+// after a slow handshake Timeout.
 func (s *Session) Tick(now time.Time) error {
 	t := s.clock(now)
 	switch s.state {
 	case Handshake:
 		if t >= s.limit {
-			return s.fail(Timeout, Errorf(Timeout, "no complete handshake within %v: %d bytes of a %s came", s.opt.HandshakeTimeout, s.stats.bytesIn, s.awaits()))
+			return s.fail(Timeout, Errorf(Timeout, "no complete handshake within %v: %d bytes of a %s came",
+				s.opt.HandshakeTimeout, s.stats.bytesIn, s.awaits()))
 		}
 		return nil
 	case Ready:
@@ -121,8 +128,8 @@ func (s *Session) heartbeat() {
 	s.pushAnyway(c.b, len(c.b)-len(last))
 }
 
-// Alive tells that the peer showed life elsewhere, for example by bytes on a data path: it is not taken for dead for
-// another Silence.
+// Alive tells that the peer showed life elsewhere, for example by bytes on a data path: it is not
+// taken for dead for another Silence.
 func (s *Session) Alive(now time.Time) { s.hear(s.clock(now)) }
 
 // hear notes a sign of life.

@@ -24,12 +24,13 @@ const (
 	RootValid = 10 * 365 * 24 * time.Hour
 	// LeafValid is how long a node's certificate is valid by default: one year.
 	LeafValid = 365 * 24 * time.Hour
-	// Skew is by how much certificates are dated back, so that machines whose clocks differ accept them at once.
+	// Skew is by how much certificates are dated back, so that machines whose clocks differ accept
+	// them at once.
 	Skew = time.Hour
 )
 
-// Authority issues certificates: a root certificate and its key, ECDSA on P-256 (RFC 5480; it is what hardware tokens and
-// validated modules have). It is safe for use by several goroutines.
+// Authority issues certificates: a root certificate and its key, ECDSA on P-256 (RFC 5480; it is
+// what hardware tokens and validated modules have). It is safe for use by several goroutines.
 type Authority struct {
 	cert  *x509.Certificate
 	key   crypto.Signer
@@ -78,7 +79,8 @@ type IssueOptions struct {
 	Options   Options             // of the identity; Issue only
 }
 
-// Issue makes a key and a certificate for a name and an identity of both that trusts this authority, all in memory.
+// Issue makes a key and a certificate for a name and an identity of both that trusts this
+// authority, all in memory.
 func (a *Authority) Issue(name string, o IssueOptions) (*Identity, error) {
 	c, err := a.Credentials(name, o)
 	if err != nil {
@@ -87,7 +89,8 @@ func (a *Authority) Issue(name string, o IssueOptions) (*Identity, error) {
 	return New(c, o.Options)
 }
 
-// Credentials makes a key and a certificate for a name, and the roots to trust: what [New] and [Identity.Set] take.
+// Credentials makes a key and a certificate for a name, and the roots to trust: what [New] and
+// [Identity.Set] take.
 func (a *Authority) Credentials(name string, o IssueOptions) (Credentials, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -126,7 +129,8 @@ func (a *Authority) Sign(name string, public crypto.PublicKey, o IssueOptions) (
 func (a *Authority) sign(uri, subject string, public crypto.PublicKey, o IssueOptions) (*x509.Certificate, error) {
 	now := a.clock().Truncate(time.Second)
 	if !now.Before(a.cert.NotAfter) {
-		return nil, fmt.Errorf("identity: the authority's certificate ended on %s: %w; make a new authority (docs/security.md)", day(a.cert.NotAfter), ErrExpired)
+		return nil, fmt.Errorf("identity: the authority's certificate ended on %s: %w; make a new authority "+
+			"(docs/security.md)", day(a.cert.NotAfter), ErrExpired)
 	}
 	valid := cmp.Or(o.Valid, LeafValid)
 	from, until := now.Add(-Skew), now.Add(valid)
@@ -164,7 +168,8 @@ func (a *Authority) sign(uri, subject string, public crypto.PublicKey, o IssueOp
 	return c, nil
 }
 
-// newSerial is a random positive number of 127 bits, as RFC 5280 (4.1.2.2) wants it to fit 20 octets and be unique.
+// newSerial is a random positive number of 127 bits, as RFC 5280 (4.1.2.2) wants it to fit 20
+// octets and be unique.
 func newSerial() *big.Int {
 	var b [16]byte
 	rand.Read(b[:])

@@ -34,9 +34,10 @@ const (
 // maxFile is the most that is read of any file here.
 const maxFile = 1 << 20
 
-// Open reads the identity of a directory, which "penstock pair" has made or another tool: see [Options] for the names of files.
-// Directory and files must belong to the effective user or to root; the key must not be readable, and nothing writable, for
-// others. Without files the error wraps [ErrMissing] and says what makes them.
+// Open reads the identity of a directory, which "penstock pair" has made or another tool: see
+// [Options] for the names of files. Directory and files must belong to the effective user or to
+// root; the key must not be readable, and nothing writable, for others. Without files the error
+// wraps [ErrMissing] and says what makes them.
 func Open(dir string, o Options) (*Identity, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -73,7 +74,8 @@ func Open(dir string, o Options) (*Identity, error) {
 		i.rules.Store(r)
 		w.hadRules = true
 	case o.Policy != "":
-		return nil, fmt.Errorf("identity: %s does not exist: expected the file of rules that was asked for: %w", w.rules.files[0].path, ErrPolicy)
+		return nil, fmt.Errorf("identity: %s does not exist: expected the file of rules that was asked for: %w",
+			w.rules.files[0].path, ErrPolicy)
 	}
 	w.next.Store(i.clock().UnixNano() + w.interval)
 	return i, nil
@@ -90,17 +92,20 @@ func checkDir(dir string) error {
 	case !fi.IsDir():
 		return fmt.Errorf("identity: %s: expected a directory: %w", dir, ErrMissing)
 	case fi.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("identity: %s has mode %04o, so that others can replace what is in it: %w; mend it with: chmod go-w %s", dir, fi.Mode().Perm(), ErrPermissions, dir)
+		return fmt.Errorf("identity: %s has mode %04o, so that others can replace what is in it: %w; mend it with: "+
+			"chmod go-w %s", dir, fi.Mode().Perm(), ErrPermissions, dir)
 	}
 	return checkOwner(dir, sys.Identity(fi).UID, os.Geteuid())
 }
 
-// checkOwner refuses what belongs to neither the effective user nor root: its owner can change it, and its mode, at any time.
+// checkOwner refuses what belongs to neither the effective user nor root: its owner can change it,
+// and its mode, at any time.
 func checkOwner(path string, owner uint32, user int) error {
 	if owner == 0 || int(owner) == user {
 		return nil
 	}
-	return fmt.Errorf("identity: %s belongs to user %d, who can change it; expected user %d or root: %w; mend it with: chown %d %s, or run as user %d",
+	return fmt.Errorf("identity: %s belongs to user %d, who can change it; expected user %d or root: %w; mend it "+
+		"with: chown %d %s, or run as user %d",
 		path, owner, user, ErrPermissions, user, path, owner)
 }
 
@@ -149,14 +154,17 @@ func openFile(path string, secret bool) (_ *os.File, err error) {
 		return nil, err
 	}
 	if mode := fi.Mode().Perm(); secret && mode&0o077 != 0 {
-		return nil, fmt.Errorf("identity: %s holds a key and has mode %04o, so that others can use it: %w; mend it with: chmod 600 %s", path, mode, ErrPermissions, path)
+		return nil, fmt.Errorf("identity: %s holds a key and has mode %04o, so that others can use it: %w; mend it "+
+			"with: chmod 600 %s", path, mode, ErrPermissions, path)
 	} else if mode&0o022 != 0 {
-		return nil, fmt.Errorf("identity: %s has mode %04o, so that others can change it: %w; mend it with: chmod go-w %s", path, mode, ErrPermissions, path)
+		return nil, fmt.Errorf("identity: %s has mode %04o, so that others can change it: %w; mend it with: chmod "+
+			"go-w %s", path, mode, ErrPermissions, path)
 	}
 	return f, nil
 }
 
-// writeFile replaces a file as a whole: a reader sees the old content or the new one, also after a power failure.
+// writeFile replaces a file as a whole: a reader sees the old content or the new one, also after a
+// power failure.
 func writeFile(path string, b []byte, mode fs.FileMode) error {
 	return placeFile(path, b, mode, os.Rename)
 }
@@ -202,7 +210,8 @@ func syncDir(dir string) error {
 	return d.Sync()
 }
 
-// blocks splits a PEM file. A block that is not whole, such as the last one of a file that is being written, is an error.
+// blocks splits a PEM file. A block that is not whole, such as the last one of a file that is being
+// written, is an error.
 func blocks(path string, b []byte) ([]*pem.Block, error) {
 	want := strings.Count(string(b), "-----BEGIN ")
 	var out []*pem.Block
@@ -215,7 +224,8 @@ func blocks(path string, b []byte) ([]*pem.Block, error) {
 		b = rest
 	}
 	if len(out) != want || want == 0 {
-		return nil, fmt.Errorf("identity: %s: %d of %d PEM blocks can be read: %w", path, len(out), want, ErrCredentials)
+		return nil, fmt.Errorf("identity: %s: %d of %d PEM blocks can be read: %w", path, len(out), want,
+			ErrCredentials)
 	}
 	return out, nil
 }
@@ -325,8 +335,8 @@ type file struct {
 	data             []byte      // content while it is parsed
 }
 
-// settled is how old a file must be for its time stamp to be believed: a write within one tick of the file system's clock
-// after we read does not change the stamp.
+// settled is how old a file must be for its time stamp to be believed: a write within one tick of
+// the file system's clock after we read does not change the stamp.
 const settled = 2 * time.Second
 
 // changed looks at the stamps of a group.
@@ -342,7 +352,8 @@ func (g *group) changed() bool {
 			}
 			continue
 		}
-		if f.stamp == nil || !os.SameFile(fi, f.stamp) || !fi.ModTime().Equal(f.stamp.ModTime()) || fi.Size() != f.stamp.Size() || fi.Mode() != f.stamp.Mode() ||
+		if f.stamp == nil || !os.SameFile(fi, f.stamp) || !fi.ModTime().Equal(f.stamp.ModTime()) ||
+			fi.Size() != f.stamp.Size() || fi.Mode() != f.stamp.Mode() ||
 			sys.Identity(fi).UID != sys.Identity(f.stamp).UID {
 			return true
 		}

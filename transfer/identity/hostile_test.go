@@ -53,7 +53,8 @@ func pairServer(c tls.Certificate) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{c}, NextProtos: []string{pairALPN}, MinVersion: tls.VersionTLS13}
 }
 
-// A joiner tells nothing to a man in the middle, who has every certificate that can be had without the authority's key.
+// A joiner tells nothing to a man in the middle, who has every certificate that can be had without
+// the authority's key.
 func TestManInTheMiddle(t *testing.T) {
 	ca, own := authority(t), authority(t)
 	real, done, cancel := host(t, ca, PairingOptions{})
@@ -72,11 +73,12 @@ func TestManInTheMiddle(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, c := range map[string]tls.Certificate{
-		"its own authority":                        ownPairing.config.Certificates[0],
-		"its own certificate and the real root":    chain(ownPairing.config.Certificates[0], ca.cert),
-		"a node's certificate":                     chain(node, ca.cert),
-		"a node's certificate without the root":    node,
-		"the real root, and a certificate of it":   {Certificate: [][]byte{node.Certificate[0], node.Certificate[0], ca.cert.Raw}, PrivateKey: node.PrivateKey},
+		"its own authority":                     ownPairing.config.Certificates[0],
+		"its own certificate and the real root": chain(ownPairing.config.Certificates[0], ca.cert),
+		"a node's certificate":                  chain(node, ca.cert),
+		"a node's certificate without the root": node,
+		"the real root, and a certificate of it": {Certificate: [][]byte{node.Certificate[0], node.Certificate[0],
+			ca.cert.Raw}, PrivateKey: node.PrivateKey},
 		"a pairing certificate that ended":         old.config.Certificates[0],
 		"the root of the code as its own, unknown": chain(credentials(t, own, "x", IssueOptions{}), own.cert),
 	} {
@@ -89,7 +91,8 @@ func TestManInTheMiddle(t *testing.T) {
 		v.Address = addr
 		dir := newDir(t)
 		_, err := Join(t.Context(), v, dir, "b", JoinOptions{})
-		if want := ErrWrongAuthority; !errors.Is(err, want) && !(strings.Contains(what, "ended") && errors.Is(err, ErrExpired)) {
+		if want := ErrWrongAuthority; !errors.Is(err, want) &&
+			!(strings.Contains(what, "ended") && errors.Is(err, ErrExpired)) {
 			t.Errorf("%s: %v", what, err)
 		}
 		select {
@@ -107,8 +110,9 @@ func TestManInTheMiddle(t *testing.T) {
 	<-done
 }
 
-// Even with a pairing certificate of the right authority an attacker cannot relay a joiner's words: the proofs are bound to the
-// connection that they were made on. And an overheard proof is worth nothing later.
+// Even with a pairing certificate of the right authority an attacker cannot relay a joiner's words:
+// the proofs are bound to the connection that they were made on. And an overheard proof is worth
+// nothing later.
 func TestRelay(t *testing.T) {
 	ca := authority(t)
 	real, done, _ := host(t, ca, PairingOptions{})
@@ -162,7 +166,8 @@ func TestRelay(t *testing.T) {
 	}
 }
 
-// A host that does not keep the protocol, although it has the authority's certificate, leaves nothing behind at the joiner.
+// A host that does not keep the protocol, although it has the authority's certificate, leaves
+// nothing behind at the joiner.
 func TestHostileHost(t *testing.T) {
 	ca, other := authority(t), authority(t)
 	p, err := ca.NewPairing(filled(PairingOptions{}))
@@ -198,19 +203,31 @@ func TestHostileHost(t *testing.T) {
 		change change
 		want   error
 	}{
-		"good":             {func(*string, **ecdsa.PublicKey, *welcome) {}, nil},
-		"no proof":         {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.proof[0] = 1 }, ErrWrongCode},
-		"another name":     {func(n *string, _ **ecdsa.PublicKey, _ *welcome) { *n = "c" }, ErrWrongPeer},
-		"another key":      {func(_ *string, k **ecdsa.PublicKey, _ *welcome) { *k = &p256(t).PublicKey }, ErrCredentials},
-		"another root":     {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs[1] = other.cert.Raw }, ErrWrongAuthority},
-		"another's cert":   {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs[0] = foreign.Certificate[0] }, ErrCredentials},
-		"the root as cert": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs[0] = ca.cert.Raw }, ErrCredentials},
+		"good":         {func(*string, **ecdsa.PublicKey, *welcome) {}, nil},
+		"no proof":     {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.proof[0] = 1 }, ErrWrongCode},
+		"another name": {func(n *string, _ **ecdsa.PublicKey, _ *welcome) { *n = "c" }, ErrWrongPeer},
+		"another key": {func(_ *string, k **ecdsa.PublicKey, _ *welcome) {
+			*k = &p256(t).PublicKey
+		}, ErrCredentials},
+		"another root": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) {
+			w.certs[1] = other.cert.Raw
+		}, ErrWrongAuthority},
+		"another's cert": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) {
+			w.certs[0] = foreign.Certificate[0]
+		}, ErrCredentials},
+		"the root as cert": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) {
+			w.certs[0] = ca.cert.Raw
+		}, ErrCredentials},
 		"a node as root": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) {
 			w.certs = append(w.certs, foreign.Certificate[0])
 		}, ErrCredentials},
-		"garbage":       {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs[0] = []byte{0x30, 0} }, ErrMessage},
-		"too few":       {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs = w.certs[:1] }, ErrMessage},
-		"empty cert":    {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs = append(w.certs, []byte{}) }, ErrMessage},
+		"garbage": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) {
+			w.certs[0] = []byte{0x30, 0}
+		}, ErrMessage},
+		"too few": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs = w.certs[:1] }, ErrMessage},
+		"empty cert": {func(_ *string, _ **ecdsa.PublicKey, w *welcome) {
+			w.certs = append(w.certs, []byte{})
+		}, ErrMessage},
 		"its own proof": {nil, ErrWrongCode},
 		"a bad name":    {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.host = "No" }, ErrMessage},
 		"no name":       {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.host = "" }, ErrMessage},
@@ -268,9 +285,10 @@ func TestHostileHost(t *testing.T) {
 		"done":              appendMessage(nil, messageDone, nil),
 		"unknown refusal":   appendMessage(nil, messageRefuse, []byte{200}),
 		"malformed refusal": appendMessage(nil, messageRefuse, []byte{byte(refusedMalformed)}),
-		"two waits":         append(appendMessage(nil, messageWait, make([]byte, 4)), appendMessage(nil, messageWait, make([]byte, 4))...),
-		"a long wait":       appendMessage(nil, messageWait, make([]byte, 5)),
-		"a short wait":      appendMessage(nil, messageWait, make([]byte, 3)),
+		"two waits": append(appendMessage(nil, messageWait, make([]byte, 4)),
+			appendMessage(nil, messageWait, make([]byte, 4))...),
+		"a long wait":  appendMessage(nil, messageWait, make([]byte, 5)),
+		"a short wait": appendMessage(nil, messageWait, make([]byte, 3)),
 	} {
 		want := ErrMessage
 		switch what {
@@ -281,9 +299,13 @@ func TestHostileHost(t *testing.T) {
 		}
 		try(what, want, func(c *tls.Conn, _ join) { c.Write(b) })
 	}
-	for r, want := range map[refusal]error{refusedCode: ErrWrongCode, refusedOver: ErrPairingOver, refusedName: ErrNameRefused,
-		refusedOther: ErrNameRefused, refusedDenied: ErrNameRefused, refusedInternal: ErrPairingOver, refusedUnconfirmed: ErrNotConfirmed, refusedRival: ErrNotConfirmed} {
-		try(fmt.Sprint("refusal ", r), want, func(c *tls.Conn, _ join) { c.Write(appendMessage(nil, messageRefuse, []byte{byte(r)})) })
+	for r, want := range map[refusal]error{refusedCode: ErrWrongCode, refusedOver: ErrPairingOver,
+		refusedName:  ErrNameRefused,
+		refusedOther: ErrNameRefused, refusedDenied: ErrNameRefused, refusedInternal: ErrPairingOver,
+		refusedUnconfirmed: ErrNotConfirmed, refusedRival: ErrNotConfirmed} {
+		try(fmt.Sprint("refusal ", r), want, func(c *tls.Conn, _ join) {
+			c.Write(appendMessage(nil, messageRefuse, []byte{byte(r)}))
+		})
 	}
 }
 
@@ -333,17 +355,21 @@ func TestInvitation(t *testing.T) {
 	v := newInvitation("host.example:7071", ca.cert)
 	code := v.Code()
 	got, err := ParseInvitation(v.Address, code)
-	if err != nil || got != v || len(code) != 68 || !LooksLikeCode(code) || !LooksLikeCode(v.Address+"#"+code) || !LooksLikeCode(code[1:]) {
+	if err != nil || got != v || len(code) != 68 || !LooksLikeCode(code) || !LooksLikeCode(v.Address+"#"+code) ||
+		!LooksLikeCode(code[1:]) {
 		t.Fatalf("%v, %v", got, err)
 	}
-	for _, s := range []string{"", "host:1", "[2001:db8::1]:7071", "a-file-name", strings.Repeat("a", 80), strings.Repeat("b.", 34), "/" + code[1:]} {
+	for _, s := range []string{"", "host:1", "[2001:db8::1]:7071", "a-file-name", strings.Repeat("a", 80),
+		strings.Repeat("b.", 34), "/" + code[1:]} {
 		if LooksLikeCode(s) {
 			t.Errorf("%q looks like a code", s)
 		}
 	}
-	for _, c := range [][2]string{{v.Address, ""}, {v.Address, code + "x"}, {v.Address, code[:len(code)-1]}, {"", code}, {"host", code}, {"host:0", code},
+	for _, c := range [][2]string{{v.Address, ""}, {v.Address, code + "x"}, {v.Address, code[:len(code)-1]}, {"", code},
+		{"host", code}, {"host:0", code},
 		{"host:65536", code}, {"ho st:1", code}, {"host:http", code}, {":7", code}, {"h'o:1", code}, {v.Address, code[:len(code)-1] + "*"},
-		{strings.Repeat("a", 600) + ":x", code}, {v.Address, code[:len(code)-4] + "\n\n\n\n"}, {"host:1", strings.Repeat("A", 68)}} {
+		{strings.Repeat("a", 600) + ":x", code}, {v.Address, code[:len(code)-4] + "\n\n\n\n"},
+		{"host:1", strings.Repeat("A", 68)}} {
 		_, err := ParseInvitation(c[0], c[1])
 		if !errors.Is(err, ErrInvitation) || strings.Contains(err.Error(), code) {
 			t.Errorf("%q: %v", c, err)
@@ -389,14 +415,17 @@ func TestInvitation(t *testing.T) {
 
 func TestWelcomeRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := welcome{host: rapid.StringMatching("[a-z0-9]([-_]?[a-z0-9])*").Filter(func(s string) bool { return CheckName(s) == nil }).Draw(t, "host"), certs: rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 900), 2, 1+maxRoots).Draw(t, "certs")}
+		w := welcome{host: rapid.StringMatching("[a-z0-9]([-_]?[a-z0-9])*").Filter(func(s string) bool {
+			return CheckName(s) == nil
+		}).Draw(t, "host"), certs: rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 900), 2, 1+maxRoots).Draw(t, "certs")}
 		copy(w.proof[:], rapid.SliceOfN(rapid.Byte(), proofSize, proofSize).Draw(t, "proof"))
 		b, err := w.encode()
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, err := parseWelcome(b)
-		if err != nil || got.proof != w.proof || got.host != w.host || len(got.certs) != len(w.certs) || !bytes.Equal(got.payload(), w.payload()) {
+		if err != nil || got.proof != w.proof || got.host != w.host || len(got.certs) != len(w.certs) ||
+			!bytes.Equal(got.payload(), w.payload()) {
 			t.Fatalf("%v", err)
 		}
 		cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut")
@@ -407,7 +436,9 @@ func TestWelcomeRoundTrip(t *testing.T) {
 			t.Fatalf("a byte more: %v", err)
 		}
 	})
-	for _, w := range []welcome{{host: "a"}, {certs: [][]byte{{1}, {2}}}, {host: "a", certs: make([][]byte, 18)}, {host: "a", certs: [][]byte{make([]byte, maxMessage+1), {1}}}, {host: "a", certs: [][]byte{make([]byte, maxMessage-40), {1}, {2}}}} {
+	for _, w := range []welcome{{host: "a"}, {certs: [][]byte{{1}, {2}}}, {host: "a", certs: make([][]byte, 18)},
+		{host: "a", certs: [][]byte{make([]byte, maxMessage+1), {1}}},
+		{host: "a", certs: [][]byte{make([]byte, maxMessage-40), {1}, {2}}}} {
 		if _, err := w.encode(); !errors.Is(err, ErrMessage) {
 			t.Errorf("%d certificates: %v", len(w.certs), err)
 		}
@@ -469,9 +500,11 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// A message that says it is too large for its type is refused by its head; nothing is allocated for it or waited for.
+// A message that says it is too large for its type is refused by its head; nothing is allocated for
+// it or waited for.
 func TestMessageLimits(t *testing.T) {
-	for typ, most := range map[messageType]int{0: 0, messageJoin: 4128, messageWelcome: 16384, messageRefuse: 1, messageDone: 0, messageWait: 4, 99: 0} {
+	for typ, most := range map[messageType]int{0: 0, messageJoin: 4128, messageWelcome: 16384, messageRefuse: 1,
+		messageDone: 0, messageWait: 4, 99: 0} {
 		good := appendMessage(nil, typ, make([]byte, most))
 		if got, body, err := readMessage(bytes.NewReader(good)); err != nil || got != typ || len(body) != most {
 			t.Errorf("type %d with %d bytes: %v", typ, most, err)
@@ -485,7 +518,8 @@ func TestMessageLimits(t *testing.T) {
 	}
 }
 
-// A proof is what docs/security.md says, the same at both ends of a connection, and changes with everything it covers.
+// A proof is what docs/security.md says, the same at both ends of a connection, and changes with
+// everything it covers.
 func TestProof(t *testing.T) {
 	ca := authority(t)
 	a, b := issue(t, ca, "a", IssueOptions{}), issue(t, ca, "b", IssueOptions{})

@@ -21,8 +21,8 @@ type Credentials struct {
 
 // Options are the choices for an [Identity]. The zero value is good.
 type Options struct {
-	// Names of files, relative to the directory unless absolute. Cert and Key may be the same file. Policy need not exist
-	// unless it is named here: without it no peer has any rights.
+	// Names of files, relative to the directory unless absolute. Cert and Key may be the same file.
+	// Policy need not exist unless it is named here: without it no peer has any rights.
 	Cert   string // "": node.pem
 	Key    string // "": the file of Cert
 	CA     string // "": ca.pem
@@ -44,8 +44,8 @@ type Stats struct {
 	Warning    string // that the certificate in use has ended, or ends within WarnBefore
 }
 
-// Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is safe for use by several
-// goroutines, and needs none of its own.
+// Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is
+// safe for use by several goroutines, and needs none of its own.
 type Identity struct {
 	clock func() time.Time
 	watch *watch // nil: lives in memory
@@ -76,7 +76,8 @@ func (i *Identity) warning(p Peer) string {
 	case left <= 0:
 		verb = "has ended, so that no peer takes it: it ended"
 	}
-	return fmt.Sprintf("the certificate of node %q %s on %s: renew it by \"penstock pair renew\"", p.Name, verb, end.UTC().Format("2006-01-02 15:04 MST"))
+	return fmt.Sprintf("the certificate of node %q %s on %s: renew it by \"penstock pair renew\"", p.Name, verb,
+		end.UTC().Format("2006-01-02 15:04 MST"))
 }
 
 // state is what handshakes use; it is replaced as a whole, never changed.
@@ -86,8 +87,9 @@ type state struct {
 	pool *x509.CertPool
 }
 
-// New makes an identity that lives in memory. It fails with an error that wraps [ErrCredentials], [ErrName], [ErrExpired] or
-// [ErrNotYetValid] where a peer with the same roots would refuse the certificate.
+// New makes an identity that lives in memory. It fails with an error that wraps [ErrCredentials],
+// [ErrName], [ErrExpired] or [ErrNotYetValid] where a peer with the same roots would refuse the
+// certificate.
 func New(c Credentials, o Options) (*Identity, error) {
 	i := &Identity{clock: clockOr(o.Clock)}
 	s, err := newState(c, i.clock())
@@ -126,7 +128,8 @@ func newState(c Credentials, now time.Time) (*state, error) {
 	s := &state{pool: x509.NewCertPool()}
 	for k, r := range c.Roots {
 		if !r.IsCA || !r.BasicConstraintsValid {
-			return nil, fmt.Errorf("identity: root %d (%s) is not the certificate of an authority: %w", k+1, clip(r.Subject.String()), ErrCredentials)
+			return nil, fmt.Errorf("identity: root %d (%s) is not the certificate of an authority: %w", k+1,
+				clip(r.Subject.String()), ErrCredentials)
 		}
 		s.pool.AddCert(r)
 	}
@@ -145,15 +148,15 @@ func newState(c Credentials, now time.Time) (*state, error) {
 	return s, nil
 }
 
-// SetRules replaces the rules of an identity that has no file of rules; a file that comes later wins. Nil gives no rights to
-// anyone.
+// SetRules replaces the rules of an identity that has no file of rules; a file that comes later
+// wins. Nil gives no rights to anyone.
 func (i *Identity) SetRules(r *Rules) {
 	i.rules.Store(r)
 	i.loaded.Add(1)
 }
 
-// Name is the node's name, which its certificate says. It is fixed while the identity lives: credentials with another name
-// are refused when files are read again.
+// Name is the node's name, which its certificate says. It is fixed while the identity lives:
+// credentials with another name are refused when files are read again.
 func (i *Identity) Name() string { return i.now.Load().self.Name }
 
 // Self is what the certificate in use says.
@@ -168,8 +171,9 @@ func (i *Identity) Rights(name string) Rights {
 	return i.rules.Load().Rights(name)
 }
 
-// Denied reports whether the rules in use deny a name or the serial number of a certificate, as [Peer] holds them. Denied
-// peers get no new handshake; a program that wants their sessions to end asks for each from time to time.
+// Denied reports whether the rules in use deny a name or the serial number of a certificate, as
+// [Peer] holds them. Denied peers get no new handshake; a program that wants their sessions to end
+// asks for each from time to time.
 func (i *Identity) Denied(name, serial string) bool {
 	i.look()
 	return i.rules.Load().Denied(name, serial)
@@ -179,7 +183,8 @@ func (i *Identity) Denied(name, serial string) bool {
 func (i *Identity) Stats() Stats {
 	i.look()
 	self := i.Self()
-	out := Stats{Self: self, Warning: i.warning(self), Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
+	out := Stats{Self: self, Warning: i.warning(self), Accepted: i.accepted.Load(), Refused: i.refused.Load(),
+		Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
 	if w := i.watch; w != nil {
 		var present []string
 		for _, g := range []*group{&w.credentials, &w.rules} {
@@ -192,5 +197,6 @@ func (i *Identity) Stats() Stats {
 	return out
 }
 
-// Close ends the use of the identity: handshakes fail with [ErrClosed] from now on. Sessions that live are not touched.
+// Close ends the use of the identity: handshakes fail with [ErrClosed] from now on. Sessions that
+// live are not touched.
 func (i *Identity) Close() { i.closed.Store(true) }

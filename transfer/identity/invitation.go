@@ -17,8 +17,9 @@ import (
 // ErrInvitation is a text that is not an invitation.
 var ErrInvitation = errors.New("not an invitation")
 
-// Invitation is what one machine shows and the other types in to be paired: where to go, which authority must be there, and a
-// secret that works once. It prints without its secret; [Invitation.Code] has it.
+// Invitation is what one machine shows and the other types in to be paired: where to go, which
+// authority must be there, and a secret that works once. It prints without its secret;
+// [Invitation.Code] has it.
 type Invitation struct {
 	Address string            // host:port
 	Root    [sha256.Size]byte // SHA-256 of the authority's certificate
@@ -36,9 +37,10 @@ func newInvitation(address string, root *x509.Certificate) Invitation {
 	return v
 }
 
-// Code is the text that a person carries from one machine to the other: the authority and the secret, but not the address. It has
-// 68 characters of base64url over version 1, the 32 bytes of Root, the 16 of the secret, and the first 2 of the SHA-256 of all
-// these, which finds typing errors.
+// Code is the text that a person carries from one machine to the other: the authority and the
+// secret, but not the address. It has 68 characters of base64url over version 1, the 32 bytes of
+// Root, the 16 of the secret, and the first 2 of the SHA-256 of all these, which finds typing
+// errors.
 func (v Invitation) Code() string {
 	b := append(make([]byte, 0, codeBytes), codeVersion)
 	b = append(b, v.Root[:]...)
@@ -56,11 +58,12 @@ func (v Invitation) Format(f fmt.State, _ rune) { io.WriteString(f, v.String()) 
 // LogValue is the invitation without its secret.
 func (v Invitation) LogValue() slog.Value { return slog.StringValue(v.String()) }
 
-// ParseInvitation takes the address of a host and a code as [Invitation.Code] wrote it. The error wraps [ErrInvitation] and does
-// not repeat the code.
+// ParseInvitation takes the address of a host and a code as [Invitation.Code] wrote it. The error
+// wraps [ErrInvitation] and does not repeat the code.
 func ParseInvitation(address, code string) (Invitation, error) {
 	bad := func(format string, args ...any) (Invitation, error) {
-		return Invitation{}, fmt.Errorf("identity: %s; expected the code as the other machine printed it: %w", fmt.Sprintf(format, args...), ErrInvitation)
+		return Invitation{}, fmt.Errorf("identity: %s; expected the code as the other machine printed it: %w",
+			fmt.Sprintf(format, args...), ErrInvitation)
 	}
 	if err := CheckAddress(address); err != nil {
 		return Invitation{}, fmt.Errorf("identity: %w: %w", err, ErrInvitation)
@@ -85,8 +88,8 @@ func ParseInvitation(address, code string) (Invitation, error) {
 	return v, nil
 }
 
-// LooksLikeCode reports whether a text may hold a code, whole or with errors. A program that finds one in its arguments, where
-// every user of the machine can see it, refuses it.
+// LooksLikeCode reports whether a text may hold a code, whole or with errors. A program that finds
+// one in its arguments, where every user of the machine can see it, refuses it.
 func LooksLikeCode(s string) bool {
 	if _, after, ok := strings.Cut(s, "#"); ok {
 		s = after
@@ -106,7 +109,9 @@ func CheckAddress(addr string) error {
 	if err != nil {
 		return fmt.Errorf("address %q: expected HOST:PORT: %w", clip(addr), err)
 	}
-	if host == "" || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune("'\"\\`$#/@", r) }) {
+	if host == "" || strings.ContainsFunc(host, func(r rune) bool {
+		return r <= ' ' || r > '~' || strings.ContainsRune("'\"\\`$#/@", r)
+	}) {
 		return fmt.Errorf("address %q: expected a name or an address before the port", clip(addr))
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {

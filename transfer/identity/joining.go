@@ -18,26 +18,29 @@ import (
 	"time"
 )
 
-// JoinTimeout is how long [Join] waits for the other machine at most, besides the time in which that one is confirming.
+// JoinTimeout is how long [Join] waits for the other machine at most, besides the time in which
+// that one is confirming.
 const JoinTimeout = 30 * time.Second
 
 // JoinOptions are the choices for [Join]. The zero value is good.
 type JoinOptions struct {
-	// Waiting is called when the host has accepted the code and is about to confirm this machine's key, with the fingerprint that
-	// the host shows too (see KeyFingerprint).
+	// Waiting is called when the host has accepted the code and is about to confirm this machine's
+	// key, with the fingerprint that the host shows too (see KeyFingerprint).
 	Waiting func(fingerprint string)
-	// Joined is called with the host's name when the certificate is good, before Join writes anything or confirms to the host.
-	// An error ends the pairing.
+	// Joined is called with the host's name when the certificate is good, before Join writes
+	// anything or confirms to the host. An error ends the pairing.
 	Joined func(host string) error
 }
 
-// Join pairs this machine with the one that made an invitation: it asks for a certificate for name and the key of [NewKey], or a
-// new one, checks that the certificate comes from the authority which the invitation names, and writes the files of a node into
-// dir. The key never leaves this machine. A node of the same name and authority is renewed; any other is refused with
-// [ErrExists], before anything is sent. Join returns nil when the host has said that it knows of the end.
+// Join pairs this machine with the one that made an invitation: it asks for a certificate for name
+// and the key of [NewKey], or a new one, checks that the certificate comes from the authority which
+// the invitation names, and writes the files of a node into dir. The key never leaves this machine.
+// A node of the same name and authority is renewed; any other is refused with [ErrExists], before
+// anything is sent. Join returns nil when the host has said that it knows of the end.
 //
-// Other errors wrap [ErrWrongAuthority] (perhaps a man in the middle), [ErrWrongCode], [ErrPairingOver], [ErrNameRefused],
-// [ErrNotConfirmed], or [ErrUnconfirmed]: then the certificate was kept, and the host may not know.
+// Other errors wrap [ErrWrongAuthority] (perhaps a man in the middle), [ErrWrongCode],
+// [ErrPairingOver], [ErrNameRefused], [ErrNotConfirmed], or [ErrUnconfirmed]: then the certificate
+// was kept, and the host may not know.
 func Join(ctx context.Context, v Invitation, dir, name string, o JoinOptions) (Contents, error) {
 	if err := CheckName(name); err != nil {
 		return Contents{}, err
@@ -109,7 +112,8 @@ func Join(ctx context.Context, v Invitation, dir, name string, o JoinOptions) (C
 
 // joining is what a joiner does on the way.
 type joining struct {
-	wait func(most time.Duration)                 // the host knows that the code is right and takes at most so long to confirm
+	// the host knows that the code is right and takes at most so long to confirm
+	wait func(most time.Duration)
 	keep func(host string, got Credentials) error // what was received was checked; the host has no confirmation yet
 }
 
@@ -126,7 +130,8 @@ func (v Invitation) join(raw net.Conn, key *ecdsa.PrivateKey, name string, on jo
 	c := tls.Client(raw, &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		NextProtos: []string{pairALPN, v.knock()},
-		// VerifyConnection verifies: only the authority whose hash is in the code counts, and it cannot be known earlier.
+		// VerifyConnection verifies: only the authority whose hash is in the code counts, and it
+		// cannot be known earlier.
 		InsecureSkipVerify:     true,
 		VerifyConnection:       v.verifyHost,
 		SessionTicketsDisabled: true,
@@ -147,7 +152,8 @@ func (v Invitation) join(raw net.Conn, key *ecdsa.PrivateKey, name string, on jo
 		t, body, err = readMessage(c)
 		switch {
 		case errors.Is(err, io.EOF):
-			return fmt.Errorf("identity: %s hung up without an answer; another machine may have used the code: %w", v.Address, err)
+			return fmt.Errorf("identity: %s hung up without an answer; another machine may have used the code: %w",
+				v.Address, err)
 		case err != nil:
 			return fmt.Errorf("identity: %s: %w", v.Address, err)
 		case t == messageRefuse && len(body) == 1:
@@ -176,7 +182,8 @@ func (v Invitation) join(raw net.Conn, key *ecdsa.PrivateKey, name string, on jo
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("identity: this machine has its certificate; whether %s knows is not known, see what it printed: %w: %w", v.Address, ErrUnconfirmed, err)
+		return fmt.Errorf("identity: this machine has its certificate; whether %s knows is not known, see what it "+
+			"printed: %w: %w", v.Address, ErrUnconfirmed, err)
 	}
 	return nil
 }
@@ -187,7 +194,8 @@ func (v Invitation) verifyHost(cs tls.ConnectionState) error {
 		return err
 	}
 	if len(cs.PeerCertificates) != 2 || sha256.Sum256(cs.PeerCertificates[1].Raw) != v.Root {
-		return fmt.Errorf("identity: this is not the machine that printed the code, and somebody may be in the middle: %w", ErrWrongAuthority)
+		return fmt.Errorf("identity: this is not the machine that printed the code, and somebody may be in the "+
+			"middle: %w", ErrWrongAuthority)
 	}
 	leaf, root := cs.PeerCertificates[0], cs.PeerCertificates[1]
 	pool := x509.NewCertPool()
@@ -199,13 +207,15 @@ func (v Invitation) verifyHost(cs tls.ConnectionState) error {
 		return fmt.Errorf("identity: the certificate of the other machine: %w", err)
 	}
 	if _, err := uriName(leaf, pairURI); err != nil {
-		return fmt.Errorf("identity: the certificate is not one for pairing; somebody may be in the middle: %w", ErrWrongAuthority)
+		return fmt.Errorf("identity: the certificate is not one for pairing; somebody may be in the middle: %w",
+			ErrWrongAuthority)
 	}
 	return nil
 }
 
 // credentials checks a welcome and makes credentials of it.
-func (v Invitation) credentials(cs tls.ConnectionState, body []byte, name string, key *ecdsa.PrivateKey) (host string, out Credentials, err error) {
+func (v Invitation) credentials(cs tls.ConnectionState, body []byte, name string, key *ecdsa.PrivateKey) (host string,
+	out Credentials, err error) {
 	w, err := parseWelcome(body)
 	if err != nil {
 		return "", out, err
@@ -242,7 +252,8 @@ func (v Invitation) credentials(cs tls.ConnectionState, body []byte, name string
 		return "", out, fmt.Errorf("identity: the other machine says that it is %q itself: %w", name, ErrNameRefused)
 	}
 	if s.self.Name != name {
-		return "", out, fmt.Errorf("identity: the certificate is for %q, asked for %q: %w", s.self.Name, name, ErrWrongPeer)
+		return "", out, fmt.Errorf("identity: the certificate is for %q, asked for %q: %w", s.self.Name, name,
+			ErrWrongPeer)
 	}
 	return w.host, out, nil
 }
@@ -258,9 +269,11 @@ func (r refusal) err(addr, name string) error {
 	case refusedOver:
 		return at("another machine used the code: %w; run \"penstock pair --listen\" there again", ErrPairingOver)
 	case refusedName:
-		return at("a node %q has a certificate already: %w; choose another --name, or renew it there with: penstock pair --listen ADDR --for %s", name, ErrNameRefused, name)
+		return at("a node %q has a certificate already: %w; choose another --name, or renew it there with: penstock "+
+			"pair --listen ADDR --for %s", name, ErrNameRefused, name)
 	case refusedOther:
-		return at("it waits for another name than %q: %w; see its --for, and use the same --name here", name, ErrNameRefused)
+		return at("it waits for another name than %q: %w; see its --for, and use the same --name here", name,
+			ErrNameRefused)
 	case refusedDenied:
 		return at("its rules deny the name %q: %w", name, ErrNameRefused)
 	case refusedMalformed:
@@ -268,7 +281,8 @@ func (r refusal) err(addr, name string) error {
 	case refusedUnconfirmed:
 		return at("the key of this machine was not confirmed there: %w; see what it printed", ErrNotConfirmed)
 	case refusedRival:
-		return at("another machine that knows the code is being confirmed there at this moment: %w; say no there unless that is intended", ErrNotConfirmed)
+		return at("another machine that knows the code is being confirmed there at this moment: %w; say no there "+
+			"unless that is intended", ErrNotConfirmed)
 	case refusedInternal:
 		return at("it failed; see what it printed: %w", ErrPairingOver)
 	}

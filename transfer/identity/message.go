@@ -11,7 +11,8 @@ import (
 	"io"
 )
 
-// The protocol of pairing, version 1, runs inside one TLS 1.3 connection. docs/security.md tells it message by message.
+// The protocol of pairing, version 1, runs inside one TLS 1.3 connection. docs/security.md tells it
+// message by message.
 
 const pairALPN = "penstock-pair/1"
 
@@ -90,7 +91,8 @@ func readMessage(r io.Reader) (messageType, []byte, error) {
 	n := int(binary.BigEndian.Uint16(head[6:]))
 	t := messageType(head[5])
 	if n > maxBody(t) {
-		return 0, nil, fmt.Errorf("identity: message %d with %d bytes, expected at most %d: %w", t, n, maxBody(t), ErrMessage)
+		return 0, nil, fmt.Errorf("identity: message %d with %d bytes, expected at most %d: %w", t, n, maxBody(t),
+			ErrMessage)
 	}
 	body := make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
@@ -157,11 +159,13 @@ func (m welcome) encode() ([]byte, error) {
 		return nil, fmt.Errorf("identity: the host's name: %w: %w", err, ErrMessage)
 	}
 	if len(m.certs) < 2 || len(m.certs) > 1+maxRoots {
-		return nil, fmt.Errorf("identity: %d certificates, expected a node's and 1 to %d roots: %w", len(m.certs), maxRoots, ErrMessage)
+		return nil, fmt.Errorf("identity: %d certificates, expected a node's and 1 to %d roots: %w", len(m.certs),
+			maxRoots, ErrMessage)
 	}
 	b := append(m.proof[:], m.payload()...)
 	if len(b) > maxMessage {
-		return nil, fmt.Errorf("identity: the certificates are too large for pairing (%d bytes, at most %d): %w", len(b), maxMessage, ErrMessage)
+		return nil, fmt.Errorf("identity: the certificates are too large for pairing (%d bytes, at most %d): %w",
+			len(b), maxMessage, ErrMessage)
 	}
 	return b, nil
 }
@@ -203,17 +207,18 @@ func parseWelcome(body []byte) (welcome, error) {
 	return m, nil
 }
 
-// knock is what a joiner offers as an application protocol beside the real one, so that its first bytes show that it knows the
-// code. They are in the clear and prove nothing: they keep callers that only know the port from taking the joiner's place.
+// knock is what a joiner offers as an application protocol beside the real one, so that its first
+// bytes show that it knows the code. They are in the clear and prove nothing: they keep callers
+// that only know the port from taking the joiner's place.
 func (v Invitation) knock() string {
 	h := hmac.New(sha256.New, v.secret[:])
 	io.WriteString(h, "penstock pair 1 knock\x00")
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// proof shows that its sender knows the secret, on this TLS connection and no other, and covers what it says: HMAC-SHA256
-// with the secret over the direction, the connection's exported key (RFC 8446 section 7.5, RFC 9266's idea), and the hash of
-// the payload. The secret itself never travels.
+// proof shows that its sender knows the secret, on this TLS connection and no other, and covers
+// what it says: HMAC-SHA256 with the secret over the direction, the connection's exported key (RFC
+// 8446 section 7.5, RFC 9266's idea), and the hash of the payload. The secret itself never travels.
 func (v Invitation) proof(cs tls.ConnectionState, direction string, payload []byte) ([proofSize]byte, error) {
 	bind, err := cs.ExportKeyingMaterial("EXPORTER-penstock-pair-1", nil, 32)
 	if err != nil {

@@ -11,13 +11,15 @@ import (
 
 // Sentinels of this package's errors; match them with errors.Is.
 var (
-	// ErrName is a name that breaks the rule of [CheckName], or a certificate that does not carry exactly one.
+	// ErrName is a name that breaks the rule of [CheckName], or a certificate that does not carry
+	// exactly one.
 	ErrName = errors.New("not a valid node name")
 	// ErrWrongPeer is a peer whose certificate is good but says another name than was expected.
 	ErrWrongPeer = errors.New("the peer has another name than expected")
 	// ErrNoCertificate is a connection on which the peer showed no certificate.
 	ErrNoCertificate = errors.New("the peer showed no certificate")
-	// ErrUntrusted is a certificate that no root of the bundle issued, or that is not meant for this use.
+	// ErrUntrusted is a certificate that no root of the bundle issued, or that is not meant for
+	// this use.
 	ErrUntrusted = errors.New("the certificate is not of a trusted authority")
 	// ErrExpired is a certificate whose time is over.
 	ErrExpired = errors.New("the certificate has expired")
@@ -31,9 +33,11 @@ var (
 	ErrClosed = errors.New("the identity is closed")
 	// ErrMissing is a directory without an identity.
 	ErrMissing = errors.New("there is no identity")
-	// ErrPermissions is a file or directory that others own, can read or can change although they must not.
+	// ErrPermissions is a file or directory that others own, can read or can change although they
+	// must not.
 	ErrPermissions = errors.New("permissions are too wide")
-	// ErrCredentials are certificates and keys that do not make an identity: unreadable, or not belonging together.
+	// ErrCredentials are certificates and keys that do not make an identity: unreadable, or not
+	// belonging together.
 	ErrCredentials = errors.New("not usable credentials")
 	// ErrPolicy is a file of rules with a mistake.
 	ErrPolicy = errors.New("not usable rules")
@@ -42,11 +46,13 @@ var (
 // MaxName is the longest name of a node in bytes.
 const MaxName = 63
 
-// CheckName returns nil for a name that a node can have: 1 to 63 of the characters a-z, 0-9, '.', '-' and '_', the first
-// and the last a letter or digit, and no two dots in a row. Everything else is an error that wraps [ErrName].
+// CheckName returns nil for a name that a node can have: 1 to 63 of the characters a-z, 0-9, '.',
+// '-' and '_', the first and the last a letter or digit, and no two dots in a row. Everything else
+// is an error that wraps [ErrName].
 func CheckName(name string) error {
 	bad := func(what string) error {
-		return fmt.Errorf("identity: name %q: %s; expected 1 to 63 of a-z, 0-9, '.', '-', '_', beginning and ending with a letter or digit: %w", clip(name), what, ErrName)
+		return fmt.Errorf("identity: name %q: %s; expected 1 to 63 of a-z, 0-9, '.', '-', '_', beginning and ending "+
+			"with a letter or digit: %w", clip(name), what, ErrName)
 	}
 	if name == "" {
 		return bad("it is empty")
@@ -83,8 +89,8 @@ func clip(s string) string {
 	return s
 }
 
-// nodeURI begins the one subject alternative name that carries a node's name; pairURI the one of a certificate that only
-// serves one pairing and is not a node.
+// nodeURI begins the one subject alternative name that carries a node's name; pairURI the one of a
+// certificate that only serves one pairing and is not a node.
 const (
 	nodeURI = "penstock:node:"
 	pairURI = "penstock:pair:"
@@ -100,7 +106,8 @@ func uriName(c *x509.Certificate, scheme string) (string, error) {
 		}
 	}
 	if n != 1 {
-		return "", fmt.Errorf("identity: the certificate has %d subject alternative names of the form %sNAME, expected 1: %w", n, scheme, ErrName)
+		return "", fmt.Errorf("identity: the certificate has %d subject alternative names of the form %sNAME, "+
+			"expected 1: %w", n, scheme, ErrName)
 	}
 	return name, CheckName(name)
 }
@@ -121,9 +128,10 @@ func peerOf(c *x509.Certificate) (Peer, error) {
 	return Peer{Name: name, Serial: c.SerialNumber.Text(16), Fingerprint: Fingerprint(c), NotAfter: c.NotAfter}, nil
 }
 
-// PeerOf says who is at the other end of a connection made with the configurations of an [Identity]. Those have proven the
-// certificate during the handshake; this only reads it. The error wraps [ErrProtocol] for any other connection and for one
-// whose handshake is not complete, and [ErrNoCertificate].
+// PeerOf says who is at the other end of a connection made with the configurations of an
+// [Identity]. Those have proven the certificate during the handshake; this only reads it. The error
+// wraps [ErrProtocol] for any other connection and for one whose handshake is not complete, and
+// [ErrNoCertificate].
 func PeerOf(cs tls.ConnectionState) (Peer, error) {
 	if !cs.HandshakeComplete {
 		return Peer{}, fmt.Errorf("identity: the handshake is not complete: %w", ErrProtocol)

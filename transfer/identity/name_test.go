@@ -18,7 +18,8 @@ func TestCheckName(t *testing.T) {
 			t.Errorf("%q: %v", n, err)
 		}
 	}
-	for _, n := range []string{"", "A", "-a", "a-", ".a", "a.", "a..b", "a b", "a/b", "../a", "a\x00", "ä", "*", "a%2e", strings.Repeat("x", 64)} {
+	for _, n := range []string{"", "A", "-a", "a-", ".a", "a.", "a..b", "a b", "a/b", "../a", "a\x00", "ä", "*", "a%2e",
+		strings.Repeat("x", 64)} {
 		if err := CheckName(n); !errors.Is(err, ErrName) || !strings.Contains(err.Error(), "expected 1 to 63") {
 			t.Errorf("%q: %v", n, err)
 		}
@@ -46,7 +47,8 @@ func TestRights(t *testing.T) {
 	if r, err := ParseRights("list,read"); r != Read|List || err != nil {
 		t.Errorf("list,read: %v, %v", r, err)
 	}
-	for _, s := range []string{"", "Read", "read,", "read,read", "read, write", "all,read", "none,list", "exec", strings.Repeat("x", 1000)} {
+	for _, s := range []string{"", "Read", "read,", "read,read", "read, write", "all,read", "none,list", "exec",
+		strings.Repeat("x", 1000)} {
 		_, err := ParseRights(s)
 		if !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), "rights") || len(err.Error()) > 400 {
 			t.Errorf("%q: %v", s, err)
@@ -69,9 +71,11 @@ func TestPeerOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	leaf := c.Certificate.Leaf
-	good := tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13, NegotiatedProtocol: ALPN, PeerCertificates: []*x509.Certificate{leaf}}
+	good := tls.ConnectionState{HandshakeComplete: true, Version: tls.VersionTLS13, NegotiatedProtocol: ALPN,
+		PeerCertificates: []*x509.Certificate{leaf}}
 	p, err := PeerOf(good)
-	if err != nil || p.Name != "a" || p.Serial != leaf.SerialNumber.Text(16) || len(p.Fingerprint) != 64 || !p.NotAfter.Equal(leaf.NotAfter) {
+	if err != nil || p.Name != "a" || p.Serial != leaf.SerialNumber.Text(16) || len(p.Fingerprint) != 64 ||
+		!p.NotAfter.Equal(leaf.NotAfter) {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	uri := func(us ...string) *x509.Certificate {

@@ -57,8 +57,9 @@ func joinAs(t *testing.T, v Invitation, dir, name string) <-chan joined {
 	return done
 }
 
-// A joiner with the code gets nothing before the host has confirmed its key: both sides see the same fingerprint, the host confirms
-// one machine at a time, and one that is refused or hangs up leaves the code to the right one.
+// A joiner with the code gets nothing before the host has confirmed its key: both sides see the
+// same fingerprint, the host confirms one machine at a time, and one that is refused or hangs up
+// leaves the code to the right one.
 func TestConfirm(t *testing.T) {
 	ca := authority(t)
 	o, questions, refusals := asking(PairingOptions{Self: "a"})
@@ -84,7 +85,8 @@ func TestConfirm(t *testing.T) {
 	if r := <-refusals; r != "thief: its key was not confirmed" {
 		t.Error(r)
 	}
-	// One that hangs up while it is asked about: the question ends, and the next one is asked about.
+	// One that hangs up while it is asked about: the question ends, and the next one is asked
+	// about.
 	c := dialPair(t, v.Address)
 	asked := request(t, p256(t), x509.CertificateRequest{}, "b")
 	m := join{request: asked}
@@ -124,10 +126,13 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
-// An error of Confirm ends the pairing, and the joiner gets the reason. The end of the pairing during Confirm fails the join too.
+// An error of Confirm ends the pairing, and the joiner gets the reason. The end of the pairing
+// during Confirm fails the join too.
 func TestConfirmEnds(t *testing.T) {
 	no := errors.New("no")
-	v, done, _ := host(t, authority(t), PairingOptions{Confirm: func(context.Context, Candidate) (bool, error) { return true, no }})
+	v, done, _ := host(t, authority(t), PairingOptions{Confirm: func(context.Context, Candidate) (bool, error) {
+		return true, no
+	}})
 	if j := <-joinAs(t, v, newDir(t), "b"); !errors.Is(j.err, ErrNotConfirmed) {
 		t.Error(j.err)
 	}
@@ -183,11 +188,17 @@ func TestJoinedOnBothSides(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	dir = newDir(t)
-	v, done, _ = host(t, ca, PairingOptions{Self: "a", Joined: func(Candidate, Peer) error { t.Error("joined"); return nil }})
-	if _, err := Join(t.Context(), v, dir, "d", JoinOptions{Joined: func(string) error { return fails }}); !errors.Is(err, fails) {
+	v, done, _ = host(t, ca, PairingOptions{Self: "a", Joined: func(Candidate, Peer) error {
+		t.Error("joined")
+		return nil
+	}})
+	if _, err := Join(t.Context(), v, dir, "d", JoinOptions{Joined: func(string) error {
+		return fails
+	}}); !errors.Is(err, fails) {
 		t.Errorf("a joiner that could not keep: %v", err)
 	}
-	if o := <-done; !errors.Is(o.err, ErrUnconfirmed) || o.peer.Name != "d" || !strings.Contains(o.err.Error(), o.peer.Serial) {
+	if o := <-done; !errors.Is(o.err, ErrUnconfirmed) || o.peer.Name != "d" ||
+		!strings.Contains(o.err.Error(), o.peer.Serial) {
 		t.Errorf("%+v", o)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
@@ -222,7 +233,8 @@ func TestNewKey(t *testing.T) {
 	if next, err := NewKey(dir); err != nil || next == first {
 		t.Errorf("a key was used twice: %v", err)
 	}
-	for what, b := range map[string][]byte{"no PEM": []byte("x"), "a certificate": encodeCertificates(authority(t).cert)} {
+	for what, b := range map[string][]byte{"no PEM": []byte("x"),
+		"a certificate": encodeCertificates(authority(t).cert)} {
 		write(t, dir, PendingFile, b, 0o600)
 		if _, err := NewKey(dir); !errors.Is(err, ErrCredentials) {
 			t.Errorf("%s: %v", what, err)
@@ -242,7 +254,8 @@ type pausing struct {
 
 func (p pausing) Read(b []byte) (int, error) { <-p.pause; return p.Conn.Read(b) }
 
-// A flood of connections from the joiner's own address does not end the joiner's: its first bytes show that it knows the code.
+// A flood of connections from the joiner's own address does not end the joiner's: its first bytes
+// show that it knows the code.
 func TestFloodDoesNotStarve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := authority(t).NewPairing(filled(PairingOptions{}))
@@ -259,7 +272,10 @@ func TestFloodDoesNotStarve(t *testing.T) {
 		c := pausing{q.dial(), pause}
 		result := make(chan error, 1)
 		go func() {
-			result <- p.Invitation("pipe:1").join(c, p256(t), "b", joining{wait: func(time.Duration) {}, keep: func(string, Credentials) error { return nil }})
+			result <- p.Invitation("pipe:1").join(c, p256(t), "b",
+				joining{wait: func(time.Duration) {}, keep: func(string, Credentials) error {
+					return nil
+				}})
 		}()
 		synctest.Wait() // its first message was read
 		for range 4 * pairConns {
@@ -287,7 +303,8 @@ type from struct {
 func (c from) RemoteAddr() net.Addr { return c.addr }
 func (c from) Close() error         { *c.ended = c.addr.String(); return nil }
 
-// One connection too many costs the caller with the most; a network of IPv6 is one caller; joiners with the code lose none.
+// One connection too many costs the caller with the most; a network of IPv6 is one caller; joiners
+// with the code lose none.
 func TestRoomForOthers(t *testing.T) {
 	p := &Pairing{}
 	ended := ""

@@ -21,7 +21,8 @@ type pairConn struct {
 	proven  bool // it knows the code
 }
 
-// sourceOf is what counts as one caller: an IPv4 address, or the 64 bits of an IPv6 one that name a network.
+// sourceOf is what counts as one caller: an IPv4 address, or the 64 bits of an IPv6 one that name a
+// network.
 func sourceOf(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -36,8 +37,8 @@ func sourceOf(a net.Addr) netip.Prefix {
 	return n
 }
 
-// add takes up a connection; nil: the pairing is over, or all connections are of machines that know the code. One too many ends
-// another one.
+// add takes up a connection; nil: the pairing is over, or all connections are of machines that know
+// the code. One too many ends another one.
 func (p *Pairing) add(c net.Conn) *pairConn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -57,9 +58,10 @@ func (p *Pairing) add(c net.Conn) *pairConn {
 	return j
 }
 
-// victim is the connection that makes room: the oldest of the caller with the most connections that have not knocked, else the
-// oldest that has; never one that knows the code. The right joiner knocks with its first bytes, so a flood would have to bring
-// pairConns connections between its own and these bytes, which are mostly there already.
+// victim is the connection that makes room: the oldest of the caller with the most connections that
+// have not knocked, else the oldest that has; never one that knows the code. The right joiner
+// knocks with its first bytes, so a flood would have to bring pairConns connections between its own
+// and these bytes, which are mostly there already.
 func (p *Pairing) victim() int {
 	load := map[netip.Prefix]int{}
 	for _, j := range p.conns {

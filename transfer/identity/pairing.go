@@ -31,8 +31,8 @@ var (
 	ErrNameRefused = errors.New("the name was refused")
 	// ErrNotConfirmed is a machine whose key the host did not confirm.
 	ErrNotConfirmed = errors.New("the machine was not confirmed")
-	// ErrUnconfirmed is a machine that was given a certificate, where the end of the pairing is not known: a joiner that did not say
-	// that it kept it, or a host that did not confirm that.
+	// ErrUnconfirmed is a machine that was given a certificate, where the end of the pairing is not
+	// known: a joiner that did not say that it kept it, or a host that did not confirm that.
 	ErrUnconfirmed = errors.New("the other machine did not confirm")
 )
 
@@ -47,12 +47,14 @@ type PairingOptions struct {
 	Timeout time.Duration // 0: PairingTimeout
 	Rules   *Rules        // whose denied names cannot join
 
-	// Confirm decides about a machine that knows the code, before it gets a certificate. One is asked about at a time; others that
-	// know the code are refused meanwhile. False refuses this one, and the pairing goes on; an error ends the pairing. It returns
-	// when ctx ends, which it does when the machine hangs up or the pairing is over.
+	// Confirm decides about a machine that knows the code, before it gets a certificate. One is
+	// asked about at a time; others that know the code are refused meanwhile. False refuses this
+	// one, and the pairing goes on; an error ends the pairing. It returns when ctx ends, which it
+	// does when the machine hangs up or the pairing is over.
 	Confirm func(ctx context.Context, c Candidate) (bool, error)
-	// Joined is called when the machine has said that it kept its certificate, before the host confirms that it is paired. After an
-	// error the host does not confirm, and Serve returns the error. May be nil.
+	// Joined is called when the machine has said that it kept its certificate, before the host
+	// confirms that it is paired. After an error the host does not confirm, and Serve returns the
+	// error. May be nil.
 	Joined func(c Candidate, p Peer) error
 	// Refused is called for each machine that knew the code and got no certificate. May be nil.
 	Refused func(c Candidate, why string)
@@ -100,7 +102,8 @@ func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
 		return nil, err
 	}
 	if o.Confirm == nil {
-		return nil, fmt.Errorf("identity: a pairing without Confirm would take every machine that knows the code: %w", ErrNotConfirmed)
+		return nil, fmt.Errorf("identity: a pairing without Confirm would take every machine that knows the code: %w",
+			ErrNotConfirmed)
 	}
 	if o.For != "" {
 		if err := CheckName(o.For); err != nil {
@@ -114,15 +117,16 @@ func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
 		}
 	}
 	o.Timeout = cmp.Or(o.Timeout, PairingTimeout)
-	// A certificate that only serves this pairing: nodes have none like it, so no node can stand in for the host, and it is
-	// not a node's, so it opens nothing.
+	// A certificate that only serves this pairing: nodes have none like it, so no node can stand in
+	// for the host, and it is not a node's, so it opens nothing.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("identity: a new key: %w", err)
 	}
 	var id [16]byte
 	rand.Read(id[:])
-	cert, err := a.sign(pairURI+hex.EncodeToString(id[:]), "penstock pairing", key.Public(), IssueOptions{Valid: o.Timeout + Skew})
+	cert, err := a.sign(pairURI+hex.EncodeToString(id[:]), "penstock pairing", key.Public(),
+		IssueOptions{Valid: o.Timeout + Skew})
 	if err != nil {
 		return nil, err
 	}
@@ -132,8 +136,9 @@ func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
 		MinVersion:             tls.VersionTLS13,
 		NextProtos:             []string{pairALPN},
 		SessionTicketsDisabled: true,
-		Certificates:           []tls.Certificate{{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key, Leaf: cert}},
-		VerifyConnection:       checkPairProtocol,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key,
+			Leaf: cert}},
+		VerifyConnection: checkPairProtocol,
 		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 			for _, proto := range h.SupportedProtos {
 				if hmac.Equal([]byte(proto), []byte(knock)) {
@@ -155,12 +160,14 @@ func (p *Pairing) Invitation(address string) Invitation {
 	return v
 }
 
-// Serve waits on a listener until one machine has joined and says which, or until the invitation is over: the machine was not
-// confirmed, the invitation is too old ([ErrPairingOver]), or ctx is done. Machines that do not know the code cannot end it. Serve
-// closes the listener and all connections before it returns. [ErrUnconfirmed] comes with the name that was given a certificate.
+// Serve waits on a listener until one machine has joined and says which, or until the invitation is
+// over: the machine was not confirmed, the invitation is too old ([ErrPairingOver]), or ctx is
+// done. Machines that do not know the code cannot end it. Serve closes the listener and all
+// connections before it returns. [ErrUnconfirmed] comes with the name that was given a certificate.
 // A Pairing is served once.
 func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.opts.Timeout, fmt.Errorf("identity: nobody joined within %v: %w", p.opts.Timeout, ErrPairingOver))
+	ctx, cancel := context.WithTimeoutCause(ctx, p.opts.Timeout,
+		fmt.Errorf("identity: nobody joined within %v: %w", p.opts.Timeout, ErrPairingOver))
 	defer cancel()
 	p.ctx = ctx
 	p.until, _ = ctx.Deadline()
@@ -206,8 +213,9 @@ func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 	return p.peer, p.err
 }
 
-// abandon ends the pairing, unless a joiner gets a certificate at this moment: then the goroutine that serves that joiner reports
-// the outcome, so that Serve reports every certificate that was given away.
+// abandon ends the pairing, unless a joiner gets a certificate at this moment: then the goroutine
+// that serves that joiner reports the outcome, so that Serve reports every certificate that was
+// given away.
 func (p *Pairing) abandon(err error) (inUse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -247,7 +255,8 @@ func (p *Pairing) ask() refusal {
 	return 0
 }
 
-// answered gives the turn back, or with ok makes it the one use of the code, which fails when the pairing is over.
+// answered gives the turn back, or with ok makes it the one use of the code, which fails when the
+// pairing is over.
 func (p *Pairing) answered(ok bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -286,7 +295,8 @@ func (p *Pairing) serve(j *pairConn) {
 		return
 	}
 	if !hmac.Equal(want[:], m.proof[:]) { // in constant time
-		// There is no limit of tries: 128 bits cannot be guessed, and with a limit any peer could end the pairing.
+		// There is no limit of tries: 128 bits cannot be guessed, and with a limit any peer could
+		// end the pairing.
 		p.refuse(c, refusedCode)
 		return
 	}
@@ -392,7 +402,8 @@ func (p *Pairing) accept(c *tls.Conn, who Candidate, public *ecdsa.PublicKey, an
 		return peer, err
 	}
 	unconfirmed := func(format string, args ...any) (Peer, error) {
-		return peer, fmt.Errorf("identity: %q was given certificate %s: %w: %w", who.Name, peer.Serial, ErrUnconfirmed, fmt.Errorf(format, args...))
+		return peer, fmt.Errorf("identity: %q was given certificate %s: %w: %w", who.Name, peer.Serial, ErrUnconfirmed,
+			fmt.Errorf(format, args...))
 	}
 	if _, err := c.Write(appendMessage(nil, messageWelcome, body)); err != nil {
 		return unconfirmed("%w", err)

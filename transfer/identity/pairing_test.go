@@ -31,7 +31,8 @@ type outcome struct {
 	err  error
 }
 
-// filled are options in which every machine that knows the code is confirmed, unless they say otherwise.
+// filled are options in which every machine that knows the code is confirmed, unless they say
+// otherwise.
 func filled(o PairingOptions) PairingOptions {
 	if o.Self == "" {
 		o.Self = "host"
@@ -75,7 +76,8 @@ func TestPairing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := <-done; o.err != nil || o.peer != c.Self || c.Self.Name != "b" || c.Authority != nil || c.Issuer != Fingerprint(ca.cert) {
+	if o := <-done; o.err != nil || o.peer != c.Self || c.Self.Name != "b" || c.Authority != nil ||
+		c.Issuer != Fingerprint(ca.cert) {
 		t.Fatalf("host: %+v; joiner: %+v", o, c)
 	}
 	a, b := open(t, home, Options{}), open(t, away, Options{})
@@ -95,7 +97,8 @@ func TestPairing(t *testing.T) {
 	if _, err := Join(t.Context(), v, newDir(t), "c", JoinOptions{}); err == nil {
 		t.Error("the code worked twice")
 	}
-	// The same machine again, by the name that the host allows: a new key and certificate, which a running node takes up.
+	// The same machine again, by the name that the host allows: a new key and certificate, which a
+	// running node takes up.
 	v, done, _ = host(t, ca, PairingOptions{Self: "a", For: "b"})
 	again, err := Join(t.Context(), v, away, "b", JoinOptions{})
 	if err != nil || again.Self.Serial == c.Self.Serial {
@@ -250,7 +253,8 @@ func refused(typ messageType, body []byte) refusal {
 	return refusal(body[0])
 }
 
-// A joiner with the code still gets only what the host permits, and a refusal leaves the code good for another try.
+// A joiner with the code still gets only what the host permits, and a refusal leaves the code good
+// for another try.
 func TestRequests(t *testing.T) {
 	dir := newDir(t)
 	ca := setup(t, dir, "a")
@@ -298,7 +302,9 @@ func TestRequests(t *testing.T) {
 	// A request for more than a name gets a name and no more.
 	greedy := request(t, key, x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: "root"}, DNSNames: []string{"example.org"},
-		ExtraExtensions: []pkix.Extension{{Id: []int{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 0x03, 0x01, 0x01, 0xff}}}, // CA:TRUE
+		// CA:TRUE
+		ExtraExtensions: []pkix.Extension{{Id: []int{2, 5, 29, 19}, Critical: true,
+			Value: []byte{0x30, 0x03, 0x01, 0x01, 0xff}}},
 	}, "b")
 	typ, body := ask(t, v, greedy)
 	if typ != messageWelcome {
@@ -309,7 +315,8 @@ func TestRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	cert, err := x509.ParseCertificate(w.certs[0])
-	if err != nil || cert.IsCA || len(cert.DNSNames) != 1 || cert.DNSNames[0] != "b" || cert.Subject.CommonName != "b" || len(cert.URIs) != 1 {
+	if err != nil || cert.IsCA || len(cert.DNSNames) != 1 || cert.DNSNames[0] != "b" ||
+		cert.Subject.CommonName != "b" || len(cert.URIs) != 1 {
 		t.Errorf("%+v, %v", cert, err)
 	}
 	// That joiner never said that it kept the certificate.
@@ -341,7 +348,8 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// What is not a message is refused or hung up on. It is no try, and the right joiner comes through afterwards.
+// What is not a message is refused or hung up on. It is no try, and the right joiner comes through
+// afterwards.
 func TestMalformedMessages(t *testing.T) {
 	ca := authority(t)
 	v, done, _ := host(t, ca, PairingOptions{})
@@ -378,7 +386,8 @@ func TestMalformedMessages(t *testing.T) {
 		io.Copy(io.Discard, c)
 		c.Close()
 	}
-	for _, config := range []*tls.Config{{MaxVersion: tls.VersionTLS12, NextProtos: []string{pairALPN}}, {NextProtos: []string{ALPN}}, {}} {
+	for _, config := range []*tls.Config{{MaxVersion: tls.VersionTLS12, NextProtos: []string{pairALPN}},
+		{NextProtos: []string{ALPN}}, {}} {
 		config.InsecureSkipVerify = true
 		if c, err := tls.Dial("tcp", v.Address, config); err == nil {
 			if _, err := c.Read(make([]byte, 1)); err == nil {
@@ -403,7 +412,8 @@ func TestPairingCertificateIsNoNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := issue(t, ca, "a", IssueOptions{})
-	if _, _, serr, cerr := shake(t, a.Server(), rogue(p.config.Certificates[0])); !errors.Is(serr, ErrName) || cerr == nil {
+	if _, _, serr, cerr := shake(t, a.Server(), rogue(p.config.Certificates[0])); !errors.Is(serr, ErrName) ||
+		cerr == nil {
 		t.Errorf("server %v, client %v", serr, cerr)
 	}
 }
@@ -536,7 +546,8 @@ func TestPairingWithoutDescriptors(t *testing.T) {
 	})
 }
 
-// Connections that say nothing, or a byte now and then, end after their time and keep no joiner out.
+// Connections that say nothing, or a byte now and then, end after their time and keep no joiner
+// out.
 func TestSlowConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := authority(t)

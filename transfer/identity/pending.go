@@ -13,8 +13,9 @@ import (
 	"path/filepath"
 )
 
-// NewKey makes the key that the next [Join] into a directory asks a certificate for, and returns its fingerprint (see
-// [KeyFingerprint]), so that the host can be given it beforehand. A key that waits there already stays.
+// NewKey makes the key that the next [Join] into a directory asks a certificate for, and returns
+// its fingerprint (see [KeyFingerprint]), so that the host can be given it beforehand. A key that
+// waits there already stays.
 func NewKey(dir string) (fingerprint string, err error) {
 	if err := makeDir(dir); err != nil {
 		return "", err
@@ -29,7 +30,8 @@ func NewKey(dir string) (fingerprint string, err error) {
 			return "", fmt.Errorf("identity: a new key: %w", err)
 		}
 		defer clear(der)
-		if err := createFile(filepath.Join(dir, PendingFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})); err != nil {
+		if err := createFile(filepath.Join(dir, PendingFile),
+			pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})); err != nil {
 			return "", err
 		}
 	} else if err != nil {

@@ -2,7 +2,8 @@ package identity
 
 import "fmt"
 
-// look reads files that changed, unless the last read was less than an interval ago or another goroutine reads them.
+// look reads files that changed, unless the last read was less than an interval ago or another
+// goroutine reads them.
 func (i *Identity) look() {
 	w := i.watch
 	if w == nil {
@@ -28,8 +29,9 @@ func (i *Identity) reload() {
 	i.reloadGroup(&i.watch.rules, i.useRules)
 }
 
-// reloadGroup reads files that changed or could not be used last time: that may have been a matter of time, such as a certificate
-// that was not valid yet. A repeated failure for the same content is not counted again.
+// reloadGroup reads files that changed or could not be used last time: that may have been a matter
+// of time, such as a certificate that was not valid yet. A repeated failure for the same content is
+// not counted again.
 func (i *Identity) reloadGroup(g *group, use func() (bool, error)) {
 	failing := g.failure() != nil
 	if !failing && !g.changed() {
@@ -60,14 +62,16 @@ func (i *Identity) useCredentials() (bool, error) {
 		return false, err
 	}
 	if name := i.Name(); s.self.Name != name {
-		return false, fmt.Errorf("identity: %s: the certificate now says %q and this node is %q; start it again to change its name: %w",
+		return false, fmt.Errorf("identity: %s: the certificate now says %q and this node is %q; start it again to "+
+			"change its name: %w",
 			i.watch.credentials.files[0].path, s.self.Name, name, ErrCredentials)
 	}
 	i.now.Store(s)
 	return true, nil
 }
 
-// useRules takes up what was read; false: there is no file and was none. The rules of a file that was removed are no rules at all.
+// useRules takes up what was read; false: there is no file and was none. The rules of a file that
+// was removed are no rules at all.
 func (i *Identity) useRules() (bool, error) {
 	w := i.watch
 	r, err := w.parseRules()
@@ -77,7 +81,8 @@ func (i *Identity) useRules() (bool, error) {
 	w.hadRules = true
 	i.rules.Store(r)
 	if r == nil {
-		return false, fmt.Errorf("identity: %s was removed: no peer has rights on this node until there is one again: %w", w.rules.files[0].path, ErrPolicy)
+		return false, fmt.Errorf("identity: %s was removed: no peer has rights on this node until there is one "+
+			"again: %w", w.rules.files[0].path, ErrPolicy)
 	}
 	return true, nil
 }

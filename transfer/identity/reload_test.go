@@ -45,7 +45,8 @@ func put(t testing.TB, dir string, a *Authority, name string, roots ...*x509.Cer
 	}
 }
 
-// changes are what an identity took from its files, and refused to take, since the last call of kinds.
+// changes are what an identity took from its files, and refused to take, since the last call of
+// kinds.
 type changes struct {
 	of              *Identity
 	loaded, refused uint64
@@ -124,7 +125,8 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// Files that cannot be used leave the identity as it is, tell once, and are taken when they are whole.
+// Files that cannot be used leave the identity as it is, tell once, and are taken when they are
+// whole.
 func TestBadFilesChangeNothing(t *testing.T) {
 	ca, other := authority(t), authority(t)
 	dir := node(t, ca, "a")
@@ -184,7 +186,8 @@ func TestBadFilesChangeNothing(t *testing.T) {
 			}
 		}
 		s := a.Stats()
-		if s.Self != self || s.LoadErrors != before.LoadErrors+1 || s.Loaded != before.Loaded || !strings.Contains(s.LoadError, dir) {
+		if s.Self != self || s.LoadErrors != before.LoadErrors+1 || s.Loaded != before.Loaded ||
+			!strings.Contains(s.LoadError, dir) {
 			t.Errorf("%s: %+v", c.what, s)
 		}
 		if err := reload(a); !errors.Is(err, c.want) {
@@ -262,7 +265,8 @@ func TestSeparateFiles(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	ca := authority(t)
-	if _, err := Open(filepath.Join(t.TempDir(), "none"), Options{}); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "penstock pair") {
+	if _, err := Open(filepath.Join(t.TempDir(), "none"), Options{}); !errors.Is(err, ErrMissing) ||
+		!strings.Contains(err.Error(), "penstock pair") {
 		t.Errorf("no directory: %v", err)
 	}
 	if _, err := Open(t.TempDir(), Options{}); !errors.Is(err, ErrMissing) {
@@ -273,7 +277,8 @@ func TestOpenRefuses(t *testing.T) {
 		path string
 		mode fs.FileMode
 		want string
-	}{{dir, 0o770, "chmod go-w"}, {filepath.Join(dir, NodeFile), 0o604, "chmod 600"}, {filepath.Join(dir, CAFile), 0o664, "chmod go-w"}} {
+	}{{dir, 0o770, "chmod go-w"}, {filepath.Join(dir, NodeFile), 0o604, "chmod 600"},
+		{filepath.Join(dir, CAFile), 0o664, "chmod go-w"}} {
 		fi, err := os.Stat(c.path)
 		if err != nil {
 			t.Fatal(err)
@@ -281,7 +286,8 @@ func TestOpenRefuses(t *testing.T) {
 		if err := os.Chmod(c.path, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(dir, Options{}); !errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), c.want+" "+c.path) {
+		if _, err := Open(dir, Options{}); !errors.Is(err, ErrPermissions) ||
+			!strings.Contains(err.Error(), c.want+" "+c.path) {
 			t.Errorf("%s with mode %o: %v", c.path, c.mode, err)
 		}
 		if err := os.Chmod(c.path, fi.Mode()); err != nil {
@@ -290,11 +296,13 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	write(t, dir, PolicyFile, []byte("allow a reed\n"), 0o644)
 	var at *SyntaxError
-	if _, err := Open(dir, Options{}); !errors.As(err, &at) || at.Line != 1 || !strings.HasPrefix(err.Error(), filepath.Join(dir, PolicyFile)+":1: ") {
+	if _, err := Open(dir, Options{}); !errors.As(err, &at) || at.Line != 1 ||
+		!strings.HasPrefix(err.Error(), filepath.Join(dir, PolicyFile)+":1: ") {
 		t.Errorf("rules with a mistake: %v", err)
 	}
 	os.Remove(filepath.Join(dir, PolicyFile))
-	if _, err := Open(dir, Options{Policy: "elsewhere"}); !errors.Is(err, ErrPolicy) || errors.Is(err, ErrMissing) { // the identity is not missing
+	if _, err := Open(dir, Options{Policy: "elsewhere"}); !errors.Is(err, ErrPolicy) || errors.Is(err, ErrMissing) {
+		// the identity is not missing
 		t.Errorf("a file of rules that was asked for and is not there: %v", err)
 	}
 	if i, err := Open(dir, Options{}); err != nil || i.Rights("x") != 0 {
@@ -350,7 +358,8 @@ func TestRulesChange(t *testing.T) {
 	if r := a.Rights("b"); r != 0 || log.kinds() != "refused" {
 		t.Errorf("without the file: %v", r)
 	}
-	if r, s := a.Rights("b"), a.Stats().LoadError; r != 0 || log.kinds() != "" || !strings.Contains(s, PolicyFile+" was removed") {
+	if r, s := a.Rights("b"), a.Stats().LoadError; r != 0 || log.kinds() != "" ||
+		!strings.Contains(s, PolicyFile+" was removed") {
 		t.Errorf("later: %v, %q", r, s)
 	}
 	write(t, dir, PolicyFile, []byte("default write\n"), 0o600)
@@ -404,8 +413,8 @@ func TestInterval(t *testing.T) {
 	}
 }
 
-// A write that leaves size and time stamp as they were, within one tick of the file system's clock, is found: a time stamp is
-// believed only when it is old.
+// A write that leaves size and time stamp as they were, within one tick of the file system's clock,
+// is found: a time stamp is believed only when it is old.
 func TestSameStamp(t *testing.T) {
 	ca := authority(t)
 	dir := node(t, ca, "a")
@@ -437,7 +446,8 @@ func TestSameStamp(t *testing.T) {
 	}
 }
 
-// Handshakes go on while files change all the time; none fails and none sees half a change. The race detector looks on.
+// Handshakes go on while files change all the time; none fails and none sees half a change. The
+// race detector looks on.
 func TestRotationUnderHandshakes(t *testing.T) {
 	ca := authority(t)
 	dir := node(t, ca, "a")
@@ -501,7 +511,8 @@ func TestRotationUnderHandshakes(t *testing.T) {
 	}
 }
 
-// A certificate that was installed too early is taken up when its time comes, without another change of the files.
+// A certificate that was installed too early is taken up when its time comes, without another
+// change of the files.
 func TestEarlyCertificate(t *testing.T) {
 	ca := authority(t)
 	dir := node(t, ca, "a")

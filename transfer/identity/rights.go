@@ -21,7 +21,8 @@ const All = Read | Write | List | Status
 
 var rightNames = []string{"read", "write", "list", "status"}
 
-// String is the form that [ParseRights] reads: "none", "all", or the names with commas between them.
+// String is the form that [ParseRights] reads: "none", "all", or the names with commas between
+// them.
 func (r Rights) String() string {
 	switch r {
 	case 0:
@@ -41,7 +42,8 @@ func (r Rights) String() string {
 	return strings.Join(out, ",")
 }
 
-// ParseRights reads "none", "all", or a list such as "read,write,list,status" without spaces and without repetition.
+// ParseRights reads "none", "all", or a list such as "read,write,list,status" without spaces and
+// without repetition.
 func ParseRights(s string) (Rights, error) {
 	switch s {
 	case "none":
@@ -62,13 +64,14 @@ next:
 			r |= 1 << i
 			continue next
 		}
-		return 0, fmt.Errorf("identity: rights %q: %q is not a right; expected none, all, or a list of read, write, list, status: %w", clip(s), clip(w), ErrPolicy)
+		return 0, fmt.Errorf("identity: rights %q: %q is not a right; expected none, all, or a list of read, write, "+
+			"list, status: %w", clip(s), clip(w), ErrPolicy)
 	}
 	return r, nil
 }
 
-// Policy gives each peer its rights by the name in its certificate. It is asked when a session begins and may be asked again at any time,
-// from any goroutine.
+// Policy gives each peer its rights by the name in its certificate. It is asked when a session
+// begins and may be asked again at any time, from any goroutine.
 type Policy interface {
 	Rights(name string) Rights
 }

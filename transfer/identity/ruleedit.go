@@ -14,11 +14,12 @@ import (
 // lockFile is locked while the file of rules is changed.
 const lockFile = ".policy.lock"
 
-// Allow gives rights to the names that a pattern matches, in the file of rules of a directory. It replaces the rights in the rule
-// of exactly this pattern, or adds a rule behind the others; the rest of the file stays as it is, and a file is made where there
-// is none. Rights of 0 are written down as "none", so that no later rule gives any. A rule that can never hold, because one above
-// it matches first or because the names are denied, is refused with an error that wraps [ErrPolicy]. Programs that run take the
-// change up by themselves.
+// Allow gives rights to the names that a pattern matches, in the file of rules of a directory. It
+// replaces the rights in the rule of exactly this pattern, or adds a rule behind the others; the
+// rest of the file stays as it is, and a file is made where there is none. Rights of 0 are written
+// down as "none", so that no later rule gives any. A rule that can never hold, because one above it
+// matches first or because the names are denied, is refused with an error that wraps [ErrPolicy].
+// Programs that run take the change up by themselves.
 func Allow(dir, pattern string, rights Rights) (*Rules, error) {
 	if what := checkPattern(pattern); what != "" {
 		return nil, fmt.Errorf("identity: %s: %w", what, ErrPolicy)
@@ -26,19 +27,21 @@ func Allow(dir, pattern string, rights Rights) (*Rules, error) {
 	return editRules(dir, func(path string, r *Rules, text []byte) ([]byte, error) {
 		if r != nil {
 			if k := r.covering(pattern); k >= 0 && r.allow[k].Pattern != pattern {
-				return nil, fmt.Errorf("identity: %q: the rule \"allow %s %v\" stands above it and matches first; change that one, or write \"allow %s %v\" above it in %s: %w",
+				return nil, fmt.Errorf("identity: %q: the rule \"allow %s %v\" stands above it and matches first; "+
+					"change that one, or write \"allow %s %v\" above it in %s: %w",
 					pattern, r.allow[k].Pattern, r.allow[k].Rights, pattern, rights, path, ErrPolicy)
 			}
 			if k := slices.IndexFunc(r.names, func(n string) bool { return covers(n, pattern) }); k >= 0 {
-				return nil, fmt.Errorf("identity: %q is denied; remove the line \"deny name %s\" from %s first: %w", pattern, r.names[k], path, ErrPolicy)
+				return nil, fmt.Errorf("identity: %q is denied; remove the line \"deny name %s\" from %s first: %w",
+					pattern, r.names[k], path, ErrPolicy)
 			}
 		}
 		return withAllow(text, pattern, rights), nil
 	})
 }
 
-// withAllow is a file of rules with the rights of a pattern replaced, or with a rule more: behind the last allow, or above the
-// default and the comment before that.
+// withAllow is a file of rules with the rights of a pattern replaced, or with a rule more: behind
+// the last allow, or above the default and the comment before that.
 func withAllow(text []byte, pattern string, rights Rights) []byte {
 	lines := strings.SplitAfter(string(text), "\n")
 	after, before := -1, -1
@@ -73,8 +76,9 @@ func dirRules(dir string) (*Rules, error) {
 	return w.loadRules()
 }
 
-// Introduce gives a node that this one was paired with its rights, as [Allow] does, and returns the rule that holds for it. With
-// keep, a rule that matches the name already stays: a node that is renewed keeps what it may do.
+// Introduce gives a node that this one was paired with its rights, as [Allow] does, and returns the
+// rule that holds for it. With keep, a rule that matches the name already stays: a node that is
+// renewed keeps what it may do.
 func Introduce(dir, name string, rights Rights, keep bool) (Rule, error) {
 	if err := CheckName(name); err != nil {
 		return Rule{}, err
@@ -90,9 +94,9 @@ func Introduce(dir, name string, rights Rights, keep bool) (Rule, error) {
 	return Rule{name, rights}, err
 }
 
-// Deny adds a line to the file of rules of a directory that denies names, or the serial number of one certificate; exactly one
-// of pattern and serial is given. The rest of the file stays as it is; a file is made where there is none. Programs that run take
-// it up by themselves.
+// Deny adds a line to the file of rules of a directory that denies names, or the serial number of
+// one certificate; exactly one of pattern and serial is given. The rest of the file stays as it is;
+// a file is made where there is none. Programs that run take it up by themselves.
 func Deny(dir, pattern, serial string) (*Rules, error) {
 	line := "deny name " + pattern
 	if serial != "" {
@@ -113,8 +117,8 @@ func Deny(dir, pattern, serial string) (*Rules, error) {
 	})
 }
 
-// editRules replaces the file of rules of a directory by what edit makes of it, while no other program does so. The text that edit
-// gets ends with a line feed, unless it is empty.
+// editRules replaces the file of rules of a directory by what edit makes of it, while no other
+// program does so. The text that edit gets ends with a line feed, unless it is empty.
 func editRules(dir string, edit func(path string, have *Rules, text []byte) ([]byte, error)) (*Rules, error) {
 	if err := checkDir(dir); err != nil {
 		return nil, err

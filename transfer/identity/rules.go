@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// Rules say what peers may do, by the name in their certificate, and who gets no handshake at all. They are immutable.
+// Rules say what peers may do, by the name in their certificate, and who gets no handshake at all.
+// They are immutable.
 //
 // The file of rules is text, one rule in a line; "#" begins a comment:
 //
@@ -19,9 +20,10 @@ import (
 //	deny name   old-*
 //	deny serial 5f0c62f0c0ffee
 //
-// The first allow whose pattern matches a name holds. A pattern is a name in which one * may stand for any characters, also
-// none. An allow that no name can reach, because one above it matches everything it does, is an error, and so is anything said
-// twice. Without a default line, names that no allow matches have no rights.
+// The first allow whose pattern matches a name holds. A pattern is a name in which one * may stand
+// for any characters, also none. An allow that no name can reach, because one above it matches
+// everything it does, is an error, and so is anything said twice. Without a default line, names
+// that no allow matches have no rights.
 //
 // A nil *Rules, as an empty file, gives no rights to anyone.
 type Rules struct {
@@ -151,7 +153,8 @@ func parseRules(file string, text []byte) (*Rules, error) {
 }
 
 func rightsProblem(s string) string {
-	return fmt.Sprintf("rights %q; expected none, all, or a list such as read,write,list,status with each once and no spaces", clip(s))
+	return fmt.Sprintf("rights %q; expected none, all, or a list such as read,write,list,status with each once and "+
+		"no spaces", clip(s))
 }
 
 // addAllow, addName and addSerial say what is wrong, or "".
@@ -245,8 +248,8 @@ func covers(p, q string) bool {
 	return pstar && strings.HasPrefix(qb, pb) && strings.HasSuffix(qa, pa)
 }
 
-// Rights are those of the first allow that matches a name, or the default. A name that no node can have, such as the "" of a
-// peer without a certificate, has none.
+// Rights are those of the first allow that matches a name, or the default. A name that no node can
+// have, such as the "" of a peer without a certificate, has none.
 func (r *Rules) Rights(name string) Rights {
 	if r == nil {
 		return 0

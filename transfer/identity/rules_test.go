@@ -28,8 +28,9 @@ func TestRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]Rights{"trainer": All, "gpu-0": Read | Write, "gpu-": Read | List, "gpu-7-spare": Read | List,
-		"x-spare": 0, "gpu": Status, "other": Status, "": 0, strings.Repeat("x", 64): 0} {
+	for name, want := range map[string]Rights{"trainer": All, "gpu-0": Read | Write, "gpu-": Read | List,
+		"gpu-7-spare": Read | List,
+		"x-spare":     0, "gpu": Status, "other": Status, "": 0, strings.Repeat("x", 64): 0} {
 		if got := r.Rights(name); got != want {
 			t.Errorf("%q: %v, expected %v", name, got, want)
 		}
@@ -37,7 +38,8 @@ func TestRules(t *testing.T) {
 	for _, c := range []struct {
 		name, serial string
 		want         bool
-	}{{"old-1", "1", true}, {"gpu-13", "1", true}, {"gpu-14", "1", false}, {"x", "a1f", true}, {"x", "a1", false}, {"", "", false}} {
+	}{{"old-1", "1", true}, {"gpu-13", "1", true}, {"gpu-14", "1", false}, {"x", "a1f", true}, {"x", "a1", false},
+		{"", "", false}} {
 		if got := r.Denied(c.name, c.serial); got != c.want {
 			t.Errorf("denied %q %q: %v", c.name, c.serial, got)
 		}
@@ -81,7 +83,8 @@ func TestRulesMistakes(t *testing.T) {
 	} {
 		_, err := ParseRules([]byte(c.text))
 		var at *SyntaxError
-		if !errors.As(err, &at) || !errors.Is(err, ErrPolicy) || at.Line != c.line || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 400 {
+		if !errors.As(err, &at) || !errors.Is(err, ErrPolicy) || at.Line != c.line ||
+			!strings.Contains(err.Error(), c.want) || len(err.Error()) > 400 {
 			t.Errorf("%.60q: %v; expected line %d and %q", c.text, err, c.line, c.want)
 		}
 	}
@@ -98,15 +101,19 @@ func TestRulesMistakes(t *testing.T) {
 }
 
 var pattern = rapid.Custom(func(t *rapid.T) string {
-	return rapid.StringOfN(rapid.SampledFrom([]rune("ab-*")), 1, 5, -1).Filter(func(p string) bool { return checkPattern(p) == "" }).Draw(t, "pattern")
+	return rapid.StringOfN(rapid.SampledFrom([]rune("ab-*")), 1, 5, -1).Filter(func(p string) bool {
+		return checkPattern(p) == ""
+	}).Draw(t, "pattern")
 })
 
-// A pattern is the regular expression that one thinks it is, and one that covers another matches whatever that does.
+// A pattern is the regular expression that one thinks it is, and one that covers another matches
+// whatever that does.
 func TestPatterns(t *testing.T) {
 	for _, c := range []struct {
 		p, name string
 		want    bool
-	}{{"*", "a", true}, {"a*a", "a", false}, {"a*a", "aa", true}, {"ab*ba", "aba", false}, {"ab*ba", "abba", true}, {"*a", "ba", true}, {"a*", "ba", false}} {
+	}{{"*", "a", true}, {"a*a", "a", false}, {"a*a", "aa", true}, {"ab*ba", "aba", false}, {"ab*ba", "abba", true},
+		{"*a", "ba", true}, {"a*", "ba", false}} {
 		if got := match(c.p, c.name); got != c.want {
 			t.Errorf("%q matches %q: %v", c.p, c.name, got)
 		}
@@ -148,7 +155,8 @@ func FuzzRules(f *testing.F) {
 			t.Fatalf("%q is not read as what was written: %v", r.String(), err)
 		}
 		for _, name := range []string{"", "a", "gpu-1", "old-1"} {
-			if r.Rights(name) != again.Rights(name) || r.Denied(name, "1") != again.Denied(name, "1") || r.Rights(name)&^All != 0 {
+			if r.Rights(name) != again.Rights(name) || r.Denied(name, "1") != again.Denied(name, "1") ||
+				r.Rights(name)&^All != 0 {
 				t.Fatalf("%q differs", name)
 			}
 		}

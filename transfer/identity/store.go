@@ -21,12 +21,13 @@ import (
 // ErrExists is a directory that already holds an identity which must not be lost.
 var ErrExists = errors.New("there is an identity already")
 
-// DefaultDir is where a user's identity lies by default: the directory penstock in $XDG_CONFIG_HOME, or in
-// $HOME/.config.
+// DefaultDir is where a user's identity lies by default: the directory penstock in
+// $XDG_CONFIG_HOME, or in $HOME/.config.
 func DefaultDir() (string, error) {
 	dir, err := os.UserConfigDir()
 	if err != nil {
-		return "", fmt.Errorf("identity: no directory for configuration: %w; set XDG_CONFIG_HOME or name a directory", err)
+		return "", fmt.Errorf("identity: no directory for configuration: %w; set XDG_CONFIG_HOME or name a directory",
+			err)
 	}
 	return filepath.Join(dir, "penstock"), nil
 }
@@ -50,9 +51,10 @@ func exists(path string) (bool, error) {
 	return true, nil
 }
 
-// Setup opens the authority of a directory. If there is none it makes one, and a certificate for the node of this machine,
-// whose name is name and which is valid for so long (0: LeafValid), in files that only their owner can read; made says so.
-// Where there is one, name must be "" or the node's. A directory that belongs to the authority of another machine is refused with [ErrExists].
+// Setup opens the authority of a directory. If there is none it makes one, and a certificate for
+// the node of this machine, whose name is name and which is valid for so long (0: LeafValid), in
+// files that only their owner can read; made says so. Where there is one, name must be "" or the
+// node's. A directory that belongs to the authority of another machine is refused with [ErrExists].
 func Setup(dir, name string, valid time.Duration) (a *Authority, made bool, err error) {
 	if err := makeDir(dir); err != nil {
 		return nil, false, err
@@ -71,10 +73,12 @@ func Setup(dir, name string, valid time.Duration) (a *Authority, made bool, err 
 			return nil, false, err
 		}
 		if !haveCA {
-			return nil, false, fmt.Errorf("identity: %s holds the node %q of an authority on another machine; pair there, or use another directory: %w", dir, p.Self.Name, ErrExists)
+			return nil, false, fmt.Errorf("identity: %s holds the node %q of an authority on another machine; pair "+
+				"there, or use another directory: %w", dir, p.Self.Name, ErrExists)
 		}
 		if name != "" && name != p.Self.Name {
-			return nil, false, fmt.Errorf("identity: %s already holds the node %q, not %q: %w", dir, p.Self.Name, name, ErrExists)
+			return nil, false, fmt.Errorf("identity: %s already holds the node %q, not %q: %w", dir, p.Self.Name, name,
+				ErrExists)
 		}
 		a, err := OpenAuthority(dir)
 		return a, false, err
@@ -118,8 +122,8 @@ func save(dir string, c Credentials) error {
 	return writeFile(filepath.Join(dir, NodeFile), b, 0o600)
 }
 
-// OpenAuthority reads the authority of a directory that [Setup] has made; without one the error wraps [ErrMissing]. What it
-// signs is written down there.
+// OpenAuthority reads the authority of a directory that [Setup] has made; without one the error
+// wraps [ErrMissing]. What it signs is written down there.
 func OpenAuthority(dir string) (*Authority, error) {
 	path := filepath.Join(dir, AuthorityFile)
 	if err := checkDir(dir); err != nil {
@@ -140,12 +144,14 @@ func OpenAuthority(dir string) (*Authority, error) {
 	}
 	key, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok || !cs[0].IsCA || len(cs) != 1 {
-		return nil, fmt.Errorf("identity: %s: expected the certificate of one authority and its key: %w", path, ErrCredentials)
+		return nil, fmt.Errorf("identity: %s: expected the certificate of one authority and its key: %w", path,
+			ErrCredentials)
 	}
 	return &Authority{cert: cs[0], key: key, clock: time.Now, dir: dir}, nil
 }
 
-// bundle is what nodes of this authority shall trust: its root first, then the others of its directory.
+// bundle is what nodes of this authority shall trust: its root first, then the others of its
+// directory.
 func (a *Authority) bundle() ([]*x509.Certificate, error) {
 	out := []*x509.Certificate{a.cert}
 	if a.dir == "" {
@@ -181,7 +187,8 @@ type Contents struct {
 	Rules     *Rules              // nil: there is no file of rules
 }
 
-// Inspect reads what a directory holds, also where certificates have ended and a node could not use it any more.
+// Inspect reads what a directory holds, also where certificates have ended and a node could not use
+// it any more.
 func Inspect(dir string) (Contents, error) {
 	out := Contents{Dir: dir}
 	if err := checkDir(dir); err != nil {
@@ -224,8 +231,8 @@ func readCredentials(dir string) (Credentials, error) {
 	return parseCredentials(node, node, ca, nb, nb, cb)
 }
 
-// Renew gives the node of an authority's own directory a new key and a new certificate. Programs that run take it up by
-// themselves.
+// Renew gives the node of an authority's own directory a new key and a new certificate. Programs
+// that run take it up by themselves.
 func (a *Authority) Renew(o IssueOptions) (Peer, error) {
 	if a.dir == "" {
 		return Peer{}, fmt.Errorf("identity: this authority has no directory: %w", ErrMissing)
@@ -248,8 +255,8 @@ func (a *Authority) Renew(o IssueOptions) (Peer, error) {
 	return peerOf(c.Certificate.Leaf)
 }
 
-// Export makes a key and a certificate for a name and returns them with the roots as one PEM file, for a machine that the
-// authority cannot reach. Every reader of the file can act as that node.
+// Export makes a key and a certificate for a name and returns them with the roots as one PEM file,
+// for a machine that the authority cannot reach. Every reader of the file can act as that node.
 func (a *Authority) Export(name string, o IssueOptions) ([]byte, Peer, error) {
 	c, err := a.Credentials(name, o)
 	if err != nil {
@@ -263,8 +270,8 @@ func (a *Authority) Export(name string, o IssueOptions) ([]byte, Peer, error) {
 	return append(b, encodeCertificates(c.Roots...)...), p, err
 }
 
-// Import makes the identity of a directory from what [Authority.Export] returned. It replaces one of the same name and
-// authority, and refuses to replace any other with [ErrExists].
+// Import makes the identity of a directory from what [Authority.Export] returned. It replaces one
+// of the same name and authority, and refuses to replace any other with [ErrExists].
 func Import(dir string, bundle []byte) (Contents, error) {
 	bs, err := blocks("the bundle", bundle)
 	if err != nil {
@@ -294,7 +301,9 @@ func Import(dir string, bundle []byte) (Contents, error) {
 	if err := makeDir(dir); err != nil {
 		return Contents{}, err
 	}
-	if err := replaceable(dir, s.self.Name, func(r *x509.Certificate) bool { return slices.ContainsFunc(c.Roots, r.Equal) }); err != nil {
+	if err := replaceable(dir, s.self.Name, func(r *x509.Certificate) bool {
+		return slices.ContainsFunc(c.Roots, r.Equal)
+	}); err != nil {
 		return Contents{}, err
 	}
 	if err := save(dir, c); err != nil {
@@ -303,7 +312,8 @@ func Import(dir string, bundle []byte) (Contents, error) {
 	return Inspect(dir)
 }
 
-// replaceable refuses to write a node of the given name and an authority of its own where another one is.
+// replaceable refuses to write a node of the given name and an authority of its own where another
+// one is.
 func replaceable(dir, name string, own func(root *x509.Certificate) bool) error {
 	if have, err := exists(filepath.Join(dir, AuthorityFile)); err != nil {
 		return err
@@ -318,12 +328,14 @@ func replaceable(dir, name string, own func(root *x509.Certificate) bool) error 
 		return err
 	}
 	if c.Self.Name != name {
-		return fmt.Errorf("identity: %s already holds the node %q, not %q. Use another directory: %w", dir, c.Self.Name, name, ErrExists)
+		return fmt.Errorf("identity: %s already holds the node %q, not %q. Use another directory: %w", dir, c.Self.Name,
+			name, ErrExists)
 	}
 	if slices.ContainsFunc(c.Roots, own) {
 		return nil
 	}
-	return fmt.Errorf("identity: %s already holds the node %q of another authority. Use another directory: %w", dir, name, ErrExists)
+	return fmt.Errorf("identity: %s already holds the node %q of another authority. Use another directory: %w", dir,
+		name, ErrExists)
 }
 
 // Issued is a certificate that an authority has signed.
@@ -333,7 +345,8 @@ type Issued struct {
 	NotAfter time.Time
 }
 
-// Issued are the certificates signed so far, oldest first. Of an authority from files these are all that it ever signed.
+// Issued are the certificates signed so far, oldest first. Of an authority from files these are all
+// that it ever signed.
 func (a *Authority) Issued() ([]Issued, error) {
 	if a.dir == "" {
 		a.mu.Lock()
@@ -362,7 +375,8 @@ func (a *Authority) Has(name string) (bool, error) {
 	return slices.ContainsFunc(issued, func(i Issued) bool { return i.Name == name && now.Before(i.NotAfter) }), err
 }
 
-// parseIssued reads lines of serial, name and end. One that was cut off, by a power failure say, is passed over.
+// parseIssued reads lines of serial, name and end. One that was cut off, by a power failure say, is
+// passed over.
 func parseIssued(s string) (out []Issued) {
 	for line := range strings.Lines(s) {
 		w := strings.Fields(line)

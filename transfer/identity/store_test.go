@@ -30,7 +30,8 @@ func TestSetup(t *testing.T) {
 	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o700 {
 		t.Errorf("directory: %v, %v", fi.Mode(), err)
 	}
-	for name, mode := range map[string]os.FileMode{NodeFile: 0o600, AuthorityFile: 0o600, IssuedFile: 0o600, CAFile: 0o644} {
+	for name, mode := range map[string]os.FileMode{NodeFile: 0o600, AuthorityFile: 0o600, IssuedFile: 0o600,
+		CAFile: 0o644} {
 		if fi, err := os.Stat(filepath.Join(dir, name)); err != nil || fi.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v", name, fi, err)
 		}
@@ -68,7 +69,8 @@ func TestSetup(t *testing.T) {
 	}
 }
 
-// Several programs set one directory up at a time: there is one authority in the end, and its node is whole.
+// Several programs set one directory up at a time: there is one authority in the end, and its node
+// is whole.
 func TestSetupAtATime(t *testing.T) {
 	dir := newDir(t)
 	var wg sync.WaitGroup
@@ -96,7 +98,8 @@ func TestInspectAndRenew(t *testing.T) {
 	dir := newDir(t)
 	ca := setup(t, dir, "a")
 	c, err := Inspect(dir)
-	if err != nil || c.Self.Name != "a" || c.Issuer != Fingerprint(ca.cert) || len(c.Roots) != 1 || c.Authority == nil || c.Rules != nil {
+	if err != nil || c.Self.Name != "a" || c.Issuer != Fingerprint(ca.cert) || len(c.Roots) != 1 ||
+		c.Authority == nil || c.Rules != nil {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	a := open(t, dir, always)
@@ -206,7 +209,8 @@ func TestBundleCarriesAllRoots(t *testing.T) {
 	}
 }
 
-// The list of what was issued outlives a line that was cut off, and everything that is not a line of it.
+// The list of what was issued outlives a line that was cut off, and everything that is not a line
+// of it.
 func TestIssuedIsTolerant(t *testing.T) {
 	dir := newDir(t)
 	ca := setup(t, dir, "a")
@@ -225,7 +229,8 @@ func TestIssuedIsTolerant(t *testing.T) {
 	}
 }
 
-// What belongs to another user is refused, wherever it is read, also behind a link, and when a running node looks again.
+// What belongs to another user is refused, wherever it is read, also behind a link, and when a
+// running node looks again.
 func TestOwner(t *testing.T) {
 	const other = 12345
 	ca := authority(t)
@@ -237,7 +242,8 @@ func TestOwner(t *testing.T) {
 	}
 	refused := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), "belongs to user 12345") || !strings.Contains(err.Error(), "chown ") {
+		if !errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), "belongs to user 12345") ||
+			!strings.Contains(err.Error(), "chown ") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -300,7 +306,8 @@ func TestOwners(t *testing.T) {
 		user  int
 		ok    bool
 	}{{0, 0, true}, {0, 1000, true}, {1000, 1000, true}, {1000, 1001, false}, {1000, 0, false}} {
-		if err := checkOwner("x", c.owner, c.user); (err == nil) != c.ok || err != nil && !errors.Is(err, ErrPermissions) {
+		if err := checkOwner("x", c.owner, c.user); (err == nil) != c.ok || err != nil &&
+			!errors.Is(err, ErrPermissions) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

@@ -60,9 +60,10 @@ func connect(t testing.TB) (a, b net.Conn) {
 	return a, b
 }
 
-// shake lets two configurations meet. Each side says what it thinks of the other; a TLS 1.3 client knows only after it has
-// read something.
-func shake(t testing.TB, server, client *tls.Config) (atServer, atClient tls.ConnectionState, serverErr, clientErr error) {
+// shake lets two configurations meet. Each side says what it thinks of the other; a TLS 1.3 client
+// knows only after it has read something.
+func shake(t testing.TB, server, client *tls.Config) (atServer, atClient tls.ConnectionState, serverErr,
+	clientErr error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -104,7 +105,8 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// rogue is a configuration made without this package: it shows what it likes and believes everything.
+// rogue is a configuration made without this package: it shows what it likes and believes
+// everything.
 func rogue(c ...tls.Certificate) *tls.Config {
 	return &tls.Config{
 		Certificates:       c,
@@ -133,8 +135,11 @@ func forge(t testing.TB, a *Authority, change func(*x509.Certificate)) tls.Certi
 	}
 	u, _ := url.Parse(nodeURI + "b")
 	x := &x509.Certificate{
-		SerialNumber: newSerial(), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, URIs: []*url.URL{u},
+		SerialNumber: newSerial(), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth,
+			x509.ExtKeyUsageServerAuth}, URIs: []*url.URL{u},
 	}
 	change(x)
 	der, err := x509.CreateCertificate(rand.Reader, x, a.cert, key.Public(), a.key)
@@ -148,7 +153,8 @@ func TestRefusals(t *testing.T) {
 	ca, other := authority(t), authority(t)
 	denied := credentials(t, ca, "denied", IssueOptions{})
 	bySerial := credentials(t, ca, "fine", IssueOptions{})
-	rules, err := ParseRules([]byte("default all\ndeny name den*\ndeny serial " + bySerial.Leaf.SerialNumber.Text(16) + "\n"))
+	rules, err := ParseRules([]byte("default all\ndeny name den*\ndeny serial " + bySerial.Leaf.SerialNumber.Text(16) +
+		"\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +185,8 @@ func TestRefusals(t *testing.T) {
 		want error
 	}{
 		{"another authority", credentials(t, other, "b", IssueOptions{}), ErrUntrusted},
-		{"another authority that sends its root", tls.Certificate{Certificate: [][]byte{credentials(t, old, "b", IssueOptions{}).Certificate[0], old.cert.Raw}}, ErrUntrusted},
+		{"another authority that sends its root", tls.Certificate{Certificate: [][]byte{credentials(t, old, "b",
+			IssueOptions{}).Certificate[0], old.cert.Raw}}, ErrUntrusted},
 		{"expired", credentials(t, ca, "b", IssueOptions{NotBefore: time.Now().Add(-3 * time.Hour), Valid: time.Hour}), ErrExpired},
 		{"not yet valid", credentials(t, ca, "b", IssueOptions{NotBefore: time.Now().Add(time.Hour)}), ErrNotYetValid},
 		{"denied by name", denied, ErrDenied},
@@ -254,7 +261,8 @@ func TestRefusals(t *testing.T) {
 
 func TestPlaintext(t *testing.T) {
 	a := issue(t, authority(t), "a", IssueOptions{})
-	for _, hello := range []string{"GET / HTTP/1.1\r\n\r\n", "PNST\x01\x01\x00\x00\x00\x00\x00\x00", "\x16\x03\x01\xff\xff"} {
+	for _, hello := range []string{"GET / HTTP/1.1\r\n\r\n", "PNST\x01\x01\x00\x00\x00\x00\x00\x00",
+		"\x16\x03\x01\xff\xff"} {
 		raw, far := net.Pipe()
 		go func() {
 			io.WriteString(far, hello)
@@ -313,7 +321,8 @@ func TestBothEndsAgree(t *testing.T) {
 	}
 }
 
-// Certificates are good for machines whose clocks differ by less than Skew, and say so when they differ by more.
+// Certificates are good for machines whose clocks differ by less than Skew, and say so when they
+// differ by more.
 func TestClocks(t *testing.T) {
 	ca := authority(t)
 	at := func(d time.Duration) (*Identity, error) {
@@ -328,7 +337,8 @@ func TestClocks(t *testing.T) {
 	if _, err := at(LeafValid + time.Minute); !errors.Is(err, ErrExpired) {
 		t.Errorf("a clock that is far too fast: %v", err)
 	}
-	// A certificate that ends while it is in use is an error that names it, at the end that can renew it.
+	// A certificate that ends while it is in use is an error that names it, at the end that can
+	// renew it.
 	var off atomic.Int64
 	o := Options{Clock: func() time.Time { return time.Now().Add(time.Duration(off.Load())) }}
 	a, err := ca.Issue("a", IssueOptions{Options: o})
@@ -339,7 +349,8 @@ func TestClocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for left, want := range map[time.Duration]string{WarnBefore + time.Hour: "", WarnBefore - time.Hour: "ends on", -time.Hour: "has ended"} {
+	for left, want := range map[time.Duration]string{WarnBefore + time.Hour: "", WarnBefore - time.Hour: "ends on",
+		-time.Hour: "has ended"} {
 		off.Store(int64(LeafValid - left))
 		if w := a.Stats().Warning; (w == "") != (want == "") || !strings.Contains(w, want) {
 			t.Errorf("%v before its end: %q", left, w)
@@ -349,12 +360,14 @@ func TestClocks(t *testing.T) {
 	if _, _, _, cerr := shake(t, b.Server(), a.Client("b")); !errors.Is(cerr, ErrExpired) {
 		t.Errorf("own certificate over: %v", cerr)
 	}
-	if _, _, _, cerr := shake(t, a.Server(), b.Client("a")); !errors.Is(cerr, ErrExpired) || !strings.Contains(cerr.Error(), "peer's certificate") {
+	if _, _, _, cerr := shake(t, a.Server(), b.Client("a")); !errors.Is(cerr, ErrExpired) ||
+		!strings.Contains(cerr.Error(), "peer's certificate") {
 		t.Errorf("the server's certificate over: %v", cerr)
 	}
 	if _, err := ca.Credentials("a", IssueOptions{Valid: 2 * RootValid}); err != nil {
 		t.Fatal(err)
-	} else if c := credentials(t, ca, "a", IssueOptions{Valid: 2 * RootValid}); !c.Leaf.NotAfter.Equal(ca.cert.NotAfter) {
+	} else if c := credentials(t, ca, "a",
+		IssueOptions{Valid: 2 * RootValid}); !c.Leaf.NotAfter.Equal(ca.cert.NotAfter) {
 		t.Errorf("a certificate until %v outlives its root, %v", c.Leaf.NotAfter, ca.cert.NotAfter)
 	}
 	late := &Authority{cert: ca.cert, key: ca.key, clock: func() time.Time { return time.Now().Add(RootValid) }}
@@ -371,15 +384,20 @@ func TestNewRefuses(t *testing.T) {
 	}
 	foreign, _ := other.Credentials("a", IssueOptions{})
 	for what, c := range map[string]Credentials{
-		"nothing":                {},
-		"no roots":               {Certificate: good.Certificate},
-		"no key":                 {Certificate: tls.Certificate{Certificate: good.Certificate.Certificate}, Roots: good.Roots},
-		"a leaf as root":         {Certificate: good.Certificate, Roots: []*x509.Certificate{good.Certificate.Leaf}},
-		"other roots":            {Certificate: good.Certificate, Roots: foreign.Roots},
-		"another one's key":      {Certificate: tls.Certificate{Certificate: good.Certificate.Certificate, PrivateKey: foreign.Certificate.PrivateKey}, Roots: good.Roots},
-		"unreadable":             {Certificate: tls.Certificate{Certificate: [][]byte{{1}}, PrivateKey: ca.key}, Roots: good.Roots},
-		"the root as a node":     {Certificate: tls.Certificate{Certificate: [][]byte{ca.cert.Raw}, PrivateKey: ca.key}, Roots: good.Roots},
-		"a key that cannot sign": {Certificate: tls.Certificate{Certificate: good.Certificate.Certificate, PrivateKey: 7}, Roots: good.Roots},
+		"nothing":  {},
+		"no roots": {Certificate: good.Certificate},
+		"no key": {Certificate: tls.Certificate{Certificate: good.Certificate.Certificate},
+			Roots: good.Roots},
+		"a leaf as root": {Certificate: good.Certificate, Roots: []*x509.Certificate{good.Certificate.Leaf}},
+		"other roots":    {Certificate: good.Certificate, Roots: foreign.Roots},
+		"another one's key": {Certificate: tls.Certificate{Certificate: good.Certificate.Certificate,
+			PrivateKey: foreign.Certificate.PrivateKey}, Roots: good.Roots},
+		"unreadable": {Certificate: tls.Certificate{Certificate: [][]byte{{1}}, PrivateKey: ca.key},
+			Roots: good.Roots},
+		"the root as a node": {Certificate: tls.Certificate{Certificate: [][]byte{ca.cert.Raw}, PrivateKey: ca.key},
+			Roots: good.Roots},
+		"a key that cannot sign": {Certificate: tls.Certificate{Certificate: good.Certificate.Certificate,
+			PrivateKey: 7}, Roots: good.Roots},
 	} {
 		if i, err := New(c, Options{}); err == nil {
 			t.Errorf("%s: made %v", what, i.Name())
@@ -412,7 +430,8 @@ func TestHandshakesLook(t *testing.T) {
 		for _, c := range []struct {
 			rules string
 			want  error
-		}{{"default all\ndeny name b\n", ErrDenied}, {"default all\n", nil}, {"deny serial " + b.Self().Serial, ErrDenied}} {
+		}{{"default all\ndeny name b\n", ErrDenied}, {"default all\n", nil},
+			{"deny serial " + b.Self().Serial, ErrDenied}} {
 			write(t, dir, PolicyFile, []byte(c.rules), 0o600)
 			s, d := a, b
 			if !server {

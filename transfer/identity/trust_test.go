@@ -143,7 +143,8 @@ func TestDeny(t *testing.T) {
 		t.Errorf("%v, %v", fi, err)
 	}
 	before, _ := os.ReadFile(path)
-	for _, x := range [][2]string{{"", ""}, {"b", "1"}, {"a", ""}, {"*", ""}, {"old-2", ""}, {"b c", ""}, {"b#", ""}, {"b\nallow y all", ""}, {"B", ""}, {"", "XY"}, {"", "1 2"}} {
+	for _, x := range [][2]string{{"", ""}, {"b", "1"}, {"a", ""}, {"*", ""}, {"old-2", ""}, {"b c", ""}, {"b#", ""},
+		{"b\nallow y all", ""}, {"B", ""}, {"", "XY"}, {"", "1 2"}} {
 		if _, err := Deny(dir, x[0], x[1]); !errors.Is(err, ErrPolicy) {
 			t.Errorf("%q: %v", x, err)
 		}
@@ -153,7 +154,8 @@ func TestDeny(t *testing.T) {
 	}
 }
 
-// A fleet moves from one authority to the next, one node and one step at a time, and all nodes can talk at each moment.
+// A fleet moves from one authority to the next, one node and one step at a time, and all nodes can
+// talk at each moment.
 func TestMoveToAnotherAuthority(t *testing.T) {
 	from, to := authority(t), authority(t)
 	names := []string{"a", "b", "c"}
@@ -200,7 +202,8 @@ func TestMoveToAnotherAuthority(t *testing.T) {
 }
 
 // Allow changes one rule and nothing else, and refuses one that would not hold.
-// TestRulesBehindALink changes rules that are a link to a file elsewhere: it is that file that changes, and the link stays.
+// TestRulesBehindALink changes rules that are a link to a file elsewhere: it is that file that
+// changes, and the link stays.
 func TestRulesBehindALink(t *testing.T) {
 	dir, elsewhere := newDir(t), filepath.Join(t.TempDir(), "rules")
 	setup(t, dir, "a")
@@ -244,7 +247,8 @@ func TestAllow(t *testing.T) {
 	if r, err := dirRules(dir); err != nil || r.Rights("gpu-1") != 0 || r.Rights("c") != 0 || r.Rights("b") != All {
 		t.Errorf("%v, %v", r, err)
 	}
-	for pattern, want := range map[string]string{"gpu-7": `"allow gpu-* none" stands above`, "gpu-1*": "stands above", "": "pattern", "B": "pattern", "x y": "pattern", "*a*": "more than one"} {
+	for pattern, want := range map[string]string{"gpu-7": `"allow gpu-* none" stands above`, "gpu-1*": "stands above",
+		"": "pattern", "B": "pattern", "x y": "pattern", "*a*": "more than one"} {
 		if _, err := Allow(dir, pattern, Read); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", pattern, err)
 		}
@@ -253,16 +257,19 @@ func TestAllow(t *testing.T) {
 		t.Errorf("rights that are none: %v", err)
 	}
 	// A file that people wrote, without a line feed at its end.
-	write(t, dir, PolicyFile, []byte("# mine\nallow\tall   all# why\n# the others\n#\ndefault none # so\ndeny name old-*"), 0o640)
+	write(t, dir, PolicyFile, []byte("# mine\nallow\tall   all# why\n# the others\n#\ndefault none # so\ndeny "+
+		"name old-*"), 0o640)
 	step("all", Read, "# mine\nallow\tall   read# why\n# the others\n#\ndefault none # so\ndeny name old-*\n")
-	step("c", Write, "# mine\nallow\tall   read# why\nallow c write\n# the others\n#\ndefault none # so\ndeny name old-*\n")
+	step("c", Write, "# mine\nallow\tall   read# why\nallow c write\n# the others\n#\ndefault none # so\ndeny name "+
+		"old-*\n")
 	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o640 {
 		t.Errorf("%v, %v", fi, err)
 	}
 	write(t, dir, PolicyFile, []byte("deny name old-*\n# the others\ndefault none\n"), 0o640)
 	step("c", Write, "deny name old-*\nallow c write\n# the others\ndefault none\n")
 	for _, name := range []string{"old-1", "old-1*"} {
-		if _, err := Allow(dir, name, Read); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), "deny name old-*") {
+		if _, err := Allow(dir, name, Read); !errors.Is(err, ErrPolicy) ||
+			!strings.Contains(err.Error(), "deny name old-*") {
 			t.Errorf("%s, which is denied: %v", name, err)
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// A page of Web answers clients of net/http whose certificate has the right that the page needs, and refuses all others. The clients verify the
-// name of the node.
+// A page of Web answers clients of net/http whose certificate has the right that the page needs,
+// and refuses all others. The clients verify the name of the node.
 func TestWeb(t *testing.T) {
 	a := authority(t)
 	server := issue(t, a, "node-7", IssueOptions{})
@@ -24,7 +24,10 @@ func TestWeb(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "here") })}
+	srv := &http.Server{ErrorLog: log.New(io.Discard, "", 0),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "here")
+		})}
 	go srv.Serve(tls.NewListener(l, server.Web(Status)))
 	defer srv.Close()
 	roots := x509.NewCertPool()
@@ -42,7 +45,8 @@ func TestWeb(t *testing.T) {
 		{"no certificate", "node-7", nil, false},
 		{"another node expected", "node-8", []tls.Certificate{credentials(t, a, "scraper", IssueOptions{})}, false},
 	} {
-		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: c.name, Certificates: c.cert}, ForceAttemptHTTP2: true}
+		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: c.name, Certificates: c.cert},
+			ForceAttemptHTTP2: true}
 		r, err := (&http.Client{Transport: tr}).Get("https://" + l.Addr().String())
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.what, err)

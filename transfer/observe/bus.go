@@ -24,10 +24,12 @@ type Subscription struct {
 	missed [eventKinds]uint64
 }
 
-// C brings the events. It is closed when the subscription has ended; events that were waiting can still be read.
+// C brings the events. It is closed when the subscription has ended; events that were waiting can
+// still be read.
 func (s *Subscription) C() <-chan Event { return s.c }
 
-// Missed is how many events of each kind this subscriber missed so far; kinds of which it missed none are not in it.
+// Missed is how many events of each kind this subscriber missed so far; kinds of which it missed
+// none are not in it.
 func (s *Subscription) Missed() map[EventKind]uint64 {
 	s.bus.mu.Lock()
 	defer s.bus.mu.Unlock()
@@ -53,7 +55,8 @@ func (b *Bus) drop(s *Subscription) {
 	close(s.c)
 }
 
-// Bus passes events on to subscribers; the zero value is ready for use. Its mutex is a leaf: only those of the subscribers' contexts are locked while it is held.
+// Bus passes events on to subscribers; the zero value is ready for use. Its mutex is a leaf: only
+// those of the subscribers' contexts are locked while it is held.
 type Bus struct {
 	active atomic.Int32 // subscribers; events are not even made when there are none
 
@@ -63,7 +66,8 @@ type Bus struct {
 	missed [eventKinds]uint64 // by all subscribers that there ever were
 }
 
-// Subscribe adds a subscriber for whom at most size events (at least 1, at most 65,536) wait to be read. It ends with ctx.
+// Subscribe adds a subscriber for whom at most size events (at least 1, at most 65,536) wait to be
+// read. It ends with ctx.
 func (b *Bus) Subscribe(ctx context.Context, size int) *Subscription {
 	s := &Subscription{bus: b, c: make(chan Event, min(max(size, 1), maxEventBuffer))}
 	b.mu.Lock()
@@ -116,7 +120,8 @@ func (b *Bus) Close() {
 	b.closed = true
 }
 
-// Missed is how many events subscribers missed, by kind; kinds of which none was missed are not in it.
+// Missed is how many events subscribers missed, by kind; kinds of which none was missed are not in
+// it.
 func (b *Bus) Missed() map[EventKind]uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

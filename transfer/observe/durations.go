@@ -16,7 +16,8 @@ type Durations struct {
 	paths []cells
 }
 
-// cells are the histograms of one path. Most stay empty, and one takes 15 KiB: they are made when they are needed.
+// cells are the histograms of one path. Most stay empty, and one takes 15 KiB: they are made when
+// they are needed.
 type cells struct {
 	path string
 	of   []atomic.Pointer[cell] // by kind
@@ -68,10 +69,14 @@ func (d *Durations) Latencies() []Latency {
 			h := new(metrics.HistogramSnapshot)
 			c.h.Snapshot(h)
 			sec := func(ns uint64) float64 { return float64(ns) / 1e9 }
-			out = append(out, Latency{Kind: d.kinds[k], Path: d.paths[i].path, Count: h.Count, Mean: h.Mean() / 1e9, Min: sec(h.Min), P50: sec(h.Quantile(0.5)),
-				P90: sec(h.Quantile(0.9)), P99: sec(h.Quantile(0.99)), P999: sec(h.Quantile(0.999)), Max: sec(h.Max), Histogram: h})
+			out = append(out, Latency{Kind: d.kinds[k], Path: d.paths[i].path, Count: h.Count, Mean: h.Mean() / 1e9,
+				Min: sec(h.Min), P50: sec(h.Quantile(0.5)),
+				P90: sec(h.Quantile(0.9)), P99: sec(h.Quantile(0.99)), P999: sec(h.Quantile(0.999)), Max: sec(h.Max),
+				Histogram: h})
 		}
 	}
-	slices.SortFunc(out, func(a, b Latency) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Path, b.Path)) })
+	slices.SortFunc(out, func(a, b Latency) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Path, b.Path))
+	})
 	return out
 }

@@ -11,27 +11,35 @@ type EventKind uint8
 
 // The kinds of events. The names that String gives are stable: they are what JSON and metrics show.
 const (
-	EventPeerUp             EventKind = iota + 1 // a peer is connected: Peer, PeerID, Address, Security
-	EventPeerDown                                // it was closed or lost: Reason
-	EventPathUp                                  // a path to a peer is set up: Path, PathID, Security
-	EventPathDown                                // it ended, also with its peer: Reason
-	EventTransferBegun                           // Transfer, Operation, Bytes
-	EventTransferEnded                           // the same with the Path taken; Bytes are those known to be in place; Reason if it failed
-	EventTransferFailedOver                      // a transfer goes on by another path: Path is the new one, Reason names the old one
-	EventExportAdded                             // Name, Bytes
-	EventExportRevoked                           // Name, Bytes: peers cannot name it any more
-	EventRefused                                 // something that a peer asked for was refused: Operation, Reason
-	EventIdentityReloaded                        // the node uses other certificates from now on: Name
-	EventIdentityRefused                         // changed certificates or rules cannot be used: Name, Reason; again each minute until they can
-	EventPlaintext                               // the node listens or dials without encryption beyond this machine: Address
-	EventNodeFailed                              // the node moves nothing any more, and every peer is ended: Name, Reason
+	EventPeerUp        EventKind = iota + 1 // a peer is connected: Peer, PeerID, Address, Security
+	EventPeerDown                           // it was closed or lost: Reason
+	EventPathUp                             // a path to a peer is set up: Path, PathID, Security
+	EventPathDown                           // it ended, also with its peer: Reason
+	EventTransferBegun                      // Transfer, Operation, Bytes
+	// the same with the Path taken; Bytes are those known to be in place; Reason if it failed
+	EventTransferEnded
+	// a transfer goes on by another path: Path is the new one, Reason names the old one
+	EventTransferFailedOver
+	EventExportAdded      // Name, Bytes
+	EventExportRevoked    // Name, Bytes: peers cannot name it any more
+	EventRefused          // something that a peer asked for was refused: Operation, Reason
+	EventIdentityReloaded // the node uses other certificates from now on: Name
+	// changed certificates or rules cannot be used: Name, Reason; again each minute until they can
+	EventIdentityRefused
+	// the node listens or dials without encryption beyond this machine: Address
+	EventPlaintext
+	// the node moves nothing any more, and every peer is ended: Name, Reason
+	EventNodeFailed
 	eventKinds
 )
 
-var eventNames = [eventKinds]string{EventPeerUp: "peer_up", EventPeerDown: "peer_down", EventPathUp: "path_up", EventPathDown: "path_down",
-	EventTransferBegun: "transfer_begun", EventTransferEnded: "transfer_ended", EventTransferFailedOver: "transfer_failed_over",
-	EventExportAdded: "export_added", EventExportRevoked: "export_revoked", EventRefused: "refused",
-	EventIdentityReloaded: "identity_reloaded", EventIdentityRefused: "identity_refused", EventPlaintext: "plaintext", EventNodeFailed: "node_failed"}
+var eventNames = [eventKinds]string{EventPeerUp: "peer_up", EventPeerDown: "peer_down", EventPathUp: "path_up",
+	EventPathDown:      "path_down",
+	EventTransferBegun: "transfer_begun", EventTransferEnded: "transfer_ended",
+	EventTransferFailedOver: "transfer_failed_over",
+	EventExportAdded:        "export_added", EventExportRevoked: "export_revoked", EventRefused: "refused",
+	EventIdentityReloaded: "identity_reloaded", EventIdentityRefused: "identity_refused", EventPlaintext: "plaintext",
+	EventNodeFailed: "node_failed"}
 
 func (k EventKind) String() string {
 	if k > 0 && k < eventKinds {
@@ -53,8 +61,9 @@ func (k *EventKind) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Event is something that happened at a node. Which fields are set depends on Kind. Texts that came from a peer (its name, the
-// reasons it gives) may hold any characters: quote them for a terminal. No event holds a key, token or other secret.
+// Event is something that happened at a node. Which fields are set depends on Kind. Texts that came
+// from a peer (its name, the reasons it gives) may hold any characters: quote them for a terminal.
+// No event holds a key, token or other secret.
 type Event struct {
 	Time      time.Time `json:"time"`
 	Kind      EventKind `json:"kind"`
@@ -70,6 +79,7 @@ type Event struct {
 	Name      string    `json:"name,omitempty"`
 	Bytes     uint64    `json:"bytes,omitempty"`
 	Reason    string    `json:"reason,omitempty"`
-	// Missed is the number of events that this subscriber missed since the one before, because it was too slow.
+	// Missed is the number of events that this subscriber missed since the one before, because it
+	// was too slow.
 	Missed uint64 `json:"missed,omitempty"`
 }

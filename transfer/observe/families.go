@@ -55,21 +55,26 @@ func (b *familyBuilder) counters(name, help, label string, m map[string]uint64) 
 func (b *familyBuilder) node(s *Snapshot) {
 	b.family(metrics.KindGauge, "penstock_node_info", "Always 1; the labels name the node.", "name", "instance")
 	b.add(1, metrics.LabelValue(s.Node.Name), s.Node.Instance)
-	b.gauge("penstock_node_start_time_seconds", "When the node began, in seconds since 1970.", float64(s.Node.Started.UnixNano())/1e9)
+	b.gauge("penstock_node_start_time_seconds", "When the node began, in seconds since 1970.",
+		float64(s.Node.Started.UnixNano())/1e9)
 	if id := s.Node.Identity; id != nil {
-		b.gauge("penstock_certificate_expiry_time_seconds", "When the node's certificate must have been renewed, in seconds since 1970.", float64(id.NotAfter.Unix()))
+		b.gauge("penstock_certificate_expiry_time_seconds",
+			"When the node's certificate must have been renewed, in seconds since 1970.", float64(id.NotAfter.Unix()))
 	}
 	b.gauge("penstock_peers", "Peers that are connected.", float64(len(s.Peers)+s.Omitted.Peers))
 	b.counter("penstock_peers_connected_total", "Peers that ever were connected.", s.Node.PeersTotal)
-	b.counter("penstock_connections_turned_away_total", "Connections that ended before the handshake was done.", s.Node.TurnedAway)
+	b.counter("penstock_connections_turned_away_total", "Connections that ended before the handshake was done.",
+		s.Node.TurnedAway)
 	b.counter("penstock_requests_refused_total", "Requests of peers that were refused.", s.Node.Refused)
-	b.counters("penstock_events_missed_total", "Events that subscribers were too slow for.", "kind", s.Node.EventsMissed)
+	b.counters("penstock_events_missed_total", "Events that subscribers were too slow for.", "kind",
+		s.Node.EventsMissed)
 	b.gauge("penstock_exports", "Exports that peers can reach.", float64(len(s.Exports)+s.Omitted.Exports))
 	var bytes uint64
 	for _, x := range s.Exports {
 		bytes += x.Bytes
 	}
-	b.gauge("penstock_exported_bytes", "Memory that peers can reach; what is exported twice counts twice.", float64(bytes))
+	b.gauge("penstock_exported_bytes", "Memory that peers can reach; what is exported twice counts twice.",
+		float64(bytes))
 }
 
 func (b *familyBuilder) transfers(s *Snapshot) {
@@ -79,27 +84,47 @@ func (b *familyBuilder) transfers(s *Snapshot) {
 			b.add(float64(value(&s.Totals[i])), s.Totals[i].Kind)
 		}
 	}
-	each(metrics.KindGauge, "penstock_transfers_active", "Transfers that this node began and that have not ended.", func(t *KindTotals) uint64 { return t.Running })
-	b.family(metrics.KindCounter, "penstock_transfers_total", "Transfers that this node began and that have ended, each counted once.", "kind", "outcome")
+	each(metrics.KindGauge, "penstock_transfers_active", "Transfers that this node began and that have not ended.",
+		func(t *KindTotals) uint64 {
+			return t.Running
+		})
+	b.family(metrics.KindCounter, "penstock_transfers_total",
+		"Transfers that this node began and that have ended, each counted once.", "kind", "outcome")
 	for _, t := range s.Totals {
 		b.add(float64(t.Completed), t.Kind, "completed")
 		b.add(float64(t.Failed), t.Kind, "failed")
 		b.add(float64(t.Canceled), t.Kind, "canceled")
 	}
-	b.family(metrics.KindCounter, "penstock_transfer_bytes_total", "Payload of transfers that have ended, known to be in place.", "kind", "outcome")
+	b.family(metrics.KindCounter, "penstock_transfer_bytes_total",
+		"Payload of transfers that have ended, known to be in place.", "kind", "outcome")
 	for _, t := range s.Totals {
 		b.add(float64(t.Bytes), t.Kind, "completed")
 		b.add(float64(t.Partial), t.Kind, "partial")
 	}
-	b.family(metrics.KindCounter, "penstock_transfer_failures_total", "Transfers that failed, by reason.", "kind", "reason")
+	b.family(metrics.KindCounter, "penstock_transfer_failures_total", "Transfers that failed, by reason.", "kind",
+		"reason")
 	b.reasons(s.Totals, func(t *KindTotals) map[string]uint64 { return t.Failures })
-	b.family(metrics.KindCounter, "penstock_transfers_rejected_total", "Calls that failed before a transfer began, by reason.", "kind", "reason")
+	b.family(metrics.KindCounter, "penstock_transfers_rejected_total",
+		"Calls that failed before a transfer began, by reason.", "kind", "reason")
 	b.reasons(s.Totals, func(t *KindTotals) map[string]uint64 { return t.Rejected })
-	each(metrics.KindCounter, "penstock_transfer_retries_total", "Attempts after the first.", func(t *KindTotals) uint64 { return t.Retries })
-	each(metrics.KindCounter, "penstock_transfer_failovers_total", "Changes of the path under way.", func(t *KindTotals) uint64 { return t.Failovers })
-	each(metrics.KindCounter, "penstock_transfer_fallbacks_total", "Transfers that did not begin on the best path, which could not be set up.", func(t *KindTotals) uint64 { return t.Fallbacks })
-	each(metrics.KindCounter, "penstock_transfers_received_total", "Transfers that peers began and completed, as they reported them.", func(t *KindTotals) uint64 { return t.Received })
-	b.histograms("penstock_transfer_latency_seconds", "Time from the call until a transfer was done, of completed ones.", s.Latency, "kind", "path")
+	each(metrics.KindCounter, "penstock_transfer_retries_total", "Attempts after the first.",
+		func(t *KindTotals) uint64 {
+			return t.Retries
+		})
+	each(metrics.KindCounter, "penstock_transfer_failovers_total", "Changes of the path under way.",
+		func(t *KindTotals) uint64 {
+			return t.Failovers
+		})
+	each(metrics.KindCounter, "penstock_transfer_fallbacks_total",
+		"Transfers that did not begin on the best path, which could not be set up.", func(t *KindTotals) uint64 {
+			return t.Fallbacks
+		})
+	each(metrics.KindCounter, "penstock_transfers_received_total",
+		"Transfers that peers began and completed, as they reported them.", func(t *KindTotals) uint64 {
+			return t.Received
+		})
+	b.histograms("penstock_transfer_latency_seconds",
+		"Time from the call until a transfer was done, of completed ones.", s.Latency, "kind", "path")
 }
 
 func (b *familyBuilder) reasons(all []KindTotals, of func(*KindTotals) map[string]uint64) {
@@ -138,13 +163,22 @@ func (b *familyBuilder) paths(s *Snapshot) {
 		name, help, label string
 		values            map[string]func(*PathTotals) uint64
 	}{
-		{"penstock_bytes_total", "Payload that this side sent or received, by path: its own operations and the peers' that it took part in.", "direction",
-			map[string]func(*PathTotals) uint64{"in": func(p *PathTotals) uint64 { return p.Counters.In() }, "out": func(p *PathTotals) uint64 { return p.Counters.Out() }}},
-		{"penstock_path_operations_total", "Operations that this side handed to paths, by what became of them.", "state",
+		{"penstock_bytes_total",
+			"Payload that this side sent or received, by path: its own operations and the peers' that it took part in.",
+			"direction",
+			map[string]func(*PathTotals) uint64{"in": func(p *PathTotals) uint64 {
+				return p.Counters.In()
+			}, "out": func(p *PathTotals) uint64 { return p.Counters.Out() }}},
+		{"penstock_path_operations_total", "Operations that this side handed to paths, by what became of them.",
+			"state",
 			map[string]func(*PathTotals) uint64{"posted": func(p *PathTotals) uint64 { return p.Counters.OpsPosted },
-				"done": func(p *PathTotals) uint64 { return p.Counters.OpsDone }, "failed": func(p *PathTotals) uint64 { return p.Counters.OpsFailed }}},
+				"done": func(p *PathTotals) uint64 {
+					return p.Counters.OpsDone
+				}, "failed": func(p *PathTotals) uint64 { return p.Counters.OpsFailed }}},
 		{"penstock_path_notifications_total", "Notifications sent and received.", "direction",
-			map[string]func(*PathTotals) uint64{"in": func(p *PathTotals) uint64 { return p.Counters.NotifyReceived }, "out": func(p *PathTotals) uint64 { return p.Counters.NotifySent }}},
+			map[string]func(*PathTotals) uint64{"in": func(p *PathTotals) uint64 {
+				return p.Counters.NotifyReceived
+			}, "out": func(p *PathTotals) uint64 { return p.Counters.NotifySent }}},
 	} {
 		b.family(metrics.KindCounter, c.name, c.help, "path", c.label)
 		for i := range s.Paths {
@@ -153,14 +187,32 @@ func (b *familyBuilder) paths(s *Snapshot) {
 			}
 		}
 	}
-	each(metrics.KindCounter, "penstock_paths_opened_total", "Paths that were set up, from either side.", func(p *PathTotals) uint64 { return p.Opened })
-	each(metrics.KindCounter, "penstock_path_copied_bytes_total", "Payload copied once more than the path's design needs.", func(p *PathTotals) uint64 { return p.Counters.BytesCopied })
-	each(metrics.KindCounter, "penstock_path_window_full_total", "Posts that found the window full.", func(p *PathTotals) uint64 { return p.Counters.WindowFull })
-	each(metrics.KindCounter, "penstock_path_rejected_total", "References of peers that were refused: key, rights or bounds.", func(p *PathTotals) uint64 { return p.Counters.Rejected })
-	each(metrics.KindCounter, "penstock_path_corrupt_total", "Frames that failed their checksum.", func(p *PathTotals) uint64 { return p.Counters.Corrupt })
-	each(metrics.KindCounter, "penstock_path_syscalls_total", "Calls to send and receive.", func(p *PathTotals) uint64 { return p.Counters.Syscalls })
+	each(metrics.KindCounter, "penstock_paths_opened_total", "Paths that were set up, from either side.",
+		func(p *PathTotals) uint64 {
+			return p.Opened
+		})
+	each(metrics.KindCounter, "penstock_path_copied_bytes_total",
+		"Payload copied once more than the path's design needs.", func(p *PathTotals) uint64 {
+			return p.Counters.BytesCopied
+		})
+	each(metrics.KindCounter, "penstock_path_window_full_total", "Posts that found the window full.",
+		func(p *PathTotals) uint64 {
+			return p.Counters.WindowFull
+		})
+	each(metrics.KindCounter, "penstock_path_rejected_total",
+		"References of peers that were refused: key, rights or bounds.", func(p *PathTotals) uint64 {
+			return p.Counters.Rejected
+		})
+	each(metrics.KindCounter, "penstock_path_corrupt_total", "Frames that failed their checksum.",
+		func(p *PathTotals) uint64 {
+			return p.Counters.Corrupt
+		})
+	each(metrics.KindCounter, "penstock_path_syscalls_total", "Calls to send and receive.", func(p *PathTotals) uint64 {
+		return p.Counters.Syscalls
+	})
 	b.histograms("penstock_path_setup_seconds", "Time to set a path up from this side.", s.Setup, "path")
-	b.counters("penstock_path_setup_failures_total", "Paths that could not be set up from this side.", "path", s.Node.SetupFailures)
+	b.counters("penstock_path_setup_failures_total", "Paths that could not be set up from this side.", "path",
+		s.Node.SetupFailures)
 }
 
 // peers adds connections of one name up: two samples must not have the same labels.
@@ -202,12 +254,28 @@ func (b *familyBuilder) peers(s *Snapshot) {
 			b.add(value(r), r.name)
 		}
 	}
-	each(metrics.KindGauge, "penstock_peer_connections", "Connections to peers of this name.", func(r *row) float64 { return float64(r.connections) })
-	each(metrics.KindGauge, "penstock_peer_transfers_active", "Transfers with the peer that this node began and that have not ended.", func(r *row) float64 { return float64(r.running) })
-	each(metrics.KindGauge, "penstock_peer_round_trip_seconds", "Round trip of heartbeats; 0 before the first.", func(r *row) float64 { return r.roundTrip })
-	each(metrics.KindCounter, "penstock_peer_transfers_total", "Transfers with the peer that this node began and that were completed, since it connected.", func(r *row) float64 { return float64(r.completed) })
-	each(metrics.KindCounter, "penstock_peer_requests_refused_total", "Requests of the peer that were refused, since it connected.", func(r *row) float64 { return float64(r.refused) })
-	b.family(metrics.KindCounter, "penstock_peer_bytes_total", "Payload to and from the peer as far as this side took part, since it connected.", "peer", "direction")
+	each(metrics.KindGauge, "penstock_peer_connections", "Connections to peers of this name.", func(r *row) float64 {
+		return float64(r.connections)
+	})
+	each(metrics.KindGauge, "penstock_peer_transfers_active",
+		"Transfers with the peer that this node began and that have not ended.", func(r *row) float64 {
+			return float64(r.running)
+		})
+	each(metrics.KindGauge, "penstock_peer_round_trip_seconds", "Round trip of heartbeats; 0 before the first.",
+		func(r *row) float64 {
+			return r.roundTrip
+		})
+	each(metrics.KindCounter, "penstock_peer_transfers_total",
+		"Transfers with the peer that this node began and that were completed, since it connected.",
+		func(r *row) float64 {
+			return float64(r.completed)
+		})
+	each(metrics.KindCounter, "penstock_peer_requests_refused_total",
+		"Requests of the peer that were refused, since it connected.", func(r *row) float64 {
+			return float64(r.refused)
+		})
+	b.family(metrics.KindCounter, "penstock_peer_bytes_total",
+		"Payload to and from the peer as far as this side took part, since it connected.", "peer", "direction")
 	for _, r := range rows {
 		b.add(float64(r.in), r.name, "in")
 		b.add(float64(r.out), r.name, "out")
@@ -223,7 +291,8 @@ func (b *familyBuilder) memory(s *Snapshot) {
 	b.counter("penstock_landing_failures_total", "Pushed tensors for which there was no memory.", m.LandingFailed)
 	b.gauge("penstock_registrations", "Ranges of local memory that are kept registered.", float64(m.Registrations))
 	b.gauge("penstock_registered_bytes", "Local memory that is kept registered.", float64(m.Registered))
-	b.family(metrics.KindCounter, "penstock_registrations_total", "Requests to register local memory: found, made anew, failed, and those given up for room.", "outcome")
+	b.family(metrics.KindCounter, "penstock_registrations_total",
+		"Requests to register local memory: found, made anew, failed, and those given up for room.", "outcome")
 	b.add(float64(m.RegisterHits), "hit")
 	b.add(float64(m.RegisterMisses), "miss")
 	b.add(float64(m.RegisterFailed), "failed")

@@ -16,11 +16,13 @@ func TestEventText(t *testing.T) {
 			t.Fatal(err)
 		}
 		var back Event
-		if err := json.Unmarshal(b, &back); err != nil || back != e || !strings.Contains(string(b), `"`+k.String()+`"`) {
+		if err := json.Unmarshal(b, &back); err != nil || back != e ||
+			!strings.Contains(string(b), `"`+k.String()+`"`) {
 			t.Errorf("%s becomes %+v: %v", b, back, err)
 		}
 	}
-	if EventKind(200).String() != "event(200)" || new(EventKind).UnmarshalText([]byte("event(200)")) == nil || new(EventKind).UnmarshalText(nil) == nil {
+	if EventKind(200).String() != "event(200)" || new(EventKind).UnmarshalText([]byte("event(200)")) == nil ||
+		new(EventKind).UnmarshalText(nil) == nil {
 		t.Error("unknown kinds")
 	}
 	for _, bad := range []string{"", "00", strings.Repeat("0", 31) + "x", strings.Repeat("0", 34)} {
@@ -77,7 +79,8 @@ func TestCut(t *testing.T) {
 		}
 	}
 	c := s.Cut(4, false)
-	if c.Omitted != (Omitted{Exports: 1, Paths: 8, Explain: 16}) || len(c.Exports) != 4 || len(c.Transfers) != 3 || len(c.Peers) != 4 || len(c.Peers[3].Paths) != 4 {
+	if c.Omitted != (Omitted{Exports: 1, Paths: 8, Explain: 16}) || len(c.Exports) != 4 || len(c.Transfers) != 3 ||
+		len(c.Peers) != 4 || len(c.Peers[3].Paths) != 4 {
 		t.Errorf("%+v", c.Omitted)
 	}
 	if len(s.Peers[0].Paths) != 6 || s.Peers[3].Paths[0].Explain == nil || s.Omitted != (Omitted{}) {
@@ -89,14 +92,16 @@ func TestCut(t *testing.T) {
 func TestMetricsOfManyPeers(t *testing.T) {
 	s := Snapshot{}
 	for i := range 3 * maxPeerSeries {
-		s.Peers = append(s.Peers, PeerStatus{Name: fmt.Sprintf("\xff\x1b%s%d", strings.Repeat("x", i%200), i), BytesIn: 1})
+		s.Peers = append(s.Peers, PeerStatus{Name: fmt.Sprintf("\xff\x1b%s%d", strings.Repeat("x", i%200), i),
+			BytesIn: 1})
 	}
 	s.Peers = append(s.Peers, s.Peers[0])
 	for _, f := range s.Families() {
 		if err := f.Check(); err != nil {
 			t.Error(err)
 		}
-		if strings.HasPrefix(f.Name, "penstock_peer_") && f.Name != "penstock_peer_bytes_total" && len(f.Samples) != maxPeerSeries {
+		if strings.HasPrefix(f.Name, "penstock_peer_") && f.Name != "penstock_peer_bytes_total" &&
+			len(f.Samples) != maxPeerSeries {
 			t.Errorf("%s: %d samples", f.Name, len(f.Samples))
 		}
 	}

@@ -6,10 +6,11 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Snapshot is the state of a node at one time: plain values that share nothing with the node, and no secrets (no keys of exports,
-// no tokens, no certificates). Its JSON form has stable field names, is described in docs/observability.md, and is what
-// `penstock status --json` prints. Counters only grow as long as the node lives; those of a peer or path begin with it.
-// Texts that came from peers (names, reasons) may hold any characters.
+// Snapshot is the state of a node at one time: plain values that share nothing with the node, and
+// no secrets (no keys of exports, no tokens, no certificates). Its JSON form has stable field
+// names, is described in docs/observability.md, and is what `penstock status --json` prints.
+// Counters only grow as long as the node lives; those of a peer or path begin with it. Texts that
+// came from peers (names, reasons) may hold any characters.
 type Snapshot struct {
 	Time      time.Time        `json:"time"`
 	Node      NodeStatus       `json:"node"`
@@ -21,7 +22,8 @@ type Snapshot struct {
 	Paths     []PathTotals     `json:"paths"`     // one for each driver that was ever used, by name
 	Latency   []Latency        `json:"latency"`   // one for each kind and path that completed a transfer
 	Setup     []Latency        `json:"setup"`     // one for each path that was set up from here; Kind is "setup"
-	// Omitted says how many rows of a list are not there, because the snapshot had to fit into an answer to a peer.
+	// Omitted says how many rows of a list are not there, because the snapshot had to fit into an
+	// answer to a peer.
 	Omitted Omitted `json:"omitted,omitzero"`
 }
 
@@ -49,8 +51,9 @@ type NodeStatus struct {
 	EventsMissed     map[string]uint64 `json:"events_missed"`     // by subscribers that were too slow, by kind of event
 	TransfersRunning int               `json:"transfers_running"` // also those that Transfers omits
 	Failed           string            `json:"failed,omitempty"`  // why the node moves nothing any more; see ErrFailed
-	Insecure         bool              `json:"insecure"`          // Options.Insecure: plaintext beyond this machine is permitted
-	Identity         *IdentityStatus   `json:"identity,omitempty"`
+	// Options.Insecure: plaintext beyond this machine is permitted
+	Insecure bool            `json:"insecure"`
+	Identity *IdentityStatus `json:"identity,omitempty"`
 }
 
 // IdentityStatus is the certificate by which the node proves its name. Keys are not shown.
@@ -93,21 +96,22 @@ type ExportStatus struct {
 
 // PeerStatus is one connected peer.
 type PeerStatus struct {
-	ID               uint64       `json:"id"` // the node's own number of the connection
-	Name             string       `json:"name"`
-	Certificate      string       `json:"certificate,omitempty"` // the name in its certificate, if it has shown one
-	Address          string       `json:"address"`
-	Since            time.Time    `json:"since"`
-	RoundTripSeconds float64      `json:"round_trip_seconds"` // 0 before the first heartbeat
-	SameHost         bool         `json:"same_host"`
-	Security         string       `json:"security"` // of the control connection
-	Rights           string       `json:"rights"`   // on this node
-	Transfers        int          `json:"transfers"`
-	BytesOut         uint64       `json:"bytes_out"` // payload that went to the peer by all its paths, as far as this side took part
-	BytesIn          uint64       `json:"bytes_in"`
-	Refused          uint64       `json:"refused"`
-	Totals           []KindTotals `json:"totals"`
-	Paths            []PathStatus `json:"paths"`
+	ID               uint64    `json:"id"` // the node's own number of the connection
+	Name             string    `json:"name"`
+	Certificate      string    `json:"certificate,omitempty"` // the name in its certificate, if it has shown one
+	Address          string    `json:"address"`
+	Since            time.Time `json:"since"`
+	RoundTripSeconds float64   `json:"round_trip_seconds"` // 0 before the first heartbeat
+	SameHost         bool      `json:"same_host"`
+	Security         string    `json:"security"` // of the control connection
+	Rights           string    `json:"rights"`   // on this node
+	Transfers        int       `json:"transfers"`
+	// payload that went to the peer by all its paths, as far as this side took part
+	BytesOut uint64       `json:"bytes_out"`
+	BytesIn  uint64       `json:"bytes_in"`
+	Refused  uint64       `json:"refused"`
+	Totals   []KindTotals `json:"totals"`
+	Paths    []PathStatus `json:"paths"`
 }
 
 // PathStatus is one path to a peer.
@@ -201,8 +205,8 @@ type TransferStatus struct {
 	Failovers  int     `json:"failovers,omitempty"`
 }
 
-// KindTotals are the transfers of one kind that this node (or, in PeerStatus, with this peer) began. Each one that began is in
-// exactly one of Running, Completed, Canceled and Failed.
+// KindTotals are the transfers of one kind that this node (or, in PeerStatus, with this peer)
+// began. Each one that began is in exactly one of Running, Completed, Canceled and Failed.
 type KindTotals struct {
 	Kind      string            `json:"kind"`
 	Begun     uint64            `json:"begun"`
@@ -228,7 +232,8 @@ type PathTotals struct {
 	Counters PathCounters `json:"counters"`
 }
 
-// Latency is the distribution of durations of one kind of transfer over one path, from the call until the transfer was done.
+// Latency is the distribution of durations of one kind of transfer over one path, from the call
+// until the transfer was done.
 type Latency struct {
 	Kind  string  `json:"kind"`
 	Path  string  `json:"path"`
@@ -244,8 +249,8 @@ type Latency struct {
 	Histogram *metrics.HistogramSnapshot `json:"-"`
 }
 
-// Cut is the snapshot with at most the given number of rows in each list, which says how many it lacks. The lists of s stay as
-// they are.
+// Cut is the snapshot with at most the given number of rows in each list, which says how many it
+// lacks. The lists of s stay as they are.
 func (s Snapshot) Cut(rows int, explain bool) Snapshot {
 	s.Exports = firstRows(s.Exports, rows, &s.Omitted.Exports)
 	s.Transfers = firstRows(s.Transfers, rows, &s.Omitted.Transfers)

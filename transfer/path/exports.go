@@ -32,8 +32,9 @@ func (r Rights) String() string {
 	return fmt.Sprintf("rights(%d)", uint8(r))
 }
 
-// Key names an export. It is unguessable and never used again after a revocation: Index and Epoch find the entry, Secret
-// proves that the holder was given the key. On the wire it takes KeySize bytes, big-endian.
+// Key names an export. It is unguessable and never used again after a revocation: Index and Epoch
+// find the entry, Secret proves that the holder was given the key. On the wire it takes KeySize
+// bytes, big-endian.
 type Key struct {
 	Index  uint32
 	Epoch  uint32
@@ -55,7 +56,8 @@ func ParseKey(b []byte) Key {
 	return Key{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint64(b[8:])}
 }
 
-// AllPeers, in the place of a peer's number, says that an export is for every peer. No peer has this number.
+// AllPeers, in the place of a peer's number, says that an export is for every peer. No peer has
+// this number.
 const AllPeers = ^uint64(0)
 
 // Desc describes an export to a peer.
@@ -63,10 +65,11 @@ type Desc struct {
 	Key    Key    // zero where the peer has no right to the export
 	Size   uint64 // bytes
 	Rights Rights // 0: the peer sees that the export is there, and no more
-	// Whole says that shared memory can hand the export over: it has bytes and is a whole memfd, or its owner permitted to hand over what lies around it.
+	// Whole says that shared memory can hand the export over: it has bytes and is a whole memfd, or
+	// its owner permitted to hand over what lies around it.
 	Whole bool
-	// Device says that it is memory of a device that the CPU of its node cannot reach. Only a DeviceReacher gets at it; over
-	// other paths package transfer stages it.
+	// Device says that it is memory of a device that the CPU of its node cannot reach. Only a
+	// DeviceReacher gets at it; over other paths package transfer stages it.
 	Device bool
 }
 
@@ -107,7 +110,8 @@ func (e *Export) Key() Key { return e.key }
 // Revoked reports whether Revoke was called.
 func (e *Export) Revoked() bool { return e.state.Load() != exportLive }
 
-// Exports is a node's table of exports. Lookups are lock-free; changes take a lock and cost the same however many exports there are.
+// Exports is a node's table of exports. Lookups are lock-free; changes take a lock and cost the
+// same however many exports there are.
 type Exports struct {
 	mu    sync.Mutex                          // guards changes of the table
 	table atomic.Pointer[[]*[block]exportRef] // grows by blocks, which stay where they are
@@ -132,8 +136,9 @@ func (x *Exports) at(i uint32) *exportRef {
 // Add exports a span to all peers and holds a lease on its region until Retire.
 func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) { return x.AddFor(s, r, AllPeers, false) }
 
-// AddFor exports a span to the peer of that number only, or to AllPeers. 0 is no peer and is refused. With around, shared memory may hand
-// over the whole region: the peer can then reach what lies around the span, with the same rights. The span begins and ends at a page.
+// AddFor exports a span to the peer of that number only, or to AllPeers. 0 is no peer and is
+// refused. With around, shared memory may hand over the whole region: the peer can then reach what
+// lies around the span, with the same rights. The span begins and ends at a page.
 func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64, around bool) (*Export, error) {
 	if s.Region == nil {
 		return nil, fmt.Errorf("path: export of a span without a region: %w", mem.ErrBounds)
@@ -142,16 +147,21 @@ func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64, around bool) (*Expor
 		return nil, fmt.Errorf("path: export of region %q: rights %d: expected read, write or both", s.Region.Name(), r)
 	}
 	if peer == 0 {
-		return nil, fmt.Errorf("path: export of region %q: peer 0: expected the number of a peer, or AllPeers", s.Region.Name())
+		return nil, fmt.Errorf("path: export of region %q: peer 0: expected the number of a peer, or AllPeers",
+			s.Region.Name())
 	}
 	if !s.Valid() {
-		return nil, fmt.Errorf("path: export of region %q: offset %d + %d bytes of %d: %w", s.Region.Name(), s.Off, s.Len, s.Region.Len(), mem.ErrBounds)
+		return nil, fmt.Errorf("path: export of region %q: offset %d + %d bytes of %d: %w", s.Region.Name(), s.Off,
+			s.Len, s.Region.Len(), mem.ErrBounds)
 	}
 	if r&Write != 0 && s.Region.ReadOnly() {
-		return nil, fmt.Errorf("path: export of region %q for writing, but the region is read-only: %w", s.Region.Name(), ErrRights)
+		return nil, fmt.Errorf("path: export of region %q for writing, but the region is read-only: %w",
+			s.Region.Name(), ErrRights)
 	}
-	if page := uint64(s.Region.PageSize()); around && (s.Off%page != 0 || s.Len%page != 0 && s.Off+s.Len != s.Region.Len()) {
-		return nil, fmt.Errorf("path: export of region %q around its span: offset %d, %d bytes: expected multiples of a page of %d bytes: %w", s.Region.Name(), s.Off, s.Len, page, mem.ErrBounds)
+	if page := uint64(s.Region.PageSize()); around &&
+		(s.Off%page != 0 || s.Len%page != 0 && s.Off+s.Len != s.Region.Len()) {
+		return nil, fmt.Errorf("path: export of region %q around its span: offset %d, %d bytes: expected multiples "+
+			"of a page of %d bytes: %w", s.Region.Name(), s.Off, s.Len, page, mem.ErrBounds)
 	}
 	lease, err := s.Region.Lease()
 	if err != nil {
@@ -229,8 +239,8 @@ type Reach struct {
 // Reach is the table as a peer of that number may use it who has these rights.
 func (x *Exports) Reach(r Rights, peer uint64) Reach { return Reach{x, r, peer} }
 
-// Lookup finds an export by key alone and says what the peer may do with it. It fails with ErrKey or ErrRevoked; an export for
-// another peer is as unknown as one that does not exist.
+// Lookup finds an export by key alone and says what the peer may do with it. It fails with ErrKey
+// or ErrRevoked; an export for another peer is as unknown as one that does not exist.
 func (r Reach) Lookup(k Key) (*Export, Rights, error) {
 	e, err := r.table.Lookup(k)
 	if err != nil {
@@ -245,9 +255,10 @@ func (r Reach) Lookup(k Key) (*Export, Rights, error) {
 // Rights are what the peer may do with exports that permit everything.
 func (r Reach) Rights() Rights { return r.rights }
 
-// Resolve checks a reference that came from the peer and returns the bytes it names. The errors are the bare ErrKey,
-// ErrRevoked, ErrRights, ErrBounds and, for memory that the CPU cannot reach, ErrUnreachable, so that refusing costs nothing. The bytes stay mapped until the export is retired,
-// which happens only after every path was fenced.
+// Resolve checks a reference that came from the peer and returns the bytes it names. The errors are
+// the bare ErrKey, ErrRevoked, ErrRights, ErrBounds and, for memory that the CPU cannot reach,
+// ErrUnreachable, so that refusing costs nothing. The bytes stay mapped until the export is
+// retired, which happens only after every path was fenced.
 func (r Reach) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 	e, have, err := r.Lookup(k)
 	if err != nil {
@@ -256,8 +267,9 @@ func (r Reach) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 	return e.resolve(off, n, want, have)
 }
 
-// Locate is Resolve for a caller that needs no bytes: it returns the span that the reference names, also one of memory that the CPU
-// cannot reach. The span is the export's, which has to be kept from being retired in another way than by fencing paths.
+// Locate is Resolve for a caller that needs no bytes: it returns the span that the reference names,
+// also one of memory that the CPU cannot reach. The span is the export's, which has to be kept from
+// being retired in another way than by fencing paths.
 func (r Reach) Locate(k Key, off, n uint64, want Rights) (mem.Span, error) {
 	e, have, err := r.Lookup(k)
 	if err == nil {
@@ -269,12 +281,14 @@ func (r Reach) Locate(k Key, off, n uint64, want Rights) (mem.Span, error) {
 	return e.span.Sub(off, n)
 }
 
-// Revoke makes the key invalid for every reference that is checked here from now on. On a path where the peer does the
-// copying (shared memory) the revocation takes hold when the path was fenced; until then the peer may reach the memory as
-// before, and what is under way elsewhere may still land. It returns false when the export was revoked before.
+// Revoke makes the key invalid for every reference that is checked here from now on. On a path
+// where the peer does the copying (shared memory) the revocation takes hold when the path was
+// fenced; until then the peer may reach the memory as before, and what is under way elsewhere may
+// still land. It returns false when the export was revoked before.
 func (x *Exports) Revoke(e *Export) bool { return e.state.CompareAndSwap(exportLive, exportRevoked) }
 
-// Retire removes a revoked export and ends its lease. Call it only after every path of the node was fenced for its key.
+// Retire removes a revoked export and ends its lease. Call it only after every path of the node was
+// fenced for its key.
 func (x *Exports) Retire(e *Export) {
 	if !e.state.CompareAndSwap(exportRevoked, exportRetired) {
 		return

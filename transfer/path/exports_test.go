@@ -174,7 +174,8 @@ func TestDesc(t *testing.T) {
 		e := add(t, &x, c.span, Write)
 		want := Desc{Key: e.Key(), Size: c.span.Len, Rights: Write, Whole: c.whole}
 		if got := e.Desc(); got != want {
-			t.Errorf("Desc of offset %d + %d in %q: %+v, expected %+v", c.span.Off, c.span.Len, c.span.Region.Name(), got, want)
+			t.Errorf("Desc of offset %d + %d in %q: %+v, expected %+v", c.span.Off, c.span.Len, c.span.Region.Name(),
+				got, want)
 		}
 		if e.Span() != c.span || e.Rights() != Write {
 			t.Errorf("Span %+v, Rights %v", e.Span(), e.Rights())
@@ -182,7 +183,8 @@ func TestDesc(t *testing.T) {
 	}
 }
 
-// TestLife walks an export through its states: the lease ends with Retire, the index comes back with a new epoch.
+// TestLife walks an export through its states: the lease ends with Retire, the index comes back
+// with a new epoch.
 func TestLife(t *testing.T) {
 	var x Exports
 	r := region(t, 4096)
@@ -223,8 +225,10 @@ func TestLife(t *testing.T) {
 		t.Error("Revoke of a retired export returned true")
 	}
 	again := add(t, &x, r.All(), Read)
-	if again.Key().Index != e.Key().Index || again.Key().Epoch == e.Key().Epoch || again.Key().Secret == e.Key().Secret {
-		t.Errorf("key after reuse %+v, before %+v: expected the same index with a new epoch and secret", again.Key(), e.Key())
+	if again.Key().Index != e.Key().Index || again.Key().Epoch == e.Key().Epoch ||
+		again.Key().Secret == e.Key().Secret {
+		t.Errorf("key after reuse %+v, before %+v: expected the same index with a new epoch and secret", again.Key(),
+			e.Key())
 	}
 	if _, err := x.Lookup(e.Key()); err != ErrKey {
 		t.Errorf("the old key finds the export that reuses its index: %v", err)
@@ -359,8 +363,8 @@ func TestExportsModel(t *testing.T) {
 	})
 }
 
-// TestExportsConcurrent looks up while the table changes under it. A key must never find another export than its own,
-// and never none while it is live.
+// TestExportsConcurrent looks up while the table changes under it. A key must never find another
+// export than its own, and never none while it is live.
 func TestExportsConcurrent(t *testing.T) {
 	const changers, rounds = 3, 2000
 	var x Exports
@@ -475,8 +479,8 @@ func TestKeyWire(t *testing.T) {
 	}
 }
 
-// FuzzResolve throws references from the wire at a table of three exports, one of them revoked. Nothing outside the spans
-// may ever come out.
+// FuzzResolve throws references from the wire at a table of three exports, one of them revoked.
+// Nothing outside the spans may ever come out.
 func FuzzResolve(f *testing.F) {
 	r := region(f, 4096)
 	var x Exports
@@ -507,7 +511,8 @@ func FuzzResolve(f *testing.F) {
 		for _, e := range live {
 			if e.Key() == k {
 				s := e.Span().Bytes()
-				if Rights(want)&^e.Rights() != 0 || uint64(len(b)) != n || off+n < off || off+n > uint64(len(s)) || n > 0 && &b[0] != &s[off] {
+				if Rights(want)&^e.Rights() != 0 || uint64(len(b)) != n || off+n < off || off+n > uint64(len(s)) ||
+					n > 0 && &b[0] != &s[off] {
 					t.Fatalf("Resolve of %+v offset %d + %d for %d gave %d bytes", k, off, n, want, len(b))
 				}
 				return
@@ -517,8 +522,8 @@ func FuzzResolve(f *testing.F) {
 	})
 }
 
-// TestReach checks that a peer reaches no more than both its own rights and the export permit, and nothing that is for
-// another peer.
+// TestReach checks that a peer reaches no more than both its own rights and the export permit, and
+// nothing that is for another peer.
 func TestReach(t *testing.T) {
 	var x Exports
 	r := region(t, 4096)

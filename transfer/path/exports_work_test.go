@@ -6,15 +6,17 @@ import (
 	"testing"
 )
 
-// replaceOne revokes an export and adds one of the same memory, as the owner of a file that changed does.
+// replaceOne revokes an export and adds one of the same memory, as the owner of a file that changed
+// does.
 func replaceOne(t testing.TB, x *Exports, e *Export) *Export {
 	x.Revoke(e)
 	x.Retire(e)
 	return add(t, x, e.Span(), Read)
 }
 
-// TestExportsChangeInConstantWork replaces exports of a table of 64 and of one of 100,000 and counts the bytes that a change allocates:
-// what copies the table allocates as much as the table has.
+// TestExportsChangeInConstantWork replaces exports of a table of 64 and of one of 100,000 and
+// counts the bytes that a change allocates: what copies the table allocates as much as the table
+// has.
 func TestExportsChangeInConstantWork(t *testing.T) {
 	r := region(t, 4096)
 	for _, n := range []int{64, 100_000} {
@@ -46,7 +48,8 @@ func TestExportsChangeInConstantWork(t *testing.T) {
 			x.Retire(e)
 		}
 		if x.used > uint32(n) || len(x.free) != n {
-			t.Errorf("%d indexes are in use and %d free after %d changes of %d exports", x.used, len(x.free), changes, n)
+			t.Errorf("%d indexes are in use and %d free after %d changes of %d exports", x.used, len(x.free), changes,
+				n)
 		}
 	}
 }

@@ -11,10 +11,13 @@ import (
 // MaxMessage is the largest message in bytes that a notification can carry on every path.
 const MaxMessage = 1024
 
-// Errors that every path uses; match them with errors.Is. An Event or a call wraps them with what happened where.
+// Errors that every path uses; match them with errors.Is. An Event or a call wraps them with what
+// happened where.
 var (
-	ErrFull        = errors.New("window full")            // Post accepted fewer operations than given: Poll, then post the rest
-	ErrDown        = errors.New("path is down")           // the peer died, the connection was cut, or the path was closed
+	// Post accepted fewer operations than given: Poll, then post the rest
+	ErrFull = errors.New("window full")
+	// the peer died, the connection was cut, or the path was closed
+	ErrDown        = errors.New("path is down")
 	ErrProtocol    = errors.New("protocol violation")     // the peer sent what the protocol forbids; the path is down
 	ErrCanceled    = errors.New("operation canceled")     // by Cancel
 	ErrIntegrity   = errors.New("integrity check failed") // bytes were damaged on the way
@@ -37,20 +40,21 @@ const (
 	Get
 	// Notify only delivers Imm and Msg to the peer.
 	Notify
-	// Fence concerns an export of this node that was revoked (Op.Key): it completes when nothing that came by this path
-	// can read or write that memory any more.
+	// Fence concerns an export of this node that was revoked (Op.Key): it completes when nothing
+	// that came by this path can read or write that memory any more.
 	Fence
 )
 
-// Copy is one block of a Put or Get: local bytes and where they are in the peer's export. Its length is Local.Len.
+// Copy is one block of a Put or Get: local bytes and where they are in the peer's export. Its
+// length is Local.Len.
 type Copy struct {
 	Local     mem.Span
 	Key       Key    // the peer's export
 	RemoteOff uint64 // bytes from the start of the export
 }
 
-// Op is one operation. The poster keeps leases on the local regions until EventDone; Copies belongs to the path until
-// then and is not changed by it; Msg is copied by Post.
+// Op is one operation. The poster keeps leases on the local regions until EventDone; Copies belongs
+// to the path until then and is not changed by it; Msg is copied by Post.
 type Op struct {
 	Kind   OpKind
 	Bulk   bool   // a part of something large, whatever its own size: nothing that is small should wait for it
@@ -99,7 +103,9 @@ const (
 	ProofMemory              // the same memory: there was nothing to damage on the way
 	ProofCRC32C              // CRC32C (RFC 3720) over each frame, checked by the side that placed the bytes
 	ProofICRC                // RDMA's invariant CRC, checked by the adapter
-	ProofAEAD                // the tag of an authenticated cipher over each record, checked by the side that placed the bytes
+	// the tag of an authenticated cipher over each record, checked by the side that placed the
+	// bytes
+	ProofAEAD
 )
 
 var proofNames = [...]string{"none", "same memory", "crc32c", "icrc", "aead"}
@@ -111,14 +117,15 @@ func (p Proof) String() string {
 	return fmt.Sprintf("proof(%d)", uint8(p))
 }
 
-// Security says what keeps strangers from reading or changing the bytes on a path. The levels are ordered: a transfer may ask
-// for one, and takes no path below it.
+// Security says what keeps strangers from reading or changing the bytes on a path. The levels are
+// ordered: a transfer may ask for one, and takes no path below it.
 type Security uint8
 
 const (
-	SecurityNone      Security = iota // hosts on the way can read and change them
-	SecurityHost                      // they do not leave this machine
-	SecurityEncrypted                 // encrypted and authenticated with keys that only the two ends of the session have
+	SecurityNone Security = iota // hosts on the way can read and change them
+	SecurityHost                 // they do not leave this machine
+	// encrypted and authenticated with keys that only the two ends of the session have
+	SecurityEncrypted
 )
 
 var securityNames = [...]string{"none", "same host", "encrypted"}
@@ -137,29 +144,33 @@ type Path interface {
 
 	Capabilities() Capabilities
 
-	// Post hands over operations in order and returns how many were accepted. Fewer than len(ops) come with an error:
-	// ErrFull when the window is used up, or what is wrong with operation n (nothing of it was done). Small operations may
-	// be done before Post returns; their events still come by Poll. Post does not block and does not allocate.
+	// Post hands over operations in order and returns how many were accepted. Fewer than len(ops)
+	// come with an error: ErrFull when the window is used up, or what is wrong with operation n
+	// (nothing of it was done). Small operations may be done before Post returns; their events
+	// still come by Poll. Post does not block and does not allocate.
 	Post(ops []Op) (n int, err error)
 
-	// Poll makes progress for both sides and fills events; it returns how many. It does not block and does not allocate.
-	// One call does a bounded amount of work, so that its owner can serve others. After events the owner polls or arms
-	// again before it waits for anything else: acknowledgements may still be on their way out.
+	// Poll makes progress for both sides and fills events; it returns how many. It does not block
+	// and does not allocate. One call does a bounded amount of work, so that its owner can serve
+	// others. After events the owner polls or arms again before it waits for anything else:
+	// acknowledgements may still be on their way out.
 	Poll(events []Event) int
 
-	// Arm prepares for sleeping: after Arm returned false, FD becomes readable when Poll has something to do, also when a
-	// Post left work behind. Arm returns true when Poll has something to do already.
+	// Arm prepares for sleeping: after Arm returned false, FD becomes readable when Poll has
+	// something to do, also when a Post left work behind. Arm returns true when Poll has something
+	// to do already.
 	Arm() (ready bool)
 
 	// FD is a descriptor for epoll or poll; see Arm. It belongs to the path.
 	FD() int
 
-	// Cancel asks to end an operation early; its EventDone comes all the same, with ErrCanceled if bytes were still missing.
-	// It returns false when no such operation is outstanding.
+	// Cancel asks to end an operation early; its EventDone comes all the same, with ErrCanceled if
+	// bytes were still missing. It returns false when no such operation is outstanding.
 	Cancel(token uint64) bool
 
-	// Reaches says whether the path can reach an export as described; the error wraps ErrUnreachable and says why not. It may be
-	// called from any goroutine, as Name and Capabilities may.
+	// Reaches says whether the path can reach an export as described; the error wraps
+	// ErrUnreachable and says why not. It may be called from any goroutine, as Name and
+	// Capabilities may.
 	Reaches(d Desc) error
 
 	// Stats may be called from any goroutine.
@@ -168,38 +179,44 @@ type Path interface {
 	// Explain says how the path is set up: what was chosen, what was measured, in words for people.
 	Explain() []string
 
-	// Close ends the path. When it returns, the peer can write nothing more by it, or the memory it could write is retired
-	// (see transfer/path/shm). Outstanding operations complete with ErrDown; Poll still reports them.
+	// Close ends the path. When it returns, the peer can write nothing more by it, or the memory it
+	// could write is retired (see transfer/path/shm). Outstanding operations complete with ErrDown;
+	// Poll still reports them.
 	Close() error
 }
 
 // Borrower is a path that can show a peer's memory without copying it.
 type Borrower interface {
-	// Borrow gives a read-only view of n bytes of the peer's export at off. The bytes are the peer's memory itself: they
-	// change when the peer writes there. The view is valid until Release. ErrFull means that the export is being attached:
-	// Poll and try again.
+	// Borrow gives a read-only view of n bytes of the peer's export at off. The bytes are the
+	// peer's memory itself: they change when the peer writes there. The view is valid until
+	// Release. ErrFull means that the export is being attached: Poll and try again.
 	Borrow(key Key, off, n uint64) (View, error)
 }
 
-// Immediate is a path on which the poster does small operations itself, inside Post. One that takes their ends there as well wakes nobody
-// for them.
+// Immediate is a path on which the poster does small operations itself, inside Post. One that takes
+// their ends there as well wakes nobody for them.
 type Immediate interface {
-	// PostNow is Post which also fills events with the ends of operations, as Poll would; done is how many. It makes no other progress: a path
-	// that is armed stays armed, and what is left, events beyond the room for them included, makes FD readable.
+	// PostNow is Post which also fills events with the ends of operations, as Poll would; done is
+	// how many. It makes no other progress: a path that is armed stays armed, and what is left,
+	// events beyond the room for them included, makes FD readable.
 	PostNow(ops []Op, events []Event) (n, done int, err error)
 }
 
-// DeviceReacher is a path that gets at memory of devices by itself, where devices, adapters and the other side allow it. A path
-// that is none is never given such memory: package transfer stages it. Its driver has Traits.Devices. Both methods may be called
-// from any goroutine; their errors wrap ErrUnreachable and say why not.
+// DeviceReacher is a path that gets at memory of devices by itself, where devices, adapters and the
+// other side allow it. A path that is none is never given such memory: package transfer stages it.
+// Its driver has Traits.Devices. Both methods may be called from any goroutine; their errors wrap
+// ErrUnreachable and say why not.
 type DeviceReacher interface {
-	// ReachesRegion says whether operations of this side may name a local region that the CPU cannot reach.
+	// ReachesRegion says whether operations of this side may name a local region that the CPU
+	// cannot reach.
 	ReachesRegion(r *mem.Region) error
-	// ReachesDevice says whether operations of this side may name an export of the peer that has Desc.Device.
+	// ReachesDevice says whether operations of this side may name an export of the peer that has
+	// Desc.Device.
 	ReachesDevice(d Desc) error
 }
 
-// View is borrowed memory. Bytes must not be written or used after Release. Copies of the value share one release.
+// View is borrowed memory. Bytes must not be written or used after Release. Copies of the value
+// share one release.
 type View struct {
 	Bytes  []byte
 	lender Lender
@@ -208,16 +225,17 @@ type View struct {
 
 // Lender is what lent a view: an implementation of Borrower.
 type Lender interface {
-	// EndView ends the view of that handle. The error wraps mem.ErrReleased when it had ended already; nothing changes then. Any
-	// goroutine may call it.
+	// EndView ends the view of that handle. The error wraps mem.ErrReleased when it had ended
+	// already; nothing changes then. Any goroutine may call it.
 	EndView(handle uint64) error
 }
 
 // NewView is for implementations of Borrower. No two views of a lender ever have the same handle.
 func NewView(b []byte, by Lender, handle uint64) View { return View{b, by, handle} }
 
-// Release gives the view back. A second Release, of a copy as well, changes nothing and returns an error that wraps mem.ErrReleased. Any
-// goroutine may call it. The zero View has nothing to release, and no error.
+// Release gives the view back. A second Release, of a copy as well, changes nothing and returns an
+// error that wraps mem.ErrReleased. Any goroutine may call it. The zero View has nothing to
+// release, and no error.
 func (v View) Release() error {
 	if v.lender == nil {
 		return nil
@@ -269,7 +287,7 @@ type Stats struct {
 
 // Carrier is a Path over an adapter that was chosen among several.
 type Carrier interface {
-	// Carrier says in a few words what carries the bytes: the adapter, its port, and the service that is used, such as "mlx5_0 port 1, RC".
-	// It may be called from any goroutine.
+	// Carrier says in a few words what carries the bytes: the adapter, its port, and the service
+	// that is used, such as "mlx5_0 port 1, RC". It may be called from any goroutine.
 	Carrier() string
 }

@@ -11,12 +11,14 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// ErrUser is what a connection fails with whose other end belongs to a user of this machine who is not let in.
+// ErrUser is what a connection fails with whose other end belongs to a user of this machine who is
+// not let in.
 var ErrUser = errors.New("the other end belongs to a user who is not let in")
 
-// Users says which users of this machine may be at the other end of a connection that proves no identity: a unix socket, or TCP in the
-// clear with a loopback address. The zero value is the user of this process alone: neither root nor a user for whom the user namespace of
-// this process has no number.
+// Users says which users of this machine may be at the other end of a connection that proves no
+// identity: a unix socket, or TCP in the clear with a loopback address. The zero value is the user
+// of this process alone: neither root nor a user for whom the user namespace of this process has no
+// number.
 type Users struct {
 	any  bool
 	uids []int
@@ -25,7 +27,8 @@ type Users struct {
 // AnyUser lets every user of this machine in.
 func AnyUser() Users { return Users{any: true} }
 
-// TheseUsers lets these users in, by their numbers in the user namespace of this process, beside the user of this process.
+// TheseUsers lets these users in, by their numbers in the user namespace of this process, beside
+// the user of this process.
 func TheseUsers(uids ...int) Users { return Users{uids: slices.Clone(uids)} }
 
 // ParseUsers reads user numbers with commas between them, or "any". "" is the zero value.
@@ -47,8 +50,8 @@ func ParseUsers(s string) (Users, error) {
 	return u, nil
 }
 
-// Permit refuses a user who is not let in. uid and err are what the kernel says of the other end: see sys.PeerCred, sys.TCPPeerUID.
-// The error wraps ErrUser, or ErrDown if the connection is over.
+// Permit refuses a user who is not let in. uid and err are what the kernel says of the other end:
+// see sys.PeerCred, sys.TCPPeerUID. The error wraps ErrUser, or ErrDown if the connection is over.
 func (u Users) Permit(uid int, err error) error {
 	own := sys.EffectiveUID()
 	switch {
@@ -62,8 +65,8 @@ func (u Users) Permit(uid int, err error) error {
 	return fmt.Errorf("%w: it has user %d, this process user %d", ErrUser, uid, own)
 }
 
-// Accept takes the next connection of a user who is let in, and closes those of others. What l listens on is of this machine alone: a
-// unix socket, or TCP with a loopback address.
+// Accept takes the next connection of a user who is let in, and closes those of others. What l
+// listens on is of this machine alone: a unix socket, or TCP with a loopback address.
 func (u Users) Accept(l net.Listener) (net.Conn, error) {
 	for {
 		c, err := l.Accept()

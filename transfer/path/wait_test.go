@@ -15,7 +15,8 @@ import (
 
 func pair(t *testing.T) (a, b path.Path) {
 	t.Helper()
-	a, b, err := pathtest.NewMemory(setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	a, b, err := pathtest.NewMemory(setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+		setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +191,8 @@ func TestInterruptBeforeAndAfter(t *testing.T) {
 	if n, err := w.Wait(limit(t), a, events[:], 0); n != 0 || err != nil {
 		t.Fatalf("after Interrupt: %d, %v", n, err)
 	}
-	// Two Interrupts counted as one, and what they left behind does not keep the next Wait from sleeping and waking.
+	// Two Interrupts counted as one, and what they left behind does not keep the next Wait from
+	// sleeping and waking.
 	p := &watched{Path: a, armed: make(chan struct{}, 1)}
 	go func() {
 		<-p.armed
@@ -206,8 +208,8 @@ func TestInterruptBeforeAndAfter(t *testing.T) {
 	}
 }
 
-// TestNoLostInterrupt hands a baton to and fro: every Interrupt must end exactly the wait it was meant for, at whatever
-// moment it comes. If one were lost, the wait would last until the deadline.
+// TestNoLostInterrupt hands a baton to and fro: every Interrupt must end exactly the wait it was
+// meant for, at whatever moment it comes. If one were lost, the wait would last until the deadline.
 func TestNoLostInterrupt(t *testing.T) {
 	const rounds = 20_000
 	a, _ := pair(t)

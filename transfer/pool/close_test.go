@@ -62,7 +62,10 @@ func TestCloseMeetsDial(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()
 		o := options(s)
-		o.Dial = func(context.Context) (*fakeConn, error) { time.Sleep(time.Second); return s.dial(context.Background()) }
+		o.Dial = func(context.Context) (*fakeConn, error) {
+			time.Sleep(time.Second)
+			return s.dial(context.Background())
+		}
 		o.Min = 1
 		p := newPool(t, o)
 		synctest.Wait()
@@ -147,7 +150,8 @@ func TestOptions(t *testing.T) {
 
 func TestBackoffBounds(t *testing.T) {
 	b := Backoff{}.WithDefaults()
-	for n, want := range map[int]time.Duration{-1: 0, 0: 0, 1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 7: 3200 * time.Millisecond,
+	for n, want := range map[int]time.Duration{-1: 0, 0: 0, 1: 50 * time.Millisecond, 2: 100 * time.Millisecond,
+		7: 3200 * time.Millisecond,
 		8: 5 * time.Second, 100000: 5 * time.Second, math.MaxInt: 5 * time.Second} {
 		if got := b.Bound(n); got != want {
 			t.Errorf("Bound(%d) = %v, expected %v", n, got, want)
@@ -193,7 +197,8 @@ func TestLeavesWhileServed(t *testing.T) {
 	})
 }
 
-// The pool does not repeat a failed dial for one more connection to share the users, when no caller waits for it.
+// The pool does not repeat a failed dial for one more connection to share the users, when no caller
+// waits for it.
 func TestSpreadFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()

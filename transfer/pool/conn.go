@@ -31,7 +31,8 @@ type Lease[C any] struct {
 // Conn is the connection.
 func (l *Lease[C]) Conn() C { return l.c.v }
 
-// Good tells that the connection did what it is for: whatever becomes of it, the next dial need not be put off.
+// Good tells that the connection did what it is for: whatever becomes of it, the next dial need not
+// be put off.
 func (l *Lease[C]) Good() {
 	l.p.mu.Lock()
 	l.c.good = true
@@ -42,7 +43,8 @@ func (l *Lease[C]) Good() {
 // Release gives the connection back; only the first call of Release or Discard counts.
 func (l *Lease[C]) Release() { l.end(false) }
 
-// Discard gives the connection back and has it never handed out again. It is closed when its last user has given it back.
+// Discard gives the connection back and has it never handed out again. It is closed when its last
+// user has given it back.
 func (l *Lease[C]) Discard() { l.end(true) }
 
 func (l *Lease[C]) end(discard bool) {
@@ -81,8 +83,8 @@ func (p *Pool[C]) lend(c *conn[C]) *Lease[C] {
 	return &Lease[C]{p: p, c: c}
 }
 
-// pick returns the best connection that can take a user, or nil: the one with the fewest users, among them the one
-// that was used last, so that others can become idle. The mutex is held.
+// pick returns the best connection that can take a user, or nil: the one with the fewest users,
+// among them the one that was used last, so that others can become idle. The mutex is held.
 func (p *Pool[C]) pick() *conn[C] {
 	var best *conn[C]
 	for i := 0; i < len(p.living); i++ {
@@ -139,8 +141,8 @@ func (p *Pool[C]) lose(c *conn[C]) {
 	}
 }
 
-// worked forgets earlier failures if a connection was of use: its user said so, or it lived for longer than the next wait
-// would be. The mutex is held.
+// worked forgets earlier failures if a connection was of use: its user said so, or it lived for
+// longer than the next wait would be. The mutex is held.
 func (p *Pool[C]) worked(c *conn[C]) bool {
 	if !c.good && time.Since(c.since) <= p.o.Backoff.Bound(p.failures+1) {
 		return false
@@ -187,7 +189,8 @@ func (p *Pool[C]) keep(c *conn[C]) {
 	}
 }
 
-// retire closes a connection that was idle for long enough, or returns when to look again. It returns 0 when that is never.
+// retire closes a connection that was idle for long enough, or returns when to look again. It
+// returns 0 when that is never.
 func (p *Pool[C]) retire(c *conn[C]) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -31,7 +31,8 @@ const (
 	actions
 )
 
-// program runs steps against a pool and compares what must hold after each of them; it returns the first violation.
+// program runs steps against a pool and compares what must hold after each of them; it returns the
+// first violation.
 func program(o Options[*fakeConn], s *server, steps []step) error {
 	p, err := New(o)
 	if err != nil {
@@ -77,7 +78,8 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 			}
 		}
 		x := p.Snapshot()
-		if x.Living > o.Max || x.Leases != len(held) || x.Waiting != len(waiting) || x.Served != served || x.GaveUp != left {
+		if x.Living > o.Max || x.Leases != len(held) || x.Waiting != len(waiting) || x.Served != served ||
+			x.GaveUp != left {
 			return fmt.Errorf("%d held, %d waiting, %d served, %d left: %+v", len(held), len(waiting), served, left, x)
 		}
 		s.mu.Lock()

@@ -21,18 +21,20 @@ var (
 type Options[C any] struct {
 	// Dial makes a connection. Its context ends when the pool is closed or after DialTimeout.
 	Dial func(ctx context.Context) (C, error)
-	// Close ends a connection and frees what belongs to it. It is called exactly once for each connection that Dial made: after
-	// the last lease was given back, or under its users when Pool.Close does not wait for them.
+	// Close ends a connection and frees what belongs to it. It is called exactly once for each
+	// connection that Dial made: after the last lease was given back, or under its users when
+	// Pool.Close does not wait for them.
 	Close func(C) error
 	// Done is closed when a connection is dead; nil means that only Lease.Discard tells.
 	Done func(C) <-chan struct{}
 
 	Min int // living connections that are kept, also unused; dialed in the background
 	Max int // living connections at most; 0 means 1. One that is dead but still held by its users does not count.
-	// Users is how many leases share one connection: 0 means 1, a negative number any number of them.
+	// Users is how many leases share one connection: 0 means 1, a negative number any number of
+	// them.
 	Users int
-	// Spread makes the pool dial another connection, in the background and up to Max, when the least used has this many users
-	// already and may take more. 0 means only when all are full.
+	// Spread makes the pool dial another connection, in the background and up to Max, when the
+	// least used has this many users already and may take more. 0 means only when all are full.
 	Spread int
 
 	Idle        time.Duration // after which an unused connection above Min is closed; 0 means never
@@ -42,16 +44,18 @@ type Options[C any] struct {
 	Permanent func(error) bool // reports whether a failed dial would fail again for sure; nil means never
 }
 
-// Backoff is how long to wait after failures in a row: a random time between nothing and First×Factor^(n-1), at most Max, after
-// the n-th. That is the "full jitter" of M. Brooker, Exponential Backoff And Jitter (AWS, 2015): it spreads the clients of a
-// server that comes back evenly. The zero value is First 50 ms, Max 5 s, Factor 2.
+// Backoff is how long to wait after failures in a row: a random time between nothing and
+// First×Factor^(n-1), at most Max, after the n-th. That is the "full jitter" of M. Brooker,
+// Exponential Backoff And Jitter (AWS, 2015): it spreads the clients of a server that comes back
+// evenly. The zero value is First 50 ms, Max 5 s, Factor 2.
 type Backoff struct {
 	First, Max time.Duration
 	Factor     float64
 }
 
-// The defaults of a Backoff. A process that was killed needs tens of milliseconds to come back, and a session over a network
-// costs a few round trips: the 200 us that suit a device queue would spend all attempts before the first could succeed.
+// The defaults of a Backoff. A process that was killed needs tens of milliseconds to come back, and
+// a session over a network costs a few round trips: the 200 us that suit a device queue would spend
+// all attempts before the first could succeed.
 const (
 	DefaultFirst  = 50 * time.Millisecond
 	DefaultMax    = 5 * time.Second

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Pool keeps connections of the type C to one address. Its methods may be called from any goroutine.
+// Pool keeps connections of the type C to one address. Its methods may be called from any
+// goroutine.
 type Pool[C any] struct {
 	o        Options[C]
 	ctx      context.Context // of dials: ends with Close
@@ -58,8 +59,8 @@ func New[C any](o Options[C]) (*Pool[C], error) {
 	return p, nil
 }
 
-// Get waits for a connection. The error wraps ErrClosed, ctx's error, or ErrDial and the error of the last dial. It gives up when so many dials
-// have failed while it waited; 0 means never.
+// Get waits for a connection. The error wraps ErrClosed, ctx's error, or ErrDial and the error of
+// the last dial. It gives up when so many dials have failed while it waited; 0 means never.
 func (p *Pool[C]) Get(ctx context.Context, fails int) (*Lease[C], error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -98,8 +99,8 @@ func (p *Pool[C]) Get(ctx context.Context, fails int) (*Lease[C], error) {
 	return nil, ctx.Err()
 }
 
-// DialError says that a waiter left without a connection after dials failed. It matches ErrDial, the last dial's error, and
-// the error of the waiter's context if that ended it.
+// DialError says that a waiter left without a connection after dials failed. It matches ErrDial,
+// the last dial's error, and the error of the waiter's context if that ended it.
 type DialError struct {
 	Failed int   // dials, while it waited
 	Last   error // of the last one
@@ -236,10 +237,10 @@ func (p *Pool[C]) backOff() {
 	p.notBefore = time.Now().Add(p.o.Backoff.Delay(p.failures))
 }
 
-// Close ends the pool: it serves no more callers, waiters get ErrClosed, dials are ended. It waits until every lease was given
-// back; when ctx ends first, the connections still in use are closed under their users. When it returns, every connection was
-// closed and every goroutine of the pool has ended. The error is the first that Options.Close returned. Later calls wait for
-// the same end.
+// Close ends the pool: it serves no more callers, waiters get ErrClosed, dials are ended. It waits
+// until every lease was given back; when ctx ends first, the connections still in use are closed
+// under their users. When it returns, every connection was closed and every goroutine of the pool
+// has ended. The error is the first that Options.Close returned. Later calls wait for the same end.
 func (p *Pool[C]) Close(ctx context.Context) error {
 	p.mu.Lock()
 	if p.closed {

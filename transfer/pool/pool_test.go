@@ -270,7 +270,8 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// A failure is not for ever, and does not fail a waiter that can wait: the pool goes on with growing, random waits, one dial at a time.
+// A failure is not for ever, and does not fail a waiter that can wait: the pool goes on with
+// growing, random waits, one dial at a time.
 func TestBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()
@@ -287,7 +288,8 @@ func TestBackoff(t *testing.T) {
 		s.mu.Lock()
 		dials := slices.Clone(s.dials)
 		s.mu.Unlock()
-		if c := p.Snapshot(); c.Waiting != 10 || c.DialsFailed != uint64(len(dials)) || c.Failures != len(dials) || !strings.Contains(c.LastErr, "refused") {
+		if c := p.Snapshot(); c.Waiting != 10 || c.DialsFailed != uint64(len(dials)) || c.Failures != len(dials) ||
+			!strings.Contains(c.LastErr, "refused") {
 			t.Errorf("%d dials, %+v", len(dials), c)
 		}
 		b := o.Backoff.WithDefaults()
@@ -345,7 +347,8 @@ func TestFails(t *testing.T) {
 			before := s.count()
 			_, err := p.Get(t.Context(), 3)
 			var d *DialError
-			if !errors.Is(err, ErrDial) || !errors.Is(err, errRefused) || !errors.As(err, &d) || d.Failed != 3 || d.Cause != nil {
+			if !errors.Is(err, ErrDial) || !errors.Is(err, errRefused) || !errors.As(err, &d) || d.Failed != 3 ||
+				d.Cause != nil {
 				t.Errorf("%v", err)
 			}
 			if n := s.count() - before; n != 3 {
@@ -389,7 +392,8 @@ func TestPermanent(t *testing.T) {
 	})
 }
 
-// A server that accepts and hangs up at once is not dialed in a loop, unless its connections are of use.
+// A server that accepts and hangs up at once is not dialed in a loop, unless its connections are of
+// use.
 func TestFlapping(t *testing.T) {
 	for _, good := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {

@@ -2,8 +2,8 @@ package pool
 
 import "time"
 
-// Counts only grow. Dials = DialsFailed + Closed + connections that there are + dials under way, unless the pool is being
-// closed, when dials that it ends are in no other count.
+// Counts only grow. Dials = DialsFailed + Closed + connections that there are + dials under way,
+// unless the pool is being closed, when dials that it ends are in no other count.
 type Counts struct {
 	Dials       uint64 // begun
 	DialsFailed uint64
@@ -32,7 +32,8 @@ type Snapshot struct {
 func (p *Pool[C]) Snapshot() Snapshot {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Snapshot{Counts: p.counts, Living: len(p.living), Leases: p.leases, Dialing: p.dialing, Waiting: len(p.waiters),
+	s := Snapshot{Counts: p.counts, Living: len(p.living), Leases: p.leases, Dialing: p.dialing,
+		Waiting:  len(p.waiters),
 		Failures: p.failures, NextDial: max(time.Until(p.notBefore), 0)}
 	for _, c := range p.living {
 		if c.users == 0 {

@@ -2,8 +2,9 @@ package sched
 
 import "time"
 
-// Depth is how many parts of one transfer are in flight: two at first, and one more with each part that took little time for so many. So a slow link
-// has few of them, which end one after the other and are not moved again after an early end, and a fast one has enough for connections that lost
+// Depth is how many parts of one transfer are in flight: two at first, and one more with each part
+// that took little time for so many. So a slow link has few of them, which end one after the other
+// and are not moved again after an early end, and a fast one has enough for connections that lost
 // packets not to hold the others up.
 type Depth struct {
 	Most int // of parts

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// What is beyond a limit; match them with errors.Is. They are the codes under which the peer gets a refusal, so the
-// same comparison holds on both sides.
+// What is beyond a limit; match them with errors.Is. They are the codes under which the peer gets a
+// refusal, so the same comparison holds on both sides.
 var (
 	ErrTooMany      error = control.TooMany      // transfers at once
 	ErrTooManyBytes error = control.TooManyBytes // bytes of transfers at once
@@ -22,7 +22,8 @@ var (
 	ErrMemory       error = control.OverBudget   // memory for what arrives
 )
 
-// Limits are what is let in, or out, at once. The zero value limits nothing; so does each field that is 0.
+// Limits are what is let in, or out, at once. The zero value limits nothing; so does each field
+// that is 0.
 type Limits struct {
 	Transfers int            // under way at once
 	Bytes     uint64         // of the transfers under way, whole sizes
@@ -39,7 +40,8 @@ func (l *Limits) Check() error {
 		return fmt.Errorf("sched: %d transfers at once: expected 0 (no limit) or more", l.Transfers)
 	}
 	if l.Rate > MaxRate || l.Burst > maxBurst {
-		return fmt.Errorf("sched: rate of %d bytes per second with a burst of %d: expected at most 2^57 and 2^40", l.Rate, l.Burst)
+		return fmt.Errorf("sched: rate of %d bytes per second with a burst of %d: expected at most 2^57 and 2^40",
+			l.Rate, l.Burst)
 	}
 	if l.Rate == 0 && l.Burst > 0 {
 		return fmt.Errorf("sched: a burst of %d bytes without a rate: set Rate too", l.Burst)
@@ -90,8 +92,9 @@ type Use struct {
 	Memory    uint64
 }
 
-// Account counts what is under way against limits, and against those of its parent: a peer's account has the node's as its
-// parent, and what is granted fits both. Its methods may be called from any goroutine.
+// Account counts what is under way against limits, and against those of its parent: a peer's
+// account has the node's as its parent, and what is granted fits both. Its methods may be called
+// from any goroutine.
 type Account struct {
 	whose  string
 	limits Limits
@@ -113,8 +116,8 @@ func (a *Account) Use() Use {
 	return a.use
 }
 
-// Fits refuses what waiting does not help: a transfer that is larger than allowed at all, and a type that is not taken
-// (tensor.Invalid: it is not a tensor). The error is a *Refusal.
+// Fits refuses what waiting does not help: a transfer that is larger than allowed at all, and a
+// type that is not taken (tensor.Invalid: it is not a tensor). The error is a *Refusal.
 func (a *Account) Fits(bytes uint64, d tensor.DType) error {
 	for ; a != nil; a = a.parent {
 		l := &a.limits
@@ -135,8 +138,8 @@ func (a *Account) Fits(bytes uint64, d tensor.DType) error {
 	return nil
 }
 
-// Admit counts a transfer of so many bytes in, here and at all parents, or refuses it and counts nothing; d is as for Fits. It does not
-// allocate unless it refuses; the error is a *Refusal.
+// Admit counts a transfer of so many bytes in, here and at all parents, or refuses it and counts
+// nothing; d is as for Fits. It does not allocate unless it refuses; the error is a *Refusal.
 func (a *Account) Admit(bytes uint64, d tensor.DType) (Grant, error) {
 	if err := a.Fits(bytes, d); err != nil {
 		return Grant{}, err
@@ -144,7 +147,8 @@ func (a *Account) Admit(bytes uint64, d tensor.DType) (Grant, error) {
 	return a.take(Grant{a, bytes, false})
 }
 
-// Memory counts so many bytes of memory in, here and at all parents, or refuses them. The error is a *Refusal.
+// Memory counts so many bytes of memory in, here and at all parents, or refuses them. The error is
+// a *Refusal.
 func (a *Account) Memory(bytes uint64) (Grant, error) { return a.take(Grant{a, bytes, true}) }
 
 func (a *Account) take(g Grant) (Grant, error) {
@@ -170,7 +174,8 @@ func (a *Account) add(g Grant) error {
 	case g.memory:
 		u.Memory += g.bytes
 	case l.Transfers > 0 && u.Transfers >= l.Transfers:
-		return &Refusal{Whose: a.whose, Code: control.TooMany, Limit: uint64(l.Transfers), Used: uint64(u.Transfers), Asked: 1}
+		return &Refusal{Whose: a.whose, Code: control.TooMany, Limit: uint64(l.Transfers), Used: uint64(u.Transfers),
+			Asked: 1}
 	case l.Bytes > 0 && (u.Bytes > l.Bytes || g.bytes > l.Bytes-u.Bytes):
 		return &Refusal{Whose: a.whose, Code: control.TooManyBytes, Limit: l.Bytes, Used: u.Bytes, Asked: g.bytes}
 	default:
@@ -196,8 +201,9 @@ func (a *Account) remove(g Grant) {
 	u.Bytes -= g.bytes
 }
 
-// Grant is the place that one transfer, or one piece of memory, has in an account. It is a plain value with one owner, and
-// must not be used after it was copied to another. The zero value holds nothing.
+// Grant is the place that one transfer, or one piece of memory, has in an account. It is a plain
+// value with one owner, and must not be used after it was copied to another. The zero value holds
+// nothing.
 type Grant struct {
 	a      *Account
 	bytes  uint64

@@ -25,7 +25,8 @@ func TestRateIsExact(t *testing.T) {
 			n := rapid.Uint64Range(1, burst/2).Draw(t, "n")
 			now += int64(Reserve(now, n, r))
 			passed += n
-			// passed <= burst + rate * elapsed, and what waits has no more than one nanosecond of slack.
+			// passed <= burst + rate * elapsed, and what waits has no more than one nanosecond of
+			// slack.
 			most := new(big.Int).Mul(new(big.Int).SetUint64(perSec), big.NewInt(now-start))
 			most.Div(most, big.NewInt(1e9)).Add(most, new(big.Int).SetUint64(burst))
 			if new(big.Int).SetUint64(passed).Cmp(most) > 0 {
@@ -39,8 +40,8 @@ func TestRateIsExact(t *testing.T) {
 	})
 }
 
-// Reservations are served in the order of asking, also a large one beside small ones that come again and again; together they
-// keep to the limit.
+// Reservations are served in the order of asking, also a large one beside small ones that come
+// again and again; together they keep to the limit.
 func TestReserve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		perSec := rapid.Uint64Range(1000, 1e9).Draw(t, "rate")
@@ -106,11 +107,13 @@ func TestRateAtItsLargest(t *testing.T) {
 	}
 }
 
-// Counts are those of a naive model, whatever is admitted, refused and given back, at a node with three peers.
+// Counts are those of a naive model, whatever is admitted, refused and given back, at a node with
+// three peers.
 func TestAccountAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(whose string) Limits {
-			return Limits{Transfers: rapid.IntRange(0, 6).Draw(t, whose), Bytes: rapid.Uint64Range(0, 100).Draw(t, whose),
+			return Limits{Transfers: rapid.IntRange(0, 6).Draw(t, whose),
+				Bytes:   rapid.Uint64Range(0, 100).Draw(t, whose),
 				Largest: rapid.Uint64Range(0, 50).Draw(t, whose), Memory: rapid.Uint64Range(0, 100).Draw(t, whose)}
 		}
 		limits := []Limits{draw("node"), draw("a"), draw("b"), draw("c")}
@@ -128,7 +131,8 @@ func TestAccountAgainstModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
 				for i, a := range accounts {
-					if u := a.Use(); u.Transfers != model[i].Transfers || u.Bytes != model[i].Bytes || u.Memory != model[i].Memory {
+					if u := a.Use(); u.Transfers != model[i].Transfers || u.Bytes != model[i].Bytes ||
+						u.Memory != model[i].Memory {
 						t.Fatalf("account %d has %+v, expected %+v", i, u, model[i])
 					}
 				}
@@ -217,18 +221,24 @@ func TestRefusalsSayWhat(t *testing.T) {
 		limit, used uint64
 		text        string
 	}{
-		{second(a.Admit(1, tensor.Invalid)), ErrTooMany, control.TooMany, 1, 1, "too many transfers: 1 transfers asked for, 1 of 1 in use (limit of this node)"},
-		{second(a.Admit(51, tensor.Invalid)), ErrTooManyBytes, control.TooManyBytes, 100, 50, `too many bytes: 51 bytes asked for, 50 of 100 in use (limit of peer "x")`},
-		{second(a.Admit(61, tensor.Invalid)), ErrTooLarge, control.TooLarge, 60, 0, `transfer too large: a transfer of 61 bytes, at most 60 are taken (limit of peer "x")`},
+		{second(a.Admit(1, tensor.Invalid)), ErrTooMany, control.TooMany, 1, 1,
+			"too many transfers: 1 transfers asked for, 1 of 1 in use (limit of this node)"},
+		{second(a.Admit(51, tensor.Invalid)), ErrTooManyBytes, control.TooManyBytes, 100, 50,
+			`too many bytes: 51 bytes asked for, 50 of 100 in use (limit of peer "x")`},
+		{second(a.Admit(61, tensor.Invalid)), ErrTooLarge, control.TooLarge, 60, 0,
+			`transfer too large: a transfer of 61 bytes, at most 60 are taken (limit of peer "x")`},
 		{second(a.Memory(11)), ErrMemory, control.OverBudget, 10, 0, `over budget: 11 bytes asked for, 0 of 10 in use (limit of peer "x")`},
-		{second(a.Admit(1, tensor.BF16)), ErrDType, control.DType, 0, 0, "type of tensor not taken: a tensor of bf16, expected one of [f32] (limit of this node)"},
+		{second(a.Admit(1, tensor.BF16)), ErrDType, control.DType, 0, 0,
+			"type of tensor not taken: a tensor of bf16, expected one of [f32] (limit of this node)"},
 	} {
 		var r *Refusal
-		if !errors.As(c.err, &r) || !errors.Is(c.err, c.is) || r.Code != c.code || r.Limit != c.limit || r.Used != c.used || r.Error() != c.text {
+		if !errors.As(c.err, &r) || !errors.Is(c.err, c.is) || r.Code != c.code || r.Limit != c.limit ||
+			r.Used != c.used || r.Error() != c.text {
 			t.Errorf("%v (%+v), expected %s", c.err, r, c.text)
 		}
 		// The error that the peer gets matches there as it does here.
-		if e := control.AsError(c.err); e.Code != c.code || !errors.Is(&control.Error{Code: e.Code, Remote: true}, c.is) {
+		if e := control.AsError(c.err); e.Code != c.code ||
+			!errors.Is(&control.Error{Code: e.Code, Remote: true}, c.is) {
 			t.Errorf("%v is told as %v", c.err, e)
 		}
 	}
@@ -241,7 +251,8 @@ func TestRefusalsSayWhat(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 func TestLimitsCheck(t *testing.T) {
-	for _, l := range []Limits{{Transfers: -1}, {Rate: 1 << 58}, {Rate: 1, Burst: 1 << 41}, {Burst: 1}, {DTypes: []tensor.DType{250}}} {
+	for _, l := range []Limits{{Transfers: -1}, {Rate: 1 << 58}, {Rate: 1, Burst: 1 << 41}, {Burst: 1},
+		{DTypes: []tensor.DType{250}}} {
 		if l.Check() == nil {
 			t.Errorf("%+v was accepted", l)
 		}

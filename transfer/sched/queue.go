@@ -2,14 +2,15 @@ package sched
 
 import "math"
 
-// OpCost is what each operation is charged beyond its bytes, in bytes: about what an operation without any costs a path.
+// OpCost is what each operation is charged beyond its bytes, in bytes: about what an operation
+// without any costs a path.
 const OpCost = 512
 
 // Unlimited is the grant of an item without competition.
 const Unlimited uint64 = math.MaxUint64
 
-// Item is one piece of work in a Queue: usually a field of what it stands for, so that queueing it allocates nothing. It is in
-// at most one Queue, once.
+// Item is one piece of work in a Queue: usually a field of what it stands for, so that queueing it
+// allocates nothing. It is in at most one Queue, once.
 type Item[T any] struct {
 	Value      T // of the caller
 	flow       *Flow[T]
@@ -19,8 +20,9 @@ type Item[T any] struct {
 // Queued reports whether the item is in a Queue.
 func (it *Item[T]) Queued() bool { return it.flow != nil }
 
-// Flow is what fairness is between: work that keeps its order. It belongs to the caller, for example as a field of a stream or
-// of a single transfer, and to at most one Queue and class while Active. The zero value is ready.
+// Flow is what fairness is between: work that keeps its order. It belongs to the caller, for
+// example as a field of a stream or of a single transfer, and to at most one Queue and class while
+// Active. The zero value is ready.
 type Flow[T any] struct {
 	head, tail *Item[T]
 	class      *class[T] // nil: the queue knows nothing of it
@@ -29,8 +31,8 @@ type Flow[T any] struct {
 	credit     int64 // bytes that it may take now; below 0: what it took too much
 }
 
-// Active reports whether a Queue refers to the flow: it has items, or had some a moment ago. A flow must not be used in another
-// Queue, nor its memory be used again, before that.
+// Active reports whether a Queue refers to the flow: it has items, or had some a moment ago. A flow
+// must not be used in another Queue, nor its memory be used again, before that.
 func (f *Flow[T]) Active() bool { return f.class != nil }
 
 // flowList is a list of flows in the order of their turns.
@@ -70,7 +72,8 @@ func (l *flowList[T]) remove(f *Flow[T]) {
 	f.list, f.prev, f.next = nil, nil, nil
 }
 
-// tagShift makes virtual time finer than bytes, so that dividing by a weight loses nothing that matters.
+// tagShift makes virtual time finer than bytes, so that dividing by a weight loses nothing that
+// matters.
 const tagShift = 16
 
 // class holds the flows of one priority.
@@ -84,8 +87,8 @@ type class[T any] struct {
 	turning *Flow[T]    // head of old whose turn was opened and is not over
 }
 
-// Queue orders items; see the package comment for what it promises. It is not safe for concurrent use, and allocates nothing
-// after New.
+// Queue orders items; see the package comment for what it promises. It is not safe for concurrent
+// use, and allocates nothing after New.
 type Queue[T any] struct {
 	quantum int64
 	classes []class[T]
@@ -94,8 +97,8 @@ type Queue[T any] struct {
 	items   int
 }
 
-// New makes an empty queue. The quantum, 1 to 2^40 bytes, is the most that an item gets at a time while others wait. Each weight, 1 to 65536,
-// makes a class, numbered from 0: there are at most 64.
+// New makes an empty queue. The quantum, 1 to 2^40 bytes, is the most that an item gets at a time
+// while others wait. Each weight, 1 to 65536, makes a class, numbered from 0: there are at most 64.
 func New[T any](quantum uint64, weights ...uint64) *Queue[T] {
 	q := &Queue[T]{quantum: int64(quantum), classes: make([]class[T], len(weights))}
 	for i, w := range weights {
@@ -110,7 +113,8 @@ func (q *Queue[T]) Len() int { return q.items }
 // Flows is the number of flows that have items.
 func (q *Queue[T]) Flows() int { return q.flows }
 
-// Push puts an item at the end of a flow. A flow that is active keeps the class it has. The item must not be queued.
+// Push puts an item at the end of a flow. A flow that is active keeps the class it has. The item
+// must not be queued.
 func (q *Queue[T]) Push(f *Flow[T], class int, it *Item[T]) {
 	it.flow, it.prev, it.next = f, f.tail, nil
 	if f.tail != nil {
@@ -125,8 +129,8 @@ func (q *Queue[T]) Push(f *Flow[T], class int, it *Item[T]) {
 	}
 }
 
-// PushFront puts an item that was removed back to the head of its flow, because an operation was not accepted that it was
-// charged so much for.
+// PushFront puts an item that was removed back to the head of its flow, because an operation was
+// not accepted that it was charged so much for.
 func (q *Queue[T]) PushFront(f *Flow[T], class int, it *Item[T], charged Charge) {
 	it.flow, it.prev, it.next = f, nil, f.head
 	if f.head != nil {
@@ -166,13 +170,15 @@ func (q *Queue[T]) begin(f *Flow[T], class int, front bool) {
 	}
 }
 
-// lag is how many quanta of what it could have been charged a class may make good that Next passed over.
+// lag is how many quanta of what it could have been charged a class may make good that Next passed
+// over.
 const lag = 4
 
-// Next is the item whose turn it is, nil when there is none, and how many bytes of it may be taken now: Unlimited when no
-// other flow has work. Say what was done by Took, and Remove the item when it is finished; without either, Next answers the same
-// again as long as nothing is pushed. Only classes whose bits are set have a turn: the others cannot go on for now. What they miss
-// meanwhile they may make good, up to four quanta.
+// Next is the item whose turn it is, nil when there is none, and how many bytes of it may be taken
+// now: Unlimited when no other flow has work. Say what was done by Took, and Remove the item when
+// it is finished; without either, Next answers the same again as long as nothing is pushed. Only
+// classes whose bits are set have a turn: the others cannot go on for now. What they miss meanwhile
+// they may make good, up to four quanta.
 func (q *Queue[T]) Next(classes uint64) (it *Item[T], grant uint64) {
 	if q.flows == 1 {
 		grant = Unlimited
@@ -208,8 +214,8 @@ func (q *Queue[T]) pick(c *class[T]) *Flow[T] {
 			if f.head != nil && f.credit > 0 && (c.sparse > 0 || c.old.head == nil) {
 				return f
 			}
-			// Its first turn is over, or too many go first already. Also when it is empty it has to wait for one turn of the
-			// others before it is new again.
+			// Its first turn is over, or too many go first already. Also when it is empty it has to
+			// wait for one turn of the others before it is new again.
 			c.fresh.remove(f)
 			c.old.pushBack(f)
 			continue
@@ -236,7 +242,8 @@ func (q *Queue[T]) pick(c *class[T]) *Flow[T] {
 // Charge is what an operation was charged; 0 when no other flow competed.
 type Charge int64
 
-// Took charges the item that Next returned for an operation of so many bytes, at most what was granted.
+// Took charges the item that Next returned for an operation of so many bytes, at most what was
+// granted.
 func (q *Queue[T]) Took(it *Item[T], bytes uint64) Charge {
 	if q.flows <= 1 {
 		return 0
@@ -264,7 +271,8 @@ func (q *Queue[T]) Refund(it *Item[T], charged Charge) {
 	f.class.tag -= f.class.span(int64(charged))
 }
 
-// Remove takes an item out, wherever in its flow it is; it does nothing when the item is not queued.
+// Remove takes an item out, wherever in its flow it is; it does nothing when the item is not
+// queued.
 func (q *Queue[T]) Remove(it *Item[T]) {
 	f := it.flow
 	if f == nil {
@@ -291,7 +299,8 @@ func (q *Queue[T]) Remove(it *Item[T]) {
 	}
 }
 
-// rest forgets the flows of a class that has no items left, so that none is referred to for longer than others have work.
+// rest forgets the flows of a class that has no items left, so that none is referred to for longer
+// than others have work.
 func (q *Queue[T]) rest(c *class[T]) {
 	for _, l := range [...]*flowList[T]{&c.fresh, &c.old} {
 		for f := l.head; f != nil; f = l.head {
@@ -302,8 +311,9 @@ func (q *Queue[T]) rest(c *class[T]) {
 	c.turning, c.sparse = nil, 0
 }
 
-// Drop forgets a flow that has no items, so that its memory can be used for something else at once. One that ends for good,
-// such as that of a single transfer, is dropped instead of waiting for its turn.
+// Drop forgets a flow that has no items, so that its memory can be used for something else at once.
+// One that ends for good, such as that of a single transfer, is dropped instead of waiting for its
+// turn.
 func (q *Queue[T]) Drop(f *Flow[T]) {
 	if f.class == nil || f.head != nil {
 		return

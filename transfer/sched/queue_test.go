@@ -26,8 +26,8 @@ type testFlow struct {
 	want  []int // items in order
 }
 
-// Whatever is pushed, removed, put back and served in whatever order: everything is served once, in the order of its flow,
-// never more than granted, and the queue refers to nothing when it is empty.
+// Whatever is pushed, removed, put back and served in whatever order: everything is served once, in
+// the order of its flow, never more than granted, and the queue refers to nothing when it is empty.
 func TestQueueAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		classes := rapid.IntRange(1, 3).Draw(t, "classes")
@@ -171,7 +171,8 @@ type backlogged struct {
 	served  int
 }
 
-// Flows of one class that always have work get the same, whatever the sizes of their operations, and classes get by weight.
+// Flows of one class that always have work get the same, whatever the sizes of their operations,
+// and classes get by weight.
 func TestFairnessBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		classes := rapid.IntRange(1, 4).Draw(t, "classes")
@@ -227,7 +228,8 @@ func TestFairnessBounds(t *testing.T) {
 			for _, x := range flows {
 				for _, y := range flows {
 					if x.class == y.class && x.charged-y.charged > 3*q2 {
-						t.Fatalf("step %d: two flows of class %d got %d and %d, more than %d apart", step, x.class, x.charged, y.charged, 3*q2)
+						t.Fatalf("step %d: two flows of class %d got %d and %d, more than %d apart", step, x.class,
+							x.charged, y.charged, 3*q2)
 					}
 				}
 			}
@@ -246,8 +248,8 @@ func TestFairnessBounds(t *testing.T) {
 	})
 }
 
-// Whatever others do, one flow of the lowest class with one large item is served: all of it, within a number of bytes that the
-// weights say.
+// Whatever others do, one flow of the lowest class with one large item is served: all of it, within
+// a number of bytes that the weights say.
 func TestNobodyStarves(t *testing.T) {
 	for _, how := range []string{"many large", "ever new flows", "empty operations", "higher class"} {
 		t.Run(how, func(t *testing.T) {
@@ -298,8 +300,10 @@ func TestNobodyStarves(t *testing.T) {
 				}
 				q.Remove(it)
 			}
-			// many large: 8 others. ever new: 16 others and 2Q of newcomers for each turn. empty: 8 others. higher: 16 to 1.
-			most := map[string]uint64{"many large": 8 + 1, "ever new flows": 3 * (16 + 1), "empty operations": 8 + 1, "higher class": 16 + 1}[how]
+			// many large: 8 others. ever new: 16 others and 2Q of newcomers for each turn. empty: 8
+			// others. higher: 16 to 1.
+			most := map[string]uint64{"many large": 8 + 1, "ever new flows": 3 * (16 + 1), "empty operations": 8 + 1,
+				"higher class": 16 + 1}[how]
 			if others > most*(large+8*quantum) {
 				t.Errorf("%d bytes of others went before %d of its own", others, large)
 			}
@@ -307,7 +311,8 @@ func TestNobodyStarves(t *testing.T) {
 	}
 }
 
-// A small item that comes while large ones are under way is served next, after at most the operation under way.
+// A small item that comes while large ones are under way is served next, after at most the
+// operation under way.
 func TestNewcomerGoesFirst(t *testing.T) {
 	q := New[int](quantum, 4, 2)
 	for range 10 {

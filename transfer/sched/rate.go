@@ -13,16 +13,18 @@ const MaxRate = 1 << 57
 // maxBurst is the largest burst in bytes, and the most that a single operation is counted as.
 const maxBurst = 1 << 40
 
-// burstTime is what the default burst covers: a timer is late by about a millisecond, and by more on a busy machine.
+// burstTime is what the default burst covers: a timer is late by about a millisecond, and by more
+// on a busy machine.
 const burstTime = 20 * time.Millisecond
 
 // minBurst is the least default burst in bytes.
 const minBurst = 64 << 10
 
-// Rate limits bytes per second, by the exact token bucket of package engine/pace. In any window of d seconds at most
-// rate*d + max(burst, largest single operation) bytes pass, and a sender that always has something to send reaches the rate over long
-// times without drift. More than the burst pass once the bucket is full, and what follows waits for all of them. Its methods may be called from
-// any goroutine.
+// Rate limits bytes per second, by the exact token bucket of package engine/pace. In any window of
+// d seconds at most rate*d + max(burst, largest single operation) bytes pass, and a sender that
+// always has something to send reaches the rate over long times without drift. More than the burst
+// pass once the bucket is full, and what follows waits for all of them. Its methods may be called
+// from any goroutine.
 type Rate struct {
 	perSec uint64
 	burst  uint64
@@ -30,8 +32,8 @@ type Rate struct {
 	bucket pace.Bucket
 }
 
-// NewRate makes the limit that l.Rate, which is not 0, and l.Burst are. It is at rest at time now, in nanoseconds by any clock that does not
-// go back. The limits must have passed Check.
+// NewRate makes the limit that l.Rate, which is not 0, and l.Burst are. It is at rest at time now,
+// in nanoseconds by any clock that does not go back. The limits must have passed Check.
 func NewRate(l *Limits, now int64) *Rate {
 	burst := l.Burst
 	if burst == 0 {
@@ -50,9 +52,10 @@ func (r *Rate) PerSec() uint64 { return r.perSec }
 // Burst is the number of bytes that may pass at once.
 func (r *Rate) Burst() uint64 { return r.burst }
 
-// Reserve takes n bytes from all limits and says how long they have to wait before they may pass. They are taken in any case,
-// and later reservations wait for them: so several that share a limit get their turns in the order in which they ask,
-// however much each asks for. Two goroutines that reserve from the same limits name them in the same order.
+// Reserve takes n bytes from all limits and says how long they have to wait before they may pass.
+// They are taken in any case, and later reservations wait for them: so several that share a limit
+// get their turns in the order in which they ask, however much each asks for. Two goroutines that
+// reserve from the same limits name them in the same order.
 func Reserve(now int64, n uint64, of ...*Rate) time.Duration {
 	n = min(n, maxBurst)
 	at := now

@@ -15,7 +15,8 @@ type Segment struct {
 	Bytes uint64
 }
 
-// Append appends to out what lies in the next n bytes from a place on, and moves the place behind them.
+// Append appends to out what lies in the next n bytes from a place on, and moves the place behind
+// them.
 func Append(out, copies []path.Copy, at *Cursor, n uint64) []path.Copy {
 	for n > 0 {
 		c := copies[at.Block]

@@ -1,7 +1,8 @@
-// Package state is the state machine of one transfer: which of its bytes are in place (visible in the memory that they go to, by a
-// completion of the path), which are outstanding, and what to do next. Events go in, the next step comes out: the package takes no lock,
-// does no I/O and reads no clock. A channel is a path and its send queue, not one of Go; its owner drives the machine and does what
-// the steps say. See State for the states and table for the legal transitions.
+// Package state is the state machine of one transfer: which of its bytes are in place (visible in
+// the memory that they go to, by a completion of the path), which are outstanding, and what to do
+// next. Events go in, the next step comes out: the package takes no lock, does no I/O and reads no
+// clock. A channel is a path and its send queue, not one of Go; its owner drives the machine and
+// does what the steps say. See State for the states and table for the legal transitions.
 package state
 
 import (
@@ -12,7 +13,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// State is where a transfer is between its admission and its end. The diagram has the usual ways; table has all.
+// State is where a transfer is between its admission and its end. The diagram has the usual ways;
+// table has all.
 //
 //	Admitted ──► Routed ──► Moving ──► Proving ──► Notifying ──► Ended
 //	   ▲            │          │           │            │          ▲
@@ -24,15 +26,17 @@ import (
 type State uint8
 
 const (
-	Admitted  State = iota // its memory is registered and its share of the limits reserved; it has no channel
-	Routed                 // a channel has it, and has posted nothing of it
-	Moving                 // operations are outstanding, or are still to be posted
-	Proving                // every byte is in place; the digests of both sides are being compared
-	Notifying              // the operation with the notification, which may have bytes too, is outstanding: nothing is left to post
-	Draining               // it failed or lost its path; it posts nothing more, and waits for outstanding operations
-	Fencing                // its path is down, and the peer is asked to close its end, which might still write
-	Ended                  // final: Err says whether it succeeded
-	states    = iota
+	Admitted State = iota // its memory is registered and its share of the limits reserved; it has no channel
+	Routed                // a channel has it, and has posted nothing of it
+	Moving                // operations are outstanding, or are still to be posted
+	Proving               // every byte is in place; the digests of both sides are being compared
+	// the operation with the notification, which may have bytes too, is outstanding: nothing is
+	// left to post
+	Notifying
+	Draining // it failed or lost its path; it posts nothing more, and waits for outstanding operations
+	Fencing  // its path is down, and the peer is asked to close its end, which might still write
+	Ended    // final: Err says whether it succeeded
+	states   = iota
 )
 
 var names = [states]string{"admitted", "routed", "moving", "proving", "notifying", "draining", "fencing", "ended"}
@@ -53,9 +57,11 @@ func set(of ...State) (m uint16) {
 
 // table has the legal transitions. Builds with -tags invariants check each.
 var table = [states]uint16{
-	Admitted:  set(Routed, Ended),                                 // Ended: canceled, no path, or all of it came by bounce buffers
-	Routed:    set(Moving, Proving, Notifying, Draining, Fencing), // Proving: all bytes came by an earlier channel
-	Moving:    set(Proving, Notifying, Draining, Fencing, Ended),  // Ended: a part of another transfer, which has no notification
+	// Ended: canceled, no path, or all of it came by bounce buffers
+	Admitted: set(Routed, Ended),
+	Routed:   set(Moving, Proving, Notifying, Draining, Fencing), // Proving: all bytes came by an earlier channel
+	// Ended: a part of another transfer, which has no notification
+	Moving:    set(Proving, Notifying, Draining, Fencing, Ended),
 	Proving:   set(Notifying, Draining, Fencing),
 	Notifying: set(Moving, Draining, Ended),  // Moving: the path did not accept the operation
 	Draining:  set(Admitted, Fencing, Ended), // Admitted: its path cannot access its memory
@@ -69,29 +75,35 @@ const (
 	Wait  Step = iota // nothing to post now: take it from the channel's queue
 	Queue             // something to post: it has a place in the channel's queue
 	Prove             // all bytes are in place: have the digests compared once, and call Proved
-	Fence             // its path is down, and nothing is outstanding here; when the peer has closed its end, call Resume, or End if it has failed
-	Stage             // its path cannot access its memory: call Resume, and have bounce buffers carry what is left
-	End               // it is over: call End; Err says how
+	// its path is down, and nothing is outstanding here; when the peer has closed its end, call
+	// Resume, or End if it has failed
+	Fence
+	Stage // its path cannot access its memory: call Resume, and have bounce buffers carry what is left
+	End   // it is over: call End; Err says how
 )
 
 // Result is what became of an operation.
 type Result uint8
 
 const (
-	Placed      Result = iota // every byte is in place
-	Failed                    // with an error that ends the transfer
-	PathDown                  // the path failed before the operation completed: whether its bytes are in place is not known
-	Unreachable               // the path cannot access the memory, and no byte of the operation moved
+	Placed Result = iota // every byte is in place
+	Failed               // with an error that ends the transfer
+	// the path failed before the operation completed: whether its bytes are in place is not known
+	PathDown
+	Unreachable // the path cannot access the memory, and no byte of the operation moved
 )
 
-// Machine is the state of one transfer. It has one owner at a time: the goroutine that chooses a channel for it, then the one that holds the
-// channel. A block is one path.Copy of its list; a Cursor is a block, an offset in it, and the bytes posted so far.
+// Machine is the state of one transfer. It has one owner at a time: the goroutine that chooses a
+// channel for it, then the one that holds the channel. A block is one path.Copy of its list; a
+// Cursor is a block, an offset in it, and the bytes posted so far.
 type Machine struct {
 	kind   path.OpKind
 	silent bool
 
-	state       State
-	asked       bool   // the digests of both sides have to be equal before the peer gets the notification, and are not compared yet
+	state State
+	// the digests of both sides have to be equal before the peer gets the notification, and are not
+	// compared yet
+	asked       bool
 	lost        Result // PathDown or Unreachable: why it drains; Placed: for an error
 	doubt       bool   // the notification was outstanding when its path went down, and it had not failed before
 	outstanding int    // operations
@@ -102,8 +114,9 @@ type Machine struct {
 	err         error
 }
 
-// New is the machine of a transfer that was admitted. If asked is set, the digests of both sides have to be equal before the peer gets the
-// notification. A silent one is a part of another transfer, and notifies no peer.
+// New is the machine of a transfer that was admitted. If asked is set, the digests of both sides
+// have to be equal before the peer gets the notification. A silent one is a part of another
+// transfer, and notifies no peer.
 func New(kind path.OpKind, copies []path.Copy, bytes uint64, asked, silent bool) Machine {
 	return Machine{kind: kind, copies: copies, bytes: bytes, asked: asked, silent: silent}
 }
@@ -111,7 +124,8 @@ func New(kind path.OpKind, copies []path.Copy, bytes uint64, asked, silent bool)
 // State is the state that the transfer is in.
 func (m *Machine) State() State { return m.state }
 
-// Err is why the transfer fails or has failed: the cause rather than a cancellation that followed from it.
+// Err is why the transfer fails or has failed: the cause rather than a cancellation that followed
+// from it.
 func (m *Machine) Err() error { return m.err }
 
 // Outstanding is the number of operations that the path has not completed yet.
@@ -129,11 +143,12 @@ func (m *Machine) Asked() bool { return m.asked }
 // Copies is what was left of the transfer at the last Resume, at first all of it.
 func (m *Machine) Copies() []path.Copy { return m.copies }
 
-// Doubt reports whether the peer may have received the notification although the path failed before its completion came. Resume clears it:
-// who resumes a transfer asks the peer first.
+// Doubt reports whether the peer may have received the notification although the path failed before
+// its completion came. Resume clears it: who resumes a transfer asks the peer first.
 func (m *Machine) Doubt() bool { return m.doubt }
 
-// Posted reports whether no byte is left to post; the notification may still be. A block number above 0 marks a transfer of no bytes as posted.
+// Posted reports whether no byte is left to post; the notification may still be. A block number
+// above 0 marks a transfer of no bytes as posted.
 func (m *Machine) Posted() bool {
 	return m.kind == path.Notify || m.at.Done == m.bytes && m.at != (Cursor{})
 }
@@ -148,7 +163,8 @@ func (m *Machine) to(s State) {
 // Route gives the transfer to a channel.
 func (m *Machine) Route() { m.to(Routed) }
 
-// Next returns what to do now, and may change the state. The owner of the channel calls it after each event.
+// Next returns what to do now, and may change the state. The owner of the channel calls it after
+// each event.
 func (m *Machine) Next() Step {
 	switch m.state {
 	case Admitted, Fencing, Ended:
@@ -177,8 +193,9 @@ func (m *Machine) Next() Step {
 	return End
 }
 
-// Post takes the next n bytes, at most Left, or the notification when all are in place; n is 0 then. The operation carries the notification if
-// notify is set: a small transfer takes one operation. Where the bytes are whole blocks the copies are a part of the caller's list, else they
+// Post takes the next n bytes, at most Left, or the notification when all are in place; n is 0
+// then. The operation carries the notification if notify is set: a small transfer takes one
+// operation. Where the bytes are whole blocks the copies are a part of the caller's list, else they
 // lie in buf, which grows as needed.
 func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Copy, notify bool) {
 	s = Segment{m.at, n}
@@ -202,7 +219,8 @@ func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Cop
 	return s, copies, false
 }
 
-// Whole is n, or less by n/16 at most if the next bytes to post then end where a block does: Post copies no list for those.
+// Whole is n, or less by n/16 at most if the next bytes to post then end where a block does: Post
+// copies no list for those.
 func (m *Machine) Whole(n uint64) uint64 {
 	sum, off := uint64(0), m.at.Off
 	for _, c := range m.copies[min(m.at.Block, len(m.copies)):] {
@@ -217,7 +235,8 @@ func (m *Machine) Whole(n uint64) uint64 {
 	return sum
 }
 
-// blocks takes the next n bytes if they are whole blocks, and returns those; otherwise it returns nil.
+// blocks takes the next n bytes if they are whole blocks, and returns those; otherwise it returns
+// nil.
 func (m *Machine) blocks(n uint64) []path.Copy {
 	first := m.at.Block
 	end, sum := first, uint64(0)
@@ -232,7 +251,8 @@ func (m *Machine) blocks(n uint64) []path.Copy {
 	return m.copies[first:end:end]
 }
 
-// Unpost undoes the last Post: the path did not accept the operation. Several are undone in reverse order.
+// Unpost undoes the last Post: the path did not accept the operation. Several are undone in reverse
+// order.
 func (m *Machine) Unpost(s Segment) {
 	m.outstanding--
 	m.at = s.At
@@ -251,7 +271,8 @@ func (m *Machine) Done(s Segment, r Result, err error) {
 	}
 }
 
-// Refuse records that the path cannot access the memory of an operation that it did not accept, after Unpost.
+// Refuse records that the path cannot access the memory of an operation that it did not accept,
+// after Unpost.
 func (m *Machine) Refuse() { m.lose(Unreachable) }
 
 func (m *Machine) lose(r Result) {
@@ -262,8 +283,8 @@ func (m *Machine) lose(r Result) {
 	m.to(Draining)
 }
 
-// Fail records an error. The transfer ends with it when nothing is outstanding and a path that is down is fenced; without a channel the
-// caller ends it.
+// Fail records an error. The transfer ends with it when nothing is outstanding and a path that is
+// down is fenced; without a channel the caller ends it.
 func (m *Machine) Fail(err error) {
 	m.err = first(m.err, err)
 	switch m.state {
@@ -279,10 +300,12 @@ func (m *Machine) Proved(err error) {
 	}
 }
 
-// Fence takes the transfer from a channel whose path is down before it has waited for anything there. Nothing is outstanding.
+// Fence takes the transfer from a channel whose path is down before it has waited for anything
+// there. Nothing is outstanding.
 func (m *Machine) Fence() { m.to(Fencing) }
 
-// Resume makes what is not in place all that is left of the transfer, for the next channel, after the steps Fence and Stage.
+// Resume makes what is not in place all that is left of the transfer, for the next channel, after
+// the steps Fence and Stage.
 func (m *Machine) Resume() {
 	var rest []path.Copy
 	left := m.Left()
@@ -299,13 +322,15 @@ func (m *Machine) Resume() {
 	m.to(Admitted)
 }
 
-// Carried records, for a transfer without a channel, that bounce buffers brought all bytes: the digests, if asked for, and the notification are left.
+// Carried records, for a transfer without a channel, that bounce buffers brought all bytes: the
+// digests, if asked for, and the notification are left.
 func (m *Machine) Carried() { m.at = Cursor{max(len(m.copies), 1), 0, m.bytes} }
 
 // End marks the transfer as over: after the step End, or without a channel.
 func (m *Machine) End() { m.to(Ended) }
 
-// first keeps the first of two errors, but prefers a cause over a cancellation that followed from it.
+// first keeps the first of two errors, but prefers a cause over a cancellation that followed from
+// it.
 func first(have, e error) error {
 	if have == nil || errors.Is(have, path.ErrCanceled) && e != nil {
 		return e

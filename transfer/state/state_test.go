@@ -41,9 +41,10 @@ type op struct {
 	notify bool
 }
 
-// TestPrograms drives random programs of events (operations that are accepted, refused, done, lost with their path or out of its reach, digests,
-// cancels, channels that go down) through a Machine and compares with the model: no byte is moved twice, an end without an error has every
-// byte in place and one notification after them, an end waits for what is outstanding, and there is one.
+// TestPrograms drives random programs of events (operations that are accepted, refused, done, lost
+// with their path or out of its reach, digests, cancels, channels that go down) through a Machine
+// and compares with the model: no byte is moved twice, an end without an error has every byte in
+// place and one notification after them, an end waits for what is outstanding, and there is one.
 func TestPrograms(t *testing.T) {
 	seen := map[State]bool{}
 	program := func(t *rapid.T) {
@@ -52,7 +53,8 @@ func TestPrograms(t *testing.T) {
 		kind := rapid.SampledFrom([]path.OpKind{path.Put, path.Get, path.Notify}).Draw(t, "kind")
 		if kind != path.Notify {
 			for i, n := range rapid.SliceOfN(rapid.Uint64Range(0, 40), 0, 6).Draw(t, "blocks") {
-				copies = append(copies, path.Copy{Local: mem.Span{Off: uint64(1000 * i), Len: n}, RemoteOff: uint64(5000 * i)})
+				copies = append(copies, path.Copy{Local: mem.Span{Off: uint64(1000 * i), Len: n},
+					RemoteOff: uint64(5000 * i)})
 				bytes += n
 			}
 		}
@@ -152,7 +154,8 @@ func TestPrograms(t *testing.T) {
 				out = append(out[:i:i], out[i+1:]...)
 				r := Placed
 				if !well {
-					r = rapid.SampledFrom([]Result{Placed, Placed, Placed, PathDown, Unreachable, Failed}).Draw(t, "result")
+					r = rapid.SampledFrom([]Result{Placed, Placed, Placed, PathDown, Unreachable, Failed}).Draw(t,
+						"result")
 				}
 				if r == Unreachable && kind == path.Notify || r == Unreachable && o.notify && len(o.copies) == 0 {
 					r = Placed
@@ -179,7 +182,8 @@ func TestPrograms(t *testing.T) {
 			case queued && event == 8:
 				x.Fail(path.ErrCanceled)
 				follow(x.Next())
-			case event == 9 && (queued || x.State() == Proving) && len(out) == 0 && !proving: // the path ends between operations
+			// the path ends between operations
+			case event == 9 && (queued || x.State() == Proving) && len(out) == 0 && !proving:
 				queued = false
 				x.Fence()
 			}
@@ -193,7 +197,8 @@ func TestPrograms(t *testing.T) {
 			t.Fatalf("%d notifications, silent %v", m.told, silent)
 		}
 	}
-	for tries := 0; tries == 0 || len(seen) < int(Ended) && tries < 20; tries++ { // with -short a check has 20 programs, in which a state may not come
+	for tries := 0; tries == 0 || len(seen) < int(Ended) && tries < 20; tries++ {
+		// with -short a check has 20 programs, in which a state may not come
 		rapid.Check(t, program)
 	}
 	for s := range State(Ended) {
@@ -203,7 +208,8 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// TestTable reads the diagram's claims off the table: every state but the last has a way to the end, and none leads back from it.
+// TestTable reads the diagram's claims off the table: every state but the last has a way to the
+// end, and none leads back from it.
 func TestTable(t *testing.T) {
 	if table[Ended] != 0 {
 		t.Error("a transfer that has ended goes on")
@@ -226,7 +232,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// What ends with a block is posted from the caller's list; only a block that is cut is described anew.
+// What ends with a block is posted from the caller's list; only a block that is cut is described
+// anew.
 func TestWholeBlocks(t *testing.T) {
 	list := make([]path.Copy, 103)
 	for i := range list {
@@ -263,7 +270,8 @@ func TestWholeBlocks(t *testing.T) {
 	}
 }
 
-// A peer may know a transfer as complete only when its notification was outstanding at the end of the path.
+// A peer may know a transfer as complete only when its notification was outstanding at the end of
+// the path.
 func TestDoubt(t *testing.T) {
 	list := []path.Copy{{Local: mem.Span{Len: 8}}}
 	for _, c := range []struct {

@@ -16,12 +16,13 @@ const MaxPatterns = 32
 
 // Options are what a translation depends on besides the rules.
 type Options struct {
-	// Queue is the number of the device's queue for one that a rule names, false where there is none now.
+	// Queue is the number of the device's queue for one that a rule names, false where there is
+	// none now.
 	Queue func(id uint16) (uint16, bool)
 	// Limit is what a rule, by its index, must do without. Without it none has to.
 	Limit func(rule int) Limit
-	// Tagged has rules that do not name a VLAN take frames with one tag by patterns of their own. A device without isolation leaves those to
-	// software.
+	// Tagged has rules that do not name a VLAN take frames with one tag by patterns of their own. A
+	// device without isolation leaves those to software.
 	Tagged bool
 }
 
@@ -36,14 +37,17 @@ const (
 	Nothing         // the rule
 )
 
-// blind is what a device does not see of packets: those that it may miss by a pattern, and those that it may take by one.
+// blind is what a device does not see of packets: those that it may miss by a pattern, and those
+// that it may take by one.
 type blind uint8
 
 const (
 	inTags blind = 1 << iota // behind tags that the pattern does not name
 	deep                     // behind extension headers of IPv6, and in fragments
-	bare                     // what has no tunnel, or none that the device knows: each pattern without a tunnel may take such
-	all    = inTags | deep | bare
+	// what has no tunnel, or none that the device knows: each pattern without a tunnel may take
+	// such
+	bare
+	all = inTags | deep | bare
 )
 
 // rule is one on its way.
@@ -55,7 +59,8 @@ type rule struct {
 	limit  Limit
 }
 
-// Compile translates a set of rules, which flow.Validate has no errors about. The result is in the order of precedence, one for each rule.
+// Compile translates a set of rules, which flow.Validate has no errors about. The result is in the
+// order of precedence, one for each rule.
 func Compile(rules []flow.Rule, o Options) []Compiled {
 	order := make([]*rule, len(rules))
 	for i := range rules {
@@ -208,7 +213,8 @@ func (r *rule) transform(a *flow.Action) []Action {
 		if tpid == 0 {
 			tpid = packet.EtherTypeVLAN
 		}
-		return []Action{{Kind: PushVLAN, Value: uint32(tpid)}, {Kind: SetVLAN, Value: uint32(a.Tag.ID)}, {Kind: SetPCP, Value: uint32(a.Tag.PCP)}}
+		return []Action{{Kind: PushVLAN, Value: uint32(tpid)}, {Kind: SetVLAN, Value: uint32(a.Tag.ID)},
+			{Kind: SetPCP, Value: uint32(a.Tag.PCP)}}
 	case a.Kind == flow.Decap && a.Tunnel.Type == flow.VXLAN:
 		return []Action{{Kind: DecapVXLAN}}
 	case a.Kind == flow.Decap && a.Tunnel.Type == flow.NVGRE:
@@ -386,7 +392,8 @@ func spans(of flow.Opt[flow.Range], ranges bool) (out []span) {
 func raw(words []flow.Flex) (out []Item) {
 	end := uint16(0)
 	for _, w := range words {
-		out = append(out, Item{Header: Raw, Offset: w.Offset - end, Spec: binary.BigEndian.AppendUint32(nil, w.Value), Mask: binary.BigEndian.AppendUint32(nil, w.Mask)})
+		out = append(out, Item{Header: Raw, Offset: w.Offset - end, Spec: binary.BigEndian.AppendUint32(nil, w.Value),
+			Mask: binary.BigEndian.AppendUint32(nil, w.Mask)})
 		end = w.Offset + 4
 	}
 	return out

@@ -20,7 +20,8 @@ var update = flag.Bool("update", false, "write the golden file anew")
 // number has queues 0 to 15 in reverse.
 func number(id uint16) (uint16, bool) { return 15 - id, id < 16 }
 
-// TestGolden compares what becomes of rules with testdata/rules.golden: a rule, and below it what testpmd would be told.
+// TestGolden compares what becomes of rules with testdata/rules.golden: a rule, and below it what
+// testpmd would be told.
 func TestGolden(t *testing.T) {
 	text, err := os.ReadFile("testdata/rules.txt")
 	if err != nil {
@@ -71,8 +72,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// device carries patterns out on frames. One that looks far skips tags and extension headers that a pattern does not name, and finds the ports of
-// first fragments.
+// device carries patterns out on frames. One that looks far skips tags and extension headers that a
+// pattern does not name, and finds the ports of first fragments.
 type device struct{ far bool }
 
 // takes reports whether a pattern takes a frame.
@@ -156,7 +157,8 @@ func asked(i Item, h []byte) bool {
 		if i.Last != nil && f.name == "all" || i.Mask == nil {
 			continue
 		}
-		var v, lo, hi, mask []byte = h[f.at : f.at+f.size], i.Spec[f.at : f.at+f.size], i.Spec[f.at : f.at+f.size], i.Mask[f.at : f.at+f.size]
+		var v, lo, hi, mask []byte = h[f.at : f.at+f.size], i.Spec[f.at : f.at+f.size], i.Spec[f.at : f.at+f.size],
+			i.Mask[f.at : f.at+f.size]
 		if i.Last != nil {
 			hi = i.Last[f.at : f.at+f.size]
 		}
@@ -171,7 +173,8 @@ func asked(i Item, h []byte) bool {
 	return true
 }
 
-// winners are the rules of which one gets the frame: those of the best priority of all that take it.
+// winners are the rules of which one gets the frame: those of the best priority of all that take
+// it.
 func (d device) winners(frame []byte, rules []Compiled) (out []Compiled) {
 	for _, c := range rules {
 		if c.Do() == nil {
@@ -218,8 +221,8 @@ func disturb(r *rand.Rand, frame []byte) []byte {
 	return frame
 }
 
-// TestWholeIsExact: a packet that a device takes for a rule that is Whole is that rule's, whatever the device does not see, and however it looks.
-// What is steered arrives where software sends it.
+// TestWholeIsExact: a packet that a device takes for a rule that is Whole is that rule's, whatever
+// the device does not see, and however it looks. What is steered arrives where software sends it.
 func TestWholeIsExact(t *testing.T) {
 	whole, steered, missed := 0, 0, 0
 	for seed := range uint64(60) {
@@ -263,7 +266,8 @@ func TestWholeIsExact(t *testing.T) {
 					for _, w := range won {
 						switch {
 						case w.Whole != nil && int32(w.Rule) != want.Rule:
-							t.Fatalf("seed %d: a device (far: %v) takes %x for rule %d, which is that of %d\n%v\n%v", seed, far, frame, w.Rule, want.Rule, w, rules[w.Rule])
+							t.Fatalf("seed %d: a device (far: %v) takes %x for rule %d, which is that of %d\n%v\n%v",
+								seed, far, frame, w.Rule, want.Rule, w, rules[w.Rule])
 						case w.Whole != nil:
 							whole++
 						default:
@@ -280,7 +284,8 @@ func TestWholeIsExact(t *testing.T) {
 	}
 }
 
-// TestTagged: with the patterns for isolation no packet is missed that has at most one tag, no extension header and is no fragment.
+// TestTagged: with the patterns for isolation no packet is missed that has at most one tag, no
+// extension header and is no fragment.
 func TestTagged(t *testing.T) {
 	seen := 0
 	for seed := range uint64(40) {
@@ -294,7 +299,8 @@ func TestTagged(t *testing.T) {
 		for _, x := range compiled {
 			has[int32(x.Rule)] = len(x.Patterns) > 0 && x.Do() != nil
 		}
-		for _, frame := range flowtest.NewTraffic(rules, flowtest.TrafficOptions{Seed: seed, Flows: 300, Packets: 1}).Flows {
+		for _, frame := range flowtest.NewTraffic(rules,
+			flowtest.TrafficOptions{Seed: seed, Flows: 300, Packets: 1}).Flows {
 			var l packet.Layers
 			if packet.Parse(frame, &l) != packet.OK || l.NumTags > 1 || l.IsFragment() {
 				continue

@@ -24,7 +24,8 @@ const (
 
 var headerNames = [numHeaders]string{"eth", "vlan", "ipv4", "ipv6", "udp", "tcp", "raw", "vxlan", "nvgre"}
 
-// Sizes are the bytes of the headers as items have them. That of a VLAN tag has its TCI and the EtherType behind it.
+// Sizes are the bytes of the headers as items have them. That of a VLAN tag has its TCI and the
+// EtherType behind it.
 var Sizes = [numHeaders]int{Ethernet: 14, VLAN: 4, IPv4: 20, IPv6: 40, UDP: 8, TCP: 20, Raw: 4, VXLAN: 8, NVGRE: 8}
 
 // Tags is what an item of Ethernet or of a VLAN asks of tags behind it.
@@ -39,8 +40,9 @@ const (
 // Item asks for a header behind that of the item before.
 type Item struct {
 	Header Header
-	// Spec are the bytes of the header, in the order of the wire, of which those bits count that are set in Mask. Last, where it is there, is the
-	// end of a range that begins at Spec. Without Spec any header of its kind will do.
+	// Spec are the bytes of the header, in the order of the wire, of which those bits count that
+	// are set in Mask. Last, where it is there, is the end of a range that begins at Spec. Without
+	// Spec any header of its kind will do.
 	Spec, Last, Mask []byte
 	Tags             Tags
 	Offset           uint16 // of Raw: bytes between the item before and these
@@ -154,14 +156,16 @@ type Compiled struct {
 	Rule     int    // its index
 	ID       uint32 // and its ID
 	Priority uint32 // 0 is the highest
-	// Patterns are the packets that the device takes: those of any of them. There are none where it can take none.
+	// Patterns are the packets that the device takes: those of any of them. There are none where it
+	// can take none.
 	Patterns [][]Item
 	Whole    []Action // all that the rule says; nil where software has to look at its packets
 	Steer    []Action // only where its packets go; nil for a rule that delivers none
 	Why      string   // what keeps the rule from being Whole
 }
 
-// Do is what the device does with packets of the rule: all that the rule says, or only where they go; nil where it takes none.
+// Do is what the device does with packets of the rule: all that the rule says, or only where they
+// go; nil where it takes none.
 func (c *Compiled) Do() []Action {
 	if c.Whole != nil {
 		return c.Whole

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// ErrSpread: packets arrive on queues of the card that are not the port's, and the card's table of RSS cannot be changed. The text says
-// what can be done.
+// ErrSpread: packets arrive on queues of the card that are not the port's, and the card's table of
+// RSS cannot be changed. The text says what can be done.
 var ErrSpread = errors.New("the card gives packets to queues that are not the port's")
 
 // Device is what a Card uses of a driver: an *ethtool.Device.
@@ -49,7 +49,8 @@ type Report struct {
 // Lines are the report for people. There are none where a card has nothing to do.
 func (r *Report) Lines() (out []string) {
 	if r.Steered > 0 {
-		out = append(out, fmt.Sprintf("the card steers packets of %d rules to their queues by n-tuple rules", r.Steered))
+		out = append(out, fmt.Sprintf("the card steers packets of %d rules to their queues by n-tuple rules",
+			r.Steered))
 	}
 	for _, s := range r.Software {
 		out = append(out, "in software only: "+s)
@@ -67,8 +68,9 @@ type Card struct {
 	why   error    // the card is left alone
 }
 
-// Open takes back what a killed process has left in the card. The port's XDP program is on the interface. The error is about that: then the
-// card is used all the same, but for the part that is not clear.
+// Open takes back what a killed process has left in the card. The port's XDP program is on the
+// interface. The error is about that: then the card is used all the same, but for the part that is
+// not clear.
 func Open(dev Device, o Options) (*Card, error) {
 	c := &Card{dev: dev, o: o}
 	if o.Leave {
@@ -101,8 +103,9 @@ func Open(dev Device, o Options) (*Card, error) {
 // some reports whether the port uses some of the card's queues and not all.
 func (c *Card) some() bool { return c.o.Have > len(c.o.Queues) }
 
-// Set makes the card do what it can of a Want, and takes away what it did before and is not wanted any more. The error wraps ErrSpread: then
-// packets that are the port's would go to the kernel. All else that the card does not do is in the report.
+// Set makes the card do what it can of a Want, and takes away what it did before and is not wanted
+// any more. The error wraps ErrSpread: then packets that are the port's would go to the kernel. All
+// else that the card does not do is in the report.
 func (c *Card) Set(w Want) (Report, error) {
 	rep := Report{Notes: slices.Clone(c.notes)}
 	alone := c.steer(w.Rules, &rep)
@@ -118,7 +121,8 @@ type plan struct {
 	why     string             // it is not for the card
 }
 
-// steer puts rules into the card. It says whether any rule that takes packets is done by software alone.
+// steer puts rules into the card. It says whether any rule that takes packets is done by software
+// alone.
 func (c *Card) steer(rules []flow.Rule, rep *Report) (alone bool) {
 	var plans []plan
 	if c.o.Have > 1 { // else there is one queue for all
@@ -201,7 +205,8 @@ func (c *Card) insert(plans []plan) error {
 	}
 	t, err := ntuple.OpenTable(c.dev)
 	if err != nil {
-		return fmt.Errorf("%w: see \"ethtool -K %s ntuple on\", or \"penstock tune nic %s\"", err, c.o.Interface, c.o.Interface)
+		return fmt.Errorf("%w: see \"ethtool -K %s ntuple on\", or \"penstock tune nic %s\"", err, c.o.Interface,
+			c.o.Interface)
 	}
 	there := map[ethtool.FlowMeaning]bool{}
 	for _, s := range t.Rules() {
@@ -213,7 +218,8 @@ func (c *Card) insert(plans []plan) error {
 		p := &plans[i]
 		for _, s := range p.specs {
 			m := s.Meaning()
-			// A rule of another program that says the same serves as well, and stays that program's.
+			// A rule of another program that says the same serves as well, and stays that
+			// program's.
 			if !wanted[m] && !there[m] {
 				p.missing = append(p.missing, s)
 			}
@@ -221,7 +227,8 @@ func (c *Card) insert(plans []plan) error {
 		}
 		need += len(p.missing)
 	}
-	// A rule that another program took out is ours no more. Stale rules go when the new ones are there, or before, to make room.
+	// A rule that another program took out is ours no more. Stale rules go when the new ones are
+	// there, or before, to make room.
 	c.now.Rules = slices.DeleteFunc(c.now.Rules, func(s ethtool.FlowSpec) bool { return !t.Has(s) })
 	var stale []ethtool.FlowSpec
 	for _, s := range c.now.Rules {
@@ -276,7 +283,8 @@ func (c *Card) insert(plans []plan) error {
 	return err
 }
 
-// fit is what is to be inserted: as much as there is room for, what has the greatest precedence first.
+// fit is what is to be inserted: as much as there is room for, what has the greatest precedence
+// first.
 func fit(plans []plan, room int) (missing []ethtool.FlowSpec) {
 	for i := range plans {
 		p := &plans[i]
@@ -284,7 +292,8 @@ func fit(plans []plan, room int) (missing []ethtool.FlowSpec) {
 		case p.why != "":
 			continue
 		case room >= 0 && len(p.missing) > room:
-			p.why = fmt.Sprintf("%v: it takes %d more entries, and %d places are free", ethtool.ErrFull, len(p.missing), room)
+			p.why = fmt.Sprintf("%v: it takes %d more entries, and %d places are free", ethtool.ErrFull, len(p.missing),
+				room)
 			continue
 		case room >= 0:
 			room -= len(p.missing)
@@ -294,7 +303,8 @@ func fit(plans []plan, room int) (missing []ethtool.FlowSpec) {
 	return missing
 }
 
-// announce writes down the rules that are about to be inserted. None of them is in the card, ours or another program's.
+// announce writes down the rules that are about to be inserted. None of them is in the card, ours
+// or another program's.
 func (c *Card) announce(missing []ethtool.FlowSpec) error {
 	r := c.now
 	r.Rules = slices.Clone(r.Rules)
@@ -340,8 +350,10 @@ func (c *Card) spread(need, all bool, rep *Report) error {
 	rss, err := c.dev.RSS()
 	if err != nil || len(rss.Table) == 0 {
 		if need {
-			rep.Notes = append(rep.Notes, fmt.Sprintf("the port has queues %v of %d, and the driver does not tell how it spreads packets over them: what comes on another queue goes to the kernel (\"ethtool -L %s\" changes their number)",
-				c.o.Queues, c.o.Have, c.o.Interface))
+			rep.Notes = append(rep.Notes,
+				fmt.Sprintf("the port has queues %v of %d, and the driver does not tell how it spreads packets over "+
+					"them: what comes on another queue goes to the kernel (\"ethtool -L %s\" changes their number)",
+					c.o.Queues, c.o.Have, c.o.Interface))
 		}
 		return nil
 	}
@@ -357,7 +369,9 @@ func (c *Card) spread(need, all bool, rep *Report) error {
 			rep.Notes = append(rep.Notes, c.spreads())
 		}
 		if idle != nil {
-			rep.Notes = append(rep.Notes, fmt.Sprintf("the card's table of RSS gives nothing to queues %v: %q spreads packets over all", idle, c.command()))
+			rep.Notes = append(rep.Notes,
+				fmt.Sprintf("the card's table of RSS gives nothing to queues %v: %q spreads packets over all", idle,
+					c.command()))
 		}
 		return nil
 	}
@@ -365,7 +379,9 @@ func (c *Card) spread(need, all bool, rep *Report) error {
 		return nil
 	}
 	fail := func(err error) error {
-		return fmt.Errorf("%w: %s has %d queues, the port %v of them, and the kernel would get what comes on the others: %w: \"%s\", or \"penstock tune nic %s --queues %d --apply\" and no Options.Queues, or all queues for the port",
+		return fmt.Errorf("%w: %s has %d queues, the port %v of them, and the kernel would get what comes on the "+
+			"others: %w: \"%s\", or \"penstock tune nic %s --queues %d --apply\" and no Options.Queues, or all "+
+			"queues for the port",
 			ErrSpread, c.o.Interface, c.o.Have, c.o.Queues, err, c.command(), c.o.Interface, len(c.o.Queues))
 	}
 	if c.o.Leave { // look only: the notes say what would be wrong
@@ -442,7 +458,8 @@ func (c *Card) restoreTable() error {
 func (c *Card) putBack(s *spread) error {
 	if s.Default {
 		err := c.dev.SetRSSTable(nil)
-		// Some drivers spread over all queues that they can have then, and not over those that there are (virtio_net).
+		// Some drivers spread over all queues that they can have then, and not over those that
+		// there are (virtio_net).
 		if rss, e := c.dev.RSS(); err == nil && e == nil && slices.Equal(rss.Table, s.Before) {
 			return nil
 		}
@@ -450,8 +467,9 @@ func (c *Card) putBack(s *spread) error {
 	return c.dev.SetRSSTable(s.Before)
 }
 
-// Close takes everything back that is still as it was set. What cannot be taken back stays in the record, for the next Open. A card that is
-// gone (ethtool.ErrNoDevice) has nothing of ours any more.
+// Close takes everything back that is still as it was set. What cannot be taken back stays in the
+// record, for the next Open. A card that is gone (ethtool.ErrNoDevice) has nothing of ours any
+// more.
 func (c *Card) Close() error {
 	if len(c.now.Rules) == 0 && c.now.RSS == nil {
 		return nil

@@ -164,10 +164,12 @@ func set(t testing.TB, c *Card, w Want) Report {
 	return r
 }
 
-// Rules go to the queues of the card where their receive queues are at home; what the card does not take stays in software, with the reason.
+// Rules go to the queues of the card where their receive queues are at home; what the card does not
+// take stays in software, with the reason.
 func TestSteer(t *testing.T) {
 	f, dir := newFake(16), t.TempDir()
-	theirs := ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22}, Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 1}
+	theirs := ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22},
+		Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 1}
 	f.rules[15] = theirs
 	before := f.state()
 	c := openCard(t, f, Options{Queues: []int{0, 1, 2, 3}, Dir: dir})
@@ -183,11 +185,13 @@ func TestSteer(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for i, want := range []string{`"gone": it drops`, `"many": `, `"odd": `} {
-		if !strings.Contains(r.Software[i], want) || !strings.Contains(strings.Join(r.Lines(), "\n"), "in software only: "+r.Software[i]) {
+		if !strings.Contains(r.Software[i], want) ||
+			!strings.Contains(strings.Join(r.Lines(), "\n"), "in software only: "+r.Software[i]) {
 			t.Errorf("%s: expected %s", r.Software[i], want)
 		}
 	}
-	// Of the first two the one of greater precedence is at the lower place; receive queue 6 is at home on queue 2.
+	// Of the first two the one of greater precedence is at the lower place; receive queue 6 is at
+	// home on queue 2.
 	var high, low uint32
 	for at, s := range f.rules {
 		if s.Mask.Dst[3] == 0xff {
@@ -201,12 +205,14 @@ func TestSteer(t *testing.T) {
 	}
 	// Other rules: what stays is not touched, what goes is taken out.
 	calls := f.calls
-	r = set(t, c, Want{All: true, Rules: rules(t, "udp dst 5000 ip dst 10.0.0.0/8 -> queue 1", "tcp dst 80 ip dst 10.0.0.1 -> queue 3")})
+	r = set(t, c, Want{All: true, Rules: rules(t, "udp dst 5000 ip dst 10.0.0.0/8 -> queue 1",
+		"tcp dst 80 ip dst 10.0.0.1 -> queue 3")})
 	if r.Steered != 2 || len(f.rules) != 3 || f.rules[low].Mask.Dst[0] != 0xff || f.calls-calls > 8 {
 		t.Errorf("%+v, %s, %d calls", r, f.state(), f.calls-calls)
 	}
 	// The record has them with their places.
-	if rec, err := c.store.load(here); err != nil || fmt.Sprint(rec.Rules) != fmt.Sprint(c.now.Rules) || len(rec.Rules) != 2 || rec.Rules[0].Location == ethtool.AnyLocation {
+	if rec, err := c.store.load(here); err != nil || fmt.Sprint(rec.Rules) != fmt.Sprint(c.now.Rules) ||
+		len(rec.Rules) != 2 || rec.Rules[0].Location == ethtool.AnyLocation {
 		t.Errorf("%+v, %v", rec, err)
 	}
 	if err := c.Close(); err != nil || f.state() != before {
@@ -237,12 +243,15 @@ func TestTheirs(t *testing.T) {
 	}
 }
 
-// A small table holds what has the greatest precedence; one that is full makes room for what is wanted instead.
+// A small table holds what has the greatest precedence; one that is full makes room for what is
+// wanted instead.
 func TestFull(t *testing.T) {
 	f := newFake(2)
 	c := openCard(t, f, Options{Queues: []int{0, 1, 2, 3}, Dir: t.TempDir()})
-	r := set(t, c, Want{Rules: rules(t, "udp dst 1 ip dst 10.0.0.1 -> queue 1", "prio 5 udp dst 2 ip dst 10.0.0.1 -> queue 2", "prio 4 udp dst 3 ip dst 10.0.0.1 -> queue 3")})
-	if r.Steered != 2 || len(r.Software) != 1 || !strings.Contains(r.Software[0], "rule 1: ") || !strings.Contains(r.Software[0], "full") {
+	r := set(t, c, Want{Rules: rules(t, "udp dst 1 ip dst 10.0.0.1 -> queue 1",
+		"prio 5 udp dst 2 ip dst 10.0.0.1 -> queue 2", "prio 4 udp dst 3 ip dst 10.0.0.1 -> queue 3")})
+	if r.Steered != 2 || len(r.Software) != 1 || !strings.Contains(r.Software[0], "rule 1: ") ||
+		!strings.Contains(r.Software[0], "full") {
 		t.Errorf("%+v", r)
 	}
 	r = set(t, c, Want{Rules: rules(t, "udp dst 7 ip dst 10.0.0.1 -> queue 1", "udp dst 8 ip dst 10.0.0.1 -> queue 1")})
@@ -255,7 +264,8 @@ func TestFull(t *testing.T) {
 		}
 		return nil
 	}
-	r = set(t, c, Want{Rules: rules(t, "udp dst 9 ip dst 10.0.0.1 -> queue 1", "udp dst 8 ip dst 10.0.0.1 -> queue 1", "name again udp dst 9 ip dst 10.0.0.1 -> queue 1")})
+	r = set(t, c, Want{Rules: rules(t, "udp dst 9 ip dst 10.0.0.1 -> queue 1", "udp dst 8 ip dst 10.0.0.1 -> queue 1",
+		"name again udp dst 9 ip dst 10.0.0.1 -> queue 1")})
 	if r.Steered != 1 || len(r.Software) != 2 || !strings.Contains(r.Software[0], "no nines") || len(f.rules) != 1 {
 		t.Errorf("%+v, %s", r, f.state())
 	}
@@ -269,15 +279,19 @@ func TestChooses(t *testing.T) {
 	f := newFake(0)
 	f.chooses = true
 	c := openCard(t, f, Options{Queues: []int{0, 1, 2, 3}, Dir: t.TempDir()})
-	r := set(t, c, Want{Rules: rules(t, "prio 1 udp dst 5000 ip dst 10.0.0.1 -> queue 1", "udp dst 5000 ip dst 10.0.0.0/8 -> queue 2", "udp dst 5001 ip dst 10.0.0.0/8 -> queue 2")})
-	if r.Steered != 2 || len(r.Software) != 1 || !strings.Contains(r.Software[0], "rule 2: ") || !strings.Contains(r.Software[0], "disjoint") {
+	r := set(t, c, Want{Rules: rules(t, "prio 1 udp dst 5000 ip dst 10.0.0.1 -> queue 1",
+		"udp dst 5000 ip dst 10.0.0.0/8 -> queue 2", "udp dst 5001 ip dst 10.0.0.0/8 -> queue 2")})
+	if r.Steered != 2 || len(r.Software) != 1 || !strings.Contains(r.Software[0], "rule 2: ") ||
+		!strings.Contains(r.Software[0], "disjoint") {
 		t.Errorf("%+v", r)
 	}
 }
 
-// The table of RSS is that of the port's queues where the kernel would get packets otherwise, and only there.
+// The table of RSS is that of the port's queues where the kernel would get packets otherwise, and
+// only there.
 func TestSpread(t *testing.T) {
-	steered, alone := []string{"udp dst 5000 -> queue 1"}, []string{"udp dst 5000 -> queue 1", "udp dst 6000 -> rss 0 1"}
+	steered, alone := []string{"udp dst 5000 -> queue 1"},
+		[]string{"udp dst 5000 -> queue 1", "udp dst 6000 -> rss 0 1"}
 	for _, c := range []struct {
 		what   string
 		queues []int
@@ -342,7 +356,8 @@ func TestSpread(t *testing.T) {
 	// A table that leaves one of the port's queues out is right, and said.
 	f.table = []uint32{2, 2, 2, 2, 2, 2, 2, 2}
 	x = openCard(t, f, Options{Queues: []int{2, 3}, Dir: t.TempDir()})
-	if r := set(t, x, Want{All: true}); f.table[0] != 2 || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "ethtool -X eth0 weight 0 0 1 1") {
+	if r := set(t, x, Want{All: true}); f.table[0] != 2 || len(r.Notes) != 1 ||
+		!strings.Contains(r.Notes[0], "ethtool -X eth0 weight 0 0 1 1") {
 		t.Errorf("%v, %+v", f.table, r)
 	}
 }
@@ -357,7 +372,8 @@ func TestRefused(t *testing.T) {
 	if !errors.Is(err, ErrSpread) || !errors.Is(err, ethtool.ErrNotPermitted) {
 		t.Error(err)
 	}
-	for _, say := range []string{"ethtool -X eth0 weight 0 0 1 1", "penstock tune nic eth0 --queues 2 --apply", "has 4 queues"} {
+	for _, say := range []string{"ethtool -X eth0 weight 0 0 1 1", "penstock tune nic eth0 --queues 2 --apply",
+		"has 4 queues"} {
 		if !strings.Contains(err.Error(), say) {
 			t.Errorf("%v: expected %q", err, say)
 		}
@@ -367,14 +383,16 @@ func TestRefused(t *testing.T) {
 	}
 	// A driver that tells nothing.
 	f.noRSS = true
-	if r := set(t, openCard(t, f, Options{Queues: []int{2, 3}, Dir: t.TempDir()}), Want{All: true}); len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "does not tell") {
+	if r := set(t, openCard(t, f, Options{Queues: []int{2, 3}, Dir: t.TempDir()}),
+		Want{All: true}); len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "does not tell") {
 		t.Errorf("%+v", r)
 	}
 	// The user says that the card is to be left as it is.
 	f = newFake(16)
 	c = openCard(t, f, Options{Queues: []int{2, 3}, Dir: t.TempDir(), Leave: true})
 	r := set(t, c, Want{All: true, Rules: rules(t, "udp dst 5000 -> queue 1")})
-	if f.state() != before || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "ethtool -X eth0 weight 0 0 1 1") || len(r.Software) != 1 {
+	if f.state() != before || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "ethtool -X eth0 weight 0 0 1 1") ||
+		len(r.Software) != 1 {
 		t.Errorf("%+v, %s", r, f.state())
 	}
 	// Without a place for the record nothing is changed, nor with one that is not understood.
@@ -391,7 +409,8 @@ func TestRefused(t *testing.T) {
 		if (err == nil) != open || !open && !errors.Is(err, ErrRecord) {
 			t.Errorf("%v", err)
 		}
-		if _, err := c.Set(Want{All: true}); !errors.Is(err, ErrSpread) || !errors.Is(err, ErrRecord) || f.state() != before {
+		if _, err := c.Set(Want{All: true}); !errors.Is(err, ErrSpread) || !errors.Is(err, ErrRecord) ||
+			f.state() != before {
 			t.Errorf("%v, %s", err, f.state())
 		}
 		if r, _ := c.Set(Want{Rules: rules(t, "udp dst 5000 -> queue 1")}); r.Steered != 0 || f.state() != before {
@@ -401,7 +420,8 @@ func TestRefused(t *testing.T) {
 	// Nor is a record believed that others may write.
 	dir := t.TempDir()
 	st := newStore(dir, here)
-	if err := errors.Join(st.save(&record{Version: recordVersion, Device: here}), os.Chmod(st.path(), 0o666)); err != nil {
+	if err := errors.Join(st.save(&record{Version: recordVersion, Device: here}),
+		os.Chmod(st.path(), 0o666)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := st.load(here); !errors.Is(err, ErrRecord) || !strings.Contains(err.Error(), "nobody else") {
@@ -423,7 +443,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Wherever a process is killed, the next one that opens the card takes back all of it, and nothing of others.
+// Wherever a process is killed, the next one that opens the card takes back all of it, and nothing
+// of others.
 func TestKilledAnywhere(t *testing.T) {
 	sets := [][]flow.Rule{
 		rules(t, "udp dst 5000 -> queue 1", "prio 3 tcp dst 80 ip dst 10.0.0.1 -> queue 2", "udp dst 7 -> drop"),
@@ -437,7 +458,8 @@ func TestKilledAnywhere(t *testing.T) {
 		f.chooses = rapid.Bool().Draw(t, "chooses")
 		if rapid.Bool().Draw(t, "theirs") {
 			f.table, f.set = []uint32{1, 1, 2, 2, 3, 3, 0, 1}, true
-			f.rules[2] = ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22}, Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 1}
+			f.rules[2] = ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22},
+				Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 1}
 		}
 		before := f.state()
 		dirs++
@@ -499,7 +521,8 @@ func TestOtherDevice(t *testing.T) {
 	c := openCard(t, f, Options{Queues: []int{2, 3}, Dir: dir})
 	set(t, c, Want{All: true})
 	table := slices.Clone(f.table)
-	for _, id := range []Identity{{"another", here.Network, here.Index, here.Bus}, {here.Boot, here.Network, here.Index, "0000:02:00.0"}} {
+	for _, id := range []Identity{{"another", here.Network, here.Index, here.Bus},
+		{here.Boot, here.Network, here.Index, "0000:02:00.0"}} {
 		if err := c.store.save(&c.now); err != nil {
 			t.Fatal(err)
 		}
@@ -521,7 +544,8 @@ func TestOtherDevice(t *testing.T) {
 
 func FuzzRecord(f *testing.F) {
 	for _, r := range []record{
-		{Version: 1, Device: here}, {Version: 1, Rules: []ethtool.FlowSpec{{Type: ethtool.FlowUDP4, Queue: 1}}, RSS: &spread{Before: []uint32{0}, Ours: []uint32{1}}},
+		{Version: 1, Device: here}, {Version: 1, Rules: []ethtool.FlowSpec{{Type: ethtool.FlowUDP4, Queue: 1}},
+			RSS: &spread{Before: []uint32{0}, Ours: []uint32{1}}},
 	} {
 		b, err := json.Marshal(r)
 		if err != nil {
@@ -537,7 +561,8 @@ func FuzzRecord(f *testing.F) {
 		}
 		// Whatever it says, a card that has nothing of it stays as it is.
 		card := newFake(4)
-		card.rules[1] = ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22}, Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 77}
+		card.rules[1] = ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22},
+			Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 77}
 		before := card.state()
 		for _, s := range r.Rules {
 			if s.Same(card.rules[1]) {

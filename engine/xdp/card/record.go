@@ -39,7 +39,8 @@ func Identify(index int, bus string) (id Identity, err error) {
 	return Identity{strings.TrimSpace(string(b)), strconv.FormatUint(cookie, 10), index, bus}, nil
 }
 
-// DefaultDir is the directory of records: /run/penstock/xdp for root, else penstock/xdp below $XDG_RUNTIME_DIR.
+// DefaultDir is the directory of records: /run/penstock/xdp for root, else penstock/xdp below
+// $XDG_RUNTIME_DIR.
 func DefaultDir() (string, error) {
 	if os.Geteuid() == 0 {
 		return "/run/penstock/xdp", nil
@@ -55,7 +56,8 @@ type record struct {
 	Version int      `json:"version"`
 	Device  Identity `json:"device"`
 	Name    string   `json:"name"` // of the interface, for people
-	// Rules are those in the card, and those that are about to be, which have no place yet (ethtool.AnyLocation).
+	// Rules are those in the card, and those that are about to be, which have no place yet
+	// (ethtool.AnyLocation).
 	Rules []ethtool.FlowSpec `json:"rules,omitempty"`
 	RSS   *spread            `json:"rss,omitempty"`
 }
@@ -85,8 +87,10 @@ func parseRecord(b []byte) (*record, error) {
 		return nil, fmt.Errorf("version %d: expected %d, that of this program", r.Version, recordVersion)
 	case len(r.Rules) > mostRules:
 		return nil, fmt.Errorf("%d rules: expected at most %d", len(r.Rules), mostRules)
-	case r.RSS != nil && (len(r.RSS.Before) > mostTable || len(r.RSS.Ours) > mostTable || len(r.RSS.Ours) != len(r.RSS.Before) || len(r.RSS.Ours) == 0):
-		return nil, fmt.Errorf("tables of %d and %d entries: expected as many of each, 1 to %d", len(r.RSS.Before), len(r.RSS.Ours), mostTable)
+	case r.RSS != nil && (len(r.RSS.Before) > mostTable || len(r.RSS.Ours) > mostTable ||
+		len(r.RSS.Ours) != len(r.RSS.Before) || len(r.RSS.Ours) == 0):
+		return nil, fmt.Errorf("tables of %d and %d entries: expected as many of each, 1 to %d", len(r.RSS.Before),
+			len(r.RSS.Ours), mostTable)
 	}
 	return r, nil
 }
@@ -110,12 +114,14 @@ func trusted(f *os.File) error {
 		return err
 	}
 	if id := sys.Identity(fi); int(id.UID) != os.Geteuid() || fi.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("%s belongs to user %d with mode %v: expected user %d, and that nobody else may write it", f.Name(), id.UID, fi.Mode().Perm(), os.Geteuid())
+		return fmt.Errorf("%s belongs to user %d with mode %v: expected user %d, and that nobody else may write it",
+			f.Name(), id.UID, fi.Mode().Perm(), os.Geteuid())
 	}
 	return nil
 }
 
-// load reads the record of the device; nil if there is none, or one of another boot or device, which is removed.
+// load reads the record of the device; nil if there is none, or one of another boot or device,
+// which is removed.
 func (s *store) load(id Identity) (*record, error) {
 	f, err := os.OpenFile(s.path(), os.O_RDONLY|sys.ONoFollow|sys.ONonblock, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -134,7 +140,8 @@ func (s *store) load(id Identity) (*record, error) {
 	}
 	r, err := parseRecord(b)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w; see \"ethtool -n\" and \"ethtool -x\", and remove it if the card is as it should be", ErrRecord, s.path(), err)
+		return nil, fmt.Errorf("%w: %s: %w; see \"ethtool -n\" and \"ethtool -x\", and remove it if the card is as "+
+			"it should be", ErrRecord, s.path(), err)
 	}
 	if r.Device != id {
 		return nil, s.remove()

@@ -23,13 +23,16 @@ type Limits struct {
 	Entries int // places in the table; 0: not known here
 }
 
-// MaxPerRule is how many entries one rule may take. A range of ports takes up to 30, two of them their product.
+// MaxPerRule is how many entries one rule may take. A range of ports takes up to 30, two of them
+// their product.
 const MaxPerRule = 128
 
-// Capabilities is what n-tuple rules can do, for flow.Check. Compile refuses more: combinations that no n-tuple rule has.
+// Capabilities is what n-tuple rules can do, for flow.Check. Compile refuses more: combinations
+// that no n-tuple rule has.
 var Capabilities = flow.Capabilities{
 	Engine: "n-tuple rules",
-	Fields: flow.Fields(flow.FieldEthSrc, flow.FieldEthDst, flow.FieldEtherType, flow.FieldVLAN, flow.FieldProto, flow.FieldSrc, flow.FieldDst,
+	Fields: flow.Fields(flow.FieldEthSrc, flow.FieldEthDst, flow.FieldEtherType, flow.FieldVLAN, flow.FieldProto,
+		flow.FieldSrc, flow.FieldDst,
 		flow.FieldSrcPort, flow.FieldDstPort),
 	Ranges:     flow.Fields(flow.FieldSrcPort, flow.FieldDstPort),
 	Prefixes:   true,
@@ -38,8 +41,8 @@ var Capabilities = flow.Capabilities{
 	Priorities: true,
 }
 
-// Compile turns a set of rules, which flow.Validate has no errors about, into entries in the order of precedence. The error is
-// flow.Problems: all that does not fit, and then there are no entries.
+// Compile turns a set of rules, which flow.Validate has no errors about, into entries in the order
+// of precedence. The error is flow.Problems: all that does not fit, and then there are no entries.
 func Compile(rules []flow.Rule, l Limits) ([]Entry, error) {
 	can := Capabilities
 	can.Queues = l.Queues
@@ -53,15 +56,17 @@ func Compile(rules []flow.Rule, l Limits) ([]Entry, error) {
 	for _, i := range order {
 		r := &rules[i]
 		no := func(field, format string, args ...any) {
-			problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: i, Name: r.Name, Other: -1, Field: field,
-				Text: can.Engine + ": " + fmt.Sprintf(format, args...)})
+			problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: i, Name: r.Name, Other: -1,
+				Field: field,
+				Text:  can.Engine + ": " + fmt.Sprintf(format, args...)})
 		}
 		if slices.ContainsFunc(problems, func(p flow.Problem) bool { return p.Rule == i }) {
 			continue
 		}
 		specs := compile(r, no)
 		if len(specs) > MaxPerRule {
-			no("rule", "it takes %d entries, more than %d: make its ranges of ports smaller, or begin and end them at powers of two", len(specs), MaxPerRule)
+			no("rule", "it takes %d entries, more than %d: make its ranges of ports smaller, or begin and end them "+
+				"at powers of two", len(specs), MaxPerRule)
 			continue
 		}
 		for _, s := range specs {
@@ -70,8 +75,10 @@ func Compile(rules []flow.Rule, l Limits) ([]Entry, error) {
 	}
 	if l.Entries > 0 && len(out) > l.Entries && len(problems) == 0 {
 		last := out[l.Entries].Rule
-		problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: last, Name: rules[last].Name, Other: -1, Field: "rules",
-			Text: fmt.Sprintf("%s: the set takes %d entries, and the card has room for %d", can.Engine, len(out), l.Entries)})
+		problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: last, Name: rules[last].Name, Other: -1,
+			Field: "rules",
+			Text: fmt.Sprintf("%s: the set takes %d entries, and the card has room for %d", can.Engine, len(out),
+				l.Entries)})
 	}
 	if len(problems) > 0 {
 		return nil, problems
@@ -149,7 +156,8 @@ func ether(m *flow.Match, s ethtool.FlowSpec, no func(field, format string, args
 	return []ethtool.FlowSpec{s}
 }
 
-func overIP(m *flow.Match, s ethtool.FlowSpec, four bool, no func(field, format string, args ...any)) (out []ethtool.FlowSpec) {
+func overIP(m *flow.Match, s ethtool.FlowSpec, four bool,
+	no func(field, format string, args ...any)) (out []ethtool.FlowSpec) {
 	address := func(p netip.Prefix, v, mask *[16]byte) {
 		if !p.IsValid() {
 			return
@@ -166,7 +174,8 @@ func overIP(m *flow.Match, s ethtool.FlowSpec, four bool, no func(field, format 
 		s.Type = ethtool.FlowIP4
 	}
 	if !m.SrcPort.Set && !m.DstPort.Set {
-		// Also of UDP and TCP: an entry of their types would see no later fragments, which have a protocol but no ports.
+		// Also of UDP and TCP: an entry of their types would see no later fragments, which have a
+		// protocol but no ports.
 		if m.Proto.Set {
 			s.Value.Proto, s.Mask.Proto = uint8(m.Proto.Value), 0xff
 		}

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/ethtool"
 )
 
-// ErrOrder: the card chooses places itself, and two entries disagree about a packet, so that their order would count.
+// ErrOrder: the card chooses places itself, and two entries disagree about a packet, so that their
+// order would count.
 var ErrOrder = errors.New("ntuple: the card does not keep an order of rules")
 
 // Card is a network card's table of n-tuple rules: an *ethtool.Device.
@@ -19,7 +20,8 @@ type Card interface {
 	DeleteRule(location uint32) error
 }
 
-// Table is the table of a card, as it was when it was opened, with what was changed by way of it since. One goroutine uses it.
+// Table is the table of a card, as it was when it was opened, with what was changed by way of it
+// since. One goroutine uses it.
 type Table struct {
 	card    Card
 	size    int
@@ -34,7 +36,8 @@ func OpenTable(card Card) (*Table, error) {
 		return nil, fmt.Errorf("ntuple: %w", err)
 	}
 	if t.Size == 0 && t.Rules == 0 && !t.Chooses {
-		return nil, fmt.Errorf("ntuple: the card has no table of rules; the feature %s may be off: %w", ethtool.FeatureNtuple, ethtool.ErrNotSupported)
+		return nil, fmt.Errorf("ntuple: the card has no table of rules; the feature %s may be off: %w",
+			ethtool.FeatureNtuple, ethtool.ErrNotSupported)
 	}
 	rules, err := card.Rules()
 	if err != nil {
@@ -64,16 +67,19 @@ func (t *Table) index(s ethtool.FlowSpec) int {
 	return slices.IndexFunc(t.rules, func(r ethtool.FlowSpec) bool { return r.Location == s.Location && r.Same(s) })
 }
 
-// Insert puts rules into the card, all or none, and returns them with their places: the last ones that are free, the first rule at the
-// lowest. So rules that are there already keep their precedence, and a set whose last rule is inserted first is in order. The error wraps
-// ethtool.ErrFull where there is no room, ethtool.ErrNotSupported and ethtool.ErrRefused where the driver does not take such a
-// rule, and ErrOrder where the card chooses places and one of the rules disagrees with another one, or with one of among.
+// Insert puts rules into the card, all or none, and returns them with their places: the last ones
+// that are free, the first rule at the lowest. So rules that are there already keep their
+// precedence, and a set whose last rule is inserted first is in order. The error wraps
+// ethtool.ErrFull where there is no room, ethtool.ErrNotSupported and ethtool.ErrRefused where the
+// driver does not take such a rule, and ErrOrder where the card chooses places and one of the rules
+// disagrees with another one, or with one of among.
 func (t *Table) Insert(rules, among []ethtool.FlowSpec) (in []ethtool.FlowSpec, err error) {
 	if t.chooses {
 		for i, r := range rules {
 			for _, o := range slices.Concat(among, rules[:i]) {
 				if disagree(&r, &o) {
-					return nil, fmt.Errorf("%w: %v and %v can meet in a packet: make their matches disjoint", ErrOrder, o, r)
+					return nil, fmt.Errorf("%w: %v and %v can meet in a packet: make their matches disjoint", ErrOrder,
+						o, r)
 				}
 			}
 		}
@@ -124,7 +130,8 @@ func (t *Table) places(n int) ([]uint32, error) {
 	return out, nil
 }
 
-// Delete takes a rule out of the card. One that is not there any more, or another one at its place, is no error and stays.
+// Delete takes a rule out of the card. One that is not there any more, or another one at its place,
+// is no error and stays.
 func (t *Table) Delete(s ethtool.FlowSpec) error {
 	i := t.index(s)
 	if i < 0 {
@@ -161,7 +168,8 @@ func kind(t ethtool.FlowType) (version, proto uint8) {
 	return 0, 0
 }
 
-// meet reports whether a packet can be accepted by both. It may say so where there is none, which is the safe side.
+// meet reports whether a packet can be accepted by both. It may say so where there is none, which
+// is the safe side.
 func meet(x, y *ethtool.FlowSpec) bool {
 	xv, xp := kind(x.Type)
 	yv, yp := kind(y.Type)
@@ -194,7 +202,8 @@ func meet(x, y *ethtool.FlowSpec) bool {
 		}
 	}
 	for i := range a.Src {
-		if apart(uint32(a.Src[i]), uint32(b.Src[i]), uint32(m.Src[i]), uint32(n.Src[i])) || apart(uint32(a.Dst[i]), uint32(b.Dst[i]), uint32(m.Dst[i]), uint32(n.Dst[i])) {
+		if apart(uint32(a.Src[i]), uint32(b.Src[i]), uint32(m.Src[i]), uint32(n.Src[i])) ||
+			apart(uint32(a.Dst[i]), uint32(b.Dst[i]), uint32(m.Dst[i]), uint32(n.Dst[i])) {
 			return false
 		}
 	}

@@ -17,7 +17,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// seen is what a card reads out of a frame, byte by byte: behind at most two VLAN tags, IPv4 with options or IPv6 with a fragment header.
+// seen is what a card reads out of a frame, byte by byte: behind at most two VLAN tags, IPv4 with
+// options or IPv6 with a fragment header.
 type seen struct {
 	key     ethtool.FlowKey
 	version int
@@ -66,7 +67,8 @@ func read(frame []byte) (s seen) {
 	return s
 }
 
-// accepts is what a card does with an entry, as linux/ethtool.h says: the type, then value and mask of each field.
+// accepts is what a card does with an entry, as linux/ethtool.h says: the type, then value and mask
+// of each field.
 func accepts(f *ethtool.FlowSpec, s seen) bool {
 	switch f.Type {
 	case ethtool.FlowTCP4, ethtool.FlowUDP4, ethtool.FlowTCP6, ethtool.FlowUDP6:
@@ -92,7 +94,8 @@ func accepts(f *ethtool.FlowSpec, s seen) bool {
 	if f.Mask.VLAN != 0 && !s.tagged {
 		return false
 	}
-	// The fields as the kernel's structure has them: what is outside of a type's union does not count.
+	// The fields as the kernel's structure has them: what is outside of a type's union does not
+	// count.
 	want := *f
 	want.Value, want.Location, want.Queue, want.Drop = s.key, 0, 0, false
 	have := *f
@@ -208,7 +211,8 @@ func TestSamePacketsMatch(t *testing.T) {
 			}
 			met++
 			e := entries[at]
-			if int(d.Rule) != e.Rule || e.Spec.Drop != (d.Verdict == flow.Discard) || !e.Spec.Drop && uint16(e.Spec.Queue) != d.Queue {
+			if int(d.Rule) != e.Rule || e.Spec.Drop != (d.Verdict == flow.Discard) || !e.Spec.Drop &&
+				uint16(e.Spec.Queue) != d.Queue {
 				t.Fatalf("the card has %v for %x, the classifier %+v", e.Spec, frame, d)
 			}
 			// Whatever meets in a packet is known to be able to.
@@ -269,10 +273,12 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v", x.rules, err)
 			continue
 		}
-		rules = append([]flow.Rule{{Name: "good", Match: flow.Match{EtherType: flow.Some(packet.EtherTypeARP)}, Actions: []flow.Action{flow.Queue(1)}}}, rules...)
+		rules = append([]flow.Rule{{Name: "good", Match: flow.Match{EtherType: flow.Some(packet.EtherTypeARP)},
+			Actions: []flow.Action{flow.Queue(1)}}}, rules...)
 		entries, err := Compile(rules, Limits{Queues: 8})
 		var p flow.Problems
-		if !errors.As(err, &p) || entries != nil || p[0].Kind != flow.Unsupported || p[0].Rule != 1 || !strings.Contains(err.Error(), x.want) {
+		if !errors.As(err, &p) || entries != nil || p[0].Kind != flow.Unsupported || p[0].Rule != 1 ||
+			!strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s: %v, %v", x.rules, entries, err)
 		}
 	}
@@ -346,9 +352,12 @@ func specsOf(entries []Entry) (out []ethtool.FlowSpec) {
 }
 
 func TestTable(t *testing.T) {
-	other := ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22}, Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 7, Location: 6}
+	other := ethtool.FlowSpec{Type: ethtool.FlowTCP4, Value: ethtool.FlowKey{DstPort: 22},
+		Mask: ethtool.FlowKey{DstPort: 0xffff}, Queue: 7, Location: 6}
 	c := &table{size: 8, rules: map[uint32]ethtool.FlowSpec{6: other}}
-	specs := specsOf(entriesOf(t, "prio 2 udp dst 5000 ip dst 10.0.0.1 -> queue 1\nprio 1 udp dst 5000 ip dst 10.0.0.0/8 -> queue 2\nudp dst 5000 ip dst 10.0.0.0/7 -> drop"))
+	specs := specsOf(entriesOf(t,
+		"prio 2 udp dst 5000 ip dst 10.0.0.1 -> queue 1\nprio 1 udp dst 5000 ip dst 10.0.0.0/8 -> queue 2\nudp dst "+
+			"5000 ip dst 10.0.0.0/7 -> drop"))
 	open := func() *Table {
 		t.Helper()
 		x, err := OpenTable(c)
@@ -423,7 +432,8 @@ func TestTable(t *testing.T) {
 	if _, err := x.Insert(specs[1:2], specs[:1]); !errors.Is(err, ErrOrder) || len(c.rules) != 0 {
 		t.Error(err)
 	}
-	apart := specsOf(entriesOf(t, "udp dst 5000 -> queue 1\nudp dst 5001 -> queue 2\ntcp dst 5000 -> queue 3\nip proto 47 -> queue 4"))
+	apart := specsOf(entriesOf(t,
+		"udp dst 5000 -> queue 1\nudp dst 5001 -> queue 2\ntcp dst 5000 -> queue 3\nip proto 47 -> queue 4"))
 	if in, err := x.Insert(apart, nil); err != nil || len(c.rules) != 8 || in[0].Location == ethtool.AnyLocation {
 		t.Error(err, c.rules)
 	}

@@ -34,8 +34,8 @@ func (m Mode) String() string {
 	return "unknown"
 }
 
-// Attach puts the program on the interface of its Spec, in the network namespace of the calling thread. Another program that is there
-// stays, and the error is an OccupiedError then.
+// Attach puts the program on the interface of its Spec, in the network namespace of the calling
+// thread. Another program that is there stays, and the error is an OccupiedError then.
 func (p *Program) Attach(mode Mode) error {
 	p.change.Lock()
 	defer p.change.Unlock()
@@ -99,14 +99,16 @@ func (p *Program) unbind() error {
 	return nil
 }
 
-// A link outlives its owner's Close for a moment, while a process that lists all links (bpftool, or another Program that looks for the
-// occupant of its interface), or a child between fork and exec, has a descriptor of it. No event says when the last of them closes it:
-// attach tries again, so many times, with pauses that begin with a millisecond and double.
+// A link outlives its owner's Close for a moment, while a process that lists all links (bpftool, or
+// another Program that looks for the occupant of its interface), or a child between fork and exec,
+// has a descriptor of it. No event says when the last of them closes it: attach tries again, so
+// many times, with pauses that begin with a millisecond and double.
 const attachAgain = 8
 
 func (p *Program) attach(flag link.XDPAttachFlags) (l link.Link, err error) {
 	for try := 0; ; try++ {
-		if l, err = link.AttachXDP(link.XDPOptions{Program: p.now.program, Interface: p.spec.Interface, Flags: flag}); err == nil {
+		if l, err = link.AttachXDP(link.XDPOptions{Program: p.now.program, Interface: p.spec.Interface,
+			Flags: flag}); err == nil {
 			return l, nil
 		}
 		if !taken(err) || try == attachAgain {
@@ -125,7 +127,8 @@ func (p *Program) attach(flag link.XDPAttachFlags) (l link.Link, err error) {
 	}
 	err = explain(what, err)
 	var k *kernelError
-	if flag == link.XDPDriverMode && errors.As(err, &k) && !errors.Is(err, ErrPermission) && !errors.Is(err, ErrInterface) {
+	if flag == link.XDPDriverMode && errors.As(err, &k) && !errors.Is(err, ErrPermission) &&
+		!errors.Is(err, ErrInterface) {
 		k.declared(p.spec.Interface, p.spec.Frags)
 	}
 	return nil, err
@@ -178,7 +181,8 @@ type Info struct {
 func (p *Program) Info() Info {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := Info{Attached: p.link != nil, Mode: p.mode, Fallback: p.why, Hash: p.hints.hash != 0, Time: p.hints.time != 0, Notes: slices.Clone(p.notes)}
+	i := Info{Attached: p.link != nil, Mode: p.mode, Fallback: p.why, Hash: p.hints.hash != 0, Time: p.hints.time != 0,
+		Notes: slices.Clone(p.notes)}
 	if p.closed {
 		return i
 	}

@@ -13,10 +13,11 @@ import (
 	"github.com/penstock-io/penstock/packet/flow/flowtest"
 )
 
-// BenchmarkProgram is what the program costs the kernel for each packet, as BPF_PROG_TEST_RUN measures it: the least mean of some runs of 2^18
-// equal packets. So the packet and the tables lie in the cache, and the processor guesses every branch right; what a real device and the
-// socket cost is not in it, but for the call that finds the socket. "nothing" is what the measuring itself costs,
-// "redirect" the least that a program for AF_XDP can do.
+// BenchmarkProgram is what the program costs the kernel for each packet, as BPF_PROG_TEST_RUN
+// measures it: the least mean of some runs of 2^18 equal packets. So the packet and the tables lie
+// in the cache, and the processor guesses every branch right; what a real device and the socket
+// cost is not in it, but for the call that finds the socket. "nothing" is what the measuring itself
+// costs, "redirect" the least that a program for AF_XDP can do.
 //
 // docs/measurements/xdp-program.md has figures.
 func BenchmarkProgram(b *testing.B) {
@@ -36,12 +37,15 @@ func BenchmarkProgram(b *testing.B) {
 		if err := m.Put(uint32(0), uint32(fd)); err != nil {
 			b.Fatal(err)
 		}
-		bare(b, frame, asm.LoadMem(asm.R2, asm.R1, ctxQueue, asm.Word), asm.LoadMapPtr(asm.R1, m.FD()), asm.Mov.Imm(asm.R3, xdpPass), asm.FnRedirectMap.Call())
+		bare(b, frame, asm.LoadMem(asm.R2, asm.R1, ctxQueue, asm.Word), asm.LoadMapPtr(asm.R1, m.FD()),
+			asm.Mov.Imm(asm.R3, xdpPass), asm.FnRedirectMap.Call())
 	})
 	all := flow.Isolation{Unmatched: flow.Deliver}
 	b.Run("direct", func(b *testing.B) { whole(b, Spec{Isolation: all, Uncounted: true}, frame) })
 	for _, meta := range []bool{false, true} {
-		b.Run(fmt.Sprintf("norules/meta=%t", meta), func(b *testing.B) { whole(b, Spec{Isolation: all, Metadata: meta}, frame) })
+		b.Run(fmt.Sprintf("norules/meta=%t", meta), func(b *testing.B) {
+			whole(b, Spec{Isolation: all, Metadata: meta}, frame)
+		})
 		b.Run(fmt.Sprintf("port/meta=%t", meta), func(b *testing.B) {
 			whole(b, Spec{Rules: parseRules(b, "udp dst 5000 -> queue 0"), Metadata: meta}, frame)
 		})
@@ -63,8 +67,12 @@ func BenchmarkProgram(b *testing.B) {
 			}
 		}
 		hit, _ := flowtest.Meeting(flowtest.NewRand(3), &rules[last].Match)
-		b.Run(fmt.Sprintf("rules=%d/hit", n), func(b *testing.B) { whole(b, Spec{Rules: rules, Metadata: true}, hit.Frame()) })
-		b.Run(fmt.Sprintf("rules=%d/miss", n), func(b *testing.B) { whole(b, Spec{Rules: rules, Metadata: true}, frame) })
+		b.Run(fmt.Sprintf("rules=%d/hit", n), func(b *testing.B) {
+			whole(b, Spec{Rules: rules, Metadata: true}, hit.Frame())
+		})
+		b.Run(fmt.Sprintf("rules=%d/miss", n), func(b *testing.B) {
+			whole(b, Spec{Rules: rules, Metadata: true}, frame)
+		})
 	}
 }
 
@@ -88,7 +96,8 @@ func whole(b *testing.B, s Spec, frame []byte) {
 }
 
 func bare(b *testing.B, frame []byte, ins ...asm.Instruction) {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "Apache-2.0", Instructions: append(ins, asm.Return())})
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "Apache-2.0",
+		Instructions: append(ins, asm.Return())})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -10,14 +10,16 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// maxCounters is how many counters there are: for two full sets of rules, so that any set can follow any other.
+// maxCounters is how many counters there are: for two full sets of rules, so that any set can
+// follow any other.
 const maxCounters = slotRules + 2*MaxRules
 
 // Counts is what a program has counted since it was loaded, over all changes of rules.
 //
-// Each packet ends in exactly one of Redirected, Kernel, Discarded, NoSocket and Faults, and is counted for exactly one rule, or as
-// Unmatched, or for a rule that is no longer there, in Deleted; Faults that happen before the rule is known are in none of them. With
-// Spec.Uncounted some are in none at all.
+// Each packet ends in exactly one of Redirected, Kernel, Discarded, NoSocket and Faults, and is
+// counted for exactly one rule, or as Unmatched, or for a rule that is no longer there, in Deleted;
+// Faults that happen before the rule is known are in none of them. With Spec.Uncounted some are in
+// none at all.
 type Counts struct {
 	Redirected flow.Count // given to an AF_XDP socket, which counts on its own what it has no room for
 	Kernel     flow.Count // left to the kernel, by a rule or by the isolation
@@ -31,9 +33,9 @@ type Counts struct {
 	Rules     []flow.Count // of the rules in force, in their order in the last Apply
 }
 
-// counters are counts of packets and bytes, for each CPU one set, in memory that the program and this process share. It is a plain
-// array with an entry for each CPU and not a map of the type per-CPU array, because only the former can be mapped: reading takes no
-// system call and no memory.
+// counters are counts of packets and bytes, for each CPU one set, in memory that the program and
+// this process share. It is a plain array with an entry for each CPU and not a map of the type
+// per-CPU array, because only the former can be mapped: reading takes no system call and no memory.
 type counters struct {
 	m      *ebpf.Map
 	memory *ebpf.Memory
@@ -55,7 +57,8 @@ func newCounters() (*counters, error) {
 		return nil, fmt.Errorf("prog: %w: the number of CPUs: %w", ErrUnavailable, err)
 	}
 	c := &counters{cpus: cpus, stride: (maxCounters*counterSize + 63) &^ 63}
-	c.m, err = ebpf.NewMap(&ebpf.MapSpec{Name: "penstock_counts", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(c.stride), MaxEntries: uint32(cpus), Flags: mmapable})
+	c.m, err = ebpf.NewMap(&ebpf.MapSpec{Name: "penstock_counts", Type: ebpf.Array, KeySize: 4,
+		ValueSize: uint32(c.stride), MaxEntries: uint32(cpus), Flags: mmapable})
 	if err != nil {
 		return nil, explain("make the counters", err)
 	}
@@ -79,8 +82,8 @@ func (c *counters) close() {
 	c.memory = nil
 }
 
-// slots returns where each of the rules counts: where it did before, when a rule in force has its ID, else in a free slot. Nothing is taken
-// before keep.
+// slots returns where each of the rules counts: where it did before, when a rule in force has its
+// ID, else in a free slot. Nothing is taken before keep.
 func (c *counters) slots(rules []flow.Rule) ([]uint32, error) {
 	out := make([]uint32, len(rules))
 	old := make(map[uint32]uint32, len(c.ids))
@@ -94,7 +97,8 @@ func (c *counters) slots(rules []flow.Rule) ([]uint32, error) {
 		s, ok := old[rules[i].ID]
 		if !ok {
 			if next == 0 {
-				return nil, fmt.Errorf("prog: %w: %d rules, and no counter is free: rules that went are still waited for: try again", ErrTooLarge, len(rules))
+				return nil, fmt.Errorf("prog: %w: %d rules, and no counter is free: rules that went are still waited "+
+					"for: try again", ErrTooLarge, len(rules))
 			}
 			next--
 			s = c.free[next]
@@ -104,8 +108,8 @@ func (c *counters) slots(rules []flow.Rule) ([]uint32, error) {
 	return out, nil
 }
 
-// keep takes note of the rules that are in force now, and of the slots that they were given. The slots of others are leaving: a program
-// that is replaced may still count there.
+// keep takes note of the rules that are in force now, and of the slots that they were given. The
+// slots of others are leaving: a program that is replaced may still count there.
 func (c *counters) keep(rules []flow.Rule, slots []uint32) {
 	taken := make(map[uint32]bool, len(slots))
 	for _, s := range slots {
@@ -128,7 +132,8 @@ func (c *counters) keep(rules []flow.Rule, slots []uint32) {
 	}
 }
 
-// settle frees the slots that are leaving, where no program counts any more; their counts go to deleted.
+// settle frees the slots that are leaving, where no program counts any more; their counts go to
+// deleted.
 func (c *counters) settle() {
 	for _, s := range c.leaving {
 		n := c.take(s)
@@ -155,8 +160,9 @@ func (c *counters) take(slot uint32) (n flow.Count) {
 	return n
 }
 
-// Counters fills c with what was counted. Each number is exact for some moment of the call; together they are those of one moment only when
-// no packet arrives meanwhile. After Close they are those of the end. It does not allocate when c.Rules has room.
+// Counters fills c with what was counted. Each number is exact for some moment of the call;
+// together they are those of one moment only when no packet arrives meanwhile. After Close they are
+// those of the end. It does not allocate when c.Rules has room.
 func (p *Program) Counters(c *Counts) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

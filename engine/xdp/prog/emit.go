@@ -8,7 +8,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// Registers that keep their meaning through a program. R0 to R5 are scratch, and are lost in every call.
+// Registers that keep their meaning through a program. R0 to R5 are scratch, and are lost in every
+// call.
 const (
 	rCtx  = asm.R6
 	rData = asm.R7 // first byte of the frame
@@ -16,9 +17,10 @@ const (
 	rAt   = asm.R9 // offset of the header that is being read
 )
 
-// Offsets of the stack, of 512 bytes. Numbers lie in words of 4 bytes that are not at multiples of 8: what is there the verifier forgets, but
-// for its size. Otherwise it would follow each way through the headers on its own through all that comes behind, because it knows what
-// it wrote: a hundred times as many steps.
+// Offsets of the stack, of 512 bytes. Numbers lie in words of 4 bytes that are not at multiples of
+// 8: what is there the verifier forgets, but for its size. Otherwise it would follow each way
+// through the headers on its own through all that comes behind, because it knows what it wrote: a
+// hundred times as many steps.
 const (
 	sLen      = -4 // of the frame
 	sType     = -12
@@ -44,7 +46,8 @@ const (
 	sRules = -240 // the vector of rules grows down from here, in words of 8 bytes
 )
 
-// farthest is the highest offset of a header in a frame: eight extension headers of IPv6 can be as long.
+// farthest is the highest offset of a header in a frame: eight extension headers of IPv6 can be as
+// long.
 const farthest = 1 << 15
 
 func load(dst asm.Register, slot int16) asm.Instruction {
@@ -111,8 +114,9 @@ func (e *emitter) blobAt(dst asm.Register, off int) {
 	e.emit(asm.LoadMapValue(dst, e.o.blob, uint32(off)))
 }
 
-// view makes R1 point to n bytes at offset rAt+off of the frame, and jumps to short if they end behind what the slot says, sLen or sEnd. It
-// copies them to the stack at buf if they are not in the first buffer of the frame.
+// view makes R1 point to n bytes at offset rAt+off of the frame, and jumps to short if they end
+// behind what the slot says, sLen or sEnd. It copies them to the stack at buf if they are not in
+// the first buffer of the frame.
 func (e *emitter) view(off, n int, slot int16, short string, buf int16) {
 	if slot != sLen {
 		e.beyond(off+n, slot, short)

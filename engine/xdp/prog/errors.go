@@ -29,7 +29,8 @@ var (
 	ErrClosed = errors.New("closed")
 )
 
-// kernelError is an answer of the kernel with what it means. With %+v it shows the log of the kernel's verifier, for developers.
+// kernelError is an answer of the kernel with what it means. With %+v it shows the log of the
+// kernel's verifier, for developers.
 type kernelError struct {
 	what string // was tried
 	why  string // it failed, and how to fix it; empty if unknown
@@ -72,22 +73,29 @@ func explain(what string, err error) error {
 	case errors.Is(err, sys.ENOMEM):
 		e.kind, e.why = ErrTooLarge, "the kernel has no memory for it: use fewer rules, or free memory"
 	case errors.Is(err, sys.E2BIG):
-		e.kind, e.why = ErrTooLarge, "the kernel's limit of 1,000,000 steps of verification, or of the size of a map: use fewer different fields"
+		e.kind, e.why = ErrTooLarge,
+			"the kernel's limit of 1,000,000 steps of verification, or of the size of a map: use fewer different fields"
 	case errors.Is(err, sys.ENODEV), errors.Is(err, sys.ENOLINK):
 		e.kind, e.why = ErrInterface, "it was deleted, or is in another network namespace"
 	case errors.Is(err, sys.ENOSYS):
 		e.kind, e.why = ErrUnavailable, "the kernel is built without BPF (CONFIG_BPF_SYSCALL)"
 	case errors.Is(err, sys.ERANGE):
-		e.kind, e.why = ErrUnavailable, "frames of this MTU do not fit into one buffer of the driver: set Frags where the driver has XDP for several buffers, or lower the MTU"
+		e.kind, e.why = ErrUnavailable,
+			"frames of this MTU do not fit into one buffer of the driver: set Frags where the driver has XDP for "+
+				"several buffers, or lower the MTU"
 	case errors.Is(err, sys.EOPNOTSUPP):
 		e.kind, e.why = ErrUnavailable, "the driver or the kernel does not have it"
 	}
 	var v *ebpf.VerifierError
 	if errors.As(err, &v) && e.kind == nil {
-		if log := strings.Join(v.Log, "\n"); strings.Contains(log, "invalid func") || strings.Contains(log, "unknown func") {
-			e.kind, e.why = ErrUnavailable, "the kernel is older than Linux 5.18, which reads frames in several buffers: use a newer one, or the engine afpacket"
+		if log := strings.Join(v.Log, "\n"); strings.Contains(log, "invalid func") ||
+			strings.Contains(log, "unknown func") {
+			e.kind, e.why = ErrUnavailable,
+				"the kernel is older than Linux 5.18, which reads frames in several buffers: use a newer one, or the "+
+					"engine afpacket"
 		} else if strings.Contains(log, "too large") || strings.Contains(log, "too complex") {
-			e.kind, e.why = ErrTooLarge, "the kernel's limit of 1,000,000 steps of verification: use fewer different fields"
+			e.kind, e.why = ErrTooLarge,
+				"the kernel's limit of 1,000,000 steps of verification: use fewer different fields"
 		}
 	}
 	return e
@@ -105,7 +113,8 @@ func missing() string {
 		}
 	}
 	if lack == nil {
-		return "CAP_NET_ADMIN and CAP_BPF are there, but count only outside of user namespaces, and not where a security module or a seccomp profile forbids bpf(2): run outside of the container, or allow bpf"
+		return "CAP_NET_ADMIN and CAP_BPF are there, but count only outside of user namespaces, and not where a " +
+			"security module or a seccomp profile forbids bpf(2): run outside of the container, or allow bpf"
 	}
 	return strings.Join(lack, " and ") + " is missing: run as root, or \"" + setcap + "\" the program"
 }

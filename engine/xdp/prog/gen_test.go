@@ -12,13 +12,16 @@ import (
 	"github.com/penstock-io/penstock/packet/flow/flowtest"
 )
 
-// Rules and frames draw their values from the same small pools, so that they meet and just miss each other.
+// Rules and frames draw their values from the same small pools, so that they meet and just miss
+// each other.
 
 var (
 	poolPorts = []uint16{0, 1, 79, 80, 81, 4000, 4001, 65534, 65535}
-	poolMACs  = []packet.MAC{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}, {2, 0, 1, 0, 0, 1}, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
-	poolFour  = []string{"10.0.0.1", "10.0.0.2", "10.0.1.1", "10.1.0.1", "192.168.0.255", "255.255.255.255", "0.0.0.0"}
-	poolSix   = []string{"2001:db8::1", "2001:db8::2", "2001:db8:0:1::1", "2001:db9::", "::", "fe80::1:0:0:1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}
+	poolMACs  = []packet.MAC{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}, {2, 0, 1, 0, 0, 1},
+		{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+	poolFour = []string{"10.0.0.1", "10.0.0.2", "10.0.1.1", "10.1.0.1", "192.168.0.255", "255.255.255.255", "0.0.0.0"}
+	poolSix  = []string{"2001:db8::1", "2001:db8::2", "2001:db8:0:1::1", "2001:db9::", "::", "fe80::1:0:0:1",
+		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}
 	poolTypes = []packet.EtherType{0x0800, 0x86dd, 0xaefe, 0x0806, 0, 0x05dc}
 	poolWords = []uint32{0, 1, 0x01020304, 0xffffffff, 0x80000001, 0x11223344}
 )
@@ -74,7 +77,8 @@ func drawRules(t *rapid.T, most int) []flow.Rule {
 			m.Proto = flow.Some(one(r, []packet.Proto{17, 17, 17, 6, 6, 1, 58, 51, 50, 0, 255}))
 		}
 		if chance(12) {
-			m.Length = flow.Some(one(r, []flow.Range{{Lo: 0, Hi: 60}, {Lo: 46, Hi: 46}, {Lo: 61, Hi: 1500}, {Lo: 65535, Hi: 65535}}))
+			m.Length = flow.Some(one(r, []flow.Range{{Lo: 0, Hi: 60}, {Lo: 46, Hi: 46}, {Lo: 61, Hi: 1500},
+				{Lo: 65535, Hi: 65535}}))
 		}
 		if m.Proto.Set && (m.Proto.Value == 17 || m.Proto.Value == 6) {
 			if chance(40) {
@@ -85,7 +89,8 @@ func drawRules(t *rapid.T, most int) []flow.Rule {
 			}
 		}
 		for k := one(r, []int{0, 0, 0, 0, 1, 1, 2, 4}); k > 0; k-- {
-			f := flow.Flex{Offset: one(r, []uint16{0, 1, 4, 30, 252}), Mask: one(r, []uint32{0xffffffff, 0xffff0000, 0xff, 0x80000000, 0xf0f0f0f0})}
+			f := flow.Flex{Offset: one(r, []uint16{0, 1, 4, 30, 252}),
+				Mask: one(r, []uint32{0xffffffff, 0xffff0000, 0xff, 0x80000000, 0xf0f0f0f0})}
 			f.Value = one(r, poolWords) & f.Mask
 			m.Flex = append(m.Flex, f)
 		}
@@ -129,7 +134,8 @@ func drawAction(r *rand.Rand) flow.Action {
 	return flow.Queue(uint16(r.IntN(10)))
 }
 
-// drawFrame draws a frame: near to one of the rules, built from headers that do not quite fit together, damaged or cut off, or long.
+// drawFrame draws a frame: near to one of the rules, built from headers that do not quite fit
+// together, damaged or cut off, or long.
 func drawFrame(r *rand.Rand, rules []flow.Rule, frags bool) []byte {
 	var frame []byte
 	switch k := r.IntN(10); {

@@ -8,8 +8,9 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// What a NIC knows of a packet comes by functions of the kernel ("kfuncs", Documentation/networking/xdp-rx-metadata.rst), whose numbers are in
-// the type information of the running kernel, and which only programs may call that are loaded for one device.
+// What a NIC knows of a packet comes by functions of the kernel ("kfuncs",
+// Documentation/networking/xdp-rx-metadata.rst), whose numbers are in the type information of the
+// running kernel, and which only programs may call that are loaded for one device.
 
 // xdpDevBound is BPF_F_XDP_DEV_BOUND_ONLY.
 const xdpDevBound = 1 << 6
@@ -94,5 +95,6 @@ func (e *emitter) hints() {
 }
 
 func kfunc(id int32) asm.Instruction {
-	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall,
+		Constant: int64(id)}
 }

@@ -34,7 +34,8 @@ func await(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// TestApplyLosesNothing: while rules change, each packet goes by the old rules or by the new ones, and each is counted.
+// TestApplyLosesNothing: while rules change, each packet goes by the old rules or by the new ones,
+// and each is counted.
 func TestApplyLosesNothing(t *testing.T) {
 	for _, mode := range []Mode{Native, Generic} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -101,7 +102,8 @@ func TestApplyLosesNothing(t *testing.T) {
 	}
 }
 
-// TestCountersStay: a rule that keeps its ID keeps its counts, one that goes leaves them in Deleted.
+// TestCountersStay: a rule that keeps its ID keeps its counts, one that goes leaves them in
+// Deleted.
 func TestCountersStay(t *testing.T) {
 	rules := parseRules(t, "udp dst 1 -> drop", "udp dst 2 -> drop")
 	p := load1(t, Spec{Rules: rules})
@@ -135,7 +137,8 @@ func TestCountersStay(t *testing.T) {
 	// A set that is refused changes nothing.
 	bad := parseRules(t, "udp dst 1 -> vlan-pop, queue 1")
 	var problems flow.Problems
-	if err := p.Apply(bad, flow.Isolation{}); !errors.As(err, &problems) || problems[0].Kind != flow.Unsupported || !strings.Contains(err.Error(), "XDP program") {
+	if err := p.Apply(bad, flow.Isolation{}); !errors.As(err, &problems) || problems[0].Kind != flow.Unsupported ||
+		!strings.Contains(err.Error(), "XDP program") {
 		t.Errorf("a transformation: %v", err)
 	}
 	run(t, p, udp(7, 20))
@@ -175,13 +178,17 @@ func TestKilled(t *testing.T) {
 			}
 			return nil
 		})
-		if occupied.ID != on || occupied.Program != "penstock" || occupied.Link == 0 || !slices.Contains(occupied.Holders, cmd.Process.Pid) ||
+		if occupied.ID != on || occupied.Program != "penstock" || occupied.Link == 0 ||
+			!slices.Contains(occupied.Holders, cmd.Process.Pid) ||
 			!strings.Contains(occupied.Error(), fmt.Sprint("process ", cmd.Process.Pid)) {
 			t.Errorf("%+v\n%v", occupied, occupied)
 		}
 		end()
-		await(t, "the program to leave the interface", func() bool { return c.on() == 0 }) // another process may just be listing all links
-		await(t, "the kernel to free the program", func() bool { return gone(ebpf.NewProgramFromID(ebpf.ProgramID(ids[0]))) })
+		// another process may just be listing all links
+		await(t, "the program to leave the interface", func() bool { return c.on() == 0 })
+		await(t, "the kernel to free the program", func() bool {
+			return gone(ebpf.NewProgramFromID(ebpf.ProgramID(ids[0])))
+		})
 		for _, id := range ids[1:] {
 			await(t, "the kernel to free the maps", func() bool { return gone(ebpf.NewMapFromID(ebpf.MapID(id))) })
 		}
@@ -298,7 +305,8 @@ func TestModes(t *testing.T) {
 	if err := errors.Join(p.Close()); err != nil {
 		t.Error(err)
 	}
-	for _, err := range []error{p.Attach(Auto), p.Apply(nil, flow.Isolation{}), p.Set(0, 0, 1), p.Unset(0, 0), p.Wait()} {
+	for _, err := range []error{p.Attach(Auto), p.Apply(nil, flow.Isolation{}), p.Set(0, 0, 1), p.Unset(0, 0),
+		p.Wait()} {
 		if !errors.Is(err, ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
@@ -322,7 +330,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestInterfaceGone: when the interface is deleted the program is still there, and says why its rules cannot change.
+// TestInterfaceGone: when the interface is deleted the program is still there, and says why its
+// rules cannot change.
 func TestInterfaceGone(t *testing.T) {
 	c := lay(t, netns.LinkSpec{})
 	rules := parseRules(t, "udp dst 5000 -> drop")
@@ -343,7 +352,8 @@ func TestInterfaceGone(t *testing.T) {
 	}
 }
 
-// TestRights: without root it works with a few capabilities, and the error names the one that is missing.
+// TestRights: without root it works with a few capabilities, and the error names the one that is
+// missing.
 func TestRights(t *testing.T) {
 	c := lay(t, netns.LinkSpec{})
 	var ns *os.File
@@ -367,7 +377,8 @@ func TestRights(t *testing.T) {
 	} {
 		err := as(ns, c.have, func() error {
 			for _, frags := range []bool{false, true} {
-				p, err := Load(Spec{Name: "eth0", Interface: at, Queues: 1, Slots: 8, Rules: c.rules, Metadata: true, Frags: frags})
+				p, err := Load(Spec{Name: "eth0", Interface: at, Queues: 1, Slots: 8, Rules: c.rules, Metadata: true,
+					Frags: frags})
 				if err != nil {
 					return err
 				}
@@ -402,11 +413,13 @@ func TestRights(t *testing.T) {
 }
 
 func rightsRules(t testing.TB) []flow.Rule {
-	return parseRules(t, "udp dst 5000-5005 ip src 10.0.0.0/8 -> rss 0 1 2", "ip src 2001:db8::/32 -> queue 4", "vlan 5 eth dst 02:00:00:00:00:01 -> drop",
+	return parseRules(t, "udp dst 5000-5005 ip src 10.0.0.0/8 -> rss 0 1 2", "ip src 2001:db8::/32 -> queue 4",
+		"vlan 5 eth dst 02:00:00:00:00:01 -> drop",
 		"udp flex 3 0x01020304 -> queue 1", "ecpri type 0 pc_id 7 -> queue 2")
 }
 
-// as runs fn on a thread of its own in a network namespace, as user 65534 with some capabilities. The thread ends with it.
+// as runs fn on a thread of its own in a network namespace, as user 65534 with some capabilities.
+// The thread ends with it.
 func as(ns *os.File, capabilities []int, fn func() error) error {
 	done := make(chan error)
 	go func() {
@@ -437,7 +450,8 @@ func as(ns *os.File, capabilities []int, fn func() error) error {
 	return <-done
 }
 
-// TestAttachOutlastsLook: a process that lists all links holds each for a moment, also one that its owner closes just then; the next program waits.
+// TestAttachOutlastsLook: a process that lists all links holds each for a moment, also one that its
+// owner closes just then; the next program waits.
 func TestAttachOutlastsLook(t *testing.T) {
 	c := lay(t, netns.LinkSpec{})
 	spec := Spec{Name: "eth0", Interface: c.index[1]}

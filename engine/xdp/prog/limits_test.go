@@ -23,8 +23,10 @@ import (
 // FuzzProgram gives the program any frame, and asks it and flow.Classifier about it.
 func FuzzProgram(f *testing.F) {
 	rules := append(flowtest.Rules(5, 60), parseRules(f,
-		"udp dst 5000-5005 ip src 10.0.0.0/8 -> rss 0 1 2", "ip src 2001:db8::/32 -> queue 4", "vlan 5 inner-vlan 6 eth dst 02:00:00:00:00:01 -> drop",
-		"udp flex 3 0x01020304 -> queue 1", "ecpri type 0 pc_id 7 -> queue 2", "udp ecpri type 2 rtc_id 7 -> queue 3", "ip len 60-100 -> queue 5",
+		"udp dst 5000-5005 ip src 10.0.0.0/8 -> rss 0 1 2", "ip src 2001:db8::/32 -> queue 4",
+		"vlan 5 inner-vlan 6 eth dst 02:00:00:00:00:01 -> drop",
+		"udp flex 3 0x01020304 -> queue 1", "ecpri type 0 pc_id 7 -> queue 2", "udp ecpri type 2 rtc_id 7 -> queue 3",
+		"ip len 60-100 -> queue 5",
 		"tcp src 80 ip dst 2001:db8::1 -> kernel", "eth type 0x0806 -> kernel", "ip proto 51 -> queue 6")...)
 	for i := range rules {
 		rules[i].ID = uint32(i + 1)
@@ -72,7 +74,8 @@ func TestSpecs(t *testing.T) {
 			p.Close()
 		}
 		var problems flow.Problems
-		if err == nil || c.want != nil && !errors.Is(err, c.want) || c.want == nil && !errors.As(err, &problems) || !strings.Contains(err.Error(), c.text) {
+		if err == nil || c.want != nil && !errors.Is(err, c.want) || c.want == nil && !errors.As(err, &problems) ||
+			!strings.Contains(err.Error(), c.text) {
 			t.Errorf("%v: expected %q in it", err, c.text)
 		}
 	}
@@ -93,13 +96,16 @@ func TestSpecs(t *testing.T) {
 	}
 }
 
-// words are rules that look at four words of the payload each, all at different places and under odd masks.
+// words are rules that look at four words of the payload each, all at different places and under
+// odd masks.
 func words(n int) (rules []flow.Rule) {
 	for i := range n {
-		r := flow.Rule{Match: flow.Match{Proto: flow.Some(packet.ProtoUDP)}, Actions: []flow.Action{flow.Queue(uint16(i % 8))}}
+		r := flow.Rule{Match: flow.Match{Proto: flow.Some(packet.ProtoUDP)},
+			Actions: []flow.Action{flow.Queue(uint16(i % 8))}}
 		for k := range 4 {
 			mask := uint32(0x01010101) << (i % 8)
-			r.Match.Flex = append(r.Match.Flex, flow.Flex{Offset: uint16(i%70 + 60*k), Mask: mask, Value: mask & (uint32(i) * 0x9e3779b9)})
+			r.Match.Flex = append(r.Match.Flex, flow.Flex{Offset: uint16(i%70 + 60*k), Mask: mask,
+				Value: mask & (uint32(i) * 0x9e3779b9)})
 		}
 		rules = append(rules, r)
 	}
@@ -111,13 +117,15 @@ func TestLarge(t *testing.T) {
 	prefixes := func(n int) (rules []flow.Rule) {
 		for i := range n {
 			a := netip.AddrFrom16([16]byte{0x20, 1, byte(i >> 8), byte(i), 14: byte(i * 7), 15: byte(i)})
-			r := flow.Rule{Match: flow.Match{Dst: netip.PrefixFrom(a, 32+i%97).Masked(), Proto: flow.Some(packet.ProtoTCP)}, Actions: []flow.Action{flow.Queue(uint16(i % 8))}}
+			r := flow.Rule{Match: flow.Match{Dst: netip.PrefixFrom(a, 32+i%97).Masked(),
+				Proto: flow.Some(packet.ProtoTCP)}, Actions: []flow.Action{flow.Queue(uint16(i % 8))}}
 			r.Match.SrcPort = flow.Some(flow.Range{Lo: uint16(i), Hi: uint16(i + 1000)})
 			rules = append(rules, r)
 		}
 		return rules
 	}
-	for name, rules := range map[string][]flow.Rule{"mix": flowtest.Rules(9, MaxRules), "prefixes": prefixes(MaxRules), "words": words(60)} {
+	for name, rules := range map[string][]flow.Rule{"mix": flowtest.Rules(9, MaxRules), "prefixes": prefixes(MaxRules),
+		"words": words(60)} {
 		t.Run(name, func(t *testing.T) {
 			c, err := flow.Compile(rules)
 			if err != nil {
@@ -141,7 +149,8 @@ func TestLarge(t *testing.T) {
 
 // TestEdges: frames at the edge of what packet.Parse takes, which chance seldom makes.
 func TestEdges(t *testing.T) {
-	rules := parseRules(t, "ip len 65535 -> queue 2", "ip len 40-41 -> drop", "ip len 45-47 -> drop", "ip len 65534 -> drop", "udp dst 5000 -> rss 0 1 2 3 4 5 6 7",
+	rules := parseRules(t, "ip len 65535 -> queue 2", "ip len 40-41 -> drop", "ip len 45-47 -> drop",
+		"ip len 65534 -> drop", "udp dst 5000 -> rss 0 1 2 3 4 5 6 7",
 		"tcp dst 5000 -> queue 1", "ip proto 0 -> queue 3", "ip proto 44 -> queue 4", "ip proto 17 -> queue 5")
 	c, err := flow.Compile(rules)
 	if err != nil {
@@ -150,11 +159,13 @@ func TestEdges(t *testing.T) {
 	p := load1(t, Spec{Rules: rules, Metadata: true, Frags: true})
 	src, dst := parse("2001:db8::1").As16(), parse("2001:db8::2").As16()
 	six := func(first byte, rest ...byte) []byte {
-		b := append([]byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x86, 0xdd, 0x60, 0, 0, 0}, byte(len(rest)>>8), byte(len(rest)), first, 64)
+		b := append([]byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x86, 0xdd, 0x60, 0, 0, 0}, byte(len(rest)>>8),
+			byte(len(rest)), first, 64)
 		return append(append(append(b, src[:]...), dst[:]...), rest...)
 	}
 	datagram := func(length, payload int) []byte {
-		return append([]byte{0x12, 0x34, 5000 >> 8, 5000 & 255, byte(length >> 8), byte(length), 0, 0}, make([]byte, payload)...)
+		return append([]byte{0x12, 0x34, 5000 >> 8, 5000 & 255, byte(length >> 8), byte(length), 0, 0},
+			make([]byte, payload)...)
 	}
 	segment := func(words, length int) []byte {
 		b := append([]byte{0x12, 0x34, 5000 >> 8, 5000 & 255}, make([]byte, 60)...)
@@ -166,7 +177,8 @@ func TestEdges(t *testing.T) {
 	for _, n := range []int{0, 6, 7, 8, 9, 100, 101, 65535} {
 		frames = append(frames, six(17, datagram(n, 92)...))
 		for _, at := range []uint16{0, 1, 2, 6, 7, 8, 9} {
-			frames = append(frames, six(44, append(fragment(17, at), datagram(n, 92)...)...), six(44, append(fragment(44, 1), append(fragment(17, at), datagram(n, 92)...)...)...))
+			frames = append(frames, six(44, append(fragment(17, at), datagram(n, 92)...)...),
+				six(44, append(fragment(44, 1), append(fragment(17, at), datagram(n, 92)...)...)...))
 		}
 	}
 	for _, words := range []int{0, 4, 5, 6, 15} {
@@ -204,9 +216,11 @@ func TestEdges(t *testing.T) {
 	}
 }
 
-// TestEveryTruncation: a frame that ends anywhere, or has an odd byte anywhere in its headers, is what flow.Classifier says of it.
+// TestEveryTruncation: a frame that ends anywhere, or has an odd byte anywhere in its headers, is
+// what flow.Classifier says of it.
 func TestEveryTruncation(t *testing.T) {
-	rules := parseRules(t, "udp dst 5000 -> queue 1", "tcp dst 80 -> queue 2", "vlan 5 -> queue 3", "ip src 2001:db8::/32 -> queue 4", "eth type 0xaefe -> queue 5", "udp flex 0 0x01020304 -> queue 6",
+	rules := parseRules(t, "udp dst 5000 -> queue 1", "tcp dst 80 -> queue 2", "vlan 5 -> queue 3",
+		"ip src 2001:db8::/32 -> queue 4", "eth type 0xaefe -> queue 5", "udp flex 0 0x01020304 -> queue 6",
 		"ip src 10.0.0.0/8 -> queue 7")
 	iso := flow.Isolation{Unmatched: flow.Deliver}
 	c, err := flow.Compile(rules)
@@ -226,11 +240,13 @@ func TestEveryTruncation(t *testing.T) {
 	segment := join([]byte{0x12, 0x34, 0, 80, 0, 0, 0, 1, 0, 0, 0, 2, 0x70, 0x10, 1, 1, 0, 0, 0, 0}, make([]byte, 12))
 	four := func(proto byte, frag uint16, options int, rest []byte) []byte {
 		n := 20 + options + len(rest)
-		return join([]byte{8, 0, 0x40 | byte(5+options/4), 0, byte(n >> 8), byte(n), 0, 7, byte(frag >> 8), byte(frag), 64, proto, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2}, make([]byte, options), rest)
+		return join([]byte{8, 0, 0x40 | byte(5+options/4), 0, byte(n >> 8), byte(n), 0, 7, byte(frag >> 8), byte(frag),
+			64, proto, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2}, make([]byte, options), rest)
 	}
 	six := func(first byte, rest []byte) []byte {
 		src, dst := netip.MustParseAddr("2001:db8::1").As16(), netip.MustParseAddr("2001:db8::2").As16()
-		return join([]byte{0x86, 0xdd, 0x60, 0, 0, 0, byte(len(rest) >> 8), byte(len(rest)), first, 64}, src[:], dst[:], rest)
+		return join([]byte{0x86, 0xdd, 0x60, 0, 0, 0, byte(len(rest) >> 8), byte(len(rest)), first, 64}, src[:], dst[:],
+			rest)
 	}
 	option := func(next byte) []byte { return []byte{next, 0, 1, 4, 0, 0, 0, 0} }
 	fragment := func(next byte) []byte { return []byte{next, 0, 0, 1, 0, 0, 0, 9} }
@@ -238,10 +254,12 @@ func TestEveryTruncation(t *testing.T) {
 		join(mac, four(17, 0, 0, datagram)),
 		join(mac, four(6, 0x2000, 40, segment)),
 		join(mac, tag(0x8100, 5), four(17, 0, 4, datagram)),
-		join(mac, tag(0x88a8, 5), tag(0x8100, 6), tag(0x8100, 7), six(17, datagram)), // more tags than the parser looks behind
+		// more tags than the parser looks behind
+		join(mac, tag(0x88a8, 5), tag(0x8100, 6), tag(0x8100, 7), six(17, datagram)),
 		join(mac, tag(0x9100, 5), tag(0x8100, 5), six(6, segment)),
 		join(mac, six(0, join(option(60), option(43), option(44), fragment(60), option(17), datagram))),
-		join(mac, six(51, join([]byte{17, 4, 0, 0}, make([]byte, 20), datagram))), // authentication, with words of four bytes
+		// authentication, with words of four bytes
+		join(mac, six(51, join([]byte{17, 4, 0, 0}, make([]byte, 20), datagram))),
 		join(mac, []byte{0xae, 0xfe, 0x10, 2, 0, 8, 0, 7, 0, 0, 0, 0, 0, 0}),
 	} {
 		for n := packet.EthernetLen; n <= len(frame); n++ {
@@ -257,7 +275,8 @@ func TestEveryTruncation(t *testing.T) {
 				check(t, p, c, iso, odd)
 			}
 		}
-		// Shorter than an Ethernet header is nothing that a device gives to a program; nor does the kernel here.
+		// Shorter than an Ethernet header is nothing that a device gives to a program; nor does the
+		// kernel here.
 		for n := range packet.EthernetLen {
 			if _, err := p.now.program.Run(&ebpf.RunOptions{Data: frame[:n], Repeat: 1}); err == nil {
 				t.Errorf("frame %d: the kernel runs programs on %d bytes: the program is to be tested on them", i, n)
@@ -292,7 +311,8 @@ func TestMeta(t *testing.T) {
 	binary.NativeEndian.PutUint16(at[metaFlagsAt:], metaHash|metaTime)
 	binary.NativeEndian.PutUint64(at[metaTimeAt:], 1<<60)
 	saved := append([]byte(nil), b...)
-	if m, ok := TakeMeta(b); !ok || m != (Meta{Rule: 77, Queue: 9, Hash: 0xfedcba98, Time: 1 << 60, HasHash: true, HasTime: true}) {
+	if m, ok := TakeMeta(b); !ok || m != (Meta{Rule: 77, Queue: 9, Hash: 0xfedcba98, Time: 1 << 60, HasHash: true,
+		HasTime: true}) {
 		t.Errorf("%v %+v", ok, m)
 	}
 	if _, ok := TakeMeta(b); ok {
@@ -306,7 +326,8 @@ func TestMeta(t *testing.T) {
 // TestSockets: a socket that is taken away gets nothing more, and each NIC queue has its own.
 func TestSockets(t *testing.T) {
 	c := lay(t, netns.LinkSpec{})
-	c.load(Spec{Queues: 2, Slots: 4, Metadata: true, Isolation: flow.Isolation{Unmatched: flow.Deliver, Queue: 2}}, Native)
+	c.load(Spec{Queues: 2, Slots: 4, Metadata: true, Isolation: flow.Isolation{Unmatched: flow.Deliver, Queue: 2}},
+		Native)
 	c.open(2)
 	var sent uint64
 	many := func() Counts {
@@ -339,13 +360,14 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// TestUncounted: without rules only what finds no socket is counted, and everything else arrives at the socket of its NIC queue and logical
-// queue; from the first rule on all is counted.
+// TestUncounted: without rules only what finds no socket is counted, and everything else arrives at
+// the socket of its NIC queue and logical queue; from the first rule on all is counted.
 func TestUncounted(t *testing.T) {
 	all := flow.Isolation{Unmatched: flow.Deliver, Queue: 2}
 	for _, frags := range []bool{false, true} {
 		c := lay(t, netns.LinkSpec{})
-		c.load(Spec{Queues: 1, Slots: 5, Metadata: true, Sparse: true, Uncounted: true, Frags: frags, Isolation: all}, Native)
+		c.load(Spec{Queues: 1, Slots: 5, Metadata: true, Sparse: true, Uncounted: true, Frags: frags, Isolation: all},
+			Native)
 		c.open(1, 2)
 		slots := map[int]int{}
 		told := 0
@@ -380,7 +402,8 @@ func TestUncounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		many(1, 10)
-		if n := many(5000, 10); n.Redirected.Packets != 20 || n.Unmatched.Packets != 10 || n.Rules[0].Packets != 10 || slots[1] != 10 || slots[2] != 20 || told != 20 {
+		if n := many(5000, 10); n.Redirected.Packets != 20 || n.Unmatched.Packets != 10 || n.Rules[0].Packets != 10 ||
+			slots[1] != 10 || slots[2] != 20 || told != 20 {
 			t.Errorf("with a rule: %v, %d told, %+v", slots, told, n)
 		}
 		// Something may be left in front of packets: the program goes on to tell.
@@ -391,7 +414,8 @@ func TestUncounted(t *testing.T) {
 			t.Errorf("without rules again: %v, %d told, %+v", slots, told, n)
 		}
 	}
-	// A logical queue that cannot have a socket, and other ends than a socket, are no matter of the short program.
+	// A logical queue that cannot have a socket, and other ends than a socket, are no matter of the
+	// short program.
 	for _, i := range []flow.Isolation{{Unmatched: flow.Deliver, Queue: 5}, {Unmatched: flow.Discard}, {}} {
 		p := load1(t, Spec{Queues: 2, Slots: 5, Metadata: true, Sparse: true, Uncounted: true, Isolation: i})
 		run(t, p, udp(1, 20))
@@ -406,7 +430,8 @@ func TestUncounted(t *testing.T) {
 }
 
 func ExampleLoad() {
-	rules := []flow.Rule{{ID: 1, Match: flow.Match{Proto: flow.Some(packet.ProtoUDP), DstPort: flow.Some(flow.One(5000))}, Actions: []flow.Action{flow.Queue(2)}}}
+	rules := []flow.Rule{{ID: 1, Match: flow.Match{Proto: flow.Some(packet.ProtoUDP),
+		DstPort: flow.Some(flow.One(5000))}, Actions: []flow.Action{flow.Queue(2)}}}
 	_, err := Load(Spec{Interface: 0, Queues: 1, Slots: 4, Rules: rules})
 	fmt.Println(err)
 	// Output: prog: bad specification: interface 0: expected the index of an interface, as net.InterfaceByName gives it
@@ -415,14 +440,16 @@ func ExampleLoad() {
 // TestQueues: a packet goes to the socket of the NIC queue that it came by.
 func TestQueues(t *testing.T) {
 	c := lay(t, netns.LinkSpec{Queues: 2})
-	c.load(Spec{Queues: 2, Slots: 3, Metadata: true, Isolation: flow.Isolation{Unmatched: flow.Deliver, Queue: 1}}, Native)
+	c.load(Spec{Queues: 2, Slots: 3, Metadata: true, Isolation: flow.Isolation{Unmatched: flow.Deliver, Queue: 1}},
+		Native)
 	c.open(1) // of NIC queue 0
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var q *xsk.Queue
 	var other *xsk.Socket
 	c.do(1, func() (err error) {
-		if q, err = c.umem.OpenQueue(ctx, xsk.QueueConfig{Interface: c.index[1], Queue: 1, NeedWakeup: true, FillSize: 256, CompletionSize: 64}); err != nil {
+		if q, err = c.umem.OpenQueue(ctx, xsk.QueueConfig{Interface: c.index[1], Queue: 1, NeedWakeup: true,
+			FillSize: 256, CompletionSize: 64}); err != nil {
 			return err
 		}
 		t.Cleanup(func() { q.Close() })
@@ -447,7 +474,8 @@ func TestQueues(t *testing.T) {
 		n = c.counts()
 		return n.ends() >= flows && c.n+other.Rx().Ready() >= int(n.Redirected.Packets)
 	})
-	if second := other.Rx().Ready(); n.NoSocket.Packets != 0 || c.n == 0 || second == 0 || c.n+second != int(n.Redirected.Packets) {
+	if second := other.Rx().Ready(); n.NoSocket.Packets != 0 || c.n == 0 || second == 0 ||
+		c.n+second != int(n.Redirected.Packets) {
 		t.Errorf("%d by queue 0, %d by queue 1: %+v", c.n, second, n)
 	}
 }

@@ -70,7 +70,8 @@ func (e *emitter) match() {
 // map16 is where the fields that every packet has lie.
 var map16 = [...]int16{flow.FieldEtherType: sType, flow.FieldVLAN: sVLAN, flow.FieldInnerVLAN: sInner}
 
-// either emits one of two pieces of code, by a flag on the stack; nothing if there is nothing to do.
+// either emits one of two pieces of code, by a flag on the stack; nothing if there is nothing to
+// do.
 func (e *emitter) either(flag int16, wanted bool, yes, no func()) {
 	if !wanted {
 		return
@@ -96,7 +97,8 @@ func (e *emitter) mask(m mask) {
 	e.intersect(m.words)
 }
 
-// skip jumps when all rules that are left are in m: then no rule asks for the field that those in m do without.
+// skip jumps when all rules that are left are in m: then no rule asks for the field that those in m
+// do without.
 func (e *emitter) skip(m mask, label string) {
 	e.blobAt(asm.R3, m.at)
 	e.emit(asm.Mov.Imm(asm.R0, 0))
@@ -124,7 +126,8 @@ func (e *emitter) intersect(words []int) {
 	}
 }
 
-// lookup takes away the rules that do not accept the value in R1, which is not more than the piece can be.
+// lookup takes away the rules that do not accept the value in R1, which is not more than the piece
+// can be.
 func (e *emitter) lookup(l *lookup) {
 	switch {
 	case l.starts != nil:
@@ -244,7 +247,8 @@ func (e *emitter) flexWords() {
 	}
 }
 
-// ecpriHeader is the length of the common header of eCPRI; an identifier of 16 bits is behind it (eCPRI specification 2.0, 3.1.3 and 3.2.4).
+// ecpriHeader is the length of the common header of eCPRI; an identifier of 16 bits is behind it
+// (eCPRI specification 2.0, 3.1.3 and 3.2.4).
 const ecpriHeader = 4
 
 // ecpri looks up the fields of an eCPRI message in Ethernet or UDP.
@@ -253,7 +257,8 @@ func (e *emitter) ecpri() {
 	if !t.asks(flow.FieldECPRIType) {
 		return
 	}
-	inUDP, message, none, noID, done := e.fresh("udp"), e.fresh("message"), e.fresh("none"), e.fresh("noid"), e.fresh("done")
+	inUDP, message, none, noID, done := e.fresh("udp"), e.fresh("message"), e.fresh("none"), e.fresh("noid"),
+		e.fresh("done")
 	e.skip(t.no[flow.FieldECPRIType], done)
 	e.emit(
 		load(asm.R1, sType),
@@ -298,11 +303,13 @@ func (e *emitter) ecpri() {
 func (e *emitter) first() {
 	t := e.t
 	for w := range t.words {
-		e.emit(asm.LoadMem(asm.R1, asm.RFP, rule(w), asm.DWord), asm.Mov.Imm(asm.R2, int32(64*w)), asm.JNE.Imm(asm.R1, 0, "found"))
+		e.emit(asm.LoadMem(asm.R1, asm.RFP, rule(w), asm.DWord), asm.Mov.Imm(asm.R2, int32(64*w)),
+			asm.JNE.Imm(asm.R1, 0, "found"))
 	}
 	e.emit(asm.Mov.Imm(asm.R1, int32(t.n)), asm.Ja.Label("numbered"))
 	e.at("found")
-	e.emit(store(sScratch, asm.R2), load(asm.R2, sScratch))                                  // or the verifier follows each word on its own
+	// or the verifier follows each word on its own
+	e.emit(store(sScratch, asm.R2), load(asm.R2, sScratch))
 	e.emit(asm.Mov.Reg(asm.R3, asm.R1), asm.Neg.Imm(asm.R3, 0), asm.And.Reg(asm.R1, asm.R3)) // the lowest bit alone
 	e.emit(asm.LoadImm(asm.R3, deBruijn, asm.DWord), asm.Mul.Reg(asm.R1, asm.R3), asm.RSh.Imm(asm.R1, 58))
 	e.blobAt(asm.R3, t.bits)

@@ -23,19 +23,22 @@ const (
 	metaTime
 )
 
-// Meta is what the program says about a packet. AF_XDP copies it into the UMEM, where it ends at the first byte of the frame.
+// Meta is what the program says about a packet. AF_XDP copies it into the UMEM, where it ends at
+// the first byte of the frame.
 type Meta struct {
 	Rule  uint32 // ID of the rule that accepted the packet; 0: none, or one without ID
 	Queue uint16 // logical queue
-	// Hash is the NIC's hash of the packet, and Time the NIC's receive time in nanoseconds, where the driver has them.
+	// Hash is the NIC's hash of the packet, and Time the NIC's receive time in nanoseconds, where
+	// the driver has them.
 	Hash    uint32
 	Time    int64
 	HasHash bool
 	HasTime bool
 }
 
-// TakeMeta reads the Meta in the last MetaSize bytes of b, which are those in front of a frame, and wipes it, so that the next packet in this
-// memory is not taken for one that has it. ok is false if there is none. It allocates nothing.
+// TakeMeta reads the Meta in the last MetaSize bytes of b, which are those in front of a frame, and
+// wipes it, so that the next packet in this memory is not taken for one that has it. ok is false if
+// there is none. It allocates nothing.
 func TakeMeta(b []byte) (m Meta, ok bool) {
 	if len(b) < MetaSize {
 		return m, false

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// OccupiedError says which program is on the interface already. It wraps ErrOccupied. Fields that could not be found out, for want of
-// rights, are 0 or empty.
+// OccupiedError says which program is on the interface already. It wraps ErrOccupied. Fields that
+// could not be found out, for want of rights, are 0 or empty.
 type OccupiedError struct {
 	Interface string
 	ID        uint32 // of the program, as bpftool shows it
@@ -68,7 +68,8 @@ func (p *Program) occupied(err error) error {
 	defer links.Close()
 	for links.Next() {
 		i, err := links.Link.Info()
-		if err == nil && i.Program == ebpf.ProgramID(id) && i.XDP() != nil && i.XDP().Ifindex == uint32(p.spec.Interface) {
+		if err == nil && i.Program == ebpf.ProgramID(id) && i.XDP() != nil &&
+			i.XDP().Ifindex == uint32(p.spec.Interface) {
 			o.Link = uint32(i.ID)
 			break
 		}
@@ -118,8 +119,9 @@ func device(ifindex int) (ethtool.Link, error) {
 	return ethtool.Link{}, fmt.Errorf("prog: interface %d: %w", ifindex, ErrInterface)
 }
 
-// TakenTags is the note of Info for rules that look at VLAN tags where the device takes them out of frames; "" where it leaves them, or no rule looks. It asks the
-// device in the network namespace of the calling thread.
+// TakenTags is the note of Info for rules that look at VLAN tags where the device takes them out of
+// frames; "" where it leaves them, or no rule looks. It asks the device in the network namespace of
+// the calling thread.
 func TakenTags(device string, rules []flow.Rule) string {
 	looks := slices.ContainsFunc(rules, func(r flow.Rule) bool {
 		f := r.Match.Fields()
@@ -132,7 +134,8 @@ func TakenTags(device string, rules []flow.Rule) string {
 }
 
 func takenTags(device string) string {
-	return fmt.Sprintf("rules look at VLAN tags, but the device takes them out of frames (rx-vlan-hw-parse): \"ethtool -K %s rxvlan off\" leaves them in", device)
+	return fmt.Sprintf("rules look at VLAN tags, but the device takes them out of frames (rx-vlan-hw-parse): "+
+		"\"ethtool -K %s rxvlan off\" leaves them in", device)
 }
 
 // strips reports whether the device takes VLAN tags out of frames before the program sees them.

@@ -27,7 +27,8 @@ type answer struct {
 	has    bool
 }
 
-// run runs the program in force on a frame, without a device. There are no sockets, so that what is delivered ends as a drop with a Meta.
+// run runs the program in force on a frame, without a device. There are no sockets, so that what is
+// delivered ends as a drop with a Meta.
 func run(t fataler, p *Program, frame []byte) answer {
 	t.Helper()
 	out := make([]byte, len(frame)+MetaSize+64)
@@ -48,7 +49,8 @@ func (a answer) String() string {
 }
 
 // check compares what the program says about a frame with what flow.Classifier says.
-func check(t fataler, p *Program, s *flow.Classifier, isolation flow.Isolation, frame []byte) (d flow.Decision, l packet.Layers, why packet.Reason) {
+func check(t fataler, p *Program, s *flow.Classifier, isolation flow.Isolation, frame []byte) (d flow.Decision,
+	l packet.Layers, why packet.Reason) {
 	t.Helper()
 	why = packet.Parse(frame, &l)
 	d = s.Classify(frame, &l)
@@ -117,12 +119,14 @@ func TestOracle(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		frags := rapid.Bool().Draw(t, "frags")
 		rules := drawRules(t, rapid.SampledFrom([]int{1, 3, 20, 150}).Draw(t, "most"))
-		iso := rapid.SampledFrom([]flow.Isolation{{}, {Unmatched: flow.Kernel}, {Unmatched: flow.Discard}, {Unmatched: flow.Deliver, Queue: 3}, {Unmatched: flow.Deliver, Queue: 9}}).Draw(t, "isolation")
+		iso := rapid.SampledFrom([]flow.Isolation{{}, {Unmatched: flow.Kernel}, {Unmatched: flow.Discard},
+			{Unmatched: flow.Deliver, Queue: 3}, {Unmatched: flow.Deliver, Queue: 9}}).Draw(t, "isolation")
 		c, err := flow.Compile(rules)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := Load(Spec{Interface: 1, Queues: 1, Slots: 8, Rules: rules, Isolation: iso, Metadata: true, Frags: frags})
+		p, err := Load(Spec{Interface: 1, Queues: 1, Slots: 8, Rules: rules, Isolation: iso, Metadata: true,
+			Frags: frags})
 		if err != nil {
 			t.Fatalf("%+v", err)
 		}
@@ -150,8 +154,10 @@ func TestOracle(t *testing.T) {
 			t.Fatalf("of %d packets: %+v", n, counts)
 		}
 	})
-	if !t.Failed() && (delivered == 0 || malformed == 0 || far == 0 && !testing.Short()) { // a short run may draw no such headers
-		t.Errorf("the frames were too good: %d delivered by a rule, %d malformed, %d with headers beyond the first buffer", delivered, malformed, far)
+	if !t.Failed() && (delivered == 0 || malformed == 0 || far == 0 && !testing.Short()) {
+		// a short run may draw no such headers
+		t.Errorf("the frames were too good: %d delivered by a rule, %d malformed, %d with headers beyond the "+
+			"first buffer", delivered, malformed, far)
 	}
 }
 

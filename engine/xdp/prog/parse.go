@@ -28,8 +28,8 @@ func (t *tables) needs() (n needs) {
 	return n
 }
 
-// parse emits what packet.Parse does, up to the label "match". It leaves the fields that are needed in the stack, as far as there are any: a
-// malformed frame ends at its fault.
+// parse emits what packet.Parse does, up to the label "match". It leaves the fields that are needed
+// in the stack, as far as there are any: a malformed frame ends at its fault.
 func (e *emitter) parse() {
 	e.need = e.t.needs()
 	e.emit(asm.Mov.Reg(rCtx, asm.R1))
@@ -48,7 +48,8 @@ func (e *emitter) parse() {
 	for _, s := range []struct {
 		slot   int16
 		wanted bool
-	}{{sType, e.need.ethertype}, {sVersion, e.need.ip}, {sOffset, e.need.ip}, {sPart, e.need.ports}, {sHasPorts, e.need.ports}, {sHasMAC, e.need.mac}} {
+	}{{sType, e.need.ethertype}, {sVersion, e.need.ip}, {sOffset, e.need.ip}, {sPart, e.need.ports},
+		{sHasPorts, e.need.ports}, {sHasMAC, e.need.mac}} {
 		if s.wanted {
 			e.emit(store(s.slot, asm.R1))
 		}
@@ -99,7 +100,8 @@ func (e *emitter) ethernet() {
 		e.at(tagged)
 		e.view(0, packet.VLANLen, sLen, "match", sBuf)
 		if i == 0 && e.need.vlan || i == 1 && e.need.inner {
-			e.emit(asm.LoadMem(asm.R2, asm.R1, 0, asm.Half), be16(asm.R2), asm.And.Imm(asm.R2, flow.MaxVLAN), store(tag, asm.R2))
+			e.emit(asm.LoadMem(asm.R2, asm.R1, 0, asm.Half), be16(asm.R2), asm.And.Imm(asm.R2, flow.MaxVLAN),
+				store(tag, asm.R2))
 		}
 		e.emit(
 			asm.LoadMem(asm.R0, asm.R1, 2, asm.Half), be16(asm.R0),
@@ -173,7 +175,8 @@ func (e *emitter) ipv6() {
 		ext := e.fresh("extension")
 		e.forget()
 		e.emit(load(asm.R0, sProto))
-		e.emit(asm.JEq.Imm(asm.R0, int32(packet.ProtoUDP), "transport"), asm.JEq.Imm(asm.R0, int32(packet.ProtoTCP), "transport"))
+		e.emit(asm.JEq.Imm(asm.R0, int32(packet.ProtoUDP), "transport"),
+			asm.JEq.Imm(asm.R0, int32(packet.ProtoTCP), "transport"))
 		for _, p := range extensions {
 			e.emit(asm.JEq.Imm(asm.R0, int32(p), ext))
 		}
@@ -184,10 +187,12 @@ func (e *emitter) ipv6() {
 	// One more of them has no ports, whatever it is: it ends there.
 }
 
-var extensions = []packet.Proto{packet.ProtoHopByHop, packet.ProtoRouting, packet.ProtoFragment, packet.ProtoAH, packet.ProtoDestOpts, packet.ProtoMobility,
+var extensions = []packet.Proto{packet.ProtoHopByHop, packet.ProtoRouting, packet.ProtoFragment, packet.ProtoAH,
+	packet.ProtoDestOpts, packet.ProtoMobility,
 	packet.ProtoHIP, packet.ProtoShim6}
 
-// extension reads one IPv6 extension header, whose type is in sProto, and leaves the type of the next one there.
+// extension reads one IPv6 extension header, whose type is in sProto, and leaves the type of the
+// next one there.
 func (e *emitter) extension() {
 	fragment, auth, sized, next := e.fresh("fragment"), e.fresh("auth"), e.fresh("sized"), e.fresh("next")
 	e.view(0, 8, sEnd, "match", sBuf)
@@ -219,7 +224,8 @@ func (e *emitter) extension() {
 		asm.Add.Imm(rAt, 8),
 	)
 	e.at(next)
-	// A fragment may come at last after other headers, and then a header with what follows: only a later fragment ends the list.
+	// A fragment may come at last after other headers, and then a header with what follows: only a
+	// later fragment ends the list.
 	e.emit(load(asm.R3, sOffset), asm.JNE.Imm(asm.R3, 0, "match"))
 }
 

@@ -16,7 +16,8 @@ import (
 // xdpHasFrags is BPF_F_XDP_HAS_FRAGS: the program reads frames in several buffers.
 const xdpHasFrags = 1 << 5
 
-// Program is an XDP program that is loaded, and attached or not. Its methods may be called from any goroutine.
+// Program is an XDP program that is loaded, and attached or not. Its methods may be called from any
+// goroutine.
 type Program struct {
 	spec Spec
 
@@ -58,8 +59,8 @@ func (l *loaded) close() {
 	l.blob.Close()
 }
 
-// Load builds the program of s and loads it into the kernel. It attaches nothing. The errors wrap ErrSpec, ErrTooLarge, ErrPermission,
-// ErrUnavailable, or are flow.Problems.
+// Load builds the program of s and loads it into the kernel. It attaches nothing. The errors wrap
+// ErrSpec, ErrTooLarge, ErrPermission, ErrUnavailable, or are flow.Problems.
 func Load(s Spec) (*Program, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -74,7 +75,8 @@ func Load(s Spec) (*Program, error) {
 }
 
 func (p *Program) open(rules []flow.Rule, isolation flow.Isolation) (err error) {
-	p.sockets, err = ebpf.NewMap(&ebpf.MapSpec{Name: "penstock_xsks", Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4, MaxEntries: uint32(p.spec.Queues * p.spec.Slots)})
+	p.sockets, err = ebpf.NewMap(&ebpf.MapSpec{Name: "penstock_xsks", Type: ebpf.XSKMap, KeySize: 4, ValueSize: 4,
+		MaxEntries: uint32(p.spec.Queues * p.spec.Slots)})
 	if err != nil {
 		return explain("make the map of sockets", err)
 	}
@@ -106,8 +108,8 @@ func (p *Program) note(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
-// tells reports whether a version with so many rules has anything to say of a packet. One that comes after such a version goes on: memory
-// may still hold what that said of the packet before.
+// tells reports whether a version with so many rules has anything to say of a packet. One that
+// comes after such a version goes on: memory may still hold what that said of the packet before.
 func (p *Program) tells(rules int) bool {
 	p.told = p.told || !p.spec.Sparse || rules > 0 || p.hints != (hints{})
 	return p.told
@@ -120,7 +122,8 @@ func (p *Program) load(rules []flow.Rule, isolation flow.Isolation) (*loaded, er
 	}
 	if len(rules) > 0 && !canCompute() {
 		// The verifier would follow what a processor might do speculatively, past any limit.
-		return nil, fmt.Errorf("prog: load the XDP program: %w: CAP_PERFMON is missing, which programs with rules need: run as root, or \"%s\" the program", ErrPermission, setcap)
+		return nil, fmt.Errorf("prog: load the XDP program: %w: CAP_PERFMON is missing, which programs with rules "+
+			"need: run as root, or \"%s\" the program", ErrPermission, setcap)
 	}
 	l := &loaded{rules: make([]flow.Rule, len(rules)), rest: isolation}
 	for i := range rules {
@@ -133,7 +136,8 @@ func (p *Program) load(rules []flow.Rule, isolation flow.Isolation) (*loaded, er
 	t := compile(l.rules, isolation, func(i int) uint32 { return l.slots[i] }, slotUnmatched)
 	l.tables = len(t.blob)
 	l.vlans = t.asks(flow.FieldVLAN, flow.FieldInnerVLAN)
-	l.blob, err = ebpf.NewMap(&ebpf.MapSpec{Name: "penstock_rules", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(t.blob)), MaxEntries: 1})
+	l.blob, err = ebpf.NewMap(&ebpf.MapSpec{Name: "penstock_rules", Type: ebpf.Array, KeySize: 4,
+		ValueSize: uint32(len(t.blob)), MaxEntries: 1})
 	if err != nil {
 		return nil, explain("make the tables of the rules", err)
 	}
@@ -143,9 +147,11 @@ func (p *Program) load(rules []flow.Rule, isolation flow.Isolation) (*loaded, er
 	}
 	e := emitter{t: t, o: options{
 		blob: l.blob.FD(), counters: p.counters.m.FD(), sockets: p.sockets.FD(),
-		queues: p.spec.Queues, slots: p.spec.Slots, counts: maxCounters, metadata: p.spec.Metadata && p.tells(len(l.rules)), frags: p.spec.Frags, subtract: canCompute(), hints: p.hints,
+		queues: p.spec.Queues, slots: p.spec.Slots, counts: maxCounters, metadata: p.spec.Metadata &&
+			p.tells(len(l.rules)), frags: p.spec.Frags, subtract: canCompute(), hints: p.hints,
 	}}
-	if p.spec.Uncounted && !e.o.metadata && len(l.rules) == 0 && isolation.Unmatched == flow.Deliver && int(isolation.Queue) < p.spec.Slots {
+	if p.spec.Uncounted && !e.o.metadata && len(l.rules) == 0 && isolation.Unmatched == flow.Deliver &&
+		int(isolation.Queue) < p.spec.Slots {
 		e.direct(int(isolation.Queue))
 	} else {
 		e.parse()
@@ -155,9 +161,11 @@ func (p *Program) load(rules []flow.Rule, isolation flow.Isolation) (*loaded, er
 	l.size = int(e.ins.Size()) / asm.InstructionSize
 	if l.size > maxSize {
 		l.blob.Close()
-		return nil, fmt.Errorf("prog: %w: %d instructions, and jumps reach %d: use fewer different flex words", ErrTooLarge, l.size, maxSize)
+		return nil, fmt.Errorf("prog: %w: %d instructions, and jumps reach %d: use fewer different flex words",
+			ErrTooLarge, l.size, maxSize)
 	}
-	spec := &ebpf.ProgramSpec{Name: "penstock", Type: ebpf.XDP, AttachType: ebpf.AttachXDP, License: "Apache-2.0", Instructions: e.ins}
+	spec := &ebpf.ProgramSpec{Name: "penstock", Type: ebpf.XDP, AttachType: ebpf.AttachXDP, License: "Apache-2.0",
+		Instructions: e.ins}
 	if p.spec.Frags {
 		spec.Flags |= xdpHasFrags
 	}
@@ -179,10 +187,12 @@ const maxSize = 1<<15 - 1
 
 func checkRules(rules []flow.Rule, isolation flow.Isolation) error {
 	if len(rules) > MaxRules {
-		return fmt.Errorf("prog: %w: %d rules: expected at most %d: join rules into ranges and prefixes", ErrTooLarge, len(rules), MaxRules)
+		return fmt.Errorf("prog: %w: %d rules: expected at most %d: join rules into ranges and prefixes", ErrTooLarge,
+			len(rules), MaxRules)
 	}
 	if isolation.Unmatched > flow.Kernel || isolation.Queue != 0 && isolation.Unmatched != flow.Deliver {
-		return fmt.Errorf("prog: %w: isolation %v with queue %d: expected kernel, discard, or deliver with a queue", ErrSpec, isolation.Unmatched, isolation.Queue)
+		return fmt.Errorf("prog: %w: isolation %v with queue %d: expected kernel, discard, or deliver with a queue",
+			ErrSpec, isolation.Unmatched, isolation.Queue)
 	}
 	if _, err := flow.Compile(rules); err != nil {
 		return err
@@ -190,8 +200,9 @@ func checkRules(rules []flow.Rule, isolation flow.Isolation) error {
 	return flow.Check(rules, &Capabilities).Err()
 }
 
-// Apply puts other rules in force, all of them between one packet and the next. When it returns no packet is steered by the rules before any
-// more, which takes the kernel some milliseconds to be sure of. When it fails nothing has changed. The errors are those of Load.
+// Apply puts other rules in force, all of them between one packet and the next. When it returns no
+// packet is steered by the rules before any more, which takes the kernel some milliseconds to be
+// sure of. When it fails nothing has changed. The errors are those of Load.
 func (p *Program) Apply(rules []flow.Rule, isolation flow.Isolation) error {
 	p.change.Lock()
 	defer p.change.Unlock()
@@ -243,7 +254,8 @@ func (p *Program) replace(rules []flow.Rule, isolation flow.Isolation) (old *loa
 	return old, nil
 }
 
-// Set gives the packets of a NIC queue that are for a logical queue to an AF_XDP socket, which must be bound to that NIC queue.
+// Set gives the packets of a NIC queue that are for a logical queue to an AF_XDP socket, which must
+// be bound to that NIC queue.
 func (p *Program) Set(queue, slot, fd int) error {
 	key, err := p.key(queue, slot)
 	if err != nil {
@@ -257,8 +269,9 @@ func (p *Program) Set(queue, slot, fd int) error {
 	return explain("enter the AF_XDP socket", p.sockets.Put(key, uint32(fd)))
 }
 
-// Unset takes the socket of a NIC queue and a logical queue away; packets for it are dropped from then on, and counted as NoSocket. There
-// need not be one. A packet that is under way may still get there: see Wait.
+// Unset takes the socket of a NIC queue and a logical queue away; packets for it are dropped from
+// then on, and counted as NoSocket. There need not be one. A packet that is under way may still get
+// there: see Wait.
 func (p *Program) Unset(queue, slot int) error {
 	key, err := p.key(queue, slot)
 	if err != nil {
@@ -275,8 +288,8 @@ func (p *Program) Unset(queue, slot int) error {
 	return nil
 }
 
-// Wait returns when no CPU runs the program any more on a packet that came before the call: after Unset, nothing is put into the socket
-// any more then. It takes some milliseconds.
+// Wait returns when no CPU runs the program any more on a packet that came before the call: after
+// Unset, nothing is put into the socket any more then. It takes some milliseconds.
 func (p *Program) Wait() error {
 	p.change.Lock()
 	defer p.change.Unlock()
@@ -291,7 +304,8 @@ func (p *Program) Wait() error {
 
 func (p *Program) key(queue, slot int) (uint32, error) {
 	if queue < 0 || queue >= p.spec.Queues || slot < 0 || slot >= p.spec.Slots {
-		return 0, fmt.Errorf("prog: %w: NIC queue %d, logical queue %d: expected 0 to %d and 0 to %d", ErrSpec, queue, slot, p.spec.Queues-1, p.spec.Slots-1)
+		return 0, fmt.Errorf("prog: %w: NIC queue %d, logical queue %d: expected 0 to %d and 0 to %d", ErrSpec, queue,
+			slot, p.spec.Queues-1, p.spec.Slots-1)
 	}
 	return uint32(queue*p.spec.Slots + slot), nil
 }

@@ -16,8 +16,8 @@ const (
 	MaxSockets = 1 << 20
 )
 
-// Capabilities is what the program can do with rules, for flow.Check and flow.TableOptions: every field of a match, and every action but
-// transformations.
+// Capabilities is what the program can do with rules, for flow.Check and flow.TableOptions: every
+// field of a match, and every action but transformations.
 var Capabilities = flow.Capabilities{
 	Engine:     "XDP program",
 	Fields:     flow.AllFields,
@@ -41,28 +41,32 @@ type Spec struct {
 	Rules     []flow.Rule    // with IDs as the engine's table gives them
 	Isolation flow.Isolation // what happens to packets that no rule accepts
 
-	// Frags says that frames may lie in several buffers (jumbo frames): the driver must support that, and the sockets must be bound
-	// for it.
+	// Frags says that frames may lie in several buffers (jumbo frames): the driver must support
+	// that, and the sockets must be bound for it.
 	Frags bool
-	// Metadata asks for a Meta in front of each packet that goes to a socket. With Sparse there is none before the first rule, unless Hash or
-	// Time are asked for: there is nothing to say.
+	// Metadata asks for a Meta in front of each packet that goes to a socket. With Sparse there is
+	// none before the first rule, unless Hash or Time are asked for: there is nothing to say.
 	Metadata, Sparse bool
-	// Uncounted says that packets which go to a socket are not counted, neither as Redirected nor as Unmatched, as long as there are no rules and
-	// nothing to say in front of them: who has the sockets knows these numbers. The program is the least that there can be then.
+	// Uncounted says that packets which go to a socket are not counted, neither as Redirected nor
+	// as Unmatched, as long as there are no rules and nothing to say in front of them: who has the
+	// sockets knows these numbers. The program is the least that there can be then.
 	Uncounted bool
-	// Hash and Time ask for the NIC's hash and receive time in each Meta. The program is bound to the interface then: Load and Apply must
-	// be called on a thread in its network namespace, and Attach takes it in native mode only. Where the kernel or the driver does not
-	// take such a program it goes on without, and Info.Notes says why.
+	// Hash and Time ask for the NIC's hash and receive time in each Meta. The program is bound to
+	// the interface then: Load and Apply must be called on a thread in its network namespace, and
+	// Attach takes it in native mode only. Where the kernel or the driver does not take such a
+	// program it goes on without, and Info.Notes says why.
 	Hash, Time bool
 }
 
 func (s *Spec) check() error {
 	switch {
 	case s.Queues < 1 || s.Slots < 1 || s.Slots > MaxSlots || s.Queues > MaxSockets/s.Slots:
-		return fmt.Errorf("prog: %w: %d NIC queues with %d slots: expected at least 1 of each, at most %d slots and %d sockets in all", ErrSpec, s.Queues, s.Slots,
+		return fmt.Errorf("prog: %w: %d NIC queues with %d slots: expected at least 1 of each, at most %d slots and "+
+			"%d sockets in all", ErrSpec, s.Queues, s.Slots,
 			MaxSlots, MaxSockets)
 	case s.Interface < 1:
-		return fmt.Errorf("prog: %w: interface %d: expected the index of an interface, as net.InterfaceByName gives it", ErrSpec, s.Interface)
+		return fmt.Errorf("prog: %w: interface %d: expected the index of an interface, as net.InterfaceByName gives it",
+			ErrSpec, s.Interface)
 	}
 	return nil
 }

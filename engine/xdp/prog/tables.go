@@ -16,7 +16,8 @@ type vector []uint64
 func (v vector) set(i int)   { v[i/64] |= 1 << (i % 64) }
 func (v vector) clear(i int) { v[i/64] &^= 1 << (i % 64) }
 
-// A lookup turns one piece of a field, of 8 or 16 bits, into the vector of the rules that accept it.
+// A lookup turns one piece of a field, of 8 or 16 bits, into the vector of the rules that accept
+// it.
 type lookup struct {
 	piece piece
 	words []int // of the vectors: those in which a rule asks for this piece; the others would be all ones
@@ -87,10 +88,12 @@ const (
 	verdictSpread
 )
 
-// deBruijn is a sequence in which every 6 bits in a row are different ones, to number the bits of a word by a multiplication.
+// deBruijn is a sequence in which every 6 bits in a row are different ones, to number the bits of a
+// word by a multiplication.
 const deBruijn = 0x03f79d71b4ca8b09
 
-// few is up to how many classes of a 16-bit piece the program tells apart by comparisons instead of tables.
+// few is up to how many classes of a 16-bit piece the program tells apart by comparisons instead of
+// tables.
 const few = 6
 
 type builder struct {
@@ -120,7 +123,8 @@ func compile(rules []flow.Rule, isolation flow.Isolation, counter func(i int) ui
 		every[w] = w
 	}
 	b.all = b.addMask(every, b.ones())
-	for _, f := range []flow.Field{flow.FieldEthSrc, flow.FieldEthDst, flow.FieldEtherType, flow.FieldVLAN, flow.FieldInnerVLAN, flow.FieldProto, flow.FieldSrc,
+	for _, f := range []flow.Field{flow.FieldEthSrc, flow.FieldEthDst, flow.FieldEtherType, flow.FieldVLAN,
+		flow.FieldInnerVLAN, flow.FieldProto, flow.FieldSrc,
 		flow.FieldDst, flow.FieldLength, flow.FieldSrcPort, flow.FieldDstPort, flow.FieldECPRIType, flow.FieldECPRIID} {
 		b.field(f)
 	}

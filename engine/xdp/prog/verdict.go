@@ -107,7 +107,8 @@ func (e *emitter) finish() {
 	e.emit(asm.Mov.Imm(asm.R0, xdpAborted), asm.Return())
 }
 
-// direct emits a program that gives every packet to the socket of one logical queue, and counts only those for which there is none.
+// direct emits a program that gives every packet to the socket of one logical queue, and counts
+// only those for which there is none.
 func (e *emitter) direct(queue int) {
 	e.emit(
 		asm.Mov.Reg(rCtx, asm.R1),
@@ -144,7 +145,8 @@ func (e *emitter) counters() {
 	)
 }
 
-// increment counts the packet at base+off. No other program writes counters of this CPU while this one runs.
+// increment counts the packet at base+off. No other program writes counters of this CPU while this
+// one runs.
 func (e *emitter) increment(base asm.Register, off int16) {
 	e.emit(
 		asm.LoadMem(asm.R3, base, off, asm.DWord),
@@ -173,10 +175,12 @@ func (e *emitter) hash() {
 		}
 	}
 	ports := func(row int) {
-		e.emit(load(asm.R1, sHasPorts), asm.JEq.Imm(asm.R1, 0, "hashed"), load(asm.R1, sPart), asm.JNE.Imm(asm.R1, 0, "hashed"))
+		e.emit(load(asm.R1, sHasPorts), asm.JEq.Imm(asm.R1, 0, "hashed"), load(asm.R1, sPart),
+			asm.JNE.Imm(asm.R1, 0, "hashed"))
 		bytes(4, row, sPorts)
 	}
-	e.emit(asm.Mov.Imm(asm.R0, 0), load(asm.R1, sVersion), asm.JEq.Imm(asm.R1, 4, "hash4"), asm.JNE.Imm(asm.R1, 6, "hashed"))
+	e.emit(asm.Mov.Imm(asm.R0, 0), load(asm.R1, sVersion), asm.JEq.Imm(asm.R1, 4, "hash4"),
+		asm.JNE.Imm(asm.R1, 6, "hashed"))
 	bytes(32, 0, sAddr)
 	ports(32)
 	e.emit(asm.Ja.Label("hashed"))
@@ -211,7 +215,8 @@ func (e *emitter) metadata() {
 			asm.LoadMem(asm.R2, asm.RFP, sTime, asm.DWord), asm.StoreMem(asm.R1, metaTimeAt, asm.R2, asm.DWord),
 		)
 	} else {
-		e.emit(asm.StoreImm(asm.R1, metaFlagsAt, 0, asm.Half), asm.StoreImm(asm.R1, metaHashAt, 0, asm.Word), store64(asm.R1, metaTimeAt, 0))
+		e.emit(asm.StoreImm(asm.R1, metaFlagsAt, 0, asm.Half), asm.StoreImm(asm.R1, metaHashAt, 0, asm.Word),
+			store64(asm.R1, metaTimeAt, 0))
 	}
 	e.emit(asm.Ja.Label("redirect"))
 	e.at("bare")

@@ -99,7 +99,8 @@ func (c *cable) open(slots ...int) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
 	defer cancel()
 	c.do(1, func() error {
-		c.queue, err = c.umem.OpenQueue(ctx, xsk.QueueConfig{Interface: c.index[1], NeedWakeup: true, MultiBuffer: c.p.spec.Frags, FillSize: 2048, CompletionSize: 64})
+		c.queue, err = c.umem.OpenQueue(ctx, xsk.QueueConfig{Interface: c.index[1], NeedWakeup: true,
+			MultiBuffer: c.p.spec.Frags, FillSize: 2048, CompletionSize: 64})
 		return err
 	})
 	c.t.Cleanup(func() { c.queue.Close() })
@@ -219,7 +220,8 @@ func (c *cable) settle(sent uint64) Counts {
 }
 
 func udp(dst uint16, n int) []byte {
-	p := flowtest.Packet{EthDst: packet.MAC{2, 0x77, 0, 0, 0, 1}, EthSrc: packet.MAC{2, 0x77, 0, 0, 0, 0}, EtherType: packet.EtherTypeIPv4, Proto: packet.ProtoUDP,
+	p := flowtest.Packet{EthDst: packet.MAC{2, 0x77, 0, 0, 0, 1}, EthSrc: packet.MAC{2, 0x77, 0, 0, 0, 0},
+		EtherType: packet.EtherTypeIPv4, Proto: packet.ProtoUDP,
 		SrcPort: 9, DstPort: dst, Payload: make([]byte, n)}
 	p.Src, p.Dst = parse("192.0.2.1"), parse("192.0.2.2")
 	return p.Frame()
@@ -240,7 +242,8 @@ func veth(t *testing.T, mode Mode, jumbo bool) {
 		mtu = 9000
 	}
 	c := lay(t, netns.LinkSpec{MTU: mtu})
-	rules := parseRules(t, "udp dst 5000 -> queue 0", "udp dst 5001 -> queue 3", "udp dst 5002 -> drop", "udp dst 5003 -> kernel", "udp dst 5004 -> queue 7",
+	rules := parseRules(t, "udp dst 5000 -> queue 0", "udp dst 5001 -> queue 3", "udp dst 5002 -> drop",
+		"udp dst 5003 -> kernel", "udp dst 5004 -> queue 7",
 		"udp dst 5005 flex 8 0x01020304 -> queue 3")
 	c.load(Spec{Rules: rules, Queues: 1, Slots: 8, Metadata: true, Frags: jumbo}, mode)
 	c.open(0, 3)
@@ -270,12 +273,15 @@ func veth(t *testing.T, mode Mode, jumbo bool) {
 		t.Errorf("got %v", got)
 	}
 	want := Counts{}
-	for k, to := range []*flow.Count{&want.Redirected, &want.Redirected, &want.Discarded, &want.Kernel, &want.NoSocket, &want.Kernel, &want.Kernel} {
+	for k, to := range []*flow.Count{&want.Redirected, &want.Redirected, &want.Discarded, &want.Kernel, &want.NoSocket,
+		&want.Kernel, &want.Kernel} {
 		_ = k
 		to.Packets += 60
 	}
-	if n.Redirected.Packets != want.Redirected.Packets || n.Discarded.Packets != want.Discarded.Packets || n.Kernel.Packets != want.Kernel.Packets ||
-		n.NoSocket.Packets != want.NoSocket.Packets || n.Unmatched.Packets != 120 || n.Faults.Packets+n.Bare.Packets != 0 {
+	if n.Redirected.Packets != want.Redirected.Packets || n.Discarded.Packets != want.Discarded.Packets ||
+		n.Kernel.Packets != want.Kernel.Packets ||
+		n.NoSocket.Packets != want.NoSocket.Packets || n.Unmatched.Packets != 120 ||
+		n.Faults.Packets+n.Bare.Packets != 0 {
 		t.Errorf("%+v", n)
 	}
 	for i, r := range n.Rules {
@@ -297,7 +303,8 @@ func TestHints(t *testing.T) {
 // hinted asks for hash and time, which are there or not; the packets come all the same.
 func hinted(t *testing.T, mode Mode, there bool) {
 	c := lay(t, netns.LinkSpec{})
-	s := Spec{Rules: parseRules(t, "udp -> queue 0", "prio 1 udp dst 5003 -> queue 0"), Queues: 1, Slots: 1, Metadata: true, Hash: true, Time: true,
+	s := Spec{Rules: parseRules(t, "udp -> queue 0", "prio 1 udp dst 5003 -> queue 0"), Queues: 1, Slots: 1,
+		Metadata: true, Hash: true, Time: true,
 		Interface: c.index[1], Name: "eth0"}
 	s.Rules[1].ID = 0
 	c.do(1, func() (err error) {
@@ -317,17 +324,20 @@ func hinted(t *testing.T, mode Mode, there bool) {
 	c.open(0)
 	hashes := map[uint32]int{}
 	c.took = func(slot int, m Meta, has bool, frame []byte) {
-		if !has || m.HasTime || m.HasHash != there || m.Rule != map[bool]uint32{true: 0, false: 1}[binary.BigEndian.Uint16(frame[36:]) == 5003] {
+		if !has || m.HasTime || m.HasHash != there ||
+			m.Rule != map[bool]uint32{true: 0, false: 1}[binary.BigEndian.Uint16(frame[36:]) == 5003] {
 			t.Fatalf("%v %+v", has, m)
 		}
 		hashes[m.Hash]++
 	}
-	// The kernel gives frames of packet sockets a hash only when it needs one; its own sockets give one to each flow.
+	// The kernel gives frames of packet sockets a hash only when it needs one; its own sockets give
+	// one to each flow.
 	for k := range 8 {
 		c.do(0, func() error { return dial(k) })
 	}
 	n := c.settle(8)
-	if c.n < 8 || n.Redirected.Packets < 8 || n.Rules[0].Packets < 7 || n.Rules[1].Packets != 1 || there && len(hashes) < 2 {
+	if c.n < 8 || n.Redirected.Packets < 8 || n.Rules[0].Packets < 7 || n.Rules[1].Packets != 1 || there &&
+		len(hashes) < 2 {
 		t.Errorf("%d packets, hashes %v: %+v", c.n, hashes, n)
 	}
 	// Changes are bound to the interface as well.
@@ -351,9 +361,11 @@ func dial(k int) error {
 	return err
 }
 
-// TestSparse: there is no Meta before the first rule, and one on every packet from then on, also when the last rule has gone.
+// TestSparse: there is no Meta before the first rule, and one on every packet from then on, also
+// when the last rule has gone.
 func TestSparse(t *testing.T) {
-	p := load1(t, Spec{Interface: 1, Queues: 1, Slots: 1, Metadata: true, Sparse: true, Isolation: flow.Isolation{Unmatched: flow.Deliver}})
+	p := load1(t, Spec{Interface: 1, Queues: 1, Slots: 1, Metadata: true, Sparse: true,
+		Isolation: flow.Isolation{Unmatched: flow.Deliver}})
 	before := p.Info().Instructions
 	one := parseRules(t, "udp dst 5000 -> queue 0")
 	if err := p.Apply(one, flow.Isolation{Unmatched: flow.Deliver}); err != nil {
@@ -363,7 +375,8 @@ func TestSparse(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := p.Info().Instructions
-	whole := load1(t, Spec{Interface: 1, Queues: 1, Slots: 1, Metadata: true, Isolation: flow.Isolation{Unmatched: flow.Deliver}}).Info().Instructions
+	whole := load1(t, Spec{Interface: 1, Queues: 1, Slots: 1, Metadata: true,
+		Isolation: flow.Isolation{Unmatched: flow.Deliver}}).Info().Instructions
 	if before >= whole || after != whole {
 		t.Errorf("%d instructions without rules, %d after there were some, %d with a Meta always", before, after, whole)
 	}

@@ -9,11 +9,14 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// TestTakenTags: the notes say that the device takes VLAN tags out, but only where a rule asks for them.
+// TestTakenTags: the notes say that the device takes VLAN tags out, but only where a rule asks for
+// them.
 func TestTakenTags(t *testing.T) {
 	c := lay(t, netns.LinkSpec{})
 	told := func() bool {
-		return slices.ContainsFunc(c.p.Info().Notes, func(n string) bool { return strings.Contains(n, "ethtool -K eth0 rxvlan off") })
+		return slices.ContainsFunc(c.p.Info().Notes, func(n string) bool {
+			return strings.Contains(n, "ethtool -K eth0 rxvlan off")
+		})
 	}
 	c.load(Spec{Queues: 1, Slots: 1}, Native)
 	var takes bool
@@ -34,7 +37,8 @@ func TestTakenTags(t *testing.T) {
 		t.Log("the device does not take tags out")
 	}
 	// A tag that is in the frame is seen.
-	if err := c.p.Apply(parseRules(t, "vlan 5 udp -> drop", "vlan untagged -> kernel"), flow.Isolation{Unmatched: flow.Deliver}); err != nil {
+	if err := c.p.Apply(parseRules(t, "vlan 5 udp -> drop", "vlan untagged -> kernel"),
+		flow.Isolation{Unmatched: flow.Deliver}); err != nil {
 		t.Fatal(err)
 	}
 	f := udp(9, 40)

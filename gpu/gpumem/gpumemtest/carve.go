@@ -10,10 +10,12 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// checkPool is slots of device memory, which cost no call of the driver, hold different bytes, and are found when they are forgotten.
+// checkPool is slots of device memory, which cost no call of the driver, hold different bytes, and
+// are found when they are forgotten.
 func checkPool(r *rig) {
 	const slots, size = 64, 4096
-	p := must(mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: size, Slots: slots, Align: 512, Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
+	p := must(mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: size, Slots: slots, Align: 512,
+		Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
 	if p.Region().Kind() != mem.Device || !p.Region().Carved() {
 		r.Errorf("the pool is of kind %s, carved: %v", p.Region().Kind(), p.Region().Carved())
 	}
@@ -123,11 +125,13 @@ func finds(ls mem.Leaks, what, of string) bool {
 	return false
 }
 
-// checkAllocator is blocks of device memory under a budget that counts what the device really gives.
+// checkAllocator is blocks of device memory under a budget that counts what the device really
+// gives.
 func checkAllocator(r *rig) {
 	unit := uint64(r.p.Granularity(mem.Device))
 	small := max(unit/4, 4096)
-	a := must(mem.NewAllocator(mem.AllocatorOptions{Name: "blocks", Budget: 64 << 20, Classes: []uint64{small, 4 << 20}, Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
+	a := must(mem.NewAllocator(mem.AllocatorOptions{Name: "blocks", Budget: 64 << 20, Classes: []uint64{small, 4 << 20},
+		Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
 	var blocks []mem.Block
 	for _, n := range []uint64{1, small, small + 1, 4 << 20, 5 << 20, 100} {
 		b := must(a.Alloc(n))(r)
@@ -154,7 +158,8 @@ func checkAllocator(r *rig) {
 	r.ok(a.Close())
 	// Blocks of their own are regions, of which the smallest counts in full.
 	const regions = 3
-	o := mem.AllocatorOptions{Name: "dedicated", Budget: regions * unit, Classes: []uint64{unit}, Dedicated: true, Memory: mem.Options{Kind: mem.Device, Provider: r.p}}
+	o := mem.AllocatorOptions{Name: "dedicated", Budget: regions * unit, Classes: []uint64{unit}, Dedicated: true,
+		Memory: mem.Options{Kind: mem.Device, Provider: r.p}}
 	a = must(mem.NewAllocator(o))(r)
 	blocks = blocks[:0]
 	for {
@@ -171,7 +176,8 @@ func checkAllocator(r *rig) {
 		r.ok(a.Free(b))
 	}
 	if len(blocks) != regions || really != o.Budget {
-		r.Errorf("a budget of %d regions gave %d, of %d bytes together: %d were expected", regions, len(blocks), really, o.Budget)
+		r.Errorf("a budget of %d regions gave %d, of %d bytes together: %d were expected", regions, len(blocks), really,
+			o.Budget)
 	}
 	r.ok(a.Close())
 	if unit > 4096 {
@@ -189,7 +195,8 @@ func checkAllocator(r *rig) {
 	}
 }
 
-// checkRegCache is registrations of device memory, among them those of mem.Populate, which has nothing to do there.
+// checkRegCache is registrations of device memory, among them those of mem.Populate, which has
+// nothing to do there.
 func checkRegCache(r *rig) {
 	x, h := r.alloc(mem.Device, 1<<20), r.alloc(mem.HostPinned, 1<<20)
 	populated := must(mem.NewRegCache(mem.RegCacheOptions{Name: "populate", Registrar: mem.Populate}))(r)
@@ -210,7 +217,8 @@ func checkRegCache(r *rig) {
 		r.Errorf("%d registrations for two ranges", n)
 	}
 	for _, s := range seen.spans {
-		if page := uint64(s.Region.PageSize()); s.Off > 5 || s.Off+s.Len < 5+4096 || s.Region.Kind() == mem.Device && (s.Off%page != 0 || s.Len%page != 0) {
+		if page := uint64(s.Region.PageSize()); s.Off > 5 || s.Off+s.Len < 5+4096 || s.Region.Kind() == mem.Device &&
+			(s.Off%page != 0 || s.Len%page != 0) {
 			r.Errorf("bytes 5 to 4101 are registered as %d from %d, pages have %d", s.Len, s.Off, page)
 		}
 	}

@@ -1,9 +1,10 @@
-// Package gpumemtest is the contract of package gpumem as a program, over any runtime of package gpu:
+// Package gpumemtest is the contract of package gpumem as a program, over any runtime of package
+// gpu:
 //
 //	func TestMemory(t *testing.T) {
 //		gpumemtest.Run(t, gpumemtest.Harness{Open: func(t testing.TB) *gpu.Runtime { ... }})
 //	}
 //
-// Each check runs on every device that Open finds, and fails when a region, an object of the context, a goroutine or a descriptor is left. Nothing about time
-// is asserted.
+// Each check runs on every device that Open finds, and fails when a region, an object of the
+// context, a goroutine or a descriptor is left. Nothing about time is asserted.
 package gpumemtest

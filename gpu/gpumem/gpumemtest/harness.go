@@ -13,15 +13,19 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Harness says how to open the runtime, and what cannot be asked of it. The zero value of every field but Open is right for most.
+// Harness says how to open the runtime, and what cannot be asked of it. The zero value of every
+// field but Open is right for most.
 type Harness struct {
-	// Open opens the runtime; the suite closes it. It is called for each check, and gives the same devices each time.
+	// Open opens the runtime; the suite closes it. It is called for each check, and gives the same
+	// devices each time.
 	Open func(t testing.TB) *gpu.Runtime
 	// Options are those of every Provider of the suite.
 	Options gpumem.Options
-	// Lose makes the device of the context lost, at the latest when something waits for it. nil: it cannot be done.
+	// Lose makes the device of the context lost, at the latest when something waits for it. nil: it
+	// cannot be done.
 	Lose func(t testing.TB, c *gpu.Context)
-	// Importer says that this program's TestMain calls Child, so that the suite can start it as another process with these variables added to its environment.
+	// Importer says that this program's TestMain calls Child, so that the suite can start it as
+	// another process with these variables added to its environment.
 	Importer []string
 	// Idle is called after each check, when everything is closed. nil: there is nothing to look at.
 	Idle func(t testing.TB)

@@ -66,11 +66,13 @@ func checkDevice(r *rig) {
 		x := r.alloc(mem.Device, size)
 		m := gpumem.Memory(x)
 		want := (size + unit - 1) / unit * unit
-		if x.Kind() != mem.Device || x.Len() != uint64(want) || m == nil || m.Size() != x.Len() || m.Kind() != gpu.DeviceMemory || x.FD() != -1 || x.Handle() != any(m) {
+		if x.Kind() != mem.Device || x.Len() != uint64(want) || m == nil || m.Size() != x.Len() ||
+			m.Kind() != gpu.DeviceMemory || x.FD() != -1 || x.Handle() != any(m) {
 			r.Errorf("%d bytes are %d of kind %s, and %v", size, x.Len(), x.Kind(), m)
 		}
 		if r.opaque() {
-			if mv := x.Mover(); x.All().Bytes() != nil || mv == nil || mv.Device() != r.c.Device().String() || mv.Staging() == nil {
+			if mv := x.Mover(); x.All().Bytes() != nil || mv == nil || mv.Device() != r.c.Device().String() ||
+				mv.Staging() == nil {
 				r.Fatalf("the CPU does not reach it: bytes %v, mover %v", x.All().Bytes() != nil, mv)
 			}
 		} else if x.Mover() != nil || len(r.bytes(x)) != want {
@@ -93,7 +95,8 @@ func checkPinned(r *rig) {
 	x := r.alloc(mem.HostPinned, 100_000)
 	m := gpumem.Memory(x)
 	b := r.bytes(x)
-	if x.Kind() != mem.HostPinned || x.Mover() != nil || uint64(len(b)) != x.Len() || x.Len() < 100_000 || x.Len()%uint64(x.PageSize()) != 0 || m == nil || m.Size() != x.Len() {
+	if x.Kind() != mem.HostPinned || x.Mover() != nil || uint64(len(b)) != x.Len() || x.Len() < 100_000 ||
+		x.Len()%uint64(x.PageSize()) != 0 || m == nil || m.Size() != x.Len() {
 		r.Fatalf("100000 bytes are %d, %d of them visible, of kind %s, with %v", x.Len(), len(b), x.Kind(), m)
 	}
 	if r.has(gpu.CapAdopt) {
@@ -133,7 +136,8 @@ func checkRefused(r *rig) {
 			r.Errorf("all the memory that there is to number, of kind %s", k)
 		}
 	}
-	_, err := mem.Alloc(mem.Options{Kind: mem.Device, Size: int(r.info.MaxAlloc) + r.p.Granularity(mem.Device), Provider: r.p})
+	_, err := mem.Alloc(mem.Options{Kind: mem.Device, Size: int(r.info.MaxAlloc) + r.p.Granularity(mem.Device),
+		Provider: r.p})
 	r.is("more than the device gives at once", err, gpu.ErrOutOfMemory)
 	_, err = gpumem.New(r.c, gpumem.Options{Streams: -1})
 	r.is("-1 streams", err, gpu.ErrArgument)

@@ -17,13 +17,15 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// mover is a region of device memory with a Mover. The Mover is nil where the CPU reaches that memory: a check of moves ends there.
+// mover is a region of device memory with a Mover. The Mover is nil where the CPU reaches that
+// memory: a check of moves ends there.
 func (r *rig) mover(size int) (*mem.Region, mem.Mover) {
 	r.Helper()
 	x := r.alloc(mem.Device, size)
 	mv := x.Mover()
 	if moved := mv != nil; moved != r.opaque() || moved != (x.All().Bytes() == nil) {
-		r.Fatalf("device memory has a Mover: %v, and bytes for the CPU: %v; opaque is %v", moved, x.All().Bytes() != nil, r.opaque())
+		r.Fatalf("device memory has a Mover: %v, and bytes for the CPU: %v; opaque is %v", moved,
+			x.All().Bytes() != nil, r.opaque())
 	}
 	return x, mv
 }
@@ -46,7 +48,8 @@ func (r *rig) over(m mem.Move, err error) {
 	}
 }
 
-// checkMoves is every kind of memory at the other end, lengths where implementations change their way, and offsets.
+// checkMoves is every kind of memory at the other end, lengths where implementations change their
+// way, and offsets.
 func checkMoves(r *rig) {
 	const half = 64 << 10 // of the buffers, so that copies have many pieces
 	o := r.h.Options
@@ -68,7 +71,8 @@ func checkMoves(r *rig) {
 				at, off := i*3, i*11
 				r.over(mv.Store(uint64(off), mem.Span{Region: h, Off: uint64(at), Len: uint64(k)}))
 				copy(want[off:off+k], data[at:])
-				if !r.same(fmt.Sprintf("%d bytes of kind %s stored", k, h.Kind()), r.content(x)[:off+k+64], want[:off+k+64]) {
+				if !r.same(fmt.Sprintf("%d bytes of kind %s stored", k, h.Kind()), r.content(x)[:off+k+64],
+					want[:off+k+64]) {
 					return
 				}
 				r.put(h, data)
@@ -83,7 +87,8 @@ func checkMoves(r *rig) {
 			r.same("all of it", r.content(x), want)
 		}
 		s := r.p.Stats()
-		if s.Loads != 27 || s.Stores != 27 || s.Loaded == 0 || s.Loaded != s.Stored || s.Bounced == 0 || s.Bounced*3 != s.Loaded+s.Stored {
+		if s.Loads != 27 || s.Stores != 27 || s.Loaded == 0 || s.Loaded != s.Stored || s.Bounced == 0 ||
+			s.Bounced*3 != s.Loaded+s.Stored {
 			r.Errorf("27 copies each way, a third of other memory, are %+v", s)
 		}
 		r.p = p
@@ -108,7 +113,8 @@ func (r *rig) get(x *mem.Region) []byte {
 	return r.content(x)
 }
 
-// checkModel is random copies that run side by side, against copies in order: those that touch the same bytes wait for each other.
+// checkModel is random copies that run side by side, against copies in order: those that touch the
+// same bytes wait for each other.
 func checkModel(r *rig) {
 	const n = 96 << 10
 	o := r.h.Options
@@ -167,7 +173,8 @@ func checkModel(r *rig) {
 			}
 		}
 		settle()
-		if !r.same("the device", r.content(x)[:n], dev) || !r.same("pinned memory", pinned.All().Bytes()[:n], sides[0]) || !r.same("other memory", other.All().Bytes()[:n], sides[1]) {
+		if !r.same("the device", r.content(x)[:n], dev) || !r.same("pinned memory", pinned.All().Bytes()[:n],
+			sides[0]) || !r.same("other memory", other.All().Bytes()[:n], sides[1]) {
 			t.FailNow()
 		}
 	})
@@ -222,7 +229,8 @@ func checkTogether(r *rig) {
 					}
 					moves[i] = m
 				}
-				if !settle(r, moves[:], rng) || !r.same(fmt.Sprintf("worker %d, round %d", w, round), hb[start:start+under*part], seed) {
+				if !settle(r, moves[:], rng) || !r.same(fmt.Sprintf("worker %d, round %d", w, round),
+					hb[start:start+under*part], seed) {
 					return
 				}
 			}
@@ -252,7 +260,8 @@ func settle(r *rig, moves []mem.Move, rng *rand.Rand) bool {
 	return true
 }
 
-// checkDropped drops moves: regions are closed all the same, after the copies, and the provider uses the events of the moves again.
+// checkDropped drops moves: regions are closed all the same, after the copies, and the provider
+// uses the events of the moves again.
 func checkDropped(r *rig) {
 	if _, mv := r.mover(1); mv == nil {
 		return

@@ -37,7 +37,8 @@ func checkAdopt(r *rig) {
 		})
 		_, err := r.p.Adopt("again", m, nil)
 		r.is("adopt twice", err, gpu.ErrInUse)
-		if x.Len() != 100_001 || gpumem.Memory(x) != m || (kind == gpu.DeviceMemory) != (x.Kind() == mem.Device) || x.FD() != -1 {
+		if x.Len() != 100_001 || gpumem.Memory(x) != m || (kind == gpu.DeviceMemory) != (x.Kind() == mem.Device) ||
+			x.FD() != -1 {
 			r.Errorf("%d bytes of kind %s", x.Len(), x.Kind())
 		}
 		b := noise(10, 100_001)
@@ -58,7 +59,8 @@ func checkAdopt(r *rig) {
 	}
 }
 
-// checkAddress is memory of another library, of which only the address is known. The driver stands for that library.
+// checkAddress is memory of another library, of which only the address is known. The driver stands
+// for that library.
 func checkAddress(r *rig) {
 	if !r.has(gpu.CapAdoptAddress) {
 		_, err := r.p.AdoptAddress("theirs", 4096, 1, nil)
@@ -133,7 +135,8 @@ func checkAddress(r *rig) {
 	}
 }
 
-// checkDMABuf is descriptors of device memory, and the CPU's own way to it where the kernel has one.
+// checkDMABuf is descriptors of device memory, and the CPU's own way to it where the kernel has
+// one.
 func checkDMABuf(r *rig) {
 	x := r.alloc(mem.Device, 4<<20)
 	if !r.has(gpu.CapDMABuf) {
@@ -207,13 +210,15 @@ func checkExport(r *rig) {
 		r.is("open", err, mem.ErrUnavailable)
 		return
 	}
-	for what, x := range map[string]*mem.Region{"pinned memory": r.alloc(mem.HostPinned, 1), "other memory": r.host(1)} {
+	for what, x := range map[string]*mem.Region{"pinned memory": r.alloc(mem.HostPinned, 1),
+		"other memory": r.host(1)} {
 		_, err := r.p.Export(x)
 		r.is("export "+what, err, gpu.ErrArgument)
 	}
 	_, err := r.provider(r.h.Options).Export(x)
 	r.is("export memory of another provider", err, gpu.ErrArgument)
-	pool := must(mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: 4096, Slots: 4, Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
+	pool := must(mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: 4096, Slots: 4,
+		Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
 	_, err = r.p.Export(pool.Region())
 	r.is("export a pool", err, gpu.ErrArgument)
 	r.ok(pool.Close())
@@ -225,9 +230,11 @@ func checkExport(r *rig) {
 		r.Errorf("export what a pool carved: %v", err)
 	}
 	for _, dedicated := range []bool{false, true} {
-		a := must(mem.NewAllocator(mem.AllocatorOptions{Name: "blocks", Budget: 64 << 20, Classes: []uint64{4 << 20}, Dedicated: dedicated,
-			Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
-		small := must(mem.NewAllocator(mem.AllocatorOptions{Name: "blocks", Budget: 64 << 20, Classes: []uint64{1 << 20}, Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
+		a := must(mem.NewAllocator(mem.AllocatorOptions{Name: "blocks", Budget: 64 << 20, Classes: []uint64{4 << 20},
+			Dedicated: dedicated,
+			Memory:    mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
+		small := must(mem.NewAllocator(mem.AllocatorOptions{Name: "blocks", Budget: 64 << 20,
+			Classes: []uint64{1 << 20}, Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
 		b := must(a.Alloc(4 << 20))(r)
 		if _, err := r.p.Export(b.Span().Region); dedicated && err != nil {
 			r.Errorf("export a block of its own: %v", err)
@@ -257,8 +264,8 @@ func checkExport(r *rig) {
 // RoleEnv says to Child what a process of the suite does.
 const RoleEnv = "PENSTOCK_GPUMEMTEST_ROLE"
 
-// Child is for TestMain of programs that set Harness.Importer: in a process that the suite started it does that process's part, with the runtime that open opens,
-// and ends the process.
+// Child is for TestMain of programs that set Harness.Importer: in a process that the suite started
+// it does that process's part, with the runtime that open opens, and ends the process.
 func Child(open func() (*gpu.Runtime, error)) {
 	role := os.Getenv(RoleEnv)
 	if role == "" {
@@ -271,7 +278,8 @@ func Child(open func() (*gpu.Runtime, error)) {
 	os.Exit(0)
 }
 
-// checkProcess is another process that opens an export, sees what this one wrote, and writes itself.
+// checkProcess is another process that opens an export, sees what this one wrote, and writes
+// itself.
 func checkProcess(r *rig) {
 	if !r.has(gpu.CapIPC) || r.h.Importer == nil {
 		return // checkExport shows that what lacks the capability refuses

@@ -19,7 +19,8 @@ func devices(r *rig) {
 		in := must[cuda.Info](r)(dev.Info())
 		r.Logf("device %d: %+v", i, in)
 		buses[in.Bus], uuids[in.UUID] = true, true
-		if dev.Ordinal() != i || dev.Driver() != r.d || in.Name == "" || in.Major < 3 || in.WarpSize != 32 || in.Memory == 0 || in.Multiprocessors == 0 {
+		if dev.Ordinal() != i || dev.Driver() != r.d || in.Name == "" || in.Major < 3 || in.WarpSize != 32 ||
+			in.Memory == 0 || in.Multiprocessors == 0 {
 			r.Errorf("device %d: %+v", i, in)
 		}
 		if !regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$`).MatchString(in.Bus) {
@@ -54,7 +55,8 @@ func memory(r *rig) {
 		r.Errorf("range %#x %d, %v", base, n, err)
 	}
 	in, other := must[cuda.PointerInfo](r)(c.Inspect(p+5)), must[cuda.PointerInfo](r)(c.Inspect(q))
-	if in.Type != cuda.MemoryDevice || in.Device != r.dev.Ordinal() || in.Base != p || in.Size < 8<<20 || in.Managed || in.BufferID == other.BufferID {
+	if in.Type != cuda.MemoryDevice || in.Device != r.dev.Ordinal() || in.Base != p || in.Size < 8<<20 || in.Managed ||
+		in.BufferID == other.BufferID {
 		r.Errorf("%+v and %+v", in, other)
 	}
 	r.ok(c.SyncMemops(p, true), c.SyncMemops(p, false))
@@ -66,7 +68,8 @@ func pinnedMemory(r *rig) {
 	}
 	c := r.open()
 	h := r.pinned(c, 10000, cuda.HostMapped|cuda.HostPortable)
-	if f := must[cuda.HostFlags](r)(c.HostFlagsOf(dl.Address(h))); f&(cuda.HostMapped|cuda.HostPortable) != cuda.HostMapped|cuda.HostPortable {
+	if f := must[cuda.HostFlags](r)(c.HostFlagsOf(dl.Address(h))); f&(cuda.HostMapped|
+		cuda.HostPortable) != cuda.HostMapped|cuda.HostPortable {
 		r.Errorf("flags %v", f)
 	}
 	if in := must[cuda.PointerInfo](r)(c.Inspect(must[cuda.Pointer](r)(c.HostPointer(dl.Address(h))))); in.Type != cuda.MemoryHost {
@@ -89,7 +92,8 @@ func pinnedMemory(r *rig) {
 	r.ok(c.Unregister(at))
 	r.misuse(func() {
 		r.wants(c.Unregister(at), nil, "not pinned")
-		if in, err := c.Inspect(cuda.Pointer(at)); !r.info.PageableAccess && in.Type != cuda.MemoryUnknown || err != nil {
+		if in, err := c.Inspect(cuda.Pointer(at)); !r.info.PageableAccess && in.Type != cuda.MemoryUnknown ||
+			err != nil {
 			r.Errorf("pageable memory is %v, %v", in.Type, err)
 		}
 	})
@@ -129,7 +133,8 @@ func fills(r *rig) {
 		want []byte
 	}{{1, []byte{0x44, 0x44, 0x44, 0x44}}, {2, []byte{0x44, 0x33, 0x44, 0x33}}, {4, []byte{0x44, 0x33, 0x22, 0x11}}} {
 		r.ok(s.Fill(a, 1, 0xee, 128), s.Fill(a, f.size, 0x11223344, uint64(64/f.size)), s.Synchronize())
-		if got := r.content(c, a, 128); !bytes.Equal(got, append(slices.Repeat(f.want, 16), slices.Repeat([]byte{0xee}, 64)...)) {
+		if got := r.content(c, a, 128); !bytes.Equal(got,
+			append(slices.Repeat(f.want, 16), slices.Repeat([]byte{0xee}, 64)...)) {
 			r.Errorf("elements of %d bytes: % x", f.size, got)
 		}
 	}
@@ -138,7 +143,8 @@ func fills(r *rig) {
 
 // virtualMemory is memory and addresses apart: the same memory at several addresses.
 func virtualMemory(r *rig) {
-	if r.older(cuda.VirtualMemory) || r.lacks(r.info.VirtualMemory && r.info.ShareDescriptor, "virtual memory that is shared by descriptors") {
+	if r.older(cuda.VirtualMemory) || r.lacks(r.info.VirtualMemory && r.info.ShareDescriptor,
+		"virtual memory that is shared by descriptors") {
 		return
 	}
 	c := r.open()

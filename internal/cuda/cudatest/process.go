@@ -14,9 +14,12 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// processes: another process of this machine opens memory by handle and by descriptor, and an event, and writes; it has a driver of its own.
+// processes: another process of this machine opens memory by handle and by descriptor, and an
+// event, and writes; it has a driver of its own.
 func processes(r *rig) {
-	if r.older(cuda.IPC) || r.older(cuda.VirtualMemory) || r.lacks(r.info.VirtualMemory && r.info.ShareDescriptor, "virtual memory that is shared by descriptors") || r.lacks(must[int](r)(r.dev.Attribute(cuda.IPCEvents)) != 0, "events between processes") {
+	if r.older(cuda.IPC) || r.older(cuda.VirtualMemory) || r.lacks(r.info.VirtualMemory && r.info.ShareDescriptor,
+		"virtual memory that is shared by descriptors") ||
+		r.lacks(must[int](r)(r.dev.Attribute(cuda.IPCEvents)) != 0, "events between processes") {
 		return
 	}
 	c := r.open()
@@ -136,7 +139,8 @@ func share(stdin *bufio.Reader) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(c.Map(at, m, g), c.Access(at, g, true, c.Device()), s.Fill(at, 1, 0x33, g), s.Synchronize(), c.Unmap(at, g), c.Unreserve(at, g),
+	if err := errors.Join(c.Map(at, m, g), c.Access(at, g, true, c.Device()), s.Fill(at, 1, 0x33, g), s.Synchronize(),
+		c.Unmap(at, g), c.Unreserve(at, g),
 		m.Release(), s.Close()); err != nil {
 		return err
 	}
@@ -145,7 +149,8 @@ func share(stdin *bufio.Reader) (err error) {
 	return err
 }
 
-// lost: a kernel that writes where nothing is loses the device, in a process of its own, and every later call there says so. This process goes on.
+// lost: a kernel that writes where nothing is loses the device, in a process of its own, and every
+// later call there says so. This process goes on.
 func lost(r *rig) {
 	cmd := r.process("loser")
 	out, err := cmd.Output()

@@ -22,7 +22,8 @@ var Kernels []byte
 type Harness struct {
 	// Open is the driver, called once for each check.
 	Open func(t testing.TB) *cuda.Driver
-	// Idle is called when a check has ended and everything of it is closed. nil: no check of what is left.
+	// Idle is called when a check has ended and everything of it is closed. nil: no check of what
+	// is left.
 	Idle func(t testing.TB)
 	// Misuse runs f, which makes calls that are wrong on purpose. nil: it is just run.
 	Misuse func(f func())
@@ -130,7 +131,8 @@ func (r *rig) lacks(has bool, what string) bool {
 	return !has
 }
 
-// older reports whether the driver is older than what a check is about, and says so in its error; the check then ends.
+// older reports whether the driver is older than what a check is about, and says so in its error;
+// the check then ends.
 func (r *rig) older(f cuda.Feature) bool {
 	r.Helper()
 	err := r.d.Has(f)
@@ -207,7 +209,8 @@ func (r *rig) content(c *cuda.Context, p cuda.Pointer, n int) []byte {
 // RoleEnv is set in processes that the suite starts; [Child] is what they do.
 const RoleEnv = "PENSTOCK_CUDATEST_ROLE"
 
-// Child does what a process was started for, and ends it; it returns where the process is not one of the suite's. Programs that run the suite call it first.
+// Child does what a process was started for, and ends it; it returns where the process is not one
+// of the suite's. Programs that run the suite call it first.
 func Child() {
 	if role := os.Getenv(RoleEnv); role != "" {
 		os.Exit(roles[role]())

@@ -108,7 +108,8 @@ func badModules(r *rig) {
 	_, _, err = c.Load([]byte("// x\x00y"))
 	r.wants(err, nil, "zero byte")
 	r.misuse(func() {
-		_, _, err := c.Load([]byte(".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry x(.param .what y)\n{\n}\n"))
+		_, _, err := c.Load([]byte(".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry x(.param .what " +
+			"y)\n{\n}\n"))
 		var le *cuda.LoadError
 		if !errors.As(err, &le) || le.Log == "" {
 			r.Errorf("no log with %v", err)
@@ -146,11 +147,15 @@ func arguments(r *rig) {
 			r.Errorf("argument %d is %#x", i, l.Get(i))
 		}
 	}
-	run("three dimensions", func() error { return l.Run(s, cuda.Dim{X: 3, Y: 4, Z: 5}, cuda.Dim{X: 6, Y: 7, Z: 2}, 1024) },
+	run("three dimensions", func() error {
+		return l.Run(s, cuda.Dim{X: 3, Y: 4, Z: 5}, cuda.Dim{X: 6, Y: 7, Z: 2}, 1024)
+	},
 		3, 4, 5, 6, 7, 2, 1024, 5, 0xfa, 0xfbcd, 0xfedcba98, 0x8899aabbccddeeff)
 	run("one dimension", func() error { return l.Run(s, cuda.Dim{X: 9}, cuda.Dim{X: 32}, 0) }, 9, 1, 1, 32, 1, 1, 0)
 	if r.info.CooperativeLaunch {
-		run("together", func() error { return l.RunTogether(s, cuda.Dim{X: 2, Y: 2}, cuda.Dim{X: 32, Z: 2}, 16) }, 2, 2, 1, 32, 1, 2, 16)
+		run("together", func() error {
+			return l.RunTogether(s, cuda.Dim{X: 2, Y: 2}, cuda.Dim{X: 32, Z: 2}, 16)
+		}, 2, 2, 1, 32, 1, 2, 16)
 	}
 	// What is in the stream keeps its arguments.
 	run("changed afterwards", func() error {

@@ -50,12 +50,14 @@ func scopeOf(ip netip.Addr) (uint32, error) {
 	}
 	i, err := net.InterfaceByName(zone)
 	if err != nil {
-		return 0, fmt.Errorf("cm: address %s: expected a zone that is the name or the number of an interface: %w", ip, err)
+		return 0, fmt.Errorf("cm: address %s: expected a zone that is the name or the number of an interface: %w", ip,
+			err)
 	}
 	return uint32(i.Index), nil
 }
 
-// addrPort reads a socket address; what is neither IPv4 nor IPv6 is the zero AddrPort. A zone is the number of the interface.
+// addrPort reads a socket address; what is neither IPv4 nor IPv6 is the zero AddrPort. A zone is
+// the number of the interface.
 func addrPort(b []byte) netip.AddrPort {
 	if len(b) < 2 {
 		return netip.AddrPort{}

@@ -33,7 +33,8 @@ func TestAddresses(t *testing.T) {
 	if want := string([]byte{2, 0, 0x12, 0xb7, 10, 8, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0}); err != nil || string(b) != want {
 		t.Errorf("% x, %v", b, err)
 	}
-	if b, err := sockaddr(netip.MustParseAddrPort("[fe80::1%lo]:1")); err != nil || addrPort(b) != netip.MustParseAddrPort("[fe80::1%1]:1") {
+	if b, err := sockaddr(netip.MustParseAddrPort("[fe80::1%lo]:1")); err != nil ||
+		addrPort(b) != netip.MustParseAddrPort("[fe80::1%1]:1") {
 		t.Errorf("% x, %v", b, err)
 	}
 	if _, err := sockaddr(netip.MustParseAddrPort("[fe80::1%nobody0]:1")); err == nil {

@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Channel gives events of the IDs that were made in it, one after the other. Its descriptor is readable while there are some. It may be used by several
-// goroutines; each event goes to one of them.
+// Channel gives events of the IDs that were made in it, one after the other. Its descriptor is
+// readable while there are some. It may be used by several goroutines; each event goes to one of
+// them.
 type Channel struct {
 	l  *Library
 	fd int
@@ -24,16 +25,19 @@ type Channel struct {
 	handle uintptr      // 0: closed
 }
 
-// Open makes a channel. Errors wrap ErrUnavailable where the kernel or the user's rights are in the way. The caller closes it.
+// Open makes a channel. Errors wrap ErrUnavailable where the kernel or the user's rights are in the
+// way. The caller closes it.
 func (l *Library) Open() (*Channel, error) {
 	handle, errno := l.f.createChannel.CallErrno()
 	if handle == 0 {
 		e := &Error{Op: "create_event_channel", Errno: sys.Errno(errno), Kind: ErrUnavailable}
 		switch e.Errno {
 		case sys.EACCES, sys.EPERM:
-			e.Hint = "this user may not open /dev/infiniband/rdma_cm: run as root, or give the user the group of that file"
+			e.Hint = "this user may not open /dev/infiniband/rdma_cm: run as root, or give the user the group of " +
+				"that file"
 		default:
-			e.Hint = "the kernel's connection manager does not answer: modprobe rdma_ucm (and is there a device? rdma link)"
+			e.Hint = "the kernel's connection manager does not answer: modprobe rdma_ucm (and is there a device? " +
+				"rdma link)"
 		}
 		return nil, e
 	}
@@ -48,7 +52,8 @@ func (l *Library) Open() (*Channel, error) {
 // FD is the descriptor to wait for: readable means that Next may have an event.
 func (c *Channel) FD() int { return c.fd }
 
-// Next is the next event, if there is one. It does not wait. The error is that of the channel; the event of a failure has its own.
+// Next is the next event, if there is one. It does not wait. The error is that of the channel; the
+// event of a failure has its own.
 func (c *Channel) Next() (ev Event, ok bool, err error) {
 	c.next.Lock()
 	defer c.next.Unlock()
@@ -72,7 +77,8 @@ func (c *Channel) Next() (ev Event, ok bool, err error) {
 	}
 }
 
-// take makes an Event of the library's, which it gives back at once. That of an ID which was closed meanwhile is dropped.
+// take makes an Event of the library's, which it gives back at once. That of an ID which was closed
+// meanwhile is dropped.
 func (c *Channel) take(at uintptr) (Event, bool) {
 	e := dl.At[cmEvent](at)
 	ev := Event{Type: EventType(e.typ), Status: int(e.status), Err: failure(EventType(e.typ), int(e.status))}

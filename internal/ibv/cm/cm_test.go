@@ -29,7 +29,8 @@ func load(t *testing.T) *Library {
 
 func TestUnavailable(t *testing.T) {
 	for _, path := range []string{"/nowhere/librdmacm.so.1", "libc.so.6"} {
-		if l, err := Load(Options{Path: path}); l != nil || !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "librdmacm") {
+		if l, err := Load(Options{Path: path}); l != nil || !errors.Is(err, ErrUnavailable) ||
+			!strings.Contains(err.Error(), "librdmacm") {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -39,13 +40,15 @@ func TestUnavailable(t *testing.T) {
 		return // this machine has RDMA; the guest's tests go on from here
 	}
 	var e *Error
-	if !errors.Is(err, ErrUnavailable) || !errors.As(err, &e) || e.Errno == 0 || !strings.Contains(err.Error(), "rdma_") {
+	if !errors.Is(err, ErrUnavailable) || !errors.As(err, &e) || e.Errno == 0 ||
+		!strings.Contains(err.Error(), "rdma_") {
 		t.Errorf("%v: expected an error that says what to do", err)
 	}
 	t.Log(err)
 }
 
-// Each event that ends something badly is an error of its kind, with the kernel's number or the peer's reason; the others are none.
+// Each event that ends something badly is an error of its kind, with the kernel's number or the
+// peer's reason; the others are none.
 func TestFailures(t *testing.T) {
 	for _, c := range []struct {
 		t      EventType
@@ -79,7 +82,8 @@ func TestFailures(t *testing.T) {
 	}
 	for t8 := EventType(0); t8 < 16; t8++ {
 		bad := failure(t8, 0) != nil
-		want := t8 == AddressError || t8 == RouteError || t8 == ConnectError || t8 == Unreachable || t8 == Rejected || t8 == DeviceRemoved
+		want := t8 == AddressError || t8 == RouteError || t8 == ConnectError || t8 == Unreachable || t8 == Rejected ||
+			t8 == DeviceRemoved
 		if bad != want {
 			t.Errorf("%s with status 0: %v", t8, failure(t8, 0))
 		}
@@ -133,8 +137,10 @@ func TestParams(t *testing.T) {
 			t.Errorf("private data %q became %q", p.PrivateData, got.PrivateData)
 		}
 		got.PrivateData, p.PrivateData = nil, nil
-		if got.ResponderResources != p.ResponderResources || got.InitiatorDepth != p.InitiatorDepth || got.FlowControl != p.FlowControl ||
-			got.RetryCount != p.RetryCount || got.RNRRetryCount != p.RNRRetryCount || got.SRQ != p.SRQ || got.QPN != p.QPN {
+		if got.ResponderResources != p.ResponderResources || got.InitiatorDepth != p.InitiatorDepth ||
+			got.FlowControl != p.FlowControl ||
+			got.RetryCount != p.RetryCount || got.RNRRetryCount != p.RNRRetryCount || got.SRQ != p.SRQ ||
+			got.QPN != p.QPN {
 			t.Errorf("%+v became %+v", p, got)
 		}
 		b.free()

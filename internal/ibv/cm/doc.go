@@ -1,8 +1,10 @@
-// Package cm makes connections between queue pairs by the connection manager of RDMA (librdmacm), which finds the device that has an IP address,
-// exchanges what both sides must agree on, and reports the end of a connection. Queue pair numbers and GIDs need no other way.
+// Package cm makes connections between queue pairs by the connection manager of RDMA (librdmacm),
+// which finds the device that has an IP address, exchanges what both sides must agree on, and
+// reports the end of a connection. Queue pair numbers and GIDs need no other way.
 //
-// The library is found at run time. [Load] it, open a [Channel], which has a descriptor to wait for and gives one [Event] after the other, and make an
-// [ID] in it for each connection. Nothing blocks: each step ends in an event.
+// The library is found at run time. [Load] it, open a [Channel], which has a descriptor to wait for
+// and gives one [Event] after the other, and make an [ID] in it for each connection. Nothing
+// blocks: each step ends in an event.
 //
 //	active side                                        passive side
 //	ResolveAddress  -> AddressResolved                 Bind, Listen
@@ -12,8 +14,10 @@
 //	MoveQP to ReadyToReceive, ReadyToSend, Establish   -> Established
 //	Disconnect      -> Disconnected                    -> Disconnected; Disconnect
 //
-// That is RC, and UC by [Channel.NewIDAt]. With UD nothing is connected: the answer to Connect is Established, with the way to the peer's queue pair; the
-// side that accepts gets no more events, and neither side learns of the end.
+// That is RC, and UC by [Channel.NewIDAt]. With UD nothing is connected: the answer to Connect is
+// Established, with the way to the peer's queue pair; the side that accepts gets no more events,
+// and neither side learns of the end.
 //
-// The queue pair is one of package ibv and stays the caller's. The library opens devices by itself, which is why an ID tells the name of its device only.
+// The queue pair is one of package ibv and stays the caller's. The library opens devices by itself,
+// which is why an ID tells the name of its device only.
 package cm

@@ -13,33 +13,36 @@ var (
 	ErrAddress     = errors.New("no RDMA device leads to the address")
 	ErrRoute       = errors.New("no RDMA route to the address")
 	ErrUnreachable = errors.New("the peer does not answer")
-	ErrRejected    = errors.New("the peer rejected the connection") // what it said with it is in Event.Params.PrivateData
-	ErrRefused     = errors.New("nobody listens at the address")    // a rejection by the peer's connection manager
-	ErrConnect     = errors.New("the connection could not be made")
-	ErrGone        = errors.New("the RDMA device was removed")
-	ErrState       = errors.New("not in this state")
-	ErrClosed      = errors.New("closed")
+	// what it said with it is in Event.Params.PrivateData
+	ErrRejected = errors.New("the peer rejected the connection")
+	ErrRefused  = errors.New("nobody listens at the address") // a rejection by the peer's connection manager
+	ErrConnect  = errors.New("the connection could not be made")
+	ErrGone     = errors.New("the RDMA device was removed")
+	ErrState    = errors.New("not in this state")
+	ErrClosed   = errors.New("closed")
 )
 
 // EventType is what happened.
 type EventType uint32
 
-// The events of reliable connections, numbered as the library does. Those that end in an error have it in Event.Err.
+// The events of reliable connections, numbered as the library does. Those that end in an error have
+// it in Event.Err.
 const (
-	AddressResolved EventType = 0  // the device is known: ID.Device
-	AddressError    EventType = 1  // ErrAddress
-	RouteResolved   EventType = 2  // Connect may follow
-	RouteError      EventType = 3  // ErrRoute
-	ConnectRequest  EventType = 4  // a peer wants to connect to Event.Listener; Event.ID is the new one
-	ConnectResponse EventType = 5  // the peer accepted: make the queue pair ready, then Establish
-	ConnectError    EventType = 6  // ErrConnect
-	Unreachable     EventType = 7  // ErrUnreachable
-	Rejected        EventType = 8  // ErrRejected or ErrRefused
-	Established     EventType = 9  // the connection that was accepted is up; of UD: the peer accepted, and says where to send to
-	Disconnected    EventType = 10 // the peer disconnected, or this side did
-	DeviceRemoved   EventType = 11 // ErrGone: everything on the device is to be closed
-	AddressChanged  EventType = 14 // the address moved to another device; connections stay where they are
-	TimeWaitExit    EventType = 15 // the queue pair's number may be used for another connection
+	AddressResolved EventType = 0 // the device is known: ID.Device
+	AddressError    EventType = 1 // ErrAddress
+	RouteResolved   EventType = 2 // Connect may follow
+	RouteError      EventType = 3 // ErrRoute
+	ConnectRequest  EventType = 4 // a peer wants to connect to Event.Listener; Event.ID is the new one
+	ConnectResponse EventType = 5 // the peer accepted: make the queue pair ready, then Establish
+	ConnectError    EventType = 6 // ErrConnect
+	Unreachable     EventType = 7 // ErrUnreachable
+	Rejected        EventType = 8 // ErrRejected or ErrRefused
+	// the connection that was accepted is up; of UD: the peer accepted, and says where to send to
+	Established    EventType = 9
+	Disconnected   EventType = 10 // the peer disconnected, or this side did
+	DeviceRemoved  EventType = 11 // ErrGone: everything on the device is to be closed
+	AddressChanged EventType = 14 // the address moved to another device; connections stay where they are
+	TimeWaitExit   EventType = 15 // the queue pair's number may be used for another connection
 )
 
 func (t EventType) String() string {
@@ -80,14 +83,17 @@ func (t EventType) String() string {
 type Event struct {
 	Type     EventType
 	ID       *ID
-	Listener *ID    // of a ConnectRequest: the ID that listens
-	Status   int    // as the library has it: a negative error number, or the reason of a rejection
-	Params   Params // of ConnectRequest, ConnectResponse, Rejected, Established and (UD) Unreachable: what the peer gave along
-	Err      error  // an *Error where the event is one, else nil
+	Listener *ID // of a ConnectRequest: the ID that listens
+	Status   int // as the library has it: a negative error number, or the reason of a rejection
+	// of ConnectRequest, ConnectResponse, Rejected, Established and (UD) Unreachable: what the peer
+	// gave along
+	Params Params
+	Err    error // an *Error where the event is one, else nil
 }
 
-// Params go along with a connection. Private data comes out at the other side with zeros behind it, up to the most that there may be: a side that
-// sends data of several lengths says the length in it.
+// Params go along with a connection. Private data comes out at the other side with zeros behind it,
+// up to the most that there may be: a side that sends data of several lengths says the length in
+// it.
 type Params struct {
 	PrivateData        []byte // at most MaxConnectData, MaxAcceptData or MaxRejectData bytes
 	ResponderResources uint8  // reads and atomics of the peer at once that this side takes
@@ -119,11 +125,14 @@ const Agreed = 0xff
 func (p Params) check(op string, most int) error {
 	switch {
 	case len(p.PrivateData) > most:
-		return &Error{Op: op, Kind: ErrInvalid, Hint: fmt.Sprintf("%d bytes of private data: expected at most %d", len(p.PrivateData), most)}
+		return &Error{Op: op, Kind: ErrInvalid, Hint: fmt.Sprintf("%d bytes of private data: expected at most %d",
+			len(p.PrivateData), most)}
 	case p.RetryCount > 7 || p.RNRRetryCount > 7:
-		return &Error{Op: op, Kind: ErrInvalid, Hint: fmt.Sprintf("%d retries, %d RNR retries: expected at most 7", p.RetryCount, p.RNRRetryCount)}
+		return &Error{Op: op, Kind: ErrInvalid, Hint: fmt.Sprintf("%d retries, %d RNR retries: expected at most 7",
+			p.RetryCount, p.RNRRetryCount)}
 	case p.QPN == 0 || p.QPN >= 1<<24:
-		return &Error{Op: op, Kind: ErrInvalid, Hint: fmt.Sprintf("queue pair %#x: expected the number of the queue pair, 24 bits", p.QPN)}
+		return &Error{Op: op, Kind: ErrInvalid,
+			Hint: fmt.Sprintf("queue pair %#x: expected the number of the queue pair, 24 bits", p.QPN)}
 	}
 	return nil
 }
@@ -166,12 +175,15 @@ func (e *Error) Unwrap() []error {
 	return out
 }
 
-// failure is the error of an event, nil where it is none. status is a negative error number, but of a rejection its reason.
+// failure is the error of an event, nil where it is none. status is a negative error number, but of
+// a rejection its reason.
 func failure(t EventType, status int) error {
 	e := &Error{Op: t.String()}
 	switch t {
 	case AddressError:
-		e.Kind, e.Hint = ErrAddress, "is there a route to it (ip route get), a neighbour that answers (ip neigh), and a device on that interface (rdma link)?"
+		e.Kind, e.Hint = ErrAddress,
+			"is there a route to it (ip route get), a neighbour that answers (ip neigh), and a device on that "+
+				"interface (rdma link)?"
 	case RouteError:
 		e.Kind, e.Hint = ErrRoute, "on InfiniBand the subnet manager answers this: is one running?"
 	case ConnectError:
@@ -208,10 +220,12 @@ func failure(t EventType, status int) error {
 	return e
 }
 
-// Reasons of rejections (InfiniBand specification, volume 1, 12.6.7.2) that say more than their number.
+// Reasons of rejections (InfiniBand specification, volume 1, 12.6.7.2) that say more than their
+// number.
 const reasonNoService = 8
 
-// datagramNoService is the status of a service for datagrams (InfiniBand specification, volume 1, 12.11.1.2) that is not there.
+// datagramNoService is the status of a service for datagrams (InfiniBand specification, volume 1,
+// 12.11.1.2) that is not there.
 const datagramNoService = 1
 
 func datagramReason(status int) string {

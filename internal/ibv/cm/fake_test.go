@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// standIn is the stand-in for both libraries. It has one state for the whole process, which each test begins with.
+// standIn is the stand-in for both libraries. It has one state for the whole process, which each
+// test begins with.
 type standIn struct {
 	world
 	script, report, count dl.Func
@@ -42,7 +43,8 @@ var loaded = sync.OnceValues(func() (*standIn, error) {
 	return f, nil
 })
 
-// onFake is the stand-in with a script. When the test ends nothing may be left, and no rule may have been broken.
+// onFake is the stand-in with a script. When the test ends nothing may be left, and no rule may
+// have been broken.
 func onFake(t testing.TB, script string) *standIn {
 	t.Helper()
 	f, err := loaded()
@@ -147,16 +149,19 @@ func (f *standIn) connect(t *testing.T) (m made, step string, err error) {
 	if m.cc, e = f.l.Open(); fail("open", e) {
 		return
 	}
-	if m.lis, e = m.sc.NewIDAt(RC, netip.MustParseAddrPort("192.0.2.1:0")); fail("listener", e) || fail("listen", m.lis.Listen(4)) {
+	if m.lis, e = m.sc.NewIDAt(RC, netip.MustParseAddrPort("192.0.2.1:0")); fail("listener", e) ||
+		fail("listen", m.lis.Listen(4)) {
 		return
 	}
 	if m.id, e = m.cc.NewID(); fail("id", e) {
 		return
 	}
-	if fail("resolve", m.id.ResolveAddress(netip.MustParseAddrPort("192.0.2.2:0"), m.lis.Local(), patience)) || event(m.cc, AddressResolved).ID == nil {
+	if fail("resolve", m.id.ResolveAddress(netip.MustParseAddrPort("192.0.2.2:0"), m.lis.Local(), patience)) ||
+		event(m.cc, AddressResolved).ID == nil {
 		return
 	}
-	if fail("route", m.id.ResolveRoute(patience)) || event(m.cc, RouteResolved).ID == nil || fail("connect", m.id.Connect(Params{QPN: 17})) {
+	if fail("route", m.id.ResolveRoute(patience)) || event(m.cc, RouteResolved).ID == nil ||
+		fail("connect", m.id.Connect(Params{QPN: 17})) {
 		return
 	}
 	if m.other = event(m.sc, ConnectRequest).ID; m.other == nil || fail("accept", m.other.Accept(Params{QPN: 18})) {
@@ -169,10 +174,12 @@ func (f *standIn) connect(t *testing.T) (m made, step string, err error) {
 	return
 }
 
-// TestCallsFail: each call fails, in its turn; the error says which it was, nothing stays behind, and the next try works.
+// TestCallsFail: each call fails, in its turn; the error says which it was, nothing stays behind,
+// and the next try works.
 func TestCallsFail(t *testing.T) {
 	f := onFake(t, "")
-	for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen", "rdma_resolve_addr", "rdma_resolve_route", "rdma_connect",
+	for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen",
+		"rdma_resolve_addr", "rdma_resolve_route", "rdma_connect",
 		"rdma_get_cm_event", "rdma_accept", "rdma_establish"} {
 		t.Run(call, func(t *testing.T) {
 			for k := 1; ; k++ {
@@ -181,7 +188,8 @@ func TestCallsFail(t *testing.T) {
 					_, step, err := f.connect(t)
 					failed := f.called(t, call) >= k
 					var e *Error
-					if failed && (!errors.Is(err, sys.ENOBUFS) || !errors.As(err, &e) || "rdma_"+e.Op != call) || !failed && err != nil {
+					if failed && (!errors.Is(err, sys.ENOBUFS) || !errors.As(err, &e) || "rdma_"+e.Op != call) ||
+						!failed && err != nil {
 						t.Errorf("at %q: %v", step, err)
 					}
 				})
@@ -223,7 +231,8 @@ func TestEventsFail(t *testing.T) {
 	}
 }
 
-// TestSilentPeer: the connection manager reports a peer that goes without a word when its time is over.
+// TestSilentPeer: the connection manager reports a peer that goes without a word when its time is
+// over.
 func TestSilentPeer(t *testing.T) {
 	f := onFake(t, "")
 	m, step, err := f.connect(t)
@@ -259,7 +268,8 @@ func TestSilentPeer(t *testing.T) {
 	ask := want(t, m.sc, ConnectRequest)
 	f.run(t, "cm expire")
 	for range 3 {
-		if ev := want(t, m.cc, Unreachable); !ids[ev.ID] || !errors.Is(ev.Err, ErrUnreachable) || !errors.Is(ev.Err, sys.ETIMEDOUT) {
+		if ev := want(t, m.cc, Unreachable); !ids[ev.ID] || !errors.Is(ev.Err, ErrUnreachable) ||
+			!errors.Is(ev.Err, sys.ETIMEDOUT) {
 			t.Errorf("%+v", ev)
 		}
 	}
@@ -302,8 +312,8 @@ func TestDeviceRemoved(t *testing.T) {
 	}
 }
 
-// TestCloseWaits: an ID that is closed while a goroutine is between getting an event and giving it back waits for that, and its other events are
-// dropped.
+// TestCloseWaits: an ID that is closed while a goroutine is between getting an event and giving it
+// back waits for that, and its other events are dropped.
 func TestCloseWaits(t *testing.T) {
 	f := onFake(t, "")
 	for range 50 {
@@ -351,7 +361,8 @@ func TestCloseWaits(t *testing.T) {
 	}
 }
 
-// TestUnheardRequest: a listener that closes before a caller has taken the event of a request rejects that request.
+// TestUnheardRequest: a listener that closes before a caller has taken the event of a request
+// rejects that request.
 func TestUnheardRequest(t *testing.T) {
 	f := onFake(t, "")
 	sc, cc := channel(t, f.l), channel(t, f.l)
@@ -365,7 +376,8 @@ func TestUnheardRequest(t *testing.T) {
 	}
 }
 
-// TestOrphan: Next gives up a request that comes while its listener is being closed. That rejects it, and nothing of it stays.
+// TestOrphan: Next gives up a request that comes while its listener is being closed. That rejects
+// it, and nothing of it stays.
 func TestOrphan(t *testing.T) {
 	f := onFake(t, "")
 	sc, cc := channel(t, f.l), channel(t, f.l)
@@ -385,7 +397,8 @@ func TestOrphan(t *testing.T) {
 	must(t, lis.Close())
 }
 
-// TestChannelWaits: a channel is not destroyed while an ID of it is being, which waits for an event that a goroutine has not given back.
+// TestChannelWaits: a channel is not destroyed while an ID of it is being, which waits for an event
+// that a goroutine has not given back.
 func TestChannelWaits(t *testing.T) {
 	f := onFake(t, "")
 	c := channel(t, f.l)

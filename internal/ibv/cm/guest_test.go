@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
 )
 
-// TestGuestConnections has Soft-RoCE and the kernel's connection manager; both ends are in this process.
+// TestGuestConnections has Soft-RoCE and the kernel's connection manager; both ends are in this
+// process.
 func TestGuestConnections(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma}) {
 		return
@@ -29,7 +30,8 @@ func connections(t *testing.T, w world, addresses map[string]string) {
 		t.Run(name, func(t *testing.T) { connection(t, w, addr) })
 	}
 	for name, f := range map[string]func(*testing.T, world){
-		"Rejected": rejected, "Refused": refused, "NoDevice": noDevice, "States": states, "Closing": closing, "Unreliable": unreliable, "Datagrams": datagrams,
+		"Rejected": rejected, "Refused": refused, "NoDevice": noDevice, "States": states, "Closing": closing,
+		"Unreliable": unreliable, "Datagrams": datagrams,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, w) })
 	}
@@ -52,7 +54,8 @@ func connection(t *testing.T, w world, addr string) {
 	}
 	client := newSide(t, w, id)
 	hello := bytes.Repeat([]byte("hello."), 9)
-	must(t, id.Connect(Params{PrivateData: hello, ResponderResources: 3, InitiatorDepth: 2, RetryCount: 7, RNRRetryCount: 7, QPN: client.qp.Num()}))
+	must(t, id.Connect(Params{PrivateData: hello, ResponderResources: 3, InitiatorDepth: 2, RetryCount: 7,
+		RNRRetryCount: 7, QPN: client.qp.Num()}))
 
 	ask := want(t, sc, ConnectRequest)
 	p := ask.Params
@@ -60,16 +63,19 @@ func connection(t *testing.T, w world, addr string) {
 		t.Errorf("request %+v from %s to %s", ask, ask.ID.Remote(), ask.ID.Local())
 	}
 	// What the peer may start, this side must serve: the two numbers change places.
-	if len(p.PrivateData) != MaxConnectData || !bytes.Equal(p.PrivateData, append(hello, 0, 0)) || p.QPN != client.qp.Num() || p.ResponderResources != 2 ||
+	if len(p.PrivateData) != MaxConnectData || !bytes.Equal(p.PrivateData, append(hello, 0, 0)) ||
+		p.QPN != client.qp.Num() || p.ResponderResources != 2 ||
 		p.InitiatorDepth != 3 || p.RetryCount != 7 || p.RNRRetryCount != 7 || p.SRQ {
 		t.Errorf("asked for with %+v", p)
 	}
 	server := newSide(t, w, ask.ID)
 	must(t, ask.ID.ReadyQP(server.qp, access, p.ResponderResources, 1, Pauses{}))
-	must(t, ask.ID.Accept(Params{PrivateData: []byte("welcome"), ResponderResources: p.ResponderResources, InitiatorDepth: 1, RNRRetryCount: 7, QPN: server.qp.Num()}))
+	must(t, ask.ID.Accept(Params{PrivateData: []byte("welcome"), ResponderResources: p.ResponderResources,
+		InitiatorDepth: 1, RNRRetryCount: 7, QPN: server.qp.Num()}))
 
 	resp := want(t, cc, ConnectResponse)
-	if resp.ID != id || len(resp.Params.PrivateData) != MaxAcceptData || !bytes.HasPrefix(resp.Params.PrivateData, []byte("welcome\x00")) ||
+	if resp.ID != id || len(resp.Params.PrivateData) != MaxAcceptData ||
+		!bytes.HasPrefix(resp.Params.PrivateData, []byte("welcome\x00")) ||
 		resp.Params.QPN != server.qp.Num() || resp.Params.ResponderResources != 1 || resp.Params.InitiatorDepth != 2 {
 		t.Errorf("accepted with %+v", resp.Params)
 	}
@@ -86,7 +92,8 @@ func connection(t *testing.T, w world, addr string) {
 		if a.State != ibv.QPReadyToSend || a.RemoteQPN != other.qp.Num() || a.RetryCount != 7 || a.Access != access {
 			t.Errorf("queue pair %+v", a)
 		}
-		if s == client && (a.MaxDestRdAtomic != 1 || a.MaxRdAtomic != 2 || a.Timeout != 18) || s == server && (a.MaxDestRdAtomic != 2 || a.MaxRdAtomic != 1) {
+		if s == client && (a.MaxDestRdAtomic != 1 || a.MaxRdAtomic != 2 || a.Timeout != 18) || s == server &&
+			(a.MaxDestRdAtomic != 2 || a.MaxRdAtomic != 1) {
 			t.Errorf("reads at once: %d here, %d there, timeout %d", a.MaxDestRdAtomic, a.MaxRdAtomic, a.Timeout)
 		}
 	}
@@ -156,7 +163,8 @@ func rejected(t *testing.T, w world) {
 		must(t, ask.ID.Close())
 		ev := want(t, cc, Rejected)
 		var e *Error
-		if !errors.Is(ev.Err, ErrRejected) || !errors.As(ev.Err, &e) || e.Reason != 28 || len(ev.Params.PrivateData) != MaxRejectData ||
+		if !errors.Is(ev.Err, ErrRejected) || !errors.As(ev.Err, &e) || e.Reason != 28 ||
+			len(ev.Params.PrivateData) != MaxRejectData ||
 			!bytes.HasPrefix(ev.Params.PrivateData, why) {
 			t.Errorf("rejected with %q: %v, status %d, %q", why, ev.Err, ev.Status, ev.Params.PrivateData)
 		}
@@ -173,7 +181,8 @@ func rejected(t *testing.T, w world) {
 	}
 }
 
-// refused connects to a port at which no ID listens any more, and to one whose listener goes while requests wait for it.
+// refused connects to a port at which no ID listens any more, and to one whose listener goes while
+// requests wait for it.
 func refused(t *testing.T, w world) {
 	l := w.l
 	sc, cc := channel(t, l), channel(t, l)
@@ -221,10 +230,12 @@ func noDevice(t *testing.T, w world) {
 	if !errors.Is(err, ErrAddress) {
 		t.Errorf("resolved an address without a route: %v", err)
 	}
-	if err := newID(t, c).ResolveAddress(netip.AddrPortFrom(netip.MustParseAddr(w.host), 0), netip.MustParseAddrPort("[fd00:8::1]:1"), patience); !errors.Is(err, ErrInvalid) {
+	if err := newID(t, c).ResolveAddress(netip.AddrPortFrom(netip.MustParseAddr(w.host), 0),
+		netip.MustParseAddrPort("[fd00:8::1]:1"), patience); !errors.Is(err, ErrInvalid) {
 		t.Errorf("from IPv4 to IPv6: %v", err)
 	}
-	if err := newID(t, c).ResolveAddress(netip.AddrPort{}, netip.AddrPortFrom(netip.MustParseAddr(w.host), 1), 0); !errors.Is(err, ErrInvalid) {
+	if err := newID(t, c).ResolveAddress(netip.AddrPort{}, netip.AddrPortFrom(netip.MustParseAddr(w.host), 1),
+		0); !errors.Is(err, ErrInvalid) {
 		t.Errorf("no time to resolve: %v", err)
 	}
 	if err := id.ResolveRoute(-1); !errors.Is(err, ErrInvalid) {
@@ -238,7 +249,8 @@ func states(t *testing.T, w world) {
 	c := channel(t, l)
 	id := newID(t, c)
 	_, at := listener(t, c, w.host)
-	// Without a device the library would look at one all the same, and end the process; with one the kernel says no.
+	// Without a device the library would look at one all the same, and end the process; with one
+	// the kernel says no.
 	for _, device := range []bool{false, true} {
 		if device {
 			must(t, id.ResolveAddress(netip.AddrPort{}, at, patience))

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Port spaces of the connection manager. Each has ports of its own, and that of TCP is not the one of the internet.
+// Port spaces of the connection manager. Each has ports of its own, and that of TCP is not the one
+// of the internet.
 const (
 	portSpaceTCP = 0x0106 // reliable connections
 	portSpaceUDP = 0x0111 // datagrams
@@ -77,7 +78,8 @@ func (c *Channel) NewID() (*ID, error) {
 	return c.newID("create_id", RC, func() (uintptr, error) { return c.create(RC) })
 }
 
-// NewIDAt makes an ID for a service that is bound to an address, as Bind says. The caller closes it.
+// NewIDAt makes an ID for a service that is bound to an address, as Bind says. The caller closes
+// it.
 func (c *Channel) NewIDAt(s Service, a netip.AddrPort) (*ID, error) {
 	if s != UC {
 		id, err := c.newID("create_id", s, func() (uintptr, error) { return c.create(s) })
@@ -151,12 +153,14 @@ func (id *ID) do(op string, f dl.Func, args ...uintptr) error {
 	return id.locked(op, f, args...)
 }
 
-// onDevice is do for calls in which the library looks at the device of the ID without asking whether it has one.
+// onDevice is do for calls in which the library looks at the device of the ID without asking
+// whether it has one.
 func (id *ID) onDevice(op string, f dl.Func, args ...uintptr) error {
 	id.mu.Lock()
 	defer id.mu.Unlock()
 	if id.handle != 0 && dl.At[cmID](id.handle).verbs == 0 {
-		return &Error{Op: op, Kind: ErrState, Hint: "the ID has no device yet: ResolveAddress (and its event) or a ConnectRequest gives it one"}
+		return &Error{Op: op, Kind: ErrState,
+			Hint: "the ID has no device yet: ResolveAddress (and its event) or a ConnectRequest gives it one"}
 	}
 	return id.locked(op, f, args...)
 }
@@ -179,14 +183,16 @@ func callError(op string, errno sys.Errno) error {
 	case sys.EADDRINUSE:
 		e.Hint = "another program has this port: choose another one (0 is any)"
 	case sys.EADDRNOTAVAIL, sys.ENODEV:
-		e.Kind, e.Hint = ErrAddress, "no RDMA device has this address: rdma link shows the interfaces of devices, ip address their addresses"
+		e.Kind, e.Hint = ErrAddress,
+			"no RDMA device has this address: rdma link shows the interfaces of devices, ip address their addresses"
 	case sys.ENETUNREACH, sys.EHOSTUNREACH:
 		e.Kind, e.Hint = ErrAddress, "the kernel has no route to it: ip route get"
 	}
 	return e
 }
 
-// Bind gives the ID a local address. Port 0 is any; an address that stands for all (0.0.0.0, ::) means all devices.
+// Bind gives the ID a local address. Port 0 is any; an address that stands for all (0.0.0.0, ::)
+// means all devices.
 func (id *ID) Bind(a netip.AddrPort) error {
 	b, err := sockaddr(a)
 	if err != nil {
@@ -216,8 +222,8 @@ func (id *ID) with(b []byte, f func(p uintptr) error) error {
 	return f(dl.Address(m))
 }
 
-// ResolveAddress finds the device that leads to an address, and its neighbour there. from is the local address, or the zero value for any. It ends in
-// AddressResolved or AddressError.
+// ResolveAddress finds the device that leads to an address, and its neighbour there. from is the
+// local address, or the zero value for any. It ends in AddressResolved or AddressError.
 func (id *ID) ResolveAddress(from, to netip.AddrPort, timeout time.Duration) error {
 	src, err := sockaddr(from)
 	if err != nil {
@@ -228,7 +234,8 @@ func (id *ID) ResolveAddress(from, to netip.AddrPort, timeout time.Duration) err
 		return err
 	}
 	if dst == nil || src != nil && from.Addr().Is4() != to.Addr().Is4() {
-		return &Error{Op: "resolve_addr", Kind: ErrInvalid, Hint: fmt.Sprintf("from %s to %s: expected addresses of one kind, IPv4 or IPv6", from, to)}
+		return &Error{Op: "resolve_addr", Kind: ErrInvalid,
+			Hint: fmt.Sprintf("from %s to %s: expected addresses of one kind, IPv4 or IPv6", from, to)}
 	}
 	ms, err := milliseconds("resolve_addr", timeout)
 	if err != nil {
@@ -239,7 +246,8 @@ func (id *ID) ResolveAddress(from, to netip.AddrPort, timeout time.Duration) err
 	})
 }
 
-// ResolveRoute finds the way to the address that was resolved. It ends in RouteResolved or RouteError.
+// ResolveRoute finds the way to the address that was resolved. It ends in RouteResolved or
+// RouteError.
 func (id *ID) ResolveRoute(timeout time.Duration) error {
 	ms, err := milliseconds("resolve_route", timeout)
 	if err != nil {
@@ -255,12 +263,14 @@ func milliseconds(op string, d time.Duration) (uintptr, error) {
 	return uintptr(d.Milliseconds()), nil
 }
 
-// Listen begins to take connections at the address that was bound; each is an event ConnectRequest. backlog is how many may wait for Accept.
+// Listen begins to take connections at the address that was bound; each is an event ConnectRequest.
+// backlog is how many may wait for Accept.
 func (id *ID) Listen(backlog int) error {
 	return id.do("listen", id.c.l.f.listen, uintptr(max(1, min(backlog, 1<<15))))
 }
 
-// Connect asks the peer for a connection. It ends in ConnectResponse, Rejected, Unreachable or ConnectError.
+// Connect asks the peer for a connection. It ends in ConnectResponse, Rejected, Unreachable or
+// ConnectError.
 func (id *ID) Connect(p Params) error {
 	if err := p.check("connect", MaxConnectData); err != nil {
 		return err
@@ -268,8 +278,9 @@ func (id *ID) Connect(p Params) error {
 	return id.params("connect", id.c.l.f.connect, p)
 }
 
-// Accept takes a connection that was asked for. Its queue pair is ready to send (InitQP, ReadyQP) before this is called, since the peer may send at
-// once. It ends in Established, or in ConnectError or Unreachable where the peer does not answer any more.
+// Accept takes a connection that was asked for. Its queue pair is ready to send (InitQP, ReadyQP)
+// before this is called, since the peer may send at once. It ends in Established, or in
+// ConnectError or Unreachable where the peer does not answer any more.
 func (id *ID) Accept(p Params) error {
 	most := MaxAcceptData
 	if id.service == UD {
@@ -297,30 +308,40 @@ func (id *ID) Reject(reason []byte) error {
 		most = MaxDatagramData
 	}
 	if len(reason) > most {
-		return &Error{Op: "reject", Kind: ErrInvalid, Hint: fmt.Sprintf("%d bytes: expected at most %d", len(reason), most)}
+		return &Error{Op: "reject", Kind: ErrInvalid,
+			Hint: fmt.Sprintf("%d bytes: expected at most %d", len(reason), most)}
 	}
-	return id.with(reason, func(p uintptr) error { return id.onDevice("reject", id.c.l.f.reject, p, uintptr(len(reason))) })
+	return id.with(reason, func(p uintptr) error {
+		return id.onDevice("reject", id.c.l.f.reject, p, uintptr(len(reason)))
+	})
 }
 
-// Establish tells the peer, which has accepted, that this side is ready. Its queue pair is ready to send before (ReadyQP). No event follows.
+// Establish tells the peer, which has accepted, that this side is ready. Its queue pair is ready to
+// send before (ReadyQP). No event follows.
 func (id *ID) Establish() error { return id.onDevice("establish", id.c.l.f.establish) }
 
-// Disconnect ends the connection; both sides get Disconnected. The queue pair is the caller's to end (QP.Err).
+// Disconnect ends the connection; both sides get Disconnected. The queue pair is the caller's to
+// end (QP.Err).
 func (id *ID) Disconnect() error { return id.onDevice("disconnect", id.c.l.f.disconnect) }
 
-// InitQP moves the queue pair of this connection from Reset to Init, with the port and the partition of the connection, and of UD with the key that the
-// connection manager has for all. Receives may be posted then. A queue pair for UD needs no more of the ID: it is made ready by its own functions.
+// InitQP moves the queue pair of this connection from Reset to Init, with the port and the
+// partition of the connection, and of UD with the key that the connection manager has for all.
+// Receives may be posted then. A queue pair for UD needs no more of the ID: it is made ready by its
+// own functions.
 func (id *ID) InitQP(q *ibv.QP, access ibv.Access) error { return id.move(q, ibv.QPInit, access, nil) }
 
-// Pauses are what happens when a message finds no buffer. The zero value is what the connection manager says: a receiver asks for 655 ms, and a
-// sender tries again as often as its peer has said.
+// Pauses are what happens when a message finds no buffer. The zero value is what the connection
+// manager says: a receiver asks for 655 ms, and a sender tries again as often as its peer has said.
 type Pauses struct {
-	MinRNR   uint8 // code of the pause that this side asks for, 1 to 31 (InfiniBand specification, table 45); 0: the connection manager's
+	// code of the pause that this side asks for, 1 to 31 (InfiniBand specification, table 45); 0:
+	// the connection manager's
+	MinRNR   uint8
 	RNRRetry uint8 // how often this side tries again, 1 to 7, which is for ever; 0: what the peer has said
 }
 
-// ReadyQP moves the queue pair from Init to ReadyToReceive and ReadyToSend, with what both sides agreed on. access is what the peer may do with it;
-// responder and initiator are the numbers of reads and atomics at once that go to Accept, or Agreed.
+// ReadyQP moves the queue pair from Init to ReadyToReceive and ReadyToSend, with what both sides
+// agreed on. access is what the peer may do with it; responder and initiator are the numbers of
+// reads and atomics at once that go to Accept, or Agreed.
 func (id *ID) ReadyQP(q *ibv.QP, access ibv.Access, responder, initiator uint8, pauses Pauses) error {
 	// Init once more: before the connection was asked for, less was known.
 	if err := id.move(q, ibv.QPInit, access, nil); err != nil {
@@ -369,7 +390,8 @@ func (id *ID) move(q *ibv.QP, to ibv.QPState, access ibv.Access, change func(*qp
 	return q.ModifyAs(to, attr, int(*dl.At[int32](dl.Address(mask))), access)
 }
 
-// Device is the name of the device that the ID is bound to and the number of its port; "" and 0 while it is bound to none or to all.
+// Device is the name of the device that the ID is bound to and the number of its port; "" and 0
+// while it is bound to none or to all.
 func (id *ID) Device() (name string, port int) {
 	id.mu.Lock()
 	defer id.mu.Unlock()
@@ -401,20 +423,24 @@ func (id *ID) address(of func(*cmID) []byte) netip.AddrPort {
 // optionACKTimeout is RDMA_OPTION_ID_ACK_TIMEOUT, an option of the library (rdma_set_option).
 const optionACKTimeout = 3
 
-// SetACKTimeout sets how long the queue pairs of the connection wait for an acknowledgement: 4.096 µs × 2^n; 0 is for ever. Before Connect or Accept.
+// SetACKTimeout sets how long the queue pairs of the connection wait for an acknowledgement: 4.096
+// µs × 2^n; 0 is for ever. Before Connect or Accept.
 func (id *ID) SetACKTimeout(n uint8) error {
 	if n > 31 {
-		return &Error{Op: "set_option", Kind: ErrInvalid, Hint: fmt.Sprintf("an acknowledgement timeout of %d: expected 0 to 31", n)}
+		return &Error{Op: "set_option", Kind: ErrInvalid,
+			Hint: fmt.Sprintf("an acknowledgement timeout of %d: expected 0 to 31", n)}
 	}
 	return id.option(optionACKTimeout, []byte{n})
 }
 
 func (id *ID) option(name uintptr, value []byte) error {
-	return id.with(value, func(p uintptr) error { return id.do("set_option", id.c.l.f.setOption, 0, name, p, uintptr(len(value))) })
+	return id.with(value, func(p uintptr) error {
+		return id.do("set_option", id.c.l.f.setOption, 0, name, p, uintptr(len(value)))
+	})
 }
 
-// Close ends the ID. A connection is disconnected by it, a request that was not accepted rejected; its queue pair stays the caller's. No event of it comes any
-// more. A second Close does nothing.
+// Close ends the ID. A connection is disconnected by it, a request that was not accepted rejected;
+// its queue pair stays the caller's. No event of it comes any more. A second Close does nothing.
 func (id *ID) Close() error {
 	id.mu.Lock()
 	handle := id.handle

@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Structures of rdma/rdma_cma.h and infiniband/verbs.h as far as they are read or written here; TestLayout asks a C compiler. They are the library's ABI,
-// the same on all machines with pointers of 64 bits.
+// Structures of rdma/rdma_cma.h and infiniband/verbs.h as far as they are read or written here;
+// TestLayout asks a C compiler. They are the library's ABI, the same on all machines with pointers
+// of 64 bits.
 
 const storage = 128 // bytes of a sockaddr_storage
 
@@ -85,7 +86,8 @@ type qpAttr struct {
 	rnrRetry      uint8
 }
 
-// deviceName is where the name is in an ibv_device, which is what the first word of an ibv_context points to.
+// deviceName is where the name is in an ibv_device, which is what the first word of an ibv_context
+// points to.
 const deviceName = 24
 
 // nameOf is the name of the device of a context that the library opened.
@@ -107,7 +109,8 @@ func newBlock(p Params) (block, error) {
 	}
 	copy(b[size:], p.PrivateData)
 	c := dl.At[cmParams](dl.Address(b))
-	*c = cmParams{privateLen: uint8(len(p.PrivateData)), responder: p.ResponderResources, initiator: p.InitiatorDepth, retry: p.RetryCount,
+	*c = cmParams{privateLen: uint8(len(p.PrivateData)), responder: p.ResponderResources, initiator: p.InitiatorDepth,
+		retry:    p.RetryCount,
 		rnrRetry: p.RNRRetryCount, qpn: p.QPN}
 	if p.FlowControl {
 		c.flow = 1
@@ -126,7 +129,8 @@ func (b block) address() uintptr { return dl.Address(b.b) }
 func (b block) free() { dl.Free(b.b) }
 
 func (c *cmParams) params() Params {
-	return Params{PrivateData: private(c.private, c.privateLen), ResponderResources: c.responder, InitiatorDepth: c.initiator, FlowControl: c.flow != 0,
+	return Params{PrivateData: private(c.private, c.privateLen), ResponderResources: c.responder,
+		InitiatorDepth: c.initiator, FlowControl: c.flow != 0,
 		RetryCount: c.retry, RNRRetryCount: c.rnrRetry, SRQ: c.srq != 0, QPN: c.qpn}
 }
 
@@ -146,8 +150,8 @@ func (e *cmEvent) given(s Service) Params {
 	return Params{PrivateData: private(u.private, u.privateLen), QPN: u.qpn, QKey: u.qkey, To: ibv.AddressOf(&u.way)}
 }
 
-// endpoint makes the library's ID for a service, bound to a socket address, which is the only way to one for UC. It has a channel of its own, which
-// it loses when it is moved to another one.
+// endpoint makes the library's ID for a service, bound to a socket address, which is the only way
+// to one for UC. It has a channel of its own, which it loses when it is moved to another one.
 func (l *Library) endpoint(s Service, at []byte) (handle uintptr, errno sys.Errno, err error) {
 	const size = int(unsafe.Sizeof(addrInfo{}))
 	b, err := dl.Alloc(size + 8 + len(at))
@@ -158,7 +162,8 @@ func (l *Library) endpoint(s Service, at []byte) (handle uintptr, errno sys.Errn
 	copy(b[size+8:], at)
 	info := dl.Address(b)
 	out := info + uintptr(size)
-	*dl.At[addrInfo](info) = addrInfo{flags: passive, family: int32(binary.NativeEndian.Uint16(at)), qpType: s.qpType(), space: int32(s.portSpace()),
+	*dl.At[addrInfo](info) = addrInfo{flags: passive, family: int32(binary.NativeEndian.Uint16(at)), qpType: s.qpType(),
+		space:     int32(s.portSpace()),
 		sourceLen: uint32(len(at)), source: out + 8}
 	errno = l.call(l.f.createEP, out, info, 0, 0)
 	return *dl.At[uintptr](out), errno, nil

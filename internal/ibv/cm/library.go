@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// ErrUnavailable is wrapped by errors of a machine that has no librdmacm, no RDMA device, or none that this process may use.
+// ErrUnavailable is wrapped by errors of a machine that has no librdmacm, no RDMA device, or none
+// that this process may use.
 var ErrUnavailable = errors.New("RDMA connections are not available")
 
 // Options say which library to load.
@@ -15,7 +16,8 @@ type Options struct {
 	Path string // a file, for tests and for libraries in unusual places; "" is the loader's librdmacm.so.1
 }
 
-// Library is a loaded librdmacm. It stays loaded until the process ends, since it keeps devices open. It may be used by several goroutines.
+// Library is a loaded librdmacm. It stays loaded until the process ends, since it keeps devices
+// open. It may be used by several goroutines.
 type Library struct {
 	lib *dl.Library
 	f   functions
@@ -37,7 +39,8 @@ func Load(o Options) (*Library, error) {
 	}
 	lib, err := dl.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("cm: %w: librdmacm cannot be loaded: install it (Debian: apt-get install librdmacm1; Fedora: dnf install librdmacm): %w", ErrUnavailable, err)
+		return nil, fmt.Errorf("cm: %w: librdmacm cannot be loaded: install it (Debian: apt-get install librdmacm1; "+
+			"Fedora: dnf install librdmacm): %w", ErrUnavailable, err)
 	}
 	l := &Library{lib: lib}
 	f := &l.f
@@ -66,7 +69,8 @@ func Load(o Options) (*Library, error) {
 		{&f.migrate, "rdma_migrate_id", "RDMACM_1.0"},
 	} {
 		if *s.to, err = lib.SymbolVersion(s.name, s.version); err != nil {
-			err = fmt.Errorf("cm: %w: %s is too old: expected librdmacm of rdma-core 22 or later: %w", ErrUnavailable, lib.Name(), err)
+			err = fmt.Errorf("cm: %w: %s is too old: expected librdmacm of rdma-core 22 or later: %w", ErrUnavailable,
+				lib.Name(), err)
 			return nil, errors.Join(err, lib.Close())
 		}
 	}

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// patience is how long a guest on a busy machine may take for anything; what is waited for comes, so that it is no measure.
+// patience is how long a guest on a busy machine may take for anything; what is waited for comes,
+// so that it is no measure.
 const patience = 90 * time.Second
 
 // must ends the test on an error.
@@ -70,7 +71,8 @@ func want(t testing.TB, c *Channel, typ EventType) Event {
 	return ev
 }
 
-// side is what one end of a connection has: a device, memory that the peer may read and write, a queue pair.
+// side is what one end of a connection has: a device, memory that the peer may read and write, a
+// queue pair.
 type side struct {
 	ctx  *ibv.Context
 	pd   *ibv.PD
@@ -87,7 +89,8 @@ const (
 	room   = 64 << 10
 )
 
-// newSide opens the device that an ID is bound to, and makes a queue pair in Init with 4 receives of 1 KiB posted at the end of the memory.
+// newSide opens the device that an ID is bound to, and makes a queue pair in Init with 4 receives
+// of 1 KiB posted at the end of the memory.
 func newSide(t *testing.T, w world, id *ID) *side {
 	t.Helper()
 	name, port := id.Device()
@@ -112,7 +115,8 @@ func newSide(t *testing.T, w world, id *ID) *side {
 	s.mr, err = s.pd.RegMR(ibv.MRSpec{Addr: dl.Address(s.mem), Length: room, Access: access})
 	must(t, err)
 	t.Cleanup(func() { must(t, s.mr.Close()) })
-	s.qp, err = s.pd.CreateQP(ibv.QPSpec{Type: ibv.QPType(id.service.qpType()), SendCQ: s.cq, RecvCQ: s.cq, SendWRs: 16, RecvWRs: 16, SendSGEs: 1, RecvSGEs: 1})
+	s.qp, err = s.pd.CreateQP(ibv.QPSpec{Type: ibv.QPType(id.service.qpType()), SendCQ: s.cq, RecvCQ: s.cq, SendWRs: 16,
+		RecvWRs: 16, SendSGEs: 1, RecvSGEs: 1})
 	must(t, err)
 	t.Cleanup(func() { must(t, s.qp.Close()) })
 	s.send, err = ibv.NewSendChain(8, 8, 0)

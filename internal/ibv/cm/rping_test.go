@@ -16,9 +16,10 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv"
 )
 
-// rping is the example of librdmacm's authors: the client says where its bytes are, the server reads them and says so, the client says where it wants
-// them, the server writes them there and says so. Messages are 16 bytes, of which only the client's mean something: address, key and length of a
-// buffer. So it shows that this package connects to others in both roles.
+// rping is the example of librdmacm's authors: the client says where its bytes are, the server
+// reads them and says so, the client says where it wants them, the server writes them there and
+// says so. Messages are 16 bytes, of which only the client's mean something: address, key and
+// length of a buffer. So it shows that this package connects to others in both roles.
 const (
 	pings    = 5
 	pingSize = 4096
@@ -29,7 +30,8 @@ func rping(t *testing.T, role string, at netip.AddrPort) (*exec.Cmd, *bytes.Buff
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, "rping", role, "-a", at.Addr().String(), "-p", strconv.Itoa(int(at.Port())), "-C", strconv.Itoa(pings),
+	cmd := exec.CommandContext(ctx, "rping", role, "-a", at.Addr().String(), "-p", strconv.Itoa(int(at.Port())), "-C",
+		strconv.Itoa(pings),
 		"-S", strconv.Itoa(pingSize), "-V", "-v")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -58,7 +60,8 @@ func rpingServer(t *testing.T, w world) {
 		id = newID(t, c)
 		resolve(t, c, id, netip.AddrPort{}, at)
 		s = newSide(t, w, id)
-		must(t, id.Connect(Params{ResponderResources: 1, InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 7, QPN: s.qp.Num()}))
+		must(t, id.Connect(Params{ResponderResources: 1, InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 7,
+			QPN: s.qp.Num()}))
 		switch ev := next(t, c); {
 		case ev.Type == ConnectResponse:
 			connected = true
@@ -111,7 +114,8 @@ func rpingClient(t *testing.T, w world) {
 	id := ask.ID
 	s := newSide(t, w, id)
 	must(t, id.ReadyQP(s.qp, access, ask.Params.ResponderResources, ask.Params.InitiatorDepth, Pauses{}))
-	must(t, id.Accept(Params{ResponderResources: ask.Params.ResponderResources, InitiatorDepth: ask.Params.InitiatorDepth, RNRRetryCount: 7, QPN: s.qp.Num()}))
+	must(t, id.Accept(Params{ResponderResources: ask.Params.ResponderResources,
+		InitiatorDepth: ask.Params.InitiatorDepth, RNRRetryCount: 7, QPN: s.qp.Num()}))
 	want(t, c, Established)
 	// Where the client's message says that its bytes are, the server moves them, and says so.
 	move := func(request func(c *ibv.SendChain, raddr uint64, rkey uint32, sge ibv.SGE)) {

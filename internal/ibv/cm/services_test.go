@@ -31,7 +31,8 @@ func unreliable(t *testing.T, w world) {
 	client := newSide(t, w, id)
 	must(t, id.Connect(Params{PrivateData: []byte("hello"), QPN: client.qp.Num()}))
 	ask := want(t, sc, ConnectRequest)
-	if p := ask.Params; ask.Listener != lis || p.QPN != client.qp.Num() || len(p.PrivateData) != MaxConnectData || !bytes.HasPrefix(p.PrivateData, []byte("hello\x00")) {
+	if p := ask.Params; ask.Listener != lis || p.QPN != client.qp.Num() || len(p.PrivateData) != MaxConnectData ||
+		!bytes.HasPrefix(p.PrivateData, []byte("hello\x00")) {
 		t.Errorf("asked for with %+v", p)
 	}
 	server := newSide(t, w, ask.ID)
@@ -90,7 +91,8 @@ func datagrams(t *testing.T, w world) {
 	}
 	id, client := find()
 	ask := want(t, sc, ConnectRequest)
-	if p := ask.Params; ask.Listener != lis || len(p.PrivateData) < MaxDatagramData || !bytes.HasPrefix(p.PrivateData, []byte("hello\x00")) || ask.ID.Remote() != id.Local() {
+	if p := ask.Params; ask.Listener != lis || len(p.PrivateData) < MaxDatagramData ||
+		!bytes.HasPrefix(p.PrivateData, []byte("hello\x00")) || ask.ID.Remote() != id.Local() {
 		t.Errorf("asked for by %s with %+v", ask.ID.Remote(), p)
 	}
 	server := newSide(t, w, ask.ID)
@@ -101,7 +103,8 @@ func datagrams(t *testing.T, w world) {
 	must(t, ask.ID.Accept(Params{PrivateData: []byte("welcome"), QPN: server.qp.Num()}))
 	ev := want(t, cc, Established)
 	p := ev.Params
-	if ev.ID != id || p.QPN != server.qp.Num() || p.QKey != 0x01234567 || len(p.PrivateData) != MaxDatagramData || !bytes.HasPrefix(p.PrivateData, []byte("welcome\x00")) ||
+	if ev.ID != id || p.QPN != server.qp.Num() || p.QKey != 0x01234567 || len(p.PrivateData) != MaxDatagramData ||
+		!bytes.HasPrefix(p.PrivateData, []byte("welcome\x00")) ||
 		p.To.DGID.Unmap() != at.Addr() {
 		t.Fatalf("accepted with %+v", p)
 	}
@@ -121,7 +124,8 @@ func datagrams(t *testing.T, w world) {
 
 	find()
 	must(t, want(t, sc, ConnectRequest).ID.Reject([]byte("full")))
-	if ev := want(t, cc, Unreachable); !errors.Is(ev.Err, ErrRejected) || !bytes.HasPrefix(ev.Params.PrivateData, []byte("full\x00")) {
+	if ev := want(t, cc, Unreachable); !errors.Is(ev.Err, ErrRejected) ||
+		!bytes.HasPrefix(ev.Params.PrivateData, []byte("full\x00")) {
 		t.Errorf("rejected: %v, with %q", ev.Err, ev.Params.PrivateData)
 	}
 	must(t, lis.Close())

@@ -1,10 +1,12 @@
-// Package cardtest has an accelerator that is not there, for tests of what registers its memory: the CPU reaches it by copies alone, adapters
-// (the stand-in for libibverbs) by a descriptor that stands for a dma-buf, or by its address.
+// Package cardtest has an accelerator that is not there, for tests of what registers its memory:
+// the CPU reaches it by copies alone, adapters (the stand-in for libibverbs) by a descriptor that
+// stands for a dma-buf, or by its address.
 //
 //	c := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 //	r := c.Region("tensor", 1<<20)
 //
-// A card that needs a flush shows what adapters wrote only after it: Seen is what its kernels would read.
+// A card that needs a flush shows what adapters wrote only after it: Seen is what its kernels would
+// read.
 package cardtest
 
 import (
@@ -29,7 +31,9 @@ type Options struct {
 	Flush  bool   // writes of others are seen after a flush only
 	Page   int    // bytes of a page of its memory; 0 is 64 KiB
 	Loose  bool   // its regions are as long as asked, also where that is no whole page
-	Around int    // bytes of the same allocation before a region, with Addr; as many or some more are behind it, and none of them may change
+	// bytes of the same allocation before a region, with Addr; as many or some more are behind it,
+	// and none of them may change
+	Around int
 }
 
 // Card is such an accelerator. Its methods may be called from any goroutine.
@@ -62,7 +66,8 @@ func New(t testing.TB, o Options) *Card {
 	return &Card{t: t, o: o, memory: map[*mem.Region]*memory{}, next: o.Addr}
 }
 
-// Region is size bytes of the card's memory, rounded up to its pages. It is closed when the test ends.
+// Region is size bytes of the card's memory, rounded up to its pages. It is closed when the test
+// ends.
 func (c *Card) Region(name string, size int) *mem.Region {
 	c.t.Helper()
 	whole := (size + c.o.Page - 1) / c.o.Page * c.o.Page
@@ -102,7 +107,8 @@ func (c *Card) Region(name string, size int) *mem.Region {
 		c.next += uint64(all)
 		c.mu.Unlock()
 	}
-	at := mem.Mapping{Kind: mem.Device, Size: uint64(size), PageSize: c.o.Page, FD: -1, NUMANode: -1, Mover: mover{m}, Direct: d,
+	at := mem.Mapping{Kind: mem.Device, Size: uint64(size), PageSize: c.o.Page, FD: -1, NUMANode: -1, Mover: mover{m},
+		Direct: d,
 		Free: func() error {
 			if around > 0 && bytes.Count(others[0], []byte{0xA5})+bytes.Count(others[1], []byte{0xA5}) != all-size {
 				c.t.Errorf("bytes beside region %q have changed", name)
@@ -129,7 +135,8 @@ func (c *Card) Region(name string, size int) *mem.Region {
 	return r
 }
 
-// Pool is a pool in a region of its own. It is closed when the test ends, and all slots must be back by then.
+// Pool is a pool in a region of its own. It is closed when the test ends, and all slots must be
+// back by then.
 func (c *Card) Pool(name string, slots, size int) *mem.Pool {
 	c.t.Helper()
 	p, err := mem.NewPool(mem.PoolOptions{Name: name, Region: c.Region(name, slots*size), Slots: slots, SlotSize: size})
@@ -147,7 +154,8 @@ func (c *Card) Pool(name string, slots, size int) *mem.Pool {
 	return p
 }
 
-// export is a descriptor whose file position is where the buffer begins, which is how the stand-in for libibverbs knows it.
+// export is a descriptor whose file position is where the buffer begins, which is how the stand-in
+// for libibverbs knows it.
 func (c *Card) export(m *memory, off, n uint64) (int, error) {
 	if off%uint64(c.o.Page) != 0 || n%uint64(c.o.Page) != 0 || n == 0 {
 		return -1, fmt.Errorf("a dma-buf of %d bytes at %d: expected whole pages of %d", n, off, c.o.Page)

@@ -49,7 +49,8 @@ func measure(ctx context.Context, op string, batch int, d time.Duration) (out pa
 		}
 		err = errors.Join(err, pool.Close())
 	}()
-	p, err := dpdk.New().OpenPort(ctx, engine.PortSpec{RxQueues: 1, TxQueues: 1, Address: fmt.Sprintf("dpdk://net_null%d?huge=off", devices.Add(1))})
+	p, err := dpdk.New().OpenPort(ctx, engine.PortSpec{RxQueues: 1, TxQueues: 1,
+		Address: fmt.Sprintf("dpdk://net_null%d?huge=off", devices.Add(1))})
 	if err != nil {
 		return out, err
 	}
@@ -83,8 +84,10 @@ func measure(ctx context.Context, op string, batch int, d time.Duration) (out pa
 	case "send":
 		rx = 0
 	}
-	if lost := s.Drops.Total() + s.Rx.Drops.Total() + s.Tx.Drops.Total(); s.Rx.Packets != rx || s.Tx.Packets != tx || lost+s.Rx.Copied+s.Tx.Copied != 0 {
-		return out, fmt.Errorf("%w: %d packets, and the port counted %d received, %d sent, %d lost, %d bytes copied", paired.ErrFailed, w.packets, s.Rx.Packets, s.Tx.Packets, lost, s.Rx.Copied+s.Tx.Copied)
+	if lost := s.Drops.Total() + s.Rx.Drops.Total() + s.Tx.Drops.Total(); s.Rx.Packets != rx || s.Tx.Packets != tx ||
+		lost+s.Rx.Copied+s.Tx.Copied != 0 {
+		return out, fmt.Errorf("%w: %d packets, and the port counted %d received, %d sent, %d lost, %d bytes copied",
+			paired.ErrFailed, w.packets, s.Rx.Packets, s.Tx.Packets, lost, s.Rx.Copied+s.Tx.Copied)
 	}
 	return out, nil
 }

@@ -30,7 +30,8 @@ const size = 64
 // modes are the operations, and the forwarding modes of testpmd that do the same.
 var modes = map[string]string{"receive": "rxonly", "send": "txonly", "forward": "io", "swap": "macswap"}
 
-// Ops are the operations: receive, send, forward, and swap, which is to forward with the MAC addresses exchanged.
+// Ops are the operations: receive, send, forward, and swap, which is to forward with the MAC
+// addresses exchanged.
 func Ops() []string { return slices.Sorted(maps.Keys(modes)) }
 
 func (o *Options) defaults() error {
@@ -57,16 +58,18 @@ func (o *Options) defaults() error {
 	return nil
 }
 
-// Run measures nanoseconds for each packet. Every sample opens a port of its own and closes it, and fails when a slot is missing then, or when
-// the port counted other packets than the loop.
+// Run measures nanoseconds for each packet. Every sample opens a port of its own and closes it, and
+// fails when a slot is missing then, or when the port counted other packets than the loop.
 func Run(ctx context.Context, o Options) (*paired.Report, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
 	r := o.Begin("dpdk",
 		"net_null, packets of 64 bytes, one queue, one thread on processor 1, ordinary pages",
-		fmt.Sprintf("ours: nanoseconds of the clock on the wall for each packet, over %v; testpmd: by its own packets per second", o.Time),
-		"swap exchanges the MAC addresses of each packet, as macswap does; send writes 42 bytes of headers, as txonly does")
+		fmt.Sprintf("ours: nanoseconds of the clock on the wall for each packet, over %v; testpmd: by its own "+
+			"packets per second", o.Time),
+		"swap exchanges the MAC addresses of each packet, as macswap does; send writes 42 bytes of headers, as "+
+			"txonly does")
 	r.Method.Pairs = o.Pairs
 	p, err := peers.Get("testpmd")
 	if err != nil {
@@ -97,15 +100,18 @@ func (o *Options) rows(ctx context.Context, r *bench.Suite, version string) erro
 
 // row measures one operation. version is testpmd's; "": it is not here.
 func (o *Options) row(ctx context.Context, r *bench.Suite, op string, batch int, version string) error {
-	p := paired.Plan{Name: fmt.Sprintf("%s, bursts of %d", op, batch), Unit: paired.Nanoseconds, Pairs: o.Pairs, Margin: 0.05}
+	p := paired.Plan{Name: fmt.Sprintf("%s, bursts of %d", op, batch), Unit: paired.Nanoseconds, Pairs: o.Pairs,
+		Margin: 0.05}
 	o.Progress.Say("%s", p.Name)
-	p.Ours = paired.Contender{Name: "engine/dpdk", Unchecked: "net_null writes no bytes into packets and reads none", Run: func(ctx context.Context) (paired.Sample, error) {
-		return sample(ctx, op, batch, o.Time)
-	}}
+	p.Ours = paired.Contender{Name: "engine/dpdk", Unchecked: "net_null writes no bytes into packets and reads none",
+		Run: func(ctx context.Context) (paired.Sample, error) {
+			return sample(ctx, op, batch, o.Time)
+		}}
 	if version != "" {
-		p.Theirs = []paired.Contender{{Name: "testpmd " + modes[op], Version: version, Unchecked: p.Ours.Unchecked, Run: func(ctx context.Context) (paired.Sample, error) {
-			return testpmd(ctx, op, batch, o.Time)
-		}}}
+		p.Theirs = []paired.Contender{{Name: "testpmd " + modes[op], Version: version, Unchecked: p.Ours.Unchecked,
+			Run: func(ctx context.Context) (paired.Sample, error) {
+				return testpmd(ctx, op, batch, o.Time)
+			}}}
 	}
 	return r.Measure(ctx, p, func(x *paired.Row) error {
 		x.What, x.Size = op, size
@@ -123,12 +129,14 @@ func onTop(ours, theirs []float64) string {
 		d[i] = ours[i] - theirs[i]
 	}
 	slices.Sort(d)
-	return fmt.Sprintf("%+.1f ns on top of testpmd, the median of pairs (quartiles %+.1f to %+.1f)", paired.Percentile(d, 50), paired.Percentile(d, 25), paired.Percentile(d, 75))
+	return fmt.Sprintf("%+.1f ns on top of testpmd, the median of pairs (quartiles %+.1f to %+.1f)",
+		paired.Percentile(d, 50), paired.Percentile(d, 25), paired.Percentile(d, 75))
 }
 
 // testpmd is a run of dpdk-testpmd.
 func testpmd(ctx context.Context, op string, batch int, d time.Duration) (out paired.Sample, err error) {
-	ports, err := peers.Packets(ctx, peers.PacketTest{Devices: []string{"net_null0"}, Forward: modes[op], Duration: d, CPUs: bench.CPUs(), NoFirst: true, Burst: batch})
+	ports, err := peers.Packets(ctx, peers.PacketTest{Devices: []string{"net_null0"}, Forward: modes[op], Duration: d,
+		CPUs: bench.CPUs(), NoFirst: true, Burst: batch})
 	if err != nil {
 		return out, err
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// verbsEnd is one end of a connection over RDMA: a device opened for itself, as a process of its own would have it.
+// verbsEnd is one end of a connection over RDMA: a device opened for itself, as a process of its
+// own would have it.
 type verbsEnd struct {
 	ctx     *ibv.Context
 	pd      *ibv.PD
@@ -88,7 +89,8 @@ func (p *verbsPair) open(d *verbsDevice, e *verbsEnd, s verbsShape) (err error) 
 	}
 	p.later(e.region.Close)
 	e.buf = e.region.All().Bytes()
-	if e.mr, err = e.pd.RegMR(ibv.MRSpec{Addr: dl.Address(e.buf), Length: uint64(len(e.buf)), Access: ibv.LocalWrite | ibv.RemoteWrite | ibv.RemoteRead}); err != nil {
+	if e.mr, err = e.pd.RegMR(ibv.MRSpec{Addr: dl.Address(e.buf), Length: uint64(len(e.buf)),
+		Access: ibv.LocalWrite | ibv.RemoteWrite | ibv.RemoteRead}); err != nil {
 		return err
 	}
 	p.later(e.mr.Close)
@@ -106,7 +108,8 @@ func (p *verbsPair) open(d *verbsDevice, e *verbsEnd, s verbsShape) (err error) 
 		return err
 	}
 	p.later(e.recvCQ.Close)
-	e.qp, err = e.pd.CreateQP(ibv.QPSpec{Type: ibv.RC, SendCQ: e.sendCQ, RecvCQ: e.recvCQ, SendWRs: s.depth, RecvWRs: max(s.recvs, 1), SendSGEs: 1, RecvSGEs: 1, Inline: s.inline})
+	e.qp, err = e.pd.CreateQP(ibv.QPSpec{Type: ibv.RC, SendCQ: e.sendCQ, RecvCQ: e.recvCQ, SendWRs: s.depth,
+		RecvWRs: max(s.recvs, 1), SendSGEs: 1, RecvSGEs: 1, Inline: s.inline})
 	if err != nil {
 		return err
 	}
@@ -125,7 +128,8 @@ func (p *verbsPair) open(d *verbsDevice, e *verbsEnd, s verbsShape) (err error) 
 	return e.qp.Init(ibv.InitAttr{Port: uint8(d.port.Port), Access: ibv.RemoteWrite | ibv.RemoteRead})
 }
 
-// connect brings an end to where it can send to the other. Times and numbers of retries are those of perftest.
+// connect brings an end to where it can send to the other. Times and numbers of retries are those
+// of perftest.
 func (d *verbsDevice) connect(e, to *verbsEnd, psn, theirs uint32) error {
 	reads := uint8(min(d.attr.MaxRdAtomic, d.attr.MaxInitRdAtomic, 128))
 	a := ibv.Address{Port: uint8(d.port.Port), SGIDIndex: uint8(d.gid.Index)}
@@ -134,7 +138,8 @@ func (d *verbsDevice) connect(e, to *verbsEnd, psn, theirs uint32) error {
 	} else {
 		a.DGID = d.gid.Addr
 	}
-	if err := e.qp.ReadyToReceive(ibv.RTRAttr{To: a, RemoteQPN: to.qp.Num(), PSN: theirs, PathMTU: d.port.ActiveMTU, MaxDestRdAtomic: reads, MinRNRTimer: 12}); err != nil {
+	if err := e.qp.ReadyToReceive(ibv.RTRAttr{To: a, RemoteQPN: to.qp.Num(), PSN: theirs, PathMTU: d.port.ActiveMTU,
+		MaxDestRdAtomic: reads, MinRNRTimer: 12}); err != nil {
 		return err
 	}
 	return e.qp.ReadyToSend(ibv.RTSAttr{PSN: psn, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxRdAtomic: reads})
@@ -150,7 +155,8 @@ func (e *verbsEnd) post(c *ibv.SendChain) error {
 	return err
 }
 
-// chains fills both chains with n requests each, which one appends. It is false where there is no room.
+// chains fills both chains with n requests each, which one appends. It is false where there is no
+// room.
 func (e *verbsEnd) chains(n int, one func(c *ibv.SendChain, i int, flags ibv.SendFlags) bool) bool {
 	for i := range n {
 		flags := ibv.SendFlags(0)

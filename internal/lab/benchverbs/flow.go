@@ -21,7 +21,8 @@ const bandwidthTarget = 0.95
 // flowRow measures the bandwidth of writes, reads or sends of a size.
 func (b *verbsBench) flowRow(ctx context.Context, op string, size uint64) (err error) {
 	if most := b.d.port.MaxMessage; most != 0 && size > most {
-		b.r.Notes = append(b.r.Notes, fmt.Sprintf("no %s of %s: the device's messages have at most %s", op, bench.FormatSize(size), bench.FormatSize(most)))
+		b.r.Notes = append(b.r.Notes, fmt.Sprintf("no %s of %s: the device's messages have at most %s", op,
+			bench.FormatSize(size), bench.FormatSize(most)))
 		return nil
 	}
 	f, err := b.openFlow(op, size)
@@ -33,11 +34,15 @@ func (b *verbsBench) flowRow(ctx context.Context, op string, size uint64) (err e
 	if err != nil {
 		return err
 	}
-	ours := paired.Contender{Name: "ibv", Run: func(ctx context.Context) (paired.Sample, error) { return f.sample(ctx, n) }}
-	theirs := b.theirs(peers.RDMATest{Program: "ib_" + op + "_bw", Size: size, Iterations: n, Depth: b.o.Depth}, func(r peers.RDMARow) float64 {
-		return r.MessagesPerS * float64(r.Size) / 1e9 // its own column has two digits behind the point
-	})
-	return b.measure(ctx, shape{what: op, size: size}, paired.Plan{Name: fmt.Sprintf("%s %s", op, bench.FormatSize(size)), Unit: paired.GBs, Target: bandwidthTarget, Ours: ours, Theirs: theirs})
+	ours := paired.Contender{Name: "ibv", Run: func(ctx context.Context) (paired.Sample, error) {
+		return f.sample(ctx, n)
+	}}
+	theirs := b.theirs(peers.RDMATest{Program: "ib_" + op + "_bw", Size: size, Iterations: n, Depth: b.o.Depth},
+		func(r peers.RDMARow) float64 {
+			return r.MessagesPerS * float64(r.Size) / 1e9 // its own column has two digits behind the point
+		})
+	return b.measure(ctx, shape{what: op, size: size}, paired.Plan{Name: fmt.Sprintf("%s %s", op,
+		bench.FormatSize(size)), Unit: paired.GBs, Target: bandwidthTarget, Ours: ours, Theirs: theirs})
 }
 
 // verbsFlow is messages of one kind and size, one after the other.
@@ -89,7 +94,8 @@ func (b *verbsBench) openFlow(op string, size uint64) (f *verbsFlow, err error) 
 	return f, nil
 }
 
-// count is how many messages take about as long as that; a multiple of those that have one completion together.
+// count is how many messages take about as long as that; a multiple of those that have one
+// completion together.
 func (f *verbsFlow) count(ctx context.Context, budget time.Duration) (int, error) {
 	n := f.signal
 	for {
@@ -120,7 +126,8 @@ func (f *verbsFlow) sample(ctx context.Context, n int) (s paired.Sample, err err
 	return paired.Sample{Value: bench.GBps(f.size*uint64(n), took), Verified: f.size}, nil
 }
 
-// run moves n messages, of which count speaks, and returns how long that took until the last completion.
+// run moves n messages, of which count speaks, and returns how long that took until the last
+// completion.
 func (f *verbsFlow) run(ctx context.Context, n int) (took time.Duration, err error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

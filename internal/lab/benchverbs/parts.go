@@ -55,7 +55,8 @@ func (b *verbsBench) smallWrites(n int) (*verbsPair, error) {
 	return p, nil
 }
 
-// postRow is the time of the call that posts, of each request; what is posted is waited for between the calls.
+// postRow is the time of the call that posts, of each request; what is posted is waited for between
+// the calls.
 func (b *verbsBench) postRow(ctx context.Context, n int) (err error) {
 	p, err := b.smallWrites(n)
 	if err != nil {
@@ -79,7 +80,8 @@ func (b *verbsBench) postRow(ctx context.Context, n int) (err error) {
 		}
 		return paired.Sample{Value: float64(in) / float64(calls*n)}, nil
 	}}
-	return b.measure(ctx, shape{what: "post", size: pingBytes, blocks: n}, paired.Plan{Name: fmt.Sprintf("post 8 B inline, %d by one call", n), Unit: paired.Nanoseconds, Ours: ours})
+	return b.measure(ctx, shape{what: "post", size: pingBytes, blocks: n},
+		paired.Plan{Name: fmt.Sprintf("post 8 B inline, %d by one call", n), Unit: paired.Nanoseconds, Ours: ours})
 }
 
 // pollRow is the time of a call that finds nothing.
@@ -94,12 +96,14 @@ func (b *verbsBench) pollRow(ctx context.Context) (err error) {
 		t := time.Now()
 		for range calls {
 			if n, err := p.a.sendCQ.Poll(p.a.wc); n != 0 || err != nil {
-				return paired.Sample{}, errors.Join(fmt.Errorf("%w: %d completions of nothing", paired.ErrFailed, n), err)
+				return paired.Sample{}, errors.Join(fmt.Errorf("%w: %d completions of nothing", paired.ErrFailed, n),
+					err)
 			}
 		}
 		return paired.Sample{Value: float64(time.Since(t)) / float64(calls)}, ctx.Err()
 	}}
-	return b.measure(ctx, shape{what: "poll"}, paired.Plan{Name: "poll, nothing there", Unit: paired.Nanoseconds, Ours: ours})
+	return b.measure(ctx, shape{what: "poll"}, paired.Plan{Name: "poll, nothing there", Unit: paired.Nanoseconds,
+		Ours: ours})
 }
 
 // smallRow is how many small writes go through per second, n by one call.
@@ -121,9 +125,14 @@ func (b *verbsBench) smallRow(ctx context.Context, chain int) (err error) {
 		s.Value, s.Verified = s.Value*1e3/pingBytes, uint64(len(f.dst)) // from GB/s
 		return s, err
 	}}
-	theirs := b.theirs(peers.RDMATest{Program: "ib_write_bw", Size: pingBytes, Iterations: n, Depth: b.o.Depth, Inline: pingBytes, List: chain}, func(r peers.RDMARow) float64 { return r.MessagesPerS / 1e6 })
-	return b.measure(ctx, shape{what: "write", size: pingBytes}, paired.Plan{Name: fmt.Sprintf("write 8 B inline, %d by one call", chain), Unit: paired.MopsPerSec, Target: bandwidthTarget,
-		Ours: ours, Theirs: theirs})
+	theirs := b.theirs(peers.RDMATest{Program: "ib_write_bw", Size: pingBytes, Iterations: n, Depth: b.o.Depth,
+		Inline: pingBytes, List: chain}, func(r peers.RDMARow) float64 {
+		return r.MessagesPerS / 1e6
+	})
+	return b.measure(ctx, shape{what: "write", size: pingBytes},
+		paired.Plan{Name: fmt.Sprintf("write 8 B inline, %d by one call", chain), Unit: paired.MopsPerSec,
+			Target: bandwidthTarget,
+			Ours:   ours, Theirs: theirs})
 }
 
 // verbsRegistrar registers memory at a device.
@@ -131,7 +140,8 @@ type verbsRegistrar struct{ pd *ibv.PD }
 
 func (r verbsRegistrar) Register(s mem.Span, _ mem.Access) (any, error) {
 	b := s.Bytes()
-	return r.pd.RegMR(ibv.MRSpec{Addr: dl.Address(b), Length: uint64(len(b)), Access: ibv.LocalWrite | ibv.RemoteWrite | ibv.RemoteRead})
+	return r.pd.RegMR(ibv.MRSpec{Addr: dl.Address(b), Length: uint64(len(b)),
+		Access: ibv.LocalWrite | ibv.RemoteWrite | ibv.RemoteRead})
 }
 
 func (r verbsRegistrar) Deregister(handle any) error { return handle.(*ibv.MR).Close() }
@@ -170,31 +180,34 @@ func (b *verbsBench) registerRow(ctx context.Context, r verbsRegistrar, size uin
 	}
 	defer func() { err = errors.Join(err, cache.Close()) }()
 	hits, misses := max(1, b.o.Trips), max(1, min(b.o.Trips/100, int(64<<20/size)))
-	ours := paired.Contender{Name: "mem.RegCache, kept", Unchecked: callsAlone, Run: func(ctx context.Context) (paired.Sample, error) {
-		t := time.Now()
-		for range hits {
-			x, err := cache.Get(span, mem.ReadAccess|mem.WriteAccess)
-			if err == nil {
-				err = x.Release()
+	ours := paired.Contender{Name: "mem.RegCache, kept", Unchecked: callsAlone,
+		Run: func(ctx context.Context) (paired.Sample, error) {
+			t := time.Now()
+			for range hits {
+				x, err := cache.Get(span, mem.ReadAccess|mem.WriteAccess)
+				if err == nil {
+					err = x.Release()
+				}
+				if err != nil {
+					return paired.Sample{}, err
+				}
 			}
-			if err != nil {
-				return paired.Sample{}, err
+			return paired.Sample{Value: float64(time.Since(t)) / 1e3 / float64(hits)}, ctx.Err()
+		}}
+	theirs := paired.Contender{Name: "registered and given up", Unchecked: callsAlone,
+		Run: func(ctx context.Context) (paired.Sample, error) {
+			t := time.Now()
+			for range misses {
+				h, err := r.Register(span, mem.ReadAccess|mem.WriteAccess)
+				if err == nil {
+					err = r.Deregister(h)
+				}
+				if err != nil {
+					return paired.Sample{}, err
+				}
 			}
-		}
-		return paired.Sample{Value: float64(time.Since(t)) / 1e3 / float64(hits)}, ctx.Err()
-	}}
-	theirs := paired.Contender{Name: "registered and given up", Unchecked: callsAlone, Run: func(ctx context.Context) (paired.Sample, error) {
-		t := time.Now()
-		for range misses {
-			h, err := r.Register(span, mem.ReadAccess|mem.WriteAccess)
-			if err == nil {
-				err = r.Deregister(h)
-			}
-			if err != nil {
-				return paired.Sample{}, err
-			}
-		}
-		return paired.Sample{Value: float64(time.Since(t)) / 1e3 / float64(misses)}, ctx.Err()
-	}}
-	return b.measure(ctx, shape{what: "register", size: size}, paired.Plan{Name: "registration of " + bench.FormatSize(size), Unit: paired.Microseconds, Ours: ours, Theirs: []paired.Contender{theirs}})
+			return paired.Sample{Value: float64(time.Since(t)) / 1e3 / float64(misses)}, ctx.Err()
+		}}
+	return b.measure(ctx, shape{what: "register", size: size}, paired.Plan{Name: "registration of " +
+		bench.FormatSize(size), Unit: paired.Microseconds, Ours: ours, Theirs: []paired.Contender{theirs}})
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
-// paths measures what transfer/path/verbs makes of the device: operations of a path beside the same requests of perftest.
+// paths measures what transfer/path/verbs makes of the device: operations of a path beside the same
+// requests of perftest.
 func (b *verbsBench) paths(ctx context.Context) error {
 	for _, op := range []path.OpKind{path.Put, path.Get} {
 		for _, size := range b.o.Sizes {
@@ -37,7 +38,8 @@ func (b *verbsBench) paths(ctx context.Context) error {
 	return nil
 }
 
-// verbsPaths is two ends of a path over the device, each with memory that the other may write and read.
+// verbsPaths is two ends of a path over the device, each with memory that the other may write and
+// read.
 type verbsPaths struct {
 	ends [2]verbsSide
 }
@@ -155,7 +157,8 @@ func (b *verbsBench) pathFlowRow(ctx context.Context, op path.OpKind, size uint6
 	defer func() { err = errors.Join(err, v.close()) }()
 	f := &pathFlow{v: v, depth: b.o.Depth}
 	for range max(1, min(pathBatch, b.o.Depth/2)) {
-		f.ops = append(f.ops, path.Op{Kind: op, Copies: []path.Copy{{Local: v.ends[0].region.All(), Key: v.ends[1].export.Key()}}})
+		f.ops = append(f.ops, path.Op{Kind: op, Copies: []path.Copy{{Local: v.ends[0].region.All(),
+			Key: v.ends[1].export.Key()}}})
 	}
 	name, program := "put", "ib_write_bw"
 	if op == path.Get {
@@ -173,15 +176,21 @@ func (b *verbsBench) pathFlowRow(ctx context.Context, op path.OpKind, size uint6
 		}
 		n *= 4
 	}
-	ours := paired.Contender{Name: "transfer/path/verbs", Run: func(ctx context.Context) (paired.Sample, error) { return f.sample(ctx, n) }}
-	theirs := b.theirs(peers.RDMATest{Program: program, Size: size, Iterations: max(n, 5), Depth: b.o.Depth}, func(r peers.RDMARow) float64 {
-		return r.MessagesPerS * float64(r.Size) / 1e9
-	})
-	return b.measure(ctx, shape{what: name, size: size}, paired.Plan{Name: fmt.Sprintf("path: %s %s", name, bench.FormatSize(size)), Unit: paired.GBs, Target: bandwidthTarget,
-		Ours: ours, Theirs: theirs})
+	ours := paired.Contender{Name: "transfer/path/verbs", Run: func(ctx context.Context) (paired.Sample, error) {
+		return f.sample(ctx, n)
+	}}
+	theirs := b.theirs(peers.RDMATest{Program: program, Size: size, Iterations: max(n, 5), Depth: b.o.Depth},
+		func(r peers.RDMARow) float64 {
+			return r.MessagesPerS * float64(r.Size) / 1e9
+		})
+	return b.measure(ctx, shape{what: name, size: size},
+		paired.Plan{Name: fmt.Sprintf("path: %s %s", name, bench.FormatSize(size)), Unit: paired.GBs,
+			Target: bandwidthTarget,
+			Ours:   ours, Theirs: theirs})
 }
 
-// pathBatch is how many operations one Post hands over, as soon as there is room for them. perftest posts as many writes as have ended, and sees 100 end at a time.
+// pathBatch is how many operations one Post hands over, as soon as there is room for them. perftest
+// posts as many writes as have ended, and sees 100 end at a time.
 const pathBatch = 16
 
 // pathFlow is puts or gets of one size, one after the other.
@@ -265,8 +274,9 @@ func doneOf(events []path.Event) (n int, err error) {
 	return n, nil
 }
 
-// pathPingRow measures one put of 8 bytes: until the adapter of the other side has acknowledged it, or, with a notification, until the other side has
-// put its answer. Both are beside two writes of perftest, there and back; the first also beside its writes one at a time, each acknowledged.
+// pathPingRow measures one put of 8 bytes: until the adapter of the other side has acknowledged it,
+// or, with a notification, until the other side has put its answer. Both are beside two writes of
+// perftest, there and back; the first also beside its writes one at a time, each acknowledged.
 func (b *verbsBench) pathPingRow(ctx context.Context, notify bool) (err error) {
 	v, err := b.openPaths(ctx, 4096)
 	if err != nil {
@@ -286,12 +296,19 @@ func (b *verbsBench) pathPingRow(ctx context.Context, notify bool) (err error) {
 		slices.Sort(t)
 		return paired.Sample{Value: paired.Percentile(t, 50), Verified: pingBytes * uint64(len(t)), Single: t}, nil
 	}}
-	theirs := b.theirs(peers.RDMATest{Program: "ib_write_lat", Size: pingBytes, Iterations: max(b.o.Trips, 5), Inline: pingBytes}, func(r peers.RDMARow) float64 { return 2 * r.Typical })
+	theirs := b.theirs(peers.RDMATest{Program: "ib_write_lat", Size: pingBytes, Iterations: max(b.o.Trips, 5),
+		Inline: pingBytes}, func(r peers.RDMARow) float64 {
+		return 2 * r.Typical
+	})
 	if !notify { // what ib_write_lat does not wait for: the acknowledgement of each write, and its completion
-		one := b.theirs(peers.RDMATest{Program: "ib_write_bw", Size: pingBytes, Iterations: max(b.o.Trips, 5), Inline: pingBytes, Depth: 1}, func(r peers.RDMARow) float64 { return 1e6 / r.MessagesPerS })
+		one := b.theirs(peers.RDMATest{Program: "ib_write_bw", Size: pingBytes, Iterations: max(b.o.Trips, 5),
+			Inline: pingBytes, Depth: 1}, func(r peers.RDMARow) float64 {
+			return 1e6 / r.MessagesPerS
+		})
 		theirs = append(theirs, one...)
 	}
-	return b.measure(ctx, shape{what: "ping", mode: bench.Spin, size: pingBytes}, paired.Plan{Name: name, Unit: paired.Microseconds, Target: latencyTarget, Ours: ours, Theirs: theirs})
+	return b.measure(ctx, shape{what: "ping", mode: bench.Spin, size: pingBytes},
+		paired.Plan{Name: name, Unit: paired.Microseconds, Target: latencyTarget, Ours: ours, Theirs: theirs})
 }
 
 // pathPing is numbers that an end puts into the other's memory.
@@ -309,7 +326,8 @@ func (v *verbsPaths) say(end int, k uint64, notify bool) error {
 		return err
 	}
 	binary.NativeEndian.PutUint64(from.Bytes(), k)
-	ops := [1]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: from, Key: to.export.Key()}}, Notify: notify, Imm: k & 0xffffffff}}
+	ops := [1]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: from, Key: to.export.Key()}}, Notify: notify,
+		Imm: k & 0xffffffff}}
 	_, err = e.p.Post(ops[:])
 	return err
 }
@@ -336,7 +354,8 @@ func (v *verbsPaths) until(ctx context.Context, end, done, notes int) error {
 	return nil
 }
 
-// acknowledged puts n numbers, and returns the microseconds from each Post to the event that says that it is done.
+// acknowledged puts n numbers, and returns the microseconds from each Post to the event that says
+// that it is done.
 func (g *pathPing) acknowledged(ctx context.Context, n int) (t []float64, err error) {
 	far := g.v.ends[1].region.All().Bytes()
 	err = g.v.serve(ctx, func(ctx context.Context) error {
@@ -358,7 +377,8 @@ func (g *pathPing) acknowledged(ctx context.Context, n int) (t []float64, err er
 	return t, err
 }
 
-// answered has n numbers go to the other end and come back, and returns the microseconds of each trip.
+// answered has n numbers go to the other end and come back, and returns the microseconds of each
+// trip.
 func (g *pathPing) answered(ctx context.Context, n int) (t []float64, err error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

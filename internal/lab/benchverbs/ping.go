@@ -16,7 +16,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// latencyTarget is how much longer ours may take for a small message and its answer than perftest for two.
+// latencyTarget is how much longer ours may take for a small message and its answer than perftest
+// for two.
 const latencyTarget = 1.2
 
 const (
@@ -78,7 +79,8 @@ func (b *verbsBench) pingRow(ctx context.Context, name, mode string, inline bool
 		return paired.Sample{Value: paired.Percentile(v, 50), Verified: 2 * pingBytes * uint64(len(v)), Single: v}, nil
 	}}
 	theirs := b.theirs(t, func(r peers.RDMARow) float64 { return 2 * r.Typical })
-	return b.measure(ctx, shape{what: "ping", mode: mode, size: pingBytes}, paired.Plan{Name: name, Unit: paired.Microseconds, Target: latencyTarget, Ours: ours, Theirs: theirs})
+	return b.measure(ctx, shape{what: "ping", mode: mode, size: pingBytes},
+		paired.Plan{Name: name, Unit: paired.Microseconds, Target: latencyTarget, Ours: ours, Theirs: theirs})
 }
 
 // verbsPing is a number that goes from one end to the other and back.
@@ -90,8 +92,9 @@ type verbsPing struct {
 	next   uint64        // number of the last message
 }
 
-// clockTakes is how long it takes to read the clock, the best of some. The processor's counter, perftest's clock, takes nothing; ours is read through the vDSO in 25 ns
-// or so, but an emulated guest has the HPET alone, which takes 4 to 10 us.
+// clockTakes is how long it takes to read the clock, the best of some. The processor's counter,
+// perftest's clock, takes nothing; ours is read through the vDSO in 25 ns or so, but an emulated
+// guest has the HPET alone, which takes 4 to 10 us.
 func clockTakes() time.Duration {
 	const reads = 64
 	best := time.Hour

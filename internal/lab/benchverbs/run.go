@@ -45,7 +45,8 @@ func (o *Options) Check() error {
 	}
 	for _, c := range o.Classes {
 		if !slices.Contains(Classes, c) {
-			return fmt.Errorf("bench: no part of the benchmark is called %q: expected some of %s", c, strings.Join(Classes, ", "))
+			return fmt.Errorf("bench: no part of the benchmark is called %q: expected some of %s", c,
+				strings.Join(Classes, ", "))
 		}
 	}
 	if o.Sizes == nil {
@@ -56,7 +57,8 @@ func (o *Options) Check() error {
 	}
 	for _, s := range o.Sizes {
 		if s == 0 || s > 1<<30 || s&(s-1) != 0 {
-			return fmt.Errorf("bench: messages of %d bytes: expected a power of two up to 1 GiB, as perftest has them", s)
+			return fmt.Errorf("bench: messages of %d bytes: expected a power of two up to 1 GiB, as perftest has them",
+				s)
 		}
 	}
 	for _, s := range o.Regions {
@@ -80,19 +82,22 @@ func (o *Options) Check() error {
 		o.Chain = 1
 	}
 	if o.Chain < 1 || o.Chain > o.Depth {
-		return fmt.Errorf("bench: %d requests by one call: expected 1 to %d, as many as are under way at once", o.Chain, o.Depth)
+		return fmt.Errorf("bench: %d requests by one call: expected 1 to %d, as many as are under way at once", o.Chain,
+			o.Depth)
 	}
 	if o.Trips == 0 {
 		o.Trips = 1000
 	}
 	if o.Pairs < 1 || o.Trips < 1 || o.Budget < 0 {
-		return fmt.Errorf("bench: %d pairs, %d round trips, samples of %v: expected more than nothing of each", o.Pairs, o.Trips, o.Budget)
+		return fmt.Errorf("bench: %d pairs, %d round trips, samples of %v: expected more than nothing of each", o.Pairs,
+			o.Trips, o.Budget)
 	}
 	return nil
 }
 
-// Run measures package internal/ibv on an RDMA device of this machine, which talks to itself: what posting and polling cost, the bandwidth of
-// writes, reads and sends, the time of small messages there and back, and registration. Where perftest is installed, its programs do the same in
+// Run measures package internal/ibv on an RDMA device of this machine, which talks to itself: what
+// posting and polling cost, the bandwidth of writes, reads and sends, the time of small messages
+// there and back, and registration. Where perftest is installed, its programs do the same in
 // interleaved pairs. Without a device the error wraps ibv.ErrUnavailable and says how to get one.
 func Run(ctx context.Context, o Options) (*paired.Report, error) {
 	if err := o.Check(); err != nil {
@@ -103,10 +108,13 @@ func Run(ctx context.Context, o Options) (*paired.Report, error) {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
 	r := o.Begin("verbs", "two queue pairs (RC) of one device, in one process; perftest has two processes",
-		fmt.Sprintf("bandwidth: samples of about %v, %d requests under way, %d posted by one call, one of %d signaled; before each the source gets new bytes, after it "+
+		fmt.Sprintf("bandwidth: samples of about %v, %d requests under way, %d posted by one call, one of %d "+
+			"signaled; before each the source gets new bytes, after it "+
 			"every byte of the destination is compared", o.Budget, o.Depth, o.Chain, o.signal()),
-		fmt.Sprintf("latency: %d round trips of 8 bytes, each a number that both sides check; perftest tells one way, which is taken twice", o.Trips),
-		fmt.Sprintf("path: operations of transfer/path/verbs between two ends in this process, one of which sleeps; done is what the path says is done; of bandwidth, "+
+		fmt.Sprintf("latency: %d round trips of 8 bytes, each a number that both sides check; perftest tells one "+
+			"way, which is taken twice", o.Trips),
+		fmt.Sprintf("path: operations of transfer/path/verbs between two ends in this process, one of which sleeps; "+
+			"done is what the path says is done; of bandwidth, "+
 			"up to %d are handed over by one Post, when there is room for them", pathBatch))
 	r.Method.Pairs = o.Pairs
 	r.Notes = append(r.Notes, d.String())
@@ -136,7 +144,8 @@ func Run(ctx context.Context, o Options) (*paired.Report, error) {
 	return r.End(nil)
 }
 
-// signal is how many requests have one completion together: a multiple of a chain. perftest has 100 of 128.
+// signal is how many requests have one completion together: a multiple of a chain. perftest has 100
+// of 128.
 func (o *Options) signal() int { return o.Chain * max(1, min(64, o.Depth/2)/o.Chain) }
 
 // verbsBench is a run.
@@ -178,7 +187,8 @@ type verbsDevice struct {
 }
 
 func (d *verbsDevice) String() string {
-	return fmt.Sprintf("device: %s port %d, %s, path MTU %d; %s", d.dev.Name(), d.port.Port, d.port.Link, d.port.ActiveMTU.Bytes(), d.why)
+	return fmt.Sprintf("device: %s port %d, %s, path MTU %d; %s", d.dev.Name(), d.port.Port, d.port.Link,
+		d.port.ActiveMTU.Bytes(), d.why)
 }
 
 // find looks for the device and the port, which are closed again.
@@ -207,9 +217,11 @@ func (o *Options) find() (*verbsDevice, error) {
 		refused = append(refused, why)
 	}
 	if refused == nil {
-		return nil, fmt.Errorf("there is no RDMA device %q: expected one of %s: %w", o.Device, strings.Join(names, ", "), ibv.ErrUnavailable)
+		return nil, fmt.Errorf("there is no RDMA device %q: expected one of %s: %w", o.Device,
+			strings.Join(names, ", "), ibv.ErrUnavailable)
 	}
-	return nil, fmt.Errorf("no port is active: %s; \"penstock doctor rdma\" says what to do: %w", strings.Join(refused, ", "), ibv.ErrUnavailable)
+	return nil, fmt.Errorf("no port is active: %s; \"penstock doctor rdma\" says what to do: %w",
+		strings.Join(refused, ", "), ibv.ErrUnavailable)
 }
 
 // look opens a device and finds the port; why is why it has none.
@@ -257,14 +269,16 @@ func (b *verbsBench) theirs(t peers.RDMATest, value func(peers.RDMARow) float64)
 		return nil
 	}
 	t.Device, t.GIDIndex = b.d.dev.Name(), b.d.gid.Index
-	return []paired.Contender{{Name: t.Program, Version: b.perftest, Command: t.Command(), Unchecked: "perftest does not look at the bytes",
+	return []paired.Contender{{Name: t.Program, Version: b.perftest, Command: t.Command(),
+		Unchecked: "perftest does not look at the bytes",
 		Run: func(ctx context.Context) (paired.Sample, error) {
 			rows, err := peers.RDMA(ctx, t)
 			if err != nil {
 				return paired.Sample{}, err
 			}
 			if len(rows) != 1 {
-				return paired.Sample{}, fmt.Errorf("%w: perftest printed %d rows: expected 1", paired.ErrFailed, len(rows))
+				return paired.Sample{}, fmt.Errorf("%w: perftest printed %d rows: expected 1", paired.ErrFailed,
+					len(rows))
 			}
 			return paired.Sample{Value: value(rows[0])}, nil
 		}}}

@@ -44,8 +44,12 @@ func TestVerbsOnTheFake(t *testing.T) {
 			t.Errorf("%s: %+v", x.Name, x)
 		}
 	}
-	want := "post 8 B inline, 1 by one call; post 8 B inline, 8 by one call; poll, nothing there; write 8 B inline, 1 by one call; write 8 B inline, 8 by one call; write 1 B; write 4 KiB; read 1 B; read 4 KiB; send 1 B; send 4 KiB; " +
-		"write 8 B and one back, inline; write 8 B and one back; send 8 B and one back, asleep; registration of 4 KiB; path: put 1 B; path: put 4 KiB; path: get 1 B; path: get 4 KiB; path: put 8 B and its acknowledgement; path: put 8 B, notified, and one back"
+	want := "post 8 B inline, 1 by one call; post 8 B inline, 8 by one call; poll, nothing there; write 8 B inline, " +
+		"1 by one call; write 8 B inline, 8 by one call; write 1 B; write 4 KiB; read 1 B; read 4 KiB; send 1 B; " +
+		"send 4 KiB; " +
+		"write 8 B and one back, inline; write 8 B and one back; send 8 B and one back, asleep; registration of 4 " +
+		"KiB; path: put 1 B; path: put 4 KiB; path: get 1 B; path: get 4 KiB; path: put 8 B and its acknowledgement; " +
+		"path: put 8 B, notified, and one back"
 	if got := strings.Join(names, "; "); got != want {
 		t.Errorf("rows %s\nexpected %s", got, want)
 	}

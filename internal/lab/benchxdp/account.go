@@ -12,7 +12,8 @@ import (
 	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 )
 
-// XDPAccount is what became of a number of packets that were forwarded, packet by packet and slot by slot.
+// XDPAccount is what became of a number of packets that were forwarded, packet by packet and slot
+// by slot.
 type XDPAccount struct {
 	Engine  string
 	Size    int // bytes
@@ -30,14 +31,17 @@ type XDPAccount struct {
 	Took    time.Duration
 }
 
-// Exact fails unless each packet is accounted for once: sent = entered + lost before, entered = arrived + lost after.
+// Exact fails unless each packet is accounted for once: sent = entered + lost before, entered =
+// arrived + lost after.
 func (a *XDPAccount) Exact() error {
 	lost := a.LostIn + a.LostOut + a.Cables
 	switch {
 	case a.Sent != a.Arrived+lost:
-		return wrong("%d packets were sent, %d arrived and %d were lost: %d are missing", a.Sent, a.Arrived, lost, int64(a.Sent-a.Arrived-lost))
+		return wrong("%d packets were sent, %d arrived and %d were lost: %d are missing", a.Sent, a.Arrived, lost,
+			int64(a.Sent-a.Arrived-lost))
 	case a.Cables == 0 && a.Sent != a.Entered+a.LostIn:
-		return wrong("%d packets were sent, %d entered the forwarder and %d were lost there", a.Sent, a.Entered, a.LostIn)
+		return wrong("%d packets were sent, %d entered the forwarder and %d were lost there", a.Sent, a.Entered,
+			a.LostIn)
 	case a.Checked != a.Arrived*uint64(a.Size):
 		return wrong("%d bytes arrived and %d of them were right", a.Arrived*uint64(a.Size), a.Checked)
 	case a.Gaps > lost:
@@ -53,17 +57,20 @@ func (a *XDPAccount) Table(w io.Writer) error {
 	for _, x := range []struct {
 		n    uint64
 		what string
-	}{{a.Sent, "sent by the load"}, {a.Entered, "entered the forwarder"}, {a.LostIn, "lost by its socket"}, {a.Arrived, "arrived at the sink"},
-		{a.LostOut, "lost by its socket"}, {a.Cables, "lost by interfaces"}, {a.Checked, "bytes checked at the sink, all right"}, {a.Gaps, "gaps in their order"},
+	}{{a.Sent, "sent by the load"}, {a.Entered, "entered the forwarder"}, {a.LostIn, "lost by its socket"},
+		{a.Arrived, "arrived at the sink"},
+		{a.LostOut, "lost by its socket"}, {a.Cables, "lost by interfaces"},
+		{a.Checked, "bytes checked at the sink, all right"}, {a.Gaps, "gaps in their order"},
 		{a.Other, "packets of others"}, {a.Slots, "chunks of load and sink, all back"}} {
 		fmt.Fprintf(t, "%d\t %s\n", x.n, x.what)
 	}
 	return t.Flush()
 }
 
-// Account has an engine forward a number of packets between two interfaces, one burst after the other in one run of everything, and
-// compares at the end what the load, the forwarder, the sink and the kernel counted, and whether every slot is back. The error wraps
-// paired.ErrFailed when they disagree; the account comes with it.
+// Account has an engine forward a number of packets between two interfaces, one burst after the
+// other in one run of everything, and compares at the end what the load, the forwarder, the sink
+// and the kernel counted, and whether every slot is back. The error wraps paired.ErrFailed when
+// they disagree; the account comes with it.
 func Account(ctx context.Context, o Options, packets uint64) (a *XDPAccount, err error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
@@ -105,7 +112,8 @@ func Account(ctx context.Context, o Options, packets uint64) (a *XDPAccount, err
 		if err != nil {
 			return a, err
 		}
-		if end, err = run(ctx, g.sink, xdpref.Command{Op: xdpref.Receive, From: 1, Check: true, Seq: g.seq}); err != nil {
+		if end, err = run(ctx, g.sink, xdpref.Command{Op: xdpref.Receive, From: 1, Check: true,
+			Seq: g.seq}); err != nil {
 			return a, fmt.Errorf("sink: %w", err)
 		}
 		g.seq += sent.Packets

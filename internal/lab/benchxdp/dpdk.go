@@ -15,7 +15,8 @@ import (
 // devices numbers those of DPDK, which wants a name of its own for each.
 var devices atomic.Int64
 
-// openDPDK is engine/dpdk with net_af_xdp, in builds with the tag dpdk. What it receives lies in memory of DPDK and is lent.
+// openDPDK is engine/dpdk with net_af_xdp, in builds with the tag dpdk. What it receives lies in
+// memory of DPDK and is lent.
 func openDPDK(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts, err error) {
 	p := &engineParts{blind: true, more: []func() error{lent}}
 	defer func() {
@@ -30,9 +31,11 @@ func openDPDK(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts, er
 	var e engine.Engine = dpdk.New()
 	for i, name := range s.interfaces {
 		err := h.Do(func() error {
-			// The last one only sends: a port starts when it has as many receive queues as were announced.
+			// The last one only sends: a port starts when it has as many receive queues as were
+			// announced.
 			x, err := e.OpenPort(ctx, engine.PortSpec{RxQueues: max(1-i, 0), TxQueues: 1,
-				Address: fmt.Sprintf("dpdk://net_af_xdp%d,iface=%s?descriptors=%d&huge=%s", devices.Add(1), name, depth, huge)})
+				Address: fmt.Sprintf("dpdk://net_af_xdp%d,iface=%s?descriptors=%d&huge=%s", devices.Add(1), name, depth,
+					huge)})
 			if err == nil {
 				p.ports = append(p.ports, x)
 			}
@@ -50,7 +53,8 @@ func openDPDK(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts, er
 	if p.rx, err = p.ports[0].AddRxQueue(engine.RxSpec{Name: "rx", Depth: depth}); err != nil {
 		return p, fmt.Errorf("receive queue: %w", err)
 	}
-	if p.tx, err = p.ports[len(p.ports)-1].AddTxQueue(engine.TxSpec{Name: "tx", Pools: p.pools, Depth: depth}); err != nil {
+	if p.tx, err = p.ports[len(p.ports)-1].AddTxQueue(engine.TxSpec{Name: "tx", Pools: p.pools,
+		Depth: depth}); err != nil {
 		return p, fmt.Errorf("transmit queue: %w", err)
 	}
 	return p, nil

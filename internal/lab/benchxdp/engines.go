@@ -24,8 +24,9 @@ var xdpSides = map[string]openerOf{
 	"xsk":      openXSK,
 }
 
-// engineOpener opens what a packet engine needs for a side: its receive queue on the first interface, its transmit queue on the last, and
-// everything else that is to be closed, in this order. Slots are those of pools: they must all be back at the end.
+// engineOpener opens what a packet engine needs for a side: its receive queue on the first
+// interface, its transmit queue on the last, and everything else that is to be closed, in this
+// order. Slots are those of pools: they must all be back at the end.
 type engineOpener func(ctx context.Context, h packetHost, s sideSpec) (*engineParts, error)
 
 // engineParts are the open queues of an engine.
@@ -77,7 +78,8 @@ func openEngine(open engineOpener) openerOf {
 		if err != nil {
 			return nil, err
 		}
-		e := &engineSide{parts: p, size: s.size, b: burst.NewSegmented(s.batch, s.batch*max(1, s.chunks())), inspector: inspector{size: s.size}}
+		e := &engineSide{parts: p, size: s.size, b: burst.NewSegmented(s.batch, s.batch*max(1, s.chunks())),
+			inspector: inspector{size: s.size}}
 		if err := e.prepare(); err != nil {
 			return nil, errors.Join(err, p.close())
 		}
@@ -259,7 +261,8 @@ func (e *engineSide) forward(ctx context.Context, c *xdpref.Command, r *xdpref.R
 	}
 }
 
-// openXDPEngine is engine/xdp. All packets lie in one memory, also those of two interfaces, so that nothing is copied here.
+// openXDPEngine is engine/xdp. All packets lie in one memory, also those of two interfaces, so that
+// nothing is copied here.
 func openXDPEngine(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts, err error) {
 	p := new(engineParts)
 	defer func() {
@@ -276,8 +279,9 @@ func openXDPEngine(ctx context.Context, h packetHost, s sideSpec) (_ *enginePart
 	for depth < c.Slots {
 		depth *= 2
 	}
-	// The kernel gets as many chunks to receive into as that of the program in C: all go round, and more of them are more than the processor's
-	// cache holds. The engine leaves an eighth of a pool to senders.
+	// The kernel gets as many chunks to receive into as that of the program in C: all go round, and
+	// more of them are more than the processor's cache holds. The engine leaves an eighth of a pool
+	// to senders.
 	slots := []int{(c.Slots+64)*8/7 + 1, c.Slots}
 	region, err := bench.Allocate("xdp", uint64((slots[0]+slots[1])*chunk), s.huge)
 	if err != nil {
@@ -291,8 +295,9 @@ func openXDPEngine(ctx context.Context, h packetHost, s sideSpec) (_ *enginePart
 	p.more = append([]func() error{memory.Close}, p.more...)
 	for _, name := range s.interfaces {
 		err := h.Do(func() error {
-			x, err := xdp.New().OpenPort(ctx, engine.PortSpec{Address: name, Options: xdp.Options{Queues: []int{0}, Attach: xdp.AttachNative,
-				Memory: memory, Ring: 2 * depth, Spare: -1, Wait: 30 * time.Second}})
+			x, err := xdp.New().OpenPort(ctx, engine.PortSpec{Address: name,
+				Options: xdp.Options{Queues: []int{0}, Attach: xdp.AttachNative,
+					Memory: memory, Ring: 2 * depth, Spare: -1, Wait: 30 * time.Second}})
 			if err == nil {
 				p.ports = append(p.ports, x)
 			}
@@ -303,7 +308,8 @@ func openXDPEngine(ctx context.Context, h packetHost, s sideSpec) (_ *enginePart
 		}
 	}
 	for i, name := range []string{"received", "to send"} {
-		x, err := mem.NewPool(mem.PoolOptions{Name: name, SlotSize: chunk, Align: chunk, Slots: slots[i], Region: region, Offset: i * slots[0] * chunk})
+		x, err := mem.NewPool(mem.PoolOptions{Name: name, SlotSize: chunk, Align: chunk, Slots: slots[i],
+			Region: region, Offset: i * slots[0] * chunk})
 		if err != nil {
 			return p, err
 		}
@@ -312,7 +318,8 @@ func openXDPEngine(ctx context.Context, h packetHost, s sideSpec) (_ *enginePart
 	if p.rx, err = p.ports[0].AddRxQueue(engine.RxSpec{Name: "rx", Pools: p.pools[:1], Depth: depth}); err != nil {
 		return p, fmt.Errorf("receive queue: %w", err)
 	}
-	if p.tx, err = p.ports[len(p.ports)-1].AddTxQueue(engine.TxSpec{Name: "tx", Pools: p.pools[1:], Depth: depth}); err != nil {
+	if p.tx, err = p.ports[len(p.ports)-1].AddTxQueue(engine.TxSpec{Name: "tx", Pools: p.pools[1:],
+		Depth: depth}); err != nil {
 		return p, fmt.Errorf("transmit queue: %w", err)
 	}
 	p.fill = c.Slots / ((s.size + chunk - 1) / chunk)
@@ -329,7 +336,8 @@ func openAFPacket(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts
 	}()
 	for _, name := range s.interfaces {
 		err := h.Do(func() error {
-			x, err := afpacket.New().OpenPort(ctx, engine.PortSpec{Address: name, Options: afpacket.Options{Frames: s.slots}})
+			x, err := afpacket.New().OpenPort(ctx,
+				engine.PortSpec{Address: name, Options: afpacket.Options{Frames: s.slots}})
 			if err == nil {
 				p.ports = append(p.ports, x)
 			}
@@ -355,11 +363,13 @@ func openAFPacket(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts
 	if err != nil {
 		return p, err
 	}
-	if p.rx, err = p.ports[0].AddRxQueue(engine.RxSpec{Name: "rx", Pools: []*mem.Pool{in}, Depth: s.slots}); err != nil {
+	if p.rx, err = p.ports[0].AddRxQueue(engine.RxSpec{Name: "rx", Pools: []*mem.Pool{in},
+		Depth: s.slots}); err != nil {
 		return p, fmt.Errorf("receive queue: %w", err)
 	}
 	p.fill = depth
-	if p.tx, err = p.ports[len(p.ports)-1].AddTxQueue(engine.TxSpec{Name: "tx", Pools: []*mem.Pool{out}, Depth: depth}); err != nil {
+	if p.tx, err = p.ports[len(p.ports)-1].AddTxQueue(engine.TxSpec{Name: "tx", Pools: []*mem.Pool{out},
+		Depth: depth}); err != nil {
 		return p, fmt.Errorf("transmit queue: %w", err)
 	}
 	return p, nil

@@ -16,12 +16,13 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// xdpRig is two hosts on two cables. The far one makes the load on eth0 and is the sink, by the program in C; what is measured runs on
-// the near one.
+// xdpRig is two hosts on two cables. The far one makes the load on eth0 and is the sink, by the
+// program in C; what is measured runs on the near one.
 //
-// Held, everything that is to be received or forwarded lies in the ring of the side under test before it begins, and the sink's ring
-// holds everything that was sent until it looks: at each moment one program works, so that two processors are enough, and other work
-// on the machine disturbs little. Live, all work at the same time.
+// Held, everything that is to be received or forwarded lies in the ring of the side under test
+// before it begins, and the sink's ring holds everything that was sent until it looks: at each
+// moment one program works, so that two processors are enough, and other work on the machine
+// disturbs little. Live, all work at the same time.
 type xdpRig struct {
 	net  *netns.Net
 	far  *xdpref.Peer // both interfaces; live, the sink alone has the second
@@ -80,8 +81,9 @@ func (r xdpRow) unit() paired.Unit {
 	return paired.GBs
 }
 
-// brief is whether the sink looks at headers alone in what is timed: an engine makes a packet of several slots anew each time, and from
-// slots in any order, so that nothing in them stays where it was prepared. The burst before what is timed is written and checked as a whole.
+// brief is whether the sink looks at headers alone in what is timed: an engine makes a packet of
+// several slots anew each time, and from slots in any order, so that nothing in them stays where it
+// was prepared. The burst before what is timed is written and checked as a whole.
 func (r xdpRow) brief() bool { return r.op == xdpref.Send && (&sideSpec{size: r.size}).chains() }
 
 // checks is how many bytes of so many packets the last receiver looks at.
@@ -102,7 +104,8 @@ func (r xdpRow) value(packets uint64, d time.Duration) float64 {
 
 // spec is what a side is opened with.
 func (g *xdpRig) spec() sideSpec {
-	s := sideSpec{interfaces: []string{"eth0"}, size: g.row.size, slots: int(g.row.burst), cpu: 1, batch: g.row.batch, huge: g.huge}
+	s := sideSpec{interfaces: []string{"eth0"}, size: g.row.size, slots: int(g.row.burst), cpu: 1, batch: g.row.batch,
+		huge: g.huge}
 	if g.row.op == xdpref.Forward {
 		s.interfaces = append(s.interfaces, "eth1")
 	}
@@ -117,7 +120,8 @@ func openXDPRig(ctx context.Context, row xdpRow, huge bool) (_ *xdpRig, err erro
 			err = errors.Join(err, g.close())
 		}
 	}()
-	if g.net, err = netns.Open(netns.Topology{Rails: 2, Neighbours: true, Link: netns.LinkSpec{MTU: row.mtu()}}); err != nil {
+	if g.net, err = netns.Open(netns.Topology{Rails: 2, Neighbours: true,
+		Link: netns.LinkSpec{MTU: row.mtu()}}); err != nil {
 		return g, err
 	}
 	for _, h := range g.net.Hosts { // no stack of the kernel's says anything by itself
@@ -216,11 +220,12 @@ type tally struct {
 	bad, gaps      uint64
 }
 
-// uncounted counts as dropped what is missing. net_af_xdp does not count packets that find its receive ring full: its rx_missed is the
-// kernel's rx_dropped alone.
+// uncounted counts as dropped what is missing. net_af_xdp does not count packets that find its
+// receive ring full: its rx_missed is the kernel's rx_dropped alone.
 func (t *tally) uncounted() { t.dropped = max(t.dropped, t.sent-min(t.got, t.sent)) }
 
-// check fails when the ends disagree by more than what was counted as lost, when a byte is wrong, or when packets came in another order.
+// check fails when the ends disagree by more than what was counted as lost, when a byte is wrong,
+// or when packets came in another order.
 func (t tally) check() error {
 	switch {
 	case t.got > t.sent:
@@ -251,7 +256,8 @@ func (g *xdpRig) load(c xdpref.Command) xdpref.Command {
 	return c
 }
 
-// held makes one burst. check makes the side under test look at every byte of it, when that side receives.
+// held makes one burst. check makes the side under test look at every byte of it, when that side
+// receives.
 func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, err error) {
 	row := &g.row
 	before, err := g.cables()
@@ -281,7 +287,8 @@ func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, e
 	}
 	end = near
 	if row.op != xdpref.Receive {
-		if end, err = run(ctx, g.sink, xdpref.Command{Op: xdpref.Receive, From: g.sinkPort(), Check: true, Brief: row.brief() && !check, Seq: g.seq}); err != nil {
+		if end, err = run(ctx, g.sink, xdpref.Command{Op: xdpref.Receive, From: g.sinkPort(), Check: true,
+			Brief: row.brief() && !check, Seq: g.seq}); err != nil {
 			return st, fmt.Errorf("sink: %w", err)
 		}
 	}
@@ -289,7 +296,8 @@ func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, e
 	if err != nil {
 		return st, err
 	}
-	t := tally{what: row.title(), sent: sent.Packets, got: end.Packets, dropped: lost(end), cable: after - before, bytes: row.checks(end.Packets, check),
+	t := tally{what: row.title(), sent: sent.Packets, got: end.Packets, dropped: lost(end), cable: after - before,
+		bytes:   row.checks(end.Packets, check),
 		checked: end.Checked, bad: end.Bad, gaps: end.Gaps}
 	if row.op == xdpref.Forward {
 		t.dropped += lost(near)
@@ -322,7 +330,8 @@ func (g *xdpRig) live(ctx context.Context, s packetSide) (st step, err error) {
 		return st, err
 	}
 	var sent, near, end xdpref.Result
-	sink := xdpref.Command{Op: xdpref.Receive, From: g.sinkPort(), Live: true, Check: true, Brief: row.brief(), Seq: g.seq}
+	sink := xdpref.Command{Op: xdpref.Receive, From: g.sinkPort(), Live: true, Check: true, Brief: row.brief(),
+		Seq: g.seq}
 	timed := xdpref.Command{Time: row.time, Check: true}
 	switch row.op {
 	case xdpref.Receive:
@@ -340,7 +349,8 @@ func (g *xdpRig) live(ctx context.Context, s packetSide) (st step, err error) {
 		near, err = run(ctx, s, xdpref.Command{Op: xdpref.Send, Time: row.time, Touch: row.touch, Seq: g.seq})
 		end, err = finish(ctx, g.sink, err)
 		sent = near
-		// Until the last one had come back as sent, which is when it is in the sink's ring: the sink may look late.
+		// Until the last one had come back as sent, which is when it is in the sink's ring: the
+		// sink may look late.
 		st = step{packets: end.Packets, took: near.Wall}
 	case xdpref.Forward:
 		if err = g.sink.Begin(sink); err != nil {
@@ -366,7 +376,8 @@ func (g *xdpRig) live(ctx context.Context, s packetSide) (st step, err error) {
 	if row.touch && row.op != xdpref.Send && near.Matched != near.Packets {
 		return st, wrong("headers of %d packets of %d were found", near.Matched, near.Packets)
 	}
-	t := tally{what: row.title(), sent: sent.Packets, got: end.Packets, dropped: lost(end), cable: after - before, bytes: row.checks(end.Packets, false),
+	t := tally{what: row.title(), sent: sent.Packets, got: end.Packets, dropped: lost(end), cable: after - before,
+		bytes:   row.checks(end.Packets, false),
 		checked: end.Checked, bad: end.Bad}
 	if row.op == xdpref.Forward {
 		t.dropped += lost(near)
@@ -379,7 +390,8 @@ func (g *xdpRig) live(ctx context.Context, s packetSide) (st step, err error) {
 	return st, t.check()
 }
 
-// finish stops a side that works until then and returns what it did, also after another part failed.
+// finish stops a side that works until then and returns what it did, also after another part
+// failed.
 func finish(ctx context.Context, s packetSide, err error) (xdpref.Result, error) {
 	if e := s.Stop(); e != nil {
 		return xdpref.Result{}, errors.Join(err, e)
@@ -388,8 +400,8 @@ func finish(ctx context.Context, s packetSide, err error) (xdpref.Result, error)
 	return r, errors.Join(err, e)
 }
 
-// sample is one run of a contender: the side is opened, does one burst with every byte checked and then those that are timed, or one
-// live run, and is closed.
+// sample is one run of a contender: the side is opened, does one burst with every byte checked and
+// then those that are timed, or one live run, and is closed.
 func (g *xdpRig) sample(ctx context.Context, open openerOf) (out paired.Sample, err error) {
 	s, err := open(ctx, g.net.Hosts[1], g.spec())
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 // Options say what Run measures. Zero values get defaults.
 type Options struct {
 	bench.Conditions
-	// Engine is ours: "xdp", "dpdk" (engine/dpdk with net_af_xdp), or "afpacket" (engine/afpacket), to compare or where there is no XDP.
+	// Engine is ours: "xdp", "dpdk" (engine/dpdk with net_af_xdp), or "afpacket" (engine/afpacket),
+	// to compare or where there is no XDP.
 	Engine  string
 	Ops     []string // of receive, send, forward; nil: all
 	Sizes   []int    // bytes of a frame, 64 to 8,900; nil: 64, 1400, 8900; dpdk has no more than 3,560
@@ -67,7 +68,8 @@ func (o *Options) defaults() error {
 	if o.Against == nil {
 		o.Against = []string{"c", "testpmd"}
 	}
-	o.Pairs, o.Bursts, o.Time, o.Batch = cmp.Or(o.Pairs, paired.MinPairs), cmp.Or(o.Bursts, 8), cmp.Or(o.Time, time.Second), cmp.Or(o.Batch, defaultBatch)
+	o.Pairs, o.Bursts, o.Time, o.Batch = cmp.Or(o.Pairs, paired.MinPairs), cmp.Or(o.Bursts, 8),
+		cmp.Or(o.Time, time.Second), cmp.Or(o.Batch, defaultBatch)
 	if xdpSides[o.Engine] == nil {
 		return fmt.Errorf("bench: engine %q: expected one of %s", o.Engine, strings.Join(Engines(), ", "))
 	}
@@ -75,7 +77,8 @@ func (o *Options) defaults() error {
 		what  string
 		given []string
 		known []string
-	}{{"operation", o.Ops, []string{"receive", "send", "forward"}}, {"mode", o.Modes, []string{"held", "path", "live"}}, {"--against", o.Against, []string{"c", "testpmd"}}} {
+	}{{"operation", o.Ops, []string{"receive", "send", "forward"}}, {"mode", o.Modes, []string{"held", "path", "live"}},
+		{"--against", o.Against, []string{"c", "testpmd"}}} {
 		for _, g := range x.given {
 			if !slices.Contains(x.known, g) {
 				return fmt.Errorf("bench: %s %q: expected one of %s", x.what, g, strings.Join(x.known, ", "))
@@ -87,19 +90,22 @@ func (o *Options) defaults() error {
 			return fmt.Errorf("bench: frames of %d bytes: expected 64 to 8900", n)
 		}
 		if o.Engine == "dpdk" && n > maxTestpmd {
-			return fmt.Errorf("bench: frames of %d bytes: net_af_xdp has no multi-buffer: expected %d at most", n, maxTestpmd)
+			return fmt.Errorf("bench: frames of %d bytes: net_af_xdp has no multi-buffer: expected %d at most", n,
+				maxTestpmd)
 		}
 	}
 	if o.Batch < 1 || o.Batch > 1024 {
 		return fmt.Errorf("bench: %d packets at a time: expected 1 to 1024", o.Batch)
 	}
 	if o.Burst < 0 || o.Burst > 1<<16 || o.Bursts < 1 || o.Time < time.Millisecond || o.Time%time.Millisecond != 0 {
-		return fmt.Errorf("bench: %d bursts of %d packets, %v: expected up to 65536 packets and whole milliseconds", o.Bursts, o.Burst, o.Time)
+		return fmt.Errorf("bench: %d bursts of %d packets, %v: expected up to 65536 packets and whole milliseconds",
+			o.Bursts, o.Burst, o.Time)
 	}
 	return nil
 }
 
-// rows are all that the options ask for, with those of the tables in docs/measurements/xdp.md first.
+// rows are all that the options ask for, with those of the tables in docs/measurements/xdp.md
+// first.
 func (o *Options) rows() (out []xdpRow) {
 	names := map[string]xdpref.Op{"receive": xdpref.Receive, "send": xdpref.Send, "forward": xdpref.Forward}
 	for _, mode := range o.Modes {
@@ -118,21 +124,25 @@ func (o *Options) rows() (out []xdpRow) {
 }
 
 func (o *Options) row(op xdpref.Op, size int, touch, live bool) xdpRow {
-	r := xdpRow{op: op, size: size, touch: touch, live: live, burst: uint64(o.Burst), bursts: o.Bursts, time: o.Time, cpu: !o.Wall, batch: o.Batch}
+	r := xdpRow{op: op, size: size, touch: touch, live: live, burst: uint64(o.Burst), bursts: o.Bursts, time: o.Time,
+		cpu: !o.Wall, batch: o.Batch}
 	if r.burst == 0 {
 		r.burst = 8192
-		if live || o.Engine == "dpdk" || (&sideSpec{size: size}).chains() { // net_af_xdp's rings have 2,048 entries always: live, all have the same
+		if live || o.Engine == "dpdk" || (&sideSpec{size: size}).chains() {
+			// net_af_xdp's rings have 2,048 entries always: live, all have the same
 			r.burst = 2048
 		}
 	}
 	return r
 }
 
-// Run measures an engine's packets beside a program in C on libxdp and DPDK's net_af_xdp, on a veth pair between two network namespaces.
-// The load and the sink are the program in C for all of them. Every packet is counted at both ends, and every byte of those that reach
-// the sink is checked; one that the side under test receives is checked in a burst before the timed ones. It takes root.
+// Run measures an engine's packets beside a program in C on libxdp and DPDK's net_af_xdp, on a veth
+// pair between two network namespaces. The load and the sink are the program in C for all of them.
+// Every packet is counted at both ends, and every byte of those that reach the sink is checked; one
+// that the side under test receives is checked in a burst before the timed ones. It takes root.
 //
-// Held rows are processor time of the thread under test alone (see xdpRig), live rows are packets that arrive while all work.
+// Held rows are processor time of the thread under test alone (see xdpRig), live rows are packets
+// that arrive while all work.
 func Run(ctx context.Context, o Options) (*paired.Report, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
@@ -145,11 +155,16 @@ func Run(ctx context.Context, o Options) (*paired.Report, error) {
 		clock = "the clock on the wall"
 	}
 	r := o.Begin("xdp",
-		"veth between two network namespaces, queue 0; load and sink: the program in C, on processor 0; under test: processor 1",
+		"veth between two network namespaces, queue 0; load and sink: the program in C, on processor 0; under test: "+
+			"processor 1",
 		fmt.Sprintf("held: packets lie in the rings before and after, %d bursts, rate by %s", o.Bursts, clock),
-		fmt.Sprintf("live: all work at once for %v; receive by the load's clock, send by the side's own until all had left, forward from the load's start to the forwarder's end; testpmd sends by the sink's clock and forwards by the load's", o.Time),
-		"on veth the kernel's part of receiving runs on the sender's processor: held receive rows are without it, path rows are held ones with all processor time of the sender",
-		"every sample opens and closes the side under test; ends that disagree by more than the counted drops fail the run")
+		fmt.Sprintf("live: all work at once for %v; receive by the load's clock, send by the side's own until all "+
+			"had left, forward from the load's start to the forwarder's end; testpmd sends by the sink's clock and "+
+			"forwards by the load's", o.Time),
+		"on veth the kernel's part of receiving runs on the sender's processor: held receive rows are without it, "+
+			"path rows are held ones with all processor time of the sender",
+		"every sample opens and closes the side under test; ends that disagree by more than the counted drops fail "+
+			"the run")
 	r.Method.Pairs, r.Method.Alone = o.Pairs, o.Pairs
 	rivals, err := o.rivals(ctx, r)
 	if err != nil {
@@ -201,7 +216,8 @@ func (o *Options) measureRow(ctx context.Context, r *bench.Suite, row xdpRow, ri
 		return err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
-	p := paired.Plan{Name: row.title(), Unit: row.unit(), Pairs: o.Pairs, Limit: o.RowTime, Target: xdpTarget, Margin: 0.03}
+	p := paired.Plan{Name: row.title(), Unit: row.unit(), Pairs: o.Pairs, Limit: o.RowTime, Target: xdpTarget,
+		Margin: 0.03}
 	if row.touch {
 		p.Target = xdpTouchedTarget
 	}
@@ -215,15 +231,17 @@ func (o *Options) measureRow(ctx context.Context, r *bench.Suite, row xdpRow, ri
 		return o.anew(ctx, row)
 	}}
 	if v, ok := rivals["c"]; ok {
-		p.Theirs = append(p.Theirs, paired.Contender{Name: "C on libxdp", Version: v, Run: func(ctx context.Context) (paired.Sample, error) {
-			return g.sample(ctx, openReference)
-		}})
+		p.Theirs = append(p.Theirs, paired.Contender{Name: "C on libxdp", Version: v,
+			Run: func(ctx context.Context) (paired.Sample, error) {
+				return g.sample(ctx, openReference)
+			}})
 	}
 	note := ""
 	if v, ok := rivals["testpmd"]; ok && row.live {
 		if row.size <= maxTestpmd {
-			p.Theirs = append(p.Theirs, paired.Contender{Name: "testpmd net_af_xdp", Version: v, Unchecked: "testpmd looks at no byte, and does not count packets that found its ring full",
-				Run: func(ctx context.Context) (paired.Sample, error) { return g.testpmd(ctx) }})
+			p.Theirs = append(p.Theirs, paired.Contender{Name: "testpmd net_af_xdp", Version: v,
+				Unchecked: "testpmd looks at no byte, and does not count packets that found its ring full",
+				Run:       func(ctx context.Context) (paired.Sample, error) { return g.testpmd(ctx) }})
 		} else {
 			note = fmt.Sprintf("net_af_xdp has no multi-buffer: its largest packet is %d bytes", maxTestpmd)
 		}
@@ -238,7 +256,8 @@ func (o *Options) measureRow(ctx context.Context, r *bench.Suite, row xdpRow, ri
 	})
 }
 
-// anew is a sample of engine/dpdk on cables of its own: net_af_xdp keeps the queue of an interface until the process ends.
+// anew is a sample of engine/dpdk on cables of its own: net_af_xdp keeps the queue of an interface
+// until the process ends.
 func (o *Options) anew(ctx context.Context, row xdpRow) (_ paired.Sample, err error) {
 	g, err := openXDPRig(ctx, row, o.Huge)
 	if err != nil {

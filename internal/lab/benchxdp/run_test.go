@@ -14,7 +14,8 @@ import (
 	xdpref "github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 )
 
-// Every row of the benchmark runs, with the engine for packet sockets in the place of ours, the program in C and testpmd.
+// Every row of the benchmark runs, with the engine for packet sockets in the place of ours, the
+// program in C and testpmd.
 func TestXDPRows(t *testing.T) {
 	testenv.Once(t)
 	xdpref.Need(t)
@@ -28,7 +29,8 @@ func TestXDPRows(t *testing.T) {
 			if name == "dpdk" {
 				sizes, rows = sizes[:1], 7
 			}
-			r, err := Run(t.Context(), Options{Engine: name, Sizes: sizes, Touched: []bool{name == "afpacket"}, Pairs: 1, Burst: 256, Bursts: 1, Time: 5 * time.Millisecond})
+			r, err := Run(t.Context(), Options{Engine: name, Sizes: sizes, Touched: []bool{name == "afpacket"},
+				Pairs: 1, Burst: 256, Bursts: 1, Time: 5 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -45,7 +47,8 @@ func checkXDPRows(t *testing.T, r *paired.Report) {
 	for _, x := range r.Rows {
 		t.Logf("%s: %.3f %s, %+v", x.Name, x.Ours.Stats.Median, x.Unit, len(x.Theirs))
 		for _, y := range x.Theirs {
-			if live := strings.HasSuffix(x.Name, ", live"); y.Error != "" || y.Failures > 0 && !live { // live, a peer that had no processor runs again
+			if live := strings.HasSuffix(x.Name, ", live"); y.Error != "" || y.Failures > 0 && !live {
+				// live, a peer that had no processor runs again
 				t.Errorf("%s: %s: %d runs failed %s", x.Name, y.Name, y.Failures, y.Error)
 			}
 		}
@@ -99,11 +102,21 @@ func TestXDPFailedRuns(t *testing.T) {
 		"one more": {xdpref.Receive, func(s packetSide) packetSide {
 			return &lyingSide{s, func(r *xdpref.Result) { r.Packets++; r.Matched++ }, ""}
 		}, "packets came, 64 were sent"},
-		"not looked":   {xdpref.Receive, func(s packetSide) packetSide { return &lyingSide{s, func(r *xdpref.Result) { r.Matched = 0 }, ""} }, "headers of 0 packets of 64"},
-		"a wrong byte": {xdpref.Receive, func(s packetSide) packetSide { return &lyingSide{s, func(r *xdpref.Result) { r.Bad++ }, ""} }, "1 packets are wrong"},
-		"kept":         {xdpref.Forward, func(s packetSide) packetSide { return &lyingSide{s, func(*xdpref.Result) {}, xdpref.Receive} }, "0 packets came of 64"},
-		"spoiled":      {xdpref.Forward, func(s packetSide) packetSide { return &scratch{s.(*worker)} }, "packets are wrong"},
-		"none sent":    {xdpref.Send, func(s packetSide) packetSide { return &lyingSide{s, func(r *xdpref.Result) { r.Packets *= 2 }, ""} }, "64 packets came of 128"},
+		"not looked": {xdpref.Receive, func(s packetSide) packetSide {
+			return &lyingSide{s, func(r *xdpref.Result) { r.Matched = 0 }, ""}
+		}, "headers of 0 packets of 64"},
+		"a wrong byte": {xdpref.Receive, func(s packetSide) packetSide {
+			return &lyingSide{s, func(r *xdpref.Result) { r.Bad++ }, ""}
+		}, "1 packets are wrong"},
+		"kept": {xdpref.Forward, func(s packetSide) packetSide {
+			return &lyingSide{s, func(*xdpref.Result) {}, xdpref.Receive}
+		}, "0 packets came of 64"},
+		"spoiled": {xdpref.Forward, func(s packetSide) packetSide {
+			return &scratch{s.(*worker)}
+		}, "packets are wrong"},
+		"none sent": {xdpref.Send, func(s packetSide) packetSide {
+			return &lyingSide{s, func(r *xdpref.Result) { r.Packets *= 2 }, ""}
+		}, "64 packets came of 128"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{Burst: 64, Bursts: 1}
@@ -119,7 +132,8 @@ func TestXDPFailedRuns(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			if s, err := g.sample(t.Context(), openXSK); err != nil || !(s.Value > 0) || s.Verified != 64*128 && s.Verified != 64*64 {
+			if s, err := g.sample(t.Context(), openXSK); err != nil || !(s.Value > 0) || s.Verified != 64*128 &&
+				s.Verified != 64*64 {
 				t.Errorf("without a lie: %+v, %v", s, err)
 			}
 			s, err := g.sample(t.Context(), func(ctx context.Context, h packetHost, s sideSpec) (packetSide, error) {
@@ -150,7 +164,8 @@ func TestTally(t *testing.T) {
 		"out of order":   {tally{sent: 5, got: 5, bytes: 10, checked: 10, gaps: 2}, "2 gaps"},
 	} {
 		err := c.t.check()
-		if (err == nil) != (c.want == "") || err != nil && (!errors.Is(err, paired.ErrFailed) || !strings.Contains(err.Error(), c.want)) {
+		if (err == nil) != (c.want == "") || err != nil &&
+			(!errors.Is(err, paired.ErrFailed) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -12,17 +12,20 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// packetHost is where a side has its interfaces: it runs a function there, or starts a command. A netns.Host is one.
+// packetHost is where a side has its interfaces: it runs a function there, or starts a command. A
+// netns.Host is one.
 type packetHost interface {
 	Do(func() error) error
 	Start(*exec.Cmd) error
 }
 
-// packetSide is what is measured: it receives on its first interface, sends on it, or forwards from it to the second. The program in C
-// is one (*xdpref.Peer), and its commands and results are the language of all.
+// packetSide is what is measured: it receives on its first interface, sends on it, or forwards from
+// it to the second. The program in C is one (*xdpref.Peer), and its commands and results are the
+// language of all.
 //
-// Receive and Forward without Live take what is there when they look and end at the first look that finds nothing. Times are of the
-// thread that does the work, from the first look to the end, and to the last packet's departure for what is sent.
+// Receive and Forward without Live take what is there when they look and end at the first look that
+// finds nothing. Times are of the thread that does the work, from the first look to the end, and to
+// the last packet's departure for what is sent.
 type packetSide interface {
 	Begin(xdpref.Command) error
 	Stop() error
@@ -73,7 +76,8 @@ func (s *sideSpec) chunks() int {
 }
 
 func (s *sideSpec) config(cpu int) xdpref.Config {
-	c := xdpref.Config{Interfaces: s.interfaces, Size: s.size, Batch: s.batch, Slots: s.slots * s.chunks(), CPU: cpu, Huge: s.huge, MultiBuffer: s.chains()}
+	c := xdpref.Config{Interfaces: s.interfaces, Size: s.size, Batch: s.batch, Slots: s.slots * s.chunks(), CPU: cpu,
+		Huge: s.huge, MultiBuffer: s.chains()}
 	if !s.chains() && s.size > 2048-256 {
 		c.Chunk = 4096
 	}
@@ -83,7 +87,8 @@ func (s *sideSpec) config(cpu int) xdpref.Config {
 // openerOf opens a side.
 type openerOf func(context.Context, packetHost, sideSpec) (packetSide, error)
 
-// loops are how a side of ours works. All but close and dropped are called by one goroutine that is locked to its thread.
+// loops are how a side of ours works. All but close and dropped are called by one goroutine that is
+// locked to its thread.
 type loops interface {
 	receive(ctx context.Context, c *xdpref.Command, r *xdpref.Result, stop *atomic.Bool) error
 	send(ctx context.Context, c *xdpref.Command, r *xdpref.Result, stop *atomic.Bool) error
@@ -93,7 +98,8 @@ type loops interface {
 	close() error             // reports memory that is not back
 }
 
-// worker is a side in this process. One goroutine, on a thread of its own that is bound to a processor, does all the work.
+// worker is a side in this process. One goroutine, on a thread of its own that is bound to a
+// processor, does all the work.
 type worker struct {
 	loops
 	size  int
@@ -113,7 +119,8 @@ type outcome struct {
 }
 
 func newWorker(ctx context.Context, l loops, s sideSpec) *worker {
-	w := &worker{loops: l, size: s.size, ctx: ctx, work: make(chan xdpref.Command), done: make(chan outcome, 1), ended: make(chan struct{})}
+	w := &worker{loops: l, size: s.size, ctx: ctx, work: make(chan xdpref.Command), done: make(chan outcome, 1),
+		ended: make(chan struct{})}
 	go w.serve(s.cpu)
 	return w
 }

@@ -12,17 +12,20 @@ import (
 	"github.com/penstock-io/penstock/internal/peers"
 )
 
-// maxTestpmd is the largest packet that net_af_xdp of DPDK 22.11 receives, by what it says itself: one mbuf of one chunk.
+// maxTestpmd is the largest packet that net_af_xdp of DPDK 22.11 receives, by what it says itself:
+// one mbuf of one chunk.
 const maxTestpmd = 3560
 
-// testpmd is a live run of DPDK's net_af_xdp. It looks at no byte, and as the sender it makes packets of its own.
+// testpmd is a live run of DPDK's net_af_xdp. It looks at no byte, and as the sender it makes
+// packets of its own.
 func (g *xdpRig) testpmd(ctx context.Context) (out paired.Sample, err error) {
 	row := &g.row
 	before, err := g.cables()
 	if err != nil {
 		return out, err
 	}
-	o := peers.PacketTest{Duration: row.time, Size: 0, CPUs: bench.CPUs(), In: g.net.Hosts[1].Do, NoFirst: true, Mbufs: 16384, Burst: row.batch,
+	o := peers.PacketTest{Duration: row.time, Size: 0, CPUs: bench.CPUs(), In: g.net.Hosts[1].Do, NoFirst: true,
+		Mbufs: 16384, Burst: row.batch,
 		Devices: []string{"net_af_xdp0,iface=eth0"}, Huge: g.huge}
 	switch row.op {
 	case xdpref.Receive:
@@ -68,8 +71,11 @@ func (g *xdpRig) testpmd(ctx context.Context) (out paired.Sample, err error) {
 	if err != nil {
 		return out, err
 	}
-	t := tally{what: row.title() + " by testpmd", sent: sent.Packets, got: end.Packets, dropped: lost(end), cable: after - before}
-	took := sent.Wall // its end takes half a second, so what it forwards after the load's end is a present: 2,048 packets at most
+	t := tally{what: row.title() + " by testpmd", sent: sent.Packets, got: end.Packets, dropped: lost(end),
+		cable: after - before}
+	// its end takes half a second, so what it forwards after the load's end is a present: 2,048
+	// packets at most
+	took := sent.Wall
 	switch row.op {
 	case xdpref.Receive:
 		t.got = min(ports[0].RX, sent.Packets) // it counts what the kernel's stack says, too
@@ -88,7 +94,8 @@ func (g *xdpRig) testpmd(ctx context.Context) (out paired.Sample, err error) {
 }
 
 // forwarding runs f while testpmd forwards.
-func (g *xdpRig) forwarding(ctx context.Context, o peers.PacketTest, f func() error) (ports []peers.PacketPort, err error) {
+func (g *xdpRig) forwarding(ctx context.Context, o peers.PacketTest, f func() error) (ports []peers.PacketPort,
+	err error) {
 	r, err := peers.StartPackets(ctx, o)
 	if err != nil {
 		return nil, err

@@ -17,8 +17,9 @@ import (
 	flows "github.com/penstock-io/penstock/packet/flow"
 )
 
-// xskSide is the loops of the program in C on internal/xsk: what the engine can reach at best. Its memory is cut in two for each interface,
-// as the program's is: chunks to receive into, which are in the fill ring, and chunks to send from.
+// xskSide is the loops of the program in C on internal/xsk: what the engine can reach at best. Its
+// memory is cut in two for each interface, as the program's is: chunks to receive into, which are
+// in the fill ring, and chunks to send from.
 type xskSide struct {
 	size, batch, chunk, slots int // slots: chunks of each half
 	region                    *mem.Region
@@ -57,7 +58,8 @@ func openXSK(ctx context.Context, h packetHost, s sideSpec) (_ packetSide, err e
 	if s.huge {
 		page = 2 << 20
 	}
-	if x.umem, err = xsk.NewUmem(xsk.UmemConfig{Memory: x.region.All().Bytes(), ChunkSize: x.chunk, PageSize: page}); err != nil {
+	if x.umem, err = xsk.NewUmem(xsk.UmemConfig{Memory: x.region.All().Bytes(), ChunkSize: x.chunk,
+		PageSize: page}); err != nil {
 		return nil, err
 	}
 	for _, name := range s.interfaces {
@@ -68,7 +70,8 @@ func openXSK(ctx context.Context, h packetHost, s sideSpec) (_ packetSide, err e
 	return newWorker(ctx, x, s), nil
 }
 
-// open takes queue 0 of an interface, fills its fill ring and prepares the packets that will be sent.
+// open takes queue 0 of an interface, fills its fill ring and prepares the packets that will be
+// sent.
 func (x *xskSide) open(ctx context.Context, name string) error {
 	dev, err := net.InterfaceByName(name)
 	if err != nil {
@@ -81,7 +84,8 @@ func (x *xskSide) open(ctx context.Context, name string) error {
 	p := &xskPort{name: name, base: uint64((2*len(x.ports) + 1) * x.slots * x.chunk)}
 	x.ports = append(x.ports, p)
 	many := x.size > x.chunk
-	if p.queue, err = x.umem.OpenQueue(ctx, xsk.QueueConfig{Interface: dev.Index, FillSize: 2 * ring, CompletionSize: ring, NeedWakeup: true, MultiBuffer: many}); err != nil {
+	if p.queue, err = x.umem.OpenQueue(ctx, xsk.QueueConfig{Interface: dev.Index, FillSize: 2 * ring,
+		CompletionSize: ring, NeedWakeup: true, MultiBuffer: many}); err != nil {
 		return err
 	}
 	if p.socket, err = p.queue.OpenSocket(xsk.SocketConfig{RxSize: ring, TxSize: ring}); err != nil {
@@ -97,7 +101,8 @@ func (x *xskSide) open(ctx context.Context, name string) error {
 		at := p.base + uint64(i*frags*x.chunk)
 		xdpref.MakeFrame(x.umem.Data(xsk.Desc{Addr: at, Len: uint32(x.size)}), uint32(i))
 	}
-	p.prog, err = prog.Load(prog.Spec{Name: name, Interface: dev.Index, Queues: 1, Slots: 1, Frags: many, Uncounted: true, Isolation: flows.Isolation{Unmatched: flows.Deliver}})
+	p.prog, err = prog.Load(prog.Spec{Name: name, Interface: dev.Index, Queues: 1, Slots: 1, Frags: many,
+		Uncounted: true, Isolation: flows.Isolation{Unmatched: flows.Deliver}})
 	if err != nil {
 		return err
 	}
@@ -110,7 +115,8 @@ func (x *xskSide) open(ctx context.Context, name string) error {
 // frags are the chunks of a packet to send.
 func (x *xskSide) frags() int { return (x.size + x.chunk - 1) / x.chunk }
 
-// close gives everything back. The chunks of each interface must be in its fill ring again, every one.
+// close gives everything back. The chunks of each interface must be in its fill ring again, every
+// one.
 func (x *xskSide) close() error {
 	var err error
 	for _, p := range x.ports {
@@ -119,7 +125,8 @@ func (x *xskSide) close() error {
 		}
 		if p.socket != nil {
 			if n := p.queue.Fill().Pending(); err == nil && n+p.flight != x.slots {
-				err = fmt.Errorf("bench: %d chunks of %d are in the fill ring of %s, and %d are being sent", n, x.slots, p.name, p.flight)
+				err = fmt.Errorf("bench: %d chunks of %d are in the fill ring of %s, and %d are being sent", n, x.slots,
+					p.name, p.flight)
 			}
 			err = errors.Join(err, p.socket.Close())
 		}
@@ -147,7 +154,8 @@ func (x *xskSide) dropped() (uint64, error) {
 	return n, nil
 }
 
-// look takes one descriptor of a packet, whose bytes before it are part, and returns how many there are now, 0 after the packet's last.
+// look takes one descriptor of a packet, whose bytes before it are part, and returns how many there
+// are now, 0 after the packet's last.
 func (x *xskSide) look(d xsk.Desc, part int, c *xdpref.Command, r *xdpref.Result, swap bool) int {
 	if c.Touch && part == 0 {
 		f := x.umem.Data(d)
@@ -287,7 +295,8 @@ func (x *xskSide) send(_ context.Context, c *xdpref.Command, r *xdpref.Result, s
 	return nil
 }
 
-// reap takes back what was sent from the port's own chunks, which come back in the order in which they are used.
+// reap takes back what was sent from the port's own chunks, which come back in the order in which
+// they are used.
 func (p *xskPort) reap(done *xsk.CompletionRing) {
 	n := done.Ready()
 	done.Release(n)

@@ -21,7 +21,8 @@ import (
 // cliEnv makes this binary the program penstock.
 const cliEnv = "PENSTOCK_GPU_CARD_CLI"
 
-// asPenstock is the program penstock on the fake driver. It fails where that has something to complain of, or has something left.
+// asPenstock is the program penstock on the fake driver. It fails where that has something to
+// complain of, or has something left.
 func asPenstock() int {
 	if status := cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr); status != 0 {
 		return status
@@ -39,7 +40,8 @@ func asPenstock() int {
 	return 0
 }
 
-// penstock runs the program penstock on a machine whose loader finds the fake driver, and returns what it printed on its standard output.
+// penstock runs the program penstock on a machine whose loader finds the fake driver, and returns
+// what it printed on its standard output.
 func penstock(t *testing.T, args ...string) []byte {
 	t.Helper()
 	library, bodies := built(t)
@@ -61,7 +63,8 @@ func penstock(t *testing.T, args ...string) []byte {
 	return out
 }
 
-// The benchmark of accelerators runs over the driver API as on a card, and breaks none of its rules.
+// The benchmark of accelerators runs over the driver API as on a card, and breaks none of its
+// rules.
 func TestBenchOnTheFake(t *testing.T) {
 	if running() {
 		return // this is a test of the program, not of a card
@@ -82,7 +85,8 @@ func TestBenchOnTheFake(t *testing.T) {
 	}
 	for _, x := range r.Rows {
 		if x.What == "d2d" && (x.Ceiling == nil || x.Ceiling.Enforced) {
-			t.Errorf("%s: expected the bandwidth of the card's memory as a ceiling that is not enforced for so few bytes: %+v", x.Name, x.Ceiling)
+			t.Errorf("%s: expected the bandwidth of the card's memory as a ceiling that is not enforced for so few "+
+				"bytes: %+v", x.Name, x.Ceiling)
 		}
 	}
 }
@@ -96,11 +100,13 @@ func TestDevicesOnTheFake(t *testing.T) {
 	if err := json.Unmarshal(penstock(t, "devices", "--json"), &r); err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Runtimes) != 3 || r.Runtimes[0].Name != "cuda" || r.Runtimes[0].Missing != "" || len(r.Runtimes[0].Devices) != 2 {
+	if len(r.Runtimes) != 3 || r.Runtimes[0].Name != "cuda" || r.Runtimes[0].Missing != "" ||
+		len(r.Runtimes[0].Devices) != 2 {
 		t.Fatalf("%+v", r.Runtimes)
 	}
 	d := r.Runtimes[0].Devices[1]
-	if d.Name != "Penstock fake GPU 1" || d.Bus == "" || d.Free == 0 || d.Free > d.Memory || d.Error != "" || len(d.Capabilities) != len(gpu.Capabilities{}) {
+	if d.Name != "Penstock fake GPU 1" || d.Bus == "" || d.Free == 0 || d.Free > d.Memory || d.Error != "" ||
+		len(d.Capabilities) != len(gpu.Capabilities{}) {
 		t.Errorf("%+v", d)
 	}
 	text := string(penstock(t, "devices"))

@@ -73,10 +73,12 @@ func running() bool { return os.Getenv(runEnv) != "" }
 // library is the driver's file, "" for the system's.
 func library() string { return os.Getenv(libraryEnv) }
 
-// Main is TestMain of the program. Called without any of go test's flags it looks for a card, runs the tests in a process of its own and writes the result file.
-// Otherwise it runs m.
+// Main is TestMain of the program. Called without any of go test's flags it looks for a card, runs
+// the tests in a process of its own and writes the result file. Otherwise it runs m.
 func Main(m *testing.M) {
-	if running() || slices.ContainsFunc(os.Args[1:], func(a string) bool { return strings.HasPrefix(strings.TrimLeft(a, "-"), "test.") }) {
+	if running() || slices.ContainsFunc(os.Args[1:], func(a string) bool {
+		return strings.HasPrefix(strings.TrimLeft(a, "-"), "test.")
+	}) {
 		os.Exit(m.Run())
 	}
 	os.Exit(program(os.Args, os.Stdout, os.Stderr))
@@ -215,10 +217,12 @@ func (r *Result) describe(w io.Writer) {
 // timeout is how long the tests may take: a card that hangs is a result too.
 const timeout = 20 * time.Minute
 
-// run runs the tests in a process of its own, so that a card that takes it down does not take the result file with it.
+// run runs the tests in a process of its own, so that a card that takes it down does not take the
+// result file with it.
 func (r *Result) run(self, driver, only string, w io.Writer) error {
 	if only == "" {
-		only = "^Test(Driver|Runtime|Memory|Transfer|Stream|PTX|NVML|Figures|Feed)$" // the others are tests of this program
+		// the others are tests of this program
+		only = "^Test(Driver|Runtime|Memory|Transfer|Stream|PTX|NVML|Figures|Feed)$"
 	}
 	cmd := exec.Command(self, "-test.v", "-test.run="+only, "-test.timeout="+timeout.String())
 	cmd.Env = append(os.Environ(), runEnv+"=1", libraryEnv+"="+driver)

@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	Main(m)
 }
 
-// card reports whether this is the program, on a card. go test has none: tests of a card end at once there, and those of the program run instead.
+// card reports whether this is the program, on a card. go test has none: tests of a card end at
+// once there, and those of the program run instead.
 func card(t *testing.T) bool {
 	t.Helper()
 	if !running() {
@@ -72,7 +73,8 @@ func open(t testing.TB) *gpu.Runtime {
 	return rt
 }
 
-// The card's memory as regions: pools, copies, adoption, another process, and whether the CPU reaches it (TestMemory/DMABuf says).
+// The card's memory as regions: pools, copies, adoption, another process, and whether the CPU
+// reaches it (TestMemory/DMABuf says).
 func TestMemory(t *testing.T) {
 	if !card(t) {
 		return
@@ -80,7 +82,8 @@ func TestMemory(t *testing.T) {
 	gpumemtest.Run(t, gpumemtest.Harness{Open: open, Importer: []string{libraryEnv + "=" + library()}})
 }
 
-// The driver takes every form of every kernel that is for the card or an older one, also forms that a newer one stands in front of.
+// The driver takes every form of every kernel that is for the card or an older one, also forms that
+// a newer one stands in front of.
 func TestPTX(t *testing.T) {
 	if !card(t) {
 		return

@@ -1,5 +1,8 @@
-// Package gpucard is the program that a contributor with an NVIDIA card runs and whose result file they send: every test of ours that needs a card, and what the
-// machine says of itself. `make gpu-test` builds it (a test binary that needs nothing but the driver) and runs it; docs/gpu-test.md has the words for people.
+// Package gpucard is the program that a contributor with an NVIDIA card runs and whose result file
+// they send: every test of ours that needs a card, and what the machine says of itself. `make
+// gpu-test` builds it (a test binary that needs nothing but the driver) and runs it;
+// docs/gpu-test.md has the words for people.
 //
-// Run by go test, as in CI, the package tests the program itself: on the lab's fake driver, which the result file then names, and without any driver.
+// Run by go test, as in CI, the package tests the program itself: on the lab's fake driver, which
+// the result file then names, and without any driver.
 package gpucard

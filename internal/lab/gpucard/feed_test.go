@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/gpu/cuda"
 )
 
-// What packets cost on their way to a kernel that stays on this card, and back. Nothing is asserted but the answers: the figures are in the result file's output.
+// What packets cost on their way to a kernel that stays on this card, and back. Nothing is asserted
+// but the answers: the figures are in the result file's output.
 func TestFeed(t *testing.T) {
 	if !card(t) {
 		return
@@ -22,7 +23,9 @@ func TestFeed(t *testing.T) {
 		return
 	}
 	o := feed.Options{Pairs: 5, Budget: 10 * time.Millisecond,
-		Table: gpu.Table{{Name: "cuda", Open: func() (*gpu.Runtime, error) { return cuda.Open(cuda.Options{Library: library()}) }}}}
+		Table: gpu.Table{{Name: "cuda", Open: func() (*gpu.Runtime, error) {
+			return cuda.Open(cuda.Options{Library: library()})
+		}}}}
 	r, err := feed.Run(t.Context(), o)
 	if r != nil {
 		var b bytes.Buffer

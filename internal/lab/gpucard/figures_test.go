@@ -23,7 +23,8 @@ type bench struct {
 
 const figureBytes = 64 << 20
 
-// What memory costs on this card. Nothing is asserted but the bytes: the figures are in the result file's output.
+// What memory costs on this card. Nothing is asserted but the bytes: the figures are in the result
+// file's output.
 func TestFigures(t *testing.T) {
 	if !card(t) {
 		return
@@ -107,7 +108,8 @@ func (b *bench) ok(err error) {
 
 // slots is what a slot of device memory costs.
 func (b *bench) slots() {
-	p, err := mem.NewPool(mem.PoolOptions{Name: "figures", SlotSize: 4096, Slots: 4096, Memory: mem.Options{Kind: mem.Device, Provider: b.p}})
+	p, err := mem.NewPool(mem.PoolOptions{Name: "figures", SlotSize: 4096, Slots: 4096,
+		Memory: mem.Options{Kind: mem.Device, Provider: b.p}})
 	b.ok(err)
 	b.Logf("a slot of device memory, taken and given back: %d ns", b.each(func() {
 		for range 1000 {
@@ -164,7 +166,9 @@ var ways = map[bool]string{true: "to the device", false: "from the device"}
 func (b *bench) copies() {
 	for _, store := range []bool{true, false} {
 		for _, n := range []uint64{64, 4 << 10, 64 << 10, 1 << 20, figureBytes} {
-			b.Logf("pinned memory %s, %d bytes and a wait: %s", ways[store], n, rate(n, b.each(func() { b.move(b.dev, b.pinned, store, n) })))
+			b.Logf("pinned memory %s, %d bytes and a wait: %s", ways[store], n, rate(n, b.each(func() {
+				b.move(b.dev, b.pinned, store, n)
+			})))
 		}
 	}
 	b.check(b.dev, b.pinned)
@@ -186,7 +190,8 @@ func (b *bench) check(dev, h *mem.Region) {
 	}
 }
 
-// bounces is ordinary memory by way of the Provider's buffers, of several sizes, and by the driver's own means.
+// bounces is ordinary memory by way of the Provider's buffers, of several sizes, and by the
+// driver's own means.
 func (b *bench) bounces() {
 	for _, size := range []int{-1, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20} {
 		way := fmt.Sprintf("in halves of %d KiB", size>>10)
@@ -197,7 +202,9 @@ func (b *bench) bounces() {
 		dev := b.region(mem.Device, p)
 		for _, store := range []bool{true, false} {
 			for _, n := range []uint64{64, 4 << 10, 64 << 10, 1 << 20, figureBytes} {
-				b.Logf("ordinary memory %s, %d bytes %s: %s", ways[store], n, way, rate(n, b.each(func() { b.move(dev, b.host, store, n) })))
+				b.Logf("ordinary memory %s, %d bytes %s: %s", ways[store], n, way, rate(n, b.each(func() {
+					b.move(dev, b.host, store, n)
+				})))
 			}
 		}
 		b.check(dev, b.host)
@@ -212,7 +219,8 @@ func (b *bench) sideBySide() {
 			moves := make([]mem.Move, under)
 			d := b.each(func() {
 				for i := range moves {
-					m, err := b.dev.Mover().Store(uint64(i)*piece, mem.Span{Region: b.pinned, Off: uint64(i) * piece, Len: piece})
+					m, err := b.dev.Mover().Store(uint64(i)*piece,
+						mem.Span{Region: b.pinned, Off: uint64(i) * piece, Len: piece})
 					b.ok(err)
 					moves[i] = m
 				}
@@ -220,7 +228,8 @@ func (b *bench) sideBySide() {
 					b.ok(m.Wait(context.Background()))
 				}
 			})
-			b.Logf("pinned memory to the device, %d pieces of %d KiB under way: %s", under, piece>>10, rate(uint64(under)*piece, d))
+			b.Logf("pinned memory to the device, %d pieces of %d KiB under way: %s", under, piece>>10,
+				rate(uint64(under)*piece, d))
 		}
 	}
 }

@@ -42,7 +42,8 @@ func TestWithoutACard(t *testing.T) {
 		t.Errorf("a result file was written: %v", err)
 	}
 	cmd = command(t, "-nothing")
-	if out, _ = cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != exitMissing || !strings.Contains(string(out), "-result") {
+	if out, _ = cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != exitMissing ||
+		!strings.Contains(string(out), "-result") {
 		t.Errorf("an unknown flag: %s", out)
 	}
 }
@@ -62,10 +63,13 @@ func TestOnTheFake(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	r := read(t, file)
-	if !r.Fake || r.Failed != 0 || r.Passed < 60 || len(r.Devices) != 2 || r.Exit != 0 || r.Driver != "CUDA 12.8" || r.NoNVML == "" {
+	if !r.Fake || r.Failed != 0 || r.Passed < 60 || len(r.Devices) != 2 || r.Exit != 0 || r.Driver != "CUDA 12.8" ||
+		r.NoNVML == "" {
 		t.Errorf("%+v", r)
 	}
-	for _, name := range []string{"TestDriver/Arguments", "TestDriver/Lost", "TestRuntime/device1/Kernels", "TestRuntime/device0/OutOfMemory", "TestMemory/device1/Process", "TestTransfer/Bytes", "TestTransfer/Lost", "TestFigures", "TestStream", "TestPTX/0/copy.sm_70"} {
+	for _, name := range []string{"TestDriver/Arguments", "TestDriver/Lost", "TestRuntime/device1/Kernels",
+		"TestRuntime/device0/OutOfMemory", "TestMemory/device1/Process", "TestTransfer/Bytes", "TestTransfer/Lost",
+		"TestFigures", "TestStream", "TestPTX/0/copy.sm_70"} {
 		if !slices.ContainsFunc(r.Tests, func(x Test) bool { return x.Name == name && x.Result == "PASS" }) {
 			t.Errorf("%s did not pass", name)
 		}
@@ -86,7 +90,8 @@ func TestAFailureIsAResult(t *testing.T) {
 	library, bodies := built(t)
 	file := filepath.Join(t.TempDir(), "result.json")
 	cmd := command(t, "-result", file, "-library", library, "-run", "TestDriver/^(Fills|Memory)$")
-	cmd.Env = append(cmd.Env, "PENSTOCK_FAKE_CUDA_KERNELS="+bodies, "PENSTOCK_FAKE_CUDA=fail cuMemsetD32Async CUDA_ERROR_INVALID_VALUE")
+	cmd.Env = append(cmd.Env, "PENSTOCK_FAKE_CUDA_KERNELS="+bodies,
+		"PENSTOCK_FAKE_CUDA=fail cuMemsetD32Async CUDA_ERROR_INVALID_VALUE")
 	out, _ := cmd.CombinedOutput()
 	if code := cmd.ProcessState.ExitCode(); code != exitFailed {
 		t.Errorf("exit status %d: %s", code, out)
@@ -97,7 +102,8 @@ func TestAFailureIsAResult(t *testing.T) {
 	for _, x := range r.Tests {
 		got[x.Name] = x.Result
 	}
-	if !reflect.DeepEqual(got, want) || r.Failed != 2 || r.Exit == 0 || !strings.Contains(r.Output, "CUDA_ERROR_INVALID_VALUE") {
+	if !reflect.DeepEqual(got, want) || r.Failed != 2 || r.Exit == 0 ||
+		!strings.Contains(r.Output, "CUDA_ERROR_INVALID_VALUE") {
 		t.Errorf("%v, %d failed, exit %d:\n%s", got, r.Failed, r.Exit, r.Output)
 	}
 }
@@ -123,7 +129,8 @@ func built(t *testing.T) (library, bodies string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bodies, err = fake.Kernels([]string{"../../cuda/cudatest/testdata/kernels.c", "../../../gpu/cuda/testdata/kernels.c"}, "-I"+dir, "-fgnu89-inline",
+	bodies, err = fake.Kernels([]string{"../../cuda/cudatest/testdata/kernels.c",
+		"../../../gpu/cuda/testdata/kernels.c"}, "-I"+dir, "-fgnu89-inline",
 		"-DINCLUDED="+testenv.Hash(content))
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +155,8 @@ func read(t *testing.T, file string) *Result {
 }
 
 func TestParse(t *testing.T) {
-	got := Parse("=== RUN   TestA\n--- PASS: TestA (0.25s)\n    --- FAIL: TestA/b (1.00s)\n        x.go:1: --- FAIL: TestX (0.00s)\n--- SKIP: TestC (0.00s)\nPASS\n")
+	got := Parse("=== RUN   TestA\n--- PASS: TestA (0.25s)\n    --- FAIL: TestA/b (1.00s)\n        x.go:1: --- FAIL: " +
+		"TestX (0.00s)\n--- SKIP: TestC (0.00s)\nPASS\n")
 	want := []Test{{"TestA", "PASS", 0.25}, {"TestA/b", "FAIL", 1}, {"TestC", "SKIP", 0}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v", got)

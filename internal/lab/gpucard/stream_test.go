@@ -18,7 +18,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// Packets go from the simulator into the card's memory and back out of it, each byte as it was sent, in order.
+// Packets go from the simulator into the card's memory and back out of it, each byte as it was
+// sent, in order.
 func TestStream(t *testing.T) {
 	if !card(t) {
 		return
@@ -141,7 +142,8 @@ func TestStream(t *testing.T) {
 		}
 	}
 	took := time.Since(start)
-	t.Logf("%d packets of 1500 bytes into the card, a burst of %d at a time: %.0f ns each", many*each, each, float64(took.Nanoseconds())/(many*each))
+	t.Logf("%d packets of 1500 bytes into the card, a burst of %d at a time: %.0f ns each", many*each, each,
+		float64(took.Nanoseconds())/(many*each))
 
 	done(errors.Join(a.Close(), b.Close(), n.Close()))
 	for _, p := range []*mem.Pool{body, out, back} {

@@ -44,7 +44,8 @@ func newEnd(ctx context.Context, device int) (e end, err error) {
 	return e, err
 }
 
-// newPair opens the nodes, the second one on the last device that there is. close takes everything back, whatever err is.
+// newPair opens the nodes, the second one on the last device that there is. close takes everything
+// back, whatever err is.
 func newPair(ctx context.Context) (p *pair, err error) {
 	p = &pair{}
 	if p.here, err = newEnd(ctx, 0); err != nil {
@@ -79,7 +80,8 @@ func (e end) alloc(k mem.Kind, size int) (*mem.Region, error) {
 }
 
 // move begins a put or a get and waits for its end.
-func (p *pair) move(ctx context.Context, kind path.OpKind, copies []path.Copy, over ...string) (transfer.Explanation, error) {
+func (p *pair) move(ctx context.Context, kind path.OpKind, copies []path.Copy, over ...string) (transfer.Explanation,
+	error) {
 	begin := p.peer.Put
 	if kind == path.Get {
 		begin = p.peer.Get
@@ -109,7 +111,8 @@ func holds(ctx context.Context, a *accel.Accelerator, s mem.Span, seed uint64) e
 	return err
 }
 
-// Transfers to, from and between memories of cards, over the paths that every machine has: each byte is read back, and summed by a kernel of the card.
+// Transfers to, from and between memories of cards, over the paths that every machine has: each
+// byte is read back, and summed by a kernel of the card.
 func TestTransfer(t *testing.T) {
 	if !card(t) {
 		return
@@ -124,7 +127,8 @@ func TestTransfer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, k := range [][2]mem.Kind{{mem.Device, mem.Device}, {mem.Device, mem.Host}, {mem.Host, mem.Device}, {mem.HostPinned, mem.Device}, {mem.HostPinned, mem.HostPinned}} {
+		for _, k := range [][2]mem.Kind{{mem.Device, mem.Device}, {mem.Device, mem.Host}, {mem.Host, mem.Device},
+			{mem.HostPinned, mem.Device}, {mem.HostPinned, mem.HostPinned}} {
 			t.Run(k[0].String()+" "+k[1].String(), func(t *testing.T) {
 				for _, over := range []string{"tcp", "shm"} {
 					for _, size := range []uint64{1, 4097, 9<<20 + 3} {
@@ -136,7 +140,8 @@ func TestTransfer(t *testing.T) {
 			})
 		}
 	})
-	// A device that is lost while bytes move: in a process of its own, which is of no use for the card afterwards.
+	// A device that is lost while bytes move: in a process of its own, which is of no use for the
+	// card afterwards.
 	t.Run("Lost", func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), loserEnv+"=1")
@@ -184,7 +189,8 @@ func (p *pair) roundTrip(ctx context.Context, local, remote mem.Kind, over strin
 		return err
 	}
 	span := func(r *mem.Region, off uint64) mem.Span { return mem.Span{Region: r, Off: off, Len: size} }
-	if err := errors.Join(fill(ctx, span(src, 5), size), fill(ctx, dst.All(), 1), fill(ctx, back.All(), 2)); err != nil {
+	if err := errors.Join(fill(ctx, span(src, 5), size), fill(ctx, dst.All(), 1),
+		fill(ctx, back.All(), 2)); err != nil {
 		return err
 	}
 	if e, err := p.move(ctx, path.Put, []path.Copy{r.At(7, span(src, 5))}, over); err != nil || e.Path != over {
@@ -199,7 +205,8 @@ func (p *pair) roundTrip(ctx context.Context, local, remote mem.Kind, over strin
 	if err := holds(ctx, p.here.a, span(back, 31), size); err != nil {
 		return fmt.Errorf("get: %w", err)
 	}
-	for what, s := range map[string]mem.Span{"before": {Region: dst, Len: 7}, "before what came back": {Region: back, Len: 31}} {
+	for what, s := range map[string]mem.Span{"before": {Region: dst, Len: 7},
+		"before what came back": {Region: back, Len: 31}} {
 		seed := map[*mem.Region]uint64{dst: 1, back: 2}[s.Region]
 		if err := holds(ctx, nil, s, seed); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
@@ -239,7 +246,8 @@ func lose(ctx context.Context) (err error) {
 		all = append(all, r)
 	}
 	dev, host, dst := all[0], all[1], all[2]
-	if _, err := p.there.node.Export(dst.All(), transfer.ExportOptions{Name: "memory", Rights: path.Read | path.Write}); err != nil {
+	if _, err := p.there.node.Export(dst.All(), transfer.ExportOptions{Name: "memory",
+		Rights: path.Read | path.Write}); err != nil {
 		return err
 	}
 	r, err := p.peer.Lookup(ctx, "memory")
@@ -289,7 +297,8 @@ func lose(ctx context.Context) (err error) {
 	return nil
 }
 
-// faulty prepares a kernel that writes to nowhere; the function runs it and waits for the device's end.
+// faulty prepares a kernel that writes to nowhere; the function runs it and waits for the device's
+// end.
 func faulty(c *gpu.Context) (func() error, error) {
 	m, err := c.Load(kernels.Fill)
 	if err != nil {

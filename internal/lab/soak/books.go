@@ -50,10 +50,12 @@ type books struct {
 }
 
 func newBooks() *books {
-	return &books{open: map[string]*entry{}, kinds: map[string]*tally{}, killed: map[string]bool{}, nodes: map[string]bool{}, sums: map[string]uint64{}}
+	return &books{open: map[string]*entry{}, kinds: map[string]*tally{}, killed: map[string]bool{},
+		nodes: map[string]bool{}, sums: map[string]uint64{}}
 }
 
-// checkedBySender are the kinds whose bytes the sender checks itself when they have ended: no notification reports them.
+// checkedBySender are the kinds whose bytes the sender checks itself when they have ended: no
+// notification reports them.
 var checkedBySender = map[string]bool{kindDownload: true, kindStore: true}
 
 // maxWrong is how many complaints are kept.
@@ -138,7 +140,8 @@ func (b *books) enter(e *entry, l *line) {
 		if l.Err == "" {
 			b.kind(e.kind).paths[l.Path]++
 		} else if strings.HasPrefix(l.Err, "?") {
-			b.complain("transfer %s (%s of %d bytes to %s) failed for a reason that has no name: %s", l.Key, e.kind, e.bytes, e.to, l.Text)
+			b.complain("transfer %s (%s of %d bytes to %s) failed for a reason that has no name: %s", l.Key, e.kind,
+				e.bytes, e.to, l.Text)
 		}
 	case tHeard:
 		e.heard++
@@ -157,7 +160,8 @@ func lifeOf(s string) string {
 // settle closes the entry of a transfer.
 func (b *books) settle(key string, e *entry) {
 	if !e.begun {
-		b.complain("transfer %s was told of %d times (ended %d, heard by %s %d) although it never began or is settled: it came twice",
+		b.complain("transfer %s was told of %d times (ended %d, heard by %s %d) although it never began or is "+
+			"settled: it came twice",
 			key, e.ended+e.heard, e.ended, e.heardByNode, e.heard)
 		return
 	}

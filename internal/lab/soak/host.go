@@ -53,8 +53,8 @@ type host struct {
 	sums   map[string]uint64
 }
 
-// Sizes of the parts of the memory that a host exports for each sender. A put takes one part, and no other writes to it until
-// the receiver has looked at it.
+// Sizes of the parts of the memory that a host exports for each sender. A put takes one part, and
+// no other writes to it until the receiver has looked at it.
 var partShare = []uint64{64, 64, 64, 64, 8, 8, 1} // MaxBytes divided by these
 
 const (
@@ -74,8 +74,9 @@ func warmNet() error {
 
 func (w *worker) open(seed uint64) (*host, error) {
 	w.lives++
-	h := &host{w: w, name: fmt.Sprintf("%s/%d", w.c.Name, w.lives), links: map[int]*link{}, acks: map[string]chan struct{}{},
-		ids: map[observe.ID]bool{}, lets: map[int]*let{}}
+	h := &host{w: w, name: fmt.Sprintf("%s/%d", w.c.Name, w.lives), links: map[int]*link{},
+		acks: map[string]chan struct{}{},
+		ids:  map[observe.ID]bool{}, lets: map[int]*let{}}
 	h.moving, h.stop = context.WithCancel(context.Background())
 	h.living, h.end = context.WithCancel(context.Background())
 	plan, err := fault.Parse(w.c.Data)
@@ -222,8 +223,9 @@ func (h *host) quiet() {
 	h.patiently(h.movers.Wait)
 	if !h.settled() {
 		h.w.stacks("transfers that did not end")
-		h.w.tell(line{T: tWrong, Node: h.name, Text: fmt.Sprintf("%d transfers did not end within %v although their peers are alive or given up",
-			h.inflight.Load(), h.w.c.Patience)})
+		h.w.tell(line{T: tWrong, Node: h.name,
+			Text: fmt.Sprintf("%d transfers did not end within %v although their peers are alive or given up",
+				h.inflight.Load(), h.w.c.Patience)})
 	}
 }
 
@@ -283,7 +285,8 @@ func (h *host) track(key string, x *transfer.Transfer, err error, after func(err
 // finished reports the end of a transfer that this worker began one by one.
 func (h *host) finished(key string, id observe.ID, e transfer.Explanation, err error) {
 	if err == nil && e.Security < e.Floor {
-		h.complain("transfer %s: path %s has the security %v, at least %v was asked for", key, e.Path, e.Security, e.Floor)
+		h.complain("transfer %s: path %s has the security %v, at least %v was asked for", key, e.Path, e.Security,
+			e.Floor)
 	}
 	h.books.ended(id, err)
 	h.tellEnd(line{T: tEnd, Key: key, Node: h.name, Path: e.Path, Hops: len(e.Failovers)}, err)
@@ -501,8 +504,8 @@ func (h *host) publish(i int, seed uint64) {
 	}
 }
 
-// receive takes tensors that others push, until the node is closed: were a reception given up earlier, its tensor could still
-// come, and the sender would see success.
+// receive takes tensors that others push, until the node is closed: were a reception given up
+// earlier, its tensor could still come, and the sender would see success.
 func (h *host) receive() {
 	for {
 		t, err := h.n.Receive(context.Background(), "push")

@@ -20,10 +20,13 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Kinds of jobs: durable transfers over links, which go on across lost sessions and killed processes.
+// Kinds of jobs: durable transfers over links, which go on across lost sessions and killed
+// processes.
 const (
-	kindDownload = "download" // of what a worker exports with the same content in all its lives, into a file: the job of the next life of this worker goes on where the file ends
-	kindStore    = "store"    // into memory of another worker
+	// of what a worker exports with the same content in all its lives, into a file: the job of the
+	// next life of this worker goes on where the file ends
+	kindDownload = "download"
+	kindStore    = "store" // into memory of another worker
 )
 
 // partial ends the names of files of downloads that are not complete.
@@ -45,8 +48,9 @@ func fixedTag(index int) (t [16]byte) {
 	return t
 }
 
-// let is the memory that another worker writes to. Each life of that worker gets exports of its own: the revocation of the ones
-// before waits until nothing of the earlier life, which may have been killed with bytes on their way, can be written any more.
+// let is the memory that another worker writes to. Each life of that worker gets exports of its
+// own: the revocation of the ones before waits until nothing of the earlier life, which may have
+// been killed with bytes on their way, can be written any more.
 type let struct {
 	mu      sync.Mutex // guards what follows
 	life    [3]int     // to whom: worker, life of the process, node
@@ -81,11 +85,14 @@ func (h *host) serve() error {
 		return err
 	}
 	label(fixed.All().Bytes(), fixedKey(h.w.c.Index))
-	if _, err := h.n.Export(fixed.All(), transfer.ExportOptions{Name: fixedName, Tag: fixedTag(h.w.c.Index)}); err != nil {
+	if _, err := h.n.Export(fixed.All(), transfer.ExportOptions{Name: fixedName,
+		Tag: fixedTag(h.w.c.Index)}); err != nil {
 		return err
 	}
 	h.n.OnLookup(h.enter)
-	if _, err := h.n.Handle(lifeCall, func(context.Context, *transfer.Peer, []byte) ([]byte, error) { return []byte(h.name), nil }); err != nil {
+	if _, err := h.n.Handle(lifeCall, func(context.Context, *transfer.Peer, []byte) ([]byte, error) {
+		return []byte(h.name), nil
+	}); err != nil {
 		return err
 	}
 	_, err = h.n.Handle(checkCall, h.check)
@@ -98,7 +105,8 @@ func askLife(ctx context.Context, p *transfer.Peer) (string, error) {
 	return string(b), err
 }
 
-// enter is called when a peer asks for a name. The memory that a worker writes to is withdrawn from its earlier life.
+// enter is called when a peer asks for a name. The memory that a worker writes to is withdrawn from
+// its earlier life.
 func (h *host) enter(ctx context.Context, p *transfer.Peer, name string) {
 	if !strings.HasPrefix(name, "in ") && !strings.HasPrefix(name, "store ") {
 		return
@@ -161,7 +169,8 @@ func (h *host) work(i int, seed uint64) {
 	if r.IntN(2) == 0 {
 		addr = h.w.c.Plain[i]
 	}
-	link := h.n.Link(addr, transfer.LinkOptions{Max: 1 + r.IntN(2), Retry: transfer.Retry{First: 5 * time.Millisecond, Max: 300 * time.Millisecond, Attempts: -1}})
+	link := h.n.Link(addr, transfer.LinkOptions{Max: 1 + r.IntN(2),
+		Retry: transfer.Retry{First: 5 * time.Millisecond, Max: 300 * time.Millisecond, Attempts: -1}})
 	defer link.Close()
 	source, err := h.region("store", jobSize(h.w.c.MaxBytes))
 	if err != nil {
@@ -184,11 +193,13 @@ func (h *host) work(i int, seed uint64) {
 }
 
 func jobOptions(r *rand.Rand, size uint64) transfer.JobOptions {
-	return transfer.JobOptions{Piece: max(size/uint64(1+r.IntN(32)), 4096), Window: 1 + r.IntN(3), Stall: 2 * time.Second,
+	return transfer.JobOptions{Piece: max(size/uint64(1+r.IntN(32)), 4096), Window: 1 + r.IntN(3),
+		Stall:    2 * time.Second,
 		Transfer: transfer.PutOptions{Priority: transfer.Priority(r.IntN(3)), Digest: r.IntN(8) == 0}}
 }
 
-// run waits for a job and reports its end. Some jobs are canceled; those that last until nothing is to begin any more, too.
+// run waits for a job and reports its end. Some jobs are canceled; those that last until nothing is
+// to begin any more, too.
 func (h *host) run(r *rand.Rand, key string, j *transfer.Job, err error) (good bool) {
 	if err != nil {
 		h.ended(key, "", err)
@@ -249,14 +260,16 @@ func (h *host) download(r *rand.Rand, link *transfer.Link, from int, target *mem
 		last = off
 	}
 	h.inflight.Add(1)
-	h.w.tell(line{T: tBegin, Key: key, Node: h.name, To: workerName(from), Kind: kindDownload, Bytes: target.All().Len, From: o.From})
+	h.w.tell(line{T: tBegin, Key: key, Node: h.name, To: workerName(from), Kind: kindDownload, Bytes: target.All().Len,
+		From: o.From})
 	j, err := link.Fetch(context.Background(), fixedName, target.All(), o)
 	good := h.run(r, key, j, err)
 	if err != nil {
 		return
 	}
 	if e := j.Explain(); e.Restarts != 0 || e.From != o.From {
-		h.complain("%s %s from byte %d on began at %d and %d times anew, although the content is the same in all lives", kindDownload, key, o.From, e.From, e.Restarts)
+		h.complain("%s %s from byte %d on began at %d and %d times anew, although the content is the same in all lives",
+			kindDownload, key, o.From, e.From, e.Restarts)
 	}
 	if werr != nil {
 		h.complain("%s: %v", name, werr)
@@ -265,7 +278,8 @@ func (h *host) download(r *rand.Rand, link *transfer.Link, from int, target *mem
 		return
 	}
 	if k, at := readLabel(b); k != fixedKey(from) || at >= 0 {
-		h.complain("%s %s, which went on at byte %d: byte %d of %d (%q) is wrong", kindDownload, key, have, at, len(b), k)
+		h.complain("%s %s, which went on at byte %d: byte %d of %d (%q) is wrong", kindDownload, key, have, at, len(b),
+			k)
 	}
 	for i := range b {
 		b[i] = 0xee
@@ -288,7 +302,8 @@ func (h *host) store(r *rand.Rand, link *transfer.Link, to int, source *mem.Regi
 		h.complain("source: %v", err)
 		return
 	}
-	m := message{Key: h.w.key(), Kind: kindStore, Seed: r.Uint64(), Export: storeName(h.w.c.Index), Blocks: [][2]uint64{{0, size}}}
+	m := message{Key: h.w.key(), Kind: kindStore, Seed: r.Uint64(), Export: storeName(h.w.c.Index),
+		Blocks: [][2]uint64{{0, size}}}
 	fill(s.Bytes(), m.Seed)
 	before := h.lifeBehind(link, 200*time.Millisecond)
 	h.begin(kindStore, m.Key, workerName(to), size)
@@ -308,7 +323,8 @@ func (h *host) store(r *rand.Rand, link *transfer.Link, to int, source *mem.Regi
 	}
 	body, _ := json.Marshal(m)
 	if text, err := p.Call(ctx, checkCall, body); err == nil && string(text) != noByte {
-		h.complain("%s %s of %d bytes to %s in %d attempts succeeded, but the receiver finds: %s", kindStore, m.Key, size, before, j.Explain().Attempts, text)
+		h.complain("%s %s of %d bytes to %s in %d attempts succeeded, but the receiver finds: %s", kindStore, m.Key,
+			size, before, j.Explain().Attempts, text)
 	} else if err == nil {
 		h.w.tell(line{T: tLooked, Node: h.name})
 	}

@@ -8,12 +8,13 @@ import (
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 
-// eventsKept is how many events may wait for a ledger: it is slower than the node only while the machine is very busy.
+// eventsKept is how many events may wait for a ledger: it is slower than the node only while the
+// machine is very busy.
 const eventsKept = 1 << 16
 
-// ledger follows the events of a node and compares them with what became of the transfers that the worker began, and in the end
-// with the totals of the node's snapshot. Transfers that the worker did not begin itself, pieces of jobs and reads of shares, are
-// in the events and totals only.
+// ledger follows the events of a node and compares them with what became of the transfers that the
+// worker began, and in the end with the totals of the node's snapshot. Transfers that the worker
+// did not begin itself, pieces of jobs and reads of shares, are in the events and totals only.
 type ledger struct {
 	sub  *observe.Subscription
 	done sync.WaitGroup
@@ -29,7 +30,8 @@ type ledger struct {
 type ledgerCounts struct{ begun, good, bad, bytes uint64 }
 
 func (b *ledger) follow(h *host) {
-	b.open, b.told, b.mine, b.sums = map[observe.ID]bool{}, map[observe.ID]bool{}, map[observe.ID]bool{}, map[string]*ledgerCounts{}
+	b.open, b.told, b.mine, b.sums = map[observe.ID]bool{}, map[observe.ID]bool{}, map[observe.ID]bool{},
+		map[string]*ledgerCounts{}
 	b.sub = h.n.Events(context.Background(), eventsKept)
 	b.done.Go(func() {
 		for e := range b.sub.C() {
@@ -101,8 +103,8 @@ func (b *ledger) match(id observe.ID, good bool, here, there map[observe.ID]bool
 	return ""
 }
 
-// balance compares the events with the totals of a node that is closed and whose transfers have all ended. It returns the
-// totals to be reported, and what is wrong.
+// balance compares the events with the totals of a node that is closed and whose transfers have all
+// ended. It returns the totals to be reported, and what is wrong.
 func (b *ledger) balance(h *host) (sums map[string]uint64, wrong []string) {
 	if !h.patiently(b.done.Wait) {
 		return nil, []string{"the events of the node do not end"}
@@ -112,7 +114,8 @@ func (b *ledger) balance(h *host) (sums map[string]uint64, wrong []string) {
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	s := h.n.Snapshot()
 	missed := len(b.sub.Missed()) > 0
-	sums = map[string]uint64{"events missed": 0, "requests refused": s.Node.Refused, "connections turned away": s.Node.TurnedAway, "failovers": 0,
+	sums = map[string]uint64{"events missed": 0, "requests refused": s.Node.Refused,
+		"connections turned away": s.Node.TurnedAway, "failovers": 0,
 		"retries": 0, "rejected calls": 0, "transfers": 0}
 	if missed {
 		sums["events missed"] = 1
@@ -129,7 +132,8 @@ func (b *ledger) balance(h *host) (sums map[string]uint64, wrong []string) {
 		}
 	}
 	if m := s.Memory; m.LandingUsed != 0 || m.LandingReserved != 0 || m.Registrations != 0 {
-		complain("by its snapshot the closed node holds %d bytes for tensors, %d reserved, %d registrations", m.LandingUsed, m.LandingReserved, m.Registrations)
+		complain("by its snapshot the closed node holds %d bytes for tensors, %d reserved, %d registrations",
+			m.LandingUsed, m.LandingReserved, m.Registrations)
 	}
 	hops := uint64(0)
 	for _, t := range s.Totals {
@@ -141,11 +145,14 @@ func (b *ledger) balance(h *host) (sums map[string]uint64, wrong []string) {
 		}
 		hops += t.Failovers
 		if t.Running != 0 || t.Begun != t.Completed+t.Canceled+t.Failed {
-			complain("totals of %s: %d begun, %d running, %d completed, %d canceled, %d failed", t.Kind, t.Begun, t.Running, t.Completed, t.Canceled, t.Failed)
+			complain("totals of %s: %d begun, %d running, %d completed, %d canceled, %d failed", t.Kind, t.Begun,
+				t.Running, t.Completed, t.Canceled, t.Failed)
 		}
 		c := b.kind(t.Kind)
-		if !missed && (c.begun != t.Begun || c.good != t.Completed || c.bad != t.Canceled+t.Failed || c.bytes != t.Bytes) {
-			complain("totals of %s: %d begun, %d completed, %d not, %d bytes; by the events %d, %d, %d and %d", t.Kind, t.Begun, t.Completed,
+		if !missed && (c.begun != t.Begun || c.good != t.Completed || c.bad != t.Canceled+t.Failed ||
+			c.bytes != t.Bytes) {
+			complain("totals of %s: %d begun, %d completed, %d not, %d bytes; by the events %d, %d, %d and %d", t.Kind,
+				t.Begun, t.Completed,
 				t.Canceled+t.Failed, t.Bytes, c.begun, c.good, c.bad, c.bytes)
 		}
 	}

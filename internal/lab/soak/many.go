@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// fan puts the same bytes to all workers that are connected, into the same part of what each exports for this one.
+// fan puts the same bytes to all workers that are connected, into the same part of what each
+// exports for this one.
 func (m *mover) fan() {
 	i := m.r.IntN(len(partShare))
 	var to []*link
@@ -32,7 +33,8 @@ func (m *mover) fan() {
 	}
 	base, room := partAt(m.h.w.c.MaxBytes, i)
 	size := logSize(m.r, room)
-	msg := message{Key: m.h.w.key(), Node: m.h.name, Kind: "fan", Seed: m.r.Uint64(), Export: inName(m.h.w.c.Index), Blocks: [][2]uint64{{base, size}}}
+	msg := message{Key: m.h.w.key(), Node: m.h.name, Kind: "fan", Seed: m.r.Uint64(), Export: inName(m.h.w.c.Index),
+		Blocks: [][2]uint64{{base, size}}}
 	s, err := m.src.Span(0, size)
 	if err != nil {
 		m.h.complain("source: %v", err)
@@ -95,7 +97,8 @@ func (m *mover) fan() {
 func (m *mover) share(l *link) {
 	ctx, cancel := context.WithTimeout(m.h.living, 5*time.Second)
 	defer cancel()
-	o := transfer.ShareOptions{Copy: m.r.IntN(2) == 0, Digest: m.r.IntN(4) == 0, Keep: time.Duration(m.r.IntN(50)) * time.Millisecond}
+	o := transfer.ShareOptions{Copy: m.r.IntN(2) == 0, Digest: m.r.IntN(4) == 0,
+		Keep: time.Duration(m.r.IntN(50)) * time.Millisecond}
 	s, err := l.peer.Share(ctx, fmt.Sprint("pub ", m.r.IntN(publishings)), o)
 	if err != nil {
 		if reason(err) == "?" {

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// An acknowledgement may fail although its peer lives. That must not look like a transfer that does not end.
+// An acknowledgement may fail although its peer lives. That must not look like a transfer that does
+// not end.
 func TestFanWithoutAcknowledgements(t *testing.T) {
 	w := &worker{c: config{Name: "w0.1", MaxBytes: 1 << 20, Peers: make([]string, 3)}, out: io.Discard}
 	open := func(o transfer.Options) *transfer.Node {
@@ -40,8 +41,10 @@ func TestFanWithoutAcknowledgements(t *testing.T) {
 	a, src := open(transfer.Options{}), memory(2*w.c.MaxBytes)
 	peers := map[int]*transfer.Remote{}
 	for i := range 2 {
-		b := open(transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}}) // it acknowledges nothing
-		if _, err := b.Export(memory(size).All(), transfer.ExportOptions{Name: inName(0), Rights: path.Read | path.Write}); err != nil {
+		// it acknowledges nothing
+		b := open(transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}})
+		if _, err := b.Export(memory(size).All(), transfer.ExportOptions{Name: inName(0),
+			Rights: path.Read | path.Write}); err != nil {
 			t.Fatal(err)
 		}
 		p, err := a.Dial(t.Context(), b.Addrs()[0])
@@ -53,7 +56,8 @@ func TestFanWithoutAcknowledgements(t *testing.T) {
 		}
 	}
 	for seed := range uint64(8) {
-		h := &host{w: w, name: "w0.1/1", n: a, links: map[int]*link{}, acks: map[string]chan struct{}{}, ids: map[observe.ID]bool{}}
+		h := &host{w: w, name: "w0.1/1", n: a, links: map[int]*link{}, acks: map[string]chan struct{}{},
+			ids: map[observe.ID]bool{}}
 		h.books.mine, h.books.told = map[observe.ID]bool{}, map[observe.ID]bool{}
 		h.moving, h.stop = context.WithCancel(t.Context())
 		h.living, h.end = context.WithCancel(t.Context())

@@ -102,8 +102,10 @@ func (m *mover) how(msg []byte) transfer.PutOptions {
 	return o
 }
 
-// run begins a transfer and waits for its end; false: the host gives up waiting. Some transfers are canceled.
-func (m *mover) run(l *link, kind, key string, bytes uint64, begin func(context.Context) (*transfer.Transfer, error), check func()) (err error, ok bool) {
+// run begins a transfer and waits for its end; false: the host gives up waiting. Some transfers are
+// canceled.
+func (m *mover) run(l *link, kind, key string, bytes uint64, begin func(context.Context) (*transfer.Transfer, error),
+	check func()) (err error, ok bool) {
 	m.h.begin(kind, key, l.to, bytes)
 	ctx, cancel := context.WithCancel(context.Background())
 	x, err := begin(ctx)
@@ -154,7 +156,8 @@ func (m *mover) blocks(size, room uint64) (offs [][2]uint64) {
 	return offs
 }
 
-// put writes into a part of the peer's memory, waits until the peer has looked at it, and reads it back.
+// put writes into a part of the peer's memory, waits until the peer has looked at it, and reads it
+// back.
 func (m *mover) put(l *link) {
 	i := m.r.IntN(len(partShare))
 	l.mu.Lock()
@@ -211,8 +214,9 @@ func (m *mover) put(l *link) {
 	l.mu.Unlock()
 }
 
-// acknowledged waits until the receiver of a put has looked at it, and returns false if that is not to be known: then the part stays busy,
-// because the receiver may look at it yet. The acknowledgement can fail although the peer lives, and is then not sent again.
+// acknowledged waits until the receiver of a put has looked at it, and returns false if that is not
+// to be known: then the part stays busy, because the receiver may look at it yet. The
+// acknowledgement can fail although the peer lives, and is then not sent again.
 func (h *host) acknowledged(l *link, ack <-chan struct{}) bool {
 	select {
 	case <-ack:
@@ -278,7 +282,8 @@ func (m *mover) push(l *link) {
 	}, nil)
 }
 
-// published asks a peer for one of the tensors that it publishes; nil when it has none at this moment.
+// published asks a peer for one of the tensors that it publishes; nil when it has none at this
+// moment.
 func (m *mover) published(l *link) (*transfer.Remote, uint64) {
 	ctx, cancel := context.WithTimeout(m.h.living, 5*time.Second)
 	defer cancel()

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// reasons are the ways in which a transfer may fail here, the more specific first. Damaged bytes and broken protocols are not
-// among them: nothing here damages anything.
+// reasons are the ways in which a transfer may fail here, the more specific first. Damaged bytes
+// and broken protocols are not among them: nothing here damages anything.
 var reasons = []struct {
 	err  error
 	name string
@@ -39,8 +39,10 @@ var reasons = []struct {
 }
 
 var codes = map[control.Code]string{
-	control.NotFound: "not found", control.OverBudget: "over budget", control.Busy: "busy", control.Canceled: "canceled",
-	control.Shutdown: "shutting down", control.Timeout: "timeout", control.Revoked: "revoked", control.Down: "path down",
+	control.NotFound: "not found", control.OverBudget: "over budget", control.Busy: "busy",
+	control.Canceled: "canceled",
+	control.Shutdown: "shutting down", control.Timeout: "timeout", control.Revoked: "revoked",
+	control.Down: "path down",
 }
 
 // reason names why something failed: "" for success, "?" for what must not happen.
@@ -52,7 +54,8 @@ func reason(err error) string {
 	if errors.As(err, &c) && c.Remote {
 		return "peer: " + c.Code.String() // the peer itself reports why it failed there
 	}
-	if alert := (*net.OpError)(nil); errors.As(err, &alert) && alert.Op == "remote error" { // of TLS: the other side denies the certificate
+	if alert := (*net.OpError)(nil); errors.As(err, &alert) && alert.Op == "remote error" {
+		// of TLS: the other side denies the certificate
 		return "denied"
 	}
 	if errors.Is(err, transfer.ErrGaveUp) {

@@ -63,16 +63,18 @@ type Report struct {
 	Borrows uint64
 	Shares  uint64
 	Looked  uint64 // stores whose bytes the receiver found right
-	// Failovers are those of transfers that were begun one by one, of all workers. Sums are what nodes counted that were closed in
-	// order: for all transfers, also those of jobs and shares.
+	// Failovers are those of transfers that were begun one by one, of all workers. Sums are what
+	// nodes counted that were closed in order: for all transfers, also those of jobs and shares.
 	Failovers uint64
 	Retries   uint64 // attempts of jobs after the first
-	Resumed   uint64 // downloads that went on where an earlier job had ended, also one of a life of the worker that was killed
-	Sums      map[string]uint64
-	Faults    map[string]int // events by name
-	Lives     int            // processes started
-	Nodes     int            // nodes opened
-	Wrong     []string       // what does not balance; empty is good
+	// downloads that went on where an earlier job had ended, also one of a life of the worker that
+	// was killed
+	Resumed uint64
+	Sums    map[string]uint64
+	Faults  map[string]int // events by name
+	Lives   int            // processes started
+	Nodes   int            // nodes opened
+	Wrong   []string       // what does not balance; empty is good
 }
 
 // run is the process that starts the workers and keeps the books.
@@ -96,8 +98,8 @@ type member struct {
 	quiet chan struct{} // gets one for each node that is quiet
 }
 
-// Run soaks. The error says that something does not balance, with the first complaints and how to run it again; the report has
-// all of them.
+// Run soaks. The error says that something does not balance, with the first complaints and how to
+// run it again; the report has all of them.
 func Run(ctx context.Context, o Options) (Report, error) {
 	if o.Duration == 0 {
 		o.Duration = 10 * time.Second
@@ -118,9 +120,11 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		o.Patience = time.Minute
 	}
 	if o.Workers < 2 || o.MaxBytes < 4096 {
-		return Report{}, fmt.Errorf("soak: %d workers, at most %d bytes: expected at least 2 and 4096", o.Workers, o.MaxBytes)
+		return Report{}, fmt.Errorf("soak: %d workers, at most %d bytes: expected at least 2 and 4096", o.Workers,
+			o.MaxBytes)
 	}
-	// The harness's watcher stays for the life of this process, so it must be there before anything is counted.
+	// The harness's watcher stays for the life of this process, so it must be there before anything
+	// is counted.
 	p, err := proc.Launch(proc.Spec{Path: "/proc/self/exe", Env: []string{workerEnv + "=" + noWorker}})
 	if err != nil {
 		return Report{}, fmt.Errorf("soak: %w", err)
@@ -145,7 +149,8 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	}
 	if len(rep.Wrong) > 0 {
 		few := rep.Wrong[:min(len(rep.Wrong), 10)]
-		return rep, fmt.Errorf("soak: %d things do not balance; run again with seed %d (make soak SEED=%d DURATION=%v):\n%s",
+		return rep, fmt.Errorf("soak: %d things do not balance; run again with seed %d (make soak SEED=%d "+
+			"DURATION=%v):\n%s",
 			len(rep.Wrong)+x.b.dropped, o.Seed, o.Seed, o.Duration, strings.Join(few, "\n"))
 	}
 	return rep, nil
@@ -218,7 +223,8 @@ func (x *run) soak(ctx context.Context) (err error) {
 func (x *run) start(m *member) error {
 	m.life++
 	x.lives++
-	c := config{Name: fmt.Sprintf("w%d.%d", m.index, m.life), Dir: x.dir, Index: m.index, Seed: x.o.Seed, MaxBytes: x.o.MaxBytes, Patience: x.o.Patience, Silence: time.Second}
+	c := config{Name: fmt.Sprintf("w%d.%d", m.index, m.life), Dir: x.dir, Index: m.index, Seed: x.o.Seed,
+		MaxBytes: x.o.MaxBytes, Patience: x.o.Patience, Silence: time.Second}
 	if x.o.Calm { // without faults a worker is silent only while the machine runs something else
 		c.Silence = x.o.Patience
 	}
@@ -227,7 +233,8 @@ func (x *run) start(m *member) error {
 		c.Plain = append(c.Plain, "unix://"+o.plain.Addr())
 	}
 	if !x.o.Calm {
-		c.Data = fmt.Sprintf("seed=%d; cut every=~40000000; stall every=~50000000 for=20ms; short every=~300000; halfclose every=~400000000", x.o.Seed)
+		c.Data = fmt.Sprintf("seed=%d; cut every=~40000000; stall every=~50000000 for=20ms; short every=~300000; "+
+			"halfclose every=~400000000", x.o.Seed)
 	}
 	if m.index == 1 {
 		c.Break = x.o.Break
@@ -241,36 +248,39 @@ func (x *run) start(m *member) error {
 		return err
 	}
 	life := c.Name
-	m.p, err = proc.Launch(proc.Spec{Path: exe, Env: []string{workerEnv + "=" + string(text)}, Input: true, OnLine: func(s string) {
-		var l line
-		if err := json.Unmarshal([]byte(s), &l); err != nil || l.T == "" {
-			// SIGKILL can cut the last line in two; everything else is an accident, such as a panic.
-			x.b.mu.Lock()
-			if !x.b.killed[life] {
-				x.b.complain("%s said what is no line: %.200q", life, s)
+	m.p, err = proc.Launch(proc.Spec{Path: exe, Env: []string{workerEnv + "=" + string(text)}, Input: true,
+		OnLine: func(s string) {
+			var l line
+			if err := json.Unmarshal([]byte(s), &l); err != nil || l.T == "" {
+				// SIGKILL can cut the last line in two; everything else is an accident, such as a
+				// panic.
+				x.b.mu.Lock()
+				if !x.b.killed[life] {
+					x.b.complain("%s said what is no line: %.200q", life, s)
+				}
+				x.b.mu.Unlock()
+				return
 			}
-			x.b.mu.Unlock()
-			return
-		}
-		switch l.T {
-		case tOpen:
-			m.front.SetTarget(strings.TrimPrefix(l.Text, "tcp://"))
-			m.plain.SetTarget(strings.TrimPrefix(l.Plain, "unix://"))
-		case tQuiet:
-			m.quiet <- struct{}{}
-		}
-		if x.o.Break == BreakCount && m.index == 1 && l.T == tHeard {
-			return // as if the worker had never been notified
-		}
-		x.b.take(&l)
-		if x.o.Break == BreakTwice && m.index == 1 && l.T == tEnd {
+			switch l.T {
+			case tOpen:
+				m.front.SetTarget(strings.TrimPrefix(l.Text, "tcp://"))
+				m.plain.SetTarget(strings.TrimPrefix(l.Plain, "unix://"))
+			case tQuiet:
+				m.quiet <- struct{}{}
+			}
+			if x.o.Break == BreakCount && m.index == 1 && l.T == tHeard {
+				return // as if the worker had never been notified
+			}
 			x.b.take(&l)
-		}
-	}})
+			if x.o.Break == BreakTwice && m.index == 1 && l.T == tEnd {
+				x.b.take(&l)
+			}
+		}})
 	return err
 }
 
-// tidy removes the directory of the run, in which there must be nothing but identities and downloads that are not complete.
+// tidy removes the directory of the run, in which there must be nothing but identities and
+// downloads that are not complete.
 func (x *run) tidy() error {
 	all, err := os.ReadDir(x.dir)
 	for _, f := range all {
@@ -439,15 +449,20 @@ func (x *run) report(took time.Duration) Report {
 	b := x.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := Report{Seed: x.o.Seed, Took: took, Borrows: b.borrows, Shares: b.shares, Looked: b.looked, Failovers: b.hops, Retries: b.tries, Resumed: b.resumed, Sums: b.sums, Faults: x.faults, Lives: x.lives, Nodes: len(b.nodes), Wrong: slices.Clone(b.wrong)}
+	r := Report{Seed: x.o.Seed, Took: took, Borrows: b.borrows, Shares: b.shares, Looked: b.looked, Failovers: b.hops,
+		Retries: b.tries, Resumed: b.resumed, Sums: b.sums, Faults: x.faults, Lives: x.lives, Nodes: len(b.nodes),
+		Wrong: slices.Clone(b.wrong)}
 	for name, t := range b.kinds {
-		r.Kinds = append(r.Kinds, Kind{Name: name, Begun: t.begun, Good: t.good, Failed: t.failed, Killed: t.killed, Bytes: t.bytes,
+		r.Kinds = append(r.Kinds, Kind{Name: name, Begun: t.begun, Good: t.good, Failed: t.failed, Killed: t.killed,
+			Bytes: t.bytes,
 			Heard: t.heard, Unheard: t.unheard, Reasons: t.reasons, Paths: t.paths})
 	}
 	slices.SortFunc(r.Kinds, func(a, b Kind) int { return strings.Compare(a.Name, b.Name) })
 	for _, k := range r.Kinds {
 		if k.Begun != k.Good+k.Failed+k.Killed && len(r.Wrong) == 0 {
-			r.Wrong = append(r.Wrong, fmt.Sprintf("%s: %d began, %d succeeded, %d failed and %d died with their process", k.Name, k.Begun, k.Good, k.Failed, k.Killed))
+			r.Wrong = append(r.Wrong,
+				fmt.Sprintf("%s: %d began, %d succeeded, %d failed and %d died with their process", k.Name, k.Begun,
+					k.Good, k.Failed, k.Killed))
 		}
 	}
 	return r

@@ -54,7 +54,8 @@ func TestSoakNotices(t *testing.T) {
 		BreakCount: `never heard of it`,
 	} {
 		t.Run(what, func(t *testing.T) {
-			rep, err := Run(t.Context(), Options{Duration: 1500 * time.Millisecond, Seed: 5, Workers: 2, MaxBytes: 256 << 10,
+			rep, err := Run(t.Context(), Options{Duration: 1500 * time.Millisecond, Seed: 5, Workers: 2,
+				MaxBytes: 256 << 10,
 				Patience: 3 * time.Second, Calm: true, Break: what})
 			all := strings.Join(rep.Wrong, "\n")
 			if err == nil || !regexp.MustCompile(want).MatchString(all) {
@@ -67,20 +68,25 @@ func TestSoakNotices(t *testing.T) {
 	}
 }
 
-// Without faults nothing fails but what was canceled, withdrawn, too much for a limit, or to be more secure than its session.
+// Without faults nothing fails but what was canceled, withdrawn, too much for a limit, or to be
+// more secure than its session.
 func TestCalm(t *testing.T) {
 	testenv.Once(t)
-	rep, err := Run(t.Context(), Options{Duration: time.Second, Workers: 2, MaxBytes: 1 << 20, Calm: true, Out: t.Output()})
+	rep, err := Run(t.Context(), Options{Duration: time.Second, Workers: 2, MaxBytes: 1 << 20, Calm: true,
+		Out: t.Output()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, k := range rep.Kinds {
 		for why, n := range k.Reasons {
 			switch why {
-			case "canceled", "revoked", "peer: revoked", "unknown key", "peer: over budget", "peer: canceled", "peer: not found", "not found", "peer: busy",
-				"security floor", "too large", "too many", "too many bytes", "peer: too many", "peer: too many bytes", "peer: too large":
+			case "canceled", "revoked", "peer: revoked", "unknown key", "peer: over budget", "peer: canceled",
+				"peer: not found", "not found", "peer: busy",
+				"security floor", "too large", "too many", "too many bytes", "peer: too many", "peer: too many bytes",
+				"peer: too large":
 			default:
-				// What is under way when the run ends may meet a peer that has gone already: only acknowledgements are.
+				// What is under way when the run ends may meet a peer that has gone already: only
+				// acknowledgements are.
 				if k.Name != "ack" {
 					t.Errorf("%d of %d %s failed: %s", n, k.Begun, k.Name, why)
 				}
@@ -142,28 +148,31 @@ func TestBooks(t *testing.T) {
 		killed string
 		want   string
 	}{
-		"good":              {lines: []line{open, begin, end, heard, closed}},
-		"heard first":       {lines: []line{open, heard, begin, end, closed}},
-		"failed":            {lines: []line{open, begin, failed, closed}},
-		"failed but heard":  {lines: []line{open, begin, failed, heard, closed}},
-		"failed, damaged":   {lines: []line{open, begin, failed, wrong, closed}},
-		"sender killed":     {lines: []line{open, begin, closed}, killed: "w0.1"},
-		"receiver killed":   {lines: []line{open, begin, end}, killed: "w1.1"},
-		"not ended":         {lines: []line{open, begin, heard, closed}, want: "ended 0 times"},
-		"ended twice":       {lines: []line{open, begin, end, end, heard, closed}, want: "ended 2 times"},
-		"ended later":       {lines: []line{open, begin, end, heard, end, closed}, want: "came twice"},
-		"never began":       {lines: []line{open, end, closed}, want: "never began"},
-		"not heard":         {lines: []line{open, begin, end, closed}, want: "never heard"},
-		"heard twice":       {lines: []line{open, begin, heard, heard, end, closed}, want: "heard of 2 times"},
-		"heard later":       {lines: []line{open, begin, heard, end, heard, closed}, want: "came twice"},
-		"damaged":           {lines: []line{open, begin, end, wrong, closed}, want: "byte 3 is wrong"},
-		"wrong size":        {lines: []line{open, begin, end, short, closed}, want: "heard of 4 bytes"},
-		"left over":         {lines: []line{open, begin, end, heard, left}, want: "left over: a region"},
-		"not closed":        {lines: []line{open, begin, end, heard}, want: "was not closed"},
-		"no name":           {lines: []line{open, begin, {T: tEnd, Key: "w0.1#1", Err: "?", Text: "boom"}, closed}, want: "boom"},
-		"checked by itself": {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end, closed}},
-		"ended twice, job":  {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end, end, closed}, want: "came twice"},
-		"began twice":       {lines: []line{open, begin, begin, end, heard, closed}, want: "began twice"},
+		"good":             {lines: []line{open, begin, end, heard, closed}},
+		"heard first":      {lines: []line{open, heard, begin, end, closed}},
+		"failed":           {lines: []line{open, begin, failed, closed}},
+		"failed but heard": {lines: []line{open, begin, failed, heard, closed}},
+		"failed, damaged":  {lines: []line{open, begin, failed, wrong, closed}},
+		"sender killed":    {lines: []line{open, begin, closed}, killed: "w0.1"},
+		"receiver killed":  {lines: []line{open, begin, end}, killed: "w1.1"},
+		"not ended":        {lines: []line{open, begin, heard, closed}, want: "ended 0 times"},
+		"ended twice":      {lines: []line{open, begin, end, end, heard, closed}, want: "ended 2 times"},
+		"ended later":      {lines: []line{open, begin, end, heard, end, closed}, want: "came twice"},
+		"never began":      {lines: []line{open, end, closed}, want: "never began"},
+		"not heard":        {lines: []line{open, begin, end, closed}, want: "never heard"},
+		"heard twice":      {lines: []line{open, begin, heard, heard, end, closed}, want: "heard of 2 times"},
+		"heard later":      {lines: []line{open, begin, heard, end, heard, closed}, want: "came twice"},
+		"damaged":          {lines: []line{open, begin, end, wrong, closed}, want: "byte 3 is wrong"},
+		"wrong size":       {lines: []line{open, begin, end, short, closed}, want: "heard of 4 bytes"},
+		"left over":        {lines: []line{open, begin, end, heard, left}, want: "left over: a region"},
+		"not closed":       {lines: []line{open, begin, end, heard}, want: "was not closed"},
+		"no name": {lines: []line{open, begin, {T: tEnd, Key: "w0.1#1", Err: "?", Text: "boom"}, closed},
+			want: "boom"},
+		"checked by itself": {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end,
+			closed}},
+		"ended twice, job": {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end,
+			end, closed}, want: "came twice"},
+		"began twice": {lines: []line{open, begin, begin, end, heard, closed}, want: "began twice"},
 	} {
 		b := newBooks()
 		if c.killed != "" {
@@ -197,7 +206,8 @@ func TestLedger(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: "b", Listen: []string{"tcp://127.0.0.1:0"}})
+		b, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: "b",
+			Listen: []string{"tcp://127.0.0.1:0"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,9 +243,10 @@ func TestLedger(t *testing.T) {
 // Each way in which the other side's trust can be missing has a name.
 func TestReasons(t *testing.T) {
 	for want, err := range map[string]error{
-		"":                    nil,
-		"?":                   path.ErrIntegrity,
-		"denied":              fmt.Errorf("dial: %w", &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}),
+		"":  nil,
+		"?": path.ErrIntegrity,
+		"denied": fmt.Errorf("dial: %w",
+			&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}),
 		"security floor":      errors.Join(path.ErrUnavailable, transfer.ErrSecurity),
 		"no path":             path.ErrUnavailable,
 		"too many":            &sched.Refusal{Code: control.TooMany},

@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// rights is the policy of a host: the same for all peers, whatever they are called. The zero value gives all rights.
+// rights is the policy of a host: the same for all peers, whatever they are called. The zero value
+// gives all rights.
 type rights struct {
 	taken atomic.Uint32
 	times atomic.Uint32
@@ -44,8 +45,10 @@ func (h *host) deny() {
 func (w *worker) limits() transfer.Limits {
 	most := w.c.MaxBytes
 	return transfer.Limits{
-		Node: transfer.Quota{Out: sched.Limits{Transfers: 3 * moverCount, Bytes: 2 * most}, In: sched.Limits{Bytes: most + most/2}},
-		Peer: transfer.Quota{Out: sched.Limits{Largest: most - most/16}, In: sched.Limits{Transfers: 3, Largest: most - most/8}},
+		Node: transfer.Quota{Out: sched.Limits{Transfers: 3 * moverCount, Bytes: 2 * most},
+			In: sched.Limits{Bytes: most + most/2}},
+		Peer: transfer.Quota{Out: sched.Limits{Largest: most - most/16},
+			In: sched.Limits{Transfers: 3, Largest: most - most/8}},
 	}
 }
 

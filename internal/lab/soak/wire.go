@@ -123,7 +123,8 @@ func verify(b []byte, seed uint64) int {
 	return -1
 }
 
-// labelSize is the length in bytes of the label at the start of a tensor: its length (1) and the key that seeds the rest.
+// labelSize is the length in bytes of the label at the start of a tensor: its length (1) and the
+// key that seeds the rest.
 const labelSize = 64
 
 // label writes a tensor's bytes: they say themselves what they must be.

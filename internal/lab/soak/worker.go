@@ -19,8 +19,9 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Main makes this process a worker if Run started it as one, and ends it then; otherwise it does nothing. A program that calls
-// Run calls Main first of all. The environment variable PENSTOCK_SOAK_WORKER tells.
+// Main makes this process a worker if Run started it as one, and ends it then; otherwise it does
+// nothing. A program that calls Run calls Main first of all. The environment variable
+// PENSTOCK_SOAK_WORKER tells.
 func Main() {
 	text := os.Getenv(workerEnv)
 	switch text {
@@ -77,7 +78,8 @@ func held() (holding, error) {
 	return holding{runtime.NumGoroutine(), u.FDs, u.Anon}, err
 }
 
-// maxGrowth is by how many bytes the private memory of a worker may be larger in the end: what Go's runtime and the C library keep.
+// maxGrowth is by how many bytes the private memory of a worker may be larger in the end: what Go's
+// runtime and the C library keep.
 const maxGrowth = 96 << 20
 
 func (w *worker) run(in io.Reader) error {
@@ -141,7 +143,8 @@ func warm() error {
 	return warmNet()
 }
 
-// leftovers waits until regions, leases, goroutines and descriptors are back to what they were, and says what is not.
+// leftovers waits until regions, leases, goroutines and descriptors are back to what they were, and
+// says what is not.
 func (w *worker) leftovers(start holding) string {
 	ctx, cancel := context.WithTimeout(context.Background(), w.c.Patience)
 	defer cancel()

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// CacheDir is the one directory where the lab keeps files between runs: kernels, images, built programs. It is
-// $PENSTOCK_LAB_CACHE, or penstock-lab in the user's cache directory, and is made when it does not exist. Removing it costs
-// nothing but the time to fill it again.
+// CacheDir is the one directory where the lab keeps files between runs: kernels, images, built
+// programs. It is $PENSTOCK_LAB_CACHE, or penstock-lab in the user's cache directory, and is made
+// when it does not exist. Removing it costs nothing but the time to fill it again.
 func CacheDir() (string, error) {
 	dir := os.Getenv("PENSTOCK_LAB_CACHE")
 	if dir == "" {
@@ -26,13 +26,14 @@ func CacheDir() (string, error) {
 		dir = filepath.Join(base, "penstock-lab")
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("testenv: the lab's cache: %w; set PENSTOCK_LAB_CACHE to a directory that can be written", err)
+		return "", fmt.Errorf("testenv: the lab's cache: %w; set PENSTOCK_LAB_CACHE to a directory that can be written",
+			err)
 	}
 	return dir, nil
 }
 
-// Lock takes the lock called name, which all processes that share the cache directory see, and waits for it. The kernel drops
-// it with the process. The caller calls unlock once.
+// Lock takes the lock called name, which all processes that share the cache directory see, and
+// waits for it. The kernel drops it with the process. The caller calls unlock once.
 func Lock(name string) (unlock func(), err error) {
 	dir, err := CacheDir()
 	if err != nil {
@@ -53,10 +54,11 @@ func Lock(name string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// Cached returns the file or directory that the cache holds under key, and calls build to make it when it is not there. build
-// writes to the path it is given, which does not exist yet; the result is renamed into place, so that no process ever sees half
-// of it. Among all processes one builds at a time; what a killed builder left is removed by the next. A key is a name
-// without slashes that changes with everything the result depends on: see [Hash].
+// Cached returns the file or directory that the cache holds under key, and calls build to make it
+// when it is not there. build writes to the path it is given, which does not exist yet; the result
+// is renamed into place, so that no process ever sees half of it. Among all processes one builds at
+// a time; what a killed builder left is removed by the next. A key is a name without slashes that
+// changes with everything the result depends on: see [Hash].
 func Cached(key string, build func(tmp string) error) (string, error) {
 	dir, err := CacheDir()
 	if err != nil {
@@ -91,8 +93,8 @@ func Cached(key string, build func(tmp string) error) (string, error) {
 	return final, nil
 }
 
-// Hash is a key made of parts: strings and byte slices as they are, everything else as fmt prints it. The border between two
-// parts counts.
+// Hash is a key made of parts: strings and byte slices as they are, everything else as fmt prints
+// it. The border between two parts counts.
 func Hash(parts ...any) string {
 	h := sha256.New()
 	for _, p := range parts {
@@ -111,7 +113,8 @@ func Hash(parts ...any) string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// HashFiles is a key made of the contents of files, and of those below directories with their relative names.
+// HashFiles is a key made of the contents of files, and of those below directories with their
+// relative names.
 func HashFiles(paths ...string) (string, error) {
 	h := sha256.New()
 	for _, root := range paths {

@@ -27,9 +27,10 @@ var compiler = sync.OnceValues(func() (c struct{ path, version string }, err err
 	return c, nil
 })
 
-// Compile builds C sources into a program, or into a shared library when a flag is -shared, and returns the path of the result
-// in the cache. Flags are given to the compiler after the sources, so that libraries may be among them. The result is found
-// again by the contents of the sources, of the headers beside them, the flags and the compiler's version. The compiler is $CC, or gcc.
+// Compile builds C sources into a program, or into a shared library when a flag is -shared, and
+// returns the path of the result in the cache. Flags are given to the compiler after the sources,
+// so that libraries may be among them. The result is found again by the contents of the sources, of
+// the headers beside them, the flags and the compiler's version. The compiler is $CC, or gcc.
 func Compile(name string, sources []string, flags ...string) (string, error) {
 	cc, err := compiler()
 	if err != nil {

@@ -10,9 +10,10 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// HugePages has the kernel add n huge pages of size bytes for the test, and takes them away with the test. Where it cannot, and fewer are
-// free, the test ends with the kernel's answer as the proof: see [Missing]. Until the test ends no other process of the lab changes the pool or
-// counts on its free pages; with n = 0 that is all.
+// HugePages has the kernel add n huge pages of size bytes for the test, and takes them away with
+// the test. Where it cannot, and fewer are free, the test ends with the kernel's answer as the
+// proof: see [Missing]. Until the test ends no other process of the lab changes the pool or counts
+// on its free pages; with n = 0 that is all.
 func HugePages(t TB, size, n int) {
 	t.Helper()
 	if err := poolLock.take(); err != nil {
@@ -33,8 +34,10 @@ func HugePages(t TB, size, n int) {
 		}
 	})
 	if h, e := p.state(); e != nil || h.Free < n {
-		Missing(t, "huge pages", fmt.Errorf("%d of %d bytes were free, the test needs %d, and %d are free after the kernel was asked for them: %w", before.Free, size, n, h.Free,
-			errors.Join(err, e, errFewPages)))
+		Missing(t, "huge pages",
+			fmt.Errorf("%d of %d bytes were free, the test needs %d, and %d are free after the kernel was asked for "+
+				"them: %w", before.Free, size, n, h.Free,
+				errors.Join(err, e, errFewPages)))
 	}
 }
 
@@ -93,8 +96,9 @@ func kernelPool(size int) pool {
 // poolMutex is for changes of the pool by tests of one process.
 var poolMutex sync.Mutex
 
-// add makes n pages more, and returns by how many the permanent ones are more: also pages of the surplus, which the kernel makes permanent
-// before it adds any. Permanent pages stay when the process that uses them ends, so takeAway must take all of them.
+// add makes n pages more, and returns by how many the permanent ones are more: also pages of the
+// surplus, which the kernel makes permanent before it adds any. Permanent pages stay when the
+// process that uses them ends, so takeAway must take all of them.
 func (p pool) add(n int) (int, error) {
 	poolMutex.Lock()
 	defer poolMutex.Unlock()
@@ -109,7 +113,8 @@ func (p pool) add(n int) (int, error) {
 	return after.Total - after.Surplus - (before.Total - before.Surplus), err
 }
 
-// takeAway undoes an add. Pages that are still in use become surplus, which the kernel gives up when their user ends.
+// takeAway undoes an add. Pages that are still in use become surplus, which the kernel gives up
+// when their user ends.
 func (p pool) takeAway(added int) error {
 	poolMutex.Lock()
 	defer poolMutex.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// fakePool does with pages what Linux does: set makes pages of the surplus permanent before it makes new ones, and takes free ones
-// away before it makes those in use surplus.
+// fakePool does with pages what Linux does: set makes pages of the surplus permanent before it
+// makes new ones, and takes free ones away before it makes those in use surplus.
 type fakePool struct{ permanent, surplus, used, room int }
 
 func (f *fakePool) pool() pool {
@@ -46,7 +46,8 @@ func (f *fakePool) free() {
 	}
 }
 
-// A page that a socket still holds when its test has taken it away is surplus. Tests that come meanwhile leave the pool as it was.
+// A page that a socket still holds when its test has taken it away is surplus. Tests that come
+// meanwhile leave the pool as it was.
 func TestHugePagesThatAreStillInUse(t *testing.T) {
 	for _, early := range []bool{true, false} { // whether the socket lets go before the second test ends
 		f := &fakePool{permanent: 3, used: 3, room: 100}
@@ -82,7 +83,8 @@ func TestHugePagesThatAreStillInUse(t *testing.T) {
 	}
 }
 
-// Several tests at once have the pages that they asked for, and each takes away as many as it has added.
+// Several tests at once have the pages that they asked for, and each takes away as many as it has
+// added.
 func TestHugePages(t *testing.T) {
 	const size = 2 << 20
 	HugePages(t, size, 0)

@@ -18,8 +18,9 @@ type Entry struct {
 	Failed bool   `json:"failed,omitempty"`
 }
 
-// Record writes into the ledger, when the test ends, that it used a part of the lab. The ledger is the file
-// $PENSTOCK_LAB_LEDGER; without it Record does nothing. From the ledger the test command prints what really ran.
+// Record writes into the ledger, when the test ends, that it used a part of the lab. The ledger is
+// the file $PENSTOCK_LAB_LEDGER; without it Record does nothing. From the ledger the test command
+// prints what really ran.
 func Record(t TB, kind, what, detail string) {
 	file := os.Getenv("PENSTOCK_LAB_LEDGER")
 	if file == "" {
@@ -44,7 +45,8 @@ func Record(t TB, kind, what, detail string) {
 	})
 }
 
-// ReadLedger reads the entries of a ledger file, in order, without repetitions of the same use by the same test.
+// ReadLedger reads the entries of a ledger file, in order, without repetitions of the same use by
+// the same test.
 func ReadLedger(r io.Reader) ([]Entry, error) {
 	var out []Entry
 	seen := map[[3]string]int{}

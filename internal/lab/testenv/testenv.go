@@ -21,7 +21,8 @@ type TB interface {
 	Cleanup(func())
 }
 
-// CI reports whether this run is one that must not skip: the environment variable CI is set and not "false" or "0".
+// CI reports whether this run is one that must not skip: the environment variable CI is set and not
+// "false" or "0".
 func CI() bool {
 	switch os.Getenv("CI") {
 	case "", "0", "false":
@@ -30,12 +31,13 @@ func CI() bool {
 	return true
 }
 
-// Card reports whether tests that run on each runtime also run on an NVIDIA card: PENSTOCK_TEST_CARD is set. A card is then an error to lack.
+// Card reports whether tests that run on each runtime also run on an NVIDIA card:
+// PENSTOCK_TEST_CARD is set. A card is then an error to lack.
 func Card() bool { return os.Getenv("PENSTOCK_TEST_CARD") != "" }
 
-// Missing ends a test that needs something which this machine does not have. what names the thing; err is what the attempt to
-// use it said, and is the proof: without one the test fails. Outside CI the test is skipped, in CI it fails. Missing does not
-// return.
+// Missing ends a test that needs something which this machine does not have. what names the thing;
+// err is what the attempt to use it said, and is the proof: without one the test fails. Outside CI
+// the test is skipped, in CI it fails. Missing does not return.
 func Missing(t TB, what string, err error) {
 	t.Helper()
 	if err == nil {
@@ -50,7 +52,8 @@ func Missing(t TB, what string, err error) {
 	t.Skipf("needs %s: %v", what, err)
 }
 
-// Root is the directory of this module: the first one with a go.mod, from the working directory upwards.
+// Root is the directory of this module: the first one with a go.mod, from the working directory
+// upwards.
 func Root() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {
@@ -69,7 +72,8 @@ func Root() (string, error) {
 // Tool is [sys.Program] for tests and the lab.
 func Tool(name, pkg string) (string, error) { return sys.Program(name, pkg) }
 
-// A Build is a property of this test binary or of its run, which [LeaveOut] looks up itself. Several are joined by |.
+// A Build is a property of this test binary or of its run, which [LeaveOut] looks up itself.
+// Several are joined by |.
 type Build int
 
 const (
@@ -94,8 +98,9 @@ func here() Build {
 	return b
 }
 
-// LeaveOut skips a test, for the reason why, when this run has one of the properties. It returns when the run has none of them. A test
-// that no run could have, because it leaves out builds with invariants and those without, fails.
+// LeaveOut skips a test, for the reason why, when this run has one of the properties. It returns
+// when the run has none of them. A test that no run could have, because it leaves out builds with
+// invariants and those without, fails.
 func LeaveOut(t TB, in Build, why string) {
 	t.Helper()
 	leaveOut(t, here(), in, why)
@@ -104,15 +109,19 @@ func LeaveOut(t TB, in Build, why string) {
 func leaveOut(t TB, run, in Build, why string) {
 	t.Helper()
 	switch {
-	case in&(WithInvariants|WithoutInvariants) == WithInvariants|WithoutInvariants || in <= 0 || in >= Short<<1 || why == "":
-		t.Fatalf("testenv: LeaveOut(%#x, %q): expected builds that leave the test to others, and a reason", int(in), why)
+	case in&(WithInvariants|WithoutInvariants) == WithInvariants|WithoutInvariants || in <= 0 || in >= Short<<1 ||
+		why == "":
+		t.Fatalf("testenv: LeaveOut(%#x, %q): expected builds that leave the test to others, and a reason", int(in),
+			why)
 	case run&in != 0:
 		t.Skipf("left out of this build: %s", why)
 	}
 }
 
-// Once leaves a test that is mostly the work of other programs (a guest, a browser) to the plain build of the same run.
+// Once leaves a test that is mostly the work of other programs (a guest, a browser) to the plain
+// build of the same run.
 func Once(t TB) {
 	t.Helper()
-	LeaveOut(t, WithRace|WithInvariants, "the plain build runs this test; another build of it would try the same programs again")
+	LeaveOut(t, WithRace|WithInvariants,
+		"the plain build runs this test; another build of it would try the same programs again")
 }

@@ -70,7 +70,8 @@ func TestMissingSkipsOnALaptopAndFailsInCI(t *testing.T) {
 	}
 }
 
-// LeaveOut skips only in a run that has one of the properties, and refuses what would leave a test out of every run.
+// LeaveOut skips only in a run that has one of the properties, and refuses what would leave a test
+// out of every run.
 func TestLeaveOut(t *testing.T) {
 	for _, c := range []struct {
 		run, in   Build
@@ -96,13 +97,15 @@ func TestLeaveOut(t *testing.T) {
 		}
 	}
 	now := here()
-	if now&WithRace != 0 != Race || now&WithInvariants != 0 != Invariants || now&WithoutInvariants != 0 == Invariants || now&Short != 0 != testing.Short() {
+	if now&WithRace != 0 != Race || now&WithInvariants != 0 != Invariants || now&WithoutInvariants != 0 == Invariants ||
+		now&Short != 0 != testing.Short() {
 		t.Errorf("this run is %#x", int(now))
 	}
 }
 
 func TestToolNamesThePackage(t *testing.T) {
-	if _, err := Tool("penstock-no-such-program", "some-package"); err == nil || !strings.Contains(err.Error(), "apt-get install some-package") {
+	if _, err := Tool("penstock-no-such-program", "some-package"); err == nil ||
+		!strings.Contains(err.Error(), "apt-get install some-package") {
 		t.Errorf("error %v does not say what to install", err)
 	}
 	dir := t.TempDir()
@@ -182,7 +185,8 @@ func TestCachedForgetsFailures(t *testing.T) {
 	}
 }
 
-// A builder that is killed leaves nothing that a later one could take for the result, and does not block it.
+// A builder that is killed leaves nothing that a later one could take for the result, and does not
+// block it.
 func TestCachedAfterAKilledBuilder(t *testing.T) {
 	if os.Getenv("PENSTOCK_TESTENV_DIE") != "" {
 		Cached("thing", func(tmp string) error {
@@ -303,7 +307,8 @@ func TestLedger(t *testing.T) {
 		t.Fatal(err)
 	}
 	uses := Uses(entries)
-	if len(uses) != 2 || uses[0].What != "net" || uses[0].Passed != 1 || uses[1].What != "rdma" || uses[1].Passed != 0 || uses[1].Failed != 1 {
+	if len(uses) != 2 || uses[0].What != "net" || uses[0].Passed != 1 || uses[1].What != "rdma" ||
+		uses[1].Passed != 0 || uses[1].Failed != 1 {
 		t.Errorf("uses %+v", uses)
 	}
 	if _, err := ReadLedger(strings.NewReader("{}\n{")); err == nil || !strings.Contains(err.Error(), "entry 2") {

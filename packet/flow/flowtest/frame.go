@@ -89,8 +89,8 @@ func (p *Packet) ip(b []byte) []byte {
 	return append(b, l4...)
 }
 
-// Meeting returns a packet that m accepts, other fields by chance; often its values lie at the edge of what m accepts. ok is false
-// when it found none, as with a match that Validate would refuse.
+// Meeting returns a packet that m accepts, other fields by chance; often its values lie at the edge
+// of what m accepts. ok is false when it found none, as with a match that Validate would refuse.
 func Meeting(r *rand.Rand, m *flow.Match) (p Packet, ok bool) {
 	p = Random(r)
 	four := r.IntN(4) > 0
@@ -215,7 +215,8 @@ func pick(r *rand.Rand, of flow.Opt[flow.Range]) uint16 {
 	return uint16(int(x.Lo) + r.IntN(int(x.Hi)-int(x.Lo)+1))
 }
 
-// inside chooses an address of the prefix, often one of its ends; any of the family when there is no prefix.
+// inside chooses an address of the prefix, often one of its ends; any of the family when there is
+// no prefix.
 func inside(r *rand.Rand, p netip.Prefix, four bool) netip.Addr {
 	if !p.IsValid() {
 		p = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -239,7 +240,8 @@ func inside(r *rand.Rand, p netip.Prefix, four bool) netip.Addr {
 	return a
 }
 
-// Missing changes one field of p to a value next to what m accepts, or takes away what m needs; the result may still meet m.
+// Missing changes one field of p to a value next to what m accepts, or takes away what m needs; the
+// result may still meet m.
 func Missing(r *rand.Rand, p Packet, m *flow.Match) Packet {
 	step := func(v uint16) uint16 { return v + uint16(1-2*r.IntN(2)) }
 	beside := func(o flow.Opt[flow.Range], v *uint16) {

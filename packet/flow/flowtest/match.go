@@ -8,18 +8,20 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-// Matches reports whether m accepts the frame whose layers are l. It reads the match literally, field after field, and is what the
-// classifier is checked against.
+// Matches reports whether m accepts the frame whose layers are l. It reads the match literally,
+// field after field, and is what the classifier is checked against.
 func Matches(m *flow.Match, frame []byte, l *packet.Layers) bool {
 	eth := func(o flow.Opt[packet.MAC], at int) bool {
-		return !o.Set || l.HasL2 && len(frame) >= int(l.L2)+packet.EthernetLen && packet.MAC(frame[int(l.L2)+at:][:6]) == o.Value
+		return !o.Set || l.HasL2 && len(frame) >= int(l.L2)+packet.EthernetLen &&
+			packet.MAC(frame[int(l.L2)+at:][:6]) == o.Value
 	}
 	if !eth(m.EthDst, 0) || !eth(m.EthSrc, 6) || m.EtherType.Set && m.EtherType.Value != l.EtherType {
 		return false
 	}
 	for i, v := range []flow.Opt[flow.VLAN]{m.VLAN, m.InnerVLAN} {
 		tagged := int(l.NumTags) > i
-		if v.Set && (v.Value == flow.Untagged && tagged || v.Value != flow.Untagged && !(tagged && l.Tags[i].ID() == uint16(v.Value))) {
+		if v.Set && (v.Value == flow.Untagged && tagged || v.Value != flow.Untagged &&
+			!(tagged && l.Tags[i].ID() == uint16(v.Value))) {
 			return false
 		}
 	}
@@ -32,7 +34,8 @@ func Matches(m *flow.Match, frame []byte, l *packet.Layers) bool {
 	if m.Length.Set && (l.IPVersion == 0 || !m.Length.Value.Contains(uint16(min(l.IPLen, 65535)))) {
 		return false
 	}
-	if m.SrcPort.Set && !(l.HasPorts && m.SrcPort.Value.Contains(l.SrcPort)) || m.DstPort.Set && !(l.HasPorts && m.DstPort.Value.Contains(l.DstPort)) {
+	if m.SrcPort.Set && !(l.HasPorts && m.SrcPort.Value.Contains(l.SrcPort)) || m.DstPort.Set &&
+		!(l.HasPorts && m.DstPort.Value.Contains(l.DstPort)) {
 		return false
 	}
 	for _, f := range m.Flex {
@@ -59,12 +62,14 @@ func ecpri(m *flow.Match, frame []byte, l *packet.Layers) bool {
 		return false
 	}
 	id := func(o flow.Opt[uint16], types ...byte) bool {
-		return !o.Set || slices.Contains(types, message[1]) && len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) == o.Value
+		return !o.Set || slices.Contains(types, message[1]) && len(message) >= 6 &&
+			binary.BigEndian.Uint16(message[4:]) == o.Value
 	}
 	return id(m.ECPRI.PCID, 0, 1) && id(m.ECPRI.RTCID, 2)
 }
 
-// First returns the index of the rule that wins for the frame, by trying every rule; -1 if none accepts it.
+// First returns the index of the rule that wins for the frame, by trying every rule; -1 if none
+// accepts it.
 func First(rules []flow.Rule, frame []byte, l *packet.Layers) int {
 	best := -1
 	for i := range rules {

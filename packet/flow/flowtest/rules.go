@@ -12,10 +12,11 @@ import (
 // NewRand returns the generator that a seed stands for in this package.
 func NewRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15)) }
 
-// Rules returns n rules, of the mix that the classifier is measured on: of every twenty, seven connections by exact addresses and
-// ports, five services in CIDR blocks, two port ranges between blocks, two of IPv6, two that look into the payload (a word whole or
-// under a mask), one of VLAN and length, and one of eCPRI or Ethernet addresses. Special rules have higher priorities than general ones.
-// The set has no errors; like real ones it has a few rules that others hide.
+// Rules returns n rules, of the mix that the classifier is measured on: of every twenty, seven
+// connections by exact addresses and ports, five services in CIDR blocks, two port ranges between
+// blocks, two of IPv6, two that look into the payload (a word whole or under a mask), one of VLAN
+// and length, and one of eCPRI or Ethernet addresses. Special rules have higher priorities than
+// general ones. The set has no errors; like real ones it has a few rules that others hide.
 func Rules(seed uint64, n int) []flow.Rule {
 	r := NewRand(seed)
 	rules := make([]flow.Rule, n)
@@ -136,8 +137,9 @@ type Traffic struct {
 	Bytes  int      // sum of the lengths of Frames
 }
 
-// NewTraffic makes traffic for a set of rules: of ten flows, eight meet a rule each (chosen evenly), one has a field next to what its rule
-// accepts, and one is anything. Every frame is one that packet.Parse accepts.
+// NewTraffic makes traffic for a set of rules: of ten flows, eight meet a rule each (chosen
+// evenly), one has a field next to what its rule accepts, and one is anything. Every frame is one
+// that packet.Parse accepts.
 func NewTraffic(rules []flow.Rule, o TrafficOptions) *Traffic {
 	r := NewRand(o.Seed)
 	t := &Traffic{}
@@ -168,8 +170,8 @@ func NewTraffic(rules []flow.Rule, o TrafficOptions) *Traffic {
 	return t
 }
 
-// pack copies f to the next 64-byte boundary of the slab, so that frames lie as close as in the slots of a small ring: the time of a
-// benchmark should not be that of waiting for frames.
+// pack copies f to the next 64-byte boundary of the slab, so that frames lie as close as in the
+// slots of a small ring: the time of a benchmark should not be that of waiting for frames.
 func pack(slab *[]byte, f []byte) []byte {
 	const line = 64
 	n := (len(f) + line - 1) / line * line

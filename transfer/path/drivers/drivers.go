@@ -1,10 +1,12 @@
-// Package drivers is the table of transfer paths of this build: it makes the drivers that a node has.
+// Package drivers is the table of transfer paths of this build: it makes the drivers that a node
+// has.
 //
 //	all, err := drivers.New(drivers.Options{})                                              // what the machine has, the best first
 //	rdma, err := drivers.New(drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Device: "mlx5_0"}})
 //
-// A program that opens a node has New make the list, so that a path is the same thing on the command line, in a configuration and in a
-// benchmark. What the machine lacks is still in the list: Probe tells, and a node leaves it out with the reason.
+// A program that opens a node has New make the list, so that a path is the same thing on the
+// command line, in a configuration and in a benchmark. What the machine lacks is still in the list:
+// Probe tells, and a node leaves it out with the reason.
 package drivers
 
 import (
@@ -21,7 +23,8 @@ import (
 // Options say which drivers are wanted and shape them.
 type Options struct {
 	Names []string // those that are wanted, in order of preference, each once; nil: all of Names()
-	// Insecure permits paths to other machines that are not encrypted. An attacker on the way can read and change everything.
+	// Insecure permits paths to other machines that are not encrypted. An attacker on the way can
+	// read and change everything.
 	Insecure bool
 
 	SHM   shm.Driver
@@ -32,7 +35,8 @@ type Options struct {
 // Names are the names of all drivers, the preferred one first.
 func Names() []string { return []string{shm.Driver{}.Name(), tcp.Name, verbs.Name} }
 
-// New makes the drivers. Nothing is opened. A name that is not known or there twice, and options out of range are errors.
+// New makes the drivers. Nothing is opened. A name that is not known or there twice, and options
+// out of range are errors.
 func New(o Options) ([]setup.Driver, error) {
 	if o.Names == nil {
 		o.Names = Names()
@@ -65,7 +69,8 @@ func New(o Options) ([]setup.Driver, error) {
 	return out, nil
 }
 
-// Probe says whether this machine can have paths of a driver now: nil, or what is missing and how to get it. It leaves nothing open.
+// Probe says whether this machine can have paths of a driver now: nil, or what is missing and how
+// to get it. It leaves nothing open.
 func Probe(d setup.Driver) error {
 	if p, ok := d.(setup.Prober); ok {
 		return p.Probe()

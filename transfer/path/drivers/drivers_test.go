@@ -62,7 +62,8 @@ func dialRefused(t *testing.T, o drivers.Options, name string, to setup.Offer) e
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	p, err := all[0].(setup.ListenDriver).Dial(ctx, to, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	p, err := all[0].(setup.ListenDriver).Dial(ctx, to,
+		setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err == nil {
 		p.Close()
 		t.Fatal("somebody answered")
@@ -70,10 +71,12 @@ func dialRefused(t *testing.T, o drivers.Options, name string, to setup.Offer) e
 	return err
 }
 
-// Insecure reaches each driver: without it none leaves the machine unencrypted, whatever the driver's own options say.
+// Insecure reaches each driver: without it none leaves the machine unencrypted, whatever the
+// driver's own options say.
 func TestInsecure(t *testing.T) {
 	away := setup.Offer{Addr: "192.0.2.1:9"} // TEST-NET-1
-	if err := dialRefused(t, drivers.Options{TCP: tcp.Options{Insecure: true}}, "tcp", away); !errors.Is(err, path.ErrUnavailable) {
+	if err := dialRefused(t, drivers.Options{TCP: tcp.Options{Insecure: true}}, "tcp", away); !errors.Is(err,
+		path.ErrUnavailable) {
 		t.Errorf("tcp: %v", err)
 	}
 	if err := dialRefused(t, drivers.Options{Insecure: true}, "tcp", away); errors.Is(err, path.ErrUnavailable) {
@@ -87,7 +90,8 @@ func TestInsecure(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A description as transfer/path/verbs has it, with the GID of another machine.
-	o := drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Library: lib, Insecure: true}} // which New does not listen to
+	// which New does not listen to
+	o := drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Library: lib, Insecure: true}}
 	endpoint := func(peer []byte) (setup.Endpoint, error) {
 		all, err := drivers.New(o)
 		if err != nil {
@@ -96,7 +100,8 @@ func TestInsecure(t *testing.T) {
 		if err := drivers.Probe(all[0]); err != nil {
 			t.Fatal(err)
 		}
-		return all[0].(setup.EndpointDriver).Endpoint(setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, peer)
+		return all[0].(setup.EndpointDriver).Endpoint(setup.Config{Rights: path.Read | path.Write,
+			Exports: new(path.Exports)}, peer)
 	}
 	e, err := endpoint(nil)
 	if err != nil {
@@ -106,7 +111,8 @@ func TestInsecure(t *testing.T) {
 	e.Close()
 	gid := netip.MustParseAddr("::ffff:198.51.100.9").As16() // TEST-NET-2
 	copy(elsewhere[6:], gid[:])                              // behind mark and version
-	if _, err := endpoint(elsewhere); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "not encrypted") {
+	if _, err := endpoint(elsewhere); !errors.Is(err, path.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "not encrypted") {
 		t.Errorf("verbs: %v", err)
 	}
 	o.Insecure = true

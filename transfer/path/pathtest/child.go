@@ -21,9 +21,9 @@ import (
 // childEnv tells a test binary that it is the other side.
 const childEnv = "PENSTOCK_PATHTEST_CHILD"
 
-// child is the other side of a path, in a process of its own: this test binary, started again. It serves its path asleep
-// on FD and does what it is asked over its standard input, one line of JSON for each request, and answers on its standard
-// output. It ends when its input does.
+// child is the other side of a path, in a process of its own: this test binary, started again. It
+// serves its path asleep on FD and does what it is asked over its standard input, one line of JSON
+// for each request, and answers on its standard output. It ends when its input does.
 type child struct {
 	*proc.Process
 	t       testing.TB
@@ -56,8 +56,8 @@ type reply struct {
 	Notices int    // notices: received until now
 }
 
-// startChild runs this test binary again, up to the call of RunProcess with which the calling test is named. The child
-// is killed at the end of the test.
+// startChild runs this test binary again, up to the call of RunProcess with which the calling test
+// is named. The child is killed at the end of the test.
 func startChild(t testing.TB) *child {
 	t.Helper()
 	c := &child{t: t, replies: make(chan reply, 16)}
@@ -82,7 +82,8 @@ func (c *child) send(q request) {
 	}
 }
 
-// receive waits for the next answer, while the parent's side is served if there is one. Its error is the child's.
+// receive waits for the next answer, while the parent's side is served if there is one. Its error
+// is the child's.
 func (c *child) receive(s *Side) (r reply, err error) {
 	c.t.Helper()
 	for start := time.Now(); ; {
@@ -123,7 +124,8 @@ func (c *child) must(err error) {
 	}
 }
 
-// connect makes a path between this process and a child. The child dials, or listens if childListens.
+// connect makes a path between this process and a child. The child dials, or listens if
+// childListens.
 func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *child) {
 	t.Helper()
 	f := Factory{}.defaults()
@@ -292,7 +294,8 @@ func (c *childSide) do(q request) (r reply, later bool, err error) {
 			if q.Kind == path.Put {
 				Fill(c.local.All().Bytes()[:q.N], q.Seed)
 			}
-			op.Copies = []path.Copy{{Local: mem.Span{Region: c.local, Len: uint64(q.N)}, Key: path.ParseKey(q.Key), RemoteOff: uint64(q.Off)}}
+			op.Copies = []path.Copy{{Local: mem.Span{Region: c.local, Len: uint64(q.N)}, Key: path.ParseKey(q.Key),
+				RemoteOff: uint64(q.Off)}}
 		}
 		c.op = q
 		_, err = c.path.Post([]path.Op{op})

@@ -86,7 +86,8 @@ var (
 	kindNames = map[path.OpKind]string{path.Put: "put", path.Get: "get"}
 )
 
-// roundTrips puts and gets these sizes in both directions, with so many bytes before them in local memory and in the export.
+// roundTrips puts and gets these sizes in both directions, with so many bytes before them in local
+// memory and in the export.
 func (p *Pair) roundTrips(sizes []int, offs ...[2]int) {
 	seed := uint64(0)
 	for _, s := range p.Sides() {
@@ -165,7 +166,8 @@ func checkBlocks(t testing.TB, f Factory) {
 		odd      bool
 	}{{"10,000 blocks of 4 KiB", 4096, 64, false}, {"10,000 blocks of 0 to 1,000 bytes", 1000, 7, true}} {
 		for i, s := range p.Sides() {
-			// Blocks are dense in local memory; in the export they are in random order with gaps between them.
+			// Blocks are dense in local memory; in the export they are in random order with gaps
+			// between them.
 			sizes, starts, total := make([]int, count), make([]int, count), 0
 			for k := range sizes {
 				sizes[k] = c.max
@@ -204,7 +206,8 @@ func checkBlocks(t testing.TB, f Factory) {
 	}
 }
 
-// checkPartOfRegion exports a span inside a region. A path may say that it cannot reach it, but then it must not.
+// checkPartOfRegion exports a span inside a region. A path may say that it cannot reach it, but
+// then it must not.
 func checkPartOfRegion(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
@@ -286,7 +289,8 @@ func checkWindow(t testing.TB, f Factory) {
 				}
 			}
 			if accepted != want {
-				t.Fatalf("side %s, round %d: %d operations accepted before ErrFull; expected the window, %d\n%s", s.Name, round, accepted, want, p.Dump())
+				t.Fatalf("side %s, round %d: %d operations accepted before ErrFull; expected the window, %d\n%s",
+					s.Name, round, accepted, want, p.Dump())
 			}
 			if got := s.Path.Stats().WindowFull; got <= full {
 				t.Errorf("side %s: Stats.WindowFull stays at %d after ErrFull", s.Name, got)

@@ -7,10 +7,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// amounts are how many times both sides are polled before something interferes with a large operation.
+// amounts are how many times both sides are polled before something interferes with a large
+// operation.
 var amounts = []int{0, 1, 5, 40}
 
-// settle polls both sides for a while and does other work, during which memory that is no longer in use must not change.
+// settle polls both sides for a while and does other work, during which memory that is no longer in
+// use must not change.
 func settle(t testing.TB, p *Pair, what string, memory, want []byte, other lane) {
 	t.Helper()
 	p.Pump(100)
@@ -92,7 +94,8 @@ func checkFence(t testing.TB, f Factory) {
 				t.Errorf("put that succeeded before the fence: byte %d is wrong", i)
 			}
 			settle(t, p, "memory behind a fence", l.there, want, other)
-			wantErr(t, "put after the fence", s.Do(l.op(path.Put, l.copyOf(0, 0, 100))).Err, path.ErrRevoked, path.ErrKey)
+			wantErr(t, "put after the fence", s.Do(l.op(path.Put, l.copyOf(0, 0, 100))).Err, path.ErrRevoked,
+				path.ErrKey)
 
 			// Now the memory can be given back.
 			o.Exports.Retire(l.export)
@@ -107,7 +110,8 @@ func checkFence(t testing.TB, f Factory) {
 			default:
 				t.Error("the region is still mapped after fence, Retire and Close")
 			}
-			wantErr(t, "put into an export that is gone", s.Do(l.op(path.Put, l.copyOf(0, 0, 100))).Err, path.ErrRevoked, path.ErrKey)
+			wantErr(t, "put into an export that is gone", s.Do(l.op(path.Put, l.copyOf(0, 0, 100))).Err,
+				path.ErrRevoked, path.ErrKey)
 			other.roundTrip(t, path.Put, margin, margin, 5000, 3)
 		}
 		// An export that the peer never used, and one of which nothing is under way.
@@ -120,7 +124,8 @@ func checkFence(t testing.TB, f Factory) {
 	}
 }
 
-// checkFenceRead revokes an export while the peer reads it, and then writes secrets into the memory.
+// checkFenceRead revokes an export while the peer reads it, and then writes secrets into the
+// memory.
 func checkFenceRead(t testing.TB, f Factory) {
 	const before, secret = 0x11, 0x22
 	p := newPair(t, f)
@@ -142,7 +147,8 @@ func checkFenceRead(t testing.TB, f Factory) {
 			}
 			for i, b := range l.here {
 				if b == secret || get.Err == nil && b != before {
-					t.Fatalf("get from a revoked export (error %v): byte %d is %#x: it was read after the fence", get.Err, i, b)
+					t.Fatalf("get from a revoked export (error %v): byte %d is %#x: it was read after the fence",
+						get.Err, i, b)
 				}
 			}
 			o.Exports.Retire(l.export)
@@ -162,7 +168,8 @@ func checkClose(t testing.TB, f Factory) {
 				lanes[i] = p.lane(x, f.Large)
 				Fill(lanes[i].here, 1)
 				for range 2 {
-					x.Post(lanes[i].op(path.Put, lanes[i].copyOf(0, 0, f.Large)), lanes[i].op(path.Put, lanes[i].copyOf(0, 0, 10)),
+					x.Post(lanes[i].op(path.Put, lanes[i].copyOf(0, 0, f.Large)),
+						lanes[i].op(path.Put, lanes[i].copyOf(0, 0, 10)),
 						path.Op{Kind: path.Notify})
 				}
 				// A get into memory that no put reads: the first page of the peer's own export.
@@ -218,7 +225,8 @@ func wantDown(t testing.TB, s *Side) {
 	s.Path.FD()
 }
 
-// checkCloseDelivers closes right after notifications have completed: completion is proof, so the peer must see them.
+// checkCloseDelivers closes right after notifications have completed: completion is proof, so the
+// peer must see them.
 func checkCloseDelivers(t testing.TB, f Factory) {
 	for range 20 {
 		p := NewPair(t, f, 16)

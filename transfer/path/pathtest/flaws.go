@@ -4,7 +4,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// flaw breaks a memory path on purpose, so that the suite's own tests can show that the suite notices.
+// flaw breaks a memory path on purpose, so that the suite's own tests can show that the suite
+// notices.
 type flaw uint8
 
 const (
@@ -182,7 +183,8 @@ func (e *memoryEnd) flawPoll() {
 }
 
 func (e *memoryEnd) flawCancel(s *memoryOp) {
-	if (e.link.flaw == writesAfterCancel || e.link.flaw == writesAfterClose) && e.flawed.late == nil && s.block < len(s.op.Copies) {
+	if (e.link.flaw == writesAfterCancel || e.link.flaw == writesAfterClose) && e.flawed.late == nil &&
+		s.block < len(s.op.Copies) {
 		c := &s.op.Copies[s.block]
 		b, err := e.peer.reach.Resolve(c.Key, c.RemoteOff, c.Local.Len, 0)
 		if err == nil && s.op.Kind == path.Put {

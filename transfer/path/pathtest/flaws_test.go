@@ -62,9 +62,9 @@ func try(t *testing.T, c check, f Factory) (failed bool, log string) {
 	return r.Failed(), strings.Join(r.log, "\n")
 }
 
-// TestFlaws shows that the suite can fail: each path here is broken in one way, and the named checks must notice, with a
-// complaint that says what is wrong. The last column lists checks that must still pass, so that a failure means the flaw
-// and not the harness.
+// TestFlaws shows that the suite can fail: each path here is broken in one way, and the named
+// checks must notice, with a complaint that says what is wrong. The last column lists checks that
+// must still pass, so that a failure means the flaw and not the harness.
 func TestFlaws(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -118,7 +118,8 @@ func TestFlaws(t *testing.T) {
 				}
 				seen++
 				failed, log := try(t, k, f)
-				// A run need not meet the flaw (a random program has to cancel in the middle of a put, say): another one will.
+				// A run need not meet the flaw (a random program has to cancel in the middle of a
+				// put, say): another one will.
 				for more := 0; must && !failed && more < 40; more++ {
 					failed, log = try(t, k, f)
 				}

@@ -12,19 +12,21 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// memoryStep is how many bytes one Poll of a memory path copies, memoryInline how many Post copies itself.
+// memoryStep is how many bytes one Poll of a memory path copies, memoryInline how many Post copies
+// itself.
 const (
 	memoryStep   = 64 << 10
 	memoryInline = 4 << 10
 )
 
-// NewMemory connects two nodes of one process by plain copies under one lock. It is the reference that says in the fewest
-// lines what the contract means, and the second opinion when the suite and a path disagree. Both ends may be driven by
-// different goroutines.
+// NewMemory connects two nodes of one process by plain copies under one lock. It is the reference
+// that says in the fewest lines what the contract means, and the second opinion when the suite and
+// a path disagree. Both ends may be driven by different goroutines.
 func NewMemory(a, b setup.Config) (pa, pb path.Path, err error) { return newMemory(a, b, sound) }
 
 func newMemory(a, b setup.Config, f flaw) (pa, pb path.Path, err error) {
-	link := &memoryLink{flaw: f, window: min(cmp.Or(a.Window, setup.DefaultWindow), cmp.Or(b.Window, setup.DefaultWindow))}
+	link := &memoryLink{flaw: f, window: min(cmp.Or(a.Window, setup.DefaultWindow),
+		cmp.Or(b.Window, setup.DefaultWindow))}
 	for i, c := range []setup.Config{a, b} {
 		if c.Exports == nil {
 			return nil, nil, fmt.Errorf("pathtest: memory path: no Exports in configuration %d", i)
@@ -60,9 +62,9 @@ type memoryLink struct {
 	ends   [2]*memoryEnd
 }
 
-// memoryEnd is one end. Every operation has a slot from Post until its EventDone is polled, and every notification has a
-// note at the receiver until the Poll after the one that reported it; so nothing is ever allocated, and a sender whose
-// peer does not poll waits.
+// memoryEnd is one end. Every operation has a slot from Post until its EventDone is polled, and
+// every notification has a note at the receiver until the Poll after the one that reported it; so
+// nothing is ever allocated, and a sender whose peer does not poll waits.
 type memoryEnd struct {
 	link   *memoryLink
 	peer   *memoryEnd
@@ -174,8 +176,9 @@ func (e *memoryEnd) run(budget uint64) {
 	}
 }
 
-// step copies up to budget bytes of the current block. The peer's reference is resolved again each time: an export that
-// is revoked in between is not touched any more, which is why a fence has nothing to wait for.
+// step copies up to budget bytes of the current block. The peer's reference is resolved again each
+// time: an export that is revoked in between is not touched any more, which is why a fence has
+// nothing to wait for.
 func (e *memoryEnd) step(s *memoryOp, budget uint64) (uint64, error) {
 	c := &s.op.Copies[s.block]
 	want := path.Write

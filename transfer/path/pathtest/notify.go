@@ -44,17 +44,20 @@ func checkNotify(t testing.TB, f Factory) {
 				t.Errorf("notification %d: %v", i, err)
 			}
 			if n.Imm != imm(i) {
-				t.Fatalf("side %s: notification %d has imm %#x, expected %#x: lost, changed or out of order", o.Name, i, n.Imm, imm(i))
+				t.Fatalf("side %s: notification %d has imm %#x, expected %#x: lost, changed or out of order", o.Name, i,
+					n.Imm, imm(i))
 			}
 			if !bytes.Equal(n.Msg, message(imm(i), len(ops[i].Msg))) {
-				t.Fatalf("side %s: notification %d has a wrong message of %d bytes, expected %d", o.Name, i, len(n.Msg), len(ops[i].Msg))
+				t.Fatalf("side %s: notification %d has a wrong message of %d bytes, expected %d", o.Name, i, len(n.Msg),
+					len(ops[i].Msg))
 			}
 			if n.Bytes != 0 {
 				t.Errorf("side %s: notification %d says %d bytes, expected 0", o.Name, i, n.Bytes)
 			}
 		}
 
-		wantErr(t, "message of MaxMessage+1 bytes", s.Do(path.Op{Kind: path.Notify, Msg: make([]byte, path.MaxMessage+1)}).Err, path.ErrTooLarge)
+		wantErr(t, "message of MaxMessage+1 bytes",
+			s.Do(path.Op{Kind: path.Notify, Msg: make([]byte, path.MaxMessage+1)}).Err, path.ErrTooLarge)
 		if n := s.Path.Capabilities().MaxMessage; n < path.MaxMessage {
 			t.Errorf("Capabilities().MaxMessage is %d; every path must carry %d", n, path.MaxMessage)
 		}
@@ -71,7 +74,8 @@ func checkNotify(t testing.TB, f Factory) {
 			p.Drive("the notification of a put or get", func() bool { return len(o.Notices) > 0 })
 			n := o.take()[0]
 			if n.Imm != op.Imm || n.Bytes != op.Bytes() || !bytes.Equal(n.Msg, message(imm(i), i*300)) {
-				t.Errorf("side %s: notification of operation kind %d: imm %#x, %d bytes, message of %d; expected %#x, %d, %d",
+				t.Errorf("side %s: notification of operation kind %d: imm %#x, %d bytes, message of %d; expected "+
+					"%#x, %d, %d",
 					o.Name, kind, n.Imm, n.Bytes, len(n.Msg), op.Imm, op.Bytes(), i*300)
 			}
 			// Without Notify the peer hears nothing, neither of success nor of failure.
@@ -83,7 +87,8 @@ func checkNotify(t testing.TB, f Factory) {
 			s.MustDo(path.Op{Kind: path.Notify, Imm: 1})
 			p.Drive("a notification", func() bool { return len(o.Notices) > 0 })
 			if n := o.take(); len(n) != 1 || n[0].Imm != 1 {
-				t.Errorf("side %s: %d notifications, first imm %#x; expected only the one that was asked for", o.Name, len(n), n[0].Imm)
+				t.Errorf("side %s: %d notifications, first imm %#x; expected only the one that was asked for", o.Name,
+					len(n), n[0].Imm)
 			}
 		}
 	}
@@ -113,7 +118,8 @@ func checkVisible(t testing.TB, f Factory) {
 				look := func(e *path.Event) {
 					seen++
 					if i := Verify(dst[:n], seed); i >= 0 {
-						t.Errorf("event kind %d of an operation kind %d of %d bytes: byte %d is not there yet", e.Kind, kind, n, i)
+						t.Errorf("event kind %d of an operation kind %d of %d bytes: byte %d is not there yet", e.Kind,
+							kind, n, i)
 					}
 				}
 				s.onEvent, o.onEvent = look, look

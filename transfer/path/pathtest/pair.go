@@ -21,8 +21,8 @@ type Pair struct {
 	f    Factory
 }
 
-// Side is one end: its path, its exports, and the record of everything that Poll reported. It is used by one goroutine
-// at a time, like the path itself.
+// Side is one end: its path, its exports, and the record of everything that Poll reported. It is
+// used by one goroutine at a time, like the path itself.
 type Side struct {
 	Name    string
 	Path    path.Path
@@ -57,8 +57,8 @@ type Result struct {
 	Times int // EventDones seen; 1 in the end
 }
 
-// NewPair connects two ends with the given window (0: the default). Its cleanup closes both ends and checks that each
-// accepted operation ended exactly once and that EventDown came last.
+// NewPair connects two ends with the given window (0: the default). Its cleanup closes both ends
+// and checks that each accepted operation ended exactly once and that EventDown came last.
 func NewPair(t testing.TB, f Factory, window int) *Pair {
 	f = f.defaults()
 	var ca, cb setup.Config
@@ -103,10 +103,11 @@ func (s *Side) Other() *Side {
 	return s.pair.A
 }
 
-// Poll polls once, records the events and checks that they are allowed now. It returns how many there were. Wrong events
-// are reported by Errorf, so that any goroutine may call it.
+// Poll polls once, records the events and checks that they are allowed now. It returns how many
+// there were. Wrong events are reported by Errorf, so that any goroutine may call it.
 func (s *Side) Poll() int {
-	// The room for events changes, so that a path that reports more events than fit, or loses the rest, shows.
+	// The room for events changes, so that a path that reports more events than fit, or loses the
+	// rest, shows.
 	buf := s.buf[:1+s.polls*7%len(s.buf)]
 	s.polls++
 	n := s.Path.Poll(buf)
@@ -158,7 +159,8 @@ func (s *Side) record(events []path.Event) {
 	}
 }
 
-// Drive polls both sides until cond holds. It fails the test with both sides' state when nothing happens for too long.
+// Drive polls both sides until cond holds. It fails the test with both sides' state when nothing
+// happens for too long.
 func (p *Pair) Drive(what string, cond func() bool) {
 	p.t.Helper()
 	last := time.Now()
@@ -210,20 +212,22 @@ func (p *Pair) Dump() string {
 // dump is the state of one side, for its owner.
 func (s *Side) dump() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "side %s: %d operations outstanding, down: %v\n  stats: %+v\n", s.Name, s.pending, s.Down, s.Path.Stats())
+	fmt.Fprintf(&b, "side %s: %d operations outstanding, down: %v\n  stats: %+v\n", s.Name, s.pending, s.Down,
+		s.Path.Stats())
 	for _, l := range s.Path.Explain() {
 		fmt.Fprintf(&b, "  %s\n", l)
 	}
 	return b.String()
 }
 
-// dumpAlone is Dump while another goroutine owns the peer: of that it shows what any goroutine may read.
+// dumpAlone is Dump while another goroutine owns the peer: of that it shows what any goroutine may
+// read.
 func (s *Side) dumpAlone() string {
 	return fmt.Sprintf("%sside %s: stats: %+v\n", s.dump(), s.Other().Name, s.Other().Path.Stats())
 }
 
-// Post hands operations over, each with a token of its own, and pumps both sides whenever the window is full. An operation
-// that Post refuses has its error in the Result at once.
+// Post hands operations over, each with a token of its own, and pumps both sides whenever the
+// window is full. An operation that Post refuses has its error in the Result at once.
 func (s *Side) Post(ops ...path.Op) []*Result {
 	s.t.Helper()
 	var out []*Result
@@ -274,14 +278,16 @@ func (s *Side) hand(ops []path.Op) (int, error) {
 	}
 	for _, e := range buf[:done] {
 		if e.Kind != path.EventDone {
-			s.t.Errorf("side %s: PostNow reported an event of kind %d: expected ends of operations only", s.Name, e.Kind)
+			s.t.Errorf("side %s: PostNow reported an event of kind %d: expected ends of operations only", s.Name,
+				e.Kind)
 		}
 	}
 	s.record(buf[:done])
 	return n, err
 }
 
-// post calls Post, or PostNow, once and returns how many operations were dealt with: accepted, or the first one refused.
+// post calls Post, or PostNow, once and returns how many operations were dealt with: accepted, or
+// the first one refused.
 func (s *Side) post(ops []path.Op) int {
 	s.t.Helper()
 	return s.postBy(s.hand, ops)
@@ -311,7 +317,9 @@ func (s *Side) postBy(post func([]path.Op) (int, error), ops []path.Op) int {
 func (s *Side) Do(op path.Op) path.Event {
 	s.t.Helper()
 	r := s.Post(op)[0]
-	s.pair.Drive(fmt.Sprintf("side %s: operation kind %d of %d bytes", s.Name, op.Kind, op.Bytes()), func() bool { return r.Times > 0 })
+	s.pair.Drive(fmt.Sprintf("side %s: operation kind %d of %d bytes", s.Name, op.Kind, op.Bytes()), func() bool {
+		return r.Times > 0
+	})
 	return r.Event
 }
 
@@ -325,7 +333,8 @@ func (s *Side) MustDo(op path.Op) {
 func (s *Side) checkDone(op *path.Op, e path.Event) {
 	s.t.Helper()
 	if e.Err != nil {
-		s.t.Fatalf("side %s: operation kind %d of %d bytes in %d blocks: %v\n%s", s.Name, op.Kind, op.Bytes(), len(op.Copies), e.Err, s.pair.Dump())
+		s.t.Fatalf("side %s: operation kind %d of %d bytes in %d blocks: %v\n%s", s.Name, op.Kind, op.Bytes(),
+			len(op.Copies), e.Err, s.pair.Dump())
 	}
 	if e.Bytes != op.Bytes() {
 		s.t.Errorf("side %s: EventDone says %d bytes, the operation had %d", s.Name, e.Bytes, op.Bytes())
@@ -342,7 +351,8 @@ func (s *Side) Region(size int) *mem.Region {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	// Cleanups run last in, first out, but a region must outlive the paths, which were made before it: see finish.
+	// Cleanups run last in, first out, but a region must outlive the paths, which were made before
+	// it: see finish.
 	s.pair.t.Cleanup(func() { s.pair.shut(); r.Close() })
 	return r
 }

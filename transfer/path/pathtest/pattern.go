@@ -16,7 +16,8 @@ func mix(x uint64) uint64 { // SplitMix64 (Steele, Lea, Flood 2014)
 	return x ^ x>>31
 }
 
-// Fill writes the pattern of a seed: every 8 bytes are different, so that a block at the wrong place shows.
+// Fill writes the pattern of a seed: every 8 bytes are different, so that a block at the wrong
+// place shows.
 func Fill(b []byte, seed uint64) {
 	i := uint64(0)
 	for ; len(b) >= 8; b = b[8:] {

@@ -17,9 +17,10 @@ import (
 // processLarge is the size in bytes of operations that are interrupted.
 const processLarge = 32 << 20
 
-// RunProcess tests a driver between two real processes: bytes and notifications in both directions, a peer that is frozen
-// for a while, a peer that is killed. It starts the test binary again as the peer, which gets here, too, and stays; so it
-// must be the first thing that its test does, and the test must be a top-level one.
+// RunProcess tests a driver between two real processes: bytes and notifications in both directions,
+// a peer that is frozen for a while, a peer that is killed. It starts the test binary again as the
+// peer, which gets here, too, and stays; so it must be the first thing that its test does, and the
+// test must be a top-level one.
 func RunProcess(t *testing.T, d setup.ListenDriver) {
 	if os.Getenv(childEnv) != "" {
 		childMain(d)
@@ -93,7 +94,8 @@ func processTransfers(t testing.TB, s *Side, c *child) {
 		if got := s.Notices[before]; got.Imm != seed || got.Bytes != uint64(n) {
 			t.Errorf("notification of the child's put: %+v", got)
 		}
-		if r := c.ask(s, request{Do: "op", Kind: path.Get, Key: key, Off: room - n, N: n, Seed: seed + 70}); r.Bad >= 0 {
+		if r := c.ask(s, request{Do: "op", Kind: path.Get, Key: key, Off: room - n, N: n,
+			Seed: seed + 70}); r.Bad >= 0 {
 			t.Fatalf("the child's get of %d bytes: byte %d is wrong", n, r.Bad)
 		}
 	}
@@ -113,7 +115,8 @@ func processStop(t testing.TB, s *Side, c *child) {
 	c.send(request{Do: "op", Kind: path.Put, Key: key, N: processLarge, Seed: 6, Imm: 77})
 	s.pair.Pump(3)
 	c.must(c.Stop())
-	put := s.Post(path.Op{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: local.All(), Key: theirs}}}, path.Op{Kind: path.Notify, Imm: 1})
+	put := s.Post(path.Op{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: local.All(), Key: theirs}}},
+		path.Op{Kind: path.Notify, Imm: 1})
 	// The peer is stopped. What can go on without it does; then this side must sleep.
 	const moment = 400 * time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), moment)
@@ -158,8 +161,8 @@ func processClose(t testing.TB, s *Side, c *child) {
 	}
 }
 
-// processKill kills the child after this side has polled a few times since a large operation was posted. A child that is frozen
-// before cannot have done anything about the operation.
+// processKill kills the child after this side has polled a few times since a large operation was
+// posted. A child that is frozen before cannot have done anything about the operation.
 func processKill(t testing.TB, s *Side, c *child, kind path.OpKind, frozen bool, polls int) {
 	theirs := c.export(s, processLarge, 1)
 	local := s.Region(processLarge)
@@ -172,7 +175,8 @@ func processKill(t testing.TB, s *Side, c *child, kind path.OpKind, frozen bool,
 	await(t, s)
 }
 
-// processKillPoster kills the child while it writes to or reads from this side, which then gives its memory back.
+// processKillPoster kills the child while it writes to or reads from this side, which then gives
+// its memory back.
 func processKillPoster(t testing.TB, s *Side, c *child, kind path.OpKind) {
 	mine := s.Region(processLarge)
 	export := s.Export(mine, path.Read|path.Write)
@@ -191,8 +195,8 @@ func processKillPoster(t testing.TB, s *Side, c *child, kind path.OpKind) {
 	}
 }
 
-// await sleeps on FD until the path is down. It demands that this comes within a second of the call, that waiting costs no
-// processor time, and that everything outstanding has ended by then.
+// await sleeps on FD until the path is down. It demands that this comes within a second of the
+// call, that waiting costs no processor time, and that everything outstanding has ended by then.
 func await(t testing.TB, s *Side) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), s.pair.f.Patience)
@@ -218,7 +222,8 @@ func await(t testing.TB, s *Side) {
 	wantDown(t, s)
 }
 
-// serve sleeps and polls this side until cond holds or ctx ends, and returns how long that took and what it cost.
+// serve sleeps and polls this side until cond holds or ctx ends, and returns how long that took and
+// what it cost.
 func (s *Side) serve(t testing.TB, ctx context.Context, cond func() bool) (wall, cpu time.Duration) {
 	t.Helper()
 	w, err := path.NewWaiter()

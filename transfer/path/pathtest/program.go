@@ -18,11 +18,13 @@ import (
 // programOps is how many operations each side performs in one random program.
 const programOps = 400
 
-// checkProgram runs random programs of all kinds of operations in both directions at once, each side owned by a goroutine
-// that sleeps between events, and compares all memory with a model. A seed stands for the same program on every path.
+// checkProgram runs random programs of all kinds of operations in both directions at once, each
+// side owned by a goroutine that sleeps between events, and compares all memory with a model. A
+// seed stands for the same program on every path.
 //
-// A side's operations touch its own local memory and the peer's exports only, so each side has a model of its own and
-// the two need not agree on an order. Operations of one side that are under way together never conflict.
+// A side's operations touch its own local memory and the peer's exports only, so each side has a
+// model of its own and the two need not agree on an order. Operations of one side that are under
+// way together never conflict.
 func checkProgram(t testing.TB, f Factory) {
 	for _, seed := range seeds(t) {
 		runProgram(t, f, seed)
@@ -106,7 +108,8 @@ func runProgram(t testing.TB, f Factory, seed uint64) {
 				}
 				delete(a.sent, n.Imm)
 				if !bytes.Equal(n.Msg, message(n.Imm, messageLen(n.Imm))) {
-					t.Errorf("side %s: notification with imm %#x: wrong message of %d bytes", a.other.s.Name, n.Imm, len(n.Msg))
+					t.Errorf("side %s: notification with imm %#x: wrong message of %d bytes", a.other.s.Name, n.Imm,
+						len(n.Msg))
 				}
 			}
 			if len(a.sent) > 0 {
@@ -114,7 +117,8 @@ func runProgram(t testing.TB, f Factory, seed uint64) {
 			}
 			for k := range a.memories {
 				if i := different(a.memories[k].All().Bytes(), a.model[k]); i >= 0 {
-					t.Errorf("side %s: memory %d (0: local, others: the peer's exports) differs from the model at byte %d of %d", a.s.Name, k, i, len(a.model[k]))
+					t.Errorf("side %s: memory %d (0: local, others: the peer's exports) differs from the model at "+
+						"byte %d of %d", a.s.Name, k, i, len(a.model[k]))
 				}
 			}
 		}
@@ -153,7 +157,8 @@ func (a *actor) run(ctx context.Context) bool {
 		if len(a.flight) > 0 && a.rng.IntN(25) == 0 {
 			a.s.Path.Cancel(a.s.next - uint64(a.rng.IntN(4)))
 		}
-		if len(a.flight) > len(batch) && (n == 0 || a.rng.IntN(4) == 0 && left == 0) { // those of the batch are not posted yet
+		if len(a.flight) > len(batch) && (n == 0 || a.rng.IntN(4) == 0 && left == 0) {
+			// those of the batch are not posted yet
 			if !a.wait(ctx) {
 				return false
 			}
@@ -175,7 +180,8 @@ func (a *actor) wait(ctx context.Context) bool {
 	spin := time.Duration(a.rng.IntN(2)) * 20 * time.Microsecond
 	n, err := a.waiter.Wait(ctx, a.s.Path, events[:1+a.rng.IntN(len(events))], spin)
 	if err != nil {
-		a.s.t.Errorf("side %s: %d operations under way, and no event: %v\n%s", a.s.Name, len(a.flight), err, a.s.dumpAlone())
+		a.s.t.Errorf("side %s: %d operations under way, and no event: %v\n%s", a.s.Name, len(a.flight), err,
+			a.s.dumpAlone())
 		return false
 	}
 	a.s.record(events[:n])
@@ -192,8 +198,8 @@ func (a *actor) wait(ctx context.Context) bool {
 	return true
 }
 
-// invent makes the next operation and applies it to the model. ok is false when nothing was found that does not conflict
-// with operations under way.
+// invent makes the next operation and applies it to the model. ok is false when nothing was found
+// that does not conflict with operations under way.
 func (a *actor) invent() (op path.Op, ok bool) {
 	fl := &flying{}
 	switch r := a.rng.IntN(100); {
@@ -251,7 +257,8 @@ func (a *actor) addBlock(op *path.Op, fl *flying) {
 		remote := use{m, a.rng.Uint64N(a.memories[m].Len() - n + 1), n, op.Kind == path.Put}
 		if a.free(local, fl) && a.free(remote, fl) {
 			fl.uses = append(fl.uses, local, remote)
-			op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.memories[0], Off: local.off, Len: n}, Key: a.keys[m-1], RemoteOff: remote.off})
+			op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.memories[0], Off: local.off, Len: n},
+				Key: a.keys[m-1], RemoteOff: remote.off})
 			return
 		}
 		n /= 2
@@ -306,7 +313,8 @@ func (a *actor) land(token uint64, r *Result) {
 			a.sent[fl.imm] = true
 		}
 	case errors.Is(r.Err, path.ErrCanceled):
-		// Its destination is undefined, but from now on it must not change: the model takes what is there.
+		// Its destination is undefined, but from now on it must not change: the model takes what is
+		// there.
 		for _, u := range fl.uses {
 			if u.write {
 				copy(a.model[u.memory][u.off:u.off+u.n], a.memories[u.memory].All().Bytes()[u.off:])

@@ -16,7 +16,8 @@ type badOp struct {
 	want []error // any of; empty: any error
 }
 
-// checkRefusals names memory that must not be reached. Each bad operation goes out between two good ones.
+// checkRefusals names memory that must not be reached. Each bad operation goes out between two good
+// ones.
 func checkRefusals(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
@@ -84,7 +85,8 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 	add("export of our own node", at(s.Export(s.Region(4096), both).Key(), 0, 100), path.ErrKey)
 	add("forged secret, large", at(forge(func(k *path.Key) { k.Secret ^= 1 << 40 }), 0, 1<<19), path.ErrKey)
 
-	// A key that was used before it was revoked, one whose index is in use again, and one that was never used.
+	// A key that was used before it was revoked, one whose index is in use again, and one that was
+	// never used.
 	revoked, retired := export(both), export(both)
 	s.MustDo(path.Op{Kind: path.Put, Copies: at(revoked.Key(), 0, 100)})
 	s.MustDo(path.Op{Kind: path.Get, Copies: at(retired.Key(), 0, 100)})
@@ -130,7 +132,8 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 	}
 	readable, writable := export(path.Read).Key(), export(path.Write).Key()
 	for _, n := range []uint64{1, 100, 4096} {
-		out = append(out, badOp{"put into an export for reading", l.op(path.Put, at(readable, 0, n)...), []error{path.ErrRights}},
+		out = append(out, badOp{"put into an export for reading", l.op(path.Put, at(readable, 0, n)...),
+			[]error{path.ErrRights}},
 			badOp{"get from an export for writing", l.op(path.Get, at(writable, 0, n)...), []error{path.ErrRights}})
 	}
 
@@ -160,7 +163,8 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 
 // opaque is a region that the CPU cannot reach, and that nothing else reaches either.
 func opaque(t testing.TB) *mem.Region {
-	r, err := mem.AdoptMapping("opaque", mem.Mapping{Kind: mem.Device, Size: 4096, PageSize: 4096, FD: -1, NUMANode: -1, Mover: immovable{}})
+	r, err := mem.AdoptMapping("opaque", mem.Mapping{Kind: mem.Device, Size: 4096, PageSize: 4096, FD: -1, NUMANode: -1,
+		Mover: immovable{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,23 +14,27 @@ import (
 
 // Factory makes connected paths of one implementation.
 type Factory struct {
-	// New connects two ends inside this process: a's operations reach b's exports and the other way round. The suite closes
-	// both; New cleans up what else it needed with t.Cleanup.
+	// New connects two ends inside this process: a's operations reach b's exports and the other way
+	// round. The suite closes both; New cleans up what else it needed with t.Cleanup.
 	New func(t testing.TB, a, b setup.Config) (pa, pb path.Path)
-	// Boundaries are sizes in bytes where the implementation changes its way: frames, inline limits, stripes, buffers. Each is
-	// probed at -1, 0 and +1.
+	// Boundaries are sizes in bytes where the implementation changes its way: frames, inline
+	// limits, stripes, buffers. Each is probed at -1, 0 and +1.
 	Boundaries []int
-	// Large is the size in bytes of an operation that one Post and one Poll cannot finish; 0 means 16 MiB.
+	// Large is the size in bytes of an operation that one Post and one Poll cannot finish; 0 means
+	// 16 MiB.
 	Large int
-	// Verifies says that with -tags invariants the path looks after itself with means that allocate: its own counts are compared after
-	// each call, or a mem.RegCache remembers who took each registration. Allocations are not counted in such builds.
+	// Verifies says that with -tags invariants the path looks after itself with means that
+	// allocate: its own counts are compared after each call, or a mem.RegCache remembers who took
+	// each registration. Allocations are not counted in such builds.
 	Verifies bool
 	// NoSparse says that the path cannot serve an export of which only a few pages exist.
 	NoSparse bool
-	// Patience is how long nothing may happen before a wait counts as hung; 0 means 20 s. It is no part of any measurement.
+	// Patience is how long nothing may happen before a wait counts as hung; 0 means 20 s. It is no
+	// part of any measurement.
 	Patience time.Duration
 
-	// Checks are the names of those that run; nil means all. It is for emulated machines, where all of them take too long.
+	// Checks are the names of those that run; nil means all. It is for emulated machines, where all
+	// of them take too long.
 	Checks []string
 
 	rounds int // of ping-pong; fewer for paths that are broken on purpose
@@ -85,11 +89,12 @@ var checks = []check{
 	{"Program", checkProgram},
 }
 
-// Run tests a path. Every sub-test also checks that it leaves no goroutine and no file descriptor behind, that every
-// accepted operation ended exactly once, and that EventDown was the last event.
+// Run tests a path. Every sub-test also checks that it leaves no goroutine and no file descriptor
+// behind, that every accepted operation ended exactly once, and that EventDown was the last event.
 func Run(t *testing.T, f Factory) {
 	f = f.defaults()
-	// The first pair may start what stays for the life of the process, such as the runtime's poller.
+	// The first pair may start what stays for the life of the process, such as the runtime's
+	// poller.
 	scope.Run(t, func(t testing.TB) { newPair(t, f) })
 	for _, name := range f.Checks {
 		if !slices.ContainsFunc(checks, func(c check) bool { return c.name == name }) {
@@ -108,7 +113,8 @@ func (c check) runChecked(t testing.TB, f Factory) {
 	scope.Guarded(t, func(t testing.TB) { c.run(t, f) })
 }
 
-// SeedEnv is the environment variable that makes the random program run one given seed, as printed by a failure.
+// SeedEnv is the environment variable that makes the random program run one given seed, as printed
+// by a failure.
 const SeedEnv = "PENSTOCK_PATHTEST_SEED"
 
 func seeds(t testing.TB) []uint64 {

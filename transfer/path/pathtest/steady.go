@@ -29,7 +29,8 @@ func checkStats(t testing.TB, f Factory) {
 		l := p.lane(s, 1<<20)
 		for k := range 20 + 10*i {
 			n := uint64(k * k * 100)
-			put, get := l.op(path.Put, l.copyOf(0, 0, int(n))), l.op(path.Get, l.copyOf(0, 0, int(n/2)), l.copyOf(int(n/2), 0, 3))
+			put, get := l.op(path.Put, l.copyOf(0, 0, int(n))),
+				l.op(path.Get, l.copyOf(0, 0, int(n/2)), l.copyOf(int(n/2), 0, 3))
 			put.Notify = k%2 == 0
 			before := s.Path.Stats()
 			s.MustDo(put)
@@ -89,7 +90,8 @@ func checkStats(t testing.TB, f Factory) {
 	}
 }
 
-// checkLeaks sets paths up and closes them, over and over. As after every check, no goroutine and no descriptor may be left.
+// checkLeaks sets paths up and closes them, over and over. As after every check, no goroutine and
+// no descriptor may be left.
 func checkLeaks(t testing.TB, f Factory) {
 	for i := range 20 {
 		scope.Run(t, func(t testing.TB) {
@@ -171,7 +173,8 @@ func checkAllocations(t testing.TB, f Factory) {
 			for range 50 {
 				once()
 			}
-			// The runtime allocates now and then by itself; what the path allocates, it allocates every time.
+			// The runtime allocates now and then by itself; what the path allocates, it allocates
+			// every time.
 			least := 1e9
 			for range 5 {
 				if least = min(least, testing.AllocsPerRun(50, once)); least == 0 {

@@ -10,8 +10,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// park serves one side, asleep whenever it has nothing to do, until cond holds. asleep, if not nil, is called before each
-// sleep. It reports a wake-up that never comes by Errorf and returns false; any goroutine may call it.
+// park serves one side, asleep whenever it has nothing to do, until cond holds. asleep, if not nil,
+// is called before each sleep. It reports a wake-up that never comes by Errorf and returns false;
+// any goroutine may call it.
 func (s *Side) park(asleep func(), cond func() bool) bool {
 	start, patience := time.Now(), s.pair.f.Patience
 	for !cond() {
@@ -33,7 +34,8 @@ func (s *Side) park(asleep func(), cond func() bool) bool {
 			}
 		}
 		if s.t.Context().Err() != nil || time.Since(start) > patience {
-			s.t.Errorf("side %s: asleep on FD for %v, and no wake-up came, or nothing to do: lost\n%s", s.Name, patience, s.dumpAlone())
+			s.t.Errorf("side %s: asleep on FD for %v, and no wake-up came, or nothing to do: lost\n%s", s.Name,
+				patience, s.dumpAlone())
 			return false
 		}
 	}
@@ -64,7 +66,8 @@ func (p *Pair) quiet() {
 		}
 		runtime.Gosched()
 		if time.Since(start) > p.f.Patience {
-			p.t.Fatalf("the path does not go quiet: Arm keeps returning true, or FD stays readable, with nothing to do\n%s", p.Dump())
+			p.t.Fatalf("the path does not go quiet: Arm keeps returning true, or FD stays readable, with nothing "+
+				"to do\n%s", p.Dump())
 		}
 	}
 }
@@ -173,8 +176,8 @@ func checkWake(t testing.TB, f Factory) {
 	checkBothAsleep(t, f)
 }
 
-// both runs one goroutine per side, each the only owner of its side. A side that has finished is polled here for as long
-// as the other one may still need it.
+// both runs one goroutine per side, each the only owner of its side. A side that has finished is
+// polled here for as long as the other one may still need it.
 func (p *Pair) both(run func(i int, s *Side) bool) bool {
 	type end struct {
 		side *Side
@@ -200,8 +203,8 @@ func (p *Pair) both(run func(i int, s *Side) bool) bool {
 	}
 }
 
-// checkBothAsleep moves large operations while both sides sleep whenever they can, so that each piece of progress must
-// wake the side that can go on.
+// checkBothAsleep moves large operations while both sides sleep whenever they can, so that each
+// piece of progress must wake the side that can go on.
 func checkBothAsleep(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	var lanes [2]lane
@@ -231,7 +234,8 @@ func checkBothAsleep(t testing.TB, f Factory) {
 	}
 }
 
-// checkPingPong sends one notification to and fro; the side that waits sleeps. One lost wake-up ends it.
+// checkPingPong sends one notification to and fro; the side that waits sleeps. One lost wake-up
+// ends it.
 func checkPingPong(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	var sleeps [2]int
@@ -247,7 +251,8 @@ func checkPingPong(t testing.TB, f Factory) {
 					want--
 				}
 				if n := s.take(); len(n) != 1 || n[0].Imm != want {
-					s.t.Errorf("side %s: round %d: %d notifications, first imm %d; expected one with %d", s.Name, round, len(n), n[0].Imm, want)
+					s.t.Errorf("side %s: round %d: %d notifications, first imm %d; expected one with %d", s.Name, round,
+						len(n), n[0].Imm, want)
 					return false
 				}
 			}
@@ -267,8 +272,8 @@ func checkPingPong(t testing.TB, f Factory) {
 	t.Logf("%d rounds, %d sleeps", f.rounds, sleeps[0]+sleeps[1])
 }
 
-// checkImmediate demands of a path.Immediate that taking ends in PostNow wakes nobody, and that what it leaves, and what the peer does
-// later, wakes all the same.
+// checkImmediate demands of a path.Immediate that taking ends in PostNow wakes nobody, and that
+// what it leaves, and what the peer does later, wakes all the same.
 func checkImmediate(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	s := p.A
@@ -294,7 +299,8 @@ func checkImmediate(t testing.TB, f Factory) {
 		op, _ = s.fresh(op)
 		n, done, err := now.PostNow([]path.Op{op}, events[:])
 		if n != 1 || done != 1 || err != nil || events[0].Token != op.Token || events[0].Err != nil {
-			t.Fatalf("operation kind %d: PostNow returned %d, %d, %v, event %+v: expected that it is done", kind, n, done, err, events[0])
+			t.Fatalf("operation kind %d: PostNow returned %d, %d, %v, event %+v: expected that it is done", kind, n,
+				done, err, events[0])
 		}
 		s.record(events[:done])
 		silent("after PostNow")

@@ -16,8 +16,8 @@ const (
 	IVSize     = 12
 )
 
-// Secret is a traffic secret (RFC 8446 section 7.1): all keys of one direction of one connection come from it. It prints
-// as a word, not as its bytes.
+// Secret is a traffic secret (RFC 8446 section 7.1): all keys of one direction of one connection
+// come from it. It prints as a word, not as its bytes.
 type Secret struct{ b [SecretSize]byte }
 
 // String hides the secret.
@@ -26,9 +26,10 @@ func (Secret) String() string { return "seal.Secret(hidden)" }
 // GoString hides the secret.
 func (Secret) GoString() string { return "seal.Secret(hidden)" }
 
-// Derive makes a traffic secret from what two ends share. label names what it is for: two uses of one shared secret, the two
-// directions of a connection among them, need different labels. transcript is what both ends said before, or its hash: ends
-// that disagree about it get different secrets. shared must have at least 16 bytes that an attacker cannot guess.
+// Derive makes a traffic secret from what two ends share. label names what it is for: two uses of
+// one shared secret, the two directions of a connection among them, need different labels.
+// transcript is what both ends said before, or its hash: ends that disagree about it get different
+// secrets. shared must have at least 16 bytes that an attacker cannot guess.
 func Derive(shared []byte, label string, transcript []byte) (Secret, error) {
 	if len(shared) < 16 {
 		return Secret{}, fmt.Errorf("seal: a shared secret of %d bytes: expected at least 16", len(shared))
@@ -61,7 +62,8 @@ func expandLabel(out, secret []byte, label string, context []byte) error {
 	return nil
 }
 
-// Keys are the record key and IV of a secret (RFC 8446 section 7.3), as an implementation outside this package needs them.
+// Keys are the record key and IV of a secret (RFC 8446 section 7.3), as an implementation outside
+// this package needs them.
 func (s Secret) Keys() (key [KeySize]byte, iv [IVSize]byte, err error) {
 	if err = expandLabel(key[:], s.b[:], "key", nil); err == nil {
 		err = expandLabel(iv[:], s.b[:], "iv", nil)
@@ -138,6 +140,6 @@ func (h *half) next() []byte {
 	return h.nonce[:]
 }
 
-// Blocks is what a record with n bytes of content costs its key: the blocks of 16 bytes that are encrypted with it, one
-// for the tag and one for the lengths.
+// Blocks is what a record with n bytes of content costs its key: the blocks of 16 bytes that are
+// encrypted with it, one for the tag and one for the lengths.
 func Blocks(n int) uint64 { return uint64(n+1+15)/16 + 2 }

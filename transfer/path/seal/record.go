@@ -30,24 +30,25 @@ const (
 	Data      Type = 23
 )
 
-// Limit is how many blocks are encrypted with one key unless Options say less. RFC 8446 section 5.5 permits 2^24.5 records
-// of full size, which is 2^34.5 blocks. The bound behind it is on blocks, so that smaller records cost less. This is 2^34:
-// about 275 GB.
+// Limit is how many blocks are encrypted with one key unless Options say less. RFC 8446 section 5.5
+// permits 2^24.5 records of full size, which is 2^34.5 blocks. The bound behind it is on blocks, so
+// that smaller records cost less. This is 2^34: about 275 GB.
 const Limit = 1 << 34
 
 // Options of a direction; both ends need the same.
 type Options struct {
-	// Limit is how many blocks are encrypted with one key, see Blocks; 0 means the constant Limit, which is also the most.
-	// At least 2048, so that a record of full size fits.
+	// Limit is how many blocks are encrypted with one key, see Blocks; 0 means the constant Limit,
+	// which is also the most. At least 2048, so that a record of full size fits.
 	Limit uint64
 }
 
-// ErrRecord is what a record that must not be accepted is refused with; the text says why. It is final: the connection
-// cannot be used any more.
+// ErrRecord is what a record that must not be accepted is refused with; the text says why. It is
+// final: the connection cannot be used any more.
 var ErrRecord = errors.New("record refused")
 
-// ErrTag is the ErrRecord of a record that was not sealed by the other end with the key and number that are due: it was
-// changed, repeated, moved or left out on the way, or the ends have different secrets.
+// ErrTag is the ErrRecord of a record that was not sealed by the other end with the key and number
+// that are due: it was changed, repeated, moved or left out on the way, or the ends have different
+// secrets.
 var ErrTag = fmt.Errorf("%w: its tag does not match", ErrRecord)
 
 // ErrSpent is returned when a key has reached its limit and cannot be changed.
@@ -88,8 +89,8 @@ func (s *Sealer) Due(n int) bool {
 	return s.used+Blocks(n)+Blocks(5) > s.limit || s.seq == 1<<64-2
 }
 
-// Seal makes a record of rec[HeaderSize:HeaderSize+n], where it is, and returns its size, n + Overhead. rec must have that
-// size at least; n is at most MaxContent. The caller asks Due before.
+// Seal makes a record of rec[HeaderSize:HeaderSize+n], where it is, and returns its size, n +
+// Overhead. rec must have that size at least; n is at most MaxContent. The caller asks Due before.
 func (s *Sealer) Seal(rec []byte, t Type, n int) int {
 	rec = rec[: n+Overhead : n+Overhead]
 	rec[0], rec[1], rec[2] = byte(Data), 3, 3
@@ -101,7 +102,8 @@ func (s *Sealer) Seal(rec []byte, t Type, n int) int {
 	return n + Overhead
 }
 
-// Update writes a KeyUpdate into rec, changes the key, and returns the record's size. rec needs UpdateSize bytes.
+// Update writes a KeyUpdate into rec, changes the key, and returns the record's size. rec needs
+// UpdateSize bytes.
 func (s *Sealer) Update(rec []byte) (int, error) {
 	rec = rec[:UpdateSize]
 	binary.BigEndian.PutUint32(rec[HeaderSize:], keyUpdate<<24|1)
@@ -115,8 +117,8 @@ const keyUpdate = 24
 // Used is how many blocks this key has encrypted.
 func (s *Sealer) Used() uint64 { return s.used }
 
-// RecordSize is the size of the record that begins with b, from its header. It is 0 while b is shorter than a header. A
-// header that no record of encrypted data has is refused.
+// RecordSize is the size of the record that begins with b, from its header. It is 0 while b is
+// shorter than a header. A header that no record of encrypted data has is refused.
 func RecordSize(b []byte) (int, error) {
 	if len(b) < HeaderSize {
 		return 0, nil
@@ -143,10 +145,11 @@ func NewOpener(s Secret, o Options) (*Opener, error) {
 	return x, x.start(s, o)
 }
 
-// Open opens the next record, which rec must be as a whole, and returns its content. It is placed at the start of dst,
-// which needs room for one byte more than the content (see ContentRoom), all of which is overwritten, also when the record
-// is refused; with a nil dst it is placed where it was in rec. Where a KeyUpdate was opened, the type is Handshake and the
-// content is empty. Every error is final and comes again.
+// Open opens the next record, which rec must be as a whole, and returns its content. It is placed
+// at the start of dst, which needs room for one byte more than the content (see ContentRoom), all
+// of which is overwritten, also when the record is refused; with a nil dst it is placed where it
+// was in rec. Where a KeyUpdate was opened, the type is Handshake and the content is empty. Every
+// error is final and comes again.
 func (o *Opener) Open(dst, rec []byte) (Type, []byte, error) {
 	if o.err != nil {
 		return 0, nil, o.err

@@ -63,7 +63,8 @@ func (s *Sealer) record(t Type, msg []byte) []byte {
 func TestStandardVectors(t *testing.T) {
 	s := Secret{[32]byte(unhex(t, "9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5"))}
 	key, iv, err := s.Keys()
-	if err != nil || hex.EncodeToString(key[:]) != "17422dda596ed5d9acd890e3c63f5051" || hex.EncodeToString(iv[:]) != "5b78923dee08579033e523d9" {
+	if err != nil || hex.EncodeToString(key[:]) != "17422dda596ed5d9acd890e3c63f5051" ||
+		hex.EncodeToString(iv[:]) != "5b78923dee08579033e523d9" {
 		t.Fatalf("key %x, iv %x, %v", key, iv, err)
 	}
 	w, r := pair(t, s, Options{})
@@ -71,7 +72,9 @@ func TestStandardVectors(t *testing.T) {
 	for i := range msg {
 		msg[i] = byte(i)
 	}
-	want := unhex(t, "17 03 03 00 43 a2 3f 70 54 b6 2c 94 d0 af fa fe 82 28 ba 55 cb ef ac ea 42 f9 14 aa 66 bc ab 3f 2b 98 19 a8 a5 b4 6b 39 5b d5 4a 9a 20 44 1e 2b 62 97 4e 1f 5a 62 92 a2 97 70 14 bd 1e 3d ea e6 3a ee bb 21 69 49 15 e4")
+	want := unhex(t, "17 03 03 00 43 a2 3f 70 54 b6 2c 94 d0 af fa fe 82 28 ba 55 cb ef ac ea 42 f9 14 aa 66 bc ab "+
+		"3f 2b 98 19 a8 a5 b4 6b 39 5b d5 4a 9a 20 44 1e 2b 62 97 4e 1f 5a 62 92 a2 97 70 14 bd 1e 3d ea e6 3a ee bb "+
+		"21 69 49 15 e4")
 	rec := w.record(Data, msg)
 	if !bytes.Equal(rec, want) {
 		t.Fatalf("sealed %x", rec)
@@ -131,7 +134,8 @@ func TestSecretsDiffer(t *testing.T) {
 	}
 }
 
-// TestRefused: the Opener refuses whatever an attacker between the ends does, and opens nothing afterwards.
+// TestRefused: the Opener refuses whatever an attacker between the ends does, and opens nothing
+// afterwards.
 func TestRefused(t *testing.T) {
 	other := testSecret(t, "the other direction")
 	for _, c := range []struct {
@@ -198,8 +202,8 @@ func TestPadding(t *testing.T) {
 	}
 }
 
-// TestPlaces: a record is opened into a place that has one byte more than the content, and not into a shorter one, which
-// does no harm.
+// TestPlaces: a record is opened into a place that has one byte more than the content, and not into
+// a shorter one, which does no harm.
 func TestPlaces(t *testing.T) {
 	w, r := pair(t, testSecret(t, "x"), Options{})
 	for _, n := range []int{0, 1, 100, MaxContent} {
@@ -216,7 +220,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestKeyUpdate: with a small limit keys change by themselves, and the opener refuses one that goes on too long.
+// TestKeyUpdate: with a small limit keys change by themselves, and the opener refuses one that goes
+// on too long.
 func TestKeyUpdate(t *testing.T) {
 	o := Options{Limit: 2048}
 	w, r := pair(t, testSecret(t, "x"), o)
@@ -329,13 +334,15 @@ func (k *keyLog) secret(t *testing.T, label string) Secret {
 	return Secret{}
 }
 
-// TestStandardPeer exchanges records with Go's own TLS: after its handshake this package takes the client's place.
+// TestStandardPeer exchanges records with Go's own TLS: after its handshake this package takes the
+// client's place.
 func TestStandardPeer(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"peer"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"peer"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -355,7 +362,8 @@ func TestStandardPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sc.Close()
-	server := tls.Server(sc, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true})
+	server := tls.Server(sc, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true})
 	log := new(keyLog)
 	client := tls.Client(c, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13, KeyLogWriter: log})
 	done := make(chan error, 1)
@@ -367,7 +375,8 @@ func TestStandardPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := client.ConnectionState().CipherSuite; s != tls.TLS_AES_128_GCM_SHA256 {
-		testenv.Missing(t, "a processor with AES instructions, for which crypto/tls chooses what this package has", fmt.Errorf("it chose %s", tls.CipherSuiteName(s)))
+		testenv.Missing(t, "a processor with AES instructions, for which crypto/tls chooses what this package has",
+			fmt.Errorf("it chose %s", tls.CipherSuiteName(s)))
 	}
 	w, err := NewSealer(log.secret(t, "CLIENT_TRAFFIC_SECRET_0"), Options{})
 	if err != nil {

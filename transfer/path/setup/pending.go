@@ -9,18 +9,20 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Pending are connections that a listener accepted and that have shown nothing yet, of which it keeps only so many. When there are more,
-// the oldest connection of the source that has the most makes room: a flood from one source pushes out its own connections and
-// no others. The zero value is empty and ready to use; its methods are called by one goroutine at a time.
+// Pending are connections that a listener accepted and that have shown nothing yet, of which it
+// keeps only so many. When there are more, the oldest connection of the source that has the most
+// makes room: a flood from one source pushes out its own connections and no others. The zero value
+// is empty and ready to use; its methods are called by one goroutine at a time.
 type Pending[T comparable] struct {
 	most    int            // 0: MaxPending(); tests have less
 	sources map[string][]T // in the order of arrival, without empty ones
 	of      map[T]string
 }
 
-// MaxPending is the number of connections that each listener of this process keeps pending: 1024, so that the hundreds of processes of a
-// job, which one user begins on one machine at once, all get in; or fewer where the process can have few descriptors, so that three
-// listeners take at most three quarters of what package budget does not give to peers.
+// MaxPending is the number of connections that each listener of this process keeps pending: 1024,
+// so that the hundreds of processes of a job, which one user begins on one machine at once, all get
+// in; or fewer where the process can have few descriptors, so that three listeners take at most
+// three quarters of what package budget does not give to peers.
 var MaxPending = sync.OnceValue(func() int {
 	files, err := sys.FileLimit()
 	if err != nil {
@@ -31,8 +33,8 @@ var MaxPending = sync.OnceValue(func() int {
 
 func maxPending(files uint64) int { return int(min(max(files/16, 4), 1024)) }
 
-// Source is where a connection comes from as far as an address tells: an IPv4 address, or all that one machine can choose from, which
-// is the /64 of an IPv6 address, and 127.0.0.0/8.
+// Source is where a connection comes from as far as an address tells: an IPv4 address, or all that
+// one machine can choose from, which is the /64 of an IPv6 address, and 127.0.0.0/8.
 func Source(a netip.Addr) string {
 	a = a.Unmap().WithZone("")
 	bits := a.BitLen()
@@ -45,7 +47,8 @@ func Source(a netip.Addr) string {
 	return netip.PrefixFrom(a, bits).Masked().String()
 }
 
-// Add keeps a connection. If another one has to make room for it, Add returns that one, which is not kept any more, and true.
+// Add keeps a connection. If another one has to make room for it, Add returns that one, which is
+// not kept any more, and true.
 func (p *Pending[T]) Add(source string, c T) (out T, full bool) {
 	if p.of == nil {
 		p.sources, p.of = map[string][]T{}, map[T]string{}

@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPendingModel compares with a list: there are never too many, and the one that makes room is the oldest of a source that has the most.
+// TestPendingModel compares with a list: there are never too many, and the one that makes room is
+// the oldest of a source that has the most.
 func TestPendingModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type conn struct{ source, number int }

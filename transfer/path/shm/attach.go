@@ -14,19 +14,22 @@ import (
 )
 
 const (
-	// maxAttachments is the number of the peer's exports that are mapped at once; the least recently used gives way.
+	// maxAttachments is the number of the peer's exports that are mapped at once; the least
+	// recently used gives way.
 	maxAttachments = 4096
 	// evictAtOnce is how many give way at once.
 	evictAtOnce = 64
 	// maxAsked is the number of attach requests on their way.
 	maxAsked = 64
-	// populateBytes is the least copy for which pages are mapped ahead, and populateBlock the grain of that.
+	// populateBytes is the least copy for which pages are mapped ahead, and populateBlock the grain
+	// of that.
 	populateBytes = 64 << 10
 	populateBlock = 64 << 10
 )
 
 // errAttaching says that Borrow has to be tried again.
-var errAttaching = fmt.Errorf("transfer/path/shm: borrow: the export is being attached, poll and try again: %w", path.ErrFull)
+var errAttaching = fmt.Errorf("transfer/path/shm: borrow: the export is being attached, poll and try again: %w",
+	path.ErrFull)
 
 type attachState uint8
 
@@ -36,7 +39,8 @@ const (
 	attachFailed
 )
 
-// attachment is an export of the peer. The path's owner uses it; any goroutine may release views of it.
+// attachment is an export of the peer. The path's owner uses it; any goroutine may release views of
+// it.
 type attachment struct {
 	p      *Path
 	key    path.Key
@@ -67,7 +71,8 @@ func (p *Path) ready(key path.Key) *attachment {
 	return a
 }
 
-// attached returns the attachment of key, or asks the peer for it and returns errWait. A failure is reported once.
+// attached returns the attachment of key, or asks the peer for it and returns errWait. A failure is
+// reported once.
 func (p *Path) attached(key path.Key) (*attachment, error) {
 	if a := p.ready(key); a != nil {
 		return a, nil
@@ -83,7 +88,8 @@ func (p *Path) attached(key path.Key) (*attachment, error) {
 		return nil, errWait
 	}
 	if len(p.atts) >= maxAttachments && !p.evict() {
-		return nil, fmt.Errorf("transfer/path/shm: more than %d exports of the peer in use at once: %w", maxAttachments, path.ErrUnreachable)
+		return nil, fmt.Errorf("transfer/path/shm: more than %d exports of the peer in use at once: %w", maxAttachments,
+			path.ErrUnreachable)
 	}
 	a := &attachment{p: p, key: key}
 	p.askID++
@@ -92,7 +98,8 @@ func (p *Path) attached(key path.Key) (*attachment, error) {
 	return nil, errWait
 }
 
-// evict gives up the attachments that were not used for longest, several at once because finding them takes a look at all.
+// evict gives up the attachments that were not used for longest, several at once because finding
+// them takes a look at all.
 func (p *Path) evict() bool {
 	var running uint64
 	if p.queued > 0 {
@@ -117,7 +124,8 @@ func (p *Path) evict() bool {
 	return len(old) > 0
 }
 
-// askAhead asks for the exports of the blocks after the one that waits, so that a list of many is not one round trip for each.
+// askAhead asks for the exports of the blocks after the one that waits, so that a list of many is
+// not one round trip for each.
 func (p *Path) askAhead(s *slot) {
 	for i := s.block + 1; i < min(len(s.copies), s.block+maxAsked) && len(p.asked) < maxAsked/2; i++ {
 		k := s.copies[i].Key
@@ -158,14 +166,17 @@ func (p *Path) attachedReply(k *packet, fd int) {
 		}
 	}
 	pages := newTouched(k.size)
-	grant, err := budget.Process().Take(p.principal, budget.Amounts{budget.Mappings: mappings, budget.Address: mappings * k.size, budget.Memory: 8 * uint64(len(pages))})
+	grant, err := budget.Process().Take(p.principal,
+		budget.Amounts{budget.Mappings: mappings, budget.Address: mappings * k.size,
+			budget.Memory: 8 * uint64(len(pages))})
 	if err != nil {
 		p.unmapped(a, err)
 		return
 	}
 	m, err := sys.Mmap(fd, int64(k.off), int(k.size), prot, sys.MapShared)
 	if err == nil && k.rights&path.Write != 0 && k.rights&path.Read != 0 {
-		// A separate mapping for views, so that a stray write through one faults instead of reaching the peer's memory.
+		// A separate mapping for views, so that a stray write through one faults instead of
+		// reaching the peer's memory.
 		if a.view, err = sys.Mmap(fd, int64(k.off), int(k.size), sys.ProtRead, sys.MapShared); err != nil {
 			sys.Munmap(m)
 		}
@@ -188,12 +199,13 @@ func (p *Path) attachedReply(k *packet, fd int) {
 
 // unmapped ends an attachment that cannot be mapped.
 func (p *Path) unmapped(a *attachment, err error) {
-	a.state, a.err = attachFailed, fmt.Errorf("transfer/path/shm: the peer's export cannot be mapped: %w: %w", path.ErrUnreachable, err)
+	a.state, a.err = attachFailed, fmt.Errorf("transfer/path/shm: the peer's export cannot be mapped: %w: %w",
+		path.ErrUnreachable, err)
 	p.send(packet{kind: packetLetGo, key: a.key}, -1)
 }
 
-// detach ends the use of an attachment by the path: nothing can be written any more when it returns, and the mapping goes
-// with the last view.
+// detach ends the use of an attachment by the path: nothing can be written any more when it
+// returns, and the mapping goes with the last view.
 func (p *Path) detach(a *attachment) {
 	delete(p.atts, a.key)
 	if p.last == a {
@@ -248,8 +260,9 @@ func (p *Path) flushGone() {
 	}
 }
 
-// Borrow gives a read-only view of the peer's export without copying. The pages are mapped for reading only: a write through
-// the view is a fault in the writer. A view outlives Close and the peer; the peer's Fence waits for its release.
+// Borrow gives a read-only view of the peer's export without copying. The pages are mapped for
+// reading only: a write through the view is a fault in the writer. A view outlives Close and the
+// peer; the peer's Fence waits for its release.
 func (p *Path) Borrow(key path.Key, off, n uint64) (path.View, error) {
 	a := p.last
 	if a == nil || a.key != key {
@@ -274,10 +287,12 @@ func (p *Path) Borrow(key path.Key, off, n uint64) (path.View, error) {
 	return path.NewView(a.view[off:off+n:off+n], a, uint64(a.views.Take())), nil
 }
 
-// touched remembers which blocks of a mapping have their pages mapped already. It only saves faults: being wrong is harmless.
+// touched remembers which blocks of a mapping have their pages mapped already. It only saves
+// faults: being wrong is harmless.
 type touched []uint64
 
-// newTouched remembers the first 16 GiB: the size is the peer's choice, and sparse memory costs it nothing.
+// newTouched remembers the first 16 GiB: the size is the peer's choice, and sparse memory costs it
+// nothing.
 func newTouched(size uint64) touched {
 	return make(touched, min((size+64*populateBlock-1)/(64*populateBlock), 4096))
 }
@@ -335,8 +350,8 @@ func (p *Path) letGo(key path.Key) {
 func (p *Path) revoked(key path.Key) {
 	a := p.atts[key]
 	if a == nil || a.state != attachReady {
-		// Given up already, or not yet handed over: the answer to that request will say that it is revoked.
-		// If views of it are still out, their release will tell.
+		// Given up already, or not yet handed over: the answer to that request will say that it is
+		// revoked. If views of it are still out, their release will tell.
 		if _, ok := p.viewed[key]; !ok {
 			p.send(packet{kind: packetLetGo, key: key}, -1)
 		}

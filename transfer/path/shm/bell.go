@@ -19,8 +19,9 @@ func (p *Path) Arm() bool {
 		return true
 	}
 	how := p.waitsFor()
-	// The peer stores its message and then reads this word; we store the word and then look for a message. Both are
-	// sequentially consistent, so at least one of us sees the other. The same holds for room in our ring.
+	// The peer stores its message and then reads this word; we store the word and then look for a
+	// message. Both are sequentially consistent, so at least one of us sees the other. The same
+	// holds for room in our ring.
 	p.ownParked.Swap(how)
 	if p.rx.Ready() || !p.stuck() || p.waitsFor() != how { // the last look may have found the ring full
 		p.ownParked.Store(awake)
@@ -34,7 +35,8 @@ func (p *Path) Arm() bool {
 	return false
 }
 
-// waitsFor is what the peer is to ring for while this side sleeps: messages, or also room in our ring.
+// waitsFor is what the peer is to ring for while this side sleeps: messages, or also room in our
+// ring.
 func (p *Path) waitsFor() uint64 {
 	if p.queued > 0 && p.stopped == stopRoom || p.helping.owed != 0 {
 		return parkedRoom
@@ -82,7 +84,8 @@ func (p *Path) wake() {
 		p.ownParked.Store(awake)
 	}
 	if p.rung.Load() {
-		// In one step, as far as ringSelf is concerned: a ring between the two would leave the flag set and the bell silent for good.
+		// In one step, as far as ringSelf is concerned: a ring between the two would leave the flag
+		// set and the bell silent for good.
 		p.mu.Lock()
 		p.rung.Store(false)
 		if !p.bellDead {
@@ -103,9 +106,10 @@ func (p *Path) FD() int {
 	return p.epoll.FD()
 }
 
-// peerState reads the peer's parked word, after everything that was stored before in the order that all sides agree on.
-// That is what an atomic load means in Go. The race detector, however, turns atomic stores to memory outside of the Go heap
-// into plain ones, which the load may overtake; in its builds a read-modify-write takes the load's place.
+// peerState reads the peer's parked word, after everything that was stored before in the order that
+// all sides agree on. That is what an atomic load means in Go. The race detector, however, turns
+// atomic stores to memory outside of the Go heap into plain ones, which the load may overtake; in
+// its builds a read-modify-write takes the load's place.
 func (p *Path) peerState() uint64 {
 	if raceDetector {
 		return p.peerParked.Add(0)
@@ -113,10 +117,12 @@ func (p *Path) peerState() uint64 {
 	return p.peerParked.Load()
 }
 
-// ringPeer wakes the peer if it sleeps. The first that clears the word rings; so it is rung once for each time it sleeps.
+// ringPeer wakes the peer if it sleeps. The first that clears the word rings; so it is rung once
+// for each time it sleeps.
 func (p *Path) ringPeer() {
 	how := p.peerParked.Load()
-	if how == awake || how == shut || !p.peerParked.CompareAndSwap(how, awake) { // it went to sleep anew: then it has looked
+	if how == awake || how == shut || !p.peerParked.CompareAndSwap(how, awake) {
+		// it went to sleep anew: then it has looked
 		return
 	}
 	p.stats.wakeups.Add(1)

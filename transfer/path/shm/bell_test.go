@@ -7,8 +7,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Views are released by any goroutine, which rings for the path's owner. If that happens just while the owner empties its bell, the
-// bell must not stay silent for good: whatever the owner posted later while asleep would then wait until the peer says something.
+// Views are released by any goroutine, which rings for the path's owner. If that happens just while
+// the owner empties its bell, the bell must not stay silent for good: whatever the owner posted
+// later while asleep would then wait until the peer says something.
 func TestRingWhileWaking(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	p := u.p

@@ -18,7 +18,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// The other process of these tests and benchmarks is this test binary, started again with childEnv set to "role addr token".
+// The other process of these tests and benchmarks is this test binary, started again with childEnv
+// set to "role addr token".
 const childEnv = "PENSTOCK_SHM_CHILD"
 
 func TestMain(m *testing.M) {
@@ -47,7 +48,8 @@ func childMain(args []string) error {
 		return err
 	}
 	x := new(path.Exports)
-	p, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: args[1], Token: setup.Token(token)}, setup.Config{Rights: path.Read | path.Write, Exports: x})
+	p, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: args[1], Token: setup.Token(token)},
+		setup.Config{Rights: path.Read | path.Write, Exports: x})
 	if err != nil {
 		return err
 	}
@@ -55,8 +57,9 @@ func childMain(args []string) error {
 	return roles[args[0]](p.(*Path), x)
 }
 
-// childServe exports 256 MiB, tells the key in its first notification, and answers every notification: with Imm 1 by a put of
-// 64 bytes into the export whose key is the message, otherwise by a bare one.
+// childServe exports 256 MiB, tells the key in its first notification, and answers every
+// notification: with Imm 1 by a put of 64 bytes into the export whose key is the message, otherwise
+// by a bare one.
 func childServe(p *Path, x *path.Exports, spin bool) error {
 	runtime.LockOSThread()
 	r, err := mem.Alloc(mem.Options{Name: "child", Size: 256 << 20})
@@ -192,7 +195,8 @@ func BenchmarkPingPong(b *testing.B) {
 			}
 			p, _ := child(b, Driver{}, role, x)
 			key := path.ParseKey(until(b, p, path.EventNotify).Msg)
-			op := []path.Op{{Kind: path.Put, Notify: true, Imm: 1, Msg: own.Key().Append(nil), Copies: []path.Copy{{Local: mem.Span{Region: r, Len: 64}, Key: key}}}}
+			op := []path.Op{{Kind: path.Put, Notify: true, Imm: 1, Msg: own.Key().Append(nil),
+				Copies: []path.Copy{{Local: mem.Span{Region: r, Len: 64}, Key: key}}}}
 			var events [16]path.Event
 			round := func() {
 				if _, err := p.Post(op); err != nil {
@@ -225,10 +229,12 @@ func BenchmarkPingPong(b *testing.B) {
 	}
 }
 
-// BenchmarkPut reports puts into the other process, beside the built-in copy between two regions of this one in turns.
+// BenchmarkPut reports puts into the other process, beside the built-in copy between two regions of
+// this one in turns.
 func BenchmarkPut(b *testing.B) {
 	for _, d := range []Driver{{}, {NoHelp: true}} {
-		for _, c := range []struct{ blocks, size int }{{1, 64 << 10}, {1, 1 << 20}, {1, 16 << 20}, {1, 256 << 20}, {1024, 4096}, {1024, 64 << 10}} {
+		for _, c := range []struct{ blocks, size int }{{1, 64 << 10}, {1, 1 << 20}, {1, 16 << 20}, {1, 256 << 20},
+			{1024, 4096}, {1024, 64 << 10}} {
 			b.Run(fmt.Sprintf("help=%v/%dx%dKiB", !d.NoHelp, c.blocks, c.size>>10), func(b *testing.B) {
 				runtime.LockOSThread()
 				p, _ := child(b, d, "echo", new(path.Exports))
@@ -238,7 +244,8 @@ func BenchmarkPut(b *testing.B) {
 				copies := make([]path.Copy, c.blocks)
 				for i := range copies {
 					j := i * 7919 % c.blocks
-					copies[i] = path.Copy{Local: mem.Span{Region: src, Off: uint64(i * c.size), Len: uint64(c.size)}, Key: key, RemoteOff: uint64(j * c.size)}
+					copies[i] = path.Copy{Local: mem.Span{Region: src, Off: uint64(i * c.size), Len: uint64(c.size)},
+						Key: key, RemoteOff: uint64(j * c.size)}
 				}
 				op := []path.Op{{Kind: path.Put, Copies: copies}}
 				put := func() {
@@ -284,7 +291,8 @@ func BenchmarkCalls(b *testing.B) {
 	for _, size := range []int{0, 64, 4096, 65536} {
 		b.Run(fmt.Sprintf("put-%d", size), func(b *testing.B) {
 			x := new(path.Exports)
-			p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: x})
+			p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+				setup.Config{Rights: path.Read | path.Write, Exports: x})
 			defer q.Close()
 			defer p.Close()
 			r, s := benchRegion(b, 65536), benchRegion(b, 65536)
@@ -292,7 +300,8 @@ func BenchmarkCalls(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			op := []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: s, Len: uint64(size)}, Key: e.Key()}}}}
+			op := []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: s, Len: uint64(size)},
+				Key: e.Key()}}}}
 			p.Post(op)
 			for n := 0; n == 0; {
 				var ev [1]path.Event
@@ -310,7 +319,8 @@ func BenchmarkCalls(b *testing.B) {
 		})
 	}
 	b.Run("idle-poll", func(b *testing.B) {
-		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		defer q.Close()
 		defer p.Close()
 		var ev [4]path.Event
@@ -320,7 +330,8 @@ func BenchmarkCalls(b *testing.B) {
 	})
 	b.Run("borrow", func(b *testing.B) {
 		x := new(path.Exports)
-		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: x})
+		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+			setup.Config{Rights: path.Read | path.Write, Exports: x})
 		defer q.Close()
 		defer p.Close()
 		r := benchRegion(b, 65536)
@@ -343,10 +354,12 @@ func BenchmarkCalls(b *testing.B) {
 	})
 }
 
-// BenchmarkConnect reports how long it takes to set a path up and to close it, with both ends in this process.
+// BenchmarkConnect reports how long it takes to set a path up and to close it, with both ends in
+// this process.
 func BenchmarkConnect(b *testing.B) {
 	for b.Loop() {
-		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		p.Close()
 		q.Close()
 	}

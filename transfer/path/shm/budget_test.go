@@ -30,8 +30,8 @@ func sparse(t testing.TB, size int64) int {
 	return fd
 }
 
-// TestLentSparseMemory: a peer lends sparse memory larger than the address space together and asks for help with it. Nothing of it is
-// mapped, and helping makes no page of it.
+// TestLentSparseMemory: a peer lends sparse memory larger than the address space together and asks
+// for help with it. Nothing of it is mapped, and helping makes no page of it.
 func TestLentSparseMemory(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	if !u.q.helps {
@@ -72,7 +72,8 @@ func TestLentSparseMemory(t *testing.T) {
 	}
 }
 
-// TestLentMemoryPunched: a region that was whole when it was lent, and therefore mapped, gets no pages back where the peer punched a hole.
+// TestLentMemoryPunched: a region that was whole when it was lent, and therefore mapped, gets no
+// pages back where the peer punched a hole.
 func TestLentMemoryPunched(t *testing.T) {
 	fd := sparse(t, helpBytes)
 	if err := sys.Allocate(fd, helpBytes); err != nil {
@@ -100,7 +101,8 @@ func TestLentMemoryPunched(t *testing.T) {
 	}
 }
 
-// TestLentPagesBeyondTheEnd: pages that a sparse region has beyond its end do not make helping fill it.
+// TestLentPagesBeyondTheEnd: pages that a sparse region has beyond its end do not make helping fill
+// it.
 func TestLentPagesBeyondTheEnd(t *testing.T) {
 	const fallocKeepSize = 1 // FALLOC_FL_KEEP_SIZE
 	fd := sparse(t, helpBytes)
@@ -122,7 +124,8 @@ func TestLentPagesBeyondTheEnd(t *testing.T) {
 // TestLendingNeedsTheRight: who may not put has nothing to be helped with.
 func TestLendingNeedsTheRight(t *testing.T) {
 	x := new(path.Exports)
-	p, q := connect(t, Driver{}, setup.Config{Exports: x, Rights: path.Read | path.Write}, setup.Config{Exports: x, Rights: path.Read})
+	p, q := connect(t, Driver{}, setup.Config{Exports: x, Rights: path.Read | path.Write},
+		setup.Config{Exports: x, Rights: path.Read})
 	defer p.Close()
 	defer q.Close()
 	if !q.helps {
@@ -133,7 +136,8 @@ func TestLendingNeedsTheRight(t *testing.T) {
 	}
 }
 
-// TestMappingsAreCharged: attachments and lent regions are charged to the principal of the path, refused beyond its share, and given back.
+// TestMappingsAreCharged: attachments and lent regions are charged to the principal of the path,
+// refused beyond its share, and given back.
 func TestMappingsAreCharged(t *testing.T) {
 	const who = "TestMappingsAreCharged"
 	px, qx := new(path.Exports), new(path.Exports)
@@ -191,7 +195,8 @@ func TestMappingsAreCharged(t *testing.T) {
 	}
 }
 
-// TestNeeds opens paths with windows of each size: they take no more descriptors and memory than Driver.Needs says.
+// TestNeeds opens paths with windows of each size: they take no more descriptors and memory than
+// Driver.Needs says.
 func TestNeeds(t *testing.T) {
 	for _, window := range []int{1, 0, maxWindow} {
 		cfg := setup.Config{Exports: new(path.Exports), Rights: path.Read | path.Write, Window: window}
@@ -207,7 +212,8 @@ func TestNeeds(t *testing.T) {
 		if got > 2*n.Descriptors {
 			t.Errorf("window %d: two sides have %d descriptors, each should need %d", window, got, n.Descriptors)
 		}
-		if heap := after.HeapAlloc - min(before.HeapAlloc, after.HeapAlloc) + uint64(controlBytes(p.window)); heap > 2*n.Memory {
+		if heap := after.HeapAlloc - min(before.HeapAlloc, after.HeapAlloc) +
+			uint64(controlBytes(p.window)); heap > 2*n.Memory {
 			t.Errorf("window %d: two sides take %d bytes, each should need %d", window, heap, n.Memory)
 		}
 		p.Close()

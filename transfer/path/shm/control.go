@@ -9,15 +9,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// The control memory is one sealed memfd of base pages that the accepting side makes. Offsets in bytes:
+// The control memory is one sealed memfd of base pages that the accepting side makes. Offsets in
+// bytes:
 //
 //	0    parked word of side 0 (the accepting side); 128: of side 1. Written by its side when it goes to sleep or wakes,
 //	     and set back to 0 by the peer that takes it upon itself to ring.
 //	256  claim word of side 0's copy job, 384: its done word; 512 and 640: the same for side 1. See help.go.
 //	4096 message ring from side 0 to side 1, then the one from side 1 to side 0, each on a page of its own.
 //
-// Each word is alone on a pair of cache lines. Whatever a side reads here is the peer's word: it is copied out, checked and
-// never used as an address.
+// Each word is alone on a pair of cache lines. Whatever a side reads here is the peer's word: it is
+// copied out, checked and never used as an address.
 const (
 	parkedAt  = 0
 	claimAt   = 256
@@ -40,12 +41,14 @@ const (
 	controlName = "penstock:shm-control"
 )
 
-// cells is the size of a message ring: two cells for each operation of the window, so that plain notifications never wait.
+// cells is the size of a message ring: two cells for each operation of the window, so that plain
+// notifications never wait.
 func cells(window int) int { return min(max(2*window, minCells), maxCells) }
 
 func ringBytes(window int) int { return (ring.MessagesSize(cells(window)) + pageMask) &^ pageMask }
 
-// controlBytes follows from the window alone, which both sides know; no size is ever taken from the peer.
+// controlBytes follows from the window alone, which both sides know; no size is ever taken from the
+// peer.
 func controlBytes(window int) int {
 	return (ringsAt + 2*ringBytes(window) + sys.PageSize - 1) &^ (sys.PageSize - 1)
 }
@@ -91,14 +94,16 @@ func openControl(fd, window int) (*control, error) {
 	return mapControl(fd, 1, window)
 }
 
-// checkSealed says whether fd is a memfd that has size bytes at off and can never shrink, so that no access to them can fault.
+// checkSealed says whether fd is a memfd that has size bytes at off and can never shrink, so that
+// no access to them can fault.
 func checkSealed(fd int, off, size uint64) error {
 	seals, err := sys.Seals(fd)
 	if err != nil {
 		return fmt.Errorf("the peer sent a file that cannot be sealed (%v): %w", err, path.ErrProtocol)
 	}
 	if seals&sys.SealShrink == 0 {
-		return fmt.Errorf("the peer sent a memfd that it could truncate (seals %#x, expected F_SEAL_SHRINK): %w", seals, path.ErrProtocol)
+		return fmt.Errorf("the peer sent a memfd that it could truncate (seals %#x, expected F_SEAL_SHRINK): %w", seals,
+			path.ErrProtocol)
 	}
 	n, err := sys.FileSize(fd)
 	if err != nil {

@@ -16,10 +16,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// Driver sets up paths to processes of the same user on this machine. The zero value is ready to use.
+// Driver sets up paths to processes of the same user on this machine. The zero value is ready to
+// use.
 type Driver struct {
-	// NoHelp keeps large puts on the core of the side that posts them. Without it the peer copies a part, for which it is
-	// lent the whole local region read-only. It holds for both directions when either side sets it.
+	// NoHelp keeps large puts on the core of the side that posts them. Without it the peer copies a
+	// part, for which it is lent the whole local region read-only. It holds for both directions
+	// when either side sets it.
 	NoHelp bool
 }
 
@@ -40,26 +42,31 @@ func (Driver) Name() string { return "shm" }
 
 // Traits are those of memory that both ends map.
 func (Driver) Traits() setup.Traits {
-	return setup.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: 300 * time.Nanosecond, BytesPerSec: 8e9}}
+	return setup.Traits{SameHost: true, Whole: true, Borrow: true,
+		Prior: path.Cost{Latency: 300 * time.Nanosecond, BytesPerSec: 8e9}}
 }
 
-// Needs are those of one side: a socket, what wakes its owner, the packets that wait to be sent, and the memory that both sides share.
-// What of the peer's is mapped or lent is charged while the path is used, to Config.Principal.
+// Needs are those of one side: a socket, what wakes its owner, the packets that wait to be sent,
+// and the memory that both sides share. What of the peer's is mapped or lent is charged while the
+// path is used, to Config.Principal.
 func (Driver) Needs(cfg *setup.Config) setup.Needs {
 	window, err := checkConfig(*cfg)
 	if err != nil {
 		return setup.Needs{}
 	}
-	return setup.Needs{Descriptors: 3 + 1 + maxOutFDs, Memory: uint64(controlBytes(window)) + uint64(window)*opBytes + pathBytes}
+	return setup.Needs{Descriptors: 3 + 1 + maxOutFDs,
+		Memory: uint64(controlBytes(window)) + uint64(window)*opBytes + pathBytes}
 }
 
-// What one operation of the window takes at most, a message of MaxMessage bytes included, and what a path takes once.
+// What one operation of the window takes at most, a message of MaxMessage bytes included, and what
+// a path takes once.
 const (
 	opBytes   = 1024 + 512
 	pathBytes = 64 << 10
 )
 
-// Listen opens an abstract unix socket with a random name, which needs no file and vanishes with the process.
+// Listen opens an abstract unix socket with a random name, which needs no file and vanishes with
+// the process.
 func (d Driver) Listen() (setup.Listener, error) {
 	var r [16]byte
 	rand.Read(r[:])
@@ -68,14 +75,15 @@ func (d Driver) Listen() (setup.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer/path/shm: listen: %w: %w", path.ErrUnavailable, err)
 	}
-	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[setup.Token]chan *stranger{}, closed: make(chan struct{})}
+	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[setup.Token]chan *stranger{},
+		closed: make(chan struct{})}
 	l.work.Add(1)
 	go l.accept()
 	return l, nil
 }
 
-// Dial connects to the listener that made the offer. It checks that the kernel says that the listener belongs to the same
-// effective user before it shows the token.
+// Dial connects to the listener that made the offer. It checks that the kernel says that the
+// listener belongs to the same effective user before it shows the token.
 func (d Driver) Dial(ctx context.Context, o setup.Offer, cfg setup.Config) (path.Path, error) {
 	p, err := d.dial(ctx, o, cfg)
 	if err != nil {
@@ -90,14 +98,16 @@ func (d Driver) dial(ctx context.Context, o setup.Offer, cfg setup.Config) (*Pat
 		return nil, err
 	}
 	if !strings.HasPrefix(o.Addr, addrPrefix) || len(o.Addr) > 100 {
-		return nil, fmt.Errorf("expected the address of an abstract socket such as %q: %w", addrPrefix+"0123", path.ErrUnavailable)
+		return nil, fmt.Errorf("expected the address of an abstract socket such as %q: %w", addrPrefix+"0123",
+			path.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
 	var dialer net.Dialer
 	nc, err := dialer.DialContext(ctx, "unixpacket", o.Addr)
 	if err != nil {
-		return nil, fmt.Errorf("no listener of this name in this network namespace (has the process ended, or is it in another container?): %w: %w", path.ErrUnavailable, err)
+		return nil, fmt.Errorf("no listener of this name in this network namespace (has the process ended, or is it "+
+			"in another container?): %w: %w", path.ErrUnavailable, err)
 	}
 	c := nc.(*net.UnixConn)
 	defer c.Close()
@@ -107,7 +117,8 @@ func (d Driver) dial(ctx context.Context, o setup.Offer, cfg setup.Config) (*Pat
 		return nil, err
 	}
 	if uid != sys.EffectiveUID() {
-		return nil, fmt.Errorf("the listener (process %d) belongs to user id %d, this process to %d: %w", pid, uid, sys.EffectiveUID(), path.ErrUnavailable)
+		return nil, fmt.Errorf("the listener (process %d) belongs to user id %d, this process to %d: %w", pid, uid,
+			sys.EffectiveUID(), path.ErrUnavailable)
 	}
 	h := hello{token: o.Token, version: Version, flags: d.flags(), window: uint32(window)}
 	if _, err := c.Write(h.append(nil)); err != nil {
@@ -126,7 +137,8 @@ func (d Driver) dial(ctx context.Context, o setup.Offer, cfg setup.Config) (*Pat
 		return nil, w.refusal()
 	}
 	if int(w.window) > window || len(fds) != 1 {
-		return nil, fmt.Errorf("welcome with window %d and %d descriptors, expected at most %d and 1: %w", w.window, len(fds), window, path.ErrProtocol)
+		return nil, fmt.Errorf("welcome with window %d and %d descriptors, expected at most %d and 1: %w", w.window,
+			len(fds), window, path.ErrProtocol)
 	}
 	ctl, err := openControl(fds[0], int(w.window))
 	if err != nil {
@@ -151,7 +163,8 @@ func checkConfig(cfg setup.Config) (window int, err error) {
 		return 0, errors.New("Config.Exports is nil: give the table of what the peer may reach, which may be empty")
 	}
 	if cfg.Window < 0 {
-		return 0, fmt.Errorf("Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, setup.DefaultWindow, maxWindow)
+		return 0, fmt.Errorf("Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, setup.DefaultWindow,
+			maxWindow)
 	}
 	if cfg.Window == 0 {
 		return setup.DefaultWindow, nil
@@ -181,7 +194,8 @@ func readPacket(c *net.UnixConn) (b []byte, fds []int, err error) {
 	oob := make([]byte, sys.RightsSpace(sys.MaxPacketFDs))
 	n, noob, _, _, err := c.ReadMsgUnix(b, oob)
 	if sys.IsErrno(err, sys.ECONNRESET) {
-		// The peer closed before it read all that we sent. The kernel reports that first, and then what the peer had to say.
+		// The peer closed before it read all that we sent. The kernel reports that first, and then
+		// what the peer had to say.
 		n, noob, _, _, err = c.ReadMsgUnix(b, oob)
 	}
 	if err != nil {

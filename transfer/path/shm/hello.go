@@ -19,7 +19,8 @@ const Version = 2
 //	refusal  listener → dialer   0 magic, 8 status u16 > 0, 10 version u16, then words for people
 //	ready    dialer → listener   0 magic, 8 "ready"
 //
-// Magic, token, version and status keep their places in every version, so that versions which differ can say so.
+// Magic, token, version and status keep their places in every version, so that versions which
+// differ can say so.
 const (
 	magic        = "penstkSM"
 	helloSize    = 32
@@ -50,7 +51,8 @@ func (h hello) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, h.window)
 }
 
-// parseHello accepts any version: the caller compares it, and the rest means something only if it is ours.
+// parseHello accepts any version: the caller compares it, and the rest means something only if it
+// is ours.
 func parseHello(b []byte) (h hello, err error) {
 	if len(b) < helloSize || string(b[:8]) != magic {
 		return h, fmt.Errorf("%d bytes that are no hello of this protocol: %w", len(b), path.ErrProtocol)
@@ -63,7 +65,8 @@ func parseHello(b []byte) (h hello, err error) {
 	h.flags = binary.LittleEndian.Uint16(b[26:])
 	h.window = binary.LittleEndian.Uint32(b[28:])
 	if len(b) != helloSize || h.window == 0 || h.window > maxWindow {
-		return h, fmt.Errorf("hello of %d bytes with window %d, expected %d bytes and 1 to %d: %w", len(b), h.window, helloSize, maxWindow, path.ErrProtocol)
+		return h, fmt.Errorf("hello of %d bytes with window %d, expected %d bytes and 1 to %d: %w", len(b), h.window,
+			helloSize, maxWindow, path.ErrProtocol)
 	}
 	return h, nil
 }
@@ -106,7 +109,8 @@ func parseWelcome(b []byte) (w welcome, err error) {
 		return w, nil
 	}
 	if len(b) != welcomeSize || w.version != Version {
-		return w, fmt.Errorf("welcome of %d bytes in version %d, expected %d in version %d: %w", len(b), w.version, welcomeSize, Version, path.ErrProtocol)
+		return w, fmt.Errorf("welcome of %d bytes in version %d, expected %d in version %d: %w", len(b), w.version,
+			welcomeSize, Version, path.ErrProtocol)
 	}
 	w.flags = binary.LittleEndian.Uint16(b[12:])
 	w.window = binary.LittleEndian.Uint32(b[16:])
@@ -119,7 +123,8 @@ func parseWelcome(b []byte) (w welcome, err error) {
 func (w welcome) refusal() error {
 	switch w.status {
 	case refusedVersion:
-		return fmt.Errorf("the peer speaks version %d of the shm protocol, this side version %d: run the same release on both sides: %w", w.version, Version, path.ErrProtocol)
+		return fmt.Errorf("the peer speaks version %d of the shm protocol, this side version %d: run the same "+
+			"release on both sides: %w", w.version, Version, path.ErrProtocol)
 	case refusedUser:
 		return fmt.Errorf("the peer refused this process: %s: %w", w.words, path.ErrUnavailable)
 	}

@@ -12,17 +12,20 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// One core copies at about half of what the memory can do, so both sides copy a large put: the poster publishes a job, and
-// both claim chunks of it until none is left.
+// One core copies at about half of what the memory can do, so both sides copy a large put: the
+// poster publishes a job, and both claim chunks of it until none is left.
 //
-// The poster has lent its local region before, read-only (packetRegion). The message says which bytes of it go where in
-// which export of the helper. Two words in the control memory hold, each with the job's generation in the upper half, the
-// next chunk that is not claimed (both sides claim by compare-and-swap) and the number of chunks that the helper has
-// finished. The poster ends the job, normally or early, by claiming all that is left; then it waits until as many chunks are
-// finished as it did not claim itself. So the operation ends only when neither side writes any more, unless the helper is dead.
+// The poster has lent its local region before, read-only (packetRegion). The message says which
+// bytes of it go where in which export of the helper. Two words in the control memory hold, each
+// with the job's generation in the upper half, the next chunk that is not claimed (both sides claim
+// by compare-and-swap) and the number of chunks that the helper has finished. The poster ends the
+// job, normally or early, by claiming all that is left; then it waits until as many chunks are
+// finished as it did not claim itself. So the operation ends only when neither side writes any
+// more, unless the helper is dead.
 //
-// The helper writes only into its own exports, inside its own Poll: a helper that was stopped in the middle of a chunk can
-// never write into the poster's memory, and its own side has finished the chunk when it reports the path as down.
+// The helper writes only into its own exports, inside its own Poll: a helper that was stopped in
+// the middle of a chunk can never write into the poster's memory, and its own side has finished the
+// chunk when it reports the path as down.
 const (
 	helpBytes   = 8 << 20 // least block that is worth it
 	chunkBytes  = 512 << 10
@@ -37,9 +40,10 @@ type helpRegion struct {
 	id uint32
 }
 
-// lentRegion is a region of the peer. A process that touches a page that a sparse memfd does not have makes the page, and the kernel charges
-// that process for it. So a region is mapped only if it may have all its pages, and copied from the mapping only where it has; otherwise it
-// is read, and reading finds zeros where there are no pages.
+// lentRegion is a region of the peer. A process that touches a page that a sparse memfd does not
+// have makes the page, and the kernel charges that process for it. So a region is mapped only if it
+// may have all its pages, and copied from the mapping only where it has; otherwise it is read, and
+// reading finds zeros where there are no pages.
 type lentRegion struct {
 	fd    int
 	size  uint64
@@ -53,8 +57,8 @@ func (r *lentRegion) whole() bool {
 	return err == nil && n >= r.size
 }
 
-// present reports whether a part of the region is mapped and has all its pages. That of the whole region says little: pages beyond the end of a
-// file count as well, and it may be punched.
+// present reports whether a part of the region is mapped and has all its pages. That of the whole
+// region says little: pages beyond the end of a file count as well, and it may be punched.
 func (r *lentRegion) present(off, n uint64) bool {
 	if r.mem == nil {
 		return false
@@ -99,7 +103,8 @@ type helpJob struct {
 
 func jobWord(gen, n uint32) uint64 { return uint64(gen)<<32 | uint64(n) }
 
-// startJob offers block c to the peer. Whatever stands against it, the poster copies alone, unless the path went down.
+// startJob offers block c to the peer. Whatever stands against it, the poster copies alone, unless
+// the path went down.
 func (p *Path) startJob(s *slot, c *path.Copy, a *attachment) bool {
 	if !p.helps || s.kind != path.Put || c.Local.Region.FD() < 0 || len(p.out) > 0 {
 		return false
@@ -138,7 +143,8 @@ func (p *Path) claim() (chunk uint32, ok bool) {
 		w := p.ctl.ownClaim.Load()
 		n := uint32(w)
 		if uint32(w>>32) != j.gen || n < j.next || n > j.count {
-			p.fail(fmt.Errorf("claim word %#x of job %d with %d chunks, %d claimed: %w", w, j.gen, j.count, j.next, path.ErrProtocol), false)
+			p.fail(fmt.Errorf("claim word %#x of job %d with %d chunks, %d claimed: %w", w, j.gen, j.count, j.next,
+				path.ErrProtocol), false)
 			return 0, false
 		}
 		j.next = n
@@ -153,7 +159,8 @@ func (p *Path) claim() (chunk uint32, ok bool) {
 	}
 }
 
-// runJob copies chunks of block c, together with the peer. ready means that the whole block is placed.
+// runJob copies chunks of block c, together with the peer. ready means that the whole block is
+// placed.
 func (p *Path) runJob(s *slot, c *path.Copy, a *attachment, budget uint64) (used uint64, ready bool) {
 	j := &p.job
 	for used < budget {
@@ -182,7 +189,8 @@ func (p *Path) runJob(s *slot, c *path.Copy, a *attachment, budget uint64) (used
 	return used, true
 }
 
-// jobQuiet reports whether the peer has finished all chunks that it claimed of our job, of which none is left to claim.
+// jobQuiet reports whether the peer has finished all chunks that it claimed of our job, of which
+// none is left to claim.
 func (p *Path) jobQuiet() bool {
 	j := &p.job
 	if j.next < j.count {
@@ -190,7 +198,8 @@ func (p *Path) jobQuiet() bool {
 	}
 	w := p.ctl.ownDone.Load()
 	if n := uint32(w); uint32(w>>32) != j.gen || n > j.count-j.own {
-		p.fail(fmt.Errorf("done word %#x of job %d, of which the peer claimed %d chunks: %w", w, j.gen, j.count-j.own, path.ErrProtocol), false)
+		p.fail(fmt.Errorf("done word %#x of job %d, of which the peer claimed %d chunks: %w", w, j.gen, j.count-j.own,
+			path.ErrProtocol), false)
 		return false
 	}
 	return uint32(w) == j.count-j.own
@@ -239,7 +248,8 @@ func (p *Path) takeBack(i int) {
 	p.send(packet{kind: packetForget, id: id}, -1)
 }
 
-// sweepRegions takes back regions that this side has closed, so that the peer's descriptor does not keep their memory.
+// sweepRegions takes back regions that this side has closed, so that the peer's descriptor does not
+// keep their memory.
 func (p *Path) sweepRegions() {
 	for i := len(p.regions) - 1; i >= 0; i-- {
 		select {
@@ -250,7 +260,8 @@ func (p *Path) sweepRegions() {
 	}
 }
 
-// lend keeps a region of the peer, if the peer may put and has descriptors left; otherwise it copies alone.
+// lend keeps a region of the peer, if the peer may put and has descriptors left; otherwise it
+// copies alone.
 func (p *Path) lend(k *packet, fd int) {
 	if _, known := p.lent[k.id]; known || len(p.lent) >= maxRegions || !p.helps {
 		p.fail(fmt.Errorf("region %d lent beyond what was agreed: %w", k.id, path.ErrProtocol), false)
@@ -325,14 +336,16 @@ func (p *Path) startHelping(m *ring.Message) {
 		p.stats.rejected.Add(1)
 		return
 	}
-	p.helping = helpJob{active: true, gen: binary.LittleEndian.Uint32(b[path.KeySize+4:]), count: uint32((n + chunkBytes - 1) / chunkBytes),
-		src: src, from: off, len: n, key: key, off: at, owed: p.helping.owed}
+	p.helping = helpJob{active: true, gen: binary.LittleEndian.Uint32(b[path.KeySize+4:]),
+		count: uint32((n + chunkBytes - 1) / chunkBytes),
+		src:   src, from: off, len: n, key: key, off: at, owed: p.helping.owed}
 }
 
 // help copies chunks of the peer's job.
 func (p *Path) help() {
 	j := &p.helping
-	// Resolved again each time: the export may have been revoked. Its bytes stay mapped until this path was fenced for it.
+	// Resolved again each time: the export may have been revoked. Its bytes stay mapped until this
+	// path was fenced for it.
 	dst, err := p.reach.Resolve(j.key, j.off, j.len, path.Write)
 	if err != nil {
 		p.leaveJob()
@@ -369,7 +382,8 @@ func (j *helpJob) copyChunk(dst []byte, off uint64) error {
 	for len(dst) > 0 {
 		n, err := sys.Pread(j.src.fd, dst, int64(off))
 		if err != nil || n == 0 { // 0: its end, where a seal says that there is none
-			return fmt.Errorf("transfer/path/shm: the region that the peer lent cannot be read at %d (%v): %w", off, err, path.ErrUnreachable)
+			return fmt.Errorf("transfer/path/shm: the region that the peer lent cannot be read at %d (%v): %w", off,
+				err, path.ErrUnreachable)
 		}
 		dst, off = dst[n:], off+uint64(n)
 	}

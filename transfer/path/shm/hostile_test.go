@@ -31,7 +31,8 @@ type duo struct {
 func newDuo(t testing.TB, d Driver, window int) *duo {
 	t.Helper()
 	u := &duo{t: t, px: new(path.Exports), qx: new(path.Exports)}
-	u.p, u.q = connect(t, d, setup.Config{Rights: path.Read | path.Write, Exports: u.px, Window: window}, setup.Config{Rights: path.Read | path.Write, Exports: u.qx, Window: window})
+	u.p, u.q = connect(t, d, setup.Config{Rights: path.Read | path.Write, Exports: u.px, Window: window},
+		setup.Config{Rights: path.Read | path.Write, Exports: u.qx, Window: window})
 	t.Cleanup(func() {
 		u.p.Close()
 		u.q.Close()
@@ -98,7 +99,8 @@ func (u *duo) done() path.Event {
 		}
 		u.q.Poll(u.buf[:])
 		if time.Since(start) > time.Minute {
-			u.t.Fatalf("no EventDone\np: %s\nq: %s", strings.Join(u.p.Explain(), "\n"), strings.Join(u.q.Explain(), "\n"))
+			u.t.Fatalf("no EventDone\np: %s\nq: %s", strings.Join(u.p.Explain(), "\n"),
+				strings.Join(u.q.Explain(), "\n"))
 		}
 	}
 }
@@ -214,7 +216,8 @@ func TestGarbageInTheRing(t *testing.T) {
 	}
 }
 
-// An export is offered with a file that could take the memory away again, or that is not what was said.
+// An export is offered with a file that could take the memory away again, or that is not what was
+// said.
 func TestOfferedMemoryIsChecked(t *testing.T) {
 	pipe, w, err := os.Pipe()
 	if err != nil {
@@ -268,7 +271,8 @@ func TestOfferedMemoryIsChecked(t *testing.T) {
 	}
 }
 
-// Whatever the peer writes to the control memory, this side neither faults nor hangs nor writes outside.
+// Whatever the peer writes to the control memory, this side neither faults nor hangs nor writes
+// outside.
 func TestScribbledControlMemory(t *testing.T) {
 	for seed := range uint64(40) {
 		u := newDuo(t, Driver{}, 16)
@@ -321,7 +325,8 @@ func TestScribbledControlMemory(t *testing.T) {
 	}
 }
 
-// A helper that claims a chunk and then stops keeps the operation open, also when it is canceled, until the path closes.
+// A helper that claims a chunk and then stops keeps the operation open, also when it is canceled,
+// until the path closes.
 func TestHelperThatStops(t *testing.T) {
 	for _, how := range []string{"wait", "cancel", "close", "die", "finish", "lie"} {
 		t.Run(how, func(t *testing.T) {
@@ -408,7 +413,8 @@ func TestFaultIsAnError(t *testing.T) {
 	if e := u.do(put(local.All(), k, 0)); e.Err != nil {
 		t.Fatal(e.Err)
 	}
-	// Put a file in place of the export that can be truncated, as a hole would be punched into huge pages.
+	// Put a file in place of the export that can be truncated, as a hole would be punched into huge
+	// pages.
 	fd := memfd(t, 1<<20, 0)
 	m, err := sys.Mmap(fd, 0, 1<<20, sys.ProtRead|sys.ProtWrite, sys.MapShared)
 	if err != nil {
@@ -436,7 +442,8 @@ func TestFaultIsAnError(t *testing.T) {
 	}
 }
 
-// A peer that asks for memory and never takes the answers costs a bounded queue, and no descriptor once the path is closed.
+// A peer that asks for memory and never takes the answers costs a bounded queue, and no descriptor
+// once the path is closed.
 func TestPeerThatNeverReads(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	k := export(t, u.px, u.region(4096), path.Read|path.Write).Key()
@@ -492,7 +499,8 @@ func TestStrangers(t *testing.T) {
 	for range setup.MaxPending() + 10 {
 		silent = append(silent, rawHello(t, l.Addr(), nil))
 	}
-	for _, h := range [][]byte{{0}, bytes.Repeat([]byte{7}, 300), hello{token: newToken(), version: Version, window: 0}.append(nil)} {
+	for _, h := range [][]byte{{0}, bytes.Repeat([]byte{7}, 300),
+		hello{token: newToken(), version: Version, window: 0}.append(nil)} {
 		b, _, err := readPacket(rawHello(t, l.Addr(), h))
 		if err != nil {
 			t.Fatal(err)
@@ -508,7 +516,8 @@ func TestStrangers(t *testing.T) {
 	}
 	dialed := make(chan result, 1)
 	go func() { // before Accept: the offer may be faster
-		p, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: l.Addr(), Token: token}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		p, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: l.Addr(), Token: token},
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		dialed <- result{p, err}
 	}()
 	waitFor(t, "the hello to arrive", func() bool {
@@ -522,7 +531,8 @@ func TestStrangers(t *testing.T) {
 		}
 		return false
 	})
-	p, err := l.Accept(context.Background(), token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	p, err := l.Accept(context.Background(), token,
+		setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -538,7 +548,8 @@ func TestStrangers(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := l.Accept(ctx, token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := l.Accept(ctx, token, setup.Config{Rights: path.Read | path.Write,
+		Exports: new(path.Exports)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a token was used twice: %v", err)
 	}
 }
@@ -562,10 +573,12 @@ func TestVersions(t *testing.T) {
 	token := newToken()
 	got := make(chan error, 1)
 	go func() {
-		_, err := l.Accept(context.Background(), token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		_, err := l.Accept(context.Background(), token,
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		got <- err
 	}()
-	c := rawHello(t, l.Addr(), append(hello{token: token, version: Version + 1}.append(nil), "what a later version adds"...))
+	c := rawHello(t, l.Addr(), append(hello{token: token, version: Version + 1}.append(nil),
+		"what a later version adds"...))
 	b, _, err := readPacket(c)
 	if err != nil {
 		t.Fatal(err)
@@ -581,7 +594,8 @@ func TestVersions(t *testing.T) {
 	}
 
 	// And a listener of a later version.
-	ul, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: "@penstock-shm-test-" + fmt.Sprint(os.Getpid()), Net: "unixpacket"})
+	ul, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: "@penstock-shm-test-" + fmt.Sprint(os.Getpid()),
+		Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -601,10 +615,12 @@ func TestVersions(t *testing.T) {
 			}
 			c.Read(make([]byte, 1))
 		}()
-		_, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: ul.Addr().String()}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		_, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: ul.Addr().String()},
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		return err
 	}
-	if err := answer(welcome{status: refusedVersion, version: Version + 1}.append(nil)); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), fmt.Sprint("version ", Version+1)) {
+	if err := answer(welcome{status: refusedVersion, version: Version + 1}.append(nil)); !errors.Is(err,
+		path.ErrProtocol) || !strings.Contains(err.Error(), fmt.Sprint("version ", Version+1)) {
 		t.Errorf("dial: %v", err)
 	}
 	// Control memory that could be taken away, of the wrong size, or missing.
@@ -622,14 +638,17 @@ func TestVersions(t *testing.T) {
 	if n := count(t, "/proc/self/maps"); n > before+2 {
 		t.Errorf("%d mappings, %d before", n, before)
 	}
-	if err := answer(welcome{version: Version, window: 1 << 15}.append(nil), memfd(t, size, sys.SealShrink)); !errors.Is(err, path.ErrProtocol) {
+	if err := answer(welcome{version: Version, window: 1 << 15}.append(nil),
+		memfd(t, size, sys.SealShrink)); !errors.Is(err, path.ErrProtocol) {
 		t.Errorf("window larger than asked for: %v", err)
 	}
 }
 
 func FuzzParsePacket(f *testing.F) {
-	for _, k := range []packet{{kind: packetAttach, id: 1, key: path.Key{Index: 1, Epoch: 2, Secret: 3}}, {kind: packetAttached, id: 1, rights: path.Read, size: 4096},
-		{kind: packetAttached, arg: statusRevoked}, {kind: packetRevoke}, {kind: packetLetGo}, {kind: packetRegion, id: 1, size: 1}, {kind: packetForget, id: 2}, {kind: packetBye}} {
+	for _, k := range []packet{{kind: packetAttach, id: 1, key: path.Key{Index: 1, Epoch: 2, Secret: 3}},
+		{kind: packetAttached, id: 1, rights: path.Read, size: 4096},
+		{kind: packetAttached, arg: statusRevoked}, {kind: packetRevoke}, {kind: packetLetGo},
+		{kind: packetRegion, id: 1, size: 1}, {kind: packetForget, id: 2}, {kind: packetBye}} {
 		var b [packetSize]byte
 		k.encode(&b)
 		f.Add(b[:])

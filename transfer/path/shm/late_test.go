@@ -13,9 +13,11 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// What its sender counts as delivered is reported, also when the receiver closes before it has looked; what comes later fails.
+// What its sender counts as delivered is reported, also when the receiver closes before it has
+// looked; what comes later fails.
 func TestNotificationsBeforeClose(t *testing.T) {
-	a, b := connect(t, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	a, b := connect(t, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+		setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	defer a.Close()
 	const n = 40
 	done := map[uint64]error{}
@@ -74,8 +76,8 @@ func TestNotificationsBeforeClose(t *testing.T) {
 	}
 }
 
-// A peer that closes while a large put is offered to it: the put ends with the path, and nothing is copied into memory that is
-// not mapped any more.
+// A peer that closes while a large put is offered to it: the put ends with the path, and nothing is
+// copied into memory that is not mapped any more.
 func TestPeerGoneAsAJobIsOffered(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	if !u.p.helps {
@@ -93,12 +95,14 @@ func TestPeerGoneAsAJobIsOffered(t *testing.T) {
 	}
 	var ev [4]path.Event
 	n := u.p.Poll(ev[:])
-	if n != 2 || ev[0].Kind != path.EventDone || ev[0].Token != 7 || !errors.Is(ev[0].Err, path.ErrDown) || ev[1].Kind != path.EventDown {
+	if n != 2 || ev[0].Kind != path.EventDone || ev[0].Token != 7 || !errors.Is(ev[0].Err, path.ErrDown) ||
+		ev[1].Kind != path.EventDown {
 		t.Fatalf("%+v", ev[:n])
 	}
 }
 
-// A peer leaves garbage in the ring and is gone: the path reports its end all the same. What cannot be read any more is not waited for.
+// A peer leaves garbage in the ring and is gone: the path reports its end all the same. What cannot
+// be read any more is not waited for.
 func TestGarbageInTheRingOfAPeerThatIsGone(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	wordAt(u.q.ctl.mem, ringsAt+128).Store(1 << 40)
@@ -115,7 +119,8 @@ func TestGarbageInTheRingOfAPeerThatIsGone(t *testing.T) {
 	t.Error("the path does not report its end")
 }
 
-// A path that goes down inside a Post while its owner sleeps says so by its descriptor: the socket, which would have, is closed.
+// A path that goes down inside a Post while its owner sleeps says so by its descriptor: the socket,
+// which would have, is closed.
 func TestDownInsideAPostWhileAsleep(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	for u.p.Arm() {

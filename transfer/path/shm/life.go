@@ -18,8 +18,8 @@ import (
 // confirmTime bounds how long Close waits for the peer.
 const confirmTime = 200 * time.Millisecond
 
-// fail takes the path down: it ends everything that is outstanding, and unmaps the peer's memory. With drain the messages
-// that the peer sent before are still reported.
+// fail takes the path down: it ends everything that is outstanding, and unmaps the peer's memory.
+// With drain the messages that the peer sent before are still reported.
 func (p *Path) fail(reason error, drain bool) {
 	if p.downErr != nil {
 		return
@@ -70,7 +70,8 @@ func (p *Path) fail(reason error, drain bool) {
 		p.closeSocket()
 		return
 	}
-	// Everything of the peer's that could be written to is unmapped: say so, then wait for the same word from the peer.
+	// Everything of the peer's that could be written to is unmapped: say so, then wait for the same
+	// word from the peer.
 	k, b := packet{kind: packetBye}, [packetSize]byte{}
 	k.encode(&b)
 	sys.SendPacket(p.sock, b[:], -1)
@@ -108,10 +109,11 @@ func (p *Path) lingerOn() {
 	}
 }
 
-// Exposed lists the exports of this node that the peer may still have mapped, and could still write to if their rights say
-// so. It shrinks when the peer confirms a Fence or gives an export up, and is empty once the peer has closed its side or has
-// ended. It goes on answering after Close, and so says when memory that this path exposed is safe to use again; until then
-// that memory is retired. It is called by the path's owner.
+// Exposed lists the exports of this node that the peer may still have mapped, and could still write
+// to if their rights say so. It shrinks when the peer confirms a Fence or gives an export up, and
+// is empty once the peer has closed its side or has ended. It goes on answering after Close, and so
+// says when memory that this path exposed is safe to use again; until then that memory is retired.
+// It is called by the path's owner.
 func (p *Path) Exposed() []path.Key {
 	if p.linger {
 		p.lingerOn()
@@ -119,8 +121,9 @@ func (p *Path) Exposed() []path.Key {
 	return slices.Collect(maps.Keys(p.granted))
 }
 
-// ExposedFD is a descriptor that becomes readable when Exposed of a closed path may have shrunk, or -1 when it does not shrink any more.
-// It belongs to the path, and is closed by the Exposed that lists nothing. It is called by the path's owner.
+// ExposedFD is a descriptor that becomes readable when Exposed of a closed path may have shrunk, or
+// -1 when it does not shrink any more. It belongs to the path, and is closed by the Exposed that
+// lists nothing. It is called by the path's owner.
 func (p *Path) ExposedFD() int {
 	if !p.linger {
 		return -1
@@ -128,9 +131,10 @@ func (p *Path) ExposedFD() int {
 	return p.sock
 }
 
-// Forget gives up the socket that a closed path keeps until its peer has confirmed. From then on Exposed does not shrink: what it
-// lists stays retired. It is for an owner who will not ask again; without it the socket goes when the path is garbage. It is called
-// by the path's owner, any number of times, and does nothing to a path that is not closed.
+// Forget gives up the socket that a closed path keeps until its peer has confirmed. From then on
+// Exposed does not shrink: what it lists stays retired. It is for an owner who will not ask again;
+// without it the socket goes when the path is garbage. It is called by the path's owner, any number
+// of times, and does nothing to a path that is not closed.
 func (p *Path) Forget() {
 	if !p.closed || !p.linger {
 		return
@@ -140,11 +144,12 @@ func (p *Path) Forget() {
 	p.closeSocket()
 }
 
-// Close ends the path and tells the peer. What this side had mapped is unmapped when it returns, except views that were not
-// released. If this side has handed exports over, Close waits up to confirmTime for a peer in another process to confirm that
-// they are unmapped, which takes a peer that polls or sleeps on FD well under a millisecond. A peer that is stopped does not
-// answer: what it may still have mapped is retired memory then, which Exposed lists. Until the peer has confirmed or ended
-// the socket stays open, and Poll and Exposed look at it.
+// Close ends the path and tells the peer. What this side had mapped is unmapped when it returns,
+// except views that were not released. If this side has handed exports over, Close waits up to
+// confirmTime for a peer in another process to confirm that they are unmapped, which takes a peer
+// that polls or sleeps on FD well under a millisecond. A peer that is stopped does not answer: what
+// it may still have mapped is retired memory then, which Exposed lists. Until the peer has
+// confirmed or ended the socket stays open, and Poll and Exposed look at it.
 func (p *Path) Close() error {
 	if p.closed {
 		return nil
@@ -168,10 +173,11 @@ func (p *Path) Close() error {
 	return p.ctl.unmap()
 }
 
-// keepLate closes the ring to the peer and keeps the notifications in it for the next Polls: their sender counts them as
-// delivered. The peer puts a message and then reads our word; we store the word and then read the messages. Both are
-// sequentially consistent, so a message that is not read here is one whose sender sees the word, and fails. No more than the
-// ring holds can have been there before; a peer that goes on regardless is not listened to.
+// keepLate closes the ring to the peer and keeps the notifications in it for the next Polls: their
+// sender counts them as delivered. The peer puts a message and then reads our word; we store the
+// word and then read the messages. Both are sequentially consistent, so a message that is not read
+// here is one whose sender sees the word, and fails. No more than the ring holds can have been
+// there before; a peer that goes on regardless is not listened to.
 func (p *Path) keepLate() {
 	if p.downErr != nil && !p.drain {
 		return

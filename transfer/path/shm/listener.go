@@ -14,7 +14,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// Listener takes connections of all peers of a node and gives each to the Accept that waits for its token.
+// Listener takes connections of all peers of a node and gives each to the Accept that waits for its
+// token.
 type Listener struct {
 	driver Driver
 	addr   string
@@ -23,9 +24,10 @@ type Listener struct {
 	closed chan struct{}
 	once   sync.Once
 
-	mu      sync.Mutex
-	waiters map[setup.Token]chan *stranger // of the Accepts that wait; one that was given its stranger is not there any more
-	pending setup.Pending[*stranger]       // connections that have not been given to an Accept
+	mu sync.Mutex
+	// of the Accepts that wait; one that was given its stranger is not there any more
+	waiters map[setup.Token]chan *stranger
+	pending setup.Pending[*stranger] // connections that have not been given to an Accept
 }
 
 // stranger is a connection in the handshake.
@@ -66,7 +68,8 @@ func (l *Listener) accept() {
 			return
 		}
 		if err != nil {
-			// Out of descriptors or the like: the next connection may fare better, but do not spin meanwhile.
+			// Out of descriptors or the like: the next connection may fare better, but do not spin
+			// meanwhile.
 			t := time.NewTimer(10 * time.Millisecond)
 			select {
 			case <-l.closed:
@@ -80,7 +83,8 @@ func (l *Listener) accept() {
 		pid, uid, err := credentials(c)
 		if err != nil || uid != sys.EffectiveUID() {
 			if err == nil {
-				refuse(c, refusedUser, fmt.Sprintf("it belongs to user id %d, the listener to %d", uid, sys.EffectiveUID()))
+				refuse(c, refusedUser, fmt.Sprintf("it belongs to user id %d, the listener to %d", uid,
+					sys.EffectiveUID()))
 			}
 			c.Close()
 			continue
@@ -102,7 +106,8 @@ func (l *Listener) accept() {
 	}
 }
 
-// leave takes s out of pending and reports whether it was there: the caller that takes it out owns the connection.
+// leave takes s out of pending and reports whether it was there: the caller that takes it out owns
+// the connection.
 func (l *Listener) leave(s *stranger) bool {
 	if !l.pending.Remove(s) {
 		return false
@@ -159,7 +164,8 @@ func (l *Listener) meet(s *stranger) {
 	s.c.Close()
 }
 
-// Accept waits for the peer that presents token. It answers ErrProtocol when that peer speaks another version.
+// Accept waits for the peer that presents token. It answers ErrProtocol when that peer speaks
+// another version.
 func (l *Listener) Accept(ctx context.Context, token setup.Token, cfg setup.Config) (path.Path, error) {
 	p, err := l.acceptToken(ctx, token, cfg)
 	if err != nil {
@@ -189,7 +195,8 @@ func (l *Listener) acceptToken(ctx context.Context, token setup.Token, cfg setup
 	if s.hello.version != Version {
 		drop()
 		refuse(s.c, refusedVersion, "another version")
-		return nil, fmt.Errorf("the peer (process %d) speaks version %d of the shm protocol, this side version %d: run the same release on both sides: %w",
+		return nil, fmt.Errorf("the peer (process %d) speaks version %d of the shm protocol, this side version %d: "+
+			"run the same release on both sides: %w",
 			s.pid, s.hello.version, Version, path.ErrProtocol)
 	}
 	if w := int(s.hello.window); w < window {

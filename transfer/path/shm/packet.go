@@ -7,7 +7,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Packets on the socket of a path that is set up. A doorbell is one byte; every other packet has packetSize bytes, little-endian:
+// Packets on the socket of a path that is set up. A doorbell is one byte; every other packet has
+// packetSize bytes, little-endian:
 //
 //	0   type
 //	1   status (attached) or rights
@@ -46,9 +47,11 @@ const (
 
 var (
 	errKey     = fmt.Errorf("transfer/path/shm: the peer knows no such export: %w", path.ErrKey)
-	errPartial = fmt.Errorf("transfer/path/shm: the peer's export is a part of a region or has no sealed memfd, and its owner does not let shared memory hand over the whole region: %w", path.ErrUnreachable)
-	errRights  = fmt.Errorf("transfer/path/shm: refused by the peer: %w", path.ErrRights)
-	errNoFile  = fmt.Errorf("transfer/path/shm: the peer could not hand over the memory (it has no descriptor left, or no /proc): %w", path.ErrUnreachable)
+	errPartial = fmt.Errorf("transfer/path/shm: the peer's export is a part of a region or has no sealed memfd, and "+
+		"its owner does not let shared memory hand over the whole region: %w", path.ErrUnreachable)
+	errRights = fmt.Errorf("transfer/path/shm: refused by the peer: %w", path.ErrRights)
+	errNoFile = fmt.Errorf("transfer/path/shm: the peer could not hand over the memory (it has no descriptor left, "+
+		"or no /proc): %w", path.ErrUnreachable)
 )
 
 func statusError(s uint8) error {
@@ -105,7 +108,8 @@ func parsePacket(b []byte) (p packet, err error) {
 	case packetAttached:
 		ok = ok && p.arg < statuses
 		if p.arg == statusOK {
-			ok = ok && p.rights != 0 && p.rights&^(path.Read|path.Write) == 0 && p.size > 0 && p.size <= maxMapping && p.off <= maxMapping
+			ok = ok && p.rights != 0 && p.rights&^(path.Read|path.Write) == 0 && p.size > 0 && p.size <= maxMapping &&
+				p.off <= maxMapping
 		} else {
 			ok = ok && p.rights == 0 && p.size == 0
 		}

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// A part of a region whose owner lets the whole of it be handed over: its bytes alone are mapped, for puts, gets and views.
+// A part of a region whose owner lets the whole of it be handed over: its bytes alone are mapped,
+// for puts, gets and views.
 func TestPartOfRegion(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	const page = 4096
@@ -32,7 +33,8 @@ func TestPartOfRegion(t *testing.T) {
 		t.Fatal(err)
 	}
 	move := func(kind path.OpKind, off, n uint64) error {
-		return u.do(path.Op{Kind: kind, Copies: []path.Copy{{Local: mem.Span{Region: l, Len: n}, Key: x.Key(), RemoteOff: off}}}).Err
+		return u.do(path.Op{Kind: kind, Copies: []path.Copy{{Local: mem.Span{Region: l, Len: n}, Key: x.Key(),
+			RemoteOff: off}}}).Err
 	}
 	if err := move(path.Get, 0, 2*page); err != nil || l.All().Bytes()[0] != 3 || l.All().Bytes()[2*page-1] != 4 {
 		t.Errorf("get: %v, bytes %d and %d", err, l.All().Bytes()[0], l.All().Bytes()[2*page-1])

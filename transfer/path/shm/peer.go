@@ -12,8 +12,8 @@ import (
 const (
 	// receiveAtMost is the number of packets that one look at the socket handles.
 	receiveAtMost = 16
-	// maxOut is the number of packets waiting to be sent from which on none of the peer's is read, so that a peer which asks
-	// and never listens cannot make the queue grow.
+	// maxOut is the number of packets waiting to be sent from which on none of the peer's is read,
+	// so that a peer which asks and never listens cannot make the queue grow.
 	maxOut = 64
 	// maxOutFDs is the same for packets with a descriptor, which is open until the packet is sent.
 	maxOutFDs = 1
@@ -24,7 +24,8 @@ var (
 	errClosed = errors.New("closed by this side")
 )
 
-// send queues a packet and tries to send it now. fd, unless negative, goes along and is closed afterwards.
+// send queues a packet and tries to send it now. fd, unless negative, goes along and is closed
+// afterwards.
 func (p *Path) send(k packet, fd int) {
 	if p.downErr != nil {
 		if fd >= 0 {
@@ -60,7 +61,8 @@ func (p *Path) flush() {
 		return
 	}
 	p.out = p.out[:copy(p.out, p.out[sent:])]
-	// A peer that polls looks at the socket only now and then: say that it is worth it. Without room it finds out by itself.
+	// A peer that polls looks at the socket only now and then: say that it is worth it. Without
+	// room it finds out by itself.
 	if p.downErr == nil && p.peerParked.Load() == awake {
 		p.tx.Put(messageLook, 0, 0, 0, 0, nil)
 	}
@@ -120,7 +122,8 @@ func (p *Path) receive() {
 		}
 		k, err := parsePacket(p.in[:n])
 		if err == nil && !whole || nfds != k.wantFDs() {
-			err = fmt.Errorf("packet of type %q with %d descriptors, expected %d: %w", byte(k.kind), nfds, k.wantFDs(), path.ErrProtocol)
+			err = fmt.Errorf("packet of type %q with %d descriptors, expected %d: %w", byte(k.kind), nfds, k.wantFDs(),
+				path.ErrProtocol)
 		}
 		fd := -1
 		if nfds == 1 {

@@ -20,8 +20,8 @@ const (
 	stopHelper             // the peer has to finish the chunks that it copies
 )
 
-// wholeBlocks is the size in bytes from which a block of a list is copied as a part of the whole operation, so that a long
-// list of them bypasses the caches like one large block.
+// wholeBlocks is the size in bytes from which a block of a list is copied as a part of the whole
+// operation, so that a long list of them bypasses the caches like one large block.
 const wholeBlocks = 64 << 10
 
 // longBytes is a copy that takes as long as many polls.
@@ -31,17 +31,21 @@ var errShut = errors.New("the peer has closed the path")
 
 var errWait = errors.New("waiting for the peer to hand over its memory")
 
-// What is refused on the way is refused without allocating, so that bad operations in a loop cost nothing either.
+// What is refused on the way is refused without allocating, so that bad operations in a loop cost
+// nothing either.
 var (
-	errBounds   = fmt.Errorf("transfer/path/shm: a block is not inside the peer's export (its RemoteOff + Local.Len exceeds Desc.Size): %w", path.ErrBounds)
-	errPutRight = fmt.Errorf("transfer/path/shm: put into an export that the peer gave for reading only: %w", path.ErrRights)
-	errGetRight = fmt.Errorf("transfer/path/shm: get from an export that the peer gave for writing only: %w", path.ErrRights)
+	errBounds = fmt.Errorf("transfer/path/shm: a block is not inside the peer's export (its RemoteOff + Local.Len "+
+		"exceeds Desc.Size): %w", path.ErrBounds)
+	errPutRight = fmt.Errorf("transfer/path/shm: put into an export that the peer gave for reading only: %w",
+		path.ErrRights)
+	errGetRight = fmt.Errorf("transfer/path/shm: get from an export that the peer gave for writing only: %w",
+		path.ErrRights)
 	errRevoked  = fmt.Errorf("transfer/path/shm: the peer revoked the export: %w", path.ErrRevoked)
 	errCanceled = fmt.Errorf("transfer/path/shm: %w", path.ErrCanceled)
 )
 
-// run does operations in order until about budget bytes are copied or the first one has to wait. Budget 0 tries only what
-// copies nothing.
+// run does operations in order until about budget bytes are copied or the first one has to wait.
+// Budget 0 tries only what copies nothing.
 func (p *Path) run(budget uint64) {
 	for p.queued > 0 {
 		s := &p.fifo[p.head&p.mask]
@@ -108,11 +112,12 @@ func (p *Path) run(budget uint64) {
 	}
 }
 
-// overtake does a small operation at once while the first of the queue, a large one, is being copied. It returns false when
-// that cannot be: then the operation takes its turn, also to fail if it is wrong. Notifications keep their order; a put or get
-// has none (package pathtest).
+// overtake does a small operation at once while the first of the queue, a large one, is being
+// copied. It returns false when that cannot be: then the operation takes its turn, also to fail if
+// it is wrong. Notifications keep their order; a put or get has none (package pathtest).
 func (p *Path) overtake(op *path.Op, total uint64) bool {
-	if first := &p.fifo[p.head&p.mask]; first.phase != phaseCopy || first.total <= inlineBytes || op.Kind != path.Put && op.Kind != path.Get {
+	if first := &p.fifo[p.head&p.mask]; first.phase != phaseCopy || first.total <= inlineBytes || op.Kind != path.Put &&
+		op.Kind != path.Get {
 		return false
 	}
 	want := path.Write
@@ -157,7 +162,8 @@ func (p *Path) copySmall(op *path.Op, total uint64) error {
 	})
 }
 
-// put sends one message and wakes the peer if it sleeps. It returns false when there is no room, or the path went down.
+// put sends one message and wakes the peer if it sleeps. It returns false when there is no room, or
+// the path went down.
 func (p *Path) put(kind uint8, a, b, c, d uint64, payload []byte) bool {
 	ok, err := p.tx.Put(kind, a, b, c, d, payload)
 	if !ok {
@@ -177,7 +183,8 @@ func (p *Path) put(kind uint8, a, b, c, d uint64, payload []byte) bool {
 	return true
 }
 
-// resolve finds the exports of all blocks and checks rights and bounds before the first byte is copied.
+// resolve finds the exports of all blocks and checks rights and bounds before the first byte is
+// copied.
 func (p *Path) resolve(s *slot) error {
 	want := path.Write
 	if s.kind == path.Get {
@@ -210,7 +217,8 @@ func (p *Path) resolve(s *slot) error {
 	return nil
 }
 
-// copyBlocks copies up to budget bytes. A fault in the peer's memory (huge pages that it punched a hole into) is an error.
+// copyBlocks copies up to budget bytes. A fault in the peer's memory (huge pages that it punched a
+// hole into) is an error.
 func (p *Path) copyBlocks(s *slot, budget uint64) (used uint64, err error) {
 	if fault := guard(func() { err = p.copyBare(s, budget, &used) }); fault != nil {
 		return used, fault
@@ -322,7 +330,8 @@ func (p *Path) abandon(s *slot, err error) {
 	s.phase, s.err = phaseDrain, err
 }
 
-// Cancel ends an operation early. One whose bytes are all placed ends with ErrCanceled too if its notification was not sent.
+// Cancel ends an operation early. One whose bytes are all placed ends with ErrCanceled too if its
+// notification was not sent.
 func (p *Path) Cancel(token uint64) bool {
 	if p.downErr != nil {
 		return false

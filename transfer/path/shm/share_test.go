@@ -96,7 +96,8 @@ func TestBorrow(t *testing.T) {
 	}
 }
 
-// TestViewReleasedTwice: a view that is released again, by a copy of it as well, takes no other reader's memory away.
+// TestViewReleasedTwice: a view that is released again, by a copy of it as well, takes no other
+// reader's memory away.
 func TestViewReleasedTwice(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	r := u.region(1 << 16)
@@ -179,7 +180,8 @@ func TestFenceWaitsForViews(t *testing.T) {
 	}
 	u.qx.Revoke(e)
 	u.qx.Revoke(other)
-	if _, err := u.q.Post([]path.Op{{Kind: path.Fence, Key: other.Key(), Token: 2}, {Kind: path.Fence, Key: e.Key(), Token: 1}, {Kind: path.Fence, Key: e.Key(), Token: 3}}); err != nil {
+	if _, err := u.q.Post([]path.Op{{Kind: path.Fence, Key: other.Key(), Token: 2},
+		{Kind: path.Fence, Key: e.Key(), Token: 1}, {Kind: path.Fence, Key: e.Key(), Token: 3}}); err != nil {
 		t.Fatal(err)
 	}
 	var events [8]path.Event
@@ -291,7 +293,8 @@ func TestExposedAfterClose(t *testing.T) {
 	}
 }
 
-// More exports than can be attached at once: the oldest give way, views and running operations do not.
+// More exports than can be attached at once: the oldest give way, views and running operations do
+// not.
 func TestEviction(t *testing.T) {
 	testenv.LeaveOut(t, testenv.Short, "thousands of mappings")
 	u := newDuo(t, Driver{}, 0)
@@ -314,7 +317,8 @@ func TestEviction(t *testing.T) {
 	for range 2000 {
 		u.q.Poll(u.buf[:])
 	}
-	if n := len(u.p.atts); n > maxAttachments || n < maxAttachments-evictAtOnce || len(u.q.granted) > maxAttachments+maxAsked {
+	if n := len(u.p.atts); n > maxAttachments || n < maxAttachments-evictAtOnce ||
+		len(u.q.granted) > maxAttachments+maxAsked {
 		t.Errorf("%d attached, %d granted, expected %d", len(u.p.atts), len(u.q.granted), maxAttachments)
 	}
 	if u.p.atts[view] == nil {
@@ -359,7 +363,8 @@ func TestHelpedPut(t *testing.T) {
 		if len(bytes.Trim(dst[:777], "\x00"))+len(bytes.Trim(dst[777+n:], "\x00")) != 0 {
 			t.Fatal("bytes outside were written")
 		}
-		if h, placed := u.p.Stats().HelpedBytes, u.q.Stats().BytesPlaced; h != placed || h == 0 || h >= uint64(n*(round+1)) {
+		if h, placed := u.p.Stats().HelpedBytes, u.q.Stats().BytesPlaced; h != placed || h == 0 ||
+			h >= uint64(n*(round+1)) {
 			t.Fatalf("helped with %d bytes, the helper says %d", h, placed)
 		}
 	}
@@ -550,7 +555,8 @@ func TestOtherUser(t *testing.T) {
 		if _, err := out.Read(make([]byte, 8)); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Driver{}.Dial(t.Context(), setup.Offer{Addr: name, Token: newToken()}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		_, err := Driver{}.Dial(t.Context(), setup.Offer{Addr: name, Token: newToken()},
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		if !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "65534") {
 			t.Errorf("dial of another user's listener: %v", err)
 		}
@@ -614,7 +620,8 @@ func TestReaches(t *testing.T) {
 		t.Errorf("a part of a region: %v", err)
 	}
 	// A peer that tries all the same is refused by the owner.
-	op := path.Op{Kind: path.Get, Copies: []path.Copy{{Local: mem.Span{Region: u.region(4096), Len: 8}, Key: part.Key()}}}
+	op := path.Op{Kind: path.Get, Copies: []path.Copy{{Local: mem.Span{Region: u.region(4096), Len: 8},
+		Key: part.Key()}}}
 	if e := u.do(op); !errors.Is(e.Err, path.ErrUnreachable) {
 		t.Errorf("get from a part of a region: %v", e.Err)
 	}
@@ -623,7 +630,8 @@ func TestReaches(t *testing.T) {
 	}
 }
 
-// Small puts and gets overtake a large one that is being copied, all bytes are right, and notifications keep their order.
+// Small puts and gets overtake a large one that is being copied, all bytes are right, and
+// notifications keep their order.
 func TestSmallOvertakesLarge(t *testing.T) {
 	for name, d := range map[string]Driver{"Helped": {}, "Alone": {NoHelp: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -643,7 +651,8 @@ func TestSmallOvertakesLarge(t *testing.T) {
 				{Kind: path.Notify, Imm: 1, Token: 11},
 				put(mem.Span{Region: local, Off: large, Len: small}, k, large),
 				{Kind: path.Get, Token: 13, Copies: []path.Copy{{Local: mem.Span{Region: local, Off: large + small, Len: small}, Key: k, RemoteOff: large}}},
-				put(mem.Span{Region: local, Off: large, Len: small}, k, large+2*small), // beyond the export: it fails in its turn
+				// beyond the export: it fails in its turn
+				put(mem.Span{Region: local, Off: large, Len: small}, k, large+2*small),
 				{Kind: path.Notify, Imm: 2, Token: 15},
 			}
 			ops[0].Token, ops[2].Token, ops[4].Token = 10, 12, 14
@@ -656,7 +665,8 @@ func TestSmallOvertakesLarge(t *testing.T) {
 			if n, err := u.p.Post(ops[1:]); n != len(ops)-1 {
 				t.Fatal(err)
 			}
-			if !bytes.Equal(dst[large:large+small], src[large:large+small]) || !bytes.Equal(src[large+small:], src[large:large+small]) {
+			if !bytes.Equal(dst[large:large+small], src[large:large+small]) ||
+				!bytes.Equal(src[large+small:], src[large:large+small]) {
 				t.Error("small operations behind a large one were not done by Post")
 			}
 			var tokens, imms []uint64

@@ -19,10 +19,12 @@ import (
 const (
 	// inlineBytes is how much one Post copies itself; what is more waits for Poll.
 	inlineBytes = 256 << 10
-	// quantum is how much one Poll copies before it returns to its owner: about 0.1 ms, for which others may have to wait.
+	// quantum is how much one Poll copies before it returns to its owner: about 0.1 ms, for which
+	// others may have to wait.
 	quantum = 1 << 20
-	// tendEvery is the number of Polls and Posts between two looks at the clock, and lookEvery the time between two looks at
-	// the socket while the path is busy or spinning. So a spinning side sees the peer's death within a few milliseconds.
+	// tendEvery is the number of Polls and Posts between two looks at the clock, and lookEvery the
+	// time between two looks at the socket while the path is busy or spinning. So a spinning side
+	// sees the peer's death within a few milliseconds.
 	tendEvery = 256
 	lookEvery = time.Millisecond
 	// maxMessages is the number of notifications with a message that one Poll reports.
@@ -37,7 +39,8 @@ const (
 	messageHelped            // the helper left the job with the generation in the first word
 )
 
-// Path is one side of a shared-memory path; see the package comment. Besides path.Path it implements path.Borrower.
+// Path is one side of a shared-memory path; see the package comment. Besides path.Path it
+// implements path.Borrower.
 type Path struct {
 	// Read or written by every Post and Poll.
 	tx         *ring.MessagesWriter
@@ -166,7 +169,8 @@ func newPath(c *net.UnixConn, ctl *control, cfg setup.Config, window, pid int, r
 		fifo: make([]slot, n), mask: uint64(n - 1), dones: make([]done, n), window: window,
 		ticks: tendEvery, reach: cfg.Reach(), sock: -1, bell: -1,
 		atts: map[path.Key]*attachment{}, asked: map[uint32]*attachment{}, granted: map[path.Key]*mem.Region{},
-		viewed: map[path.Key]struct{}{}, helps: helps, lent: map[uint32]lentRegion{}, principal: cfg.Principal, pid: pid, role: role, lastLook: time.Now(),
+		viewed: map[path.Key]struct{}{}, helps: helps, lent: map[uint32]lentRegion{}, principal: cfg.Principal,
+		pid: pid, role: role, lastLook: time.Now(),
 	}
 	if err := p.open(c); err != nil {
 		p.closeFiles()
@@ -204,19 +208,23 @@ func (p *Path) Capabilities() path.Capabilities {
 		MaxMessage: path.MaxMessage, UserCopies: 1}
 }
 
-// Reaches refuses exports that are a part of a region, unless their owner lets the whole of it be handed over.
+// Reaches refuses exports that are a part of a region, unless their owner lets the whole of it be
+// handed over.
 func (p *Path) Reaches(d path.Desc) error {
 	if !d.Whole {
-		return fmt.Errorf("transfer/path/shm: the export is a part of a region or has no memfd, as a served file has none: shared memory would hand over the whole file: its owner exports a region of its own, or sets ExportOptions.WholeRegion: %w", path.ErrUnreachable)
+		return fmt.Errorf("transfer/path/shm: the export is a part of a region or has no memfd, as a served file has "+
+			"none: shared memory would hand over the whole file: its owner exports a region of its own, or sets "+
+			"ExportOptions.WholeRegion: %w", path.ErrUnreachable)
 	}
 	if d.Size > maxMapping {
-		return fmt.Errorf("transfer/path/shm: the export has %d bytes, more than can be mapped: %w", d.Size, path.ErrUnreachable)
+		return fmt.Errorf("transfer/path/shm: the export has %d bytes, more than can be mapped: %w", d.Size,
+			path.ErrUnreachable)
 	}
 	return nil
 }
 
-// Post starts operations. Those of up to 256 KiB are done when it returns, unless an earlier one waits for the peer; they
-// overtake a larger one whose bytes are being copied.
+// Post starts operations. Those of up to 256 KiB are done when it returns, unless an earlier one
+// waits for the peer; they overtake a larger one whose bytes are being copied.
 func (p *Path) Post(ops []path.Op) (int, error) {
 	if p.ticks -= len(ops); p.ticks <= 0 {
 		p.tend()
@@ -228,10 +236,12 @@ func (p *Path) Post(ops []path.Op) (int, error) {
 	return n, err
 }
 
-// PostNow is Post, and reports what is done when it returns: over this path nearly everything of up to 1 MiB together, as much as one Poll copies. An
-// owner that sleeps is woken only for what is left.
+// PostNow is Post, and reports what is done when it returns: over this path nearly everything of up
+// to 1 MiB together, as much as one Poll copies. An owner that sleeps is woken only for what is
+// left.
 func (p *Path) PostNow(ops []path.Op, events []path.Event) (n, done int, err error) {
-	if p.ticks -= len(ops); p.ticks <= 0 && !p.armed { // an owner that sleeps waits for what is at the socket: it must not be taken here
+	if p.ticks -= len(ops); p.ticks <= 0 && !p.armed {
+		// an owner that sleeps waits for what is at the socket: it must not be taken here
 		p.tend()
 	}
 	n, err = p.post(ops, quantum)
@@ -281,7 +291,8 @@ func (p *Path) post(ops []path.Op, inline uint64) (int, error) {
 		}
 		s := &p.fifo[(p.head+uint64(p.queued))&p.mask]
 		p.seq++
-		*s = slot{kind: op.Kind, notify: op.Notify || op.Kind == path.Notify, token: op.Token, imm: op.Imm, total: total, seq: p.seq, copies: op.Copies, msg: op.Msg}
+		*s = slot{kind: op.Kind, notify: op.Notify || op.Kind == path.Notify, token: op.Token, imm: op.Imm,
+			total: total, seq: p.seq, copies: op.Copies, msg: op.Msg}
 		p.queued++
 		if p.queued == 1 && total <= inline {
 			inline -= total
@@ -300,23 +311,28 @@ func (p *Path) post(ops []path.Op, inline uint64) (int, error) {
 // check finds what is wrong with an operation before anything of it is done.
 func (p *Path) check(op *path.Op) (total uint64, err error) {
 	if len(op.Msg) > path.MaxMessage {
-		return 0, fmt.Errorf("transfer/path/shm: message of %d bytes, at most %d: %w", len(op.Msg), path.MaxMessage, path.ErrTooLarge)
+		return 0, fmt.Errorf("transfer/path/shm: message of %d bytes, at most %d: %w", len(op.Msg), path.MaxMessage,
+			path.ErrTooLarge)
 	}
 	switch op.Kind {
 	case path.Put, path.Get:
 		for i := range op.Copies {
 			l := &op.Copies[i].Local
 			if !l.Valid() {
-				return 0, fmt.Errorf("transfer/path/shm: block %d of %d: local offset %d + %d bytes: %w", i, len(op.Copies), l.Off, l.Len, mem.ErrBounds)
+				return 0, fmt.Errorf("transfer/path/shm: block %d of %d: local offset %d + %d bytes: %w", i,
+					len(op.Copies), l.Off, l.Len, mem.ErrBounds)
 			}
 			if l.Len > 0 && l.Bytes() == nil {
-				return 0, fmt.Errorf("transfer/path/shm: block %d of %d: the CPU cannot reach region %q (%s): %w", i, len(op.Copies), l.Region.Name(), l.Region.Kind(), path.ErrUnreachable)
+				return 0, fmt.Errorf("transfer/path/shm: block %d of %d: the CPU cannot reach region %q (%s): %w", i,
+					len(op.Copies), l.Region.Name(), l.Region.Kind(), path.ErrUnreachable)
 			}
 			if op.Kind == path.Get && l.Region.ReadOnly() {
-				return 0, fmt.Errorf("transfer/path/shm: block %d of %d: get into region %q, which is read-only: %w", i, len(op.Copies), l.Region.Name(), path.ErrRights)
+				return 0, fmt.Errorf("transfer/path/shm: block %d of %d: get into region %q, which is read-only: %w", i,
+					len(op.Copies), l.Region.Name(), path.ErrRights)
 			}
 			if total += l.Len; total < l.Len {
-				return 0, fmt.Errorf("transfer/path/shm: the blocks have more than 2^64 bytes together: %w", path.ErrBounds)
+				return 0, fmt.Errorf("transfer/path/shm: the blocks have more than 2^64 bytes together: %w",
+					path.ErrBounds)
 			}
 		}
 	case path.Notify:
@@ -325,7 +341,8 @@ func (p *Path) check(op *path.Op) (total uint64, err error) {
 		}
 	case path.Fence:
 		if _, _, err := p.reach.Lookup(op.Key); err == nil {
-			return 0, errors.New("transfer/path/shm: fence of an export that is not revoked, which the peer could map again: revoke it first")
+			return 0, errors.New("transfer/path/shm: fence of an export that is not revoked, which the peer could " +
+				"map again: revoke it first")
 		}
 	default:
 		return 0, fmt.Errorf("transfer/path/shm: operation kind %d: expected put, get, notify or fence", op.Kind)
@@ -385,7 +402,8 @@ func (p *Path) Poll(events []path.Event) int {
 		p.stats.received.Add(1)
 		n++
 	}
-	if p.downErr != nil && !p.told && n < len(events) && p.doneLen == 0 && len(p.late) == 0 && !(p.drain && p.rx.Ready()) {
+	if p.downErr != nil && !p.told && n < len(events) && p.doneLen == 0 && len(p.late) == 0 &&
+		!(p.drain && p.rx.Ready()) {
 		events[n] = path.Event{Kind: path.EventDown, Err: p.downErr}
 		p.told, p.drain = true, false
 		n++
@@ -464,7 +482,8 @@ func (p *Path) Stats() path.Stats {
 	return path.Stats{
 		OpsPosted: c.posted.Load(), OpsDone: c.done.Load(), OpsFailed: c.failed.Load(),
 		BytesPut: c.put.Load(), BytesGot: c.got.Load(), BytesPlaced: c.placed.Load(),
-		NotifySent: c.sent.Load(), NotifyReceived: c.received.Load(), WindowFull: c.full.Load(), Rejected: c.rejected.Load(),
+		NotifySent: c.sent.Load(), NotifyReceived: c.received.Load(), WindowFull: c.full.Load(),
+		Rejected: c.rejected.Load(),
 		Syscalls: c.syscalls.Load(), Wakeups: c.wakeups.Load(), HelpedBytes: c.helped.Load(),
 	}
 }

@@ -34,7 +34,8 @@ func TestBeyondLoopback(t *testing.T) {
 		}
 	}
 	for _, a := range []string{"0.0.0.0:7", "[::]:7", "[::ffff:0.0.0.0]:7"} {
-		if _, err := New(Options{Insecure: true}).Dial(t.Context(), setup.Offer{Addr: a}, sealed); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "names no host") {
+		if _, err := New(Options{Insecure: true}).Dial(t.Context(), setup.Offer{Addr: a}, sealed); !errors.Is(err,
+			path.ErrUnavailable) || !strings.Contains(err.Error(), "names no host") {
 			t.Errorf("dial %s: %v", a, err)
 		}
 		if _, err := New(Options{Insecure: true, Addr: a}).Listen(); !errors.Is(err, path.ErrUnavailable) {
@@ -47,7 +48,8 @@ func TestBeyondLoopback(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.Accept(t.Context(), newToken(), plain); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "Insecure") {
+		if _, err := l.Accept(t.Context(), newToken(), plain); !errors.Is(err, path.ErrUnavailable) ||
+			!strings.Contains(err.Error(), "Insecure") {
 			t.Errorf("accept on %s: %v", here, err)
 		}
 		l.Close()
@@ -68,7 +70,8 @@ func TestBeyondLoopback(t *testing.T) {
 		}
 		defer c.Close()
 		var b [helloSize]byte
-		(&hello{version: version, kind: kindHello, window: 16, token: tok, count: 1, frame: maxFrameBytes, blocks: 1}).put(b[:])
+		(&hello{version: version, kind: kindHello, window: 16, token: tok, count: 1, frame: maxFrameBytes,
+			blocks: 1}).put(b[:])
 		c.Write(b[:])
 		if st, err := answerTo(t, c); err != nil || st != statusPlain {
 			t.Errorf("status %d, %v; expected that encryption is required", st, err)

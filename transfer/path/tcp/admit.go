@@ -86,8 +86,10 @@ func (l *Listener) read(s *stranger, now time.Time) {
 	case errors.Is(err, errVersion):
 		l.refuse(s.fd, statusVersion)
 		if v := l.waiting[s.hello.token]; v != nil {
-			l.settle(s.hello.token, v, fmt.Errorf("the dialer at %s speaks version %d of the data protocol, this side version %d: update the older one: %w",
-				s.from, s.hello.version, version, path.ErrProtocol))
+			l.settle(s.hello.token, v,
+				fmt.Errorf("the dialer at %s speaks version %d of the data protocol, this side version %d: update "+
+					"the older one: %w",
+					s.from, s.hello.version, version, path.ErrProtocol))
 		}
 		l.drop(s)
 		return
@@ -124,15 +126,17 @@ func (l *Listener) confirm(s *stranger) {
 	l.complete(s, v)
 }
 
-// abandoned ends the Accept that one of its connections will not come to, because it was dropped before it was complete.
+// abandoned ends the Accept that one of its connections will not come to, because it was dropped
+// before it was complete.
 func (l *Listener) abandoned(s *stranger, why error) {
 	if v := s.inv; v != nil && !v.settled {
-		l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", s.from, v.got, v.need, path.ErrDown, why))
+		l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", s.from, v.got,
+			v.need, path.ErrDown, why))
 	}
 }
 
-// early reports whether a connection waits for the first one of its path, which may have lost a packet on its way. It does so for as
-// long as an Accept waits for the path.
+// early reports whether a connection waits for the first one of its path, which may have lost a
+// packet on its way. It does so for as long as an Accept waits for the path.
 func (l *Listener) early(s *stranger) bool {
 	if s.n != helloSize || s.hello.index == 0 {
 		return false
@@ -154,12 +158,16 @@ func (l *Listener) admit(s *stranger, now time.Time) {
 		l.refuseWith(s, v, statusPlain, err)
 		return
 	case sealed && !wants:
-		l.refuseWith(s, v, statusPlain, fmt.Errorf("this side requires encryption and the dialer at %s has no secret: give both sides the secret of one session: %w",
-			s.from, path.ErrProtocol))
+		l.refuseWith(s, v, statusPlain,
+			fmt.Errorf("this side requires encryption and the dialer at %s has no secret: give both sides the secret "+
+				"of one session: %w",
+				s.from, path.ErrProtocol))
 		return
 	case !sealed && wants:
-		l.refuseWith(s, v, statusSealed, fmt.Errorf("the dialer at %s requires encryption and this side has no secret: give both sides the secret of one session: %w",
-			s.from, path.ErrProtocol))
+		l.refuseWith(s, v, statusSealed,
+			fmt.Errorf("the dialer at %s requires encryption and this side has no secret: give both sides the secret "+
+				"of one session: %w",
+				s.from, path.ErrProtocol))
 		return
 	}
 	if !sealed && checkUser(s.fd, s.from, v.users) != nil { // the peer's own connections may still come
@@ -168,7 +176,9 @@ func (l *Listener) admit(s *stranger, now time.Time) {
 		return
 	}
 	if int(h.count) > v.streams {
-		l.refuseWith(s, v, statusMalformed, fmt.Errorf("the dialer at %s comes with %d connections: expected at most %d: %w", s.from, h.count, v.streams, path.ErrProtocol))
+		l.refuseWith(s, v, statusMalformed,
+			fmt.Errorf("the dialer at %s comes with %d connections: expected at most %d: %w", s.from, h.count,
+				v.streams, path.ErrProtocol))
 		return
 	}
 	if v.need == 0 {
@@ -188,7 +198,8 @@ func (l *Listener) admit(s *stranger, now time.Time) {
 		l.drop(s)
 		return
 	}
-	a := hello{version: version, kind: kindAnswer, flags: v.flags, window: uint32(v.window), frame: maxFrameBytes, blocks: maxFrameBlocks}
+	a := hello{version: version, kind: kindAnswer, flags: v.flags, window: uint32(v.window), frame: maxFrameBytes,
+		blocks: maxFrameBlocks}
 	if sealed {
 		l.challenge(s, v, &a, now)
 		return
@@ -209,8 +220,8 @@ func (l *Listener) admitOthers(token setup.Token, now time.Time) {
 	}
 }
 
-// challenge answers a dialer of an encrypted path: the answer, and the record that shows this side's secret. What is
-// missing is the dialer's.
+// challenge answers a dialer of an encrypted path: the answer, and the record that shows this
+// side's secret. What is missing is the dialer's.
 func (l *Listener) challenge(s *stranger, v *invitation, a *hello, now time.Time) {
 	kernel, why, err := l.o.attach(s.fd)
 	if kernel {
@@ -245,7 +256,8 @@ func (l *Listener) complete(s *stranger, v *invitation) {
 	v.fds[h.index] = s.fd
 	v.got++
 	if v.got < v.need {
-		// The epoll instance watches it until all have come: a dialer says nothing before all are answered, it can only die.
+		// The epoll instance watches it until all have come: a dialer says nothing before all are
+		// answered, it can only die.
 		l.guests[s.fd] = v
 		return
 	}
@@ -257,8 +269,9 @@ func (l *Listener) complete(s *stranger, v *invitation) {
 func (l *Listener) lost(fd int) {
 	v := l.guests[fd]
 	if v.channels != nil && bits.OnesCount32(v.begun) == v.need {
-		// Each connection was answered, so the dialer may have shown its secret on all of them and have begun to send: nothing keeps
-		// the order between connections. What it sent is the path's. If it has died, the connections that are missing tell.
+		// Each connection was answered, so the dialer may have shown its secret on all of them and
+		// have begun to send: nothing keeps the order between connections. What it sent is the
+		// path's. If it has died, the connections that are missing tell.
 		delete(l.guests, fd)
 		l.ep.Remove(fd)
 		return
@@ -273,7 +286,8 @@ func (l *Listener) lost(fd int) {
 	case n == 0:
 		why = errors.New("closed by the dialer")
 	}
-	l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", v.from, v.got, v.need, path.ErrDown, why))
+	l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", v.from, v.got,
+		v.need, path.ErrDown, why))
 }
 
 // settle ends an Accept. Its connections are its own again.
@@ -301,7 +315,8 @@ func (l *Listener) answer(fd int, a *hello, more []byte) bool {
 }
 
 func (l *Listener) refuse(fd int, st status) {
-	l.answer(fd, &hello{version: version, kind: kindAnswer, status: st, frame: maxFrameBytes, blocks: maxFrameBlocks}, nil)
+	l.answer(fd, &hello{version: version, kind: kindAnswer, status: st, frame: maxFrameBytes, blocks: maxFrameBlocks},
+		nil)
 }
 
 func recv(fd int, b []byte) (int, sys.Errno) {

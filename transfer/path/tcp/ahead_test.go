@@ -19,7 +19,8 @@ func flightOf(t testing.TB, puts, size int) (*bench, []path.Op) {
 	ops := make([]path.Op, puts)
 	for i := range ops {
 		at := uint64(i * size)
-		ops[i] = path.Op{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: e.la, Off: at, Len: uint64(size)}, Key: e.kb, RemoteOff: at}}}
+		ops[i] = path.Op{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: e.la, Off: at, Len: uint64(size)},
+			Key: e.kb, RemoteOff: at}}}
 	}
 	return e, ops
 }
@@ -41,7 +42,8 @@ func (e *bench) fly(t testing.TB, ops []path.Op) (polls int) {
 	return polls
 }
 
-// TestReadsOfFrames: small frames share reads, at the price of a copy; large ones are read to their places.
+// TestReadsOfFrames: small frames share reads, at the price of a copy; large ones are read to their
+// places.
 func TestReadsOfFrames(t *testing.T) {
 	const puts = 64
 	for _, c := range []struct{ size, reads, copied int }{
@@ -64,7 +66,8 @@ func TestReadsOfFrames(t *testing.T) {
 	}
 }
 
-// TestReadsAfterLargeFrames: a large frame does not make reads short for the small ones that follow, also where these have no payload.
+// TestReadsAfterLargeFrames: a large frame does not make reads short for the small ones that
+// follow, also where these have no payload.
 func TestReadsAfterLargeFrames(t *testing.T) {
 	e, ops := flightOf(t, 1, 64<<10)
 	e.fly(t, ops)
@@ -79,7 +82,8 @@ func TestReadsAfterLargeFrames(t *testing.T) {
 	}
 }
 
-// BenchmarkFlight measures 64 puts that are posted at once, both ends polled by this goroutine, beside the same bytes over plain sockets.
+// BenchmarkFlight measures 64 puts that are posted at once, both ends polled by this goroutine,
+// beside the same bytes over plain sockets.
 func BenchmarkFlight(b *testing.B) {
 	for _, size := range []int{64, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

@@ -33,8 +33,9 @@ func silent(t *testing.T) net.Listener {
 	return l
 }
 
-// TestLostSYN: over a long link a connection whose SYN gets no answer makes room for another one, once. The first one is there for a quarter of a second,
-// in which this process may get no processor: then the test dials again.
+// TestLostSYN: over a long link a connection whose SYN gets no answer makes room for another one,
+// once. The first one is there for a quarter of a second, in which this process may get no
+// processor: then the test dials again.
 func TestLostSYN(t *testing.T) {
 	l := silent(t)
 	to := fmt.Sprintf(":%04X", l.Addr().(*net.TCPAddr).Port)
@@ -52,7 +53,8 @@ func TestLostSYN(t *testing.T) {
 	}
 }
 
-// sockets dials until two sockets have sent a SYN, or for five seconds, and returns how many did and the error of the dial.
+// sockets dials until two sockets have sent a SYN, or for five seconds, and returns how many did
+// and the error of the dial.
 func sockets(t *testing.T, addr, to string) (int, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -88,7 +90,8 @@ func sockets(t *testing.T, addr, to string) (int, error) {
 	return len(from), <-dialed
 }
 
-// TestDialEndsByItsContext: the error of a dial is that of its context, whichever part of it ends first.
+// TestDialEndsByItsContext: the error of a dial is that of its context, whichever part of it ends
+// first.
 func TestDialEndsByItsContext(t *testing.T) {
 	offer := setup.Offer{Addr: silent(t).Addr().String(), Token: newToken()}
 	cfg, _ := configs()

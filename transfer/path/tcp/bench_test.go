@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rawPair is two ends of a plain connection, set up like the paths' own, for the floor: what the sockets alone allow.
+// rawPair is two ends of a plain connection, set up like the paths' own, for the floor: what the
+// sockets alone allow.
 func rawPair(t testing.TB, cc string) (int, int) {
 	t.Helper()
 	a, err := address("")
@@ -123,7 +124,8 @@ func rawPingPong(t testing.TB, n int) quantiles {
 	return q
 }
 
-// bench is a connected pair with memory on both sides, and a peer that polls on a thread of its own.
+// bench is a connected pair with memory on both sides, and a peer that polls on a thread of its
+// own.
 type bench struct {
 	a, b   *Path
 	la, lb *mem.Region
@@ -162,7 +164,9 @@ func newBench(t testing.TB, o Options, streams int, noCRC bool, size int) *bench
 	if sealedBench.Load() {
 		secret = aSecret()
 	}
-	e.a, e.b = dialPair(t, o, setup.Config{Rights: path.Read | path.Write, Exports: xa, NoChecksum: noCRC, Streams: streams, Secret: secret}, setup.Config{Rights: path.Read | path.Write, Exports: xb, Streams: streams, Secret: secret})
+	e.a, e.b = dialPair(t, o, setup.Config{Rights: path.Read | path.Write, Exports: xa, NoChecksum: noCRC,
+		Streams: streams, Secret: secret}, setup.Config{Rights: path.Read | path.Write, Exports: xb, Streams: streams,
+		Secret: secret})
 	t.Cleanup(func() {
 		e.stop.Store(true)
 		<-e.done
@@ -205,10 +209,12 @@ func (e *bench) do(t testing.TB, ops []path.Op) {
 	}
 }
 
-// pathPingPong returns the one-way times of n rounds: a 64-byte put with notification, answered by the same.
+// pathPingPong returns the one-way times of n rounds: a 64-byte put with notification, answered by
+// the same.
 func pathPingPong(t testing.TB, n int, noCRC bool) quantiles {
 	e := newBench(t, Options{CongestionControl: "reno"}, 1, noCRC, 1<<16)
-	back := []path.Op{{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: mem.Span{Region: e.lb, Len: 64}, Key: e.ka}}}}
+	back := []path.Op{{Kind: path.Put, Notify: true,
+		Copies: []path.Copy{{Local: mem.Span{Region: e.lb, Len: 64}, Key: e.ka}}}}
 	e.onPeer = func(x path.Event) {
 		if x.Kind == path.EventNotify {
 			e.b.Post(back)
@@ -217,7 +223,8 @@ func pathPingPong(t testing.TB, n int, noCRC bool) quantiles {
 	e.serve()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	op := []path.Op{{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: mem.Span{Region: e.la, Len: 64}, Key: e.kb}}}}
+	op := []path.Op{{Kind: path.Put, Notify: true,
+		Copies: []path.Copy{{Local: mem.Span{Region: e.la, Len: 64}, Key: e.kb}}}}
 	q := make(quantiles, 0, n)
 	for range n {
 		t0 := time.Now()
@@ -237,7 +244,8 @@ func pathPingPong(t testing.TB, n int, noCRC bool) quantiles {
 	return q
 }
 
-// BenchmarkPingPong compares 64-byte puts between two spinning threads with the same bytes over plain sockets.
+// BenchmarkPingPong compares 64-byte puts between two spinning threads with the same bytes over
+// plain sockets.
 func BenchmarkPingPong(b *testing.B) {
 	for _, noCRC := range []bool{false, true} {
 		b.Run(fmt.Sprintf("crc=%v", !noCRC), func(b *testing.B) {
@@ -253,7 +261,8 @@ func BenchmarkPingPong(b *testing.B) {
 	}
 }
 
-// rawRate sends n messages of size bytes, the receiver into the same buffer each time, and returns bytes per second.
+// rawRate sends n messages of size bytes, the receiver into the same buffer each time, and returns
+// bytes per second.
 func rawRate(t testing.TB, cc string, size, n int) float64 {
 	a, b := rawPair(t, cc)
 	region := func() *mem.Region {
@@ -299,7 +308,8 @@ func pathRate(t testing.TB, o Options, streams, size, blocks, depth, n int, noCR
 	for i := range uint64(blocks) {
 		// Every other block is left out of order, so that neighbours do not become one.
 		at := (i*7 + 3) % uint64(blocks) * each
-		op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: e.la, Off: at, Len: each}, Key: e.kb, RemoteOff: i * each})
+		op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: e.la, Off: at, Len: each}, Key: e.kb,
+			RemoteOff: i * each})
 	}
 	ops := []path.Op{op}
 	e.do(t, ops) // the congestion control is chosen here
@@ -330,10 +340,14 @@ func BenchmarkPut(b *testing.B) {
 		noCRC bool
 		n     int
 	}
-	for _, s := range []struct{ size, blocks, depth int }{{64 << 10, 1, 8}, {1 << 20, 1, 4}, {16 << 20, 1, 2}, {64 << 20, 1, 1}, {4 << 20, 1024, 1}} {
-		for _, v := range []variant{{"default,crc=off", Options{}, true, 1}, {"default,crc=on", Options{}, false, 1}, {"default,crc=off,streams=2", Options{}, true, 2}, {"system,crc=off", Options{CongestionControl: CongestionSystem}, true, 1}} {
+	for _, s := range []struct{ size, blocks, depth int }{{64 << 10, 1, 8}, {1 << 20, 1, 4}, {16 << 20, 1, 2},
+		{64 << 20, 1, 1}, {4 << 20, 1024, 1}} {
+		for _, v := range []variant{{"default,crc=off", Options{}, true, 1}, {"default,crc=on", Options{}, false, 1},
+			{"default,crc=off,streams=2", Options{}, true, 2},
+			{"system,crc=off", Options{CongestionControl: CongestionSystem}, true, 1}} {
 			b.Run(fmt.Sprintf("%dKiB/blocks=%d/%s", s.size>>10, s.blocks, v.name), func(b *testing.B) {
-				// Interleaved, and the best of each: on a machine with other work that is what the code allows.
+				// Interleaved, and the best of each: on a machine with other work that is what the
+				// code allows.
 				n := max(1, (64<<20)/s.size)
 				var ours, raw float64
 				for range max(b.N, 10) {
@@ -348,14 +362,16 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// oneThread moves total bytes in puts of size bytes, both ends polled by this goroutine: no waiting, no wake-ups, so that
-// the time is what the calls and copies take. raw does the same with plain sockets.
+// oneThread moves total bytes in puts of size bytes, both ends polled by this goroutine: no
+// waiting, no wake-ups, so that the time is what the calls and copies take. raw does the same with
+// plain sockets.
 func oneThread(t testing.TB, e *bench, size, blocks, n int) float64 {
 	op := path.Op{Kind: path.Put}
 	each := uint64(size / blocks)
 	for i := range uint64(blocks) {
 		at := (i*7 + 3) % uint64(blocks) * each
-		op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: e.la, Off: at, Len: each}, Key: e.kb, RemoteOff: i * each})
+		op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: e.la, Off: at, Len: each}, Key: e.kb,
+			RemoteOff: i * each})
 	}
 	ops := []path.Op{op}
 	t0 := time.Now()
@@ -394,9 +410,11 @@ func rawOneThread(t testing.TB, a, b int, src, dst []byte, n int) float64 {
 	return float64(n) * float64(len(src)) / time.Since(t0).Seconds()
 }
 
-// BenchmarkOneThread is BenchmarkPut for a machine with other work: the best of many short interleaved trials.
+// BenchmarkOneThread is BenchmarkPut for a machine with other work: the best of many short
+// interleaved trials.
 func BenchmarkOneThread(b *testing.B) {
-	for _, s := range []struct{ size, blocks int }{{64, 1}, {4 << 10, 1}, {64 << 10, 1}, {1 << 20, 1}, {16 << 20, 1}, {4 << 20, 1024}} {
+	for _, s := range []struct{ size, blocks int }{{64, 1}, {4 << 10, 1}, {64 << 10, 1}, {1 << 20, 1}, {16 << 20, 1},
+		{4 << 20, 1024}} {
 		for _, crc := range []bool{false, true} {
 			b.Run(fmt.Sprintf("%dB/blocks=%d/crc=%v", s.size, s.blocks, crc), func(b *testing.B) {
 				e := newBench(b, Options{CongestionControl: "reno"}, 1, !crc, s.size)

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// CongestionSystem is the value of Options.CongestionControl that takes what net.ipv4.tcp_congestion_control says, on loopback as
-// well.
+// CongestionSystem is the value of Options.CongestionControl that takes what
+// net.ipv4.tcp_congestion_control says, on loopback as well.
 const CongestionSystem = "system"
 
 func sysctl(name string) string {
@@ -37,8 +37,9 @@ var loadedCongestion = sync.OnceValue(availableCongestion)
 
 func paced(name string) bool { return strings.HasPrefix(name, "bbr") }
 
-// unpaced is what takes the place of the system's choice on loopback, "" if nothing does. Pacing is for queues in a network, of
-// which loopback has none, and costs half of the rate of puts of 1 MiB there (docs/measurements/tcp.md).
+// unpaced is what takes the place of the system's choice on loopback, "" if nothing does. Pacing is
+// for queues in a network, of which loopback has none, and costs half of the rate of puts of 1 MiB
+// there (docs/measurements/tcp.md).
 func unpaced(host netip.Addr, system string, available []string) string {
 	if host.IsLoopback() && paced(system) {
 		for _, name := range []string{"cubic", "reno"} {
@@ -50,8 +51,8 @@ func unpaced(host netip.Addr, system string, available []string) string {
 	return ""
 }
 
-// initialCongestion sets the congestion control of a socket before it connects or listens: one that has paced a connection once
-// leaves it paced.
+// initialCongestion sets the congestion control of a socket before it connects or listens: one that
+// has paced a connection once leaves it paced.
 func (o *Options) initialCongestion(fd int, host netip.Addr) error {
 	name := o.CongestionControl
 	switch name {

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// The administrator's choice is taken, except that a loopback connection is not paced where another algorithm can be had.
+// The administrator's choice is taken, except that a loopback connection is not paced where another
+// algorithm can be had.
 func TestLoopbackDoesNotPace(t *testing.T) {
 	all := []string{"bbr", "cubic", "reno"}
 	for _, c := range []struct {
@@ -30,7 +31,8 @@ func TestLoopbackDoesNotPace(t *testing.T) {
 	}
 }
 
-// TestCongestionControl asks the kernel what the connections of a path have, at both ends, and compares what Explain says.
+// TestCongestionControl asks the kernel what the connections of a path have, at both ends, and
+// compares what Explain says.
 func TestCongestionControl(t *testing.T) {
 	system := systemCongestion()
 	byDefault := system
@@ -50,7 +52,8 @@ func TestCongestionControl(t *testing.T) {
 					t.Errorf("%q: a connection has %q, %v; want %q", c.option, cc, err, c.want)
 				}
 			}
-			if s := strings.Join(p.Explain(), "\n"); !strings.Contains(s, "congestion control: "+c.want) || !strings.Contains(s, c.why) {
+			if s := strings.Join(p.Explain(), "\n"); !strings.Contains(s, "congestion control: "+c.want) ||
+				!strings.Contains(s, c.why) {
 				t.Errorf("%q explains:\n%s", c.option, s)
 			}
 			p.Close()
@@ -58,7 +61,8 @@ func TestCongestionControl(t *testing.T) {
 	}
 }
 
-// Zero-copy sends are off unless Options asks for them, and Explain gives this reason, whatever the peer.
+// Zero-copy sends are off unless Options asks for them, and Explain gives this reason, whatever the
+// peer.
 func TestExplainZeroCopyOff(t *testing.T) {
 	ca, cb := configs()
 	a, b := dialPair(t, Options{}, ca, cb)

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// core is the protocol: operations in, bytes out, bytes in, events out. It knows no sockets and no clock, so that tests can
-// feed it whatever they like.
+// core is the protocol: operations in, bytes out, bytes in, events out. It knows no sockets and no
+// clock, so that tests can feed it whatever they like.
 type core struct {
 	reach     path.Reach // of the peer
 	window    int
@@ -45,7 +45,8 @@ type core struct {
 	trash []byte
 	st    path.Stats
 
-	// settled, when set, may keep an operation from ending (MSG_ZEROCOPY: the kernel still reads its memory).
+	// settled, when set, may keep an operation from ending (MSG_ZEROCOPY: the kernel still reads
+	// its memory).
 	settled func(slot uint16) bool
 	held    fifo // operations kept by it
 
@@ -138,7 +139,8 @@ func newCore(x path.Reach, window, streams int, crc bool, peerFrame, peerBlock i
 // check refuses what is wrong with an operation by itself.
 func (c *core) check(o *path.Op) error {
 	if len(o.Msg) > path.MaxMessage {
-		return fmt.Errorf("tcp: message of %d bytes, at most %d are possible: %w", len(o.Msg), path.MaxMessage, path.ErrTooLarge)
+		return fmt.Errorf("tcp: message of %d bytes, at most %d are possible: %w", len(o.Msg), path.MaxMessage,
+			path.ErrTooLarge)
 	}
 	switch o.Kind {
 	case path.Put, path.Get:
@@ -153,13 +155,16 @@ func (c *core) check(o *path.Op) error {
 	for i := range o.Copies {
 		k := &o.Copies[i]
 		if !k.Local.Valid() {
-			return fmt.Errorf("tcp: block %d: local offset %d + %d bytes lies outside its region: %w", i, k.Local.Off, k.Local.Len, path.ErrBounds)
+			return fmt.Errorf("tcp: block %d: local offset %d + %d bytes lies outside its region: %w", i, k.Local.Off,
+				k.Local.Len, path.ErrBounds)
 		}
 		if k.RemoteOff+k.Local.Len < k.RemoteOff {
-			return fmt.Errorf("tcp: block %d: remote offset %d + %d bytes overflows: %w", i, k.RemoteOff, k.Local.Len, path.ErrBounds)
+			return fmt.Errorf("tcp: block %d: remote offset %d + %d bytes overflows: %w", i, k.RemoteOff, k.Local.Len,
+				path.ErrBounds)
 		}
 		if k.Local.Len > 0 && k.Local.Bytes() == nil {
-			return fmt.Errorf("tcp: block %d: the CPU cannot reach region %q (%s): %w", i, k.Local.Region.Name(), k.Local.Region.Kind(), path.ErrUnreachable)
+			return fmt.Errorf("tcp: block %d: the CPU cannot reach region %q (%s): %w", i, k.Local.Region.Name(),
+				k.Local.Region.Kind(), path.ErrUnreachable)
 		}
 		if o.Kind == path.Get && k.Local.Region.ReadOnly() {
 			return fmt.Errorf("tcp: block %d: region %q is read-only: %w", i, k.Local.Region.Name(), path.ErrRights)
@@ -191,7 +196,8 @@ func (c *core) take(o *path.Op) {
 	c.free = c.free[:len(c.free)-1]
 	c.st.OpsPosted++
 	p := &c.ops[slot]
-	*p = op{gen: p.gen + 1, msg: append(p.msg[:0], o.Msg...), kind: o.Kind, notify: o.Notify, token: o.Token, imm: o.Imm, copies: o.Copies, bulk: o.Bulk}
+	*p = op{gen: p.gen + 1, msg: append(p.msg[:0], o.Msg...), kind: o.Kind, notify: o.Notify, token: o.Token,
+		imm: o.Imm, copies: o.Copies, bulk: o.Bulk}
 	switch o.Kind {
 	case path.Fence:
 		c.fence(o.Key)
@@ -347,12 +353,13 @@ func (c *core) pushControl(s *stream, k control) bool {
 	return true
 }
 
-// fence ends every use of an export by this path: a frame being received is thrown away from here on, what is left of one
-// being sent is copied. Frames that begin later are refused by Resolve.
+// fence ends every use of an export by this path: a frame being received is thrown away from here
+// on, what is left of one being sent is copied. Frames that begin later are refused by Resolve.
 func (c *core) fence(key path.Key) {
 	for _, s := range c.streams {
 		in := &s.in
-		if (in.state == wantPayload || in.state == wantMessage) && in.h.key == key && (in.h.typ == framePut || in.h.typ == framePutv) && in.refused == 0 {
+		if (in.state == wantPayload || in.state == wantMessage) && in.h.key == key &&
+			(in.h.typ == framePut || in.h.typ == framePutv) && in.refused == 0 {
 			in.refused = refusedRevoked
 			in.dst = in.dst[:0]
 			c.st.Rejected++

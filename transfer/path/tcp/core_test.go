@@ -41,12 +41,15 @@ func newNode(t testing.TB, size, window, streams int, crc bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, exports: x, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc,
+		maxFrameBytes, maxFrameBlocks), region: r, exports: x, export: e, other: other,
+		rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 	n.trash = make([]byte, trashSize)
 	return n
 }
 
-// feed gives a stream bytes as a socket would: into the places that it names. It returns how many it took.
+// feed gives a stream bytes as a socket would: into the places that it names. It returns how many
+// it took.
 func (n *node) feed(s *stream, b []byte) (int, error) {
 	took := 0
 	for len(b) > 0 {
@@ -112,8 +115,8 @@ func (n *node) events() (out []path.Event) {
 	}
 }
 
-// TestAnySplit sends random operations over streams that deliver any number of bytes at a time, and compares all memory
-// with a model.
+// TestAnySplit sends random operations over streams that deliver any number of bytes at a time, and
+// compares all memory with a model.
 func TestAnySplit(t *testing.T) {
 	const size = 4 << 20
 	for _, streams := range []int{1, 5} {
@@ -127,7 +130,8 @@ func TestAnySplit(t *testing.T) {
 				la[i], lb[i] = byte(rng.Uint32()), byte(rng.Uint32())
 			}
 			wantA, wantB := bytes.Clone(la), bytes.Clone(lb)
-			// A puts into the upper half of B and gets into its own upper half, from lower halves, in blocks side by side.
+			// A puts into the upper half of B and gets into its own upper half, from lower halves,
+			// in blocks side by side.
 			at, end := size/2, size
 			atGet := size / 2
 			var ops []path.Op
@@ -147,14 +151,18 @@ func TestAnySplit(t *testing.T) {
 						if at+n > end {
 							break
 						}
-						op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(src), Len: uint64(n)}, Key: key, RemoteOff: uint64(at)})
+						op.Copies = append(op.Copies,
+							path.Copy{Local: mem.Span{Region: a.region, Off: uint64(src), Len: uint64(n)}, Key: key,
+								RemoteOff: uint64(at)})
 						copy(wantB[at:at+n], wantA[src:])
 						at += n
 					} else {
 						if atGet+n > end {
 							break
 						}
-						op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(atGet), Len: uint64(n)}, Key: key, RemoteOff: uint64(src)})
+						op.Copies = append(op.Copies,
+							path.Copy{Local: mem.Span{Region: a.region, Off: uint64(atGet), Len: uint64(n)}, Key: key,
+								RemoteOff: uint64(src)})
 						copy(wantA[atGet:atGet+n], wantB[src:src+n])
 						atGet += n
 					}
@@ -184,15 +192,18 @@ func TestAnySplit(t *testing.T) {
 			if !bytes.Equal(la, wantA) || !bytes.Equal(lb, wantB) {
 				t.Fatal("memory differs from the model")
 			}
-			if a.wanted != 0 || a.requests != 0 || b.serveSmall.bn+b.serveBig.bn != 0 || b.serveSmall.n+b.serveBig.n != 0 || len(a.free) != 32 {
-				t.Fatalf("credits are missing: wanted %d, requests %d, blocks %d, requests %d, open %d", a.wanted, a.requests, b.serveSmall.bn+b.serveBig.bn, b.serveSmall.n+b.serveBig.n, 32-len(a.free))
+			if a.wanted != 0 || a.requests != 0 || b.serveSmall.bn+b.serveBig.bn != 0 ||
+				b.serveSmall.n+b.serveBig.n != 0 || len(a.free) != 32 {
+				t.Fatalf("credits are missing: wanted %d, requests %d, blocks %d, requests %d, open %d", a.wanted,
+					a.requests, b.serveSmall.bn+b.serveBig.bn, b.serveSmall.n+b.serveBig.n, 32-len(a.free))
 			}
 		})
 	}
 }
 
-// TestGetOfManyExports has one operation get blocks of different exports: it does not ask for them one after another, which would take
-// a round trip each, nor for more than its share. It ends when all were answered, also when it is canceled on the way.
+// TestGetOfManyExports has one operation get blocks of different exports: it does not ask for them
+// one after another, which would take a round trip each, nor for more than its share. It ends when
+// all were answered, also when it is canceled on the way.
 func TestGetOfManyExports(t *testing.T) {
 	const blocks, window = 200, 96
 	for _, cancel := range []bool{false, true} {
@@ -205,7 +216,8 @@ func TestGetOfManyExports(t *testing.T) {
 				if i%2 > 0 {
 					key = b.other.Key()
 				}
-				op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: i * 64, Len: 64}, Key: key, RemoteOff: i * 64})
+				op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: i * 64, Len: 64},
+					Key: key, RemoteOff: i * 64})
 			}
 			return op
 		}
@@ -233,12 +245,14 @@ func TestGetOfManyExports(t *testing.T) {
 		}
 		shuttle(t, a, b, func(n int) int { return n / 2 })
 		for _, e := range a.events() {
-			if canceled := cancel && e.Token == 1; canceled != errors.Is(e.Err, path.ErrCanceled) || !canceled && e.Err != nil {
+			if canceled := cancel && e.Token == 1; canceled != errors.Is(e.Err, path.ErrCanceled) || !canceled &&
+				e.Err != nil {
 				t.Errorf("operation %d: %v", e.Token, e.Err)
 			}
 		}
 		if open := len(a.ops) - len(a.free); open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 {
-			t.Errorf("%d operations, %d requests and %d blocks are left, %d at the peer", open, a.requests, a.wanted, b.serveSmall.n)
+			t.Errorf("%d operations, %d requests and %d blocks are left, %d at the peer", open, a.requests, a.wanted,
+				b.serveSmall.n)
 		}
 		if !cancel && !bytes.Equal(a.region.All().Bytes()[:blocks*64], b.region.All().Bytes()[:blocks*64]) {
 			t.Error("the bytes are others")
@@ -267,7 +281,8 @@ func frame(h header, table []block, payload, msg []byte) []byte {
 	return append(append(b, payload...), msg...)
 }
 
-// TestHostileFrames feeds single frames that no honest peer sends. Each takes the path down, and nothing is written.
+// TestHostileFrames feeds single frames that no honest peer sends. Each takes the path down, and
+// nothing is written.
 func TestHostileFrames(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -298,20 +313,23 @@ func TestHostileFrames(t *testing.T) {
 			return frame(header{typ: frameGet, flags: flagKeys, payload: blockSize, imm: 1}, []block{{0, 4}}, nil, nil)
 		}, errBlocks},
 		{"request with a table of keys beyond the limit", func(n *node) []byte {
-			return frame(header{typ: frameGet, flags: flagKeys, payload: 513 * wantSize, imm: 513}, make([]block, 1026), nil, nil)
+			return frame(header{typ: frameGet, flags: flagKeys, payload: 513 * wantSize, imm: 513}, make([]block, 1026),
+				nil, nil)
 		}, errBlocks},
 		{"request with damaged table", func(n *node) []byte {
 			return frame(header{typ: frameGet, payload: blockSize, imm: 1, crc: 1}, []block{{0, 4}}, nil, nil)
 		}, errTableSum},
 		{"more requests than the window", func(n *node) (b []byte) {
 			for i := range 9 {
-				b = append(b, frame(header{typ: frameGet, seq: uint32(i), key: n.export.Key(), payload: blockSize, imm: 1}, []block{{0, 4}}, nil, nil)...)
+				b = append(b, frame(header{typ: frameGet, seq: uint32(i), key: n.export.Key(), payload: blockSize,
+					imm: 1}, []block{{0, 4}}, nil, nil)...)
 			}
 			return b
 		}, errRequests},
 		{"more blocks than agreed", func(n *node) (b []byte) {
 			for i := range 5 {
-				b = append(b, frame(header{typ: frameGet, seq: uint32(i), key: n.export.Key(), payload: 1000 * blockSize, imm: 1000}, make([]block, 1000), nil, nil)...)
+				b = append(b, frame(header{typ: frameGet, seq: uint32(i), key: n.export.Key(),
+					payload: 1000 * blockSize, imm: 1000}, make([]block, 1000), nil, nil)...)
 			}
 			return b
 		}, errRequests},
@@ -362,7 +380,8 @@ func TestRefusedReferences(t *testing.T) {
 		if _, err := n.feed(s, frame(c.h, c.table, payload[:c.size], nil)); err != nil {
 			t.Fatalf("case %d: %v", i, err)
 		}
-		if len(s.out.ctl) != 1 || s.out.ctl[0].typ != frameRefuse || s.out.ctl[0].op != c.h.op || reason(s.out.ctl[0].imm) != c.want {
+		if len(s.out.ctl) != 1 || s.out.ctl[0].typ != frameRefuse || s.out.ctl[0].op != c.h.op ||
+			reason(s.out.ctl[0].imm) != c.want {
 			t.Errorf("case %d: refusals %+v, expected one with reason %d", i, s.out.ctl, c.want)
 		}
 		s.out.ctl = s.out.ctl[:0]
@@ -420,7 +439,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestOverlappingData: a peer that sends one byte of a request twice cannot write after the operation has ended.
+// TestOverlappingData: a peer that sends one byte of a request twice cannot write after the
+// operation has ended.
 func TestOverlappingData(t *testing.T) {
 	n := newNode(t, 4096, 8, 2, false)
 	n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: mem.Span{Region: n.region, Len: 1000}}}}})
@@ -440,10 +460,12 @@ func TestOverlappingData(t *testing.T) {
 	}
 }
 
-// FuzzReceiver feeds arbitrary bytes, with and without a repaired checksum, to a whole receiver with operations under way.
+// FuzzReceiver feeds arbitrary bytes, with and without a repaired checksum, to a whole receiver
+// with operations under way.
 func FuzzReceiver(f *testing.F) {
 	put := frame(header{typ: framePut, payload: 4}, nil, []byte("abcd"), nil)
-	f.Add(append(put, frame(header{typ: frameNotify, seq: 1, flags: flagNotify, msg: 3}, nil, nil, []byte("xyz"))...), uint8(3))
+	f.Add(append(put, frame(header{typ: frameNotify, seq: 1, flags: flagNotify, msg: 3}, nil, nil, []byte("xyz"))...),
+		uint8(3))
 	f.Add(frame(header{typ: framePutv, payload: 8}, []block{{0, 4}, {8, 4}}, make([]byte, 8), nil), uint8(1))
 	f.Add(frame(header{typ: frameGet, payload: 16, imm: 1}, []block{{0, 4}}, nil, nil), uint8(64))
 	f.Add(frame(header{typ: frameGet, flags: flagKeys, payload: 32, imm: 1}, []block{{0, 4}, {}}, nil, nil), uint8(64))
@@ -466,20 +488,26 @@ func FuzzReceiver(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, exports: x, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+		n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false,
+			maxFrameBytes, maxFrameBlocks), region: r, exports: x, export: e, other: other,
+			rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 		n.trash = make([]byte, 1024)
 		local, _ := r.Span(1100, 50)
-		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}}, {Kind: path.Put, Copies: []path.Copy{{Local: local}}}})
+		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}},
+			{Kind: path.Put, Copies: []path.Copy{{Local: local}}}})
 		n.emit(n.streams[0], 1<<20)
 		n.streams[0].out.gone(n.streams[0].out.left)
-		// Headers get the right magic number, key, sequence and checksum, so that the fuzzer gets past them.
+		// Headers get the right magic number, key, sequence and checksum, so that the fuzzer gets
+		// past them.
 		seq := uint32(0)
 		for i := 0; i+headerSize <= len(b); i += headerSize {
 			if b[i]&1 == 0 {
 				continue
 			}
-			h := header{typ: frameType(b[i+3]%byte(frameTypes-1) + 1), flags: uint16(b[i+5]) & flagKnown, msg: uint16(b[i+7]), crc: uint32(b[i+12]),
-				seq: seq, payload: uint32(b[i+22])<<8 | uint32(b[i+23]), op: 1<<16 | uint64(b[i+31]&3), key: e.Key(), where: uint64(b[i+54])<<32 | uint64(b[i+55]), imm: uint64(b[i+63])}
+			h := header{typ: frameType(b[i+3]%byte(frameTypes-1) + 1), flags: uint16(b[i+5]) & flagKnown,
+				msg: uint16(b[i+7]), crc: uint32(b[i+12]),
+				seq: seq, payload: uint32(b[i+22])<<8 | uint32(b[i+23]), op: 1<<16 | uint64(b[i+31]&3), key: e.Key(),
+				where: uint64(b[i+54])<<32 | uint64(b[i+55]), imm: uint64(b[i+63])}
 			seq++
 			h.put(b[i:])
 		}
@@ -513,11 +541,14 @@ func FuzzReceiver(f *testing.F) {
 	})
 }
 
-// TestAckRides: an acknowledgement is part of the next header, unless there is none or the difference does not fit.
+// TestAckRides: an acknowledgement is part of the next header, unless there is none or the
+// difference does not fit.
 func TestAckRides(t *testing.T) {
 	a, b := newNode(t, 4096, 8, 1, false), newNode(t, 4096, 8, 1, false)
-	op := []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: a.region, Len: 8}, Key: b.export.Key()}}}}
-	back := []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: b.region, Len: 8}, Key: a.export.Key()}}}}
+	op := []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: a.region, Len: 8},
+		Key: b.export.Key()}}}}
+	back := []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: b.region, Len: 8},
+		Key: a.export.Key()}}}}
 	s := b.streams[0]
 	for i, c := range []struct {
 		work  bool
@@ -558,12 +589,14 @@ func TestAckRides(t *testing.T) {
 			t.Fatalf("case %d: the answering put: %+v", i, ev)
 		}
 	}
-	if _, err := b.feed(s, frame(header{typ: frameNotify, seq: s.in.seq, flags: flagNotify | flagAck, ack: 1}, nil, nil, nil)); !errors.Is(err, errAck) {
+	if _, err := b.feed(s, frame(header{typ: frameNotify, seq: s.in.seq, flags: flagNotify | flagAck, ack: 1}, nil, nil,
+		nil)); !errors.Is(err, errAck) {
 		t.Errorf("acknowledgement of what was not sent: %v", err)
 	}
 }
 
-// TestFullOfRefusals: refusals that fill a batch to its last byte leave no room for the acknowledgement, which comes next.
+// TestFullOfRefusals: refusals that fill a batch to its last byte leave no room for the
+// acknowledgement, which comes next.
 func TestFullOfRefusals(t *testing.T) {
 	const n = scratchSize / headerSize
 	b := newNode(t, 4096, 8, 1, false)
@@ -583,11 +616,13 @@ func TestFullOfRefusals(t *testing.T) {
 	}
 }
 
-// TestAckWithoutRoom: an acknowledgement that waits for work which turns out to have no room goes alone.
+// TestAckWithoutRoom: an acknowledgement that waits for work which turns out to have no room goes
+// alone.
 func TestAckWithoutRoom(t *testing.T) {
 	a, b := newNode(t, 4096, 8, 1, false), newNode(t, 4096, 8, 1, false)
 	put := func(from, to *node) {
-		from.post([]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: from.region, Len: 8}, Key: to.export.Key()}}}})
+		from.post([]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: from.region, Len: 8},
+			Key: to.export.Key()}}}})
 	}
 	put(a, b)
 	if _, err := b.feed(b.streams[0], a.emit(a.streams[0], 1<<20)); err != nil {
@@ -601,8 +636,8 @@ func TestAckWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestFenceCopiesWhatIsBeingSent: once a Fence is posted, exported memory is not read any more, and the peer still gets
-// the bytes that were announced.
+// TestFenceCopiesWhatIsBeingSent: once a Fence is posted, exported memory is not read any more, and
+// the peer still gets the bytes that were announced.
 func TestFenceCopiesWhatIsBeingSent(t *testing.T) {
 	const size = 5000
 	a, b := newNode(t, 8192, 8, 1, true), newNode(t, 8192, 8, 1, true)
@@ -610,7 +645,8 @@ func TestFenceCopiesWhatIsBeingSent(t *testing.T) {
 	for i := range theirs {
 		theirs[i] = byte(i)
 	}
-	a.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: mem.Span{Region: a.region, Len: size}, Key: b.export.Key()}}}})
+	a.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: mem.Span{Region: a.region, Len: size},
+		Key: b.export.Key()}}}})
 	out := a.emit(a.streams[0], 1<<20)
 	a.streams[0].out.gone(len(out))
 	s := b.streams[0]
@@ -635,20 +671,22 @@ func TestFenceCopiesWhatIsBeingSent(t *testing.T) {
 	}
 }
 
-// TestNoticesOfStreams: notifications that several connections began to bring when there was room for one more are all reported, with
-// their messages.
+// TestNoticesOfStreams: notifications that several connections began to bring when there was room
+// for one more are all reported, with their messages.
 func TestNoticesOfStreams(t *testing.T) {
 	b := newNode(t, 1<<20, 32, maxStreams, false)
 	message := func(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, path.MaxMessage) }
 	notes, parts := 0, make([][]byte, maxStreams)
 	for i, s := range b.streams[1:] {
-		parts[i+1] = frame(header{typ: framePut, flags: flagNotify, key: b.export.Key(), payload: 4096, msg: path.MaxMessage, imm: uint64(i + 1)}, nil, make([]byte, 4096), message(i+1))
+		parts[i+1] = frame(header{typ: framePut, flags: flagNotify, key: b.export.Key(), payload: 4096,
+			msg: path.MaxMessage, imm: uint64(i + 1)}, nil, make([]byte, 4096), message(i+1))
 		if n, err := b.feed(s, parts[i+1][:headerSize+8]); err != nil || s.in.paused || n != headerSize+8 {
 			t.Fatalf("%d bytes, %v", n, err)
 		}
 	}
 	for ; b.notes.room(); notes++ { // as many as there is room for, on the first
-		if n, err := b.feed(b.streams[0], frame(header{typ: frameNotify, flags: flagNotify, seq: uint32(notes), msg: path.MaxMessage}, nil, nil, message(0))); err != nil || n != headerSize+path.MaxMessage {
+		if n, err := b.feed(b.streams[0], frame(header{typ: frameNotify, flags: flagNotify, seq: uint32(notes),
+			msg: path.MaxMessage}, nil, nil, message(0))); err != nil || n != headerSize+path.MaxMessage {
 			t.Fatalf("%d bytes, %v", n, err)
 		}
 	}

@@ -16,8 +16,8 @@ func threadCPU() (u, s float64) {
 	return float64(r.Utime.Sec) + float64(r.Utime.Usec)*1e-6, float64(r.Stime.Sec) + float64(r.Stime.Usec)*1e-6
 }
 
-// BenchmarkCPU is what a byte costs the sender and the receiver, in seconds of processor time for each GB, which other work on
-// the machine changes less than rates.
+// BenchmarkCPU is what a byte costs the sender and the receiver, in seconds of processor time for
+// each GB, which other work on the machine changes less than rates.
 func BenchmarkCPU(t *testing.B) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -61,7 +61,9 @@ func BenchmarkCPU(t *testing.B) {
 					}
 				}
 				gb := float64(n) * float64(size) / 1e9
-				t.Logf("sealed %v crc %v size %d: sender user %.3f sys %.3f, receiver user %.3f sys %.3f per GB; %d polls; syscalls a %d b %d", sealed, crc, size, au/gb, as/gb, bu/gb, bs/gb, polls, e.a.Stats().Syscalls, e.b.Stats().Syscalls)
+				t.Logf("sealed %v crc %v size %d: sender user %.3f sys %.3f, receiver user %.3f sys %.3f per GB; %d "+
+					"polls; syscalls a %d b %d", sealed, crc, size, au/gb, as/gb, bu/gb, bs/gb, polls,
+					e.a.Stats().Syscalls, e.b.Stats().Syscalls)
 			}
 		}
 	}

@@ -21,14 +21,14 @@ import (
 // Name is the driver's name.
 const Name = "tcp"
 
-// DefaultStreams is the number of data connections unless setup.Config says otherwise, LongStreams that over a long link: one connection
-// that loses a packet is slow for many round trips there.
+// DefaultStreams is the number of data connections unless setup.Config says otherwise, LongStreams
+// that over a long link: one connection that loses a packet is slow for many round trips there.
 const (
 	DefaultStreams = 2
 	LongStreams    = 5
 	longRoundTrip  = 5 * time.Millisecond
-	// anew is how long a connection over a long link may take at least before another one takes its place: the kernel sends a SYN that was
-	// lost again after a second only.
+	// anew is how long a connection over a long link may take at least before another one takes its
+	// place: the kernel sends a SYN that was lost again after a second only.
 	anew = 250 * time.Millisecond
 )
 
@@ -49,8 +49,9 @@ func (d *Driver) Traits() setup.Traits {
 	return setup.Traits{Encrypts: true, Prior: path.Cost{Latency: 30 * time.Microsecond, BytesPerSec: 3e9}}
 }
 
-// What one side takes of memory at most: for each connection, for the records of one that is encrypted, for each operation of the
-// window, and once. For a connection the kernel is taken to use a quarter of a megabyte; more than that is bounded by its own limits (tcp_mem).
+// What one side takes of memory at most: for each connection, for the records of one that is
+// encrypted, for each operation of the window, and once. For a connection the kernel is taken to
+// use a quarter of a megabyte; more than that is bounded by its own limits (tcp_mem).
 const (
 	streamBytes = 256<<10 + 256<<10
 	recordBytes = 3 * sealBytes
@@ -66,7 +67,8 @@ func (d *Driver) Streams(roundTrip time.Duration) int {
 	return LongStreams
 }
 
-// Needs are the connections, what wakes the owner, and the buffers. It makes the driver a setup.Estimator.
+// Needs are the connections, what wakes the owner, and the buffers. It makes the driver a
+// setup.Estimator.
 func (d *Driver) Needs(cfg *setup.Config) setup.Needs {
 	window, streams, flags, err := terms(*cfg)
 	if err != nil {
@@ -112,11 +114,12 @@ func agree(window int, flags uint32, h *hello) deal {
 	}
 }
 
-// Dial connects to a listener and presents the offer's token on each connection. It blocks until the path is set up or ctx
-// ends. The error wraps ErrUnavailable for an address beyond loopback without a secret, ErrProtocol if the other side is no
-// Penstock, speaks another version, does not know the token, or encrypts and this one does not or the other way round, and
-// ErrIntegrity if it has another secret or an attacker changed what both said on the way, and ErrUser if another user's process is at
-// the other end.
+// Dial connects to a listener and presents the offer's token on each connection. It blocks until
+// the path is set up or ctx ends. The error wraps ErrUnavailable for an address beyond loopback
+// without a secret, ErrProtocol if the other side is no Penstock, speaks another version, does not
+// know the token, or encrypts and this one does not or the other way round, and ErrIntegrity if it
+// has another secret or an attacker changed what both said on the way, and ErrUser if another
+// user's process is at the other end.
 func (d *Driver) Dial(ctx context.Context, offer setup.Offer, cfg setup.Config) (path.Path, error) {
 	if offer.Addr == "" {
 		return nil, fmt.Errorf("tcp: dial: an offer without an address: %w", path.ErrUnavailable)
@@ -133,7 +136,8 @@ func (d *Driver) Dial(ctx context.Context, offer setup.Offer, cfg setup.Config) 
 	if err := d.o.permits(addr.Addr(), sealed); err != nil {
 		return nil, err
 	}
-	h := hello{version: version, kind: kindHello, flags: flags, window: uint32(window), token: offer.Token, count: uint16(streams), frame: maxFrameBytes, blocks: maxFrameBlocks}
+	h := hello{version: version, kind: kindHello, flags: flags, window: uint32(window), token: offer.Token,
+		count: uint16(streams), frame: maxFrameBytes, blocks: maxFrameBlocks}
 	fds, channels, answer, err := d.join(ctx, addr, h, &cfg)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
@@ -152,9 +156,11 @@ type connection struct {
 	ch     *channel
 }
 
-// join dials the connections of a path at the same time, so that all of them together take as many round trips as one: one for TCP,
-// one for hello and answer. Where one fails the others are given up.
-func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *setup.Config) (fds []int, channels []*channel, answer hello, err error) {
+// join dials the connections of a path at the same time, so that all of them together take as many
+// round trips as one: one for TCP, one for hello and answer. Where one fails the others are given
+// up.
+func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *setup.Config) (fds []int,
+	channels []*channel, answer hello, err error) {
 	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -188,7 +194,8 @@ func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *se
 	return fds, channels, conns[0].answer, nil
 }
 
-// joinOne says hello as soon as there is a connection to a user who is let in, and reads the answer.
+// joinOne says hello as soon as there is a connection to a user who is let in, and reads the
+// answer.
 func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg *setup.Config, c *connection) error {
 	conn, err := d.connect(ctx, addr, cfg.RoundTrip)
 	if err != nil {
@@ -196,7 +203,10 @@ func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
-	if err = sys.OfConn(conn.(*net.TCPConn), func(fd int) (err error) { c.fd, err = sys.Dup(fd); return err }); err != nil {
+	if err = sys.OfConn(conn.(*net.TCPConn), func(fd int) (err error) {
+		c.fd, err = sys.Dup(fd)
+		return err
+	}); err != nil {
 		return err
 	}
 	if cfg.Secret == nil {
@@ -223,9 +233,12 @@ func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg
 	return nil
 }
 
-// connect connects. Over a long link another connection takes the place of one that takes too long, once.
+// connect connects. Over a long link another connection takes the place of one that takes too long,
+// once.
 func (d *Driver) connect(ctx context.Context, addr netip.AddrPort, roundTrip time.Duration) (net.Conn, error) {
-	dialer := net.Dialer{KeepAlive: -1, Control: sys.Control(func(fd int) error { return d.o.prepare(fd, addr.Addr()) })}
+	dialer := net.Dialer{KeepAlive: -1, Control: sys.Control(func(fd int) error {
+		return d.o.prepare(fd, addr.Addr())
+	})}
 	if roundTrip >= longRoundTrip {
 		dialer.Timeout = max(4*roundTrip, anew)
 	}
@@ -243,7 +256,8 @@ func (d *Driver) connect(ctx context.Context, addr netip.AddrPort, roundTrip tim
 	return conn, err
 }
 
-// greet sends a hello and reads the answer. With a secret both sides show each other that they have it.
+// greet sends a hello and reads the answer. With a secret both sides show each other that they have
+// it.
 func greet(conn net.Conn, h *hello, secret []byte, limit uint64) (hello, *channel, error) {
 	var said, b [helloSize]byte
 	h.put(said[:])
@@ -289,23 +303,29 @@ func (a *hello) answers(h *hello, b []byte) error {
 	err := a.parse(b)
 	switch {
 	case errors.Is(err, errVersion) || err == nil && a.status == statusVersion:
-		return fmt.Errorf("the listener speaks version %d of the data protocol, this side version %d: update the older one: %w", a.version, version, path.ErrProtocol)
+		return fmt.Errorf("the listener speaks version %d of the data protocol, this side version %d: update the "+
+			"older one: %w", a.version, version, path.ErrProtocol)
 	case err != nil:
 		return fmt.Errorf("answer to the hello: %w: %w", err, path.ErrProtocol)
 	case a.kind != kindAnswer:
 		return fmt.Errorf("answer to the hello is no answer: %w", path.ErrProtocol)
 	case a.status == statusToken:
-		return fmt.Errorf("the listener does not expect this token (used before, expired, or of another listener): %w", path.ErrProtocol)
+		return fmt.Errorf("the listener does not expect this token (used before, expired, or of another listener): %w",
+			path.ErrProtocol)
 	case a.status == statusPlain:
-		return fmt.Errorf("the listener requires encryption and this side has no secret: give both sides the secret of one session: %w", path.ErrProtocol)
+		return fmt.Errorf("the listener requires encryption and this side has no secret: give both sides the secret "+
+			"of one session: %w", path.ErrProtocol)
 	case a.status == statusSealed:
-		return fmt.Errorf("this side requires encryption and the listener has no secret: give both sides the secret of one session: %w", path.ErrProtocol)
+		return fmt.Errorf("this side requires encryption and the listener has no secret: give both sides the secret "+
+			"of one session: %w", path.ErrProtocol)
 	case a.status == statusUser:
-		return fmt.Errorf("the listener does not let the user of this process in: %w: %w", path.ErrUser, path.ErrUnavailable)
+		return fmt.Errorf("the listener does not let the user of this process in: %w: %w", path.ErrUser,
+			path.ErrUnavailable)
 	case a.status != statusOK:
 		return fmt.Errorf("the listener refused the hello (status %d): %w", a.status, path.ErrProtocol)
 	case (a.flags^h.flags)&helloSealed != 0:
-		return fmt.Errorf("one side encrypts and the other does not (this side %v, the listener %v), and the listener did not refuse: %w",
+		return fmt.Errorf("one side encrypts and the other does not (this side %v, the listener %v), and the "+
+			"listener did not refuse: %w",
 			h.flags&helloSealed != 0, a.flags&helloSealed != 0, path.ErrProtocol)
 	}
 	return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// TestSmallFirst: with two streams the first one carries what is small, and only that: puts, requests, and what the peer
-// asked for, whatever large things began before.
+// TestSmallFirst: with two streams the first one carries what is small, and only that: puts,
+// requests, and what the peer asked for, whatever large things began before.
 func TestSmallFirst(t *testing.T) {
 	const size = 8 << 20
 	a, b := newNode(t, size, 32, 2, false), newNode(t, size, 32, 2, false)
@@ -74,7 +74,8 @@ func TestSmallFirst(t *testing.T) {
 	}
 }
 
-// TestSmallBeforeMegabytes: a small put is there before the megabytes that were sent before it and wait in the sockets.
+// TestSmallBeforeMegabytes: a small put is there before the megabytes that were sent before it and
+// wait in the sockets.
 func TestSmallBeforeMegabytes(t *testing.T) {
 	for _, secret := range [][]byte{nil, aSecret()} {
 		ca, cb := configs()
@@ -161,7 +162,8 @@ func BenchmarkBeside(b *testing.B) {
 					runtime.LockOSThread()
 					defer runtime.UnlockOSThread()
 					big := []path.Op{{Kind: path.Put, Token: 1, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}}
-					op := []path.Op{{Kind: path.Put, Token: 2, Copies: []path.Copy{{Local: mem.Span{Region: e.la, Len: 4096}, Key: e.kb}}}}
+					op := []path.Op{{Kind: path.Put, Token: 2,
+						Copies: []path.Copy{{Local: mem.Span{Region: e.la, Len: 4096}, Key: e.kb}}}}
 					n := max(b.N, 2000)
 					q := make(quantiles, 0, n)
 					posted, moved := 0, 0
@@ -208,8 +210,9 @@ func BenchmarkBeside(b *testing.B) {
 	}
 }
 
-// BenchmarkOneThreadSealed is both ends of a put on one thread, plain, on two streams, and encrypted, relative to the first of
-// the same round: the work of both sides together, which other load on the machine disturbs least.
+// BenchmarkOneThreadSealed is both ends of a put on one thread, plain, on two streams, and
+// encrypted, relative to the first of the same round: the work of both sides together, which other
+// load on the machine disturbs least.
 func BenchmarkOneThreadSealed(b *testing.B) {
 	for _, size := range []int{64 << 10, 1 << 20, 16 << 20} {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
@@ -238,12 +241,14 @@ func BenchmarkOneThreadSealed(b *testing.B) {
 					copy(dst[8:], src[8:]) // each way pays for this alike; TestKeysChange compares every byte
 				}}
 			}
-			compareWays(b, size, []way{mk("one stream", 1, false), mk("two streams", 2, false), mk("one stream, encrypted", 1, true), mk("two streams, encrypted", 2, true)})
+			compareWays(b, size, []way{mk("one stream", 1, false), mk("two streams", 2, false),
+				mk("one stream, encrypted", 1, true), mk("two streams, encrypted", 2, true)})
 		})
 	}
 }
 
-// TestSmallIsNoted: what is small makes both ends move less in one call, the notification of something large does not.
+// TestSmallIsNoted: what is small makes both ends move less in one call, the notification of
+// something large does not.
 func TestSmallIsNoted(t *testing.T) {
 	const size = 4 << 20
 	a, b := newNode(t, size, 32, 2, false), newNode(t, size, 32, 2, false)
@@ -267,12 +272,14 @@ func TestSmallIsNoted(t *testing.T) {
 		}
 		b.events()
 		if a.smallMoved != c.want || b.smallMoved != c.want {
-			t.Errorf("kind %d of %d bytes: noted %v here and %v there, expected %v", c.op.Kind, c.op.Bytes(), a.smallMoved, b.smallMoved, c.want)
+			t.Errorf("kind %d of %d bytes: noted %v here and %v there, expected %v", c.op.Kind, c.op.Bytes(),
+				a.smallMoved, b.smallMoved, c.want)
 		}
 	}
 }
 
-// Parts of something large keep off the first stream although they are small themselves, in both directions.
+// Parts of something large keep off the first stream although they are small themselves, in both
+// directions.
 func TestBulkKeepsOffTheFirstStream(t *testing.T) {
 	const size = 64 << 10
 	a, b := newNode(t, size, 32, 2, false), newNode(t, size, 32, 2, false)

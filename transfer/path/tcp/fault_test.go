@@ -19,10 +19,13 @@ import (
 // faultSeeds is how many random plans a test runs.
 const faultSeeds = 24
 
-// disturbed are faults that TCP lets through: what an ordinary network, a dying peer or a broken middlebox does.
-var disturbed = []fault.Kind{fault.Cut, fault.Stall, fault.Delay, fault.Short, fault.Corrupt, fault.Duplicate, fault.HalfClose}
+// disturbed are faults that TCP lets through: what an ordinary network, a dying peer or a broken
+// middlebox does.
+var disturbed = []fault.Kind{fault.Cut, fault.Stall, fault.Delay, fault.Short, fault.Corrupt, fault.Duplicate,
+	fault.HalfClose}
 
-// faulty connects two ends through proxies under a plan; a dials. Either both ends are there, or an error says why not.
+// faulty connects two ends through proxies under a plan; a dials. Either both ends are there, or an
+// error says why not.
 func faulty(t testing.TB, d *fault.ProxyDriver, ca, cb setup.Config) (pa, pb path.Path, err error) {
 	t.Helper()
 	l, err := d.Listen()
@@ -60,8 +63,8 @@ func faulty(t testing.TB, d *fault.ProxyDriver, ca, cb setup.Config) (pa, pb pat
 	return pa, pb, nil
 }
 
-// traffic posts small operations of all kinds from both ends and drives them until each has ended. It returns how many
-// succeeded and failed. pathtest's pair checks that none ends twice.
+// traffic posts small operations of all kinds from both ends and drives them until each has ended.
+// It returns how many succeeded and failed. pathtest's pair checks that none ends twice.
 func traffic(t testing.TB, p *pathtest.Pair, sums bool) (good, bad int) {
 	t.Helper()
 	const slot, slots = 24 << 10, 24
@@ -107,9 +110,11 @@ func traffic(t testing.TB, p *pathtest.Pair, sums bool) (good, bad int) {
 		case j.r.Err == nil:
 			good++
 			if at := pathtest.Verify(j.to, j.seed); sums && at >= 0 {
-				t.Errorf("side %s: operation kind %d succeeded with byte %d of %d wrong", j.side.Name, j.op.Kind, at, len(j.to))
+				t.Errorf("side %s: operation kind %d succeeded with byte %d of %d wrong", j.side.Name, j.op.Kind, at,
+					len(j.to))
 			}
-		case errors.Is(j.r.Err, path.ErrDown), errors.Is(j.r.Err, path.ErrIntegrity), errors.Is(j.r.Err, path.ErrProtocol):
+		case errors.Is(j.r.Err, path.ErrDown), errors.Is(j.r.Err, path.ErrIntegrity),
+			errors.Is(j.r.Err, path.ErrProtocol):
 			bad++
 		default:
 			t.Errorf("side %s: operation kind %d ended with %v", j.side.Name, j.op.Kind, j.r.Err)
@@ -118,7 +123,8 @@ func traffic(t testing.TB, p *pathtest.Pair, sums bool) (good, bad int) {
 	return good, bad
 }
 
-// Under faults of every kind each operation ends once, what succeeds has the right bytes, and nothing hangs.
+// Under faults of every kind each operation ends once, what succeeds has the right bytes, and
+// nothing hangs.
 func TestFaultsOnTheWire(t *testing.T) {
 	var good, bad int
 	var counts fault.Counts
@@ -169,7 +175,8 @@ func TestFaultsOnTheWire(t *testing.T) {
 func TestFaultsInTheHandshake(t *testing.T) {
 	made, failed := 0, 0
 	for seed := range uint64(faultSeeds) {
-		plan := fault.Random(fault.Bytes, seed, 2*helloSize+confirmSize, fault.Cut, fault.Stall, fault.Short, fault.Corrupt, fault.HalfClose, fault.Refuse)
+		plan := fault.Random(fault.Bytes, seed, 2*helloSize+confirmSize, fault.Cut, fault.Stall, fault.Short,
+			fault.Corrupt, fault.HalfClose, fault.Refuse)
 		d, err := fault.NewProxyDriver(New(Options{CongestionControl: CongestionSystem}), plan)
 		if err != nil {
 			t.Fatal(err)
@@ -227,7 +234,8 @@ func TestDamageWithoutChecksum(t *testing.T) {
 		}}, 0)
 		local, remote := p.A.Region(64<<10), p.B.Region(64<<10)
 		pathtest.Fill(local.All().Bytes(), 3)
-		e := p.A.Do(path.Op{Kind: path.Put, Copies: []path.Copy{{Local: local.All(), Key: p.B.Export(remote, path.Write).Key()}}})
+		e := p.A.Do(path.Op{Kind: path.Put, Copies: []path.Copy{{Local: local.All(),
+			Key: p.B.Export(remote, path.Write).Key()}}})
 		if sums && !errors.Is(e.Err, path.ErrIntegrity) {
 			t.Errorf("with checksums: %v", e.Err)
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// A file that is truncated while it is served takes the path down and not the process, whichever call meets the missing
-// pages first.
+// A file that is truncated while it is served takes the path down and not the process, whichever
+// call meets the missing pages first.
 func TestTruncatedWhileServed(t *testing.T) {
 	const size = 8 << 20
 	for name, meet := range map[string]func(p *Path){
@@ -40,10 +40,12 @@ func TestTruncatedWhileServed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, b := dialPair(t, Options{CongestionControl: "reno"}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: xs})
+			a, b := dialPair(t, Options{CongestionControl: "reno"}, setup.Config{Rights: path.Read | path.Write,
+				Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: xs})
 			defer a.Close()
 			defer b.Close()
-			if n, err := a.Post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: dst.All(), Key: e.Key()}}}}); n != 1 {
+			if n, err := a.Post([]path.Op{{Kind: path.Get,
+				Copies: []path.Copy{{Local: dst.All(), Key: e.Key()}}}}); n != 1 {
 				t.Fatal(err)
 			}
 			for b.serveBig.n == 0 { // until it has read the request

@@ -9,8 +9,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/seal"
 )
 
-// TestNothingBesideTheBlock has a sender who knows the keys cut payload into records as it likes, pad them, change keys in
-// between and damage the last one: no byte beside the block is ever written, and what counts as placed is right.
+// TestNothingBesideTheBlock has a sender who knows the keys cut payload into records as it likes,
+// pad them, change keys in between and damage the last one: no byte beside the block is ever
+// written, and what counts as placed is right.
 func TestNothingBesideTheBlock(t *testing.T) {
 	const size, guard = 1 << 18, 0xee
 	b := newNode(t, size, 32, 1, false)
@@ -36,7 +37,8 @@ func TestNothingBesideTheBlock(t *testing.T) {
 		for i := range payload {
 			payload[i] = byte(i*7 + 1)
 		}
-		stream := frame(header{typ: framePut, key: b.export.Key(), where: uint64(off), op: 1, payload: uint32(n)}, nil, payload, nil)
+		stream := frame(header{typ: framePut, key: b.export.Key(), where: uint64(off), op: 1, payload: uint32(n)}, nil,
+			payload, nil)
 		damaged := rapid.Bool().Draw(rt, "damaged")
 		var failed error
 		sent := 0

@@ -47,14 +47,14 @@ func inNamespace(t *testing.T, name string, f func()) {
 	}
 }
 
-// TestGuestZeroCopy sends through a pair of cards that take pages as they are: the kernel must report that it copied none, which
-// loopback and veth never do.
+// TestGuestZeroCopy sends through a pair of cards that take pages as they are: the kernel must
+// report that it copied none, which loopback and veth never do.
 func TestGuestZeroCopy(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Net}) {
 		return
 	}
-	// The path speaks to loopback addresses only, so these lead through the cards. The far card is in a namespace: the kernel
-	// would not send through a cable to itself.
+	// The path speaks to loopback addresses only, so these lead through the cards. The far card is
+	// in a namespace: the kernel would not send through a cable to itself.
 	sh(t, `ip netns add far
 ip link set nic1 netns far
 side() { # namespace, card, address
@@ -110,7 +110,8 @@ func acrossBench(t *testing.T, o Options, size int) *bench {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r, ex.Key(), setup.Config{Rights: path.Read | path.Write, Exports: x, Users: path.AnyUser()} // the loopback addresses lead from one namespace to the other
+		// the loopback addresses lead from one namespace to the other
+		return r, ex.Key(), setup.Config{Rights: path.Read | path.Write, Exports: x, Users: path.AnyUser()}
 	}
 	var ca, cb setup.Config
 	e.la, e.ka, ca = side()

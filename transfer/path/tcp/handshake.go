@@ -24,12 +24,13 @@ type keyed struct {
 	opener *seal.Opener
 }
 
-// confirmSize is the size of the record that each side sends first: it is empty, and its tag shows that the side has the
-// secret and saw the same hello and answer.
+// confirmSize is the size of the record that each side sends first: it is empty, and its tag shows
+// that the side has the secret and saw the same hello and answer.
 const confirmSize = seal.Overhead
 
-// newChannel derives the keys of one connection. Hello and answer, as this side sent and saw them, are part of every key:
-// an attacker who changes them on the way makes the first record fail. Both hold a nonce, so that no key is ever used twice.
+// newChannel derives the keys of one connection. Hello and answer, as this side sent and saw them,
+// are part of every key: an attacker who changes them on the way makes the first record fail. Both
+// hold a nonce, so that no key is ever used twice.
 func newChannel(secret []byte, dialer bool, h *hello, said, answered []byte, limit uint64) (*channel, error) {
 	transcript := append(append(make([]byte, 0, 2*helloSize), said...), answered...)
 	derive := func(who string) (*keyed, error) {
@@ -66,7 +67,8 @@ func (c *channel) confirmed(b []byte) error {
 		err = seal.ErrRecord
 	}
 	if err != nil {
-		return fmt.Errorf("it has not the secret of this session, or hello and answer were changed on the way: %w: %w", path.ErrIntegrity, err)
+		return fmt.Errorf("it has not the secret of this session, or hello and answer were changed on the way: %w: %w",
+			path.ErrIntegrity, err)
 	}
 	return nil
 }
@@ -78,7 +80,8 @@ func (o *Options) attach(fd int) (ok bool, why string, err error) {
 	}
 	if err := sys.AttachTLS(fd); err != nil {
 		if o.KTLS == On {
-			return false, "", fmt.Errorf("tcp: kTLS is on, but this kernel does not have it: %w: %w; load the module tls, or leave the choice to the path", path.ErrUnavailable, err)
+			return false, "", fmt.Errorf("tcp: kTLS is on, but this kernel does not have it: %w: %w; load the module "+
+				"tls, or leave the choice to the path", path.ErrUnavailable, err)
 		}
 		return false, fmt.Sprintf("the kernel does not have it: %v", err), nil
 	}

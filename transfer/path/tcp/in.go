@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// received takes note that n bytes came to the places that targets named, and acts on them. The error, if any, means that
-// the peer broke the protocol.
+// received takes note that n bytes came to the places that targets named, and acts on them. The
+// error, if any, means that the peer broke the protocol.
 func (c *core) received(s *stream, n int) error {
 	in := &s.in
 	switch {
@@ -27,7 +27,8 @@ func (c *core) received(s *stream, n int) error {
 	return c.process(s)
 }
 
-// placed records that k bytes of payload are where they belong, and checksums them while they are in the cache.
+// placed records that k bytes of payload are where they belong, and checksums them while they are
+// in the cache.
 func (c *core) placed(in *input, k int) {
 	in.left -= k
 	if in.refused != 0 {
@@ -169,7 +170,8 @@ func (c *core) begin(s *stream) error {
 		in.state = wantTable
 	case frameGet:
 		n := h.imm & 0xffffffff
-		if n == 0 || n > maxFrameBlocks || n*uint64(h.entrySize()) != uint64(h.payload) || h.payload > maxFrameBlocks*blockSize {
+		if n == 0 || n > maxFrameBlocks || n*uint64(h.entrySize()) != uint64(h.payload) ||
+			h.payload > maxFrameBlocks*blockSize {
 			return errBlocks
 		}
 		if c.serveSmall.n+c.serveBig.n >= c.window || c.serveSmall.bn+c.serveBig.bn+int(n) > maxRequested {

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestGuestKTLS: the kernel's TLS at either end and at both, against this package's own and itself: bytes, conformance,
-// damage on the way, and the end of a key that the kernel cannot change.
+// TestGuestKTLS: the kernel's TLS at either end and at both, against this package's own and itself:
+// bytes, conformance, damage on the way, and the end of a key that the kernel cannot change.
 func TestGuestKTLS(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Net, Timeout: 8 * time.Minute}) {
 		return
@@ -33,7 +33,8 @@ func TestGuestKTLS(t *testing.T) {
 	t.Run("Conformance", func(t *testing.T) {
 		f := sealedFactory(Options{}, 2)
 		f.Boundaries, f.Large, f.Patience = []int{seal.MaxContent}, 1<<20, 2*time.Minute
-		f.Checks = []string{"Sizes", "HighOffsets", "PartOfRegion", "Empty", "Notify", "Refusals", "Cancel", "Fence", "Close", "CloseDelivers", "PeerGone", "Wake"}
+		f.Checks = []string{"Sizes", "HighOffsets", "PartOfRegion", "Empty", "Notify", "Refusals", "Cancel", "Fence",
+			"Close", "CloseDelivers", "PeerGone", "Wake"}
 		f.New = func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 			ca.Secret, cb.Secret, ca.Streams = aSecret(), aSecret(), 2
 			a, b, ea, eb := meet(t, with(On), with(Off), ca, cb, nil)
@@ -113,7 +114,8 @@ func TestGuestKTLS(t *testing.T) {
 	})
 }
 
-// ktlsTransfer moves bytes of many sizes both ways and looks that the ends are what they were asked to be.
+// ktlsTransfer moves bytes of many sizes both ways and looks that the ends are what they were asked
+// to be.
 func ktlsTransfer(t *testing.T, oa, ob Options) {
 	const size = 6<<20 + 777
 	ca, cb := sealedConfigs(2)
@@ -138,7 +140,8 @@ func ktlsTransfer(t *testing.T, oa, ob Options) {
 				t.Fatalf("connection %d: kernel out %v, in %v; expected %v", s.index, s.kernelOut, s.kernelIn, kernel)
 			}
 		}
-		want := map[bool]string{true: "sent by the kernel (kTLS), received by the kernel (kTLS)", false: "no kTLS: as configured"}[kernel]
+		want := map[bool]string{true: "sent by the kernel (kTLS), received by the kernel (kTLS)",
+			false: "no kTLS: as configured"}[kernel]
 		if s := strings.Join(x.p.Explain(), "\n"); !strings.Contains(s, want) {
 			t.Errorf("it does not explain %q:\n%s", want, s)
 		}
@@ -155,7 +158,8 @@ func ktlsTransfer(t *testing.T, oa, ob Options) {
 			}
 			pathtest.Fill(src.All().Bytes(), rng.Uint64())
 			clear(dst.All().Bytes())
-			if _, err := a.Post([]path.Op{{Kind: kind, Copies: []path.Copy{{Local: mem.Span{Region: la, Len: n}, Key: e.Key()}}}}); err != nil {
+			if _, err := a.Post([]path.Op{{Kind: kind,
+				Copies: []path.Copy{{Local: mem.Span{Region: la, Len: n}, Key: e.Key()}}}}); err != nil {
 				t.Fatal(err)
 			}
 			var ev [4]path.Event

@@ -17,16 +17,19 @@ import (
 )
 
 const (
-	helloTimeout = 2 * time.Second        // for a stranger to say hello, where round trips are short
-	tokenGrace   = 2 * time.Second        // for Accept to come after a dialer that was quicker: on a busy machine half a second was too short
-	acceptPause  = 100 * time.Millisecond // before the next try, when the process can have no more files
-	backlog      = 1024
+	helloTimeout = 2 * time.Second // for a stranger to say hello, where round trips are short
+	// for Accept to come after a dialer that was quicker: on a busy machine half a second was too
+	// short
+	tokenGrace  = 2 * time.Second
+	acceptPause = 100 * time.Millisecond // before the next try, when the process can have no more files
+	backlog     = 1024
 )
 
 // ErrListenerClosed is what Accept returns after Close.
 var ErrListenerClosed = errors.New("tcp: listener is closed")
 
-// Listener accepts the connections of all peers of a node. One goroutine reads their hellos; it sleeps while nothing comes.
+// Listener accepts the connections of all peers of a node. One goroutine reads their hellos; it
+// sleeps while nothing comes.
 type Listener struct {
 	o    Options
 	addr netip.AddrPort // not valid without a port of its own
@@ -93,7 +96,8 @@ func (d *Driver) Receiver() (setup.Receiver, error) {
 
 // listen opens a listener at an address, or without a port if the address is not valid.
 func (d *Driver) listen(addr netip.AddrPort) (*Listener, error) {
-	l := &Listener{o: d.o, fd: -1, bell: -1, grace: tokenGrace, done: make(chan struct{}), waiting: map[setup.Token]*invitation{}, guests: map[int]*invitation{},
+	l := &Listener{o: d.o, fd: -1, bell: -1, grace: tokenGrace, done: make(chan struct{}),
+		waiting: map[setup.Token]*invitation{}, guests: map[int]*invitation{},
 		strangers: map[int]*stranger{}}
 	err := l.open()
 	if err == nil && addr.IsValid() {
@@ -195,8 +199,9 @@ func (l *Listener) Receive(c *net.TCPConn, first [setup.PreambleSize]byte) {
 	sys.Ring(l.bell) // there is a new deadline
 }
 
-// Accept waits until all connections of a path that presents the token have come. Each token serves one path. The error
-// wraps ErrDown when a dialer dies between its connections; waiting for another one takes a new token.
+// Accept waits until all connections of a path that presents the token have come. Each token serves
+// one path. The error wraps ErrDown when a dialer dies between its connections; waiting for another
+// one takes a new token.
 func (l *Listener) Accept(ctx context.Context, token setup.Token, cfg setup.Config) (path.Path, error) {
 	window, streams, flags, err := terms(cfg)
 	if err != nil {
@@ -208,7 +213,8 @@ func (l *Listener) Accept(ctx context.Context, token setup.Token, cfg setup.Conf
 			return nil, err
 		}
 	}
-	v := &invitation{token: token, window: window, streams: streams, flags: flags, users: cfg.Users, result: make(chan error, 1)}
+	v := &invitation{token: token, window: window, streams: streams, flags: flags, users: cfg.Users,
+		result: make(chan error, 1)}
 	if sealed {
 		v.secret = slices.Clone(cfg.Secret)
 		defer clear(v.secret)
@@ -364,7 +370,8 @@ func (l *Listener) accept(now time.Time) bool {
 		fd, from, err := sys.AcceptTCP(l.fd)
 		switch {
 		case err == nil:
-		case sys.IsErrno(err, sys.EMFILE), sys.IsErrno(err, sys.ENFILE), sys.IsErrno(err, sys.ENOBUFS), sys.IsErrno(err, sys.ENOMEM):
+		case sys.IsErrno(err, sys.EMFILE), sys.IsErrno(err, sys.ENFILE), sys.IsErrno(err, sys.ENOBUFS),
+			sys.IsErrno(err, sys.ENOMEM):
 			return false
 		default:
 			return true // none left, or a connection that died in the queue; the next event tells

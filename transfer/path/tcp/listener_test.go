@@ -20,8 +20,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestDialerDiesBetween: a dialer that dies, or misbehaves, after some of its connections ends the Accept at once, and the
-// listener goes on.
+// TestDialerDiesBetween: a dialer that dies, or misbehaves, after some of its connections ends the
+// Accept at once, and the listener goes on.
 func TestDialerDiesBetween(t *testing.T) {
 	l, err := New(Options{CongestionControl: "reno"}).Listen()
 	if err != nil {
@@ -53,7 +53,8 @@ func TestDialerDiesBetween(t *testing.T) {
 			}
 			defer nc.Close()
 			var b [helloSize]byte
-			(&hello{version: version, kind: kindHello, window: 1, token: tok, index: uint16(i), count: 3, frame: 100, blocks: 1}).put(b[:])
+			(&hello{version: version, kind: kindHello, window: 1, token: tok, index: uint16(i), count: 3, frame: 100,
+				blocks: 1}).put(b[:])
 			nc.Write(b[:])
 			if _, err := io.ReadFull(nc, b[:]); err != nil {
 				t.Fatal(err)
@@ -62,7 +63,8 @@ func TestDialerDiesBetween(t *testing.T) {
 		}
 		c.end(conns[0])
 		err := <-accepted
-		if !errors.Is(err, path.ErrDown) || !strings.Contains(err.Error(), "after 2 of 3 connections") || !strings.Contains(err.Error(), c.want) {
+		if !errors.Is(err, path.ErrDown) || !strings.Contains(err.Error(), "after 2 of 3 connections") ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; expected ErrDown and %q", c.name, err, c.want)
 		}
 		// The other connection was cut with it.
@@ -126,8 +128,8 @@ func TestDialerDiesBetween(t *testing.T) {
 	}
 }
 
-// TestFirstBytesOvertake: nothing keeps the order between connections, so what a dialer sends on one may come before what shows
-// its secret on another. The listener leaves it to the path.
+// TestFirstBytesOvertake: nothing keeps the order between connections, so what a dialer sends on
+// one may come before what shows its secret on another. The listener leaves it to the path.
 func TestFirstBytesOvertake(t *testing.T) {
 	o := Options{CongestionControl: "reno", KTLS: Off}
 	l, err := New(o).Listen()
@@ -183,7 +185,8 @@ func TestFirstBytesOvertake(t *testing.T) {
 	}
 	defer c.Close()
 	var h [helloSize]byte
-	(&hello{version: version + 1, kind: kindHello, window: 1, token: newToken(), count: 1, frame: 100, blocks: 1}).put(h[:])
+	(&hello{version: version + 1, kind: kindHello, window: 1, token: newToken(), count: 1, frame: 100,
+		blocks: 1}).put(h[:])
 	c.Write(h[:])
 	if _, err := io.ReadFull(c, h[:]); err != nil {
 		t.Fatal(err)
@@ -209,8 +212,9 @@ func TestFirstBytesOvertake(t *testing.T) {
 	}
 }
 
-// TestConnectionsInAnyOrder: the connections of a path come at the same time. Those that are there before the first wait for it longer than
-// a stranger may, whether Accept was there before or comes after them.
+// TestConnectionsInAnyOrder: the connections of a path come at the same time. Those that are there
+// before the first wait for it longer than a stranger may, whether Accept was there before or comes
+// after them.
 func TestConnectionsInAnyOrder(t *testing.T) {
 	for _, sealed := range []bool{false, true} {
 		for _, late := range []bool{false, true} {
@@ -279,7 +283,8 @@ func TestConnectionsInAnyOrder(t *testing.T) {
 				if late {
 					go accept()
 				} else {
-					<-time.After(quick + 200*time.Millisecond) // an Accept that waits for a path loses none of its connections meanwhile
+					// an Accept that waits for a path loses none of its connections meanwhile
+					<-time.After(quick + 200*time.Millisecond)
 				}
 				release()
 				if err := <-dialed; err != nil {
@@ -293,11 +298,13 @@ func TestConnectionsInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestOutOfFiles: a listener in a process that can open no more files sleeps, and goes on when there are some again.
+// TestOutOfFiles: a listener in a process that can open no more files sleeps, and goes on when
+// there are some again.
 func TestOutOfFiles(t *testing.T) {
 	const child = "PENSTOCK_TCP_OUT_OF_FILES"
 	if os.Getenv(child) == "" {
-		cmd := exec.Command("/bin/sh", "-c", `ulimit -n 64 && exec "$@"`, "sh", os.Args[0], "-test.run=^TestOutOfFiles$", "-test.v")
+		cmd := exec.Command("/bin/sh", "-c", `ulimit -n 64 && exec "$@"`, "sh", os.Args[0],
+			"-test.run=^TestOutOfFiles$", "-test.v")
 		cmd.Env = append(os.Environ(), child+"=1")
 		if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("went on")) {
 			t.Errorf("%v\n%s", err, out)
@@ -347,7 +354,8 @@ func TestOutOfFiles(t *testing.T) {
 		f.Close()
 	}
 	var b [helloSize]byte
-	(&hello{version: version + 1, kind: kindHello, window: 1, token: newToken(), count: 1, frame: 100, blocks: 1}).put(b[:])
+	(&hello{version: version + 1, kind: kindHello, window: 1, token: newToken(), count: 1, frame: 100,
+		blocks: 1}).put(b[:])
 	c.Write(b[:])
 	c.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := io.ReadFull(c, b[:]); err != nil {
@@ -365,7 +373,8 @@ func sayHello(t *testing.T, addr string, tok setup.Token, index uint16) net.Conn
 	}
 	t.Cleanup(func() { c.Close() })
 	var b [helloSize]byte
-	(&hello{version: version, kind: kindHello, window: 16, token: tok, index: index, count: 2, frame: maxFrameBytes, blocks: maxFrameBlocks}).put(b[:])
+	(&hello{version: version, kind: kindHello, window: 16, token: tok, index: index, count: 2, frame: maxFrameBytes,
+		blocks: maxFrameBlocks}).put(b[:])
 	if _, err := c.Write(b[:]); err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +394,8 @@ func answerTo(t *testing.T, c net.Conn) (status, error) {
 	return h.status, err
 }
 
-// TestEarlyConnectionIsRefused: a connection that waits for the first one of its path is refused when no Accept waits for the path any more.
+// TestEarlyConnectionIsRefused: a connection that waits for the first one of its path is refused
+// when no Accept waits for the path any more.
 func TestEarlyConnectionIsRefused(t *testing.T) {
 	l, err := New(Options{}).Listen()
 	if err != nil {
@@ -412,7 +422,8 @@ func TestEarlyConnectionIsRefused(t *testing.T) {
 	}
 }
 
-// TestOldestMakesRoom: those who come make room by the order in which they came, not by how long they may still stay.
+// TestOldestMakesRoom: those who come make room by the order in which they came, not by how long
+// they may still stay.
 func TestOldestMakesRoom(t *testing.T) {
 	l, err := New(Options{}).Listen()
 	if err != nil {
@@ -436,7 +447,8 @@ func TestOldestMakesRoom(t *testing.T) {
 	}
 }
 
-// TestLateListener: a listener that was stalled beyond the time of its strangers reads what they said before it drops them, however many they are.
+// TestLateListener: a listener that was stalled beyond the time of its strangers reads what they
+// said before it drops them, however many they are.
 func TestLateListener(t *testing.T) {
 	l, err := New(Options{}).Listen()
 	if err != nil {
@@ -464,7 +476,8 @@ func TestLateListener(t *testing.T) {
 	}
 	m.mu.Lock() // the listener does not run
 	for i, c := range conns {
-		h := hello{version: version, kind: kindHello, token: newToken(), count: 1, window: 1 << 20, frame: maxFrameBytes, blocks: maxFrameBlocks}
+		h := hello{version: version, kind: kindHello, token: newToken(), count: 1, window: 1 << 20,
+			frame: maxFrameBytes, blocks: maxFrameBlocks}
 		var b [helloSize]byte
 		h.put(b[:])
 		if _, err := c.Write(b[:]); err != nil {
@@ -482,7 +495,8 @@ func TestLateListener(t *testing.T) {
 	}
 }
 
-// TestMoreStreamsThanAgreed: both sides fail when the dialer has more streams than the accepting side.
+// TestMoreStreamsThanAgreed: both sides fail when the dialer has more streams than the accepting
+// side.
 func TestMoreStreamsThanAgreed(t *testing.T) {
 	l, err := New(Options{}).Listen()
 	if err != nil {
@@ -497,7 +511,8 @@ func TestMoreStreamsThanAgreed(t *testing.T) {
 		_, err := l.Accept(t.Context(), tok, cb)
 		accepted <- err
 	}()
-	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err,
+		path.ErrProtocol) {
 		t.Errorf("4 streams where 3 are agreed: %v", err)
 	}
 	if err := <-accepted; !errors.Is(err, path.ErrProtocol) {
@@ -505,7 +520,8 @@ func TestMoreStreamsThanAgreed(t *testing.T) {
 	}
 }
 
-// TestOneRefusalEndsTheDial: a connection that is refused ends the others of its path, one of which would wait for ever.
+// TestOneRefusalEndsTheDial: a connection that is refused ends the others of its path, one of which
+// would wait for ever.
 func TestOneRefusalEndsTheDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -527,7 +543,8 @@ func TestOneRefusalEndsTheDial(t *testing.T) {
 				t.Errorf("no hello: %v", err)
 			}
 			if h.index == 1 {
-				(&hello{version: version, kind: kindAnswer, status: statusToken, frame: maxFrameBytes, blocks: maxFrameBlocks}).put(b[:])
+				(&hello{version: version, kind: kindAnswer, status: statusToken, frame: maxFrameBytes,
+					blocks: maxFrameBlocks}).put(b[:])
 				c.Write(b[:])
 			}
 		}
@@ -537,7 +554,9 @@ func TestOneRefusalEndsTheDial(t *testing.T) {
 	ca.Streams = 2
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := New(Options{CongestionControl: "reno"}).Dial(ctx, setup.Offer{Addr: l.Addr().String(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) || ctx.Err() != nil {
+	if _, err := New(Options{CongestionControl: "reno"}).Dial(ctx,
+		setup.Offer{Addr: l.Addr().String(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) ||
+		ctx.Err() != nil {
 		t.Errorf("%v, %v; expected a refusal of the token at once", err, ctx.Err())
 	}
 }

@@ -32,8 +32,8 @@ func spreadOf(v []float64) spread {
 // repeats is the number of moves in one trial: short, so that most trials are not interrupted.
 func repeats(size int) int { return max(2, min(100, (2<<20)/size)) }
 
-// compareWays runs the ways in turn, round by round, and reports their speed relative to the first one of the same round.
-// Each trial moves other bytes, and they are compared at its end.
+// compareWays runs the ways in turn, round by round, and reports their speed relative to the first
+// one of the same round. Each trial moves other bytes, and they are compared at its end.
 func compareWays(b *testing.B, size int, ways []way) {
 	src, dst := region(b, size).All().Bytes(), region(b, size).All().Bytes()
 	runtime.LockOSThread()
@@ -64,18 +64,21 @@ func compareWays(b *testing.B, size int, ways []way) {
 	for w := range ways {
 		r, q := spreadOf(rates[w]), spreadOf(ratios[w])
 		b.Logf("%8d B  %-46s %7.3f GB/s, %7.0f ns, ratio %.2f (%.2f to %.2f), of the best %.2f",
-			size, ways[w].name, r.median/1e9, float64(size)/r.median*1e9, q.median, q.q1, q.q3, slices.Max(rates[w])/slices.Max(rates[0]))
+			size, ways[w].name, r.median/1e9, float64(size)/r.median*1e9, q.median, q.q1, q.q3,
+			slices.Max(rates[w])/slices.Max(rates[0]))
 	}
 }
 
-// duel runs blocks of rounds over plain sockets and over a path in turn, on the same two threads, and returns the one-way
-// times of each block. Only so does other work on the machine fall on both alike.
+// duel runs blocks of rounds over plain sockets and over a path in turn, on the same two threads,
+// and returns the one-way times of each block. Only so does other work on the machine fall on both
+// alike.
 func duel(t testing.TB, blocks, rounds int, noCRC bool) (raw, ours []quantiles) {
 	const size = 64
 	e := newBench(t, Options{CongestionControl: "reno"}, 1, noCRC, 1<<16)
 	a, b := rawPair(t, "reno")
 	ping := func(r *mem.Region, k path.Key) []path.Op {
-		return []path.Op{{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: mem.Span{Region: r, Len: size}, Key: k}}}}
+		return []path.Op{{Kind: path.Put, Notify: true,
+			Copies: []path.Copy{{Local: mem.Span{Region: r, Len: size}, Key: k}}}}
 	}
 	await := func(p *Path, ev []path.Event) error {
 		for {
@@ -143,7 +146,8 @@ func duel(t testing.TB, blocks, rounds int, noCRC bool) (raw, ours []quantiles) 
 	return raw, ours
 }
 
-// BenchmarkDuel compares 64-byte puts between two spinning threads with the same bytes over plain sockets, block by block.
+// BenchmarkDuel compares 64-byte puts between two spinning threads with the same bytes over plain
+// sockets, block by block.
 func BenchmarkDuel(b *testing.B) {
 	for _, noCRC := range []bool{false, true} {
 		b.Run(fmt.Sprintf("crc=%v", !noCRC), func(b *testing.B) {
@@ -155,14 +159,16 @@ func BenchmarkDuel(b *testing.B) {
 					r, o, q = append(r, x), append(o, y), append(q, y/x)
 				}
 				s := spreadOf(q)
-				b.Logf("p%.0f: %.2f us, plain sockets %.2f us, ratio of a block %.2f (%.2f to %.2f), of the best blocks %.2f",
+				b.Logf("p%.0f: %.2f us, plain sockets %.2f us, ratio of a block %.2f (%.2f to %.2f), of the best "+
+					"blocks %.2f",
 					100*at, spreadOf(o).median, spreadOf(r).median, s.median, s.q1, s.q3, slices.Min(o)/slices.Min(r))
 			}
 		})
 	}
 }
 
-// BenchmarkEcho is BenchmarkDuel on one thread: what the calls and the code around them take, without any waiting.
+// BenchmarkEcho is BenchmarkDuel on one thread: what the calls and the code around them take,
+// without any waiting.
 func BenchmarkEcho(b *testing.B) {
 	const size, rounds = 64, 100
 	for _, noCRC := range []bool{false, true} {
@@ -170,8 +176,10 @@ func BenchmarkEcho(b *testing.B) {
 			e := newBench(b, Options{CongestionControl: "reno"}, 1, noCRC, 1<<16)
 			close(e.done)
 			x, y := rawPair(b, "reno")
-			there := []path.Op{{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: mem.Span{Region: e.la, Len: size}, Key: e.kb}}}}
-			back := []path.Op{{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: mem.Span{Region: e.lb, Len: size}, Key: e.ka}}}}
+			there := []path.Op{{Kind: path.Put, Notify: true,
+				Copies: []path.Copy{{Local: mem.Span{Region: e.la, Len: size}, Key: e.kb}}}}
+			back := []path.Op{{Kind: path.Put, Notify: true,
+				Copies: []path.Copy{{Local: mem.Span{Region: e.lb, Len: size}, Key: e.ka}}}}
 			half := func(from, to *Path, op []path.Op) {
 				if _, err := from.Post(op); err != nil {
 					b.Fatal(err)
@@ -208,13 +216,16 @@ func BenchmarkEcho(b *testing.B) {
 			}
 			calls = e.a.Stats().Syscalls + e.b.Stats().Syscalls - calls
 			s := spreadOf(q)
-			b.Logf("half a round: %.0f ns, plain sockets %.0f ns, ratio %.3f (%.3f to %.3f), of the best %.3f, %.2f calls",
-				spreadOf(o).median, spreadOf(r).median, s.median, s.q1, s.q3, slices.Min(o)/slices.Min(r), float64(calls)/float64(2*rounds*blocks))
+			b.Logf("half a round: %.0f ns, plain sockets %.0f ns, ratio %.3f (%.3f to %.3f), of the best %.3f, "+
+				"%.2f calls",
+				spreadOf(o).median, spreadOf(r).median, s.median, s.q1, s.q3, slices.Min(o)/slices.Min(r),
+				float64(calls)/float64(2*rounds*blocks))
 		})
 	}
 }
 
-// putRate puts n times with depth outstanding over a pair that is there already, and returns bytes per second.
+// putRate puts n times with depth outstanding over a pair that is there already, and returns bytes
+// per second.
 func putRate(t testing.TB, e *bench, ops []path.Op, depth, n int) float64 {
 	t0 := time.Now()
 	for posted, done := 0, 0; done < n; {
@@ -234,7 +245,8 @@ func putRate(t testing.TB, e *bench, ops []path.Op, depth, n int) float64 {
 	return float64(n) * float64(ops[0].Bytes()) / time.Since(t0).Seconds()
 }
 
-// BenchmarkSizes compares socket buffers and frame sizes between two threads, each relative to the first one of its round.
+// BenchmarkSizes compares socket buffers and frame sizes between two threads, each relative to the
+// first one of its round.
 func BenchmarkSizes(b *testing.B) {
 	type variant struct {
 		name         string
@@ -311,7 +323,8 @@ func BenchmarkSizes(b *testing.B) {
 			for i, v := range variants {
 				r, q := spreadOf(rates[i]), spreadOf(ratios[i])
 				fmt.Fprintf(&out, "\n%-44s %5.1f GB/s (best %.1f), ratio %.2f (%.2f to %.2f), of the best %.2f",
-					v.name, r.median/1e9, slices.Max(rates[i])/1e9, q.median, q.q1, q.q3, slices.Max(rates[i])/slices.Max(rates[0]))
+					v.name, r.median/1e9, slices.Max(rates[i])/1e9, q.median, q.q1, q.q3,
+					slices.Max(rates[i])/slices.Max(rates[0]))
 			}
 			fmt.Println(out.String()) // b.Log drops all but ten lines
 		})

@@ -14,12 +14,13 @@ type middle struct {
 	t      testing.TB
 	l      net.Listener
 	target string
-	raw    bool                                         // what follows the hello is no records, and is passed on
-	hello  func(up bool, b []byte)                      // may change a hello or an answer
-	edit   func(w *wire, up bool, n int, b []byte) bool // passes record n on, or does something else; false ends the connection
-	mu     sync.Mutex
-	conns  []net.Conn
-	wg     sync.WaitGroup
+	raw    bool                    // what follows the hello is no records, and is passed on
+	hello  func(up bool, b []byte) // may change a hello or an answer
+	// passes record n on, or does something else; false ends the connection
+	edit  func(w *wire, up bool, n int, b []byte) bool
+	mu    sync.Mutex
+	conns []net.Conn
+	wg    sync.WaitGroup
 }
 
 // wire is where a record goes.

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/seal"
 )
 
-// receive reads the streams that may have something; all means every one. It returns how many bytes came.
+// receive reads the streams that may have something; all means every one. It returns how many bytes
+// came.
 func (p *Path) receive(all bool) int {
 	p.calls++
 	all = all || p.calls%coldEvery == 0
@@ -69,8 +70,8 @@ func (p *Path) budget() int {
 	return moveBudget
 }
 
-// atMost shortens a list of pieces to n bytes and returns the list and the whole of its last piece, which the caller may put
-// back.
+// atMost shortens a list of pieces to n bytes and returns the list and the whole of its last piece,
+// which the caller may put back.
 func atMost(v []sys.Iovec, n int) ([]sys.Iovec, []byte) {
 	for i := range v {
 		l := v[i].Len()
@@ -148,8 +149,8 @@ func (p *Path) read(s *stream, fd, budget int) int {
 	return sum
 }
 
-// send fills and sends batches until the sockets take no more, there is nothing left or the budget is used up. Idle says
-// that an acknowledgement has nothing to travel with.
+// send fills and sends batches until the sockets take no more, there is nothing left or the budget
+// is used up. Idle says that an acknowledgement has nothing to travel with.
 func (p *Path) send(idle bool) {
 	budget := p.budget()
 	for progress := true; progress && budget > 0; {
@@ -272,7 +273,8 @@ func kernelBlocks(n int) uint64 {
 	return uint64(n/seal.MaxContent)*seal.Blocks(seal.MaxContent) + seal.Blocks(n%seal.MaxContent)
 }
 
-// spent ends the path in order if the key of a stream cannot be changed and the next batch might be too much for it.
+// spent ends the path in order if the key of a stream cannot be changed and the next batch might be
+// too much for it.
 func (p *Path) spent(s *stream) bool {
 	var used uint64
 	switch {
@@ -287,7 +289,8 @@ func (p *Path) spent(s *stream) bool {
 		return false
 	}
 	p.goodbye()
-	p.fail(fmt.Errorf("tcp: %w: connection %d: %w, and kTLS at one of its ends cannot change keys: the next path begins with new ones", path.ErrDown, s.index, seal.ErrSpent))
+	p.fail(fmt.Errorf("tcp: %w: connection %d: %w, and kTLS at one of its ends cannot change keys: the next path "+
+		"begins with new ones", path.ErrDown, s.index, seal.ErrSpent))
 	p.closeSockets(false) // the goodbye is still to arrive
 	return true
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestNeeds opens a path of each shape and moves bytes both ways: it takes no more descriptors than Driver.Needs says, and no more memory.
+// TestNeeds opens a path of each shape and moves bytes both ways: it takes no more descriptors than
+// Driver.Needs says, and no more memory.
 func TestNeeds(t *testing.T) {
 	for _, c := range []struct {
 		streams, window int
@@ -23,7 +24,8 @@ func TestNeeds(t *testing.T) {
 			}
 			defer local.Close()
 			key := path.Key{Secret: 1} // of nothing: the frames go their way all the same
-			cfg := setup.Config{Exports: new(path.Exports), Rights: path.Read | path.Write, Streams: c.streams, Window: c.window}
+			cfg := setup.Config{Exports: new(path.Exports), Rights: path.Read | path.Write, Streams: c.streams,
+				Window: c.window}
 			if c.sealed {
 				cfg.Secret = aSecret()
 			}
@@ -56,7 +58,8 @@ func TestNeeds(t *testing.T) {
 			if got := after.HeapAlloc - min(before.HeapAlloc, after.HeapAlloc); got > 2*n.Memory {
 				t.Errorf("two sides take %d bytes of the heap, each should need %d", got, n.Memory)
 			} else {
-				t.Logf("two sides: %d of %d bytes, %d of %d descriptors", got, 2*n.Memory, countFiles(t)-files, 2*n.Descriptors)
+				t.Logf("two sides: %d of %d bytes, %d of %d descriptors", got, 2*n.Memory, countFiles(t)-files,
+					2*n.Descriptors)
 			}
 		})
 	}

@@ -38,26 +38,29 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Options are the same for all paths of a Driver. The zero value is a good choice. Path.Explain tells what the kernel made of them.
+// Options are the same for all paths of a Driver. The zero value is a good choice. Path.Explain
+// tells what the kernel made of them.
 type Options struct {
-	// Addr is where Listen listens: an IP address with a port, 0 for any. "" means "127.0.0.1:0". Beyond loopback peers get a
-	// path only with encryption (setup.Config.Secret), unless Insecure is set. It is one address of this host. A node listens for peers of
-	// unix sockets there; what comes to its own ports it hands to a Receiver.
+	// Addr is where Listen listens: an IP address with a port, 0 for any. "" means "127.0.0.1:0".
+	// Beyond loopback peers get a path only with encryption (setup.Config.Secret), unless Insecure
+	// is set. It is one address of this host. A node listens for peers of unix sockets there; what
+	// comes to its own ports it hands to a Receiver.
 	Addr string
-	// CongestionControl is "", "system" or the name of an algorithm. "" and "system" take what the administrator chose
-	// (net.ipv4.tcp_congestion_control); "" takes cubic or reno in the place of one that paces (bbr) on loopback, where pacing
-	// serves nothing.
+	// CongestionControl is "", "system" or the name of an algorithm. "" and "system" take what the
+	// administrator chose (net.ipv4.tcp_congestion_control); "" takes cubic or reno in the place of
+	// one that paces (bbr) on loopback, where pacing serves nothing.
 	CongestionControl string
-	// ZeroCopy (MSG_ZEROCOPY) sends large payload from its pages, where the path does not encrypt. It is worth trying on network
-	// adapters that read them; on loopback the kernel copies in any case and it is slower. It switches itself off when the kernel
-	// reports nothing but copies.
+	// ZeroCopy (MSG_ZEROCOPY) sends large payload from its pages, where the path does not encrypt.
+	// It is worth trying on network adapters that read them; on loopback the kernel copies in any
+	// case and it is slower. It switches itself off when the kernel reports nothing but copies.
 	ZeroCopy bool
-	// KTLS lets the kernel encrypt and decrypt (kTLS) on paths with a secret, each direction by itself; the other end does
-	// not need it. Auto is on where the kernel has it. On is an error where it does not. The kernel cannot change keys: such a
-	// path ends before a key has encrypted more than is safe, some 275 GB in one direction of one connection.
+	// KTLS lets the kernel encrypt and decrypt (kTLS) on paths with a secret, each direction by
+	// itself; the other end does not need it. Auto is on where the kernel has it. On is an error
+	// where it does not. The kernel cannot change keys: such a path ends before a key has encrypted
+	// more than is safe, some 275 GB in one direction of one connection.
 	KTLS Switch
-	// Insecure permits paths without encryption to and from addresses other than loopback. An attacker on the way can then
-	// read and change everything.
+	// Insecure permits paths without encryption to and from addresses other than loopback. An
+	// attacker on the way can then read and change everything.
 	Insecure bool
 
 	sealLimit uint64 // tests: blocks for each key
@@ -70,10 +73,12 @@ func address(s string) (netip.AddrPort, error) {
 	}
 	a, err := netip.ParseAddrPort(s)
 	if err != nil {
-		return a, fmt.Errorf("tcp: address %q: %w; expected an IP address and a port such as 127.0.0.1:0 or [::1]:0", s, err)
+		return a, fmt.Errorf("tcp: address %q: %w; expected an IP address and a port such as 127.0.0.1:0 or [::1]:0", s,
+			err)
 	}
 	if a.Addr().Unmap().IsUnspecified() {
-		return a, fmt.Errorf("tcp: address %s names no host: expected one address of the host that listens: %w", a, path.ErrUnavailable)
+		return a, fmt.Errorf("tcp: address %s names no host: expected one address of the host that listens: %w", a,
+			path.ErrUnavailable)
 	}
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
 }
@@ -83,11 +88,12 @@ func (o *Options) permits(host netip.Addr, sealed bool) error {
 	if sealed || o.Insecure || host.IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("tcp: address %s is not loopback and the session has no secret to encrypt with: give both nodes an identity, or say Insecure: %w", host, path.ErrUnavailable)
+	return fmt.Errorf("tcp: address %s is not loopback and the session has no secret to encrypt with: give both "+
+		"nodes an identity, or say Insecure: %w", host, path.ErrUnavailable)
 }
 
-// checkUser refuses a connection in the clear with a loopback address whose other end belongs to a user who is not let in. What else is in
-// the clear, Insecure permits.
+// checkUser refuses a connection in the clear with a loopback address whose other end belongs to a
+// user who is not let in. What else is in the clear, Insecure permits.
 func checkUser(fd int, remote netip.AddrPort, u path.Users) error {
 	local, err := sys.LocalAddr(fd)
 	if err != nil {
@@ -118,7 +124,8 @@ func readBack(fd int) string {
 	for _, s := range [...]struct {
 		name       string
 		level, opt int
-	}{{"TCP_NODELAY", sys.SolTCP, sys.TCPNoDelay}, {"SO_SNDBUF", sys.SolSocket, sys.SoSndBuf}, {"SO_RCVBUF", sys.SolSocket, sys.SoRcvBuf}} {
+	}{{"TCP_NODELAY", sys.SolTCP, sys.TCPNoDelay}, {"SO_SNDBUF", sys.SolSocket, sys.SoSndBuf},
+		{"SO_RCVBUF", sys.SolSocket, sys.SoRcvBuf}} {
 		v, err := sys.Option(fd, s.level, s.opt)
 		if err != nil {
 			parts = append(parts, fmt.Sprintf("%s cannot be read: %v", s.name, err))
@@ -139,14 +146,16 @@ func (p *Path) explain(d deal) {
 	}
 	share := ""
 	if p.data > 1 {
-		share = fmt.Sprintf("; the first connection carries operations below %d KiB, the others what is larger", stripeMin>>10)
+		share = fmt.Sprintf("; the first connection carries operations below %d KiB, the others what is larger",
+			stripeMin>>10)
 	}
 	copies := "copies: none in user space but for what shares a read with its header, one in each kernel"
 	if n := p.userCopies(); n > 0 {
 		copies = fmt.Sprintf("copies: %d passes in user space, for the encryption, and one in each kernel", n)
 	}
 	p.lines = []string{
-		fmt.Sprintf("tcp to %s: data connections: %d; window %d, frames of up to %d KiB%s", p.peer, p.data, p.window, p.frame>>10, share),
+		fmt.Sprintf("tcp to %s: data connections: %d; window %d, frames of up to %d KiB%s", p.peer, p.data, p.window,
+			p.frame>>10, share),
 		copies,
 		"integrity: " + sum,
 		"encryption: " + p.sealLine,

@@ -15,8 +15,9 @@ const (
 	later                // it has to wait for something else
 )
 
-// fill makes a new batch for a stream whose last one is gone: short frames, the acknowledgement that is owed, and payload
-// as far as there is any for this stream. An acknowledgement alone is sent only when ackNow is set.
+// fill makes a new batch for a stream whose last one is gone: short frames, the acknowledgement
+// that is owed, and payload as far as there is any for this stream. An acknowledgement alone is
+// sent only when ackNow is set.
 func (c *core) fill(s *stream, ackNow bool) {
 	o := &s.out
 	o.reset()
@@ -40,8 +41,8 @@ func (c *core) fill(s *stream, ackNow bool) {
 	}
 }
 
-// acknowledge tells the peer how far its frames were dealt with: in the next header, if there will be one, or in a frame
-// of its own. The next header has room for the difference only.
+// acknowledge tells the peer how far its frames were dealt with: in the next header, if there will
+// be one, or in a frame of its own. The next header has room for the difference only.
 func (c *core) acknowledge(s *stream, work bool) {
 	in, o := &s.in, &s.out
 	upTo := in.seq - 1 - in.unfinished()
@@ -82,11 +83,12 @@ func (c *core) fillWork(s *stream) {
 	}
 }
 
-// carriesBig says on which streams large operations travel: not on the first if there is another, so that small ones never
-// wait behind megabytes in the buffers of a socket.
+// carriesBig says on which streams large operations travel: not on the first if there is another,
+// so that small ones never wait behind megabytes in the buffers of a socket.
 func (c *core) carriesBig(s *stream) bool { return s.index > 0 || c.data == 1 }
 
-// moved notes a frame of an operation of n bytes on the first stream, if that carries what is small only.
+// moved notes a frame of an operation of n bytes on the first stream, if that carries what is small
+// only.
 func (c *core) moved(s *stream, n uint64) {
 	if s.index == 0 && c.data > 1 && n < stripeMin {
 		c.smallMoved = true
@@ -132,7 +134,8 @@ func (c *core) workFor(s *stream) bool {
 	return s.index == 0 && c.small.n+c.serveSmall.n > 0 || c.carriesBig(s) && c.big.n+c.serveBig.n > 0
 }
 
-// ackDue reports whether so much is unacknowledged that the peer should hear of it before this side goes idle.
+// ackDue reports whether so much is unacknowledged that the peer should hear of it before this side
+// goes idle.
 func (s *stream) ackDue() bool {
 	return s.in.ackOwed && (s.in.unacked >= flightSize/4 || s.in.unackedBytes >= ackBytes)
 }
@@ -188,7 +191,8 @@ func (c *core) cutNotify(s *stream, slot uint16) verdict {
 	if o.fn == flightSize || !o.room(headerSize+len(p.msg), 0) {
 		return full
 	}
-	h := header{typ: framePut, flags: flagNotify, msg: uint16(len(p.msg)), op: p.number(slot), where: p.total, imm: p.imm}
+	h := header{typ: framePut, flags: flagNotify, msg: uint16(len(p.msg)), op: p.number(slot), where: p.total,
+		imm: p.imm}
 	h.typ = frameNotify
 	if c.crc {
 		h.flags |= flagCRC
@@ -210,8 +214,9 @@ type span struct {
 	bytes  int
 }
 
-// measure says how much the next frame takes: blocks of one export, up to the limits of a frame and of this batch. Only a
-// block that has a frame for itself is cut, because its frames tell the receiver how far the whole block reaches.
+// measure says how much the next frame takes: blocks of one export, up to the limits of a frame and
+// of this batch. Only a block that has a frame for itself is cut, because its frames tell the
+// receiver how far the whole block reaches.
 func (c *core) measure(o *output, p *op) span {
 	limit := c.frame
 	most := min(sendBlocks, c.peerBlock)
@@ -257,7 +262,8 @@ func (c *core) cutPut(s *stream, slot uint16) verdict {
 	if inline {
 		need += f.bytes
 	}
-	// The notification rides in the frame if that is the whole operation: only then nothing else can fail.
+	// The notification rides in the frame if that is the whole operation: only then nothing else
+	// can fail.
 	whole := p.block == 0 && p.off == 0 && f.blocks == len(p.copies) && uint64(f.bytes) == p.total
 	ride := whole && p.notify
 	if f.blocks == 0 || !o.room(need+path.MaxMessage, f.blocks) {
@@ -371,8 +377,8 @@ func (c *core) cutGet(s *stream, slot uint16) verdict {
 		p.asked += m
 		p.off += m
 		if p.off < k.Local.Len {
-			// A piece of a block can only be the last entry. The table keeps its size: the rest are empty entries at the
-			// same place.
+			// A piece of a block can only be the last entry. The table keeps its size: the rest are
+			// empty entries at the same place.
 			for j := i + 1; j < n; j++ {
 				h.putWant(b[headerSize+j*size:], want{block{k.RemoteOff + p.off, 0}, k.Key})
 			}

@@ -69,7 +69,8 @@ func factory(o Options, streams int, noCRC bool) pathtest.Factory {
 			a.NoChecksum = a.NoChecksum || noCRC
 			return dialPair(t, o, a, b)
 		},
-		Boundaries: []int{inlineMax, stageSize - headerSize, bulk, crcBytes, frameBytes, batchBytes, stripeMin, moveBudget},
+		Boundaries: []int{inlineMax, stageSize - headerSize, bulk, crcBytes, frameBytes, batchBytes, stripeMin,
+			moveBudget},
 	}
 }
 
@@ -86,7 +87,9 @@ func TestConformance(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { pathtest.Run(t, factory(c.o, c.streams, c.noCRC)) })
 	}
 	t.Run("Sealed", func(t *testing.T) { pathtest.Run(t, sealedFactory(Options{}, 2)) })
-	t.Run("SealedOneStream", func(t *testing.T) { pathtest.Run(t, sealedFactory(Options{CongestionControl: CongestionSystem}, 1)) })
+	t.Run("SealedOneStream", func(t *testing.T) {
+		pathtest.Run(t, sealedFactory(Options{CongestionControl: CongestionSystem}, 1))
+	})
 }
 
 // buffers sets the sizes of the buffers of a path's sockets, in bytes.

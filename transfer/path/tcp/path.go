@@ -52,8 +52,8 @@ type Path struct {
 	ccLine, sealLine string // do not change
 }
 
-// ErrTruncated is part of the error of an encrypted path that ended without the goodbye of the peer: it died, or the connection
-// was cut on the way. It comes with path.ErrDown.
+// ErrTruncated is part of the error of an encrypted path that ended without the goodbye of the
+// peer: it died, or the connection was cut on the way. It comes with path.ErrDown.
 var ErrTruncated = errors.New("the connection ended without a goodbye under the peer's key")
 
 var errEnd = errors.New("the peer closed it")
@@ -108,7 +108,8 @@ func (p *Path) open() (err error) {
 // Name is "tcp".
 func (p *Path) Name() string { return Name }
 
-// Capabilities are those of kernel sockets: two-sided, one copy in each kernel, none here unless it encrypts here.
+// Capabilities are those of kernel sockets: two-sided, one copy in each kernel, none here unless it
+// encrypts here.
 func (p *Path) Capabilities() path.Capabilities {
 	c := path.Capabilities{Window: p.window, MaxMessage: path.MaxMessage, KernelCopies: 2, UserCopies: p.userCopies()}
 	if p.peer.Addr().IsLoopback() {
@@ -123,8 +124,9 @@ func (p *Path) Capabilities() path.Capabilities {
 	return c
 }
 
-// userCopies is how often payload passes this processor in user space, for puts from here plus for puts to here: encryption
-// copies it into a record and encrypts it there, decryption brings it to its place.
+// userCopies is how often payload passes this processor in user space, for puts from here plus for
+// puts to here: encryption copies it into a record and encrypts it there, decryption brings it to
+// its place.
 func (p *Path) userCopies() int {
 	n := 0
 	if p.streams[0].tx != nil {
@@ -154,7 +156,8 @@ func (p *Path) encrypt(channels []*channel, o *Options) error {
 		return "this process"
 	}
 	s, c := p.streams[0], channels[0]
-	p.sealLine = fmt.Sprintf("AES-128-GCM in records of TLS 1.3, sent by %s, received by %s", who(s.kernelOut), who(s.kernelIn))
+	p.sealLine = fmt.Sprintf("AES-128-GCM in records of TLS 1.3, sent by %s, received by %s", who(s.kernelOut),
+		who(s.kernelIn))
 	if !s.kernelOut || !s.kernelIn {
 		p.sealLine += "; no kTLS: " + c.why
 	}
@@ -265,7 +268,8 @@ func (p *Path) broken(s *stream, err error) {
 	}
 }
 
-// readFirst takes in what the first connection still has, when the end of another one was seen before it.
+// readFirst takes in what the first connection still has, when the end of another one was seen
+// before it.
 func (p *Path) readFirst(s *stream) {
 	if s.index > 0 && p.err == nil && p.fds[0] >= 0 {
 		p.read(p.streams[0], p.fds[0], moveBudget)
@@ -341,7 +345,8 @@ func (p *Path) Close() error {
 	return p.closeEvents()
 }
 
-// goodbye says on every connection that has room for it that the path is closed, so that the peer can tell it from a cut.
+// goodbye says on every connection that has room for it that the path is closed, so that the peer
+// can tell it from a cut.
 func (p *Path) goodbye() {
 	for i, s := range p.streams {
 		if p.err != nil || p.fds[i] < 0 || s.busy() {
@@ -389,7 +394,8 @@ func (p *Path) publish() {
 	p.mu.Unlock()
 }
 
-// Stats may be called from any goroutine. Syscalls that found nothing are added with the next one that did.
+// Stats may be called from any goroutine. Syscalls that found nothing are added with the next one
+// that did.
 func (p *Path) Stats() path.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()

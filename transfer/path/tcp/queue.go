@@ -38,7 +38,8 @@ func (q *fifo) remove(x uint16) {
 	q.n = k
 }
 
-// requests are what the peer wants to have, in order, and the blocks of them. The rings are made when the first one comes.
+// requests are what the peer wants to have, in order, and the blocks of them. The rings are made
+// when the first one comes.
 type requests struct {
 	v       []request
 	head, n int
@@ -93,8 +94,8 @@ type notice struct {
 	msg   []byte
 }
 
-// notices holds what arrived until Poll has handed all of it out. Its room is fixed: when it is used up the streams are not read, so
-// that a slow consumer pushes back on the sender.
+// notices holds what arrived until Poll has handed all of it out. Its room is fixed: when it is
+// used up the streams are not read, so that a slow consumer pushes back on the sender.
 type notices struct {
 	v     []notice
 	next  int // the first that waits; messages before it may still be in use

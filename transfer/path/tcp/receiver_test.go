@@ -73,7 +73,8 @@ func TestReceiver(t *testing.T) {
 			t.Error(err)
 		}
 		p.Close()
-		if _, err := d.Dial(t.Context(), setup.Offer{Addr: addr, Token: tok}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "does not expect this token") {
+		if _, err := d.Dial(t.Context(), setup.Offer{Addr: addr, Token: tok}, ca); !errors.Is(err, path.ErrProtocol) ||
+			!strings.Contains(err.Error(), "does not expect this token") {
 			t.Errorf("a token that was used: %v", err)
 		}
 		// Beyond the preamble nothing comes, or what is no hello.

@@ -6,15 +6,16 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/seal"
 )
 
-// The records of an encrypted connection, between the frames of core and the bytes of a socket. Frames and records do not
-// know each other: a record may end anywhere in a frame. Where they end is chosen so that payload needs no copy at the
-// receiver.
+// The records of an encrypted connection, between the frames of core and the bytes of a socket.
+// Frames and records do not know each other: a record may end anywhere in a frame. Where they end
+// is chosen so that payload needs no copy at the receiver.
 
 const (
-	// sealBytes is what is sealed for one send, and read at once: it stays in the second level of the cache.
+	// sealBytes is what is sealed for one send, and read at once: it stays in the second level of
+	// the cache.
 	sealBytes = 8 * seal.MaxRecord
-	// directMin is the smallest piece that is given a record for itself. Shorter ones share records, and are copied once more
-	// at the receiver, which costs less than a record.
+	// directMin is the smallest piece that is given a record for itself. Shorter ones share
+	// records, and are copied once more at the receiver, which costs less than a record.
 	directMin = 4 << 10
 )
 
@@ -34,9 +35,10 @@ type recordIn struct {
 	plain, end int // content that was opened where it was, and could not be taken yet; before r
 }
 
-// recordLen is how much of the batch the next record takes. Payload of some size begins a record, and its last record ends
-// one byte early, because a record can be opened straight into its place only where another byte of payload follows: it is
-// overwritten with the type of the content, and then with the byte itself, which travels with what follows.
+// recordLen is how much of the batch the next record takes. Payload of some size begins a record,
+// and its last record ends one byte early, because a record can be opened straight into its place
+// only where another byte of payload follows: it is overwritten with the type of the content, and
+// then with the byte itself, which travels with what follows.
 func (o *output) recordLen() int {
 	n := 0
 	for i := o.first; i < len(o.iov); i++ {
@@ -121,8 +123,8 @@ func (x *recordIn) space() []byte {
 	return x.buf[x.w:]
 }
 
-// unseal acts on the records that came. The error, if any, means that they did not come from the peer as they are, or that
-// the peer broke the protocol.
+// unseal acts on the records that came. The error, if any, means that they did not come from the
+// peer as they are, or that the peer broke the protocol.
 func (c *core) unseal(s *stream) error {
 	x, in := s.rx, &s.in
 	for {
@@ -145,7 +147,8 @@ func (c *core) unseal(s *stream) error {
 		}
 		rec := x.buf[x.r : x.r+n]
 		var dst []byte
-		if room := seal.ContentRoom(n); in.state == wantPayload && in.refused == 0 && in.left >= room && in.dst[in.di].Len() >= room {
+		if room := seal.ContentRoom(n); in.state == wantPayload && in.refused == 0 && in.left >= room &&
+			in.dst[in.di].Len() >= room {
 			dst = in.dst[in.di].Bytes()[:room]
 		}
 		seq := x.open.Seq()
@@ -167,8 +170,8 @@ func (c *core) unseal(s *stream) error {
 	}
 }
 
-// absorb takes content in that could not be opened in its place. It returns how much it took: less than all when the
-// stream is paused.
+// absorb takes content in that could not be opened in its place. It returns how much it took: less
+// than all when the stream is paused.
 func (c *core) absorb(s *stream, b []byte) (int, error) {
 	in := &s.in
 	took := 0

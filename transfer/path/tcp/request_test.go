@@ -10,8 +10,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// A request names blocks of many exports. One that is revoked fails the operation, whether it is asked for afterwards or its bytes are on
-// their way, of which the peer's path keeps a copy then; the others' bytes come.
+// A request names blocks of many exports. One that is revoked fails the operation, whether it is
+// asked for afterwards or its bytes are on their way, of which the peer's path keeps a copy then;
+// the others' bytes come.
 func TestRequestOfManyExports(t *testing.T) {
 	const blocks, size = 40, 1000
 	for _, when := range []string{"never", "before", "between", "on the way"} {
@@ -26,7 +27,8 @@ func TestRequestOfManyExports(t *testing.T) {
 			if i%2 > 0 {
 				key = b.other.Key()
 			}
-			op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: i * size, Len: size}, Key: key, RemoteOff: i * 2 * size})
+			op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: i * size, Len: size},
+				Key: key, RemoteOff: i * 2 * size})
 		}
 		if n, err := a.post([]path.Op{op}); n != 1 {
 			t.Fatal(err)
@@ -60,7 +62,8 @@ func TestRequestOfManyExports(t *testing.T) {
 		shuttle(t, a, b, func(n int) int { return n / 2 })
 		events := a.events()
 		refused := when == "before" || when == "between"
-		if len(events) != 1 || refused != (events[0].Err != nil) || refused && !errors.Is(events[0].Err, path.ErrRevoked) {
+		if len(events) != 1 || refused != (events[0].Err != nil) || refused &&
+			!errors.Is(events[0].Err, path.ErrRevoked) {
 			t.Errorf("%s: %+v", when, events)
 		}
 		for i := range uint64(blocks) {
@@ -70,8 +73,10 @@ func TestRequestOfManyExports(t *testing.T) {
 				break
 			}
 		}
-		if open := len(a.ops) - len(a.free); open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 || b.serveSmall.bn != 0 {
-			t.Errorf("%s: %d operations, %d requests and %d blocks are left, %d at the peer", when, open, a.requests, a.wanted, b.serveSmall.n)
+		if open := len(a.ops) - len(a.free); open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 ||
+			b.serveSmall.bn != 0 {
+			t.Errorf("%s: %d operations, %d requests and %d blocks are left, %d at the peer", when, open, a.requests,
+				a.wanted, b.serveSmall.n)
 		}
 	}
 }

@@ -63,8 +63,8 @@ func sealedConfigs(streams int) (ca, cb setup.Config) {
 	return ca, cb
 }
 
-// TestManInTheMiddle: whatever an attacker does to records on the way ends the path with an error that says so, and no
-// operation that was touched succeeds.
+// TestManInTheMiddle: whatever an attacker does to records on the way ends the path with an error
+// that says so, and no operation that was touched succeeds.
 func TestManInTheMiddle(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	const at = 3 // the first records are the confirmation and the first puts
@@ -164,7 +164,8 @@ func TestManInTheMiddle(t *testing.T) {
 			for posted, out := 0, 0; downB == nil || downA == nil; {
 				if out == 0 && downA == nil && downB == nil && posted < 10 {
 					la.All().Bytes()[0] = byte(posted)
-					if _, err := a.Post([]path.Op{{Kind: path.Put, Notify: true, Token: uint64(posted), Copies: []path.Copy{{Local: mem.Span{Region: la, Len: 4000}, Key: e.Key()}}}}); err == nil {
+					if _, err := a.Post([]path.Op{{Kind: path.Put, Notify: true, Token: uint64(posted),
+						Copies: []path.Copy{{Local: mem.Span{Region: la, Len: 4000}, Key: e.Key()}}}}); err == nil {
 						posted++
 						out++
 						if c.name == "reorders two records" || c.name == "drops a record" {
@@ -202,7 +203,8 @@ func TestManInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestDowngrade: an attacker on the way can neither change what both ends agree on nor talk them out of encryption.
+// TestDowngrade: an attacker on the way can neither change what both ends agree on nor talk them
+// out of encryption.
 func TestDowngrade(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	o := Options{CongestionControl: "reno"}
@@ -228,7 +230,9 @@ func TestDowngrade(t *testing.T) {
 				rehello(b, func(h *hello) { h.nonce[3]++ })
 			}
 		}, path.ErrIntegrity, path.ErrIntegrity, "changed on the way"},
-		{"a flag in both", func(_ bool, b []byte) { rehello(b, func(h *hello) { h.flags ^= helloChecksum }) }, path.ErrIntegrity, path.ErrIntegrity, "changed on the way"},
+		{"a flag in both", func(_ bool, b []byte) {
+			rehello(b, func(h *hello) { h.flags ^= helloChecksum })
+		}, path.ErrIntegrity, path.ErrIntegrity, "changed on the way"},
 		{"no encryption in the hello", func(up bool, b []byte) {
 			if up {
 				rehello(b, func(h *hello) { h.flags &^= helloSealed })
@@ -253,7 +257,8 @@ func TestDowngrade(t *testing.T) {
 	}
 }
 
-// TestSecrets: only ends with the same secret meet, and the errors say on which side it is missing, but never a secret.
+// TestSecrets: only ends with the same secret meet, and the errors say on which side it is missing,
+// but never a secret.
 func TestSecrets(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	wrong := bytes.Repeat([]byte{0x5a}, setup.SecretSize)
@@ -270,18 +275,22 @@ func TestSecrets(t *testing.T) {
 		ca, cb := configs()
 		ca.Secret, cb.Secret = c.a, c.b
 		a, b, ea, eb := meet(t, Options{}, Options{}, ca, cb, nil)
-		if a != nil || b != nil || !errors.Is(ea, c.dial) || !errors.Is(eb, c.accept) || !strings.Contains(ea.Error(), c.says[0]) || !strings.Contains(eb.Error(), c.says[1]) {
+		if a != nil || b != nil || !errors.Is(ea, c.dial) || !errors.Is(eb, c.accept) ||
+			!strings.Contains(ea.Error(), c.says[0]) || !strings.Contains(eb.Error(), c.says[1]) {
 			t.Errorf("%s: dial: %v\naccept: %v", c.name, ea, eb)
 		}
 		for _, s := range [][]byte{c.a, c.b} {
-			if len(s) > 0 && (strings.Contains(fmt.Sprint(ea, eb), string(s)) || strings.Contains(fmt.Sprint(ea, eb), fmt.Sprintf("%x", s))) {
+			if len(s) > 0 && (strings.Contains(fmt.Sprint(ea, eb), string(s)) ||
+				strings.Contains(fmt.Sprint(ea, eb), fmt.Sprintf("%x", s))) {
 				t.Errorf("%s: a secret is in an error", c.name)
 			}
 		}
 	}
 	ca, cb := configs()
 	ca.Secret = aSecret()[:31]
-	if _, _, ea, eb := meet(t, Options{}, Options{}, ca, cb, func(m *middle) { m.l.Close() }); ea == nil || !strings.Contains(ea.Error(), "31 bytes") || eb == nil {
+	if _, _, ea, eb := meet(t, Options{}, Options{}, ca, cb, func(m *middle) {
+		m.l.Close()
+	}); ea == nil || !strings.Contains(ea.Error(), "31 bytes") || eb == nil {
 		t.Errorf("a short secret: %v", ea)
 	}
 }
@@ -315,7 +324,8 @@ func TestSealedSays(t *testing.T) {
 	}
 }
 
-// TestKeysChange: a transfer that uses many keys, over one and over several connections, arrives as it was sent.
+// TestKeysChange: a transfer that uses many keys, over one and over several connections, arrives as
+// it was sent.
 func TestKeysChange(t *testing.T) {
 	o := Options{CongestionControl: "reno", KTLS: Off, sealLimit: 4096}
 	for _, streams := range []int{1, 3} {
@@ -333,7 +343,8 @@ func TestKeysChange(t *testing.T) {
 		pathtest.Fill(la.All().Bytes(), uint64(streams))
 		one := func(kind path.OpKind) {
 			t.Helper()
-			if _, err := a.Post([]path.Op{{Kind: kind, Copies: []path.Copy{{Local: mem.Span{Region: la, Len: size}, Key: e.Key()}}}}); err != nil {
+			if _, err := a.Post([]path.Op{{Kind: kind,
+				Copies: []path.Copy{{Local: mem.Span{Region: la, Len: size}, Key: e.Key()}}}}); err != nil {
 				t.Fatal(err)
 			}
 			var ev [4]path.Event
@@ -370,7 +381,8 @@ func TestKeysChange(t *testing.T) {
 	}
 }
 
-// TestSpentKeys: where one end cannot follow a change of keys, the path ends before the limit and says so at both.
+// TestSpentKeys: where one end cannot follow a change of keys, the path ends before the limit and
+// says so at both.
 func TestSpentKeys(t *testing.T) {
 	o := Options{CongestionControl: "reno", KTLS: Off, sealLimit: spentMargin + 1<<15}
 	ca, cb := sealedConfigs(1)
@@ -392,7 +404,8 @@ func TestSpentKeys(t *testing.T) {
 	}
 }
 
-// TestSealedAnySplit feeds the records of random frames in pieces of any size, and compares with the frames.
+// TestSealedAnySplit feeds the records of random frames in pieces of any size, and compares with
+// the frames.
 func TestSealedAnySplit(t *testing.T) {
 	const size = 2 << 20
 	ca, cb := sealedConfigs(1)
@@ -419,13 +432,15 @@ func TestSealedAnySplit(t *testing.T) {
 		for at := 0; len(ops) < 12; {
 			op := path.Op{Kind: path.Put, Token: uint64(len(ops)), Notify: true, Msg: []byte("message")}
 			for range rapid.SampledFrom([]int{1, 1, 3, 60}).Draw(rt, "blocks") {
-				n := rapid.SampledFrom([]int{0, 1, 64, 300, directMin - 1, directMin, directMin + 1, seal.MaxContent, seal.MaxContent + 1, bulk, 100_000}).Draw(rt, "n")
+				n := rapid.SampledFrom([]int{0, 1, 64, 300, directMin - 1, directMin, directMin + 1, seal.MaxContent,
+					seal.MaxContent + 1, bulk, 100_000}).Draw(rt, "n")
 				if at+n > size {
 					break
 				}
 				src := rng.IntN(size - n)
 				copy(want[at:], la[src:src+n])
-				op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(src), Len: uint64(n)}, Key: b.export.Key(), RemoteOff: uint64(at)})
+				op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(src),
+					Len: uint64(n)}, Key: b.export.Key(), RemoteOff: uint64(at)})
 				at += n
 			}
 			ops = append(ops, op)
@@ -504,12 +519,15 @@ func TestNoKTLS(t *testing.T) {
 	}
 }
 
-// TestGoldenKeys pins down how the keys of a connection come from the secret, hello and answer; the expected ones are from
-// the same arithmetic in Python.
+// TestGoldenKeys pins down how the keys of a connection come from the secret, hello and answer; the
+// expected ones are from the same arithmetic in Python.
 func TestGoldenKeys(t *testing.T) {
-	h := hello{version: version, kind: kindHello, flags: helloSealed | 2, window: 256, token: setup.Token{0: 0xa0, 15: 0xaf},
-		index: 1, count: 2, frame: maxFrameBytes, blocks: maxFrameBlocks, nonce: [nonceSize]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}
-	a := hello{version: version, kind: kindAnswer, flags: helloSealed | helloFixed, window: 64, frame: maxFrameBytes, blocks: maxFrameBlocks, nonce: [nonceSize]byte{11: 0xff}}
+	h := hello{version: version, kind: kindHello, flags: helloSealed | 2, window: 256,
+		token: setup.Token{0: 0xa0, 15: 0xaf},
+		index: 1, count: 2, frame: maxFrameBytes, blocks: maxFrameBlocks,
+		nonce: [nonceSize]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}
+	a := hello{version: version, kind: kindAnswer, flags: helloSealed | helloFixed, window: 64, frame: maxFrameBytes,
+		blocks: maxFrameBlocks, nonce: [nonceSize]byte{11: 0xff}}
 	var said, answered [helloSize]byte
 	h.put(said[:])
 	a.put(answered[:])
@@ -537,10 +555,11 @@ func TestGoldenKeys(t *testing.T) {
 }
 
 // Of the dialer and of the acceptor.
-var goldenKeys = [2]string{"005175f1796af3ba2e928f97fd0a40cf 1452ca25a104a16b1682c72a", "99659cebda95ca50533871a5505b83ea f008dcaca3e38d9cf47c966d"}
+var goldenKeys = [2]string{"005175f1796af3ba2e928f97fd0a40cf 1452ca25a104a16b1682c72a",
+	"99659cebda95ca50533871a5505b83ea f008dcaca3e38d9cf47c966d"}
 
-// FuzzRecords: whatever bytes come where records are expected, they are refused or wait for more; nothing panics, and nothing
-// is written to exported memory.
+// FuzzRecords: whatever bytes come where records are expected, they are refused or wait for more;
+// nothing panics, and nothing is written to exported memory.
 func FuzzRecords(f *testing.F) {
 	s, err := seal.Derive(aSecret(), "fuzz", nil)
 	if err != nil {
@@ -583,8 +602,9 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// TestPausedWakes: a side that stopped reading because its owner fetched no notifications goes on when the owner fetches them,
-// although all that is missing is here already and no descriptor reports it.
+// TestPausedWakes: a side that stopped reading because its owner fetched no notifications goes on
+// when the owner fetches them, although all that is missing is here already and no descriptor
+// reports it.
 func TestPausedWakes(t *testing.T) {
 	for _, secret := range [][]byte{nil, aSecret()} {
 		ca, cb := configs()
@@ -621,8 +641,8 @@ func TestPausedWakes(t *testing.T) {
 	}
 }
 
-// putUntilDown puts the same again and again until both ends are down, because the key was used as much as it may be, and
-// returns why.
+// putUntilDown puts the same again and again until both ends are down, because the key was used as
+// much as it may be, and returns why.
 func putUntilDown(t *testing.T, a, b *Path, src mem.Span, key path.Key) (downA, downB error) {
 	t.Helper()
 	const most = 5

@@ -22,22 +22,27 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestProcesses is the suite between two processes: SIGKILL midway, a frozen peer. It must be first.
+// TestProcesses is the suite between two processes: SIGKILL midway, a frozen peer. It must be
+// first.
 func TestProcesses(t *testing.T) { pathtest.RunProcess(t, New(Options{})) }
 
 func configs() (setup.Config, setup.Config) {
-	return setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
+	return setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+		setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 }
 
 func TestBadConfig(t *testing.T) {
 	x := new(path.Exports)
-	for _, c := range []setup.Config{{}, {Exports: x, Window: -1}, {Exports: x, Window: maxWindow + 1}, {Exports: x, Streams: maxStreams + 1}, {Exports: x, Streams: -1}} {
-		if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: "127.0.0.1:1"}, c); err == nil || sys.IsErrno(err, sys.ECONNREFUSED) {
+	for _, c := range []setup.Config{{}, {Exports: x, Window: -1}, {Exports: x, Window: maxWindow + 1},
+		{Exports: x, Streams: maxStreams + 1}, {Exports: x, Streams: -1}} {
+		if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: "127.0.0.1:1"}, c); err == nil ||
+			sys.IsErrno(err, sys.ECONNREFUSED) {
 			t.Errorf("config %+v: %v", c, err)
 		}
 	}
 	_, err := New(Options{CongestionControl: "no-such-thing"}).Listen()
-	if !sys.IsErrno(err, sys.ENOENT) || !strings.Contains(err.Error(), "cubic") && !strings.Contains(err.Error(), "reno") {
+	if !sys.IsErrno(err, sys.ENOENT) || !strings.Contains(err.Error(), "cubic") &&
+		!strings.Contains(err.Error(), "reno") {
 		t.Errorf("unknown congestion control: %v; expected ENOENT and the names there are", err)
 	}
 }
@@ -80,7 +85,8 @@ func TestStrangers(t *testing.T) {
 		}
 		accepted <- p
 	}()
-	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "token") {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: newToken()}, ca); !errors.Is(err,
+		path.ErrProtocol) || !strings.Contains(err.Error(), "token") {
 		t.Errorf("wrong token: %v", err)
 	}
 	p, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca)
@@ -90,7 +96,8 @@ func TestStrangers(t *testing.T) {
 	q := <-accepted
 	defer q.Close()
 	defer p.Close()
-	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err,
+		path.ErrProtocol) {
 		t.Errorf("token used twice: %v", err)
 	}
 	nonsense.SetReadDeadline(time.Now().Add(time.Minute))
@@ -186,7 +193,8 @@ func TestWrongVersion(t *testing.T) {
 		(&hello{version: 8, kind: kindAnswer, window: 1, frame: 100, blocks: 1}).put(b[:])
 		c.Write(b[:])
 	}()
-	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "version 8") {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err,
+		path.ErrProtocol) || !strings.Contains(err.Error(), "version 8") {
 		t.Errorf("dialer: %v", err)
 	}
 }
@@ -209,12 +217,14 @@ func TestDialEnds(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if _, err := New(Options{}).Dial(ctx, setup.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, context.Canceled) {
+	if _, err := New(Options{}).Dial(ctx, setup.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }
 
-// proxy joins a dialer and a listener through ordinary sockets and lets change reach into the stream to the listener.
+// proxy joins a dialer and a listener through ordinary sockets and lets change reach into the
+// stream to the listener.
 type proxy struct {
 	net.Listener
 	mu    sync.Mutex
@@ -313,7 +323,8 @@ func region(t testing.TB, size int) *mem.Region {
 	return r
 }
 
-// TestReset cuts the connection midway: each operation ends once, with the reason, and EventDown is last.
+// TestReset cuts the connection midway: each operation ends once, with the reason, and EventDown is
+// last.
 func TestReset(t *testing.T) {
 	ca, cb := configs()
 	ra, rb := region(t, 8<<20), region(t, 8<<20)
@@ -381,7 +392,8 @@ func TestDamageOnTheWire(t *testing.T) {
 		}
 	})
 	put := func() path.Event {
-		if n, err := a.Post([]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: ra, Len: 100_000}, Key: e.Key()}}}}); n != 1 {
+		if n, err := a.Post([]path.Op{{Kind: path.Put,
+			Copies: []path.Copy{{Local: mem.Span{Region: ra, Len: 100_000}, Key: e.Key()}}}}); n != 1 {
 			t.Fatal(err)
 		}
 		var ev [8]path.Event
@@ -403,8 +415,8 @@ func TestDamageOnTheWire(t *testing.T) {
 	}
 }
 
-// TestSlowConsumer sends to a peer that polls nothing, and then one event at a time: what waits is bounded by buffers of
-// fixed size, and in the end every notification is there, in order.
+// TestSlowConsumer sends to a peer that polls nothing, and then one event at a time: what waits is
+// bounded by buffers of fixed size, and in the end every notification is there, in order.
 func TestSlowConsumer(t *testing.T) {
 	ca, cb := configs()
 	ca.Window, cb.Window = 64, 64
@@ -437,7 +449,8 @@ func TestSlowConsumer(t *testing.T) {
 		}
 		done += a.Poll(ev[:])
 		for _, x := range ev[:b.Poll(ev[:got%2])] { // every other call has no room for events
-			if x.Kind != path.EventNotify || x.Imm != uint64(got) || len(x.Msg) != len(msg) || x.Msg[0] != byte(got) || x.Msg[len(msg)-1] != byte(got) {
+			if x.Kind != path.EventNotify || x.Imm != uint64(got) || len(x.Msg) != len(msg) || x.Msg[0] != byte(got) ||
+				x.Msg[len(msg)-1] != byte(got) {
 				t.Fatalf("notification %d: %+v", got, x)
 			}
 			got++
@@ -456,8 +469,8 @@ func TestSlowConsumer(t *testing.T) {
 	}
 }
 
-// TestZeroCopyBooks: no operation ends before the kernel is through with its memory, and where it copies all the same,
-// the path stops asking for it.
+// TestZeroCopyBooks: no operation ends before the kernel is through with its memory, and where it
+// copies all the same, the path stops asking for it.
 func TestZeroCopyBooks(t *testing.T) {
 	e := newBench(t, Options{ZeroCopy: true, CongestionControl: "reno"}, 2, false, 4<<20)
 	if !e.a.zc.on {
@@ -502,7 +515,8 @@ func TestZeroCopyDisorder(t *testing.T) {
 	}
 }
 
-// TestStreams moves bytes over 1, 2, 5 and 16 connections, both ways, and looks that all of them are used.
+// TestStreams moves bytes over 1, 2, 5 and 16 connections, both ways, and looks that all of them
+// are used.
 func TestStreams(t *testing.T) {
 	for _, n := range []int{1, 2, 5, 16} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -539,15 +553,18 @@ func TestIdleMemory(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	for _, s := range a.streams {
-		bytes += cap(s.out.scratch) + cap(s.out.iov)*16 + cap(s.in.stage) + cap(s.in.table) + cap(s.in.dst)*16 + flightSize*8
+		bytes += cap(s.out.scratch) + cap(s.out.iov)*16 + cap(s.in.stage) + cap(s.in.table) + cap(s.in.dst)*16 +
+			flightSize*8
 	}
-	bytes += len(a.ops)*256 + cap(a.rxv)*16 + len(a.trash) + cap(a.notes.v)*40 + cap(a.notes.arena) + (cap(a.serveSmall.blocks)+cap(a.serveBig.blocks))*32 + 4*2*a.window
+	bytes += len(a.ops)*256 + cap(a.rxv)*16 + len(a.trash) + cap(a.notes.v)*40 + cap(a.notes.arena) +
+		(cap(a.serveSmall.blocks)+cap(a.serveBig.blocks))*32 + 4*2*a.window
 	if bytes > 176<<10 {
 		t.Errorf("an idle end takes %d bytes", bytes)
 	}
 }
 
-// TestWakeReadsAll: the first Poll after Arm reads every connection, also one that has been silent for long.
+// TestWakeReadsAll: the first Poll after Arm reads every connection, also one that has been silent
+// for long.
 func TestWakeReadsAll(t *testing.T) {
 	e := newBench(t, Options{CongestionControl: "reno"}, 2, true, 2<<20)
 	close(e.done)
@@ -555,7 +572,8 @@ func TestWakeReadsAll(t *testing.T) {
 	if e.b.Arm() {
 		t.Fatal("an idle path does not arm")
 	}
-	if _, err := e.a.Post([]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}}); err != nil {
+	if _, err := e.a.Post([]path.Op{{Kind: path.Put,
+		Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if e.a.streams[1].out.seq == 0 {

@@ -10,11 +10,12 @@ const (
 	scratchSize = 16 << 10
 	inlineMax   = 256 // payload up to this size travels in the scratch buffer, next to its header
 	flightSize  = 1024
-	// bulk is the payload size from which a read goes no further than the next header: what is read beyond it has to be copied,
-	// which takes longer than a read of its own (docs/measurements/tcp.md).
+	// bulk is the payload size from which a read goes no further than the next header: what is read
+	// beyond it has to be copied, which takes longer than a read of its own
+	// (docs/measurements/tcp.md).
 	bulk = 16 << 10
-	// ctlMax bounds the short frames that wait: one refusal for each frame that the peer may have unacknowledged, one
-	// request to cancel for each operation.
+	// ctlMax bounds the short frames that wait: one refusal for each frame that the peer may have
+	// unacknowledged, one request to cancel for each operation.
 	ctlMax = flightSize + maxWindow
 )
 
@@ -69,7 +70,8 @@ type output struct {
 	ctl []control // waiting to be sent; bounded by ctlMax
 }
 
-// servedRange says which pieces of a batch belong to an export; a Fence copies what is left of them.
+// servedRange says which pieces of a batch belong to an export; a Fence copies what is left of
+// them.
 type servedRange struct {
 	first, end int
 	key        path.Key
@@ -82,7 +84,8 @@ func (o *output) init() {
 	}
 }
 
-// room reports whether a frame with n bytes of header, table, message and inlined payload and k further pieces fits.
+// room reports whether a frame with n bytes of header, table, message and inlined payload and k
+// further pieces fits.
 func (o *output) room(n, k int) bool {
 	return o.scratch == nil || cap(o.scratch)-len(o.scratch) >= n && cap(o.iov)-len(o.iov) >= k+2
 }
@@ -106,8 +109,8 @@ func (o *output) reserve(n int) []byte {
 	return b
 }
 
-// payload appends memory that is sent from where it is. sameAs says that it belongs to the same allocation as the piece
-// before it, so that both may become one.
+// payload appends memory that is sent from where it is. sameAs says that it belongs to the same
+// allocation as the piece before it, so that both may become one.
 func (o *output) payload(b []byte, sameAs bool) {
 	o.add(b, sameAs)
 	o.inScratch = false
@@ -161,7 +164,8 @@ func (o *output) fly(slot uint16) {
 	o.fn++
 }
 
-// serve appends exported memory. same says that the piece before it is exported memory of the same frame.
+// serve appends exported memory. same says that the piece before it is exported memory of the same
+// frame.
 func (o *output) serve(b []byte, key path.Key, same bool) {
 	if k := len(o.served); same && o.served[k-1].key == key {
 		o.payload(b, true)
@@ -194,8 +198,8 @@ const (
 	wantMessage
 )
 
-// input takes one direction of a stream apart. Payload goes from the socket to its final place; headers, tables and
-// messages pass through the stage.
+// input takes one direction of a stream apart. Payload goes from the socket to its final place;
+// headers, tables and messages pass through the stage.
 type input struct {
 	seq     uint32 // expected next
 	state   inputState
@@ -219,7 +223,8 @@ type input struct {
 	unacked      int // frames
 }
 
-// targets appends the places for the bytes that come next. An empty result means that nothing can be taken in now.
+// targets appends the places for the bytes that come next. An empty result means that nothing can
+// be taken in now.
 func (in *input) targets(v []sys.Iovec, trash []byte) []sys.Iovec {
 	v = v[:0]
 	if in.stage == nil {

@@ -23,7 +23,8 @@ const (
 	userEnv   = "PENSTOCK_TCP_USER"
 )
 
-// userMain is a process of another user: "dial ADDR TOKEN" dials a path in the clear, "listen" listens and says how many bytes come.
+// userMain is a process of another user: "dial ADDR TOKEN" dials a path in the clear, "listen"
+// listens and says how many bytes come.
 func userMain(role string) {
 	f := strings.Fields(role)
 	if f[0] == "listen" {
@@ -45,7 +46,8 @@ func userMain(role string) {
 	}
 	var token setup.Token
 	hex.Decode(token[:], []byte(f[2]))
-	_, err := New(Options{}).Dial(context.Background(), setup.Offer{Addr: f[1], Token: token}, setup.Config{Exports: new(path.Exports), Users: path.AnyUser()})
+	_, err := New(Options{}).Dial(context.Background(), setup.Offer{Addr: f[1], Token: token},
+		setup.Config{Exports: new(path.Exports), Users: path.AnyUser()})
 	fmt.Printf("dialed: %v, ErrUser %v\n", err, errors.Is(err, path.ErrUser))
 	io.Copy(io.Discard, os.Stdin)
 }
@@ -68,8 +70,8 @@ func said(t *testing.T, p *proc.Process, words string) string {
 	return m[1]
 }
 
-// TestOtherUserKnowsToken has a process of another user show the token of a path in the clear. It is refused, and the peer that the
-// path is for still gets it.
+// TestOtherUserKnowsToken has a process of another user show the token of a path in the clear. It
+// is refused, and the peer that the path is for still gets it.
 func TestOtherUserKnowsToken(t *testing.T) {
 	if role := os.Getenv(userEnv); role != "" {
 		userMain(role)
@@ -92,7 +94,8 @@ func TestOtherUserKnowsToken(t *testing.T) {
 			p, err := l.Accept(t.Context(), tok, cb)
 			accepted <- result{p, err}
 		}()
-		if got := said(t, startUser(t, fmt.Sprintf("dial %s %x", l.Addr(), tok[:])), "dialed:"); !strings.HasSuffix(got, "ErrUser true") {
+		if got := said(t, startUser(t, fmt.Sprintf("dial %s %x", l.Addr(), tok[:])), "dialed:"); !strings.HasSuffix(got,
+			"ErrUser true") {
 			t.Errorf("the other user's dial: %s; expected ErrUser", got)
 		}
 		p, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca)
@@ -113,7 +116,8 @@ func TestOtherUserKnowsToken(t *testing.T) {
 			p, err := l.Accept(t.Context(), tok, cb)
 			accepted <- result{p, err}
 		}()
-		if got := said(t, startUser(t, fmt.Sprintf("dial %s %x", l.Addr(), tok[:])), "dialed:"); !strings.HasPrefix(got, "<nil>") {
+		if got := said(t, startUser(t, fmt.Sprintf("dial %s %x", l.Addr(), tok[:])), "dialed:"); !strings.HasPrefix(got,
+			"<nil>") {
 			t.Errorf("the dial of a user who is let in: %s", got)
 		}
 		if r := <-accepted; r.err != nil {
@@ -124,7 +128,8 @@ func TestOtherUserKnowsToken(t *testing.T) {
 	}
 }
 
-// TestOtherUserListens has a process of another user listen where a path is dialed: it is not shown the token.
+// TestOtherUserListens has a process of another user listen where a path is dialed: it is not shown
+// the token.
 func TestOtherUserListens(t *testing.T) {
 	if role := os.Getenv(userEnv); role != "" {
 		userMain(role)

@@ -5,8 +5,9 @@ import "github.com/penstock-io/penstock/internal/invariants"
 // tally is what verify finds of one operation. It stays, so that looking allocates nothing.
 type tally struct{ queued, free, held, done, flying int }
 
-// verify demands that what is counted in two places agrees: slots of operations and the queues that they wait in, frames and blocks under
-// way. Builds with -tags invariants look after each call; the first disagreement panics, near to what made it.
+// verify demands that what is counted in two places agrees: slots of operations and the queues that
+// they wait in, frames and blocks under way. Builds with -tags invariants look after each call; the
+// first disagreement panics, near to what made it.
 func (c *core) verify() {
 	if c.err != nil {
 		return // fail gave everything up at once
@@ -41,21 +42,27 @@ func (c *core) verify() {
 		switch {
 		case t.queued != count(p.queued):
 			invariants.Broken("tcp: operation %d is in %d queues, it says %t", k, t.queued, p.queued)
-		case t.free != count(p.phase == phaseFree) || t.held != count(p.phase == phaseHeld) || t.done != count(p.phase == phaseDone):
-			invariants.Broken("tcp: operation %d in phase %d is free %d times, held %d times, done %d times", k, p.phase, t.free, t.held, t.done)
+		case t.free != count(p.phase == phaseFree) || t.held != count(p.phase == phaseHeld) ||
+			t.done != count(p.phase == phaseDone):
+			invariants.Broken("tcp: operation %d in phase %d is free %d times, held %d times, done %d times", k,
+				p.phase, t.free, t.held, t.done)
 		case t.flying != p.flying:
-			invariants.Broken("tcp: operation %d in phase %d counts %d frames under way, there are %d", k, p.phase, p.flying, t.flying)
+			invariants.Broken("tcp: operation %d in phase %d counts %d frames under way, there are %d", k, p.phase,
+				p.flying, t.flying)
 		case over && (p.queued || p.flying > 0 || p.entries > 0 || p.requests > 0):
-			invariants.Broken("tcp: operation %d is over, and waits for something: queued %t, %d frames, %d blocks, %d requests", k, p.queued, p.flying, p.entries, p.requests)
+			invariants.Broken("tcp: operation %d is over, and waits for something: queued %t, %d frames, %d blocks, "+
+				"%d requests", k, p.queued, p.flying, p.entries, p.requests)
 		}
 		entries += p.entries
 		requests += p.requests
 	}
 	switch {
 	case c.requests != requests || c.requests > c.window:
-		invariants.Broken("tcp: %d requests are counted as open, %d are, at most %d may be", c.requests, requests, c.window)
+		invariants.Broken("tcp: %d requests are counted as open, %d are, at most %d may be", c.requests, requests,
+			c.window)
 	case c.wanted != entries || c.wanted > maxRequested:
-		invariants.Broken("tcp: %d blocks are counted as requested, %d are, at most %d may be", c.wanted, entries, maxRequested)
+		invariants.Broken("tcp: %d blocks are counted as requested, %d are, at most %d may be", c.wanted, entries,
+			maxRequested)
 	}
 }
 

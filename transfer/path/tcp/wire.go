@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// The wire format, version 1; docs/protocol.md has it in words and tables. All integers are big-endian. A frame is
+// The wire format, version 1; docs/protocol.md has it in words and tables. All integers are
+// big-endian. A frame is
 //
 //	header (64 bytes) | table | payload | message
 //
@@ -26,7 +27,8 @@ const (
 	wantSize   = blockSize + path.KeySize
 )
 
-// Limits that both sides hold without negotiating. What a hello announces may be lower, never higher.
+// Limits that both sides hold without negotiating. What a hello announces may be lower, never
+// higher.
 const (
 	maxStreams     = 16
 	maxWindow      = 4096
@@ -225,7 +227,8 @@ func parseBlock(b []byte) block {
 	return block{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
 }
 
-// want is a block that is asked for, and the export that it lies in. The table of a request has the keys only with flagKeys.
+// want is a block that is asked for, and the export that it lies in. The table of a request has the
+// keys only with flagKeys.
 type want struct {
 	block
 	key path.Key
@@ -294,7 +297,8 @@ var reasonErrors = [reasons]error{
 	refusedIntegrity: fmt.Errorf("tcp: damaged on the way to the peer: %w", path.ErrIntegrity),
 	refusedCanceled:  fmt.Errorf("tcp: %w", path.ErrCanceled),
 
-	refusedUnreachable: fmt.Errorf("tcp: refused by the peer, whose CPU cannot reach this memory: %w", path.ErrUnreachable),
+	refusedUnreachable: fmt.Errorf("tcp: refused by the peer, whose CPU cannot reach this memory: %w",
+		path.ErrUnreachable),
 }
 
 var errDamagedHere = fmt.Errorf("tcp: damaged on the way from the peer: %w", path.ErrIntegrity)
@@ -330,8 +334,8 @@ const (
 	statusUser   // the dialer belongs to another user of the machine
 )
 
-// hello opens each connection, from the dialer; the answer has the same form. The first 40 bytes mean the same in every
-// version, so that sides of different versions can tell each other so.
+// hello opens each connection, from the dialer; the answer has the same form. The first 40 bytes
+// mean the same in every version, so that sides of different versions can tell each other so.
 type hello struct {
 	version       uint8
 	kind          helloKind

@@ -11,22 +11,28 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// golden are the bytes of version 1. They never change: a change of the format is a new version. Their checksums were
-// computed bit by bit with another program.
+// golden are the bytes of version 1. They never change: a change of the format is a new version.
+// Their checksums were computed bit by bit with another program.
 var golden = []struct {
 	name string
 	h    header
 	hex  string
 }{
-	{"put", header{typ: framePut, flags: flagNotify | flagCRC, msg: 5, crc: 0x01020304, seq: 7, payload: 0x1000, op: 0x0000000900030000,
+	{"put", header{typ: framePut, flags: flagNotify | flagCRC, msg: 5, crc: 0x01020304, seq: 7, payload: 0x1000,
+		op:  0x0000000900030000,
 		key: path.Key{Index: 1, Epoch: 2, Secret: 0x1122334455667788}, where: 0x123456789a, imm: 0xfeedfacecafebeef},
-		"5053 01 01 0005 0005 53c52ef9 01020304 00000007 00001000 0000000900030000 00000001 00000002 1122334455667788 000000123456789a feedfacecafebeef"},
+		"5053 01 01 0005 0005 53c52ef9 01020304 00000007 00001000 0000000900030000 00000001 00000002 " +
+			"1122334455667788 000000123456789a feedfacecafebeef"},
 	{"ack", header{typ: frameAck, seq: 0xffffffff, where: 41},
-		"5053 01 06 0000 0000 f9d0a379 00000000 ffffffff 00000000 0000000000000000 00000000 00000000 0000000000000000 0000000000000029 0000000000000000"},
-	{"data with ack", header{typ: frameData, flags: flagEnd | flagCRC | flagAck, crc: 0x0badcafe, seq: 2, payload: 16, ack: 0xfffe, op: 0x800000010002, where: 3, imm: 4},
-		"5053 01 04 0016 0000 b727d458 0badcafe 00000002 00000010 fffe800000010002 00000000 00000000 0000000000000000 0000000000000003 0000000000000004"},
+		"5053 01 06 0000 0000 f9d0a379 00000000 ffffffff 00000000 0000000000000000 00000000 00000000 " +
+			"0000000000000000 0000000000000029 0000000000000000"},
+	{"data with ack", header{typ: frameData, flags: flagEnd | flagCRC | flagAck, crc: 0x0badcafe, seq: 2, payload: 16,
+		ack: 0xfffe, op: 0x800000010002, where: 3, imm: 4},
+		"5053 01 04 0016 0000 b727d458 0badcafe 00000002 00000010 fffe800000010002 00000000 00000000 " +
+			"0000000000000000 0000000000000003 0000000000000004"},
 	{"get", header{typ: frameGet, crc: 0xaabbccdd, seq: 1, payload: 32, op: 5, key: path.Key{Index: 3, Epoch: 4, Secret: 5}, where: 6, imm: 0x0000000700000002},
-		"5053 01 03 0000 0000 4970672c aabbccdd 00000001 00000020 0000000000000005 00000003 00000004 0000000000000005 0000000000000006 0000000700000002"},
+		"5053 01 03 0000 0000 4970672c aabbccdd 00000001 00000020 0000000000000005 00000003 00000004 " +
+			"0000000000000005 0000000000000006 0000000700000002"},
 }
 
 func unhex(t testing.TB, s string) []byte {
@@ -63,11 +69,13 @@ func TestGoldenHeaders(t *testing.T) {
 }
 
 func TestGoldenHello(t *testing.T) {
-	h := hello{version: version, kind: kindHello, flags: helloChecksum, window: 256, token: setup.Token{0: 0xa0, 15: 0xaf},
+	h := hello{version: version, kind: kindHello, flags: helloChecksum, window: 256,
+		token: setup.Token{0: 0xa0, 15: 0xaf},
 		index: 1, count: 2, frame: maxFrameBytes, blocks: maxFrameBlocks}
 	var b [helloSize]byte
 	h.put(b[:])
-	want := unhex(t, "504e5354 01 01 00 00 00000001 00000100 a00000000000000000000000000000af 0001 0002 00000000 00400000 00000400 000000000000000000000000 1ba761fb")
+	want := unhex(t, "504e5354 01 01 00 00 00000001 00000100 a00000000000000000000000000000af 0001 0002 00000000 "+
+		"00400000 00000400 000000000000000000000000 1ba761fb")
 	if !bytes.Equal(b[:], want) {
 		t.Errorf("\n got %x\nwant %x", b, want)
 	}

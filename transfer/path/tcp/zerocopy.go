@@ -11,8 +11,9 @@ const (
 	zeroCopyTrial = 64       // reports that all say "copied" until it is switched off
 )
 
-// zeroCopy keeps the books of MSG_ZEROCOPY: an operation does not end before the kernel reported that it no longer uses its
-// memory, and where the kernel copies after all, which costs more than an ordinary send, it is switched off.
+// zeroCopy keeps the books of MSG_ZEROCOPY: an operation does not end before the kernel reported
+// that it no longer uses its memory, and where the kernel copies after all, which costs more than
+// an ordinary send, it is switched off.
 type zeroCopy struct {
 	on       bool
 	reports  uint64
@@ -46,8 +47,9 @@ func (z *zeroCopy) init(p *Path, o *Options) {
 	}
 }
 
-// zeroCopyRun splits off what can be sent in one way: large payload from its pages, everything else by copying, because
-// headers are overwritten before the kernel is through with them. No piece of scratch is as large as zeroCopyMin.
+// zeroCopyRun splits off what can be sent in one way: large payload from its pages, everything else
+// by copying, because headers are overwritten before the kernel is through with them. No piece of
+// scratch is as large as zeroCopyMin.
 func zeroCopyRun(v []sys.Iovec) ([]sys.Iovec, int) {
 	direct := v[0].Len() >= zeroCopyMin
 	n := 1
@@ -63,7 +65,8 @@ func zeroCopyRun(v []sys.Iovec) ([]sys.Iovec, int) {
 	return v, 0
 }
 
-// settled reports whether the kernel is through with everything that was sent until the operation was done.
+// settled reports whether the kernel is through with everything that was sent until the operation
+// was done.
 func (z *zeroCopy) settled(p *Path, slot uint16) bool {
 	m := &z.marks[slot]
 	if m.gen != p.ops[slot].gen {

@@ -8,16 +8,18 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Memory of accelerators is registered like any other, where there is a way (package internal/ibvmem). What differs is when bytes that an adapter
-// wrote are there for the accelerator: some see them only after a flush (mem.Flusher), which the CPU beside the accelerator does. So
-// the receiving side flushes
+// Memory of accelerators is registered like any other, where there is a way (package
+// internal/ibvmem). What differs is when bytes that an adapter wrote are there for the accelerator:
+// some see them only after a flush (mem.Flusher), which the CPU beside the accelerator does. So the
+// receiving side flushes
 //
 //   - before it reports a notification, if the peer may write such memory;
-//   - when the peer asks for it, which it does when a put into such memory is complete at the adapters (frameFlush), and before it
-//     reports the put as done;
+//   - when the peer asks for it, which it does when a put into such memory is complete at the
+//     adapters (frameFlush), and before it reports the put as done;
 //
-// and the side that gets flushes its own memory before it reports the get as done. Many puts share one question. A flush that fails ends the
-// puts that wait for it; a notification that would not be true ends the path, since it does not say which memory it is about.
+// and the side that gets flushes its own memory before it reports the get as done. Many puts share
+// one question. A flush that fails ends the puts that wait for it; a notification that would not be
+// true ends the path, since it does not say which memory it is about.
 
 // flushGiven makes all that the peer wrote so far visible to this side's accelerators.
 func (p *Path) flushGiven() error {
@@ -41,7 +43,8 @@ func flushOwn(copies []path.Copy) error {
 		}
 		last = f
 		if err := f.Flush(); err != nil {
-			return fmt.Errorf("verbs: block %d of %d: the accelerator of region %q does not take what was read into it: %w", i, len(copies), copies[i].Local.Region.Name(), err)
+			return fmt.Errorf("verbs: block %d of %d: the accelerator of region %q does not take what was read "+
+				"into it: %w", i, len(copies), copies[i].Local.Region.Name(), err)
 		}
 	}
 	return nil
@@ -82,8 +85,10 @@ func (p *Path) flushed(status uint8) error {
 	return nil
 }
 
-// errUnseen is the end of a put whose bytes are in the memory of an accelerator that does not see them.
-var errUnseen = fmt.Errorf("verbs: the peer's accelerator does not take what was written into its memory, its path says why: %w", path.ErrUnreachable)
+// errUnseen is the end of a put whose bytes are in the memory of an accelerator that does not see
+// them.
+var errUnseen = fmt.Errorf("verbs: the peer's accelerator does not take what was written into its memory, its path "+
+	"says why: %w", path.ErrUnreachable)
 
 // maxClosed bounds what is remembered of exports that the peer's adapter cannot reach.
 const maxClosed = 1024
@@ -98,8 +103,8 @@ func (p *Path) closedTo(k path.Key) {
 	p.closedKeys[k] = struct{}{}
 }
 
-// ReachesRegion says whether the adapter reaches a region of this side that the CPU does not. The first question about a region registers a page
-// of it. See path.DeviceReacher.
+// ReachesRegion says whether the adapter reaches a region of this side that the CPU does not. The
+// first question about a region registers a page of it. See path.DeviceReacher.
 func (p *Path) ReachesRegion(r *mem.Region) error {
 	if err := p.dev.memory.Reaches(p.dom.pd, r); err != nil {
 		return fmt.Errorf("verbs: %w: %w", path.ErrUnreachable, err)
@@ -107,17 +112,19 @@ func (p *Path) ReachesRegion(r *mem.Region) error {
 	return nil
 }
 
-// ReachesDevice says whether the peer's adapter may reach an export in memory of an accelerator: as far as the peer said what it can, and as
-// nothing was refused yet. See path.DeviceReacher.
+// ReachesDevice says whether the peer's adapter may reach an export in memory of an accelerator: as
+// far as the peer said what it can, and as nothing was refused yet. See path.DeviceReacher.
 func (p *Path) ReachesDevice(d path.Desc) error {
 	if p.peer.flags&flagDevices == 0 {
-		return fmt.Errorf("verbs: %w: the peer's adapter reaches no memory of accelerators: it takes no dma-bufs, and no module for peer memory is loaded there", path.ErrUnreachable)
+		return fmt.Errorf("verbs: %w: the peer's adapter reaches no memory of accelerators: it takes no dma-bufs, "+
+			"and no module for peer memory is loaded there", path.ErrUnreachable)
 	}
 	p.mu.Lock()
 	_, refused := p.closedKeys[d.Key]
 	p.mu.Unlock()
 	if refused {
-		return fmt.Errorf("verbs: %w: the peer's adapter could not reach this export, its path says why", path.ErrUnreachable)
+		return fmt.Errorf("verbs: %w: the peer's adapter could not reach this export, its path says why",
+			path.ErrUnreachable)
 	}
 	return nil
 }
@@ -126,9 +133,11 @@ func (p *Path) ReachesDevice(d path.Desc) error {
 func (p *Path) noDevices() string {
 	switch here, there := p.dev.memory.Able(), p.peer.flags&flagDevices != 0; {
 	case !here && !there:
-		return "neither adapter reaches any: they take no dma-bufs, and no module for peer memory is loaded (modprobe nvidia-peermem)"
+		return "neither adapter reaches any: they take no dma-bufs, and no module for peer memory is loaded " +
+			"(modprobe nvidia-peermem)"
 	case !here:
-		return "this side's adapter reaches none: it takes no dma-bufs, and no module for peer memory is loaded (modprobe nvidia-peermem)"
+		return "this side's adapter reaches none: it takes no dma-bufs, and no module for peer memory is loaded " +
+			"(modprobe nvidia-peermem)"
 	}
 	return "the peer's adapter reaches none"
 }

@@ -23,7 +23,8 @@ var (
 	peered = fstest.MapFS{"sys/module/nvidia_peermem": &fstest.MapFile{Mode: fs.ModeDir}}
 )
 
-// newAccelRig is newRig on a machine with these files. Regions of cards are made before it, since they outlive the paths.
+// newAccelRig is newRig on a machine with these files. Regions of cards are made before it, since
+// they outlive the paths.
 func newAccelRig(t testing.TB, w *world, tree fs.FS, o Options, qps int) *rig {
 	t.Helper()
 	o.Library, o.Device = w.lib, "fake0"
@@ -66,8 +67,9 @@ func (p *spot) now() []byte {
 	return p.region.All().Bytes()
 }
 
-// TestAccelerators moves random blocks between host memory and memory of cards on both sides, in all directions, by both ways to such memory: at
-// each EventDone the bytes are where they belong and nowhere else, as the card itself sees them, and no CPU has copied them.
+// TestAccelerators moves random blocks between host memory and memory of cards on both sides, in
+// all directions, by both ways to such memory: at each EventDone the bytes are where they belong
+// and nowhere else, as the card itself sees them, and no CPU has copied them.
 func TestAccelerators(t *testing.T) {
 	const addr, size, skip = 0x6a00_0000_0000, 512 << 10, 12_345
 	for _, c := range []struct {
@@ -114,7 +116,8 @@ func TestAccelerators(t *testing.T) {
 						copy(p.region.All().Bytes(), p.want)
 					}
 					var err error // a part whose ends are on no page
-					if p.export, err = s.Exports.Add(mem.Span{Region: p.region, Off: skip, Len: size - 2*skip}, both); err != nil {
+					if p.export, err = s.Exports.Add(mem.Span{Region: p.region, Off: skip, Len: size - 2*skip},
+						both); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -126,7 +129,8 @@ func TestAccelerators(t *testing.T) {
 				if i < 4 { // each combination at least once
 					local, remote = places[me][i&1], places[1-me][i>>1]
 				}
-				op := path.Op{Kind: []path.OpKind{path.Put, path.Get}[rng.IntN(2)], Notify: rng.IntN(3) == 0, Imm: uint64(i)}
+				op := path.Op{Kind: []path.OpKind{path.Put, path.Get}[rng.IntN(2)], Notify: rng.IntN(3) == 0,
+					Imm: uint64(i)}
 				if op.Notify && rng.IntN(2) == 0 {
 					op.Msg = []byte("here it is")
 				}
@@ -134,7 +138,8 @@ func TestAccelerators(t *testing.T) {
 				at, to := rng.Uint64N(room/2), rng.Uint64N(room/2) // blocks follow each other on both sides
 				for range 1 + rng.IntN(4) {
 					n := min(rng.Uint64N([]uint64{300, 5000, 200_000}[rng.IntN(3)]), room-max(at, to))
-					op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: local.region, Off: at, Len: n}, Key: remote.export.Key(), RemoteOff: to})
+					op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: local.region, Off: at, Len: n},
+						Key: remote.export.Key(), RemoteOff: to})
 					l, f := local.want[at:at+n], remote.want[skip+to:skip+to+n]
 					if op.Kind == path.Put {
 						copy(f, l)
@@ -154,12 +159,15 @@ func TestAccelerators(t *testing.T) {
 							for got[at] == p.want[at] {
 								at++
 							}
-							t.Fatalf("operation %d (%v) of side %d: memory %d of side %d is wrong from byte %d", i, op.Kind, me, j, k, at)
+							t.Fatalf("operation %d (%v) of side %d: memory %d of side %d is wrong from byte %d", i,
+								op.Kind, me, j, k, at)
 						}
 					}
 				}
 			}
-			r.Drive("the notifications", func() bool { return len(r.A.Notices) == notices[0] && len(r.B.Notices) == notices[1] })
+			r.Drive("the notifications", func() bool {
+				return len(r.A.Notices) == notices[0] && len(r.B.Notices) == notices[1]
+			})
 			for i, c := range cards {
 				if n := c.Flushes(); (n > 0) != (places[i][0].region.Direct().Flush != nil) {
 					t.Errorf("card %d: %d flushes", i, n)
@@ -176,7 +184,8 @@ func TestAccelerators(t *testing.T) {
 				if err := p.ReachesDevice(places[1-i][0].export.Desc()); err != nil {
 					t.Error(err)
 				}
-				if s := strings.Join(p.Explain(), "\n"); !strings.Contains(s, want) || strings.Contains(s, "reaches none") {
+				if s := strings.Join(p.Explain(), "\n"); !strings.Contains(s, want) ||
+					strings.Contains(s, "reaches none") {
 					t.Errorf("no %q in:\n%s", want, s)
 				}
 				if n := p.Stats().BytesCopied; n != 0 {
@@ -187,8 +196,8 @@ func TestAccelerators(t *testing.T) {
 	}
 }
 
-// TestNotificationFlushes: what the peer wrote is seen by the card when its notification is reported, although the peer has not asked for
-// anything yet, as it is asleep.
+// TestNotificationFlushes: what the peer wrote is seen by the card when its notification is
+// reported, although the peer has not asked for anything yet, as it is asleep.
 func TestNotificationFlushes(t *testing.T) {
 	for _, msg := range []string{"", "by a message"} { // a write with a value, or a message behind it
 		t.Run(msg, func(t *testing.T) { notificationFlushes(t, msg) })
@@ -215,13 +224,14 @@ func notificationFlushes(t *testing.T, msg string) {
 		}
 	}
 	if len(r.B.Notices) != 1 || !bytes.Equal(card.Seen(theirs), local.All().Bytes()) || card.Flushes() != before+1 {
-		t.Errorf("%d notifications, %d flushes: the card does not see what was notified", len(r.B.Notices), card.Flushes()-before)
+		t.Errorf("%d notifications, %d flushes: the card does not see what was notified", len(r.B.Notices),
+			card.Flushes()-before)
 	}
 	r.Pump(50)
 }
 
-// TestPutsShareFlushes: puts that are complete together take one question, each ends once, and after its end it is seen. Exports that the peer
-// only reads take none.
+// TestPutsShareFlushes: puts that are complete together take one question, each ends once, and
+// after its end it is seen. Exports that the peer only reads take none.
 func TestPutsShareFlushes(t *testing.T) {
 	w := newWorld(t, "")
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
@@ -263,7 +273,8 @@ func TestPutsShareFlushes(t *testing.T) {
 	}
 }
 
-// TestUnreachable: memory of a card that nothing reaches fails what names it, on either side, with what is missing; the rest goes on.
+// TestUnreachable: memory of a card that nothing reaches fails what names it, on either side, with
+// what is missing; the rest goes on.
 func TestUnreachable(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -283,11 +294,13 @@ func TestUnreachable(t *testing.T) {
 			host, e := r.A.Region(4096), r.B.Export(r.B.Region(4096), both)
 			x := r.B.Export(theirs, both)
 			for _, kind := range []path.OpKind{path.Put, path.Get} {
-				if n, err := r.a.Post([]path.Op{{Kind: kind, Token: 1 << 40, Copies: copyTo(mine, e, 0, 100)}}); n != 0 || !errors.Is(err, path.ErrUnreachable) || !strings.Contains(err.Error(), c.want) {
+				if n, err := r.a.Post([]path.Op{{Kind: kind, Token: 1 << 40, Copies: copyTo(mine, e, 0,
+					100)}}); n != 0 || !errors.Is(err, path.ErrUnreachable) || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("operation %d of memory that nothing reaches: %d, %v", kind, n, err)
 				}
 			}
-			if err := r.a.ReachesRegion(mine); !errors.Is(err, path.ErrUnreachable) || !strings.Contains(err.Error(), c.want) {
+			if err := r.a.ReachesRegion(mine); !errors.Is(err, path.ErrUnreachable) ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v", err)
 			}
 			if err := r.a.ReachesRegion(host); err != nil {
@@ -296,13 +309,15 @@ func TestUnreachable(t *testing.T) {
 			if err := r.a.ReachesDevice(x.Desc()); (err == nil) != c.flags {
 				t.Errorf("before it was tried: %v", err)
 			}
-			if ev := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(host, x, 0, 100)}); !errors.Is(ev.Err, path.ErrUnreachable) {
+			if ev := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(host, x, 0, 100)}); !errors.Is(ev.Err,
+				path.ErrUnreachable) {
 				t.Errorf("put into an export that nothing reaches: %v", ev.Err)
 			}
 			if err := r.a.ReachesDevice(x.Desc()); !errors.Is(err, path.ErrUnreachable) {
 				t.Errorf("after it was tried: %v", err)
 			}
-			if s := strings.Join(r.b.Explain(), "\n"); !strings.Contains(s, c.want) || !strings.Contains(s, `"theirs"`) {
+			if s := strings.Join(r.b.Explain(), "\n"); !strings.Contains(s, c.want) ||
+				!strings.Contains(s, `"theirs"`) {
 				t.Errorf("its owner does not explain it:\n%s", s)
 			}
 			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(host, e, 0, 100)})
@@ -310,7 +325,8 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestRegistrationFails: what was thought to be reached and is refused then fails its operation with the reason, and is refused at once afterwards.
+// TestRegistrationFails: what was thought to be reached and is refused then fails its operation
+// with the reason, and is refused at once afterwards.
 func TestRegistrationFails(t *testing.T) {
 	w := newWorld(t, "")
 	card := cardtest.New(t, cardtest.Options{DMABuf: true})
@@ -318,7 +334,8 @@ func TestRegistrationFails(t *testing.T) {
 	r := newAccelRig(t, w, bare, Options{}, 1)
 	e := r.B.Export(r.B.Region(4096), both)
 	w.do(t, "fail ibv_reg_dmabuf_mr 1 ENOMEM")
-	if ev := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(mine, e, 0, 100)}); !errors.Is(ev.Err, path.ErrUnreachable) || !strings.Contains(ev.Err.Error(), "window (BAR)") {
+	if ev := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(mine, e, 0, 100)}); !errors.Is(ev.Err,
+		path.ErrUnreachable) || !strings.Contains(ev.Err.Error(), "window (BAR)") {
 		t.Errorf("%v", ev.Err)
 	}
 	if err := r.a.ReachesRegion(mine); !errors.Is(err, path.ErrUnreachable) {
@@ -331,22 +348,25 @@ func TestRegistrationFails(t *testing.T) {
 
 var errLost = errors.New("the card is lost")
 
-// TestFlushFails: a get whose bytes the card does not take fails, and so does a peer's put; a notification that would not be true ends the
-// path instead, for a reason that its side says.
+// TestFlushFails: a get whose bytes the card does not take fails, and so does a peer's put; a
+// notification that would not be true ends the path instead, for a reason that its side says.
 func TestFlushFails(t *testing.T) {
 	w := newWorld(t, "")
-	mineCard, theirCard := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true}), cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+	mineCard, theirCard := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true}),
+		cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	mine, theirs := mineCard.Region("mine", 4096), theirCard.Region("theirs", 4096)
 	r := newAccelRig(t, w, bare, Options{}, 1)
 	host, e, x := r.A.Region(4096), r.B.Export(r.B.Region(4096), both), r.B.Export(theirs, both)
 	mineCard.Refuse.Store(&errLost)
-	if ev := r.A.Do(path.Op{Kind: path.Get, Copies: copyTo(mine, e, 0, 100)}); !errors.Is(ev.Err, errLost) || !strings.Contains(ev.Err.Error(), `"mine"`) || ev.Bytes != 0 {
+	if ev := r.A.Do(path.Op{Kind: path.Get, Copies: copyTo(mine, e, 0, 100)}); !errors.Is(ev.Err, errLost) ||
+		!strings.Contains(ev.Err.Error(), `"mine"`) || ev.Bytes != 0 {
 		t.Errorf("%+v", ev)
 	}
 	r.A.MustDo(path.Op{Kind: path.Get, Copies: copyTo(host, e, 0, 100)})
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(mine, e, 0, 100)}) // reading it takes no flush
 	theirCard.Refuse.Store(&errLost)
-	if ev := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(host, x, 0, 100)}); !errors.Is(ev.Err, path.ErrUnreachable) || ev.Bytes != 0 {
+	if ev := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(host, x, 0, 100)}); !errors.Is(ev.Err,
+		path.ErrUnreachable) || ev.Bytes != 0 {
 		t.Errorf("%+v", ev)
 	}
 	if s := strings.Join(r.b.Explain(), "\n"); !strings.Contains(s, errLost.Error()) {
@@ -363,7 +383,8 @@ func TestFlushFails(t *testing.T) {
 	}
 }
 
-// TestFenceOfAccelerator: after the fence nothing of the peer lands in a card's memory, and it is no longer flushed for it.
+// TestFenceOfAccelerator: after the fence nothing of the peer lands in a card's memory, and it is
+// no longer flushed for it.
 func TestFenceOfAccelerator(t *testing.T) {
 	for _, o := range []Options{{}, {NoWindows: true}} {
 		t.Run(fmt.Sprint(o.NoWindows), func(t *testing.T) { fenceOfAccelerator(t, o) })
@@ -396,8 +417,9 @@ func fenceOfAccelerator(t *testing.T, o Options) {
 	}
 }
 
-// TestFencedBeforeTheFlush: a put is in a card's memory, its export is fenced, and then comes the question for the flush. Where the put ends well, the
-// card sees it; where the card does not take it, the put fails.
+// TestFencedBeforeTheFlush: a put is in a card's memory, its export is fenced, and then comes the
+// question for the flush. Where the put ends well, the card sees it; where the card does not take
+// it, the put fails.
 func TestFencedBeforeTheFlush(t *testing.T) {
 	for _, takes := range []bool{true, false} {
 		t.Run(fmt.Sprint(takes), func(t *testing.T) {
@@ -431,7 +453,8 @@ func TestFencedBeforeTheFlush(t *testing.T) {
 	}
 }
 
-// TestAcceleratorAllocates: puts into a card's memory and gets into it, with all flushes, allocate nothing in steady state.
+// TestAcceleratorAllocates: puts into a card's memory and gets into it, with all flushes, allocate
+// nothing in steady state.
 func TestAcceleratorAllocates(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithRace|testenv.WithInvariants, "counted in the plain build")
 	r, put, get := accelOps(t)
@@ -443,14 +466,16 @@ func TestAcceleratorAllocates(t *testing.T) {
 	}
 }
 
-// accelOps is a pair with memory of cards on both sides, and operations between them that were done once.
+// accelOps is a pair with memory of cards on both sides, and operations between them that were done
+// once.
 func accelOps(t testing.TB) (r *rig, put, get path.Op) {
 	w := newWorld(t, "")
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	mine, theirs := card.Region("mine", 64<<10), card.Region("theirs", 64<<10)
 	r = newAccelRig(t, w, bare, Options{}, 1)
 	x := r.B.Export(theirs, both)
-	put, get = path.Op{Kind: path.Put, Copies: copyTo(mine, x, 0, 4096)}, path.Op{Kind: path.Get, Copies: copyTo(mine, x, 0, 4096)}
+	put, get = path.Op{Kind: path.Put, Copies: copyTo(mine, x, 0, 4096)},
+		path.Op{Kind: path.Get, Copies: copyTo(mine, x, 0, 4096)}
 	r.A.MustDo(put)
 	r.A.MustDo(get)
 	return r, put, get
@@ -478,7 +503,8 @@ func accelRun(t testing.TB, r *rig, op path.Op) {
 	t.Fatal("it does not end")
 }
 
-// BenchmarkAccelerator is a put of 4 KiB from card to card with the flush that it takes; the stand-in copies 64 KiB of memory for each flush.
+// BenchmarkAccelerator is a put of 4 KiB from card to card with the flush that it takes; the
+// stand-in copies 64 KiB of memory for each flush.
 func BenchmarkAccelerator(b *testing.B) {
 	r, put, get := accelOps(b)
 	for name, op := range map[string]path.Op{"put": put, "get": get} {
@@ -491,7 +517,8 @@ func BenchmarkAccelerator(b *testing.B) {
 	}
 }
 
-// TestBeyondOneRegistration: a region that is registered in parts, as large ones are, has its bytes where they belong on both sides of a seam.
+// TestBeyondOneRegistration: a region that is registered in parts, as large ones are, has its bytes
+// where they belong on both sides of a seam.
 func TestBeyondOneRegistration(t *testing.T) {
 	w := newWorld(t, "")
 	card := cardtest.New(t, cardtest.Options{DMABuf: true})
@@ -513,7 +540,8 @@ func TestBeyondOneRegistration(t *testing.T) {
 	}
 }
 
-// TestOneQuestion: while the peer has not answered it is not asked again, which it would take for a violation.
+// TestOneQuestion: while the peer has not answered it is not asked again, which it would take for a
+// violation.
 func TestOneQuestion(t *testing.T) {
 	w := newWorld(t, "")
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})

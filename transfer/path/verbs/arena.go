@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// arena is a path's memory for frames: slots of frameSize bytes, known to the adapter, outside the Go heap.
+// arena is a path's memory for frames: slots of frameSize bytes, known to the adapter, outside the
+// Go heap.
 type arena struct {
 	region *mem.Region
 	lease  mem.Lease

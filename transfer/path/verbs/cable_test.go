@@ -55,8 +55,9 @@ type cableEnd struct {
 const (
 	cableBytes     = 256 << 10
 	patientTimeout = 17 // 0.54 s
-	// Soft-RoCE of Linux 6.1 stops for ever in about half of all runs that read through a cable with 5 % of loss: it neither repeats the read nor
-	// fails it. The path gives such a queue pair up after 60 looks and one more for each 16 KiB, here 23 s.
+	// Soft-RoCE of Linux 6.1 stops for ever in about half of all runs that read through a cable
+	// with 5 % of loss: it neither repeats the read nor fails it. The path gives such a queue pair
+	// up after 60 looks and one more for each 16 KiB, here 23 s.
 	cableLooks = 300 * time.Millisecond
 )
 
@@ -75,7 +76,8 @@ func joinCable(t *testing.T, ctx context.Context, m *guest.Meeting) *cableEnd {
 		t.Fatal(err)
 	}
 	// The machines are emulated, and stand still for a moment when the host is busy.
-	d := New(Options{Insecure: true, Timeout: patientTimeout, looks: cableLooks, For: netip.MustParseAddr(guest.Addrs[3-guest.ID()])})
+	d := New(Options{Insecure: true, Timeout: patientTimeout, looks: cableLooks,
+		For: netip.MustParseAddr(guest.Addrs[3-guest.ID()])})
 	cfg := setup.Config{Rights: path.Read | path.Write, Exports: &c.exports}
 	var theirs meeting
 	var e setup.Endpoint
@@ -166,7 +168,8 @@ func serveCable(what string, cond func() bool, ends ...*cableEnd) {
 	}
 }
 
-// do posts an operation and serves until it has ended well, and until so many notifications have come in all.
+// do posts an operation and serves until it has ended well, and until so many notifications have
+// come in all.
 func (c *cableEnd) do(op path.Op, notices int) {
 	c.Helper()
 	c.post(op)
@@ -191,7 +194,8 @@ func (c *cableEnd) accounts() {
 		}
 	}
 	if len(c.ended) != int(c.posted) || len(c.p.freeWorks) != len(c.p.works) {
-		c.Errorf("%d operations ended of %d; %d places of %d are free", len(c.ended), c.posted, len(c.p.freeWorks), len(c.p.works))
+		c.Errorf("%d operations ended of %d; %d places of %d are free", len(c.ended), c.posted, len(c.p.freeWorks),
+			len(c.p.works))
 	}
 }
 
@@ -218,8 +222,9 @@ func (c *cableEnd) close() {
 	}
 }
 
-// TestGuestLossyCable joins two machines by a cable that loses packets, more and more, and is cut in the end. Everything arrives until
-// then, once, and nothing behind a fence; afterwards both ends say that they are down.
+// TestGuestLossyCable joins two machines by a cable that loses packets, more and more, and is cut
+// in the end. Everything arrives until then, once, and nothing behind a fence; afterwards both ends
+// say that they are down.
 func TestGuestLossyCable(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Guests: 2, Timeout: 5 * time.Minute}) {
 		return
@@ -273,13 +278,16 @@ func lossyCable(c *cableEnd, m *guest.Meeting) {
 		clear(c.local.All().Bytes())
 		notices++
 		want = append(want, 10+theirs)
-		c.do(path.Op{Kind: path.Get, Notify: true, Imm: 10 + mine}, notices) // once it is notified, the other side has read as well: the next round may write
+		// once it is notified, the other side has read as well: the next round may write
+		c.do(path.Op{Kind: path.Get, Notify: true, Imm: 10 + mine}, notices)
 		if at := pathtest.Verify(c.local.All().Bytes(), mine); at >= 0 {
 			c.Fatalf("loss %s: byte %d of what came back is wrong", loss, at)
 		}
 	}
 	fenced(c, m, before)
-	if rest := c.notices[notices:]; !slices.Equal(c.notices[:notices], want) || !slices.Equal(rest, []uint64{99}) && !slices.Equal(rest, []uint64{77, 99}) { // the put may have been faster than the fence
+	if rest := c.notices[notices:]; !slices.Equal(c.notices[:notices], want) || !slices.Equal(rest, []uint64{99}) &&
+		!slices.Equal(rest, []uint64{77, 99}) {
+		// the put may have been faster than the fence
 		c.Errorf("notifications %v, expected %v and 99", c.notices, want)
 	}
 	c.accounts()
@@ -291,8 +299,9 @@ func lossyCable(c *cableEnd, m *guest.Meeting) {
 	c.close()
 }
 
-// fenced revokes on both sides what the other one writes into. Nothing lands behind the fence. before are the first bytes as they were when the other
-// side could not write yet: its put may be there by now.
+// fenced revokes on both sides what the other one writes into. Nothing lands behind the fence.
+// before are the first bytes as they were when the other side could not write yet: its put may be
+// there by now.
 func fenced(c *cableEnd, m *guest.Meeting, before []byte) {
 	c.Helper()
 	shown := c.there.All().Bytes()
@@ -311,7 +320,8 @@ func fenced(c *cableEnd, m *guest.Meeting, before []byte) {
 		pathtest.Fill(c.local.All().Bytes(), 8)
 	}
 	serveCable("the end of a put into what is revoked", func() bool { return c.ended[put] > 0 || c.down != nil }, c)
-	if err := c.errs[put]; c.down != nil || err != nil && !errors.Is(err, path.ErrRevoked) && !errors.Is(err, path.ErrKey) {
+	if err := c.errs[put]; c.down != nil || err != nil && !errors.Is(err, path.ErrRevoked) &&
+		!errors.Is(err, path.ErrKey) {
 		c.Fatalf("a put into what is revoked: %v; down: %v", err, c.down)
 	}
 	c.do(path.Op{Kind: path.Notify, Imm: 99}, 0)
@@ -351,9 +361,9 @@ func fenced(c *cableEnd, m *guest.Meeting, before []byte) {
 	c.Logf("the put under the fence: %v", c.errs[put])
 }
 
-// TestGuestPowerOff: one of two machines loses its power while it is written into, read from and notified. The other one's
-// paths go down within the retries of their adapter and say why; each operation ends once, memory and adapter have nothing left of them, and
-// serve another path.
+// TestGuestPowerOff: one of two machines loses its power while it is written into, read from and
+// notified. The other one's paths go down within the retries of their adapter and say why; each
+// operation ends once, memory and adapter have nothing left of them, and serve another path.
 func TestGuestPowerOff(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Guests: 2, PowersOff: 2, Timeout: 4 * time.Minute}) {
 		return
@@ -373,7 +383,9 @@ func TestGuestPowerOff(t *testing.T) {
 				c.post(path.Op{Kind: path.Put})
 			}
 		}
-		serveCable("a few notifications on each path", func() bool { return len(ends[0].notices) >= few && len(ends[1].notices) >= few }, ends...)
+		serveCable("a few notifications on each path", func() bool {
+			return len(ends[0].notices) >= few && len(ends[1].notices) >= few
+		}, ends...)
 		t.Fatal(guest.PowerOff())
 	}
 	post := func(c *cableEnd) {
@@ -420,7 +432,8 @@ func TestGuestPowerOff(t *testing.T) {
 			t.Error("the device is still open")
 		}
 	}
-	// What the kernel says of the adapter: nothing of this process is left, and no queue pair had to be given up with something on its way.
+	// What the kernel says of the adapter: nothing of this process is left, and no queue pair had
+	// to be given up with something on its way.
 	if left := sh(t, "rdma resource show"); !strings.Contains(left, "ctx 0") {
 		t.Errorf("left at the adapter: %s", left)
 	}

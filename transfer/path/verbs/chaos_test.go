@@ -12,8 +12,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/pathtest"
 )
 
-// TestChaos moves bytes both ways while queue pairs are killed at random, exports are revoked and operations are canceled. Whatever was
-// neither revoked nor canceled arrives, bytes and notifications alike, once; what ended with an error notified no peer.
+// TestChaos moves bytes both ways while queue pairs are killed at random, exports are revoked and
+// operations are canceled. Whatever was neither revoked nor canceled arrives, bytes and
+// notifications alike, once; what ended with an error notified no peer.
 func TestChaos(t *testing.T) {
 	for _, seed := range []uint64{1, 2, 3, uint64(time.Now().UnixNano())} {
 		for _, script := range []string{"mode post", fmt.Sprintf("mode wire; delay 20us; seed %d", seed%1000)} {
@@ -57,7 +58,8 @@ func chaos(t *testing.T, script string, seed uint64) {
 				size = rng.IntN(room)
 			}
 			k := rng.IntN(3)
-			op := path.Op{Kind: path.Put, Copies: copyTo(local, exports[i][k], n*room, size), Notify: rng.IntN(2) == 0, Imm: uint64(n)}
+			op := path.Op{Kind: path.Put, Copies: copyTo(local, exports[i][k], n*room, size), Notify: rng.IntN(2) == 0,
+				Imm: uint64(n)}
 			switch rng.IntN(4) {
 			case 0:
 				op.Kind = path.Get
@@ -76,7 +78,8 @@ func chaos(t *testing.T, script string, seed uint64) {
 			tokens[i]++
 			switch rng.IntN(12) {
 			case 0:
-				for more := true; more && kills < 20; more = rng.IntN(3) > 0 { // also the queue pair that is to replace another one
+				for more := true; more && kills < 20; more = rng.IntN(3) > 0 {
+					// also the queue pair that is to replace another one
 					p := paths[rng.IntN(2)]
 					if l := p.data[rng.IntN(len(p.data))]; l.qp != nil {
 						w.do(t, fmt.Sprintf("kill 0 %#x", l.qp.Num()))
@@ -135,7 +138,8 @@ func chaos(t *testing.T, script string, seed uint64) {
 				notices = 1
 			}
 			if seen[uint64(n)] != notices {
-				t.Errorf("side %d, operation %d (error %v): %d notifications, expected %d", i, n, err, seen[uint64(n)], notices)
+				t.Errorf("side %d, operation %d (error %v): %d notifications, expected %d", i, n, err, seen[uint64(n)],
+					notices)
 			}
 			c := &j.op.Copies[0]
 			at, size := c.RemoteOff, c.Local.Len
@@ -159,5 +163,6 @@ func chaos(t *testing.T, script string, seed uint64) {
 			t.Errorf("side %d: only %d of %d operations succeeded", i, done, count)
 		}
 	}
-	t.Logf("%d kills, %d and %d queue pairs replaced, %d and %d operations begun anew", kills, r.a.replaced, r.b.replaced, r.a.resumed, r.b.resumed)
+	t.Logf("%d kills, %d and %d queue pairs replaced, %d and %d operations begun anew", kills, r.a.replaced,
+		r.b.replaced, r.a.resumed, r.b.resumed)
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// clear says that a frame can be sent on a queue pair: a slot, room and a credit beyond the reserve are there.
+// clear says that a frame can be sent on a queue pair: a slot, room and a credit beyond the reserve
+// are there.
 func (l *queuePair) clear(reserve uint32) bool {
 	return len(l.frames) > 0 && l.out.left() > reserve && l.room() > 0
 }
@@ -47,7 +48,8 @@ func handOut[T any](q []T, take func(T) bool) []T {
 	return slices.Delete(q, 0, n)
 }
 
-// control sends the frames of the protocol and the notifications, what others wait for first, as far as credits reach.
+// control sends the frames of the protocol and the notifications, what others wait for first, as
+// far as credits reach.
 func (p *Path) control() {
 	c, f := p.ctl, &p.frame
 	if p.greeting == sendsHello {
@@ -134,7 +136,8 @@ func (p *Path) tellFreed() bool {
 	return true
 }
 
-// arrived takes a message in. slot is the receive, which begins with the message, unless that is an immediate value.
+// arrived takes a message in. slot is the receive, which begins with the message, unless that is an
+// immediate value.
 func (p *Path) arrived(l *queuePair, slot int32, wc *ibv.WC) {
 	l.received++
 	l.held++

@@ -10,10 +10,12 @@ import (
 )
 
 const (
-	batchMax  = 64      // requests in one call of the library
-	bulkAhead = 8 << 20 // bytes of bulk operations that are posted and not completed, in the beginning: what a small one may wait for at the adapter
-	keepSmall = 32      // requests of a queue pair that bulk operations leave free
-	keepBinds = 8       // requests of a queue pair that all operations leave free: for windows
+	batchMax = 64 // requests in one call of the library
+	// bytes of bulk operations that are posted and not completed, in the beginning: what a small
+	// one may wait for at the adapter
+	bulkAhead = 8 << 20
+	keepSmall = 32 // requests of a queue pair that bulk operations leave free
+	keepBinds = 8  // requests of a queue pair that all operations leave free: for windows
 )
 
 // part is a part of a region, the number of a granule.
@@ -31,7 +33,8 @@ type local struct {
 	refs int
 }
 
-// localsMax is how many parts of regions can be in use at once; an operation that needs another one waits.
+// localsMax is how many parts of regions can be in use at once; an operation that needs another one
+// waits.
 const localsMax = 128
 
 var errNoLocal = errors.New("verbs: too many regions in use at once")
@@ -52,7 +55,8 @@ func (p *Path) localFor(s *mem.Span, off uint64) (*local, error) {
 			access = mem.ReadAccess
 		}
 		from := at.number * granule
-		reg, err := p.dom.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
+		reg, err := p.dom.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)},
+			access)
 		if err != nil {
 			return nil, err
 		}
@@ -74,7 +78,8 @@ func (p *Path) localFor(s *mem.Span, off uint64) (*local, error) {
 	return l, nil
 }
 
-// dropLocal ends one use. A part that no request uses goes back to the cache at once: the path must not be what keeps a region mapped.
+// dropLocal ends one use. A part that no request uses goes back to the cache at once: the path must
+// not be what keeps a region mapped.
 func (p *Path) dropLocal(l *local) {
 	if l.refs--; l.refs != 0 {
 		return
@@ -88,7 +93,8 @@ func (p *Path) dropLocal(l *local) {
 	p.freeLocals = append(p.freeLocals, l)
 }
 
-// issue posts what the operations have left: small ones first, then one batch of each bulk operation in turn.
+// issue posts what the operations have left: small ones first, then one batch of each bulk
+// operation in turn.
 func (p *Path) issue() {
 	for p.small.n > 0 && p.err == nil {
 		if !p.advance(p.small.head, keepBinds, 1<<62) {
@@ -110,7 +116,8 @@ func (p *Path) issue() {
 	}
 }
 
-// advance posts pieces of an operation, up to a batch and so many bytes. false: there is no room, or no queue pair, for now.
+// advance posts pieces of an operation, up to a batch and so many bytes. false: there is no room,
+// or no queue pair, for now.
 func (p *Path) advance(k int32, keep int, budget uint64) bool {
 	w := &p.works[k]
 	if w.again || w.cancel || w.err != nil {
@@ -165,11 +172,13 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 	return true
 }
 
-// piece plans the request for one piece, and the notification behind it where the order of the queue pair proves what is needed.
+// piece plans the request for one piece, and the notification behind it where the order of the
+// queue pair proves what is needed.
 func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc piece) error {
 	s := &c.Local
 	b := s.Region.All().Bytes() // nil: memory of an accelerator
-	req := request{record: record{kind: kindWrite, work: k, slot: -1}, raddr: r.addr + c.RemoteOff + pc.off, rkey: r.rkeys[l.index-1].rkey}
+	req := request{record: record{kind: kindWrite, work: k, slot: -1}, raddr: r.addr + c.RemoteOff + pc.off,
+		rkey: r.rkeys[l.index-1].rkey}
 	req.sge.Length = uint32(pc.n)
 	if w.op.Kind == path.Get {
 		req.kind = kindRead
@@ -192,7 +201,8 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 	}
 	alone := w.qps == 0 && w.pending == 0
 	w.qps |= 1 << l.index
-	last := w.op.Kind == path.Put && w.op.Notify && !w.noted && w.qps == 1<<l.index && w.cur.done(w.op.Copies) && l.out.left() > 0
+	last := w.op.Kind == path.Put && w.op.Notify && !w.noted && w.qps == 1<<l.index && w.cur.done(w.op.Copies) &&
+		l.out.left() > 0
 	switch {
 	case last && alone && len(w.op.Msg) == 0 && w.op.Imm < 1<<32:
 		req.kind, req.imm, req.no = kindWriteImm, uint32(w.op.Imm), l.sent
@@ -242,7 +252,8 @@ func (p *Path) over(l *queuePair, r *record) {
 	p.settle(r.work)
 }
 
-// lose takes in that a request came back unexecuted, or of which this side does not know whether it was executed.
+// lose takes in that a request came back unexecuted, or of which this side does not know whether it
+// was executed.
 func (p *Path) lose(l *queuePair, r *record) {
 	p.release1(l, r, false)
 	switch r.kind {

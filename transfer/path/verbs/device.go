@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// device is an open adapter with the port and the address that paths use. All endpoints and paths of a driver share it; it is
-// closed with the last of them.
+// device is an open adapter with the port and the address that paths use. All endpoints and paths
+// of a driver share it; it is closed with the last of them.
 type device struct {
 	owner *Driver
 	ctx   *ibv.Context
@@ -23,7 +23,8 @@ type device struct {
 	raw   [16]byte
 	// memory registers what paths read and write.
 	memory *ibvmem.Adapter
-	// shared is the domain of all paths where the device has memory windows; otherwise each path has its own.
+	// shared is the domain of all paths where the device has memory windows; otherwise each path
+	// has its own.
 	shared *domain
 	noMW   string // why not
 
@@ -33,8 +34,9 @@ type device struct {
 	paths map[*Path]struct{}
 }
 
-// domain is a protection domain with what is registered in it. A queue pair can use all keys of its domain, so either the keys are
-// of no use to peers (regions without remote rights, with windows on them), or the domain has one peer.
+// domain is a protection domain with what is registered in it. A queue pair can use all keys of its
+// domain, so either the keys are of no use to peers (regions without remote rights, with windows on
+// them), or the domain has one peer.
 type domain struct {
 	dev     *device
 	pd      *ibv.PD
@@ -45,7 +47,8 @@ type domain struct {
 	exports map[*path.Export]*exported
 }
 
-// exported is an export's own region at the adapter: exactly its bytes, for adapters that check the bounds of the region only.
+// exported is an export's own region at the adapter: exactly its bytes, for adapters that check the
+// bounds of the region only.
 type exported struct {
 	register func() (*ibv.MR, error) // once; nil for an export without bytes
 	refs     int
@@ -81,7 +84,8 @@ func openOne(d *Driver, ctx *ibv.Context) (_ *device, err error) {
 		}
 	}
 	if dev.port.State != ibv.PortActive {
-		return nil, fmt.Errorf("device %s: no active port (port %d is %s): set its interface up, or plug the cable in", ctx.Name(), max(d.o.Port, 1), dev.port.State)
+		return nil, fmt.Errorf("device %s: no active port (port %d is %s): set its interface up, or plug the cable in",
+			ctx.Name(), max(d.o.Port, 1), dev.port.State)
 	}
 	want := ibv.GIDWant{For: d.o.For}
 	if d.o.GID != nil {
@@ -113,7 +117,8 @@ func (dev *device) newDomain(windows bool) (*domain, error) {
 		return nil, err
 	}
 	d := &domain{dev: dev, pd: pd, windows: windows, exports: map[*path.Export]*exported{}}
-	if d.local, err = mem.NewRegCache(mem.RegCacheOptions{Name: "verbs " + dev.ctx.Name(), Registrar: registrar{pd, dev.memory}}); err != nil {
+	if d.local, err = mem.NewRegCache(mem.RegCacheOptions{Name: "verbs " + dev.ctx.Name(),
+		Registrar: registrar{pd, dev.memory}}); err != nil {
 		return nil, errors.Join(err, pd.Close())
 	}
 	return d, nil
@@ -144,7 +149,8 @@ func (dev *device) close() error {
 	return errors.Join(err, dev.ctx.Close())
 }
 
-// registrar registers local memory for mem.RegCache: what requests of this side read and write. No peer can name it.
+// registrar registers local memory for mem.RegCache: what requests of this side read and write. No
+// peer can name it.
 type registrar struct {
 	pd     *ibv.PD
 	memory *ibvmem.Adapter
@@ -169,8 +175,9 @@ func unreachable(err error) error {
 
 func (r registrar) Deregister(h any) error { return h.(*ibv.MR).Close() }
 
-// pin registers an export, once for all paths of the domain. The caller calls unpin when its windows are gone. Without windows the
-// registration itself is what the peer reaches, with its rights: the domain has one path then.
+// pin registers an export, once for all paths of the domain. The caller calls unpin when its
+// windows are gone. Without windows the registration itself is what the peer reaches, with its
+// rights: the domain has one path then.
 func (d *domain) pin(e *path.Export, rights path.Rights) (*ibv.MR, error) {
 	d.mu.Lock()
 	x := d.exports[e]

@@ -21,22 +21,27 @@ import (
 // Name is the driver's name.
 const Name = "verbs"
 
-// Options choose the adapter and shape the paths. The zero value takes the first device with an active port.
+// Options choose the adapter and shape the paths. The zero value takes the first device with an
+// active port.
 type Options struct {
 	Library string     // file of libibverbs; "" is the system's
 	Device  string     // name such as "mlx5_0"; "" is the first that can be used
 	Port    int        // of the device, from 1; 0 is the first that is active
 	GID     *int       // index in the port's table of addresses; nil leaves the choice to the path
 	For     netip.Addr // an address of a peer, for which the GID is chosen; not valid: any
-	// QueuePairs is the number of data queue pairs of a path unless setup.Config.Streams says otherwise; 0 means DefaultQueuePairs. Both sides have the same.
+	// QueuePairs is the number of data queue pairs of a path unless setup.Config.Streams says
+	// otherwise; 0 means DefaultQueuePairs. Both sides have the same.
 	QueuePairs int
 	Depth      int // requests in the queue of a queue pair; 0 means DefaultDepth
-	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 6 times; 0 means DefaultTimeout.
+	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs
+	// × 2^Timeout, 6 times; 0 means DefaultTimeout.
 	Timeout int
 	Tune    Tuning // between which values the path looks for the best ones
-	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection domain of its own.
+	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection
+	// domain of its own.
 	NoInline, NoWindows bool
-	// Insecure permits peers on other machines. RDMA is not encrypted: every host on the way can read and change what travels.
+	// Insecure permits peers on other machines. RDMA is not encrypted: every host on the way can
+	// read and change what travels.
 	Insecure bool
 
 	looks time.Duration // between two looks whether queue pairs get on; 0: rdma.WatchEvery. For tests.
@@ -49,7 +54,8 @@ const (
 	DefaultTimeout    = 14 // 67 ms
 )
 
-// retries is how often an adapter sends again what the peer does not acknowledge. Soft-RoCE takes the 7 that fits into the field for "for ever".
+// retries is how often an adapter sends again what the peer does not acknowledge. Soft-RoCE takes
+// the 7 that fits into the field for "for ever".
 const retries = 6
 
 // maxDepth bounds Options.Depth.
@@ -68,7 +74,8 @@ func (o *Options) inlines() []int {
 	return []int{220, 128, 64, 0}
 }
 
-// Check says what is wrong with options, as Probe and Endpoint would: values out of range. It looks at nothing else. The error wraps path.ErrUnavailable.
+// Check says what is wrong with options, as Probe and Endpoint would: values out of range. It looks
+// at nothing else. The error wraps path.ErrUnavailable.
 func (o Options) Check() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("verbs: "+format+": %w", append(args, path.ErrUnavailable)...)
@@ -86,7 +93,8 @@ func (o Options) Check() error {
 	return o.Tune.check()
 }
 
-// Driver makes paths over RDMA. It implements setup.EndpointDriver. The device is open while an endpoint or a path of the driver is.
+// Driver makes paths over RDMA. It implements setup.EndpointDriver. The device is open while an
+// endpoint or a path of the driver is.
 type Driver struct {
 	o    Options
 	tree fs.FS // the machine's files, nil: this machine's; tests have others
@@ -112,7 +120,8 @@ func (d *Driver) Check() error { return d.o.Check() }
 // Name is "verbs".
 func (d *Driver) Name() string { return Name }
 
-// Traits are those of an adapter that has no encryption. Shared memory comes before it, sockets behind it, until both were measured.
+// Traits are those of an adapter that has no encryption. Shared memory comes before it, sockets
+// behind it, until both were measured.
 func (d *Driver) Traits() setup.Traits {
 	return setup.Traits{Devices: true, Prior: path.Cost{Latency: 5 * time.Microsecond, BytesPerSec: 6e9}}
 }
@@ -158,7 +167,8 @@ func (dev *device) put() error {
 
 // way is how this side reaches a peer.
 func (dev *device) way(d *description) ibv.Address {
-	a := ibv.Address{Port: uint8(dev.port.Port), DGID: netip.AddrFrom16(d.gid), SGIDIndex: uint8(dev.gid.Index), LID: d.lid}
+	a := ibv.Address{Port: uint8(dev.port.Port), DGID: netip.AddrFrom16(d.gid), SGIDIndex: uint8(dev.gid.Index),
+		LID: d.lid}
 	if dev.port.Link == ibv.LinkEthernet {
 		a.LID = 0
 	}
@@ -170,11 +180,13 @@ func (dev *device) permits(gid [16]byte) error {
 	if gid == dev.raw || dev.owner.o.Insecure {
 		return nil
 	}
-	return fmt.Errorf("verbs: the peer at %s is not on this machine, and RDMA is not encrypted: say Insecure to permit it: %w",
+	return fmt.Errorf("verbs: the peer at %s is not on this machine, and RDMA is not encrypted: say Insecure to "+
+		"permit it: %w",
 		netip.AddrFrom16(gid), path.ErrUnavailable)
 }
 
-// randomPSN is where the sequence numbers of a queue pair begin: what is left of another connection on the way does not fit.
+// randomPSN is where the sequence numbers of a queue pair begin: what is left of another connection
+// on the way does not fit.
 func randomPSN() uint32 {
 	var b [4]byte
 	rand.Read(b[:]) // never fails (Go 1.24)
@@ -188,9 +200,11 @@ func (d *Driver) terms(cfg setup.Config) (window, qps int, err error) {
 	case cfg.Exports == nil:
 		err = errors.New("verbs: Config.Exports is nil: give the table of what the peer may reach, which may be empty")
 	case window < 1:
-		err = fmt.Errorf("verbs: Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, setup.DefaultWindow, maxWindow)
+		err = fmt.Errorf("verbs: Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, setup.DefaultWindow,
+			maxWindow)
 	case qps < 1:
-		err = fmt.Errorf("verbs: Config.Streams is %d: expected 0 for %d, or up to %d", cfg.Streams, DefaultQueuePairs, maxQPs)
+		err = fmt.Errorf("verbs: Config.Streams is %d: expected 0 for %d, or up to %d", cfg.Streams, DefaultQueuePairs,
+			maxQPs)
 	}
 	return min(window, maxWindow), min(qps, maxQPs), err
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/pathtest"
 )
 
-// crowd fills a queue pair of b with puts whose completions stay away, but for the room that is kept for windows, and has a ask for so many exports.
-// mute: b has no credits left to answer, until a polls.
+// crowd fills a queue pair of b with puts whose completions stay away, but for the room that is
+// kept for windows, and has a ask for so many exports. mute: b has no credits left to answer, until
+// a polls.
 func crowd(t *testing.T, r *rig, qp, exports int, mute bool) (asked []*path.Export, puts []*pathtest.Result) {
 	t.Helper()
 	back, e := r.B.Region(4096), r.A.Export(r.A.Region(4096), both)
@@ -44,8 +45,8 @@ func crowd(t *testing.T, r *rig, qp, exports int, mute bool) (asked []*path.Expo
 	return asked, puts
 }
 
-// TestFenceBeforeItsWindow: an export is revoked while it waits for room to bind its window. It is taken back once: its registration may be
-// another path's as well.
+// TestFenceBeforeItsWindow: an export is revoked while it waits for room to bind its window. It is
+// taken back once: its registration may be another path's as well.
 func TestFenceBeforeItsWindow(t *testing.T) {
 	for _, qps := range []int{1, 2} { // with two, the window of the other queue pair is bound meanwhile
 		t.Run(fmt.Sprint(qps), func(t *testing.T) {
@@ -67,8 +68,8 @@ func TestFenceBeforeItsWindow(t *testing.T) {
 	}
 }
 
-// TestOneAnswer: an export has its window on one queue pair, and waits for room on another one that breaks, while no answer can be sent. The peer gets
-// one answer.
+// TestOneAnswer: an export has its window on one queue pair, and waits for room on another one that
+// breaks, while no answer can be sent. The peer gets one answer.
 func TestOneAnswer(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{Depth: 128}, 2)
@@ -105,15 +106,16 @@ func (r *rig) settled(t *testing.T) {
 		i, err := sys.PollIn(0, p.FD())
 		return i < 0 && err == nil
 	}
-	for until := time.Now().Add(time.Minute); r.A.Poll()+r.B.Poll() > 0 || r.a.Arm() || r.b.Arm() || !quiet(r.a) || !quiet(r.b); {
+	for until := time.Now().Add(time.Minute); r.A.Poll()+r.B.Poll() > 0 || r.a.Arm() || r.b.Arm() || !quiet(r.a) ||
+		!quiet(r.b); {
 		if time.Now().After(until) {
 			t.Fatalf("it does not come to rest\n%s", r.Dump())
 		}
 	}
 }
 
-// TestLostWhileArmed: an owner sleeps, with nothing under way, while another call of its posts an operation whose completion the adapter loses.
-// It is woken to look all the same.
+// TestLostWhileArmed: an owner sleeps, with nothing under way, while another call of its posts an
+// operation whose completion the adapter loses. It is woken to look all the same.
 func TestLostWhileArmed(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{looks: often}, 1)
@@ -132,8 +134,8 @@ func TestLostWhileArmed(t *testing.T) {
 	}
 }
 
-// TestFaultWhileArmed: an owner sleeps while another call of its posts an operation, for which the adapter takes no request. The path wakes its owner
-// to repair that.
+// TestFaultWhileArmed: an owner sleeps while another call of its posts an operation, for which the
+// adapter takes no request. The path wakes its owner to repair that.
 func TestFaultWhileArmed(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{looks: time.Hour}, 1)
@@ -152,13 +154,15 @@ func TestFaultWhileArmed(t *testing.T) {
 	}
 }
 
-// TestPortEvents: what happens to the port is noted, and wakes no owner: the retries of the adapter decide.
+// TestPortEvents: what happens to the port is noted, and wakes no owner: the retries of the adapter
+// decide.
 func TestPortEvents(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{looks: time.Hour}, 1)
 	r.settled(t)
 	dev := r.a.dev
-	for _, ev := range []ibv.AsyncEvent{{Type: ibv.EventPortErr, Port: dev.port.Port}, {Type: ibv.EventPortActive, Port: dev.port.Port}, {Type: ibv.EventPortErr, Port: dev.port.Port + 1}} {
+	for _, ev := range []ibv.AsyncEvent{{Type: ibv.EventPortErr, Port: dev.port.Port},
+		{Type: ibv.EventPortActive, Port: dev.port.Port}, {Type: ibv.EventPortErr, Port: dev.port.Port + 1}} {
 		dev.tell(ev)
 		noted := strings.Contains(strings.Join(r.a.Explain(), "\n"), fmt.Sprintf("port %d: %s", ev.Port, ev.Type))
 		if i, err := sys.PollIn(0, r.a.FD()); i >= 0 || err != nil || noted != (ev.Port == dev.port.Port) {
@@ -167,8 +171,8 @@ func TestPortEvents(t *testing.T) {
 	}
 }
 
-// TestNewQueuePairBreaks: the queue pair that is to replace another one breaks as well, before the peer's offer for it is taken in. There is another
-// one behind it.
+// TestNewQueuePairBreaks: the queue pair that is to replace another one breaks as well, before the
+// peer's offer for it is taken in. There is another one behind it.
 func TestNewQueuePairBreaks(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{}, 1)
@@ -193,8 +197,9 @@ func TestNewQueuePairBreaks(t *testing.T) {
 	}
 }
 
-// TestNewQueuePairCannotBeJoined: the queue pair that is to replace another one has got into error just when it is joined to the peer's, and before its
-// receives have come back. There is another one behind it. Where that never ends, the path does.
+// TestNewQueuePairCannotBeJoined: the queue pair that is to replace another one has got into error
+// just when it is joined to the peer's, and before its receives have come back. There is another
+// one behind it. Where that never ends, the path does.
 func TestNewQueuePairCannotBeJoined(t *testing.T) {
 	for _, fail := range []string{"1", "2", "*"} { // to receive, to send, whatever it is
 		t.Run(fail, func(t *testing.T) {
@@ -230,15 +235,17 @@ func TestNewQueuePairCannotBeJoined(t *testing.T) {
 				return
 			}
 			r.Pump(20)
-			if put.Err != nil || l.repl.state != qpUp || pathtest.Verify(e.Span().Bytes(), 7) >= 0 || len(r.B.Notices) != 1 {
+			if put.Err != nil || l.repl.state != qpUp || pathtest.Verify(e.Span().Bytes(), 7) >= 0 ||
+				len(r.B.Notices) != 1 {
 				t.Errorf("%v; the queue pair is %s, %d notifications", put.Err, l.repl.state, len(r.B.Notices))
 			}
 		})
 	}
 }
 
-// TestPostBeforeReadyIsTakenIn: the peer says that its end of a replaced queue pair is ready, and asks for an export on it. The owner of this side, which
-// Arm tells that there is news, posts before it polls. The answer has the key of the new queue pair: the peer asks only once for it.
+// TestPostBeforeReadyIsTakenIn: the peer says that its end of a replaced queue pair is ready, and
+// asks for an export on it. The owner of this side, which Arm tells that there is news, posts
+// before it polls. The answer has the key of the new queue pair: the peer asks only once for it.
 func TestPostBeforeReadyIsTakenIn(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{}, 1)
@@ -269,7 +276,8 @@ func TestPostBeforeReadyIsTakenIn(t *testing.T) {
 	}
 }
 
-// TestRefusedOnAllQueuePairs: operations that the peer's adapter refuses again and again, on every queue pair, are given up. The path goes on.
+// TestRefusedOnAllQueuePairs: operations that the peer's adapter refuses again and again, on every
+// queue pair, are given up. The path goes on.
 func TestRefusedOnAllQueuePairs(t *testing.T) {
 	for _, c := range []struct{ qps, puts int }{{1, 1}, {maxQPs, 1}, {1, 8}, {3, 8}} {
 		qps := c.qps
@@ -307,8 +315,8 @@ func TestRefusedOnAllQueuePairs(t *testing.T) {
 	}
 }
 
-// besides posts one notification after the other and serves both ends until a put of 4 KiB has ended. each comes before each turn. What is replaced for ever
-// fails the test.
+// besides posts one notification after the other and serves both ends until a put of 4 KiB has
+// ended. each comes before each turn. What is replaced for ever fails the test.
 func (r *rig) besides(t *testing.T, e *path.Export, each func()) *pathtest.Result {
 	t.Helper()
 	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(r.A.Region(4096), e, 0, 4096)})[0]
@@ -329,8 +337,9 @@ func (r *rig) besides(t *testing.T, e *path.Export, each func()) *pathtest.Resul
 	return put
 }
 
-// TestOneOperationInVain: each queue pair breaks that gets to one operation, because the network does not carry what that sends. Others get on meanwhile. The
-// path ends after a bounded number of queue pairs, and the operation with it.
+// TestOneOperationInVain: each queue pair breaks that gets to one operation, because the network
+// does not carry what that sends. Others get on meanwhile. The path ends after a bounded number of
+// queue pairs, and the operation with it.
 func TestOneOperationInVain(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	r := newRig(t, w, Options{}, 1)
@@ -347,7 +356,8 @@ func TestOneOperationInVain(t *testing.T) {
 	}
 }
 
-// TestNeverUp: each new queue pair breaks before it is up. Operations that do not need it get on meanwhile. The path ends after a bounded number of them.
+// TestNeverUp: each new queue pair breaks before it is up. Operations that do not need it get on
+// meanwhile. The path ends after a bounded number of them.
 func TestNeverUp(t *testing.T) {
 	for _, state := range []qpState{qpOffered, qpConnecting} {
 		t.Run(state.String(), func(t *testing.T) {
@@ -368,8 +378,8 @@ func TestNeverUp(t *testing.T) {
 	}
 }
 
-// TestWindowInVain: the adapter refuses the window for an export, which breaks the queue pair each time. Other operations get on. This side refuses the
-// export to the peer.
+// TestWindowInVain: the adapter refuses the window for an export, which breaks the queue pair each
+// time. Other operations get on. This side refuses the export to the peer.
 func TestWindowInVain(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	r := newRig(t, w, Options{}, 1)
@@ -388,8 +398,9 @@ func TestWindowInVain(t *testing.T) {
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(r.A.Region(4096), other, 0, 4096)})
 }
 
-// TestQueuePairsOfOneThatOnlyServes: a queue pair is replaced again and again because exports are taken back in the middle of puts, which get on in between. The
-// side that only serves has no operation of its own that could get on, and lives as long as the other one.
+// TestQueuePairsOfOneThatOnlyServes: a queue pair is replaced again and again because exports are
+// taken back in the middle of puts, which get on in between. The side that only serves has no
+// operation of its own that could get on, and lives as long as the other one.
 func TestQueuePairsOfOneThatOnlyServes(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	r := newRig(t, w, Options{}, 1)

@@ -22,12 +22,14 @@ const flagDevices = 1
 // maxWindow bounds Config.Window.
 const maxWindow = 4096
 
-// qpAddress is one queue pair as the other side must know it: its number and its first sequence number, 24 bits each.
+// qpAddress is one queue pair as the other side must know it: its number and its first sequence
+// number, 24 bits each.
 type qpAddress struct{ qpn, psn uint32 }
 
 func (a qpAddress) valid() bool { return a.qpn < 1<<24 && a.psn < 1<<24 }
 
-// description is what one end says of itself, all that the other one needs to connect its queue pairs. The session carries it.
+// description is what one end says of itself, all that the other one needs to connect its queue
+// pairs. The session carries it.
 type description struct {
 	gid      [16]byte // address of the port
 	lid      uint16   // the same on InfiniBand
@@ -57,13 +59,15 @@ func (d *description) append(b []byte) []byte {
 	return b
 }
 
-// parse reads what append wrote. The peer wrote it: what is out of range is ErrProtocol, another version ErrUnavailable.
+// parse reads what append wrote. The peer wrote it: what is out of range is ErrProtocol, another
+// version ErrUnavailable.
 func (d *description) parse(b []byte) error {
 	if len(b) < 6 || [4]byte(b[:4]) != magic {
 		return malformed("%d bytes that are no description of an endpoint", len(b))
 	}
 	if v := binary.BigEndian.Uint16(b[4:]); v != version {
-		return fmt.Errorf("the peer speaks version %d of the protocol of verbs paths, this side version %d: %w", v, version, path.ErrUnavailable)
+		return fmt.Errorf("the peer speaks version %d of the protocol of verbs paths, this side version %d: %w", v,
+			version, path.ErrUnavailable)
 	}
 	if len(b) != descriptionSize {
 		return malformed("a description of %d bytes: expected %d", len(b), descriptionSize)
@@ -89,7 +93,8 @@ func (d *description) parse(b []byte) error {
 	case d.window < 1 || d.window > maxWindow:
 		return malformed("a window of %d: expected 1 to %d", d.window, maxWindow)
 	case d.ctlDepth <= 2*plainReserve || d.msgDepth < 2:
-		return malformed("%d and %d receives: expected more than %d and 2 or more", d.ctlDepth, d.msgDepth, 2*plainReserve)
+		return malformed("%d and %d receives: expected more than %d and 2 or more", d.ctlDepth, d.msgDepth,
+			2*plainReserve)
 	case d.mtu < 1 || d.mtu > 5:
 		return malformed("an MTU with the number %d: expected 1 to 5", d.mtu)
 	}
@@ -99,8 +104,10 @@ func (d *description) parse(b []byte) error {
 // describe is what this side says of itself.
 func (p *Path) describe() description {
 	dev := p.dev
-	d := description{gid: dev.raw, lid: dev.port.LID, window: uint32(p.window), ctlDepth: ctlDepth, msgDepth: msgDepth, dataQPs: uint8(len(p.data)),
-		mtu: uint8(dev.port.ActiveMTU), reads: uint8(min(dev.attr.MaxRdAtomic, 16)), control: qpAddress{p.ctl.qp.Num(), p.ctl.psn}}
+	d := description{gid: dev.raw, lid: dev.port.LID, window: uint32(p.window), ctlDepth: ctlDepth, msgDepth: msgDepth,
+		dataQPs: uint8(len(p.data)),
+		mtu:     uint8(dev.port.ActiveMTU), reads: uint8(min(dev.attr.MaxRdAtomic, 16)),
+		control: qpAddress{p.ctl.qp.Num(), p.ctl.psn}}
 	for i, l := range p.data {
 		d.data[i] = qpAddress{l.qp.Num(), l.psn}
 	}
@@ -110,8 +117,8 @@ func (p *Path) describe() description {
 	return d
 }
 
-// greeting is the state of the first frame of the control connection, which the side that asked for the path sends: the other side learns
-// by it that both ends are connected.
+// greeting is the state of the first frame of the control connection, which the side that asked for
+// the path sends: the other side learns by it that both ends are connected.
 type greeting uint8
 
 const (
@@ -126,8 +133,8 @@ type Endpoint struct {
 	self []byte
 }
 
-// Endpoint makes one end of a path. With a peer its queue pairs are connected to those of the peer at once, so that nothing that the peer
-// sends finds them unprepared. See setup.EndpointDriver.
+// Endpoint makes one end of a path. With a peer its queue pairs are connected to those of the peer
+// at once, so that nothing that the peer sends finds them unprepared. See setup.EndpointDriver.
 func (d *Driver) Endpoint(cfg setup.Config, peer []byte) (setup.Endpoint, error) {
 	window, qps, err := d.terms(cfg)
 	if err != nil {
@@ -142,7 +149,8 @@ func (d *Driver) Endpoint(cfg setup.Config, peer []byte) (setup.Endpoint, error)
 			qps = int(theirs.dataQPs)
 		}
 		if int(theirs.dataQPs) != qps {
-			return nil, fmt.Errorf("verbs: the peer wants %d queue pairs and this side %d: %w", theirs.dataQPs, qps, path.ErrUnavailable)
+			return nil, fmt.Errorf("verbs: the peer wants %d queue pairs and this side %d: %w", theirs.dataQPs, qps,
+				path.ErrUnavailable)
 		}
 	}
 	dev, err := d.device()
@@ -169,10 +177,12 @@ func (d *Driver) Endpoint(cfg setup.Config, peer []byte) (setup.Endpoint, error)
 	return &Endpoint{p, own.append(nil)}, nil
 }
 
-// Description is a version, the address of the adapter, and number and first sequence number of each queue pair.
+// Description is a version, the address of the adapter, and number and first sequence number of
+// each queue pair.
 func (e *Endpoint) Description() []byte { return e.self }
 
-// Connect connects the queue pairs, if Endpoint has not, and waits for the first frame. See setup.Endpoint.
+// Connect connects the queue pairs, if Endpoint has not, and waits for the first frame. See
+// setup.Endpoint.
 func (e *Endpoint) Connect(ctx context.Context, peer []byte) (path.Path, error) {
 	p := e.p
 	if err := p.connectTo(ctx, peer); err != nil {
@@ -227,7 +237,8 @@ func (p *Path) until(ctx context.Context, cond func() bool) error {
 	}()
 	for !cond() && p.err == nil {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("the peer at %s does not begin: it is gone, or the network does not carry RoCE (UDP port 4791) between the two: %w", p.dev.way(&p.peer).DGID, err)
+			return fmt.Errorf("the peer at %s does not begin: it is gone, or the network does not carry RoCE (UDP "+
+				"port 4791) between the two: %w", p.dev.way(&p.peer).DGID, err)
 		}
 		if !p.Arm() {
 			if _, err := sys.PollIn(-1, wake, p.FD()); err != nil {

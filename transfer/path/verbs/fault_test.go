@@ -37,7 +37,8 @@ func newRig(t testing.TB, w *world, o Options, qps int) *rig {
 
 // copyTo is a block of n bytes between the start of two regions.
 func copyTo(local *mem.Region, e *path.Export, off, n int) []path.Copy {
-	return []path.Copy{{Local: mem.Span{Region: local, Off: uint64(off), Len: uint64(n)}, Key: e.Key(), RemoteOff: uint64(off)}}
+	return []path.Copy{{Local: mem.Span{Region: local, Off: uint64(off), Len: uint64(n)}, Key: e.Key(),
+		RemoteOff: uint64(off)}}
 }
 
 const both = path.Read | path.Write
@@ -48,8 +49,9 @@ func (r *rig) kill(t testing.TB, p *Path, qp int) {
 	r.w.do(t, fmt.Sprintf("kill 0 %#x", p.data[qp].qp.Num()))
 }
 
-// TestQueuePairsAreReplaced breaks the data connection in every way that an adapter has, from either side, with operations under way:
-// all of them end well, each notification arrives exactly once, and the bytes are right.
+// TestQueuePairsAreReplaced breaks the data connection in every way that an adapter has, from
+// either side, with operations under way: all of them end well, each notification arrives exactly
+// once, and the bytes are right.
 func TestQueuePairsAreReplaced(t *testing.T) {
 	for _, mode := range []string{"mode post", "mode wire; delay 30us; seed 3"} {
 		for _, c := range []struct {
@@ -71,14 +73,16 @@ func TestQueuePairsAreReplaced(t *testing.T) {
 					local := r.A.Region(size)
 					e := r.B.Export(r.B.Region(size), both)
 					remote := e.Span().Bytes()
-					r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)}) // the export is known from here on
+					// the export is known from here on
+					r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)})
 					pathtest.Fill(local.All().Bytes(), 5)
 					if c.script != "" {
 						w.do(t, c.script)
 					}
 					var ops []path.Op
 					for i := range 20 {
-						op := path.Op{Kind: path.Put, Copies: copyTo(local, e, i*(200<<10), 200<<10), Notify: i%3 != 0, Imm: uint64(i)}
+						op := path.Op{Kind: path.Put, Copies: copyTo(local, e, i*(200<<10), 200<<10), Notify: i%3 != 0,
+							Imm: uint64(i)}
 						if i%2 == 0 {
 							op.Copies[0].Local.Len = 100
 						}
@@ -102,7 +106,9 @@ func TestQueuePairsAreReplaced(t *testing.T) {
 					}
 					res = append(res, r.A.Post(ops[10:]...)...)
 					done := func() bool {
-						return !slices.ContainsFunc(res, func(x *pathtest.Result) bool { return x.Times == 0 }) && len(r.B.Notices) >= want
+						return !slices.ContainsFunc(res, func(x *pathtest.Result) bool {
+							return x.Times == 0
+						}) && len(r.B.Notices) >= want
 					}
 					r.Drive("operations on a queue pair that broke", done)
 					r.Pump(50)
@@ -140,9 +146,10 @@ func TestQueuePairsAreReplaced(t *testing.T) {
 	}
 }
 
-// TestNothingLandsBehindAFence revokes an export at every point of a put that is cut into pieces, one request at a time. When the
-// fence is over, nothing of it may change any more, whatever the adapter still has to do; and an operation on another export that
-// was caught in the middle gets through.
+// TestNothingLandsBehindAFence revokes an export at every point of a put that is cut into pieces,
+// one request at a time. When the fence is over, nothing of it may change any more, whatever the
+// adapter still has to do; and an operation on another export that was caught in the middle gets
+// through.
 func TestNothingLandsBehindAFence(t *testing.T) {
 	for _, o := range []Options{{}, {NoWindows: true}} {
 		for steps := range 24 {
@@ -198,8 +205,8 @@ func TestNothingLandsBehindAFence(t *testing.T) {
 	}
 }
 
-// TestNothingLandsBehindClose: a get that is under way when its path is closed writes no byte of this side any more, whatever the adapter had done of
-// it.
+// TestNothingLandsBehindClose: a get that is under way when its path is closed writes no byte of
+// this side any more, whatever the adapter had done of it.
 func TestNothingLandsBehindClose(t *testing.T) {
 	for steps := range 6 {
 		w := newWorld(t, "mode pump")
@@ -253,8 +260,8 @@ func (r *rig) drive(t testing.TB, cond func() bool) {
 	r.Drive("requests that are pumped", func() bool { r.w.pumps(4); return cond() })
 }
 
-// TestDeliveredOnce breaks a queue pair after the peer has a notification and before this side knows: the peer's count says that it arrived, so it
-// is not sent again.
+// TestDeliveredOnce breaks a queue pair after the peer has a notification and before this side
+// knows: the peer's count says that it arrived, so it is not sent again.
 func TestDeliveredOnce(t *testing.T) {
 	for _, msg := range []string{"", "with a message"} {
 		t.Run(msg, func(t *testing.T) { deliveredOnce(t, msg) })
@@ -268,11 +275,13 @@ func deliveredOnce(t *testing.T, msg string) {
 	e := r.B.Export(r.B.Region(4096), both)
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)})
 	w.do(t, "delay send 1 10s") // executed, and its completion stays away
-	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true, Imm: 5, Msg: []byte(msg)})[0]
+	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true, Imm: 5,
+		Msg: []byte(msg)})[0]
 	r.kill(t, r.a, 0)
 	r.Drive("a put whose queue pair broke behind it", func() bool { return put.Times > 0 && len(r.B.Notices) > 0 })
 	r.Pump(50)
 	if put.Err != nil || len(r.B.Notices) != 1 || r.a.replaced == 0 {
-		t.Errorf("message %q: %v, %d notifications, %d queue pairs replaced", msg, put.Err, len(r.B.Notices), r.a.replaced)
+		t.Errorf("message %q: %v, %d notifications, %d queue pairs replaced", msg, put.Err, len(r.B.Notices),
+			r.a.replaced)
 	}
 }

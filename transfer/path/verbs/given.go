@@ -85,7 +85,8 @@ func (p *Path) attach(k path.Key) {
 	}
 }
 
-// bind posts what binds the windows of the exports that the peer asked for, as far as there is room.
+// bind posts what binds the windows of the exports that the peer asked for, as far as there is
+// room.
 func (p *Path) bind() {
 	n := 0
 	for _, g := range p.binds {
@@ -101,7 +102,8 @@ func (p *Path) bind() {
 	p.binds = p.binds[:n]
 }
 
-// bindOne posts the binding of an export on all queue pairs that are up; false when one has no room now.
+// bindOne posts the binding of an export on all queue pairs that are up; false when one has no room
+// now.
 func (p *Path) bindOne(g *given) bool {
 	if g.mr == nil || len(g.fences) > 0 {
 		return true
@@ -133,8 +135,9 @@ func (p *Path) bindOne(g *given) bool {
 	return true
 }
 
-// bound goes on with an export when all its windows are there or failed. One that waits for room is bound when bind is through with it, and not
-// before: it would be answered, or shut, a second time then.
+// bound goes on with an export when all its windows are there or failed. One that waits for room is
+// bound when bind is through with it, and not before: it would be answered, or shut, a second time
+// then.
 func (p *Path) bound(g *given) {
 	if g.binding > 0 || g.inLine {
 		return
@@ -154,7 +157,8 @@ func (p *Path) bound(g *given) {
 	p.answers = append(p.answers, answer{given: g})
 }
 
-// beginFence is a Fence operation: it is over when nothing of the export can be reached by this path any more.
+// beginFence is a Fence operation: it is over when nothing of the export can be reached by this
+// path any more.
 func (p *Path) beginFence(k int32) {
 	g := p.givens[p.works[k].op.Key]
 	if g == nil {
@@ -165,7 +169,8 @@ func (p *Path) beginFence(k int32) {
 	p.bound(g)
 }
 
-// shut takes an export from the peer: its windows are closed, which the adapter confirms, before the peer and the owner of the fence learn of it.
+// shut takes an export from the peer: its windows are closed, which the adapter confirms, before
+// the peer and the owner of the fence learn of it.
 func (p *Path) shut(g *given) {
 	err := p.unwind(g)
 	delete(p.givens, g.key)

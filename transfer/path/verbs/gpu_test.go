@@ -105,8 +105,9 @@ func content(t *testing.T, r *mem.Region) []byte {
 	return b
 }
 
-// TestCUDAMemory moves bytes between the memories of two CUDA devices with regions of package gpumem, both stand-ins of this process: put and
-// get, by dma-buf, with the driver's flush where the device says that it takes one. What the driver does not offer is refused with its reason.
+// TestCUDAMemory moves bytes between the memories of two CUDA devices with regions of package
+// gpumem, both stand-ins of this process: put and get, by dma-buf, with the driver's flush where
+// the device says that it takes one. What the driver does not offer is refused with its reason.
 func TestCUDAMemory(t *testing.T) {
 	const size = 2 << 20
 	for _, c := range []struct {
@@ -142,7 +143,8 @@ func TestCUDAMemory(t *testing.T) {
 			if !bytes.Equal(content(t, to), zeros) {
 				t.Error("what was put is not in the device's memory, or more than that")
 			}
-			back := cudaRegion(t, providers[0], "back", make([]byte, size)) // outlives no path, and is registered by none at the end
+			// outlives no path, and is registered by none at the end
+			back := cudaRegion(t, providers[0], "back", make([]byte, size))
 			r.A.MustDo(path.Op{Kind: path.Get, Copies: copyTo(back, x, 0, size)})
 			if !bytes.Equal(content(t, back), zeros) {
 				t.Error("what was got is not in the device's memory")

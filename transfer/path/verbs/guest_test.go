@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestGuestConformance runs the suite on a real kernel, over Soft-RoCE. The machine is emulated, so what only repeats things many
-// times is left out.
+// TestGuestConformance runs the suite on a real kernel, over Soft-RoCE. The machine is emulated, so
+// what only repeats things many times is left out.
 func TestGuestConformance(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma}) {
 		return
@@ -43,9 +43,11 @@ func TestGuestConformance(t *testing.T) {
 func softwareDevices(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true})
 	mine := card.Region("mine", 4096)
-	a, b := dialPair(t, Options{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	a, b := dialPair(t, Options{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+		setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	defer func() { a.Close(); b.Close() }()
-	for what, err := range map[string]error{"ReachesRegion": a.ReachesRegion(mine), "ReachesDevice": a.ReachesDevice(path.Desc{Device: true})} {
+	for what, err := range map[string]error{"ReachesRegion": a.ReachesRegion(mine),
+		"ReachesDevice": a.ReachesDevice(path.Desc{Device: true})} {
 		if !errors.Is(err, path.ErrUnreachable) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -57,5 +59,6 @@ func softwareDevices(t *testing.T) {
 }
 
 // guestChecks are the checks of the suite that an emulated machine gets through in time.
-var guestChecks = []string{"Sizes", "Empty", "PartOfRegion", "Window", "Notify", "Visible", "Refusals", "Cancel", "Fence", "FenceRead", "Close", "CloseDelivers",
+var guestChecks = []string{"Sizes", "Empty", "PartOfRegion", "Window", "Notify", "Visible", "Refusals", "Cancel",
+	"Fence", "FenceRead", "Close", "CloseDelivers",
 	"PeerGone", "Quiet", "Wake", "Stats"}

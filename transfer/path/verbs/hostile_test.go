@@ -12,7 +12,8 @@ import (
 
 // inject sends any bytes on a link, as a peer that has another program would.
 func inject(l *queuePair, b []byte) bool {
-	if l.p.err != nil || l.index > 0 && l.repl.state != qpUp || len(l.frames) == 0 || l.room() == 0 || l.out.left() <= byeReserve {
+	if l.p.err != nil || l.index > 0 && l.repl.state != qpUp || len(l.frames) == 0 || l.room() == 0 ||
+		l.out.left() <= byeReserve {
 		return false
 	}
 	slot := l.frames[len(l.frames)-1]
@@ -25,11 +26,12 @@ func inject(l *queuePair, b []byte) bool {
 	return true
 }
 
-// TestHostilePeer sends frames that are well formed and make no sense, or no sense at all, in random order between operations of
-// both sides. The other end stays up or goes down for a reason that it says; it does not panic, hang, lose an operation, or write
-// where it was not asked to.
+// TestHostilePeer sends frames that are well formed and make no sense, or no sense at all, in
+// random order between operations of both sides. The other end stays up or goes down for a reason
+// that it says; it does not panic, hang, lose an operation, or write where it was not asked to.
 func TestHostilePeer(t *testing.T) {
-	w := newWorld(t, "timers instant") // an end that is down answers nothing: the other one's goodbye shall not wait for that
+	// an end that is down answers nothing: the other one's goodbye shall not wait for that
+	w := newWorld(t, "timers instant")
 	reasons := map[string]int{}
 	check := func(rt *rapid.T) {
 		r := newRig(t, w, Options{}, 2)
@@ -67,7 +69,8 @@ func TestHostilePeer(t *testing.T) {
 				r.A.Poll()
 			}
 			if r.B.Down == nil && rapid.Bool().Draw(rt, "put") {
-				puts = append(puts, r.B.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1+rapid.IntRange(0, 1<<16-1).Draw(rt, "bytes"))})...)
+				puts = append(puts, r.B.Post(path.Op{Kind: path.Put,
+					Copies: copyTo(local, e, 0, 1+rapid.IntRange(0, 1<<16-1).Draw(rt, "bytes"))})...)
 			}
 		}
 		r.Pump(20)

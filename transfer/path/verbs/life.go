@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// byeTime is how long Close waits until the peer's adapter has the goodbye. It comes back in microseconds unless the network is gone.
+// byeTime is how long Close waits until the peer's adapter has the goodbye. It comes back in
+// microseconds unless the network is gone.
 const byeTime = 250 * time.Millisecond
 
 // violated takes the path down because of what the peer sent.
@@ -19,8 +20,8 @@ func (p *Path) violated(err error) {
 	p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
 }
 
-// down ends everything: all queue pairs are destroyed, so that neither side can write through this path any more, and then all
-// operations end.
+// down ends everything: all queue pairs are destroyed, so that neither side can write through this
+// path any more, and then all operations end.
 func (p *Path) down(err error) {
 	if p.err != nil {
 		return
@@ -48,7 +49,8 @@ func (p *Path) down(err error) {
 	}
 }
 
-// dismantle gives everything back to the adapter but what events that were not polled may still hold.
+// dismantle gives everything back to the adapter but what events that were not polled may still
+// hold.
 func (p *Path) dismantle() (err error) {
 	p.dev.leave(p)
 	for _, g := range p.givens { // windows before the queue pairs that they belong to
@@ -169,7 +171,8 @@ func (dev *device) leave(p *Path) {
 	dev.mu.Unlock()
 }
 
-// async takes the events of the device, which all paths share, and tells each path what concerns it.
+// async takes the events of the device, which all paths share, and tells each path what concerns
+// it.
 func (dev *device) async() {
 	if i, err := sys.PollIn(0, dev.ctx.AsyncFD()); err != nil || i < 0 {
 		return
@@ -183,8 +186,9 @@ func (dev *device) async() {
 	}
 }
 
-// tell notes what an event means for each path. A port that is down may come back before the adapter has given up: its retries decide.
-// A queue pair that failed gives its requests and receives back.
+// tell notes what an event means for each path. A port that is down may come back before the
+// adapter has given up: its retries decide. A queue pair that failed gives its requests and
+// receives back.
 func (dev *device) tell(ev ibv.AsyncEvent) {
 	dev.mu.Lock()
 	defer dev.mu.Unlock()

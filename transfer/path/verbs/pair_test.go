@@ -36,7 +36,8 @@ func dialWith(t testing.TB, d *Driver, ca, cb setup.Config) (*Path, *Path) {
 	return pa, pb
 }
 
-// connect makes two endpoints and connects them, as two nodes do. If one end fails nothing is left of the other.
+// connect makes two endpoints and connects them, as two nodes do. If one end fails nothing is left
+// of the other.
 func connect(ctx context.Context, d *Driver, ca, cb setup.Config) (pa, pb *Path, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -91,7 +92,8 @@ var loaded = sync.OnceValues(func() (*world, error) {
 		return nil, err
 	}
 	w := &world{lib: file}
-	for name, f := range map[string]*dl.Func{"script": &w.script, "report": &w.report, "count": &w.count, "pump": &w.pump} {
+	for name, f := range map[string]*dl.Func{"script": &w.script, "report": &w.report, "count": &w.count,
+		"pump": &w.pump} {
 		if *f, err = l.Symbol("penstock_fake_" + name); err != nil {
 			return nil, err
 		}
@@ -99,7 +101,8 @@ var loaded = sync.OnceValues(func() (*world, error) {
 	return w, nil
 })
 
-// newWorld is the stand-in with a script. When the test ends, no object may be left and no rule may have been broken.
+// newWorld is the stand-in with a script. When the test ends, no object may be left and no rule may
+// have been broken.
 func newWorld(t testing.TB, script string) *world {
 	t.Helper()
 	w, err := loaded()
@@ -143,7 +146,8 @@ func (w *world) counted(t testing.TB, name string) int {
 // clean demands that nothing is left at the library, and that no rule was broken.
 func (w *world) clean(t testing.TB) {
 	t.Helper()
-	s := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(dl.GoString(w.report.Call0())), "penstock fake verbs report:"))
+	s := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(dl.GoString(w.report.Call0())),
+		"penstock fake verbs report:"))
 	if s != "" && s != "clean" && !t.Failed() {
 		t.Errorf("the stand-in reports:\n%s", s)
 	}
@@ -167,8 +171,9 @@ func just(v uint64) Bounds { return Bounds{v, v} }
 // tight has operations wait for each other: small pieces, and few of them under way.
 var tight = Tuning{Piece: Bounds{4096, 8192}, Ahead: Bounds{64 << 10, 128 << 10}}
 
-// TestConformance runs the suite over every way of being set up: requests executed as they are posted, and by another thread after a
-// while; with windows and without; with one queue pair and with several; on Ethernet and on InfiniBand.
+// TestConformance runs the suite over every way of being set up: requests executed as they are
+// posted, and by another thread after a while; with windows and without; with one queue pair and
+// with several; on Ethernet and on InfiniBand.
 func TestConformance(t *testing.T) {
 	const basic, access = "Sizes PartOfRegion Window Notify Refusals", "Cancel Fence FenceRead Close"
 	for _, c := range []struct {
@@ -178,7 +183,8 @@ func TestConformance(t *testing.T) {
 		checks       string // "": all
 	}{
 		{"Post", "", Options{}, 1, ""},
-		{"WireThreeQPs", "mode wire; delay 20us; seed 8", Options{Tune: Tuning{Piece: just(64 << 10)}, Depth: 128, NoInline: true}, 3,
+		{"WireThreeQPs", "mode wire; delay 20us; seed 8",
+			Options{Tune: Tuning{Piece: just(64 << 10)}, Depth: 128, NoInline: true}, 3,
 			basic + " " + access + " Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
 		{"Tight", "mode wire; delay 20us; seed 9", Options{Depth: 128, Tune: tight}, 2,
 			basic + " " + access + " Wake Program"},

@@ -18,8 +18,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// Sizes of queues. A control connection has as many receives as it may have to take messages from a peer that is ahead; queue pairs take
-// notifications only.
+// Sizes of queues. A control connection has as many receives as it may have to take messages from a
+// peer that is ahead; queue pairs take notifications only.
 const (
 	ctlDepth  = 136
 	ctlSends  = 64
@@ -78,7 +78,8 @@ type Path struct {
 	verdict  uint8               // of the flush that it asked for
 	untrue   error               // why a notification cannot be reported: the path ends with it
 	flushers map[mem.Flusher]int // flushes that exports need which the peer may write: for how many
-	// unseenBefore is why an accelerator did not take what was written into an export that was fenced since.
+	// unseenBefore is why an accelerator did not take what was written into an export that was
+	// fenced since.
 	unseenBefore error
 
 	locals     map[part]*local // those that requests use
@@ -138,8 +139,9 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Path, err error) {
 	looks := cmp.Or(o.looks, rdma.WatchEvery)
-	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: looks, lookAt: looks,
-		began: time.Now(), locals: map[part]*local{},
+	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: looks,
+		lookAt: looks,
+		began:  time.Now(), locals: map[part]*local{},
 		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, flushers: map[mem.Flusher]int{}}
 	defer func() {
 		if err != nil {
@@ -152,7 +154,8 @@ func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Pat
 	p.tuner = newTuner(o)
 	depth := o.ring()
 	if n := dev.attr.MaxQPWR; n > 0 && depth > n {
-		return nil, fmt.Errorf("verbs: %d requests in a queue: device %s has at most %d: %w", depth, dev.ctx.Name(), n, path.ErrUnavailable)
+		return nil, fmt.Errorf("verbs: %d requests in a queue: device %s has at most %d: %w", depth, dev.ctx.Name(), n,
+			path.ErrUnavailable)
 	}
 	if err = p.arena.open(p.dom, ctlDepth+ctlSends+qps*(msgDepth+msgSends)); err != nil {
 		return nil, err
@@ -172,7 +175,8 @@ func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Pat
 		if i == 0 {
 			recvs, sends, ring = ctlDepth, ctlSends, ctlSends
 		}
-		l := &queuePair{p: p, index: i, gen: 1, ring: make([]record, ring), plan: make([]request, 0, batchMax+keepSmall)}
+		l := &queuePair{p: p, index: i, gen: 1, ring: make([]record, ring),
+			plan: make([]request, 0, batchMax+keepSmall)}
 		first := p.arena.slots(recvs)
 		l.in, l.order = debt{depth: uint32(recvs)}, make([]int32, recvs)
 		p.qps = append(p.qps, l)
@@ -258,7 +262,8 @@ func (p *Path) Carrier() string {
 	return fmt.Sprintf("%s port %d, RC", p.dev.ctx.Name(), p.dev.port.Port)
 }
 
-// Capabilities are those of the adapter, which places the bytes. Nothing is encrypted: only what the adapter turns round stays on this machine.
+// Capabilities are those of the adapter, which places the bytes. Nothing is encrypted: only what
+// the adapter turns round stays on this machine.
 func (p *Path) Capabilities() path.Capabilities {
 	c := path.Capabilities{OneSided: true, Proof: path.ProofICRC, Window: p.window, MaxMessage: path.MaxMessage}
 	if p.peer.gid == p.dev.raw {
@@ -267,10 +272,12 @@ func (p *Path) Capabilities() path.Capabilities {
 	return c
 }
 
-// Reaches accepts every export: whether its memory can be registered, the peer's adapter says when it is used first.
+// Reaches accepts every export: whether its memory can be registered, the peer's adapter says when
+// it is used first.
 func (p *Path) Reaches(path.Desc) error { return nil }
 
-// FD is the epoll instance that holds the completion channel and the device's events; -1 after Close.
+// FD is the epoll instance that holds the completion channel and the device's events; -1 after
+// Close.
 func (p *Path) FD() int {
 	if p.closed {
 		return -1
@@ -305,8 +312,9 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 	return n, err
 }
 
-// move does what can be done without more news: repairs, bindings, frames, requests. Repairs come first: Arm may have taken in that the peer is ready on a
-// new queue pair, and that it asks for an export there. The peer asks once, so the answer must have the key.
+// move does what can be done without more news: repairs, bindings, frames, requests. Repairs come
+// first: Arm may have taken in that the peer is ready on a new queue pair, and that it asks for an
+// export there. The peer asks once, so the answer must have the key.
 func (p *Path) move() {
 	if p.err == nil {
 		p.repair()

@@ -9,7 +9,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// ring makes FD readable if a call while armed left something for Poll. The owner who sleeps is also to look whether what was posted gets on.
+// ring makes FD readable if a call while armed left something for Poll. The owner who sleeps is
+// also to look whether what was posted gets on.
 func (p *Path) ring() {
 	switch {
 	case !p.armed || p.rung:
@@ -138,7 +139,8 @@ func (p *Path) completion(wc *ibv.WC) {
 		return
 	}
 	if !inOrder && p.lost == nil {
-		// The sender of the message that was lost believes that it came, so nothing sends it again. Poll reports first what else has come.
+		// The sender of the message that was lost believes that it came, so nothing sends it again.
+		// Poll reports first what else has come.
 		p.lost = fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, errGap)
 	}
 	if p.lost != nil && l.index == 0 { // frames mean something in their order only

@@ -15,7 +15,8 @@ import (
 func drawFrame(t *rapid.T, typ frameType) *frame {
 	f := &frame{typ: typ, consumed: rapid.Uint32().Draw(t, "consumed"),
 		qp: uint8(rapid.IntRange(0, maxQPs-1).Draw(t, "queue pair"))}
-	f.key = path.Key{Index: rapid.Uint32().Draw(t, "index"), Epoch: rapid.Uint32().Draw(t, "epoch"), Secret: rapid.Uint64().Draw(t, "secret")}
+	f.key = path.Key{Index: rapid.Uint32().Draw(t, "index"), Epoch: rapid.Uint32().Draw(t, "epoch"),
+		Secret: rapid.Uint64().Draw(t, "secret")}
 	switch f.typ {
 	case frameHello:
 	case frameNotify:
@@ -46,7 +47,8 @@ func drawFrame(t *rapid.T, typ frameType) *frame {
 	return f
 }
 
-// TestFrames: what is written is read again, byte for byte, fits a receive, and does not parse when it is cut.
+// TestFrames: what is written is read again, byte for byte, fits a receive, and does not parse when
+// it is cut.
 func TestFrames(t *testing.T) {
 	for typ := range frameEnd {
 		if typ == 0 {
@@ -65,7 +67,8 @@ func TestFrames(t *testing.T) {
 			if again := g.append(nil); !bytes.Equal(again, b) {
 				t.Fatalf("type %d: %x became %x", f.typ, b, again)
 			}
-			if f.typ != frameRefuse && f.typ != frameAttach && f.typ != frameRevoked && f.typ != frameGrant && g.key != (path.Key{}) {
+			if f.typ != frameRefuse && f.typ != frameAttach && f.typ != frameRevoked && f.typ != frameGrant &&
+				g.key != (path.Key{}) {
 				t.Fatalf("type %d carries a key", f.typ)
 			}
 			if cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut"); g.parse(b[:cut]) == nil {
@@ -76,8 +79,10 @@ func TestFrames(t *testing.T) {
 }
 
 func drawDescription(t *rapid.T) description {
-	p := description{lid: rapid.Uint16().Draw(t, "lid"), window: rapid.Uint32Range(1, maxWindow).Draw(t, "window"), ctlDepth: rapid.Uint16Range(2*plainReserve+1, 999).Draw(t, "ctl"),
-		msgDepth: rapid.Uint16Range(2, 999).Draw(t, "msgs"), dataQPs: rapid.Uint8Range(1, maxQPs).Draw(t, "queue pairs"), mtu: rapid.Uint8Range(1, 5).Draw(t, "mtu"),
+	p := description{lid: rapid.Uint16().Draw(t, "lid"), window: rapid.Uint32Range(1, maxWindow).Draw(t, "window"),
+		ctlDepth: rapid.Uint16Range(2*plainReserve+1, 999).Draw(t, "ctl"),
+		msgDepth: rapid.Uint16Range(2, 999).Draw(t, "msgs"),
+		dataQPs:  rapid.Uint8Range(1, maxQPs).Draw(t, "queue pairs"), mtu: rapid.Uint8Range(1, 5).Draw(t, "mtu"),
 		reads: rapid.Byte().Draw(t, "reads"), flags: rapid.Byte().Draw(t, "flags")}
 	copy(p.gid[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid"))
 	e := func() qpAddress {
@@ -102,8 +107,9 @@ func TestDescription(t *testing.T) {
 	})
 }
 
-// TestCreditsNeverStop lets two ends exchange messages and reports in random order and at random pace. Neither ever sends what the
-// other has no receive for, and when the owners take everything in, everything arrives.
+// TestCreditsNeverStop lets two ends exchange messages and reports in random order and at random
+// pace. Neither ever sends what the other has no receive for, and when the owners take everything
+// in, everything arrives.
 func TestCreditsNeverStop(t *testing.T) {
 	type message struct {
 		report bool
@@ -197,7 +203,8 @@ func TestCreditsNeverStop(t *testing.T) {
 		}
 		for i := range e {
 			if e[i].todo != 0 || e[i].taken != total {
-				t.Fatalf("end %d: %d messages not sent, %d of %d received; credits %+v and %+v", i, e[i].todo, e[i].taken, total, e[0].out, e[1].out)
+				t.Fatalf("end %d: %d messages not sent, %d of %d received; credits %+v and %+v", i, e[i].todo,
+					e[i].taken, total, e[0].out, e[1].out)
 			}
 			if e[i].out.left() == 0 {
 				t.Fatalf("end %d cannot say goodbye", i)
@@ -206,7 +213,8 @@ func TestCreditsNeverStop(t *testing.T) {
 	})
 }
 
-// TestCreditsRefuseNonsense: a peer cannot claim to have taken more than was sent, nor take a claim back.
+// TestCreditsRefuseNonsense: a peer cannot claim to have taken more than was sent, nor take a claim
+// back.
 func TestCreditsRefuseNonsense(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := rapid.Uint32().Draw(t, "start")
@@ -224,7 +232,8 @@ func TestCreditsRefuseNonsense(t *testing.T) {
 	})
 }
 
-// TestPieces: the pieces of an operation are its bytes, each once and in order, within their bounds.
+// TestPieces: the pieces of an operation are its bytes, each once and in order, within their
+// bounds.
 func TestPieces(t *testing.T) {
 	r, err := mem.Alloc(mem.Options{Name: "pieces", Size: 3 * granule, Lazy: true})
 	if err != nil {
@@ -235,8 +244,10 @@ func TestPieces(t *testing.T) {
 		copies := make([]path.Copy, rapid.IntRange(0, 8).Draw(t, "blocks"))
 		var want uint64
 		for i := range copies {
-			n := rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(0, 100_000), rapid.Uint64Range(0, 2*granule)).Draw(t, "bytes")
-			off := rapid.OneOf(rapid.Uint64Range(0, 3*granule-n), rapid.Just(min(3*granule-n, granule-1))).Draw(t, "off")
+			n := rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(0, 100_000),
+				rapid.Uint64Range(0, 2*granule)).Draw(t, "bytes")
+			off := rapid.OneOf(rapid.Uint64Range(0, 3*granule-n), rapid.Just(min(3*granule-n, granule-1))).Draw(t,
+				"off")
 			copies[i].Local = mem.Span{Region: r, Off: off, Len: n}
 			want += n
 		}
@@ -260,7 +271,8 @@ func TestPieces(t *testing.T) {
 				at = cursor{block: at.block + 1}
 			}
 			s := copies[p.block].Local
-			if p.off != at.off || p.n == 0 || p.n > limit || p.off+p.n > s.Len || (s.Off+p.off)/granule != (s.Off+p.off+p.n-1)/granule {
+			if p.off != at.off || p.n == 0 || p.n > limit || p.off+p.n > s.Len ||
+				(s.Off+p.off)/granule != (s.Off+p.off+p.n-1)/granule {
 				t.Fatalf("piece %+v at %+v of a block of %d bytes at %d, limit %d", p, at, s.Len, s.Off, limit)
 			}
 			at.off += p.n
@@ -300,15 +312,16 @@ func FuzzDescription(f *testing.F) {
 	})
 }
 
-// TestAskedBefore: the answer to a question that was asked before a queue pair was replaced has no key for the new queue pair. The key is asked for once
-// more, and only once.
+// TestAskedBefore: the answer to a question that was asked before a queue pair was replaced has no
+// key for the new queue pair. The key is asked for once more, and only once.
 func TestAskedBefore(t *testing.T) {
 	p := &Path{reaches: map[path.Key]*reach{}}
 	l := &queuePair{p: p, index: 1, gen: 2, ring: make([]record, 8)}
 	p.data = []*queuePair{l}
 	r := &reach{known: true, asked: true}
 	if best, stall := p.queuePairFor(r, 0); best != nil || stall || len(p.asks) != 0 {
-		t.Errorf("with a question under way: %v, %v, %d more questions; expected to wait for its answer", best, stall, len(p.asks))
+		t.Errorf("with a question under way: %v, %v, %d more questions; expected to wait for its answer", best, stall,
+			len(p.asks))
 	}
 	r.asked = false // the answer came, without a key
 	if best, stall := p.queuePairFor(r, 0); best != nil || stall || len(p.asks) != 1 {

@@ -23,7 +23,8 @@ const (
 	kindMark     // nothing: its completion shows that everything before it is over
 )
 
-// record is a request that is posted and whose end is not known. Requests of a queue pair end in order.
+// record is a request that is posted and whose end is not known. Requests of a queue pair end in
+// order.
 type record struct {
 	kind  kind
 	work  int32  // -1: none
@@ -85,7 +86,8 @@ const (
 	indexShift = 32
 )
 
-// id is the number of a request at the adapter: receive or not, epoch and index of the queue pair, and a sequence or slot number.
+// id is the number of a request at the adapter: receive or not, epoch and index of the queue pair,
+// and a sequence or slot number.
 func (l *queuePair) id(seq uint32) uint64 {
 	return uint64(l.epoch&epochMask)<<epochShift | uint64(l.index)<<indexShift | uint64(seq)
 }
@@ -119,7 +121,8 @@ func (l *queuePair) flags(i, interval int) (f ibv.SendFlags) {
 	return f
 }
 
-// flush posts the plan in one call of the library; every interval-th request and the last are signalled.
+// flush posts the plan in one call of the library; every interval-th request and the last are
+// signalled.
 func (l *queuePair) flush(interval int) {
 	if len(l.plan) == 0 || l.qp == nil {
 		return
@@ -164,7 +167,8 @@ func (l *queuePair) enchain(interval int) (int, error) {
 	return l.qp.PostSend(l.chain)
 }
 
-// ended takes in the completion of the request with this number; those before it without one have ended as well.
+// ended takes in the completion of the request with this number; those before it without one have
+// ended as well.
 func (l *queuePair) ended(seq uint32, wc *ibv.WC) {
 	if seq-l.tail >= l.head-l.tail {
 		l.p.broken(l, malformedID(wc))
@@ -179,7 +183,8 @@ func (l *queuePair) ended(seq uint32, wc *ibv.WC) {
 		return
 	}
 	if !l.repl.failed {
-		// The first that failed. Everything behind it comes back unexecuted, or neither side knows whether it was executed.
+		// The first that failed. Everything behind it comes back unexecuted, or neither side knows
+		// whether it was executed.
 		l.repl.failed = true
 		l.blame(wc)
 	}
@@ -206,7 +211,8 @@ func (l *queuePair) blame(wc *ibv.WC) {
 	}
 }
 
-// inVain notes that the queue pair breaks without getting past the operation whose request is the oldest. That may be no fault of the operation.
+// inVain notes that the queue pair breaks without getting past the operation whose request is the
+// oldest. That may be no fault of the operation.
 func (l *queuePair) inVain() {
 	if r := &l.ring[l.tail&uint32(len(l.ring)-1)]; l.tail != l.head && r.work >= 0 {
 		w := &l.p.works[r.work]
@@ -281,11 +287,13 @@ func (l *queuePair) free() error {
 	return err
 }
 
-// makeQP makes a queue pair that can take receives. The control queue pair gives no access to memory.
+// makeQP makes a queue pair that can take receives. The control queue pair gives no access to
+// memory.
 func (p *Path) makeQP(l *queuePair) (err error) {
 	l.epoch++
 	l.head, l.tail, l.unmarked, l.first, l.watch = 0, 0, false, 0, rdma.Watch{}
-	s := ibv.QPSpec{Type: ibv.RC, SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
+	s := ibv.QPSpec{Type: ibv.RC, SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth),
+		SendSGEs: 1, RecvSGEs: 1}
 	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes
 		if s.Inline = n; n > p.inline && p.inline > 0 {
 			continue
@@ -312,10 +320,12 @@ func (p *Path) makeQP(l *queuePair) (err error) {
 func (p *Path) join(l *queuePair, to qpAddress) error {
 	mtu := min(p.dev.port.ActiveMTU, ibv.MTU(p.peer.mtu))
 	reads := min(p.dev.attr.MaxRdAtomic, 16)
-	err := l.qp.ReadyToReceive(ibv.RTRAttr{To: p.dev.way(&p.peer), RemoteQPN: to.qpn, PSN: to.psn, PathMTU: mtu, MaxDestRdAtomic: uint8(reads), MinRNRTimer: 12})
+	err := l.qp.ReadyToReceive(ibv.RTRAttr{To: p.dev.way(&p.peer), RemoteQPN: to.qpn, PSN: to.psn, PathMTU: mtu,
+		MaxDestRdAtomic: uint8(reads), MinRNRTimer: 12})
 	if err != nil {
 		return err
 	}
-	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: uint8(cmp.Or(p.o.Timeout, DefaultTimeout)), RetryCount: retries, RNRRetry: 6,
+	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: uint8(cmp.Or(p.o.Timeout, DefaultTimeout)),
+		RetryCount: retries, RNRRetry: 6,
 		MaxRdAtomic: uint8(min(p.dev.attr.MaxInitRdAtomic, 16, int(p.peer.reads)))})
 }

@@ -28,7 +28,8 @@ type remoteKey struct {
 // maxAsking bounds the questions that are under way: the peer keeps an answer for each.
 const maxAsking = 32
 
-// reachOf finds what is known of a key; the last one is remembered, since lists of blocks name one export.
+// reachOf finds what is known of a key; the last one is remembered, since lists of blocks name one
+// export.
 func (p *Path) reachOf(k path.Key) *reach {
 	if r := p.last; r != nil && r.key == k {
 		return r
@@ -47,8 +48,8 @@ func (p *Path) ask(r *reach) {
 	}
 }
 
-// check looks at the blocks of an operation that were not looked at: true when the peer grants all of them. What is not known is
-// asked for; the operation waits.
+// check looks at the blocks of an operation that were not looked at: true when the peer grants all
+// of them. What is not known is asked for; the operation waits.
 func (p *Path) check(w *work) (bool, error) {
 	want := path.Write
 	if w.op.Kind == path.Get {
@@ -68,9 +69,11 @@ func (p *Path) check(w *work) (bool, error) {
 			p.ask(r)
 			return false, nil
 		case r.rights&want != want:
-			return false, fmt.Errorf("verbs: block %d of %d: the export permits %s: %w", w.checked, len(w.op.Copies), r.rights, path.ErrRights)
+			return false, fmt.Errorf("verbs: block %d of %d: the export permits %s: %w", w.checked, len(w.op.Copies),
+				r.rights, path.ErrRights)
 		case c.RemoteOff > r.size || c.Local.Len > r.size-c.RemoteOff:
-			return false, fmt.Errorf("verbs: block %d of %d: offset %d + %d bytes of %d: %w", w.checked, len(w.op.Copies), c.RemoteOff, c.Local.Len, r.size, path.ErrBounds)
+			return false, fmt.Errorf("verbs: block %d of %d: offset %d + %d bytes of %d: %w", w.checked,
+				len(w.op.Copies), c.RemoteOff, c.Local.Len, r.size, path.ErrBounds)
 		}
 	}
 	return true, nil
@@ -123,7 +126,8 @@ func (p *Path) forget(r *reach) {
 	}
 }
 
-// withdrawn takes in that the peer revoked an export. What is under way fails at the peer's adapter.
+// withdrawn takes in that the peer revoked an export. What is under way fails at the peer's
+// adapter.
 func (p *Path) withdrawn(k path.Key) {
 	r := p.reaches[k]
 	if r == nil {
@@ -135,8 +139,9 @@ func (p *Path) withdrawn(k path.Key) {
 	}
 }
 
-// queuePairFor chooses a queue pair for a piece of an operation: one that is up, has the key and room, the least loaded first. stall says
-// that there will be one without any doing; otherwise the peer is asked for a key.
+// queuePairFor chooses a queue pair for a piece of an operation: one that is up, has the key and
+// room, the least loaded first. stall says that there will be one without any doing; otherwise the
+// peer is asked for a key.
 func (p *Path) queuePairFor(r *reach, keep int) (best *queuePair, stall bool) {
 	lacking := false
 	for _, l := range p.data {
@@ -146,7 +151,8 @@ func (p *Path) queuePairFor(r *reach, keep int) (best *queuePair, stall bool) {
 		}
 		k := &r.rkeys[l.index-1]
 		if !k.ok || k.gen != l.gen {
-			// A question that is under way may be older than the queue pair, and its answer then knows nothing of it.
+			// A question that is under way may be older than the queue pair, and its answer then
+			// knows nothing of it.
 			if r.tried[l.index-1] != l.gen && !r.asked {
 				r.tried[l.index-1] = l.gen
 				p.ask(r)

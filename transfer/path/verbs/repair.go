@@ -8,10 +8,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// A queue pair that failed is replaced: a request that the peer's adapter refused (an export that was revoked meanwhile) must
-// not take the path down. Both sides put their queue pair into error, wait until the adapter has given everything back, destroy it,
-// and only then offer a new one over the control connection. So when the offers have crossed, nothing that was under way on the
-// old one can land any more, and each side knows which of its notifications had arrived. What is left begins anew.
+// A queue pair that failed is replaced: a request that the peer's adapter refused (an export that
+// was revoked meanwhile) must not take the path down. Both sides put their queue pair into error,
+// wait until the adapter has given everything back, destroy it, and only then offer a new one over
+// the control connection. So when the offers have crossed, nothing that was under way on the old
+// one can land any more, and each side knows which of its notifications had arrived. What is left
+// begins anew.
 
 type qpState uint8
 
@@ -37,8 +39,10 @@ type replacement struct {
 	vain   int    // queue pairs that broke without getting past one operation, the last of them here
 }
 
-// maxRepairs is how often each queue pair may be replaced, on the average, while no operation gets on or is given up. A side that has none counts only until
-// the peer asks for an export, as it has to before it uses a new queue pair: it counts itself what comes of its operations, which shows here by nothing.
+// maxRepairs is how often each queue pair may be replaced, on the average, while no operation gets
+// on or is given up. A side that has none counts only until the peer asks for an export, as it has
+// to before it uses a new queue pair: it counts itself what comes of its operations, which shows
+// here by nothing.
 const maxRepairs = 16
 
 // broken takes a queue pair out of service that failed.
@@ -62,7 +66,8 @@ func (p *Path) broken(l *queuePair, why error) {
 	r.state, r.failed, r.tell = qpDraining, true, false
 	l.unplan(0) // what was not posted yet
 	if p.repairs++; p.repairs > maxRepairs*max(len(p.data), 1) {
-		p.down(fmt.Errorf("verbs: %w: queue pairs were replaced %d times, queue pair %d the last, and nothing got on: %w", path.ErrDown, p.repairs, l.index, why))
+		p.down(fmt.Errorf("verbs: %w: queue pairs were replaced %d times, queue pair %d the last, and nothing "+
+			"got on: %w", path.ErrDown, p.repairs, l.index, why))
 		return
 	}
 	if r.unborn > maxRepairs { // whatever the others do
@@ -78,7 +83,8 @@ func (p *Path) broken(l *queuePair, why error) {
 		return
 	}
 	if l.unmarked && l.head != l.tail {
-		// The last request may have succeeded without telling. What is posted now comes back and tells.
+		// The last request may have succeeded without telling. What is posted now comes back and
+		// tells.
 		l.unmarked = false
 		l.chain.Reset()
 		l.chain.Send(l.id(l.head), ibv.Signaled, p.arena.sge(0, 1))
@@ -94,7 +100,8 @@ func (p *Path) broken(l *queuePair, why error) {
 // maxStrikes is how often an operation may break queue pairs before it is given up.
 const maxStrikes = 3
 
-// strike counts the queue pairs that an operation broke with all its requests at once as one, since several may carry it.
+// strike counts the queue pairs that an operation broke with all its requests at once as one, since
+// several may carry it.
 func (p *Path) strike(w *work) {
 	if w.blamed == nil {
 		return
@@ -157,7 +164,8 @@ func (p *Path) renew(l *queuePair) error {
 func (p *Path) connect(l *queuePair) {
 	o := &l.repl.offer
 	if undelivered := l.sent - o.delivered; undelivered > uint32(len(l.ring)) {
-		p.violated(malformed("it says that it received %d messages on queue pair %d, of %d that were sent", o.delivered, l.index, l.sent))
+		p.violated(malformed("it says that it received %d messages on queue pair %d, of %d that were sent", o.delivered,
+			l.index, l.sent))
 		return
 	}
 	if err := p.join(l, qpAddress{o.qpn, o.psn}); err != nil {
@@ -201,12 +209,14 @@ func (p *Path) offered(f *frame) error {
 	switch {
 	case !(qpAddress{f.qpn, f.psn}).valid():
 		return malformed("an offer of a sequence number of more than 24 bits for queue pair %d", l.index)
-	case ahead == 0 && (r.state == qpOffered || r.state == qpDraining) || ahead > 0 && ahead < 1<<16: // draining: what was to be joined to it broke first
+	// draining: what was to be joined to it broke first
+	case ahead == 0 && (r.state == qpOffered || r.state == qpDraining) || ahead > 0 && ahead < 1<<16:
 		r.offer = *f
 	case ahead > 1<<31: // it crossed with a newer one of ours
 		return nil
 	default:
-		return malformed("an offer of generation %d for queue pair %d, which is %s with generation %d", f.gen, l.index, r.state, l.gen)
+		return malformed("an offer of generation %d for queue pair %d, which is %s with generation %d", f.gen, l.index,
+			r.state, l.gen)
 	}
 	if ahead == 0 {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// TestAdapterKeepsRights: a peer that may only read, of an export that others may write, and that does not keep to what it was told, is stopped
-// by the adapter.
+// TestAdapterKeepsRights: a peer that may only read, of an export that others may write, and that
+// does not keep to what it was told, is stopped by the adapter.
 func TestAdapterKeepsRights(t *testing.T) {
 	for _, o := range []Options{{}, {NoWindows: true}} {
 		name := "windows"

@@ -37,7 +37,8 @@ func setups(t testing.TB, r *rig) (names []string, ops map[string]path.Op) {
 	return names, ops
 }
 
-// setUp posts an operation, and says how long that took; then it has the stand-in execute it and takes its end in.
+// setUp posts an operation, and says how long that took; then it has the stand-in execute it and
+// takes its end in.
 func setUp(t testing.TB, r *rig, op *[1]path.Op) time.Duration {
 	var events [16]path.Event
 	begin := time.Now()
@@ -64,8 +65,9 @@ func setUp(t testing.TB, r *rig, op *[1]path.Op) time.Duration {
 	return 0
 }
 
-// BenchmarkSetUp is what Post does for an operation whose memory is registered on both sides, until its requests are at the adapter; the
-// stand-in executes them later, outside what is measured. post-ns is the mean and median-ns the median of one Post; ns/op is a whole operation.
+// BenchmarkSetUp is what Post does for an operation whose memory is registered on both sides, until
+// its requests are at the adapter; the stand-in executes them later, outside what is measured.
+// post-ns is the mean and median-ns the median of one Post; ns/op is a whole operation.
 func BenchmarkSetUp(b *testing.B) {
 	w := newWorld(b, "")
 	r := pumped(b, w, Options{})
@@ -93,7 +95,8 @@ func BenchmarkSetUp(b *testing.B) {
 	}
 }
 
-// TestSetUp: a Post whose memory is registered asks neither the library nor the kernel for anything but to take the requests, and allocates nothing.
+// TestSetUp: a Post whose memory is registered asks neither the library nor the kernel for anything
+// but to take the requests, and allocates nothing.
 func TestSetUp(t *testing.T) {
 	setUpAsks(t)
 }
@@ -127,7 +130,8 @@ func setUpAsks(t *testing.T) {
 		}
 		s := r.a.dom.local.Stats()
 		if s.Misses != misses || op[0].Kind == path.Get && s.Hits == hits {
-			t.Errorf("%s: %d registrations were made and %d found: expected hits alone", name, s.Misses-misses, s.Hits-hits)
+			t.Errorf("%s: %d registrations were made and %d found: expected hits alone", name, s.Misses-misses,
+				s.Hits-hits)
 		}
 		if invariants.Enabled || testenv.Race {
 			continue
@@ -142,10 +146,12 @@ func setUpAsks(t *testing.T) {
 	}
 }
 
-// TestShortWrites: the tuner of the inline threshold learns of short writes and of nothing else, and what it says holds for requests.
+// TestShortWrites: the tuner of the inline threshold learns of short writes and of nothing else,
+// and what it says holds for requests.
 func TestShortWrites(t *testing.T) {
 	w := newWorld(t, "")
-	r := pumped(t, w, Options{Tune: Tuning{Piece: Bounds{1 << 20, 1 << 20}, Signal: Bounds{8, 8}, Ahead: Bounds{1 << 20, 2 << 20}}})
+	r := pumped(t, w, Options{Tune: Tuning{Piece: Bounds{1 << 20, 1 << 20}, Signal: Bounds{8, 8},
+		Ahead: Bounds{1 << 20, 2 << 20}}})
 	defer r.end()
 	_, ops := setups(t, r)
 	tn := &r.a.inlineTuner
@@ -167,7 +173,8 @@ func TestShortWrites(t *testing.T) {
 	const n = 10 * shortEvery
 	run("put 8 B", n)
 	if tn.done != n/shortEvery || tn.felt != 1 || r.a.short.under != 0 {
-		t.Errorf("of %d short writes it was told of %d (sizes %b), and %d are under way", n, tn.done, tn.felt, r.a.short.under)
+		t.Errorf("of %d short writes it was told of %d (sizes %b), and %d are under way", n, tn.done, tn.felt,
+			r.a.short.under)
 	}
 	hits := r.a.dom.local.Stats().Hits
 	run("put 8 B", 1)
@@ -214,7 +221,8 @@ func TestShortWrites(t *testing.T) {
 	if want := (tuned{piece: 1 << 20, signal: 8, ahead: 2 << 20}); got != want {
 		t.Errorf("what it found out is %+v: expected %+v", got, want)
 	}
-	if s := strings.Join(r.a.Explain(), "\n"); !strings.Contains(s, fmt.Sprint(got)) || !strings.Contains(s, "up to 0 bytes inline") {
+	if s := strings.Join(r.a.Explain(), "\n"); !strings.Contains(s, fmt.Sprint(got)) ||
+		!strings.Contains(s, "up to 0 bytes inline") {
 		t.Errorf("it is not explained:\n%s", s)
 	}
 }

@@ -27,8 +27,8 @@ func try(t testing.TB, d *Driver) error {
 	return errors.Join(a.Close(), b.Close())
 }
 
-// TestSetupFails lets each call of the library fail that setting a path up makes, the first of its kind, the second and so on.
-// Nothing stays behind, and the next try works.
+// TestSetupFails lets each call of the library fail that setting a path up makes, the first of its
+// kind, the second and so on. Nothing stays behind, and the next try works.
 func TestSetupFails(t *testing.T) {
 	setupFails(t)
 }
@@ -36,7 +36,8 @@ func TestSetupFails(t *testing.T) {
 func setupFails(t *testing.T) {
 	w := newWorld(t, "")
 	d := New(Options{Library: w.lib, Device: "fake0"})
-	for _, call := range []string{"ibv_open_device", "ibv_query_device", "ibv_query_port", "ibv_alloc_pd", "ibv_reg_mr", "ibv_create_comp_channel", "ibv_create_cq",
+	for _, call := range []string{"ibv_open_device", "ibv_query_device", "ibv_query_port", "ibv_alloc_pd", "ibv_reg_mr",
+		"ibv_create_comp_channel", "ibv_create_cq",
 		"ibv_modify_qp", "ibv_post_recv"} {
 		failed, harmless := 0, 0
 		for k := 1; ; k++ {
@@ -48,7 +49,8 @@ func setupFails(t *testing.T) {
 				if w.counted(t, call)-before < k {
 					break
 				}
-				// Some can be done without: package ibv asks what the device can do, Close stops two queue pairs that are destroyed next.
+				// Some can be done without: package ibv asks what the device can do, Close stops
+				// two queue pairs that are destroyed next.
 				w.do(t, "reset")
 				if harmless++; harmless > 2 {
 					t.Errorf("%s: call %d fails, and setting up does not notice", call, k)
@@ -57,7 +59,8 @@ func setupFails(t *testing.T) {
 			}
 			failed++
 			w.clean(t)
-			if !strings.Contains(err.Error(), "memory") && !errors.Is(err, ibv.ErrMemlock) && !errors.Is(err, context.Canceled) {
+			if !strings.Contains(err.Error(), "memory") && !errors.Is(err, ibv.ErrMemlock) &&
+				!errors.Is(err, context.Canceled) {
 				t.Errorf("%s, call %d: %v", call, k, err)
 			}
 			w.do(t, "reset")
@@ -111,7 +114,8 @@ func TestConfigs(t *testing.T) {
 		cfg  setup.Config
 		want string
 	}{
-		{setup.Config{}, "Exports"}, {setup.Config{Rights: both, Exports: x, Window: -1}, "Window"}, {setup.Config{Rights: both, Exports: x, Streams: -1}, "Streams"},
+		{setup.Config{}, "Exports"}, {setup.Config{Rights: both, Exports: x, Window: -1}, "Window"},
+		{setup.Config{Rights: both, Exports: x, Streams: -1}, "Streams"},
 	} {
 		if _, err := d.Endpoint(c.cfg, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("an endpoint with %+v: %v", c.cfg, err)
@@ -119,8 +123,8 @@ func TestConfigs(t *testing.T) {
 	}
 }
 
-// TestDescriptions: an end does not connect to a description that it does not understand, or that does not fit, on either side; the error says
-// why, and nothing is left.
+// TestDescriptions: an end does not connect to a description that it does not understand, or that
+// does not fit, on either side; the error says why, and nothing is left.
 func TestDescriptions(t *testing.T) {
 	w := newWorld(t, "")
 	d := New(Options{Library: w.lib})
@@ -156,21 +160,24 @@ func TestDescriptions(t *testing.T) {
 		{change(func(d *description) { d.dataQPs = 3 }), "3", nil},
 		{change(func(d *description) { d.data[1].qpn = 1 << 24 }), "24 bits", path.ErrProtocol},
 	} {
-		if _, err := d.Endpoint(cfg, c.peer); err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
+		if _, err := d.Endpoint(cfg, c.peer); err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil &&
+			!errors.Is(err, c.is) {
 			t.Errorf("Endpoint for the peer %x: %v; expected one with %q", c.peer, err, c.want)
 		}
 		e, err := d.Endpoint(cfg, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := e.Connect(t.Context(), c.peer); err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
+		if _, err := e.Connect(t.Context(), c.peer); err == nil || !strings.Contains(err.Error(), c.want) ||
+			c.is != nil && !errors.Is(err, c.is) {
 			t.Errorf("Connect to the peer %x: %v; expected one with %q", c.peer, err, c.want)
 		}
 	}
 	w.clean(t)
 }
 
-// TestPeerNeverConnects: an endpoint whose peer does not come is given up when its context ends, and one that nobody connects when it is closed.
+// TestPeerNeverConnects: an endpoint whose peer does not come is given up when its context ends,
+// and one that nobody connects when it is closed.
 func TestPeerNeverConnects(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	d := New(Options{Library: w.lib})
@@ -202,7 +209,8 @@ func TestPeerNeverConnects(t *testing.T) {
 	}
 }
 
-// TestLimits: an export or a local region that cannot be pinned fails its operations, with the reason, and nothing else.
+// TestLimits: an export or a local region that cannot be pinned fails its operations, with the
+// reason, and nothing else.
 func TestLimits(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{}, 1)
@@ -210,7 +218,8 @@ func TestLimits(t *testing.T) {
 	here, there := r.B.Export(r.B.Region(4096), both), r.B.Export(r.B.Region(64<<20), both)
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(small, here, 0, 4096)})
 	w.do(t, "memlock 16M")
-	if e := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(small, there, 0, 4096)}); !errors.Is(e.Err, path.ErrUnavailable) {
+	if e := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(small, there, 0, 4096)}); !errors.Is(e.Err,
+		path.ErrUnavailable) {
 		t.Errorf("put into an export that cannot be registered: %v", e.Err)
 	}
 	found := false
@@ -220,7 +229,8 @@ func TestLimits(t *testing.T) {
 	if !found {
 		t.Errorf("the owner does not explain it: %q", r.b.Explain())
 	}
-	if e := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(large, here, 0, 4096)}); e.Err == nil || !strings.Contains(e.Err.Error(), "RLIMIT_MEMLOCK") {
+	if e := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(large, here, 0, 4096)}); e.Err == nil ||
+		!strings.Contains(e.Err.Error(), "RLIMIT_MEMLOCK") {
 		t.Errorf("put from a region that cannot be registered: %v", e.Err)
 	}
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(small, here, 0, 4096)})

@@ -17,11 +17,12 @@ type piece struct {
 	n     uint64
 }
 
-// granule is the size of the parts in which local memory is registered: no piece crosses from one to the next. A small region is
-// registered at once, of a large one what is used.
+// granule is the size of the parts in which local memory is registered: no piece crosses from one
+// to the next. A small region is registered at once, of a large one what is used.
 const granule = 256 << 20
 
-// next cuts the next piece off: at most limit bytes, within one block and one granule of its region.
+// next cuts the next piece off: at most limit bytes, within one block and one granule of its
+// region.
 func (c *cursor) next(copies []path.Copy, limit uint64) (piece, bool) {
 	for c.block < len(copies) {
 		s := &copies[c.block].Local

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// knob is a setting that a tuner may change, by doubling and halving: its values are 0 where min is, unit, 2 unit, 4 unit and so on, and its bounds.
+// knob is a setting that a tuner may change, by doubling and halving: its values are 0 where min
+// is, unit, 2 unit, 4 unit and so on, and its bounds.
 type knob struct {
 	value    uint64
 	unit     uint64
@@ -19,7 +20,8 @@ type knob struct {
 	against  float64 // what a change in the other direction must bring
 }
 
-// Bounds are between which values a path looks for the best one. Zero Bounds are the path's own; where Min is Max, that is the value.
+// Bounds are between which values a path looks for the best one. Zero Bounds are the path's own;
+// where Min is Max, that is the value.
 type Bounds struct{ Min, Max uint64 }
 
 // Tuning has the bounds of what a path finds out by trying, as Options.Tune.
@@ -40,7 +42,8 @@ func (t *Tuning) check() error {
 		{"Piece", t.Piece, 4096, 1 << 30}, {"Signal", t.Signal, 1, 64}, {"Ahead", t.Ahead, 64 << 10, 1 << 30}, {"Inline", t.Inline, 0, 1 << 16},
 	} {
 		if c.b != (Bounds{}) && (c.b.Min > c.b.Max || c.b.Min < c.min || c.b.Max > c.max) {
-			return fmt.Errorf("verbs: Options.Tune.%s is %d to %d: expected nothing, or bounds in order from %d to %d: %w",
+			return fmt.Errorf("verbs: Options.Tune.%s is %d to %d: expected nothing, or bounds in order from %d "+
+				"to %d: %w",
 				c.name, c.b.Min, c.b.Max, c.min, c.max, path.ErrUnavailable)
 		}
 	}
@@ -72,8 +75,10 @@ const (
 	tuneRequests = 4096                 // an epoch of short writes has so many of them
 	tuneTime     = 2 * time.Millisecond // and each lasts at least so long
 	tuneGain     = 0.08                 // the share by which a change must be better to stay: less is noise
-	tuneLoss     = 0.70                 // a rate below this share of the usual one, or as far above it, is another situation: begin anew
-	tunePause    = 16                   // epochs between two trials, in the beginning
+	// a rate below this share of the usual one, or as far above it, is another situation: begin
+	// anew
+	tuneLoss     = 0.70
+	tunePause    = 16 // epochs between two trials, in the beginning
 	tunePauseMax = 1024
 )
 
@@ -86,9 +91,10 @@ const (
 	checking       // with the old value again: a gain that stays without the change came from elsewhere
 )
 
-// tuner sets up to three knobs by trying: it changes one by one step, looks whether the rate gets better by more than noise, goes
-// back, looks whether the gain is gone, and only then keeps the change. A change back must bring twice as much, and twice as much again
-// each time that one is kept, so that noise moves nothing to and fro. It tries less and less often while nothing helps.
+// tuner sets up to three knobs by trying: it changes one by one step, looks whether the rate gets
+// better by more than noise, goes back, looks whether the gain is gone, and only then keeps the
+// change. A change back must bring twice as much, and twice as much again each time that one is
+// kept, so that noise moves nothing to and fro. It tries less and less often while nothing helps.
 // It is pure: it learns of work and times by calls, and reads no clock.
 type tuner struct {
 	knobs [3]knob
@@ -146,7 +152,8 @@ func (t tuned) String() string {
 	if t.fixed {
 		how = "as configured"
 	}
-	return fmt.Sprintf("pieces of up to %d KiB, every %dth request signalled, up to %d KiB at the adapter, up to %d bytes inline (%s)",
+	return fmt.Sprintf("pieces of up to %d KiB, every %dth request signalled, up to %d KiB at the adapter, up to %d "+
+		"bytes inline (%s)",
 		t.piece>>10, t.signal, t.ahead>>10, t.inline, how)
 }
 
@@ -175,7 +182,8 @@ func (t *tuner) fixed() bool {
 // idle says that nothing is under way: the time until the next work is no one's fault.
 func (t *tuner) idle() { t.begun = false }
 
-// moved takes in that n units of work were completed by now, on a clock that only has to go forward.
+// moved takes in that n units of work were completed by now, on a clock that only has to go
+// forward.
 func (t *tuner) moved(n uint64, now time.Duration) {
 	since := t.since
 	t.since = now
@@ -239,7 +247,8 @@ func (k *knob) needs(dir int8) float64 {
 	return 1 + tuneGain
 }
 
-// set gives a knob a value. What is at the adapter by then was posted with the old one, and says nothing about the new one.
+// set gives a knob a value. What is at the adapter by then was posted with the old one, and says
+// nothing about the new one.
 func (t *tuner) set(k *knob, v uint64) {
 	before := t.ahead()
 	k.value = v
@@ -320,13 +329,15 @@ func (t *tuner) usual(rate float64) {
 	}
 }
 
-// shortEvery: of so many times that short writes get under way, one is measured, so that most read no clock.
+// shortEvery: of so many times that short writes get under way, one is measured, so that most read
+// no clock.
 const shortEvery = 16
 
 // shortMost ends a measurement that would last as long as the writes do not pause.
 const shortMost = 256
 
-// shortMeter tells the tuner of short writes, those that may travel in their requests, how long they take.
+// shortMeter tells the tuner of short writes, those that may travel in their requests, how long
+// they take.
 type shortMeter struct {
 	under  int // under way
 	skip   int
@@ -335,7 +346,8 @@ type shortMeter struct {
 	done   uint64
 }
 
-// shortPosted takes in that a short write was posted. Beside bulk operations it says nothing about thresholds.
+// shortPosted takes in that a short write was posted. Beside bulk operations it says nothing about
+// thresholds.
 func (p *Path) shortPosted(n uint64) {
 	m := &p.short
 	if !m.active {

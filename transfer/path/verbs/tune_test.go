@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// line is an adapter with a queue: what is posted costs what the knobs said when it was posted, and completes later, in order.
+// line is an adapter with a queue: what is posted costs what the knobs said when it was posted, and
+// completes later, in order.
 type line struct {
 	queue []time.Duration
 	now   time.Duration
@@ -48,7 +49,8 @@ func values(k *knob) []uint64 {
 	return all
 }
 
-// TestTuner: on a machine whose best settings are known it finds them, also when they change, and then tries less and less.
+// TestTuner: on a machine whose best settings are known it finds them, also when they change, and
+// then tries less and less.
 func TestTuner(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
@@ -81,14 +83,16 @@ func TestTuner(t *testing.T) {
 				}
 			}
 			if tn.every < 64 {
-				t.Fatalf("%s: it tries as often as in the beginning although nothing helps: pause %d, %d trials", when, tn.every, tn.tried)
+				t.Fatalf("%s: it tries as often as in the beginning although nothing helps: pause %d, %d trials", when,
+					tn.every, tn.tried)
 			}
 		}
 		draw("best")
 		settled("first")
 		anew := tn.anew
 		draw("other")
-		rate *= rapid.SampledFrom([]float64{0.005, 200}).Draw(t, "factor") // the values make 1.25^18 at most, which is 56
+		// the values make 1.25^18 at most, which is 56
+		rate *= rapid.SampledFrom([]float64{0.005, 200}).Draw(t, "factor")
 		settled("after a change")
 		if tn.anew == anew {
 			t.Fatal("another situation was not noticed")
@@ -96,8 +100,8 @@ func TestTuner(t *testing.T) {
 	})
 }
 
-// TestTunerNoise: where nothing matters, noise below the threshold changes nothing at all, and more noise moves no knob to and fro
-// more often than what a change back must bring allows.
+// TestTunerNoise: where nothing matters, noise below the threshold changes nothing at all, and more
+// noise moves no knob to and fro more often than what a change back must bring allows.
 func TestTunerNoise(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 3))
@@ -105,7 +109,9 @@ func TestTunerNoise(t *testing.T) {
 		worst := rapid.Bool().Draw(t, "worst") // noise that knows when something is tried
 		tn := newTuner(&Options{})
 		ratio := (1 + noise) / (1 - noise)
-		most := 0 // a change back that is kept brings 16 %, the next 32 % and so on, and there is no more than this ratio
+		// a change back that is kept brings 16 %, the next 32 % and so on, and there is no more
+		// than this ratio
+		most := 0
 		for g := 2 * tuneGain; 1+g <= ratio; g *= 2 {
 			most++
 		}
@@ -149,7 +155,8 @@ func TestTunerNoise(t *testing.T) {
 	})
 }
 
-// TestTunerBounds: whatever it learns, every value stays within the bounds, and what is fixed stays as it is.
+// TestTunerBounds: whatever it learns, every value stays within the bounds, and what is fixed stays
+// as it is.
 func TestTunerBounds(t *testing.T) {
 	bounds := func(t *rapid.T, name string, lo, hi uint64) Bounds {
 		a, b := rapid.Uint64Range(lo, hi).Draw(t, name), rapid.Uint64Range(lo, hi).Draw(t, name)
@@ -159,7 +166,8 @@ func TestTunerBounds(t *testing.T) {
 		return Bounds{min(a, b), max(a, b)}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		o := Options{Tune: Tuning{bounds(t, "piece", 4096, 1<<30), bounds(t, "signal", 1, 64), bounds(t, "ahead", 64<<10, 1<<30), bounds(t, "inline", 0, 400)}}
+		o := Options{Tune: Tuning{bounds(t, "piece", 4096, 1<<30), bounds(t, "signal", 1, 64),
+			bounds(t, "ahead", 64<<10, 1<<30), bounds(t, "inline", 0, 400)}}
 		if err := o.Check(); err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +197,8 @@ func TestTunerBounds(t *testing.T) {
 				}
 				for i := range tn.n {
 					k := &tn.knobs[i]
-					if k.value < k.min || k.value > k.max || k.min != began.knobs[i].min || k.max != began.knobs[i].max {
+					if k.value < k.min || k.value > k.max || k.min != began.knobs[i].min ||
+						k.max != began.knobs[i].max {
 						t.Fatalf("knob %d is %d: expected %d to %d", i, k.value, k.min, k.max)
 					}
 					moved = moved || k.value != began.knobs[i].value
@@ -206,7 +215,8 @@ func TestTunerBounds(t *testing.T) {
 			t.Fatalf("what the user gave is not what is taken: %+v", f)
 		}
 	})
-	for _, bad := range []Tuning{{Piece: Bounds{1 << 20, 1 << 19}}, {Signal: Bounds{0, 8}}, {Ahead: Bounds{1 << 20, 1 << 40}}, {Inline: Bounds{0, 1 << 20}}} {
+	for _, bad := range []Tuning{{Piece: Bounds{1 << 20, 1 << 19}}, {Signal: Bounds{0, 8}},
+		{Ahead: Bounds{1 << 20, 1 << 40}}, {Inline: Bounds{0, 1 << 20}}} {
 		o := Options{Tune: bad}
 		if err := o.Check(); !errors.Is(err, path.ErrUnavailable) {
 			t.Errorf("%+v: %v", bad, err)
@@ -214,7 +224,8 @@ func TestTunerBounds(t *testing.T) {
 	}
 }
 
-// TestTunerOtherGain: a rate that rises for another reason while a value is tried does not keep the value.
+// TestTunerOtherGain: a rate that rises for another reason while a value is tried does not keep the
+// value.
 func TestTunerOtherGain(t *testing.T) {
 	tn := newTuner(&Options{})
 	rate := 1e9
@@ -229,7 +240,8 @@ func TestTunerOtherGain(t *testing.T) {
 	}
 }
 
-// TestTunerInline: the threshold goes to where the writes that there are gain from it, without trying what none of them feels.
+// TestTunerInline: the threshold goes to where the writes that there are gain from it, without
+// trying what none of them feels.
 func TestTunerInline(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 5))
@@ -263,7 +275,8 @@ func TestTunerInline(t *testing.T) {
 				tn.size(n)
 			}
 			tn.took(tuneRequests, time.Duration(tuneRequests/r*1e9))
-			// Classes of sizes are what it knows, so a step may be tried beside which there is a size of the class.
+			// Classes of sizes are what it knows, so a step may be tried beside which there is a
+			// size of the class.
 			if k.value != at && !felt(at, k.value) && (at < 128 || k.value < 128) {
 				t.Fatalf("from %d to %d is tried, and the sizes are %v", at, k.value, sizes)
 			}

@@ -10,8 +10,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// While something is under way the path looks once a second whether each queue pair gets on (rdma.Watch). What does not is taken out of service like a
-// queue pair that failed. The other way round, receives are filled in the order in which they were posted: one that is passed over was lost.
+// While something is under way the path looks once a second whether each queue pair gets on
+// (rdma.Watch). What does not is taken out of service like a queue pair that failed. The other way
+// round, receives are filled in the order in which they were posted: one that is passed over was
+// lost.
 
 var errGap = errors.New("the adapter lost the completion of a message that came")
 
@@ -84,8 +86,8 @@ func (p *Path) look() {
 	if came := p.ctl.received; !p.waits() || came != p.heard {
 		p.heard, p.waited = came, 0
 	} else if p.waited++; rdma.Sparse(p.waited) {
-		// The question or the answer may have been lost at an adapter: one message more lets the other side see the gap. Or the
-		// peer is gone, which its adapter does not acknowledge.
+		// The question or the answer may have been lost at an adapter: one message more lets the
+		// other side see the gap. Or the peer is gone, which its adapter does not acknowledge.
 		p.nudge()
 	}
 }
@@ -119,8 +121,9 @@ func (p *Path) lookAtQP(l *queuePair) {
 	}
 }
 
-// patience is after how many looks without progress the queue pair is given up. Of small operations many requests tell, of large ones one in
-// many: what they move may take its time on the way. A queue pair in error gives everything back at once.
+// patience is after how many looks without progress the queue pair is given up. Of small operations
+// many requests tell, of large ones one in many: what they move may take its time on the way. A
+// queue pair in error gives everything back at once.
 func (l *queuePair) patience() int {
 	if l.repl.failed {
 		return rdma.WatchMost
@@ -139,8 +142,8 @@ func (p *Path) nudge() {
 	}
 }
 
-// came takes a receive out of those that the adapter has. Receives end in the order in which they were posted; those before this one that did not
-// were lost, and it is false.
+// came takes a receive out of those that the adapter has. Receives end in the order in which they
+// were posted; those before this one that did not were lost, and it is false.
 func (l *queuePair) came(slot int32) bool {
 	for n := 0; l.posted > 0; n++ {
 		s := l.order[l.first]

@@ -44,7 +44,8 @@ func (r *rig) sleepUntil(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// TestPostWhileArmed: an owner that sleeps is woken by the end of what another call of its posted meanwhile, and not only by the next look.
+// TestPostWhileArmed: an owner that sleeps is woken by the end of what another call of its posted
+// meanwhile, and not only by the next look.
 func TestPostWhileArmed(t *testing.T) {
 	for name, kind := range map[string]path.OpKind{"Put": path.Put, "Get": path.Get, "Notify": path.Notify} {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +83,8 @@ func TestPostWhileArmed(t *testing.T) {
 	}
 }
 
-// TestLostCompletion: the adapter executes a request and its completion is lost. The operation ends all the same, once, with all that it did.
+// TestLostCompletion: the adapter executes a request and its completion is lost. The operation ends
+// all the same, once, with all that it did.
 func TestLostCompletion(t *testing.T) {
 	for name, op := range map[string]func(*rig, []path.Copy) path.Op{
 		"Put":       func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Put, Copies: c} },
@@ -118,13 +120,17 @@ func TestLostCompletion(t *testing.T) {
 			}
 			r.sleepUntil(t, "its notification", func() bool { return len(r.B.Notices) >= notices })
 			r.Pump(20)
-			if res.Err != nil || res.Times != 1 || len(r.B.Notices) != notices || r.a.probes == 0 && name != "PutMessage" { // whose message shows that the write before it is over
-				t.Errorf("%v, ended %d times, %d notifications, %d probes", res.Err, res.Times, len(r.B.Notices), r.a.probes)
+			if res.Err != nil || res.Times != 1 || len(r.B.Notices) != notices || r.a.probes == 0 &&
+				name != "PutMessage" {
+				// whose message shows that the write before it is over
+				t.Errorf("%v, ended %d times, %d notifications, %d probes", res.Err, res.Times, len(r.B.Notices),
+					r.a.probes)
 			}
 			if r.a.replaced+r.b.replaced > 0 {
 				t.Errorf("a queue pair was replaced: %v, %v", r.a.why, r.b.why)
 			}
-			if x.Kind != path.Notify && (pathtest.Verify(e.Span().Bytes(), 4) >= 0 || pathtest.Verify(local.All().Bytes(), 4) >= 0) {
+			if x.Kind != path.Notify && (pathtest.Verify(e.Span().Bytes(), 4) >= 0 ||
+				pathtest.Verify(local.All().Bytes(), 4) >= 0) {
 				t.Error("wrong bytes")
 			}
 			r.A.MustDo(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, 4096)})
@@ -132,8 +138,8 @@ func TestLostCompletion(t *testing.T) {
 	}
 }
 
-// TestDeadAdapter: an adapter that ends nothing any more is given up: the queue pair that carries the operation first, then the path; the operation
-// ends once.
+// TestDeadAdapter: an adapter that ends nothing any more is given up: the queue pair that carries
+// the operation first, then the path; the operation ends once.
 func TestDeadAdapter(t *testing.T) {
 	deadAdapter(t)
 }
@@ -152,8 +158,9 @@ func deadAdapter(t *testing.T) {
 	}
 }
 
-// TestSlowLink: a link that moves the fewest bytes of all from look to look is not given up, although it ends nothing for minutes. One that
-// moves nothing is, and is asked again and again before.
+// TestSlowLink: a link that moves the fewest bytes of all from look to look is not given up,
+// although it ends nothing for minutes. One that moves nothing is, and is asked again and again
+// before.
 func TestSlowLink(t *testing.T) {
 	w := newWorld(t, "")
 	r := pumped(t, w, Options{})
@@ -178,7 +185,8 @@ func TestSlowLink(t *testing.T) {
 		r.Pump(1)
 	}
 	if put.Err != nil || put.Times != 1 || r.a.replaced != 0 || looks < 2*rdma.WatchMost {
-		t.Errorf("after %d looks: %v, ended %d times, %d queue pairs replaced (%v)", looks, put.Err, put.Times, r.a.replaced, r.a.why)
+		t.Errorf("after %d looks: %v, ended %d times, %d queue pairs replaced (%v)", looks, put.Err, put.Times,
+			r.a.replaced, r.a.why)
 	}
 	if at := pathtest.Verify(e.Span().Bytes(), 3); at >= 0 {
 		t.Errorf("byte %d is wrong", at)
@@ -198,8 +206,9 @@ func TestSlowLink(t *testing.T) {
 	r.end()
 }
 
-// TestLostMessage: a message comes, and the receiver's adapter loses its completion. Its sender believes that it came, so the path ends and says
-// why, as soon as anything else comes: on the control connection at the latest when the side that waits asks. It reports all other messages.
+// TestLostMessage: a message comes, and the receiver's adapter loses its completion. Its sender
+// believes that it came, so the path ends and says why, as soon as anything else comes: on the
+// control connection at the latest when the side that waits asks. It reports all other messages.
 func TestLostMessage(t *testing.T) {
 	lostMessage(t)
 }
@@ -249,8 +258,9 @@ func lostMessage(t *testing.T) {
 	})
 }
 
-// TestOverrun: more completions than the queue of a path holds. Some are lost, so how its operations ended is not known: it goes down, also
-// while its owner sleeps, each operation ends once, and the other end goes down with what it sends.
+// TestOverrun: more completions than the queue of a path holds. Some are lost, so how its
+// operations ended is not known: it goes down, also while its owner sleeps, each operation ends
+// once, and the other end goes down with what it sends.
 func TestOverrun(t *testing.T) {
 	for _, side := range []string{"poster", "peer"} {
 		t.Run(side, func(t *testing.T) {
@@ -270,7 +280,8 @@ func TestOverrun(t *testing.T) {
 			}
 			w.do(t, fmt.Sprintf("overrun 0 %#x", p.ctl.qp.Num()))
 			r.sleepUntil(t, "the end", func() bool { return p.err != nil && r.A.Down != nil })
-			if p.err == nil || !errors.Is(p.err, ibv.ErrOverrun) && !strings.Contains(p.err.Error(), "control connection failed") {
+			if p.err == nil || !errors.Is(p.err, ibv.ErrOverrun) &&
+				!strings.Contains(p.err.Error(), "control connection failed") {
 				t.Errorf("down: %v", p.err)
 			}
 			for i, x := range res {
@@ -285,8 +296,8 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-// TestPortFlaps: the link goes away in the middle of transfers and comes back before the adapter has given up: nothing is lost, nothing comes
-// twice, and both remember it.
+// TestPortFlaps: the link goes away in the middle of transfers and comes back before the adapter
+// has given up: nothing is lost, nothing comes twice, and both remember it.
 func TestPortFlaps(t *testing.T) {
 	for _, script := range []string{"port 0 down", "cable 0 cut"} {
 		t.Run(script, func(t *testing.T) {
@@ -299,7 +310,8 @@ func TestPortFlaps(t *testing.T) {
 			pathtest.Fill(local.All().Bytes(), 8)
 			var res []*pathtest.Result
 			for i := range n {
-				res = append(res, r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size), Notify: true, Imm: uint64(i)})...)
+				res = append(res, r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size), Notify: true,
+					Imm: uint64(i)})...)
 			}
 			w.do(t, script)
 			before := w.counted(t, "retries")
@@ -325,7 +337,8 @@ func TestPortFlaps(t *testing.T) {
 			if len(r.B.Notices) != n || pathtest.Verify(e.Span().Bytes(), 8) >= 0 {
 				t.Errorf("%d notifications of %d, or wrong bytes", len(r.B.Notices), n)
 			}
-			if text := strings.Join(r.a.Explain(), "\n"); strings.HasPrefix(script, "port") && (!strings.Contains(text, "port down") || !strings.Contains(text, "port active")) {
+			if text := strings.Join(r.a.Explain(), "\n"); strings.HasPrefix(script, "port") &&
+				(!strings.Contains(text, "port down") || !strings.Contains(text, "port active")) {
 				t.Errorf("it does not say what happened to the port:\n%s", text)
 			}
 		})

@@ -47,7 +47,8 @@ type grantKey struct {
 // qpCredit is how many receives of a queue pair were posted again.
 type qpCredit struct{ gen, consumed uint32 }
 
-// frame is a message on a queue pair in parsed form. Which fields mean something depends on the type.
+// frame is a message on a queue pair in parsed form. Which fields mean something depends on the
+// type.
 type frame struct {
 	typ      frameType
 	consumed uint32 // receives of the control queue pair that the sender has posted again, since the beginning
@@ -72,7 +73,8 @@ func put16(b []byte, v uint16) []byte { return binary.BigEndian.AppendUint16(b, 
 func put32(b []byte, v uint32) []byte { return binary.BigEndian.AppendUint32(b, v) }
 func put64(b []byte, v uint64) []byte { return binary.BigEndian.AppendUint64(b, v) }
 
-// append writes the frame behind b, which should have room for frameSize bytes more, so that nothing is allocated.
+// append writes the frame behind b, which should have room for frameSize bytes more, so that
+// nothing is allocated.
 func (f *frame) append(b []byte) []byte {
 	start := len(b)
 	b = append(b, byte(f.typ), f.qp, 0, 0)
@@ -125,7 +127,8 @@ func malformed(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, path.ErrProtocol)...)
 }
 
-// parse reads a frame that came from the peer. What is valid in itself may still be nonsense in its place.
+// parse reads a frame that came from the peer. What is valid in itself may still be nonsense in its
+// place.
 func (f *frame) parse(b []byte) error {
 	if len(b) < headerSize {
 		return malformed("a frame of %d bytes: expected %d or more", len(b), headerSize)
@@ -133,7 +136,8 @@ func (f *frame) parse(b []byte) error {
 	f.typ, f.qp, f.consumed = frameType(b[0]), b[1], binary.BigEndian.Uint32(b[4:])
 	size := int(binary.BigEndian.Uint16(b[2:]))
 	if size != len(b)-headerSize {
-		return malformed("a frame of type %d says that it has %d bytes behind its header, and has %d", f.typ, size, len(b)-headerSize)
+		return malformed("a frame of type %d says that it has %d bytes behind its header, and has %d", f.typ, size,
+			len(b)-headerSize)
 	}
 	if f.qp >= maxQPs {
 		return malformed("a frame of type %d for queue pair %d: there are at most %d", f.typ, f.qp, maxQPs)
@@ -221,4 +225,5 @@ func (f *frame) parseGrant(b []byte) bool {
 }
 
 // refusals are the reasons of a refusal by their number on the wire.
-var refusals = [...]error{1: path.ErrKey, 2: path.ErrRevoked, 3: path.ErrRights, 4: path.ErrUnreachable, 5: path.ErrUnavailable}
+var refusals = [...]error{1: path.ErrKey, 2: path.ErrRevoked, 3: path.ErrRights, 4: path.ErrUnreachable,
+	5: path.ErrUnavailable}

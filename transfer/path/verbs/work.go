@@ -106,7 +106,8 @@ func (p *Path) checkOp(op *path.Op) error {
 		for i := range op.Copies {
 			s := &op.Copies[i].Local
 			if !s.Valid() {
-				return fmt.Errorf("verbs: block %d of %d: its local span is not inside a region: %w", i, len(op.Copies), mem.ErrBounds)
+				return fmt.Errorf("verbs: block %d of %d: its local span is not inside a region: %w", i, len(op.Copies),
+					mem.ErrBounds)
 			}
 			if s.Len > 0 && s.Bytes() == nil {
 				if err := p.dev.memory.Check(s.Region); err != nil {
@@ -114,7 +115,8 @@ func (p *Path) checkOp(op *path.Op) error {
 				}
 			}
 			if op.Kind == path.Get && s.Region.ReadOnly() {
-				return fmt.Errorf("verbs: block %d of %d: get into region %q, which is read-only: %w", i, len(op.Copies), s.Region.Name(), path.ErrRights)
+				return fmt.Errorf("verbs: block %d of %d: get into region %q, which is read-only: %w", i,
+					len(op.Copies), s.Region.Name(), path.ErrRights)
 			}
 		}
 	case path.Notify, path.Fence:
@@ -146,7 +148,8 @@ func (p *Path) accept(op *path.Op) {
 	}
 }
 
-// admit sends an operation on its way: to the requests if everything that it names is known, else to those that wait.
+// admit sends an operation on its way: to the requests if everything that it names is known, else
+// to those that wait.
 func (p *Path) admit(k int32) {
 	w := &p.works[k]
 	ok, err := p.check(w)

@@ -10,8 +10,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/pathtest"
 )
 
-// TestWholeBatches has lists of as many blocks as one turn posts, which end while others fill what may be under way: the lists of
-// operations hold none that ended, whose slot the next operation takes.
+// TestWholeBatches has lists of as many blocks as one turn posts, which end while others fill what
+// may be under way: the lists of operations hold none that ended, whose slot the next operation
+// takes.
 func TestWholeBatches(t *testing.T) {
 	const ahead, block = 64 << 10, 512
 	for _, blocks := range []int{batchMax - 1, batchMax, batchMax + 1, 2 * batchMax} {
@@ -27,14 +28,17 @@ func TestWholeBatches(t *testing.T) {
 				copies := make([]path.Copy, blocks)
 				for i := range copies {
 					off := uint64(i * 2 * block)
-					copies[i] = path.Copy{Local: mem.Span{Region: local, Off: off, Len: block}, Key: e.Key(), RemoteOff: off}
+					copies[i] = path.Copy{Local: mem.Span{Region: local, Off: off, Len: block}, Key: e.Key(),
+						RemoteOff: off}
 				}
 				return copies
 			}
 			large := func() path.Op { return path.Op{Kind: path.Put, Copies: copyTo(local, first, 512<<10, 256<<10)} }
 			res := r.A.Post(path.Op{Kind: path.Put, Copies: list(first)}, large(), large())
 			for turn := 0; slices.ContainsFunc(res, func(x *pathtest.Result) bool { return x.Times == 0 }); turn++ {
-				if r.A.Poll(); turn < 8 { // the slot of what ended is used again, by what has to wait for a key, then by what has not
+				if r.A.Poll(); turn < 8 {
+					// the slot of what ended is used again, by what has to wait for a key, then by
+					// what has not
 					e := first
 					if turn == 0 {
 						e = second

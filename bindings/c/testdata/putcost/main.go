@@ -1,13 +1,16 @@
-// Putcost measures how long a put of 1 MiB and its wait take in Python beside Go: the same node, in another process, gets the bytes of all of
-// them, and they take turns of 20 puts. Its arguments are libraries, each with the directory of the package that is to use it, and parts of what is measured:
+// Putcost measures how long a put of 1 MiB and its wait take in Python beside Go: the same node, in
+// another process, gets the bytes of all of them, and they take turns of 20 puts. Its arguments are
+// libraries, each with the directory of the package that is to use it, and parts of what is
+// measured:
 //
 //	go run ./bindings/c/testdata/putcost /tmp/libpenstock.so=python
 //	go run ./bindings/c/testdata/putcost blocks /tmp/libpenstock.so=python
 //
-// "blocks" is a list of 1,024 blocks of 4 KiB, prepared in Python and in the second client in Go, and one operation of a transfer.Queue in the first one.
+// "blocks" is a list of 1,024 blocks of 4 KiB, prepared in Python and in the second client in Go,
+// and one operation of a transfer.Queue in the first one.
 //
-// For each of them, and for Go with its goroutine bound to a thread, as a call of C is, it prints the median in us and the median of the ratios
-// to Go's, with their quartiles.
+// For each of them, and for Go with its goroutine bound to a thread, as a call of C is, it prints
+// the median in us and the median of the ratios to Go's, with their quartiles.
 package main
 
 import (
@@ -54,7 +57,8 @@ func memory(name string) *mem.Region {
 }
 
 func server() {
-	n := must(transfer.Open(context.Background(), transfer.Options{Name: "b", Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}}))
+	n := must(transfer.Open(context.Background(), transfer.Options{Name: "b", Anonymous: identity.All,
+		Listen: []string{"tcp://127.0.0.1:0"}}))
 	n.AcceptQueues("")
 	go func() {
 		for {
@@ -195,12 +199,14 @@ func main() {
 			only = arg
 			continue
 		}
-		clients = append(clients, start(arg, "/usr/bin/env", "PENSTOCK_LIBRARY="+library, "PYTHONPATH="+pkg, "/usr/bin/python3", "bindings/c/testdata/putcost/client.py", addr))
+		clients = append(clients, start(arg, "/usr/bin/env", "PENSTOCK_LIBRARY="+library, "PYTHONPATH="+pkg,
+			"/usr/bin/python3", "bindings/c/testdata/putcost/client.py", addr))
 	}
 	for _, c := range clients {
 		c.line()
 	}
-	for _, what := range []string{"shm region", "tcp region", "tcp array", "tcp name", "tcp fresh", "shm blocks", "tcp blocks"} {
+	for _, what := range []string{"shm region", "tcp region", "tcp array", "tcp name", "tcp fresh", "shm blocks",
+		"tcp blocks"} {
 		if !strings.Contains(what, only) {
 			continue
 		}
@@ -218,7 +224,8 @@ func main() {
 			}
 		}
 		for i, c := range clients {
-			fmt.Printf("%-10s  %7.1f us  %.3f (%.3f-%.3f)  %s\n", what, at(took[i], 2), at(ratios[i], 2), at(ratios[i], 1), at(ratios[i], 3), c.name)
+			fmt.Printf("%-10s  %7.1f us  %.3f (%.3f-%.3f)  %s\n", what, at(took[i], 2), at(ratios[i], 2),
+				at(ratios[i], 1), at(ratios[i], 3), c.name)
 		}
 	}
 }

@@ -1,5 +1,6 @@
-// Package toy is an engine from outside: this folder and one line, drivers.Add(&toy.Spec), are all that a program needs to have it. Its ports are
-// those of a network in memory, with an Ethernet address that ends as its one option says.
+// Package toy is an engine from outside: this folder and one line, drivers.Add(&toy.Spec), are all
+// that a program needs to have it. Its ports are those of a network in memory, with an Ethernet
+// address that ends as its one option says.
 package toy
 
 import (
@@ -39,7 +40,8 @@ type Options struct {
 
 func odd(p engine.PortSpec) error {
 	if o, err := engine.Given[Options](p.Options); err != nil || o.LastByte == 13 {
-		return &engine.SettingError{Engine: "toy", Key: "last_byte", Value: "13", Wrong: "the toy is superstitious", Expected: "another number"}
+		return &engine.SettingError{Engine: "toy", Key: "last_byte", Value: "13", Wrong: "the toy is superstitious",
+			Expected: "another number"}
 	}
 	return nil
 }
@@ -76,7 +78,8 @@ func (e Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port
 	if err != nil {
 		return nil, err
 	}
-	spec.Address, spec.Options = a.Where, sim.PortOptions{MAC: packet.MAC{2, 0, 0, 0, 0, byte(max(o.LastByte, 1))}, Loop: o.Loop}
+	spec.Address, spec.Options = a.Where, sim.PortOptions{MAC: packet.MAC{2, 0, 0, 0, 0, byte(max(o.LastByte, 1))},
+		Loop: o.Loop}
 	p, err := e.net.OpenPort(ctx, spec)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,5 @@
-// Opens opens the library that its argument names, calls it and prints the result. TestProgram builds it in several ways.
+// Opens opens the library that its argument names, calls it and prints the result. TestProgram
+// builds it in several ways.
 package main
 
 import (

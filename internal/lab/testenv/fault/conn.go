@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Conn is a net.Conn that misbehaves as planned. Like every net.Conn it may be read by one goroutine and written by another,
-// and closed by a third.
+// Conn is a net.Conn that misbehaves as planned. Like every net.Conn it may be read by one
+// goroutine and written by another, and closed by a third.
 type Conn struct {
 	net.Conn
 	rec      recorder
@@ -31,7 +31,8 @@ type Conn struct {
 	rlate, wlate deadline
 }
 
-// NewConn wraps a connection; number is what rules call conn, from 1. It fails on a plan that makes no sense for streams.
+// NewConn wraps a connection; number is what rules call conn, from 1. It fails on a plan that makes
+// no sense for streams.
 func NewConn(c net.Conn, p Plan, number int) (*Conn, error) {
 	if err := p.Check(Bytes); err != nil {
 		return nil, err

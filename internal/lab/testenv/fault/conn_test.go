@@ -69,7 +69,8 @@ func TestConnWithoutFaults(t *testing.T) {
 	})
 }
 
-// What the plan says of one direction is what the far end sees, for what Conn writes and for what it reads.
+// What the plan says of one direction is what the far end sees, for what Conn writes and for what
+// it reads.
 func TestConnFaults(t *testing.T) {
 	data := pattern(1000)
 	flip := func(at ...int) []byte {
@@ -112,11 +113,12 @@ func TestConnFaults(t *testing.T) {
 				t.Errorf("%d bytes came", len(got))
 			}
 		}},
-		{"delay every=400 for=1s; stall at=900 for=1h", func(t *testing.T, got []byte, _ int, took time.Duration, err error) {
-			if !bytes.Equal(got, data) || took != time.Hour+2*time.Second {
-				t.Errorf("%d bytes came in %v", len(got), took)
-			}
-		}},
+		{"delay every=400 for=1s; stall at=900 for=1h",
+			func(t *testing.T, got []byte, _ int, took time.Duration, err error) {
+				if !bytes.Equal(got, data) || took != time.Hour+2*time.Second {
+					t.Errorf("%d bytes came in %v", len(got), took)
+				}
+			}},
 		{"halfclose at=300", func(t *testing.T, got []byte, _ int, _ time.Duration, err error) {
 			if !bytes.Equal(got, data[:300]) || err != io.EOF {
 				t.Errorf("%d bytes came, %v", len(got), err)
@@ -174,7 +176,8 @@ func TestConnStallEnds(t *testing.T) {
 		go far.Write(pattern(10))
 		c.SetReadDeadline(time.Now().Add(time.Minute))
 		start := time.Now()
-		if _, err := c.Read(make([]byte, 10)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(start) != time.Minute {
+		if _, err := c.Read(make([]byte, 10)); !errors.Is(err, os.ErrDeadlineExceeded) ||
+			time.Since(start) != time.Minute {
 			t.Fatalf("after %v: %v", time.Since(start), err)
 		}
 		c.SetReadDeadline(time.Time{})

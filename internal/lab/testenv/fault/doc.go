@@ -1,18 +1,22 @@
 // Package fault disturbs connections and paths on purpose, reproducibly.
 //
-// A [Plan] is a seed and rules; it prints as text and is read back from it, so that a failure can be run again:
+// A [Plan] is a seed and rules; it prints as text and is read back from it, so that a failure can
+// be run again:
 //
 //	plan, err := fault.Parse("seed=7; cut up at=4096; delay down every=~1000 for=2ms; corrupt down at=~500")
 //
-// Positions are counted in what a thing carries: bytes of one direction of a connection, datagrams, or operations of a path.
-// They never depend on time or on how reads and writes were cut, so the same plan does the same to the same traffic.
+// Positions are counted in what a thing carries: bytes of one direction of a connection, datagrams,
+// or operations of a path. They never depend on time or on how reads and writes were cut, so the
+// same plan does the same to the same traffic.
 //
 //	Conn     a net.Conn that misbehaves, also in virtual time over net.Pipe
 //	Proxy    stands between two real sockets (TCP, Unix streams, UDP), for code that does its own system calls
 //	Path     a path.Path whose completions come late, in another order, or with errors; Driver makes such paths
 //
-// All of them can also be disturbed by hand while they run (Cut, Stall, Resume, HalfClose), and count what they did.
+// All of them can also be disturbed by hand while they run (Cut, Stall, Resume, HalfClose), and
+// count what they did.
 //
-// A Path keeps the contract of package path: what it accepts ends exactly once. The kinds [Drop], [Duplicate] and [Corrupt]
-// break it, for tests that must notice; package transfer/path/pathtest has finer ways to break a path.
+// A Path keeps the contract of package path: what it accepts ends exactly once. The kinds [Drop],
+// [Duplicate] and [Corrupt] break it, for tests that must notice; package transfer/path/pathtest
+// has finer ways to break a path.
 package fault

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// Driver makes paths of another driver and wraps each in a [Path]. Paths are numbered from 1 in the order in which they are
-// made, dialed and accepted ones together.
+// Driver makes paths of another driver and wraps each in a [Path]. Paths are numbered from 1 in the
+// order in which they are made, dialed and accepted ones together.
 type Driver struct {
 	setup.ListenDriver
 	plan Plan
@@ -82,8 +82,9 @@ func (l listener) Accept(ctx context.Context, t setup.Token, cfg setup.Config) (
 	return l.d.wrap(p, err)
 }
 
-// ProxyDriver makes paths of a wire driver whose data connections go through a [Proxy]: its listeners offer the proxy's address
-// instead of their own. It suits drivers whose addresses are those of TCP.
+// ProxyDriver makes paths of a wire driver whose data connections go through a [Proxy]: its
+// listeners offer the proxy's address instead of their own. It suits drivers whose addresses are
+// those of TCP.
 type ProxyDriver struct {
 	setup.ListenDriver
 	plan Plan

@@ -11,7 +11,8 @@ var (
 	errStopped = errors.New("stopped while it was stalled")
 )
 
-// flow is one direction of a stream under a script. One goroutine uses it; gate and ended may be touched by others.
+// flow is one direction of a stream under a script. One goroutine uses it; gate and ended may be
+// touched by others.
 type flow struct {
 	dir   Direction
 	s     *script
@@ -28,7 +29,8 @@ func newFlow(p *Plan, conn int, d Direction, rec *recorder, end func()) *flow {
 	return &flow{dir: d, s: p.script(Bytes, conn, d), rec: rec, gate: newGate(), end: end}
 }
 
-// due carries out what is due at this position. It waits while the flow is stalled, until stop or late is closed.
+// due carries out what is due at this position. It waits while the flow is stalled, until stop or
+// late is closed.
 func (f *flow) due(stop, late <-chan struct{}) error {
 	for {
 		if !f.gate.wait(stop, late) {
@@ -60,8 +62,8 @@ func (f *flow) due(stop, late <-chan struct{}) error {
 	}
 }
 
-// take lets the first bytes of b pass, up to the next event: n of them, as out, which is valid until the next call. Nothing
-// may be due. It may change b.
+// take lets the first bytes of b pass, up to the next event: n of them, as out, which is valid
+// until the next call. Nothing may be due. It may change b.
 func (f *flow) take(b []byte) (out []byte, n int) {
 	k, _, _ := f.s.step(uint64(len(b)))
 	n = int(k)

@@ -12,9 +12,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Path is a path under a plan. It keeps the contract of path.Path with every kind but Drop, Duplicate and Corrupt; with Refuse it
-// departs from one reading of package pathtest, that a fresh path accepts exactly its window in a row. Like every path it has
-// one owner; Stall, Resume and Log may be called from any goroutine.
+// Path is a path under a plan. It keeps the contract of path.Path with every kind but Drop,
+// Duplicate and Corrupt; with Refuse it departs from one reading of package pathtest, that a fresh
+// path accepts exactly its window in a row. Like every path it has one owner; Stall, Resume and Log
+// may be called from any goroutine.
 type Path struct {
 	path.Path
 	s       *script
@@ -71,8 +72,8 @@ type heldEvent struct {
 	late         bool // until later ones have passed
 }
 
-// NewPath wraps a path, which belongs to the result from then on, also when there is an error. number is what rules call
-// conn, from 1.
+// NewPath wraps a path, which belongs to the result from then on, also when there is an error.
+// number is what rules call conn, from 1.
 func NewPath(p path.Path, plan Plan, number int) (*Path, error) {
 	w := p.Capabilities().Window
 	x := &Path{Path: p, s: plan.script(Operations, number, Up), bell: -1, window: w,
@@ -372,7 +373,8 @@ func (p *Path) due(h *heldEvent, now time.Time) bool {
 	return h.late && (h.after == 0 || p.inner == 0)
 }
 
-// waits reports whether the path is stalled, and watches the wrapped path's descriptor only when it is not.
+// waits reports whether the path is stalled, and watches the wrapped path's descriptor only when it
+// is not.
 func (p *Path) waits() bool {
 	p.mu.Lock()
 	if p.stalled && !p.until.IsZero() && !time.Now().Before(p.until) {
@@ -439,7 +441,8 @@ func (p *Path) FD() int {
 	return p.ep.FD()
 }
 
-// Cancel cancels an operation; one whose completion is held back has ended, and is only not reported yet.
+// Cancel cancels an operation; one whose completion is held back has ended, and is only not
+// reported yet.
 func (p *Path) Cancel(token uint64) bool {
 	for i := range p.held {
 		if p.held[i].e.Token == token {

@@ -52,7 +52,8 @@ func TestConformance(t *testing.T) {
 }
 
 // side is one end with room for one operation's bytes.
-func pairOf(t *testing.T, plan string) (*pathtest.Pair, *Path, func(kind path.OpKind, seed uint64) (path.Op, []byte, []byte)) {
+func pairOf(t *testing.T, plan string) (*pathtest.Pair, *Path,
+	func(kind path.OpKind, seed uint64) (path.Op, []byte, []byte)) {
 	t.Helper()
 	f, ends := wrapped(t, parse(t, plan), Plan{})
 	p := pathtest.NewPair(t, f, 0)
@@ -64,7 +65,8 @@ func pairOf(t *testing.T, plan string) (*pathtest.Pair, *Path, func(kind path.Op
 			pathtest.Fill(remote.All().Bytes(), seed+1)
 		}
 		key := p.B.Export(remote, path.Read|path.Write).Key()
-		return path.Op{Kind: kind, Copies: []path.Copy{{Local: local.All(), Key: key}}}, local.All().Bytes(), remote.All().Bytes()
+		return path.Op{Kind: kind, Copies: []path.Copy{{Local: local.All(), Key: key}}}, local.All().Bytes(),
+			remote.All().Bytes()
 	}
 }
 
@@ -207,8 +209,10 @@ func TestBrokenOnPurpose(t *testing.T) {
 	counts := map[string]int{"drop at=1": 2, "duplicate at=1": 4}
 	for text, want := range counts {
 		f, ends := wrapped(t, parse(t, text), Plan{})
-		pa, pb := f.New(t, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
-		if n, err := pa.Post([]path.Op{{Kind: path.Notify, Token: 1}, {Kind: path.Notify, Token: 2}, {Kind: path.Notify, Token: 3}}); n != 3 {
+		pa, pb := f.New(t, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		if n, err := pa.Post([]path.Op{{Kind: path.Notify, Token: 1}, {Kind: path.Notify, Token: 2},
+			{Kind: path.Notify, Token: 3}}); n != 3 {
 			t.Fatal(err)
 		}
 		done := 0
@@ -240,7 +244,8 @@ func TestBrokenOnPurpose(t *testing.T) {
 
 func TestPlanOfAPathIsChecked(t *testing.T) {
 	for _, text := range []string{"halfclose up", "delay up", "fail down"} {
-		a, b := setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
+		a, b := setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)},
+			setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 		pa, pb, err := pathtest.NewMemory(a, b)
 		if err != nil {
 			t.Fatal(err)

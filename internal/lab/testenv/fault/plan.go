@@ -17,17 +17,20 @@ var ErrInjected = errors.New("injected fault")
 type Kind uint8
 
 const (
-	// Cut breaks the connection in both directions, with a reset where there is one. A path goes down before the operation.
+	// Cut breaks the connection in both directions, with a reset where there is one. A path goes
+	// down before the operation.
 	Cut Kind = iota + 1
-	// Stall stops the flow for a while, or for ever without a duration: bytes wait, datagrams are lost, a path's Poll does
-	// nothing.
+	// Stall stops the flow for a while, or for ever without a duration: bytes wait, datagrams are
+	// lost, a path's Poll does nothing.
 	Stall
-	// Delay holds back what comes for a duration: all that follows in a stream, one datagram, one operation's completion. A
-	// completion can also be held back for N polls.
+	// Delay holds back what comes for a duration: all that follows in a stream, one datagram, one
+	// operation's completion. A completion can also be held back for N polls.
 	Delay
-	// Short ends a read or write of a stream here; a path reports one event for each of the next N polls.
+	// Short ends a read or write of a stream here; a path reports one event for each of the next N
+	// polls.
 	Short
-	// Corrupt flips a bit in each of the next N bytes, of N bits in a datagram, of a byte that a Get brought.
+	// Corrupt flips a bit in each of the next N bytes, of N bits in a datagram, of a byte that a
+	// Get brought.
 	Corrupt
 	// Drop loses N bytes of a stream, a datagram, or the completion of an operation.
 	Drop
@@ -35,17 +38,20 @@ const (
 	Duplicate
 	// Reorder holds back a datagram or a completion until N later ones have passed.
 	Reorder
-	// HalfClose ends one direction of a stream in good order; what its sender still sends is thrown away.
+	// HalfClose ends one direction of a stream in good order; what its sender still sends is thrown
+	// away.
 	HalfClose
-	// Refuse resets a connection instead of accepting it, whatever the position; a path's Post stops before the operation as if the window were full,
-	// provided that something is outstanding.
+	// Refuse resets a connection instead of accepting it, whatever the position; a path's Post
+	// stops before the operation as if the window were full, provided that something is
+	// outstanding.
 	Refuse
 	// Fail ends an operation with ErrInjected and path.ErrIntegrity. It is not carried out.
 	Fail
 	kinds
 )
 
-var kindNames = [kinds]string{Cut: "cut", Stall: "stall", Delay: "delay", Short: "short", Corrupt: "corrupt", Drop: "drop",
+var kindNames = [kinds]string{Cut: "cut", Stall: "stall", Delay: "delay", Short: "short", Corrupt: "corrupt",
+	Drop:      "drop",
 	Duplicate: "duplicate", Reorder: "reorder", HalfClose: "halfclose", Refuse: "refuse", Fail: "fail"}
 
 func (k Kind) String() string {
@@ -55,8 +61,8 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Direction is one or both ways of a connection: Up is from the side that dialed. For a [Conn] Up is what it writes, Down what
-// it reads. A path has only Up: its own operations.
+// Direction is one or both ways of a connection: Up is from the side that dialed. For a [Conn] Up
+// is what it writes, Down what it reads. A path has only Up: its own operations.
 type Direction uint8
 
 const (
@@ -93,7 +99,8 @@ var sensible = map[Unit][]Kind{
 	Operations: {Cut, Stall, Delay, Short, Corrupt, Drop, Duplicate, Reorder, Refuse, Fail},
 }
 
-// Number is a position or distance: exact, or drawn anew each time between 1 and twice itself less one.
+// Number is a position or distance: exact, or drawn anew each time between 1 and twice itself less
+// one.
 type Number struct {
 	N      uint64
 	Random bool
@@ -153,7 +160,8 @@ func (r Rule) String() string {
 	return b.String()
 }
 
-// Plan is what goes wrong, fully determined by the seed and the rules. The zero Plan disturbs nothing.
+// Plan is what goes wrong, fully determined by the seed and the rules. The zero Plan disturbs
+// nothing.
 type Plan struct {
 	Seed  uint64
 	Rules []Rule
@@ -179,7 +187,8 @@ func (p Plan) Check(u Unit) error {
 		case r.Conn < 0 || r.For < 0 || r.Dir > Both:
 			return fmt.Errorf("fault: rule %d (%v): negative numbers and unknown directions mean nothing", i+1, r)
 		case u == Operations && r.Dir&Up == 0 && r.Dir != 0:
-			return fmt.Errorf("fault: rule %d (%v): a path has no direction down; put the rule on the peer's path", i+1, r)
+			return fmt.Errorf("fault: rule %d (%v): a path has no direction down; put the rule on the peer's path", i+1,
+				r)
 		case (r.At.Random && r.At.N == 0) || (r.Every.Random && r.Every.N == 0):
 			return fmt.Errorf("fault: rule %d (%v): a random number has a mean of 1 at least", i+1, r)
 		}
@@ -261,8 +270,9 @@ func parseNumber(s string) (Number, error) {
 	return Number{n, random}, err
 }
 
-// Random is a plan of one to three rules of the given kinds at positions up to span, with stops of at most a few milliseconds
-// where a kind stops something: what a test over many seeds uses. Stalls end by themselves.
+// Random is a plan of one to three rules of the given kinds at positions up to span, with stops of
+// at most a few milliseconds where a kind stops something: what a test over many seeds uses. Stalls
+// end by themselves.
 func Random(u Unit, seed, span uint64, from ...Kind) Plan {
 	r := rand.New(rand.NewPCG(seed, 0x6661756c74))
 	p := Plan{Seed: seed}

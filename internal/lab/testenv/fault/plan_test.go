@@ -15,7 +15,8 @@ func TestPlanReadsBack(t *testing.T) {
 	for range 500 {
 		p := Plan{Seed: r.Uint64()}
 		for range r.IntN(4) {
-			x := Rule{Kind: Kind(1 + r.IntN(int(kinds)-1)), Dir: Direction(1 + r.IntN(3)), Conn: r.IntN(3), N: r.Uint64N(3)}
+			x := Rule{Kind: Kind(1 + r.IntN(int(kinds)-1)), Dir: Direction(1 + r.IntN(3)), Conn: r.IntN(3),
+				N: r.Uint64N(3)}
 			if r.IntN(2) == 0 {
 				x.At = number()
 			}
@@ -62,7 +63,8 @@ func TestBadPlans(t *testing.T) {
 			t.Errorf("%q: error %v, want %q in it", text, err, want)
 		}
 	}
-	for text, u := range map[string]Unit{"reorder": Bytes, "halfclose": Datagrams, "delay": Bytes, "fail": Datagrams, "cut down": Operations, "cut conn=-1": Bytes} {
+	for text, u := range map[string]Unit{"reorder": Bytes, "halfclose": Datagrams, "delay": Bytes, "fail": Datagrams,
+		"cut down": Operations, "cut conn=-1": Bytes} {
 		p := parse(t, text)
 		if err := p.Check(u); err == nil {
 			t.Errorf("%q makes sense for unit %d?", text, u)
@@ -90,7 +92,8 @@ func events(p Plan, u Unit, conn int, dir Direction, n uint64, r *rand.Rand) []E
 	return out
 }
 
-// The same seed makes the same faults at the same places, however the traffic is cut into pieces, and another seed others.
+// The same seed makes the same faults at the same places, however the traffic is cut into pieces,
+// and another seed others.
 func TestSameSeedSameFaults(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, uint64(time.Now().UnixNano())))
 	differ := 0

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// Proxy stands between clients and a server that are real sockets: it accepts like the server, connects to it, and carries
-// what each side sends, with faults. Neither side needs to know.
+// Proxy stands between clients and a server that are real sockets: it accepts like the server,
+// connects to it, and carries what each side sends, with faults. Neither side needs to know.
 //
-// Descriptors that travel over Unix sockets are lost on the way, so transfer/path/shm does not work through a Proxy; control connections
-// do.
+// Descriptors that travel over Unix sockets are lost on the way, so transfer/path/shm does not work
+// through a Proxy; control connections do.
 type Proxy struct {
 	network string
 	plan    Plan
@@ -36,8 +36,8 @@ type Proxy struct {
 	closed bool
 }
 
-// NewProxy listens on a free address of this host for connections to target. The network is "tcp", "unix" or "udp". The caller
-// calls Close.
+// NewProxy listens on a free address of this host for connections to target. The network is "tcp",
+// "unix" or "udp". The caller calls Close.
 func NewProxy(network, target string, plan Plan) (*Proxy, error) {
 	p := &Proxy{network: network, target: target, plan: plan, routes: map[string]*Link{}, closing: make(chan struct{})}
 	unit, at := Bytes, "127.0.0.1:0"
@@ -68,7 +68,8 @@ func NewProxy(network, target string, plan Plan) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr is where clients connect to instead of the target: host and port, or the name of an abstract Unix socket.
+// Addr is where clients connect to instead of the target: host and port, or the name of an abstract
+// Unix socket.
 func (p *Proxy) Addr() string { return p.addr }
 
 // SetTarget sends connections that come from now on to another server.
@@ -185,7 +186,8 @@ func (p *Proxy) Counts() (c Counts) {
 	return c
 }
 
-// Link is one connection through a Proxy. Its methods may be called from any goroutine, at any time.
+// Link is one connection through a Proxy. Its methods may be called from any goroutine, at any
+// time.
 type Link struct {
 	proxy  *Proxy
 	number int
@@ -247,7 +249,8 @@ func (l *Link) serve(target string, refuse bool) {
 	}
 }
 
-// pump carries one direction until it ends; it reports whether that was in good order. Otherwise it ends the connection.
+// pump carries one direction until it ends; it reports whether that was in good order. Otherwise it
+// ends the connection.
 func (l *Link) pump(f *flow, to, from net.Conn) bool {
 	buf := make([]byte, 64<<10)
 	for {

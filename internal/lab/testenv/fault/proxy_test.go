@@ -20,7 +20,8 @@ import (
 // patience turns a hang into a failure; nothing is measured.
 const patience = time.Minute
 
-// between starts a proxy in front of a listening socket of this process, and checks that both leave nothing behind.
+// between starts a proxy in front of a listening socket of this process, and checks that both leave
+// nothing behind.
 func between(t *testing.T, network, plan string) (*Proxy, net.Listener) {
 	t.Helper()
 	files := openFiles(t)
@@ -115,9 +116,15 @@ func TestProxyFaults(t *testing.T) {
 		"corrupt at=7 n=1": func(got []byte, err error) bool {
 			return len(got) == len(data) && got[7] != data[7] && bytes.Equal(got[8:], data[8:])
 		},
-		"drop at=9 n=3":      func(got []byte, err error) bool { return bytes.Equal(got, append(bytes.Clone(data[:9]), data[12:]...)) },
-		"duplicate at=9 n=3": func(got []byte, err error) bool { return bytes.Equal(got, append(bytes.Clone(data[:12]), data[9:]...)) },
-		"delay every=~30000 for=1ms; stall at=50 for=2ms": func(got []byte, err error) bool { return bytes.Equal(got, data) && err == nil },
+		"drop at=9 n=3": func(got []byte, err error) bool {
+			return bytes.Equal(got, append(bytes.Clone(data[:9]), data[12:]...))
+		},
+		"duplicate at=9 n=3": func(got []byte, err error) bool {
+			return bytes.Equal(got, append(bytes.Clone(data[:12]), data[9:]...))
+		},
+		"delay every=~30000 for=1ms; stall at=50 for=2ms": func(got []byte, err error) bool {
+			return bytes.Equal(got, data) && err == nil
+		},
 	} {
 		for _, dir := range []Direction{Up, Down} {
 			t.Run(fmt.Sprintf("%s/%v", plan, dir), func(t *testing.T) {
@@ -159,7 +166,8 @@ func TestProxyFaults(t *testing.T) {
 	}
 }
 
-// The same plan does the same to the same bytes, although the kernel cuts them differently each time.
+// The same plan does the same to the same bytes, although the kernel cuts them differently each
+// time.
 func TestProxyRepeats(t *testing.T) {
 	data := pattern(200_000)
 	for seed := range uint64(5) {
@@ -298,7 +306,8 @@ func TestProxyPlansAreChecked(t *testing.T) {
 	}
 }
 
-// datagrams sends numbered datagrams through a proxy and returns the first that came, in their order; -1 is a damaged one.
+// datagrams sends numbered datagrams through a proxy and returns the first that came, in their
+// order; -1 is a damaged one.
 func datagrams(t *testing.T, plan string, n int, wantAtLeast int) (got []int, log Log) {
 	t.Helper()
 	files := openFiles(t)
@@ -395,7 +404,8 @@ func TestDatagramsRepeat(t *testing.T) {
 	for i := range logs {
 		got[i], logs[i] = datagrams(t, plan, 400, 300)
 	}
-	if !reflect.DeepEqual(got[0], got[1]) || !reflect.DeepEqual(logs[0].Events, logs[1].Events) || logs[0].Counts.Total() < 50 {
+	if !reflect.DeepEqual(got[0], got[1]) || !reflect.DeepEqual(logs[0].Events, logs[1].Events) ||
+		logs[0].Counts.Total() < 50 {
 		t.Errorf("two runs differ: %v and %v", logs[0].Counts, logs[1].Counts)
 	}
 }

@@ -25,7 +25,8 @@ func (e Event) String() string {
 	return s
 }
 
-// script is a plan for one direction of one connection: a sequence of events in the order of their positions.
+// script is a plan for one direction of one connection: a sequence of events in the order of their
+// positions.
 type script struct {
 	pos   uint64
 	dir   Direction
@@ -39,7 +40,8 @@ type line struct {
 	over bool
 }
 
-// script makes the sequence for a direction of connection number conn, counted from 1. It depends on nothing else.
+// script makes the sequence for a direction of connection number conn, counted from 1. It depends
+// on nothing else.
 func (p *Plan) script(u Unit, conn int, dir Direction) *script {
 	s := &script{dir: dir}
 	for i, r := range p.Rules {
@@ -62,7 +64,8 @@ func (p *Plan) script(u Unit, conn int, dir Direction) *script {
 	return s
 }
 
-// step moves on by up to n units. It returns how many may pass, or, with k = 0 and ok, the event that comes first.
+// step moves on by up to n units. It returns how many may pass, or, with k = 0 and ok, the event
+// that comes first.
 func (s *script) step(n uint64) (k uint64, e Event, ok bool) {
 	var first *line
 	for i := range s.lines {

@@ -8,9 +8,10 @@ import (
 	"path"
 )
 
-// A cpioWriter writes an archive of the format "newc", which the kernel unpacks as its first root file system (see the
-// kernel's Documentation/driver-api/early-userspace/buffer-format.rst). Directories above an entry are made on the way.
-// Archives may follow each other in one file; of two entries with the same name the later one stands.
+// A cpioWriter writes an archive of the format "newc", which the kernel unpacks as its first root
+// file system (see the kernel's Documentation/driver-api/early-userspace/buffer-format.rst).
+// Directories above an entry are made on the way. Archives may follow each other in one file; of
+// two entries with the same name the later one stands.
 type cpioWriter struct {
 	w    *bufio.Writer
 	n    int64
@@ -39,7 +40,8 @@ func (c *cpioWriter) header(name string, mode int, size int64) {
 		return
 	}
 	c.ino++
-	// magic, ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check
+	// magic, ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor,
+	// namesize, check
 	n, err := fmt.Fprintf(c.w, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
 		c.ino, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, len(name)+1, 0, name)
 	c.n, c.err = c.n+int64(n), err

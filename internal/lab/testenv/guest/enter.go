@@ -37,12 +37,14 @@ func ID() int {
 	return id
 }
 
-// Enter runs the calling test in a guest. It returns true outside, when the guest has run the test and everything that it said
-// is reported: the caller then returns. It returns false inside, where the test goes on. It must be the first call of a test.
+// Enter runs the calling test in a guest. It returns true outside, when the guest has run the test
+// and everything that it said is reported: the caller then returns. It returns false inside, where
+// the test goes on. It must be the first call of a test.
 //
-// Logs come as they are printed, subtests when they end. The test fails when the test inside fails, when the guest hangs
-// (Spec.Timeout) or dies, and then its kernel log is printed. What is skipped inside is skipped outside, and is a failure in CI.
-// Builds with the race detector or with invariants skip: the plain build runs the same tests.
+// Logs come as they are printed, subtests when they end. The test fails when the test inside fails,
+// when the guest hangs (Spec.Timeout) or dies, and then its kernel log is printed. What is skipped
+// inside is skipped outside, and is a failure in CI. Builds with the race detector or with
+// invariants skip: the plain build runs the same tests.
 func Enter[T Test[T]](t T, s Spec) bool {
 	t.Helper()
 	if inside := os.Getenv(envProfile); inside != "" {
@@ -64,7 +66,8 @@ func Enter[T Test[T]](t T, s Spec) bool {
 	if s.Timeout == 0 {
 		s.Timeout = DefaultTimeout
 	}
-	argv := []string{"/guest/bin/test", "-test.run=" + pattern(t.Name()), "-test.v=test2json", "-test.count=1", "-test.paniconexit0",
+	argv := []string{"/guest/bin/test", "-test.run=" + pattern(t.Name()), "-test.v=test2json", "-test.count=1",
+		"-test.paniconexit0",
 		"-test.timeout=" + (s.Timeout * 3 / 4).String(), fmt.Sprintf("-test.short=%t", flagIs("test.short", "true"))}
 
 	var rep *report[T]
@@ -75,7 +78,8 @@ func Enter[T Test[T]](t T, s Spec) bool {
 		if err != nil || again == maxAgain || !r.emulator() {
 			break
 		}
-		t.Logf("guest: the emulator's own fault ended the guest (see Verdict.emulator); once more, with all tests inside")
+		t.Logf("guest: the emulator's own fault ended the guest (see Verdict.emulator); once more, with all " +
+			"tests inside")
 	}
 	if errors.Is(err, ErrMissing) || errors.Is(err, exec.ErrNotFound) {
 		testenv.Missing(t, "a guest", err)
@@ -126,8 +130,9 @@ func flagIs(name, value string) bool {
 	return f != nil && f.Value.String() == value
 }
 
-// testBinary is a test binary of the package whose test runs: this process's own if it is static or linked says that it need not be, or a
-// static one built for the purpose, which stays locked until done.
+// testBinary is a test binary of the package whose test runs: this process's own if it is static or
+// linked says that it need not be, or a static one built for the purpose, which stays locked until
+// done.
 func testBinary(ctx context.Context, linked bool) (file string, done func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -200,7 +205,8 @@ func newReport[T Test[T]](t T, guests int) *report[T] {
 	return r
 }
 
-// line takes a line of a guest: what the test itself says is passed on at once, a subtest when it has ended.
+// line takes a line of a guest: what the test itself says is passed on at once, a subtest when it
+// has ended.
 func (r *report[T]) line(id int, text string) {
 	r.t.Helper()
 	tree := r.trees[id-1]
@@ -306,7 +312,8 @@ func (r *report[T]) finish(res Result) {
 			skipped = true
 		}
 		if r.t.Failed() && (!before || v.Err != nil || v.Exit != 0) {
-			r.t.Logf("%sthe guest's console:\n%s\nTo run this test alone: %s", r.prefix(v.ID), strings.TrimSpace(v.Console), rerun(r.t.Name()))
+			r.t.Logf("%sthe guest's console:\n%s\nTo run this test alone: %s", r.prefix(v.ID),
+				strings.TrimSpace(v.Console), rerun(r.t.Name()))
 		}
 	}
 	if skipped && !r.t.Failed() {

@@ -23,9 +23,9 @@ type event struct {
 	text   string // the line; of an end, how long the test took
 }
 
-// A testOutput reads the output of a test binary that was started with -test.v=test2json. There the lines of the framework are
-// marked by a control character, so that what a test prints cannot be taken for them. It is the format that "go tool
-// test2json" reads.
+// A testOutput reads the output of a test binary that was started with -test.v=test2json. There the
+// lines of the framework are marked by a control character, so that what a test prints cannot be
+// taken for them. It is the format that "go tool test2json" reads.
 type testOutput struct {
 	current string // the test that prints
 }
@@ -46,7 +46,8 @@ func (o *testOutput) line(s string) []event {
 	}
 	if m := resultLine.FindStringSubmatch(framed); m != nil {
 		o.current = m[2]
-		return append(out, event{map[string]action{"PASS": actPass, "FAIL": actFail, "SKIP": actSkip}[m[1]], m[2], m[3]})
+		return append(out, event{map[string]action{"PASS": actPass, "FAIL": actFail, "SKIP": actSkip}[m[1]], m[2],
+			m[3]})
 	}
 	verb, name, ok := strings.Cut(strings.TrimPrefix(framed, "=== "), " ")
 	if !ok || !strings.HasPrefix(framed, "=== ") {

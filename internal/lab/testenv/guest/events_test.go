@@ -25,8 +25,10 @@ func TestOutput(t *testing.T) {
 		}
 	}
 	want := []string{
-		"0 |noise before", "1 TestA|", "0 TestA|    a_test.go:1: hello", "0 TestA|no newline", "1 TestA/x_y|", "0 TestA/x_y|        a_test.go:2: from x",
-		"0 TestA/x_y|--- FAIL: TestFake (0.00s)", "0 TestA|    a_test.go:3: again", "1 TestA/p/q|", "4 TestA/p/q|0.00s", "0 TestA/p/q|    a_test.go:4: why",
+		"0 |noise before", "1 TestA|", "0 TestA|    a_test.go:1: hello", "0 TestA|no newline", "1 TestA/x_y|",
+		"0 TestA/x_y|        a_test.go:2: from x",
+		"0 TestA/x_y|--- FAIL: TestFake (0.00s)", "0 TestA|    a_test.go:3: again", "1 TestA/p/q|", "4 TestA/p/q|0.00s",
+		"0 TestA/p/q|    a_test.go:4: why",
 		"3 TestA/x_y|1.25s", "3 TestA|2.00s", "0 |exit",
 	}
 	if !slices.Equal(got, want) {
@@ -78,7 +80,8 @@ func TestReport(t *testing.T) {
 		}
 	}
 	f := run("\x16=== RUN   TestA\n\x16=== RUN   TestA/sub\n        deep\n", Verdict{Exit: 2})
-	if sub := f.sub(t, "sub"); !sub.fail || !strings.Contains(sub.text(), "deep") || !strings.Contains(sub.text(), "did not end") {
+	if sub := f.sub(t, "sub"); !sub.fail || !strings.Contains(sub.text(), "deep") ||
+		!strings.Contains(sub.text(), "did not end") {
 		t.Errorf("a subtest without an end: failed %v, %s", sub.fail, sub.text())
 	}
 	t.Setenv("CI", "true")
@@ -99,7 +102,8 @@ func TestTail(t *testing.T) {
 		fmt.Fprintf(&c, "line %d of the console, and some more to fill it\r\n", i)
 	}
 	s := c.String()
-	if len(s) > consoleKept+100 || !strings.Contains(s, "are lost") || !strings.Contains(s, "line 2999 ") || strings.Contains(s, "\r") {
+	if len(s) > consoleKept+100 || !strings.Contains(s, "are lost") || !strings.Contains(s, "line 2999 ") ||
+		strings.Contains(s, "\r") {
 		t.Errorf("kept %d bytes, from %q", len(s), s[:80])
 	}
 }

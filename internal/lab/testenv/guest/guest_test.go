@@ -20,7 +20,8 @@ import (
 // envInside tells TestInside what to do.
 const envInside = "PENSTOCK_TEST_INSIDE"
 
-// TestInside is what the tests of this file run in guests. By itself, outside, it has nothing to do.
+// TestInside is what the tests of this file run in guests. By itself, outside, it has nothing to
+// do.
 func TestInside(t *testing.T) {
 	switch os.Getenv(envInside) {
 	case "verdicts":
@@ -183,7 +184,8 @@ func TestGuestCommand(t *testing.T) {
 		testenv.Missing(t, "env", err)
 	}
 	var out strings.Builder
-	exit, err := RunCommand(t.Context(), Spec{Profile: Numa, Env: []string{"A=it's"}}, []string{env, "B=b", "sh", "-c", "echo $A $B; ls /guest/bin; exit 3"}, &out)
+	exit, err := RunCommand(t.Context(), Spec{Profile: Numa, Env: []string{"A=it's"}},
+		[]string{env, "B=b", "sh", "-c", "echo $A $B; ls /guest/bin; exit 3"}, &out)
 	if err != nil || exit != 3 || out.String() != "it's b\nenv\n" {
 		t.Errorf("exit status %d, %v, output:\n%s", exit, err, out.String())
 	}
@@ -193,7 +195,8 @@ func TestGuestCommand(t *testing.T) {
 func TestGuestHang(t *testing.T) {
 	skipUnlessGuests(t)
 	var got []string
-	r, err := Run(t.Context(), Spec{Profile: Numa, Timeout: 5 * time.Second}, []string{"sh", "-c", "echo begun; sleep 1000"},
+	r, err := Run(t.Context(), Spec{Profile: Numa, Timeout: 5 * time.Second},
+		[]string{"sh", "-c", "echo begun; sleep 1000"},
 		func(_ int, line string) { got = append(got, line) })
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +245,8 @@ func TestGuestEndsWithItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait()
-	// The kernel kills qemu when its parent is dead; when qemu is gone is its own affair, so it is waited for.
+	// The kernel kills qemu when its parent is dead; when qemu is gone is its own affair, so it is
+	// waited for.
 	deadline := time.Now().Add(time.Minute)
 	for _, pid := range before {
 		for alive(pid) {
@@ -290,7 +294,8 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
-// TestEmulatorFault: what a kernel says when the emulator killed it, and what it says when it died of something else.
+// TestEmulatorFault: what a kernel says when the emulator killed it, and what it says when it died
+// of something else.
 func TestEmulatorFault(t *testing.T) {
 	for console, want := range map[string]bool{
 		"[    3.303794] Oops: int3: 0000 [#1] SMP NOPTI\n[    3.311152] Code: 53 66 <90> e8": true,
@@ -303,35 +308,43 @@ func TestEmulatorFault(t *testing.T) {
 		if died.emulator() != want {
 			t.Errorf("%q: of the emulator %v, want %v", console, !want, want)
 		}
-		if (Verdict{Console: console}).emulator() || (Verdict{Exit: 1, Err: errors.New("it was killed"), Console: console}).emulator() {
+		if (Verdict{Console: console}).emulator() ||
+			(Verdict{Exit: 1, Err: errors.New("it was killed"), Console: console}).emulator() {
 			t.Errorf("%q: a guest that ended, or was killed, is taken for one that died of the emulator", console)
 		}
 	}
 }
 
-// dieOfEmulator is a shell's way to end a guest as the emulator's fault does, as far as the lab sees it.
+// dieOfEmulator is a shell's way to end a guest as the emulator's fault does, as far as the lab
+// sees it.
 const dieOfEmulator = "echo 'Oops: int3: 0000 [#1]' >/dev/console; sleep 1; reboot -f"
 
 // TestGuestBootsAgain: such guests are booted once more, but not for ever, and others are not.
 func TestGuestBootsAgain(t *testing.T) {
 	skipUnlessGuests(t)
-	if r, err := Run(t.Context(), Spec{Profile: Numa}, []string{"sh", "-c", "reboot -f"}, func(int, string) {}); err != nil || r.Again != 0 || r.OK() {
+	if r, err := Run(t.Context(), Spec{Profile: Numa}, []string{"sh", "-c", "reboot -f"},
+		func(int, string) {}); err != nil || r.Again != 0 || r.OK() {
 		t.Errorf("a guest that ended without a word: %v, %v; expected one boot and an error", r, err)
 	}
 	t.Setenv("CI", "")
 	f := newFake("TestInside")
 	f.do(func(f *fake) { Enter(f, Spec{Profile: Numa, Env: []string{envInside + "=emulator"}}) })
 	if n := strings.Count(f.text(), "once more"); n != maxAgain || !f.fail {
-		t.Errorf("a test was run once more %d times, failed %v; expected %d and a failure:\n%s", n, f.fail, maxAgain, f.text())
+		t.Errorf("a test was run once more %d times, failed %v; expected %d and a failure:\n%s", n, f.fail, maxAgain,
+			f.text())
 	}
 }
 
-// TestGuestStuck: a pair of which one does not come to its program is booted again, whatever the other has printed.
+// TestGuestStuck: a pair of which one does not come to its program is booted again, whatever the
+// other has printed.
 func TestGuestStuck(t *testing.T) {
 	skipUnlessGuests(t)
-	stuck := Profile{Name: "stuck", CPUs: 1, Memory: 256, Link: NIC{Model: "e1000e"}, Setup: "if grep -q penstock.id=2 /proc/cmdline; then sleep 1000; fi"}
+	stuck := Profile{Name: "stuck", CPUs: 1, Memory: 256, Link: NIC{Model: "e1000e"},
+		Setup: "if grep -q penstock.id=2 /proc/cmdline; then sleep 1000; fi"}
 	s := Spec{Profile: stuck, Guests: 2, patience: 8 * time.Second}
-	r, err := Run(t.Context(), s, []string{"echo", "begun"}, func(id int, line string) { t.Errorf("guest %d: line %q", id, line) })
+	r, err := Run(t.Context(), s, []string{"echo", "begun"}, func(id int, line string) {
+		t.Errorf("guest %d: line %q", id, line)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,12 +353,14 @@ func TestGuestStuck(t *testing.T) {
 	}
 }
 
-// TestGuestPowersOff: a guest that was to lose its power may end without a word, and no other way; whose program ends instead has failed.
+// TestGuestPowersOff: a guest that was to lose its power may end without a word, and no other way;
+// whose program ends instead has failed.
 func TestGuestPowersOff(t *testing.T) {
 	skipUnlessGuests(t)
 	run := func(program string) Verdict {
 		t.Helper()
-		r, err := Run(t.Context(), Spec{Profile: Numa, PowersOff: 1}, []string{"sh", "-c", program}, func(int, string) {})
+		r, err := Run(t.Context(), Spec{Profile: Numa, PowersOff: 1}, []string{"sh", "-c", program},
+			func(int, string) {})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,10 +384,11 @@ func TestPowered(t *testing.T) {
 		v   Verdict
 		off bool
 	}{
-		"in its program":         {Verdict{Exit: -1, Err: gone, Boot: time.Second}, true},
-		"before it":              {Verdict{Exit: -1, Err: gone}, false},
-		"killed":                 {Verdict{Exit: -1, Err: errors.New("it was killed"), Boot: time.Second}, false},
-		"the emulator's fault":   {Verdict{Exit: -1, Err: gone, Boot: time.Second, Console: "Oops: int3: 0000 [#1]"}, false},
+		"in its program": {Verdict{Exit: -1, Err: gone, Boot: time.Second}, true},
+		"before it":      {Verdict{Exit: -1, Err: gone}, false},
+		"killed":         {Verdict{Exit: -1, Err: errors.New("it was killed"), Boot: time.Second}, false},
+		"the emulator's fault": {Verdict{Exit: -1, Err: gone, Boot: time.Second, Console: "Oops: int3: 0000 [#1]"},
+			false},
 		"its program ended":      {Verdict{Boot: time.Second}, false},
 		"its program had failed": {Verdict{Exit: 1, Boot: time.Second}, false},
 	} {
@@ -380,7 +396,8 @@ func TestPowered(t *testing.T) {
 			t.Errorf("%s: %+v", what, c.v)
 		}
 	}
-	if _, err := Run(t.Context(), Spec{Profile: Rdma, Guests: 2, PowersOff: 3}, nil, nil); err == nil || !strings.Contains(err.Error(), "up to 2") {
+	if _, err := Run(t.Context(), Spec{Profile: Rdma, Guests: 2, PowersOff: 3}, nil, nil); err == nil ||
+		!strings.Contains(err.Error(), "up to 2") {
 		t.Errorf("a third guest of two: %v", err)
 	}
 }

@@ -18,11 +18,14 @@ import (
 //go:embed init.sh
 var initScript string
 
-// imageLayout is part of the name of images: it changes when the code below writes other things for the same profile.
+// imageLayout is part of the name of images: it changes when the code below writes other things for
+// the same profile.
 const imageLayout = "3"
 
-// Directories of the host that are one directory in the guest, as they are on a Debian with a merged /usr.
-var merged = [][2]string{{"/bin", "/usr/bin"}, {"/sbin", "/usr/bin"}, {"/usr/sbin", "/usr/bin"}, {"/lib", "/usr/lib"}, {"/lib64", "/usr/lib64"}}
+// Directories of the host that are one directory in the guest, as they are on a Debian with a
+// merged /usr.
+var merged = [][2]string{{"/bin", "/usr/bin"}, {"/sbin", "/usr/bin"}, {"/usr/sbin", "/usr/bin"}, {"/lib", "/usr/lib"},
+	{"/lib64", "/usr/lib64"}}
 
 // guestPath is where a path leads in the guest.
 func guestPath(p string) string {
@@ -53,7 +56,8 @@ func collect(p Profile) (hostFiles, error) {
 	if err := add("/bin/busybox", busybox); err != nil {
 		return nil, err
 	}
-	// The shell for scripts is not busybox's own, which prefers its applets to the programs in PATH: its ip knows no netem.
+	// The shell for scripts is not busybox's own, which prefers its applets to the programs in
+	// PATH: its ip knows no netem.
 	for _, prog := range append([]Program{{"dash", "dash"}}, p.Programs...) {
 		file, err := testenv.Tool(prog.Name, prog.Package)
 		if err != nil {
@@ -66,7 +70,8 @@ func collect(p Profile) (hostFiles, error) {
 	for _, pattern := range p.Files {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
-			return nil, fmt.Errorf("guest: %w: no file %s; on Debian: apt-get install %s", ErrMissing, pattern, p.Package)
+			return nil, fmt.Errorf("guest: %w: no file %s; on Debian: apt-get install %s", ErrMissing, pattern,
+				p.Package)
 		}
 		for _, f := range files {
 			if err := add(f, f); err != nil {
@@ -80,8 +85,8 @@ func collect(p Profile) (hostFiles, error) {
 	return out, nil
 }
 
-// place writes the files into an archive. What are links on the host are links to one copy in the guest: libraries with state,
-// such as DPDK's drivers, must not be there twice.
+// place writes the files into an archive. What are links on the host are links to one copy in the
+// guest: libraries with state, such as DPDK's drivers, must not be there twice.
 func (h hostFiles) place(c *cpioWriter) {
 	copied := map[string]bool{}
 	for _, inGuest := range h.sorted() {
@@ -109,8 +114,8 @@ func (h hostFiles) sorted() []string {
 	return out
 }
 
-// buildImage returns the file in the cache that is the root file system of a profile with a kernel. It is made anew when
-// any file that goes into it has other contents.
+// buildImage returns the file in the cache that is the root file system of a profile with a kernel.
+// It is made anew when any file that goes into it has other contents.
 func buildImage(ctx context.Context, p Profile, k kernel) (string, error) {
 	files, err := collect(p)
 	if err != nil {
@@ -139,8 +144,9 @@ func buildImage(ctx context.Context, p Profile, k kernel) (string, error) {
 	})
 }
 
-// prune removes what is in the cache under a name that begins so, once it is a month old; what is still in use is made again.
-// The cache would otherwise grow with every kernel and every change of a program.
+// prune removes what is in the cache under a name that begins so, once it is a month old; what is
+// still in use is made again. The cache would otherwise grow with every kernel and every change of
+// a program.
 func prune(prefix string) {
 	dir, err := testenv.CacheDir()
 	if err != nil {
@@ -154,11 +160,12 @@ func prune(prefix string) {
 	}
 }
 
-// writeImage writes the root file system of a profile: the host's files, busybox's applets beside them, modules in the order
-// they are loaded, and /init.
+// writeImage writes the root file system of a profile: the host's files, busybox's applets beside
+// them, modules in the order they are loaded, and /init.
 func writeImage(ctx context.Context, w io.Writer, p Profile, k kernel, files hostFiles) error {
 	c := newCpio(w)
-	for _, d := range []string{"/usr/bin", "/usr/lib", "/usr/lib64", guestLibraries, "/proc", "/sys", "/dev", "/tmp", "/run", "/root",
+	for _, d := range []string{"/usr/bin", "/usr/lib", "/usr/lib64", guestLibraries, "/proc", "/sys", "/dev", "/tmp",
+		"/run", "/root",
 		"/etc", "/mnt", "/var/tmp", "/guest/modules"} {
 		c.dir(d)
 	}
@@ -187,7 +194,8 @@ func writeImage(ctx context.Context, w io.Writer, p Profile, k kernel, files hos
 	if err != nil {
 		return err
 	}
-	mods, err := tree.resolve(ctx, append([]string{"tcp_diag"}, p.Modules...)...) // a guest loads none on demand, and every node asks whose a connection is
+	// a guest loads none on demand, and every node asks whose a connection is
+	mods, err := tree.resolve(ctx, append([]string{"tcp_diag"}, p.Modules...)...)
 	if err != nil {
 		return err
 	}
@@ -204,6 +212,7 @@ func writeImage(ctx context.Context, w io.Writer, p Profile, k kernel, files hos
 	return c.close()
 }
 
-// nicMAC is the address of a profile's card, by which the guest knows its name; linkMAC that of the card between two guests.
+// nicMAC is the address of a profile's card, by which the guest knows its name; linkMAC that of the
+// card between two guests.
 func nicMAC(i int) string   { return fmt.Sprintf("52:54:00:70:00:%02x", i) }
 func linkMAC(id int) string { return fmt.Sprintf("52:54:00:71:00:%02x", id) }

@@ -24,7 +24,8 @@ type entry struct {
 	data string
 }
 
-// readCpio reads an archive, or several in a row, as the kernel does: later entries replace earlier ones.
+// readCpio reads an archive, or several in a row, as the kernel does: later entries replace earlier
+// ones.
 func readCpio(t *testing.T, b []byte) map[string]entry {
 	t.Helper()
 	out := map[string]entry{}
@@ -87,7 +88,8 @@ func TestCpio(t *testing.T) {
 	}
 	got := readCpio(t, b.Bytes())
 	want := map[string]entry{
-		"a": {modeDir | 0o755, ""}, "a/b": {modeDir | 0o755, ""}, "a/b/c": {modeFile | 0o644, "12345"}, "l": {modeLink | 0o777, "/a/b"},
+		"a": {modeDir | 0o755, ""}, "a/b": {modeDir | 0o755, ""}, "a/b/c": {modeFile | 0o644, "12345"},
+		"l":     {modeLink | 0o777, "/a/b"},
 		"empty": {modeFile | 0o644, "no more"}, "q": {modeDir | 0o755, ""}, "q/r": {modeDir | 0o755, ""},
 		"q/r/s": {modeFile | 0o755, strings.Repeat("x", 4097)},
 	}
@@ -109,9 +111,11 @@ func TestCpio(t *testing.T) {
 
 func TestPathInGuest(t *testing.T) {
 	for in, want := range map[string]string{
-		"/bin/ip": "/usr/bin/ip", "/usr/sbin/tc": "/usr/bin/tc", "/sbin/x": "/usr/bin/x", "/lib64/ld.so": "/usr/lib64/ld.so",
-		"/lib/x86_64-linux-gnu/libc.so.6": "/usr/lib/x86_64-linux-gnu/libc.so.6", "/etc/x": "/etc/x", "/guest/bin/../run": "/guest/run",
-		"/libx/y": "/libx/y",
+		"/bin/ip": "/usr/bin/ip", "/usr/sbin/tc": "/usr/bin/tc", "/sbin/x": "/usr/bin/x",
+		"/lib64/ld.so":                    "/usr/lib64/ld.so",
+		"/lib/x86_64-linux-gnu/libc.so.6": "/usr/lib/x86_64-linux-gnu/libc.so.6", "/etc/x": "/etc/x",
+		"/guest/bin/../run": "/guest/run",
+		"/libx/y":           "/libx/y",
 	} {
 		if got := guestPath(in); got != want {
 			t.Errorf("%s leads to %s, expected %s", in, got, want)
@@ -263,7 +267,8 @@ func TestModules(t *testing.T) {
 	if want := []string{"base", "mid", "top_one", "other"}; !slices.Equal(names, want) {
 		t.Errorf("order %v, expected %v", names, want)
 	}
-	for name, want := range map[string]string{"ring1": "depends on itself", "lonely": "no module nowhere (needed by lonely)", "none": "no module none below"} {
+	for name, want := range map[string]string{"ring1": "depends on itself",
+		"lonely": "no module nowhere (needed by lonely)", "none": "no module none below"} {
 		if _, err := tree.resolve(context.Background(), name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v; expected %q", name, err, want)
 		}
@@ -333,18 +338,22 @@ func TestProfiles(t *testing.T) {
 	if _, err := ProfileByName("none"); err == nil || !strings.Contains(err.Error(), "net, rdma, nics, numa") {
 		t.Error(err)
 	}
-	if _, err := Run(t.Context(), Spec{Profile: Numa, Guests: 2}, nil, nil); err == nil || !strings.Contains(err.Error(), "of a profile with a link") {
+	if _, err := Run(t.Context(), Spec{Profile: Numa, Guests: 2}, nil, nil); err == nil ||
+		!strings.Contains(err.Error(), "of a profile with a link") {
 		t.Errorf("two guests without a cable: %v", err)
 	}
-	if !keepModule("drivers/net/veth.ko") || keepModule("drivers/net/wireless/x.ko") || keepModule("sound/core/snd.ko") {
+	if !keepModule("drivers/net/veth.ko") || keepModule("drivers/net/wireless/x.ko") ||
+		keepModule("sound/core/snd.ko") {
 		t.Error("the wrong modules are kept")
 	}
 }
 
 func TestArguments(t *testing.T) {
 	args := strings.Join(arguments(Nics, kernel{image: "/k"}, 1, "tag", 3, 4, 5, 0, map[int][]int{2: {6, 7}}), " ")
-	for _, want := range []string{"-kernel /k -initrd /proc/self/fd/3", "penstock=tag penstock.id=1 intel_iommu=on", "tap,id=n2,vhost=off,fds=6:7",
-		"mac=52:54:00:70:00:02,disable-legacy=on,iommu_platform=on,ats=on,mq=on,vectors=6", "hubport,id=n0,hubid=1", "fd=4", "fd=5"} {
+	for _, want := range []string{"-kernel /k -initrd /proc/self/fd/3", "penstock=tag penstock.id=1 intel_iommu=on",
+		"tap,id=n2,vhost=off,fds=6:7",
+		"mac=52:54:00:70:00:02,disable-legacy=on,iommu_platform=on,ats=on,mq=on,vectors=6", "hubport,id=n0,hubid=1",
+		"fd=4", "fd=5"} {
 		if !strings.Contains(args, want) {
 			t.Errorf("no %q in %s", want, args)
 		}

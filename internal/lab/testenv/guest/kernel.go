@@ -22,7 +22,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// kernelLayout is part of the name of unpacked kernels: it changes when what is kept of a package changes.
+// kernelLayout is part of the name of unpacked kernels: it changes when what is kept of a package
+// changes.
 const kernelLayout = "1"
 
 // A kernel is an unpacked kernel.
@@ -36,9 +37,12 @@ type kernel struct {
 var metapackages = []string{"linux-image-amd64", "linux-image-cloud-amd64"}
 
 // keptModules are the directories of modules that are unpacked: some 150 MiB of 400.
-var keptModules = []string{"arch/", "block/", "crypto/", "fs/configfs/", "lib/", "net/", "virt/", "drivers/base/", "drivers/block/",
-	"drivers/char/", "drivers/dax/", "drivers/dca/", "drivers/dma", "drivers/firmware/", "drivers/i2c/", "drivers/infiniband/",
-	"drivers/iommu/", "drivers/net/ethernet/", "drivers/net/phy/", "drivers/net/vmxnet3/", "drivers/nvme/", "drivers/pps/",
+var keptModules = []string{"arch/", "block/", "crypto/", "fs/configfs/", "lib/", "net/", "virt/", "drivers/base/",
+	"drivers/block/",
+	"drivers/char/", "drivers/dax/", "drivers/dca/", "drivers/dma", "drivers/firmware/", "drivers/i2c/",
+	"drivers/infiniband/",
+	"drivers/iommu/", "drivers/net/ethernet/", "drivers/net/phy/", "drivers/net/vmxnet3/", "drivers/nvme/",
+	"drivers/pps/",
 	"drivers/ptp/", "drivers/uio/", "drivers/vfio/", "drivers/vhost/", "drivers/virtio/"}
 
 func keepModule(name string) bool {
@@ -51,10 +55,11 @@ func keepModule(name string) bool {
 	return path.Dir(name) == "drivers/net"
 }
 
-// findKernel returns a kernel that can be booted, from the first of these that has one: the directory $PENSTOCK_GUEST_KERNEL
-// (with boot/vmlinuz-* and lib/modules, as a package unpacks to); the current kernel of the distribution, by apt, out of the
-// cache when it is there; the kernel that was used last, when apt has nothing to say; the host's own kernel.
-// It asks apt once a day. A recent kernel is that of newer.go instead of the distribution's.
+// findKernel returns a kernel that can be booted, from the first of these that has one: the
+// directory $PENSTOCK_GUEST_KERNEL (with boot/vmlinuz-* and lib/modules, as a package unpacks to);
+// the current kernel of the distribution, by apt, out of the cache when it is there; the kernel
+// that was used last, when apt has nothing to say; the host's own kernel. It asks apt once a day. A
+// recent kernel is that of newer.go instead of the distribution's.
 func findKernel(ctx context.Context, recent bool) (kernel, error) {
 	if dir := os.Getenv("PENSTOCK_GUEST_KERNEL"); dir != "" {
 		return kernelBelow(dir)
@@ -63,7 +68,8 @@ func findKernel(ctx context.Context, recent bool) (kernel, error) {
 	if err != nil {
 		return kernel{}, err
 	}
-	current := filepath.Join(cache, "guest-kernel-current") // its text names the kernel, its time says when apt was asked
+	// its text names the kernel, its time says when apt was asked
+	current := filepath.Join(cache, "guest-kernel-current")
 	ask := func() (kernel, error) { return aptKernel(ctx, nil) }
 	if recent {
 		current = filepath.Join(cache, "guest-kernel-newer")
@@ -81,14 +87,16 @@ func findKernel(ctx context.Context, recent bool) (kernel, error) {
 		return last, nil
 	}
 	if recent {
-		return kernel{}, fmt.Errorf("guest: %w: no recent kernel to boot: %w. Unpack a kernel's package and name the directory in PENSTOCK_GUEST_KERNEL", ErrMissing, err)
+		return kernel{}, fmt.Errorf("guest: %w: no recent kernel to boot: %w. Unpack a kernel's package and name the "+
+			"directory in PENSTOCK_GUEST_KERNEL", ErrMissing, err)
 	}
 	k, hostErr := kernelBelow("/")
 	if hostErr == nil {
 		return k, nil
 	}
 	return kernel{}, fmt.Errorf("guest: %w: no kernel to boot. By apt: %w. The host's own: %w. "+
-		"Run apt-get update, or unpack a kernel's package and name the directory in PENSTOCK_GUEST_KERNEL", ErrMissing, err, hostErr)
+		"Run apt-get update, or unpack a kernel's package and name the directory in PENSTOCK_GUEST_KERNEL", ErrMissing,
+		err, hostErr)
 }
 
 // writeFile replaces a file in one step.
@@ -155,8 +163,8 @@ var (
 	partLine    = regexp.MustCompile(`(?m)^\s*Depends: (linux-(?:base|binary|modules)-\d\S*)$`)
 )
 
-// aptKernel is the current kernel of the distribution, or of another one that the options of apt name, fetched and unpacked
-// unless the cache has it.
+// aptKernel is the current kernel of the distribution, or of another one that the options of apt
+// name, fetched and unpacked unless the cache has it.
 func aptKernel(ctx context.Context, options []string) (kernel, error) {
 	aptCache, err := testenv.Tool("apt-cache", "apt")
 	if err != nil {
@@ -173,7 +181,8 @@ func aptKernel(ctx context.Context, options []string) (kernel, error) {
 		errs = errors.Join(errs, err)
 	}
 	if pkg == "" {
-		return kernel{}, fmt.Errorf("apt knows no kernel by the names %s (is this Debian, and did apt-get update run?): %w",
+		return kernel{}, fmt.Errorf("apt knows no kernel by the names %s (is this Debian, and did apt-get update "+
+			"run?): %w",
 			strings.Join(metapackages, ", "), errs)
 	}
 	out, err := output(ctx, "", aptCache, slices.Concat(options, []string{"show", "--no-all-versions", pkg})...)
@@ -181,7 +190,8 @@ func aptKernel(ctx context.Context, options []string) (kernel, error) {
 	if err != nil || m == nil {
 		return kernel{}, fmt.Errorf("apt-cache show %s names no version: %w", pkg, err)
 	}
-	// Since Linux 6.19 the kernel, its modules and the list of what is built in are in packages of their own.
+	// Since Linux 6.19 the kernel, its modules and the list of what is built in are in packages of
+	// their own.
 	packages := []string{pkg + "=" + m[1]}
 	out, err = output(ctx, "", aptCache, slices.Concat(options, []string{"depends", pkg})...)
 	if err != nil {
@@ -199,7 +209,8 @@ func aptKernel(ctx context.Context, options []string) (kernel, error) {
 	return unpacked(dir), nil
 }
 
-// fetchKernel downloads the packages of a kernel (as any user; apt checks their signatures) and unpacks what a guest needs to dir.
+// fetchKernel downloads the packages of a kernel (as any user; apt checks their signatures) and
+// unpacks what a guest needs to dir.
 func fetchKernel(ctx context.Context, options, packages []string, dir string) error {
 	apt, err := testenv.Tool("apt-get", "apt")
 	if err != nil {
@@ -212,7 +223,8 @@ func fetchKernel(ctx context.Context, options, packages []string, dir string) er
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if _, err := output(ctx, dir, apt, slices.Concat([]string{"-q", "-o", "APT::Sandbox::User="}, options, []string{"download"}, packages)...); err != nil {
+	if _, err := output(ctx, dir, apt, slices.Concat([]string{"-q", "-o", "APT::Sandbox::User="}, options,
+		[]string{"download"}, packages)...); err != nil {
 		return err
 	}
 	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
@@ -259,7 +271,8 @@ func unpackPackage(ctx context.Context, dpkg, deb, dir string, have map[string]b
 	return os.Remove(deb)
 }
 
-// unpackKernel takes what a guest needs out of the file system of a kernel's package, and notes in have what there was.
+// unpackKernel takes what a guest needs out of the file system of a kernel's package, and notes in
+// have what there was.
 func unpackKernel(ctx context.Context, r io.Reader, dir string, have map[string]bool) error {
 	for t := tar.NewReader(r); ; {
 		h, err := t.Next()
@@ -273,7 +286,8 @@ func unpackKernel(ctx context.Context, r io.Reader, dir string, have map[string]
 			continue
 		}
 		name := strings.TrimPrefix(path.Clean("/"+h.Name), "/usr")
-		if strings.HasPrefix(name, "/boot/vmlinuz-") || strings.HasPrefix(name, "/lib/modules/") && path.Base(name) == "vmlinuz" {
+		if strings.HasPrefix(name, "/boot/vmlinuz-") || strings.HasPrefix(name, "/lib/modules/") &&
+			path.Base(name) == "vmlinuz" {
 			b, err := io.ReadAll(t)
 			if err != nil {
 				return err
@@ -309,7 +323,8 @@ func unpackKernel(ctx context.Context, r io.Reader, dir string, have map[string]
 	return nil
 }
 
-// kernelBelow finds a kernel in a root file system: the newest boot/vmlinuz-X that can be read and has lib/modules/X.
+// kernelBelow finds a kernel in a root file system: the newest boot/vmlinuz-X that can be read and
+// has lib/modules/X.
 func kernelBelow(root string) (kernel, error) {
 	images, err := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
 	if err != nil {
@@ -350,9 +365,9 @@ func extractFile(ctx context.Context, vmlinuz []byte, to string) error {
 	return os.WriteFile(to, b, 0o644)
 }
 
-// extract takes the kernel proper out of a bootable image (bzImage), whose header says where it is and which is compressed in
-// one of several ways. qemu starts it directly, which saves the guest unpacking it with a translated processor.
-// See the kernel's Documentation/arch/x86/boot.rst.
+// extract takes the kernel proper out of a bootable image (bzImage), whose header says where it is
+// and which is compressed in one of several ways. qemu starts it directly, which saves the guest
+// unpacking it with a translated processor. See the kernel's Documentation/arch/x86/boot.rst.
 func extract(ctx context.Context, b []byte) ([]byte, error) {
 	if len(b) < 0x250 || string(b[0x202:0x206]) != "HdrS" {
 		return nil, errors.New("not a kernel for x86: no header HdrS at byte 0x202")
@@ -379,8 +394,8 @@ func extract(ctx context.Context, b []byte) ([]byte, error) {
 	return out, nil
 }
 
-// decompress unpacks gzip by itself, and xz, zstd and lz4 by the programs of those names. Bytes behind the end are ignored
-// (the kernel's build adds the size).
+// decompress unpacks gzip by itself, and xz, zstd and lz4 by the programs of those names. Bytes
+// behind the end are ignored (the kernel's build adds the size).
 func decompress(ctx context.Context, b []byte) ([]byte, error) {
 	var program, pkg string
 	var args []string

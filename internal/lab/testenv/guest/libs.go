@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// libraryDirs are the directories where the dynamic linker looks, in its order (man 8 ld.so, man 5 ld.so.conf).
+// libraryDirs are the directories where the dynamic linker looks, in its order (man 8 ld.so, man 5
+// ld.so.conf).
 func libraryDirs() []string {
 	var dirs []string
 	var read func(pattern string, depth int)
@@ -39,13 +40,15 @@ func libraryDirs() []string {
 		}
 	}
 	read("/etc/ld.so.conf", 0)
-	return append(dirs, "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+	return append(dirs, "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib",
+		"/usr/lib")
 }
 
 // guestLibraries is where all libraries go that the linker finds by name.
 const guestLibraries = "/usr/lib/x86_64-linux-gnu"
 
-// A libraryFinder collects what programs need to be started: the linker and libraries, by their path in the guest.
+// A libraryFinder collects what programs need to be started: the linker and libraries, by their
+// path in the guest.
 type libraryFinder struct {
 	dirs  []string
 	found hostFiles
@@ -55,7 +58,8 @@ func newLibraryFinder() *libraryFinder {
 	return &libraryFinder{dirs: libraryDirs(), found: hostFiles{}}
 }
 
-// add finds everything that the file needs. A file that is no ELF file, such as a script, needs nothing; nor does a static one.
+// add finds everything that the file needs. A file that is no ELF file, such as a script, needs
+// nothing; nor does a static one.
 func (l *libraryFinder) add(file string) error {
 	if is, err := isELF(file); err != nil || !is {
 		return err
@@ -143,10 +147,12 @@ func (l *libraryFinder) find(f *elf.File, file, name string) (string, error) {
 			return "", err
 		}
 	}
-	return "", fmt.Errorf("%s needs the library %s, which is in none of %s", file, name, strings.Join(append(dirs, l.dirs...), ", "))
+	return "", fmt.Errorf("%s needs the library %s, which is in none of %s", file, name,
+		strings.Join(append(dirs, l.dirs...), ", "))
 }
 
-// sameMachine reports whether a library is for the same processor: directories of several may be in the linker's list.
+// sameMachine reports whether a library is for the same processor: directories of several may be in
+// the linker's list.
 func sameMachine(lib string, f *elf.File) bool {
 	l, err := elf.Open(lib)
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// A pair of guests has these addresses at the two ends of its cable (interface link0). The second set is of loopback addresses,
-// which lead through the cable all the same: for what refuses to speak to other machines.
+// A pair of guests has these addresses at the two ends of its cable (interface link0). The second
+// set is of loopback addresses, which lead through the cable all the same: for what refuses to
+// speak to other machines.
 var (
 	Addrs         = [3]string{1: "10.9.0.1", 2: "10.9.0.2"}
 	LoopbackAddrs = [3]string{1: "127.9.0.1", 2: "127.9.0.2"}
@@ -27,7 +28,8 @@ type Meeting struct {
 	dec  *json.Decoder
 }
 
-// Meet connects the two guests of a pair. Each side calls it; the one that comes first waits for the other until ctx ends.
+// Meet connects the two guests of a pair. Each side calls it; the one that comes first waits for
+// the other until ctx ends.
 func Meet(ctx context.Context) (*Meeting, error) {
 	switch ID() {
 	case 1:
@@ -44,7 +46,8 @@ func Meet(ctx context.Context) (*Meeting, error) {
 		return newMeeting(c), nil
 	case 2:
 		for {
-			// One attempt is short: the first segments may be lost while the other end is still booting.
+			// One attempt is short: the first segments may be lost while the other end is still
+			// booting.
 			d := net.Dialer{Timeout: 2 * time.Second}
 			c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(Addrs[1], meetPort))
 			if err == nil {

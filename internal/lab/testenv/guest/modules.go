@@ -12,8 +12,9 @@ import (
 	"strings"
 )
 
-// A moduleTree finds kernel modules and what they depend on. It reads that from the modules themselves (section .modinfo),
-// since packages come without the modules.dep that depmod would write at installation.
+// A moduleTree finds kernel modules and what they depend on. It reads that from the modules
+// themselves (section .modinfo), since packages come without the modules.dep that depmod would
+// write at installation.
 type moduleTree struct {
 	dir     string
 	files   map[string]string // name of a module: its file
@@ -66,7 +67,8 @@ func readModules(dir string) (*moduleTree, error) {
 	return t, nil
 }
 
-// resolve returns the named modules and all that they depend on, each once and after those it needs.
+// resolve returns the named modules and all that they depend on, each once and after those it
+// needs.
 func (t *moduleTree) resolve(ctx context.Context, names ...string) ([]module, error) {
 	var out []module
 	state := map[string]int{} // 1 while those it needs are looked for, 2 when it is in out
@@ -85,7 +87,8 @@ func (t *moduleTree) resolve(ctx context.Context, names ...string) ([]module, er
 			if by != "" {
 				by = " (needed by " + by + ")"
 			}
-			return fmt.Errorf("guest: no module %s%s below %s; if the kernel has it, its directory is missing in keptModules", name, by, t.dir)
+			return fmt.Errorf("guest: no module %s%s below %s; if the kernel has it, its directory is missing in "+
+				"keptModules", name, by, t.dir)
 		}
 		b, err := os.ReadFile(file)
 		if err == nil && !bytes.HasPrefix(b, []byte("\x7fELF")) {

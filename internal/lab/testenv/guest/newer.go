@@ -10,9 +10,10 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// A recent kernel is one of Debian's backports, for what the distribution's own is too old for, such as virtio cards that are
-// zero-copy for AF_XDP (Linux 6.13). Apt fetches it as it fetches the other, with a list of sources and a state of its own: nothing
-// of the machine's changes, and no rights are needed.
+// A recent kernel is one of Debian's backports, for what the distribution's own is too old for,
+// such as virtio cards that are zero-copy for AF_XDP (Linux 6.13). Apt fetches it as it fetches the
+// other, with a list of sources and a state of its own: nothing of the machine's changes, and no
+// rights are needed.
 const (
 	newerSuite = "trixie-backports"
 	newerKeys  = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -50,8 +51,10 @@ func newerKernel(ctx context.Context, cache string) (kernel, error) {
 	if err := writeFile(status, ""); err != nil {
 		return kernel{}, err
 	}
-	options := []string{"-o", "APT::Sandbox::User=", "-o", "Dir::Etc::SourceList=" + sources, "-o", "Dir::Etc::SourceParts=/dev/null",
-		"-o", "Dir::State::Lists=" + filepath.Join(dir, "lists"), "-o", "Dir::State::status=" + status, "-o", "Dir::Cache=" + dir,
+	options := []string{"-o", "APT::Sandbox::User=", "-o", "Dir::Etc::SourceList=" + sources, "-o",
+		"Dir::Etc::SourceParts=/dev/null",
+		"-o", "Dir::State::Lists=" + filepath.Join(dir, "lists"), "-o", "Dir::State::status=" + status, "-o",
+		"Dir::Cache=" + dir,
 		"-o", "Acquire::Retries=3"}
 	if _, err := output(ctx, "", apt, append(options[:len(options):len(options)], "-q", "update")...); err != nil {
 		return kernel{}, err

@@ -52,7 +52,8 @@ type card struct{ name, address, group string }
 // bindNics gives all cards of the machine to vfio-pci.
 func bindNics(t *testing.T) []card {
 	t.Helper()
-	want := map[string]string{"0x8086 0x10d3": "e1000e", "0x15ad 0x07b0": "vmxnet3", "0x1af4 0x1041": "virtio-net"} // vendor and device
+	// vendor and device
+	want := map[string]string{"0x8086 0x10d3": "e1000e", "0x15ad 0x07b0": "vmxnet3", "0x1af4 0x1041": "virtio-net"}
 	devices, err := filepath.Glob("/sys/bus/pci/devices/*")
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +95,8 @@ func bindNics(t *testing.T) []card {
 	return cards
 }
 
-// TestGuestNics binds all cards to vfio-pci, opens their IOMMU groups, and maps a huge page for the cards to reach.
+// TestGuestNics binds all cards to vfio-pci, opens their IOMMU groups, and maps a huge page for the
+// cards to reach.
 func TestGuestNics(t *testing.T) {
 	if Enter(t, Spec{Profile: Nics}) {
 		return
@@ -143,7 +145,8 @@ func TestGuestNics(t *testing.T) {
 		}
 		defer unix.Close(device)
 		info := [6]uint32{24} // argsz, flags, regions, interrupts, ...
-		if _, err := ioctl(device, vfioDeviceInfo, unsafe.Pointer(&info)); err != nil || info[1]&vfioDevicePCI == 0 || info[2] == 0 {
+		if _, err := ioctl(device, vfioDeviceInfo, unsafe.Pointer(&info)); err != nil || info[1]&vfioDevicePCI == 0 ||
+			info[2] == 0 {
 			t.Errorf("%s: flags %#x, %d regions, %v", name, info[1], info[2], err)
 		}
 		if name == "virtio-net" {
@@ -158,7 +161,8 @@ func TestGuestNics(t *testing.T) {
 		}
 	}
 	const huge = 2 << 20
-	mem, err := unix.Mmap(-1, 0, huge, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|unix.MAP_POPULATE)
+	mem, err := unix.Mmap(-1, 0, huge, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|unix.MAP_POPULATE)
 	if err != nil {
 		t.Fatalf("a huge page: %v", err)
 	}
@@ -180,8 +184,9 @@ func TestGuestNics(t *testing.T) {
 	}
 }
 
-// queuePairs asks a virtio card for its max_virtqueue_pairs, as a driver in user space would: through the capability that says
-// where the device's own configuration is (virtio 1.1, 4.1.4 and 5.1.4).
+// queuePairs asks a virtio card for its max_virtqueue_pairs, as a driver in user space would:
+// through the capability that says where the device's own configuration is (virtio 1.1, 4.1.4 and
+// 5.1.4).
 func queuePairs(t *testing.T, device int) int {
 	t.Helper()
 	const config = 7 // vfio's number of the region with the PCI configuration

@@ -71,20 +71,26 @@ func (t *tail) String() string {
 	return s
 }
 
-// arguments are qemu's arguments for a guest. Descriptors are numbers in the child: initrd, console, output, and link, the
-// cable to the other guest, which is 0 when there is none. taps are the queues of each card that has more than one.
-func arguments(p Profile, k kernel, id int, tag string, initrd, console, output, link int, taps map[int][]int) []string {
+// arguments are qemu's arguments for a guest. Descriptors are numbers in the child: initrd,
+// console, output, and link, the cable to the other guest, which is 0 when there is none. taps are
+// the queues of each card that has more than one.
+func arguments(p Profile, k kernel, id int, tag string, initrd, console, output, link int,
+	taps map[int][]int) []string {
 	args := []string{
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-smp", strconv.Itoa(p.CPUs), "-m", strconv.Itoa(p.Memory),
+		"-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-smp", strconv.Itoa(p.CPUs), "-m",
+		strconv.Itoa(p.Memory),
 		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot",
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", console), "-serial", "chardev:console",
 		"-chardev", fmt.Sprintf("socket,id=output,fd=%d", output), "-serial", "chardev:output",
 		"-kernel", k.image, "-initrd", fmt.Sprintf("/proc/self/fd/%d", initrd),
 	}
-	// clocksource=hpet: on a busy host the kernel may take the frequency of the processor's counter for a fourth of what it is, and
-	// time would then run four times as fast. tsc=reliable and no_timer_check spare tests that a busy host makes fail.
-	kargs := []string{"console=ttyS0", "loglevel=4", "panic=-1", "rdinit=/init", "net.ifnames=0", "mitigations=off", "audit=0",
-		"clocksource=hpet", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on", "penstock=" + tag, fmt.Sprintf("penstock.id=%d", id)}
+	// clocksource=hpet: on a busy host the kernel may take the frequency of the processor's counter
+	// for a fourth of what it is, and time would then run four times as fast. tsc=reliable and
+	// no_timer_check spare tests that a busy host makes fail.
+	kargs := []string{"console=ttyS0", "loglevel=4", "panic=-1", "rdinit=/init", "net.ifnames=0", "mitigations=off",
+		"audit=0",
+		"clocksource=hpet", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on",
+		"penstock=" + tag, fmt.Sprintf("penstock.id=%d", id)}
 	args = append(args, "-append", strings.Join(append(kargs, p.Kernel...), " "))
 	args = append(args, p.Machine...)
 	for i, n := range p.NICs {
@@ -98,8 +104,9 @@ func arguments(p Profile, k kernel, id int, tag string, initrd, console, output,
 		args = append(args, "-device", device(n, fmt.Sprintf("n%d", i), nicMAC(i)))
 	}
 	if link > 0 {
-		// Datagrams, not a stream: what is sent to a machine that is gone is dropped, as by a real cable. A stream to it would stop the
-		// card with a packet half written, and the kernel would wait for ever for the packets in the card's queue.
+		// Datagrams, not a stream: what is sent to a machine that is gone is dropped, as by a real
+		// cable. A stream to it would stop the card with a packet half written, and the kernel
+		// would wait for ever for the packets in the card's queue.
 		args = append(args, "-netdev", fmt.Sprintf("dgram,id=link,local.type=fd,local.str=%d", link))
 		args = append(args, "-device", device(p.Link, "link", linkMAC(id)))
 	}
@@ -122,7 +129,8 @@ func device(n NIC, netdev, mac string) string {
 	return s
 }
 
-// openTaps makes the tap devices for the cards of a profile that have several queues, by number of the card.
+// openTaps makes the tap devices for the cards of a profile that have several queues, by number of
+// the card.
 func openTaps(p Profile) (map[int][]*os.File, error) {
 	taps := map[int][]*os.File{}
 	for i, n := range p.NICs {
@@ -147,7 +155,8 @@ func closeTaps(taps map[int][]*os.File) {
 	}
 }
 
-// start boots a guest. initrd, link and taps stay the caller's. up is called when the program begins, lines with each line of it.
+// start boots a guest. initrd, link and taps stay the caller's. up is called when the program
+// begins, lines with each line of it.
 func start(ctx context.Context, p Profile, k kernel, id int, initrd, link *os.File, taps map[int][]*os.File,
 	up func(), lines func(line string)) (*machine, error) {
 	qemu, err := testenv.Tool("qemu-system-x86_64", "qemu-system-x86")
@@ -156,7 +165,8 @@ func start(ctx context.Context, p Profile, k kernel, id int, initrd, link *os.Fi
 	}
 	tag := make([]byte, 12)
 	rand.Read(tag)
-	m := &machine{id: id, tag: hex.EncodeToString(tag), console: new(tail), stderr: new(tail), up: up, lines: lines, begun: time.Now()}
+	m := &machine{id: id, tag: hex.EncodeToString(tag), console: new(tail), stderr: new(tail), up: up, lines: lines,
+		begun: time.Now()}
 	var farOut, farCon *os.File
 	if m.out, farOut, err = sys.SocketPairStream("guest output"); err != nil {
 		return nil, err
@@ -201,7 +211,8 @@ func start(ctx context.Context, p Profile, k kernel, id int, initrd, link *os.Fi
 	return m, nil
 }
 
-// read splits the output into lines until the guest ends or says that it is done; then it stops the machine.
+// read splits the output into lines until the guest ends or says that it is done; then it stops the
+// machine.
 func (m *machine) read() {
 	var line []byte
 	buf := make([]byte, 32<<10)
@@ -235,8 +246,8 @@ func (m *machine) line(s string) bool {
 	word, ok := strings.CutPrefix(s, m.tag+" ")
 	switch {
 	case !ok:
-		// init begins its last line with a line break, which may make an empty line that no program printed: an empty line waits
-		// for the next one.
+		// init begins its last line with a line break, which may make an empty line that no program
+		// printed: an empty line waits for the next one.
 		if m.blank {
 			m.lines("")
 		}

@@ -96,12 +96,14 @@ func TestGuestRdma(t *testing.T) {
 		}
 	})
 	t.Run("Write", func(t *testing.T) {
-		args := []string{"ib_write_bw", "-d", "rxe0", "-x", gid(t, "rxe0", "10.8.0.1"), "-n", "50", "-s", "65536", "-F", "-p", "18515"}
+		args := []string{"ib_write_bw", "-d", "rxe0", "-x", gid(t, "rxe0", "10.8.0.1"), "-n", "50", "-s", "65536", "-F",
+			"-p", "18515"}
 		background(t, args...)
 		waitListening(t, 18515)
 		before := counter(t, "rxe0", "sent_pkts")
 		bw := bandwidth(t, tool(t, append(args, "10.8.0.1")...))
-		if sent := counter(t, "rxe0", "sent_pkts") - before; sent < 50*65536/4096 { // of a rate perftest knows nothing: it may take the clock of a busy emulator wrong
+		if sent := counter(t, "rxe0", "sent_pkts") - before; sent < 50*65536/4096 {
+			// of a rate perftest knows nothing: it may take the clock of a busy emulator wrong
 			t.Errorf("%.1f MB/s, %d packets", bw, sent)
 		}
 		t.Logf("%.1f MB/s", bw)
@@ -111,7 +113,8 @@ func TestGuestRdma(t *testing.T) {
 		var out []byte
 		var err error
 		for range 100 { // a listener of rdma_cm is in no list of sockets: the client tries until it is there
-			if out, err = exec.Command("rping", "-c", "-a", "10.8.0.1", "-p", "7174", "-C", "5", "-v").CombinedOutput(); err == nil {
+			if out, err = exec.Command("rping", "-c", "-a", "10.8.0.1", "-p", "7174", "-C", "5",
+				"-v").CombinedOutput(); err == nil {
 				break
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -157,8 +160,9 @@ func counter(t *testing.T, dev, name string) int {
 	return n
 }
 
-// TestGuestRdmaPair joins the RDMA devices of two guests by a cable. There is no netem on it: this kernel's rdma_rxe sometimes
-// ends in "remote invalid request" where packets are lost on a busy machine.
+// TestGuestRdmaPair joins the RDMA devices of two guests by a cable. There is no netem on it: this
+// kernel's rdma_rxe sometimes ends in "remote invalid request" where packets are lost on a busy
+// machine.
 func TestGuestRdmaPair(t *testing.T) {
 	if Enter(t, Spec{Profile: Rdma, Guests: 2}) {
 		return
@@ -179,7 +183,8 @@ func TestGuestRdmaPair(t *testing.T) {
 	}
 	me := ID()
 	const iterations = "50"
-	write := []string{"ib_write_bw", "-d", "rxe0", "-x", gid(t, "rxe0", Addrs[me]), "-n", iterations, "-s", "65536", "-F", "-p", "18515"}
+	write := []string{"ib_write_bw", "-d", "rxe0", "-x", gid(t, "rxe0", Addrs[me]), "-n", iterations, "-s", "65536",
+		"-F", "-p", "18515"}
 	const packets = 50 * 65536 / 4096 // a path MTU of 4096 bytes at most
 	if me == 1 {
 		background(t, write...)

@@ -19,11 +19,13 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// ErrMissing is wrapped by the errors of a host that lacks what a guest is made of. A missing program is exec.ErrNotFound.
+// ErrMissing is wrapped by the errors of a host that lacks what a guest is made of. A missing
+// program is exec.ErrNotFound.
 var ErrMissing = errors.New("missing on this machine")
 
-// TapEnv is the environment variable that tells a program in a guest why its virtio cards have one queue only: what the host
-// said when a tap device was asked for. It is empty where they have all their queues.
+// TapEnv is the environment variable that tells a program in a guest why its virtio cards have one
+// queue only: what the host said when a tap device was asked for. It is empty where they have all
+// their queues.
 const TapEnv = "PENSTOCK_GUEST_TAP"
 
 // DefaultTimeout is how long a guest may run when Spec does not say.
@@ -39,11 +41,12 @@ type Spec struct {
 	Timeout time.Duration // from the boot to the end; 0 is DefaultTimeout
 	Files   []File        // taken along for this run
 	Env     []string      // "NAME=value" for the program
-	// Linked has Enter take the test binary as it is, with the libraries that it is linked with. Without it a binary that is not static
-	// is built once more as one that is.
+	// Linked has Enter take the test binary as it is, with the libraries that it is linked with.
+	// Without it a binary that is not static is built once more as one that is.
 	Linked bool
-	// PowersOff is the number of the guest that calls PowerOff in the middle of the program, 0 for none. The program need not end
-	// there, and a guest that goes on until its program ends is an error.
+	// PowersOff is the number of the guest that calls PowerOff in the middle of the program, 0 for
+	// none. The program need not end there, and a guest that goes on until its program ends is an
+	// error.
 	PowersOff int
 
 	patience time.Duration // how long a guest may take to boot; 0 is bootPatience
@@ -76,7 +79,9 @@ type Verdict struct {
 
 // OK reports whether the program ended well in every guest.
 func (r Result) OK() bool {
-	return len(r.Guests) > 0 && !slices.ContainsFunc(r.Guests, func(v Verdict) bool { return v.Err != nil || v.Exit != 0 })
+	return len(r.Guests) > 0 && !slices.ContainsFunc(r.Guests, func(v Verdict) bool {
+		return v.Err != nil || v.Exit != 0
+	})
 }
 
 // String is the line for the lab's ledger.
@@ -88,22 +93,26 @@ func (r Result) String() string {
 	if r.Again > 0 {
 		again = fmt.Sprintf(", booted %d times because of the emulator's own fault", 1+r.Again)
 	}
-	return fmt.Sprintf("boot %.1f s, total %.1f s, prepare %.1f s, %d guest(s), %s%s", r.Guests[0].Boot.Seconds(), r.Total.Seconds(),
+	return fmt.Sprintf("boot %.1f s, total %.1f s, prepare %.1f s, %d guest(s), %s%s", r.Guests[0].Boot.Seconds(),
+		r.Total.Seconds(),
 		r.Prepare.Seconds(), len(r.Guests), r.Kernel, again)
 }
 
-// bootPatience is how long a guest may take until its program begins. A guest boots in less than ten seconds, on a busy host in
-// some more; one that has not begun by then hangs in its kernel or before, and nothing but a new one helps.
+// bootPatience is how long a guest may take until its program begins. A guest boots in less than
+// ten seconds, on a busy host in some more; one that has not begun by then hangs in its kernel or
+// before, and nothing but a new one helps.
 const bootPatience = 90 * time.Second
 
 // maxAgain is how often guests are booted once more after a fault of the emulator.
 const maxAgain = 2
 
-// emulator reports whether a guest's kernel died of the emulator rather than of what it ran. With a thread for each processor,
-// qemu before 8.1 may translate an instruction while another processor patches it, and keep what it saw: the breakpoint that
-// stands there meanwhile. The kernel then dies of an int3 that is no longer set, or of a patch that did not arrive.
+// emulator reports whether a guest's kernel died of the emulator rather than of what it ran. With a
+// thread for each processor, qemu before 8.1 may translate an instruction while another processor
+// patches it, and keep what it saw: the breakpoint that stands there meanwhile. The kernel then
+// dies of an int3 that is no longer set, or of a patch that did not arrive.
 //
-// A guest may also stop before its program begins, without a word: no processor of it goes on. Only time shows that.
+// A guest may also stop before its program begins, without a word: no processor of it goes on. Only
+// time shows that.
 func (v Verdict) emulator() bool {
 	return errors.Is(v.Err, errStuck) || errors.Is(v.Err, errNoVerdict) && emulatorFault.MatchString(v.Console)
 }
@@ -117,7 +126,8 @@ var emulatorFault = regexp.MustCompile(`Oops: int3|int3: 0000 \[#1\]|RIP: 0010:_
 func (v *Verdict) powered() {
 	switch {
 	case v.Err == nil:
-		v.Exit, v.Err = -1, fmt.Errorf("guest %d: its program ended with exit status %d; expected that it calls PowerOff", v.ID, v.Exit)
+		v.Exit, v.Err = -1, fmt.Errorf("guest %d: its program ended with exit status %d; expected that it calls "+
+			"PowerOff", v.ID, v.Exit)
 	case errors.Is(v.Err, errNoVerdict) && v.Boot > 0 && !v.emulator():
 		v.Off, v.Exit, v.Err = true, 0, nil
 	}
@@ -126,10 +136,11 @@ func (v *Verdict) powered() {
 // emulator is true when that is what made the run fail.
 func (r Result) emulator() bool { return slices.ContainsFunc(r.Guests, Verdict.emulator) }
 
-// Run boots the guests of a Spec and runs a program in each, with the arguments argv. lines gets each line of output with the
-// number of the guest, one at a time. The error is that of the lab: something is missing on this host, or was cancelled; how
-// the program ended is in Result. All processes that share a cache run one set of guests at a time. Guests that die of a fault of
-// the emulator before they have printed a line are booted once more, see Result.Again.
+// Run boots the guests of a Spec and runs a program in each, with the arguments argv. lines gets
+// each line of output with the number of the guest, one at a time. The error is that of the lab:
+// something is missing on this host, or was cancelled; how the program ended is in Result. All
+// processes that share a cache run one set of guests at a time. Guests that die of a fault of the
+// emulator before they have printed a line are booted once more, see Result.Again.
 func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line string)) (Result, error) {
 	begun := time.Now()
 	var r Result
@@ -138,7 +149,8 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	}
 	guests := max(s.Guests, 1)
 	if guests > 2 || guests == 2 && s.Profile.Link.Model == "" {
-		return r, fmt.Errorf("guest: profile %s: %d guests; expected 1, or 2 of a profile with a link", s.Profile.Name, s.Guests)
+		return r, fmt.Errorf("guest: profile %s: %d guests; expected 1, or 2 of a profile with a link", s.Profile.Name,
+			s.Guests)
 	}
 	if s.PowersOff < 0 || s.PowersOff > guests {
 		return r, fmt.Errorf("guest: guest %d is to lose its power; expected a number up to %d", s.PowersOff, guests)
@@ -189,9 +201,11 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	}
 }
 
-// boot runs the guests once, and says in r how that went. It calls lines no more when it has returned. What the programs print
-// is held back until all guests have come to their programs, and dropped when the emulator kept one from it.
-func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][]*os.File, r *Result, lines func(id int, line string)) error {
+// boot runs the guests once, and says in r how that went. It calls lines no more when it has
+// returned. What the programs print is held back until all guests have come to their programs, and
+// dropped when the emulator kept one from it.
+func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][]*os.File, r *Result,
+	lines func(id int, line string)) error {
 	timeout := s.Timeout
 	if timeout == 0 {
 		timeout = DefaultTimeout
@@ -252,7 +266,8 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 			return err
 		}
 	}
-	// Only the machines hold the ends of the cable, so that it ends nowhere when one of them is gone.
+	// Only the machines hold the ends of the cable, so that it ends nowhere when one of them is
+	// gone.
 	links[0].Close()
 	links[1].Close()
 	r.Guests = make([]Verdict, guests)
@@ -269,7 +284,9 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 			}
 			r.Guests[i] = v
 			if v.Exit != 0 {
-				time.AfterFunc(failGrace, func() { cancel(errors.New("it was killed because the other guest had failed")) })
+				time.AfterFunc(failGrace, func() {
+					cancel(errors.New("it was killed because the other guest had failed"))
+				})
 			}
 		})
 	}
@@ -284,8 +301,8 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 	return nil
 }
 
-// loadImage puts the root file system into memory, and behind it a second archive with what only this run needs. No file is
-// left to remove, whatever happens to this process.
+// loadImage puts the root file system into memory, and behind it a second archive with what only
+// this run needs. No file is left to remove, whatever happens to this process.
 func loadImage(image string, s Spec, argv []string) (*os.File, error) {
 	mem, err := sys.Memfile("penstock guest")
 	if err != nil {
@@ -306,10 +323,12 @@ func loadImage(image string, s Spec, argv []string) (*os.File, error) {
 	return mem, nil
 }
 
-// writeRun writes the archive of one run: the script that init starts, and the files that were asked for with their libraries.
+// writeRun writes the archive of one run: the script that init starts, and the files that were
+// asked for with their libraries.
 func writeRun(w io.Writer, s Spec, argv []string) error {
 	c := newCpio(w)
-	// Only directories that an image does not have as links may be made here: a directory would replace the link.
+	// Only directories that an image does not have as links may be made here: a directory would
+	// replace the link.
 	c.dirs["/usr/bin"], c.dirs["/usr/lib"], c.dirs["/usr/lib64"], c.dirs[guestLibraries] = true, true, true, true
 	c.file("/guest/run", 0o755, []byte(runScript(s.Env, argv)))
 	libs := newLibraryFinder()
@@ -340,9 +359,10 @@ func runScript(env, argv []string) string {
 // quote makes a string one word of the shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// RunCommand runs a program in one guest, writes its output to out as it comes, and returns its exit status. A name without a
-// slash is a program of the profile, an applet of busybox, or else one of the host, which is taken along with its libraries; so
-// is one with a slash. An exit status other than 0 is not an error. Where the guest itself failed, the error has its log.
+// RunCommand runs a program in one guest, writes its output to out as it comes, and returns its
+// exit status. A name without a slash is a program of the profile, an applet of busybox, or else
+// one of the host, which is taken along with its libraries; so is one with a slash. An exit status
+// other than 0 is not an error. Where the guest itself failed, the error has its log.
 func RunCommand(ctx context.Context, s Spec, argv []string, out io.Writer) (exit int, err error) {
 	if len(argv) == 0 {
 		return -1, errors.New("guest: no program to run")

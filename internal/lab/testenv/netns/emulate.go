@@ -139,8 +139,9 @@ func (l *Link) Counts() (c Counts) {
 	return c
 }
 
-// admit decides what becomes of a frame that the host sends now. b is the caller's again when admit returns. A frame of several TCP
-// segments is that many packets: those that follow one another and arrive together stay one frame.
+// admit decides what becomes of a frame that the host sends now. b is the caller's again when admit
+// returns. A frame of several TCP segments is that many packets: those that follow one another and
+// arrive together stay one frame.
 func (w *wire) admit(now time.Time, b []byte) (out []frame) {
 	s := segmentsOf(b)
 	from := 0 // of the run of segments that arrive
@@ -192,7 +193,8 @@ func (w *wire) pass(now time.Time, bytes int) bool {
 	return true
 }
 
-// segments are the packets of which a frame consists: one, or those of a TCP stream over IPv4 that a device would make of it.
+// segments are the packets of which a frame consists: one, or those of a TCP stream over IPv4 that
+// a device would make of it.
 type segments struct {
 	b       []byte
 	n       int

@@ -36,8 +36,8 @@ func testWire(s LinkSpec) *wire {
 	return newWire(s, &emulated{end: make(chan struct{})})
 }
 
-// TestSegmentsLost has segments of a stream lost: what arrives is the others, each once, in order, at its place in the stream, with
-// headers that say so.
+// TestSegmentsLost has segments of a stream lost: what arrives is the others, each once, in order,
+// at its place in the stream, with headers that say so.
 func TestSegmentsLost(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		segment := rapid.IntRange(1, 1460).Draw(t, "segment")
@@ -45,7 +45,8 @@ func TestSegmentsLost(t *testing.T) {
 		for i := range payload {
 			payload[i] = byte(i * 31 >> 3)
 		}
-		spec := LinkSpec{Loss: rapid.Float64Range(0, 1).Draw(t, "loss"), Seed: rapid.Uint64().Draw(t, "seed"), Rate: rapid.Uint64Range(0, 1e9).Draw(t, "rate"), Delay: time.Second}
+		spec := LinkSpec{Loss: rapid.Float64Range(0, 1).Draw(t, "loss"), Seed: rapid.Uint64().Draw(t, "seed"),
+			Rate: rapid.Uint64Range(0, 1e9).Draw(t, "rate"), Delay: time.Second}
 		w, now, seq := testWire(spec), time.Now(), rapid.Uint32().Draw(t, "seq")
 		frames := w.admit(now, tcpFrame(seq, segment, payload))
 		packets := (len(payload) + segment - 1) / segment
@@ -66,10 +67,12 @@ func TestSegmentsLost(t *testing.T) {
 			last = off + uint32(len(got))
 			n := (len(got) + segment - 1) / segment
 			arrived += n
-			if int(binary.BigEndian.Uint16(ip[2:])) != len(ip) || sum16(ip[:20]) != 0xffff || binary.BigEndian.Uint16(ip[4:]) != uint16(65530+int(off)/segment) {
+			if int(binary.BigEndian.Uint16(ip[2:])) != len(ip) || sum16(ip[:20]) != 0xffff ||
+				binary.BigEndian.Uint16(ip[4:]) != uint16(65530+int(off)/segment) {
 				t.Fatalf("frame %d: IP header %x", i, ip[:20])
 			}
-			if begins, ends := tcp[13]&128 != 0, tcp[13]&9 != 0; begins != (off == 0) || ends != (int(last) == len(payload)) {
+			if begins, ends := tcp[13]&128 != 0, tcp[13]&9 != 0; begins != (off == 0) ||
+				ends != (int(last) == len(payload)) {
 				t.Fatalf("frame %d, bytes %d to %d of %d: TCP flags %x", i, off, last, len(payload), tcp[13])
 			}
 			if whole := packets == n; !whole && (f.b[gsoType] != 0) != (n > 1) {
@@ -93,10 +96,12 @@ func TestWire(t *testing.T) {
 		}
 		return at
 	}
-	if at := send(testWire(LinkSpec{Delay: 20 * time.Millisecond}), 3); !slices.Equal(at, []time.Duration{20e6, 20e6, 20e6}) {
+	if at := send(testWire(LinkSpec{Delay: 20 * time.Millisecond}), 3); !slices.Equal(at,
+		[]time.Duration{20e6, 20e6, 20e6}) {
 		t.Errorf("with a delay of 20 ms packets arrive after %v", at)
 	}
-	if at := send(testWire(LinkSpec{Delay: time.Millisecond, Rate: 8e6}), 3); !slices.Equal(at, []time.Duration{2e6, 3e6, 4e6}) {
+	if at := send(testWire(LinkSpec{Delay: time.Millisecond, Rate: 8e6}), 3); !slices.Equal(at,
+		[]time.Duration{2e6, 3e6, 4e6}) {
 		t.Errorf("three packets of 1 ms at a delay of 1 ms arrive after %v", at)
 	}
 	w := testWire(LinkSpec{Rate: 8e6, Queue: 4000})
@@ -116,7 +121,8 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// TestEmulated sends a stream over a link that loses, which TCP mends, and cuts it: neither host sees more than silence.
+// TestEmulated sends a stream over a link that loses, which TCP mends, and cuts it: neither host
+// sees more than silence.
 func TestEmulated(t *testing.T) {
 	n := New(t, Topology{Link: LinkSpec{Delay: 2 * time.Millisecond, Loss: 0.02, Rate: 1e9, Seed: 7}})
 	a, b := n.Hosts[0], n.Hosts[1]
@@ -149,7 +155,8 @@ func TestEmulated(t *testing.T) {
 	if s := a.Link().Counts(); s.Lost == 0 || s.Sent < 2*(4<<20)/1500 {
 		t.Errorf("%+v", s)
 	}
-	there, err := a.ListenPacket(ctx(t), "udp", a.Link().IPv4.String()+":0") // without a socket there the host answers that the port is closed
+	// without a socket there the host answers that the port is closed
+	there, err := a.ListenPacket(ctx(t), "udp", a.Link().IPv4.String()+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +190,8 @@ func TestEmulated(t *testing.T) {
 
 // TestEmulatedIsAPair refuses what the emulator does not carry.
 func TestEmulatedIsAPair(t *testing.T) {
-	for _, top := range []Topology{{Hosts: 3, Link: LinkSpec{Loss: 0.1}}, {Link: LinkSpec{Delay: 1, Queues: 2}}, {Link: LinkSpec{Loss: 1.5}}} {
+	for _, top := range []Topology{{Hosts: 3, Link: LinkSpec{Loss: 0.1}}, {Link: LinkSpec{Delay: 1, Queues: 2}},
+		{Link: LinkSpec{Loss: 1.5}}} {
 		if n, err := Open(top); err == nil {
 			n.Close()
 			t.Errorf("%+v was opened", top)

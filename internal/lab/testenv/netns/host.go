@@ -19,8 +19,8 @@ import (
 // ErrClosed is the error of calls on a host that was closed.
 var ErrClosed = errors.New("netns: the host is closed")
 
-// Host is a network namespace that one thread of this process holds. Its methods may be called from any goroutine; they
-// take turns on the thread.
+// Host is a network namespace that one thread of this process holds. Its methods may be called from
+// any goroutine; they take turns on the thread.
 type Host struct {
 	Name  string  // host0, host1 ...
 	Links []*Link // its devices besides lo, by rail
@@ -56,7 +56,8 @@ func openHost(name string) (*Host, error) {
 	return h, nil
 }
 
-// hold gives the host a thread. It must not be the process's first: that one does not end with its goroutine.
+// hold gives the host a thread. It must not be the process's first: that one does not end with its
+// goroutine.
 func (h *Host) hold(ready chan<- error) {
 	runtime.LockOSThread()
 	if sys.ThreadID() != os.Getpid() {
@@ -85,7 +86,8 @@ func (h *Host) serve(ready chan<- error) {
 	if err != nil {
 		return
 	}
-	// Leaving the namespace does not wait for the thread's end, which comes some time after the goroutine's.
+	// Leaving the namespace does not wait for the thread's end, which comes some time after the
+	// goroutine's.
 	defer leave()
 	for {
 		select {
@@ -97,7 +99,8 @@ func (h *Host) serve(ready chan<- error) {
 	}
 }
 
-// leave moves the thread back to where the process is. When that fails, the thread's end does as well.
+// leave moves the thread back to where the process is. When that fails, the thread's end does as
+// well.
 func leave() {
 	if f, err := os.Open("/proc/self/ns/net"); err == nil {
 		sys.JoinNetwork(f)
@@ -105,10 +108,11 @@ func leave() {
 	}
 }
 
-// Do runs fn on the host's thread. Sockets that fn opens belong to the host for good, wherever they are used; files below
-// /proc/sys/net and /sys/class/net are the host's. Goroutines that fn starts are not in the host, nor is anything that Go does on
-// other goroutines, such as looking up names. fn must not end its goroutine (t.Fatal, runtime.Goexit): that ends the host.
-// While fn runs, other calls on this host wait; fn itself may make them.
+// Do runs fn on the host's thread. Sockets that fn opens belong to the host for good, wherever they
+// are used; files below /proc/sys/net and /sys/class/net are the host's. Goroutines that fn starts
+// are not in the host, nor is anything that Go does on other goroutines, such as looking up names.
+// fn must not end its goroutine (t.Fatal, runtime.Goexit): that ends the host. While fn runs, other
+// calls on this host wait; fn itself may make them.
 func (h *Host) Do(fn func() error) error {
 	select {
 	case <-h.done:
@@ -133,11 +137,13 @@ func (h *Host) Do(fn func() error) error {
 	case err := <-c.end:
 		return err
 	default:
-		return fmt.Errorf("%w: %s: a function given to Do ended its goroutine; return an error instead of calling t.Fatal there", ErrClosed, h.Name)
+		return fmt.Errorf("%w: %s: a function given to Do ended its goroutine; return an error instead of calling "+
+			"t.Fatal there", ErrClosed, h.Name)
 	}
 }
 
-// Command is a program that Start, Run or Output will run in the host. It is exec.Command in this process's working directory.
+// Command is a program that Start, Run or Output will run in the host. It is exec.Command in this
+// process's working directory.
 func (h *Host) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	// The host's thread has a working directory of its own.
@@ -147,8 +153,8 @@ func (h *Host) Command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Start starts a command in the host. The caller calls cmd.Wait, as after cmd.Start. The kernel kills the command when the host
-// is closed or this process ends.
+// Start starts a command in the host. The caller calls cmd.Wait, as after cmd.Start. The kernel
+// kills the command when the host is closed or this process ends.
 func (h *Host) Start(cmd *exec.Cmd) error {
 	if err := h.watch(); err != nil {
 		return fmt.Errorf("netns: %s: %w", h.Name, err)
@@ -170,11 +176,12 @@ func (h *Host) Run(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// outputDelay is how long Output waits for the output's end when the program has ended: what it started may hold it open.
+// outputDelay is how long Output waits for the output's end when the program has ended: what it
+// started may hold it open.
 const outputDelay = 10 * time.Second
 
-// Output runs a program in the host until it or ctx ends and returns what it printed on its standard output. The error has
-// what it printed as errors.
+// Output runs a program in the host until it or ctx ends and returns what it printed on its
+// standard output. The error has what it printed as errors.
 func (h *Host) Output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	cmd := h.Command(name, args...)
 	var out, errs bytes.Buffer
@@ -189,12 +196,14 @@ func (h *Host) Output(ctx context.Context, name string, args ...string) ([]byte,
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return out.Bytes(), fmt.Errorf("netns: %s: %s %s: %w: %s", h.Name, name, strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
+		return out.Bytes(), fmt.Errorf("netns: %s: %s %s: %w: %s", h.Name, name, strings.Join(args, " "), err,
+			strings.TrimSpace(errs.String()))
 	}
 	return out.Bytes(), nil
 }
 
-// Dial connects from the host to an address without names in it. Until it is connected, other calls on this host wait.
+// Dial connects from the host to an address without names in it. Until it is connected, other calls
+// on this host wait.
 func (h *Host) Dial(ctx context.Context, network, addr string) (c net.Conn, err error) {
 	err = h.Do(func() error {
 		var d net.Dialer
@@ -224,8 +233,8 @@ func (h *Host) ListenPacket(ctx context.Context, network, addr string) (p net.Pa
 	return p, err
 }
 
-// Sysctl sets a parameter below net of this host alone: Sysctl("net.ipv4.tcp_fastopen", "3"). A dot that belongs to a name is
-// written as a slash, as in sysctl(8).
+// Sysctl sets a parameter below net of this host alone: Sysctl("net.ipv4.tcp_fastopen", "3"). A dot
+// that belongs to a name is written as a slash, as in sysctl(8).
 func (h *Host) Sysctl(name, value string) error {
 	swap := strings.NewReplacer(".", "/", "/", ".")
 	if !strings.HasPrefix(name, "net.") {
@@ -261,7 +270,8 @@ func (h *Host) watch() error {
 	return nil
 }
 
-// close kills every program in the host and gives the namespace up. The namespace itself ends when no socket of it is open.
+// close kills every program in the host and gives the namespace up. The namespace itself ends when
+// no socket of it is open.
 func (h *Host) close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

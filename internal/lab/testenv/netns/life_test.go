@@ -20,8 +20,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// childEnv tells this test binary which part of a test it is to play in a process of its own. It is in the environment of
-// everything that the process starts, too, so that nothing of it gets out of sight.
+// childEnv tells this test binary which part of a test it is to play in a process of its own. It is
+// in the environment of everything that the process starts, too, so that nothing of it gets out of
+// sight.
 const childEnv = "PENSTOCK_NETNS_TEST_CHILD"
 
 func init() {
@@ -70,8 +71,9 @@ func killMarked(t *testing.T, role string) {
 // program is a shell that starts another program in a session of its own.
 const program = "setsid sleep 100000 & wait"
 
-// witness makes a veth pair of which one end is in h and the other in observer: the kernel removes it when the namespace of h
-// ends, which cannot be seen otherwise, because numbers of namespaces are used again.
+// witness makes a veth pair of which one end is in h and the other in observer: the kernel removes
+// it when the namespace of h ends, which cannot be seen otherwise, because numbers of namespaces
+// are used again.
 func witness(h *Host, name string, observer int) error {
 	return h.ip(fmt.Sprintf("link add witness type veth peer name %s netns %d", name, observer))
 }
@@ -86,7 +88,10 @@ func awaitWitnesses(t *testing.T, observer *Host, want int) {
 	defer events.Close()
 	for deadline := time.Now().Add(time.Minute); ; {
 		var seen []string
-		if err := observer.Do(func() (err error) { seen, err = filepath.Glob("/sys/class/net/w-*"); return err }); err != nil {
+		if err := observer.Do(func() (err error) {
+			seen, err = filepath.Glob("/sys/class/net/w-*")
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if len(seen) == want {
@@ -121,14 +126,17 @@ func world(t *testing.T) string {
 	return strings.Join(append(out, names...), "\n")
 }
 
-// checkMounts sees that a host has every mount below /sys of this process once more, besides the old ones, which it hides: also
-// when this process runs in a host itself.
+// checkMounts sees that a host has every mount below /sys of this process once more, besides the
+// old ones, which it hides: also when this process runs in a host itself.
 func checkMounts(t *testing.T, h *Host) {
 	t.Helper()
 	read := func(task string) (all int, places map[string]bool) {
 		places = map[string]bool{}
 		var b []byte
-		if err := h.Do(func() (err error) { b, err = os.ReadFile("/proc/" + task + "/mountinfo"); return err }); err != nil {
+		if err := h.Do(func() (err error) {
+			b, err = os.ReadFile("/proc/" + task + "/mountinfo")
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		for l := range strings.Lines(string(b)) {
@@ -142,12 +150,13 @@ func checkMounts(t *testing.T, h *Host) {
 	mine, places := read("self")
 	theirs, seen := read("thread-self")
 	if theirs != mine+len(places) || len(seen) != len(places) {
-		t.Errorf("a host has %d mounts at %d places below /sys, this process %d at %d", theirs, len(seen), mine, len(places))
+		t.Errorf("a host has %d mounts at %d places below /sys, this process %d at %d", theirs, len(seen), mine,
+			len(places))
 	}
 }
 
-// A process with a pair and a bridge, and with programs in every host that started others, is killed. The kernel and the
-// watcher leave nothing of it.
+// A process with a pair and a bridge, and with programs in every host that started others, is
+// killed. The kernel and the watcher leave nothing of it.
 func TestKilledProcessLeavesNothing(t *testing.T) {
 	if role := os.Getenv(childEnv); role != "" {
 		var all []*Host
@@ -166,7 +175,8 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 			all = append(all, n.Hosts...)
 			if n.fabric != nil {
 				all = append(all, n.fabric)
-				if err := n.fabric.start(n.fabric.Command("sleep", "100000")); err != nil { // the watcher does not know it
+				if err := n.fabric.start(n.fabric.Command("sleep", "100000")); err != nil {
+					// the watcher does not know it
 					t.Fatal(err)
 				}
 			}
@@ -184,7 +194,8 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 		select {}
 	}
 	const hosts, namespaces = 5, 6
-	// The child and its watcher; in each host sleep, sh and what sh started; one that only the kernel kills.
+	// The child and its watcher; in each host sleep, sh and what sh started; one that only the
+	// kernel kills.
 	const processes = 2 + 3*hosts + 1
 	before := world(t)
 	n := New(t, Topology{Hosts: 1})
@@ -211,7 +222,8 @@ func TestKilledProcessLeavesNothing(t *testing.T) {
 	}
 	awaitWitnesses(t, observer, namespaces)
 	pids := marked(t, role)
-	for deadline := time.Now().Add(time.Minute); len(pids) < processes && time.Now().Before(deadline); pids = marked(t, role) {
+	for deadline := time.Now().Add(time.Minute); len(pids) < processes &&
+		time.Now().Before(deadline); pids = marked(t, role) {
 		runtime.Gosched() // shells that have yet to start something
 	}
 	if len(pids) != processes {
@@ -374,7 +386,8 @@ func TestManyTopologiesStayFlat(t *testing.T) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors, before %d; %d threads, before %d; threads by namespace: %v", f, fds, th, threads, ns)
+			t.Fatalf("%d descriptors, before %d; %d threads, before %d; threads by namespace: %v", f, fds, th, threads,
+				ns)
 		}
 		runtime.Gosched()
 	}
@@ -383,7 +396,10 @@ func TestManyTopologiesStayFlat(t *testing.T) {
 func TestGoexitInDo(t *testing.T) {
 	n := New(t, Topology{})
 	h := n.Hosts[0]
-	if err := h.Do(func() error { runtime.Goexit(); return nil }); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "t.Fatal") {
+	if err := h.Do(func() error {
+		runtime.Goexit()
+		return nil
+	}); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "t.Fatal") {
 		t.Errorf("a function that ended its goroutine: %v", err)
 	}
 	if err := h.Do(func() error { return nil }); !errors.Is(err, ErrClosed) {
@@ -397,7 +413,8 @@ func TestGoexitInDo(t *testing.T) {
 	}
 }
 
-// A goroutine that runs on the process's first thread must leave it, or the namespace would live as long as the process.
+// A goroutine that runs on the process's first thread must leave it, or the namespace would live as
+// long as the process.
 func TestFirstThreadIsNotTaken(t *testing.T) {
 	New(t, Topology{Hosts: 1}) // skips without root
 	out, err := child(t, "first thread").CombinedOutput()
@@ -437,7 +454,8 @@ func TestWatcherAnswers(t *testing.T) {
 	if code := watcherMain(strconv.Itoa(os.Getpid()), strings.NewReader("+ 1\n+ 999999999\n"), &out); code != 0 {
 		t.Errorf("exit status %d", code)
 	}
-	if lines := strings.Split(out.String(), "\n"); len(lines) != 3 || !strings.Contains(lines[0], "no such file") || !strings.Contains(lines[1], "no such file") {
+	if lines := strings.Split(out.String(), "\n"); len(lines) != 3 || !strings.Contains(lines[0], "no such file") ||
+		!strings.Contains(lines[1], "no such file") {
 		t.Errorf("answers to threads that this process does not have: %q", out.String())
 	}
 }

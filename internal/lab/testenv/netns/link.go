@@ -45,9 +45,11 @@ type end struct {
 // Host is the host whose link it is.
 func (l *Link) Host() *Host { return l.near.host }
 
-// Down cuts the cable: the device keeps its addresses and routes but has no carrier when Down returns, and what it sends is
-// lost. Between two hosts without a bridge this is done by shutting the far device down, so the far host sees its own device
-// switched off and loses the routes over it. Of an emulated link (Delay, Loss or Queue) neither host sees anything: what both send is lost.
+// Down cuts the cable: the device keeps its addresses and routes but has no carrier when Down
+// returns, and what it sends is lost. Between two hosts without a bridge this is done by shutting
+// the far device down, so the far host sees its own device switched off and loses the routes over
+// it. Of an emulated link (Delay, Loss or Queue) neither host sees anything: what both send is
+// lost.
 func (l *Link) Down() error {
 	if l.emulated != nil {
 		l.emulated.cut.Store(true)
@@ -59,7 +61,8 @@ func (l *Link) Down() error {
 	return l.await(false, l.near)
 }
 
-// Up repairs the cable. Both ends have their carrier, and their addresses and known neighbours again, when it returns.
+// Up repairs the cable. Both ends have their carrier, and their addresses and known neighbours
+// again, when it returns.
 func (l *Link) Up() error {
 	if l.emulated != nil {
 		l.emulated.cut.Store(false)
@@ -115,13 +118,15 @@ func (l *Link) tune() error {
 	if l.spec.Rate == 0 || l.emulated != nil {
 		return nil
 	}
-	// The bucket holds what the rate brings in 4 ms (a tick of a slow clock), and some large packets.
+	// The bucket holds what the rate brings in 4 ms (a tick of a slow clock), and some large
+	// packets.
 	burst := max(l.spec.Rate/8/250, 4*uint64(l.MTU), 16<<10)
 	return l.Host().tool("tc", "iproute2", "", "qdisc", "replace", "dev", l.Name, "root", "tbf",
 		"rate", strconv.FormatUint(l.spec.Rate, 10)+"bit", "burst", strconv.FormatUint(burst, 10), "latency", "50ms")
 }
 
-// carrierLimit is how long a link may take to go up or down. The kernel reports most changes at once and some after a second.
+// carrierLimit is how long a link may take to go up or down. The kernel reports most changes at
+// once and some after a second.
 const carrierLimit = time.Minute
 
 // await waits until all ends have a carrier, or none.
@@ -180,8 +185,8 @@ func (l *Link) await(up bool, ends ...end) error {
 func (x end) state() (words string, up bool, err error) {
 	err = x.host.Do(func() error {
 		dir := "/sys/class/net/" + x.dev
-		// Reading the carrier makes the kernel act now upon a change that it would look at within a second, and waits for
-		// that. Of a device that is switched off it fails.
+		// Reading the carrier makes the kernel act now upon a change that it would look at within a
+		// second, and waits for that. Of a device that is switched off it fails.
 		os.ReadFile(dir + "/carrier")
 		b, err := os.ReadFile(dir + "/operstate")
 		if err != nil {
@@ -190,7 +195,8 @@ func (x end) state() (words string, up bool, err error) {
 		words = strings.TrimSpace(string(b))
 		up = words == "up" || x.tap && words == "unknown"
 		if x.ipv6.IsValid() {
-			// An address may be bound to at once, but is received for only when a worker of the kernel has added its route.
+			// An address may be bound to at once, but is received for only when a worker of the
+			// kernel has added its route.
 			b, err := os.ReadFile("/proc/thread-self/net/ipv6_route")
 			if err != nil {
 				return err
@@ -217,7 +223,8 @@ func (x end) state() (words string, up bool, err error) {
 func receives(table string, a netip.Addr) bool {
 	const local = 0x80000000 // RTF_LOCAL
 	for line := range strings.Lines(table) {
-		// Destination, its length, source, its length, next hop, metric, references, uses, flags, device.
+		// Destination, its length, source, its length, next hop, metric, references, uses, flags,
+		// device.
 		f := strings.Fields(line)
 		if len(f) == 10 && f[0] == hex.EncodeToString(a.AsSlice()) && f[1] == "80" {
 			if flags, err := strconv.ParseUint(f[8], 16, 32); err == nil && flags&local != 0 {

@@ -11,35 +11,42 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// Topology says which hosts there are and what joins them. The zero value is two hosts on one veth pair.
+// Topology says which hosts there are and what joins them. The zero value is two hosts on one veth
+// pair.
 type Topology struct {
 	Hosts int // 0: 2; at most 200. One host has links only with Bridge
-	// Rails is how many separate networks join the hosts; each host has a link on each rail, called eth0, eth1 ... 0 means 1.
+	// Rails is how many separate networks join the hosts; each host has a link on each rail, called
+	// eth0, eth1 ... 0 means 1.
 	Rails int
-	// Bridge joins the hosts of a rail by a bridge, which is in a namespace of its own; more than two always are.
+	// Bridge joins the hosts of a rail by a bridge, which is in a namespace of its own; more than
+	// two always are.
 	Bridge bool
-	// Neighbours gives every host the MAC addresses of all others as permanent entries, so that no host asks (ARP, ND).
+	// Neighbours gives every host the MAC addresses of all others as permanent entries, so that no
+	// host asks (ARP, ND).
 	Neighbours bool
-	// Localnet gives every link an address in 127.77.0.0/16 besides, which the hosts reach over the link: for programs that
-	// accept only loopback addresses. 127.0.0.1 stays the host's own.
+	// Localnet gives every link an address in 127.77.0.0/16 besides, which the hosts reach over the
+	// link: for programs that accept only loopback addresses. 127.0.0.1 stays the host's own.
 	Localnet bool
 	Link     LinkSpec // for all links
-	// Each, if any, may change the spec of one link, which is complete when Each sees it. rail and host count from 0.
+	// Each, if any, may change the spec of one link, which is complete when Each sees it. rail and
+	// host count from 0.
 	Each func(rail, host int, s *LinkSpec)
 }
 
 // LinkSpec describes a host's end of a link. Zero values get defaults.
 type LinkSpec struct {
-	MTU        int              // 0: 1500; up to 65535
-	Queues     int              // receive and transmit queues at both ends; 0: 1
-	MAC        net.HardwareAddr // nil: 02:77:00:RAIL:00:HOST
-	IPv4       netip.Prefix     // zero: 10.77.RAIL.HOST+1/24
-	IPv6       netip.Prefix     // zero: fd77:0:0:RAIL::HOST+1/64; usable at once, without duplicate address detection
-	Rate       uint64           // bits per second that the host may send (a token bucket, or the emulator's); 0: no limit
-	NoOffloads bool             // no segmentation, aggregation or checksums left to the device, at the host's end
-	Promisc    bool             // takes packets for other MAC addresses
+	MTU    int              // 0: 1500; up to 65535
+	Queues int              // receive and transmit queues at both ends; 0: 1
+	MAC    net.HardwareAddr // nil: 02:77:00:RAIL:00:HOST
+	IPv4   netip.Prefix     // zero: 10.77.RAIL.HOST+1/24
+	IPv6   netip.Prefix     // zero: fd77:0:0:RAIL::HOST+1/64; usable at once, without duplicate address detection
+	// bits per second that the host may send (a token bucket, or the emulator's); 0: no limit
+	Rate       uint64
+	NoOffloads bool // no segmentation, aggregation or checksums left to the device, at the host's end
+	Promisc    bool // takes packets for other MAC addresses
 
-	// What any of these is set for at one end of a pair goes through this process, which does it to what that host sends.
+	// What any of these is set for at one end of a pair goes through this process, which does it to
+	// what that host sends.
 	Delay time.Duration // of each packet
 	Loss  float64       // probability that a packet is lost, by a generator that Seed begins
 	Seed  uint64
@@ -69,8 +76,8 @@ func (e *MissingError) Error() string { return fmt.Sprintf("missing %s: %v", e.W
 // Unwrap gives what the attempt said.
 func (e *MissingError) Unwrap() error { return e.Err }
 
-// New makes the topology for a test and closes it with the test. Where the machine lacks something for it, the test is
-// skipped, or fails where CI is set.
+// New makes the topology for a test and closes it with the test. Where the machine lacks something
+// for it, the test is skipped, or fails where CI is set.
 func New(t testenv.TB, topology Topology) *Net {
 	t.Helper()
 	start := time.Now()
@@ -97,8 +104,8 @@ func New(t testenv.TB, topology Topology) *Net {
 	return n
 }
 
-// Open makes the topology. All links have their carrier when it returns. The caller closes the Net. An error that wraps a
-// MissingError says what the machine lacks.
+// Open makes the topology. All links have their carrier when it returns. The caller closes the Net.
+// An error that wraps a MissingError says what the machine lacks.
 func Open(topology Topology) (*Net, error) {
 	n := &Net{topology: topology}
 	if err := n.open(); err != nil {
@@ -107,8 +114,9 @@ func Open(topology Topology) (*Net, error) {
 	return n, nil
 }
 
-// Cable is two hosts, near and far, on a cable that carries packets of mtu bytes, on which only the programs that run there say anything: their
-// interfaces are called eth0, and the neighbours are known. The caller calls close. It is what bench/stream asks for.
+// Cable is two hosts, near and far, on a cable that carries packets of mtu bytes, on which only the
+// programs that run there say anything: their interfaces are called eth0, and the neighbours are
+// known. The caller calls close. It is what bench/stream asks for.
 func Cable(mtu int) (near, far func(func() error) error, close func() error, err error) {
 	n, err := Open(Topology{Neighbours: true, Link: LinkSpec{MTU: mtu}})
 	if err != nil {
@@ -122,8 +130,8 @@ func Cable(mtu int) (near, far func(func() error) error, close func() error, err
 	return n.Hosts[0].Do, n.Hosts[1].Do, n.Close, nil
 }
 
-// Close kills every program in the hosts and gives the namespaces up. They are gone as soon as the sockets that were opened
-// in them are closed.
+// Close kills every program in the hosts and gives the namespaces up. They are gone as soon as the
+// sockets that were opened in them are closed.
 func (n *Net) Close() error {
 	var err error
 	for _, e := range n.emulated {
@@ -215,7 +223,8 @@ func (t *Topology) spec(rail, host int) (LinkSpec, error) {
 	case s.emulated() && s.Queues > 1:
 		return s, fmt.Errorf("netns: %d queues of a link with Delay, Loss or Queue: expected 1", s.Queues)
 	case s.Delay < 0 || s.Loss < 0 || s.Loss > 1 || s.Queue < 0:
-		return s, fmt.Errorf("netns: delay %v, loss %v, queue %d: expected none below zero, and a loss of at most 1", s.Delay, s.Loss, s.Queue)
+		return s, fmt.Errorf("netns: delay %v, loss %v, queue %d: expected none below zero, and a loss of at most 1",
+			s.Delay, s.Loss, s.Queue)
 	case !s.IPv4.Addr().Is4() || !s.IPv6.Addr().Is6():
 		return s, fmt.Errorf("netns: addresses %s and %s: expected one of IPv4 and one of IPv6", s.IPv4, s.IPv6)
 	}
@@ -238,7 +247,8 @@ func (n *Net) addRail(rail int) error {
 	links := make([]*Link, len(n.Hosts))
 	for i, h := range n.Hosts {
 		s := specs[i]
-		l := &Link{Name: dev, MTU: s.MTU, Queues: s.Queues, MAC: s.MAC, IPv4: s.IPv4.Addr(), IPv6: s.IPv6.Addr(), near: end{host: h, dev: dev, ipv6: s.IPv6.Addr()}, spec: s}
+		l := &Link{Name: dev, MTU: s.MTU, Queues: s.Queues, MAC: s.MAC, IPv4: s.IPv4.Addr(), IPv6: s.IPv6.Addr(),
+			near: end{host: h, dev: dev, ipv6: s.IPv6.Addr()}, spec: s}
 		if t.Localnet {
 			l.Local = netip.AddrFrom4([4]byte{127, 77, byte(rail), byte(i + 1)})
 		}
@@ -253,10 +263,12 @@ func (n *Net) addRail(rail int) error {
 		if emulated {
 			return n.emulate(a, b)
 		}
-		return a.near.host.ip(fmt.Sprintf("link add %s %s mtu %d address %s type veth peer name %s %s mtu %d address %s netns %d",
+		return a.near.host.ip(fmt.Sprintf("link add %s %s mtu %d address %s type veth peer name %s %s mtu %d address "+
+			"%s netns %d",
 			dev, ends(a.spec), a.MTU, a.MAC, dev, ends(b.spec), b.MTU, b.MAC, b.near.host.tid))
 	}
-	// Without its own addresses and snooping the bridge says nothing by itself and passes everything on at once.
+	// Without its own addresses and snooping the bridge says nothing by itself and passes
+	// everything on at once.
 	bridge := fmt.Sprintf("br%d", rail)
 	batch := []string{fmt.Sprintf("link add %s type bridge stp_state 0 forward_delay 0 mcast_snooping 0", bridge),
 		fmt.Sprintf("link set %s addrgenmode none", bridge)}

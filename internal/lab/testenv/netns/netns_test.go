@@ -25,8 +25,8 @@ func ctx(t testing.TB) context.Context {
 	return c
 }
 
-// datagram sends n bytes in one UDP datagram that must not be cut, and returns the error of sending. Without one it has
-// arrived, bytes checked.
+// datagram sends n bytes in one UDP datagram that must not be cut, and returns the error of
+// sending. Without one it has arrived, bytes checked.
 func datagram(t *testing.T, from, to *Host, addr func(*Link) netip.Addr, n int) error {
 	t.Helper()
 	l, err := to.ListenPacket(ctx(t), "udp", netip.AddrPortFrom(addr(to.Link()), 0).String())
@@ -47,7 +47,8 @@ func datagram(t *testing.T, from, to *Host, addr func(*Link) netip.Addr, n int) 
 		if addr(to.Link()).Is4() {
 			err = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IP, syscall.IP_MTU_DISCOVER, syscall.IP_PMTUDISC_DO)
 		} else {
-			err = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_MTU_DISCOVER, syscall.IPV6_PMTUDISC_DO)
+			err = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_IPV6, syscall.IPV6_MTU_DISCOVER,
+				syscall.IPV6_PMTUDISC_DO)
 		}
 	})
 	if err != nil {
@@ -337,13 +338,14 @@ func TestRate(t *testing.T) {
 
 func TestDeviceOptions(t *testing.T) {
 	mac := net.HardwareAddr{0x02, 1, 2, 3, 4, 5}
-	n := New(t, Topology{Neighbours: true, Link: LinkSpec{NoOffloads: true, Promisc: true}, Each: func(_, host int, s *LinkSpec) {
-		if host == 0 {
-			s.MAC, s.IPv4 = mac, netip.MustParsePrefix("10.77.0.99/24")
-		} else {
-			s.NoOffloads, s.Promisc = false, false
-		}
-	}})
+	n := New(t, Topology{Neighbours: true, Link: LinkSpec{NoOffloads: true, Promisc: true},
+		Each: func(_, host int, s *LinkSpec) {
+			if host == 0 {
+				s.MAC, s.IPv4 = mac, netip.MustParsePrefix("10.77.0.99/24")
+			} else {
+				s.NoOffloads, s.Promisc = false, false
+			}
+		}})
 	a, b := n.Hosts[0], n.Hosts[1]
 	show := func(h *Host, prog string, args ...string) string {
 		t.Helper()
@@ -353,13 +355,15 @@ func TestDeviceOptions(t *testing.T) {
 		}
 		return string(out)
 	}
-	if s := show(a, "ip", "link", "show", "eth0"); !strings.Contains(s, mac.String()) || !strings.Contains(s, "PROMISC") {
+	if s := show(a, "ip", "link", "show", "eth0"); !strings.Contains(s, mac.String()) ||
+		!strings.Contains(s, "PROMISC") {
 		t.Errorf("expected %s and PROMISC: %s", mac, s)
 	}
 	if s := show(b, "ip", "link", "show", "eth0"); strings.Contains(s, "PROMISC") {
 		t.Errorf("host1 was not asked to take everything: %s", s)
 	}
-	for _, f := range []string{"generic-segmentation-offload", "tcp-segmentation-offload", "tx-checksumming", "scatter-gather"} {
+	for _, f := range []string{"generic-segmentation-offload", "tcp-segmentation-offload", "tx-checksumming",
+		"scatter-gather"} {
 		if s := show(a, "ethtool", "-k", "eth0"); !strings.Contains(s, f+": off") {
 			t.Errorf("expected %s: off in:\n%s", f, s)
 		}
@@ -367,7 +371,8 @@ func TestDeviceOptions(t *testing.T) {
 			t.Errorf("expected %s: on in:\n%s", f, s)
 		}
 	}
-	if s := show(b, "ip", "neigh", "show"); !strings.Contains(s, "10.77.0.99 dev eth0 lladdr "+mac.String()+" PERMANENT") {
+	if s := show(b, "ip", "neigh", "show"); !strings.Contains(s,
+		"10.77.0.99 dev eth0 lladdr "+mac.String()+" PERMANENT") {
 		t.Errorf("expected 10.77.0.99 to be known for good: %s", s)
 	}
 	if err := datagram(t, b, a, v4, 1000); err != nil {
@@ -488,7 +493,8 @@ func TestDo(t *testing.T) {
 	if out, err := h.Output(ctx(t), "pwd", "-P"); err != nil || strings.TrimSpace(string(out)) != wd {
 		t.Errorf("a program's working directory is %q, expected %s: %v", out, wd, err)
 	}
-	if _, err := h.Output(ctx(t), "sh", "-c", "echo because >&2; exit 3"); err == nil || !strings.Contains(err.Error(), "because") {
+	if _, err := h.Output(ctx(t), "sh", "-c", "echo because >&2; exit 3"); err == nil ||
+		!strings.Contains(err.Error(), "because") {
 		t.Errorf("a program that failed: %v", err)
 	}
 	stop, cancel := context.WithCancelCause(t.Context())

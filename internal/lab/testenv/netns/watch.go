@@ -20,10 +20,12 @@ import (
 // watcherEnv makes a process the watcher of the process whose number it is.
 const watcherEnv = "PENSTOCK_NETNS_WATCHER"
 
-// patience is how long killed programs may take to end. The kernel needs milliseconds, an overloaded machine seconds.
+// patience is how long killed programs may take to end. The kernel needs milliseconds, an
+// overloaded machine seconds.
 const patience = time.Minute
 
-// mayWatch says that this program, started again, is the watcher: a test, or a program that has called Main.
+// mayWatch says that this program, started again, is the watcher: a test, or a program that has
+// called Main.
 var mayWatch bool
 
 func init() {
@@ -32,8 +34,9 @@ func init() {
 	}
 }
 
-// Main makes a program its own watcher. A main function that opens hosts calls it first: in the copy that is the watcher it does not
-// return. Tests need no call. A program without it has no watcher: what its programs had started in their turn may outlive it if it is killed.
+// Main makes a program its own watcher. A main function that opens hosts calls it first: in the
+// copy that is the watcher it does not return. Tests need no call. A program without it has no
+// watcher: what its programs had started in their turn may outlive it if it is killed.
 func Main() {
 	mayWatch = true
 	if of := os.Getenv(watcherEnv); of != "" {
@@ -92,7 +95,8 @@ func (w *watcher) ask(op byte, tid int) error {
 	return nil
 }
 
-// watch has every program in the namespace of a thread killed when this process ends; unwatch takes that back.
+// watch has every program in the namespace of a thread killed when this process ends; unwatch takes
+// that back.
 func watch(tid int) error {
 	if !mayWatch {
 		return nil
@@ -115,8 +119,8 @@ func unwatch(tid int) error {
 	return w.ask('-', tid)
 }
 
-// watcherMain holds the namespaces that the commands name, so that their numbers stay theirs, until the process is gone. Then it
-// kills what runs in them, and they end with it.
+// watcherMain holds the namespaces that the commands name, so that their numbers stay theirs, until
+// the process is gone. Then it kills what runs in them, and they end with it.
 func watcherMain(of string, commands io.Reader, answers io.Writer) int {
 	signal.Ignore(sys.Interrupts()...)
 	signal.Ignore(sys.Hangup)
@@ -163,7 +167,8 @@ func openNamespace(path string) (f *os.File, name string, err error) {
 	return f, name, err
 }
 
-// inNamespace are the processes whose first thread is in the network namespace ns. A process that holds a Host is not.
+// inNamespace are the processes whose first thread is in the network namespace ns. A process that
+// holds a Host is not.
 func inNamespace(ns string) []int {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -186,14 +191,15 @@ func isIn(pid int, ns string) bool {
 	return err == nil && in == ns
 }
 
-// killAll kills the processes in a namespace, which the caller holds, until two looks find none. Children of this process
-// are left for their owners to wait for.
+// killAll kills the processes in a namespace, which the caller holds, until two looks find none.
+// Children of this process are left for their owners to wait for.
 func killAll(ns string) error {
 	deadline := time.Now().Add(patience)
 	for quiet := 0; quiet < 2; quiet++ {
 		pids := inNamespace(ns)
 		for _, pid := range pids {
-			// What FindProcess returns stays this process, also when another one gets the number. So look again which it is.
+			// What FindProcess returns stays this process, also when another one gets the number.
+			// So look again which it is.
 			p, err := os.FindProcess(pid)
 			if err != nil {
 				continue

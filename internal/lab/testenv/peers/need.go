@@ -11,8 +11,9 @@ import (
 	"github.com/penstock-io/penstock/internal/peers"
 )
 
-// Need is how a test says that it uses a peer: it returns the peer's version and records the use in the lab's ledger. A peer
-// that is absent ends the test as [testenv.Missing] says; one that is here and broken fails it.
+// Need is how a test says that it uses a peer: it returns the peer's version and records the use in
+// the lab's ledger. A peer that is absent ends the test as [testenv.Missing] says; one that is here
+// and broken fails it.
 func Need(t testenv.TB, name string) (version string) {
 	t.Helper()
 	version, err := versionOf(name)
@@ -57,8 +58,9 @@ func NeedPython(t testenv.TB, name string) *peers.Python {
 	return py
 }
 
-// PoCL is Need for tests that load OpenCL into their own process: what PoCL compiles there goes to the lab's cache and not to the user's. The machine may have other
-// devices as well; those of PoCL are on the platform whose name is returned.
+// PoCL is Need for tests that load OpenCL into their own process: what PoCL compiles there goes to
+// the lab's cache and not to the user's. The machine may have other devices as well; those of PoCL
+// are on the platform whose name is returned.
 func PoCL(t testenv.TB) (platform string) {
 	t.Helper()
 	version, err := poclVersion()

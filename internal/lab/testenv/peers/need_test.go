@@ -11,7 +11,8 @@ import (
 // A peer that is here and does not work is not absent: a test that needs it must not skip.
 func TestNeedOfABrokenPeer(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "iperf3"), []byte("#!/bin/sh\necho no library >&2\nexit 127\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "iperf3"), []byte("#!/bin/sh\necho no library >&2\nexit 127\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))

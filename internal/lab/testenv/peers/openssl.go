@@ -14,12 +14,13 @@ import (
 //go:embed openssl/stream.c
 var openSSLStream []byte
 
-// OpenSSLStream compiles the program that [peers.OpenSSL] runs, on first use, and returns its path. The error wraps peers.ErrAbsent without
-// OpenSSL's headers.
+// OpenSSLStream compiles the program that [peers.OpenSSL] runs, on first use, and returns its path.
+// The error wraps peers.ErrAbsent without OpenSSL's headers.
 func OpenSSLStream() (program string, err error) {
 	if _, err := os.Stat("/usr/include/openssl/ssl.h"); err != nil {
 		p, _ := peers.Get("openssl")
-		return "", fmt.Errorf("peers: the headers of OpenSSL are %w: %w; on Debian: %s, or run scripts/deps.sh", peers.ErrAbsent, err, p.Install())
+		return "", fmt.Errorf("peers: the headers of OpenSSL are %w: %w; on Debian: %s, or run scripts/deps.sh",
+			peers.ErrAbsent, err, p.Install())
 	}
 	dir, err := os.MkdirTemp("", "openssl-stream")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-// sources is a key of everything that goes into the binary: the module's files and its own dependencies' versions, the
-// compiler, and the kind of build.
+// sources is a key of everything that goes into the binary: the module's files and its own
+// dependencies' versions, the compiler, and the kind of build.
 func sources(root string) (string, error) {
 	parts := []any{runtime.Version(), runtime.GOARCH, os.Getenv("GOAMD64"), testenv.Invariants}
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -22,7 +22,8 @@ func sources(root string) (string, error) {
 		}
 		name := d.Name()
 		if d.IsDir() {
-			if p != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "tools" || name == "bin" || name == "docs") {
+			if p != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "tools" || name == "bin" ||
+				name == "docs") {
 				return filepath.SkipDir
 			}
 			return nil
@@ -47,8 +48,8 @@ func sources(root string) (string, error) {
 	return testenv.Hash(parts...), nil
 }
 
-// prune removes binaries of other sources that are older than a day. No test starts those any more; a process that runs one
-// keeps its file.
+// prune removes binaries of other sources that are older than a day. No test starts those any more;
+// a process that runs one keeps its file.
 func prune(keep string) {
 	dir, err := testenv.CacheDir()
 	if err != nil {
@@ -56,7 +57,8 @@ func prune(keep string) {
 	}
 	old, _ := filepath.Glob(filepath.Join(dir, "penstock-*"))
 	for _, f := range old {
-		if fi, err := os.Lstat(f); err == nil && filepath.Base(f) != keep && fi.Mode().IsRegular() && time.Since(fi.ModTime()) > 24*time.Hour {
+		if fi, err := os.Lstat(f); err == nil && filepath.Base(f) != keep && fi.Mode().IsRegular() &&
+			time.Since(fi.ModTime()) > 24*time.Hour {
 			os.Remove(f)
 		}
 	}

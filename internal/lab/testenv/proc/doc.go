@@ -1,5 +1,5 @@
-// Package proc runs real processes for tests and for the soak: it starts them, stops and continues them, kills them with
-// SIGKILL, starts them again, and reads what they print.
+// Package proc runs real processes for tests and for the soak: it starts them, stops and continues
+// them, kills them with SIGKILL, starts them again, and reads what they print.
 //
 //	p := proc.Start(t, proc.Spec{Path: penstock, Args: []string{"node", "--listen", "tcp://127.0.0.1:0"}})
 //	m, err := p.WaitLine(ctx, regexp.MustCompile(`listening on (\S+)`))
@@ -8,13 +8,15 @@
 //	p.Kill()     // SIGKILL, to the process and everything it started
 //	p = p.Restart()
 //
-// With Spec.Columns a process has a real terminal, whose keys a test presses and whose screen it reads: [Terminal].
+// With Spec.Columns a process has a real terminal, whose keys a test presses and whose screen it
+// reads: [Terminal].
 //
-// [Penstock] builds the real binary once and keeps it in the lab's cache; [Self] is this test binary, run again up to the
-// calling test.
+// [Penstock] builds the real binary once and keeps it in the lab's cache; [Self] is this test
+// binary, run again up to the calling test.
 //
-// What is started here does not stay behind. Every process leads a session or a process group of its own, and when it ends,
-// whatever else is left of that group is killed and reaped. The kernel kills it when this process dies, and a watcher, a
-// second copy of this program that holds one end of a pipe, then kills what it had started in its turn. So a test process that
-// gets SIGKILL leaves nothing. Out of reach are only programs that make a session of their own on purpose (daemons).
+// What is started here does not stay behind. Every process leads a session or a process group of
+// its own, and when it ends, whatever else is left of that group is killed and reaped. The kernel
+// kills it when this process dies, and a watcher, a second copy of this program that holds one end
+// of a pipe, then kills what it had started in its turn. So a test process that gets SIGKILL leaves
+// nothing. Out of reach are only programs that make a session of their own on purpose (daemons).
 package proc

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// group is a process with what it started: a session, or, inside a process that itself runs in such a session, a process group.
+// group is a process with what it started: a session, or, inside a process that itself runs in such
+// a session, a process group.
 type group struct {
 	leader  int
 	session bool
@@ -59,15 +60,16 @@ func (g group) members() (out []state) {
 	return out
 }
 
-// end kills the members of a group whose leader has been reaped, and reaps those that became children of this process.
+// end kills the members of a group whose leader has been reaped, and reaps those that became
+// children of this process.
 func (g group) end(limit time.Duration) error {
 	deadline := time.Now().Add(limit)
 	for quiet := 0; quiet < 2; {
 		var left []state
 		for _, s := range g.members() {
 			if s.code == 'Z' && (s.parent != os.Getpid() || sys.Reap(s.pid)) {
-				// Dead. Those of other parents are theirs to reap; when the parent is of this group and dies they become ours,
-				// which the second look sees.
+				// Dead. Those of other parents are theirs to reap; when the parent is of this group
+				// and dies they become ours, which the second look sees.
 				continue
 			}
 			if err := sys.Kill(s.pid, sys.SIGKILL); err != nil {

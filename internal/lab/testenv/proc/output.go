@@ -105,7 +105,8 @@ func (o *output) add(line string) {
 	o.mu.Unlock()
 }
 
-// finish waits for the end of both streams and closes them after the time limit; it reports whether they ended by themselves.
+// finish waits for the end of both streams and closes them after the time limit; it reports whether
+// they ended by themselves.
 func (o *output) finish(limit time.Duration) bool {
 	end := make(chan struct{})
 	go func() {
@@ -148,7 +149,8 @@ func (o *output) kept(from int) (lines []numbered) {
 	return lines
 }
 
-// wait looks at each kept line from number from on, as they come, and returns the first match and its line's number.
+// wait looks at each kept line from number from on, as they come, and returns the first match and
+// its line's number.
 func (o *output) wait(ctx context.Context, from int, re *regexp.Regexp) (match []string, at int, err error) {
 	for {
 		o.mu.Lock()
@@ -202,9 +204,9 @@ func (o *output) tail() string {
 	return b.String()
 }
 
-// Output is what the process printed on both streams until now: the first 100 and the last 400 lines, in the order in which
-// they were read, each cut at 4 KiB.
-// For a process on a terminal it is what that shows.
+// Output is what the process printed on both streams until now: the first 100 and the last 400
+// lines, in the order in which they were read, each cut at 4 KiB. For a process on a terminal it is
+// what that shows.
 func (p *Process) Output() string {
 	if p.term != nil {
 		return p.term.Text()
@@ -212,8 +214,9 @@ func (p *Process) Output() string {
 	return p.out.text()
 }
 
-// WaitLine waits until a line of either stream matches and returns the submatches of the first that does; lines that came
-// before the call count, as far as they are kept. The error says what the process printed last, and how it ended if it did.
+// WaitLine waits until a line of either stream matches and returns the submatches of the first that
+// does; lines that came before the call count, as far as they are kept. The error says what the
+// process printed last, and how it ended if it did.
 func (p *Process) WaitLine(ctx context.Context, re *regexp.Regexp) ([]string, error) {
 	m, _, err := p.out.wait(ctx, 0, re)
 	return m, p.lineError(re, err)

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// patience is how long the end of a killed process is waited for before that counts as a failure. The kernel needs
-// milliseconds; a machine that is overloaded may need seconds.
+// patience is how long the end of a killed process is waited for before that counts as a failure.
+// The kernel needs milliseconds; a machine that is overloaded may need seconds.
 const patience = time.Minute
 
 // Spec says what to run.
@@ -32,16 +32,19 @@ type Spec struct {
 	Files []*os.File
 	// Input gives the process a pipe as standard input (Process.Input); otherwise that is empty.
 	Input bool
-	// OnLine, if any, is called with each line of the standard output, in order, by one goroutine, without the line's end.
+	// OnLine, if any, is called with each line of the standard output, in order, by one goroutine,
+	// without the line's end.
 	OnLine func(line string)
-	// Columns and Rows, if not 0, give the process a terminal of that size for its standard streams, which is also its
-	// controlling terminal: see Process.Terminal. There is no Input, no OnLine and no line to wait for then.
+	// Columns and Rows, if not 0, give the process a terminal of that size for its standard
+	// streams, which is also its controlling terminal: see Process.Terminal. There is no Input, no
+	// OnLine and no line to wait for then.
 	Columns, Rows int
 
 	shape func(*exec.Cmd) // see As, OwnUsers
 }
 
-// Self is a Spec that runs this test binary again, up to the top-level test t, with env set so that it can tell.
+// Self is a Spec that runs this test binary again, up to the top-level test t, with env set so that
+// it can tell.
 func Self(t testenv.TB, env ...string) Spec {
 	t.Helper()
 	exe, err := os.Executable()
@@ -85,8 +88,9 @@ type Process struct {
 	err  error         // what is wrong about its end, once done: descendants that do not die
 }
 
-// Start runs a process until the end of the test at the latest: then it is killed. The test fails when the process does not
-// start or, killed, does not end. When the test failed, what the process printed is logged.
+// Start runs a process until the end of the test at the latest: then it is killed. The test fails
+// when the process does not start or, killed, does not end. When the test failed, what the process
+// printed is logged.
 func Start(t testenv.TB, spec Spec) *Process {
 	t.Helper()
 	p, err := Launch(spec)
@@ -106,7 +110,8 @@ func Start(t testenv.TB, spec Spec) *Process {
 	return p
 }
 
-// Launch runs a process that belongs to the caller, who calls Kill when done with it, also when it has ended.
+// Launch runs a process that belongs to the caller, who calls Kill when done with it, also when it
+// has ended.
 func Launch(spec Spec) (*Process, error) {
 	p := &Process{spec: spec, done: make(chan struct{}), out: newOutput(spec.OnLine)}
 	if err := ready(); err != nil {
@@ -153,8 +158,9 @@ func Launch(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// streams gives the command its standard streams and returns our ends and its ends: our first two are what it prints and says, or
-// the first is its terminal. With an error, what was opened so far is returned too.
+// streams gives the command its standard streams and returns our ends and its ends: our first two
+// are what it prints and says, or the first is its terminal. With an error, what was opened so far
+// is returned too.
 func (p *Process) streams() (ours, theirs []*os.File, err error) {
 	if p.spec.Columns > 0 {
 		user, program, err := sys.OpenTerminal(p.spec.Columns, p.spec.Rows)
@@ -201,7 +207,8 @@ func (p *Process) await() {
 		p.err = fmt.Errorf("proc: %s: %w", p.name(), werr)
 		return
 	}
-	p.exit = Exit{Code: s.ExitCode(), Signal: sys.ExitSignal(s), CPU: s.UserTime() + s.SystemTime(), MaxRSS: sys.MaxRSS(s)}
+	p.exit = Exit{Code: s.ExitCode(), Signal: sys.ExitSignal(s), CPU: s.UserTime() + s.SystemTime(),
+		MaxRSS: sys.MaxRSS(s)}
 	p.err = p.group.end(patience)
 	if p.err == nil {
 		unwatch(p.group)
@@ -221,7 +228,8 @@ func (p *Process) await() {
 // PID is the process's number; after its end the kernel may give it to another.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Input is the process's standard input; nil unless Spec.Input. The caller closes it to let the process see its end.
+// Input is the process's standard input; nil unless Spec.Input. The caller closes it to let the
+// process see its end.
 func (p *Process) Input() io.WriteCloser {
 	if p.in == nil {
 		return nil
@@ -232,7 +240,8 @@ func (p *Process) Input() io.WriteCloser {
 // Done is closed when the process has ended and all its output is there.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the process's end by itself. The error is ctx's, or says what is left of the process.
+// Wait waits for the process's end by itself. The error is ctx's, or says what is left of the
+// process.
 func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	select {
 	case <-p.done:
@@ -242,8 +251,8 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	}
 }
 
-// Kill ends the process and all of its group with SIGKILL, also when it is stopped, and returns when nothing is left. A
-// process that has ended already is no error; one that does not end is.
+// Kill ends the process and all of its group with SIGKILL, also when it is stopped, and returns
+// when nothing is left. A process that has ended already is no error; one that does not end is.
 func (p *Process) Kill() error {
 	select {
 	case <-p.done:
@@ -261,8 +270,8 @@ func (p *Process) Kill() error {
 	}
 }
 
-// Stop freezes the process with SIGSTOP: when it returns without an error no thread of the process runs any more. What it
-// started itself runs on.
+// Stop freezes the process with SIGSTOP: when it returns without an error no thread of the process
+// runs any more. What it started itself runs on.
 func (p *Process) Stop() error {
 	if err := p.cmd.Process.Signal(sys.SIGSTOP); err != nil {
 		return fmt.Errorf("proc: stop %s: %w", p.name(), err)
@@ -284,8 +293,8 @@ func (p *Process) Signal(s os.Signal) error {
 	return nil
 }
 
-// Restart kills the process if it still runs and starts another one from the same Spec, for the same test. The old Process
-// keeps its output and its exit status. Only for processes from Start.
+// Restart kills the process if it still runs and starts another one from the same Spec, for the
+// same test. The old Process keeps its output and its exit status. Only for processes from Start.
 func (p *Process) Restart() *Process {
 	p.t.Helper()
 	if err := p.Kill(); err != nil {
@@ -334,6 +343,7 @@ var penstock = sync.OnceValues(func() (string, error) {
 	})
 })
 
-// Penstock is the path of the real penstock binary, built from this checkout without cgo and kept in the lab's cache by the
-// contents of its sources. A build with -tags invariants makes it so, too.
+// Penstock is the path of the real penstock binary, built from this checkout without cgo and kept
+// in the lab's cache by the contents of its sources. A build with -tags invariants makes it so,
+// too.
 func Penstock() (string, error) { return penstock() }

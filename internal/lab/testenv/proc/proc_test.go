@@ -78,7 +78,8 @@ func soon(t testing.TB) context.Context {
 }
 
 func TestExitAndOutput(t *testing.T) {
-	p := Start(t, Spec{Path: "sh", Args: []string{"-c", "echo to stdout; echo to stderr >&2; echo $WORD; exit 3"}, Env: []string{"WORD=penstock"}})
+	p := Start(t, Spec{Path: "sh", Args: []string{"-c", "echo to stdout; echo to stderr >&2; echo $WORD; exit 3"},
+		Env: []string{"WORD=penstock"}})
 	e, err := p.Wait(soon(t))
 	if err != nil || e.Code != 3 || e.Signal != 0 || e.OK() {
 		t.Fatalf("exit %+v, %v", e, err)
@@ -156,7 +157,8 @@ func TestOutputIsBounded(t *testing.T) {
 	if len(out) > 64<<10 {
 		t.Errorf("%d bytes were kept", len(out))
 	}
-	for _, want := range []string{"line 0\n", "line 99\n[... 99502 lines]\n", "line 99999\n", "[... 1044480 more bytes]\nno newline at the end\n"} {
+	for _, want := range []string{"line 0\n", "line 99\n[... 99502 lines]\n", "line 99999\n",
+		"[... 1044480 more bytes]\nno newline at the end\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("output lacks %q", want)
 		}
@@ -238,8 +240,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// What a process leaves behind goes with it: also children that let go of their parent or keep its output open, and also
-// when the process ended in good order.
+// What a process leaves behind goes with it: also children that let go of their parent or keep its
+// output open, and also when the process ended in good order.
 func TestOrphansDieWithTheGroup(t *testing.T) {
 	for _, end := range []string{"exit 0", "kill -9 $$", "sleep 1000"} {
 		p := Start(t, Spec{Path: "sh", Args: []string{"-c", "(sleep 1000 & echo orphan $!); " + end}})
@@ -324,7 +326,8 @@ func TestNothingOutlivesAKilledHarness(t *testing.T) {
 				}
 			}
 			var pids [3]int
-			if _, err := fmt.Sscanf(line, "child %d grandchild %d watcher %d", &pids[0], &pids[1], &pids[2]); err != nil {
+			if _, err := fmt.Sscanf(line, "child %d grandchild %d watcher %d", &pids[0], &pids[1],
+				&pids[2]); err != nil {
 				t.Fatalf("%q: %v", line, err)
 			}
 			for i, pid := range pids {
@@ -433,7 +436,8 @@ func TestSelf(t *testing.T) {
 		select {}
 	}
 	p := Start(t, Self(t, "PENSTOCK_PROC_SELF=1"))
-	if e, err := p.Wait(soon(t)); err != nil || e.Signal != syscall.SIGTERM || !strings.Contains(p.Output(), "here I am") {
+	if e, err := p.Wait(soon(t)); err != nil || e.Signal != syscall.SIGTERM ||
+		!strings.Contains(p.Output(), "here I am") {
 		t.Errorf("exit %v, %v\n%s", e, err, p.Output())
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Terminal is the terminal of a process that was started with Spec.Columns, seen by its user. Its methods may be called from any
-// goroutine.
+// Terminal is the terminal of a process that was started with Spec.Columns, seen by its user. Its
+// methods may be called from any goroutine.
 type Terminal struct {
 	user *os.File
 
@@ -54,14 +54,16 @@ func (t *Terminal) Type(keys string) error {
 	return nil
 }
 
-// Text is what the terminal shows, with the lines that went out at its top, without trailing spaces.
+// Text is what the terminal shows, with the lines that went out at its top, without trailing
+// spaces.
 func (t *Terminal) Text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.screen.Text()
 }
 
-// Drawn reports whether the program shows a screen of its own now: the alternate one, or one without a cursor.
+// Drawn reports whether the program shows a screen of its own now: the alternate one, or one
+// without a cursor.
 func (t *Terminal) Drawn() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,21 +81,22 @@ func (t *Terminal) Resize(columns, rows int) error {
 	return nil
 }
 
-// Misuse lists what was written that a plain terminal would not do: sequences that Screen does not know, and lines that ran
-// over the right edge.
+// Misuse lists what was written that a plain terminal would not do: sequences that Screen does not
+// know, and lines that ran over the right edge.
 func (t *Terminal) Misuse() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.screen.Misuse)
 }
 
-// Wait waits until what the terminal shows matches, also for a moment only, and returns all of what it showed then.
+// Wait waits until what the terminal shows matches, also for a moment only, and returns all of what
+// it showed then.
 func (t *Terminal) Wait(ctx context.Context, re *regexp.Regexp) (string, error) {
 	return t.WaitFor(ctx, fmt.Sprintf("%q", re), re.MatchString)
 }
 
-// WaitFor is Wait for what a function says of the text. It is also called for screens that are drawn in part: a program's output comes in
-// pieces.
+// WaitFor is Wait for what a function says of the text. It is also called for screens that are
+// drawn in part: a program's output comes in pieces.
 func (t *Terminal) WaitFor(ctx context.Context, what string, shows func(text string) bool) (string, error) {
 	for {
 		t.mu.Lock()
@@ -108,14 +111,16 @@ func (t *Terminal) WaitFor(ctx context.Context, what string, shows func(text str
 		select {
 		case <-more:
 		case <-ctx.Done():
-			return "", fmt.Errorf("proc: the terminal did not show %s: %w; it shows:\n%s", what, context.Cause(ctx), text)
+			return "", fmt.Errorf("proc: the terminal did not show %s: %w; it shows:\n%s", what, context.Cause(ctx),
+				text)
 		}
 	}
 }
 
-// Screen interprets what a program writes to a terminal, as far as line-oriented programs go: carriage return, line feed,
-// backspace, erasing within the line, and attributes of text, which it ignores; and of programs that draw the whole screen the
-// alternate screen, the way home, and erasing what is below. It is a pure state machine over bytes. Lines that a real terminal would
+// Screen interprets what a program writes to a terminal, as far as line-oriented programs go:
+// carriage return, line feed, backspace, erasing within the line, and attributes of text, which it
+// ignores; and of programs that draw the whole screen the alternate screen, the way home, and
+// erasing what is below. It is a pure state machine over bytes. Lines that a real terminal would
 // have scrolled out stay.
 type Screen struct {
 	Columns int
@@ -173,7 +178,8 @@ func (s *Screen) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// escape interprets the sequence at the beginning of b (ECMA-48, 5.4) and returns its length, 0 when more has to come.
+// escape interprets the sequence at the beginning of b (ECMA-48, 5.4) and returns its length, 0
+// when more has to come.
 func (s *Screen) escape(b []byte) int {
 	if len(b) < 2 {
 		return 0

@@ -37,7 +37,8 @@ func TestScreen(t *testing.T) {
 			for i := 0; i < len(c.in); i += step {
 				s.Write([]byte(c.in[i:min(i+step, len(c.in))]))
 			}
-			if got, misuse := s.Text(), strings.Join(s.Misuse, "; "); got != c.want || (c.misuse == "") != (misuse == "") || !strings.Contains(misuse, c.misuse) {
+			if got, misuse := s.Text(), strings.Join(s.Misuse, "; "); got != c.want ||
+				(c.misuse == "") != (misuse == "") || !strings.Contains(misuse, c.misuse) {
 				t.Errorf("%s, %d at a time: %q, misuse %s; expected %q, %s", name, step, got, misuse, c.want, c.misuse)
 			}
 		}
@@ -45,7 +46,8 @@ func TestScreen(t *testing.T) {
 }
 
 func TestTerminal(t *testing.T) {
-	p := Start(t, Spec{Path: "sh", Args: []string{"-c", `trap 'echo bye; exit 4' INT; stty size; echo ready; while :; do sleep 0.1; done`}, Columns: 90, Rows: 7})
+	p := Start(t, Spec{Path: "sh", Args: []string{"-c",
+		`trap 'echo bye; exit 4' INT; stty size; echo ready; while :; do sleep 0.1; done`}, Columns: 90, Rows: 7})
 	if _, err := p.Terminal().Wait(soon(t), regexp.MustCompile("7 90\nready")); err != nil {
 		t.Fatal(err)
 	}

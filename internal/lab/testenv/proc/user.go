@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// As is spec run as another user, by a copy of the program that every user can read. It takes root; without that, the test ends
-// as testenv.Missing says.
+// As is spec run as another user, by a copy of the program that every user can read. It takes root;
+// without that, the test ends as testenv.Missing says.
 func (s Spec) As(t testenv.TB, uid int) Spec {
 	t.Helper()
 	s.public(t)
@@ -20,8 +20,8 @@ func (s Spec) As(t testenv.TB, uid int) Spec {
 	return s
 }
 
-// OwnUsers is spec run in a user namespace of its own: as its root, who is the user uid outside, or for a negative uid as a user who
-// has no number there. It takes root, as As does.
+// OwnUsers is spec run in a user namespace of its own: as its root, who is the user uid outside, or
+// for a negative uid as a user who has no number there. It takes root, as As does.
 func (s Spec) OwnUsers(t testenv.TB, uid int) Spec {
 	t.Helper()
 	s.public(t)
@@ -33,7 +33,8 @@ func (s Spec) OwnUsers(t testenv.TB, uid int) Spec {
 func (s *Spec) public(t testenv.TB) {
 	t.Helper()
 	if uid := sys.EffectiveUID(); uid != 0 {
-		testenv.Missing(t, "root, to start a process of another user", fmt.Errorf("this process has user %d: %w", uid, sys.EPERM))
+		testenv.Missing(t, "root, to start a process of another user",
+			fmt.Errorf("this process has user %d: %w", uid, sys.EPERM))
 	}
 	dir, err := os.MkdirTemp("", "penstock-public-")
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// nestedEnv tells a process that it runs inside a group of this package. watcherEnv makes it the watcher.
+// nestedEnv tells a process that it runs inside a group of this package. watcherEnv makes it the
+// watcher.
 const (
 	nestedEnv  = "PENSTOCK_PROC_NESTED"
 	watcherEnv = "PENSTOCK_PROC_WATCHER"
@@ -19,7 +20,8 @@ const (
 
 var nested = os.Getenv(nestedEnv) != ""
 
-// The watcher is this program again. It has nothing to do with what the program does, so it must leave before that begins.
+// The watcher is this program again. It has nothing to do with what the program does, so it must
+// leave before that begins.
 func init() {
 	if os.Getenv(watcherEnv) != "" {
 		watcherMain()
@@ -56,18 +58,21 @@ var ready = sync.OnceValue(func() error {
 	return nil
 })
 
-// tell sends the watcher a line. It ignores that the watcher is gone: a user who kills it wants no protection.
+// tell sends the watcher a line. It ignores that the watcher is gone: a user who kills it wants no
+// protection.
 func tell(op byte, g group) {
 	watcher.mu.Lock()
 	defer watcher.mu.Unlock()
 	fmt.Fprintf(watcher.to, "%c %d %t\n", op, g.leader, g.session)
 }
 
-// watch has the group killed when this process dies; unwatch, when nothing is left of the group, takes that back.
+// watch has the group killed when this process dies; unwatch, when nothing is left of the group,
+// takes that back.
 func watch(g group)   { tell('+', g) }
 func unwatch(g group) { tell('-', g) }
 
-// watcherMain reads from descriptor 3 which groups there are, until the harness is gone; then it kills them.
+// watcherMain reads from descriptor 3 which groups there are, until the harness is gone; then it
+// kills them.
 func watcherMain() {
 	signal.Ignore(sys.Interrupts()...)
 	signal.Ignore(sys.Hangup)

@@ -1,4 +1,5 @@
-// Package scope lets one test look at what a part of it leaves behind: that part runs with cleanups of its own.
+// Package scope lets one test look at what a part of it leaves behind: that part runs with cleanups
+// of its own.
 package scope
 
 import (
@@ -30,7 +31,8 @@ func (s *scope) close() {
 	}
 }
 
-// Run runs f and then its cleanups, also when f ends the test. The context that f sees ends before them.
+// Run runs f and then its cleanups, also when f ends the test. The context that f sees ends before
+// them.
 func Run(t testing.TB, f func(t testing.TB)) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &scope{TB: t, ctx: ctx}
@@ -39,8 +41,8 @@ func Run(t testing.TB, f func(t testing.TB)) {
 	f(s)
 }
 
-// Guarded is Run, after which the test fails when a goroutine or a file descriptor is left. It reports whether nothing is, and says nothing of parts that failed or
-// were skipped.
+// Guarded is Run, after which the test fails when a goroutine or a file descriptor is left. It
+// reports whether nothing is, and says nothing of parts that failed or were skipped.
 func Guarded(t testing.TB, f func(t testing.TB)) bool {
 	t.Helper()
 	running := goleak.IgnoreCurrent()

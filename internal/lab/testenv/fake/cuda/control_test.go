@@ -33,8 +33,10 @@ func TestControl(t *testing.T) {
 	if err := c.Script("devices 3\n devices x"); err == nil || !strings.Contains(err.Error(), "line 2, column 10") {
 		t.Errorf("a script that is wrong: %v", err)
 	}
-	if first, second := call("cuInit", 0), call("cuInit", 0); first != 1 || second != 0 || c.Calls("cuInit") != 2 || c.Calls("cuNothing") != -1 {
-		t.Errorf("cuInit gave %d and %d, was called %d times; cuNothing %d times", first, second, c.Calls("cuInit"), c.Calls("cuNothing"))
+	if first, second := call("cuInit", 0), call("cuInit", 0); first != 1 || second != 0 || c.Calls("cuInit") != 2 ||
+		c.Calls("cuNothing") != -1 {
+		t.Errorf("cuInit gave %d and %d, was called %d times; cuNothing %d times", first, second, c.Calls("cuInit"),
+			c.Calls("cuNothing"))
 	}
 	b, err := dl.Alloc(8)
 	if err != nil {

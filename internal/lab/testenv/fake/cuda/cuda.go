@@ -18,8 +18,8 @@ var files embed.FS
 // warnings hold for every C file here: the fake is the judge of other code and has none of its own.
 var warnings = []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"}
 
-// Sources is the directory, in the lab's cache, with the C files of this package: src with the fake, fake.h (what kernels
-// include) and cuda_api.h; check with the check program.
+// Sources is the directory, in the lab's cache, with the C files of this package: src with the
+// fake, fake.h (what kernels include) and cuda_api.h; check with the check program.
 func Sources() (string, error) {
 	var names []string
 	var parts []any
@@ -48,8 +48,9 @@ func Sources() (string, error) {
 	})
 }
 
-// Build compiles the fake driver, once per content, and returns the path of the shared library. Extra flags go to the
-// compiler: -fsanitize=thread, say. The error of a missing compiler names the package that brings it.
+// Build compiles the fake driver, once per content, and returns the path of the shared library.
+// Extra flags go to the compiler: -fsanitize=thread, say. The error of a missing compiler names the
+// package that brings it.
 func Build(flags ...string) (string, error) {
 	dir, err := Sources()
 	if err != nil {
@@ -59,13 +60,15 @@ func Build(flags ...string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("cuda: %w", err)
 	}
-	// The threads of streams run this code until the process ends, so the library is never unloaded.
+	// The threads of streams run this code until the process ends, so the library is never
+	// unloaded.
 	own := []string{"-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-Wl,-soname,libcuda.so.1", "-ldl"}
 	return testenv.Compile("libpenstock-fake-cuda", sources, slices.Concat(warnings, own, flags)...)
 }
 
-// Kernels compiles C files into the library that $PENSTOCK_FAKE_CUDA_KERNELS names: an exported function
-// `void NAME(const penstock_fake_cuda_launch *)` is the body of the kernel NAME. The files may include "fake.h".
+// Kernels compiles C files into the library that $PENSTOCK_FAKE_CUDA_KERNELS names: an exported
+// function `void NAME(const penstock_fake_cuda_launch *)` is the body of the kernel NAME. The files
+// may include "fake.h".
 func Kernels(sources []string, flags ...string) (string, error) {
 	dir, err := Sources()
 	if err != nil {
@@ -75,8 +78,8 @@ func Kernels(sources []string, flags ...string) (string, error) {
 	return testenv.Compile("fake-cuda-kernels", sources, slices.Concat(warnings, own, flags)...)
 }
 
-// Check compiles the check program and the bodies of its kernels. The program needs nothing but libc: it can be carried to a
-// machine with a GPU and run there as `check libcuda.so.1`.
+// Check compiles the check program and the bodies of its kernels. The program needs nothing but
+// libc: it can be carried to a machine with a GPU and run there as `check libcuda.so.1`.
 func Check(flags ...string) (program, kernels string, err error) {
 	dir, err := Sources()
 	if err != nil {

@@ -69,7 +69,8 @@ func names(t *testing.T, program string) (public, fake []string) {
 	return public, fake
 }
 
-// run builds everything with flags, runs every check against the fake, and requires that each one passed.
+// run builds everything with flags, runs every check against the fake, and requires that each one
+// passed.
 func run(t *testing.T, env []string, flags ...string) (lib string, out []byte) {
 	t.Helper()
 	lib, err := Build(flags...)
@@ -106,10 +107,12 @@ func TestChecks(t *testing.T) {
 	testenv.Record(t, "fake", "cuda", fmt.Sprintf("%d checks", len(verdicts(out))))
 	program, kernels, err := Check()
 	compiled(t, err)
-	t.Logf("on a machine with a GPU: %s libcuda.so.1; here: PENSTOCK_FAKE_CUDA_KERNELS=%s %s %s", program, kernels, program, lib)
+	t.Logf("on a machine with a GPU: %s libcuda.so.1; here: PENSTOCK_FAKE_CUDA_KERNELS=%s %s %s", program, kernels,
+		program, lib)
 }
 
-// sanitizer skips, with the compiler's error, where the runtime of a sanitizer is not installed or does not start here.
+// sanitizer skips, with the compiler's error, where the runtime of a sanitizer is not installed or
+// does not start here.
 func sanitizer(t *testing.T, flag string) {
 	t.Helper()
 	src := filepath.Join(t.TempDir(), "main.c")
@@ -131,7 +134,8 @@ func sanitizer(t *testing.T, flag string) {
 func TestChecksWithAddressSanitizer(t *testing.T) {
 	testenv.Once(t)
 	sanitizer(t, "-fsanitize=address,undefined")
-	// The stand-in for a crash is a crash: no core, no report for the children that are meant to fault.
+	// The stand-in for a crash is a crash: no core, no report for the children that are meant to
+	// fault.
 	run(t, []string{"ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:disable_coredump=1", "UBSAN_OPTIONS=halt_on_error=1"},
 		"-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 }
@@ -142,7 +146,8 @@ func TestChecksWithThreadSanitizer(t *testing.T) {
 	run(t, []string{"TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:atexit_sleep_ms=0"}, "-fsanitize=thread")
 }
 
-// The program that judges can itself fail: against a driver that breaks one thing, exactly the checks of that thing fail.
+// The program that judges can itself fail: against a driver that breaks one thing, exactly the
+// checks of that thing fail.
 func TestChecksCanFail(t *testing.T) {
 	testenv.Once(t)
 	program, kernels, err := Check()
@@ -163,7 +168,8 @@ func TestChecksCanFail(t *testing.T) {
 			[]string{"the_cpu_cannot_touch_device_memory"}},
 		{"submit_dep(o, x->legacy, x->legacy->submitted);", "(void)x;", []string{"the_default_stream_waits_for_blocking_ones"}},
 		{"alloc_remove(a, c);\n    if (--s->users > 0) return;", "if (--s->users > 0) return;", []string{"frees_that_are_wrong"}},
-		{"if (n == 0) return CUDA_SUCCESS;\n    if (G.resident_allowed) {", "return CUDA_SUCCESS;\n    if (G.resident_allowed) {",
+		{"if (n == 0) return CUDA_SUCCESS;\n    if (G.resident_allowed) {",
+			"return CUDA_SUCCESS;\n    if (G.resident_allowed) {",
 			[]string{"resident_kernels_and_implicit_synchronisation"}},
 		{"if (x->pending != CUDA_SUCCESS && x->dev->sticky == CUDA_SUCCESS) x->dev->sticky = x->pending;", "",
 			[]string{"script_errors_that_stay", "kernels_that_are_wrong"}},
@@ -230,7 +236,8 @@ func TestAgreesWithAnotherHeader(t *testing.T) {
 		testenv.Missing(t, "ffnvcodec/dynlink_cuda.h (Debian: apt-get install libffmpeg-nvenc-dev)", err)
 	}
 	check := filepath.Join(dir, "check")
-	prog, err := testenv.Compile("fake-cuda-abi", []string{filepath.Join(check, "abi_fake.c"), filepath.Join(check, "abi_video.c")},
+	prog, err := testenv.Compile("fake-cuda-abi", []string{filepath.Join(check, "abi_fake.c"),
+		filepath.Join(check, "abi_video.c")},
 		slices.Concat(warnings, []string{"-I" + filepath.Join(dir, "src")})...)
 	compiled(t, err)
 	out, err := command(t, prog).CombinedOutput()
@@ -274,7 +281,8 @@ int main(int argc, char **argv) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		": 4 calls, 1 violations, 2 live\n", "violation: call 4, cuMemFree_v2", "live: device memory 0x", " of 54321 bytes (call 3",
+		": 4 calls, 1 violations, 2 live\n", "violation: call 4, cuMemFree_v2", "live: device memory 0x",
+		" of 54321 bytes (call 3",
 	} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("the report has no %q:\n%s", want, b)

@@ -1,29 +1,36 @@
-// Package verbs builds a stand-in for libibverbs.so.1: RDMA devices that exist in the memory of one process.
+// Package verbs builds a stand-in for libibverbs.so.1: RDMA devices that exist in the memory of one
+// process.
 //
-// The library has the public symbols of libibverbs with their versions, and fills the operation tables through which the inline
-// functions of verbs.h post and poll, so programs run on it unchanged: from Go by loading the path that [Build] returns, other
-// programs through the loader ([Dir], [Env]). It serves devices fake0, fake1 ... with one port each, RoCE by default.
-// Requests copy bytes between queue pairs that were connected by hand, and are checked as hardware would check them: domains,
-// keys, rights, bounds, states, queue sizes, sequence numbers, timeouts and retries. The queue pair goes into error and flushes.
+// The library has the public symbols of libibverbs with their versions, and fills the operation
+// tables through which the inline functions of verbs.h post and poll, so programs run on it
+// unchanged: from Go by loading the path that [Build] returns, other programs through the loader
+// ([Dir], [Env]). It serves devices fake0, fake1 ... with one port each, RoCE by default. Requests
+// copy bytes between queue pairs that were connected by hand, and are checked as hardware would
+// check them: domains, keys, rights, bounds, states, queue sizes, sequence numbers, timeouts and
+// retries. The queue pair goes into error and flushes.
 //
-// What there is: RC, UC, UD, XRC; send, receive, write, read, atomics, immediate and inline data, lists, unsignaled and solicited
-// requests, shared receive queues with limit events, memory windows of type 1 and 2B, remote and local invalidation, dma-buf
-// regions over any descriptor that can be mapped (from its file position on), completion channels and asynchronous events as real file descriptors,
-// ibv_cq_ex and ibv_wr_*.
-// With the line "raw on" there are raw packet queue pairs: all devices are on one segment, a frame goes to the queue pairs of the best rule
-// (ibv_create_flow: Ethernet, IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one.
-// With the line "odp on" regions may be registered on demand: nothing is pinned or counted.
-// Where it is compiled with the headers of librdmacm, it stands in for librdmacm.so.1 too: event channels, ids in the port spaces TCP, UDP and IB, and
-// what they say to each other, with the kernel's lengths of private data. An IP address belongs to the device that has it as a GID, 192.0.2.1 to fake0.
-// What one side does is at once an event of the other.
-// What is absent, with EOPNOTSUPP: implicit regions on demand and advice for them, multicast, device memory, other rules, work
-// queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
-// the functions that only drivers use, and of librdmacm: queue pairs that it makes, synchronous ids, multicast, names of hosts.
+// What there is: RC, UC, UD, XRC; send, receive, write, read, atomics, immediate and inline data,
+// lists, unsignaled and solicited requests, shared receive queues with limit events, memory windows
+// of type 1 and 2B, remote and local invalidation, dma-buf regions over any descriptor that can be
+// mapped (from its file position on), completion channels and asynchronous events as real file
+// descriptors, ibv_cq_ex and ibv_wr_*. With the line "raw on" there are raw packet queue pairs: all
+// devices are on one segment, a frame goes to the queue pairs of the best rule (ibv_create_flow:
+// Ethernet, IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one. With
+// the line "odp on" regions may be registered on demand: nothing is pinned or counted. Where it is
+// compiled with the headers of librdmacm, it stands in for librdmacm.so.1 too: event channels, ids
+// in the port spaces TCP, UDP and IB, and what they say to each other, with the kernel's lengths of
+// private data. An IP address belongs to the device that has it as a GID, 192.0.2.1 to fake0. What
+// one side does is at once an event of the other. What is absent, with EOPNOTSUPP: implicit regions
+// on demand and advice for them, multicast, device memory, other rules, work queues, thread
+// domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ
+// resizing. Also absent: the functions that only drivers use, and of librdmacm: queue pairs that it
+// makes, synchronous ids, multicast, names of hosts.
 //
 // # The script
 //
-// A program starts with the script in $PENSTOCK_FAKE_VERBS; the exported function penstock_fake_script(const char *) adds lines
-// later, all or none, and returns NULL or what is wrong and where. One order per line or semicolon, # begins a comment:
+// A program starts with the script in $PENSTOCK_FAKE_VERBS; the exported function
+// penstock_fake_script(const char *) adds lines later, all or none, and returns NULL or what is
+// wrong and where. One order per line or semicolon, # begins a comment:
 //
 //	devices N                     how many there are (2); before the first ibv_get_device_list
 //	link infiniband               LIDs (device + 1) instead of RoCE
@@ -57,26 +64,34 @@
 //	report exit                   penstock_fake_report() goes to stderr when the process ends
 //	reset                         forgets rules, counts, violations and settings, and repairs ports
 //
-// penstock_fake_report() lists objects that are not destroyed ("leak qp #7 of fake0") and rules that were broken
-// ("violation ibv_post_send: ..."): use after destroy, posting in a wrong state, a region gone under its windows, events never
-// acknowledged. penstock_fake_count(name) says how often a function was called, or how many send_requests, recv_requests,
-// completions, bytes, rnr_naks, retries and drops there were.
+// penstock_fake_report() lists objects that are not destroyed ("leak qp #7 of fake0") and rules
+// that were broken ("violation ibv_post_send: ..."): use after destroy, posting in a wrong state, a
+// region gone under its windows, events never acknowledged. penstock_fake_count(name) says how
+// often a function was called, or how many send_requests, recv_requests, completions, bytes,
+// rnr_naks, retries and drops there were.
 //
-// raw_kernel are frames for which a device had no rule, raw_dry_0 and raw_dry_1 those for which a queue pair of a device had no receive.
+// raw_kernel are frames for which a device had no rule, raw_dry_0 and raw_dry_1 those for which a
+// queue pair of a device had no receive.
 //
 // # What it cannot show
 //
-//   - More than one process, real networks, congestion, loss of single packets of reliable connections, packets of one request interleaved with others.
-//   - Reordering inside a connection: it executes requests of a queue pair strictly in order, so a missing fence goes unseen;
-//     what a failed request wrote (nothing, here); the order in which the bytes of one request become visible.
-//   - DMA: bytes are read when a request is executed, in mode post before post_send returns, so a buffer that is reused too early
-//     shows only in the modes wire and pump. Memory that was unmapped while registered is a crash here, and silent on hardware.
-//   - Of connections: time that a step takes, answers that cross each other, iWARP, and what a kernel does when it is short of memory.
+//   - More than one process, real networks, congestion, loss of single packets of reliable
+//     connections, packets of one request interleaved with others.
+//   - Reordering inside a connection: it executes requests of a queue pair strictly in order, so a
+//     missing fence goes unseen; what a failed request wrote (nothing, here); the order in which
+//     the bytes of one request become visible.
+//   - DMA: bytes are read when a request is executed, in mode post before post_send returns, so a
+//     buffer that is reused too early shows only in the modes wire and pump. Memory that was
+//     unmapped while registered is a crash here, and silent on hardware.
+//   - Of connections: time that a step takes, answers that cross each other, iWARP, and what a
+//     kernel does when it is short of memory.
 //   - Cost: neither time, nor cache effects, nor memory that really is pinned.
-//   - Which of the statuses that the standard allows a given adapter prefers. Where the fake and Soft-RoCE differ is a table
-//     in this package's tests, with the reasons: the same conformance program ([Check]) runs on both.
+//   - Which of the statuses that the standard allows a given adapter prefers. Where the fake and
+//     Soft-RoCE differ is a table in this package's tests, with the reasons: the same conformance
+//     program ([Check]) runs on both.
 //
-// It is stricter than most hardware where strictness finds faults: slots of a send queue come back only when the completion is
-// polled, queues hold exactly what was asked for, lkey and rkey differ, the fields of a failed completion that mean nothing hold
-// nonsense, destroying what still has unacknowledged events fails after five seconds, and a device does not close under its objects.
+// It is stricter than most hardware where strictness finds faults: slots of a send queue come back
+// only when the completion is polled, queues hold exactly what was asked for, lkey and rkey differ,
+// the fields of a failed completion that mean nothing hold nonsense, destroying what still has
+// unacknowledged events fails after five seconds, and a device does not close under its objects.
 package verbs

@@ -47,7 +47,8 @@ func run(t *testing.T, dir, script string, env []string, argv ...string) (stdout
 	return out.String(), log.String(), err
 }
 
-// violations are what the checks do wrong on purpose; anything else in a report is a fault of the checks or of the fake.
+// violations are what the checks do wrong on purpose; anything else in a report is a fault of the
+// checks or of the fake.
 var violations = []string{
 	"violation ibv_post_send: qp 0x11 is in state 0",
 	"violation ibv_post_recv: qp 0x11 is in state 0",
@@ -73,7 +74,8 @@ func verdicts(t *testing.T, out string) map[string]string {
 	return m
 }
 
-// conformance runs all checks on the fake: none fails, nothing leaks, no rule is broken that is not meant to be.
+// conformance runs all checks on the fake: none fails, nothing leaks, no rule is broken that is not
+// meant to be.
 func conformance(t *testing.T, script string, env []string, flags ...string) map[string]string {
 	t.Helper()
 	dir := built[string](t)(Dir(flags...))
@@ -125,10 +127,12 @@ func TestConformanceModes(t *testing.T) {
 	}
 }
 
-// sanitizers are the further builds: what they find is a fault of the fake or of the checks. Leaks are the report's business.
+// sanitizers are the further builds: what they find is a fault of the fake or of the checks. Leaks
+// are the report's business.
 var sanitizers = map[string]struct{ flags, env []string }{
-	"address": {[]string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all"}, []string{"ASAN_OPTIONS=detect_leaks=0"}},
-	"thread":  {[]string{"-fsanitize=thread"}, []string{"TSAN_OPTIONS=halt_on_error=1:exitcode=66"}},
+	"address": {[]string{"-fsanitize=address,undefined", "-fno-sanitize-recover=all"},
+		[]string{"ASAN_OPTIONS=detect_leaks=0"}},
+	"thread": {[]string{"-fsanitize=thread"}, []string{"TSAN_OPTIONS=halt_on_error=1:exitcode=66"}},
 }
 
 func TestSanitized(t *testing.T) {
@@ -141,7 +145,8 @@ func TestSanitized(t *testing.T) {
 			if err := os.WriteFile(probe, []byte(faulty), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			p, err := testenv.Compile("sanitizer-probe", []string{probe}, append([]string{"-O0", "-pthread"}, s.flags...)...)
+			p, err := testenv.Compile("sanitizer-probe", []string{probe},
+				append([]string{"-O0", "-pthread"}, s.flags...)...)
 			if err != nil {
 				testenv.Missing(t, "gcc's "+name+" sanitizer", err)
 			}
@@ -196,18 +201,21 @@ func TestScript(t *testing.T) {
 	scenarios(t, nil)
 }
 
-// TestSymbols: whatever a program may ask of libibverbs is there, under the same version, and nothing else.
+// TestSymbols: whatever a program may ask of libibverbs is there, under the same version, and
+// nothing else.
 func TestSymbols(t *testing.T) {
 	lib := built[string](t)(Build())
 	have := symbols(t, lib)
-	for _, s := range []string{"penstock_fake_script", "penstock_fake_report", "penstock_fake_count", "penstock_fake_pump"} {
+	for _, s := range []string{"penstock_fake_script", "penstock_fake_report", "penstock_fake_count",
+		"penstock_fake_pump"} {
 		if !slices.Contains(have[s], "PENSTOCK_FAKE_1") {
 			t.Errorf("%s is not exported", s)
 		}
 	}
 	cm, err := filepath.Glob("/usr/lib/*/librdmacm.so.1")
 	if err != nil || len(cm) == 0 {
-		testenv.Missing(t, "librdmacm itself", errors.New("no /usr/lib/*/librdmacm.so.1; on Debian: apt-get install librdmacm1"))
+		testenv.Missing(t, "librdmacm itself",
+			errors.New("no /usr/lib/*/librdmacm.so.1; on Debian: apt-get install librdmacm1"))
 	}
 	manager, calls := symbols(t, cm[0]), 0
 	for s, versions := range have {
@@ -223,17 +231,21 @@ func TestSymbols(t *testing.T) {
 		}
 	}
 	if calls == 0 {
-		testenv.Missing(t, "the headers of librdmacm", errors.New("no <rdma/rdma_cma.h>; on Debian: apt-get install librdmacm-dev"))
+		testenv.Missing(t, "the headers of librdmacm",
+			errors.New("no <rdma/rdma_cma.h>; on Debian: apt-get install librdmacm-dev"))
 	}
 	real, err := filepath.Glob("/usr/lib/*/libibverbs.so.1")
 	if err != nil || len(real) == 0 {
-		testenv.Missing(t, "libibverbs itself", errors.New("no /usr/lib/*/libibverbs.so.1; on Debian: apt-get install libibverbs1"))
+		testenv.Missing(t, "libibverbs itself",
+			errors.New("no /usr/lib/*/libibverbs.so.1; on Debian: apt-get install libibverbs1"))
 	}
 	n := 0
 	for s, versions := range symbols(t, real[0]) {
 		for _, v := range versions {
-			// What was renewed in 1.1 has its first form in 1.0, for programs of 2006; the private ones are for drivers.
-			if v == "IBVERBS_1.0" && slices.Contains(versions, "IBVERBS_1.1") || strings.Contains(v, "PRIVATE") || s == "ibv_register_driver" {
+			// What was renewed in 1.1 has its first form in 1.0, for programs of 2006; the private
+			// ones are for drivers.
+			if v == "IBVERBS_1.0" && slices.Contains(versions, "IBVERBS_1.1") || strings.Contains(v, "PRIVATE") ||
+				s == "ibv_register_driver" {
 				continue
 			}
 			n++
@@ -255,7 +267,8 @@ func symbols(t *testing.T, file string) map[string][]string {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if so, err := f.DynString(elf.DT_SONAME); err != nil || len(so) != 1 || !slices.Contains([]string{"libibverbs.so.1", "librdmacm.so.1"}, so[0]) {
+	if so, err := f.DynString(elf.DT_SONAME); err != nil || len(so) != 1 ||
+		!slices.Contains([]string{"libibverbs.so.1", "librdmacm.so.1"}, so[0]) {
 		t.Errorf("%s has the soname %v: %v", file, so, err)
 	}
 	all, err := f.DynamicSymbols()
@@ -282,8 +295,9 @@ func TestTools(t *testing.T) {
 	}{
 		{"", []string{"ibv_devices"}, []string{"fake0", "fake1", "020000fffe000001"}},
 		{"devices 1; link infiniband", []string{"ibv_devinfo", "-v"}, []string{"fake0", "PORT_ACTIVE", "InfiniBand", "port_lid:\t\t1"}},
-		{"port 1 down; limit max_sge 1", []string{"ibv_devinfo", "-v"}, []string{"fake1", "PORT_DOWN", "PORT_ACTIVE", "max_sge:\t\t\t1\n",
-			"RoCE v2", "::ffff:192.0.2.1", "fe80:"}},
+		{"port 1 down; limit max_sge 1", []string{"ibv_devinfo", "-v"},
+			[]string{"fake1", "PORT_DOWN", "PORT_ACTIVE", "max_sge:\t\t\t1\n",
+				"RoCE v2", "::ffff:192.0.2.1", "fe80:"}},
 	} {
 		tool, err := testenv.Tool(c.argv[0], "ibverbs-utils")
 		if err != nil {
@@ -319,7 +333,8 @@ func TestBadScript(t *testing.T) {
 		"mode post; mode fast": `line 1, column 17: mode "fast" is unknown: expected one of post, wire, pump`,
 	} {
 		out, log, err := run(t, dir, script, nil, check, "-", "device")
-		if err == nil || !strings.Contains(log, want) || !strings.Contains(out, "FAIL device ibv_get_device_list: EINVAL") {
+		if err == nil || !strings.Contains(log, want) ||
+			!strings.Contains(out, "FAIL device ibv_get_device_list: EINVAL") {
 			t.Errorf("%q: %v\n%s%s", script, err, out, log)
 		}
 	}

@@ -33,22 +33,28 @@ var differences = map[string]difference{
 		"Soft-RoCE's responder raises no affiliated event; the specification has one (11.6.3.2)"},
 	"err-recv-lkey": {"ok REM_OP_ERR, receiver LOC_QP_OP_ERR", "ok REM_OP_ERR, receiver LOC_PROT_ERR",
 		"Soft-RoCE calls an unknown local key an operation error; the specification calls it a protection error"},
-	"err-recv-small": {"ok REM_OP_ERR, receiver LOC_QP_OP_ERR, no event", "ok REM_INV_REQ_ERR, receiver LOC_LEN_ERR, no event",
-		"Soft-RoCE treats a receive that is too small as any other failed copy; the specification has a length error and an invalid request"},
+	"err-recv-small": {"ok REM_OP_ERR, receiver LOC_QP_OP_ERR, no event",
+		"ok REM_INV_REQ_ERR, receiver LOC_LEN_ERR, no event",
+		"Soft-RoCE treats a receive that is too small as any other failed copy; the specification has a length error " +
+			"and an invalid request"},
 	"err-rkey": {"ok REM_ACCESS_ERR, no event", "ok REM_ACCESS_ERR, local access violation work queue error",
 		"Soft-RoCE's responder raises no affiliated event; the specification has one (11.6.3.2)"},
 	"event-comm-est": {"ok no event", "ok communication established",
 		"Soft-RoCE does not raise it for a message that arrives in RTR"},
 	"flush-receive-late": {"ok stays", "ok flushed",
-		"Soft-RoCE leaves a receive that is posted in the error state where it is, unless its task that flushes runs only after the post; the specification flushes it"},
+		"Soft-RoCE leaves a receive that is posted in the error state where it is, unless its task that flushes runs " +
+			"only after the post; the specification flushes it"},
 	"mr-dmabuf": {"absent EOPNOTSUPP", "ok",
 		"Soft-RoCE of Linux 6.1 has none; \"absent dmabuf\" is the same here"},
 	"mr-rereg": {"absent EOPNOTSUPP", "ok",
 		"Soft-RoCE of Linux 6.1 has none"},
-	"mw-bad-binds": {"ok MW_BIND_ERR, MW_BIND_ERR, SUCCESS, MW_BIND_ERR", "ok MW_BIND_ERR, MW_BIND_ERR, MW_BIND_ERR, SUCCESS",
-		"Soft-RoCE takes the tag of the new key and ignores an index that is another window's; the last one then meets a window that is bound"},
+	"mw-bad-binds": {"ok MW_BIND_ERR, MW_BIND_ERR, SUCCESS, MW_BIND_ERR",
+		"ok MW_BIND_ERR, MW_BIND_ERR, MW_BIND_ERR, SUCCESS",
+		"Soft-RoCE takes the tag of the new key and ignores an index that is another window's; the last one then " +
+			"meets a window that is bound"},
 	"mw-outside": {"ok SUCCESS, written", "ok REM_ACCESS_ERR, untouched",
-		"Soft-RoCE of Linux 6.1 checks the bounds of the region and not those of the window: only the fake shows that a window bounds"},
+		"Soft-RoCE of Linux 6.1 checks the bounds of the region and not those of the window: only the fake shows " +
+			"that a window bounds"},
 	"mw-send-inv": {"ok flag not set", "ok flag set",
 		"Soft-RoCE gives the kernel's flag to the user, where this bit means a checksum"},
 	"srq-last-wqe": {"ok no event", "ok last WQE reached",
@@ -57,7 +63,8 @@ var differences = map[string]difference{
 		"Soft-RoCE takes it at post and fails it later"},
 	"ud-own-qkey": {"ok dropped", "ok delivered",
 		"Soft-RoCE sends the number as it is; in the specification the highest bit asks for the sender's own key"},
-	"ud-refused": {"ok write at post: taken, handle without GRH: EINVAL", "ok write at post: EINVAL, handle without GRH: EINVAL",
+	"ud-refused": {"ok write at post: taken, handle without GRH: EINVAL",
+		"ok write at post: EINVAL, handle without GRH: EINVAL",
 		"Soft-RoCE takes it at post and fails it later"},
 	"ud-small-receive": {"ok receive 2: LOC_QP_OP_ERR", "ok receive 2: LOC_LEN_ERR",
 		"the same for datagrams"},
@@ -65,7 +72,8 @@ var differences = map[string]difference{
 		"Soft-RoCE has none"},
 }
 
-// TestGuestSameChecksOnSoftRoCE runs the conformance program on a real kernel, and holds the fake to the result.
+// TestGuestSameChecksOnSoftRoCE runs the conformance program on a real kernel, and holds the fake
+// to the result.
 func TestGuestSameChecksOnSoftRoCE(t *testing.T) {
 	testenv.Once(t)
 	check := built[string](t)(Check())

@@ -29,7 +29,8 @@ func patternWord(slot uint32, at int) uint64 {
 	return uint64(slot+1)*0x9e3779b97f4a7c15 + uint64(uint32(at))*0xd1b54a32d192ed03
 }
 
-// WriteHeaders writes the headers of a frame of size bytes into the first HeaderSize bytes of f. It does the arithmetic that the program in C does.
+// WriteHeaders writes the headers of a frame of size bytes into the first HeaderSize bytes of f. It
+// does the arithmetic that the program in C does.
 func WriteHeaders(f []byte, size int) {
 	f = f[:HeaderSize:HeaderSize]
 	copy(f, TargetMAC[:])
@@ -63,8 +64,8 @@ func MakeFrame(f []byte, slot uint32) {
 // Stamp writes a sequence number.
 func Stamp(f []byte, seq uint64) { binary.LittleEndian.PutUint64(f[stampAt:], seq) }
 
-// Headers reports whether f is a frame of this package's by its headers, as a program that takes packets apart finds out: its
-// EtherType, protocol and port.
+// Headers reports whether f is a frame of this package's by its headers, as a program that takes
+// packets apart finds out: its EtherType, protocol and port.
 func Headers(f []byte) bool {
 	return len(f) >= HeaderSize && f[12] == 8 && f[13] == 0 && f[23] == 17 && f[36] == Port>>8 && f[37] == Port&0xff
 }
@@ -77,8 +78,8 @@ func SwapMACs(f []byte) {
 	copy(f[6:12], to[:])
 }
 
-// CheckFrame checks every byte of a frame that should have size bytes, and returns its sequence number. Its MAC addresses may have
-// been exchanged. The error wraps ErrFrame.
+// CheckFrame checks every byte of a frame that should have size bytes, and returns its sequence
+// number. Its MAC addresses may have been exchanged. The error wraps ErrFrame.
 func CheckFrame(f []byte, size int) (seq uint64, err error) {
 	if len(f) != size || size < patternAt {
 		return 0, fmt.Errorf("%w: %d bytes: expected %d", ErrFrame, len(f), size)
@@ -89,7 +90,8 @@ func CheckFrame(f []byte, size int) (seq uint64, err error) {
 		return 0, fmt.Errorf("%w: headers % x: expected % x", ErrFrame, f[12:HeaderSize], want[12:])
 	}
 	a, b := [6]byte(f), [6]byte(f[6:])
-	if !(a == TargetMAC && b == SourceMAC || a == SourceMAC && b == TargetMAC) || f[originAt+4] != 0 || f[originAt+5] != 0 {
+	if !(a == TargetMAC && b == SourceMAC || a == SourceMAC && b == TargetMAC) || f[originAt+4] != 0 ||
+		f[originAt+5] != 0 {
 		return 0, fmt.Errorf("%w: addresses % x % x, padding % x", ErrFrame, a, b, f[originAt+4:patternAt])
 	}
 	slot := binary.LittleEndian.Uint32(f[originAt:])

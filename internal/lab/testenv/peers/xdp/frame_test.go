@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A frame is right as it was made, with its addresses exchanged and with another number, and with no other change.
+// A frame is right as it was made, with its addresses exchanged and with another number, and with
+// no other change.
 func TestFrame(t *testing.T) {
 	for _, size := range []int{56, 61, 64, 1400, 8900} {
 		f := make([]byte, size)

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock-io/penstock/internal/peers"
 )
 
-// Result is what came of one command. Counters are of the command, those of the kernel since the command before on the same interfaces.
+// Result is what came of one command. Counters are of the command, those of the kernel since the
+// command before on the same interfaces.
 type Result struct {
 	Packets uint64        // of the size that was asked for
 	Bytes   uint64        // of those
@@ -89,7 +90,8 @@ func parseReady(b []byte, c *Config) error {
 		return err
 	}
 	if r.Op != "ready" || r.Slots != c.Slots || r.Chunk != c.Chunk || r.Ports != len(c.Interfaces) {
-		return outputError(b, "expected ready with %d slots of %d bytes on %d interfaces", c.Slots, c.Chunk, len(c.Interfaces))
+		return outputError(b, "expected ready with %d slots of %d bytes on %d interfaces", c.Slots, c.Chunk,
+			len(c.Interfaces))
 	}
 	return nil
 }
@@ -113,7 +115,9 @@ func parse(b []byte, op Op, size int) (Result, error) {
 	case l.Matched > l.Packets || l.Bad > l.Packets || l.Gaps > l.Packets || l.Checked > l.Bytes:
 		return bad("more was looked at than there was")
 	}
-	return Result{Packets: l.Packets, Bytes: l.Bytes, Chunks: l.Descs, Wall: time.Duration(l.Wall), CPU: time.Duration(l.CPU), Matched: l.Matched,
-		Checked: l.Checked, Bad: l.Bad, Gaps: l.Gaps, Other: l.Other, Calls: l.Calls, Dropped: l.Dropped, RingFull: l.RingFull, NoChunks: l.NoChunks,
+	return Result{Packets: l.Packets, Bytes: l.Bytes, Chunks: l.Descs, Wall: time.Duration(l.Wall),
+		CPU: time.Duration(l.CPU), Matched: l.Matched,
+		Checked: l.Checked, Bad: l.Bad, Gaps: l.Gaps, Other: l.Other, Calls: l.Calls, Dropped: l.Dropped,
+		RingFull: l.RingFull, NoChunks: l.NoChunks,
 		RxInvalid: l.RxInvalid, TxInvalid: l.TxInvalid, InFlight: l.InFlight, FillChunks: l.FillChunks}, nil
 }

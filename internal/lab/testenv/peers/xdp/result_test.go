@@ -30,7 +30,8 @@ func TestRecordedOutput(t *testing.T) {
 		t.Error(err)
 	}
 	r, err := parse(golden(t, "recv.json"), Receive, 8900)
-	want := Result{Packets: 7842, Bytes: 69793800, Chunks: 23526, Wall: 290994412, CPU: 30098432 * time.Nanosecond, Dropped: 862, NoChunks: 862, FillChunks: 6144}
+	want := Result{Packets: 7842, Bytes: 69793800, Chunks: 23526, Wall: 290994412, CPU: 30098432 * time.Nanosecond,
+		Dropped: 862, NoChunks: 862, FillChunks: 6144}
 	if err != nil || r != want {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -92,7 +93,8 @@ func FuzzParse(f *testing.F) {
 				}
 				continue
 			}
-			if r.Bytes/uint64(size) != r.Packets || r.Matched > r.Packets || r.Checked > r.Bytes || r.Wall < 0 || r.CPU < 0 || !json.Valid(b) {
+			if r.Bytes/uint64(size) != r.Packets || r.Matched > r.Packets || r.Checked > r.Bytes || r.Wall < 0 ||
+				r.CPU < 0 || !json.Valid(b) {
 				t.Fatalf("%+v", r)
 			}
 		}
@@ -100,7 +102,8 @@ func FuzzParse(f *testing.F) {
 }
 
 func TestConfig(t *testing.T) {
-	for _, c := range []Config{{}, {Interfaces: []string{"a", "b", "c"}}, {Interfaces: []string{""}}, {Interfaces: []string{"a b"}}} {
+	for _, c := range []Config{{}, {Interfaces: []string{"a", "b", "c"}}, {Interfaces: []string{""}},
+		{Interfaces: []string{"a b"}}} {
 		if _, err := Start(nil, c); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%+v: %v", c, err)
 		}
@@ -109,13 +112,15 @@ func TestConfig(t *testing.T) {
 	if err := c.complete(); err != nil || c.Ring != 8192 || c.Chunk != 4096 {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if a := strings.Join(c.args(), " "); strings.Contains(a, "cpu=") || !strings.Contains(a, "budget=0 ") || !strings.Contains(a, "sg=1 ") {
+	if a := strings.Join(c.args(), " "); strings.Contains(a, "cpu=") || !strings.Contains(a, "budget=0 ") ||
+		!strings.Contains(a, "sg=1 ") {
 		t.Error(a)
 	}
 	for c, want := range map[Command]string{
 		{Op: Send, Packets: 5, Time: time.Second, Check: true}: "send if=0 touch=0 check=1 seq=0 packets=5 ms=1000",
-		{Op: Receive, From: 1, Live: true, Seq: 7}:             "recv if=1 touch=0 check=0 seq=7 live=1 brief=0 packets=0",
-		{Op: Forward, To: 1, Touch: true}:                      "fwd if=0 touch=1 check=0 seq=0 to=1 live=0",
+		{Op: Receive, From: 1, Live: true,
+			Seq: 7}: "recv if=1 touch=0 check=0 seq=7 live=1 brief=0 packets=0",
+		{Op: Forward, To: 1, Touch: true}: "fwd if=0 touch=1 check=0 seq=0 to=1 live=0",
 	} {
 		if c.String() != want {
 			t.Errorf("%s, expected %s", c, want)

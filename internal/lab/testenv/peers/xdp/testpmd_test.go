@@ -26,8 +26,10 @@ func testpmd(t *testing.T, n *netns.Net, mode string, size int) (*peers.PacketRu
 	if cpus.Server, err = sys.Processor(1); err != nil {
 		testenv.Missing(t, "two processors: testpmd prints on one and forwards on another", err)
 	}
-	return peers.StartPackets(t.Context(), peers.PacketTest{Devices: []string{"net_af_xdp0,iface=eth0", "net_af_xdp1,iface=eth1"}, Forward: mode,
-		NoFirst: true, Size: size, Mbufs: 16384, Burst: 64, Descriptors: 2048, CPUs: cpus, In: n.Hosts[1].Do, Duration: time.Second})
+	return peers.StartPackets(t.Context(), peers.PacketTest{Devices: []string{"net_af_xdp0,iface=eth0",
+		"net_af_xdp1,iface=eth1"}, Forward: mode,
+		NoFirst: true, Size: size, Mbufs: 16384, Burst: 64, Descriptors: 2048, CPUs: cpus, In: n.Hosts[1].Do,
+		Duration: time.Second})
 }
 
 // It forwards and sends packets of one chunk, to the program in C at the other end.
@@ -49,7 +51,8 @@ func TestTestpmd(t *testing.T) {
 			if err := sink.Begin(xdp.Command{Op: xdp.Receive, Live: true, Packets: packets}); err != nil {
 				t.Fatal(err)
 			}
-			// Between two processors veth's ring of 256 packets can be full, so some may be lost on the way: others are sent then.
+			// Between two processors veth's ring of 256 packets can be full, so some may be lost on
+			// the way: others are sent then.
 			type outcome struct {
 				got xdp.Result
 				err error
@@ -98,13 +101,15 @@ func TestTestpmd(t *testing.T) {
 	}
 }
 
-// net_af_xdp cannot have packets of several chunks: it loads a program without fragments, which an interface with a large MTU refuses.
+// net_af_xdp cannot have packets of several chunks: it loads a program without fragments, which an
+// interface with a large MTU refuses.
 func TestTestpmdJumbo(t *testing.T) {
 	testenv.Once(t)
 	testpeers.Need(t, "testpmd")
 	n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true, Link: netns.LinkSpec{MTU: 9000}})
 	r, err := testpmd(t, n, "rxonly", 0)
-	if r != nil || !errors.Is(err, peers.ErrDevice) || !strings.Contains(err.Error(), "net_af_xdp") && !strings.Contains(err.Error(), "Numerical result out of range") {
+	if r != nil || !errors.Is(err, peers.ErrDevice) || !strings.Contains(err.Error(), "net_af_xdp") &&
+		!strings.Contains(err.Error(), "Numerical result out of range") {
 		t.Errorf("%v, %v", r, err)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/penstock-io/penstock/internal/peers"
 )
 
-// ErrRefused is wrapped by errors of a program that ended by itself: the system refused it something, which the error tells in the
-// program's words.
+// ErrRefused is wrapped by errors of a program that ended by itself: the system refused it
+// something, which the error tells in the program's words.
 var ErrRefused = errors.New("xdpref ended")
 
 // ErrInvalid is wrapped by errors about a Config or a Command that makes no sense.
@@ -47,7 +47,9 @@ type Config struct {
 	Chunk      int // bytes of a chunk of the UMEM, 2048 or 4096; 0: 2048, or 4096 with MultiBuffer
 	Slots      int // chunks to receive into for each interface, and as many to send from; 0: 4096
 	Ring       int // descriptors of each ring; 0: the power of two that Slots needs
-	Budget     int // packets that one system call sends, where the kernel has a setting (Linux 6.17); 0: 256, negative: the kernel's own
+	// packets that one system call sends, where the kernel has a setting (Linux 6.17); 0: 256,
+	// negative: the kernel's own
+	Budget int
 
 	Poll          bool // sleep in poll when there is nothing, in place of looking again and again
 	NoWakeup      bool // bind without need_wakeup: a system call for each batch
@@ -157,7 +159,8 @@ type Peer struct {
 	ended   error // of the process, after end
 }
 
-// limited keeps the beginning of what a program prints as errors. It is read when the program has ended.
+// limited keeps the beginning of what a program prints as errors. It is read when the program has
+// ended.
 type limited struct{ bytes.Buffer }
 
 func (l *limited) Write(b []byte) (int, error) {
@@ -170,12 +173,13 @@ func (l *limited) Write(b []byte) (int, error) {
 //go:embed xdpref/*.c xdpref/*.h
 var source embed.FS
 
-// Program compiles the program, or finds it in the lab's cache, and returns its path. The error wraps [peers.ErrAbsent] without libxdp's
-// headers.
+// Program compiles the program, or finds it in the lab's cache, and returns its path. The error
+// wraps [peers.ErrAbsent] without libxdp's headers.
 func Program() (path string, err error) {
 	for _, f := range []string{"/usr/include/xdp/xsk.h", "/usr/include/bpf/bpf.h"} {
 		if _, err := os.Stat(f); err != nil {
-			return "", fmt.Errorf("peers/xdp: the headers of libxdp and libbpf are %w: %w; on Debian: apt-get install libxdp-dev libbpf-dev, or run scripts/deps.sh",
+			return "", fmt.Errorf("peers/xdp: the headers of libxdp and libbpf are %w: %w; on Debian: apt-get "+
+				"install libxdp-dev libbpf-dev, or run scripts/deps.sh",
 				peers.ErrAbsent, err)
 		}
 	}
@@ -223,7 +227,8 @@ func Version() string {
 	return "unknown"
 }
 
-// Need is how a test says that it uses the program: without it the test ends as [testenv.Missing] says.
+// Need is how a test says that it uses the program: without it the test ends as [testenv.Missing]
+// says.
 func Need(t testenv.TB) {
 	t.Helper()
 	_, err := Program()
@@ -237,8 +242,8 @@ func Need(t testenv.TB) {
 	}
 }
 
-// Start starts the program by start, which is netns.Host.Start for a host, and returns when its sockets are bound. The caller
-// closes the Peer.
+// Start starts the program by start, which is netns.Host.Start for a host, and returns when its
+// sockets are bound. The caller closes the Peer.
 func Start(start func(*exec.Cmd) error, c Config) (*Peer, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -274,7 +279,8 @@ func Start(start func(*exec.Cmd) error, c Config) (*Peer, error) {
 // Args are the program's arguments, for a report.
 func (p *Peer) Args() []string { return p.c.args() }
 
-// Size is the number of bytes of a packet, Capacity how many packets the receive ring of an interface holds at most.
+// Size is the number of bytes of a packet, Capacity how many packets the receive ring of an
+// interface holds at most.
 func (p *Peer) Size() int { return p.c.Size }
 
 // Capacity is the number of packets that fit into the chunks to receive into, of one interface.
@@ -338,8 +344,8 @@ func (p *Peer) Do(ctx context.Context, c Command) (Result, error) {
 	return p.Wait(ctx)
 }
 
-// Close ends the program. Its sockets and its XDP program are gone when it returns, but for what the kernel frees late: a queue may
-// be busy for another moment.
+// Close ends the program. Its sockets and its XDP program are gone when it returns, but for what
+// the kernel frees late: a queue may be busy for another moment.
 func (p *Peer) Close() error {
 	p.in.Close()
 	if p.running != "" { // it may run until a command stops it

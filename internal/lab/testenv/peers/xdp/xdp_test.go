@@ -46,7 +46,8 @@ func do(t *testing.T, p *xdp.Peer, c xdp.Command) xdp.Result {
 func TestTraffic(t *testing.T) {
 	testenv.Once(t)
 	xdp.Need(t)
-	for _, c := range []xdp.Config{{Size: 64}, {Size: 1400, Poll: true, NoWakeup: true}, {Size: 61, Generic: true, Chunk: 4096}, {Size: 8900, MultiBuffer: true}, {Size: 64, LibxdpProgram: true}} {
+	for _, c := range []xdp.Config{{Size: 64}, {Size: 1400, Poll: true, NoWakeup: true},
+		{Size: 61, Generic: true, Chunk: 4096}, {Size: 8900, MultiBuffer: true}, {Size: 64, LibxdpProgram: true}} {
 		t.Run(fmt.Sprintf("%dB/%v", c.Size, c.LibxdpProgram), func(t *testing.T) {
 			mtu := 1500
 			if c.MultiBuffer {
@@ -61,13 +62,15 @@ func TestTraffic(t *testing.T) {
 				seq := round * packets
 				sent := do(t, far, xdp.Command{Op: xdp.Send, Packets: packets, Touch: true, Check: true, Seq: seq})
 				r := do(t, near, xdp.Command{Op: xdp.Receive, Touch: true, Check: true, Seq: seq})
-				if sent.Packets != packets || r.Packets != packets || r.Matched != packets || r.Checked != packets*size || r.Bad != 0 || r.Gaps != 0 {
+				if sent.Packets != packets || r.Packets != packets || r.Matched != packets ||
+					r.Checked != packets*size || r.Bad != 0 || r.Gaps != 0 {
 					t.Errorf("received %+v of %+v", r, sent)
 				}
 				do(t, far, xdp.Command{Op: xdp.Send, Packets: packets, Check: true, Seq: seq})
 				f := do(t, near, xdp.Command{Op: xdp.Forward, To: 1, Touch: round == 1})
 				r = do(t, far, xdp.Command{Op: xdp.Receive, From: 1, Check: true, Seq: seq})
-				if f.Packets != packets || f.Bytes != packets*size || r.Packets != packets || r.Checked != packets*size || r.Gaps != 0 || r.FillChunks != 1024 {
+				if f.Packets != packets || f.Bytes != packets*size || r.Packets != packets ||
+					r.Checked != packets*size || r.Gaps != 0 || r.FillChunks != 1024 {
 					t.Errorf("forwarded %+v, then received %+v", f, r)
 				}
 				// One interface, there and back.
@@ -120,7 +123,8 @@ func TestLive(t *testing.T) {
 	if _, err := near.Wait(t.Context()); !errors.Is(err, xdp.ErrInvalid) {
 		t.Errorf("waiting for nothing: %v", err)
 	}
-	for _, c := range []xdp.Command{{Op: "dance"}, {Op: xdp.Forward, To: 1}, {Op: xdp.Send, From: -1}, {Op: xdp.Send, Time: time.Microsecond}} {
+	for _, c := range []xdp.Command{{Op: "dance"}, {Op: xdp.Forward, To: 1}, {Op: xdp.Send, From: -1},
+		{Op: xdp.Send, Time: time.Microsecond}} {
 		if _, err := near.Do(t.Context(), c); !errors.Is(err, xdp.ErrInvalid) {
 			t.Errorf("%v: %v", c, err)
 		}
