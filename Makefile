@@ -3,7 +3,16 @@
 GO      ?= go
 TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
-.PHONY: demo test tests plain checked dpdk dpdk-guests nightly nights check bench soak generate build build-dpdk capi wheel cross-wheel deps fuzz gpu-test gpu-bench clean
+.PHONY: quick demo test tests plain checked guests dpdk nightly nights check bench soak generate build build-dpdk capi wheel cross-wheel deps fuzz gpu-test gpu-bench clean
+
+# For the loop of somebody who changes one package: no root, no guests, no network. PKG=./transfer/... restricts the tests, which run again only where something
+# changed (the cache of go test).
+PKG ?= ./...
+quick:
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "gofmt would change:"; echo "$$out"; exit 1; fi
+	$(GO) vet $(PKG)
+	$(TOOLS) staticcheck $(PKG)
+	$(GO) test -vet=off -short -skip Guest -p 3 ./internal/laws $(PKG)
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -55,10 +64,10 @@ LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:v
 test: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) tests
 
-# The plain and the checked build run at the same time: tests of the one have the processors while those of the other wait, most of all for a guest, of
-# which there is one at a time. What follows them has the machine alone.
+# The plain and the checked build run at the same time, and the guests, of which there is one at a time: tests of the one have the processors while those of
+# the others wait. What follows them has the machine alone.
 tests: check build
-	$(MAKE) -j2 plain checked dpdk-guests
+	$(MAKE) -j3 plain checked guests
 	$(MAKE) dpdk
 	FUZZTIME=10000x ./scripts/fuzz.sh $(BASE)
 	$(MAKE) soak DURATION=10s
@@ -67,16 +76,22 @@ tests: check build
 # A change fuzzes the packages that differ from BASE: from the commit that was the newest a day ago, where nobody says.
 BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 
-# Every test, in the build that users have. Several packages run at a time: most of what tests do is to wait. The packages that take longest come first, and
-# those that are long because of their guests have others between them.
-GOTEST := $(GO) test -count=1 -vet=off -timeout 30m
-FIRST  := ./internal/lab/testenv/guest ./transfer ./bindings/c ./transfer/path/verbs ./share ./engine/rdma ./cli ./engine/xdp ./transfer/path/tcp ./host/tune
+# Every test but those in guests, in the build that users have. What explores draws a tenth (-short, testenv.Rounds). Several packages run at a time, and several
+# tests of one that may: most of what tests do is to wait. The packages that take longest come first.
+GOTEST := $(GO) test -count=1 -vet=off -timeout 30m -parallel 4
+FIRST  := ./transfer ./cli ./bindings/c ./transfer/path/verbs ./engine/xdp ./transfer/path/tcp ./share ./engine/rdma
+SHORT  := -short
 plain:
-	CGO_ENABLED=0 $(GOTEST) -p 3 $(FIRST) ./...
+	CGO_ENABLED=0 $(GOTEST) -p 2 $(SHORT) -skip Guest $(FIRST) ./...
 
-# The packages with goroutines, unsafe code or books that verify, once more with the race detector and invariants. Random tests draw fewer programs.
+# The packages with goroutines, unsafe code or books that verify, once more with the race detector and invariants.
 checked:
-	$(GOTEST) -p 2 -race -tags invariants -short ./transfer ./transfer/path/verbs ./transfer/path/tcp ./share $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
+	$(GOTEST) -p 2 -race -tags invariants -short -skip Guest ./transfer ./transfer/path/verbs ./transfer/path/tcp ./share $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
+
+# The tests in guests, whose names say so, in the build that users have, and those in a build with DPDK.
+guests:
+	CGO_ENABLED=0 $(GOTEST) -p 1 $(SHORT) -run Guest $(shell git grep -lE '^func Test\w*Guest' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's|^|./|')
+	CGO_ENABLED=1 $(GOTEST) $(SHORT) -tags dpdk -run Guest ./engine/dpdk
 
 # The packages that differ in a build with DPDK, over virtual devices: all that has cgo is in them. DAQIRI's files run over them.
 DPDK := ./internal/cdpdk/... ./engine/dpdk/...
@@ -90,19 +105,16 @@ dpdk:
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan ./internal/cdpdk
 	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan -short -skip Guest ./engine/dpdk # libxdp leaks
 
-# Those of them that are in guests, which need no machine of their own: how long they take is nobody's concern.
-dpdk-guests:
-	CGO_ENABLED=1 $(GOTEST) -tags dpdk -run Guest ./engine/dpdk
-
 # Everything in every build, and every fuzz target: before a large change is said to be done.
 nightly: deps
 	./scripts/deps.sh scripts/nightly.txt
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) nights
-nights: check plain dpdk dpdk-guests build
+nights: check build
+	$(MAKE) plain guests dpdk SHORT=
 	$(GO) vet -tags invariants ./...
 	GOARCH=arm64 $(GO) vet ./...
-	$(GOTEST) -p 3 -tags invariants ./...
-	$(GOTEST) -p 3 -race ./...
+	$(GOTEST) -p 3 -tags invariants -skip Guest ./...
+	$(GOTEST) -p 3 -race -skip Guest ./...
 	./scripts/fuzz.sh
 	$(MAKE) soak
 	$(BIN) demo
