@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
@@ -217,7 +218,7 @@ func TestDeadPeer(t *testing.T) {
 	for _, via := range paths {
 		for _, how := range []string{"killed", "stopped", "cut off"} {
 			t.Run(via+"/"+how, func(t *testing.T) {
-				times := 10
+				times := testenv.Rounds(10)
 				if how != "killed" {
 					times = 1
 				}
@@ -479,7 +480,7 @@ func (c *switched) end(as context.Context) {
 func TestRevokedRemote(t *testing.T) {
 	for _, via := range paths {
 		t.Run(via, func(t *testing.T) {
-			for i := range 10 {
+			for i := range testenv.Rounds(10) {
 				p, _, x := answering(t)
 				var vs []verb
 				for _, v := range verbsOf(t, t.Context(), p.ab, nil, via, "child") {

@@ -210,6 +210,7 @@ func TestNamespacesOnePort(t *testing.T) {
 // TestOnePortInTheWay puts a proxy between the nodes that lets the session through and no other
 // connection: the errors at both ends say so within seconds.
 func TestOnePortInTheWay(t *testing.T) {
+	t.Parallel() // it waits for the end of a request
 	peers := make(chan *Peer, 1)
 	o := Options{Paths: []setup.Driver{tcp.New(tcp.Options{})}}
 	b := open(t, Options{Listen: []string{loopback}, Paths: o.Paths, OnPeer: func(p *Peer) { peers <- p }})
@@ -240,6 +241,7 @@ func TestOnePortInTheWay(t *testing.T) {
 // TestPortRefuses shows what becomes of a stranger at the port of a node, by the first bytes:
 // nothing is kept of any of them.
 func TestPortRefuses(t *testing.T) {
+	t.Parallel()
 	ca := authority(t)
 	data := tcp.New(tcp.Options{}).Preamble()
 	var session [4]byte

@@ -420,9 +420,9 @@ func TestThousandPeers(t *testing.T) {
 	c := startChild(t, "server")
 	n := open(t, Options{Name: "parent"})
 	const maxKB = 256
-	count := 1000
+	count := testenv.Rounds(1000)
 	if testenv.Race {
-		count = 200
+		count = min(count, 200)
 	}
 	before, beforeChild := memoryKB(t, os.Getpid(), "VmRSS"), memoryKB(t, c.Process.Pid, "VmRSS")
 	src := region(t, 4096)

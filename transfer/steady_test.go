@@ -106,15 +106,9 @@ func openFiles(t testing.TB) int {
 	return len(d)
 }
 
-// Memory, descriptors, goroutines and leases stay the same over many transfers. PENSTOCK_LONG makes
-// it ten times as many.
+// Memory, descriptors, goroutines and leases stay the same over many transfers.
 func TestSteadyState(t *testing.T) {
-	count := 100_000
-	if os.Getenv("PENSTOCK_LONG") != "" {
-		count *= 10
-	} else if testenv.Race {
-		count /= 20
-	}
+	count := testenv.Rounds(100_000)
 	for _, name := range paths {
 		for _, how := range []string{"queue", "put"} {
 			t.Run(name+"/"+how, func(t *testing.T) {

@@ -98,6 +98,17 @@ func here() Build {
 	return b
 }
 
+// Rounds is how many of n rounds, seeds or points a test that explores runs: all n, or a tenth of
+// them with -short, at least one.
+func Rounds(n int) int { return rounds(n, here()) }
+
+func rounds(n int, run Build) int {
+	if run&Short == 0 {
+		return n
+	}
+	return (n + 9) / 10
+}
+
 // LeaveOut skips a test, for the reason why, when this run has one of the properties. It returns
 // when the run has none of them. A test that no run could have, because it leaves out builds with
 // invariants and those without, fails.

@@ -103,6 +103,19 @@ func TestLeaveOut(t *testing.T) {
 	}
 }
 
+// A run makes all rounds of a test that explores, and with -short a tenth of them, but never none.
+func TestRounds(t *testing.T) {
+	for _, c := range []struct{ n, whole, short int }{{0, 0, 0}, {1, 1, 1}, {10, 10, 1}, {11, 11, 2},
+		{1000, 1000, 100}} {
+		if w, s := rounds(c.n, WithRace), rounds(c.n, WithRace|Short); w != c.whole || s != c.short {
+			t.Errorf("%d rounds: %d, and %d with -short; expected %d and %d", c.n, w, s, c.whole, c.short)
+		}
+	}
+	if want := map[bool]int{false: 10, true: 1}[testing.Short()]; Rounds(10) != want {
+		t.Errorf("this run makes %d of 10 rounds, expected %d", Rounds(10), want)
+	}
+}
+
 func TestToolNamesThePackage(t *testing.T) {
 	if _, err := Tool("penstock-no-such-program", "some-package"); err == nil ||
 		!strings.Contains(err.Error(), "apt-get install some-package") {
