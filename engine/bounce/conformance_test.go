@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-io/penstock/engine/bounce"
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/engine/sim"
+	"github.com/penstock-io/penstock/engine/socket"
 )
 
 // staged is a harness with a bounce.Port before its ports, and device memory at all queues. The CPU
@@ -70,10 +71,23 @@ func TestConformanceNarrow(t *testing.T) {
 	enginetest.Run(t, staged(t, simHarness(), bounce.Options{Bursts: 1, Packets: 3}))
 }
 
-func TestConformanceFakes(t *testing.T) {
-	for _, s := range []enginetest.Shape{enginetest.Plain, enginetest.Chunks, enginetest.Stream} {
-		t.Run(s.String(), func(t *testing.T) {
-			enginetest.Run(t, staged(t, enginetest.FakeHarness(s), bounce.Options{}))
-		})
+// TestConformanceStream: over an engine whose packets are pieces of a stream, and which sends chains.
+func TestConformanceStream(t *testing.T) {
+	open := func(t testing.TB, address string) *socket.TCPPort {
+		p, err := socket.New().OpenPort(t.Context(), engine.PortSpec{Address: address})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return p.(*socket.TCPPort)
 	}
+	enginetest.Run(t, staged(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair {
+		a := open(t, "tcp://127.0.0.1:0?listen=1")
+		b := open(t, "tcp://"+a.LocalAddr().String())
+		if err := a.WaitConnected(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		conns := map[engine.Port]uint32{a: a.Find(b.LocalAddr())}
+		return enginetest.Pair{A: a, B: b, Conn: func(from engine.Port) uint32 { return conns[from] }}
+	}}, bounce.Options{}))
 }

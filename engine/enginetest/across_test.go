@@ -84,8 +84,4 @@ func TestAcross(t *testing.T) {
 		veth = netns.New(t, netns.Topology{Neighbours: true})
 		across(t, frames(xdp.New()))
 	})
-	for name, shape := range map[string]enginetest.Shape{"blocks": enginetest.Blocks, "chunks": enginetest.Chunks,
-		"foreign": enginetest.Foreign} {
-		t.Run(name, func(t *testing.T) { across(t, enginetest.FakeHarness(shape)) })
-	}
 }

@@ -13,18 +13,8 @@
 // through the Capabilities of its ports, and is not asked for; what it claims is checked. Every
 // check also demands that no goroutine, no descriptor and no packet memory is left over.
 //
-// # Hostile fakes
+// # The suite can fail
 //
-// Fake is an engine in memory in five shapes that real engines take, some of them awkward: plain
-// slots, blocks that hold many packets and go back when the last one is released (TPACKET_V3, GRO),
-// packets that are chains of small chunks (AF_XDP multi-buffer), buffers that belong to the engine
-// and not to the user (DPDK ports with their own), and a byte stream. They show that the contract
-// and the suite fit such engines, and serve packages above engine as things to test against.
-// Deliberately broken ones show that the suite notices.
-//
-// # Programs
-//
-// A Program is random traffic made from a seed: queues that come and go, bursts of random sizes
-// from several senders, and an application that releases, echoes, forwards, drops and stalls at
-// random. Executed over two engines it must deliver the same bytes.
+// The suite's own tests run it over sound engines with a mistake between them and the suite, one mistake at a time: each must be
+// noticed by the checks that look at it, and by no other.
 package enginetest

@@ -2,45 +2,15 @@ package enginetest
 
 import (
 	"encoding/binary"
-	"fmt"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
-
-	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
-
-func fakeHarness(s Shape, f flaw) Harness { return harnessOf(s, f) }
-
-func TestFakes(t *testing.T) {
-	for s := range numShapes {
-		for _, virtual := range []bool{false, true} {
-			if virtual && s != Plain && (testenv.Race || testenv.Invariants) {
-				continue // the plain build of the same run has it
-			}
-			t.Run(fmt.Sprintf("%v virtual=%v", s, virtual), func(t *testing.T) {
-				h := fakeHarness(s, sound)
-				h.Virtual = virtual
-				Run(t, h)
-			})
-		}
-	}
-}
-
-// TestSame runs the same programs over all shapes.
-func TestSame(t *testing.T) {
-	for seed := range uint64(3) {
-		p := NewProgram(100+seed, 20)
-		for s := range numShapes {
-			Same(t, p, FakeHarness(Plain), FakeHarness(s))
-		}
-	}
-}
 
 // TestShrink shows that a program that fails is shown with fewer steps.
 func TestShrink(t *testing.T) {
-	h := fakeHarness(Plain, corruptsSizes).defaults()
+	h := broken(corruptsSizes, simulated).defaults()
 	p := NewProgram(1, 40)
 	failed := fails(t, h, p)
 	if failed == nil {
