@@ -242,10 +242,8 @@ func (d *decoder) checkRegion(r *Region, path string, used map[string]bool) {
 	}
 	for k, a := range r.Access {
 		if a != "local" && a != "" { // what cannot be read is empty
-			d.report(Needs, CodeNotBuilt, join(path, item("access", k)),
-				fmt.Sprintf("access: %s of %s: no peer reads or writes the memory of streams over RDMA", a,
-					shown(r.Name)), "local",
-				"remove it: a program exposes memory by Port.Expose of the engine rdma, and transfers export it by name")
+			d.report(Needs, CodeNotBuilt, join(path, item("access", k)), fmt.Sprintf("access: %s of %s: no peer reads or writes the memory of streams over RDMA", a, shown(r.Name)), "local",
+				"remove it: transfers export memory by name")
 		}
 	}
 	if !used[r.Name] && r.Name != "" && len(d.cfg.Interfaces) > 0 && !d.connected() &&

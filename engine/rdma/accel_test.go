@@ -85,21 +85,17 @@ func TestPayloadInCard(t *testing.T) {
 	}
 }
 
-// TestNoWayToCard: queues and exposures of memory that nothing reaches are refused, with what is
-// missing.
+// TestNoWayToCard: queues of memory that nothing reaches are refused, with what is missing.
 func TestNoWayToCard(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{Addr: 0x6a00_0000_0000})
 	payload := card.Pool("payload", 16, 4096)
 	f := onFake(t, "")
 	f.engine.tree = fstest.MapFS{}
-	s, c, id := f.pair(t, Options{}, Options{})
+	s, c, _ := f.pair(t, Options{}, Options{})
 	_, rxErr := s.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{payload}})
 	_, txErr := c.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{payload}})
-	_, exErr := s.Expose(id, payload.Region().All(), RemoteWrite)
-	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "expose": exErr,
-		"ask": s.ReachesRegion(payload.Region())} {
-		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") ||
-			!strings.Contains(fmt.Sprint(err), `"payload"`) {
+	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "ask": s.ReachesRegion(payload.Region())} {
+		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") || !strings.Contains(fmt.Sprint(err), `"payload"`) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -116,102 +112,7 @@ func TestUnable(t *testing.T) {
 	}
 }
 
-// TestCardExposed: a peer writes and reads memory of a card; it is seen when the word of the write
-// comes, and what is read into one when the read is done.
-func TestCardExposed(t *testing.T) {
-	events := make(chan MemoryEvent, 100)
-	theirCard, myCard := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true}),
-		cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
-	theirs, mine := theirCard.Region("theirs", 1<<16), myCard.Region("mine", 1<<16)
-	f := onFake(t, "mode wire")
-	f.engine.tree = fstest.MapFS{}
-	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{})
-	in := rx(t, s, engine.RxSpec{Depth: 8})
-	to := c.conns.Main().ID
-	span := mem.Span{Region: theirs, Off: 5000, Len: 20_000}
-	m, err := s.Expose(id, span, RemoteRead|RemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the memory", func() bool { i, _ := c.Conn(to); return i.Sends && len(c.Memory(to)) == 1 })
-	source := myCard.Written(mine)
-	for i := range source {
-		source[i] = byte(i * 7)
-	}
-	local := mem.Span{Region: mine, Off: 100, Len: 10_000}
-	x, err := c.Post(TransferSpec{Op: WriteImm, Conn: to, Local: local, Remote: m, Offset: 50, Imm: 9})
-	if err := ended(t, x, err); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "the word of the write", func() bool { in.Discard(); return len(events) > 0 })
-	if e := <-events; e.Kind != Written || e.Imm != 9 {
-		t.Fatalf("%+v", e)
-	}
-	if !bytes.Equal(theirCard.Seen(theirs)[5050:15_050], source[100:10_100]) {
-		t.Error("the card does not see what was written")
-	}
-	into := mem.Span{Region: mine, Off: 30_000, Len: 10_000}
-	x, err = c.Post(TransferSpec{Op: Read, Conn: to, Local: into, Remote: m, Offset: 50})
-	if err := ended(t, x, err); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(myCard.Seen(mine)[30_000:40_000], theirCard.Written(theirs)[5050:15_050]) {
-		t.Error("the card does not see what was read")
-	}
-	failure := errors.New("the card is lost")
-	myCard.Refuse.Store(&failure)
-	x, err = c.Post(TransferSpec{Op: Read, Conn: to, Local: into, Remote: m})
-	if err := ended(t, x, err); err == nil || !strings.Contains(err.Error(), "the card is lost") {
-		t.Errorf("a read that the card does not take: %v", err)
-	}
-	myCard.Refuse.Store(nil)
-}
-
-// TestCardTakenBack: a peer has written memory of a card, which is taken back, or whose connection
-// ends, before the word of the write comes. The card sees what was written all the same.
-func TestCardTakenBack(t *testing.T) {
-	for name, end := range map[string]func(s *Port, id, m uint32) error{
-		"retracted": func(s *Port, id, m uint32) error { return s.Retract(id, m) },
-		"closed":    func(s *Port, id, _ uint32) error { return s.CloseConn(id) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			events := make(chan MemoryEvent, 100)
-			card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
-			theirs, mine := card.Region("theirs", 1<<16), region(t, 1<<16)
-			f := onFake(t, "")
-			f.engine.tree = fstest.MapFS{}
-			s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{})
-			in := rx(t, s, engine.RxSpec{Depth: 8})
-			to := c.conns.Main().ID
-			m, err := s.Expose(id, theirs.All(), RemoteWrite)
-			if err != nil {
-				t.Fatal(err)
-			}
-			until(t, "the memory", func() bool { i, _ := c.Conn(to); return i.Sends && len(c.Memory(to)) == 1 })
-			local := mine.All()
-			for i := range local.Bytes() {
-				local.Bytes()[i] = byte(i * 7)
-			}
-			x, err := c.Post(TransferSpec{Op: WriteImm, Conn: to, Local: local, Remote: m, Imm: 9})
-			if err := ended(t, x, err); err != nil {
-				t.Fatal(err)
-			}
-			if err := end(s, id, m); err != nil {
-				t.Fatal(err)
-			}
-			in.Discard()
-			if e := <-events; e.Kind != Written || e.Imm != 9 {
-				t.Fatalf("%+v", e)
-			}
-			if !bytes.Equal(card.Seen(theirs), local.Bytes()) {
-				t.Error("the card does not see what was written")
-			}
-		})
-	}
-}
-
-// TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and
-// every slot comes back.
+// TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and every slot comes back.
 func TestCardLost(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	payload := card.Pool("payload", 16, 4096)

@@ -21,15 +21,11 @@ type conn struct {
 	ch         session
 	plain      bool // the peer takes no records: one queue pair in both directions
 
-	late    *time.Timer     // until the peer must have said who it is
-	q       *rxQueue        // that its messages come to
-	in      *rxChannel      // the channel that q has for it
-	leaves  []*rxChannel    // channels that were taken back and that the peer may still send on
-	channel uint32          // number given last
-	mine    map[uint32]*own // memory that the peer may reach, by number
-	theirs  map[uint32]exposed
-	mines   uint32 // number given last
-	unseen  error  // an accelerator did not take what the peer wrote, when the memory was taken back
+	late    *time.Timer  // until the peer must have said who it is
+	q       *rxQueue     // that its messages come to
+	in      *rxChannel   // the channel that q has for it
+	leaves  []*rxChannel // channels that were taken back and that the peer may still send on
+	channel uint32       // number given last
 
 	mu    sync.Mutex // of what is sent
 	dead  bool
@@ -83,10 +79,6 @@ func (c *conn) take(r *record) error {
 		return c.accepted(r)
 	case kindDrained, kindSent:
 		return c.counted(r)
-	case kindExpose:
-		return c.shown(r)
-	case kindRetract:
-		return c.hidden(r)
 	}
 	return errOrder
 }

@@ -44,7 +44,7 @@ func (h *host) Dialer() func(context.Context) (session, error) {
 
 func (h *host) Admit(ch session, main bool) (*conn, error) {
 	p := (*Port)(h)
-	c := &conn{port: p, ch: ch, mine: map[uint32]*own{}, theirs: map[uint32]exposed{}}
+	c := &conn{port: p, ch: ch}
 	c.Main, c.Local, c.Remote = main, ch.local(), ch.remote()
 	_, c.plain = ch.(*link)
 	p.conns.Add(c)
@@ -86,10 +86,6 @@ func (h *host) Sever(c *conn, err error) (why error, orderly bool) {
 	} else {
 		c.sever()
 	}
-	for _, m := range c.mine {
-		m.close()
-	}
-	clear(c.mine)
 	c.q = nil
 	bye := &record{kind: kindBye}
 	if orderly = err == nil || errors.Is(err, engine.ErrClosed); !orderly {

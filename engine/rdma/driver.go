@@ -60,20 +60,6 @@ func (d *driver) do(task func()) {
 // report ends a connection that has failed.
 func (d *driver) report(c *conn, err error) { d.do(func() { d.port.finish(c, err) }) }
 
-// wrote passes on that a peer has written memory of this side, and said so.
-func (p *Port) wrote(c *conn, imm uint32) {
-	if p.o.OnMemory == nil {
-		return
-	}
-	p.control.do(func() {
-		if err := p.flush(c); err != nil { // the peer's word would not be true
-			p.finish(c, err)
-			return
-		}
-		p.o.OnMemory(MemoryEvent{Conn: c.ID, Kind: Written, Imm: imm})
-	})
-}
-
 // work does what is left to the goroutine.
 func (d *driver) work() {
 	d.news.Lock()

@@ -17,57 +17,6 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// TestTransfersFull: the watchdog's own request lies in the last place of the device's queue,
-// behind as many transfers as there may be: one more is refused, and those before it end.
-func TestTransfersFull(t *testing.T) {
-	f := onFake(t, "")
-	shown := make(chan MemoryEvent, 1)
-	local, remote := region(t, 4096), region(t, 4096)
-	s, c, id := f.pair(t, Options{}, Options{SendDepth: 2, every: time.Hour, OnMemory: func(e MemoryEvent) {
-		shown <- e
-	}})
-	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
-	put(t, out, 0, "a")
-	got(t, in, 1)
-	until(t, "it to be over", func() bool { return stats(c).Tx.Packets == 1 })
-	m, err := s.Expose(id, remote.All(), RemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-shown
-	k := c.conns.Main()
-	write := func() (*Transfer, error) {
-		return c.Post(TransferSpec{Op: Write, Conn: k.ID, Local: local.All(), Remote: m})
-	}
-	f.run(t, "drop send *")
-	var under []*Transfer
-	for range 2 {
-		x, err := write()
-		if err != nil {
-			t.Fatal(err)
-		}
-		under = append(under, x)
-	}
-	k.look()
-	k.look() // nothing got on since: it asks the device
-	k.mu.Lock()
-	if n := k.out.flying(); n != 3 {
-		t.Errorf("%d requests are under way, expected two transfers and the watchdog's", n)
-	}
-	k.mu.Unlock()
-	if _, err := write(); !errors.Is(err, engine.ErrFull) {
-		t.Errorf("a third transfer: %v", err)
-	}
-	if err := c.CloseConn(k.ID); err != nil {
-		t.Errorf("the connection is gone: %v", err)
-	}
-	for _, x := range under {
-		if err := ended(t, x, nil); !errors.Is(err, engine.ErrDown) {
-			t.Errorf("a transfer of a connection that was closed: %v", err)
-		}
-	}
-}
-
 // taken is a pool of which all slots are out, and what brings them back.
 func taken(t *testing.T, slots int) (*mem.Pool, func()) {
 	t.Helper()
@@ -84,48 +33,32 @@ func taken(t *testing.T, slots int) (*mem.Pool, func()) {
 // they come by different ways. Then what waits is sent, and the driver learns when it has left.
 func TestCreditBeforeReady(t *testing.T) {
 	f := onFake(t, "")
-	all := region(t, 4096).All()
-	gate, entered := make(chan struct{}), make(chan struct{}, 2)
-	s, c, id := f.pair(t, Options{}, Options{every: time.Hour, OnMemory: func(MemoryEvent) {
-		entered <- struct{}{}
-		<-gate
-	}})
-	defer close(gate)
-	expose := func() { // the client stops at this record
-		t.Helper()
-		if _, err := s.Expose(id, all, RemoteRead); err != nil {
-			t.Fatal(err)
-		}
-	}
+	s, c, _ := f.pair(t, Options{}, Options{every: time.Hour})
 	slots, back := taken(t, 16)
-	out := tx(t, c, engine.TxSpec{})
-	expose()
-	<-entered
-	in := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{slots}})
-	expose() // behind the offer of a channel
-	gate <- struct{}{}
-	<-entered
-	q := in.(*rxQueue)
+	in, out := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{slots}}), tx(t, c, engine.TxSpec{})
+	k := c.conns.Main()
 	until(t, "the channel to be ready", func() bool {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		for _, l := range q.channels {
-			return l.ready
-		}
-		return false
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.out != nil && k.out.ready
 	})
+	k.mu.Lock()
+	k.out.ready = false // as if the record were still on its way
+	late := &record{kind: kindReady, channel: k.out.id}
+	k.mu.Unlock()
 	back()
 	if n, err := in.TryRecv(burst.New(1)); n != 0 || err != nil {
 		t.Fatal(n, err)
 	}
-	k := c.conns.Main()
 	until(t, "the credit to be seen", func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		return k.out.w.limit == 16 && !k.out.armed
 	})
 	put(t, out, 0, "a", "b")
-	gate <- struct{}{}
+	if err := k.ready(late); err != nil {
+		t.Fatal(err)
+	}
 	got(t, in, 2)
 	if err := out.Drain(within(t)); err != nil {
 		t.Fatal(err)
@@ -170,16 +103,7 @@ func TestFirstCreditLost(t *testing.T) {
 // waiting, and the connections go on with the next queue.
 func TestCloseShared(t *testing.T) {
 	f := onFake(t, "mode wire")
-	words := make(chan MemoryEvent, 100)
-	there, here := region(t, 64), region(t, 64)
-	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) {
-		words <- e
-	}}, Options{OnMemory: func(e MemoryEvent) { words <- e }})
-	m, err := s.Expose(id, there.All(), RemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-words
+	s, c, _ := f.pair(t, Options{}, Options{})
 	other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
 	until(t, "both connections", func() bool { return len(s.Conns()) == 2 })
 	in := rx(t, s, engine.RxSpec{Depth: 8})
@@ -200,11 +124,7 @@ func TestCloseShared(t *testing.T) {
 		q.look()
 		return q.n == 8
 	})
-	word, err := c.Post(TransferSpec{Op: WriteImm, Conn: c.conns.Main().ID, Local: here.All(), Remote: m, Imm: 77})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range 7 {
+	for i := range 8 {
 		put(t, outs[0], 0, fmt.Sprint(i))
 	}
 	until(t, "a message to wait for a buffer", func() bool { return f.count(t, "rnr_naks") > 0 })
@@ -217,18 +137,7 @@ func TestCloseShared(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := ended(t, word, nil); err != nil {
-		t.Error(err)
-	}
-	select {
-	case e := <-words:
-		if e.Kind != Written || e.Imm != 77 {
-			t.Errorf("%+v", e)
-		}
-	case <-within(t).Done():
-		t.Error("a write ended well, and its word never came")
-	}
-	if st := stats(s).Rx; st.Drops[engine.DropClosed] != 15 || st.Drops.Total() != 15 {
+	if st := stats(s).Rx; st.Drops[engine.DropClosed] != 16 || st.Drops.Total() != 16 {
 		t.Errorf("drops: %v", &st.Drops)
 	}
 	in = rx(t, s, engine.RxSpec{Depth: 8})

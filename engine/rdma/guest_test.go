@@ -41,7 +41,6 @@ func TestGuestSoftRoCE(t *testing.T) {
 		return
 	}
 	w := soft{New("")}
-	t.Run("one-sided", func(t *testing.T) { oneSided(t, w) })
 	t.Run("datagrams", func(t *testing.T) { datagrams(t, w) })
 	t.Run("last words", func(t *testing.T) { lastWords(t, w) })
 	t.Run("rdma_cm", func(t *testing.T) {

@@ -331,13 +331,6 @@ func plainRefusals(t *testing.T, w managers) {
 		t.Fatal(err)
 	}
 	p := pool(t, 4096, 1)
-	span := mem.Span{Region: p.Region(), Len: 4096}
-	if _, err := c.Expose(id, span, RemoteRead); !errors.Is(err, engine.ErrUnsupported) {
-		t.Errorf("Expose: %v", err)
-	}
-	if _, err := c.Post(TransferSpec{Conn: id, Local: span}); !errors.Is(err, engine.ErrUnsupported) {
-		t.Errorf("Post: %v", err)
-	}
 	if _, err := c.AddRxQueue(engine.RxSpec{Conn: id, Pools: []*mem.Pool{p}}); !errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("a bound queue: %v", err)
 	}

@@ -90,9 +90,6 @@ type Options struct {
 	conns.Options
 	// Linger is how long Close waits for what the device has already been given; 0 is 2 s.
 	Linger time.Duration
-	// OnMemory is called when a peer exposes memory or takes that back, by a goroutine of the
-	// engine: it must not wait.
-	OnMemory func(MemoryEvent)
 
 	every time.Duration // between two looks whether a channel gets on; 0: rdma.WatchEvery. For tests.
 }

@@ -38,10 +38,9 @@ type txChannel struct {
 	reclaim     []burst.Handle
 }
 
-// posted is a request that the device has: a packet of a transmit queue, or a transfer.
+// posted is a request that the device has: a packet of a transmit queue.
 type posted struct {
 	s      *txSink
-	op     *Transfer
 	pieces uint32
 	bytes  uint32
 }
@@ -430,11 +429,6 @@ func (o *txChannel) retire(until uint64, left bool) {
 			o.reclaim = append(o.reclaim, g.h)
 			g.src = nil
 			o.first++
-		}
-		if x.op != nil {
-			x.op.finish(left, o.c)
-			x.op = nil
-			continue
 		}
 		if x.s != s {
 			if len(o.reclaim) > 0 { // memory first: an Alloc that sees the descriptors free may look for it

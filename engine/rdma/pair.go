@@ -48,10 +48,7 @@ func (p *Port) newPair(spec ibv.QPSpec, entries int) (x *pair, err error) {
 		x.mine.qkey = rand.Uint32() & 0x7fffffff // the highest bit asks for the sender's own key
 		init.QKey = x.mine.qkey
 	} else {
-		init.Access = ibv.LocalWrite | ibv.RemoteRead | ibv.RemoteWrite
-		if p.o.Transport == UC {
-			init.Access &^= ibv.RemoteRead
-		}
+		init.Access = ibv.LocalWrite | ibv.RemoteWrite // of no bytes: see nudge
 	}
 	err = x.qp.Init(init)
 	return
@@ -68,18 +65,15 @@ func (x *pair) connect(p *Port, peer *pairInfo) error {
 		to.DGID = netip.AddrFrom16(peer.gid)
 	}
 	var rtr ibv.RTRAttr
-	atomics := uint8(min(p.attr.MaxRdAtomic, p.attr.MaxInitRdAtomic, 16))
 	if p.o.Transport != UD {
-		rtr = ibv.RTRAttr{To: to, RemoteQPN: peer.qpn, PSN: peer.psn, PathMTU: ibv.MTUOf(min(p.o.MTU, int(peer.mtu))),
-			MaxDestRdAtomic: atomics, MinRNRTimer: rnrCode(p.o.MinRNR)}
+		rtr = ibv.RTRAttr{To: to, RemoteQPN: peer.qpn, PSN: peer.psn, PathMTU: ibv.MTUOf(min(p.o.MTU, int(peer.mtu))), MinRNRTimer: rnrCode(p.o.MinRNR)}
 	}
 	if err := x.qp.ReadyToReceive(rtr); err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
 	}
 	rts := ibv.RTSAttr{PSN: x.mine.psn}
 	if p.o.Transport == RC {
-		rts.Timeout, rts.RetryCount, rts.RNRRetry, rts.MaxRdAtomic = ackCode(p.o.AckTimeout), uint8(p.o.Retries), 7,
-			atomics
+		rts.Timeout, rts.RetryCount, rts.RNRRetry = ackCode(p.o.AckTimeout), uint8(p.o.Retries), 7
 	}
 	if err := x.qp.ReadyToSend(rts); err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)

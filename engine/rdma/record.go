@@ -41,13 +41,10 @@ const (
 	kindDrained                  // sender: I have sent so many messages on it in all, and no more will come
 	kindSent                     // sender: I have sent so many so far, and wait for a credit
 	kindBye                      // I close the connection; why, if it was for a fault
-	kindExpose                   // the peer may read or write memory of mine
-	kindRetract                  // and now no more
 	numKinds
 )
 
-var kindNames = [numKinds]string{"", "hello", "offer", "accept", "ready", "withdraw", "drained", "sent", "bye",
-	"expose", "retract"}
+var kindNames = [numKinds]string{"", "hello", "offer", "accept", "ready", "withdraw", "drained", "sent", "bye"}
 
 func (k kind) String() string {
 	if k > 0 && k < numKinds {
@@ -60,11 +57,10 @@ func (k kind) String() string {
 type record struct {
 	kind      kind
 	transport Transport // hello
-	channel   uint32    // all but hello, bye, expose and retract
+	channel   uint32    // all but hello and bye
 	pair      pairInfo  // offer, accept
 	longest   uint64    // bytes of a message; offer
 	count     uint64    // messages that may come (ready), that were sent (drained, sent)
-	memory    exposed   // expose; retract has its id
 	text      string    // bye
 }
 
@@ -78,18 +74,8 @@ type pairInfo struct {
 	lid  uint16 // of the port, on InfiniBand
 }
 
-// exposed is memory that a peer may reach.
-type exposed struct {
-	id     uint32
-	rights Rights
-	rkey   uint32
-	addr   uint64
-	length uint64
-}
-
 // bodyLen are the lengths of bodies; of a bye the least one.
-var bodyLen = [numKinds]int{kindHello: 4, kindOffer: 44, kindAccept: 36, kindReady: 12, kindWithdraw: 4,
-	kindDrained: 12, kindSent: 12, kindBye: 0, kindExpose: 25, kindRetract: 4}
+var bodyLen = [numKinds]int{kindHello: 4, kindOffer: 44, kindAccept: 36, kindReady: 12, kindWithdraw: 4, kindDrained: 12, kindSent: 12, kindBye: 0}
 
 // append adds the bytes of the record to b.
 func (r *record) append(b []byte) []byte {
@@ -107,14 +93,6 @@ func (r *record) append(b []byte) []byte {
 		return append(b, byte(r.transport), 0, 0, 0)
 	case kindBye:
 		return append(b, text...)
-	case kindRetract:
-		return be.AppendUint32(b, r.memory.id)
-	case kindExpose:
-		b = be.AppendUint32(b, r.memory.id)
-		b = append(b, byte(r.memory.rights))
-		b = be.AppendUint32(b, r.memory.rkey)
-		b = be.AppendUint64(b, r.memory.addr)
-		return be.AppendUint64(b, r.memory.length)
 	}
 	b = be.AppendUint32(b, r.channel)
 	switch r.kind {
@@ -177,19 +155,6 @@ func parseBody(k kind, b []byte) (r record, err error) {
 			return r, garbled("bye of %d bytes, expected at most %d", len(b), maxText)
 		}
 		r.text = string(b)
-		return r, nil
-	case kindRetract:
-		r.memory.id = be.Uint32(b)
-		return r, nil
-	case kindExpose:
-		r.memory = exposed{id: be.Uint32(b), rights: Rights(b[4]), rkey: be.Uint32(b[5:]), addr: be.Uint64(b[9:]),
-			length: be.Uint64(b[17:])}
-		switch m := &r.memory; {
-		case m.id == 0 || m.rights == 0 || m.rights&^(RemoteRead|RemoteWrite) != 0:
-			return r, garbled("memory %d with rights %#x", m.id, uint8(m.rights))
-		case m.length == 0 || m.addr+m.length < m.addr:
-			return r, garbled("memory of %d bytes at %#x", m.length, m.addr)
-		}
 		return r, nil
 	}
 	if r.channel = be.Uint32(b); r.channel == 0 {

@@ -23,14 +23,6 @@ func anyRecord(t *rapid.T) record {
 	case kindBye:
 		r.text = rapid.StringN(0, 60, maxText).Draw(t, "text")
 		return r
-	case kindRetract:
-		r.memory.id = word("id")
-		return r
-	case kindExpose:
-		r.memory = exposed{id: word("id"), rights: Rights(rapid.IntRange(1, 3).Draw(t, "rights")),
-			rkey: rapid.Uint32().Draw(t, "rkey"),
-			addr: rapid.Uint64Max(1<<62).Draw(t, "addr"), length: rapid.Uint64Range(1, 1<<62).Draw(t, "length")}
-		return r
 	}
 	r.channel = word("channel")
 	switch r.kind {
@@ -100,9 +92,6 @@ func TestRecordsRefused(t *testing.T) {
 		{"longest", change(offer, recordHeader+36, 1), "2^31"},
 		{"transport", change(record{kind: kindHello}, recordHeader, byte(numTransports)), "transport 3"},
 		{"hello", change(record{kind: kindHello}, recordHeader+2, 1), "not known"},
-		{"rights", change(record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}, recordHeader+4, 0), "rights 0x0"},
-		{"more rights", change(record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}, recordHeader+4, 7), "rights 0x7"},
-		{"wraps", change(record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1, addr: 1<<64 - 1}}, recordHeader+24, 2), "memory of 2 bytes"},
 	} {
 		r, err := readRecord(bytes.NewReader(c.b), make([]byte, maxRecord))
 		if err == nil || !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), c.want) {
@@ -120,9 +109,7 @@ func TestRecordsRefused(t *testing.T) {
 // writes again as it was.
 func FuzzRecord(f *testing.F) {
 	for k := kind(1); k < numKinds; k++ {
-		r := record{kind: k, channel: 1, count: 7, text: "why", longest: 4096,
-			pair:   pairInfo{qpn: 17, psn: 99, mtu: 1024},
-			memory: exposed{id: 1, rights: 3, rkey: 5, addr: 4096, length: 8}}
+		r := record{kind: k, channel: 1, count: 7, text: "why", longest: 4096, pair: pairInfo{qpn: 17, psn: 99, mtu: 1024}}
 		f.Add(r.append(nil))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

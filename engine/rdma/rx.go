@@ -52,15 +52,9 @@ type arrival struct {
 	channel *rxChannel
 	id      uint32 // of the receive
 	len     uint32 // with what is in front of the message
-	imm     uint32
-	what    uint8
 }
 
-const (
-	anArrival  = iota
-	aWrite     // the peer wrote to memory of this side, and says so: the buffer is empty
-	pollAtOnce = 64
-)
+const pollAtOnce = 64
 
 var (
 	_ engine.RxQueue     = (*rxQueue)(nil)
@@ -160,23 +154,21 @@ func (q *rxQueue) take(wc *ibv.WC) {
 		q.drop(engine.DropNoRule, 1)
 		return
 	}
-	a := arrival{channel: l, id: id, len: uint32(wc.Len()), imm: wc.Imm()}
-	l.g.received++
 	if wc.Opcode() == ibv.OpRecvWrite {
-		a.what, a.len = aWrite, 0
-	} else if l.numbered {
-		q.gap(l, a.imm)
+		q.recvs.Free(id)
+		q.failed(l, errOrder)
+		return
+	}
+	l.g.received++
+	if l.numbered {
+		q.gap(l, wc.Imm())
 	}
 	if q.closed {
 		q.recvs.Free(id)
-		if a.what == aWrite { // what was written is there
-			q.port.wrote(l.c, a.imm)
-		} else {
-			q.drop(engine.DropClosed, 1)
-		}
+		q.drop(engine.DropClosed, 1)
 		return
 	}
-	q.arrived[(q.first+q.n)%len(q.arrived)] = a
+	q.arrived[(q.first+q.n)%len(q.arrived)] = arrival{channel: l, id: id, len: uint32(wc.Len())}
 	q.n++
 	q.unseen = len(q.flushers) > 0
 }
@@ -247,11 +239,6 @@ func (q *rxQueue) Harvest(b *burst.Burst) error {
 
 // give adds a message to b, or drops it. It is false when there is no room.
 func (q *rxQueue) give(b *burst.Burst, a *arrival) bool {
-	if a.what == aWrite {
-		q.recvs.Free(a.id)
-		q.port.wrote(a.channel.c, a.imm)
-		return true
-	}
 	l := &q.layout
 	q.recvs.Lay(l, a.len)
 	if q.skip > 0 {
@@ -343,13 +330,8 @@ func (q *rxQueue) Flush() (n int) {
 // throw throws away what has arrived, and returns the number of messages, which the caller counts.
 func (q *rxQueue) throw() (n int) {
 	for ; q.n > 0; q.n-- {
-		a := &q.arrived[q.first]
+		q.recvs.Free(q.arrived[q.first].id)
 		q.first = (q.first + 1) % len(q.arrived)
-		q.recvs.Free(a.id)
-		if a.what == aWrite {
-			q.port.wrote(a.channel.c, a.imm)
-			continue
-		}
 		n++
 	}
 	return n

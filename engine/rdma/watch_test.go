@@ -267,8 +267,7 @@ func TestDeadDevice(t *testing.T) {
 	}
 }
 
-// TestPatience: a channel with much under way, of messages or of a transfer, has the time that a
-// slow network needs for it.
+// TestPatience: a channel with much under way, has the time that a slow network needs for it.
 func TestPatience(t *testing.T) {
 	o := txChannel{posts: make([]posted, 5)}
 	for _, c := range []struct{ head, tail, want int }{{0, 0, rdma.WatchMost}, {3, 4, rdma.WatchMost + 64},
@@ -280,51 +279,5 @@ func TestPatience(t *testing.T) {
 		if n := o.patience(); n != c.want {
 			t.Errorf("requests %d to %d: given up after %d looks, expected %d", c.head, c.tail, n, c.want)
 		}
-	}
-}
-
-// TestSilentTransfer: a transfer that a device never ends is given up when a slow network would
-// have carried it, not before.
-func TestSilentTransfer(t *testing.T) {
-	f := onFake(t, "")
-	theirs, shown := newEnds(), make(chan MemoryEvent, 1)
-	local, remote := region(t, 1<<20), region(t, 1<<20)
-	s, c, id := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: theirs.on}, every: time.Hour,
-		OnMemory: func(e MemoryEvent) {
-			shown <- e
-		}})
-	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
-	put(t, out, 0, "a")
-	got(t, in, 1)
-	m, err := s.Expose(id, remote.All(), RemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-shown
-	k := c.conns.Main()
-	k.look() // what came before has ended
-	f.run(t, "drop send *")
-	x, err := c.Post(TransferSpec{Op: Write, Conn: k.ID, Local: local.All(), Remote: m})
-	if err != nil {
-		t.Fatal(err)
-	}
-	silent := func() bool { // the channel is given up, whether or not its connection has ended by now
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		return k.out == nil || k.out.broken
-	}
-	looks := 0
-	for ; !silent() && looks < 1<<20; looks++ {
-		k.look()
-	}
-	if err := ended(t, x, nil); !errors.Is(err, engine.ErrDown) {
-		t.Errorf("the transfer: %v", err)
-	}
-	if v := theirs.next(t, false); !errors.Is(v.Err, rdma.ErrSilent) {
-		t.Errorf("the end of the connection: %v", v.Err)
-	}
-	if most := rdma.WatchMost + 1<<20/rdma.WatchPace; looks < most || looks > most+1 {
-		// the first one may only see where it is
-		t.Errorf("given up after %d looks, expected %d", looks, most)
 	}
 }
