@@ -47,8 +47,12 @@ func (c *Counts) families(port string) (out []metrics.Family) {
 
 // ConnIDs implements engine.Connector.
 func (p *Port) ConnIDs() (ids []uint32) {
-	for _, c := range p.Conns() {
-		ids = append(ids, c.ID)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns.All() {
+		if c.Met {
+			ids = append(ids, c.ID)
+		}
 	}
 	return ids
 }

@@ -36,7 +36,9 @@ func (o *UDPOptions) capabilities() engine.Capabilities {
 
 // ConnIDs implements engine.Connector.
 func (p *TCPPort) ConnIDs() (ids []uint32) {
-	for _, c := range p.Conns() {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	for c := range p.conns.All() {
 		ids = append(ids, c.ID)
 	}
 	return ids

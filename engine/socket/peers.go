@@ -19,7 +19,6 @@ type peers struct {
 	size  int
 	first uint32 // used last, noPeer while there is none
 	last  uint32 // used first
-	gone  uint64 // addresses that made room
 }
 
 type peer struct {
@@ -50,7 +49,6 @@ func (p *peers) of(a *sys.SockAddr) uint32 {
 		p.unlink(i)
 		delete(p.ids, p.all[i].addr)
 		p.all[i].turn++
-		p.gone++
 	}
 	p.all[i].addr = *a
 	p.ids[*a] = i
@@ -140,29 +138,4 @@ func (p *UDPPort) PeerAddr(id uint32) (netip.AddrPort, bool) {
 		return netip.AddrPort{}, false
 	}
 	return addrPort(a), true
-}
-
-// Forgotten is the number of peers that have made room for others.
-func (p *UDPPort) Forgotten() uint64 {
-	if p.peers == nil {
-		return 0
-	}
-	p.peers.mu.Lock()
-	defer p.peers.mu.Unlock()
-	return p.peers.gone
-}
-
-// Connection says where packets of a connection come in: the receive queue's id. It is what DAQIRI
-// calls a connection's port and queue. ok is false when no queue is open.
-func (p *UDPPort) Connection(id uint32) (queue int, ok bool) {
-	if _, known := p.PeerAddr(id); !known {
-		return 0, false
-	}
-	p.rx.Lock()
-	defer p.rx.Unlock()
-	live := p.rx.Live()
-	if len(live) == 0 {
-		return 0, false
-	}
-	return live[0].ID(), true
 }

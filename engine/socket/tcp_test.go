@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -64,8 +65,7 @@ func TestTCPManyConnections(t *testing.T) {
 		r := newReader(t, p, engine.RxSpec{Conn: id})
 		only[r], owner[id] = id, r
 		readers = append(readers, r)
-		if info, ok := p.Conn(id); !ok || info.Queue != r.q.ID() ||
-			info.Remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
+		if info, ok := known(p, id); !ok || info.queue != r.q.ID() || info.remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
 			t.Errorf("connection %d: %+v, %v", id, info, ok)
 		}
 		_, err := p.AddRxQueue(engine.RxSpec{Conn: id, Pools: []*mem.Pool{newPool(t, 64, 4)}})
@@ -126,8 +126,8 @@ func TestTCPManyConnections(t *testing.T) {
 			t.Errorf("connection %d has other bytes than client %d sent", id, i)
 		}
 	}
-	if c := p.Counts(); c.Accepted != clients || len(p.Conns()) != clients {
-		t.Errorf("%+v and %d connections", c, len(p.Conns()))
+	if c := p.Counts(); c.Accepted != clients || len(p.ConnIDs()) != clients {
+		t.Errorf("%+v and %d connections", c, len(p.ConnIDs()))
 	}
 }
 
@@ -148,6 +148,33 @@ func (r *reader) ends(id uint32) (got []byte, flags burst.Flags) {
 	}
 }
 
+// knowledge is what a port knows of a connection.
+type knowledge struct {
+	remote  netip.AddrPort
+	queue   int // -1 where no queue reads it
+	ended   bool
+	waiting int // bursts
+}
+
+// known is what a port knows of a connection; false when there is none of that id (any more).
+func known(p *TCPPort, id uint32) (knowledge, bool) {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	c := p.conns.Get(id)
+	if c == nil {
+		return knowledge{}, false
+	}
+	k := knowledge{remote: c.Remote, queue: -1}
+	if c.q != nil {
+		k.queue = c.q.ID()
+		c.q.Do(func() { k.ended = c.ended })
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k.waiting = c.out.Len()
+	return k, true
+}
+
 // TestTCPHalfClose answers a client that has ended its direction, and ends the other.
 func TestTCPHalfClose(t *testing.T) {
 	p := openTCPPort(t, listenAny, TCPOptions{HalfOpen: true})
@@ -159,7 +186,7 @@ func TestTCPHalfClose(t *testing.T) {
 	if got, flags := r.ends(id); string(got) != "question" || flags != burst.Last {
 		t.Fatalf("%q, %v", got, flags)
 	}
-	if info, ok := p.Conn(id); !ok || !info.Ended {
+	if info, ok := known(p, id); !ok || !info.ended {
 		t.Fatalf("a connection that is half open: %+v, %v", info, ok)
 	}
 	w.send(id, "answer")
@@ -169,7 +196,7 @@ func TestTCPHalfClose(t *testing.T) {
 	if got, err := io.ReadAll(c); err != nil || string(got) != "answer" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	if _, ok := p.Conn(id); ok || p.Find(c.LocalAddr().(*net.TCPAddr).AddrPort()) != 0 || len(p.Conns()) != 0 {
+	if _, ok := known(p, id); ok || p.Find(c.LocalAddr().(*net.TCPAddr).AddrPort()) != 0 || len(p.ConnIDs()) != 0 {
 		t.Error("the connection is closed in both directions, and still there")
 	}
 	if err := p.CloseWrite(id); !errors.Is(err, engine.ErrNotFound) {
@@ -217,7 +244,7 @@ func TestTCPReset(t *testing.T) {
 		}
 		return true
 	})
-	if len(p.Conns()) != 0 {
+	if len(p.ConnIDs()) != 0 {
 		t.Error("the connection is still there")
 	}
 	r.none()
@@ -256,7 +283,7 @@ func TestTCPReconnect(t *testing.T) {
 		if err := p.WaitConnected(within(t)); err != nil {
 			t.Fatal(err)
 		}
-		id := p.Conns()[0].ID
+		id := p.ConnIDs()[0]
 		if ids[id] {
 			t.Errorf("connection id %d was used twice", id)
 		}
@@ -266,7 +293,7 @@ func TestTCPReconnect(t *testing.T) {
 		if got, flags := r.ends(id); string(got) != "bye" || flags&burst.Last == 0 {
 			t.Fatalf("%q, %v", got, flags)
 		}
-		eventually(t, "the connection to be forgotten", func() bool { _, ok := p.Conn(id); return !ok })
+		eventually(t, "the connection to be forgotten", func() bool { _, ok := known(p, id); return !ok })
 		if i < 2 {
 			w.send(0, fmt.Sprint("hello ", i+1))
 		}
@@ -333,8 +360,8 @@ func TestTCPSlowPeer(t *testing.T) {
 			w.send(slowID, numbered(sent, 2000))
 			sent++
 		}
-		i, _ := p.Conn(slowID)
-		return i.Waiting > 1000
+		i, _ := known(p, slowID)
+		return i.waiting > 1000
 	})
 	for i := range 100 {
 		w.send(quickID, numbered(uint64(i), 100))
@@ -350,7 +377,7 @@ func TestTCPSlowPeer(t *testing.T) {
 			t.Fatalf("packet %d: %v", i, err)
 		}
 	}
-	eventually(t, "the rest to be blocked", func() bool { i, ok := p.Conn(slowID); return ok && i.Waiting > 0 })
+	eventually(t, "the rest to be blocked", func() bool { i, ok := known(p, slowID); return ok && i.waiting > 0 })
 	if err := w.q.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +413,7 @@ func TestTCPWaiting(t *testing.T) {
 	r.b.Release()
 	r.q.Close()
 	c.Write([]byte("second"))
-	if i, _ := p.Conn(id); i.Queue != -1 {
+	if i, _ := known(p, id); i.queue != -1 {
 		t.Errorf("without a queue: %+v", i)
 	}
 	r = newReader(t, p, engine.RxSpec{})
@@ -399,7 +426,7 @@ func TestTCPWaiting(t *testing.T) {
 	r.q.Close()
 	gone.SetLinger(0)
 	gone.Close() // no queue reads it
-	eventually(t, "a broken connection without a reader to go", func() bool { _, ok := p.Conn(goneID); return !ok })
+	eventually(t, "a broken connection without a reader to go", func() bool { _, ok := known(p, goneID); return !ok })
 }
 
 // TestTCPOptions sets options by fields and by number, and refuses connections beyond the limit.
@@ -415,15 +442,9 @@ func TestTCPOptions(t *testing.T) {
 	for _, o := range []struct{ level, name, want int }{{sys.SolTCP, sys.TCPNoDelay, 1},
 		{sys.SolTCP, sys.TCPKeepIdle, 7}, {sys.SolTCP, sys.TCPUserTimeout, 9000},
 		{sys.SolSocket, sys.SoPriority, 2}} {
-		if v, err := p.Option(id, o.level, o.name); err != nil || v != o.want {
+		if v, err := sys.Option(p.conns.Get(id).fd, o.level, o.name); err != nil || v != o.want {
 			t.Errorf("option %d of level %d is %d, %v, expected %d", o.name, o.level, v, err, o.want)
 		}
-	}
-	if err := p.SetOption(id, sys.SolSocket, sys.SoPriority, 5); err != nil {
-		t.Error(err)
-	}
-	if v, _ := p.Option(id, sys.SolSocket, sys.SoPriority); v != 5 {
-		t.Errorf("the priority is %d", v)
 	}
 	if other, err := net.Dial("tcp", p.LocalAddr().String()); err == nil { // or it was refused already
 		if _, err := other.Read(make([]byte, 1)); err == nil {

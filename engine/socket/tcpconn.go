@@ -2,7 +2,6 @@ package socket
 
 import (
 	"fmt"
-	"net/netip"
 	"sync"
 
 	"github.com/penstock-io/penstock/engine"
@@ -198,51 +197,7 @@ func (c *conn) Ready(es uint32) {
 	}
 }
 
-// ConnInfo is what is known of a connection.
-type ConnInfo struct {
-	ID            uint32
-	Local, Remote netip.AddrPort
-	Queue         int  // receive queue that its bytes come to, -1 while there is none
-	Ended         bool // the peer has ended its direction
-	Waiting       int  // packets that wait to be sent
-}
-
-func (c *conn) info() ConnInfo {
-	i := ConnInfo{ID: c.ID, Local: c.Local, Remote: c.Remote, Queue: -1}
-	if c.q != nil {
-		i.Queue = c.q.ID()
-		c.q.Do(func() { i.Ended = c.ended })
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	i.Waiting = c.out.Len()
-	return i
-}
-
-// Conn is what is known of a connection; false when there is none of that id (any more).
-func (p *TCPPort) Conn(id uint32) (ConnInfo, bool) {
-	p.rx.Lock()
-	defer p.rx.Unlock()
-	c := p.conns.Get(id)
-	if c == nil {
-		return ConnInfo{}, false
-	}
-	return c.info(), true
-}
-
-// Conns are the connections, in no order.
-func (p *TCPPort) Conns() []ConnInfo {
-	p.rx.Lock()
-	defer p.rx.Unlock()
-	out := make([]ConnInfo, 0, p.conns.Len())
-	for c := range p.conns.All() {
-		out = append(out, c.info())
-	}
-	return out
-}
-
-// CloseWrite ends the sending direction of a connection, after what waits to be sent on it. Later
-// packets for it are dropped.
+// CloseWrite ends the sending direction of a connection, after what waits to be sent on it. Later packets for it are dropped.
 func (p *TCPPort) CloseWrite(id uint32) error {
 	err := p.conns.With(id, func(c *conn) error {
 		c.mu.Lock()
@@ -272,18 +227,4 @@ func (p *TCPPort) sweep(id uint32) {
 		}
 		return nil
 	})
-}
-
-// SetOption sets an option of a connection by its numbers (man 2 setsockopt).
-func (p *TCPPort) SetOption(id uint32, level, name, value int) error {
-	return p.conns.With(id, func(c *conn) error { return sys.SetOption(c.fd, level, name, value) })
-}
-
-// Option reads an option of a connection by its numbers (man 2 getsockopt).
-func (p *TCPPort) Option(id uint32, level, name int) (v int, err error) {
-	err = p.conns.With(id, func(c *conn) (err error) {
-		v, err = sys.Option(c.fd, level, name)
-		return err
-	})
-	return v, err
 }

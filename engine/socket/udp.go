@@ -31,10 +31,8 @@ type UDPPort struct {
 	device  string
 	zone    uint32
 	peers   *peers // nil without ids
-	errs    errorCounters
-	hw      bool // the device takes receive times
-	// down says that the interface is down, by the events of links, which is nil where the port is
-	// on none.
+	hw      bool   // the device takes receive times
+	// down says that the interface is down, by the events of links, which is nil where the port is on none.
 	down  atomic.Bool
 	bell  engine.LinkBell
 	links *sys.LinkEvents
@@ -137,7 +135,7 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 	}
 	p.local = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	for _, g := range p.o.Groups {
-		if err := p.join(p.fd, g, true); err != nil {
+		if err := p.join(p.fd, g); err != nil {
 			return err
 		}
 		p.groups = append(p.groups, g)
@@ -388,73 +386,8 @@ func (p *UDPPort) Close() error {
 	return err
 }
 
-// SetOption sets an option of the port's sockets by its numbers (man 2 setsockopt), also of those
-// that come later.
-func (p *UDPPort) SetOption(level, name, value int) error {
-	return p.each(func(fd int) error {
-		return sys.SetOption(fd, level, name, value)
-	}, func() { p.o.Set = append(slices.Clip(p.o.Set), Option{level, name, value}) })
-}
-
-// each does something to all sockets, and then what keeps it.
-func (p *UDPPort) each(do func(fd int) error, keep func()) error {
-	p.rx.Lock()
-	defer p.rx.Unlock()
-	if p.rx.Closed() {
-		return engine.ErrClosed
-	}
-	fds := []int{}
-	if p.idle {
-		fds = append(fds, p.base.fd)
-	}
-	for _, q := range p.rx.Live() {
-		fds = append(fds, q.sock.fd)
-	}
-	for _, fd := range fds {
-		if err := do(fd); err != nil {
-			return err
-		}
-	}
-	keep()
-	return nil
-}
-
-// Join joins a multicast group, and Leave leaves it. Its packets come to the first receive queue.
-func (p *UDPPort) Join(g Group) error {
-	p.rx.Lock()
-	defer p.rx.Unlock()
-	switch {
-	case p.rx.Closed():
-		return engine.ErrClosed
-	case slices.Contains(p.groups, g):
-		return failed(engine.ErrExists, "group %s is joined", g.Addr)
-	case p.local.Addr().IsMulticast() && g.Addr != p.local.Addr().WithZone(""):
-		return invalid("group %s: the port is bound to group %s, and gets nothing else: expected a port without a host",
-			g.Addr, p.local.Addr())
-	}
-	if err := p.join(p.fd, g, true); err != nil {
-		return err
-	}
-	p.groups = append(p.groups, g)
-	return nil
-}
-
-// Leave leaves a group, which must be one that was joined.
-func (p *UDPPort) Leave(g Group) error {
-	p.rx.Lock()
-	defer p.rx.Unlock()
-	i := slices.Index(p.groups, g)
-	switch {
-	case p.rx.Closed():
-		return engine.ErrClosed
-	case i < 0:
-		return failed(engine.ErrNotFound, "group %s is not joined", g.Addr)
-	}
-	p.groups = slices.Delete(p.groups, i, i+1)
-	return p.join(p.fd, g, false)
-}
-
-func (p *UDPPort) join(fd int, g Group, join bool) error {
+// join has a socket join a multicast group.
+func (p *UDPPort) join(fd int, g Group) error {
 	if !g.Addr.IsMulticast() || g.Addr.Is6() && !p.ipv6 {
 		return invalid("group %s: expected a multicast address of the port's kind", g.Addr)
 	}
@@ -465,7 +398,7 @@ func (p *UDPPort) join(fd int, g Group, join bool) error {
 			return fmt.Errorf("socket: group %s: interface %q: %w: %w", g.Addr, device, err, engine.ErrNotFound)
 		}
 	}
-	err := sys.Membership(fd, join, g.Addr, g.Source, index)
+	err := sys.JoinGroup(fd, g.Addr, g.Source, index)
 	switch {
 	case err != nil && device == "" && sys.IsErrno(err, sys.ENODEV):
 		return fmt.Errorf("socket: group %s: %w: no route says on which interface: expected ?interface=eth0 behind "+

@@ -161,9 +161,6 @@ func (q *udpRx) receive(n int) bool {
 	got, e := q.msgs.Recv(q.sock.fd, n, ids != nil)
 	q.Calls(1)
 	for tries := 0; e != 0 && e != sys.EAGAIN && tries < 16; tries++ { // an error that is reported is gone then
-		if e != sys.EINTR {
-			q.port.errs.count(e)
-		}
 		got, e = q.msgs.Recv(q.sock.fd, n, ids != nil)
 		q.Calls(1)
 	}
@@ -349,7 +346,6 @@ func (q *udpRx) discard() (n uint64) {
 			got, e := q.msgs.Recv(q.sock.fd, 1, false)
 			q.Calls(1)
 			if e != 0 && e != sys.EINTR && e != sys.EAGAIN {
-				q.port.errs.count(e)
 				continue
 			}
 			if got == 0 {
@@ -429,7 +425,7 @@ func (p *UDPPort) release(s *udpSocket) (err error) {
 	if s.fd == p.fd {
 		next := live[0].sock.fd
 		for _, g := range p.groups {
-			if e := p.join(next, g, true); err == nil {
+			if e := p.join(next, g); err == nil {
 				err = e
 			}
 		}

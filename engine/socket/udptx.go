@@ -134,7 +134,6 @@ func (s *udpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		// looked at.
 		if failed != first {
 			if failed = first; s.port.remote.IsValid() {
-				s.port.errs.count(e)
 				continue
 			}
 		}

@@ -169,9 +169,8 @@ func SetHardwareReceiveTimes(fd int, device string) error {
 	return callError("ioctl", "SIOCSHWTSTAMP "+device, unix.IoctlSetHwTstamp(fd, device, cfg))
 }
 
-// Membership joins (or leaves) a multicast group on an interface, by number, 0 for the route's;
-// with a source only its packets come (RFC 3678, section 5).
-func Membership(fd int, join bool, group, source netip.Addr, iface int) error {
+// JoinGroup joins a multicast group on an interface, 0 for the one that the routes say, from all senders or from source.
+func JoinGroup(fd int, group, source netip.Addr, iface int) error {
 	level := unix.IPPROTO_IP
 	if group.Is6() {
 		level = unix.IPPROTO_IPV6
@@ -180,15 +179,8 @@ func Membership(fd int, join bool, group, source netip.Addr, iface int) error {
 	binary.NativeEndian.PutUint32(b, uint32(iface))
 	b = appendStorage(b, group)
 	name, what := unix.MCAST_JOIN_GROUP, "MCAST_JOIN_GROUP "
-	switch {
-	case source.IsValid() && join:
-		name, what = unix.MCAST_JOIN_SOURCE_GROUP, "MCAST_JOIN_SOURCE_GROUP "
-	case source.IsValid():
-		name, what = unix.MCAST_LEAVE_SOURCE_GROUP, "MCAST_LEAVE_SOURCE_GROUP "
-	case !join:
-		name, what = unix.MCAST_LEAVE_GROUP, "MCAST_LEAVE_GROUP "
-	}
 	if source.IsValid() {
+		name, what = unix.MCAST_JOIN_SOURCE_GROUP, "MCAST_JOIN_SOURCE_GROUP "
 		b = appendStorage(b, source)
 	}
 	return callError("setsockopt", what+group.String(), unix.SetsockoptString(fd, level, name, string(b)))
