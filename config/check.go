@@ -242,7 +242,9 @@ func (d *decoder) checkRegion(r *Region, path string, used map[string]bool) {
 	}
 	for k, a := range r.Access {
 		if a != "local" && a != "" { // what cannot be read is empty
-			d.report(Needs, CodeNotBuilt, join(path, item("access", k)), fmt.Sprintf("access: %s of %s: no peer reads or writes the memory of streams over RDMA", a, shown(r.Name)), "local",
+			d.report(Needs, CodeNotBuilt, join(path, item("access", k)),
+				fmt.Sprintf("access: %s of %s: no peer reads or writes the memory of streams over RDMA", a,
+					shown(r.Name)), "local",
 				"remove it: transfers export memory by name")
 		}
 	}

@@ -82,20 +82,30 @@ func metricsSection() *section {
 }
 
 func regionSection() *section {
-	return &section{name: "region", title: "a memory region", doc: "Memory for packets: `num_bufs` slots of `buf_size` bytes, one packet or segment in each.", finish: finishRegion, keys: []key{
-		{name: "name", kind: text("a name"), needed: true, doc: "Unique; queues name it."},
-		{name: "kind", kind: word("host", "huge", "host_pinned", "device"), needed: true, doc: "`host`: pages of 4 KiB; `huge`: huge pages; `host_pinned`: host memory that a GPU reaches; `device`: memory of a GPU, which engines reach by a copy. See [docs/gpu.md](gpu.md)."},
-		{name: "affinity", kind: integer(0, 65535), old: "numa (host, huge) or gpu (host_pinned, device)", doc: "DAQIRI: NUMA node of host and huge memory, GPU of the other kinds."},
-		{name: "numa", ours: true, kind: integer(-1, 1023), def: "-1", doc: "NUMA node that the pages are bound to; -1 leaves it to the kernel."},
-		{name: "gpu", ours: true, kind: integer(0, 1023), def: "0", doc: "Number of the GPU in its runtime (`gpu_runtime`), for `host_pinned` and `device`."},
-		{name: "access", kind: word("local", "rdma_write", "rdma_read"), list: true, uniq: true, def: "local", doc: "What remote peers may do over RDMA. Only `local`: no peer reads or writes the memory of streams, and a file that asks for `rdma_write` or `rdma_read` is not opened. Transfers export memory by name."},
-		{name: "num_bufs", kind: integer(1, most), needed: true, doc: "Number of slots."},
-		{name: "buf_size", kind: size(1, anyMem), needed: true, doc: "Bytes of a slot that packets can use."},
-		{name: "align", ours: true, kind: size(1, 1<<30), def: "64B", doc: "Alignment of slots, a power of two. The distance of slots is `buf_size` rounded up to it."},
-		{name: "page_size", ours: true, kind: size(2<<20, 1<<30), def: "2MiB", doc: "Pages of `huge` memory: 2MiB or 1GiB."},
-		{name: "fallback", ours: true, kind: boolean(), def: "false", doc: "Takes pages of 4 KiB where huge pages are missing, and says so."},
-		{name: "owned", kind: boolean(), def: "true", doc: "`false`: the program gives the memory when it opens the configuration."},
-	}}
+	return &section{name: "region", title: "a memory region",
+		doc:    "Memory for packets: `num_bufs` slots of `buf_size` bytes, one packet or segment in each.",
+		finish: finishRegion, keys: []key{
+			{name: "name", kind: text("a name"), needed: true, doc: "Unique; queues name it."},
+			{name: "kind", kind: word("host", "huge", "host_pinned", "device"), needed: true,
+				doc: "`host`: pages of 4 KiB; `huge`: huge pages; `host_pinned`: host memory that a GPU reaches; " +
+					"`device`: memory of a GPU, which engines reach by a copy. See [docs/gpu.md](gpu.md)."},
+			{name: "affinity", kind: integer(0, 65535), old: "numa (host, huge) or gpu (host_pinned, device)",
+				doc: "DAQIRI: NUMA node of host and huge memory, GPU of the other kinds."},
+			{name: "numa", ours: true, kind: integer(-1, 1023), def: "-1", doc: "NUMA node that the pages are bound to; -1 leaves it to the kernel."},
+			{name: "gpu", ours: true, kind: integer(0, 1023), def: "0",
+				doc: "Number of the GPU in its runtime (`gpu_runtime`), for `host_pinned` and `device`."},
+			{name: "access", kind: word("local", "rdma_write", "rdma_read"), list: true, uniq: true, def: "local",
+				doc: "What remote peers may do over RDMA. Only `local`: no peer reads or writes the memory of " +
+					"streams, and a file that asks for `rdma_write` or `rdma_read` is not opened. Transfers export " +
+					"memory by name."},
+			{name: "num_bufs", kind: integer(1, most), needed: true, doc: "Number of slots."},
+			{name: "buf_size", kind: size(1, anyMem), needed: true, doc: "Bytes of a slot that packets can use."},
+			{name: "align", ours: true, kind: size(1, 1<<30), def: "64B",
+				doc: "Alignment of slots, a power of two. The distance of slots is `buf_size` rounded up to it."},
+			{name: "page_size", ours: true, kind: size(2<<20, 1<<30), def: "2MiB", doc: "Pages of `huge` memory: 2MiB or 1GiB."},
+			{name: "fallback", ours: true, kind: boolean(), def: "false", doc: "Takes pages of 4 KiB where huge pages are missing, and says so."},
+			{name: "owned", kind: boolean(), def: "true", doc: "`false`: the program gives the memory when it opens the configuration."},
+		}}
 }
 
 func interfaceSection(flow *section) *section {

@@ -71,7 +71,8 @@ func TestConformanceNarrow(t *testing.T) {
 	enginetest.Run(t, staged(t, simHarness(), bounce.Options{Bursts: 1, Packets: 3}))
 }
 
-// TestConformanceStream: over an engine whose packets are pieces of a stream, and which sends chains.
+// TestConformanceStream: over an engine whose packets are pieces of a stream, and which sends
+// chains.
 func TestConformanceStream(t *testing.T) {
 	open := func(t testing.TB, address string) *socket.TCPPort {
 		p, err := socket.New().OpenPort(t.Context(), engine.PortSpec{Address: address})

@@ -128,7 +128,8 @@ type brokenPort struct {
 	held   *atomic.Int64
 	rules  brokenRules
 	closed atomic.Bool
-	// What its receive queues gave to their owners and the port does not know of, or the other way round.
+	// What its receive queues gave to their owners and the port does not know of, or the other way
+	// round.
 	packets, bytes, leaked atomic.Int64
 }
 
@@ -346,7 +347,8 @@ func (q *brokenRx) TryRecv(b *burst.Burst) (int, error) {
 	return n, err
 }
 
-// spoil changes what was received, n packets from number before on, and returns how many packets more there are then.
+// spoil changes what was received, n packets from number before on, and returns how many packets
+// more there are then.
 func (q *brokenRx) spoil(b *burst.Burst, before, n int) int {
 	p, last := q.port, b.Len()-1
 	tail := b.Bytes(last, b.Segments(last)-1)

@@ -15,11 +15,12 @@
 //
 // # The suite can fail
 //
-// The suite's own tests run it over sound engines with a mistake between them and the suite, one mistake at a time: each must be
-// noticed by the checks that look at it, and by no other.
+// The suite's own tests run it over sound engines with a mistake between them and the suite, one
+// mistake at a time: each must be noticed by the checks that look at it, and by no other.
 //
 // # Programs
 //
-// A Program is random traffic made from a seed: queues that come and go, bursts of random sizes from several senders, and an
-// application that releases, echoes, forwards, drops and stalls at random. Executed over two engines it must deliver the same bytes.
+// A Program is random traffic made from a seed: queues that come and go, bursts of random sizes
+// from several senders, and an application that releases, echoes, forwards, drops and stalls at
+// random. Executed over two engines it must deliver the same bytes.
 package enginetest

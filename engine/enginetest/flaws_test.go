@@ -30,7 +30,8 @@ func tryCheck(t *testing.T, name string, h Harness) (failed bool, log string) {
 }
 
 // hanging are the flaws that make a check wait in vain.
-var hanging = []flaw{losesUncounted, waitsInTryRecv, forgetsWake, keepsFirstWaker, leaksOnClose, leaksSlots, keepsBuffers, leaksDescriptor}
+var hanging = []flaw{losesUncounted, waitsInTryRecv, forgetsWake, keepsFirstWaker, leaksOnClose, leaksSlots,
+	keepsBuffers, leaksDescriptor}
 
 // TestFlaws shows that the suite can fail: each engine here is broken in one way, and the named
 // checks must notice, the first with a complaint that says what is wrong. The last column lists

@@ -95,7 +95,8 @@ func TestNoWayToCard(t *testing.T) {
 	_, rxErr := s.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{payload}})
 	_, txErr := c.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{payload}})
 	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "ask": s.ReachesRegion(payload.Region())} {
-		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") || !strings.Contains(fmt.Sprint(err), `"payload"`) {
+		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") ||
+			!strings.Contains(fmt.Sprint(err), `"payload"`) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -112,7 +113,8 @@ func TestUnable(t *testing.T) {
 	}
 }
 
-// TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and every slot comes back.
+// TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and
+// every slot comes back.
 func TestCardLost(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 	payload := card.Pool("payload", 16, 4096)

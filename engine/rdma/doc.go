@@ -40,6 +40,6 @@
 // connection for a pause of the device's choice; where several connections share buffers they may
 // count on twice as many as there are, and then a pause is 10 us and not 655 ms.
 //
-// A receiver that stands still therefore stops its senders and loses nothing (engine.Capabilities.Lossless). What waits for it holds
-// descriptors of the sender's queue.
+// A receiver that stands still therefore stops its senders and loses nothing
+// (engine.Capabilities.Lossless). What waits for it holds descriptors of the sender's queue.
 package rdma

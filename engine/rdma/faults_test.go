@@ -255,8 +255,10 @@ func TestStrangers(t *testing.T) {
 	s, c, _ := f.pair(t, Options{Options: conns.Options{MaxConns: 3}}, Options{})
 	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
 	hello := (&record{kind: kindHello}).append(nil)
-	for i, say := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), hello[:3], slices.Concat(hello, hello), (&record{kind: kindReady, channel: 1}).append(nil), nil,
-		slices.Concat(hello, (&record{kind: kindWithdraw, channel: 9}).append(nil)), (&record{kind: kindHello, transport: UC}).append(nil),
+	for i, say := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), hello[:3], slices.Concat(hello, hello),
+		(&record{kind: kindReady, channel: 1}).append(nil), nil,
+		slices.Concat(hello, (&record{kind: kindWithdraw, channel: 9}).append(nil)),
+		(&record{kind: kindHello, transport: UC}).append(nil),
 		slices.Concat(hello, (&record{kind: kindOffer, channel: 1, pair: pairInfo{mtu: 1024}}).append(nil))} {
 		x, err := net.Dial("tcp", s.LocalAddr().String())
 		if err != nil {

@@ -66,7 +66,8 @@ func (x *pair) connect(p *Port, peer *pairInfo) error {
 	}
 	var rtr ibv.RTRAttr
 	if p.o.Transport != UD {
-		rtr = ibv.RTRAttr{To: to, RemoteQPN: peer.qpn, PSN: peer.psn, PathMTU: ibv.MTUOf(min(p.o.MTU, int(peer.mtu))), MinRNRTimer: rnrCode(p.o.MinRNR)}
+		rtr = ibv.RTRAttr{To: to, RemoteQPN: peer.qpn, PSN: peer.psn, PathMTU: ibv.MTUOf(min(p.o.MTU, int(peer.mtu))),
+			MinRNRTimer: rnrCode(p.o.MinRNR)}
 	}
 	if err := x.qp.ReadyToReceive(rtr); err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Port is a port with a roce:// address: one that connects, or one that accepts. Besides engine.Port it knows its connections.
+// Port is a port with a roce:// address: one that connects, or one that accepts. Besides
+// engine.Port it knows its connections.
 type Port struct {
 	connections
 	name      string

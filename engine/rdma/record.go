@@ -75,7 +75,8 @@ type pairInfo struct {
 }
 
 // bodyLen are the lengths of bodies; of a bye the least one.
-var bodyLen = [numKinds]int{kindHello: 4, kindOffer: 44, kindAccept: 36, kindReady: 12, kindWithdraw: 4, kindDrained: 12, kindSent: 12, kindBye: 0}
+var bodyLen = [numKinds]int{kindHello: 4, kindOffer: 44, kindAccept: 36, kindReady: 12, kindWithdraw: 4,
+	kindDrained: 12, kindSent: 12, kindBye: 0}
 
 // append adds the bytes of the record to b.
 func (r *record) append(b []byte) []byte {

@@ -109,7 +109,8 @@ func TestRecordsRefused(t *testing.T) {
 // writes again as it was.
 func FuzzRecord(f *testing.F) {
 	for k := kind(1); k < numKinds; k++ {
-		r := record{kind: k, channel: 1, count: 7, text: "why", longest: 4096, pair: pairInfo{qpn: 17, psn: 99, mtu: 1024}}
+		r := record{kind: k, channel: 1, count: 7, text: "why", longest: 4096,
+			pair: pairInfo{qpn: 17, psn: 99, mtu: 1024}}
 		f.Add(r.append(nil))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

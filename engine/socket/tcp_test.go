@@ -65,7 +65,8 @@ func TestTCPManyConnections(t *testing.T) {
 		r := newReader(t, p, engine.RxSpec{Conn: id})
 		only[r], owner[id] = id, r
 		readers = append(readers, r)
-		if info, ok := known(p, id); !ok || info.queue != r.q.ID() || info.remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
+		if info, ok := known(p, id); !ok || info.queue != r.q.ID() ||
+			info.remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
 			t.Errorf("connection %d: %+v, %v", id, info, ok)
 		}
 		_, err := p.AddRxQueue(engine.RxSpec{Conn: id, Pools: []*mem.Pool{newPool(t, 64, 4)}})

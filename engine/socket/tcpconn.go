@@ -197,7 +197,8 @@ func (c *conn) Ready(es uint32) {
 	}
 }
 
-// CloseWrite ends the sending direction of a connection, after what waits to be sent on it. Later packets for it are dropped.
+// CloseWrite ends the sending direction of a connection, after what waits to be sent on it. Later
+// packets for it are dropped.
 func (p *TCPPort) CloseWrite(id uint32) error {
 	err := p.conns.With(id, func(c *conn) error {
 		c.mu.Lock()

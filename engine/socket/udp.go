@@ -32,7 +32,8 @@ type UDPPort struct {
 	zone    uint32
 	peers   *peers // nil without ids
 	hw      bool   // the device takes receive times
-	// down says that the interface is down, by the events of links, which is nil where the port is on none.
+	// down says that the interface is down, by the events of links, which is nil where the port is
+	// on none.
 	down  atomic.Bool
 	bell  engine.LinkBell
 	links *sys.LinkEvents

@@ -189,10 +189,12 @@ func TestUDPMulticast(t *testing.T) {
 		if b := r.more(); string(b.Bytes(0, 0)) != "joined" || b.Len() != 1 {
 			t.Fatalf("%d packets, the first is %q", b.Len(), b.Bytes(0, 0))
 		}
-		for group, want := range map[string]error{"10.0.0.1": engine.ErrInvalid, c.other + "%nope0": engine.ErrNotFound} {
+		for group, want := range map[string]error{"10.0.0.1": engine.ErrInvalid,
+			c.other + "%nope0": engine.ErrNotFound} {
 			address, device, _ := strings.Cut(group, "%")
 			o := UDPOptions{Groups: []Group{{Addr: netip.MustParseAddr(address), Interface: device}}}
-			if _, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "udp://" + c.any + ":0", Options: o}); !errors.Is(err, want) {
+			if _, err := New().OpenPort(t.Context(),
+				engine.PortSpec{Address: "udp://" + c.any + ":0", Options: o}); !errors.Is(err, want) {
 				t.Errorf("a port of group %s: %v", group, err)
 			}
 		}

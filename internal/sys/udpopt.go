@@ -169,7 +169,8 @@ func SetHardwareReceiveTimes(fd int, device string) error {
 	return callError("ioctl", "SIOCSHWTSTAMP "+device, unix.IoctlSetHwTstamp(fd, device, cfg))
 }
 
-// JoinGroup joins a multicast group on an interface, 0 for the one that the routes say, from all senders or from source.
+// JoinGroup joins a multicast group on an interface, 0 for the one that the routes say, from all
+// senders or from source.
 func JoinGroup(fd int, group, source netip.Addr, iface int) error {
 	level := unix.IPPROTO_IP
 	if group.Is6() {
