@@ -3,7 +3,7 @@
 //
 // # Parts
 //
-//	Kernel      asks the kernel (rtnetlink): interfaces, addresses, routes, neighbours
+//	Kernel      asks the kernel (rtnetlink): routes, neighbours
 //	Machine     speaks ARP (RFC 826) and neighbour discovery (RFC 4861) itself: bytes and times in, bytes and deadlines out
 //	Resolver    a Machine, a port that frames go through, and the callers that wait for an answer
 //	Endpoints   named destinations with prebuilt headers

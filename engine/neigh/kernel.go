@@ -28,18 +28,16 @@ var (
 type Kernel struct {
 	mu     sync.Mutex // one question at a time
 	fd     int
-	seq    uint32
-	buf    []byte
 	closed bool
 }
 
 // OpenKernel opens a connection to the kernel in the calling thread's network namespace.
 func OpenKernel() (*Kernel, error) {
-	fd, err := sys.NetlinkRoute(0)
+	fd, err := sys.NetlinkRouteAsk()
 	if err != nil {
 		return nil, fmt.Errorf("neigh: %w", err)
 	}
-	return &Kernel{fd: fd, buf: make([]byte, 64<<10)}, nil
+	return &Kernel{fd: fd}, nil
 }
 
 // Close ends the connection.
@@ -53,90 +51,13 @@ func (k *Kernel) Close() error {
 	return sys.Close(k.fd)
 }
 
-// answerTime is how long an answer of the kernel may take. It comes with the question, except where
-// memory is short.
-const answerTime = 5000 // ms
-
-// ask sends a question and calls each for every message of the answer; a dump ends with done, other
-// answers with the first one.
-func (k *Kernel) ask(make func(seq uint32) []byte, dump bool, each func(netlink.Message)) error {
+func (k *Kernel) ask(req []byte, each func(netlink.Message)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
 		return engine.ErrClosed
 	}
-	k.seq++
-	if err := sys.NetlinkSend(k.fd, make(k.seq)); err != nil {
-		return err
-	}
-	for {
-		n, e := sys.NetlinkRecv(k.fd, k.buf)
-		if e == sys.EAGAIN {
-			if i, err := sys.PollIn(answerTime, k.fd); err != nil || i < 0 {
-				return fmt.Errorf("neigh: the kernel does not answer: %w", errors.Join(err, engine.ErrInternal))
-			}
-			continue
-		}
-		if e != 0 {
-			return e
-		}
-		if n > len(k.buf) {
-			return fmt.Errorf("neigh: an answer of %d bytes: %w", n, errNetlink)
-		}
-		for m, rest, ok := netlink.Next(k.buf[:n]); ok; m, rest, ok = netlink.Next(rest) {
-			switch {
-			case m.Seq != k.seq: // of a question that was given up
-				continue
-			case m.Kind == netlink.Error:
-				return kernelError(m)
-			case m.Kind == netlink.Done:
-				return nil
-			}
-			each(m)
-			if !dump {
-				return nil
-			}
-		}
-	}
-}
-
-// Link finds an interface by its name. The error wraps engine.ErrNotFound if there is none.
-func (k *Kernel) Link(name string) (l Link, err error) {
-	if len(name) == 0 || len(name) > 15 {
-		return l, fmt.Errorf("neigh: interface %q: expected a name of 1 to 15 bytes: %w", name, engine.ErrInvalid)
-	}
-	return k.link(fmt.Sprintf("%q", name), func(seq uint32) []byte { return linkRequest(seq, name) })
-}
-
-// LinkAt finds an interface by its number, whatever its name is now. The error wraps
-// engine.ErrNotFound if there is none.
-func (k *Kernel) LinkAt(index int) (Link, error) {
-	return k.link(fmt.Sprint("number ", index), func(seq uint32) []byte { return linkAtRequest(seq, index) })
-}
-
-func (k *Kernel) link(which string, request func(seq uint32) []byte) (l Link, err error) {
-	found := false
-	err = k.ask(request, false, func(m netlink.Message) { l, found = parseLink(m) })
-	if errors.Is(err, sys.ENODEV) || err == nil && !found {
-		return l, fmt.Errorf("neigh: there is no interface %s here: see \"ip link\": %w", which, engine.ErrNotFound)
-	}
-	if err != nil {
-		return l, fmt.Errorf("neigh: interface %s: %w", which, err)
-	}
-	return l, nil
-}
-
-// Addresses are the addresses of an interface.
-func (k *Kernel) Addresses(ifindex int) (out []netip.Prefix, err error) {
-	err = k.ask(addrRequest, true, func(m netlink.Message) {
-		if p, ok := parseAddr(m); ok && p.Interface == ifindex {
-			out = append(out, p.Prefix)
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("neigh: addresses of interface %d: %w", ifindex, err)
-	}
-	return out, nil
+	return sys.NetlinkAsk(k.fd, req, each)
 }
 
 // Route finds the way to dst, by way of one interface unless ifindex is 0. The error wraps
@@ -146,9 +67,7 @@ func (k *Kernel) Route(dst netip.Addr, ifindex int) (r Route, err error) {
 		return r, fmt.Errorf("neigh: route to the zero address: %w", engine.ErrInvalid)
 	}
 	found := false
-	err = k.ask(func(seq uint32) []byte {
-		return routeRequest(seq, dst.WithZone(""), ifindex)
-	}, false, func(m netlink.Message) { r, found = parseRoute(m) })
+	err = k.ask(routeRequest(dst.WithZone(""), ifindex), func(m netlink.Message) { r, found = parseRoute(m) })
 	if err == nil && found {
 		return r, nil
 	}
@@ -161,9 +80,7 @@ func (k *Kernel) Route(dst netip.Addr, ifindex int) (r Route, err error) {
 
 // Neighbor looks up an entry of the kernel's table. found is false where there is none.
 func (k *Kernel) Neighbor(ifindex int, a netip.Addr) (n Neighbor, found bool, err error) {
-	err = k.ask(func(seq uint32) []byte {
-		return neighborRequest(seq, ifindex, a, false)
-	}, false, func(m netlink.Message) { n, found = parseNeighbor(m) })
+	err = k.ask(neighborRequest(ifindex, a, false), func(m netlink.Message) { n, found = parseNeighbor(m) })
 	if errors.Is(err, sys.ENOENT) {
 		return n, false, nil
 	}
@@ -214,9 +131,7 @@ func (k *Kernel) await(ctx context.Context, h *Hop) error {
 		h.MAC = n.MAC
 		return nil
 	}
-	if err := k.ask(func(seq uint32) []byte {
-		return neighborRequest(seq, h.Interface, h.Addr, true)
-	}, false, func(netlink.Message) {}); err != nil {
+	if err := k.ask(neighborRequest(h.Interface, h.Addr, true), func(netlink.Message) {}); err != nil {
 		if errors.Is(err, sys.EPERM) {
 			return fmt.Errorf("neigh: %v is not known yet, and asking for it needs CAP_NET_ADMIN (or one packet to "+
 				"it): %w: %w", h.Addr, err, ErrNoAnswer)
@@ -243,48 +158,3 @@ func (k *Kernel) await(ctx context.Context, h *Hop) error {
 		}
 	}
 }
-
-// LinkWatch receives the kernel's events of interfaces that change, in the network namespace of the
-// thread that opened it.
-type LinkWatch struct {
-	fd  int
-	buf []byte
-}
-
-// WatchLinks opens a LinkWatch.
-func WatchLinks() (*LinkWatch, error) {
-	fd, err := sys.NetlinkRoute(sys.NetlinkLinks)
-	if err != nil {
-		return nil, fmt.Errorf("neigh: %w", err)
-	}
-	return &LinkWatch{fd, make([]byte, 32<<10)}, nil
-}
-
-// FD is the descriptor that becomes readable when Read has something to say, for engine.Reactor.
-func (w *LinkWatch) FD() int { return w.fd }
-
-// Read calls each for every change that is there. It does not wait. With lost the kernel has
-// dropped some changes: ask a Kernel.
-func (w *LinkWatch) Read(each func(Link)) (lost bool) {
-	for {
-		n, e := sys.NetlinkRecv(w.fd, w.buf)
-		switch {
-		case e == sys.ENOBUFS:
-			lost = true
-			continue
-		case e != 0:
-			return lost
-		case n > len(w.buf):
-			lost = true
-			continue
-		}
-		for m, rest, ok := netlink.Next(w.buf[:n]); ok; m, rest, ok = netlink.Next(rest) {
-			if l, ok := parseLink(m); ok {
-				each(l)
-			}
-		}
-	}
-}
-
-// Close ends the watch.
-func (w *LinkWatch) Close() error { return sys.Close(w.fd) }

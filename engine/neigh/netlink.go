@@ -2,27 +2,20 @@ package neigh
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"net/netip"
 
 	"github.com/penstock-io/penstock/internal/netlink"
-	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet"
 )
 
 // Numbers of rtnetlink (linux/rtnetlink.h, linux/neighbour.h).
 const (
-	rtmNewLink, rtmDelLink, rtmGetLink    = 16, 17, 18
-	rtmNewAddr, rtmGetAddr                = 20, 22
 	rtmNewRoute, rtmGetRoute              = 24, 26
 	rtmNewNeigh, rtmDelNeigh, rtmGetNeigh = 28, 29, 30
 
-	flagAck, flagCreate, flagDump = 4, 0x400, 0x300
+	flagAck, flagCreate = 4, 0x400
 
 	familyIPv4, familyIPv6 = 2, 10
-
-	linkUp, linkLowerUp = 1, 1 << 16
 
 	stateReachable, stateStale, stateDelay, stateProbe = 0x02, 0x04, 0x08, 0x10
 	stateFailed, stateNoARP, statePermanent            = 0x20, 0x40, 0x80
@@ -32,19 +25,6 @@ const (
 
 	typeUnicast, typeLocal, typeBroadcast, typeAnycast, typeMulticast = 1, 2, 3, 4, 5
 )
-
-// errNetlink says that the kernel's answer is not understood.
-var errNetlink = errors.New("neigh: malformed netlink message")
-
-// Link is a network interface.
-type Link struct {
-	Index int
-	Name  string
-	MAC   packet.MAC // zero where it has none of six bytes
-	MTU   int        // bytes, L3 and up
-	Up    bool       // switched on, and its cable is plugged in
-	Gone  bool       // it was removed
-}
 
 // Route is the way to a destination.
 type Route struct {
@@ -64,25 +44,8 @@ type Neighbor struct {
 	Failed    bool // no host answered
 }
 
-// Prefix is an address of an interface.
-type Prefix struct {
-	Interface int
-	Prefix    netip.Prefix
-}
-
 // native is the byte order of netlink.
 var native = binary.NativeEndian
-
-// kernelError is what a message of kind Error says: nil for an acknowledgement.
-func kernelError(m netlink.Message) error {
-	switch e, ok := m.Errno(); {
-	case !ok:
-		return errNetlink
-	case e != 0:
-		return sys.Errno(e)
-	}
-	return nil
-}
 
 // address reads an address of 4 or 16 bytes; the zero Addr otherwise.
 func address(b []byte) netip.Addr {
@@ -91,51 +54,6 @@ func address(b []byte) netip.Addr {
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a
-}
-
-func parseLink(m netlink.Message) (l Link, ok bool) {
-	if m.Kind != rtmNewLink && m.Kind != rtmDelLink || len(m.Body) < 16 {
-		return l, false
-	}
-	l.Index = int(int32(native.Uint32(m.Body[4:])))
-	flags := native.Uint32(m.Body[8:])
-	l.Up = flags&linkUp != 0 && flags&linkLowerUp != 0
-	l.Gone = m.Kind == rtmDelLink && m.Body[0] == 0 // other families say that it left a bridge
-	if m.Kind == rtmDelLink && !l.Gone {
-		return l, false
-	}
-	for kind, v := range netlink.Attributes(m.Body[16:]) {
-		switch {
-		case kind == 1 && len(v) == 6:
-			l.MAC = packet.MAC(v)
-		case kind == 3 && len(v) > 1:
-			l.Name = string(v[:len(v)-1])
-		case kind == 4 && len(v) == 4:
-			l.MTU = int(native.Uint32(v))
-		}
-	}
-	return l, true
-}
-
-func parseAddr(m netlink.Message) (p Prefix, ok bool) {
-	if m.Kind != rtmNewAddr || len(m.Body) < 8 {
-		return p, false
-	}
-	p.Interface = int(native.Uint32(m.Body[4:]))
-	var a, local netip.Addr
-	for kind, v := range netlink.Attributes(m.Body[8:]) {
-		switch kind {
-		case 1:
-			a = address(v)
-		case 2:
-			local = address(v)
-		}
-	}
-	if local.IsValid() { // of a point-to-point link, the other one is the peer's
-		a = local
-	}
-	p.Prefix = netip.PrefixFrom(a, int(m.Body[1]))
-	return p, p.Prefix.IsValid()
 }
 
 func parseRoute(m netlink.Message) (r Route, ok bool) {
@@ -195,23 +113,8 @@ func family(a netip.Addr) byte {
 	return familyIPv6
 }
 
-func linkRequest(seq uint32, name string) []byte {
-	b := append(netlink.Begin(nil, rtmGetLink, 0, seq), make([]byte, 16)...)
-	return netlink.End(netlink.AppendAttribute(b, 3, append([]byte(name), 0)))
-}
-
-func linkAtRequest(seq uint32, index int) []byte {
-	b := append(netlink.Begin(nil, rtmGetLink, 0, seq), make([]byte, 16)...)
-	native.PutUint32(b[len(b)-12:], uint32(index))
-	return netlink.End(b)
-}
-
-func addrRequest(seq uint32) []byte {
-	return netlink.End(append(netlink.Begin(nil, rtmGetAddr, flagDump, seq), make([]byte, 8)...))
-}
-
-func routeRequest(seq uint32, dst netip.Addr, oif int) []byte {
-	b := append(netlink.Begin(nil, rtmGetRoute, 0, seq), family(dst), byte(dst.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+func routeRequest(dst netip.Addr, oif int) []byte {
+	b := append(netlink.Begin(nil, rtmGetRoute, 0, 0), family(dst), byte(dst.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 	b = netlink.AppendAttribute(b, 1, dst.AsSlice())
 	if oif > 0 {
 		b = netlink.AppendAttribute(b, 4, native.AppendUint32(nil, uint32(oif)))
@@ -220,16 +123,14 @@ func routeRequest(seq uint32, dst netip.Addr, oif int) []byte {
 }
 
 // neighborRequest asks for an entry, or, with use, makes the kernel resolve it.
-func neighborRequest(seq uint32, oif int, a netip.Addr, use bool) []byte {
+func neighborRequest(oif int, a netip.Addr, use bool) []byte {
 	kind, flags, ntf := uint16(rtmGetNeigh), uint16(0), byte(0)
 	if use {
 		kind, flags, ntf = rtmNewNeigh, flagAck|flagCreate, neighborUse
 	}
-	b := netlink.Begin(nil, kind, flags, seq)
+	b := netlink.Begin(nil, kind, flags, 0)
 	b = append(b, family(a), 0, 0, 0)
 	b = native.AppendUint32(b, uint32(oif))
 	b = append(b, 0, 0, ntf, 0)
 	return netlink.End(netlink.AppendAttribute(b, 1, a.AsSlice()))
 }
-
-func (l Link) String() string { return fmt.Sprintf("%s (%d)", l.Name, l.Index) }

@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/neigh"
 	"github.com/penstock-io/penstock/internal/ethtool"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -34,8 +33,8 @@ type Interface struct {
 	mac  atomic.Pointer[packet.MAC]
 	name atomic.Pointer[string]
 
-	ask     *neigh.Kernel
-	watch   *neigh.LinkWatch
+	ask     *kernel
+	watch   *linkWatch
 	changed func()
 	waker   *engine.Waker
 	stop    chan struct{}
@@ -58,30 +57,30 @@ func Open(name string, mtu int) (*Interface, error) {
 }
 
 func (i *Interface) open(name string, mtu int) (err error) {
-	if i.watch, err = neigh.WatchLinks(); err != nil { // before the first look, so that no change is missed
+	if i.watch, err = watchLinks(); err != nil { // before the first look, so that no change is missed
 		return err
 	}
-	if i.ask, err = neigh.OpenKernel(); err != nil {
+	if i.ask, err = openKernel(); err != nil {
 		return err
 	}
-	l, err := i.ask.Link(name)
+	l, err := i.ask.link(name)
 	if errors.Is(err, engine.ErrNotFound) {
 		return fmt.Errorf("%w; there is %s", err, names())
 	}
 	if err != nil {
 		return err
 	}
-	if mtu > l.MTU {
-		return fmt.Errorf("interface %s has an MTU of %d, the port asks for %d: \"ip link set %s mtu %d\": %w", l.Name,
-			l.MTU, mtu, l.Name, mtu, engine.ErrInvalid)
+	if mtu > l.mtu {
+		return fmt.Errorf("interface %s has an MTU of %d, the port asks for %d: \"ip link set %s mtu %d\": %w", l.name,
+			l.mtu, mtu, l.name, mtu, engine.ErrInvalid)
 	}
-	i.index = l.Index
-	i.link.Begin(l.Up)
+	i.index = l.index
+	i.link.Begin(l.up)
 	i.note(l)
-	if i.addresses, err = i.ask.Addresses(l.Index); err != nil {
+	if i.addresses, err = i.ask.addresses(l.index); err != nil {
 		return err
 	}
-	i.hardware(l.Name)
+	i.hardware(l.name)
 	return nil
 }
 
@@ -140,7 +139,7 @@ func (i *Interface) Watch(changed func()) error {
 	case i.watching:
 		return fmt.Errorf("netif: %s is watched already: %w", i.Name(), engine.ErrExists)
 	}
-	if err := engine.Events.Add(i.watch.FD()); err != nil {
+	if err := engine.Events.Add(i.watch.fd); err != nil {
 		return err
 	}
 	i.changed, i.watching = changed, true
@@ -152,11 +151,11 @@ func (i *Interface) Watch(changed func()) error {
 func (i *Interface) run() {
 	defer i.wg.Done()
 	for {
-		if i.watch.Read(i.note) { // some changes were lost
+		if i.watch.read(i.note) { // some changes were lost
 			i.look()
 		}
 		i.changed()
-		if engine.Events.Arm(i.watch.FD(), i.waker) != nil {
+		if engine.Events.Arm(i.watch.fd, i.waker) != nil {
 			return
 		}
 		select {
@@ -169,9 +168,9 @@ func (i *Interface) run() {
 
 // look asks the kernel how things are.
 func (i *Interface) look() {
-	l, err := i.ask.LinkAt(i.index)
+	l, err := i.ask.linkAt(i.index)
 	if errors.Is(err, engine.ErrNotFound) {
-		l, err = neigh.Link{Index: i.index, Gone: true}, nil
+		l, err = link{index: i.index, gone: true}, nil
 	}
 	if err == nil {
 		i.note(l)
@@ -179,21 +178,21 @@ func (i *Interface) look() {
 }
 
 // note takes over what the kernel says of an interface.
-func (i *Interface) note(l neigh.Link) {
-	if l.Index != i.index || i.gone.Load() { // another one may have got the number
+func (i *Interface) note(l link) {
+	if l.index != i.index || i.gone.Load() { // another one may have got the number
 		return
 	}
-	i.link.Set(l.Up && !l.Gone)
-	if l.Gone {
+	i.link.Set(l.up && !l.gone)
+	if l.gone {
 		i.gone.Store(true)
 		return
 	}
-	i.mtu.Store(int64(l.MTU))
-	if m := i.mac.Load(); m == nil || *m != l.MAC {
-		i.mac.Store(&l.MAC)
+	i.mtu.Store(int64(l.mtu))
+	if m := i.mac.Load(); m == nil || *m != l.mac {
+		i.mac.Store(&l.mac)
 	}
-	if n := i.name.Load(); n == nil || *n != l.Name {
-		i.name.Store(&l.Name)
+	if n := i.name.Load(); n == nil || *n != l.name {
+		i.name.Store(&l.name)
 	}
 }
 
@@ -247,13 +246,13 @@ func (i *Interface) Close() error {
 	i.wg.Wait()
 	var errs []error
 	if i.watching {
-		engine.Events.Remove(i.watch.FD())
+		engine.Events.Remove(i.watch.fd)
 	}
 	if i.watch != nil {
-		errs = append(errs, i.watch.Close())
+		errs = append(errs, i.watch.close())
 	}
 	if i.ask != nil {
-		errs = append(errs, i.ask.Close())
+		errs = append(errs, i.ask.close())
 	}
 	return errors.Join(errs...)
 }

@@ -12,7 +12,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/neigh"
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet"
@@ -192,7 +191,7 @@ func TestChanges(t *testing.T) {
 	// The Interface asks by its number: another device has the old name.
 	i.ip("link add eth0 type veth peer name eth9")
 	i.look()
-	i.note(neigh.Link{Index: index + 1, Name: "eth0", Gone: true}) // of another one
+	i.note(link{index: index + 1, name: "eth0", gone: true}) // of another one
 	if i.Gone() || i.Name() != "other0" || i.MTU() != 1400 {
 		t.Errorf("somebody else has its name: gone %t, %+v", i.Gone(), i.Info())
 	}
@@ -272,7 +271,7 @@ func TestGone(t *testing.T) {
 				})
 			}
 			i.look()
-			i.note(neigh.Link{Index: i.Index(), Name: "eth0", MTU: 9000, Up: true})
+			i.note(link{index: i.Index(), name: "eth0", mtu: 9000, up: true})
 			if !i.Gone() || i.Up() || i.MTU() == 9000 || i.Changes() != 1 {
 				t.Errorf("it is back: up %t, MTU %d, %d changes", i.Up(), i.MTU(), i.Changes())
 			}
@@ -310,7 +309,7 @@ func TestStateIsOne(t *testing.T) {
 	go func() {
 		defer close(done)
 		for k := range changes {
-			i.note(neigh.Link{Index: 1, Up: k%2 != 0})
+			i.note(link{index: 1, up: k%2 != 0})
 		}
 	}()
 	for last := uint64(0); last < changes; {

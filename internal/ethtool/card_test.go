@@ -423,11 +423,11 @@ func FuzzNetlink(f *testing.F) {
 	f.Add(dcbAnswer(8, []byte{appDSCP, 3, 26, 0}))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		answer(b, func(m netlink.Message) {
+		for m, rest, ok := netlink.Next(b); ok; m, rest, ok = netlink.Next(rest) {
 			parseLink(m)
 			parseXDP(m.Body)
 			parseDCB(m)
-		})
+		}
 	})
 }
 

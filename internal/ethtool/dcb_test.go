@@ -27,10 +27,11 @@ func dcbAnswer(pfc byte, apps ...[]byte) []byte {
 
 func TestDCBAnswer(t *testing.T) {
 	read := func(b []byte) (d DCB, ok bool) {
-		if _, err := answer(b, func(m netlink.Message) { d, ok = parseDCB(m) }); err != nil {
-			t.Fatal(err)
+		m, _, ok := netlink.Next(b)
+		if !ok {
+			t.Fatal("no message")
 		}
-		return d, ok
+		return parseDCB(m)
 	}
 	d, ok := read(dcbAnswer(1<<3|1<<5, []byte{appDSCP, 3, 26, 0}, []byte{1, 7, 6, 0x89}, []byte{appDSCP, 5, 46, 0},
 		[]byte{appDSCP}))

@@ -20,7 +20,7 @@ var (
 	// ErrRefused: the driver has the setting but not this value, or not now.
 	ErrRefused = errors.New("refused by the driver")
 	// ErrMalformed: the kernel's answer is not understood.
-	ErrMalformed = errors.New("malformed answer of the kernel")
+	ErrMalformed = sys.ErrNetlink
 )
 
 var native = binary.NativeEndian

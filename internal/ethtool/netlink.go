@@ -50,44 +50,7 @@ func ask(open func() (int, error), req []byte, each func(netlink.Message)) error
 		return err
 	}
 	defer sys.Close(fd)
-	if err := sys.NetlinkSend(fd, req); err != nil {
-		return err
-	}
-	dump := native.Uint16(req[6:])&sys.NetlinkDump == sys.NetlinkDump
-	buf := make([]byte, 64<<10)
-	for {
-		n, e := sys.NetlinkRecv(fd, buf)
-		if e != 0 {
-			return e
-		}
-		if n > len(buf) {
-			return fmt.Errorf("an answer of %d bytes: %w", n, ErrMalformed)
-		}
-		done, err := answer(buf[:n], each)
-		if err != nil || done || !dump {
-			return err
-		}
-	}
-}
-
-// answer reads a part of an answer and says whether it was the last one.
-func answer(b []byte, each func(netlink.Message)) (done bool, err error) {
-	for m, rest, ok := netlink.Next(b); ok; m, rest, ok = netlink.Next(rest) {
-		switch m.Kind {
-		case netlink.Done:
-			return true, nil
-		case netlink.Error:
-			switch e, ok := m.Errno(); {
-			case !ok:
-				return true, ErrMalformed
-			case e != 0:
-				return true, sys.Errno(e)
-			}
-			return true, nil
-		}
-		each(m)
-	}
-	return false, nil
+	return sys.NetlinkAsk(fd, req, each)
 }
 
 // Link is what rtnetlink says about a network interface (man 7 rtnetlink, RTM_GETLINK).

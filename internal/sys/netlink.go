@@ -1,13 +1,17 @@
 package sys
 
-import "golang.org/x/sys/unix"
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
 
-// Groups of NetlinkRoute (linux/rtnetlink.h).
-const (
-	NetlinkLinks     = 1 << (unix.RTNLGRP_LINK - 1)
-	NetlinkAddresses = 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1)
-	NetlinkNeighbors = 1 << (unix.RTNLGRP_NEIGH - 1)
+	"github.com/penstock-io/penstock/internal/netlink"
+	"golang.org/x/sys/unix"
 )
+
+// NetlinkLinks is the group of NetlinkRoute for changes of interfaces (linux/rtnetlink.h).
+const NetlinkLinks = 1 << (unix.RTNLGRP_LINK - 1)
 
 // NetlinkRoute makes a non-blocking rtnetlink socket of the calling thread's network namespace,
 // which gets the changes in the groups. It needs no rights.
@@ -49,4 +53,54 @@ func NetlinkRecv(fd int, b []byte) (int, Errno) {
 			return n, 0
 		}
 	}
+}
+
+// ErrNetlink says that the kernel's answer is not understood.
+var ErrNetlink = errors.New("malformed answer of the kernel")
+
+// asked is the sequence number of the last question.
+var asked atomic.Uint32
+
+// NetlinkAsk sends a request, whose sequence number it sets, on a blocking socket that nothing else
+// uses meanwhile, and calls each for every message of the answer. An error message of the kernel is
+// an Errno.
+func NetlinkAsk(fd int, req []byte, each func(netlink.Message)) error {
+	seq := asked.Add(1)
+	binary.NativeEndian.PutUint32(req[8:], seq)
+	dump := binary.NativeEndian.Uint16(req[6:])&NetlinkDump == NetlinkDump
+	if err := NetlinkSend(fd, req); err != nil {
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	for answered := false; dump || !answered; {
+		n, e := NetlinkRecv(fd, buf)
+		if e == EAGAIN {
+			return fmt.Errorf("the kernel does not answer: %w", e)
+		}
+		if e != 0 {
+			return e
+		}
+		if n > len(buf) {
+			return fmt.Errorf("an answer of %d bytes: %w", n, ErrNetlink)
+		}
+		for m, rest, ok := netlink.Next(buf[:n]); ok; m, rest, ok = netlink.Next(rest) {
+			switch {
+			case m.Seq != seq: // of a question that was given up
+				continue
+			case m.Kind == netlink.Done:
+				return nil
+			case m.Kind == netlink.Error:
+				switch e, ok := m.Errno(); {
+				case !ok:
+					return ErrNetlink
+				case e != 0:
+					return Errno(e)
+				}
+				return nil
+			}
+			each(m)
+			answered = true
+		}
+	}
+	return nil
 }
