@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/web"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/metrics/prom"
@@ -259,7 +260,7 @@ func (v *server) serveMetrics(ctx context.Context) (stop func() error, page stri
 	memory := func() []metrics.Family { return mem.ReadStats().Families() }
 	o := prom.ServeOptions{Ready: v.ready}
 	scheme := "http://"
-	if v.id != nil && !prom.IsLoopback(v.o.metrics) {
+	if v.id != nil && !web.IsLoopback(v.o.metrics) {
 		o.TLS, scheme = v.id.Web(identity.Status), "https://"
 	}
 	stop, addr, err := prom.Serve(context.WithoutCancel(ctx), v.o.metrics, o, v.node.Metrics, memory, v.share.Families,

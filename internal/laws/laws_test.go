@@ -26,7 +26,8 @@ const module = "github.com/penstock-io/penstock"
 var floors = [][]string{
 	{"internal/handles", "internal/input", "internal/invariants", "internal/word", "internal/netlink", "internal/sys",
 		"internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda",
-		"internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch", "internal/xsk",
+		"internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch", "internal/web",
+		"internal/xsk",
 		"internal/peers", "internal/lab/testenv", "internal/lab/testenv/scope", "internal/lab/testenv/proc",
 		"internal/lab/testenv/netns", "internal/lab/testenv/guest",
 		"internal/lab/testenv/peers", "internal/lab/testenv/peers/xdp", "internal/lab/testenv/fake/verbs",

@@ -1,12 +1,9 @@
 package prom
 
 import (
-	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -112,139 +109,27 @@ penstock_good_total 1
 	}
 }
 
-// TestHost asks for the page under names that lead to this machine, as a browser does for a page of
-// another site.
-func TestHost(t *testing.T) {
-	stop, addr, err := Serve(t.Context(), "127.0.0.1:0", ServeOptions{}, source())
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(addr)
-	for host, want := range map[string]int{
-		addr: http.StatusOK, "127.0.0.1": http.StatusOK, "localhost:" + port: http.StatusOK, "LocalHost": http.StatusOK,
-		"[::1]:" + port: http.StatusOK, "[::1]": http.StatusOK,
-		"attacker.example": http.StatusMisdirectedRequest, "attacker.example:" + port: http.StatusMisdirectedRequest,
-		"127.0.0.1.attacker.example": http.StatusMisdirectedRequest,
-		"localhost.attacker.example": http.StatusMisdirectedRequest, "localhost.": http.StatusMisdirectedRequest,
-	} {
-		r, err := http.NewRequest(http.MethodGet, "http://"+addr+"/metrics", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Host = host
-		a, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, _ := io.ReadAll(a.Body)
-		a.Body.Close()
-		if a.StatusCode != want || (want == http.StatusOK) != strings.Contains(string(body), "penstock_export") ||
-			want != http.StatusOK && !strings.Contains(string(body), "localhost") {
-			t.Errorf("Host %s: %s %q", host, a.Status, body)
-		}
-	}
-	http.DefaultClient.CloseIdleConnections()
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-}
-
+// TestServe asks for the page of a server of its own.
 func TestServe(t *testing.T) {
 	good := counter("penstock_good_total")
 	good.Samples = []metrics.Sample{{Value: 1}}
-	for _, address := range []string{"0.0.0.0:0", "192.0.2.1:0", ":0", "example.org:0"} {
-		if _, _, err := Serve(t.Context(), address, ServeOptions{}, source(good)); !errors.Is(err, ErrNotLoopback) {
-			t.Errorf("%s: error %v", address, err)
-		}
+	if _, _, err := Serve(t.Context(), "0.0.0.0:0", ServeOptions{}, source(good)); !errors.Is(err, ErrNotLoopback) {
+		t.Errorf("beyond this machine: %v", err)
 	}
-	if _, _, err := Serve(t.Context(), "9095", ServeOptions{}, source(good)); err == nil {
-		t.Error("an address without a port was taken")
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	for _, how := range []string{"stop", "context"} {
-		stop, addr, err := Serve(ctx, "127.0.0.1:0", ServeOptions{}, source(good))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for path, status := range map[string]int{"/metrics": http.StatusOK, "/": http.StatusNotFound} {
-			r, err := http.Get("http://" + addr + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, err := io.ReadAll(r.Body)
-			r.Body.Close()
-			if err != nil || r.StatusCode != status ||
-				(status == http.StatusOK) != strings.Contains(string(body), "penstock_good_total 1") {
-				t.Errorf("%s: %v %v %q", path, err, r.Status, body)
-			}
-		}
-		http.DefaultClient.CloseIdleConnections()
-		if how == "context" {
-			cancel()
-		}
-		for range 2 {
-			if err := stop(); err != nil {
-				t.Errorf("%s: %v", how, err)
-			}
-		}
-		if _, err := http.Get("http://" + addr + "/metrics"); err == nil {
-			t.Errorf("%s: still served", how)
-		}
-	}
-	cancel()
-}
-
-// With TLS the page is served by HTTPS, also beyond loopback.
-func TestServeTLS(t *testing.T) {
-	known := httptest.NewTLSServer(nil) // has a certificate, and a client that trusts it
-	defer known.Close()
-	stop, addr, err := Serve(t.Context(), "0.0.0.0:0",
-		ServeOptions{TLS: &tls.Config{Certificates: known.TLS.Certificates}}, source())
+	stop, addr, err := Serve(t.Context(), "127.0.0.1:0", ServeOptions{}, source(good))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, port, _ := net.SplitHostPort(addr)
-	r, err := known.Client().Get("https://127.0.0.1:" + port + "/metrics")
+	r, err := http.Get("http://" + addr + "/metrics")
 	if err != nil {
 		t.Fatal(err)
-	}
-	if !r.Close {
-		t.Error("the connection is kept, and with it the right that its certificate had")
 	}
 	body, err := io.ReadAll(r.Body)
 	r.Body.Close()
-	for _, name := range []string{"penstock_export_dropped_total", "process_resident_memory_bytes", "go_build_info",
-		"go_goroutines"} {
-		if err != nil || !strings.Contains(string(body), name) {
-			t.Errorf("%s is missing in %d bytes, %v", name, len(body), err)
-		}
-	}
-	known.Client().CloseIdleConnections()
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-}
-
-// Probes: the process lives, and it can do its work or says why not.
-func TestProbes(t *testing.T) {
-	var why error
-	stop, addr, err := Serve(t.Context(), "127.0.0.1:0", ServeOptions{Ready: func() error { return why }}, source())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, why = range []error{nil, errors.New("the directory is gone")} {
-		for path, want := range map[string]string{"/healthz": "200 OK ok\n",
-			"/readyz": map[bool]string{true: "200 OK ready\n",
-				false: "503 Service Unavailable the directory is gone\n"}[why == nil]} {
-			r, err := http.Get("http://" + addr + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, _ := io.ReadAll(r.Body)
-			r.Body.Close()
-			if got := r.Status + " " + string(body); got != want {
-				t.Errorf("%s with %v: %q, expected %q", path, why, got, want)
-			}
+	for _, name := range []string{"penstock_good_total 1", "penstock_export_dropped_total",
+		"process_resident_memory_bytes", "go_build_info", "go_goroutines"} {
+		if err != nil || r.StatusCode != http.StatusOK || !strings.Contains(string(body), name) {
+			t.Errorf("%s is missing in %d bytes: %s, %v", name, len(body), r.Status, err)
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()

@@ -1,4 +1,4 @@
-package prom
+package web
 
 import (
 	"bufio"
@@ -21,14 +21,14 @@ func TestConnectionsAreBounded(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		for _, asks := range []bool{false, true} {
 			t.Run(fmt.Sprintf("tls %v asks %v", secure, asks), func(t *testing.T) {
-				var o ServeOptions
+				var o Options
 				client, scheme := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, "http"
 				trusts := known.Client().Transport.(*http.Transport).TLSClientConfig
 				if secure {
 					o.TLS, scheme = &tls.Config{Certificates: known.TLS.Certificates}, "https"
 					client.Transport.(*http.Transport).TLSClientConfig = trusts
 				}
-				stop, addr, err := Serve(t.Context(), "127.0.0.1:0", o, source(counter("penstock_good_total")))
+				stop, addr, err := Serve(t.Context(), "127.0.0.1:0", o, page)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -58,7 +58,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 						t.Fatalf("connection %d is open still: %v", i, err)
 					}
 				}
-				r, err := client.Get(scheme + "://" + addr + "/metrics")
+				r, err := client.Get(scheme + "://" + addr + "/page")
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,4 +1,4 @@
-package prom
+package web
 
 import (
 	"crypto/tls"
