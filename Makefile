@@ -96,11 +96,10 @@ guests:
 # The packages that differ in a build with DPDK, over virtual devices: all that has cgo is in them. DAQIRI's files run over them.
 DPDK := ./internal/cdpdk/... ./engine/dpdk/...
 dpdk:
-	CGO_ENABLED=1 $(GO) vet -tags dpdk $(DPDK) ./bench/sections ./internal/lab/benchdpdk ./cmd/penstock
+	CGO_ENABLED=1 $(GO) vet -tags dpdk $(DPDK) ./bench/sections ./cmd/penstock
 	CGO_ENABLED=1 $(TOOLS) staticcheck -tags dpdk $(DPDK)
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -skip Guest $(DPDK)
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -run DPDK ./bench/sections
-	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -run Rows ./internal/lab/benchdpdk
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk,invariants -race $(DPDK)
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan ./internal/cdpdk
 	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan -short -skip Guest ./engine/dpdk # libxdp leaks

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 // TestGuestDevice runs the same tests on a real kernel, over Soft-RoCE. Where they ask w.fake,
@@ -19,6 +20,9 @@ import (
 //   - a write by a queue pair of datagrams fails later and not at post (testDatagramRefused).
 func TestGuestDevice(t *testing.T) {
 	testenv.Once(t)
+	if guest.ID() == 0 { // the guest takes the host's programs; the ledger is the host's too
+		peers.Need(t, "perftest")
+	}
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma}) {
 		return
 	}

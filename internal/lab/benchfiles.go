@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/cli"
+	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/peers"
 )
@@ -102,15 +103,21 @@ func benchFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 	var result bench.Output
 	b := filesBench{rows: fileRowNames()}
 	result.Flags(f)
-	list(f, &b.rows, "row", "of "+strings.Join(b.rows, ", ")+" (default all)", word)
+	f.Func("row", "of "+strings.Join(b.rows, ", ")+" (default all)", func(s string) error {
+		b.rows = strings.Split(s, ",")
+		return nil
+	})
 	f.IntVar(&b.files, "files", 0, "small files of mirror and put (default 20000)")
 	size := f.String("size", "", "`SIZE` of the large file (default 1536MiB)")
 	f.IntVar(&b.pairs, "pairs", 5, "interleaved pairs of each row")
 	f.StringVar(&b.penstock, "penstock", "", "`FILE` of the command penstock (default: of this source)")
 	f.StringVar(&b.disk, "disk", os.TempDir(), "a `DIR` on a disk, for loopback")
 	memory := f.String("memory", "/dev/shm", "a `DIR` on tmpfs")
-	if err := parsed(f, args); err != nil {
+	if err := f.Parse(args); err != nil {
 		return err
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("bench files: unexpected argument %q", f.Arg(0))
 	}
 	if b.Conditions, err = result.Conditions(os.Stderr); err != nil {
 		return err
@@ -121,9 +128,11 @@ func benchFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 	}
 	if *size != "" {
-		if b.size, err = bytesOf(*size); err != nil {
+		n, err := config.ParseSize(strings.TrimSpace(*size))
+		if err != nil {
 			return err
 		}
+		b.size = uint64(n)
 	}
 	if result.Quick {
 		b.files, b.size, b.pairs = cmp.Or(b.files, 200), cmp.Or(b.size, 8<<20), 1

@@ -1,6 +1,6 @@
 // Lab is the tool of the lab for contributors: it runs a command in a guest or between namespaces,
-// measures beside programs in C, says which of the peers' tools are here, soaks, and runs the tests
-// while it watches that they leave nothing behind.
+// measures with hosts in namespaces, says which of the peers' tools are here, soaks, and runs the
+// tests while it watches that they leave nothing behind.
 //
 //	go run ./internal/lab run -require guest:net -- go test ./...
 package main
@@ -29,8 +29,9 @@ var commands = []command{
 	{"guest", "[-profile NAME -- COMMAND]", "list the guests, or run a command in one", inGuest},
 	{"netns", "[-hosts N] [-mtu N] [-queues N] [-rate N] -- COMMAND", "run a command in the first of several hosts in namespaces", inNamespace},
 	{"soak", "[-duration 1h] [-seed N] [-workers N] [-calm]", "random transfers under random faults, with exact accounting", soakFor},
-	{"bench", "xdp|dpdk|verbs|files|transfer|... [FLAGS]",
-		"measure beside programs in C and with hosts in namespaces; -h after the word lists its flags", benchmark},
+	{"bench", "files|transfer|stream|... [FLAGS]",
+		"measure files beside rsync, and the rest with hosts in namespaces; -h after the word lists its flags",
+		benchmark},
 	{"peers", "", "list other people's tools: version, or how to get them", listPeers},
 }
 

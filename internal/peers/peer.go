@@ -46,7 +46,7 @@ var All = []Peer{
 	{Name: "openssl", Packages: []string{"openssl", "libssl-dev"}, Programs: []string{"openssl"},
 		For:     "TLS over TCP, to compare with encrypted transfers",
 		version: []string{"openssl", "version"}, pattern: regexp.MustCompile(`^OpenSSL (\S+)`)},
-	{Name: "perftest", Packages: []string{"perftest"}, Programs: rdmaPrograms,
+	{Name: "perftest", Packages: []string{"perftest"}, Programs: []string{"ib_write_bw", "ib_send_bw", "ib_write_lat"},
 		For:     "RDMA throughput and latency, where there is an RDMA device",
 		version: []string{"ib_write_bw", "--version"}, pattern: regexp.MustCompile(`(?m)^Version: (\S+)`)},
 	{Name: "rping", Packages: []string{"rdmacm-utils"}, Programs: []string{"rping"}, For: "RDMA connections, where there is an RDMA device"},

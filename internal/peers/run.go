@@ -34,8 +34,7 @@ type command struct {
 	dir   string
 	home  *home // whose directory the program gets for its own files; nil for none
 	stdin io.Reader
-	limit time.Duration            // 0 is runTime
-	in    func(func() error) error // runs the start somewhere else; nil: here
+	limit time.Duration // 0 is runTime
 	// onOutput and onError, when set, get after each write of the program all that it has printed
 	// so far to its standard output and its standard error.
 	onOutput, onError func(sofar []byte)
@@ -99,11 +98,7 @@ func (c command) start(ctx context.Context) (*child, error) {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		begin := cmd.Start
-		if c.in != nil { // by a thread that stays as well
-			begin = func() error { return c.in(cmd.Start) }
-		}
-		err := begin()
+		err := cmd.Start()
 		if err == nil {
 			p.pid = cmd.Process.Pid
 		}

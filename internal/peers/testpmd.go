@@ -19,19 +19,9 @@ import (
 // PacketTest is a run of dpdk-testpmd over virtual devices.
 type PacketTest struct {
 	Devices  []string      // as in --vdev: "net_ring0", "net_null0", "net_memif0,role=client,socket=..."
-	Forward  string        // forwarding mode: io, mac, txonly, rxonly, ...; "" is io
 	Duration time.Duration // of the forwarding
-	Size     int           // bytes of a packet that txonly makes; 0 is the tool's own (64)
 	CPUs     CPUs          // Client prints and waits, Server forwards
-	Huge     bool          // huge pages (--in-memory) in place of ordinary ones
-
-	// In runs a function in a network namespace, such as netns.Host.Do: the program is started by
-	// it. nil: it is started here.
-	In          func(func() error) error
-	NoFirst     bool // io and mac wait for packets, in place of sending a burst first
-	Mbufs       int  // packets that there is memory for; 0: 2,048
-	Descriptors int  // of each ring; 0 is the driver's own
-	Burst       int  // packets taken at a time; 0 is the tool's own (32)
+	NoFirst  bool          // it waits for packets, in place of sending a burst first
 }
 
 // PacketPort is what testpmd counted at one port between the start and the end of the forwarding.
@@ -101,35 +91,15 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 		}
 	}()
 
-	mode, mbufs := o.Forward, o.Mbufs
-	if mode == "" {
-		mode = "io"
-	}
-	if mbufs == 0 {
-		mbufs = 2048
-	}
+	const mbufs = 2048
 	megabytes := strconv.Itoa(64 + mbufs/256) // an mbuf has 2,176 bytes, and more go with it
-	memory := []string{"--no-huge", "-m", megabytes}
-	if o.Huge {
-		memory = []string{"--in-memory", "-m", megabytes}
-	}
-	args := append([]string{stdbuf, "-oL", bin}, memory...)
-	args = append(args, "--no-pci", "--no-telemetry", "--file-prefix=penstock", "-l",
-		fmt.Sprintf("%d,%d", o.CPUs.Client, o.CPUs.Server),
-		"--main-lcore", strconv.Itoa(o.CPUs.Client))
+	args := []string{stdbuf, "-oL", bin, "--no-huge", "-m", megabytes, "--no-pci", "--no-telemetry",
+		"--file-prefix=penstock", "-l", fmt.Sprintf("%d,%d", o.CPUs.Client, o.CPUs.Server),
+		"--main-lcore", strconv.Itoa(o.CPUs.Client)}
 	for _, d := range o.Devices {
 		args = append(args, "--vdev="+d)
 	}
-	args = append(args, "--", "-i", "--forward-mode="+mode, "--total-num-mbufs="+strconv.Itoa(mbufs))
-	if o.Size != 0 {
-		args = append(args, "--txpkts="+strconv.Itoa(o.Size))
-	}
-	if o.Burst != 0 {
-		args = append(args, "--burst="+strconv.Itoa(o.Burst))
-	}
-	if o.Descriptors != 0 {
-		args = append(args, "--rxd="+strconv.Itoa(o.Descriptors), "--txd="+strconv.Itoa(o.Descriptors))
-	}
+	args = append(args, "--", "-i", "--forward-mode=io", "--total-num-mbufs="+strconv.Itoa(mbufs))
 
 	// A pipe of the system's: no goroutine waits for its end when the program is gone.
 	stdin, commands, err := os.Pipe()
@@ -140,7 +110,7 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 	r.commands = commands
 	forwarding, refused := make(chan struct{}), make(chan struct{})
 	seen, told := false, false
-	r.run, err = command{args: args, home: r.home, dir: r.home.dir, in: o.In, stdin: stdin, limit: runTime + o.Duration,
+	r.run, err = command{args: args, home: r.home, dir: r.home.dir, stdin: stdin, limit: runTime + o.Duration,
 		onOutput: func(b []byte) {
 			if !seen && bytes.Contains(b, []byte("\n  nb forwarding cores=")) {
 				seen = true
@@ -156,7 +126,7 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 		return r, err
 	}
 	start := "start\n"
-	if (mode == "io" || mode == "mac") && !o.NoFirst {
+	if !o.NoFirst {
 		start = "start tx_first\n" // a ring has nothing to forward before a first packet is in it
 	}
 	r.tell(start + "show port stats all\n") // where the program does not read, its end says why

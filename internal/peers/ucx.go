@@ -95,51 +95,6 @@ func parseUCX(out []byte) (UCXResult, error) {
 	return r, nil
 }
 
-// UCXDevice is a line of ucx_info -d: a device that a transport of UCX can use here.
-type UCXDevice struct {
-	Transport string // tcp, posix, cma, rc_verbs, ...
-	Device    string // lo, memory, ...
-}
-
-// UCXDevices lists what UCX finds on this machine.
-func UCXDevices(ctx context.Context) ([]UCXDevice, error) {
-	p, err := Get("ucx")
-	if err != nil {
-		return nil, err
-	}
-	bin, err := p.tool("ucx_info")
-	if err != nil {
-		return nil, err
-	}
-	out, err := command{args: []string{bin, "-d"}}.run(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return parseUCXDevices(out)
-}
-
-// parseUCXDevices reads the output of ucx_info -d: comments, in which "Transport: x" is followed by
-// "Device: y".
-func parseUCXDevices(out []byte) ([]UCXDevice, error) {
-	var found []UCXDevice
-	transport := ""
-	for l := range strings.Lines(string(out)) {
-		key, value, ok := strings.Cut(strings.Trim(l, "# \t\n"), ":")
-		switch value = strings.TrimSpace(value); {
-		case !ok || value == "":
-		case key == "Transport":
-			transport = value
-		case key == "Device" && transport != "":
-			found = append(found, UCXDevice{transport, value})
-			transport = ""
-		}
-	}
-	if len(found) == 0 {
-		return nil, fmt.Errorf("peers: ucx_info: %w: expected a Transport and its Device: %s", ErrOutput, tail(out))
-	}
-	return found, nil
-}
-
 // positive reads a decimal number above 0, the only kind that a measurement can have.
 func positive(s string) (float64, bool) {
 	v, err := strconv.ParseFloat(strings.TrimSpace(s), 64)

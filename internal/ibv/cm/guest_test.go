@@ -10,11 +10,15 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 )
 
 // TestGuestConnections has Soft-RoCE and the kernel's connection manager; both ends are in this
 // process.
 func TestGuestConnections(t *testing.T) {
+	if guest.ID() == 0 { // the guest takes the host's programs; the ledger is the host's too
+		peers.Need(t, "rping")
+	}
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma}) {
 		return
 	}

@@ -64,12 +64,6 @@ func MakeFrame(f []byte, slot uint32) {
 // Stamp writes a sequence number.
 func Stamp(f []byte, seq uint64) { binary.LittleEndian.PutUint64(f[stampAt:], seq) }
 
-// Headers reports whether f is a frame of this package's by its headers, as a program that takes
-// packets apart finds out: its EtherType, protocol and port.
-func Headers(f []byte) bool {
-	return len(f) >= HeaderSize && f[12] == 8 && f[13] == 0 && f[23] == 17 && f[36] == Port>>8 && f[37] == Port&0xff
-}
-
 // SwapMACs exchanges the addresses of a frame, as a forwarder does.
 func SwapMACs(f []byte) {
 	_ = f[11]

@@ -3,131 +3,156 @@ package xdp_test
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
 	"github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet/burst"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func start(t *testing.T, h *netns.Host, c xdp.Config) *xdp.Peer {
+// open opens the queues of our AF_XDP on eth0 of a host, with memory that the kernel uses in place.
+func open(t *testing.T, h *netns.Host, chunk int) (*engine.Rx, engine.TxQueue) {
 	t.Helper()
-	p, err := xdp.Start(h.Start, c)
-	if err != nil {
+	var pools []*mem.Pool
+	for range 2 {
+		p, err := mem.NewPool(mem.PoolOptions{Name: "test", SlotSize: chunk, Align: chunk, Slots: 2048})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if n := p.Stats().InUse; n > 0 {
+				t.Errorf("%d slots are not back", n)
+			}
+			if err := p.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		pools = append(pools, p)
+	}
+	var port engine.Port
+	if err := h.Do(func() (err error) {
+		port, err = drivers.Get("xdp").New().OpenPort(t.Context(),
+			engine.PortSpec{Address: "eth0", RxQueues: 1, TxQueues: 1})
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
+		if err := port.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return p
-}
-
-func do(t *testing.T, p *xdp.Peer, c xdp.Command) xdp.Result {
-	t.Helper()
-	r, err := p.Do(t.Context(), c)
+	rx, err := port.AddRxQueue(engine.RxSpec{Pools: pools[:1], Depth: 1024})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.RxInvalid+r.TxInvalid+r.InFlight > 0 {
-		t.Fatalf("%s: %+v", c, r)
+	tx, err := port.AddTxQueue(engine.TxSpec{Pools: pools[1:], Depth: 1024})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return r
+	return engine.NewRx(rx, engine.Batching{}), tx
 }
 
-// All packets of all sizes come through receiver and forwarder, and every byte of them is right.
-func TestTraffic(t *testing.T) {
+// Packets that libxdp sends come to our AF_XDP, and those that ours sends come to libxdp, with
+// every byte as it was made.
+func TestLibxdp(t *testing.T) {
 	testenv.Once(t)
 	xdp.Need(t)
-	for _, c := range []xdp.Config{{Size: 64}, {Size: 1400, Poll: true, NoWakeup: true},
-		{Size: 61, Generic: true, Chunk: 4096}, {Size: 8900, MultiBuffer: true}, {Size: 64, LibxdpProgram: true}} {
-		t.Run(fmt.Sprintf("%dB/%v", c.Size, c.LibxdpProgram), func(t *testing.T) {
-			mtu := 1500
-			if c.MultiBuffer {
-				mtu = 9000
+	for _, size := range []int{64, 1400, 8900} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			c, link, chunk := xdp.Config{Interface: "eth0", Size: size}, netns.LinkSpec{MTU: 1500}, 2048
+			if size > 1500 {
+				c.MultiBuffer, link.MTU, chunk = true, 9000, 4096
 			}
-			n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true, Link: netns.LinkSpec{MTU: mtu}})
-			c.Interfaces, c.CPU, c.Slots = []string{"eth0", "eth1"}, -1, 1024
-			far, near := start(t, n.Hosts[0], c), start(t, n.Hosts[1], c)
-			const packets = 300
-			size := uint64(c.Size)
+			n := netns.New(t, netns.Topology{Neighbours: true, Link: link})
+			for _, h := range n.Hosts { // no host says anything by itself
+				if err := h.Sysctl("net.ipv6.conf.eth0.disable_ipv6", "1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			far, err := xdp.Start(n.Hosts[0].Start, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := far.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			rx, tx := open(t, n.Hosts[1], chunk)
+			const packets = 200 // fewer than wait in any ring
+			b := burst.NewSegmented(32, 32*4)
+			frame := make([]byte, size)
 			for round := range uint64(3) {
-				seq := round * packets
-				sent := do(t, far, xdp.Command{Op: xdp.Send, Packets: packets, Touch: true, Check: true, Seq: seq})
-				r := do(t, near, xdp.Command{Op: xdp.Receive, Touch: true, Check: true, Seq: seq})
-				if sent.Packets != packets || r.Packets != packets || r.Matched != packets ||
-					r.Checked != packets*size || r.Bad != 0 || r.Gaps != 0 {
-					t.Errorf("received %+v of %+v", r, sent)
+				first := round * packets
+				if r, err := far.Do(t.Context(), xdp.Send, first, packets); err != nil || r.Packets != packets {
+					t.Fatalf("%+v, %v", r, err)
 				}
-				do(t, far, xdp.Command{Op: xdp.Send, Packets: packets, Check: true, Seq: seq})
-				f := do(t, near, xdp.Command{Op: xdp.Forward, To: 1, Touch: round == 1})
-				r = do(t, far, xdp.Command{Op: xdp.Receive, From: 1, Check: true, Seq: seq})
-				if f.Packets != packets || f.Bytes != packets*size || r.Packets != packets ||
-					r.Checked != packets*size || r.Gaps != 0 || r.FillChunks != 1024 {
-					t.Errorf("forwarded %+v, then received %+v", f, r)
+				for next := first; next < first+packets; {
+					if err := rx.Recv(t.Context(), b); err != nil {
+						t.Fatal(err)
+					}
+					for i := range b.Len() {
+						frame = frame[:cap(frame)]
+						if seq, err := xdp.CheckFrame(frame[:b.CopyTo(frame, i)], size); err != nil || seq != next ||
+							b.PacketLen(i) != size {
+							t.Fatalf("packet %d: %d, %d bytes, %v", next, seq, b.PacketLen(i), err)
+						}
+						next++
+					}
+					b.Release()
 				}
-				// One interface, there and back.
-				do(t, far, xdp.Command{Op: xdp.Send, Packets: packets, Check: true, Seq: seq})
-				f = do(t, near, xdp.Command{Op: xdp.Forward})
-				r = do(t, far, xdp.Command{Op: xdp.Receive, Check: true, Seq: seq})
-				if f.Packets != packets || r.Packets != packets || r.Checked != packets*size || r.Gaps != 0 {
-					t.Errorf("sent back %+v, then received %+v", f, r)
+				for sent := uint64(0); sent < packets; {
+					k, err := tx.Alloc(b, int(min(32, packets-sent)), size)
+					if k == 0 && !errors.Is(err, engine.ErrFull) && !errors.Is(err, engine.ErrNoBuffers) {
+						t.Fatal(err)
+					}
+					for i := range k {
+						xdp.MakeFrame(frame, uint32(sent))
+						xdp.Stamp(frame, first+sent)
+						rest := frame
+						for s := range b.Segments(i) {
+							rest = rest[copy(b.Bytes(i, s), rest):]
+						}
+						sent++
+					}
+					if err := tx.Send(b); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := tx.Drain(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				r, err := far.Do(t.Context(), xdp.Receive, first, packets)
+				if want := (xdp.Result{Packets: packets, Checked: packets * uint64(size)}); err != nil || r != want {
+					t.Fatalf("%+v, %v", r, err)
 				}
 			}
 			// One that was not expected is seen.
-			do(t, far, xdp.Command{Op: xdp.Send, Packets: 3, Check: true, Seq: 5})
-			if r := do(t, near, xdp.Command{Op: xdp.Receive, Check: true}); r.Gaps != 1 || r.Packets != 3 {
-				t.Errorf("%+v", r)
+			if _, err := tx.Alloc(b, 1, size); err != nil {
+				t.Fatal(err)
+			}
+			xdp.MakeFrame(frame, 7)
+			frame[size-1] ^= 1
+			rest := frame
+			for s := range b.Segments(0) {
+				rest = rest[copy(b.Bytes(0, s), rest):]
+			}
+			if err := tx.Send(b); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := far.Do(t.Context(), xdp.Receive, 7, 1); err != nil || r.Bad != 1 || r.Checked != 0 {
+				t.Errorf("%+v, %v", r, err)
 			}
 		})
-	}
-}
-
-// Live, both ends work at the same time, and what is lost is counted by its reason.
-func TestLive(t *testing.T) {
-	testenv.Once(t)
-	xdp.Need(t)
-	n := netns.New(t, netns.Topology{Neighbours: true})
-	far := start(t, n.Hosts[0], xdp.Config{Interfaces: []string{"eth0"}, CPU: -1})
-	near := start(t, n.Hosts[1], xdp.Config{Interfaces: []string{"eth0"}, CPU: -1, Slots: 256})
-	if near.Capacity() != 256 {
-		t.Errorf("capacity %d", near.Capacity())
-	}
-	if err := near.Begin(xdp.Command{Op: xdp.Receive, Live: true}); err != nil {
-		t.Fatal(err)
-	}
-	if err := near.Begin(xdp.Command{Op: xdp.Receive}); !errors.Is(err, xdp.ErrInvalid) {
-		t.Errorf("a second command: %v", err)
-	}
-	sent := do(t, far, xdp.Command{Op: xdp.Send, Time: 50 * time.Millisecond, Packets: 100000})
-	if err := near.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	r, err := near.Wait(t.Context())
-	if err != nil || r.Packets == 0 || r.Packets+r.Dropped+r.RingFull < sent.Packets {
-		t.Errorf("received %+v of %+v, %v", r, sent, err)
-	}
-	// While no receiver takes them, as many come as there are chunks.
-	sent = do(t, far, xdp.Command{Op: xdp.Send, Packets: 1000})
-	r = do(t, near, xdp.Command{Op: xdp.Receive})
-	if r.Packets+r.Other != 256 || r.Dropped+r.RingFull < 1000-r.Packets {
-		t.Errorf("received %+v of %+v", r, sent)
-	}
-	if _, err := near.Wait(t.Context()); !errors.Is(err, xdp.ErrInvalid) {
-		t.Errorf("waiting for nothing: %v", err)
-	}
-	for _, c := range []xdp.Command{{Op: "dance"}, {Op: xdp.Forward, To: 1}, {Op: xdp.Send, From: -1},
-		{Op: xdp.Send, Time: time.Microsecond}} {
-		if _, err := near.Do(t.Context(), c); !errors.Is(err, xdp.ErrInvalid) {
-			t.Errorf("%v: %v", c, err)
-		}
 	}
 }
 
@@ -137,37 +162,12 @@ func TestRefusals(t *testing.T) {
 	xdp.Need(t)
 	n := netns.New(t, netns.Topology{Neighbours: true, Each: func(_, host int, s *netns.LinkSpec) { s.MTU = 9000 }})
 	for want, c := range map[string]xdp.Config{
-		"there is no interface nosuch":     {Interfaces: []string{"nosuch"}},
-		"socket on queue 7 of eth0":        {Interfaces: []string{"eth0"}, Queue: 7},
-		"Operation not supported":          {Interfaces: []string{"eth0"}, ZeroCopy: true, MultiBuffer: true},
-		"attach the XDP program to eth0":   {Interfaces: []string{"eth0"}}, // the MTU takes several chunks
-		"size=20: expected at least":       {Interfaces: []string{"eth0"}, Size: 20},
-		"chunk=8192: expected a number up": {Interfaces: []string{"eth0"}, Chunk: 8192},
+		"there is no interface nosuch":   {Interface: "nosuch", Size: 64},
+		"attach the XDP program to eth0": {Interface: "eth0", Size: 64}, // the MTU takes several chunks
 	} {
-		c.CPU = -1
-		p, err := xdp.Start(n.Hosts[0].Start, c)
-		if p != nil || !errors.Is(err, xdp.ErrRefused) || !strings.Contains(err.Error(), want) {
+		if p, err := xdp.Start(n.Hosts[0].Start, c); p != nil || !errors.Is(err, xdp.ErrRefused) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
-	}
-	// Who is killed in the middle says so.
-	c := xdp.Config{Interfaces: []string{"eth0"}, CPU: -1, MultiBuffer: true}
-	var cmd *exec.Cmd
-	p, err := xdp.Start(func(x *exec.Cmd) error { cmd = x; return n.Hosts[1].Start(x) }, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Begin(xdp.Command{Op: xdp.Receive, Live: true}); err != nil {
-		t.Fatal(err)
-	}
-	cmd.Process.Kill()
-	if _, err := p.Wait(t.Context()); !errors.Is(err, xdp.ErrRefused) || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("%v", err)
-	}
-	p.Close()
-	// Its queue and its program are free for the next one.
-	p = start(t, n.Hosts[1], c)
-	if r := do(t, p, xdp.Command{Op: xdp.Receive}); r.Packets != 0 {
-		t.Errorf("%+v", r)
 	}
 }

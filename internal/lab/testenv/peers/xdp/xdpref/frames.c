@@ -12,7 +12,7 @@ static uint64_t word(uint32_t slot, uint32_t at)
 static const unsigned char addresses[12] = {2, 0x77, 0, 0, 0, 2, 2, 0x77, 0, 0, 0, 1};
 
 // frame_headers writes the 42 bytes of headers.
-void frame_headers(char *f, uint32_t size)
+static void frame_headers(char *f, uint32_t size)
 {
 	unsigned char *p = (unsigned char *)f;
 	uint32_t ip = size - 14, udp = size - 34, sum = 0;
@@ -46,8 +46,7 @@ void frame_make(char *p, uint32_t size, uint32_t slot)
 }
 
 // frame_check says what is wrong with a frame, or returns 0 and its sequence number. Its MAC addresses may have been swapped.
-// A brief look is at the headers alone.
-const char *frame_check(const char *p, uint32_t len, uint32_t size, bool brief, uint64_t *seq)
+const char *frame_check(const char *p, uint32_t len, uint32_t size, uint64_t *seq)
 {
 	char want[HEADER];
 	uint32_t slot;
@@ -59,8 +58,6 @@ const char *frame_check(const char *p, uint32_t len, uint32_t size, bool brief, 
 	if ((memcmp(p, addresses, 6) || memcmp(p + 6, addresses + 6, 6)) && (memcmp(p, addresses + 6, 6) || memcmp(p + 6, addresses, 6)))
 		return "addresses";
 	memcpy(seq, p + STAMP, 8);
-	if (brief)
-		return 0;
 	memcpy(&slot, p + ORIGIN, 4);
 	if (p[ORIGIN + 4] || p[ORIGIN + 5])
 		return "padding";
