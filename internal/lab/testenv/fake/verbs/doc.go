@@ -13,12 +13,12 @@
 // lists, unsignaled and solicited requests, shared receive queues with limit events, memory windows
 // of type 1 and 2B, remote and local invalidation, dma-buf regions over any descriptor that can be
 // mapped (from its file position on), completion channels and asynchronous events as real file
-// descriptors, ibv_cq_ex and ibv_wr_*. With the line "raw on" there are raw packet queue pairs: all
-// devices are on one segment, a frame goes to the queue pairs of the best rule (ibv_create_flow:
-// Ethernet, IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one. With
-// the line "odp on" regions may be registered on demand: nothing is pinned or counted. Where it is
-// compiled with the headers of librdmacm, it stands in for librdmacm.so.1 too: event channels, ids
-// in the port spaces TCP, UDP and IB, and what they say to each other, with the kernel's lengths of
+// descriptors, ibv_cq_ex. With the line "raw on" there are raw packet queue pairs: all devices are
+// on one segment, a frame goes to the queue pairs of the best rule (ibv_create_flow: Ethernet,
+// IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one. With the line
+// "odp on" regions may be registered on demand: nothing is pinned or counted. Where it is compiled
+// with the headers of librdmacm, it stands in for librdmacm.so.1 too: event channels, ids in the
+// port spaces TCP, UDP and IB, and what they say to each other, with the kernel's lengths of
 // private data. An IP address belongs to the device that has it as a GID, 192.0.2.1 to fake0. What
 // one side does is at once an event of the other. What is absent, with EOPNOTSUPP: implicit regions
 // on demand and advice for them, multicast, device memory, other rules, work queues, thread

@@ -26,7 +26,7 @@ struct driver {
     int (*restart)(void);
 };
 extern struct driver d;
-extern const char *self, *library;
+extern const char *library;
 
 enum { PUBLIC, FAKE };
 struct check { const char *name; int kind; void (*run)(void); struct check *next; };
@@ -52,6 +52,12 @@ void skip(const char *why) __attribute__((noreturn));
         if (w_ != g_) fail(__FILE__, __LINE__, "%s = %lld, want %lld (%s)", #x, g_, w_, #want); \
     } while (0)
 #define OK(x) IS(CUDA_SUCCESS, x)
+/* A mistake: the fake refuses it with this result, and reports it in these words. */
+#define CAUGHT(want, text, x) \
+    do { \
+        IS(want, x); \
+        expect_violation(text); \
+    } while (0)
 
 void load(void);                     /* the library, without cuInit */
 CUcontext start(void);               /* load, cuInit, a new context on device 0, current */
@@ -66,16 +72,5 @@ void expect_words(CUdeviceptr p, uint32_t value, size_t n);
 void expect_violation(const char *text);
 void expect_clean(void);
 bool reported(const char *text); /* anywhere in the report */
-/* starts this program again as the helper of a check, in a process that never saw the driver */
-int helper(const char *name, const void *data, size_t n);
-struct helper_fn { const char *name; int (*run)(const void *data, size_t n); struct helper_fn *next; };
-void helper_add(struct helper_fn *);
-#define HELPER(id) \
-    static int id(const void *data, size_t n); \
-    __attribute__((constructor)) static void add_##id(void) { \
-        static struct helper_fn h = {#id, id, NULL}; \
-        helper_add(&h); \
-    } \
-    static int id(const void *data, size_t n)
 
 #endif

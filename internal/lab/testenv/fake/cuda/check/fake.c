@@ -10,13 +10,10 @@ CHECK_FAKE(order_of_calls_is_reported) {
     int n;
     CUdeviceptr p;
     load();
-    IS(CUDA_ERROR_NOT_INITIALIZED, d.cuDeviceGetCount(&n));
-    expect_violation("before cuInit");
+    CAUGHT(CUDA_ERROR_NOT_INITIALIZED, "before cuInit", d.cuDeviceGetCount(&n));
     OK(d.cuInit(0));
-    IS(CUDA_ERROR_INVALID_CONTEXT, d.cuMemAlloc_v2(&p, 1));
-    expect_violation("this thread has no current context");
-    IS(CUDA_ERROR_INVALID_CONTEXT, d.cuDevicePrimaryCtxRelease_v2(0));
-    expect_violation("not retained");
+    CAUGHT(CUDA_ERROR_INVALID_CONTEXT, "this thread has no current context", d.cuMemAlloc_v2(&p, 1));
+    CAUGHT(CUDA_ERROR_INVALID_CONTEXT, "not retained", d.cuDevicePrimaryCtxRelease_v2(0));
     IS(1, d.calls("cuMemAlloc_v2"));
     IS(0, d.calls("cuMemFree_v2"));
     IS(-1, d.calls("cuMemAlloc"));
@@ -29,22 +26,17 @@ CHECK_FAKE(destroyed_contexts) {
     CUdeviceptr p;
     OK((CUresult)(intptr_t)thread(destroy, x));
     expect_clean();
-    IS(CUDA_ERROR_CONTEXT_IS_DESTROYED, d.cuMemAlloc_v2(&p, 4096));
-    expect_violation("current context was destroyed");
-    IS(CUDA_ERROR_INVALID_CONTEXT, d.cuCtxSetCurrent(x));
-    expect_violation("the context 0x");
-    IS(CUDA_ERROR_INVALID_CONTEXT, d.cuCtxDestroy_v2(x));
-    expect_violation("was destroyed");
+    CAUGHT(CUDA_ERROR_CONTEXT_IS_DESTROYED, "current context was destroyed", d.cuMemAlloc_v2(&p, 4096));
+    CAUGHT(CUDA_ERROR_INVALID_CONTEXT, "the context 0x", d.cuCtxSetCurrent(x));
+    CAUGHT(CUDA_ERROR_INVALID_CONTEXT, "was destroyed", d.cuCtxDestroy_v2(x));
     OK(d.cuCtxPopCurrent_v2(NULL));
     OK(d.cuDevicePrimaryCtxRetain(&y, 0));
-    IS(CUDA_ERROR_INVALID_CONTEXT, d.cuCtxDestroy_v2(y));
-    expect_violation("is released, not destroyed");
+    CAUGHT(CUDA_ERROR_INVALID_CONTEXT, "is released, not destroyed", d.cuCtxDestroy_v2(y));
     OK(d.cuCtxSetCurrent(y));
     OK(d.cuMemAlloc_v2(&p, 4096));
     OK(d.cuDevicePrimaryCtxReset_v2(0));
     TRUE(reported("1 pieces of device memory, 4096 bytes, go with their context"));
-    IS(CUDA_ERROR_CONTEXT_IS_DESTROYED, d.cuMemAlloc_v2(&p, 4096));
-    expect_violation("current context was destroyed");
+    CAUGHT(CUDA_ERROR_CONTEXT_IS_DESTROYED, "current context was destroyed", d.cuMemAlloc_v2(&p, 4096));
     OK(d.cuDevicePrimaryCtxRelease_v2(0));
     IS(0, d.live());
 }
@@ -57,24 +49,16 @@ CHECK_FAKE(frees_that_are_wrong) {
     OK(d.cuMemAlloc_v2(&keep, 4096));
     OK(d.cuMemAlloc_v2(&p, 4096));
     OK(d.cuMemHostAlloc(&h, 4096, 0));
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFree_v2(p + 512));
-    expect_violation("512 bytes inside an allocation");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "512 bytes inside an allocation", d.cuMemFree_v2(p + 512));
     OK(d.cuMemFree_v2(p));
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFree_v2(p));
-    expect_violation("freed twice: the first time by call");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFree_v2(p + (1 << 30)));
-    expect_violation("never allocated");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFree_v2((CUdeviceptr)(uintptr_t)h));
-    expect_violation("is pinned host memory");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFree_v2((CUdeviceptr)(uintptr_t)local));
-    expect_violation("is host memory, or nothing");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFreeHost((void *)(uintptr_t)keep));
-    expect_violation("is device memory");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFreeHost((char *)h + 8));
-    expect_violation("inside an allocation");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "freed twice: the first time by call", d.cuMemFree_v2(p));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "never allocated", d.cuMemFree_v2(p + (1 << 30)));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "is pinned host memory", d.cuMemFree_v2((CUdeviceptr)(uintptr_t)h));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "is host memory, or nothing", d.cuMemFree_v2((CUdeviceptr)(uintptr_t)local));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "is device memory", d.cuMemFreeHost((void *)(uintptr_t)keep));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "inside an allocation", d.cuMemFreeHost((char *)h + 8));
     OK(d.cuMemFreeHost(h));
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemFreeHost(h));
-    expect_violation("freed twice?");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "freed twice?", d.cuMemFreeHost(h));
     OK(d.cuMemFree_v2(keep));
     expect_clean();
 }
@@ -85,27 +69,17 @@ CHECK_FAKE(accesses_that_are_wrong) {
     char *h;
     static char big[8192];
     OK(d.cuMemHostAlloc((void **)&h, 4096, 0));
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyHtoD_v2(p, big, 4097));
-    expect_violation("the destination: 4097 bytes");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoH_v2(big, p + 4000, 97));
-    expect_violation("the source: 97 bytes");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemsetD8_v2(p + 1, 0, 4096));
-    expect_violation("go beyond the allocation, which is 4096 bytes");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyHtoD_v2(p, (void *)(uintptr_t)q, 16));
-    expect_violation("device memory, given as host memory");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoD_v2(p, (CUdeviceptr)(uintptr_t)big, 16));
-    expect_violation("is no memory of the device, nor pinned");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyHtoD_v2(p, NULL, 16));
-    expect_violation("is NULL");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyHtoD_v2(p, h + 4000, 200));
-    expect_violation("pinned only in part");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoD_v2(p, q, (size_t)-1));
-    expect_violation("go round the end of memory");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "the destination: 4097 bytes", d.cuMemcpyHtoD_v2(p, big, 4097));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "the source: 97 bytes", d.cuMemcpyDtoH_v2(big, p + 4000, 97));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "go beyond the allocation, which is 4096 bytes", d.cuMemsetD8_v2(p + 1, 0, 4096));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "device memory, given as host memory", d.cuMemcpyHtoD_v2(p, (void *)(uintptr_t)q, 16));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "is no memory of the device, nor pinned", d.cuMemcpyDtoD_v2(p, (CUdeviceptr)(uintptr_t)big, 16));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "is NULL", d.cuMemcpyHtoD_v2(p, NULL, 16));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "pinned only in part", d.cuMemcpyHtoD_v2(p, h + 4000, 200));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "go round the end of memory", d.cuMemcpyDtoD_v2(p, q, (size_t)-1));
     OK(d.cuMemFree_v2(q));
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoH_v2(big, q, 16));
-    expect_violation("was freed by call");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoH_v2(big, q + ((CUdeviceptr)1 << 35), 16));
-    expect_violation("nothing is allocated");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "was freed by call", d.cuMemcpyDtoH_v2(big, q, 16));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "nothing is allocated", d.cuMemcpyDtoH_v2(big, q + ((CUdeviceptr)1 << 35), 16));
     expect_words(p, 0x01010101, 1024);
 }
 
@@ -129,25 +103,17 @@ CHECK_FAKE(handles_that_are_wrong) {
     OK(d.cuStreamCreate(&s, 0));
     OK(d.cuEventCreate(&e, 0));
     OK(d.cuStreamDestroy_v2(s));
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuStreamSynchronize(s));
-    expect_violation("the stream 0x");
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuStreamDestroy_v2(s));
-    expect_violation("was destroyed");
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuStreamDestroy_v2(NULL));
-    expect_violation("a default stream cannot be destroyed");
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuEventRecord((CUevent)f, NULL));
-    expect_violation("is a function, not a event");
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuEventQuery((CUevent)(uintptr_t)0x1234));
-    expect_violation("0x1234 is no event");
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuEventQuery(NULL));
-    expect_violation("the event is NULL");
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "the stream 0x", d.cuStreamSynchronize(s));
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "was destroyed", d.cuStreamDestroy_v2(s));
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "a default stream cannot be destroyed", d.cuStreamDestroy_v2(NULL));
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "is a function, not a event", d.cuEventRecord((CUevent)f, NULL));
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "0x1234 is no event", d.cuEventQuery((CUevent)(uintptr_t)0x1234));
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "the event is NULL", d.cuEventQuery(NULL));
     OK(d.cuEventDestroy_v2(e));
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuEventRecord(e, NULL));
-    expect_violation("the event 0x");
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "the event 0x", d.cuEventRecord(e, NULL));
     OK(d.cuModuleLoadData(&m, ptx));
     OK(d.cuModuleUnload(m));
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuModuleUnload(m));
-    expect_violation("the module 0x");
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "the module 0x", d.cuModuleUnload(m));
     /* of another context */
     OK(d.cuStreamCreate(&s, 0));
     OK(d.cuEventCreate(&e, 0));
@@ -158,8 +124,7 @@ CHECK_FAKE(handles_that_are_wrong) {
     CUdeviceptr p = 0;
     IS(CUDA_ERROR_INVALID_HANDLE, d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, sb, (void *[]){&p, &v, &v}, NULL));
     expect_violation("the function belongs to another context");
-    IS(CUDA_ERROR_INVALID_HANDLE, d.cuEventRecord(e, sb));
-    expect_violation("the event and the stream are of different contexts");
+    CAUGHT(CUDA_ERROR_INVALID_HANDLE, "the event and the stream are of different contexts", d.cuEventRecord(e, sb));
     OK(d.cuEventRecord(eb, sb));
     OK(d.cuStreamWaitEvent(s, eb, 0)); /* this may be mixed */
     OK(d.cuStreamSynchronize(s));
@@ -179,15 +144,13 @@ CHECK_FAKE(kernels_that_are_wrong) {
     CUfunction none;
     IS(CUDA_ERROR_NOT_FOUND, d.cuModuleGetFunction(&none, m, "bodyless"));
     TRUE(reported("there is no C function for it"));
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
-    expect_violation("has 3 parameters, none is given");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "has 3 parameters, none is given", d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
     IS(CUDA_ERROR_INVALID_VALUE, d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, (void *[]){&p, NULL, &count}, NULL));
     expect_violation("params[1] is NULL");
     IS(CUDA_ERROR_INVALID_VALUE, d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 1 << 20, NULL, (void *[]){&p, &value, &count}, NULL));
     expect_violation("bytes of shared memory");
     launch1(f, NULL, (void *[]){&p, &value, &count}); /* one word too many: nobody hears of it yet */
-    IS(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuCtxSynchronize());
-    expect_violation("kernel fill: 4100 bytes");
+    CAUGHT(CUDA_ERROR_ILLEGAL_ADDRESS, "kernel fill: 4100 bytes", d.cuCtxSynchronize());
     IS(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuMemFree_v2(q)); /* and it stays */
     IS(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuStreamSynchronize(NULL));
     CUcontext x;
@@ -203,14 +166,12 @@ CHECK_FAKE(kernels_and_foreign_memory) {
     uint32_t value = 1, count = 4;
     OK(d.cuCtxCreate_v2(&b, 0, 1));
     launch1(kernel("fill"), NULL, (void *[]){&p, &value, &count});
-    IS(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuCtxSynchronize());
-    expect_violation("peer access to it is not enabled");
+    CAUGHT(CUDA_ERROR_ILLEGAL_ADDRESS, "peer access to it is not enabled", d.cuCtxSynchronize());
     OK(d.cuCtxSetCurrent(a));
     static uint32_t pageable[16];
     CUdeviceptr h = (CUdeviceptr)(uintptr_t)pageable;
     launch1(kernel("fill"), NULL, (void *[]){&h, &value, &count});
-    IS(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuCtxSynchronize());
-    expect_violation("is no memory of the device, nor pinned");
+    CAUGHT(CUDA_ERROR_ILLEGAL_ADDRESS, "is no memory of the device, nor pinned", d.cuCtxSynchronize());
     IS(0, pageable[0]);
 }
 
@@ -219,25 +180,19 @@ CHECK_FAKE(host_memory_that_is_wrong) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *h = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CUdeviceptr p = buffer(4096, 1);
-    IS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, d.cuMemHostUnregister(h));
-    expect_violation("HOST_MEMORY_NOT_REGISTERED");
+    CAUGHT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "HOST_MEMORY_NOT_REGISTERED", d.cuMemHostUnregister(h));
     OK(d.cuMemHostRegister_v2(h + page, page, CU_MEMHOSTREGISTER_READ_ONLY));
-    IS(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, d.cuMemHostRegister_v2(h, 4 * page, 0));
-    expect_violation("are pinned already");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemHostUnregister(h + page + 1));
-    expect_violation("inside a registration");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemcpyDtoD_v2((CUdeviceptr)(uintptr_t)(h + page), p, 16));
-    expect_violation("registered for reading only");
+    CAUGHT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "are pinned already", d.cuMemHostRegister_v2(h, 4 * page, 0));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "inside a registration", d.cuMemHostUnregister(h + page + 1));
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "registered for reading only", d.cuMemcpyDtoD_v2((CUdeviceptr)(uintptr_t)(h + page), p, 16));
     OK(d.cuMemHostUnregister(h + page));
     munmap(h + 2 * page, page);
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemHostRegister_v2(h, 4 * page, 0));
-    expect_violation("are memory");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "are memory", d.cuMemHostRegister_v2(h, 4 * page, 0));
     OK(d.cuMemHostRegister_v2(h, page, 0));
     munmap(h, page);
     OK(d.cuMemHostUnregister(h));
     expect_violation("was unmapped while it was registered");
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuMemHostRegister_v2((void *)(uintptr_t)p, 16, 0));
-    expect_violation("is device memory");
+    CAUGHT(CUDA_ERROR_INVALID_VALUE, "is device memory", d.cuMemHostRegister_v2((void *)(uintptr_t)p, 16, 0));
 }
 
 CHECK_FAKE(registered_memory_under_another_address) {
@@ -260,8 +215,7 @@ CHECK_FAKE(registered_memory_under_another_address) {
     OK(d.cuPointerGetAttribute(&back, CU_POINTER_ATTRIBUTE_HOST_POINTER, at + 8));
     TRUE(back == (char *)words + 8);
     launch1(f, NULL, (void *[]){&same, &value, &count});
-    IS(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuCtxSynchronize());
-    expect_violation("the device knows it as");
+    CAUGHT(CUDA_ERROR_ILLEGAL_ADDRESS, "the device knows it as", d.cuCtxSynchronize());
 }
 
 static uint32_t *gate;
@@ -348,18 +302,12 @@ CHECK_FAKE(resident_kernels_and_implicit_synchronisation) {
     OK(d.cuStreamCreate(&blocking, 0));
     launch1(f, s, (void *[]){&at});
     static const char text[] = "would deadlock on hardware: implicit synchronisation";
-    IS(CUDA_ERROR_TIMEOUT, d.cuMemAlloc_v2(&q, 4096));
-    expect_violation(text);
-    IS(CUDA_ERROR_TIMEOUT, d.cuMemFree_v2(p));
-    expect_violation(text);
-    IS(CUDA_ERROR_TIMEOUT, d.cuModuleLoadData(&m, ptx));
-    expect_violation(text);
-    IS(CUDA_ERROR_TIMEOUT, d.cuMemHostAlloc(&h, 4096, 0));
-    expect_violation(text);
-    IS(CUDA_ERROR_TIMEOUT, d.cuMemHostRegister_v2(local, 4096, 0));
-    expect_violation(text);
-    IS(CUDA_ERROR_TIMEOUT, d.cuMemFreeHost(bell));
-    expect_violation(text);
+    CAUGHT(CUDA_ERROR_TIMEOUT, text, d.cuMemAlloc_v2(&q, 4096));
+    CAUGHT(CUDA_ERROR_TIMEOUT, text, d.cuMemFree_v2(p));
+    CAUGHT(CUDA_ERROR_TIMEOUT, text, d.cuModuleLoadData(&m, ptx));
+    CAUGHT(CUDA_ERROR_TIMEOUT, text, d.cuMemHostAlloc(&h, 4096, 0));
+    CAUGHT(CUDA_ERROR_TIMEOUT, text, d.cuMemHostRegister_v2(local, 4096, 0));
+    CAUGHT(CUDA_ERROR_TIMEOUT, text, d.cuMemFreeHost(bell));
     IS(CUDA_ERROR_TIMEOUT, d.cuMemcpyDtoHAsync_v2(local, p, 64, s)); /* pageable, behind it */
     expect_violation("would deadlock on hardware: this call waits for a resident kernel");
     OK(d.cuMemcpyDtoH_v2(local, p, 64)); /* the default stream does not wait for a non-blocking one */
@@ -374,8 +322,7 @@ CHECK_FAKE(resident_kernels_and_implicit_synchronisation) {
     /* in a blocking stream it holds up the default stream too */
     __atomic_store_n(bell, 0, __ATOMIC_RELEASE);
     launch1(f, blocking, (void *[]){&at});
-    IS(CUDA_ERROR_TIMEOUT, d.cuMemcpyDtoH_v2(local, p, 64));
-    expect_violation("would deadlock on hardware: this call waits");
+    CAUGHT(CUDA_ERROR_TIMEOUT, "would deadlock on hardware: this call waits", d.cuMemcpyDtoH_v2(local, p, 64));
     CUcontext x;
     OK(d.cuCtxPopCurrent_v2(&x));
     OK(d.cuCtxDestroy_v2(x)); /* asks it to stop */

@@ -24,8 +24,3 @@ KERNEL echo(const penstock_fake_cuda_launch *l) {
         nanosleep(&(struct timespec){0, 20000}, NULL); /* a CPU has fewer threads than a GPU: leave it to others */
     }
 }
-
-KERNEL question(const penstock_fake_cuda_launch *l) {
-    uint32_t *answer = l->global(l, "answer", NULL);
-    if (answer != NULL) *answer = 42;
-}

@@ -15,9 +15,8 @@
 #include "check.h"
 
 struct driver d;
-const char *self, *library;
+const char *library;
 static struct check *first;
-static struct helper_fn *helpers;
 static FILE *said; /* what a check has to say goes to its runner through here */
 
 void check_add(struct check *c) {
@@ -25,11 +24,6 @@ void check_add(struct check *c) {
     while (*p != NULL && strcmp((*p)->name, c->name) < 0) p = &(*p)->next;
     c->next = *p;
     *p = c;
-}
-
-void helper_add(struct helper_fn *h) {
-    h->next = helpers;
-    helpers = h;
 }
 
 void fail(const char *file, int line, const char *format, ...) {
@@ -122,9 +116,6 @@ static bool run(struct check *c) {
 }
 
 int main(int argc, char **argv) {
-    static char path[4096];
-    if (readlink("/proc/self/exe", path, sizeof path - 1) < 0) abort();
-    self = path;
     said = stdout;
     if (argc == 2 && strcmp(argv[1], "--list") == 0) {
         for (struct check *c = first; c != NULL; c = c->next) printf("%s %s\n", c->kind == FAKE ? "fake" : "public", c->name);
@@ -135,17 +126,6 @@ int main(int argc, char **argv) {
         return 2;
     }
     library = argv[1];
-    if (argc == 4 && strcmp(argv[2], "--helper") == 0) {
-        static char data[65536];
-        size_t n = fread(data, 1, sizeof data, stdin);
-        for (struct helper_fn *h = helpers; h != NULL; h = h->next)
-            if (strcmp(h->name, argv[3]) == 0) {
-                said = stderr;
-                alarm(120);
-                return h->run(data, n);
-            }
-        return 2;
-    }
     void *lib = dlopen(library, RTLD_NOW | RTLD_LOCAL); /* to see which of the two it is; cuInit is for the checks */
     if (lib == NULL) {
         fprintf(stderr, "%s\n", dlerror());
@@ -159,26 +139,6 @@ int main(int argc, char **argv) {
         if (named && (fake || c->kind == PUBLIC)) good &= run(c);
     }
     return good ? 0 : 1;
-}
-
-int helper(const char *name, const void *data, size_t n) {
-    int ends[2];
-    if (pipe(ends) != 0) abort();
-    pid_t pid = fork();
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        dup2(ends[0], 0);
-        close(ends[0]);
-        close(ends[1]);
-        execl(self, self, library, "--helper", name, (char *)NULL);
-        _exit(127);
-    }
-    close(ends[0]);
-    if (write(ends[1], data, n) != (ssize_t)n) abort();
-    close(ends[1]);
-    int status;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 CUcontext start(void) {
@@ -257,7 +217,6 @@ const char ptx[] =
     ".version 7.0\n"
     ".target sm_70\n"
     ".address_size 64\n"
-    ".visible .global .align 4 .u32 answer;\n"
     "// fill(p, value, n): n words\n"
     ".visible .entry fill(.param .u64 fill_p, .param .u32 fill_value, .param .u32 fill_n)\n"
     "{\n"
@@ -288,14 +247,6 @@ const char ptx[] =
     "  st.release.sys.global.u32 [%p+4], %v;\n"
     "  setp.ne.u32 %q, %v, 0xffffffff;\n"
     "  @%q bra ECHO_AGAIN;\n"
-    "  ret;\n"
-    "}\n"
-    "// question(): answer = 42\n"
-    ".visible .entry question()\n"
-    "{\n"
-    "  .reg .b32 %v;\n"
-    "  mov.u32 %v, 42;\n"
-    "  st.global.u32 [answer], %v;\n"
     "  ret;\n"
     "}\n"
     "/* a kernel that has no body in the fake */\n"

@@ -40,8 +40,9 @@ extern struct options {
 } opt;
 
 struct check {
-	const char *name;       /* bare-NAME opens its device itself */
+	const char *name; /* bare-NAME opens its device itself */
 	void (*run)(void);
+	bool paired; /* L and R are connected when it begins, and closed after it */
 };
 
 extern const struct check *const suites[]; /* what a program consists of, ended by NULL */

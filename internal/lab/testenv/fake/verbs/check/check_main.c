@@ -325,7 +325,11 @@ static int run(const struct check *c)
 		alarm(120);
 		if (strncmp(c->name, "bare-", 5))
 			open_device();
+		if (c->paired)
+			pair();
 		c->run();
+		if (c->paired)
+			unpair();
 		if (ctx)
 			ZERO(ibv_close_device(ctx));
 		ok("%s", detail);

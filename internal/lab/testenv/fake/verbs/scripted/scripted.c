@@ -65,28 +65,9 @@ static void errors(void)
 	MUST(dev_attr.max_sge > 1, "half of a wrong script was obeyed");
 }
 
-static void fail_nth(void)
-{
-	script("fail ibv_alloc_pd 2 ENOSPC  # the second from now\n fail ibv_modify_qp * EPERM");
-	struct ibv_pd *pd = PTR(ibv_alloc_pd(ctx));
-	MUST(!ibv_alloc_pd(ctx) && errno == ENOSPC, "the second call: %s", errname(errno));
-	ZERO(ibv_dealloc_pd(pd));
-	pd = PTR(ibv_alloc_pd(ctx));
-	ZERO(ibv_dealloc_pd(pd));
-	counted("ibv_alloc_pd", 3);
-	side_open(&L, ALL);
-	L.qp = make_qp(&L);
-	for (int i = 0; i < 3; i++)
-		MUST(to_init(L.qp, ALL) == EPERM, "modify_qp was not refused");
-	script("reset");
-	ZERO(to_init(L.qp, ALL));
-	side_close(&L);
-}
-
 static void fail_inline(void)
 {
 	struct ibv_wc wc;
-	pair();
 	script("fail ibv_post_send 2 ENOMEM; fail ibv_poll_cq 1 EIO; fail ibv_post_recv 1 EINVAL");
 	MUST(ibv_poll_cq(L.cq, 1, &wc) < 0, "poll_cq was not refused");
 	MUST(recv_at(&R, 1, 0, 64) == EINVAL, "post_recv was not refused");
@@ -95,51 +76,6 @@ static void fail_inline(void)
 	MUST(ibv_post_send(L.qp, &wr, &bad) == ENOMEM && bad == &wr, "post_send was not refused");
 	want(L.cq, 1, IBV_WC_SUCCESS);
 	MUST(none(L.cq), "a refused request completed");
-	unpair();
-}
-
-static void status_send(void)
-{
-	pair();
-	script("status send 2 REM_OP_ERR");
-	memset(L.buf, 's', 64);
-	ZERO(post(&L, IBV_WR_RDMA_WRITE, 1, 0, 64, 0, 0));
-	ZERO(post(&L, IBV_WR_RDMA_WRITE, 2, 0, 64, 100, 0));
-	ZERO(post(&L, IBV_WR_RDMA_WRITE, 3, 0, 64, 200, 0));
-	want(L.cq, 1, IBV_WC_SUCCESS);
-	want(L.cq, 2, IBV_WC_REM_OP_ERR);
-	want(L.cq, 3, IBV_WC_WR_FLUSH_ERR);
-	MUST(R.buf[0] == 's' && R.buf[100] == 0 && R.buf[200] == 0, "a failed request was executed");
-	MUST(state_of(L.qp) == IBV_QPS_ERR && state_of(R.qp) == IBV_QPS_RTS, "states %d and %d", state_of(L.qp), state_of(R.qp));
-	unpair();
-}
-
-static void status_recv(void)
-{
-	pair();
-	script("status recv 1 LOC_PROT_ERR");
-	ZERO(recv_at(&R, 5, 0, 64));
-	ZERO(post(&L, IBV_WR_SEND, 1, 0, 64, 0, 0));
-	want(R.cq, 5, IBV_WC_LOC_PROT_ERR);
-	want(L.cq, 1, IBV_WC_REM_OP_ERR);
-	unpair();
-}
-
-static void drop(void)
-{
-	opt.wr = 4;
-	pair();
-	script("drop send 1; drop recv 2");
-	ZERO(recv_at(&R, 5, 0, 64));
-	ZERO(recv_at(&R, 6, 0, 64));
-	memset(L.buf, 'd', 64);
-	ZERO(post(&L, IBV_WR_SEND, 1, 0, 64, 0, 0));
-	ZERO(post(&L, IBV_WR_SEND, 2, 0, 64, 0, 0));
-	want(L.cq, 2, IBV_WC_SUCCESS);
-	want(R.cq, 5, IBV_WC_SUCCESS);
-	MUST(none(L.cq) && none(R.cq) && R.buf[0] == 'd', "a dropped completion came");
-	counted("drops", 2);
-	unpair();
 }
 
 /* A completion that never comes keeps its slot of the queue. */
@@ -161,22 +97,6 @@ static double seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static void delay_completion(void)
-{
-	pair();
-	script("delay send 1 300ms");
-	memset(L.buf, 'd', 64);
-	double from = seconds();
-	ZERO(post(&L, IBV_WR_RDMA_WRITE, 1, 0, 64, 0, 0));
-	MUST(R.buf[0] == 'd', "the bytes did not land at once");
-	ZERO(post(&L, IBV_WR_RDMA_WRITE, 2, 0, 64, 100, 0));
-	want(L.cq, 1, IBV_WC_SUCCESS);
-	MUST(seconds() - from >= 0.3, "it came too early"); /* never too early, however busy the machine is */
-	want(L.cq, 2, IBV_WC_SUCCESS);
-	MUST(R.buf[100] == 'd', "what came behind was not executed");
-	unpair();
-}
-
 static void wire(void)
 {
 	script("mode wire; delay 200ms");
@@ -188,47 +108,6 @@ static void wire(void)
 	MUST(seconds() - from >= 0.2, "it came too early");
 	MUST(R.buf[0] == 'w', "the bytes are not there");
 	unpair();
-}
-
-static void memlock(void)
-{
-	struct ibv_pd *pd = PTR(ibv_alloc_pd(ctx));
-	char *p = mmap(NULL, 3 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	script("memlock 2M");
-	struct ibv_mr *a = PTR(ibv_reg_mr(pd, p, 1 << 20, ALL));
-	MUST(!ibv_reg_mr(pd, p, (1 << 20) + 1, ALL) && errno == ENOMEM, "%s", errname(errno));
-	struct ibv_mr *b = PTR(ibv_reg_mr(pd, p, 1 << 20, ALL));
-	MUST(!ibv_reg_mr(pd, p, 1, ALL) && errno == ENOMEM, "%s", errname(errno));
-	ZERO(ibv_dereg_mr(a));
-	a = PTR(ibv_reg_mr(pd, p, 1 << 20, ALL));
-	ZERO(ibv_dereg_mr(a));
-	ZERO(ibv_dereg_mr(b));
-	ZERO(ibv_dealloc_pd(pd));
-	munmap(p, 3 << 20);
-}
-
-static void limits(void)
-{
-	script("limit max_sge 1; limit max_qp_wr 16; limit max_inline 0; limit max_mr 2; limit max_qp_rd_atom 1; limit max_mr_size 1M");
-	ZERO(ibv_query_device(ctx, &dev_attr));
-	MUST(dev_attr.max_sge == 1 && dev_attr.max_qp_wr == 16 && dev_attr.max_mr == 2 && dev_attr.max_qp_rd_atom == 1 &&
-	     dev_attr.max_mr_size == 1 << 20, "the attributes are not as limited");
-	side_open(&L, ALL);
-	for (int i = 0; i < 4; i++) {
-		struct ibv_qp_init_attr a = {.send_cq = L.cq, .recv_cq = L.cq, .qp_type = IBV_QPT_RC, .cap = {16, 16, 1, 1, 0}};
-		a.cap.max_send_wr += i == 0;
-		a.cap.max_recv_sge += i == 1;
-		a.cap.max_inline_data += i == 2;
-		struct ibv_qp *qp = ibv_create_qp(L.pd, &a);
-		MUST(!qp == (i < 3), "queue pair %d: %s", i, qp ? "made" : errname(errno));
-		if (qp)
-			ZERO(ibv_destroy_qp(qp));
-	}
-	struct ibv_mr *second = PTR(ibv_reg_mr(L.pd, L.buf, 4096, ALL));
-	MUST(!ibv_reg_mr(L.pd, L.buf, 4096, ALL) && errno == ENOMEM, "a third region: %s", errname(errno));
-	ZERO(ibv_dereg_mr(second));
-	MUST(!ibv_reg_mr(L.pd, L.buf, (1 << 20) + 1, ALL) && errno == EINVAL, "a large region: %s", errname(errno));
-	side_close(&L);
 }
 
 /* Of an unreliable message that loses a packet nobody hears; the packets before it are in place. */
@@ -263,67 +142,9 @@ static void loss(void)
 	unpair();
 }
 
-static void absences(void)
-{
-	struct ibv_device_attr_ex x;
-	struct ibv_srq_init_attr sa = {.attr = {.max_wr = 1, .max_sge = 1}};
-	struct ibv_xrcd_init_attr xa = {.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1};
-	script("absent dmabuf; absent mw; absent atomics; absent srq; absent xrc; absent ud");
-	ZERO(ibv_query_device_ex(ctx, NULL, &x));
-	MUST(x.orig_attr.atomic_cap == IBV_ATOMIC_NONE && x.orig_attr.max_mw == 0 && x.orig_attr.max_srq == 0 &&
-	     !(x.orig_attr.device_cap_flags & (IBV_DEVICE_XRC | IBV_DEVICE_MEM_WINDOW_TYPE_2B)), "the attributes still say so");
-	pair();
-	int fd = memfd_create("scripted", 0);
-	MUST(fd >= 0 && ftruncate(fd, 4096) == 0, "memfd");
-	MUST(!ibv_reg_dmabuf_mr(L.pd, 0, 4096, 0, fd, ALL) && errno == EOPNOTSUPP, "dmabuf: %s", errname(errno));
-	close(fd);
-	MUST(!ibv_alloc_mw(L.pd, IBV_MW_TYPE_2) && errno == EOPNOTSUPP, "mw: %s", errname(errno));
-	MUST(!ibv_create_srq(L.pd, &sa) && errno == EOPNOTSUPP, "srq: %s", errname(errno));
-	MUST(!ibv_open_xrcd(ctx, &xa) && errno == EOPNOTSUPP, "xrc: %s", errname(errno));
-	MUST(post(&L, IBV_WR_ATOMIC_FETCH_AND_ADD, 1, 0, 8, 0, 0) == EINVAL, "an atomic was taken");
-	struct ibv_qp_init_attr a = {.send_cq = L.cq, .recv_cq = L.cq, .qp_type = IBV_QPT_UD, .cap = {1, 1, 1, 1, 0}};
-	MUST(!ibv_create_qp(L.pd, &a) && errno == EOPNOTSUPP, "ud: %s", errname(errno));
-	unpair();
-}
-
-/* Without the extended functions the library itself falls back, or says so. */
-static void absent_ex(void)
-{
-	struct ibv_device_attr_ex x;
-	struct ibv_cq_init_attr_ex ca = {.cqe = 4, .wc_flags = IBV_WC_STANDARD_FLAGS};
-	script("absent ex");
-	open_device();
-	ZERO(ibv_query_device_ex(ctx, NULL, &x));
-	MUST(x.orig_attr.max_qp > 0 && x.completion_timestamp_mask == 0, "not the old function's answer");
-	MUST(!ibv_create_cq_ex(ctx, &ca) && errno == EOPNOTSUPP, "create_cq_ex: %s", errname(errno));
-}
-
-static void dmabuf(void)
-{
-	pair();
-	long page = sysconf(_SC_PAGESIZE);
-	int fd = memfd_create("scripted", 0);
-	MUST(fd >= 0 && ftruncate(fd, 4 * page) == 0, "memfd");
-	char *p = mmap(NULL, 4 * (size_t)page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	/* From the middle of a page, with an address of its own, which must be at the same place in its page. */
-	MUST(!ibv_reg_dmabuf_mr(R.pd, (uint64_t)page + 100, (size_t)page, 0x500000, fd, ALL) && errno == EINVAL, "skewed: %s", errname(errno));
-	struct ibv_mr *mr = PTR(ibv_reg_dmabuf_mr(R.pd, (uint64_t)page + 100, (size_t)page, 0x500000 + 100, fd, ALL));
-	close(fd);
-	memset(L.buf, 'f', 64);
-	ZERO(post_to(&L, IBV_WR_RDMA_WRITE, 1, sge(&L, 0, 64), 0x500000 + 108, mr->rkey, IBV_SEND_SIGNALED));
-	want(L.cq, 1, IBV_WC_SUCCESS);
-	MUST(p[page + 100 + 8] == 'f' && p[page + 100 + 71] == 'f' && p[page + 100 + 72] == 0 && p[page + 107] == 0, "not where it should be");
-	ZERO(ibv_dereg_mr(mr));
-	MUST(!ibv_reg_dmabuf_mr(R.pd, 0, 4096, 0, 10000, ALL) && errno == EBADF, "no descriptor: %s", errname(errno));
-	munmap(p, 4 * (size_t)page);
-	unpair();
-}
-
 const struct check checks_script[] = {
-	{"errors", errors}, {"fail-nth", fail_nth}, {"fail-inline", fail_inline}, {"status-send", status_send}, {"status-recv", status_recv},
-	{"drop", drop}, {"drop-keeps-slot", drop_keeps_slot}, {"delay-completion", delay_completion}, {"wire", wire}, {"memlock", memlock},
-	{"limits", limits}, {"loss", loss}, {"absent", absences}, {"bare-absent-ex", absent_ex}, {"dmabuf", dmabuf}, {NULL, NULL}};
+	{"errors", errors, false}, {"fail-inline", fail_inline, true}, {"drop-keeps-slot", drop_keeps_slot, false}, {"wire", wire, false}, {"loss", loss, false}, {NULL, NULL, false}};
 
-extern const struct check checks_world[], checks_raw[];
+extern const struct check checks_world[];
 
-const struct check *const suites[] = {checks_script, checks_world, checks_raw, NULL};
+const struct check *const suites[] = {checks_script, checks_world, NULL};

@@ -210,14 +210,14 @@ struct wqe {
 };
 
 struct fake_qp {
-	struct ibv_qp_ex ibv;
+	struct ibv_qp ibv;
 	struct obj o;
 	struct fake_device *dev;
 	struct fake_cq *scq, *rcq;
 	struct fake_srq *srq;
 	struct fake_xrcd *xrcd;
 	enum ibv_qp_type type;
-	enum ibv_qp_state state; /* the true one; ibv.qp_base.state is what modify or query said last */
+	enum ibv_qp_state state; /* the true one; ibv.state is what modify or query said last */
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
 	bool sig_all, est, last_wqe, partial;
@@ -238,8 +238,6 @@ struct fake_qp {
 	uint32_t landed_len;
 	struct fake_qp *active_next;
 	bool active;             /* in the list of the wire */
-	/* the ibv_wr_ interface */
-	struct { struct ibv_send_wr *wr; struct ibv_sge *sge; int n, cap, err; bool open; } batch;
 };
 
 /* ---- verbs_fake_core.c: lock, time, objects, events, violations */
@@ -367,7 +365,6 @@ void fake_srq_taken(struct fake_srq *srq);
 int fake_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int fake_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int fake_post_locked(struct fake_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad, bool windows1);
-void fake_wr_interface(struct fake_qp *qp, uint64_t ops);
 
 /* ---- verbs_fake_wire.c: execution */
 void fake_kick(struct fake_qp *qp); /* something changed for its send queue */

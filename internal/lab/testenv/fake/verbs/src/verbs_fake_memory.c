@@ -430,7 +430,7 @@ enum ibv_wc_status fake_bind(struct fake_qp *qp, struct fake_mw *mw, uint32_t rk
 {
 	struct fake_mr *mr = (struct fake_mr *)info->mr;
 	unsigned access = info->mw_access_flags;
-	if (!ALIVE(mw, K_MW, "bind of a window") || mw->ibv.pd != qp->ibv.qp_base.pd)
+	if (!ALIVE(mw, K_MW, "bind of a window") || mw->ibv.pd != qp->ibv.pd)
 		return IBV_WC_MW_BIND_ERR;
 	if (mw->ibv.type == IBV_MW_TYPE_2) {
 		/* A window of type 2 must be free, and the new key may differ from the old in the tag only. */

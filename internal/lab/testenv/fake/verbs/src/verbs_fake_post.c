@@ -48,7 +48,7 @@ static int enqueue(struct fake_qp *qp, struct ibv_send_wr *wr, bool windows1)
 	struct wqe *w = &qp->sq[qp->sq_post % qp->cap.max_send_wr];
 	if (qp->type == IBV_QPT_UD) {
 		struct fake_ah *ah = (struct fake_ah *)wr->wr.ud.ah;
-		if (!ALIVE(ah, K_AH, "ibv_post_send") || ah->ibv.pd != qp->ibv.qp_base.pd)
+		if (!ALIVE(ah, K_AH, "ibv_post_send") || ah->ibv.pd != qp->ibv.pd)
 			return EINVAL;
 		w->av = ah->attr;
 	}
@@ -91,7 +91,7 @@ int fake_post_locked(struct fake_qp *qp, struct ibv_send_wr *wr, struct ibv_send
 {
 	int err = 0;
 	if (qp->state == IBV_QPS_RESET || qp->state == IBV_QPS_INIT || qp->state == IBV_QPS_RTR || !qp->scq) {
-		fake_violation("ibv_post_send: qp 0x%x is in state %d", qp->ibv.qp_base.qp_num, qp->state);
+		fake_violation("ibv_post_send: qp 0x%x is in state %d", qp->ibv.qp_num, qp->state);
 		err = EINVAL;
 	}
 	while (!err && wr && !(err = enqueue(qp, wr, windows1)))

@@ -55,7 +55,7 @@ static int check_create(struct fake_context *ctx, const struct ibv_qp_init_attr_
 
 struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex *a)
 {
-	const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
 	struct fake_context *ctx = CTX(c);
 	struct fake_pd *pd = (a->comp_mask & IBV_QP_INIT_ATTR_PD) ? (struct fake_pd *)a->pd : NULL;
 	struct fake_xrcd *x = (a->comp_mask & IBV_QP_INIT_ATTR_XRCD) ? (struct fake_xrcd *)a->xrcd : NULL;
@@ -99,7 +99,7 @@ struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 	if (!err && !(qp = NEW(struct fake_qp, K_QP, ctx)))
 		err = ENOMEM;
 	if (qp) {
-		struct ibv_qp *b = &qp->ibv.qp_base;
+		struct ibv_qp *b = &qp->ibv;
 		qp->dev = ctx->dev;
 		qp->cap = a->cap;
 		qp->type = a->qp_type;
@@ -128,7 +128,7 @@ struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 		}
 	}
 	if (qp) {
-		struct ibv_qp *b = &qp->ibv.qp_base;
+		struct ibv_qp *b = &qp->ibv;
 		for (uint32_t i = 0; i < qp->cap.max_send_wr; i++) {
 			qp->sq[i].wr.sg_list = qp->sq_sges + (size_t)i * qp->cap.max_send_sge;
 			qp->sq[i].inlined = qp->sq_inline + (size_t)i * qp->cap.max_inline_data;
@@ -144,8 +144,6 @@ struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 		b->qp_type = a->qp_type;
 		pthread_mutex_init(&b->mutex, NULL);
 		pthread_cond_init(&b->cond, NULL);
-		if (a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
-			fake_wr_interface(qp, a->send_ops_flags);
 		if (pd)
 			pd->qps++;
 		if (qp->scq)
@@ -161,7 +159,7 @@ struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 	unlock();
 	if (err)
 		errno = err;
-	return qp ? &qp->ibv.qp_base : NULL;
+	return qp ? &qp->ibv : NULL;
 }
 
 EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
@@ -182,8 +180,8 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 
 EXPORT struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *ibv)
 {
-	struct fake_qp *qp = (struct fake_qp *)ibv;
-	return qp->ibv.wr_start ? &qp->ibv : NULL;
+	(void)ibv; /* none of ours takes ibv_wr_* */
+	return NULL;
 }
 
 /* ---- states */
@@ -418,8 +416,6 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	free(qp->sq_sges);
 	free(qp->sq_inline);
 	fake_rq_close(&qp->rq);
-	free(qp->batch.wr);
-	free(qp->batch.sge);
 	fake_bury(&qp->o);
 	unlock();
 	return 0;

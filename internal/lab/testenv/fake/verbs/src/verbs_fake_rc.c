@@ -91,7 +91,7 @@ static void copy(struct cursor *to, struct cursor *from, uint64_t len)
 
 static struct cursor gather(struct fake_qp *qp, struct wqe *w, bool write)
 {
-	struct cursor c = {.pd = (struct fake_pd *)qp->ibv.qp_base.pd, .s = w->wr.sg_list, .n = w->wr.num_sge, .write = write};
+	struct cursor c = {.pd = (struct fake_pd *)qp->ibv.pd, .s = w->wr.sg_list, .n = w->wr.num_sge, .write = write};
 	if (w->wr.send_flags & IBV_SEND_INLINE)
 		c = (struct cursor){.raw = w->inlined, .raw_len = w->inlined_len};
 	return c;
@@ -111,7 +111,7 @@ static struct receive next_receive(struct fake_qp *resp, struct fake_srq *xrc)
 {
 	struct fake_srq *srq = xrc ? xrc : resp->srq;
 	struct receive r = {.rq = srq ? &srq->rq : &resp->rq, .srq = srq, .cq = xrc ? xrc->cq : resp->rcq};
-	r.pd = (struct fake_pd *)(xrc ? xrc->ibv.pd : resp->ibv.qp_base.pd);
+	r.pd = (struct fake_pd *)(xrc ? xrc->ibv.pd : resp->ibv.pd);
 	if (r.rq->done != r.rq->post)
 		r.e = &r.rq->ring[r.rq->done % r.rq->size];
 	return r;
@@ -125,7 +125,7 @@ static enum ibv_wc_status taken(struct fake_qp *resp, struct receive *r, struct 
 	if (f.status != IBV_WC_SUCCESS)
 		e.wc.status = f.status;
 	e.wc.wr_id = r->e->wr_id;
-	e.wc.qp_num = resp->ibv.qp_base.qp_num;
+	e.wc.qp_num = resp->ibv.qp_num;
 	r->rq->done++;
 	if (f.drop)
 		fake_count(CALL_drops, 1);
@@ -146,7 +146,7 @@ static struct fake_qp *peer_of(struct fake_qp *qp)
 	if (!p || p->type != want || (p->state != IBV_QPS_RTR && p->state != IBV_QPS_RTS && p->state != IBV_QPS_SQD &&
 				      (p->state != IBV_QPS_SQE || p->type != IBV_QPT_UC)))
 		return NULL;
-	if (p->attr.dest_qp_num != qp->ibv.qp_base.qp_num || fake_route(p->dev, &p->attr.ah_attr) != qp->dev)
+	if (p->attr.dest_qp_num != qp->ibv.qp_num || fake_route(p->dev, &p->attr.ah_attr) != qp->dev)
 		return NULL;
 	return p;
 }
@@ -187,7 +187,7 @@ static int receive(struct fake_qp *qp, struct fake_qp *resp, struct fake_srq *xr
 		   struct receive *r)
 {
 	bool solicited = (w->wr.send_flags & IBV_SEND_SOLICITED) != 0;
-	struct ibv_wc wc = {.opcode = IBV_WC_RECV, .byte_len = len, .src_qp = qp->ibv.qp_base.qp_num};
+	struct ibv_wc wc = {.opcode = IBV_WC_RECV, .byte_len = len, .src_qp = qp->ibv.qp_num};
 	(void)xrc;
 	if (w->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
 		wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
@@ -253,7 +253,7 @@ static int connected(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cur
 	    (packets(qp, len) > 1 || len > mtu_bytes(resp->attr.path_mtu)))
 		return refuse(qp, resp, IBV_WC_REM_INV_REQ_ERR);
 
-	struct ibv_pd *pd = xrc ? xrc->ibv.pd : resp->ibv.qp_base.pd;
+	struct ibv_pd *pd = xrc ? xrc->ibv.pd : resp->ibv.pd;
 	bool write = op == IBV_WR_RDMA_WRITE || op == IBV_WR_RDMA_WRITE_WITH_IMM, read = op == IBV_WR_RDMA_READ;
 	bool atomic = op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
 	unsigned need = write ? IBV_ACCESS_REMOTE_WRITE : read ? IBV_ACCESS_REMOTE_READ : atomic ? IBV_ACCESS_REMOTE_ATOMIC : 0;
@@ -367,7 +367,7 @@ static void datagram(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cur
 		return;
 	}
 	struct cursor to = {.pd = r.pd, .s = r.e->sge, .n = r.e->nsge, .write = true}, head = {.raw = h, .raw_len = GRH_LEN};
-	struct ibv_wc wc = {.opcode = IBV_WC_RECV, .byte_len = len + GRH_LEN, .src_qp = qp->ibv.qp_base.qp_num, .sl = w->av.sl};
+	struct ibv_wc wc = {.opcode = IBV_WC_RECV, .byte_len = len + GRH_LEN, .src_qp = qp->ibv.qp_num, .sl = w->av.sl};
 	wc.slid = config.infiniband ? (uint16_t)(qp->dev->index + 1) : 0;
 	if (w->av.is_global) {
 		wc.wc_flags |= IBV_WC_GRH;

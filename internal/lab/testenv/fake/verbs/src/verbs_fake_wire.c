@@ -69,7 +69,7 @@ static void push_send(struct fake_qp *qp, struct wqe *w, enum ibv_wc_status stat
 	e.wc.wr_id = w->wr.wr_id;
 	e.wc.status = status;
 	e.wc.opcode = wc_opcode(w->wr.opcode);
-	e.wc.qp_num = qp->ibv.qp_base.qp_num;
+	e.wc.qp_num = qp->ibv.qp_num;
 	e.wc.byte_len = len;
 	fake_push(qp->scq, &e, status != IBV_WC_SUCCESS);
 }
@@ -87,7 +87,7 @@ void fake_flush(struct fake_qp *qp)
 		struct cqe e = {.qp = qp, .rq = true};
 		e.wc.wr_id = qp->rq.ring[qp->rq.done++ % qp->rq.size].wr_id;
 		e.wc.status = IBV_WC_WR_FLUSH_ERR;
-		e.wc.qp_num = qp->ibv.qp_base.qp_num;
+		e.wc.qp_num = qp->ibv.qp_num;
 		fake_push(qp->rcq, &e, true);
 	}
 }
@@ -125,7 +125,7 @@ static void give_up(struct fake_qp *qp)
 	qp->partial = false;
 	e.wc.wr_id = qp->partial_id;
 	e.wc.status = IBV_WC_WR_FLUSH_ERR;
-	e.wc.qp_num = qp->ibv.qp_base.qp_num;
+	e.wc.qp_num = qp->ibv.qp_num;
 	fake_push(qp->rcq, &e, true);
 	fake_async(qp->o.ctx, qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 }
