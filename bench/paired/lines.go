@@ -59,3 +59,25 @@ func (r *Report) Head(l *Lines, fields ...[2]string) {
 		l.Field("others", s)
 	}
 }
+
+// Digits writes a figure with three digits that mean something.
+func Digits(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+// Summary is the machine in a few words.
+func (m *Machine) Summary() string {
+	virtual := ""
+	if m.Virtual {
+		virtual = ", virtual"
+	}
+	return fmt.Sprintf("%s, %s%s, Linux %s, load %.2f", m.CPU, count(m.Cores, "core"), virtual, m.Kernel, m.Load[0])
+}

@@ -3,6 +3,7 @@ package paired
 import (
 	"errors"
 	"fmt"
+	"github.com/penstock-io/penstock/metrics"
 	"math"
 	"slices"
 )
@@ -113,4 +114,14 @@ func Percentile(ascending []float64, p float64) float64 {
 	// The small number takes back what floating point adds to exact ranks, such as 99.9 % of 1000.
 	rank := int(math.Ceil(p/100*float64(n) - 1e-9))
 	return ascending[min(max(rank, 1), n)-1]
+}
+
+// HistogramLatency is the distribution of a histogram of nanoseconds, in microseconds; nil for an
+// empty one.
+func HistogramLatency(h *metrics.HistogramSnapshot) *Latency {
+	if h.Count == 0 {
+		return nil
+	}
+	q := func(p float64) float64 { return float64(h.Quantile(p)) / 1e3 }
+	return &Latency{N: int(h.Count), P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999), Max: float64(h.Max) / 1e3}
 }

@@ -16,53 +16,45 @@ import (
 // reorders plans rx.reorder_configs and bench_reorder_quantize. Batches of a sender of this process
 // are compared with what it sent, so its numbers must be those that the reorder plan reads.
 func (x *planner) reorders() {
+	const section = "bench_reorder_quantize"
 	q, converts := x.c.Quantize, false
 	for i := range x.c.Interfaces {
 		p := &x.c.Interfaces[i]
-		if p.Rx == nil || !x.opens(p.Name) {
-			continue
-		}
-		for k := range p.Rx.Reorder {
-			r, path := &p.Rx.Reorder[k], item(item("interfaces", i)+".rx.reorder", k)
+		for k := 0; p.Rx != nil && x.p.opens(p.Name) && k < len(p.Rx.Reorder); k++ {
+			r := &p.Rx.Reorder[k]
 			converts = converts || r.DataTypes != nil
-			x.reorder(p, r, path)
+			x.reorder(p, r, item(item("interfaces", i)+".rx.reorder", k))
 			if t := r.DataTypes; q != nil && t != nil &&
-				(t.Input != q.Input || t.Output != q.Output || t.Endianness != q.Endianness || t.Scale != 1 ||
-					t.Offset != 0) {
-				x.miss("bench_reorder_quantize",
-					fmt.Sprintf("bench_reorder_quantize is of %s to %s (%s), and the reorder plan %q of %s to %s (%s)",
-						q.Input, q.Output, q.Endianness, r.Name, t.Input, t.Output, t.Endianness),
-					"the types of the plan")
+				(t.Input != q.Input || t.Output != q.Output || t.Endianness != q.Endianness ||
+					t.Scale != 1 || t.Offset != 0) {
+				x.miss(section, "the types of the plan",
+					"%s is of %s to %s (%s), and the reorder plan %q of %s to %s (%s)", section,
+					q.Input, q.Output, q.Endianness, r.Name, t.Input, t.Output, t.Endianness)
 			}
 		}
 	}
-	if q == nil {
-		return
-	}
-	x.has("bench_reorder_quantize")
 	switch {
+	case q == nil:
 	case !converts:
-		x.miss("bench_reorder_quantize", "no reorder plan converts: there is nothing to check",
-			"rx.reorder_configs with data_types")
+		x.miss(section, "rx.reorder_configs with data_types", "no reorder plan converts: there is nothing to check")
 	case len(x.p.Senders) == 0 || len(x.p.Receivers) == 0:
-		x.miss("bench_reorder_quantize", "the values are known of packets that this process sends and receives",
-			"bench_tx and bench_rx")
+		x.miss(section, "bench_tx and bench_rx", "the values are known of packets that this process sends and receives")
 	}
 }
 
 // reorder plans one of rx.reorder_configs.
 func (x *planner) reorder(p *config.Interface, r *config.Reorder, path string) {
 	if x.p.Latency != nil || len(x.p.Sockets) > 0 {
-		x.miss(path, "a reorder plan is for bench_tx and bench_rx: the other sections count packets, and the plan "+
-			"makes batches of them",
-			fmt.Sprintf("--set 'interfaces[%s].rx.reorder=[]' receives the packets as they come", p.Name))
+		x.miss(path, fmt.Sprintf("--set 'interfaces[%s].rx.reorder=[]' receives the packets as they come", p.Name),
+			"a reorder plan is for bench_tx and bench_rx: the other sections count packets, and the plan makes "+
+				"batches of them")
 	}
 	for i := range x.p.Receivers {
 		if o := &x.p.Receivers[i]; o.Interface == p.Name {
 			o.reorders = append(o.reorders, r)
 			if o.Timeout == 0 && len(x.p.Senders) > 0 {
-				x.miss(path, fmt.Sprintf("the queue %s has no timeout: batches with gaps would not leave at the end",
-					o.name()), "timeout_us: 1000")
+				x.miss(path, "timeout_us: 1000",
+					"the queue %s has no timeout: batches with gaps would not leave at the end", o.name())
 			}
 		}
 	}
@@ -72,33 +64,36 @@ func (x *planner) reorder(p *config.Interface, r *config.Reorder, path string) {
 	s := &x.p.Senders[0]
 	sequence, batch, per := fields(r)
 	end := 8 * (s.Header + s.Sequence + sequenceLen) // of the sender's number, in bits
+	lowest := end - bits.Len(uint(per-1))            // of the number of the batch in it
 	switch {
 	case len(x.p.Senders) > 1:
-		x.miss(path, fmt.Sprintf("%d senders number their packets alike, and a reorder plan takes the second of a "+
-			"number for a duplicate", len(x.p.Senders)), "one of bench_tx")
+		x.miss(path, "one of bench_tx",
+			"%d senders number their packets alike, and a reorder plan takes the second of a number for a duplicate",
+			len(x.p.Senders))
 	case s.Sequence < 0:
-		x.miss(s.Path, "its packets have no sequence number that the reorder plan "+r.Name+" could read",
-			"sequence_number_offset")
+		x.miss(s.Path, "sequence_number_offset",
+			"its packets have no sequence number that the reorder plan %s could read", r.Name)
 	case len(s.rules) > 0:
-		x.miss(path, "the packets have tags or tunnels, which move what the reorder plan reads",
-			fmt.Sprintf("--set 'interfaces[%s].tx.flows=[]'", s.Interface))
+		x.miss(path, fmt.Sprintf("--set 'interfaces[%s].tx.flows=[]'", s.Interface),
+			"the packets have tags or tunnels, which move what the reorder plan reads")
 	case sequence.Offset+sequence.Width != end:
-		x.miss(path, fmt.Sprintf("the plan reads its sequence number from bits %d to %d, and the lowest bit of the "+
-			"sender's is bit %d", sequence.Offset, sequence.Offset+sequence.Width-1, end-1),
-			s.Path+".sequence_number_offset")
-	case batch.Width > 0 && batch.Offset+batch.Width != end-bits.Len(uint(per-1)):
-		x.miss(path, fmt.Sprintf("the plan reads its batch number from bits %d to %d, and of the sender's number the "+
-			"bits to %d are those above the %d packets of a batch", batch.Offset, batch.Offset+batch.Width-1,
-			end-bits.Len(uint(per-1))-1, per), "")
+		x.miss(path, s.Path+".sequence_number_offset",
+			"the plan reads its sequence number from bits %d to %d, and the lowest bit of the sender's is bit %d",
+			sequence.Offset, sequence.Offset+sequence.Width-1, end-1)
+	case batch.Width > 0 && batch.Offset+batch.Width != lowest:
+		x.miss(path, "", "the plan reads its batch number from bits %d to %d, and of the sender's number the bits to "+
+			"%d are those "+
+			"above the %d packets of a batch", batch.Offset, batch.Offset+batch.Width-1, lowest-1, per)
 	case r.PayloadOffset < s.Header:
-		x.miss(path, fmt.Sprintf("payload_byte_offset %d: batches would have headers, and only payloads are compared",
-			r.PayloadOffset), fmt.Sprintf("%d or more", s.Header))
+		x.miss(path, fmt.Sprintf("%d or more", s.Header),
+			"payload_byte_offset %d: batches would have headers, and only payloads are compared",
+			r.PayloadOffset)
 	case r.PayloadOffset > s.Header+s.Payload:
-		x.miss(path, fmt.Sprintf("payload_byte_offset %d is behind the packets, which have %d bytes", r.PayloadOffset,
-			s.Header+s.Payload), "")
+		x.miss(path, "", "payload_byte_offset %d is behind the packets, which have %d bytes", r.PayloadOffset,
+			s.Header+s.Payload)
 	}
-	// the file's number says which packet it is: ours would have times, which nothing that is
-	// converted can be compared with
+	// The file's number says which packet it is: ours would have times, which nothing that is
+	// converted can be compared with.
 	s.Number = -1
 }
 
@@ -146,7 +141,7 @@ func newChecker(k *kind, r *config.Reorder) (*checker, error) {
 
 // newCheckers are those of a receiver's reorder plans, by name. Of packets of other processes
 // nothing is known.
-func newCheckers(r *Receiver, o *office) (map[string]*checker, error) {
+func newCheckers(r *Receiver, o *ledgers) (map[string]*checker, error) {
 	all := map[string]*checker{}
 	for _, plan := range r.reorders {
 		if len(o.kinds) == 0 {
@@ -154,7 +149,7 @@ func newCheckers(r *Receiver, o *office) (map[string]*checker, error) {
 		}
 		c, err := newChecker(o.kinds[0], plan)
 		if err != nil {
-			return nil, fmt.Errorf("sections: %s: reorder plan %q: %w", r.At, plan.Name, err)
+			return nil, r.err(fmt.Errorf("reorder plan %q: %w", plan.Name, err))
 		}
 		all[plan.Name] = c
 	}

@@ -15,7 +15,7 @@ func (p *Plan) Here(c *config.Config, o Options) error {
 	if slices.ContainsFunc(c.Needs(), func(d config.Diagnostic) bool { return d.Code == config.CodePlaceholder }) {
 		return nil // what is filled in later is looked at then
 	}
-	part := (&runner{o: &o, p: p}).part(c)
+	part := p.part(c)
 	plan, err := system.MakePlan(part, system.Options{Engines: o.Engines})
 	if err != nil {
 		return err

@@ -58,7 +58,6 @@ type outcome struct {
 	Account  *sections.Account
 	Sockets  []sections.Messages
 	Latency  []sections.LatencyResult
-	Drops    []uint64 // of each of Sockets
 	Table    string
 	Changes  int
 }
@@ -129,10 +128,7 @@ func work(text string) error {
 	if err := r.Table(&table); err != nil {
 		return err
 	}
-	out := outcome{r.Sent, r.Received, r.Account, r.Sockets, r.Latency, nil, table.String(), len(changes)}
-	for _, m := range r.Sockets {
-		out.Drops = append(out.Drops, m.Drops.Total())
-	}
+	out := outcome{r.Sent, r.Received, r.Account, r.Sockets, r.Latency, table.String(), len(changes)}
 	return json.NewEncoder(os.Stdout).Encode(out)
 }
 

@@ -1,6 +1,7 @@
 package sections
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,21 +40,8 @@ type Options struct {
 }
 
 func (o *Options) complete() error {
-	for _, x := range []struct {
-		v   *time.Duration
-		def time.Duration
-	}{{&o.Duration, 10 * time.Second}, {&o.Settle, 2 * time.Second}} {
-		if *x.v == 0 {
-			*x.v = x.def
-		}
-	}
-	if o.Samples == 0 {
-		o.Samples = 10_000
-	}
-	if o.Warmup == 0 {
-		o.Warmup = 1000
-	}
-	o.Warmup = max(0, o.Warmup)
+	o.Duration, o.Settle = cmp.Or(o.Duration, 10*time.Second), cmp.Or(o.Settle, 2*time.Second)
+	o.Samples, o.Warmup = cmp.Or(o.Samples, 10_000), max(0, cmp.Or(o.Warmup, 1000))
 	switch {
 	case o.Role != "" && o.Role != "server" && o.Role != "client":
 		return fmt.Errorf("sections: role %q: expected server or client, or none for what the file has", o.Role)
@@ -103,9 +91,19 @@ type Place struct {
 	Address   string        `json:"address"`
 	Queue     int           `json:"queue"`
 	Core      int           `json:"core"` // of the section; -1: any
+
+	split bool // its transmit queue has a region for headers and one for the rest
 }
 
-func (p Place) name() string { return fmt.Sprintf("%s/%d", p.Interface, p.Queue) }
+// err says where in the file an error belongs.
+func (p *Place) err(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("sections: %s: %w", p.At, err)
+}
+
+func (p *Place) name() string { return fmt.Sprintf("%s/%d", p.Interface, p.Queue) }
 
 // Sender is one of bench_tx.
 type Sender struct {
@@ -126,7 +124,6 @@ type Sender struct {
 	Number   int         `json:"number"` // place in the payload of our own header, -1: no room
 
 	rules []flow.Rule // tags and tunnels
-	split bool        // headers and payload lie in two regions
 }
 
 // Size is the length of a packet in bytes, as it leaves.
@@ -193,52 +190,52 @@ type planner struct {
 // may have been changed since, by Fit for instance. It opens nothing.
 func MakePlan(c *config.Config, o Options) *Plan {
 	x := &planner{c: c, o: &o, p: &Plan{File: c.Name()}}
-	x.raw()
-	x.sockets()
-	x.latency()
+	for i := range c.BenchTx {
+		x.sender(item("bench_tx", i), &c.BenchTx[i])
+	}
+	for i := range c.BenchRx {
+		x.receiver(item("bench_rx", i), &c.BenchRx[i])
+	}
+	sections := len(c.BenchTx) + len(c.BenchRx) + x.sockets()
+	if c.Latency != nil {
+		sections++
+		x.latency("bench_latency", c.Latency)
+	}
+	if c.Quantize != nil {
+		sections++
+	}
 	x.reorders()
 	x.needs()
-	p := x.p
-	if len(p.sections) == 0 {
-		x.miss("", "the file has no bench section",
-			"expected bench_rx, bench_tx, bench_latency, socket_bench_server, socket_bench_client, rdma_bench_server "+
-				"or rdma_bench_client")
+	if sections == 0 {
+		x.miss("", "expected bench_rx, bench_tx, bench_latency, socket_bench_server, socket_bench_client, "+
+			"rdma_bench_server or "+
+			"rdma_bench_client", "the file has no bench section")
 	}
 	if c.Transfers != nil || c.Registry != nil || len(c.Applications) > 0 || c.Metrics != nil {
-		p.Notes = append(p.Notes,
-			"transfers, registry, applications and metrics of the file are not part of a benchmark of streams: "+
-				"penstock run has them")
+		x.p.note("transfers, registry, applications and metrics of the file are not part of a benchmark of streams: " +
+			"penstock run has them")
 	}
-	return p
+	return x.p
 }
 
-func (x *planner) miss(path, text, hint string) {
-	for _, m := range x.p.Missing {
-		if m.Path == path && m.Text == text {
-			return
-		}
+// miss notes something that is missing, once.
+func (x *planner) miss(path, hint, format string, args ...any) {
+	m := Missing{Path: path, At: place(x.c, path), Text: fmt.Sprintf(format, args...), Hint: hint}
+	if !slices.ContainsFunc(x.p.Missing, func(o Missing) bool { return o.Path == m.Path && o.Text == m.Text }) {
+		x.p.Missing = append(x.p.Missing, m)
 	}
-	x.p.Missing = append(x.p.Missing, Missing{Path: path, At: place(x.c, path), Text: text, Hint: hint})
 }
 
-func (x *planner) has(section string) { x.p.sections = append(x.p.sections, section) }
-
-// iface is the interface of a name and its index. config.Load has checked that there is one, but a
-// program may not have.
-func (x *planner) iface(name string) (*config.Interface, string) {
-	for i := range x.c.Interfaces {
-		if p := &x.c.Interfaces[i]; p.Name == name {
-			return p, item("interfaces", i)
-		}
+func (p *Plan) note(text string) {
+	if !slices.Contains(p.Notes, text) {
+		p.Notes = append(p.Notes, text)
 	}
-	return nil, ""
 }
 
+// region is that of a name. config.Load has checked that there is one, but a program may not have.
 func (x *planner) region(name string) *config.Region {
-	for i := range x.c.Regions {
-		if x.c.Regions[i].Name == name {
-			return &x.c.Regions[i]
-		}
+	if i := slices.IndexFunc(x.c.Regions, func(r config.Region) bool { return r.Name == name }); i >= 0 {
+		return &x.c.Regions[i]
 	}
 	return nil
 }
@@ -246,13 +243,20 @@ func (x *planner) region(name string) *config.Region {
 // place fills the place of a section, and says what is wrong with it.
 func (x *planner) place(path, name string, queue, core int) (Place, *config.Interface) {
 	at := Place{Path: path, At: place(x.c, path), Interface: name, Queue: queue, Core: core}
-	p, _ := x.iface(name)
-	if p == nil {
-		x.miss(path, fmt.Sprintf("there is no interface %q", name), "")
+	i := slices.IndexFunc(x.c.Interfaces, func(p config.Interface) bool { return p.Name == name })
+	if i < 0 {
+		x.miss(path, "", "there is no interface %q", name)
 		return at, nil
 	}
+	p := &x.c.Interfaces[i]
 	at.Engine, at.Address = p.Engine, p.Address
 	return at, p
+}
+
+// frames reports whether an engine carries whole Ethernet frames.
+func frames(e config.Engine) bool {
+	s := e.Spec()
+	return s == nil || s.Capabilities.Frames
 }
 
 // needs are what Load and Check say that the file needs and is not here, of what a benchmark opens.
@@ -267,8 +271,7 @@ func (x *planner) needs() {
 	for i := range x.c.Regions {
 		if r, path := &x.c.Regions[i], item("memory_regions", i)+".kind"; r.OnGPU() {
 			all = slices.DeleteFunc(all, func(d config.Diagnostic) bool { return d.Path == path })
-			x.miss(path, fmt.Sprintf("memory of kind %s: the processor makes and checks the packets of a benchmark",
-				r.Kind), "kind: host or kind: huge")
+			x.miss(path, "kind: host or kind: huge", "memory of kind %s: "+onlyHost, r.Kind)
 		}
 	}
 	for _, d := range all {
@@ -280,37 +283,30 @@ func (x *planner) needs() {
 		if d.At.IsZero() {
 			m.At = place(x.c, d.Path)
 		}
+		p, key := x.within(d.Path)
 		switch {
+		case d.Code == config.CodePlaceholder && key == ".address":
+			m.Hint = "write the value in its place, or give it: --address " + p.Name + "=INTERFACE"
 		case d.Code == config.CodePlaceholder:
-			m.Hint = "write the value in its place, or give it: " + x.setting(d.Path)
-		case x.device(d.Path):
-			m.Hint = "give the name of a network interface: " +
-				x.setting(strings.TrimSuffix(d.Path, "engine")+"address")
+			m.Hint = "write the value in its place, or give it: --set '" + d.Path + "=VALUE'"
+		case key == ".engine":
+			// A card, which the kernel's network interface stands for.
+			if s := p.Engine.Spec(); s != nil && s.Needs.Interface && !s.Needs.Frames {
+				m.Hint = "give the name of a network interface: --address " + p.Name + "=INTERFACE"
+			}
 		}
 		x.p.Missing = append(x.p.Missing, m)
 	}
 }
 
-// device reports whether a path is the engine of an interface that is a card, which the kernel's
-// network interface stands for.
-func (x *planner) device(path string) bool {
+// within is the interface that a path is in, and the rest of the path.
+func (x *planner) within(path string) (*config.Interface, string) {
 	for i := range x.c.Interfaces {
-		if e := x.c.Interfaces[i].Engine; path == item("interfaces", i)+".engine" {
-			s := e.Spec()
-			return s != nil && s.Needs.Interface && !s.Needs.Frames
+		if rest, ok := strings.CutPrefix(path, item("interfaces", i)); ok {
+			return &x.c.Interfaces[i], rest
 		}
 	}
-	return false
-}
-
-// setting is how the command line gives a value.
-func (x *planner) setting(path string) string {
-	for i := range x.c.Interfaces {
-		if path == item("interfaces", i)+".address" {
-			return "--address " + x.c.Interfaces[i].Name + "=INTERFACE"
-		}
-	}
-	return "--set '" + path + "=VALUE'"
+	return nil, ""
 }
 
 // foreign reports whether a path belongs to what a benchmark does not open: other parts of the
@@ -321,27 +317,13 @@ func (x *planner) foreign(path string) bool {
 			return true
 		}
 	}
-	if !strings.HasPrefix(path, "interfaces[") {
-		return false
-	}
-	for i := range x.c.Interfaces {
-		if strings.HasPrefix(path, item("interfaces", i)) {
-			return !x.opens(x.c.Interfaces[i].Name)
-		}
-	}
-	return false
+	p, _ := x.within(path)
+	return p != nil && !x.p.opens(p.Name)
 }
 
 // opens reports whether the plan opens an interface. A file whose sections name no interface opens
 // all, so that what they would need is said.
-func (x *planner) opens(name string) bool {
-	if len(x.p.Sockets) == 0 || len(x.p.Senders)+len(x.p.Receivers) > 0 || x.p.Latency != nil {
-		return true
-	}
-	for _, s := range x.p.Sockets {
-		if s.Interface == name {
-			return true
-		}
-	}
-	return false
+func (p *Plan) opens(name string) bool {
+	return len(p.Sockets) == 0 || len(p.Senders)+len(p.Receivers) > 0 || p.Latency != nil ||
+		slices.ContainsFunc(p.Sockets, func(s Socket) bool { return s.Interface == name })
 }

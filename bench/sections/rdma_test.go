@@ -41,7 +41,10 @@ func TestRDMABench(t *testing.T) {
 					t.Fatalf("%d directions: %+v", len(o.Sockets), o.Sockets)
 				}
 				for i := range o.Sockets {
-					account(t, &o.Sockets[i], 0, 300)
+					account(t, &o.Sockets[i], 300)
+					if n := o.Sockets[i].Drops.Total(); n > 0 {
+						t.Errorf("%d messages were dropped", n)
+					}
 				}
 				if !strings.Contains(o.Table, "client to server, rdma") {
 					t.Error(o.Table)
@@ -80,7 +83,7 @@ func TestRDMABenchOfDAQIRI(t *testing.T) {
 				t.Fatalf("%d directions: %+v", len(o.Sockets), o.Sockets)
 			}
 			for i := range o.Sockets {
-				account(t, &o.Sockets[i], 0, 40)
+				account(t, &o.Sockets[i], 40)
 			}
 		})
 	}

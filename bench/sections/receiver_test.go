@@ -31,8 +31,7 @@ func TestReceiverCounts(t *testing.T) {
 	numbered, short, plain := *sender4(), *sender4(), *sender4()
 	short.Payload, short.Sequence, short.Number, short.Start = 10, 2, -1, 5
 	plain.Payload, plain.Sequence, plain.Number = 7, -1, -1
-	p := &Plan{Senders: []Sender{numbered, short, plain}}
-	o := newOffice(p, 9)
+	o := newLedgers([]Sender{numbered, short, plain}, 9)
 	x := newReceiver(&Receiver{Batch: 1}, nil, o)
 	damage := func(f []byte, at int) []byte {
 		f[at] ^= 1
@@ -70,7 +69,7 @@ func TestReceiverCounts(t *testing.T) {
 		got.Damaged -= before.Damaged
 		got.Foreign -= before.Foreign
 		got.Checked -= before.Checked
-		got.Receiver, got.Name = "", ""
+		got.Receiver, got.Name, got.Packets = "", "", 0
 		if !reflect.DeepEqual(got, y.want) {
 			t.Errorf("packet %d: %+v, expected %+v", i, got, y.want)
 		}
@@ -81,9 +80,9 @@ func TestReceiverCounts(t *testing.T) {
 }
 
 // Without senders here packets of other processes of ours are known by their numbers.
-func TestReceiverOfStrangers(t *testing.T) {
+func TestReceiverOfOthers(t *testing.T) {
 	s := sender4()
-	o := newOffice(&Plan{Receivers: []Receiver{{}}}, 9)
+	o := newLedgers(nil, 9)
 	x := newReceiver(&Receiver{Batch: 1}, nil, o)
 	other := *s // its numbers are elsewhere in the packets, behind the file's own
 	s.Sequence, s.Number = -1, 0
@@ -105,18 +104,18 @@ func TestLatencyKnowsPackets(t *testing.T) {
 	s := sender4()
 	s.Sequence, s.Number = -1, 0
 	data := pool(t, 164)
-	w := &way{in: newReceiver(&Receiver{Batch: 1}, nil, newOffice(&Plan{Senders: []Sender{*s}}, 9))}
+	w := &way{in: newReceiver(&Receiver{Batch: 1}, nil, newLedgers([]Sender{*s}, 9))}
 	for _, x := range []struct {
 		run  uint16
 		n    uint64
 		want bool
 	}{{9, 4, false}, {9, 5, true}, {9, 5, false}, {8, 5, false}} {
-		w.got = slots(t, []burst.Role{burst.Frame}, data)
-		copy(w.got.Bytes(0, 0), made(t, s, x.run, 0, x.n))
+		w.in.b = slots(t, []burst.Role{burst.Frame}, data)
+		copy(w.in.b.Bytes(0, 0), made(t, s, x.run, 0, x.n))
 		if got := w.is(0, 5, now()); got != x.want {
 			t.Errorf("packet %d of run %d is the fifth: %v", x.n, x.run, got)
 		}
-		w.got.Release()
+		w.in.b.Release()
 	}
 }
 
@@ -131,8 +130,8 @@ func FuzzReceiver(f *testing.F) {
 	f.Add(x.frame)
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, p []byte) {
-		for _, plan := range []*Plan{{Senders: []Sender{*s}}, {Receivers: []Receiver{{}}}} {
-			r := newReceiver(&Receiver{Batch: 1}, nil, newOffice(plan, 9))
+		for _, senders := range [][]Sender{{*s}, nil} {
+			r := newReceiver(&Receiver{Batch: 1}, nil, newLedgers(senders, 9))
 			r.packet(p, now())
 			r.packet(p, now())
 			if n := r.out.Unique + r.out.Duplicates + r.out.Damaged + r.out.Foreign; n != 2 || r.out.Unique == 2 {

@@ -25,6 +25,20 @@ type Result struct {
 	Latency  []LatencyResult
 }
 
+func newResult(p *Plan, changes []Change, o *Options) *Result {
+	r := &Result{Report: paired.NewReport("stream"), Plan: p, Changes: changes}
+	r.Method = paired.Method{Alone: 1, Seed: o.Seed, Notes: []string{"the bench sections of " + p.File}}
+	for _, c := range changes {
+		r.note("instead: %s", c)
+	}
+	r.Notes = append(r.Notes, p.Notes...)
+	return r
+}
+
+func (r *Result) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
+
 // Account is what became of the packets that the senders of this process sent: Sent = Received +
 // Lost.
 type Account struct {
@@ -66,9 +80,8 @@ func (r *Result) lossOnly() error {
 	}
 	switch a := r.Account; {
 	case a != nil && a.Received == 0:
-		nothing("bench_tx and bench_rx", a.Sent,
-			" (dropped: %s; left to the kernel: %d; unattributed: %d): check the addresses of the packets, the "+
-				"flows, and the link", dropsText(&a.Drops), a.Kernel, a.Unattributed)
+		nothing("bench_tx and bench_rx", a.Sent, " (dropped: %s; left to the kernel: %d; unattributed: %d): check the "+
+			"addresses of the packets, the flows, and the link", dropsText(&a.Drops), a.Kernel, a.Unattributed)
 	case a == nil && len(r.Received) > 0 && came == 0:
 		nothing("bench_rx", 0, ": start the sender in the meantime, and check its addresses and the flows")
 	case a == nil && len(r.Sent) > 0 && left == 0:
@@ -80,19 +93,20 @@ func (r *Result) lossOnly() error {
 		}
 	}
 	for _, m := range r.Sockets {
-		if m.Here && m.Received == 0 {
+		if m.Here && m.Packets == 0 {
 			nothing(fmt.Sprintf("%s, from %s to %s", m.Section, m.From, m.To), m.Sent, "")
 		}
 	}
 	return errors.Join(errs...)
 }
 
+const nothingReceived = "nothing is received here"
+
 // measure makes one row, of one run of f. Without a figure there is none.
 func (x *runner) measure(ctx context.Context, name, what string, unit paired.Unit, unchecked string,
 	f func(context.Context) (paired.Sample, error)) (*paired.Row, error) {
 	row, err := paired.Run(ctx, paired.Plan{Name: name, Unit: unit, Pairs: 1, Warmup: -1, Seed: x.gen.Uint64() >> 11,
-		Gate: x.o.Gate,
-		Ours: paired.Contender{Name: "penstock", Unchecked: unchecked, Run: f}})
+		Gate: x.o.Gate, Ours: paired.Contender{Name: "penstock", Unchecked: unchecked, Run: f}})
 	if errors.Is(err, ErrNothing) {
 		return nil, nil
 	}
@@ -102,43 +116,121 @@ func (x *runner) measure(ctx context.Context, name, what string, unit paired.Uni
 	return row, err
 }
 
-// alone is a row of one sample that was taken together with others.
-func alone(name, what string, size uint64, value float64, verified uint64, unchecked, note string) (paired.Row, bool) {
-	s, err := paired.Summarize([]float64{value})
-	if err != nil || !(value > 0) {
-		return paired.Row{}, false
-	}
-	side := paired.Side{Name: "penstock", Samples: []float64{value}, Stats: &s, Verified: verified,
-		Unchecked: unchecked}
-	if verified == 0 {
-		side.Unverified = 1
-	}
-	return paired.Row{Name: name, What: what, Size: size, Unit: paired.MopsPerSec, Better: paired.MopsPerSec.Better(),
-		Ours: side, Note: note}, true
+// amount is a number of packets or messages, and in what time they came or were sent.
+type amount struct {
+	packets, bytes uint64
+	took           time.Duration
 }
 
-// rate is a number in d, in millions a second; 0 where there is no time.
-func rate(n uint64, d time.Duration) float64 {
-	if d <= 0 {
+// mops is how many there were, in millions a second; 0 where there is no time.
+func (n amount) mops() float64 {
+	if n.took <= 0 {
 		return 0
 	}
-	return float64(n) / 1e6 / d.Seconds()
+	return float64(n.packets) / 1e6 / n.took.Seconds()
+}
+
+// gbps is the rate of their bytes in words.
+func (n amount) gbps() string {
+	if n.took <= 0 {
+		return "in no time"
+	}
+	return digits(float64(n.bytes)*8/1e9/n.took.Seconds()) + " Gb/s"
+}
+
+// size is how many bytes each had.
+func (n amount) size() uint64 { return n.bytes / max(n.packets, 1) }
+
+func (s *Sent) amount() amount     { return amount{s.Packets, s.Bytes, s.Took} }
+func (x *Received) amount() amount { return amount{x.Packets, x.Bytes, x.Took} }
+
+// amount is what came, or what was sent where the receiver is elsewhere.
+func (m *Messages) amount() amount {
+	if m.Here {
+		return amount{m.Packets, m.Packets * uint64(m.Size), m.Took}
+	}
+	return amount{m.Sent, m.Sent * uint64(m.Size), m.SentTook}
+}
+
+func (m *Messages) name() string { return fmt.Sprintf("%s to %s", m.From, m.To) }
+
+// sample is the rate of all that came or was sent together.
+func sample(all []amount, verified uint64) (paired.Sample, error) {
+	var n amount
+	for _, x := range all {
+		n.packets += x.packets
+		n.took = max(n.took, x.took)
+	}
+	s := paired.Sample{Value: n.mops(), Verified: verified}
+	if !(s.Value > 0) {
+		return s, ErrNothing
+	}
+	return s, nil
+}
+
+// rawSample is the rate of all packets that came, or that left where there are no receivers.
+func (r *Result) rawSample() (paired.Sample, error) {
+	var all []amount
+	verified := uint64(0)
+	for i := range r.Received {
+		all = append(all, r.Received[i].amount())
+		verified += r.Received[i].Checked
+	}
+	if len(all) == 0 {
+		for _, s := range r.Sent {
+			all = append(all, amount{packets: s.Left, took: s.Took})
+		}
+	}
+	return sample(all, verified)
+}
+
+// socketSample is the rate of all messages that came, or that were sent where nothing is received.
+func (r *Result) socketSample() (paired.Sample, error) {
+	var all, sent []amount
+	verified := uint64(0)
+	for i := range r.Sockets {
+		if m := &r.Sockets[i]; m.Here {
+			all = append(all, m.amount())
+			verified += m.Checked
+		} else {
+			sent = append(sent, m.amount())
+		}
+	}
+	if len(all) == 0 {
+		all = sent
+	}
+	return sample(all, verified)
+}
+
+// alone adds a row of one sample that was taken together with others, if there is a rate.
+func (r *Result) alone(name, what string, n amount, verified uint64, unchecked, note string) *paired.Row {
+	s, err := paired.Summarize([]float64{n.mops()})
+	if err != nil || !(n.mops() > 0) {
+		return nil
+	}
+	side := paired.Side{Name: "penstock", Samples: []float64{n.mops()}, Stats: &s, Verified: verified}
+	if verified == 0 {
+		side.Unverified, side.Unchecked = 1, unchecked
+	}
+	r.Rows = append(r.Rows, paired.Row{Name: name, What: what, Size: n.size(), Unit: paired.MopsPerSec,
+		Better: paired.MopsPerSec.Better(), Ours: side, Note: note})
+	return &r.Rows[len(r.Rows)-1]
 }
 
 // addRaw enters what senders and receivers counted.
-func (r *Result) addRaw(o *office, receivers []*receiver, senders []*sender, c *counts, took time.Duration) {
-	for _, s := range senders {
+func (r *Result) addRaw(f *direction, c *counts, took time.Duration) {
+	for _, s := range f.from {
 		r.Sent = append(r.Sent, s.out)
 	}
-	for _, x := range receivers {
+	for _, x := range f.receivers {
 		x.out.Drops, x.out.Stages = c.queues[x.r.name()], c.stages[x.r.name()]
 		if x.out.Took == 0 && x.out.Packets > 0 {
 			x.out.Took = took // all came at once
 		}
 		r.Received = append(r.Received, x.out)
 	}
-	if len(senders) > 0 && len(receivers) > 0 {
-		a := &Account{Drops: c.drops, Kernel: c.kernel, Received: o.total()}
+	if len(f.from) > 0 && len(f.receivers) > 0 {
+		a := &Account{Drops: c.drops, Kernel: c.kernel, Received: f.l.total()}
 		for _, s := range r.Sent {
 			a.Sent += s.Packets
 			a.Refused += s.Packets - min(s.Left, s.Packets)
@@ -149,68 +241,66 @@ func (r *Result) addRaw(o *office, receivers []*receiver, senders []*sender, c *
 		}
 		r.Account = a
 	}
-	if missing, n := o.gaps(); n > 0 {
-		r.Notes = append(r.Notes,
-			fmt.Sprintf("packets of %d senders of other processes of penstock came, by their numbers %d are missing "+
-				"between the first and the last", n, missing))
+	if missing, n := f.l.gaps(); n > 0 {
+		r.note("packets of %d senders of other processes of penstock came, by their numbers %d are missing between "+
+			"the first and the last",
+			n, missing)
 	}
-	if n := o.unlisted.Load(); n > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d packets were of senders beyond the first %d, and count as foreign", n,
-			maxStrange))
+	if n := f.l.unlisted.Load(); n > 0 {
+		r.note("%d packets were of senders beyond the first %d, and count as foreign", n, maxOthers)
 	}
-}
-
-// rawSample is the rate of all packets that came, or that left where there are no receivers.
-func (r *Result) rawSample() (paired.Sample, error) {
-	var s paired.Sample
-	n, took := uint64(0), time.Duration(0)
-	for i := range r.Received {
-		n += r.Received[i].Packets
-		took = max(took, r.Received[i].Took)
-		s.Verified += r.Received[i].Checked
-	}
-	if len(r.Received) == 0 {
-		for i := range r.Sent {
-			n += r.Sent[i].Left
-			took = max(took, r.Sent[i].Took)
-		}
-	}
-	if s.Value = rate(n, took); !(s.Value > 0) {
-		return s, ErrNothing
-	}
-	return s, nil
 }
 
 // rawRows are the rows of senders and receivers.
 func (r *Result) rawRows() {
 	for i := range r.Sent {
-		s := &r.Sent[i]
-		note := fmt.Sprintf("%d packets in %d bursts, %s", s.Packets, s.Bursts, gbps(s.Bytes, s.Took))
-		if row, ok := alone(fmt.Sprintf("sent by %s (%s)", s.Name, s.Sender), "bench_tx", perPacket(s.Bytes, s.Packets),
-			rate(s.Packets, s.Took), 0, "a sender looks at nothing: receivers do", note); ok {
-			r.Rows = append(r.Rows, row)
-		}
+		s, n := &r.Sent[i], r.Sent[i].amount()
+		r.alone(fmt.Sprintf("sent by %s (%s)", s.Name, s.Sender), "bench_tx", n, 0,
+			"a sender looks at nothing: receivers do",
+			fmt.Sprintf("%d packets in %d bursts, %s", s.Packets, s.Bursts, n.gbps()))
 	}
 	for i := range r.Received {
-		x := &r.Received[i]
-		unchecked := ""
-		if x.Checked == 0 {
-			unchecked = "packets of other programs"
-		}
-		note := fmt.Sprintf("%d packets in %d bursts of up to %d, %s", x.Packets, x.Bursts, x.MaxBurst,
-			gbps(x.Bytes, x.Took))
+		x, n := &r.Received[i], r.Received[i].amount()
+		note := fmt.Sprintf("%d packets in %d bursts of up to %d, %s", x.Packets, x.Bursts, x.MaxBurst, n.gbps())
 		if text := countsText(x.Stages); text != "" {
 			note += "; batches: " + text
 		}
 		if x.Drops.Total() > 0 {
 			note += "; dropped by the queue: " + x.Drops.String()
 		}
-		if row, ok := alone(fmt.Sprintf("received by %s (%s)", x.Name, x.Receiver), "bench_rx",
-			perPacket(x.Bytes, x.Packets), rate(x.Packets, x.Took), x.Checked, unchecked, note); ok {
-			r.Rows = append(r.Rows, row)
+		r.alone(fmt.Sprintf("received by %s (%s)", x.Name, x.Receiver), "bench_rx", n, x.Checked,
+			"packets of other programs", note)
+	}
+}
+
+// socketRows are the rows of the directions between sockets.
+func (r *Result) socketRows() {
+	for i := range r.Sockets {
+		m, n := &r.Sockets[i], r.Sockets[i].amount()
+		unchecked := "messages of other programs"
+		if !m.Here {
+			unchecked = "received by another process"
+		}
+		note := fmt.Sprintf("%d messages of %d bytes, %s", n.packets, m.Size, n.gbps())
+		if m.Drops.Total() > 0 {
+			note += "; dropped: " + m.Drops.String()
+		}
+		if m.Missing > 0 {
+			note += fmt.Sprintf("; %d missing by their numbers", m.Missing)
+		}
+		row := r.alone(fmt.Sprintf("%s over %s (%s)", m.name(), m.Protocol, m.Section), "sockets", n, m.Checked,
+			unchecked, note)
+		if row != nil && m.Here && r.both() {
+			got := min(m.Unique, m.Sent)
+			row.Traffic = &paired.Traffic{Sent: m.Sent, Received: got, Lost: m.Sent - got, Duplicates: m.Duplicates,
+				Reordered: m.Late,
+				Damaged:   m.Damaged, Foreign: m.Foreign}
 		}
 	}
 }
+
+// both reports whether both ends of the sockets were in this process.
+func (r *Result) both() bool { return len(r.Plan.Sockets) == 2 }
 
 // traffic is the account as a row tells it.
 func (r *Result) traffic() *paired.Traffic {
@@ -228,37 +318,24 @@ func (r *Result) traffic() *paired.Traffic {
 	return t
 }
 
-func perPacket(bytes, packets uint64) uint64 { return bytes / max(packets, 1) }
-
-// gbps is a rate in words.
-func gbps(bytes uint64, d time.Duration) string {
-	if d <= 0 {
-		return "in no time"
-	}
-	return fmt.Sprintf("%s Gb/s", digits(float64(bytes)*8/1e9/d.Seconds()))
-}
-
 // digits writes a figure with three digits that mean something.
-func digits(v float64) string {
-	switch {
-	case v >= 100:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 10:
-		return fmt.Sprintf("%.1f", v)
-	case v >= 1:
-		return fmt.Sprintf("%.2f", v)
-	}
-	return fmt.Sprintf("%.3f", v)
+func digits(v float64) string { return paired.Digits(v) }
+
+// latency are the percentiles of a histogram, nil without packets.
+func latency(h *metrics.Histogram) *paired.Latency {
+	var s metrics.HistogramSnapshot
+	h.Snapshot(&s)
+	return paired.HistogramLatency(&s)
 }
 
-// inMicroseconds are the percentiles of a histogram in nanoseconds.
-func inMicroseconds(h *metrics.HistogramSnapshot) *paired.Latency {
-	if h.Count == 0 {
-		return nil
+// latencyOf is the latency of all packets that some receivers know.
+func latencyOf(all []*receiver) *paired.Latency {
+	var h, one metrics.HistogramSnapshot
+	for _, r := range all {
+		r.latency.Snapshot(&one)
+		h.Merge(&one)
 	}
-	q := func(p float64) float64 { return float64(h.Quantile(p)) / 1e3 }
-	return &paired.Latency{N: int(h.Count), P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999),
-		Max: float64(h.Max) / 1e3}
+	return paired.HistogramLatency(&h)
 }
 
 // dropsText lists reasons, or says that there are none.

@@ -13,7 +13,6 @@ import (
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/system"
 )
 
@@ -34,12 +33,13 @@ func (p *Plan) Err() error {
 
 // runner is a run of the sections of one file.
 type runner struct {
-	o   *Options
-	p   *Plan
-	r   *Result
-	sys *system.System
-	run uint16
-	gen *rand.Rand
+	o      *Options
+	p      *Plan
+	r      *Result
+	sys    *system.System
+	before counts // before the latest exchange
+	run    uint16
+	gen    *rand.Rand
 }
 
 // Run opens what the plan's sections work on and runs them: bench_tx and bench_rx at once, then
@@ -60,20 +60,18 @@ func Run(ctx context.Context, c *config.Config, p *Plan, changes []Change, o Opt
 	// another one each time, whatever the seed: packets of an earlier run are none of ours
 	x.run = uint16(rand.Uint32())
 	if len(p.Senders) == 0 && len(p.Receivers) > 0 {
-		x.r.Notes = append(x.r.Notes,
-			"the file has no bench_tx: what was sent elsewhere is known by the numbers of penstock's packets only")
+		x.r.note("the file has no bench_tx: what was sent elsewhere is known by the numbers of penstock's packets only")
 	}
-	var err error
 	// The system of each kind of section is opened for itself: queues have one user, and what waits
 	// from one must not meet the other.
-	if len(p.Senders)+len(p.Receivers) > 0 {
-		err = x.with(ctx, c, func() error { return x.raw(ctx) })
-	}
-	if err == nil && p.Latency != nil {
-		err = x.with(ctx, c, func() error { return x.latency(ctx) })
-	}
-	if err == nil && len(p.Sockets) > 0 {
-		err = x.with(ctx, c, func() error { return x.sockets(ctx) })
+	var err error
+	for _, part := range []struct {
+		here bool
+		run  func(context.Context) error
+	}{{len(p.Senders)+len(p.Receivers) > 0, x.raw}, {p.Latency != nil, x.latency}, {len(p.Sockets) > 0, x.sockets}} {
+		if err == nil && part.here {
+			err = x.with(ctx, c, part.run)
+		}
 	}
 	x.r.Took = time.Since(x.r.Began).Seconds()
 	return x.r, errors.Join(err, x.r.lossOnly(), x.r.Check())
@@ -86,24 +84,24 @@ func (x *runner) say(format string, args ...any) {
 }
 
 // with opens the interfaces, calls f, and closes them.
-func (x *runner) with(ctx context.Context, c *config.Config, f func() error) error {
-	s, err := system.Open(ctx, x.part(c), system.Options{Logger: slog.New(slog.DiscardHandler), Engines: x.o.Engines})
+func (x *runner) with(ctx context.Context, c *config.Config, f func(context.Context) error) error {
+	s, err := system.Open(ctx, x.p.part(c), system.Options{Logger: slog.New(slog.DiscardHandler), Engines: x.o.Engines})
 	if err != nil {
 		return err
 	}
 	x.sys = s
-	return errors.Join(f(), s.Close())
+	return errors.Join(f(ctx), s.Close())
 }
 
 // part is what a benchmark opens of a configuration: regions and interfaces, without the tags and
-// tunnels that senders put on themselves, and of sockets only the ends that run.
-func (x *runner) part(c *config.Config) *config.Config {
+// tunnels that senders put on themselves, and of sockets only the ends that run, with queues as
+// deep as rdma_bench_* says.
+func (p *Plan) part(c *config.Config) *config.Config {
 	out := *c
 	out.Transfers, out.Registry, out.Security, out.Metrics, out.Applications = nil, nil, nil, nil, nil
 	out.Interfaces = nil
 	for _, f := range c.Interfaces {
-		if len(x.p.Sockets) > 0 && len(x.p.Senders)+len(x.p.Receivers) == 0 && x.p.Latency == nil &&
-			!slices.ContainsFunc(x.p.Sockets, func(s Socket) bool { return s.Interface == f.Name }) {
+		if !p.opens(f.Name) {
 			continue
 		}
 		if f.Tx != nil && len(f.Tx.Flows) > 0 {
@@ -111,7 +109,24 @@ func (x *runner) part(c *config.Config) *config.Config {
 			tx.Flows = nil
 			f.Tx = &tx
 		}
-		x.depths(&f)
+		for _, s := range p.Sockets {
+			if s.Interface == f.Name && s.rxDepth > 0 && f.Rx != nil {
+				rx := *f.Rx
+				rx.Queues = slices.Clone(rx.Queues)
+				for k := range rx.Queues {
+					rx.Queues[k].Depth = s.rxDepth
+				}
+				f.Rx = &rx
+			}
+			if s.Interface == f.Name && s.txDepth > 0 && f.Tx != nil {
+				tx := *f.Tx
+				tx.Queues = slices.Clone(tx.Queues)
+				for k := range tx.Queues {
+					tx.Queues[k].Depth = s.txDepth
+				}
+				f.Tx = &tx
+			}
+		}
 		out.Interfaces = append(out.Interfaces, f)
 	}
 	return &out
@@ -121,17 +136,20 @@ func (x *runner) part(c *config.Config) *config.Config {
 type counts struct {
 	drops  engine.Drops
 	kernel uint64
+	ports  map[string]engine.Drops   // on the way in, by interface
 	queues map[string]engine.Drops   // of receive queues and their stages, by interface/queue
 	stages map[string][]engine.Count // likewise, since the interfaces were opened
 }
 
 func (x *runner) counts() counts {
-	c := counts{queues: map[string]engine.Drops{}, stages: map[string][]engine.Count{}}
-	s := x.sys.Snapshot()
-	for _, f := range s.Interfaces {
-		for _, d := range []*engine.Drops{&f.Stats.Drops, &f.Stats.Rx.Drops, &f.Stats.Tx.Drops} {
-			c.drops.Add(d)
-		}
+	c := counts{ports: map[string]engine.Drops{}, queues: map[string]engine.Drops{},
+		stages: map[string][]engine.Count{}}
+	for _, f := range x.sys.Snapshot().Interfaces {
+		in := f.Stats.Drops
+		in.Add(&f.Stats.Rx.Drops)
+		c.ports[f.Name] = in
+		c.drops.Add(&in)
+		c.drops.Add(&f.Stats.Tx.Drops)
 		c.kernel += f.Stats.Kernel
 		for _, q := range f.Rx {
 			name, drops := fmt.Sprintf("%s/%d", f.Name, q.ID), q.Stats.Drops
@@ -147,138 +165,131 @@ func (x *runner) counts() counts {
 	return c
 }
 
-func (c *counts) since(before *counts) {
-	for i := range c.drops {
-		c.drops[i] -= before.drops[i]
-	}
-	c.kernel -= before.kernel
-	for name, d := range c.queues {
+// since are the counts of what happened after others were taken.
+func (c counts) since(before *counts) *counts {
+	less := func(d, b engine.Drops) engine.Drops {
 		for i := range d {
-			d[i] -= before.queues[name][i]
+			d[i] -= b[i]
 		}
-		c.queues[name] = d
+		return d
 	}
+	c.drops = less(c.drops, before.drops)
+	c.kernel -= before.kernel
+	for name, d := range c.ports {
+		c.ports[name] = less(d, before.ports[name])
+	}
+	for name, d := range c.queues {
+		c.queues[name] = less(d, before.queues[name])
+	}
+	return &c
 }
 
-// raw runs bench_tx and bench_rx.
-func (x *runner) raw(ctx context.Context) error {
-	o := newOffice(x.p, x.run)
-	var receivers []*receiver
-	var senders []*sender
-	for i := range x.p.Receivers {
-		r := &x.p.Receivers[i]
-		in, err := x.sys.Rx(r.Interface, r.Queue)
-		if err != nil {
-			return fmt.Errorf("sections: %s: %w", r.At, err)
-		}
-		y := newReceiver(r, in, o)
-		if y.checkers, err = newCheckers(r, o); err != nil {
-			return err
-		}
-		receivers = append(receivers, y)
+// direction is what receivers of this process receive, from senders of this process or of others.
+type direction struct {
+	receivers []*receiver
+	l         *ledgers
+	local     bool // both ends are in this process
+	from      []*sender
+	iface     string // that drops what is lost; "": any
+	// over reports that nothing more is to come from senders elsewhere, so long after the begin.
+	over func(since time.Duration) bool
+
+	got, lost uint64
+	changed   time.Time // got or lost; zero: the senders have not ended
+}
+
+// got and last are how many packets have come in all, and when the last of them did; 0: never.
+func seen(all []*receiver) (n uint64, last int64) {
+	for _, r := range all {
+		n += r.seen.Load()
+		last = max(last, r.last.Load())
 	}
-	for i := range x.p.Senders {
-		s := &x.p.Senders[i]
-		tx, err := x.sys.Tx(s.Interface, s.Queue)
-		if err != nil {
-			return fmt.Errorf("sections: %s: %w", s.At, err)
-		}
-		t, err := newTemplate(s, x.sys.Port(s.Interface).Info().MAC)
-		if err != nil {
-			return fmt.Errorf("sections: %s: %w", s.At, err)
-		}
-		senders = append(senders, newSender(s, tx, t, x.run, uint16(i)))
-	}
-	unchecked := ""
+	return n, last
+}
+
+// done reports whether nothing more is to come: every packet that was sent has come or was dropped,
+// or nothing has happened for as long as the options say. It reads the counts of all ports, which
+// makes it slow.
+func (x *runner) done(f *direction, since time.Duration) bool {
 	switch {
-	case len(receivers) == 0:
-		unchecked = "nothing is received here"
-	case len(senders) == 0:
-		unchecked = "packets of other programs"
+	case len(f.receivers) == 0:
+		return true
+	case !f.local:
+		return f.over(since)
 	}
-	row, err := x.measure(ctx, "bench_tx and bench_rx", "raw", paired.MopsPerSec, unchecked,
-		func(ctx context.Context) (paired.Sample, error) {
-			before := x.counts()
-			began := time.Now()
-			err := x.exchange(ctx, o, receivers, senders, &before)
-			after := x.counts()
-			after.since(&before)
-			x.r.addRaw(o, receivers, senders, &after, time.Since(began))
-			if err != nil {
-				return paired.Sample{}, err
-			}
-			return x.r.rawSample()
-		})
-	if row != nil {
-		row.Traffic = x.r.traffic()
-		if a := x.r.Account; a != nil && a.Lost > 0 {
-			row.Note = fmt.Sprintf("dropped: %s; unattributed: %d", dropsText(&a.Drops), a.Unattributed)
+	sent := uint64(0)
+	for _, s := range f.from {
+		if s.running.Load() {
+			return false
 		}
-		var h, one metrics.HistogramSnapshot
-		for _, r := range receivers {
-			r.latency.Snapshot(&one)
-			h.Merge(&one)
-		}
-		if l := inMicroseconds(&h); l != nil {
-			x.r.Notes = append(x.r.Notes,
-				fmt.Sprintf("from a packet's burst until it was looked at: p50 %s us, p99 %s us, max %s us (not "+
-					"paced unless the file says so)", digits(l.P50), digits(l.P99), digits(l.Max)))
-		}
-		x.r.Rows = append(x.r.Rows, *row)
+		sent += s.sent.Load()
 	}
-	x.r.rawRows()
-	return err
+	c := x.counts().since(&x.before)
+	drops := c.drops
+	if f.iface != "" {
+		drops = c.ports[f.iface]
+	}
+	got, lost := f.l.total(), drops.Total()
+	if got != f.got || lost != f.lost || f.changed.IsZero() {
+		f.got, f.lost, f.changed = got, lost, time.Now()
+	}
+	quiet := time.Since(f.changed)
+	// More than was sent: some that were dropped were not ours.
+	return got >= sent || got+lost == sent || quiet > x.o.Settle || got+lost > sent && quiet > x.o.Settle/4
 }
 
-// exchange runs senders and receivers until everything has come that will.
-func (x *runner) exchange(ctx context.Context, o *office, receivers []*receiver, senders []*sender,
-	before *counts) error {
-	// Receivers end when exchange cancels rctx, senders by themselves or when anything fails.
+// exchange runs senders and receivers until everything has come that will. Who interrupts it stops
+// the senders; what they had sent to this process is still waited for.
+func (x *runner) exchange(ctx context.Context, senders []*sender, flows ...*direction) error {
+	x.before = x.counts()
 	rctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	sctx, halt := context.WithCancel(ctx)
 	defer halt()
-	failed, sent := make(chan error, len(receivers)), make(chan error, len(senders))
-	for _, r := range receivers {
-		go func() { failed <- r.serve(rctx) }()
+	sent, failed, receiving := make(chan error), make(chan error), 0
+	for _, s := range senders {
+		s.running.Store(true)
+	}
+	for _, f := range flows {
+		for _, r := range f.receivers {
+			receiving++
+			go func() { failed <- r.serve(rctx) }()
+		}
 	}
 	for _, s := range senders {
-		go func() { sent <- s.send(sctx, x.o.Packets, x.o.Duration) }()
+		go func() { sent <- s.send(sctx, x.o.Duration) }()
 	}
+	began := time.Now()
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	interrupted := ctx.Done()
+	var limit <-chan time.Time
 	var err error
-	left, running := len(senders), len(receivers)
-	if left == 0 {
-		x.say("receiving%s", x.until())
-		n, e := x.listen(ctx, o, receivers, failed)
-		running -= n
-		err = errors.Join(err, e)
-	} else {
-		x.say("sending%s", x.until())
-	}
-	for left > 0 {
+	sending := len(senders)
+	for busy := true; busy && err == nil; {
 		select {
-		case e := <-sent:
-			left--
-			if err = errors.Join(err, e); e != nil {
-				halt()
+		case err = <-sent:
+			sending--
+		case err = <-failed:
+			receiving--
+		case <-interrupted:
+			interrupted = nil
+			t := time.NewTimer(x.o.Settle)
+			defer t.Stop()
+			limit = t.C
+		case <-limit:
+			busy = false
+		case <-look.C:
+			busy = sending > 0
+			for _, f := range flows {
+				busy = busy || (limit == nil || f.local) && !x.done(f, time.Since(began))
 			}
-		case e := <-failed:
-			running--
-			err = errors.Join(err, e)
-			halt()
 		}
 	}
-	if err == nil && len(senders) > 0 && running > 0 {
-		total := uint64(0)
-		for _, s := range senders {
-			total += s.sent
-		}
-		n, e := x.settle(o, total, before, failed)
-		running -= n
-		err = errors.Join(err, e)
+	for halt(); sending > 0; sending-- {
+		err = errors.Join(err, <-sent)
 	}
-	stop()
-	for ; running > 0; running-- {
+	for stop(); receiving > 0; receiving-- {
 		err = errors.Join(err, <-failed)
 	}
 	return err
@@ -297,74 +308,69 @@ func (x *runner) until() string {
 	return " until interrupted"
 }
 
-// listen waits for the end of a file without senders, which is a time or a number of packets, or
-// for the first receiver that fails, and returns how many have ended.
-func (x *runner) listen(ctx context.Context, o *office, receivers []*receiver, failed <-chan error) (ended int,
-	err error) {
-	var over <-chan time.Time
-	if x.o.Duration > 0 {
-		t := time.NewTimer(x.o.Duration)
-		defer t.Stop()
-		over = t.C
+// raw runs bench_tx and bench_rx.
+func (x *runner) raw(ctx context.Context) error {
+	f := &direction{l: newLedgers(x.p.Senders, x.run), local: len(x.p.Senders) > 0}
+	for i := range x.p.Receivers {
+		r := &x.p.Receivers[i]
+		in, err := x.sys.Rx(r.Interface, r.Queue)
+		if err != nil {
+			return r.err(err)
+		}
+		y := newReceiver(r, in, f.l)
+		if y.checkers, err = newCheckers(r, f.l); err != nil {
+			return err
+		}
+		f.receivers = append(f.receivers, y)
 	}
-	for {
-		select {
-		case <-o.came:
-			n := uint64(0)
-			for _, r := range receivers {
-				n += r.seen.Load()
+	for i := range x.p.Senders {
+		s := &x.p.Senders[i]
+		tx, err := x.sys.Tx(s.Interface, s.Queue)
+		if err != nil {
+			return s.err(err)
+		}
+		t, err := newTemplate(s, x.sys.Port(s.Interface).Info().MAC)
+		if err != nil {
+			return s.err(err)
+		}
+		y := newSender(s, tx, t, x.run, uint16(i))
+		y.most = x.o.Packets
+		f.from = append(f.from, y)
+	}
+	f.over = func(since time.Duration) bool {
+		n, _ := seen(f.receivers)
+		return x.o.Packets > 0 && n >= x.o.Packets || x.o.Duration > 0 && since >= x.o.Duration
+	}
+	unchecked, doing := "", "sending"
+	switch {
+	case len(f.receivers) == 0:
+		unchecked = nothingReceived
+	case len(f.from) == 0:
+		unchecked, doing = "packets of other programs", "receiving"
+	}
+	row, err := x.measure(ctx, "bench_tx and bench_rx", "raw", paired.MopsPerSec, unchecked,
+		func(ctx context.Context) (paired.Sample, error) {
+			x.say("%s%s", doing, x.until())
+			began := time.Now()
+			err := x.exchange(ctx, f.from, f)
+			x.r.addRaw(f, x.counts().since(&x.before), time.Since(began))
+			if err != nil {
+				return paired.Sample{}, err
 			}
-			if x.o.Packets > 0 && n >= x.o.Packets {
-				return 0, nil
-			}
-		case <-over:
-			return 0, nil
-		case <-ctx.Done():
-			return 0, nil
-		case err := <-failed:
-			return 1, err
+			return x.r.rawSample()
+		})
+	if row != nil {
+		row.Traffic = x.r.traffic()
+		if a := x.r.Account; a != nil && a.Lost > 0 {
+			row.Note = fmt.Sprintf("dropped: %s; unattributed: %d", dropsText(&a.Drops), a.Unattributed)
 		}
+		if l := latencyOf(f.receivers); l != nil {
+			x.r.note("from a packet's burst until it was looked at: p50 %s us, p99 %s us, max %s us (not paced "+
+				"unless the file says so)",
+				digits(l.P50), digits(l.P99), digits(l.Max))
+		}
+		x.r.Rows = append(x.r.Rows, *row)
 	}
-}
-
-// settle waits until every packet that was sent has come or was dropped, or nothing has happened
-// for so long as the options say. Who interrupts a run stops its senders; what they had sent is
-// accounted for all the same.
-func (x *runner) settle(o *office, sent uint64, before *counts, failed <-chan error) (ended int, err error) {
-	look := time.NewTicker(10 * time.Millisecond)
-	defer look.Stop()
-	seen, dropped, quiet := uint64(0), uint64(0), time.Now()
-	for {
-		got := o.total()
-		c := x.counts()
-		c.since(before)
-		lost := c.drops.Total()
-		if got != seen || lost != dropped {
-			seen, dropped, quiet = got, lost, time.Now()
-		}
-		switch {
-		case got >= sent, got+lost == sent:
-			return 0, nil
-		case got+lost > sent && time.Since(quiet) > x.o.Settle/4: // some that were dropped were not ours
-			return 0, nil
-		case time.Since(quiet) > x.o.Settle:
-			return 0, nil
-		}
-		select {
-		case <-look.C: // not for each burst: the counts of the ports take a while to read
-		case err := <-failed:
-			return 1, err
-		}
-	}
-}
-
-// newResult begins a result.
-func newResult(p *Plan, changes []Change, o *Options) *Result {
-	r := &Result{Report: paired.NewReport("stream"), Plan: p, Changes: changes}
-	r.Method = paired.Method{Alone: 1, Seed: o.Seed, Notes: []string{"the bench sections of " + p.File}}
-	for _, c := range changes {
-		r.Notes = append(r.Notes, "instead: "+c.String())
-	}
-	r.Notes = append(r.Notes, p.Notes...)
-	return r
+	x.r.rawRows()
+	return err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/bench/stream"
@@ -40,129 +41,152 @@ func stay(core int) error {
 
 // Sent is what one sender did.
 type Sent struct {
-	Sender  string        `json:"sender"` // path of its section
-	Name    string        `json:"name"`   // interface/queue
-	Packets uint64        `json:"packets"`
-	Bytes   uint64        `json:"bytes"`
-	Bursts  uint64        `json:"bursts"`
-	Took    time.Duration `json:"took_ns"` // until everything had left
-	Left    uint64        `json:"left"`    // packets that the queue says have left
+	Sender  string // path of its section
+	Name    string // interface/queue
+	Packets uint64
+	Bytes   uint64
+	Bursts  uint64
+	Took    time.Duration // until everything had left
+	Left    uint64        // packets that the queue says have left
 }
 
-// sender sends the packets of one section.
+// sender sends the packets, or the messages, of one section.
 type sender struct {
-	s    *Sender
-	tx   engine.TxQueue
-	t    *template
-	b    *burst.Burst
-	run  uint16
-	id   uint16
-	sent uint64
-	out  Sent
+	s       *Sender
+	tx      engine.TxQueue
+	t       *template
+	b       *burst.Burst
+	w       stream.Patience
+	run, id uint16
+	most    uint64 // packets; 0: no limit
+	piece   int    // bytes of a slot, for messages that take several; 0: they take one
+	// partner waits for the connection or the peer to send to; nil: the queue has only one.
+	partner func(context.Context) (uint32, error)
+	to      uint32
+	all     bool // a packet that the queue drops is an error
+	sent    atomic.Uint64
+	running atomic.Bool
+	out     Sent
 }
 
 func newSender(s *Sender, tx engine.TxQueue, t *template, run, id uint16) *sender {
-	segments := max(2, (len(t.frame)+1023)/1024)
+	segments := 1
+	if t.head > 0 {
+		segments = max(2, (len(t.frame)+1023)/1024)
+	}
 	return &sender{s: s, tx: tx, t: t, b: burst.NewSegmented(s.Batch, s.Batch*segments), run: run, id: id,
 		out: Sent{Sender: s.Path, Name: s.name()}}
 }
 
-// send sends so many packets, or with 0 of them for that long, or with neither until the context
+// send sends until there are as many packets as it may send, or the time is over, or the context
 // ends, which is no error.
-func (x *sender) send(ctx context.Context, packets uint64, d time.Duration) error {
+func (x *sender) send(ctx context.Context, d time.Duration) (err error) {
+	defer x.running.Store(false)
 	if err := stay(x.s.Core); err != nil {
-		return fmt.Errorf("sections: %s: %w", x.s.At, err)
+		return x.s.err(err)
+	}
+	if x.partner != nil {
+		if x.to, err = x.partner(ctx); ctx.Err() != nil || err != nil {
+			if ctx.Err() != nil {
+				err = nil
+			}
+			return err
+		}
 	}
 	var before, after engine.TxStats
 	x.tx.Stats(&before)
 	began := now()
-	length := len(x.t.frame)
-	w := &patience{}
-	for t := began; ; t = now() {
-		if d > 0 && t-began >= int64(d) || packets > 0 && x.sent >= packets || ctx.Err() != nil {
+	for t := began; ctx.Err() == nil && (d <= 0 || t-began < int64(d)); t = now() {
+		n := x.s.Batch
+		if x.most > 0 {
+			n = int(min(uint64(n), x.most-x.sent.Load()))
+		}
+		if n == 0 {
 			break
 		}
-		n := x.s.Batch
-		if packets > 0 {
-			n = int(min(uint64(n), packets-x.sent))
-		}
-		k, err := x.tx.Alloc(x.b, n, x.payload(length))
-		if k == 0 {
-			if !errors.Is(err, engine.ErrFull) && !errors.Is(err, engine.ErrNoBuffers) {
-				return fmt.Errorf("sections: %s: %w", x.s.At, err)
-			}
-			if !w.pause(ctx, t) {
-				return fmt.Errorf("sections: %s: the queue %s took no packet for %v: %w", x.s.At, x.s.name(), stuckFor,
-					err)
-			}
-			continue
-		}
-		w.reset()
-		h := stream.Header{Run: x.run, Stream: x.id, Due: uint64(t) & (1<<48 - 1)}
-		for i := range k {
-			n := x.sent + uint64(i)
-			h.Seq = uint32(n)
-			x.t.write(x.b, i, n, &h)
-		}
-		// What Send refuses it has counted under its reason: it is missed at the other end.
-		err = x.tx.Send(x.b)
-		x.sent += uint64(k)
-		x.out.Bursts++
-		if errors.Is(err, engine.ErrClosed) {
-			return fmt.Errorf("sections: %s: %w", x.s.At, err)
+		if err := x.give(ctx, n, t); err != nil {
+			return err
 		}
 	}
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), stuckFor)
 	defer cancel()
-	err := x.tx.Drain(drain)
+	err = x.tx.Drain(drain)
 	x.tx.Stats(&after)
-	x.out.Packets, x.out.Bytes, x.out.Took = x.sent, x.sent*uint64(length), time.Duration(now()-began)
-	x.out.Left = after.Packets - before.Packets
+	sent := x.sent.Load()
+	x.out.Packets, x.out.Bytes = sent, sent*uint64(len(x.t.frame))
+	x.out.Took, x.out.Left = time.Duration(now()-began), after.Packets-before.Packets
+	switch dropped := after.Drops.Total(); {
+	case err != nil:
+		err = fmt.Errorf("packets have not left after %v: %w", stuckFor, err)
+	case x.all && dropped > 0:
+		err = fmt.Errorf("%d of %d messages were dropped (%s): %w", dropped, sent, after.Drops.String(), engine.ErrDown)
+	}
+	return x.s.err(err)
+}
+
+// give gives the queue up to n packets that are due at t.
+func (x *sender) give(ctx context.Context, n int, t int64) error {
+	first := x.sent.Load()
+	h := stream.Header{Run: x.run, Stream: x.id, Seq: uint32(first), Due: uint64(t) & (1<<48 - 1)}
+	if x.piece > 0 { // one message, which is sent to its end unless the context ends
+		x.t.fill(first, &h)
+		for rest := x.t.frame; len(rest) > 0; {
+			part := rest[:min(x.piece, len(rest))]
+			if k, err := x.alloc(ctx, 1, len(part)); k == 0 {
+				return err
+			}
+			x.b.SetConn(0, x.to)
+			put(x.b, 0, part)
+			if err := x.flush(); err != nil {
+				return err
+			}
+			rest = rest[len(part):]
+		}
+		x.sent.Add(1)
+		return nil
+	}
+	length := len(x.t.frame)
+	if x.s.split { // headers have a region of their own
+		length -= x.t.head
+	}
+	k, err := x.alloc(ctx, n, length)
+	if k == 0 {
+		return err
+	}
+	for i := range k {
+		h.Seq = uint32(first) + uint32(i)
+		x.t.write(x.b, i, first+uint64(i), &h)
+		if x.to > 0 {
+			x.b.SetConn(i, x.to)
+		}
+	}
+	err = x.flush()
+	x.sent.Add(uint64(k))
+	return err
+}
+
+// alloc takes room for up to n packets. None without an error: the context has ended.
+func (x *sender) alloc(ctx context.Context, n, length int) (int, error) {
+	k, err := x.w.Alloc(ctx, x.tx, x.b, n, length, stuckFor)
 	if err != nil {
-		return fmt.Errorf("sections: %s: packets have not left after %v: %w", x.s.At, stuckFor, err)
+		err = x.s.err(fmt.Errorf("queue %s: %w", x.s.name(), err))
+	}
+	return k, err
+}
+
+// flush sends the burst. What Send refuses it has counted under its reason: it is missed at the
+// other end.
+func (x *sender) flush() error {
+	x.out.Bursts++
+	if err := x.tx.Send(x.b); errors.Is(err, engine.ErrClosed) {
+		return x.s.err(err)
 	}
 	return nil
 }
 
-// payload is the length that Alloc is asked for: with two regions that of the second part.
-func (x *sender) payload(length int) int {
-	if x.s.split {
-		return length - x.t.head
+// put writes packet i of b.
+func put(b *burst.Burst, i int, p []byte) {
+	for k := range b.Segments(i) {
+		p = p[copy(b.Bytes(i, k), p):]
 	}
-	return length
-}
-
-// patience waits for room in a queue: a moment, then longer.
-type patience struct {
-	looks int
-	since int64
-	timer *time.Timer
-}
-
-func (w *patience) reset() { w.looks, w.since = 0, 0 }
-
-// pause waits a little, and reports false when that has been in vain for too long. It ends with the
-// context.
-func (w *patience) pause(ctx context.Context, t int64) bool {
-	if w.looks++; w.looks < 32 {
-		runtime.Gosched()
-		return true
-	}
-	if w.since == 0 {
-		w.since = t
-	}
-	if t-w.since > int64(stuckFor) {
-		return false
-	}
-	const moment = 50 * time.Microsecond
-	if w.timer == nil {
-		w.timer = time.NewTimer(moment)
-	} else {
-		w.timer.Reset(moment)
-	}
-	select {
-	case <-w.timer.C:
-	case <-ctx.Done():
-	}
-	return true
 }

@@ -3,7 +3,6 @@ package sections
 import (
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -11,15 +10,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// columns is the width of tables.
-const columns = 80
-
-// lines are lines of text with what a result says.
-type lines struct{ paired.Lines }
-
-func newLines(w io.Writer) *lines {
-	return &lines{paired.Lines{W: w, Label: 9, Width: columns}}
-}
+// newLines are lines of text, 80 columns wide.
+func newLines(w io.Writer) *paired.Lines { return &paired.Lines{W: w, Label: 9, Width: 80} }
 
 // within shortens a place in a file that was named before: line:column.
 func within(file, text string) string {
@@ -38,18 +30,67 @@ func core(n int) string {
 }
 
 // known writes a value, or that it is not there yet.
-func known(s string) string {
-	if s == "" {
+func known(there bool, s any) string {
+	if !there {
 		return "?"
 	}
-	return s
+	return fmt.Sprint(s)
 }
 
-func address(a netip.Addr) string {
-	if !a.IsValid() {
-		return "?"
+func (p *Place) text() string {
+	return fmt.Sprintf("%s: %s (%s at %s), %s", p.Path, p.name(), p.Engine, known(p.Address != "", p.Address),
+		core(p.Core))
+}
+
+func (s *Sender) text() string {
+	text := fmt.Sprintf("%s: packets of %d bytes (%d + %d) in bursts of %d, from %s port %v to %s port %v, %v",
+		s.Place.text(), s.Size(),
+		s.Header+s.Overhead, s.Payload, s.Batch, known(s.Src.IsValid(), s.Src), s.SrcPorts,
+		known(s.Dst.IsValid(), s.Dst), s.DstPorts, s.EthDst)
+	if s.Rate > 0 {
+		text += fmt.Sprintf(", at %v", s.Rate)
 	}
-	return a.String()
+	if s.Sequence >= 0 {
+		text += fmt.Sprintf(", numbers at byte %d of the payload from %d on", s.Sequence, s.Start)
+	}
+	if s.Number < 0 && room(s.Payload, s.Sequence) < 0 {
+		text += ", too short for numbers of ours"
+	}
+	return text
+}
+
+func (r *Receiver) text() string {
+	text := fmt.Sprintf("%s: bursts of %d", r.Place.text(), r.Batch)
+	if r.Timeout > 0 {
+		text += fmt.Sprintf(" within %v", r.Timeout)
+	}
+	text += " into " + strings.Join(r.Regions, " and ")
+	if len(r.Regions) == 2 {
+		text += fmt.Sprintf(", split at %d", r.SplitAt)
+	}
+	for _, plan := range r.reorders {
+		text += ", batches of " + plan.Name
+		if t := plan.DataTypes; t != nil {
+			text += fmt.Sprintf(" (%s to %s)", t.Input, t.Output)
+		}
+	}
+	return text
+}
+
+func (s *Socket) text() string {
+	does := []string{"sends", "receives", "sends and receives"}[1:]
+	switch {
+	case s.Send && !s.Receive:
+		does = []string{"sends"}
+	case s.Send:
+		does = does[1:]
+	}
+	n := "messages"
+	if s.Iterations > 0 {
+		n = fmt.Sprintf("%d messages", s.Iterations)
+	}
+	return fmt.Sprintf("%s: %s at %s, %s: %s %s of %d bytes over %s", s.Path, s.Interface, s.Address, core(s.Core),
+		does[0], n, s.Size, s.Protocol)
 }
 
 // Table writes the plan for people, 80 columns wide, with the changes that Fit made for it.
@@ -58,56 +99,13 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 	t.Line("plan of the bench sections of %s", p.File)
 	t.Line("")
 	for i := range p.Senders {
-		s := &p.Senders[i]
-		text := fmt.Sprintf("%s: %s (%s at %s), %s: packets of %d bytes (%d + %d)", s.Path, s.name(), s.Engine,
-			known(s.Address), core(s.Core), s.Size(), s.Header+s.Overhead, s.Payload)
-		text += fmt.Sprintf(" in bursts of %d, from %s port %v to %s port %v, %v", s.Batch, address(s.Src), s.SrcPorts,
-			address(s.Dst), s.DstPorts, s.EthDst)
-		if s.Rate > 0 {
-			text += fmt.Sprintf(", at %v", s.Rate)
-		}
-		if s.Sequence >= 0 {
-			text += fmt.Sprintf(", numbers at byte %d of the payload from %d on", s.Sequence, s.Start)
-		}
-		if s.Number < 0 && room(s.Payload, s.Sequence) < 0 {
-			text += ", too short for numbers of ours"
-		}
-		t.Field("send", text)
+		t.Field("send", p.Senders[i].text())
 	}
 	for i := range p.Receivers {
-		r := &p.Receivers[i]
-		text := fmt.Sprintf("%s: %s (%s at %s), %s: bursts of %d", r.Path, r.name(), r.Engine, known(r.Address),
-			core(r.Core), r.Batch)
-		if r.Timeout > 0 {
-			text += fmt.Sprintf(" within %v", r.Timeout)
-		}
-		text += " into " + strings.Join(r.Regions, " and ")
-		if len(r.Regions) == 2 {
-			text += fmt.Sprintf(", split at %d", r.SplitAt)
-		}
-		for _, plan := range r.reorders {
-			text += ", batches of " + plan.Name
-			if t := plan.DataTypes; t != nil {
-				text += fmt.Sprintf(" (%s to %s)", t.Input, t.Output)
-			}
-		}
-		t.Field("receive", text)
+		t.Field("receive", p.Receivers[i].text())
 	}
 	for i := range p.Sockets {
-		s := &p.Sockets[i]
-		var does []string
-		if s.Send {
-			does = append(does, "sends")
-		}
-		if s.Receive {
-			does = append(does, "receives")
-		}
-		n := "messages"
-		if s.Iterations > 0 {
-			n = fmt.Sprintf("%d messages", s.Iterations)
-		}
-		t.Field(s.Role, fmt.Sprintf("%s: %s at %s, %s: %s %s of %d bytes over %s", s.Path, s.Interface, s.Address,
-			core(s.Core), strings.Join(does, " and "), n, s.Size, s.Protocol))
+		t.Field(p.Sockets[i].Role, p.Sockets[i].text())
 	}
 	if l := p.Latency; l != nil {
 		way := "one way"
@@ -115,7 +113,8 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 			way = "one way, and there and back"
 		}
 		t.Field("latency", fmt.Sprintf("%s: from %s to %s, %s: one packet at a time, %s, payloads %s", l.Path,
-			l.Tx.name(), l.Rx.name(), core(l.Tx.Core), way, strings.Trim(fmt.Sprint(l.Payloads), "[]")))
+			l.Tx.name(), l.Rx.name(),
+			core(l.Tx.Core), way, strings.Trim(fmt.Sprint(l.Payloads), "[]")))
 	}
 	for _, c := range changes {
 		t.Field("instead", within(p.File, c.String()))
@@ -129,28 +128,45 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 	return t.Err
 }
 
+// table writes lines under a head, if there are any.
+func table(p *paired.Lines, head string, lines []string) {
+	for i, l := range lines {
+		if i == 0 {
+			p.Line("\n%s", head)
+		}
+		p.Line("%s", l)
+	}
+}
+
 // Table writes the result for people, 80 columns wide.
 func (r *Result) Table(w io.Writer) error {
 	p := newLines(w)
-	p.Line("bench stream, %s, %.1f s", r.Began.UTC().Format("2006-01-02 15:04 UTC"), r.Took)
-	p.Line("")
-	p.Field("file", r.Plan.File)
-	m, virtual := r.Machine, ""
-	if m.Virtual {
-		virtual = ", virtual"
-	}
-	p.Field("machine", fmt.Sprintf("%s, %d cores%s, Linux %s, load %.2f", m.CPU, m.Cores, virtual, m.Kernel, m.Load[0]))
-	if d := r.Disturbance(); d != "" {
-		p.Field("others", d)
-	}
+	r.Head(p, [2]string{"file", r.Plan.File}, [2]string{"machine", r.Machine.Summary()})
 	for _, c := range r.Changes {
 		p.Field("instead", within(r.Plan.File, c.String()))
 	}
-	p.sent(r)
-	p.received(r)
-	p.account(r)
-	p.latencies(r)
-	p.messages(r)
+	r.packets(p)
+	r.account(p)
+	var lines []string
+	for i := range r.Latency {
+		x := &r.Latency[i]
+		for _, y := range []struct {
+			name string
+			l    *paired.Latency
+		}{{"call", x.Call}, {"one way", x.OneWay}, {"there and back", x.Round}} {
+			if l := y.l; l != nil {
+				lines = append(lines, fmt.Sprintf("%-20s %8d %8s %8s %8s %8s %8s",
+					strings.TrimSpace(fmt.Sprintf("%4d %s", x.Payload, y.name)),
+					x.Sent, digits(l.P50), digits(l.P90), digits(l.P99), digits(l.P999), digits(l.Max)))
+			}
+		}
+		if x.Lost > 0 {
+			lines = append(lines, fmt.Sprintf("%4d lost             %8d", x.Payload, x.Lost))
+		}
+	}
+	table(p, fmt.Sprintf("%-20s %8s %8s %8s %8s %8s %8s", "latency, us", "sent", "p50", "p90", "p99", "p99.9", "max"),
+		lines)
+	r.messages(p)
 	skip := len(r.Changes)
 	if len(r.Notes) > skip {
 		p.Line("")
@@ -161,46 +177,35 @@ func (r *Result) Table(w io.Writer) error {
 	return p.Err
 }
 
-func (p *lines) sent(r *Result) {
+// text is the number, its rates, and the bytes of each and how many came in a burst.
+func (n amount) text(bursts uint64) string {
+	each := "-"
+	if bursts > 0 {
+		each = digits(float64(n.packets) / float64(bursts))
+	}
+	return fmt.Sprintf("%12d %8s %8s %6d %9s", n.packets, digits(n.mops()), strings.TrimSuffix(n.gbps(), " Gb/s"),
+		n.size(), each)
+}
+
+func (r *Result) packets(p *paired.Lines) {
+	const head = "%-20s %12s %8s %8s %6s %9s"
+	var sent, received, odd []string
 	for i := range r.Sent {
-		if i == 0 {
-			p.Line("")
-			p.Line("%-20s %12s %8s %8s %6s %9s", "sent", "packets", "Mpps", "Gb/s", "bytes", "per burst")
-		}
 		s := &r.Sent[i]
-		p.Line("%-20.20s %12d %8s %8s %6d %9s", s.Name, s.Packets, digits(rate(s.Packets, s.Took)),
-			strings.TrimSuffix(gbps(s.Bytes, s.Took), " Gb/s"), perPacket(s.Bytes, s.Packets),
-			each(s.Packets, s.Bursts))
+		sent = append(sent, fmt.Sprintf("%-20.20s %s", s.Name, s.amount().text(s.Bursts)))
 	}
-}
-
-func each(packets, bursts uint64) string {
-	if bursts == 0 {
-		return "-"
-	}
-	return digits(float64(packets) / float64(bursts))
-}
-
-func (p *lines) received(r *Result) {
-	odd := false
+	strange := false
 	for i := range r.Received {
-		if i == 0 {
-			p.Line("")
-			p.Line("%-20s %12s %8s %8s %6s %9s %8s", "received", "packets", "Mpps", "Gb/s", "bytes", "per burst",
-				"at most")
-		}
 		x := &r.Received[i]
-		p.Line("%-20.20s %12d %8s %8s %6d %9s %8d", x.Name, x.Packets, digits(rate(x.Packets, x.Took)),
-			strings.TrimSuffix(gbps(x.Bytes, x.Took), " Gb/s"), perPacket(x.Bytes, x.Packets),
-			each(x.Packets, x.Bursts), x.MaxBurst)
-		odd = odd || x.Duplicates+x.Late+x.Damaged+x.Foreign > 0
+		received = append(received, fmt.Sprintf("%-20.20s %s %8d", x.Name, x.amount().text(x.Bursts), x.MaxBurst))
+		odd = append(odd, fmt.Sprintf("%-20.20s %12d %12d %10d %10d", x.Name, x.Duplicates, x.Late, x.Damaged,
+			x.Foreign))
+		strange = strange || x.Duplicates+x.Late+x.Damaged+x.Foreign > 0
 	}
-	if odd {
-		p.Line("")
-		p.Line("%-20s %12s %12s %10s %10s", "disorder", "duplicate", "late", "damaged", "foreign")
-		for _, x := range r.Received {
-			p.Line("%-20.20s %12d %12d %10d %10d", x.Name, x.Duplicates, x.Late, x.Damaged, x.Foreign)
-		}
+	table(p, fmt.Sprintf(head, "sent", "packets", "Mpps", "Gb/s", "bytes", "per burst"), sent)
+	table(p, fmt.Sprintf(head+" %8s", "received", "packets", "Mpps", "Gb/s", "bytes", "per burst", "at most"), received)
+	if strange {
+		table(p, fmt.Sprintf("%-20s %12s %12s %10s %10s", "disorder", "duplicate", "late", "damaged", "foreign"), odd)
 	}
 	for i := range r.Received {
 		if text := countsText(r.Received[i].Stages); text != "" {
@@ -214,7 +219,7 @@ func (p *lines) received(r *Result) {
 	}
 }
 
-func (p *lines) account(r *Result) {
+func (r *Result) account(p *paired.Lines) {
 	a := r.Account
 	if a == nil {
 		return
@@ -227,14 +232,61 @@ func (p *lines) account(r *Result) {
 		text += ", all of them dropped for a reason: " + dropsText(&a.Drops)
 	default:
 		text += fmt.Sprintf("; dropped by the ports, of ours and of others: %s; left to the kernel: %d; of ours "+
-			"without a reason: %d", dropsText(&a.Drops), a.Kernel, a.Unattributed)
+			"without a reason: %d",
+			dropsText(&a.Drops), a.Kernel, a.Unattributed)
 	}
 	p.Field("account", text)
 	if a.Drops[engine.DropQueueFull]+a.Drops[engine.DropNoBuffers]+a.Drops[engine.DropKernel] > 0 &&
-		!slices.ContainsFunc(r.Plan.Senders, func(s Sender) bool {
-			return s.Rate > 0
-		}) {
+		!slices.ContainsFunc(r.Plan.Senders, func(s Sender) bool { return s.Rate > 0 }) {
 		p.Field("hint", fmt.Sprintf("senders without a rate send what they can: --set "+
-			"'interfaces[%s].tx.queues[*].rate=1Gbps' paces them", r.Plan.Senders[0].Interface))
+			"'interfaces[%s].tx.queues[*].rate=1Gbps' paces them",
+			r.Plan.Senders[0].Interface))
 	}
+}
+
+func (r *Result) messages(p *paired.Lines) {
+	const columns = "%-22.22s %11s %11s %8s %8s %7s %7s"
+	var lines []string
+	for i := range r.Sockets {
+		m, n := &r.Sockets[i], r.Sockets[i].amount()
+		l := paired.Latency{}
+		if m.Latency != nil {
+			l = *m.Latency
+		}
+		at := func(v float64) string { return strings.ReplaceAll(known(m.Latency != nil, digits(v)), "?", "-") }
+		lines = append(lines, fmt.Sprintf(columns, m.name()+", "+m.Protocol, elsewhere(!m.Here || r.both(), m.Sent),
+			elsewhere(m.Here, m.Packets),
+			digits(n.mops()), strings.TrimSuffix(n.gbps(), " Gb/s"), at(l.P50), at(l.P99)))
+	}
+	table(p, fmt.Sprintf(columns, "messages", "sent", "received", "Mop/s", "Gb/s", "p50 us", "p99 us"), lines)
+	for i := range r.Sockets {
+		m := &r.Sockets[i]
+		switch {
+		case !m.Here:
+			continue
+		case r.both():
+			lost := m.Sent - min(m.Unique, m.Sent)
+			text := fmt.Sprintf("%s: %d sent = %d received + %d lost", m.name(), m.Sent, m.Unique, lost)
+			if lost > 0 {
+				text += ", dropped: " + dropsText(&m.Drops)
+			}
+			p.Field("account", text)
+		case m.Missing > 0:
+			p.Field("missing", fmt.Sprintf("%s: %d by their numbers", m.name(), m.Missing))
+		}
+		if m.Duplicates+m.Late+m.Damaged+m.Foreign > 0 || m.Rest > 0 {
+			p.Field("disorder",
+				fmt.Sprintf("%s: %d duplicates, %d late, %d damaged, %d of other programs, %d bytes of a message "+
+					"that was cut off",
+					m.name(), m.Duplicates, m.Late, m.Damaged, m.Foreign, m.Rest))
+		}
+	}
+}
+
+// elsewhere writes a number that this process knows.
+func elsewhere(here bool, n uint64) string {
+	if !here {
+		return "elsewhere"
+	}
+	return fmt.Sprint(n)
 }

@@ -40,6 +40,9 @@ type template struct {
 // newTemplate makes the packets of a sender whose interface has the address mac. The error says
 // which tag or tunnel cannot be done.
 func newTemplate(s *Sender, mac packet.MAC) (*template, error) {
+	if s.Header == 0 { // a message of a socket
+		return &template{heads: [][]byte{nil}, frame: pattern(s.Payload), number: s.Number, seq: -1}, nil
+	}
 	if s.EthSrc != (packet.MAC{}) {
 		mac = s.EthSrc
 	}
@@ -97,8 +100,8 @@ func newTemplate(s *Sender, mac packet.MAC) (*template, error) {
 // portAt is the port of packet i: a range is gone through from its lower end.
 func portAt(r flow.Range, i int) uint16 { return r.Lo + uint16(i%(int(r.Hi)-int(r.Lo)+1)) }
 
-// write writes packet i of b, which has room for all of it, as the n-th of its sender.
-func (t *template) write(b *burst.Burst, i int, n uint64, h *stream.Header) {
+// fill makes frame the n-th packet of its sender.
+func (t *template) fill(n uint64, h *stream.Header) {
 	if k := int(n % uint64(len(t.heads))); k != t.turn {
 		copy(t.frame, t.heads[k])
 		t.turn = k
@@ -113,16 +116,17 @@ func (t *template) write(b *burst.Burst, i int, n uint64, h *stream.Header) {
 		u := packet.UDP(t.frame[t.l4:])
 		u.FillChecksum(t.src, t.dst)
 	}
-	parts := b.Segments(i)
-	if parts == 2 && b.Role(i, 0) == burst.Header && b.SetLen(i, 0, t.head) {
+}
+
+// write writes packet i of b, which has room for all of it, as the n-th of its sender.
+func (t *template) write(b *burst.Burst, i int, n uint64, h *stream.Header) {
+	t.fill(n, h)
+	if b.Segments(i) == 2 && b.Role(i, 0) == burst.Header && b.SetLen(i, 0, t.head) {
 		copy(b.Bytes(i, 0), t.frame)
 		copy(b.Bytes(i, 1), t.frame[t.head:])
 		return
 	}
-	rest := t.frame
-	for k := range parts {
-		rest = rest[copy(b.Bytes(i, k), rest):]
-	}
+	put(b, i, t.frame)
 }
 
 // transforms are rules of a tx section, done in software.
