@@ -34,8 +34,8 @@ type link struct {
 	pin    bool
 	driver Drivers
 
-	queues []*transfer.Queue
-	ground ground
+	queues   []*transfer.Queue
+	memories memories
 }
 
 // dial starts the second process and connects a node to it.
@@ -102,7 +102,7 @@ func (l *link) close() error {
 		n.Close()
 	}
 	l.in.Close() // the second process ends at the end of its input
-	err := l.ground.close()
+	err := l.memories.close()
 	if werr := l.cmd.Wait(); werr != nil {
 		err = errors.Join(err, fmt.Errorf("bench: the second process: %w", werr))
 	}

@@ -26,12 +26,12 @@ func (p Place) check() error {
 	return nil
 }
 
-// ground is where a process of a benchmark takes memory from.
-type ground struct{ a *accel.Accelerator }
+// memories is where a process of a benchmark takes memory from.
+type memories struct{ a *accel.Accelerator }
 
 // allocate makes memory at a place. The first that is not of the host opens the accelerator, which
 // is the only one of its process.
-func (g *ground) allocate(name string, size uint64, huge bool, p Place) (*mem.Region, error) {
+func (g *memories) allocate(name string, size uint64, huge bool, p Place) (*mem.Region, error) {
 	if err := p.check(); err != nil {
 		return nil, err
 	}
@@ -49,7 +49,7 @@ func (g *ground) allocate(name string, size uint64, huge bool, p Place) (*mem.Re
 
 // device names the accelerator behind a place, in short and with the reasons for it; "" for host
 // memory.
-func (g *ground) device(p Place) (name, why string) {
+func (g *memories) device(p Place) (name, why string) {
 	if p.Kind == mem.Host || g.a == nil {
 		return "", ""
 	}
@@ -57,7 +57,7 @@ func (g *ground) device(p Place) (name, why string) {
 }
 
 // close gives the accelerator back; its regions are closed.
-func (g *ground) close() error {
+func (g *memories) close() error {
 	if g.a == nil {
 		return nil
 	}
@@ -87,7 +87,7 @@ func (p pattern) fill(ctx context.Context, r *mem.Region) error {
 
 // verify checks that the beginning of r holds the pattern, and returns how many bytes were right.
 // Memory of an accelerator is read back, and summed by its own kernel as well.
-func (p pattern) verify(ctx context.Context, g *ground, r *mem.Region) (checked uint64, err error) {
+func (p pattern) verify(ctx context.Context, g *memories, r *mem.Region) (checked uint64, err error) {
 	s, err := r.Span(0, p.Len)
 	if err != nil {
 		return 0, err

@@ -24,12 +24,12 @@ type Drivers func(drivers.Options) ([]setup.Driver, error)
 
 // server is the second process of a benchmark.
 type server struct {
-	ctx     context.Context
-	drivers Drivers
-	node    *transfer.Node
-	memory  map[string]*memory
-	ground  ground
-	session *session
+	ctx      context.Context
+	drivers  Drivers
+	node     *transfer.Node
+	memory   map[string]*memory
+	memories memories
+	session  *session
 }
 
 type memory struct {
@@ -70,7 +70,7 @@ func (s *server) close() {
 	for _, m := range s.memory {
 		m.region.Close()
 	}
-	s.ground.close()
+	s.memories.close()
 }
 
 func (s *server) do(q *request, a *reply) (err error) {
@@ -89,7 +89,7 @@ func (s *server) do(q *request, a *reply) (err error) {
 		return err
 	case "alloc":
 		m := &memory{}
-		if m.region, err = s.ground.allocate(q.Name, q.Size, q.Huge, q.Place); err != nil {
+		if m.region, err = s.memories.allocate(q.Name, q.Size, q.Huge, q.Place); err != nil {
 			return err
 		}
 		if m.export, err = s.node.Export(m.region.All(),
@@ -99,7 +99,7 @@ func (s *server) do(q *request, a *reply) (err error) {
 		}
 		s.memory[q.Name] = m
 		a.Note = m.region.Note()
-		a.Device, a.Why = s.ground.device(q.Place)
+		a.Device, a.Why = s.memories.device(q.Place)
 		return nil
 	case "accept":
 		s.session = newSession(s, q)
@@ -143,7 +143,7 @@ func (s *server) do(q *request, a *reply) (err error) {
 	case "draw":
 		err = q.Pattern.fill(s.ctx, m.region)
 	case "check":
-		a.Checked, err = q.Pattern.verify(s.ctx, &s.ground, m.region)
+		a.Checked, err = q.Pattern.verify(s.ctx, &s.memories, m.region)
 	case "verify":
 		a.Checked, err = q.Area.verify(b)
 	default:

@@ -186,8 +186,8 @@ func (o *TransferOptions) method() []string {
 // placed reports whether a side uses other memory than the host's.
 func (o *TransferOptions) placed() bool { return o.Local.Kind != mem.Host || o.Remote.Kind != mem.Host }
 
-// haulMethod is method where a side uses other memory than the host's.
-func (o *TransferOptions) haulMethod() []string {
+// memoryCopyMethod is method where a side uses other memory than the host's.
+func (o *TransferOptions) memoryCopyMethod() []string {
 	return []string{
 		fmt.Sprintf("two processes, Peer.Put and Peer.Get one at a time, samples of about %v each, in pairs with the "+
 			"same between host memories", o.Budget),
@@ -225,10 +225,10 @@ func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 		return nil, err
 	}
 	if o.placed() {
-		r := o.Begin("transfer", o.haulMethod()...)
+		r := o.Begin("transfer", o.memoryCopyMethod()...)
 		r.Method.Pairs = o.Pairs
 		vec.Calibrate()
-		return r.End(o.hauls(ctx, r))
+		return r.End(o.memoryCopies(ctx, r))
 	}
 	r := o.Begin("transfer", o.method()...)
 	r.Method.Alone = o.Samples

@@ -277,8 +277,8 @@ func applyRules(p engine.Port, rules []string) error {
 }
 
 // openFar opens the receiving end and its sinks.
-func openFar(ctx context.Context, at *place, c *cell, k *clock) (_ *hall, t target, err error) {
-	h := newHall(c, k)
+func openFar(ctx context.Context, at *place, c *cell, k *clock) (_ *localReceiver, t target, err error) {
+	h := newLocalReceiver(c, k)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.close())
@@ -356,13 +356,13 @@ func openFar(ctx context.Context, at *place, c *cell, k *clock) (_ *hall, t targ
 type near struct {
 	parts
 	gens []*generator
-	hall *hall // of what comes back; nil one-way
+	back *localReceiver // of what comes back; nil one-way
 }
 
 func (n *near) close() error {
 	var err error
-	if n.hall != nil {
-		err = n.hall.close()
+	if n.back != nil {
+		err = n.back.close()
 	}
 	return errors.Join(err, n.parts.close())
 }
@@ -371,7 +371,7 @@ func (n *near) close() error {
 func openNear(ctx context.Context, at *place, to target, c *cell, k *clock, senders int) (_ *near, err error) {
 	n := &near{}
 	if c.Reflect {
-		n.hall = newHall(c, k)
+		n.back = newLocalReceiver(c, k)
 	}
 	defer func() {
 		if err != nil {
@@ -383,20 +383,20 @@ func openNear(ctx context.Context, at *place, to target, c *cell, k *clock, send
 	for range senders {
 		n.gens = append(n.gens, &generator{b: burst.NewSegmented(c.Burst, c.Burst*segments), c: k, w: newWaiter(k)})
 	}
-	open := n.frameLanes
+	open := n.frameStreams
 	if !c.frames() {
-		open = n.socketLanes
+		open = n.socketStreams
 	}
 	return n, open(ctx, at, to, c)
 }
 
-func (n *near) frameLanes(ctx context.Context, at *place, to target, c *cell) error {
+func (n *near) frameStreams(ctx context.Context, at *place, to target, c *cell) error {
 	in, out, err := n.frameMemory(c, c.Reflect)
 	if err != nil {
 		return err
 	}
 	replies := 0
-	if n.hall != nil {
+	if n.back != nil {
 		replies = 1
 	}
 	p, err := n.framePort(ctx, at, c, replies, len(n.gens))
@@ -423,16 +423,17 @@ func (n *near) frameLanes(ctx context.Context, at *place, to target, c *cell) er
 		}
 		copy(frame[header+HeaderLen:], pattern(size-header-HeaderLen, c.Seed, c.Workload))
 		g := s % len(n.gens)
-		n.gens[g].lanes = append(n.gens[g].lanes, &lane{tx: txs[g], stream: uint16(s), frame: frame, at: header})
+		n.gens[g].streams = append(n.gens[g].streams,
+			&outStream{tx: txs[g], stream: uint16(s), frame: frame, at: header})
 	}
-	if n.hall == nil {
+	if n.back == nil {
 		return nil
 	}
 	rx, err := p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{in}, Depth: depth})
 	if err != nil {
 		return fmt.Errorf("stream: receive queue of %s: %w", at.address, err)
 	}
-	n.hall.add(c, rx)
+	n.back.add(c, rx)
 	var rules []string
 	for q := range c.Queues {
 		rules = append(rules, fmt.Sprintf("udp src %d -> queue 0", basePort+q))
@@ -440,7 +441,7 @@ func (n *near) frameLanes(ctx context.Context, at *place, to target, c *cell) er
 	return applyRules(p, rules)
 }
 
-func (n *near) socketLanes(ctx context.Context, at *place, to target, c *cell) error {
+func (n *near) socketStreams(ctx context.Context, at *place, to target, c *cell) error {
 	size, _ := c.inMemory()
 	for s := range c.streams() {
 		spec := engine.PortSpec{Address: "tcp://" + to.Address}
@@ -464,8 +465,8 @@ func (n *near) socketLanes(ctx context.Context, at *place, to target, c *cell) e
 		frame := make([]byte, size)
 		copy(frame[HeaderLen:], pattern(size-HeaderLen, c.Seed, c.Workload))
 		g := s % len(n.gens)
-		n.gens[g].lanes = append(n.gens[g].lanes, &lane{tx: tx, stream: uint16(s), frame: frame})
-		if n.hall == nil {
+		n.gens[g].streams = append(n.gens[g].streams, &outStream{tx: tx, stream: uint16(s), frame: frame})
+		if n.back == nil {
 			continue
 		}
 		back, err := n.pool(mem.PoolOptions{Name: fmt.Sprintf("came back %d", s), SlotSize: size + 64, Slots: 1024})
@@ -476,7 +477,7 @@ func (n *near) socketLanes(ctx context.Context, at *place, to target, c *cell) e
 		if err != nil {
 			return fmt.Errorf("stream: receive queue of stream %d: %w", s, err)
 		}
-		n.hall.add(c, rx)
+		n.back.add(c, rx)
 	}
 	return nil
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// lane is one stream of packets on its way out.
-type lane struct {
+// outStream is one stream of packets on its way out.
+type outStream struct {
 	tx     engine.TxQueue
 	stream uint16
 	frame  []byte // headers, room for a Header at its place, pattern
@@ -23,13 +23,14 @@ type lane struct {
 	seq    uint32 // of the next packet
 }
 
-// generator is one sending goroutine. It sends bursts on its lanes in turn.
+// generator is one sending goroutine. It sends bursts on its streams in turn.
 type generator struct {
-	lanes []*lane
-	b     *burst.Burst
-	c     *clock
-	w     *waiter
-	turn  int
+	streams []*outStream
+	b       *burst.Burst
+	c       *clock
+	w       *waiter
+	turn    int
+	room    Patience
 }
 
 // load is what one generator is to send in one trial.
@@ -75,7 +76,7 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 			return out, err
 		}
 	}
-	for _, x := range g.lanes {
+	for _, x := range g.streams {
 		x.seq = 0
 	}
 	if _, err := g.w.until(ctx, l.start); err != nil {
@@ -95,7 +96,7 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 		if l.packets > 0 {
 			n = int(min(uint64(n), l.packets-out.sent))
 		}
-		x := g.lanes[g.turn]
+		x := g.streams[g.turn]
 		if left := MaxPackets - x.seq; uint32(n) > left {
 			n = int(left)
 		}
@@ -125,7 +126,7 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 		if err = e; err != nil {
 			break
 		}
-		if g.turn++; g.turn == len(g.lanes) {
+		if g.turn++; g.turn == len(g.streams) {
 			g.turn = 0
 		}
 		if l.rate == 0 {
@@ -139,7 +140,7 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 	// Nothing is on its way inside this end when it says that it has sent.
 	drain, cancel := context.WithTimeout(ctx, stuckFor)
 	defer cancel()
-	for _, x := range g.lanes {
+	for _, x := range g.streams {
 		if e := x.tx.Drain(drain); e != nil && err == nil {
 			err = fmt.Errorf("stream: stream %d: packets that were given to the engine have not left after %v: %w",
 				x.stream, stuckFor, e)
@@ -151,35 +152,16 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 	return out, errors.Join(err, e)
 }
 
-// one sends n packets of a lane, back to back, and returns how many the engine took.
-func (g *generator) one(ctx context.Context, x *lane, run uint16, n int, due int64) (sent int, err error) {
-	stuck, looks := int64(0), 0
+// one sends n packets of a stream, back to back, and returns how many the engine took.
+func (g *generator) one(ctx context.Context, x *outStream, run uint16, n int, due int64) (sent int, err error) {
 	for sent < n {
-		k, err := x.tx.Alloc(g.b, min(n-sent, g.b.Cap()), len(x.frame))
+		k, err := g.room.Alloc(ctx, x.tx, g.b, min(n-sent, g.b.Cap()), len(x.frame), stuckFor)
 		if k == 0 {
-			if !errors.Is(err, engine.ErrFull) && !errors.Is(err, engine.ErrNoBuffers) {
-				return sent, fmt.Errorf("stream: stream %d: %w", x.stream, err)
+			if err == nil {
+				return sent, ctx.Err()
 			}
-			// The device takes no more now. It is given a moment, and a long one when moments do
-			// not help.
-			if looks++; looks < 32 {
-				runtime.Gosched()
-				continue
-			}
-			now := g.c.now()
-			if stuck == 0 {
-				stuck = now
-			}
-			if now-stuck > int64(stuckFor) {
-				return sent, fmt.Errorf("stream: stream %d: the engine took no packet for %v: is anybody at the "+
-					"other end? (%w)", x.stream, stuckFor, err)
-			}
-			if err := g.w.pause(ctx, 50*time.Microsecond); err != nil {
-				return sent, err
-			}
-			continue
+			return sent, fmt.Errorf("stream: stream %d: %w", x.stream, err)
 		}
-		stuck, looks = 0, 0
 		for i := range k {
 			x.write(g.b, i, Header{Run: run, Stream: x.stream, Seq: x.seq, Due: uint64(due) & timeMask})
 			x.seq++
@@ -195,7 +177,7 @@ func (g *generator) one(ctx context.Context, x *lane, run uint16, n int, due int
 }
 
 // write writes packet i of b.
-func (x *lane) write(b *burst.Burst, i int, h Header) {
+func (x *outStream) write(b *burst.Burst, i int, h Header) {
 	h.Put(x.frame[x.at:])
 	rest := x.frame
 	for k := range b.Segments(i) {

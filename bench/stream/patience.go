@@ -37,7 +37,7 @@ func (w *Patience) Alloc(ctx context.Context, tx engine.TxQueue, b *burst.Burst,
 		case since.IsZero():
 			since = time.Now()
 		case time.Since(since) > limit:
-			return 0, fmt.Errorf("it took no packet for %v: is anybody at the other end? (%w)", limit, err)
+			return 0, fmt.Errorf("the queue took no packet for %v: is anybody at the other end? (%w)", limit, err)
 		}
 		const moment = 50 * time.Microsecond
 		if w.timer == nil {

@@ -33,16 +33,7 @@ const columns = 80
 // Table writes the result for people, 80 columns wide.
 func (r *Result) Table(w io.Writer) error {
 	p := &writer{paired.Lines{W: w, Label: 9, Width: columns}}
-	m, virtual := r.Machine, ""
-	if m.Virtual {
-		virtual = ", virtual"
-	}
-	cores := "cores"
-	if m.Cores == 1 {
-		cores = "core"
-	}
-	fields := [][2]string{{"machine", fmt.Sprintf("%s, %d %s%s, Linux %s, load %.2f", m.CPU, m.Cores, cores, virtual,
-		m.Kernel, m.Load[0])}}
+	fields := [][2]string{{"machine", r.Machine.Summary()}}
 	for _, l := range r.Method.Notes {
 		fields = append(fields, [2]string{"method", l})
 	}
@@ -112,8 +103,9 @@ func (p *writer) rates(r *Result, test, title string) {
 		if limit == "" {
 			limit = "-"
 		}
-		p.Line("%s %8s %7s %7s %7s %6s %6s %6.0f", at(&l.cell), digits(rate/1e6), digits(L2(l.cell.Size, rate)/1e9),
-			digits(L1(l.cell.Size, rate)/1e9),
+		p.Line("%s %8s %7s %7s %7s %6s %6s %6.0f", at(&l.cell), paired.Digits(rate/1e6),
+			paired.Digits(L2(l.cell.Size, rate)/1e9),
+			paired.Digits(L1(l.cell.Size, rate)/1e9),
 			part(t.Lost, t.Sent), limit, tx, t.ReceiveNS)
 	}
 }
@@ -132,8 +124,9 @@ func (p *writer) latencies(r *Result) {
 			first = false
 		}
 		y := x.Latency
-		p.Line("%s %8s %6s %6s %6s %6s %6s %7s", at(&l.cell), digits(l.rate/1e6), digits(y.P50), digits(y.P90),
-			digits(y.P99), digits(y.P999), digits(y.Max),
+		p.Line("%s %8s %6s %6s %6s %6s %6s %7s", at(&l.cell), paired.Digits(l.rate/1e6), paired.Digits(y.P50),
+			paired.Digits(y.P90),
+			paired.Digits(y.P99), paired.Digits(y.P999), paired.Digits(y.Max),
 			part(x.Traffic.Lost, x.Traffic.Sent))
 	}
 	if !first && len(r.lines) > 0 && r.lines[0].cell.Reflect {
@@ -153,7 +146,7 @@ func (p *writer) losses(r *Result) {
 			first = false
 		}
 		for _, x := range l.points {
-			p.Line("%s %8s %5.0f%% %10d %10d %8s", at(&l.cell), digits(x.Rate/1e6), 100*x.Part, x.Sent, x.Lost,
+			p.Line("%s %8s %5.0f%% %10d %10d %8s", at(&l.cell), paired.Digits(x.Rate/1e6), 100*x.Part, x.Sent, x.Lost,
 				part(x.Lost, x.Sent))
 		}
 	}
@@ -217,21 +210,8 @@ func (p *writer) against(x *paired.Row, t *paired.Side) {
 	}
 	q := t.Ratio
 	p.Field("beside", fmt.Sprintf("%s: ours %s Mpps, %s %s Mpps; ratio %.2f, 95%% from %.2f to %.2f over %d pairs: %s",
-		x.Name, digits(x.Ours.Stats.Median),
-		t.Name, digits(t.Stats.Median), q.Median, q.Interval.Low, q.Interval.High, len(t.Samples), q.Verdict))
-}
-
-// digits writes a figure with three digits that mean something.
-func digits(v float64) string {
-	switch {
-	case v >= 100:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 10:
-		return fmt.Sprintf("%.1f", v)
-	case v >= 1:
-		return fmt.Sprintf("%.2f", v)
-	}
-	return fmt.Sprintf("%.3f", v)
+		x.Name, paired.Digits(x.Ours.Stats.Median),
+		t.Name, paired.Digits(t.Stats.Median), q.Median, q.Interval.Low, q.Interval.High, len(t.Samples), q.Verdict))
 }
 
 // part writes a loss; the smallest that is not 0 is seen as such.

@@ -116,22 +116,13 @@ func (y *measured) row(ctx context.Context, test string, p paired.Plan, sum *tal
 	x.Peers, x.Traffic = c.Queues, sum.traffic()
 	x.Note = strings.Join(sum.remarks(), "; ")
 	if test == Latency {
-		x.Latency = inMicroseconds(&sum.latency)
+		x.Latency = paired.HistogramLatency(&sum.latency)
 	}
 	y.r.Rows = append(y.r.Rows, *x)
 	l.row = len(y.r.Rows) - 1
 	l.cell, l.test, l.at = *c, test, sum.at
 	y.r.lines = append(y.r.lines, l)
 	return nil
-}
-
-func inMicroseconds(h *metrics.HistogramSnapshot) *paired.Latency {
-	if h.Count == 0 {
-		return nil
-	}
-	q := func(p float64) float64 { return float64(h.Quantile(p)) / 1e3 }
-	return &paired.Latency{N: int(h.Count), P50: q(0.5), P90: q(0.9), P99: q(0.99), P999: q(0.999),
-		Max: float64(h.Max) / 1e3}
 }
 
 // unlimited is a trial without a rate, and what it was like.

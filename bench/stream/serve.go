@@ -108,7 +108,7 @@ const turnTime = 300 * time.Millisecond
 type session struct {
 	o     *ServeOptions
 	conn  net.Conn
-	hall  *hall
+	back  *localReceiver
 	trial time.Duration
 }
 
@@ -148,16 +148,16 @@ func (s *session) serve(ctx context.Context) error {
 }
 
 func (s *session) free() error {
-	if s.hall == nil {
+	if s.back == nil {
 		return nil
 	}
-	h := s.hall
-	s.hall = nil
+	h := s.back
+	s.back = nil
 	return h.close()
 }
 
 func (s *session) do(ctx context.Context, q *request, a *reply) error {
-	if s.hall == nil && (q.Do == "begin" || q.Do == "end") {
+	if s.back == nil && (q.Do == "begin" || q.Do == "end") {
 		return fmt.Errorf("%w: stream: %s: nothing was prepared", engine.ErrInvalid, q.Do)
 	}
 	switch q.Do {
@@ -186,16 +186,16 @@ func (s *session) do(ctx context.Context, q *request, a *reply) error {
 		if err != nil {
 			return err
 		}
-		s.hall, s.trial, a.Target = h, q.Trial, &t
+		s.back, s.trial, a.Target = h, q.Trial, &t
 		return nil
 	case "begin":
-		return s.hall.begin(ctx, q.Run)
+		return s.back.begin(ctx, q.Run)
 	case "end":
 		// The near end gives up one replyTime later.
 		ctx, cancel := context.WithTimeout(ctx, q.Settle+2*replyTime)
 		defer cancel()
 		var err error
-		a.Arrivals, err = s.hall.end(ctx, q.Sent, max(q.Settle, time.Millisecond))
+		a.Arrivals, err = s.back.end(ctx, q.Sent, max(q.Settle, time.Millisecond))
 		return err
 	case "free":
 		return s.free()

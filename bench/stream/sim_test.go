@@ -80,7 +80,7 @@ func (g *rig) must(t *testing.T, o order) *Trial {
 	return x
 }
 
-// wire is the book of the direction of the packets.
+// wire is the ledger of the direction of the packets.
 func wire(t *testing.T, n *sim.Network) *sim.Entry {
 	t.Helper()
 	l := n.Ledger()
@@ -238,7 +238,7 @@ func TestStallsCount(t *testing.T) {
 	c := simCell(128, 1)
 	virtual(t, c, sim.Faults{}, func(t *testing.T, g *rig, _ *sim.Link, _ *sim.Network) {
 		const stall = 100 * time.Millisecond
-		x0 := g.near.gens[0].lanes[0]
+		x0 := g.near.gens[0].streams[0]
 		x0.tx = &stalling{TxQueue: x0.tx, at: 100, d: stall}
 		x := g.must(t, order{rate: 1000, duration: time.Second})
 		if x.Sent != 1000 || x.Lost != 0 || !x.Complete {
@@ -305,7 +305,7 @@ func TestDeadEnds(t *testing.T) {
 			t.Errorf("%+v", x)
 		}
 		cable.SetUp(true)
-		g.far.(*hall).ports[0].Close()
+		g.far.(*localReceiver).ports[0].Close()
 		if _, err := g.trial(t.Context(), order{rate: 1000, duration: 100 * time.Millisecond}); !errors.Is(err,
 			engine.ErrClosed) {
 			t.Errorf("the receiver's port is closed: %v", err)
@@ -321,7 +321,7 @@ func TestDeadEnds(t *testing.T) {
 // An engine that takes no packets any more is an error after a while.
 func TestStuckSender(t *testing.T) {
 	virtual(t, simCell(64, 8), sim.Faults{}, func(t *testing.T, g *rig, _ *sim.Link, _ *sim.Network) {
-		x := g.near.gens[0].lanes[0]
+		x := g.near.gens[0].streams[0]
 		x.tx = &full{x.tx}
 		began := time.Now()
 		_, err := g.trial(t.Context(), order{duration: 100 * time.Millisecond})

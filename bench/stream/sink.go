@@ -14,10 +14,10 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// intake is what all sinks of one end share in a trial.
-type intake struct {
+// arrivals is what all sinks of one end share in a trial.
+type arrivals struct {
 	run     uint16
-	books   []book
+	ledgers []ledger
 	size    int    // bytes of a packet in memory
 	at      int    // of the Header in it
 	pattern []byte // behind the Header
@@ -29,13 +29,13 @@ type intake struct {
 	full  chan struct{}
 }
 
-func (k *intake) came(n uint64) {
+func (k *arrivals) came(n uint64) {
 	if t := k.total.Add(n); n > 0 && t == k.want.Load() {
 		k.tell()
 	}
 }
 
-func (k *intake) tell() {
+func (k *arrivals) tell() {
 	select {
 	case k.full <- struct{}{}:
 	default:
@@ -43,7 +43,7 @@ func (k *intake) tell() {
 }
 
 // expect says how many packets were sent.
-func (k *intake) expect(n uint64) {
+func (k *arrivals) expect(n uint64) {
 	k.want.Store(n)
 	if k.total.Load() >= n {
 		k.tell()
@@ -55,7 +55,7 @@ type sink struct {
 	rx     *engine.Rx
 	b      *burst.Burst
 	c      *clock
-	in     *intake
+	in     *arrivals
 	work   *worker
 	tx     engine.TxQueue // nil, or what packets are sent back through
 	frames bool
@@ -68,7 +68,7 @@ type sink struct {
 	cpu     time.Duration
 	refused uint64 // packets that could not be sent back
 
-	locked  *book
+	locked  *ledger
 	scratch []byte // a packet of several segments
 	pieces  map[uint32]*piece
 }
@@ -78,7 +78,7 @@ type piece struct {
 	b []byte
 }
 
-func newSink(rx engine.RxQueue, c *clock, in *intake, w Workload, frames bool, spin time.Duration, packets,
+func newSink(rx engine.RxQueue, c *clock, in *arrivals, w Workload, frames bool, spin time.Duration, packets,
 	segments int) *sink {
 	return &sink{
 		rx: engine.NewRx(rx, engine.Batching{Spin: spin}), b: burst.NewSegmented(packets, packets*segments), c: c,
@@ -200,7 +200,7 @@ func (s *sink) packet(p []byte, now int64) {
 	case h.Run != in.run:
 		s.counts.Stale++
 		return
-	case int(h.Stream) >= len(in.books):
+	case int(h.Stream) >= len(in.ledgers):
 		s.counts.Foreign++
 		return
 	case len(p) != in.size || !bytes.Equal(p[in.at+HeaderLen:], in.pattern):
@@ -208,7 +208,7 @@ func (s *sink) packet(p []byte, now int64) {
 		return
 	}
 	s.counts.Checked += uint64(len(p) - in.at)
-	k := &in.books[h.Stream]
+	k := &in.ledgers[h.Stream]
 	if k != s.locked {
 		s.unlock()
 		k.mu.Lock()

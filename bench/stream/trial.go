@@ -109,11 +109,11 @@ func (g *rig) try(ctx context.Context, o order) (_ *Trial, err error) {
 	if o.burst == 0 {
 		o.burst = g.cell.Burst
 	}
-	if g.near.hall != nil {
-		if err := g.near.hall.begin(ctx, g.run); err != nil {
+	if g.near.back != nil {
+		if err := g.near.back.begin(ctx, g.run); err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, g.near.hall.stop()) }()
+		defer func() { err = errors.Join(err, g.near.back.stop()) }()
 	}
 	if err := g.far.begin(ctx, g.run); err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func (g *rig) try(ctx context.Context, o order) (_ *Trial, err error) {
 	t := &Trial{Size: g.cell.Size, Rate: o.rate, Timed: g.timed}
 	first, last := int64(0), int64(0)
 	for i, x := range g.near.gens {
-		for _, y := range x.lanes {
+		for _, y := range x.streams {
 			if out[i].sent > 0 {
 				sent[y.stream] = uint64(y.seq)
 			}
@@ -186,9 +186,9 @@ func (g *rig) try(ctx context.Context, o order) (_ *Trial, err error) {
 	}
 	t.Queues, t.RecvCPU, t.InDrops, t.Refused, t.Span = a.Queues, a.CPU, a.Drops, a.Refused, a.Span
 	t.Counts, t.Latency = a.Counts, a.Latency
-	if g.near.hall != nil {
+	if g.near.back != nil {
 		t.LostFar = t.Sent - a.Received
-		if a, err = g.near.hall.end(ctx, sent, g.settle); err != nil {
+		if a, err = g.near.back.end(ctx, sent, g.settle); err != nil {
 			return nil, err
 		}
 		t.Counts, t.Latency, t.Span = a.Counts, a.Latency, a.Span

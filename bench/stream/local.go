@@ -34,12 +34,12 @@ type receiver interface {
 	close() error
 }
 
-// hall is a receiving end in this process: sinks, each with a queue and a goroutine for the time of
-// a trial.
-type hall struct {
+// localReceiver is a receiving end in this process: sinks, each with a queue and a goroutine for
+// the time of a trial.
+type localReceiver struct {
 	parts
 	c     *clock
-	in    *intake
+	in    *arrivals
 	sinks []*sink
 
 	before engine.Drops
@@ -47,29 +47,29 @@ type hall struct {
 	errs   chan error // of each sink, when it ends
 }
 
-func newHall(c *cell, k *clock) *hall {
+func newLocalReceiver(c *cell, k *clock) *localReceiver {
 	size, at := c.inMemory()
-	in := &intake{books: make([]book, c.streams()), size: size, at: at,
+	in := &arrivals{ledgers: make([]ledger, c.streams()), size: size, at: at,
 		pattern: pattern(size-at-HeaderLen, c.Seed, c.Workload), stream: c.bytes(),
 		full: make(chan struct{}, 1)}
-	return &hall{c: k, in: in}
+	return &localReceiver{c: k, in: in}
 }
 
 // add makes a sink of a queue.
-func (h *hall) add(c *cell, rx engine.RxQueue) *sink {
+func (h *localReceiver) add(c *cell, rx engine.RxQueue) *sink {
 	_, segments := c.chunk()
 	s := newSink(rx, h.c, h.in, c.Workload, c.frames(), c.Spin, 64, segments)
 	h.sinks = append(h.sinks, s)
 	return s
 }
 
-func (h *hall) close() error {
+func (h *localReceiver) close() error {
 	h.stop()
 	return h.parts.close()
 }
 
 // stop ends the sinks' goroutines.
-func (h *hall) stop() error {
+func (h *localReceiver) stop() error {
 	if h.cancel == nil {
 		return nil
 	}
@@ -82,7 +82,7 @@ func (h *hall) stop() error {
 	return err
 }
 
-func (h *hall) begin(_ context.Context, run uint16) error {
+func (h *localReceiver) begin(_ context.Context, run uint16) error {
 	if err := h.stop(); err != nil {
 		return err
 	}
@@ -93,8 +93,8 @@ func (h *hall) begin(_ context.Context, run uint16) error {
 	case <-h.in.full:
 	default:
 	}
-	for i := range h.in.books {
-		h.in.books[i].reset()
+	for i := range h.in.ledgers {
+		h.in.ledgers[i].reset()
 	}
 	h.before, _ = h.drops()
 	// The trial outlives the call that begins it.
@@ -108,7 +108,7 @@ func (h *hall) begin(_ context.Context, run uint16) error {
 }
 
 // wait waits until all have come, or none of this trial came for that long, whatever else comes.
-func (h *hall) wait(ctx context.Context, settle time.Duration) error {
+func (h *localReceiver) wait(ctx context.Context, settle time.Duration) error {
 	quiet := time.NewTimer(settle)
 	defer quiet.Stop()
 	for seen := h.in.total.Load(); ; {
@@ -134,10 +134,10 @@ func (h *hall) wait(ctx context.Context, settle time.Duration) error {
 	}
 }
 
-func (h *hall) end(ctx context.Context, sent []uint64, settle time.Duration) (*Arrivals, error) {
-	if h.cancel == nil || len(sent) != len(h.in.books) {
+func (h *localReceiver) end(ctx context.Context, sent []uint64, settle time.Duration) (*Arrivals, error) {
+	if h.cancel == nil || len(sent) != len(h.in.ledgers) {
 		return nil, fmt.Errorf("%w: stream: the end of a trial of %d streams: expected one that has begun, of %d",
-			engine.ErrInvalid, len(sent), len(h.in.books))
+			engine.ErrInvalid, len(sent), len(h.in.ledgers))
 	}
 	total := uint64(0)
 	for _, n := range sent {
@@ -168,8 +168,8 @@ func (h *hall) end(ctx context.Context, sent []uint64, settle time.Duration) (*A
 	for i := range a.Drops {
 		a.Drops[i] -= h.before[i]
 	}
-	for i := range h.in.books {
-		if err := h.in.books[i].check(i, sent[i]); err != nil {
+	for i := range h.in.ledgers {
+		if err := h.in.ledgers[i].check(i, sent[i]); err != nil {
 			return nil, err
 		}
 	}

@@ -48,9 +48,9 @@ func (c *Counts) check(sent uint64) error {
 	return nil
 }
 
-// book is where the packets of one stream are entered by their numbers. Several queues may bring
+// ledger is where the packets of one stream are entered by their numbers. Several queues may bring
 // packets of one stream, so it is locked, once for each run of packets of that stream.
-type book struct {
+type ledger struct {
 	mu    sync.Mutex
 	seen  [][]uint64 // pages of bits, made when they are needed
 	next  uint32     // one above the highest number that came
@@ -74,7 +74,7 @@ const (
 
 // enter notes that number seq came whole. The caller holds mu. It allocates once for 65,536
 // numbers, and what it has it keeps.
-func (k *book) enter(seq uint32) outcome {
+func (k *ledger) enter(seq uint32) outcome {
 	if seq >= MaxPackets {
 		return beyond
 	}
@@ -99,7 +99,7 @@ func (k *book) enter(seq uint32) outcome {
 }
 
 // reset forgets all numbers and keeps the memory.
-func (k *book) reset() {
+func (k *ledger) reset() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, p := range k.seen {
@@ -110,7 +110,7 @@ func (k *book) reset() {
 
 // check fails when a stream of which so many packets were sent shows a number that was not, or
 // counts other than its bits.
-func (k *book) check(stream int, sent uint64) error {
+func (k *ledger) check(stream int, sent uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n := uint64(0)

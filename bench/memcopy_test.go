@@ -98,8 +98,9 @@ func TestNoFakeSuccessOfMemory(t *testing.T) {
 	for _, k := range []mem.Kind{mem.HostPinned, mem.Device} {
 		for _, kind := range []path.OpKind{path.Put, path.Get} {
 			t.Run(k.String()+" "+kindName(kind), func(t *testing.T) {
-				o, l := hauling(t, k)
-				x, err := o.newHaul(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory", o.Local,
+				o, l := memoryLink(t, k)
+				x, err := o.newMemoryCopy(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory",
+					o.Local,
 					o.Remote)
 				if err != nil {
 					t.Fatal(err)
@@ -118,8 +119,8 @@ func TestNoFakeSuccessOfMemory(t *testing.T) {
 	}
 }
 
-// hauling is a link with the options that made it, with memory of a kind here.
-func hauling(t *testing.T, k mem.Kind) (*TransferOptions, *link) {
+// memoryLink is a link with the options that made it, with memory of a kind here.
+func memoryLink(t *testing.T, k mem.Kind) (*TransferOptions, *link) {
 	t.Helper()
 	o := quick(t, "")
 	o.Local, o.Remote, o.Budget = onHost(k), onHost(k), 200*time.Microsecond
@@ -141,8 +142,8 @@ func hauling(t *testing.T, k mem.Kind) (*TransferOptions, *link) {
 // The destination shows which of the two messages came last: one that came before it does not pass.
 func TestTheLastMessageCounts(t *testing.T) {
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
-		o, l := hauling(t, mem.Device)
-		x, err := o.newHaul(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory", o.Local,
+		o, l := memoryLink(t, mem.Device)
+		x, err := o.newMemoryCopy(limit(t), l, kind, shape{path: "tcp", mode: Event, size: 70_000}, "memory", o.Local,
 			o.Remote)
 		if err != nil {
 			t.Fatal(err)

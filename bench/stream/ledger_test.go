@@ -6,10 +6,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The book says of any order of numbers, with repetitions, what a list of them says.
-func TestBookAgainstAList(t *testing.T) {
+// The ledger says of any order of numbers, with repetitions, what a list of them says.
+func TestLedgerAgainstAList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var k book
+		var k ledger
 		for range 2 { // again after a reset
 			seen, highest := map[uint32]bool{}, int64(-1)
 			base := rapid.SampledFrom([]uint32{0, 1<<pageShift - 20, MaxPackets - 40}).Draw(t, "base")
@@ -41,14 +41,14 @@ func TestBookAgainstAList(t *testing.T) {
 	})
 }
 
-func TestBookBounds(t *testing.T) {
-	var whole book // every number has a bit of its own
+func TestLedgerBounds(t *testing.T) {
+	var whole ledger // every number has a bit of its own
 	for seq := range uint32(3 << pageShift) {
 		if whole.enter(seq) != fresh {
 			t.Fatalf("number %d came before", seq)
 		}
 	}
-	var k book
+	var k ledger
 	for _, seq := range []uint32{MaxPackets, 1<<32 - 1} {
 		if k.enter(seq) != beyond {
 			t.Errorf("number %d was taken", seq)

@@ -16,10 +16,10 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// haul is puts or gets, one at a time, between a memory of this process and one of the second. The
-// source holds two messages that are sent in turn, so that the destination shows which one came
-// last.
-type haul struct {
+// memoryCopy is puts or gets, one at a time, between a memory of this process and one of the
+// second. The source holds two messages that are sent in turn, so that the destination shows which
+// one came last.
+type memoryCopy struct {
 	meter
 	kind   path.OpKind
 	size   uint64
@@ -35,17 +35,17 @@ type haul struct {
 	device, why string // of the second process's accelerator, and what it was taken instead of
 }
 
-// newHaul allocates memory at both places and moves a first message, which opens the path. The
-// caller closes it.
-func (o *TransferOptions) newHaul(ctx context.Context, l *link, kind path.OpKind, h shape, name string, local,
-	remote Place) (_ *haul, err error) {
-	x := &haul{meter: meter{l: l}, kind: kind, size: h.size, name: name,
+// newMemoryCopy allocates memory at both places and moves a first message, which opens the path.
+// The caller closes it.
+func (o *TransferOptions) newMemoryCopy(ctx context.Context, l *link, kind path.OpKind, h shape, name string, local,
+	remote Place) (_ *memoryCopy, err error) {
+	x := &memoryCopy{meter: meter{l: l}, kind: kind, size: h.size, name: name,
 		put: transfer.PutOptions{Paths: []string{h.path}}}
 	here, there := 2*h.size, h.size
 	if kind == path.Get {
 		here, there = there, here
 	}
-	if x.local, err = l.ground.allocate(name, here, l.huge, local); err != nil {
+	if x.local, err = l.memories.allocate(name, here, l.huge, local); err != nil {
 		return nil, err
 	}
 	a, err := l.ask(request{Do: "alloc", Name: name, Size: there, Huge: l.huge, Place: remote})
@@ -94,13 +94,13 @@ func (o *TransferOptions) newHaul(ctx context.Context, l *link, kind path.OpKind
 	return x, x.begin()
 }
 
-func (x *haul) close() error {
+func (x *memoryCopy) close() error {
 	_, err := x.l.ask(request{Do: "free", Name: x.name})
 	return errors.Join(err, x.local.Close())
 }
 
 // prepare draws two new messages into the source, and something else into the destination.
-func (x *haul) prepare(ctx context.Context) error {
+func (x *memoryCopy) prepare(ctx context.Context) error {
 	x.seed = rand.Uint64()
 	p := pattern{Seed: x.seed, Len: 2 * x.size}
 	if x.kind == path.Get {
@@ -117,7 +117,7 @@ func (x *haul) prepare(ctx context.Context) error {
 }
 
 // run moves messages and returns how long that took.
-func (x *haul) run(ctx context.Context, count int) (time.Duration, error) {
+func (x *memoryCopy) run(ctx context.Context, count int) (time.Duration, error) {
 	begin := x.l.peers[0].Put
 	if x.kind == path.Get {
 		begin = x.l.peers[0].Get
@@ -142,10 +142,10 @@ func (x *haul) run(ctx context.Context, count int) (time.Duration, error) {
 }
 
 // verify has the receiving side check every byte of the last message.
-func (x *haul) verify(ctx context.Context) (n uint64, err error) {
+func (x *memoryCopy) verify(ctx context.Context) (n uint64, err error) {
 	p := pattern{Seed: x.seed, Base: (x.sent - 1) & 1 * x.size, Len: x.size}
 	if x.kind == path.Get {
-		if n, err = p.verify(ctx, &x.l.ground, x.local); err != nil {
+		if n, err = p.verify(ctx, &x.l.memories, x.local); err != nil {
 			err = fmt.Errorf("%w: %w", paired.ErrFailed, err)
 		}
 	} else {
@@ -160,7 +160,7 @@ func (x *haul) verify(ctx context.Context) (n uint64, err error) {
 }
 
 // sample makes one verified run, in GB/s.
-func (x *haul) sample(ctx context.Context) (paired.Sample, error) {
+func (x *memoryCopy) sample(ctx context.Context) (paired.Sample, error) {
 	if err := x.prepare(ctx); err != nil {
 		return paired.Sample{}, err
 	}
@@ -203,9 +203,9 @@ func between(kind path.OpKind, local, remote Place) string {
 	return short(local) + " to " + short(remote)
 }
 
-// hauls measures puts and gets between the memories that were asked for, in pairs with the same
-// ones between host memories.
-func (o *TransferOptions) hauls(ctx context.Context, r *Suite) error {
+// memoryCopies measures puts and gets between the memories that were asked for, in pairs with the
+// same ones between host memories.
+func (o *TransferOptions) memoryCopies(ctx context.Context, r *Suite) error {
 	for _, driver := range o.Paths {
 		for _, mode := range o.Modes {
 			n := o.node()
@@ -221,7 +221,7 @@ func (o *TransferOptions) hauls(ctx context.Context, r *Suite) error {
 			if err != nil {
 				return err
 			}
-			err = o.haulRows(ctx, r, l, driver, mode)
+			err = o.memoryCopyRows(ctx, r, l, driver, mode)
 			if err = errors.Join(err, l.close()); err != nil {
 				return err
 			}
@@ -230,12 +230,12 @@ func (o *TransferOptions) hauls(ctx context.Context, r *Suite) error {
 	return nil
 }
 
-func (o *TransferOptions) haulRows(ctx context.Context, r *Suite, l *link, driver, mode string) error {
+func (o *TransferOptions) memoryCopyRows(ctx context.Context, r *Suite, l *link, driver, mode string) error {
 	for _, size := range o.Sizes {
 		for _, kind := range []path.OpKind{path.Put, path.Get} {
 			h := shape{what: kindName(kind), path: driver, mode: mode, size: size, peers: 1,
 				memory: between(kind, o.Local, o.Remote)}
-			err := o.haulRow(ctx, r, l, kind, h)
+			err := o.memoryCopyRow(ctx, r, l, kind, h)
 			if errors.Is(err, path.ErrUnavailable) {
 				r.Missing = append(r.Missing, fmt.Sprintf("%s: %v", h.title(), err))
 				return nil // the path is not there for other sizes either
@@ -248,19 +248,19 @@ func (o *TransferOptions) haulRows(ctx context.Context, r *Suite, l *link, drive
 	return nil
 }
 
-func (o *TransferOptions) haulRow(ctx context.Context, r *Suite, l *link, kind path.OpKind, h shape) (err error) {
+func (o *TransferOptions) memoryCopyRow(ctx context.Context, r *Suite, l *link, kind path.OpKind, h shape) (err error) {
 	o.Progress.Say("%s", h.title())
-	ours, err := o.newHaul(ctx, l, kind, h, "memory", o.Local, o.Remote)
+	ours, err := o.newMemoryCopy(ctx, l, kind, h, "memory", o.Local, o.Remote)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, ours.close()) }()
-	theirs, err := o.newHaul(ctx, l, kind, h, "host memory", Place{}, Place{})
+	theirs, err := o.newMemoryCopy(ctx, l, kind, h, "host memory", Place{}, Place{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, theirs.close()) }()
-	local, why := l.ground.device(o.Local)
+	local, why := l.memories.device(o.Local)
 	for _, side := range [][2]string{{"this process", why}, {"the second process", ours.why}} {
 		if note := fmt.Sprintf("%s uses memory of %s", side[0], side[1]); side[1] != "" &&
 			!slices.Contains(r.Notes, note) {
