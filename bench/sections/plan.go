@@ -62,8 +62,6 @@ type Plan struct {
 	Latency   *Latency   `json:"latency,omitempty"`
 	Missing   []Missing  `json:"missing,omitempty"` // why nothing of it can run
 	Notes     []string   `json:"notes,omitempty"`
-
-	sections []string // that the file has, in order
 }
 
 // Missing is something without which the file cannot run here.

@@ -49,9 +49,6 @@ type Account struct {
 	Kernel uint64
 	// Unattributed is how many of Lost no port knows anything of.
 	Unattributed uint64
-	// Refused is how many packets were given to queues, part of Sent, that say that they have not
-	// left.
-	Refused uint64
 }
 
 // Exact reports whether every packet that was sent came or was dropped for a reason that is known,
@@ -233,7 +230,6 @@ func (r *Result) addRaw(f *direction, c *counts, took time.Duration) {
 		a := &Account{Drops: c.drops, Kernel: c.kernel, Received: f.l.total()}
 		for _, s := range r.Sent {
 			a.Sent += s.Packets
-			a.Refused += s.Packets - min(s.Left, s.Packets)
 		}
 		a.Lost = a.Sent - min(a.Received, a.Sent)
 		if known := c.drops.Total() + c.kernel; known < a.Lost {

@@ -21,12 +21,12 @@
 //
 // A worker reports each transfer to this process before it begins, when it has ended, and when it
 // was notified of one as receiver, with what it found when it checked the bytes. In the end the
-// books must balance: each transfer ended exactly once, with success or a known reason; a receiver
-// that lived on was notified of each success exactly once, with the same number of bytes, all of
-// them right; no receiver was notified of a transfer twice, pieces of jobs included; the events and
-// the totals of each node that was closed in order say the same as the futures; and regions,
-// leases, registrations, descriptors, goroutines, processes, files and memory are back to what they
-// were. Whatever does not balance is an error of Run.
+// accounts must balance: each transfer ended exactly once, with success or a known reason; a
+// receiver that lived on was notified of each success exactly once, with the same number of bytes,
+// all of them right; no receiver was notified of a transfer twice, pieces of jobs included; the
+// events and the totals of each node that was closed in order say the same as the futures; and
+// regions, leases, registrations, descriptors, goroutines, processes, files and memory are back to
+// what they were. Whatever does not balance is an error of Run.
 //
 // Memory that was written to is used again at once, also after a put into it failed or the session
 // was lost: a write that comes late would be found as a wrong byte. Only another life of the writer

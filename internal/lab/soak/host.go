@@ -48,7 +48,7 @@ type host struct {
 
 	id     *identity.Identity
 	rights rights
-	books  ledger
+	ledger ledger
 	lets   map[int]*let // memory that other workers write to
 	sums   map[string]uint64
 }
@@ -112,7 +112,7 @@ func (w *worker) open(seed uint64) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.books.follow(h)
+	h.ledger.follow(h)
 	if err := h.serve(); err != nil {
 		return nil, err
 	}
@@ -221,7 +221,7 @@ func (h *host) patiently(f func()) bool {
 func (h *host) quiet() {
 	h.stop()
 	h.patiently(h.movers.Wait)
-	if !h.settled() {
+	if !h.idle() {
 		h.w.stacks("transfers that did not end")
 		h.w.tell(line{T: tWrong, Node: h.name,
 			Text: fmt.Sprintf("%d transfers did not end within %v although their peers are alive or given up",
@@ -229,8 +229,8 @@ func (h *host) quiet() {
 	}
 }
 
-// settled waits until every transfer has ended, but not for ever, and reports whether they have.
-func (h *host) settled() bool {
+// idle waits until every transfer has ended, but not for ever, and reports whether they have.
+func (h *host) idle() bool {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(h.w.c.Patience); h.inflight.Load() > 0; <-tick.C {
@@ -251,11 +251,11 @@ func (h *host) close() (left []string) {
 	if !h.patiently(h.movers.Wait) || !h.patiently(h.others.Wait) {
 		left = append(left, "goroutines of the worker hang")
 	}
-	if !h.settled() {
+	if !h.idle() {
 		left = append(left, fmt.Sprintf("%d transfers did not end although the node is closed", h.inflight.Load()))
 	}
 	var wrong []string
-	h.sums, wrong = h.books.balance(h)
+	h.sums, wrong = h.ledger.balance(h)
 	left = append(left, wrong...)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -288,7 +288,7 @@ func (h *host) finished(key string, id observe.ID, e transfer.Explanation, err e
 		h.complain("transfer %s: path %s has the security %v, at least %v was asked for", key, e.Path, e.Security,
 			e.Floor)
 	}
-	h.books.ended(id, err)
+	h.ledger.ended(id, err)
 	h.tellEnd(line{T: tEnd, Key: key, Node: h.name, Path: e.Path, Hops: len(e.Failovers)}, err)
 }
 

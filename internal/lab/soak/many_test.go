@@ -58,7 +58,7 @@ func TestFanWithoutAcknowledgements(t *testing.T) {
 	for seed := range uint64(8) {
 		h := &host{w: w, name: "w0.1/1", n: a, links: map[int]*link{}, acks: map[string]chan struct{}{},
 			ids: map[observe.ID]bool{}}
-		h.books.mine, h.books.told = map[observe.ID]bool{}, map[observe.ID]bool{}
+		h.ledger.mine, h.ledger.told = map[observe.ID]bool{}, map[observe.ID]bool{}
 		h.moving, h.stop = context.WithCancel(t.Context())
 		h.living, h.end = context.WithCancel(t.Context())
 		for i, r := range peers {

@@ -77,11 +77,11 @@ type Report struct {
 	Wrong   []string       // what does not balance; empty is good
 }
 
-// run is the process that starts the workers and keeps the books.
+// run is the process that starts the workers and keeps the accounts.
 type run struct {
 	o      Options
 	r      *rand.Rand
-	b      *books
+	b      *accounts
 	all    []*member
 	faults map[string]int
 	lives  int
@@ -137,7 +137,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	if err != nil {
 		return Report{}, fmt.Errorf("soak: %w", err)
 	}
-	x := &run{o: o, r: rand.New(rand.NewPCG(o.Seed, 0x736f616b)), b: newBooks(), faults: map[string]int{}}
+	x := &run{o: o, r: rand.New(rand.NewPCG(o.Seed, 0x736f616b)), b: newAccounts(), faults: map[string]int{}}
 	fmt.Fprintf(o.Out, "soak: seed %d, %d workers, %v\n", o.Seed, o.Workers, o.Duration)
 	err = x.soak(ctx)
 	x.b.close()

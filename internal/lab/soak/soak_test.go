@@ -132,7 +132,7 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// The books complain of everything that does not balance, and of nothing else.
+// The accounts complain of everything that does not balance, and of nothing else.
 func TestBooks(t *testing.T) {
 	begin := line{T: tBegin, Key: "w0.1#1", To: "w1.1/1", Kind: "put", Bytes: 5}
 	end := line{T: tEnd, Key: "w0.1#1", Path: "tcp"}
@@ -174,7 +174,7 @@ func TestBooks(t *testing.T) {
 			end, closed}, want: "came twice"},
 		"began twice": {lines: []line{open, begin, begin, end, heard, closed}, want: "began twice"},
 	} {
-		b := newBooks()
+		b := newAccounts()
 		if c.killed != "" {
 			b.killed[c.killed] = true
 		}
@@ -212,7 +212,7 @@ func TestLedger(t *testing.T) {
 			t.Fatal(err)
 		}
 		h := &host{w: &worker{c: config{Patience: time.Minute}, out: t.Output()}, n: a}
-		h.books.follow(h)
+		h.ledger.follow(h)
 		p, err := a.Dial(t.Context(), b.Addrs()[0])
 		if err != nil {
 			t.Fatal(err)
@@ -227,10 +227,10 @@ func TestLedger(t *testing.T) {
 		if err := errors.Join(a.Close(), b.Close()); err != nil {
 			t.Fatal(err)
 		}
-		h.books.done.Wait()
-		c.spoil(&h.books, x.ID())
-		h.books.ended(x.ID(), nil)
-		sums, wrong := h.books.balance(h)
+		h.ledger.done.Wait()
+		c.spoil(&h.ledger, x.ID())
+		h.ledger.ended(x.ID(), nil)
+		sums, wrong := h.ledger.balance(h)
 		if got := strings.Join(wrong, "; "); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: complaints %q, want %q", name, got, c.want)
 		}

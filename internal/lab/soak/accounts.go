@@ -31,8 +31,8 @@ type tally struct {
 	paths                       map[string]uint64 // of those that succeeded
 }
 
-// books hold what the workers report.
-type books struct {
+// accounts hold what the workers report.
+type accounts struct {
 	mu      sync.Mutex
 	open    map[string]*entry
 	kinds   map[string]*tally
@@ -49,8 +49,8 @@ type books struct {
 	dropped int               // of those, not kept
 }
 
-func newBooks() *books {
-	return &books{open: map[string]*entry{}, kinds: map[string]*tally{}, killed: map[string]bool{},
+func newAccounts() *accounts {
+	return &accounts{open: map[string]*entry{}, kinds: map[string]*tally{}, killed: map[string]bool{},
 		nodes: map[string]bool{}, sums: map[string]uint64{}}
 }
 
@@ -61,7 +61,7 @@ var checkedBySender = map[string]bool{kindDownload: true, kindStore: true}
 // maxWrong is how many complaints are kept.
 const maxWrong = 100
 
-func (b *books) complain(format string, args ...any) {
+func (b *accounts) complain(format string, args ...any) {
 	if len(b.wrong) < maxWrong {
 		b.wrong = append(b.wrong, fmt.Sprintf(format, args...))
 	} else {
@@ -69,13 +69,13 @@ func (b *books) complain(format string, args ...any) {
 	}
 }
 
-func (b *books) complaint(format string, args ...any) {
+func (b *accounts) complaint(format string, args ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.complain(format, args...)
 }
 
-func (b *books) kind(k string) *tally {
+func (b *accounts) kind(k string) *tally {
 	t := b.kinds[k]
 	if t == nil {
 		t = &tally{reasons: map[string]uint64{}, paths: map[string]uint64{}}
@@ -85,7 +85,7 @@ func (b *books) kind(k string) *tally {
 }
 
 // take enters one line. Lines of one worker come in order, those of two workers do not.
-func (b *books) take(l *line) {
+func (b *accounts) take(l *line) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch l.T {
@@ -115,13 +115,13 @@ func (b *books) take(l *line) {
 		}
 		b.enter(e, l)
 		if e.begun && e.ended == 1 && e.err == "" && (e.heard == 1 || checkedBySender[e.kind]) {
-			b.settle(l.Key, e)
+			b.closeEntry(l.Key, e)
 			delete(b.open, l.Key) // a later line about it makes a new entry that never began
 		}
 	}
 }
 
-func (b *books) enter(e *entry, l *line) {
+func (b *accounts) enter(e *entry, l *line) {
 	switch l.T {
 	case tBegin:
 		if e.begun {
@@ -157,8 +157,8 @@ func lifeOf(s string) string {
 	return s
 }
 
-// settle closes the entry of a transfer.
-func (b *books) settle(key string, e *entry) {
+// closeEntry closes the entry of a transfer.
+func (b *accounts) closeEntry(key string, e *entry) {
 	if !e.begun {
 		b.complain("transfer %s was told of %d times (ended %d, heard by %s %d) although it never began or is "+
 			"settled: it came twice",
@@ -199,12 +199,12 @@ func (b *books) settle(key string, e *entry) {
 	}
 }
 
-// close settles what is left.
-func (b *books) close() {
+// close closes what is left.
+func (b *accounts) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(b.open)) {
-		b.settle(key, b.open[key])
+		b.closeEntry(key, b.open[key])
 	}
 	b.open = map[string]*entry{}
 	for _, n := range slices.Sorted(maps.Keys(b.nodes)) {
