@@ -3,11 +3,17 @@ package cli
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
+
+//go:generate go test -run ^TestReferenceIsCurrent$ -update .
 
 var update = flag.Bool("update", false, "write docs/cli.md anew")
 
@@ -27,4 +33,47 @@ func TestReferenceIsCurrent(t *testing.T) {
 	if !bytes.Equal(have, b.Bytes()) {
 		t.Error("docs/cli.md is not what the commands say: run make generate")
 	}
+}
+
+// writeReference writes docs/cli.md: every command with its flags, from the tree itself.
+func writeReference(w io.Writer, root *cobra.Command) {
+	fmt.Fprint(w, "# Commands\n\nGenerated from the command tree by `make generate`; do not edit.\n")
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		fmt.Fprintf(w, "\n## %s\n\n%s.\n", c.CommandPath(), strings.TrimSuffix(c.Short, "."))
+		if c.Long != "" {
+			fmt.Fprintf(w, "\n```text\n%s\n```\n", c.Long)
+		}
+		if c.Example != "" {
+			fmt.Fprintf(w, "\n```sh\n%s\n```\n", unindent(c.Example))
+		}
+		first := true
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Name == "help" || f.Hidden {
+				return
+			}
+			if first {
+				fmt.Fprint(w, "\n| flag | default | meaning |\n|---|---|---|\n")
+				first = false
+			}
+			def := f.DefValue
+			if def == "" || def == "[]" {
+				def = "none"
+			}
+			name := "`--" + f.Name + "`"
+			if f.Shorthand != "" {
+				name += ", `-" + f.Shorthand + "`"
+			}
+			fmt.Fprintf(w, "| %s | %s | %s |\n", name, def, strings.ReplaceAll(f.Usage, "|", "\\|"))
+		})
+		for _, s := range documented(c) {
+			walk(s)
+		}
+	}
+	walk(root)
+}
+
+// unindent takes the two spaces away with which the lines of an example begin.
+func unindent(s string) string {
+	return strings.TrimPrefix(strings.ReplaceAll(s, "\n  ", "\n"), "  ")
 }

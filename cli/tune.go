@@ -23,16 +23,65 @@ func newTune(s streams) *cobra.Command {
 	return c
 }
 
-// tuning is the flags of tune nic.
+// tuning is the flags that all commands of tune have.
 type tuning struct {
 	apply, undo, force, json bool
-	goals                    tune.Goals
-	huge, state              string
-	rps, xps                 string
+	state                    string
+}
+
+func (t *tuning) flags(c *cobra.Command, undo, force, json string) {
+	f := c.Flags()
+	f.BoolVar(&t.apply, "apply", false, "change it")
+	f.BoolVar(&t.undo, "undo", false, undo)
+	f.BoolVar(&t.force, "force", false, force)
+	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done"+json)
+	f.StringVar(&t.state, "state", "",
+		"`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's "+
+			"state directory")
+	_ = c.MarkFlagDirname("state") // the flag exists
+}
+
+// What --undo and --force do to settings.
+const (
+	undoSettings  = "restore what was there before the first --apply"
+	forceSettings = "with --undo, also what another program has changed since"
+)
+
+func (t *tuning) check() error {
+	switch {
+	case t.apply && t.undo:
+		return &usageError{errors.New("--apply and --undo exclude each other")}
+	case t.force && !t.undo:
+		return &usageError{errors.New("--force goes with --undo")}
+	}
+	return nil
+}
+
+// run takes back what was done, or shows what to do, or does it.
+func (t *tuning) run(ctx context.Context, s streams, undo func(tune.Options) (tune.Result, error),
+	plan func() (tune.Plan, error)) error {
+	o := tune.Options{StateDir: t.state, Force: t.force}
+	if t.undo {
+		res, err := undo(o)
+		return t.report(s, res, err)
+	}
+	p, err := plan()
+	if err != nil {
+		return err
+	}
+	return t.show(ctx, s, p, o)
+}
+
+// nicTuning is the flags of tune nic.
+type nicTuning struct {
+	tuning
+	goals    tune.Goals
+	huge     string
+	rps, xps string
 }
 
 func newTuneNic(s streams) *cobra.Command {
-	var t tuning
+	var t nicTuning
 	c := &cobra.Command{
 		Use:   "nic [IF]",
 		Short: "What to change on a network interface and its host for AF_XDP, and why; with --apply also do it",
@@ -58,7 +107,10 @@ Steps that take a right which this process lacks are marked with it, and --apply
 			if len(args) == 0 {
 				return t.list(c.Context(), s)
 			}
-			return t.run(c.Context(), s, args[0])
+			return t.run(c.Context(), s, func(o tune.Options) (tune.Result, error) {
+				return tune.Undo(c.Context(), args[0], o)
+			},
+				func() (tune.Plan, error) { return tune.Nic(c.Context(), args[0], t.goals) })
 		},
 		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (out []string, _ cobra.ShellCompDirective) {
 			if len(args) == 0 {
@@ -67,12 +119,8 @@ Steps that take a right which this process lacks are marked with it, and --apply
 			return out, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
+	t.flags(c, undoSettings, forceSettings, "; without IF an array")
 	f := c.Flags()
-	f.BoolVar(&t.apply, "apply", false, "change it")
-	f.BoolVar(&t.undo, "undo", false, "restore what was there before the first --apply")
-	f.BoolVar(&t.force, "force", false, "with --undo, also what another program has changed since")
-	f.BoolVar(&t.json, "json", false,
-		"print one JSON object: the plan, or with --apply and --undo what was done; without IF an array")
 	f.IntVar(&t.goals.Queues, "queues", 0, "receive queues to have; 0: as many as there are")
 	f.IntVar(&t.goals.Ring, "rings", 0, "descriptors of each ring; 0: at least 2048 where the device can")
 	f.IntVar(&t.goals.MTU, "mtu", 0, "MTU in bytes; 0: as it is")
@@ -84,22 +132,16 @@ Steps that take a right which this process lacks are marked with it, and --apply
 	f.StringVar(&t.xps, "xps", "",
 		"processors that send, each by a queue of its own as far as there are queues: `LIST`, or none (XPS)")
 	f.StringSliceVar(&t.goals.Skip, "skip", nil, "steps to leave out, of "+strings.Join(tune.Names, ", "))
-	f.StringVar(&t.state, "state", "",
-		"`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's "+
-			"state directory")
 	complete(c, "skip", tune.Names...)
-	_ = c.MarkFlagDirname("state") // the flag exists
 	return c
 }
 
-func (t *tuning) check(c *cobra.Command, args []string) error {
+func (t *nicTuning) check(c *cobra.Command, args []string) error {
 	bad := func(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
-	switch {
-	case t.apply && t.undo:
-		return bad("--apply and --undo exclude each other")
-	case t.force && !t.undo:
-		return bad("--force goes with --undo")
-	case len(args) == 0 && (t.apply || t.undo):
+	if err := t.tuning.check(); err != nil {
+		return err
+	}
+	if len(args) == 0 && (t.apply || t.undo) {
 		return bad("which interface? \"penstock tune nic\" lists them")
 	}
 	for _, f := range []string{"queues", "rings", "mtu", "hugepages", "busy-poll", "rps", "xps", "skip"} {
@@ -138,19 +180,6 @@ func (t *tuning) check(c *cobra.Command, args []string) error {
 	return nil
 }
 
-func (t *tuning) run(ctx context.Context, s streams, iface string) error {
-	o := tune.Options{StateDir: t.state, Force: t.force}
-	if t.undo {
-		res, err := tune.Undo(ctx, iface, o)
-		return t.report(s, res, err)
-	}
-	plan, err := tune.Nic(ctx, iface, t.goals)
-	if err != nil {
-		return err
-	}
-	return t.show(ctx, s, plan, o)
-}
-
 // report prints what was done, also when it ended with an error.
 func (t *tuning) report(s streams, res tune.Result, err error) error {
 	if t.json {
@@ -179,23 +208,12 @@ func (t *tuning) report(s streams, res tune.Result, err error) error {
 	return errors.Join(err, werr)
 }
 
-func (t *tuning) list(ctx context.Context, s streams) error {
+func (t *nicTuning) list(ctx context.Context, s streams) error {
 	all, err := tune.Interfaces(ctx)
 	if err != nil {
 		return err
 	}
-	if t.json {
-		if all == nil {
-			all = []tune.Interface{}
-		}
-		return printJSON(s.out, all)
-	}
-	if len(all) == 0 {
-		_, err := fmt.Fprintln(s.out, "There is no network interface here besides the loopback device.")
-		return err
-	}
-	var b strings.Builder
-	table := list{width: widthOf(s.out)}
+	table := list{}
 	table.add("interface", "driver", "state", "MTU", "queues", "NUMA", "speed", "AF_XDP", "program",
 		"XDP of the driver", "metadata")
 	for _, i := range all {
@@ -220,10 +238,27 @@ func (t *tuning) list(ctx context.Context, s streams) error {
 			fmt.Sprintf("%d of %d", i.Queues, max(i.Most, i.Queues)), node, speed, i.AFXDP(), program, dash(xdp),
 			dash(i.Metadata))
 	}
+	return printAll(s, t.json, all, "There is no network interface here besides the loopback device.", table)
+}
+
+// printAll prints a table of what a machine has, or an array; none is the text where it has
+// nothing.
+func printAll[T any](s streams, json bool, all []T, none string, table list) error {
+	switch {
+	case json && all == nil:
+		return printJSON(s.out, []T{})
+	case json:
+		return printJSON(s.out, all)
+	case len(all) == 0:
+		_, err := fmt.Fprintln(s.out, none)
+		return err
+	}
+	var b strings.Builder
+	table.width = widthOf(s.out)
 	if err := table.print(&b); err != nil {
 		return err
 	}
-	_, err = io.WriteString(s.out, printableText(b.String()))
+	_, err := io.WriteString(s.out, printableText(b.String()))
 	return err
 }
 

@@ -2,8 +2,8 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/penstock-io/penstock/host/tune"
@@ -39,12 +39,14 @@ Without PCI and IF, lists the network cards.`,
   penstock tune driver 0000:01:00.0 --undo`,
 		Args: argsBetween(0, 1, "at most one card"),
 		RunE: func(c *cobra.Command, args []string) error {
-			bad := func(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
-			switch {
-			case t.apply && t.undo:
-				return bad("--apply and --undo exclude each other")
-			case t.force && !t.undo:
+			bad := func(text string) error { return &usageError{errors.New(text)} }
+			if t.force && !t.undo {
 				return bad("--force goes with --undo: it is no way round what is refused")
+			}
+			if err := t.check(); err != nil {
+				return err
+			}
+			switch {
 			case len(args) == 0 && (t.apply || t.undo || t.driver != ""):
 				return bad("which card? \"penstock tune driver\" lists them")
 			case t.undo && t.driver != "":
@@ -54,7 +56,10 @@ Without PCI and IF, lists the network cards.`,
 			case len(args) == 0:
 				return t.list(c.Context(), s)
 			}
-			return t.run(c.Context(), s, args[0])
+			return t.run(c.Context(), s, func(o tune.Options) (tune.Result, error) {
+				return tune.UndoDriver(c.Context(), args[0], o)
+			},
+				func() (tune.Plan, error) { return tune.Driver(c.Context(), args[0], t.driver) })
 		},
 		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (out []string, _ cobra.ShellCompDirective) {
 			if len(args) == 0 {
@@ -66,33 +71,12 @@ Without PCI and IF, lists the network cards.`,
 			return out, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	f := c.Flags()
-	f.StringVar(&t.driver, "driver", "", "the driver that the card gets: "+strings.Join(tune.UserDrivers, ", ")+
+	t.flags(c, "restore the driver that was there before the first --apply",
+		"with --undo, also if another program has changed it since", "; without PCI and IF an array")
+	c.Flags().StringVar(&t.driver, "driver", "", "the driver that the card gets: "+strings.Join(tune.UserDrivers, ", ")+
 		", another one, or "+tune.KernelDriver+" for the kernel's choice")
-	f.BoolVar(&t.apply, "apply", false, "change it")
-	f.BoolVar(&t.undo, "undo", false, "restore the driver that was there before the first --apply")
-	f.BoolVar(&t.force, "force", false, "with --undo, also if another program has changed it since")
-	f.BoolVar(&t.json, "json", false,
-		"print one JSON object: the plan, or with --apply and --undo what was done; without PCI and IF an array")
-	f.StringVar(&t.state, "state", "",
-		"`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's "+
-			"state directory")
 	complete(c, "driver", append([]string{tune.KernelDriver}, tune.UserDrivers...)...)
-	_ = c.MarkFlagDirname("state") // the flag exists
 	return c
-}
-
-func (t *driverTuning) run(ctx context.Context, s streams, device string) error {
-	o := tune.Options{StateDir: t.state, Force: t.force}
-	if t.undo {
-		res, err := tune.UndoDriver(ctx, device, o)
-		return t.report(s, res, err)
-	}
-	plan, err := tune.Driver(ctx, device, t.driver)
-	if err != nil {
-		return err
-	}
-	return t.show(ctx, s, plan, o)
 }
 
 func (t *driverTuning) list(ctx context.Context, s streams) error {
@@ -100,18 +84,7 @@ func (t *driverTuning) list(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	if t.json {
-		if all == nil {
-			all = []tune.Card{}
-		}
-		return printJSON(s.out, all)
-	}
-	if len(all) == 0 {
-		_, err := fmt.Fprintln(s.out, "There is no network card on PCI here.")
-		return err
-	}
-	var b strings.Builder
-	table := list{width: widthOf(s.out)}
+	table := list{}
 	table.add("address", "driver", "override", "IOMMU group", "interfaces", "card")
 	for _, c := range all {
 		group := "-"
@@ -120,9 +93,5 @@ func (t *driverTuning) list(ctx context.Context, s streams) error {
 		}
 		table.add(c.Addr, dash(c.Driver), dash(c.Override), group, dash(strings.Join(c.Interfaces, ", ")), c.Name)
 	}
-	if err := table.print(&b); err != nil {
-		return err
-	}
-	_, err = io.WriteString(s.out, printableText(b.String()))
-	return err
+	return printAll(s, t.json, all, "There is no network card on PCI here.", table)
 }

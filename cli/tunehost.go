@@ -42,14 +42,14 @@ with the machine's boot, and the record with them.`,
 			if err := t.check(c); err != nil {
 				return err
 			}
-			return t.run(c.Context(), s)
+			return t.run(c.Context(), s, func(o tune.Options) (tune.Result, error) {
+				return tune.UndoHost(c.Context(), o)
+			},
+				func() (tune.Plan, error) { return tune.Host(c.Context(), t.goals) })
 		},
 	}
+	t.flags(c, undoSettings, forceSettings, "")
 	f := c.Flags()
-	f.BoolVar(&t.apply, "apply", false, "change it")
-	f.BoolVar(&t.undo, "undo", false, "restore what was there before the first --apply")
-	f.BoolVar(&t.force, "force", false, "with --undo, also what another program has changed since")
-	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done")
 	f.StringVar(&t.buffers, "buffers", "64MiB", "how large a socket's buffers may be, at least: `SIZE`")
 	f.StringArrayVar(&t.sysctls, "sysctl", nil,
 		"parameter of the kernel: `NAME=VALUE`, of those that docs/tune.md lists; may be repeated")
@@ -59,26 +59,19 @@ with the machine's boot, and the record with them.`,
 		"governor of the processors' frequency; default performance, where there are governors")
 	f.StringVar(&t.cores, "cores", "", "processors whose governor it is: `LIST` such as 2-5,8; default all")
 	f.StringSliceVar(&t.goals.Skip, "skip", nil, "steps to leave out, of "+strings.Join(tune.HostNames, ", "))
-	f.StringVar(&t.state, "state", "",
-		"`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's "+
-			"state directory")
 	complete(c, "skip", tune.HostNames...)
 	var names []string
 	for _, n := range tune.HostSysctls {
 		names = append(names, n+"=")
 	}
 	complete(c, "sysctl", names...)
-	_ = c.MarkFlagDirname("state") // the flag exists
 	return c
 }
 
 func (t *hostTuning) check(c *cobra.Command) error {
 	bad := func(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
-	switch {
-	case t.apply && t.undo:
-		return bad("--apply and --undo exclude each other")
-	case t.force && !t.undo:
-		return bad("--force goes with --undo")
+	if err := t.tuning.check(); err != nil {
+		return err
 	}
 	for _, f := range []string{"buffers", "sysctl", "hugepages", "governor", "cores", "skip"} {
 		if t.undo && c.Flags().Changed(f) {
@@ -114,19 +107,6 @@ func (t *hostTuning) check(c *cobra.Command) error {
 			tune.HostHuge{Huge: tune.Huge{Bytes: h.Bytes, Page: int(h.Page)}, Node: h.Node})
 	}
 	return nil
-}
-
-func (t *hostTuning) run(ctx context.Context, s streams) error {
-	o := tune.Options{StateDir: t.state, Force: t.force}
-	if t.undo {
-		res, err := tune.UndoHost(ctx, o)
-		return t.report(s, res, err)
-	}
-	plan, err := tune.Host(ctx, t.goals)
-	if err != nil {
-		return err
-	}
-	return t.show(ctx, s, plan, o)
 }
 
 // show prints a plan, or carries it out.

@@ -190,8 +190,8 @@ func (f *Facts) LacksWindow(g *GPU, n uint64) *Lack {
 
 // Window is the size in bytes of a device's largest BAR, 0 where none is known.
 func (p *PCI) Window() (n uint64) {
-	for _, b := range p.BARs {
-		n = max(n, b.Size)
+	for _, size := range p.BARs {
+		n = max(n, size)
 	}
 	return n
 }

@@ -10,12 +10,10 @@ type Facts struct {
 	// Lockdown is the kernel's lockdown: "none", "integrity", "confidentiality"; empty: not known.
 	Lockdown string `json:"lockdown,omitempty"`
 
-	Model    string `json:"model,omitempty"` // of the processors
-	CPUs     []CPU  `json:"cpus"`            // online
-	Offline  []int  `json:"offline,omitempty"`
-	SMT      string `json:"smt,omitempty"` // "on", "off", "forceoff", "notsupported", "notimplemented"
-	Isolated []int  `json:"isolated,omitempty"`
-	Tickless []int  `json:"tickless,omitempty"` // nohz_full
+	CPUs     []CPU `json:"cpus"` // online
+	Offline  []int `json:"offline,omitempty"`
+	Isolated []int `json:"isolated,omitempty"`
+	Tickless []int `json:"tickless,omitempty"` // nohz_full
 
 	Memory uint64     `json:"memory_bytes,omitempty"`
 	Nodes  []Node     `json:"nodes"`
@@ -31,7 +29,6 @@ type Facts struct {
 	Verbs   Verbs    `json:"verbs"`
 	DPDK    DPDK     `json:"dpdk,omitzero"`
 	GPUs    []GPU    `json:"gpus,omitempty"`
-	Clocks  []Clock  `json:"ptp_clocks,omitempty"`
 	Modules []string `json:"modules,omitempty"` // of those that matter here
 	Drivers []string `json:"drivers,omitempty"` // of PCI devices, of those that matter here, also built into the kernel
 
@@ -71,9 +68,6 @@ type Option struct {
 // CPU is a processor as the scheduler sees it: a thread of a core.
 type CPU struct {
 	ID       int    `json:"id"`
-	Package  int    `json:"package"` // socket; -1: not known
-	Core     int    `json:"core"`    // number in the socket; -1: not known
-	Node     int    `json:"node"`    // NUMA node; -1: not known
 	Siblings []int  `json:"siblings,omitempty"`
 	Governor string `json:"governor,omitempty"` // of its frequency; empty: none, or not known
 	Idle     []Idle `json:"idle,omitempty"`
@@ -88,12 +82,11 @@ type Idle struct {
 
 // Node is a NUMA node.
 type Node struct {
-	ID        int        `json:"id"`
-	CPUs      []int      `json:"cpus"`
-	Distances []int      `json:"distances,omitempty"` // to each node that is online, in their order; 10 is itself
-	Total     uint64     `json:"memory_bytes,omitempty"`
-	Free      uint64     `json:"free_bytes,omitempty"`
-	Huge      []HugePool `json:"huge_pages,omitempty"`
+	ID    int        `json:"id"`
+	CPUs  []int      `json:"cpus"`
+	Total uint64     `json:"memory_bytes,omitempty"`
+	Free  uint64     `json:"free_bytes,omitempty"`
+	Huge  []HugePool `json:"huge_pages,omitempty"`
 }
 
 // HugePool is the huge pages of one size, of a node or of the machine.
@@ -125,27 +118,20 @@ type PCI struct {
 	Width    int     `json:"lanes,omitempty"`
 	MaxWidth int     `json:"max_lanes,omitempty"`
 
-	Express     bool  `json:"express,omitempty"`      // its capability could be read; else the next ones are 0
-	Port        int   `json:"port_type,omitempty"`    // PortEndpoint ...
-	Payload     int   `json:"payload,omitempty"`      // bytes of a packet on the link at most, as set
-	MaxPayload  int   `json:"max_payload,omitempty"`  // that the device can
-	ReadRequest int   `json:"read_request,omitempty"` // bytes of one read request at most
-	ACS         *ACS  `json:"acs,omitempty"`          // access control of a bridge
-	BARs        []BAR `json:"bars,omitempty"`         // windows into its memory
-	VFs         int   `json:"virtual_functions,omitempty"`
+	Express     bool     `json:"express,omitempty"`      // its capability could be read; else the next ones are 0
+	Port        int      `json:"port_type,omitempty"`    // PortDownstream, or another
+	Payload     int      `json:"payload,omitempty"`      // bytes of a packet on the link at most, as set
+	MaxPayload  int      `json:"max_payload,omitempty"`  // that the device can
+	ReadRequest int      `json:"read_request,omitempty"` // bytes of one read request at most
+	ACS         *ACS     `json:"acs,omitempty"`          // access control of a bridge
+	BARs        []uint64 `json:"bars,omitempty"`         // bytes of its windows into its memory
 }
 
-// Kinds of ports of PCI Express, in PCI.Port.
-const (
-	PortEndpoint   = 0
-	PortRoot       = 4
-	PortUpstream   = 5
-	PortDownstream = 6
-)
+// PortDownstream is the downstream port of a switch, in PCI.Port.
+const PortDownstream = 6
 
-// ACS is access control services of a bridge: bits of what it can and what it does.
+// ACS is access control services of a bridge: bits of what it does.
 type ACS struct {
-	Can  uint16 `json:"can"`
 	Does uint16 `json:"does"`
 }
 
@@ -156,14 +142,6 @@ const acsDetour = 1<<2 | 1<<3
 
 // Detours reports whether traffic between two devices below the bridge goes up to the root complex.
 func (a *ACS) Detours() bool { return a != nil && a.Does&acsDetour != 0 }
-
-// BAR is a window of a device's memory in the address space of the machine.
-type BAR struct {
-	Index    int    `json:"index"`
-	Size     uint64 `json:"bytes"`
-	Prefetch bool   `json:"prefetchable,omitempty"`
-	Wide     bool   `json:"wide,omitempty"` // 64 bit
-}
 
 // Bridge reports whether the device is a bridge to other PCI devices.
 func (p *PCI) Bridge() bool { return p.Class>>8 == 0x0604 }
@@ -180,9 +158,6 @@ func (p *PCI) Storage() bool { return p.Class>>8 == 0x0108 }
 // BytesPerSecond is what the link carries in one direction at most, after its line code; 0: not
 // known.
 func (p *PCI) BytesPerSecond() float64 { return linkRate(p.Speed, p.Width) }
-
-// MaxBytesPerSecond is the same at the device's best.
-func (p *PCI) MaxBytesPerSecond() float64 { return linkRate(p.MaxSpeed, p.MaxWidth) }
 
 // linkRate is a link's rate: 8b/10b up to 5 GT/s, 128b/130b up to 32, 236 of 256 bytes of a flit
 // above (PCI Express Base Specification 6.0).
@@ -212,12 +187,6 @@ type Net struct {
 	Master  string `json:"master,omitempty"`     // the bond or bridge that it is in
 	Clock   int    `json:"ptp_clock"`            // number; -1: none
 
-	Rx []NetQueue `json:"rx_queues,omitempty"`
-	Tx []NetQueue `json:"tx_queues,omitempty"`
-
-	DeferIRQs    int `json:"napi_defer_hard_irqs"` // -1: not known
-	FlushTimeout int `json:"gro_flush_timeout"`
-
 	Statistics map[string]uint64 `json:"statistics,omitempty"`
 	IRQs       []IRQ             `json:"interrupts,omitempty"`
 	Ethtool    *Ethtool          `json:"ethtool,omitempty"` // nil: not asked
@@ -226,34 +195,21 @@ type Net struct {
 	ECN *ECN `json:"ecn,omitempty"` // nil: the driver does not show it
 }
 
-// NetQueue is a queue of an interface as /sys has it: the processors that RPS (of a receive queue)
-// or XPS (of a transmit queue) names.
-type NetQueue struct {
-	ID   int   `json:"id"`
-	CPUs []int `json:"cpus,omitempty"`
-}
-
 // IRQ is an interrupt of a card.
 type IRQ struct {
-	Number    int    `json:"number"`
-	Name      string `json:"name"`
-	Queue     int    `json:"queue"`               // -1: of no queue
-	CPUs      []int  `json:"cpus"`                // where it may go
-	Effective []int  `json:"effective,omitempty"` // where it goes
+	Queue     int   `json:"queue"`               // -1: of no queue
+	CPUs      []int `json:"cpus"`                // where it may go
+	Effective []int `json:"effective,omitempty"` // where it goes
 }
 
 // Ethtool is what the driver of an interface says.
 type Ethtool struct {
 	Driver     string            `json:"driver,omitempty"`
-	Firmware   string            `json:"firmware,omitempty"`
 	RxQueues   int               `json:"rx_queues,omitempty"`
 	MaxQueues  int               `json:"max_queues,omitempty"`
 	RxRing     int               `json:"rx_ring,omitempty"`
-	TxRing     int               `json:"tx_ring,omitempty"`
 	MaxRxRing  int               `json:"max_rx_ring,omitempty"`
-	MaxTxRing  int               `json:"max_tx_ring,omitempty"`
-	Pause      *Pause            `json:"pause,omitempty"` // nil: it has none, or does not say
-	Adaptive   bool              `json:"adaptive_rx,omitempty"`
+	Pause      *Pause            `json:"pause,omitempty"`    // nil: it has none, or does not say
 	Features   map[string]string `json:"features,omitempty"` // "on", "off", "on [fixed]", "off [fixed]"
 	XDP        string            `json:"xdp,omitempty"`      // what the driver declares: "basic redirect xsk-zerocopy"
 	XDPKnown   bool              `json:"xdp_known,omitempty"`
@@ -267,9 +223,8 @@ type Ethtool struct {
 
 // Pause is IEEE 802.3x flow control.
 type Pause struct {
-	Auto bool `json:"auto"`
-	Rx   bool `json:"rx"`
-	Tx   bool `json:"tx"`
+	Rx bool `json:"rx"`
+	Tx bool `json:"tx"`
 }
 
 // GPU is what the driver says of a GPU. Clocks are in MHz, 0: not known.
@@ -287,12 +242,6 @@ type GPU struct {
 	// Integrated: it shares the machine's memory. Asked says that nvidia-smi answered for it.
 	Integrated bool `json:"integrated,omitempty"`
 	Asked      bool `json:"asked,omitempty"`
-}
-
-// Clock is a PTP hardware clock.
-type Clock struct {
-	ID   int    `json:"id"`
-	Name string `json:"name,omitempty"`
 }
 
 // TimeSync is what the kernel knows of its own clock.

@@ -56,14 +56,13 @@ func text(t testing.TB, r *Recording) string {
 
 func TestFactsOfAServer(t *testing.T) {
 	f := Read(t.Context(), parse(t, recordings(t)["server.txt"]))
-	if len(f.CPUs) != 128 || f.CPUs[70].ID != 70 || f.CPUs[70].Node != 0 || f.CPUs[100].Node != 1 ||
-		f.CPUs[100].Package != 1 ||
+	if len(f.CPUs) != 128 || f.CPUs[70].ID != 70 ||
 		!slices.Equal(f.CPUs[70].Siblings, []int{6, 70}) || f.CPUs[70].Governor != "powersave" ||
 		len(f.CPUs[70].Idle) != 3 ||
 		f.CPUs[6].Idle[2] != (Idle{"C6", 290, true}) {
 		t.Errorf("%+v", f.CPUs[70])
 	}
-	if len(f.Nodes) != 2 || !slices.Equal(f.Nodes[1].Distances, []int{21, 10}) || f.Nodes[0].Free != 201000000<<10 ||
+	if len(f.Nodes) != 2 || f.Nodes[0].Free != 201000000<<10 ||
 		f.Nodes[0].Huge[1] != (HugePool{Size: 1 << 30, Total: 4, Free: 3}) || f.Huge[1].Total != 8 {
 		t.Errorf("%+v", f.Nodes)
 	}
@@ -76,7 +75,7 @@ func TestFactsOfAServer(t *testing.T) {
 		Class: 0x030200, Driver: "nvidia", Node: 0,
 		Group: 21, GroupType: "identity", Speed: 2.5, MaxSpeed: 32, Width: 16, MaxWidth: 16, Express: true,
 		Payload: 256, MaxPayload: 256, ReadRequest: 512,
-		BARs: []BAR{{0, 16 << 20, true, true}, {2, 128 << 30, true, true}}}
+		BARs: []uint64{16 << 20, 128 << 30}}
 	if d := cmp.Diff(want, *gpu); d != "" {
 		t.Error(d)
 	}
@@ -99,7 +98,7 @@ func TestFactsOfAServer(t *testing.T) {
 		}
 	}
 	n := f.Net("ens1f0np0")
-	if n.Mbits != 200000 || n.MTU != 9000 || n.PCI != "0000:19:00.0" || n.Node != 0 || n.Clock != 0 || len(n.Rx) != 8 ||
+	if n.Mbits != 200000 || n.MTU != 9000 || n.PCI != "0000:19:00.0" || n.Node != 0 || n.Clock != 0 ||
 		len(n.IRQs) != 8 || n.Driver != "mlx5_core" ||
 		n.IRQs[3].Queue != 3 || !slices.Equal(n.IRQs[3].Effective, []int{5}) || n.Ethtool.RxRing != 8192 ||
 		n.Statistics["rx_dropped"] != 12 || n != f.Net("0000:19:00.0") {
@@ -195,7 +194,7 @@ func TestRecordingTellsNoSecrets(t *testing.T) {
 			t.Errorf("the recording has %q", c)
 		}
 	}
-	for _, want := range []string{"isolcpus=1", "A Processor", "NVIDIA L4", "chronyd", "nvidia"} {
+	for _, want := range []string{"isolcpus=1", "NVIDIA L4", "chronyd", "nvidia"} {
 		if !strings.Contains(s, want) {
 			t.Errorf("the recording lacks %q:\n%s", want, s)
 		}

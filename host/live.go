@@ -203,19 +203,16 @@ func askEthtool(name string) (*Ethtool, error) {
 		return err != nil
 	}
 	if x, err := d.Driver(); !failed("driver", err) {
-		e.Driver, e.Firmware = x.Name, x.Firmware
+		e.Driver = x.Name
 	}
 	if x, err := d.Channels(); !failed("queues", err) {
 		e.RxQueues, e.MaxQueues = x.RxQueues(), max(x.MaxCombined, x.MaxRx)
 	}
 	if x, err := d.Rings(); !failed("rings", err) {
-		e.RxRing, e.TxRing, e.MaxRxRing, e.MaxTxRing = x.Rx, x.Tx, x.MaxRx, x.MaxTx
+		e.RxRing, e.MaxRxRing = x.Rx, x.MaxRx
 	}
 	if x, err := d.Pause(); !failed("pause frames", err) {
-		e.Pause = &Pause{x.Auto, x.Rx, x.Tx}
-	}
-	if x, err := d.Coalesce(); !failed("interrupts", err) {
-		e.Adaptive = x.AdaptiveRx
+		e.Pause = &Pause{x.Rx, x.Tx}
 	}
 	all, err := d.Features()
 	failed("offloads", err)

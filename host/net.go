@@ -33,8 +33,7 @@ func (r *reader) nets(f *Facts) {
 		n := Net{Name: name, Node: -1, Clock: -1, Virtual: strings.Contains(at, "/virtual/"),
 			Type: r.number(at+"/type", 0), MTU: r.number(at+"/mtu", 0),
 			Up: r.number(at+"/flags", 0)&1 != 0, Carrier: r.word(at + "/operstate"),
-			DeferIRQs:    r.number(at+"/napi_defer_hard_irqs", -1),
-			FlushTimeout: r.number(at+"/gro_flush_timeout", -1), Statistics: map[string]uint64{}}
+			Statistics: map[string]uint64{}}
 		if !n.Virtual { // drivers in software make one up, or say EINVAL
 			n.Mbits = max(r.number(at+"/speed", 0), 0)
 		}
@@ -43,7 +42,6 @@ func (r *reader) nets(f *Facts) {
 			n.Master = path.Base(to)
 		}
 		delete(r.missing, "/"+at+"/master") // most have none
-		n.Rx, n.Tx = r.queues(at+"/queues", "rx-", "rps_cpus"), r.queues(at+"/queues", "tx-", "xps_cpus")
 		for _, s := range statistics {
 			if v := r.number(at+"/statistics/"+s, 0); v > 0 {
 				n.Statistics[s] = uint64(v)
@@ -93,24 +91,9 @@ func (r *reader) card(f *Facts, n *Net, at string) {
 		if name == "" { // no driver uses it
 			continue
 		}
-		q := IRQ{Number: id, Name: name, Queue: Queue(name)}
+		q := IRQ{Queue: Queue(name)}
 		q.CPUs, _ = r.processors("proc/irq/" + strconv.Itoa(id) + "/smp_affinity_list")
 		q.Effective, _ = r.processors("proc/irq/" + strconv.Itoa(id) + "/effective_affinity_list")
 		n.IRQs = append(n.IRQs, q)
 	}
-}
-
-func (r *reader) queues(dir, prefix, file string) (out []NetQueue) {
-	for _, id := range r.numbered(dir, prefix) {
-		q := NetQueue{ID: id}
-		name := dir + "/" + prefix + strconv.Itoa(id) + "/" + file
-		if s, ok := r.text(name); ok {
-			var err error
-			if q.CPUs, err = ParseMask(s); err != nil {
-				r.miss(name, err)
-			}
-		}
-		out = append(out, q)
-	}
-	return out
 }

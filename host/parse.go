@@ -233,8 +233,8 @@ func parseSpeed(s string) float64 {
 
 // parseResource reads the address ranges of a PCI device: "start end flags" in each line, the first
 // six of them its BARs.
-func parseResource(s string) (out []BAR) {
-	const memory, prefetch, is64 = 0x200, 0x2000, 0x100000
+func parseResource(s string) (out []uint64) {
+	const memory = 0x200
 	i := 0
 	for line := range strings.Lines(s) {
 		if i == 6 {
@@ -251,8 +251,7 @@ func parseResource(s string) (out []BAR) {
 			break
 		}
 		if flags&memory != 0 && end > start && end-start < 1<<62 {
-			out = append(out, BAR{Index: i, Size: end - start + 1, Prefetch: flags&prefetch != 0,
-				Wide: flags&is64 != 0})
+			out = append(out, end-start+1)
 		}
 		i++
 	}
@@ -262,18 +261,17 @@ func parseResource(s string) (out []BAR) {
 // Places and values of PCI Express capabilities (PCI Express Base Specification, 7.5.3 and 7.7.8;
 // linux/pci_regs.h).
 const (
-	pciStatus       = 0x06
-	pciStatusCaps   = 1 << 4
-	pciCapPointer   = 0x34
-	pciCapExpress   = 0x10
-	pciExtended     = 0x100
-	pciExtendedACS  = 0x000d
-	expressFlags    = 0x02
-	expressDevCap   = 0x04
-	expressDevCtl   = 0x08
-	expressLen      = 0x0c
-	acsCapabilities = 0x04
-	acsControl      = 0x06
+	pciStatus      = 0x06
+	pciStatusCaps  = 1 << 4
+	pciCapPointer  = 0x34
+	pciCapExpress  = 0x10
+	pciExtended    = 0x100
+	pciExtendedACS = 0x000d
+	expressFlags   = 0x02
+	expressDevCap  = 0x04
+	expressDevCtl  = 0x08
+	expressLen     = 0x0c
+	acsControl     = 0x06
 )
 
 // capability is a place in a device's configuration space.
@@ -318,7 +316,7 @@ func parseConfig(c []byte, p *PCI) {
 			ctl := le.Uint16(c[x.at+expressDevCtl:])
 			p.Payload, p.ReadRequest = 128<<(ctl>>5&7), 128<<(ctl>>12&7)
 		case x.extended && x.id == pciExtendedACS && x.at+8 <= len(c):
-			p.ACS = &ACS{Can: le.Uint16(c[x.at+acsCapabilities:]), Does: le.Uint16(c[x.at+acsControl:])}
+			p.ACS = &ACS{Does: le.Uint16(c[x.at+acsControl:])}
 		}
 	}
 }

@@ -63,7 +63,6 @@ func (r *reader) details(p *PCI, at string) {
 	}
 	if !p.Bridge() {
 		p.BARs = parseResource(r.word(at + "/resource"))
-		p.VFs = r.number(at+"/sriov_numvfs", 0)
 	}
 }
 

@@ -34,8 +34,7 @@ func (r *reader) rdma(f *Facts) {
 		if !ok {
 			continue
 		}
-		d := RDMA{Name: name, Firmware: r.word(at + "/fw_ver"), Node: behind(r.word(at + "/node_type")),
-			Software: strings.Contains(at, "/virtual/")}
+		d := RDMA{Name: name, Node: behind(r.word(at + "/node_type")), Software: strings.Contains(at, "/virtual/")}
 		for p := at; p != "." && p != "sys"; p = path.Dir(p) {
 			if pciAddr.MatchString(path.Base(p)) {
 				d.PCI = path.Base(p)

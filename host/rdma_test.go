@@ -18,8 +18,8 @@ func TestFactsOfRoCE(t *testing.T) {
 	if len(f.RDMA) != 2 {
 		t.Fatalf("%+v", f.RDMA)
 	}
-	want := RDMA{Name: "mlx5_1", PCI: "0000:4b:00.1", Net: "ens3f1np1", Firmware: "22.41.1000", Node: "CA",
-		Provider: "mlx5", File: "uverbs1", Ports: []RDMAPort{{ID: 1, State: "ACTIVE",
+	want := RDMA{Name: "mlx5_1", PCI: "0000:4b:00.1", Net: "ens3f1np1", Node: "CA", Provider: "mlx5", File: "uverbs1",
+		Ports: []RDMAPort{{ID: 1, State: "ACTIVE",
 			Physical: "LinkUp", Layer: "Ethernet", Rate: "100 Gb/sec (2X HDR)", Counters: map[string]uint64{},
 			GIDs: []GID{
 				{0, "fe80::5", "IB/RoCE v1", "ens3f1np1", 0}, {1, "fe80::5", "RoCE v2", "ens3f1np1", 0},

@@ -2,10 +2,9 @@ package host
 
 // RDMA is an RDMA device.
 type RDMA struct {
-	Name     string `json:"name"`
-	PCI      string `json:"pci,omitempty"`
-	Net      string `json:"interface,omitempty"` // that belongs to it
-	Firmware string `json:"firmware,omitempty"`
+	Name string `json:"name"`
+	PCI  string `json:"pci,omitempty"`
+	Net  string `json:"interface,omitempty"` // that belongs to it
 	// "CA": InfiniBand and RoCE; "RNIC": iWARP; others: see /sys/class/infiniband/*/node_type
 	Node string `json:"node,omitempty"`
 	// Provider is the part of libibverbs that drives it, such as "mlx5" or "rxe"; empty: not known.

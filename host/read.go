@@ -113,7 +113,6 @@ func bracketed(s string) string {
 func (r *reader) cpus(f *Facts) {
 	const dir = "sys/devices/system/cpu/"
 	info := parseFields(r.word("proc/cpuinfo"))
-	f.Model = info["model name"]
 	f.Virtual = slices.Contains(strings.Fields(info["flags"]), "hypervisor")
 	if r.is("sys/hypervisor/type") {
 		f.Virtual = true
@@ -128,11 +127,9 @@ func (r *reader) cpus(f *Facts) {
 			r.miss(dir+"nohz_full", err)
 		}
 	}
-	f.SMT = r.word(dir + "smt/control")
 	for _, id := range online {
 		at := dir + "cpu" + strconv.Itoa(id)
-		c := CPU{ID: id, Node: -1, Package: r.number(at+"/topology/physical_package_id", -1),
-			Core: r.number(at+"/topology/core_id", -1)}
+		c := CPU{ID: id}
 		c.Siblings, _ = r.processors(at + "/topology/thread_siblings_list")
 		c.Governor = r.word(at + "/cpufreq/scaling_governor")
 		for _, n := range r.numbered(at+"/cpuidle", "state") {
@@ -156,18 +153,6 @@ func (r *reader) memory(f *Facts) {
 		n := Node{ID: id, Huge: r.pools(at + "/hugepages")}
 		n.CPUs, _ = r.processors(at + "/cpulist")
 		n.Total, n.Free = parseNodeMemory(r.word(at + "/meminfo"))
-		for w := range strings.FieldsSeq(r.word(at + "/distance")) {
-			d, err := strconv.Atoi(w)
-			if err != nil || len(n.Distances) == len(nodes) {
-				break
-			}
-			n.Distances = append(n.Distances, d)
-		}
-		for i := range f.CPUs {
-			if slices.Contains(n.CPUs, f.CPUs[i].ID) {
-				f.CPUs[i].Node = id
-			}
-		}
 		f.Nodes = append(f.Nodes, n)
 	}
 }
@@ -211,9 +196,6 @@ func (r *reader) times(f *Facts) {
 	const dir = "sys/devices/system/clocksource/clocksource0/"
 	f.ClockSource = r.word(dir + "current_clocksource")
 	f.ClockSources = strings.Fields(r.word(dir + "available_clocksource"))
-	for _, n := range r.numbered("sys/class/ptp", "ptp") {
-		f.Clocks = append(f.Clocks, Clock{ID: n, Name: r.word("sys/class/ptp/ptp" + strconv.Itoa(n) + "/clock_name")})
-	}
 	r.object(clockFile, &f.Time)
 	running := map[string]bool{}
 	for _, pid := range r.numbered("proc", "") {

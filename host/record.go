@@ -161,11 +161,8 @@ func scrub(name string, b []byte) ([]byte, bool) {
 		first, _, _ := strings.Cut(string(b), "\n\n")
 		fields := parseFields(first)
 		out := ""
-		if m := fields["model name"]; m != "" {
-			out = "model name : " + m + "\n"
-		}
 		if slices.Contains(strings.Fields(fields["flags"]), "hypervisor") {
-			out += "flags : hypervisor\n"
+			out = "flags : hypervisor\n"
 		}
 		return []byte(out), true
 	case name == "proc/modules":

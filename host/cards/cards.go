@@ -164,10 +164,7 @@ func Of(f *host.Facts) *Report {
 			continue
 		}
 		c := Card{Bus: g.Addr, Name: g.Name, Driver: p.Driver, Node: p.Node, Integrated: g.Integrated, Link: linkOf(p),
-			Near: near(f, p)}
-		for _, b := range p.BARs {
-			c.Window = max(c.Window, b.Size)
-		}
+			Near: near(f, p), Window: p.Window()}
 		c.Missing, c.Get = driverMissing(p)
 		r.Cards = append(r.Cards, c)
 	}

@@ -204,10 +204,7 @@ func checkBAR(x *exam) {
 			x.unknown(name, x.f.Why("/sys/bus/pci/devices/"+g.Addr))
 			continue
 		}
-		most := uint64(0)
-		for _, b := range p.BARs {
-			most = max(most, b.Size)
-		}
+		most := p.Window()
 		want := uint64(1<<30 + 1) // more than a GiB
 		text := "more than 1 GiB"
 		if strings.Contains(g.Name, "Blackwell") && strings.Contains(g.Name, "Server") {

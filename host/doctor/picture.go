@@ -242,11 +242,7 @@ func card(f *host.Facts, p *host.PCI) *thing {
 				}
 			}
 		}
-		most := uint64(0)
-		for _, b := range p.BARs {
-			most = max(most, b.Size)
-		}
-		if most > 0 && t.detail == "" {
+		if most := p.Window(); most > 0 && t.detail == "" {
 			t.detail = "window " + sizeText(most)
 		}
 	}

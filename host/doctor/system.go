@@ -3,30 +3,16 @@ package doctor
 import (
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/penstock-io/penstock/host"
 )
-
-// version are the first two numbers of a kernel's release.
-func version(release string) (major, minor int, ok bool) {
-	a, rest, _ := strings.Cut(release, ".")
-	end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' })
-	if end >= 0 {
-		rest = rest[:end]
-	}
-	major, err1 := strconv.Atoi(a)
-	minor, err2 := strconv.Atoi(rest)
-	return major, minor, err1 == nil && err2 == nil
-}
 
 // singleBuffer is the largest MTU with which a frame of native XDP fits into one buffer: see
 // docs/tune.md.
 const singleBuffer = 3498
 
 func checkKernel(x *exam) {
-	major, minor, ok := version(x.f.Kernel)
-	if !ok {
+	if _, ok := x.f.KernelAtLeast(0, 0); !ok {
 		x.unknown("", x.f.Why("/proc/sys/kernel/osrelease"))
 		return
 	}
@@ -55,10 +41,11 @@ func checkKernel(x *exam) {
 	if x.direct() {
 		raise(5, 12, "dma-buf of GPUs in RDMA")
 	}
+	enough, _ := x.f.KernelAtLeast(need[0], need[1])
 	switch {
 	case what == "":
 		x.skip("nothing that is asked for needs a certain version")
-	case major > need[0] || major == need[0] && minor >= need[1]:
+	case enough:
 		x.ok("", fmt.Sprintf("%s; %s needs %d.%d", x.f.Kernel, what, need[0], need[1]))
 	default:
 		x.add(Finding{Verdict: Fail, Read: x.f.Kernel, Needed: fmt.Sprintf("%d.%d", need[0], need[1]), For: what,
