@@ -26,7 +26,7 @@ func newBench(s streams) *cobra.Command {
 	s.out = printableJSON{s.out} // package bench writes its results by itself
 	c := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure, beside what you would otherwise use",
+		Short: "Measure, compared with other tools",
 		Long: `Measures transfers between two processes and the parts they stand on. Each figure is printed with its physical ceiling,
 and each timed run is verified byte by byte at the receiver. Comparisons are interleaved pairs, and say how sure they are.
 

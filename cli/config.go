@@ -19,7 +19,7 @@ func newConfig(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
 		Short: "Check, explain, make and rewrite configuration files",
-		Long: `A configuration file describes streams and transfers as YAML: in our spelling (penstock:) or in DAQIRI's (daqiri: cfg:). docs/config.md has
+		Long: `A configuration file describes streams and transfers as YAML: in Penstock's format (penstock:) or in DAQIRI's (daqiri: cfg:). docs/config.md has
 every key. A file named - is the standard input.`,
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
@@ -149,7 +149,7 @@ func newConfigExplain(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain FILE",
 		Short: "Print the effective configuration: each value, where it came from, and the memory it takes",
-		Long: `Prints the configuration as it will be used, in our spelling: each value with the line it was written in, "default", or what it was derived
+		Long: `Prints the configuration as it will be used, in Penstock's format: each value with the line it was written in, "default", or what it was derived
 from; then the memory of each region. What is printed is a configuration itself.`,
 		Example: `  penstock config explain pair.yaml`,
 		Args:    argsBetween(1, 1, "one file"),
@@ -271,8 +271,8 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 func newConfigMigrate(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "migrate FILE",
-		Short: "Rewrite a configuration of DAQIRI's in our spelling",
-		Long: `Prints a configuration file in our spelling. Comments and the order of keys stay; blank lines go. What has no effect here is left out. The
+		Short: "Rewrite a configuration of DAQIRI's in Penstock's format",
+		Long: `Prints a configuration file in Penstock's format. Comments and the order of keys stay; blank lines go. What has no effect here is left out. The
 result is read again and compared: it says the same, or nothing is printed. Keys at the top of the file that belong to your own programs
 get the prefix x-.`,
 		Example: `  penstock config migrate daqiri.yaml > pair.yaml`,

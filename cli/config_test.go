@@ -47,7 +47,7 @@ func TestConfigCheck(t *testing.T) {
 		status int
 		want   string
 	}{
-		{[]string{good}, 0, "good.yaml: nothing to say"},
+		{[]string{good}, 0, "good.yaml: no problems found"},
 		{[]string{"--here", good}, 10, `there is no interface "absent0" here`},
 		{[]string{bad}, 1, "did you mean buf_size?"},
 		{[]string{bad}, 1, "  7 |     - {name: m, kind: host, affinity: 0, num_bufs: 4096, bufsize: 2048}\n    |     " +

@@ -50,12 +50,4 @@ func TestNearest(t *testing.T) {
 			t.Errorf("%q: %s, expected %s", in, got, want)
 		}
 	}
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"kitten", "sitting", 3}, {"abc", "", 3}, {"abc", "abc", 0}} {
-		if got := distance(c.a, c.b, 10); got != c.want {
-			t.Errorf("distance of %q and %q: %d, expected %d", c.a, c.b, got, c.want)
-		}
-	}
 }

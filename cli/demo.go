@@ -35,7 +35,7 @@ beside a plain Go socket and beside what copying memory costs here.
 
 With --memory device the tensors lie in the memory of an accelerator in both processes, and with --memory pinned in memory that is
 page-locked for one; the receiver reads the bytes back, has a kernel of the device sum them as well, and each move stands beside
-the same one between host memories. A machine without a GPU uses what stands in for one, and says what and why.`,
+the same one between host memories. A machine without a GPU uses a substitute, and says what and why.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return runDemo(c.Context(), s, o) },
 	}
@@ -94,14 +94,14 @@ type demoReport struct {
 }
 
 type demo struct {
-	o      demoOptions
-	m      *demoModel
-	ground demoGround
-	peer   *transfer.Peer
-	sides  []demoSide // the memory that was asked for, and where that is not the host's, host memory to compare with
-	in     io.WriteCloser
-	out    *json.Decoder
-	report demoReport
+	o       demoOptions
+	m       *demoModel
+	backing demoMemory
+	peer    *transfer.Peer
+	sides   []demoSide // the memory that was asked for, and where that is not the host's, host memory to compare with
+	in      io.WriteCloser
+	out     *json.Decoder
+	report  demoReport
 }
 
 // demoSide is memory of one kind in both processes.
@@ -121,12 +121,12 @@ func runDemo(ctx context.Context, s streams, o demoOptions) (err error) {
 	}
 	defer m.close()
 	d := &demo{o: o, m: m}
-	if d.ground, err = openDemoGround(o.memory, o.gpu); err != nil {
+	if d.backing, err = openDemoMemory(o.memory, o.gpu); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, d.ground.close()) }()
+	defer func() { err = errors.Join(err, d.backing.close()) }()
 	d.report = demoReport{Model: m.title, Tensors: len(m.tensors), DTypes: m.dtypes(), Bytes: m.bytes(),
-		Memory: o.memory, Device: d.ground.String()}
+		Memory: o.memory, Device: d.backing.String()}
 	if !o.json {
 		fmt.Fprintf(s.out, "Moving %s:\n%d tensors of %s, %s, from this process (%d) to a second one.\n", m.title,
 			len(m.tensors),
@@ -305,7 +305,7 @@ func (d *demo) move(ctx context.Context, kind path.OpKind, name string) (err err
 	for i := range d.o.repeat + 1 { // the first one warms up
 		for k, m := range moves {
 			x, err := m.run(ctx)
-			if k == 0 && i == 0 && d.ground.a != nil && errors.Is(err, path.ErrUnavailable) {
+			if k == 0 && i == 0 && d.backing.a != nil && errors.Is(err, path.ErrUnavailable) {
 				// host memory is reached by every path here
 				row.Refused = reason(err, name)
 				d.add(row)
@@ -359,7 +359,7 @@ func (d *demo) newMove(kind path.OpKind, name string, side int) (*demoMove, erro
 		// The receiver has the tensors by now: fetch them into memory of this process that holds
 		// something else.
 		var err error
-		if m.local, err = d.ground.alloc(m.side.name, "demo return", d.m.size); err != nil {
+		if m.local, err = d.backing.alloc(m.side.name, "demo return", d.m.size); err != nil {
 			return nil, err
 		}
 	}
@@ -408,7 +408,7 @@ func (m *demoMove) run(ctx context.Context) (x transfer.Explanation, err error) 
 		m.checked = a.Checked
 		m.d.report.ByKernel = m.d.report.ByKernel || a.ByKernel
 	} else {
-		m.checked, _, err = m.d.m.verify(ctx, m.d.ground.a, m.local)
+		m.checked, _, err = m.d.m.verify(ctx, m.d.backing.a, m.local)
 	}
 	return t.Explain(), err
 }
@@ -421,7 +421,7 @@ func (d *demo) borrow(ctx context.Context) error {
 	for i := range max(100, d.o.repeat) {
 		t := time.Now()
 		v, err := d.peer.Borrow(ctx, remote, 0, remote.Size())
-		if i == 0 && d.ground.a != nil && errors.Is(err, path.ErrUnreachable) {
+		if i == 0 && d.backing.a != nil && errors.Is(err, path.ErrUnreachable) {
 			row.Refused = err.Error()
 			break
 		}

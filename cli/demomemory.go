@@ -8,13 +8,13 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// demoGround is where a process of the demo takes memory from.
-type demoGround struct {
+// demoMemory is where a process of the demo takes memory from.
+type demoMemory struct {
 	memory string             // as on the command line
 	a      *accel.Accelerator // nil with host memory
 }
 
-func openDemoGround(memory string, gpu gpuFlags) (g demoGround, err error) {
+func openDemoMemory(memory string, gpu gpuFlags) (g demoMemory, err error) {
 	if err := gpu.check(); err != nil {
 		return g, err
 	}
@@ -27,7 +27,7 @@ func openDemoGround(memory string, gpu gpuFlags) (g demoGround, err error) {
 }
 
 // String says whose memory it is, and what it was taken instead of; "" for the host's.
-func (g demoGround) String() string {
+func (g demoMemory) String() string {
 	if g.a == nil {
 		return ""
 	}
@@ -36,7 +36,7 @@ func (g demoGround) String() string {
 
 // names are those of the receiver's exports, which say what memory they are: what was asked for,
 // and the host's to compare it with.
-func (g demoGround) names() []string {
+func (g demoMemory) names() []string {
 	if g.a == nil {
 		return []string{g.memory}
 	}
@@ -44,7 +44,7 @@ func (g demoGround) names() []string {
 }
 
 // alloc makes memory of the kind that an export's name says.
-func (g demoGround) alloc(name, what string, size uint64) (*mem.Region, error) {
+func (g demoMemory) alloc(name, what string, size uint64) (*mem.Region, error) {
 	k, err := memoryKind(name)
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (g demoGround) alloc(name, what string, size uint64) (*mem.Region, error) {
 	return g.a.Alloc(what, k, int(size))
 }
 
-func (g demoGround) close() error {
+func (g demoMemory) close() error {
 	if g.a == nil {
 		return nil
 	}
@@ -79,10 +79,10 @@ func (d *demo) sources(ctx context.Context) (release func() error, err error) {
 	if d.m.file == nil {
 		mine = append(mine, host)
 	}
-	for _, name := range d.ground.names() {
+	for _, name := range d.backing.names() {
 		src := host
 		if name != "host" {
-			if src, err = d.ground.alloc(name, "demo source", host.Len()); err != nil {
+			if src, err = d.backing.alloc(name, "demo source", host.Len()); err != nil {
 				return release, err
 			}
 			mine = append(mine, src)

@@ -60,7 +60,7 @@ func TestDemoScribble(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := openDemoGround("device", gpuFlags{runtime: "host"})
+	g, err := openDemoMemory("device", gpuFlags{runtime: "host"})
 	if err != nil {
 		t.Fatal(err)
 	}

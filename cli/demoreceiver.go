@@ -52,9 +52,9 @@ func newDemoReceiver(s streams) *cobra.Command {
 
 // demoReceiver is the second process of the demo.
 type demoReceiver struct {
-	m      *demoModel
-	ground demoGround
-	memory map[string]*mem.Region // by the name of its export
+	m       *demoModel
+	backing demoMemory
+	memory  map[string]*mem.Region // by the name of its export
 }
 
 func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) {
@@ -64,10 +64,10 @@ func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) 
 	}
 	defer m.close()
 	r := &demoReceiver{m: m, memory: map[string]*mem.Region{}}
-	if r.ground, err = openDemoGround(o.memory, o.gpu); err != nil {
+	if r.backing, err = openDemoMemory(o.memory, o.gpu); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.ground.close()) }()
+	defer func() { err = errors.Join(err, r.backing.close()) }()
 	vec.Calibrate() // so that it is not part of the first path's set-up time
 	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "receiver",
 		Listen: []string{"tcp://127.0.0.1:0"}})
@@ -80,8 +80,8 @@ func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) 
 			err = errors.Join(err, x.Close())
 		}
 	}()
-	for _, name := range r.ground.names() {
-		x, err := r.ground.alloc(name, "demo destination", m.size)
+	for _, name := range r.backing.names() {
+		x, err := r.backing.alloc(name, "demo destination", m.size)
 		if err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func (r *demoReceiver) serve(ctx context.Context, s streams, addr string) error 
 		case q.Do == "clear":
 			err = scribble(ctx, x)
 		case q.Do == "verify":
-			a.Checked, a.ByKernel, err = r.m.verify(ctx, r.ground.a, x)
+			a.Checked, a.ByKernel, err = r.m.verify(ctx, r.backing.a, x)
 		case q.Do == "accept":
 			err = acceptPlain(ctx, s.out, q, mem.Span{Region: x, Len: r.m.size})
 		default:

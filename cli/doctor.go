@@ -49,7 +49,7 @@ read, what is needed and for what, and how to fix it. Nothing is changed. It nee
 Without FILE and flags the machine is looked at in general: then nothing fails, and what costs most users speed is a warning. Flags say what
 you want of it; what cannot be had as the machine is fails. "unknown" is what could not be read, with the reason.
 
-FILE is a configuration, in our spelling or DAQIRI's (- is the standard input): then what it needs is looked at, and each finding names the
+FILE is a configuration, in Penstock's format or DAQIRI's (- is the standard input): then what it needs is looked at, and each finding names the
 place in the file. What is wrong with the file by itself comes first, and what penstock run would miss here, as "penstock config check --here"
 says it.
 
@@ -105,8 +105,8 @@ what is in it); --from looks at such a file instead of this machine.`,
 	f.StringVar(&d.receive, "receive-buffer", "", "receive buffer of a socket: `SIZE`")
 	f.StringVar(&d.send, "send-buffer", "", "send buffer of a socket: `SIZE`")
 	f.StringSliceVar(&d.gpus, "gpu", nil, "GPU whose memory takes part: its PCI `ADDRESS`, or any")
-	f.BoolVar(&d.hardwareTime, "hardware-time", false, "the card takes the times of packets")
-	f.BoolVar(&d.clock, "clock", false, "the system's clock must be kept on time")
+	f.BoolVar(&d.hardwareTime, "hardware-time", false, "hardware timestamps of packets")
+	f.BoolVar(&d.clock, "clock", false, "the system's clock must be synchronised")
 	complete(c, "engine", doctor.Engines()...)
 	var ids []string
 	for _, x := range doctor.Checks() {

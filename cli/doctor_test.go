@@ -127,7 +127,8 @@ func TestDoctorRecord(t *testing.T) {
 func TestDoctorFile(t *testing.T) {
 	const files = "../host/doctor/testdata/files/"
 	out, errOut, status := penstock(t, "doctor", files+"stream.yaml", "--from", serverRecording)
-	if status != exitOK || errOut != "" || !strings.HasPrefix(out, files+"stream.yaml: nothing to say\n\nPowerEdge") ||
+	if status != exitOK || errOut != "" || !strings.HasPrefix(out,
+		files+"stream.yaml: no problems found\n\nPowerEdge") ||
 		!strings.Contains(out, "0 fail, ") {
 		t.Errorf("status %d: %s%s", status, errOut, out)
 	}

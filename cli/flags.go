@@ -108,10 +108,10 @@ type filterFlag struct {
 // addFilter adds --include and --exclude.
 func addFilter(c *cobra.Command, f *share.Filter) {
 	c.Flags().Var(&filterFlag{filter: f, include: true}, "include",
-		"take names that match this `PATTERN`, whatever a later --exclude says (may be given again)")
+		"take names that match this `PATTERN`, whatever a later --exclude says (repeatable)")
 	c.Flags().Var(&filterFlag{filter: f}, "exclude",
-		"leave out names that match this `PATTERN`, such as '*.tmp' or logs/, whatever a later --include says (may "+
-			"be given again)")
+		"leave out names that match this `PATTERN`, such as '*.tmp' or logs/, whatever a later --include says "+
+			"(repeatable)")
 }
 
 func (v *filterFlag) Set(s string) error {

@@ -38,7 +38,7 @@ Until everything is there, checked and synced to the disk, the bytes are in a fi
 Ctrl-C, a killed peer, a full disk or anything else, the same command goes on where that one ended, if the peer still
 has the same content. A peer that is lost on the way is waited for (--retry).
 
-The file has the modification time and the permissions that it has at the peer, less what the umask says; what is replaced keeps its
+The file has the modification time and the permissions that it has at the peer, minus the umask; what is replaced keeps its
 permissions.
 
 Without -o the file gets the last part of NAME; -o - writes the bytes to the standard output. A tensor comes as its bytes alone, but to a
@@ -63,7 +63,7 @@ FILE that ends with .npy as a file for numpy, if numpy has the type; --digest is
 	f := c.Flags()
 	f.StringVarP(&o.output, "output", "o", "",
 		"the `FILE` to make; - is the standard output; a directory gets a file named after NAME")
-	f.BoolVar(&o.noResume, "no-resume", false, "begin anew, whatever an earlier attempt has left")
+	f.BoolVar(&o.noResume, "no-resume", false, "start from the beginning, whatever an earlier attempt has left")
 	f.BoolVarP(&o.force, "force", "f", false, "replace the output if it exists, when everything is there")
 	f.StringVar(&o.digest, "digest", "", "print the SHA-256; with =`HEX`, fail unless it is that one")
 	f.Lookup("digest").NoOptDefVal = "print"

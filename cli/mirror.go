@@ -34,7 +34,7 @@ changed on either side is kept, what an earlier run has left partial goes on. Fi
 touched without --force: a name that would need such a file's place fails. A listing may lack names, because the peer could not look at a file, or
 has more files than it serves: what is listed is fetched, nothing is removed even with --delete, and the command fails.
 
-A file has the modification time and the permissions that it has at the peer, less what the umask says. Directories without files are made,
+A file has the modification time and the permissions that it has at the peer, minus the umask. Directories without files are made,
 and --delete leaves them. With --keep-links, symbolic links are made as they are at the peer; one that leads out of DIR, has an absolute path, or goes up behind
 a name is left out and listed. Without it, the peer leaves out all links, unless it follows them (serve --follow-links): then there are none to keep.
 What the peer leaves out is no failure: it is listed, and with --quiet a warning says how much it is.
@@ -78,7 +78,8 @@ that are fetched.
 	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be done")
 	f.BoolVarP(&o.force, "force", "f", false, "replace files that mirror did not make, or that were changed here")
 	f.BoolVar(&o.checksum, "checksum", false,
-		"compare contents, by the SHA-256, where a file of the same size is there and times do not tell, before it "+
+		"compare contents, by the SHA-256, where a file of the same size is there and times are inconclusive, "+
+			"before it "+
 			"is fetched")
 	f.BoolVar(&o.links, "keep-links", false,
 		"make symbolic links as they are at the peer, such as those of a model hub's cache")

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer/control"
 )
@@ -55,7 +56,7 @@ func nearest(name string, names []string) []string {
 			score = 1
 		default:
 			if diff := len(n) - len(name); -limit <= diff && diff <= limit && len(name) <= share.MaxName {
-				score = distance(strings.ToLower(name), strings.ToLower(n), limit)
+				score = input.Distance(strings.ToLower(name), strings.ToLower(n), limit+1)
 			}
 			if score > limit && len(name) >= 3 && strings.Contains(n, name) {
 				score = limit
@@ -71,29 +72,4 @@ func nearest(name string, names []string) []string {
 		out = append(out, f.name)
 	}
 	return out
-}
-
-// distance is the number of bytes to insert, remove or change from a to b (Levenshtein), or more
-// than limit if it is more.
-func distance(a, b string, limit int) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal, least := row[0], i+1
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-			least = min(least, cost)
-		}
-		if least > limit {
-			return least
-		}
-	}
-	return row[len(b)]
 }

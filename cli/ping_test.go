@@ -61,7 +61,7 @@ func TestPing(t *testing.T) {
 
 // Over TLS a client needs any right to get an answer, and the right to read to open a path.
 func TestPingRights(t *testing.T) {
-	dirs := identities(t, "reader", "lister", "stranger")
+	dirs := identities(t, "reader", "lister", "outsider")
 	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow reader read\nallow lister list\n"))
 	p := proc.Start(t, program("serve", t.TempDir(), "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"],
 		"--policy", policy))
@@ -80,5 +80,5 @@ func TestPingRights(t *testing.T) {
 	}
 	out, _ := run(t, 0, "path         none opens: ", "ping", m[1], "--identity", dirs["lister"])
 	fits(t, "ping", out)
-	run(t, exitNotPermitted, "has no rights", "ping", m[1], "--identity", dirs["stranger"])
+	run(t, exitNotPermitted, "has no rights", "ping", m[1], "--identity", dirs["outsider"])
 }

@@ -36,7 +36,7 @@ func newPut(s streams) *cobra.Command {
 	var o putOptions
 	c := &cobra.Command{
 		Use:   "put SRC... ADDR[/NAME]",
-		Short: "Leave files at a peer",
+		Short: "Upload files to a peer",
 		Long: `Puts a file to the peer at ADDR, which must serve a directory with --writable, under NAME, or under the file's own name. A NAME
 that ends with a slash is a directory to put it in. SRC - is the standard input, which needs a NAME: it is written to an unnamed file
 in TMPDIR (or /tmp) first, for its size must be known. So is a file whose size only reading it says, as those of /proc; below a directory,
@@ -58,7 +58,7 @@ remaining time stands for those that are put.
 
 ` + patternHelp + ` Names are those below a directory SRC.
 
-A file has the modification time and the permissions that it has here, less what the peer's umask says; what is replaced keeps its
+A file has the modification time and the permissions that it has here, minus the peer's umask; what is replaced keeps its
 permissions. The peer has a file when it is checked, synced and under its name. Until then it keeps the part that was checked apart; when the
 command ends early, the same command goes on from there, but for the standard input. A peer that is lost on the way is waited for (--retry).`,
 		Example: `  penstock put checkpoint.safetensors 127.0.0.1:7070
@@ -92,7 +92,8 @@ command ends early, the same command goes on from there, but for the standard in
 	o.addLimit(c)
 	addFilter(c, &o.filter)
 	f := c.Flags()
-	f.BoolVar(&o.noResume, "no-resume", false, "begin anew, whatever an earlier attempt has left at the peer")
+	f.BoolVar(&o.noResume, "no-resume", false,
+		"start from the beginning, whatever an earlier attempt has left at the peer")
 	f.BoolVarP(&o.force, "force", "f", false, "replace what the peer has under the name, when everything is there")
 	f.BoolVarP(&o.dryRun, "dry-run", "n", false,
 		"only say what would be put, by the names and contents that the peer has: it may refuse more")

@@ -135,7 +135,7 @@ func TestReadmeBringsDAQIRI(t *testing.T) {
 		spec.Dir = dir
 		out[i] = runSpec(t, spec)
 	}
-	for i, want := range []string{"nothing to say", "socket_bench_server: udp_server",
+	for i, want := range []string{"no problems found", "socket_bench_server: udp_server",
 		`1000 sent = \d+ received \+ \d+ lost`, "penstock:"} {
 		if !regexp.MustCompile(want).MatchString(out[i]) {
 			t.Errorf("penstock %s: %q is not in its output:\n%s", commands[i], want, out[i])

@@ -97,7 +97,7 @@ that there is, and tells which path that was and why. Beyond one machine all of 
   penstock run FILE          streams, applications and a node, as a configuration file describes them
   penstock config check FILE everything that is wrong with a configuration file, at once
   penstock demo              two processes move real tensors by every path; each byte is checked
-  penstock bench transfer    how fast, beside what you would otherwise use`,
+  penstock bench transfer    how fast, compared with other tools`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          subcommand,

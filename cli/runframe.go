@@ -292,7 +292,7 @@ func (f *runFrame) sections(columns int) []*frameSection {
 		row("  %s %s %9d %9d %8s  %s", col(p.Name, name), col(p.Kind, 4), p.Slots-p.Used, p.Lowest,
 			formatCount(p.Exhausted), bar(p.Used, p.Slots, max(20+wide-wide/2, 4)))
 	}
-	add("pools", 1, fmt.Sprintf("%s      %9s %9s %8s  %s", pad("pools", name+2), "free", "lowest", "found 0", "used"),
+	add("pools", 1, fmt.Sprintf("%s      %9s %9s %8s  %s", pad("pools", name+2), "free", "lowest", "empty", "used"),
 		rows)
 
 	rows = nil

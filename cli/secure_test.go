@@ -35,7 +35,7 @@ func identities(t *testing.T, names ...string) (dirs map[string]string) {
 
 func TestServeWithIdentity(t *testing.T) {
 	dirs := identities(t, "worker", "guest", "denied")
-	stranger := identities(t)["server"]
+	outsider := identities(t)["server"]
 	served := t.TempDir()
 	b := content(100_000, 10)
 	write(t, filepath.Join(served, "w"), b)
@@ -57,7 +57,7 @@ func TestServeWithIdentity(t *testing.T) {
 	run(t, exitNotPermitted, "does not let you write", "put", out, addr+"/newer", "--identity", dirs["guest"])
 	run(t, exitNotPermitted, "", "ls", "tcp://another@"+addr, "--identity", dirs["worker"])
 	run(t, exitNotPermitted, "refuses the certificate of this node", "ls", addr, "--identity", dirs["denied"])
-	run(t, exitNotPermitted, "", "ls", addr, "--identity", stranger)
+	run(t, exitNotPermitted, "", "ls", addr, "--identity", outsider)
 	run(t, exitNotPermitted, "", "ls", addr, "--identity", "none")
 	run(t, exitNotPermitted, "there is no identity", "ls", addr, "--identity", t.TempDir())
 	run(t, exitUsage, "without an identity", "ls", addr, "--identity", "none", "--expect", "server")

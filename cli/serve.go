@@ -53,7 +53,7 @@ func newServe(s streams) *cobra.Command {
 	var o serveOptions
 	c := &cobra.Command{
 		Use:   "serve FILE|DIR",
-		Short: "Let peers list and fetch files and tensors, and with --writable leave files here",
+		Short: "Let peers list and fetch files and tensors, and with --writable upload files",
 		Long: `Serves a file, or all files below a directory, under their relative names, and each tensor of a safetensors or npy file under
 FILE/TENSOR. Symbolic links (but see --follow-links, and mirror --keep-links, for a cache of a model hub), devices and names that begin with a dot are left out. Files that change are noticed when they are
 asked for. With --writable peers may also put new files below the directory; nothing that exists is ever written to, it is only

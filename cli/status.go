@@ -194,7 +194,7 @@ func (c *screen) print() {
 			c.line("  listens on %s", safeText(a, 120))
 		}
 	}
-	c.line("  peers %d now, %d ever, %d turned away; %d of their requests refused", len(s.Peers)+s.Omitted.Peers,
+	c.line("  peers %d now, %d total, %d rejected; %d of their requests refused", len(s.Peers)+s.Omitted.Peers,
 		s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
 	if id := s.Node.Identity; id != nil && id.LoadError != "" {
 		c.line("  ERROR: changed certificates or rules cannot be used: %s", safeText(id.LoadError, 300))

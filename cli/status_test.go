@@ -65,7 +65,7 @@ func TestStatus(t *testing.T) {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
 	for _, want := range []string{`(?m)^node worker 7   instance [0-9a-f]{16}   up \d`,
-		`listens on tcp://127\.0\.0\.1:\d+`, `peers 2 now, 2 ever, 0 turned away; 0 of their`,
+		`listens on tcp://127\.0\.0\.1:\d+`, `peers 2 now, 2 total, 0 rejected; 0 of their`,
 		`(?m)^  put +- +0 B +0 +0 .*\s+1$`,
 		`(?m)^  1 +user\\u009b2J\\x0aroot +- +- +65\.5 kB [^#]*same host +- +tcp://127\S+$`,
 		`(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,

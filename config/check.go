@@ -284,7 +284,7 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 	}
 	if len(names) == 0 && p.Engine.fabric() && p.Engine.Built() && !d.broken[at] {
 		d.report(Needs, CodeMissingKey, path,
-			"the queue names no memory_regions, and the names of the regions do not tell which is meant",
+			"the queue names no memory_regions, and the names of the regions do not say which is meant",
 			"the name of a region of memory_regions", "")
 	}
 	if len(names) == 2 {
@@ -342,20 +342,19 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 
 // checkShares looks at regions that several queues take from.
 func (d *decoder) checkShares() {
-	type sum struct {
-		depth, queues int
-		path          string
-	}
+	type sum struct{ depth, queues int }
 	sums := map[string]*sum{}
 	var order []string
-	for _, q := range d.cfg.queues() {
-		for _, name := range q.regions {
-			if sums[name] == nil {
-				sums[name] = &sum{}
-				order = append(order, name)
+	for i := range d.cfg.Interfaces {
+		for _, q := range d.cfg.Interfaces[i].queues(item("interfaces", i)) {
+			for _, name := range *q.regions {
+				if sums[name] == nil {
+					sums[name] = &sum{}
+					order = append(order, name)
+				}
+				s := sums[name]
+				s.depth, s.queues = s.depth+*q.depth, s.queues+1
 			}
-			s := sums[name]
-			s.depth, s.queues, s.path = s.depth+q.depth, s.queues+1, q.path
 		}
 	}
 	for _, name := range order {

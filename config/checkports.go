@@ -387,63 +387,71 @@ func (d *decoder) checkTx(p *Interface, path string, used map[string]bool) {
 	}, []flow.Action{flow.Queue(0)})
 }
 
-// queueUse is a queue with its place, for checks over all of them.
-type queueUse struct {
-	path    string
-	regions []string
-	depth   int
-	core    int
-	engine  Engine
+// queue is what receive and transmit queues have in common: their fields, with their place.
+type queue struct {
+	path      string
+	direction string // rx, tx
+	place     int    // in the list
+	name      *string
+	id, depth *int
+	core      int
+	regions   *[]string
 }
 
-func (c *Config) queues() []queueUse {
-	var out []queueUse
-	for i := range c.Interfaces {
-		p := &c.Interfaces[i]
-		if p.Rx != nil {
-			for k, q := range p.Rx.Queues {
-				out = append(out, queueUse{join(item("interfaces", i), item("rx.queues", k)), q.Regions, q.Depth,
-					q.CPUCore, p.Engine})
-			}
+// queues are all queues of the interface at a path, receive queues first.
+func (p *Interface) queues(path string) (out []queue) {
+	if p.Rx != nil {
+		for k := range p.Rx.Queues {
+			q := &p.Rx.Queues[k]
+			out = append(out, queue{join(path, item("rx.queues", k)), "rx", k, &q.Name, &q.ID, &q.Depth, q.CPUCore,
+				&q.Regions})
 		}
-		if p.Tx != nil {
-			for k, q := range p.Tx.Queues {
-				out = append(out, queueUse{join(item("interfaces", i), item("tx.queues", k)), q.Regions, q.Depth,
-					q.CPUCore, p.Engine})
-			}
+	}
+	if p.Tx != nil {
+		for k := range p.Tx.Queues {
+			q := &p.Tx.Queues[k]
+			out = append(out, queue{join(path, item("tx.queues", k)), "tx", k, &q.Name, &q.ID, &q.Depth, q.CPUCore,
+				&q.Regions})
 		}
 	}
 	return out
 }
 
-// coreUse is a core that something is bound to.
-type coreUse struct {
-	core  int
-	path  string
-	what  string
-	polls bool // all the time
+// CoreUse is a core that something of a configuration is bound to.
+type CoreUse struct {
+	Core      int
+	Path      string // of the value, such as interfaces[0].rx.queues[1].cpu_core
+	What      string // in words
+	Interface string // name of the interface whose packets it works on; empty: none
+	Polls     bool   // all the time
 }
 
-func (c *Config) cores() []coreUse {
-	var out []coreUse
-	add := func(core int, path, what string, polls bool) {
+// CoreUses are all cores that the configuration names, in the order of the file.
+func (c *Config) CoreUses() []CoreUse {
+	var out []CoreUse
+	add := func(core int, path, what, iface string, polls bool) {
 		if core >= 0 {
-			out = append(out, coreUse{core, path, what, polls})
+			out = append(out, CoreUse{core, path + "cpu_core", what, iface, polls})
 		}
 	}
-	add(c.MasterCore, "master_core", "master_core", false)
-	for _, q := range c.queues() {
-		add(q.core, join(q.path, "cpu_core"), "the queue "+q.path, q.engine.frames())
+	if c.MasterCore >= 0 {
+		out = append(out, CoreUse{Core: c.MasterCore, Path: "master_core", What: "master_core"})
+	}
+	for i := range c.Interfaces {
+		p := &c.Interfaces[i]
+		for _, q := range p.queues(item("interfaces", i)) {
+			add(q.core, q.path+".", "the queue "+q.path, p.Name, p.Engine.frames())
+		}
 	}
 	for i := range c.Applications {
-		add(c.Applications[i].CPUCore, item("applications", i)+".cpu_core", "the application "+c.Applications[i].Name,
-			true)
+		a := &c.Applications[i]
+		add(a.CPUCore, item("applications", i)+".", "the application "+a.Name, a.Interface, true)
 	}
 	for i := range c.BenchRx {
-		add(c.BenchRx[i].CPUCore, item("bench_rx", i)+".cpu_core", "bench_rx", true)
+		add(c.BenchRx[i].CPUCore, item("bench_rx", i)+".", "bench_rx", c.BenchRx[i].Interface, true)
 	}
 	for i := range c.BenchTx {
-		add(c.BenchTx[i].CPUCore, item("bench_tx", i)+".cpu_core", "bench_tx", true)
+		add(c.BenchTx[i].CPUCore, item("bench_tx", i)+".", "bench_tx", c.BenchTx[i].Interface, true)
 	}
 	for _, b := range []struct {
 		s    *BenchSocket
@@ -451,28 +459,28 @@ func (c *Config) cores() []coreUse {
 	}{{c.SocketServer, "socket_bench_server"}, {c.SocketClient, "socket_bench_client"},
 		{c.RDMAServer, "rdma_bench_server"}, {c.RDMAClient, "rdma_bench_client"}} {
 		if b.s != nil {
-			add(b.s.CPUCore, b.name+".cpu_core", b.name, false)
+			add(b.s.CPUCore, b.name+".", b.name, "", false)
 		}
 	}
 	if c.Latency != nil {
-		add(c.Latency.CPUCore, "bench_latency.cpu_core", "bench_latency", true)
+		add(c.Latency.CPUCore, "bench_latency.", "bench_latency", "", true)
 	}
 	return out
 }
 
 // checkCores finds cores with two tasks.
 func (d *decoder) checkCores() {
-	first := map[int]coreUse{}
-	for _, u := range d.cfg.cores() {
-		o, twice := first[u.core]
+	first := map[int]CoreUse{}
+	for _, u := range d.cfg.CoreUses() {
+		o, twice := first[u.Core]
 		if !twice {
-			first[u.core] = u
+			first[u.Core] = u
 			continue
 		}
-		if !u.polls && !o.polls {
+		if !u.Polls && !o.Polls {
 			continue // both sleep while there is nothing to do
 		}
-		d.also(d.report(Warning, CodePlacement, u.path, fmt.Sprintf("core %d has %s already", u.core, o.what),
-			"a core of its own", "polling takes a whole core: each gets half of it"), o.path, "it is here")
+		d.also(d.report(Warning, CodePlacement, u.Path, fmt.Sprintf("core %d has %s already", u.Core, o.What),
+			"a core of its own", "polling takes a whole core: each gets half of it"), o.Path, "it is here")
 	}
 }

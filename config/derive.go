@@ -38,18 +38,18 @@ func (c *Config) derive(d *decoder) {
 		if p.Engine.fabric() && p.Engine.Built() {
 			c.deriveRegions(p, path)
 		}
+		for _, q := range p.queues(path) {
+			c.deriveQueue(p, &q, regions)
+		}
 		if p.Rx != nil {
 			for k := range p.Rx.Queues {
-				c.deriveRx(p, &p.Rx.Queues[k], join(path, item("rx.queues", k)), k, regions)
+				c.deriveSplit(&p.Rx.Queues[k], join(path, item("rx.queues", k)), regions)
 			}
 			for k := range p.Rx.Flows {
 				c.deriveFlow(&p.Rx.Flows[k], join(path, item("rx.flows", k)), k)
 			}
 		}
 		if p.Tx != nil {
-			for k := range p.Tx.Queues {
-				c.deriveTx(p, &p.Tx.Queues[k], join(path, item("tx.queues", k)), k, regions)
-			}
 			for k := range p.Tx.Flows {
 				c.deriveFlow(&p.Tx.Flows[k], join(path, item("tx.flows", k)), k)
 			}
@@ -70,23 +70,27 @@ func (c *Config) deriveFlow(f *Flow, path string, k int) {
 	}
 }
 
-func (c *Config) deriveRx(p *Interface, q *RxQueue, path string, k int, regions map[string]*Region) {
-	if c.sources != nil && !c.given(join(path, "id")) {
-		q.ID = k
-		c.rule(join(path, "id"), "the place in the list")
+func (c *Config) deriveQueue(p *Interface, q *queue, regions map[string]*Region) {
+	if c.sources != nil && !c.given(join(q.path, "id")) {
+		*q.id = q.place
+		c.rule(join(q.path, "id"), "the place in the list")
 	}
-	if q.Name == "" {
-		q.Name = fmt.Sprintf("%s-rx%d", p.Name, q.ID)
-		c.rule(join(path, "name"), "the interface and the id")
+	if *q.name == "" {
+		*q.name = fmt.Sprintf("%s-%s%d", p.Name, q.direction, *q.id)
+		c.rule(join(q.path, "name"), "the interface and the id")
 	}
-	if q.Depth == 0 {
-		q.Depth = c.depth(q.Regions, regions, join(path, "depth"))
+	if *q.depth == 0 {
+		*q.depth = c.depth(*q.regions, regions, join(q.path, "depth"))
 	}
-	if q.SplitAt == 0 && len(q.Regions) == 2 {
-		if r := regions[q.Regions[0]]; r != nil && r.BufSize <= 65535 {
-			q.SplitAt = int(r.BufSize)
-			c.rule(join(path, "split_at"), "buf_size of %s", r.Name)
-		}
+}
+
+func (c *Config) deriveSplit(q *RxQueue, path string, regions map[string]*Region) {
+	if q.SplitAt != 0 || len(q.Regions) != 2 {
+		return
+	}
+	if r := regions[q.Regions[0]]; r != nil && r.BufSize <= 65535 {
+		q.SplitAt = int(r.BufSize)
+		c.rule(join(path, "split_at"), "buf_size of %s", r.Name)
 	}
 }
 
@@ -98,23 +102,13 @@ func (c *Config) deriveRegions(p *Interface, path string) {
 	if p.Socket != nil {
 		mode = p.Socket.Mode
 	}
-	give := func(names *[]string, at, direction string) {
-		if len(*names) > 0 {
-			return
+	for _, q := range p.queues(path) {
+		if len(*q.regions) > 0 {
+			continue
 		}
-		if name, why := c.regionFor(direction, mode); name != "" {
-			*names = []string{name}
-			c.rule(join(at, "memory_regions"), "%s", why)
-		}
-	}
-	if p.Rx != nil {
-		for k := range p.Rx.Queues {
-			give(&p.Rx.Queues[k].Regions, join(path, item("rx.queues", k)), "rx")
-		}
-	}
-	if p.Tx != nil {
-		for k := range p.Tx.Queues {
-			give(&p.Tx.Queues[k].Regions, join(path, item("tx.queues", k)), "tx")
+		if name, why := c.regionFor(q.direction, mode); name != "" {
+			*q.regions = []string{name}
+			c.rule(join(q.path, "memory_regions"), "%s", why)
 		}
 	}
 }
@@ -143,20 +137,6 @@ func (c *Config) regionFor(direction, mode string) (name, why string) {
 		}
 	}
 	return "", ""
-}
-
-func (c *Config) deriveTx(p *Interface, q *TxQueue, path string, k int, regions map[string]*Region) {
-	if c.sources != nil && !c.given(join(path, "id")) {
-		q.ID = k
-		c.rule(join(path, "id"), "the place in the list")
-	}
-	if q.Name == "" {
-		q.Name = fmt.Sprintf("%s-tx%d", p.Name, q.ID)
-		c.rule(join(path, "name"), "the interface and the id")
-	}
-	if q.Depth == 0 {
-		q.Depth = c.depth(q.Regions, regions, join(path, "depth"))
-	}
 }
 
 // depth is that of a queue whose memory is in the regions.

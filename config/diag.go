@@ -183,7 +183,7 @@ func (d Diagnostics) Summary() string {
 		}
 	}
 	if parts == nil {
-		return "nothing to say"
+		return "no problems found"
 	}
 	return strings.Join(parts, ", ")
 }

@@ -120,9 +120,9 @@ func (d *decoder) checkHost(h *Host) {
 				"gpu_runtime: host tries the file without one; kind: huge and kind: host are memory of this machine")
 		}
 	}
-	for _, u := range c.cores() {
-		if !slices.Contains(h.Cores, u.core) {
-			d.report(Needs, CodeHost, u.path, fmt.Sprintf("this machine has no core %d that is online", u.core),
+	for _, u := range c.CoreUses() {
+		if !slices.Contains(h.Cores, u.Core) {
+			d.report(Needs, CodeHost, u.Path, fmt.Sprintf("this machine has no core %d that is online", u.Core),
 				coresOf(h), "")
 		}
 	}
@@ -168,19 +168,9 @@ func (d *decoder) checkInterface(h *Host, p *Interface, x *HostInterface, path s
 			}
 		}
 	}
-	if p.Rx != nil {
-		for k, q := range p.Rx.Queues {
-			at := join(path, item("rx.queues", k))
-			near(join(at, "cpu_core"), q.CPUCore)
-			region(q.Regions, at)
-		}
-	}
-	if p.Tx != nil {
-		for k, q := range p.Tx.Queues {
-			at := join(path, item("tx.queues", k))
-			near(join(at, "cpu_core"), q.CPUCore)
-			region(q.Regions, at)
-		}
+	for _, q := range p.queues(path) {
+		near(join(q.path, "cpu_core"), q.core)
+		region(*q.regions, q.path)
 	}
 }
 

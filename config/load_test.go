@@ -290,7 +290,7 @@ func TestRegionsByName(t *testing.T) {
 		}
 		needs := 0
 		for _, x := range cfg.Needs() {
-			if strings.Contains(x.Message, "do not tell which is meant") {
+			if strings.Contains(x.Message, "do not say which is meant") {
 				needs++
 			}
 		}

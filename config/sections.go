@@ -346,7 +346,7 @@ func transfersSection() *section {
 			{name: "share", doc: "Files for peers.", sub: &section{name: "share", title: "share",
 				doc: "A file or directory that peers can fetch.", keys: []key{
 					{name: "path", kind: text("a file or a directory"), needed: true, doc: "What is shared."},
-					{name: "writable", kind: boolean(), def: "false", doc: "Peers may also leave files there."},
+					{name: "writable", kind: boolean(), def: "false", doc: "Peers may also upload files there."},
 					{name: "max_bytes", kind: size(0, 1<<60), def: "0B", doc: "How much they may leave; 0: as the disk allows, of which 1 GiB stays free."},
 				}}},
 			{name: "peers", list: true, doc: "Nodes to connect to.",
@@ -427,7 +427,7 @@ func tensorSection() *section {
 				doc: "Tensors in memory: one that is filled, the one that peers get, and those that peers may " +
 					"still read."},
 			{name: "flush", kind: span(0, 3600e9, 0), def: "0s",
-				doc: "How long after its first row a tensor is given out although rows are missing; 0: when the next " +
+				doc: "How long after its first row a tensor is published although rows are missing; 0: when the next " +
 					"one begins."},
 		}}
 }

@@ -1,6 +1,10 @@
 package host
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
 
 // Vendors of PCI devices (pci-ids.ucw.cz).
 const (
@@ -98,4 +102,26 @@ func (p *PCI) Kind() string {
 		return "host bridge"
 	}
 	return "device"
+}
+
+// Fill writes a text in lines of at most so many columns, the first behind head and the others
+// behind indent.
+func Fill(b *strings.Builder, columns int, head, indent, text string) {
+	b.WriteString(head)
+	n := utf8.RuneCountInString(head)
+	for i, w := range strings.Fields(text) {
+		l := utf8.RuneCountInString(w)
+		switch {
+		case i == 0:
+		case n+1+l > columns:
+			b.WriteString("\n" + indent)
+			n = utf8.RuneCountInString(indent)
+		default:
+			b.WriteByte(' ')
+			n++
+		}
+		b.WriteString(w)
+		n += l
+	}
+	b.WriteByte('\n')
 }

@@ -58,7 +58,7 @@ type accesses struct {
 // access is one under way.
 type access struct {
 	Access               // Good and Path are guarded by the mutex of accesses while it is in reads
-	told   chan struct{} // closed when OnAccess has returned from its beginning
+	begun  chan struct{} // closed when OnAccess has returned from its beginning
 }
 
 // maxReads bounds what is kept of one peer that begins to read and never ends.
@@ -117,7 +117,7 @@ func parseRead(b []byte) (r readRequest, err error) {
 		in.expect(false)
 	}
 	r.text = in.rest(least, most)
-	return r, in.err("a reader's request")
+	return r, in.err("read report")
 }
 
 // read answers a reader's call.
@@ -229,13 +229,13 @@ func (s *Server) begins(x *access) {
 		a.Good = a.From
 		s.o.OnAccess(a)
 	}
-	close(x.told)
+	close(x.begun)
 }
 
 // ends counts one and reports the end to OnAccess, after the beginning. No other goroutine has x
 // any more.
 func (s *Server) ends(x *access, err error) {
-	<-x.told
+	<-x.begun
 	x.Ended, x.Whole, x.Err = true, err == nil, err
 	a := &s.access
 	a.mu.Lock()

@@ -19,13 +19,13 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// book is what OnAccess got.
-type book struct {
+// accessLog is what OnAccess got.
+type accessLog struct {
 	mu  sync.Mutex
 	all []Access
 }
 
-func (b *book) add(a Access) {
+func (b *accessLog) add(a Access) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.all = append(b.all, a)
@@ -33,7 +33,7 @@ func (b *book) add(a Access) {
 
 // ended are the ends in the order of the names, after it was checked that each has its beginning
 // before it.
-func (b *book) ended(t *testing.T) (out []Access) {
+func (b *accessLog) ended(t *testing.T) (out []Access) {
 	t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,7 +89,7 @@ func TestAccesses(t *testing.T) {
 	for name, n := range sizes {
 		write(t, filepath.Join(root, name), randomBytes(9, n))
 	}
-	var b book
+	var b accessLog
 	s := serve(t, Options{Root: root, Writable: true, OnAccess: b.add})
 	if _, err := Mirror(ctx, s.c, filepath.Join(out, "m"), MirrorOptions{}); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestAccesses(t *testing.T) {
 func TestHostileReader(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
-	var b book
+	var b accessLog
 	s := serve(t, Options{Root: root, OnAccess: b.add})
 	call := func(r readRequest) error {
 		_, err := s.peer.Call(ctx, readService, r.append(nil))
@@ -247,7 +247,7 @@ func TestHostileReader(t *testing.T) {
 func TestClosedShareEndsAccesses(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
-	var b book
+	var b accessLog
 	s := serve(t, Options{Root: root, OnAccess: b.add})
 	if _, err := s.peer.Call(ctx, readService, (&readRequest{op: opReadBegin, id: 1,
 		text: "x"}).append(nil)); err != nil {
@@ -328,7 +328,7 @@ func TestExpectedDigest(t *testing.T) {
 	}
 	defer u.region.Close()
 	u.sha256 = &wrong
-	if err := u.run(ctx); !errors.Is(err, control.Integrity) || !errors.Is(told(err), ErrDigest) {
+	if err := u.run(ctx); !errors.Is(err, control.Integrity) || !errors.Is(peerError(err), ErrDigest) {
 		t.Errorf("the other side took it: %v", err)
 	}
 	same(t, filepath.Join(root, "z"), []byte("before"))
@@ -425,7 +425,7 @@ func TestAccessOverSessions(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	content := randomBytes(6, crashSize)
 	write(t, filepath.Join(root, "x"), content)
-	var b book
+	var b accessLog
 	s := serve(t, Options{Root: root, OnAccess: b.add})
 	l, proxy := cutLink(t, s, transfer.Retry{Attempts: -1})
 	out := filepath.Join(t.TempDir(), "x")

@@ -40,7 +40,7 @@ func TestFamilies(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
 	write(t, filepath.Join(root, "bad.npy"), make([]byte, 10))
-	var b book
+	var b accessLog
 	s := serve(t, Options{Root: root, Writable: true, Tensors: true, OnAccess: b.add})
 	for _, name := range []string{"x", "bad.npy"} {
 		if _, err := Fetch(ctx, s.c, name, FetchOptions{Output: filepath.Join(out, name)}); err != nil {
@@ -88,7 +88,7 @@ func TestFamiliesByCertificate(t *testing.T) {
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
 	n := testNode(t, transfer.Options{Name: "server", Policy: identity.Everyone(identity.All),
 		Listen: []string{"tcp://127.0.0.1:0"}, Identity: issue("server")})
-	var b book
+	var b accessLog
 	s, err := Serve(ctx, n, Options{Root: root, OnAccess: b.add})
 	if err != nil {
 		t.Fatal(err)

@@ -7,14 +7,17 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/penstock-io/penstock/transfer"
 )
 
 // The server opens, maps and exports an uploaded file when a peer asks for its name or for a list,
 // or when a scan sees it: not while other files come, whose arrival that would slow down. The file
 // counts from its arrival on.
 
-// came counts a file that was uploaded. What replaces a file that is served is served at once.
-func (s *Server) came(p string, size uint64) {
+// came counts and logs a file that a peer has uploaded. What replaces a file that is served is
+// served at once.
+func (s *Server) came(from *transfer.Peer, p string, size uint64) {
 	s.mu.Lock()
 	_, unserved := s.unserved[p]
 	later := s.files[p] == nil && !unserved
@@ -26,6 +29,7 @@ func (s *Server) came(p string, size uint64) {
 	if !later {
 		s.lookNow(s.ctx, p)
 	}
+	s.log.Info("uploaded", "peer", from.Name(), "path", p, "bytes", size)
 }
 
 // looked takes a path out of s.arrived: the server has looked at its file.

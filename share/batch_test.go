@@ -46,7 +46,7 @@ func TestMirrorBatches(t *testing.T) {
 		put(i, fmt.Sprintf("m/%02d", i), randomBytes(uint64(i), smallFile))
 	}
 	put(1, "large", randomBytes(1, smallFile+1))
-	var b book
+	var b accessLog
 	s := serve(t, Options{Root: root, OnAccess: b.add})
 	check := func() {
 		t.Helper()

@@ -145,12 +145,12 @@ func entryOf(r *transfer.Remote) Entry {
 	return Entry{Name: r.Name, Size: r.Size(), Tensor: r.Tensor, Tag: r.Tag, Generation: r.Generation}
 }
 
-// window is how many bytes are moved at once over a peer, and flying how many of them are in flight
-// at most: a connection that lost packets, or that probes the round trip, holds back those that it
-// has begun, and the other connections go on with the rest.
+// window is how many bytes are moved at once over a peer, and inFlight how many of them are in
+// flight at most: a connection that lost packets, or that probes the round trip, holds back those
+// that it has begun, and the other connections go on with the rest.
 const (
-	window = 8 << 20
-	flying = 8
+	window   = 8 << 20
+	inFlight = 8
 )
 
 // windowOf is window, or less where limits of this node hold transfers with the peer to a low rate:
@@ -186,7 +186,7 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	if c.link == nil {
 		session(c.peer)
 		var m moved
-		err := pipeline(ctx, windowOf(c.peer), flying, from, region.Len(), &m,
+		err := pipeline(ctx, windowOf(c.peer), inFlight, from, region.Len(), &m,
 			func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 				if err := room(ctx, off, off+n); err != nil {
 					return nil, err
@@ -199,7 +199,7 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: flying, From: from, Tag: r.Tag, Restarts: -1, Found: r,
+	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: inFlight, From: from, Tag: r.Tag, Restarts: -1, Found: r,
 		OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
 			if err := verified(upTo); err != nil {
 				cancel(err)

@@ -33,7 +33,7 @@
 // disk. The blocks are allocated in steps ahead of the bytes, so a full disk is an error and no
 // fault, and a peer that announces a large file takes little. [UploadTree] sends small files by
 // batches: their bytes go into memory that batch after batch uses, and become files when all of a
-// batch is there. Uploads are bounded by Options.MaxFiles, MaxBytes, MaxUpload and KeepFree, in
+// batch is there. Uploads are bounded by Options.MaxFiles, MaxBytes and KeepFree, in
 // which directories count, too. What they leave unfinished belongs to the peer that began it, and
 // goes after Options.KeepPartial.
 //

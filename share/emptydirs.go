@@ -43,7 +43,7 @@ func parseDirs(b []byte) (r dirsRequest, err error) {
 		r.after = in.text()
 	}
 	r.prefixOrName = in.rest(0, MaxName)
-	return r, in.err("a request about directories")
+	return r, in.err("directory request")
 }
 
 // dirs answers a call of dirsService.

@@ -21,8 +21,6 @@ type FetchOptions struct {
 	// Overwrite replaces a file that is there, at the very end and all at once. Without it, that is
 	// ErrExists.
 	Overwrite bool
-	// MaxSize refuses files above so many bytes with ErrNoSpace; 0: whatever the disk has room for.
-	MaxSize uint64
 	// NoResume starts from the beginning even if a partial file is there.
 	NoResume bool
 	// Restarts is how often to begin anew when the content changed while it was fetched; 0: never,
@@ -30,7 +28,7 @@ type FetchOptions struct {
 	// again and again, a few are enough: each attempt takes what is there when it begins.
 	Restarts int
 	// Like gives the file the modification time and the permissions that it has at the other side,
-	// less what the umask says, as far as that side says so. What is replaced keeps its
+	// minus the umask, as far as that side says so. What is replaced keeps its
 	// permissions.
 	Like bool
 	// Header, if any, says what the file begins with, before the bytes of the other side: they move
@@ -106,10 +104,6 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	if err != nil {
 		return nil, fmt.Errorf("share: fetch %q: %w", Printable(name), err)
 	}
-	if o.MaxSize > 0 && r.Size() > o.MaxSize {
-		return nil, fmt.Errorf("%w: fetch %q: %d bytes, expected at most %d", ErrNoSpace, Printable(name), r.Size(),
-			o.MaxSize)
-	}
 	if w == nil && !r.Peer.SameHost() {
 		// the path is set up meanwhile; on one machine that takes no time, and files come by
 		// another one than memory
@@ -126,7 +120,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 		return nil, err
 	}
 	p.header = header
-	var tell *teller
+	var tell *readReporter
 	f := &Fetched{Entry: entryOf(r), Output: at.shown, Resumed: p.start}
 	report := func() {
 		if o.Progress != nil {
@@ -141,7 +135,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 			err = ctx.Err()
 		}
 	} else {
-		tell = newTeller(ctx, name, p.size, p.start)
+		tell = newReadReporter(ctx, name, p.size, p.start)
 		err = f.bring(ctx, c, r, p, o.Like, tell, report)
 	}
 	if err == nil && o.Like && f.like != nil {
@@ -174,7 +168,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 
 // bring moves what is missing into the partial file by a path, checks that it is one content, and
 // asks what the file is like.
-func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, like bool, tell *teller,
+func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, like bool, tell *readReporter,
 	report func()) (err error) {
 	if p.good() < p.size {
 		var m moved
@@ -211,7 +205,7 @@ func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *part
 		cancel()
 	}
 	if err == nil && p.good() < p.size { // cannot happen while OnVerified keeps its promise
-		err = fmt.Errorf("share: only %d of %d bytes were vouched for", p.good(), p.size)
+		err = fmt.Errorf("share: only %d of %d bytes were verified", p.good(), p.size)
 	}
 	return err
 }

@@ -34,7 +34,7 @@ func (f *fields) err(what string) error {
 	if f.end() {
 		return nil
 	}
-	return control.Errorf(control.BadRequest, "%s of %d bytes that is none", what, f.size)
+	return control.Errorf(control.BadRequest, "malformed %s (%d bytes)", what, f.size)
 }
 
 // take reads so many bytes; nil: they are not there.

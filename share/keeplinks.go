@@ -82,7 +82,7 @@ func unfitLink(l link) string {
 func parseLinks(b []byte) (after, prefix string, err error) {
 	in := fieldsOf(b)
 	after, prefix = in.text(), in.rest(0, MaxName)
-	return after, prefix, in.err("a request about links")
+	return after, prefix, in.err("link request")
 }
 
 // listLinks answers a call of linksService.

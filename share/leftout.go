@@ -58,7 +58,7 @@ func parseLeftOut(b []byte) (list []Skipped, total int, err error) {
 		list = append(list, Skipped{in.sized(2), in.sized(2)})
 	}
 	in.expect(len(list) <= total)
-	return list, total, in.err("an answer about what is left out")
+	return list, total, in.err("answer about files left out")
 }
 
 // LeftOut is what the other side has and does not serve, and why: files and directories whose paths

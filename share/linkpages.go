@@ -43,7 +43,7 @@ func parseLinkPage(b []byte, after string, texts bool) (links []link, more bool,
 		links, after = append(links, l), l.name
 	}
 	in.expect(!more || len(links) > 0)
-	return links, more, in.err("an answer about links or directories")
+	return links, more, in.err("answer about links or directories")
 }
 
 // allPages asks a service of the other side for all that it lists under a prefix. op is what a

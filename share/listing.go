@@ -58,7 +58,7 @@ func (l lack) err() error {
 	case lackSome:
 		return fmt.Errorf("%w: it could not look at all of its files: its log says at which and why (penstock serve "+
 			"prints them as left out); "+
-			"mend that there and try again", ErrIncomplete)
+			"fix that there and try again", ErrIncomplete)
 	case lackMore:
 		return fmt.Errorf("%w: it has more files than it serves: raise Options.MaxFiles there (penstock serve "+
 			"--max-files)", ErrIncomplete)
@@ -217,9 +217,9 @@ type notServed struct {
 
 func (e *notServed) Error() string { return e.text }
 
-// settled reports whether nothing is to be done about a path: the file there is served as it is, or
-// there is none and none is served.
-func (s *Server) settled(p string) bool {
+// isCurrent reports whether nothing is to be done about a path: the file there is served as it is,
+// or there is none and none is served.
+func (s *Server) isCurrent(p string) bool {
 	fi, err := s.look(p)
 	s.mu.Lock()
 	f := s.files[p]

@@ -40,9 +40,6 @@ type MirrorOptions struct {
 	// say nothing: both sides compute its SHA-256. What is the same is kept, and counts as made by
 	// Mirror from then on.
 	Checksum bool
-	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0:
-	// whatever the disk has room for.
-	MaxBytes uint64
 	Parallel int  // files fetched at once, 100 at most; 0 means 4 large ones and, beside them, 60 of up to 256 KiB
 	DryRun   bool // only says what would be done, in the order of the names, files before links
 	// Parts also mirrors names inside other names ("model.safetensors/wq" beside
@@ -111,7 +108,7 @@ type Mirrored struct {
 
 // Mirror makes the directory dir, which is created if it is missing, hold what the other side has:
 // each name at the path that PathOf gives it, with the modification time and the permissions that
-// the file has there, less what the umask says. What is there with the size and tag that an earlier
+// the file has there, minus the umask. What is there with the size and tag that an earlier
 // Mirror recorded, and was not changed since, is skipped; what is partial is resumed. The record is
 // the file .penstock-mirror in dir. Directories without files are made, and stay when they are gone
 // at the other side. A file that is in the way and was not made by Mirror is not touched, unless
@@ -173,7 +170,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
 	defer rootDir.Close()
-	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir,
+	m := &mirror{tally: newTally(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir,
 		names: names, offered: links}
 	if m.umask, err = sys.Umask(); err != nil {
 		return nil, fmt.Errorf("share: mirror: %w", err)
@@ -183,9 +180,6 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	}
 	defer m.closeRecord()
 	there := m.plan()
-	if o.MaxBytes > 0 && m.progress.Bytes > o.MaxBytes {
-		return nil, fmt.Errorf("%w: mirror: %d bytes, expected at most %d", ErrNoSpace, m.progress.Bytes, o.MaxBytes)
-	}
 	small, large := []int(nil), m.todo
 	if o.Parallel == 0 {
 		small, large = bySize(m.todo, func(i int) uint64 { return names[i].Size })
@@ -224,7 +218,7 @@ const (
 )
 
 type mirror struct {
-	books
+	tally
 	c       Conn
 	o       MirrorOptions
 	root    *os.Root
@@ -472,9 +466,6 @@ func (m *mirror) one(ctx context.Context, e listed) MirrorFile {
 		return t.fail(err)
 	}
 	o := FetchOptions{Overwrite: t.ours, Like: true, Progress: m.advance}
-	if m.o.MaxBytes > 0 {
-		o.MaxSize = e.Size // what was counted
-	}
 	got, err := fetch(ctx, m.c, e.Name, at, o, func() error { return t.undisturbed(at) })
 	if err != nil {
 		m.lost(err)

@@ -29,7 +29,6 @@ func TestBadOptions(t *testing.T) {
 		{Options{Root: dir, MaxFiles: -1}, []string{"Options.MaxFiles is -1", "0 for 50000"}},
 		{Options{Root: dir, KeepPartial: -time.Second}, []string{"Options.KeepPartial is -1s", "positive"}},
 		{Options{Root: dir, RescanEvery: -1}, []string{"Options.RescanEvery is -1ns", "positive"}},
-		{Options{Root: dir, Writable: true, MaxBytes: 10, MaxUpload: 11}, []string{"Options.MaxUpload is 11", "MaxBytes (10)"}},
 		{Options{Root: dir, Removable: true}, []string{"Options.Removable", "without Options.Writable", "expected both"}},
 	} {
 		s, err := Serve(t.Context(), n, c.o)

@@ -102,7 +102,7 @@ func lockPartial(at place) (*os.File, error) {
 			return nil, fmt.Errorf("share: %w", err)
 		}
 	}
-	return nil, fmt.Errorf("%w: %s is made and renamed all the time", ErrBusy, partialOf(at.shown))
+	return nil, fmt.Errorf("%w: %s keeps being created and renamed", ErrBusy, partialOf(at.shown))
 }
 
 // readWritable lets the owner open a complete partial file again that has the permissions of the
@@ -221,7 +221,7 @@ func (p *partial) room(ctx context.Context, from, to uint64) error {
 // long checks that the file has its length.
 func (p *partial) long() error {
 	if fi, err := p.data.Stat(); err != nil || fi.Size() != int64(p.size)+p.inserted {
-		return fmt.Errorf("%w: %s was truncated by somebody else", ErrChanged, partialOf(p.shown))
+		return fmt.Errorf("%w: %s was truncated by another process", ErrChanged, partialOf(p.shown))
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func parseRemove(b []byte) (dry bool, names []statName, err error) {
 	flags := in.byte()
 	names = in.names()
 	in.expect(flags&^flagRemoveDry == 0 && len(names) > 0)
-	return flags == flagRemoveDry, names, in.err("a removal of files")
+	return flags == flagRemoveDry, names, in.err("request to remove files")
 }
 
 // removeAnswer is what became of one name.
@@ -95,7 +95,7 @@ func parseRemoveAnswers(b []byte, n int) (out []removeAnswer, err error) {
 		}
 	}
 	in.expect(len(out) > 0)
-	return out, in.err("an answer about the removal of files")
+	return out, in.err("answer to a request to remove files")
 }
 
 // removeAsked answers a call of removeService.
@@ -392,7 +392,7 @@ func Remove(ctx context.Context, c Conn, files []Entry, o RemoveOptions) error {
 				case a.err == nil:
 					e.Size = a.size
 				case done >= before || o.DryRun || a.err.Code != control.NotFound:
-					err = toldOfRemoval(a.err)
+					err = removalError(a.err)
 				}
 				done++
 				tell(e, err)
@@ -402,15 +402,15 @@ func Remove(ctx context.Context, c Conn, files []Entry, o RemoveOptions) error {
 	})
 	switch {
 	case err != nil:
-		return fmt.Errorf("share: remove: %w", toldOfRemoval(stopped(ctx, err)))
+		return fmt.Errorf("share: remove: %w", removalError(stopped(ctx, err)))
 	case failed > 1:
 		return fmt.Errorf("share: remove: %d of %d files are not removed, the first: %w", failed, len(files), first)
 	}
 	return first
 }
 
-// toldOfRemoval makes an error from the other side match the errors of this package.
-func toldOfRemoval(err error) error {
+// removalError makes an error from the other side match the errors of this package.
+func removalError(err error) error {
 	kind := error(nil)
 	switch {
 	case errors.Is(err, transfer.ErrPeerLost):

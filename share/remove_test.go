@@ -410,7 +410,7 @@ func TestRemovalErrors(t *testing.T) {
 		{fmt.Errorf("%w: f", ErrChanged), ErrChanged}, {fmt.Errorf("%w: f", ErrBusy), ErrBusy},
 		{ErrClosed, control.Shutdown}, {errors.New("x"), control.Internal},
 	} {
-		if err := toldOfRemoval(removeRefusal(c.here)); !errors.Is(err, c.there) {
+		if err := removalError(removeRefusal(c.here)); !errors.Is(err, c.there) {
 			t.Errorf("%v is told as %v, expected %v", c.here, err, c.there)
 		}
 	}

@@ -55,8 +55,6 @@ type Options struct {
 	// bytes, with partial uploads and what uploads under way have announced; a directory counts as
 	// 4 KiB. 0: only the disk does, of which KeepFree stays free.
 	MaxBytes uint64
-	// MaxUpload bounds one uploaded file in bytes; 0: only MaxBytes does.
-	MaxUpload uint64
 	// KeepFree is how many bytes of the disk uploads leave free; 0: 1 GiB, or the twentieth part of
 	// a disk of less than 20 GiB. KeepNoneFree lets them fill it.
 	KeepFree uint64
@@ -78,8 +76,6 @@ type Options struct {
 	// MayRemove, if any, decides about each removal, beside Removable: an error refuses it, and the
 	// peer gets its text.
 	MayRemove func(p *transfer.Peer, name string) error
-	// OnUpload, if any, is called when an uploaded file is in its place. It must not block.
-	OnUpload func(Uploaded)
 	// OnRemove, if any, is called when a peer has removed a file. It must not block.
 	OnRemove func(Removed)
 	// OnAccess, if any, is called when a peer begins to read or upload something and when that
@@ -106,19 +102,8 @@ func (o *Options) check() error {
 	case o.Removable && !o.Writable:
 		return errors.New("Options.Removable is set without Options.Writable: expected both, for whoever removes " +
 			"files writes")
-	case o.MaxBytes > 0 && o.MaxUpload > o.MaxBytes:
-		return fmt.Errorf("Options.MaxUpload is %d: expected at most MaxBytes (%d), of which each upload is a part",
-			o.MaxUpload, o.MaxBytes)
 	}
 	return nil
-}
-
-// Uploaded is a file that a peer has put into a share.
-type Uploaded struct {
-	Peer *transfer.Peer
-	Name string // as the peer calls it
-	Path string // where it is, below Root, with slashes
-	Size uint64
 }
 
 // Server serves files of this node. Its methods may be called from any goroutine.
@@ -435,7 +420,7 @@ func (s *Server) asked(ctx context.Context, _ *transfer.Peer, name string) {
 // lookedUp looks at the files that a name may stand for.
 func (s *Server) lookedUp(ctx context.Context, name string) {
 	for _, p := range s.pathsFor(name) {
-		if !s.settled(p) {
+		if !s.isCurrent(p) {
 			s.lookNow(ctx, p)
 		}
 	}

@@ -109,7 +109,7 @@ func parseSmall(b []byte) (r smallRequest, err error) {
 		r.files, sum = append(r.files, f), sum+uint64(f.size)
 		in.expect(f.name != "" && f.size <= smallFile && sum <= batchBytes && len(r.files) <= batchFiles)
 	}
-	return r, in.err("a batch of small files")
+	return r, in.err("batch of small files")
 }
 
 // smallRoom is memory for the bytes of one batch, and then of others.
@@ -212,7 +212,7 @@ func (up *uploads) endRooms(p *transfer.Peer, keys *fields) error {
 			r.dealt(false)
 		}
 	}
-	return keys.err("a request to end rooms")
+	return keys.err("request to end rooms")
 }
 
 // smallRoom makes memory for batches of a peer. It goes with the last of them, the peer or the
@@ -336,7 +336,7 @@ type incoming struct {
 	base    string // where it is until it is complete
 	mode    fs.FileMode
 	exact   bool // mode is that of the file that is replaced, whatever the umask
-	told    *access
+	access  *access
 	verdict byte
 	err     error
 }
@@ -377,19 +377,19 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 				f.err = ErrChanged
 				continue
 			}
-			f.told = newAccess(Access{Peer: p, Name: f.name, Upload: true, Size: uint64(f.size)})
-			s.begins(f.told)
+			f.access = newAccess(Access{Peer: p, Name: f.name, Upload: true, Size: uint64(f.size)})
+			s.begins(f.access)
 			f.err = sys.WriteNew(stage, f.base, f.bytes, f.mode, f.exact, f.modified)
 		}
 	})
 	s.placeSmall(p, r, taken, stage)
 	answer := make([]byte, len(files))
 	for i, f := range files {
-		if f.told != nil {
-			if f.told.Path = r.via; f.err == nil {
-				f.told.Good = f.told.Size
+		if f.access != nil {
+			if f.access.Path = r.via; f.err == nil {
+				f.access.Good = f.access.Size
 			}
-			s.ends(f.told, f.err)
+			s.ends(f.access, f.err)
 		}
 		if f.err == nil {
 			f.verdict = smallDone
@@ -500,6 +500,6 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 	}
 	dirs.leave()
 	for _, f := range placed {
-		s.tellArrived(Uploaded{p, f.name, f.path, uint64(f.size)})
+		s.came(p, f.path, uint64(f.size))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -68,21 +67,14 @@ func smallBatchIn(t *testing.T, p *transfer.Peer, room path.Desc, r *smallReques
 // and a room is good once.
 func TestSmallPut(t *testing.T) {
 	root := t.TempDir()
-	var b book
-	var mu sync.Mutex
-	var uploaded []string
+	var b accessLog
 	refuse := func(_ *transfer.Peer, name string, _ uint64) error {
 		if name == "refused" {
 			return errors.New("no")
 		}
 		return nil
 	}
-	s := serve(t, Options{Root: root, Writable: true, MayUpload: refuse, MaxUpload: 1000, OnAccess: b.add,
-		OnUpload: func(u Uploaded) {
-			mu.Lock()
-			uploaded = append(uploaded, u.Name)
-			mu.Unlock()
-		}})
+	s := serve(t, Options{Root: root, Writable: true, MayUpload: refuse, MaxBytes: 1000 + dirBytes, OnAccess: b.add})
 	write(t, filepath.Join(root, "there"), []byte("there"))
 	write(t, filepath.Join(root, "other"), []byte("other"))
 	out := t.TempDir()
@@ -118,15 +110,17 @@ func TestSmallPut(t *testing.T) {
 	if err != nil || fi.Mode() != 0o755 || !fi.ModTime().Equal(time.Unix(1_500_000_000, 0)) {
 		t.Errorf("%v of %v, %v", fi.Mode(), fi.ModTime(), err)
 	}
-	slices.Sort(uploaded)
-	if !slices.Equal(uploaded, []string{"a", "b/c", "b/empty"}) {
-		t.Errorf("%q were uploaded", uploaded)
-	}
 	idle(t, s.Server)
+	var uploaded []string
 	for _, a := range b.ended(t) {
+		uploaded = append(uploaded, a.Name)
 		if !a.Upload || !a.Whole || a.Path != "tcp" {
 			t.Errorf("%+v", a)
 		}
+	}
+	slices.Sort(uploaded)
+	if !slices.Equal(uploaded, []string{"a", "b/c", "b/empty"}) {
+		t.Errorf("%q were uploaded", uploaded)
 	}
 	if e, err := Find(testCtx(t), s.c, "b/c"); err != nil || e.Size != 2 {
 		t.Errorf("%+v, %v", e, err)

@@ -31,7 +31,7 @@ func TestDirectoryReplacedByLink(t *testing.T) {
 			}
 			s := serve(t, Options{Root: root, Writable: true})
 			became := map[string]MirrorAction{}
-			tr := &tree{books: newBooks(nil, func(f MirrorFile) { became[f.Name] = f.Action }), c: s.c, o: o}
+			tr := &tree{tally: newTally(nil, func(f MirrorFile) { became[f.Name] = f.Action }), c: s.c, o: o}
 			defer tr.close()
 			if err := tr.find(ctx, []TreeSource{{local, ""}}); err != nil {
 				t.Fatal(err)
@@ -78,7 +78,7 @@ func TestFileReplacedByPipe(t *testing.T) {
 		write(t, filepath.Join(root, "one"), []byte("1"))
 		s := serve(t, Options{Root: root, Writable: true})
 		var failed []error
-		tr := &tree{books: newBooks(nil, func(f MirrorFile) {
+		tr := &tree{tally: newTally(nil, func(f MirrorFile) {
 			failed = append(failed, f.Err)
 		}), c: s.c, o: TreeOptions{DryRun: dry}}
 		defer tr.close()

@@ -52,7 +52,7 @@ func parseStat(b []byte) (via string, names []statName, err error) {
 	in := fieldsOf(b)
 	via, names = in.text(), in.names()
 	in.expect(len(via) <= maxVia)
-	return via, names, in.err("a question about names")
+	return via, names, in.err("request about names")
 }
 
 func appendStatAnswer(b []byte, s stat) []byte {
@@ -72,7 +72,7 @@ func parseStatAnswer(b []byte, n int) (out []stat, err error) {
 		}
 		out = append(out, s)
 	}
-	return out, in.err("an answer about names")
+	return out, in.err("answer about names")
 }
 
 // statted answers a call of statService.

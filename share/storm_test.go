@@ -17,7 +17,7 @@ import (
 )
 
 // A server has no more than before when many peers, which came all at once, have left: neither in
-// its books nor in the process.
+// its tally nor in the process.
 func TestMemoryReturnsAfterAStorm(t *testing.T) {
 	const files, peers, gets = 500, 8, 25
 	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
@@ -100,7 +100,7 @@ func TestMemoryReturnsAfterAStorm(t *testing.T) {
 		t.Fatal(err)
 	}
 	left(t, ctx, n)
-	before, books := now(), n.Snapshot().Memory
+	before, tally := now(), n.Snapshot().Memory
 	var wg sync.WaitGroup
 	for i := range peers {
 		wg.Go(func() {
@@ -122,10 +122,10 @@ func TestMemoryReturnsAfterAStorm(t *testing.T) {
 		t.Errorf("after the storm %+v, before it %+v", after, before)
 	}
 	x, m := n.Snapshot(), s.Snapshot()
-	if x.Memory.LandingUsed != books.LandingUsed || x.Memory.LandingReserved != books.LandingReserved ||
-		x.Memory.Registrations != books.Registrations || x.Memory.Registered != books.Registered ||
+	if x.Memory.LandingUsed != tally.LandingUsed || x.Memory.LandingReserved != tally.LandingReserved ||
+		x.Memory.Registrations != tally.Registrations || x.Memory.Registered != tally.Registered ||
 		len(x.Exports) != files+1 || len(x.Transfers) != 0 || len(m.Reads) != 0 || len(m.Uploads) != 0 {
-		t.Errorf("%+v, before the storm %+v; %d exports, %d transfers, %+v", x.Memory, books, len(x.Exports),
+		t.Errorf("%+v, before the storm %+v; %d exports, %d transfers, %+v", x.Memory, tally, len(x.Exports),
 			len(x.Transfers), m)
 	}
 }

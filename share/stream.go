@@ -90,7 +90,7 @@ type streamer struct {
 	was       *transfer.Remote // what the first of them were of; nil: nothing was found yet
 	moved     moved
 	restarted bool // the other side's process is another one since
-	tell      *teller
+	tell      *readReporter
 }
 
 // once goes on over one session.
@@ -109,7 +109,7 @@ func (x *streamer) once(ctx context.Context, p *transfer.Peer) error {
 			}
 			return x.write(small.bytes)
 		}
-		x.tell = newTeller(ctx, x.name, x.was.Size(), 0)
+		x.tell = newReadReporter(ctx, x.name, x.was.Size(), 0)
 		x.report()
 	} else if err := x.look(ctx, p); err != nil {
 		return err

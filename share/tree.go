@@ -80,7 +80,7 @@ func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions
 	if o.Parallel < 0 {
 		return nil, fmt.Errorf("share: upload: TreeOptions.Parallel is %d: expected at least 1, or 0", o.Parallel)
 	}
-	t := &tree{books: newBooks(o.Progress, o.OnFile), c: c, o: o}
+	t := &tree{tally: newTally(o.Progress, o.OnFile), c: c, o: o}
 	defer t.close()
 	if err := t.find(ctx, sources); err != nil {
 		return nil, fmt.Errorf("share: upload: %w", err)
@@ -108,7 +108,7 @@ func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions
 
 // tree is one call of UploadTree.
 type tree struct {
-	books
+	tally
 	c     Conn
 	o     TreeOptions
 	todo  []sourceFile
@@ -204,7 +204,7 @@ func (t *tree) names(ctx context.Context) (map[string]uint64, error) {
 		return err
 	})
 	if err != nil || len(t.todo) == 0 {
-		return nil, told(err)
+		return nil, peerError(err)
 	}
 	prefix := t.todo[0].Name
 	for _, f := range t.todo {

@@ -219,4 +219,4 @@ func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) 
 	return verdicts, err
 }
 
-var errNoAnswer = control.Errorf(control.BadRequest, "an answer about small files that is none")
+var errNoAnswer = control.Errorf(control.BadRequest, "malformed answer about small files")

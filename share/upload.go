@@ -94,7 +94,7 @@ func uploadFile(ctx context.Context, c Conn, f *os.File, file, name string, o Up
 		}
 	}
 	if err := u.run(ctx); err != nil {
-		err = fmt.Errorf("share: upload %q: %w", Printable(name), told(stopped(ctx, err)))
+		err = fmt.Errorf("share: upload %q: %w", Printable(name), peerError(stopped(ctx, err)))
 		if u.good > 0 && !errors.Is(err, ErrChanged) {
 			return nil, &PartialError{Name: name, Good: u.good, Size: u.size, Err: err}
 		}
@@ -221,7 +221,7 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	if u.size > u.good {
 		var r *transfer.Remote // of the step that is being filled
 		at := uint64(0)
-		err := pipeline(ctx, windowOf(p), flying, u.good, u.size, &u.moved,
+		err := pipeline(ctx, windowOf(p), inFlight, u.good, u.size, &u.moved,
 			func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 				if step := off / stepSize; r == nil || step != at {
 					var err error
@@ -260,7 +260,7 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 			return nil
 		}
 		if len(b) != 1 || b[0] != 0 {
-			return fmt.Errorf("an answer to commit that is none: %w", path.ErrProtocol)
+			return fmt.Errorf("malformed answer to commit: %w", path.ErrProtocol)
 		}
 	}
 }
@@ -276,7 +276,7 @@ func (u *uploader) ask(ctx context.Context, p *transfer.Peer, id, step uint64) (
 	}
 	d, ok := parseRoomAnswer(b)
 	if !ok || d.Size != u.stepLen(step) {
-		return nil, fmt.Errorf("an answer to room that is none: %w", path.ErrProtocol)
+		return nil, fmt.Errorf("malformed answer to room: %w", path.ErrProtocol)
 	}
 	return p.Import(d), nil
 }
@@ -291,7 +291,7 @@ func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, 
 		a, ok := parseBeginAnswer(b)
 		switch {
 		case !ok, a.state == stateReady && (a.good > u.size || a.good%chunkSize != 0 && a.good != u.size):
-			return a, fmt.Errorf("an answer to begin that is none: %w", path.ErrProtocol)
+			return a, fmt.Errorf("malformed answer to begin: %w", path.ErrProtocol)
 		case a.state == statePending:
 			continue
 		case a.state == stateComplete:
@@ -306,7 +306,7 @@ func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, 
 			return a, nil
 		}
 		if u.anew {
-			return a, fmt.Errorf("a part of a file that was begun anew is not of it: %w", path.ErrProtocol)
+			return a, fmt.Errorf("the partial file there has other content although the upload began from the start: %w", path.ErrProtocol)
 		}
 		u.anew = true
 	}
@@ -336,7 +336,7 @@ func (u *uploader) vouch(ctx context.Context, p *transfer.Peer, id, upTo uint64)
 		return err
 	}
 	if len(b) != 8 || binary.BigEndian.Uint64(b) > upTo {
-		return fmt.Errorf("an answer to verified that is none: %w", path.ErrProtocol)
+		return fmt.Errorf("malformed answer to verified: %w", path.ErrProtocol)
 	}
 	u.good = binary.BigEndian.Uint64(b)
 	u.report()
@@ -350,8 +350,8 @@ func (u *uploader) report() {
 	}
 }
 
-// told makes an error from the other side match the errors of this package.
-func told(err error) error {
+// peerError makes an error from the other side match the errors of this package.
+func peerError(err error) error {
 	if errors.Is(err, control.Unsupported) {
 		return fmt.Errorf("%w: it takes no uploads: %w", ErrRefused, err)
 	}

@@ -163,7 +163,7 @@ func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 		}
 		return nil, nil
 	}
-	return nil, control.Errorf(control.BadRequest, "an upload's request of %d bytes that is none", len(b))
+	return nil, control.Errorf(control.BadRequest, "malformed upload request (%d bytes)", len(b))
 }
 
 // uploadOf finds an upload of a peer by its id.
@@ -196,10 +196,8 @@ func (s *Server) permitted(p *transfer.Peer, name string, size uint64) error {
 		return fmt.Errorf("%w: this node's policy does not let you write", ErrRefused)
 	}
 	most := uint64(math.MaxInt64 - chunkSize)
-	for _, n := range []uint64{s.o.MaxUpload, s.o.MaxBytes} {
-		if n > 0 {
-			most = min(most, n)
-		}
+	if s.o.MaxBytes > 0 {
+		most = min(most, s.o.MaxBytes)
 	}
 	if size > most {
 		return fmt.Errorf("%w: %d bytes: a file of at most %d is taken", ErrNoSpace, size, most)
@@ -382,11 +380,11 @@ func (s *Server) free(at string, overwrite bool) error {
 func (u *upload) run() {
 	s := u.s
 	err := u.open()
-	var told *access
+	var acc *access
 	if err == nil {
-		told = newAccess(Access{Peer: u.peer, Name: u.name, Upload: true, Size: u.size, From: u.p.start,
+		acc = newAccess(Access{Peer: u.peer, Name: u.name, Upload: true, Size: u.size, From: u.p.start,
 			Good: u.p.start})
-		s.begins(told)
+		s.begins(acc)
 	}
 	u.mu.Lock()
 	u.err = err
@@ -395,7 +393,7 @@ func (u *upload) run() {
 	if err == nil {
 		select {
 		case c := <-u.commit:
-			told.Path = c.via
+			acc.Path = c.via
 			err = u.finish(c)
 		case <-u.ctx.Done():
 			err = context.Cause(u.ctx)
@@ -412,9 +410,9 @@ func (u *upload) run() {
 	u.mu.Lock()
 	u.err, u.done = err, err == nil
 	u.mu.Unlock()
-	if told != nil {
-		if told.Good = u.size; p != nil { // else it was committed, or could not be
-			told.Good = p.good()
+	if acc != nil {
+		if acc.Good = u.size; p != nil { // else it was committed, or could not be
+			acc.Good = p.good()
 		}
 	}
 	if p != nil {
@@ -444,8 +442,8 @@ func (u *upload) run() {
 		s.uploads.recent = slices.Clone(s.uploads.recent[n-maxRecent:])
 	}
 	s.uploads.mu.Unlock()
-	if told != nil {
-		s.ends(told, err)
+	if acc != nil {
+		s.ends(acc, err)
 	}
 	close(u.over)
 }
@@ -565,17 +563,8 @@ func (u *upload) finish(c commitRequest) error {
 		return err
 	}
 	p.dir.Close()
-	u.s.tellArrived(Uploaded{u.peer, u.name, u.path, u.size})
+	u.s.came(u.peer, u.path, u.size)
 	return nil
-}
-
-// tellArrived counts a file that has come, and says so.
-func (s *Server) tellArrived(u Uploaded) {
-	s.came(u.Path, u.Size)
-	s.log.Info("uploaded", "peer", u.Peer.Name(), "path", u.Path, "bytes", u.Size)
-	if s.o.OnUpload != nil {
-		s.o.OnUpload(u)
-	}
 }
 
 // outcome waits for the end of an upload and says whether it came.

@@ -64,7 +64,7 @@ func (s *Server) whole(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 	name := string(b)
 	switch {
 	case name == "" || len(name) > MaxName || !utf8.ValidString(name):
-		return nil, control.Errorf(control.BadRequest, "a name of %d bytes that is none", len(name))
+		return nil, control.Errorf(control.BadRequest, "malformed name (%d bytes)", len(name))
 	case !p.Carries():
 		return []byte{wholeNot}, nil
 	}
@@ -76,7 +76,7 @@ func (s *Server) whole(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 		return []byte{wholeNot}, nil
 	}
 	w := whole{tag: v.tag, like: v.of.like()}
-	if err := v.read(&w); err != nil || !s.settled(v.of.path) {
+	if err := v.read(&w); err != nil || !s.isCurrent(v.of.path) {
 		return []byte{wholeNot}, nil
 	}
 	s.mu.Lock()

@@ -76,7 +76,7 @@ func parseBegin(b []byte) (r beginRequest, err error) {
 	in.expect(op == opBegin && flags&^(flagOverwrite|flagAnew) == 0)
 	r.overwrite, r.anew = flags&flagOverwrite != 0, flags&flagAnew != 0
 	r.token, r.size, r.tag, r.name = in.hash(), in.num(8), in.hash(), in.rest(1, len(b))
-	return r, in.err("a begin of an upload")
+	return r, in.err("request to begin an upload")
 }
 
 type beginAnswer struct {
@@ -188,7 +188,7 @@ func parseCommit(b []byte) (r commitRequest, err error) {
 		r.like = &l
 	}
 	r.via = in.rest(0, maxVia)
-	return r, in.err("a commit of an upload")
+	return r, in.err("request to commit an upload")
 }
 
 // digestOf is a digest of chunks by their checksums: both sides can make it of what they have

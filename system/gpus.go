@@ -120,7 +120,7 @@ func (p *Plan) planGPUs() {
 	}
 	switch {
 	case c.Name() == "host":
-		g.Note = "this process stands in for a GPU, because gpu_runtime says host"
+		g.Note = "this process is the substitute for a GPU, because gpu_runtime says host"
 	case len(c.Skipped) > 0:
 		g.Note = "taken because of " + fmt.Sprintf("%s: %v", c.Skipped[0].Name, c.Skipped[0].Err)
 	}

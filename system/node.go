@@ -59,7 +59,7 @@ func (p *Plan) planNode() {
 				"a file or a directory", "")
 		case x.Writable && !i.IsDir():
 			p.need(config.CodeHost, "transfers.share.writable",
-				fmt.Sprintf("%s is no directory, so peers cannot leave files there", x.Path), "a directory",
+				fmt.Sprintf("%s is no directory, so peers cannot upload files there", x.Path), "a directory",
 				"writable: false shares the file")
 		}
 	}

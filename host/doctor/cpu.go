@@ -156,7 +156,7 @@ func checkGovernor(x *exam) {
 		}
 		slices.Sort(read)
 		if !x.fast() && len(x.n.Cores) == 0 {
-			x.ok("", strings.Join(read, "; ")+"; nothing here is in a hurry")
+			x.ok("", strings.Join(read, "; ")+"; no low-latency requirement")
 			return
 		}
 		x.add(Finding{Verdict: Warn, Read: strings.Join(read, "; "), Needed: "performance", At: x.usesOf(slow),
@@ -194,7 +194,7 @@ func checkIdle(x *exam) {
 	case deep == nil:
 		x.ok("", fmt.Sprintf("none takes more than %d us to wake up", deepest))
 	case !x.fast() && len(x.n.Cores) == 0:
-		x.ok("", fmt.Sprintf("up to %s, %d us; nothing here is in a hurry", worst.Name, worst.Micros))
+		x.ok("", fmt.Sprintf("up to %s, %d us; no low-latency requirement", worst.Name, worst.Micros))
 	default:
 		options := "intel_idle.max_cstate=1 processor.max_cstate=1"
 		if x.f.Arch != "x86_64" {
@@ -312,12 +312,12 @@ func checkClockSync(x *exam) {
 	case t == nil:
 		x.unknown("", x.f.Why("/penstock/clock"))
 	case t.Synchronised:
-		x.ok("", fmt.Sprintf("kept on time by %s, to %g ms at worst", by, float64(t.MaxError)/1000))
+		x.ok("", fmt.Sprintf("synchronised by %s, to %g ms at worst", by, float64(t.MaxError)/1000))
 	case x.f.Virtual && !x.n.Clock && x.n.Timed == nil:
-		x.ok("", "the kernel does not know of a program that keeps it on time; in a virtual machine the host may")
+		x.ok("", "no program known to the kernel synchronises it; in a virtual machine the host may")
 	default:
 		x.add(Finding{Verdict: x.bad(x.n.Clock), Read: "not synchronised; running: " + by,
-			Needed: "a clock that is kept on time", At: x.n.Timed,
+			Needed: "a synchronised clock", At: x.n.Timed,
 			Mend: []string{"systemctl enable --now chronyd, or for microseconds ptp4l and phc2sys"}})
 	}
 }

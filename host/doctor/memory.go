@@ -311,7 +311,7 @@ func checkMemlock(x *exam) {
 	}
 	rules := lockRulesText(p.LockRules)
 	if rules != "" {
-		rules = "; who logs in or begins anew has: " + rules
+		rules = "; new logins and services get: " + rules
 	}
 	switch {
 	case p.Can(host.CapIPCLock):

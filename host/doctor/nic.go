@@ -139,7 +139,7 @@ func checkMTU(x *exam) {
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(u.MTU),
 				For: "as asked for", At: u.at("mtu"),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, u.MTU),
-					"the switch and the other stations have to have it, too"}})
+					"the switch and the other machines must have it, too"}})
 		case u.slot > 0 && n.Type == 1 && n.MTU+etherHeader > u.slot:
 			x.add(Finding{Subject: u.Name, Verdict: Warn,
 				Read:   fmt.Sprintf("%d, and a slot has room for %d bytes of a packet", n.MTU, u.slot),
@@ -369,7 +369,7 @@ func checkIRQ(x *exam) {
 			continue
 		}
 		if !u.needed && !fast(u.net) {
-			x.ok(u.Name, fmt.Sprintf("%s; nothing here is in a hurry", plural(len(queues), "interrupt")))
+			x.ok(u.Name, fmt.Sprintf("%s; no low-latency requirement", plural(len(queues), "interrupt")))
 			continue
 		}
 		near := []int(nil)
@@ -616,7 +616,7 @@ func checkHardwareTime(x *exam) {
 				Mend: []string{"use another card, or times by the kernel"}})
 		case !synced:
 			x.add(Finding{Subject: u.Name, Verdict: Warn,
-				Read:   fmt.Sprintf("clock /dev/ptp%d, which no program keeps on time", u.net.Clock),
+				Read:   fmt.Sprintf("clock /dev/ptp%d, which no program synchronises", u.net.Clock),
 				Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
 				Mend: []string{fmt.Sprintf("ptp4l -i %s, or phc2sys -s CLOCK_REALTIME -c %s -O 0", u.Name, u.Name)}})
 		default:

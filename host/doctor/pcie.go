@@ -54,10 +54,10 @@ func checkLink(x *exam) {
 		case needs > narrow:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: fmt.Sprintf("%.1f GB/s", needs/1e9),
 				For:  "the rate of the interface",
-				Mend: []string{"a slot that has " + most + "; seat the card anew"}})
+				Mend: []string{"a slot that has " + most + "; reseat the card"}})
 		case p.Width < p.MaxWidth:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can",
-				Mend: []string{"a slot with as many lanes; seat the card anew, look at risers"}})
+				Mend: []string{"a slot with as many lanes; reseat the card, look at risers"}})
 		case p.Speed < p.MaxSpeed && p.Display():
 			x.ok(x.name(p), fmt.Sprintf("%s of %s: GPUs slow their link down while nothing uses it", read, most))
 		case p.Speed < p.MaxSpeed:

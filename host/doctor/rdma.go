@@ -83,7 +83,7 @@ func (x *exam) unlocated() bool {
 }
 
 // ports calls each for the ports that are active, with a name for people. Without one it says why
-// there is nothing to say.
+// there is no problems found.
 func (x *exam) ports(each func(d usedRDMA, p *host.RDMAPort, name string)) {
 	for _, d := range x.devices() {
 		for i := range d.Ports {
@@ -460,7 +460,7 @@ func checkPathMTU(x *exam) {
 			read = fmt.Sprintf("%d, and the %d of %s would allow another", mtu, n.MTU, n.Name)
 		}
 		mend := []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", n.Name),
-			"the switch and the other stations have to have it, too; connections use what both ends have"}
+			"the switch and the other machines must have it, too; connections use what both ends have"}
 		switch {
 		case mtu == 0:
 			x.add(Finding{Subject: name, Verdict: x.bad(d.needed),

@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/host"
@@ -254,7 +253,7 @@ func (r Report) Text(all bool) string {
 			line("", fmt.Sprintf("and %d more", n))
 		}
 		for i, m := range f.Mend {
-			name := "mend"
+			name := "fix"
 			if i > 0 {
 				name = ""
 			}
@@ -290,23 +289,5 @@ func command(b *strings.Builder, head, indent, text string) {
 
 // fill writes a text in lines, the first behind head and the others behind indent.
 func fill(b *strings.Builder, head, indent, text string) {
-	b.WriteString(head)
-	n := utf8.RuneCountInString(head)
-	first := true
-	for w := range strings.FieldsSeq(text) {
-		l := utf8.RuneCountInString(w)
-		switch {
-		case first:
-		case n+1+l > textWidth-2: // room for a backslash
-			b.WriteString("\n" + indent)
-			n = utf8.RuneCountInString(indent)
-		default:
-			b.WriteByte(' ')
-			n++
-		}
-		first = false
-		b.WriteString(w)
-		n += l
-	}
-	b.WriteByte('\n')
+	host.Fill(b, textWidth-2, head, indent, text) // room for a backslash
 }

@@ -113,7 +113,7 @@ func (b *builder) mtu() error {
 	}
 	b.add(Step{Name: "mtu", What: "MTU", Setting: "mtu", Where: "/sys/class/net/" + b.iface + "/mtu",
 		Now: strconv.Itoa(f.mtu), Wanted: strconv.Itoa(want),
-		Why:     "As asked for. Every station of the network must have it.",
+		Why:     "As asked for. Every machine of the network must have it.",
 		Command: fmt.Sprintf("ip link set dev %s mtu %d", b.iface, want)})
 	if want <= singleBuffer {
 		return nil

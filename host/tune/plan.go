@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/penstock-io/penstock/host"
 )
 
 // Setting names one thing that can be read and set: "mtu", "feature rx-gro", "irq 45". See
@@ -109,7 +111,7 @@ func (p Plan) String() string {
 		w.Flush()
 		b.WriteByte('\n')
 		for _, s := range p.Steps {
-			wrap(&b, s.What+": "+s.Why)
+			host.Fill(&b, 100, "  ", "    ", s.What+": "+s.Why)
 			fmt.Fprintf(&b, "      %s\n", s.Command)
 		}
 	}
@@ -120,28 +122,6 @@ func (p Plan) String() string {
 		fmt.Fprintf(&b, "  unknown: %s: %s\n", u.What, u.Why)
 	}
 	return b.String()
-}
-
-// wrap writes a text in lines of at most 100 bytes.
-func wrap(b *strings.Builder, text string) {
-	const most = 100
-	n := 0
-	for i, w := range strings.Fields(text) {
-		switch {
-		case i == 0:
-			b.WriteString("  ")
-			n = 2
-		case n+1+len(w) > most:
-			b.WriteString("\n    ")
-			n = 4
-		default:
-			b.WriteByte(' ')
-			n++
-		}
-		b.WriteString(w)
-		n += len(w)
-	}
-	b.WriteByte('\n')
 }
 
 // short cuts a long value (a table of RSS) for people.

@@ -13,7 +13,7 @@ func Nearest(w string, words []string) string {
 	best, least := "", 1+max(1, len(plain)/3)
 	for _, x := range words {
 		n := normal(x)
-		if d := distance(plain, n, least); d < least {
+		if d := Distance(plain, n, least); d < least {
 			best, least = x, d
 		}
 	}
@@ -38,10 +38,10 @@ func normal(s string) string {
 	}, strings.ToLower(s))
 }
 
-// distance is the number of characters to insert, delete, change or swap with their neighbour to
+// Distance is the number of characters to insert, delete, change or swap with their neighbour to
 // make b of a (Damerau and Levenshtein, restricted: no part is changed twice), or limit if it is
 // not less than that.
-func distance(a, b string, limit int) int {
+func Distance(a, b string, limit int) int {
 	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
 		return limit
 	}

@@ -19,11 +19,11 @@ func TestNearest(t *testing.T) {
 		a, b string
 		want int
 	}{{"", "", 0}, {"a", "", 1}, {"ab", "ba", 1}, {"kitten", "sitting", 3}, {"abc", "abc", 0}} {
-		if got := distance(c.a, c.b, 10); got != c.want {
+		if got := Distance(c.a, c.b, 10); got != c.want {
 			t.Errorf("%q %q: %d", c.a, c.b, got)
 		}
 	}
-	if distance("kitten", "sitting", 2) != 2 {
+	if Distance("kitten", "sitting", 2) != 2 {
 		t.Error("beyond its limit it is the limit")
 	}
 }

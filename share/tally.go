@@ -8,22 +8,22 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// books are those of a Mirror or an UploadTree: what became of each file, and how far they are.
-type books struct {
+// tally are those of a Mirror or an UploadTree: what became of each file, and how far they are.
+type tally struct {
 	onProgress func(MirrorProgress) // may be nil
 	onFile     func(MirrorFile)     // may be nil
 
 	mu       sync.Mutex // guards what follows
 	progress MirrorProgress
-	flying   map[string]uint64 // bytes that are in progress.BytesDone of files under way
+	inFlight map[string]uint64 // bytes that are in progress.BytesDone of files under way
 	files    map[MirrorAction]int
 	moved    uint64
 	failures []MirrorFile
 	away     error // why the other side is taken to be gone; nil: it is not
 }
 
-func newBooks(progress func(MirrorProgress), file func(MirrorFile)) books {
-	return books{onProgress: progress, onFile: file, flying: map[string]uint64{}, files: map[MirrorAction]int{}}
+func newTally(progress func(MirrorProgress), file func(MirrorFile)) tally {
+	return tally{onProgress: progress, onFile: file, inFlight: map[string]uint64{}, files: map[MirrorAction]int{}}
 }
 
 // isAway reports whether an error says that there is no other side any more, and that it was waited
@@ -33,38 +33,38 @@ func isAway(err error) bool {
 }
 
 // lost notes that the other side is taken to be gone, if an error says so.
-func (b *books) lost(err error) {
+func (b *tally) lost(err error) {
 	if isAway(err) {
 		b.stop(err)
 	}
 }
 
 // stop has files that are not begun fail with an error.
-func (b *books) stop(err error) {
+func (b *tally) stop(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.away = err
 }
 
 // gone is why the other side is taken to be gone.
-func (b *books) gone() error {
+func (b *tally) gone() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.away
 }
 
 // advance takes the progress of one file.
-func (b *books) advance(p Progress) {
+func (b *tally) advance(p Progress) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.progress.Current = p
-	b.progress.BytesDone += p.Bytes - b.flying[p.Name] // it may be less than before
-	b.flying[p.Name] = p.Bytes
+	b.progress.BytesDone += p.Bytes - b.inFlight[p.Name] // it may be less than before
+	b.inFlight[p.Name] = p.Bytes
 	b.report()
 }
 
 // done accounts for one file. Unless it is to be moved, it is not in the progress.
-func (b *books) done(f MirrorFile, move bool) {
+func (b *tally) done(f MirrorFile, move bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.files[f.Action]++
@@ -73,8 +73,8 @@ func (b *books) done(f MirrorFile, move bool) {
 		b.failures = append(b.failures, f)
 	}
 	if move {
-		b.progress.BytesDone -= b.flying[f.Name]
-		delete(b.flying, f.Name)
+		b.progress.BytesDone -= b.inFlight[f.Name]
+		delete(b.inFlight, f.Name)
 		switch f.Action {
 		case MirrorFetched, MirrorSent:
 			b.progress.FilesDone++
@@ -94,13 +94,13 @@ func (b *books) done(f MirrorFile, move bool) {
 }
 
 // less takes bytes that are not moved out of the sum.
-func (b *books) less(n uint64) {
+func (b *tally) less(n uint64) {
 	if b.progress.Bytes < math.MaxUint64 { // which the other side's sizes may come to
 		b.progress.Bytes -= n
 	}
 }
 
-func (b *books) report() {
+func (b *tally) report() {
 	if b.onProgress != nil {
 		b.onProgress(b.progress)
 	}

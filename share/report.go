@@ -10,10 +10,11 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// teller tells the other side what a fetch does, for its Options.OnAccess. It never holds bytes up:
-// its calls are made on a goroutine of their own. A side that does not want to know says so once
-// per session, and nothing depends on it. Its methods are called by one goroutine at a time.
-type teller struct {
+// readReporter tells the other side what a fetch does, for its Options.OnAccess. It never holds
+// bytes up: its calls are made on a goroutine of their own. A side that does not want to know says
+// so once per session, and nothing depends on it. Its methods are called by one goroutine at a
+// time.
+type readReporter struct {
 	name string
 	size uint64
 	ctx  context.Context
@@ -22,12 +23,12 @@ type teller struct {
 
 	mu   sync.Mutex // guards what follows
 	good uint64
-	now  *telling // nil: no session yet
+	now  *readSession // nil: no session yet
 }
 
-// telling is a teller on one session.
-type telling struct {
-	t    *teller
+// readSession is one session of a readReporter.
+type readSession struct {
+	t    *readReporter
 	peer *transfer.Peer
 	id   uint64
 	wake chan struct{}    // buffered: there are more good bytes
@@ -35,15 +36,15 @@ type telling struct {
 	over chan struct{}    // closed when nothing more is said
 }
 
-func newTeller(ctx context.Context, name string, size, good uint64) *teller {
-	t := &teller{name: name, size: size, good: good}
+func newReadReporter(ctx context.Context, name string, size, good uint64) *readReporter {
+	t := &readReporter{name: name, size: size, good: good}
 	// the server gets the end of an interrupted fetch as well
 	t.ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx))
 	return t
 }
 
 // session says over which session the bytes go from now on.
-func (t *teller) session(p *transfer.Peer) {
+func (t *readReporter) session(p *transfer.Peer) {
 	var id [8]byte
 	rand.Read(id[:]) // never fails
 	t.mu.Lock()
@@ -51,7 +52,7 @@ func (t *teller) session(p *transfer.Peer) {
 	if t.now != nil && t.now.peer == p {
 		return
 	}
-	x := &telling{t, p, binary.BigEndian.Uint64(id[:]), make(chan struct{}, 1), make(chan readRequest, 1),
+	x := &readSession{t, p, binary.BigEndian.Uint64(id[:]), make(chan struct{}, 1), make(chan readRequest, 1),
 		make(chan struct{})}
 	t.now = x
 	from := t.good
@@ -62,7 +63,7 @@ func (t *teller) session(p *transfer.Peer) {
 }
 
 // far says that so many bytes from the beginning are good.
-func (t *teller) far(good uint64) {
+func (t *readReporter) far(good uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.good = good
@@ -74,8 +75,8 @@ func (t *teller) far(good uint64) {
 	}
 }
 
-// close tells the end, waits for that a moment, and frees what the teller has.
-func (t *teller) close(whole bool, path string) {
+// close tells the end, waits for that a moment, and frees what the readReporter has.
+func (t *readReporter) close(whole bool, path string) {
 	t.mu.Lock()
 	x, good := t.now, t.good
 	t.mu.Unlock()
@@ -95,12 +96,12 @@ func (t *teller) close(whole bool, path string) {
 	t.wg.Wait()
 }
 
-func (x *telling) call(r readRequest) bool {
+func (x *readSession) call(r readRequest) bool {
 	_, err := x.peer.Call(x.t.ctx, readService, r.append(nil))
 	return err == nil
 }
 
-func (x *telling) run(from uint64) {
+func (x *readSession) run(from uint64) {
 	if !x.call(readRequest{op: opReadBegin, id: x.id, good: from, text: x.t.name}) {
 		return
 	}
