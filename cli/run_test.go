@@ -464,7 +464,7 @@ func TestRunScreen(t *testing.T) {
 		`^    tensor t u8\[4 4\]: 0 made, 0 of 4 rows, 0 missing$`,
 		`^queues +held +stalls$`, `^  server/0 +in +\d+/\d+ +0  poller on any core$`, `^  server/0 +out +\d+/256 +0$`,
 		`^  other/0 +in +- +0  polled by the application$`,
-		`^pools +free +lowest +found 0  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`,
+		`^pools +free +lowest +empty  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`,
 		`^  no peer is connected; at tcp://127\.0\.0\.1:\d+$`}
 	show := func(what string, rows int, shows ...string) {
 		t.Helper()
