@@ -29,10 +29,15 @@ type Source struct {
 	Why    string // of FromRule: in words, "num_bufs of region rx"
 }
 
-// Source returns where the value at a path came from. A path is made of the keys in our spelling,
-// such as interfaces[0].rx.queues[1].cpu_core. Lists and sections have sources too. The zero Source
-// is returned for what is not there.
+// Source returns where the value at a path came from. A path is made of the keys in Penstock's
+// format, such as interfaces[0].rx.queues[1].cpu_core. Lists and sections have sources too. The
+// zero Source is returned for what is not there.
 func (c *Config) Source(path string) Source { return c.sources[path] }
+
+// At is the place in the file of the value at a path, or of the section around it where the file
+// leaves the value out. It is the zero Pos for a Config that a program wrote. Paths are those of
+// Source.
+func (c *Config) At(path string) Pos { return c.nearestSource(path).At }
 
 // Name is the name of the file, as Load got it.
 func (c *Config) Name() string { return c.name }
