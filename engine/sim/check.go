@@ -43,14 +43,14 @@ func (n *Network) complete(spec *engine.PortSpec) (name string, o PortOptions, e
 
 // vacant says why a port of that name cannot be opened now. The caller holds mu.
 func (n *Network) vacant(name string, loop bool) error {
-	s := n.stations[name]
+	s := n.endpoints[name]
 	switch there := s != nil && s.out != nil; {
 	case n.closed:
 		return engine.ErrClosed
 	case !there && !loop && !n.opts.Shared:
-		return fmt.Errorf("%w: sim: network %q has no port %q: join it with Link, Switch or Loop; there are %s",
+		return fmt.Errorf("%w: sim: network %q has no port %q: join it with Link or Loop; there are %s",
 			engine.ErrNotFound,
-			n.opts.Name, name, list(n.stations))
+			n.opts.Name, name, list(n.endpoints))
 	case there && loop && s.out.port != s:
 		return fmt.Errorf("%w: sim: port %q is not looped to itself but on %v", engine.ErrInUse, name, s.out)
 	case s != nil && s.port != nil:

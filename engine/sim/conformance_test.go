@@ -5,7 +5,6 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/enginetest"
-	"github.com/penstock-io/penstock/packet"
 )
 
 // joined opens two ports of a network of their own, and checks its books when the test ends.
@@ -55,17 +54,6 @@ func bothTimes(t *testing.T, h enginetest.Harness) {
 
 func TestConformanceLink(t *testing.T) {
 	bothTimes(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair { return joined(t, link, Options{}) }})
-}
-
-func TestConformanceSwitch(t *testing.T) {
-	bothTimes(t, enginetest.Harness{MinPacket: packet.EthernetLen, Open: func(t testing.TB) enginetest.Pair {
-		return joined(t, func(n *Network) (*Link, error) {
-			if _, err := n.Switch("s", "a", "b"); err != nil {
-				return nil, err
-			}
-			return n.Cable("b")
-		}, Options{})
-	}})
 }
 
 func TestConformanceSegment(t *testing.T) {

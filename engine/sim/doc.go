@@ -1,5 +1,5 @@
 // Package sim is a packet engine without a machine: a network in memory, of any number of ports and
-// queues, with links, switches and loops. It needs no privilege and no device. In testing/synctest
+// queues, with links, a segment and loops. It needs no privilege and no device. In testing/synctest
 // it lives in virtual time, and then the same program with the same seed sees the same packets at
 // the same times, byte for byte; outside it runs in real time, as fast as memory allows.
 //
@@ -27,10 +27,10 @@
 // # Accounting
 //
 // No packet is lost without a reason. Ledger lists every place that packets pass, with what came
-// in, what was made there (duplicates, copies of a switch), what went out, what waits, and what was
+// in, what was made there (duplicates, copies of the segment), what went out, what waits, and what was
 // dropped for which reason, and says whether all of that adds up. It is exact at every moment. In
-// the statistics of ports the drops of a wire to a port count there, those of a wire to a switch,
-// and of the switch, with the port that sent.
+// the statistics of ports the drops of a wire to a port count there, those of a wire to the segment,
+// and of the segment, with the port that sent.
 //
 // # Who runs
 //

@@ -10,7 +10,7 @@ type event struct {
 	at    int64 // ns since 1970
 	wire  *wire // nil for a call
 	seq   uint64
-	from  *station // who sent the frame
+	from  *endpoint // who sent the frame
 	frame []byte
 	call  func()
 }

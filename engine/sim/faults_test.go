@@ -14,7 +14,6 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/packet/burst"
 	"pgregory.net/rapid"
 )
@@ -176,11 +175,8 @@ func TestLossDuplicationCorruption(t *testing.T) {
 // that was received, and when.
 func trace(t *testing.T, seed uint64) (sum string) {
 	synctest.Test(t, func(t *testing.T) {
-		n := network(t, Options{Seed: seed})
+		n := network(t, Options{Seed: seed, Shared: true})
 		names := []string{"a", "b", "c", "d"}
-		if _, err := n.Switch("s", names...); err != nil {
-			t.Fatal(err)
-		}
 		var ends []*end
 		for _, name := range names {
 			ends = append(ends, newEnd(t, n, name, 4096))
@@ -197,8 +193,6 @@ func trace(t *testing.T, seed uint64) (sum string) {
 		flap, _ := n.Cable("d")
 		n.At(time.Now().Add(20*time.Millisecond), func() { flap.SetUp(false) })
 		n.At(time.Now().Add(30*time.Millisecond), func() { flap.SetUp(true) })
-		n.At(time.Now().Add(40*time.Millisecond), func() { n.Partition([]string{"a"}, []string{"b", "c"}) })
-		n.At(time.Now().Add(50*time.Millisecond), n.Heal)
 		var all sync.WaitGroup
 		sums := make([]hash.Hash, len(ends))
 		for i, e := range ends {
@@ -250,100 +244,6 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-func TestPartition(t *testing.T) {
-	n := network(t, Options{})
-	if _, err := n.Switch("s", "a", "b", "c"); err != nil {
-		t.Fatal(err)
-	}
-	a, b, c := newEnd(t, n, "a", 64), newEnd(t, n, "b", 64), newEnd(t, n, "c", 64)
-	try := func(what string, toB, toC int) {
-		t.Helper()
-		frame := udp(1, 9, 1, 2, what)
-		a.send(t, frame)
-		equal(t, what, []int{len(b.got(t)), len(c.got(t))}, []int{toB, toC})
-	}
-	try("whole", 1, 1)
-	if err := n.Partition([]string{"a"}, []string{"b"}); err != nil {
-		t.Fatal(err)
-	}
-	try("a and b apart, c with both", 0, 1)
-	if err := n.Partition([]string{"a", "b"}, []string{"c"}); err != nil {
-		t.Fatal(err)
-	}
-	try("c alone", 1, 0)
-	n.Heal()
-	try("healed", 1, 1)
-	if l := balanced(t, n); l.Drops != (engine.Drops{engine.DropInjected: 2}) {
-		t.Errorf("%v", l)
-	}
-}
-
-// TestSwitchOfManyPorts: 64 ports, learning, flooding, and a count of every copy.
-func TestSwitchOfManyPorts(t *testing.T) {
-	const ports = 64
-	n := network(t, Options{})
-	s, err := n.Switch("s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := pool(t, "all", 512, ports*200)
-	var ends []*end
-	for i := range ports {
-		name := fmt.Sprint("port", i)
-		if _, err := s.Attach(name); err != nil {
-			t.Fatal(err)
-		}
-		p := open(t, n, name)
-		ends = append(ends, &end{port: p, b: burst.New(64), tx: addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{m}}),
-			rx: addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{m}})})
-	}
-	counts := func() (out [ports]int) {
-		for i, e := range ends {
-			out[i] = len(e.got(t))
-		}
-		return out
-	}
-	for i, e := range ends { // the switch does not know the address of the next one yet
-		e.send(t, udp(byte(i), byte(i+1)%ports, 1, 2, "who"))
-	}
-	var want [ports]int
-	for i := range want {
-		want[i] = ports - 1
-	}
-	for i := 1; i < ports-1; i++ {
-		want[i]-- // the last one knew port 0, and sent to it only
-	}
-	if got := counts(); got != want {
-		t.Errorf("flooding: %v, expected %v", got, want)
-	}
-	if s.Learned() != ports {
-		t.Errorf("%d addresses learned", s.Learned())
-	}
-	for i, e := range ends {
-		e.send(t, udp(byte(i), byte(i+7)%ports, 1, 2, "you"), udp(byte(i), byte(i), 1, 2, "me"), []byte("short"))
-	}
-	for i := range want {
-		want[i] = 1
-	}
-	if got := counts(); got != want {
-		t.Errorf("learned: %v", got)
-	}
-	all := udp(5, 0, 1, 2, "all")
-	copy(all, packet.BroadcastMAC[:])
-	ends[5].send(t, all)
-	want[5] = 0
-	if got := counts(); got != want {
-		t.Errorf("broadcast: %v", got)
-	}
-	if l := balanced(t, n); l.Drops != (engine.Drops{engine.DropNoRoute: 2 * ports}) || l.Sent != ports*4+1 {
-		t.Errorf("ledger: sent %d, drops %v", l.Sent, &l.Drops)
-	}
-	ends[5].port.Close()
-	if s.Learned() != ports-1 {
-		t.Errorf("%d addresses learned after a port was closed", s.Learned())
-	}
-}
-
 // TestLedgerProperty: whatever a random program does to a random network with random faults, the
 // books balance at each step.
 func TestLedgerProperty(t *testing.T) {
@@ -353,17 +253,11 @@ func TestLedgerProperty(t *testing.T) {
 }
 
 func randomProgram(t *testing.T, r *rapid.T) {
-	n := network(t, Options{Seed: rapid.Uint64().Draw(r, "seed"), MTU: 300})
+	n := network(t, Options{Seed: rapid.Uint64().Draw(r, "seed"), MTU: 300, Shared: true})
 	names := []string{"a", "b", "c"}
-	switch rapid.IntRange(0, 2).Draw(r, "topology") {
-	case 0:
+	if rapid.Bool().Draw(r, "links") { // else all are on the segment
 		n.Link("a", "b")
 		n.Loop("c")
-	case 1:
-		n.Switch("s", names...)
-	default:
-		n.Switch("s", "a", "b")
-		n.Switch("u", "c")
 	}
 	small, big := pool(t, "small", 128, 40), pool(t, "big", 512, 300)
 	pools := []*mem.Pool{small, big}
@@ -457,8 +351,7 @@ func randomProgram(t *testing.T, r *rapid.T) {
 				l.SetUp(rapid.Bool().Draw(r, "up"))
 			}
 		},
-		"partition": func(r *rapid.T) { n.Partition(names[:rapid.IntRange(0, 2).Draw(r, "some")], names[2:]) },
-		"wait":      func(r *rapid.T) { time.Sleep(duration.Draw(r, "time")) },
+		"wait": func(r *rapid.T) { time.Sleep(duration.Draw(r, "time")) },
 		"": func(r *rapid.T) {
 			if l := n.Ledger(); l.Err() != nil {
 				r.Fatalf("%v\n%v", l.Err(), l)
@@ -481,17 +374,7 @@ func randomProgram(t *testing.T, r *rapid.T) {
 // and reads the books all the time.
 func TestCloseUnderLoad(t *testing.T) {
 	for _, f := range []Faults{{}, {Loss: 0.1, Duplicate: 0.1, Delay: 50 * time.Microsecond, Rate: 1e9}} {
-		n := network(t, Options{Seed: 1})
-		s, err := n.Switch("s", "a", "b", "c", "d")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range []string{"a", "b"} {
-			l, _ := n.Cable(name)
-			if err := l.SetFaults(f); err != nil {
-				t.Fatal(err)
-			}
-		}
+		n := network(t, Options{Seed: 1, Shared: true})
 		m := pool(t, "all", 256, 2000)
 		started := make(chan struct{}, 8)
 		var all sync.WaitGroup
@@ -502,6 +385,9 @@ func TestCloseUnderLoad(t *testing.T) {
 				return
 			}
 			defer p.Close()
+			if l, err := n.Cable(name); err != nil || name < "c" && l.SetFaults(f) != nil {
+				t.Error(err)
+			}
 			tx, rx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{m}}),
 				addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{m}, Depth: 100})
 			b := burst.New(32)
@@ -540,7 +426,6 @@ func TestCloseUnderLoad(t *testing.T) {
 			<-started
 		}
 		for range 50 {
-			s.Forget()
 			balanced(t, n)
 		}
 		if err := n.Close(); err != nil {

@@ -14,7 +14,7 @@ import (
 // Entry is the book of one place that packets pass: In + Made = Out + Held + Kernel + Drops,
 // always.
 type Entry struct {
-	Kind string // "transmit", "wire", "switch", "port" or "receive"
+	Kind string // "transmit", "wire", "segment", "port" or "receive"
 	Name string
 	In   uint64 // packets that came
 	Made uint64 // packets that came to be here: duplicates, copies for several ports
@@ -123,9 +123,8 @@ func (n *Network) Ledger() *Ledger {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	l := &Ledger{}
-	toPort := map[*station]uint64{}
-	fromPort := map[*station]uint64{}
-	toSwitch, fromSwitch := map[*Switch]uint64{}, map[*Switch]uint64{}
+	toPort := map[*endpoint]uint64{}
+	var toSegment, fromSegment uint64
 	for _, w := range n.wires {
 		e := Entry{Kind: "wire", Name: w.name, In: w.in.Load(), Made: w.made.Load(), Out: w.out.Load(),
 			Held:      w.held.Load(),
@@ -133,24 +132,23 @@ func (n *Network) Ledger() *Ledger {
 		addDrops(&e.Drops, &w.drops)
 		l.Entries = append(l.Entries, e)
 		if w.sw != nil {
-			toSwitch[w.sw] += e.Out
-			fromPort[w.owner] = e.In
+			toSegment += e.Out
 		} else {
 			toPort[w.port] += e.Out
 			if w.port.on != nil {
-				fromSwitch[w.port.on] += e.In
+				fromSegment += e.In
 			}
 		}
 	}
-	for _, s := range n.switches {
-		e := Entry{Kind: "switch", Name: s.name, In: s.in.Load(), Made: s.made.Load(), Out: s.out.Load()}
+	if s := n.segment; s != nil {
+		e := Entry{Kind: "segment", Name: s.name, In: s.in.Load(), Made: s.made.Load(), Out: s.out.Load()}
 		addDrops(&e.Drops, &s.drops)
 		l.Entries = append(l.Entries, e)
-		l.same("switch "+s.name+", from its wires", toSwitch[s], e.In)
-		l.same("wires from switch "+s.name, e.Out, fromSwitch[s])
+		l.same("the segment, from its wires", toSegment, e.In)
+		l.same("wires from the segment", e.Out, fromSegment)
 	}
-	for _, name := range slices.Sorted(maps.Keys(n.stations)) {
-		s := n.stations[name]
+	for _, name := range slices.Sorted(maps.Keys(n.endpoints)) {
+		s := n.endpoints[name]
 		tx, port, rx, sent := s.entries()
 		l.Sent += tx.Out
 		l.Received += rx.Out
@@ -177,9 +175,9 @@ func (l *Ledger) same(what string, out, in uint64) {
 	}
 }
 
-// entries are the books of a station: of its transmit queues, the port, and its receive queues.
+// entries are the books of a endpoint: of its transmit queues, the port, and its receive queues.
 // offered is what came to those.
-func (s *station) entries() (tx, port, rx Entry, offered uint64) {
+func (s *endpoint) entries() (tx, port, rx Entry, offered uint64) {
 	b := s.closed
 	var held uint64
 	if p := s.port; p != nil {
@@ -208,21 +206,20 @@ func (s *station) entries() (tx, port, rx Entry, offered uint64) {
 	return tx, port, rx, b.rxCame
 }
 
-// lost adds the drops on the way to and from a station that count in the statistics of its port:
-// those of the wires that it owns and what a switch did with its frames. The caller holds
+// lost adds the drops on the way to and from a endpoint that count in the statistics of its port:
+// those of the wires that it owns and what the segment did with its frames. The caller holds
 // Network.mu.
-func (s *station) lost(d *engine.Drops) {
+func (s *endpoint) lost(d *engine.Drops) {
 	for _, w := range []*wire{s.out, s.into()} {
 		if w != nil && w.owner == s {
 			addDrops(d, &w.drops)
 		}
 	}
-	d[engine.DropNoRoute] += s.unroutable.Load()
 	d[engine.DropDown] += s.unheard.Load()
 }
 
-// into is the wire to the station, nil for a loop, whose one wire is out.
-func (s *station) into() *wire {
+// into is the wire to the endpoint, nil for a loop, whose one wire is out.
+func (s *endpoint) into() *wire {
 	switch {
 	case s.down != nil:
 		return s.down

@@ -36,8 +36,8 @@ type Options struct {
 	// Faults.Rate.
 	Speed uint64
 	// Shared lets any name be opened as a port: names that are on no link are on one common
-	// segment, where what one sends all others receive. Without it a port must be on a link, a
-	// switch or a loop before it is opened.
+	// segment, where what one sends all others receive. Without it a port must be on a link or
+	// a loop before it is opened.
 	Shared bool
 	// Hash has ports read the headers of each packet and note its type and receive hash, the
 	// Toeplitz hash with packet.MicrosoftKey, as network cards do for RSS. Without it only packets
@@ -52,15 +52,13 @@ type Network struct {
 
 	// mu is held for reading while packets move, from the sender's queue into the receiver's, and
 	// for writing to change what they move through and to read the books. Below it come, in this
-	// order, the mutexes of a wire to a switch, of the switch, of a wire to a port, of a receive
-	// queue, of the scheduler.
-	mu       sync.RWMutex
-	closed   bool
-	stations map[string]*station
-	wires    []*wire
-	switches []*Switch
-	segment  *Switch // of Options.Shared
-	parted   bool    // some stations are in a group
+	// order, the mutexes of a wire to the segment, of a wire to a port, of a receive queue, of the
+	// scheduler.
+	mu        sync.RWMutex
+	closed    bool
+	endpoints map[string]*endpoint
+	wires     []*wire
+	segment   *segment // of Options.Shared, nil until a port is on it
 
 	events scheduler
 }
@@ -88,7 +86,7 @@ func NewNetwork(o Options) (*Network, error) {
 	if err := checkMTU(o.MTU); err != nil {
 		return nil, err
 	}
-	n := &Network{opts: o, stations: map[string]*station{}}
+	n := &Network{opts: o, endpoints: map[string]*endpoint{}}
 	n.events.net = n
 	return n, nil
 }
@@ -138,40 +136,39 @@ func (n *Network) capabilities(mtu int) engine.Capabilities {
 	}
 }
 
-// station is a place where a port can be opened. It stays when the port is closed, and keeps its
+// endpoint is a place where a port can be opened. It stays when the port is closed, and keeps its
 // books.
-type station struct {
+type endpoint struct {
 	net  *Network
 	name string
 	mac  packet.MAC
 	// Guarded by Network.mu.
-	out    *wire   // its frames go there
-	down   *wire   // from the switch, nil where there is none
-	on     *Switch // nil for links and loops
+	out    *wire    // its frames go there
+	down   *wire    // from the segment, nil where there is none
+	on     *segment // nil for links and loops
 	cable  *Link
 	port   *Port // nil while none is open
-	group  int   // of a partition, 0 for none
 	closed books // sums over the ports that were closed
-	// Frames of the station that the switch did not pass on.
-	unroutable, unheard atomic.Uint64
+	// Frames of the endpoint that reached no other port.
+	unheard atomic.Uint64
 }
 
-// station finds or makes the one of that name. The caller holds mu.
-func (n *Network) station(name string) *station {
-	s := n.stations[name]
+// endpoint finds or makes the one of that name. The caller holds mu.
+func (n *Network) endpoint(name string) *endpoint {
+	s := n.endpoints[name]
 	if s == nil {
 		h := fnv.New64a()
 		h.Write([]byte(name))
 		x := h.Sum64()
-		s = &station{net: n, name: name}
+		s = &endpoint{net: n, name: name}
 		for taken := true; taken; x++ { // locally administered, unicast, the same in every run
 			s.mac = packet.MAC{2, byte(x >> 32), byte(x >> 24), byte(x >> 16), byte(x >> 8), byte(x)}
 			taken = false
-			for _, o := range n.stations {
+			for _, o := range n.endpoints {
 				taken = taken || o.mac == s.mac
 			}
 		}
-		n.stations[name] = s
+		n.endpoints[name] = s
 	}
 	return s
 }
@@ -198,16 +195,13 @@ func (n *Network) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Po
 	if err := n.vacant(name, o.Loop); err != nil {
 		return nil, err
 	}
-	s := n.stations[name]
+	s := n.endpoints[name]
 	if s == nil || s.out == nil {
-		s = n.station(name)
+		s = n.endpoint(name)
 		if o.Loop {
 			n.loop(s)
 		} else {
-			if n.segment == nil {
-				n.segment = n.newSwitch("segment", true)
-			}
-			n.attach(n.segment, s)
+			n.attach(s)
 		}
 	}
 	if o.MAC != (packet.MAC{}) {
@@ -225,51 +219,8 @@ func list[V any](m map[string]V) string {
 	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 }
 
-// Partition makes groups of ports that do not reach each other, whatever joins them, in place of
-// the groups before. Ports in no group reach everybody. What is lost so counts as DropInjected. The
-// error is ErrNotFound for a name that is on no link.
-func (n *Network) Partition(groups ...[]string) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, g := range groups {
-		for _, name := range g {
-			if n.stations[name] == nil {
-				return fmt.Errorf("%w: sim: partition: no port %q: there are %s", engine.ErrNotFound, name,
-					list(n.stations))
-			}
-		}
-	}
-	n.heal()
-	for i, g := range groups {
-		for _, name := range g {
-			n.stations[name].group = i + 1
-			n.parted = true
-		}
-	}
-	return nil
-}
-
-// Heal ends a partition.
-func (n *Network) Heal() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.heal()
-}
-
-func (n *Network) heal() {
-	for _, s := range n.stations {
-		s.group = 0
-	}
-	n.parted = false
-}
-
-// apart reports whether a partition keeps a and b from each other. The caller holds mu.
-func (n *Network) apart(a, b *station) bool {
-	return n.parted && a.group != b.group && a.group != 0 && b.group != 0
-}
-
 // At calls f at that time, or at once if it has passed, from the network's goroutine, between two
-// packets: to take a link down, to heal a partition. f must neither wait nor close the network.
+// packets: to take a link down. f must neither wait nor close the network.
 // Calls of one time are made in the order of At, before packets of that time arrive. What is due
 // after Close is not called.
 func (n *Network) At(t time.Time, f func()) { n.events.add(event{at: t.UnixNano(), call: f}) }
@@ -280,8 +231,8 @@ func (n *Network) Close() error {
 	n.mu.Lock()
 	n.closed = true
 	var ports []*Port
-	for _, name := range slices.Sorted(maps.Keys(n.stations)) {
-		if p := n.stations[name].port; p != nil {
+	for _, name := range slices.Sorted(maps.Keys(n.endpoints)) {
+		if p := n.endpoints[name].port; p != nil {
 			ports = append(ports, p)
 		}
 	}

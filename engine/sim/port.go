@@ -8,13 +8,12 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/packet"
-	"github.com/penstock-io/penstock/packet/flow"
 )
 
 // Port is an open port of a network.
 type Port struct {
 	net   *Network
-	at    *station
+	at    *endpoint
 	name  string
 	spec  engine.PortSpec
 	limit int // bytes of the longest untagged frame
@@ -31,7 +30,7 @@ type Port struct {
 	past    struct{ rxCame uint64 } // of closed receive queues
 	changes uint64
 	bell    engine.LinkBell
-	// What was lost on the way to and from the station until the port was opened, and until it was
+	// What was lost on the way to and from the endpoint until the port was opened, and until it was
 	// closed.
 	before, after engine.Drops
 
@@ -42,7 +41,7 @@ type Port struct {
 	ended chan struct{} // closed when Close has done its work
 }
 
-func newPort(s *station, spec engine.PortSpec) *Port {
+func newPort(s *endpoint, spec engine.PortSpec) *Port {
 	p := &Port{net: s.net, at: s, name: spec.Name, spec: spec, limit: spec.MTU + packet.EthernetLen,
 		ended: make(chan struct{})}
 	if p.name == "" {
@@ -62,13 +61,6 @@ func (p *Port) Capabilities() engine.Capabilities { return p.net.capabilities(p.
 
 // Rules implements engine.Port.
 func (p *Port) Rules() engine.Rules { return p.rules }
-
-// SetIsolation changes what happens to packets that no rule accepts: PortSpec.Isolated at the
-// beginning.
-func (p *Port) SetIsolation(i flow.Isolation) error {
-	_, err := p.rules.SetIsolation(i)
-	return err
-}
 
 // Info implements engine.Port. Up is the state of the link.
 func (p *Port) Info() engine.PortInfo {
@@ -154,7 +146,7 @@ func (p *Port) drop(why engine.Drop, n int) { p.drops[why].Add(uint64(n)) }
 
 // carry takes packets from to to-1 of a burst off the wire. The caller holds Network.mu for
 // reading.
-func (p *Port) carry(c *cargo, from, to int) {
+func (p *Port) carry(c *sending, from, to int) {
 	p.came.Add(uint64(to - from))
 	for i := from; c.longest > p.limit && i < to; i++ {
 		if n := c.b.PacketLen(i); n > p.limit && !p.fits(c.b.Bytes(i, 0), n) {
@@ -177,7 +169,7 @@ func (p *Port) steers() bool {
 }
 
 // sort sends packets to their queues.
-func (p *Port) sort(c *cargo, from, to int) {
+func (p *Port) sort(c *sending, from, to int) {
 	if p.steers() {
 		p.steer.carry(c, from, to)
 		return
@@ -255,8 +247,5 @@ func (p *Port) Close() error {
 	p.gone = true
 	p.at.port = nil
 	p.at.closed.add(p)
-	if p.at.on != nil {
-		p.at.on.unlearn(p.at)
-	}
 	return nil
 }

@@ -101,7 +101,7 @@ func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 // put takes packets from to to-1 of a burst, for which the flow ids are set if steered. Packets
 // that lie in the queue's own pool it takes over, and notes in c; others it copies. The caller
 // holds Network.mu for reading.
-func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
+func (q *rxQueue) put(c *sending, from, to int, steered bool) {
 	q.in.Lock()
 	tail := q.tail.Load()
 	first := tail

@@ -39,15 +39,10 @@ func TestTopologyMistakes(t *testing.T) {
 	if _, err := n.Link("a", "b"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Switch("s", "c"); err != nil {
-		t.Fatal(err)
-	}
 	_, self := n.Link("x", "x")
 	_, twice := n.Link("a", "z")
 	_, empty := n.Loop("")
-	_, again := n.Switch("s")
-	_, double := n.Switch("u", "p", "p")
-	_, used := n.Switch("v", "a")
+	_, used := n.Loop("a")
 	_, unknown := n.OpenPort(t.Context(), engine.PortSpec{Address: "nowhere"})
 	_, cable := n.Cable("nowhere")
 	_, looped := n.OpenPort(t.Context(), engine.PortSpec{Address: "a?loop"})
@@ -58,14 +53,12 @@ func TestTopologyMistakes(t *testing.T) {
 	l, _ := n.Cable("a")
 	for what, c := range map[string]struct{ err, want error }{
 		"link with itself": {self, engine.ErrInvalid}, "second link": {twice, engine.ErrInUse},
-		"no name":       {empty, engine.ErrInvalid},
-		"second switch": {again, engine.ErrExists}, "port twice": {double, engine.ErrInvalid},
+		"no name":        {empty, engine.ErrInvalid},
 		"port on a link": {used, engine.ErrInUse},
 		"unknown port":   {unknown, engine.ErrNotFound}, "unknown cable": {cable, engine.ErrNotFound},
 		"loop of a linked port": {looped, engine.ErrInUse},
 		"MTU":                   {mtu, engine.ErrInvalid}, "options": {opts, engine.ErrInvalid},
 		"group address": {group, engine.ErrInvalid}, "big MTU": {big, engine.ErrInvalid},
-		"partition":        {n.Partition([]string{"nowhere"}), engine.ErrNotFound},
 		"faults of no end": {l.SetFaultsFrom("c", Faults{}), engine.ErrNotFound},
 		"loss":             {l.SetFaults(Faults{Loss: 1.1}), engine.ErrInvalid},
 		"delay":            {l.SetFaults(Faults{Delay: -1}), engine.ErrInvalid},
@@ -290,7 +283,7 @@ func TestSteering(t *testing.T) {
 	if s.Drops != want || s.Kernel != 4 { // ports 0, 3, 7 and 8
 		t.Errorf("drops %v and %d for the kernel, expected %v and 4", &s.Drops, s.Kernel, &want)
 	}
-	if err := p.(*Port).SetIsolation(flow.Isolation{Unmatched: flow.Deliver, Queue: 1}); err != nil {
+	if _, err := p.(*Port).rules.SetIsolation(flow.Isolation{Unmatched: flow.Deliver, Queue: 1}); err != nil {
 		t.Fatal(err)
 	}
 	a.send(t, frames[8])

@@ -86,7 +86,7 @@ func (s *steering) prepare() *flow.Snapshot {
 }
 
 // carry steers packets from to to-1 of a burst. The caller holds Network.mu for reading.
-func (s *steering) carry(c *cargo, from, to int) {
+func (s *steering) carry(c *sending, from, to int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.prepare()

@@ -26,7 +26,7 @@ type txQueue struct {
 	pacing sync.Mutex  // over pacer; comes before Network.mu
 
 	// Of Transmit, which runs in one goroutine at a time.
-	cargo              cargo
+	sending            sending
 	attic              *burst.Burst // for packets that a receiver has taken
 	came, packets, sum atomic.Uint64
 	drops              [engine.NumDrops]atomic.Uint64
@@ -48,7 +48,7 @@ func newTxQueue(p *Port, id int, spec engine.TxSpec) (*txQueue, error) {
 		return nil, fmt.Errorf("sim: port %q: transmit queue %d: %w", p.name, id, err)
 	}
 	q := &txQueue{port: p, spec: spec, attic: burst.New(64)}
-	q.cargo.from = p.at
+	q.sending.from = p.at
 	for i, pool := range spec.Pools {
 		srcs[i], _ = acquireSource(pool)
 	}
@@ -107,7 +107,7 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	q := (*txQueue)(k)
 	p := q.port
 	p.net.mu.RLock()
-	c := &q.cargo
+	c := &q.sending
 	c.b, c.time, c.taken = b, 0, c.taken[:0]
 	w := p.at.out
 	up := w.up.Load()
@@ -152,7 +152,7 @@ func (q *txQueue) uniform(b *burst.Burst, from, to int) bool {
 // each looks at packets from to to-1 and puts those on the wire that can go there. It returns the
 // numbers of packets, of those that were sent, and of their bytes.
 func (q *txQueue) each(b *burst.Burst, from, to int, up bool) (came, sent, sum int) {
-	p, c := q.port, &q.cargo
+	p, c := q.port, &q.sending
 	c.longest = 0
 	start := from
 	for i := from; i <= to; i++ {

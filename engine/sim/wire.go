@@ -11,17 +11,17 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// wire is one direction of a link: to a port or to a switch.
+// wire is one direction of a link: to a port or to the segment.
 type wire struct {
 	net  *Network
 	id   int
 	name string // "a>b"
 	// One of the two is where it leads.
-	port *station
-	sw   *Switch
+	port *endpoint
+	sw   *segment
 	// owner is the port in whose statistics the drops count: the receiver where it is known, else
 	// the sender.
-	owner *station
+	owner *endpoint
 
 	up atomic.Bool // changes only under Network.mu, held for writing
 	// Guarded by Network.mu.
@@ -39,7 +39,7 @@ type wire struct {
 	scratch []byte
 }
 
-func (n *Network) newWire(name string, owner *station) *wire {
+func (n *Network) newWire(name string, owner *endpoint) *wire {
 	w := &wire{net: n, id: len(n.wires), name: name, owner: owner, plain: true}
 	h := fnv.New64a()
 	h.Write([]byte(name))
@@ -55,7 +55,7 @@ func (w *wire) drop(why engine.Drop, n int) { w.drops[why].Add(uint64(n)) }
 
 // carry takes packets from to to-1 of b off a transmit queue. The caller holds Network.mu for
 // reading.
-func (w *wire) carry(c *cargo, from, to int) {
+func (w *wire) carry(c *sending, from, to int) {
 	if !w.plain {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -74,16 +74,16 @@ func (w *wire) carry(c *cargo, from, to int) {
 		w.sw.carry(c, from, to)
 		return
 	}
-	if why, ok := w.open(c.from); !ok {
-		w.drop(why, to-from)
+	if !w.open() {
+		w.drop(engine.DropDown, to-from)
 		return
 	}
 	w.out.Add(n)
 	w.port.port.carry(c, from, to)
 }
 
-// frame takes one frame from a switch. It may be changed. The caller holds Network.mu for reading.
-func (w *wire) frame(frame []byte, from *station, now int64) {
+// frame takes one frame from the segment. It may be changed. The caller holds Network.mu for reading.
+func (w *wire) frame(frame []byte, from *endpoint, now int64) {
 	w.in.Add(1)
 	if w.plain {
 		w.give(frame, from, now)
@@ -96,7 +96,7 @@ func (w *wire) frame(frame []byte, from *station, now int64) {
 }
 
 // pass takes a frame through the faults. The caller holds mu.
-func (w *wire) pass(frame []byte, from *station, now int64) {
+func (w *wire) pass(frame []byte, from *endpoint, now int64) {
 	f := &w.faults
 	if chance(w.rng, f.Loss) {
 		w.drop(engine.DropInjected, 1)
@@ -121,7 +121,7 @@ func (w *wire) pass(frame []byte, from *station, now int64) {
 }
 
 // later sends a frame on its way. The caller holds mu.
-func (w *wire) later(frame []byte, from *station, now int64) {
+func (w *wire) later(frame []byte, from *endpoint, now int64) {
 	f := &w.faults
 	if w.held.Load() >= uint64(f.InFlight) {
 		w.drop(engine.DropQueueFull, 1)
@@ -163,9 +163,9 @@ func (w *wire) arrive(e *event) {
 }
 
 // give hands a frame to what the wire leads to. The caller holds Network.mu for reading.
-func (w *wire) give(frame []byte, from *station, now int64) {
-	if why, ok := w.open(from); !ok {
-		w.drop(why, 1)
+func (w *wire) give(frame []byte, from *endpoint, now int64) {
+	if !w.open() {
+		w.drop(engine.DropDown, 1)
 		return
 	}
 	w.out.Add(1)
@@ -176,38 +176,29 @@ func (w *wire) give(frame []byte, from *station, now int64) {
 	w.port.port.frame(frame, now)
 }
 
-// open reports whether an open port is at the end, or why packets of from are lost.
-func (w *wire) open(from *station) (engine.Drop, bool) {
-	switch {
-	case !w.up.Load() || w.port != nil && w.port.port == nil:
-		return engine.DropDown, false
-	case w.port != nil && w.net.apart(from, w.port):
-		return engine.DropInjected, false
-	}
-	return 0, true
-}
+// open reports whether the link is up and an open port, or the segment, is at the end.
+func (w *wire) open() bool { return w.up.Load() && (w.port == nil || w.port.port != nil) }
 
 // set changes the faults. The caller holds Network.mu for writing.
 func (w *wire) set(f Faults) {
 	w.faults, w.plain = f, f.none()
 }
 
-// cargo is a burst on its way through one Transmit, with what the wires know of it.
-type cargo struct {
+// sending is a burst on its way through one Transmit, with what the wires know of it.
+type sending struct {
 	b       *burst.Burst
-	from    *station
+	from    *endpoint
 	time    int64         // 0 until a wire reads the clock
 	taken   []int         // packets whose memory a receive queue has taken over, ascending
 	only    *burst.Source // of all packets, where each is one segment; nil otherwise
 	longest int           // bytes, at least as many as any packet of the run has
 	sum     int           // bytes of all packets, where only is set
 	bulk    bool          // the burst may be taken away whole
-	dest    []*station
 	scratch []byte
 }
 
 // now is the time at which the burst was sent, in nanoseconds since 1970.
-func (c *cargo) now() int64 {
+func (c *sending) now() int64 {
 	if c.time == 0 {
 		c.time = time.Now().UnixNano()
 	}
