@@ -39,14 +39,12 @@ const (
 	countsWrong
 	splitsWrong
 	wrongEpoch
-	copiesUncounted
 	keepsUnreserved
 	keepsAfterSend
 	forgetsItIsClosed
 	allocates
 	leaksGoroutine
 	leaksDescriptor
-	keepsBuffers
 	keepsSourceMAC
 	ignoresRule
 	halfBatch
@@ -105,17 +103,12 @@ func overTCP(t testing.TB) Pair {
 
 // broken is a harness over the ports that open gives, with a flaw between them and the suite.
 func broken(f flaw, open func(t testing.TB) Pair) Harness {
-	own := f == copiesUncounted
-	return Harness{OwnRx: own, OwnTx: own, Open: func(t testing.TB) Pair {
+	return Harness{Open: func(t testing.TB) Pair {
 		p := open(t)
 		if conn := p.Conn; conn != nil {
 			p.Conn = func(from engine.Port) uint32 { return conn(from.(*brokenPort).Port) }
 		}
-		var held atomic.Int64
-		if f == keepsBuffers {
-			p.Held = func() int { return int(held.Load()) }
-		}
-		p.A, p.B = newBrokenPort(t, p.A, f, &held), newBrokenPort(t, p.B, f, &held)
+		p.A, p.B = newBrokenPort(t, p.A, f), newBrokenPort(t, p.B, f)
 		return p
 	}}
 }
@@ -123,9 +116,7 @@ func broken(f flaw, open func(t testing.TB) Pair) Harness {
 // brokenPort is a sound port with a flaw.
 type brokenPort struct {
 	engine.Port
-	t      testing.TB
 	flaw   flaw
-	held   *atomic.Int64
 	rules  brokenRules
 	closed atomic.Bool
 	// What its receive queues gave to their owners and the port does not know of, or the other way
@@ -133,8 +124,8 @@ type brokenPort struct {
 	packets, bytes, leaked atomic.Int64
 }
 
-func newBrokenPort(t testing.TB, p engine.Port, f flaw, held *atomic.Int64) *brokenPort {
-	b := &brokenPort{Port: p, t: t, flaw: f, held: held}
+func newBrokenPort(t testing.TB, p engine.Port, f flaw) *brokenPort {
+	b := &brokenPort{Port: p, flaw: f}
 	b.rules = brokenRules{p.Rules(), b}
 	if f == ignoresRule {
 		table, err := flow.NewTable(flow.TableOptions{Isolation: flow.Isolation{Unmatched: flow.Deliver}})
@@ -144,24 +135,6 @@ func newBrokenPort(t testing.TB, p engine.Port, f flaw, held *atomic.Int64) *bro
 		b.rules.Rules = tableRules{table}
 	}
 	return b
-}
-
-func (p *brokenPort) Capabilities() engine.Capabilities {
-	c := p.Port.Capabilities()
-	if p.flaw == copiesUncounted {
-		c.ZeroCopyForward, c.Memory = false, nil
-	}
-	return c
-}
-
-// own is memory of the engine's own.
-func (p *brokenPort) own() []*mem.Pool {
-	pool, err := mem.NewPool(mem.PoolOptions{Name: "own", SlotSize: 9216, Slots: 2048, Memory: mem.Options{Lazy: true}})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.t.Cleanup(func() { pool.Close() })
-	return []*mem.Pool{pool}
 }
 
 func (p *brokenPort) Rules() engine.Rules {
@@ -174,9 +147,6 @@ func (p *brokenPort) Rules() engine.Rules {
 func (p *brokenPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	if p.flaw == splitsWrong && spec.SplitAt > 0 {
 		spec.SplitAt--
-	}
-	if p.flaw == copiesUncounted {
-		spec.Pools = p.own()
 	}
 	q, err := p.Port.AddRxQueue(spec)
 	switch {
@@ -201,8 +171,6 @@ func (p *brokenPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		spec.Rate = 0
 	case oneTooMany:
 		spec.Depth++
-	case copiesUncounted:
-		spec.Pools = p.own()
 	}
 	q, err := p.Port.AddTxQueue(spec)
 	if err != nil && p.flaw == takesAnything {
@@ -394,10 +362,6 @@ func (q *brokenRx) spoil(b *burst.Burst, before, n int) int {
 		if q.every(20, 1) {
 			b.SetLen(last, 0, max(0, b.PacketLen(last)-1))
 		}
-	case keepsBuffers:
-		if q.every(20, 1) {
-			p.held.Add(1)
-		}
 	case corruptsSizes:
 		for i := before; i <= last; i++ {
 			if data := b.Bytes(i, 0); len(data)%23 == 5 {
@@ -457,13 +421,11 @@ func (q *brokenTx) Alloc(b *burst.Burst, n, length int) (int, error) {
 }
 
 func (q *brokenTx) Forward(b *burst.Burst) (int, error) {
-	if b != nil && (q.flaw == copiesForwarded || q.flaw == copiesUncounted) {
+	if b != nil && q.flaw == copiesForwarded {
 		copies := burst.NewSegmented(b.Cap(), b.Cap())
 		for i := range b.Len() {
 			add(copies, q.spec.Pools[0], b, i)
-			if q.flaw == copiesForwarded {
-				q.copied.Add(uint64(b.PacketLen(i)))
-			}
+			q.copied.Add(uint64(b.PacketLen(i)))
 		}
 		b.Release()
 		copies.MoveTo(b)

@@ -50,15 +50,11 @@ func (r *rig) oneByOne(from, to engine.Port, sizes []int) {
 	r.t.Helper()
 	most := r.maxPacket()
 	var rxs engine.RxSpec
-	txs := engine.TxSpec{Depth: 16}
 	if !r.h.OwnRx {
 		rxs.Pools = []*mem.Pool{r.pool("sizes rx", max(most, slotSize), 192)}
 	}
-	if !r.h.OwnTx {
-		txs.Pools = []*mem.Pool{r.pool("sizes tx", max(most, slotSize), 32)}
-	}
 	v := r.rx(to, rxs, 0)
-	s := r.tx(from, txs, 0)
+	s := r.tx(from, engine.TxSpec{Depth: 16, Pools: []*mem.Pool{r.pool("sizes tx", max(most, slotSize), 32)}}, 0)
 	for _, n := range sizes {
 		sent := append([]byte(nil), s.any(n)...)
 		for tries := 0; ; tries++ {

@@ -337,11 +337,7 @@ func checkTooLong(t testing.TB, h Harness) {
 		return
 	}
 	most := r.caps.MaxPacket
-	var pools []*mem.Pool
-	if !h.OwnTx {
-		pools = []*mem.Pool{r.pool("long", most+1024, 16)}
-	}
-	long := r.tx(r.A, engine.TxSpec{Pools: pools}, 0)
+	long := r.tx(r.A, engine.TxSpec{Pools: []*mem.Pool{r.pool("long", most+1024, 16)}}, 0)
 	long.data = make([]byte, most+1)
 	n, err := long.q.Alloc(long.b, 1, most+1)
 	if n == 0 {

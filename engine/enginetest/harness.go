@@ -36,9 +36,9 @@ type Harness struct {
 	// LeavesFiles says that a library behind the engine leaves file descriptors open when a port is
 	// closed.
 	LeavesFiles bool
-	// OwnRx and OwnTx say that receive and transmit queues use memory of the engine's own: the
-	// suite gives them no pools then.
-	OwnRx, OwnTx bool
+	// OwnRx says that receive queues use memory of the engine's own: the suite gives them no pools
+	// then.
+	OwnRx bool
 	// MinPacket and MaxPacket are the sizes in bytes of the smallest and the largest packet that
 	// gets through. MaxPacket is at most the Capabilities' MaxPacket; 0 takes that, or 9000 where
 	// there is no limit.
@@ -82,9 +82,6 @@ type Pair struct {
 	// SetLink takes the link between the ports down or up again; nil where that cannot be done. It
 	// returns when both ports know.
 	SetLink func(up bool)
-	// Held is the number of packet buffers of the engine's own that have not come back from the
-	// application; nil where there are none.
-	Held func() int
 }
 
 func (h Harness) defaults() Harness {

@@ -80,11 +80,6 @@ func (r *rig) allBack() error {
 			return fmt.Errorf("%d slots of pool %s are out", s.InUse, p.Name())
 		}
 	}
-	if r.Held != nil {
-		if n := r.Held(); n != 0 {
-			return fmt.Errorf("%d buffers of the engine are out", n)
-		}
-	}
 	return nil
 }
 
@@ -167,7 +162,7 @@ func (r *rig) tryRx(p engine.Port, spec engine.RxSpec, n int) (engine.RxQueue, e
 }
 
 func (r *rig) tryTx(p engine.Port, spec engine.TxSpec, n int) (engine.TxQueue, error) {
-	if spec.Pools == nil && !r.h.OwnTx {
+	if spec.Pools == nil {
 		spec.Pools = []*mem.Pool{r.pool(p.Name()+" tx", slotSize, n)}
 	}
 	if r.h.Tx != nil {

@@ -65,15 +65,12 @@ func checkChains(t testing.TB, h Harness) {
 		return
 	}
 	size := min(r.maxPacket(), 1900)
-	var rxPools, txPools []*mem.Pool
+	var rxPools []*mem.Pool
 	if !h.OwnRx {
 		rxPools = []*mem.Pool{r.pool("chunks rx", 512, 1024)}
 	}
-	if !h.OwnTx {
-		txPools = []*mem.Pool{r.pool("chunks tx", 512, 256)}
-	}
 	v := r.rx(r.B, engine.RxSpec{Pools: rxPools}, 0)
-	s := r.tx(r.A, engine.TxSpec{Depth: 16, Pools: txPools}, 0)
+	s := r.tx(r.A, engine.TxSpec{Depth: 16, Pools: []*mem.Pool{r.pool("chunks tx", 512, 256)}}, 0)
 	received, sent := false, 0
 	v.see = func(b *burst.Burst, i int, _ record) { received = received || b.Segments(i) > 1 }
 	b := r.burst(8)

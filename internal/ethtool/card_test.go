@@ -27,8 +27,7 @@ type card struct {
 	refuse   map[uint32]sys.Errno
 }
 
-var setters = map[uint32]uint32{cmdSetChannels: cmdChannels, cmdSetRings: cmdRings, cmdSetCoalesce: cmdCoalesce,
-	cmdSetPrivateFlags: cmdPrivateFlags}
+var setters = map[uint32]uint32{cmdSetChannels: cmdChannels, cmdSetRings: cmdRings, cmdSetCoalesce: cmdCoalesce}
 
 func (c *card) device() *Device { return &Device{name: "card0", fd: -1, call: c.call} }
 
@@ -332,9 +331,8 @@ func TestSettingsOfACard(t *testing.T) {
 	c := &card{
 		words: map[uint32][]uint32{
 			cmdChannels: {0, 0, 1, 16, 0, 0, 1, 8}, cmdRings: {4096, 0, 0, 4096, 512, 0, 0, 512},
-			cmdCoalesce: make([]uint32, 22), cmdPrivateFlags: {1}},
-		names: map[uint32][]string{stringsFeatures: {"rx-gro", "", "rx-lro", "rx-ntuple-filter"},
-			stringsPrivateFlags: {"a", "b"}},
+			cmdCoalesce: make([]uint32, 22)},
+		names: map[uint32][]string{stringsFeatures: {"rx-gro", "", "rx-lro", "rx-ntuple-filter"}},
 		// rx-lro is fixed: not available
 		feature: []uint32{0b1001, 0b0001, 0b0001, 0},
 		table:   []uint32{0, 1, 2, 3, 0, 1, 2, 3}, key: []byte{1, 2, 3},
@@ -366,12 +364,6 @@ func TestSettingsOfACard(t *testing.T) {
 		c.words[cmdCoalesce][9] != 1 || c.words[cmdCoalesce][4] != 9 {
 		t.Error(err, c.words[cmdCoalesce])
 	}
-	if err := d.SetPrivateFlag("b", true); err != nil || c.words[cmdPrivateFlags][0] != 3 {
-		t.Error(err, c.words[cmdPrivateFlags])
-	}
-	if err := d.SetPrivateFlag("c", true); !errors.Is(err, ErrNotSupported) {
-		t.Error(err)
-	}
 	if err := d.SetFeature("ntuple", true); err != nil || c.feature[2] != 0b1001 {
 		t.Errorf("%v, %b", err, c.feature[2])
 	}
@@ -394,9 +386,6 @@ func TestSettingsOfACard(t *testing.T) {
 	}
 	if err := d.SetRSSTable(nil); err != nil || c.table[3] != 3 {
 		t.Error(err, c.table)
-	}
-	if err := d.SetRSSKey([]byte{9, 9, 9}); err != nil || c.key[2] != 9 || c.table[3] != 3 {
-		t.Error(err, c.key)
 	}
 	if _, err := d.Speed(); !errors.Is(err, ErrNotSupported) {
 		t.Error(err)

@@ -140,35 +140,32 @@ func text(b []byte) string {
 
 // Commands of linux/ethtool.h.
 const (
-	cmdDriver           = 0x03
-	cmdCoalesce         = 0x0e
-	cmdSetCoalesce      = 0x0f
-	cmdRings            = 0x10
-	cmdSetRings         = 0x11
-	cmdStrings          = 0x1b
-	cmdPrivateFlags     = 0x27
-	cmdSetPrivateFlags  = 0x28
-	cmdHashFields       = 0x29
-	cmdSetHashFields    = 0x2a
-	cmdRxQueues         = 0x2d
-	cmdRuleCount        = 0x2e
-	cmdRule             = 0x2f
-	cmdRules            = 0x30
-	cmdDeleteRule       = 0x31
-	cmdInsertRule       = 0x32
-	cmdStringsCount     = 0x37
-	cmdFeatures         = 0x3a
-	cmdSetFeatures      = 0x3b
-	cmdChannels         = 0x3c
-	cmdSetChannels      = 0x3d
-	cmdTimestamps       = 0x41
-	cmdRSS              = 0x46
-	cmdSetRSS           = 0x47
-	cmdLinkSettings     = 0x4c
-	stringsPrivateFlags = 2
-	stringsFeatures     = 4
-	stringLen           = 32
-	mostStrings         = 4096 // more than any driver has
+	cmdDriver        = 0x03
+	cmdCoalesce      = 0x0e
+	cmdSetCoalesce   = 0x0f
+	cmdRings         = 0x10
+	cmdSetRings      = 0x11
+	cmdStrings       = 0x1b
+	cmdHashFields    = 0x29
+	cmdSetHashFields = 0x2a
+	cmdRxQueues      = 0x2d
+	cmdRuleCount     = 0x2e
+	cmdRule          = 0x2f
+	cmdRules         = 0x30
+	cmdDeleteRule    = 0x31
+	cmdInsertRule    = 0x32
+	cmdStringsCount  = 0x37
+	cmdFeatures      = 0x3a
+	cmdSetFeatures   = 0x3b
+	cmdChannels      = 0x3c
+	cmdSetChannels   = 0x3d
+	cmdTimestamps    = 0x41
+	cmdRSS           = 0x46
+	cmdSetRSS        = 0x47
+	cmdLinkSettings  = 0x4c
+	stringsFeatures  = 4
+	stringLen        = 32
+	mostStrings      = 4096 // more than any driver has
 )
 
 // strings are the names of a set, in its order.

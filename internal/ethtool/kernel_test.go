@@ -114,8 +114,7 @@ func TestVeth(t *testing.T) {
 	_, err4 := d.Rules()
 	_, err5 := d.InsertRule(FlowSpec{Type: FlowUDP4, Mask: FlowKey{DstPort: 0xffff}, Location: 1})
 	_, err6 := d.HashFields(FlowUDP4)
-	_, err7 := d.PrivateFlags()
-	for i, err := range []error{err1, err2, err3, err4, err5, err6, err7} {
+	for i, err := range []error{err1, err2, err3, err4, err5, err6} {
 		if !errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), "eth0") {
 			t.Errorf("%d: %v", i+1, err)
 		}
@@ -373,8 +372,6 @@ func TestGuestDrivers(t *testing.T) {
 			if err != nil && !errors.Is(err, ErrNotSupported) && !errors.Is(err, ErrRefused) {
 				t.Error(err)
 			}
-			flags, err := d.PrivateFlags()
-			t.Logf("private flags: %v, %v", flags, err)
 			ts, err := d.Timestamps()
 			if err != nil || (ts.Clock >= 0) != ts.HardwareRx {
 				t.Errorf("%+v, %v", ts, err)

@@ -73,14 +73,6 @@ func (d *Device) SetRSSTable(table []uint32) error {
 	return d.do(fmt.Sprintf("RSS table of %d entries", len(table)), cmdSetRSS, b)
 }
 
-// SetRSSKey changes the key, which must have the device's length.
-func (d *Device) SetRSSKey(key []byte) error {
-	b := make([]byte, rssHeader, rssHeader+len(key))
-	native.PutUint32(b[8:], rssNoChange)
-	native.PutUint32(b[12:], uint32(len(key)))
-	return d.do(fmt.Sprintf("RSS key of %d bytes", len(key)), cmdSetRSS, append(b, key...))
-}
-
 // HashFields are the parts of a packet that go into its RSS hash.
 type HashFields uint32
 

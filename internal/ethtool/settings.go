@@ -125,44 +125,6 @@ func one(b bool) uint32 {
 	return 0
 }
 
-// PrivateFlags are the driver's own switches by name.
-func (d *Device) PrivateFlags() (map[string]bool, error) {
-	names, err := d.strings("private flags", stringsPrivateFlags)
-	if err != nil {
-		return nil, err
-	}
-	w, err := d.words("private flags", cmdPrivateFlags, 1)
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[string]bool, len(names))
-	for i, n := range names {
-		if i < 32 {
-			out[n] = w[0]>>i&1 != 0
-		}
-	}
-	return out, nil
-}
-
-// SetPrivateFlag changes one of the driver's own switches.
-func (d *Device) SetPrivateFlag(name string, on bool) error {
-	what := "private flag " + name
-	names, err := d.strings(what, stringsPrivateFlags)
-	if err != nil {
-		return err
-	}
-	w, err := d.words(what, cmdPrivateFlags, 1)
-	if err != nil {
-		return err
-	}
-	for i, n := range names {
-		if n == name && i < 32 {
-			return d.setWords(what, cmdSetPrivateFlags, []uint32{w[0]&^(1<<i) | one(on)<<i})
-		}
-	}
-	return d.wrap(what, sys.EOPNOTSUPP)
-}
-
 // Timestamps is what a device can say of when packets came and went (kernel:
 // networking/timestamping.rst).
 type Timestamps struct {

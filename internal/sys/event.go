@@ -162,13 +162,6 @@ func Timerfd(d time.Duration) (int, error) {
 	return fd, nil
 }
 
-// SetTimerfd sets a descriptor of Timerfd anew: it becomes readable once d has passed, and is not
-// until then. 0 stops it.
-func SetTimerfd(fd int, d time.Duration) error {
-	t := unix.ItimerSpec{Value: unix.NsecToTimespec(max(d, 0).Nanoseconds())}
-	return callError("timerfd_settime", "", unix.TimerfdSettime(fd, 0, &t, nil))
-}
-
 // PollIn blocks the calling thread until one of fds is readable or in error, for up to timeout
 // milliseconds (-1: for ever). It returns the index of the first that is, or -1 after the timeout
 // or an interruption.

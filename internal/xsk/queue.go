@@ -250,9 +250,6 @@ func (q *Queue) Fill() *FillRing { return &q.fill }
 // Completion is the ring that gives chunks back that were sent.
 func (q *Queue) Completion() *CompletionRing { return &q.done }
 
-// Umem is the memory of the queue.
-func (q *Queue) Umem() *Umem { return q.umem }
-
 // Config is what the queue was opened with, with defaults filled in.
 func (q *Queue) Config() QueueConfig { return q.cfg }
 

@@ -79,16 +79,7 @@ type (
 )
 
 // Size is the number of entries.
-func (p *Producer[T]) Size() int { return len(p.desc) }
-
-// Size is the number of entries.
 func (c *Consumer[T]) Size() int { return len(c.desc) }
-
-// Faults counts how often the kernel's index could not be true.
-func (p *Producer[T]) Faults() uint64 { return p.faults }
-
-// Faults counts how often the kernel's index could not be true.
-func (c *Consumer[T]) Faults() uint64 { return c.faults }
 
 // room is the number of free entries. It asks the kernel only when fewer than want are known to be
 // free: its index lies in a cache line that the kernel writes.

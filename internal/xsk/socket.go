@@ -177,9 +177,6 @@ func (s *Socket) busyPoll() error {
 // open, the socket stays open.
 func (s *Socket) FD() int { return s.fd }
 
-// Queue is the queue that the socket is on.
-func (s *Socket) Queue() *Queue { return s.queue }
-
 // Rx is the ring of packets that came; empty for ever if RxSize was 0.
 func (s *Socket) Rx() *RxRing { return &s.rx }
 

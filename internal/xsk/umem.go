@@ -110,23 +110,6 @@ func NewUmem(c UmemConfig) (*Umem, error) {
 	return u, nil
 }
 
-// Config is what the umem was made from, with defaults filled in.
-func (u *Umem) Config() UmemConfig { return u.cfg }
-
-// Chunks is the number of chunks; of an unaligned umem, that would fit.
-func (u *Umem) Chunks() int { return len(u.cfg.Memory) / u.cfg.ChunkSize }
-
-// MaxFrame is the number of bytes of a received packet that fit into one chunk.
-func (u *Umem) MaxFrame() int { return u.cfg.ChunkSize - sys.XDPHeadroom - u.cfg.Headroom }
-
-// Queues is the number of queues that are open, counting those that are closed but have sockets.
-// The memory must stay mapped while there are any.
-func (u *Umem) Queues() int {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return len(u.queues)
-}
-
 // Chunk is the address of the chunk that an address from a ring lies in: what the fill ring takes.
 // Of an unaligned umem it is what was given to the fill or transmit ring as the beginning of the
 // chunk. The fill ring also takes addresses as they come from the receive and completion rings: the
