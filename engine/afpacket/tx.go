@@ -91,9 +91,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Calls: q.calls.Load()}
 	q.drops.AddTo(&s.Drops)
 	q.AddStats(s)
-	if q.pacer != nil {
-		q.pacer.AddStats(s)
-	}
+	q.pacer.AddStats(s)
 }
 
 // Close implements engine.TxQueue.

@@ -17,7 +17,7 @@
 //
 // With Options.SendAt a packet that has a time (burst.Burst.SetTime) leaves no earlier. Packets of
 // one queue leave in order: one with an earlier time that stands behind one with a later time waits
-// for it, and is late then. How late packets left is measured for each (AddStats, Lateness); one
+// for it, and is late then. How late packets left is measured for each (AddStats); one
 // that is later than tolerated is sent all the same, or dropped and counted as engine.DropLate with
 // Options.DropLate. The time of a received packet is when it was received: a caller that forwards
 // it through a queue with SendAt sets another, or none.

@@ -104,12 +104,11 @@ type Pacer struct {
 	rests  atomic.Bool // the bucket does: the device keeps the rate
 	cost   [run]int    // of packets in hand; a device that takes a packet may leave no trace of its length
 
-	drops     engine.DropCounters
-	timed     metrics.Counter
-	early     metrics.Counter
-	lateSum   metrics.Counter
-	lateMax   atomic.Uint64
-	histogram metrics.Histogram
+	drops   engine.DropCounters
+	timed   metrics.Counter
+	early   metrics.Counter
+	lateSum metrics.Counter
+	lateMax atomic.Uint64
 }
 
 // New makes a Pacer in front of a device. Options that make no sense are an error that wraps
@@ -294,7 +293,6 @@ func (p *Pacer) sent(b *burst.Burst, from, to int) {
 			p.early.Inc()
 			continue
 		}
-		p.histogram.Record(uint64(late))
 		p.lateSum.Add(uint64(late))
 		if uint64(late) > p.lateMax.Load() {
 			p.lateMax.Store(uint64(late)) // no other goroutine writes it
@@ -333,8 +331,12 @@ func (p *Pacer) spin(now *time.Time, wait time.Duration) bool {
 
 // AddStats adds to s what the Pacer knows: drops, timed packets and how late they left. Packets
 // that the kernel reported as not sent are drops, and no longer among s.Packets; the kernel does
-// not report how late the packets that it holds leave. Any goroutine may call it.
+// not report how late the packets that it holds leave. Any goroutine may call it. No Pacer adds
+// nothing.
 func (p *Pacer) AddStats(s *engine.TxStats) {
+	if p == nil {
+		return
+	}
 	p.drops.AddTo(&s.Drops)
 	s.TimedPackets += p.timed.Load()
 	s.TooEarly += p.early.Load()
@@ -347,7 +349,3 @@ func (p *Pacer) AddStats(s *engine.TxStats) {
 		s.Packets -= min(s.Packets, missed+invalid)
 	}
 }
-
-// Lateness copies the distribution of how much later than its time each timed packet left, in
-// nanoseconds, as seen after the device has taken it. Any goroutine may call it.
-func (p *Pacer) Lateness(dst *metrics.HistogramSnapshot) { p.histogram.Snapshot(dst) }

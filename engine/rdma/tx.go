@@ -140,9 +140,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 		s.Drops[i] += q.sink.drops[i].Load()
 	}
 	q.AddStats(s)
-	if q.pacer != nil {
-		q.pacer.AddStats(s)
-	}
+	q.pacer.AddStats(s)
 }
 
 // Close implements engine.TxQueue. It waits for what devices have, for as long as Options.Linger;

@@ -27,10 +27,10 @@
 // # Accounting
 //
 // No packet is lost without a reason. Ledger lists every place that packets pass, with what came
-// in, what was made there (duplicates, copies of the segment), what went out, what waits, and what was
-// dropped for which reason, and says whether all of that adds up. It is exact at every moment. In
-// the statistics of ports the drops of a wire to a port count there, those of a wire to the segment,
-// and of the segment, with the port that sent.
+// in, what was made there (duplicates, copies of the segment), what went out, what waits, and what
+// was dropped for which reason, and says whether all of that adds up. It is exact at every moment.
+// In the statistics of ports the drops of a wire to a port count there, those of a wire to the
+// segment, and of the segment, with the port that sent.
 //
 // # Who runs
 //

@@ -32,9 +32,6 @@ type Options struct {
 	Seed uint64
 	// MTU in bytes, of ports that do not ask for one; 0 is DefaultMTU.
 	MTU int
-	// Speed in bits per second is what ports say of themselves (PortInfo); it limits nothing, see
-	// Faults.Rate.
-	Speed uint64
 	// Shared lets any name be opened as a port: names that are on no link are on one common
 	// segment, where what one sends all others receive. Without it a port must be on a link or
 	// a loop before it is opened.

@@ -68,7 +68,7 @@ func (p *Port) Info() engine.PortInfo {
 	defer p.rx.Unlock()
 	return engine.PortInfo{Engine: "sim", Address: p.spec.Address, MAC: p.at.mac, MTU: p.spec.MTU, Up: !p.rx.Closed() &&
 		p.at.out.up.Load(),
-		Speed: p.net.opts.Speed, NUMA: -1}
+		NUMA: -1}
 }
 
 // LinkState implements engine.LinkTeller.

@@ -82,7 +82,8 @@ func (w *wire) carry(c *sending, from, to int) {
 	w.port.port.carry(c, from, to)
 }
 
-// frame takes one frame from the segment. It may be changed. The caller holds Network.mu for reading.
+// frame takes one frame from the segment. It may be changed. The caller holds Network.mu for
+// reading.
 func (w *wire) frame(frame []byte, from *endpoint, now int64) {
 	w.in.Add(1)
 	if w.plain {

@@ -80,9 +80,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 		s.Drops[i] += q.sent.drops[i].Load()
 	}
 	q.AddStats(s)
-	if q.pacer != nil {
-		q.pacer.AddStats(s)
-	}
+	q.pacer.AddStats(s)
 }
 
 // Close implements engine.TxQueue.

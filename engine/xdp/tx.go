@@ -200,9 +200,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 	s.Drops[engine.DropUnattributed] = lost
 	q.drops.AddTo(&s.Drops)
 	q.AddStats(s)
-	if q.pacer != nil {
-		q.pacer.AddStats(s)
-	}
+	q.pacer.AddStats(s)
 }
 
 // Close implements engine.TxQueue.

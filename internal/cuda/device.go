@@ -27,11 +27,8 @@ type Attribute int32
 // The attributes that Penstock asks for.
 const (
 	MaxThreadsPerBlock       Attribute = 1
-	MaxBlockX                Attribute = 2
 	MaxGridX                 Attribute = 5
-	MaxSharedMemoryPerBlock  Attribute = 8 // bytes
 	WarpSize                 Attribute = 10
-	ClockRate                Attribute = 13 // kHz
 	Multiprocessors          Attribute = 16
 	KernelTimeout            Attribute = 17 // the driver ends kernels that run long
 	Integrated               Attribute = 18 // its memory is the machine's
@@ -49,7 +46,6 @@ const (
 	StreamPriorities         Attribute = 78
 	HostNativeAtomics        Attribute = 86
 	PageableMemoryAccess     Attribute = 88
-	HostPointerForRegistered Attribute = 91 // registered memory has the same address on the device
 	CooperativeLaunch        Attribute = 95
 	HostRegister             Attribute = 99
 	VirtualMemoryManagement  Attribute = 102
@@ -62,7 +58,6 @@ const (
 	DMABufExport             Attribute = 124
 	IPCEvents                Attribute = 125
 	HostNUMANode             Attribute = 134 // of the host's memory nearest to the device; -1: unknown
-	HostAllocDMABuf          Attribute = 146
 )
 
 // The ways to order writes that a network card made into a device's memory before work that reads

@@ -35,11 +35,8 @@ type HostFlags uint32
 // The flags of pinned host memory. The last two are for [Context.Register] or [Context.AllocHost]
 // only, as written.
 const (
-	HostPortable      HostFlags = 1 // pinned for all contexts
-	HostMapped        HostFlags = 2 // kernels reach it (see [Context.HostPointer])
-	HostWriteCombined HostFlags = 4 // AllocHost: the CPU writes it quickly and reads it very slowly
-	HostIO            HostFlags = 4 // Register: it is memory of another PCI device
-	HostReadOnly      HostFlags = 8 // Register: the device only reads it
+	HostPortable HostFlags = 1 // pinned for all contexts
+	HostMapped   HostFlags = 2 // kernels reach it (see [Context.HostPointer])
 )
 
 // AllocHost is n bytes of pinned memory of the machine, at least page aligned. It counts against

@@ -123,11 +123,8 @@ type FunctionAttribute int32
 
 // The attributes of kernels that Penstock asks for.
 const (
-	FunctionMaxThreads       FunctionAttribute = 0
-	FunctionSharedBytes      FunctionAttribute = 1 // declared in the source, for each block
 	FunctionRegisters        FunctionAttribute = 4 // for each thread
 	FunctionPTXVersion       FunctionAttribute = 5 // 10 × major + minor
-	FunctionBinaryVersion    FunctionAttribute = 6 // 10 × major + minor
 	FunctionMaxDynamicShared FunctionAttribute = 8 // bytes; may be set
 )
 

@@ -24,18 +24,15 @@ type Result int32
 
 // The results that this package and its users compare with.
 const (
-	Success                    Result = 0
-	ErrorInvalidValue          Result = 1
-	ErrorNotInitialized        Result = 3
-	ErrorNoDevice              Result = 100
-	ErrorInvalidPTX            Result = 218
-	ErrorInvalidHandle         Result = 400
-	ErrorNotFound              Result = 500
-	ErrorNotReady              Result = 600
-	ErrorPeerAlreadyEnabled    Result = 704
-	ErrorContextDestroyed      Result = 709
-	ErrorHostAlreadyRegistered Result = 712
-	ErrorNotSupported          Result = 801
+	Success                 Result = 0
+	ErrorInvalidValue       Result = 1
+	ErrorNotInitialized     Result = 3
+	ErrorInvalidPTX         Result = 218
+	ErrorNotFound           Result = 500
+	ErrorNotReady           Result = 600
+	ErrorPeerAlreadyEnabled Result = 704
+	ErrorContextDestroyed   Result = 709
+	ErrorNotSupported       Result = 801
 )
 
 // String is the result's name in the manual.

@@ -9,11 +9,9 @@ import (
 
 // Names of features that matter to receiving, as the kernel spells them (net/ethtool/common.c).
 const (
-	FeatureGRO        = "rx-gro"      // the kernel joins packets of a flow
-	FeatureHardGRO    = "rx-gro-hw"   // the card does, so that they can be taken apart again
-	FeatureLRO        = "rx-lro"      // the card does, and they cannot
-	FeatureGROList    = "rx-gro-list" // the kernel joins packets that it forwards
-	FeatureUDPGRO     = "rx-udp-gro-forwarding"
+	FeatureGRO        = "rx-gro"           // the kernel joins packets of a flow
+	FeatureHardGRO    = "rx-gro-hw"        // the card does, so that they can be taken apart again
+	FeatureLRO        = "rx-lro"           // the card does, and they cannot
 	FeatureNtuple     = "rx-ntuple-filter" // the card steers by n-tuple rules
 	FeatureTC         = "hw-tc-offload"    // the card carries out rules of tc
 	FeatureHash       = "rx-hashing"       // the card tells a packet's RSS hash

@@ -50,7 +50,6 @@ type QPSpec struct {
 	SendWRs, RecvWRs   int   // slots of its queues; 0 where there is none
 	SendSGEs, RecvSGEs int   // SGEs of one request
 	Inline             int   // bytes of a request that may be Inline
-	SignalAll          bool  // every request has a completion, as if it were Signaled
 }
 
 // QP is a queue pair. Methods that change its state are for one goroutine at a time; posting is the
@@ -142,9 +141,6 @@ func (q *QP) create(op string) (h uintptr, parents []*object, err error) {
 	i := q.init.v
 	*i = cQPInitEx{typ: uint32(s.Type), cap: cQPCap{uint32(s.SendWRs), uint32(s.RecvWRs), uint32(s.SendSGEs),
 		uint32(s.RecvSGEs), uint32(s.Inline)}}
-	if s.SignalAll {
-		i.sigAll = 1
-	}
 	if s.SendCQ != nil {
 		i.sendCQ, parents = s.SendCQ.h, append(parents, &s.SendCQ.object)
 	}

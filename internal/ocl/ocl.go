@@ -171,13 +171,11 @@ const (
 	AllocationFailure  = -4
 	OutOfResources     = -5
 	OutOfHostMemory    = -6
-	ProfilingMissing   = -7
 	BuildFailure       = -11
 	FailedEventInList  = -14
 	InvalidQueue       = -36
 	InvalidKernelName  = -46
 	InvalidBufferSize  = -61
-	InvalidGroupSize   = -54
 	NoPlatform         = -1001
 	noDevice           = -1
 )

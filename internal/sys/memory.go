@@ -25,7 +25,6 @@ const (
 	SealSeal        = unix.F_SEAL_SEAL
 	SealShrink      = unix.F_SEAL_SHRINK
 	SealGrow        = unix.F_SEAL_GROW
-	SealWrite       = unix.F_SEAL_WRITE
 	SealFutureWrite = unix.F_SEAL_FUTURE_WRITE
 )
 

@@ -29,8 +29,7 @@ const (
 	SoBusyPoll  = unix.SO_BUSY_POLL
 	SoZeroCopy  = unix.SO_ZEROCOPY
 
-	TCPNoDelay    = unix.TCP_NODELAY
-	TCPCongestion = unix.TCP_CONGESTION
+	TCPNoDelay = unix.TCP_NODELAY
 )
 
 // MsgZeroCopy asks the kernel to send from the pages themselves; see ZeroCopyDone.

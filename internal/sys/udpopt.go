@@ -34,27 +34,21 @@ const (
 	SoPriority       = unix.SO_PRIORITY
 	SoKeepAlive      = unix.SO_KEEPALIVE
 
-	IPTOS              = unix.IP_TOS
-	IPTTL              = unix.IP_TTL
-	IPMTU              = unix.IP_MTU
-	IPMulticastTTL     = unix.IP_MULTICAST_TTL
-	IPMulticastLoop    = unix.IP_MULTICAST_LOOP
-	IPMulticastAll     = unix.IP_MULTICAST_ALL
-	IPv6Only           = unix.IPV6_V6ONLY
-	IPv6TClass         = unix.IPV6_TCLASS
-	IPv6MTU            = unix.IPV6_MTU
-	IPv6UnicastHops    = unix.IPV6_UNICAST_HOPS
-	IPv6MulticastHops  = unix.IPV6_MULTICAST_HOPS
-	IPv6MulticastLoop  = unix.IPV6_MULTICAST_LOOP
-	IPv6MulticastAll   = unix.IPV6_MULTICAST_ALL
-	IPv6MulticastIface = unix.IPV6_MULTICAST_IF
-
-	UDPSegment = unix.UDP_SEGMENT
-	UDPGRO     = unix.UDP_GRO
+	IPTOS             = unix.IP_TOS
+	IPTTL             = unix.IP_TTL
+	IPMulticastTTL    = unix.IP_MULTICAST_TTL
+	IPMulticastLoop   = unix.IP_MULTICAST_LOOP
+	IPMulticastAll    = unix.IP_MULTICAST_ALL
+	IPv6Only          = unix.IPV6_V6ONLY
+	IPv6TClass        = unix.IPV6_TCLASS
+	IPv6UnicastHops   = unix.IPV6_UNICAST_HOPS
+	IPv6MulticastHops = unix.IPV6_MULTICAST_HOPS
+	IPv6MulticastLoop = unix.IPV6_MULTICAST_LOOP
+	IPv6MulticastAll  = unix.IPV6_MULTICAST_ALL
+	UDPGRO            = unix.UDP_GRO
 
 	TCPKeepIdle    = unix.TCP_KEEPIDLE
 	TCPKeepInt     = unix.TCP_KEEPINTVL
-	TCPKeepCount   = unix.TCP_KEEPCNT
 	TCPUserTimeout = unix.TCP_USER_TIMEOUT
 )
 
