@@ -122,7 +122,6 @@ func (p *Peer) handle(m control.Message) {
 		p.mu.Lock()
 		p.forgetRemote(m.Key)
 		p.mu.Unlock()
-		p.node.shares.revoked(p, m.Key)
 	case *control.Complete:
 		p.node.offerEnded(observe.ID(m.ID), p, m.Err())
 	}

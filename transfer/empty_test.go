@@ -78,16 +78,6 @@ func TestTensorWithoutBytes(t *testing.T) {
 					}
 					r.Release()
 				}
-				for _, o := range []ShareOptions{{}, {Copy: true, Paths: by}, {Digest: true}} {
-					shared, err := p.ab.Share(ctx(t), "e", o)
-					if err != nil {
-						t.Fatalf("%s, %+v: %v", where, o, err)
-					}
-					if n := len(shared.Bytes()); n != 0 {
-						t.Errorf("%s: shared %d bytes", where, n)
-					}
-					shared.Release()
-				}
 				link := p.a.Link(p.b.Addrs()[0], LinkOptions{})
 				j, err := link.Store(ctx(t), "e", s, JobOptions{Transfer: PutOptions{Paths: by}})
 				waitJob(t, j, err)

@@ -157,12 +157,6 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 				err = v.Release()
 			}
 			return err
-		}}, verb{"share", func() error {
-			s, err := p.Share(ctx, name, ShareOptions{})
-			if err == nil {
-				s.Release()
-			}
-			return err
 		}})
 	}
 	if l != nil {

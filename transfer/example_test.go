@@ -68,33 +68,6 @@ func ExamplePutAll() {
 	// lookup of "worker-1": peer: not found: no export "biases"
 }
 
-// Many readers of one tensor cause one read.
-func ExamplePeer_Share() {
-	ctx := context.Background()
-	node, _ := transfer.Open(ctx, transfer.Options{Name: "reader"})
-	defer node.Close()
-	peers, stop := workers(ctx, node, 1)
-	defer stop()
-	var wg sync.WaitGroup
-	for range 10 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			s, err := peers[0].Share(ctx, "weights", transfer.ShareOptions{})
-			if err != nil {
-				log.Fatal(err)
-			}
-			defer s.Release()
-			if len(s.Bytes()) != 1<<20 {
-				log.Fatal("too short")
-			}
-		}()
-	}
-	wg.Wait()
-	fmt.Println(node.Shares().References, "references left")
-	// Output: 0 references left
-}
-
 // A put whose bytes are proven end to end: the peer reads its memory again.
 func ExamplePutOptions_digest() {
 	ctx := context.Background()

@@ -113,11 +113,6 @@ func oneOfEach(t *testing.T) (p *pair, all []any) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { q.Close() })
-	shared, err := p.ab.Share(ctx(t), "dst", ShareOptions{Copy: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(shared.Release)
 	return p, []any{p.a, p.ab, rem, x, tr, fan, fan.Legs()[0], link, job, q, p.a.Events(t.Context(), 1)}
 }
 

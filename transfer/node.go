@@ -138,7 +138,6 @@ type Node struct {
 	pool     *mem.Allocator
 	exports  path.Exports
 	staging  *bounce.Memory
-	shares   shares
 	numbers  atomic.Uint64
 	anyLost  atomic.Bool // lost is not empty
 	services services
@@ -227,7 +226,6 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		dialed:    map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{},
 		exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{},
 		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(),
-		shares: shares{entries: map[shareKey]*shareEntry{}},
 	}
 	n.ctx, n.end = context.WithCancel(context.Background())
 	n.obs.init(n.drivers, o.Identity)

@@ -505,7 +505,6 @@ func (n *Node) peerLost(p *Peer, err error) {
 		n.lose(p)
 	}
 	n.log.Info("peer gone", "peer", p.Name(), "error", err)
-	n.shares.lost(p)
 	// A tensor whose completion was delivered belongs to its receiver: the sender knows of it.
 	p.drained(func() { n.offerPeerLost(p, err) })
 	n.mu.Lock()

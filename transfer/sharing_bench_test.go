@@ -3,10 +3,8 @@ package transfer
 import (
 	"crypto/sha256"
 	"fmt"
-	"sync"
 	"testing"
 
-	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -79,68 +77,4 @@ func BenchmarkFanout(b *testing.B) {
 			})
 		}
 	}
-}
-
-// BenchmarkShare reads one tensor of 1 MiB for 100 readers: shared, and by a get for each.
-func BenchmarkShare(b *testing.B) {
-	const size, k = 1 << 20, 100
-	for _, name := range paths {
-		b.Run(name+"/shared", func(b *testing.B) {
-			p := newPair(b, Options{})
-			p.ignore(b)
-			export(b, p.b, region(b, size), "w", path.Read)
-			b.SetBytes(k * size)
-			b.ReportAllocs()
-			for b.Loop() {
-				for _, s := range readers(b, p.ab, "w", k, ShareOptions{Copy: true, Paths: []string{name}}) {
-					s.Release()
-				}
-			}
-		})
-		b.Run(name+"/gets", func(b *testing.B) {
-			p := newPair(b, Options{})
-			p.ignore(b)
-			export(b, p.b, region(b, size), "w", path.Read)
-			var dst []*mem.Region
-			for range k {
-				dst = append(dst, region(b, size))
-			}
-			b.SetBytes(k * size)
-			b.ReportAllocs()
-			for b.Loop() {
-				var wg sync.WaitGroup
-				for i := range k {
-					wg.Add(1)
-					go func() {
-						defer wg.Done()
-						r, err := p.ab.Lookup(b.Context(), "w")
-						if err != nil {
-							b.Error(err)
-							return
-						}
-						x, err := p.ab.Get(b.Context(), []path.Copy{r.At(0, dst[i].All())},
-							PutOptions{Paths: []string{name}})
-						if err == nil {
-							err = x.Wait(b.Context())
-						}
-						if err != nil {
-							b.Error(err)
-						}
-					}()
-				}
-				wg.Wait()
-			}
-		})
-	}
-	b.Run("borrowed", func(b *testing.B) {
-		p := newPair(b, Options{})
-		export(b, p.b, region(b, size), "w", path.Read)
-		b.SetBytes(k * size)
-		b.ReportAllocs()
-		for b.Loop() {
-			for _, s := range readers(b, p.ab, "w", k, ShareOptions{}) {
-				s.Release()
-			}
-		}
-	})
 }

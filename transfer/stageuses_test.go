@@ -39,16 +39,6 @@ func TestDeviceMemoryElsewhere(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
-	t.Run("share", func(t *testing.T) {
-		s, err := p.ab.Share(ctx(t), "w", ShareOptions{Digest: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Release()
-		if s.Borrowed() || !bytes.Equal(s.Bytes(), b) {
-			t.Error("other bytes, or borrowed")
-		}
-	})
 	t.Run("borrow", func(t *testing.T) {
 		if _, err := p.ab.Borrow(ctx(t), lookup(t, p.ab, "w"), 0, 1); !errors.Is(err, path.ErrUnreachable) ||
 			!strings.Contains(err.Error(), "use Get") {

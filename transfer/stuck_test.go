@@ -117,11 +117,6 @@ func (s *stuckBed) goesOn() {
 				if !bytes.Equal(dst.All().Bytes(), want) {
 					t.Error("other bytes came")
 				}
-				c, err := to.Share(ctx(t), "read", ShareOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				c.Release()
 				if err := e.Revoke(ctx(t)); err != nil {
 					t.Fatalf("revoke: %v", err)
 				}
@@ -254,7 +249,6 @@ func TestStuckPeers(t *testing.T) {
 					s.t.Fatal(err)
 				}
 				go s.toBad.Lookup(context.Background(), "sink")
-				go s.toBad.Share(context.Background(), "sink", ShareOptions{})
 			}
 		}},
 		{"NeverReads", func(s *stuckBed) { // who listens to events

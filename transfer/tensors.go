@@ -337,7 +337,7 @@ func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTenso
 		grant.Release()
 		return nil, err
 	}
-	block, err := n.landing(size)
+	block, err := n.pool.Alloc(max(size, 1))
 	if err != nil {
 		grant.Release()
 		space.Release()

@@ -290,11 +290,6 @@ func TestWholeRegion(t *testing.T) {
 	if !bytes.Equal(s.Bytes(), src.All().Bytes()) || dst.All().Bytes()[4096] != 0 || dst.All().Bytes()[3*4096] != 0 {
 		t.Error("the bytes are not where they belong")
 	}
-	b, err := p.ab.Share(ctx(t), "block", ShareOptions{})
-	if err != nil || !b.Borrowed() || !bytes.Equal(b.Bytes(), s.Bytes()) {
-		t.Fatalf("%v, borrowed %v", err, b.Borrowed())
-	}
-	b.Release()
 	odd, _ := dst.Span(1, 4096)
 	if _, err := p.b.Export(odd, ExportOptions{WholeRegion: true}); err == nil ||
 		!strings.Contains(err.Error(), "page") {

@@ -39,7 +39,6 @@ type accounts struct {
 	killed  map[string]bool // lives of workers that got SIGKILL
 	nodes   map[string]bool // nodes seen; true: closed in order
 	borrows uint64
-	shares  uint64
 	looked  uint64
 	hops    uint64            // failovers of transfers that ended
 	tries   uint64            // attempts of jobs after the first
@@ -105,8 +104,6 @@ func (b *accounts) take(l *line) {
 		b.borrows++
 	case tLooked:
 		b.looked++
-	case tShare:
-		b.shares++
 	case tBegin, tEnd, tHeard:
 		e := b.open[l.Key]
 		if e == nil {

@@ -10,14 +10,13 @@
 // Each worker is this program again, with a node of package transfer that listens, dials the
 // others, exports memory, publishes tensors and takes pushed ones. Half of the sessions go over TLS
 // with certificates of an authority that the run makes, the others over unix sockets without.
-// Workers put, get, borrow, share, notify, push, fetch and fan out, in blocks, over every path, of
-// 1 byte up to Options.MaxBytes, with digests, priorities, streams and security floors, cancel some
-// of it, and revoke what they publish while others fetch it. Over links they do jobs: a download
-// into a file, which goes on in the next life of the worker where the last one was killed, and
-// stores. Meanwhile workers are killed with SIGKILL and started again, frozen and continued, leave
-// in good order and come back, control and data connections are cut, stalled and half-closed,
-// certificates are denied, rights taken away and given back, and limits and memory budgets are too
-// small.
+// Workers put, get, borrow, notify, push, fetch and fan out, in blocks, over every path, of 1 byte
+// up to Options.MaxBytes, with digests, priorities, streams and security floors, cancel some of it,
+// and revoke what they publish while others fetch it. Over links they do jobs: a download into a
+// file, which goes on in the next life of the worker where the last one was killed, and stores.
+// Meanwhile workers are killed with SIGKILL and started again, frozen and continued, leave in good
+// order and come back, control and data connections are cut, stalled and half-closed, certificates
+// are denied, rights taken away and given back, and limits and memory budgets are too small.
 //
 // A worker reports each transfer to this process before it begins, when it has ended, and when it
 // was notified of one as receiver, with what it found when it checked the bytes. In the end the

@@ -316,7 +316,7 @@ func (h *host) complain(format string, args ...any) {
 // heard is called for each completed transfer of a peer.
 func (h *host) heard(i transfer.Incoming) {
 	h.once(i.ID)
-	if len(i.Msg) == 0 { // a piece of a job, or for a share
+	if len(i.Msg) == 0 { // a piece of a job
 		return
 	}
 	var m message

@@ -14,7 +14,7 @@ const eventsKept = 1 << 16
 
 // ledger follows the events of a node and compares them with what became of the transfers that the
 // worker began, and in the end with the totals of the node's snapshot. Transfers that the worker
-// did not begin itself, pieces of jobs and reads of shares, are in the events and totals only.
+// did not begin itself, such as pieces of jobs, are in the events and totals only.
 type ledger struct {
 	sub  *observe.Subscription
 	done sync.WaitGroup

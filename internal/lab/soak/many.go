@@ -92,29 +92,3 @@ func (m *mover) fan() {
 		<-f.Done()
 	}
 }
-
-// share looks at a tensor that the peer publishes, together with the other movers of this worker.
-func (m *mover) share(l *link) {
-	ctx, cancel := context.WithTimeout(m.h.living, 5*time.Second)
-	defer cancel()
-	o := transfer.ShareOptions{Copy: m.r.IntN(2) == 0, Digest: m.r.IntN(4) == 0,
-		Keep: time.Duration(m.r.IntN(50)) * time.Millisecond}
-	s, err := l.peer.Share(ctx, fmt.Sprint("pub ", m.r.IntN(publishings)), o)
-	if err != nil {
-		if reason(err) == "?" {
-			m.h.complain("share: %v", err)
-		}
-		return
-	}
-	x, ok := s.Tensor()
-	if !ok {
-		m.h.complain("shared bytes of %s are no tensor", l.to)
-	}
-	key, at := readLabel(x.Bytes())
-	size := len(x.Bytes())
-	s.Release()
-	if at >= 0 {
-		m.h.complain("shared tensor %q of %d bytes: byte %d is wrong", key, size, at)
-	}
-	m.h.w.tell(line{T: tShare, Node: m.h.name, Bytes: uint64(size)})
-}

@@ -43,7 +43,7 @@ func (h *host) move(i int, seed uint64) {
 			pause(h.moving, 5*time.Millisecond)
 			continue
 		}
-		switch k := m.r.IntN(24); {
+		switch k := m.r.IntN(22); {
 		case k < 9:
 			m.put(l)
 		case k < 11:
@@ -54,8 +54,6 @@ func (h *host) move(i int, seed uint64) {
 			m.fetch(l)
 		case k < 20:
 			m.borrow(l)
-		case k < 22:
-			m.share(l)
 		default:
 			m.fan()
 		}

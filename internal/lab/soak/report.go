@@ -36,9 +36,9 @@ func (r *Report) print(out io.Writer) {
 	}
 	row(&sum)
 	w.Flush()
-	fmt.Fprintf(out, "paths: %s; %d views borrowed, %d shared; %d failovers; jobs were tried again %d times, and %d "+
-		"downloads went on from a file; %d stores were looked at\n",
-		list(paths), r.Borrows, r.Shares, r.Failovers, r.Retries, r.Resumed, r.Looked)
+	fmt.Fprintf(out, "paths: %s; %d views borrowed; %d failovers; jobs were tried again %d times, and %d downloads "+
+		"went on from a file; %d stores were looked at\n",
+		list(paths), r.Borrows, r.Failovers, r.Retries, r.Resumed, r.Looked)
 	fmt.Fprintf(out, "failed because: %s\n", list(reasons))
 	fmt.Fprintf(out, "counted by nodes that were closed in order: %s\n", list(r.Sums))
 	fmt.Fprintf(out, "faults: %s; %d processes, %d nodes, %v\n", list(r.Faults), r.Lives, r.Nodes,

@@ -61,10 +61,9 @@ type Report struct {
 	Took    time.Duration
 	Kinds   []Kind
 	Borrows uint64
-	Shares  uint64
 	Looked  uint64 // stores whose bytes the receiver found right
 	// Failovers are those of transfers that were begun one by one, of all workers. Sums are what
-	// nodes counted that were closed in order: for all transfers, also those of jobs and shares.
+	// nodes counted that were closed in order: for all transfers, also those of jobs.
 	Failovers uint64
 	Retries   uint64 // attempts of jobs after the first
 	// downloads that went on where an earlier job had ended, also one of a life of the worker that
@@ -449,8 +448,8 @@ func (x *run) report(took time.Duration) Report {
 	b := x.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := Report{Seed: x.o.Seed, Took: took, Borrows: b.borrows, Shares: b.shares, Looked: b.looked, Failovers: b.hops,
-		Retries: b.tries, Resumed: b.resumed, Sums: b.sums, Faults: x.faults, Lives: x.lives, Nodes: len(b.nodes),
+	r := Report{Seed: x.o.Seed, Took: took, Borrows: b.borrows, Looked: b.looked, Failovers: b.hops, Retries: b.tries,
+		Resumed: b.resumed, Sums: b.sums, Faults: x.faults, Lives: x.lives, Nodes: len(b.nodes),
 		Wrong: slices.Clone(b.wrong)}
 	for name, t := range b.kinds {
 		r.Kinds = append(r.Kinds, Kind{Name: name, Begun: t.begun, Good: t.good, Failed: t.failed, Killed: t.killed,

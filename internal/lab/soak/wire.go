@@ -52,7 +52,6 @@ const (
 	tEnd    = "end"    // a transfer has ended
 	tHeard  = "heard"  // the receiver knows of a transfer; Text says what is wrong with its bytes
 	tBorrow = "borrow" // a view was looked at
-	tShare  = "share"  // shared bytes were looked at
 	tLooked = "looked" // the receiver of a store found all bytes right
 	tWrong  = "wrong"  // bytes are not what they must be, or an invariant does not hold
 	tClosed = "closed" // Node is closed; Text says what is left over
