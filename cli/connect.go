@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/spf13/cobra"
@@ -140,7 +141,7 @@ func (f *clientFlags) check() error {
 // when the peer is lost.
 type client struct {
 	node  *transfer.Node
-	link  *transfer.Link
+	link  *job.Link
 	peer  *transfer.Peer // of the first session
 	addr  string
 	flags clientFlags
@@ -186,14 +187,14 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 	}
 	c := &client{node: node, addr: addr, flags: f, d: d, over: make(chan struct{})}
 	// One session, made when it is wanted and kept until the end.
-	lo := transfer.LinkOptions{Min: -1, Max: 1, Idle: -1, DialTimeout: f.timeout,
-		Retry: transfer.Retry{First: firstPause, Max: longPause}}
+	lo := job.LinkOptions{Min: -1, Max: 1, Idle: -1, DialTimeout: f.timeout,
+		Retry: job.Retry{First: firstPause, Max: longPause}}
 	if f.retry > 0 {
 		lo.Retry.Attempts, lo.Retry.Total, lo.OnRetry = -1, f.retry, c.retrying
 	} else {
 		lo.Retry.Attempts, lo.Retry.Total = 1, -1
 	}
-	c.link = node.Link(addr, lo)
+	c.link = job.NewLink(node, addr, lo)
 	c.wg.Go(func() { c.watch(ctx) })
 	if c.peer, err = c.link.Connect(ctx); err != nil {
 		c.close()
@@ -223,7 +224,7 @@ func (c *client) begin(name string) {
 }
 
 // retrying shows that something failed and is tried again.
-func (c *client) retrying(f transfer.LinkFailure) {
+func (c *client) retrying(f job.LinkFailure) {
 	c.mu.Lock()
 	if !c.waits { // there never was a session: that is the command's error
 		c.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/share"
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/spf13/cobra"
 )
 
@@ -285,7 +285,7 @@ func (s status) beginning() string {
 
 // lost shows that the peer is lost and looked for, or that something else failed and is tried
 // again.
-func (d *display) lost(name string, attempt int, f transfer.LinkFailure) {
+func (d *display) lost(name string, attempt int, f job.LinkFailure) {
 	what := "connection lost"
 	if !f.Lost && !f.Dial {
 		what = "failed"

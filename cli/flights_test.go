@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -212,7 +213,7 @@ func TestRoundTripsOfGet(t *testing.T) {
 	}
 	defer n.Close()
 	f = newFlights(t, secure)
-	link := n.Link("tcp://"+f.addr(), transfer.LinkOptions{})
+	link := job.NewLink(n, "tcp://"+f.addr(), job.LinkOptions{})
 	if _, err := link.Connect(ctx); err != nil {
 		t.Fatal(err)
 	}

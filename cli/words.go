@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/share"
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/pool"
 )
 
@@ -50,7 +50,7 @@ func (e *partial) Unwrap() error { return e.err }
 // inWords says of an error that ended attempts to go on what a user needs: not the account of all
 // attempts.
 func (c *client) inWords(err error) error {
-	if !errors.Is(err, transfer.ErrGaveUp) {
+	if !errors.Is(err, job.ErrGaveUp) {
 		return err
 	}
 	text := ""
@@ -74,8 +74,7 @@ func (c *client) inWords(err error) error {
 
 // lastError is what the last attempt failed with.
 func lastError(err error) error {
-	if j, ok := errors.AsType[*transfer.JobError](err); ok && len(j.History) > 0 &&
-		j.History[len(j.History)-1].Err != nil {
+	if j, ok := errors.AsType[*job.Error](err); ok && len(j.History) > 0 && j.History[len(j.History)-1].Err != nil {
 		return j.History[len(j.History)-1].Err
 	}
 	return err

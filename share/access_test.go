@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/fault"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // accessLog is what OnAccess got.
@@ -363,7 +364,7 @@ func TestRefusalsTellNoNames(t *testing.T) {
 }
 
 // cutLink is a link to a server through a proxy that can be cut.
-func cutLink(t *testing.T, s *serving, r transfer.Retry) (*transfer.Link, *fault.Proxy) {
+func cutLink(t *testing.T, s *serving, r job.Retry) (*job.Link, *fault.Proxy) {
 	t.Helper()
 	proxy, err := fault.NewProxy("tcp", s.node.Addrs()[0][len("tcp://"):], fault.Plan{})
 	if err != nil {
@@ -371,7 +372,7 @@ func cutLink(t *testing.T, s *serving, r transfer.Retry) (*transfer.Link, *fault
 	}
 	t.Cleanup(func() { proxy.Close() })
 	r.First, r.Max = time.Millisecond, 5*time.Millisecond
-	l := testNode(t, transfer.Options{Name: "far"}).Link("tcp://"+proxy.Addr(), transfer.LinkOptions{Retry: r})
+	l := job.NewLink(testNode(t, transfer.Options{Name: "far"}), "tcp://"+proxy.Addr(), job.LinkOptions{Retry: r})
 	t.Cleanup(func() { l.Close() })
 	return l, proxy
 }
@@ -384,12 +385,12 @@ func TestMirrorOfAServerThatIsGone(t *testing.T) {
 		write(t, filepath.Join(root, fmt.Sprint("f", i)), []byte{byte(i)})
 	}
 	s := serve(t, Options{Root: root})
-	l, proxy := cutLink(t, s, transfer.Retry{Attempts: attempts})
+	l, proxy := cutLink(t, s, job.Retry{Attempts: attempts})
 	m, err := Mirror(ctx, OverLink(l), dir, MirrorOptions{Parallel: parallel, OnFile: func(MirrorFile) {
 		proxy.Refuse(true)
 		proxy.Cut()
 	}})
-	if !errors.Is(err, transfer.ErrGaveUp) || m == nil || m.Fetched+m.Failed != files || m.Failed < files-2*parallel {
+	if !errors.Is(err, job.ErrGaveUp) || m == nil || m.Fetched+m.Failed != files || m.Failed < files-2*parallel {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	if n := l.Snapshot().Sessions.DialsFailed; n > 3*attempts {
@@ -403,7 +404,7 @@ func TestUploadAnewOverALink(t *testing.T) {
 	b := randomBytes(6, crashSize)
 	write(t, file, b)
 	s := serve(t, Options{Root: root, Writable: true})
-	l, proxy := cutLink(t, s, transfer.Retry{Attempts: -1})
+	l, proxy := cutLink(t, s, job.Retry{Attempts: -1})
 	cuts, last := 0, uint64(0)
 	u, err := Upload(ctx, OverLink(l), file, "x", UploadOptions{NoResume: true, Progress: func(p Progress) {
 		if p.Bytes < last {
@@ -427,7 +428,7 @@ func TestAccessOverSessions(t *testing.T) {
 	write(t, filepath.Join(root, "x"), content)
 	var b accessLog
 	s := serve(t, Options{Root: root, OnAccess: b.add})
-	l, proxy := cutLink(t, s, transfer.Retry{Attempts: -1})
+	l, proxy := cutLink(t, s, job.Retry{Attempts: -1})
 	out := filepath.Join(t.TempDir(), "x")
 	cut := uint64(0)
 	if _, err := Fetch(ctx, OverLink(l), "x", FetchOptions{Output: out, Progress: func(p Progress) {

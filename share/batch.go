@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -154,7 +155,7 @@ func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, er
 		return nil, err
 	}
 	again := func(err error) bool { return errors.Is(err, transfer.ErrPeerLost) }
-	err = b.m.c.do(ctx, transfer.DoOptions{Again: again}, func(ctx context.Context, p *transfer.Peer) error {
+	err = b.m.c.do(ctx, job.DoOptions{Again: again}, func(ctx context.Context, p *transfer.Peer) error {
 		remotes, err := b.in(ctx, p, items)
 		if err != nil {
 			return err

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // holds reports whether the other side has the content of a file under a name: both sides compute
@@ -46,7 +47,7 @@ func (c Conn) holds(ctx context.Context, name string, f *os.File) (bool, error) 
 		summed <- err
 	}()
 	var there [32]byte
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+	err = c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		at, err := r.In(ctx, p)
 		if err == nil {
 			there, err = at.Digest(ctx, 0, at.Size())

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
@@ -19,7 +20,7 @@ import (
 // not usable.
 type Conn struct {
 	peer *transfer.Peer
-	link *transfer.Link
+	link *job.Link
 	path bool // see ByPath
 }
 
@@ -29,7 +30,7 @@ func Over(p *transfer.Peer) Conn { return Conn{peer: p} }
 
 // OverLink makes a Conn of a link: what is under way when a session is lost goes on with the next
 // one, as the link's Retry says, also after a restart of the other process.
-func OverLink(l *transfer.Link) Conn { return Conn{link: l} }
+func OverLink(l *job.Link) Conn { return Conn{link: l} }
 
 // ByPath is the Conn that moves the bytes of small files by paths, too. Else they come in the
 // answer of a call, where no limit of the nodes is against it.
@@ -43,7 +44,7 @@ func (c Conn) ByPath() Conn {
 const askTime = 2 * time.Second
 
 // do calls f with a session, over a link also with the next ones, as the link's Retry says.
-func (c Conn) do(ctx context.Context, o transfer.DoOptions, f func(ctx context.Context, p *transfer.Peer) error) error {
+func (c Conn) do(ctx context.Context, o job.DoOptions, f func(ctx context.Context, p *transfer.Peer) error) error {
 	if err := invariants.Context(ctx, "share.Conn"); err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func (c Conn) ready(ctx context.Context) (end func()) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 			p.Ready(ctx, "")
 			return nil
 		})
@@ -91,7 +92,7 @@ func Names(ctx context.Context, c Conn, prefix string) ([]Entry, error) {
 
 func list(ctx context.Context, c Conn, ask func(context.Context, *transfer.Peer) ([]*transfer.Remote,
 	error)) (out []Entry, err error) {
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+	err = c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		rs, err := ask(ctx, p)
 		out = entriesOf(rs)
 		return err
@@ -124,7 +125,7 @@ func (c Conn) lookup(ctx context.Context, name string, was *transfer.Remote) (r 
 // find calls f, which looks for a name, until it may not succeed any more.
 func (c Conn) find(ctx context.Context, was *transfer.Remote, f func(context.Context, *transfer.Peer) error) error {
 	restarted := false
-	o := transfer.DoOptions{Again: func(err error) bool {
+	o := job.DoOptions{Again: func(err error) bool {
 		return transfer.Retriable(err) || restarted && errors.Is(err, control.NotFound)
 	}}
 	return c.do(ctx, o, func(ctx context.Context, p *transfer.Peer) error {
@@ -199,7 +200,7 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: inFlight, From: from, Tag: r.Tag, Restarts: -1, Found: r,
+	o := job.Options{Piece: windowOf(r.Peer), Window: inFlight, From: from, Tag: r.Tag, Restarts: -1, Found: r,
 		OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
 			if err := verified(upTo); err != nil {
 				cancel(err)

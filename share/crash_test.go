@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 const crashSize = 3*window + chunkSize + 999
@@ -211,8 +212,8 @@ func TestFetcherIsKilled(t *testing.T) {
 
 func testLink(t *testing.T, addr string) Conn {
 	t.Helper()
-	l := testNode(t, transfer.Options{Name: "client"}).Link(addr,
-		transfer.LinkOptions{Retry: transfer.Retry{Attempts: -1, Total: -1, Max: 100 * time.Millisecond}})
+	l := job.NewLink(testNode(t, transfer.Options{Name: "client"}), addr,
+		job.LinkOptions{Retry: job.Retry{Attempts: -1, Total: -1, Max: 100 * time.Millisecond}})
 	t.Cleanup(func() { l.Close() })
 	return OverLink(l)
 }

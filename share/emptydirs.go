@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // Files have names and directories have none, so a directory without files is known by the service
@@ -183,7 +184,7 @@ func (t *tree) directories(ctx context.Context) {
 	several(ctx, slices.Values(t.empty), dirsAtOnce, func(f MirrorFile) {
 		err := t.gone()
 		if err == nil {
-			err = t.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+			err = t.c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 				_, err := p.Call(ctx, dirsService, append([]byte{opDirsMake}, strings.TrimSuffix(f.Name, "/")...))
 				return err
 			})

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -182,7 +183,7 @@ func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *part
 		})
 		f.Moved, f.Path, f.Proof = m.bytes, m.path, m.proof
 	} else { // the server gets reports all the same
-		err = c.do(ctx, transfer.DoOptions{}, func(_ context.Context, p *transfer.Peer) error {
+		err = c.do(ctx, job.DoOptions{}, func(_ context.Context, p *transfer.Peer) error {
 			tell.session(p)
 			return nil
 		})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // A share says by the service "share/leftout/1" what it has and does not serve. Numbers are
@@ -65,7 +66,7 @@ func parseLeftOut(b []byte) (list []Skipped, total int, err error) {
 // begin with prefix. The list is cut where it gets long; total counts all. Of a node without a
 // share, there are none.
 func LeftOut(ctx context.Context, c Conn, prefix string) (list []Skipped, total int, err error) {
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+	err = c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		b, err := p.Call(ctx, leftOutService, []byte(prefix))
 		if err == nil {
 			list, total, err = parseLeftOut(b)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // Links, and directories without files, are listed by pages. A request for one has the length u8
@@ -49,7 +50,7 @@ func parseLinkPage(b []byte, after string, texts bool) (links []link, more bool,
 // allPages asks a service of the other side for all that it lists under a prefix. op is what a
 // request begins with.
 func (c Conn) allPages(ctx context.Context, service, op, prefix string, texts bool) (links []link, err error) {
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+	err = c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		links = nil
 		size := 0
 		for after, more := "", true; more; {

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // A share says by the service "share/listing/1" whether a listing of its node has everything that
@@ -149,7 +150,7 @@ func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end fun
 	err error) {
 	var before lack
 	var count uint64
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
+	err = c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
 		before, count, err = askListing(ctx, p, 0)
 		for n := 1; n < scanAsks && err == nil && before == lackScan; n++ {
 			before, count, err = askListing(ctx, p, count)
@@ -168,7 +169,7 @@ func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end fun
 		if before != lackNothing {
 			return before, nil
 		}
-		err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		err = c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 			after, now, err := askListing(ctx, p, firstScan)
 			if lacks = after; after == lackNothing && now != count { // in between
 				lacks = lackSome

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // A mirror asks for all names at once, without tags, which is what is small, and decides by them
@@ -83,7 +84,7 @@ func (m *mirror) page(ctx context.Context, todo []int) page {
 		p.names = append(p.names, listed{Entry: m.names[i], at: i})
 	}
 	if p.err = m.gone(); p.err == nil {
-		p.err = m.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, peer *transfer.Peer) error {
+		p.err = m.c.do(ctx, job.DoOptions{}, func(ctx context.Context, peer *transfer.Peer) error {
 			return m.describe(ctx, peer, p.names)
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // Options that cannot be are refused by Serve and Mirror, in words that name the field, its value
@@ -71,7 +72,7 @@ func TestMisuse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := n.Link(n.Addrs()[0], transfer.LinkOptions{})
+	l := job.NewLink(n, n.Addrs()[0], job.LinkOptions{})
 	ctx := t.Context()
 	calls := map[string]func(c Conn) error{
 		"List": func(c Conn) error { _, err := List(ctx, c, ""); return err },

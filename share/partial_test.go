@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 func TestStateGolden(t *testing.T) {
@@ -299,7 +300,7 @@ func TestDiskFillsUp(t *testing.T) {
 	content := randomBytes(6, 3*window)
 	write(t, filepath.Join(root, "x"), content)
 	s := serve(t, Options{Root: root})
-	link := testNode(t, transfer.Options{}).Link(s.Server.node.Addrs()[0], transfer.LinkOptions{})
+	link := job.NewLink(testNode(t, transfer.Options{}), s.Server.node.Addrs()[0], job.LinkOptions{})
 	for what, c := range map[string]Conn{"a session": s.c, "a link": OverLink(link)} {
 		dir := mounted(t, "tmpfs", "size=56m")
 		out, filler := filepath.Join(dir, "x"), filepath.Join(dir, "filler")

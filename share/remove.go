@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // A share that is Options.Writable answers by the service "share/remove/2" a peer that asks it to
@@ -356,7 +357,7 @@ func Remove(ctx context.Context, c Conn, files []Entry, o RemoveOptions) error {
 	}
 	done, asked := 0, 0
 	restarted, node := false, uint64(0)
-	do := transfer.DoOptions{
+	do := job.DoOptions{
 		Again: func(err error) bool {
 			switch {
 			case errors.Is(err, control.Internal):

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 func FuzzRemoveWire(f *testing.F) {
@@ -386,7 +387,7 @@ func TestRemoveAnswerLost(t *testing.T) {
 			cut()
 		}
 	}})
-	l, proxy := cutLink(t, s, transfer.Retry{Attempts: 20, Total: time.Minute})
+	l, proxy := cutLink(t, s, job.Retry{Attempts: 20, Total: time.Minute})
 	cut = proxy.Cut
 	var told []string
 	err := Remove(testCtx(t), OverLink(l), []Entry{{Name: "f"}, {Name: "g"}},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // A share answers by the service "share/stat/1" what many names stand for now. Numbers are
@@ -130,7 +131,7 @@ func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName
 // the tag, or the other side does not say.
 func (c Conn) like(ctx context.Context, name string, tag Tag) (*like, error) {
 	var s []stat
-	err := c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
+	err := c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
 		s, err = askStat(ctx, p, "", []statName{{name, tag}})
 		return err
 	})

@@ -14,6 +14,7 @@ import (
 	"weak"
 
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // A server has no more than before when many peers, which came all at once, have left: neither in
@@ -46,7 +47,7 @@ func TestMemoryReturnsAfterAStorm(t *testing.T) {
 		}
 		defer c.Close()
 		// a session may end on a busy machine
-		l := c.Link(n.Addrs()[0], transfer.LinkOptions{Retry: transfer.Retry{Attempts: -1, Total: -1,
+		l := job.NewLink(c, n.Addrs()[0], job.LinkOptions{Retry: job.Retry{Attempts: -1, Total: -1,
 			Max: 100 * time.Millisecond}})
 		defer l.Close()
 		m, err := Mirror(ctx, OverLink(l), filepath.Join(local, who), MirrorOptions{})

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -48,7 +49,7 @@ func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptio
 	if o.Digest || o.Expect != nil {
 		x.digest = sha256.New()
 	}
-	do := transfer.DoOptions{Progress: func() uint64 { return x.far }, Again: func(err error) bool {
+	do := job.DoOptions{Progress: func() uint64 { return x.far }, Again: func(err error) bool {
 		return !errors.Is(err, errWriter) && (transfer.Retriable(err) || x.restarted &&
 			errors.Is(err, control.NotFound))
 	}}

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // tally are those of a Mirror or an UploadTree: what became of each file, and how far they are.
@@ -29,7 +30,7 @@ func newTally(progress func(MirrorProgress), file func(MirrorFile)) tally {
 // isAway reports whether an error says that there is no other side any more, and that it was waited
 // for long enough.
 func isAway(err error) bool {
-	return errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrNoSession)
+	return errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, job.ErrNoSession)
 }
 
 // lost notes that the other side is taken to be gone, if an error says so.

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // TreeSource is what UploadTree uploads: a file, or a directory with all files below it. A link
@@ -199,7 +200,7 @@ func (t *tree) dryRun(ctx context.Context) {
 // names are those that the other side has, with their sizes, under what all names here begin with.
 // It is an error if that side takes no uploads.
 func (t *tree) names(ctx context.Context) (map[string]uint64, error) {
-	err := t.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+	err := t.c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		_, err := p.Call(ctx, uploadService, appendEnd(nil, 0)) // of an upload that is none
 		return err
 	})

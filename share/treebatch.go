@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -188,7 +189,7 @@ func (p *smallPut) read(file sourceFile, to []byte) error {
 // send moves a batch to the other side, which says what became of each file.
 func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) (verdicts []byte, err error) {
 	again := func(err error) bool { return errors.Is(err, transfer.ErrPeerLost) }
-	err = b.t.c.do(ctx, transfer.DoOptions{Again: again}, func(ctx context.Context, p *transfer.Peer) error {
+	err = b.t.c.do(ctx, job.DoOptions{Again: again}, func(ctx context.Context, p *transfer.Peer) error {
 		room, err := b.room(ctx, p)
 		if err != nil {
 			return err

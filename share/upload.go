@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -160,7 +161,7 @@ func (u *uploader) sumUp(ctx context.Context) error {
 func (u *uploader) run(ctx context.Context) error {
 	restarted := false
 	far := uint64(0)
-	o := transfer.DoOptions{
+	o := job.DoOptions{
 		Again: func(err error) bool {
 			switch {
 			case errors.Is(err, ErrChanged), errors.Is(err, control.Busy), errors.Is(err, control.Internal),

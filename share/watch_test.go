@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // TestScansOfAQuietTree: without changes nothing is scanned, a change anywhere below is noticed,
@@ -105,7 +106,7 @@ func TestListingsHaveWhatChanged(t *testing.T) {
 		if _, err := List(ctx, s.c, ""); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		if err := s.c.do(ctx, job.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 			l, _, err := askListing(ctx, p, math.MaxUint64)
 			if l != lackNothing {
 				t.Errorf("a listing lacks %d where nothing changed", l)

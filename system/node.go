@@ -22,6 +22,7 @@ import (
 	"github.com/penstock-io/penstock/stage/app"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -207,7 +208,7 @@ func (s *System) openNode(ctx context.Context) (err error) {
 		return err
 	}
 	for i := range t.Peers {
-		s.links[t.Peers[i].Name] = s.node.Link(t.Peers[i].Address, transfer.LinkOptions{})
+		s.links[t.Peers[i].Name] = job.NewLink(s.node, t.Peers[i].Address, job.LinkOptions{})
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-io/penstock/stage/app"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 )
 
 // Options are what a program adds to a configuration. The zero value is right for most.
@@ -110,7 +111,7 @@ type System struct {
 	id      *identity.Identity // nil: none
 	node    *transfer.Node     // nil: none
 	share   *share.Server      // nil: none
-	links   map[string]*transfer.Link
+	links   map[string]*job.Link
 	metrics string // address of the page
 	stop    func() error
 	watched *linkWatch   // nil: not yet
@@ -154,7 +155,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
-	s := &System{plan: p, cfg: cfg, pools: map[string]*mem.Pool{}, links: map[string]*transfer.Link{}}
+	s := &System{plan: p, cfg: cfg, pools: map[string]*mem.Pool{}, links: map[string]*job.Link{}}
 	if err := s.openLog(); err != nil {
 		return nil, err
 	}
@@ -492,4 +493,4 @@ func (s *System) Share() *share.Server { return s.share }
 
 // Link is the connection to a peer of the configuration, nil if there is none of that name. It is
 // dialed in the background, and again when it was lost; Link.Peer waits for it.
-func (s *System) Link(name string) *transfer.Link { return s.links[name] }
+func (s *System) Link(name string) *job.Link { return s.links[name] }

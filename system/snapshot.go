@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet/flow"
 	"github.com/penstock-io/penstock/share"
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 
@@ -90,7 +90,7 @@ type RegionSnapshot struct {
 // LinkSnapshot is the connection to a peer of the configuration.
 type LinkSnapshot struct {
 	Name string
-	transfer.LinkSnapshot
+	job.LinkSnapshot
 }
 
 // Snapshot reads all counts. It looks at every slot of the memory, which is fit for a display and

@@ -479,12 +479,14 @@ func (q *Queue) why() error {
 	return nil
 }
 
-// retried counts an attempt after the first, by a job: it may be with another peer of the same
-// address.
-func (o *observer) retried(kind path.OpKind) {
-	o.mu.Lock()
-	o.past[opIndex(kind)].retries++
-	o.mu.Unlock()
+// Retried counts an attempt after the first of something that is made of many transfers: it may be
+// with another peer of the same address.
+func (n *Node) Retried(kind path.OpKind) {
+	if i := opIndex(kind); i >= 0 && i < numOps {
+		n.obs.mu.Lock()
+		n.obs.past[i].retries++
+		n.obs.mu.Unlock()
+	}
 }
 
 // plaintext tells that the node listens or dials in the clear beyond this machine.

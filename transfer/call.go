@@ -48,8 +48,8 @@ func (n *Node) Handle(service string, h Handler) (remove func(), err error) {
 	s := &n.services
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if service == "" || len(service) > maxName {
-		return nil, fmt.Errorf("transfer: service name of %d bytes: expected 1 to %d", len(service), maxName)
+	if service == "" || len(service) > MaxName {
+		return nil, fmt.Errorf("transfer: service name of %d bytes: expected 1 to %d", len(service), MaxName)
 	}
 	if s.handlers[service] != nil {
 		return nil, fmt.Errorf("transfer: service %q has a handler already", service)

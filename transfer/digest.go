@@ -170,11 +170,11 @@ type digester struct {
 
 	copies []path.Copy // as the caller gave them: a failover changes the transfer's own list
 
-	mu      sync.Mutex // guards what follows
-	have    ranges     // bytes that are in place
-	all     bool       // everything is in place
-	settled bool       // the digests were compared, or cannot be
-	failed  error      // why they could not be compared, or that they differ
+	mu      sync.Mutex   // guards what follows
+	have    state.Ranges // bytes that are in place
+	all     bool         // everything is in place
+	settled bool         // the digests were compared, or cannot be
+	failed  error        // why they could not be compared, or that they differ
 	begun   bool
 	running bool
 	over    bool // the transfer ended while the digester was at work
@@ -201,7 +201,7 @@ func (d *digester) place(part state.Segment) {
 		return
 	}
 	d.mu.Lock()
-	d.have.add(part.At.Done, part.At.Done+part.Bytes)
+	d.have.Add(part.At.Done, part.At.Done+part.Bytes)
 	d.mu.Unlock()
 	d.wake()
 }
@@ -227,7 +227,7 @@ func (d *digester) wake() {
 func (d *digester) await(off uint64) error {
 	for {
 		d.mu.Lock()
-		ok := d.all || d.have.prefix() >= off && off > 0
+		ok := d.all || d.have.Prefix() >= off && off > 0
 		d.mu.Unlock()
 		if ok {
 			return nil

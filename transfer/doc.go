@@ -22,9 +22,8 @@
 // receiver, checked there as Explanation.Proof says, and the receiver's OnTransfer was or will be
 // called once. With an error (also after Cancel) no further byte is written at either end.
 //
-// [Link] is the layer above: it keeps sessions with one address, and its jobs ([Link.Fetch],
-// [Link.Store]) go on where they were when a session is lost or a process is started anew;
-// docs/resume.md says what is guaranteed.
+// Package transfer/job is the layer above: jobs that go on over many sessions, and one put to many
+// peers.
 //
 // [Peer.Prepare] checks a list of blocks once and posts it many times. A [Remote] is an io.ReaderAt
 // and io.WriterAt for callers that have slices of Go, and goes on in the next session by
@@ -34,10 +33,6 @@
 // What a node knows of itself: [Node.Snapshot] (counts that add up, peers, paths, transfers under
 // way), [Node.Events], [Node.Metrics] for exporters, and [Peer.Status] for the snapshot of another
 // node. docs/observability.md explains them.
-//
-// Sharing: [PutAll] puts the same memory to many peers, each with a future of its own. [Peer.Share]
-// gives all callers of this process that want the same tensor of a peer the same bytes, read once
-// or borrowed. However many peers read an export, it stays one region.
 //
 // Trust: with [Options.Identity] (package transfer/identity) every TCP connection is TLS 1.3 with
 // certificates on both sides, the data connections are encrypted with keys of that session, and

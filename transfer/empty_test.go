@@ -78,14 +78,6 @@ func TestTensorWithoutBytes(t *testing.T) {
 					}
 					r.Release()
 				}
-				link := p.a.Link(p.b.Addrs()[0], LinkOptions{})
-				j, err := link.Store(ctx(t), "e", s, JobOptions{Transfer: PutOptions{Paths: by}})
-				waitJob(t, j, err)
-				j, err = link.Fetch(ctx(t), "e", s, JobOptions{Transfer: PutOptions{Paths: by}})
-				waitJob(t, j, err)
-				if err := link.Close(); err != nil {
-					t.Error(err)
-				}
 				if err := x.Revoke(ctx(t)); err != nil {
 					t.Error(err)
 				}

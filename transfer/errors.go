@@ -14,6 +14,7 @@ import (
 // Errors of this package; match them with errors.Is. Errors of paths and of the peer
 // (control.Error) come through as well. The package comment says which one comes when.
 var (
+	ErrChanged   = errors.New("transfer: the content behind the name changed")
 	ErrClosed    = errors.New("transfer: closed by this side")
 	ErrContext   = invariants.ErrContext // a nil context; builds with -tags invariants panic instead
 	ErrFailed    = errors.New("transfer: node has failed, close it and open a new one")
@@ -79,13 +80,9 @@ func endOf(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// canceledBy is the error of something that ended for a cause that is not its own.
-func canceledBy(cause error) error {
-	if errors.Is(cause, ErrClosed) || errors.Is(cause, path.ErrCanceled) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", path.ErrCanceled, cause)
-}
+// CanceledBy is the error of a transfer or job that ctx ended: it wraps path.ErrCanceled, the error
+// of ctx, and its cause.
+func CanceledBy(ctx context.Context) error { return fmt.Errorf("%w: %w", path.ErrCanceled, endOf(ctx)) }
 
 // remote is an export of the peer that this node knows.
 type remote struct {

@@ -67,7 +67,7 @@ type verb struct {
 }
 
 // verbsOf are all uses of a peer by one path. The export has at least 1 MiB.
-func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name string) []verb {
+func verbsOf(t *testing.T, ctx context.Context, p *Peer, via, name string) []verb {
 	t.Helper()
 	const size = 1 << 20
 	rem := lookup(t, p, name)
@@ -87,7 +87,6 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 	digest := o
 	digest.Digest = true
 	tensors := region(t, size)
-	jobs := region(t, 16*size)
 	queued := region(t, size)
 	vs := []verb{
 		{"put", moves(p.Put, o)},
@@ -159,17 +158,6 @@ func verbsOf(t *testing.T, ctx context.Context, p *Peer, l *Link, via, name stri
 			return err
 		}})
 	}
-	if l != nil {
-		vs = append(vs, verb{"job", func() error {
-			j, err := l.Fetch(ctx, name, jobs.All(),
-				JobOptions{Retry: Retry{Attempts: 2, First: time.Millisecond}, Transfer: o})
-			if err != nil {
-				return err
-			}
-			<-j.Done()
-			return j.Err()
-		}})
-	}
 	return vs
 }
 
@@ -230,8 +218,7 @@ func TestDeadPeer(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					l := n.Link(addr, LinkOptions{})
-					all := errorsOf(t, verbsOf(t, t.Context(), p, l, via, "child"), func() {
+					all := errorsOf(t, verbsOf(t, t.Context(), p, via, "child"), func() {
 						switch how {
 						case "killed":
 							c.kill()
@@ -244,7 +231,7 @@ func TestDeadPeer(t *testing.T) {
 					})
 					for name, err := range all {
 						if !errors.Is(err, ErrPeerLost) || errors.Is(err, ErrClosed) ||
-							errors.Is(err, context.Canceled) || !Retriable(err) && !errors.Is(err, ErrGaveUp) {
+							errors.Is(err, context.Canceled) || !Retriable(err) {
 							t.Errorf("%s: %v", name, err)
 						}
 					}
@@ -320,7 +307,7 @@ func TestHandshakeAsPatientAsItsDialer(t *testing.T) {
 }
 
 // answering are two nodes of this process, of which b answers every verb.
-func answering(t *testing.T) (*pair, *Link, *Export) {
+func answering(t *testing.T) (*pair, *Export) {
 	t.Helper()
 	p := newPair(t, Options{})
 	p.ignore(t)
@@ -328,7 +315,7 @@ func answering(t *testing.T) (*pair, *Link, *Export) {
 		t.Fatal(err)
 	}
 	x := export(t, p.b, region(t, 16<<20), "child", path.Read|path.Write)
-	return p, p.a.Link(p.b.Addrs()[0], LinkOptions{}), x
+	return p, x
 }
 
 // TestOwnClose is the row for what this side closes, the node or the peer.
@@ -336,11 +323,8 @@ func TestOwnClose(t *testing.T) {
 	for _, via := range paths {
 		for _, what := range []string{"node", "peer"} {
 			t.Run(via+"/"+what, func(t *testing.T) {
-				p, l, _ := answering(t)
-				if what == "peer" {
-					l = nil // a job takes another session
-				}
-				all := errorsOf(t, verbsOf(t, t.Context(), p.ab, l, via, "child"), func() {
+				p, _ := answering(t)
+				all := errorsOf(t, verbsOf(t, t.Context(), p.ab, via, "child"), func() {
 					if what == "node" {
 						p.a.Close()
 					} else {
@@ -385,9 +369,9 @@ func TestCallersEnd(t *testing.T) {
 	for _, via := range paths {
 		for _, r := range rows {
 			t.Run(via+"/"+r.name, func(t *testing.T) {
-				p, l, _ := answering(t)
+				p, _ := answering(t)
 				c := &switched{Context: t.Context(), done: make(chan struct{})}
-				all := errorsOf(t, verbsOf(t, c, p.ab, l, via, "child"), func() {
+				all := errorsOf(t, verbsOf(t, c, p.ab, via, "child"), func() {
 					ended, cancel := r.end(t.Context())
 					cancel()
 					c.end(ended)
@@ -411,7 +395,7 @@ func TestCallersEnd(t *testing.T) {
 		}
 	}
 	t.Run("cause", func(t *testing.T) {
-		p, _, _ := answering(t)
+		p, _ := answering(t)
 		rem := lookup(t, p.ab, "child")
 		c, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
@@ -475,9 +459,9 @@ func TestRevokedRemote(t *testing.T) {
 	for _, via := range paths {
 		t.Run(via, func(t *testing.T) {
 			for i := range testenv.Rounds(10) {
-				p, _, x := answering(t)
+				p, x := answering(t)
 				var vs []verb
-				for _, v := range verbsOf(t, t.Context(), p.ab, nil, via, "child") {
+				for _, v := range verbsOf(t, t.Context(), p.ab, via, "child") {
 					switch v.name {
 					case "put", "get", "put with a digest", "borrow":
 						vs = append(vs, v)
@@ -505,7 +489,7 @@ func TestRevokedRemote(t *testing.T) {
 		})
 	}
 	t.Run("forged", func(t *testing.T) {
-		p, _, _ := answering(t)
+		p, _ := answering(t)
 		d := lookup(t, p.ab, "child").Desc
 		d.Key.Secret++
 		rem := p.ab.Import(d)

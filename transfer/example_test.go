@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log"
-	"sync"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
@@ -37,35 +36,6 @@ func workers(ctx context.Context, node *transfer.Node, n int) (peers []*transfer
 			w.Close()
 		}
 	}
-}
-
-// New weights go to all workers; one of them has no room for them, which is its own error only.
-func ExamplePutAll() {
-	ctx := context.Background()
-	node, _ := transfer.Open(ctx, transfer.Options{Name: "trainer"})
-	defer node.Close()
-	peers, stop := workers(ctx, node, 3)
-	defer stop()
-	weights, _ := mem.Alloc(mem.Options{Size: 1 << 20})
-	defer weights.Close()
-
-	var targets []transfer.Target
-	for _, p := range peers {
-		targets = append(targets, transfer.Target{Peer: p, Name: "weights", Local: weights.All()})
-	}
-	targets[1].Name = "biases"
-	all, err := transfer.PutAll(ctx, targets, transfer.FanoutOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	err = all.Wait(ctx)
-	for _, l := range all.Legs() {
-		fmt.Println(l.Peer(), l.Progress(), l.Err() == nil)
-	}
-	fmt.Println(err)
-	// Output:
-	// "worker-0" 1 true "worker-1" 0 false "worker-2" 1 true transfer: put to "worker-1": transfer:
-	// lookup of "worker-1": peer: not found: no export "biases"
 }
 
 // A put whose bytes are proven end to end: the peer reads its memory again.

@@ -56,8 +56,8 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	if o.Rights == 0 {
 		o.Rights = path.Read
 	}
-	if len(o.Name) > maxName {
-		return nil, fmt.Errorf("transfer: export name of %d bytes: expected at most %d", len(o.Name), maxName)
+	if len(o.Name) > MaxName {
+		return nil, fmt.Errorf("transfer: export name of %d bytes: expected at most %d", len(o.Name), MaxName)
 	}
 	var wire []byte
 	if o.Tensor != nil {
@@ -224,9 +224,58 @@ func (r *Remote) In(ctx context.Context, p *Peer) (*Remote, error) {
 	if err != nil {
 		return nil, err
 	}
-	was, is := contentOf(r.Peer, r), contentOf(p, now)
-	if !was.same(&is) {
-		return nil, fmt.Errorf("transfer: %q: %w: %s", r.Name, ErrChanged, difference(&was, &is, true))
+	was, is := r.Content(), now.Content()
+	if !was.Same(is) {
+		return nil, fmt.Errorf("transfer: %q: %w: %s", r.Name, ErrChanged, was.Difference(is))
 	}
 	return now, nil
+}
+
+// Content is what a name stands for at one moment.
+type Content struct {
+	Tag        [16]byte // see ExportOptions.Tag
+	Node       [16]byte // that has the name
+	Instance   uint64   // see Peer.Instance
+	Generation uint64
+	Size       uint64
+	DType      string // "" if the peer did not say
+}
+
+// Content says what the export is.
+func (r *Remote) Content() Content {
+	p := r.Peer
+	c := Content{Tag: r.Tag, Node: p.info.Node, Instance: p.info.Instance, Generation: r.Generation, Size: r.Size()}
+	if r.Tensor != nil {
+		c.DType = r.Tensor.String()
+	}
+	return c
+}
+
+// Same reports whether bytes of c go on with bytes of d: the tag says so, or it is the same export
+// of the same process.
+func (c Content) Same(d Content) bool {
+	if c.Size != d.Size || c.DType != d.DType {
+		return false
+	}
+	if c.Tag != ([16]byte{}) && d.Tag != ([16]byte{}) {
+		return c.Tag == d.Tag
+	}
+	return c.Node == d.Node && c.Instance == d.Instance && c.Generation == d.Generation
+}
+
+// Difference says in words how c differs from what is there now.
+func (c Content) Difference(now Content) string {
+	switch {
+	case c.Size != now.Size:
+		return fmt.Sprintf("it had %d bytes and has %d", c.Size, now.Size)
+	case c.DType != now.DType:
+		return fmt.Sprintf("it was %s and is %s", c.DType, now.DType)
+	case c.Tag != now.Tag:
+		return "it has another tag"
+	case c.Node != now.Node:
+		return "another node has the name, and no tag says that the content is the same"
+	case c.Instance != now.Instance:
+		return "its process was restarted, and no tag says that the content is the same"
+	}
+	return "the name was given to other memory, and no tag says that the content is the same"
 }

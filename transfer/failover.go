@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -213,4 +214,33 @@ func (p *Peer) deliveredHere(q *control.Delivered) (control.Body, error) {
 		a.Delivered[i] = p.seen.has(observe.ID(id).Number())
 	}
 	return &a, nil
+}
+
+// Fence makes sure that the paths under which transfers failed (path.ErrDown) write nothing of them
+// any more, so that their bytes can be moved again. A transfer does that itself when it changes its
+// path; this is for those that gave up. A session that lives and does not confirm is ended: this
+// node has lost sessions ended at the other side before it moves anything by the next one.
+func (p *Peer) Fence(ctx context.Context, failed []*Transfer) error {
+	if err := invariants.Context(ctx, "transfer.Peer.Fence"); err != nil {
+		return err
+	}
+	var fenced []*lane
+	for _, t := range failed {
+		ln := t.currentLane()
+		if p.Err() != nil || slices.Contains(fenced, ln) {
+			continue
+		}
+		if ln == nil || p.fenceRemote(ctx, ln) != nil {
+			return p.Close()
+		}
+		fenced = append(fenced, ln)
+	}
+	return nil
+}
+
+// currentLane is the lane that the transfer is on, or ended on; nil if it had to leave one.
+func (t *Transfer) currentLane() *lane {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.lane
 }

@@ -136,18 +136,21 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	if t.ended() { // no channel was needed, and err does not change any more
 		return t.err
 	}
-	if ctx != nil { // waitFor says so
+	if ctx != nil { // WaitFor says so
 		t.attend(ctx)
 	}
-	return waitFor(ctx, t)
+	return WaitFor(ctx, t)
 }
 
-// waitFor waits for the end of something and returns its error, or ctx's when that comes first.
-// What has ended is over also when ctx is.
-func waitFor(ctx context.Context, x interface {
+// Future is what ends once: a Transfer, and what is made of many.
+type Future interface {
 	Done() <-chan struct{}
 	Err() error
-}) error {
+}
+
+// WaitFor waits for the end of x and returns its error, or ctx's when that comes first. What has
+// ended is over also when ctx is.
+func WaitFor(ctx context.Context, x Future) error {
 	select {
 	case <-x.Done():
 		return x.Err()
@@ -323,4 +326,12 @@ func (t *Transfer) release() {
 		close(t.done)
 	}
 	t.mu.Unlock()
+}
+
+// Via is the path that the transfer took last, and what proves that its bytes are in place; "" if
+// it took none.
+func (t *Transfer) Via() (string, path.Proof) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.explain.Path, t.explain.Proof
 }

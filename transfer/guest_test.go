@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -402,48 +401,41 @@ func countServer(t *testing.T, m *guest.Meeting, o Options, id *identity.Identit
 	barrier(t, m, "closed")
 }
 
-// countClient cuts the control connection in the middle of a fetch and says how many round trips
-// later the fetch went on.
+// countClient cuts the control connection and says how many round trips later there is a session,
+// and the first bytes.
 func countClient(t *testing.T, m *guest.Meeting, o Options, id *identity.Identity) {
 	o.Identity = id
 	n := open(t, o)
 	barrier(t, m, "serving")
-	l := link(t, n, guestAddr, LinkOptions{})
-	dst := region(t, countSize)
-	var once sync.Once
-	j, err := l.Fetch(long(t), "x", dst.All(), JobOptions{Piece: 4096, Window: 1, OnVerified: func(uint64) {
-		once.Do(func() {
-			p, err := l.Peer(long(t))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			p.conn.Close()
-		})
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Wait(long(t)); err != nil {
-		t.Fatalf("%v\n%v", err, j.Explain())
-	}
-	want := region(t, countSize)
+	dst, want := region(t, countSize), region(t, countSize)
 	fill(want, 3)
-	if !bytes.Equal(dst.All().Bytes(), want.All().Bytes()) {
-		t.Error("bytes differ")
-	}
 	trips := func(d time.Duration) string {
 		return fmt.Sprintf("%.2f round trips", float64(d)/float64(2*roundTripDelay))
 	}
-	history := j.Explain().History
-	if len(history) != 2 || history[1].Moved == 0 || history[1].First == 0 {
-		t.Errorf("attempts: %+v; expected one that was cut and one that went on", history)
-	}
-	for _, a := range history {
-		t.Logf("attempt %d: a session after %s, the first piece %s later", a.Number, trips(a.Connect), trips(a.First))
+	for i := range 2 {
+		begin := time.Now()
+		p, err := n.Dial(long(t), guestAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		connected := time.Since(begin)
+		r, err := p.Lookup(long(t), "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := p.Get(long(t), []path.Copy{r.At(0, dst.All())}, PutOptions{})
+		waitLong(t, x, err)
+		t.Logf("session %d: after %s, the first bytes %s later", i+1, trips(connected),
+			trips(time.Since(begin)-connected))
+		if !bytes.Equal(dst.All().Bytes(), want.All().Bytes()) {
+			t.Error("bytes differ")
+		}
+		clear(dst.All().Bytes())
+		p.conn.Close()
+		soonLong(t, p.Gone(), "the loss of the session")
 	}
 	barrier(t, m, "counted")
-	if err := errors.Join(l.Close(), n.Close()); err != nil { // while the other guest can still hear the goodbye
+	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
 	barrier(t, m, "closed")

@@ -92,28 +92,13 @@ func oneOfEach(t *testing.T) (p *pair, all []any) {
 		t.Fatal(err)
 	}
 	wait(t, tr, nil)
-	fan, err := PutAll(ctx(t), []Target{{Peer: p.ab, Name: "dst", Local: src.All()}}, FanoutOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := fan.Wait(ctx(t)); err != nil {
-		t.Fatal(err)
-	}
-	link := p.a.Link(p.b.Addrs()[0], LinkOptions{})
-	job, err := link.Fetch(ctx(t), "dst", src.All(), JobOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := job.Wait(ctx(t)); err != nil {
-		t.Fatal(err)
-	}
 	p.b.AcceptQueues("")
 	q, err := p.ab.OpenQueue(ctx(t), QueueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { q.Close() })
-	return p, []any{p.a, p.ab, rem, x, tr, fan, fan.Legs()[0], link, job, q, p.a.Events(t.Context(), 1)}
+	return p, []any{p.a, p.ab, rem, x, tr, q, p.a.Events(t.Context(), 1)}
 }
 
 // arguments of a call: plausible ones, with the context given.
@@ -237,10 +222,6 @@ func TestMisuse(t *testing.T) {
 			},
 			"Node.Receive":     func() error { _, err := p.a.Receive(live, "x"); return err },
 			"Node.AcceptQueue": func() error { _, err := p.a.AcceptQueue(live, "x"); return err },
-			"Link.Peer": func() error {
-				_, err := p.a.Link("tcp://127.0.0.1:1", LinkOptions{}).Peer(live)
-				return err
-			},
 		} {
 			if err := f(); err == nil {
 				t.Errorf("%s after Close succeeds", name)

@@ -29,8 +29,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// maxName is the largest length of a name in bytes.
-const maxName = 255
+// MaxName is the largest length in bytes of the name of a node, export, queue or service.
+const MaxName = 255
 
 // DefaultSpin is long enough to bridge the gaps of a transfer that is under way, in which a wake-up
 // costs 5 to 40 us (docs/measurements/transfer.md).
@@ -162,15 +162,16 @@ type Node struct {
 	byKey      map[path.Key]*Export
 	generation uint64
 	peers      map[*Peer]bool
-	links      map[*Link]bool
-	peerCount  uint64               // peers so far
-	strangers  setup.Pending[*Peer] // that dialed this node, whose handshake is under way, and that are not charged yet
-	dialed     map[string]party     // the party that answered at an address
-	lost       map[party][][16]byte // sessions that were lost: see takeover.go
-	accepting  map[place]*acceptor
-	queues     map[string]chan *Queue
-	waiting    map[string][]*tensorWaiter // receivers that wait for a tensor, by name
-	wanted     chan struct{}              // closed and replaced when a waiter is added
+	closers    map[*func() error]bool // see OnClose
+	peerCount  uint64                 // peers so far
+	// that dialed this node, whose handshake is under way, and that are not charged yet
+	strangers setup.Pending[*Peer]
+	dialed    map[string]party     // the party that answered at an address
+	lost      map[party][][16]byte // sessions that were lost: see takeover.go
+	accepting map[place]*acceptor
+	queues    map[string]chan *Queue
+	waiting   map[string][]*tensorWaiter // receivers that wait for a tensor, by name
+	wanted    chan struct{}              // closed and replaced when a waiter is added
 	// there was an offer; to look into offers takes mu, which deliver must not under the mutex of a
 	// lane
 	offered   atomic.Bool
@@ -219,7 +220,8 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{
 		opts: o, drivers: here, missing: missing, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(),
 		budget: budget.Process(),
-		names:  map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{}, links: map[*Link]bool{},
+		names:  map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
+		closers:   map[*func() error]bool{},
 		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
 		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{},
 		withdrawn: map[observe.ID]*Peer{},
@@ -389,7 +391,7 @@ func (n *Node) Close() error {
 	exports := n.byKey
 	n.byKey = map[path.Key]*Export{}
 	n.mu.Unlock()
-	err := n.closeLinks()
+	err := n.closeAbove()
 	for _, l := range n.listeners {
 		err = errors.Join(err, l.Close())
 	}
@@ -430,4 +432,32 @@ func (n *Node) driver(name string) setup.Driver {
 		}
 	}
 	return nil
+}
+
+// OnClose has f called when the node begins to close, before its peers hear of it, until remove is
+// called: by packages above that keep sessions. It fails when the node is closed.
+func (n *Node) OnClose(f func() error) (remove func(), err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, ErrClosed
+	}
+	n.closers[&f] = true
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.closers, &f)
+	}, nil
+}
+
+// closeAbove calls what OnClose got.
+func (n *Node) closeAbove() (err error) {
+	n.mu.Lock()
+	closers := n.closers
+	n.closers = nil
+	n.mu.Unlock()
+	for f := range closers {
+		err = errors.Join(err, (*f)())
+	}
+	return err
 }

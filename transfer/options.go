@@ -16,8 +16,8 @@ const (
 // check returns an error if a field has a value that it cannot have, whatever machine this is.
 func (o *Options) check() error {
 	switch {
-	case len(o.Name) > maxName:
-		return fmt.Errorf("Options.Name has %d bytes: expected at most %d", len(o.Name), maxName)
+	case len(o.Name) > MaxName:
+		return fmt.Errorf("Options.Name has %d bytes: expected at most %d", len(o.Name), MaxName)
 	case o.HeartbeatEvery < 0:
 		return fmt.Errorf("Options.HeartbeatEvery is %v: expected a positive time, or 0 for 500 ms", o.HeartbeatEvery)
 	case o.DeadAfter < 0:
@@ -58,8 +58,8 @@ func (o *Options) check() error {
 // check is that of Options for the fields of a queue.
 func (o *QueueOptions) check() error {
 	switch {
-	case len(o.Name) > maxName:
-		return fmt.Errorf("QueueOptions.Name has %d bytes: expected at most %d", len(o.Name), maxName)
+	case len(o.Name) > MaxName:
+		return fmt.Errorf("QueueOptions.Name has %d bytes: expected at most %d", len(o.Name), MaxName)
 	case o.Window < 0 || o.Window > maxPathWindow:
 		return fmt.Errorf("QueueOptions.Window is %d: expected 1 to %d operations, or 0 for that of the node", o.Window,
 			maxPathWindow)

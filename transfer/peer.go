@@ -512,3 +512,6 @@ func (n *Node) peerLost(p *Peer, err error) {
 	n.mu.Unlock()
 	n.obs.peerDown(p, err)
 }
+
+// Number tells the sessions of this node apart, from 1: observe.PeerStatus.ID.
+func (p *Peer) Number() uint64 { return p.number }

@@ -83,7 +83,6 @@ const hostRole = "host "
 //	verbs        answers every verb: takes queues and tensors, has a service
 //	putter ADDR  dials and puts into the export "parent" for ever
 //	host ROLE    see runInHost
-//	job ROLE     see runJobChild
 //	budget ...   see runBudgetChild
 //	user ROLE    see runUserChild
 //	first ROLE   see runFirstChild
@@ -93,9 +92,6 @@ func runChild(role string) error {
 	}
 	if r, ok := strings.CutPrefix(role, budgetRole); ok {
 		return runBudgetChild(r)
-	}
-	if r, ok := strings.CutPrefix(role, jobRole); ok {
-		return runJobChild(r)
 	}
 	if r, ok := strings.CutPrefix(role, userRole); ok {
 		return runUserChild(r)

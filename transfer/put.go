@@ -149,7 +149,7 @@ func may(ctx context.Context, kind path.OpKind, o *PutOptions) error {
 		return err
 	}
 	if ctx.Err() != nil {
-		return canceledBy(endOf(ctx))
+		return CanceledBy(ctx)
 	}
 	return nil
 }

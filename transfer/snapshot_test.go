@@ -466,8 +466,8 @@ func TestSnapshotOfFailover(t *testing.T) {
 
 func TestSnapshotOfRetries(t *testing.T) {
 	n := open(t, Options{})
-	n.obs.retried(path.Get)
-	n.obs.retried(path.Get)
+	n.Retried(path.Get)
+	n.Retried(path.Get)
 	if s := n.Snapshot(); s.Totals[opGet].Retries != 2 || s.Totals[opPut].Retries != 0 || s.Totals[opGet].Begun != 0 {
 		t.Errorf("%+v", s.Totals)
 	}

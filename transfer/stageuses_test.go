@@ -29,39 +29,10 @@ func TestDeviceMemoryElsewhere(t *testing.T) {
 	fillBytes(b, 21)
 	src := p.local.Local
 
-	t.Run("fan-out", func(t *testing.T) {
-		f, err := PutAll(ctx(t), []Target{{Peer: p.ab, Copies: []path.Copy{p.local}},
-			{Peer: p.ab, Name: "w", Local: src}}, FanoutOptions{Put: PutOptions{Digest: true}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Wait(ctx(t)); err != nil || !bytes.Equal(p.src, p.dst) || !bytes.Equal(p.src, b) {
-			t.Errorf("%v", err)
-		}
-	})
 	t.Run("borrow", func(t *testing.T) {
 		if _, err := p.ab.Borrow(ctx(t), lookup(t, p.ab, "w"), 0, 1); !errors.Is(err, path.ErrUnreachable) ||
 			!strings.Contains(err.Error(), "use Get") {
 			t.Errorf("%v", err)
-		}
-	})
-	t.Run("job", func(t *testing.T) {
-		l := p.a.Link(p.b.Addrs()[0], LinkOptions{})
-		defer l.Close()
-		into, ib := p.da.region(size)
-		j, err := l.Fetch(ctx(t), "w", into.All(), JobOptions{Piece: 100_000})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := j.Wait(ctx(t)); err != nil || !bytes.Equal(ib, b) {
-			t.Errorf("fetch: %v", err)
-		}
-		fillBytes(ib, 22)
-		if j, err = l.Store(ctx(t), "w", into.All(), JobOptions{Piece: 100_000}); err != nil {
-			t.Fatal(err)
-		}
-		if err := j.Wait(ctx(t)); err != nil || !bytes.Equal(ib, b) {
-			t.Errorf("store: %v", err)
 		}
 	})
 	t.Run("tensor", func(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -99,17 +100,17 @@ func send(ctx context.Context, out io.Writer, file string, receivers []string) (
 		return err
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
-	var targets []transfer.Target
+	var targets []job.Target
 	for _, addr := range receivers {
 		peer, err := node.Dial(ctx, addr)
 		if err != nil {
 			return err
 		}
-		targets = append(targets, transfer.Target{Peer: peer, Name: "weights", Local: region.All()})
+		targets = append(targets, job.Target{Peer: peer, Name: "weights", Local: region.All()})
 	}
 	// The file is leased and registered once for all receivers. One that fails does not hold up the
 	// others.
-	fanout, err := transfer.PutAll(ctx, targets, transfer.FanoutOptions{Put: transfer.PutOptions{Digest: true,
+	fanout, err := job.PutAll(ctx, targets, job.FanoutOptions{Put: transfer.PutOptions{Digest: true,
 		Msg: []byte(filepath.Base(file))}})
 	if err != nil {
 		return err

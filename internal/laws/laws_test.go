@@ -44,7 +44,7 @@ var floors = [][]string{
 		"transfer/path", "transfer/path/setup", "transfer/path/pathtest", "transfer/path/seal", "transfer/path/shm",
 		"transfer/path/tcp", "transfer/path/verbs", "transfer/path/drivers", "internal/lab/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/bounce", "transfer/observe",
-		"transfer/pool", "transfer", "share", "stage/app", "config"},
+		"transfer/pool", "transfer", "transfer/job", "share", "stage/app", "config"},
 	{"system", ""}, // "" is the root, which has only its documentation
 	{"bindings/abi", "bindings/agent", "host/cards", "bench/paired", "bench", "bench/stream", "bench/sections",
 		"bench/device", "bench/feed", "internal/lab/soak", "host/doctor", "host/tune"},

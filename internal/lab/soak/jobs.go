@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -169,8 +170,8 @@ func (h *host) work(i int, seed uint64) {
 	if r.IntN(2) == 0 {
 		addr = h.w.c.Plain[i]
 	}
-	link := h.n.Link(addr, transfer.LinkOptions{Max: 1 + r.IntN(2),
-		Retry: transfer.Retry{First: 5 * time.Millisecond, Max: 300 * time.Millisecond, Attempts: -1}})
+	link := job.NewLink(h.n, addr, job.LinkOptions{Max: 1 + r.IntN(2),
+		Retry: job.Retry{First: 5 * time.Millisecond, Max: 300 * time.Millisecond, Attempts: -1}})
 	defer link.Close()
 	source, err := h.region("store", jobSize(h.w.c.MaxBytes))
 	if err != nil {
@@ -192,15 +193,14 @@ func (h *host) work(i int, seed uint64) {
 	}
 }
 
-func jobOptions(r *rand.Rand, size uint64) transfer.JobOptions {
-	return transfer.JobOptions{Piece: max(size/uint64(1+r.IntN(32)), 4096), Window: 1 + r.IntN(3),
-		Stall:    2 * time.Second,
+func jobOptions(r *rand.Rand, size uint64) job.Options {
+	return job.Options{Piece: max(size/uint64(1+r.IntN(32)), 4096), Window: 1 + r.IntN(3), Stall: 2 * time.Second,
 		Transfer: transfer.PutOptions{Priority: transfer.Priority(r.IntN(3)), Digest: r.IntN(8) == 0}}
 }
 
 // run waits for a job and reports its end. Some jobs are canceled; those that last until nothing is
 // to begin any more, too.
-func (h *host) run(r *rand.Rand, key string, j *transfer.Job, err error) (good bool) {
+func (h *host) run(r *rand.Rand, key string, j *job.Job, err error) (good bool) {
 	if err != nil {
 		h.ended(key, "", err)
 		return false
@@ -209,7 +209,7 @@ func (h *host) run(r *rand.Rand, key string, j *transfer.Job, err error) (good b
 		j.Cancel()
 	}
 	ended := make(chan error, 2)
-	j.OnDone(func(j *transfer.Job) {
+	j.OnDone(func(j *job.Job) {
 		h.tellEnd(line{T: tEnd, Key: key, Node: h.name, Path: "job", Tries: max(j.Explain().Attempts-1, 0)}, j.Err())
 		ended <- j.Err()
 	})
@@ -223,7 +223,7 @@ func (h *host) run(r *rand.Rand, key string, j *transfer.Job, err error) (good b
 }
 
 // download fetches what a worker exports in all its lives, and keeps what has come in a file.
-func (h *host) download(r *rand.Rand, link *transfer.Link, from int, target *mem.Region) {
+func (h *host) download(r *rand.Rand, link *job.Link, from int, target *mem.Region) {
 	name := filepath.Join(h.w.c.Dir, fmt.Sprintf("w%d-%d%s", h.w.c.Index, from, partial))
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -295,7 +295,7 @@ func (h *host) download(r *rand.Rand, link *transfer.Link, from int, target *mem
 }
 
 // store writes into memory of a worker and has it look at the bytes.
-func (h *host) store(r *rand.Rand, link *transfer.Link, to int, source *mem.Region) {
+func (h *host) store(r *rand.Rand, link *job.Link, to int, source *mem.Region) {
 	size := logSize(r, source.All().Len)
 	s, err := source.Span(0, size)
 	if err != nil {
@@ -331,7 +331,7 @@ func (h *host) store(r *rand.Rand, link *transfer.Link, to int, source *mem.Regi
 }
 
 // lifeBehind is which life of a worker answers at a link now; "" if none does in time.
-func (h *host) lifeBehind(link *transfer.Link, d time.Duration) string {
+func (h *host) lifeBehind(link *job.Link, d time.Duration) string {
 	ctx, cancel := context.WithTimeout(h.living, d)
 	defer cancel()
 	p, release, err := link.Acquire(ctx)

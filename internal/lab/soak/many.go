@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -42,11 +42,11 @@ func (m *mover) fan() {
 	}
 	fill(s.Bytes(), msg.Seed)
 	text, _ := json.Marshal(msg)
-	o := transfer.FanoutOptions{Put: m.how(text), AtOnce: m.r.IntN(3), StopOnError: m.r.IntN(8) == 0}
-	var targets []transfer.Target
+	o := job.FanoutOptions{Put: m.how(text), AtOnce: m.r.IntN(3), StopOnError: m.r.IntN(8) == 0}
+	var targets []job.Target
 	var acks []chan struct{}
 	for k, l := range to {
-		targets = append(targets, transfer.Target{Peer: l.peer, Copies: []path.Copy{l.in.At(base, s)}})
+		targets = append(targets, job.Target{Peer: l.peer, Copies: []path.Copy{l.in.At(base, s)}})
 		key, ack := legKey(msg.Key, index[k]), make(chan struct{})
 		m.h.mu.Lock()
 		m.h.acks[key] = ack
@@ -54,7 +54,7 @@ func (m *mover) fan() {
 		acks = append(acks, ack)
 		m.h.begin("fan", key, l.to, size)
 	}
-	f, err := transfer.PutAll(context.Background(), targets, o)
+	f, err := job.PutAll(context.Background(), targets, o)
 	if err == nil && m.r.IntN(12) == 0 {
 		pause(m.h.living, time.Duration(m.r.IntN(1500))*time.Microsecond)
 		f.Cancel()

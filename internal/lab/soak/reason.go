@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
@@ -58,7 +59,7 @@ func reason(err error) string {
 		// of TLS: the other side denies the certificate
 		return "denied"
 	}
-	if errors.Is(err, transfer.ErrGaveUp) {
+	if errors.Is(err, job.ErrGaveUp) {
 		return "gave up"
 	}
 	if errors.Is(err, transfer.ErrSecurity) { // of at least one path

@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"context"
@@ -9,12 +9,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
 // The limits of a Retry, in virtual time.
 func TestTries(t *testing.T) {
-	errLost := fmt.Errorf("x: %w", ErrPeerLost)
+	errLost := fmt.Errorf("x: %w", transfer.ErrPeerLost)
 	type step struct {
 		took      time.Duration // of the attempt
 		met, lost bool
@@ -119,8 +121,8 @@ func (h *heard) count() (dials, losses, others int) {
 
 // Do goes on over another session when one is lost, and OnRetry gets each loss once.
 func TestDo(t *testing.T) {
-	s := newServer(t, 4096, ExportOptions{})
-	n := open(t, Options{})
+	s := newServer(t, 4096, transfer.ExportOptions{})
+	n := open(t, transfer.Options{})
 	var h heard
 	l := link(t, n, s.addr(), LinkOptions{Min: -1, Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond},
 		OnRetry: h.add})
@@ -134,7 +136,7 @@ func TestDo(t *testing.T) {
 	for range 3 {
 		all.Go(func() {
 			calls := 0
-			err := l.Do(ctx(t), DoOptions{}, func(ctx context.Context, p *Peer) error {
+			err := l.Do(ctx(t), DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 				if calls++; calls == 1 {
 					cut.Done()
 					cut.Wait() // all have the first session
@@ -151,12 +153,12 @@ func TestDo(t *testing.T) {
 	}
 	all.Wait()
 	if dials, losses, others := h.count(); dials != 0 || losses != 1 || others != 0 ||
-		!errors.Is(h.all[0].Err, ErrPeerLost) {
+		!errors.Is(h.all[0].Err, transfer.ErrPeerLost) {
 		t.Errorf("told: %v", h.all)
 	}
 	// An error that does not pass ends it at once; Again decides.
 	calls := 0
-	missing := func(ctx context.Context, p *Peer) error {
+	missing := func(ctx context.Context, p *transfer.Peer) error {
 		calls++
 		_, err := p.Lookup(ctx, "y")
 		return err
@@ -178,7 +180,7 @@ func TestDo(t *testing.T) {
 	calls = 0
 	err = l.Do(ctx(t), DoOptions{Retry: Retry{Attempts: 2}, Progress: func() uint64 {
 		return uint64(calls)
-	}}, func(context.Context, *Peer) error {
+	}}, func(context.Context, *transfer.Peer) error {
 		if calls++; calls < 10 {
 			return control.Busy
 		}
@@ -189,7 +191,7 @@ func TestDo(t *testing.T) {
 	}
 	// A context that ends is the end, with the last error.
 	short, cancel := context.WithCancel(ctx(t))
-	err = l.Do(short, DoOptions{Retry: Retry{Attempts: -1}}, func(context.Context, *Peer) error {
+	err = l.Do(short, DoOptions{Retry: Retry{Attempts: -1}}, func(context.Context, *transfer.Peer) error {
 		cancel()
 		return control.Busy
 	})
@@ -201,11 +203,12 @@ func TestDo(t *testing.T) {
 // The address answers no dial: Connect fails at the first one, Do as Retry says, and OnRetry gets
 // each dial.
 func TestConnectToNobody(t *testing.T) {
-	s := newServer(t, 4096, ExportOptions{})
+	s := newServer(t, 4096, transfer.ExportOptions{})
 	s.proxy.Refuse(true)
 	var h heard
-	l := link(t, open(t, Options{}), s.addr(), LinkOptions{Min: -1,
-		Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond, Attempts: 3}, OnRetry: h.add})
+	l := link(t, open(t, transfer.Options{}), s.addr(),
+		LinkOptions{Min: -1, Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond, Attempts: 3},
+			OnRetry: h.add})
 	if p, err := l.Connect(ctx(t)); err == nil || p != nil || errors.Is(err, ErrGaveUp) {
 		t.Errorf("%v, %v", p, err)
 	}
@@ -214,7 +217,7 @@ func TestConnectToNobody(t *testing.T) {
 		t.Errorf("%d dials", dials)
 	}
 	called := false
-	err := l.Do(ctx(t), DoOptions{}, func(context.Context, *Peer) error { called = true; return nil })
+	err := l.Do(ctx(t), DoOptions{}, func(context.Context, *transfer.Peer) error { called = true; return nil })
 	if !errors.Is(err, ErrGaveUp) || called {
 		t.Errorf("%v", err)
 	}
@@ -226,10 +229,39 @@ func TestConnectToNobody(t *testing.T) {
 		t.Error(err)
 	}
 	l.Close()
-	if err := l.Do(ctx(t), DoOptions{}, func(context.Context, *Peer) error { return nil }); !errors.Is(err, ErrClosed) {
+	if err := l.Do(ctx(t), DoOptions{}, func(context.Context, *transfer.Peer) error {
+		return nil
+	}); !errors.Is(err, transfer.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
-	if _, err := l.Connect(ctx(t)); !errors.Is(err, ErrClosed) {
+	if _, err := l.Connect(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
 		t.Errorf("closed: %v", err)
+	}
+}
+
+// A nil context is an error that names it.
+func TestNilContext(t *testing.T) {
+	if invariants.Enabled { // then it panics
+		return
+	}
+	s := newServer(t, 4096, transfer.ExportOptions{})
+	l := link(t, open(t, transfer.Options{}), s.addr(), LinkOptions{})
+	dst := region(t, 4096)
+	j, err := l.Fetch(ctx(t), "x", dst.All(), Options{})
+	waitJob(t, j, err)
+	for what, f := range map[string]func(context.Context) error{
+		"Peer":    func(c context.Context) error { _, err := l.Peer(c); return err },
+		"Connect": func(c context.Context) error { _, err := l.Connect(c); return err },
+		"Acquire": func(c context.Context) error { _, _, err := l.Acquire(c); return err },
+		"Do": func(c context.Context) error {
+			return l.Do(c, DoOptions{}, func(context.Context, *transfer.Peer) error { return nil })
+		},
+		"Fetch":  func(c context.Context) error { _, err := l.Fetch(c, "x", dst.All(), Options{}); return err },
+		"Store":  func(c context.Context) error { _, err := l.Store(c, "x", dst.All(), Options{}); return err },
+		"PutAll": func(c context.Context) error { _, err := PutAll(c, nil, FanoutOptions{}); return err },
+	} {
+		if err := f(nil); !errors.Is(err, transfer.ErrContext) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

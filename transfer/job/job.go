@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"cmp"
@@ -10,18 +10,18 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/state"
 )
 
 // Errors of jobs; match them with errors.Is.
 var (
-	// and JobOptions.Restarts does not allow to begin again
-	ErrChanged = errors.New("transfer: the content behind the name changed")
-	ErrGaveUp  = errors.New("transfer: gave up after retries") // the limits of Retry were reached
+	ErrGaveUp = errors.New("transfer: gave up after retries") // the limits of Retry were reached
 )
 
 // JobOptions modify a Fetch or Store. The zero value is usual.
-type JobOptions struct {
+type Options struct {
 	// From is how many bytes from the start are in place already, verified by an earlier process:
 	// the caller vouches for them.
 	From uint64
@@ -45,11 +45,11 @@ type JobOptions struct {
 
 	// OnSession, if any, is called in each attempt that has found the name, with the session that
 	// it is going to use. It must not block.
-	OnSession func(*Peer)
+	OnSession func(*transfer.Peer)
 
 	// Found is what the caller has found under the name, if anything: an attempt with its session
 	// does not ask for the name again.
-	Found *Remote
+	Found *transfer.Remote
 	// BeforePiece, if any, is called before each piece is moved, with the bytes of the range that
 	// it has: one call at a time, while other pieces move. It may block until its context ends. Its
 	// error ends the job.
@@ -61,7 +61,7 @@ type JobOptions struct {
 	// 0 means never.
 	Stall time.Duration
 	// Transfer holds the options of each transfer that the job makes. Msg must be empty.
-	Transfer PutOptions
+	Transfer transfer.PutOptions
 }
 
 const (
@@ -82,7 +82,7 @@ type Job struct {
 	kind  path.OpKind
 	name  string
 	local mem.Span
-	o     JobOptions
+	o     Options
 	retry Retry
 	lease mem.Lease
 
@@ -91,12 +91,12 @@ type Job struct {
 	done   chan struct{}
 	begin  time.Time
 
-	mu        sync.Mutex // guards what follows
-	expect    content    // what the verified bytes are a part of
-	known     bool       // expect is
-	remote    uint64     // instance of the node that had the name last
-	bytes     uint64     // to be moved; local.Len until the export is known
-	have      ranges
+	mu        sync.Mutex       // guards what follows
+	expect    transfer.Content // what the verified bytes are a part of
+	known     bool             // expect is
+	remote    uint64           // instance of the node that had the name last
+	bytes     uint64           // to be moved; local.Len until the export is known
+	have      state.Ranges
 	high      uint64 // most that was ever in have
 	fresh     uint64 // pieces verified so far, also ones that were given up again
 	attempts  int
@@ -106,45 +106,15 @@ type Job struct {
 	finished  bool
 	err       error
 	callbacks []func(*Job)
-	times     JobTimes
+	times     Times
 
 	notify notifier
-}
-
-// content is what a name stands for.
-type content struct {
-	tag        [16]byte
-	node       [16]byte
-	instance   uint64
-	generation uint64
-	size       uint64
-	dtype      string
-}
-
-// same reports whether bytes of c go on with bytes of d: the tag says so, or it is the same export
-// of the same process.
-func (c *content) same(d *content) bool {
-	if c.size != d.size || c.dtype != d.dtype {
-		return false
-	}
-	if c.tag != ([16]byte{}) && d.tag != ([16]byte{}) {
-		return c.tag == d.tag
-	}
-	return c.node == d.node && c.instance == d.instance && c.generation == d.generation
-}
-
-func contentOf(p *Peer, r *Remote) content {
-	c := content{tag: r.Tag, node: p.info.Node, instance: p.info.Instance, generation: r.Generation, size: r.Size()}
-	if r.Tensor != nil {
-		c.dtype = r.Tensor.String()
-	}
-	return c
 }
 
 // Fetch copies the export of that name into dst: as many bytes as both have. It returns at once,
 // with an error only for what is wrong here; all else is in the job. The memory is the job's until
 // it is done. When ctx ends before, the job is canceled.
-func (l *Link) Fetch(ctx context.Context, name string, dst mem.Span, o JobOptions) (*Job, error) {
+func (l *Link) Fetch(ctx context.Context, name string, dst mem.Span, o Options) (*Job, error) {
 	return l.start(ctx, path.Get, name, dst, o)
 }
 
@@ -154,11 +124,11 @@ func (l *Link) Fetch(ctx context.Context, name string, dst mem.Span, o JobOption
 // After the other process was started anew, or the name was given to other memory, the job goes on
 // where it was only if the exports have the same tag: it says here that the memory still holds what
 // was stored in it.
-func (l *Link) Store(ctx context.Context, name string, src mem.Span, o JobOptions) (*Job, error) {
+func (l *Link) Store(ctx context.Context, name string, src mem.Span, o Options) (*Job, error) {
 	return l.start(ctx, path.Put, name, src, o)
 }
 
-func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local mem.Span, o JobOptions) (*Job, error) {
+func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local mem.Span, o Options) (*Job, error) {
 	if err := invariants.Context(ctx, "transfer.Link"); err != nil {
 		return nil, err
 	}
@@ -171,11 +141,11 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 		return nil, fmt.Errorf("transfer: %s %q: %w", j.verb(), name, err)
 	}
 	if ctx.Err() != nil {
-		return nil, canceledBy(endOf(ctx))
+		return nil, transfer.CanceledBy(ctx)
 	}
-	j.have.add(0, o.From)
+	j.have.Add(0, o.From)
 	j.high = o.From
-	j.expect.tag = o.Tag
+	j.expect.Tag = o.Tag
 	j.notify.call, j.notify.last = o.OnVerified, o.From
 	lease, err := local.Region.Lease()
 	if err != nil {
@@ -187,14 +157,14 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 	if l.closed {
 		l.mu.Unlock()
 		lease.Release()
-		j.cancel(ErrClosed)
-		return nil, ErrClosed
+		j.cancel(transfer.ErrClosed)
+		return nil, transfer.ErrClosed
 	}
 	l.jobs[j] = true
 	l.counts.Jobs++
 	l.wg.Add(1)
 	l.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() { j.cancel(endOf(ctx)) })
+	stop := context.AfterFunc(ctx, func() { j.cancel(transfer.CanceledBy(ctx)) })
 	go func() {
 		err := j.run()
 		stop()
@@ -206,8 +176,8 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 
 func (j *Job) check() error {
 	o := &j.o
-	if j.name == "" || len(j.name) > maxName {
-		return fmt.Errorf("a name of %d bytes: expected 1 to %d", len(j.name), maxName)
+	if j.name == "" || len(j.name) > transfer.MaxName {
+		return fmt.Errorf("a name of %d bytes: expected 1 to %d", len(j.name), transfer.MaxName)
 	}
 	if !j.local.Valid() {
 		return fmt.Errorf("local offset %d + %d bytes is not inside its region: %w", j.local.Off, j.local.Len,
@@ -257,7 +227,7 @@ func (j *Job) Bytes() uint64 {
 func (j *Job) Verified() uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.have.prefix()
+	return j.have.Prefix()
 }
 
 // Progress is the share of the bytes that are in place, from 0 to 1; it never decreases, also not
@@ -289,7 +259,7 @@ func (j *Job) Err() error {
 
 // Wait waits for the end and returns Err, or ctx's error when that comes first; the job goes on
 // then.
-func (j *Job) Wait(ctx context.Context) error { return waitFor(ctx, j) }
+func (j *Job) Wait(ctx context.Context) error { return transfer.WaitFor(ctx, j) }
 
 // Cancel asks the job to end and returns false when it had ended already. Err wraps
 // path.ErrCanceled then, or is nil if the last byte was faster. What was verified stays verified:
@@ -300,7 +270,7 @@ func (j *Job) Cancel() bool {
 		return false
 	default:
 	}
-	j.cancel(canceledBy(context.Canceled))
+	j.cancel(fmt.Errorf("%w: %w", path.ErrCanceled, context.Canceled))
 	return true
 }
 
@@ -324,7 +294,7 @@ func (j *Job) finish(err error) {
 	j.finished = true
 	j.times.Total = time.Since(j.begin)
 	if err != nil {
-		err = &JobError{j.explain(err)}
+		err = &Error{j.explain(err)}
 	}
 	j.err = err
 	j.mu.Unlock()
@@ -409,7 +379,9 @@ func (n *notifier) idle() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.done == nil {
-		return closedChan
+		over := make(chan struct{})
+		close(over)
+		return over
 	}
 	return n.done
 }

@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/pool"
 )
@@ -51,7 +52,7 @@ func (t *tries) again(now time.Time, dials int, met, lost bool, err error) (wait
 		t.since = now // a session that moved bytes slowly was no wait for one
 	}
 	t.failed += max(dials, 1)
-	if errors.Is(err, ErrPeerLost) {
+	if errors.Is(err, transfer.ErrPeerLost) {
 		t.lost = err
 	} else if t.lost != nil { // what came then, such as dials that are refused
 		err = fmt.Errorf("%w; after %w", err, t.lost)
@@ -94,7 +95,7 @@ type DoOptions struct {
 // Do calls f with a session, and again with another session or after a while, as Retry says, while
 // f fails with an error that may pass: for requests and for work that no Job does. The session is
 // f's until it returns. The error is ctx's, the last one of f, or wraps that and ErrGaveUp.
-func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, p *Peer) error) error {
+func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, p *transfer.Peer) error) error {
 	if err := invariants.Context(ctx, "transfer.Link.Do"); err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, 
 	}
 	mayPass := o.Again
 	if mayPass == nil {
-		mayPass = Retriable
+		mayPass = transfer.Retriable
 	}
 	t := newTries(retry)
 	return l.repeat(ctx, t, progress, func() (try, error) {
@@ -152,26 +153,26 @@ func (l *Link) repeat(ctx context.Context, t *tries, progress func() uint64, att
 
 // try is what became of one attempt.
 type try struct {
-	peer  *Peer // whose session it had; nil: none
-	again bool  // another attempt may go better
-	lost  bool  // with a new session or path, which takes its time to set up
-	dials int   // that failed
+	peer  *transfer.Peer // whose session it had; nil: none
+	again bool           // another attempt may go better
+	lost  bool           // with a new session or path, which takes its time to set up
+	dials int            // that failed
 }
 
 // session waits for a session of one attempt.
-func (l *Link) session(ctx context.Context, t *tries) (*pool.Lease[*Peer], try, error) {
+func (l *Link) session(ctx context.Context, t *tries) (*pool.Lease[*transfer.Peer], try, error) {
 	s, err := l.lease(ctx, t.dials())
 	var d *pool.DialError
 	switch {
 	case errors.As(err, &d):
-		return nil, try{again: Retriable(d.Last), dials: d.Failed}, err
+		return nil, try{again: transfer.Retriable(d.Last), dials: d.Failed}, err
 	case err != nil:
-		return nil, try{again: Retriable(err)}, err
+		return nil, try{again: transfer.Retriable(err)}, err
 	}
 	return s, try{peer: s.Conn()}, nil
 }
 
-func (l *Link) once(ctx context.Context, t *tries, f func(context.Context, *Peer) error) (try, error) {
+func (l *Link) once(ctx context.Context, t *tries, f func(context.Context, *transfer.Peer) error) (try, error) {
 	wait, cancel := t.bound(ctx)
 	s, x, err := l.session(wait, t)
 	cancel()
@@ -185,31 +186,31 @@ func (l *Link) once(ctx context.Context, t *tries, f func(context.Context, *Peer
 		return x, nil
 	}
 	if x.lost = p.Err() != nil; x.lost {
-		<-p.gone // then the node knows the session as lost
+		<-p.Gone() // then the node knows the session as lost
 		// What f says may be of its own making: it counts as an error of the session if it is one
 		// that could come from its loss.
-		x.again = errors.Is(err, ErrPeerLost) && Retriable(err) || errors.Is(err, path.ErrUnavailable) &&
-			Retriable(p.Err()) || l.cutOff(p, err)
+		x.again = errors.Is(err, transfer.ErrPeerLost) && transfer.Retriable(err) ||
+			errors.Is(err, path.ErrUnavailable) && transfer.Retriable(p.Err()) || l.cutOff(p, err)
 	}
 	return x, err
 }
 
 // cutOff reports whether an error comes from a session that was closed by this side, but not with
 // the link: there can be another one.
-func (l *Link) cutOff(p *Peer, err error) bool {
-	return errors.Is(err, ErrClosed) && errors.Is(p.Err(), ErrClosed) && l.ctx.Err() == nil
+func (l *Link) cutOff(p *transfer.Peer, err error) bool {
+	return errors.Is(err, transfer.ErrClosed) && errors.Is(p.Err(), transfer.ErrClosed) && l.ctx.Err() == nil
 }
 
 // retrying gives OnRetry a failure that the link tries again. p is the session that it came from,
 // nil for a dial; OnRetry gets the loss of a session once, however many jobs it had.
-func (l *Link) retrying(p *Peer, err error) {
+func (l *Link) retrying(p *transfer.Peer, err error) {
 	if l.onRetry == nil {
 		return
 	}
 	f := LinkFailure{Dial: p == nil, Err: err}
 	if p != nil {
 		if lost := p.Err(); lost != nil {
-			if !l.lostFirst(p.number) {
+			if !l.lostFirst(p.Number()) {
 				return
 			}
 			f.Lost, f.Err = true, lost
@@ -237,7 +238,7 @@ func (l *Link) lostFirst(session uint64) bool {
 
 // Connect waits for a session as Peer does, but gives up with the error of the first dial that
 // fails: for a caller that wants to know at once whether the peer answers.
-func (l *Link) Connect(ctx context.Context) (*Peer, error) {
+func (l *Link) Connect(ctx context.Context) (*transfer.Peer, error) {
 	s, err := l.lease(ctx, 1)
 	if err != nil {
 		var d *pool.DialError

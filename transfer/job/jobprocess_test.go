@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/lab/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -23,9 +24,6 @@ import (
 )
 
 // Jobs against processes that are killed, stopped and started again for real.
-
-// jobRole begins the roles of this file.
-const jobRole = "job "
 
 const (
 	jobSize  = 8 << 20
@@ -53,14 +51,16 @@ func runJobChild(role string) error {
 	if err != nil {
 		return err
 	}
-	n, err := Open(ctx, Options{Anonymous: identity.All, Name: "child", Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "child",
+		Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		return err
 	}
-	if _, err := n.Export(r.All(), ExportOptions{Name: "x", Tag: jobTag}); err != nil {
+	if _, err := n.Export(r.All(), transfer.ExportOptions{Name: "x", Tag: jobTag}); err != nil {
 		return err
 	}
-	if _, err := n.Export(sink.All(), ExportOptions{Name: "sink", Rights: path.Read | path.Write}); err != nil {
+	if _, err := n.Export(sink.All(), transfer.ExportOptions{Name: "sink",
+		Rights: path.Read | path.Write}); err != nil {
 		return err
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(n.Addrs()[0]); err != nil {
@@ -79,14 +79,14 @@ func runFetcher(ctx context.Context, r *mem.Region, addr, file, from string) err
 	if _, err := fmt.Sscan(from, &off); err != nil {
 		return err
 	}
-	n, err := Open(ctx, Options{Name: "fetcher"})
+	n, err := transfer.Open(ctx, transfer.Options{Name: "fetcher"})
 	if err != nil {
 		return err
 	}
 	var werr error
 	last := off
-	j, err := n.Link(addr, LinkOptions{}).Fetch(ctx, "x", r.All(),
-		JobOptions{From: off, Tag: jobTag, Piece: 4096, Window: 1,
+	j, err := NewLink(n, addr, LinkOptions{}).Fetch(ctx, "x", r.All(),
+		Options{From: off, Tag: jobTag, Piece: 4096, Window: 1,
 			OnVerified: func(off uint64) {
 				if off > last && werr == nil {
 					_, werr = f.WriteAt(r.All().Bytes()[last:off], int64(last))
@@ -104,7 +104,7 @@ func runFetcher(ctx context.Context, r *mem.Region, addr, file, from string) err
 type distant struct {
 	c     *child
 	proxy *fault.Proxy
-	n     *Node
+	n     *transfer.Node
 	g     *gate
 	mem   *mem.Region
 	job   *Job
@@ -116,15 +116,16 @@ func newDistant(t *testing.T, via, name string) *distant {
 	if via == "shm" {
 		d = &fakeDriver{ListenDriver: shm.Driver{}, name: "shm"}
 	}
-	x := &distant{c: startChild(t, jobRole+"server"), g: gateOver(jobSize/jobPiece/2, d), mem: region(t, jobSize)}
+	x := &distant{c: startChild(t, "server"), g: gateOver(jobSize/jobPiece/2, d), mem: region(t, jobSize)}
 	var err error
 	if x.proxy, err = fault.NewProxy("tcp", strings.TrimPrefix(x.c.addr, "tcp://"), fault.Plan{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { x.proxy.Close() })
-	x.n = open(t, Options{Name: "parent", Paths: []setup.Driver{d}, DeadAfter: never})
+	x.n = open(t, transfer.Options{Name: "parent", Paths: []setup.Driver{d}, HeartbeatEvery: 100 * time.Millisecond,
+		DeadAfter: time.Second})
 	l := link(t, x.n, "tcp://"+x.proxy.Addr(), LinkOptions{Retry: Retry{Max: 50 * time.Millisecond, Attempts: -1}})
-	o := JobOptions{Piece: jobPiece, Window: 3, Restarts: -1}
+	o := Options{Piece: jobPiece, Window: 3, Restarts: -1}
 	if name == "x" {
 		want := region(t, jobSize)
 		fill(want, jobSeed)
@@ -170,7 +171,7 @@ func TestFetchFromKilledServer(t *testing.T) {
 				soon(t, p.Gone(), "the loss of the peer")
 			}
 			x.g.release(x.n)
-			x.c = startChild(t, jobRole+"server")
+			x.c = startChild(t, "server")
 			x.proxy.SetTarget(strings.TrimPrefix(x.c.addr, "tcp://"))
 			x.good(t)
 			want := region(t, jobSize)
@@ -192,7 +193,6 @@ func TestJobsWithFrozenServer(t *testing.T) {
 				lost := x.n.Peers()
 				x.c.stop(t)
 				for _, p := range lost {
-					giveUp(p)
 					soon(t, p.Gone(), "the loss of the peer")
 				}
 				x.g.release(x.n)
@@ -210,7 +210,7 @@ func TestJobsWithFrozenServer(t *testing.T) {
 				back := region(t, jobSize)
 				rem := lookup(t, p, "sink")
 				for range 2 {
-					y, err := p.Get(ctx(t), []path.Copy{rem.At(0, back.All())}, PutOptions{})
+					y, err := p.Get(ctx(t), []path.Copy{rem.At(0, back.All())}, transfer.PutOptions{})
 					wait(t, y, err)
 					if !bytes.Equal(back.All().Bytes(), x.mem.All().Bytes()) {
 						t.Fatal("what was stored is not right")
@@ -218,10 +218,10 @@ func TestJobsWithFrozenServer(t *testing.T) {
 				}
 				// And what comes later stays.
 				zero := region(t, jobSize)
-				y, err := p.Put(ctx(t), []path.Copy{rem.At(0, zero.All())}, PutOptions{})
+				y, err := p.Put(ctx(t), []path.Copy{rem.At(0, zero.All())}, transfer.PutOptions{})
 				wait(t, y, err)
 				for range 3 {
-					y, err := p.Get(ctx(t), []path.Copy{rem.At(0, back.All())}, PutOptions{})
+					y, err := p.Get(ctx(t), []path.Copy{rem.At(0, back.All())}, transfer.PutOptions{})
 					wait(t, y, err)
 					if !bytes.Equal(back.All().Bytes(), zero.All().Bytes()) {
 						t.Fatal("bytes of the store came after its end")
@@ -234,12 +234,12 @@ func TestJobsWithFrozenServer(t *testing.T) {
 
 // The process that fetches is killed, and a new one goes on from what the old one said was right.
 func TestFetchByKilledClient(t *testing.T) {
-	s := startChild(t, jobRole+"server")
+	s := startChild(t, "server")
 	file := t.TempDir() + "/part"
 	var off uint64
 	for round := 0; ; round++ {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%sfetcher %s %s %d", childEnv, jobRole, s.addr, file, off))
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=fetcher %s %s %d", childEnv, s.addr, file, off))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {

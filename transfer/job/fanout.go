@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -26,7 +27,7 @@ const stallAfter = time.Second
 
 // Target is a receiver of PutAll: a peer, and what goes where in its memory.
 type Target struct {
-	Peer *Peer
+	Peer *transfer.Peer
 	// Copies are the blocks, as for Peer.Put. With nil Copies the target is the peer's export of a
 	// name:
 	Copies []path.Copy
@@ -36,9 +37,9 @@ type Target struct {
 
 // FanoutOptions modify PutAll. The zero value is usual.
 type FanoutOptions struct {
-	Put         PutOptions // for every target: message, paths, digest
-	AtOnce      int        // targets served at once; 0 means DefaultAtOnce
-	StopOnError bool       // the first failure cancels all that are not done; otherwise they go on
+	Put         transfer.PutOptions // for every target: message, paths, digest
+	AtOnce      int                 // targets served at once; 0 means DefaultAtOnce
+	StopOnError bool                // the first failure cancels all that are not done; otherwise they go on
 }
 
 // Fanout is a put to several peers under way. Its methods may be called from any goroutine.
@@ -46,7 +47,7 @@ type Fanout struct {
 	opts   FanoutOptions
 	legs   []*Leg
 	bytes  uint64
-	hold   []*Transfer // leases and registrations of the local memory, one per node
+	hold   []func() error // give back the local memory
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -64,8 +65,8 @@ type Leg struct {
 	cancel context.CancelFunc
 	taken  atomic.Bool // by its turn, or by Cancel before that: who took it ends it
 
-	mu  sync.Mutex // guards what follows
-	t   *Transfer  // nil until it was begun
+	mu  sync.Mutex         // guards what follows
+	t   *transfer.Transfer // nil until it was begun
 	err error
 }
 
@@ -86,54 +87,44 @@ func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, er
 		o.AtOnce = DefaultAtOnce
 	}
 	f := &Fanout{opts: o, done: make(chan struct{})}
-	local := map[*Node][]path.Copy{}
-	some := map[*Node]*Peer{}
-	seen := map[*Node]map[mem.Span]bool{}
 	for i, t := range targets {
 		l := &Leg{f: f, target: t, done: make(chan struct{})}
 		fail := func(err error) (*Fanout, error) {
+			f.release()
 			return nil, fmt.Errorf("transfer: fan-out: target %d: %w", i, err)
 		}
-		copies := t.Copies
 		switch {
 		case t.Peer == nil:
 			return fail(errors.New("no peer"))
-		case copies == nil && t.Name == "":
+		case errors.Is(t.Peer.Err(), transfer.ErrClosed):
+			return fail(t.Peer.Err())
+		case t.Copies == nil && t.Name == "":
 			return fail(errors.New("expected Copies, or the Name of an export"))
-		case copies != nil && t.Name != "":
+		case t.Copies != nil && t.Name != "":
 			return fail(errors.New("expected either Copies or the Name of an export"))
-		case copies == nil && !t.Local.Valid():
+		case t.Copies == nil && !t.Local.Valid():
 			return fail(fmt.Errorf("export %q: the local span is not inside its region: %w", t.Name, mem.ErrBounds))
-		case copies == nil:
-			copies = []path.Copy{{Local: t.Local}}
-			l.bytes = t.Local.Len
-		default:
-			var x Transfer
-			if _, _, err := t.Peer.check(&x, path.Put, copies, o.Put.Digest); err != nil {
+		case t.Copies == nil:
+			lease, err := t.Local.Region.Lease()
+			if err != nil {
 				return fail(err)
 			}
-			l.bytes = x.bytes
-		}
-		n := t.Peer.node
-		if seen[n] == nil {
-			seen[n], some[n] = map[mem.Span]bool{}, t.Peer
-		}
-		for _, c := range copies {
-			if !seen[n][c.Local] {
-				seen[n][c.Local] = true
-				local[n] = append(local[n], path.Copy{Local: c.Local})
+			f.hold = append(f.hold, lease.Release)
+			l.bytes = t.Local.Len
+		default:
+			list, err := t.Peer.Prepare(path.Put, t.Copies, transfer.PutOptions{Digest: o.Put.Digest})
+			if err != nil && t.Peer.Err() == nil {
+				return fail(err)
+			}
+			if err == nil { // else the leg says so
+				f.hold = append(f.hold, list.Close)
+			}
+			for _, c := range t.Copies {
+				l.bytes += c.Local.Len
 			}
 		}
 		f.bytes += l.bytes
 		f.legs = append(f.legs, l)
-	}
-	for n, copies := range local {
-		h := &Transfer{}
-		f.hold = append(f.hold, h)
-		if err := some[n].pin(h, path.Put, copies); err != nil {
-			f.release()
-			return nil, fmt.Errorf("transfer: fan-out: %w", err)
-		}
 	}
 	f.ctx, f.cancel = context.WithCancel(ctx)
 	for _, l := range f.legs {
@@ -144,8 +135,8 @@ func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, er
 }
 
 func (f *Fanout) release() {
-	for _, h := range f.hold {
-		h.unpin()
+	for _, release := range f.hold {
+		release()
 	}
 	f.hold = nil
 }
@@ -237,7 +228,7 @@ func (l *Leg) end(err error) {
 }
 
 // Peer is the target's peer.
-func (l *Leg) Peer() *Peer { return l.target.Peer }
+func (l *Leg) Peer() *transfer.Peer { return l.target.Peer }
 
 // Bytes is the number of bytes to move.
 func (l *Leg) Bytes() uint64 { return l.bytes }
@@ -253,7 +244,7 @@ func (l *Leg) Err() error {
 }
 
 // Transfer is what moves the bytes, nil until it was begun.
-func (l *Leg) Transfer() *Transfer {
+func (l *Leg) Transfer() *transfer.Transfer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.t
@@ -269,11 +260,11 @@ func (l *Leg) Progress() float64 {
 
 // Explain is the account of the leg's transfer; of one that was not begun, only what was asked for
 // and the error.
-func (l *Leg) Explain() Explanation {
+func (l *Leg) Explain() transfer.Explanation {
 	if t := l.Transfer(); t != nil {
 		return t.Explain()
 	}
-	return Explanation{Kind: kindName(path.Put), Peer: l.target.Peer.String(), Bytes: l.bytes, Err: l.Err()}
+	return transfer.Explanation{Kind: "put", Peer: l.target.Peer.String(), Bytes: l.bytes, Err: l.Err()}
 }
 
 // Cancel asks the leg to end early, as Transfer.Cancel does; the others go on. It returns false
@@ -307,13 +298,13 @@ func (f *Fanout) Progress() float64 {
 			return 0
 		}
 	}
-	var moved uint64
+	var moved float64
 	for _, l := range f.legs {
 		if t := l.Transfer(); t != nil {
-			moved += t.moved.Load()
+			moved += t.Progress() * float64(l.bytes)
 		}
 	}
-	return float64(moved) / float64(f.bytes)
+	return moved / float64(f.bytes)
 }
 
 // Done is closed when all legs have ended and the local memory is free.
@@ -333,7 +324,7 @@ func (f *Fanout) Err() error {
 
 // Wait waits for the end of all legs and returns Err, or ctx's error when that comes first; the
 // fan-out goes on then.
-func (f *Fanout) Wait(ctx context.Context) error { return waitFor(ctx, f) }
+func (f *Fanout) Wait(ctx context.Context) error { return transfer.WaitFor(ctx, f) }
 
 // Cancel asks all legs that have not ended to end early.
 func (f *Fanout) Cancel() {

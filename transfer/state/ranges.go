@@ -1,15 +1,15 @@
-package transfer
+package state
 
 import "slices"
 
-// ranges is a set of bytes [0, n): disjoint, in order, with gaps between them.
-type ranges []byteRange
+// Ranges is a set of bytes [0, n): disjoint, in order, with gaps between them.
+type Ranges []byteRange
 
 // byteRange is the bytes from lo up to, and without, hi.
 type byteRange struct{ lo, hi uint64 }
 
-// add puts [lo, hi) into the set.
-func (r *ranges) add(lo, hi uint64) {
+// Add puts [lo, hi) into the set.
+func (r *Ranges) Add(lo, hi uint64) {
 	if lo >= hi {
 		return
 	}
@@ -26,24 +26,24 @@ func (r *ranges) add(lo, hi uint64) {
 	*r = slices.Replace(s, i, k, byteRange{lo, hi})
 }
 
-// prefix is how many bytes from 0 on are in the set without a gap.
-func (r ranges) prefix() uint64 {
+// Prefix is how many bytes from 0 on are in the set without a gap.
+func (r Ranges) Prefix() uint64 {
 	if len(r) == 0 || r[0].lo > 0 {
 		return 0
 	}
 	return r[0].hi
 }
 
-// sum is how many bytes are in the set.
-func (r ranges) sum() (n uint64) {
+// Sum is how many bytes are in the set.
+func (r Ranges) Sum() (n uint64) {
 	for _, x := range r {
 		n += x.hi - x.lo
 	}
 	return n
 }
 
-// gap returns the first bytes from at on, below end, that are not in the set: at most size of them.
-func (r ranges) gap(at, size, end uint64) (lo, hi uint64, ok bool) {
+// Gap returns the first bytes from at on, below end, that are not in the set: at most size of them.
+func (r Ranges) Gap(at, size, end uint64) (lo, hi uint64, ok bool) {
 	for _, x := range r {
 		if x.hi <= at {
 			continue

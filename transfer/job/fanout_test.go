@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -19,25 +20,26 @@ import (
 
 // crowd is a node that is connected to several others.
 type crowd struct {
-	a     *Node
-	nodes []*Node
-	peers []*Peer // of a
-	back  []*Peer // a, as each of the others sees it
-	heard []chan Incoming
+	a     *transfer.Node
+	nodes []*transfer.Node
+	peers []*transfer.Peer // of a
+	back  []*transfer.Peer // a, as each of the others sees it
+	heard []chan transfer.Incoming
 }
 
 // newCrowd opens nodes named w0, w1 and so on; options may change what each is opened with.
-func newCrowd(t testing.TB, n int, change func(i int, o *Options)) *crowd {
+func newCrowd(t testing.TB, n int, change func(i int, o *transfer.Options)) *crowd {
 	t.Helper()
 	c := &crowd{}
-	back := make([]chan *Peer, n)
+	back := make([]chan *transfer.Peer, n)
 	for i := range n {
-		heard := make(chan Incoming, 1024)
-		back[i] = make(chan *Peer, 1)
-		o := Options{Name: fmt.Sprintf("w%d", i), Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *Peer) {
-			back[i] <- p
-		},
-			OnTransfer: func(x Incoming) {
+		heard := make(chan transfer.Incoming, 1024)
+		back[i] = make(chan *transfer.Peer, 1)
+		o := transfer.Options{Name: fmt.Sprintf("w%d", i), Listen: []string{"tcp://127.0.0.1:0"},
+			OnPeer: func(p *transfer.Peer) {
+				back[i] <- p
+			},
+			OnTransfer: func(x transfer.Incoming) {
 				select {
 				case heard <- x:
 				default:
@@ -48,7 +50,7 @@ func newCrowd(t testing.TB, n int, change func(i int, o *Options)) *crowd {
 		}
 		c.nodes, c.heard = append(c.nodes, open(t, o)), append(c.heard, heard)
 	}
-	o := Options{Name: "a"}
+	o := transfer.Options{Name: "a"}
 	if change != nil {
 		change(-1, &o)
 	}
@@ -92,7 +94,7 @@ func TestPutAll(t *testing.T) {
 				targets[1] = Target{Peer: c.peers[1],
 					Copies: []path.Copy{lookup(t, c.peers[1], "weights").At(0, src.All())}}
 				f, err := PutAll(ctx(t), targets, FanoutOptions{AtOnce: atOnce,
-					Put: PutOptions{Paths: []string{name}, Msg: []byte("new"), Digest: atOnce == 0}})
+					Put: transfer.PutOptions{Paths: []string{name}, Msg: []byte("new"), Digest: atOnce == 0}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -116,7 +118,7 @@ func TestPutAll(t *testing.T) {
 					}
 				}
 				// One registration of the source serves all.
-				if s := c.a.regs.Stats(); s.Misses != 1 || s.InUse != 0 || s.Bytes != 1<<20 {
+				if s := c.a.Snapshot().Memory; s.RegisterMisses != 1 || s.Registered != 1<<20 {
 					t.Errorf("registrations: %+v", s)
 				}
 				unleased(t, src)
@@ -162,7 +164,7 @@ func TestPutAllClosed(t *testing.T) {
 	if err := c.a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := PutAll(ctx(t), targets, FanoutOptions{}); !errors.Is(err, ErrClosed) {
+	if _, err := PutAll(ctx(t), targets, FanoutOptions{}); !errors.Is(err, transfer.ErrClosed) {
 		t.Errorf("%v; expected ErrClosed", err)
 	}
 }
@@ -184,7 +186,7 @@ func TestPutAllPartly(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = f.Wait(ctx(t))
-	for i, want := range []error{control.NotFound, nil, path.ErrBounds, ErrPeerLost} {
+	for i, want := range []error{control.NotFound, nil, path.ErrBounds, transfer.ErrPeerLost} {
 		if got := f.Legs()[i].Err(); want == nil && got != nil || !errors.Is(got, want) {
 			t.Errorf("target %d: %v, expected %v", i, got, want)
 		}
@@ -236,7 +238,7 @@ func jammed() (*fakeDriver, func()) {
 func TestPutAllPastStall(t *testing.T) {
 	d, free := jammed()
 	defer free()
-	c := newCrowd(t, 3, func(i int, o *Options) {
+	c := newCrowd(t, 3, func(i int, o *transfer.Options) {
 		if i == 0 {
 			o.Paths = []setup.Driver{d}
 		} else if i < 0 {
@@ -283,7 +285,7 @@ func TestPutAllCanceled(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			d, free := jammed()
 			defer free()
-			c := newCrowd(t, 4, func(i int, o *Options) { o.Paths = []setup.Driver{d} })
+			c := newCrowd(t, 4, func(i int, o *transfer.Options) { o.Paths = []setup.Driver{d} })
 			c.room(t, "weights", 4096)
 			src := region(t, 4096)
 			x, stop := context.WithCancel(ctx(t))
@@ -385,7 +387,45 @@ func TestPutAllModel(t *testing.T) {
 		src.Close()
 		<-src.Unmapped()
 	})
-	if s := c.a.regs.Stats(); s.InUse != 0 {
-		t.Errorf("registrations: %+v", s)
+}
+
+// BenchmarkFanout puts 16 MiB to eight peers: one put after the other, and with some at once.
+func BenchmarkFanout(b *testing.B) {
+	const size = 16 << 20
+	for _, name := range paths {
+		c := newCrowd(b, 8, nil)
+		c.room(b, "weights", size)
+		src := region(b, size)
+		fill(src, 1)
+		var targets []Target
+		for _, p := range c.peers {
+			targets = append(targets, Target{Peer: p, Copies: []path.Copy{lookup(b, p, "weights").At(0, src.All())}})
+		}
+		only := transfer.PutOptions{Paths: []string{name}}
+		b.Run(name+"/one after the other", func(b *testing.B) {
+			b.SetBytes(8 * size)
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, t := range targets {
+					x, err := t.Peer.Put(b.Context(), t.Copies, only)
+					wait(b, x, err)
+				}
+			}
+		})
+		for _, k := range []int{1, 2, 3, 4, 8} {
+			b.Run(fmt.Sprintf("%s/%d at once", name, k), func(b *testing.B) {
+				b.SetBytes(8 * size)
+				b.ReportAllocs()
+				for b.Loop() {
+					f, err := PutAll(b.Context(), targets, FanoutOptions{Put: only, AtOnce: k})
+					if err == nil {
+						err = f.Wait(b.Context())
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }

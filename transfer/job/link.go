@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/pool"
 )
 
@@ -20,11 +21,12 @@ var ErrNoSession = errors.New("transfer: no session")
 // is lost, until it is closed. Jobs begun on it ([Link.Fetch], [Link.Store]) survive the loss of
 // sessions and the restart of the other process. Its methods may be called from any goroutine.
 type Link struct {
-	node  *Node
-	addr  string
-	retry Retry
-	pool  *pool.Pool[*Peer]
-	err   error // why it can do nothing
+	node   *transfer.Node
+	addr   string
+	retry  Retry
+	pool   *pool.Pool[*transfer.Peer]
+	err    error  // why it can do nothing
+	remove func() // the node forgets it
 
 	onRetry func(LinkFailure) // nil: no call
 
@@ -89,46 +91,40 @@ type LinkSnapshot struct {
 
 const defaultLinkIdle = time.Minute
 
-// Link makes a link to the node at an address, in the form that Dial takes. It returns at once; an
-// address that cannot be used is reported by whatever is called first. The caller closes the link,
-// or the node does when it is closed.
-func (n *Node) Link(addr string, o LinkOptions) *Link {
-	l := &Link{node: n, addr: addr, onRetry: o.OnRetry, jobs: map[*Job]bool{}}
+// NewLink makes a link of a node to the node at an address, in the form that Dial takes. It returns
+// at once; an address that cannot be used is reported by whatever is called first. The caller
+// closes the link, or the node does when it is closed.
+func NewLink(n *transfer.Node, addr string, o LinkOptions) *Link {
+	l := &Link{node: n, addr: addr, onRetry: o.OnRetry, jobs: map[*Job]bool{}, remove: func() {}}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if l.err = l.open(o); l.err != nil {
 		l.cancel(l.err)
 		return l
 	}
-	n.mu.Lock()
-	closed := n.closed
-	if !closed {
-		n.links[l] = true
-	}
-	n.mu.Unlock()
-	if closed {
-		l.err = ErrClosed
+	remove, err := n.OnClose(l.shut)
+	if err != nil {
+		l.err = err
 		l.shut()
+		return l
 	}
+	l.remove = remove
 	return l
 }
 
 func (l *Link) open(o LinkOptions) error {
-	if _, err := parseAddress(l.addr); err != nil {
-		return err
-	}
 	var err error
 	if l.retry, err = o.Retry.complete(Retry{}); err != nil {
 		return err
 	}
-	l.pool, err = pool.New(pool.Options[*Peer]{
+	l.pool, err = pool.New(pool.Options[*transfer.Peer]{
 		Dial:  l.dial,
-		Close: func(p *Peer) error { return p.Close() },
-		Done:  func(p *Peer) <-chan struct{} { return p.gone },
+		Close: func(p *transfer.Peer) error { return p.Close() },
+		Done:  func(p *transfer.Peer) <-chan struct{} { return p.Gone() },
 		Min:   max(cmp.Or(o.Min, 1), 0), Max: o.Max, Users: -1, Spread: 1,
 		Idle:        max(cmp.Or(o.Idle, defaultLinkIdle), 0),
 		DialTimeout: o.DialTimeout,
 		Backoff:     l.retry.backoff(),
-		Permanent:   func(err error) bool { return !Retriable(err) },
+		Permanent:   func(err error) bool { return !transfer.Retriable(err) },
 	})
 	if err != nil {
 		return fmt.Errorf("transfer: link to %s: %w", l.addr, err)
@@ -138,32 +134,23 @@ func (l *Link) open(o LinkOptions) error {
 
 // dial makes a session. The node names the sessions that it lost to the other side, which ends them
 // before it answers.
-func (l *Link) dial(ctx context.Context) (*Peer, error) {
+func (l *Link) dial(ctx context.Context) (*transfer.Peer, error) {
 	p, err := l.node.Dial(ctx, l.addr)
 	if err != nil {
-		if Retriable(err) && l.ctx.Err() == nil {
+		if transfer.Retriable(err) && l.ctx.Err() == nil {
 			l.retrying(nil, err)
 		}
 		return nil, err
 	}
 	// What a job is going to need takes its round trips while the job asks for the name.
 	l.mu.Lock()
-	warm := slices.Clone(l.warm)
-	l.mu.Unlock()
-	for _, name := range warm {
-		p.warm(name)
+	defer l.mu.Unlock()
+	for _, name := range l.warm {
+		if !l.closed {
+			l.wg.Go(func() { p.Ready(l.ctx, name) })
+		}
 	}
 	return p, nil
-}
-
-// warm begins to set a path up; the first transfer that needs it waits for the rest.
-func (p *Peer) warm(driver string) {
-	if !slices.Contains(p.info.Paths, driver) || p.node.driver(driver) == nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(p.ctx)
-	cancel() // begin, and do not wait
-	p.lane(ctx, driver)
 }
 
 const maxWarm = 2
@@ -183,7 +170,7 @@ func (l *Link) used(driver string) {
 // Peer waits for a living session and returns it. The link may close a session above its minimum
 // that no job uses; Acquire keeps it. The error is ctx's, ErrClosed, or what failed for good; while
 // dials fail otherwise, Peer waits.
-func (l *Link) Peer(ctx context.Context) (*Peer, error) {
+func (l *Link) Peer(ctx context.Context) (*transfer.Peer, error) {
 	p, release, err := l.Acquire(ctx)
 	if err == nil {
 		release()
@@ -193,7 +180,7 @@ func (l *Link) Peer(ctx context.Context) (*Peer, error) {
 
 // Acquire is Peer for a session that the link keeps, unless it is lost, until release is called;
 // once or more often.
-func (l *Link) Acquire(ctx context.Context) (p *Peer, release func(), err error) {
+func (l *Link) Acquire(ctx context.Context) (p *transfer.Peer, release func(), err error) {
 	s, err := l.lease(ctx, 0)
 	if err != nil {
 		return nil, nil, err
@@ -202,7 +189,7 @@ func (l *Link) Acquire(ctx context.Context) (p *Peer, release func(), err error)
 }
 
 // lease waits for a session, and gives up when so many dials have failed; 0 means never.
-func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error) {
+func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*transfer.Peer], error) {
 	if err := invariants.Context(ctx, "transfer.Link"); err != nil {
 		return nil, err
 	}
@@ -212,7 +199,7 @@ func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error)
 	for {
 		s, err := l.pool.Get(ctx, fails)
 		if errors.Is(err, pool.ErrClosed) {
-			err = ErrClosed
+			err = transfer.ErrClosed
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w with %s: %w", ErrNoSession, l.addr, err)
@@ -223,7 +210,7 @@ func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error)
 		}
 		// nothing waits for the peer in that; then the node knows the session as lost, and the next
 		// dial names it
-		<-p.gone
+		<-p.Gone()
 		s.Discard()
 	}
 }
@@ -233,9 +220,7 @@ func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error)
 // It may be called from callbacks, and more than once.
 func (l *Link) Close() error {
 	err := l.shut()
-	l.node.mu.Lock()
-	delete(l.node.links, l)
-	l.node.mu.Unlock()
+	l.remove()
 	return err
 }
 
@@ -247,25 +232,12 @@ func (l *Link) shut() (err error) {
 		l.mu.Lock()
 		l.closed = true
 		l.mu.Unlock()
-		l.cancel(ErrClosed)
+		l.cancel(transfer.ErrClosed)
 		l.wg.Wait()
 		ended, cancel := context.WithCancel(context.Background())
 		cancel() // callers that hold a session without a job have it closed under them
 		err = l.pool.Close(ended)
 	})
-	return err
-}
-
-// closeLinks ends the links of a node that is closing.
-func (n *Node) closeLinks() error {
-	n.mu.Lock()
-	links := n.links
-	n.links = nil
-	n.mu.Unlock()
-	var err error
-	for l := range links {
-		err = errors.Join(err, l.shut())
-	}
 	return err
 }
 

@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/pool"
@@ -24,7 +25,7 @@ func TestRetriable(t *testing.T) {
 	code := func(c control.Code) error {
 		return fmt.Errorf("transfer: lookup: %w", &control.Error{Code: c, Remote: true})
 	}
-	lost := func(cause error) error { return fmt.Errorf("%w: peer: %w", ErrPeerLost, cause) }
+	lost := func(cause error) error { return fmt.Errorf("%w: peer: %w", transfer.ErrPeerLost, cause) }
 	noPath := func(causes ...error) error {
 		return fmt.Errorf("transfer: no path: %w", errors.Join(append([]error{path.ErrUnavailable}, causes...)...))
 	}
@@ -35,7 +36,7 @@ func TestRetriable(t *testing.T) {
 	}{
 		{nil, false},
 		// The session or the path is gone; another one may work.
-		{ErrPeerLost, true},
+		{transfer.ErrPeerLost, true},
 		{lost(io.EOF), true},
 		{lost(control.ErrDead), true},
 		{lost(control.Shutdown), true}, // it may be started again
@@ -68,9 +69,9 @@ func TestRetriable(t *testing.T) {
 		{path.ErrUnreachable, false},
 		{path.ErrCanceled, false},
 		{context.Canceled, false},
-		{ErrClosed, false},
-		{ErrChanged, false},
-		{ErrPlaintext, false},
+		{transfer.ErrClosed, false},
+		{transfer.ErrChanged, false},
+		{transfer.ErrPlaintext, false},
 		{mem.ErrBounds, false}, {mem.ErrClosed, false},
 		{errors.New("unknown"), false},
 		// Trust does not come by asking again.
@@ -107,7 +108,7 @@ func TestRetriable(t *testing.T) {
 		{&pool.DialError{Failed: 1, Last: refused}, true},
 		{&pool.DialError{Failed: 1, Last: path.ErrRights}, false},
 	} {
-		if got := Retriable(c.err); got != c.want {
+		if got := transfer.Retriable(c.err); got != c.want {
 			t.Errorf("%v: retriable %v, expected %v", c.err, got, c.want)
 		}
 	}

@@ -1,4 +1,4 @@
-package transfer
+package state
 
 import (
 	"testing"
@@ -6,16 +6,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// ranges against a bitmap.
+// Ranges against a bitmap.
 func TestRangesModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size = 64
-		var r ranges
+		var r Ranges
 		var model [size]bool
 		for range rapid.IntRange(0, 30).Draw(t, "steps") {
 			lo := rapid.Uint64Range(0, size).Draw(t, "lo")
 			hi := rapid.Uint64Range(0, size).Draw(t, "hi")
-			r.add(lo, hi)
+			r.Add(lo, hi)
 			for i := lo; i < hi; i++ {
 				model[i] = true
 			}
@@ -28,8 +28,8 @@ func TestRangesModel(t *testing.T) {
 					sum++
 				}
 			}
-			if r.prefix() != prefix || r.sum() != sum {
-				t.Fatalf("%v: prefix %d, sum %d: expected %d, %d", r, r.prefix(), r.sum(), prefix, sum)
+			if r.Prefix() != prefix || r.Sum() != sum {
+				t.Fatalf("%v: prefix %d, sum %d: expected %d, %d", r, r.Prefix(), r.Sum(), prefix, sum)
 			}
 			for i := range r {
 				if r[i].lo >= r[i].hi || i > 0 && r[i].lo <= r[i-1].hi {
@@ -47,7 +47,7 @@ func TestRangesModel(t *testing.T) {
 			for wantHi < end && !model[wantHi] && wantHi-wantLo < max {
 				wantHi++
 			}
-			lo, hi, ok := r.gap(at, max, end)
+			lo, hi, ok := r.Gap(at, max, end)
 			if ok != (wantLo < wantHi) || ok && (lo != wantLo || hi != wantHi) {
 				t.Fatalf("%v: gap from %d of at most %d below %d: %d to %d, %v: expected %d to %d", r, at, max, end, lo,
 					hi, ok, wantLo, wantHi)
@@ -58,12 +58,12 @@ func TestRangesModel(t *testing.T) {
 
 func TestRangesAtTheEnd(t *testing.T) {
 	const top = ^uint64(0)
-	var r ranges
-	r.add(top-5, top)
-	if lo, hi, ok := r.gap(0, top, top); !ok || lo != 0 || hi != top-5 {
+	var r Ranges
+	r.Add(top-5, top)
+	if lo, hi, ok := r.Gap(0, top, top); !ok || lo != 0 || hi != top-5 {
 		t.Errorf("%d to %d, %v", lo, hi, ok)
 	}
-	if lo, hi, ok := r.gap(top-10, top, top); !ok || lo != top-10 || hi != top-5 {
+	if lo, hi, ok := r.Gap(top-10, top, top); !ok || lo != top-10 || hi != top-5 {
 		t.Errorf("%d to %d, %v", lo, hi, ok)
 	}
 }

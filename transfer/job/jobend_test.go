@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -18,8 +19,8 @@ import (
 
 // What cannot get better is not tried again.
 func TestJobRefusals(t *testing.T) {
-	s := newServer(t, 1<<20, ExportOptions{})
-	n := open(t, Options{})
+	s := newServer(t, 1<<20, transfer.ExportOptions{})
+	n := open(t, transfer.Options{})
 	l := link(t, n, s.addr(), LinkOptions{})
 	dst := region(t, 1<<20)
 	wo := region(t, 1<<20)
@@ -28,19 +29,15 @@ func TestJobRefusals(t *testing.T) {
 		begin func() (*Job, error)
 		want  error
 	}{
-		"no such name": {func() (*Job, error) {
-			return l.Fetch(ctx(t), "y", dst.All(), JobOptions{})
-		}, control.NotFound},
-		"not writable": {func() (*Job, error) { return l.Store(ctx(t), "x", dst.All(), JobOptions{}) }, path.ErrRights},
-		"not readable": {func() (*Job, error) {
-			return l.Fetch(ctx(t), "wo", dst.All(), JobOptions{})
-		}, path.ErrRights},
+		"no such name": {func() (*Job, error) { return l.Fetch(ctx(t), "y", dst.All(), Options{}) }, control.NotFound},
+		"not writable": {func() (*Job, error) { return l.Store(ctx(t), "x", dst.All(), Options{}) }, path.ErrRights},
+		"not readable": {func() (*Job, error) { return l.Fetch(ctx(t), "wo", dst.All(), Options{}) }, path.ErrRights},
 		"no such path": {func() (*Job, error) {
-			return l.Fetch(ctx(t), "x", dst.All(), JobOptions{Transfer: PutOptions{Paths: []string{"none"}}})
+			return l.Fetch(ctx(t), "x", dst.All(), Options{Transfer: transfer.PutOptions{Paths: []string{"none"}}})
 		}, path.ErrUnavailable},
 		"wrong address": {func() (*Job, error) {
-			return link(t, n, "tcp://192.0.2.1:1", LinkOptions{}).Fetch(ctx(t), "x", dst.All(), JobOptions{})
-		}, ErrPlaintext},
+			return link(t, n, "tcp://192.0.2.1:1", LinkOptions{}).Fetch(ctx(t), "x", dst.All(), Options{})
+		}, transfer.ErrPlaintext},
 	} {
 		j, err := c.begin()
 		if err == nil {
@@ -53,29 +50,29 @@ func TestJobRefusals(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	for what, o := range map[string]JobOptions{
+	for what, o := range map[string]Options{
 		"From":    {From: 1<<20 + 1},
 		"Window":  {Window: 257},
 		"Window-": {Window: -1},
 		"Stall":   {Stall: -1},
 		"Retry":   {Retry: Retry{Factor: 0.1}},
-		"Msg":     {Transfer: PutOptions{Msg: []byte{1}}},
+		"Msg":     {Transfer: transfer.PutOptions{Msg: []byte{1}}},
 	} {
 		if j, err := l.Fetch(ctx(t), "x", dst.All(), o); err == nil {
 			t.Errorf("%s: accepted", what)
 			j.Cancel()
 		}
 	}
-	if _, err := l.Fetch(ctx(t), "", dst.All(), JobOptions{}); err == nil {
+	if _, err := l.Fetch(ctx(t), "", dst.All(), Options{}); err == nil {
 		t.Error("a name of no bytes was accepted")
 	}
-	if _, err := l.Fetch(ctx(t), "x", mem.Span{Region: dst, Off: 1 << 20, Len: 1}, JobOptions{}); !errors.Is(err,
+	if _, err := l.Fetch(ctx(t), "x", mem.Span{Region: dst, Off: 1 << 20, Len: 1}, Options{}); !errors.Is(err,
 		mem.ErrBounds) {
 		t.Errorf("beyond the region: %v", err)
 	}
 	canceled, cancel := context.WithCancel(ctx(t))
 	cancel()
-	if _, err := l.Fetch(canceled, "x", dst.All(), JobOptions{}); !errors.Is(err, context.Canceled) {
+	if _, err := l.Fetch(canceled, "x", dst.All(), Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled before: %v", err)
 	}
 }
@@ -83,13 +80,13 @@ func TestJobRefusals(t *testing.T) {
 // A server that is not there: the job fails once, says how often and why, and gives the memory
 // back.
 func TestJobGivesUp(t *testing.T) {
-	s := newServer(t, 4096, ExportOptions{})
+	s := newServer(t, 4096, transfer.ExportOptions{})
 	s.proxy.Refuse(true)
-	n := open(t, Options{})
+	n := open(t, transfer.Options{})
 	l := link(t, n, s.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond}})
 	dst := region(t, 4096)
 	var ends atomic.Int64
-	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: 5}})
+	j, err := l.Fetch(ctx(t), "x", dst.All(), Options{Retry: Retry{Attempts: 5}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +107,7 @@ func TestJobGivesUp(t *testing.T) {
 	soon(t, dst.Unmapped(), "the return of the last lease")
 	// By time: the dials go on, the job does not.
 	dst2 := region(t, 4096)
-	j, err = l.Fetch(ctx(t), "x", dst2.All(), JobOptions{Retry: Retry{Attempts: -1, Total: 50 * time.Millisecond}})
+	j, err = l.Fetch(ctx(t), "x", dst2.All(), Options{Retry: Retry{Attempts: -1, Total: 50 * time.Millisecond}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,23 +122,23 @@ func TestJobGivesUp(t *testing.T) {
 // A peer that goes again and again without a byte: the attempts are counted, and their list is
 // bounded.
 func TestJobGivesUpOnLosses(t *testing.T) {
-	s := newServer(t, 4096, ExportOptions{})
+	s := newServer(t, 4096, transfer.ExportOptions{})
 	d := over("tcp")
 	d.dial = func(ctx context.Context) error { // of a data connection
 		s.proxy.Cut()
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	l := link(t, open(t, Options{Paths: []setup.Driver{d}}), s.addr(),
+	l := link(t, open(t, transfer.Options{Paths: []setup.Driver{d}}), s.addr(),
 		LinkOptions{Retry: Retry{First: time.Microsecond, Max: time.Millisecond}})
 	dst := region(t, 4096)
-	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: 50}})
+	j, err := l.Fetch(ctx(t), "x", dst.All(), Options{Retry: Retry{Attempts: 50}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = j.Wait(ctx(t))
-	var je *JobError
-	if !errors.Is(err, ErrGaveUp) || !errors.Is(err, ErrPeerLost) || !errors.As(err, &je) {
+	var je *Error
+	if !errors.Is(err, ErrGaveUp) || !errors.Is(err, transfer.ErrPeerLost) || !errors.As(err, &je) {
 		t.Fatalf("%v", err)
 	}
 	if je.Attempts < 50 || len(je.History) > maxHistory || je.History[0].Number != 1 ||
@@ -168,15 +165,15 @@ func TestJobCancel(t *testing.T) {
 		"Node.Close": func(t *testing.T, m *midway, _ context.CancelFunc) { m.n.Close() },
 	} {
 		t.Run(what, func(t *testing.T) {
-			m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld),
+			m := &midway{server: newServer(t, midwaySize, transfer.ExportOptions{}), g: newGate(midwayHeld),
 				mem: region(t, midwaySize)}
-			m.n = open(t, Options{Paths: []setup.Driver{m.g.driver}})
-			m.l = m.n.Link(m.addr(), LinkOptions{})
+			m.n = open(t, transfer.Options{Paths: []setup.Driver{m.g.driver}})
+			m.l = NewLink(m.n, m.addr(), LinkOptions{})
 			c, stop := context.WithCancel(ctx(t))
 			defer stop()
 			var err error
 			if m.job, err = m.l.Fetch(c, "x", m.mem.All(),
-				JobOptions{Piece: midwayPiece, Window: 2, OnVerified: m.offs.add}); err != nil {
+				Options{Piece: midwayPiece, Window: 2, OnVerified: m.offs.add}); err != nil {
 				t.Fatal(err)
 			}
 			soon(t, m.g.held, "the middle of the job")
@@ -188,7 +185,7 @@ func TestJobCancel(t *testing.T) {
 			err = m.job.Wait(ctx(t))
 			want := path.ErrCanceled
 			if strings.HasSuffix(what, "Close") {
-				want = ErrClosed
+				want = transfer.ErrClosed
 			}
 			if !errors.Is(err, want) {
 				t.Errorf("%v", err)
@@ -203,10 +200,10 @@ func TestJobCancel(t *testing.T) {
 			m.mem.Close()
 			soon(t, m.mem.Unmapped(), "the return of the last lease")
 			m.l.Close()
-			if _, err := m.l.Fetch(ctx(t), "x", m.mem.All(), JobOptions{}); err == nil {
+			if _, err := m.l.Fetch(ctx(t), "x", m.mem.All(), Options{}); err == nil {
 				t.Error("a closed link took a job")
 			}
-			if _, err := m.l.Peer(ctx(t)); !errors.Is(err, ErrClosed) {
+			if _, err := m.l.Peer(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
 				t.Errorf("a closed link has a peer: %v", err)
 			}
 		})
@@ -215,11 +212,11 @@ func TestJobCancel(t *testing.T) {
 
 // Cancel while nothing can be had: waiting for a session, and between attempts.
 func TestJobCancelWhileWaiting(t *testing.T) {
-	s := newServer(t, 4096, ExportOptions{})
+	s := newServer(t, 4096, transfer.ExportOptions{})
 	s.proxy.Refuse(true)
-	l := link(t, open(t, Options{}), s.addr(), LinkOptions{Retry: Retry{First: time.Hour, Max: time.Hour}})
+	l := link(t, open(t, transfer.Options{}), s.addr(), LinkOptions{Retry: Retry{First: time.Hour, Max: time.Hour}})
 	dst := region(t, 4096)
-	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: -1, Total: -1}})
+	j, err := l.Fetch(ctx(t), "x", dst.All(), Options{Retry: Retry{Attempts: -1, Total: -1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,18 +233,18 @@ func TestJobCancelWhileWaiting(t *testing.T) {
 
 // Callbacks may close what they are called by.
 func TestCloseFromOnVerified(t *testing.T) {
-	for what, end := range map[string]func(n *Node, l *Link) error{
-		"node": func(n *Node, l *Link) error { return n.Close() },
-		"link": func(n *Node, l *Link) error { return l.Close() },
+	for what, end := range map[string]func(n *transfer.Node, l *Link) error{
+		"node": func(n *transfer.Node, l *Link) error { return n.Close() },
+		"link": func(n *transfer.Node, l *Link) error { return l.Close() },
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := newServer(t, 1<<20, ExportOptions{})
-			n := open(t, Options{})
-			l := n.Link(s.addr(), LinkOptions{})
+			s := newServer(t, 1<<20, transfer.ExportOptions{})
+			n := open(t, transfer.Options{})
+			l := NewLink(n, s.addr(), LinkOptions{})
 			dst := region(t, 1<<20)
 			var once sync.Once
 			closed := make(chan struct{})
-			j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Piece: 4096, Window: 1, OnVerified: func(uint64) {
+			j, err := l.Fetch(ctx(t), "x", dst.All(), Options{Piece: 4096, Window: 1, OnVerified: func(uint64) {
 				once.Do(func() {
 					if err := end(n, l); err != nil {
 						t.Error(err)
@@ -259,7 +256,7 @@ func TestCloseFromOnVerified(t *testing.T) {
 				t.Fatal(err)
 			}
 			soon(t, closed, "the end of Close")
-			if err := j.Wait(ctx(t)); err != nil && !errors.Is(err, ErrClosed) {
+			if err := j.Wait(ctx(t)); err != nil && !errors.Is(err, transfer.ErrClosed) {
 				t.Error(err)
 			}
 		})
@@ -269,15 +266,16 @@ func TestCloseFromOnVerified(t *testing.T) {
 // A slow OnVerified delays no transfer, and the job never makes two calls at a time; a new
 // beginning waits for it.
 func TestSlowOnVerified(t *testing.T) {
-	m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
-	m.n = open(t, Options{Paths: []setup.Driver{m.g.driver}})
+	m := &midway{server: newServer(t, midwaySize, transfer.ExportOptions{}), g: newGate(midwayHeld),
+		mem: region(t, midwaySize)}
+	m.n = open(t, transfer.Options{Paths: []setup.Driver{m.g.driver}})
 	m.l = link(t, m.n, m.addr(), LinkOptions{})
 	var inside atomic.Int64
 	block := make(chan struct{})
 	zero := false
 	var err error
 	m.job, err = m.l.Fetch(ctx(t), "x", m.mem.All(),
-		JobOptions{Piece: midwayPiece, Window: 2, OnVerified: func(off uint64) {
+		Options{Piece: midwayPiece, Window: 2, OnVerified: func(off uint64) {
 			if inside.Add(1) != 1 {
 				t.Error("called twice at a time")
 			}
@@ -297,7 +295,7 @@ func TestSlowOnVerified(t *testing.T) {
 	}
 	soon(t, m.g.held, "the middle of the job") // although the callback blocks
 	old := m.r
-	m.again(t, 4, midwaySize, ExportOptions{})
+	m.again(t, 4, midwaySize, transfer.ExportOptions{})
 	m.r = old // for the comparison
 	for c := ctx(t); m.job.Verified() != 0 && c.Err() == nil; {
 		m.job.Wait(shortly(t))
@@ -315,26 +313,9 @@ func first(r *mem.Region) []byte { return r.All().Bytes()[:midwayPiece] }
 
 // A path that stands still although the peer lives is left after the time that the caller gives.
 func TestJobStall(t *testing.T) {
-	m := newMidway(t, path.Get, ExportOptions{}, JobOptions{Stall: 20 * time.Millisecond})
-	p := m.n.Peers()[0]
-	p.mu.Lock()
-	var ln *lane
-	for _, l := range p.paths {
-		ln = l
-	}
-	p.mu.Unlock()
+	m := newMidway(t, path.Get, transfer.ExportOptions{}, Options{Stall: 20 * time.Millisecond})
 	// The pieces that stand still are canceled; their end comes when the gate opens.
-	canceled := func() bool {
-		ln.mu.Lock()
-		defer ln.mu.Unlock()
-		for _, s := range ln.slots {
-			if s.t != nil && s.t.canceled() {
-				return true
-			}
-		}
-		return false
-	}
-	for c := ctx(t); !canceled(); {
+	for c := ctx(t); m.g.driver.cancels.Load() == 0; {
 		if c.Err() != nil {
 			t.Fatal("nothing was canceled")
 		}
@@ -350,13 +331,13 @@ func TestJobStall(t *testing.T) {
 // Many jobs share a link whose connection is cut again and again: each ends once, exactly.
 func TestJobsUnderCuts(t *testing.T) {
 	const jobs, size = 12, 512 << 10
-	s := newServer(t, size, ExportOptions{})
+	s := newServer(t, size, transfer.ExportOptions{})
 	sink := make([]*mem.Region, jobs)
 	for i := range sink {
 		sink[i] = region(t, size)
 		export(t, s.node, sink[i], "sink"+string(rune('a'+i)), path.Write)
 	}
-	n := open(t, Options{})
+	n := open(t, transfer.Options{})
 	l := link(t, n, s.addr(), LinkOptions{Max: 3, Retry: Retry{First: time.Millisecond, Max: 5 * time.Millisecond,
 		Attempts: -1}})
 	stop := make(chan struct{})
@@ -380,7 +361,7 @@ func TestJobsUnderCuts(t *testing.T) {
 	var ends atomic.Int64
 	for i := range jobs {
 		dsts[i] = region(t, size)
-		o := JobOptions{Piece: 16 << 10, Transfer: PutOptions{Paths: []string{paths[i%2]}}}
+		o := Options{Piece: 16 << 10, Transfer: transfer.PutOptions{Paths: []string{paths[i%2]}}}
 		j, err := l.Fetch(ctx(t), "x", dsts[i].All(), o)
 		if err != nil {
 			t.Fatal(err)

@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -46,22 +47,29 @@ func gateOver(after int, d *fakeDriver) *gate {
 	return g
 }
 
-// release lets the completions come, those of a node's paths that are waiting included.
-func (g *gate) release(n *Node) {
+// release lets the completions come, those of a node's paths that are waiting included: the fence
+// of a revocation has the node poll all of them.
+func (g *gate) release(n *transfer.Node) {
 	g.open.Store(true)
-	for _, p := range n.Peers() {
-		p.mu.Lock()
-		for _, l := range p.paths {
-			n.loop.kick(l)
-		}
-		p.mu.Unlock()
+	r, err := mem.Alloc(mem.Options{Size: 4096})
+	if err != nil {
+		panic(err)
 	}
+	defer r.Close()
+	x, err := n.Export(r.All(), transfer.ExportOptions{})
+	if err != nil { // closed: nothing waits
+		return
+	}
+	x.Key() // as if a peer had it
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	x.Revoke(ended)
 }
 
 // midway is a job that is held when about half of it is verified.
 type midway struct {
 	*server
-	n    *Node
+	n    *transfer.Node
 	l    *Link
 	g    *gate
 	mem  *mem.Region // local
@@ -94,11 +102,11 @@ const (
 	midwayHeld  = 8 // pieces
 )
 
-func newMidway(t *testing.T, kind path.OpKind, x ExportOptions, o JobOptions) *midway {
+func newMidway(t *testing.T, kind path.OpKind, x transfer.ExportOptions, o Options) *midway {
 	t.Helper()
 	x.Rights = path.Read | path.Write
 	m := &midway{server: newServer(t, midwaySize, x), g: newGate(midwayHeld), mem: region(t, midwaySize)}
-	m.n = open(t, Options{Name: "client", Paths: []setup.Driver{m.g.driver}})
+	m.n = open(t, transfer.Options{Name: "client", Paths: []setup.Driver{m.g.driver}})
 	m.l = link(t, m.n, m.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Max: 10 * time.Millisecond,
 		Attempts: -1}})
 	o.Piece, o.Window, o.OnVerified = midwayPiece, 2, m.offs.add
@@ -139,14 +147,14 @@ func (m *midway) down(t *testing.T) {
 }
 
 // again starts the server anew, with other memory under the same name.
-func (m *midway) again(t *testing.T, seed uint64, size int, o ExportOptions) {
+func (m *midway) again(t *testing.T, seed uint64, size int, o transfer.ExportOptions) {
 	t.Helper()
 	m.down(t)
 	if !m.keep {
 		m.r = region(t, size)
 		fill(m.r, seed)
 	}
-	m.node = open(t, Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	m.node = open(t, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
 	o.Name, o.Rights = "x", path.Read|path.Write
 	var err error
 	if m.x, err = m.node.Export(m.r.All(), o); err != nil {
@@ -199,8 +207,8 @@ var both = []path.OpKind{path.Get, path.Put}
 // The loss of the session, with the server and its export still there: nothing is moved twice.
 func TestJobResumes(t *testing.T) {
 	for _, kind := range both {
-		t.Run(kindName(kind), func(t *testing.T) {
-			m := newMidway(t, kind, ExportOptions{}, JobOptions{Restarts: -1})
+		t.Run(map[path.OpKind]string{path.Get: "fetch", path.Put: "store"}[kind], func(t *testing.T) {
+			m := newMidway(t, kind, transfer.ExportOptions{}, Options{Restarts: -1})
 			m.lose(t)
 			m.good(t, 0)
 		})
@@ -210,46 +218,46 @@ func TestJobResumes(t *testing.T) {
 func TestJobServerStartedAnew(t *testing.T) {
 	tag := [16]byte{1, 2, 3}
 	t.Run("same tag", func(t *testing.T) {
-		m := newMidway(t, path.Get, ExportOptions{Tag: tag}, JobOptions{Restarts: -1})
-		m.again(t, 3, midwaySize, ExportOptions{Tag: tag})
+		m := newMidway(t, path.Get, transfer.ExportOptions{Tag: tag}, Options{Restarts: -1})
+		m.again(t, 3, midwaySize, transfer.ExportOptions{Tag: tag})
 		m.good(t, 0)
 	})
 	t.Run("same tag, store", func(t *testing.T) {
-		m := newMidway(t, path.Put, ExportOptions{Tag: tag}, JobOptions{Restarts: -1})
+		m := newMidway(t, path.Put, transfer.ExportOptions{Tag: tag}, Options{Restarts: -1})
 		// What the tag promises: the memory holds what was stored in it.
 		m.keep = true
-		m.again(t, 8, midwaySize, ExportOptions{Tag: tag})
+		m.again(t, 8, midwaySize, transfer.ExportOptions{Tag: tag})
 		m.good(t, 0)
 	})
 	t.Run("no tag", func(t *testing.T) {
-		m := newMidway(t, path.Get, ExportOptions{}, JobOptions{})
-		m.again(t, 4, midwaySize, ExportOptions{})
+		m := newMidway(t, path.Get, transfer.ExportOptions{}, Options{})
+		m.again(t, 4, midwaySize, transfer.ExportOptions{})
 		m.good(t, 1)
 	})
 	t.Run("no tag, store", func(t *testing.T) {
-		m := newMidway(t, path.Put, ExportOptions{}, JobOptions{})
-		m.again(t, 4, midwaySize, ExportOptions{})
+		m := newMidway(t, path.Put, transfer.ExportOptions{}, Options{})
+		m.again(t, 4, midwaySize, transfer.ExportOptions{})
 		m.good(t, 1)
 	})
 	t.Run("other tag", func(t *testing.T) {
-		m := newMidway(t, path.Get, ExportOptions{Tag: tag}, JobOptions{})
-		m.again(t, 4, midwaySize, ExportOptions{Tag: [16]byte{9}})
+		m := newMidway(t, path.Get, transfer.ExportOptions{Tag: tag}, Options{})
+		m.again(t, 4, midwaySize, transfer.ExportOptions{Tag: [16]byte{9}})
 		m.good(t, 1)
 	})
 	t.Run("same tag, fewer bytes", func(t *testing.T) {
-		m := newMidway(t, path.Get, ExportOptions{Tag: tag}, JobOptions{})
-		m.again(t, 4, midwaySize/2+midwayPiece, ExportOptions{Tag: tag})
+		m := newMidway(t, path.Get, transfer.ExportOptions{Tag: tag}, Options{})
+		m.again(t, 4, midwaySize/2+midwayPiece, transfer.ExportOptions{Tag: tag})
 		m.good(t, 1)
 		if m.job.Bytes() != midwaySize/2+midwayPiece {
 			t.Errorf("%d bytes", m.job.Bytes())
 		}
 	})
 	t.Run("not allowed", func(t *testing.T) {
-		m := newMidway(t, path.Get, ExportOptions{Tag: tag}, JobOptions{Restarts: -1})
-		m.again(t, 4, midwaySize, ExportOptions{Tag: [16]byte{9}})
+		m := newMidway(t, path.Get, transfer.ExportOptions{Tag: tag}, Options{Restarts: -1})
+		m.again(t, 4, midwaySize, transfer.ExportOptions{Tag: [16]byte{9}})
 		err := m.job.Wait(ctx(t))
-		var je *JobError
-		if !errors.Is(err, ErrChanged) || !errors.As(err, &je) || je.Attempts != 2 ||
+		var je *Error
+		if !errors.Is(err, transfer.ErrChanged) || !errors.As(err, &je) || je.Attempts != 2 ||
 			!strings.Contains(err.Error(), "another tag") {
 			t.Errorf("%v", err)
 		}
@@ -259,11 +267,13 @@ func TestJobServerStartedAnew(t *testing.T) {
 // A server that was started anew listens before it exports: the name is missing for a while.
 func TestJobNameIsComingBack(t *testing.T) {
 	tag := [16]byte{7}
-	m := newMidway(t, path.Get, ExportOptions{Tag: tag}, JobOptions{Restarts: -1})
+	m := newMidway(t, path.Get, transfer.ExportOptions{Tag: tag}, Options{Restarts: -1})
 	m.down(t)
 	old := m.r
-	asked := make(chan *Peer, 16)
-	m.node = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *Peer) { asked <- p }})
+	asked := make(chan *transfer.Peer, 16)
+	m.node = open(t, transfer.Options{Listen: []string{"tcp://127.0.0.1:0"}, OnPeer: func(p *transfer.Peer) {
+		asked <- p
+	}})
 	m.proxy.SetTarget(m.node.Addrs()[0][len("tcp://"):])
 	m.proxy.Refuse(false)
 	for c := ctx(t); ; {
@@ -276,7 +286,7 @@ func TestJobNameIsComingBack(t *testing.T) {
 		}
 		m.job.Wait(shortly(t))
 	}
-	if _, err := m.node.Export(old.All(), ExportOptions{Name: "x", Tag: tag}); err != nil {
+	if _, err := m.node.Export(old.All(), transfer.ExportOptions{Name: "x", Tag: tag}); err != nil {
 		t.Fatal(err)
 	}
 	m.good(t, 0)
@@ -294,14 +304,14 @@ func TestJobRevoked(t *testing.T) {
 	tag := [16]byte{7}
 	for _, c := range []struct {
 		name     string
-		x, y     ExportOptions
+		x, y     transfer.ExportOptions
 		restarts int
 	}{
-		{"no tags", ExportOptions{}, ExportOptions{}, 1},
-		{"same tags", ExportOptions{Tag: tag}, ExportOptions{Tag: tag}, 0},
+		{"no tags", transfer.ExportOptions{}, transfer.ExportOptions{}, 1},
+		{"same tags", transfer.ExportOptions{Tag: tag}, transfer.ExportOptions{Tag: tag}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := newMidway(t, path.Get, c.x, JobOptions{})
+			m := newMidway(t, path.Get, c.x, Options{})
 			revoked := make(chan error, 1)
 			other := region(t, midwaySize)
 			fill(other, 3+uint64(c.restarts)) // with the same tag the same content
@@ -328,7 +338,7 @@ func TestJobRevoked(t *testing.T) {
 
 // A name that goes for good fails the job at once.
 func TestJobNameIsGone(t *testing.T) {
-	m := newMidway(t, path.Get, ExportOptions{}, JobOptions{})
+	m := newMidway(t, path.Get, transfer.ExportOptions{}, Options{})
 	revoked := make(chan error, 1)
 	go func() { revoked <- m.x.Revoke(ctx(t)) }()
 	m.g.release(m.n)
@@ -351,12 +361,12 @@ func TestJobFrom(t *testing.T) {
 		{"other tag", [16]byte{6}, size},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newServer(t, size, ExportOptions{Tag: tag})
-			l := link(t, open(t, Options{}), s.addr(), LinkOptions{})
+			s := newServer(t, size, transfer.ExportOptions{Tag: tag})
+			l := link(t, open(t, transfer.Options{}), s.addr(), LinkOptions{})
 			dst := region(t, size)
 			copy(dst.All().Bytes(), s.r.All().Bytes()[:from])
 			var offs offsets
-			j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{From: from, Tag: c.tag, OnVerified: offs.add})
+			j, err := l.Fetch(ctx(t), "x", dst.All(), Options{From: from, Tag: c.tag, OnVerified: offs.add})
 			waitJob(t, j, err)
 			if !bytes.Equal(dst.All().Bytes(), s.r.All().Bytes()) {
 				t.Error("the bytes are not right")
@@ -372,10 +382,10 @@ func TestJobFrom(t *testing.T) {
 		})
 	}
 	t.Run("all of it", func(t *testing.T) {
-		s := newServer(t, size, ExportOptions{Tag: tag})
-		l := link(t, open(t, Options{}), s.addr(), LinkOptions{})
+		s := newServer(t, size, transfer.ExportOptions{Tag: tag})
+		l := link(t, open(t, transfer.Options{}), s.addr(), LinkOptions{})
 		dst := region(t, size)
-		j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{From: size, Tag: tag})
+		j, err := l.Fetch(ctx(t), "x", dst.All(), Options{From: size, Tag: tag})
 		waitJob(t, j, err)
 		if e := j.Explain(); e.History[0].Moved != 0 || j.Verified() != size {
 			t.Errorf("%v", e)
@@ -385,34 +395,34 @@ func TestJobFrom(t *testing.T) {
 
 // A part of an export, and spans that do not fit.
 func TestJobRange(t *testing.T) {
-	s := newServer(t, 1<<20, ExportOptions{Rights: path.Read | path.Write})
-	l := link(t, open(t, Options{}), s.addr(), LinkOptions{})
+	s := newServer(t, 1<<20, transfer.ExportOptions{Rights: path.Read | path.Write})
+	l := link(t, open(t, transfer.Options{}), s.addr(), LinkOptions{})
 	dst := region(t, 2<<20)
 	part, _ := dst.Span(100, 5000)
-	j, err := l.Fetch(ctx(t), "x", part, JobOptions{Off: 777, Piece: 1000})
+	j, err := l.Fetch(ctx(t), "x", part, Options{Off: 777, Piece: 1000})
 	waitJob(t, j, err)
 	if !bytes.Equal(part.Bytes(), s.r.All().Bytes()[777:5777]) {
 		t.Error("the bytes are not right")
 	}
-	j, err = l.Fetch(ctx(t), "x", dst.All(), JobOptions{Off: 1<<20 - 10})
+	j, err = l.Fetch(ctx(t), "x", dst.All(), Options{Off: 1<<20 - 10})
 	waitJob(t, j, err)
 	if j.Bytes() != 10 {
 		t.Errorf("%d bytes at the end", j.Bytes())
 	}
-	j, err = l.Store(ctx(t), "x", part, JobOptions{Off: 50})
+	j, err = l.Store(ctx(t), "x", part, Options{Off: 50})
 	waitJob(t, j, err)
 	if !bytes.Equal(part.Bytes(), s.r.All().Bytes()[50:5050]) {
 		t.Error("the bytes are not right")
 	}
 	empty, _ := dst.Span(0, 0)
-	j, err = l.Fetch(ctx(t), "x", empty, JobOptions{})
+	j, err = l.Fetch(ctx(t), "x", empty, Options{})
 	waitJob(t, j, err)
 	if j.Progress() != 1 || j.Bytes() != 0 {
 		t.Errorf("nothing: %v", j.Explain())
 	}
 	for what, begin := range map[string]func() (*Job, error){
-		"store beyond the end": func() (*Job, error) { return l.Store(ctx(t), "x", part, JobOptions{Off: 1<<20 - 10}) },
-		"fetch beyond the end": func() (*Job, error) { return l.Fetch(ctx(t), "x", part, JobOptions{Off: 1<<20 + 1}) },
+		"store beyond the end": func() (*Job, error) { return l.Store(ctx(t), "x", part, Options{Off: 1<<20 - 10}) },
+		"fetch beyond the end": func() (*Job, error) { return l.Fetch(ctx(t), "x", part, Options{Off: 1<<20 + 1}) },
 	} {
 		j, err := begin()
 		if err == nil {

@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"bytes"
@@ -8,14 +8,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // What the caller has found is not asked for again, once: an export that has taken the name since
 // is found by the next attempt.
 func TestJobFound(t *testing.T) {
-	s := newServer(t, midwaySize, ExportOptions{Rights: path.Read, Tag: [16]byte{1}})
-	n := open(t, Options{Name: "client"})
+	s := newServer(t, midwaySize, transfer.ExportOptions{Rights: path.Read, Tag: [16]byte{1}})
+	n := open(t, transfer.Options{Name: "client"})
 	l := link(t, n, s.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Attempts: -1}})
 	p, err := l.Peer(ctx(t))
 	if err != nil {
@@ -26,7 +27,7 @@ func TestJobFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	was := s.x
-	if s.x, err = s.node.Export(s.r.All(), ExportOptions{Name: "x", Rights: path.Read, Tag: [16]byte{1},
+	if s.x, err = s.node.Export(s.r.All(), transfer.ExportOptions{Name: "x", Rights: path.Read, Tag: [16]byte{1},
 		Replaces: was}); err != nil {
 		t.Fatal(err)
 	}
@@ -36,11 +37,11 @@ func TestJobFound(t *testing.T) {
 	other := *old
 	other.Name = "y"
 	for _, c := range []struct {
-		found    *Remote
+		found    *transfer.Remote
 		attempts int
 	}{{nil, 1}, {old, 2}, {&other, 1}} {
 		dst := region(t, midwaySize)
-		j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Found: c.found, Tag: [16]byte{1}})
+		j, err := l.Fetch(ctx(t), "x", dst.All(), Options{Found: c.found, Tag: [16]byte{1}})
 		waitJob(t, j, err)
 		if got := len(j.Explain().History); got != c.attempts {
 			t.Errorf("found %v: %d attempts, want %d", c.found, got, c.attempts)
@@ -54,14 +55,14 @@ func TestJobFound(t *testing.T) {
 // Each piece is announced before it moves; an error of that ends the job, and what was under way
 // comes.
 func TestJobBeforePiece(t *testing.T) {
-	s := newServer(t, midwaySize, ExportOptions{Rights: path.Read})
-	n := open(t, Options{Name: "client"})
+	s := newServer(t, midwaySize, transfer.ExportOptions{Rights: path.Read})
+	n := open(t, transfer.Options{Name: "client"})
 	l := link(t, n, s.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Attempts: -1}})
 	full := errors.New("the disk is full")
 	for _, stop := range []int{-1, 0, 1, 5} {
 		dst := region(t, midwaySize)
 		var got []uint64
-		j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{From: 100, Piece: midwayPiece, Window: 2,
+		j, err := l.Fetch(ctx(t), "x", dst.All(), Options{From: 100, Piece: midwayPiece, Window: 2,
 			BeforePiece: func(_ context.Context, from, to uint64) error {
 				if len(got) == stop {
 					return path.ErrDown // what would be tried again
@@ -86,7 +87,7 @@ func TestJobBeforePiece(t *testing.T) {
 		}
 	}
 	j, err := l.Fetch(ctx(t), "x", region(t, midwaySize).All(),
-		JobOptions{BeforePiece: func(ctx context.Context, _, _ uint64) error {
+		Options{BeforePiece: func(ctx context.Context, _, _ uint64) error {
 			go l.Close()
 			<-ctx.Done()
 			return full
@@ -94,7 +95,7 @@ func TestJobBeforePiece(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := j.Wait(ctx(t)); !errors.Is(err, ErrClosed) {
+	if err := j.Wait(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
 		t.Error(err)
 	}
 }

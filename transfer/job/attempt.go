@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/pool"
@@ -30,7 +31,7 @@ func (j *Job) run() error {
 	})
 	// A Link that closes ends the contexts of its jobs one after the other.
 	if cause := cmp.Or(context.Cause(j.ctx), context.Cause(j.link.ctx)); err != nil && cause != nil {
-		return canceledBy(cause)
+		return cause
 	}
 	return err
 }
@@ -48,11 +49,11 @@ func (j *Job) attempt(a *Attempt, t *tries) (try, error) {
 	defer cancel()
 	begin := time.Now()
 	s, x, err := j.link.session(ctx, t)
-	j.spent(func(t *JobTimes) { t.Connect += time.Since(begin) })
+	j.spent(func(t *Times) { t.Connect += time.Since(begin) })
 	j.mu.Lock()
 	a.Dials = x.dials
 	if err == nil {
-		a.Peer, a.Session, a.Connect = x.peer.String(), x.peer.number, time.Since(begin)
+		a.Peer, a.Session, a.Connect = x.peer.String(), x.peer.Number(), time.Since(begin)
 	}
 	j.mu.Unlock()
 	if err != nil {
@@ -63,9 +64,9 @@ func (j *Job) attempt(a *Attempt, t *tries) (try, error) {
 	again, err := j.with(ctx, a, s)
 	lost := p.Err() != nil
 	if lost {
-		<-p.gone // then the node knows the session as lost
+		<-p.Gone() // then the node knows the session as lost
 		if errors.Is(err, path.ErrUnavailable) {
-			again = Retriable(p.Err()) // no wonder
+			again = transfer.Retriable(p.Err()) // no wonder
 		}
 		again = again || j.link.cutOff(p, err)
 	}
@@ -74,18 +75,18 @@ func (j *Job) attempt(a *Attempt, t *tries) (try, error) {
 }
 
 // with does the work of an attempt on a session; again says whether its error may pass.
-func (j *Job) with(ctx context.Context, a *Attempt, s *pool.Lease[*Peer]) (again bool, err error) {
+func (j *Job) with(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer]) (again bool, err error) {
 	p := s.Conn()
 	begin := time.Now()
 	r, err := j.o.Found, error(nil)
 	if j.o.Found = nil; r == nil || r.Peer != p || r.Name != j.name { // once: it may have changed since
 		r, err = p.Lookup(ctx, j.name)
 	}
-	j.spent(func(t *JobTimes) { t.Lookup += time.Since(begin) })
+	j.spent(func(t *Times) { t.Lookup += time.Since(begin) })
 	if err != nil {
-		return Retriable(err) || j.comingBack(p, err), err
+		return transfer.Retriable(err) || j.comingBack(p, err), err
 	}
-	if err := j.adopt(a, p, r); err != nil {
+	if err := j.adopt(a, r); err != nil {
 		return false, err
 	}
 	if j.o.OnSession != nil {
@@ -93,25 +94,25 @@ func (j *Job) with(ctx context.Context, a *Attempt, s *pool.Lease[*Peer]) (again
 	}
 	begin = time.Now()
 	err = j.move(j.ctx, a, s, r)
-	j.spent(func(t *JobTimes) { t.Move += time.Since(begin) })
+	j.spent(func(t *Times) { t.Move += time.Since(begin) })
 	if _, ok := errors.AsType[*unready](err); ok {
 		return false, err
 	}
 	// A key that is unknown was revoked since it was looked up.
-	return Retriable(err) || errors.Is(err, path.ErrKey), err
+	return transfer.Retriable(err) || errors.Is(err, path.ErrKey), err
 }
 
 // comingBack reports whether a name that was there is missing because the node was started anew,
 // and has not exported it yet.
-func (j *Job) comingBack(p *Peer, err error) bool {
+func (j *Job) comingBack(p *transfer.Peer, err error) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return errors.Is(err, control.NotFound) && j.remote != 0 && j.remote != p.info.Instance
+	return errors.Is(err, control.NotFound) && j.remote != 0 && j.remote != p.Instance()
 }
 
 // adopt compares what the name stands for with what the verified bytes are a part of.
-func (j *Job) adopt(a *Attempt, p *Peer, r *Remote) error {
-	c := contentOf(p, r)
+func (j *Job) adopt(a *Attempt, r *transfer.Remote) error {
+	c := r.Content()
 	need := path.Write
 	if j.kind == path.Get {
 		need = path.Read
@@ -119,26 +120,33 @@ func (j *Job) adopt(a *Attempt, p *Peer, r *Remote) error {
 	if r.Desc.Rights&need == 0 {
 		return fmt.Errorf("the export permits %v: %w", r.Desc.Rights, path.ErrRights)
 	}
-	if j.o.Off > c.size || j.kind == path.Put && j.local.Len > c.size-j.o.Off {
-		return fmt.Errorf("offset %d + %d bytes of an export of %d: %w", j.o.Off, j.local.Len, c.size, path.ErrBounds)
+	if j.o.Off > c.Size || j.kind == path.Put && j.local.Len > c.Size-j.o.Off {
+		return fmt.Errorf("offset %d + %d bytes of an export of %d: %w", j.o.Off, j.local.Len, c.Size, path.ErrBounds)
 	}
-	bytes := min(j.local.Len, c.size-j.o.Off)
+	bytes := min(j.local.Len, c.Size-j.o.Off)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	changed := false
 	switch {
 	case j.known:
-		changed = !j.expect.same(&c)
-	case j.have.prefix() > 0: // of an earlier process
-		changed = j.expect.tag != ([16]byte{}) && j.expect.tag != c.tag || j.have.prefix() > bytes
+		changed = !j.expect.Same(c)
+	case j.have.Prefix() > 0: // of an earlier process
+		changed = j.expect.Tag != ([16]byte{}) && j.expect.Tag != c.Tag || j.have.Prefix() > bytes
 	}
-	old := j.expect
-	j.remote = c.instance
+	what := j.expect.Difference(c)
+	switch {
+	case j.known:
+	case j.expect.Tag != c.Tag:
+		what = "it has another tag"
+	default:
+		what = "it has fewer bytes than were verified"
+	}
+	j.remote = c.Instance
 	if !changed {
 		j.expect, j.known, j.bytes = c, true, bytes
 		return nil
 	}
-	err := fmt.Errorf("%w: %s", ErrChanged, difference(&old, &c, j.known))
+	err := fmt.Errorf("%w: %s", transfer.ErrChanged, what)
 	if j.restarts >= j.o.Restarts {
 		return err
 	}
@@ -155,25 +163,6 @@ func (j *Job) adopt(a *Attempt, p *Peer, r *Remote) error {
 	return j.ctx.Err()
 }
 
-// difference says in words how two contents differ.
-func difference(old, now *content, known bool) string {
-	switch {
-	case known && old.size != now.size:
-		return fmt.Sprintf("it had %d bytes and has %d", old.size, now.size)
-	case known && old.dtype != now.dtype:
-		return fmt.Sprintf("it was %s and is %s", old.dtype, now.dtype)
-	case old.tag != now.tag:
-		return "it has another tag"
-	case !known:
-		return "it has fewer bytes than were verified"
-	case old.node != now.node:
-		return "another node has the name, and no tag says that the content is the same"
-	case old.instance != now.instance:
-		return "its node was started anew, and no tag says that the content is the same"
-	}
-	return "the name was given to other memory, and no tag says that the content is the same"
-}
-
 // unready is an error of JobOptions.BeforePiece.
 type unready struct{ error }
 
@@ -181,14 +170,14 @@ func (e *unready) Unwrap() error { return e.error }
 
 // flight is a piece that is being moved.
 type flight struct {
-	t      *Transfer
+	t      *transfer.Transfer
 	lo, hi uint64
-	began  time.Duration // by clock
+	began  time.Time
 }
 
 // move moves all bytes that are missing, a window of pieces at a time, and returns when none is
 // under way.
-func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Remote) error {
+func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer], r *transfer.Remote) error {
 	p := s.Conn()
 	begin := p.Get
 	if j.kind == path.Put {
@@ -200,7 +189,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 	depth := sched.Depth{Most: j.o.Window}
 	var flying []flight
 	var failed error
-	var broken []*lane // paths that went down under pieces of a store, each once
+	var broken []*transfer.Transfer // whose paths went down under pieces of a store
 	var next uint64
 	var stall *time.Timer
 	var stalled <-chan time.Time
@@ -217,7 +206,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 	for {
 		for failed == nil && len(flying) < depth.Parts() {
 			j.mu.Lock()
-			lo, hi, ok := j.have.gap(next, j.o.Piece, end)
+			lo, hi, ok := j.have.Gap(next, j.o.Piece, end)
 			j.mu.Unlock()
 			if !ok {
 				break
@@ -236,11 +225,11 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 				break
 			}
 			next = hi
-			flying = append(flying, flight{t, lo, hi, clock()})
+			flying = append(flying, flight{t, lo, hi, time.Now()})
 		}
 		if len(flying) == 0 {
 			if len(broken) > 0 && ctx.Err() == nil {
-				j.fence(ctx, p, broken)
+				p.Fence(ctx, broken)
 			}
 			return failed
 		}
@@ -257,9 +246,8 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 		}
 		flying = slices.Delete(flying, 0, 1)
 		if err := f.t.Err(); err != nil {
-			if ln := f.t.currentLane(); j.kind == path.Put && errors.Is(err, path.ErrDown) &&
-				!slices.Contains(broken, ln) {
-				broken = append(broken, ln)
+			if j.kind == path.Put && errors.Is(err, path.ErrDown) {
+				broken = append(broken, f.t)
 			}
 			if failed == nil {
 				failed = err
@@ -270,7 +258,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 		if stalled != nil {
 			stall.Reset(j.o.Stall)
 		}
-		depth.Ended(clock() - f.began)
+		depth.Ended(time.Since(f.began))
 		if a.Moved == 0 {
 			s.Good()
 		}
@@ -278,38 +266,12 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 	}
 }
 
-// fence makes sure that nothing of pieces that failed is written any more by paths that went down,
-// before they are put again. A transfer does that itself when it changes its path; this is for the
-// one that has given up. A nil stands for a path that is not known any more. If the session lives
-// and does not confirm, it is ended: the node has lost sessions ended at the other side before it
-// moves anything by the next one.
-func (j *Job) fence(ctx context.Context, p *Peer, broken []*lane) {
-	for _, l := range broken {
-		if p.Err() != nil {
-			return
-		}
-		if l == nil || p.fenceRemote(ctx, l) != nil {
-			p.Close()
-			return
-		}
-	}
-}
-
-// currentLane is the lane that the transfer is on, or ended on; nil if it had to leave one.
-func (t *Transfer) currentLane() *lane {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.lane
-}
-
 // verified counts a piece that is in place.
 func (j *Job) verified(a *Attempt, f flight) {
-	f.t.mu.Lock()
-	via, proof := f.t.explain.Path, f.t.explain.Proof
-	f.t.mu.Unlock()
+	via, proof := f.t.Via()
 	j.mu.Lock()
-	j.have.add(f.lo, f.hi)
-	j.high = max(j.high, j.have.sum())
+	j.have.Add(f.lo, f.hi)
+	j.high = max(j.high, j.have.Sum())
 	j.fresh++
 	if a.Moved == 0 {
 		a.First = time.Since(a.Begin) - a.Connect
@@ -320,7 +282,7 @@ func (j *Job) verified(a *Attempt, f flight) {
 	if fresh {
 		a.Paths = append(a.Paths, via)
 	}
-	j.notify.set(j.have.prefix())
+	j.notify.set(j.have.Prefix())
 	j.mu.Unlock()
 	if fresh {
 		j.link.used(via)

@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/lab/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
 	"github.com/penstock-io/penstock/transfer/pool"
@@ -19,17 +20,17 @@ import (
 
 // server is a node that exports a region as "x" behind a proxy that can be cut.
 type server struct {
-	node  *Node
+	node  *transfer.Node
 	r     *mem.Region
-	x     *Export
+	x     *transfer.Export
 	proxy *fault.Proxy
 }
 
-func newServer(t testing.TB, size int, o ExportOptions) *server {
+func newServer(t testing.TB, size int, o transfer.ExportOptions) *server {
 	t.Helper()
 	s := &server{r: region(t, size)}
 	fill(s.r, 3)
-	s.node = open(t, Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	s.node = open(t, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
 	o.Name = "x"
 	var err error
 	if s.x, err = s.node.Export(s.r.All(), o); err != nil {
@@ -44,9 +45,9 @@ func newServer(t testing.TB, size int, o ExportOptions) *server {
 
 func (s *server) addr() string { return "tcp://" + s.proxy.Addr() }
 
-func link(t testing.TB, n *Node, addr string, o LinkOptions) *Link {
+func link(t testing.TB, n *transfer.Node, addr string, o LinkOptions) *Link {
 	t.Helper()
-	l := n.Link(addr, o)
+	l := NewLink(n, addr, o)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -69,11 +70,11 @@ func TestFetchAndStore(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {
 			const size = 3<<20 + 4096
-			s := newServer(t, size, ExportOptions{Rights: path.Read | path.Write})
-			n := open(t, Options{})
+			s := newServer(t, size, transfer.ExportOptions{Rights: path.Read | path.Write})
+			n := open(t, transfer.Options{})
 			l := link(t, n, s.addr(), LinkOptions{})
 			dst := region(t, size)
-			o := JobOptions{Piece: 256 << 10, Transfer: PutOptions{Paths: []string{name}}}
+			o := Options{Piece: 256 << 10, Transfer: transfer.PutOptions{Paths: []string{name}}}
 			j, err := l.Fetch(ctx(t), "x", dst.All(), o)
 			waitJob(t, j, err)
 			if !bytes.Equal(dst.All().Bytes(), s.r.All().Bytes()) {
@@ -97,15 +98,16 @@ func TestFetchAndStore(t *testing.T) {
 // A fetch goes on where it was when its connection is cut, again and again.
 func TestFetchSurvivesCuts(t *testing.T) {
 	const size = 8 << 20
-	s := newServer(t, size, ExportOptions{})
+	s := newServer(t, size, transfer.ExportOptions{})
 	// slower than what sees the cuts
-	n := open(t, Options{Limits: Limits{Node: Quota{Out: sched.Limits{Rate: 64 << 20, Burst: 64 << 10}}}})
+	n := open(t, transfer.Options{Limits: transfer.Limits{Node: transfer.Quota{Out: sched.Limits{Rate: 64 << 20,
+		Burst: 64 << 10}}}})
 	l := link(t, n, s.addr(), LinkOptions{})
 	dst := region(t, size)
 	cuts := 0
 	var last uint64
 	// There are more cuts than attempts without progress are allowed: progress sets the limit back.
-	o := JobOptions{Retry: Retry{Attempts: 4}, Piece: 64 << 10, Window: 2, OnVerified: func(off uint64) {
+	o := Options{Retry: Retry{Attempts: 4}, Piece: 64 << 10, Window: 2, OnVerified: func(off uint64) {
 		if off <= last {
 			t.Errorf("verified %d after %d", off, last)
 		}
@@ -117,7 +119,7 @@ func TestFetchSurvivesCuts(t *testing.T) {
 			cuts++
 			had := n.Peers()
 			for _, p := range had { // else shared memory may bring all the rest before the session is seen to be lost
-				for p.ctx.Err() == nil {
+				for p.Err() == nil {
 					s.proxy.Cut() // more than once: the proxy may not have the connection yet
 					runtime.Gosched()
 				}
@@ -138,11 +140,11 @@ func TestFetchSurvivesCuts(t *testing.T) {
 // A session that replaces another one sets up at once what jobs used before, although no job asks
 // for it yet.
 func TestLinkWarmsPaths(t *testing.T) {
-	s := newServer(t, 4096, ExportOptions{})
+	s := newServer(t, 4096, transfer.ExportOptions{})
 	d := over("tcp")
-	l := link(t, open(t, Options{Paths: []setup.Driver{d}}), s.addr(), LinkOptions{})
+	l := link(t, open(t, transfer.Options{Paths: []setup.Driver{d}}), s.addr(), LinkOptions{})
 	dst := region(t, 4096)
-	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{})
+	j, err := l.Fetch(ctx(t), "x", dst.All(), Options{})
 	waitJob(t, j, err)
 	p, err := l.Peer(ctx(t))
 	if err != nil {
@@ -163,8 +165,8 @@ func TestLinkWarmsPaths(t *testing.T) {
 }
 
 func TestLinkSessions(t *testing.T) {
-	s := newServer(t, 4096, ExportOptions{})
-	n := open(t, Options{})
+	s := newServer(t, 4096, transfer.ExportOptions{})
+	n := open(t, transfer.Options{})
 	l := link(t, n, s.addr(), LinkOptions{Min: -1, Max: 2})
 	if c := l.Snapshot(); c.Sessions.Dials != 0 || c.Addr != s.addr() {
 		t.Errorf("dialed for nobody: %+v", c)
@@ -193,14 +195,14 @@ func TestLinkSessions(t *testing.T) {
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := l.Peer(ctx(t)); !errors.Is(err, ErrClosed) {
+	if _, err := l.Peer(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
 		t.Errorf("a link of a closed node: %v", err)
 	}
-	if _, err := n.Link(s.addr(), LinkOptions{}).Peer(ctx(t)); !errors.Is(err, ErrClosed) {
+	if _, err := NewLink(n, s.addr(), LinkOptions{}).Peer(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
 		t.Errorf("a link made by a closed node: %v", err)
 	}
 	for _, o := range []LinkOptions{{Min: 3, Max: 2}, {Max: -1}, {Retry: Retry{Factor: -1}}} {
-		if _, err := n.Link(s.addr(), o).Peer(ctx(t)); !errors.Is(err, pool.ErrOptions) {
+		if _, err := NewLink(n, s.addr(), o).Peer(ctx(t)); !errors.Is(err, pool.ErrOptions) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
@@ -213,15 +215,15 @@ func BenchmarkResume(b *testing.B) {
 	for _, name := range paths {
 		b.Run(name, func(b *testing.B) {
 			const size = 256 << 10
-			s := newServer(b, size, ExportOptions{Tag: [16]byte{1}})
-			l := link(b, open(b, Options{}), s.addr(), LinkOptions{})
+			s := newServer(b, size, transfer.ExportOptions{Tag: [16]byte{1}})
+			l := link(b, open(b, transfer.Options{}), s.addr(), LinkOptions{})
 			dst := region(b, size)
 			var connect, resume []time.Duration
 			for b.Loop() {
 				clear(dst.All().Bytes())
 				var once sync.Once
 				j, err := l.Fetch(ctx(b), "x", dst.All(),
-					JobOptions{Piece: 4096, Window: 1, Transfer: PutOptions{Paths: []string{name}},
+					Options{Piece: 4096, Window: 1, Transfer: transfer.PutOptions{Paths: []string{name}},
 						OnVerified: func(uint64) { once.Do(s.proxy.Cut) }})
 				waitJob(b, j, err)
 				if !bytes.Equal(dst.All().Bytes(), s.r.All().Bytes()) {

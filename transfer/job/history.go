@@ -1,4 +1,4 @@
-package transfer
+package job
 
 import (
 	"fmt"
@@ -30,7 +30,7 @@ type Attempt struct {
 
 // JobTimes says where the time of a job went. What is in none of the parts went into the job's own
 // work.
-type JobTimes struct {
+type Times struct {
 	Connect time.Duration // waiting for a session
 	Lookup  time.Duration // asking for the name
 	Move    time.Duration // moving bytes
@@ -46,7 +46,7 @@ const (
 )
 
 // JobExplanation is the account of one job.
-type JobExplanation struct {
+type Explanation struct {
 	Kind     string // "fetch" or "store"
 	Name     string
 	Addr     string
@@ -56,17 +56,17 @@ type JobExplanation struct {
 	Attempts int
 	Restarts int       // how often it began at 0 again
 	History  []Attempt // the first and the last attempts, the one under way included
-	Times    JobTimes
+	Times    Times
 	Err      error
 }
 
 // JobError is why a job failed: the account of it, with the error that ended it, which it matches.
-type JobError struct{ JobExplanation }
+type Error struct{ Explanation }
 
 // Unwrap returns what ended the job.
-func (e *JobError) Unwrap() error { return e.Err }
+func (e *Error) Unwrap() error { return e.Err }
 
-func (e *JobError) Error() string {
+func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "transfer: %s %q at %s: %d of %d bytes verified, %s in %v: %v", e.Kind, e.Name, e.Addr, e.Verified,
 		e.Bytes,
@@ -146,7 +146,7 @@ func (j *Job) open(a *Attempt) {
 	}
 	l.mu.Unlock()
 	if !first {
-		l.node.obs.retried(j.kind)
+		l.node.Retried(j.kind)
 	}
 }
 
@@ -162,7 +162,7 @@ func (j *Job) close(a *Attempt, err error) {
 	j.history = append(j.history, *a)
 }
 
-func (j *Job) spent(f func(*JobTimes)) {
+func (j *Job) spent(f func(*Times)) {
 	j.mu.Lock()
 	f(&j.times)
 	j.mu.Unlock()
@@ -170,16 +170,16 @@ func (j *Job) spent(f func(*JobTimes)) {
 
 // Explain says how the job went: attempts, what each moved and by which paths, where the time went.
 // It may be called at any time.
-func (j *Job) Explain() JobExplanation {
+func (j *Job) Explain() Explanation {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.explain(j.err)
 }
 
 // explain is Explain for a job that err ended. The mutex is held.
-func (j *Job) explain(err error) JobExplanation {
-	e := JobExplanation{Kind: j.verb(), Name: j.name, Addr: j.link.addr, Bytes: j.bytes, From: j.o.From,
-		Verified: j.have.prefix(),
+func (j *Job) explain(err error) Explanation {
+	e := Explanation{Kind: j.verb(), Name: j.name, Addr: j.link.addr, Bytes: j.bytes, From: j.o.From,
+		Verified: j.have.Prefix(),
 		Attempts: j.attempts, Restarts: j.restarts, History: slices.Clone(j.history), Times: j.times, Err: err}
 	if j.now != nil {
 		a := *j.now
@@ -197,7 +197,7 @@ func (j *Job) explain(err error) JobExplanation {
 }
 
 // String is the account in words, several lines.
-func (e JobExplanation) String() string {
+func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %q at %s: %d of %d bytes verified, %s, begun again %d times", e.Kind, e.Name, e.Addr,
 		e.Verified, e.Bytes,
