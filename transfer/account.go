@@ -21,9 +21,9 @@ import (
 // Accounts are merged into the node's past when their peer is gone and their last transfer has
 // ended, so that the totals only grow and each transfer is in them once.
 //
-// The mutexes, in the order in which they may be taken: a peer's or a lane's, observer.mu,
+// The mutexes, in the order in which they may be taken: a peer's or a channel's, observer.mu,
 // account.mu; then the leaves: those of a cell, of the bus. Nothing here takes the mutex of a node,
-// peer, lane or transfer while it holds one of its own.
+// peer, channel or transfer while it holds one of its own.
 
 const numOps = 3 // kinds of operations that are a transfer: path.Put, path.Get and path.Notify
 
@@ -129,25 +129,27 @@ type account struct {
 	since time.Time            // when it came up
 	paths observe.PathCounters // of its paths that are gone; guarded by the mutex of the observer
 
-	mu      sync.Mutex // guards what follows
-	counts  counts
-	active  *Transfer // the transfers under way, a doubly linked list
-	open    int       // its length
-	telling int       // ended ones whose event is not out yet
-	gone    bool      // the peer is: no transfer begins any more, and the account is merged when open and telling are 0
-	refused uint64    // of what the peer asked for
+	mu         sync.Mutex // guards what follows
+	counts     counts
+	active     *Transfer // the transfers under way, a doubly linked list
+	open       int       // its length
+	announcing int       // ended ones whose event is not out yet
+	// the peer is: no transfer begins any more, and the account is merged when open and announcing
+	// are 0
+	gone    bool
+	refused uint64 // of what the peer asked for
 }
 
-// books locks the peer's account.
-func (p *Peer) books() *account {
+// lockAccount locks the peer's account.
+func (p *Peer) lockAccount() *account {
 	p.account.mu.Lock()
 	return &p.account
 }
 
-// closeBooks unlocks the account. That of a peer that is gone is merged when nothing of it is under
-// way: also what a late call of the application has counted since.
-func (p *Peer) closeBooks() {
-	last := p.account.gone && p.account.open+p.account.telling == 0
+// unlockAccount unlocks the account. That of a peer that is gone is merged when nothing of it is
+// under way: also what a late call of the application has counted since.
+func (p *Peer) unlockAccount() {
+	last := p.account.gone && p.account.open+p.account.announcing == 0
 	p.account.mu.Unlock()
 	if last {
 		p.node.obs.merge(p)
@@ -170,7 +172,7 @@ type observer struct {
 	peersUp     uint64          // that ever came up
 	peers       map[*Peer]bool  // accounts not yet merged into past; true: up
 	merged      sync.Cond       // on mu: peers has one less
-	paths       map[any]*inUse  // by *lane or *Queue
+	paths       map[any]*inUse  // by *channel or *Queue
 	past        counts          // of accounts that are gone
 	pastRefused uint64          // requests of peers that are gone
 	ended       map[string]*sum // of paths that are gone, by driver
@@ -181,8 +183,8 @@ type observer struct {
 type inUse struct {
 	peer  *Peer
 	p     path.Path
-	ln    *lane  // nil for a queue's
-	queue string // its name
+	ch    *channel // nil for a queue's
+	queue string   // its name
 	id    uint64
 	since time.Time
 }
@@ -213,9 +215,9 @@ func (o *observer) init(drivers []setup.Driver, id *identity.Identity) {
 // transferBegun enters a transfer, unless the peer is lost; transferEnded will be called for it
 // exactly once.
 func (p *Peer) transferBegun(t *Transfer) error {
-	a := p.books()
+	a := p.lockAccount()
 	if a.gone {
-		p.closeBooks()
+		p.unlockAccount()
 		return p.Err()
 	}
 	a.counts[opIndex(t.kind)].begun++
@@ -243,7 +245,7 @@ func (p *Peer) transferEnded(t *Transfer, err error) {
 	if err == nil {
 		o.took.Record(op, via, took) // before it is counted: no snapshot shows fewer latencies than completions
 	}
-	a := p.books()
+	a := p.lockAccount()
 	c := &a.counts[op]
 	switch {
 	case err == nil:
@@ -266,27 +268,27 @@ func (p *Peer) transferEnded(t *Transfer, err error) {
 		t.nextOpen.prevOpen = t.prevOpen
 	}
 	t.prevOpen, t.nextOpen = nil, nil
-	tells := o.bus.On()
-	if tells {
-		a.telling++
+	announces := o.bus.On()
+	if announces {
+		a.announcing++
 	}
-	p.closeBooks()
-	if tells {
+	p.unlockAccount()
+	if announces {
 		e := observe.Event{Kind: observe.EventTransferEnded, Transfer: t.id, Operation: kindName(t.kind), Bytes: moved,
 			Path: via}
 		if err != nil {
 			e.Reason = err.Error()
 		}
 		o.bus.Emit(p.event(e))
-		p.books().telling--
-		p.closeBooks()
+		p.lockAccount().announcing--
+		p.unlockAccount()
 	}
 }
 
 // transferRejected counts a request of the application that failed before a transfer began.
 func (p *Peer) transferRejected(kind path.OpKind, err error) {
-	p.books().counts[opIndex(kind)].rejected[reasonOf(err)]++
-	p.closeBooks()
+	p.lockAccount().counts[opIndex(kind)].rejected[reasonOf(err)]++
+	p.unlockAccount()
 }
 
 // transferPath counts the choice of a path: the first one may not be the best there is (index > 0),
@@ -298,13 +300,13 @@ func (p *Peer) transferPath(t *Transfer, to string, index int) {
 	if from == "" && index == 0 {
 		return
 	}
-	c := &p.books().counts[opIndex(t.kind)]
+	c := &p.lockAccount().counts[opIndex(t.kind)]
 	if from == "" {
 		c.fallbacks++
 	} else {
 		c.failovers++
 	}
-	p.closeBooks()
+	p.unlockAccount()
 	if b := &p.node.obs.bus; from != "" && b.On() {
 		b.Emit(p.event(observe.Event{Kind: observe.EventTransferFailedOver, Transfer: t.id, Operation: kindName(t.kind),
 			Bytes: t.bytes, Path: to, Reason: "before: " + from}))
@@ -313,8 +315,8 @@ func (p *Peer) transferPath(t *Transfer, to string, index int) {
 
 // transferReceived counts a transfer of the peer that was delivered here.
 func (p *Peer) transferReceived(kind path.OpKind) {
-	p.books().counts[opIndex(kind)].received++
-	p.closeBooks()
+	p.lockAccount().counts[opIndex(kind)].received++
+	p.unlockAccount()
 }
 
 // requestRefused counts a request of the peer that was not granted. What is an error for the peer
@@ -328,8 +330,8 @@ func (p *Peer) requestRefused(what string, err error) {
 func (p *Peer) notifyRefused(why string) { p.countRefused("notification", why) }
 
 func (p *Peer) countRefused(what, why string) {
-	p.books().refused++
-	p.closeBooks()
+	p.lockAccount().refused++
+	p.unlockAccount()
 	if b := &p.node.obs.bus; b.On() {
 		b.Emit(p.event(observe.Event{Kind: observe.EventRefused, Operation: what, Reason: why}))
 	}
@@ -366,7 +368,7 @@ func (o *observer) peerDown(p *Peer, err error) {
 	p.account.mu.Lock()
 	p.account.gone = true
 	o.mu.Unlock()
-	p.closeBooks()
+	p.unlockAccount()
 	if up {
 		o.bus.Emit(p.event(observe.Event{Kind: observe.EventPeerDown, Reason: err.Error()}))
 	}
@@ -379,7 +381,7 @@ func (o *observer) merge(p *Peer) {
 	a := &p.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.open+a.telling > 0 {
+	if a.open+a.announcing > 0 {
 		return
 	}
 	delete(o.peers, p)
@@ -408,7 +410,7 @@ func (o *observer) turnedAway(from net.Addr, err error) {
 	}
 }
 
-// pathUp enters a path that is set up: a *lane or a *Queue. The peer's mutex may be held.
+// pathUp enters a path that is set up: a *channel or a *Queue. The peer's mutex may be held.
 func (o *observer) pathUp(key any, x inUse) {
 	x.since = time.Now()
 	o.mu.Lock()

@@ -7,13 +7,13 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// attend has the calling goroutine serve the lane of the transfer, as the loop does, until the
+// attend has the calling goroutine serve the channel of the transfer, as the loop does, until the
 // transfer has ended or the node's spin time is over. So the goroutine that waits sees the end
 // itself, and neither the loop nor the Go scheduler has to wake a thread for it. One goroutine at a
-// time attends a lane, and the loop leaves the lane to it.
+// time attends a channel, and the loop leaves the channel to it.
 func (t *Transfer) attend(ctx context.Context) {
 	t.mu.Lock()
-	l := t.lane
+	l := t.channel
 	t.mu.Unlock()
 	if l == nil || l.peer.node.loop.spin == 0 || !l.attended.CompareAndSwap(false, true) {
 		return

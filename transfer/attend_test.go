@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// Goroutines that wait serve a lane by turns. Afterwards the loop has it again: what the peer sends
-// arrives although no goroutine waits.
+// Goroutines that wait serve a channel by turns. Afterwards the loop has it again: what the peer
+// sends arrives although no goroutine waits.
 func TestAttend(t *testing.T) {
 	back := make(chan Incoming, 1)
 	p := newPair(t, Options{OnTransfer: func(i Incoming) { back <- i }})
@@ -36,13 +36,13 @@ func TestAttend(t *testing.T) {
 		}
 		all.Wait()
 		p.ab.mu.Lock()
-		ln := p.ab.lanes["tcp"].ln
+		ch := p.ab.channels["tcp"].ch
 		p.ab.mu.Unlock()
-		ln.mu.Lock()
-		attended, muted := ln.attended.Load(), ln.muted
-		ln.mu.Unlock()
+		ch.mu.Lock()
+		attended, muted := ch.attended.Load(), ch.muted
+		ch.mu.Unlock()
 		if attended || muted {
-			t.Fatalf("no goroutine waits, and the lane is attended: %v, muted: %v", attended, muted)
+			t.Fatalf("no goroutine waits, and the channel is attended: %v, muted: %v", attended, muted)
 		}
 		x, err := p.ba.Notify(ctx(t), []byte("hello"), o)
 		wait(t, x, err)

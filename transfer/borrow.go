@@ -37,18 +37,18 @@ func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 }
 
 func (p *Peer) borrow(ctx context.Context, r *Remote, off, n uint64) (path.View, error) {
-	ln, err := p.lender(ctx)
+	ch, err := p.lender(ctx)
 	if err != nil {
 		return path.View{}, err
 	}
 	for kicked := false; ; {
-		v, wait, err := ln.borrow(r, off, n)
+		v, wait, err := ch.borrow(r, off, n)
 		if wait == nil {
 			return v, err
 		}
 		if !kicked { // the request is on its way then, and the answer wakes the loop
 			kicked = true
-			p.node.loop.kick(ln)
+			p.node.loop.kick(ch)
 		}
 		select {
 		case <-wait:
@@ -58,16 +58,16 @@ func (p *Peer) borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 	}
 }
 
-// lender returns the lane of the first driver whose paths can lend.
-func (p *Peer) lender(ctx context.Context) (*lane, error) {
+// lender returns the channel of the first driver whose paths can lend.
+func (p *Peer) lender(ctx context.Context) (*channel, error) {
 	err := fmt.Errorf("no path of this node can lend: %w", path.ErrUnreachable)
 	for _, d := range p.node.drivers {
 		if !d.Traits().Borrow {
 			continue
 		}
-		var ln *lane
-		if ln, err = p.lane(ctx, d.Name()); err == nil {
-			return ln, nil
+		var ch *channel
+		if ch, err = p.channel(ctx, d.Name()); err == nil {
+			return ch, nil
 		}
 	}
 	return nil, err
@@ -75,17 +75,17 @@ func (p *Peer) lender(ctx context.Context) (*lane, error) {
 
 // borrow tries once; wait is not nil when the export is being attached: try again when it is
 // closed.
-func (l *lane) borrow(r *Remote, off, n uint64) (v path.View, wait <-chan struct{}, err error) {
-	l.mu.Lock()
-	defer l.unlock()
-	if l.down != nil {
-		return v, nil, l.down
+func (ch *channel) borrow(r *Remote, off, n uint64) (v path.View, wait <-chan struct{}, err error) {
+	ch.mu.Lock()
+	defer ch.unlock()
+	if ch.down != nil {
+		return v, nil, ch.down
 	}
-	b, ok := l.p.(path.Borrower)
+	b, ok := ch.p.(path.Borrower)
 	if !ok {
-		return v, nil, fmt.Errorf("%s cannot lend: %w", l.p.Name(), path.ErrUnreachable)
+		return v, nil, fmt.Errorf("%s cannot lend: %w", ch.p.Name(), path.ErrUnreachable)
 	}
-	if err := l.p.Reaches(r.Desc); err != nil {
+	if err := ch.p.Reaches(r.Desc); err != nil {
 		return v, nil, err
 	}
 	v, err = b.Borrow(r.Desc.Key, off, n)
@@ -93,6 +93,6 @@ func (l *lane) borrow(r *Remote, off, n uint64) (v path.View, wait <-chan struct
 		return v, nil, err
 	}
 	c := make(chan struct{})
-	l.watchers = append(l.watchers, c)
+	ch.watchers = append(ch.watchers, c)
 	return v, c, nil
 }

@@ -12,7 +12,7 @@ import (
 
 const (
 	sessionMemory = 256 << 10 // two goroutines, buffers, TLS, control.Allowance
-	laneMemory    = 256       // for each operation of a path's window, beside what the path needs
+	channelMemory = 256       // for each operation of a path's window, beside what the path needs
 	// guessDescriptors and guessMemory are for each path, and for each of its streams, of a driver
 	// that is no setup.Estimator.
 	guessDescriptors = 8
@@ -85,5 +85,5 @@ func pathNeeds(d setup.Driver, cfg *setup.Config) budget.Amounts {
 		need = e.Needs(cfg)
 	}
 	return budget.Amounts{budget.Paths: 1, budget.Descriptors: uint64(need.Descriptors),
-		budget.Memory: need.Memory + uint64(window)*laneMemory}
+		budget.Memory: need.Memory + uint64(window)*channelMemory}
 }

@@ -243,8 +243,8 @@ func TestPendingOfOneSource(t *testing.T) {
 		come(fmt.Sprintf("2001:db8:7::%x", i))
 	}
 	if closed["2001:db8::1"]+closed["127.0.0.1"] != 0 || len(closed) != 2*setup.MaxPending()+2 ||
-		n.strangers.Len() != setup.MaxPending() {
-		t.Errorf("%d are pending, %d were closed, of others %d and %d", n.strangers.Len(), len(closed),
+		n.handshaking.Len() != setup.MaxPending() {
+		t.Errorf("%d are pending, %d were closed, of others %d and %d", n.handshaking.Len(), len(closed),
 			closed["2001:db8::1"], closed["127.0.0.1"])
 	}
 }

@@ -28,17 +28,17 @@ func (w *watched) PostNow(ops []path.Op, events []path.Event) (int, int, error) 
 	return w.now.PostNow(ops, events)
 }
 
-// watch has seen called with what a lane hands over. The mutex of the lane is held then.
-func watch(ln *lane, seen func(ops []path.Op, once bool)) {
-	ln.mu.Lock()
-	defer ln.unlock()
-	w := &watched{ln.p, ln.now, seen}
-	ln.p, ln.now = w, w
+// watch has seen called with what a channel hands over. The mutex of the channel is held then.
+func watch(ch *channel, seen func(ops []path.Op, once bool)) {
+	ch.mu.Lock()
+	defer ch.unlock()
+	w := &watched{ch.p, ch.now, seen}
+	ch.p, ch.now = w, w
 }
 
 // large is a list of callerSize bytes in blocks of 4 KiB, prepared over shared memory, and both
 // ends' memory.
-func large(t *testing.T, p *pair) (r *Prepared, src, dst []byte, ln *lane) {
+func large(t *testing.T, p *pair) (r *Prepared, src, dst []byte, ch *channel) {
 	t.Helper()
 	a, b := region(t, callerSize), region(t, callerSize)
 	export(t, p.b, b, "large", path.Read|path.Write)
@@ -51,7 +51,7 @@ func large(t *testing.T, p *pair) (r *Prepared, src, dst []byte, ln *lane) {
 	t.Cleanup(func() { r.Close() })
 	x, err := r.Post(context.Background()) // sets the path up
 	wait(t, x, err)
-	return r, a.All().Bytes(), b.All().Bytes(), laneOf(t, p.ab, "shm")
+	return r, a.All().Bytes(), b.All().Bytes(), channelOf(t, p.ab, "shm")
 }
 
 // same reports whether a prepared list of large has arrived.
@@ -70,9 +70,9 @@ func same(src, dst []byte) bool {
 func TestLargeIsDoneByItsCaller(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
-	r, src, dst, ln := large(t, p)
+	r, src, dst, ch := large(t, p)
 	var steps []uint64
-	watch(ln, func(ops []path.Op, once bool) {
+	watch(ch, func(ops []path.Op, once bool) {
 		for _, op := range ops {
 			if op.Bulk && once {
 				steps = append(steps, op.Bytes())
@@ -138,7 +138,7 @@ func TestLargeIsDoneByItsCaller(t *testing.T) {
 func TestOthersComeBetweenSteps(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
-	r, src, dst, ln := large(t, p)
+	r, src, dst, ch := large(t, p)
 	near := region(t, callerSize)
 	export(t, p.b, region(t, callerSize), "other", path.Write)
 	other := lookup(t, p.ab, "other").At(0, near.All())
@@ -148,7 +148,7 @@ func TestOthersComeBetweenSteps(t *testing.T) {
 	}
 	var begin func()
 	var handed []string
-	watch(ln, func(ops []path.Op, once bool) {
+	watch(ch, func(ops []path.Op, once bool) {
 		for _, op := range ops {
 			what := "left"
 			switch {
@@ -167,7 +167,7 @@ func TestOthersComeBetweenSteps(t *testing.T) {
 				defer close(done)
 				begin()
 			}()
-			<-done // the lane is held by this goroutine: the other one does not wait for it
+			<-done // the channel is held by this goroutine: the other one does not wait for it
 		}
 	})
 	for round, c := range []struct {
@@ -189,17 +189,17 @@ func TestOthersComeBetweenSteps(t *testing.T) {
 		for i := range src {
 			src[i] = byte(i>>12 + i + round)
 		}
-		ln.mu.Lock()
+		ch.mu.Lock()
 		handed = nil
-		ln.unlock()
+		ch.unlock()
 		x, e := r.Post(context.Background())
 		wait(t, x, e)
 		wait(t, second, err)
-		ln.mu.Lock()
+		ch.mu.Lock()
 		if !c.want() {
 			t.Errorf("with %d bytes beside it: %v", c.bytes, handed)
 		}
-		ln.unlock()
+		ch.unlock()
 		if !same(src, dst) {
 			t.Error("the bytes are not the same at both ends")
 		}
@@ -210,9 +210,9 @@ func TestOthersComeBetweenSteps(t *testing.T) {
 func TestCancelBetweenSteps(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
-	r, _, _, ln := large(t, p)
+	r, _, _, ch := large(t, p)
 	steps := 0
-	watch(ln, func(ops []path.Op, once bool) {
+	watch(ch, func(ops []path.Op, once bool) {
 		if steps++; steps == 1 {
 			go r.last.Cancel()
 			until(t, "the cancel", r.last.canceled)
@@ -225,8 +225,8 @@ func TestCancelBetweenSteps(t *testing.T) {
 	if err := x.Wait(ctx(t)); !errors.Is(err, path.ErrCanceled) {
 		t.Errorf("it ends with %v", err)
 	}
-	ln.mu.Lock()
-	defer ln.unlock()
+	ch.mu.Lock()
+	defer ch.unlock()
 	if steps != 1 {
 		t.Errorf("%d steps after the cancel", steps-1)
 	}

@@ -37,14 +37,14 @@ func TestCancelBeforeTheNotification(t *testing.T) {
 		x, err := p.ab.Notify(ctx(t), nil, PutOptions{})
 		wait(t, x, err)
 		full.Store(true)
-		ln := laneOf(t, p.ab, "tcp")
+		ch := channelOf(t, p.ab, "tcp")
 		begin := func(x *Transfer, err error) *Transfer {
 			if err != nil {
 				t.Fatal(err)
 			}
 			until(t, "the turn of its notification", func() bool {
-				ln.mu.Lock()
-				defer ln.unlock()
+				ch.mu.Lock()
+				defer ch.unlock()
 				return x.m.Posted() && x.m.Outstanding() == 0 && x.item.Queued()
 			})
 			return x
@@ -53,7 +53,7 @@ func TestCancelBeforeTheNotification(t *testing.T) {
 		for kind, x := range map[string]*Transfer{"put": put, "notify": begin(p.ab.Notify(ctx(t), nil, PutOptions{}))} {
 			if late {
 				x.because.Store(&context.Canceled)
-				ln.endLate(x, 0)
+				ch.endLate(x, 0)
 			} else {
 				x.Cancel()
 			}
@@ -72,7 +72,7 @@ func TestCancelBeforeTheNotification(t *testing.T) {
 // ended before the other side is fenced.
 func TestCanceledAndThenThePathGoesDown(t *testing.T) {
 	s := newTwoPaths(t, 4*PieceSize)
-	a, b := nodeLane(t, s.a, "alpha"), nodeLane(t, s.b, "alpha")
+	a, b := nodeChannel(t, s.a, "alpha"), nodeChannel(t, s.b, "alpha")
 	s.mode.Store(deaf)
 	x := s.put(t)
 	until(t, "something outstanding", func() bool { return outstanding(x) })

@@ -28,9 +28,9 @@ const (
 	forget = 10 * time.Second
 )
 
-// costs is what a lane's path is taken to cost: what its transfers achieved of late, else what its
-// driver says. Any goroutine may ask, without waiting for the lane's owner. The three words are not
-// of one moment where they are changed meanwhile; each is one that was true.
+// costs is what a channel's path is taken to cost: what its transfers achieved of late, else what
+// its driver says. Any goroutine may ask, without waiting for the channel's owner. The three words
+// are not of one moment where they are changed meanwhile; each is one that was true.
 type costs struct {
 	prior path.Cost // fixed before others see it
 	// mapped paths begin from the prior: their first transfers pay for mapping or registering the
@@ -42,7 +42,7 @@ type costs struct {
 }
 
 // observe learns from a transfer of n bytes that had the path for itself and took d. Any may meet a
-// busy machine: so one of them moves what is known only a little. The lane's mutex is held.
+// busy machine: so one of them moves what is known only a little. The channel's mutex is held.
 func (c *costs) observe(n uint64, d, now time.Duration) {
 	var known *atomic.Uint64
 	var first, x float64
@@ -108,10 +108,10 @@ func (p *Peer) candidates(n uint64, exports []path.Desc, allowed []string, floor
 }
 
 // rank puts the candidates for a transfer of n bytes in order, the best usable one first. An
-// explanation has them then, which keeps no lane.
+// explanation has them then, which keeps no channel.
 func rank(cs []Candidate, n uint64) {
 	for i := range cs {
-		cs[i].ln = nil
+		cs[i].ch = nil
 		if cs[i].Cost != (path.Cost{}) {
 			cs[i].Estimate = cs[i].Cost.Time(n)
 		}
@@ -144,7 +144,7 @@ func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security
 	for _, d := range p.node.drivers {
 		traits := d.Traits()
 		c := Candidate{Path: d.Name(), Cost: priorOf(traits)}
-		ln, err := p.openedLane(c.Path)
+		ch, err := p.openedChannel(c.Path)
 		switch {
 		case len(allowed) > 0 && !slices.Contains(allowed, c.Path):
 			c.Reason = excludedByCaller
@@ -160,9 +160,9 @@ func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security
 			c.err = p.limits.cannotPace(traits)
 		case !traits.Devices && needsDevices(exports, devices):
 			c.err = errNoDevices
-		case ln != nil:
-			c.ln, c.Cost, c.err = ln, ln.cost.get(now), below(ln.caps.Security, floor)
-			if err := ln.reaches(exports, devices); err != nil {
+		case ch != nil:
+			c.ch, c.Cost, c.err = ch, ch.cost.get(now), below(ch.caps.Security, floor)
+			if err := ch.reaches(exports, devices); err != nil {
 				c.Reason = err.Error()
 			}
 		case traits.Whole && slices.ContainsFunc(exports, func(e path.Desc) bool { return !e.Whole }):
@@ -202,10 +202,10 @@ func needsDevices(exports []path.Desc, devices []*mem.Region) bool {
 	return len(devices) > 0 || slices.ContainsFunc(exports, func(e path.Desc) bool { return e.Device })
 }
 
-// reaches says whether the lane's path gets at exports of the peer, and at local regions that the
-// CPU cannot reach.
-func (l *lane) reaches(exports []path.Desc, devices []*mem.Region) error {
-	d, ok := l.p.(path.DeviceReacher)
+// reaches says whether the channel's path gets at exports of the peer, and at local regions that
+// the CPU cannot reach.
+func (ch *channel) reaches(exports []path.Desc, devices []*mem.Region) error {
+	d, ok := ch.p.(path.DeviceReacher)
 	if !ok && needsDevices(exports, devices) {
 		return errNoDevices
 	}
@@ -213,7 +213,7 @@ func (l *lane) reaches(exports []path.Desc, devices []*mem.Region) error {
 	for _, e := range exports {
 		if e.Device {
 			errs = append(errs, d.ReachesDevice(e))
-		} else if err := l.p.Reaches(e); err != nil {
+		} else if err := ch.p.Reaches(e); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -231,11 +231,11 @@ func below(have, floor path.Security) error {
 	return fmt.Errorf("its security is %q, at least %q is asked for: %w", have, floor, ErrSecurity)
 }
 
-// choose returns the lane to take, opening paths as needed, and records in the transfer why.
-func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, allowed []string) (*lane, error) {
+// choose returns the channel to take, opening paths as needed, and records in the transfer why.
+func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, allowed []string) (*channel, error) {
 	cs := p.candidates(t.bytes, exports, allowed, t.floor, t.devices...)
 	t.avoidLast(cs)
-	ln, i, err := p.pick(ctx, cs, exports, t.floor, t.devices)
+	ch, i, err := p.pick(ctx, cs, exports, t.floor, t.devices)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
@@ -245,15 +245,15 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 		t.mu.Unlock()
 		return nil, err
 	}
-	t.recordChoice(ln, cs, i)
-	return ln, nil
+	t.recordChoice(ch, cs, i)
+	return ch, nil
 }
 
-// pick returns the lane of the first candidate that is usable and can be set up, and which one that
-// is. It notes in the candidates before it why they are not. When it finds none its error says what
-// failed, or if nothing was tried why not, for each.
+// pick returns the channel of the first candidate that is usable and can be set up, and which one
+// that is. It notes in the candidates before it why they are not. When it finds none its error says
+// what failed, or if nothing was tried why not, for each.
 func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, floor path.Security,
-	devices []*mem.Region) (*lane, int, error) {
+	devices []*mem.Region) (*channel, int, error) {
 	// failed: without what cannot be here or between these two, which is no news where another one
 	// failed
 	var all, failed []error
@@ -272,15 +272,15 @@ func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, fl
 			tried = tried || c.again
 			continue
 		}
-		ln, err := p.lane(ctx, c.Path)
+		ch, err := p.channel(ctx, c.Path)
 		if err == nil {
-			err = errors.Join(below(ln.caps.Security, floor), ln.reaches(exports, devices))
+			err = errors.Join(below(ch.caps.Security, floor), ch.reaches(exports, devices))
 		}
 		if ctx.Err() != nil {
 			return nil, 0, endOf(ctx)
 		}
 		if err == nil {
-			return ln, i, nil
+			return ch, i, nil
 		}
 		c.Usable, c.Reason = false, err.Error()
 		failed, tried = append(failed, fmt.Errorf("%s: %w", c.Path, err)), true
@@ -292,16 +292,16 @@ func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, fl
 		errors.Join(append([]error{path.ErrUnavailable}, all...)...))
 }
 
-func (t *Transfer) recordChoice(ln *lane, cs []Candidate, at int) {
+func (t *Transfer) recordChoice(ch *channel, cs []Candidate, at int) {
 	switch {
 	case t.reach == reachCarried && t.tries == 0: // only its notification goes this way
 		return
 	case t.part != nil:
-		defer t.part.chose(t, ln, cs, at) // runs last
+		defer t.part.chose(t, ch, cs, at) // runs last
 	default:
 		t.peer.transferPath(t, cs[at].Path, at)
 	}
-	caps := ln.caps
+	caps := ch.caps
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.chosen, t.explain.Path = chosen{}, cs[at].Path

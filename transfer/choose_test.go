@@ -51,7 +51,7 @@ func TestSlowPathIsRankedBelow(t *testing.T) {
 	for name, d := range map[string]time.Duration{"slow": 5 * time.Second, "fast": time.Microsecond} {
 		x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{Paths: []string{name}})
 		wait(t, x, err)
-		l, err := p.ab.openedLane(name)
+		l, err := p.ab.openedChannel(name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,7 +145,7 @@ func TestNoPathIsUsable(t *testing.T) {
 }
 
 // A transfer can be canceled while its path is still being set up, by both means.
-func TestCancelBeforeThereIsALane(t *testing.T) {
+func TestCancelBeforeThereIsAChannel(t *testing.T) {
 	d := over("never")
 	dialing := make(chan struct{}, 8)
 	d.dial = func(c context.Context) error {

@@ -161,7 +161,7 @@ func (d *remoteDigest) flush(ctx context.Context, last bool, expect [32]byte) er
 
 // digester proves a transfer end to end: it hashes the local bytes while the transfer moves them,
 // has the peer hash its own, and lets the transfer complete when both are equal. Its goroutine
-// lives from the hand-over to a lane until then.
+// lives from the hand-over to a channel until then.
 type digester struct {
 	t      *Transfer
 	ctx    context.Context // ends when the digest is not wanted any more
@@ -173,7 +173,7 @@ type digester struct {
 	mu      sync.Mutex   // guards what follows
 	have    state.Ranges // bytes that are in place
 	all     bool         // everything is in place
-	settled bool         // the digests were compared, or cannot be
+	known   bool         // the digests were compared, or cannot be
 	failed  error        // why they could not be compared, or that they differ
 	begun   bool
 	running bool
@@ -188,14 +188,14 @@ func newDigester(t *Transfer) *digester {
 }
 
 // outcome says whether it is known what came of the digests, and what: nil if they are equal.
-func (d *digester) outcome() (settled bool, err error) {
+func (d *digester) outcome() (known bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.settled, d.failed
+	return d.known, d.failed
 }
 
 // place takes note of a part that is in place. After a failover parts have other offsets, and only
-// the end counts. The lane's mutex is held.
+// the end counts. The channel's mutex is held.
 func (d *digester) place(part state.Segment) {
 	if d.t.tries > 0 {
 		return
@@ -207,7 +207,7 @@ func (d *digester) place(part state.Segment) {
 }
 
 // finish takes note that everything is in place. The error, if any, is that of the digester, which
-// has ended already. The lane's mutex is held.
+// has ended already. The channel's mutex is held.
 func (d *digester) finish() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -240,7 +240,7 @@ func (d *digester) await(off uint64) error {
 	}
 }
 
-// start begins the work when the transfer is about to be handed to its first lane.
+// start begins the work when the transfer is about to be handed to its first channel.
 func (d *digester) start() {
 	d.mu.Lock()
 	begun := d.begun
@@ -277,14 +277,14 @@ func (d *digester) run() {
 		}
 	}
 	d.mu.Lock()
-	d.settled, d.failed = true, err
+	d.known, d.failed = true, err
 	d.mu.Unlock()
 	t.mu.Lock()
 	t.explain.more().Digest = local
-	ln := t.lane // nil before it has a path, and while it changes it: the next one asks for the outcome
+	ch := t.channel // nil before it has a path, and while it changes it: the next one asks for the outcome
 	t.mu.Unlock()
-	if ln != nil {
-		ln.prove(t)
+	if ch != nil {
+		ch.prove(t)
 	}
 	d.mu.Lock()
 	d.running = false
@@ -420,27 +420,27 @@ func (d *digester) remote(r *remoteDigest) error {
 }
 
 // prove is called by the digester of a transfer when its outcome is known, once.
-func (l *lane) prove(t *Transfer) {
+func (ch *channel) prove(t *Transfer) {
 	var end ending
-	l.mu.Lock()
+	ch.mu.Lock()
 	t.mu.Lock()
-	here := t.lane == l // otherwise it has left for another path meanwhile
+	here := t.channel == ch // otherwise it has left for another path meanwhile
 	t.mu.Unlock()
 	_, err := t.digest.outcome()
 	if here { // otherwise the goroutine that takes it up asks for the outcome
 		t.m.Proved(err)
 		switch step := t.m.Next(); {
-		case step == state.Queue && l.down != nil:
+		case step == state.Queue && ch.down != nil:
 			t.m.Fence()
-			l.interrupted(t, &end)
+			ch.interrupted(t, &end)
 		case step == state.Queue:
-			l.enqueue(t)
-			l.pump(&end)
+			ch.enqueue(t)
+			ch.pump(&end)
 		default:
-			l.act(t, step, &end)
+			ch.act(t, step, &end)
 		}
 	}
-	l.mu.Unlock()
-	end.run(l)
-	l.peer.node.loop.kick(l)
+	ch.mu.Unlock()
+	end.run(ch)
+	ch.peer.node.loop.kick(ch)
 }

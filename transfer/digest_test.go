@@ -569,7 +569,7 @@ func TestDigestFailover(t *testing.T) {
 				case <-time.After(time.Millisecond):
 				}
 			}
-			nodeLane(t, s.a, "alpha").shut(errCut)
+			nodeChannel(t, s.a, "alpha").shut(errCut)
 			if when == "end" {
 				for range cap(s.b.hashing) {
 					<-s.b.hashing
@@ -649,7 +649,7 @@ func TestDigestBeforeThePath(t *testing.T) {
 }
 
 // A transfer that is canceled ends once, with one error, while its digests are compared: the
-// digester and the lane do not meet in its state.
+// digester and the channel do not meet in its state.
 func TestDigestAndCancel(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)

@@ -151,7 +151,7 @@ func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
 	if !q.Last {
 		keep = d
 	} else if q.Expect != ([32]byte{}) {
-		if err := p.node.settle(p, d, sum, q.Expect); err != nil {
+		if err := p.node.decideOffer(p, d, sum, q.Expect); err != nil {
 			return nil, err
 		}
 	}
@@ -205,8 +205,8 @@ func (p *Peer) reach() path.Reach {
 	return c.Reach()
 }
 
-// settle decides about a tensor that the peer offered with a digest: this is its last request.
-func (n *Node) settle(p *Peer, d *openDigest, sum, expect [32]byte) error {
+// decideOffer decides about a tensor that the peer offered with a digest: this is its last request.
+func (n *Node) decideOffer(p *Peer, d *openDigest, sum, expect [32]byte) error {
 	n.mu.Lock()
 	in := n.offers[d.id]
 	if in == nil || in.rec.From != p || !in.digest {

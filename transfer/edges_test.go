@@ -19,8 +19,8 @@ import (
 )
 
 // The time of a transfer that waits for the rate has come while another one, canceled already, is
-// on its way to the lane: the first is posted all the same. Nothing is outstanding that would bring
-// the lane back to it.
+// on its way to the channel: the first is posted all the same. Nothing is outstanding that would
+// bring the channel back to it.
 func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}})
 	l, err := newLimits("test", Quota{Out: sched.Limits{Rate: 16 << 10, Burst: 4 << 10}}, p.a.limits)
@@ -38,31 +38,31 @@ func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 		return x
 	}
 	wait(t, put(64), nil)
-	ln := laneOf(t, p.ab, "tcp")
-	ln.mu.Lock()
+	ch := channelOf(t, p.ab, "tcp")
+	ch.mu.Lock()
 	p.ab.limits = l
-	ln.unlock()
+	ch.unlock()
 	var x *Transfer
 	until(t, "a transfer that waits for the rate", func() bool { // a machine may be so slow that it has paid already
 		wait(t, put(4<<10), nil)
-		ln.mu.Lock()
+		ch.mu.Lock()
 		slow := make(chan *Transfer)
-		go func() { slow <- put(16 << 10) }() // put leaves it to the goroutine that holds the lane
+		go func() { slow <- put(16 << 10) }() // put leaves it to the goroutine that holds the channel
 		x = <-slow
-		ln.unlock()
-		ln.mu.Lock()
-		if x.item.Queued() && ln.inflight == 0 && ln.timer != nil && ln.timer.Stop() {
+		ch.unlock()
+		ch.mu.Lock()
+		if x.item.Queued() && ch.inflight == 0 && ch.timer != nil && ch.timer.Stop() {
 			return true
 		}
-		ln.unlock()
+		ch.unlock()
 		wait(t, x, nil)
 		return false
 	})
 	gone := put(64)
 	gone.because.Store(&context.Canceled)
-	ln.payTill = time.Time{} // the time has come
-	ln.again()               // as the timer does
-	ln.unlock()
+	ch.payTill = time.Time{} // the time has come
+	ch.again()               // as the timer does
+	ch.unlock()
 	soon(t, gone.Done(), "the end of the canceled transfer")
 	wait(t, x, nil)
 }
@@ -86,14 +86,14 @@ func TestPathDownWhileItIsDialed(t *testing.T) {
 	rem := lookup(t, p.ba, "dst")
 	opened := make(chan error, 1)
 	go func() {
-		_, err := p.ab.lane(ctx(t), "tcp")
+		_, err := p.ab.channel(ctx(t), "tcp")
 		opened <- err
 	}()
 	<-held
-	var ln *lane
+	var ch *channel
 	until(t, "the path of the accepting side", func() bool {
-		ln, _ = p.ba.openedLane("tcp")
-		return ln != nil
+		ch, _ = p.ba.openedChannel("tcp")
+		return ch != nil
 	})
 	src := region(t, 4096)
 	fill(src, 7)
@@ -101,10 +101,10 @@ func TestPathDownWhileItIsDialed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the post", func() bool { return ln.p.Stats().OpsPosted > 0 })
+	until(t, "the post", func() bool { return ch.p.Stats().OpsPosted > 0 })
 	x.Cancel() // so that it does not go on by another path; what was sent of it is on its way
-	ln.shut(path.ErrDown)
-	if err := p.ba.fenceRemote(ctx(t), ln); err != nil {
+	ch.shut(path.ErrDown)
+	if err := p.ba.fenceRemote(ctx(t), ch); err != nil {
 		t.Fatal(err)
 	}
 	clear(dst.All().Bytes())
@@ -242,7 +242,7 @@ func TestPathDownWhileRequestsAreFull(t *testing.T) {
 	})
 	s.mode.Store(deaf)
 	x := s.put(t)
-	nodeLane(t, s.a, "alpha").shut(errCut)
+	nodeChannel(t, s.a, "alpha").shut(errCut)
 	wait(t, x, nil)
 	if err := s.p.Err(); err != nil {
 		t.Error(err)
@@ -336,8 +336,8 @@ func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
 	}
 }
 
-// The digester of a transfer that has nothing left to post may know the outcome before the lane has
-// taken the transfer from its arrivals.
+// The digester of a transfer that has nothing left to post may know the outcome before the channel
+// has taken the transfer from its arrivals.
 func TestDigesterIsFaster(t *testing.T) {
 	for _, canceled := range []bool{false, true} {
 		p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}})
@@ -346,8 +346,8 @@ func TestDigesterIsFaster(t *testing.T) {
 		local, _ := src.Span(0, 64)
 		first, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, local)}, PutOptions{})
 		wait(t, first, err)
-		ln := laneOf(t, p.ab, "tcp")
-		ln.mu.Lock()
+		ch := channelOf(t, p.ab, "tcp")
+		ch.mu.Lock()
 		slow := make(chan *Transfer)
 		go func() {
 			x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, local)}, PutOptions{})
@@ -356,18 +356,18 @@ func TestDigesterIsFaster(t *testing.T) {
 			}
 			slow <- x
 		}()
-		x := <-slow // put leaves it to the goroutine that holds the lane
+		x := <-slow // put leaves it to the goroutine that holds the channel
 		x.m = state.New(path.Put, x.m.Copies(), x.bytes, true, false)
 		x.m.Carried()
 		x.m.Route()
 		x.digest = newDigester(x)
-		x.digest.settled = true
+		x.digest.known = true
 		if canceled {
 			x.because.Store(&context.Canceled)
 		}
-		ln.mu.Unlock()
-		ln.prove(x)
-		ln.again()
+		ch.mu.Unlock()
+		ch.prove(x)
+		ch.again()
 		soon(t, x.Done(), "the end of the transfer")
 		if err := x.Err(); err != nil && !(canceled && errors.Is(err, path.ErrCanceled)) {
 			t.Error(err)

@@ -302,7 +302,7 @@ func TestHandshakeAsPatientAsItsDialer(t *testing.T) {
 		t.Errorf("the dialer has an hour, its handshakes %v", d)
 	}
 	if d := p.ba.patience(long); d > time.Minute {
-		t.Errorf("a stranger has %v for a handshake", d)
+		t.Errorf("a new peer has %v for a handshake", d)
 	}
 }
 

@@ -93,9 +93,9 @@ type Candidate struct {
 	Cost     path.Cost     // what the path is taken to cost
 	Estimate time.Duration // for this many bytes
 
-	err   error // why it is not usable, for errors.Is
-	again bool  // it could not be set up a moment ago, and may be soon
-	ln    *lane // from survey until it is ranked: whose cost it is
+	err   error    // why it is not usable, for errors.Is
+	again bool     // it could not be set up a moment ago, and may be soon
+	ch    *channel // from survey until it is ranked: whose cost it is
 }
 
 // Times says where the time of a transfer went. The parts add up to Total.

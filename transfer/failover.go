@@ -28,23 +28,23 @@ type Failover struct {
 }
 
 // interrupted decides about a transfer whose path is down: nothing of it is outstanding here. The
-// lane's mutex is held.
-func (l *lane) interrupted(t *Transfer, end *ending) {
-	if l.peer.ctx.Err() == nil {
+// channel's mutex is held.
+func (ch *channel) interrupted(t *Transfer, end *ending) {
+	if ch.peer.ctx.Err() == nil {
 		// also one that does not go on: its user must not get the end before the other side is
 		// fenced
-		l.dismiss(t) // Cancel cannot make it shorter: until the path is fenced, bytes may still be written
+		ch.dismiss(t) // Cancel cannot make it shorter: until the path is fenced, bytes may still be written
 		end.moved = append(end.moved, t)
 		return
 	}
-	t.m.Fail(l.down)
+	t.m.Fail(ch.down)
 	end.add(t)
 }
 
 // failover lets transfers go on by another path, or end. Both ends of the old one are closed first,
 // so that nothing that it still carried can be written after what the new one brings, or after the
 // transfer is said to have ended.
-func (p *Peer) failover(old *lane, ts []*Transfer) {
+func (p *Peer) failover(old *channel, ts []*Transfer) {
 	ctx, stop := context.WithTimeout(p.ctx, p.node.patience)
 	for _, t := range ts {
 		t.tries++
@@ -116,7 +116,7 @@ func (p *Peer) lostOr(err error) error {
 
 // fenceRemote has the peer close its end of a path that is down here, and waits until nothing can
 // come by it any more.
-func (p *Peer) fenceRemote(ctx context.Context, old *lane) error {
+func (p *Peer) fenceRemote(ctx context.Context, old *channel) error {
 	old.mu.Lock()
 	why := old.down
 	old.unlock()
@@ -165,7 +165,7 @@ func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[observe.ID
 }
 
 // resume posts what is left of a transfer by the best path that there is now.
-func (p *Peer) resume(t *Transfer, old *lane) {
+func (p *Peer) resume(t *Transfer, old *channel) {
 	t.m.Resume()
 	t.posted = 0
 	if t.part != nil {
@@ -189,7 +189,7 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 			p.stage(t)
 			return
 		}
-		ln, err := p.choose(ctx, t, t.exports, t.allowed)
+		ch, err := p.choose(ctx, t, t.exports, t.allowed)
 		switch {
 		case t.canceled():
 			err = path.ErrCanceled
@@ -200,7 +200,7 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 			t.complete(err)
 			return
 		}
-		p.launch(t, ln)
+		p.launch(t, ch)
 	}()
 }
 
@@ -224,23 +224,23 @@ func (p *Peer) Fence(ctx context.Context, failed []*Transfer) error {
 	if err := invariants.Context(ctx, "transfer.Peer.Fence"); err != nil {
 		return err
 	}
-	var fenced []*lane
+	var fenced []*channel
 	for _, t := range failed {
-		ln := t.currentLane()
-		if p.Err() != nil || slices.Contains(fenced, ln) {
+		ch := t.currentChannel()
+		if p.Err() != nil || slices.Contains(fenced, ch) {
 			continue
 		}
-		if ln == nil || p.fenceRemote(ctx, ln) != nil {
+		if ch == nil || p.fenceRemote(ctx, ch) != nil {
 			return p.Close()
 		}
-		fenced = append(fenced, ln)
+		fenced = append(fenced, ch)
 	}
 	return nil
 }
 
-// currentLane is the lane that the transfer is on, or ended on; nil if it had to leave one.
-func (t *Transfer) currentLane() *lane {
+// currentChannel is the channel that the transfer is on, or ended on; nil if it had to leave one.
+func (t *Transfer) currentChannel() *channel {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.lane
+	return t.channel
 }

@@ -103,8 +103,8 @@ func newTwoPaths(t *testing.T, size int) *twoPaths {
 	return s
 }
 
-// nodeLane is the node's side of a path of that name.
-func nodeLane(t *testing.T, n *Node, name string) *lane {
+// nodeChannel is the node's side of a path of that name.
+func nodeChannel(t *testing.T, n *Node, name string) *channel {
 	t.Helper()
 	for _, p := range n.Peers() {
 		p.mu.Lock()
@@ -139,8 +139,9 @@ func (s *twoPaths) putPart(t *testing.T, bytes uint64) *Transfer {
 	return x
 }
 
-// nodeLaneOr is the node's side of a path of that name, or another lane when it is down already.
-func nodeLaneOr(n *Node, name string, other *lane) *lane {
+// nodeChannelOr is the node's side of a path of that name, or another channel when it is down
+// already.
+func nodeChannelOr(n *Node, name string, other *channel) *channel {
 	for _, p := range n.Peers() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -193,11 +194,11 @@ func TestFailover(t *testing.T) {
 			if end == "receiver" {
 				n = s.b
 			}
-			l := nodeLane(t, n, "alpha")
+			l := nodeChannel(t, n, "alpha")
 			x := s.putPart(t, 1)
 			l.shut(errCut)
 			s.mode.Store(well)
-			s.a.loop.kick(nodeLaneOr(s.a, "alpha", l))
+			s.a.loop.kick(nodeChannelOr(s.a, "alpha", l))
 			s.check(t, x, "beta", 1)
 			if f := x.Explain().Failovers[0]; f.Moved == 0 {
 				t.Errorf("what was in place is not counted: %+v", f)
@@ -210,12 +211,12 @@ func TestFailover(t *testing.T) {
 func TestFailoverResumes(t *testing.T) {
 	const pieces = 6
 	s := newTwoPaths(t, pieces*PieceSize)
-	l := nodeLane(t, s.a, "alpha")
+	l := nodeChannel(t, s.a, "alpha")
 	var sent [2]atomic.Uint64
 	x := s.putPart(t, 2*PieceSize)
 	l.shut(errCut)
 	s.check(t, x, "beta", 1)
-	beta := nodeLane(t, s.a, "beta").p.Stats().BytesPut
+	beta := nodeChannel(t, s.a, "beta").p.Stats().BytesPut
 	sent[1].Store(beta)
 	if moved := x.Explain().Failovers[0].Moved; beta != x.Bytes()-moved {
 		t.Errorf("%d bytes were in place, and %d of %d went by the second path", moved, beta, x.Bytes())
@@ -227,7 +228,7 @@ func TestFailoverResumes(t *testing.T) {
 func TestFailoverAfterDelivery(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	s.mode.Store(deaf)
-	l := nodeLane(t, s.a, "alpha")
+	l := nodeChannel(t, s.a, "alpha")
 	x := s.put(t)
 	until(t, "the delivery", func() bool { return s.heard.Load() == 3 })
 	s.mode.Store(stuck)
@@ -235,7 +236,7 @@ func TestFailoverAfterDelivery(t *testing.T) {
 	wait(t, x, nil)
 	s.mode.Store(well)
 	s.check(t, x, "alpha", 0)
-	if n := nodeLane(t, s.a, "beta").p.Stats().BytesPut; n != 0 {
+	if n := nodeChannel(t, s.a, "beta").p.Stats().BytesPut; n != 0 {
 		t.Errorf("%d bytes were sent again", n)
 	}
 }
@@ -245,9 +246,9 @@ func TestFailoverAfterDelivery(t *testing.T) {
 func TestFailoverBeforeDelivery(t *testing.T) {
 	s := newTwoPaths(t, 256<<10)
 	s.hold.Store(true)
-	l, theirs := nodeLane(t, s.a, "alpha"), nodeLane(t, s.b, "alpha")
+	l, theirs := nodeChannel(t, s.a, "alpha"), nodeChannel(t, s.b, "alpha")
 	x := s.put(t)
-	until(t, "the put to be under way", func() bool { return l.p.Stats().Syscalls > 0 && x.lane == l })
+	until(t, "the put to be under way", func() bool { return l.p.Stats().Syscalls > 0 && x.channel == l })
 	// The receiver does not notice the end of the path by itself.
 	l.mu.Lock()
 	l.down = errCut
@@ -295,16 +296,16 @@ func TestFenceWithoutAnswer(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	s.a.patience = 20 * time.Millisecond
 	s.mode.Store(deaf)
-	l, theirs := nodeLane(t, s.a, "alpha"), nodeLane(t, s.b, "alpha")
+	l, theirs := nodeChannel(t, s.a, "alpha"), nodeChannel(t, s.b, "alpha")
 	theirs.mu.Lock() // it cannot close the path
 	x := s.put(t)
 	go l.shut(errCut)
 	err := x.Wait(ctx(t))
 	lost := s.p.Err()
-	unsettled := s.p.unsettled()
+	remembered := s.p.hasLostSessions()
 	theirs.unlock()
-	if !errors.Is(err, ErrPeerLost) || !errors.Is(lost, ErrPeerLost) || !unsettled {
-		t.Errorf("the put ended with %v, the session with %v; remembered as lost: %v", err, lost, unsettled)
+	if !errors.Is(err, ErrPeerLost) || !errors.Is(lost, ErrPeerLost) || !remembered {
+		t.Errorf("the put ended with %v, the session with %v; remembered as lost: %v", err, lost, remembered)
 	}
 }
 
@@ -313,8 +314,8 @@ func TestCancelInFailover(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	beta := s.a.driver("beta").(*fakeDriver)
-	nodeLane(t, s.a, "beta").shut(errCut)
-	until(t, "the end of beta", func() bool { ln, _ := s.p.openedLane("beta"); return ln == nil })
+	nodeChannel(t, s.a, "beta").shut(errCut)
+	until(t, "the end of beta", func() bool { ch, _ := s.p.openedChannel("beta"); return ch == nil })
 	beta.dial = func(ctx context.Context) error {
 		close(entered)
 		select {
@@ -375,11 +376,11 @@ func TestFenceOfPathThatIsUp(t *testing.T) {
 	r := lookup(t, p, "x")
 	x, err := p.Put(ctx(t), []path.Copy{r.At(0, region(t, 4096).All())}, PutOptions{Paths: []string{"tcp"}})
 	wait(t, x, err)
-	ln := x.currentLane()
-	if ln == nil {
+	ch := x.currentChannel()
+	if ch == nil {
 		t.Fatal("the put has no path")
 	}
-	if err := p.fenceRemote(ctx(t), ln); err != nil {
+	if err := p.fenceRemote(ctx(t), ch); err != nil {
 		t.Fatal(err)
 	}
 }

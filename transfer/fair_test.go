@@ -59,11 +59,11 @@ func (r *recorder) close() {
 	r.mu.Unlock()
 }
 
-func (r *recorder) open(p *pair, ln *lane) {
+func (r *recorder) open(p *pair, ch *channel) {
 	r.mu.Lock()
 	r.shut = false
 	r.mu.Unlock()
-	p.a.loop.kick(ln)
+	p.a.loop.kick(ch)
 }
 
 func (r *recorder) all() []posted {
@@ -84,14 +84,14 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// shared is a pair over a recorded path with an export, whose lane is set up.
+// shared is a pair over a recorded path with an export, whose channel is set up.
 type shared struct {
 	*pair
 	r   *recorder
 	t   testing.TB
 	rem *Remote
 	src path.Copy
-	ln  *lane
+	ch  *channel
 }
 
 func newShared(t testing.TB, size int, o Options) *shared {
@@ -103,7 +103,7 @@ func newShared(t testing.TB, size int, o Options) *shared {
 	rem := lookup(t, p.ab, "dst")
 	s := &shared{pair: p, r: r, t: t, rem: rem, src: rem.At(0, region(t, size).All())}
 	wait(t, s.put(64, PutOptions{}), nil)
-	s.ln = laneOf(t, p.ab, "tcp")
+	s.ch = channelOf(t, p.ab, "tcp")
 	return s
 }
 
@@ -146,7 +146,7 @@ func TestSmallOnesDoNotWaitForALargeOne(t *testing.T) {
 	if _, bytes := count(); bytes > 2*PieceSize {
 		t.Errorf("%d bytes of the large transfer are outstanding at once", bytes)
 	}
-	s.r.open(s.pair, s.ln)
+	s.r.open(s.pair, s.ch)
 	for _, x := range append(small, large) {
 		wait(t, x, nil)
 		addsUp(t, x)
@@ -161,7 +161,7 @@ func TestAloneInWholePieces(t *testing.T) {
 	s := newShared(t, 4*PieceSize, Options{})
 	s.r.close()
 	x := s.put(4*PieceSize, PutOptions{})
-	s.r.open(s.pair, s.ln)
+	s.r.open(s.pair, s.ch)
 	wait(t, x, nil)
 	for i, op := range s.r.all() {
 		if i < 4 && op.bytes != PieceSize {
@@ -195,7 +195,7 @@ func TestLargeOnesTakeTurns(t *testing.T) {
 				index[x.id.Number()] = i
 				all = append(all, x)
 			}
-			s.r.open(s.pair, s.ln)
+			s.r.open(s.pair, s.ch)
 			for _, x := range append(all, first) {
 				wait(t, x, nil)
 			}
@@ -234,10 +234,10 @@ func TestLargeOnesTakeTurns(t *testing.T) {
 	}
 }
 
-// idle checks that nothing of a lane is left.
+// idle checks that nothing of a channel is left.
 func (s *shared) idle() {
 	s.t.Helper()
-	l := s.ln
+	l := s.ch
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.inflight != 0 || l.bulk != 0 || l.bulkLen != 0 || l.queue.Len() != 0 || len(l.free) != len(l.slots) {
@@ -370,7 +370,7 @@ func TestStreamGoesOnAfterAFailure(t *testing.T) {
 	}
 	addsUp(t, second)
 	first.Cancel()
-	s.r.open(s.pair, s.ln)
+	s.r.open(s.pair, s.ch)
 	soon(t, first.Done(), "the first")
 	wait(t, third, nil)
 	wait(t, other, nil)
@@ -391,7 +391,7 @@ func TestCancelWhileQueued(t *testing.T) {
 	if !errors.Is(second.Err(), path.ErrCanceled) {
 		t.Errorf("ended with %v", second.Err())
 	}
-	s.r.open(s.pair, s.ln)
+	s.r.open(s.pair, s.ch)
 	wait(t, first, nil)
 	s.idle()
 }
@@ -411,7 +411,7 @@ func TestPeerLostWhileQueued(t *testing.T) {
 	for range 500 {
 		all = append(all, s.put(64, PutOptions{}))
 	}
-	s.r.open(s.pair, s.ln)
+	s.r.open(s.pair, s.ch)
 	s.ab.goodbye(0, "enough")
 	ok := 0
 	for _, x := range all {
@@ -444,7 +444,7 @@ func TestPriorityIsChecked(t *testing.T) {
 	}
 }
 
-// TestBulkIsSaid checks that the lane tells the path which operations are parts of a large
+// TestBulkIsSaid checks that the channel tells the path which operations are parts of a large
 // transfer: their size does not show it.
 func TestBulkIsSaid(t *testing.T) {
 	d := over("tcp")

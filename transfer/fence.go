@@ -11,16 +11,16 @@ import (
 )
 
 // fence waits until nothing that came by this path can reach the revoked export any more.
-func (l *lane) fence(key path.Key) <-chan error {
+func (ch *channel) fence(key path.Key) <-chan error {
 	f := fenceWait{key, make(chan error, 1)}
-	l.mu.Lock()
-	defer l.unlock()
-	if l.gone || l.down != nil {
-		l.peer.node.linger(&l.mu, l.p, f)
+	ch.mu.Lock()
+	defer ch.unlock()
+	if ch.gone || ch.down != nil {
+		ch.peer.node.linger(&ch.mu, ch.p, f)
 		return f.done
 	}
-	l.fences.waiting = append(l.fences.waiting, f)
-	l.fences.post(l.p)
+	ch.fences.waiting = append(ch.fences.waiting, f)
+	ch.fences.post(ch.p)
 	return f.done
 }
 
@@ -60,7 +60,7 @@ func (f *fences) post(p path.Path) {
 	}
 }
 
-// ended tells the caller of a posted one what became of it. If the path went down, its end settles
+// ended tells the caller of a posted one what became of it. If the path went down, its end decides
 // that.
 func (f *fences) ended(e *path.Event) {
 	if w, ok := f.posted[e.Token]; ok && !errors.Is(e.Err, path.ErrDown) {
@@ -118,7 +118,7 @@ func (n *Node) linger(mu *sync.Mutex, p path.Path, f fenceWait) {
 	}()
 }
 
-// closedPath is a lane or queue that is down.
+// closedPath is a channel or queue that is down.
 type closedPath interface {
 	fence(key path.Key) <-chan error
 	exposing() bool // its peer may still reach exports
@@ -126,18 +126,18 @@ type closedPath interface {
 	refund()        // nothing of it is left: gives back what was charged for it
 }
 
-func (l *lane) exposing() bool {
-	l.mu.Lock()
-	defer l.unlock()
-	return len(l.p.(exposer).Exposed()) > 0
+func (ch *channel) exposing() bool {
+	ch.mu.Lock()
+	defer ch.unlock()
+	return len(ch.p.(exposer).Exposed()) > 0
 }
 
-func (l *lane) refund() { l.grant.release() }
+func (ch *channel) refund() { ch.grant.release() }
 
-func (l *lane) forget() {
-	l.mu.Lock()
-	defer l.unlock()
-	l.p.(exposer).Forget()
+func (ch *channel) forget() {
+	ch.mu.Lock()
+	defer ch.unlock()
+	ch.p.(exposer).Forget()
 }
 
 // keepExposed remembers a path that was closed although its peer may still reach exports, until the

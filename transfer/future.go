@@ -37,14 +37,14 @@ type Transfer struct {
 
 	prevOpen, nextOpen *Transfer // in the peer's account
 
-	// Guarded by the mutex of the lane, or private to the goroutine that chooses one.
+	// Guarded by the mutex of the channel, or private to the goroutine that chooses one.
 	m     state.Machine
 	ops   int32 // operations handed over
 	tries int32 // paths that went down under it
 	item  sched.Item[*Transfer]
 	flow  sched.Flow[*Transfer] // of a large one
-	// if nothing else was outstanding when it was handed over, 1 + what the lane had handed over by
-	// then
+	// if nothing else was outstanding when it was handed over, 1 + what the channel had handed over
+	// by then
 	sole   uint64
 	posted time.Duration // by clock; 0: not yet
 	leases []mem.Lease
@@ -61,9 +61,9 @@ type Transfer struct {
 	oneReg    [1]mem.Registration
 	header    [headerSize]byte
 
-	mu        sync.Mutex    // guards what follows; may be taken under the mutex of a lane, not the other way
+	mu        sync.Mutex    // guards what follows; may be taken under the mutex of a channel, not the other way
 	done      chan struct{} // made by Done, unless the transfer has ended by then
-	lane      *lane
+	channel   *channel
 	err       error
 	callbacks []func(*Transfer)
 	stopCtx   func() bool
@@ -197,11 +197,11 @@ func (t *Transfer) cancel(because error) bool {
 		t.digest.cancel()
 	}
 	t.mu.Lock()
-	ln, abort := t.lane, t.abort
+	ch, abort := t.channel, t.abort
 	t.mu.Unlock()
-	switch { // without a lane it has not been posted yet, and will not be
-	case ln != nil:
-		ln.cancel(t)
+	switch { // without a channel it has not been posted yet, and will not be
+	case ch != nil:
+		ch.cancel(t)
 	case abort != nil:
 		abort()
 	case t.peer.streams.remove(t): // it waits for the one before it
@@ -226,17 +226,17 @@ func (t *Transfer) OnDone(f func(*Transfer)) {
 // transfer is done.
 func (t *Transfer) Explain() Explanation {
 	t.mu.Lock()
-	ln := t.lane
+	ch := t.channel
 	t.mu.Unlock()
 	var setup []string
 	var carrier string
-	if ln != nil { // put into words only here, on demand: that costs more than a small transfer
-		ln.mu.Lock()
-		setup = ln.p.Explain()
-		if c, ok := ln.p.(path.Carrier); ok {
+	if ch != nil { // put into words only here, on demand: that costs more than a small transfer
+		ch.mu.Lock()
+		setup = ch.p.Explain()
+		if c, ok := ch.p.(path.Carrier); ok {
 			carrier = c.Carrier()
 		}
-		ln.unlock()
+		ch.unlock()
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -251,7 +251,7 @@ func (t *Transfer) Explain() Explanation {
 }
 
 // complete ends the transfer, and begins the next one of its stream. Only the first call counts. No
-// lock of a lane or peer may be held.
+// lock of a channel or peer may be held.
 func (t *Transfer) complete(err error) {
 	if t.part != nil {
 		t.endPart(err)
@@ -285,7 +285,7 @@ func (t *Transfer) finish(err error) bool {
 		return false
 	}
 	t.end.Store(endBegun)
-	if t.m.State() != state.Ended { // it has no lane
+	if t.m.State() != state.Ended { // it has no channel
 		t.m.End()
 	}
 	t.err = err

@@ -189,7 +189,7 @@ func TestHostileConnections(t *testing.T) {
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-end.Done():
-			t.Fatalf("%d peers are left of the strangers", len(p.b.Peers())-1)
+			t.Fatalf("%d peers are left of the handshaking", len(p.b.Peers())-1)
 		}
 	}
 	if !bytes.Equal(dst.All().Bytes(), src.All().Bytes()) {

@@ -38,7 +38,7 @@ func TestClaimedName(t *testing.T) {
 }
 
 // TestImpostorSettlesNothing has a node with a certificate of its own claim to be another one: it
-// neither settles what was lost with that one nor learns of it.
+// neither ends what was lost with that one nor learns of it.
 func TestImpostorSettlesNothing(t *testing.T) {
 	ca := authority(t)
 	victim := open(t, Options{Identity: issue(t, ca, "victim"), Listen: []string{loopback}})
@@ -53,17 +53,17 @@ func TestImpostorSettlesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.fail(errors.New("test"))
-	if !v.unsettled() {
+	if !v.hasLostSessions() {
 		t.Fatal("the session is not remembered as lost")
 	}
 	i, err := a.Dial(ctx(t), impostor.Addrs()[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := i.settle(ctx(t)); err != nil {
+	if err := i.endLostSessions(ctx(t)); err != nil {
 		t.Fatal(err)
 	}
-	if !v.unsettled() {
+	if !v.hasLostSessions() {
 		t.Error("another node said that the lost session is ended, and was believed")
 	}
 }

@@ -21,7 +21,7 @@ func appendHeader(b []byte, kind path.OpKind, tag uint32, number, bytes uint64) 
 }
 
 // parseNotify reads a notification of the peer. It refuses what the peer cannot have begun and what
-// was delivered before. The caller holds the mutex of the lane that it came by.
+// was delivered before. The caller holds the mutex of the channel that it came by.
 func (p *Peer) parseNotify(e *path.Event, via string) (Incoming, bool) {
 	if len(e.Msg) < headerSize {
 		p.notifyRefused("shorter than its header")
@@ -96,15 +96,15 @@ const inboxMax = 1024
 // the end of the fence has to go somewhere.
 const inboxFenced = 4 * inboxMax
 
-// inbox holds what a peer's lanes delivered until the application has taken it: OnTransfer is
+// inbox holds what a peer's channels delivered until the application has taken it: OnTransfer is
 // called on a goroutine that lives only while there is something to do.
 type inbox struct {
 	mu      sync.Mutex
 	queue   []Incoming
 	long    int // bytes of messages that no path carried and that the application has not taken
 	running bool
-	full    []*lane // not served until the inbox has drained
-	last    func()  // called once when everything was taken, after the peer's end
+	full    []*channel // not served until the inbox has drained
+	last    func()     // called once when everything was taken, after the peer's end
 }
 
 // deliver hands a completed transfer of the peer to the receiver that waits for it, or to
@@ -162,16 +162,16 @@ func (b *inbox) holds() int {
 	return b.long
 }
 
-// hold reports whether the inbox is full; the lane is then kicked when it has room again.
-func (p *Peer) hold(l *lane) bool {
+// hold reports whether the inbox is full; the channel is then kicked when it has room again.
+func (p *Peer) hold(ch *channel) bool {
 	b := &p.inbox
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.queue) < inboxMax {
 		return false
 	}
-	if !slices.Contains(b.full, l) {
-		b.full = append(b.full, l)
+	if !slices.Contains(b.full, ch) {
+		b.full = append(b.full, ch)
 	}
 	return true
 }

@@ -207,37 +207,37 @@ func (l *limits) cannotPace(traits setup.Traits) error {
 }
 
 // meter counts what the peer did by this path since the last call.
-func (l *lane) meter() {
-	if !l.peer.limits.paced() {
+func (ch *channel) meter() {
+	if !ch.peer.limits.paced() {
 		return
 	}
-	s := l.p.Stats()
+	s := ch.p.Stats()
 	total := s.BytesPlaced + s.BytesServed
-	n := total - l.metered
-	l.metered = total
+	n := total - ch.metered
+	ch.metered = total
 	if n == 0 {
 		return
 	}
-	if wait := l.peer.limits.heard(n); wait > 0 {
-		l.heldTill = time.Now().Add(wait)
+	if wait := ch.peer.limits.heard(n); wait > 0 {
+		ch.heldTill = time.Now().Add(wait)
 	}
 }
 
-// overRate reports whether the peer was faster than it may be; the lane is then served again when
-// it may go on.
-func (l *lane) overRate() bool {
-	if l.heldTill.IsZero() {
+// overRate reports whether the peer was faster than it may be; the channel is then served again
+// when it may go on.
+func (ch *channel) overRate() bool {
+	if ch.heldTill.IsZero() {
 		return false
 	}
-	wait := time.Until(l.heldTill)
+	wait := time.Until(ch.heldTill)
 	if wait <= 0 {
-		l.heldTill = time.Time{}
+		ch.heldTill = time.Time{}
 		return false
 	}
-	if l.resume == nil {
-		l.resume = time.AfterFunc(wait, func() { l.peer.node.loop.kick(l) })
+	if ch.resume == nil {
+		ch.resume = time.AfterFunc(wait, func() { ch.peer.node.loop.kick(ch) })
 	} else {
-		l.resume.Reset(wait)
+		ch.resume.Reset(wait)
 	}
 	return true
 }

@@ -62,7 +62,7 @@ func TestOutgoingLimits(t *testing.T) {
 				if !errors.Is(err, c.want) || !errors.As(err, &r) || r.Limit == 0 || r.Asked == 0 || r.Whose == "" {
 					t.Fatalf("refused with %v", err)
 				}
-				s.r.open(s.pair, s.ln)
+				s.r.open(s.pair, s.ch)
 				wait(t, first, nil)
 				nothingInUse(t, s.a)
 				if x, err := s.tryPut(c.ask, PutOptions{}); c.later {
@@ -186,7 +186,7 @@ func TestIncomingTransfersAtOnce(t *testing.T) {
 	p := newPair(t, Options{Paths: []setup.Driver{r}, Limits: Limits{Peer: Quota{In: sched.Limits{Transfers: 1}}}})
 	x, err := p.ab.Notify(ctx(t), nil, PutOptions{})
 	wait(t, x, err)
-	ln := laneOf(t, p.ab, "tcp")
+	ch := channelOf(t, p.ab, "tcp")
 	src := region(t, 4096)
 	for _, name := range []string{"a", "b"} {
 		go func() {
@@ -203,8 +203,8 @@ func TestIncomingTransfersAtOnce(t *testing.T) {
 	if _, err := p.ab.SendTensor(ctx(t), "b", f32(1000), src.All(), PutOptions{}); !errors.Is(err, sched.ErrTooMany) {
 		t.Fatalf("refused with %v", err)
 	}
-	r.open(p, ln)
-	p.b.loop.kick(laneOf(t, p.ba, "tcp"))
+	r.open(p, ch)
+	p.b.loop.kick(channelOf(t, p.ba, "tcp"))
 	wait(t, first, nil)
 	nothingInUse(t, p.a, p.b)
 	x, err = p.ab.SendTensor(ctx(t), "b", f32(1000), src.All(), PutOptions{})
@@ -375,14 +375,14 @@ func TestCancelOnAPathThatIsHeld(t *testing.T) {
 	local, _ := src.Span(0, 64)
 	x, err := p.ab.Put(ctx(t), []path.Copy{there.At(0, local)}, PutOptions{})
 	wait(t, x, err)
-	ln := laneOf(t, p.ab, "tcp")
+	ch := channelOf(t, p.ab, "tcp")
 	if _, err = p.ba.Put(ctx(t), []path.Copy{here.At(0, src.All())}, PutOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the end of serving", func() bool {
-		ln.mu.Lock()
-		defer ln.unlock()
-		return ln.muted
+		ch.mu.Lock()
+		defer ch.unlock()
+		return ch.muted
 	})
 	x, err = p.ab.Put(ctx(t), []path.Copy{there.At(0, local)}, PutOptions{})
 	if err != nil {
@@ -393,9 +393,9 @@ func TestCancelOnAPathThatIsHeld(t *testing.T) {
 	if err := x.Err(); err != nil && !errors.Is(err, path.ErrCanceled) {
 		t.Error(err)
 	}
-	ln.mu.Lock()
-	down := ln.down
-	ln.unlock()
+	ch.mu.Lock()
+	down := ch.down
+	ch.unlock()
 	if down != nil {
 		t.Errorf("the path is down: %v", down)
 	}

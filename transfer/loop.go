@@ -10,29 +10,29 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// loop owns a node's lanes when no other goroutine does: one goroutine that sleeps in epoll over
+// loop owns a node's channels when no other goroutine does: one goroutine that sleeps in epoll over
 // the descriptors of all paths and serves those that are ready. After activity it keeps polling for
 // the node's spin time before it sleeps again.
 //
 // While it polls it gives its processor away all the time. After a round that ended something it
 // yields to the goroutines of this process: the one whose transfer has just ended runs next, on
-// this thread, without a wake-up by the kernel. After a round in vain it yields to other threads
-// and processes, such as the one at the other end. With nothing else to run both return at once, so
-// the same loop does for two processors and for many (docs/measurements/transfer.md).
+// this thread, without a wake-up by the kernel. After a round without work it yields to other
+// threads and processes, such as the one at the other end. With nothing else to run both return at
+// once, so the same loop does for two processors and for many (docs/measurements/transfer.md).
 type loop struct {
 	ep     *sys.Epoll
 	wake   int // eventfd
 	spin   time.Duration
 	failed func(error) // called once, if the loop ends by itself
 
-	mu sync.Mutex // guards lanes, closed, kicked and err
+	mu sync.Mutex // guards channels, closed, kicked and err
 	// why the loop has ended: its descriptors are not used any more, their numbers may be other
 	// files'
-	err    error
-	lanes  map[uint64]*lane
-	closed map[uint64]func() // what to call when the descriptor of a closed path is ready; nil: the loop has ended
-	next   uint64
-	kicked []*lane // to be served although their descriptors may be silent
+	err      error
+	channels map[uint64]*channel
+	closed   map[uint64]func() // what to call when the descriptor of a closed path is ready; nil: the loop has ended
+	next     uint64
+	kicked   []*channel // to be served although their descriptors may be silent
 
 	stop   atomic.Bool
 	exited chan struct{}
@@ -55,18 +55,19 @@ func newLoop(spin time.Duration, failed func(error)) (*loop, error) {
 		sys.Close(wake)
 		return nil, err
 	}
-	l := &loop{ep: ep, wake: wake, spin: spin, failed: failed, lanes: map[uint64]*lane{}, closed: map[uint64]func(){},
+	l := &loop{ep: ep, wake: wake, spin: spin, failed: failed, channels: map[uint64]*channel{},
+		closed: map[uint64]func(){},
 		exited: make(chan struct{})}
 	go l.run()
 	return l, nil
 }
 
-// add gives a lane to the loop.
-func (l *loop) add(ln *lane) error {
-	ln.mu.Lock() // the path may be closed meanwhile, and its descriptor be another file's
-	defer ln.unlock()
-	if ln.gone {
-		return ln.down
+// add gives a channel to the loop.
+func (l *loop) add(ch *channel) error {
+	ch.mu.Lock() // the path may be closed meanwhile, and its descriptor be another file's
+	defer ch.unlock()
+	if ch.gone {
+		return ch.down
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,21 +75,21 @@ func (l *loop) add(ln *lane) error {
 		return l.err
 	}
 	l.next++
-	ln.tag = l.next
-	if err := l.ep.Add(ln.p.FD(), sys.EventIn, ln.tag); err != nil {
-		return fmt.Errorf("transfer: watch the %s path: %w", ln.p.Name(), err)
+	ch.tag = l.next
+	if err := l.ep.Add(ch.p.FD(), sys.EventIn, ch.tag); err != nil {
+		return fmt.Errorf("transfer: watch the %s path: %w", ch.p.Name(), err)
 	}
-	l.lanes[ln.tag] = ln
-	l.kicked = append(l.kicked, ln) // serve it once: this arms it
+	l.channels[ch.tag] = ch
+	l.kicked = append(l.kicked, ch) // serve it once: this arms it
 	sys.Ring(l.wake)
 	return nil
 }
 
-// remove forgets a lane whose path is closed; the closed descriptor has left the epoll set by
+// remove forgets a channel whose path is closed; the closed descriptor has left the epoll set by
 // itself.
-func (l *loop) remove(ln *lane) {
+func (l *loop) remove(ch *channel) {
 	l.mu.Lock()
-	delete(l.lanes, ln.tag)
+	delete(l.channels, ch.tag)
 	l.mu.Unlock()
 }
 
@@ -115,8 +116,8 @@ func (l *loop) removeClosed(tag uint64) {
 	l.mu.Unlock()
 }
 
-// watch turns the readiness of a lane's descriptor on or off. The lane's mutex is held.
-func (l *loop) watch(ln *lane, on bool) {
+// watch turns the readiness of a channel's descriptor on or off. The channel's mutex is held.
+func (l *loop) watch(ch *channel, on bool) {
 	var events uint32
 	if on {
 		events = sys.EventIn
@@ -124,18 +125,18 @@ func (l *loop) watch(ln *lane, on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err == nil {
-		l.ep.Set(ln.p.FD(), events, ln.tag)
+		l.ep.Set(ch.p.FD(), events, ch.tag)
 	}
 }
 
-// kick has the loop serve a lane soon although its descriptor may be silent.
-func (l *loop) kick(ln *lane) {
+// kick has the loop serve a channel soon although its descriptor may be silent.
+func (l *loop) kick(ch *channel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
 		return
 	}
-	l.kicked = append(l.kicked, ln)
+	l.kicked = append(l.kicked, ch)
 	sys.Ring(l.wake)
 }
 
@@ -153,8 +154,8 @@ func (l *loop) close() {
 	sys.Close(l.wake)
 }
 
-// run serves lanes until close. An error of epoll ends it too; then nothing moves any more, and run
-// reports it to the node.
+// run serves channels until close. An error of epoll ends it too; then nothing moves any more, and
+// run reports it to the node.
 func (l *loop) run() {
 	defer close(l.exited)
 	if err := l.serve(); err != nil {
@@ -167,13 +168,13 @@ func (l *loop) run() {
 }
 
 // lookRounds is how many rounds pass between two looks at the kernel, and two turns of other
-// goroutines, while lanes are hot: both are the expensive part of a round.
+// goroutines, while channels are hot: both are the expensive part of a round.
 const lookRounds = 16
 
 func (l *loop) serve() error {
 	var events [64]sys.EpollEvent
-	hot := map[*lane]bool{} // lanes that had something to do a moment ago
-	var active time.Time    // when a lane last had something to do
+	hot := map[*channel]bool{} // channels that had something to do a moment ago
+	var active time.Time       // when a channel last had something to do
 	spinning := false
 	for round := 0; !l.stop.Load(); round++ {
 		look := round%lookRounds == 0
@@ -196,15 +197,15 @@ func (l *loop) serve() error {
 			spinning = l.spin > 0 && time.Since(active) < l.spin
 		}
 		busy, woke := false, false
-		for ln := range hot {
-			if ln.attended.Load() {
-				delete(hot, ln)
+		for ch := range hot {
+			if ch.attended.Load() {
+				delete(hot, ch)
 				continue
 			}
-			more, ended := ln.serve(!spinning)
+			more, ended := ch.serve(!spinning)
 			busy, woke = busy || more, woke || ended
 			if !more && !spinning {
-				delete(hot, ln)
+				delete(hot, ch)
 			}
 		}
 		if busy && l.spin > 0 {
@@ -222,9 +223,9 @@ func (l *loop) serve() error {
 	return nil
 }
 
-// collect adds the lanes that are ready, or were kicked, to hot and reports whether there were any.
-// It returns what is to be called for closed paths.
-func (l *loop) collect(events []sys.EpollEvent, hot map[*lane]bool) (any bool, closed []func()) {
+// collect adds the channels that are ready, or were kicked, to hot and reports whether there were
+// any. It returns what is to be called for closed paths.
+func (l *loop) collect(events []sys.EpollEvent, hot map[*channel]bool) (any bool, closed []func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range events {
@@ -232,17 +233,17 @@ func (l *loop) collect(events []sys.EpollEvent, hot map[*lane]bool) (any bool, c
 			sys.Unring(l.wake)
 			continue
 		}
-		if ln := l.lanes[e.Tag]; ln != nil {
-			hot[ln], any = true, true
+		if ch := l.channels[e.Tag]; ch != nil {
+			hot[ch], any = true, true
 		}
 		if look := l.closed[e.Tag]; look != nil {
 			closed = append(closed, look)
 		}
 	}
-	for _, ln := range l.kicked {
-		hot[ln], any = true, true
+	for _, ch := range l.kicked {
+		hot[ch], any = true, true
 	}
-	clear(l.kicked) // lanes that are gone are not kept by it
+	clear(l.kicked) // channels that are gone are not kept by it
 	l.kicked = l.kicked[:0]
 	return any, closed
 }

@@ -100,7 +100,7 @@ func TestLoopFails(t *testing.T) {
 	if err := syscall.Dup3(int(null.Fd()), p.a.loop.ep.FD(), syscall.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	p.a.loop.kick(laneOf(t, p.ab, "tcp"))
+	p.a.loop.kick(channelOf(t, p.ab, "tcp"))
 	soon(t, failed, "the event")
 	deaf.Store(false)
 	soon(t, p.ab.Gone(), "the end of the peer")
@@ -142,11 +142,11 @@ func TestLoopAfterClose(t *testing.T) {
 		if int(f.Fd()) != l.wake { // another goroutine was quicker
 			continue
 		}
-		l.kick(&lane{})
+		l.kick(&channel{})
 		if fi, err := f.Stat(); err != nil || fi.Size() != 0 {
 			t.Errorf("a file that was opened behind the loop's end has %d bytes, %v", fi.Size(), err)
 		}
-		if err := l.add(&lane{}); !errors.Is(err, ErrClosed) {
+		if err := l.add(&channel{}); !errors.Is(err, ErrClosed) {
 			t.Errorf("add: %v, expected ErrClosed", err)
 		}
 		return

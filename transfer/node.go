@@ -165,15 +165,15 @@ type Node struct {
 	closers    map[*func() error]bool // see OnClose
 	peerCount  uint64                 // peers so far
 	// that dialed this node, whose handshake is under way, and that are not charged yet
-	strangers setup.Pending[*Peer]
-	dialed    map[string]party     // the party that answered at an address
-	lost      map[party][][16]byte // sessions that were lost: see takeover.go
-	accepting map[place]*acceptor
-	queues    map[string]chan *Queue
-	waiting   map[string][]*tensorWaiter // receivers that wait for a tensor, by name
-	wanted    chan struct{}              // closed and replaced when a waiter is added
+	handshaking setup.Pending[*Peer]
+	dialed      map[string]party     // the party that answered at an address
+	lost        map[party][][16]byte // sessions that were lost: see takeover.go
+	accepting   map[place]*acceptor
+	queues      map[string]chan *Queue
+	waiting     map[string][]*tensorWaiter // receivers that wait for a tensor, by name
+	wanted      chan struct{}              // closed and replaced when a waiter is added
 	// there was an offer; to look into offers takes mu, which deliver must not under the mutex of a
-	// lane
+	// channel
 	offered   atomic.Bool
 	offers    map[observe.ID]*incomingTensor
 	withdrawn map[observe.ID]*Peer // offers that the peer took back before they were answered
@@ -358,7 +358,7 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	n.dialed[addr] = p.party()
 	n.mu.Unlock()
 	if p.party() == before {
-		n.settled(before, replaces)
+		n.forgetSessions(before, replaces)
 	}
 	close(p.introduced)
 	return p, nil

@@ -57,16 +57,16 @@ type Peer struct {
 	held       *budget.Grant // of what the session holds for the peer; guarded by mu
 	heldBytes  uint64        // of held
 	streams    streams
-	changes    atomic.Uint64 // of lanes and remotes; see changed
+	changes    atomic.Uint64 // of channels and remotes; see changed
 	ways       [keptWays]atomic.Pointer[way]
 
-	mu      sync.Mutex // guards what follows
-	session *control.Session
-	pending map[uint64]chan *control.Response
-	lanes   map[string]*opening
-	paths   map[uint64]*lane // by path id
-	queues  map[*Queue]bool
-	remotes map[path.Key]remote
+	mu       sync.Mutex // guards what follows
+	session  *control.Session
+	pending  map[uint64]chan *control.Response
+	channels map[string]*opening
+	paths    map[uint64]*channel // by path id
+	queues   map[*Queue]bool
+	remotes  map[path.Key]remote
 	// by the index of a key: the last epoch in which the peer revoked an export that this node knew
 	revokedTo map[uint32]uint32
 	nextID    uint64
@@ -74,10 +74,10 @@ type Peer struct {
 	lost      error
 }
 
-// opening is a lane that is being set up, is set up, or could not be.
+// opening is a channel that is being set up, is set up, or could not be.
 type opening struct {
 	done chan struct{}
-	ln   *lane
+	ch   *channel
 	err  error
 	at   time.Time // of the failure
 }
@@ -101,7 +101,7 @@ func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 		}),
 		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}),
 		kick:    make(chan struct{}, 1),
-		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
+		pending: map[uint64]chan *control.Response{}, channels: map[string]*opening{}, paths: map[uint64]*channel{},
 		queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}, remotes: map[path.Key]remote{},
 		revokedTo: map[uint32]uint32{}, digests: newDigests(),
 	}
@@ -142,7 +142,7 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	if err != nil {
 		return err
 	}
-	p.limits, _ = newLimits("a stranger", Quota{}, n.limits) // of a peer that leaves before it was ready
+	p.limits, _ = newLimits("a new peer", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
 	p.staged = bounce.NewPeer(p.ctx, n.staging, (*stageSession)(p))
 	n.mu.Lock()
@@ -458,7 +458,7 @@ func (p *Peer) fail(cause error) {
 	pending := p.pending
 	p.pending = map[uint64]chan *control.Response{}
 	// none is added once lost is set
-	queues, lanes := slices.Collect(maps.Keys(p.queues)), slices.Collect(maps.Values(p.paths))
+	queues, channels := slices.Collect(maps.Keys(p.queues)), slices.Collect(maps.Values(p.paths))
 	p.mu.Unlock()
 	p.drop(err)
 	p.end(err)
@@ -472,10 +472,10 @@ func (p *Peer) fail(cause error) {
 	for _, q := range queues {
 		q.fail(err)
 	}
-	for _, ln := range lanes {
-		ln.shut(err)
-		p.node.obs.pathDown(ln, err) // the loop may have found it down, and be about to say so
-		p.forget(ln)
+	for _, ch := range channels {
+		ch.shut(err)
+		p.node.obs.pathDown(ch, err) // the loop may have found it down, and be about to say so
+		p.forget(ch)
 	}
 	finish() // nothing of the peer moves on this side any more
 	p.long.end(p)

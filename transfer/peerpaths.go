@@ -37,8 +37,8 @@ func (p *Peer) Ready(ctx context.Context, name string) error {
 	if err == nil && ctx.Err() != nil {
 		err = endOf(ctx)
 	}
-	if err == nil && p.unsettled() {
-		err = p.settle(ctx)
+	if err == nil && p.hasLostSessions() {
+		err = p.endLostSessions(ctx)
 	}
 	if err != nil {
 		return p.verdict(ctx, err)
@@ -55,17 +55,17 @@ func (p *Peer) Ready(ctx context.Context, name string) error {
 	return p.verdict(ctx, err)
 }
 
-// lane returns the peer's lane of a driver and sets it up first if there is none.
-func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {
+// channel returns the peer's channel of a driver and sets it up first if there is none.
+func (p *Peer) channel(ctx context.Context, driver string) (*channel, error) {
 	p.mu.Lock()
 	if p.lost != nil {
 		defer p.mu.Unlock()
 		return nil, p.lost
 	}
-	o := p.lanes[driver]
+	o := p.channels[driver]
 	if o == nil || o.failedBefore(time.Now().Add(-retryAfter)) {
 		o = &opening{done: make(chan struct{})}
-		p.lanes[driver] = o
+		p.channels[driver] = o
 		p.changed()
 		p.node.wg.Add(1)
 		go func() {
@@ -76,7 +76,7 @@ func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {
 	p.mu.Unlock()
 	select {
 	case <-o.done:
-		return o.ln, o.err
+		return o.ch, o.err
 	case <-ctx.Done():
 		return nil, endOf(ctx)
 	}
@@ -91,39 +91,39 @@ func (o *opening) failedBefore(t time.Time) bool {
 	}
 }
 
-// openedLane returns the lane of a driver if it is set up, and the error if it could not be a
+// openedChannel returns the channel of a driver if it is set up, and the error if it could not be a
 // moment ago.
-func (p *Peer) openedLane(driver string) (*lane, error) {
+func (p *Peer) openedChannel(driver string) (*channel, error) {
 	p.mu.Lock()
-	o := p.lanes[driver]
+	o := p.channels[driver]
 	p.mu.Unlock()
 	if o == nil || o.failedBefore(time.Now().Add(-retryAfter)) {
 		return nil, nil
 	}
 	select {
 	case <-o.done:
-		return o.ln, o.err
+		return o.ch, o.err
 	default:
 		return nil, nil
 	}
 }
 
 func (p *Peer) open(o *opening, driver string) {
-	var ln *lane
+	var ch *channel
 	start := time.Now()
 	pth, g, id, err := p.dialPath(p.ctx, driver, QueueOptions{Path: driver})
 	if err == nil {
-		ln, err = p.adopt(pth, g, id)
+		ch, err = p.adopt(pth, g, id)
 	}
 	p.arrived(id)
 	err = p.verdict(p.ctx, err)
 	p.node.obs.setUp(driver, time.Since(start), err)
-	// Under the mutex, so that a lane that went down meanwhile is not kept: forget did not find it
-	// here.
+	// Under the mutex, so that a channel that went down meanwhile is not kept: forget did not find
+	// it here.
 	p.mu.Lock()
-	up := err == nil && p.paths[id] == ln
+	up := err == nil && p.paths[id] == ch
 	if up {
-		o.ln = ln
+		o.ch = ch
 		close(o.done)
 		p.changed()
 	}
@@ -347,7 +347,7 @@ func (p *Peer) mayDial(d setup.ListenDriver, addr string) error {
 		addr, session)
 }
 
-// arrived ends the set-up of a path: it is a lane or a queue, or nothing became of it.
+// arrived ends the set-up of a path: it is a channel or a queue, or nothing became of it.
 func (p *Peer) arrived(id uint64) {
 	if id == 0 {
 		return
@@ -357,12 +357,12 @@ func (p *Peer) arrived(id uint64) {
 	p.mu.Unlock()
 }
 
-// adopt makes a lane of a path and gives it to the node's loop.
-func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*lane, error) {
-	ln := newLane(p, id, pth, g)
+// adopt makes a channel of a path and gives it to the node's loop.
+func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*channel, error) {
+	ch := newChannel(p, id, pth, g)
 	p.mu.Lock()
 	err := p.lost
-	if w := ln.caps.Window; err == nil && w <= fenceRoom {
+	if w := ch.caps.Window; err == nil && w <= fenceRoom {
 		err = fmt.Errorf("transfer: %s agreed to a window of %d: expected at least %d, so that a fence has room: %w", p,
 			w, fenceRoom+1, path.ErrProtocol)
 	}
@@ -373,44 +373,44 @@ func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*lane, error) {
 		err = fmt.Errorf("%w; before it was set up", at.down)
 	}
 	if err == nil {
-		p.paths[id] = ln
-		p.node.obs.pathUp(ln, inUse{peer: p, p: pth, ln: ln, id: id})
+		p.paths[id] = ch
+		p.node.obs.pathUp(ch, inUse{peer: p, p: pth, ch: ch, id: id})
 	}
 	p.mu.Unlock()
 	if err == nil {
-		if err = p.node.loop.add(ln); err == nil {
-			p.node.log.Info("path up", "peer", p.info.Name, "path", pth.Name(), "security", ln.caps.Security.String())
-			return ln, nil
+		if err = p.node.loop.add(ch); err == nil {
+			p.node.log.Info("path up", "peer", p.info.Name, "path", pth.Name(), "security", ch.caps.Security.String())
+			return ch, nil
 		}
 	}
-	ln.shut(err)
-	p.forget(ln)
+	ch.shut(err)
+	p.forget(ch)
 	return nil, err
 }
 
-func (p *Peer) forget(ln *lane) {
+func (p *Peer) forget(ch *channel) {
 	p.mu.Lock()
-	if p.paths[ln.id] == ln {
-		delete(p.paths, ln.id)
+	if p.paths[ch.id] == ch {
+		delete(p.paths, ch.id)
 	}
-	for name, o := range p.lanes {
+	for name, o := range p.channels {
 		select {
 		case <-o.done:
-			if o.ln == ln {
-				delete(p.lanes, name)
+			if o.ch == ch {
+				delete(p.channels, name)
 			}
 		default:
 		}
 	}
 	p.changed()
 	p.mu.Unlock()
-	p.node.loop.remove(ln)
+	p.node.loop.remove(ch)
 }
 
-// laneDown is called when a path ended; the peer stays as long as its control connection does.
-func (p *Peer) laneDown(ln *lane, err error) {
-	p.node.obs.pathDown(ln, err)
-	p.forget(ln)
+// channelDown is called when a path ended; the peer stays as long as its control connection does.
+func (p *Peer) channelDown(ch *channel, err error) {
+	p.node.obs.pathDown(ch, err)
+	p.forget(ch)
 	if !errors.Is(err, ErrPeerLost) {
 		level := slog.LevelWarn
 		switch {
@@ -419,17 +419,17 @@ func (p *Peer) laneDown(ln *lane, err error) {
 		case errors.Is(err, setup.ErrPeerClosed):
 			level = slog.LevelInfo
 		}
-		p.node.log.Log(context.Background(), level, "path down", "peer", p.info.Name, "path", ln.p.Name(), "error", err)
+		p.node.log.Log(context.Background(), level, "path down", "peer", p.info.Name, "path", ch.p.Name(), "error", err)
 	}
 }
 
 // fence asks every path of the peer for a fence and returns what to wait for.
 func (p *Peer) fence(key path.Key) []<-chan error {
 	p.mu.Lock()
-	lanes := slices.Collect(maps.Values(p.paths))
+	channels := slices.Collect(maps.Values(p.paths))
 	p.mu.Unlock()
 	var out []<-chan error
-	for _, l := range lanes {
+	for _, l := range channels {
 		out = append(out, l.fence(key))
 		p.node.loop.kick(l)
 	}

@@ -289,7 +289,7 @@ func TestPortRefuses(t *testing.T) {
 				until(t, "the end", func() bool {
 					n.mu.Lock()
 					defer n.mu.Unlock()
-					return n.strangers.Len() == 0 && len(n.peers) == 0 && len(n.accepting) == 0
+					return n.handshaking.Len() == 0 && len(n.peers) == 0 && len(n.accepting) == 0
 				})
 			})
 		}
@@ -324,8 +324,8 @@ func TestPortToken(t *testing.T) {
 	}
 }
 
-// FuzzFirstBytes has a node meet strangers that begin with any bytes. It goes on, and keeps nothing
-// of them.
+// FuzzFirstBytes has a node meet handshaking that begin with any bytes. It goes on, and keeps
+// nothing of them.
 func FuzzFirstBytes(f *testing.F) {
 	data := tcp.New(tcp.Options{}).Preamble()
 	f.Add(data[:])

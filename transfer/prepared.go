@@ -139,7 +139,7 @@ func (t *Transfer) again(r *Prepared) {
 	t.m = of.m
 	t.ops, t.sole, t.posted = 0, 0, 0
 	t.moved.Store(0)
-	t.done, t.lane, t.callbacks, t.abort = nil, nil, nil, nil
+	t.done, t.channel, t.callbacks, t.abort = nil, nil, nil, nil
 	t.chosen, t.explain = chosen{}, noted{Blocks: of.explain.Blocks}
 	t.end.Store(endOpen)
 }

@@ -157,12 +157,12 @@ func may(ctx context.Context, kind path.OpKind, o *PutOptions) error {
 // make checks the blocks of a transfer and gives it its state.
 func (p *Peer) make(t *Transfer, copies []path.Copy, o *PutOptions) error {
 	t.offered, t.allowed, t.floor = o.id != (observe.ID{}), o.Paths, p.floor(o.Security)
-	exports, hollow, err := p.check(t, t.kind, copies, o.Digest)
+	exports, emptyAway, err := p.check(t, t.kind, copies, o.Digest)
 	if err != nil {
 		return err
 	}
 	list := copies
-	if hollow {
+	if emptyAway {
 		list, exports = leaveOut(copies, exports)
 	}
 	t.m = state.New(t.kind, list, t.bytes, o.Digest && t.kind != path.Notify, false)
@@ -223,10 +223,10 @@ func (p *Peer) start(t *Transfer) {
 		p.stage(t)
 		return
 	}
-	unsettled := p.unsettled()
-	if !unsettled {
-		if ln := p.quick(t); ln != nil {
-			p.launch(t, ln)
+	lost := p.hasLostSessions()
+	if !lost {
+		if ch := p.quick(t); ch != nil {
+			p.launch(t, ch)
 			return
 		}
 	}
@@ -235,13 +235,13 @@ func (p *Peer) start(t *Transfer) {
 	ctx, abort := t.abortable(context.Background()) // the caller's context cancels the transfer
 	go func() {
 		defer abort()
-		var ln *lane
+		var ch *channel
 		var err error
-		if unsettled {
-			err = p.settle(ctx)
+		if lost {
+			err = p.endLostSessions(ctx)
 		}
 		if err == nil {
-			ln, err = p.choose(ctx, t, t.exports, t.allowed)
+			ch, err = p.choose(ctx, t, t.exports, t.allowed)
 		}
 		if ctx.Err() != nil {
 			err = path.ErrCanceled
@@ -250,11 +250,11 @@ func (p *Peer) start(t *Transfer) {
 			t.complete(err)
 			return
 		}
-		p.launch(t, ln)
+		p.launch(t, ch)
 	}()
 }
 
-// abortable is a context for what a transfer waits for without a lane. It ends also when the
+// abortable is a context for what a transfer waits for without a channel. It ends also when the
 // transfer is canceled.
 func (t *Transfer) abortable(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, abort := context.WithCancel(parent)
@@ -267,7 +267,7 @@ func (t *Transfer) abortable(parent context.Context) (context.Context, context.C
 	return ctx, abort
 }
 
-func (p *Peer) launch(t *Transfer, ln *lane) {
+func (p *Peer) launch(t *Transfer, ch *channel) {
 	if t.digest != nil {
 		t.digest.start()
 	}
@@ -275,14 +275,14 @@ func (p *Peer) launch(t *Transfer, ln *lane) {
 	now := clock()
 	t.mu.Lock()
 	t.explain.Times.lap(&t.explain.Times.Open, now)
-	t.lane = ln
+	t.channel = ch
 	t.mu.Unlock()
-	ln.submit(t, now)
+	ch.submit(t, now)
 }
 
 // quick chooses among the paths that are open already; it returns nil when one has to be opened or
 // asked.
-func (p *Peer) quick(t *Transfer) *lane {
+func (p *Peer) quick(t *Transfer) *channel {
 	if len(t.exports) <= 1 && t.part == nil && t.reach != reachCarried {
 		if w := p.way(t); w != nil {
 			now := t.explain.Times.mark
@@ -296,16 +296,17 @@ func (p *Peer) quick(t *Transfer) *lane {
 	if len(cs) == 0 || !cs[0].Usable {
 		return nil
 	}
-	ln, _ := p.openedLane(cs[0].Path)
-	if ln != nil {
-		t.recordChoice(ln, cs, 0)
+	ch, _ := p.openedChannel(cs[0].Path)
+	if ch != nil {
+		t.recordChoice(ch, cs, 0)
 	}
-	return ln
+	return ch
 }
 
-// check validates a request and returns the exports it names. hollow: empty blocks are in memory of
-// devices, and no others.
-func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest bool) (exports []path.Desc, hollow bool,
+// check validates a request and returns the exports it names. emptyAway: empty blocks are in memory
+// of devices, and no others.
+func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest bool) (exports []path.Desc,
+	emptyAway bool,
 	err error) {
 	if kind == path.Notify {
 		return nil, false, nil
@@ -357,7 +358,7 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 			if c.Local.Len > 0 {
 				t.reach = reachDirect
 			}
-			hollow = hollow || c.Local.Len == 0
+			emptyAway = emptyAway || c.Local.Len == 0
 		}
 		sum := t.bytes + c.Local.Len
 		if sum < t.bytes {
@@ -365,7 +366,7 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 		}
 		t.bytes = sum
 	}
-	return exports, hollow && t.reach == reachHost, nil
+	return exports, emptyAway && t.reach == reachHost, nil
 }
 
 // leaveOut takes empty blocks from a transfer, some of which are in memory that no path reaches,

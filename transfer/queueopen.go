@@ -24,7 +24,7 @@ func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
 	if err := o.check(); err != nil {
 		return nil, fmt.Errorf("transfer: open queue to %s: %w", p, err)
 	}
-	if err := p.settle(ctx); err != nil {
+	if err := p.endLostSessions(ctx); err != nil {
 		return nil, err
 	}
 	names := []string{o.Path}
@@ -129,7 +129,7 @@ func (n *Node) fenceQueues(x *Export) []<-chan error {
 	return out
 }
 
-// closeQueues ends the exports of a node whose lanes are all closed. The owner of a queue may be
+// closeQueues ends the exports of a node whose channels are all closed. The owner of a queue may be
 // inside Poll: the exports are retired when the last queue is closed.
 func (n *Node) closeQueues(exports map[path.Key]*Export) {
 	for _, x := range exports {

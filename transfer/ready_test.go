@@ -15,8 +15,8 @@ import (
 func openPaths(p *Peer) (names []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, ln := range p.paths {
-		names = append(names, ln.p.Name())
+	for _, ch := range p.paths {
+		names = append(names, ch.p.Name())
 	}
 	slices.Sort(names)
 	return names

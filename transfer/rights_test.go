@@ -236,7 +236,7 @@ func tryRights(t *testing.T, rights identity.Rights) {
 		x, err := near.Notify(ctx(t), nil, PutOptions{Paths: []string{via}})
 		wait(t, x, err)
 		for end := ctx(t); ; {
-			if ln, _ := p.openedLane(via); ln != nil {
+			if ch, _ := p.openedChannel(via); ch != nil {
 				break
 			}
 			select {

@@ -29,7 +29,7 @@ const (
 	calmed = 2 * PieceSize
 	// callerSize is the largest transfer that the goroutine which begins it carries itself, alone
 	// on a path.Immediate, and stepSize what of it that goroutine hands over before others can have
-	// the lane.
+	// the channel.
 	callerSize = 4 << 20
 	stepSize   = 1 << 20
 	// keepCopies is the longest list of blocks that a slot keeps for its next operation.
@@ -62,8 +62,8 @@ func (p Priority) String() string {
 
 var priorityWeights = [priorities]uint64{4, 16, 1}
 
-// The queue of a lane has two classes for each priority: one for small operations and one for the
-// pieces of large transfers. So a large one that may not have more outstanding for now does not
+// The queue of a channel has two classes for each priority: one for small operations and one for
+// the pieces of large transfers. So a large one that may not have more outstanding for now does not
 // hold small ones up, and neither can starve the other.
 const (
 	allClasses  = 1<<(2*priorities) - 1
@@ -82,54 +82,54 @@ func (t *Transfer) isBulk() bool {
 // flowOf says where in the queue a transfer belongs. Small ones of a priority share a flow, and
 // with it their order; a large one has its own. A large one that only has its notification left is
 // small.
-func (l *lane) flowOf(t *Transfer) (*sched.Flow[*Transfer], int) {
+func (ch *channel) flowOf(t *Transfer) (*sched.Flow[*Transfer], int) {
 	switch {
 	case !t.isBulk():
-		return &l.light[t.priority], lightClass(t.priority)
+		return &ch.light[t.priority], lightClass(t.priority)
 	case t.m.Posted():
 		return &t.flow, lightClass(t.priority)
 	case t.part != nil: // it has one turn with the other pieces of its transfer
-		return t.part.flow(l), bulkClass(t.priority)
+		return t.part.flow(ch), bulkClass(t.priority)
 	}
 	return &t.flow, bulkClass(t.priority)
 }
 
 // alongside notes that a transfer which arrives shares the wire with what is outstanding.
-func (l *lane) alongside(t *Transfer) {
-	if !t.isBulk() && l.bulk > 0 && !l.caps.OneSided {
-		l.calm = 0
+func (ch *channel) alongside(t *Transfer) {
+	if !t.isBulk() && ch.bulk > 0 && !ch.caps.OneSided {
+		ch.calm = 0
 	}
 }
 
 // enqueue gives a transfer its place in the queue, unless it has it.
-func (l *lane) enqueue(t *Transfer) {
+func (ch *channel) enqueue(t *Transfer) {
 	if t.item.Queued() {
 		return
 	}
 	t.item.Value = t
-	f, class := l.flowOf(t)
-	l.queue.Push(f, class, &t.item)
+	f, class := ch.flowOf(t)
+	ch.queue.Push(f, class, &t.item)
 }
 
 // leave takes a transfer out of the queue.
-func (l *lane) leave(t *Transfer) {
-	l.queue.Remove(&t.item)
-	l.queue.Drop(&t.flow)
+func (ch *channel) leave(t *Transfer) {
+	ch.queue.Remove(&t.item)
+	ch.queue.Drop(&t.flow)
 	if t.part != nil {
-		l.queue.Drop(t.part.flow(l))
+		ch.queue.Drop(t.part.flow(ch))
 	}
 }
 
 // room is how many bytes of large transfers may be outstanding before the next piece is posted.
-func (l *lane) room() uint64 {
-	if l.queue.Flows() <= 1 && l.calm >= calmed {
+func (ch *channel) room() uint64 {
+	if ch.queue.Flows() <= 1 && ch.calm >= calmed {
 		return 2 * PieceSize
 	}
-	return min(max(l.shared, l.calm), 2*PieceSize)
+	return min(max(ch.shared, ch.calm), 2*PieceSize)
 }
 
-// sharedRoom is what may be outstanding with company at first, and the round trip by which a lane
-// adapts it, 0 if it does not.
+// sharedRoom is what may be outstanding with company at first, and the round trip by which a
+// channel adapts it, 0 if it does not.
 func (p *Peer) sharedRoom(caps path.Capabilities) (uint64, time.Duration) {
 	switch {
 	case caps.OneSided:
@@ -141,9 +141,9 @@ func (p *Peer) sharedRoom(caps path.Capabilities) (uint64, time.Duration) {
 }
 
 // learn adapts what may be outstanding with company when the operation of a slot has ended.
-func (l *lane) learn(s *slot) {
-	if s.bulk && l.trip > 0 {
-		l.shared = carried(l.shared, s.ahead, clock()-s.at, l.trip)
+func (ch *channel) learn(s *slot) {
+	if s.bulk && ch.trip > 0 {
+		ch.shared = carried(ch.shared, s.ahead, clock()-s.at, ch.trip)
 	}
 }
 
@@ -155,15 +155,15 @@ func carried(shared, outstanding uint64, took, trip time.Duration) uint64 {
 }
 
 // steps reports whether the next operation of a large transfer is a step of the goroutine that has
-// submitted it, which holds the lane: that needs no other goroutine to go on, and nobody else wants
-// the path.
-func (l *lane) steps(t *Transfer) bool {
-	return t == l.callers && l.now != nil && t.isBulk() && t.part == nil && t.bytes <= callerSize && !t.m.Posted() &&
-		l.inflight == 0 && l.queue.Len() == 1
+// submitted it, which holds the channel: that needs no other goroutine to go on, and nobody else
+// wants the path.
+func (ch *channel) steps(t *Transfer) bool {
+	return t == ch.callers && ch.now != nil && t.isBulk() && t.part == nil && t.bytes <= callerSize && !t.m.Posted() &&
+		ch.inflight == 0 && ch.queue.Len() == 1
 }
 
 // size is how many bytes the next operation of a transfer takes, which is granted so many.
-func (l *lane) size(t *Transfer, grant uint64, step bool) uint64 {
+func (ch *channel) size(t *Transfer, grant uint64, step bool) uint64 {
 	if t.m.Posted() {
 		return 0
 	}
@@ -172,37 +172,37 @@ func (l *lane) size(t *Transfer, grant uint64, step bool) uint64 {
 		return n
 	}
 	if grant != sched.Unlimited {
-		l.calm = 0
-	} else if l.calm < calmed {
-		grant = max(l.calm/2&^(ShareSize-1), ShareSize)
+		ch.calm = 0
+	} else if ch.calm < calmed {
+		grant = max(ch.calm/2&^(ShareSize-1), ShareSize)
 	}
 	if step {
 		grant = min(grant, stepSize)
 	}
-	if most := l.peer.limits.piece(); most > 0 {
+	if most := ch.peer.limits.piece(); most > 0 {
 		grant = min(grant, most)
 	}
 	n = t.m.Whole(min(n, grant))
-	l.calm = min(l.calm+n, calmed)
+	ch.calm = min(ch.calm+n, calmed)
 	return n
 }
 
 // pay takes an operation's bytes from the rates of the peer and the node; it returns how long they
-// have to wait. They are taken at once: then this lane has its turn among those that share the
+// have to wait. They are taken at once: then this channel has its turn among those that share the
 // rate, whatever is posted when it comes.
-func (l *lane) pay(bytes uint64) time.Duration {
-	if need := bytes - min(l.prepaid, bytes); need > 0 {
-		if wait := l.peer.limits.send(need); wait > 0 {
-			l.payTill = time.Now().Add(wait)
+func (ch *channel) pay(bytes uint64) time.Duration {
+	if need := bytes - min(ch.prepaid, bytes); need > 0 {
+		if wait := ch.peer.limits.send(need); wait > 0 {
+			ch.payTill = time.Now().Add(wait)
 		}
-		l.prepaid += need
+		ch.prepaid += need
 	}
-	if !l.payTill.IsZero() {
-		if wait := time.Until(l.payTill); wait > 0 {
+	if !ch.payTill.IsZero() {
+		if wait := time.Until(ch.payTill); wait > 0 {
 			return wait
 		}
-		l.payTill = time.Time{}
+		ch.payTill = time.Time{}
 	}
-	l.prepaid -= bytes
+	ch.prepaid -= bytes
 	return 0
 }

@@ -43,21 +43,21 @@ func TestSharedRoom(t *testing.T) {
 	}
 }
 
-// TestLaneLearnsSharedRoom: a lane over a wire knows its round trip, and its operations tell what
-// the wire carries; one in memory does not adapt.
-func TestLaneLearnsSharedRoom(t *testing.T) {
+// TestChannelLearnsSharedRoom: a channel over a wire knows its round trip, and its operations tell
+// what the wire carries; one in memory does not adapt.
+func TestChannelLearnsSharedRoom(t *testing.T) {
 	s := newShared(t, 2*PieceSize, Options{})
-	s.ln.mu.Lock()
-	known := s.ln.trip > 0
-	s.ln.trip = time.Hour // all operations are faster
-	s.ln.mu.Unlock()
+	s.ch.mu.Lock()
+	known := s.ch.trip > 0
+	s.ch.trip = time.Hour // all operations are faster
+	s.ch.mu.Unlock()
 	if !known {
 		t.Error("the round trip is not known")
 	}
 	wait(t, s.put(2*PieceSize, PutOptions{}), nil)
-	s.ln.mu.Lock()
-	grown := s.ln.shared
-	s.ln.mu.Unlock()
+	s.ch.mu.Lock()
+	grown := s.ch.shared
+	s.ch.mu.Unlock()
 	if grown <= PieceSize {
 		t.Errorf("%d bytes may be outstanding after operations that were faster than the wire's round trip", grown)
 	}
@@ -66,7 +66,7 @@ func TestLaneLearnsSharedRoom(t *testing.T) {
 	if err := p.ab.Ready(ctx(t), "shm"); err != nil {
 		t.Fatal(err)
 	}
-	if ln := laneOf(t, p.ab, "shm"); ln.trip != 0 || ln.shared != nearRoom {
-		t.Errorf("shm: %v, %d bytes", ln.trip, ln.shared)
+	if ch := channelOf(t, p.ab, "shm"); ch.trip != 0 || ch.shared != nearRoom {
+		t.Errorf("shm: %v, %d bytes", ch.trip, ch.shared)
 	}
 }

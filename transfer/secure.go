@@ -331,7 +331,7 @@ func (n *Node) meet(p *Peer) error {
 		return ErrClosed
 	}
 	if p.role == control.Acceptor {
-		if old, full := n.strangers.Add(source, p); full {
+		if old, full := n.handshaking.Add(source, p); full {
 			old.raw.Close()
 		}
 	}
@@ -357,5 +357,5 @@ func (p *Peer) source() string {
 func (n *Node) met(p *Peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.strangers.Remove(p)
+	n.handshaking.Remove(p)
 }

@@ -337,10 +337,10 @@ func TestManyStrangers(t *testing.T) {
 		}
 		p.Close()
 		b.mu.Lock()
-		n := b.strangers.Len()
+		n := b.handshaking.Len()
 		b.mu.Unlock()
 		if n > setup.MaxPending() {
-			t.Errorf("%d strangers are kept", n)
+			t.Errorf("%d handshaking are kept", n)
 		}
 	}
 }

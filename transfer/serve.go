@@ -133,7 +133,7 @@ func (p *Peer) answerLookup(q *control.Lookup) (control.Body, error) {
 
 func (p *Peer) answerPathDown(q *control.PathDown) (control.Body, error) {
 	p.mu.Lock()
-	ln := p.paths[q.PathID]
+	ch := p.paths[q.PathID]
 	down := fmt.Errorf("%w: the peer says: %s", path.ErrDown, q.Reason)
 	if at := p.coming[q.PathID]; at != nil {
 		at.down = down
@@ -142,8 +142,8 @@ func (p *Peer) answerPathDown(q *control.PathDown) (control.Body, error) {
 		}
 	}
 	p.mu.Unlock()
-	if ln != nil {
-		ln.shut(down)
+	if ch != nil {
+		ch.shut(down)
 	}
 	return &control.Empty{}, nil
 }
@@ -286,7 +286,7 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 			return
 		}
 		if q.Queue != "" {
-			err := p.settle(ctx)
+			err := p.endLostSessions(ctx)
 			if err == nil {
 				err = p.node.offerQueue(p, q.Queue, pth, g)
 			} else {
@@ -298,14 +298,14 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 			}
 			return
 		}
-		ln, err := p.adopt(pth, g, id)
+		ch, err := p.adopt(pth, g, id)
 		if err != nil {
 			return
 		}
 		// This side can use the path as well, unless it has opened one of its own.
 		p.mu.Lock()
-		if p.lanes[q.Path] == nil && p.paths[id] == ln { // it may be down already
-			p.lanes[q.Path] = &opening{done: closedChan, ln: ln}
+		if p.channels[q.Path] == nil && p.paths[id] == ch { // it may be down already
+			p.channels[q.Path] = &opening{done: closedChan, ch: ch}
 			p.changed()
 		}
 		p.mu.Unlock()

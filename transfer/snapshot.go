@@ -177,7 +177,7 @@ func (x *inUse) status(c observe.PathCounters) observe.PathStatus {
 		OneSided: caps.OneSided, Window: caps.Window, UserCopies: caps.UserCopies, KernelCopies: caps.KernelCopies,
 		Counters: c}
 	cost := path.Cost{}
-	if l := x.ln; l != nil {
+	if l := x.ch; l != nil {
 		l.mu.Lock()
 		r.InFlight, r.Queued = l.inflight, l.queue.Len()
 		cost = l.cost.get(clock())

@@ -435,7 +435,7 @@ penstock_peer_connections{peer="b"} 2
 func TestSnapshotOfFailover(t *testing.T) {
 	s := newTwoPaths(t, 2*PieceSize+12345)
 	events := s.a.Events(t.Context(), 100)
-	l := nodeLane(t, s.a, "alpha")
+	l := nodeChannel(t, s.a, "alpha")
 	x := s.putPart(t, 1)
 	l.shut(errCut)
 	s.check(t, x, "beta", 1)
@@ -514,7 +514,7 @@ func TestSnapshotOfPartialTransfers(t *testing.T) {
 		x := s.putPart(t, PieceSize)
 		if how == "cut" {
 			s.cut.Store(true)
-			nodeLane(t, s.a, "alpha").shut(errCut)
+			nodeChannel(t, s.a, "alpha").shut(errCut)
 		} else {
 			x.Cancel()
 		}

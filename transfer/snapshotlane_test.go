@@ -22,7 +22,7 @@ func (p *slowToExplain) Explain() []string {
 	return p.Path.Explain()
 }
 
-// TestPutDuringSnapshot begins a put while a snapshot holds the lane: it is not left lying.
+// TestPutDuringSnapshot begins a put while a snapshot holds the channel: it is not left lying.
 func TestPutDuringSnapshot(t *testing.T) {
 	b := open(t, Options{Listen: []string{loopback}})
 	a := open(t, Options{})
@@ -32,17 +32,17 @@ func TestPutDuringSnapshot(t *testing.T) {
 	}
 	x, err := p.Notify(ctx(t), nil, PutOptions{Paths: []string{"tcp"}})
 	wait(t, x, err)
-	ln := nodeLane(t, a, "tcp")
+	ch := nodeChannel(t, a, "tcp")
 	slow := &slowToExplain{entered: make(chan struct{}), leave: make(chan struct{})}
-	ln.mu.Lock()
-	slow.Path, ln.p = ln.p, slow
-	ln.unlock()
+	ch.mu.Lock()
+	slow.Path, ch.p = ch.p, slow
+	ch.unlock()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		a.Snapshot()
 	}()
-	soon(t, slow.entered, "the snapshot at the lane")
+	soon(t, slow.entered, "the snapshot at the channel")
 	x, err = p.Notify(ctx(t), nil, PutOptions{Paths: []string{"tcp"}})
 	close(slow.leave)
 	<-done

@@ -23,11 +23,11 @@ type stager struct {
 	t     *Transfer
 	abort context.CancelFunc
 
-	mu sync.Mutex // guards what follows; may be taken under the mutex of a lane
-	// the transfer's place in queues: its pieces share it; the flow is its lane's
-	flows map[*lane]*sched.Flow[*Transfer]
-	last  *lane   // that a piece took
-	gone  []*lane // that went down under pieces
+	mu sync.Mutex // guards what follows; may be taken under the mutex of a channel
+	// the transfer's place in queues: its pieces share it; the flow is its channel's
+	flows map[*channel]*sched.Flow[*Transfer]
+	last  *channel   // that a piece took
+	gone  []*channel // that went down under pieces
 	ops   int32
 }
 
@@ -39,16 +39,16 @@ func (p *Peer) stage(t *Transfer) {
 		return
 	}
 	ctx, abort := t.abortable(p.ctx)
-	s := &stager{t: t, abort: abort, flows: map[*lane]*sched.Flow[*Transfer]{}}
+	s := &stager{t: t, abort: abort, flows: map[*channel]*sched.Flow[*Transfer]{}}
 	if s.one(ctx) {
 		return
 	}
 	go func() {
 		err := error(nil)
-		if p.unsettled() {
-			err = p.settle(ctx)
+		if p.hasLostSessions() {
+			err = p.endLostSessions(ctx)
 		}
-		var direct *lane
+		var direct *channel
 		if allowed, ok := p.directPaths(t); ok && err == nil {
 			direct, _ = p.choose(ctx, t, t.exports, allowed)
 		}
@@ -71,7 +71,7 @@ func (p *Peer) stage(t *Transfer) {
 // for any other one.
 func (s *stager) one(ctx context.Context) bool {
 	t, p := s.t, s.t.peer
-	if t.reach != reachDirect || t.stream != 0 || t.digest != nil || t.canceled() || p.unsettled() {
+	if t.reach != reachDirect || t.stream != 0 || t.digest != nil || t.canceled() || p.hasLostSessions() {
 		return false
 	}
 	if _, ok := p.directPaths(t); ok {
@@ -79,7 +79,7 @@ func (s *stager) one(ctx context.Context) bool {
 	}
 	return p.staged.CarryOne(ctx, s.begun(), s, func(err error) {
 		s.over()
-		var last *lane
+		var last *channel
 		if err == nil {
 			last, err = s.carried(ctx)
 		}
@@ -88,21 +88,21 @@ func (s *stager) one(ctx context.Context) bool {
 }
 
 // carried leaves a transfer whose pieces are in place with its notification, and chooses its last
-// lane, which is for that: no memory is a part of it.
-func (s *stager) carried(ctx context.Context) (*lane, error) {
+// channel, which is for that: no memory is a part of it.
+func (s *stager) carried(ctx context.Context) (*channel, error) {
 	t := s.t
 	t.exports, t.devices, t.reach = nil, nil, reachCarried
 	t.m.Carried()
-	if !t.peer.unsettled() {
-		if ln := t.peer.quick(t); ln != nil {
-			return ln, nil
+	if !t.peer.hasLostSessions() {
+		if ch := t.peer.quick(t); ch != nil {
+			return ch, nil
 		}
 	}
 	return t.peer.choose(ctx, t, nil, t.allowed)
 }
 
-// finish hands the transfer to its lane, or ends it with the error for which it has none.
-func (s *stager) finish(direct *lane, err error) {
+// finish hands the transfer to its channel, or ends it with the error for which it has none.
+func (s *stager) finish(direct *channel, err error) {
 	t, p := s.t, s.t.peer
 	defer p.node.wg.Done()
 	defer s.abort()
@@ -248,24 +248,24 @@ func (s *stager) Ended(pc *bounce.Piece, err error) {
 	}
 }
 
-// flow is the place of the transfer's pieces in the queue of a lane, whose mutex is held.
-func (s *stager) flow(l *lane) *sched.Flow[*Transfer] {
+// flow is the place of the transfer's pieces in the queue of a channel, whose mutex is held.
+func (s *stager) flow(ch *channel) *sched.Flow[*Transfer] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.flows[l]
+	f := s.flows[ch]
 	if f == nil {
 		f = new(sched.Flow[*Transfer])
-		s.flows[l] = f
+		s.flows[ch] = f
 	}
 	return f
 }
 
-// chose takes note of the lane that a piece takes.
-func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, at int) {
+// chose takes note of the channel that a piece takes.
+func (s *stager) chose(c *Transfer, ch *channel, cs []Candidate, at int) {
 	s.mu.Lock()
-	first, changed := s.last == nil, s.last != nil && s.last != l && slices.Contains(s.gone, s.last)
+	first, changed := s.last == nil, s.last != nil && s.last != ch && slices.Contains(s.gone, s.last)
 	if first || changed {
-		s.last = l
+		s.last = ch
 	}
 	s.mu.Unlock()
 	if !first && !changed {
@@ -284,12 +284,12 @@ func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, at int) {
 	e.Security, e.Floor, e.UserCopies, e.KernelCopies = x.Security, x.Floor, x.UserCopies, x.KernelCopies
 }
 
-// lost takes note of a lane that went down under a piece.
-func (s *stager) lost(l *lane) {
+// lost takes note of a channel that went down under a piece.
+func (s *stager) lost(ch *channel) {
 	s.mu.Lock()
-	known := slices.Contains(s.gone, l)
+	known := slices.Contains(s.gone, ch)
 	if !known {
-		s.gone = append(s.gone, l)
+		s.gone = append(s.gone, ch)
 	}
 	s.mu.Unlock()
 	if known {
@@ -298,7 +298,7 @@ func (s *stager) lost(l *lane) {
 	t := s.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.explain.Failovers = append(slices.Clip(t.explain.Failovers), Failover{l.p.Name(), t.moved.Load(), l.down})
+	t.explain.Failovers = append(slices.Clip(t.explain.Failovers), Failover{ch.p.Name(), t.moved.Load(), ch.down})
 }
 
 // endPart ends a transfer that is a piece of another one; only the first call counts. No lock may

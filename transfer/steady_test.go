@@ -140,9 +140,9 @@ func TestSteadyState(t *testing.T) {
 					t.Errorf("after %d more transfers: heap %d to %d bytes, files %d to %d, goroutines %d to %d",
 						count, heap, heap2, files, files2, routines, routines2)
 				}
-				for _, ln := range []*Peer{p.ab, p.ba} {
-					ln.mu.Lock()
-					for _, l := range ln.paths {
+				for _, ch := range []*Peer{p.ab, p.ba} {
+					ch.mu.Lock()
+					for _, l := range ch.paths {
 						l.mu.Lock()
 						if l.inflight != 0 || len(l.free) != len(l.slots) || l.queue.Len() != 0 || l.bulk != 0 ||
 							l.bulkLen != 0 {
@@ -151,7 +151,7 @@ func TestSteadyState(t *testing.T) {
 						}
 						l.mu.Unlock()
 					}
-					ln.mu.Unlock()
+					ch.mu.Unlock()
 				}
 			})
 		}

@@ -424,11 +424,11 @@ func TestCancelOnStalledPath(t *testing.T) {
 
 // outstanding reports whether something of a transfer was handed to a path and has not ended.
 func outstanding(x *Transfer) bool {
-	ln := x.currentLane()
-	if ln == nil {
+	ch := x.currentChannel()
+	if ch == nil {
 		return false
 	}
-	ln.mu.Lock()
-	defer ln.unlock()
+	ch.mu.Lock()
+	defer ch.unlock()
 	return x.m.Outstanding() > 0
 }

@@ -139,8 +139,8 @@ func (n *Node) lostWith(who party) (ids [][16]byte) {
 	return ids[:min(len(ids), maxLost)]
 }
 
-// settled forgets lost sessions: the other side has ended them.
-func (n *Node) settled(who party, ids [][16]byte) {
+// forgetSessions forgets lost sessions: the other side has ended them.
+func (n *Node) forgetSessions(who party, ids [][16]byte) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for of := range n.lostAs(who) {
@@ -154,9 +154,9 @@ func (n *Node) settled(who party, ids [][16]byte) {
 	n.anyLost.Store(len(n.lost) > 0)
 }
 
-// unsettled reports whether an earlier session with the peer's node may still have bytes on their
-// way there.
-func (p *Peer) unsettled() bool {
+// hasLostSessions reports whether an earlier session with the peer's node may still have bytes on
+// their way there.
+func (p *Peer) hasLostSessions() bool {
 	if !p.node.anyLost.Load() {
 		return false
 	}
@@ -168,8 +168,8 @@ func (p *Peer) unsettled() bool {
 	return false
 }
 
-// settle has the peer end the sessions that were lost with its node.
-func (p *Peer) settle(ctx context.Context) error {
+// endLostSessions has the peer end the sessions that were lost with its node.
+func (p *Peer) endLostSessions(ctx context.Context) error {
 	for {
 		ids := p.node.lostWith(p.party())
 		if len(ids) == 0 {
@@ -178,6 +178,6 @@ func (p *Peer) settle(ctx context.Context) error {
 		if _, err := p.request(ctx, &control.EndSessions{Sessions: ids}); err != nil {
 			return fmt.Errorf("transfer: end earlier sessions: %w", err)
 		}
-		p.node.settled(p.party(), ids)
+		p.node.forgetSessions(p.party(), ids)
 	}
 }

@@ -206,7 +206,7 @@ func (s *lostQuietly) ended(t *testing.T, p *Peer) {
 	if at := bytes.IndexByte(s.r.All().Bytes(), 2); at >= 0 {
 		t.Errorf("byte %d is that of the put that failed", at)
 	}
-	if p.unsettled() {
+	if p.hasLostSessions() {
 		t.Error("the lost session is not forgotten")
 	}
 }
@@ -234,7 +234,7 @@ func TestDialEndsLostSessions(t *testing.T) {
 // the ones that were lost with the same node are ended at the other side.
 func TestLivingSessionEndsLostOnes(t *testing.T) {
 	s := newLostQuietly(t)
-	if !s.living.unsettled() {
+	if !s.living.hasLostSessions() {
 		t.Fatal("the lost session is forgotten")
 	}
 	x, err := s.living.Notify(ctx(t), nil, PutOptions{})
@@ -294,8 +294,8 @@ func TestLostSessionsAreBounded(t *testing.T) {
 	if got := len(n.lostWith(party{})); got > maxLost {
 		t.Errorf("%d sessions with one node are remembered, at most %d are expected", got, maxLost)
 	}
-	n.settled(party{}, n.lostWith(party{}))
-	if p.unsettled() {
-		t.Error("settled sessions are remembered")
+	n.forgetSessions(party{}, n.lostWith(party{}))
+	if p.hasLostSessions() {
+		t.Error("ended sessions are remembered")
 	}
 }

@@ -25,7 +25,7 @@ type way struct {
 	allowed []string
 	floor   path.Security
 
-	found []Candidate // in the order of survey; no more than maxOpen have a lane
+	found []Candidate // in the order of survey; no more than maxOpen have a channel
 	why   string      // the best of them is taken
 }
 
@@ -39,7 +39,7 @@ const (
 type chosen struct {
 	way   *way               // nil: the transfer did not go that way
 	at    int                // in what it found
-	costs [maxOpen]path.Cost // at that time, of those found that have a lane
+	costs [maxOpen]path.Cost // at that time, of those found that have a channel
 }
 
 // way finds what there is to choose from for a transfer that names no more than one export; nil if
@@ -62,7 +62,7 @@ func (p *Peer) way(t *Transfer) *way {
 	w.found = p.survey(t.exports, t.allowed, t.floor, nil)
 	open := 0
 	for i := range w.found {
-		if w.found[i].ln != nil {
+		if w.found[i].ch != nil {
 			open++
 		}
 		if w.found[i].again || open > maxOpen { // again: it is tried soon
@@ -82,22 +82,22 @@ func (p *Peer) knows(e path.Desc) bool {
 	return ok && r.Desc == e
 }
 
-// choose takes the lane with the lowest expected time; nil if that path is not set up, or there is
-// none. The transfer has none yet.
-func (w *way) choose(t *Transfer, now time.Duration) *lane {
+// choose takes the channel with the lowest expected time; nil if that path is not set up, or there
+// is none. The transfer has none yet.
+func (w *way) choose(t *Transfer, now time.Duration) *channel {
 	var c chosen
-	var best *lane
+	var best *channel
 	least, k := time.Duration(-1), 0
 	for i := range w.found {
 		f := &w.found[i]
 		cost := f.Cost
-		if f.ln != nil {
-			cost = f.ln.cost.get(now)
+		if f.ch != nil {
+			cost = f.ch.cost.get(now)
 			c.costs[k] = cost
 			k++
 		}
 		if d := cost.Time(t.bytes); f.Usable && (least < 0 || d < least) {
-			least, best, c.at = d, f.ln, i
+			least, best, c.at = d, f.ch, i
 		}
 	}
 	if best == nil {
@@ -113,10 +113,10 @@ func (w *way) choose(t *Transfer, now time.Duration) *lane {
 
 // explain puts the choice into an explanation for a transfer of n bytes.
 func (c *chosen) explain(e *Explanation, n uint64, floor path.Security) {
-	caps := &c.way.found[c.at].ln.caps
+	caps := &c.way.found[c.at].ch.caps
 	cs, k := slices.Clone(c.way.found), 0
 	for i := range cs {
-		if x := &cs[i]; x.ln != nil {
+		if x := &cs[i]; x.ch != nil {
 			x.Cost = c.costs[k]
 			k++
 			if x.Usable {
@@ -130,10 +130,11 @@ func (c *chosen) explain(e *Explanation, n uint64, floor path.Security) {
 	e.UserCopies, e.KernelCopies = caps.UserCopies, caps.KernelCopies
 }
 
-// changed is called after a change of the peer's lanes, or of what this node knows of its exports.
+// changed is called after a change of the peer's channels, or of what this node knows of its
+// exports.
 func (p *Peer) changed() {
 	p.changes.Add(1)
 	for i := range p.ways {
-		p.ways[i].Store(nil) // it would keep a lane that is gone
+		p.ways[i].Store(nil) // it would keep a channel that is gone
 	}
 }

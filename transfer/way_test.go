@@ -45,7 +45,7 @@ func TestWayIsWhatIsFound(t *testing.T) {
 						c.Cost)
 				}
 			}
-			if _, why := reason(cs); e.Why != why || e.Security != x.lane.caps.Security || e.Floor != x.floor {
+			if _, why := reason(cs); e.Why != why || e.Security != x.channel.caps.Security || e.Floor != x.floor {
 				t.Errorf("%s %v: %q, security %v, floor %v", name, allowed, e.Why, e.Security, e.Floor)
 			}
 			if e.Candidates[0].Path != want {
@@ -58,14 +58,14 @@ func TestWayIsWhatIsFound(t *testing.T) {
 	look("whole", "tcp", "tcp")
 	look("whole", "shm", "shm", "tcp")
 	look("part", "tcp", "shm", "tcp")
-	// The lane goes down, and nothing keeps it.
-	ln, _ := p.ab.openedLane("tcp")
-	ln.shut(path.ErrDown)
+	// The channel goes down, and nothing keeps it.
+	ch, _ := p.ab.openedChannel("tcp")
+	ch.shut(path.ErrDown)
 	for i := range p.ab.ways {
 		if w := p.ab.ways[i].Load(); w != nil {
 			for _, o := range w.found {
-				if o.ln == ln {
-					t.Errorf("a lane that is gone is kept: %+v", w)
+				if o.ch == ch {
+					t.Errorf("a channel that is gone is kept: %+v", w)
 				}
 			}
 		}

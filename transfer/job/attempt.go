@@ -168,8 +168,8 @@ type unready struct{ error }
 
 func (e *unready) Unwrap() error { return e.error }
 
-// flight is a piece that is being moved.
-type flight struct {
+// piece is a piece that is being moved.
+type piece struct {
 	t      *transfer.Transfer
 	lo, hi uint64
 	began  time.Time
@@ -187,7 +187,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer
 	end := j.bytes
 	j.mu.Unlock()
 	depth := sched.Depth{Most: j.o.Window}
-	var flying []flight
+	var pieces []piece
 	var failed error
 	var broken []*transfer.Transfer // whose paths went down under pieces of a store
 	var next uint64
@@ -199,12 +199,12 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer
 		stalled = stall.C
 	}
 	cancel := func() {
-		for _, f := range flying {
+		for _, f := range pieces {
 			f.t.Cancel()
 		}
 	}
 	for {
-		for failed == nil && len(flying) < depth.Parts() {
+		for failed == nil && len(pieces) < depth.Parts() {
 			j.mu.Lock()
 			lo, hi, ok := j.have.Gap(next, j.o.Piece, end)
 			j.mu.Unlock()
@@ -225,15 +225,15 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer
 				break
 			}
 			next = hi
-			flying = append(flying, flight{t, lo, hi, time.Now()})
+			pieces = append(pieces, piece{t, lo, hi, time.Now()})
 		}
-		if len(flying) == 0 {
+		if len(pieces) == 0 {
 			if len(broken) > 0 && ctx.Err() == nil {
 				p.Fence(ctx, broken)
 			}
 			return failed
 		}
-		f := flying[0]
+		f := pieces[0]
 		select {
 		case <-f.t.Done():
 		case <-stalled:
@@ -244,14 +244,14 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer
 			cancel()
 			<-f.t.Done()
 		}
-		flying = slices.Delete(flying, 0, 1)
+		pieces = slices.Delete(pieces, 0, 1)
 		if err := f.t.Err(); err != nil {
 			if j.kind == path.Put && errors.Is(err, path.ErrDown) {
 				broken = append(broken, f.t)
 			}
 			if failed == nil {
 				failed = err
-				cancel() // what is under way would be moved in vain, or is moved by the next attempt
+				cancel() // what is under way would be moved for nothing, or is moved by the next attempt
 			}
 			continue
 		}
@@ -267,7 +267,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer
 }
 
 // verified counts a piece that is in place.
-func (j *Job) verified(a *Attempt, f flight) {
+func (j *Job) verified(a *Attempt, f piece) {
 	via, proof := f.t.Via()
 	j.mu.Lock()
 	j.have.Add(f.lo, f.hi)

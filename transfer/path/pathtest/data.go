@@ -23,32 +23,32 @@ func (f Factory) sizes() []int {
 	return slices.Compact(s)
 }
 
-// lane is one direction under test: memory of one side and an export of the other.
-type lane struct {
+// direction is one direction under test: memory of one side and an export of the other.
+type direction struct {
 	side          *Side
 	local, remote *mem.Region
 	here, there   []byte // of local and remote
 	export        *path.Export
 }
 
-func (p *Pair) lane(s *Side, size int) lane {
+func (p *Pair) direction(s *Side, size int) direction {
 	remote := s.Other().Region(size)
-	return newLane(s, s.Region(size), remote, s.Other().Export(remote, path.Read|path.Write))
+	return newDirection(s, s.Region(size), remote, s.Other().Export(remote, path.Read|path.Write))
 }
 
-func newLane(s *Side, local, remote *mem.Region, e *path.Export) lane {
-	return lane{s, local, remote, local.All().Bytes(), remote.All().Bytes(), e}
+func newDirection(s *Side, local, remote *mem.Region, e *path.Export) direction {
+	return direction{s, local, remote, local.All().Bytes(), remote.All().Bytes(), e}
 }
 
 // ends are the memory that an operation reads and the memory that it writes.
-func (l lane) ends(kind path.OpKind) (src, dst []byte) {
+func (l direction) ends(kind path.OpKind) (src, dst []byte) {
 	if kind == path.Get {
 		return l.there, l.here
 	}
 	return l.here, l.there
 }
 
-func (l lane) copyOf(localOff, remoteOff, n int) path.Copy {
+func (l direction) copyOf(localOff, remoteOff, n int) path.Copy {
 	return path.Copy{
 		Local:     mem.Span{Region: l.local, Off: uint64(localOff), Len: uint64(n)},
 		Key:       l.export.Key(),
@@ -56,12 +56,12 @@ func (l lane) copyOf(localOff, remoteOff, n int) path.Copy {
 	}
 }
 
-func (l lane) op(kind path.OpKind, copies ...path.Copy) path.Op {
+func (l direction) op(kind path.OpKind, copies ...path.Copy) path.Op {
 	return path.Op{Kind: kind, Copies: copies}
 }
 
 // roundTrip puts or gets n bytes and checks them and their neighbours.
-func (l lane) roundTrip(t testing.TB, kind path.OpKind, localOff, remoteOff, n int, seed uint64) {
+func (l direction) roundTrip(t testing.TB, kind path.OpKind, localOff, remoteOff, n int, seed uint64) {
 	t.Helper()
 	src, dst := l.ends(kind)
 	srcOff, dstOff := localOff, remoteOff
@@ -91,7 +91,7 @@ var (
 func (p *Pair) roundTrips(sizes []int, offs ...[2]int) {
 	seed := uint64(0)
 	for _, s := range p.Sides() {
-		l := p.lane(s, slices.Max(sizes)+2*margin+8192)
+		l := p.direction(s, slices.Max(sizes)+2*margin+8192)
 		for _, kind := range bothKinds {
 			for _, off := range offs {
 				for _, n := range sizes {
@@ -135,7 +135,7 @@ func checkHighOffsets(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
 		remote := s.Other().sparse()
-		l := newLane(s, s.Region(1<<20), remote, s.Other().Export(remote, path.Read|path.Write))
+		l := newDirection(s, s.Region(1<<20), remote, s.Other().Export(remote, path.Read|path.Write))
 		size := len(l.there)
 		const n = 70_001
 		offs := []int{1<<31 - 3, 1<<32 - n/2, 1 << 32, 1<<32 + 12345, size/2 + 1, size - n}
@@ -179,7 +179,7 @@ func checkBlocks(t testing.TB, f Factory) {
 			}
 			stride := c.max + c.gap
 			size := max(total, count*stride)
-			l := p.lane(s, size)
+			l := p.direction(s, size)
 			place := rng.Perm(count)
 			copies := make([]path.Copy, count)
 			for k := range copies {
@@ -217,7 +217,7 @@ func checkPartOfRegion(t testing.TB, f Factory) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := newLane(s, local, remote, x)
+		l := newDirection(s, local, remote, x)
 		setAll(l.there, canary)
 		Fill(l.here, 5)
 		op := l.op(path.Put, l.copyOf(0, 0, n))
@@ -243,7 +243,7 @@ func checkEmpty(t testing.TB, f Factory) {
 		t.Errorf("Post of nothing: %d, %v; expected 0, nil", n, err)
 	}
 	for _, s := range p.Sides() {
-		l := p.lane(s, 4096)
+		l := p.direction(s, 4096)
 		for _, kind := range bothKinds {
 			s.MustDo(l.op(kind))
 			s.MustDo(l.op(kind, l.copyOf(0, 0, 0), l.copyOf(7, 4096, 0)))
@@ -268,7 +268,7 @@ func checkWindow(t testing.TB, f Factory) {
 		}
 	}
 	for _, s := range p.Sides() {
-		l := p.lane(s, 1<<20)
+		l := p.direction(s, 1<<20)
 		for round := range 6 {
 			Fill(l.here, uint64(round))
 			full := s.Path.Stats().WindowFull

@@ -13,7 +13,7 @@ var amounts = []int{0, 1, 5, 40}
 
 // settle polls both sides for a while and does other work, during which memory that is no longer in
 // use must not change.
-func settle(t testing.TB, p *Pair, what string, memory, want []byte, other lane) {
+func settle(t testing.TB, p *Pair, what string, memory, want []byte, other direction) {
 	t.Helper()
 	p.Pump(100)
 	other.roundTrip(t, path.Put, margin, margin, 100_000, 9)
@@ -27,7 +27,7 @@ func settle(t testing.TB, p *Pair, what string, memory, want []byte, other lane)
 func checkCancel(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
-		l, other := p.lane(s, f.Large), p.lane(s, 1<<20)
+		l, other := p.direction(s, f.Large), p.direction(s, 1<<20)
 		Fill(l.here, 1)
 		Fill(l.there, 1)
 		if s.Path.Cancel(123_456_789) {
@@ -73,9 +73,9 @@ func checkFence(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
 		o := s.Other()
-		other := p.lane(s, 1<<20)
+		other := p.direction(s, 1<<20)
 		for _, k := range amounts {
-			l := p.lane(s, f.Large)
+			l := p.direction(s, f.Large)
 			Fill(l.here, 1)
 			put := s.Post(l.op(path.Put, l.copyOf(0, 0, f.Large)))[0]
 			p.Pump(k)
@@ -116,7 +116,7 @@ func checkFence(t testing.TB, f Factory) {
 		}
 		// An export that the peer never used, and one of which nothing is under way.
 		for range 3 {
-			l := p.lane(s, 4096)
+			l := p.direction(s, 4096)
 			o.Exports.Revoke(l.export)
 			o.MustDo(path.Op{Kind: path.Fence, Key: l.export.Key()})
 			o.Exports.Retire(l.export)
@@ -132,7 +132,7 @@ func checkFenceRead(t testing.TB, f Factory) {
 	for _, s := range p.Sides() {
 		o := s.Other()
 		for _, k := range amounts {
-			l := p.lane(s, f.Large)
+			l := p.direction(s, f.Large)
 			setAll(l.here, 0)
 			setAll(l.there, before)
 			get := s.Post(l.op(path.Get, l.copyOf(0, 0, f.Large)))[0]
@@ -163,26 +163,26 @@ func checkClose(t testing.TB, f Factory) {
 			p := NewPair(t, f, 8)
 			s := p.Sides()[aborter]
 			o := s.Other()
-			var lanes [2]lane
+			var directions [2]direction
 			for i, x := range []*Side{s, o} {
-				lanes[i] = p.lane(x, f.Large)
-				Fill(lanes[i].here, 1)
+				directions[i] = p.direction(x, f.Large)
+				Fill(directions[i].here, 1)
 				for range 2 {
-					x.Post(lanes[i].op(path.Put, lanes[i].copyOf(0, 0, f.Large)),
-						lanes[i].op(path.Put, lanes[i].copyOf(0, 0, 10)),
+					x.Post(directions[i].op(path.Put, directions[i].copyOf(0, 0, f.Large)),
+						directions[i].op(path.Put, directions[i].copyOf(0, 0, 10)),
 						path.Op{Kind: path.Notify})
 				}
 				// A get into memory that no put reads: the first page of the peer's own export.
-				get := path.Copy{Local: lanes[i].local.All(), Key: lanes[i].export.Key()}
+				get := path.Copy{Local: directions[i].local.All(), Key: directions[i].export.Key()}
 				get.Local.Len = 0
 				x.Post(path.Op{Kind: path.Get, Copies: []path.Copy{get}})
 			}
 			p.Pump(k)
 			s.Close()
-			mine := lanes[1].there // the other side's puts go here
+			mine := directions[1].there // the other side's puts go here
 			want := slices.Clone(mine)
 			s.Drain()
-			Fill(lanes[1].here, 2)
+			Fill(directions[1].here, 2)
 			o.Drain()
 			p.Pump(100)
 			if string(mine) != string(want) {
@@ -254,7 +254,7 @@ func checkPeerGone(t testing.TB, f Factory) {
 	for _, busy := range []bool{false, true} {
 		p := newPair(t, f)
 		for _, s := range p.Sides() {
-			l := p.lane(s, f.Large)
+			l := p.direction(s, f.Large)
 			l.roundTrip(t, path.Put, margin, margin, 5000, 1)
 			if busy {
 				s.Post(l.op(path.Put, l.copyOf(0, 0, f.Large)))

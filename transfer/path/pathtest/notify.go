@@ -62,7 +62,7 @@ func checkNotify(t testing.TB, f Factory) {
 			t.Errorf("Capabilities().MaxMessage is %d; every path must carry %d", n, path.MaxMessage)
 		}
 
-		l := p.lane(s, 1<<20)
+		l := p.direction(s, 1<<20)
 		Fill(l.here, 3)
 		for i, kind := range []path.OpKind{path.Put, path.Get, path.Put, path.Get} {
 			op := l.op(kind, l.copyOf(0, 0, 1000), l.copyOf(5000, 5000, 3))
@@ -103,7 +103,7 @@ func checkVisible(t testing.TB, f Factory) {
 	}
 	for _, s := range p.Sides() {
 		o := s.Other()
-		l := p.lane(s, 4<<20)
+		l := p.direction(s, 4<<20)
 		seed := uint64(0)
 		for _, n := range sizes {
 			if n == 0 || n > len(l.here) {

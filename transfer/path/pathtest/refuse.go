@@ -22,7 +22,7 @@ func checkRefusals(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
 		o := s.Other()
-		l := p.lane(s, 1<<20)
+		l := p.direction(s, 1<<20)
 		var guarded []*path.Export
 		export := func(r path.Rights) *path.Export {
 			e := o.Export(o.Region(4096), r)
@@ -62,7 +62,7 @@ func checkRefusals(t testing.TB, f Factory) {
 	}
 }
 
-func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export) []badOp {
+func badOps(t testing.TB, s *Side, l direction, export func(path.Rights) *path.Export) []badOp {
 	o := s.Other()
 	const both = path.Read | path.Write
 	at := func(k path.Key, off, n uint64) []path.Copy {

@@ -26,7 +26,7 @@ func checkStats(t testing.TB, f Factory) {
 	want := map[*Side]*path.Stats{p.A: {}, p.B: {}}
 	for i, s := range p.Sides() {
 		w, peer := want[s], want[s.Other()]
-		l := p.lane(s, 1<<20)
+		l := p.direction(s, 1<<20)
 		for k := range 20 + 10*i {
 			n := uint64(k * k * 100)
 			put, get := l.op(path.Put, l.copyOf(0, 0, int(n))),
@@ -97,7 +97,7 @@ func checkLeaks(t testing.TB, f Factory) {
 		scope.Run(t, func(t testing.TB) {
 			p := newPair(t, f)
 			for _, s := range p.Sides() {
-				l := p.lane(s, 1<<20)
+				l := p.direction(s, 1<<20)
 				l.roundTrip(t, path.Put, margin, margin, 100_000, 1)
 				if i%2 == 1 {
 					s.Post(l.op(path.Get, l.copyOf(0, 0, 1<<20))) // still outstanding at Close
@@ -124,7 +124,7 @@ func checkAllocations(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
 		o := s.Other()
-		l := p.lane(s, blocks*4096)
+		l := p.direction(s, blocks*4096)
 		list := make([]path.Copy, blocks)
 		for i := range list {
 			list[i] = l.copyOf(i*4096, (blocks-1-i)*4096, 4096)

@@ -77,7 +77,7 @@ func checkQuiet(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	p.quiet()
 	for _, s := range p.Sides() {
-		l := p.lane(s, f.Large)
+		l := p.direction(s, f.Large)
 		l.roundTrip(t, path.Put, margin, margin, 100, 1)
 		p.quiet()
 		l.roundTrip(t, path.Get, margin, margin, f.Large-2*margin, 2)
@@ -103,12 +103,12 @@ func checkWake(t testing.TB, f Factory) {
 		p := newPair(t, f)
 		s := p.Sides()[sleeper]
 		o := s.Other()
-		mine, theirs := p.lane(s, f.Large), p.lane(o, f.Large)
+		mine, theirs := p.direction(s, f.Large), p.direction(o, f.Large)
 		get := theirs.op(path.Get, theirs.copyOf(0, 0, 100_000))
 		get.Notify = true
 		put := theirs.op(path.Put, theirs.copyOf(0, 0, f.Large))
 		put.Notify = true
-		gone := p.lane(o, 4096).export
+		gone := p.direction(o, 4096).export
 		noticed := func() bool { return len(s.take()) > 0 }
 		byPeer := func(op path.Op) func() {
 			return func() {
@@ -207,18 +207,18 @@ func (p *Pair) both(run func(i int, s *Side) bool) bool {
 // piece of progress must wake the side that can go on.
 func checkBothAsleep(t testing.TB, f Factory) {
 	p := newPair(t, f)
-	var lanes [2]lane
+	var directions [2]direction
 	for i, s := range p.Sides() {
-		lanes[i] = p.lane(s, f.Large)
-		Fill(lanes[i].here, uint64(i))
+		directions[i] = p.direction(s, f.Large)
+		Fill(directions[i].here, uint64(i))
 	}
 	ok := p.both(func(i int, s *Side) bool {
-		put := lanes[i].op(path.Put, lanes[i].copyOf(0, 0, f.Large))
+		put := directions[i].op(path.Put, directions[i].copyOf(0, 0, f.Large))
 		r, posted := s.postAlone(put)
 		if !posted || !s.park(nil, func() bool { return r.Times > 0 }) {
 			return false
 		}
-		get := lanes[i].op(path.Get, lanes[i].copyOf(0, 0, f.Large))
+		get := directions[i].op(path.Get, directions[i].copyOf(0, 0, f.Large))
 		get.Notify = true // ends the peer's wait
 		if r, posted = s.postAlone(get); !posted {
 			return false
@@ -228,9 +228,9 @@ func checkBothAsleep(t testing.TB, f Factory) {
 	if !ok {
 		return
 	}
-	for i := range lanes {
-		wantFill(t, "put while both sides slept", lanes[i].there, uint64(i))
-		wantFill(t, "get while both sides slept", lanes[i].here, uint64(i))
+	for i := range directions {
+		wantFill(t, "put while both sides slept", directions[i].there, uint64(i))
+		wantFill(t, "get while both sides slept", directions[i].here, uint64(i))
 	}
 }
 
@@ -281,7 +281,7 @@ func checkImmediate(t testing.TB, f Factory) {
 	if !ok {
 		return
 	}
-	l := p.lane(s, f.Large)
+	l := p.direction(s, f.Large)
 	silent := func(what string) {
 		t.Helper()
 		if i, err := sys.PollIn(0, s.Path.FD()); err != nil || i >= 0 {

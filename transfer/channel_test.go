@@ -15,14 +15,14 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// laneOf is the lane of a peer that is set up.
-func laneOf(t testing.TB, p *Peer, name string) *lane {
+// channelOf is the channel of a peer that is set up.
+func channelOf(t testing.TB, p *Peer, name string) *channel {
 	t.Helper()
-	ln, err := p.openedLane(name)
-	if ln == nil {
-		t.Fatalf("no %s lane: %v", name, err)
+	ch, err := p.openedChannel(name)
+	if ch == nil {
+		t.Fatalf("no %s channel: %v", name, err)
 	}
-	return ln
+	return ch
 }
 
 // One small put with nothing in flight is handed to the path at once, by the caller itself. Those
@@ -74,13 +74,13 @@ func TestBatching(t *testing.T) {
 		return x
 	}
 	wait(t, put(), nil)
-	ln := laneOf(t, p.ab, "tcp")
-	ln.mu.Lock()
-	ln.batch.Delay = time.Hour // so that only count, bytes and completions flush
-	ln.mu.Unlock()
+	ch := channelOf(t, p.ab, "tcp")
+	ch.mu.Lock()
+	ch.batch.Delay = time.Hour // so that only count, bytes and completions flush
+	ch.mu.Unlock()
 	gate(true)
 	all := []*Transfer{put()}
-	handed := func(calls int) { // by put, or by the loop, if it has the lane at that moment
+	handed := func(calls int) { // by put, or by the loop, if it has the channel at that moment
 		until(t, "the operations at the path", func() bool { c, _ := seen(); return len(c) == calls })
 	}
 	handed(1)
@@ -110,7 +110,7 @@ func TestBatching(t *testing.T) {
 		t.Fatalf("5 puts behind 17 in flight were handed over as %v", c)
 	}
 	gate(false)
-	p.a.loop.kick(ln)
+	p.a.loop.kick(ch)
 	for _, x := range all {
 		wait(t, x, nil)
 		addsUp(t, x)
@@ -178,7 +178,7 @@ func TestRefusedOperationsKeepTheirOrder(t *testing.T) {
 	for i := range count {
 		x, err := p.ab.Notify(ctx(t), binary.BigEndian.AppendUint32(nil, uint32(i)), PutOptions{})
 		if i == 0 {
-			wait(t, x, err) // the lane exists: order holds from here
+			wait(t, x, err) // the channel exists: order holds from here
 		} else if err != nil {
 			t.Fatal(err)
 		}

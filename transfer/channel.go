@@ -12,13 +12,13 @@ import (
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
-// lane is a path and its owner: the goroutine that holds the mutex owns the path. The node's loop
-// serves the lane when its descriptor is ready; goroutines that begin a transfer post on it
+// channel is a path and its owner: the goroutine that holds the mutex owns the path. The node's
+// loop serves the channel when its descriptor is ready; goroutines that begin a transfer post on it
 // themselves, so that a put needs no hand-over. They do not wait for the mutex, though: they leave
-// the transfer in arrivals, and the goroutine that holds the lane takes it from there, at the
-// latest when it unlocks. So a small put never queues up for the lane behind a goroutine that
+// the transfer in arrivals, and the goroutine that holds the channel takes it from there, at the
+// latest when it unlocks. So a small put never queues up for the channel behind a goroutine that
 // copies.
-type lane struct {
+type channel struct {
 	peer *Peer
 	id   uint64 // of the path, agreed with the peer
 	tag  uint64 // in the loop
@@ -29,7 +29,7 @@ type lane struct {
 	arrivals arrivals
 	cost     costs
 	gave     atomic.Bool // anything but gets was posted
-	attended atomic.Bool // a goroutine that waits for a transfer serves the lane; see Transfer.attend
+	attended atomic.Bool // a goroutine that waits for a transfer serves the channel; see Transfer.attend
 
 	mu       sync.Mutex // guards everything below and owns p; unlock it by unlock
 	p        path.Path
@@ -49,9 +49,9 @@ type lane struct {
 	batch    control.Batcher // used when batching is on
 	batching bool
 	timer    *time.Timer // flushes the batch at its deadline, and goes on when the rate allows it
-	down     error       // why the lane takes no more work
+	down     error       // why the channel takes no more work
 	gone     bool        // the path is closed and all its events are processed
-	muted    bool        // the loop does not watch the descriptor: the peer is held back, or the lane is attended
+	muted    bool        // the loop does not watch the descriptor: the peer is held back, or the channel is attended
 	gathered uint64      // operations handed over so far
 	broken   []*Transfer // their path is going down under them
 	ops      [postMax]path.Op
@@ -60,21 +60,21 @@ type lane struct {
 	events   [64]path.Event
 	ends     [postMax]path.Event // of hand
 	clock    time.Duration       // what it says now; 0: read it
-	callers  *Transfer           // which the goroutine that holds the lane has just submitted, nil if none
+	callers  *Transfer           // which the goroutine that holds the channel has just submitted, nil if none
 	fences   fences
 	watchers []chan struct{} // closed at the next poll
 	metered  uint64          // bytes of the peer that were counted against its rate
-	resume   *time.Timer     // serves the lane again when the peer's rate allows it
+	resume   *time.Timer     // serves the channel again when the peer's rate allows it
 	heldTill time.Time       // not served before, because of the peer's rate
 }
 
-// arrivals are transfers that are not in the lane's queue yet.
+// arrivals are transfers that are not in the channel's queue yet.
 type arrivals struct {
 	some  atomic.Bool // there are some, or the queue is to be looked at again
-	dead  atomic.Bool // the lane is gone: work waits for the mutex
+	dead  atomic.Bool // the channel is gone: work waits for the mutex
 	mu    sync.Mutex
 	list  []*Transfer
-	taken []*Transfer // of the lane's owner: the list before
+	taken []*Transfer // of the channel's owner: the list before
 }
 
 // slot holds what an outstanding operation belongs to; its token is generation<<32 | index.
@@ -96,28 +96,28 @@ const fenceRoom = 1
 // fenceToken marks tokens of fences, which use no slot.
 const fenceToken = 1 << 63
 
-func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
+func newChannel(peer *Peer, id uint64, p path.Path, g *grant) *channel {
 	caps := p.Capabilities()
 	n := max(caps.Window-fenceRoom, 1) // a smaller one is refused by adopt
-	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n),
+	ch := &channel{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n),
 		calm:  calmed,
 		queue: sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)}
-	for i := range l.free {
-		l.free[i] = uint32(n - 1 - i)
+	for i := range ch.free {
+		ch.free[i] = uint32(n - 1 - i)
 	}
 	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting
 	// for company.
-	l.batching = !caps.OneSided
-	l.cost.prior, l.cost.mapped = unknownPrior, caps.OneSided
-	l.shared, l.trip = peer.sharedRoom(caps)
+	ch.batching = !caps.OneSided
+	ch.cost.prior, ch.cost.mapped = unknownPrior, caps.OneSided
+	ch.shared, ch.trip = peer.sharedRoom(caps)
 	if d := peer.node.driver(p.Name()); d != nil {
-		l.cost.prior = priorOf(d.Traits())
+		ch.cost.prior = priorOf(d.Traits())
 	}
-	l.now, _ = p.(path.Immediate)
-	return l
+	ch.now, _ = p.(path.Immediate)
+	return ch
 }
 
-// ending collects what must happen once the lane's mutex is free: no callback runs under it.
+// ending collects what must happen once the channel's mutex is free: no callback runs under it.
 type ending struct {
 	first  ended // of transfers; mostly there is one
 	others []ended
@@ -128,7 +128,7 @@ type ending struct {
 }
 
 // ended is a transfer with the error that it had then: its machine belongs to the owner of the
-// lane, and may get another one from its digests.
+// channel, and may get another one from its digests.
 type ended struct {
 	t   *Transfer
 	err error
@@ -145,9 +145,9 @@ func (e *ending) add(t *Transfer) {
 	}
 }
 
-func (e *ending) run(l *lane) {
+func (e *ending) run(ch *channel) {
 	for _, t := range e.missed {
-		l.peer.restage(t)
+		ch.peer.restage(t)
 	}
 	if x := e.first; x.t != nil {
 		x.t.complete(x.err)
@@ -156,61 +156,61 @@ func (e *ending) run(l *lane) {
 		x.t.complete(x.err)
 	}
 	if e.closed != nil {
-		l.peer.laneDown(l, e.closed)
+		ch.peer.channelDown(ch, e.closed)
 	}
 	if len(e.moved) > 0 {
-		l.peer.failover(l, e.moved)
+		ch.peer.failover(ch, e.moved)
 	}
 }
 
 // submit takes a transfer that is ready to be posted now.
-func (l *lane) submit(t *Transfer, now time.Duration) {
-	a := &l.arrivals
+func (ch *channel) submit(t *Transfer, now time.Duration) {
+	a := &ch.arrivals
 	a.mu.Lock()
 	a.list = append(a.list, t)
 	a.mu.Unlock()
 	a.some.Store(true)
-	l.workAt(now, t)
+	ch.workAt(now, t)
 }
 
-// work takes what has arrived, unless another goroutine holds the lane: that one does it when it
+// work takes what has arrived, unless another goroutine holds the channel: that one does it when it
 // unlocks. No other lock may be held.
-func (l *lane) work() { l.workAt(0, nil) }
+func (ch *channel) work() { ch.workAt(0, nil) }
 
 // workAt is work for a caller that has just read the clock, and has submitted t.
-func (l *lane) workAt(now time.Duration, t *Transfer) {
-	for l.arrivals.some.Load() {
-		if l.arrivals.dead.Load() { // the goroutine that holds a lane that is gone may not look at arrivals
-			l.mu.Lock()
-		} else if !l.mu.TryLock() {
+func (ch *channel) workAt(now time.Duration, t *Transfer) {
+	for ch.arrivals.some.Load() {
+		if ch.arrivals.dead.Load() { // the goroutine that holds a channel that is gone may not look at arrivals
+			ch.mu.Lock()
+		} else if !ch.mu.TryLock() {
 			return
 		}
 		var end ending
-		l.clock, l.callers = now, t
-		l.take(&end)
-		l.clock, l.callers, now = 0, nil, 0
-		l.mu.Unlock()
-		end.run(l)
+		ch.clock, ch.callers = now, t
+		ch.take(&end)
+		ch.clock, ch.callers, now = 0, nil, 0
+		ch.mu.Unlock()
+		end.run(ch)
 	}
 }
 
-// unlock gives the lane back, and does what others left meanwhile. No other lock may be held.
-func (l *lane) unlock() {
-	l.mu.Unlock()
-	l.work()
+// unlock gives the channel back, and does what others left meanwhile. No other lock may be held.
+func (ch *channel) unlock() {
+	ch.mu.Unlock()
+	ch.work()
 }
 
-// finish gives the lane back, and does what follows from the work on it and what others left
+// finish gives the channel back, and does what follows from the work on it and what others left
 // meanwhile.
-func (l *lane) finish(end *ending) {
-	l.mu.Unlock()
-	end.run(l)
-	l.work()
+func (ch *channel) finish(end *ending) {
+	ch.mu.Unlock()
+	end.run(ch)
+	ch.work()
 }
 
 // take moves what has arrived to the queue and posts what can be.
-func (l *lane) take(end *ending) {
-	a := &l.arrivals
+func (ch *channel) take(end *ending) {
+	a := &ch.arrivals
 	if !a.some.Swap(false) {
 		return
 	}
@@ -224,72 +224,72 @@ func (l *lane) take(end *ending) {
 			flush = true
 			continue
 		}
-		if t.digest != nil { // it may have come to an outcome before the transfer had this lane
-			if settled, err := t.digest.outcome(); settled {
+		if t.digest != nil { // it may have come to an outcome before the transfer had this channel
+			if known, err := t.digest.outcome(); known {
 				t.m.Proved(err)
 			}
 		}
 		switch {
-		case l.down != nil:
+		case ch.down != nil:
 			t.m.Fence()
-			l.interrupted(t, end)
+			ch.interrupted(t, end)
 		case t.canceled(): // Cancel may have looked for it before it is in the queue
 			t.m.Fail(path.ErrCanceled)
-			l.follow(t, end)
+			ch.follow(t, end)
 			flush = true // it may have come together with the timer, and no other goroutine would look at the queue
 		default:
-			l.alongside(t)
-			l.follow(t, end)
-			if !l.batching || t.isBulk() {
+			ch.alongside(t)
+			ch.follow(t, end)
+			if !ch.batching || t.isBulk() {
 				flush = true
 				continue
 			}
 			if now.IsZero() {
 				now = time.Now()
 			}
-			wait = l.batch.Add(now, t.bytes, l.inflight-l.bulk)
+			wait = ch.batch.Add(now, t.bytes, ch.inflight-ch.bulk)
 			flush = flush || wait <= 0
 		}
 	}
 	switch {
-	case l.down != nil:
+	case ch.down != nil:
 	case flush:
-		l.pump(end)
+		ch.pump(end)
 	case wait > 0:
-		l.flushAfter(wait)
+		ch.flushAfter(wait)
 	}
 }
 
-// dismiss lets a transfer go on without this lane.
-func (l *lane) dismiss(t *Transfer) {
+// dismiss lets a transfer go on without this channel.
+func (ch *channel) dismiss(t *Transfer) {
 	t.mu.Lock()
-	t.lane, t.abort = nil, nil
+	t.channel, t.abort = nil, nil
 	t.mu.Unlock()
 }
 
-// follow does what the state of a transfer asks for. The owner of the lane calls it after each
+// follow does what the state of a transfer asks for. The owner of the channel calls it after each
 // event.
-func (l *lane) follow(t *Transfer, end *ending) { l.act(t, t.m.Next(), end) }
+func (ch *channel) follow(t *Transfer, end *ending) { ch.act(t, t.m.Next(), end) }
 
-func (l *lane) act(t *Transfer, step state.Step, end *ending) {
+func (ch *channel) act(t *Transfer, step state.Step, end *ending) {
 	if step == state.Queue {
-		l.enqueue(t)
+		ch.enqueue(t)
 		return
 	}
-	l.leave(t)
+	ch.leave(t)
 	switch step {
 	case state.Prove:
 		if err := t.digest.finish(); err != nil {
 			t.m.Proved(err)
-			l.follow(t, end)
+			ch.follow(t, end)
 		}
 	case state.Fence: // the end of the path follows
-		l.broken = append(l.broken, t)
+		ch.broken = append(ch.broken, t)
 	case state.Stage:
-		l.dismiss(t)
+		ch.dismiss(t)
 		end.missed = append(end.missed, t)
 	case state.End:
-		l.account(t)
+		ch.account(t)
 		t.explain.atOnce = t.posted != 0 && t.digest == nil && end.first.t == nil
 		end.add(t)
 	}
@@ -297,99 +297,100 @@ func (l *lane) act(t *Transfer, step state.Step, end *ending) {
 
 // serve polls once and dispatches. It returns whether there may be more to do at once, and whether
 // goroutines of the application can go on now. The loop calls it, and the goroutine that attends
-// the lane.
-func (l *lane) serve(arm bool) (more, woke bool) {
+// the channel.
+func (ch *channel) serve(arm bool) (more, woke bool) {
 	var end ending
-	l.mu.Lock()
-	more = l.round(arm, &end)
-	l.finish(&end)
+	ch.mu.Lock()
+	more = ch.round(arm, &end)
+	ch.finish(&end)
 	return more, end.woke
 }
 
-func (l *lane) round(arm bool, end *ending) (more bool) {
-	held := l.peer.hold(l)
-	l.take(end)
-	if l.gone {
+func (ch *channel) round(arm bool, end *ending) (more bool) {
+	held := ch.peer.hold(ch)
+	ch.take(end)
+	if ch.gone {
 		end.woke = true
 		return false
 	}
-	awaited := len(l.fences.posted)+len(l.fences.waiting) > 0 // others wait for its fences, which end when it is polled
-	if held && awaited && !l.peer.crowded() {
+	// others wait for its fences, which end when it is polled
+	awaited := len(ch.fences.posted)+len(ch.fences.waiting) > 0
+	if held && awaited && !ch.peer.crowded() {
 		held = false
 	}
-	held = held || !awaited && l.overRate() // what it brings beyond its rate meanwhile is made up for afterwards
-	if mute := held || l.attended.Load(); mute != l.muted {
-		// The descriptor of a lane that the loop does not poll stays readable, and would keep the
-		// loop from sleeping.
-		l.peer.node.loop.watch(l, !mute)
-		l.muted = mute
+	held = held || !awaited && ch.overRate() // what it brings beyond its rate meanwhile is made up for afterwards
+	if mute := held || ch.attended.Load(); mute != ch.muted {
+		// The descriptor of a channel that the loop does not poll stays readable, and would keep
+		// the loop from sleeping.
+		ch.peer.node.loop.watch(ch, !mute)
+		ch.muted = mute
 	}
 	if held {
 		return false
 	}
-	n := l.poll(end)
-	if arm && n < len(l.events) && !l.gone {
-		return l.p.Arm()
+	n := ch.poll(end)
+	if arm && n < len(ch.events) && !ch.gone {
+		return ch.p.Arm()
 	}
 	return n > 0
 }
 
-func (l *lane) poll(end *ending) int {
-	n := l.p.Poll(l.events[:])
-	l.meter()
-	for _, c := range l.watchers {
+func (ch *channel) poll(end *ending) int {
+	n := ch.p.Poll(ch.events[:])
+	ch.meter()
+	for _, c := range ch.watchers {
 		close(c)
 	}
-	l.watchers = l.watchers[:0]
+	ch.watchers = ch.watchers[:0]
 	for i := range n {
-		e := &l.events[i]
+		e := &ch.events[i]
 		switch e.Kind {
 		case path.EventDone:
-			l.opEnded(e, end)
+			ch.opEnded(e, end)
 		case path.EventNotify:
-			if in, ok := l.peer.parseNotify(e, l.p.Name()); ok {
-				// Under the mutex: once the lane is shut, everything it brought is in the inbox.
-				end.woke = l.peer.deliver(in) || end.woke
+			if in, ok := ch.peer.parseNotify(e, ch.p.Name()); ok {
+				// Under the mutex: once the channel is shut, everything it brought is in the inbox.
+				end.woke = ch.peer.deliver(in) || end.woke
 			}
 		case path.EventDown:
-			l.wentDown(e.Err, end)
+			ch.wentDown(e.Err, end)
 		}
 	}
-	if n > 0 && l.down == nil {
-		l.fences.post(l.p)
+	if n > 0 && ch.down == nil {
+		ch.fences.post(ch.p)
 	}
-	if n > 0 && l.down == nil && l.queue.Len() > 0 {
-		if wait := l.batch.Wait(time.Now(), l.inflight-l.bulk); wait > 0 { // large ones do not wait for company
-			l.flushAfter(wait)
-			l.post(bulkClasses, end)
+	if n > 0 && ch.down == nil && ch.queue.Len() > 0 {
+		if wait := ch.batch.Wait(time.Now(), ch.inflight-ch.bulk); wait > 0 { // large ones do not wait for company
+			ch.flushAfter(wait)
+			ch.post(bulkClasses, end)
 		} else {
-			l.pump(end)
+			ch.pump(end)
 		}
 	}
 	return n
 }
 
 // opEnded acts on an EventDone.
-func (l *lane) opEnded(e *path.Event, end *ending) {
+func (ch *channel) opEnded(e *path.Event, end *ending) {
 	if e.Token&fenceToken == 0 {
-		l.opDone(e, end)
+		ch.opDone(e, end)
 	} else {
-		l.fences.ended(e)
+		ch.fences.ended(e)
 	}
 }
 
-func (l *lane) opDone(e *path.Event, end *ending) {
+func (ch *channel) opDone(e *path.Event, end *ending) {
 	idx := uint32(e.Token)
-	s := &l.slots[idx]
+	s := &ch.slots[idx]
 	t := s.t
 	if t == nil || s.gen != uint32(e.Token>>32) {
 		return // cannot happen with a path that keeps its contract
 	}
 	part, notify := s.part, s.notify
 	if e.Err == nil {
-		l.learn(s)
+		ch.learn(s)
 	}
-	l.release(idx)
+	ch.release(idx)
 	switch {
 	case errors.Is(e.Err, path.ErrDown): // the end of the path follows, and decides
 		t.m.Done(part, state.PathDown, nil)
@@ -410,11 +411,11 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 			t.digest.place(part)
 		}
 	}
-	l.follow(t, end)
+	ch.follow(t, end)
 }
 
 // account notes where the time went and what the path achieved.
-func (l *lane) account(t *Transfer) {
+func (ch *channel) account(t *Transfer) {
 	now := clock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -430,70 +431,70 @@ func (l *lane) account(t *Transfer) {
 		x.lap(&x.Transfer, now)
 		// Only a transfer that had the path for itself says something about it.
 		if t.m.Err() == nil && t.sole > 0 && t.digest == nil && t.reach != reachCarried &&
-			l.gathered-(t.sole-1) == uint64(t.ops) {
-			l.cost.observe(t.bytes, x.Transfer, now)
+			ch.gathered-(t.sole-1) == uint64(t.ops) {
+			ch.cost.observe(t.bytes, x.Transfer, now)
 		}
 	}
 }
 
 // wentDown processes the last event of the path.
-func (l *lane) wentDown(cause error, end *ending) {
-	if l.gone {
+func (ch *channel) wentDown(cause error, end *ending) {
+	if ch.gone {
 		return
 	}
-	l.gone = true
-	l.arrivals.dead.Store(true)
-	if l.down == nil {
-		l.down = cause
+	ch.gone = true
+	ch.arrivals.dead.Store(true)
+	if ch.down == nil {
+		ch.down = cause
 	}
-	end.closed = l.down
-	if l.timer != nil {
-		l.timer.Stop()
+	end.closed = ch.down
+	if ch.timer != nil {
+		ch.timer.Stop()
 	}
-	if l.resume != nil {
-		l.resume.Stop()
+	if ch.resume != nil {
+		ch.resume.Stop()
 	}
-	l.p.Close()
-	for i := range l.slots { // none, unless the path broke its contract: no transfer may hang for that
-		if s := &l.slots[i]; s.t != nil {
+	ch.p.Close()
+	for i := range ch.slots { // none, unless the path broke its contract: no transfer may hang for that
+		if s := &ch.slots[i]; s.t != nil {
 			t, part := s.t, s.part
-			l.release(uint32(i))
+			ch.release(uint32(i))
 			t.m.Done(part, state.PathDown, nil)
-			l.follow(t, end)
+			ch.follow(t, end)
 		}
 	}
-	l.queue.Each(func(it *sched.Item[*Transfer]) {
-		l.leave(it.Value)
+	ch.queue.Each(func(it *sched.Item[*Transfer]) {
+		ch.leave(it.Value)
 		it.Value.m.Fence()
-		l.interrupted(it.Value, end)
+		ch.interrupted(it.Value, end)
 	})
-	for _, t := range l.broken {
-		l.interrupted(t, end)
+	for _, t := range ch.broken {
+		ch.interrupted(t, end)
 	}
-	l.broken = nil
-	l.peer.node.keepExposed(l, l.p)
-	for _, f := range l.fences.take() {
-		l.peer.node.linger(&l.mu, l.p, f)
+	ch.broken = nil
+	ch.peer.node.keepExposed(ch, ch.p)
+	for _, f := range ch.fences.take() {
+		ch.peer.node.linger(&ch.mu, ch.p, f)
 	}
 }
 
 // shut closes the path for the reason given and lets every operation end.
-func (l *lane) shut(cause error) {
+func (ch *channel) shut(cause error) {
 	var end ending
-	l.mu.Lock()
-	if l.gone {
-		l.unlock()
+	ch.mu.Lock()
+	if ch.gone {
+		ch.unlock()
 		return
 	}
-	if l.down == nil {
-		l.down = cause
+	if ch.down == nil {
+		ch.down = cause
 	}
-	l.p.Close()
-	for !l.gone {
-		if l.poll(&end) == 0 {
+	ch.p.Close()
+	for !ch.gone {
+		if ch.poll(&end) == 0 {
 			// Every path reports EventDown after Close; one that does not must not hang its peer.
-			l.wentDown(cause, &end)
+			ch.wentDown(cause, &end)
 		}
 	}
-	l.finish(&end)
+	ch.finish(&end)
 }
