@@ -11,7 +11,6 @@
 //	d := tensor.Desc{DType: tensor.BF16, Shape: []int64{1024, 768}}
 //	n, err := d.Bytes()                      // 1572864
 //	t, err := tensor.New("h.0.w", d, memory) // refuses memory of any other length
-//	rows, err := t.View(16, 32)              // rows 16 to 31, same memory
 //
 // Sub-packages read and write files: tensor/safetensors and tensor/npy, both as views of the input
 // where the format allows it. Package tensor/synth makes the descriptions of a model and a byte

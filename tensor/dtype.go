@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/penstock-io/penstock/internal/input"
 )
 
 // DType is the type of one element. Its numeric value is its code on the wire and never changes;
@@ -237,7 +239,7 @@ func nearest(key string) []string {
 		for _, w := range append([]string{dtypes[d].name, strings.ToLower(dtypes[d].safetensors), dtypes[d].numpy},
 			dtypes[d].words...) {
 			if w != "" {
-				c.dist = min(c.dist, editDistance(key, w))
+				c.dist = min(c.dist, input.Distance(key, w, math.MaxInt))
 			}
 		}
 		best = append(best, c)
@@ -250,24 +252,4 @@ func nearest(key string) []string {
 		}
 	}
 	return names
-}
-
-// editDistance is the Levenshtein distance between two short byte strings.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, diagonal+cost)
-		}
-	}
-	return row[len(b)]
 }

@@ -6,7 +6,7 @@
 //	Kernel      asks the kernel (rtnetlink): routes, neighbours
 //	Machine     speaks ARP (RFC 826) and neighbour discovery (RFC 4861) itself: bytes and times in, bytes and deadlines out
 //	Resolver    a Machine, a port that frames go through, and the callers that wait for an answer
-//	Endpoints   named destinations with prebuilt headers
+//	Endpoint    a destination with prebuilt headers
 //
 // Where an interface has the addresses that packets are sent from, Kernel.Resolve is enough: the
 // kernel knows its neighbours, and asks for those that it does not know. A port that has addresses

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// A destination whose Ethernet address the kernel finds out, when it is added.
-func ExampleEndpoints() {
+// A destination whose Ethernet address the kernel finds out.
+func ExampleNewEndpoint() {
 	k, err := neigh.OpenKernel()
 	if err != nil {
 		log.Fatal(err)
@@ -21,13 +21,12 @@ func ExampleEndpoints() {
 		hop, err := k.Resolve(ctx, a, 0)
 		return hop.MAC, err
 	}
-	var table neigh.Endpoints
-	e, err := table.Add(context.Background(), neigh.EndpointSpec{Name: "recorder",
+	e, err := neigh.NewEndpoint(context.Background(), neigh.EndpointSpec{
 		Src: netip.MustParseAddrPort("10.0.0.1:4000"),
 		Dst: netip.MustParseAddrPort("239.1.2.3:5000")}, resolve)
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(e.ID(), e.Spec().DstMAC, e.HeaderLen(), e.MaxPayload())
-	// Output: 1 01:00:5e:01:02:03 42 1472
+	fmt.Println(e.Spec().DstMAC, e.HeaderLen(), e.MaxPayload())
+	// Output: 01:00:5e:01:02:03 42 1472
 }

@@ -71,8 +71,8 @@ func (s *steering) init(p *Port) {
 func (s *steering) prepare() *flow.Snapshot {
 	now := s.port.rules.Snapshot() // under mu, so that no goroutine goes back to an older one
 	if s.layers == nil {
-		s.frames, s.layers = make([][]byte, flow.BatchSize), make([]packet.Layers, flow.BatchSize)
-		s.out, s.gaps = make([]flow.Decision, flow.BatchSize), make([][]byte, flow.BatchSize)
+		s.frames, s.layers = make([][]byte, batchSize), make([]packet.Layers, batchSize)
+		s.out, s.gaps = make([]flow.Decision, batchSize), make([][]byte, batchSize)
 	}
 	if s.seen == now {
 		return now
@@ -85,19 +85,22 @@ func (s *steering) prepare() *flow.Snapshot {
 	return now
 }
 
+// batchSize is how many packets carry counts at once.
+const batchSize = 32
+
 // carry steers packets from to to-1 of a burst. The caller holds Network.mu for reading.
 func (s *steering) carry(c *sending, from, to int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.prepare()
-	for ; from < to; from += flow.BatchSize {
-		end := min(from+flow.BatchSize, to)
+	for ; from < to; from += batchSize {
+		end := min(from+batchSize, to)
 		n := end - from
 		for i := range n {
 			s.frames[i] = view(&s.gaps[i], c.b, from+i)
 			packet.Parse(s.frames[i], &s.layers[i])
+			s.out[i] = now.Classify(s.frames[i], &s.layers[i])
 		}
-		now.ClassifyBatch(nil, s.frames[:n], s.layers[:n], s.out[:n])
 		s.counts.CountBatch(now, s.frames[:n], s.out[:n])
 		for i := 0; i < n; {
 			q := s.queue(&s.out[i])

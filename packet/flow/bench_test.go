@@ -18,13 +18,13 @@ type parsing string
 const (
 	// all packets were parsed before: their Layers come from far memory, as they never do in use
 	parsed parsing = "before"
-	both   parsing = "with"  // parsed and then classified, by batches; the time is that of both
+	both   parsing = "with"  // parsed and then classified; the time is that of both
 	apart  parsing = "apart" // the same, but the time is that of classifying
 )
 
 // benchmark classifies the packets of a sequence, one pass after the other, and reports packets per
 // second.
-func benchmark(b *testing.B, rules int, o flowtest.TrafficOptions, parse parsing, cached, batch bool) {
+func benchmark(b *testing.B, rules int, o flowtest.TrafficOptions, parse parsing, cached bool) {
 	set := flowtest.Rules(1, rules)
 	c, err := flow.Compile(set)
 	if err != nil {
@@ -40,8 +40,9 @@ func benchmark(b *testing.B, rules int, o flowtest.TrafficOptions, parse parsing
 	if err != nil {
 		b.Fatal(err)
 	}
-	out := make([]flow.Decision, flow.BatchSize)
-	ls := make([]packet.Layers, flow.BatchSize)
+	const size = 32 // frames of a round
+	out := make([]flow.Decision, size)
+	ls := make([]packet.Layers, size)
 	b.ReportAllocs()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -50,16 +51,11 @@ func benchmark(b *testing.B, rules int, o flowtest.TrafficOptions, parse parsing
 	b.ResetTimer()
 	n := 0
 	var classifying time.Duration
-	for at := 0; n < b.N; at = (at + flow.BatchSize) % len(t.Frames) {
-		frames := t.Frames[at : at+flow.BatchSize]
-		use := layers[at : at+flow.BatchSize]
+	for at := 0; n < b.N; at = (at + size) % len(t.Frames) {
+		frames := t.Frames[at : at+size]
+		use := layers[at : at+size]
 		if parse != parsed {
 			use = ls
-			if batch { // ask for the first line of all frames before the first is read
-				for _, f := range frames {
-					touched ^= f[12]
-				}
-			}
 			for i, f := range frames {
 				if packet.Parse(f, &ls[i]) != packet.OK {
 					b.Fatal("bad frame")
@@ -70,24 +66,17 @@ func benchmark(b *testing.B, rules int, o flowtest.TrafficOptions, parse parsing
 		if parse == apart {
 			from = time.Now()
 		}
-		switch {
-		case cached && batch:
-			cache.ClassifyBatch(c, frames, use, out)
-		case cached:
-			for i, f := range frames {
+		for i, f := range frames {
+			if cached {
 				out[i] = cache.Classify(c, f, &use[i])
-			}
-		case batch:
-			c.ClassifyBatch(frames, use, out)
-		default:
-			for i, f := range frames {
+			} else {
 				out[i] = c.Classify(f, &use[i])
 			}
 		}
 		if parse == apart {
 			classifying += time.Since(from)
 		}
-		n += flow.BatchSize
+		n += size
 	}
 	if parse != apart {
 		classifying = threadTime(b) - start
@@ -110,7 +99,6 @@ func threadTime(b *testing.B) time.Duration {
 }
 
 var zipf = flowtest.TrafficOptions{Flows: 10_000, Skew: 1.1}
-var touched byte
 
 var uniform = flowtest.TrafficOptions{Flows: 1 << 12}
 
@@ -120,10 +108,8 @@ func BenchmarkClassify1000(b *testing.B) {
 	for _, parse := range []parsing{both, apart, parsed} {
 		for _, o := range []flowtest.TrafficOptions{zipf, uniform} {
 			for _, cached := range []bool{true, false} {
-				for _, batch := range []bool{true, false} {
-					name := fmt.Sprintf("parse=%v/skew=%v/cache=%v/batch=%v", parse, o.Skew, cached, batch)
-					b.Run(name, func(b *testing.B) { benchmark(b, 1000, o, parse, cached, batch) })
-				}
+				name := fmt.Sprintf("parse=%v/skew=%v/cache=%v", parse, o.Skew, cached)
+				b.Run(name, func(b *testing.B) { benchmark(b, 1000, o, parse, cached) })
 			}
 		}
 	}
@@ -132,7 +118,7 @@ func BenchmarkClassify1000(b *testing.B) {
 // BenchmarkClassifyRules shows how the cold path grows with the set.
 func BenchmarkClassifyRules(b *testing.B) {
 	for _, n := range []int{10, 100, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) { benchmark(b, n, uniform, parsed, false, true) })
+		b.Run(fmt.Sprint(n), func(b *testing.B) { benchmark(b, n, uniform, parsed, false) })
 	}
 }
 

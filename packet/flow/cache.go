@@ -39,9 +39,8 @@ type Cache struct {
 	marks        []uint64 // of each set: byte i is that of entry i, 0 when it is empty
 	used         []uint8  // of each set: bit i says that entry i was found since the set was last full of such
 	sets         uint64   // their number less one
-	touched      uint64
 	hits, misses uint64
-	work         [BatchSize]probe
+	work         probe
 }
 
 // A probe is the search for one packet.
@@ -77,7 +76,7 @@ func (h *Cache) Stats() (hits, misses uint64) { return h.hits, h.misses }
 func (h *Cache) reset(c *Classifier) {
 	h.of = c
 	clear(h.marks)
-	clear(h.work[:]) // the words behind those of a key are 0
+	h.work = probe{} // the words behind those of a key are 0
 	if h.stride = lineWords; c.key.words >= lineWords {
 		h.stride = 2 * lineWords
 	}
@@ -93,7 +92,7 @@ func (h *Cache) Classify(c *Classifier, frame []byte, l *packet.Layers) Decision
 		h.misses++
 		return c.Classify(frame, l)
 	}
-	p := &h.work[0]
+	p := &h.work
 	p.hash = c.key.read(frame, l, &p.key)
 	if h.look(p); !h.find(p) {
 		p.rule = c.find(frame, l)
@@ -102,59 +101,6 @@ func (h *Cache) Classify(c *Classifier, frame []byte, l *packet.Layers) Decision
 	var d Decision
 	c.finish(&d, p.rule, frame, l)
 	return d
-}
-
-// ClassifyBatch is c.ClassifyBatch(frames, layers, out) by way of the cache. It allocates nothing.
-func (h *Cache) ClassifyBatch(c *Classifier, frames [][]byte, layers []packet.Layers, out []Decision) {
-	if h.of != c {
-		h.reset(c)
-	}
-	if !c.key.fits {
-		h.misses += uint64(len(frames))
-		c.ClassifyBatch(frames, layers, out)
-		return
-	}
-	layers, out = layers[:len(frames)], out[:len(frames)]
-	for len(frames) > 0 {
-		n := min(len(frames), BatchSize)
-		h.batch(c, frames[:n], layers[:n], out[:n])
-		frames, layers, out = frames[n:], layers[n:], out[n:]
-	}
-}
-
-// batch does for up to BatchSize packets one step after the other, so that the processor waits for
-// the memory of many at once.
-func (h *Cache) batch(c *Classifier, frames [][]byte, layers []packet.Layers, out []Decision) {
-	work := h.work[:len(frames)]
-	touched := uint64(0)
-	for i, f := range frames {
-		if at := uint(layers[i].L3); at < uint(len(f)) {
-			touched ^= uint64(f[at])
-		}
-	}
-	for i := range work {
-		p := &work[i]
-		p.hash = c.key.read(frames[i], &layers[i], &p.key)
-	}
-	for i := range work {
-		h.look(&work[i])
-		touched ^= h.entries[work[i].at]
-	}
-	h.touched = touched // or the compiler would leave the loops away
-	var missing [BatchSize]uint8
-	misses := missing[:0]
-	for i := range work {
-		if !h.find(&work[i]) {
-			misses = append(misses, uint8(i))
-		}
-	}
-	for _, i := range misses {
-		work[i].rule = c.find(frames[i], &layers[i])
-		h.insert(&work[i])
-	}
-	for i := range work {
-		c.finish(&out[i], work[i].rule, frames[i], &layers[i])
-	}
 }
 
 // mark is the byte of a hash that marks its entry; never 0, which marks an empty one.

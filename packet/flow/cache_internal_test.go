@@ -107,9 +107,9 @@ func TestCacheReplaces(t *testing.T) {
 		if still != left {
 			t.Errorf("%d words: %d entries in use were replaced by what came once", words, left-still)
 		}
-		h.work[1].key[words-1] = 1
+		h.work.key[words-1] = 1
 		h.reset(new(Classifier))
-		if h.work[1].key != [maxKey]uint64{} {
+		if h.work.key != [maxKey]uint64{} {
 			t.Errorf("%d words: what a longer key left behind a shorter one makes equal packets differ", words)
 		}
 		if h.reset(c); found(0) || found(100) {

@@ -41,10 +41,6 @@ type Decision struct {
 // none is the decision when no rule accepts the packet.
 var none = Decision{Rule: -1}
 
-// BatchSize is how many packets ClassifyBatch works on at a time; batches of a multiple of it are
-// best.
-const BatchSize = 32
-
 // Classifier finds the rule of a packet. It is immutable: any number of goroutines may use one.
 type Classifier struct {
 	rules    []Rule
@@ -160,15 +156,6 @@ func (c *Classifier) finish(d *Decision, i int32, frame []byte, l *packet.Layers
 	*d = o.Decision
 	if o.spread != nil {
 		d.Queue = o.spread[c.hash.Frame(frame, l)%IndirectionEntries]
-	}
-}
-
-// ClassifyBatch classifies frames[i], with layers[i], into out[i], for every frame. layers and out
-// must be at least as long as frames. It allocates nothing.
-func (c *Classifier) ClassifyBatch(frames [][]byte, layers []packet.Layers, out []Decision) {
-	layers, out = layers[:len(frames)], out[:len(frames)]
-	for i := range frames {
-		out[i] = c.Classify(frames[i], &layers[i])
 	}
 }
 

@@ -39,18 +39,11 @@ func (x *trial) check(frame []byte) error {
 		return fmt.Errorf("rule %d, expected %d\nframe %x\nlayers %+v\ngot  %v\nwant %v", d.Rule, want, frame, l,
 			x.rule(int(d.Rule)), x.rule(want))
 	}
-	out := make([]flow.Decision, 3)
-	frames, layers := [][]byte{frame, frame, frame}, []packet.Layers{l, l, l}
-	x.c.ClassifyBatch(frames, layers, out[:3])
 	for range 2 { // cold, then warm
-		if out[2] != d {
-			return fmt.Errorf("batch says %+v, single %+v", out[2], d)
-		}
-		if out[0] = x.cache.Classify(x.c, frame, &l); out[0] != d {
-			return fmt.Errorf("cache says %+v (%v), classifier %+v (%v)\nframe %x", out[0], x.rule(int(out[0].Rule)), d,
+		if got := x.cache.Classify(x.c, frame, &l); got != d {
+			return fmt.Errorf("cache says %+v (%v), classifier %+v (%v)\nframe %x", got, x.rule(int(got.Rule)), d,
 				x.rule(int(d.Rule)), frame)
 		}
-		x.cache.ClassifyBatch(x.c, frames, layers, out)
 	}
 	return x.consistent(d, frame, &l)
 }
@@ -357,8 +350,6 @@ func TestClassifyDoesNotAllocate(t *testing.T) {
 				out[i] = x.c.Classify(frames[i], &layers[i])
 			}
 		},
-		"ClassifyBatch":       func() { x.c.ClassifyBatch(frames, layers, out) },
-		"Cache.ClassifyBatch": func() { x.cache.ClassifyBatch(x.c, frames, layers, out) },
 		"Cache.Classify": func() {
 			for i := range frames {
 				out[i] = x.cache.Classify(x.c, frames[i], &layers[i])

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -558,38 +559,8 @@ func (p *parser) encap(t *Tunnel) {
 
 // nearest suggests the one of words that w was probably meant to be; "" if none is near.
 func nearest(w string, words []string) string {
-	best, at := 3, ""
-	for _, x := range words {
-		if d := distance(w, x); d < best && d < len(x) {
-			best, at = d, x
-		}
+	if near := input.Nearest(w, words); near != "" {
+		return fmt.Sprintf(" (did you mean %s?)", near)
 	}
-	if at == "" {
-		return ""
-	}
-	return fmt.Sprintf(" (did you mean %s?)", at)
-}
-
-// distance is the number of insertions, deletions and substitutions between a and b (V.
-// Levenshtein, 1966); long words are far.
-func distance(a, b string) int {
-	if len(a) > 32 || len(b) > 32 {
-		return 32
-	}
-	var row [33]int
-	for j := range b {
-		row[j+1] = j + 1
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], d
-		}
-	}
-	return row[len(b)]
+	return ""
 }

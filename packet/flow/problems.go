@@ -101,11 +101,6 @@ func (p Problems) Err() error {
 	return e
 }
 
-// Warnings returns the problems that are only warnings.
-func (p Problems) Warnings() Problems {
-	return slices.DeleteFunc(slices.Clone(p), func(x Problem) bool { return !x.Kind.Warning() })
-}
-
 func (p Problems) sort() {
 	slices.SortFunc(p, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Field, b.Field),

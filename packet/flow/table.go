@@ -121,19 +121,6 @@ func (s *Snapshot) Classify(frame []byte, l *packet.Layers) Decision {
 	return s.Resolve(s.classifier.Classify(frame, l))
 }
 
-// ClassifyBatch is Classify for many frames, through a cache unless it is nil; see
-// Classifier.ClassifyBatch.
-func (s *Snapshot) ClassifyBatch(cache *Cache, frames [][]byte, layers []packet.Layers, out []Decision) {
-	if cache == nil {
-		s.classifier.ClassifyBatch(frames, layers, out)
-	} else {
-		cache.ClassifyBatch(s.classifier, frames, layers, out)
-	}
-	for i := range frames {
-		out[i] = s.Resolve(out[i])
-	}
-}
-
 // Resolve puts what the isolation says into a decision of this version's classifier that no rule
 // has made. Others it returns as they are.
 func (s *Snapshot) Resolve(d Decision) Decision {

@@ -249,7 +249,9 @@ func TestTableUnderChange(t *testing.T) {
 					return
 				}
 				last = s.Version()
-				s.ClassifyBatch(cache, frames, layers, out)
+				for i := range frames {
+					out[i] = s.Resolve(cache.Classify(s.Classifier(), frames[i], &layers[i]))
+				}
 				// Version v has both rules at queue v-1, or both deleted.
 				x, y := out[0], out[1]
 				if x.Queue != y.Queue || x.Verdict != y.Verdict || x.Verdict == flow.Deliver &&
@@ -475,7 +477,9 @@ func TestTableDoesNotAllocate(t *testing.T) {
 	counters := table.NewCounters()
 	if n := testing.AllocsPerRun(20, func() {
 		s := table.Snapshot()
-		s.ClassifyBatch(cache, frames, layers, out)
+		for i := range frames {
+			out[i] = s.Resolve(cache.Classify(s.Classifier(), frames[i], &layers[i]))
+		}
 		counters.CountBatch(s, frames, out)
 		counters.Count(s, out[0], 1)
 	}); n != 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-func spec(name string, v6 bool) EndpointSpec {
-	s := EndpointSpec{Name: name, SrcMAC: macA, DstMAC: macB, Src: netip.AddrPortFrom(a4, 1000),
+func spec(v6 bool) EndpointSpec {
+	s := EndpointSpec{SrcMAC: macA, DstMAC: macB, Src: netip.AddrPortFrom(a4, 1000),
 		Dst: netip.AddrPortFrom(b4, 2000)}
 	if v6 {
 		s.Src, s.Dst = netip.AddrPortFrom(a6, 1000), netip.AddrPortFrom(b6, 2000)
@@ -38,10 +38,9 @@ func TestFill(t *testing.T) {
 				if none && v6 {
 					continue
 				}
-				var table Endpoints
-				s := spec("x", v6)
+				s := spec(v6)
 				s.Tagged, s.Tag, s.NoChecksum = tagged, packet.MakeTCI(7, 0, false), none
-				e, err := table.Add(t.Context(), s, nil)
+				e, err := NewEndpoint(t.Context(), s, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -97,64 +96,40 @@ func TestFill(t *testing.T) {
 	}
 }
 
-func TestEndpoints(t *testing.T) {
-	var table Endpoints
-	x, err := table.Add(t.Context(), spec("x", false), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	y := spec("y", true)
+func TestNewEndpoint(t *testing.T) {
+	y := spec(true)
 	y.DstMAC = packet.MAC{}
-	if _, err := table.Add(t.Context(), y, nil); !errors.Is(err, engine.ErrInvalid) {
+	if _, err := NewEndpoint(t.Context(), y, nil); !errors.Is(err, engine.ErrInvalid) {
 		t.Error(err)
 	}
 	refuse := func(context.Context, netip.Addr) (packet.MAC, error) { return packet.MAC{}, ErrNoAnswer }
-	if _, err := table.Add(t.Context(), y, refuse); !errors.Is(err, ErrNoAnswer) {
+	if _, err := NewEndpoint(t.Context(), y, refuse); !errors.Is(err, ErrNoAnswer) {
 		t.Error(err)
 	}
-	e, err := table.Add(t.Context(), y, func(_ context.Context, a netip.Addr) (packet.MAC, error) {
+	e, err := NewEndpoint(t.Context(), y, func(_ context.Context, a netip.Addr) (packet.MAC, error) {
 		if a != b6 {
 			t.Error(a)
 		}
 		return macB, nil
 	})
-	if err != nil || e.Spec().DstMAC != macB || e.ID() == x.ID() {
+	if err != nil || e.Spec().DstMAC != macB {
 		t.Fatalf("%v %v", e, err)
 	}
-	if _, err := table.Add(t.Context(), spec("x", false), nil); !errors.Is(err, engine.ErrExists) {
-		t.Error(err)
-	}
-	group := spec("group", false)
+	group := spec(false)
 	group.DstMAC, group.Dst = packet.MAC{}, netip.MustParseAddrPort("239.1.2.3:5")
-	if g, err := table.Add(t.Context(), group, nil); err != nil ||
+	if g, err := NewEndpoint(t.Context(), group, nil); err != nil ||
 		g.Spec().DstMAC != (packet.MAC{1, 0, 0x5e, 1, 2, 3}) {
 		t.Error(err)
 	}
-	if got, err := table.Find("y"); got != e || err != nil {
-		t.Error(err)
-	}
-	if err := table.Delete(x.ID()); err != nil {
-		t.Error(err)
-	}
-	if err := table.Delete(x.ID()); !errors.Is(err, engine.ErrNotFound) {
-		t.Error(err)
-	}
-	if _, err := table.Get(x.ID()); err != engine.ErrNotFound {
-		t.Error(err)
-	}
-	if l := table.List(); len(l) != 2 || l[0] != e {
-		t.Error(l)
-	}
 	for _, change := range []func(*EndpointSpec){
-		func(s *EndpointSpec) { s.Name = "" },
 		func(s *EndpointSpec) { s.Src = netip.AddrPortFrom(a6, 1) },
 		func(s *EndpointSpec) { s.Dst = netip.AddrPort{} },
 		func(s *EndpointSpec) { s.Dst = netip.AddrPortFrom(b4, 0) },
 		func(s *EndpointSpec) { s.MTU = 67 },
 	} {
-		s := spec("bad", false)
+		s := spec(false)
 		change(&s)
-		if _, err := table.Add(t.Context(), s, nil); !errors.Is(err, engine.ErrInvalid) {
+		if _, err := NewEndpoint(t.Context(), s, nil); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", s, err)
 		}
 	}
@@ -167,8 +142,7 @@ func TestFillAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	var table Endpoints
-	e, err := table.Add(t.Context(), spec("x", true), nil)
+	e, err := NewEndpoint(t.Context(), spec(true), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +151,7 @@ func TestFillAllocations(t *testing.T) {
 		var h [1]mem.Handle
 		p.GetBatch(h[:])
 		b.Builder().Add(src, burst.Segment{Handle: h[0], Off: p.Offset(h[0]) + 64, Cap: 1900, Headroom: 64})
-		if e, _ = table.Get(e.ID()); e.Fill(b, 0, 1000) != nil {
+		if e.Fill(b, 0, 1000) != nil {
 			t.Fatal("Fill")
 		}
 		b.Release()
@@ -193,8 +167,7 @@ func TestFillChecksumZero(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	var table Endpoints
-	e, err := table.Add(t.Context(), spec("x", false), nil)
+	e, err := NewEndpoint(t.Context(), spec(false), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
