@@ -59,6 +59,5 @@
 //
 // # Errors
 //
-// Errors are typed (match them with errors.Is) and say what to do. StatusOf maps them to the status
-// codes that users of DAQIRI know, for bindings.
+// Errors are typed (match them with errors.Is) and say what to do.
 package engine

@@ -271,7 +271,7 @@ type PollerStats struct {
 	Bursts     uint64 // handed over
 	Packets    uint64 // in them
 	// Stalls is how often a queue was left alone because all bursts for it were out: its consumer
-	// is too slow (ErrNoBursts). What is lost because of that is counted where it is lost, by the
+	// is too slow. What is lost because of that is counted where it is lost, by the
 	// queue.
 	Stalls uint64
 	Sleeps uint64

@@ -7,8 +7,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/penstock-io/penstock/mem"
 )
 
 type named struct {
@@ -75,55 +73,6 @@ func TestTable(t *testing.T) {
 	}{{[]Engine{nil}, ErrNil}, {[]Engine{named{}}, ErrInvalid}, {[]Engine{verbs, named{"verbs", nil}}, ErrExists}} {
 		if _, err := NewTable(c.engines...); !errors.Is(err, c.is) {
 			t.Error(err)
-		}
-	}
-}
-
-// Every status is what some error says, and each error of this package has one.
-func TestStatusOf(t *testing.T) {
-	want := map[Status][]error{
-		Success:             {nil},
-		NullPtr:             {ErrNil},
-		NoFreeBurstBuffers:  {ErrNoBursts},
-		NoFreePacketBuffers: {ErrNoBuffers, mem.ErrExhausted, mem.ErrBudget},
-		NotReady:            {ErrNotReady, ErrClosed, context.DeadlineExceeded, context.Canceled},
-		InvalidParameter:    {ErrInvalid, ErrUnreserved, ErrNotFound},
-		NoSpaceAvailable:    {ErrFull},
-		NotSupported:        {ErrUnsupported, ErrNotBuilt, ErrUnavailable, mem.ErrUnavailable},
-		GenericFailure:      {errors.New("something else")},
-		ConnectFailure:      {ErrConnect, ErrDown},
-		InternalError:       {ErrInternal},
-		ResourceInUse:       {ErrInUse, mem.ErrInUse},
-		AlreadyExists:       {ErrExists},
-	}
-	names := map[string]bool{}
-	for s := Success; s <= AlreadyExists; s++ {
-		if len(want[s]) == 0 {
-			t.Errorf("no error is %v", s)
-		}
-		names[s.String()] = true
-		for _, err := range want[s] {
-			if got := StatusOf(err); got != s {
-				t.Errorf("%v is %v, want %v", err, got, s)
-			}
-			if err == nil {
-				continue
-			}
-			if got := StatusOf(fmt.Errorf("wrapped: %w", err)); got != s {
-				t.Errorf("%v, wrapped, is %v, want %v", err, got, s)
-			}
-		}
-	}
-	if len(names) != 13 || Status(13).String() != "status 13" || AlreadyExists.String() != "ALREADY_EXISTS" {
-		t.Errorf("names %v", names)
-	}
-	for _, s := range statuses {
-		found := false
-		for _, err := range want[s.s] {
-			found = found || err == s.err
-		}
-		if !found {
-			t.Errorf("%v is mapped and not tested", s.err)
 		}
 	}
 }

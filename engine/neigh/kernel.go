@@ -14,8 +14,7 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Errors of this package; match them with errors.Is. Both wrap engine errors, so that
-// engine.StatusOf knows them.
+// Errors of this package; match them with errors.Is. Both wrap engine.ErrConnect.
 var (
 	ErrNoRoute  = fmt.Errorf("neigh: no route: look at \"ip route get\" for the address: %w", engine.ErrConnect)
 	ErrNoAnswer = fmt.Errorf("neigh: no answer: nobody on the link has the address, or the link is down: %w",

@@ -2,6 +2,7 @@ package neigh
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -111,7 +112,7 @@ func (r *Resolver) flush(frame []byte) error {
 		}
 		k, err := r.tx.Alloc(r.s, 1, n)
 		if k == 0 {
-			if engine.StatusOf(err) == engine.NotReady {
+			if errors.Is(err, engine.ErrClosed) {
 				return err
 			}
 			continue
@@ -123,7 +124,8 @@ func (r *Resolver) flush(frame []byte) error {
 			}
 			copied += copy(r.s.Bytes(0, seg), frame[copied:n])
 		}
-		if err := r.tx.Send(r.s); err != nil && engine.StatusOf(err) != engine.ConnectFailure {
+		if err := r.tx.Send(r.s); err != nil && !errors.Is(err, engine.ErrConnect) &&
+			!errors.Is(err, engine.ErrDown) {
 			return err
 		}
 	}
