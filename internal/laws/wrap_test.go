@@ -41,6 +41,24 @@ func TestPagesAreWrapped(t *testing.T) {
 	}
 }
 
+// No page has more than 3,000 words.
+func TestPagesAreShort(t *testing.T) {
+	const most = 3000
+	word := regexp.MustCompile(`\S*[\pL\pN]\S*`)
+	for _, page := range pages(t) {
+		if unwrapped.MatchString(page) {
+			continue
+		}
+		b, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(word.FindAll(b, -1)); n > most {
+			t.Errorf("%s has %d words, and no page has more than %d: split or shorten it", page, n, most)
+		}
+	}
+}
+
 func TestWrapPage(t *testing.T) {
 	w := strings.Repeat("word ", 19) + "word" // 99 columns
 	for _, x := range []struct{ name, page, want string }{
@@ -52,6 +70,7 @@ func TestWrapPage(t *testing.T) {
 		{"link", w + " [a b](c) d\n", w + "\n[a b](c) d\n"},
 		{"link at the end", w[:94] + " [a b](c) d\n", w[:94] + "\n[a b](c) d\n"},
 		{"code", w[:94] + " `a b`, d\n", w[:94] + "\n`a b`, d\n"},
+		{"code over lines of an item", "- " + w + " `a\n  b`\n", "- " + w[:94] + "\n  word `a b`\n"},
 		{"a dash begins no line", w + " - d\n", w[:94] + "\nword - d\n"},
 		{"table", "| " + w + " | a |\n", "| " + w + " | a |\n"},
 		{"fence", "```\n" + w + " more\n```\n", "```\n" + w + " more\n```\n"},
@@ -122,6 +141,9 @@ func fill(block []string) []string {
 		first = rest
 	}
 	block[0] = block[0][len(first):]
+	for i, line := range block {
+		block[i] = strings.TrimSpace(line)
+	}
 	var words []string
 	for _, word := range atom.FindAllString(strings.Join(block, " "), -1) {
 		if n := len(words); n > 0 && tied.MatchString(word) {
