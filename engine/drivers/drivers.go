@@ -19,10 +19,10 @@ import (
 	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/dpdk"
 	"github.com/penstock-io/penstock/engine/null"
+	"github.com/penstock-io/penstock/engine/rawqp"
 	"github.com/penstock-io/penstock/engine/rdma"
 	"github.com/penstock-io/penstock/engine/sim"
 	"github.com/penstock-io/penstock/engine/socket"
-	"github.com/penstock-io/penstock/engine/verbs"
 	"github.com/penstock-io/penstock/engine/xdp"
 )
 
@@ -32,7 +32,7 @@ var table = append([]*engine.Spec{
 	&afpacket.Spec,
 	&socket.Spec,
 	&sim.Spec,
-	&verbs.Spec,
+	&rawqp.Spec,
 	&rdma.Spec,
 	&dpdk.Spec,
 	&null.Spec,

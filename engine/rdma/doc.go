@@ -1,6 +1,6 @@
-// Package verbs is the packet engine over RDMA queue pairs: each packet is a message that the
+// Package rdma is the packet engine over RDMA queue pairs: each packet is a message that the
 // device of one side fetches from a slot and the device of the other side puts into a slot. Neither
-// this process nor the kernel touches its bytes. docs/verbs-engine.md has it all.
+// this process nor the kernel touches its bytes. docs/engine-rdma.md has it all.
 //
 // # Addresses
 //

@@ -6,19 +6,19 @@ import (
 	"io/fs"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/mem"
 )
 
 // Engine opens ports of RDMA connections. Make it with New; any goroutine may use it.
 type Engine struct {
-	lib  rdma.Library
+	lib  rdmadev.Library
 	tree fs.FS  // the machine's files, nil: this machine's; tests have others
 	cm   string // file of librdmacm, "": the system's
 }
 
 // New makes an Engine. library is the file of libibverbs, "" for the one that the system has.
-func New(library string) *Engine { return &Engine{lib: rdma.Library{Path: library}} }
+func New(library string) *Engine { return &Engine{lib: rdmadev.Library{Path: library}} }
 
 var _ engine.Engine = (*Engine)(nil)
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 )
 
 // Transport is how queue pairs carry messages.
@@ -91,12 +91,12 @@ type Options struct {
 	// Linger is how long Close waits for what the device has already been given; 0 is 2 s.
 	Linger time.Duration
 
-	every time.Duration // between two looks whether a channel gets on; 0: rdma.WatchEvery. For tests.
+	every time.Duration // between two looks whether a channel gets on; 0: rdmadev.WatchEvery. For tests.
 }
 
 func (o *Options) looks() time.Duration {
 	if o.every == 0 {
-		return rdma.WatchEvery
+		return rdmadev.WatchEvery
 	}
 	return o.every
 }

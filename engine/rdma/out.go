@@ -3,7 +3,7 @@ package rdma
 import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
@@ -23,7 +23,7 @@ type txChannel struct {
 	dry     bool // it waits for the receiver's word that more may come
 	broken  bool
 	flushed error // why it is broken, until more is known
-	watch   rdma.Watch
+	watch   rdmadev.Watch
 
 	depth, sges int
 	inline      int

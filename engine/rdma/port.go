@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -26,7 +26,7 @@ type Port struct {
 	o         Options
 	connector connector
 
-	dev     *rdma.Device
+	dev     *rdmadev.Device
 	attr    *ibv.DeviceAttr // of dev
 	gid     ibv.GID
 	why     string // this GID was chosen
@@ -87,7 +87,7 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.dev, err = rdma.NewDevice(c, o.Port, e.tree); err != nil {
+	if p.dev, err = rdmadev.NewDevice(c, o.Port, e.tree); err != nil {
 		return nil, fmt.Errorf("rdma: %w", err)
 	}
 	p.attr, p.control = &p.dev.Attr, newDriver(p)
@@ -129,11 +129,11 @@ func (p *Port) choose(e *Engine) (*ibv.Context, error) {
 		}
 		return err
 	})
-	var none *rdma.Misfit
+	var none *rdmadev.Misfit
 	switch {
 	case err == nil:
 		return c, nil
-	case errors.Is(err, rdma.ErrNoDevice):
+	case errors.Is(err, rdmadev.ErrNoDevice):
 		return nil, failed(engine.ErrNotFound, "%v", err)
 	case !errors.As(err, &none) || p.o.Device != "":
 		return nil, failed(engine.ErrUnavailable, "%v", err)

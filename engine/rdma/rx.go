@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet/burst"
 )
@@ -26,8 +26,8 @@ type rxQueue struct {
 	events  *ibv.Channel
 	cq      *ibv.CQ
 	srq     *ibv.SRQ
-	recvs   *rdma.Receives
-	layout  rdma.Layout
+	recvs   *rdmadev.Receives
+	layout  rdmadev.Layout
 	// bytes in front of a message that are not the sender's: the routing header of a datagram
 	skip     uint32
 	grh      bool                  // which the application gets, too
@@ -248,9 +248,9 @@ func (q *rxQueue) give(b *burst.Burst, a *arrival) bool {
 		}
 	}
 	switch i := q.recvs.Deliver(b, a.id, l); i {
-	case rdma.NoRoom:
+	case rdmadev.NoRoom:
 		return false
-	case rdma.Dropped:
+	case rdmadev.Dropped:
 		q.drop(engine.DropTooLong, 1)
 	default:
 		b.SetConn(i, a.channel.c.ID)

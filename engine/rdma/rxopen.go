@@ -6,7 +6,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
@@ -101,7 +101,7 @@ func (q *rxQueue) open(o RxOptions) (err error) {
 	// all of them may have completions that were not taken
 	n := min(q.Spec().Depth, p.attr.MaxSRQWR, max(p.attr.MaxCQE-spareCQEs, 1))
 	q.wc, q.arrived = make([]ibv.WC, pollAtOnce), make([]arrival, n)
-	if q.recvs, err = rdma.NewReceives(n, pools, places); err != nil {
+	if q.recvs, err = rdmadev.NewReceives(n, pools, places); err != nil {
 		return err
 	}
 	if q.events, err = p.dev.CreateChannel(); err != nil {
@@ -126,7 +126,7 @@ func (q *rxQueue) refused(what string, err error) error {
 func (q *rxQueue) longest() uint64 { return q.recvs.Size() - uint64(q.skip) }
 
 // arrange says in which slots the pieces of a message lie.
-func (q *rxQueue) arrange(o RxOptions) (pools []rdma.Pool, places []rdma.Place, err error) {
+func (q *rxQueue) arrange(o RxOptions) (pools []rdmadev.Pool, places []rdmadev.Place, err error) {
 	p, spec := q.port, q.Spec()
 	if pools, q.flushers, err = p.dev.Pools(spec.Pools); err != nil {
 		return nil, nil, fmt.Errorf("rdma: receive queue %d: %w", q.ID(), err)
@@ -144,7 +144,7 @@ func (q *rxQueue) arrange(o RxOptions) (pools []rdma.Pool, places []rdma.Place, 
 				"hold; messages have no headers that end by themselves", q.ID(),
 				spec.SplitAt, pools[0].Slots.SlotSize()-int(skip), pools[0].Slots.Name())
 		}
-		places = append(places, rdma.Place{Size: uint32(spec.SplitAt) + skip, Role: burst.Header})
+		places = append(places, rdmadev.Place{Size: uint32(spec.SplitAt) + skip, Role: burst.Header})
 		have, role = spec.SplitAt, burst.Payload
 	} else if int(size) <= int(skip) {
 		return nil, nil, invalid("receive queue %d: slots of %d bytes: expected more than %d", q.ID(), size, skip)
@@ -161,7 +161,7 @@ func (q *rxQueue) arrange(o RxOptions) (pools []rdma.Pool, places []rdma.Place, 
 				"device fills for one: expected slots of at least %d bytes, or MaxMessage of at most %d",
 				q.ID(), want, most, (want+int(skip)+most-1)/most, have)
 		}
-		places = append(places, rdma.Place{Pool: body, Size: size, Role: role})
+		places = append(places, rdmadev.Place{Pool: body, Size: size, Role: role})
 	}
 	return pools, places, nil
 }

@@ -4,10 +4,10 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 )
 
-// A channel with something under way is watched (rdma.Watch), and given up with its connection.
+// A channel with something under way is watched (rdmadev.Watch), and given up with its connection.
 //
 // A message whose completion is lost at the receiver, or a credit at the sender, shows when the
 // sender says how many messages it has sent: with RC it does so when it has waited for a second,
@@ -53,9 +53,9 @@ func (o *txChannel) look() {
 	}
 	o.reap()
 	switch n := o.watch.Look(o.flying() > 0 && !o.broken, o.head); {
-	case n >= rdma.WatchMost && n >= o.patience():
-		o.fail(rdma.ErrSilent)
-	case rdma.Sparse(n):
+	case n >= rdmadev.WatchMost && n >= o.patience():
+		o.fail(rdmadev.ErrSilent)
+	case rdmadev.Sparse(n):
 		o.nudge()
 	}
 }
@@ -84,5 +84,5 @@ func (o *txChannel) patience() int {
 	for i := o.head; i != o.tail; i++ {
 		n += uint64(o.posts[i%uint64(len(o.posts))].bytes)
 	}
-	return rdma.Patience(n)
+	return rdmadev.Patience(n)
 }

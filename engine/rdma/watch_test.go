@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet/burst"
 )
@@ -256,7 +256,7 @@ func TestDeadDevice(t *testing.T) {
 	got(t, in, 1)
 	f.run(t, "drop send *")
 	put(t, out, 0, "b")
-	if v := theirs.next(t, false); !errors.Is(v.Err, rdma.ErrSilent) || !errors.Is(v.Err, engine.ErrDown) {
+	if v := theirs.next(t, false); !errors.Is(v.Err, rdmadev.ErrSilent) || !errors.Is(v.Err, engine.ErrDown) {
 		t.Errorf("the end of the connection: %v", v.Err)
 	}
 	if err := out.Drain(within(t)); err != nil {
@@ -270,10 +270,10 @@ func TestDeadDevice(t *testing.T) {
 // TestPatience: a channel with much under way, has the time that a slow network needs for it.
 func TestPatience(t *testing.T) {
 	o := txChannel{posts: make([]posted, 5)}
-	for _, c := range []struct{ head, tail, want int }{{0, 0, rdma.WatchMost}, {3, 4, rdma.WatchMost + 64},
-		{2, 6, rdma.WatchMost + 64 + 2}, {12, 13, rdma.WatchMost + 1}} {
+	for _, c := range []struct{ head, tail, want int }{{0, 0, rdmadev.WatchMost}, {3, 4, rdmadev.WatchMost + 64},
+		{2, 6, rdmadev.WatchMost + 64 + 2}, {12, 13, rdmadev.WatchMost + 1}} {
 		o.head, o.tail = uint64(c.head), uint64(c.tail)
-		for i, n := range []uint32{rdma.WatchPace, 5, rdma.WatchPace, 1 << 20, rdma.WatchPace - 5} {
+		for i, n := range []uint32{rdmadev.WatchPace, 5, rdmadev.WatchPace, 1 << 20, rdmadev.WatchPace - 5} {
 			o.posts[i].bytes = n
 		}
 		if n := o.patience(); n != c.want {

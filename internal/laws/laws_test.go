@@ -37,9 +37,9 @@ var floors = [][]string{
 		"gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
 	{"packet/burst", "packet", "packet/flow", "packet/flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors",
 		"tensor/npy", "tensor/convert", "internal/accel"},
-	{"engine", "internal/rdma", "engine/enginetest", "stage/checksum", "stage/reorder", "engine/pace", "engine/neigh",
+	{"engine", "internal/rdmadev", "engine/enginetest", "stage/checksum", "stage/reorder", "engine/pace", "engine/neigh",
 		"engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket",
-		"engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs",
+		"engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/rawqp",
 		"engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce", "stage/feed",
 		"transfer/path", "transfer/path/setup", "transfer/path/pathtest", "transfer/path/seal", "transfer/path/shm",
 		"transfer/path/tcp", "transfer/path/verbs", "transfer/path/drivers", "internal/lab/testenv/fault"},
@@ -64,9 +64,9 @@ var apart = map[string][]string{
 	"engine/afpacket":     {"engine/sim", "engine/socket"},
 	"engine/xdp":          {"engine/sim", "engine/socket", "engine/afpacket"},
 	"engine/rdma":         {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp"},
-	"engine/verbs":        {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma"},
+	"engine/rawqp":        {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma"},
 	"engine/dpdk": {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma",
-		"engine/verbs"},
+		"engine/rawqp"},
 }
 
 // restricted says which packages alone may import a package from outside the module (tests are free
@@ -470,7 +470,7 @@ func TestPagesNameTests(t *testing.T) {
 	for _, page := range []struct {
 		file, pkg string
 		least     int
-	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "transfer/path/verbs", 60}, {"verbs-engine.md", "engine/rdma", 0},
+	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "transfer/path/verbs", 60}, {"engine-rdma.md", "engine/rdma", 0},
 		{"security.md", "transfer/identity", 60}, {"feed.md", "stage/feed", 40}} {
 		b, err := os.ReadFile("../../docs/" + page.file)
 		if err != nil {

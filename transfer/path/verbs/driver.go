@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
@@ -44,7 +44,7 @@ type Options struct {
 	// read and change what travels.
 	Insecure bool
 
-	looks time.Duration // between two looks whether queue pairs get on; 0: rdma.WatchEvery. For tests.
+	looks time.Duration // between two looks whether queue pairs get on; 0: rdmadev.WatchEvery. For tests.
 }
 
 // The values that the zero Options stand for.
@@ -100,7 +100,7 @@ type Driver struct {
 	tree fs.FS // the machine's files, nil: this machine's; tests have others
 
 	mu  sync.Mutex // guards what follows, and the device's count of users
-	lib rdma.Library
+	lib rdmadev.Library
 	dev *device
 }
 
@@ -112,7 +112,7 @@ var (
 )
 
 // New makes a driver; for bad options see Check, a missing device shows by Probe and Endpoint.
-func New(o Options) *Driver { return &Driver{o: o, lib: rdma.Library{Path: o.Library}} }
+func New(o Options) *Driver { return &Driver{o: o, lib: rdmadev.Library{Path: o.Library}} }
 
 // Check is that of the Options; it makes the driver a setup.Checker.
 func (d *Driver) Check() error { return d.o.Check() }

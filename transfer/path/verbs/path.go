@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -138,7 +138,7 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Path, err error) {
-	looks := cmp.Or(o.looks, rdma.WatchEvery)
+	looks := cmp.Or(o.looks, rdmadev.WatchEvery)
 	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: looks,
 		lookAt: looks,
 		began:  time.Now(), locals: map[part]*local{},

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -76,7 +76,7 @@ type queuePair struct {
 	sent     uint32 // messages that went; corrected when it is replaced
 
 	repl  replacement
-	watch rdma.Watch
+	watch rdmadev.Watch
 }
 
 const (
@@ -291,7 +291,7 @@ func (l *queuePair) free() error {
 // memory.
 func (p *Path) makeQP(l *queuePair) (err error) {
 	l.epoch++
-	l.head, l.tail, l.unmarked, l.first, l.watch = 0, 0, false, 0, rdma.Watch{}
+	l.head, l.tail, l.unmarked, l.first, l.watch = 0, 0, false, 0, rdmadev.Watch{}
 	s := ibv.QPSpec{Type: ibv.RC, SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth),
 		SendSGEs: 1, RecvSGEs: 1}
 	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // While something is under way the path looks once a second whether each queue pair gets on
-// (rdma.Watch). What does not is taken out of service like a queue pair that failed. The other way
+// (rdmadev.Watch). What does not is taken out of service like a queue pair that failed. The other way
 // round, receives are filled in the order in which they were posted: one that is passed over was
 // lost.
 
@@ -85,7 +85,7 @@ func (p *Path) look() {
 	}
 	if came := p.ctl.received; !p.waits() || came != p.heard {
 		p.heard, p.waited = came, 0
-	} else if p.waited++; rdma.Sparse(p.waited) {
+	} else if p.waited++; rdmadev.Sparse(p.waited) {
 		// The question or the answer may have been lost at an adapter: one message more lets the
 		// other side see the gap. Or the peer is gone, which its adapter does not acknowledge.
 		p.nudge()
@@ -101,16 +101,16 @@ func (p *Path) lookAtQP(l *queuePair) {
 	if still == 0 {
 		return
 	}
-	silent := still >= rdma.WatchMost && still >= l.patience()
+	silent := still >= rdmadev.WatchMost && still >= l.patience()
 	switch {
 	case silent && l.index > 0 && l.repl.state != qpDraining && l.room() > 0:
 		l.watch.Again()
 		l.unmarked = true
 		l.inVain()
-		p.broken(l, rdma.ErrSilent)
+		p.broken(l, rdmadev.ErrSilent)
 	case silent:
-		p.down(fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, rdma.ErrSilent))
-	case l.repl.failed || !rdma.Sparse(still):
+		p.down(fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, rdmadev.ErrSilent))
+	case l.repl.failed || !rdmadev.Sparse(still):
 	case l.index == 0:
 		p.nudge()
 		l.flush(1)
@@ -126,13 +126,13 @@ func (p *Path) lookAtQP(l *queuePair) {
 // queue pair in error gives everything back at once.
 func (l *queuePair) patience() int {
 	if l.repl.failed {
-		return rdma.WatchMost
+		return rdmadev.WatchMost
 	}
 	n := uint64(0)
 	for i := l.tail; i != l.head; i++ {
 		n += l.ring[i&uint32(len(l.ring)-1)].bytes
 	}
-	return rdma.Patience(n)
+	return rdmadev.Patience(n)
 }
 
 // nudge sends a report that may say nothing new.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/rdmadev"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/pathtest"
@@ -177,14 +177,14 @@ func TestSlowLink(t *testing.T) {
 	}
 	looks := 0
 	for put.Times == 0 && r.a.replaced == 0 {
-		for range 1 << 20 / rdma.WatchPace {
+		for range 1 << 20 / rdmadev.WatchPace {
 			r.a.lookAtQP(qp)
 			looks++
 		}
 		w.pumps(1)
 		r.Pump(1)
 	}
-	if put.Err != nil || put.Times != 1 || r.a.replaced != 0 || looks < 2*rdma.WatchMost {
+	if put.Err != nil || put.Times != 1 || r.a.replaced != 0 || looks < 2*rdmadev.WatchMost {
 		t.Errorf("after %d looks: %v, ended %d times, %d queue pairs replaced (%v)", looks, put.Err, put.Times,
 			r.a.replaced, r.a.why)
 	}
@@ -197,10 +197,10 @@ func TestSlowLink(t *testing.T) {
 	for looks = 0; r.a.replaced == 0 && looks < 1<<20; looks++ {
 		r.a.lookAtQP(qp)
 	}
-	if most := rdma.WatchMost + size/rdma.WatchPace + 1; looks != most { // the first one only sees where it is
+	if most := rdmadev.WatchMost + size/rdmadev.WatchPace + 1; looks != most { // the first one only sees where it is
 		t.Errorf("a dead link was given up after %d looks, expected %d", looks, most)
 	}
-	if r.a.probes < 10 || !errors.Is(r.a.why, rdma.ErrSilent) {
+	if r.a.probes < 10 || !errors.Is(r.a.why, rdmadev.ErrSilent) {
 		t.Errorf("%d probes; %v", r.a.probes, r.a.why)
 	}
 	r.end()
