@@ -1,6 +1,6 @@
-// Package bench measures Penstock: load between two real processes, single parts in this process,
-// and the peers' own tools beside them. How samples become figures and verdicts, and the format of
-// result files, are in package bench/paired.
+// Package bench measures transfers between two processes, parts of this process, and the tools of
+// other projects beside them. How samples become figures and verdicts, and the format of result
+// files, are in package bench/paired.
 //
 //	r, err := bench.Transfer(ctx, bench.TransferOptions{Command: []string{exe, "bench-peer"}})
 //	if err != nil { ... }

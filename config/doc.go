@@ -1,6 +1,6 @@
-// Package config reads a description of streams and transfers, written as YAML by a person, into
-// plain typed data, and says everything that is wrong with it at once: file, line and column, an
-// excerpt, what was expected, and the nearest right key.
+// Package config parses and validates the YAML description of streams and transfers, and reports
+// every mistake at once with its position. Each report has file, line and column, an excerpt, what
+// was expected, and the nearest right key.
 //
 //	cfg, problems := config.Load("rx.yaml", text, config.Options{})
 //	fmt.Print(problems.Text(text))

@@ -1,6 +1,6 @@
-// Package engine is the contract of a packet engine: something that moves bursts of packets between
-// a network and memory. Packages below it are the engines (sim, socket, afpacket, and those with
-// kernel bypass); enginetest is the conformance suite that each of them passes.
+// Package engine defines packet engines: ports with receive and transmit queues that move bursts of
+// packets between a network and memory. Packages below it are the engines (sim, socket, afpacket,
+// and those with kernel bypass); enginetest is the conformance suite that each of them passes.
 //
 // # The parts
 //

@@ -1,6 +1,6 @@
-// Package gpu is one contract over accelerators: NVIDIA's through CUDA, others' through OpenCL, and
-// the host itself in Go, which is the reference of both and always there. Nothing needs a toolkit,
-// neither to build nor to run; what is missing on a machine is an error that says what.
+// Package gpu is one API over accelerators (devices, memory, streams, events, kernels) for CUDA,
+// OpenCL and the host itself. Nothing needs a toolkit, neither to build nor to run; what is missing
+// on a machine is an error that says what.
 //
 //	rt, err := host.Open(host.Options{})          // or cuda.Open, opencl.Open, or a Table that tries them in order
 //	c, err := rt.Devices()[0].Open()               // a context owns everything else

@@ -1,6 +1,5 @@
-// Package host finds out what a machine is: processors, memory, huge pages, PCI devices from
-// bridges to endpoints, network interfaces with their queues and interrupts, RDMA devices, GPUs,
-// clocks, and what this process may do.
+// Package host reads what a machine is: processors, memory, PCI devices, network interfaces, RDMA
+// devices, GPUs, clocks, and the rights of this process.
 //
 //	f := host.Read(ctx, host.Live())
 //	for _, n := range f.Nets { ... }

@@ -1,5 +1,5 @@
-// Package mem owns the memory that the network reads and writes: regions, spans, leases, pools and
-// the registration cache.
+// Package mem manages the memory that networks read and write: regions, leases, pools, NUMA
+// placement, and the registration cache.
 //
 // # Regions
 //

@@ -1,6 +1,6 @@
-// Package metrics counts and measures on hot paths: counters, gauges and
-// histograms that cost a few nanoseconds, allocate nothing and may be read at any
-// time from anywhere.
+// Package metrics counts on hot paths: counters, gauges and histograms with one writer, and
+// families for exporters. They cost a few nanoseconds, allocate nothing, and may be read at any
+// time from any goroutine.
 //
 // Each metric has one writer: the goroutine that owns the queue, the poller or the
 // connection it belongs to. That makes an update a plain load and an atomic store,

@@ -1,6 +1,5 @@
-// Package packet reads and writes the headers of network packets in place: views, builders,
-// checksums, the Toeplitz hash of receive-side scaling, a parser for the hot path, and VLAN and
-// tunnel encapsulation. Nothing that runs per packet allocates.
+// Package packet reads and writes packet headers in place: views, builders, checksums, the Toeplitz
+// hash, a parser, tunnels. Nothing that runs per packet allocates.
 //
 // # Parsing
 //

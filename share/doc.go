@@ -1,5 +1,4 @@
-// Package share serves files to other nodes and fetches theirs: the library behind the commands
-// serve, ls, get, put, mirror and rm.
+// Package share serves files to other nodes and fetches, uploads, mirrors and resumes theirs.
 //
 //	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:7070"}})
 //	s, err := share.Serve(ctx, node, share.Options{Root: "models", Tensors: true})

@@ -1,5 +1,5 @@
-// Package system opens what a configuration file describes (package config): memory, ports with
-// queues and flows, a node.
+// Package system plans, opens, reloads and closes what a configuration file describes: memory,
+// ports, a node, applications.
 //
 //	cfg, problems := config.Load("rx.yaml", text, config.Options{})
 //	if cfg == nil {

@@ -1,5 +1,4 @@
-// Package tensor describes tensors: the type of an element, the shape, the strides, and the bytes
-// that hold them.
+// Package tensor describes tensors: dtype, shape, strides, and the bytes that hold them.
 //
 // It does no arithmetic on tensors and allocates no memory for them. A Tensor is a view: the source
 // of the bytes (a mapped file, a memory region, a Go slice) owns them and decides how long they

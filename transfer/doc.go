@@ -1,5 +1,5 @@
-// Package transfer moves spans of memory and named tensors between nodes: processes of one machine,
-// or of several.
+// Package transfer moves memory and named tensors between nodes: processes of one machine or of
+// several.
 //
 // A [Node] listens, dials and exports memory. A [Peer] is another node that this one is connected
 // to: one control connection (package transfer/control) and, opened when first needed, the paths

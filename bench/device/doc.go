@@ -1,7 +1,5 @@
-// Package device measures an accelerator by package gpu alone, on any runtime: copies between its
-// memory and the host's (pageable, pinned, mapped, registered, by its copy engine and by a kernel),
-// both ways at once, within the device; a pipeline of pieces through a few pinned slots beside one
-// plain large copy; launches, events, allocation.
+// Package device measures an accelerator through package gpu: copies, pipelines, launches, events
+// and allocation.
 //
 //	r, err := device.Run(ctx, device.Options{Runtime: "cuda"})
 //	if err != nil { ... }

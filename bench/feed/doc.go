@@ -1,8 +1,7 @@
-// Package feed measures how packets get to a kernel that stays, and answers from it: rings of
-// descriptors between goroutines (ring.Descriptors), and between the CPU and a device, whose kernel
-// sums the bytes of each packet (kernels.FeedSum). Kernels of more and more work-items that stay
-// (gpu.Resident) are measured beside the same kernel by a launch for each burst, and beside
-// goroutines of the CPU that do the same work; and a single packet by stages.
+// Package feed measures packets that go to a persistent GPU kernel and back, through rings of
+// descriptors. Kernels of more and more work-items that stay (gpu.Resident) are measured beside the
+// same kernel by a launch for each burst, and beside goroutines of the CPU that do the same work;
+// and a single packet by stages.
 //
 //	r, err := feed.Run(ctx, feed.Options{Runtime: "opencl"})
 //	if err != nil { ... }

@@ -1,5 +1,5 @@
-// Package paired compares measurements so that the answer is worth something: contenders run one
-// right after the other, round after round, and what a machine does to one of them it does to all.
+// Package paired runs contenders in interleaved pairs on an idle machine, and computes ratios with
+// intervals, verdicts and result files.
 //
 //	row, err := paired.Run(ctx, paired.Plan{
 //		Name: "copy 1 MiB", Unit: paired.GBs,

@@ -1,7 +1,5 @@
-// Package sections runs what the bench sections of a configuration file say: bench_rx, bench_tx,
-// bench_reorder_quantize, bench_latency, socket_bench_server and socket_bench_client,
-// rdma_bench_server and rdma_bench_client, as DAQIRI's benchmark programs have them, over the
-// file's own interfaces, queues, regions, cores and flows.
+// Package sections runs the bench sections of a configuration file, as DAQIRI's benchmark programs
+// run them.
 //
 //	c, said := config.Load(name, text, config.Options{})
 //	changes := sections.Fit(c, host) // what is not on this machine is replaced by what is, and listed

@@ -1,7 +1,7 @@
-// Package stream measures a stream of packets between two ends: how many a second, how many are
-// lost, in which order, how late, and what a packet costs. The generator and analyser is one end;
-// the other is a sink or a reflector, in this process or in another one (Serve). Both work through
-// the engine contract, so every engine is measured by the same loops.
+// Package stream measures a stream of numbered packets between two ends over any engine: rate,
+// loss, order, latency and cost. The generator and analyser is one end; the other is a sink or a
+// reflector, in this process or in another one (Serve). Both work through the engine contract, so
+// every engine is measured by the same loops.
 //
 //	r, err := stream.Run(ctx, stream.Options{Engines: []string{"socket"}, Sizes: []int{64, 1518}})
 //	r.Table(os.Stdout) // or r.Write(file), for penstock bench compare

@@ -1,6 +1,6 @@
-// Package agent serves the C ABI (bindings/abi) to another process of the same user over a Unix
-// socket: penstock agent. Its client is bindings/c/client, a library for C without a Go runtime.
-// What a connection has made ends with it.
+// Package agent serves the C ABI of bindings/abi to another process of the same user over a Unix
+// socket. Its client is bindings/c/client, a library for C without a Go runtime. What a connection
+// has made ends with it.
 //
 // A request is a header of 16 bytes (size of the body, operation, id) and a body; an answer is a
 // header of 32 bytes (size, code, id, result, descriptors, whether the call may succeed later) and

@@ -1,5 +1,4 @@
-// Command penstock moves bytes between the memories of processes and machines and says by which
-// path and why. Run "penstock help" for its commands.
+// Command penstock runs the commands of package cli. Run "penstock help" for its commands.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Package afpacket is the packet engine for whole Ethernet frames on any interface of the kernel,
-// by packet sockets (AF_PACKET, man 7 packet). It needs CAP_NET_RAW when a port is opened, and no
-// right afterwards.
+// Package afpacket is the packet engine for whole Ethernet frames on any interface, over packet
+// sockets (AF_PACKET). It needs CAP_NET_RAW when a port is opened, and no right afterwards.
 //
 //	port, err := afpacket.New().OpenPort(ctx, engine.PortSpec{Address: "eth0"})
 //

@@ -1,5 +1,5 @@
-// Package bounce brings packets into memory of accelerators over engines that cannot write it,
-// which is all that there are today, and sends packets that lie there.
+// Package bounce copies packets between an engine's host memory and the memory of an accelerator,
+// for engines whose device cannot reach it.
 //
 // A Port stands before the port of an engine. Queues whose pools the engine can use are the
 // engine's own. Where a pool is device memory, the engine works on page-locked host memory that the

@@ -1,6 +1,5 @@
-// Package conns is what engines whose ports have connections share: options, events and errors, ids
-// and their table, attempts to connect with pauses between them, accepting, the order in which a
-// connection ends, and packets that wait for one. An engine adds what carries the bytes.
+// Package conns keeps the connections of a port: their ids, attempts, events and ordered ends, and
+// the packets that wait for one. An engine adds what carries the bytes.
 package conns
 
 import (

@@ -1,5 +1,4 @@
-// Package dpdk is the engine of frames by DPDK's poll-mode drivers: the widest set of NICs, and
-// drivers without one (net_ring, net_memif, net_af_xdp) for tests and containers.
+// Package dpdk is the packet engine for whole Ethernet frames over DPDK's poll-mode drivers.
 //
 //	eng := dpdk.New()
 //	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: "0000:3b:00.0", RxQueues: 2, TxQueues: 1})

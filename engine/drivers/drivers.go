@@ -1,4 +1,4 @@
-// Package drivers is the table of packet engines of this build. What a program knows of engines
+// Package drivers is the table of the packet engines in this build. What a program knows of engines
 // (their keys in configuration files and addresses, what they need of a machine, how to open them)
 // it knows from here: no other package asks for an engine by its name.
 //

@@ -1,5 +1,5 @@
-// Package enginetest is the conformance suite of packet engines: the contract of package engine as
-// a program. Each engine runs it in its own tests:
+// Package enginetest is the conformance suite of packet engines. Each engine runs it in its own
+// tests:
 //
 //	func TestConformance(t *testing.T) {
 //		enginetest.Run(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair {

@@ -1,5 +1,5 @@
-// Package neigh finds out where packets go: the route to an address, the Ethernet address of the
-// next hop, and headers that are ready to be put in front of a payload.
+// Package neigh resolves where packets go: routes, neighbours (ARP, ND), and headers ready to be
+// put before a payload.
 //
 // # Parts
 //

@@ -1,5 +1,5 @@
-// Package netif is what a port of an engine knows of its network interface: number and name, MTU,
-// address, speed, NUMA node, queues, and whether it is up, or gone. It follows what changes.
+// Package netif reads and follows the network interface of a port: MTU, address, speed, queues,
+// link state. It follows what changes.
 //
 //	i, err := netif.Open("eth0", 0)      // in the calling thread's network namespace
 //	defer i.Close()

@@ -1,7 +1,6 @@
-// Package null is the packet engine without a network: a receive queue makes packets as fast as
-// memory allows, and a transmit queue drops what it is given, as sent. It shows what the rest of a
-// program can do at most, and is the smallest complete engine: docs/write-an-engine.md walks
-// through it.
+// Package null is the packet engine without a network: it makes received packets at memory speed
+// and drops sent ones. It shows what the rest of a program can do at most, and is the smallest
+// complete engine: docs/write-an-engine.md walks through it.
 //
 //	port, err := null.New().OpenPort(ctx, engine.PortSpec{Address: "null://?size=64"})
 //

@@ -1,6 +1,6 @@
-// Package pace lets packets leave at a rate, at given times, or both. It stands between an
-// engine.Outbox and the engine's own engine.Sink, and is a Sink itself: it passes on what may leave
-// now, and says when to try again.
+// Package pace sends packets at a rate or at given times, in software or by the kernel's qdisc. It
+// stands between an engine.Outbox and the engine's own engine.Sink, and is a Sink itself: it passes
+// on what may leave now, and says when to try again.
 //
 //	p, err := pace.New(device, pace.Options{Rate: 1e9})
 //	out, err := engine.NewOutbox(p, depth, false)

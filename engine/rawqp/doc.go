@@ -1,8 +1,8 @@
-// Package rawqp is the engine "verbs": whole Ethernet frames by queue pairs of raw packets, past
-// the kernel's network stack, on RDMA cards whose Ethernet ports offer them (mlx4, mlx5). The card
-// writes frames into slots of the pools and fetches them from there; the application posts and
-// polls by libibverbs, which is found at run time. Soft-RoCE and InfiniBand have no such queue
-// pairs: OpenPort says so.
+// Package rawqp is the packet engine "verbs": it moves whole Ethernet frames through raw-packet
+// queue pairs of RDMA cards. It works on cards whose Ethernet ports offer such queue pairs (mlx4,
+// mlx5). The card writes frames into slots of the pools and fetches them from there; the
+// application posts and polls by libibverbs, which is found at run time. Soft-RoCE and InfiniBand
+// have no such queue pairs: OpenPort says so.
 //
 //	eng := rawqp.New("")
 //	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: "mlx5_0"}) // or its interface, or its place on the PCI bus

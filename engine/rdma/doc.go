@@ -1,6 +1,7 @@
-// Package rdma is the packet engine over RDMA queue pairs: each packet is a message that the
-// device of one side fetches from a slot and the device of the other side puts into a slot. Neither
-// this process nor the kernel touches its bytes. docs/engine-rdma.md has it all.
+// Package rdma is the packet engine "rdma": it moves each packet as one message over the RDMA queue
+// pairs of a connection. The device of one side fetches it from a slot, and the device of the other
+// side puts it into a slot. Neither this process nor the kernel touches its bytes.
+// docs/engine-rdma.md has it all.
 //
 // # Addresses
 //

@@ -1,5 +1,5 @@
-// Package reopen has ports that open their interface again when it was lost and returns: queues
-// stay, rules are put in force again with their IDs, and counts go on.
+// Package reopen wraps ports so that they reopen a lost interface when it returns: queues stay,
+// rules keep their ids, counters go on.
 //
 //	p, err := reopen.Open(ctx, eng, spec, reopen.Options{})
 //

@@ -1,7 +1,8 @@
-// Package sim is a packet engine without a machine: a network in memory, of any number of ports and
-// queues, with links, a segment and loops. It needs no privilege and no device. In testing/synctest
-// it lives in virtual time, and then the same program with the same seed sees the same packets at
-// the same times, byte for byte; outside it runs in real time, as fast as memory allows.
+// Package sim is the packet engine over a simulated network: ports, links and switches in memory,
+// in real or virtual time, with seeded faults. It needs no privilege and no device. In
+// testing/synctest it lives in virtual time, and then the same program with the same seed sees the
+// same packets at the same times, byte for byte; outside it runs in real time, as fast as memory
+// allows.
 //
 // # Quick start
 //

@@ -1,6 +1,6 @@
-// Package socket is the packet engine on the kernel's sockets: it runs on every machine and needs
-// no rights. Payload is read by the kernel straight into slots of the user's pools and sent from
-// where it lies; this process copies nothing.
+// Package socket is the packet engine over the kernel's UDP and TCP sockets, which needs no rights.
+// Payload is read by the kernel straight into slots of the user's pools and sent from where it
+// lies; this process copies nothing.
 //
 // # Addresses
 //

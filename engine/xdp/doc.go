@@ -1,6 +1,6 @@
-// Package xdp is the packet engine for whole Ethernet frames past the kernel's network stack, on
-// any interface, by AF_XDP sockets (Linux Documentation/networking/af_xdp.rst). It is plain Go: no
-// library, no C compiler, and the XDP program is made here from the port's rules (package prog).
+// Package xdp is the packet engine for whole Ethernet frames over AF_XDP sockets, past the kernel's
+// network stack. It is plain Go: no library, no C compiler, and the XDP program is made here from
+// the port's rules (package prog).
 //
 //	port, err := xdp.New().OpenPort(ctx, engine.PortSpec{Address: "eth0"})
 //	pool, err := mem.NewPool(mem.PoolOptions{SlotSize: 2048, Slots: 8192})

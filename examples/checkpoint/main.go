@@ -1,7 +1,7 @@
-// Checkpoint puts the bytes of one file into the memory of several receivers at once, and has each
-// of them compare the SHA-256. The file is mapped, so nothing reads it into a buffer first; the
-// receivers' memory is written in place. As it is, everything is in this process, with a file that
-// it makes; as several programs:
+// Checkpoint puts the bytes of one file into the memory of several receivers at once, each of which
+// compares the SHA-256. The file is mapped, so nothing reads it into a buffer first; the receivers'
+// memory is written in place. As it is, everything is in this process, with a file that it makes;
+// as several programs:
 //
 //	go run ./examples/checkpoint
 //	go run ./examples/checkpoint -receive tcp://127.0.0.1:7070 -size 8388608

@@ -1,5 +1,5 @@
-// Echo sends every packet back to where it came from, without touching its bytes. As it is, it
-// talks to itself over the simulator; with an address it serves until it is interrupted:
+// Echo sends every packet back to its sender without touching the payload. As it is, it talks to
+// itself over the simulator; with an address it serves until it is interrupted:
 //
 //	go run ./examples/echo
 //	go run ./examples/echo -address udp://:7777

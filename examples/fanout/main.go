@@ -1,7 +1,6 @@
-// Fanout spreads packets over several receive queues, each with a goroutine of its own, by a hash
-// of their addresses and ports: all packets of a flow meet the same goroutine (receive-side
-// scaling). As it is, the program sends itself datagrams of 64 flows over a port of the simulator
-// that is looped to itself; with an interface it takes what comes there:
+// Fanout spreads packets over several receive queues by a hash of their flow (RSS), one goroutine
+// for each queue. As it is, the program sends itself datagrams of 64 flows over a port of the
+// simulator that is looped to itself; with an interface it takes what comes there:
 //
 //	go run ./examples/fanout
 //	go run ./examples/fanout -address eth0

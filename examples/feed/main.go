@@ -1,6 +1,5 @@
-// Feed answers UDP datagrams in a kernel that stays: the processor receives frames and sends the
-// answers, and never reads or writes their bytes. As it is, it talks to itself over the simulator,
-// with this process as the accelerator; -gpu takes a card, or the processor by OpenCL:
+// Feed answers UDP datagrams from a persistent GPU kernel. As it is, it talks to itself over the
+// simulator, with this process as the accelerator; -gpu takes a card, or the processor by OpenCL:
 //
 //	go run ./examples/feed
 //	go run ./examples/feed -gpu opencl

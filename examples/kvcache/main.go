@@ -1,7 +1,5 @@
-// Kvcache moves blocks of a KV cache from the node that computed them (prefill) into the cache of
-// the node that goes on (decode): one put with a list of copies, each block from its slot there to
-// a free slot here, and the table of blocks as its message. As it is, both are in this process; as
-// two programs:
+// Kvcache moves blocks of a KV cache from a prefill node to free slots of a decode node with one
+// put. As it is, both are in this process; as two programs:
 //
 //	go run ./examples/kvcache
 //	go run ./examples/kvcache -decode tcp://127.0.0.1:7070

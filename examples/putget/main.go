@@ -1,5 +1,5 @@
-// Putget moves bytes between the memories of two programs. One exports a region, the other puts
-// into it and gets from it. As it is, both are in this process; as two programs:
+// Putget puts bytes into, and gets bytes from, the memory of another program. One exports a region,
+// the other puts into it and gets from it. As it is, both are in this process; as two programs:
 //
 //	go run ./examples/putget
 //	go run ./examples/putget -serve tcp://127.0.0.1:7070

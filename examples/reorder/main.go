@@ -1,6 +1,5 @@
-// Reorder receives samples of an instrument and makes tensors of them: each batch has 16 packets of
-// 64 samples, int16 in network byte order, behind a sequence number of 32 bits. It prints, for each
-// batch, which packets are there and the first elements, which are fp16.
+// Reorder receives samples of an instrument and places them into tensors by sequence number. It
+// prints, for each batch, which packets are there and the first elements, which are fp16.
 //
 //	go run ./examples/reorder
 //	go run ./examples/reorder -address udp://:5000 -send=false

@@ -1,5 +1,4 @@
-// Split receives packets with their headers in one memory and their payload in another, as an
-// accelerator wants it: the payload's pool may be any memory that the engine takes. As it is, the
+// Split receives the headers and the payload of packets into different memories. As it is, the
 // program sends itself datagrams over a port of the simulator that is looped to itself; with an
 // interface it takes what comes there:
 //

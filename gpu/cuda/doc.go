@@ -1,5 +1,5 @@
-// Package cuda is the runtime of package gpu on NVIDIA's devices, by the driver alone:
-// libcuda.so.1, found at run time. No toolkit is needed, neither to build nor to run.
+// Package cuda is the runtime of package gpu for NVIDIA devices, over the driver library alone. No
+// toolkit is needed, neither to build nor to run.
 //
 // A [gpu.Context] is the device's primary context, which the process has once: PyTorch and other
 // users of CUDA in the same process share it, and a fault in their kernels loses it for all. Which

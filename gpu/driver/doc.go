@@ -1,5 +1,4 @@
-// Package driver is what a runtime of accelerators implements: the lower half of the contract of
-// package gpu, whose users never see it.
+// Package driver is the interface that a runtime of package gpu implements.
 //
 // Package gpu checks every call before it comes here (bounds, kinds, what is closed, what belongs
 // to which context, types of arguments), counts what is alive, and remembers that a device is lost.

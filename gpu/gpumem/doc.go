@@ -1,6 +1,6 @@
-// Package gpumem provides the memory of accelerators as regions of package mem: [mem.Device],
-// memory of the device, and [mem.HostPinned], memory of the host from and to which the device
-// copies at full speed while the CPU does other things.
+// Package gpumem provides device memory and pinned host memory of accelerators as regions of
+// package mem. [mem.Device] is memory of the device; [mem.HostPinned] is host memory from and to
+// which the device copies at full speed.
 //
 //	p, err := gpumem.New(c, gpumem.Options{})      // c is a *gpu.Context
 //	r, err := mem.Alloc(mem.Options{Kind: mem.Device, Size: n, Provider: p})

@@ -1,5 +1,5 @@
-// Package gputest is the conformance suite of runtimes of accelerators: the contract of package gpu
-// as a program. Each runtime runs it in its own tests:
+// Package gputest is the conformance suite of the runtimes of package gpu. Each runtime runs it in
+// its own tests:
 //
 //	func TestConformance(t *testing.T) {
 //		gputest.Run(t, gputest.Harness{Open: func(t testing.TB) *gpu.Runtime {

@@ -1,5 +1,5 @@
-// Package host is the runtime of package gpu on the host itself: the reference of the others, in
-// Go, always there.
+// Package host is the reference runtime of package gpu: this process is the device, in Go, on every
+// machine.
 //
 // A device is this process. Memory of every kind is pages outside the Go heap, which CPU and
 // kernels reach at one address. A stream is a goroutine that ends with it; so work is as

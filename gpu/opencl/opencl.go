@@ -1,6 +1,5 @@
-// Package opencl is the runtime of package gpu over OpenCL: whatever devices the machine's
-// platforms have, the CPU by PoCL among them. libOpenCL.so.1 is found at run time; where it or a
-// platform is missing, Open says what to install.
+// Package opencl is the runtime of package gpu for OpenCL platforms. libOpenCL.so.1 is found at run
+// time; where it or a platform is missing, Open says what to install.
 //
 // Programs are built from their OpenCL C as it is. DeviceMemory is a buffer of OpenCL, PinnedMemory
 // one that the host has mapped as long as it lives, MappedMemory and SharedMemory are shared

@@ -1,4 +1,4 @@
-// Package runtimes has the table of runtimes of accelerators of this build.
+// Package runtimes is the table of the runtimes of package gpu in this build.
 //
 //	c, err := runtimes.Table().Open("") // the first that is here; c.Skipped has the others, and why not
 //

@@ -1,7 +1,6 @@
-// Package cards finds out which accelerators a machine has: each runtime of package gpu and why it
-// is not here, each of its devices with what it can do and what it cannot, its link, what the card
-// says of itself, and the network cards that are near. It joins what the runtimes say with NVML and
-// with the facts of the machine (host).
+// Package cards lists the accelerators of a machine: runtimes, devices, their capabilities and
+// links, and the network cards near them. It joins what the runtimes say with NVML and with the
+// facts of the machine (host).
 //
 //	r := cards.Look(ctx, runtimes.Table(), host.Read(ctx, host.Live(ctx)))
 //

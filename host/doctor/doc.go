@@ -1,5 +1,5 @@
-// Package doctor says whether a machine is fit for what a program wants of it: what was read, what
-// is needed and for what, and how to fix it.
+// Package doctor checks whether a machine meets the needs of a program or a configuration, and says
+// how to fix what is missing.
 //
 //	facts := doctor.Look(ctx)                                     // this machine; or doctor.Open(recording)
 //	report := doctor.Run(facts, doctor.Needs{Interfaces: []doctor.Interface{{Name: "eth0", Engine: "xdp"}}, Cores: []int{2, 3}})

@@ -1,6 +1,5 @@
-// Package tune sets a host up for receiving at speed: it says what to change on a network interface
-// and on the host for the engines of Penstock, above all AF_XDP, changes it when asked, and puts it
-// back as it was.
+// Package tune changes settings of network interfaces and of the host for receiving at speed, and
+// restores them.
 //
 //	plan, err := tune.Nic(ctx, "eth0", tune.Goals{Queues: 4})
 //	fmt.Print(plan)                       // nothing was changed

@@ -1,5 +1,5 @@
-// Package accel opens the accelerator whose memory a command uses, says which one that is and why,
-// and lets the CPU look at every byte of that memory.
+// Package accel chooses and opens the accelerator whose memory a command uses, and gives reasons
+// for the choice.
 //
 //	a, err := accel.Open(accel.Options{})                  // the best there is
 //	fmt.Println(a)                                         // "cuda 0: NVIDIA ...", or what stands in for a card, and what is missing

@@ -1,5 +1,5 @@
-// Package budget divides what a process has (descriptors, mappings, memory) among the principals
-// that make it use them, so that none of them can take what the others need.
+// Package budget divides what a process has (descriptors, mappings, memory) among those that make
+// it use them.
 //
 // # The rule
 //

@@ -1,5 +1,5 @@
-// Package cdpdk is the one door to DPDK, and the one room with cgo. Without the build tag dpdk it
-// holds no more than its types of data.
+// Package cdpdk calls DPDK by cgo, with the build tag dpdk: EAL, ports, bursts, external buffers.
+// Without the build tag dpdk it holds no more than its types of data.
 //
 // DPDK is a library with one state for the process: Start begins it (EAL), Attach gives it devices.
 // Its burst functions are inline functions in C, so that a small part in C (shim.c, burst.c) hands

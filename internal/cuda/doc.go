@@ -1,7 +1,7 @@
-// Package cuda calls the driver API of CUDA, libcuda.so.1, which comes with NVIDIA's driver: found
-// at run time by dlopen, without a toolkit and without headers. It is a thin typed layer; the
-// runtime that Penstock's users see is gpu/cuda. [Load] finds the driver, [Driver.Devices] the
-// cards, [Device.Retain] gives a [Context], from which come memory, streams, events and modules.
+// Package cuda calls the CUDA driver API (libcuda.so.1) by dlopen, without a toolkit or headers. It
+// is a thin typed layer; the runtime that Penstock's users see is gpu/cuda. [Load] finds the
+// driver, [Driver.Devices] the cards, [Device.Retain] gives a [Context], from which come memory,
+// streams, events and modules.
 //
 // # Threads
 //

@@ -1,6 +1,5 @@
-// Package dl is the one door to C libraries that are found at run time: it loads them, finds their
-// functions and calls them, without cgo and without their headers. So one program runs on machines
-// with and without libibverbs or libcuda, and says what is missing where it is.
+// Package dl loads C libraries at run time and calls their functions without cgo. So one program
+// runs on machines with and without libibverbs or libcuda, and says what is missing where it is.
 //
 // [Open] loads a library, [Library.Symbol] finds a function, [Func.Call] calls it. Calls in hot
 // loops use Call0 to Call6, which allocate nothing and cost about as much as a call by cgo. What C

@@ -1,6 +1,5 @@
-// Package ethtool asks drivers of network devices what they are and can do, and changes how they
-// are set up: channels (queues), descriptor rings, offloads by name, interrupt coalescing,
-// receive-side scaling, n-tuple rules, timestamps; and what of XDP and AF_XDP a device supports.
+// Package ethtool reads and changes the settings of network device drivers: channels, rings,
+// offloads, RSS, n-tuple rules, timestamps.
 //
 //	d, err := ethtool.Open("eth0")           // in the calling thread's network namespace, for good
 //	defer d.Close()

@@ -1,4 +1,5 @@
-// Package filewatch tells when a file may have another content.
+// Package filewatch reports when the content of a file may have changed, also behind symbolic
+// links.
 //
 //	w, err := filewatch.New("rx.yaml")
 //	defer w.Close()

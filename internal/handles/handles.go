@@ -1,5 +1,5 @@
-// Package handles numbers what is handed out and given back once: a second return of a number, by
-// whichever copy of it, is refused and takes nothing from the present holder of the place.
+// Package handles numbers things that are handed out and returned once, and refuses a second
+// return.
 package handles
 
 import "sync"

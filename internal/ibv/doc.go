@@ -1,5 +1,5 @@
-// Package ibv is RDMA verbs in Go without cgo: libibverbs is loaded at run time, and called through
-// internal/dl.
+// Package ibv calls RDMA verbs (libibverbs) without cgo: devices, memory, completion queues, queue
+// pairs.
 //
 // [Load] loads the library, [Library.Devices] lists the devices, [Device.Open] opens one. A
 // [Context] makes everything else: protection domains ([PD]), registered memory ([MR], [MW]),

@@ -1,5 +1,5 @@
-// Package ibvmem makes regions of package mem known to RDMA devices: host memory as it is, memory
-// of accelerators by a dma-buf or by peer memory, whichever there is.
+// Package ibvmem registers regions of package mem with RDMA devices: host memory, and accelerator
+// memory by dma-buf or peer memory.
 //
 //	a := ibvmem.New(ctx, ibvmem.Options{})
 //	mr, err := a.Register(pd, span, ibv.LocalWrite) // the device reads and writes the span's memory itself

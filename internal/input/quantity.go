@@ -1,5 +1,5 @@
-// Package input is what programs do with the values that people write: quantities with units, and
-// the known word that was probably meant.
+// Package input parses values that people write: quantities with units, and unknown words with the
+// nearest known one.
 //
 //	n, err := input.Quantity("4KiB", input.Sizes, 1)  // 4096
 //	word := input.Nearest("lisen", []string{"listen", "local"}) // listen

@@ -1,4 +1,5 @@
-// Package invariants says whether this build checks the rules of ownership at run time.
+// Package invariants says whether this build checks ownership rules at run time (build tag
+// invariants).
 //
 // Build with -tags invariants to turn the checks on: double release, use after release, leaks with
 // the stack that acquired, freed memory scribbled. Without the tag Enabled is a false constant and

@@ -1,5 +1,5 @@
-// Package kernels is what Penstock runs on accelerators: each kernel once as OpenCL C, once as Go,
-// which is its reference, and compiled to PTX.
+// Package kernels holds the kernels that run on accelerators: OpenCL C source, compiled PTX, and a
+// reference in Go.
 //
 // The sources are in cl/, with what they share in cl/penstock.h: names for both worlds, atomics
 // with scopes, numbers in network order, views of headers. An OpenCL runtime builds them as they

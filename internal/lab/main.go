@@ -1,6 +1,5 @@
-// Lab is the tool of the lab for contributors: it runs a command in a guest or between namespaces,
-// measures with hosts in namespaces, says which of the peers' tools are here, soaks, and runs the
-// tests while it watches that they leave nothing behind.
+// Lab is the tool of contributors: it runs guests, namespaces, soaks, benchmarks beside other
+// programs, and tests under watch.
 //
 //	go run ./internal/lab run -require guest:net -- go test ./...
 package main

@@ -43,7 +43,8 @@ var (
 	paged   = regexp.MustCompile(`\bdocs/[\w/-]+\.(?:md|svg|txt|json)\b`)
 )
 
-// Folders and files that a page names in code, and pages that it links to, are there.
+// Folders and files that a page names in code, and pages that it links to, are there. The changelog
+// also has names that are gone.
 func TestPagesNamePlaces(t *testing.T) {
 	n := 0
 	for _, page := range pages(t) {
@@ -53,7 +54,7 @@ func TestPagesNamePlaces(t *testing.T) {
 		}
 		name := strings.TrimPrefix(page, "../../")
 		for _, m := range spanOf.FindAllStringSubmatch(string(b), -1) {
-			if place := placed.FindString(m[1]); place != "" && !noPlace.MatchString(m[1]) {
+			if place := placed.FindString(m[1]); place != "" && !noPlace.MatchString(m[1]) && name != "CHANGELOG.md" {
 				n++
 				if !isPlace(place) {
 					t.Errorf("%s names %s, which is not there", name, m[0])

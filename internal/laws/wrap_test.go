@@ -9,13 +9,13 @@ import (
 	"unicode/utf8"
 )
 
-var update = flag.Bool("update", false, "wrap the pages")
+var update = flag.Bool("update", false, "wrap the pages and write docs/packages.md")
 
 // pageColumns is the width of a page.
 const pageColumns = 100
 
 // unwrapped are the pages that a program writes, and the changelog.
-var unwrapped = regexp.MustCompile(`/(docs/cli|docs/config|CHANGELOG)\.md$`)
+var unwrapped = regexp.MustCompile(`/(docs/cli|docs/config|docs/packages|CHANGELOG)\.md$`)
 
 // Lines of pages end at column 100; tables, code blocks, links and code spans stay whole.
 func TestPagesAreWrapped(t *testing.T) {

@@ -1,6 +1,5 @@
-// Package netlink reads and writes the form of netlink (linux/netlink.h): messages and their
-// attributes, as bytes. It opens nothing: sockets are internal/sys's, and callers know what
-// messages mean.
+// Package netlink encodes and decodes netlink messages and attributes as bytes. It opens nothing:
+// sockets are internal/sys's, and callers know what messages mean.
 //
 //	b := netlink.End(netlink.AppendAttribute(netlink.Begin(nil, kind, 0, seq), 3, []byte("eth0\x00")))
 //	for m, rest, ok := netlink.Next(answer); ok; m, rest, ok = netlink.Next(rest) {

@@ -1,6 +1,6 @@
-// Package ocl is the part of OpenCL that Penstock uses, by dlopen: no header, no toolkit, no cgo.
-// [Load] finds libOpenCL.so.1, the loader of whatever platforms the machine has; the functions of
-// the standard are methods, with their results as errors.
+// Package ocl calls the part of OpenCL that Penstock uses, by dlopen. [Load] finds libOpenCL.so.1,
+// the loader of whatever platforms the machine has; the functions of the standard are methods, with
+// their results as errors.
 //
 // Handles are plain numbers of the library, as in C: nothing here counts references or knows
 // owners. Package gpu/opencl does. What is enqueued goes through a [Queue], which keeps the memory

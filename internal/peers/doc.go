@@ -1,6 +1,5 @@
-// Package peers runs other people's programs at the far end: measuring tools to compare with
-// (iperf3, UCX, libfabric, perftest, rping, dpdk-testpmd), readers of what we write (numpy, torch,
-// tshark), and whole systems that we talk to (etcd, Chromium, OpenCL on the processor).
+// Package peers finds and runs programs of other projects (iperf3, UCX, perftest, testpmd, numpy,
+// etcd), and parses their output.
 //
 // Each has a function that runs it with typed options and returns what it printed as typed values
 // with units, or an error that holds the end of its output. [All] is the table of them: which

@@ -1,8 +1,7 @@
-// Package procmem makes regions of mem of memory of another process: its bytes are not addressable
-// here, so transfers bring them by way of bounce buffers, as those of devices, with one copy by
-// process_vm_readv or process_vm_writev each way. The kernel permits that to who may trace the
-// process (man 2 ptrace): the same user, and with Yama a parent or who the process has named by
-// PR_SET_PTRACER.
+// Package procmem presents the memory of another process as regions of package mem, copied by
+// process_vm_readv and process_vm_writev. Transfers reach them through bounce buffers, as they do
+// memory of devices. The kernel permits that to who may trace the process (man 2 ptrace): the same
+// user, and with Yama a parent or who the process has named by PR_SET_PTRACER.
 package procmem
 
 import (

@@ -1,5 +1,4 @@
-// Package sys is the one door to the Linux kernel: every raw system call of Penstock is made here
-// and nowhere else.
+// Package sys makes every raw system call of Penstock.
 //
 // Functions are thin and typed. They return errors that wrap an Errno and name the call and its
 // argument, so that a message such as "mmap 2 MiB huge pages: cannot allocate memory" needs no

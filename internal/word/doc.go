@@ -1,5 +1,5 @@
 // Package word stores words that one goroutine writes and others only read, without the fence of an
-// atomic store, which costs as much on amd64 as all else that a fast path does for a packet.
+// atomic store. Such a fence costs as much on amd64 as all else that a fast path does for a packet.
 //
 // Store may take the place of w.Store(v) when two things hold:
 //

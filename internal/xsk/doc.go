@@ -1,6 +1,4 @@
-// Package xsk is AF_XDP in plain Go: sockets that exchange whole frames with a network interface
-// through memory and rings that the process shares with the kernel, or with the card itself, past
-// the kernel's network stack.
+// Package xsk opens AF_XDP sockets: UMEM, rings, and the binding to a queue of an interface.
 //
 //	u, err := xsk.NewUmem(xsk.UmemConfig{Memory: pages, ChunkSize: 4096})     // the memory, cut into chunks
 //	q, err := u.OpenQueue(ctx, xsk.QueueConfig{Interface: 3, Queue: 0})      // a queue of the card: fill and completion ring

@@ -1,5 +1,5 @@
-// Package ring passes items from one goroutine, thread or process to another
-// without locks, through bounded rings with batch put and get.
+// Package ring passes items between goroutines, threads or processes through bounded lock-free
+// rings.
 //
 // # Which one
 //

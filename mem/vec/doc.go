@@ -1,5 +1,4 @@
-// Package vec moves, checks and searches bytes at the speed of the machine: copies with kernels
-// chosen by measurement, checksums, and other work on many bytes.
+// Package vec copies, sums, compares and searches bytes with vector instructions.
 //
 // Copy is the built-in copy up to LargeCopy bytes. The first call above it in the process begins a
 // measurement in the background, of less than 60 ms, of which of the machine's kernels is fastest

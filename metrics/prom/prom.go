@@ -1,5 +1,5 @@
-// Package prom shows metrics to Prometheus. It turns the families of package metrics into those of
-// github.com/prometheus/client_golang, and knows nothing of what they count:
+// Package prom exports metric families to Prometheus. It turns the families of package metrics into
+// those of github.com/prometheus/client_golang, and knows nothing of what they count:
 //
 //	http.Handle("/metrics", prom.Handler(node.Metrics))                     // a page of its own
 //	prometheus.MustRegister(prom.New(node.Metrics))                         // or beside other metrics of the program

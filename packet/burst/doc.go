@@ -1,6 +1,6 @@
-// Package burst holds bursts of packets: batches that move together between network queues,
-// goroutines and the application, by reference. A burst never holds payload; it says where payload
-// lies. It does no I/O.
+// Package burst holds bursts of packets by reference: segments, flow ids, timestamps, and the
+// owners that take them back. A burst never holds payload; it says where payload lies. It does no
+// I/O.
 //
 // # What is in a burst
 //

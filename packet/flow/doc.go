@@ -1,5 +1,5 @@
-// Package flow says which packets go where: rules as inert data, their validation, and a classifier
-// in software.
+// Package flow describes steering rules as data, validates them, and classifies packets in
+// software.
 //
 // # Rules
 //

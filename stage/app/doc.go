@@ -1,8 +1,8 @@
-// Package app gives the packets of a receive queue to a consumer (engine.Consumer), and counts
-// them. The words of configuration files for consumers are a table, Kinds: count them, echo them,
-// forward them to another queue, or sink them, into a tensor that the peers of a node get where one
-// is described. A program adds its own. The package knows the contract of engines only, and does
-// not know where its queues come from.
+// Package app runs the consumers of a receive queue: it passes packets to an engine.Consumer and
+// counts them. The words of configuration files for consumers are a table, Kinds: count them, echo
+// them, forward them to another queue, or sink them, into a tensor that the peers of a node get
+// where one is described. A program adds its own. The package knows the contract of engines only,
+// and does not know where its queues come from.
 //
 // An App is one goroutine, that of its Run, from one receiver to at most one transmit queue. It
 // allocates nothing for a burst, and every packet that it takes is counted once: as sent, as taken,

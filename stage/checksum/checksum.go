@@ -1,5 +1,5 @@
-// Package checksum is a stage that verifies checksums: what bypasses the kernel also bypasses its
-// checks.
+// Package checksum is a stage that verifies checksums that neither the card nor the kernel has
+// verified.
 //
 // Frames whose checksums the network card or the kernel has verified (burst.ChecksumGood) pass, and
 // so do frames of this machine whose checksum is not computed yet (burst.ChecksumPartial): there is

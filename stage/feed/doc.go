@@ -1,5 +1,4 @@
-// Package feed is a stage that hands packets to a kernel of an accelerator that stays, and gives
-// what the kernel makes of them: the CPU only receives.
+// Package feed is a stage that hands packets to a persistent GPU kernel and returns its results.
 //
 //	receive queue -> ring of descriptors -> kernel -> ring of results -> application, or a transmit queue
 //

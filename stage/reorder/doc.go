@@ -1,6 +1,6 @@
-// Package reorder is a stage that makes aligned batches of packets: each payload goes once,
-// converted on the way, from where the engine received it to the place that its sequence number
-// says, in one slot of a pool. One packet of the stage is one batch.
+// Package reorder is a stage that places payloads into batches by sequence number, converted on the
+// way. Each payload is copied once, from where the engine received it to its place in one slot of a
+// pool. One packet of the stage is one batch.
 //
 // # Numbers
 //

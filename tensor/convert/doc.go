@@ -1,5 +1,4 @@
-// Package convert turns samples, as instruments send them, into the elements that a model or a
-// correlator reads.
+// Package convert turns samples of instruments into elements of tensors.
 //
 // A Format says how samples lie in a packet: signed or unsigned numbers of 4, 8, 12, 14, 16 or 32
 // bits, packed without gaps. A Converter writes one element of a tensor.DType for each sample.

@@ -1,5 +1,4 @@
-// Package npy reads and writes numpy's .npy files: one array, with its type and shape in front of
-// it (numpy's NEP 1; numpy.lib.format).
+// Package npy reads and writes numpy's .npy files. NEP 1 of numpy defines the format.
 //
 // Reading copies nothing: Parse gives a view of the bytes it was given, which may be a mapped file.
 // An array in Fortran order is a view with column-major strides. Big-endian data have no view;

@@ -1,5 +1,5 @@
-// Package safetensors reads and writes the safetensors format: named tensors in one file, with a
-// small JSON header and the raw bytes after it (https://github.com/huggingface/safetensors).
+// Package safetensors reads and writes the safetensors format: named tensors in one file.
+// https://github.com/huggingface/safetensors defines it.
 //
 // Reading copies no tensor: Parse gives views of the bytes it was given, and Open views of the
 // mapped file.

@@ -1,5 +1,4 @@
-// Package synth makes the tensors of demos, tests and benchmarks: descriptions with the shapes of a
-// real model, and a byte pattern that a receiver can check without having the source.
+// Package synth generates tensors with a byte pattern that a receiver checks without the source.
 //
 //	for _, s := range synth.GPT2.Tensors() {
 //		n, _ := s.Desc.Bytes()

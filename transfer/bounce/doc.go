@@ -1,6 +1,6 @@
-// Package bounce brings bytes to and from memory that a CPU cannot reach by way of slots of pinned
-// host memory (bounce buffers), for transfers that no path carries by itself. It moves nothing
-// between nodes: a transfer gives it a [Carrier], which moves pieces between slots.
+// Package bounce moves bytes of memory that no path reaches through bounce buffers: slots of pinned
+// host memory. It moves nothing between nodes: a transfer gives it a [Carrier], which moves pieces
+// between slots.
 //
 // [Memory] is a node's slots. A [Peer] is what a session is lent and lends: it answers the requests
 // of the other side, and [Peer.Carry] brings the bytes of one transfer: it cuts them into pieces;

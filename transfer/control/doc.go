@@ -1,10 +1,10 @@
-// Package control is the control protocol between two transfer nodes: who is there, what it
-// exports, how to open a data path, what became of a transfer. Payload never goes this way.
+// Package control is the control protocol between two transfer nodes, without I/O: bytes and times
+// in, bytes and deadlines out. Payload never goes this way.
 //
 // The package is pure. It has no socket, clock, goroutine or lock: bytes and times go in; bytes,
 // messages and the next deadline come out. That is how the tests reach every state, in virtual
 // time, and how a caller is free to choose the stream (a unix socket, TCP, TLS) and the threading.
-// docs/protocol.md holds the layout of every message.
+// docs/protocol.md and docs/protocol-requests.md hold the layout of every message.
 //
 // A [Session] is one end of one reliable byte stream. Its owner, one goroutine at a time, does
 // this:

@@ -1,4 +1,5 @@
-// Package identity says who a node is, proves it to peers, and says what peers may do.
+// Package identity authenticates nodes and authorizes them: keys, certificates, TLS configurations,
+// rights by name, pairing.
 //
 // A fleet has one small private certificate authority, the [Authority], or for a while two. Each
 // node has a name, a key that never leaves its machine, and a certificate of the authority that
@@ -28,5 +29,5 @@
 //	ca, err := identity.NewAuthority()
 //	a, err := ca.Issue("a", identity.IssueOptions{})
 //
-// docs/security.md has the threat model, the files, and the protocol of pairing.
+// docs/security.md has the threat model and the files, docs/pairing.md the protocol of pairing.
 package identity

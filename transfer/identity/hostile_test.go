@@ -518,7 +518,7 @@ func TestMessageLimits(t *testing.T) {
 	}
 }
 
-// A proof is what docs/security.md says, the same at both ends of a connection, and changes with
+// A proof is what docs/pairing.md says, the same at both ends of a connection, and changes with
 // everything it covers.
 func TestProof(t *testing.T) {
 	ca := authority(t)

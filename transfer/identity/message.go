@@ -11,8 +11,7 @@ import (
 	"io"
 )
 
-// The protocol of pairing, version 1, runs inside one TLS 1.3 connection. docs/security.md tells it
-// message by message.
+// The protocol of pairing, version 1, runs inside one TLS 1.3 connection. docs/pairing.md has its messages.
 
 const pairALPN = "penstock-pair/1"
 

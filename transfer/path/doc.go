@@ -1,5 +1,5 @@
-// Package path is the contract of a transfer path: a way to move bytes between local memory and
-// memory that a peer exports.
+// Package path defines transfer paths: ways to move bytes between local memory and memory that a
+// peer exports.
 //
 // A path joins exactly two nodes. Work is handed over in batches and completes asynchronously:
 //

@@ -1,5 +1,4 @@
-// Package pool keeps connections to one address: it dials when there is demand, keeps some alive,
-// hands out the least used, and closes those that are not needed.
+// Package pool keeps connections to one address: it dials on demand, checks, shares and backs off.
 //
 //	p, err := pool.New(pool.Options[net.Conn]{
 //		Dial:  func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) },

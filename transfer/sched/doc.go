@@ -1,6 +1,6 @@
-// Package sched decides whose bytes go next, how fast, and what is let in at all. It is pure: it
-// holds no goroutine, no timer and no clock of its own, moves no bytes and blocks no caller;
-// package transfer asks it and acts.
+// Package sched decides whose bytes go next and how fast, and which transfers are admitted. It is
+// pure: it holds no goroutine, no timer and no clock of its own, moves no bytes and blocks no
+// caller; package transfer asks it and acts.
 //
 // Three parts, each usable alone:
 //

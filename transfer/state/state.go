@@ -1,8 +1,9 @@
-// Package state is the state machine of one transfer: which of its bytes are in place (visible in
-// the memory that they go to, by a completion of the path), which are outstanding, and what to do
-// next. Events go in, the next step comes out: the package takes no lock, does no I/O and reads no
-// clock. A channel is a path and its send queue, not one of Go; its owner drives the machine and
-// does what the steps say. See State for the states and table for the legal transitions.
+// Package state is the state machine of one transfer over its segments. It knows which bytes are in
+// place (visible in the memory that they go to, by a completion of the path), which are
+// outstanding, and what to do next. Events go in, the next step comes out: the package takes no
+// lock, does no I/O and reads no clock. A channel is a path and its send queue, not one of Go; its
+// owner drives the machine and does what the steps say. See State for the states and table for the
+// legal transitions.
 package state
 
 import (

@@ -1,5 +1,5 @@
-// Package rteflow translates rules of package flow into those of DPDK's generic flow API
-// (rte_flow), as data: it opens nothing, and the tests carry the result out on frames.
+// Package rteflow translates the rules of package flow into those of DPDK's generic flow API
+// (rte_flow), as data.
 //
 //	for _, c := range rteflow.Compile(rules, rteflow.Options{Queue: number}) {
 //		fmt.Println(c) // in the words of testpmd: priority 0 pattern eth / ipv4 / udp dst spec 5000 dst mask 65535 / end actions mark id 1 / queue index 3 / end

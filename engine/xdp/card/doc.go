@@ -1,6 +1,5 @@
-// Package card is what a port of AF_XDP changes on the network card itself, so that packets arrive
-// on the card's queues where the port has sockets: n-tuple rules for flow rules that name a queue,
-// and the table of receive-side scaling (RSS) for all other packets.
+// Package card configures a network card for an AF_XDP port (n-tuple rules, RSS table) and records
+// each change so that it is undone after a crash.
 //
 //	c, err := card.Open(device, card.Options{Interface: "eth0", Queues: []int{2, 3}, Have: 4, Identity: id})
 //	report, err := c.Set(card.Want{Rules: rules, All: true})

@@ -1,6 +1,6 @@
-// Package ntuple turns steering rules (package flow) into n-tuple rules of a network card, where
-// they fit exactly, so that the card itself puts packets into the queue that a rule names (kernel:
-// networking/scaling.rst, "RSS and aRFS", and linux/ethtool.h, struct ethtool_rx_flow_spec).
+// Package ntuple translates the rules of package flow into n-tuple rules of a network card, where
+// they fit exactly. See networking/scaling.rst ("RSS and aRFS") of the kernel, and struct
+// ethtool_rx_flow_spec in linux/ethtool.h.
 //
 //	entries, err := ntuple.Compile(rules, ntuple.Limits{Queues: 4}) // opens nothing; the error is flow.Problems
 //	t, err := ntuple.OpenTable(device)

@@ -1,6 +1,5 @@
-// Package prog makes the XDP program of the AF_XDP engine from flow rules: instructions and tables
-// are built here in Go, loaded with the bpf system call, and attached to one network interface.
-// There is no compiler and no object file.
+// Package prog generates, loads and attaches the XDP program that carries out flow rules for the
+// engine xdp. There is no compiler and no object file.
 //
 //	p, err := prog.Load(prog.Spec{Interface: ifindex, Queues: 4, Slots: 8, Rules: rules, Isolation: isolation, Metadata: true})
 //	err = p.Set(0, 3, fd)            // the AF_XDP socket of NIC queue 0 for logical queue 3

@@ -1,5 +1,4 @@
-// Package gpumemtest is the contract of package gpumem as a program, over any runtime of package
-// gpu:
+// Package gpumemtest is the conformance suite of package gpumem, for any runtime.
 //
 //	func TestMemory(t *testing.T) {
 //		gpumemtest.Run(t, gpumemtest.Harness{Open: func(t testing.TB) *gpu.Runtime { ... }})

@@ -1,6 +1,5 @@
-// Package cm makes connections between queue pairs by the connection manager of RDMA (librdmacm),
-// which finds the device that has an IP address, exchanges what both sides must agree on, and
-// reports the end of a connection. Queue pair numbers and GIDs need no other way.
+// Package cm connects queue pairs through the RDMA connection manager (librdmacm). Queue pair
+// numbers and GIDs need no other way.
 //
 // The library is found at run time. [Load] it, open a [Channel], which has a descriptor to wait for
 // and gives one [Event] after the other, and make an [ID] in it for each connection. Nothing

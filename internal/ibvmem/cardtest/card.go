@@ -1,6 +1,4 @@
-// Package cardtest has an accelerator that is not there, for tests of what registers its memory:
-// the CPU reaches it by copies alone, adapters (the stand-in for libibverbs) by a descriptor that
-// stands for a dma-buf, or by its address.
+// Package cardtest is a simulated accelerator for tests of code that registers its memory.
 //
 //	c := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
 //	r := c.Region("tensor", 1<<20)

@@ -1,5 +1,4 @@
-// Package gpucard is the program that a contributor with an NVIDIA card runs and whose result file
-// they send: every test of ours that needs a card, and what the machine says of itself. `make
+// Package gpucard runs every test that needs an NVIDIA card and writes a result file. `make
 // gpu-test` builds it (a test binary that needs nothing but the driver) and runs it;
 // docs/gpu-test.md has the words for people.
 //

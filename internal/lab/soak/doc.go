@@ -1,5 +1,5 @@
-// Package soak runs real processes that move random bytes to each other for a given time while
-// everything that can fail is made to fail, and then accounts for every transfer.
+// Package soak runs processes that transfer random bytes under injected faults, and accounts for
+// every transfer.
 //
 //	func main() {
 //		soak.Main() // does not return in a process that Run started as a worker

@@ -1,5 +1,5 @@
-// Package testenv is the test base of the lab: what tests need from the machine, how they say that
-// it is missing, and what the lab built for them.
+// Package testenv provides what tests need from the machine: proven skips, a cache of built
+// programs, and a ledger of what ran.
 //
 // The lab makes claims about networks, NICs, RDMA and GPUs provable on a machine that has none of
 // them. Its parts:

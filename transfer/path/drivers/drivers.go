@@ -1,5 +1,4 @@
-// Package drivers is the table of transfer paths of this build: it makes the drivers that a node
-// has.
+// Package drivers is the table of the transfer paths in this build.
 //
 //	all, err := drivers.New(drivers.Options{})                                              // what the machine has, the best first
 //	rdma, err := drivers.New(drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Device: "mlx5_0"}})

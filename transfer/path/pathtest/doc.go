@@ -1,5 +1,4 @@
-// Package pathtest is the conformance suite of transfer paths: what package path promises, every
-// path proves here.
+// Package pathtest is the conformance suite of transfer paths.
 //
 // A path's own test connects two ends and hands them over:
 //

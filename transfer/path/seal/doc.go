@@ -1,5 +1,6 @@
-// Package seal is the record protocol of TLS 1.3 (RFC 8446 sections 5.1 to 5.5) for keys that both
-// ends have already: no handshake, no sockets, no clock, no allocation after New.
+// Package seal encrypts and decrypts records of TLS 1.3 with keys that both ends already have. It
+// follows RFC 8446, sections 5.1 to 5.5; it has no handshake, sockets or clock, and allocates
+// nothing after New.
 //
 //	root, err := seal.Derive(secret, "example client", transcript) // the same on both ends; one root for each direction
 //	w, err := seal.NewSealer(root, seal.Options{})                 // the end that sends

@@ -1,7 +1,5 @@
-// Package setup is how the two ends of a path come together: the drivers that make paths, what a
-// path is given when it is set up, the offers and descriptions that nodes exchange over their
-// control connection, and what listeners keep pending. Package path is the contract of what comes
-// of it.
+// Package setup connects the two ends of a path: drivers, offers, endpoint descriptions, listeners.
+// Package path is the contract of what comes of it.
 package setup
 
 import (

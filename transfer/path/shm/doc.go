@@ -1,5 +1,5 @@
-// Package shm is the transfer path between two processes of one user on one machine: one copy, or
-// none, through memory that both have mapped.
+// Package shm is the transfer path between processes of one user on one machine, over shared
+// memory. A transfer is one copy, or none.
 //
 //	l, _ := shm.Driver{}.Listen()
 //	go l.Accept(ctx, token, cfg)                                          // one process

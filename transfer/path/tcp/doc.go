@@ -1,4 +1,4 @@
-// Package tcp is the transfer path over TCP: it works wherever two processes can connect.
+// Package tcp is the transfer path over TCP, encrypted by this process or by the kernel (kTLS).
 //
 //	d := tcp.New(tcp.Options{})
 //	l, err := d.Listen()                       // once for each node; a node with a port of its own takes d.Receiver()

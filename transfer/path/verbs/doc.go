@@ -1,5 +1,4 @@
-// Package verbs is the transfer path over RDMA: the adapters move the bytes, from the memory of one
-// process straight to its final place in that of another, and neither processor takes part.
+// Package verbs is the transfer path over RDMA: adapters read and write the peer's memory directly.
 //
 //	d := verbs.New(verbs.Options{})                      // libibverbs and a device are found at run time
 //	a, err := d.Endpoint(cfg, nil)                       // on the side that asks for the path, which sends a.Description()
@@ -35,5 +34,5 @@
 // send. A peer that dies without a word is noticed when something is sent to it, and not before:
 // the session's heartbeat is for that.
 //
-// docs/verbs.md says more, and what only hardware can show.
+// docs/verbs.md says more; docs/verbs-tests.md has what only hardware can show.
 package verbs

@@ -1,4 +1,4 @@
-// Package fault disturbs connections and paths on purpose, reproducibly.
+// Package fault injects seeded faults into connections and paths.
 //
 // A [Plan] is a seed and rules; it prints as text and is read back from it, so that a failure can
 // be run again:

@@ -1,5 +1,5 @@
-// Package guest runs programs, and above all this project's own tests, inside a Debian kernel under
-// qemu.
+// Package guest runs test binaries in a Debian kernel under qemu, with RDMA, NICs, an IOMMU and
+// NUMA nodes.
 //
 // A guest needs no root, no KVM and no special hardware: qemu translates the processor (TCG), the
 // kernel comes out of Debian's package without being installed, and the root file system is an

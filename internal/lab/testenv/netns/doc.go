@@ -1,5 +1,5 @@
-// Package netns makes hosts for tests: network namespaces joined by cables with an MTU, queues,
-// addresses, a rate, and a plug that can be pulled.
+// Package netns makes hosts in network namespaces, joined by links with an MTU, queues, addresses
+// and a rate.
 //
 //	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{MTU: 9000, Queues: 4}}) // two hosts, one veth pair
 //	a, b := n.Hosts[0], n.Hosts[1]

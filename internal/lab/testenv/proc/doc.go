@@ -1,5 +1,4 @@
-// Package proc runs real processes for tests and for the soak: it starts them, stops and continues
-// them, kills them with SIGKILL, starts them again, and reads what they print.
+// Package proc starts, stops, kills and restarts processes for tests.
 //
 //	p := proc.Start(t, proc.Spec{Path: penstock, Args: []string{"node", "--listen", "tcp://127.0.0.1:0"}})
 //	m, err := p.WaitLine(ctx, regexp.MustCompile(`listening on (\S+)`))

@@ -1,5 +1,5 @@
-// Package scope lets one test look at what a part of it leaves behind: that part runs with cleanups
-// of its own.
+// Package scope runs a part of a test with cleanups of its own, so that the test sees what that
+// part leaves behind.
 package scope
 
 import (

@@ -1,7 +1,7 @@
-// Package cuda builds a stand-in for libcuda.so.1: a driver without a GPU that holds its callers to
-// the manual. It finds what a GPU lets pass or punishes much later (a call on a thread without a
-// context, memory freed under a running copy, an allocation that would hang behind a resident
-// kernel), and a script makes it fail as a GPU does once a month.
+// Package cuda builds a stand-in for libcuda.so.1, a driver without a GPU, with scripted errors. It
+// finds what a GPU lets pass or punishes much later (a call on a thread without a context, memory
+// freed under a running copy, an allocation that would hang behind a resident kernel), and a script
+// makes it fail as a GPU does once a month.
 //
 // [Build] compiles the library; load it by the path that it returns. Every symbol has the name and
 // arguments of the real driver's (_v2 and so on; the plain names too through cuGetProcAddress), so

@@ -1,5 +1,5 @@
-// Package verbs builds a stand-in for libibverbs.so.1: RDMA devices that exist in the memory of one
-// process.
+// Package verbs builds a stand-in for libibverbs.so.1: RDMA devices inside one process, with
+// scripted errors.
 //
 // The library has the public symbols of libibverbs with their versions, and fills the operation
 // tables through which the inline functions of verbs.h post and poll, so programs run on it
