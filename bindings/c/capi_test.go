@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,33 +12,37 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/lab/testenv"
+	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 )
 
 // library is the directory with the shared libraries and the command, built once for all tests.
 var library = sync.OnceValues(func() (string, error) {
+	agent, err := testenv.Compile("libpenstock-agent", sources(), "-std=c11", "-O1", "-g", "-shared", "-Wall",
+		"-Wextra", "-Werror", "-Wl,-z,defs", "-pthread", "-ldl")
+	if err != nil {
+		return "", err
+	}
+	command, err := proc.Penstock()
+	if err != nil {
+		return "", err
+	}
 	dir, err := os.MkdirTemp("", "capi")
 	if err != nil {
 		return "", err
 	}
-	client := []string{"-std=c11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-Wl,-z,defs",
-		"-pthread", "-o"}
-	for _, cmd := range []*exec.Cmd{
-		exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", filepath.Join(dir, "libpenstock.so"),
-			"."),
-		exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, "penstock"), "../../cmd/penstock"),
-		exec.Command("gcc", append(append(client, filepath.Join(dir, "libpenstock-agent.so")),
-			append(sources(), "-ldl")...)...),
-	} {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
-		if strings.HasSuffix(cmd.Args[len(cmd.Args)-1], "/penstock") {
-			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			os.RemoveAll(dir)
-			return "", &buildError{err, out}
-		}
+	cmd := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-o", filepath.Join(dir, "libpenstock.so"),
+		".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w\n%s", err, out)
 	}
-	return dir, nil
+	err = errors.Join(err, os.Symlink(agent, filepath.Join(dir, "libpenstock-agent.so")),
+		os.Symlink(command, filepath.Join(dir, "penstock")))
+	if err != nil {
+		os.RemoveAll(dir)
+	}
+	return dir, err
 })
 
 // sources are those of the library without a Go runtime.
@@ -69,16 +75,21 @@ func built(t *testing.T) string {
 	return dir
 }
 
-// run compiles a program of testdata with a library, or with what flags have instead of one, and
+// run compiles a program of testdata with a library, or with the sources of the one by the agent, and
 // runs it.
 func run(t *testing.T, name, source string, flags []string, args ...string) {
 	t.Helper()
 	dir := built(t)
+	flags = append([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-I."}, flags...)
 	program := filepath.Join(t.TempDir(), "program")
-	cc := append([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-I.", "-o", program,
-		source}, flags...)
-	if out, err := exec.Command("gcc", append(cc, "-L"+dir, name, "-lpthread", "-ldl",
-		"-Wl,-rpath,"+dir)...).CombinedOutput(); err != nil {
+	if name == agentInside {
+		var err error
+		if program, err = testenv.Compile("capi-"+filepath.Base(source), append([]string{source}, sources()...),
+			append(flags, "-pthread", "-ldl")...); err != nil {
+			t.Fatal(err)
+		}
+	} else if out, err := exec.Command("gcc", append(append(flags, "-o", program, source), "-L"+dir, name, "-lpthread",
+		"-ldl", "-Wl,-rpath,"+dir)...).CombinedOutput(); err != nil {
 		t.Fatalf("cc %v: %v\n%s", flags, err, out)
 	}
 	cmd := exec.Command(program, args...)
@@ -92,19 +103,18 @@ func run(t *testing.T, name, source string, flags []string, args ...string) {
 
 // The libraries; the second one is there as such, and compiled into the program, where the
 // sanitizers see it, too.
-const inProcess, byAgent = "-lpenstock", "-lpenstock-agent"
+const inProcess, byAgent, agentInside = "-lpenstock", "-lpenstock-agent", "inside"
 
 func TestTransfer(t *testing.T) {
 	for name, flags := range map[string][]string{"plain": {"-O2"}, "AddressSanitizer": {"-fsanitize=address,undefined"},
 		"ThreadSanitizer": {"-fsanitize=thread"}} {
 		t.Run(name, func(t *testing.T) { run(t, inProcess, "testdata/transfer.c", flags) })
 		t.Run("by agent/"+name, func(t *testing.T) {
+			library := byAgent
 			if name != "plain" {
-				flags = append(flags, sources()...)
-				run(t, "-pthread", "testdata/transfer.c", flags)
-				return
+				library = agentInside
 			}
-			run(t, byAgent, "testdata/transfer.c", flags)
+			run(t, library, "testdata/transfer.c", flags)
 		})
 	}
 }
@@ -113,8 +123,7 @@ func TestStream(t *testing.T) {
 	run(t, inProcess, "testdata/stream.c", []string{"-O2"}, "testdata/stream.yaml")
 	run(t, inProcess, "testdata/stream.c", []string{"-fsanitize=address,undefined"}, "testdata/stream.yaml")
 	run(t, byAgent, "testdata/stream.c", []string{"-O2"}, "testdata/stream.yaml")
-	run(t, "-pthread", "testdata/stream.c", append([]string{"-fsanitize=address,undefined"}, sources()...),
-		"testdata/stream.yaml")
+	run(t, agentInside, "testdata/stream.c", []string{"-fsanitize=address,undefined"}, "testdata/stream.yaml")
 }
 
 // Opening a file runs its applications.
@@ -127,8 +136,7 @@ func TestApplications(t *testing.T) {
 func TestBatch(t *testing.T) {
 	run(t, inProcess, "testdata/batch.c", []string{"-fsanitize=address,undefined"}, "testdata/batch.yaml")
 	run(t, byAgent, "testdata/batch.c", []string{"-O2"}, "testdata/batch.yaml")
-	run(t, "-pthread", "testdata/batch.c", append([]string{"-fsanitize=address,undefined"}, sources()...),
-		"testdata/batch.yaml")
+	run(t, agentInside, "testdata/batch.c", []string{"-fsanitize=address,undefined"}, "testdata/batch.yaml")
 }
 
 // What the agent's library promises beyond the header: forks, an agent that is killed, one that
@@ -141,7 +149,7 @@ func TestAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, byAgent, "testdata/agent.c", []string{"-O2"}, command, pid)
-	run(t, "-pthread", "testdata/agent.c", append([]string{"-fsanitize=address,undefined"}, sources()...), command, pid)
+	run(t, agentInside, "testdata/agent.c", []string{"-fsanitize=address,undefined"}, command, pid)
 }
 
 // The header is C++ too.
