@@ -319,6 +319,7 @@ func stalling(t *testing.T, plan string, names map[string][]byte) (*transfer.Nod
 
 // An interrupted get says what it left and how to go on, and the next one goes on from there.
 func TestGetInterrupted(t *testing.T) {
+	t.Parallel()
 	b := content(48<<20, 4)
 	_, addr := stalling(t, "seed=1; stall down at=40000000", map[string][]byte{"big": b})
 	file := filepath.Join(t.TempDir(), "big")

@@ -177,6 +177,7 @@ func TestVersionFlag(t *testing.T) {
 
 // Each command that a person runs keeps to the table of statuses: a line of this test for each.
 func TestEveryCommandKeepsTheStatuses(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	bad := write(t, filepath.Join(dir, "bad.yaml"), []byte("penstock:\n  version: 1\n  mastercore: x\n"))
 	absent := write(t, filepath.Join(dir, "absent.yaml"), []byte(strings.Replace(goodConfig, "    interfaces:",

@@ -88,6 +88,7 @@ func TestFilesThroughATunnel(t *testing.T) {
 // What lets one connection through and no second one is named, with its address, once a dial was
 // not answered.
 func TestGetWithoutAWay(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "one"), content(1<<20, 9))
 	_, to := serve(t, dir)

@@ -196,6 +196,7 @@ func replaceAligned(text, expr, by string) string {
 
 // A run of a file: its plan, its screen when it is quiet again, and its end.
 func TestRecordingRun(t *testing.T) {
+	t.Parallel()
 	r := record(t)
 	file, echo, _ := pairFile(t)
 	text, err := os.ReadFile(file)
@@ -272,6 +273,7 @@ func (r *recording) inTheMiddle(addr, name string) (p *proc.Process, file string
 }
 
 func TestRecordingInterrupted(t *testing.T) {
+	t.Parallel()
 	r := record(t)
 	b := content(192<<20, 2)
 	write(t, filepath.Join(r.dir, "served/model.bin"), b)
@@ -310,6 +312,7 @@ func TestRecordingInterrupted(t *testing.T) {
 }
 
 func TestRecordingServerKilled(t *testing.T) {
+	t.Parallel()
 	r := record(t)
 	b := content(192<<20, 3)
 	write(t, filepath.Join(r.dir, "served/model.bin"), b)

@@ -114,6 +114,7 @@ func (h *slowHosts) same(want, got string) {
 // Many small files and a large one come over a long and lossy link, also when the link is cut on
 // the way; what is there is not moved again.
 func TestMirrorOverALongLink(t *testing.T) {
+	t.Parallel()
 	root, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
 	r := rand.NewChaCha8([32]byte{1})
 	for i := range 400 {
@@ -162,6 +163,7 @@ func TestMirrorOverALongLink(t *testing.T) {
 // A link may be slow: 1 Mb/s, a round trip of 600 ms, two packets in a hundred lost. No silence of
 // it is taken for a dead peer, with TLS and without, and nothing is tried twice.
 func TestGetOverASlowLink(t *testing.T) {
+	t.Parallel()
 	dirs := identities(t, "worker")
 	root, out := t.TempDir(), filepath.Join(t.TempDir(), "f")
 	b := content(400_000, 1)
