@@ -24,7 +24,7 @@ func TestOutboxStress(t *testing.T) {
 	if testenv.Race || testenv.Invariants {
 		rounds = 50
 	}
-	for seed := range 4 {
+	for seed := range testenv.Rounds(4) {
 		for mode := range 8 {
 			outboxStress(t, uint64(seed), mode, rounds)
 		}

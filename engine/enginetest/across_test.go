@@ -71,7 +71,7 @@ func TestAcross(t *testing.T) {
 		rounds = 15
 	}
 	across := func(t *testing.T, h enginetest.Harness) {
-		for seed := range uint64(4) {
+		for seed := range uint64(testenv.Rounds(4)) {
 			enginetest.Same(t, enginetest.NewProgram(100+seed, rounds), simulated, h)
 		}
 	}

@@ -92,9 +92,9 @@ func (h Harness) defaults() Harness {
 		h.Patience = 30 * time.Second
 	}
 	if h.rounds == 0 {
-		h.rounds = 2000
+		h.rounds = testenv.Rounds(2000)
 		if testenv.Race || testenv.Invariants {
-			h.rounds = 300
+			h.rounds = min(h.rounds, 300)
 		}
 	}
 	return h

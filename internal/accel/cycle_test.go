@@ -136,9 +136,7 @@ func look() (s state, err error) {
 // goroutine, mapping or memory.
 func TestOpenAndClose(t *testing.T) {
 	grown := func(t *testing.T, c cycles, env ...string) {
-		if testenv.Race || testenv.Invariants {
-			c.Rounds /= 10
-		}
+		c.Rounds = testenv.Rounds(c.Rounds)
 		spec, err := json.Marshal(c)
 		if err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/scope"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -48,10 +49,7 @@ func (f Factory) defaults() Factory {
 		f.Patience = 20 * time.Second
 	}
 	if f.rounds == 0 {
-		f.rounds = 20_000
-		if testing.Short() { // with the race detector a round takes ten times as long
-			f.rounds = 4_000
-		}
+		f.rounds = testenv.Rounds(20_000)
 	}
 	return f
 }
