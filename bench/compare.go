@@ -68,7 +68,7 @@ func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, their
 	n := o.node()
 	n.NoChecksum = !c.crc
 	if c.network != "" {
-		n.Congestion = c.network
+		n.Paths = append(n.Paths, "tcp?congestion="+c.network)
 	}
 	if c.sealed {
 		n.Secret = make([]byte, setup.SecretSize)

@@ -166,8 +166,8 @@ func TestTheLastMessageCounts(t *testing.T) {
 func TestMemoryOverMissingPath(t *testing.T) {
 	o := quick(t, "")
 	o.Local, o.Sizes, o.Budget = onHost(mem.Device), []uint64{1000}, 200*time.Microsecond
-	o.Drivers = func(o drivers.Options) ([]setup.Driver, error) {
-		all, err := drivers.New(o)
+	o.Drivers = func(paths []string, insecure bool) ([]setup.Driver, error) {
+		all, err := drivers.New(paths, insecure)
 		return append(all, liarDriver{}), err // which the second process does not have
 	}
 	o.Paths = []string{"liar", "tcp"}

@@ -14,13 +14,12 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
-	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 // Drivers makes the paths that are measured; tests put a broken one in. nil means those of
 // Penstock: drivers.New.
-type Drivers func(drivers.Options) ([]setup.Driver, error)
+type Drivers func(paths []string, insecure bool) ([]setup.Driver, error)
 
 // server is the second process of a benchmark.
 type server struct {

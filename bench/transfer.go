@@ -14,7 +14,6 @@ import (
 	"github.com/penstock-io/penstock/mem/vec"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
-	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // TransferOptions describe a run of Transfer.
@@ -22,7 +21,7 @@ type TransferOptions struct {
 	Conditions
 	// Command starts the second process, which must call ServePeer on its standard streams.
 	Command []string
-	Paths   []string // nil: shm and tcp
+	Paths   []string // each NAME or NAME?KEY=VALUE&... as drivers.New takes it; nil: shm and tcp
 	Modes   []string // nil: Spin and Event
 	Sizes   []uint64 // bytes; nil: 64 B to 256 MiB
 	Peers   []int    // how many at once; nil: 1 and 16
@@ -39,10 +38,9 @@ type TransferOptions struct {
 	// Congestion is the TCP congestion control of ours: "" lets package transfer/path/tcp choose by
 	// measurement.
 	Congestion string
-	// Verbs shapes paths over RDMA, on both sides.
-	Verbs   verbs.Options
-	Quick   bool    // a smoke run of a few seconds; its figures mean nothing
-	Drivers Drivers // nil except in tests
+	shaped     []string // those of Paths that have options; Paths has their names
+	Quick      bool     // a smoke run of a few seconds; its figures mean nothing
+	Drivers    Drivers  // nil except in tests
 
 	// Local and Remote are the memories of this process and of the second one. Where one is not
 	// host memory, Transfer measures puts and gets between these memories in pairs with the same
@@ -61,9 +59,14 @@ func (o *TransferOptions) defaults() error {
 	if o.Paths == nil {
 		o.Paths = []string{"shm", "tcp"}
 	}
-	for _, p := range o.Paths {
-		if all := drivers.Names(); !slices.Contains(all, p) && o.Drivers == nil {
-			return fmt.Errorf("%w: path %q: expected %s", ErrOptions, p, strings.Join(all, " or "))
+	o.Paths = slices.Clone(o.Paths)
+	for i, p := range o.Paths {
+		if _, _, err := drivers.Find(p); err != nil && o.Drivers == nil {
+			return fmt.Errorf("%w: path %q: %w", ErrOptions, p, err)
+		}
+		name, _, asked := strings.Cut(p, "?")
+		if o.Paths[i] = name; asked {
+			o.shaped = append(o.shaped, p)
 		}
 	}
 	if err := errors.Join(o.Local.check(), o.Remote.check()); err != nil {
@@ -144,7 +147,11 @@ func (o *TransferOptions) defaults() error {
 
 // node is what both processes' nodes have in common.
 func (o *TransferOptions) node() nodeOptions {
-	return nodeOptions{Congestion: o.Congestion, Verbs: o.Verbs}
+	n := nodeOptions{Paths: slices.Clone(o.shaped)}
+	if o.Congestion != "" {
+		n.Paths = append(n.Paths, "tcp?congestion="+o.Congestion)
+	}
+	return n
 }
 
 // probe says what this machine lacks for the paths that are measured, before anything is.

@@ -17,9 +17,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer/path"
-	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/setup"
-	"github.com/penstock-io/penstock/transfer/path/verbs"
 	"go.uber.org/goleak"
 )
 
@@ -179,18 +177,17 @@ func TestBadOptions(t *testing.T) {
 		"pairs":   {Pairs: -1},
 		"command": {},
 		"dead":    {Command: []string{"/bin/false"}},
-		"library": {Command: []string{"/bin/false"}, Paths: []string{"verbs"},
-			Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}},
-		"depth":  {Command: []string{"/bin/false"}, Verbs: verbs.Options{Depth: 5}},
-		"memory": {Local: Place{Kind: mem.Foreign}},
-		"tools":  {Remote: Place{Kind: mem.Device}, Against: []string{"iperf3"}},
+		"library": {Command: []string{"/bin/false"}, Paths: []string{"verbs?library=/nowhere/libibverbs.so.1"}},
+		"depth":   {Command: []string{"/bin/false"}, Paths: []string{"verbs?depth=5"}},
+		"memory":  {Local: Place{Kind: mem.Foreign}},
+		"tools":   {Remote: Place{Kind: mem.Device}, Against: []string{"iperf3"}},
 	} {
 		if r, err := Transfer(limit(t), o); err == nil {
 			t.Errorf("%s passed: %v", name, r)
 		}
 	}
-	if _, err := Transfer(limit(t), TransferOptions{Command: []string{"/bin/false"}, Paths: []string{"tcp", "verbs"},
-		Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}}); err == nil ||
+	if _, err := Transfer(limit(t), TransferOptions{Command: []string{"/bin/false"},
+		Paths: []string{"tcp", "verbs?library=/nowhere/libibverbs.so.1"}}); err == nil ||
 		!strings.Contains(err.Error(), "libibverbs") {
 		t.Errorf("a path that is not here: %v", err)
 	}
@@ -263,7 +260,7 @@ func TestNoFakeSuccess(t *testing.T) {
 	})
 }
 
-func liars(drivers.Options) ([]setup.Driver, error) { return []setup.Driver{liarDriver{}}, nil }
+func liars([]string, bool) ([]setup.Driver, error) { return []setup.Driver{liarDriver{}}, nil }
 
 // liarDriver sets up paths whose operations are done at once and do nothing. Their notifications
 // reach the other end in the same way: an answer is invented for each.

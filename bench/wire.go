@@ -5,9 +5,6 @@ import (
 
 	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/setup"
-	"github.com/penstock-io/penstock/transfer/path/shm"
-	"github.com/penstock-io/penstock/transfer/path/tcp"
-	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // The two processes of a benchmark talk in JSON lines over the second one's standard input and
@@ -50,12 +47,10 @@ type reply struct {
 
 // nodeOptions configure both processes' nodes alike.
 type nodeOptions struct {
-	Congestion string        `json:"congestion,omitempty"` // tcp.Options.CongestionControl
+	Paths      []string      `json:"paths,omitempty"` // as drivers.All takes them
 	NoChecksum bool          `json:"no_checksum,omitempty"`
-	Secret     []byte        `json:"secret,omitempty"`  // of this run, to encrypt with
-	NoHelp     bool          `json:"no_help,omitempty"` // shm.Driver.NoHelp
-	Spin       time.Duration `json:"spin,omitempty"`    // of the node's own goroutine
-	Verbs      verbs.Options `json:"verbs"`
+	Secret     []byte        `json:"secret,omitempty"` // of this run, to encrypt with
+	Spin       time.Duration `json:"spin,omitempty"`   // of the node's own goroutine
 }
 
 // budget is the memory for tensors that peers push, of which benchmarks have none: machines with
@@ -67,8 +62,7 @@ func (n *nodeOptions) drivers(make Drivers) ([]setup.Driver, error) {
 	if make == nil {
 		make = drivers.New
 	}
-	all, err := make(drivers.Options{SHM: shm.Driver{NoHelp: n.NoHelp},
-		TCP: tcp.Options{CongestionControl: n.Congestion}, Verbs: n.Verbs})
+	all, err := make(drivers.All(n.Paths...), false)
 	return withSecret(all, n.Secret), err
 }
 

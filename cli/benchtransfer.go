@@ -8,7 +8,6 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/verbs"
 	"github.com/spf13/cobra"
 )
@@ -29,7 +28,7 @@ func newBenchPeer(s streams) *cobra.Command {
 func newBenchTransfer(s streams) *cobra.Command {
 	var out bench.Output
 	var o bench.TransferOptions
-	var shape []string
+	var older []string
 	var report bool
 	var memory, local, remote string
 	var device gpuFlags
@@ -42,7 +41,7 @@ With --memory device (of an accelerator) or --memory pinned (page-locked for one
 gets between those memories, each in interleaved pairs with the same one between host memories. A machine without a GPU uses
 a substitute, and says so: such figures say nothing about a card.
 
-  penstock bench transfer --path verbs --verbs device=mlx5_0,queue_pairs=2`,
+  penstock bench transfer --path "verbs?device=mlx5_0&queue_pairs=2"`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			self, err := os.Executable()
@@ -59,15 +58,12 @@ a substitute, and says so: such figures say nothing about a card.
 				return &usageError{errors.New("--report is the table of targets between host memories: leave out " +
 					"either it or --memory")}
 			}
-			if report && shape != nil {
-				return &usageError{errors.New("--report is the table of targets of shm and tcp: leave out either it " +
-					"or --verbs")}
-			}
-			if shape != nil && o.Paths == nil {
-				o.Paths = []string{verbs.Name}
-			}
-			if o.Verbs, err = parseVerbs(o.Paths, shape); err != nil {
+			if o.Paths, err = withOlder(o.Paths, older, []string{verbs.Name}); err != nil {
 				return err
+			}
+			if report && strings.Contains(strings.Join(o.Paths, ","), "?") {
+				return &usageError{errors.New("--report is the table of targets of shm and tcp: leave out either it or " +
+					"the options of paths")}
 			}
 			if o.Conditions, err = conditions(s, &out); err != nil {
 				return err
@@ -96,10 +92,7 @@ a substitute, and says so: such figures say nothing about a card.
 	f := c.Flags()
 	f.BoolVar(&o.Huge, "huge", false, "2 MiB pages on both sides (reserve them first: sysctl vm.nr_hugepages=600)")
 	f.BoolVar(&o.NoPin, "no-pin", false, "leave spinning threads where the kernel puts them")
-	f.StringSliceVar(&o.Paths, "path", nil,
-		"`PATHS` to measure: shm, tcp, verbs (default shm,tcp; with --verbs, verbs)")
-	complete(c, "path", drivers.Names()...)
-	verbsFlag(c, &shape)
+	pathFlag(c, &o.Paths, &older, "`PATHS` to measure", "shm,tcp")
 	f.StringSliceVar(&o.Modes, "mode", nil, "how both sides wait: spin, event (default both)")
 	f.Var((*sizesFlag)(&o.Sizes), "size", "sizes, such as 64,4KiB,1MiB (default 64 B to 256 MiB)")
 	f.IntSliceVar(&o.Peers, "peers", nil, "how many peers at once (default 1,16)")

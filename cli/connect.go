@@ -17,7 +17,6 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
-	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/spf13/cobra"
 )
 
@@ -36,9 +35,7 @@ type nodeFlags struct {
 const noIdentity = "none"
 
 func (f *nodeFlags) add(c *cobra.Command) {
-	c.Flags().StringSliceVar(&f.paths, "path", nil,
-		"move bytes only by these `PATHS`: shm, tcp, verbs (default: the best that both sides have)")
-	verbsFlag(c, &f.verbs)
+	pathFlag(c, &f.paths, &f.verbs, "move bytes only by these `PATHS`", "the best that both sides have")
 	c.Flags().StringVar(&f.logLevel, "log-level", "off",
 		"what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
 	c.Flags().StringVar(&f.identity, "identity", "",
@@ -51,7 +48,6 @@ func (f *nodeFlags) add(c *cobra.Command) {
 			"1000,1001; any: all (default: your own processes alone)")
 	_ = c.MarkFlagDirname("identity") // the flag exists
 	fromEnvironment(c, "path", "verbs", "log-level", "identity", "insecure", "allow-uid")
-	complete(c, "path", drivers.Names()...)
 	complete(c, "log-level", "off", "error", "warn", "info", "debug")
 }
 
@@ -73,7 +69,7 @@ func (f *nodeFlags) options(d *display) (transfer.Options, error) {
 	if o.Identity, err = f.openIdentity(); err != nil {
 		return o, err
 	}
-	o.Paths, err = pathDrivers(drivers.Options{Names: f.paths, Insecure: o.Insecure}, f.verbs)
+	o.Paths, err = pathDrivers(f.paths, f.verbs, o.Insecure)
 	return o, err
 }
 

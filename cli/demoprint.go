@@ -89,7 +89,7 @@ func (r *demoReport) print(w io.Writer) error {
 // unavailable says which paths do not exist here, or are not shown, and why.
 func unavailable() []string {
 	rdma := "verbs (RDMA): a device is here, and the demo does not show it yet: penstock bench transfer --path verbs"
-	all, err := drivers.New(drivers.Options{Names: []string{verbs.Name}})
+	all, err := drivers.New([]string{verbs.Name}, false)
 	if err == nil {
 		err = drivers.Probe(all[0])
 	}

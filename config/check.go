@@ -409,7 +409,7 @@ func (d *decoder) checkNode() {
 		d.report(Error, CodeValue, "transfers.window", "window: 1 is too small: one operation is kept for revocations",
 			"0, or 2 to 65535", "")
 	}
-	d.checkVerbs(t)
+	d.checkPaths(t)
 	insecure := c.Security != nil && c.Security.Insecure
 	known := c.Security != nil
 	address := func(path, a string, listens bool) {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -128,15 +129,22 @@ func optionKeys(of engine.Of, section string) (out []key) {
 			if slices.ContainsFunc(out, func(k key) bool { return k.name == o.Key }) {
 				continue // of several engines: the first one describes it
 			}
-			k := key{name: o.Key, ours: o.DAQIRI == "" && s.Built(), kind: optionKind(o), list: o.List, uniq: o.List &&
-				o.Type == engine.Int, def: o.Default, needed: o.Needed, doc: o.Doc, opt: o}
-			if o.DAQIRI != o.Key {
-				k.daqiri = o.DAQIRI
-			}
+			k := optionKey(o)
+			k.ours = o.DAQIRI == "" && s.Built()
 			out = append(out, k)
 		}
 	}
 	return out
+}
+
+// optionKey is the key of an option.
+func optionKey(o *engine.Option) key {
+	k := key{name: o.Key, kind: optionKind(o), list: o.List, uniq: o.List && o.Type == engine.Int, def: o.Default,
+		needed: o.Needed, doc: o.Doc, opt: o}
+	if o.DAQIRI != o.Key {
+		k.daqiri = o.DAQIRI
+	}
+	return k
 }
 
 // optionKind is what the value of an option may be.
@@ -162,7 +170,7 @@ func optionKind(o *engine.Option) *kind {
 	case engine.IP:
 		return ipAddress()
 	}
-	k := text("a text")
+	k := text(cmp.Or(o.Form, "a text"))
 	plain := k.parse
 	k.parse = func(s scalar) (any, string) {
 		v, wrong := plain(s)
@@ -360,22 +368,10 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 	fail := func(at string, err error) {
 		var e *engine.SettingError
 		if !errors.As(err, &e) {
-			// The error is about the fields of a program's options: a file has other names for
-			// them.
-			message, place := strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error()), join(path, "address")
-			for i := range s.Options {
-				o := &s.Options[i]
-				for _, field := range strings.Fields(o.Field) {
-					word := regexp.MustCompile(`\b` + regexp.QuoteMeta(strings.TrimPrefix(field, "!")) + `\b`)
-					if key := join(path, join(sectionOf(s, o), o.Key)); word.MatchString(message) &&
-						o.Of == engine.OfPort {
-						if message = word.ReplaceAllString(message, o.Key); d.cfg.given(key) {
-							place = key
-						}
-					}
-				}
-			}
-			d.report(Error, CodeValue, place, message, "", "")
+			message := strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error())
+			place := func(o *engine.Option) string { return join(path, join(sectionOf(s, o), o.Key)) }
+			message, at := d.ofFields(message, s.Options, join(path, "address"), place)
+			d.report(Error, CodeValue, at, message, "", "")
 			return
 		}
 		place := join(path, "address")
@@ -440,6 +436,24 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 		d.report(severity, code, join(path, e.Path), fmt.Sprintf("the engine %s: %s", s.Name, e.Problem()), e.Expected,
 			e.Hint)
 	}
+}
+
+// ofFields is a message about the fields of a program's options in the words of a file, which has
+// other names for them. Its place is that of the last of these options that the file has.
+func (d *decoder) ofFields(message string, options []engine.Option, place string,
+	at func(*engine.Option) string) (string, string) {
+	for i := range options {
+		o := &options[i]
+		for _, field := range strings.Fields(o.Field) {
+			word := regexp.MustCompile(`\b(Options\.)?` + regexp.QuoteMeta(strings.TrimPrefix(field, "!")) + `\b`)
+			if word.MatchString(message) && o.Of == engine.OfPort {
+				if message = word.ReplaceAllString(message, o.Key); d.cfg.given(at(o)) {
+					place = at(o)
+				}
+			}
+		}
+	}
+	return message, place
 }
 
 // memory are the regions of a queue as engines are asked about them; nil where one of them is not

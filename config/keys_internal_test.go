@@ -348,7 +348,8 @@ func TestEveryKeyOfDAQIRIIsTested(t *testing.T) {
 			switch {
 			case k.ours || k.beside || strings.HasPrefix(s.name, "bench_"):
 				continue
-			case slices.Contains([]string{"transfers", "verbs_paths", "share", "peer", "security", "registry",
+			case slices.Contains([]string{"transfers", "tcp_paths", "verbs_paths", "share", "peer", "security",
+				"registry",
 				"application", "tensor", "sequence", "logging", "metrics", "flex_word"}, s.name):
 				continue // ours as a whole
 			}

@@ -328,12 +328,11 @@ func txQueueSection() *section {
 
 func transfersSection() *section {
 	return &section{name: "transfers", title: "transfers",
-		doc: "A node for transfers of tensors and files; see docs/protocol.md.", keys: []key{
+		doc: "A node for transfers of tensors and files; see docs/protocol.md.", keys: append([]key{
 			{name: "name", kind: text("a name"), doc: "For reports; without it the program's name."},
 			{name: "listen", kind: text("an address such as tcp://127.0.0.1:7070 or unix:///run/node.sock"), list: true,
 				doc: "Where peers reach it. Beyond this machine it needs an identity (security)."},
-			{name: "paths", kind: word("shm", "tcp", "verbs"), list: true, uniq: true, def: "shm, tcp, verbs",
-				doc: "Paths in order of preference, as far as this machine has them."},
+			pathsKey(),
 			{name: "budget", kind: size(1<<20, anyMem), def: "1GiB", doc: "Memory that tensors of peers may take."},
 			{name: "registration_budget", kind: size(1<<20, anyMem), def: "64GiB", doc: "Local memory that is kept ready for transfers."},
 			{name: "streams", kind: integer(0, 64), def: "0", doc: "Data connections of a path over the network; 0 leaves it to the path."},
@@ -342,7 +341,6 @@ func transfersSection() *section {
 			{name: "heartbeat", kind: span(1e6, 3600e9, 0), def: "500ms", doc: "Pause between signs of life."},
 			{name: "dead_after", kind: span(1e6, 3600e9, 0), def: "1500ms",
 				doc: "Silence after which a peer is given up; longer where round trips are long, a minute at most."},
-			{name: "verbs", sub: verbsSection(), doc: "Shapes paths over RDMA."},
 			{name: "share", doc: "Files for peers.", sub: &section{name: "share", title: "share",
 				doc: "A file or directory that peers can fetch.", keys: []key{
 					{name: "path", kind: text("a file or a directory"), needed: true, doc: "What is shared."},
@@ -354,7 +352,7 @@ func transfersSection() *section {
 					{name: "name", kind: text("a name"), needed: true, doc: "Unique."},
 					{name: "address", kind: text("an address such as tcp://10.0.0.2:7070"), needed: true, doc: "Where it listens."},
 				}}},
-		}}
+		}, pathSections()...)}
 }
 
 func securitySection() *section {

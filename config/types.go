@@ -355,7 +355,7 @@ type TxQueue struct {
 type Transfers struct {
 	Name               string        `cfg:"name"`
 	Listen             []string      `cfg:"listen"`
-	Paths              []string      `cfg:"paths"` // shm, tcp, verbs
+	Paths              []string      `cfg:"paths"` // NAME or NAME?KEY=VALUE&...
 	Budget             Size          `cfg:"budget"`
 	RegistrationBudget Size          `cfg:"registration_budget"`
 	Streams            int           `cfg:"streams"`
@@ -363,27 +363,10 @@ type Transfers struct {
 	Checksum           bool          `cfg:"checksum"`
 	HeartbeatEvery     time.Duration `cfg:"heartbeat"`
 	DeadAfter          time.Duration `cfg:"dead_after"`
-	Verbs              *VerbsPaths   `cfg:"verbs"`
-	Share              *Share        `cfg:"share"`
-	Peers              []Peer        `cfg:"peers"`
-}
-
-// VerbsPaths shapes paths over RDMA; VerbsPaths.Options are what package transfer/path/verbs makes
-// of it.
-type VerbsPaths struct {
-	Device     string           `cfg:"device"` // "": the first that has an active port
-	Port       int              `cfg:"port"`   // 0: the first that is active
-	GID        flow.Opt[int]    `cfg:"gid"`    // not set: chosen
-	For        netip.Addr       `cfg:"for"`
-	QueuePairs int              `cfg:"queue_pairs"`
-	Depth      int              `cfg:"depth"`
-	Timeout    int              `cfg:"timeout"` // 4.096 us x 2^Timeout
-	Piece      flow.Opt[Bounds] `cfg:"piece"`   // bytes; not set: found out, as those below
-	Signal     flow.Opt[Bounds] `cfg:"signal"`  // requests
-	Ahead      flow.Opt[Bounds] `cfg:"ahead"`   // bytes
-	Inline     flow.Opt[Bounds] `cfg:"inline"`  // bytes
-	Windows    bool             `cfg:"windows"`
-	Library    string           `cfg:"library"` // "": the system's
+	// Sections are the options of paths as text, by the name of the path and by key.
+	Sections map[string]engine.Settings `cfg:"*"`
+	Share    *Share                     `cfg:"share"`
+	Peers    []Peer                     `cfg:"peers"`
 }
 
 // Share is a file or a directory that peers can fetch.

@@ -1,13 +1,17 @@
 package engine
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/penstock-io/penstock/internal/option"
+)
 
 // Errors of engines, ports and queues; match them with errors.Is. Errors that are met in a loop
 // (ErrFull, ErrNoBuffers, ErrClosed) come bare, so that they cost nothing.
 var (
 	ErrNil         = errors.New("engine: nil burst or spec")
 	ErrNotReady    = errors.New("engine: nothing there now")
-	ErrInvalid     = errors.New("engine: invalid")
+	ErrInvalid     = option.ErrInvalid
 	ErrNoBuffers   = errors.New("engine: no packet memory free: release bursts, or give the pool more slots")
 	ErrFull        = errors.New("engine: no descriptor free: the queue has as many packets as its depth")
 	ErrUnsupported = errors.New("engine: not supported")

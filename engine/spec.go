@@ -3,10 +3,9 @@ package engine
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/penstock-io/penstock/internal/input"
+	"github.com/penstock-io/penstock/internal/option"
 )
 
 // Spec describes an engine: all that a program knows of it before it opens a port. Configuration
@@ -85,17 +84,8 @@ func (s *Spec) FileSection() string {
 
 // Option is the option with that key, for addresses with that scheme; nil if there is none.
 func (s *Spec) Option(key, scheme string) *Option {
-	for i := range s.Options {
-		if o := &s.Options[i]; (o.Key == key || o.DAQIRI == key && key != "") && o.of(scheme) {
-			return o
-		}
-	}
-	return nil
+	return option.List(s.Options).Find(key, scheme)
 }
-
-// Settings are options as text, by their keys: "ring": "4096". A list has commas between its
-// values.
-type Settings map[string]string
 
 // Address is an address that Spec.Address has read.
 type Address struct {
@@ -109,14 +99,11 @@ type Address struct {
 // without a value; a list repeats its key. The error is a *SettingError.
 func (s *Spec) Address(text string) (Address, error) {
 	a := Address{Text: text, Where: text}
-	bad := func(key, value, wrong, expected, hint string) (Address, error) {
-		return Address{}, &SettingError{Engine: s.Name, Address: text, Key: key, Value: value, Wrong: wrong,
-			Expected: expected, Hint: hint}
-	}
 	if scheme, rest, ok := strings.Cut(text, "://"); ok {
 		a.Scheme, a.Where = scheme, rest
 		if !slices.Contains(s.Schemes, scheme) {
-			return bad("", "", fmt.Sprintf("addresses with %s:// are not of this engine", scheme), s.forms(), "")
+			return Address{}, &SettingError{Engine: s.Name, Address: text, Expected: s.forms(),
+				Wrong: fmt.Sprintf("addresses with %s:// are not of this engine", scheme)}
 		}
 	}
 	where, query, asked := strings.Cut(a.Where, "?")
@@ -124,42 +111,12 @@ func (s *Spec) Address(text string) (Address, error) {
 	if !asked {
 		return a, nil
 	}
-	a.Settings = Settings{}
-	for part := range strings.SplitSeq(query, "&") {
-		key, value, has := strings.Cut(part, "=")
-		value, err := unescape(value)
-		if err != nil {
-			return bad(key, value, err.Error(), "", "")
-		}
-		o := s.Option(key, a.Scheme)
-		switch {
-		case o == nil:
-			names := s.keys(a.Scheme)
-			if near := input.Nearest(key, names); near != "" {
-				return bad(key, "", "there is no such key", "", fmt.Sprintf("did you mean %s?", near))
-			}
-			return bad(key, "", "there is no such key", strings.Join(names, ", "), "")
-		case !has && o.Type == Bool:
-			value = "true"
-		case !has:
-			return bad(key, "", "it has no value", o.Expects(), "")
-		}
-		given, twice := a.Settings[o.Key]
-		switch {
-		case twice && !o.List:
-			return bad(key, "", "it is there twice", "each key once", "")
-		case twice:
-			value = given + "," + value
-		}
-		if err := o.check(value); err != nil {
-			err.Engine, err.Address = s.Name, text
-			return Address{}, err
-		}
-		if o.Type == Bool {
-			value = strconv.FormatBool(value == "true" || value == "1")
-		}
-		a.Settings[o.Key] = value
+	settings, err := option.List(s.Options).Read(query, a.Scheme)
+	if err != nil {
+		err.Engine, err.Address = s.Name, text
+		return Address{}, err
 	}
+	a.Settings = settings
 	return a, nil
 }
 
@@ -187,15 +144,6 @@ func (s *Spec) forms() string {
 		out = append(out, "the name of a network interface")
 	}
 	return strings.Join(out, ", ")
-}
-
-func (s *Spec) keys(scheme string) (out []string) {
-	for i := range s.Options {
-		if o := &s.Options[i]; o.of(scheme) {
-			out = append(out, o.Key)
-		}
-	}
-	return out
 }
 
 // Read reads the address of a port, and sets the fields of into that the address has options for;
@@ -276,79 +224,11 @@ func (s *Spec) queue(of Of, options func() any, a Address, settings Settings) (a
 
 // set sets the fields of options that settings have.
 func (s *Spec) set(of Of, a Address, settings Settings, into any) error {
-	fail := func(err *SettingError) error {
+	if err := option.List(s.Options).Set(of, a.Scheme, settings, into); err != nil {
 		err.Engine, err.Address = s.Name, a.Text
 		return err
 	}
-	for i := range s.Options {
-		o := &s.Options[i]
-		text, ok := settings[o.Key]
-		if !ok || !o.of(a.Scheme) || o.Of != of || o.Field == "" {
-			continue
-		}
-		if err := o.set(into, text); err != nil {
-			return fail(err)
-		}
-	}
-	for key := range settings {
-		if s.Option(key, a.Scheme) == nil {
-			return fail(&SettingError{Key: key, Wrong: "there is no such option",
-				Expected: strings.Join(s.keys(a.Scheme), ", ")})
-		}
-	}
 	return nil
-}
-
-// SettingError says what is wrong with an address, or with an option.
-type SettingError struct {
-	Engine   string
-	Address  string // "" where the option was not in an address
-	Key      string // "" of an address as a whole
-	Value    string
-	Path     string // in an interface of a file, "rx.queues[0].depth"; "" for that of the option, or of the address
-	Wrong    string
-	Expected string // "" where there is nothing to add
-	Hint     string
-	Err      error // what it wraps, nil for ErrInvalid
-}
-
-// Error implements error.
-func (e *SettingError) Error() string {
-	b := e.Problem()
-	if e.Address != "" {
-		b = fmt.Sprintf("address %q: %s", e.Address, b)
-	}
-	if e.Engine != "" {
-		b = e.Engine + ": " + b
-	}
-	for _, s := range []string{e.Expected, e.Hint} {
-		if s != "" && s == e.Expected {
-			s = "expected " + s
-		}
-		if s != "" {
-			b += ": " + s
-		}
-	}
-	return b
-}
-
-// Problem is what is wrong, without the engine, the address and what is expected.
-func (e *SettingError) Problem() string {
-	switch {
-	case e.Key != "" && e.Value != "":
-		return fmt.Sprintf("%s is %q: %s", e.Key, e.Value, e.Wrong)
-	case e.Key != "":
-		return fmt.Sprintf("%s: %s", e.Key, e.Wrong)
-	}
-	return e.Wrong
-}
-
-// Unwrap makes it match Err, or ErrInvalid.
-func (e *SettingError) Unwrap() error {
-	if e.Err != nil {
-		return e.Err
-	}
-	return ErrInvalid
 }
 
 // CannotIsolate is the error of an engine without rules for a port that is to be isolated.

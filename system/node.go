@@ -25,8 +25,6 @@ import (
 	"github.com/penstock-io/penstock/transfer/job"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
-	"github.com/penstock-io/penstock/transfer/path/setup"
-	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
 // rescan is how often what is shared is looked at for new files.
@@ -37,11 +35,11 @@ func (p *Plan) planNode() {
 	if t == nil {
 		return
 	}
-	n := &NodePlan{Name: t.Name, Listen: []ListenPlan{}, Paths: t.Paths, Identity: p.planIdentity()}
-	if t.Verbs != nil {
-		n.Verbs = t.Verbs.String()
+	n := &NodePlan{Name: t.Name, Listen: []ListenPlan{}, Identity: p.planIdentity()}
+	for _, u := range t.PathUses() {
+		n.Paths = append(n.Paths, u.Text())
 	}
-	insecure := p.cfg.Security != nil && p.cfg.Security.Insecure
+	insecure := p.insecure()
 	for i, a := range t.Listen {
 		l := ListenPlan{Address: a, Local: local(a)}
 		l.Encrypted = n.Identity != "" && strings.HasPrefix(a, "tcp://")
@@ -125,44 +123,31 @@ func (p *Plan) planIdentity() string {
 	return ""
 }
 
-// pathOptions say which drivers the node has. Check has looked at what they are made of.
-func (p *Plan) pathOptions() drivers.Options {
-	t := p.cfg.Transfers
-	o := drivers.Options{Names: t.Paths, Insecure: p.cfg.Security != nil && p.cfg.Security.Insecure}
-	if len(t.Paths) == 0 {
-		o.Names = nil
-	}
-	if t.Verbs != nil {
-		o.Verbs = t.Verbs.Options()
-	}
-	return o
-}
-
-// planPaths looks whether this machine has the adapter that the section verbs names, or any where
-// there is no other path.
+// planPaths looks whether this machine has the paths that the file gives options, or its only path.
 func (p *Plan) planPaths() {
-	t := p.cfg.Transfers
-	at := "transfers.verbs"
-	if t.Verbs == nil {
-		if at = "transfers.paths"; len(t.Paths) != 1 || t.Paths[0] != verbs.Name {
-			return
+	uses := p.cfg.Transfers.PathUses()
+	for i, u := range uses {
+		at := u.At
+		if at == "" && len(uses) == 1 {
+			at = "transfers.paths"
+		}
+		if at == "" {
+			continue
+		}
+		hint := "without options and with other paths the node goes on without it"
+		if u.RDMA {
+			hint = "penstock doctor rdma says what this machine has; " + hint
+		}
+		if all, err := drivers.New(p.Node.Paths[i:i+1], p.insecure()); err != nil {
+			p.need(config.CodeValue, at, err.Error(), "", "")
+		} else if err := drivers.Probe(all[0]); err != nil {
+			p.need(config.CodeHost, at, err.Error(), "", hint)
 		}
 	}
-	all, err := drivers.New(p.pathOptions())
-	if err != nil {
-		p.need(config.CodeValue, at, err.Error(), "", "")
-		return
-	}
-	i := slices.IndexFunc(all, func(d setup.Driver) bool { return d.Name() == verbs.Name })
-	if i < 0 {
-		return
-	}
-	if err := drivers.Probe(all[i]); err != nil {
-		p.need(config.CodeHost, at, err.Error(), "",
-			"penstock doctor rdma says what this machine has; without the section and with other paths the node goes "+
-				"on without RDMA")
-	}
 }
+
+// insecure reports whether the node permits what is not encrypted.
+func (p *Plan) insecure() bool { return p.cfg.Security != nil && p.cfg.Security.Insecure }
 
 var floors = map[string]path.Security{"": path.SecurityNone, "none": path.SecurityNone, "host": path.SecurityHost,
 	"encrypted": path.SecurityEncrypted}
@@ -180,7 +165,7 @@ func (s *System) openNode(ctx context.Context) (err error) {
 	if len(o.Listen) > 0 {
 		o.Anonymous = identity.All
 	}
-	if o.Paths, err = drivers.New(s.plan.pathOptions()); err != nil {
+	if o.Paths, err = drivers.New(np.Paths, s.plan.insecure()); err != nil {
 		return s.at("transfers", "the paths", err)
 	}
 	if sec := s.plan.cfg.Security; sec != nil {

@@ -30,31 +30,26 @@ func standIn(t *testing.T) string {
 	return lib
 }
 
-// What a configuration says of paths is what the drivers of its node are made with.
+// What a configuration says of paths is what its plan shows, and the drivers of its node are made
+// of.
 func TestPathOptions(t *testing.T) {
 	lib := standIn(t)
-	for _, c := range []struct {
-		text       string
-		names      string
-		insecure   bool
-		device     string
-		queuePairs int
-	}{
-		{"transfers: {}", "shm tcp verbs", false, "", 0},
-		{"transfers: {paths: [tcp]}\n  security: {insecure: true}", "tcp", true, "", 0},
-		{"transfers: {paths: [verbs, shm], verbs: {queue_pairs: 2, library: " + lib + "}}", "verbs shm", false, "", 2},
+	for text, want := range map[string]string{
+		"transfers: {}": "shm tcp verbs",
+		"transfers: {paths: [tcp]}\n  security: {insecure: true}": "tcp, insecure",
+		"transfers: {paths: [verbs, shm], verbs: {queue_pairs: 2, library: " + lib + "}}": "verbs?library=" + lib +
+			"&queue_pairs=2 shm",
 	} {
-		p, err := MakePlan(mustLoad(t, "penstock:\n  "+c.text+"\n"), Options{})
+		p, err := MakePlan(mustLoad(t, "penstock:\n  "+text+"\n"), Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := p.pathOptions()
-		if got := strings.Join(o.Names, " "); got != c.names || o.Insecure != c.insecure ||
-			o.Verbs.Device != c.device || o.Verbs.QueuePairs != c.queuePairs {
-			t.Errorf("%s: %+v", c.text, o)
+		got := strings.Join(p.Node.Paths, " ")
+		if p.insecure() {
+			got += ", insecure"
 		}
-		if err := p.Err(); err != nil {
-			t.Errorf("%s: %v", c.text, err)
+		if err := p.Err(); err != nil || got != want {
+			t.Errorf("%s: %s, %v", text, got, err)
 		}
 	}
 }
@@ -72,7 +67,7 @@ func TestNodeOverRDMA(t *testing.T) {
 		served+"}, "+section+"}}", Options{})
 	b := mustOpen(t, "penstock: {transfers: {name: b, peers: [{name: a, address: \""+a.Node().Addrs()[0]+
 		"\"}], paths: [shm, tcp, verbs], "+section+"}}", Options{})
-	if text := b.Plan().Text(); !strings.Contains(text, "paths over RDMA: queue_pairs=2, piece=64KiB") {
+	if text := b.Plan().Text(); !strings.Contains(text, "&piece=64KiB&queue_pairs=2") {
 		t.Errorf("the plan does not say how paths over RDMA are shaped:\n%s", text)
 	}
 	peer, err := b.Link("a").Connect(t.Context())

@@ -224,9 +224,6 @@ func (n *NodePlan) text(t *planText) {
 	}
 	if len(n.Paths) > 0 {
 		t.line(1, "paths "+strings.Join(n.Paths, ", "))
-		if n.Verbs != "" {
-			t.line(1, "paths over RDMA: "+strings.ReplaceAll(n.Verbs, ",", ", "))
-		}
 	}
 	if x := n.Share; x != nil {
 		s := "shares " + x.Path

@@ -200,7 +200,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	if o.Paths == nil {
 		var err error
-		if o.Paths, err = drivers.New(drivers.Options{Insecure: o.Insecure}); err != nil {
+		if o.Paths, err = drivers.New(nil, o.Insecure); err != nil {
 			return nil, err
 		}
 	}

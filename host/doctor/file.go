@@ -29,10 +29,13 @@ func NeedsOf(c *config.Config) Needs {
 		if len(c.Interfaces) == 0 { // transfers go by whatever there is
 			b.n.Interfaces = nil
 		}
-		if v := c.Transfers.Verbs; v != nil { // a file that shapes paths over RDMA wants them
+		for _, u := range c.Transfers.PathUses() {
+			if !u.RDMA || u.At == "" { // a file that gives the path options wants it
+				continue
+			}
 			b.n.RDMA = []string{AnyDevice}
-			if v.Device != "" && !strings.ContainsAny(v.Device, "/ ") {
-				b.n.RDMA[0] = v.Device
+			if d := u.Settings["device"]; d != "" && !strings.ContainsAny(d, "/ ") {
+				b.n.RDMA[0] = d
 			}
 		}
 	}

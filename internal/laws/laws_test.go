@@ -27,7 +27,7 @@ var layers = []struct {
 	packages []string
 }{
 	{"base", []string{
-		"internal/handles", "internal/input", "internal/invariants", "internal/word", "internal/netlink",
+		"internal/handles", "internal/input", "internal/option", "internal/invariants", "internal/word", "internal/netlink",
 		"internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm",
 		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch",
 		"internal/web", "internal/xsk", "internal/peers", "internal/lab/testenv",

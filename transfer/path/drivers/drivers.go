@@ -1,11 +1,13 @@
 // Package drivers is the table of the transfer paths in this build.
+// What a program knows of paths (their words on command lines and in configuration files, their
+// options, what they need) it knows from here.
 //
-//	all, err := drivers.New(drivers.Options{})                                              // what the machine has, the best first
-//	rdma, err := drivers.New(drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Device: "mlx5_0"}})
+//	all, err := drivers.New(nil, false) // what the machine has, the best first
+//	rdma, err := drivers.New([]string{"verbs?device=mlx5_0&queue_pairs=2"}, false)
+//	drivers.Table = append(drivers.Table, &mine.Spec) // in an init function
 //
-// A program that opens a node has New make the list, so that a path is the same thing on the
-// command line, in a configuration and in a benchmark. What the machine lacks is still in the list:
-// Probe tells, and a node leaves it out with the reason.
+// A path is a package with a setup.Spec, and one line in the table. What the machine lacks is still
+// in the list that New makes: Probe tells, and a node leaves it out with the reason.
 package drivers
 
 import (
@@ -13,59 +15,88 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-io/penstock/internal/option"
 	"github.com/penstock-io/penstock/transfer/path/setup"
 	"github.com/penstock-io/penstock/transfer/path/shm"
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 	"github.com/penstock-io/penstock/transfer/path/verbs"
 )
 
-// Options say which drivers are wanted and shape them.
-type Options struct {
-	Names []string // those that are wanted, in order of preference, each once; nil: all of Names()
-	// Insecure permits paths to other machines that are not encrypted. An attacker on the way can
-	// read and change everything.
-	Insecure bool
-
-	SHM   shm.Driver
-	TCP   tcp.Options   // New sets Insecure
-	Verbs verbs.Options // New sets Insecure
+// Table is the paths of this build, the preferred one first. A path from outside is appended in an
+// init function: what follows from the table is made once.
+var Table = []*setup.Spec{
+	&shm.Spec,
+	&tcp.Spec,
+	&verbs.Spec,
 }
 
-// Names are the names of all drivers, the preferred one first.
-func Names() []string { return []string{shm.Driver{}.Name(), tcp.Name, verbs.Name} }
-
-// New makes the drivers. Nothing is opened. A name that is not known or there twice, and options
-// out of range are errors.
-func New(o Options) ([]setup.Driver, error) {
-	if o.Names == nil {
-		o.Names = Names()
+// Names are the names of all paths, the preferred one first.
+func Names() (out []string) {
+	for _, s := range Table {
+		out = append(out, s.Name)
 	}
-	out := make([]setup.Driver, 0, len(o.Names))
-	for i, name := range o.Names {
-		if slices.Contains(o.Names[:i], name) {
-			return nil, fmt.Errorf("path %q is there twice: name each path once", name)
+	return out
+}
+
+// Find is the path that a text names, NAME or NAME?KEY=VALUE&..., with its options; they are nil
+// where the text has none. The error does not repeat the text; it is an *option.Error where an
+// option is wrong.
+func Find(text string) (*setup.Spec, option.Settings, error) {
+	name, query, asked := strings.Cut(text, "?")
+	for _, s := range Table {
+		if s.Name != name {
+			continue
 		}
-		var d setup.Driver
-		switch name {
-		case shm.Driver{}.Name():
-			d = o.SHM
-		case tcp.Name:
-			o.TCP.Insecure = o.Insecure
-			d = tcp.New(o.TCP)
-		case verbs.Name:
-			o.Verbs.Insecure = o.Insecure
-			d = verbs.New(o.Verbs)
-		default:
-			return nil, fmt.Errorf("path %q: expected %s", name, strings.Join(Names(), " or "))
+		if !asked {
+			return s, nil, nil
 		}
-		if c, ok := d.(setup.Checker); ok {
-			if err := c.Check(); err != nil {
-				return nil, err
-			}
+		settings, err := option.List(s.Options).Read(query, "")
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, settings, nil
+	}
+	return nil, nil, fmt.Errorf("expected %s", strings.Join(Names(), " or "))
+}
+
+// New makes the drivers of paths in order of preference, each path as Find has it and named once;
+// nil is all of the table. Nothing is opened. insecure permits paths to other machines that are not
+// encrypted: an attacker on the way can read and change everything.
+func New(paths []string, insecure bool) ([]setup.Driver, error) {
+	if paths == nil {
+		paths = Names()
+	}
+	out := make([]setup.Driver, 0, len(paths))
+	for _, text := range paths {
+		s, settings, err := Find(text)
+		if err != nil {
+			return nil, fmt.Errorf("path %q: %w", text, err)
+		}
+		if slices.ContainsFunc(out, func(d setup.Driver) bool { return d.Name() == s.Name }) {
+			return nil, fmt.Errorf("path %q is there twice: name each path once", s.Name)
+		}
+		d, err := s.Driver(settings, insecure)
+		if c, ok := d.(setup.Checker); ok && err == nil {
+			err = c.Check()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("path %q: %w", text, err)
 		}
 		out = append(out, d)
 	}
 	return out, nil
+}
+
+// All is the whole table as New takes it, with some of its paths as texts have them.
+func All(texts ...string) []string {
+	out := Names()
+	for _, t := range texts {
+		name, _, _ := strings.Cut(t, "?")
+		if i := slices.Index(out, name); i >= 0 {
+			out[i] = t
+		}
+	}
+	return out
 }
 
 // Probe says whether this machine can have paths of a driver now: nil, or what is missing and how

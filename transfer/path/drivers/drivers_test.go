@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -11,11 +12,10 @@ import (
 
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/internal/option"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/setup"
-	"github.com/penstock-io/penstock/transfer/path/tcp"
-	"github.com/penstock-io/penstock/transfer/path/verbs"
 	"go.uber.org/goleak"
 )
 
@@ -30,33 +30,59 @@ func names(all []setup.Driver) (out []string) {
 
 // The list has the drivers that were asked for, in that order, each by its own name.
 func TestNames(t *testing.T) {
-	all, err := drivers.New(drivers.Options{})
-	if err != nil || !slices.Equal(names(all), drivers.Names()) || len(all) != 3 {
+	all, err := drivers.New(nil, false)
+	if err != nil || !slices.Equal(names(all), drivers.Names()) || len(all) != 4 {
 		t.Errorf("%v, %v", names(all), err)
 	}
-	all, err = drivers.New(drivers.Options{Names: []string{"verbs", "shm"}})
+	all, err = drivers.New([]string{"verbs", "shm"}, false)
 	if err != nil || !slices.Equal(names(all), []string{"verbs", "shm"}) {
 		t.Errorf("%v, %v", names(all), err)
 	}
-	if all, err = drivers.New(drivers.Options{Names: []string{}}); err != nil || len(all) != 0 {
+	if all, err = drivers.New([]string{}, false); err != nil || len(all) != 0 {
 		t.Errorf("%v, %v", names(all), err)
 	}
-	for want, o := range map[string]drivers.Options{
-		`path "rdma": expected shm or tcp or verbs`: {Names: []string{"tcp", "rdma"}},
-		`path "tcp" is there twice`:                 {Names: []string{"tcp", "shm", "tcp"}},
-		"Options.Depth is 5":                        {Verbs: verbs.Options{Depth: 5}},
+	for want, paths := range map[string][]string{
+		`path "rdma": expected shm or tcp or verbs`:              {"tcp", "rdma"},
+		`path "tcp" is there twice`:                              {"tcp", "shm", "tcp?ktls=off"},
+		`path "verbs?depth=5": depth is "5": it is out of range`: {"verbs?depth=5"},
+		`path "tcp?address=here": address is "here"`:             {"tcp?address=here"},
+		`path "tcp?congestion=cubik": tcp: congestion control`:   {"tcp?congestion=cubik"},
 	} {
-		if all, err := drivers.New(o); err == nil || all != nil || !strings.Contains(err.Error(), want) {
+		if all, err := drivers.New(paths, false); err == nil || all != nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, %v", want, all, err)
 		}
 	}
 }
 
+// Each path has a Spec that is sound, and a driver that says the same of itself.
+func TestSpecs(t *testing.T) {
+	for _, s := range drivers.Table {
+		options, _ := s.New(false)
+		made := func(option.Of, string) any { return options }
+		if err := option.List(s.Options).Check(nil, made); err != nil || s.Doc == "" {
+			t.Errorf("%s: %q, %v", s.Name, s.Doc, err)
+		}
+		if d, err := s.Driver(nil, false); err != nil || d.Name() != s.Name {
+			t.Errorf("%s: its driver is %v, %v", s.Name, d, err)
+		}
+		if options == nil {
+			continue
+		}
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(options).Elem()) {
+			found := slices.ContainsFunc(s.Options, func(o option.Option) bool {
+				return slices.Contains(strings.Fields(strings.ReplaceAll(o.Field, "!", "")), f.Name)
+			})
+			if f.IsExported() && !f.Anonymous && !found && f.Name != "Insecure" {
+				t.Errorf("%s: no option sets %s", s.Name, f.Name)
+			}
+		}
+	}
+}
+
 // dialRefused is what dialing another machine without encryption says, before anything is sent.
-func dialRefused(t *testing.T, o drivers.Options, name string, to setup.Offer) error {
+func dialRefused(t *testing.T, insecure bool, name string, to setup.Offer) error {
 	t.Helper()
-	o.Names = []string{name}
-	all, err := drivers.New(o)
+	all, err := drivers.New([]string{name}, insecure)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,15 +97,13 @@ func dialRefused(t *testing.T, o drivers.Options, name string, to setup.Offer) e
 	return err
 }
 
-// Insecure reaches each driver: without it none leaves the machine unencrypted, whatever the
-// driver's own options say.
+// Insecure reaches each driver: without it none leaves the machine unencrypted.
 func TestInsecure(t *testing.T) {
 	away := setup.Offer{Addr: "192.0.2.1:9"} // TEST-NET-1
-	if err := dialRefused(t, drivers.Options{TCP: tcp.Options{Insecure: true}}, "tcp", away); !errors.Is(err,
-		path.ErrUnavailable) {
+	if err := dialRefused(t, false, "tcp", away); !errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("tcp: %v", err)
 	}
-	if err := dialRefused(t, drivers.Options{Insecure: true}, "tcp", away); errors.Is(err, path.ErrUnavailable) {
+	if err := dialRefused(t, true, "tcp", away); errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("tcp, insecure: %v", err)
 	}
 	lib, err := fake.Build()
@@ -90,10 +114,9 @@ func TestInsecure(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A description as transfer/path/verbs has it, with the GID of another machine.
-	// which New does not listen to
-	o := drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Library: lib, Insecure: true}}
+	insecure := false
 	endpoint := func(peer []byte) (setup.Endpoint, error) {
-		all, err := drivers.New(o)
+		all, err := drivers.New([]string{"verbs?library=" + lib}, insecure)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +138,7 @@ func TestInsecure(t *testing.T) {
 		!strings.Contains(err.Error(), "not encrypted") {
 		t.Errorf("verbs: %v", err)
 	}
-	o.Insecure = true
+	insecure = true
 	if e, err := endpoint(elsewhere); err == nil {
 		e.Close()
 	} else if strings.Contains(err.Error(), "not encrypted") {

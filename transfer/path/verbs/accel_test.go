@@ -80,10 +80,10 @@ func TestAccelerators(t *testing.T) {
 		qps          int
 	}{
 		{"DMABuf", "", cardtest.Options{DMABuf: true}, bare, Options{}, 1},
-		{"DMABufFlush", "mode wire; delay 20us; seed 4", cardtest.Options{DMABuf: true, Flush: true}, bare, Options{Tune: Tuning{Piece: just(40_000)}}, 3},
+		{"DMABufFlush", "mode wire; delay 20us; seed 4", cardtest.Options{DMABuf: true, Flush: true}, bare, Options{Tuning: Tuning{Piece: just(40_000)}}, 3},
 		{"DMABufPages", "", cardtest.Options{DMABuf: true, Flush: true, Page: 4096, Addr: addr}, bare, Options{NoInline: true}, 1},
 		{"PeerFlush", "mode wire", cardtest.Options{Addr: addr, Flush: true}, peered, Options{}, 2},
-		{"Domains", "mode wire; seed 2", cardtest.Options{DMABuf: true, Flush: true}, bare, Options{NoWindows: true, Tune: Tuning{Piece: just(100_000)}}, 2},
+		{"Domains", "mode wire; seed 2", cardtest.Options{DMABuf: true, Flush: true}, bare, Options{NoWindows: true, Tuning: Tuning{Piece: just(100_000)}}, 2},
 		{"PeerBehindAdapter", "absent dmabuf", cardtest.Options{DMABuf: true, Addr: addr}, peered, Options{}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -26,9 +26,9 @@ func TestChaos(t *testing.T) {
 func chaos(t *testing.T, script string, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	w := newWorld(t, script)
-	o := Options{Tune: Tuning{Piece: just(64 << 10)}, NoWindows: seed%2 == 0}
+	o := Options{Tuning: Tuning{Piece: just(64 << 10)}, NoWindows: seed%2 == 0}
 	if seed%4 > 1 {
-		o.Tune = tight
+		o.Tuning = tight
 	}
 	r := newRig(t, w, o, 1+rng.IntN(3))
 	const count, room = 60, 300 << 10

@@ -36,7 +36,7 @@ type Options struct {
 	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs
 	// × 2^Timeout, 6 times; 0 means DefaultTimeout.
 	Timeout int
-	Tune    Tuning // between which values the path looks for the best ones
+	Tuning  // between which values the path looks for the best ones
 	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection
 	// domain of its own.
 	NoInline, NoWindows bool
@@ -89,8 +89,11 @@ func (o Options) Check() error {
 		return bad("Options.Timeout is %d: expected 0 for %d, or up to 31", o.Timeout, DefaultTimeout)
 	case o.Port < 0:
 		return bad("Options.Port is %d: expected 0 for the first active one, or a number from 1", o.Port)
+	case o.GID != nil && o.For.IsValid():
+		return bad("Options.GID and Options.For are both there: GID names the address that For would choose: " +
+			"expected one of them")
 	}
-	return o.Tune.check()
+	return o.Tuning.check()
 }
 
 // Driver makes paths over RDMA. It implements setup.EndpointDriver. The device is open while an

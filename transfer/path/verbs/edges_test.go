@@ -283,7 +283,7 @@ func TestRefusedOnAllQueuePairs(t *testing.T) {
 		qps := c.qps
 		t.Run(fmt.Sprintf("%d/%d", qps, c.puts), func(t *testing.T) {
 			w := newWorld(t, "")
-			r := newRig(t, w, Options{Tune: Tuning{Piece: just(64 << 10)}}, qps)
+			r := newRig(t, w, Options{Tuning: Tuning{Piece: just(64 << 10)}}, qps)
 			const size = 2 << 20
 			local := r.A.Region(size)
 			e := r.B.Export(r.B.Region(size), both)

@@ -68,7 +68,7 @@ func TestQueuePairsAreReplaced(t *testing.T) {
 			for _, qps := range []int{1, 3} {
 				t.Run(fmt.Sprintf("%s/%s/%d", mode, c.name, qps), func(t *testing.T) {
 					w := newWorld(t, mode)
-					r := newRig(t, w, Options{Tune: Tuning{Piece: just(64 << 10)}}, qps)
+					r := newRig(t, w, Options{Tuning: Tuning{Piece: just(64 << 10)}}, qps)
 					const size = 4 << 20
 					local := r.A.Region(size)
 					e := r.B.Export(r.B.Region(size), both)
@@ -154,7 +154,7 @@ func TestNothingLandsBehindAFence(t *testing.T) {
 	for _, o := range []Options{{}, {NoWindows: true}} {
 		for steps := range 24 {
 			w := newWorld(t, "mode pump")
-			o.Tune.Piece = just(64 << 10)
+			o.Piece = just(64 << 10)
 			r := pumped(t, w, o)
 			const size = 1 << 20
 			local, local2 := r.A.Region(size), r.A.Region(size)
@@ -210,7 +210,7 @@ func TestNothingLandsBehindAFence(t *testing.T) {
 func TestNothingLandsBehindClose(t *testing.T) {
 	for steps := range 6 {
 		w := newWorld(t, "mode pump")
-		r := pumped(t, w, Options{Tune: Tuning{Piece: just(64 << 10)}})
+		r := pumped(t, w, Options{Tuning: Tuning{Piece: just(64 << 10)}})
 		const size = 512 << 10
 		local, e := r.A.Region(size), r.B.Export(r.B.Region(size), both)
 		one := r.A.Post(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, 1)})[0]

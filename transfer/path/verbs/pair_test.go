@@ -184,12 +184,12 @@ func TestConformance(t *testing.T) {
 	}{
 		{"Post", "", Options{}, 1, ""},
 		{"WireThreeQPs", "mode wire; delay 20us; seed 8",
-			Options{Tune: Tuning{Piece: just(64 << 10)}, Depth: 128, NoInline: true}, 3,
+			Options{Tuning: Tuning{Piece: just(64 << 10)}, Depth: 128, NoInline: true}, 3,
 			basic + " " + access + " Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
-		{"Tight", "mode wire; delay 20us; seed 9", Options{Depth: 128, Tune: tight}, 2,
+		{"Tight", "mode wire; delay 20us; seed 9", Options{Depth: 128, Tuning: tight}, 2,
 			basic + " " + access + " Wake Program"},
 		{"InfiniBand", "link infiniband", Options{}, 2, basic + " Fence"},
-		{"Domains", "mode wire", Options{NoWindows: true, Tune: Tuning{Piece: just(100_000), Signal: just(5)}}, 2, basic + " " + access + " Wake"},
+		{"Domains", "mode wire", Options{NoWindows: true, Tuning: Tuning{Piece: just(100_000), Signal: just(5)}}, 2, basic + " " + access + " Wake"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.script)

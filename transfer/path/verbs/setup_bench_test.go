@@ -150,7 +150,7 @@ func setUpAsks(t *testing.T) {
 // and what it says holds for requests.
 func TestShortWrites(t *testing.T) {
 	w := newWorld(t, "")
-	r := pumped(t, w, Options{Tune: Tuning{Piece: Bounds{1 << 20, 1 << 20}, Signal: Bounds{8, 8},
+	r := pumped(t, w, Options{Tuning: Tuning{Piece: Bounds{1 << 20, 1 << 20}, Signal: Bounds{8, 8},
 		Ahead: Bounds{1 << 20, 2 << 20}}})
 	defer r.end()
 	_, ops := setups(t, r)

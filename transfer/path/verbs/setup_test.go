@@ -93,8 +93,8 @@ func TestMissing(t *testing.T) {
 		{"", Options{Library: w.lib, Depth: 5}, "Depth"},
 		{"", Options{Library: w.lib, QueuePairs: 9}, "QueuePairs"},
 		{"", Options{Library: w.lib, Timeout: 32}, "Timeout"},
-		{"", Options{Library: w.lib, Tune: Tuning{Signal: just(65)}}, "Signal"},
-		{"", Options{Library: w.lib, Tune: Tuning{Piece: just(1 << 40)}}, "Piece"},
+		{"", Options{Library: w.lib, Tuning: Tuning{Signal: just(65)}}, "Signal"},
+		{"", Options{Library: w.lib, Tuning: Tuning{Piece: just(1 << 40)}}, "Piece"},
 	} {
 		w.do(t, "reset")
 		w.do(t, c.script)

@@ -24,7 +24,7 @@ type knob struct {
 // where Min is Max, that is the value.
 type Bounds struct{ Min, Max uint64 }
 
-// Tuning has the bounds of what a path finds out by trying, as Options.Tune.
+// Tuning has the bounds of what a path finds out by trying, in Options.
 type Tuning struct {
 	Piece  Bounds // bytes that one request moves at most; 64 KiB to 8 MiB
 	Signal Bounds // the path signals one request in this many; 1 to 64
@@ -42,7 +42,7 @@ func (t *Tuning) check() error {
 		{"Piece", t.Piece, 4096, 1 << 30}, {"Signal", t.Signal, 1, 64}, {"Ahead", t.Ahead, 64 << 10, 1 << 30}, {"Inline", t.Inline, 0, 1 << 16},
 	} {
 		if c.b != (Bounds{}) && (c.b.Min > c.b.Max || c.b.Min < c.min || c.b.Max > c.max) {
-			return fmt.Errorf("verbs: Options.Tune.%s is %d to %d: expected nothing, or bounds in order from %d "+
+			return fmt.Errorf("verbs: Options.%s is %d to %d: expected nothing, or bounds in order from %d "+
 				"to %d: %w",
 				c.name, c.b.Min, c.b.Max, c.min, c.max, path.ErrUnavailable)
 		}
@@ -160,16 +160,16 @@ func (t tuned) String() string {
 // newTuner is the tuner of bulk operations.
 func newTuner(o *Options) tuner {
 	t := tuner{n: 3, epoch: tuneBytes, pause: tunePause, every: tunePause}
-	t.knobs[knobPiece] = within(cmp.Or(o.Tune.Piece, Bounds{64 << 10, 8 << 20}), 64<<10, 1<<20)
-	t.knobs[knobSignal] = within(cmp.Or(o.Tune.Signal, Bounds{1, 64}), 1, 16)
-	t.knobs[knobAhead] = within(cmp.Or(o.Tune.Ahead, Bounds{1 << 20, 32 << 20}), 1<<20, bulkAhead)
+	t.knobs[knobPiece] = within(cmp.Or(o.Piece, Bounds{64 << 10, 8 << 20}), 64<<10, 1<<20)
+	t.knobs[knobSignal] = within(cmp.Or(o.Signal, Bounds{1, 64}), 1, 16)
+	t.knobs[knobAhead] = within(cmp.Or(o.Ahead, Bounds{1 << 20, 32 << 20}), 1<<20, bulkAhead)
 	return t
 }
 
 // newInlineTuner is the tuner of short writes, on a device that takes so many bytes in a request.
 func newInlineTuner(o *Options, most uint64) tuner {
 	t := tuner{n: 1, epoch: tuneRequests, pause: tunePause, every: tunePause, sizes: true}
-	b := cmp.Or(o.Tune.Inline, Bounds{0, most})
+	b := cmp.Or(o.Inline, Bounds{0, most})
 	t.knobs[0] = within(Bounds{min(b.Min, most), min(b.Max, most)}, inlineUnit, most)
 	return t
 }

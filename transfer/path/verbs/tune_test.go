@@ -166,14 +166,14 @@ func TestTunerBounds(t *testing.T) {
 		return Bounds{min(a, b), max(a, b)}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		o := Options{Tune: Tuning{bounds(t, "piece", 4096, 1<<30), bounds(t, "signal", 1, 64),
+		o := Options{Tuning: Tuning{bounds(t, "piece", 4096, 1<<30), bounds(t, "signal", 1, 64),
 			bounds(t, "ahead", 64<<10, 1<<30), bounds(t, "inline", 0, 400)}}
 		if err := o.Check(); err != nil {
 			t.Fatal(err)
 		}
 		fixed := rapid.Bool().Draw(t, "fixed")
 		if fixed {
-			o.Tune.Piece, o.Tune.Signal = just(5000), just(3)
+			o.Piece, o.Signal = just(5000), just(3)
 		}
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 4))
 		most := rapid.SampledFrom([]uint64{0, 60, 64, 220}).Draw(t, "inline at most")
@@ -217,7 +217,7 @@ func TestTunerBounds(t *testing.T) {
 	})
 	for _, bad := range []Tuning{{Piece: Bounds{1 << 20, 1 << 19}}, {Signal: Bounds{0, 8}},
 		{Ahead: Bounds{1 << 20, 1 << 40}}, {Inline: Bounds{0, 1 << 20}}} {
-		o := Options{Tune: bad}
+		o := Options{Tuning: bad}
 		if err := o.Check(); !errors.Is(err, path.ErrUnavailable) {
 			t.Errorf("%+v: %v", bad, err)
 		}

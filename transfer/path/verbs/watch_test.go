@@ -265,7 +265,7 @@ func TestOverrun(t *testing.T) {
 	for _, side := range []string{"poster", "peer"} {
 		t.Run(side, func(t *testing.T) {
 			w := newWorld(t, "mode wire; delay 200us")
-			r := newRig(t, w, Options{Tune: Tuning{Piece: just(64 << 10)}, looks: often}, 2)
+			r := newRig(t, w, Options{Tuning: Tuning{Piece: just(64 << 10)}, looks: often}, 2)
 			const size = 1 << 20
 			local := r.A.Region(size)
 			e := r.B.Export(r.B.Region(size), both)
@@ -302,7 +302,7 @@ func TestPortFlaps(t *testing.T) {
 	for _, script := range []string{"port 0 down", "cable 0 cut"} {
 		t.Run(script, func(t *testing.T) {
 			w := newWorld(t, "mode wire; delay 50us")
-			r := newRig(t, w, Options{Tune: Tuning{Piece: just(64 << 10)}, Timeout: 18}, 2) // a second, six times
+			r := newRig(t, w, Options{Tuning: Tuning{Piece: just(64 << 10)}, Timeout: 18}, 2) // a second, six times
 			const size, n = 1 << 20, 8
 			local := r.A.Region(size)
 			e := r.B.Export(r.B.Region(size), both)

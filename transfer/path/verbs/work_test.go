@@ -18,7 +18,7 @@ func TestWholeBatches(t *testing.T) {
 	for _, blocks := range []int{batchMax - 1, batchMax, batchMax + 1, 2 * batchMax} {
 		t.Run(fmt.Sprint(blocks), func(t *testing.T) {
 			w := newWorld(t, "")
-			r := newRig(t, w, Options{Tune: Tuning{Ahead: Bounds{ahead, ahead}}}, 1)
+			r := newRig(t, w, Options{Tuning: Tuning{Ahead: Bounds{ahead, ahead}}}, 1)
 			const size = 1 << 20
 			local := r.A.Region(size)
 			pathtest.Fill(local.All().Bytes(), 7)

@@ -7,34 +7,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 	fake "github.com/penstock-io/penstock/internal/lab/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/internal/lab/testenv/guest"
-	"github.com/penstock-io/penstock/transfer/path/drivers"
-	"github.com/penstock-io/penstock/transfer/path/verbs"
 	"github.com/spf13/cobra"
 )
 
-// The flag reaches the options of the driver; without it there are none.
-func TestVerbsFlag(t *testing.T) {
-	same := cmpopts.IgnoreUnexported(verbs.Options{})
-	got, err := parseVerbs(nil, strings.Split("device=mlx5_0,queue_pairs=2", ","))
-	want := verbs.Options{Device: "mlx5_0", QueuePairs: 2, Depth: verbs.DefaultDepth, Timeout: verbs.DefaultTimeout}
-	if d := cmp.Diff(want, got, same, cmpopts.EquateComparable(want.For)); err != nil || d != "" {
-		t.Errorf("%v\n%s", err, d)
-	}
-	if got, err = parseVerbs([]string{"tcp"}, nil); err != nil ||
-		!cmp.Equal(got, verbs.Options{}, same, cmpopts.EquateComparable(want.For)) {
-		t.Errorf("%+v, %v", got, err)
-	}
-}
-
-// A user who shapes paths over RDMA gets them or an error, another user the other paths.
-func TestVerbsAreWanted(t *testing.T) {
+// A user who gives a path options gets it or an error, another user the other paths; --verbs says
+// the same as --path.
+func TestPathsAreWanted(t *testing.T) {
 	lib, err := fake.Build()
 	if errors.Is(err, fake.ErrMissing) {
 		testenv.Missing(t, "a C compiler and the headers of libibverbs", err)
@@ -42,41 +24,56 @@ func TestVerbsAreWanted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all, err := pathDrivers(drivers.Options{}, []string{"library=" + lib}); err != nil || len(all) != 3 {
-		t.Errorf("%v, %v", all, err)
-	}
-	if _, err := pathDrivers(drivers.Options{}, []string{"library=" + lib, "device=mlx5_9"}); err == nil ||
-		!strings.HasPrefix(err.Error(), "--verbs: ") ||
-		!strings.Contains(err.Error(), `no RDMA device "mlx5_9", only [`) {
-		t.Errorf("a device that is not there: %v", err)
-	}
-	if _, err := pathDrivers(drivers.Options{Names: []string{"shm", "verbs"}},
-		[]string{"library=/nowhere/libibverbs.so.1"}); err == nil || !strings.Contains(err.Error(), "libibverbs") {
-		t.Errorf("a library that is not there: %v", err)
-	}
-	if all, err := pathDrivers(drivers.Options{Names: []string{"verbs"}}, nil); err != nil || len(all) != 1 {
-		t.Errorf("%v, %v", all, err)
+	for _, c := range []struct{ paths, older, want string }{
+		{"", "", "shm tcp verbs"},
+		{"verbs", "", "verbs"},
+		{"", "library=" + lib, "shm tcp verbs"},
+		{"verbs?library=" + lib + ",shm", "", "verbs shm"},
+		{"", "library=" + lib + ",device=mlx5_9", `no RDMA device "mlx5_9", only [`},
+		{"shm,verbs", "library=/nowhere/libibverbs.so.1", "libibverbs"},
+		{"shm,verbs?library=/nowhere/libibverbs.so.1", "", "libibverbs"},
+		{"tcp", "library=" + lib, "which --path leaves out"},
+	} {
+		split := func(s string) []string {
+			if s == "" {
+				return nil
+			}
+			return strings.Split(s, ",")
+		}
+		all, err := pathDrivers(split(c.paths), split(c.older), false)
+		var got []string
+		for _, d := range all {
+			got = append(got, d.Name())
+		}
+		if err != nil {
+			got = []string{strings.ReplaceAll(err.Error(), "verbs: verbs: ", "verbs: ")}
+		}
+		if !strings.Contains(strings.Join(got, " "), c.want) || err == nil && strings.Join(got, " ") != c.want {
+			t.Errorf("--path %q --verbs %q: %q", c.paths, c.older, got)
+		}
 	}
 }
 
-func TestCompleteVerbs(t *testing.T) {
+func TestCompletePaths(t *testing.T) {
 	devices := func() []string { return []string{"mlx5_0", "rxe0"} }
 	for typed, want := range map[string]string{
-		"device=":          "device=mlx5_0 device=rxe0",
-		"port=2,device=rx": "port=2,device=rxe0",
-		"windows=f":        "windows=false",
-		"nonsense=":        "",
-		"tr":               "", // transport was a key
-		"d":                "device= depth=",
-		"device=a,d":       "device=a,depth=",
+		"":                           "shm tcp verbs",
+		"tcp,":                       "tcp,shm tcp,verbs",
+		"verbs?device=":              "verbs?device=mlx5_0 verbs?device=rxe0",
+		"shm,verbs?port=2&device=rx": "shm,verbs?port=2&device=rxe0",
+		"verbs?windows=f":            "verbs?windows=false",
+		"tcp?ktls=o":                 "tcp?ktls=on tcp?ktls=off",
+		"verbs?nonsense=":            "",
+		"shm?":                       "",
+		"verbs?d":                    "verbs?device= verbs?depth=",
+		"tcp?zero_copy=true,verbs?gid=1&d": "tcp?zero_copy=true,verbs?gid=1&device= " +
+			"tcp?zero_copy=true,verbs?gid=1&depth=",
+		"verbs?device=a&d": "verbs?device=a&depth=",
 	} {
-		got, directive := completeVerbs(typed, devices)
+		got, directive := completePaths(typed, devices)
 		if strings.Join(got, " ") != want || directive&cobra.ShellCompDirectiveNoFileComp == 0 {
 			t.Errorf("%q: %q, %d", typed, got, directive)
 		}
-	}
-	if got, _ := completeVerbs("", devices); len(got) != len(config.VerbsKeys()) {
-		t.Errorf("%q", got)
 	}
 }
 
@@ -95,7 +92,7 @@ func TestGuestBenchTransfer(t *testing.T) {
 				"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs put 1024 x 4 KiB event",
 				"verbs get 1024 x 4 KiB event", "verbs put 64 KiB event 2 peers", "verbs api put 64 B event",
 				"verbs api put 64 KiB event"}},
-		{"--verbs device=rxe0,queue_pairs=2 --mode event --size 64KiB --peers 1", "rxe0 port 1, RC",
+		{"--path verbs?device=rxe0&queue_pairs=2 --mode event --size 64KiB --peers 1", "rxe0 port 1, RC",
 			[]string{"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs api put 64 KiB event"}},
 	} {
 		file := filepath.Join(t.TempDir(), "transfer.json")
