@@ -30,7 +30,7 @@ func BenchmarkAccount(b *testing.B) {
 			if events {
 				defer p.a.Events(b.Context(), 1).Close()
 			}
-			t := &Transfer{peer: p.ab, kind: path.Put, bytes: 64, id: p.a.nextID()}
+			t := &Transfer{request: request{peer: p.ab, kind: path.Put, bytes: 64, id: p.a.nextID()}}
 			t.moved.Store(64)
 			t.explain.Times.Total = 5000
 			once := func() {
@@ -53,7 +53,7 @@ func BenchmarkAccount(b *testing.B) {
 func TestAccountAllocatesNothing(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	p := newPair(t, Options{})
-	x := &Transfer{peer: p.ab, kind: path.Get, bytes: 64, id: p.a.nextID()}
+	x := &Transfer{request: request{peer: p.ab, kind: path.Get, bytes: 64, id: p.a.nextID()}}
 	once := func() {
 		x.explain.Path = ""
 		p.ab.transferBegun(x)

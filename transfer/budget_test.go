@@ -231,9 +231,10 @@ func TestPendingOfOneSource(t *testing.T) {
 	closed := map[string]int{}
 	come := func(from string) {
 		c := closable{addressed{from: &net.TCPAddr{IP: net.ParseIP(from), Port: 1}}, func() { closed[from]++ }}
-		if err := n.meet(&Peer{node: n, role: control.Acceptor, raw: c, owner: func() (int, error) {
-			return path.UserAt(c)
-		}}); err != nil {
+		if err := n.meet(&Peer{node: n, peerConn: peerConn{raw: c}, peerUser: peerUser{role: control.Acceptor,
+			owner: func() (int, error) {
+				return path.UserAt(c)
+			}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -31,41 +31,66 @@ type channel struct {
 	gave     atomic.Bool // anything but gets was posted
 	attended atomic.Bool // a goroutine that waits for a transfer serves the channel; see Transfer.attend
 
-	mu       sync.Mutex // guards everything below and owns p; unlock it by unlock
-	p        path.Path
-	now      path.Immediate // p, if the poster does small operations itself; nil otherwise
+	mu  sync.Mutex // guards everything below and owns p; unlock it by unlock
+	p   path.Path
+	now path.Immediate // p, if the poster does small operations itself; nil otherwise
+	slotTable
+	queue *sched.Queue[*Transfer]
+	light [priorities]sched.Flow[*Transfer] // small transfers, which share a flow
+	trip  time.Duration                     // round trip of the connection to the peer when the path came up, 0 if it is not known
+	pacing
+	batched
+	closing
+	scratch
+	clock    time.Duration // what it says now; 0: read it
+	callers  *Transfer     // which the goroutine that holds the channel has just submitted, nil if none
+	fences   fences
+	watchers []chan struct{} // closed at the next poll
+}
+
+// slotTable counts what is outstanding on a path.
+type slotTable struct {
 	slots    []slot
 	free     []uint32
-	queue    *sched.Queue[*Transfer]
-	light    [priorities]sched.Flow[*Transfer] // small transfers, which share a flow
 	inflight int
-	bulk     int             // of these, parts of large transfers
-	bulkLen  uint64          // bytes of those
-	calm     uint64          // bytes posted since large transfers had company
-	shared   uint64          // bytes of large transfers that may be outstanding while they have company
-	trip     time.Duration   // round trip of the connection to the peer when the path came up, 0 if it is not known
-	prepaid  uint64          // bytes that were taken from the rate and not posted yet
-	payTill  time.Time       // when they may be
+	bulk     int    // of these, parts of large transfers
+	bulkLen  uint64 // bytes of those
+	calm     uint64 // bytes posted since large transfers had company
+	shared   uint64 // bytes of large transfers that may be outstanding while they have company
+	gathered uint64 // operations handed over so far
+}
+
+// pacing holds a channel back where the rates of its peer do.
+type pacing struct {
+	prepaid  uint64      // bytes that were taken from the rate and not posted yet
+	payTill  time.Time   // when they may be
+	metered  uint64      // bytes of the peer that were counted against its rate
+	resume   *time.Timer // serves the channel again when the peer's rate allows it
+	heldTill time.Time   // not served before, because of the peer's rate
+}
+
+// batched collects small transfers into one post.
+type batched struct {
 	batch    control.Batcher // used when batching is on
 	batching bool
 	timer    *time.Timer // flushes the batch at its deadline, and goes on when the rate allows it
-	down     error       // why the channel takes no more work
-	gone     bool        // the path is closed and all its events are processed
-	muted    bool        // the loop does not watch the descriptor: the peer is held back, or the channel is attended
-	gathered uint64      // operations handed over so far
-	broken   []*Transfer // their path is going down under them
-	ops      [postMax]path.Op
-	from     [postMax]*Transfer
-	charged  [postMax]sched.Charge
-	events   [64]path.Event
-	ends     [postMax]path.Event // of hand
-	clock    time.Duration       // what it says now; 0: read it
-	callers  *Transfer           // which the goroutine that holds the channel has just submitted, nil if none
-	fences   fences
-	watchers []chan struct{} // closed at the next poll
-	metered  uint64          // bytes of the peer that were counted against its rate
-	resume   *time.Timer     // serves the channel again when the peer's rate allows it
-	heldTill time.Time       // not served before, because of the peer's rate
+}
+
+// scratch is room for one post and one poll.
+type scratch struct {
+	ops     [postMax]path.Op
+	from    [postMax]*Transfer
+	charged [postMax]sched.Charge
+	events  [64]path.Event
+	ends    [postMax]path.Event // of hand
+}
+
+// closing says how far the end of a path is.
+type closing struct {
+	down   error       // why the channel takes no more work
+	gone   bool        // the path is closed and all its events are processed
+	muted  bool        // the loop does not watch the descriptor: the peer is held back, or the channel is attended
+	broken []*Transfer // their path is going down under them
 }
 
 // arrivals are transfers that are not in the channel's queue yet.
@@ -99,9 +124,9 @@ const fenceToken = 1 << 63
 func newChannel(peer *Peer, id uint64, p path.Path, g *grant) *channel {
 	caps := p.Capabilities()
 	n := max(caps.Window-fenceRoom, 1) // a smaller one is refused by adopt
-	ch := &channel{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n),
-		calm:  calmed,
-		queue: sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)}
+	ch := &channel{peer: peer, id: id, p: p, grant: g, caps: caps,
+		slotTable: slotTable{slots: make([]slot, n), free: make([]uint32, n), calm: calmed},
+		queue:     sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)}
 	for i := range ch.free {
 		ch.free[i] = uint32(n - 1 - i)
 	}

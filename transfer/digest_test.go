@@ -607,7 +607,7 @@ func TestDigestBeforeThePath(t *testing.T) {
 				export(t, p.b, dst, "dst", path.Read|path.Write)
 				local, _ := src.Span(1, 0)
 				const stream = 7
-				if !p.ab.streams.enter(&Transfer{stream: stream}) {
+				if !p.ab.streams.enter(&Transfer{request: request{stream: stream}}) {
 					// whose turn it is; the other one waits without a path
 					t.Fatal("the stream is taken")
 				}

@@ -509,8 +509,8 @@ func TestRevokedRemote(t *testing.T) {
 
 // TestOutcome is the rule itself.
 func TestOutcome(t *testing.T) {
-	p := &Peer{remotes: map[path.Key]remote{{Index: 1}: {named: true}, {Index: 2}: {}},
-		revokedTo: map[uint32]uint32{3: 7}}
+	p := &Peer{peerExports: peerExports{remotes: map[path.Key]remote{{Index: 1}: {named: true}, {Index: 2}: {}},
+		revokedTo: map[uint32]uint32{3: 7}}}
 	down := fmt.Errorf("x: %w", path.ErrDown)
 	for _, c := range []struct {
 		name      string
@@ -552,7 +552,7 @@ func TestOutcome(t *testing.T) {
 
 // TestRevocationsAreBounded: a peer that revokes for ever costs a bounded number of entries.
 func TestRevocationsAreBounded(t *testing.T) {
-	p := &Peer{remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}}
+	p := &Peer{peerExports: peerExports{remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}}}
 	for i := range uint32(3 * maxRevoked) {
 		k := path.Key{Index: i, Epoch: i + 1}
 		p.forgetRemote(k) // a key that this side never knew leaves nothing

@@ -379,12 +379,12 @@ func TestAccountOfALostPeer(t *testing.T) {
 		events := n.obs.bus.Subscribe(t.Context(), 4)
 		p := &Peer{node: n, lost: ErrPeerLost}
 		n.obs.peers[p] = true
-		x := &Transfer{peer: p, kind: path.Put}
+		x := &Transfer{request: request{peer: p, kind: path.Put}}
 		if err := p.transferBegun(x); err != nil {
 			t.Fatal(err)
 		}
 		n.obs.peerDown(p, ErrPeerLost)
-		if err := p.transferBegun(&Transfer{peer: p, kind: path.Put}); !errors.Is(err, ErrPeerLost) {
+		if err := p.transferBegun(&Transfer{request: request{peer: p, kind: path.Put}}); !errors.Is(err, ErrPeerLost) {
 			t.Fatalf("a transfer begins with a lost peer: %v", err)
 		}
 		go p.transferEnded(x, path.ErrCanceled)

@@ -16,6 +16,31 @@ import (
 
 // Transfer is a put or get under way: a future. Its methods may be called from any goroutine.
 type Transfer struct {
+	request
+	proof path.Proof    // guarded by mu
+	turn  atomic.Uint32 // in its stream
+	end   atomic.Uint32 // endOpen, endBegun, endDone; set under mu
+	grant sched.Grant
+
+	moved atomic.Uint64 // bytes of completed pieces
+
+	prevOpen, nextOpen *Transfer // in the peer's account
+
+	posting
+
+	part    *stager               // of which this is a piece; nil: a transfer of its own
+	devices []*mem.Region         // local regions that the CPU cannot reach
+	because atomic.Pointer[error] // why it was canceled, nil if it was not
+	digest  *digester             // nil unless the digests of both sides are to be compared
+
+	room
+
+	mu sync.Mutex // guards what follows; may be taken under the mutex of a channel, not the other way
+	outcome
+}
+
+// request is what was asked for. It does not change once the transfer has begun.
+type request struct {
 	id       observe.ID
 	peer     *Peer
 	bytes    uint64
@@ -24,19 +49,15 @@ type Transfer struct {
 	priority Priority
 	floor    path.Security
 	reach    reach
-	proof    path.Proof // guarded by mu
 	stream   uint32
-	turn     atomic.Uint32 // in its stream
-	end      atomic.Uint32 // endOpen, endBegun, endDone; set under mu
-	exports  []path.Desc   // that it names
-	allowed  []string      // paths; nil: all
-	grant    sched.Grant
-	msg      []byte // header and payload of the notification
+	exports  []path.Desc // that it names
+	allowed  []string    // paths; nil: all
+	msg      []byte      // header and payload of the notification
+}
 
-	moved atomic.Uint64 // bytes of completed pieces
-
-	prevOpen, nextOpen *Transfer // in the peer's account
-
+// posting is how far a transfer is on its channel, whose mutex guards it; before that it is private
+// to the goroutine that chooses a channel.
+type posting struct {
 	// Guarded by the mutex of the channel, or private to the goroutine that chooses one.
 	m     state.Machine
 	ops   int32 // operations handed over
@@ -49,19 +70,20 @@ type Transfer struct {
 	posted time.Duration // by clock; 0: not yet
 	leases []mem.Lease
 	regs   []mem.Registration
+}
 
-	part    *stager               // of which this is a piece; nil: a transfer of its own
-	devices []*mem.Region         // local regions that the CPU cannot reach
-	because atomic.Pointer[error] // why it was canceled, nil if it was not
-	digest  *digester             // nil unless the digests of both sides are to be compared
-
+// room is for the usual case, so that beginning a transfer takes few allocations.
+type room struct {
 	// Room for the usual case, so that beginning a transfer takes few allocations.
 	oneExport [1]path.Desc
 	oneLease  [1]mem.Lease
 	oneReg    [1]mem.Registration
 	header    [headerSize]byte
+}
 
-	mu        sync.Mutex    // guards what follows; may be taken under the mutex of a channel, not the other way
+// outcome is the end of a transfer and who waits for it. The mutex of the transfer guards it, which
+// may be taken under that of a channel, not the other way.
+type outcome struct {
 	done      chan struct{} // made by Done, unless the transfer has ended by then
 	channel   *channel
 	err       error

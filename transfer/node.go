@@ -129,59 +129,90 @@ type Node struct {
 	id       [16]byte
 	instance uint64
 	host     [16]byte
-	drivers  []setup.Driver
-	missing  []Candidate // what this machine cannot have, with the reason
-	loop     *loop
+	resources
 	log      *slog.Logger
 	obs      observer
-	regs     *mem.RegCache
-	pool     *mem.Allocator
-	exports  path.Exports
-	staging  *bounce.Memory
 	numbers  atomic.Uint64
 	anyLost  atomic.Bool // lost is not empty
 	services services
-	budget   *budget.Budget // of the process
-	granted  atomic.Int64   // grants to peers that are not given back
-	limits   *limits
-	limitsOf map[string]*limits // of peers; guarded by mu
-	patience time.Duration      // see cancelPatience
-	hashing  chan struct{}      // holds one element for each digest that is being computed for a peer
-
-	listeners []net.Listener
-	wg        sync.WaitGroup
+	admission
+	wg sync.WaitGroup
 
 	ctx context.Context // ended by Close
 	end context.CancelFunc
 
-	mu         sync.Mutex // guards what follows
-	closed     bool
-	failed     error // wraps ErrFailed: nothing moves any more
+	mu     sync.Mutex // guards what follows
+	closed bool
+	failed error // wraps ErrFailed: nothing moves any more
+	nameTable
+	sessionTable
+	queueTable
+	tensorTable
+}
+
+// resources are what a node moves bytes with. Open makes them, Close gives them back.
+type resources struct {
+	drivers   []setup.Driver
+	missing   []Candidate // what this machine cannot have, with the reason
+	loop      *loop
+	regs      *mem.RegCache
+	pool      *mem.Allocator
+	exports   path.Exports
+	staging   *bounce.Memory
+	budget    *budget.Budget // of the process
+	listeners []net.Listener
+}
+
+// admission is what a node lets peers take.
+type admission struct {
+	granted  atomic.Int64 // grants to peers that are not given back
+	limits   *limits
+	limitsOf map[string]*limits // of peers; guarded by mu
+	patience time.Duration      // see cancelPatience
+	hashing  chan struct{}      // holds one element for each digest that is being computed for a peer
+}
+
+// nameTable has the exports of a node. The mutex of the node guards it.
+type nameTable struct {
 	names      map[string]*Export
 	sorted     nameIndex // of the same exports
 	byKey      map[path.Key]*Export
 	generation uint64
-	peers      map[*Peer]bool
-	closers    map[*func() error]bool // see OnClose
-	peerCount  uint64                 // peers so far
+	// down, but the peer may still reach exports, with the tag in the loop; nil when the node has
+	// ended
+	exposed map[closedPath]uint64
+}
+
+// sessionTable has the sessions of a node: open, under way and lost. The mutex of the node guards
+// it.
+type sessionTable struct {
+	peers     map[*Peer]bool
+	closers   map[*func() error]bool // see OnClose
+	peerCount uint64                 // peers so far
 	// that dialed this node, whose handshake is under way, and that are not charged yet
 	handshaking setup.Pending[*Peer]
 	dialed      map[string]party     // the party that answered at an address
 	lost        map[party][][16]byte // sessions that were lost: see takeover.go
 	accepting   map[place]*acceptor
-	queues      map[string]chan *Queue
-	waiting     map[string][]*tensorWaiter // receivers that wait for a tensor, by name
-	wanted      chan struct{}              // closed and replaced when a waiter is added
+}
+
+// tensorTable has the tensors that peers offer and receivers wait for. The mutex of the node guards
+// it, but for offered.
+type tensorTable struct {
+	waiting map[string][]*tensorWaiter // receivers that wait for a tensor, by name
+	wanted  chan struct{}              // closed and replaced when a waiter is added
 	// there was an offer; to look into offers takes mu, which deliver must not under the mutex of a
 	// channel
 	offered   atomic.Bool
 	offers    map[observe.ID]*incomingTensor
 	withdrawn map[observe.ID]*Peer // offers that the peer took back before they were answered
-	// down, but the peer may still reach exports, with the tag in the loop; nil when the node has
-	// ended
-	exposed map[closedPath]uint64
-	owned   map[*Queue]bool // not closed
-	retire  []*Export       // at Close: when the last queue is closed
+}
+
+// queueTable has the queues of a node. The mutex of the node guards it.
+type queueTable struct {
+	queues map[string]chan *Queue
+	owned  map[*Queue]bool // not closed
+	retire []*Export       // at Close: when the last queue is closed
 }
 
 // Open starts a node and listens on its addresses.
@@ -218,16 +249,17 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{
-		opts: o, drivers: here, missing: missing, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(),
-		budget: budget.Process(),
-		names:  map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
-		closers:   map[*func() error]bool{},
-		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
-		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{},
-		withdrawn: map[observe.ID]*Peer{},
-		dialed:    map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{},
-		exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{},
-		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(),
+		opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(), services: newServices(),
+		resources: resources{drivers: here, missing: missing, budget: budget.Process()},
+		admission: admission{limitsOf: map[string]*limits{}, patience: cancelPatience,
+			hashing: make(chan struct{}, hashers())},
+		nameTable: nameTable{names: map[string]*Export{}, byKey: map[path.Key]*Export{},
+			exposed: map[closedPath]uint64{}},
+		sessionTable: sessionTable{peers: map[*Peer]bool{}, closers: map[*func() error]bool{},
+			accepting: map[place]*acceptor{}, dialed: map[string]party{}, lost: map[party][][16]byte{}},
+		tensorTable: tensorTable{waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}),
+			offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{}},
+		queueTable: queueTable{queues: map[string]chan *Queue{}, owned: map[*Queue]bool{}},
 	}
 	n.ctx, n.end = context.WithCancel(context.Background())
 	n.obs.init(n.drivers, o.Identity)

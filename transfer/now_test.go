@@ -115,7 +115,7 @@ func TestStreamOfPutsDoneAtOnce(t *testing.T) {
 	}
 	const waiting = 20_000
 	defer debug.SetMaxStack(debug.SetMaxStack(1 << 20)) // a stack beyond that ends the test
-	first := &Transfer{peer: p.ab, kind: path.Put, stream: o.Stream}
+	first := &Transfer{request: request{peer: p.ab, kind: path.Put, stream: o.Stream}}
 	p.ab.streams.enter(first) // takes its turn, and keeps it
 	var last *Transfer
 	for range waiting {
@@ -135,7 +135,7 @@ func TestPutWaitEndsWithItsContext(t *testing.T) {
 	export(t, p.b, dst, "dst", path.Write)
 	copies := []path.Copy{lookup(t, p.ab, "dst").At(0, src.All())}
 	o := PutOptions{Stream: 9}
-	first := &Transfer{peer: p.ab, kind: path.Put, stream: o.Stream}
+	first := &Transfer{request: request{peer: p.ab, kind: path.Put, stream: o.Stream}}
 	p.ab.streams.enter(first) // what follows waits for its turn
 	c, cancel := context.WithCancelCause(ctx(t))
 	why := errors.New("the caller has lost patience")

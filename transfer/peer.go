@@ -24,54 +24,85 @@ import (
 type Peer struct {
 	node   *Node
 	number uint64 // on this node, from 1
-	role   control.Role
-	id     [16]byte // of the session: random bits that only its two ends know
-	conn   net.Conn // TLS on top of raw, if the session is encrypted
-	raw    net.Conn
-	tls    *tls.ConnectionState // nil: no TLS
-	shook  time.Duration        // what its handshake took
-	cert   identity.Peer        // with TLS
-	user   user                 // without TLS, on this machine
+	peerUser
+	peerConn
+	peerLife
+	inbox   inbox
+	long    longParts
+	seen    seen
+	digests digests
+	staged  *bounce.Peer
+	account account // what snapshots tell of it
+	peerLimits
+	streams streams
+	changes atomic.Uint64 // of channels and remotes; see changed
+	ways    [keptWays]atomic.Pointer[way]
+
+	mu      sync.Mutex // guards what follows
+	session *control.Session
+	pending map[uint64]chan *control.Response
+	peerPaths
+	peerExports
+	lost error
+}
+
+// peerConn is the control connection of a peer.
+type peerConn struct {
+	conn    net.Conn // TLS on top of raw, if the session is encrypted
+	raw     net.Conn
+	tls     *tls.ConnectionState // nil: no TLS
+	shook   time.Duration        // what its handshake took
+	writing sync.Mutex           // held while the connection is written
+}
+
+// peerUser is who a peer is, and what it may do. The handshake sets it.
+type peerUser struct {
+	role control.Role
+	id   [16]byte      // of the session: random bits that only its two ends know
+	cert identity.Peer // with TLS
+	user user          // without TLS, on this machine
 	// the user at the other end of a connection on this machine; the kernel is asked once
-	owner      func() (int, error)
-	rights     identity.Rights // when the session began; see holds
-	local      bool            // the other end is on this machine
-	info       control.Identity
+	owner  func() (int, error)
+	rights identity.Rights // when the session began; see holds
+	local  bool            // the other end is on this machine
+	info   control.Identity
+}
+
+// peerLife says how far a peer is between its first byte and its end.
+type peerLife struct {
 	ctx        context.Context // ends when the peer is lost
 	end        context.CancelCauseFunc
 	introduced chan struct{} // closed when OnPeer has returned, Dial returns or the introduction failed
 	ready      chan struct{} // closed when the handshake is done
 	gone       chan struct{} // closed when nothing of the peer is left
 	kick       chan struct{} // wakes the writer
-	inbox      inbox
-	long       longParts
-	seen       seen
-	digests    digests
-	staged     *bounce.Peer
 	unwelcome  atomic.Bool   // its introduction failed: the application never gets it
 	closed     atomic.Bool   // by Close
-	writing    sync.Mutex    // held while the connection is written
-	account    account       // what snapshots tell of it
-	limits     *limits       // set before ready is closed
-	grant      *grant        // of the session; set in its handshake
-	held       *budget.Grant // of what the session holds for the peer; guarded by mu
-	heldBytes  uint64        // of held
-	streams    streams
-	changes    atomic.Uint64 // of channels and remotes; see changed
-	ways       [keptWays]atomic.Pointer[way]
+}
 
-	mu       sync.Mutex // guards what follows
-	session  *control.Session
-	pending  map[uint64]chan *control.Response
+// peerLimits is what a peer may take of its node, and what it has taken.
+type peerLimits struct {
+	limits    *limits       // set before ready is closed
+	grant     *grant        // of the session; set in its handshake
+	held      *budget.Grant // of what the session holds for the peer; guarded by mu
+	heldBytes uint64        // of held
+}
+
+// peerPaths are the paths to a peer. The mutex of the peer guards them.
+type peerPaths struct {
 	channels map[string]*opening
 	paths    map[uint64]*channel // by path id
 	queues   map[*Queue]bool
-	remotes  map[path.Key]remote
+	nextID   uint64
+	coming   map[uint64]*upcoming // paths that are being set up: that a peer was told the id of, or that told it
+}
+
+// peerExports are the exports of a peer that this node has looked up. The mutex of the peer guards
+// them.
+type peerExports struct {
+	remotes map[path.Key]remote
 	// by the index of a key: the last epoch in which the peer revoked an export that this node knew
 	revokedTo map[uint32]uint32
-	nextID    uint64
-	coming    map[uint64]*upcoming // paths that are being set up: that a peer was told the id of, or that told it
-	lost      error
 }
 
 // opening is a channel that is being set up, is set up, or could not be.
@@ -95,15 +126,17 @@ const retryAfter = time.Second
 // next.
 func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 	p := &Peer{
-		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()),
-		owner: sync.OnceValues(func() (int, error) {
-			return path.UserAt(c)
-		}),
-		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}),
-		kick:    make(chan struct{}, 1),
-		pending: map[uint64]chan *control.Response{}, channels: map[string]*opening{}, paths: map[uint64]*channel{},
-		queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}, remotes: map[path.Key]remote{},
-		revokedTo: map[uint32]uint32{}, digests: newDigests(),
+		node: n, pending: map[uint64]chan *control.Response{}, digests: newDigests(),
+		peerConn: peerConn{conn: c, raw: c},
+		peerUser: peerUser{role: role, local: isLocal(c.RemoteAddr()),
+			owner: sync.OnceValues(func() (int, error) {
+				return path.UserAt(c)
+			})},
+		peerLife: peerLife{introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}),
+			kick: make(chan struct{}, 1)},
+		peerPaths: peerPaths{channels: map[string]*opening{}, paths: map[uint64]*channel{},
+			queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}},
+		peerExports: peerExports{remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}},
 	}
 	if role == control.Dialer {
 		rand.Read(p.id[:]) // never fails

@@ -40,7 +40,8 @@ func (p *Peer) Prepare(kind path.OpKind, copies []path.Copy, o PutOptions) (*Pre
 	if err := may(p.ctx, kind, &o); err != nil {
 		return nil, p.outcome(err, nil)
 	}
-	r := &Prepared{peer: p, o: o, list: slices.Clone(copies), of: &Transfer{kind: kind, peer: p, priority: o.Priority},
+	r := &Prepared{peer: p, o: o, list: slices.Clone(copies),
+		of:      &Transfer{request: request{kind: kind, peer: p, priority: o.Priority}},
 		changes: p.changes.Load()}
 	r.o.Msg, r.o.Paths = slices.Clone(o.Msg), slices.Clone(o.Paths)
 	if err := p.make(r.of, r.list, &r.o); err != nil {

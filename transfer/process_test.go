@@ -509,7 +509,7 @@ func TestIntroduction(t *testing.T) {
 	why := errors.New("over")
 	for range 100 { // the order in which select looks is a matter of chance
 		for _, ctx := range []context.Context{t.Context(), over} {
-			p := &Peer{ready: make(chan struct{}), gone: make(chan struct{})}
+			p := &Peer{peerLife: peerLife{ready: make(chan struct{}), gone: make(chan struct{})}}
 			p.ctx, p.end = context.WithCancelCause(t.Context())
 			p.end(why)
 			close(p.gone)
@@ -519,7 +519,7 @@ func TestIntroduction(t *testing.T) {
 			}
 		}
 	}
-	p := &Peer{ready: make(chan struct{}), gone: make(chan struct{})}
+	p := &Peer{peerLife: peerLife{ready: make(chan struct{}), gone: make(chan struct{})}}
 	p.ctx, p.end = context.WithCancelCause(t.Context())
 	p.end(why)
 	close(p.gone)

@@ -103,7 +103,7 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 		o.grant.Release()
 		return nil, err
 	}
-	t := &Transfer{kind: kind, peer: p, id: o.id, priority: o.Priority, stream: o.Stream}
+	t := &Transfer{request: request{kind: kind, peer: p, id: o.id, priority: o.Priority, stream: o.Stream}}
 	if t.id == (observe.ID{}) {
 		t.id = p.node.nextID()
 	}

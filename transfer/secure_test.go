@@ -188,7 +188,8 @@ func TestRightsEnd(t *testing.T) {
 func TestCertificateEnds(t *testing.T) {
 	n := open(t, Options{Identity: issue(t, authority(t), "server")})
 	for left, want := range map[time.Duration]error{time.Hour: nil, -time.Second: control.Shutdown} {
-		p := &Peer{node: n, tls: &tls.ConnectionState{}, cert: identity.Peer{Name: "a", NotAfter: time.Now().Add(left)}}
+		p := &Peer{node: n, peerConn: peerConn{tls: &tls.ConnectionState{}},
+			peerUser: peerUser{cert: identity.Peer{Name: "a", NotAfter: time.Now().Add(left)}}}
 		p.rights = p.Rights()
 		if err := p.holds(); !errors.Is(err, want) {
 			t.Errorf("%v before the certificate ends: %v, expected %v", left, err, want)

@@ -198,9 +198,10 @@ type moving struct {
 // Move begins to move a piece by a path.
 func (s *stager) Move(pc *bounce.Piece) bounce.Move {
 	t := s.t
-	c := &Transfer{kind: t.kind, peer: t.peer, bytes: pc.Bytes, id: t.id, priority: t.priority, allowed: t.allowed,
-		floor: t.floor, part: s,
-		m: state.New(t.kind, pc.Copies, pc.Bytes, false, true)}
+	c := &Transfer{part: s,
+		request: request{kind: t.kind, peer: t.peer, bytes: pc.Bytes, id: t.id, priority: t.priority,
+			allowed: t.allowed, floor: t.floor},
+		posting: posting{m: state.New(t.kind, pc.Copies, pc.Bytes, false, true)}}
 	c.explain.Times.start(clock())
 	if pc.Lent != nil {
 		c.exports = append(c.oneExport[:0], *pc.Lent)

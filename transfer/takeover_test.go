@@ -277,7 +277,7 @@ func TestEndSessionsOfOthers(t *testing.T) {
 func TestLostSessionsAreBounded(t *testing.T) {
 	n := open(t, Options{})
 	for i := range 2 * maxLostNodes {
-		p := &Peer{node: n, info: control.Identity{Node: [16]byte{byte(i), byte(i >> 8)}}}
+		p := &Peer{node: n, peerUser: peerUser{info: control.Identity{Node: [16]byte{byte(i), byte(i >> 8)}}}}
 		for j := range 3 {
 			p.id = [16]byte{byte(j)}
 			n.lose(p)

@@ -91,24 +91,35 @@ type Job struct {
 	done   chan struct{}
 	begin  time.Time
 
-	mu        sync.Mutex       // guards what follows
-	expect    transfer.Content // what the verified bytes are a part of
-	known     bool             // expect is
-	remote    uint64           // instance of the node that had the name last
-	bytes     uint64           // to be moved; local.Len until the export is known
-	have      state.Ranges
-	high      uint64 // most that was ever in have
-	fresh     uint64 // pieces verified so far, also ones that were given up again
-	attempts  int
-	restarts  int
-	history   []Attempt
-	now       *Attempt // under way
+	mu sync.Mutex // guards what follows
+	progress
+	trials
 	finished  bool
 	err       error
 	callbacks []func(*Job)
-	times     Times
 
 	notify notifier
+}
+
+// progress is what a job knows of the content and of the bytes that are in place. The mutex of the
+// job guards it.
+type progress struct {
+	expect transfer.Content // what the verified bytes are a part of
+	known  bool             // expect is
+	remote uint64           // instance of the node that had the name last
+	bytes  uint64           // to be moved; local.Len until the export is known
+	have   state.Ranges
+	high   uint64 // most that was ever in have
+	fresh  uint64 // pieces verified so far, also ones that were given up again
+}
+
+// trials are the attempts of a job. The mutex of the job guards them.
+type trials struct {
+	attempts int
+	restarts int
+	history  []Attempt
+	now      *Attempt // under way
+	times    Times
 }
 
 // Fetch copies the export of that name into dst: as many bytes as both have. It returns at once,
@@ -136,7 +147,7 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 		return nil, l.err
 	}
 	j := &Job{link: l, kind: kind, name: name, local: local, o: o, done: make(chan struct{}), begin: time.Now(),
-		bytes: local.Len}
+		progress: progress{bytes: local.Len}}
 	if err := j.check(); err != nil {
 		return nil, fmt.Errorf("transfer: %s %q: %w", j.verb(), name, err)
 	}
