@@ -37,7 +37,8 @@ type channel struct {
 	slotTable
 	queue *sched.Queue[*Transfer]
 	light [priorities]sched.Flow[*Transfer] // small transfers, which share a flow
-	trip  time.Duration                     // round trip of the connection to the peer when the path came up, 0 if it is not known
+	// round trip of the connection to the peer when the path came up, 0 if it is not known
+	trip time.Duration
 	pacing
 	batched
 	closing

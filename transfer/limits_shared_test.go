@@ -57,7 +57,8 @@ func TestLimitsAreOfThePeer(t *testing.T) {
 func TestLimitsAreForgotten(t *testing.T) {
 	n := open(t, Options{})
 	peer := func(i int) *Peer {
-		return &Peer{node: n, peerUser: peerUser{info: control.Identity{Node: [16]byte{byte(i), byte(i >> 8)}, Name: fmt.Sprint(i)}}}
+		return &Peer{node: n, peerUser: peerUser{info: control.Identity{Node: [16]byte{byte(i), byte(i >> 8)},
+			Name: fmt.Sprint(i)}}}
 	}
 	kept, err := n.limitsFor(peer(0))
 	if err != nil {

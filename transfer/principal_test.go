@@ -28,13 +28,15 @@ func TestPrincipal(t *testing.T) {
 		peer *Peer
 		want string
 	}{
-		{&Peer{peerConn: peerConn{raw: from("10.0.0.7:1"), tls: new(tls.ConnectionState)}, peerUser: peerUser{cert: identity.Peer{Name: "gpu-7"}}}, "cert:gpu-7"},
+		{&Peer{peerConn: peerConn{raw: from("10.0.0.7:1"), tls: new(tls.ConnectionState)},
+			peerUser: peerUser{cert: identity.Peer{Name: "gpu-7"}}}, "cert:gpu-7"},
 		{&Peer{peerConn: peerConn{raw: from("127.0.0.1:1")}, peerUser: peerUser{user: user{7, true}}}, "uid:7"},
 		{&Peer{peerConn: peerConn{raw: addressed{from: &net.UnixAddr{Name: "@", Net: "unix"}}}, peerUser: peerUser{user: user{0, true}}}, "uid:0"},
 		{&Peer{peerConn: peerConn{raw: from("10.0.0.7:1")}}, "ip:10.0.0.7/32"},
 		{&Peer{peerConn: peerConn{raw: from("[::ffff:10.0.0.7]:1")}}, "ip:10.0.0.7/32"},
 		{&Peer{peerConn: peerConn{raw: from("[2001:db8::1:2:3:4]:1")}}, "ip:2001:db8::/64"},
-		{&Peer{peerConn: peerConn{raw: from("127.3.2.1:1")}}, "ip:127.0.0.0/8"}, // of a user without a number here, whom AllowUID lets in
+		// of a user without a number here, whom AllowUID lets in
+		{&Peer{peerConn: peerConn{raw: from("127.3.2.1:1")}}, "ip:127.0.0.0/8"},
 		{&Peer{peerConn: peerConn{raw: from("[::1]:1")}}, "ip:::1/128"},
 	} {
 		if got := c.peer.principal(); got != c.want {

@@ -75,8 +75,8 @@ func built(t *testing.T) string {
 	return dir
 }
 
-// run compiles a program of testdata with a library, or with the sources of the one by the agent, and
-// runs it.
+// run compiles a program of testdata with a library, or with the sources of the one by the agent,
+// and runs it.
 func run(t *testing.T, name, source string, flags []string, args ...string) {
 	t.Helper()
 	dir := built(t)

@@ -27,7 +27,8 @@ var layers = []struct {
 	packages []string
 }{
 	{"base", []string{
-		"internal/handles", "internal/input", "internal/option", "internal/invariants", "internal/word", "internal/netlink",
+		"internal/handles", "internal/input", "internal/option", "internal/invariants", "internal/word",
+		"internal/netlink",
 		"internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm",
 		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch",
 		"internal/web", "internal/xsk", "internal/peers", "internal/lab/testenv",
@@ -220,7 +221,8 @@ func TestEveryPackageHasALayer(t *testing.T) {
 	for _, s := range load(t) {
 		seen[s.pkg] = true
 		if _, _, ok := rank(s.pkg); !ok {
-			t.Errorf("%s: package %q is in no layer: add it to layers in internal/laws, and run make generate", s.rel, s.pkg)
+			t.Errorf("%s: package %q is in no layer: add it to layers in internal/laws, and run make generate", s.rel,
+				s.pkg)
 		}
 	}
 	for _, l := range layers {
@@ -491,7 +493,8 @@ func TestPagesNameTests(t *testing.T) {
 		file, pkg string
 		least     int
 	}{{"xdp.md", "engine/xdp", 40}, {"verbs-tests.md", "transfer/path/verbs", 60}, {"engine-rdma.md", "engine/rdma", 0},
-		{"security.md", "transfer/identity", 15}, {"security-limits.md", "transfer/identity", 60}, {"feed.md", "stage/feed", 40}} {
+		{"security.md", "transfer/identity", 15}, {"security-limits.md", "transfer/identity", 60},
+		{"feed.md", "stage/feed", 40}} {
 		b, err := os.ReadFile("../../docs/" + page.file)
 		if err != nil {
 			t.Fatal(err)

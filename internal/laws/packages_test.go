@@ -42,7 +42,8 @@ func TestPackagesPage(t *testing.T) {
 	}
 	b, err := os.ReadFile(file)
 	if err != nil || string(b) != page.String() {
-		t.Errorf("docs/packages.md is not what the packages say: run go test ./internal/laws -run ^TestPackagesPage$ -update")
+		t.Errorf("docs/packages.md is not what the packages say: run go test ./internal/laws -run ^TestPackagesPage$ " +
+			"-update")
 	}
 }
 

@@ -11,7 +11,8 @@ import (
 	"io"
 )
 
-// The protocol of pairing, version 1, runs inside one TLS 1.3 connection. docs/pairing.md has its messages.
+// The protocol of pairing, version 1, runs inside one TLS 1.3 connection. docs/pairing.md has its
+// messages.
 
 const pairALPN = "penstock-pair/1"
 

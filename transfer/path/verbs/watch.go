@@ -11,9 +11,9 @@ import (
 )
 
 // While something is under way the path looks once a second whether each queue pair gets on
-// (rdmadev.Watch). What does not is taken out of service like a queue pair that failed. The other way
-// round, receives are filled in the order in which they were posted: one that is passed over was
-// lost.
+// (rdmadev.Watch). What does not is taken out of service like a queue pair that failed. The other
+// way round, receives are filled in the order in which they were posted: one that is passed over
+// was lost.
 
 var errGap = errors.New("the adapter lost the completion of a message that came")
 
