@@ -122,7 +122,7 @@ var restricted = map[string][]string{
 // their paths.
 const (
 	maxLines  = 720
-	coreLines = 520
+	coreLines = 500
 )
 
 type source struct {
