@@ -40,9 +40,9 @@ type Harness struct {
 
 func (h Harness) defaults() Harness {
 	if h.rounds == 0 {
-		h.rounds = testenv.Rounds(300)
+		h.rounds = 300
 		if testenv.Race || testenv.Invariants {
-			h.rounds = min(h.rounds, 80)
+			h.rounds = 80
 		}
 	}
 	return h
