@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/fault"
 	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 	"github.com/penstock-io/penstock/internal/sys"
@@ -513,7 +512,6 @@ func TestServeTellsOfEach(t *testing.T) {
 
 // A get goes on by itself when its server was killed and comes back, with what it has.
 func TestGetSurvivesTheServer(t *testing.T) {
-	testenv.LeaveOut(t, testenv.Short, "moves some 100 MB")
 	dir := t.TempDir()
 	b := content(64<<20, 6)
 	write(t, filepath.Join(dir, "big"), b)

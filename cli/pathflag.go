@@ -78,16 +78,28 @@ func completePaths(typed string, devices func() []string) (out []string, _ cobra
 // withOlder is the paths of a command with the values of --verbs as options; all stands for paths
 // that the command was not given.
 func withOlder(paths, older, all []string) ([]string, error) {
-	if older == nil {
+	var options []string
+	for _, o := range older {
+		if key, value, valued := strings.Cut(o, "="); valued {
+			o = key + "=" + option.Escape(value)
+		}
+		if o != "" {
+			options = append(options, o)
+		}
+	}
+	if options == nil {
 		return paths, nil
 	}
 	if len(paths) == 0 {
 		paths = all
 	}
 	for i, p := range paths {
-		if name, _, _ := strings.Cut(p, "?"); name == verbs.Name {
+		if name, there, asked := strings.Cut(p, "?"); name == verbs.Name {
+			if asked {
+				options = append([]string{there}, options...)
+			}
 			paths = slices.Clone(paths)
-			paths[i] = verbs.Name + "?" + strings.Join(older, "&")
+			paths[i] = verbs.Name + "?" + strings.Join(options, "&")
 			return paths, nil
 		}
 	}

@@ -39,6 +39,9 @@ func pathSections() (out []key) {
 		for i := range s.Options {
 			keys = append(keys, optionKey(&s.Options[i]))
 		}
+		for _, g := range s.Gone {
+			keys = append(keys, key{name: g.Key, gone: g.Why})
+		}
 		if keys != nil {
 			out = append(out, key{name: s.Name, doc: "Options of the path " + s.Name + ".",
 				sub: &section{name: s.Name + "_paths", title: s.Name, doc: s.Doc, keys: keys, engines: true}})
@@ -58,7 +61,7 @@ type PathUse struct {
 func (u *PathUse) Text() string {
 	var all []string
 	for _, k := range slices.Sorted(maps.Keys(u.Settings)) {
-		all = append(all, k+"="+strings.NewReplacer("%", "%25", "&", "%26", "+", "%2B").Replace(u.Settings[k]))
+		all = append(all, k+"="+option.Escape(u.Settings[k]))
 	}
 	if all == nil {
 		return u.Name

@@ -111,6 +111,7 @@ func TestPathRefusals(t *testing.T) {
 		{"signal=4-", []string{"is not a whole number"}},
 		{"inline=65537", []string{"out of range", "64KiB"}},
 		{"windows=maybe", []string{"is neither"}},
+		{"rails=2", []string{"rails"}},
 		{"gid=1&for=10.0.0.2", []string{"gid and for are both there"}},
 	} {
 		section := "penstock:\n  transfers:\n    verbs:\n"

@@ -144,7 +144,6 @@ type NodePlan struct {
 	Name   string       `json:"name,omitempty"`
 	Listen []ListenPlan `json:"listen"`
 	Paths  []string     `json:"paths"` // with the options that the file has for them: NAME?KEY=VALUE&...
-	// settings of paths over RDMA that are not the default, as --verbs takes them
 	// Identity is the directory of certificates; "" without one.
 	Identity string     `json:"identity,omitempty"`
 	Share    *SharePlan `json:"share,omitempty"`

@@ -27,6 +27,12 @@ func (a address) String() string {
 	return a.network + "://" + a.addr
 }
 
+// CheckAddress says what is wrong with the text of an address, as Node.Connect does before it dials.
+func CheckAddress(addr string) error {
+	_, err := parseAddress(addr)
+	return err
+}
+
 // parseAddress reads an address. Whether it may be used is for the node to say: see Node.allows.
 func parseAddress(s string) (address, error) {
 	network, addr, ok := strings.Cut(s, "://")

@@ -262,7 +262,7 @@ func (x *runner) exchange(ctx context.Context, senders []*sender, flows ...*dire
 	began := time.Now()
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
-	interrupted := ctx.Done()
+	interrupted, stopped := ctx.Done(), false
 	var limit <-chan time.Time
 	var err error
 	sending := len(senders)
@@ -273,17 +273,19 @@ func (x *runner) exchange(ctx context.Context, senders []*sender, flows ...*dire
 		case err = <-failed:
 			receiving--
 		case <-interrupted:
-			interrupted = nil
-			t := time.NewTimer(x.o.Settle)
-			defer t.Stop()
-			limit = t.C
+			interrupted, stopped = nil, true
 		case <-limit:
 			busy = false
 		case <-look.C:
 			busy = sending > 0
 			for _, f := range flows {
-				busy = busy || (limit == nil || f.local) && !x.done(f, time.Since(began))
+				busy = busy || (!stopped || f.local) && !x.done(f, time.Since(began))
 			}
+		}
+		if stopped && sending == 0 && limit == nil {
+			t := time.NewTimer(x.o.Settle)
+			defer t.Stop()
+			limit = t.C
 		}
 	}
 	for halt(); sending > 0; sending-- {

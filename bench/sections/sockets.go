@@ -265,7 +265,12 @@ func (e *end) messages(c *counts) (out []Messages) {
 	for _, s := range e.in.from {
 		m.Sent, m.SentTook = s.sent.Load(), s.out.Took
 	}
+	var first, last int64 // over all queues of this end
 	for _, r := range e.in.receivers {
+		if t := r.first.Load(); first == 0 || t != 0 && t < first {
+			first = t
+		}
+		last = max(last, r.last.Load())
 		m.Packets += r.out.Packets
 		m.Bytes += r.out.Bytes
 		m.Unique += r.out.Unique
@@ -275,9 +280,8 @@ func (e *end) messages(c *counts) (out []Messages) {
 		m.Foreign += r.out.Foreign
 		m.Checked += r.out.Checked
 		m.Rest += r.out.Rest
-		m.Took = max(m.Took, r.out.Took)
 	}
-	if m.Took == 0 {
+	if m.Took = time.Duration(last - first); m.Took == 0 {
 		m.Took = m.SentTook // all came at once
 	}
 	m.Missing, _ = e.in.l.gaps()

@@ -83,12 +83,13 @@ func TestConformanceStream(t *testing.T) {
 		return p.(*socket.TCPPort)
 	}
 	enginetest.Run(t, staged(t, enginetest.Harness{Open: func(t testing.TB) enginetest.Pair {
-		a := open(t, "tcp://127.0.0.1:0?listen=1")
-		b := open(t, "tcp://"+a.LocalAddr().String())
-		if err := a.WaitConnected(t.Context()); err != nil {
+		server := open(t, "tcp://127.0.0.1:0?listen=1")
+		client := open(t, "tcp://"+server.LocalAddr().String())
+		if err := server.WaitConnected(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		conns := map[engine.Port]uint32{a: a.Find(b.LocalAddr())}
-		return enginetest.Pair{A: a, B: b, Conn: func(from engine.Port) uint32 { return conns[from] }}
+		// The server receives: its queues stay open when the client closes.
+		conns := map[engine.Port]uint32{server: server.Find(client.LocalAddr())}
+		return enginetest.Pair{A: client, B: server, Conn: func(from engine.Port) uint32 { return conns[from] }}
 	}}, bounce.Options{}))
 }

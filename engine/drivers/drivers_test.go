@@ -35,7 +35,7 @@ func TestSpecs(t *testing.T) {
 
 // unset are fields that no text can set: functions, memory that is open, and what an option of the
 // port or queue itself says.
-var unset = []string{"OnConn", "OnMemory", "Memory", "Rate", "SendAt", "Kernel", "Device", "Ahead", "Clock", "Complete"}
+var unset = []string{"OnConn", "Memory", "Rate", "SendAt", "Kernel", "Device", "Ahead", "Clock", "Complete"}
 
 // Every field of the options of every engine can be set in files and addresses, or has its reason.
 func TestEveryFieldHasAKey(t *testing.T) {

@@ -140,7 +140,7 @@ func checkTogether(t testing.TB, h Harness) {
 		wg.Go(func() {
 			for step := range h.rounds / 3 {
 				m.step()
-				if step%20 == 0 {
+				if step%5 == 0 {
 					own, err := r.c.Alloc(gpu.MemoryOptions{Size: uint64(1000 + i)})
 					if err != nil {
 						t.Errorf("allocate: %v", err)

@@ -83,7 +83,7 @@ func (x *exam) unlocated() bool {
 }
 
 // ports calls each for the ports that are active, with a name for people. Without one it says why
-// there is no problems found.
+// there is none.
 func (x *exam) ports(each func(d usedRDMA, p *host.RDMAPort, name string)) {
 	for _, d := range x.devices() {
 		for i := range d.Ports {

@@ -74,8 +74,8 @@ func TestHostPlan(t *testing.T) {
 	if err := errors.Join(err, json.Unmarshal(b, &again)); err != nil || fmt.Sprint(again) != fmt.Sprint(p) {
 		t.Error(err)
 	}
-	// Without trouble in receiving there is no problems found of it; what is left out by name is
-	// left out; what is so is not touched.
+	// Without trouble in receiving the plan has nothing about it; it leaves out what is named, and
+	// what is so already.
 	f.softnet = host.Softnet{Packets: 1000000, Squeezed: 1, Dropped: 1}
 	f.values["sysctl net.core.wmem_max"] = "134217728"
 	p, err = hostPlan(ctx, f, HostGoals{Skip: []string{"governor"}})

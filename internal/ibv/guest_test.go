@@ -9,8 +9,7 @@ import (
 )
 
 // TestGuestDevice runs the same tests on a real kernel, over Soft-RoCE. Where they ask w.fake,
-// Soft-RoCE of Linux 6.1 is known to differ (the fake's own tests have the whole list,
-// internal/lab/testenv/fake/verbs/guest_test.go, with the reasons):
+// Soft-RoCE of Linux 6.1 is known to differ:
 //
 //   - queues have more slots than the device says (testHalfRefused, testRecvFull);
 //   - windows have no bounds (TestWindowBounds);

@@ -267,6 +267,11 @@ func (l List) keys(scheme string) (out []string) {
 // values.
 type Settings map[string]string
 
+// Escape is a value as Read takes it.
+func Escape(value string) string {
+	return strings.NewReplacer("%", "%25", "&", "%26", "+", "%2B").Replace(value)
+}
+
 // Read reads KEY=VALUE&.... A truth may stand without a value, and becomes true or false; a list
 // repeats its key. The error is an *Error without an owner.
 func (l List) Read(query, scheme string) (Settings, *Error) {

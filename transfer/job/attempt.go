@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
-// errStalled ends an attempt by JobOptions.Stall.
+// errStalled ends an attempt by Options.Stall.
 var errStalled = fmt.Errorf("no piece was completed in time: %w", context.DeadlineExceeded)
 
 // run makes attempts until the job is done, or fails.
@@ -163,7 +163,7 @@ func (j *Job) adopt(a *Attempt, r *transfer.Remote) error {
 	return j.ctx.Err()
 }
 
-// unready is an error of JobOptions.BeforePiece.
+// unready is an error of Options.BeforePiece.
 type unready struct{ error }
 
 func (e *unready) Unwrap() error { return e.error }

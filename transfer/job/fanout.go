@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,7 +74,8 @@ type Leg struct {
 // PutAll puts the same or different local memory into the memory of many peers, weights to workers
 // for example. The targets are begun in the order given, some at once; each has a future of its
 // own, and one that is slow or dead holds the others up for no more than a second. The local memory
-// is leased and registered once for all of them. The targets' slices and spans belong to the
+// of Copies is leased and registered once for all of them; that for a Name is leased, and its leg
+// registers it. The targets' slices and spans belong to the
 // fan-out until it is done. It ends early when ctx does. Requests that are wrong fail here,
 // everything later by the legs.
 func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, error) {
@@ -96,8 +98,6 @@ func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, er
 		switch {
 		case t.Peer == nil:
 			return fail(errors.New("no peer"))
-		case errors.Is(t.Peer.Err(), transfer.ErrClosed):
-			return fail(t.Peer.Err())
 		case t.Copies == nil && t.Name == "":
 			return fail(errors.New("expected Copies, or the Name of an export"))
 		case t.Copies != nil && t.Name != "":
@@ -125,6 +125,10 @@ func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, er
 		}
 		f.bytes += l.bytes
 		f.legs = append(f.legs, l)
+	}
+	if closed(targets) {
+		f.release()
+		return nil, fmt.Errorf("transfer: fan-out: %w", targets[0].Peer.Err())
 	}
 	f.ctx, f.cancel = context.WithCancel(ctx)
 	for _, l := range f.legs {
@@ -331,4 +335,10 @@ func (f *Fanout) Cancel() {
 	for _, l := range f.legs {
 		l.Cancel()
 	}
+}
+
+// closed reports whether there are peers, all of which this side has closed: so has the node.
+func closed(targets []Target) bool {
+	open := slices.ContainsFunc(targets, func(t Target) bool { return !errors.Is(t.Peer.Err(), transfer.ErrClosed) })
+	return len(targets) > 0 && !open
 }

@@ -171,7 +171,7 @@ func TestPutAllClosed(t *testing.T) {
 
 // What goes wrong at one target is that target's error, which names it.
 func TestPutAllPartly(t *testing.T) {
-	c := newCrowd(t, 4, nil)
+	c := newCrowd(t, 5, nil)
 	dst := c.room(t, "weights", 4096)
 	src := region(t, 8192)
 	fill(src, 22)
@@ -181,12 +181,13 @@ func TestPutAllPartly(t *testing.T) {
 	targets[2].Local = src.All() // too large for its export
 	c.nodes[3].Close()
 	<-c.peers[3].Gone()
+	c.peers[4].Close() // by this side: the others go on
 	f, err := PutAll(ctx(t), targets, FanoutOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = f.Wait(ctx(t))
-	for i, want := range []error{control.NotFound, nil, path.ErrBounds, transfer.ErrPeerLost} {
+	for i, want := range []error{control.NotFound, nil, path.ErrBounds, transfer.ErrPeerLost, transfer.ErrClosed} {
 		if got := f.Legs()[i].Err(); want == nil && got != nil || !errors.Is(got, want) {
 			t.Errorf("target %d: %v, expected %v", i, got, want)
 		}

@@ -28,7 +28,7 @@ type Attempt struct {
 	Err   error // nil: it succeeded, or is under way
 }
 
-// JobTimes says where the time of a job went. What is in none of the parts went into the job's own
+// Times says where the time of a job went. What is in none of the parts went into the job's own
 // work.
 type Times struct {
 	Connect time.Duration // waiting for a session
@@ -45,7 +45,7 @@ const (
 	maxHistory    = firstAttempts + lastAttempts
 )
 
-// JobExplanation is the account of one job.
+// Explanation is the account of one job.
 type Explanation struct {
 	Kind     string // "fetch" or "store"
 	Name     string
@@ -60,7 +60,7 @@ type Explanation struct {
 	Err      error
 }
 
-// JobError is why a job failed: the account of it, with the error that ended it, which it matches.
+// Error is why a job failed: the account of it, with the error that ended it, which it matches.
 type Error struct{ Explanation }
 
 // Unwrap returns what ended the job.

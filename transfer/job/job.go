@@ -20,7 +20,7 @@ var (
 	ErrGaveUp = errors.New("transfer: gave up after retries") // the limits of Retry were reached
 )
 
-// JobOptions modify a Fetch or Store. The zero value is usual.
+// Options modify a Fetch or Store. The zero value is usual.
 type Options struct {
 	// From is how many bytes from the start are in place already, verified by an earlier process:
 	// the caller vouches for them.
@@ -75,7 +75,7 @@ const (
 // it takes: a future. Its methods may be called from any goroutine.
 //
 // A piece that was verified is not moved again, unless the content changes. Which errors are tried
-// again says [Retriable]; how often, [Retry]. Each piece is a transfer of its own for the other
+// again says [transfer.Retriable]; how often, [Retry]. Each piece is a transfer of its own for the other
 // node's OnTransfer, and has its own ID.
 type Job struct {
 	link  *Link
@@ -259,7 +259,7 @@ func (j *Job) Progress() float64 {
 // behalf.
 func (j *Job) Done() <-chan struct{} { return j.done }
 
-// Err is nil while the job is under way and after success. Otherwise it is a *JobError, which
+// Err is nil while the job is under way and after success. Otherwise it is a *Error, which
 // matches what ended the job: path.ErrCanceled, ErrClosed, ErrGaveUp and the error of the last
 // attempt, or an error that is not retried.
 func (j *Job) Err() error {

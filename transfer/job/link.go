@@ -112,7 +112,10 @@ func NewLink(n *transfer.Node, addr string, o LinkOptions) *Link {
 }
 
 func (l *Link) open(o LinkOptions) error {
-	var err error
+	err := transfer.CheckAddress(l.addr)
+	if err != nil {
+		return err
+	}
 	if l.retry, err = o.Retry.complete(Retry{}); err != nil {
 		return err
 	}

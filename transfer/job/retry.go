@@ -26,7 +26,7 @@ type Retry struct {
 	Attempts int
 	// Total is how long a job goes on after the last progress, or after the first session without
 	// any was lost; 0 means 2 minutes, a negative time no limit. A session that lives may take as
-	// long as it likes (see JobOptions.Stall).
+	// long as it likes (see Options.Stall).
 	Total time.Duration
 }
 

@@ -91,9 +91,14 @@ func New(paths []string, insecure bool) ([]setup.Driver, error) {
 func All(texts ...string) []string {
 	out := Names()
 	for _, t := range texts {
-		name, _, _ := strings.Cut(t, "?")
-		if i := slices.Index(out, name); i >= 0 {
-			out[i] = t
+		name, query, _ := strings.Cut(t, "?")
+		for i, there := range out {
+			switch before, _, asked := strings.Cut(there, "?"); {
+			case before == name && asked:
+				out[i] += "&" + query
+			case before == name:
+				out[i] = t
+			}
 		}
 	}
 	return out

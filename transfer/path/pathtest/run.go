@@ -124,7 +124,7 @@ func seeds(t testing.TB) []uint64 {
 		return []uint64{s}
 	}
 	now := uint64(time.Now().UnixNano())
-	if testing.Short() { // the others are tried without the race detector
+	if testing.Short() { // make nightly tries the others
 		return []uint64{1, now}
 	}
 	return []uint64{1, 2, 3, now}

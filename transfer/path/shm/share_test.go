@@ -296,7 +296,7 @@ func TestExposedAfterClose(t *testing.T) {
 // More exports than can be attached at once: the oldest give way, views and running operations do
 // not.
 func TestEviction(t *testing.T) {
-	testenv.LeaveOut(t, testenv.Short, "thousands of mappings")
+	testenv.LeaveOut(t, testenv.WithRace, "thousands of mappings")
 	u := newDuo(t, Driver{}, 0)
 	local := u.region(4096)
 	n := maxAttachments + 50

@@ -45,6 +45,14 @@ var Spec = setup.Spec{Name: Name, RDMA: true,
 		{Key: "library", Type: option.Text, Form: "a file of libibverbs", Field: "Library",
 			Doc: "libibverbs; without it the system's."},
 	},
+	Gone: []setup.Gone{
+		{Key: "rails", Why: "it was renamed: queue_pairs is the number of queue pairs for data"},
+		{Key: "transport", Why: "it was removed: all paths have reliable connections (RC)"},
+		{Key: "initiators", Why: "it was removed with the transport dc: queue_pairs is the number of queue pairs " +
+			"for data"},
+		{Key: "meet", Why: "it was removed: nodes exchange descriptions of their endpoints over their session, " +
+			"and listen for no peers at the adapter"},
+	},
 	New: func(insecure bool) (any, func() (setup.Driver, error)) {
 		o := &Options{Insecure: insecure}
 		return o, func() (setup.Driver, error) { return New(*o), o.Check() }

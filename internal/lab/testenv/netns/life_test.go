@@ -370,7 +370,7 @@ func TestManyTopologiesStayFlat(t *testing.T) {
 	}
 	once(0) // what stays on purpose: the watcher, descriptors of Go's runtime
 	rounds := 200
-	if testenv.Race || testenv.Invariants || testing.Short() {
+	if testenv.Race || testenv.Invariants {
 		rounds = 50
 	}
 	fds, threads, _ := holdings(t)
