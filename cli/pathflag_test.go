@@ -33,7 +33,7 @@ func TestPathsAreWanted(t *testing.T) {
 		{"shm,verbs", "library=/nowhere/libibverbs.so.1", "libibverbs"},
 		{"shm,verbs?library=/nowhere/libibverbs.so.1", "", "libibverbs"},
 		{"verbs?device=mlx5_9", "library=" + lib, `no RDMA device "mlx5_9", only [`},
-		{"verbs?device=mlx5_9", "device=mlx5_8", "device is there twice"},
+		{"verbs?device=mlx5_9", "device=mlx5_8", "device: it is there twice"},
 		{"verbs", "library=/nowhere/c++%20/lib.so.1", "/nowhere/c++%20/lib.so.1"},
 		{"tcp", "library=" + lib, "which --path leaves out"},
 	} {
