@@ -27,7 +27,8 @@ func (a address) String() string {
 	return a.network + "://" + a.addr
 }
 
-// CheckAddress says what is wrong with the text of an address, as Node.Connect does before it dials.
+// CheckAddress says what is wrong with the text of an address, as Node.Connect does before it
+// dials.
 func CheckAddress(addr string) error {
 	_, err := parseAddress(addr)
 	return err

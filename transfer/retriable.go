@@ -46,7 +46,8 @@ func Retriable(err error) bool {
 		}
 		return false
 	}
-	if isA[*net.AddrError](err) || isOneOf(err, context.Canceled, path.ErrBounds, path.ErrKey, path.ErrTooLarge, path.ErrUnreachable) {
+	if isA[*net.AddrError](err) || isOneOf(err, context.Canceled, path.ErrBounds, path.ErrKey, path.ErrTooLarge,
+		path.ErrUnreachable) {
 		return false
 	}
 	if isOneOf(err, path.ErrProtocol, control.ErrDead, control.ErrBacklog, control.ErrPending, control.ErrUnread,

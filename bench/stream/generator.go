@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/internal/bucket"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet/burst"
 )
@@ -67,12 +67,12 @@ const (
 func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var bucket pace.Bucket
+	var pace bucket.Bucket
 	if l.rate > 0 {
 		// Bursts come at equal distances: the bucket holds one, and is spent at the times that the
 		// schedule says.
 		bits := uint64(math.Round(l.rate * 8 * float64(l.wire)))
-		if bucket, err = pace.NewBucket(max(bits, 1), l.burst*l.wire, 0); err != nil {
+		if pace, err = bucket.New(max(bits, 1), l.burst*l.wire, 0); err != nil {
 			return out, err
 		}
 	}
@@ -105,9 +105,9 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 		}
 		due := now
 		if l.rate > 0 {
-			at := bucket.Earliest(n * l.wire)
+			at := pace.Earliest(n * l.wire)
 			at = max(at, 0)
-			bucket.Spend(at, n*l.wire)
+			pace.Spend(at, n*l.wire)
 			if due = l.start + at; due >= end {
 				break
 			}

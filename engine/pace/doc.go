@@ -7,11 +7,11 @@
 //
 // # Rate
 //
-// Bucket is a token bucket in exact integer arithmetic: in any window of d seconds it lets at most
-// Rate*d + Burst through, to the bit, and a queue that always has packets reaches Rate in the long
-// run without drift, as long as the Burst covers the time by which a sleeper wakes up too late. It
-// is the virtual scheduling form of the Generic Cell Rate Algorithm (ITU-T I.371, annex A).
-// Options.Overhead adds what each packet takes on the wire beyond its bytes in memory.
+// The rate is that of a token bucket (package internal/bucket): in any window of d seconds it lets
+// at most Rate*d + Burst through, to the bit, and a queue that always has packets reaches Rate in
+// the long run without drift, as long as the Burst covers the time by which a sleeper wakes up too
+// late. It is the virtual scheduling form of the Generic Cell Rate Algorithm (ITU-T I.371, annex
+// A). Options.Overhead adds what each packet takes on the wire beyond its bytes in memory.
 //
 // # Times
 //

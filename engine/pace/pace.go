@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/bucket"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet/burst"
 )
@@ -99,7 +100,7 @@ type Pacer struct {
 	ahead time.Duration
 
 	// What follows belongs to the goroutine in Transmit.
-	bucket Bucket
+	bucket bucket.Bucket
 	start  time.Time   // the bucket's time 0
 	rests  atomic.Bool // the bucket does: the device keeps the rate
 	cost   [run]int    // of packets in hand; a device that takes a packet may leave no trace of its length
@@ -131,11 +132,11 @@ func New(inner engine.Sink, o Options) (*Pacer, error) {
 	p.start = p.now()
 	if o.Rate > 0 {
 		if o.Burst == 0 {
-			o.Burst = int(min(o.Rate/8*uint64(slack)/uint64(time.Second), maxBurst/2)) + slackBytes
+			o.Burst = int(min(o.Rate/8*uint64(slack)/uint64(time.Second), bucket.MaxBurst/2)) + slackBytes
 		}
 		var err error
-		if p.bucket, err = NewBucket(o.Rate, o.Burst, 0); err != nil {
-			return nil, err
+		if p.bucket, err = bucket.New(o.Rate, o.Burst, 0); err != nil {
+			return nil, fmt.Errorf("pace: %w: %w", err, engine.ErrInvalid)
 		}
 	}
 	if o.Kernel != nil || o.Device {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/bucket"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet/burst"
 	"go.uber.org/goleak"
@@ -508,7 +509,7 @@ func TestCloseWhileWaiting(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{{Burst: -1}, {Overhead: -1}, {Overhead: 1 << 20}, {Late: -1}, {Horizon: -1},
 		{Ahead: -1}, {Spin: -1}, {Spin: time.Second},
-		{Rate: 1 << 63}, {Rate: 1, Burst: maxBurst + 1}, {Kernel: newTxTime(Support{}), Clock: &clock{}}} {
+		{Rate: 1 << 63}, {Rate: 1, Burst: bucket.MaxBurst + 1}, {Kernel: newTxTime(Support{}), Clock: &clock{}}} {
 		if _, err := New(&device{}, o); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}
@@ -516,7 +517,7 @@ func TestOptions(t *testing.T) {
 	if _, err := New(nil, Options{}); !errors.Is(err, engine.ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err := New(&device{}, Options{Rate: maxRate}); err != nil {
+	if _, err := New(&device{}, Options{Rate: bucket.MaxRate}); err != nil {
 		t.Error(err)
 	}
 }

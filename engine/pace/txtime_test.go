@@ -398,7 +398,7 @@ func BenchmarkRateReached(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.StopTimer()
-	burst := int(r.p.bucket.burst / 8)
+	burst := int(float64(rate)/8*slack.Seconds()) + slackBytes // the default
 	b.ReportMetric(float64(8*(n*bytes-burst))/b.Elapsed().Seconds()/rate, "of-rate")
 	r.done()
 }

@@ -27,7 +27,8 @@ var layers = []struct {
 	packages []string
 }{
 	{"base", []string{
-		"internal/handles", "internal/input", "internal/option", "internal/invariants", "internal/word",
+		"internal/bucket", "internal/handles", "internal/input", "internal/option", "internal/invariants",
+		"internal/word",
 		"internal/netlink",
 		"internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm",
 		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch",

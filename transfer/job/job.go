@@ -75,8 +75,8 @@ const (
 // it takes: a future. Its methods may be called from any goroutine.
 //
 // A piece that was verified is not moved again, unless the content changes. Which errors are tried
-// again says [transfer.Retriable]; how often, [Retry]. Each piece is a transfer of its own for the other
-// node's OnTransfer, and has its own ID.
+// again says [transfer.Retriable]; how often, [Retry]. Each piece is a transfer of its own for the
+// other node's OnTransfer, and has its own ID.
 type Job struct {
 	link  *Link
 	kind  path.OpKind

@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/internal/bucket"
 )
 
 // MaxRate is the largest rate in bytes per second.
@@ -20,7 +20,7 @@ const burstTime = 20 * time.Millisecond
 // minBurst is the least default burst in bytes.
 const minBurst = 64 << 10
 
-// Rate limits bytes per second, by the exact token bucket of package engine/pace. In any window of
+// Rate limits bytes per second, by the exact token bucket of package bucket. In any window of
 // d seconds at most rate*d + max(burst, largest single operation) bytes pass, and a sender that
 // always has something to send reaches the rate over long times without drift. More than the burst
 // pass once the bucket is full, and what follows waits for all of them. Its methods may be called
@@ -29,7 +29,7 @@ type Rate struct {
 	perSec uint64
 	burst  uint64
 	mu     sync.Mutex
-	bucket pace.Bucket
+	bucket bucket.Bucket
 }
 
 // NewRate makes the limit that l.Rate, which is not 0, and l.Burst are. It is at rest at time now,
@@ -39,7 +39,7 @@ func NewRate(l *Limits, now int64) *Rate {
 	if burst == 0 {
 		burst = min(max(l.Rate/uint64(time.Second/burstTime), minBurst), maxBurst)
 	}
-	b, err := pace.NewBucket(8*l.Rate, int(burst), now)
+	b, err := bucket.New(8*l.Rate, int(burst), now)
 	if err != nil {
 		panic(err) // cannot be: what Check lets pass is less than a bucket takes
 	}

@@ -1,15 +1,16 @@
-package pace
+// Package bucket is a token bucket in exact integer arithmetic, for rates of packets and of
+// transfers.
+package bucket
 
 import (
 	"fmt"
 	"math/bits"
-
-	"github.com/penstock-io/penstock/engine"
 )
 
+// Bounds of a bucket.
 const (
-	maxRate  = 1 << 60 // bits per second: sums of two fractions fit
-	maxBurst = 1 << 40 // bytes
+	MaxRate  = 1 << 60 // bits per second: sums of two fractions fit
+	MaxBurst = 1 << 40 // bytes
 	// forever is the time of what a rate never reaches, in nanoseconds: 73 years.
 	forever = 1 << 61
 )
@@ -27,13 +28,13 @@ type Bucket struct {
 	frac  uint64 // in 1/rate nanoseconds, below rate
 }
 
-// NewBucket makes a bucket that is full at time now. The rate is in bits per second, the burst in
-// bytes; both must be positive, at most 2^60 bits per second and 2^40 bytes, or the error wraps
-// engine.ErrInvalid.
-func NewBucket(rate uint64, burst int, now int64) (Bucket, error) {
-	if rate == 0 || rate > maxRate || burst <= 0 || burst > maxBurst {
-		return Bucket{}, fmt.Errorf("pace: a bucket of %d bit/s with a burst of %d bytes: expected 1 to 2^60 bit/s "+
-			"and 1 to 2^40 bytes: %w", rate, burst, engine.ErrInvalid)
+// New makes a bucket that is full at time now. The rate is in bits per second, the burst in
+// bytes; both must be positive, at most 2^60 bits per second and 2^40 bytes, else it is an
+// error.
+func New(rate uint64, burst int, now int64) (Bucket, error) {
+	if rate == 0 || rate > MaxRate || burst <= 0 || burst > MaxBurst {
+		return Bucket{}, fmt.Errorf("a bucket of %d bit/s with a burst of %d bytes: expected 1 to 2^60 bit/s "+
+			"and 1 to 2^40 bytes", rate, burst)
 	}
 	return Bucket{rate: rate, burst: 8 * uint64(burst), full: now}, nil
 }
