@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 )
@@ -236,32 +235,5 @@ func TestConnectToNobody(t *testing.T) {
 	}
 	if _, err := l.Connect(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
 		t.Errorf("closed: %v", err)
-	}
-}
-
-// A nil context is an error that names it.
-func TestNilContext(t *testing.T) {
-	if invariants.Enabled { // then it panics
-		return
-	}
-	s := newServer(t, 4096, transfer.ExportOptions{})
-	l := link(t, open(t, transfer.Options{}), s.addr(), LinkOptions{})
-	dst := region(t, 4096)
-	j, err := l.Fetch(ctx(t), "x", dst.All(), Options{})
-	waitJob(t, j, err)
-	for what, f := range map[string]func(context.Context) error{
-		"Peer":    func(c context.Context) error { _, err := l.Peer(c); return err },
-		"Connect": func(c context.Context) error { _, err := l.Connect(c); return err },
-		"Acquire": func(c context.Context) error { _, _, err := l.Acquire(c); return err },
-		"Do": func(c context.Context) error {
-			return l.Do(c, DoOptions{}, func(context.Context, *transfer.Peer) error { return nil })
-		},
-		"Fetch":  func(c context.Context) error { _, err := l.Fetch(c, "x", dst.All(), Options{}); return err },
-		"Store":  func(c context.Context) error { _, err := l.Store(c, "x", dst.All(), Options{}); return err },
-		"PutAll": func(c context.Context) error { _, err := PutAll(c, nil, FanoutOptions{}); return err },
-	} {
-		if err := f(nil); !errors.Is(err, transfer.ErrContext) {
-			t.Errorf("%s: %v", what, err)
-		}
 	}
 }
