@@ -160,56 +160,92 @@ func TestJobGivesUpOnLosses(t *testing.T) {
 	soon(t, dst.Unmapped(), "the return of the last lease")
 }
 
+// overdue is a context whose deadline passes when the test says so.
+type overdue struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c *overdue) Done() <-chan struct{} { return c.done }
+
+func (c *overdue) Err() error {
+	select {
+	case <-c.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// What this side ends, in the middle of a job: the error says which way, with the cause of a
+// context, and never that the peer is lost.
 func TestJobCancel(t *testing.T) {
-	for what, cancel := range map[string]func(t *testing.T, m *midway, stop context.CancelFunc){
-		"Cancel":     func(t *testing.T, m *midway, _ context.CancelFunc) { m.job.Cancel() },
-		"context":    func(t *testing.T, m *midway, stop context.CancelFunc) { stop() },
-		"Link.Close": func(t *testing.T, m *midway, _ context.CancelFunc) { m.l.Close() },
-		"Node.Close": func(t *testing.T, m *midway, _ context.CancelFunc) { m.n.Close() },
+	cause := errors.New("the caller's reason")
+	for what, c := range map[string]struct {
+		cancel func(m *midway, stop context.CancelCauseFunc, late *overdue)
+		want   []error
+	}{
+		"Cancel": {func(m *midway, _ context.CancelCauseFunc, _ *overdue) { m.job.Cancel() },
+			[]error{path.ErrCanceled, context.Canceled}},
+		"context": {func(_ *midway, stop context.CancelCauseFunc, _ *overdue) { stop(cause) },
+			[]error{path.ErrCanceled, context.Canceled, cause}},
+		"deadline": {func(_ *midway, _ context.CancelCauseFunc, late *overdue) { close(late.done) },
+			[]error{path.ErrCanceled, context.DeadlineExceeded}},
+		"Link.Close": {func(m *midway, _ context.CancelCauseFunc, _ *overdue) { m.l.Close() },
+			[]error{transfer.ErrClosed}},
+		"Node.Close": {func(m *midway, _ context.CancelCauseFunc, _ *overdue) { m.n.Close() },
+			[]error{transfer.ErrClosed}},
 	} {
-		t.Run(what, func(t *testing.T) {
-			m := &midway{server: newServer(t, midwaySize, transfer.ExportOptions{}), g: newGate(midwayHeld),
-				mem: region(t, midwaySize)}
-			m.n = open(t, transfer.Options{Paths: []setup.Driver{m.g.driver}})
-			m.l = NewLink(m.n, m.addr(), LinkOptions{})
-			c, stop := context.WithCancel(ctx(t))
-			defer stop()
-			var err error
-			if m.job, err = m.l.Fetch(c, "x", m.mem.All(),
-				Options{Piece: midwayPiece, Window: 2, OnVerified: m.offs.add}); err != nil {
-				t.Fatal(err)
-			}
-			soon(t, m.g.held, "the middle of the job")
-			go func() { // the operations that are under way come back, canceled or done
-				<-m.job.ctx.Done()
-				m.g.release(m.n)
-			}()
-			cancel(t, m, stop)
-			err = m.job.Wait(ctx(t))
-			want := path.ErrCanceled
-			if strings.HasSuffix(what, "Close") {
-				want = transfer.ErrClosed
-			}
-			if !errors.Is(err, want) {
-				t.Errorf("%v", err)
-			}
-			if v := m.job.Verified(); v < (midwayHeld-1)*midwayPiece || v >= midwaySize ||
-				!bytes.Equal(m.mem.All().Bytes()[:v], m.r.All().Bytes()[:v]) {
-				t.Errorf("%d bytes are verified", v)
-			}
-			if got := m.offs.get(); got[len(got)-1] != m.job.Verified() {
-				t.Errorf("told of %v, verified %d", got, m.job.Verified())
-			}
-			m.mem.Close()
-			soon(t, m.mem.Unmapped(), "the return of the last lease")
-			m.l.Close()
-			if _, err := m.l.Fetch(ctx(t), "x", m.mem.All(), Options{}); err == nil {
-				t.Error("a closed link took a job")
-			}
-			if _, err := m.l.Peer(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
-				t.Errorf("a closed link has a peer: %v", err)
-			}
-		})
+		for _, via := range paths {
+			t.Run(what+"/"+via, func(t *testing.T) {
+				m := &midway{server: newServer(t, midwaySize, transfer.ExportOptions{}),
+					g: gateOver(midwayHeld, overPath(via)), mem: region(t, midwaySize)}
+				m.n = open(t, transfer.Options{Paths: []setup.Driver{m.g.driver}})
+				m.l = NewLink(m.n, m.addr(), LinkOptions{})
+				x, stop := context.WithCancelCause(ctx(t))
+				defer stop(nil)
+				late := &overdue{context.Background(), make(chan struct{})}
+				if what == "deadline" {
+					x = late
+				}
+				var err error
+				if m.job, err = m.l.Fetch(x, "x", m.mem.All(),
+					Options{Piece: midwayPiece, Window: 2, OnVerified: m.offs.add}); err != nil {
+					t.Fatal(err)
+				}
+				soon(t, m.g.held, "the middle of the job")
+				go func() { // the operations that are under way come back, canceled or done
+					<-m.job.ctx.Done()
+					m.g.release(m.n)
+				}()
+				c.cancel(m, stop, late)
+				err = m.job.Wait(ctx(t))
+				for _, want := range c.want {
+					if !errors.Is(err, want) {
+						t.Errorf("%v; expected %v in it", err, want)
+					}
+				}
+				if errors.Is(err, transfer.ErrPeerLost) || transfer.Retriable(err) {
+					t.Errorf("retriable, or the peer is lost: %v", err)
+				}
+				if v := m.job.Verified(); v < (midwayHeld-1)*midwayPiece || v >= midwaySize ||
+					!bytes.Equal(m.mem.All().Bytes()[:v], m.r.All().Bytes()[:v]) {
+					t.Errorf("%d bytes are verified", v)
+				}
+				if got := m.offs.get(); got[len(got)-1] != m.job.Verified() {
+					t.Errorf("told of %v, verified %d", got, m.job.Verified())
+				}
+				m.mem.Close()
+				soon(t, m.mem.Unmapped(), "the return of the last lease")
+				m.l.Close()
+				if _, err := m.l.Fetch(ctx(t), "x", m.mem.All(), Options{}); err == nil {
+					t.Error("a closed link took a job")
+				}
+				if _, err := m.l.Peer(ctx(t)); !errors.Is(err, transfer.ErrClosed) {
+					t.Errorf("a closed link has a peer: %v", err)
+				}
+			})
+		}
 	}
 }
 

@@ -20,7 +20,6 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
-	"github.com/penstock-io/penstock/transfer/path/shm"
 )
 
 // Jobs against processes that are killed, stopped and started again for real.
@@ -100,6 +99,9 @@ func runFetcher(ctx context.Context, r *mem.Region, addr, file, from string) err
 	return errors.Join(j.Wait(ctx), werr)
 }
 
+// patient goes on for as long as it takes.
+var patient = LinkOptions{Retry: Retry{Max: 50 * time.Millisecond, Attempts: -1}}
+
 // distant is a job against another process that is held in the middle.
 type distant struct {
 	c     *child
@@ -110,12 +112,9 @@ type distant struct {
 	job   *Job
 }
 
-func newDistant(t *testing.T, via, name string) *distant {
+func newDistant(t *testing.T, via, name string, lo LinkOptions) *distant {
 	t.Helper()
-	d := over("tcp")
-	if via == "shm" {
-		d = &fakeDriver{ListenDriver: shm.Driver{}, name: "shm"}
-	}
+	d := overPath(via)
 	x := &distant{c: startChild(t, "server"), g: gateOver(jobSize/jobPiece/2, d), mem: region(t, jobSize)}
 	var err error
 	if x.proxy, err = fault.NewProxy("tcp", strings.TrimPrefix(x.c.addr, "tcp://"), fault.Plan{}); err != nil {
@@ -124,7 +123,7 @@ func newDistant(t *testing.T, via, name string) *distant {
 	t.Cleanup(func() { x.proxy.Close() })
 	x.n = open(t, transfer.Options{Name: "parent", Paths: []setup.Driver{d}, HeartbeatEvery: 100 * time.Millisecond,
 		DeadAfter: time.Second})
-	l := link(t, x.n, "tcp://"+x.proxy.Addr(), LinkOptions{Retry: Retry{Max: 50 * time.Millisecond, Attempts: -1}})
+	l := link(t, x.n, "tcp://"+x.proxy.Addr(), lo)
 	o := Options{Piece: jobPiece, Window: 3, Restarts: -1}
 	if name == "x" {
 		want := region(t, jobSize)
@@ -164,7 +163,7 @@ func (x *distant) good(t *testing.T) {
 func TestFetchFromKilledServer(t *testing.T) {
 	for _, via := range paths {
 		t.Run(via, func(t *testing.T) {
-			x := newDistant(t, via, "x")
+			x := newDistant(t, via, "x", patient)
 			lost := x.n.Peers()
 			x.c.Process.Kill()
 			for _, p := range lost {
@@ -183,13 +182,39 @@ func TestFetchFromKilledServer(t *testing.T) {
 	}
 }
 
+// Whatever way a peer dies, a job that cannot go on says that it is lost.
+func TestJobDeadPeer(t *testing.T) {
+	few := LinkOptions{Retry: Retry{First: time.Millisecond, Attempts: 2}, DialTimeout: time.Second}
+	for _, via := range paths {
+		for how, die := range map[string]func(t *testing.T, x *distant){
+			"killed":  func(_ *testing.T, x *distant) { x.c.kill() },
+			"stopped": func(t *testing.T, x *distant) { x.c.stop(t) },
+			"cut off": func(_ *testing.T, x *distant) { x.proxy.Refuse(true); x.proxy.Cut() },
+		} {
+			t.Run(via+"/"+how, func(t *testing.T) {
+				x := newDistant(t, via, "x", few)
+				lost := x.n.Peers()
+				die(t, x)
+				for _, p := range lost {
+					soon(t, p.Gone(), "the loss of the peer")
+				}
+				x.g.release(x.n)
+				if err := x.job.Wait(ctx(t)); !errors.Is(err, transfer.ErrPeerLost) || !errors.Is(err, ErrGaveUp) ||
+					errors.Is(err, transfer.ErrClosed) || errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 // A server that is stopped for longer than it takes to be given up, and then goes on: what it still
 // had in its sockets must not come after what the job brings on the next session.
 func TestJobsWithFrozenServer(t *testing.T) {
 	for _, via := range paths {
 		for _, name := range []string{"x", "sink"} {
 			t.Run(via+"/"+name, func(t *testing.T) {
-				x := newDistant(t, via, name)
+				x := newDistant(t, via, name, patient)
 				lost := x.n.Peers()
 				x.c.stop(t)
 				for _, p := range lost {

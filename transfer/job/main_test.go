@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/path/shm"
 	"github.com/penstock-io/penstock/transfer/path/tcp"
 )
 
@@ -213,6 +214,14 @@ type fakeDriver struct {
 // over puts a fake on top of transfer/path/tcp.
 func over(name string) *fakeDriver {
 	return &fakeDriver{ListenDriver: tcp.New(tcp.Options{}), name: name}
+}
+
+// overPath puts a fake on top of one of the paths, under its own name.
+func overPath(name string) *fakeDriver {
+	if name == "shm" {
+		return &fakeDriver{ListenDriver: shm.Driver{}, name: "shm"}
+	}
+	return over(name)
 }
 
 func (d *fakeDriver) Name() string { return d.name }
