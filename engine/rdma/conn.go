@@ -55,6 +55,9 @@ var errBye = errors.New("closed by the peer")
 // errOrder is the answer to a record that does not belong where it came.
 var errOrder = errors.New("the peer sent a record that does not belong there")
 
+// errWrite is the answer to a write that took a buffer of messages.
+var errWrite = errors.New("the peer sent a write with an immediate value, where only messages belong")
+
 // take does what a record asks for.
 func (c *conn) take(r *record) error {
 	if (r.kind == kindHello) == c.Met && r.kind != kindBye { // only this goroutine sets met

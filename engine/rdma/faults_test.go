@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/conns"
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet/burst"
 )
@@ -108,6 +109,59 @@ func TestCableCut(t *testing.T) {
 		t.Errorf("%d packets left, drops: %v; expected 3 and 40 times down", st.Packets, &st.Drops)
 	}
 	f.run(t, "cable 1 mend")
+}
+
+// TestForeignWrite: a peer that writes with an immediate value, which takes a buffer as a message
+// does, loses its connection for that reason. The buffer comes back, and other connections go on.
+func TestForeignWrite(t *testing.T) {
+	for _, tr := range []Transport{RC, UC} {
+		t.Run(tr.String(), func(t *testing.T) {
+			gone, theirs := newEnds(), newEnds()
+			f := onFake(t, "")
+			s, c, _ := f.pair(t, Options{Transport: tr, Options: conns.Options{OnConn: gone.on}},
+				Options{Transport: tr, Options: conns.Options{OnConn: theirs.on}})
+			other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{Transport: tr})
+			in := rx(t, s, engine.RxSpec{Depth: 64})
+			out, rest := tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})
+			put(t, out, 0, "a")
+			put(t, rest, 0, "b")
+			got(t, in, 2)
+			chain, err := ibv.NewSendChain(1, 1, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer chain.Close()
+			chain.WriteImm(0, 0, 7, 0, 0) // no bytes, so that no key is needed, and no word when it is over
+			if _, err := sending(c).PostSend(chain); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := in.TryRecv(burst.New(1)); n != 0 || err != nil {
+				t.Errorf("%d packets, %v", n, err)
+			}
+			q := in.(*rxQueue)
+			q.mu.Lock()
+			posted := q.recvs.Posted()
+			q.mu.Unlock()
+			if posted != 64 {
+				t.Errorf("%d of 64 buffers are posted", posted)
+			}
+			if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrDown) ||
+				!strings.Contains(v.Err.Error(), "immediate value") {
+				t.Errorf("the end of the connection: %v", v.Err)
+			}
+			if v := theirs.next(t, false); !errors.Is(v.Err, engine.ErrDown) ||
+				!strings.Contains(v.Err.Error(), "immediate value") {
+				t.Errorf("what the peer hears: %v", v.Err)
+			}
+			put(t, rest, 0, "still here")
+			if g := got(t, in, 1); !strings.HasSuffix(g[0], " still here") {
+				t.Errorf("%q", g)
+			}
+			if st := stats(s).Rx; st.Packets != 3 || st.Drops.Total() != 0 || s.Counts().Broken != 1 {
+				t.Errorf("%d packets, drops %v, %d broken", st.Packets, &st.Drops, s.Counts().Broken)
+			}
+		})
+	}
 }
 
 // TestPortDown: the port tells that its link is down, and when it is up again.

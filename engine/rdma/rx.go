@@ -156,7 +156,7 @@ func (q *rxQueue) take(wc *ibv.WC) {
 	}
 	if wc.Opcode() == ibv.OpRecvWrite {
 		q.recvs.Free(id)
-		q.failed(l, errOrder)
+		q.failed(l, errWrite)
 		return
 	}
 	l.g.received++
