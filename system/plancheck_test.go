@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/drivers"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -102,6 +104,9 @@ func TestPlanBlames(t *testing.T) {
 
 // A flow that an engine cannot carry out has the words of the file, and names an engine that can.
 func TestPlanNamesTheEngineThatCan(t *testing.T) {
+	if err := drivers.Get("afpacket").New().Available(); err != nil {
+		testenv.Missing(t, "CAP_NET_RAW", err)
+	}
 	const text = `penstock:
   memory_regions: [{name: a, kind: host, num_bufs: 256, buf_size: 2KiB}]
   interfaces:
