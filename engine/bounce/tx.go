@@ -31,9 +31,9 @@ type txQueue struct {
 	stream  *gpu.Stream // of Transmit
 	chains  bool        // the engine sends packets of several segments
 
-	all    []*departure
-	idle   chan *departure
-	under  chan *departure // that are being copied, in order
+	all    []*txCopy
+	idle   chan *txCopy
+	under  chan *txCopy // that are being copied, in order
 	sender sync.WaitGroup
 
 	forwarded, copied, full, noBuffers atomic.Uint64
@@ -46,8 +46,8 @@ type txQueue struct {
 	err    error // of Close
 }
 
-// departure is packets that are being copied.
-type departure struct {
+// txCopy is packets that are being copied.
+type txCopy struct {
 	out  *burst.Burst // in host memory, with descriptors of the engine
 	held *burst.Burst // what the copies read
 	ev   *gpu.Event
@@ -62,7 +62,7 @@ const again = 100 * time.Microsecond
 // newTxQueue makes a queue for packets of its own pools, and for those in pools from, the last of
 // which is of the device.
 func newTxQueue(p *Port, spec engine.TxSpec, from []*mem.Pool) (*txQueue, error) {
-	q := &txQueue{port: p, idle: make(chan *departure, p.o.Bursts), under: make(chan *departure, p.o.Bursts)}
+	q := &txQueue{port: p, idle: make(chan *txCopy, p.o.Bursts), under: make(chan *txCopy, p.o.Bursts)}
 	if err := q.open(spec, from); err != nil {
 		return nil, errors.Join(err, q.free())
 	}
@@ -122,7 +122,7 @@ func (q *txQueue) open(spec engine.TxSpec, from []*mem.Pool) (err error) {
 	}
 	for range p.o.Bursts {
 		n := segmentsOf(p.o.Packets)
-		d := &departure{out: burst.NewSegmented(p.o.Packets, n), held: burst.NewSegmented(p.o.Packets, n),
+		d := &txCopy{out: burst.NewSegmented(p.o.Packets, n), held: burst.NewSegmented(p.o.Packets, n),
 			ops: make([]gpu.Op, 0, n+burst.MaxSegments+1)}
 		q.all = append(q.all, d)
 		if d.ev, err = ctx.NewEvent(gpu.EventOptions{Name: name}); err != nil {
@@ -265,7 +265,7 @@ func (s *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 			from++
 			continue
 		}
-		var d *departure
+		var d *txCopy
 		select {
 		case d = <-q.idle:
 		default:
@@ -295,7 +295,7 @@ func (q *txQueue) skip(b *burst.Burst, i int, why engine.Drop) {
 // load takes packets from from on, as many as there is room for and up to an empty one, begins to
 // copy them, and returns how many. If it took none, why says why the first will never go;
 // engine.NumDrops: the engine has no descriptor, or there is no memory, now.
-func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why engine.Drop) {
+func (q *txQueue) load(d *txCopy, b *burst.Burst, from, to int) (n int, why engine.Drop) {
 	longest, segments := 0, 0
 	most := min(to-from, d.out.Cap())
 	for ; n < most; n++ {
@@ -381,7 +381,7 @@ func short(err error) bool {
 }
 
 // copy has packet i of b become packet j of d.
-func (q *txQueue) copy(d *departure, b *burst.Burst, i, j int) {
+func (q *txQueue) copy(d *txCopy, b *burst.Burst, i, j int) {
 	left := b.PacketLen(i)
 	q.copied.Add(uint64(left))
 	for k := range d.out.Segments(j) {

@@ -75,7 +75,7 @@ func (d Driver) Listen() (setup.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer/path/shm: listen: %w: %w", path.ErrUnavailable, err)
 	}
-	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[setup.Token]chan *stranger{},
+	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[setup.Token]chan *pendingConn{},
 		closed: make(chan struct{})}
 	l.work.Add(1)
 	go l.accept()

@@ -98,7 +98,7 @@ func parseWelcome(b []byte) (w welcome, err error) {
 	w.status = binary.LittleEndian.Uint16(b[8:])
 	w.version = binary.LittleEndian.Uint16(b[10:])
 	if w.status != 0 {
-		// Words from a stranger end up in an error message: plain characters only.
+		// Words from a pending connection end up in an error message: plain characters only.
 		words := b[12:min(len(b), 12+256)]
 		w.words = string(bytes.Map(func(r rune) rune {
 			if r < ' ' || r > '~' {

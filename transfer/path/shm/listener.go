@@ -25,13 +25,13 @@ type Listener struct {
 	once   sync.Once
 
 	mu sync.Mutex
-	// of the Accepts that wait; one that was given its stranger is not there any more
-	waiters map[setup.Token]chan *stranger
-	pending setup.Pending[*stranger] // connections that have not been given to an Accept
+	// of the Accepts that wait; one that was given its connection is not there any more
+	waiters map[setup.Token]chan *pendingConn
+	pending setup.Pending[*pendingConn] // connections that have not been given to an Accept
 }
 
-// stranger is a connection in the handshake.
-type stranger struct {
+// pendingConn is a connection in the handshake.
+type pendingConn struct {
 	c    *net.UnixConn
 	pid  int
 	gone chan struct{} // closed when it leaves Listener.pending
@@ -90,7 +90,7 @@ func (l *Listener) accept() {
 			continue
 		}
 		l.mu.Lock()
-		s := &stranger{c: c, pid: pid, gone: make(chan struct{})}
+		s := &pendingConn{c: c, pid: pid, gone: make(chan struct{})}
 		if out, full := l.pending.Add(strconv.Itoa(pid), s); full {
 			close(out.gone)
 			out.c.Close()
@@ -108,7 +108,7 @@ func (l *Listener) accept() {
 
 // leave takes s out of pending and reports whether it was there: the caller that takes it out owns
 // the connection.
-func (l *Listener) leave(s *stranger) bool {
+func (l *Listener) leave(s *pendingConn) bool {
 	if !l.pending.Remove(s) {
 		return false
 	}
@@ -121,8 +121,8 @@ func refuse(c *net.UnixConn, status uint16, words string) {
 	c.Write(welcome{status: status, version: Version, words: words}.append(nil))
 }
 
-// meet reads the hello of a stranger and gives the stranger to its Accept, which may come later.
-func (l *Listener) meet(s *stranger) {
+// meet reads the hello of a pending connection and gives it to its Accept, which may come later.
+func (l *Listener) meet(s *pendingConn) {
 	defer l.work.Done()
 	b, fds, err := readPacket(s.c)
 	closeAll(fds)
@@ -220,7 +220,7 @@ func (l *Listener) acceptToken(ctx context.Context, token setup.Token, cfg setup
 }
 
 // welcome hands over the control memory and waits until the peer says that it accepted it.
-func (l *Listener) welcome(ctx context.Context, s *stranger, fd, window int) error {
+func (l *Listener) welcome(ctx context.Context, s *pendingConn, fd, window int) error {
 	w := welcome{version: Version, flags: l.driver.flags(), window: uint32(window)}
 	if _, _, err := s.c.WriteMsgUnix(w.append(nil), sys.RightsMessage(fd), nil); err != nil {
 		return handshakeError(ctx, err)
@@ -237,8 +237,8 @@ func (l *Listener) welcome(ctx context.Context, s *stranger, fd, window int) err
 }
 
 // wait returns the connection that presented token.
-func (l *Listener) wait(ctx context.Context, token setup.Token) (*stranger, error) {
-	w := make(chan *stranger, 1)
+func (l *Listener) wait(ctx context.Context, token setup.Token) (*pendingConn, error) {
+	w := make(chan *pendingConn, 1)
 	l.mu.Lock()
 	if l.waiters[token] != nil {
 		l.mu.Unlock()

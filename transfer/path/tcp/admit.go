@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
-// stranger is a connection whose token is not known yet.
-type stranger struct {
+// pendingConn is a connection whose token is not known yet.
+type pendingConn struct {
 	fd    int
 	from  netip.AddrPort
 	buf   [helloSize]byte
@@ -27,8 +27,8 @@ type stranger struct {
 	ch  *channel
 }
 
-// meet takes a connection among the strangers.
-func (l *Listener) meet(s *stranger, now time.Time) {
+// meet takes a connection among the pending connections.
+func (l *Listener) meet(s *pendingConn, now time.Time) {
 	s.from = netip.AddrPortFrom(s.from.Addr().Unmap(), s.from.Port())
 	s.until = now.Add(sys.Patience(helloTimeout, s.fd))
 	if err := l.ep.Add(s.fd, sys.EventIn, uint64(s.fd)); err != nil {
@@ -39,24 +39,24 @@ func (l *Listener) meet(s *stranger, now time.Time) {
 		l.forget(out)
 		l.abandoned(out, errors.New("too many others from there wanted in"))
 	}
-	l.strangers[s.fd] = s
+	l.unknown[s.fd] = s
 }
 
-// forget closes the connection of a stranger.
-func (l *Listener) forget(s *stranger) {
-	delete(l.strangers, s.fd)
+// forget closes the connection of a pending connection.
+func (l *Listener) forget(s *pendingConn) {
+	delete(l.unknown, s.fd)
 	l.pending.Remove(s)
 	sys.Close(s.fd)
 }
 
-// drop ends a stranger, and what waits for it.
-func (l *Listener) drop(s *stranger) {
+// drop ends a pending connection, and what waits for it.
+func (l *Listener) drop(s *pendingConn) {
 	l.forget(s)
 	l.abandoned(s, errors.New("it did not show its secret"))
 }
 
-// read takes in what a stranger says.
-func (l *Listener) read(s *stranger, now time.Time) {
+// read takes in what a pending connection says.
+func (l *Listener) read(s *pendingConn, now time.Time) {
 	due := s.buf[:]
 	if s.inv != nil {
 		due = s.buf[:confirmSize]
@@ -103,14 +103,14 @@ func (l *Listener) read(s *stranger, now time.Time) {
 }
 
 // refuseWith tells a dialer and the Accept that waits for it why there is no path.
-func (l *Listener) refuseWith(s *stranger, v *invitation, st status, err error) {
+func (l *Listener) refuseWith(s *pendingConn, v *invitation, st status, err error) {
 	l.refuse(s.fd, st)
 	l.settle(s.hello.token, v, err)
 	l.drop(s)
 }
 
 // confirm checks what a dialer shows of its secret.
-func (l *Listener) confirm(s *stranger) {
+func (l *Listener) confirm(s *pendingConn) {
 	v := s.inv
 	if v.settled {
 		l.drop(s)
@@ -128,7 +128,7 @@ func (l *Listener) confirm(s *stranger) {
 
 // abandoned ends the Accept that one of its connections will not come to, because it was dropped
 // before it was complete.
-func (l *Listener) abandoned(s *stranger, why error) {
+func (l *Listener) abandoned(s *pendingConn, why error) {
 	if v := s.inv; v != nil && !v.settled {
 		l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", s.from, v.got,
 			v.need, path.ErrDown, why))
@@ -137,7 +137,7 @@ func (l *Listener) abandoned(s *stranger, why error) {
 
 // early reports whether a connection waits for the first one of its path, which may have lost a
 // packet on its way. It does so for as long as an Accept waits for the path.
-func (l *Listener) early(s *stranger) bool {
+func (l *Listener) early(s *pendingConn) bool {
 	if s.n != helloSize || s.hello.index == 0 {
 		return false
 	}
@@ -146,7 +146,7 @@ func (l *Listener) early(s *stranger) bool {
 }
 
 // admit hands a connection to the Accept that waits for it, if it is there already.
-func (l *Listener) admit(s *stranger, now time.Time) {
+func (l *Listener) admit(s *pendingConn, now time.Time) {
 	h := &s.hello
 	v := l.waiting[h.token]
 	if v == nil {
@@ -213,7 +213,7 @@ func (l *Listener) admit(s *stranger, now time.Time) {
 
 // admitOthers admits those that were early.
 func (l *Listener) admitOthers(token setup.Token, now time.Time) {
-	for _, s := range l.strangers {
+	for _, s := range l.unknown {
 		if s.n == helloSize && s.hello.token == token {
 			l.admit(s, now)
 		}
@@ -222,7 +222,7 @@ func (l *Listener) admitOthers(token setup.Token, now time.Time) {
 
 // challenge answers a dialer of an encrypted path: the answer, and the record that shows this
 // side's secret. What is missing is the dialer's.
-func (l *Listener) challenge(s *stranger, v *invitation, a *hello, now time.Time) {
+func (l *Listener) challenge(s *pendingConn, v *invitation, a *hello, now time.Time) {
 	kernel, why, err := l.o.attach(s.fd)
 	if kernel {
 		a.flags |= helloFixed
@@ -249,9 +249,9 @@ func (l *Listener) challenge(s *stranger, v *invitation, a *hello, now time.Time
 }
 
 // complete adds a connection to its path.
-func (l *Listener) complete(s *stranger, v *invitation) {
+func (l *Listener) complete(s *pendingConn, v *invitation) {
 	h := &s.hello
-	delete(l.strangers, s.fd)
+	delete(l.unknown, s.fd)
 	l.pending.Remove(s)
 	v.fds[h.index] = s.fd
 	v.got++

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	helloTimeout = 2 * time.Second // for a stranger to say hello, where round trips are short
+	helloTimeout = 2 * time.Second // for a pending connection to say hello, where round trips are short
 	// for Accept to come after a dialer that was quicker: on a busy machine half a second was too
 	// short
 	tokenGrace  = 2 * time.Second
@@ -38,13 +38,13 @@ type Listener struct {
 	bell int
 	done chan struct{} // closed when the goroutine is gone
 
-	mu        sync.Mutex // guards the rest
-	closed    bool
-	grace     time.Duration // tokenGrace, tests are less patient
-	waiting   map[setup.Token]*invitation
-	guests    map[int]*invitation      // connections of paths that are not complete yet
-	strangers map[int]*stranger        // who has not shown a known token
-	pending   setup.Pending[*stranger] // the same
+	mu      sync.Mutex // guards the rest
+	closed  bool
+	grace   time.Duration // tokenGrace, tests are less patient
+	waiting map[setup.Token]*invitation
+	guests  map[int]*invitation         // connections of paths that are not complete yet
+	unknown map[int]*pendingConn        // who has not shown a known token
+	pending setup.Pending[*pendingConn] // the same
 }
 
 // invitation is one Accept.
@@ -98,7 +98,7 @@ func (d *Driver) Receiver() (setup.Receiver, error) {
 func (d *Driver) listen(addr netip.AddrPort) (*Listener, error) {
 	l := &Listener{o: d.o, fd: -1, bell: -1, grace: tokenGrace, done: make(chan struct{}),
 		waiting: map[setup.Token]*invitation{}, guests: map[int]*invitation{},
-		strangers: map[int]*stranger{}}
+		unknown: map[int]*pendingConn{}}
 	err := l.open()
 	if err == nil && addr.IsValid() {
 		err = l.bind(addr)
@@ -183,7 +183,7 @@ func (l *Listener) Receive(c *net.TCPConn, first [setup.PreambleSize]byte) {
 	if !ok || sys.OfConn(c, func(p int) (err error) { fd, err = sys.Dup(p); return err }) != nil {
 		return
 	}
-	s := &stranger{fd: fd, from: from.AddrPort(), n: len(first)}
+	s := &pendingConn{fd: fd, from: from.AddrPort(), n: len(first)}
 	copy(s.buf[:], first[:])
 	if l.o.prepare(fd, s.from.Addr().Unmap()) != nil {
 		sys.Close(fd)
@@ -289,7 +289,7 @@ func (l *Listener) serve() {
 		now := time.Now()
 		l.mu.Lock()
 		if l.closed || err != nil {
-			for _, s := range l.strangers {
+			for _, s := range l.unknown {
 				sys.Close(s.fd)
 			}
 			why := ErrListenerClosed
@@ -317,7 +317,7 @@ func (l *Listener) serve() {
 					pause = now.Add(acceptPause)
 				}
 			default:
-				if s := l.strangers[int(e.Tag)]; s != nil {
+				if s := l.unknown[int(e.Tag)]; s != nil {
 					l.read(s, now)
 				} else if l.guests[int(e.Tag)] != nil {
 					l.lost(int(e.Tag))
@@ -325,10 +325,10 @@ func (l *Listener) serve() {
 			}
 		}
 		timeout = -1
-		for _, s := range l.strangers {
+		for _, s := range l.unknown {
 			if retry && s.n == helloSize {
 				l.admit(s, now)
-				if l.strangers[s.fd] != s {
+				if l.unknown[s.fd] != s {
 					continue
 				}
 			}
@@ -376,6 +376,6 @@ func (l *Listener) accept(now time.Time) bool {
 		default:
 			return true // none left, or a connection that died in the queue; the next event tells
 		}
-		l.meet(&stranger{fd: fd, from: from}, now)
+		l.meet(&pendingConn{fd: fd, from: from}, now)
 	}
 }

@@ -213,8 +213,8 @@ func TestFirstBytesOvertake(t *testing.T) {
 }
 
 // TestConnectionsInAnyOrder: the connections of a path come at the same time. Those that are there
-// before the first wait for it longer than a stranger may, whether Accept was there before or comes
-// after them.
+// before the first wait for it longer than a pending connection may, whether Accept was there
+// before or comes after them.
 func TestConnectionsInAnyOrder(t *testing.T) {
 	for _, sealed := range []bool{false, true} {
 		for _, late := range []bool{false, true} {
@@ -412,7 +412,7 @@ func TestEarlyConnectionIsRefused(t *testing.T) {
 		accepted <- err
 	}()
 	c := sayHello(t, l.Addr(), tok, 1)
-	<-time.After(quick + 200*time.Millisecond) // longer than a stranger may wait
+	<-time.After(quick + 200*time.Millisecond) // longer than a pending connection may wait
 	cancel()
 	if err := <-accepted; !errors.Is(err, context.Canceled) {
 		t.Error(err)
@@ -447,8 +447,8 @@ func TestOldestMakesRoom(t *testing.T) {
 	}
 }
 
-// TestLateListener: a listener that was stalled beyond the time of its strangers reads what they
-// said before it drops them, however many they are.
+// TestLateListener: a listener that was stalled beyond the time of its pending connections reads
+// what they said before it drops them, however many they are.
 func TestLateListener(t *testing.T) {
 	l, err := New(Options{}).Listen()
 	if err != nil {
@@ -466,7 +466,7 @@ func TestLateListener(t *testing.T) {
 	all := func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return len(m.strangers) == len(conns)
+		return len(m.unknown) == len(conns)
 	}
 	for end := time.Now().Add(helloTimeout); !all(); {
 		if time.Now().After(end) {
@@ -484,7 +484,7 @@ func TestLateListener(t *testing.T) {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
-	for _, s := range m.strangers {
+	for _, s := range m.unknown {
 		s.until = time.Now()
 	}
 	m.mu.Unlock()

@@ -99,7 +99,7 @@ func TestReceiver(t *testing.T) {
 			x := l.(*Listener)
 			x.mu.Lock()
 			defer x.mu.Unlock()
-			return len(x.strangers) + x.pending.Len() + len(x.guests) + len(x.waiting)
+			return len(x.unknown) + x.pending.Len() + len(x.guests) + len(x.waiting)
 		}
 		if n := strangers(); n != 0 {
 			t.Errorf("%d strangers stay", n)

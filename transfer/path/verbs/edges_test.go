@@ -337,10 +337,10 @@ func (r *rig) besides(t *testing.T, e *path.Export, each func()) *pathtest.Resul
 	return put
 }
 
-// TestOneOperationInVain: each queue pair breaks that gets to one operation, because the network
+// TestOneOperationBreaks: each queue pair breaks that gets to one operation, because the network
 // does not carry what that sends. Others get on meanwhile. The path ends after a bounded number of
 // queue pairs, and the operation with it.
-func TestOneOperationInVain(t *testing.T) {
+func TestOneOperationBreaks(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	r := newRig(t, w, Options{}, 1)
 	e := r.B.Export(r.B.Region(4096), both)
@@ -378,9 +378,9 @@ func TestNeverUp(t *testing.T) {
 	}
 }
 
-// TestWindowInVain: the adapter refuses the window for an export, which breaks the queue pair each
+// TestWindowRefused: the adapter refuses the window for an export, which breaks the queue pair each
 // time. Other operations get on. This side refuses the export to the peer.
-func TestWindowInVain(t *testing.T) {
+func TestWindowRefused(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	r := newRig(t, w, Options{}, 1)
 	e := r.B.Export(r.B.Region(4096), both)

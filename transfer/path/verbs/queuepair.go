@@ -205,19 +205,19 @@ func (l *queuePair) blame(wc *ibv.WC) {
 		r.given.refused++
 	case r.work < 0:
 	case s == ibv.RetryExcErr || s == ibv.RNRRetryExcErr:
-		l.inVain()
+		l.noteStuck()
 	default:
 		l.p.works[r.work].blamed = wc.Err()
 	}
 }
 
-// inVain notes that the queue pair breaks without getting past the operation whose request is the
-// oldest. That may be no fault of the operation.
-func (l *queuePair) inVain() {
+// noteStuck notes that the queue pair breaks without getting past the operation whose request is
+// the oldest. That may be no fault of the operation.
+func (l *queuePair) noteStuck() {
 	if r := &l.ring[l.tail&uint32(len(l.ring)-1)]; l.tail != l.head && r.work >= 0 {
 		w := &l.p.works[r.work]
-		w.vain++
-		l.repl.vain = w.vain
+		w.stuck++
+		l.repl.stuck = w.stuck
 	}
 }
 

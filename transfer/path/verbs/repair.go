@@ -31,12 +31,14 @@ func (s qpState) String() string { return qpStateNames[s] }
 // replacement is how far a queue pair is with being replaced.
 type replacement struct {
 	state  qpState
-	failed bool   // the queue pair is in error: nothing more is posted
-	tell   bool   // the peer is still to be told of the state: offered, or connecting, which is ready on this side
-	ready  uint32 // generation that the peer says is ready
-	offer  frame  // the peer's last
-	unborn int    // new queue pairs in a row that broke before they were up
-	vain   int    // queue pairs that broke without getting past one operation, the last of them here
+	failed bool // the queue pair is in error: nothing more is posted
+	// the peer is still to be told of the state: offered, or connecting, which is ready on this
+	// side
+	tell         bool
+	ready        uint32 // generation that the peer says is ready
+	offer        frame  // the peer's last
+	failedSetups int    // new queue pairs in a row that broke before they were up
+	stuck        int    // queue pairs that broke without getting past one operation, the last of them here
 }
 
 // maxRepairs is how often each queue pair may be replaced, on the average, while no operation gets
@@ -61,7 +63,7 @@ func (p *Path) broken(l *queuePair, why error) {
 	p.replaced++
 	p.why, p.dirty = why, true
 	if r.state != qpUp {
-		r.unborn++
+		r.failedSetups++
 	}
 	r.state, r.failed, r.tell = qpDraining, true, false
 	l.unplan(0) // what was not posted yet
@@ -70,12 +72,12 @@ func (p *Path) broken(l *queuePair, why error) {
 			"got on: %w", path.ErrDown, p.repairs, l.index, why))
 		return
 	}
-	if r.unborn > maxRepairs { // whatever the others do
+	if r.failedSetups > maxRepairs { // whatever the others do
 		p.down(fmt.Errorf("verbs: %w: queue pair %d cannot be replaced: %w", path.ErrDown, l.index, why))
 		return
 	}
-	if r.vain > maxRepairs {
-		p.down(fmt.Errorf("verbs: %w: %d queue pairs broke, queue pair %d the last, and none got past one operation: %w", path.ErrDown, r.vain, l.index, why))
+	if r.stuck > maxRepairs {
+		p.down(fmt.Errorf("verbs: %w: %d queue pairs broke, queue pair %d the last, and none got past one operation: %w", path.ErrDown, r.stuck, l.index, why))
 		return
 	}
 	if err := l.qp.Err(); err != nil {
@@ -131,7 +133,7 @@ func (p *Path) repair() {
 			}
 		case qpConnecting:
 			if l.repl.ready == l.gen && !l.repl.tell {
-				l.repl.state, l.repl.unborn = qpUp, 0
+				l.repl.state, l.repl.failedSetups = qpUp, 0
 				p.readmit()
 			}
 		}

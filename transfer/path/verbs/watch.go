@@ -106,7 +106,7 @@ func (p *Path) lookAtQP(l *queuePair) {
 	case silent && l.index > 0 && l.repl.state != qpDraining && l.room() > 0:
 		l.watch.Again()
 		l.unmarked = true
-		l.inVain()
+		l.noteStuck()
 		p.broken(l, rdmadev.ErrSilent)
 	case silent:
 		p.down(fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, rdmadev.ErrSilent))

@@ -29,7 +29,7 @@ type work struct {
 	again   bool   // it begins anew when nothing of it is under way
 	strikes int    // how often it broke a queue pair
 	blamed  error  // it did, since it began or began anew
-	vain    int    // how often a queue pair broke without getting past it, and it is not to blame
+	stuck   int    // how often a queue pair broke without getting past it, and it is not to blame
 
 	foreign bool // it reads into memory of an accelerator of this side
 	settles bool // its writes are seen by the peer's accelerator after a flush
