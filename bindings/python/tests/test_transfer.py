@@ -155,10 +155,10 @@ class Transfers(Pair):
         return t
 
     def free(self, t):
-        """Receives until it has ended, and once more: a node whose room is full takes nothing from its peer, no puts either."""
-        while not t.done():
-            self.b.receive(1)
-        self.b.receive(1)
+        """Receives all, so that it ends: a node whose room is full takes nothing from its peer, no puts either."""
+        for _ in range(3000):
+            self.assertIsNotNone(self.b.receive(60))
+        t.wait(60)
 
     def test_await_by_many(self):
         """Each of those who await one transfer is woken, and who is canceled takes nothing from the others."""
