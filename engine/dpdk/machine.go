@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// processors are those of the process, not of a thread that was bound to some: the arguments are
-// the same whoever asks.
+// processors are those of the process, not of a thread that is bound to some: all goroutines get
+// the same arguments.
 var processors = sync.OnceValue(func() string {
 	if b, err := os.ReadFile("/proc/self/status"); err == nil {
 		for line := range strings.Lines(string(b)) {

@@ -76,9 +76,9 @@ func (r *Descriptors) Put(ticket uint64, d Desc) {
 // Refuse counts n descriptors that found no room and that the producer gives up (drop-new).
 func (r *Descriptors) Refuse(n int) { r.h.refused.Add(uint64(n)) }
 
-// Claim takes the oldest descriptors that nobody has claimed, as many as there are and as dst has
-// room for, copies them to dst, and returns the first's ticket and their number. The others follow
-// it. The caller releases each ticket once, in any order.
+// Claim takes the oldest descriptors that no consumer has claimed, as many as there are and as dst
+// has room for, copies them to dst, and returns the first's ticket and their number. The others
+// follow it. The caller releases each ticket once, in any order.
 //
 // The error is ErrClosed when producers have closed and nothing is left, or consumers have;
 // ErrCorrupt; or wraps ErrPayload, and then n is how many were claimed: those whose Len is 0 and

@@ -123,7 +123,7 @@ type Descriptors struct {
 
 // NewDescriptors makes an empty ring in mem, whose length is what DescriptorsSize gave and which
 // starts on a multiple of 64 bytes, for descriptors of payload bytes of payload memory. The caller
-// keeps mem mapped while the ring is in use, and lets nobody attach before it returns.
+// keeps mem mapped while the ring is in use, and lets no process attach before it returns.
 func NewDescriptors(mem []byte, payload uint64) (*Descriptors, error) {
 	return newDescriptors(mem, payload, 0)
 }

@@ -91,8 +91,8 @@ type Plan struct {
 	Pool     *mem.Pool
 	Executor Executor
 	// Stream is where a GPU does its work, nil for a stream of the plan's own. It is of the context
-	// of Pool, and stays open until the stage is closed. Nobody else uses it while a queue of the
-	// plan is received from.
+	// of Pool, and stays open until the stage is closed. The caller does not use it while a queue
+	// of the plan is received from.
 	Stream *gpu.Stream
 }
 

@@ -82,8 +82,8 @@ func (s *Shared) wake() {
 	}
 }
 
-// end says that the stage brings nothing more: what is open leaves where nobody else brings
-// something, or where x is the one by which it leaves.
+// end says that the stage brings nothing more: what is open leaves where no other stage
+// brings anything, or where x is the one by which it leaves.
 func (s *Shared) end(x *Stage) {
 	if s.home == x || len(*s.users.Load()) == 1 {
 		s.c.end()

@@ -96,7 +96,7 @@ type DoOptions struct {
 // f fails with an error that may pass: for requests and for work that no Job does. The session is
 // f's until it returns. The error is ctx's, the last one of f, or wraps that and ErrGaveUp.
 func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, p *transfer.Peer) error) error {
-	if err := invariants.Context(ctx, "transfer.Link.Do"); err != nil {
+	if err := invariants.Context(ctx, "job.Link.Do"); err != nil {
 		return err
 	}
 	if l.err != nil {

@@ -79,7 +79,7 @@ type Leg struct {
 // fan-out until it is done. It ends early when ctx does. Requests that are wrong fail here,
 // everything later by the legs.
 func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, error) {
-	if err := invariants.Context(ctx, "transfer.PutAll"); err != nil {
+	if err := invariants.Context(ctx, "job.PutAll"); err != nil {
 		return nil, err
 	}
 	if o.AtOnce < 0 {

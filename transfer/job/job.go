@@ -140,7 +140,7 @@ func (l *Link) Store(ctx context.Context, name string, src mem.Span, o Options) 
 }
 
 func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local mem.Span, o Options) (*Job, error) {
-	if err := invariants.Context(ctx, "transfer.Link"); err != nil {
+	if err := invariants.Context(ctx, "job.Link"); err != nil {
 		return nil, err
 	}
 	if l.err != nil {

@@ -193,7 +193,7 @@ func (l *Link) Acquire(ctx context.Context) (p *transfer.Peer, release func(), e
 
 // lease waits for a session, and gives up when so many dials have failed; 0 means never.
 func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*transfer.Peer], error) {
-	if err := invariants.Context(ctx, "transfer.Link"); err != nil {
+	if err := invariants.Context(ctx, "job.Link"); err != nil {
 		return nil, err
 	}
 	if l.err != nil {

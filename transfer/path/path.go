@@ -193,8 +193,8 @@ type Borrower interface {
 	Borrow(key Key, off, n uint64) (View, error)
 }
 
-// Immediate is a path on which the poster does small operations itself, inside Post. One that takes
-// their ends there as well wakes nobody for them.
+// Immediate is a path on which the poster does small operations itself, inside Post. A
+// poster that takes their completions there as well wakes no other goroutine for them.
 type Immediate interface {
 	// PostNow is Post which also fills events with the ends of operations, as Poll would; done is
 	// how many. It makes no other progress: a path that is armed stays armed, and what is left,
