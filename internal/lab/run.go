@@ -63,12 +63,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	cmd.Env = append(os.Environ(), "TMPDIR="+work, "PENSTOCK_LAB_LEDGER="+ledger)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
+	giveBack := testenv.ReserveGiant()
 	start := time.Now()
 	err = cmd.Run()
 	fmt.Fprintf(out, "lab: %s took %s\n", strings.Join(argv, " "), time.Since(start).Round(time.Second))
 	if err != nil {
 		err = fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
 	}
+	err = errors.Join(err, giveBack())
 	left, lerr := remains(before, work, *patience)
 	for _, l := range left {
 		fmt.Fprintln(out, "lab: left behind:", l)

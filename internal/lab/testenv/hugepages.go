@@ -27,7 +27,11 @@ func HugePages(t TB, size, n int) {
 		Missing(t, "huge pages", err)
 		return
 	}
-	added, err := p.add(n)
+	added := 0
+	// Huge pages that [ReserveGiant] keeps are for one test at a time.
+	if size < giant || !poolLock.alone() || before.Free < n {
+		added, err = p.add(n)
+	}
 	t.Cleanup(func() {
 		if err := p.takeAway(added); err != nil {
 			t.Errorf("testenv: huge pages are left: %v", err)
@@ -39,6 +43,21 @@ func HugePages(t TB, size, n int) {
 				"them: %w", before.Free, size, n, h.Free,
 				errors.Join(err, e, errFewPages)))
 	}
+}
+
+// giant is the size of the pages that a kernel finds only while its memory is not fragmented.
+const giant = 1 << 30
+
+// ReserveGiant has the kernel add one page of 1 GiB, for the tests of a run that has just begun:
+// guests, compilers and files leave no room for it later. The returned function takes the page
+// away. Where there cannot be one, the tests that need it say so.
+func ReserveGiant() (undo func() error) {
+	p := kernelPool(giant)
+	added, err := p.add(1)
+	if err != nil {
+		return func() error { return nil } // the processor has none, or the user may not
+	}
+	return func() error { return p.takeAway(added) }
 }
 
 var errFewPages = errors.New("the kernel has no memory for huge pages")
@@ -64,6 +83,13 @@ func (l *sharedLock) take() error {
 	}
 	l.users++
 	return nil
+}
+
+// alone reports whether one test of this process has the lock.
+func (l *sharedLock) alone() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.users == 1
 }
 
 func (l *sharedLock) leave() {
