@@ -25,13 +25,11 @@ import (
 const exporterLabel = "EXPORTER-penstock-path"
 
 const (
-	// handshakeTimeout bounds the first bytes of a connection that came in, where round trips are
-	// short (sys.Patience).
-	handshakeTimeout = 2 * time.Second
-	// shakeTimeout bounds in the same way each handshake that has begun: a machine that begins many
-	// processes at once gives them little time. How many there can be is bounded by itself
-	// (setup.Pending).
-	shakeTimeout = 3 * handshakeTimeout
+	// handshakeTimeout bounds the first bytes of a connection that came in, and each handshake,
+	// where round trips are short (sys.Patience). A machine that begins many processes at once
+	// gives them little time, and a kernel that lost a SYN sends a lost first segment again after
+	// 3 s only (RFC 6298, section 5.7). setup.Pending bounds the number of handshakes.
+	handshakeTimeout = 10 * time.Second
 	// lookEvery is how often it is looked whether the certificates and rights of this node and its
 	// peers still hold.
 	lookEvery = time.Second
@@ -99,7 +97,7 @@ func (p *Peer) patience(ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok && p.role == control.Dialer {
 		return max(time.Until(end)*15/16, time.Millisecond)
 	}
-	return sys.PatienceOf(shakeTimeout, p.raw)
+	return sys.PatienceOf(handshakeTimeout, p.raw)
 }
 
 // turnAway says why to a peer that gets no session, in the clear.

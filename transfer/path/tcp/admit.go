@@ -30,7 +30,7 @@ type pendingConn struct {
 // meet takes a connection among the pending connections.
 func (l *Listener) meet(s *pendingConn, now time.Time) {
 	s.from = netip.AddrPortFrom(s.from.Addr().Unmap(), s.from.Port())
-	s.until = now.Add(sys.Patience(helloTimeout, s.fd))
+	s.until = now.Add(sys.Patience(l.silence, s.fd))
 	if err := l.ep.Add(s.fd, sys.EventIn, uint64(s.fd)); err != nil {
 		sys.Close(s.fd)
 		return
@@ -244,7 +244,7 @@ func (l *Listener) challenge(s *pendingConn, v *invitation, a *hello, now time.T
 		l.drop(s)
 		return
 	}
-	s.inv, s.n, s.until = v, 0, now.Add(sys.Patience(helloTimeout, s.fd))
+	s.inv, s.n, s.until = v, 0, now.Add(sys.Patience(l.silence, s.fd))
 	v.begun |= 1 << s.hello.index
 }
 

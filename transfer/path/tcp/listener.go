@@ -17,7 +17,9 @@ import (
 )
 
 const (
-	helloTimeout = 2 * time.Second // for a pending connection to say hello, where round trips are short
+	// for a pending connection to say hello, where round trips are short: a kernel that lost a SYN
+	// sends a lost first segment again after 3 s only (RFC 6298, section 5.7)
+	helloTimeout = 10 * time.Second
 	// for Accept to come after a dialer that was quicker: on a busy machine half a second was too
 	// short
 	tokenGrace  = 2 * time.Second
@@ -41,6 +43,7 @@ type Listener struct {
 	mu      sync.Mutex // guards the rest
 	closed  bool
 	grace   time.Duration // tokenGrace, tests are less patient
+	silence time.Duration // helloTimeout, the same
 	waiting map[setup.Token]*invitation
 	guests  map[int]*invitation         // connections of paths that are not complete yet
 	unknown map[int]*pendingConn        // who has not shown a known token
@@ -96,7 +99,7 @@ func (d *Driver) Receiver() (setup.Receiver, error) {
 
 // listen opens a listener at an address, or without a port if the address is not valid.
 func (d *Driver) listen(addr netip.AddrPort) (*Listener, error) {
-	l := &Listener{o: d.o, fd: -1, bell: -1, grace: tokenGrace, done: make(chan struct{}),
+	l := &Listener{o: d.o, fd: -1, bell: -1, grace: tokenGrace, silence: helloTimeout, done: make(chan struct{}),
 		waiting: map[setup.Token]*invitation{}, guests: map[int]*invitation{},
 		unknown: map[int]*pendingConn{}}
 	err := l.open()
