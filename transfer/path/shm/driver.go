@@ -144,9 +144,14 @@ func (d Driver) dial(ctx context.Context, o setup.Offer, cfg setup.Config) (*Pat
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.Write([]byte(magic + "ready")); err != nil {
+	if _, err = c.Write([]byte(ready)); err != nil {
+		err = handshakeError(ctx, err)
+	} else {
+		err = expectReady(ctx, c)
+	}
+	if err != nil {
 		ctl.unmap()
-		return nil, handshakeError(ctx, err)
+		return nil, err
 	}
 	return newPath(c, ctl, cfg, int(w.window), pid, "dialed", w.flags&h.flags&flagHelps != 0)
 }

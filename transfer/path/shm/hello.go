@@ -10,7 +10,7 @@ import (
 )
 
 // Version is the version of the protocol between the two sides of a path.
-const Version = 2
+const Version = 3
 
 // The handshake, one packet each, little-endian:
 //
@@ -18,6 +18,7 @@ const Version = 2
 //	welcome  listener → dialer   0 magic, 8 status u16 = 0, 10 version u16, 12 flags u16, 14 reserved u16, 16 window u32; with the control memfd
 //	refusal  listener → dialer   0 magic, 8 status u16 > 0, 10 version u16, then words for people
 //	ready    dialer → listener   0 magic, 8 "ready"
+//	ready    listener → dialer   0 magic, 8 "ready": it reads what the dialer leaves in the rings, also after the dialer's end
 //
 // Magic, token, version and status keep their places in every version, so that versions which
 // differ can say so.
@@ -25,7 +26,7 @@ const (
 	magic        = "penstkSM"
 	helloSize    = 32
 	welcomeSize  = 20
-	readySize    = 13
+	ready        = magic + "ready"
 	maxHandshake = 512
 
 	flagHelps = 1 // this side copies a part of large transfers for its peer

@@ -216,7 +216,15 @@ func (l *Listener) acceptToken(ctx context.Context, token setup.Token, cfg setup
 		ctl.unmap()
 		return nil, err
 	}
-	return newPath(s.c, ctl, cfg, window, s.pid, "accepted", s.hello.flags&l.driver.flags()&flagHelps != 0)
+	p, err := newPath(s.c, ctl, cfg, window, s.pid, "accepted", s.hello.flags&l.driver.flags()&flagHelps != 0)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.c.Write([]byte(ready)); err != nil {
+		p.Close()
+		return nil, handshakeError(ctx, err)
+	}
+	return p, nil
 }
 
 // welcome hands over the control memory and waits until the peer says that it accepted it.
@@ -225,12 +233,17 @@ func (l *Listener) welcome(ctx context.Context, s *pendingConn, fd, window int) 
 	if _, _, err := s.c.WriteMsgUnix(w.append(nil), sys.RightsMessage(fd), nil); err != nil {
 		return handshakeError(ctx, err)
 	}
-	b, fds, err := readPacket(s.c)
+	return expectReady(ctx, s.c)
+}
+
+// expectReady reads the last packet of each side.
+func expectReady(ctx context.Context, c *net.UnixConn) error {
+	b, fds, err := readPacket(c)
 	closeAll(fds)
 	if err != nil {
 		return handshakeError(ctx, err)
 	}
-	if len(b) != readySize || string(b) != magic+"ready" {
+	if string(b) != ready {
 		return fmt.Errorf("%d bytes where the peer should say that it is ready: %w", len(b), path.ErrProtocol)
 	}
 	return nil
