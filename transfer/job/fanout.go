@@ -172,8 +172,8 @@ func (l *Leg) run(next func()) {
 	}
 	go l.watch(next)
 	err := l.put()
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		err = path.ErrCanceled
+	if err != nil && l.ctx.Err() != nil && !errors.Is(err, path.ErrCanceled) {
+		err = transfer.CanceledBy(l.ctx)
 	}
 	l.end(err)
 	if err != nil && l.f.opts.StopOnError {
@@ -281,7 +281,7 @@ func (l *Leg) Cancel() bool {
 	}
 	l.cancel()
 	if !l.taken.Swap(true) { // its turn has not come
-		l.end(path.ErrCanceled)
+		l.end(transfer.CanceledBy(l.ctx))
 	}
 	return true
 }

@@ -283,15 +283,16 @@ func TestPutAllPastStall(t *testing.T) {
 }
 
 func TestPutAllCanceled(t *testing.T) {
-	for _, how := range []string{"Cancel", "context"} {
+	why := errors.New("the next step begins")
+	for how, cause := range map[string]error{"Cancel": context.Canceled, "context": context.Canceled, "cause": why} {
 		t.Run(how, func(t *testing.T) {
 			d, free := jammed()
 			defer free()
 			c := newCrowd(t, 4, func(i int, o *transfer.Options) { o.Paths = []setup.Driver{d} })
 			c.room(t, "weights", 4096)
 			src := region(t, 4096)
-			x, stop := context.WithCancel(ctx(t))
-			defer stop()
+			x, stop := context.WithCancelCause(ctx(t))
+			defer stop(nil)
 			f, err := PutAll(x, c.named("weights", src.All()), FanoutOptions{AtOnce: 2})
 			if err != nil {
 				t.Fatal(err)
@@ -300,14 +301,17 @@ func TestPutAllCanceled(t *testing.T) {
 				t.Error("a leg that waits cannot be canceled")
 			}
 			<-f.Legs()[3].Done()
-			if how == "Cancel" {
+			switch how {
+			case "Cancel":
 				f.Cancel()
-			} else {
-				stop()
+			case "context":
+				stop(nil)
+			default:
+				stop(cause)
 			}
 			err = f.Wait(ctx(t))
 			for i, l := range f.Legs() {
-				if !errors.Is(l.Err(), path.ErrCanceled) {
+				if i < 3 && !errors.Is(l.Err(), cause) || !errors.Is(l.Err(), path.ErrCanceled) {
 					t.Errorf("target %d: %v", i, l.Err())
 				}
 			}
