@@ -172,7 +172,7 @@ func (l *Leg) run(next func()) {
 	}
 	go l.watch(next)
 	err := l.put()
-	if err != nil && l.ctx.Err() != nil && !errors.Is(err, path.ErrCanceled) {
+	if ended := l.ctx.Err(); ended != nil && errors.Is(err, ended) && !errors.Is(err, path.ErrCanceled) {
 		err = transfer.CanceledBy(l.ctx)
 	}
 	l.end(err)
