@@ -257,7 +257,7 @@ func TestRunRefuses(t *testing.T) {
 	absent := confFile(t, "absent.yaml", strings.Replace(string(good), "{name: answer, kind: echo, interface: server}",
 		"{name: answer, kind: echo, interface: server, cpu_core: 4000}", 1))
 	record := confFile(t, "record.yaml", strings.Replace(string(good), "interface: other, tensor: {name: t,",
-		"interface: other, record: x.pcap, tensor: {name: t,", 1))
+		"interface: other, record: "+file+", tensor: {name: t,", 1))
 	bench := confFile(t, "bench.yaml", goodConfig+"bench_rx: {interface_name: p}\n")
 	run(t, 0, "applications\n  answer: echo server/0\n  keep: sink other/0, into the tensor t, u8[4 4]\n", "run", file,
 		"--dry-run")
@@ -269,7 +269,7 @@ func TestRunRefuses(t *testing.T) {
 		!strings.Contains(errOut, "1 thing is not here that "+absent+" needs") {
 		t.Errorf("%s\n%s", out, errOut)
 	}
-	run(t, exitUnfit, "the package record, which is not built", "run", record)
+	run(t, exitFailure, "file already exists: remove it, or give a name with the time", "run", record)
 	run(t, exitFailure, "penstock bench stream drives", "run", bench)
 	run(t, exitNotFound, "no such file", "run", filepath.Join(t.TempDir(), "none.yaml"))
 	run(t, exitUsage, "--interval 1ms", "run", file, "--interval", "1ms")

@@ -243,6 +243,9 @@ func (f *runFrame) sections(columns int) []*frameSection {
 			row("    tensor %s %s: %s made, %d of %d rows, %s missing%s", share.Printable(t.Name), t.Tensor,
 				formatCount(t.Generations), t.Filled, t.Of, formatCount(t.Missing), batchesText(t))
 		}
+		if r := x.Record; r != nil {
+			row("    recorded %s", recordText(r))
+		}
 	}
 	add("lines of applications", 1, fmt.Sprintf("%s %s %8s %8s", pad("applications", name+2),
 		pad("what", max(22+wide-wide/2, 12)), "pkt/s", "packets"), rows)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -497,12 +498,28 @@ func summary(s *runSample) string {
 			fmt.Fprintf(&b, "  tensor %s: %s, %d rows, %d missing%s\n", t.Name,
 				count(int(t.Generations), "was made", "were made"), t.Rows, t.Missing, batchesText(t))
 		}
+		if r := a.Record; r != nil {
+			fmt.Fprintf(&b, "  recorded %s\n", recordText(r))
+		}
 	}
 	if n := s.Node; n != nil {
 		fmt.Fprintf(&b, "node: %s; those of the end: in %s, out %s\n", count(int(n.PeersEver), "peer", "peers"),
 			formatBytes(n.In), formatBytes(n.Out))
 	}
 	return b.String()
+}
+
+// recordText says what is in the files of a recording, and what is not.
+func recordText(r *app.RecordSnapshot) string {
+	s := fmt.Sprintf("%s, %s, %s", count(int(r.Packets), "packet", "packets"), formatBytes(r.Bytes),
+		count(int(r.Files), "whole file", "whole files"))
+	for _, reason := range slices.Sorted(maps.Keys(r.Lost)) {
+		s += fmt.Sprintf(", %s %d", reason, r.Lost[reason])
+	}
+	if r.Error != "" {
+		s += "; " + safeText(r.Error, 200)
+	}
+	return s
 }
 
 // batchesText says which packets of batches are missing in the rows of a tensor.

@@ -2,8 +2,10 @@ package config
 
 import (
 	"fmt"
-	"github.com/penstock-io/penstock/internal/input"
 	"slices"
+
+	"github.com/penstock-io/penstock/internal/input"
+	"github.com/penstock-io/penstock/stage/record"
 )
 
 // queueOf checks that an interface and one of its queues are there.
@@ -137,10 +139,9 @@ func (d *decoder) checkApplications() {
 			}
 			d.queueOf(path, "to", a.To, "to_queue", a.ToQueue, true)
 		case "sink":
-			if a.Record != "" {
-				d.report(Needs, CodeNotBuilt, join(path, "record"),
-					"recording into files needs the package record, which is not built", "",
-					"without record the sink takes the packets and drops them")
+			if r := a.Rotate; r != nil && r.Size > 0 && r.Size < record.MinBytes {
+				d.report(Error, CodeValue, join(path, "rotate.size"), fmt.Sprintf("files of %v are too small", r.Size),
+					"0B, or at least 64KiB", "")
 			}
 			if t := a.Tensor; t != nil {
 				d.checkTensor(t, p, join(path, "tensor"))
@@ -162,6 +163,10 @@ func (d *decoder) checkApplications() {
 		if a.Kind != "sink" && a.Record != "" {
 			d.report(Error, CodeConflict, join(path, "record"),
 				fmt.Sprintf("%s has a record: it keeps nothing", a.Kind), "", "remove it, or write kind: sink")
+		}
+		if a.Rotate != nil && a.Record == "" && !d.broken[join(path, "record")] {
+			d.report(Error, CodeConflict, join(path, "rotate"), "there is no record whose files would be rotated",
+				"record: and a name", "")
 		}
 		if a.Kind != "sink" && a.Tensor != nil {
 			d.report(Error, CodeConflict, join(path, "tensor"),

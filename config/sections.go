@@ -383,16 +383,25 @@ func applicationSection() *section {
 			{name: "name", kind: text("a name"), derived: "kind and interface", doc: "For messages and statistics."},
 			{name: "kind", kind: word("count", "echo", "forward", "sink"), added: true, needed: true,
 				doc: "`count`: counts and releases; `echo`: sends back where it came from; `forward`: sends out of " +
-					"another interface; `sink`: takes everything, and records it if it is told where."},
+					"another interface; `sink`: takes everything, into files (`record`), a tensor, or nowhere."},
 			{name: "interface", kind: text("the name of an interface"), needed: true, doc: "Where packets come from."},
 			{name: "queue", kind: integer(0, 65535), def: "0", doc: "Receive queue."},
 			{name: "to", kind: text("the name of an interface"), doc: "`forward`: where they leave; `echo` uses its own interface."},
 			{name: "to_queue", kind: integer(0, 65535), def: "0", doc: "Transmit queue."},
 			{name: "cpu_core", kind: core(), def: "-1", doc: "Core of the application."},
-			{name: "record", kind: text("a file"), doc: "`sink`: the file to write."},
+			{name: "record", kind: text("a file"), doc: "`sink`: the file to write, such as `capture-%Y%m%d-%H%M%S.pcapng`. See docs/record.md."},
 			{name: "format", kind: word("pcapng", "pcap", "raw"), def: "pcapng", doc: "Its format."},
+			{name: "rotate", sub: rotateSection(), doc: "When the file ends and the next one begins. Without it there is one file."},
 			{name: "tensor", sub: tensorSection(), doc: "`sink`: puts payloads in their place in a tensor that peers get; needs `transfers`. See docs/run.md."},
 		}}
+}
+
+func rotateSection() *section {
+	return &section{name: "rotate", title: "the rotation of files", doc: "A recording in several files.", keys: []key{
+		{name: "size", kind: size(0, 1<<60), def: "0B", doc: "A file ends before it exceeds this size, at least 64KiB; 0B: never."},
+		{name: "time", kind: span(0, 86400e9, 0), def: "0s", doc: "A file ends at each multiple of this time since midnight; 0s: never."},
+		{name: "keep", kind: size(0, 1<<60), def: "0B", doc: "What all files may take, those of earlier runs included; the oldest go first. 0B: all stay."},
+	}}
 }
 
 func tensorSection() *section {

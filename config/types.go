@@ -409,7 +409,15 @@ type Application struct {
 	CPUCore   int     `cfg:"cpu_core"`
 	Record    string  `cfg:"record"` // sink: a file
 	Format    string  `cfg:"format"` // raw, pcap, pcapng
+	Rotate    *Rotate `cfg:"rotate"` // of record; nil: one file
 	Tensor    *Tensor `cfg:"tensor"` // sink: what peers get
+}
+
+// Rotate says when a file of a recording ends and the next one begins.
+type Rotate struct {
+	Size Size          `cfg:"size"` // before the file exceeds it; 0: never
+	Time time.Duration `cfg:"time"` // at each multiple of it since midnight; 0: never
+	Keep Size          `cfg:"keep"` // the oldest files go when all take more; 0: all stay
 }
 
 // Tensor is a tensor that payloads are placed into, for peers of the node to get.

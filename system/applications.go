@@ -1,6 +1,7 @@
 package system
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,7 +11,10 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/pcap"
 	"github.com/penstock-io/penstock/stage/app"
+	"github.com/penstock-io/penstock/stage/record"
 )
 
 // ApplicationPlan is an application, which takes the packets of a receive queue.
@@ -21,6 +25,7 @@ type ApplicationPlan struct {
 	To     string `json:"to,omitempty"`     // likewise
 	Core   int    `json:"core"`             // -1: any
 	Tensor string `json:"tensor,omitempty"` // name and what it is
+	Record string `json:"record,omitempty"` // file and its format
 	// Unclaimed says that the file has no application for the queue, and that Options.Unclaimed
 	// takes its packets.
 	Unclaimed bool `json:"unclaimed,omitempty"`
@@ -42,6 +47,9 @@ func (a *ApplicationPlan) text() string {
 	}
 	if a.Tensor != "" {
 		s += ", into " + a.Tensor
+	}
+	if a.Record != "" {
+		s += ", into " + a.Record
 	}
 	return s
 }
@@ -83,6 +91,9 @@ func (p *Plan) planApplications() {
 			if d, err := t.Desc(); err == nil {
 				a.Tensor = fmt.Sprintf("the tensor %s, %v", t.Name, d)
 			}
+		}
+		if c.Record != "" {
+			a.Record = fmt.Sprintf("the file %s (%s)", c.Record, c.Format)
 		}
 		if kinds[app.Kind(c.Kind)] == nil && c.Kind != "" {
 			var have []string
@@ -208,11 +219,32 @@ func (s *System) openApplication(a *application) error {
 			return err
 		}
 	}
+	if c.Record != "" {
+		o.Record = recordOf(c, f, q)
+	}
 	if a.app, err = app.New(o); err != nil {
 		return err
 	}
 	q.Application, q.Receiver = p.Name, nil
 	return nil
+}
+
+// recordOf is the recording of a sink.
+func recordOf(c *config.Application, f *Interface, q *RxQueue) *record.Options {
+	info := f.Port.Info()
+	release, _ := sys.KernelRelease()
+	o := &record.Options{Name: c.Record, Format: record.Format(c.Format), Direction: pcap.Inbound,
+		Interface: pcap.Interface{Name: cmp.Or(info.Device, f.Name), MAC: info.MAC, Speed: info.Speed,
+			OS: strings.TrimSpace("Linux " + release), Writer: "penstock"},
+		Dropped: func() uint64 {
+			var s engine.RxStats
+			q.guard.q.Stats(&s)
+			return s.Drops.Total()
+		}}
+	if r := c.Rotate; r != nil {
+		o.MaxBytes, o.Every, o.Keep = int64(r.Size), r.Time, int64(r.Keep)
+	}
+	return o
 }
 
 // tensorOf is the tensor of a sink.

@@ -389,7 +389,6 @@ func TestMissing(t *testing.T) {
   transfers: {listen: ["tcp://10.0.0.1:7070"], share: {path: /is/not/there}}
   registry: {url: "etcd://127.0.0.1:2379"}
   metrics: {listen: "0.0.0.0:9095"}
-  applications: [{kind: sink, interface: one, record: x.pcap}]
 `
 	d := &diary{}
 	told := false
@@ -412,12 +411,12 @@ func TestMissing(t *testing.T) {
 		"21:29: needs: interface \"three\": engine: no engine is called \"afpacket\"",
 		"22:24: needs: tcp://10.0.0.1:7070 is beyond this machine",
 		"22:62: needs: there is nothing to share", "23:13: needs: registries are not built",
-		"24:21: needs: the page of metrics would be at 0.0.0.0:9095", "25:55: needs: recording into files"} {
+		"24:21: needs: the page of metrics would be at 0.0.0.0:9095"} {
 		if !strings.Contains(err.Error(), "\n\ttest.yaml:"+want) {
 			t.Errorf("not said: %s", want)
 		}
 	}
-	if len(missing.Missing) != 13 {
+	if len(missing.Missing) != 12 {
 		t.Errorf("%d things are missing", len(missing.Missing))
 	}
 	if n := len(d.read()); n != 0 {

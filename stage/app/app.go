@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/stage/record"
 )
 
 // Receiver is where packets come from: *engine.Rx and *engine.Polled.
@@ -36,7 +37,10 @@ type Options struct {
 	// OtherPort says that Tx is of another port than Rx, so that connection ids mean nothing to it.
 	OtherPort bool
 
-	Tensor *Tensor // of a Sink; nil: packets are taken and given back
+	// Of a Sink; without both, packets are taken and given back. With both, Record has the packets
+	// that come, and the counts of the App are those of the tensor.
+	Tensor *Tensor
+	Record *record.Options // Interface.Link is the App's
 }
 
 // maxBurst bounds Options.Burst.
@@ -140,7 +144,7 @@ func (a counting) Close() error { return a.consumer.Close() }
 // back. Run has returned by then. When the context ends first, the memory goes when the last peer
 // has let go of it.
 func (a *App) Close(ctx context.Context) error {
-	if s, ok := a.consumer.(*sink); ok {
+	if s, ok := a.consumer.(interface{ close(context.Context) error }); ok {
 		return s.close(ctx)
 	}
 	return a.consumer.Close()

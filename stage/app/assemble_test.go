@@ -13,15 +13,15 @@ import (
 // the first one.
 type numbered struct{ tensor, row uint64 }
 
-// record runs an assembler over packets and notes what it says.
-type record struct {
+// history runs an assembler over packets and notes what it says.
+type history struct {
 	m         *assembler
 	published []map[uint64]bool // rows of each
 	rows      map[uint64]bool
 	verdicts  [stray + 1]int
 }
 
-func (r *record) end() {
+func (r *history) end() {
 	missing := map[uint64]bool{}
 	r.m.end(func(from, to uint64) {
 		for k := from; k < to; k++ {
@@ -36,7 +36,7 @@ func (r *record) end() {
 	r.published, r.rows = append(r.published, r.rows), map[uint64]bool{}
 }
 
-func (r *record) packet(seq uint64) {
+func (r *history) packet(seq uint64) {
 	for {
 		row, v := r.m.where(seq)
 		r.verdicts[v]++
@@ -66,7 +66,7 @@ func TestAssembleLateByATensor(t *testing.T) {
 	for by := uint64(1); by <= maxDisorder; by++ {
 		for begin := uint64(0); begin < 256; begin += 7 {
 			m := newAssembler(64, 1)
-			r := &record{m: m, rows: map[uint64]bool{}}
+			r := &history{m: m, rows: map[uint64]bool{}}
 			n := begin
 			for ; n < begin+256; n++ {
 				if n != begin+150 {
@@ -169,7 +169,7 @@ func TestAssembleModel(t *testing.T) {
 		if ambiguous {
 			return // later than what is tolerated
 		}
-		r := &record{m: m, rows: map[uint64]bool{}}
+		r := &history{m: m, rows: map[uint64]bool{}}
 		for _, p := range sent {
 			raw := p.tensor
 			if m.cycle > 0 {
@@ -187,7 +187,7 @@ func TestAssembleModel(t *testing.T) {
 // A damaged number does no harm, and a sender that was started anew is followed from its second
 // packet on.
 func TestAssembleStrays(t *testing.T) {
-	r := &record{m: newAssembler(4, 4), rows: map[uint64]bool{}}
+	r := &history{m: newAssembler(4, 4), rows: map[uint64]bool{}}
 	for seq := range uint64(6) {
 		r.packet(1<<20 + seq)
 	}

@@ -15,22 +15,26 @@ type Drop uint8
 
 // The reasons.
 const (
-	DropNoRoom    Drop = iota // the transmit queue had no descriptor
-	DropNoBuffers             // the transmit queue had no memory for a copy
-	DropRefused               // the transmit queue failed
-	DropGroup                 // a frame to a group or to all: its answer would come from a group
-	DropNoAnswer              // a frame too short to be turned round
-	DropNoPayload             // nothing that belongs into the tensor: no UDP, or too short for its number
-	DropTooLong               // a payload longer than a row
-	DropLate                  // a row of a tensor that was published already
-	DropDuplicate             // a row that is there already
-	DropStray                 // a number far away from all others
-	DropOther                 // bytes of another connection than the one that fills the tensor
+	DropNoRoom     Drop = iota // the transmit queue had no descriptor
+	DropNoBuffers              // the transmit queue had no memory for a copy
+	DropRefused                // the transmit queue failed
+	DropGroup                  // a frame to a group or to all: its answer would come from a group
+	DropNoAnswer               // a frame too short to be turned round
+	DropNoPayload              // nothing that belongs into the tensor: no UDP, or too short for its number
+	DropTooLong                // a payload longer than a row
+	DropLate                   // a row of a tensor that was published already
+	DropDuplicate              // a row that is there already
+	DropStray                  // a number far away from all others
+	DropOther                  // bytes of another connection than the one that fills the tensor
+	DropDiskSlow               // the files of a recording are written too slowly
+	DropDiskFull               // there is no room for them
+	DropDiskError              // they cannot be written
+	DropUnreadable             // a recording cannot read it: it is in memory of an accelerator
 	NumDrops
 )
 
 var dropNames = [NumDrops]string{"no-room", "no-buffers", "refused", "group", "no-answer", "no-payload", "too-long",
-	"late", "duplicate", "stray", "other-connection"}
+	"late", "duplicate", "stray", "other-connection", "disk-slow", "disk-full", "disk-error", "unreadable"}
 
 // String is the reason as tables and metrics show it.
 func (d Drop) String() string { return dropNames[min(d, NumDrops-1)] }

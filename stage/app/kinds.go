@@ -40,8 +40,8 @@ func Kinds() map[Kind]Constructor {
 
 // Reporter is a consumer that says what became of the packets that it got.
 type Reporter interface {
-	// Report fills Sent, SentBytes, Taken, Drops and Tensor of s. Any goroutine may call it, at any
-	// time.
+	// Report fills Sent, SentBytes, Taken, Drops, Tensor and Record of s. Any goroutine may call
+	// it, at any time.
 	Report(s *Snapshot)
 }
 
@@ -59,16 +59,28 @@ func newDiscard(o *Options) (engine.Consumer, error) {
 		return nil, o.bad("%s has a transmit queue: it sends nothing", o.Kind)
 	case o.Tensor != nil:
 		return nil, o.bad("%s has a tensor: it keeps nothing", o.Kind)
+	case o.Record != nil:
+		return nil, o.bad("%s has a record: it keeps nothing", o.Kind)
 	}
 	return discard{}, nil
 }
 
-// newTaker makes a sink: with a tensor, or without one.
+// newTaker makes a sink: with a tensor, a recording, both or neither.
 func newTaker(o *Options) (engine.Consumer, error) {
-	if o.Tensor == nil || o.Tx != nil {
+	if o.Tx != nil || o.Tensor == nil && o.Record == nil {
 		return newDiscard(o)
 	}
-	return newSink(*o.Tensor, o.Frames, o.Stream)
+	var to engine.Consumer
+	var err error
+	if o.Tensor != nil {
+		if to, err = newSink(*o.Tensor, o.Frames, o.Stream); err != nil {
+			return nil, err
+		}
+	}
+	if o.Record == nil {
+		return to, nil
+	}
+	return newRecording(o, to)
 }
 
 // Consume implements engine.Consumer: the caller releases what is left in the burst.

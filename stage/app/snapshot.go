@@ -22,6 +22,7 @@ type Snapshot struct {
 	Flows     []FlowCount       `json:"flows,omitempty"`   // by their ids
 	Sizes     []SizeCount       `json:"sizes,omitempty"`   // classes that occurred
 	Tensor    *TensorSnapshot   `json:"tensor,omitempty"`
+	Record    *RecordSnapshot   `json:"record,omitempty"`
 }
 
 // Snapshot is what the application has done so far. Counts that belong together may be a burst
@@ -109,6 +110,16 @@ func Families(all []*App) []metrics.Family {
 		if t := snaps[i].Tensor; t != nil {
 			add(rows, &snaps[i], t.Rows, "placed")
 			add(rows, &snaps[i], t.Missing, "missing")
+		}
+	}
+	recorded := family("penstock_application_recorded_total",
+		"Packets that an application wrote to files, and those that it lost.", "what")
+	for i := range snaps {
+		if r := snaps[i].Record; r != nil {
+			add(recorded, &snaps[i], r.Packets, "written")
+			for reason, n := range r.Lost {
+				add(recorded, &snaps[i], n, reason)
+			}
 		}
 	}
 	packetsOf := family("penstock_application_batch_packets_total",

@@ -1,0 +1,354 @@
+package record
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/pcap"
+)
+
+// partial is the suffix of a file that is not whole.
+const partial = ".partial"
+
+// files are the files of a Recorder. Its methods are called by the writer.
+type files struct {
+	r    *Recorder
+	name *naming
+
+	f     *os.File // nil: it could not be opened
+	path  string   // without the suffix
+	off   int64    // behind the last whole write
+	began time.Time
+	// Losses when the file began: of the interface, and of the recorder.
+	dropped0 uint64
+	lost0    [NumLosses]uint64
+	packets  uint64
+	// lost are packets of chunks that could not be written, since the last one that was.
+	lost [NumLosses]uint64
+}
+
+func newFiles(r *Recorder) (*files, error) {
+	name, err := newNaming(r.o.Name, r.o.MaxBytes > 0 || r.o.Every > 0)
+	if err != nil {
+		return nil, err
+	}
+	w := &files{r: r, name: name}
+	return w, w.open()
+}
+
+// open begins a file.
+func (w *files) open() error {
+	w.began, w.dropped0, w.packets, w.off = time.Now(), w.r.o.dropped(), 0, 0
+	path, f, err := w.name.create(w.began)
+	if err != nil {
+		return err
+	}
+	w.f, w.path = f, path
+	if w.r.o.Format != Raw {
+		b := w.r.form.AppendHeader(nil, &w.r.o.Interface)
+		if err := w.put(b); err != nil {
+			w.f = nil
+			return errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
+	}
+	w.r.mu.Lock()
+	defer w.r.mu.Unlock()
+	w.r.stats.File, w.lost0 = w.path, w.r.stats.Lost
+	return nil
+}
+
+// put writes behind the last whole write. What a failed write left there the next one overwrites.
+func (w *files) put(b []byte) error {
+	n, err := w.f.WriteAt(b, w.off)
+	if err != nil {
+		return err
+	}
+	w.off += int64(n)
+	return nil
+}
+
+// write writes a chunk, or counts its packets as lost.
+func (w *files) write(c *chunk) {
+	var err error
+	if w.f == nil {
+		err = w.open()
+	}
+	at := w.off
+	if err == nil && c.packets > 0 {
+		if err = w.chunk(c); err == nil {
+			w.packets += uint64(c.packets)
+		}
+	}
+	w.r.mu.Lock()
+	switch {
+	case err == nil:
+		w.r.stats.Packets += uint64(c.packets)
+		w.r.stats.Bytes += uint64(w.off - at)
+		w.r.stats.Err = nil
+	default:
+		l := lossOf(err)
+		w.lost[l] += uint64(c.packets)
+		w.r.stats.Lost[l] += uint64(c.packets)
+		w.r.stats.Taken -= uint64(c.packets)
+		w.r.stats.Err = err
+	}
+	w.r.mu.Unlock()
+	if c.end {
+		w.end()
+		if err := w.open(); err != nil {
+			w.failed(err)
+		}
+	}
+}
+
+// chunk writes the packets of a chunk. The first one carries what was lost before it.
+func (w *files) chunk(c *chunk) error {
+	if w.lost == ([NumLosses]uint64{}) || w.r.o.Format == Raw {
+		return w.put(c.b)
+	}
+	p := c.first
+	describe(&p, &w.lost)
+	head := w.r.form.AppendPacket(nil, &c.first)
+	b := w.r.form.AppendPacket(nil, &p)
+	b = append(b, c.b[len(head):len(head)+p.Captured]...)
+	b = append(w.r.form.EndPacket(b, &p), c.b[c.firstEnd:]...)
+	if err := w.put(b); err != nil {
+		return err
+	}
+	w.lost = [NumLosses]uint64{}
+	return nil
+}
+
+// end makes the file whole.
+func (w *files) end() {
+	if w.f == nil {
+		return
+	}
+	f := w.f
+	w.f = nil
+	err := w.finish(f)
+	if err == nil {
+		err = w.name.publish(f.Name(), w.path)
+	}
+	if err != nil {
+		w.failed(fmt.Errorf("%s is not whole: %w", f.Name(), err))
+		return
+	}
+	w.r.mu.Lock()
+	w.r.stats.Files++
+	w.r.stats.File = ""
+	w.r.mu.Unlock()
+	if w.r.o.Keep > 0 {
+		if err := w.name.prune(w.r.o.Keep, w.path); err != nil {
+			w.failed(err)
+		}
+	}
+}
+
+// finish writes the statistics, and closes the file.
+func (w *files) finish(f *os.File) error {
+	w.r.mu.Lock()
+	lost := w.r.stats.Lost
+	w.r.mu.Unlock()
+	s := pcap.Statistics{Start: w.began, End: time.Now(), Given: w.packets}
+	for l := range lost {
+		s.DroppedByOS += lost[l] - w.lost0[l]
+	}
+	s.Accepted = s.Given + s.DroppedByOS
+	s.Dropped = w.r.o.dropped() - w.dropped0
+	s.Received = s.Accepted + s.Dropped
+	var err error
+	if w.r.o.Format != Raw {
+		b := w.r.form.AppendStatistics(nil, &s)
+		if _, err = f.WriteAt(b, w.off); err == nil {
+			w.off += int64(len(b))
+		}
+	}
+	return errors.Join(err, f.Truncate(w.off), f.Close())
+}
+
+func (w *files) failed(err error) {
+	w.r.mu.Lock()
+	w.r.stats.Err = err
+	w.r.mu.Unlock()
+}
+
+func lossOf(err error) Loss {
+	if sys.IsErrno(err, sys.ENOSPC) || sys.IsErrno(err, sys.EDQUOT) {
+		return DiskFull
+	}
+	return DiskError
+}
+
+// naming makes the names of files.
+type naming struct {
+	dir, stem, ext string
+	timed          bool // the stem has verbs
+	numbered       bool
+	number         int // of the last file
+	like           *regexp.Regexp
+}
+
+// verbs are the verbs of a name, with what they become and what that looks like.
+var verbs = map[byte]struct{ layout, like string }{'Y': {"2006", `\d{4}`}, 'm': {"01", `\d{2}`}, 'd': {"02", `\d{2}`},
+	'H': {"15", `\d{2}`}, 'M': {"04", `\d{2}`}, 'S': {"05", `\d{2}`}, 'j': {"002", `\d{3}`}, 's': {"", `\d+`}}
+
+func newNaming(name string, rotated bool) (*naming, error) {
+	if name == "" || strings.HasSuffix(name, "/") {
+		return nil, fmt.Errorf("%q names no file", name)
+	}
+	n := &naming{dir: filepath.Dir(name), ext: filepath.Ext(name)}
+	if strings.Contains(n.dir, "%") {
+		return nil, fmt.Errorf("%s: expected a percent sign in the name of the file only, not in that of its directory", name)
+	}
+	n.stem = strings.TrimSuffix(filepath.Base(name), n.ext)
+	if strings.Contains(n.ext, "%") { // a.%S
+		n.stem, n.ext = n.stem+n.ext, ""
+	}
+	like := ""
+	for i := 0; i < len(n.stem); i++ {
+		if n.stem[i] != '%' {
+			like += regexp.QuoteMeta(n.stem[i : i+1])
+			continue
+		}
+		i++
+		if i < len(n.stem) && n.stem[i] == '%' {
+			like += "%"
+			continue
+		}
+		if i == len(n.stem) || verbs[n.stem[i]].like == "" {
+			return nil, fmt.Errorf("%s: expected %%Y, %%m, %%d, %%H, %%M, %%S, %%j, %%s or %%%% behind a percent sign", name)
+		}
+		like += verbs[n.stem[i]].like
+		n.timed = true
+	}
+	n.numbered = rotated && !n.timed
+	n.like = regexp.MustCompile("^" + like + `(?:-(\d{5,}))?` + regexp.QuoteMeta(n.ext) + "(?:" + regexp.QuoteMeta(partial) + ")?$")
+	return n, n.each(func(name string, _ fs.FileInfo) {
+		if m := n.like.FindStringSubmatch(name); n.numbered {
+			k := 0
+			fmt.Sscan(m[1], &k)
+			n.number = max(n.number, k)
+		}
+	})
+}
+
+// each calls f for each file that has such a name.
+func (n *naming) each(f func(name string, info fs.FileInfo)) error {
+	list, err := os.ReadDir(n.dir)
+	for _, e := range list {
+		if !e.Type().IsRegular() || !n.like.MatchString(e.Name()) {
+			continue
+		}
+		if info, err := e.Info(); err == nil { // else it is gone
+			f(e.Name(), info)
+		}
+	}
+	return err
+}
+
+// at is the name of a file that begins at t, with a number unless that is 0.
+func (n *naming) at(t time.Time, number int) string {
+	var s strings.Builder
+	for i := 0; i < len(n.stem); i++ {
+		if n.stem[i] != '%' {
+			s.WriteByte(n.stem[i])
+			continue
+		}
+		i++
+		switch c := n.stem[i]; c {
+		case '%':
+			s.WriteByte('%')
+		case 's':
+			fmt.Fprint(&s, t.Unix())
+		default:
+			s.WriteString(t.Format(verbs[c].layout))
+		}
+	}
+	if number > 0 {
+		fmt.Fprintf(&s, "-%05d", number)
+	}
+	return filepath.Join(n.dir, s.String()+n.ext)
+}
+
+// create makes the file that begins at t. It overwrites none.
+func (n *naming) create(t time.Time) (path string, f *os.File, err error) {
+	k := 0
+	if n.numbered {
+		k = n.number + 1
+	}
+	for ; ; k++ {
+		path = n.at(t, k)
+		if _, err := os.Lstat(path); err == nil {
+			if n.timed || n.numbered {
+				continue
+			}
+			return "", nil, fmt.Errorf("%s: %w: remove it, or give a name with the time, such as "+
+				"capture-%%Y%%m%%d-%%H%%M%%S.pcapng", path, fs.ErrExist)
+		}
+		f, err = os.OpenFile(path+partial, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		switch {
+		case err == nil:
+			n.number = k
+			return path, f, nil
+		case !errors.Is(err, fs.ErrExist):
+			return "", nil, err
+		case !n.timed && !n.numbered:
+			return "", nil, fmt.Errorf("%s is left of a run that was killed, or another one writes it: rename or "+
+				"remove it: %w", path+partial, fs.ErrExist)
+		}
+	}
+}
+
+// publish gives a whole file its name. It replaces none.
+func (n *naming) publish(from, to string) error {
+	dir, err := os.Open(n.dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	err = sys.Rename(dir, filepath.Base(from), dir, filepath.Base(to), false)
+	if sys.IsErrno(err, sys.EINVAL) { // a file system without RENAME_NOREPLACE
+		return os.Rename(from, to)
+	}
+	return err
+}
+
+// prune removes the oldest files until all take at most keep bytes. The file at newest stays.
+func (n *naming) prune(keep int64, newest string) error {
+	type file struct {
+		name string
+		fs.FileInfo
+	}
+	var all []file
+	var sum int64
+	err := n.each(func(name string, info fs.FileInfo) {
+		sum += info.Size()
+		if !strings.HasSuffix(name, partial) && name != filepath.Base(newest) {
+			all = append(all, file{name, info})
+		}
+	})
+	slices.SortFunc(all, func(a, b file) int {
+		return cmp.Or(a.ModTime().Compare(b.ModTime()), strings.Compare(a.name, b.name))
+	})
+	for _, f := range all {
+		if sum <= keep {
+			break
+		}
+		if e := os.Remove(filepath.Join(n.dir, f.name)); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+			continue
+		}
+		sum -= f.Size()
+	}
+	return err
+}
