@@ -191,20 +191,24 @@ func newConfigGenerate(s streams) *cobra.Command {
 	var p config.Plan
 	var engine, server, client, listen string
 	c := &cobra.Command{
-		Use:   "generate raw|socket|transfer",
+		Use:   "generate " + strings.Join(config.Kinds(), "|"),
 		Short: "Make a configuration file for this machine",
 		Long: `Prints a configuration that fits this machine, with comments: its network interfaces, their addresses and NUMA nodes, cores near them.
 
+  receive   UDP packets, counted
+  reorder   UDP packets of int16 samples, placed by their sequence numbers in fp32 batches that peers fetch
+  gpu       the same as fp16 batches in memory of a GPU
   raw       frames from one network interface to another one
   socket    a server and a client over UDP or TCP
   transfer  a node for transfers of tensors and files
 
 The same machine and flags give the same bytes. Nothing is opened and nothing is changed.`,
-		Example: `  penstock config generate raw --tx eth0 --rx eth1 --queues 2 > pair.yaml
+		Example: `  penstock config generate gpu --server 10.0.0.2 > rx.yaml
+  penstock config generate raw --tx eth0 --rx eth1 --queues 2 > pair.yaml
   penstock config generate socket --transport tcp
   penstock config generate transfer --share /data`,
-		Args:      argsBetween(1, 1, "raw, socket or transfer"),
-		ValidArgs: []string{"raw", "socket", "transfer"},
+		Args:      argsBetween(1, 1, "what to make a file for: "+strings.Join(config.Kinds(), ", ")),
+		ValidArgs: config.Kinds(),
 		RunE: func(c *cobra.Command, args []string) error {
 			p.Kind, p.Engine = args[0], config.Engine(engine)
 			for _, a := range []struct {
@@ -221,12 +225,12 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 				*a.to = addr
 			}
 			for _, x := range []struct{ flags, kinds string }{{"tx rx engine queues", "raw"},
-				{"transport server client", "socket"}, {"share listen", "transfer"},
-				{"payload", "raw socket"}, {"port", "socket transfer"}} {
+				{"transport client", "socket"}, {"server", "socket receive reorder gpu"}, {"share listen", "transfer"},
+				{"payload", "raw socket receive reorder gpu"}, {"port", "socket transfer receive reorder gpu"}} {
 				for flag := range strings.FieldsSeq(x.flags) {
 					if c.Flags().Changed(flag) && !strings.Contains(x.kinds, p.Kind) {
 						return &usageError{fmt.Errorf("--%s is for %s, not for %s", flag,
-							strings.ReplaceAll(x.kinds, " ", " and "), p.Kind)}
+							strings.ReplaceAll(x.kinds, " ", ", "), p.Kind)}
 					}
 				}
 			}
@@ -255,11 +259,11 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 	f.StringVar(&engine, "engine", "", "xdp or afpacket (default xdp)")
 	f.IntVar(&p.Queues, "queues", 0, "queues in each direction (default 1)")
 	f.IntVar(&p.Payload, "payload", 0,
-		"bytes of payload of a packet (default: what the MTU has room for; sockets: 1024)")
+		"bytes of payload of a packet, without a sequence number (default: what the MTU has room for; sockets: 1024)")
 	f.StringVar(&p.Transport, "transport", "", "udp or tcp (default udp)")
-	f.StringVar(&server, "server", "", "`ADDR` of the server (default 127.0.0.1)")
+	f.StringVar(&server, "server", "", "`ADDR` of the server or receiver (default 127.0.0.1)")
 	f.StringVar(&client, "client", "", "`ADDR` of the client (default that of the server)")
-	f.IntVar(&p.Port, "port", 0, "port of the server (default 5000) or of the node (default 7070)")
+	f.IntVar(&p.Port, "port", 0, "port of the server or receiver (default 5000), or of the node (default 7070)")
 	f.StringVar(&p.Share, "share", "", "file or `DIR` that the node shares")
 	f.StringVar(&listen, "listen", "", "`ADDR` that the node is reached at (default 127.0.0.1)")
 	complete(c, "engine", config.RawEngines()...)

@@ -118,7 +118,7 @@ func TestConfigSchemaAndGenerate(t *testing.T) {
 	if status != 0 || !bytes.Equal([]byte(out), config.Schema()) {
 		t.Errorf("status %d", status)
 	}
-	for _, kind := range []string{"socket", "transfer"} {
+	for _, kind := range []string{"receive", "reorder", "gpu", "socket", "transfer"} {
 		out, errOut, status := penstock(t, "config", "generate", kind)
 		if status != 0 {
 			t.Fatalf("%s: status %d, %s", kind, status, errOut)
@@ -137,7 +137,7 @@ func TestConfigSchemaAndGenerate(t *testing.T) {
 		{[]string{"raw", "--tx", "absent0"}, 3, `no network interface "absent0"`},
 		{[]string{"raw", "--share", "x"}, 2, "--share is for transfer, not for raw"},
 		{[]string{"socket", "--server", "x"}, 2, "--server x: expected an IP address"},
-		{[]string{}, 2, "raw, socket or transfer"},
+		{[]string{}, 2, "receive, reorder, gpu, raw, socket, transfer"},
 	} {
 		_, errOut, status := penstock(t, append([]string{"config", "generate"}, c.args...)...)
 		if status != c.status || !strings.Contains(errOut, c.want) {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -13,21 +14,22 @@ import (
 
 // Plan is what Generate makes a file for. Empty fields are filled from the machine.
 type Plan struct {
-	// Kind is raw (two network interfaces, frames from one to the other), socket (a server and a
-	// client) or transfer (a node).
+	// Kind is one of Kinds.
 	Kind string
 	// Tx and Rx are network interfaces of a raw pair. Without them the first two that are up are
 	// taken, cards before virtual ones.
 	Tx, Rx string
 	Engine Engine // of a raw pair: xdp (the default) or afpacket
 	Queues int    // of a raw pair, in each direction; 0 is 1
-	// Payload is bytes of a packet's UDP payload; 0: what the MTU has room for.
+	// Payload is bytes of a packet's UDP payload, of reorder and gpu behind the sequence number; 0:
+	// what the MTU has room for, of sockets 1024.
 	Payload int
 	// Transport is udp (the default) or tcp, of a socket pair.
 	Transport string
-	// Server and Client are addresses of a socket pair; the zero Addr is 127.0.0.1.
+	// Server and Client are addresses of a socket pair, Server also that of a receiver; the zero Addr
+	// is 127.0.0.1.
 	Server, Client netip.Addr
-	Port           int    // of a socket pair and of a node; 0: 5000, DefaultPort
+	Port           int    // of sockets and of a node; 0: 5000, DefaultPort
 	Share          string // what a node shares; "" for nothing
 	Listen         netip.Addr
 }
@@ -35,6 +37,13 @@ type Plan struct {
 // DefaultPort is the port of a node where nothing names another one: in generated files and on
 // command lines.
 const DefaultPort = 7070
+
+// Kinds are what Generate makes files for: receive, reorder and gpu take UDP packets (to count, to
+// place in batches by their sequence numbers, and the same in memory of a GPU), raw sends frames
+// from one network interface to another one, socket has a server and a client, transfer a node.
+func Kinds() []string {
+	return []string{"receive", "reorder", "gpu", "raw", "socket", "transfer"}
+}
 
 // ErrGenerate is what errors of Generate wrap.
 var ErrGenerate = errors.New("config: no file was made")
@@ -48,6 +57,8 @@ func Generate(p Plan, h *Host) ([]byte, error) {
 	var text string
 	var err error
 	switch p.Kind {
+	case "receive", "reorder", "gpu":
+		text, err = p.receive(h)
 	case "raw":
 		text, err = p.raw(h)
 	case "socket":
@@ -55,7 +66,7 @@ func Generate(p Plan, h *Host) ([]byte, error) {
 	case "transfer":
 		text, err = p.transfer(h)
 	default:
-		return bad("kind %q: expected raw, socket or transfer", p.Kind)
+		return bad("kind %q: expected %s", p.Kind, strings.Join(Kinds(), ", "))
 	}
 	if err != nil {
 		return bad("%v", err)
@@ -245,32 +256,90 @@ penstock:
 	return b.String(), nil
 }
 
+// server is the address, the port and the payload of sockets.
+func (p *Plan) server() (addr netip.Addr, port, payload int, err error) {
+	addr, port, payload = p.Server, cmp.Or(p.Port, 5000), cmp.Or(p.Payload, 1024)
+	if !addr.IsValid() {
+		addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	if port < 1 || port > 65534 {
+		err = fmt.Errorf("port %d: expected 1 to 65534", port)
+	} else if payload < 1 || payload > 65507 {
+		err = fmt.Errorf("a payload of %d bytes: expected 1 to 65507", payload)
+	}
+	return addr, port, payload, err
+}
+
+// receive takes UDP packets; unless they are only counted, a batch of them becomes a tensor that
+// peers fetch.
+func (p *Plan) receive(h *Host) (string, error) {
+	const number, batch = 4, 64 // bytes of the sequence number, packets of a batch
+	server, port, payload, err := p.server()
+	if err == nil && p.Kind != "receive" && (payload%2 != 0 || payload > 65507-number) {
+		err = fmt.Errorf("a payload of %d bytes: expected whole samples of 2 bytes, and at most %d bytes", payload,
+			65506-number)
+	}
+	if err != nil {
+		return "", err
+	}
+	kind, memory, out, element := "cpu", "host", "fp32", 4
+	if p.Kind == "gpu" {
+		kind, memory, out, element = "gpu", "device", "fp16", 2
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "# UDP packets. Made by \"penstock config generate %s\" for this machine.\npenstock:\n  version: 1\n",
+		p.Kind)
+	if p.Kind == "gpu" && h.GPUs == 0 {
+		b.WriteString("  gpu_runtime: host      # this machine has no GPU: the processor takes its place\n")
+	}
+	fmt.Fprintf(&b, "  memory_regions:\n    - {name: packets, kind: host, num_bufs: 4096, buf_size: %s}\n",
+		Size((payload+number+63)/64*64))
+	if p.Kind != "receive" {
+		fmt.Fprintf(&b, "    - {name: batches, kind: %s, num_bufs: 8, buf_size: %s}      # a batch in each slot\n", memory,
+			Size((batch*payload/2*element+63)/64*64))
+	}
+	fmt.Fprintf(&b, "  interfaces:\n    - name: port\n      address: %s\n      rx:\n",
+		quoted((&Endpoint{"udp", server, port}).String()))
+	if p.Kind == "receive" {
+		b.WriteString("        queues: [{memory_regions: [packets]}]\n  applications:\n    - {kind: count, interface: port}\n")
+		return b.String(), nil
+	}
+	fmt.Fprintf(&b, `        queues: [{memory_regions: [packets], timeout: 2ms}]      # the longest wait for a packet
+        reorder:
+          - name: samples
+            reorder_type: %s
+            memory_region: batches
+            flow_ids: [0]                  # all packets of the socket
+            payload_byte_offset: %d         # samples stand behind the sequence number
+            payload_size: %d
+            data_types: {input_type: int16, output_type: %s, endianness: network}
+            method:
+              seq_packets_per_batch:
+                sequence_number: {bit_offset: 0, bit_width: %d}
+                packets_per_batch: %d
+  transfers: {listen: ["tcp://127.0.0.1:%d"]}
+  applications:
+    - kind: sink                           # peers fetch the newest batch by this name
+      interface: port
+      tensor: {name: samples, dtype: f%d, shape: [1, %d]}
+`, kind, number, payload, out, 8*number, batch, DefaultPort, 8*element, batch*payload/2)
+	return b.String(), nil
+}
+
 func (p *Plan) socket(h *Host) (string, error) {
-	transport, server, client, port := p.Transport, p.Server, p.Client, p.Port
+	transport, client := p.Transport, p.Client
 	if transport == "" {
 		transport = "udp"
 	}
 	if transport != "udp" && transport != "tcp" {
 		return "", fmt.Errorf("transport %q: expected udp or tcp", transport)
 	}
-	if !server.IsValid() {
-		server = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	server, port, size, err := p.server()
+	if err != nil {
+		return "", err
 	}
 	if !client.IsValid() {
 		client = server
-	}
-	if port == 0 {
-		port = 5000
-	}
-	if port < 1 || port > 65534 {
-		return "", fmt.Errorf("port %d: expected 1 to 65534", port)
-	}
-	size := p.Payload
-	if size == 0 {
-		size = 1024
-	}
-	if size < 1 || size > 65507 {
-		return "", fmt.Errorf("a payload of %d bytes: expected 1 to 65507", size)
 	}
 	k := &pick{h: h, used: map[int]bool{}}
 	var b strings.Builder

@@ -29,6 +29,9 @@ func TestGenerate(t *testing.T) {
 			Client: netip.MustParseAddr("fd00::2"), Port: 7000, Payload: 60000},
 		"transfer": {Kind: "transfer", Share: "/data", Listen: netip.MustParseAddr("10.1.0.1")},
 		"local":    {Kind: "transfer"},
+		"receive":  {Kind: "receive", Server: netip.MustParseAddr("10.1.0.1"), Port: 7000},
+		"reorder":  {Kind: "reorder", Payload: 1400},
+		"gpu":      {Kind: "gpu"},
 	} {
 		text, err := config.Generate(p, upHost())
 		if err != nil {
@@ -43,6 +46,19 @@ func TestGenerate(t *testing.T) {
 		if c == nil || d.Count(config.Warning) > 0 || d.Count(config.Needs) > 0 {
 			t.Errorf("%s: %s", name, d.Text(text))
 		}
+	}
+}
+
+// The processor takes the place of a GPU only where there is none.
+func TestGenerateForGPU(t *testing.T) {
+	h := upHost()
+	h.GPUs = 1
+	text, err := config.Generate(config.Plan{Kind: "gpu"}, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, d := config.Load("f", text, config.Options{Host: h}); c == nil || c.GPURuntime != "auto" || len(d) != 0 {
+		t.Errorf("%s\n%s", d.Text(text), text)
 	}
 }
 
@@ -88,6 +104,9 @@ func TestGenerateRefuses(t *testing.T) {
 		"port 70000":                  {Kind: "socket", Port: 70000},
 		"a payload of 70000 bytes":    {Kind: "socket", Payload: 70000},
 		"port -1":                     {Kind: "transfer", Port: -1},
+		"port 65535":                  {Kind: "receive", Port: 65535},
+		"whole samples of 2 bytes":    {Kind: "reorder", Payload: 1023},
+		"at most 65502 bytes":         {Kind: "gpu", Payload: 65504},
 	} {
 		text, err := config.Generate(p, upHost())
 		if text != nil || !errors.Is(err, config.ErrGenerate) || !strings.Contains(err.Error(), want) {
