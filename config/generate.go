@@ -26,8 +26,8 @@ type Plan struct {
 	Payload int
 	// Transport is udp (the default) or tcp, of a socket pair.
 	Transport string
-	// Server and Client are addresses of a socket pair, Server also that of a receiver; the zero Addr
-	// is 127.0.0.1.
+	// Server and Client are addresses of a socket pair, Server also that of a receiver; the zero
+	// Addr is 127.0.0.1.
 	Server, Client netip.Addr
 	Port           int    // of sockets and of a node; 0: 5000, DefaultPort
 	Share          string // what a node shares; "" for nothing
@@ -287,7 +287,8 @@ func (p *Plan) receive(h *Host) (string, error) {
 		kind, memory, out, element = "gpu", "device", "fp16", 2
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "# UDP packets. Made by \"penstock config generate %s\" for this machine.\npenstock:\n  version: 1\n",
+	fmt.Fprintf(&b, "# UDP packets. Made by \"penstock config generate %s\" for this machine.\npenstock:\n  "+
+		"version: 1\n",
 		p.Kind)
 	if p.Kind == "gpu" && h.GPUs == 0 {
 		b.WriteString("  gpu_runtime: host      # this machine has no GPU: the processor takes its place\n")
@@ -295,16 +296,18 @@ func (p *Plan) receive(h *Host) (string, error) {
 	fmt.Fprintf(&b, "  memory_regions:\n    - {name: packets, kind: host, num_bufs: 4096, buf_size: %s}\n",
 		Size((payload+number+63)/64*64))
 	if p.Kind != "receive" {
-		fmt.Fprintf(&b, "    - {name: batches, kind: %s, num_bufs: 8, buf_size: %s}      # a batch in each slot\n", memory,
+		fmt.Fprintf(&b, "    - {name: batches, kind: %s, num_bufs: 8, buf_size: %s}      # a batch in each slot\n",
+			memory,
 			Size((batch*payload/2*element+63)/64*64))
 	}
 	fmt.Fprintf(&b, "  interfaces:\n    - name: port\n      address: %s\n      rx:\n",
 		quoted((&Endpoint{"udp", server, port}).String()))
 	if p.Kind == "receive" {
-		b.WriteString("        queues: [{memory_regions: [packets]}]\n  applications:\n    - {kind: count, interface: port}\n")
+		b.WriteString("        queues: [{memory_regions: [packets]}]\n  applications:\n    - {kind: count, " +
+			"interface: port}\n")
 		return b.String(), nil
 	}
-	fmt.Fprintf(&b, `        queues: [{memory_regions: [packets], timeout: 2ms}]      # the longest wait for a packet
+	fmt.Fprintf(&b, `        queues: [{memory_regions: [packets], timeout: 1s}]      # a batch waits no longer for its packets
         reorder:
           - name: samples
             reorder_type: %s
