@@ -178,6 +178,16 @@ func DiskSpace(f *os.File) (free, total uint64, err error) {
 	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
+// ReadOnly reports whether path lies on a file system, or on a mount of one, that nobody can write
+// to (man 2 statfs).
+func ReadOnly(path string) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return false, callError("statfs", path, err)
+	}
+	return st.Flags&unix.ST_RDONLY != 0, nil
+}
+
 // IsOpen reports whether fd is an open descriptor of this process.
 func IsOpen(fd int) bool {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)

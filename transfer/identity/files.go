@@ -9,7 +9,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -36,8 +35,9 @@ const maxFile = 1 << 20
 
 // Open reads the identity of a directory, which "penstock pair" has made or another tool: see
 // [Options] for the names of files. Directory and files must belong to the effective user or to
-// root; the key must not be readable, and nothing writable, for others. Without files the error
-// wraps [ErrMissing] and says what makes them.
+// root; the key must not be readable, and nothing writable, for others. The kubelet's volumes pass:
+// root's files may be readable for a group of this process, and a directory on a read-only mount may
+// have any mode. Without files the error wraps [ErrMissing] and says what makes them.
 func Open(dir string, o Options) (*Identity, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -79,88 +79,6 @@ func Open(dir string, o Options) (*Identity, error) {
 	}
 	w.next.Store(i.clock().UnixNano() + w.interval)
 	return i, nil
-}
-
-// checkDir refuses a directory in which others could replace files.
-func checkDir(dir string) error {
-	fi, err := os.Stat(dir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("identity: %s does not exist: %w; \"penstock pair\" makes one", dir, ErrMissing)
-	case err != nil:
-		return fmt.Errorf("identity: %w", err)
-	case !fi.IsDir():
-		return fmt.Errorf("identity: %s: expected a directory: %w", dir, ErrMissing)
-	case fi.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("identity: %s has mode %04o, so that others can replace what is in it: %w; mend it with: "+
-			"chmod go-w %s", dir, fi.Mode().Perm(), ErrPermissions, dir)
-	}
-	return checkOwner(dir, sys.Identity(fi).UID, os.Geteuid())
-}
-
-// checkOwner refuses what belongs to neither the effective user nor root: its owner can change it,
-// and its mode, at any time.
-func checkOwner(path string, owner uint32, user int) error {
-	if owner == 0 || int(owner) == user {
-		return nil
-	}
-	return fmt.Errorf("identity: %s belongs to user %d, who can change it; expected user %d or root: %w; mend it "+
-		"with: chown %d %s, or run as user %d",
-		path, owner, user, ErrPermissions, user, path, owner)
-}
-
-// readFile reads a small regular file of the right owner whose permissions are narrow enough.
-func readFile(path string, secret bool) ([]byte, error) {
-	f, err := openFile(path, secret)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("identity: %w", err)
-	}
-	if len(b) > maxFile {
-		return nil, fmt.Errorf("identity: %s has more than %d bytes: %w", path, maxFile, ErrCredentials)
-	}
-	return b, nil
-}
-
-// openFile opens a regular file of the right owner whose permissions are narrow enough.
-func openFile(path string, secret bool) (_ *os.File, err error) {
-	// Look before opening: opening a pipe would wait for its writer.
-	if fi, err := os.Stat(path); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("identity: %w: %w; \"penstock pair\" makes it", err, ErrMissing)
-		}
-		return nil, fmt.Errorf("identity: %w", err)
-	} else if !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("identity: %s: expected a file: %w", path, ErrCredentials)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("identity: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-		}
-	}()
-	fi, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("identity: %w", err)
-	}
-	if err := checkOwner(path, sys.Identity(fi).UID, os.Geteuid()); err != nil {
-		return nil, err
-	}
-	if mode := fi.Mode().Perm(); secret && mode&0o077 != 0 {
-		return nil, fmt.Errorf("identity: %s holds a key and has mode %04o, so that others can use it: %w; mend it "+
-			"with: chmod 600 %s", path, mode, ErrPermissions, path)
-	} else if mode&0o022 != 0 {
-		return nil, fmt.Errorf("identity: %s has mode %04o, so that others can change it: %w; mend it with: chmod "+
-			"go-w %s", path, mode, ErrPermissions, path)
-	}
-	return f, nil
 }
 
 // writeFile replaces a file as a whole: a reader sees the old content or the new one, also after a
@@ -354,7 +272,7 @@ func (g *group) changed() bool {
 		}
 		if f.stamp == nil || !os.SameFile(fi, f.stamp) || !fi.ModTime().Equal(f.stamp.ModTime()) ||
 			fi.Size() != f.stamp.Size() || fi.Mode() != f.stamp.Mode() ||
-			sys.Identity(fi).UID != sys.Identity(f.stamp).UID {
+			sys.Identity(fi).UID != sys.Identity(f.stamp).UID || sys.Identity(fi).GID != sys.Identity(f.stamp).GID {
 			return true
 		}
 		if time.Since(fi.ModTime()) < settled {

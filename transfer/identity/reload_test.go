@@ -171,7 +171,7 @@ func TestBadFilesChangeNothing(t *testing.T) {
 		{"of another authority", NodeFile, of(other, "a", IssueOptions{}), 0o600, ErrUntrusted},
 		{"of another name", NodeFile, of(ca, "c", IssueOptions{}), 0o600, ErrCredentials},
 		{"over", NodeFile, of(ca, "a", IssueOptions{NotBefore: time.Now().Add(-2 * time.Hour), Valid: time.Hour}), 0o600, ErrExpired},
-		{"readable for all", NodeFile, of(ca, "a", IssueOptions{}), 0o640, ErrPermissions},
+		{"readable for all", NodeFile, of(ca, "a", IssueOptions{}), 0o644, ErrPermissions},
 		{"too large", NodeFile, append(make([]byte, maxFile), good...), 0o600, ErrCredentials},
 		{"no roots", CAFile, []byte("# none\n"), 0o644, ErrCredentials},
 		{"half a root", CAFile, append(goodCA[:len(goodCA):len(goodCA)], goodCA[:100]...), 0o644, ErrCredentials},

@@ -3,6 +3,7 @@ package identity
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -308,6 +309,42 @@ func TestOwners(t *testing.T) {
 	}{{0, 0, true}, {0, 1000, true}, {1000, 1000, true}, {1000, 1001, false}, {1000, 0, false}} {
 		if err := checkOwner("x", c.owner, c.user); (err == nil) != c.ok || err != nil &&
 			!errors.Is(err, ErrPermissions) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// A group may read root's key if this process is in it, and nobody else's key; a group may write
+// nothing.
+func TestModes(t *testing.T) {
+	const mine, other = 54321, 54322
+	path := filepath.Join(t.TempDir(), "key")
+	write(t, filepath.Dir(path), "key", nil, 0o600)
+	for _, c := range []struct {
+		owner, group int
+		mode         os.FileMode
+		secret, ok   bool
+	}{
+		{0, mine, 0o440, true, true}, {0, mine, 0o640, true, true}, {0, other, 0o600, true, true},
+		{0, other, 0o440, true, false}, {0, mine, 0o444, true, false}, {0, mine, 0o460, true, false},
+		{0, mine, 0o450, true, false}, {0, mine, 0o660, true, false}, {mine, mine, 0o440, true, false},
+		{mine, mine, 0o400, true, true}, {0, other, 0o444, false, true}, {0, mine, 0o664, false, false},
+		{0, mine, 0o446, false, false},
+	} {
+		if err := os.Chown(path, c.owner, c.group); err != nil {
+			testenv.Missing(t, "the right to give files away", err)
+		}
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = checkMode(path, fi, c.secret, []int{7, mine})
+		if found := fmt.Sprintf("mode %04o", c.mode); (err == nil) != c.ok || err != nil &&
+			(!errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), found) ||
+				!strings.Contains(err.Error(), "expected 06") || !strings.Contains(err.Error(), "fix it with: chmod ")) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
