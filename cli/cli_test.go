@@ -131,7 +131,7 @@ func TestDemoFile(t *testing.T) {
 }
 
 func TestDemoPrints(t *testing.T) {
-	out, errOut, status := penstock(t, "demo", "--small", "--repeat", "1")
+	out, errOut, status := penstock(t, "demo", "--small", "--repeat", "1", "-v")
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
@@ -143,6 +143,20 @@ func TestDemoPrints(t *testing.T) {
 	}
 	if n := strings.Count(out, "every byte"); n != 7 {
 		t.Errorf("%d rows are verified, expected 7:\n%s", n, out)
+	}
+	// Without -v: the table and three lines.
+	out, errOut, status = penstock(t, "demo", "--small", "--repeat", "1")
+	if status != 0 {
+		t.Fatalf("exit status %d: %s", status, errOut)
+	}
+	var lines []string
+	for line := range strings.Lines(out) {
+		if strings.TrimSpace(line) != "" && !strings.Contains(line, "every byte") && !strings.Contains(line, "copies/byte") {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) != 3 || strings.Count(out, "every byte") != 7 {
+		t.Errorf("%d lines beside the table:\n%s", len(lines), out)
 	}
 }
 
@@ -200,7 +214,7 @@ func TestDemoDevice(t *testing.T) {
 // A file's tensors go by device memory as they go by the host's, and the table has what that costs.
 func TestDemoDevicePrints(t *testing.T) {
 	out, errOut, status := penstock(t, "demo", "--small", "--repeat", "1", "--memory", "device", "--gpu-runtime",
-		"host")
+		"host", "-v")
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}

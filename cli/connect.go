@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -288,7 +289,14 @@ func parseTarget(s string) (target, error) {
 		network, rest = "tcp", s
 	}
 	bad := func() error {
-		return &usageError{fmt.Errorf("address %q: expected tcp://HOST[:PORT], HOST:PORT or unix://PATH, and after a slash the name of a file there", s)}
+		meant := ""
+		if host, _, _ := strings.Cut(rest, "/"); !ok && host != "" && host[0] >= '0' && host[0] <= '9' {
+			if _, err := netip.ParseAddr(host); err == nil {
+				meant = fmt.Sprintf("; did you mean tcp://%s?", s)
+			}
+		}
+		return &usageError{fmt.Errorf("address %q: expected tcp://HOST[:PORT], HOST:PORT or unix://PATH, and after a "+
+			"slash the name of a file there%s", s, meant)}
 	}
 	var addr, name string
 	switch network {
@@ -334,6 +342,11 @@ func withPort(addr string) string {
 // parseTargetArgs reads ADDR[/NAME], or ADDR and NAME.
 func parseTargetArgs(args []string) (target, error) {
 	t, err := parseTarget(args[0])
+	if err != nil && len(args) > 1 {
+		if e := swapped(args[1], args[0], "the address first, ADDR/NAME or ADDR NAME"); e != nil {
+			return t, e
+		}
+	}
 	if err == nil && len(args) > 1 {
 		if t.name != "" {
 			return t, &usageError{fmt.Errorf("%s names %q already: expected one name, got %q too", args[0], t.name,

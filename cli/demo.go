@@ -31,7 +31,8 @@ func newDemo(s streams) *cobra.Command {
 		Short: "Two processes of this machine move real tensors by every path that exists here and check each byte",
 		Long: `Starts a second process, moves the tensors of a safetensors file (or made ones with the shapes of GPT-2 small) between
 the memories of the two by every path that this machine has, has the receiver check each byte, and prints how fast that was
-beside a plain Go socket and beside what copying memory costs here.
+beside a plain Go socket and beside what copying memory costs here. With -v it explains the table, each transfer, and the paths
+that this machine lacks.
 
 With --memory device the tensors lie in the memory of an accelerator in both processes, and with --memory pinned in memory that is
 page-locked for one; the receiver reads the bytes back, has a kernel of the device sum them as well, and each move stands beside
@@ -45,12 +46,14 @@ the same one between host memories. A machine without a GPU uses a substitute, a
 	c.Flags().StringVar(&o.memory, "memory", "host", "where both processes hold the tensors: host, pinned, device")
 	o.gpu.flags(c)
 	c.Flags().BoolVar(&o.json, "json", false, "print JSON instead of a table")
+	c.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "explain the table, each transfer and the paths that are missing")
 	return c
 }
 
 type demoOptions struct {
 	file        string
 	small, json bool
+	verbose     bool
 	repeat      int
 	memory      string
 	gpu         gpuFlags
@@ -128,9 +131,8 @@ func runDemo(ctx context.Context, s streams, o demoOptions) (err error) {
 	d.report = demoReport{Model: m.title, Tensors: len(m.tensors), DTypes: m.dtypes(), Bytes: m.bytes(),
 		Memory: o.memory, Device: d.backing.String()}
 	if !o.json {
-		fmt.Fprintf(s.out, "Moving %s:\n%d tensors of %s, %s, from this process (%d) to a second one.\n", m.title,
-			len(m.tensors),
-			strings.Join(d.report.DTypes, " "), formatBytes(d.report.Bytes), os.Getpid())
+		fmt.Fprintf(s.out, "Two processes move %s: %s of %s, %s.\n", m.title, count(len(m.tensors), "tensor", "tensors"),
+			strings.Join(d.report.DTypes, " "), formatBytes(d.report.Bytes))
 		if d.report.Device != "" {
 			fmt.Fprintf(s.out, "Both hold them in %s memory: %s\n", o.memory, d.report.Device)
 		}
@@ -175,7 +177,7 @@ func runDemo(ctx context.Context, s streams, o demoOptions) (err error) {
 	if o.json {
 		return printJSON(s.out, d.report)
 	}
-	return d.report.print(s.out)
+	return d.report.print(s.out, o)
 }
 
 // startReceiver starts the second process; stop ends it and returns how it ended.

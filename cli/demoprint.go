@@ -12,8 +12,7 @@ import (
 )
 
 // print writes the report for people.
-func (r *demoReport) print(w io.Writer) error {
-	fmt.Fprintf(w, "Copying memory on this machine, measured just now: %.1f GB/s with one core, %.1f GB/s with two.\n\n", r.CopyOneGBs, r.CopyGBs)
+func (r *demoReport) print(w io.Writer, o demoOptions) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	placed := r.Memory != "host"
 	head := "path\tbytes\ttime\tGB/s\tof copy\tcopies/byte\tset-up\tverified\t"
@@ -52,13 +51,25 @@ func (r *demoReport) print(w io.Writer) error {
 			fmt.Fprintf(w, "\n%s: refused: %s\n", x.What, x.Refused)
 		}
 	}
+	fmt.Fprintf(w, "\nCopying memory here: %.1f GB/s with one core, %.1f GB/s with two. Each time is the median of %s.\n",
+		r.CopyOneGBs, r.CopyGBs, count(o.repeat, "move", "moves"))
+	if !o.verbose {
+		fmt.Fprint(w, "With -v: what the columns mean, how each transfer went, and which paths this machine lacks.\n")
+		return nil
+	}
+	r.explain(w)
+	return nil
+}
+
+// explain writes what -v adds to the table.
+func (r *demoReport) explain(w io.Writer) {
 	fmt.Fprint(w, "\ntime: median of one move of everything, after one to warm up and without the set-up, which is "+
 		"paid once per peer.\n"+
 		"of copy: share of the bandwidth that two cores reach copying memory here. plain Go: net.Conn, Write and "+
 		"io.ReadFull.\n"+
 		"put: this process writes into the other's memory; get: it reads from there; borrow: it looks at it, nothing "+
 		"is copied.\n")
-	if placed {
+	if r.Memory != "host" {
 		fmt.Fprintf(w, "of host: beside the same move between host memories, made in turn with it: what is missing "+
 			"to 100 %% is what %s memory costs.\n", r.Memory)
 		if r.ByKernel {
@@ -83,7 +94,6 @@ func (r *demoReport) print(w io.Writer) error {
 	for _, l := range r.Unavailable {
 		fmt.Fprintf(w, "  %s\n", l)
 	}
-	return nil
 }
 
 // unavailable says which paths do not exist here, or are not shown, and why.

@@ -293,8 +293,11 @@ func subcommand(c *cobra.Command, args []string) error {
 		}
 	}
 	text := fmt.Sprintf("unknown command %q for %s", args[0], c.CommandPath())
-	if meant := input.Nearest(args[0], names); meant != "" {
-		text += fmt.Sprintf(": did you mean %q?", meant)
+	other := otherNames[args[0]]
+	if near := input.Nearest(args[0], names); !c.HasParent() && other != "" {
+		text += ": " + other
+	} else if near != "" {
+		text += ": " + meant(near)
 	} else if c.HasParent() {
 		text += ": expected " + strings.Join(names, ", ")
 	}

@@ -30,6 +30,9 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 			return &usageError{fmt.Errorf("%s: %w", flag, identity.CheckName(name))}
 		}
 	}
+	if err := checkListen("--listen", p.listen); err != nil {
+		return err
+	}
 	confirm, how, err := p.confirmation(s)
 	if err != nil {
 		return err

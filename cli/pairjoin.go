@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -69,6 +70,9 @@ func (p *pairing) join(ctx context.Context, s streams, address string, rules gra
 		return &usageError{errors.New("--yes and --fingerprint are for the first machine, which confirms this one")}
 	}
 	if err := identity.CheckAddress(address); err != nil {
+		if with := net.JoinHostPort(strings.Trim(address, "[]"), "7071"); identity.CheckAddress(with) == nil {
+			err = fmt.Errorf("address %q: expected the port that the first machine printed too, such as %s", address, with)
+		}
 		return &usageError{err}
 	}
 	dir, err := p.directory()

@@ -122,6 +122,10 @@ func parsePutArgs(args []string) (sources []string, t target, err error) {
 			return args[:last-1], t, err
 		}
 	}
+	if e := swapped(args[0], args[last], "the address behind the files, penstock put FILE ADDR/NAME, or to fetch "+
+		"penstock get ADDR/NAME"); e != nil {
+		err = e
+	}
 	return args[:last], t, err
 }
 

@@ -37,14 +37,19 @@ func execute(args []string, s streams) int {
 	defer context.AfterFunc(ctx, stop)()
 	root := newRoot(s)
 	root.SetArgs(args)
-	err := interruption(ctx, root.ExecuteContext(ctx))
+	c, err := root.ExecuteContextC(ctx)
+	err = interruption(ctx, err)
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errReported):
 		return exitStatus(err)
 	}
-	fmt.Fprintf(s.err, "penstock: %s\n", printableLines(strings.TrimPrefix(err.Error(), "penstock: ")))
+	text := strings.TrimPrefix(err.Error(), "penstock: ")
+	if next := nextStep(c, err); next != "" {
+		text += "\n" + next
+	}
+	fmt.Fprintf(s.err, "penstock: %s\n", printableLines(text))
 	status := exitStatus(err)
 	if status == exitUsage {
 		fmt.Fprintf(s.err, "Run \"penstock help\" for the commands and their flags.\n")

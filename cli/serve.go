@@ -183,6 +183,9 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 		}
 	}
 	for _, a := range v.o.listen {
+		if err := checkListen("--listen", a); err != nil {
+			return err
+		}
 		no.Listen = append(no.Listen, withPort(a))
 	}
 	if no.Listen == nil {

@@ -152,8 +152,8 @@ func (s *Server) read(_ context.Context, p *transfer.Peer, b []byte) ([]byte, er
 }
 
 func (s *Server) readBegins(p *transfer.Peer, r readRequest) error {
-	if p.Rights()&identity.Read == 0 {
-		return control.Errorf(control.NotPermitted, "this node's policy does not let you read")
+	if err := p.Require(identity.Read); err != nil {
+		return err
 	}
 	size, ok := s.sizeOf(r.text)
 	if !ok || r.good > size {

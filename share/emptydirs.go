@@ -53,13 +53,14 @@ func (s *Server) dirs(_ context.Context, p *transfer.Peer, b []byte) ([]byte, er
 	switch {
 	case err != nil:
 		return nil, err
-	case r.op == opDirsList && p.Rights()&identity.List == 0:
-		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
 	case r.op == opDirsList:
+		if err := p.Require(identity.List); err != nil {
+			return nil, err
+		}
 		return s.listDirs(r), nil
 	case !s.o.Writable:
 		return nil, control.Errorf(control.NotPermitted,
-			"this share takes no files and no directories: that needs Options.Writable (penstock serve --writable)")
+			"this share takes no files and no directories: that needs penstock serve --writable (Options.Writable)")
 	}
 	if err := s.permitted(p, r.prefixOrName, 0); err != nil {
 		return nil, refusal(err)
@@ -142,7 +143,7 @@ func (s *Server) isEmpty(p string) {
 	}
 	s.mu.Unlock()
 	if full {
-		s.skip(p, fmt.Sprintf("more than %d empty directories: see Options.MaxFiles", s.o.MaxFiles))
+		s.skip(p, fmt.Sprintf("more than %d empty directories: raise --max-files (Options.MaxFiles)", s.o.MaxFiles))
 	}
 }
 

@@ -61,8 +61,8 @@ func (l lack) err() error {
 			"prints them as left out); "+
 			"fix that there and try again", ErrIncomplete)
 	case lackMore:
-		return fmt.Errorf("%w: it has more files than it serves: raise Options.MaxFiles there (penstock serve "+
-			"--max-files)", ErrIncomplete)
+		return fmt.Errorf("%w: it has more files than it serves: raise the limit there with penstock serve "+
+			"--max-files", ErrIncomplete)
 	}
 	return fmt.Errorf("%w: it does not say that its listing is complete, as a share of this version does",
 		ErrIncomplete)

@@ -267,7 +267,7 @@ func roomFor(f *os.File, shown string, bytes uint64, o *Options) error {
 	}
 	if keep > 0 {
 		return fmt.Errorf("%w: %s: it needs %d bytes more, %d are free, and %d of them are kept free "+
-			"(Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, shown, bytes, free, keep)
+			"(penstock serve --keep-free, Options.KeepFree)", ErrNoSpace, shown, bytes, free, keep)
 	}
 	return fmt.Errorf("%w: %s: it needs %d bytes more, and %d are free", ErrNoSpace, shown, bytes, free)
 }

@@ -107,7 +107,7 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 		return nil, err
 	case !s.o.Removable:
 		return nil, control.Errorf(control.NotPermitted,
-			"this share takes files and removes none: that needs Options.Removable (penstock serve --removable)")
+			"this share takes files and removes none: that needs penstock serve --removable (Options.Removable)")
 	}
 	sees := p.Rights()&(identity.List|identity.Read) != 0
 	if tagged := func(n statName) bool { return n.tag != Tag{} }; !sees && (dry || slices.ContainsFunc(names, tagged)) {

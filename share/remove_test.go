@@ -158,7 +158,7 @@ func TestRemoveNeedsRemovable(t *testing.T) {
 	}{
 		{identity.All, Options{}, "lets no peer remove"},
 		{identity.All, Options{Writable: true}, "penstock serve --removable"},
-		{identity.Read | identity.List, Options{Writable: true, Removable: true}, "does not let you write"},
+		{identity.Read | identity.List, Options{Writable: true, Removable: true}, "on this node, not write"},
 		{identity.All, Options{Writable: true, Removable: true, MayRemove: func(_ *transfer.Peer, name string) error {
 			return fmt.Errorf("%s is kept", name)
 		}}, "f is kept"},

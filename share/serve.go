@@ -20,7 +20,6 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
-	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
@@ -264,8 +263,8 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		}
 		var remove func()
 		if remove, err = node.Handle(service, func(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
-			if p.Rights()&need != need {
-				return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you %v", need)
+			if err := p.Require(need); err != nil {
+				return nil, err
 			}
 			return h(ctx, p, b)
 		}); err != nil {

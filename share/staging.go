@@ -92,7 +92,7 @@ func (s *Server) quota(d disk, at string, files int, size uint64, base string) e
 	}
 	if keep := s.o.keepFree(d.total); d.total > 0 && (want > d.free || d.free-want < keep) {
 		return fmt.Errorf("%w: uploads under way and this one need %d bytes more, %d are free, and %d of them are "+
-			"kept free (Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, want, d.free, keep)
+			"kept free (penstock serve --keep-free, Options.KeepFree)", ErrNoSpace, want, d.free, keep)
 	}
 	return nil
 }

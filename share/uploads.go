@@ -192,8 +192,8 @@ func (u *upload) cameOn() {
 
 // permitted checks what can be checked of a request by itself.
 func (s *Server) permitted(p *transfer.Peer, name string, size uint64) error {
-	if p.Rights()&identity.Write == 0 {
-		return fmt.Errorf("%w: this node's policy does not let you write", ErrRefused)
+	if err := p.Require(identity.Write); err != nil {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	most := uint64(math.MaxInt64 - chunkSize)
 	if s.o.MaxBytes > 0 {
@@ -221,7 +221,7 @@ func (s *Server) uploadPath(name string) (string, error) {
 	}
 	if slices.ContainsFunc(strings.Split(at, "/"), s.hidden) {
 		return "", fmt.Errorf("%w: %q: a part of it begins with a dot, and this share has no hidden files: that "+
-			"needs Options.Hidden (penstock serve --hidden)", ErrName, Printable(name))
+			"needs penstock serve --hidden (Options.Hidden)", ErrName, Printable(name))
 	}
 	return at, nil
 }

@@ -22,7 +22,7 @@ func (n *Node) listen(ctx context.Context, s string) error {
 		return err
 	}
 	if a.expect != "" {
-		return fmt.Errorf("transfer: listen on %s: a name is for dialing; Options.Policy says who may do what", s)
+		return fmt.Errorf("transfer: listen on %s: a name is for dialing; the policy says who may do what", s)
 	}
 	if n.opts.Anonymous == 0 && (a.network == "unix" || n.opts.Identity == nil) {
 		return fmt.Errorf("transfer: listen on %s: peers there have no certificate, and Options.Anonymous gives "+

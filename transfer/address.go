@@ -91,7 +91,6 @@ func (n *Node) allows(a address) error {
 		n.obs.plaintext(a)
 		return nil
 	}
-	return fmt.Errorf("transfer: address %v is beyond this machine: give the node an identity (Options.Identity; "+
-		"\"penstock pair\" makes one), "+
-		"or permit plaintext (Options.Insecure): %w", a, ErrPlaintext)
+	return fmt.Errorf("transfer: address %v is beyond this machine, this node has no identity, and plaintext is not "+
+		"permitted: %w", a, ErrPlaintext)
 }

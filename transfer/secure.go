@@ -166,17 +166,28 @@ func (p *Peer) mayEnter() error {
 		return control.Errorf(control.NotPermitted, "%s has no rights on the node %q (Options.Anonymous)", p.who(),
 			p.node.opts.Name)
 	}
-	return control.Errorf(control.NotPermitted,
-		"%s has no rights on the node %q; on that node, \"penstock pair allow %s RIGHTS\" gives it some",
-		p.who(), p.node.opts.Identity.Name(), p.cert.Name)
+	return control.Errorf(control.NotPermitted, "%s has no rights on the node %q%s", p.who(),
+		p.node.opts.Identity.Name(), p.toPermit("RIGHTS"))
 }
 
-// may refuses a peer that has none of these rights, as the policy says now.
-func (p *Peer) may(want identity.Rights) error {
-	if have := p.Rights(); have&want == 0 {
-		return control.Errorf(control.NotPermitted, "%s may %v on this node, not %v", p.who(), have, want)
+// Require refuses a peer that has none of these rights on this node, as the policy says now; for no
+// rights it is nil. The error is for the peer, and names the command that gives it the first of them.
+func (p *Peer) Require(any identity.Rights) error {
+	have := p.Rights()
+	if any == 0 || have&any != 0 {
+		return nil
 	}
-	return nil
+	return control.Errorf(control.NotPermitted, "%s may %v on this node, not %v%s", p.who(), have, any,
+		p.toPermit((have | any&-any).String()))
+}
+
+// toPermit is the command of this node that gives the peer rights, "" where no certificate decides.
+func (p *Peer) toPermit(rights string) string {
+	if p.tls == nil {
+		return ""
+	}
+	return fmt.Sprintf("; to permit it, run on %s: penstock pair allow %s %s", p.node.opts.Identity.Name(), p.cert.Name,
+		rights)
 }
 
 // who names the peer for a refusal: by what is proven.

@@ -64,7 +64,7 @@ var needs = map[control.Method]identity.Rights{
 
 func (p *Peer) answer(r *control.Request) (control.Body, error) {
 	if want, ok := needs[r.Method]; ok {
-		if err := p.may(want); err != nil {
+		if err := p.Require(want); err != nil {
 			return nil, err
 		}
 	}
