@@ -151,7 +151,8 @@ func TestDemoPrints(t *testing.T) {
 	}
 	var lines []string
 	for line := range strings.Lines(out) {
-		if strings.TrimSpace(line) != "" && !strings.Contains(line, "every byte") && !strings.Contains(line, "copies/byte") {
+		if strings.TrimSpace(line) != "" && !strings.Contains(line, "every byte") &&
+			!strings.Contains(line, "copies/byte") {
 			lines = append(lines, line)
 		}
 	}
@@ -262,6 +263,26 @@ func TestMistakes(t *testing.T) {
 		want   string
 	}{
 		{[]string{"dmeo"}, 2, `unknown command "dmeo" for penstock: did you mean "demo"?`},
+		{[]string{"sync"}, 2, `unknown command "sync" for penstock: "penstock mirror ADDR DIR" fetches`},
+		{[]string{"cp", "a", "b"}, 2, `"penstock get ADDR/NAME" fetches a file, "penstock put FILE ADDR" uploads one`},
+		{[]string{"upload"}, 2, `did you mean "put"?`},
+		{[]string{"pair", "list", "10.0.0.1"}, 2, `unexpected argument "10.0.0.1"`},
+		{[]string{"put", "127.0.0.1:7070", "/dev"}, 2, "127.0.0.1:7070 is an address and /dev is none: expected the address behind"},
+		{[]string{"get", "w", "127.0.0.1:7070"}, 2, "expected the address first"},
+		{[]string{"mirror", "d", "127.0.0.1:7070"}, 2, "penstock mirror ADDR DIR to fetch, or penstock put DIR ADDR to upload"},
+		{[]string{"serve", ".", "--listen", "7071"}, 2, "--listen 7071: a port alone has a colon before it: did you mean :7071 "},
+		{[]string{"serve", ".", "--listen", "tcp://7071"}, 2, "did you mean :7071 "},
+		{[]string{"serve", ".", "--listen", "10.0.0.1"}, 2, "did you mean 10.0.0.1:7070?"},
+		{[]string{"pair", "--listen", "7071"}, 2, "did you mean :7071 "},
+		{[]string{"pair", "10.0.0.1"}, 2, "such as 10.0.0.1:7071"},
+		{[]string{"ls", "127.0.0.1"}, 2, "did you mean tcp://127.0.0.1?"},
+		{[]string{"ls", "tcp://192.0.2.1:7070", "--identity", "none"}, 4,
+			"\n  Let the two machines trust each other: " +
+				"\"penstock pair --listen :7071\" on one, then \"penstock pair ADDRESS\" on the other. Or permit " +
+				"plaintext with --insecure."},
+		{[]string{"ls", loopAt(7070), "--identity", "none"}, 5,
+			"connection refused\n  Nothing listens there: start \"penstock " +
+				"serve DIR --listen tcp://" + loopAt(7070)},
 		{[]string{"demo", "--fiel", "x"}, 2, "penstock demo has no flag --fiel: did you mean --file?"},
 		{[]string{"demo", "extra"}, 2, `unexpected argument "extra"`},
 		{[]string{"demo", "--repeat", "0"}, 2, "expected 1 to 1000"},

@@ -46,7 +46,8 @@ the same one between host memories. A machine without a GPU uses a substitute, a
 	c.Flags().StringVar(&o.memory, "memory", "host", "where both processes hold the tensors: host, pinned, device")
 	o.gpu.flags(c)
 	c.Flags().BoolVar(&o.json, "json", false, "print JSON instead of a table")
-	c.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "explain the table, each transfer and the paths that are missing")
+	c.Flags().BoolVarP(&o.verbose, "verbose", "v", false,
+		"explain the table, each transfer and the paths that are missing")
 	return c
 }
 
@@ -131,7 +132,8 @@ func runDemo(ctx context.Context, s streams, o demoOptions) (err error) {
 	d.report = demoReport{Model: m.title, Tensors: len(m.tensors), DTypes: m.dtypes(), Bytes: m.bytes(),
 		Memory: o.memory, Device: d.backing.String()}
 	if !o.json {
-		fmt.Fprintf(s.out, "Two processes move %s: %s of %s, %s.\n", m.title, count(len(m.tensors), "tensor", "tensors"),
+		fmt.Fprintf(s.out, "Two processes move %s: %s of %s, %s.\n", m.title,
+			count(len(m.tensors), "tensor", "tensors"),
 			strings.Join(d.report.DTypes, " "), formatBytes(d.report.Bytes))
 		if d.report.Device != "" {
 			fmt.Fprintf(s.out, "Both hold them in %s memory: %s\n", o.memory, d.report.Device)

@@ -51,7 +51,8 @@ func (r *demoReport) print(w io.Writer, o demoOptions) error {
 			fmt.Fprintf(w, "\n%s: refused: %s\n", x.What, x.Refused)
 		}
 	}
-	fmt.Fprintf(w, "\nCopying memory here: %.1f GB/s with one core, %.1f GB/s with two. Each time is the median of %s.\n",
+	fmt.Fprintf(w, "\nCopying memory here: %.1f GB/s with one core, %.1f GB/s with two. Each time is the median "+
+		"of %s.\n",
 		r.CopyOneGBs, r.CopyGBs, count(o.repeat, "move", "moves"))
 	if !o.verbose {
 		fmt.Fprint(w, "With -v: what the columns mean, how each transfer went, and which paths this machine lacks.\n")

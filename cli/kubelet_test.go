@@ -13,10 +13,10 @@ import (
 )
 
 // kubelet makes $VOLUME as the kubelet makes a secret's volume for the group $GROUP, with the files
-// of $IDENTITY with $MODE: a file system in memory that everybody may write to, a directory named by
-// the time, a link ..data to it, a link to each file. It mounts that at $AT with $MOUNT, and runs the
-// program as user and group 65532 with $GROUP. With a line of its input it replaces the files by those
-// of $NEXT, as the kubelet does when the secret changes.
+// of $IDENTITY with $MODE: a file system in memory that everybody may write to, a directory named
+// by the time, a link ..data to it, a link to each file. It mounts that at $AT with $MOUNT, and
+// runs the program as user and group 65532 with $GROUP. With a line of its input it replaces the
+// files by those of $NEXT, as the kubelet does when the secret changes.
 const kubelet = `
 mount -t tmpfs -o mode=1777 tmpfs "$VOLUME"
 chgrp "$GROUP" "$VOLUME"
@@ -114,7 +114,8 @@ func TestSecretOfKubernetes(t *testing.T) {
 			"identity: " + at + " has mode 3777, so that others can replace what is in it: expected 0755, 0700, or a " +
 				"read-only mount: .*; fix it with: chmod go-w " + at},
 		{"files for everybody, as without defaultMode", "0644", "ro", "4711",
-			"node.pem holds a key and has mode 0644, owner 0 and group 4711, .*expected 0600 or, .*0440: .*defaultMode: 0400"},
+			"node.pem holds a key and has mode 0644, owner 0 and group 4711, .*expected 0600 or, .*0440: " +
+				".*defaultMode: 0400"},
 		{"files for root alone, as without fsGroup", "0400", "ro", "0",
 			"node.pem: permission denied: it has mode 0400, owner 0 and group 0: expected .*fsGroup: 65532"},
 		{"files that the group can write", "0460", "ro", "4711", "node.pem holds a key and has mode 0460"},

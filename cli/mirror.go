@@ -53,7 +53,8 @@ that are fetched.
 		RunE: func(c *cobra.Command, args []string) error {
 			t, err := parseTarget(args[0])
 			if err != nil {
-				if e := swapped(args[1], args[0], "penstock mirror ADDR DIR to fetch, or penstock put DIR ADDR to upload"); e != nil {
+				if e := swapped(args[1], args[0],
+					"penstock mirror ADDR DIR to fetch, or penstock put DIR ADDR to upload"); e != nil {
 					return e
 				}
 				return err

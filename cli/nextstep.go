@@ -60,7 +60,8 @@ var otherNames = map[string]string{
 	"upload": meant("put"), "push": meant("put"), "send": meant("put"),
 	"download": meant("get"), "pull": meant("get"), "fetch": meant("get"), "receive": meant("get"),
 	"list": meant("ls"), "dir": meant("ls"), "delete": meant("rm"), "remove": meant("rm"),
-	"listen": meant("serve"), "share": meant("serve"), "info": meant("status"), "login": meant("pair"), "init": meant("pair"),
+	"listen": meant("serve"), "share": meant("serve"), "info": meant("status"), "login": meant("pair"),
+	"init": meant("pair"),
 }
 
 const (

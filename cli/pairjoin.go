@@ -71,7 +71,8 @@ func (p *pairing) join(ctx context.Context, s streams, address string, rules gra
 	}
 	if err := identity.CheckAddress(address); err != nil {
 		if with := net.JoinHostPort(strings.Trim(address, "[]"), "7071"); identity.CheckAddress(with) == nil {
-			err = fmt.Errorf("address %q: expected the port that the first machine printed too, such as %s", address, with)
+			err = fmt.Errorf("address %q: expected the port that the first machine printed too, such as %s", address,
+				with)
 		}
 		return &usageError{err}
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -73,6 +74,19 @@ func TestPingRights(t *testing.T) {
 	if r.Peer != "server" || r.Security != "encrypted" || r.Path == nil || r.Path.Name != "tcp" ||
 		r.Path.Security != r.Security {
 		t.Errorf("%+v, %+v", r, r.Path)
+	}
+	// docs/concepts.md counts the same copies, of a program that encrypts and of a kernel that
+	// does.
+	concepts, err := os.ReadFile("../docs/concepts.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words, known := map[[2]int]string{{3, 2}: "three more in user space",
+		{0, 2}: "None more if the kernel encrypts"}[[2]int{r.Path.UserCopies, r.Path.KernelCopies}]
+	if !known || !strings.Contains(string(concepts), "| TCP | two, by the kernel") ||
+		!strings.Contains(string(concepts),
+			words) {
+		t.Errorf("ping counts %d and %d copies, docs/concepts.md differs", r.Path.UserCopies, r.Path.KernelCopies)
 	}
 	if r = ping(t, m[1], "--identity", dirs["lister"]); r.Path != nil ||
 		!strings.Contains(r.Refused, "may list on this node") {

@@ -31,7 +31,7 @@ func readmeCommands(t *testing.T, section string) (all []string) {
 	t.Helper()
 	for line := range strings.Lines(readmeSection(t, section)) {
 		if words, ok := strings.CutPrefix(line, "    penstock "); ok {
-			all = append(all, strings.TrimSpace(words))
+			all = append(all, comment.ReplaceAllString(strings.TrimSpace(words), ""))
 		}
 	}
 	return all
@@ -56,7 +56,7 @@ func TestReadmeMovesAModel(t *testing.T) {
 	write(t, filepath.Join(dir, "models/llama/model.safetensors"), model)
 	addr := ""
 	commands := readmeCommands(t, "Move a model")
-	if len(commands) != 11 {
+	if len(commands) != 15 {
 		t.Fatalf("%d commands", len(commands))
 	}
 	for _, words := range commands[:7] {
@@ -146,15 +146,17 @@ func TestReadmeBringsDAQIRI(t *testing.T) {
 // Those about two machines do so for two users of this one.
 func TestReadmePairs(t *testing.T) {
 	commands := readmeCommands(t, "Move a model")
-	if len(commands) != 11 {
+	if len(commands) != 15 {
 		t.Fatalf("%d commands", len(commands))
 	}
 	commands = commands[7:]
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "models/w"), content(1000, 9))
+	dir, model := t.TempDir(), content(1000, 9)
+	write(t, filepath.Join(dir, "first/models/llama/model.safetensors"), model)
+	write(t, filepath.Join(dir, "second/other"), nil)
 	on := func(machine, words, old, now string) proc.Spec {
 		spec := program(strings.Fields(strings.ReplaceAll(words, old, now))...)
-		spec.Dir, spec.Env = dir, append(spec.Env, "XDG_CONFIG_HOME="+filepath.Join(dir, machine))
+		spec.Dir = filepath.Join(dir, machine)
+		spec.Env = append(spec.Env, "XDG_CONFIG_HOME="+spec.Dir)
 		return spec
 	}
 	terminal := func(spec proc.Spec) *proc.Process {
@@ -182,13 +184,36 @@ func TestReadmePairs(t *testing.T) {
 			t.Fatalf("%v, %v\n%s", e, err, p.Output())
 		}
 	}
-	server := proc.Start(t, on("first", commands[2], "HOST:7070", "127.0.0.1:0"))
+	server := proc.Start(t, on("first", commands[3], "HOST:7070", "127.0.0.1:0"))
 	m, err := server.WaitLine(limit(t), regexp.MustCompile(`at tcp://first@(127\.0\.0\.1:\d+): TLS`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out := runSpec(t, on("second", commands[3], "HOST:7070", m[1])); !strings.Contains(out, "w\n") {
+	at := func(i int) proc.Spec { return on("second", commands[i], "HOST:7070", m[1]) }
+	if out := runSpec(t, at(4)); !strings.Contains(out, "llama/model.safetensors\n") {
 		t.Errorf("listed %q", out)
+	}
+	runSpec(t, at(5))
+	// What pair does not permit names the command that the README has.
+	for i, rights := range map[int]string{6: "read,write,list", 7: "read,list,status"} {
+		p := proc.Start(t, at(i))
+		if e, err := p.Wait(limit(t)); err != nil || e.Code != exitNotPermitted ||
+			!strings.Contains(p.Output(), "run on first: penstock pair allow second "+rights) {
+			t.Errorf("%s: %v, %v\n%s", commands[i], e, err, p.Output())
+		}
+	}
+	runSpec(t, on("first", commands[2], "NAME", "second"))
+	ctx := limit(t)
+	for p := proc.Start(t, at(6)); ; p = p.Restart() { // a rule holds within a second
+		if e, err := p.Wait(ctx); err != nil {
+			t.Fatal(err)
+		} else if e.OK() {
+			break
+		}
+	}
+	same(t, filepath.Join(dir, "first/models/from-second/model.safetensors"), model)
+	if out := runSpec(t, at(7)); !strings.Contains(out, "first") {
+		t.Errorf("status %q", out)
 	}
 }
 

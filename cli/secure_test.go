@@ -54,7 +54,8 @@ func TestServeWithIdentity(t *testing.T) {
 	run(t, 0, "", "put", out, addr+"/new", "--identity", dirs["worker"], "--expect", "server")
 	run(t, 0, "w\n", "ls", addr, "--identity", dirs["guest"])
 	run(t, exitNotPermitted, "may list on this node", "get", addr+"/w", "-o", out+"2", "--identity", dirs["guest"])
-	run(t, exitNotPermitted, "may list on this node, not write; to permit it, run on server: penstock pair allow guest write,list", "put", out, addr+"/newer", "--identity", dirs["guest"])
+	run(t, exitNotPermitted, "may list on this node, not write; to permit it, run on server: penstock pair allow "+
+		"guest write,list", "put", out, addr+"/newer", "--identity", dirs["guest"])
 	run(t, exitNotPermitted, "", "ls", "tcp://another@"+addr, "--identity", dirs["worker"])
 	run(t, exitNotPermitted, "refuses the certificate of this node", "ls", addr, "--identity", dirs["denied"])
 	run(t, exitNotPermitted, "", "ls", addr, "--identity", outsider)

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/tensor"
 )
 
 // scalar is a value as it is written.
@@ -207,6 +208,33 @@ func word(words ...string) *kind {
 		schema: map[string]any{"enum": enum(main)},
 		old:    map[string]any{"enum": enum(all)},
 	}
+}
+
+// loose lets the schema take aliases too, also in files in our format.
+func loose(k *kind) *kind {
+	k.schema = k.old
+	return k
+}
+
+// element is a type of elements, by any name that package tensor takes (f16, fp16, float16); it is
+// kept and printed by that package's own.
+func element(types ...tensor.DType) *kind {
+	var words []string
+	for _, t := range types {
+		words = append(words, t.String())
+		for _, w := range t.Words() {
+			words = append(words, w+"="+t.String())
+		}
+	}
+	k := loose(word(words...))
+	known := k.parse
+	k.parse = func(s scalar) (any, string) {
+		if t, err := tensor.ParseDType(s.text); err == nil {
+			s.text = t.String()
+		}
+		return known(s)
+	}
+	return k
 }
 
 // oneOf lists words for a message: "a, b or c".

@@ -255,13 +255,15 @@ func reorderSection() *section {
 			{name: "data_types", doc: "Conversion of the values.",
 				sub: &section{name: "data_types", title: "data_types", doc: "Converts values on the way.", keys: []key{
 					{name: "input_type", also: []string{"input"},
-						kind: word("int4", "int8", "int12", "int14", "int16", "int32",
-							"uint4", "uint8", "uint12", "uint14", "uint16", "uint32"), needed: true,
+						kind: loose(word("int4", "int8", "int12", "int14", "int16", "int32",
+							"uint4", "uint8", "uint12", "uint14", "uint16", "uint32", "i8=int8", "i16=int16",
+							"i32=int32",
+							"u8=uint8", "u16=uint16", "u32=uint32")), needed: true,
 						doc: "Type in the packets. Samples of 4, 12 and 14 bits are packed."},
 					{name: "output_type", also: []string{"output"},
-						kind: word("fp16", "bf16", "fp32", "fp64", "int8", "int16",
-							"int32", "uint8", "uint16", "uint32", "complex64", "complex128"), needed: true,
-						doc: "Type in memory. The complex ones take pairs of samples, I and Q."},
+						kind: element(outputs...), needed: true,
+						doc: "Type in memory, by any usual name: f16, fp16, float16. The complex ones take pairs of " +
+							"samples, I and Q."},
 					{name: "endianness", also: []string{"input_endianness"}, kind: word("host", "network"), def: "host",
 						doc: "Order of the bytes in the packets, and of samples of 12 and 14 bits in theirs."},
 					{name: "scale", kind: factor(), def: "1", doc: "Each value is sample * scale + offset."},
@@ -405,15 +407,12 @@ func rotateSection() *section {
 }
 
 func tensorSection() *section {
-	var types []string
-	for _, t := range tensor.DTypes() {
-		types = append(types, t.String())
-	}
 	return &section{name: "tensor", title: "a tensor",
 		doc: "A tensor of the node that is made of payloads, again and again. Peers get the last one that is whole " +
 			"(`penstock get`).", keys: []key{
 			{name: "name", kind: text("a name"), needed: true, doc: "What peers ask for; unique."},
-			{name: "dtype", kind: word(types...), needed: true, doc: "Type of the elements. Bytes stay as they come."},
+			{name: "dtype", kind: element(tensor.DTypes()...), needed: true,
+				doc: "Type of the elements, by any usual name: f16, fp16, float16. Bytes stay as they come."},
 			{name: "shape", kind: integer(1, 1<<32), list: true, needed: true,
 				doc: "Rows first, such as `[1024, 2048]`: one packet is one row. Byte streams fill the tensor from " +
 					"its beginning."},

@@ -1,6 +1,10 @@
 package config
 
-import "math"
+import (
+	"math"
+
+	"github.com/penstock-io/penstock/tensor"
+)
 
 // flowSection is one section for both directions: a flow of tx has no queue.
 func flowSection() *section {
@@ -148,8 +152,11 @@ func benchSocketSection() *section {
 func quantizeSection() *section {
 	return &section{name: "bench_reorder_quantize", title: "bench_reorder_quantize",
 		doc: "What a benchmark of reordering with conversion checks.", keys: []key{
-			{name: "input_type", kind: word("int4", "int8", "int16", "int32"), needed: true, doc: "Type in the packets."},
-			{name: "output_type", kind: word("fp16", "bf16", "fp32", "fp64", "int32", "int8"), needed: true, doc: "Type in memory."},
+			{name: "input_type", kind: loose(word("int4", "int8", "int16", "int32", "i8=int8", "i16=int16",
+				"i32=int32")), needed: true, doc: "Type in the packets."},
+			{name: "output_type", kind: element(tensor.F16, tensor.BF16, tensor.F32, tensor.F64, tensor.I32, tensor.I8),
+				needed: true,
+				doc:    "Type in memory."},
 			{name: "endianness", kind: word("host", "network"), def: "host", doc: "Order of bytes in the packets."},
 			{name: "verify_batches", kind: integer(0, most), def: "0", doc: "Batches to check."},
 			{name: "verify_chunks", kind: integer(0, most), def: "0", doc: "Pieces of each to check."},

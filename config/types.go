@@ -293,15 +293,15 @@ type DataTypes struct {
 }
 
 // outputs are the types that values are converted to.
-var outputs = map[string]tensor.DType{"int8": tensor.I8, "int16": tensor.I16, "int32": tensor.I32, "uint8": tensor.U8,
-	"uint16": tensor.U16, "uint32": tensor.U32, "fp16": tensor.F16,
-	"bf16": tensor.BF16, "fp32": tensor.F32, "fp64": tensor.F64, "complex64": tensor.C64, "complex128": tensor.C128}
+var outputs = []tensor.DType{tensor.F16, tensor.BF16, tensor.F32, tensor.F64, tensor.I8, tensor.I16, tensor.I32,
+	tensor.U8, tensor.U16, tensor.U32, tensor.C64, tensor.C128}
 
 // Spec is the conversion; of two samples of four bits in a byte the first is the upper one.
 func (t *DataTypes) Spec() convert.Spec {
 	kind, bits, _ := strings.Cut(t.Input, "int")
 	n, _ := strconv.Atoi(bits)
-	return convert.Spec{To: outputs[t.Output], From: convert.Format{Bits: n, Unsigned: kind == "u",
+	to, _ := tensor.ParseDType(t.Output) // checked when the file was read
+	return convert.Spec{To: to, From: convert.Format{Bits: n, Unsigned: kind == "u",
 		BigEndian: t.Endianness == "network" || n == 4}, Scale: t.Scale, Offset: t.Offset}
 }
 

@@ -105,7 +105,8 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 	}
 	var err error
 	if old == nil && files >= s.o.MaxFiles {
-		err = &notServed{lackMore, fmt.Sprintf("more than %d files: raise --max-files (Options.MaxFiles)", s.o.MaxFiles)}
+		err = &notServed{lackMore, fmt.Sprintf("more than %d files: raise --max-files (Options.MaxFiles)",
+			s.o.MaxFiles)}
 	}
 	var f *os.File
 	var fi os.FileInfo

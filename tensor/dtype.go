@@ -61,10 +61,10 @@ var dtypes = [...]dtypeInfo{
 	U32:     {"u32", 32, "U32", "<u4", []string{"uint32"}},
 	I64:     {"i64", 64, "I64", "<i8", []string{"int64", "torch.long"}},
 	U64:     {"u64", 64, "U64", "<u8", []string{"uint64"}},
-	F16:     {"f16", 16, "F16", "<f2", []string{"float16", "half"}},
+	F16:     {"f16", 16, "F16", "<f2", []string{"float16", "fp16", "half"}},
 	BF16:    {"bf16", 16, "BF16", "", []string{"bfloat16"}},
-	F32:     {"f32", 32, "F32", "<f4", []string{"float32", "torch.float"}},
-	F64:     {"f64", 64, "F64", "<f8", []string{"float64", "double"}},
+	F32:     {"f32", 32, "F32", "<f4", []string{"float32", "fp32", "torch.float"}},
+	F64:     {"f64", 64, "F64", "<f8", []string{"float64", "fp64", "double"}},
 	C64:     {"c64", 64, "C64", "<c8", []string{"complex64", "torch.cfloat"}},
 	C128:    {"c128", 128, "", "<c16", []string{"complex128", "cdouble"}},
 	F8E4M3:  {"f8e4m3", 8, "F8_E4M3", "", []string{"float8_e4m3fn"}},
@@ -101,6 +101,10 @@ var spellings = func() map[string]DType {
 	}
 	return m
 }()
+
+// Words are other names of a valid type that ParseDType takes, such as "float16" and "fp16" for
+// F16. The caller owns the slice.
+func (d DType) Words() []string { return slices.Clone(dtypes[d].words) }
 
 // DTypes lists all valid types in the order of their wire codes. The caller owns the slice.
 func DTypes() []DType {

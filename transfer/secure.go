@@ -171,7 +171,8 @@ func (p *Peer) mayEnter() error {
 }
 
 // Require refuses a peer that has none of these rights on this node, as the policy says now; for no
-// rights it is nil. The error is for the peer, and names the command that gives it the first of them.
+// rights it is nil. The error is for the peer, and names the command that gives it the first of
+// them.
 func (p *Peer) Require(any identity.Rights) error {
 	have := p.Rights()
 	if any == 0 || have&any != 0 {

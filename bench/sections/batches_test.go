@@ -45,7 +45,7 @@ func TestBatches(t *testing.T) {
 // A reorder plan that the sender's packets do not suit is refused with its place.
 func TestBatchesMissing(t *testing.T) {
 	for _, x := range []struct{ set, path, want string }{
-		{"bench_reorder_quantize.output_type=fp32", "bench_reorder_quantize", "int16 to fp32 (network)"},
+		{"bench_reorder_quantize.output_type=fp32", "bench_reorder_quantize", "int16 to f32 (network)"},
 		{"bench_tx=[]", "bench_reorder_quantize", "this process sends and receives"},
 		{"interfaces[0].rx.reorder=[]", "bench_reorder_quantize", "no reorder plan converts"},
 		{"interfaces[0].rx.queues[0].timeout_us=0", "interfaces[0].rx.reorder[0]", "has no timeout"},

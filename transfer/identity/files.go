@@ -36,8 +36,8 @@ const maxFile = 1 << 20
 // Open reads the identity of a directory, which "penstock pair" has made or another tool: see
 // [Options] for the names of files. Directory and files must belong to the effective user or to
 // root; the key must not be readable, and nothing writable, for others. The kubelet's volumes pass:
-// root's files may be readable for a group of this process, and a directory on a read-only mount may
-// have any mode. Without files the error wraps [ErrMissing] and says what makes them.
+// root's files may be readable for a group of this process, and a directory on a read-only mount
+// may have any mode. Without files the error wraps [ErrMissing] and says what makes them.
 func Open(dir string, o Options) (*Identity, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

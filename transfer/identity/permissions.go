@@ -52,7 +52,8 @@ func checkMode(path string, fi os.FileInfo, secret bool, groups []int) error {
 			"it: expected 0600 or, where root owns it and this process is in its group, 0440: %w; %s", path, octal(fi),
 			id.UID, id.GID, ErrPermissions, fix(path, "chmod 600 "+path))
 	case mode&0o022 != 0:
-		return fmt.Errorf("identity: %s has mode %04o, so that others can change it: expected 0644 or less: %w; %s", path,
+		return fmt.Errorf("identity: %s has mode %04o, so that others can change it: expected 0644 or less: %w; %s",
+			path,
 			octal(fi), ErrPermissions, fix(path, "chmod go-w "+path))
 	}
 	return nil
@@ -64,11 +65,13 @@ func unreadable(path string, err error) error {
 	fi, serr := os.Stat(path)
 	if serr != nil { // nor may it look at it
 		dir := filepath.Dir(path)
-		return fmt.Errorf("identity: %w: expected a directory that user %d can enter: %w; %s", err, user, ErrPermissions,
+		return fmt.Errorf("identity: %w: expected a directory that user %d can enter: %w; %s", err, user,
+			ErrPermissions,
 			fix(dir, fmt.Sprintf("chown -R %d %s", user, dir)))
 	}
 	id := sys.Identity(fi)
-	return fmt.Errorf("identity: %w: it has mode %04o, owner %d and group %d: expected 0600 of user %d, or 0440 of root "+
+	return fmt.Errorf("identity: %w: it has mode %04o, owner %d and group %d: expected 0600 of user %d, or 0440 "+
+		"of root "+
 		"and a group of this process: %w; %s", err, octal(fi), id.UID, id.GID, user, ErrPermissions,
 		fix(path, fmt.Sprintf("chown %d %s", user, path)))
 }
@@ -91,7 +94,8 @@ func readOnly(path string) bool {
 // octal is a mode as chmod takes it, with the bits above the permissions.
 func octal(fi os.FileInfo) uint32 {
 	m := uint32(fi.Mode().Perm())
-	for bit, value := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+	for bit, value := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000,
+		fs.ModeSticky: 0o1000} {
 		if fi.Mode()&bit != 0 {
 			m |= value
 		}

@@ -344,7 +344,8 @@ func TestModes(t *testing.T) {
 		err = checkMode(path, fi, c.secret, []int{7, mine})
 		if found := fmt.Sprintf("mode %04o", c.mode); (err == nil) != c.ok || err != nil &&
 			(!errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), found) ||
-				!strings.Contains(err.Error(), "expected 06") || !strings.Contains(err.Error(), "fix it with: chmod ")) {
+				!strings.Contains(err.Error(), "expected 06") ||
+				!strings.Contains(err.Error(), "fix it with: chmod ")) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

@@ -42,6 +42,7 @@ DTYPES: Dict[str, DType] = {
     "float4_e2m1fn": DType("f4e2m1", 4, 17, None, "F4"),
 }
 BY_CODE = {d.code: name for name, d in DTYPES.items()}
+OTHER_NAMES = {**BY_CODE, "half": "float16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "double": "float64"}
 BY_DL = {(d.dl, d.bits): name for name, d in DTYPES.items()}
 BY_NUMPY = {d.numpy: name for name, d in DTYPES.items() if d.numpy}
 BY_SAFETENSORS = {d.safetensors: name for name, d in DTYPES.items() if d.safetensors}

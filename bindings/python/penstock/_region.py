@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, 
 
 from . import _dlpack, _lib
 from ._lib import InvalidError, call
-from ._memory import CPU, CUDA, DTYPES, Memory, memory_of
+from ._memory import CPU, CUDA, DTYPES, OTHER_NAMES, Memory, memory_of
 
 
 class _Handle:
@@ -301,8 +301,9 @@ def alloc(size: int, name: str = "", huge: bool = False, pinned: bool = False) -
 
 
 def empty(shape: "Union[int, Sequence[int]]", dtype: str = "float32", name: str = "", huge: bool = False, pinned: bool = False) -> Tensor:
-    """Allocates a tensor in such memory. dtype is a name of numpy's or torch's, such as "bfloat16". array() and tensor() are views of it."""
+    """Allocates a tensor in such memory. dtype is a name of numpy's or torch's, such as "bfloat16", or Penstock's, "bf16". array() and tensor() are views of it."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    dtype = OTHER_NAMES.get(dtype, dtype)
     if dtype not in DTYPES or any(n < 0 for n in shape):
         raise InvalidError(f"a tensor of {dtype!r} with the shape {shape}: expected one of {', '.join(DTYPES)}, and sizes of 0 or more")
     return Tensor(call("penstock_alloc", name.encode(), max(size_of(dtype, shape), 1), _flags(huge, pinned)), dtype, shape)

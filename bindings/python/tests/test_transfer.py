@@ -244,7 +244,7 @@ class Transfers(Pair):
         self.b.subscribe(7)
         for x, dtype, shape in ((numpy.zeros((0, 3), "f4"), "float32", (0, 3)), (numpy.zeros((4, 0), "i8").T, "int64", (0, 4)), (numpy.zeros(0, "V0"), None, ()),
                                 (torch.empty(2, 0, dtype=torch.bfloat16), "bfloat16", (2, 0)), (torch.empty(0, requires_grad=True), "float32", (0,)),
-                                (penstock.empty((3, 0), "float16"), "float16", (3, 0)), (b"", None, ()), (bytearray(), None, ()),
+                                (penstock.empty((3, 0), "fp16"), "float16", (3, 0)), (b"", None, ()), (bytearray(), None, ()),
                                 (array.array("d"), "float64", (0,)), (penstock.adopt(bytearray()), None, ())):
             with self.subTest(x):
                 rights = READ if isinstance(x, bytes) else READ | WRITE
