@@ -26,6 +26,7 @@ func TestDeployedCommands(t *testing.T) {
 		{"Containerfile", `(?m)^CMD (\[.*\])$`, 1, list},
 		{"penstock.service", `(?m)^ExecStart=\S+/penstock (.*)$`, 1, same},
 		{"kubernetes.yaml", `(?m)^ *(?:args|command): (\[.*\])$`, 2, list},
+		{"kubernetes-client.yaml", `(?m)^ *args: (\[.*\])$`, 1, list},
 	} {
 		b, err := os.ReadFile("../deploy/" + f.file)
 		if err != nil {

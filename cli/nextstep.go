@@ -24,6 +24,8 @@ func nextStep(c *cobra.Command, err error) string {
 			text += " Or permit plaintext with --insecure."
 		}
 		return text
+	case isPair(c) && strings.Contains(err.Error(), "no application protocol"):
+		return "A node answers there. Give the address of \"penstock pair --listen\", which has another port."
 	case network && e.Op == "dial" && errors.Is(err, sys.ECONNREFUSED):
 		return "Nothing listens there: " + listener(c, e.Addr)
 	case network && e.Op == "listen" && errors.Is(err, sys.EADDRINUSE):
@@ -36,13 +38,18 @@ func nextStep(c *cobra.Command, err error) string {
 	return ""
 }
 
+// isPair reports whether a command is pair or below it.
+func isPair(c *cobra.Command) bool {
+	return strings.HasPrefix(c.CommandPath()+" ", "penstock pair ")
+}
+
 // listener says what makes an address answer.
 func listener(c *cobra.Command, addr net.Addr) string {
 	a, tcp := addr.(*net.TCPAddr)
 	switch {
 	case !tcp:
 		return "start \"penstock serve DIR --listen unix://PATH\"."
-	case c.Name() == "pair" || c.HasParent() && c.Parent().Name() == "pair":
+	case isPair(c):
 		return fmt.Sprintf("start \"penstock pair --listen :%d\" on the other machine, and leave it running until both "+
 			"are paired.", a.Port)
 	case a.IP.IsLoopback():
