@@ -91,6 +91,6 @@ func (n *Node) allows(a address) error {
 		n.obs.plaintext(a)
 		return nil
 	}
-	return fmt.Errorf("transfer: address %v is beyond this machine, this node has no identity, and plaintext is not "+
-		"permitted: %w", a, ErrPlaintext)
+	return fmt.Errorf("transfer: address %v is beyond this machine, and this node has no identity (\"penstock pair\" "+
+		"makes one) and no permission for plaintext: %w", a, ErrPlaintext)
 }

@@ -208,7 +208,8 @@ func newNaming(name string, rotated bool) (*naming, error) {
 	}
 	n := &naming{dir: filepath.Dir(name), ext: filepath.Ext(name)}
 	if strings.Contains(n.dir, "%") {
-		return nil, fmt.Errorf("%s: expected a percent sign in the name of the file only, not in that of its directory", name)
+		return nil, fmt.Errorf("%s: expected a percent sign in the name of the file only, not in that of its directory",
+			name)
 	}
 	n.stem = strings.TrimSuffix(filepath.Base(name), n.ext)
 	if strings.Contains(n.ext, "%") { // a.%S
@@ -226,13 +227,15 @@ func newNaming(name string, rotated bool) (*naming, error) {
 			continue
 		}
 		if i == len(n.stem) || verbs[n.stem[i]].like == "" {
-			return nil, fmt.Errorf("%s: expected %%Y, %%m, %%d, %%H, %%M, %%S, %%j, %%s or %%%% behind a percent sign", name)
+			return nil, fmt.Errorf("%s: expected %%Y, %%m, %%d, %%H, %%M, %%S, %%j, %%s or %%%% behind a percent sign",
+				name)
 		}
 		like += verbs[n.stem[i]].like
 		n.timed = true
 	}
 	n.numbered = rotated && !n.timed
-	n.like = regexp.MustCompile("^" + like + `(?:-(\d{5,}))?` + regexp.QuoteMeta(n.ext) + "(?:" + regexp.QuoteMeta(partial) + ")?$")
+	n.like = regexp.MustCompile("^" + like + `(?:-(\d{5,}))?` + regexp.QuoteMeta(n.ext) + "(?:" +
+		regexp.QuoteMeta(partial) + ")?$")
 	return n, n.each(func(name string, _ fs.FileInfo) {
 		if m := n.like.FindStringSubmatch(name); n.numbered {
 			k := 0

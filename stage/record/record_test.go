@@ -142,7 +142,8 @@ func TestTshark(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := peers.Dissect(limit(t), peers.Dissection{File: filepath.Join(dir, "x"),
-				Fields: []string{"frame.packet_flags_direction", "frame.drop_count", "frame.comment", "frame.interface_name", "data.data"}})
+				Fields: []string{"frame.packet_flags_direction", "frame.drop_count", "frame.comment",
+					"frame.interface_name", "data.data"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +167,8 @@ func TestTshark(t *testing.T) {
 						t.Errorf("packet %d, field %d: %.80q, expected %.80q", i, k, p.Fields[k], want[k])
 					}
 				}
-				if at := p.Time.UnixNano(); at != first+int64(i)*1001 || p.Captured != sizes[i] || p.Length != sizes[i]+i {
+				if at := p.Time.UnixNano(); at != first+int64(i)*1001 || p.Captured != sizes[i] ||
+					p.Length != sizes[i]+i {
 					t.Errorf("packet %d: at %d, %d of %d bytes", i, at, p.Captured, p.Length)
 				}
 			}
@@ -243,13 +245,15 @@ func TestRotate(t *testing.T) {
 			if x.kind != 6 {
 				continue
 			}
-			if size := int(binary.LittleEndian.Uint32(x.body[12:])); !bytes.Equal(x.body[20:20+size], frame(seen, 1000)) {
+			if size := int(binary.LittleEndian.Uint32(x.body[12:])); !bytes.Equal(x.body[20:20+size],
+				frame(seen, 1000)) {
 				t.Fatalf("%s: packet %d has other bytes", name, seen)
 			}
 			seen++
 			packets++
 		}
-		if s := statistics(t, b); len(s) != 7 || s[4] != uint64(packets) || s[6] != uint64(packets) || s[3] != 0 || s[5] != 0 {
+		if s := statistics(t, b); len(s) != 7 || s[4] != uint64(packets) || s[6] != uint64(packets) || s[3] != 0 ||
+			s[5] != 0 {
 			t.Errorf("%s: statistics %v of %d packets", name, s, packets)
 		}
 	}
@@ -314,7 +318,8 @@ func TestNames(t *testing.T) {
 		t.Errorf("a file that is there: %v", err)
 	}
 	r := open(t, Options{Name: at("x"), Format: Raw})
-	if _, err := New(Options{Name: at("x"), Format: Raw}); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), partial) {
+	if _, err := New(Options{Name: at("x"), Format: Raw}); !errors.Is(err, fs.ErrExist) ||
+		!strings.Contains(err.Error(), partial) {
 		t.Errorf("a file that another one writes: %v", err)
 	}
 	if info, err := os.Stat(at("x" + partial)); err != nil || info.Mode().Perm() != 0o600 {
@@ -344,7 +349,8 @@ func TestNames(t *testing.T) {
 	if n != 2 {
 		t.Errorf("%v", listed(t, dir))
 	}
-	for _, o := range []Options{{Name: "", Format: Raw}, {Name: at("no/such"), Format: Raw}, {Name: at("x%"), Format: Raw},
+	for _, o := range []Options{{Name: "", Format: Raw}, {Name: at("no/such"), Format: Raw},
+		{Name: at("x%"), Format: Raw},
 		{Name: dir + "/", Format: Raw}, {Name: at("%Y/x"), Format: Raw}, {Name: at("y"), Format: "npy"},
 		{Name: at("y"), Format: Raw, MaxBytes: 1}} {
 		if _, err := New(o); err == nil {
@@ -365,7 +371,8 @@ func TestClock(t *testing.T) {
 		now   string
 		every time.Duration
 		next  string
-	}{{"10:17:03", time.Hour, "11:00:00"}, {"11:00:00", time.Hour, "12:00:00"}, {"00:00:01", 15 * time.Minute, "00:15:00"},
+	}{{"10:17:03", time.Hour, "11:00:00"}, {"11:00:00", time.Hour, "12:00:00"},
+		{"00:00:01", 15 * time.Minute, "00:15:00"},
 		{"10:17:03", 7 * time.Second, "10:17:10"}} {
 		o := Options{Every: c.every}
 		if got := o.nextEnd(at(c.now)); !got.Equal(at(c.next)) {
@@ -428,7 +435,11 @@ func TestFullDisk(t *testing.T) {
 	if err := os.Remove(ballast); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the last chunk", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.cur == nil && len(r.free) == chunks })
+	until(t, "the last chunk", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.cur == nil && len(r.free) == chunks
+	})
 	for range 10 {
 		one()
 	}
