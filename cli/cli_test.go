@@ -283,6 +283,7 @@ func TestMistakes(t *testing.T) {
 		{[]string{"ls", loopAt(7070), "--identity", "none"}, 5,
 			"connection refused\n  Nothing listens there: start \"penstock " +
 				"serve DIR --listen tcp://" + loopAt(7070)},
+		{[]string{"ls", "unix:///nonexistent/x"}, 5, "Nothing listens there: start \"penstock serve DIR --listen unix://PATH\""},
 		{[]string{"demo", "--fiel", "x"}, 2, "penstock demo has no flag --fiel: did you mean --file?"},
 		{[]string{"demo", "extra"}, 2, `unexpected argument "extra"`},
 		{[]string{"demo", "--repeat", "0"}, 2, "expected 1 to 1000"},
