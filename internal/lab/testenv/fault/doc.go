@@ -9,12 +9,11 @@
 // or operations of a path. They never depend on time or on how reads and writes were cut, so the
 // same plan does the same to the same traffic.
 //
-//	Conn     a net.Conn that misbehaves, also in virtual time over net.Pipe
-//	Proxy    stands between two real sockets (TCP, Unix streams, UDP), for code that does its own system calls
+//	Proxy    stands between two real sockets (TCP, Unix streams, UDP)
 //	Path     a path.Path whose completions come late, in another order, or with errors; Driver makes such paths
 //
-// All of them can also be disturbed by hand while they run (Cut, Stall, Resume, HalfClose), and
-// count what they did.
+// Both can also be disturbed by hand while they run (Cut, Stall, Resume; a Proxy also HalfClose),
+// and count what they did.
 //
 // A Path keeps the contract of package path: what it accepts ends exactly once. The kinds [Drop],
 // [Duplicate] and [Corrupt] break it, for tests that must notice; package transfer/path/pathtest

@@ -29,11 +29,11 @@ func newFlow(p *Plan, conn int, d Direction, rec *recorder, end func()) *flow {
 	return &flow{dir: d, s: p.script(Bytes, conn, d), rec: rec, gate: newGate(), end: end}
 }
 
-// due carries out what is due at this position. It waits while the flow is stalled, until stop or
-// late is closed.
-func (f *flow) due(stop, late <-chan struct{}) error {
+// due carries out what is due at this position. It waits while the flow is stalled, until stop is
+// closed.
+func (f *flow) due(stop <-chan struct{}) error {
 	for {
-		if !f.gate.wait(stop, late) {
+		if !f.gate.wait(stop) {
 			return errStopped
 		}
 		_, e, ok := f.s.step(0)

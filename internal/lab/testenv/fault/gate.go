@@ -57,8 +57,8 @@ func (g *gate) state() (shut bool, change <-chan struct{}) {
 	return g.shut, g.change
 }
 
-// wait waits until the gate is open; it returns false when stop or late is closed first.
-func (g *gate) wait(stop, late <-chan struct{}) bool {
+// wait waits until the gate is open; it returns false when stop is closed first.
+func (g *gate) wait(stop <-chan struct{}) bool {
 	for {
 		shut, change := g.state()
 		if !shut {
@@ -67,8 +67,6 @@ func (g *gate) wait(stop, late <-chan struct{}) bool {
 		select {
 		case <-change:
 		case <-stop:
-			return false
-		case <-late:
 			return false
 		}
 	}

@@ -254,13 +254,13 @@ func (l *Link) serve(target string, refuse bool) {
 func (l *Link) pump(f *flow, to, from net.Conn) bool {
 	buf := make([]byte, 64<<10)
 	for {
-		if f.due(l.stop, nil) != nil {
+		if f.due(l.stop) != nil {
 			l.drop()
 			return false
 		}
 		n, err := from.Read(buf)
 		for rest := buf[:n]; len(rest) > 0; {
-			if f.due(l.stop, nil) != nil {
+			if f.due(l.stop) != nil {
 				l.drop()
 				return false
 			}
@@ -276,7 +276,7 @@ func (l *Link) pump(f *flow, to, from net.Conn) bool {
 		}
 		switch {
 		case err == io.EOF:
-			if f.due(l.stop, nil) != nil {
+			if f.due(l.stop) != nil {
 				l.drop()
 				return false
 			}
@@ -392,4 +392,12 @@ func (l *Link) HalfClose(d Direction) {
 			l.halfClosed(f.dir)
 		}
 	}
+}
+
+// reset closes a connection so that the other side sees a reset where the protocol has one.
+func reset(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		t.SetLinger(0)
+	}
+	c.Close()
 }

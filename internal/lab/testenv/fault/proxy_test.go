@@ -15,10 +15,22 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-io/penstock/transfer/path/pathtest"
 )
 
 // patience turns a hang into a failure; nothing is measured.
 const patience = time.Minute
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func pattern(n int) []byte {
+	b := make([]byte, n)
+	pathtest.Fill(b, 1)
+	return b
+}
 
 // between starts a proxy in front of a listening socket of this process, and checks that both leave
 // nothing behind.
