@@ -34,7 +34,7 @@ var layers = []struct {
 		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch",
 		"internal/web", "internal/xsk", "internal/peers", "internal/lab/testenv",
 		"internal/lab/testenv/scope", "internal/lab/testenv/proc", "internal/lab/testenv/netns",
-		"internal/lab/testenv/guest", "internal/lab/testenv/peers", "internal/lab/testenv/peers/xdp",
+		"internal/lab/testenv/guest", "internal/lab/testenv/peers",
 		"internal/lab/testenv/fake/verbs", "internal/lab/testenv/fake/cuda", "internal/ethtool", "host",
 	}},
 	{"counters, rings, vectors", []string{

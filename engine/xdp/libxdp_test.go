@@ -1,4 +1,4 @@
-package xdp_test
+package xdp
 
 import (
 	"errors"
@@ -7,70 +7,22 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
-	"github.com/penstock-io/penstock/internal/lab/testenv/peers/xdp"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet/burst"
-	"go.uber.org/goleak"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// open opens the queues of our AF_XDP on eth0 of a host, with memory that the kernel uses in place.
-func open(t *testing.T, h *netns.Host, chunk int) (*engine.Rx, engine.TxQueue) {
-	t.Helper()
-	var pools []*mem.Pool
-	for range 2 {
-		p, err := mem.NewPool(mem.PoolOptions{Name: "test", SlotSize: chunk, Align: chunk, Slots: 2048})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if n := p.Stats().InUse; n > 0 {
-				t.Errorf("%d slots are not back", n)
-			}
-			if err := p.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		pools = append(pools, p)
-	}
-	var port engine.Port
-	if err := h.Do(func() (err error) {
-		port, err = drivers.Get("xdp").New().OpenPort(t.Context(),
-			engine.PortSpec{Address: "eth0", RxQueues: 1, TxQueues: 1})
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := port.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	rx, err := port.AddRxQueue(engine.RxSpec{Pools: pools[:1], Depth: 1024})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tx, err := port.AddTxQueue(engine.TxSpec{Pools: pools[1:], Depth: 1024})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return engine.NewRx(rx, engine.Batching{}), tx
-}
 
 // Packets that libxdp sends come to our AF_XDP, and those that ours sends come to libxdp, with
 // every byte as it was made.
 func TestLibxdp(t *testing.T) {
 	testenv.Once(t)
-	xdp.Need(t)
+	needRef(t)
 	for _, size := range []int{64, 1400, 8900} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			c, link, chunk := xdp.Config{Interface: "eth0", Size: size}, netns.LinkSpec{MTU: 1500}, 2048
+			c, link, chunk := refConfig{iface: "eth0", size: size}, netns.LinkSpec{MTU: 1500}, 2048
 			if size > 1500 {
-				c.MultiBuffer, link.MTU, chunk = true, 9000, 4096
+				c.multiBuffer, link.MTU, chunk = true, 9000, 4096
 			}
 			n := netns.New(t, netns.Topology{Neighbours: true, Link: link})
 			for _, h := range n.Hosts { // no host says anything by itself
@@ -78,22 +30,25 @@ func TestLibxdp(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			far, err := xdp.Start(n.Hosts[0].Start, c)
+			far, err := startRef(n.Hosts[0].Start, c)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer func() {
-				if err := far.Close(); err != nil {
+				if err := far.close(); err != nil {
 					t.Error(err)
 				}
 			}()
-			rx, tx := open(t, n.Hosts[1], chunk)
+			p := open(t, n.Hosts[1], engine.PortSpec{RxQueues: 1, TxQueues: 1})
+			rx := engine.NewRx(addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{newPool(t, chunk, 2048)}, Depth: 1024}),
+				engine.Batching{})
+			tx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{newPool(t, chunk, 2048)}, Depth: 1024})
 			const packets = 200 // fewer than wait in any ring
 			b := burst.NewSegmented(32, 32*4)
 			frame := make([]byte, size)
 			for round := range uint64(3) {
 				first := round * packets
-				if r, err := far.Do(t.Context(), xdp.Send, first, packets); err != nil || r.Packets != packets {
+				if r, err := far.do(t.Context(), refSend, first, packets); err != nil || r.packets != packets {
 					t.Fatalf("%+v, %v", r, err)
 				}
 				for next := first; next < first+packets; {
@@ -102,7 +57,7 @@ func TestLibxdp(t *testing.T) {
 					}
 					for i := range b.Len() {
 						frame = frame[:cap(frame)]
-						if seq, err := xdp.CheckFrame(frame[:b.CopyTo(frame, i)], size); err != nil || seq != next ||
+						if seq, err := checkFrame(frame[:b.CopyTo(frame, i)], size); err != nil || seq != next ||
 							b.PacketLen(i) != size {
 							t.Fatalf("packet %d: %d, %d bytes, %v", next, seq, b.PacketLen(i), err)
 						}
@@ -116,8 +71,8 @@ func TestLibxdp(t *testing.T) {
 						t.Fatal(err)
 					}
 					for i := range k {
-						xdp.MakeFrame(frame, uint32(sent))
-						xdp.Stamp(frame, first+sent)
+						makeFrame(frame, uint32(sent))
+						stampFrame(frame, first+sent)
 						rest := frame
 						for s := range b.Segments(i) {
 							rest = rest[copy(b.Bytes(i, s), rest):]
@@ -131,8 +86,8 @@ func TestLibxdp(t *testing.T) {
 				if err := tx.Drain(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				r, err := far.Do(t.Context(), xdp.Receive, first, packets)
-				if want := (xdp.Result{Packets: packets, Checked: packets * uint64(size)}); err != nil || r != want {
+				r, err := far.do(t.Context(), refReceive, first, packets)
+				if want := (refResult{packets: packets, checked: packets * uint64(size)}); err != nil || r != want {
 					t.Fatalf("%+v, %v", r, err)
 				}
 			}
@@ -140,7 +95,7 @@ func TestLibxdp(t *testing.T) {
 			if _, err := tx.Alloc(b, 1, size); err != nil {
 				t.Fatal(err)
 			}
-			xdp.MakeFrame(frame, 7)
+			makeFrame(frame, 7)
 			frame[size-1] ^= 1
 			rest := frame
 			for s := range b.Segments(0) {
@@ -149,7 +104,7 @@ func TestLibxdp(t *testing.T) {
 			if err := tx.Send(b); err != nil {
 				t.Fatal(err)
 			}
-			if r, err := far.Do(t.Context(), xdp.Receive, 7, 1); err != nil || r.Bad != 1 || r.Checked != 0 {
+			if r, err := far.do(t.Context(), refReceive, 7, 1); err != nil || r.bad != 1 || r.checked != 0 {
 				t.Errorf("%+v, %v", r, err)
 			}
 		})
@@ -157,15 +112,15 @@ func TestLibxdp(t *testing.T) {
 }
 
 // Errors quote the system's words for what it refuses.
-func TestRefusals(t *testing.T) {
+func TestLibxdpRefusals(t *testing.T) {
 	testenv.Once(t)
-	xdp.Need(t)
+	needRef(t)
 	n := netns.New(t, netns.Topology{Neighbours: true, Each: func(_, host int, s *netns.LinkSpec) { s.MTU = 9000 }})
-	for want, c := range map[string]xdp.Config{
-		"there is no interface nosuch":   {Interface: "nosuch", Size: 64},
-		"attach the XDP program to eth0": {Interface: "eth0", Size: 64}, // the MTU takes several chunks
+	for want, c := range map[string]refConfig{
+		"there is no interface nosuch":   {iface: "nosuch", size: 64},
+		"attach the XDP program to eth0": {iface: "eth0", size: 64}, // the MTU takes several chunks
 	} {
-		if p, err := xdp.Start(n.Hosts[0].Start, c); p != nil || !errors.Is(err, xdp.ErrRefused) ||
+		if p, err := startRef(n.Hosts[0].Start, c); p != nil || !errors.Is(err, errRefused) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", want, err)
 		}
