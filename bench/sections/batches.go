@@ -65,32 +65,12 @@ func (x *planner) reorder(p *config.Interface, r *config.Reorder, path string) {
 	sequence, batch, per := fields(r)
 	end := 8 * (s.Header + s.Sequence + sequenceLen) // of the sender's number, in bits
 	lowest := end - bits.Len(uint(per-1))            // of the number of the batch in it
-	switch {
-	case len(x.p.Senders) > 1:
-		x.miss(path, "one of bench_tx",
-			"%d senders number their packets alike, and a reorder plan takes the second of a number for a duplicate",
-			len(x.p.Senders))
-	case s.Sequence < 0:
-		x.miss(s.Path, "sequence_number_offset",
-			"its packets have no sequence number that the reorder plan %s could read", r.Name)
-	case len(s.rules) > 0:
-		x.miss(path, fmt.Sprintf("--set 'interfaces[%s].tx.flows=[]'", s.Interface),
-			"the packets have tags or tunnels, which move what the reorder plan reads")
-	case sequence.Offset+sequence.Width != end:
-		x.miss(path, s.Path+".sequence_number_offset",
-			"the plan reads its sequence number from bits %d to %d, and the lowest bit of the sender's is bit %d",
-			sequence.Offset, sequence.Offset+sequence.Width-1, end-1)
-	case batch.Width > 0 && batch.Offset+batch.Width != lowest:
-		x.miss(path, "", "the plan reads its batch number from bits %d to %d, and of the sender's number the bits to "+
-			"%d are those "+
-			"above the %d packets of a batch", batch.Offset, batch.Offset+batch.Width-1, lowest-1, per)
-	case r.PayloadOffset < s.Header:
-		x.miss(path, fmt.Sprintf("%d or more", s.Header),
-			"payload_byte_offset %d: batches would have headers, and only payloads are compared",
-			r.PayloadOffset)
-	case r.PayloadOffset > s.Header+s.Payload:
-		x.miss(path, "", "payload_byte_offset %d is behind the packets, which have %d bytes", r.PayloadOffset,
-			s.Header+s.Payload)
+	if len(x.p.Senders) > 1 || s.Sequence < 0 || len(s.rules) > 0 || sequence.Offset+sequence.Width != end ||
+		batch.Width > 0 && batch.Offset+batch.Width != lowest || r.PayloadOffset < s.Header ||
+		r.PayloadOffset > s.Header+s.Payload {
+		x.miss(path, "", "the reorder plan %s can be checked behind one of bench_tx, without tags and tunnels, whose "+
+			"sequence_number_offset puts its number where the plan reads it (bits %d to %d), with "+
+			"payload_byte_offset in the payload", r.Name, sequence.Offset, sequence.Offset+sequence.Width-1)
 	}
 	// The file's number says which packet it is: ours would have times, which nothing that is
 	// converted can be compared with.

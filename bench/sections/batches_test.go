@@ -49,8 +49,8 @@ func TestBatchesMissing(t *testing.T) {
 		{"bench_tx=[]", "bench_reorder_quantize", "this process sends and receives"},
 		{"interfaces[0].rx.reorder=[]", "bench_reorder_quantize", "no reorder plan converts"},
 		{"interfaces[0].rx.queues[0].timeout_us=0", "interfaces[0].rx.reorder[0]", "has no timeout"},
-		{"bench_tx[0].sequence_number_offset=2", "interfaces[0].rx.reorder[0]", "from bits 520 to 543, and the lowest bit of the sender's is bit 559"},
-		{"interfaces[0].rx.reorder[0].payload_byte_offset=42", "interfaces[0].rx.reorder[0]", "batches would have headers"},
+		{"bench_tx[0].sequence_number_offset=2", "interfaces[0].rx.reorder[0]", "where the plan reads it (bits 520 to 543)"},
+		{"interfaces[0].rx.reorder[0].payload_byte_offset=42", "interfaces[0].rx.reorder[0]", "payload_byte_offset in the payload"},
 	} {
 		c, _, p := load(t, "testdata/quantize.yaml", sections.Options{}, x.set)
 		found := false

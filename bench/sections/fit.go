@@ -65,29 +65,21 @@ func Fit(c *config.Config, h *config.Host) []Change {
 			f.core(item(path+".tx.queues", k)+".cpu_core", &p.Tx.Queues[k].CPUCore)
 		}
 	}
-	for i := range c.BenchRx {
-		f.core(item("bench_rx", i)+".cpu_core", &c.BenchRx[i].CPUCore)
-	}
-	for i := range c.BenchTx {
-		f.core(item("bench_tx", i)+".cpu_core", &c.BenchTx[i].CPUCore)
-	}
-	for _, b := range []struct {
-		name string
-		s    *config.BenchSocket
-	}{{"socket_bench_server", c.SocketServer}, {"socket_bench_client", c.SocketClient},
-		{"rdma_bench_server", c.RDMAServer},
-		{"rdma_bench_client", c.RDMAClient}} {
-		if b.s != nil {
-			f.core(b.name+".cpu_core", &b.s.CPUCore)
+	names := []string{"socket_bench_server", "socket_bench_client", "rdma_bench_server", "rdma_bench_client"}
+	for i, s := range []*config.BenchSocket{c.SocketServer, c.SocketClient, c.RDMAServer, c.RDMAClient} {
+		if s != nil {
+			f.core(names[i]+".cpu_core", &s.CPUCore)
 		}
 	}
 	if l := c.Latency; l != nil {
 		f.core("bench_latency.cpu_core", &l.CPUCore)
 	}
 	for i := range c.BenchRx {
+		f.core(item("bench_rx", i)+".cpu_core", &c.BenchRx[i].CPUCore)
 		f.gpu(item("bench_rx", i), &c.BenchRx[i].GPUDirect)
 	}
 	for i := range c.BenchTx {
+		f.core(item("bench_tx", i)+".cpu_core", &c.BenchTx[i].CPUCore)
 		f.gpu(item("bench_tx", i), &c.BenchTx[i].GPUDirect)
 	}
 	return f.out

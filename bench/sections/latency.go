@@ -124,10 +124,7 @@ func (x *runner) pings(ctx context.Context, payload int, there, back *way) error
 	if row != nil {
 		row.Size, row.Latency = uint64(payload), r.OneWay
 		row.Traffic = &paired.Traffic{Sent: r.Sent, Received: r.Sent - r.Lost, Lost: r.Lost}
-		if l := r.Round; l != nil {
-			row.Note = fmt.Sprintf("there and back: p50 %s, p99 %s, p99.9 %s, max %s us", digits(l.P50), digits(l.P99),
-				digits(l.P999), digits(l.Max))
-		}
+		row.Note = percentiles("call", r.Call) + percentiles("; there and back", r.Round)
 		x.r.Rows = append(x.r.Rows, *row)
 	}
 	return err
@@ -174,4 +171,13 @@ func (w *way) is(i int, n uint32, t int64) bool {
 		}
 	}
 	return false
+}
+
+// percentiles writes a name and times in microseconds, "" where there are none.
+func percentiles(name string, l *paired.Latency) string {
+	if l == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s: p50 %s, p99 %s, p99.9 %s, max %s us", name, digits(l.P50), digits(l.P99), digits(l.P999),
+		digits(l.Max))
 }

@@ -66,8 +66,8 @@ func TestPlanMissing(t *testing.T) {
 		"udp_dst_port: 2}\n"
 	for _, x := range []struct{ sections, path, want string }{
 		{"", "", "no bench section"},
-		{"bench_tx: {interface_name: udp, payload_size: 64, " + to, "bench_tx[0].interface_name", "bench_tx sends Ethernet frames"},
-		{"bench_rx: {interface_name: udp}\n", "bench_rx[0].interface_name", "bench_rx receives Ethernet frames"},
+		{"bench_tx: {interface_name: udp, payload_size: 64, " + to, "bench_tx[0].interface_name", "bench_tx[0] is of Ethernet frames"},
+		{"bench_rx: {interface_name: udp}\n", "bench_rx[0].interface_name", "bench_rx[0] is of Ethernet frames"},
 		{"bench_tx: {interface_name: loop, payload_size: 64, header_size: 40, " + to, "bench_tx[0].header_size", "take 42 bytes"},
 		{"bench_tx: {interface_name: loop, payload_size: 64, gpu_direct: true, " + to, "bench_tx[0].gpu_direct", "the processor makes and checks"},
 		{"bench_rx: {interface_name: loop, gpu_direct: true}\n", "bench_rx[0].gpu_direct", "the processor makes and checks"},
@@ -76,9 +76,7 @@ func TestPlanMissing(t *testing.T) {
 			"ip_dst_addr: 10.0.0.2, udp_src_port: 1-1000, udp_dst_port: 1-1001}\n",
 			"bench_tx[0].udp_src_port", "1001000 pairs"},
 		{"socket_bench_server: {server: true, receive: true, message_size: 4096, server_address: 127.0.0.1, " +
-			"server_port: 5001}\n", "socket_bench_server.message_size", "slots of m"},
-		{"socket_bench_server: {server: true, receive: true, message_size: 70000, server_address: 127.0.0.1, " +
-			"server_port: 5001}\n", "socket_bench_server.message_size", "65507 at most"},
+			"server_port: 5001}\n", "socket_bench_server.message_size", "udp takes 2048 at most"},
 		{"socket_bench_server: {server: true, receive: true, message_size: 64, server_address: 127.0.0.1, " +
 			"server_port: 5002}\n", "socket_bench_server", "no interface is the server of 127.0.0.1:5002"},
 		{"socket_bench_server: {server: true, send: true, message_size: 64, server_address: 127.0.0.1, server_port: " +
@@ -88,11 +86,11 @@ func TestPlanMissing(t *testing.T) {
 		{"rdma_bench_server: {server: true, receive: true, message_size: 64, server_address: 127.0.0.1, server_port: " +
 			"5001}\n", "rdma_bench_server", "no interface is the server of 127.0.0.1:5001 over roce://"},
 		{"bench_reorder_quantize: {input_type: int8, output_type: fp32}\n", "bench_reorder_quantize", "no reorder plan converts"},
-		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1}\n", "bench_latency", "has no ip_dst_addr"},
+		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1}\n", "bench_latency", "ip_src_addr and ip_dst_addr"},
 		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1, ip_dst_addr: " +
-			"10.0.0.2, payload_size: 4000}\n", "bench_latency.payload_size", "there are 1984"},
+			"10.0.0.2, payload_size: 4000}\n", "bench_latency.payload_size", "18 to 1984 have"},
 		{"bench_latency: {tx_interface_name: loop, rx_interface_name: udp, ip_src_addr: 10.0.0.1, ip_dst_addr: " +
-			"10.0.0.2}\n", "bench_latency", "interfaces are of sockets"},
+			"10.0.0.2}\n", "bench_latency", "both of engines of Ethernet frames"},
 	} {
 		text := head + x.sections
 		c, said := config.Load("plan.yaml", []byte(text), config.Options{})

@@ -19,30 +19,20 @@ const (
 	onlyHost = "the processor makes and checks the packets of a benchmark"
 )
 
-// queue looks up the queue of one of bench_tx or bench_rx, by its index in its interface; -1: it is
-// missing.
-func (x *planner) queue(at *Place, gpu bool, p *config.Interface, tx bool) int {
-	does, instead, kind := "bench_rx receives", "socket_bench_server receives messages over sockets", "receive"
-	k := -1
-	switch {
-	case tx:
-		does, instead, kind = "bench_tx sends", "socket_bench_client sends messages over sockets", "transmit"
-		if p.Tx != nil {
-			k = slices.IndexFunc(p.Tx.Queues, func(q config.TxQueue) bool { return q.ID == at.Queue })
-		}
-	case p.Rx != nil:
-		k = slices.IndexFunc(p.Rx.Queues, func(q config.RxQueue) bool { return q.ID == at.Queue })
-	}
+// queue looks up the queue of one of bench_tx or bench_rx among the ids of those of its interface;
+// -1: it is missing.
+func (x *planner) queue(at *Place, gpu bool, p *config.Interface, ids []int) int {
 	if gpu {
 		x.miss(at.Path+".gpu_direct", "gpu_direct: false leaves the payload in host memory", "gpu_direct: "+onlyHost)
 	}
-	switch {
-	case !frames(p.Engine):
-		x.miss(at.Path+".interface_name", instead, "%s Ethernet frames, and the interface %s is of the engine %s", does,
-			p.Name, p.Engine)
+	if !frames(p.Engine) {
+		x.miss(at.Path+".interface_name", "socket_bench_* sends messages over sockets",
+			"%s is of Ethernet frames, and the interface %s of the engine %s", at.Path, p.Name, p.Engine)
 		return -1
-	case k < 0:
-		x.miss(at.Path+".queue_id", "", "the interface %s has no %s queue %d", p.Name, kind, at.Queue)
+	}
+	k := slices.Index(ids, at.Queue)
+	if k < 0 {
+		x.miss(at.Path+".queue_id", "", "the interface %s has no queue %d for %s", p.Name, at.Queue, at.Path)
 	}
 	return k
 }
@@ -64,7 +54,11 @@ func (x *planner) sender(path string, b *config.BenchTx) {
 	if s.Src.IsValid() && !s.Src.Unmap().Is4() {
 		headers += packet.IPv6Len - packet.IPv4Len
 	}
-	k := x.queue(&s.Place, b.GPUDirect, p, true)
+	var ids []int
+	for i := 0; p.Tx != nil && i < len(p.Tx.Queues); i++ {
+		ids = append(ids, p.Tx.Queues[i].ID)
+	}
+	k := x.queue(&s.Place, b.GPUDirect, p, ids)
 	switch n := ports(&s); {
 	case k < 0:
 		return
@@ -89,9 +83,7 @@ func (x *planner) sender(path string, b *config.BenchTx) {
 			if t, err := newTemplate(&s, s.EthSrc); err == nil {
 				s.Overhead = t.head - s.Header
 			} else {
-				i := slices.IndexFunc(x.c.Interfaces, func(o config.Interface) bool { return o.Name == p.Name })
-				x.miss(item("interfaces", i)+".tx.flows", "", "tx.flows of %s cannot be done to the packets of %s: %v",
-					p.Name, path, err)
+				x.miss(path, "", "tx.flows of %s cannot be done to its packets: %v", p.Name, err)
 			}
 		}
 	}
@@ -113,14 +105,11 @@ func (x *planner) fits(s *Sender, p *config.Interface, q *config.TxQueue) {
 				need, name, int(r.BufSize))
 		}
 	}
-	if x.o.Host == nil {
-		return
-	}
 	size := s.Size() - packet.EthernetLen
-	if h := x.o.Host.Interface(p.Address); h != nil && h.MTU > 0 && size > h.MTU {
-		x.miss(path, fmt.Sprintf("penstock tune nic %s --mtu %d shows how, or --set '%s=%d'", h.Name, size, path,
-			max(0, h.MTU+packet.EthernetLen-head)),
-			"packets of %d bytes without their Ethernet header do not fit the MTU %d of %s", size, h.MTU, h.Name)
+	if mtu, name := x.mtu(p); mtu > 0 && size > mtu {
+		x.miss(path, fmt.Sprintf("penstock tune nic %s --mtu %d shows how, or --set '%s=%d'", name, size, path,
+			max(0, mtu+packet.EthernetLen-head)),
+			"packets of %d bytes without their Ethernet header do not fit the MTU %d of %s", size, mtu, name)
 	}
 }
 
@@ -153,7 +142,11 @@ func (x *planner) receiver(path string, b *config.BenchRx) {
 	if p == nil {
 		return
 	}
-	k := x.queue(&at, b.GPUDirect, p, false)
+	var ids []int
+	for i := 0; p.Rx != nil && i < len(p.Rx.Queues); i++ {
+		ids = append(ids, p.Rx.Queues[i].ID)
+	}
+	k := x.queue(&at, b.GPUDirect, p, ids)
 	if k < 0 {
 		return
 	}
@@ -182,35 +175,23 @@ var latencySizes = []int{64, 128, 256, 512, 1024, 2048, 4096, 8192}
 
 // latency plans bench_latency.
 func (x *planner) latency(path string, b *config.BenchLatency) {
-	before := len(x.p.Missing)
-	for _, k := range []struct {
-		key    string
-		absent bool
-	}{{"tx_interface_name", b.TxInterface == ""}, {"rx_interface_name", b.RxInterface == ""},
-		{"ip_src_addr", !b.IPSrc.IsValid()},
-		{"ip_dst_addr", !b.IPDst.IsValid()}} {
-		if k.absent && x.c.Source(path+"."+k.key).Text == "" { // a placeholder is said by itself
-			x.miss(path, "", "%s has no %s", path, k.key)
-		}
-	}
-	if len(x.p.Missing) > before || b.TxInterface == "" || b.RxInterface == "" {
+	if b.TxInterface == "" || b.RxInterface == "" || !b.IPSrc.IsValid() || !b.IPDst.IsValid() {
+		x.miss(path, "", "%s needs tx_interface_name, rx_interface_name, ip_src_addr and ip_dst_addr", path)
 		return
 	}
 	tx, t := x.place(path, b.TxInterface, 0, b.CPUCore)
 	rx, r := x.place(path, b.RxInterface, 0, b.CPUCore)
-	switch {
-	case t == nil || r == nil:
+	if t == nil || r == nil {
 		return
-	case !frames(t.Engine) || !frames(r.Engine):
-		x.miss(path, "", "bench_latency sends Ethernet frames, and its interfaces are of sockets")
-		return
-	case t.Tx == nil || len(t.Tx.Queues) == 0 || r.Rx == nil || len(r.Rx.Queues) == 0:
-		x.miss(path, "", "bench_latency needs a transmit queue of %s and a receive queue of %s", t.Name, r.Name)
+	}
+	if !frames(t.Engine) || !frames(r.Engine) || t.Tx == nil || len(t.Tx.Queues) == 0 || r.Rx == nil ||
+		len(r.Rx.Queues) == 0 {
+		x.miss(path, "", "%s needs a transmit queue of %s and a receive queue of %s, both of engines of Ethernet frames",
+			path, t.Name, r.Name)
 		return
 	}
 	l := &Latency{Path: path, At: tx.At, Tx: tx, Rx: rx, Header: int(b.HeaderSize), EthDst: b.EthDst, Src: b.IPSrc,
-		Dst:     b.IPDst,
-		SrcPort: b.UDPSrc.Lo, DstPort: b.UDPDst.Lo}
+		Dst: b.IPDst, SrcPort: b.UDPSrc.Lo, DstPort: b.UDPDst.Lo}
 	x.p.Latency = l
 	most := x.from(&l.Tx, t, l.Header)
 	l.Rx.Queue = r.Rx.Queues[0].ID
@@ -220,11 +201,8 @@ func (x *planner) latency(path string, b *config.BenchLatency) {
 		l.home.Queue = t.Rx.Queues[0].ID
 	}
 	for _, p := range []*config.Interface{t, r} {
-		if x.o.Host == nil {
-			break
-		}
-		if h := x.o.Host.Interface(p.Address); h != nil && h.MTU > 0 {
-			most = min(most, h.MTU+packet.EthernetLen-l.Header)
+		if mtu, _ := x.mtu(p); mtu > 0 {
+			most = min(most, mtu+packet.EthernetLen-l.Header)
 		}
 	}
 	sizes := latencySizes
@@ -232,20 +210,29 @@ func (x *planner) latency(path string, b *config.BenchLatency) {
 		sizes = []int{int(b.PayloadSize)}
 	}
 	for _, n := range sizes {
-		switch {
-		case n <= most && room(n, -1) >= 0:
+		if n <= most && room(n, -1) >= 0 {
 			l.Payloads = append(l.Payloads, n)
-		case b.PayloadSize > 0 && n > most:
-			x.miss(path+".payload_size", "", "a payload of %d bytes has no room: there are %d", n, max(0, most))
-		case b.PayloadSize > 0:
-			x.miss(path+".payload_size", "18 or more", "a payload of %d bytes has no room for a number", n)
-		default:
-			x.p.note(fmt.Sprintf("bench_latency: payloads of more than %d bytes have no room", most))
 		}
 	}
-	if len(l.Payloads) == 0 && b.PayloadSize == 0 {
-		x.miss(path, "", "no payload of %d bytes or more has room: there are %d", latencySizes[0], max(0, most))
+	switch {
+	case len(l.Payloads) == 0:
+		x.miss(path+".payload_size", "", "no payload of %v bytes has room: %d to %d have", sizes, stream.HeaderLen,
+			max(0, most))
+	case len(l.Payloads) < len(sizes):
+		x.p.note(fmt.Sprintf("bench_latency: payloads of more than %d bytes have no room", most))
 	}
+}
+
+// mtu is the MTU of an interface on the machine, and its name there; 0: it is not known.
+func (x *planner) mtu(p *config.Interface) (int, string) {
+	if x.o.Host == nil {
+		return 0, ""
+	}
+	h := x.o.Host.Interface(p.Address)
+	if h == nil {
+		return 0, ""
+	}
+	return h.MTU, h.Name
 }
 
 // from sets the queue that bench_latency sends from, and returns the longest payload that it can
@@ -254,14 +241,12 @@ func (x *planner) from(at *Place, p *config.Interface, header int) int {
 	q := &p.Tx.Queues[0]
 	at.Queue, at.split = q.ID, len(q.Regions) == 2
 	most := 65535
-	for k, name := range q.Regions {
-		r := x.region(name)
-		switch {
-		case r == nil || at.split && k == 0:
-		case len(q.Regions) == 1:
+	if at.split {
+		header = 0 // it has a region of its own
+	}
+	if n := len(q.Regions); n > 0 {
+		if r := x.region(q.Regions[n-1]); r != nil {
 			most = min(most, int(r.BufSize)-header)
-		default:
-			most = min(most, int(r.BufSize))
 		}
 	}
 	return most

@@ -99,36 +99,45 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 				"%s: datagrams (transport UD) carry no more than the MTU of a device that nobody knows yet", path)
 		}
 	}
-	if p.Rx != nil {
-		for _, q := range p.Rx.Queues {
-			s.Queues = append(s.Queues, q.ID)
-			x.slot(&s, q.Regions, "receive")
-		}
-	}
-	if s.Receive && len(s.Queues) == 0 {
-		x.miss(path+".receive", "", "%s receives, and the interface %s has no receive queue", path, p.Name)
-	}
-	if s.Send && (p.Tx == nil || len(p.Tx.Queues) == 0) {
-		x.miss(path+".send", "", "%s sends, and the interface %s has no transmit queue", path, p.Name)
-	} else if s.Send {
-		q := &p.Tx.Queues[0]
-		s.Queue, s.Batch = q.ID, max(1, q.BatchSize)
-		s.piece = x.slot(&s, q.Regions, "transmit")
-	}
-	if !s.Send && !s.Receive {
-		x.miss(path, "send: true or receive: true", "%s neither sends nor receives", path)
-	}
+	most := 1 << 62 // bytes of a message; over TCP it may take several slots
 	if s.Protocol == "udp" {
-		most := maxDatagram
+		most = maxDatagram
 		for _, q := range p.Asked() {
 			if n, ok := q.Value.(int64); ok && q.What == "packet_bytes" && n > 0 {
 				most = min(most, int(n))
 			}
 		}
-		if s.Size > most {
-			x.miss(path+".message_size", fmt.Sprintf("%d or less, or tcp:// addresses", most),
-				"a message of %d bytes does not fit into a datagram of %s, %d at most", s.Size, p.Name, most)
+	}
+	slot := func(regions []string) (size int) {
+		if len(regions) > 0 {
+			if r := x.region(regions[len(regions)-1]); r != nil {
+				size = int(r.BufSize)
+			}
 		}
+		if size > 0 && s.Protocol != "tcp" {
+			most = min(most, size)
+		}
+		return size
+	}
+	if p.Rx != nil {
+		for _, q := range p.Rx.Queues {
+			s.Queues = append(s.Queues, q.ID)
+			slot(q.Regions)
+		}
+	}
+	sends := s.Send && p.Tx != nil && len(p.Tx.Queues) > 0
+	if sends {
+		q := &p.Tx.Queues[0]
+		s.Queue, s.Batch, s.piece = q.ID, max(1, q.BatchSize), slot(q.Regions)
+	}
+	switch {
+	case !s.Send && !s.Receive:
+		x.miss(path, "send: true or receive: true", "%s neither sends nor receives", path)
+	case s.Send != sends || s.Receive && len(s.Queues) == 0:
+		x.miss(path, "", "the interface %s has no queue for what %s does", p.Name, path)
+	case s.Size > most:
+		x.miss(path+".message_size", fmt.Sprintf("%d or less", most),
+			"a message of %d bytes does not fit: %s takes %d at most", s.Size, p.Name, most)
 	}
 	// A client that sends tells the server where it is.
 	if c := x.c.SocketClient; role == "server" && s.Protocol == "udp" && s.Send && c != nil && !c.Send {
@@ -138,23 +147,6 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 		}
 	}
 	x.p.Sockets = append(x.p.Sockets, s)
-}
-
-// slot compares messages with the memory of a queue, and returns the bytes of a slot.
-func (x *planner) slot(s *Socket, regions []string, what string) int {
-	if len(regions) == 0 {
-		return 0
-	}
-	r := x.region(regions[len(regions)-1])
-	if r == nil {
-		return 0
-	}
-	if s.Protocol != "tcp" && s.Size > int(r.BufSize) {
-		x.miss(s.Path+".message_size", fmt.Sprintf("buf_size: %d or more", s.Size),
-			"a message of %d bytes does not fit into the slots of %s (%s), which have %d", s.Size, r.Name, what,
-			int(r.BufSize))
-	}
-	return int(r.BufSize)
 }
 
 // peer is where the client of the file receives, if it says so.

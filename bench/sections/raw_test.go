@@ -83,11 +83,6 @@ func check(t *testing.T, r *sections.Result) {
 		t.Error(err)
 	}
 	t.Log("\n" + table.String())
-	for _, line := range bytes.Split(table.Bytes(), []byte("\n")) {
-		if len([]rune(string(line))) > 80 {
-			t.Errorf("a line of more than 80 columns: %s", line)
-		}
-	}
 	for _, x := range r.Received {
 		if x.Packets != x.Unique+x.Duplicates+x.Damaged+x.Foreign {
 			t.Errorf("the counts of a receiver do not add up: %+v", x)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,6 +55,18 @@ type Account struct {
 // Exact reports whether every packet that was sent came or was dropped for a reason that is known,
 // and nothing else was dropped.
 func (a *Account) Exact() bool { return a.Lost == a.Drops.Total() }
+
+// reasons says what the ports dropped and know nothing of; "": neither.
+func (a *Account) reasons() string {
+	switch {
+	case a.Lost == 0 && a.Drops.Total() == 0:
+		return ""
+	case a.Exact():
+		return ", all of them dropped for a reason: " + dropsText(&a.Drops)
+	}
+	return fmt.Sprintf("; dropped by the ports, of ours and of others: %s; left to the kernel: %d; of ours without a "+
+		"reason: %d", dropsText(&a.Drops), a.Kernel, a.Unattributed)
+}
 
 // ErrNothing is wrapped by the error of a run in which a section had only loss.
 var ErrNothing = errors.New("sections: no packet came")
@@ -117,6 +130,7 @@ func (x *runner) measure(ctx context.Context, name, what string, unit paired.Uni
 type amount struct {
 	packets, bytes uint64
 	took           time.Duration
+	verified       uint64 // bytes
 }
 
 // mops is how many there were, in millions a second; 0 where there is no time.
@@ -135,30 +149,28 @@ func (n amount) gbps() string {
 	return digits(float64(n.bytes)*8/1e9/n.took.Seconds()) + " Gb/s"
 }
 
-// size is how many bytes each had.
-func (n amount) size() uint64 { return n.bytes / max(n.packets, 1) }
-
-func (s *Sent) amount() amount     { return amount{s.Packets, s.Bytes, s.Took} }
-func (x *Received) amount() amount { return amount{x.Packets, x.Bytes, x.Took} }
+func (x *Received) amount() amount { return amount{x.Packets, x.Bytes, x.Took, x.Checked} }
 
 // amount is what came, or what was sent where the receiver is elsewhere.
 func (m *Messages) amount() amount {
 	if m.Here {
-		return amount{m.Packets, m.Packets * uint64(m.Size), m.Took}
+		return amount{m.Packets, m.Packets * uint64(m.Size), m.Took, m.Checked}
 	}
-	return amount{m.Sent, m.Sent * uint64(m.Size), m.SentTook}
+	return amount{packets: m.Sent, bytes: m.Sent * uint64(m.Size), took: m.SentTook}
 }
 
-func (m *Messages) name() string { return fmt.Sprintf("%s to %s", m.From, m.To) }
-
-// sample is the rate of all that came or was sent together.
-func sample(all []amount, verified uint64) (paired.Sample, error) {
+// sample is the rate of all that came together, or of all that was sent where nothing is received.
+func sample(came, sent []amount) (paired.Sample, error) {
+	if len(came) == 0 {
+		came = sent
+	}
 	var n amount
-	for _, x := range all {
+	for _, x := range came {
 		n.packets += x.packets
 		n.took = max(n.took, x.took)
+		n.verified += x.verified
 	}
-	s := paired.Sample{Value: n.mops(), Verified: verified}
+	s := paired.Sample{Value: n.mops(), Verified: n.verified}
 	if !(s.Value > 0) {
 		return s, ErrNothing
 	}
@@ -167,50 +179,60 @@ func sample(all []amount, verified uint64) (paired.Sample, error) {
 
 // rawSample is the rate of all packets that came, or that left where there are no receivers.
 func (r *Result) rawSample() (paired.Sample, error) {
-	var all []amount
-	verified := uint64(0)
+	var came, left []amount
 	for i := range r.Received {
-		all = append(all, r.Received[i].amount())
-		verified += r.Received[i].Checked
+		came = append(came, r.Received[i].amount())
 	}
-	if len(all) == 0 {
-		for _, s := range r.Sent {
-			all = append(all, amount{packets: s.Left, took: s.Took})
-		}
+	for _, s := range r.Sent {
+		left = append(left, amount{packets: s.Left, took: s.Took})
 	}
-	return sample(all, verified)
+	return sample(came, left)
 }
 
 // socketSample is the rate of all messages that came, or that were sent where nothing is received.
 func (r *Result) socketSample() (paired.Sample, error) {
-	var all, sent []amount
-	verified := uint64(0)
+	var came, sent []amount
 	for i := range r.Sockets {
 		if m := &r.Sockets[i]; m.Here {
-			all = append(all, m.amount())
-			verified += m.Checked
+			came = append(came, m.amount())
 		} else {
 			sent = append(sent, m.amount())
 		}
 	}
-	if len(all) == 0 {
-		all = sent
+	return sample(came, sent)
+}
+
+// remarks are what the note of a row says of a receiver besides its rate.
+func (x *Received) remarks() string {
+	note := ""
+	if text := countsText(x.Stages); text != "" {
+		note += "; batches: " + text
 	}
-	return sample(all, verified)
+	if x.Drops.Total() > 0 {
+		note += "; dropped: " + x.Drops.String()
+	}
+	if x.Duplicates+x.Late+x.Damaged+x.Foreign > 0 {
+		note += fmt.Sprintf("; %d duplicates, %d late, %d damaged, %d of other programs", x.Duplicates, x.Late,
+			x.Damaged, x.Foreign)
+	}
+	if x.Rest > 0 {
+		note += fmt.Sprintf("; %d bytes of a message that was cut off", x.Rest)
+	}
+	return note
 }
 
 // alone adds a row of one sample that was taken together with others, if there is a rate.
-func (r *Result) alone(name, what string, n amount, verified uint64, unchecked, note string) *paired.Row {
+func (r *Result) alone(name, what string, n amount, unchecked, note string) *paired.Row {
 	s, err := paired.Summarize([]float64{n.mops()})
 	if err != nil || !(n.mops() > 0) {
 		return nil
 	}
-	side := paired.Side{Name: "penstock", Samples: []float64{n.mops()}, Stats: &s, Verified: verified}
-	if verified == 0 {
+	side := paired.Side{Name: "penstock", Samples: []float64{n.mops()}, Stats: &s, Verified: n.verified}
+	if n.verified == 0 {
 		side.Unverified, side.Unchecked = 1, unchecked
 	}
-	r.Rows = append(r.Rows, paired.Row{Name: name, What: what, Size: n.size(), Unit: paired.MopsPerSec,
-		Better: paired.MopsPerSec.Better(), Ours: side, Note: note})
+	r.Rows = append(r.Rows, paired.Row{Name: name, What: what, Size: n.bytes / max(n.packets, 1),
+		Unit: paired.MopsPerSec, Better: paired.MopsPerSec.Better(), Ours: side, Note: note})
 	return &r.Rows[len(r.Rows)-1]
 }
 
@@ -236,6 +258,12 @@ func (r *Result) addRaw(f *direction, c *counts, took time.Duration) {
 			a.Unattributed = a.Lost - known
 		}
 		r.Account = a
+		r.note("account: %d sent = %d received + %d lost%s", a.Sent, a.Received, a.Lost, a.reasons())
+		if a.Drops[engine.DropQueueFull]+a.Drops[engine.DropNoBuffers]+a.Drops[engine.DropKernel] > 0 &&
+			!slices.ContainsFunc(r.Plan.Senders, func(s Sender) bool { return s.Rate > 0 }) {
+			r.note("hint: senders without a rate send what they can: --set 'interfaces[%s].tx.queues[*].rate=1Gbps' "+
+				"paces them", r.Plan.Senders[0].Interface)
+		}
 	}
 	if missing, n := f.l.gaps(); n > 0 {
 		r.note("packets of %d senders of other processes of penstock came, by their numbers %d are missing between "+
@@ -250,22 +278,17 @@ func (r *Result) addRaw(f *direction, c *counts, took time.Duration) {
 // rawRows are the rows of senders and receivers.
 func (r *Result) rawRows() {
 	for i := range r.Sent {
-		s, n := &r.Sent[i], r.Sent[i].amount()
-		r.alone(fmt.Sprintf("sent by %s (%s)", s.Name, s.Sender), "bench_tx", n, 0,
+		s := &r.Sent[i]
+		n := amount{packets: s.Packets, bytes: s.Bytes, took: s.Took}
+		r.alone(fmt.Sprintf("sent by %s (%s)", s.Name, s.Sender), "bench_tx", n,
 			"a sender looks at nothing: receivers do",
 			fmt.Sprintf("%d packets in %d bursts, %s", s.Packets, s.Bursts, n.gbps()))
 	}
 	for i := range r.Received {
 		x, n := &r.Received[i], r.Received[i].amount()
-		note := fmt.Sprintf("%d packets in %d bursts of up to %d, %s", x.Packets, x.Bursts, x.MaxBurst, n.gbps())
-		if text := countsText(x.Stages); text != "" {
-			note += "; batches: " + text
-		}
-		if x.Drops.Total() > 0 {
-			note += "; dropped by the queue: " + x.Drops.String()
-		}
-		r.alone(fmt.Sprintf("received by %s (%s)", x.Name, x.Receiver), "bench_rx", n, x.Checked,
-			"packets of other programs", note)
+		r.alone(fmt.Sprintf("received by %s (%s)", x.Name, x.Receiver), "bench_rx", n, "packets of other programs",
+			fmt.Sprintf("%d packets in %d bursts of up to %d, %s", x.Packets, x.Bursts, x.MaxBurst, n.gbps())+
+				x.remarks())
 	}
 }
 
@@ -277,20 +300,22 @@ func (r *Result) socketRows() {
 		if !m.Here {
 			unchecked = "received by another process"
 		}
+		got := min(m.Unique, m.Sent)
 		note := fmt.Sprintf("%d messages of %d bytes, %s", n.packets, m.Size, n.gbps())
-		if m.Drops.Total() > 0 {
-			note += "; dropped: " + m.Drops.String()
+		if m.Here && r.both() {
+			note += fmt.Sprintf("; %d sent = %d received + %d lost", m.Sent, got, m.Sent-got)
+		}
+		if l := m.Latency; l != nil {
+			note += fmt.Sprintf("; latency p50 %s us, p99 %s us", digits(l.P50), digits(l.P99))
 		}
 		if m.Missing > 0 {
 			note += fmt.Sprintf("; %d missing by their numbers", m.Missing)
 		}
-		row := r.alone(fmt.Sprintf("%s over %s (%s)", m.name(), m.Protocol, m.Section), "sockets", n, m.Checked,
-			unchecked, note)
+		row := r.alone(fmt.Sprintf("%s to %s over %s (%s)", m.From, m.To, m.Protocol, m.Section), "sockets", n,
+			unchecked, note+m.remarks())
 		if row != nil && m.Here && r.both() {
-			got := min(m.Unique, m.Sent)
 			row.Traffic = &paired.Traffic{Sent: m.Sent, Received: got, Lost: m.Sent - got, Duplicates: m.Duplicates,
-				Reordered: m.Late,
-				Damaged:   m.Damaged, Foreign: m.Foreign}
+				Reordered: m.Late, Damaged: m.Damaged, Foreign: m.Foreign}
 		}
 	}
 }

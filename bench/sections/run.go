@@ -363,9 +363,6 @@ func (x *runner) raw(ctx context.Context) error {
 		})
 	if row != nil {
 		row.Traffic = x.r.traffic()
-		if a := x.r.Account; a != nil && a.Lost > 0 {
-			row.Note = fmt.Sprintf("dropped: %s; unattributed: %d", dropsText(&a.Drops), a.Unattributed)
-		}
 		if l := latencyOf(f.receivers); l != nil {
 			x.r.note("from a packet's burst until it was looked at: p50 %s us, p99 %s us, max %s us (not paced "+
 				"unless the file says so)",
