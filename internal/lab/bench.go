@@ -16,11 +16,8 @@ type exitStatus int
 
 func (e exitStatus) Error() string { return "exit status " + strconv.Itoa(int(e)) }
 
-// benchmark runs the benchmark of files, and those of penstock with what they lack without the lab.
+// benchmark runs the benchmarks of penstock with what they lack without the lab.
 func benchmark(ctx context.Context, args []string, out io.Writer) error {
-	if len(args) > 0 && args[0] == "files" {
-		return benchFiles(ctx, args[1:], out)
-	}
 	lab := cli.Lab{OpenSSL: peers.OpenSSLStream, Cable: netns.Cable}
 	if status := cli.Bench(lab, args, os.Stdin, out, os.Stderr); status != 0 {
 		return exitStatus(status)

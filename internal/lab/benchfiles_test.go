@@ -18,13 +18,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/cli"
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/internal/lab/testenv"
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/peers"
 )
 
@@ -96,8 +99,49 @@ type filesBench struct {
 	running []*exec.Cmd
 }
 
-// benchFiles measures mirror, put and get beside rsync, iperf3 and cp: docs/measurements/files.md
-// says how. It takes root.
+// Mirror, put and get move files beside rsync, iperf3 and cp, as docs/measurements/files.md says. By
+// itself the test runs small; behind -- it takes the flags of benchFiles, and prints what it
+// measures:
+//
+//	go test -c -o bin/files ./internal/lab
+//	bin/files -test.run BenchFiles -- --row mirror-far
+func TestBenchFiles(t *testing.T) {
+	testenv.Once(t)
+	testpeers.Need(t, "rsync")
+	testpeers.Need(t, "iperf3")
+	netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: time.Millisecond}}) // or it says what is missing
+	if args := flag.Args(); len(args) > 0 {
+		if err := benchFiles(t.Context(), args, os.Stdout); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	file := filepath.Join(t.TempDir(), "files.json")
+	err := benchFiles(t.Context(), []string{"--quick", "--quiet", "--files", "40", "--size", "1MiB", "--output", file},
+		t.Output())
+	r, rerr := paired.ReadFile(file)
+	if err != nil || rerr != nil || len(r.Rows) != len(fileRows) {
+		t.Fatal(err, rerr)
+	}
+	for _, x := range r.Rows {
+		if want := uint64(1 << 20); x.Ours.Verified != want && x.Ours.Verified != 40*smallBytes || len(x.Theirs) != 1 ||
+			x.Theirs[0].Error != "" {
+			t.Errorf("%s: %d bytes verified, %+v", x.Name, x.Ours.Verified, x.Theirs)
+		}
+	}
+}
+
+func TestBenchFilesRefusals(t *testing.T) {
+	for args, want := range map[string]string{"--row dance": `--row "dance"`, "--size much": "much",
+		"eth0": "unexpected argument"} {
+		if err := benchFiles(t.Context(), strings.Fields(args), io.Discard); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, expected %s", args, err, want)
+		}
+	}
+}
+
+// benchFiles measures rows. It takes root.
 func benchFiles(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("bench files", flag.ContinueOnError)
 	var result bench.Output

@@ -28,14 +28,12 @@ var commands = []command{
 	{"guest", "[-profile NAME -- COMMAND]", "list the guests, or run a command in one", inGuest},
 	{"netns", "[-hosts N] [-mtu N] [-queues N] [-rate N] -- COMMAND", "run a command in the first of several hosts in namespaces", inNamespace},
 	{"soak", "[-duration 1h] [-seed N] [-workers N] [-calm]", "random transfers under random faults, with exact accounting", soakFor},
-	{"bench", "files|transfer|stream|... [FLAGS]",
-		"measure files beside rsync, and the rest with hosts in namespaces; -h after the word lists its flags",
-		benchmark},
+	{"bench", "transfer|stream|... [FLAGS]",
+		"measure with hosts in namespaces; -h after the word lists its flags", benchmark},
 	{"peers", "", "list other people's tools: version, or how to get them", listPeers},
 }
 
 func main() {
-	penstockMain()
 	soak.Main()  // the soak's workers are this program
 	netns.Main() // and so is the watcher of hosts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
