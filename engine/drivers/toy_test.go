@@ -62,11 +62,9 @@ func TestToy(t *testing.T) {
 	if err := cfg.Explain(&explained); err != nil || !strings.Contains(explained.String(), "last_byte: 7") {
 		t.Errorf("explained: %v\n%s", err, explained.String())
 	}
-	for what, text := range map[string][]byte{"the reference": config.Reference(), "the schema": config.Schema()} {
-		if !bytes.Contains(text, []byte("last_byte")) ||
-			!bytes.Contains(text, []byte("The last byte of the port's Ethernet address.")) {
-			t.Errorf("%s does not have it", what)
-		}
+	if text := config.Schema(); !bytes.Contains(text, []byte("last_byte")) ||
+		!bytes.Contains(text, []byte("The last byte of the port's Ethernet address.")) {
+		t.Error("the schema does not have it")
 	}
 	plan, err := system.MakePlan(cfg, system.Options{})
 	if err != nil || plan.Err() != nil || !strings.Contains(strings.Join(plan.Interfaces[0].Options, " "),

@@ -42,10 +42,8 @@ func TestToy(t *testing.T) {
 	if again := load(t, string(cfg.YAML())); !again.Equal(cfg) {
 		t.Errorf("printed as\n%s", cfg.YAML())
 	}
-	for what, text := range map[string][]byte{"the reference": config.Reference(), "the schema": config.Schema()} {
-		if !bytes.Contains(text, []byte("How many wheels it has.")) {
-			t.Errorf("%s does not have it", what)
-		}
+	if !bytes.Contains(config.Schema(), []byte("How many wheels it has.")) {
+		t.Error("the schema does not have it")
 	}
 	served := filepath.Join(t.TempDir(), "served")
 	want := bytes.Repeat([]byte("by the toy "), 1000)
