@@ -12,6 +12,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
+// reorderFor is how long a completion is held back at most when later ones do not come.
+const reorderFor = 50 * time.Millisecond
+
 // Path is a path under a plan. It keeps the contract of path.Path with every kind but Drop,
 // Duplicate and Corrupt; with Refuse it departs from one reading of package pathtest, that a fresh
 // path accepts exactly its window in a row. Like every path it has one owner; Stall, Resume and Log

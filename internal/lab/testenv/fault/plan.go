@@ -20,23 +20,22 @@ const (
 	// Cut breaks the connection in both directions, with a reset where there is one. A path goes
 	// down before the operation.
 	Cut Kind = iota + 1
-	// Stall stops the flow for a while, or for ever without a duration: bytes wait, datagrams are
-	// lost, a path's Poll does nothing.
+	// Stall stops the flow for a while, or for ever without a duration: bytes wait, a path's
+	// Poll does nothing.
 	Stall
-	// Delay holds back what comes for a duration: all that follows in a stream, one datagram, one
-	// operation's completion. A completion can also be held back for N polls.
+	// Delay holds back what comes for a duration: all that follows in a stream, or one operation's
+	// completion. A completion can also be held back for N polls.
 	Delay
 	// Short ends a read or write of a stream here; a path reports one event for each of the next N
 	// polls.
 	Short
-	// Corrupt flips a bit in each of the next N bytes, of N bits in a datagram, of a byte that a
-	// Get brought.
+	// Corrupt flips a bit in each of the next N bytes, of a byte that a Get brought.
 	Corrupt
-	// Drop loses N bytes of a stream, a datagram, or the completion of an operation.
+	// Drop loses N bytes of a stream, or the completion of an operation.
 	Drop
-	// Duplicate repeats N bytes of a stream, a datagram, or the completion of an operation.
+	// Duplicate repeats N bytes of a stream, or the completion of an operation.
 	Duplicate
-	// Reorder holds back a datagram or a completion until N later ones have passed.
+	// Reorder holds back a completion until N later ones have passed.
 	Reorder
 	// HalfClose ends one direction of a stream in good order; what its sender still sends is thrown
 	// away.
@@ -88,14 +87,12 @@ type Unit uint8
 
 const (
 	Bytes      Unit = iota + 1 // of a stream
-	Datagrams                  // of a socket of datagrams
 	Operations                 // of a path
 )
 
 // sensible says which kinds make sense for what.
 var sensible = map[Unit][]Kind{
 	Bytes:      {Cut, Stall, Delay, Short, Corrupt, Drop, Duplicate, HalfClose, Refuse},
-	Datagrams:  {Cut, Stall, Delay, Corrupt, Drop, Duplicate, Reorder},
 	Operations: {Cut, Stall, Delay, Short, Corrupt, Drop, Duplicate, Reorder, Refuse, Fail},
 }
 

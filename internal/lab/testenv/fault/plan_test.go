@@ -63,7 +63,7 @@ func TestBadPlans(t *testing.T) {
 			t.Errorf("%q: error %v, want %q in it", text, err, want)
 		}
 	}
-	for text, u := range map[string]Unit{"reorder": Bytes, "halfclose": Datagrams, "delay": Bytes, "fail": Datagrams,
+	for text, u := range map[string]Unit{"reorder": Bytes, "halfclose": Operations, "delay": Bytes, "fail": Bytes,
 		"cut down": Operations, "cut conn=-1": Bytes} {
 		p := parse(t, text)
 		if err := p.Check(u); err == nil {

@@ -21,8 +21,7 @@ type Proxy struct {
 	network string
 	plan    Plan
 
-	l    net.Listener // of streams
-	pc   *net.UDPConn // of datagrams
+	l    net.Listener
 	addr string
 
 	wg      sync.WaitGroup
@@ -31,16 +30,15 @@ type Proxy struct {
 	mu     sync.Mutex // guards what follows
 	target string
 	links  []*Link
-	routes map[string]*Link // of datagrams, by the client's address
 	refuse bool
 	closed bool
 }
 
-// NewProxy listens on a free address of this host for connections to target. The network is "tcp",
-// "unix" or "udp". The caller calls Close.
+// NewProxy listens on a free address of this host for connections to target. The network is "tcp" or
+// "unix". The caller calls Close.
 func NewProxy(network, target string, plan Plan) (*Proxy, error) {
-	p := &Proxy{network: network, target: target, plan: plan, routes: map[string]*Link{}, closing: make(chan struct{})}
-	unit, at := Bytes, "127.0.0.1:0"
+	p := &Proxy{network: network, target: target, plan: plan, closing: make(chan struct{})}
+	at := "127.0.0.1:0"
 	switch network {
 	case "tcp":
 		if strings.HasPrefix(target, "[") {
@@ -48,16 +46,11 @@ func NewProxy(network, target string, plan Plan) (*Proxy, error) {
 		}
 	case "unix":
 		at = "@penstock-fault-" + rand.Text()
-	case "udp":
-		unit = Datagrams
 	default:
-		return nil, fmt.Errorf("fault: network %q: expected tcp, unix or udp", network)
+		return nil, fmt.Errorf("fault: network %q: expected tcp or unix", network)
 	}
-	if err := plan.Check(unit); err != nil {
+	if err := plan.Check(Bytes); err != nil {
 		return nil, err
-	}
-	if network == "udp" {
-		return p, p.listenDatagrams(at)
 	}
 	l, err := net.Listen(network, at)
 	if err != nil {
@@ -90,15 +83,9 @@ func (p *Proxy) Close() error {
 	close(p.closing)
 	links := p.links
 	p.mu.Unlock()
-	var err error
-	if p.l != nil {
-		err = p.l.Close()
-	}
+	err := p.l.Close()
 	for _, l := range links {
 		l.drop()
-	}
-	if p.pc != nil {
-		err = errors.Join(err, p.pc.Close())
 	}
 	p.wg.Wait()
 	return err
@@ -192,11 +179,9 @@ type Link struct {
 	proxy  *Proxy
 	number int
 	rec    recorder
-	client net.Conn // nil for datagrams
+	client net.Conn
 	up     *flow
 	down   *flow
-
-	datagrams [2]*shaper // up, down
 
 	stop chan struct{} // closed when it is over
 	mu   sync.Mutex    // guards what follows
@@ -320,49 +305,28 @@ func (l *Link) close(how func(net.Conn)) {
 	}
 	l.over = true
 	close(l.stop)
-	if l.client != nil {
-		how(l.client)
-	}
+	how(l.client)
 	if l.out != nil {
 		how(l.out)
 	}
 	for _, g := range l.gates(Both) {
 		g.open() // stops its timer
 	}
-	for _, s := range l.datagrams {
-		if s != nil {
-			s.close()
-		}
-	}
 }
 
 func (l *Link) gates(d Direction) (out []*gate) {
-	if l.up != nil {
-		if d&Up != 0 {
-			out = append(out, l.up.gate)
-		}
-		if d&Down != 0 {
-			out = append(out, l.down.gate)
-		}
-		return out
+	if d&Up != 0 {
+		out = append(out, l.up.gate)
 	}
-	for i, s := range l.datagrams {
-		if s != nil && d&Direction(1<<i) != 0 {
-			out = append(out, s.gate)
-		}
+	if d&Down != 0 {
+		out = append(out, l.down.gate)
 	}
 	return out
 }
 
-// Cut breaks the connection now. Of datagrams it loses all from now on.
+// Cut breaks the connection now.
 func (l *Link) Cut() {
 	l.rec.add(Event{Kind: Cut, Dir: Both})
-	if l.client == nil {
-		for _, s := range l.datagrams {
-			s.cut()
-		}
-		return
-	}
 	l.drop()
 }
 
@@ -381,11 +345,8 @@ func (l *Link) Resume(d Direction) {
 	}
 }
 
-// HalfClose ends a direction of a stream now, in good order.
+// HalfClose ends a direction now, in good order.
 func (l *Link) HalfClose(d Direction) {
-	if l.client == nil {
-		return
-	}
 	l.rec.add(Event{Kind: HalfClose, Dir: d})
 	for _, f := range []*flow{l.up, l.down} {
 		if f.dir&d != 0 && !f.ended.Swap(true) {

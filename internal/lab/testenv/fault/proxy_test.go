@@ -2,15 +2,12 @@ package fault
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"reflect"
-	"runtime"
-	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -311,154 +308,9 @@ func TestProxyPassesTheEndOn(t *testing.T) {
 }
 
 func TestProxyPlansAreChecked(t *testing.T) {
-	for network, plan := range map[string]string{"tcp": "reorder", "udp": "short", "carrier pigeon": ""} {
+	for network, plan := range map[string]string{"tcp": "reorder", "udp": ""} {
 		if _, err := NewProxy(network, "127.0.0.1:1", parse(t, plan)); err == nil {
 			t.Errorf("%s %q: no error", network, plan)
 		}
-	}
-}
-
-// datagrams sends numbered datagrams through a proxy and returns the first that came, in their
-// order; -1 is a damaged one.
-func datagrams(t *testing.T, plan string, n int, wantAtLeast int) (got []int, log Log) {
-	t.Helper()
-	files := openFiles(t)
-	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server.SetReadBuffer(4 << 20)
-	p, err := NewProxy("udp", server.LocalAddr().String(), parse(t, plan))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := net.Dial("udp", p.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	buf := make([]byte, 100)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for i := range n {
-		if _, err := client.Write([]byte{byte(i >> 8), byte(i), 0}); err != nil {
-			t.Fatal(err)
-		}
-		// One at a time up to here: sockets of datagrams lose what they have no room for.
-		for len(p.Links()) == 0 || p.Links()[0].datagrams[0].seen() <= uint64(i) {
-			if ctx.Err() != nil {
-				t.Fatalf("datagram %d did not come", i)
-			}
-			runtime.Gosched()
-		}
-	}
-	for len(got) < wantAtLeast {
-		server.SetReadDeadline(time.Now().Add(patience))
-		k, err := server.Read(buf)
-		if err != nil {
-			t.Fatalf("%d of %d datagrams: %v", len(got), wantAtLeast, err)
-		}
-		if k != 3 || buf[2] != 0 {
-			got = append(got, -1)
-			continue
-		}
-		got = append(got, int(buf[0])<<8|int(buf[1]))
-	}
-	log = p.Links()[0].Log()
-	client.Close()
-	server.Close()
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
-	if k := openFiles(t); k > files {
-		t.Errorf("%d descriptors before, %d after", files, k)
-	}
-	return got, log
-}
-
-func (s *shaper) seen() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.s.pos
-}
-
-func TestDatagrams(t *testing.T) {
-	up := func(n int) (out []int) {
-		for i := range n {
-			out = append(out, i)
-		}
-		return out
-	}
-	for _, c := range []struct {
-		plan string
-		want []int
-	}{
-		{"", up(6)},
-		{"drop up at=1 every=3", []int{0, 2, 3, 5}},
-		{"duplicate up at=2", []int{0, 1, 2, 2, 3, 4, 5}},
-		{"reorder up at=1 n=2 for=1h", []int{0, 2, 3, 1, 4, 5}},
-		{"reorder up at=5 n=2 for=1ms", up(6)},
-		{"delay up at=0 for=300ms", []int{1, 2, 3, 4, 5, 0}},
-		{"corrupt up at=1 n=24", []int{0, -1, 2, 3, 4, 5}},
-		{"cut up at=4", up(4)},
-		{"stall up at=2", up(2)},
-		{"drop down", up(6)},
-	} {
-		if got, log := datagrams(t, c.plan, 6, len(c.want)); !slices.Equal(got, c.want) {
-			t.Errorf("%q: %v came, want %v (%v)", c.plan, got, c.want, log.Counts)
-		}
-	}
-}
-
-func TestDatagramsRepeat(t *testing.T) {
-	const plan = "seed=9; drop up every=~10; duplicate up every=~12; reorder up every=~8 n=2 for=1h"
-	var logs [2]Log
-	var got [2][]int
-	for i := range logs {
-		got[i], logs[i] = datagrams(t, plan, 400, 300)
-	}
-	if !reflect.DeepEqual(got[0], got[1]) || !reflect.DeepEqual(logs[0].Events, logs[1].Events) ||
-		logs[0].Counts.Total() < 50 {
-		t.Errorf("two runs differ: %v and %v", logs[0].Counts, logs[1].Counts)
-	}
-}
-
-func TestDatagramsBothWays(t *testing.T) {
-	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	p, err := NewProxy("udp", server.LocalAddr().String(), parse(t, "drop down at=1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	client, err := net.Dial("udp", p.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	buf := make([]byte, 10)
-	client.SetDeadline(time.Now().Add(patience))
-	server.SetDeadline(time.Now().Add(patience))
-	for i := range 3 {
-		client.Write([]byte{byte(i)})
-		_, from, err := server.ReadFrom(buf)
-		if err != nil || buf[0] != byte(i) {
-			t.Fatalf("request %d: %v", i, err)
-		}
-		server.WriteTo([]byte{byte(10 + i)}, from)
-		if i == 1 {
-			continue
-		}
-		if _, err := client.Read(buf); err != nil || buf[0] != byte(10+i) {
-			t.Fatalf("answer %d: %d, %v", i, buf[0], err)
-		}
-	}
-	p.Cut()
-	client.Write([]byte{9})
-	server.SetDeadline(time.Now().Add(20 * time.Millisecond))
-	if _, _, err := server.ReadFrom(buf); err == nil {
-		t.Error("a datagram came after the cut")
 	}
 }

@@ -11,7 +11,7 @@ import (
 type Event struct {
 	Kind Kind
 	Dir  Direction
-	Pos  uint64 // bytes, datagrams or operations before it in this direction
+	Pos  uint64 // bytes or operations before it in this direction
 	N    uint64
 	For  time.Duration
 	Bits uint64 // random, for what needs it
@@ -145,7 +145,7 @@ func (c Counts) String() string {
 type Log struct {
 	Counts   Counts
 	Events   []Event // in order of each direction, at most 4096, those by hand included
-	Up, Down uint64  // what passed, in bytes, datagrams or operations
+	Up, Down uint64  // what passed, in bytes or operations
 }
 
 // recorder keeps a log that several goroutines write.
