@@ -8,8 +8,7 @@ import (
 
 // Flags of XDPUmem and BindXDP (linux/if_xdp.h).
 const (
-	XDPUmemUnaligned     = unix.XDP_UMEM_UNALIGNED_CHUNK_FLAG
-	XDPUmemTxMetadataLen = unix.XDP_UMEM_TX_METADATA_LEN
+	XDPUmemUnaligned = unix.XDP_UMEM_UNALIGNED_CHUNK_FLAG
 
 	XDPSharedUmem = unix.XDP_SHARED_UMEM
 	XDPCopy       = unix.XDP_COPY

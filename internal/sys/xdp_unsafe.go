@@ -28,13 +28,12 @@ type XDPStatistics struct {
 // XDPUmem registers memory with a socket that is not bound (XDP_UMEM_REG): its pages are pinned
 // until every socket that uses them is gone. headroom bytes are kept in front of each received
 // packet besides XDPHeadroom. ENOBUFS: RLIMIT_MEMLOCK, without CAP_IPC_LOCK.
-func XDPUmem(fd int, memory []byte, chunk, headroom, flags, txMetadata int) error {
+func XDPUmem(fd int, memory []byte, chunk, headroom, flags int) error {
 	if len(memory) == 0 {
 		return callError("setsockopt", "XDP_UMEM_REG of no memory", EINVAL)
 	}
 	r := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(&memory[0]))), Len: uint64(len(memory)),
-		Size: uint32(chunk), Headroom: uint32(headroom),
-		Flags: uint32(flags), Tx_metadata_len: uint32(txMetadata)}
+		Size: uint32(chunk), Headroom: uint32(headroom), Flags: uint32(flags)}
 	return xdpSet(fd, unix.XDP_UMEM_REG, unsafe.Pointer(&r), unsafe.Sizeof(r),
 		fmt.Sprintf("XDP_UMEM_REG of %d bytes in chunks of %d", len(memory), chunk))
 }

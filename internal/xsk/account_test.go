@@ -280,38 +280,6 @@ func TestBusyPoll(t *testing.T) {
 	f.run()
 }
 
-// TestTxMetadata: memory can be kept for metadata in front of packets to send, where the kernel
-// knows of it.
-func TestTxMetadata(t *testing.T) {
-	e := veth(t, netns.LinkSpec{})
-	u, err := NewUmem(UmemConfig{Memory: pages(t, 64*4096, 0), TxMetadata: 24})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var q *Queue
-	e.do(t, 0, func() error {
-		q, err = u.OpenQueue(ctx(t), QueueConfig{Interface: e.index[0]})
-		return nil
-	})
-	if err != nil {
-		if !errors.Is(err, ErrUnsupported) || !sys.IsErrno(err, sys.EINVAL) {
-			t.Errorf("%v", err)
-		}
-		return // a kernel before 6.8 does not know of it, and the error says so
-	}
-	defer q.Close()
-	s := e.socket(t, 0, q, SocketConfig{TxSize: 16})
-	// A packet has to leave the metadata's room in front of it; this one does.
-	s.tx.Put([]Desc{{Addr: 24, Len: 60}})
-	var back [1]uint64
-	for deadline := ctx(t); q.done.Get(back[:]) == 0; waitABit() {
-		s.WakeTx()
-		if deadline.Err() != nil {
-			t.Fatal("it does not come back")
-		}
-	}
-}
-
 // TestMetadata: what a program leaves in front of a packet arrives with it, in copy mode as well.
 func TestMetadata(t *testing.T) {
 	for _, unaligned := range []bool{false, true} {

@@ -89,9 +89,6 @@ func (u *Umem) registerError(err error) error {
 	case sys.IsErrno(err, sys.EOPNOTSUPP):
 		return fmt.Errorf("xsk: the memory is of a kind whose pages cannot be pinned, such as a file on a disk: use "+
 			"memory of a memfd or huge pages: %w: %w", ErrAlignment, err)
-	case sys.IsErrno(err, sys.EINVAL) && u.cfg.TxMetadata > 0:
-		return fmt.Errorf("xsk: the kernel refuses %d bytes of transmit metadata: it knows them since Linux "+
-			"6.11: %w: %w", u.cfg.TxMetadata, ErrUnsupported, err)
 	case sys.IsErrno(err, sys.EINVAL):
 		return fmt.Errorf("xsk: the kernel refuses %d bytes in chunks of %d, headroom %d, unaligned %t: %w: %w", size,
 			u.cfg.ChunkSize, u.cfg.Headroom, u.cfg.Unaligned, ErrChunk, err)

@@ -38,8 +38,6 @@ func TestBadMemory(t *testing.T) {
 		{UmemConfig{Memory: b, ChunkSize: -1}, ErrChunk, ""},
 		{UmemConfig{Memory: b, Headroom: -1}, ErrChunk, "headroom"},
 		{UmemConfig{Memory: b, ChunkSize: 2048, Headroom: 2048 - 256}, ErrChunk, "0 to 1791"},
-		{UmemConfig{Memory: b, TxMetadata: 12}, ErrInvalid, "multiple of 8"},
-		{UmemConfig{Memory: b, TxMetadata: 256}, ErrInvalid, "multiple of 8"},
 		{UmemConfig{Memory: b, PageSize: 2048}, ErrPageSize, ""},
 		{UmemConfig{Memory: b, PageSize: 5000}, ErrPageSize, ""},
 		{UmemConfig{Memory: b, PageSize: 2 << 20}, ErrInvalid, "2097152"},
@@ -231,7 +229,6 @@ func TestMessages(t *testing.T) {
 	c := &QueueConfig{Interface: e.index[0], Queue: 0}
 	m := &QueueConfig{Interface: e.index[0], Queue: 0, MultiBuffer: true}
 	u := newUmem(t, 16)
-	tx := &Umem{cfg: UmemConfig{TxMetadata: 8}}
 	e.do(t, 0, func() error {
 		for i, x := range []struct {
 			err  error
@@ -259,7 +256,6 @@ func TestMessages(t *testing.T) {
 			{u.registerError(sys.EFAULT), sys.EFAULT, ErrAlignment, "not all mapped"},
 			{u.registerError(sys.EOPNOTSUPP), sys.EOPNOTSUPP, ErrAlignment, "memfd"},
 			{u.registerError(sys.EINVAL), sys.EINVAL, ErrChunk, "chunks of 4096"},
-			{tx.registerError(sys.EINVAL), sys.EINVAL, ErrUnsupported, "Linux 6.11"},
 			{u.registerError(sys.EIO), sys.EIO, sys.EIO, ""},
 		} {
 			if !errors.Is(x.err, x.want) || !sys.IsErrno(x.err, x.with) || !strings.Contains(x.err.Error(), x.says) {

@@ -78,9 +78,6 @@ type (
 	TxRing         = Producer[Desc]   // packets to be sent
 )
 
-// Size is the number of entries.
-func (c *Consumer[T]) Size() int { return len(c.desc) }
-
 // room is the number of free entries. It asks the kernel only when fewer than want are known to be
 // free: its index lies in a cache line that the kernel writes.
 func (p *Producer[T]) room(want uint32) uint32 {
@@ -186,29 +183,6 @@ func (c *Consumer[T]) Get(out []T) int {
 	c.next += n
 	c.words.consumer.Store(c.next)
 	return int(n)
-}
-
-// Peek gives the entries that lie together, at most max of them, where they are. The caller reads
-// them and gives them back with Release. Fewer than max may come although there are more: the
-// ring's end lies between; then ask again after Release.
-func (c *Consumer[T]) Peek(max int) []T {
-	if max <= 0 {
-		return nil
-	}
-	n := c.available(uint32(max))
-	at := c.next & c.mask
-	n = min(n, uint32(max), uint32(len(c.desc))-at)
-	return c.desc[at : at+n : at+n]
-}
-
-// Release takes the first n entries out of the ring: the kernel may write there again. More than
-// there are is cut to those.
-func (c *Consumer[T]) Release(n int) {
-	if n <= 0 {
-		return
-	}
-	c.next += uint32(min(n, int(c.seen-c.next)))
-	c.words.consumer.Store(c.next)
 }
 
 // layout checks that a ring of n entries of size bytes fits into its mapping.

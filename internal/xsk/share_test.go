@@ -206,7 +206,7 @@ func TestFirstSocketClosed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(sys.XDPUmem(fd, b, 4096, 0, 0, 0), sys.SetXDPRing(fd, sys.XDPRingRx, 64),
+		if err := errors.Join(sys.XDPUmem(fd, b, 4096, 0, 0), sys.SetXDPRing(fd, sys.XDPRingRx, 64),
 			sys.SetXDPRing(fd, sys.XDPRingCompletion, 64)); err != nil {
 			return err
 		}

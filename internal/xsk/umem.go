@@ -27,10 +27,6 @@ type UmemConfig struct {
 	// Headroom is the number of bytes kept free in front of a received packet, behind the 256 that
 	// the kernel keeps for XDP programs.
 	Headroom int
-	// TxMetadata is the number of bytes in front of a packet to send that hold what the card is
-	// asked to do with it, a multiple of 8 (XDP_UMEM_TX_METADATA_LEN, since Linux 6.11 with this
-	// form); 0: none.
-	TxMetadata int
 }
 
 // Umem is memory that queues exchange packets through. Its methods may be called from any
@@ -93,9 +89,6 @@ func NewUmem(c UmemConfig) (*Umem, error) {
 		return nil, fmt.Errorf("xsk: headroom of %d bytes: expected 0 to %d in chunks of %d, of which the kernel "+
 			"keeps %d: %w",
 			c.Headroom, c.ChunkSize-sys.XDPHeadroom-1, c.ChunkSize, sys.XDPHeadroom, ErrChunk)
-	case c.TxMetadata < 0 || c.TxMetadata >= 256 || c.TxMetadata%8 != 0:
-		return nil, fmt.Errorf("xsk: transmit metadata of %d bytes: expected a multiple of 8 from 0 to 248: %w",
-			c.TxMetadata, ErrInvalid)
 	}
 	if c.PageSize > base {
 		if real, err := sys.MappedPageSize(c.Memory); err == nil && real < c.PageSize {
@@ -132,40 +125,13 @@ func (u *Umem) Data(d Desc) []byte {
 	return u.mem[from:to:to]
 }
 
-// Front is the n bytes in front of a received packet, in the same chunk: where an XDP program
-// leaves what it knows of the packet (bpf_xdp_adjust_meta; up to 255 bytes, the last of them next
-// to the packet). They are whatever was there before if the program left nothing. nil if the chunk
-// does not have so many there, or is not in the umem.
-func (u *Umem) Front(d Desc, n int) []byte {
-	at := u.Offset(d.Addr)
-	room := at & uint64(u.cfg.ChunkSize-1)
-	if u.cfg.Unaligned {
-		room = d.Addr >> 48
-	}
-	if n < 0 || uint64(n) > room || at > uint64(len(u.mem)) {
-		return nil
-	}
-	return u.mem[at-uint64(n) : at : at]
-}
-
-// Crosses reports whether a chunk at this offset lies across two pages of PageSize, which zero-copy
-// mode takes only where the device's addresses of both are neighbours.
-func (u *Umem) Crosses(offset uint64) bool {
-	page := uint64(u.cfg.PageSize)
-	return offset/page != (offset+uint64(u.cfg.ChunkSize)-1)/page
-}
-
 // register gives the memory to the kernel with a socket.
 func (u *Umem) register(fd int) error {
 	flags := 0
 	if u.cfg.Unaligned {
 		flags |= sys.XDPUmemUnaligned
 	}
-	if u.cfg.TxMetadata > 0 {
-		flags |= sys.XDPUmemTxMetadataLen
-	}
-	err := sys.XDPUmem(fd, u.cfg.Memory, u.cfg.ChunkSize, u.cfg.Headroom, flags, u.cfg.TxMetadata)
-	if err != nil {
+	if err := sys.XDPUmem(fd, u.cfg.Memory, u.cfg.ChunkSize, u.cfg.Headroom, flags); err != nil {
 		return u.registerError(err)
 	}
 	u.registered.Add(1)
