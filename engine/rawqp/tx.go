@@ -100,7 +100,7 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.longest())
 	slots.Chain(sges, p.longest())
 	q.posts, q.sges, q.back = make([]posted, q.depth), make([]ibv.SGE, 0, sges), make([]burst.Handle, 0, 64)
-	if q.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*sges, 0); err != nil {
+	if q.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*sges); err != nil {
 		return err
 	}
 	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: q.depth + 1, Channel: p.dev.Sends}); err != nil {

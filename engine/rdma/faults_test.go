@@ -126,7 +126,7 @@ func TestForeignWrite(t *testing.T) {
 			put(t, out, 0, "a")
 			put(t, rest, 0, "b")
 			got(t, in, 2)
-			chain, err := ibv.NewSendChain(1, 1, 0)
+			chain, err := ibv.NewSendChain(1, 1)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -32,7 +32,7 @@ type rxChannel struct {
 // newChannel makes a channel for a connection. The caller holds the port's mutex.
 func (q *rxQueue) newChannel(c *conn, id uint32) (*rxChannel, error) {
 	p := q.port
-	chain, err := ibv.NewSendChain(1, 1, 0)
+	chain, err := ibv.NewSendChain(1, 1)
 	if err != nil {
 		return nil, err
 	}

@@ -110,7 +110,7 @@ func (o *txChannel) make(spec ibv.QPSpec, reads int) (err error) {
 
 // open connects the queue pair and lets credits come.
 func (o *txChannel) open(peer *pairInfo) (err error) {
-	if o.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*max(o.sges, 1), 0); err != nil {
+	if o.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*max(o.sges, 1)); err != nil {
 		return err
 	}
 	if o.credits, err = ibv.NewRecvChain(creditReads, creditReads); err != nil {

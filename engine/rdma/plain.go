@@ -151,7 +151,7 @@ func (c *conn) join() (*pair, error) {
 		o.longest = uint64(p.o.MTU)
 	}
 	var err error
-	if o.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*max(o.sges, 1), 0); err == nil {
+	if o.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*max(o.sges, 1)); err == nil {
 		o.armed = true
 		err = o.x.cq.Arm(false)
 	}

@@ -44,13 +44,10 @@ const (
 // when they are posted, the bytes that they point to are not (unless they are Inline).
 //
 // A chain remembers how far it was posted. When the library refuses a request half way, those
-// before it are posted, and the next PostSend goes on with the one that was refused. Rewind has the
-// whole chain posted once more, without building it again.
+// before it are posted, and the next PostSend goes on with the one that was refused.
 type SendChain struct {
 	chain
-	wrs    []cSendWR
-	inline []byte // memory for data that comes from Go
-	used   int    // bytes of inline
+	wrs []cSendWR
 }
 
 // chain is what send and receive chains have in common.
@@ -67,31 +64,26 @@ type chain struct {
 	sge    int // SGEs in use
 }
 
-// newChain lays the requests, the SGEs, the word for bad_wr and room bytes out in one piece of
-// memory.
-func newChain(op string, wrs, sges, room int, size uintptr) (c chain, rest []byte, err error) {
-	if wrs < 1 || sges < 0 || room < 0 || wrs > 1<<20 || sges > 1<<24 || room > 1<<30 {
-		return c, nil, invalid(op, "",
-			"%d requests with %d SGEs and %d bytes of inline data: expected at least one request", wrs, sges, room)
+// newChain lays the requests, the SGEs and the word for bad_wr out in one piece of memory.
+func newChain(op string, wrs, sges int, size uintptr) (c chain, err error) {
+	if wrs < 1 || sges < 0 || wrs > 1<<20 || sges > 1<<24 {
+		return c, invalid(op, "", "%d requests with %d SGEs: expected at least one request", wrs, sges)
 	}
 	atSGE := wrs * int(size)
 	atBad := atSGE + sges*sgeSize
-	c.mem, err = dl.Alloc(atBad + 8 + room)
+	c.mem, err = dl.Alloc(atBad + 8)
 	if err != nil {
-		return c, nil, err
+		return c, err
 	}
 	c.base, c.size = dl.Address(c.mem), size
 	c.sgeAt, c.badAt = c.base+uintptr(atSGE), c.base+uintptr(atBad)
 	c.sges = structs[SGE](c.mem[atSGE:], sges)
 	c.bad = dl.At[uintptr](c.badAt)
-	return c, c.mem[atBad+8:], nil
+	return c, nil
 }
 
 // Len is how many requests are in the chain.
 func (c *chain) Len() int { return c.n }
-
-// Rewind makes all requests unposted again.
-func (c *chain) Rewind() { c.posted = 0 }
 
 func (c *chain) reset() { c.n, c.posted, c.sge = 0, 0, 0 }
 
@@ -148,24 +140,21 @@ func (c *chain) close() {
 	*c = chain{}
 }
 
-// NewSendChain makes an empty chain for wrs requests with sges SGEs altogether, and inline bytes
-// that come from Go memory (SendInline, WriteInline). The caller closes it.
-func NewSendChain(wrs, sges, inline int) (*SendChain, error) {
-	c, rest, err := newChain("send chain", wrs, sges, inline, sendWRSize)
+// NewSendChain makes an empty chain for wrs requests with sges SGEs altogether. The caller closes
+// it.
+func NewSendChain(wrs, sges int) (*SendChain, error) {
+	c, err := newChain("send chain", wrs, sges, sendWRSize)
 	if err != nil {
 		return nil, err
 	}
-	return &SendChain{chain: c, wrs: structs[cSendWR](c.mem, wrs), inline: rest}, nil
+	return &SendChain{chain: c, wrs: structs[cSendWR](c.mem, wrs)}, nil
 }
 
 // Cap is how many requests there is room for.
 func (c *SendChain) Cap() int { return len(c.wrs) }
 
 // Reset empties the chain.
-func (c *SendChain) Reset() {
-	c.reset()
-	c.used = 0
-}
+func (c *SendChain) Reset() { c.reset() }
 
 // Close gives the memory back; the chain is then empty for ever, and a second Close does nothing.
 func (c *SendChain) Close() {
@@ -282,35 +271,6 @@ func (c *SendChain) BindMW(id uint64, flags SendFlags, m *MW, rkey uint32, win W
 	return c.done(w)
 }
 
-// SendInline is Send of bytes of Go memory, which are copied into the chain; the queue pair's
-// Inline must be at least as many.
-func (c *SendChain) SendInline(id uint64, flags SendFlags, b []byte) (int, bool) {
-	sge, ok := c.stash(b)
-	if !ok {
-		return -1, false
-	}
-	return c.Send(id, flags|Inline, sge)
-}
-
-// WriteInline is Write of bytes of Go memory, as SendInline.
-func (c *SendChain) WriteInline(id uint64, flags SendFlags, raddr uint64, rkey uint32, b []byte) (int, bool) {
-	sge, ok := c.stash(b)
-	if !ok {
-		return -1, false
-	}
-	return c.Write(id, flags|Inline, raddr, rkey, sge)
-}
-
-func (c *SendChain) stash(b []byte) (SGE, bool) {
-	if len(b) > len(c.inline)-c.used || c.n == len(c.wrs) || c.sge == len(c.sges) {
-		return SGE{}, false
-	}
-	at := dl.Address(c.inline) + uintptr(c.used)
-	copy(c.inline[c.used:], b)
-	c.used += len(b)
-	return SGE{Addr: uint64(at), Length: uint32(len(b))}, true
-}
-
 // To gives the request that was appended last its receiver, for queue pairs of datagrams. It
 // returns false when there is none, or the handle is closed.
 func (c *SendChain) To(ah *AH, qpn, qkey uint32) bool {
@@ -341,7 +301,7 @@ type RecvChain struct {
 // NewRecvChain makes an empty chain for wrs receives with sges SGEs altogether. The caller closes
 // it.
 func NewRecvChain(wrs, sges int) (*RecvChain, error) {
-	c, _, err := newChain("receive chain", wrs, sges, 0, recvWRSize)
+	c, err := newChain("receive chain", wrs, sges, recvWRSize)
 	if err != nil {
 		return nil, err
 	}

@@ -117,14 +117,14 @@ func whole(t *testing.T, w *world) (err error) {
 	if _, err = own.PostRecv(recv); err != nil {
 		return err
 	}
-	recv.Rewind()
+	recv.posted = 0
 	if _, err = srq.PostRecv(recv); err != nil {
 		return err
 	}
 	if err = cq.Arm(false); err != nil {
 		return err
 	}
-	send := must(NewSendChain(1, 1, 0))(t)
+	send := must(NewSendChain(1, 1))(t)
 	defer send.Close()
 	send.Send(2, Signaled, mr.SGE(0, 8))
 	if _, err = own.PostSend(send); err != nil {

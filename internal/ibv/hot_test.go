@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/dl"
 	"pgregory.net/rapid"
 )
 
@@ -56,7 +57,6 @@ func TestHotPath(t *testing.T) {
 	}
 	// All other builders.
 	key, at := b.mr.RKey(), b.mr.Addr()
-	bytes := []byte("inline")
 	if n := testing.AllocsPerRun(100, func() {
 		a.send.Reset()
 		a.send.Write(1, 0, at, key, a.mr.SGE(0, 8))
@@ -65,9 +65,7 @@ func TestHotPath(t *testing.T) {
 		a.send.SendImm(1, 0, 1)
 		a.send.FetchAdd(1, 0, at, key, 1, a.mr.SGE(0, 8))
 		a.send.CmpSwap(1, 0, at, key, 1, 2, a.mr.SGE(0, 8))
-		a.send.SendInline(1, 0, bytes)
-		a.send.WriteInline(1, 0, at, key, bytes)
-		if a.send.Len() != 8 {
+		if a.send.Len() != 6 {
 			t.Fatal(a.send.Len())
 		}
 		if n, err := a.cq.Poll(wc); n != 0 || err != nil {
@@ -111,7 +109,7 @@ func TestEventsAllocateNothing(t *testing.T) {
 
 // TestChainLimits: builders say when a chain is full, and leave it as it was.
 func TestChainLimits(t *testing.T) {
-	c := must(NewSendChain(2, 3, 4))(t)
+	c := must(NewSendChain(2, 3))(t)
 	if c.Cap() != 2 || c.Len() != 0 {
 		t.Errorf("%d of %d", c.Len(), c.Cap())
 	}
@@ -124,11 +122,8 @@ func TestChainLimits(t *testing.T) {
 	if _, ok := c.Write(2, 0, 0, 0, SGE{}, SGE{}); ok {
 		t.Error("four SGEs in all")
 	}
-	if _, ok := c.SendInline(2, 0, make([]byte, 5)); ok {
-		t.Error("five bytes in four")
-	}
-	if i, ok := c.SendInline(2, 0, []byte("four")); !ok || i != 1 {
-		t.Error("four bytes")
+	if i, ok := c.Send(2, 0, SGE{}); !ok || i != 1 {
+		t.Error("the third SGE")
 	}
 	if _, ok := c.Send(3, 0); ok || c.Len() != 2 {
 		t.Error("a third request")
@@ -145,9 +140,6 @@ func TestChainLimits(t *testing.T) {
 	c.Close()
 	if _, ok := c.Send(1, 0); ok || c.Cap() != 0 {
 		t.Error("a closed chain")
-	}
-	if _, ok := c.SendInline(1, 0, nil); ok {
-		t.Error("a closed chain, inline")
 	}
 	r := must(NewRecvChain(1, 1))(t)
 	if _, ok := r.Recv(1, SGE{}, SGE{}); ok {
@@ -173,8 +165,9 @@ func TestPrograms(t *testing.T) {
 	const size = 1 << 12
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{qp: QPSpec{SendWRs: 16, SendSGEs: 3, Inline: 64}, size: size})
-	c := must(NewSendChain(40, 120, 4096))(t)
+	c := must(NewSendChain(40, 120))(t)
 	defer c.Close()
+	inline := memory(t, 40*64) // for as many requests
 	rapid.Check(t, func(t *rapid.T) {
 		fill(a.buf, rapid.Byte().Draw(t, "seed of a"))
 		fill(b.buf, rapid.Byte().Draw(t, "seed of b"))
@@ -219,7 +212,8 @@ func TestPrograms(t *testing.T) {
 			case 2:
 				data := rapid.SliceOfN(rapid.Byte(), 0, 64).Draw(t, "inline")
 				to := rapid.IntRange(0, size-64).Draw(t, "to")
-				_, ok = c.WriteInline(id, flags, b.mr.Addr()+uint64(to), b.mr.RKey(), data)
+				sge := SGE{Addr: uint64(dl.Address(inline)) + uint64(64*i), Length: uint32(copy(inline[64*i:], data))}
+				_, ok = c.Write(id, flags|Inline, b.mr.Addr()+uint64(to), b.mr.RKey(), sge)
 				copy(remote[to:], data)
 			default:
 				at, old := 8*rapid.IntRange(0, size/8-1).Draw(t, "word"), 8*rapid.IntRange(0, size/8-1).Draw(t, "old")

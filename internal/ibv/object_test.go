@@ -46,7 +46,7 @@ func TestClosingOrder(t *testing.T) {
 		t.Errorf("%d closed objects are still in the books", n)
 	}
 	// Closed, everything says so and nothing is called.
-	send, recv := must(NewSendChain(1, 1, 0))(t), must(NewRecvChain(1, 1))(t)
+	send, recv := must(NewSendChain(1, 1))(t), must(NewRecvChain(1, 1))(t)
 	defer send.Close()
 	defer recv.Close()
 	second := func(_ any, err error) error { return err }
@@ -120,7 +120,7 @@ func TestForeigners(t *testing.T) {
 		"vector":        func() error { _, err := one.CreateCQ(CQSpec{Entries: 1, Vector: 99}); return err },
 		"entries":       func() error { _, err := one.CreateCQ(CQSpec{}); return err },
 		"half of XRC":   func() error { _, err := a.pd.CreateSRQ(SRQSpec{WRs: 1, CQ: a.cq}); return err },
-		"empty chain":   func() error { _, err := NewSendChain(0, 1, 0); return err },
+		"empty chain":   func() error { _, err := NewSendChain(0, 1); return err },
 		"negative room": func() error { _, err := NewRecvChain(1, -1); return err },
 	} {
 		if err := f(); !errors.Is(err, ErrInvalid) {

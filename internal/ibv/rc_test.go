@@ -112,7 +112,7 @@ func testScatterGather(t *testing.T, w *world) {
 	sameBytes(t, slices.Concat(b.buf[20000:20001], b.buf[30000:30500], b.buf[40000:40200]), want)
 }
 
-// testInline: bytes of Go memory that are changed as soon as they are posted.
+// testInline: bytes that are changed as soon as they are posted.
 func testInline(t *testing.T, w *world) {
 	o := options{qp: QPSpec{Inline: 64}}
 	a, b := w.pair(t, o)
@@ -120,15 +120,13 @@ func testInline(t *testing.T, w *world) {
 		t.Fatalf("inline %d", a.qp.Spec().Inline)
 	}
 	b.postRecv(t, 5, b.mr.SGE(0, 100))
-	bytes := []byte("a message of Go's own memory")
-	want := slices.Clone(bytes)
-	a.send.SendInline(1, Signaled, bytes)
-	a.send.WriteInline(2, Signaled, b.mr.Addr()+1000, b.mr.RKey(), bytes[2:])
-	clear(bytes)
+	want := []byte("a message that goes inline")
+	a.send.Send(1, Signaled|Inline, a.put(0, want))
+	a.send.Write(2, Signaled|Inline, b.mr.Addr()+1000, b.mr.RKey(), a.put(100, want[2:]))
 	if n, err := a.qp.PostSend(a.send); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
-	clear(a.send.inline) // the library has copied them
+	clear(a.buf[:200]) // the library has copied them
 	for i, wc := range a.wait(t, 2) {
 		one(t, wc, uint64(i+1), Success)
 	}
@@ -137,13 +135,9 @@ func testInline(t *testing.T, w *world) {
 	sameBytes(t, b.buf[:wc.Len()], want)
 	sameBytes(t, b.buf[1000:1000+len(want)-2], want[2:])
 
-	// More than there is room for is refused by the builder, more than the queue pair takes by the
-	// library.
+	// The library refuses more than the queue pair takes.
 	a.send.Reset()
-	if _, ok := a.send.SendInline(3, 0, make([]byte, 5000)); ok || a.send.Len() != 0 {
-		t.Error("more than the chain holds was taken")
-	}
-	if _, ok := a.send.SendInline(3, 0, make([]byte, a.qp.Spec().Inline+1)); !ok {
+	if _, ok := a.send.Send(3, Inline, a.put(0, make([]byte, a.qp.Spec().Inline+1))); !ok {
 		t.Error("the builder knows nothing of the queue pair")
 	}
 	if n, err := a.qp.PostSend(a.send); n != 0 || !errors.Is(err, ErrInvalid) {
@@ -180,7 +174,7 @@ func testHalfRefused(t *testing.T, w *world) {
 	a, b := w.pair(t, options{qp: QPSpec{SendWRs: 8}, cqe: 512})
 	slots := a.qp.Spec().SendWRs
 	total := 4*slots + 5
-	c := must(NewSendChain(total, total, 0))(t)
+	c := must(NewSendChain(total, total))(t)
 	defer c.Close()
 	for i := range total {
 		if at, ok := c.Send(uint64(1000+i), Signaled, a.mr.SGE(uint64(8*i), 8)); !ok || at != i {
@@ -260,7 +254,7 @@ func testRewind(t *testing.T, w *world) {
 		a.send.FetchAdd(uint64(i), flags, b.mr.Addr()+uint64(8*i), b.mr.RKey(), uint64(i), a.mr.SGE(0, 8))
 	}
 	for range 3 {
-		a.send.Rewind()
+		a.send.posted = 0
 		if n, err := a.qp.PostSend(a.send); n != 8 || err != nil {
 			t.Fatal(n, err)
 		}

@@ -49,9 +49,9 @@ func testDatagrams(t *testing.T, w *world) {
 	defer toA.Close()
 	b.postRecv(t, 6, b.mr.SGE(0, grh+100))
 	a.postRecv(t, 7, a.mr.SGE(2000, grh+100))
-	a.send.SendInline(2, Signaled, []byte("to b"))
+	a.send.Send(2, Signaled|Inline, a.put(8100, []byte("to b")))
 	a.send.To(ah, b.qp.Num(), qkey)
-	a.send.SendInline(3, Signaled, []byte("to myself"))
+	a.send.Send(3, Signaled|Inline, a.put(8200, []byte("to myself")))
 	a.send.To(toA, a.qp.Num(), qkey)
 	a.post(t)
 	wc = b.wait(t, 1)[0]
@@ -80,9 +80,9 @@ func testDatagrams(t *testing.T, w *world) {
 	for range 3 {
 		b.postRecv(t, 9, b.mr.SGE(0, grh+100))
 	}
-	a.send.SendInline(10, Signaled, []byte("wrong"))
+	a.send.Send(10, Signaled|Inline, a.put(8300, []byte("wrong")))
 	a.send.To(ah, b.qp.Num(), qkey+1)
-	a.send.SendInline(11, Signaled, []byte("right"))
+	a.send.Send(11, Signaled|Inline, a.put(8400, []byte("right")))
 	a.send.To(ah, b.qp.Num(), qkey)
 	a.post(t)
 	a.wait(t, 2)

@@ -244,7 +244,7 @@ func (w *world) newEnd(t testing.TB, ctx *Context, o options) *end {
 	s.SendCQ, s.RecvCQ = e.cq, e.cq
 	e.qp = must(e.pd.CreateQP(s))(t)
 	closing(t, e.qp)
-	e.send = must(NewSendChain(64, 256, 4096))(t)
+	e.send = must(NewSendChain(64, 256))(t)
 	t.Cleanup(e.send.Close)
 	e.recv = must(NewRecvChain(64, 256))(t)
 	t.Cleanup(e.recv.Close)
@@ -300,6 +300,12 @@ func (w *world) pair(t testing.TB, o options) (a, b *end) {
 }
 
 // post posts everything in the send chain and empties it.
+// put writes bytes into the memory of the end, for a request that sends them.
+func (e *end) put(at int, b []byte) SGE {
+	copy(e.buf[at:], b)
+	return e.mr.SGE(uint64(at), uint32(len(b)))
+}
+
 func (e *end) post(t testing.TB) {
 	t.Helper()
 	n, err := e.qp.PostSend(e.send)

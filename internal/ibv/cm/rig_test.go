@@ -119,7 +119,7 @@ func newSide(t *testing.T, w world, id *ID) *side {
 		RecvWRs: 16, SendSGEs: 1, RecvSGEs: 1})
 	must(t, err)
 	t.Cleanup(func() { must(t, s.qp.Close()) })
-	s.send, err = ibv.NewSendChain(8, 8, 0)
+	s.send, err = ibv.NewSendChain(8, 8)
 	must(t, err)
 	t.Cleanup(s.send.Close)
 	s.recv, err = ibv.NewRecvChain(8, 8)

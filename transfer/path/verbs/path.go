@@ -186,7 +186,7 @@ func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Pat
 		for s, first := 0, p.arena.slots(sends); s < sends; s++ {
 			l.frames = append(l.frames, int32(first+s))
 		}
-		if l.chain, err = ibv.NewSendChain(ring+1, ring+1, 0); err != nil {
+		if l.chain, err = ibv.NewSendChain(ring+1, ring+1); err != nil {
 			return nil, err
 		}
 		if l.rchain, err = ibv.NewRecvChain(recvs, recvs); err != nil {
