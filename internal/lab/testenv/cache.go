@@ -145,3 +145,21 @@ func HashFiles(paths ...string) (string, error) {
 	}
 	return hex.EncodeToString(h.Sum(nil))[:24], nil
 }
+
+// Unpacked returns the directory, in the cache, that has the files of an embedded tree: the sources
+// of a program in C, for a compiler. name begins its key.
+func Unpacked(name string, files fs.FS) (string, error) {
+	var parts []any
+	err := fs.WalkDir(files, ".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(files, p)
+		parts = append(parts, p, b)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("testenv: %w", err)
+	}
+	return Cached(name+"-"+Hash(parts...), func(tmp string) error { return os.CopyFS(tmp, files) })
+}

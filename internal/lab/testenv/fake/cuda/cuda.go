@@ -3,8 +3,6 @@ package cuda
 import (
 	"embed"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,33 +18,7 @@ var warnings = []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"
 
 // Sources is the directory, in the lab's cache, with the C files of this package: src with the
 // fake, fake.h (what kernels include) and cuda_api.h; check with the check program.
-func Sources() (string, error) {
-	var names []string
-	var parts []any
-	err := fs.WalkDir(files, ".", func(p string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		b, err := files.ReadFile(p)
-		names, parts = append(names, p), append(parts, p, b)
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("cuda: %w", err)
-	}
-	return testenv.Cached("fake-cuda-src-"+testenv.Hash(parts...), func(tmp string) error {
-		for i, p := range names {
-			out := filepath.Join(tmp, filepath.FromSlash(p))
-			if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-				return err
-			}
-			if err := os.WriteFile(out, parts[2*i+1].([]byte), 0o644); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
+func Sources() (string, error) { return testenv.Unpacked("fake-cuda-src", files) }
 
 // Build compiles the fake driver, once per content, and returns the path of the shared library.
 // Extra flags go to the compiler: -fsanitize=thread, say. The error of a missing compiler names the

@@ -4,7 +4,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,33 +27,7 @@ var ErrMissing = errors.New("missing on this machine")
 var warnings = []string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"}
 
 // sources is the directory, in the lab's cache, with the C files of this package.
-func sources() (string, error) {
-	var names []string
-	var parts []any
-	err := fs.WalkDir(files, ".", func(p string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		b, err := files.ReadFile(p)
-		names, parts = append(names, p), append(parts, p, b)
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("verbs: %w", err)
-	}
-	return testenv.Cached("fake-verbs-src-"+testenv.Hash(parts...), func(tmp string) error {
-		for i, p := range names {
-			out := filepath.Join(tmp, filepath.FromSlash(p))
-			if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
-				return err
-			}
-			if err := os.WriteFile(out, parts[2*i+1].([]byte), 0o644); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
+func sources() (string, error) { return testenv.Unpacked("fake-verbs-src", files) }
 
 // headers tells a machine that cannot compile verbs at all from a fault in the sources here.
 func headers(dir string) error {
