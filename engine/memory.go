@@ -18,10 +18,9 @@ const (
 	UseCarved                      // the same, where the device takes one region for all, cut into chunks (UMEM)
 	UseRegistered                  // the same, after the device was given the region (RDMA, DMA)
 	UseReached                     // the same for memory of accelerators, as far as the card reaches it (DeviceReacher)
-	UseLent                        // not at all: queues receive into memory of the engine, and lend it
 )
 
-var memoryUses = [...]string{"unknown", "copied", "in place", "carved", "registered", "reached", "lent"}
+var memoryUses = [...]string{"unknown", "copied", "in place", "carved", "registered", "reached"}
 
 func (u MemoryUse) String() string {
 	if int(u) < len(memoryUses) {
@@ -108,8 +107,6 @@ func PlanMemory(e Engine, n *MemoryNeeds) MemoryPlan {
 // use is what ports with these capabilities do with a memory.
 func (c *Capabilities) use(n *MemoryNeed) MemoryAnswer {
 	switch {
-	case c.Pools == PoolsRefused:
-		return MemoryAnswer{Use: UseLent, Why: c.PoolsWhy}
 	case n.Kind == mem.Device && slices.Contains(c.Memory, mem.Device):
 		return MemoryAnswer{Use: UseReached}
 	case !n.CPU:

@@ -33,8 +33,6 @@ func TestPlanMemory(t *testing.T) {
 		"socket":  {Capabilities{MemoryUse: UseInPlace}, [3]MemoryUse{UseInPlace, UseInPlace, UseCopied}},
 		"card": {Capabilities{MemoryUse: UseRegistered, Memory: []mem.Kind{mem.Host, mem.Device}},
 			[3]MemoryUse{UseRegistered, UseReached, UseReached}},
-		"its own": {Capabilities{MemoryUse: UseCopied, Pools: PoolsRefused, PoolsWhy: "mbufs"},
-			[3]MemoryUse{UseLent, UseLent, UseLent}},
 		"optional": {Capabilities{MemoryUse: UseCopied, Pools: PoolsOptional, PoolsWhy: "blocks"},
 			[3]MemoryUse{UseCopied, UseCopied, UseCopied}},
 	} {
@@ -43,7 +41,7 @@ func TestPlanMemory(t *testing.T) {
 			t.Fatalf("%s: %+v", name, plan)
 		}
 		for i, a := range plan.Answers {
-			if a.Use != c.want[i] || (a.Why == "mbufs") != (a.Use == UseLent) {
+			if a.Use != c.want[i] {
 				t.Errorf("%s: memory %d: %v (%s), expected %v", name, i, a.Use, a.Why, c.want[i])
 			}
 		}

@@ -15,7 +15,6 @@ type PoolUse uint8
 const (
 	PoolsNeeded   PoolUse = iota // a queue receives into its pools
 	PoolsOptional                // a queue without pools lends memory of the engine
-	PoolsRefused                 // the engine owns all memory, and lends it
 )
 
 // The depth of a receive queue, in packets.
@@ -64,8 +63,6 @@ func (c *Capabilities) checkRx(spec *RxSpec, memory []PoolSpec) *SettingError {
 		return nil
 	}
 	switch n := len(memory); {
-	case n > 0 && c.Pools == PoolsRefused:
-		return cannot("memory_regions", "the port takes no memory for receive queues: "+c.PoolsWhy, "")
 	case n > 2 || slices.Contains(memory, PoolSpec{}) || n == 0 && c.Pools == PoolsNeeded:
 		return &SettingError{Path: "memory_regions", Wrong: fmt.Sprintf("%d pools, or a nil one", n),
 			Expected: "one pool, or two for header/data split, headers first"}

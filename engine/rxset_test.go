@@ -154,7 +154,6 @@ func TestCheckRx(t *testing.T) {
 		{RxSpec{Pools: one, Depth: 512}, none, nil},
 		{RxSpec{Pools: one, Timestamps: true, HardwareTime: true}, Capabilities{Memory: host, HardwareTime: true}, nil},
 		{RxSpec{}, Capabilities{Memory: host, Pools: PoolsOptional}, nil},
-		{RxSpec{}, Capabilities{Pools: PoolsRefused}, nil},
 		{RxSpec{}, all, ErrInvalid},
 		{RxSpec{Pools: []*mem.Pool{nil}}, all, ErrInvalid},
 		{RxSpec{Pools: append(two, one...)}, all, ErrInvalid},
@@ -168,7 +167,6 @@ func TestCheckRx(t *testing.T) {
 		{RxSpec{Pools: one, Conn: 1}, none, ErrUnsupported},
 		{RxSpec{Pools: one, Timestamps: true}, none, ErrUnsupported},
 		{RxSpec{Pools: one, HardwareTime: true}, Capabilities{Memory: host, Timestamps: true}, ErrUnsupported},
-		{RxSpec{Pools: one}, Capabilities{Pools: PoolsRefused, PoolsWhy: "it lends its own"}, ErrUnsupported},
 	} {
 		spec := c.spec
 		c.can.RxDepth = 512

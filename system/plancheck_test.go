@@ -53,9 +53,6 @@ func TestPlanOfPoorEngine(t *testing.T) {
 		{func(c *engine.Capabilities) { c.Timestamps = false }, "interfaces[0].rx.timestamps", "takes no receive times"},
 		{func(c *engine.Capabilities) { c.Pacing = false }, "interfaces[0].tx.queues[0].rate", "limits no rates"},
 		{func(c *engine.Capabilities) { c.SendAt = false }, "interfaces[0].tx.accurate_send", "does not send at given times"},
-		{func(c *engine.Capabilities) {
-			c.Pools, c.PoolsWhy = engine.PoolsRefused, "the card lends its own"
-		}, "interfaces[0].rx.queues[1].memory_regions", "takes no memory for receive queues: the card lends its own"},
 	} {
 		can := all
 		c.change(&can)
