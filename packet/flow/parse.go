@@ -92,20 +92,6 @@ func ParseRule(text string) (Rule, error) {
 	return r, nil
 }
 
-// ParseMatch reads the match of a rule; see ParseRule.
-func ParseMatch(text string) (Match, error) {
-	p := parser{text: text}
-	var m Match
-	err := p.run(func() {
-		p.match(&m)
-		p.end()
-	})
-	if err != nil {
-		return Match{}, err
-	}
-	return m, nil
-}
-
 // parser walks over words. It fails by panicking with a *SyntaxError, which run catches.
 type parser struct {
 	text       string

@@ -49,7 +49,7 @@ func quoteName(s string) string {
 	return s
 }
 
-// String writes the form that ParseMatch reads, such as "vlan 100 ip src 10.0.0.0/8 len 64-1500 udp
+// String writes the form that ParseRule reads, such as "vlan 100 ip src 10.0.0.0/8 len 64-1500 udp
 // dst 5000-5010 flex 4 0x1/0xff"; "any" when everything is accepted.
 func (m *Match) String() string {
 	var b strings.Builder

@@ -78,19 +78,3 @@ func (m Model) Tensors() []Spec {
 	norm("ln_f")
 	return all
 }
-
-// Bytes is the sum of the sizes of the given tensors. It fails for an invalid description or a sum
-// above 2^63-1.
-func Bytes(specs []Spec) (int64, error) {
-	total := int64(0)
-	for _, s := range specs {
-		n, err := s.Desc.Bytes()
-		if err != nil {
-			return 0, fmt.Errorf("synth: %s: %w", s.Name, err)
-		}
-		if total += n; total < 0 {
-			return 0, fmt.Errorf("synth: %d tensors take more than 2^63-1 bytes", len(specs))
-		}
-	}
-	return total, nil
-}
