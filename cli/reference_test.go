@@ -15,31 +15,45 @@ import (
 
 //go:generate go test -run ^TestReferenceIsCurrent$ -update .
 
-var update = flag.Bool("update", false, "write docs/cli.md anew")
+var update = flag.Bool("update", false, "write the generated pages")
 
 func TestReferenceIsCurrent(t *testing.T) {
-	const file = "../docs/cli.md"
-	var b bytes.Buffer
-	writeReference(&b, New(strings.NewReader(""), io.Discard, io.Discard))
-	if *update {
-		if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(file)
+	root := New(strings.NewReader(""), io.Discard, io.Discard)
+	bench, _, err := root.Find([]string{"bench"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(have, b.Bytes()) {
-		t.Error("docs/cli.md is not what the commands say: run make generate")
+	for file, top := range map[string]*cobra.Command{"../docs/cli.md": root, "../docs/bench-cli.md": bench} {
+		var b bytes.Buffer
+		writeReference(&b, top)
+		if *update {
+			if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		have, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(have, b.Bytes()) {
+			t.Errorf("%s is not what the commands say: run make generate", file)
+		}
 	}
 }
 
-// writeReference writes docs/cli.md: every command with its flags, from the tree itself.
-func writeReference(w io.Writer, root *cobra.Command) {
-	fmt.Fprint(w, "# Commands\n\nGenerated from the command tree by `make generate`; do not edit.\n")
+// writeReference writes docs/cli.md or docs/bench-cli.md: every command with its flags, from the tree
+// itself. Commands that measure have a page of their own.
+func writeReference(w io.Writer, top *cobra.Command) {
+	title, other := "Commands", "Those that measure are in [bench-cli.md](bench-cli.md)"
+	if top.HasParent() {
+		title, other = "Commands that measure", "All others are in [cli.md](cli.md)"
+	}
+	fmt.Fprintf(w, "# %s\n\nGenerated from the command tree by `make generate`; do not edit. %s.\n", title, other)
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {
+		if c.Name() == "bench" && c != top {
+			return
+		}
 		fmt.Fprintf(w, "\n## %s\n\n%s.\n", c.CommandPath(), strings.TrimSuffix(c.Short, "."))
 		if c.Long != "" {
 			fmt.Fprintf(w, "\n```text\n%s\n```\n", c.Long)
@@ -70,7 +84,7 @@ func writeReference(w io.Writer, root *cobra.Command) {
 			walk(s)
 		}
 	}
-	walk(root)
+	walk(top)
 }
 
 // unindent takes the two spaces away with which the lines of an example begin.

@@ -71,6 +71,7 @@ func TestBadFiles(t *testing.T) {
 // The reference and the schema are those of the table.
 func TestGeneratedFiles(t *testing.T) {
 	checkFile(t, "../docs/config.md", config.Reference())
+	checkFile(t, "../docs/bench-config.md", config.BenchReference())
 	checkFile(t, "../docs/penstock.schema.json", config.Schema())
 }
 

@@ -14,31 +14,61 @@ import (
 var introduction string
 
 // Reference is docs/config.md: every key with its type, its default and its meaning, from the
-// table.
+// table, but for those of benchmarks.
 func Reference() []byte {
 	var b strings.Builder
 	before, after, _ := strings.Cut(introduction, "<!-- engines -->\n")
 	b.WriteString(before)
 	engineTable(&b)
 	b.WriteString(after)
+	tables(&b, false)
+	return []byte(b.String())
+}
+
+// BenchReference is docs/bench-config.md: the keys of benchmarks.
+func BenchReference() []byte {
+	var b strings.Builder
+	b.WriteString("# Keys of benchmarks\n\nGenerated from the table of keys in package config by `make generate`; do not " +
+		"edit. `penstock bench\nstream` reads these sections ([bench-stream.md](bench-stream.md)); [config.md](config.md) " +
+		"has all other\nkeys.\n")
+	tables(&b, true)
+	return []byte(b.String())
+}
+
+// ofBench says whether a section describes a benchmark.
+func (s *section) ofBench() bool { return strings.HasPrefix(s.name, "bench_") }
+
+// link is a link to a section from the page of the sections that are no benchmarks.
+func (s *section) link() string {
+	page := ""
+	if s.ofBench() {
+		page = "bench-config.md"
+	}
+	return fmt.Sprintf("[%s](%s#%[1]s)", s.name, page)
+}
+
+// tables are the keys of all sections, or those of benchmarks alone.
+func tables(b *strings.Builder, bench bool) {
 	for _, s := range allSections() {
-		fmt.Fprintf(&b, "\n### %s\n\n%s\n", s.name, s.doc)
+		if s.ofBench() != bench {
+			continue
+		}
+		fmt.Fprintf(b, "\n### %s\n\n%s\n", s.name, s.doc)
 		if at := s.paths(); len(at) > 0 {
-			fmt.Fprintf(&b, "\nAt `%s`.\n", strings.Join(at, "`, `"))
+			fmt.Fprintf(b, "\nAt `%s`.\n", strings.Join(at, "`, `"))
 		}
 		b.WriteString("\n| key | in DAQIRI | value | default | meaning |\n|---|---|---|---|---|\n")
 		for i := range s.keys {
 			if k := &s.keys[i]; k.gone == "" {
-				k.row(&b)
+				k.row(b)
 			}
 		}
 		for i := range s.keys {
 			if k := &s.keys[i]; k.gone != "" {
-				fmt.Fprintf(&b, "\n`%s` is refused: %s.\n", k.name, k.gone)
+				fmt.Fprintf(b, "\n`%s` is refused: %s.\n", k.name, k.gone)
 			}
 		}
 	}
-	return []byte(b.String())
 }
 
 // engineTable lists the engines.
@@ -110,9 +140,9 @@ func (k *key) row(b *strings.Builder) {
 	what := ""
 	switch {
 	case k.sub != nil && k.list:
-		what = fmt.Sprintf("list of [%s](#%s)", k.sub.name, k.sub.name)
+		what = "list of " + k.sub.link()
 	case k.sub != nil:
-		what = fmt.Sprintf("[%s](#%s)", k.sub.name, k.sub.name)
+		what = k.sub.link()
 	case k.kind == nil:
 		what = "map"
 	case k.list:

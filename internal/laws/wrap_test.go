@@ -15,7 +15,7 @@ var update = flag.Bool("update", false, "wrap the pages and write docs/packages.
 const pageColumns = 100
 
 // unwrapped are the pages that a program writes, and the changelog.
-var unwrapped = regexp.MustCompile(`/(docs/cli|docs/config|docs/packages|CHANGELOG)\.md$`)
+var unwrapped = regexp.MustCompile(`/(docs/(?:bench-)?cli|docs/(?:bench-)?config|docs/packages|CHANGELOG)\.md$`)
 
 // Lines of pages end at column 100; tables, code blocks, links and code spans stay whole.
 func TestPagesAreWrapped(t *testing.T) {
