@@ -103,7 +103,7 @@ type inbox struct {
 	queue   []Incoming
 	long    int // bytes of messages that no path carried and that the application has not taken
 	running bool
-	full    []*channel // not served until the inbox has drained
+	full    []*channel // not served until the inbox has room
 	last    func()     // called once when everything was taken, after the peer's end
 }
 
@@ -186,43 +186,52 @@ func (p *Peer) crowded() bool {
 
 func (p *Peer) drain() {
 	<-p.introduced
-	b := &p.inbox
 	for {
-		b.mu.Lock()
-		batch := b.queue
-		b.queue = nil
-		if len(batch) == 0 || p.unwelcome.Load() {
-			b.running = false
-			last := b.last
-			b.last = nil
-			b.mu.Unlock()
-			for _, in := range batch {
-				p.took(in)
-			}
-			if last != nil {
-				last()
-			}
+		in, ok := p.next()
+		if !ok {
 			return
 		}
-		b.mu.Unlock()
-		for i, in := range batch {
-			batch[i] = Incoming{}
-			p.took(in)
-			if p.node.received(in) {
-				continue // a tensor that a receiver waits for
-			}
-			if f := p.node.onTag(in.Tag); f != nil {
-				f(in)
-			}
+		p.took(in)
+		if p.node.received(in) {
+			continue // a tensor that a receiver waits for
 		}
-		b.mu.Lock()
-		full := b.full
-		b.full = nil
-		b.mu.Unlock()
-		for _, l := range full {
-			p.node.loop.kick(l)
+		if f := p.node.onTag(in.Tag); f != nil {
+			f(in)
 		}
 	}
+}
+
+// next takes the oldest notification, and has the channels served again for which there is room
+// now. It returns false when nothing waits, or nobody will ever take it. One poll brings many, so
+// few of those that are taken kick a channel.
+func (p *Peer) next() (in Incoming, ok bool) {
+	b := &p.inbox
+	b.mu.Lock()
+	if len(b.queue) == 0 || p.unwelcome.Load() {
+		rest, last := b.queue, b.last
+		b.queue, b.last, b.running = nil, nil, false
+		b.mu.Unlock()
+		for _, in := range rest {
+			p.took(in)
+		}
+		if last != nil {
+			last()
+		}
+		return in, false
+	}
+	in, b.queue[0] = b.queue[0], Incoming{}
+	if b.queue = b.queue[1:]; len(b.queue) == 0 {
+		b.queue = nil
+	}
+	var room []*channel
+	if len(b.queue) < inboxMax {
+		room, b.full = b.full, nil
+	}
+	b.mu.Unlock()
+	for _, ch := range room {
+		p.node.loop.kick(ch)
+	}
+	return in, true
 }
 
 // took gives back what a long message holds in the inbox.
