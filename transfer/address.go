@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // address is where connections come to a node: tcp://127.0.0.1:7070, tcp://[::1]:0,
@@ -88,7 +90,8 @@ func (n *Node) allows(a address) error {
 	case n.opts.Insecure:
 		n.log.Warn("PLAINTEXT: whoever is on the way can read and change everything; give the node an identity "+
 			"(penstock pair)", "address", a.String())
-		n.obs.plaintext(a)
+		n.account.Bus.Emit(observe.Event{Kind: observe.EventPlaintext, Address: a.String(),
+			Security: path.SecurityNone.String()})
 		return nil
 	}
 	return fmt.Errorf("transfer: address %v is beyond this machine, and this node has no identity (\"penstock pair\" "+

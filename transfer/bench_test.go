@@ -35,10 +35,10 @@ func BenchmarkAccount(b *testing.B) {
 			t.explain.Times.Total = 5000
 			once := func() {
 				t.explain.Path = ""
-				p.ab.transferBegun(t)
-				p.ab.transferPath(t, "shm", 0)
+				t.entered()
+				t.rerouted("shm", 0)
 				t.explain.Path = "shm"
-				p.ab.transferEnded(t, nil)
+				t.counted(nil)
 			}
 			once()
 			b.ReportAllocs()
@@ -56,11 +56,11 @@ func TestAccountAllocatesNothing(t *testing.T) {
 	x := &Transfer{request: request{peer: p.ab, kind: path.Get, bytes: 64, id: p.a.nextID()}}
 	once := func() {
 		x.explain.Path = ""
-		p.ab.transferBegun(x)
-		p.ab.transferPath(x, "tcp", 0)
+		x.entered()
+		x.rerouted("tcp", 0)
 		x.explain.Path = "tcp"
-		p.ab.transferEnded(x, nil)
-		p.ab.transferReceived(path.Put)
+		x.counted(nil)
+		p.ab.account.Received(path.Put)
 	}
 	once()
 	for range 2 {

@@ -299,7 +299,7 @@ func (t *Transfer) recordChoice(ch *channel, cs []Candidate, at int) {
 	case t.part != nil:
 		defer t.part.chose(t, ch, cs, at) // runs last
 	default:
-		t.peer.transferPath(t, cs[at].Path, at)
+		t.rerouted(cs[at].Path, at)
 	}
 	caps := ch.caps
 	t.mu.Lock()

@@ -12,7 +12,7 @@ import (
 // one peer come in the order in which they happened. The subscription ends with ctx, with Close, or
 // with the node.
 func (n *Node) Events(ctx context.Context, size int) *observe.Subscription {
-	return n.obs.bus.Subscribe(ctx, size)
+	return n.account.Bus.Subscribe(ctx, size)
 }
 
 // eventBuffer is how many events may wait for Options.OnEvent.

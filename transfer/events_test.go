@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -213,7 +212,7 @@ func TestSubscriptionsEnd(t *testing.T) {
 	if _, ok := <-n.Events(t.Context(), 1).C(); ok {
 		t.Error("a closed node has events")
 	}
-	if n.obs.bus.On() {
+	if n.account.Bus.On() {
 		t.Error("somebody still listens")
 	}
 }
@@ -367,35 +366,5 @@ func TestEventsOfTheEnd(t *testing.T) {
 			soon(t, x.Done(), "the end of a transfer")
 		}
 		cancel()
-	}
-}
-
-// An account of a lost peer takes no transfer any more, and is not done with the last one before
-// its event is out.
-func TestAccountOfALostPeer(t *testing.T) {
-	for range 5000 {
-		n := &Node{}
-		n.obs.init(nil, nil)
-		events := n.obs.bus.Subscribe(t.Context(), 4)
-		p := &Peer{node: n, lost: ErrPeerLost}
-		n.obs.peers[p] = true
-		x := &Transfer{request: request{peer: p, kind: path.Put}}
-		if err := p.transferBegun(x); err != nil {
-			t.Fatal(err)
-		}
-		n.obs.peerDown(p, ErrPeerLost)
-		if err := p.transferBegun(&Transfer{request: request{peer: p, kind: path.Put}}); !errors.Is(err, ErrPeerLost) {
-			t.Fatalf("a transfer begins with a lost peer: %v", err)
-		}
-		go p.transferEnded(x, path.ErrCanceled)
-		n.obs.await()
-		n.obs.bus.Close()
-		var last observe.Event
-		for e := range events.C() {
-			last = e
-		}
-		if last.Kind != observe.EventTransferEnded {
-			t.Fatalf("the last event is %v, expected the end of the transfer", last.Kind)
-		}
 	}
 }

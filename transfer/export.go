@@ -103,8 +103,14 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 		n.names[o.Name] = x
 		n.sorted.insert(x)
 	}
-	n.obs.exportEvent(observe.EventExportAdded, x)
+	x.announce(observe.EventExportAdded)
 	return x, nil
+}
+
+func (x *Export) announce(k observe.EventKind) {
+	if b := &x.node.account.Bus; b.On() {
+		b.Emit(observe.Event{Kind: k, Name: x.name, Bytes: x.Span().Len})
+	}
 }
 
 // Name is the export's name.
@@ -147,7 +153,7 @@ func (x *Export) Revoke(ctx context.Context) error {
 	}
 	n.mu.Unlock()
 	n.exports.Revoke(x.e)
-	n.obs.exportEvent(observe.EventExportRevoked, x)
+	x.announce(observe.EventExportRevoked)
 	unused := x.uses.end()
 	if !x.told.Load() { // and whoever is told from here on is told of a key that is refused
 		select {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -24,7 +25,7 @@ type Transfer struct {
 
 	moved atomic.Uint64 // bytes of completed pieces
 
-	prevOpen, nextOpen *Transfer // in the peer's account
+	entry account.Transfer // in the account of the peer
 
 	posting
 
@@ -266,7 +267,7 @@ func (t *Transfer) Explain() Explanation {
 	if t.chosen.way != nil {
 		t.chosen.explain(&e, t.bytes, t.floor)
 	}
-	e.ID, e.Kind, e.Bytes = t.id, kindName(t.kind), t.bytes
+	e.ID, e.Kind, e.Bytes = t.id, account.KindName(t.kind), t.bytes
 	e.Peer, e.Setup, e.Carrier = t.peer.String(), setup, carrier
 	e.Err, e.Moved = t.err, t.moved.Load()
 	return e
@@ -332,7 +333,7 @@ func (t *Transfer) finish(err error) bool {
 	}
 	t.unpin()
 	t.peer.ended(t, err)
-	t.peer.transferEnded(t, err)
+	t.counted(err)
 	t.release()
 	for _, f := range callbacks {
 		go f(t)

@@ -24,17 +24,17 @@ func appendHeader(b []byte, kind path.OpKind, tag uint32, number, bytes uint64) 
 // was delivered before. The caller holds the mutex of the channel that it came by.
 func (p *Peer) parseNotify(e *path.Event, via string) (Incoming, bool) {
 	if len(e.Msg) < headerSize {
-		p.notifyRefused("shorter than its header")
+		p.account.Refused("notification", "shorter than its header")
 		return Incoming{}, false
 	}
 	number := binary.BigEndian.Uint64(e.Msg[5:])
 	in := Incoming{Peer: p, ID: observe.NewID(p.info.Instance, number), Kind: path.OpKind(e.Msg[0]), Path: via,
 		Tag: binary.BigEndian.Uint32(e.Msg[1:]), Bytes: binary.BigEndian.Uint64(e.Msg[13:])}
 	if in.Kind < path.Put || in.Kind > path.Notify || !p.seen.first(number) {
-		p.notifyRefused("of an unknown kind, or delivered before")
+		p.account.Refused("notification", "of an unknown kind, or delivered before")
 		return Incoming{}, false
 	}
-	p.transferReceived(in.Kind)
+	p.account.Received(in.Kind)
 	if len(e.Msg) > headerSize {
 		in.Msg = append([]byte(nil), e.Msg[headerSize:]...)
 	}

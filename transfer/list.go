@@ -95,8 +95,8 @@ func (p *Peer) answerList(q *control.List) (control.Body, error) {
 	p.beforeLookup("")
 	// One at a time: peers that ask often cannot keep more than one core busy, nor have many pages
 	// in the making.
-	p.node.obs.status.Lock()
-	defer p.node.obs.status.Unlock()
+	p.node.answering.Lock()
+	defer p.node.answering.Unlock()
 	body := p.maxBody()
 	most := body / control.MinEntry
 	if q.Max > 0 {
@@ -111,8 +111,8 @@ func (p *Peer) answerList(q *control.List) (control.Body, error) {
 func (p *Peer) answerNames(q *control.Names) (control.Body, error) {
 	p.beforeLookup("")
 	// One at a time: peers that ask often cannot keep more than one core busy.
-	p.node.obs.status.Lock()
-	defer p.node.obs.status.Unlock()
+	p.node.answering.Lock()
+	defer p.node.answering.Unlock()
 	const most = control.MaxStatus / control.MinNamed
 	entries, more := p.listed(q.Prefix, q.After, most, control.MaxStatus, control.MinNamed)
 	for n, body := len(entries), p.maxBody(); ; n /= 2 {

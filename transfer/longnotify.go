@@ -70,7 +70,7 @@ func (n *Node) longNotified(_ context.Context, p *Peer, b []byte) ([]byte, error
 		return nil, control.Errorf(control.NotPermitted, "notifications need the right to read or to write")
 	}
 	bad := func(why string) ([]byte, error) {
-		p.notifyRefused(why)
+		p.account.Refused("notification", why)
 		return nil, control.Errorf(control.BadRequest, "notification: %s", why)
 	}
 	if len(b) <= longHeader || path.OpKind(b[0]) != path.Notify {
@@ -91,7 +91,7 @@ func (n *Node) longNotified(_ context.Context, p *Peer, b []byte) ([]byte, error
 		p.chargeLong(-len(m))
 		return bad("delivered before")
 	}
-	p.transferReceived(path.Notify)
+	p.account.Received(path.Notify)
 	if !p.deliver(Incoming{Peer: p, ID: observe.NewID(p.info.Instance, number), Kind: path.Notify,
 		Tag: binary.BigEndian.Uint32(b[1:]), Msg: m}) {
 		p.chargeLong(-len(m))

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -130,11 +131,13 @@ type Node struct {
 	instance uint64
 	host     [16]byte
 	resources
-	log      *slog.Logger
-	obs      observer
-	numbers  atomic.Uint64
-	anyLost  atomic.Bool // lost is not empty
-	services services
+	log           *slog.Logger
+	account       *account.Node
+	identityState identityState
+	answering     sync.Mutex // held while an answer about all exports, or the node, is made for a peer
+	numbers       atomic.Uint64
+	anyLost       atomic.Bool // lost is not empty
+	services      services
 	admission
 	wg sync.WaitGroup
 
@@ -262,7 +265,14 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		queueTable: queueTable{queues: map[string]chan *Queue{}, owned: map[*Queue]bool{}},
 	}
 	n.ctx, n.end = context.WithCancel(context.Background())
-	n.obs.init(n.drivers, o.Identity)
+	names := make([]string, len(n.drivers))
+	for i, d := range n.drivers {
+		names[i] = d.Name()
+	}
+	n.account = account.New(names, ErrClosed, ErrPeerLost)
+	if o.Identity != nil {
+		n.identityState.loaded.Store(o.Identity.Stats().Loaded)
+	}
 	var r [24]byte
 	rand.Read(r[:]) // never fails
 	copy(n.id[:], r[:16])
@@ -308,7 +318,7 @@ func (n *Node) fail(err error) {
 	n.failed = err
 	n.mu.Unlock()
 	n.log.Error("node failed", "error", err)
-	n.obs.bus.Emit(observe.Event{Kind: observe.EventNodeFailed, Name: n.opts.Name, Reason: err.Error()})
+	n.account.Bus.Emit(observe.Event{Kind: observe.EventNodeFailed, Name: n.opts.Name, Reason: err.Error()})
 	for _, p := range n.Peers() {
 		p.fail(err)
 	}
@@ -437,7 +447,7 @@ func (n *Node) Close() error {
 		<-p.gone
 	}
 	n.wg.Wait()
-	n.obs.await()
+	n.account.Await()
 	if n.loop != nil {
 		n.loop.close()
 	}
@@ -451,7 +461,7 @@ func (n *Node) Close() error {
 			invariants.Broken("transfer: %d grants of a closed node are not given back, %d queues are open", g, queues)
 		}
 	}
-	n.obs.bus.Close()
+	n.account.Bus.Close()
 	return errors.Join(err, n.closeMemory())
 }
 

@@ -61,9 +61,7 @@ func TestNotificationsAreChecked(t *testing.T) {
 	}
 	const own = 1 << 20
 	refused := func() uint64 {
-		p.ba.account.mu.Lock()
-		defer p.ba.account.mu.Unlock()
-		return p.ba.account.refused
+		return p.b.Snapshot().Peers[0].Refused
 	}
 	for _, c := range []struct {
 		what string

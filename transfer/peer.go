@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -29,7 +30,7 @@ type Peer struct {
 	seen    seen
 	digests digests
 	staged  *bounce.Peer
-	account account // what snapshots tell of it
+	account *account.Peer
 	peerLimits
 	streams streams
 	changes atomic.Uint64 // of channels and remotes; see changed
@@ -76,6 +77,7 @@ func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 			queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}},
 		peerExports: peerExports{remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}},
 	}
+	p.account = n.account.Peer((*peerRow)(p))
 	if role == control.Dialer {
 		rand.Read(p.id[:]) // never fails
 	}
@@ -193,6 +195,12 @@ func (p *Peer) String() string {
 	return "peer at " + p.conn.RemoteAddr().String()
 }
 
+// address is where the peer is, in the form of Dial, as far as the connection tells.
+func (p *Peer) address() string {
+	a := p.conn.RemoteAddr()
+	return a.Network() + "://" + a.String()
+}
+
 // Gone is closed when the peer was closed or lost; Err says why.
 func (p *Peer) Gone() <-chan struct{} { return p.gone }
 
@@ -257,7 +265,7 @@ func (p *Peer) read() {
 			p.mu.Lock()
 			if err == nil {
 				p.limits = l
-				p.node.obs.peerUp(p)
+				p.account.Up(p.info.Name, p.number, p.address(), p.Security().String())
 				close(p.ready)
 			} else {
 				rerr = err
@@ -445,7 +453,7 @@ func (p *Peer) fail(cause error) {
 	}
 	for _, ch := range channels {
 		ch.shut(err)
-		p.node.obs.pathDown(ch, err) // the loop may have found it down, and be about to say so
+		p.node.account.PathDown(ch, err) // the loop may have found it down, and be about to say so
 		p.forget(ch)
 	}
 	finish() // nothing of the peer moves on this side any more
@@ -481,7 +489,7 @@ func (n *Node) peerLost(p *Peer, err error) {
 	n.mu.Lock()
 	delete(n.peers, p)
 	n.mu.Unlock()
-	n.obs.peerDown(p, err)
+	p.account.Down(err)
 }
 
 // Number tells the sessions of this node apart, from 1: observe.PeerStatus.ID.

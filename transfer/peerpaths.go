@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -117,7 +118,7 @@ func (p *Peer) open(o *opening, driver string) {
 	}
 	p.arrived(id)
 	err = p.verdict(p.ctx, err)
-	p.node.obs.setUp(driver, time.Since(start), err)
+	p.node.account.SetUp(driver, time.Since(start), err)
 	// Under the mutex, so that a channel that went down meanwhile is not kept: forget did not find
 	// it here.
 	p.mu.Lock()
@@ -374,7 +375,7 @@ func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*channel, error) {
 	}
 	if err == nil {
 		p.paths[id] = ch
-		p.node.obs.pathUp(ch, inUse{peer: p, p: pth, ch: ch, id: id})
+		p.node.account.PathUp(ch, account.UsedPath{Peer: p.account, Path: pth, ID: id, Row: (*channelRow)(ch)})
 	}
 	p.mu.Unlock()
 	if err == nil {
@@ -409,7 +410,7 @@ func (p *Peer) forget(ch *channel) {
 
 // channelDown is called when a path ended; the peer stays as long as its control connection does.
 func (p *Peer) channelDown(ch *channel, err error) {
-	p.node.obs.pathDown(ch, err)
+	p.node.account.PathDown(ch, err)
 	p.forget(ch)
 	if !errors.Is(err, ErrPeerLost) {
 		level := slog.LevelWarn
@@ -453,7 +454,7 @@ func (p *Peer) addQueue(q *Queue) {
 	lost := p.lost
 	if lost == nil {
 		p.queues[q] = true
-		p.node.obs.pathUp(q, inUse{peer: p, p: q.p, queue: q.name})
+		p.node.account.PathUp(q, account.UsedPath{Peer: p.account, Path: q.p, Queue: q.name})
 	}
 	p.mu.Unlock()
 	if lost != nil {
@@ -465,7 +466,7 @@ func (p *Peer) removeQueue(q *Queue) {
 	p.mu.Lock()
 	delete(p.queues, q)
 	p.mu.Unlock()
-	p.node.obs.pathDown(q, q.why())
+	p.node.account.PathDown(q, q.why())
 	p.node.dropQueue(q)
 }
 

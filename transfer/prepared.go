@@ -61,7 +61,7 @@ func (p *Peer) Prepare(kind path.OpKind, copies []path.Copy, o PutOptions) (*Pre
 func (r *Prepared) Post(ctx context.Context) (*Transfer, error) {
 	t, err := r.post(ctx)
 	if err != nil {
-		r.peer.transferRejected(r.of.kind, err)
+		r.peer.account.Rejected(r.of.kind, err)
 	}
 	return t, err
 }

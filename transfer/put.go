@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -91,7 +92,7 @@ func (p *Peer) Notify(ctx context.Context, msg []byte, o PutOptions) (*Transfer,
 func (p *Peer) begin(ctx context.Context, kind path.OpKind, copies []path.Copy, o PutOptions) (*Transfer, error) {
 	t, err := p.tryBegin(ctx, kind, copies, o)
 	if err != nil {
-		p.transferRejected(kind, err)
+		p.account.Rejected(kind, err)
 	}
 	return t, err
 }
@@ -174,7 +175,7 @@ func (p *Peer) make(t *Transfer, copies []path.Copy, o *PutOptions) error {
 func (p *Peer) take(t *Transfer, has sched.Grant) (err error) {
 	if t.grant = has; !has.Held() {
 		if t.grant, err = p.limits.out.Admit(t.bytes, tensor.Invalid); err != nil {
-			return fmt.Errorf("transfer: %s to %s: %w", kindName(t.kind), p, err)
+			return fmt.Errorf("transfer: %s to %s: %w", account.KindName(t.kind), p, err)
 		}
 	}
 	return nil
@@ -186,7 +187,7 @@ func (p *Peer) set(ctx context.Context, t *Transfer) error {
 	x.Times.lap(&x.Times.Register, clock())
 	err := p.Err()
 	if err == nil {
-		err = p.transferBegun(t)
+		err = t.entered()
 	}
 	if err != nil {
 		t.unpin()

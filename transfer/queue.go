@@ -315,6 +315,14 @@ func (q *Queue) fail(err error) {
 	q.waiter.Interrupt()
 }
 
+// why is why the queue's peer was lost, nil if it was not.
+func (q *Queue) why() error {
+	if err := q.dead.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
 func (q *Queue) lost() error {
 	return fmt.Errorf("transfer: queue %q: %w (%w)", q.name, *q.dead.Load(), path.ErrDown)
 }

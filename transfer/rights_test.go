@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
@@ -257,7 +258,7 @@ func tryRights(t *testing.T, rights identity.Rights) {
 				if err == nil {
 					err = x.Wait(ctx(t))
 				}
-				check(fmt.Sprintf("%s %s over %s", kindName(kind), name, via), err, may&right != 0)
+				check(fmt.Sprintf("%s %s over %s", account.KindName(kind), name, via), err, may&right != 0)
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -236,6 +237,13 @@ const (
 	warnEvery = time.Hour
 )
 
+// identityState is what a node has seen of its identity.
+type identityState struct {
+	loaded atomic.Uint64 // when it was last looked at
+	broken complaint     // about its files
+	ending complaint     // about the end of its certificate
+}
+
 // complaint is a problem that the node reports again until it is fixed.
 type complaint struct {
 	mu   sync.Mutex // guards what follows
@@ -265,16 +273,16 @@ func (n *Node) lookAtIdentity() {
 	if id == nil {
 		return
 	}
-	o, s := &n.obs, id.Stats()
+	o, s := &n.identityState, id.Stats()
 	if old := o.loaded.Load(); s.Loaded > old && o.loaded.CompareAndSwap(old, s.Loaded) {
-		o.bus.Emit(observe.Event{Kind: observe.EventIdentityReloaded, Name: id.Name()})
+		n.account.Bus.Emit(observe.Event{Kind: observe.EventIdentityReloaded, Name: id.Name()})
 	}
 	if o.ending.due(s.Warning, time.Now(), warnEvery) {
 		n.log.Warn(s.Warning)
 	}
 	if o.broken.due(s.LoadError, time.Now(), complainEvery) {
 		n.log.Error("changed certificates or rules cannot be used", "node", id.Name(), "error", s.LoadError)
-		o.bus.Emit(observe.Event{Kind: observe.EventIdentityRefused, Name: id.Name(), Reason: s.LoadError})
+		n.account.Bus.Emit(observe.Event{Kind: observe.EventIdentityRefused, Name: id.Name(), Reason: s.LoadError})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -235,7 +236,7 @@ func TestExportForOnePeer(t *testing.T) {
 					err = y.Wait(ctx(t))
 				}
 				if !errors.Is(err, p.want) {
-					t.Errorf("%s over %s: %v, expected %v", kindName(kind), via, err, p.want)
+					t.Errorf("%s over %s: %v, expected %v", account.KindName(kind), via, err, p.want)
 				}
 			}
 		}

@@ -20,7 +20,8 @@ func (p *Peer) serve(r *control.Request) {
 		err = control.Errorf(control.Shutdown, "the node is closing")
 	}
 	if err != nil {
-		p.requestRefused(r.Method.String(), err)
+		p.node.log.Debug("request refused", "peer", p.info.Name, "method", r.Method.String(), "error", err)
+		p.account.Refused(r.Method.String(), err.Error())
 	}
 	p.mu.Lock()
 	if err != nil {

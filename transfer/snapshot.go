@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 )
@@ -20,16 +21,10 @@ func (n *Node) Snapshot() observe.Snapshot {
 	s := observe.Snapshot{Time: time.Now(), Peers: []observe.PeerStatus{}, Transfers: []observe.TransferStatus{},
 		Paths: []observe.PathTotals{}}
 	s.Node = observe.NodeStatus{Name: n.opts.Name, Instance: fmt.Sprintf("%016x", n.instance), Addresses: n.Addrs(),
-		Started:       n.obs.started,
-		UptimeSeconds: s.Time.Sub(n.obs.started).Seconds(), TurnedAway: n.obs.turned.Load(),
-		EventsMissed: map[string]uint64{}}
+		Insecure: n.opts.Insecure}
 	for _, d := range n.drivers {
 		s.Node.Drivers = append(s.Node.Drivers, d.Name())
 	}
-	for k, m := range n.obs.bus.Missed() {
-		s.Node.EventsMissed[k.String()] = m
-	}
-	s.Node.Insecure = n.opts.Insecure
 	n.mu.Lock()
 	if n.failed != nil {
 		s.Node.Failed = n.failed.Error()
@@ -43,8 +38,7 @@ func (n *Node) Snapshot() observe.Snapshot {
 	}
 	s.Memory = n.memoryStatus()
 	s.Exports = n.exportStatus()
-	n.obs.snapshot(&s)
-	s.Latency, s.Setup = n.obs.took.Latencies(), n.obs.setups.Latencies()
+	n.account.Snapshot(&s)
 	return s
 }
 
@@ -89,137 +83,71 @@ func (n *Node) exportStatus() []observe.ExportStatus {
 	return out
 }
 
-// snapshot fills in what is guarded by the observer's mutex, then asks peers, paths and transfers
-// for their details.
-func (o *observer) snapshot(s *observe.Snapshot) {
-	var peers []*Peer // beside s.Peers
-	var open []*Transfer
-	rows := map[*Peer][]*inUse{}
-	stats := map[*inUse]observe.PathCounters{}
-	byDriver := map[string]*observe.PathTotals{}
-	driver := func(name string) *observe.PathTotals {
-		if byDriver[name] == nil {
-			byDriver[name] = &observe.PathTotals{Path: name}
-		}
-		return byDriver[name]
-	}
+// The rows of a snapshot that package account asks for.
+type (
+	peerRow     Peer
+	channelRow  channel
+	transferRow Transfer
+)
 
-	o.mu.Lock()
-	s.Node.PeersTotal, s.Node.Refused, s.Node.SetupFailures = o.peersUp, o.pastRefused, maps.Clone(o.setupBad)
-	all := o.past
-	for name, x := range o.ended {
-		d := driver(name)
-		d.Opened += x.paths
-		d.Counters.Add(&x.stats)
-	}
-	for _, x := range o.paths {
-		c := observe.PathCounters(x.p.Stats())
-		stats[x] = c
-		rows[x.peer] = append(rows[x.peer], x)
-		d := driver(x.p.Name())
-		d.Up++
-		d.Opened++
-		d.Counters.Add(&c)
-	}
-	for p, up := range o.peers {
-		a := &p.account
-		a.mu.Lock()
-		all.add(&a.counts)
-		s.Node.Refused += a.refused
-		s.Node.TransfersRunning += a.open
-		for t := a.active; t != nil; t = t.nextOpen {
-			open = append(open, t)
-		}
-		if up {
-			peers = append(peers, p)
-			c := a.paths
-			s.Peers = append(s.Peers, observe.PeerStatus{ID: p.number, BytesOut: c.Out(), BytesIn: c.In(),
-				Since: a.since, Transfers: a.open, Refused: a.refused, Totals: a.counts.totals()})
-		}
-		a.mu.Unlock()
-	}
-	o.mu.Unlock()
-
-	s.Totals = all.totals()
-	for _, d := range byDriver {
-		s.Paths = append(s.Paths, *d)
-	}
-	slices.SortFunc(s.Paths, func(a, b observe.PathTotals) int { return cmp.Compare(a.Path, b.Path) })
-	for i, p := range peers {
-		r := &s.Peers[i]
-		r.Name, r.Address, r.SameHost, r.Security = p.info.Name, p.address(), p.SameHost(), p.Security().String()
-		r.Certificate, r.Rights = p.cert.Name, p.Rights().String()
-		r.RoundTripSeconds = p.RoundTrip().Seconds()
-		for _, x := range rows[p] {
-			c := stats[x]
-			r.BytesOut += c.Out()
-			r.BytesIn += c.In()
-			r.Paths = append(r.Paths, x.status(c))
-		}
-		slices.SortFunc(r.Paths, func(a, b observe.PathStatus) int {
-			return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.ID, b.ID), a.Since.Compare(b.Since))
-		})
-	}
-	slices.SortFunc(s.Peers, func(a, b observe.PeerStatus) int { return cmp.Compare(a.ID, b.ID) })
-	for _, t := range open {
-		s.Transfers = append(s.Transfers, t.status(s.Time))
-	}
-	slices.SortFunc(s.Transfers, func(a, b observe.TransferStatus) int {
-		return cmp.Or(-cmp.Compare(a.AgeSeconds, b.AgeSeconds), cmp.Compare(a.ID.Number(), b.ID.Number()))
-	})
+func (row *peerRow) FillPeer(r *observe.PeerStatus) {
+	p := (*Peer)(row)
+	r.Address, r.SameHost, r.Security = p.address(), p.SameHost(), p.Security().String()
+	r.Certificate, r.Rights = p.cert.Name, p.Rights().String()
+	r.RoundTripSeconds = p.RoundTrip().Seconds()
 }
 
-// status is the path as its owner sees it.
-func (x *inUse) status(c observe.PathCounters) observe.PathStatus {
-	caps := x.p.Capabilities()
-	r := observe.PathStatus{Path: x.p.Name(), ID: x.id, Queue: x.queue, Since: x.since,
-		Security: caps.Security.String(), Proof: caps.Proof.String(),
-		OneSided: caps.OneSided, Window: caps.Window, UserCopies: caps.UserCopies, KernelCopies: caps.KernelCopies,
-		Counters: c}
-	cost := path.Cost{}
-	if l := x.ch; l != nil {
-		l.mu.Lock()
-		r.InFlight, r.Queued = l.inflight, l.queue.Len()
-		cost = l.cost.get(clock())
-		r.Explain = l.p.Explain()
-		l.unlock() // a transfer may have come meanwhile
-	}
+func (row *channelRow) FillPath(r *observe.PathStatus) {
+	ch := (*channel)(row)
+	ch.mu.Lock()
+	r.InFlight, r.Queued = ch.inflight, ch.queue.Len()
+	cost := ch.cost.get(clock())
+	r.Explain = ch.p.Explain()
+	ch.unlock() // a transfer may have come meanwhile
 	r.Cost = observe.CostStatus{LatencySeconds: cost.Latency.Seconds(), BytesPerSecond: cost.BytesPerSec,
 		Measured: cost.Measured}
-	return r
 }
 
-// status is the transfer now; it may have ended since it was listed.
-func (t *Transfer) status(now time.Time) observe.TransferStatus {
+// FillTransfer says how the transfer is now; it may have ended since it was listed.
+func (row *transferRow) FillTransfer(r *observe.TransferStatus, now time.Time) {
+	t := (*Transfer)(row)
 	t.mu.Lock()
 	via, begin, changes := t.explain.Path, t.explain.Times.begin, len(t.explain.Failovers)
 	t.mu.Unlock()
-	return observe.TransferStatus{ID: t.id, Kind: kindName(t.kind), Peer: t.peer.info.Name, PeerID: t.peer.number,
+	*r = observe.TransferStatus{ID: t.id, Kind: account.KindName(t.kind), Peer: t.peer.info.Name, PeerID: t.peer.number,
 		Bytes: t.bytes, Moved: t.moved.Load(),
 		AgeSeconds: max(now.Sub(epoch)-begin, 0).Seconds(), Path: via, Priority: t.priority.String(), Stream: t.stream,
 		Failovers: changes}
 }
 
-// totals gives the counts their names.
-func (c *counts) totals() []observe.KindTotals {
-	out := make([]observe.KindTotals, 0, numOps)
-	for i := range c {
-		x := &c[i]
-		t := observe.KindTotals{Kind: opNames[i], Begun: x.begun, Completed: x.completed, Canceled: x.canceled,
-			Bytes: x.bytes, Partial: x.partial,
-			Retries: x.retries, Failovers: x.failovers, Fallbacks: x.fallbacks, Received: x.received,
-			Failures: map[string]uint64{}, Rejected: map[string]uint64{}}
-		for k, n := range x.failed {
-			t.Failed += n
-			if n > 0 {
-				t.Failures[reasonName(k)] += n
-			}
-			if m := x.rejected[k]; m > 0 {
-				t.Rejected[reasonName(k)] += m
-			}
-		}
-		t.Running = t.Begun - t.Completed - t.Canceled - t.Failed
-		out = append(out, t)
+// entered puts a transfer into the account of its peer, unless that is lost; counted takes it out.
+func (t *Transfer) entered() error {
+	if p := t.peer; !p.account.Begun(&t.entry, (*transferRow)(t), t.op(t.bytes)) {
+		return p.Err()
 	}
-	return out
+	return nil
 }
+
+// counted takes a transfer out of the account of its peer. No mutex is held.
+func (t *Transfer) counted(err error) {
+	t.mu.Lock()
+	via, took := t.explain.Path, t.explain.Times.Total
+	t.mu.Unlock()
+	t.peer.account.Ended(&t.entry, t.op(t.moved.Load()), via, took, err)
+}
+
+// rerouted counts the choice of a path, the one with this index among the candidates.
+func (t *Transfer) rerouted(to string, index int) {
+	t.mu.Lock()
+	from := t.explain.Path
+	t.mu.Unlock()
+	t.peer.account.Rerouted(t.op(t.bytes), from, to, index)
+}
+
+func (t *Transfer) op(bytes uint64) account.Op {
+	return account.Op{ID: t.id, Kind: t.kind, Bytes: bytes}
+}
+
+// Retried counts an attempt after the first of something that is made of many transfers: it may be
+// with another peer of the same address.
+func (n *Node) Retried(kind path.OpKind) { n.account.Retried(kind) }

@@ -273,7 +273,7 @@ func (s *stager) chose(c *Transfer, ch *channel, cs []Candidate, at int) {
 		return
 	}
 	t := s.t
-	t.peer.transferPath(t, cs[at].Path, at)
+	t.rerouted(cs[at].Path, at)
 	c.mu.Lock()
 	x, via := *c.explain.more(), c.explain.Path
 	c.mu.Unlock()

@@ -114,7 +114,7 @@ func TestDeviceLost(t *testing.T) {
 			if e := x.Explain(); e.Moved == 0 || e.Moved >= x.Bytes() {
 				t.Errorf("%d bytes are in place: %v", e.Moved, e)
 			}
-			if k := p.a.Snapshot().Totals[opIndex(kind)]; k.Begun != 1 || k.Running != 0 ||
+			if k := p.a.Snapshot().Totals[kind-path.Put]; k.Begun != 1 || k.Running != 0 ||
 				k.Completed+k.Canceled != 0 {
 				t.Errorf("%+v", k)
 			}
@@ -256,7 +256,7 @@ func TestStagedFailover(t *testing.T) {
 		if e.Path != "tcp" || len(e.Failovers) == 0 || e.Failovers[0].From != "bad" {
 			t.Errorf("%v", e)
 		}
-		if k := p.a.Snapshot().Totals[opIndex(kind)]; k.Completed != 1 || k.Failovers == 0 ||
+		if k := p.a.Snapshot().Totals[kind-path.Put]; k.Completed != 1 || k.Failovers == 0 ||
 			k.Failovers > uint64(len(e.Failovers)) || k.Bytes != 3<<20 {
 			t.Errorf("%+v\n%v", k, e)
 		}

@@ -26,8 +26,8 @@ func (p *Peer) answerStatus(q *control.Status) (control.Body, error) {
 		rows = int(min(q.Rows, statusRows))
 	}
 	// One at a time: peers that ask often cannot keep more than one core busy.
-	p.node.obs.status.Lock()
-	defer p.node.obs.status.Unlock()
+	p.node.answering.Lock()
+	defer p.node.answering.Unlock()
 	s, body := p.node.Snapshot(), p.maxBody()
 	for explain := true; ; {
 		r, err := packStatus(s.Cut(rows, explain), body)

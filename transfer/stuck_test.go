@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -368,7 +369,7 @@ func (d *narrowDriver) Dial(ctx context.Context, o setup.Offer, cfg setup.Config
 // and others go on by a new path.
 func TestCancelOnStalledPath(t *testing.T) {
 	for _, kind := range []path.OpKind{path.Put, path.Get} {
-		t.Run(kindName(kind), func(t *testing.T) {
+		t.Run(account.KindName(kind), func(t *testing.T) {
 			d, err := fault.NewProxyDriver(tcp.New(tcp.Options{CongestionControl: tcp.CongestionSystem}), fault.Plan{})
 			if err != nil {
 				t.Fatal(err)
