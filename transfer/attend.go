@@ -5,6 +5,7 @@ import (
 	"runtime"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/transfer/loop"
 )
 
 // attend has the calling goroutine serve the channel of the transfer, as the loop does, until the
@@ -15,19 +16,19 @@ func (t *Transfer) attend(ctx context.Context) {
 	t.mu.Lock()
 	l := t.channel
 	t.mu.Unlock()
-	if l == nil || l.peer.node.loop.spin == 0 || !l.attended.CompareAndSwap(false, true) {
+	if l == nil || l.peer.node.loop.Spin() == 0 || !l.attended.CompareAndSwap(false, true) {
 		return
 	}
-	for round, until := 1, clock()+l.peer.node.loop.spin; !t.ended() && ctx.Err() == nil && clock() < until; round++ {
-		if round%lookRounds == 0 {
+	for round, until := 1, clock()+l.peer.node.loop.Spin(); !t.ended() && ctx.Err() == nil && clock() < until; round++ {
+		if round%loop.LookRounds == 0 {
 			runtime.Gosched()
 		}
-		if more, _ := l.serve(false); !more {
+		if more, _ := l.Serve(false); !more {
 			sys.Yield()
 		}
 	}
 	l.attended.Store(false)
-	if more, _ := l.serve(true); more {
-		l.peer.node.loop.kick(l)
+	if more, _ := l.Serve(true); more {
+		l.peer.node.loop.Kick(l)
 	}
 }

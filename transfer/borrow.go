@@ -48,7 +48,7 @@ func (p *Peer) borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 		}
 		if !kicked { // the request is on its way then, and the answer wakes the loop
 			kicked = true
-			p.node.loop.kick(ch)
+			p.node.loop.Kick(ch)
 		}
 		select {
 		case <-wait:

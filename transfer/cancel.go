@@ -33,7 +33,7 @@ func (ch *channel) cancel(t *Transfer) {
 		ch.expectEnd(t)
 	}
 	ch.finish(&end)
-	ch.peer.node.loop.kick(ch)
+	ch.peer.node.loop.Kick(ch)
 }
 
 // expectEnd has the path closed if a canceled transfer does not end in time. The mutex is held.

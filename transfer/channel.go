@@ -276,15 +276,28 @@ func (ch *channel) act(t *Transfer, step state.Step, end *ending) {
 	}
 }
 
-// serve polls once and dispatches. It returns whether there may be more to do at once, and whether
-// goroutines of the application can go on now. The loop calls it, and the goroutine that attends
-// the channel.
-func (ch *channel) serve(arm bool) (more, woke bool) {
+// Serve polls once and dispatches, as loop.Source says. The goroutine that attends the channel calls
+// it as well.
+func (ch *channel) Serve(arm bool) (more, woke bool) {
 	var end ending
 	ch.mu.Lock()
 	more = ch.round(arm, &end)
 	ch.finish(&end)
 	return more, end.woke
+}
+
+// Attended reports whether a goroutine that waits for a transfer serves the channel.
+func (ch *channel) Attended() bool { return ch.attended.Load() }
+
+// watched gives the channel to the loop.
+func (ch *channel) watched() (err error) {
+	ch.mu.Lock() // the path may be closed meanwhile, and its descriptor be another file's
+	defer ch.unlock()
+	if ch.gone {
+		return ch.down
+	}
+	ch.tag, err = ch.peer.node.loop.Add(ch, ch.p.FD())
+	return err
 }
 
 func (ch *channel) round(arm bool, end *ending) (more bool) {
@@ -303,7 +316,7 @@ func (ch *channel) round(arm bool, end *ending) (more bool) {
 	if mute := held || ch.attended.Load(); mute != ch.muted {
 		// The descriptor of a channel that the loop does not poll stays readable, and would keep
 		// the loop from sleeping.
-		ch.peer.node.loop.watch(ch, !mute)
+		ch.peer.node.loop.Watch(ch.p.FD(), ch.tag, !mute)
 		ch.muted = mute
 	}
 	if held {

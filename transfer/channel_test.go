@@ -110,7 +110,7 @@ func TestBatching(t *testing.T) {
 		t.Fatalf("5 puts behind 17 in flight were handed over as %v", c)
 	}
 	gate(false)
-	p.a.loop.kick(ch)
+	p.a.loop.Kick(ch)
 	for _, x := range all {
 		wait(t, x, nil)
 		addsUp(t, x)

@@ -442,5 +442,5 @@ func (ch *channel) prove(t *Transfer) {
 	}
 	ch.mu.Unlock()
 	end.run(ch)
-	ch.peer.node.loop.kick(ch)
+	ch.peer.node.loop.Kick(ch)
 }

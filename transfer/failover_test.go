@@ -198,7 +198,7 @@ func TestFailover(t *testing.T) {
 			x := s.putPart(t, 1)
 			l.shut(errCut)
 			s.mode.Store(well)
-			s.a.loop.kick(nodeChannelOr(s.a, "alpha", l))
+			s.a.loop.Kick(nodeChannelOr(s.a, "alpha", l))
 			s.check(t, x, "beta", 1)
 			if f := x.Explain().Failovers[0]; f.Moved == 0 {
 				t.Errorf("what was in place is not counted: %+v", f)

@@ -63,7 +63,7 @@ func (r *recorder) open(p *pair, ch *channel) {
 	r.mu.Lock()
 	r.shut = false
 	r.mu.Unlock()
-	p.a.loop.kick(ch)
+	p.a.loop.Kick(ch)
 }
 
 func (r *recorder) all() []posted {

@@ -156,7 +156,7 @@ func (n *Node) keepExposed(c closedPath, p path.Path) {
 		c.refund()
 		return
 	}
-	n.exposed[c] = n.loop.addClosed(x.ExposedFD(), func() { n.lookExposed(c) })
+	n.exposed[c] = n.loop.AddClosed(x.ExposedFD(), func() { n.lookExposed(c) })
 }
 
 // lookExposed forgets a closed path whose peer has let go.
@@ -168,7 +168,7 @@ func (n *Node) lookExposed(c closedPath) {
 	tag, kept := n.exposed[c]
 	delete(n.exposed, c)
 	n.mu.Unlock()
-	n.loop.removeClosed(tag)
+	n.loop.RemoveClosed(tag)
 	if kept {
 		c.refund()
 	}

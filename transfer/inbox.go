@@ -229,7 +229,7 @@ func (p *Peer) next() (in Incoming, ok bool) {
 	}
 	b.mu.Unlock()
 	for _, ch := range room {
-		p.node.loop.kick(ch)
+		p.node.loop.Kick(ch)
 	}
 	return in, true
 }

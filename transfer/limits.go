@@ -235,7 +235,7 @@ func (ch *channel) overRate() bool {
 		return false
 	}
 	if ch.resume == nil {
-		ch.resume = time.AfterFunc(wait, func() { ch.peer.node.loop.kick(ch) })
+		ch.resume = time.AfterFunc(wait, func() { ch.peer.node.loop.Kick(ch) })
 	} else {
 		ch.resume.Reset(wait)
 	}

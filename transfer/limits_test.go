@@ -204,7 +204,7 @@ func TestIncomingTransfersAtOnce(t *testing.T) {
 		t.Fatalf("refused with %v", err)
 	}
 	r.open(p, ch)
-	p.b.loop.kick(channelOf(t, p.ba, "tcp"))
+	p.b.loop.Kick(channelOf(t, p.ba, "tcp"))
 	wait(t, first, nil)
 	nothingInUse(t, p.a, p.b)
 	x, err = p.ab.SendTensor(ctx(t), "b", f32(1000), src.All(), PutOptions{})

@@ -4,11 +4,14 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"slices"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/transfer/loop"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -60,7 +63,7 @@ func TestSpinningLoopYields(t *testing.T) {
 		}
 	}
 	count.Store(false)
-	if most > 20*lookRounds {
+	if most > 20*loop.LookRounds {
 		t.Errorf("the loops polled %d times before the caller of an ended put ran", most)
 	}
 }
@@ -77,11 +80,22 @@ func TestLoopFails(t *testing.T) {
 		}
 		return p.Poll(events)
 	}
-	p := newPair(t, Options{Paths: []setup.Driver{d}, OnEvent: func(e observe.Event) {
+	p := newPair(t, Options{})
+	others := epolls(t)
+	p.a = open(t, Options{Paths: []setup.Driver{d}, OnEvent: func(e observe.Event) {
 		if e.Kind == observe.EventNodeFailed {
 			close(failed) // once
 		}
 	}})
+	own := epolls(t)
+	own = slices.DeleteFunc(own, func(fd int) bool { return slices.Contains(others, fd) })
+	if len(own) != 1 {
+		t.Fatalf("the loop has the epoll instances %v, expected one", own)
+	}
+	var err error
+	if p.ab, err = p.a.Dial(ctx(t), p.b.Addrs()[0]); err != nil {
+		t.Fatal(err)
+	}
 	export(t, p.b, region(t, 4096), "dst", path.Write)
 	rem, src := lookup(t, p.ab, "dst"), region(t, 4096)
 	put := putter(t, p, "tcp", 1)
@@ -97,10 +111,10 @@ func TestLoopFails(t *testing.T) {
 	}
 	defer null.Close()
 	// epoll_wait on a file that is no epoll instance is EINVAL.
-	if err := syscall.Dup3(int(null.Fd()), p.a.loop.ep.FD(), syscall.O_CLOEXEC); err != nil {
+	if err := syscall.Dup3(int(null.Fd()), own[0], syscall.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	p.a.loop.kick(channelOf(t, p.ab, "tcp"))
+	p.a.loop.Kick(channelOf(t, p.ab, "tcp"))
 	soon(t, failed, "the event")
 	deaf.Store(false)
 	soon(t, p.ab.Gone(), "the end of the peer")
@@ -122,34 +136,17 @@ func TestLoopFails(t *testing.T) {
 	}
 }
 
-// TestLoopAfterClose: a loop that has ended writes to no descriptor. The number of its own may be
-// that of a file by then.
-func TestLoopAfterClose(t *testing.T) {
-	dir := t.TempDir()
-	for end := ctx(t); end.Err() == nil; {
-		l, err := newLoop(0, func(err error) { t.Error(err) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.close()
-		var f *os.File
-		for f == nil || int(f.Fd()) < l.wake {
-			if f, err = os.CreateTemp(dir, ""); err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-		}
-		if int(f.Fd()) != l.wake { // another goroutine was quicker
-			continue
-		}
-		l.kick(&channel{})
-		if fi, err := f.Stat(); err != nil || fi.Size() != 0 {
-			t.Errorf("a file that was opened behind the loop's end has %d bytes, %v", fi.Size(), err)
-		}
-		if err := l.add(&channel{}); !errors.Is(err, ErrClosed) {
-			t.Errorf("add: %v, expected ErrClosed", err)
-		}
-		return
+// epolls are the descriptors of the epoll instances of this process.
+func epolls(t *testing.T) (out []int) {
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Error("no file gets the number of the closed descriptor")
+	for _, e := range all {
+		if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); to == "anon_inode:[eventpoll]" {
+			fd, _ := strconv.Atoi(e.Name())
+			out = append(out, fd)
+		}
+	}
+	return out
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/loop"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
@@ -157,7 +158,7 @@ type Node struct {
 type resources struct {
 	drivers   []setup.Driver
 	missing   []Candidate // what this machine cannot have, with the reason
-	loop      *loop
+	loop      *loop.Loop
 	regs      *mem.RegCache
 	pool      *mem.Allocator
 	exports   path.Exports
@@ -286,7 +287,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	if err = n.openMemory(); err != nil {
 		return nil, err
 	}
-	if n.loop, err = newLoop(max(o.Spin, 0), n.fail); err != nil {
+	if n.loop, err = loop.New(max(o.Spin, 0), n.fail, ErrClosed, ErrFailed); err != nil {
 		return nil, errors.Join(err, n.closeMemory())
 	}
 	if o.OnEvent != nil {
@@ -449,7 +450,7 @@ func (n *Node) Close() error {
 	n.wg.Wait()
 	n.account.Await()
 	if n.loop != nil {
-		n.loop.close()
+		n.loop.Close()
 	}
 	n.closeQueues(exports)
 	n.forgetExposed()

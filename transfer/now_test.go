@@ -20,7 +20,7 @@ func hold(t *testing.T, n *Node) (release func()) {
 		t.Fatal(err)
 	}
 	held, free := make(chan struct{}), make(chan struct{})
-	tag := n.loop.addClosed(bell, func() {
+	tag := n.loop.AddClosed(bell, func() {
 		sys.Unring(bell)
 		close(held)
 		<-free
@@ -28,7 +28,7 @@ func hold(t *testing.T, n *Node) (release func()) {
 	sys.Ring(bell)
 	<-held
 	return func() {
-		n.loop.removeClosed(tag)
+		n.loop.RemoveClosed(tag)
 		sys.Close(bell)
 		close(free)
 	}

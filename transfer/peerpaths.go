@@ -379,7 +379,7 @@ func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*channel, error) {
 	}
 	p.mu.Unlock()
 	if err == nil {
-		if err = p.node.loop.add(ch); err == nil {
+		if err = ch.watched(); err == nil {
 			p.node.log.Info("path up", "peer", p.info.Name, "path", pth.Name(), "security", ch.caps.Security.String())
 			return ch, nil
 		}
@@ -405,7 +405,7 @@ func (p *Peer) forget(ch *channel) {
 	}
 	p.changed()
 	p.mu.Unlock()
-	p.node.loop.remove(ch)
+	p.node.loop.Remove(ch.tag)
 }
 
 // channelDown is called when a path ended; the peer stays as long as its control connection does.
@@ -432,7 +432,7 @@ func (p *Peer) fence(key path.Key) []<-chan error {
 	var out []<-chan error
 	for _, l := range channels {
 		out = append(out, l.fence(key))
-		p.node.loop.kick(l)
+		p.node.loop.Kick(l)
 	}
 	return out
 }

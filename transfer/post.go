@@ -67,7 +67,7 @@ func (ch *channel) post(classes uint64, end *ending) {
 			continue
 		}
 		if errors.Is(err, path.ErrDown) {
-			ch.peer.node.loop.kick(ch) // for the event that says so
+			ch.peer.node.loop.Kick(ch) // for the event that says so
 		}
 		if k < n && (done == 0 || errors.Is(err, path.ErrDown)) {
 			return

@@ -160,7 +160,7 @@ func TestPreparedUnderWay(t *testing.T) {
 		t.Error("nothing holds the memory of a post under way")
 	}
 	shut.Store(false)
-	p.a.loop.kick(channelOf(t, p.ab, "tcp"))
+	p.a.loop.Kick(channelOf(t, p.ab, "tcp"))
 	wait(t, first, nil)
 	if err := <-closed; err != nil {
 		t.Error(err)

@@ -217,7 +217,7 @@ func (s *lostQuietly) release() {
 	for _, p := range s.b.Peers() {
 		p.mu.Lock()
 		for _, l := range p.paths {
-			s.b.loop.kick(l)
+			s.b.loop.Kick(l)
 		}
 		p.mu.Unlock()
 	}
