@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -22,7 +23,7 @@ func (ch *channel) cancel(t *Transfer) {
 	ch.mu.Lock()
 	for i := range ch.slots {
 		if s := &ch.slots[i]; s.t == t {
-			ch.p.Cancel(uint64(s.gen)<<32&^fenceToken | uint64(i))
+			ch.p.Cancel(uint64(s.gen)<<32&^fence.Token | uint64(i))
 		}
 	}
 	if t.item.Queued() { // also one that only has its notification left, which may wait for others for ever

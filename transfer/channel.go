@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
 	"github.com/penstock-io/penstock/transfer/state"
@@ -45,7 +46,7 @@ type channel struct {
 	scratch
 	clock    time.Duration // what it says now; 0: read it
 	callers  *Transfer     // which the goroutine that holds the channel has just submitted, nil if none
-	fences   fences
+	fences   fence.Set
 	watchers []chan struct{} // closed at the next poll
 }
 
@@ -73,9 +74,6 @@ type slot struct {
 // fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a
 // peer for ever, and a caller that wants memory back must not wait for that.
 const fenceRoom = 1
-
-// fenceToken marks tokens of fences, which use no slot.
-const fenceToken = 1 << 63
 
 func newChannel(peer *Peer, id uint64, p path.Path, g *grant) *channel {
 	caps := p.Capabilities()
@@ -308,7 +306,7 @@ func (ch *channel) round(arm bool, end *ending) (more bool) {
 		return false
 	}
 	// others wait for its fences, which end when it is polled
-	awaited := len(ch.fences.posted)+len(ch.fences.waiting) > 0
+	awaited := !ch.fences.Empty()
 	if held && awaited && !ch.peer.crowded() {
 		held = false
 	}
@@ -351,7 +349,7 @@ func (ch *channel) poll(end *ending) int {
 		}
 	}
 	if n > 0 && ch.down == nil {
-		ch.fences.post(ch.p)
+		ch.fences.Post(ch.p)
 	}
 	if n > 0 && ch.down == nil && ch.queue.Len() > 0 {
 		if wait := ch.batch.Wait(time.Now(), ch.inflight-ch.bulk); wait > 0 { // large ones do not wait for company
@@ -366,10 +364,10 @@ func (ch *channel) poll(end *ending) int {
 
 // opEnded acts on an EventDone.
 func (ch *channel) opEnded(e *path.Event, end *ending) {
-	if e.Token&fenceToken == 0 {
+	if e.Token&fence.Token == 0 {
 		ch.opDone(e, end)
 	} else {
-		ch.fences.ended(e)
+		ch.fences.Ended(e)
 	}
 }
 
@@ -466,9 +464,9 @@ func (ch *channel) wentDown(cause error, end *ending) {
 		ch.interrupted(t, end)
 	}
 	ch.broken = nil
-	ch.peer.node.keepExposed(ch, ch.p)
-	for _, f := range ch.fences.take() {
-		ch.peer.node.linger(&ch.mu, ch.p, f)
+	ch.peer.node.exposed.Keep(&fence.Path{Mu: &ch.mu, Path: ch.p, Refund: ch.grant.release})
+	for _, w := range ch.fences.Take() {
+		ch.peer.node.exposed.Linger(&ch.mu, ch.p, w)
 	}
 }
 
@@ -491,4 +489,18 @@ func (ch *channel) shut(cause error) {
 		}
 	}
 	ch.finish(&end)
+}
+
+// fence waits until nothing that came by this path can reach the revoked export any more.
+func (ch *channel) fence(key path.Key) <-chan error {
+	w, done := fence.For(key)
+	ch.mu.Lock()
+	defer ch.unlock()
+	if ch.gone || ch.down != nil {
+		ch.peer.node.exposed.Linger(&ch.mu, ch.p, w)
+		return done
+	}
+	ch.fences.Add(w)
+	ch.fences.Post(ch.p)
+	return done
 }

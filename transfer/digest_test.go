@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -115,7 +116,7 @@ func TestDigestCatchesDamage(t *testing.T) {
 				d.poll = func(q path.Path, events []path.Event) int {
 					n := q.Poll(events)
 					for _, e := range events[:n] {
-						if e.Kind == path.EventDone && e.Err == nil && e.Token&fenceToken == 0 {
+						if e.Kind == path.EventDone && e.Err == nil && e.Token&fence.Token == 0 {
 							victim()[0] = src.All().Bytes()[0] ^ 4
 						}
 					}

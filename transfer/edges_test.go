@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -283,21 +284,24 @@ func (x *exposing) letGo() {
 	x.mu.Unlock()
 }
 
-// meanwhile is a path that is down, and something that happens when it is asked for a fence.
-type meanwhile func()
-
-func (f *meanwhile) fence(path.Key) <-chan error {
-	(*f)()
-	c := make(chan error, 1)
-	c <- nil
-	return c
+// meanwhile is a path that was closed, and something that happens when it is asked for a fence.
+type meanwhile struct {
+	path.Path
+	kept bool
+	then func()
 }
 
-func (f *meanwhile) exposing() bool { return false }
+func (m *meanwhile) Exposed() []path.Key {
+	if !m.kept {
+		m.kept = true
+		return make([]path.Key, 1)
+	}
+	m.then()
+	return nil
+}
 
-func (f *meanwhile) forget() {}
-
-func (f *meanwhile) refund() {}
+func (m *meanwhile) Forget()        {}
+func (m *meanwhile) ExposedFD() int { return -1 }
 
 // A queue is closed while an export is revoked: the revocation waits for the peer that still has
 // the memory mapped, wherever the queue was found.
@@ -318,10 +322,8 @@ func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
 	q := <-c
 	x := &exposing{Path: q.p, keys: []path.Key{e.Key()}}
 	q.p = x
-	closes := meanwhile(func() { q.Close() })
-	p.b.mu.Lock()
-	p.b.exposed[&closes] = 0
-	p.b.mu.Unlock()
+	p.b.exposed.Keep(&fence.Path{Mu: new(sync.Mutex), Refund: func() {},
+		Path: &meanwhile{then: func() { q.Close() }}})
 	done := make(chan error, 1)
 	go func() { done <- e.Revoke(ctx(t)) }()
 	select {

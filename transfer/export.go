@@ -172,7 +172,7 @@ func (x *Export) Revoke(ctx context.Context) error {
 	}
 	// Last those that are down: what goes down now was found above, or is found here.
 	waits = append(waits, n.fenceQueues(x)...)
-	waits = append(waits, n.fenceExposed(key)...)
+	waits = append(waits, n.exposed.Fence(key)...)
 	done := make(chan error, 1)
 	go func() {
 		<-unused // within a step of hashing

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/loop"
 	"github.com/penstock-io/penstock/transfer/observe"
@@ -159,6 +160,7 @@ type resources struct {
 	drivers   []setup.Driver
 	missing   []Candidate // what this machine cannot have, with the reason
 	loop      *loop.Loop
+	exposed   *fence.Closed // paths that are down, whose peers may still reach exports
 	regs      *mem.RegCache
 	pool      *mem.Allocator
 	exports   path.Exports
@@ -182,9 +184,6 @@ type nameTable struct {
 	sorted     nameIndex // of the same exports
 	byKey      map[path.Key]*Export
 	generation uint64
-	// down, but the peer may still reach exports, with the tag in the loop; nil when the node has
-	// ended
-	exposed map[closedPath]uint64
 }
 
 // sessionTable has the sessions of a node: open, under way and lost. The mutex of the node guards
@@ -257,8 +256,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		resources: resources{drivers: here, missing: missing, budget: budget.Process()},
 		admission: admission{limitsOf: map[string]*limits{}, patience: cancelPatience,
 			hashing: make(chan struct{}, hashers())},
-		nameTable: nameTable{names: map[string]*Export{}, byKey: map[path.Key]*Export{},
-			exposed: map[closedPath]uint64{}},
+		nameTable: nameTable{names: map[string]*Export{}, byKey: map[path.Key]*Export{}},
 		sessionTable: sessionTable{peers: map[*Peer]bool{}, closers: map[*func() error]bool{},
 			accepting: map[place]*acceptor{}, dialed: map[string]party{}, lost: map[party][][16]byte{}},
 		tensorTable: tensorTable{waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}),
@@ -290,6 +288,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	if n.loop, err = loop.New(max(o.Spin, 0), n.fail, ErrClosed, ErrFailed); err != nil {
 		return nil, errors.Join(err, n.closeMemory())
 	}
+	n.exposed = fence.NewClosed(n.loop, n.ctx.Done())
 	if o.OnEvent != nil {
 		n.callOnEvent(o.OnEvent)
 	}
@@ -449,11 +448,9 @@ func (n *Node) Close() error {
 	}
 	n.wg.Wait()
 	n.account.Await()
-	if n.loop != nil {
-		n.loop.Close()
-	}
+	n.loop.Close()
 	n.closeQueues(exports)
-	n.forgetExposed()
+	n.exposed.Forget()
 	if invariants.Enabled {
 		n.mu.Lock()
 		queues := len(n.owned) // which their owners close

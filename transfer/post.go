@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/state"
 )
@@ -30,7 +31,7 @@ func (ch *channel) again() {
 // before the next step of a caller.
 func (ch *channel) pump(end *ending) {
 	ch.batch.Reset()
-	ch.fences.post(ch.p)
+	ch.fences.Post(ch.p)
 	if ch.now != nil && ch.callers != nil && ch.callers.isBulk() && ch.queue.Len() > 1 {
 		ch.post(allClasses&^bulkClasses, end)
 	}
@@ -128,7 +129,7 @@ func (ch *channel) gather(classes uint64, end *ending) (n int, step bool) {
 		op := &ch.ops[n]
 		s.t, s.bulk, s.notify = t, t.isBulk() && !t.m.Posted(), t.m.Posted()
 		*op = path.Op{Kind: t.kind, Bulk: s.bulk, Imm: t.id.Number(),
-			Token: uint64(s.gen)<<32&^fenceToken | uint64(idx)}
+			Token: uint64(s.gen)<<32&^fence.Token | uint64(idx)}
 		s.part, op.Copies, op.Notify = t.m.Post(bytes, &s.copies)
 		if op.Notify {
 			op.Msg = t.msg

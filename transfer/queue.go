@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -38,7 +39,7 @@ type Queue struct {
 	pending atomic.Bool // fences are waiting for the owner
 	mu      sync.Mutex  // guards what follows
 	state   queueState
-	fences  fences
+	fences  fence.Set
 }
 
 type queueState uint8
@@ -167,9 +168,9 @@ func (q *Queue) filter(events []path.Event, n int) int {
 	k := 0
 	for i := range n {
 		e := &events[i]
-		if e.Kind == path.EventDone && e.Token&fenceToken != 0 {
+		if e.Kind == path.EventDone && e.Token&fence.Token != 0 {
 			q.mu.Lock()
-			q.fences.ended(e)
+			q.fences.Ended(e)
 			q.mu.Unlock()
 			continue
 		}
@@ -285,11 +286,11 @@ func (q *Queue) Close() error {
 	}
 	q.after.Lock()
 	err := q.p.Close()
-	q.peer.node.keepExposed(q, q.p)
+	q.peer.node.exposed.Keep(&fence.Path{Mu: &q.after, Path: q.p, Refund: q.grant.release})
 	q.mu.Lock()
 	q.state = queueClosed
-	for _, f := range q.fences.take() {
-		q.peer.node.linger(&q.after, q.p, f)
+	for _, w := range q.fences.Take() {
+		q.peer.node.exposed.Linger(&q.after, q.p, w)
 	}
 	q.pending.Store(false)
 	q.mu.Unlock()
@@ -329,39 +330,25 @@ func (q *Queue) lost() error {
 
 // fence asks the owner to fence an export; the owner does it at its next Poll or Wait.
 func (q *Queue) fence(key path.Key) <-chan error {
-	f := fenceWait{key, make(chan error, 1)}
+	w, done := fence.For(key)
 	q.mu.Lock()
 	state := q.state
 	if state == queueOwned {
-		q.fences.waiting = append(q.fences.waiting, f)
+		q.fences.Add(w)
 		q.pending.Store(true)
 	}
 	q.mu.Unlock()
 	switch state {
 	case queueOffered: // what comes later is refused
-		f.done <- nil
+		w.End(nil)
 	case queueOwned:
 		q.waiter.Interrupt()
 	case queueClosed:
 		q.after.Lock()
-		q.peer.node.linger(&q.after, q.p, f)
+		q.peer.node.exposed.Linger(&q.after, q.p, w)
 		q.after.Unlock()
 	}
-	return f.done
-}
-
-func (q *Queue) exposing() bool {
-	q.after.Lock()
-	defer q.after.Unlock()
-	return len(q.p.(exposer).Exposed()) > 0
-}
-
-func (q *Queue) refund() { q.grant.release() }
-
-func (q *Queue) forget() {
-	q.after.Lock()
-	defer q.after.Unlock()
-	q.p.(exposer).Forget()
+	return done
 }
 
 // postFences hands the fences to the path; once that is down it answers those whose memory the peer
@@ -371,16 +358,16 @@ func (q *Queue) postFences() {
 	defer q.mu.Unlock()
 	q.pending.Store(false)
 	if !q.told {
-		q.fences.post(q.p)
-		q.again = len(q.fences.waiting) > 0
+		q.fences.Post(q.p)
+		q.again = q.fences.Waits()
 		return
 	}
-	for _, f := range q.fences.take() {
-		if exposes(q.p, f.key) { // the next Poll or Close looks again
-			q.fences.waiting = append(q.fences.waiting, f)
+	for _, w := range q.fences.Take() {
+		if fence.Exposes(q.p, w.Key) { // the next Poll or Close looks again
+			q.fences.Add(w)
 			q.pending.Store(true)
 		} else {
-			f.done <- nil
+			w.End(nil)
 		}
 	}
 }
