@@ -204,7 +204,7 @@ func (ch *channel) take(end *ending) {
 			continue
 		}
 		if t.digest != nil { // it may have come to an outcome before the transfer had this channel
-			if known, err := t.digest.outcome(); known {
+			if known, err := t.digest.Outcome(); known {
 				t.m.Proved(err)
 			}
 		}
@@ -258,7 +258,7 @@ func (ch *channel) act(t *Transfer, step state.Step, end *ending) {
 	ch.leave(t)
 	switch step {
 	case state.Prove:
-		if err := t.digest.finish(); err != nil {
+		if err := t.digest.Finish(); err != nil {
 			t.m.Proved(err)
 			ch.follow(t, end)
 		}
@@ -399,9 +399,7 @@ func (ch *channel) opDone(e *path.Event, end *ending) {
 		t.mu.Lock()
 		t.proof = e.Proof
 		t.mu.Unlock()
-		if t.digest != nil {
-			t.digest.place(part)
-		}
+		t.placed(part)
 	}
 	ch.follow(t, end)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/digest"
 	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -235,8 +236,8 @@ func TestDigestRefusals(t *testing.T) {
 		"revoked":           {control.Digest{Blocks: block(gone.Key(), 0, 1)}, path.ErrKey},
 		"beyond":            {control.Digest{Blocks: block(ro.Key(), r.Len(), 1)}, path.ErrBounds},
 		"around":            {control.Digest{Blocks: block(ro.Key(), ^uint64(0), 2)}, path.ErrBounds},
-		"too much":          {control.Digest{Blocks: block(ro.Key(), 0, digestMax+1)}, control.OverBudget},
-		"too much in sum": {control.Digest{Blocks: append(block(ro.Key(), 0, digestMax), block(ro.Key(), 0, 1)...)},
+		"too much":          {control.Digest{Blocks: block(ro.Key(), 0, digest.MaxBytes+1)}, control.OverBudget},
+		"too much in sum": {control.Digest{Blocks: append(block(ro.Key(), 0, digest.MaxBytes), block(ro.Key(), 0, 1)...)},
 			control.OverBudget},
 		"all there is": {control.Digest{Blocks: append(block(ro.Key(), 0, ^uint64(0)), block(ro.Key(), 0, 2)...)},
 			control.OverBudget},
@@ -259,21 +260,18 @@ func TestDigestRefusals(t *testing.T) {
 		t.Errorf("continued after an error: %v", err)
 	}
 	// Digests that the peer does not continue do not pile up, and the latest survive.
-	for i := range digestsKept + 10 {
+	for i := range digest.MaxKept + 10 {
 		q := &control.Digest{Blocks: block(ro.Key(), 0, 1)}
 		q.ID[0], q.ID[1] = byte(i), byte(i>>8)
 		if _, err := p.ab.request(ctx(t), q); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s := &p.ba.digests
-	s.mu.Lock()
-	if len(s.kept) != digestsKept || s.busy != 0 {
-		t.Errorf("%d digests are kept, %d busy", len(s.kept), s.busy)
+	if _, err := p.ab.request(ctx(t), &control.Digest{At: 1}); !errors.Is(err, control.NotFound) {
+		t.Errorf("the first one is kept beside %d others: %v", digest.MaxKept+9, err)
 	}
-	s.mu.Unlock()
 	last := &control.Digest{At: 1, Last: true}
-	last.ID[0], last.ID[1] = (digestsKept+9)&0xff, (digestsKept+9)>>8
+	last.ID[0], last.ID[1] = (digest.MaxKept+9)&0xff, (digest.MaxKept+9)>>8
 	if _, err := p.ab.request(ctx(t), last); err != nil {
 		t.Errorf("the latest was forgotten: %v", err)
 	}
@@ -289,8 +287,8 @@ func TestDigestBusy(t *testing.T) {
 		p.b.hashing <- struct{}{}
 	}
 	q := &control.Digest{Last: true, Blocks: []control.Block{{Key: k, Len: 4096}}}
-	done := make(chan error, digestsAsked+1)
-	for range digestsAsked + 1 {
+	done := make(chan error, digest.MaxAsked+1)
+	for range digest.MaxAsked + 1 {
 		go func() {
 			_, err := p.ab.request(context.Background(), q)
 			done <- err
@@ -302,20 +300,20 @@ func TestDigestBusy(t *testing.T) {
 	for range cap(p.b.hashing) {
 		<-p.b.hashing
 	}
-	for range digestsAsked {
+	for range digest.MaxAsked {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	}
 	// The library itself waits for its turn.
 	rem := lookup(t, p.ab, "ro")
-	for range 4 * digestsAsked {
+	for range 4 * digest.MaxAsked {
 		go func() {
 			_, err := rem.Digest(context.Background(), 0, 4096)
 			done <- err
 		}()
 	}
-	for range 4 * digestsAsked {
+	for range 4 * digest.MaxAsked {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -621,24 +619,20 @@ func TestDigestBeforeThePath(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				x.digest.start()
-				for working := true; working; {
-					x.digest.mu.Lock()
-					working = x.digest.running
-					x.digest.mu.Unlock()
-					select {
-					case <-time.After(time.Millisecond):
-					case <-ctx(t).Done():
-						t.Fatal("the digests are not compared")
-					}
-				}
 				var want error
-				if kind == "put damaged" { // as if it had found that
+				if kind == "put damaged" { // the peer says so
 					want = path.ErrIntegrity
-					x.digest.mu.Lock()
-					x.digest.failed = want
-					x.digest.mu.Unlock()
+					asker := digest.NewAsker(p.ab.ctx, p.ab, func(*control.Digest) (*control.Response, error) {
+						body, err := control.AppendBody(nil, &control.DigestSum{Sum: [32]byte{1}})
+						return &control.Response{Body: body}, err
+					}, p.ab.maxBody)
+					x.digest = asker.New(digest.Work{ID: x.id, Kind: x.kind, Copies: x.m.Copies()}, (*compared)(x))
 				}
+				x.digest.Start()
+				until(t, "the comparison", func() bool {
+					known, _ := x.digest.Outcome()
+					return known
+				})
 				p.ab.start(p.ab.streams.leave(stream))
 				if err := x.Wait(ctx(t)); !errors.Is(err, want) || err == nil != (want == nil) {
 					t.Errorf("%v, expected %v\n%v", err, want, x.Explain())

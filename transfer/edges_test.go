@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/digest"
 	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -362,18 +363,21 @@ func TestDigesterIsFaster(t *testing.T) {
 		x.m = state.New(path.Put, x.m.Copies(), x.bytes, true, false)
 		x.m.Carried()
 		x.m.Route()
-		x.digest = newDigester(x)
-		x.digest.known = true
+		x.digest = p.ab.asks.New(digest.Work{ID: p.a.nextID(), Kind: path.Put}, (*compared)(x))
+		x.digest.Start()
+		until(t, "the outcome", func() bool { // it waits for the channel
+			known, _ := x.digest.Outcome()
+			return known
+		})
 		if canceled {
 			x.because.Store(&context.Canceled)
 		}
 		ch.mu.Unlock()
-		ch.prove(x)
 		ch.again()
 		soon(t, x.Done(), "the end of the transfer")
 		if err := x.Err(); err != nil && !(canceled && errors.Is(err, path.ErrCanceled)) {
 			t.Error(err)
 		}
-		x.digest.cancel()
+		x.digest.Cancel()
 	}
 }

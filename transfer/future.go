@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer/account"
+	"github.com/penstock-io/penstock/transfer/digest"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -32,7 +33,7 @@ type Transfer struct {
 	part    *stager               // of which this is a piece; nil: a transfer of its own
 	devices []*mem.Region         // local regions that the CPU cannot reach
 	because atomic.Pointer[error] // why it was canceled, nil if it was not
-	digest  *digester             // nil unless the digests of both sides are to be compared
+	digest  *digest.Comparison    // nil unless the digests of both sides are to be compared
 
 	room
 
@@ -217,7 +218,7 @@ func (t *Transfer) cancel(because error) bool {
 		return true
 	}
 	if t.digest != nil {
-		t.digest.cancel()
+		t.digest.Cancel()
 	}
 	t.mu.Lock()
 	ch, abort := t.channel, t.abort
@@ -280,8 +281,8 @@ func (t *Transfer) complete(err error) {
 		t.endPart(err)
 		return
 	}
-	if t.digest != nil && t.digest.intercept(err) {
-		return // it comes back when the digester does not touch the memory any more
+	if t.digest != nil && t.digest.Intercept(err) {
+		return // it comes back when the comparison does not touch the memory any more
 	}
 	if t.finish(err) && t.stream != 0 && !t.turn.CompareAndSwap(turnBegins, turnEnded) {
 		t.peer.advance(t)

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/digest"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -28,7 +29,8 @@ type Peer struct {
 	inbox   inbox
 	long    longParts
 	seen    seen
-	digests digests
+	asks    *digest.Asker
+	served  digest.Served
 	staged  *bounce.Peer
 	account *account.Peer
 	peerLimits
@@ -65,7 +67,7 @@ const retryAfter = time.Second
 // next.
 func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 	p := &Peer{
-		node: n, pending: map[uint64]chan *control.Response{}, digests: newDigests(),
+		node: n, pending: map[uint64]chan *control.Response{},
 		peerConn: peerConn{conn: c, raw: c},
 		peerUser: peerUser{role: role, local: isLocal(c.RemoteAddr()),
 			owner: sync.OnceValues(func() (int, error) {
@@ -117,6 +119,8 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	}
 	p.limits, _ = newLimits("a new peer", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
+	p.asks = digest.NewAsker(p.ctx, p, func(q *control.Digest) (*control.Response, error) { return p.request(p.ctx, q) },
+		p.maxBody)
 	p.staged = bounce.NewPeer(p.ctx, n.staging, (*stageSession)(p))
 	n.mu.Lock()
 	if err = n.usable(); err != nil {

@@ -194,7 +194,7 @@ func (p *Peer) set(ctx context.Context, t *Transfer) error {
 		return err
 	}
 	if t.m.Asked() {
-		t.digest = newDigester(t)
+		t.digest = newComparison(t)
 	}
 	if t.stream == 0 || p.streams.enter(t) {
 		p.start(t)
@@ -270,7 +270,7 @@ func (t *Transfer) abortable(parent context.Context) (context.Context, context.C
 
 func (p *Peer) launch(t *Transfer, ch *channel) {
 	if t.digest != nil {
-		t.digest.start()
+		t.digest.Start()
 	}
 	t.m.Route()
 	now := clock()

@@ -275,7 +275,8 @@ func TestAddresses(t *testing.T) {
 			o    Options
 			want string
 		}{{Options{}, c.plain}, {Options{Identity: id}, c.with}, {Options{Insecure: true}, c.risky}} {
-			n := &Node{opts: k.o, log: slog.New(slog.DiscardHandler)}
+			n := &Node{opts: k.o, log: slog.New(slog.DiscardHandler),
+				account: account.New(nil, ErrClosed, ErrPeerLost)}
 			a, err := parseAddress(c.addr)
 			if err == nil {
 				err = n.allows(a)

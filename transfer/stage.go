@@ -54,7 +54,7 @@ func (p *Peer) stage(t *Transfer) {
 		}
 		if err == nil && direct == nil {
 			if t.digest != nil {
-				t.digest.start()
+				t.digest.Start()
 			}
 			w := s.begun()
 			err = p.staged.Carry(ctx, w, s)
@@ -244,9 +244,7 @@ func (s *stager) Ended(pc *bounce.Piece, err error) {
 		return
 	}
 	t.moved.Add(pc.Bytes)
-	if t.digest != nil {
-		t.digest.place(state.Segment{At: pc.At, Bytes: pc.Bytes})
-	}
+	t.placed(state.Segment{At: pc.At, Bytes: pc.Bytes})
 }
 
 // flow is the place of the transfer's pieces in the queue of a channel, whose mutex is held.

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/digest"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -244,7 +245,7 @@ func TestStuckPeers(t *testing.T) {
 				}
 			})
 			local, _ := s.src.Span(0, 4096)
-			for range 2 * digestsAsked {
+			for range 2 * digest.MaxAsked {
 				if _, err := s.toBad.Put(context.Background(), []path.Copy{r.At(0, local)},
 					PutOptions{Digest: true}); err != nil {
 					s.t.Fatal(err)
