@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/transfer/fence"
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -65,8 +66,8 @@ func (ch *channel) endLate(t *Transfer, waited time.Duration) {
 	}
 	if late && ch.muted && !ch.gone {
 		// it is this side that holds the path back: the end may be there, behind notifications
-		for range inboxFenced / len(ch.events) {
-			if t.m.Outstanding() == 0 || ch.gone || ch.peer.crowded() || ch.poll(&end) == 0 {
+		for range inbox.MaxFenced / len(ch.events) {
+			if t.m.Outstanding() == 0 || ch.gone || ch.peer.inbox.Crowded() || ch.poll(&end) == 0 {
 				break
 			}
 		}

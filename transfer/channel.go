@@ -299,7 +299,7 @@ func (ch *channel) watched() (err error) {
 }
 
 func (ch *channel) round(arm bool, end *ending) (more bool) {
-	held := ch.peer.hold(ch)
+	held := ch.peer.inbox.Hold(ch)
 	ch.take(end)
 	if ch.gone {
 		end.woke = true
@@ -307,7 +307,7 @@ func (ch *channel) round(arm bool, end *ending) (more bool) {
 	}
 	// others wait for its fences, which end when it is polled
 	awaited := !ch.fences.Empty()
-	if held && awaited && !ch.peer.crowded() {
+	if held && awaited && !ch.peer.inbox.Crowded() {
 		held = false
 	}
 	held = held || !awaited && ch.overRate() // what it brings beyond its rate meanwhile is made up for afterwards

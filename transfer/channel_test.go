@@ -3,7 +3,6 @@ package transfer
 import (
 	"encoding/binary"
 	"errors"
-	"math"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
@@ -289,10 +289,8 @@ func TestSlowConsumer(t *testing.T) {
 			if n := ended.Load(); n == count {
 				t.Error("nothing was held back")
 			}
-			p.ba.inbox.mu.Lock()
-			waiting := len(p.ba.inbox.queue)
-			p.ba.inbox.mu.Unlock()
-			if waiting > inboxMax+64 {
+			waiting := p.ba.inbox.Len()
+			if waiting > inbox.Max+64 {
 				t.Errorf("%d notifications wait in the inbox", waiting)
 			}
 			if share := cpuShare(t, 400*time.Millisecond); share > 0.3 {
@@ -399,33 +397,5 @@ func TestProgressAndCallbacks(t *testing.T) {
 			src.Close()
 			soon(t, src.Unmapped(), "the return of the leases")
 		})
-	}
-}
-
-func TestSeen(t *testing.T) {
-	var s seen
-	for _, n := range []uint64{5, 1, 4, seenSpan + 5, 6, 1 << 40, math.MaxUint64 - 3, math.MaxUint64} {
-		if !s.first(n) {
-			t.Errorf("%d was not seen before", n)
-		}
-	}
-	if s.first(math.MaxUint64-3) || s.first(math.MaxUint64) {
-		t.Error("a repeated number counts as new")
-	}
-	// A large transfer may end after very many small ones that began later.
-	if !s.first(7) {
-		t.Error("an old number was refused")
-	}
-	s = seen{}
-	seenBefore := map[uint64]bool{}
-	rng := rand.New(rand.NewPCG(3, 4))
-	base := uint64(0)
-	for range 200000 {
-		base += uint64(rng.IntN(3))
-		n := base + uint64(rng.IntN(seenSpan/4))
-		if got := s.first(n); got == seenBefore[n] {
-			t.Fatalf("%d: first is %v", n, got)
-		}
-		seenBefore[n] = true
 	}
 }

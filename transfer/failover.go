@@ -211,7 +211,7 @@ func (p *Peer) deliveredHere(q *control.Delivered) (control.Body, error) {
 		if observe.ID(id).Instance() != p.info.Instance {
 			return nil, control.Errorf(control.BadRequest, "transfer %v is not of this peer's making", observe.ID(id))
 		}
-		a.Delivered[i] = p.seen.has(observe.ID(id).Number())
+		a.Delivered[i] = p.seen.Has(observe.ID(id).Number())
 	}
 	return &a, nil
 }

@@ -445,9 +445,7 @@ func TestTensorBeforeTheLoss(t *testing.T) {
 
 // waiting is how many notifications wait for the application.
 func (p *Peer) waiting() int {
-	p.inbox.mu.Lock()
-	defer p.inbox.mu.Unlock()
-	return len(p.inbox.queue)
+	return p.inbox.Len()
 }
 
 // A put on a node that is closed fails because of that, not because of what was closed with it.

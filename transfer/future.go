@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/digest"
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -80,7 +81,7 @@ type room struct {
 	oneExport [1]path.Desc
 	oneLease  [1]mem.Lease
 	oneReg    [1]mem.Registration
-	header    [headerSize]byte
+	header    [inbox.HeaderSize]byte
 }
 
 // outcome is the end of a transfer and who waits for it. The mutex of the transfer guards it, which

@@ -3,6 +3,7 @@ package transfer
 import (
 	"testing"
 
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -21,7 +22,7 @@ func TestFullInboxTakesPutsAgain(t *testing.T) {
 			x := export(t, p.b, region(t, 4096), "dst", path.Write)
 			defer x.Revoke(ctx(t))
 			rem, src := lookup(t, p.ab, "dst"), region(t, 4096)
-			const count = 4 * inboxMax
+			const count = 4 * inbox.Max
 			defer close(take)
 			for range count {
 				if _, err := p.ab.Notify(ctx(t), []byte("x"), PutOptions{Paths: []string{name}}); err != nil {
@@ -29,9 +30,10 @@ func TestFullInboxTakesPutsAgain(t *testing.T) {
 				}
 			}
 			full := func() bool {
-				p.ba.inbox.mu.Lock()
-				defer p.ba.inbox.mu.Unlock()
-				return len(p.ba.inbox.queue) >= inboxMax && len(p.ba.inbox.full) > 0
+				ch := channelOf(t, p.ba, name)
+				ch.mu.Lock()
+				defer ch.unlock()
+				return ch.muted && p.ba.inbox.Len() >= inbox.Max
 			}
 			until(t, "a full inbox", full)
 			receive := func(k int) {
@@ -50,7 +52,7 @@ func TestFullInboxTakesPutsAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			receive(inboxMax / 2)
+			receive(inbox.Max / 2)
 			wait(t, put, nil)
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -58,7 +59,7 @@ func TestLongNotificationsWait(t *testing.T) {
 			t.Fatalf("after %d messages: %v", sent, err)
 		}
 	}
-	if sent < longWaiting/MaxNotify {
+	if sent < inbox.MaxLong/MaxNotify {
 		t.Errorf("%d messages were taken", sent)
 	}
 	close(gate)
@@ -72,13 +73,13 @@ func TestLongNotificationsWait(t *testing.T) {
 	<-got
 }
 
-// What a peer cannot have sent is refused, and costs no more than longAtOnce messages.
+// What a peer cannot have sent is refused, and costs no more than inbox.MaxParts messages.
 func TestLongNotificationsAreChecked(t *testing.T) {
 	p := newPair(t, Options{})
 	got := make(chan Incoming, 8)
 	p.b.opts.OnTransfer = func(in Incoming) { got <- in }
 	part := func(kind path.OpKind, number uint64, total, off uint32, n int) error {
-		b := appendHeader(nil, kind, 0, number, 0)
+		b := inbox.Header{Kind: kind, Tag: 0, Number: number, Bytes: 0}.Append(nil)
 		b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, total), off)
 		_, err := p.ab.Call(ctx(t), longService, append(b, make([]byte, n)...))
 		return err
@@ -97,7 +98,7 @@ func TestLongNotificationsAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	for i := range uint64(longAtOnce + 1) { // the first is forgotten
+	for i := range uint64(inbox.MaxParts + 1) { // the first is forgotten
 		if err := part(path.Notify, own+i, size, 0, half); err != nil {
 			t.Fatal(err)
 		}
@@ -114,9 +115,6 @@ func TestLongNotificationsAreChecked(t *testing.T) {
 	if err := part(path.Notify, own+1, size, 0, size); !errors.Is(err, control.BadRequest) {
 		t.Errorf("a repetition: %v", err)
 	}
-	if n := len(p.ba.long.all); n > longAtOnce {
-		t.Errorf("%d messages are kept", n)
-	}
 	p.ba.rights = identity.List
 	if err := part(path.Notify, own+9, size, 0, size); !errors.Is(err, control.NotPermitted) {
 		t.Errorf("without a right: %v", err)
@@ -130,7 +128,7 @@ func TestLongNotificationsAreCharged(t *testing.T) {
 	gate, entered, taken := make(chan struct{}), make(chan struct{}, 8), make(chan struct{}, 8)
 	p.b.opts.OnTransfer = func(Incoming) { entered <- struct{}{}; <-gate; taken <- struct{}{} }
 	begin := func(number uint64) error {
-		b := appendHeader(nil, path.Notify, 0, number, 0)
+		b := inbox.Header{Kind: path.Notify, Tag: 0, Number: number, Bytes: 0}.Append(nil)
 		b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, MaxNotify), 0)
 		_, err := p.ab.Call(ctx(t), longService, append(b, 1))
 		return err
@@ -154,13 +152,13 @@ func TestLongNotificationsAreCharged(t *testing.T) {
 	if n := held(); n < 2*MaxNotify {
 		t.Errorf("%d bytes are charged for two messages that wait", n)
 	}
-	for i := range uint64(longAtOnce + 2) {
+	for i := range uint64(inbox.MaxParts + 2) {
 		if err := begin(1<<40 + i); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := held(); n < (2+longAtOnce)*MaxNotify || n > (3+longAtOnce)*MaxNotify {
-		t.Errorf("%d bytes are charged for two messages that wait and %d that are not complete", n, longAtOnce)
+	if n := held(); n < (2+inbox.MaxParts)*MaxNotify || n > (3+inbox.MaxParts)*MaxNotify {
+		t.Errorf("%d bytes are charged for two messages that wait and %d that are not complete", n, inbox.MaxParts)
 	}
 	close(gate)
 	for range 3 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
@@ -57,7 +58,7 @@ func TestPartlyAcceptedBatchesLoseNothing(t *testing.T) {
 func TestNotificationsAreChecked(t *testing.T) {
 	p := newPair(t, Options{})
 	msg := func(kind path.OpKind, number uint64) *path.Event {
-		return &path.Event{Kind: path.EventNotify, Msg: append(appendHeader(nil, kind, 5, number, 7), "text"...)}
+		return &path.Event{Kind: path.EventNotify, Msg: append(inbox.Header{Kind: kind, Tag: 5, Number: number, Bytes: 7}.Append(nil), "text"...)}
 	}
 	const own = 1 << 20
 	refused := func() uint64 {
@@ -72,7 +73,7 @@ func TestNotificationsAreChecked(t *testing.T) {
 		{"a repetition", msg(path.Put, own), false},
 		{"another number", msg(path.Get, own+1), true},
 		{"an unknown kind", msg(path.Fence, own+3), false},
-		{"a short header", &path.Event{Kind: path.EventNotify, Msg: make([]byte, headerSize-1)}, false},
+		{"a short header", &path.Event{Kind: path.EventNotify, Msg: make([]byte, inbox.HeaderSize-1)}, false},
 	} {
 		before := refused()
 		in, ok := p.ba.parseNotify(c.e, "tcp")

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/digest"
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
@@ -26,9 +27,9 @@ type Peer struct {
 	peerUser
 	peerConn
 	peerLife
-	inbox   inbox
-	long    longParts
-	seen    seen
+	inbox   inbox.Inbox[Incoming, *channel]
+	parts   inbox.Parts // of long notifications
+	seen    inbox.Seen
 	asks    *digest.Asker
 	served  digest.Served
 	staged  *bounce.Peer
@@ -79,6 +80,7 @@ func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 			queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}},
 		peerExports: peerExports{remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}},
 	}
+	p.parts.Charge = p.chargeLong
 	p.account = n.account.Peer((*peerRow)(p))
 	if role == control.Dialer {
 		rand.Read(p.id[:]) // never fails
@@ -461,7 +463,7 @@ func (p *Peer) fail(cause error) {
 		p.forget(ch)
 	}
 	finish() // nothing of the peer moves on this side any more
-	p.long.end(p)
+	p.parts.End(err)
 	p.node.peerLost(p, err)
 	p.mu.Lock()
 	g := p.grant
@@ -489,7 +491,7 @@ func (n *Node) peerLost(p *Peer, err error) {
 	}
 	n.log.Info("peer gone", "peer", p.Name(), "error", err)
 	// A tensor whose completion was delivered belongs to its receiver: the sender knows of it.
-	p.drained(func() { n.offerPeerLost(p, err) })
+	p.inbox.Drained(func() { n.offerPeerLost(p, err) })
 	n.mu.Lock()
 	delete(n.peers, p)
 	n.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/account"
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -19,7 +20,7 @@ import (
 const fewBlocks = 16
 
 // MaxPayload is the largest message in bytes that can travel with a transfer.
-const MaxPayload = path.MaxMessage - headerSize
+const MaxPayload = path.MaxMessage - inbox.HeaderSize
 
 // PutOptions modify a Put or Get. The zero value is usual.
 type PutOptions struct {
@@ -113,7 +114,7 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 		o.grant.Release()
 		return nil, err
 	}
-	t.msg = append(appendHeader(t.header[:0], kind, o.Tag, t.id.Number(), t.bytes), o.Msg...)
+	t.msg = append(inbox.Header{Kind: kind, Tag: o.Tag, Number: t.id.Number(), Bytes: t.bytes}.Append(t.header[:0]), o.Msg...)
 	if err := p.take(t, o.grant); err != nil {
 		return nil, err
 	}
@@ -216,7 +217,7 @@ func (t *Transfer) endWith(ctx context.Context) {
 
 // start chooses a path for a transfer whose turn in its stream has come, and hands it over.
 func (p *Peer) start(t *Transfer) {
-	if len(t.msg) > headerSize+MaxPayload {
+	if len(t.msg) > inbox.HeaderSize+MaxPayload {
 		p.notifyLong(t)
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/account"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/digest"
+	"github.com/penstock-io/penstock/transfer/inbox"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/setup"
@@ -202,7 +203,7 @@ func TestStuckPeers(t *testing.T) {
 			})
 		}},
 		{"SlowCallback", func(s *stuckBed) { // the application's callback never returns
-			for i := range 3 * inboxMax {
+			for i := range 3 * inbox.Max {
 				x, err := s.atBad.Notify(context.Background(), []byte("slow"), PutOptions{})
 				if err != nil {
 					s.t.Fatal(err)
@@ -212,10 +213,7 @@ func TestStuckPeers(t *testing.T) {
 				}
 			}
 			for end := ctx(s.t); ; {
-				s.toBad.inbox.mu.Lock()
-				full := len(s.toBad.inbox.full) > 0
-				s.toBad.inbox.mu.Unlock()
-				if full {
+				if s.toBad.inbox.Len() >= inbox.Max {
 					return
 				}
 				if end.Err() != nil {

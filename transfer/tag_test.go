@@ -73,7 +73,7 @@ func TestNobodyTakesIt(t *testing.T) {
 	<-tagged
 	remove()
 	drained, again := make(chan struct{}), make(chan struct{})
-	p.ba.drained(func() { close(drained) })
+	p.ba.inbox.Drained(func() { close(drained) })
 	soon(t, drained, "the end of the delivery")
 	if p.ba.deliver(in(7)) {
 		t.Error("it is delivered to a handler that is removed")
@@ -83,7 +83,7 @@ func TestNobodyTakesIt(t *testing.T) {
 		t.Error("a receiver of tensors does not get it")
 	}
 	p.b.offered.Store(false)
-	p.ba.drained(func() { close(again) })
+	p.ba.inbox.Drained(func() { close(again) })
 	soon(t, again, "the end of the delivery")
 	p.b.opts.OnTransfer = func(Incoming) {}
 	if !p.ba.deliver(in(0)) {
