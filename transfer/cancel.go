@@ -41,7 +41,7 @@ func (ch *channel) cancel(t *Transfer) {
 // expectEnd has the path closed if a canceled transfer does not end in time. The mutex is held.
 func (ch *channel) expectEnd(t *Transfer) {
 	wait := ch.peer.node.patience
-	if rate := ch.cost.lastRate(); rate > 0 {
+	if rate := ch.cost.LastRate(); rate > 0 {
 		wait += time.Duration(cancelBytes / rate * float64(time.Second))
 	}
 	t.mu.Lock()

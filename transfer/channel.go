@@ -28,7 +28,7 @@ type channel struct {
 	grant *grant // of what the path takes
 
 	arrivals arrivals
-	cost     costs
+	cost     sched.Costs
 	gave     atomic.Bool // anything but gets was posted
 	attended atomic.Bool // a goroutine that waits for a transfer serves the channel; see Transfer.attend
 
@@ -87,10 +87,10 @@ func newChannel(peer *Peer, id uint64, p path.Path, g *grant) *channel {
 	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting
 	// for company.
 	ch.batching = !caps.OneSided
-	ch.cost.prior, ch.cost.mapped = unknownPrior, caps.OneSided
+	ch.cost.Prior, ch.cost.Mapped = unknownPrior, caps.OneSided
 	ch.shared, ch.trip = peer.sharedRoom(caps)
 	if d := peer.node.driver(p.Name()); d != nil {
-		ch.cost.prior = priorOf(d.Traits())
+		ch.cost.Prior = priorOf(d.Traits())
 	}
 	ch.now, _ = p.(path.Immediate)
 	return ch
@@ -422,7 +422,7 @@ func (ch *channel) account(t *Transfer) {
 		// Only a transfer that had the path for itself says something about it.
 		if t.m.Err() == nil && t.sole > 0 && t.digest == nil && t.reach != reachCarried &&
 			ch.gathered-(t.sole-1) == uint64(t.ops) {
-			ch.cost.observe(t.bytes, x.Transfer, now)
+			ch.cost.Observe(t.bytes, x.Transfer, now)
 		}
 	}
 }

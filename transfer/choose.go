@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
@@ -17,84 +15,6 @@ import (
 
 // unknownPrior is for drivers that have no prior of their own.
 var unknownPrior = path.Cost{Latency: 50 * time.Microsecond, BytesPerSec: 1e9}
-
-const (
-	latencyMax = 4 << 10 // transfers up to this size tell the latency
-	rateMin    = 1 << 20 // transfers from this size on tell the rate
-	weight     = 0.25    // of a new observation
-	outlier    = 4       // a single observation counts as at most so many times better or worse than what was known
-	// forget is how long observations count. A path that lost by them is not taken, and so not
-	// observed, until then.
-	forget = 10 * time.Second
-)
-
-// costs is what a channel's path is taken to cost: what its transfers achieved of late, else what
-// its driver says. Any goroutine may ask, without waiting for the channel's owner. The three words
-// are not of one moment where they are changed meanwhile; each is one that was true.
-type costs struct {
-	prior path.Cost // fixed before others see it
-	// mapped paths begin from the prior: their first transfers pay for mapping or registering the
-	// memory at both sides.
-	mapped bool
-
-	latency, rate atomic.Uint64 // bits of a float64: ns, bytes per second; 0: nothing observed
-	at            atomic.Int64  // of the last observation, by clock
-}
-
-// observe learns from a transfer of n bytes that had the path for itself and took d. Any may meet a
-// busy machine: so one of them moves what is known only a little. The channel's mutex is held.
-func (c *costs) observe(n uint64, d, now time.Duration) {
-	var known *atomic.Uint64
-	var first, x float64
-	switch {
-	case d <= 0:
-		return
-	case n <= latencyMax:
-		known, first, x = &c.latency, float64(c.prior.Latency), float64(d)
-	case n >= rateMin:
-		known, first, x = &c.rate, c.prior.BytesPerSec, float64(n)/d.Seconds()
-	default:
-		return
-	}
-	if c.stale(now) {
-		c.latency.Store(0)
-		c.rate.Store(0)
-	}
-	old := math.Float64frombits(known.Load())
-	if old == 0 && c.mapped {
-		old = first
-	}
-	if old > 0 {
-		x = old + weight*(min(max(x, old/outlier), old*outlier)-old)
-	}
-	known.Store(math.Float64bits(x))
-	c.at.Store(int64(now))
-}
-
-func (c *costs) stale(now time.Duration) bool { return now-time.Duration(c.at.Load()) > forget }
-
-// get returns the best that is known.
-func (c *costs) get(now time.Duration) path.Cost {
-	r := c.prior
-	if c.stale(now) {
-		return r
-	}
-	if l := math.Float64frombits(c.latency.Load()); l > 0 {
-		r.Latency, r.Measured = time.Duration(l), true
-	}
-	if b := math.Float64frombits(c.rate.Load()); b > 0 {
-		r.BytesPerSec, r.Measured = b, true
-	}
-	return r
-}
-
-// lastRate is the rate that is known, however long ago it was observed.
-func (c *costs) lastRate() float64 {
-	if b := math.Float64frombits(c.rate.Load()); b > 0 {
-		return b
-	}
-	return c.prior.BytesPerSec
-}
 
 const excludedByCaller = "the caller excluded it"
 
@@ -161,7 +81,7 @@ func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security
 		case !traits.Devices && needsDevices(exports, devices):
 			c.err = errNoDevices
 		case ch != nil:
-			c.ch, c.Cost, c.err = ch, ch.cost.get(now), below(ch.caps.Security, floor)
+			c.ch, c.Cost, c.err = ch, ch.cost.Get(now), below(ch.caps.Security, floor)
 			if err := ch.reaches(exports, devices); err != nil {
 				c.Reason = err.Error()
 			}

@@ -57,7 +57,7 @@ func TestSlowPathIsRankedBelow(t *testing.T) {
 		}
 		l.mu.Lock()
 		for range 10 {
-			l.cost.observe(64, d, clock())
+			l.cost.Observe(64, d, clock())
 		}
 		l.unlock()
 	}
@@ -179,31 +179,4 @@ func TestCancelBeforeThereIsAChannel(t *testing.T) {
 	}
 	src.Close()
 	soon(t, src.Unmapped(), "the return of the leases")
-}
-
-func TestCosts(t *testing.T) {
-	prior := path.Cost{Latency: 10 * time.Microsecond, BytesPerSec: 1e10}
-	now := 1000 * time.Second
-	c := costs{prior: prior, mapped: true}
-	if got := c.get(now); got != prior || c.lastRate() != prior.BytesPerSec {
-		t.Fatalf("nothing observed: %v", got)
-	}
-	c.observe(64, 20*time.Millisecond, now) // the first transfer maps memory
-	if got := c.get(now); got.Latency > 2*prior.Latency || !got.Measured {
-		t.Errorf("one outlier: %v", got)
-	}
-	for range 100 {
-		c.observe(64, 20*time.Millisecond, now)
-		c.observe(1<<20, time.Second, now)
-	}
-	if got := c.get(now); got.Latency < 19*time.Millisecond || got.BytesPerSec > 1.2e6 {
-		t.Errorf("a path that stays slow: %v", got)
-	}
-	if got := c.get(now + forget + 1); got != prior || c.lastRate() > 1.2e6 {
-		t.Errorf("much later: %v, %v", got, c.lastRate())
-	}
-	c = costs{prior: prior}
-	if c.observe(1<<20, time.Second, now); c.get(now).BytesPerSec != 1<<20 {
-		t.Errorf("the first transfer of a path that maps nothing: %v", c.get(now))
-	}
 }

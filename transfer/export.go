@@ -98,10 +98,10 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	n.byKey[e.Key()] = x
 	if o.Name != "" {
 		if old != nil {
-			n.sorted.remove(o.Name)
+			n.sorted.Remove(o.Name)
 		}
 		n.names[o.Name] = x
-		n.sorted.insert(x)
+		n.sorted.Insert(x)
 	}
 	x.announce(observe.EventExportAdded)
 	return x, nil
@@ -149,7 +149,7 @@ func (x *Export) Revoke(ctx context.Context) error {
 	delete(n.byKey, key)
 	if n.names[x.name] == x {
 		delete(n.names, x.name)
-		n.sorted.remove(x.name)
+		n.sorted.Remove(x.name)
 	}
 	n.mu.Unlock()
 	n.exports.Revoke(x.e)

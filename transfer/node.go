@@ -26,10 +26,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/fence"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/loop"
+	"github.com/penstock-io/penstock/transfer/names"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/takeover"
 )
 
 // MaxName is the largest length in bytes of the name of a node, export, queue or service.
@@ -135,10 +137,10 @@ type Node struct {
 	resources
 	log           *slog.Logger
 	account       *account.Node
+	lost          *takeover.Table // sessions
 	identityState identityState
 	answering     sync.Mutex // held while an answer about all exports, or the node, is made for a peer
 	numbers       atomic.Uint64
-	anyLost       atomic.Bool // lost is not empty
 	services      services
 	admission
 	wg sync.WaitGroup
@@ -181,7 +183,7 @@ type admission struct {
 // nameTable has the exports of a node. The mutex of the node guards it.
 type nameTable struct {
 	names      map[string]*Export
-	sorted     nameIndex // of the same exports
+	sorted     names.Index[*Export] // of the same exports
 	byKey      map[path.Key]*Export
 	generation uint64
 }
@@ -194,8 +196,6 @@ type sessionTable struct {
 	peerCount uint64                 // peers so far
 	// that dialed this node, whose handshake is under way, and that are not charged yet
 	handshaking setup.Pending[*Peer]
-	dialed      map[string]party     // the party that answered at an address
-	lost        map[party][][16]byte // sessions that were lost: see takeover.go
 	accepting   map[place]*acceptor
 }
 
@@ -253,12 +253,13 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	n := &Node{
 		opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(), services: newServices(),
+		lost:      takeover.New(o.Identity != nil),
 		resources: resources{drivers: here, missing: missing, budget: budget.Process()},
 		admission: admission{limitsOf: map[string]*limits{}, patience: cancelPatience,
 			hashing: make(chan struct{}, hashers())},
 		nameTable: nameTable{names: map[string]*Export{}, byKey: map[path.Key]*Export{}},
 		sessionTable: sessionTable{peers: map[*Peer]bool{}, closers: map[*func() error]bool{},
-			accepting: map[place]*acceptor{}, dialed: map[string]party{}, lost: map[party][][16]byte{}},
+			accepting: map[place]*acceptor{}},
 		tensorTable: tensorTable{waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}),
 			offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{}},
 		queueTable: queueTable{queues: map[string]chan *Queue{}, owned: map[*Queue]bool{}},
@@ -382,10 +383,8 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
 	}
-	n.mu.Lock()
-	before := n.dialed[addr]
-	n.mu.Unlock()
-	replaces := n.lostWith(before)
+	before := n.lost.At(addr)
+	replaces := n.lost.With(before)
 	p, err := n.arrived(c, control.Dialer)
 	if err == nil {
 		err = n.connect(ctx, p, a, replaces)
@@ -393,14 +392,9 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
 	}
-	n.mu.Lock()
-	if len(n.dialed) >= maxLostNodes {
-		clear(n.dialed) // then lost sessions are ended by a request of their own
-	}
-	n.dialed[addr] = p.party()
-	n.mu.Unlock()
+	n.lost.Answered(addr, p.party())
 	if p.party() == before {
-		n.forgetSessions(before, replaces)
+		n.lost.Forget(before, replaces)
 	}
 	close(p.introduced)
 	return p, nil

@@ -487,7 +487,7 @@ func (p *Peer) drop(cause error) {
 
 func (n *Node) peerLost(p *Peer, err error) {
 	if p.wasReady() { // else no path was ever set up
-		n.lose(p)
+		n.lost.Lose(p.party(), p.id)
 	}
 	n.log.Info("peer gone", "peer", p.Name(), "error", err)
 	// A tensor whose completion was delivered belongs to its receiver: the sender knows of it.

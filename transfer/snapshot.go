@@ -101,7 +101,7 @@ func (row *channelRow) FillPath(r *observe.PathStatus) {
 	ch := (*channel)(row)
 	ch.mu.Lock()
 	r.InFlight, r.Queued = ch.inflight, ch.queue.Len()
-	cost := ch.cost.get(clock())
+	cost := ch.cost.Get(clock())
 	r.Explain = ch.p.Explain()
 	ch.unlock() // a transfer may have come meanwhile
 	r.Cost = observe.CostStatus{LatencySeconds: cost.Latency.Seconds(), BytesPerSecond: cost.BytesPerSec,

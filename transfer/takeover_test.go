@@ -271,31 +271,3 @@ func TestEndSessionsOfOthers(t *testing.T) {
 		}
 	}
 }
-
-// TestLostSessionsAreBounded checks that what a node remembers of lost sessions does not grow
-// without end.
-func TestLostSessionsAreBounded(t *testing.T) {
-	n := open(t, Options{})
-	for i := range 2 * maxLostNodes {
-		p := &Peer{node: n, peerUser: peerUser{info: control.Identity{Node: [16]byte{byte(i), byte(i >> 8)}}}}
-		for j := range 3 {
-			p.id = [16]byte{byte(j)}
-			n.lose(p)
-		}
-	}
-	if len(n.lost) > maxLostNodes {
-		t.Errorf("%d nodes are remembered, at most %d are expected", len(n.lost), maxLostNodes)
-	}
-	p := &Peer{node: n}
-	for j := range 2 * maxLost {
-		p.id = [16]byte{byte(j), 1}
-		n.lose(p)
-	}
-	if got := len(n.lostWith(party{})); got > maxLost {
-		t.Errorf("%d sessions with one node are remembered, at most %d are expected", got, maxLost)
-	}
-	n.forgetSessions(party{}, n.lostWith(party{}))
-	if p.hasLostSessions() {
-		t.Error("ended sessions are remembered")
-	}
-}

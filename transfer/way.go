@@ -92,7 +92,7 @@ func (w *way) choose(t *Transfer, now time.Duration) *channel {
 		f := &w.found[i]
 		cost := f.Cost
 		if f.ch != nil {
-			cost = f.ch.cost.get(now)
+			cost = f.ch.cost.Get(now)
 			c.costs[k] = cost
 			k++
 		}
