@@ -9,32 +9,33 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/transfer/address"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 func (n *Node) listen(ctx context.Context, s string) error {
-	a, err := parseAddress(s)
+	a, err := address.Parse(s)
 	if err == nil {
 		err = n.allows(a)
 	}
 	if err != nil {
 		return err
 	}
-	if a.expect != "" {
+	if a.Expect != "" {
 		return fmt.Errorf("transfer: listen on %s: a name is for dialing; the policy says who may do what", s)
 	}
-	if n.opts.Anonymous == 0 && (a.network == "unix" || n.opts.Identity == nil) {
+	if n.opts.Anonymous == 0 && (a.Network == "unix" || n.opts.Identity == nil) {
 		return fmt.Errorf("transfer: listen on %s: peers there have no certificate, and Options.Anonymous gives "+
 			"these no rights: %w", s, ErrNoRights)
 	}
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false) // paths set options that it does not have, kTLS among them
-	network := a.network
-	if ap, err := netip.ParseAddrPort(a.addr); err == nil && ap.Addr().Is4() {
+	network := a.Network
+	if ap, err := netip.ParseAddrPort(a.Addr); err == nil && ap.Addr().Is4() {
 		network = "tcp4" // else 0.0.0.0 is [::] to package net
 	}
-	l, err := sys.Listen(ctx, &lc, network, a.addr)
+	l, err := sys.Listen(ctx, &lc, network, a.Addr)
 	if err != nil {
 		return fmt.Errorf("transfer: listen on %s: %w", s, err)
 	}
@@ -71,7 +72,7 @@ func (n *Node) accept(l net.Listener) {
 		}
 		n.wg.Add(1)
 		go func() {
-			err := n.connect(context.Background(), p, address{}, nil)
+			err := n.connect(context.Background(), p, address.Address{}, nil)
 			n.wg.Done() // OnPeer may call Close
 			if errors.Is(err, errTaken) {
 				return
@@ -94,7 +95,7 @@ func (n *Node) accept(l net.Listener) {
 func (n *Node) Addrs() []string {
 	var out []string
 	for _, l := range n.listeners {
-		out = append(out, address{network: l.Addr().Network(), addr: l.Addr().String()}.String())
+		out = append(out, address.Address{Network: l.Addr().Network(), Addr: l.Addr().String()}.String())
 	}
 	return out
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer/account"
+	"github.com/penstock-io/penstock/transfer/address"
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/fence"
@@ -371,7 +372,7 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	if err := invariants.Context(ctx, "transfer.Node.Dial"); err != nil {
 		return nil, err
 	}
-	a, err := parseAddress(addr)
+	a, err := address.Parse(addr)
 	if err == nil {
 		err = n.allows(a)
 	}
@@ -379,7 +380,7 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 		return nil, err
 	}
 	var d net.Dialer
-	c, err := d.DialContext(ctx, a.network, a.addr)
+	c, err := d.DialContext(ctx, a.Network, a.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/transfer/account"
+	"github.com/penstock-io/penstock/transfer/address"
 	"github.com/penstock-io/penstock/transfer/bounce"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/digest"
@@ -93,7 +94,7 @@ func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 }
 
 // connect runs the handshake of a connection, and closes it if that fails.
-func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]byte) (err error) {
+func (n *Node) connect(ctx context.Context, p *Peer, a address.Address, replaces [][16]byte) (err error) {
 	defer n.met(p)
 	defer context.AfterFunc(n.ctx, func() { p.raw.Close() })()
 	defer func() {

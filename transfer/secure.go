@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/transfer/address"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
@@ -38,7 +39,7 @@ const (
 
 // secure finds out who is at the other end of a fresh connection: by TLS with certificates on both
 // sides when the node has an identity and the connection is TCP, else by the kernel's word.
-func (p *Peer) secure(ctx context.Context, a address) error {
+func (p *Peer) secure(ctx context.Context, a address.Address) error {
 	id := p.node.opts.Identity
 	if _, unix := p.conn.(*net.UnixConn); unix || id == nil {
 		err := p.findUser()
@@ -61,7 +62,7 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 	}
 	var c *tls.Conn
 	if p.role == control.Dialer {
-		c = tls.Client(p.conn, id.Client(a.expect))
+		c = tls.Client(p.conn, id.Client(a.Expect))
 	} else {
 		c = tls.Server(p.conn, id.Server())
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/transfer/account"
+	"github.com/penstock-io/penstock/transfer/address"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
@@ -277,7 +278,7 @@ func TestAddresses(t *testing.T) {
 		}{{Options{}, c.plain}, {Options{Identity: id}, c.with}, {Options{Insecure: true}, c.risky}} {
 			n := &Node{opts: k.o, log: slog.New(slog.DiscardHandler),
 				account: account.New(nil, ErrClosed, ErrPeerLost)}
-			a, err := parseAddress(c.addr)
+			a, err := address.Parse(c.addr)
 			if err == nil {
 				err = n.allows(a)
 			}

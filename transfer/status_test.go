@@ -88,7 +88,7 @@ func TestStatusOfManyExports(t *testing.T) {
 	for _, body := range []int{control.MaxBody, 16 << 10, 8 << 10, control.MinBody} {
 		full := p.b.Snapshot()
 		for rows, explain := statusRows, true; ; rows /= 2 {
-			m, err := packStatus(full.Cut(rows, explain), body)
+			m, err := observe.Pack(full.Cut(rows, explain), body)
 			if errors.Is(err, control.ErrTooLarge) && rows > 0 {
 				explain = false
 				continue
@@ -192,14 +192,14 @@ func FuzzStatus(f *testing.F) {
 		b, _ = control.AppendBody(nil, m)
 		f.Add(b)
 	}
-	m, err := packStatus(full, control.MaxBody)
+	m, err := observe.Pack(full, control.MaxBody)
 	if err != nil {
 		f.Fatal(err)
 	}
 	b, _ := control.AppendBody(nil, m)
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := parseStatus(b)
+		s, err := observe.Unpack(b)
 		if err != nil {
 			if !errors.Is(err, control.BadRequest) && !errors.Is(err, path.ErrProtocol) {
 				t.Fatalf("%T %v", err, err)
@@ -207,7 +207,7 @@ func FuzzStatus(f *testing.F) {
 			return
 		}
 		if n := len(s.Exports) + len(s.Peers) + len(s.Transfers) + len(s.Totals) + len(s.Paths) + len(s.Latency) +
-			len(s.Setup); n > maxStatusValues+7 {
+			len(s.Setup); n > 1<<15+7 {
 			t.Fatalf("%d rows", n)
 		}
 		if _, err := json.Marshal(s); err != nil && !strings.Contains(err.Error(), "unsupported value") &&

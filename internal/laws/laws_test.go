@@ -60,7 +60,7 @@ var layers = []struct {
 	}},
 	{"nodes, files, consumers", []string{
 		"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/bounce",
-		"transfer/observe", "transfer/account", "transfer/loop", "transfer/fence", "transfer/digest", "transfer/inbox", "transfer/takeover", "transfer/names", "transfer/pool", "transfer", "transfer/job", "share", "stage/app",
+		"transfer/observe", "transfer/account", "transfer/loop", "transfer/fence", "transfer/digest", "transfer/inbox", "transfer/takeover", "transfer/names", "transfer/address", "transfer/pool", "transfer", "transfer/job", "share", "stage/app",
 		"config",
 	}},
 	{"systems", []string{

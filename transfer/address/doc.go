@@ -1,0 +1,2 @@
+// Package address reads the addresses of nodes.
+package address
