@@ -11,7 +11,6 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer/address"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/path/setup"
 )
 
 func (n *Node) listen(ctx context.Context, s string) error {
@@ -98,68 +97,4 @@ func (n *Node) Addrs() []string {
 		out = append(out, address.Address{Network: l.Addr().Network(), Addr: l.Addr().String()}.String())
 	}
 	return out
-}
-
-// acceptor is the accepting side of a driver, once done is closed; err is why there is none.
-type acceptor struct {
-	done chan struct{}
-	l    setup.Listener
-	err  error
-}
-
-// place is a listener of a driver: one with an address of its own, or the one whose connections
-// come to the ports of the node.
-type place struct {
-	driver string
-	byPort bool
-}
-
-// opened is the listener at a place; nil if there is none.
-func (n *Node) opened(at place) setup.Listener {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if a := n.accepting[at]; a != nil {
-		return a.l
-	}
-	return nil
-}
-
-// listener opens the accepting side of a driver when a peer first asks for it. To open devices may
-// take long, so it delays only those that ask for the same listener meanwhile. A failure is for
-// them; the next one that asks tries again.
-func (n *Node) listener(d setup.ListenDriver, byPort bool) (setup.Listener, error) {
-	at := place{d.Name(), byPort}
-	n.mu.Lock()
-	if n.closed {
-		n.mu.Unlock()
-		return nil, ErrClosed
-	}
-	if a := n.accepting[at]; a != nil {
-		n.mu.Unlock()
-		<-a.done
-		return a.l, a.err
-	}
-	a := &acceptor{done: make(chan struct{})}
-	n.accepting[at] = a
-	n.mu.Unlock()
-	defer close(a.done)
-	var l setup.Listener
-	var err error
-	if byPort {
-		l, err = d.(setup.PortDriver).Receiver()
-	} else {
-		l, err = d.Listen()
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if err == nil && n.closed { // Close has not seen it
-		err = errors.Join(ErrClosed, l.Close())
-	}
-	if err != nil {
-		a.err = err
-		delete(n.accepting, at)
-		return nil, err
-	}
-	a.l = l
-	return l, nil
 }

@@ -44,7 +44,7 @@ func TestListenHoldsNobodyUp(t *testing.T) {
 			p := newPair(t, Options{Paths: []setup.Driver{d}})
 			errs := make(chan error, 4)
 			ask := func() {
-				_, err := p.b.listener(d, false)
+				_, err := p.b.accepting.Open(d, false)
 				errs <- err
 			}
 			go ask()
@@ -80,7 +80,7 @@ func TestListenHoldsNobodyUp(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if _, err := p.b.listener(d, false); err != nil {
+				if _, err := p.b.accepting.Open(d, false); err != nil {
 					t.Errorf("the next one: %v", err)
 				}
 			default:

@@ -76,8 +76,8 @@ func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security
 			c.err = below(p.potential(traits), floor)
 		case err != nil:
 			c.err, c.again = err, true
-		case p.limits.cannotPace(traits) != nil:
-			c.err = p.limits.cannotPace(traits)
+		case p.cannotPace(traits) != nil:
+			c.err = p.cannotPace(traits)
 		case !traits.Devices && needsDevices(exports, devices):
 			c.err = errNoDevices
 		case ch != nil:

@@ -426,7 +426,7 @@ func TestPeerLostWhileQueued(t *testing.T) {
 		t.Error("all succeeded: nothing was queued")
 	}
 	nothingInUse(t, s.a)
-	if u := s.ab.limits.out.Use(); u.Transfers != 0 || u.Bytes != 0 {
+	if u := s.ab.limits.Out.Use(); u.Transfers != 0 || u.Bytes != 0 {
 		t.Errorf("the peer's account has %+v", u)
 	}
 }

@@ -56,31 +56,12 @@ func (q *Quota) check(whose string) error {
 	return nil
 }
 
-// limits are the accounts and rates of a node, or those of a peer and of its node.
-type limits struct {
-	out, in           *sched.Account
-	outRates, inRates []*sched.Rate // by clock; a peer's own before its node's
-	holds             bool          // something that moves between this node and the peer
-}
-
-func newLimits(whose string, q Quota, parent *limits) (*limits, error) {
+// newLimits makes the limits of a node, or with the node's as parent those of a peer.
+func newLimits(whose string, q Quota, parent *sched.Bounds) (*sched.Bounds, error) {
 	if err := q.check(whose); err != nil {
 		return nil, err
 	}
-	if parent == nil {
-		parent = &limits{}
-	}
-	rates := func(l *sched.Limits, more []*sched.Rate) []*sched.Rate {
-		if l.Rate == 0 {
-			return more
-		}
-		return append([]*sched.Rate{sched.NewRate(l, int64(clock()))}, more...)
-	}
-	o := &q.Out
-	return &limits{holds: parent.holds || o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 ||
-		q.In.Rate > 0,
-		out: sched.NewAccount(whose, q.Out, parent.out), in: sched.NewAccount(whose, q.In, parent.in),
-		outRates: rates(o, parent.outRates), inRates: rates(&q.In, parent.inRates)}, nil
+	return sched.NewBounds(whose, q.Out, q.In, parent, int64(clock())), nil
 }
 
 // limitsKey is who the peer is for its limits: the name in its certificate, or else the node that
@@ -93,7 +74,7 @@ func (p *Peer) limitsKey() (key, name string) {
 }
 
 // limitsFor finds the limits of a peer that has just connected, or makes them.
-func (n *Node) limitsFor(p *Peer) (*limits, error) {
+func (n *Node) limitsFor(p *Peer) (*sched.Bounds, error) {
 	key, name := p.limitsKey()
 	n.mu.Lock()
 	l := n.limitsOf[key]
@@ -130,7 +111,7 @@ const maxPrincipals = 1024
 // forgetLimits drops the limits of peers that are not connected and hold nothing. The node's mutex
 // is held.
 func (n *Node) forgetLimits() {
-	used := map[*limits]bool{}
+	used := map[*sched.Bounds]bool{}
 	for p := range n.peers {
 		select {
 		case <-p.ready:
@@ -139,45 +120,18 @@ func (n *Node) forgetLimits() {
 		}
 	}
 	for key, l := range n.limitsOf {
-		if in, out := l.in.Use(), l.out.Use(); !used[l] && in.Transfers+out.Transfers == 0 &&
+		if in, out := l.In.Use(), l.Out.Use(); !used[l] && in.Transfers+out.Transfers == 0 &&
 			in.Memory+out.Memory == 0 {
 			delete(n.limitsOf, key)
 		}
 	}
 }
 
-// send takes bytes from the rates and says how long they have to wait.
-func (l *limits) send(bytes uint64) time.Duration {
-	if bytes == 0 || len(l.outRates) == 0 {
-		return 0
-	}
-	return sched.Reserve(int64(clock()), bytes, l.outRates...)
-}
-
-// piece is the largest piece that keeps a rate smooth, 0 without a rate.
-func (l *limits) piece() (most uint64) {
-	for _, r := range l.outRates {
-		if b := max(r.Burst()/2, 4<<10); most == 0 || b < most {
-			most = b
-		}
-	}
-	return most
-}
-
-// heard counts bytes that the peer had written or read, and returns how long not to poll it.
-func (l *limits) heard(bytes uint64) (wait time.Duration) {
-	now := int64(clock())
-	for _, r := range l.inRates {
-		wait = max(wait, r.Spend(now, bytes))
-	}
-	return wait
-}
-
 // Carries reports whether bytes of the application may go to and from the peer by calls as well as
 // by paths: there is no limit that would hold them there, and the control connection has the
 // security that this node asks of paths.
 func (p *Peer) Carries() bool {
-	return p.wasReady() && !p.limits.holds && p.Security() >= p.floor(path.SecurityNone)
+	return p.wasReady() && !p.limits.Holds && p.Security() >= p.floor(path.SecurityNone)
 }
 
 // Rate is how many bytes per second this node's limits let its transfers with the peer move; 0: as
@@ -186,7 +140,7 @@ func (p *Peer) Rate() (perSecond uint64) {
 	if !p.wasReady() {
 		return 0
 	}
-	for _, r := range p.limits.outRates {
+	for _, r := range p.limits.OutRates {
 		if perSecond == 0 || r.PerSec() < perSecond {
 			perSecond = r.PerSec()
 		}
@@ -194,12 +148,9 @@ func (p *Peer) Rate() (perSecond uint64) {
 	return perSecond
 }
 
-// paced reports whether there is a rate for what peers do.
-func (l *limits) paced() bool { return len(l.inRates) > 0 }
-
 // cannotPace refuses a path that cannot be held to a rate.
-func (l *limits) cannotPace(traits setup.Traits) error {
-	if !l.paced() || !traits.Whole {
+func (p *Peer) cannotPace(traits setup.Traits) error {
+	if !p.limits.Paces() || !traits.Whole {
 		return nil
 	}
 	return &sched.Refusal{Code: control.OverRate,
@@ -208,7 +159,7 @@ func (l *limits) cannotPace(traits setup.Traits) error {
 
 // meter counts what the peer did by this path since the last call.
 func (ch *channel) meter() {
-	if !ch.peer.limits.paced() {
+	if !ch.peer.limits.Paces() {
 		return
 	}
 	s := ch.p.Stats()
@@ -218,7 +169,7 @@ func (ch *channel) meter() {
 	if n == 0 {
 		return
 	}
-	if wait := ch.peer.limits.heard(n); wait > 0 {
+	if wait := ch.peer.limits.Heard(int64(clock()), n); wait > 0 {
 		ch.heldTill = time.Now().Add(wait)
 	}
 }

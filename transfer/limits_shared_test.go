@@ -38,7 +38,7 @@ func TestLimitsAreOfThePeer(t *testing.T) {
 	if len(asked) != 1 || asked[0] != "a" {
 		t.Errorf("the quota was asked for %q: expected once, by the name of the certificate", asked)
 	}
-	first, err := far[0].limits.out.Admit(10, tensor.Invalid)
+	first, err := far[0].limits.Out.Admit(10, tensor.Invalid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestLimitsAreForgotten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	grant, err := kept.out.Admit(1, tensor.Invalid)
+	grant, err := kept.Out.Admit(1, tensor.Invalid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func nothingInUse(t testing.TB, nodes ...*Node) {
 	t.Helper()
 	for _, n := range nodes {
 		until(t, "the return of all grants", func() bool {
-			out, in := n.limits.out.Use(), n.limits.in.Use()
+			out, in := n.limits.Out.Use(), n.limits.In.Use()
 			return out.Transfers == 0 && out.Bytes == 0 && in.Transfers == 0 && in.Bytes == 0 && in.Memory == 0
 		})
 	}
@@ -122,7 +122,7 @@ func TestIncomingLimits(t *testing.T) {
 			if r.err != nil {
 				t.Fatal(r.err)
 			}
-			if u := p.b.limits.in.Use(); u.Transfers != 0 || u.Memory != landingClasses[0] {
+			if u := p.b.limits.In.Use(); u.Transfers != 0 || u.Memory != landingClasses[0] {
 				t.Errorf("with one tensor held: %+v", u)
 			}
 			r.r.Release()
@@ -299,7 +299,7 @@ func TestRates(t *testing.T) {
 				if least := time.Duration(float64(size-burst) / rate * 1e9); time.Since(begin) < least {
 					t.Errorf("%d bytes took %v, at least %v expected", size, time.Since(begin), least)
 				}
-				if how == "in" && p.ba.limits.inRates[0].PerSec() != rate {
+				if how == "in" && p.ba.limits.InRates[0].PerSec() != rate {
 					t.Error("no rate")
 				}
 			})

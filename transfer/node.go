@@ -32,6 +32,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/penstock-io/penstock/transfer/path/drivers"
 	"github.com/penstock-io/penstock/transfer/path/setup"
+	"github.com/penstock-io/penstock/transfer/sched"
 	"github.com/penstock-io/penstock/transfer/takeover"
 )
 
@@ -170,15 +171,16 @@ type resources struct {
 	staging   *bounce.Memory
 	budget    *budget.Budget // of the process
 	listeners []net.Listener
+	accepting setup.Listeners // of paths
 }
 
 // admission is what a node lets peers take.
 type admission struct {
 	granted  atomic.Int64 // grants to peers that are not given back
-	limits   *limits
-	limitsOf map[string]*limits // of peers; guarded by mu
-	patience time.Duration      // see cancelPatience
-	hashing  chan struct{}      // holds one element for each digest that is being computed for a peer
+	limits   *sched.Bounds
+	limitsOf map[string]*sched.Bounds // of peers; guarded by mu
+	patience time.Duration            // see cancelPatience
+	hashing  chan struct{}            // holds one element for each digest that is being computed for a peer
 }
 
 // nameTable has the exports of a node. The mutex of the node guards it.
@@ -197,7 +199,6 @@ type sessionTable struct {
 	peerCount uint64                 // peers so far
 	// that dialed this node, whose handshake is under way, and that are not charged yet
 	handshaking setup.Pending[*Peer]
-	accepting   map[place]*acceptor
 }
 
 // tensorTable has the tensors that peers offer and receivers wait for. The mutex of the node guards
@@ -256,11 +257,10 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(), services: newServices(),
 		lost:      takeover.New(o.Identity != nil),
 		resources: resources{drivers: here, missing: missing, budget: budget.Process()},
-		admission: admission{limitsOf: map[string]*limits{}, patience: cancelPatience,
+		admission: admission{limitsOf: map[string]*sched.Bounds{}, patience: cancelPatience,
 			hashing: make(chan struct{}, hashers())},
-		nameTable: nameTable{names: map[string]*Export{}, byKey: map[path.Key]*Export{}},
-		sessionTable: sessionTable{peers: map[*Peer]bool{}, closers: map[*func() error]bool{},
-			accepting: map[place]*acceptor{}},
+		nameTable:    nameTable{names: map[string]*Export{}, byKey: map[path.Key]*Export{}},
+		sessionTable: sessionTable{peers: map[*Peer]bool{}, closers: map[*func() error]bool{}},
 		tensorTable: tensorTable{waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}),
 			offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{}},
 		queueTable: queueTable{queues: map[string]chan *Queue{}, owned: map[*Queue]bool{}},
@@ -419,12 +419,7 @@ func (n *Node) Close() error {
 	}
 	n.closed = true
 	n.end() // all handshakes as well
-	var listeners []setup.Listener
-	for _, a := range n.accepting {
-		if a.l != nil {
-			listeners = append(listeners, a.l)
-		}
-	}
+	listeners := n.accepting.End(ErrClosed)
 	exports := n.byKey
 	n.byKey = map[path.Key]*Export{}
 	n.mu.Unlock()

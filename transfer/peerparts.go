@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/path"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // peerConn is the control connection of a peer.
@@ -50,7 +51,7 @@ type peerLife struct {
 
 // peerLimits is what a peer may take of its node, and what it has taken.
 type peerLimits struct {
-	limits    *limits       // set before ready is closed
+	limits    *sched.Bounds // set before ready is closed
 	grant     *grant        // of the session; set in its handshake
 	held      *budget.Grant // of what the session holds for the peer; guarded by mu
 	heldBytes uint64        // of held

@@ -217,7 +217,7 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 	var token setup.Token
 	if p.role == control.Acceptor && p.byPort(d) { // the peer knows a way to this side, this side none to the peer
 		var err error
-		if l, err = p.node.listener(d.(setup.ListenDriver), true); err != nil {
+		if l, err = p.node.accepting.Open(d.(setup.ListenDriver), true); err != nil {
 			return nil, nil, 0, err
 		}
 		rand.Read(token[:]) // never fails

@@ -55,7 +55,7 @@ func (p *Peer) sort() error {
 	}
 	for _, d := range p.node.drivers {
 		if d, ok := d.(setup.PortDriver); ok && d.Preamble() == b {
-			if l := p.node.opened(place{d.Name(), true}); l != nil {
+			if l := p.node.accepting.Opened(setup.Place{Driver: d.Name(), ByPort: true}); l != nil {
 				l.(setup.Receiver).Receive(c, b)
 				return errTaken
 			}

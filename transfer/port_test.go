@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -147,16 +145,11 @@ func TestOnePort(t *testing.T) {
 				q.Close()
 				r.Close()
 			}
-			places := func(n *Node) []place {
-				n.mu.Lock()
-				defer n.mu.Unlock()
-				return slices.Collect(maps.Keys(n.accepting))
-			}
-			want := fmt.Sprint([]place{{"tcp", true}}, []place(nil))
+			want := fmt.Sprint([]setup.Place{{Driver: "tcp", ByPort: true}}, []setup.Place(nil))
 			if c.name == "unix" {
-				want = fmt.Sprint([]place{{"tcp", false}}, []place{{"tcp", false}})
+				want = fmt.Sprint([]setup.Place{{Driver: "tcp"}}, []setup.Place{{Driver: "tcp"}})
 			}
-			if got := fmt.Sprint(places(b), places(a)); got != want {
+			if got := fmt.Sprint(b.accepting.Places(), a.accepting.Places()); got != want {
 				t.Errorf("listeners of paths at both nodes: %v, expected %v", got, want)
 			}
 			if came != nil && came.Load() < 1+3*tcp.DefaultStreams {
@@ -289,7 +282,7 @@ func TestPortRefuses(t *testing.T) {
 				until(t, "the end", func() bool {
 					n.mu.Lock()
 					defer n.mu.Unlock()
-					return n.handshaking.Len() == 0 && len(n.peers) == 0 && len(n.accepting) == 0
+					return n.handshaking.Len() == 0 && len(n.peers) == 0 && len(n.accepting.Places()) == 0
 				})
 			})
 		}

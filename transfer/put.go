@@ -175,7 +175,7 @@ func (p *Peer) make(t *Transfer, copies []path.Copy, o *PutOptions) error {
 // take takes what the transfer needs of the limits, unless it has it.
 func (p *Peer) take(t *Transfer, has sched.Grant) (err error) {
 	if t.grant = has; !has.Held() {
-		if t.grant, err = p.limits.out.Admit(t.bytes, tensor.Invalid); err != nil {
+		if t.grant, err = p.limits.Out.Admit(t.bytes, tensor.Invalid); err != nil {
 			return fmt.Errorf("transfer: %s to %s: %w", account.KindName(t.kind), p, err)
 		}
 	}

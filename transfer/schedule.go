@@ -179,7 +179,7 @@ func (ch *channel) size(t *Transfer, grant uint64, step bool) uint64 {
 	if step {
 		grant = min(grant, stepSize)
 	}
-	if most := ch.peer.limits.piece(); most > 0 {
+	if most := ch.peer.limits.Piece(); most > 0 {
 		grant = min(grant, most)
 	}
 	n = t.m.Whole(min(n, grant))
@@ -192,7 +192,7 @@ func (ch *channel) size(t *Transfer, grant uint64, step bool) uint64 {
 // rate, whatever is posted when it comes.
 func (ch *channel) pay(bytes uint64) time.Duration {
 	if need := bytes - min(ch.prepaid, bytes); need > 0 {
-		if wait := ch.peer.limits.send(need); wait > 0 {
+		if wait := ch.peer.limits.Send(int64(clock()), need); wait > 0 {
 			ch.payTill = time.Now().Add(wait)
 		}
 		ch.prepaid += need

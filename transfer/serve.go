@@ -197,7 +197,7 @@ func (p *Peer) accept(d setup.Driver, q *control.OpenPath) (a accepts, err error
 		if dials {
 			break
 		}
-		if l, err = p.node.listener(d, byPort); err != nil {
+		if l, err = p.node.accepting.Open(d, byPort); err != nil {
 			return a, err
 		}
 		rand.Read(a.offer.Token[:])
@@ -246,7 +246,7 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 		if c == nil {
 			return nil, control.Errorf(control.NotFound, "nobody accepts queues named %q on this node", q.Queue)
 		}
-	} else if err := p.limits.cannotPace(d.Traits()); err != nil {
+	} else if err := p.cannotPace(d.Traits()); err != nil {
 		return nil, err
 	}
 	acc, err := p.accept(d, q)

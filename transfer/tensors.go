@@ -65,7 +65,7 @@ func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src m
 		return nil, fmt.Errorf("transfer: send %q: %w", name, err)
 	}
 	// Before the offer: the peer prepares no memory for what this side refuses itself.
-	if o.grant, err = p.limits.out.Admit(size, d.DType); err != nil {
+	if o.grant, err = p.limits.Out.Admit(size, d.DType); err != nil {
 		return nil, fmt.Errorf("transfer: send %q to %s: %w", name, p, err)
 	}
 	id := p.node.nextID()
@@ -271,7 +271,7 @@ func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 		return nil, control.Errorf(control.OverBudget, "tensor %q of %d bytes: this node takes at most %d", q.Name,
 			q.Size, n.opts.Budget)
 	}
-	if err := p.limits.in.Fits(q.Size, desc.DType); err != nil {
+	if err := p.limits.In.Fits(q.Size, desc.DType); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, requestTimeout/2)
@@ -328,11 +328,11 @@ func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 
 func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTensor, error) {
 	name, size := q.Name, q.Size
-	grant, err := p.limits.in.Admit(size, d.DType)
+	grant, err := p.limits.In.Admit(size, d.DType)
 	if err != nil {
 		return nil, err
 	}
-	space, err := p.limits.in.Memory(landingSize(size))
+	space, err := p.limits.In.Memory(landingSize(size))
 	if err != nil {
 		grant.Release()
 		return nil, err
