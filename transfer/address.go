@@ -34,3 +34,9 @@ func (n *Node) allows(a address.Address) error {
 	return fmt.Errorf("transfer: address %v is beyond this machine, and this node has no identity (\"penstock pair\" "+
 		"makes one) and no permission for plaintext: %w", a, ErrPlaintext)
 }
+
+// address is where the peer is, in the form of Dial, as far as the connection tells.
+func (p *Peer) address() string {
+	a := p.conn.RemoteAddr()
+	return a.Network() + "://" + a.String()
+}

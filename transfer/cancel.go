@@ -85,3 +85,17 @@ func (ch *channel) endLate(t *Transfer, waited time.Duration) {
 		ch.shut(fmt.Errorf("%w: a canceled transfer has not ended in %v: the path has stalled", path.ErrDown, waited))
 	}
 }
+
+// fence waits until nothing that came by this path can reach the revoked export any more.
+func (ch *channel) fence(key path.Key) <-chan error {
+	w, done := fence.For(key)
+	ch.mu.Lock()
+	defer ch.unlock()
+	if ch.gone || ch.down != nil {
+		ch.peer.node.exposed.Linger(&ch.mu, ch.p, w)
+		return done
+	}
+	ch.fences.Add(w)
+	ch.fences.Post(ch.p)
+	return done
+}

@@ -274,8 +274,8 @@ func (ch *channel) act(t *Transfer, step state.Step, end *ending) {
 	}
 }
 
-// Serve polls once and dispatches, as loop.Source says. The goroutine that attends the channel calls
-// it as well.
+// Serve polls once and dispatches, as loop.Source says. The goroutine that attends the channel
+// calls it as well.
 func (ch *channel) Serve(arm bool) (more, woke bool) {
 	var end ending
 	ch.mu.Lock()
@@ -487,18 +487,4 @@ func (ch *channel) shut(cause error) {
 		}
 	}
 	ch.finish(&end)
-}
-
-// fence waits until nothing that came by this path can reach the revoked export any more.
-func (ch *channel) fence(key path.Key) <-chan error {
-	w, done := fence.For(key)
-	ch.mu.Lock()
-	defer ch.unlock()
-	if ch.gone || ch.down != nil {
-		ch.peer.node.exposed.Linger(&ch.mu, ch.p, w)
-		return done
-	}
-	ch.fences.Add(w)
-	ch.fences.Post(ch.p)
-	return done
 }

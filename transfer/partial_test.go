@@ -58,7 +58,8 @@ func TestPartlyAcceptedBatchesLoseNothing(t *testing.T) {
 func TestNotificationsAreChecked(t *testing.T) {
 	p := newPair(t, Options{})
 	msg := func(kind path.OpKind, number uint64) *path.Event {
-		return &path.Event{Kind: path.EventNotify, Msg: append(inbox.Header{Kind: kind, Tag: 5, Number: number, Bytes: 7}.Append(nil), "text"...)}
+		return &path.Event{Kind: path.EventNotify,
+			Msg: append(inbox.Header{Kind: kind, Tag: 5, Number: number, Bytes: 7}.Append(nil), "text"...)}
 	}
 	const own = 1 << 20
 	refused := func() uint64 {

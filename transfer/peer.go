@@ -122,7 +122,9 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address.Address, replaces
 	}
 	p.limits, _ = newLimits("a new peer", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
-	p.asks = digest.NewAsker(p.ctx, p, func(q *control.Digest) (*control.Response, error) { return p.request(p.ctx, q) },
+	p.asks = digest.NewAsker(p.ctx, p, func(q *control.Digest) (*control.Response, error) {
+		return p.request(p.ctx, q)
+	},
 		p.maxBody)
 	p.staged = bounce.NewPeer(p.ctx, n.staging, (*stageSession)(p))
 	n.mu.Lock()
@@ -200,12 +202,6 @@ func (p *Peer) String() string {
 		return strconv.Quote(name)
 	}
 	return "peer at " + p.conn.RemoteAddr().String()
-}
-
-// address is where the peer is, in the form of Dial, as far as the connection tells.
-func (p *Peer) address() string {
-	a := p.conn.RemoteAddr()
-	return a.Network() + "://" + a.String()
 }
 
 // Gone is closed when the peer was closed or lost; Err says why.

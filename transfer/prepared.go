@@ -137,7 +137,8 @@ func (t *Transfer) again(r *Prepared) {
 	t.kind, t.peer, t.priority, t.bytes = of.kind, of.peer, of.priority, of.bytes
 	t.allowed, t.floor, t.exports, t.devices, t.reach = of.allowed, of.floor, of.exports, of.devices, of.reach
 	t.id = t.peer.node.nextID()
-	t.msg = append(inbox.Header{Kind: t.kind, Tag: r.o.Tag, Number: t.id.Number(), Bytes: t.bytes}.Append(t.msg[:0]), r.o.Msg...)
+	t.msg = append(inbox.Header{Kind: t.kind, Tag: r.o.Tag, Number: t.id.Number(), Bytes: t.bytes}.Append(t.msg[:0]),
+		r.o.Msg...)
 	t.m = of.m
 	t.ops, t.sole, t.posted = 0, 0, 0
 	t.moved.Store(0)

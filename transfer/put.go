@@ -114,7 +114,8 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 		o.grant.Release()
 		return nil, err
 	}
-	t.msg = append(inbox.Header{Kind: kind, Tag: o.Tag, Number: t.id.Number(), Bytes: t.bytes}.Append(t.header[:0]), o.Msg...)
+	t.msg = append(inbox.Header{Kind: kind, Tag: o.Tag, Number: t.id.Number(), Bytes: t.bytes}.Append(t.header[:0]),
+		o.Msg...)
 	if err := p.take(t, o.grant); err != nil {
 		return nil, err
 	}

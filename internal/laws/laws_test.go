@@ -46,7 +46,7 @@ var layers = []struct {
 		"gpu/gpumem", "gpu/gpumem/gpumemtest",
 	}},
 	{"packets and tensors", []string{
-		"packet/burst", "packet", "packet/flow", "packet/flow/flowtest", "tensor", "tensor/synth",
+		"packet/burst", "packet", "packet/pcap", "packet/flow", "packet/flow/flowtest", "tensor", "tensor/synth",
 		"tensor/safetensors", "tensor/npy", "tensor/convert", "internal/accel",
 	}},
 	{"engines, stages, paths", []string{
@@ -60,8 +60,9 @@ var layers = []struct {
 	}},
 	{"nodes, files, consumers", []string{
 		"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/bounce",
-		"transfer/observe", "transfer/account", "transfer/loop", "transfer/fence", "transfer/digest", "transfer/inbox", "transfer/takeover", "transfer/names", "transfer/address", "transfer/pool", "transfer", "transfer/job", "share", "stage/app",
-		"config",
+		"transfer/observe", "transfer/account", "transfer/loop", "transfer/fence", "transfer/digest", "transfer/inbox",
+		"transfer/takeover", "transfer/names", "transfer/address", "transfer/pool", "transfer", "transfer/job", "share",
+		"stage/record", "stage/app", "config",
 	}},
 	{"systems", []string{
 		"system", "", // "" is the root, which has only its documentation

@@ -14,8 +14,8 @@ const (
 	// requests before it, on a busy machine, do not make it time out, and enough that the round
 	// trips between do not matter (6 ms of hashing each).
 	MaxBytes = 8 << 20
-	// MaxAsked is the number of requests for digests that wait for one peer's answer at once. A node
-	// refuses more.
+	// MaxAsked is the number of requests for digests that wait for one peer's answer at once. A
+	// node refuses more.
 	MaxAsked = 8
 	// maxOpen is the number of digests of more than one request that a node has open at one peer.
 	// Peers keep more.

@@ -88,8 +88,8 @@ func (d *Comparison) Place(part state.Segment) {
 	d.wake()
 }
 
-// Finish takes note that everything is in place. The error, if any, is that of the comparison, which
-// has ended already.
+// Finish takes note that everything is in place. The error, if any, is that of the comparison,
+// which has ended already.
 func (d *Comparison) Finish() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -135,8 +135,8 @@ func (d *Comparison) Start() {
 	}
 }
 
-// Intercept keeps the end of a transfer until the comparison does not touch the memory any more, and
-// returns false when there is nothing to wait for.
+// Intercept keeps the end of a transfer until the comparison does not touch the memory any more,
+// and returns false when there is nothing to wait for.
 func (d *Comparison) Intercept(err error) bool {
 	d.cancel()
 	d.mu.Lock()
@@ -261,7 +261,8 @@ func Hash(ctx context.Context, staging *bounce.Memory, h hash.Hash, s mem.Span, 
 // remote has the peer hash its bytes: those of a get at once, those of a put as they are in place.
 func (d *Comparison) remote(r *remote) error {
 	r.room = control.DigestRoom(d.asker.body())
-	single := d.w.Bytes <= MaxBytes && len(d.w.Copies) <= r.room && !d.w.Offered // one request, which leaves nothing open
+	// one request, which leaves nothing open
+	single := d.w.Bytes <= MaxBytes && len(d.w.Copies) <= r.room && !d.w.Offered
 	if err := r.begin(d.ctx, !single); err != nil {
 		return err
 	}

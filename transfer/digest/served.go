@@ -16,8 +16,8 @@ import (
 // besides those that they gave up.
 const MaxKept = 256
 
-// Served has the digests that a peer asks for. Its methods may be called from any goroutine. The zero
-// value is empty.
+// Served has the digests that a peer asks for. Its methods may be called from any goroutine. The
+// zero value is empty.
 type Served struct {
 	mu   sync.Mutex // guards what follows
 	busy int

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 
-// A digest is continued by the request that follows the last one, and no other. What a peer has open
-// is bounded.
+// A digest is continued by the request that follows the last one, and no other. What a peer has
+// open is bounded.
 func TestServed(t *testing.T) {
 	var s Served
 	ask := func(id byte, at uint64) (*Open, error) {

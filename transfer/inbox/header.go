@@ -26,8 +26,8 @@ func (h Header) Append(b []byte) []byte {
 	return binary.BigEndian.AppendUint64(b, h.Bytes)
 }
 
-// Parse reads the header of a notification, and returns the message behind it. It returns false when
-// that is shorter than a header.
+// Parse reads the header of a notification, and returns the message behind it. It returns false
+// when that is shorter than a header.
 func Parse(b []byte) (h Header, msg []byte, ok bool) {
 	if len(b) < HeaderSize {
 		return h, nil, false

@@ -9,8 +9,8 @@ const (
 	// Max is the number of notifications of one peer that may wait for the application. A peer that
 	// has more under way is not polled until there is room, so that its path pushes back.
 	Max = 1024
-	// MaxFenced is that number while a fence of the peer's paths is under way: what they hold before
-	// the end of the fence has to go somewhere.
+	// MaxFenced is that number while a fence of the peer's paths is under way: what they hold
+	// before the end of the fence has to go somewhere.
 	MaxFenced = 4 * Max
 )
 

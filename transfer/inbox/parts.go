@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// MaxParts is the number of messages of a peer that are not complete; a further one replaces the
-	// oldest.
+	// MaxParts is the number of messages of a peer that are not complete; a further one replaces
+	// the oldest.
 	MaxParts = 4
 	// MaxLong is the number of bytes of complete messages of a peer that wait for the application;
 	// more are refused.

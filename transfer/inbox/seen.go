@@ -5,7 +5,8 @@ import "sync"
 // Seen remembers which transfer numbers of a peer were delivered: a bitmap over the latest ones,
 // like that of RFC 4303 section 3.4.3. Older ones count as new, unlike there: paths deliver each
 // notification once, so this only guards against a peer that repeats itself, while a large transfer
-// may well end after many small ones that began later. Its methods may be called from any goroutine.
+// may well end after many small ones that began later. Its methods may be called from any
+// goroutine.
 type Seen struct {
 	mu   sync.Mutex
 	high uint64

@@ -13,15 +13,15 @@ import (
 // Source is a path with its owner, which serializes those who call Serve.
 type Source interface {
 	// Serve polls the path once. It returns whether there may be more to do at once, and whether
-	// goroutines of the application can go on now. With arm the descriptor is readable when there is
-	// more to do later.
+	// goroutines of the application can go on now. With arm the descriptor is readable when there
+	// is more to do later.
 	Serve(arm bool) (more, woke bool)
 	// Attended reports whether another goroutine serves the path for now, and kicks it afterwards.
 	Attended() bool
 }
 
-// Loop is one goroutine that sleeps in epoll over the descriptors of all paths and serves those that
-// are ready. After activity it keeps polling for the spin time before it sleeps again.
+// Loop is one goroutine that sleeps in epoll over the descriptors of all paths and serves those
+// that are ready. After activity it keeps polling for the spin time before it sleeps again.
 //
 // While it polls it gives its processor away all the time. After a round that ended something it
 // yields to the goroutines of this process: the one whose transfer has just ended runs next, on

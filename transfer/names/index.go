@@ -8,9 +8,9 @@ import (
 // Named is a thing with a name, which does not change.
 type Named interface{ Name() string }
 
-// Index holds things in the byte order of their names, which are all different, so that a page of a list
-// costs what is on the page. It is a list of short sorted runs: a change moves at most one run, or
-// the list of runs. The zero value is empty.
+// Index holds things in the byte order of their names, which are all different, so that a page of a
+// list costs what is on the page. It is a list of short sorted runs: a change moves at most one
+// run, or the list of runs. The zero value is empty.
 type Index[T Named] struct {
 	runs [][]T // none is empty, none longer than runMax
 }

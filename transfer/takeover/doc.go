@@ -1,5 +1,5 @@
-// Package takeover remembers the sessions that a node lost, until the node at the other end is known
-// to have ended them as well.
+// Package takeover remembers the sessions that a node lost, until the node at the other end is
+// known to have ended them as well.
 //
 // A session that was lost may have left bytes in the other side's sockets: that side may have been
 // stopped, or cut off, and takes them out when it runs again. They must not be written after what a

@@ -48,8 +48,8 @@ func (ls *Listeners) Places() (out []Place) {
 }
 
 // Open opens the accepting side of a driver when a peer first asks for it. To open devices may take
-// long, so it delays only those that ask for the same listener meanwhile. A failure is for them; the
-// next one that asks tries again.
+// long, so it delays only those that ask for the same listener meanwhile. A failure is for them;
+// the next one that asks tries again.
 func (ls *Listeners) Open(d ListenDriver, byPort bool) (Listener, error) {
 	at := Place{d.Name(), byPort}
 	ls.mu.Lock()
