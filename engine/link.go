@@ -44,15 +44,15 @@ func (l *LinkUp) State() LinkState {
 	return LinkState{Up: w&1 != 0, Changes: w >> 1}
 }
 
-// LinkTeller is a Port that reports changes of its link.
-type LinkTeller interface {
+// LinkReporter is a Port that reports changes of its link.
+type LinkReporter interface {
 	// LinkState is how the link is now. w is woken when that has changed; it replaces the Waker of
 	// the call before. Any goroutine may call it.
 	LinkState(w *Waker) LinkState
 }
 
-// LinkBell keeps the Waker of a LinkTeller. It is for implementations of engines; the zero value is
-// ready. Its methods may be called from any goroutine, and do not wait.
+// LinkBell keeps the Waker of a LinkReporter. It is for implementations of engines; the zero value
+// is ready. Its methods may be called from any goroutine, and do not wait.
 type LinkBell struct{ w atomic.Pointer[Waker] }
 
 // Set has w woken from now on.

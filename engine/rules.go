@@ -4,8 +4,8 @@ import "github.com/penstock-io/penstock/packet/flow"
 
 // Rules is the table of steering rules of a port. It has the methods of flow.Table, which steers in
 // software; an engine whose rules are in a NIC, or in a program in the kernel, keeps a flow.Table
-// as its book: it has a batch checked there against its flow.Capabilities, gives it to the device,
-// and takes it back when the device refuses. Any goroutine may use it.
+// as its record: it has a batch checked there against its flow.Capabilities, gives it to the
+// device, and takes it back when the device refuses. Any goroutine may use it.
 type Rules interface {
 	// Apply makes all changes, in order, as one version, or none: a packet sees the whole batch or
 	// nothing of it. It returns when they are in force. The error says which changes are wrong

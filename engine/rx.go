@@ -31,7 +31,7 @@ type Batching struct {
 	// is there.
 	Timeout time.Duration
 	// Spin is how long to look again and again, at most, before sleeping; 0 sleeps at once. It
-	// adapts: where looking has been in vain lately it becomes shorter.
+	// adapts: it becomes shorter while it finds nothing.
 	Spin time.Duration
 }
 

@@ -287,7 +287,7 @@ func TestRxStress(t *testing.T) {
 	}
 }
 
-// The spin becomes shorter while it is in vain, and longer when it is not.
+// The spin becomes shorter while it finds nothing, and longer when it finds packets.
 func TestRxSpinAdapts(t *testing.T) {
 	q := newQueue(t, 64)
 	r := NewRx(q, Batching{Spin: time.Millisecond})

@@ -9,7 +9,7 @@ import (
 // computes (virtual time), looks are counted instead of time.
 const spinPoll = 25 * time.Nanosecond
 
-// spinner decides how long to look again and again before sleeping. Where that was in vain lately
+// spinner decides how long to look again and again before sleeping. Where that found nothing lately
 // it is shorter, but never less than an eighth of the most, so that a time of traffic is noticed.
 type spinner struct {
 	most, budget, limit time.Duration
@@ -50,5 +50,5 @@ func (s *spinner) again() bool {
 // hit says that looking was worth it, or would have been.
 func (s *spinner) hit() { s.budget = min(2*s.budget, s.most) }
 
-// miss says that looking was in vain.
+// miss says that looking found nothing.
 func (s *spinner) miss() { s.budget = max(s.budget/2, s.most/8) }

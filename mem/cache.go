@@ -132,7 +132,7 @@ func (c *Cache) Flush() {
 	}
 }
 
-// Close flushes the cache and takes it off the pool's books. A closed cache has no slots to give,
+// Close flushes the cache and removes it from the pool's list. A closed cache has no slots to give,
 // but takes them.
 func (c *Cache) Close() {
 	if c.closed {

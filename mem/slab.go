@@ -102,8 +102,8 @@ func (a *Allocator) grow(c int, size uint64) (*slab, error) {
 	return s, nil
 }
 
-// victims takes slabs without blocks in use off the books, until their size reaches need; nil when
-// there are not enough. The largest go first, so that few are lost. Holds a.mu.
+// victims removes slabs without blocks in use from the lists, until their size reaches need; nil
+// when there are not enough. The largest go first, so that few are lost. Holds a.mu.
 func (a *Allocator) victims(need uint64) []*slab {
 	var idle []*slab
 	var sum uint64
@@ -130,7 +130,7 @@ func (a *Allocator) victims(need uint64) []*slab {
 	return idle
 }
 
-// detach takes a slab off the books; its bytes stay reserved until it is unmapped. Holds a.mu.
+// detach removes a slab from the lists; its bytes stay reserved until it is unmapped. Holds a.mu.
 func (a *Allocator) detach(s *slab) {
 	c := &a.classes[s.class]
 	gone := func(o *slab) bool { return o == s }

@@ -90,7 +90,7 @@ func (h *ARPHeader) Fill(b []byte) (int, error) {
 	return ARPLen, nil
 }
 
-// Answer turns a request into the reply of the station mac at the address asked for. The Ethernet
+// Answer turns a request into the reply of the host mac at the address asked for. The Ethernet
 // header in front of it is the caller's.
 func (a ARP) Answer(mac MAC) {
 	ip, asker, askerMAC := a.TargetIP(), a.SenderIP(), a.SenderMAC()

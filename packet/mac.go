@@ -8,7 +8,7 @@ import (
 // MAC is an Ethernet address. It is comparable and can be a map key.
 type MAC [6]byte
 
-// BroadcastMAC is the address of every station on the link.
+// BroadcastMAC is the address of every host on the link.
 var BroadcastMAC = MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
 // ErrMAC says that a text is not an Ethernet address.
@@ -90,13 +90,13 @@ func (m *MAC) UnmarshalText(text []byte) error {
 	return err
 }
 
-// IsZero reports whether all bytes are zero, which no station uses.
+// IsZero reports whether all bytes are zero, which no interface uses.
 func (m MAC) IsZero() bool { return m == MAC{} }
 
-// IsMulticast reports whether the address names a group of stations (the broadcast address too).
+// IsMulticast reports whether the address names a group of hosts (the broadcast address too).
 func (m MAC) IsMulticast() bool { return m[0]&1 != 0 }
 
-// IsBroadcast reports whether the address names all stations.
+// IsBroadcast reports whether the address names all hosts.
 func (m MAC) IsBroadcast() bool { return m == BroadcastMAC }
 
 // IsLocal reports whether the address was assigned by an administrator or by software, not by a

@@ -209,13 +209,13 @@ func TestHostileReader(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// Another peer's read is not its own.
-	stranger, err := testNode(t, transfer.Options{Name: "stranger"}).Dial(ctx, s.node.Addrs()[0])
+	other, err := testNode(t, transfer.Options{Name: "other"}).Dial(ctx, s.node.Addrs()[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stranger.Call(ctx, readService, (&readRequest{op: opReadEnd, id: 1, good: 1000,
+	if _, err := other.Call(ctx, readService, (&readRequest{op: opReadEnd, id: 1, good: 1000,
 		whole: true}).append(nil)); !errors.Is(err, control.BadRequest) {
-		t.Errorf("a stranger ends it: %v", err)
+		t.Errorf("another peer ends it: %v", err)
 	}
 	for id := uint64(2); id <= maxReads; id++ {
 		begin(id)

@@ -23,10 +23,10 @@ type LinkEvent struct {
 	Change    LinkChange
 }
 
-// linkWatch reports the links of all interfaces whose ports report theirs (engine.LinkTeller).
+// linkWatch reports the links of all interfaces whose ports report theirs (engine.LinkReporter).
 type linkWatch struct {
 	s     *System
-	ports []engine.LinkTeller // of each interface; nil where it reports no link
+	ports []engine.LinkReporter // of each interface; nil where it reports no link
 	was   []engine.LinkState
 	waker *engine.Waker
 	stop  chan struct{}
@@ -37,9 +37,9 @@ type linkWatch struct {
 func (s *System) watchLinks() *linkWatch {
 	w := &linkWatch{s: s, waker: engine.NewWaker(), stop: make(chan struct{}), done: make(chan struct{})}
 	for i := range s.ifaces {
-		port, _ := s.ifaces[i].Port.(engine.LinkTeller)
+		port, _ := s.ifaces[i].Port.(engine.LinkReporter)
 		if b, staged := s.ifaces[i].Port.(*bounce.Port); staged {
-			port, _ = b.Port.(engine.LinkTeller)
+			port, _ = b.Port.(engine.LinkReporter)
 		}
 		w.ports, w.was = append(w.ports, port), append(w.was, engine.LinkState{Up: true})
 		if port != nil {

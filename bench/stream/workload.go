@@ -75,7 +75,7 @@ type worker struct {
 	kind   Workload
 	frames bool
 	layers packet.Layers
-	sum    uint64 // of all results, so that the work is not in vain
+	sum    uint64 // of all results, so that the compiler keeps the work
 
 	fft      *fourier.CmplxFFT
 	in, out  []complex128

@@ -19,7 +19,7 @@ type requests struct {
 	}
 	v [1]sys.Iovec
 
-	skip, misses int // reads that do not look, after so many looks in a row in vain
+	skip, misses int // reads that do not look, after so many looks in a row that found nothing
 }
 
 func (r *requests) Read(b []byte) (n int, err error) {

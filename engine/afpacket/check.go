@@ -11,7 +11,7 @@ import (
 
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	_, o, err := settle(spec)
+	_, o, err := resolve(spec)
 	return o.capabilities(), err
 }
 
@@ -29,7 +29,7 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	a, _, err := settle(spec)
+	a, _, err := resolve(spec)
 	if err != nil {
 		return "", err
 	}

@@ -135,7 +135,7 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 
 func newPort(spec engine.PortSpec) (*Port, error) {
 	p := &Port{spec: spec, tx: -1}
-	a, o, err := settle(spec)
+	a, o, err := resolve(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func (p *Port) linkChanged() {
 	p.bell.Ring()
 }
 
-// LinkState implements engine.LinkTeller.
+// LinkState implements engine.LinkReporter.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	return p.link.State()

@@ -39,7 +39,7 @@ type Options struct {
 	// in place of the first queue.
 	Fanout  Fanout
 	Sockets int
-	// Promiscuous makes the interface take frames for other stations while the port is open.
+	// Promiscuous makes the interface take frames for other MAC addresses while the port is open.
 	Promiscuous bool
 	// Filter is a program that the kernel runs on each frame first; what it refuses (returns 0)
 	// never reaches the port, and is counted nowhere. A stripped VLAN tag is not in the frame that

@@ -18,7 +18,7 @@ var Spec = engine.Spec{
 		{Key: "fanout", Type: engine.Word, Words: []string{"none", "hash", "cpu", "rollover"}, Default: "none",
 			Field: "Fanout", Doc: "How packets are shared among several sockets."},
 		{Key: "sockets", Type: engine.Int, Min: 1, Max: 64, Unit: "sockets", Default: "1", Field: "Sockets", Doc: "How many sockets share them."},
-		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other stations."},
+		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other MAC addresses."},
 		{Key: "filter", Type: engine.Text, List: true, Field: "Filter", Parse: parseFilter,
 			Doc: "A classic BPF program that sees each frame first: instructions of four numbers, as `tcpdump -ddd` " +
 				"prints them: `[\"40 0 0 12\", \"21 0 1 2048\", ...]`."},
@@ -36,8 +36,8 @@ var Spec = engine.Spec{
 	Rings:        func(packets int) engine.Settings { return engine.Settings{"frames": fmt.Sprint(packets)} },
 }
 
-// settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (engine.Address, Options, error) {
+// resolve returns the address and the options of a port, with the defaults filled in.
+func resolve(spec engine.PortSpec) (engine.Address, Options, error) {
 	return engine.ReadPort(&Spec, &spec, (*Options).complete)
 }
 

@@ -66,7 +66,7 @@ func TestConformanceSim(t *testing.T) {
 	enginetest.Run(t, staged(t, simHarness(), bounce.Options{}))
 }
 
-// One small burst at a time: every way of waiting for a flight is taken.
+// One small burst at a time: every way of waiting for a pending burst is taken.
 func TestConformanceNarrow(t *testing.T) {
 	enginetest.Run(t, staged(t, simHarness(), bounce.Options{Bursts: 1, Packets: 3}))
 }

@@ -17,8 +17,8 @@ import (
 // rxQueue is a receive queue of an engine with copies behind it. Its owner calls it, and the
 // goroutine that closes the port.
 //
-// Flights are used in a circle: those from head to tail-1 hold bursts that are being copied, the
-// oldest first.
+// The entries of pending are a ring: those from head to tail-1 hold bursts that are being copied,
+// the oldest first.
 type rxQueue struct {
 	port     *Port
 	inner    engine.RxQueue
@@ -33,7 +33,7 @@ type rxQueue struct {
 	headers *mem.Region // nil: packets are whole
 
 	mu         sync.Mutex // guards what follows
-	flights    []flight
+	pending    []pending
 	head, tail uint64
 	rest       *burst.Burst // was received, and waits for slots of the device: only if lossless
 	one        *burst.Burst // of one packet, to drop the first of a burst
@@ -52,8 +52,8 @@ type rxQueue struct {
 	drops                  engine.DropCounters
 }
 
-// flight is a burst that is being copied.
-type flight struct {
+// pending is a burst that is being copied.
+type pending struct {
 	b   *burst.Burst
 	ev  *gpu.Event
 	ops []gpu.Op
@@ -71,7 +71,7 @@ func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 	pool := spec.Pools[last]
 	q := &rxQueue{port: p, lossless: p.caps.Lossless || p.caps.Stream, pool: pool, src: burst.PoolSource(pool),
 		one:     burst.NewSegmented(1, burst.MaxSegments),
-		flights: make([]flight, p.o.Bursts), slots: make([]mem.Handle, segmentsOf(p.o.Packets))}
+		pending: make([]pending, p.o.Bursts), slots: make([]mem.Handle, segmentsOf(p.o.Packets))}
 	q.watch.Wake = q.wake
 	if q.lossless {
 		q.rest = burst.NewSegmented(p.o.Packets, segmentsOf(p.o.Packets))
@@ -109,8 +109,8 @@ func (q *rxQueue) open(spec engine.RxSpec, last int) (err error) {
 	if q.stream, err = ctx.NewStream(gpu.StreamOptions{Name: name}); err != nil {
 		return err
 	}
-	for i := range q.flights {
-		f := &q.flights[i]
+	for i := range q.pending {
+		f := &q.pending[i]
 		n := segmentsOf(p.o.Packets)
 		f.b, f.ops = burst.NewSegmented(p.o.Packets, n), make([]gpu.Op, 0, n+1)
 		f.from, f.held = make([]*burst.Source, 0, n), make([]burst.Handle, 0, n)
@@ -130,8 +130,8 @@ func segmentsOf(packets int) int { return 2*packets + burst.MaxSegments }
 // free gives back what the queue has of the device and of its own memory.
 func (q *rxQueue) free() error {
 	var errs []error
-	for i := range q.flights {
-		if ev := q.flights[i].ev; ev != nil {
+	for i := range q.pending {
+		if ev := q.pending[i].ev; ev != nil {
 			errs = append(errs, ev.Close())
 		}
 	}
@@ -165,11 +165,11 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	return 0, nil
 }
 
-// fill receives from the engine, as long as there are flights free, and begins the copies. The
+// fill receives from the engine, while entries of pending are free, and begins the copies. The
 // caller holds mu.
 func (q *rxQueue) fill() {
-	for q.tail-q.head < uint64(len(q.flights)) {
-		f := &q.flights[q.tail%uint64(len(q.flights))]
+	for q.tail-q.head < uint64(len(q.pending)) {
+		f := &q.pending[q.tail%uint64(len(q.pending))]
 		if q.lossless && q.rest.Len() > 0 {
 			q.rest.MoveTo(f.b)
 		} else {
@@ -217,9 +217,10 @@ func (q *rxQueue) needs(b *burst.Burst, i int) (n int) {
 	return n
 }
 
-// begin begins to copy the packets of a flight. Those at the end that find no slot on the device
-// are dropped, or wait in rest; whole is false then. With an error some copies may be under way.
-func (q *rxQueue) begin(f *flight) (whole bool, err error) {
+// begin begins to copy the packets of a pending burst. Those at the end that find no slot on the
+// device are dropped, or wait in rest; whole is false then. With an error some copies may be under
+// way.
+func (q *rxQueue) begin(f *pending) (whole bool, err error) {
 	f.ops, f.from, f.held, f.begun, f.over, f.dead = f.ops[:0], f.from[:0], f.held[:0], false, false, false
 	need := 0
 	for i := range f.b.Len() {
@@ -264,9 +265,9 @@ func (q *rxQueue) begin(f *flight) (whole bool, err error) {
 	return got == need, nil
 }
 
-// cut leaves in the flight the packets that find a slot for each segment, and returns their number.
-// The others are dropped, or go to rest.
-func (q *rxQueue) cut(f *flight, slots int) (n int) {
+// cut leaves in a pending burst the packets that find a slot for each segment, and returns their
+// number. The others are dropped, or go to rest.
+func (q *rxQueue) cut(f *pending, slots int) (n int) {
 	for n < f.b.Len() {
 		if slots -= q.needs(f.b, n); slots < 0 {
 			break
@@ -291,7 +292,7 @@ func (q *rxQueue) cut(f *flight, slots int) (n int) {
 }
 
 // copy moves segment k of packet i to a slot of the device; an empty one needs none.
-func (q *rxQueue) copy(f *flight, i, k int, slot mem.Handle) error {
+func (q *rxQueue) copy(f *pending, i, k int, slot mem.Handle) error {
 	old := f.b.Builder().Part(i, k)
 	size := uint32(q.pool.SlotSize())
 	if old.Len > size || old.Source.Region() != q.staging.Region() {
@@ -315,7 +316,7 @@ func (q *rxQueue) copy(f *flight, i, k int, slot mem.Handle) error {
 }
 
 // landed gives the memory that the copies read from back to the engine.
-func (f *flight) landed() {
+func (f *pending) landed() {
 	f.over = true
 	for a := 0; a < len(f.held); {
 		z := a + 1
@@ -332,7 +333,7 @@ func (f *flight) landed() {
 // deliver moves packets whose copies are over to b and returns how many. The caller holds mu.
 func (q *rxQueue) deliver(b *burst.Burst) (n int) {
 	for q.head != q.tail {
-		f := &q.flights[q.head%uint64(len(q.flights))]
+		f := &q.pending[q.head%uint64(len(q.pending))]
 		if !q.arrived(f) {
 			break
 		}
@@ -361,8 +362,8 @@ func (q *rxQueue) deliver(b *burst.Burst) (n int) {
 	return n
 }
 
-// arrived reports whether the copies of a flight are over. The caller holds mu.
-func (q *rxQueue) arrived(f *flight) bool {
+// arrived reports whether the copies of a pending burst are over. The caller holds mu.
+func (q *rxQueue) arrived(f *pending) bool {
 	if f.over {
 		return true
 	}
@@ -383,7 +384,7 @@ func (q *rxQueue) fail(err error) {
 	lost := q.stream.Wait(context.Background()) // a device that is lost copies nothing more
 	keep := q.head
 	for ; keep != q.tail; keep++ {
-		f := &q.flights[keep%uint64(len(q.flights))]
+		f := &q.pending[keep%uint64(len(q.pending))]
 		if !f.over && f.begun && lost == nil {
 			f.landed()
 		}
@@ -395,11 +396,11 @@ func (q *rxQueue) fail(err error) {
 	q.tail = keep
 }
 
-// drop throws away the flights from the given one on, whose copies are over or will never be. The
+// drop drops the pending bursts from the given one on, whose copies are over or will never be. The
 // caller holds mu.
 func (q *rxQueue) drop(from uint64, why engine.Drop) {
 	for ; from != q.tail; from++ {
-		f := &q.flights[from%uint64(len(q.flights))]
+		f := &q.pending[from%uint64(len(q.pending))]
 		f.landed()
 		if !f.dead {
 			q.drops.Add(why, uint64(f.b.Len()))
@@ -420,7 +421,7 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		return true
 	}
 	q.armed.Store(w)
-	if q.ended == nil && q.inner.Arm(w) && q.tail-q.head < uint64(len(q.flights)) && !q.stalled {
+	if q.ended == nil && q.inner.Arm(w) && q.tail-q.head < uint64(len(q.pending)) && !q.stalled {
 		q.armed.Store(nil)
 		return true
 	}
@@ -430,7 +431,7 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 	if q.head == q.tail {
 		return false
 	}
-	f := &q.flights[q.head%uint64(len(q.flights))]
+	f := &q.pending[q.head%uint64(len(q.pending))]
 	if q.arrived(f) || q.over() {
 		q.armed.Store(nil)
 		return true
@@ -460,7 +461,7 @@ func (q *rxQueue) Discard() (int, error) {
 	}
 	n := 0
 	for at := q.head; at != q.tail; at++ {
-		if f := &q.flights[at%uint64(len(q.flights))]; !f.dead {
+		if f := &q.pending[at%uint64(len(q.pending))]; !f.dead {
 			n += f.b.Len()
 			f.dead = true
 		}

@@ -17,7 +17,7 @@ func (*Engine) Available() error {
 
 // OpenPort implements engine.Engine.
 func (e *Engine) OpenPort(_ context.Context, spec engine.PortSpec) (engine.Port, error) {
-	if _, _, err := settle(&spec); err != nil {
+	if _, _, err := resolve(&spec); err != nil {
 		return nil, err
 	}
 	return nil, e.Available()

@@ -48,7 +48,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	a, _, err := settle(&spec)
+	a, _, err := resolve(&spec)
 	if err == nil && spec.Isolated && driver(a.Where) == "net_af_xdp" {
 		err = engine.CannotIsolate(Name, &spec, "net_af_xdp takes all packets of its queue from the kernel")
 	}
@@ -66,7 +66,7 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	a, _, err := settle(&spec)
+	a, _, err := resolve(&spec)
 	if err != nil {
 		return "", err
 	}

@@ -23,7 +23,7 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	a, o, err := settle(&spec)
+	a, o, err := resolve(&spec)
 	if err != nil {
 		return nil, err
 	}

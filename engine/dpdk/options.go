@@ -58,7 +58,7 @@ type Options struct {
 	// RSSTypes are the layers that are hashed, nil for the addresses, and the ports of TCP and UDP.
 	// What the NIC does not hash is left out.
 	RSSTypes []RSSType
-	// Promiscuous makes the NIC take frames for other stations.
+	// Promiscuous makes the NIC take frames for other MAC addresses.
 	Promiscuous bool
 }
 

@@ -290,8 +290,8 @@ func (p *Port) started() bool {
 	return p.state == portStarted
 }
 
-// LinkState implements engine.LinkTeller. The port looks at the link twice a second from the first
-// call on.
+// LinkState implements engine.LinkReporter. The port looks at the link twice a second from the
+// first call on.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	p.look()

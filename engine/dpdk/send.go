@@ -124,7 +124,7 @@ func (q *txQueue) sendRun(b *burst.Burst, from, to int) (n, sent int) {
 	for i := range ones[sent:n] { // the headers that the driver did not take
 		q.untake(ones[sent+i].Index)
 	}
-	q.settleAll(q.tx.Back())
+	q.retireAll(q.tx.Back())
 	q.packets.Add(uint64(sent))
 	q.bytes.Add(uint64(bytes))
 	return n, sent
@@ -142,13 +142,13 @@ func (q *txQueue) give(b *burst.Burst, from, packets, n int) (next int, again bo
 			b.Builder().ReleasePart(from+sent, from+sent+1)
 			// its memory is free at once, however long the driver keeps the copy: net_virtio until
 			// it needs the descriptor
-			q.settled++
+			q.owed++
 			q.copied.Add(uint64(segs[at].PktLen))
 		}
 		sent++
 	}
 	b.Builder().ForgetPart(from, from+sent)
-	q.settleAll(q.tx.Back())
+	q.retireAll(q.tx.Back())
 	for at := taken; at < n; at++ { // the headers that the driver did not take
 		q.untake(segs[at].Index)
 	}

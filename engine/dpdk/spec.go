@@ -39,7 +39,7 @@ var Spec = engine.Spec{
 				"the NIC takes; without it the driver's own."},
 		{Key: "rss_types", Type: engine.Word, List: true, Words: rssTypes, Field: "RSSTypes",
 			Doc: "What is hashed. Without it the addresses, and the ports of TCP and UDP."},
-		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other stations."},
+		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other MAC addresses."},
 
 		{Key: "cores", Type: engine.Int, List: true, Min: 0, Max: 4095, Field: "Cores",
 			Doc: "Processors for DPDK's own threads; without it all that the process has. This and the next options " +
@@ -83,9 +83,9 @@ var Spec = engine.Spec{
 
 var pairs atomic.Int64
 
-// settle is the address and the options of a port, complete. Address.Where is what DPDK calls
-// devargs.
-func settle(spec *engine.PortSpec) (engine.Address, Options, error) {
+// resolve returns the address and the options of a port, with the defaults filled in. Address.Where
+// is what DPDK calls devargs.
+func resolve(spec *engine.PortSpec) (engine.Address, Options, error) {
 	a, o, err := engine.ReadPort(&Spec, spec, (*Options).complete)
 	if err == nil {
 		a.Where, err = devargs(a)

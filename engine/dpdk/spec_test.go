@@ -34,7 +34,7 @@ func TestArguments(t *testing.T) {
 			"--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7 " +
 				"--log-level=debug --log-level=pmd.net.*:info -d /opt/pmd.so --legacy-mem --socket-limit=512"},
 	} {
-		_, o, err := settle(&engine.PortSpec{Address: c.address})
+		_, o, err := resolve(&engine.PortSpec{Address: c.address})
 		if err != nil {
 			t.Errorf("%s: %v", c.address, err)
 			continue
@@ -76,7 +76,7 @@ func TestMistakes(t *testing.T) {
 		"xdp://eth0":                  "not of this engine",
 		"0000:3b:00.0?descriptor=4":   "did you mean descriptors?",
 	} {
-		_, _, err := settle(&engine.PortSpec{Address: address})
+		_, _, err := resolve(&engine.PortSpec{Address: address})
 		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%s: %v, expected %q", address, err, want)
 		}
@@ -94,7 +94,7 @@ func TestAddresses(t *testing.T) {
 		"dpdk://eth0":                           "eth0",
 		"dpdk://net_pcap0,rx_pcap=/a/b.pcap":    "net_pcap0,rx_pcap=/a/b.pcap",
 	} {
-		a, _, err := settle(&engine.PortSpec{Address: address})
+		a, _, err := resolve(&engine.PortSpec{Address: address})
 		if err != nil || a.Where != want {
 			t.Errorf("%s: %q, %v, expected %q", address, a.Where, err, want)
 		}
@@ -108,7 +108,7 @@ func TestDevices(t *testing.T) {
 		"nosuchif":     "no interface nosuchif",
 		"lo":           "dpdk://net_af_packet0,iface=lo",
 	} {
-		a, _, err := settle(&engine.PortSpec{Address: address})
+		a, _, err := resolve(&engine.PortSpec{Address: address})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ type txQueue struct {
 	// is one
 	bounce   *mem.Pool
 	from     *burst.Source
-	settled  int // packets that the box does not know to be done yet
+	owed     int // packets that are done, and that the Outbox is not told of yet
 	timer    *time.Timer
 	pause    time.Duration
 	ticking  bool
@@ -327,7 +327,7 @@ func (q *txQueue) finish() (err error) {
 	q.reap()
 	for i := range q.parts {
 		if q.parts[i].src != nil {
-			q.settle(uint32(i))
+			q.retire(uint32(i))
 		}
 	}
 	q.giveBack()
@@ -361,21 +361,21 @@ func (q *txQueue) reap() {
 		if len(done) == 0 {
 			break
 		}
-		q.settleAll(done)
+		q.retireAll(done)
 	}
 	q.giveBack()
 }
 
-// settleAll notes that headers point at nothing any more, and are free. giveBack comes after it.
-func (q *txQueue) settleAll(done []uint32) {
+// retireAll retires headers and frees them. giveBack comes after it.
+func (q *txQueue) retireAll(done []uint32) {
 	for _, i := range done {
-		q.settle(i)
+		q.retire(i)
 	}
 	q.free = append(q.free, done...)
 }
 
-// settle notes that a header points at nothing any more.
-func (q *txQueue) settle(i uint32) {
+// retire notes that the device no longer uses the memory that a header points at.
+func (q *txQueue) retire(i uint32) {
 	x := &q.parts[i]
 	if x.h != burst.NoHandle {
 		if x.src != q.src || len(q.back) == cap(q.back) {
@@ -385,7 +385,7 @@ func (q *txQueue) settle(i uint32) {
 		q.back = append(q.back, x.h)
 	}
 	if x.last {
-		q.settled++
+		q.owed++
 	}
 	*x = part{}
 }
@@ -397,12 +397,12 @@ func (q *txQueue) reclaim() {
 	}
 }
 
-// giveBack gives the memory of what was settled to its owner, and then tells the box of it.
+// giveBack gives the memory of retired headers to its owner, and then tells the box of it.
 func (q *txQueue) giveBack() {
 	q.reclaim()
-	if q.settled > 0 {
-		q.out.Complete(q.settled)
-		q.settled = 0
+	if q.owed > 0 {
+		q.out.Complete(q.owed)
+		q.owed = 0
 	}
 }
 

@@ -29,7 +29,7 @@ func tryCheck(t *testing.T, name string, h Harness) (failed bool, log string) {
 	}
 }
 
-// hanging are the flaws that make a check wait in vain.
+// hanging are the flaws that make a check wait until its deadline.
 var hanging = []flaw{losesUncounted, waitsInTryRecv, forgetsWake, keepsFirstWaker, leaksOnClose, leaksSlots,
 	leaksDescriptor}
 

@@ -161,7 +161,7 @@ func checkUnreserved(t testing.TB, h Harness) {
 		}
 	}
 	b := r.burst(16)
-	pool := r.pool("stranger", slotSize, 8)
+	pool := r.pool("foreign", slotSize, 8)
 	src := burst.PoolSource(pool)
 	for range 3 {
 		var slots [5]burst.Handle

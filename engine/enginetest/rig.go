@@ -57,7 +57,7 @@ func (r *rig) end() {
 	if r.t.Failed() {
 		return
 	}
-	r.settled()
+	r.awaitMemory()
 	for _, p := range r.pools {
 		if err := p.Close(); err != nil {
 			r.t.Errorf("closing pool %s: %v", p.Name(), err)
@@ -68,8 +68,8 @@ func (r *rig) end() {
 	}
 }
 
-// settled waits until all packet memory is back.
-func (r *rig) settled() {
+// awaitMemory waits until all packet memory is back.
+func (r *rig) awaitMemory() {
 	r.t.Helper()
 	r.eventually("all packet memory to come back", r.allBack)
 }

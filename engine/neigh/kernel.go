@@ -86,7 +86,7 @@ func (k *Kernel) Neighbor(ifindex int, a netip.Addr) (n Neighbor, found bool, er
 	return n, found, err
 }
 
-// Hop is the next station on the way to a destination.
+// Hop is the next node on the way to a destination.
 type Hop struct {
 	Route
 	Addr netip.Addr // of the next hop

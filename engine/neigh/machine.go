@@ -69,7 +69,7 @@ const maxOut = 64
 // NewMachine makes a Machine.
 func NewMachine(o MachineOptions) (*Machine, error) {
 	if o.MAC.IsZero() || o.MAC.IsMulticast() {
-		return nil, fmt.Errorf("neigh: the port's address %v: expected that of one station: %w", o.MAC,
+		return nil, fmt.Errorf("neigh: the port's address %v: expected a unicast address: %w", o.MAC,
 			engine.ErrInvalid)
 	}
 	for _, a := range o.Addrs {
@@ -99,11 +99,11 @@ func NewMachine(o MachineOptions) (*Machine, error) {
 
 // Lookup says what is known of a neighbour on the link, and asks for it where that is needed: see
 // Output. The error wraps ErrNoRoute where the port owns no address of its family, and
-// engine.ErrInvalid where a is not the address of one station.
+// engine.ErrInvalid where a is no unicast address.
 func (m *Machine) Lookup(now time.Time, a netip.Addr) (packet.MAC, State, error) {
 	a = a.Unmap().WithZone("")
 	if !a.IsValid() || a.IsMulticast() || a.IsUnspecified() {
-		return packet.MAC{}, Silent, fmt.Errorf("neigh: %v is not one station's address: %w", a, engine.ErrInvalid)
+		return packet.MAC{}, Silent, fmt.Errorf("neigh: %v is no unicast address: %w", a, engine.ErrInvalid)
 	}
 	e := m.entries[a]
 	if e == nil {

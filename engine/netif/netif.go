@@ -220,7 +220,7 @@ func (i *Interface) RxQueues() int { return i.rxQueues }
 // Changes is how often it went up or down since it was opened.
 func (i *Interface) Changes() uint64 { return i.link.State().Changes }
 
-// State is what LinkState of an engine.LinkTeller on the interface returns.
+// State is what LinkState of an engine.LinkReporter on the interface returns.
 func (i *Interface) State() engine.LinkState {
 	s := i.link.State()
 	s.Gone = i.Gone()

@@ -50,13 +50,13 @@ func capabilities(size int) engine.Capabilities {
 
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	o, err := settle(spec)
+	o, err := resolve(spec)
 	return capabilities(o.Size), err
 }
 
 // CheckPort implements engine.Checker. Any number of ports is open at a time.
 func (*Engine) CheckPort(_ context.Context, spec engine.PortSpec) (holds string, err error) {
-	_, err = settle(spec)
+	_, err = resolve(spec)
 	return "", err
 }
 
@@ -66,7 +66,7 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	o, err := settle(spec)
+	o, err := resolve(spec)
 	if err != nil {
 		return nil, err
 	}

@@ -22,8 +22,8 @@ type Options struct {
 	Size int // of received packets in bytes; 0 for 64
 }
 
-// settle is the options of a port, complete.
-func settle(spec engine.PortSpec) (Options, error) {
+// resolve returns the options of a port, with the defaults filled in.
+func resolve(spec engine.PortSpec) (Options, error) {
 	o, err := engine.Given[Options](spec.Options)
 	if err != nil {
 		return o, fmt.Errorf("null: port %q: %w", spec.Address, err)

@@ -12,7 +12,7 @@ import (
 
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	_, _, err := settle(spec)
+	_, _, err := resolve(spec)
 	return capabilities(&spec), err
 }
 
@@ -35,7 +35,7 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	a, o, err := settle(spec)
+	a, o, err := resolve(spec)
 	if err != nil {
 		return "", err
 	}

@@ -141,7 +141,7 @@ func (e *Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Por
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	a, o, err := settle(spec)
+	a, o, err := resolve(spec)
 	if err != nil {
 		return nil, err
 	}

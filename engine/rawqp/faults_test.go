@@ -312,8 +312,8 @@ func TestDry(t *testing.T) {
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// A pool that is smaller than the queue is deep: all of it is in the card, and nothing was
-	// asked of it in vain since.
+	// A pool that is smaller than the queue is deep: all of it is in the card, and no
+	// request to it failed since.
 	e.rx(engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, 2048, 4)}})
 	for i := range 6 {
 		e.send(f)

@@ -160,7 +160,7 @@ func (p *Port) wake() {
 // Name implements engine.Port.
 func (p *Port) Name() string { return p.name }
 
-// LinkState implements engine.LinkTeller: as the device tells by its events. A device that has
+// LinkState implements engine.LinkReporter: as the device tells by its events. A device that has
 // failed is gone.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)

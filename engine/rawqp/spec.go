@@ -26,7 +26,7 @@ var Spec = engine.Spec{
 		Capabilities: []string{"CAP_NET_RAW"}, Libraries: []string{"libibverbs.so.1"}},
 }
 
-// settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (engine.Address, Options, error) {
+// resolve returns the address and the options of a port, with the defaults filled in.
+func resolve(spec engine.PortSpec) (engine.Address, Options, error) {
 	return engine.ReadPort(&Spec, &spec, (*Options).complete)
 }

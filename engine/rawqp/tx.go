@@ -25,22 +25,22 @@ type txQueue struct {
 	spec engine.TxSpec
 	out  *engine.Outbox
 
-	mu      sync.Mutex // of what follows
-	qp      *ibv.QP
-	cq      *ibv.CQ
-	chain   *ibv.SendChain
-	depth   int
-	posts   []posted // frames that the device has, a ring
-	head    uint64
-	tail    uint64
-	settled int // frames that the box does not know to be done yet
-	armed   bool
-	broken  bool // it has failed, and flushes
-	closed  bool
-	wc      [postAtOnce]ibv.WC
-	sges    []ibv.SGE
-	back    []burst.Handle // memory of src that is to go back
-	src     *burst.Source
+	mu     sync.Mutex // of what follows
+	qp     *ibv.QP
+	cq     *ibv.CQ
+	chain  *ibv.SendChain
+	depth  int
+	posts  []posted // frames that the device has, a ring
+	head   uint64
+	tail   uint64
+	owed   int // frames that are done, and that the Outbox is not told of yet
+	armed  bool
+	broken bool // it has failed, and flushes
+	closed bool
+	wc     [postAtOnce]ibv.WC
+	sges   []ibv.SGE
+	back   []burst.Handle // memory of src that is to go back
+	src    *burst.Source
 
 	packets, bytes metrics.Counter
 	drops          engine.DropCounters
@@ -192,7 +192,7 @@ func (q *txQueue) Close() error {
 		if !gone { // the device may still read: their memory stays where it is
 			q.posts[q.head%uint64(len(q.posts))].n = 0
 		}
-		q.settle(engine.DropClosed)
+		q.retire(engine.DropClosed)
 	}
 	q.giveBack()
 	q.mu.Unlock()
@@ -244,7 +244,7 @@ func (q *txQueue) reap() {
 			// One completion stands for those in front of it, which had none because they
 			// succeeded.
 			for q.head < wc.ID() && q.flying() > 0 {
-				q.settle(engine.NumDrops)
+				q.retire(engine.NumDrops)
 			}
 			if q.head == wc.ID() && q.flying() > 0 {
 				why := engine.NumDrops
@@ -254,7 +254,7 @@ func (q *txQueue) reap() {
 						why = engine.DropRefused
 					}
 				}
-				q.settle(why)
+				q.retire(why)
 			}
 		}
 		if n < len(q.wc) {
@@ -284,27 +284,27 @@ func (q *txQueue) fault() {
 		q.port.fail(fmt.Errorf("verbs: %s: %w: %w", q.port.name, engine.ErrDown, err))
 	}
 	for q.flying() > 0 { // a queue pair that was reset reads nothing more
-		q.settle(engine.DropDown)
+		q.retire(engine.DropDown)
 	}
 	q.giveBack()
 }
 
-// giveBack gives the memory of frames that were settled to its owner, and then tells the box of
+// giveBack gives the memory of retired frames to its owner, and then tells the box of
 // them.
 func (q *txQueue) giveBack() {
 	if len(q.back) > 0 {
 		q.src.Reclaim(q.back)
 		q.back = q.back[:0]
 	}
-	if q.settled > 0 {
-		q.out.Complete(q.settled)
-		q.settled = 0
+	if q.owed > 0 {
+		q.out.Complete(q.owed)
+		q.owed = 0
 	}
 }
 
-// settle counts the oldest frame that the device has as sent, or dropped. Its memory goes back with
+// retire counts the oldest frame that the device has as sent, or dropped. Its memory goes back with
 // the next giveBack.
-func (q *txQueue) settle(why engine.Drop) {
+func (q *txQueue) retire(why engine.Drop) {
 	x := &q.posts[q.head%uint64(len(q.posts))]
 	q.head++
 	for _, t := range x.parts[:x.n] {
@@ -323,7 +323,7 @@ func (q *txQueue) settle(why engine.Drop) {
 	} else {
 		q.drops.Inc(why)
 	}
-	q.settled++
+	q.owed++
 }
 
 // device is the sink of a queue.

@@ -54,7 +54,7 @@ func capabilities() engine.Capabilities {
 
 // OpenPort implements engine.Engine. Options are nil, an Options or a pointer to one.
 func (e *Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
-	a, o, err := settle(spec)
+	a, o, err := resolve(spec)
 	if err != nil {
 		return nil, err
 	}

@@ -302,9 +302,9 @@ func TestNoQueuePair(t *testing.T) {
 	}
 }
 
-// TestStrangers: a client that speaks another protocol at the port's address is turned away, and
-// the others go on.
-func TestStrangers(t *testing.T) {
+// TestUnknownClients: a client that speaks another protocol at the port's address is turned away,
+// and the others go on.
+func TestUnknownClients(t *testing.T) {
 	f := onFake(t, "")
 	s, c, _ := f.pair(t, Options{Options: conns.Options{MaxConns: 3}}, Options{})
 	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
@@ -329,7 +329,7 @@ func TestStrangers(t *testing.T) {
 		put(t, out, 0, fmt.Sprint(i))
 		got(t, in, 1)
 	}
-	until(t, "strangers to be forgotten", func() bool { return len(s.conns.List()) == 1 })
+	until(t, "unknown clients to be forgotten", func() bool { return len(s.conns.List()) == 1 })
 	// Beyond MaxConns they are refused.
 	for range 2 {
 		f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})

@@ -62,7 +62,7 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 		t.Errorf("client %+v, server %+v", a, b)
 	}
 	if how == UD {
-		strangers(t, c, s, tc, qs, own)
+		foreignPeer(t, c, s, tc, qs, own)
 	} else {
 		other, err := c.Connect(within(t), s.LocalAddr())
 		if err != nil {
@@ -95,8 +95,8 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 	}
 }
 
-// strangers: the port drops messages of a second peer that go to the queue pair of the first one.
-func strangers(t *testing.T, c, s *Port, out engine.TxQueue, in engine.RxQueue, first uint32) {
+// foreignPeer: the port drops messages of a second peer that go to the queue pair of the first one.
+func foreignPeer(t *testing.T, c, s *Port, out engine.TxQueue, in engine.RxQueue, first uint32) {
 	t.Helper()
 	second, err := c.Connect(within(t), s.LocalAddr())
 	if err != nil {
@@ -114,7 +114,7 @@ func strangers(t *testing.T, c, s *Port, out engine.TxQueue, in engine.RxQueue, 
 	k := channel(second)
 	right := k.peers
 	k.peers = to
-	put(t, out, second, "stranger")
+	put(t, out, second, "foreign")
 	if err := out.Drain(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -123,5 +123,5 @@ func strangers(t *testing.T, c, s *Port, out engine.TxQueue, in engine.RxQueue, 
 	if m := got(t, in, 1); !strings.HasSuffix(m[0], " by name") {
 		t.Errorf("%q", m)
 	}
-	until(t, "the stranger's drop", func() bool { return stats(s).Rx.Drops[engine.DropNoRule] == 1 })
+	until(t, "the foreign peer's drop", func() bool { return stats(s).Rx.Drops[engine.DropNoRule] == 1 })
 }

@@ -41,7 +41,7 @@ func TestAddresses(t *testing.T) {
 		"roce://[::ffff:10.0.0.2]:9?local=::ffff:10.0.0.1&gid=3": {address{remote: at("10.0.0.2:9"),
 			local: from("10.0.0.1")}, options{gid: "3"}},
 	} {
-		a, o, err := settle(engine.PortSpec{Address: s})
+		a, o, err := resolve(engine.PortSpec{Address: s})
 		gid := ""
 		if o.GID != nil {
 			gid = fmt.Sprint(*o.GID)
@@ -63,7 +63,7 @@ func TestAddresses(t *testing.T) {
 		"roce://10.0.0.1:1?gid=1&gid=2": "twice",
 		"roce://10.0.0.1:1?device=%zz":  "escaped", "roce://10.0.0.1?local=10.0.0.2": "expected a port",
 	} {
-		if _, _, err := settle(engine.PortSpec{Address: s}); !errors.Is(err, engine.ErrInvalid) ||
+		if _, _, err := resolve(engine.PortSpec{Address: s}); !errors.Is(err, engine.ErrInvalid) ||
 			!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), s) {
 			t.Errorf("%s: %v; expected %q", s, err, want)
 		}

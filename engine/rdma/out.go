@@ -176,12 +176,12 @@ func (c *conn) withdrawn(r *record) error {
 	c.out, o.leaving = nil, true
 	o.reap()
 	c.gone = append(c.gone, o)
-	c.settle(o)
+	c.endWithdrawn(o)
 	return nil
 }
 
-// settle ends a channel that was taken back, if the device has done with it.
-func (c *conn) settle(o *txChannel) {
+// endWithdrawn closes a channel that the receiver withdrew, once the device is done with it.
+func (c *conn) endWithdrawn(o *txChannel) {
 	if !o.leaving || o.closed {
 		return
 	}
@@ -409,9 +409,9 @@ func (o *txChannel) retire(until uint64, left bool) {
 	var s *txSink
 	var src *burst.Source
 	n, bytes := 0, 0
-	settle := func() {
+	count := func() {
 		if s != nil && n > 0 {
-			s.settle(n, bytes, left)
+			s.done(n, bytes, left)
 		}
 		n, bytes = 0, 0
 	}
@@ -435,7 +435,7 @@ func (o *txChannel) retire(until uint64, left bool) {
 				src.Reclaim(o.reclaim)
 				o.reclaim = o.reclaim[:0]
 			}
-			settle()
+			count()
 			s = x.s
 		}
 		n++
@@ -446,7 +446,7 @@ func (o *txChannel) retire(until uint64, left bool) {
 		src.Reclaim(o.reclaim)
 		o.reclaim = o.reclaim[:0]
 	}
-	settle()
+	count()
 }
 
 // rearm asks for an event, and takes what came before it.
@@ -477,7 +477,7 @@ func (o *txChannel) event() {
 		o.rearm()
 		c.flush()
 	}
-	c.settle(o)
+	c.endWithdrawn(o)
 }
 
 // close ends the channel. What the device still had counts as not sent.

@@ -226,7 +226,7 @@ func (p *Port) LocalAddr() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// LinkState implements engine.LinkTeller: it is the device's link, by the device's events.
+// LinkState implements engine.LinkReporter: it is the device's link, by the device's events.
 // Options.OnConn reports connections.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)

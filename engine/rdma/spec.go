@@ -59,8 +59,8 @@ var Spec = engine.Spec{
 	Needs:        engine.Needs{IP: true, RDMA: true, Pins: true, Libraries: []string{"libibverbs.so.1"}},
 }
 
-// settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (a address, o Options, err error) {
+// resolve returns the address and the options of a port, with the defaults filled in.
+func resolve(spec engine.PortSpec) (a address, o Options, err error) {
 	if a, err = parseAddress(spec.Address); err != nil {
 		return a, o, err
 	}

@@ -193,8 +193,8 @@ func (c *conn) carries(s *txSink) bool {
 	return false
 }
 
-// settle counts packets that a device has done with.
-func (s *txSink) settle(n, bytes int, left bool) {
+// done counts packets that the device is done with.
+func (s *txSink) done(n, bytes int, left bool) {
 	s.flying.Add(int64(-n))
 	if left {
 		s.packets.Add(uint64(n))
@@ -206,16 +206,16 @@ func (s *txSink) settle(n, bytes int, left bool) {
 }
 
 // complete tells the box of packets that are done. A pacer counts packets after it has passed them
-// on, and a caller of Drain finds its figures whole: so while it is at work settleUp tells the box
-// later.
+// on, and a caller of Drain finds its figures whole: so while it is at work reportDone tells the
+// box later.
 func (s *txSink) complete(n int) {
 	s.owed.Add(int64(n))
 	if !s.pacing.Load() {
-		s.settleUp()
+		s.reportDone()
 	}
 }
 
-func (s *txSink) settleUp() {
+func (s *txSink) reportDone() {
 	if n := s.owed.Swap(0); n > 0 {
 		s.box.Complete(int(n))
 	}
@@ -230,7 +230,7 @@ func (p pacedSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	s.pacing.Store(true)
 	next, again := p.q.pacer.Transmit(b, from, to)
 	s.pacing.Store(false)
-	s.settleUp()
+	s.reportDone()
 	return next, again
 }
 

@@ -42,7 +42,7 @@ func (c *conn) look() {
 		if o.flying() > 0 || o.flushed != nil {
 			c.guard()
 		}
-		c.settle(o)
+		c.endWithdrawn(o)
 	}
 	c.flush()
 }

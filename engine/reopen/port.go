@@ -48,7 +48,7 @@ var _ engine.Port = (*Port)(nil)
 
 // Open opens a port of e that opens itself again. The error is that of the engine;
 // engine.ErrUnsupported where its ports do not tell that their interface is gone
-// (engine.LinkTeller).
+// (engine.LinkReporter).
 func Open(ctx context.Context, e engine.Engine, spec engine.PortSpec, o Options) (*Port, error) {
 	if o.Least <= 0 {
 		o.Least = 50 * time.Millisecond
@@ -61,7 +61,7 @@ func Open(ctx context.Context, e engine.Engine, spec engine.PortSpec, o Options)
 	if err != nil {
 		return nil, err
 	}
-	tells, ok := cur.(engine.LinkTeller)
+	tells, ok := cur.(engine.LinkReporter)
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("reopen: the engine %s does not tell when an interface is gone: %w",
 			e.Name(), engine.ErrUnsupported), cur.Close())
@@ -101,7 +101,7 @@ func (p *Port) run() {
 func (p *Port) gone() bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return p.cur.(engine.LinkTeller).LinkState(p.waker).Gone
+	return p.cur.(engine.LinkReporter).LinkState(p.waker).Gone
 }
 
 // lost reports whether what a queue failed with is the loss of its interface: then run deals with
@@ -115,7 +115,7 @@ func (p *Port) lost() bool {
 	if p.away {
 		return true
 	}
-	if !p.cur.(engine.LinkTeller).LinkState(p.waker).Gone {
+	if !p.cur.(engine.LinkReporter).LinkState(p.waker).Gone {
 		return false
 	}
 	p.waker.Wake()
@@ -172,7 +172,7 @@ func (p *Port) back() bool {
 
 // adopt makes next the port: with the queues, and the rules under their IDs.
 func (p *Port) adopt(next engine.Port) error {
-	tells, ok := next.(engine.LinkTeller)
+	tells, ok := next.(engine.LinkReporter)
 	if !ok {
 		return fmt.Errorf("reopen: port %q does not tell of its link any more: %w", p.spec.Name, engine.ErrUnsupported)
 	}
@@ -239,12 +239,12 @@ func (p *Port) port() engine.Port {
 	return p.cur
 }
 
-// LinkState implements engine.LinkTeller.
+// LinkState implements engine.LinkReporter.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	s := p.cur.(engine.LinkTeller).LinkState(p.waker)
+	s := p.cur.(engine.LinkReporter).LinkState(p.waker)
 	s.Gone = s.Gone || p.away
 	s.Up = s.Up && !s.Gone
 	s.Changes += p.past.LinkChanges

@@ -9,7 +9,7 @@ import (
 
 // PortCapabilities implements engine.Checker.
 func (n *Network) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	_, _, err := settle(spec)
+	_, _, err := resolve(spec)
 	return n.capabilities(MaxMTU), err
 }
 
@@ -29,7 +29,7 @@ func (n *Network) CheckPort(ctx context.Context, spec engine.PortSpec) (holds st
 
 // complete is the name and the options of a port; it fills in the MTU.
 func (n *Network) complete(spec *engine.PortSpec) (name string, o PortOptions, err error) {
-	if name, o, err = settle(*spec); err != nil {
+	if name, o, err = resolve(*spec); err != nil {
 		return name, o, err
 	}
 	if spec.MTU == 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-io/penstock/engine/enginetest"
 )
 
-// joined opens two ports of a network of their own, and checks its books when the test ends.
+// joined opens two ports of a network of their own, and checks its accounts when the test ends.
 func joined(t testing.TB, join func(*Network) (*Link, error), o Options) enginetest.Pair {
 	t.Helper()
 	n := network(t, o)

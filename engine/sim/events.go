@@ -185,7 +185,7 @@ func (s *scheduler) run(kick, done chan struct{}) {
 
 // close drops all events and waits for the goroutine.
 func (s *scheduler) close() {
-	s.net.mu.Lock() // the books change
+	s.net.mu.Lock() // the accounts change
 	s.mu.Lock()
 	s.closed = true
 	for len(s.heap) > 0 {

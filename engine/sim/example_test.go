@@ -205,10 +205,10 @@ func ExampleLink_SetFaults() {
 	must(rx.TryRecv(in))
 	in.Release()
 
-	books := net.Ledger()
-	fmt.Printf("sent %d + duplicated %d = received %d + lost %d\n", books.Sent, books.Made, books.Received,
-		books.Drops[engine.DropInjected])
-	fmt.Println("unexplained:", books.Err())
+	ledger := net.Ledger()
+	fmt.Printf("sent %d + duplicated %d = received %d + lost %d\n", ledger.Sent, ledger.Made, ledger.Received,
+		ledger.Drops[engine.DropInjected])
+	fmt.Println("unexplained:", ledger.Err())
 	// Output:
 	// sent 100 + duplicated 7 = received 91 + lost 16
 	// unexplained: <nil>

@@ -231,7 +231,7 @@ func trace(t *testing.T, seed uint64) (sum string) {
 	return sum
 }
 
-// TestDeterminism: the same seed, the same bytes at the same nanoseconds, and the same books.
+// TestDeterminism: the same seed, the same bytes at the same nanoseconds, and the same ledger.
 func TestDeterminism(t *testing.T) {
 	first := trace(t, 1)
 	for range 3 {
@@ -245,7 +245,7 @@ func TestDeterminism(t *testing.T) {
 }
 
 // TestLedgerProperty: whatever a random program does to a random network with random faults, the
-// books balance at each step.
+// accounts balance at each step.
 func TestLedgerProperty(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		synctest.Test(t, func(t *testing.T) { randomProgram(t, r) })
@@ -371,7 +371,7 @@ func randomProgram(t *testing.T, r *rapid.T) {
 }
 
 // TestCloseUnderLoad closes ports, queues and the network while four goroutines send and receive,
-// and reads the books all the time.
+// and reads the accounts all the time.
 func TestCloseUnderLoad(t *testing.T) {
 	for _, f := range []Faults{{}, {Loss: 0.1, Duplicate: 0.1, Delay: 50 * time.Microsecond, Rate: 1e9}} {
 		n := network(t, Options{Seed: 1, Shared: true})

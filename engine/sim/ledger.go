@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Entry is the book of one place that packets pass: In + Made = Out + Held + Kernel + Drops,
-// always.
+// Entry is the account of one place that packets pass. In + Made = Out + Held + Kernel + Drops
+// always holds.
 type Entry struct {
 	Kind string // "transmit", "wire", "segment", "port" or "receive"
 	Name string
@@ -37,7 +37,7 @@ func (e *Entry) String() string {
 		e.Out, e.Held, e.Kernel, &e.Drops)
 }
 
-// Ledger is the books of a network at one moment.
+// Ledger is the accounts of a network at one moment.
 type Ledger struct {
 	Entries []Entry
 	// Sent are the packets that transmit queues passed to their wires, and Received those that
@@ -48,8 +48,8 @@ type Ledger struct {
 	problems                           []error
 }
 
-// Err is nil if the books balance: each place, and from place to place, and the whole. It is for
-// tests; it always does.
+// Err is nil if the accounts balance: each place, from place to place, and the whole. Tests call
+// it; it is always nil.
 func (l *Ledger) Err() error {
 	errs := slices.Clone(l.problems)
 	for i := range l.Entries {
@@ -86,8 +86,8 @@ func (l *Ledger) Find(kind, name string) *Entry {
 	return nil
 }
 
-// books are sums over queues and ports that were closed.
-type books struct {
+// totals are sums over queues and ports that were closed.
+type totals struct {
 	rx            engine.RxStats
 	rxCame        uint64
 	txCame, txOut uint64
@@ -96,9 +96,9 @@ type books struct {
 	drops         engine.Drops
 }
 
-// add adds the books of a port, whose receive queues are closed. The caller holds Network.mu for
+// add adds the counts of a port, whose receive queues are closed. The caller holds Network.mu for
 // writing.
-func (b *books) add(p *Port) {
+func (b *totals) add(p *Port) {
 	b.rx.Add(p.rx.Past())
 	b.rxCame += p.past.rxCame
 	for _, q := range p.old {
@@ -117,8 +117,8 @@ func addDrops(d *engine.Drops, from *[engine.NumDrops]atomic.Uint64) {
 	}
 }
 
-// Ledger returns the books. It stops the network for that moment, so it is exact also while packets
-// move.
+// Ledger returns the accounts. It stops the network for that moment, so it is exact also while
+// packets move.
 func (n *Network) Ledger() *Ledger {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -175,8 +175,8 @@ func (l *Ledger) same(what string, out, in uint64) {
 	}
 }
 
-// entries are the books of a endpoint: of its transmit queues, the port, and its receive queues.
-// offered is what came to those.
+// entries are the accounts of an endpoint: of its transmit queues, the port, and its receive
+// queues. offered is what came to those.
 func (s *endpoint) entries() (tx, port, rx Entry, offered uint64) {
 	b := s.closed
 	var held uint64

@@ -48,7 +48,7 @@ type Network struct {
 	opts Options
 
 	// mu is held for reading while packets move, from the sender's queue into the receiver's, and
-	// for writing to change what they move through and to read the books. Below it come, in this
+	// for writing to change what they move through and to read the accounts. Below it come, in this
 	// order, the mutexes of a wire to the segment, of a wire to a port, of a receive queue, of the
 	// scheduler.
 	mu        sync.RWMutex
@@ -134,7 +134,7 @@ func (n *Network) capabilities(mtu int) engine.Capabilities {
 }
 
 // endpoint is a place where a port can be opened. It stays when the port is closed, and keeps its
-// books.
+// counts.
 type endpoint struct {
 	net  *Network
 	name string
@@ -144,8 +144,8 @@ type endpoint struct {
 	down   *wire    // from the segment, nil where there is none
 	on     *segment // nil for links and loops
 	cable  *Link
-	port   *Port // nil while none is open
-	closed books // sums over the ports that were closed
+	port   *Port  // nil while none is open
+	closed totals // sums over the ports that were closed
 	// Frames of the endpoint that reached no other port.
 	unheard atomic.Uint64
 }

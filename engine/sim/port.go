@@ -71,7 +71,7 @@ func (p *Port) Info() engine.PortInfo {
 		NUMA: -1}
 }
 
-// LinkState implements engine.LinkTeller.
+// LinkState implements engine.LinkReporter.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	p.net.mu.RLock()

@@ -21,14 +21,14 @@ func TestAddresses(t *testing.T) {
 		loop          bool
 	}{{"a", "a", false}, {"sim://port-a", "port-a", false}, {"sim://a?loop", "a", true}, {"a?loop", "a", true},
 		{"Ünï code", "Ünï code", false}} {
-		name, o, err := settle(engine.PortSpec{Address: c.address})
+		name, o, err := resolve(engine.PortSpec{Address: c.address})
 		if name != c.name || o.Loop != c.loop || err != nil {
 			t.Errorf("%q: %q, %v, %v", c.address, name, o.Loop, err)
 		}
 	}
 	for _, bad := range []string{"", "sim://", "udp://a", "sim://a/b", "a?lop", "sim://a?loop&x=1", "?loop",
 		"sim://a?loop=maybe", "sim://a?plop", "sim://a?loop&loop"} {
-		if name, _, err := settle(engine.PortSpec{Address: bad}); !errors.Is(err, engine.ErrInvalid) {
+		if name, _, err := resolve(engine.PortSpec{Address: bad}); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%q: %q, %v; expected ErrInvalid", bad, name, err)
 		}
 	}
@@ -449,17 +449,17 @@ func TestExhaustion(t *testing.T) {
 	if s := stats(a.port); s.Tx.Drops != (engine.Drops{engine.DropDown: 10}) || s.Tx.Packets != 50 {
 		t.Errorf("sender: %+v", s)
 	}
-	book := balanced(t, n)
-	if book.Sent != 50 || book.Held != 8 || book.Drops[engine.DropDown] != 10 {
-		t.Errorf("ledger:\n%v", book)
+	ledger := balanced(t, n)
+	if ledger.Sent != 50 || ledger.Held != 8 || ledger.Drops[engine.DropDown] != 10 {
+		t.Errorf("ledger:\n%v", ledger)
 	}
 	// A port that is opened again begins at zero; the ledger goes on.
 	p.Close()
 	if s := stats(open(t, n, "b")); s.Drops.Total() != 0 || s.LinkChanges != 0 {
 		t.Errorf("a new port: %+v", s)
 	}
-	if book := balanced(t, n); book.Sent != 50 || book.Held != 0 || book.Drops.Total() != 50 {
-		t.Errorf("ledger:\n%v", book)
+	if ledger := balanced(t, n); ledger.Sent != 50 || ledger.Held != 0 || ledger.Drops.Total() != 50 {
+		t.Errorf("ledger:\n%v", ledger)
 	}
 }
 

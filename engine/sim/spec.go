@@ -35,8 +35,8 @@ var Spec = engine.Spec{
 	},
 }
 
-// settle is the name and the options of a port.
-func settle(spec engine.PortSpec) (name string, o PortOptions, err error) {
+// resolve returns the name and the options of a port.
+func resolve(spec engine.PortSpec) (name string, o PortOptions, err error) {
 	if o, err = engine.Given[PortOptions](spec.Options); err != nil {
 		return "", o, fmt.Errorf("sim: port %q: %w", spec.Address, err)
 	}

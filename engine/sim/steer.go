@@ -34,14 +34,14 @@ func newRules(n *Network, isolated bool) *rules {
 func (r *rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	result, err := r.Table.Apply(changes...)
 	if err == nil {
-		r.net.settle()
+		r.net.quiesce()
 	}
 	return result, err
 }
 
-// settle waits until the goroutines that carry packets now, perhaps by the rules from before, have
+// quiesce waits until the goroutines that carry packets now, perhaps by the rules from before, have
 // finished.
-func (n *Network) settle() {
+func (n *Network) quiesce() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 }

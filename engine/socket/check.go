@@ -10,7 +10,7 @@ import (
 
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	a, udp, _, err := settle(spec)
+	a, udp, _, err := resolve(spec)
 	if a.scheme == "tcp" {
 		return tcpCapabilities(), err
 	}
@@ -58,7 +58,7 @@ func (*Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds strin
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	a, udp, tcp, err := settle(spec)
+	a, udp, tcp, err := resolve(spec)
 	if err != nil {
 		return "", err
 	}

@@ -51,7 +51,7 @@ func capabilities() engine.Capabilities {
 // OpenPort implements engine.Engine. Options are nil, a UDPOptions or a TCPOptions, or a pointer to
 // one.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
-	a, udp, tcp, err := settle(spec)
+	a, udp, tcp, err := resolve(spec)
 	if err != nil {
 		return nil, err
 	}

@@ -87,8 +87,8 @@ var Spec = engine.Spec{
 	Needs:        engine.Needs{IP: true, Buffers: true},
 }
 
-// settle is the address and the options of a port, those of its scheme complete.
-func settle(spec engine.PortSpec) (a address, u UDPOptions, t TCPOptions, err error) {
+// resolve returns the address and the options of a port, with the defaults of its scheme filled in.
+func resolve(spec engine.PortSpec) (a address, u UDPOptions, t TCPOptions, err error) {
 	if a, err = parseAddress(spec.Address); err != nil {
 		return a, u, t, err
 	}

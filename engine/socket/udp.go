@@ -292,8 +292,8 @@ func (p *UDPPort) Name() string { return p.name }
 // it was 0.
 func (p *UDPPort) LocalAddr() netip.AddrPort { return p.local }
 
-// LinkState implements engine.LinkTeller. A port that is on no interface is up; one whose interface
-// was removed goes on when it is back.
+// LinkState implements engine.LinkReporter. A port that is on no interface is up; one whose
+// interface was removed goes on when it is back.
 func (p *UDPPort) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	p.rx.Lock()

@@ -109,7 +109,7 @@ func benchThere(t *testing.B, size int, back bool) {
 // BenchmarkPlace is what a received packet costs in this process, without the kernel and the rings:
 // it is delivered in a burst, and released.
 func BenchmarkPlace(b *testing.B) {
-	g := newGround(b, 2048)
+	g := newQueueRig(b, 2048)
 	g.port.o.Ring = 2048
 	q := g.port.newRx(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{g.home}})
 	q.whole = true

@@ -13,7 +13,7 @@ import (
 
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	_, o, err := settle(spec)
+	_, o, err := resolve(spec)
 	return o.capabilities(), err
 }
 
@@ -36,7 +36,7 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	a, o, err := settle(spec)
+	a, o, err := resolve(spec)
 	if err != nil {
 		return "", err
 	}
@@ -53,7 +53,7 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 
 // PortNotes implements engine.Noter.
 func (*Engine) PortNotes(spec engine.PortSpec, rules []flow.Rule) (notes []string) {
-	a, _, err := settle(spec)
+	a, _, err := resolve(spec)
 	if err != nil {
 		return nil
 	}

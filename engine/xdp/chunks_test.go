@@ -213,7 +213,7 @@ func TestReleasedTwice(t *testing.T) {
 	if invariants.Enabled { // it panics
 		return
 	}
-	g := newGround(t, 2048)
+	g := newQueueRig(t, 2048)
 	pool, err := mem.NewPool(mem.PoolOptions{Name: "part", SlotSize: 2048, Slots: 4, Region: g.home.Region()})
 	if err != nil {
 		t.Fatal(err)
@@ -256,7 +256,7 @@ func TestReleasedTwice(t *testing.T) {
 // When a queue of the interface leaves, chunks that the kernel had, or was to have again, are in
 // their pool, and those that are held come later.
 func TestLeave(t *testing.T) {
-	g := newGround(t, 2048)
+	g := newQueueRig(t, 2048)
 	var addrs []uint64
 	var handles []mem.Handle
 	for i := range 8 {

@@ -137,7 +137,7 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 
 func newPort(spec engine.PortSpec) (*Port, error) {
 	p := &Port{spec: spec, had: -1}
-	a, o, err := settle(spec)
+	a, o, err := resolve(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -247,7 +247,7 @@ func (p *Port) changed() {
 	p.bell.Ring()
 }
 
-// LinkState implements engine.LinkTeller.
+// LinkState implements engine.LinkReporter.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.bell.Set(w)
 	return p.link.State()

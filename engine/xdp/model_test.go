@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// ground is a Memory and a queue of an interface without a kernel.
-type ground struct {
+// queueRig is a Memory and a queue of an interface without a kernel.
+type queueRig struct {
 	m    *Memory
 	home *mem.Pool // in place
 	tiny *mem.Pool // slots of 64 bytes in the same region: several in a chunk
@@ -23,9 +23,9 @@ type ground struct {
 	port *Port
 }
 
-func newGround(t testing.TB, chunk int) *ground {
+func newQueueRig(t testing.TB, chunk int) *queueRig {
 	t.Helper()
-	g := &ground{port: &Port{name: "ground"}}
+	g := &queueRig{port: &Port{name: "rig"}}
 	g.port.frags.Store(true)
 	r, err := mem.Alloc(mem.Options{Name: "home", Size: 50 * chunk})
 	if err != nil {
@@ -62,7 +62,7 @@ func newGround(t testing.TB, chunk int) *ground {
 
 // arrives does what the kernel does with a packet: it writes it into chunks. ok is false when there
 // are not enough.
-func (g *ground) arrives(data []byte, offset int) (d []xsk.Desc, ok bool) {
+func (g *queueRig) arrives(data []byte, offset int) (d []xsk.Desc, ok bool) {
 	for at := 0; at < len(data); {
 		h, err := g.home.Get()
 		if err != nil {
@@ -87,7 +87,7 @@ func (g *ground) arrives(data []byte, offset int) (d []xsk.Desc, ok bool) {
 }
 
 // leaves gives a chunk that the kernel has back to the pool.
-func (g *ground) leaves(addr uint64) {
+func (g *queueRig) leaves(addr uint64) {
 	i := addr >> g.m.shift
 	g.home.PutBatch([]mem.Handle{g.m.origins[i].home})
 	g.m.table[i] = idle
@@ -96,7 +96,7 @@ func (g *ground) leaves(addr uint64) {
 
 // takeBack gives the chunks that go back to the kernel back to the pool, and those that were
 // released.
-func (g *ground) takeBack() {
+func (g *queueRig) takeBack() {
 	for _, a := range g.n.back {
 		g.leaves(a)
 	}
@@ -109,7 +109,7 @@ func (g *ground) takeBack() {
 func TestPlaceModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		chunk := rapid.SampledFrom([]int{2048, 4096}).Draw(rt, "chunk")
-		g := newGround(t, chunk)
+		g := newQueueRig(t, chunk)
 		size := func(name string) int {
 			return rapid.SampledFrom([]int{32, 60, 64, 128, 1000, 2048, 5000}).Draw(rt, name)
 		}
@@ -241,7 +241,7 @@ func FuzzDescriptors(f *testing.F) {
 	f.Add(uint64(256), uint32(0), uint32(1), uint64(2048+256), uint32(0), uint32(0)) // pieces without bytes
 	f.Add(uint64(256), uint32(1792), uint32(1), uint64(2048+256), uint32(0), uint32(0))
 	f.Fuzz(func(t *testing.T, a1 uint64, l1, o1 uint32, a2 uint64, l2, o2 uint32) {
-		g := newGround(t, 2048)
+		g := newQueueRig(t, 2048)
 		g.port.o.Ring = 2048
 		q := g.port.newRx(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{g.home}})
 		q.whole = true
@@ -268,7 +268,7 @@ func FuzzDescriptors(f *testing.F) {
 // chunk, none names a chunk that another one has, and all memory comes back to whom it belongs.
 func TestGatherModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		g := newGround(t, 2048)
+		g := newQueueRig(t, 2048)
 		small, err := mem.NewPool(mem.PoolOptions{Name: "small", SlotSize: 300, Slots: 64})
 		if err != nil {
 			rt.Fatal(err)

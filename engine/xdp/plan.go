@@ -60,7 +60,7 @@ func share(n *engine.MemoryNeeds, answers []engine.MemoryAnswer, first []int, of
 	for i := range n.Ports {
 		if first[i] == of {
 			s.Ports = append(s.Ports, i)
-			_, o, _ := settle(n.Ports[i])
+			_, o, _ := resolve(n.Ports[i])
 			spare = max(spare, o.Spare)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 
 // A sender keeps its number until the kernel has nothing of it, and then another one may have it.
 func TestSenders(t *testing.T) {
-	g := newGround(t, 2048)
+	g := newQueueRig(t, 2048)
 	q := &txQueue{port: g.port, nq: g.n}
 	add := func() *sender {
 		t.Helper()
@@ -67,7 +67,7 @@ func TestSenders(t *testing.T) {
 // What takes a chunk back after it was sent: the owner that it was delivered to, or the one that
 // sent it.
 func TestUnsend(t *testing.T) {
-	g := newGround(t, 2048)
+	g := newQueueRig(t, 2048)
 	s, err := g.m.addSender(&txQueue{port: g.port, nq: g.n}, g.n)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func TestUnsend(t *testing.T) {
 // A packet is passed on only with the handle of the chunk that it lies in: the entry says later
 // what takes the chunk back.
 func TestPassAnotherHandle(t *testing.T) {
-	g := newGround(t, 2048)
+	g := newQueueRig(t, 2048)
 	q := &txQueue{port: g.port, nq: g.n, descs: make([]xsk.Desc, 0, 4)}
 	var err error
 	if q.sender, err = g.m.addSender(q, g.n); err != nil {
@@ -149,7 +149,7 @@ func TestPassAnotherHandle(t *testing.T) {
 
 // A piece without bytes is no segment, and its chunk goes back to the kernel.
 func TestPlaceEmptyPiece(t *testing.T) {
-	g := newGround(t, 2048)
+	g := newQueueRig(t, 2048)
 	g.port.o.Ring = 2048
 	q := g.port.newRx(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{g.home}})
 	q.whole = true

@@ -51,7 +51,7 @@ var Spec = engine.Spec{
 	},
 }
 
-// settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (engine.Address, Options, error) {
+// resolve returns the address and the options of a port, with the defaults filled in.
+func resolve(spec engine.PortSpec) (engine.Address, Options, error) {
 	return engine.ReadPort(&Spec, &spec, (*Options).complete)
 }

@@ -68,11 +68,11 @@ func (b *bounce) close() error {
 	return errors.Join(errs...)
 }
 
-// way is a bounce, locked, or a lane where there is none.
-func (p *Provider) way() (*bounce, *lane) {
+// way returns a locked bounce, or a locked copyStream where there is none.
+func (p *Provider) way() (*bounce, *copyStream) {
 	n := int(p.next.Add(1))
 	if len(p.bounces) == 0 {
-		l := &p.lanes[n%len(p.lanes)]
+		l := &p.streams[n%len(p.streams)]
 		l.mu.Lock()
 		return nil, l
 	}
@@ -180,7 +180,7 @@ func (b *bounce) put(h *half, dst, src gpu.Span) error {
 // finish waits for what the device still does, also after a failure: the halves are the next
 // user's.
 func (b *bounce) finish(err error) error {
-	return errors.Join(err, settle(b.s))
+	return errors.Join(err, awaitStream(b.s))
 }
 
 // looks is how often a wait asks before it sleeps: the device is most often ahead of the CPU.

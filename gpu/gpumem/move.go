@@ -84,21 +84,21 @@ func (v *mover) sides(s mem.Span, off uint64) (here, there gpu.Span, err error) 
 	return here, there, nil
 }
 
-// lane is a stream for copies, which has one user at a time.
-type lane struct {
+// copyStream is a stream for copies, which has one user at a time.
+type copyStream struct {
 	mu  sync.Mutex
 	s   *gpu.Stream
 	ops [2]gpu.Op
 }
 
-// begin puts a copy into the next lane.
+// begin puts a copy into the next stream.
 func (p *Provider) begin(dst, src gpu.Span) (mem.Move, error) {
 	m, err := p.take()
 	if err != nil {
 		return nil, err
 	}
 	m.bytes = dst.Len
-	l := &p.lanes[int(p.next.Add(1))%len(p.lanes)]
+	l := &p.streams[int(p.next.Add(1))%len(p.streams)]
 	m.s = l.s
 	l.mu.Lock()
 	l.ops = [2]gpu.Op{gpu.CopyOp(dst, src), gpu.RecordOp(m.ev)}
@@ -110,7 +110,7 @@ func (p *Provider) begin(dst, src gpu.Span) (mem.Move, error) {
 	}
 	err = m.failed(err)
 	if n > 0 { // the copy may be under way, and no event would say when it is over
-		err = errors.Join(err, settle(l.s))
+		err = errors.Join(err, awaitStream(l.s))
 	}
 	p.give(m)
 	return nil, err
@@ -118,17 +118,17 @@ func (p *Provider) begin(dst, src gpu.Span) (mem.Move, error) {
 
 // drain waits for the copies that are under way now. Where the device is lost there are none.
 func (p *Provider) drain() {
-	for i := range p.lanes {
-		settle(p.lanes[i].s)
+	for i := range p.streams {
+		awaitStream(p.streams[i].s)
 	}
 	for _, b := range p.bounces {
-		settle(b.s)
+		awaitStream(b.s)
 	}
 }
 
-// settle waits for a stream, once more where that fails on a device that works: what is in use must
-// not be given back for an event that could not be had.
-func settle(s *gpu.Stream) error {
+// awaitStream waits for a stream, once more where that fails on a device that works: a missing
+// event must not free memory that the stream still uses.
+func awaitStream(s *gpu.Stream) error {
 	err := s.Wait(context.Background())
 	if err != nil && !errors.Is(err, gpu.ErrDeviceLost) {
 		err = errors.Join(err, s.Wait(context.Background()))
@@ -170,7 +170,7 @@ func (m *move) Wait(ctx context.Context) error {
 func (m *move) end(err error) error {
 	if err != nil {
 		if !errors.Is(err, gpu.ErrDeviceLost) {
-			err = errors.Join(err, settle(m.s))
+			err = errors.Join(err, awaitStream(m.s))
 		}
 		err = m.failed(err)
 	}

@@ -37,8 +37,8 @@ type Provider struct {
 	o       Options
 	page    uint64 // what regions of device memory are multiples of
 	align   uint64 // where they begin
-	lanes   []lane
-	next    atomic.Uint32 // lane
+	streams []copyStream
+	next    atomic.Uint32 // index in streams
 	bounces []*bounce     // none: the runtime's own copies
 	counts  counts
 
@@ -90,7 +90,7 @@ func (p *Provider) open() error {
 		if err != nil {
 			return err
 		}
-		p.lanes = append(p.lanes, lane{s: s})
+		p.streams = append(p.streams, copyStream{s: s})
 	}
 	if p.o.Bounce < 0 {
 		return nil
@@ -141,8 +141,8 @@ func (p *Provider) Close() error {
 	events := p.moves.close()
 	p.mu.Unlock()
 	var errs []error
-	for i := range p.lanes {
-		errs = append(errs, p.lanes[i].s.Close())
+	for i := range p.streams {
+		errs = append(errs, p.streams[i].s.Close())
 	}
 	for _, e := range events {
 		errs = append(errs, e.Close())

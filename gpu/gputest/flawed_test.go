@@ -227,7 +227,7 @@ func (s *flawedStream) do(f func() error) error {
 	return f()
 }
 
-func (s *flawedStream) settle() {
+func (s *flawedStream) flush() {
 	if s.later != nil {
 		s.later()
 		s.later = nil
@@ -280,7 +280,7 @@ func (s *flawedStream) Fill(dst driver.Memory, off, n uint64, pattern uint32, wi
 }
 
 func (s *flawedStream) Write(dst driver.Memory, off uint64, src []byte) error {
-	s.settle()
+	s.flush()
 	if s.c.flaw == writesAtOnce {
 		copy(raw(dst).Bytes()[off:], src)
 		return nil
@@ -289,7 +289,7 @@ func (s *flawedStream) Write(dst driver.Memory, off uint64, src []byte) error {
 }
 
 func (s *flawedStream) Read(dst []byte, src driver.Memory, off uint64) error {
-	s.settle()
+	s.flush()
 	if s.c.flaw == readsAtOnce {
 		copy(dst, raw(src).Bytes()[off:])
 		return nil
@@ -312,12 +312,12 @@ func (s *flawedStream) Launch(c driver.Call, g driver.Grid) error {
 }
 
 func (s *flawedStream) Record(e driver.Event) error {
-	s.settle()
+	s.flush()
 	return s.Stream.Record(e.(*flawedEvent).Event)
 }
 
 func (s *flawedStream) WaitEvent(e driver.Event) error {
-	s.settle()
+	s.flush()
 	if s.c.flaw == ignoresEvents {
 		s.ignored = true
 		return nil
@@ -326,7 +326,7 @@ func (s *flawedStream) WaitEvent(e driver.Event) error {
 }
 
 func (s *flawedStream) Query() (bool, error) {
-	s.settle()
+	s.flush()
 	done, err := s.Stream.Query()
 	if s.c.flaw == workNotLost {
 		err = nil
@@ -335,7 +335,7 @@ func (s *flawedStream) Query() (bool, error) {
 }
 
 func (s *flawedStream) Wait() error {
-	s.settle()
+	s.flush()
 	switch s.c.flaw {
 	case waitsNot:
 		return nil

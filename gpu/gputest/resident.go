@@ -73,8 +73,8 @@ func (x *tally) reach(n uint32) {
 	}
 }
 
-// settled waits until the Resident sleeps or has ended, so that counts are final.
-func (x *tally) settled() gpu.ResidentStats {
+// awaitIdle waits until the Resident sleeps or has ended, so that counts are final.
+func (x *tally) awaitIdle() gpu.ResidentStats {
 	for s := x.Stats(); ; s = x.Stats() {
 		if s.State == "asleep" || s.State == "ended" {
 			return s
@@ -113,7 +113,7 @@ func checkResident(t testing.TB, h Harness) {
 		if s := x.Stats(); s.State != "running" || s.Launches != 1 || s.Heartbeat < 2500 {
 			t.Errorf("a kernel that stays says %+v", s)
 		}
-	} else if s := x.settled(); s.State != "asleep" {
+	} else if s := x.awaitIdle(); s.State != "asleep" {
 		t.Errorf("a kernel that has nothing to do on a processor says %+v", s)
 	}
 	x.to(2600)
@@ -154,10 +154,10 @@ func checkResidentBatch(t testing.TB, h Harness) {
 	r.ok(x.Start())
 	for n := uint32(7); n <= 70; n += 7 {
 		x.to(n)
-		x.settled()
+		x.awaitIdle()
 		r.alloc(gpu.DeviceMemory, 100) // nothing holds the device
 	}
-	s := x.settled()
+	s := x.awaitIdle()
 	if s.State != "asleep" || s.Done != 3*70 || s.Launches < 10 {
 		t.Errorf("it says %+v, expected 10 launches at least", s)
 	}
@@ -303,7 +303,7 @@ func checkResidentLost(t testing.TB, h Harness) {
 	x := r.tally(gpu.ResidentOptions{Name: "lost", Mode: gpu.ResidentBatch, Grid: gpu.Grid{Groups: 1, Group: 1}})
 	r.ok(x.Start())
 	x.to(3)
-	x.settled()
+	x.awaitIdle()
 	h.Lose(t, r.c)
 	x.Ring()
 	<-x.Ended()

@@ -188,7 +188,7 @@ func (p Port) Removed() bool { return C.ps_removed(p.c()) > 0 }
 // RegisterTimes has all mbufs carry times, for Desc.Time and Seg.Time.
 func RegisterTimes() error { return failed("rte_mbuf_dyn_timestamp_register", C.ps_times_register()) }
 
-// Promiscuous has the port take frames for other stations.
+// Promiscuous has the port take frames for other MAC addresses.
 func (p Port) Promiscuous(on bool) error {
 	return p.failed("rte_eth_promiscuous_enable", C.ps_promiscuous(p.c(), boolean(on)))
 }

@@ -67,7 +67,7 @@ func New(path string) (*Watcher, error) {
 	}
 	events := make(chan struct{}, 1)
 	w.wg.Go(func() { w.read(events) })
-	w.wg.Go(func() { w.settle(events) })
+	w.wg.Go(func() { w.debounce(events) })
 	return w, nil
 }
 
@@ -157,8 +157,8 @@ func (w *Watcher) read(events chan<- struct{}) {
 	}
 }
 
-// settle reports a burst of events once.
-func (w *Watcher) settle(events <-chan struct{}) {
+// debounce reports a burst of events once.
+func (w *Watcher) debounce(events <-chan struct{}) {
 	for range events {
 		quiet, longest := time.NewTimer(Quiet), time.NewTimer(Longest)
 		for waiting := true; waiting; {

@@ -81,7 +81,7 @@ func (c *Channel) Next() (cq *CQ, ok bool, err error) {
 	}
 }
 
-// event enters an event in the books of the completion queue at h; nil when that is closing.
+// event counts an event of the completion queue at h; nil when that is closing.
 func (t *tree) event(h uintptr) *CQ {
 	t.mu.Lock()
 	defer t.mu.Unlock()

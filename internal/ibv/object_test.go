@@ -43,7 +43,7 @@ func TestClosingOrder(t *testing.T) {
 		}
 	}
 	if n := len(ctx.tree.byAddr); n != 0 {
-		t.Errorf("%d closed objects are still in the books", n)
+		t.Errorf("%d closed objects are still registered", n)
 	}
 	// Closed, everything says so and nothing is called.
 	send, recv := must(NewSendChain(1, 1))(t), must(NewRecvChain(1, 1))(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// ground is host memory, closed when the test ends.
-func ground(t testing.TB, name string) *mem.Region {
+// hostMemory is host memory, closed when the test ends.
+func hostMemory(t testing.TB, name string) *mem.Region {
 	t.Helper()
 	r, err := mem.Alloc(mem.Options{Name: name, Size: 4096})
 	if err != nil {
@@ -49,7 +49,7 @@ func TestTableOnce(t *testing.T) {
 	before := w.counted(t, "ibv_reg_mr")
 	var all []*mem.Region
 	for i := range 3 * fewRegions {
-		all = append(all, ground(t, fmt.Sprint(i)))
+		all = append(all, hostMemory(t, fmt.Sprint(i)))
 	}
 	got := make([][]*Registration, 4)
 	var wg sync.WaitGroup
@@ -106,9 +106,9 @@ func TestTableSweeps(t *testing.T) {
 			w := newWorld(t, "")
 			x := table(t, w)
 			for i := range many {
-				find(t, x, ground(t, fmt.Sprint(i)))
+				find(t, x, hostMemory(t, fmt.Sprint(i)))
 			}
-			r := ground(t, "closed")
+			r := hostMemory(t, "closed")
 			slot, err := r.Lease()
 			if err != nil {
 				t.Fatal(err)
@@ -117,7 +117,7 @@ func TestTableSweeps(t *testing.T) {
 			if err := r.Close(); err != nil {
 				t.Fatal(err)
 			}
-			find(t, x, ground(t, "the next"))
+			find(t, x, hostMemory(t, "the next"))
 			if again := find(t, x, r); again != reg {
 				t.Error("a packet in it is under way, and it was registered anew")
 			}
@@ -126,13 +126,13 @@ func TestTableSweeps(t *testing.T) {
 				t.Error("looking it up gives it up")
 			}
 			w.do(t, "fail ibv_dereg_mr 1 EBUSY")
-			find(t, x, ground(t, "one more"))
+			find(t, x, hostMemory(t, "one more"))
 			select {
 			case <-r.Unmapped():
 				t.Fatal("the device did not let it go, and it is unmapped")
 			default:
 			}
-			find(t, x, ground(t, "the last"))
+			find(t, x, hostMemory(t, "the last"))
 			<-r.Unmapped()
 			if _, err := x.Find(r); !errors.Is(err, mem.ErrClosed) {
 				t.Errorf("after it was given up: %v", err)
@@ -145,7 +145,7 @@ func TestTableSweeps(t *testing.T) {
 func TestTableFails(t *testing.T) {
 	w := newWorld(t, "")
 	x := table(t, w)
-	first, r := ground(t, "first"), ground(t, "second")
+	first, r := hostMemory(t, "first"), hostMemory(t, "second")
 	reg := find(t, x, first)
 	w.do(t, "fail ibv_reg_mr 1 ENOMEM")
 	if got, err := x.Find(r); !errors.As(err, new(*ibv.Error)) || got != nil || r.Leases() != 0 {
@@ -161,7 +161,7 @@ func TestTableFails(t *testing.T) {
 	if _, err := x.Find(far); !errors.Is(err, ErrNoWay) || far.Leases() != 0 {
 		t.Errorf("memory that nothing reaches: %v, %d leases", err, far.Leases())
 	}
-	gone := ground(t, "gone")
+	gone := hostMemory(t, "gone")
 	if err := gone.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestTablesOfOneDevice(t *testing.T) {
 	}
 	at := New(w.ctx, Options{Tree: bare})
 	a, b := at.NewTable(w.pd), at.NewTable(pd)
-	r := ground(t, "both")
+	r := hostMemory(t, "both")
 	if one, two := find(t, a, r), find(t, b, r); one.SGE(0, 1).LKey == two.SGE(0, 1).LKey || r.Leases() != 2 {
 		t.Errorf("%d leases", r.Leases())
 	}
@@ -215,7 +215,7 @@ func BenchmarkFind(b *testing.B) {
 			x := table(b, newWorld(b, ""))
 			var last *mem.Region
 			for i := range n {
-				last = ground(b, fmt.Sprint(i))
+				last = hostMemory(b, fmt.Sprint(i))
 				find(b, x, last)
 			}
 			b.ReportAllocs()

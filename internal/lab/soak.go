@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/soak"
 )
 
-// soakFor runs the soak and ends with an error when its books do not balance.
+// soakFor runs the soak and ends with an error when its accounts do not balance.
 func soakFor(ctx context.Context, args []string, out io.Writer) error {
 	f := flag.NewFlagSet("soak", flag.ContinueOnError)
 	o := soak.Options{Out: out}

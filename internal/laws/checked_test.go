@@ -27,26 +27,26 @@ var unchecked = map[string]string{
 	"examples/putget":            "an example",
 	"examples/kvcache":           "an example",
 	"examples/checkpoint":        "an example",
-	"engine/enginetest":          "test ground: each engine runs it checked",
-	"gpu/gputest":                "test ground: each runtime runs it checked",
-	"gpu/gpumem/gpumemtest":      "test ground",
-	"transfer/path/pathtest":     "test ground: each path runs it checked",
+	"engine/enginetest":          "test suite: each engine runs it checked",
+	"gpu/gputest":                "test suite: each runtime runs it checked",
+	"gpu/gpumem/gpumemtest":      "test suite",
+	"transfer/path/pathtest":     "test suite: each path runs it checked",
 	"internal/accel":             "a cache that sync.Once makes",
-	"internal/cuda/cudatest":     "test ground",
-	"internal/ibvmem/cardtest":   "test ground",
+	"internal/cuda/cudatest":     "test suite",
+	"internal/ibvmem/cardtest":   "test suite",
 	"internal/lab":               "a tool for contributors",
 	"internal/peers":             "runs other programs",
 	"internal/lab/soak":          "its workers are plain programs",
-	"internal/lab/testenv":       "test ground",
-	"internal/lab/testenv/fault": "test ground",
-	"internal/lab/testenv/guest": "test ground",
-	"internal/lab/testenv/netns": "test ground",
-	"internal/lab/testenv/peers": "test ground",
-	"internal/lab/testenv/proc":  "test ground",
+	"internal/lab/testenv":       "test suite",
+	"internal/lab/testenv/fault": "test suite",
+	"internal/lab/testenv/guest": "test suite",
+	"internal/lab/testenv/netns": "test suite",
+	"internal/lab/testenv/peers": "test suite",
+	"internal/lab/testenv/proc":  "test suite",
 }
 
-// concurrent reports whether a file starts goroutines, shares memory, has unsafe code, or verifies
-// its books in builds with invariants.
+// concurrent reports whether a file starts goroutines, shares memory, has unsafe code, or checks
+// its accounts in builds with invariants.
 func concurrent(s source) bool {
 	for _, i := range imports(s) {
 		switch i {

@@ -47,8 +47,8 @@ func BindPacket(fd, ifindex int, receive bool) error {
 	return callError("bind", fmt.Sprintf("AF_PACKET to interface %d", ifindex), unix.Bind(fd, a))
 }
 
-// PacketPromiscuous makes the interface take frames for other stations as long as the socket is
-// open.
+// PacketPromiscuous makes the interface take frames for other MAC addresses as long as the socket
+// is open.
 func PacketPromiscuous(fd, ifindex int) error {
 	m := &unix.PacketMreq{Ifindex: int32(ifindex), Type: unix.PACKET_MR_PROMISC}
 	return callError("setsockopt", "PACKET_ADD_MEMBERSHIP",

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls of this file are made without telling the scheduler (RawSyscall): the sockets are
+// The calls of this file are made without a notice to the scheduler (RawSyscall): the sockets are
 // non-blocking, so a call lasts as long as its copy, and the hand-shake with the scheduler would
 // cost the tail of a small message more than the call.
 

@@ -73,9 +73,9 @@ func ReadXDPStatistics(fd int, s *XDPStatistics) Errno {
 // allocate. EAGAIN: there is more to send than one call does, or the socket's buffer is full.
 // EBUSY: the device dropped a packet. ENXIO, ENETDOWN: the interface is gone or down.
 //
-// The call is made without telling the scheduler. A call of unix.Syscall that lasts 20 µs, as one
-// for 32 packets on a veth pair does, keeps the runtime's monitor (sysmon) from sleeping: every 85
-// µs it then takes the processor from the goroutine that polls, which was 3 to 10 % of what a
+// The call is made without a notice to the scheduler. A call of unix.Syscall that lasts 20 µs, as
+// one for 32 packets on a veth pair does, keeps the runtime's monitor (sysmon) from sleeping: every
+// 85 µs it then takes the processor from the goroutine that polls, which was 3 to 10 % of what a
 // forwarder did. What the scheduler waits for instead, to stop the world, is bounded by the
 // kernel's budget for one call.
 func XDPSend(fd int) Errno {

@@ -25,7 +25,7 @@ func descs(t testing.TB, slots int, payload, start uint64) (*Descriptors, []byte
 
 // TestDescriptorsAreAQueue runs random calls against a slice: full at exactly Cap, empty at none,
 // batches as large as can be, releases in any order, drops only of what nobody has claimed, and the
-// books right after each step. Tickets cross 2^64.
+// counters right after each step. Tickets cross 2^64.
 func TestDescriptorsAreAQueue(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		slots := rapid.IntRange(1, 9).Draw(rt, "slots")
@@ -227,7 +227,7 @@ func TestDescriptorsTorn(t *testing.T) {
 	s := r.Stats()
 	if s.Published+1001 != producers*each || s.Released+s.Dropped != s.Published || s.InRing != 0 {
 		// tickets began 1001 before 0
-		t.Errorf("books: %+v", s)
+		t.Errorf("stats: %+v", s)
 	}
 }
 

@@ -9,8 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// owner keeps book of the handles that are out: each has to come back once, to the owner that gave
-// it.
+// owner tracks the handles that are out: each has to come back once, to the owner that gave it.
 type owner struct {
 	name string
 	out  map[Handle]bool
@@ -33,7 +32,7 @@ func (o *owner) Reclaim(hs []Handle) {
 	}
 }
 
-// desk is a Reserver that keeps book.
+// desk is a Reserver that counts.
 type desk struct {
 	name string
 	out  int
@@ -359,7 +358,7 @@ func (m *model) live() int {
 	return n
 }
 
-// check compares the bursts with their models, and the owners' books with what the models hold.
+// check compares the bursts with their models, and the owners' records with what the models hold.
 func (s *machine) check(t *rapid.T) {
 	held := map[*Source]map[Handle]bool{}
 	for k, b := range s.b {

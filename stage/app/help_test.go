@@ -28,7 +28,7 @@ func until(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	for c := limit(t); !f(); runtime.Gosched() {
 		if c.Err() != nil {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }

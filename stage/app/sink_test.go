@@ -198,7 +198,7 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 			seq++
 		}
 	}
-	settled := func() {
+	awaitQuiet := func() {
 		until(t, "the network to be quiet", func() bool {
 			l, s := net.Ledger(), app.Snapshot()
 			return l.Held == 0 && s.Taken+s.Drops.Total() == l.Received
@@ -207,7 +207,7 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 	var res result
 	for ended := false; !ended; {
 		send(2*rows + 3)
-		settled()
+		awaitQuiet()
 		at := app.Snapshot().Tensor.Generations
 		until(t, "the reader", func() bool {
 			select {
@@ -221,7 +221,7 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 	if res.err != nil || len(res.seen) < wanted {
 		t.Fatalf("%d tensors, %v", len(res.seen), res.err)
 	}
-	settled()
+	awaitQuiet()
 	l := net.Ledger()
 	s := stop()
 	x := s.Tensor
@@ -310,7 +310,7 @@ func TestSinkFirst(t *testing.T) {
 }
 
 // Bytes of a connection fill tensors from their beginning; the end of the connection ends its last
-// one; others wait for their turn in vain.
+// one; others never get their turn.
 func TestSinkStream(t *testing.T) {
 	at := loopback(5204)
 	e := open(t, socket.New(), engine.PortSpec{Address: "tcp://" + at + "?listen=1"}, 64)

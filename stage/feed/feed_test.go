@@ -325,7 +325,7 @@ func TestWeights(t *testing.T) {
 	})
 }
 
-// TestPolicies: with a kernel that does not run, each policy drops what it says, and the books
+// TestPolicies: with a kernel that does not run, each policy drops what it says, and the counts
 // balance.
 func TestPolicies(t *testing.T) {
 	p := onHost(t)

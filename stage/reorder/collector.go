@@ -254,7 +254,7 @@ func (c *collector) accept(x *open, b *burst.Burst, i, n int) {
 	x.Packets += n
 	c.fresh.placed += n
 	if x.Packets == c.per {
-		c.settle()
+		c.leaveWhole()
 	}
 }
 
@@ -293,7 +293,7 @@ func (c *collector) see(number int64) (id int64, why engine.Drop) {
 	case fits:
 		if low := c.w.low(); low > c.w.base {
 			c.leave(low)
-			c.settle()
+			c.leaveWhole()
 		}
 	}
 	return id, engine.NumDrops
@@ -419,8 +419,8 @@ func (x *open) zero(from, to int) {
 	}
 }
 
-// settle lets batches leave that are whole, as long as no number is missing before them.
-func (c *collector) settle() {
+// leaveWhole lets batches leave that are whole, as long as no number is missing before them.
+func (c *collector) leaveWhole() {
 	for x := c.open[c.at(c.w.base)]; x != nil && x.Packets == c.per; x = c.open[c.at(c.w.base)] {
 		c.leave(c.w.base + 1)
 	}
@@ -479,10 +479,10 @@ func (c *collector) expire(now int64) (next int64) {
 		}
 	}
 	if found && c.dev != nil {
-		c.dev.with(func() { c.leave(last + 1); c.settle() })
+		c.dev.with(func() { c.leave(last + 1); c.leaveWhole() })
 	} else if found {
 		c.leave(last + 1)
-		c.settle()
+		c.leaveWhole()
 	}
 	for _, x := range c.open {
 		if x != nil && (next == 0 || x.until < next) {

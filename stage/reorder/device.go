@@ -13,13 +13,13 @@ import (
 )
 
 // device moves the bytes of a collector by an accelerator. The collector decides, as it does for
-// the processor: which batch, which place, what is late. A flight is what it has decided of a
-// burst, or the burst itself as long as its numbers are not known, with a table for the kernel and
-// an event.
+// the processor: which batch, which place, what is late. A pending burst is what it has decided of
+// a burst, or the burst itself while its numbers are not known, with a table for the kernel and an
+// event.
 //
-// Flights are used in a circle: those from head to tail-1 are under way, the oldest first; those
+// Pending bursts are a ring: those from head to tail-1 are under way, the oldest first; those
 // before decided have places for their packets. A launch of the kernel places the packets of one
-// flight, and reads the numbers of the packets of the next one, where the processor does not see
+// burst, and reads the numbers of the packets of the next one, where the processor does not see
 // them: one launch for each burst.
 type device struct {
 	c      *collector
@@ -31,19 +31,19 @@ type device struct {
 	call   *gpu.Call
 	set    [kernels.ReorderSources]gpu.Span // sources of the call as it is
 	plan   *gpu.Memory
-	table  twin // a block for each flight, and behind them the bitmaps of batches, by the slot's index
-	stage  twin // payload of host memory that kernels do not reach, a part for each flight
+	table  twin // a block for each pending burst, and behind them the bitmaps of batches, by the slot's index
+	stage  twin // payload of host memory that kernels do not reach, a part for each pending burst
 	group  uint32
 	groups uint32
-	part   int // bytes of the stage of a flight
+	part   int // bytes of the stage of a pending burst
 	ops    []gpu.Op
 
-	flights             []flight
+	ring                []pending
 	head, decided, tail uint64
-	open                bool // the flight at tail-1 takes packets
+	open                bool // the pending burst at tail-1 takes packets
 	// which takes batches that leave, and slots of those that are dropped; nil: they wait for
 	// nothing
-	cur   *flight
+	cur   *pending
 	watch gpu.Watch
 	err   error // of the device: nothing goes on
 }
@@ -55,8 +55,8 @@ type twin struct {
 	bytes     []byte
 }
 
-// flight is a burst on its way through a device.
-type flight struct {
+// pending is a burst that the device works on.
+type pending struct {
 	b        *burst.Burst
 	ev       *gpu.Event
 	at       int // of its block in the table
@@ -76,13 +76,13 @@ type flight struct {
 }
 
 const (
-	inFlight    = 4                          // flights
+	inFlight    = 4                          // bursts
 	stageSource = kernels.ReorderSources - 1 // the number of the stage among the sources
 	maxParts    = 4*inParts + 2*burst.MaxSegments
-	stageBytes  = 4 << 20 // of a flight, unless one packet takes more, or all of a burst less
+	stageBytes  = 4 << 20 // of a pending burst, unless one packet takes more, or all of a burst less
 )
 
-// Where the parts of a flight's block are, in bytes.
+// Where the parts of a pending burst's block are, in bytes.
 const (
 	partsAt = 0
 	movesAt = partsAt + maxParts*kernels.PieceBytes
@@ -92,7 +92,8 @@ const (
 	gapsAt  = wrongAt + 64
 )
 
-// gapsRoom is how many batches can leave in one flight: one for each packet, and all that are open.
+// gapsRoom is how many batches can leave in one pending burst: one for each packet, and all that
+// are open.
 func (d *device) gapsRoom() int { return inRoom + len(d.c.open) + 1 }
 
 func (d *device) block() int { return (gapsAt + d.gapsRoom()*kernels.ReorderBytes + 63) &^ 63 }
@@ -170,9 +171,9 @@ func (d *device) start() (err error) {
 		return err
 	}
 	d.group, d.groups = min(128, info.MaxGroup), min(2048, info.MaxGroups)
-	d.flights = make([]flight, inFlight)
-	for i := range d.flights {
-		f := &d.flights[i]
+	d.ring = make([]pending, inFlight)
+	for i := range d.ring {
+		f := &d.ring[i]
 		f.b, f.at, f.stage = burst.NewSegmented(inRoom, inParts), i*d.block(), i*d.part
 		if f.ev, err = d.ctx.NewEvent(gpu.EventOptions{Name: p.Name}); err != nil {
 			return err
@@ -217,22 +218,23 @@ func (d *device) fetch(t *twin, off, n int) {
 	}
 }
 
-// room reports whether a flight is free, full that no packets can be added now.
+// room reports whether a burst is free, full that no packets can be added now.
 func (d *device) room() bool { return d.tail-d.head < inFlight }
 func (d *device) full() bool { return !d.open && !d.room() && d.err == nil }
 
-// busy reports whether flights are under way, undecided whether packets have no places yet.
+// busy reports whether bursts are under way, undecided whether packets have no places yet.
 func (d *device) busy() bool { return d.head != d.tail }
 func (d *device) undecided() bool {
-	return d.decided != d.tail && !(d.open && d.decided == d.tail-1 && !d.flight(d.tail-1).hidden)
+	return d.decided != d.tail && !(d.open && d.decided == d.tail-1 && !d.pending(d.tail-1).hidden)
 }
 
-func (d *device) flight(n uint64) *flight { return &d.flights[n%inFlight] }
+func (d *device) pending(n uint64) *pending { return &d.ring[n%inFlight] }
 
-// begin gives the flight that packets and batches go to, and waits for one where none is free.
-func (d *device) begin() *flight {
+// begin returns the pending burst that packets and batches go to, and waits for one where none is
+// free.
+func (d *device) begin() *pending {
 	if d.open {
-		return d.flight(d.tail - 1)
+		return d.pending(d.tail - 1)
 	}
 	for !d.room() && d.err == nil {
 		d.await()
@@ -240,12 +242,12 @@ func (d *device) begin() *flight {
 	if d.err != nil {
 		return nil
 	}
-	f := d.flight(d.tail)
+	f := d.pending(d.tail)
 	f.parts, f.moves, f.gaps, f.looks, f.placed, f.hidden, f.reserved, f.used, f.launched = 0, 0, 0, 0, 0, false, 0, 0,
 		false
 	f.from = [stageSource]*gpu.Memory{}
 	if d.tail != d.head { // one launch for both, where the one before is not launched
-		if last := d.flight(d.tail - 1); !last.launched {
+		if last := d.pending(d.tail - 1); !last.launched {
 			f.from = last.from
 		}
 	}
@@ -254,10 +256,10 @@ func (d *device) begin() *flight {
 	return f
 }
 
-// await waits for the oldest flight.
+// await waits for the oldest pending burst.
 func (d *device) await() {
 	if d.flush(); d.err == nil && d.busy() {
-		if err := d.flight(d.head).ev.Wait(context.Background()); err != nil {
+		if err := d.pending(d.head).ev.Wait(context.Background()); err != nil {
 			d.fail(err)
 			return
 		}
@@ -270,10 +272,10 @@ func (d *device) wake() bool {
 	if !d.busy() {
 		return d.err != nil
 	}
-	if d.happened(d.flight(d.head)) || d.err != nil {
+	if d.happened(d.pending(d.head)) || d.err != nil {
 		return true
 	}
-	d.watch.For(d.flight(d.head).ev)
+	d.watch.For(d.pending(d.head).ev)
 	return false
 }
 
@@ -288,8 +290,8 @@ func (d *device) with(leave func()) {
 // close gives back what the device has. Nothing is under way.
 func (d *device) close() (err error) {
 	d.watch.Close()
-	for i := range d.flights {
-		if ev := d.flights[i].ev; ev != nil {
+	for i := range d.ring {
+		if ev := d.ring[i].ev; ev != nil {
 			err = errors.Join(err, ev.Close())
 		}
 	}

@@ -47,7 +47,7 @@ func (m *model) packet(id, place int64) {
 			m.leave(low)
 		}
 	}
-	m.settle()
+	m.leaveWhole()
 	if id < m.base {
 		if m.given || id <= m.newest-m.window {
 			m.late++
@@ -63,10 +63,10 @@ func (m *model) packet(id, place int64) {
 		return
 	}
 	m.open[id][place] = true
-	m.settle()
+	m.leaveWhole()
 }
 
-func (m *model) settle() {
+func (m *model) leaveWhole() {
 	for int64(len(m.open[m.base])) == m.per {
 		m.leave(m.base + 1)
 	}

@@ -19,7 +19,7 @@ type Code uint16
 const (
 	OK           Code = iota // no error
 	NotFound                 // no export, path or transfer of that name or id
-	NotPermitted             // rights, security floor, or a stranger
+	NotPermitted             // rights, security floor, or an unknown peer
 	OverBudget               // memory, exports or transfers beyond what the node was given
 	Busy                     // too much at once: try later
 	BadRequest               // malformed or contradictory

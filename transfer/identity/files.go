@@ -253,9 +253,9 @@ type file struct {
 	data             []byte      // content while it is parsed
 }
 
-// settled is how old a file must be for its time stamp to be believed: a write within one tick of
-// the file system's clock after we read does not change the stamp.
-const settled = 2 * time.Second
+// stableAge is how old a file must be for its time stamp to prove that it is unchanged: a write
+// within one tick of the file system's clock after a read does not change the stamp.
+const stableAge = 2 * time.Second
 
 // changed looks at the stamps of a group.
 func (g *group) changed() bool {
@@ -275,7 +275,7 @@ func (g *group) changed() bool {
 			sys.Identity(fi).UID != sys.Identity(f.stamp).UID || sys.Identity(fi).GID != sys.Identity(f.stamp).GID {
 			return true
 		}
-		if time.Since(fi.ModTime()) < settled {
+		if time.Since(fi.ModTime()) < stableAge {
 			return true
 		}
 	}

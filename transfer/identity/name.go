@@ -80,7 +80,7 @@ func CheckName(name string) error {
 
 func alnum(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
 
-// clip shortens what a stranger wrote for an error text.
+// clip shortens an unknown peer's text for an error text.
 func clip(s string) string {
 	const most = 80
 	if len(s) > most {

@@ -169,9 +169,9 @@ func TestExportAndImport(t *testing.T) {
 	}
 	before, _ := os.ReadFile(filepath.Join(away, NodeFile))
 	other, _, _ := ca.Export("c", IssueOptions{})
-	stranger := authority(t)
-	foreign, _, _ := stranger.Export("b", IssueOptions{})
-	own, _, _ := stranger.Export("a", IssueOptions{})
+	foreignCA := authority(t)
+	foreign, _, _ := foreignCA.Export("b", IssueOptions{})
+	own, _, _ := foreignCA.Export("a", IssueOptions{})
 	ended, _, _ := ca.Export("b", IssueOptions{NotBefore: time.Now().Add(-2 * time.Hour), Valid: time.Hour})
 	for _, c := range []struct {
 		what, dir string

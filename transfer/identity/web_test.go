@@ -40,7 +40,7 @@ func TestWeb(t *testing.T) {
 	}{
 		{"the right", "node-7", []tls.Certificate{credentials(t, a, "scraper", IssueOptions{})}, true},
 		{"another right", "node-7", []tls.Certificate{credentials(t, a, "reader", IssueOptions{})}, false},
-		{"no rule", "node-7", []tls.Certificate{credentials(t, a, "stranger", IssueOptions{})}, false},
+		{"no rule", "node-7", []tls.Certificate{credentials(t, a, "unknown", IssueOptions{})}, false},
 		{"another authority", "node-7", []tls.Certificate{credentials(t, other, "scraper", IssueOptions{})}, false},
 		{"no certificate", "node-7", nil, false},
 		{"another node expected", "node-8", []tls.Certificate{credentials(t, a, "scraper", IssueOptions{})}, false},

@@ -549,7 +549,7 @@ func TestReach(t *testing.T) {
 		{"reader reads", Read, 0, both, Read, nil},
 		{"reader writes", Read, 0, both, Write, ErrRights},
 		{"writer reads", Write, 0, both, Read, ErrRights},
-		{"stranger", Read, 8, own, Read, ErrKey},
+		{"unknown key", Read, 8, own, Read, ErrKey},
 		{"nobody", Read, 0, own, Read, ErrKey},
 		{"who says that it is all peers", Read, AllPeers, own, Read, ErrKey},
 		{"owner", Read | Write, 7, own, Read | Write, nil},

@@ -117,7 +117,7 @@ func (p Proof) String() string {
 	return fmt.Sprintf("proof(%d)", uint8(p))
 }
 
-// Security says what keeps strangers from reading or changing the bytes on a path. The levels are
+// Security says what keeps others from reading or changing the bytes on a path. The levels are
 // ordered: a transfer may ask for one, and takes no path below it.
 type Security uint8
 

@@ -46,7 +46,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 	var held []*Lease[*fakeConn]
 	perConn := max(o.Users, 1)
 	served, left := uint64(0), uint64(0)
-	settle := func() error {
+	check := func() error {
 		synctest.Wait()
 		// The pool serves from the front of the queue.
 		for len(waiting) > 0 {
@@ -93,7 +93,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 		}
 		return nil
 	}
-	fail := settle()
+	fail := check()
 	for _, st := range steps {
 		if fail != nil {
 			break
@@ -153,7 +153,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 			left++
 		}
 		if fail == nil {
-			fail = settle()
+			fail = check()
 		}
 	}
 	// When the server is well and all is given back, the pool serves every waiter, in time.
@@ -168,7 +168,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 		held = nil
 		time.Sleep(o.Backoff.WithDefaults().Max + s.latency + 1)
 		before := len(waiting)
-		if fail = settle(); fail == nil && before > 0 && len(waiting) == before {
+		if fail = check(); fail == nil && before > 0 && len(waiting) == before {
 			fail = fmt.Errorf("%d wait and nobody is served: %+v", before, p.Snapshot())
 		}
 	}

@@ -236,9 +236,9 @@ func TestTheirs(t *testing.T) {
 	// Another program replaces our rule by its own.
 	other := rules(t, "udp dst 5001 ip dst 10.0.0.1 -> queue 1")
 	set(t, c, Want{Rules: other})
-	stranger := ethtool.FlowSpec{Type: ethtool.FlowTCP4, Queue: 1}
-	f.rules[3] = stranger
-	if err := c.Close(); err != nil || f.rules[3] != stranger || len(f.rules) != 2 {
+	foreign := ethtool.FlowSpec{Type: ethtool.FlowTCP4, Queue: 1}
+	f.rules[3] = foreign
+	if err := c.Close(); err != nil || f.rules[3] != foreign || len(f.rules) != 2 {
 		t.Errorf("%v: %s", err, f.state())
 	}
 }

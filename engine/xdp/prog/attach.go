@@ -94,7 +94,7 @@ func (p *Program) unbind() error {
 	p.now.close()
 	p.now = next
 	p.counters.keep(next.rules, next.slots)
-	p.counters.settle() // no program has counted yet
+	p.counters.reclaim() // no program has counted yet
 	p.note("no hash and time of the NIC: generic mode has none")
 	return nil
 }

@@ -132,9 +132,9 @@ func (c *counters) keep(rules []flow.Rule, slots []uint32) {
 	}
 }
 
-// settle frees the slots that are leaving, where no program counts any more; their counts go to
+// reclaim frees the slots of deleted rules, where no program counts any more; their counts go to
 // deleted.
-func (c *counters) settle() {
+func (c *counters) reclaim() {
 	for _, s := range c.leaving {
 		n := c.take(s)
 		c.deleted.Packets += n.Packets

@@ -28,7 +28,7 @@ func await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 		unix.Select(0, nil, nil, nil, &unix.Timeval{Usec: 1000})
 	}
@@ -87,7 +87,7 @@ func TestApplyLosesNothing(t *testing.T) {
 				// No queue on the way may overflow: only the rules are tested here.
 				await(t, "the packets", func() bool { c.take(); return uint64(len(got)) == sent })
 			}
-			n := c.settle(sent)
+			n := c.await(sent)
 			if uint64(len(got)) != sent || n.Redirected.Packets != sent || n.ends() != sent {
 				t.Errorf("sent %d, got %d: %+v", sent, len(got), n)
 			}
@@ -337,7 +337,7 @@ func TestInterfaceGone(t *testing.T) {
 	rules := parseRules(t, "udp dst 5000 -> drop")
 	c.load(Spec{Queues: 1, Slots: 1, Rules: rules}, Auto)
 	c.send(udp(5000, 20))
-	c.settle(1)
+	c.await(1)
 	if _, err := c.net.Hosts[1].Output(t.Context(), "ip", "link", "del", "eth0"); err != nil {
 		t.Fatal(err)
 	}

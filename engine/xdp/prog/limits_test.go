@@ -335,7 +335,7 @@ func TestSockets(t *testing.T) {
 			c.send(udp(1, 20))
 			sent++
 		}
-		return c.settle(sent)
+		return c.await(sent)
 	}
 	if n := many(); n.Redirected.Packets != 10 || c.n != 10 || n.Unmatched.Packets != 10 {
 		t.Errorf("with a socket: %d, %+v", c.n, n)

@@ -222,7 +222,7 @@ func (p *Program) Apply(rules []flow.Rule, isolation flow.Isolation) error {
 		p.note("cannot wait for packets that are steered by the rules before: %v", err)
 		return nil
 	}
-	p.counters.settle()
+	p.counters.reclaim()
 	return nil
 }
 

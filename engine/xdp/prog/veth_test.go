@@ -203,8 +203,8 @@ func (n *Counts) ends() uint64 {
 	return n.Redirected.Packets + n.Kernel.Packets + n.Discarded.Packets + n.NoSocket.Packets + n.Faults.Packets
 }
 
-// settle waits until as many packets have ended, and those for sockets are taken.
-func (c *cable) settle(sent uint64) Counts {
+// await waits until as many packets have ended, and those for sockets are taken.
+func (c *cable) await(sent uint64) Counts {
 	c.t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
 		c.take()
@@ -268,7 +268,7 @@ func veth(t *testing.T, mode Mode, jumbo bool) {
 		}
 		c.take()
 	}
-	n := c.settle(sent)
+	n := c.await(sent)
 	if got[0] != 60 || got[3] != 60 {
 		t.Errorf("got %v", got)
 	}
@@ -335,7 +335,7 @@ func hinted(t *testing.T, mode Mode, there bool) {
 	for k := range 8 {
 		c.do(0, func() error { return dial(k) })
 	}
-	n := c.settle(8)
+	n := c.await(8)
 	if c.n < 8 || n.Redirected.Packets < 8 || n.Rules[0].Packets < 7 || n.Rules[1].Packets != 1 || there &&
 		len(hashes) < 2 {
 		t.Errorf("%d packets, hashes %v: %+v", c.n, hashes, n)
@@ -347,7 +347,7 @@ func hinted(t *testing.T, mode Mode, there bool) {
 		t.Errorf("after a change: %+v", again)
 	}
 	c.do(0, func() error { return dial(9) })
-	c.settle(9)
+	c.await(9)
 }
 
 // dial sends a datagram from a socket of the kernel's.

@@ -44,7 +44,7 @@ func TestTakenTags(t *testing.T) {
 	f := udp(9, 40)
 	c.send(slices.Concat(f[:12], []byte{0x81, 0, 0x60, 5}, f[12:]))
 	c.send(f)
-	if n := c.settle(2); n.Rules[0].Packets != 1 || n.Rules[1].Packets != 1 {
+	if n := c.await(2); n.Rules[0].Packets != 1 || n.Rules[1].Packets != 1 {
 		t.Errorf("%+v", n)
 	}
 }

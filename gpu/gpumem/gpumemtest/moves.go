@@ -134,7 +134,7 @@ func checkModel(r *rig) {
 			copy(h.All().Bytes(), sides[i])
 		}
 		var under []mem.Move
-		settle := func() {
+		waitAll := func() {
 			for _, m := range under {
 				if err := m.Wait(always); err != nil {
 					t.Fatal(err)
@@ -147,7 +147,7 @@ func checkModel(r *rig) {
 			k := rapid.IntRange(0, n).Draw(t, "length")
 			at, off := rapid.IntRange(0, n-k).Draw(t, "at"), rapid.IntRange(0, n-k).Draw(t, "offset")
 			span := mem.Span{Region: regions[i], Off: uint64(at), Len: uint64(k)}
-			settle() // what overlaps waits; disjoint halves go on below
+			waitAll() // what overlaps waits; disjoint halves go on below
 			store := rapid.Bool().Draw(t, "store")
 			// In two halves at once: they touch other bytes.
 			for _, part := range [][2]int{{0, k / 2}, {k / 2, k}} {
@@ -172,7 +172,7 @@ func checkModel(r *rig) {
 				copy(sides[i][at:at+k], dev[off:])
 			}
 		}
-		settle()
+		waitAll()
 		if !r.same("the device", r.content(x)[:n], dev) || !r.same("pinned memory", pinned.All().Bytes()[:n],
 			sides[0]) || !r.same("other memory", other.All().Bytes()[:n], sides[1]) {
 			t.FailNow()
@@ -216,7 +216,7 @@ func checkTogether(r *rig) {
 					}
 					moves[i] = m
 				}
-				if !settle(r, moves[:], rng) {
+				if !finish(r, moves[:], rng) {
 					return
 				}
 				clear(hb[start : start+under*part])
@@ -229,7 +229,7 @@ func checkTogether(r *rig) {
 					}
 					moves[i] = m
 				}
-				if !settle(r, moves[:], rng) || !r.same(fmt.Sprintf("worker %d, round %d", w, round),
+				if !finish(r, moves[:], rng) || !r.same(fmt.Sprintf("worker %d, round %d", w, round),
 					hb[start:start+under*part], seed) {
 					return
 				}
@@ -239,8 +239,8 @@ func checkTogether(r *rig) {
 	wg.Wait()
 }
 
-// settle ends moves in any order.
-func settle(r *rig, moves []mem.Move, rng *rand.Rand) bool {
+// finish ends moves in any order.
+func finish(r *rig, moves []mem.Move, rng *rand.Rand) bool {
 	for _, i := range rng.Perm(len(moves)) {
 		if rng.IntN(2) == 0 {
 			done, err := moves[i].Done()

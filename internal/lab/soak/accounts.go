@@ -157,8 +157,8 @@ func lifeOf(s string) string {
 // closeEntry closes the entry of a transfer.
 func (b *accounts) closeEntry(key string, e *entry) {
 	if !e.begun {
-		b.complain("transfer %s was told of %d times (ended %d, heard by %s %d) although it never began or is "+
-			"settled: it came twice",
+		b.complain("transfer %s was reported %d times (ended %d, heard by %s %d) although it never began or is "+
+			"closed: it was reported twice",
 			key, e.ended+e.heard, e.ended, e.heardByNode, e.heard)
 		return
 	}

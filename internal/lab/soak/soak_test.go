@@ -133,7 +133,7 @@ func TestPatterns(t *testing.T) {
 }
 
 // The accounts complain of everything that does not balance, and of nothing else.
-func TestBooks(t *testing.T) {
+func TestAccounts(t *testing.T) {
 	begin := line{T: tBegin, Key: "w0.1#1", To: "w1.1/1", Kind: "put", Bytes: 5}
 	end := line{T: tEnd, Key: "w0.1#1", Path: "tcp"}
 	failed := line{T: tEnd, Key: "w0.1#1", Err: "canceled"}

@@ -104,16 +104,16 @@ func (w *worker) run(in io.Reader) error {
 			return err
 		}
 		again := true
-		for settled := false; !settled; {
+		for ends := false; !ends; {
 			cmd, ok := <-commands
 			switch {
 			case !ok, cmd == cFinish:
-				again, settled = false, true
+				again, ends = false, true
 			case cmd == cRenew:
 				h.quiet()
-				settled = true
+				ends = true
 			case cmd == cLeave:
-				settled = true
+				ends = true
 			case cmd == cQuiet:
 				h.quiet()
 				w.tell(line{T: tQuiet, Node: h.name})

@@ -11,9 +11,9 @@ import (
 // operation.
 var amounts = []int{0, 1, 5, 40}
 
-// settle polls both sides for a while and does other work, during which memory that is no longer in
-// use must not change.
-func settle(t testing.TB, p *Pair, what string, memory, want []byte, other direction) {
+// checkUnchanged polls both sides for a while and does other work, during which memory that is no
+// longer in use must not change.
+func checkUnchanged(t testing.TB, p *Pair, what string, memory, want []byte, other direction) {
 	t.Helper()
 	p.Pump(100)
 	other.roundTrip(t, path.Put, margin, margin, 100_000, 9)
@@ -59,7 +59,7 @@ func checkCancel(t testing.TB, f Factory) {
 				// The source changes now: a late write would bring the new bytes.
 				want := slices.Clone(dst)
 				Fill(src, 99)
-				settle(t, p, "destination of a canceled operation", dst, want, other)
+				checkUnchanged(t, p, "destination of a canceled operation", dst, want, other)
 				if s.Path.Cancel(s.next - 1) {
 					t.Error("Cancel of an operation that had ended returned true")
 				}
@@ -93,7 +93,7 @@ func checkFence(t testing.TB, f Factory) {
 			} else if i := Verify(want, 1); i >= 0 {
 				t.Errorf("put that succeeded before the fence: byte %d is wrong", i)
 			}
-			settle(t, p, "memory behind a fence", l.there, want, other)
+			checkUnchanged(t, p, "memory behind a fence", l.there, want, other)
 			wantErr(t, "put after the fence", s.Do(l.op(path.Put, l.copyOf(0, 0, 100))).Err, path.ErrRevoked,
 				path.ErrKey)
 

@@ -42,7 +42,7 @@ type actor struct {
 	memories []*mem.Region // 0: local; then the peer's exports
 	keys     []path.Key    // of memories[1:]
 	model    [][]byte
-	flight   map[uint64]*flying
+	pending  map[uint64]*flying
 	sent     map[uint64]bool // imms of notifications that the peer must receive
 	finished *atomic.Int32
 	waiter   *path.Waiter
@@ -75,7 +75,7 @@ func runProgram(t testing.TB, f Factory, seed uint64) {
 		var finished atomic.Int32
 		var actors [2]*actor
 		for i, s := range p.Sides() {
-			a := &actor{s: s, seed: seed, rng: rand.New(rand.NewPCG(seed, uint64(i))), flight: map[uint64]*flying{},
+			a := &actor{s: s, seed: seed, rng: rand.New(rand.NewPCG(seed, uint64(i))), pending: map[uint64]*flying{},
 				sent: map[uint64]bool{}, finished: &finished}
 			a.memories = []*mem.Region{s.Region(2 << 20)}
 			for _, size := range []int{1 << 20, 3 * 4096, 600_000} {
@@ -135,7 +135,7 @@ func (a *actor) run(ctx context.Context) bool {
 		a.other.waiter.Interrupt()
 	}()
 	var batch []path.Op
-	for left := programOps; left > 0 || len(batch) > 0 || len(a.flight) > 0; {
+	for left := programOps; left > 0 || len(batch) > 0 || len(a.pending) > 0; {
 		if len(batch) == 0 {
 			for range min(left, 1+a.rng.IntN(5)) {
 				if op, ok := a.invent(); ok {
@@ -147,17 +147,17 @@ func (a *actor) run(ctx context.Context) bool {
 		n := 0
 		if len(batch) > 0 {
 			n = a.s.post(batch)
-			for token := range a.flight {
+			for token := range a.pending {
 				if r := a.s.ops[token]; r.Times > 0 { // refused at once, or its end is known already
 					a.land(token, r)
 				}
 			}
 			batch = batch[n:]
 		}
-		if len(a.flight) > 0 && a.rng.IntN(25) == 0 {
+		if len(a.pending) > 0 && a.rng.IntN(25) == 0 {
 			a.s.Path.Cancel(a.s.next - uint64(a.rng.IntN(4)))
 		}
-		if len(a.flight) > len(batch) && (n == 0 || a.rng.IntN(4) == 0 && left == 0) {
+		if len(a.pending) > len(batch) && (n == 0 || a.rng.IntN(4) == 0 && left == 0) {
 			// those of the batch are not posted yet
 			if !a.wait(ctx) {
 				return false
@@ -180,13 +180,13 @@ func (a *actor) wait(ctx context.Context) bool {
 	spin := time.Duration(a.rng.IntN(2)) * 20 * time.Microsecond
 	n, err := a.waiter.Wait(ctx, a.s.Path, events[:1+a.rng.IntN(len(events))], spin)
 	if err != nil {
-		a.s.t.Errorf("side %s: %d operations under way, and no event: %v\n%s", a.s.Name, len(a.flight), err,
+		a.s.t.Errorf("side %s: %d operations under way, and no event: %v\n%s", a.s.Name, len(a.pending), err,
 			a.s.dumpAlone())
 		return false
 	}
 	a.s.record(events[:n])
 	for _, e := range events[:n] {
-		if e.Kind == path.EventDone && a.flight[e.Token] != nil {
+		if e.Kind == path.EventDone && a.pending[e.Token] != nil {
 			a.land(e.Token, a.s.ops[e.Token])
 		}
 	}
@@ -238,7 +238,7 @@ func (a *actor) invent() (op path.Op, ok bool) {
 		op.Msg = message(op.Imm, messageLen(op.Imm))
 	}
 	fl.imm, fl.bytes = op.Imm, op.Bytes()
-	a.flight[op.Token] = fl
+	a.pending[op.Token] = fl
 	return op, true
 }
 
@@ -271,7 +271,7 @@ func (a *actor) free(u use, fl *flying) bool {
 			return false
 		}
 	}
-	for _, x := range a.flight {
+	for _, x := range a.pending {
 		for _, v := range x.uses {
 			if u.conflicts(v) {
 				return false
@@ -298,8 +298,8 @@ func (a *actor) apply(op *path.Op) {
 
 // land takes note of how an operation ended.
 func (a *actor) land(token uint64, r *Result) {
-	fl := a.flight[token]
-	delete(a.flight, token)
+	fl := a.pending[token]
+	delete(a.pending, token)
 	switch {
 	case fl.bad:
 		if !errors.Is(r.Err, path.ErrKey) && !errors.Is(r.Err, path.ErrCanceled) {

@@ -192,9 +192,9 @@ type Receiver interface {
 type Listener interface {
 	// Addr goes into an Offer.
 	Addr() string
-	// Accept waits for the peer that presents token and returns its path. Strangers, wrong tokens
-	// and slow handshakes are dropped without disturbing others. Several Accepts may wait at once,
-	// each for its own token.
+	// Accept waits for the peer that presents token and returns its path. Unknown peers, wrong
+	// tokens and slow handshakes are dropped without disturbing others. Several Accepts may wait at
+	// once, each for its own token.
 	Accept(ctx context.Context, token Token, cfg Config) (path.Path, error)
 	Close() error
 }

@@ -40,8 +40,8 @@ var roles = map[string]func(p *Path, x *path.Exports) error{
 }
 
 func childMain(args []string) error {
-	if strings.HasPrefix(args[0], "stranger") {
-		return strangerMain(args)
+	if strings.HasPrefix(args[0], "foreign") {
+		return foreignMain(args)
 	}
 	token, err := hex.DecodeString(args[2])
 	if err != nil {

@@ -488,8 +488,9 @@ func rawHello(t *testing.T, addr string, h []byte) *net.UnixConn {
 	return c
 }
 
-// Strangers that say nothing or nonsense do not keep the peer with the token from its path.
-func TestStrangers(t *testing.T) {
+// Unknown connections that send nothing or nonsense do not keep the peer with the token from its
+// path.
+func TestUnknownConnections(t *testing.T) {
 	l, err := Driver{}.Listen()
 	if err != nil {
 		t.Fatal(err)

@@ -510,7 +510,7 @@ func TestOtherUser(t *testing.T) {
 	if err := os.WriteFile(exe, b, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	stranger := func(args string) (*exec.Cmd, io.ReadCloser) {
+	foreign := func(args string) (*exec.Cmd, io.ReadCloser) {
 		cmd := exec.Command(exe)
 		cmd.Dir = "/"
 		cmd.Env = []string{childEnv + "=" + args}
@@ -539,19 +539,19 @@ func TestOtherUser(t *testing.T) {
 			_, err := l.Accept(ctx, token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 			got <- err
 		}()
-		_, out := stranger(fmt.Sprintf("stranger-dials %s %x", l.Addr(), token[:]))
+		_, out := foreign(fmt.Sprintf("foreign-dials %s %x", l.Addr(), token[:]))
 		answer, _ := io.ReadAll(out)
 		if !strings.Contains(string(answer), "status 2") || !strings.Contains(string(answer), "65534") {
-			t.Errorf("the stranger was answered %q, expected a refusal that names its user", answer)
+			t.Errorf("the foreign process was answered %q, expected a refusal that names its user", answer)
 		}
 		cancel()
 		if err := <-got; !errors.Is(err, context.Canceled) {
-			t.Errorf("Accept: %v: the stranger with the right token got through", err)
+			t.Errorf("Accept: %v: the foreign process with the right token got through", err)
 		}
 	})
 	t.Run("Listens", func(t *testing.T) {
 		name := fmt.Sprintf("@penstock-shm-test-%x", newToken())
-		_, out := stranger("stranger-listens " + name + " 00")
+		_, out := foreign("foreign-listens " + name + " 00")
 		if _, err := out.Read(make([]byte, 8)); err != nil {
 			t.Fatal(err)
 		}
@@ -561,15 +561,15 @@ func TestOtherUser(t *testing.T) {
 			t.Errorf("dial of another user's listener: %v", err)
 		}
 		if rest, _ := io.ReadAll(out); strings.Contains(string(rest), "token") {
-			t.Errorf("the stranger was shown the token: %q", rest)
+			t.Errorf("the foreign process was shown the token: %q", rest)
 		}
 	})
 }
 
-// strangers are children that use the socket by hand.
-func strangerMain(args []string) error {
+// foreign processes are children that use the socket by hand.
+func foreignMain(args []string) error {
 	addr := &net.UnixAddr{Name: args[1], Net: "unixpacket"}
-	if args[0] == "stranger-dials" {
+	if args[0] == "foreign-dials" {
 		c, err := net.DialUnix("unixpacket", nil, addr)
 		if err != nil {
 			return err

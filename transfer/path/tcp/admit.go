@@ -86,7 +86,7 @@ func (l *Listener) read(s *pendingConn, now time.Time) {
 	case errors.Is(err, errVersion):
 		l.refuse(s.fd, statusVersion)
 		if v := l.waiting[s.hello.token]; v != nil {
-			l.settle(s.hello.token, v,
+			l.resolve(s.hello.token, v,
 				fmt.Errorf("the dialer at %s speaks version %d of the data protocol, this side version %d: update "+
 					"the older one: %w",
 					s.from, s.hello.version, version, path.ErrProtocol))
@@ -105,19 +105,19 @@ func (l *Listener) read(s *pendingConn, now time.Time) {
 // refuseWith tells a dialer and the Accept that waits for it why there is no path.
 func (l *Listener) refuseWith(s *pendingConn, v *invitation, st status, err error) {
 	l.refuse(s.fd, st)
-	l.settle(s.hello.token, v, err)
+	l.resolve(s.hello.token, v, err)
 	l.drop(s)
 }
 
 // confirm checks what a dialer shows of its secret.
 func (l *Listener) confirm(s *pendingConn) {
 	v := s.inv
-	if v.settled {
+	if v.resolved {
 		l.drop(s)
 		return
 	}
 	if err := s.ch.confirmed(s.buf[:confirmSize]); err != nil {
-		l.settle(v.token, v, fmt.Errorf("the dialer at %s knows the token, but %w", s.from, err))
+		l.resolve(v.token, v, fmt.Errorf("the dialer at %s knows the token, but %w", s.from, err))
 		l.drop(s)
 		return
 	}
@@ -129,8 +129,8 @@ func (l *Listener) confirm(s *pendingConn) {
 // abandoned ends the Accept that one of its connections will not come to, because it was dropped
 // before it was complete.
 func (l *Listener) abandoned(s *pendingConn, why error) {
-	if v := s.inv; v != nil && !v.settled {
-		l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", s.from, v.got,
+	if v := s.inv; v != nil && !v.resolved {
+		l.resolve(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", s.from, v.got,
 			v.need, path.ErrDown, why))
 	}
 }
@@ -234,7 +234,7 @@ func (l *Listener) challenge(s *pendingConn, v *invitation, a *hello, now time.T
 		s.ch, err = newChannel(v.secret, false, &s.hello, s.buf[:], b[:], l.o.sealLimit)
 	}
 	if err != nil {
-		l.settle(v.token, v, err)
+		l.resolve(v.token, v, err)
 		l.drop(s)
 		return
 	}
@@ -262,7 +262,7 @@ func (l *Listener) complete(s *pendingConn, v *invitation) {
 		return
 	}
 	l.ep.Remove(s.fd)
-	l.settle(h.token, v, nil)
+	l.resolve(h.token, v, nil)
 }
 
 // lost ends an Accept some of whose connections are there, because one of them broke.
@@ -286,12 +286,12 @@ func (l *Listener) lost(fd int) {
 	case n == 0:
 		why = errors.New("closed by the dialer")
 	}
-	l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", v.from, v.got,
+	l.resolve(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", v.from, v.got,
 		v.need, path.ErrDown, why))
 }
 
-// settle ends an Accept. Its connections are its own again.
-func (l *Listener) settle(t setup.Token, v *invitation, err error) {
+// resolve ends an Accept with its result and stops watching its connections.
+func (l *Listener) resolve(t setup.Token, v *invitation, err error) {
 	for _, fd := range v.fds {
 		if l.guests[fd] == v {
 			delete(l.guests, fd)
@@ -299,7 +299,7 @@ func (l *Listener) settle(t setup.Token, v *invitation, err error) {
 		}
 	}
 	delete(l.waiting, t)
-	v.settled = true
+	v.resolved = true
 	v.result <- err
 }
 

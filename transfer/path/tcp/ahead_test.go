@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/path/pathtest"
 )
 
-// flightOf makes a pair whose ends the caller polls, and puts of size bytes that fill its memory.
-func flightOf(t testing.TB, puts, size int) (*bench, []path.Op) {
+// pairOf makes a pair whose ends the caller polls, and puts of size bytes that fill its memory.
+func pairOf(t testing.TB, puts, size int) (*bench, []path.Op) {
 	e := newBench(t, Options{CongestionControl: "reno"}, 1, false, puts*size)
 	close(e.done)
 	pathtest.Fill(e.la.All().Bytes(), 1)
@@ -51,12 +51,12 @@ func TestReadsOfFrames(t *testing.T) {
 		{bulk, 2 * puts, stageSize}, // the read of the first header goes as far as it can
 	} {
 		t.Run(fmt.Sprint(c.size), func(t *testing.T) {
-			e, ops := flightOf(t, puts, c.size)
+			e, ops := pairOf(t, puts, c.size)
 			polls := e.fly(t, ops)
 			if !bytes.Equal(e.la.All().Bytes(), e.lb.All().Bytes()) {
 				t.Error("the bytes are not those that were put")
 			}
-			if n := e.b.st.Syscalls; n > uint64(c.reads+2*polls) { // a poll may read in vain, and acknowledge
+			if n := e.b.st.Syscalls; n > uint64(c.reads+2*polls) { // a poll may read nothing, and acknowledge
 				t.Errorf("%d calls in %d polls, expected %d reads at most", n, polls, c.reads)
 			}
 			if n := e.b.st.BytesCopied; n > uint64(c.copied) {
@@ -69,7 +69,7 @@ func TestReadsOfFrames(t *testing.T) {
 // TestReadsAfterLargeFrames: a large frame does not make reads short for the small ones that
 // follow, also where these have no payload.
 func TestReadsAfterLargeFrames(t *testing.T) {
-	e, ops := flightOf(t, 1, 64<<10)
+	e, ops := pairOf(t, 1, 64<<10)
 	e.fly(t, ops)
 	before := e.b.st.Syscalls
 	notes := make([]path.Op, 64)
@@ -82,12 +82,12 @@ func TestReadsAfterLargeFrames(t *testing.T) {
 	}
 }
 
-// BenchmarkFlight measures 64 puts that are posted at once, both ends polled by this goroutine,
+// BenchmarkPutsAtOnce measures 64 puts that are posted at once, both ends polled by this goroutine,
 // beside the same bytes over plain sockets.
-func BenchmarkFlight(b *testing.B) {
+func BenchmarkPutsAtOnce(b *testing.B) {
 	for _, size := range []int{64, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			e, ops := flightOf(b, 64, size)
+			e, ops := pairOf(b, 64, size)
 			x, y := rawPair(b, "reno")
 			ours, raw := time.Hour, time.Hour
 			for range max(b.N, 400) {

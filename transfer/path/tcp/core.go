@@ -45,10 +45,10 @@ type core struct {
 	trash []byte
 	st    path.Stats
 
-	// settled, when set, may keep an operation from ending (MSG_ZEROCOPY: the kernel still reads
-	// its memory).
-	settled func(slot uint16) bool
-	held    fifo // operations kept by it
+	// unused, when set, keeps an operation from ending while it is false (MSG_ZEROCOPY: the kernel
+	// still reads the memory).
+	unused func(slot uint16) bool
+	held   fifo // operations kept by it
 
 	tallies []tally // of verify
 }
@@ -73,7 +73,7 @@ const (
 	phaseWait         // all were sent
 	phaseNotify       // the notification is still to be sent
 	phaseLast         // the notification was sent
-	phaseHeld         // all is done, but settled says no
+	phaseHeld         // all is done, but unused is false
 	phaseDone         // ended, not reported yet
 )
 
@@ -274,7 +274,7 @@ func (c *core) advance(slot uint16) {
 // conclude finishes an operation as soon as nothing holds its memory any more.
 func (c *core) conclude(slot uint16) {
 	p := &c.ops[slot]
-	if c.settled != nil && !c.settled(slot) {
+	if c.unused != nil && !c.unused(slot) {
 		if c.held.v == nil {
 			c.held = newFifo(c.window)
 		}

@@ -65,7 +65,7 @@ type invitation struct {
 	first    hello
 	from     netip.AddrPort
 	result   chan error // buffered
-	settled  bool
+	resolved bool
 	token    setup.Token
 }
 
@@ -240,13 +240,13 @@ func (l *Listener) Accept(ctx context.Context, token setup.Token, cfg setup.Conf
 	case err = <-v.result:
 	case <-ctx.Done():
 		l.mu.Lock()
-		if v.settled {
+		if v.resolved {
 			l.mu.Unlock()
 			err = <-v.result
 			break
 		}
-		l.settle(token, v, nil) // the result is not read any more
-		sys.Ring(l.bell)        // for those who came early
+		l.resolve(token, v, nil) // the result is not read any more
+		sys.Ring(l.bell)         // for those who came early
 		l.mu.Unlock()
 		err = ctx.Err()
 	}
@@ -301,7 +301,7 @@ func (l *Listener) serve() {
 				l.closed = true
 			}
 			for t, v := range l.waiting {
-				l.settle(t, v, why)
+				l.resolve(t, v, why)
 			}
 			l.release()
 			l.mu.Unlock()

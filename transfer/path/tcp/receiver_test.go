@@ -38,7 +38,8 @@ func port(t *testing.T, l setup.Receiver) (addr string) {
 	return p.Addr().String()
 }
 
-// TestReceiver sets paths up over a port that is not the listener's, and lets strangers in there.
+// TestReceiver sets paths up over a port that is not the listener's, and sends it unknown
+// connections.
 func TestReceiver(t *testing.T) {
 	for _, sealed := range []bool{false, true} {
 		d := New(Options{})
@@ -96,16 +97,16 @@ func TestReceiver(t *testing.T) {
 		}
 		for i, c := range silent {
 			if b, err := io.ReadAll(c); errors.Is(err, os.ErrDeadlineExceeded) || len(b) > helloSize {
-				t.Errorf("stranger %d: %d bytes came, %v", i, len(b), err)
+				t.Errorf("unknown connection %d: %d bytes came, %v", i, len(b), err)
 			}
 		}
-		strangers := func() int {
+		unknown := func() int {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			return len(m.unknown) + m.pending.Len() + len(m.guests) + len(m.waiting)
 		}
-		if n := strangers(); n != 0 {
-			t.Errorf("%d strangers stay", n)
+		if n := unknown(); n != 0 {
+			t.Errorf("%d unknown connections stay", n)
 		}
 		// A receiver that is closed takes nothing over.
 		l.Close()

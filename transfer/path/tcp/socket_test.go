@@ -47,8 +47,9 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// TestStrangers: connections that say nothing, nonsense or a wrong token disturb no other path.
-func TestStrangers(t *testing.T) {
+// TestUnknownConnections: connections that say nothing, nonsense or a wrong token disturb no other
+// path.
+func TestUnknownConnections(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	l, err := New(Options{}).Listen()
 	if err != nil {
@@ -469,9 +470,9 @@ func TestSlowConsumer(t *testing.T) {
 	}
 }
 
-// TestZeroCopyBooks: no operation ends before the kernel is through with its memory, and where it
+// TestZeroCopyReports: no operation ends before the kernel is done with its memory, and where it
 // copies all the same, the path stops asking for it.
-func TestZeroCopyBooks(t *testing.T) {
+func TestZeroCopyReports(t *testing.T) {
 	e := newBench(t, Options{ZeroCopy: true, CongestionControl: "reno"}, 2, false, 4<<20)
 	if !e.a.zc.on {
 		testenv.Missing(t, "MSG_ZEROCOPY", errors.New(e.a.zcLine))

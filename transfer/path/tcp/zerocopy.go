@@ -11,9 +11,9 @@ const (
 	zeroCopyTrial = 64       // reports that all say "copied" until it is switched off
 )
 
-// zeroCopy keeps the books of MSG_ZEROCOPY: an operation does not end before the kernel reported
-// that it no longer uses its memory, and where the kernel copies after all, which costs more than
-// an ordinary send, it is switched off.
+// zeroCopy tracks the kernel's reports of MSG_ZEROCOPY: an operation does not end before the kernel
+// reported that it no longer uses the memory. Where the kernel copies after all, which costs more
+// than an ordinary send, zeroCopy is switched off.
 type zeroCopy struct {
 	on       bool
 	reports  uint64
@@ -42,7 +42,7 @@ func (z *zeroCopy) init(p *Path, o *Options) {
 		z.on = true
 		z.marks = make([]zcMark, p.window)
 		z.disorder = make([][][2]uint32, p.data)
-		p.settled = func(slot uint16) bool { return z.settled(p, slot) }
+		p.unused = func(slot uint16) bool { return z.unused(p, slot) }
 		p.zcLine = fmt.Sprintf("on from %d bytes, until the kernel reports copies", zeroCopyMin)
 	}
 }
@@ -65,9 +65,9 @@ func zeroCopyRun(v []sys.Iovec) ([]sys.Iovec, int) {
 	return v, 0
 }
 
-// settled reports whether the kernel is through with everything that was sent until the operation
-// was done.
-func (z *zeroCopy) settled(p *Path, slot uint16) bool {
+// unused reports whether the kernel no longer uses the memory of anything that was sent before the
+// operation was done.
+func (z *zeroCopy) unused(p *Path, slot uint16) bool {
 	m := &z.marks[slot]
 	if m.gen != p.ops[slot].gen {
 		m.gen = p.ops[slot].gen
@@ -117,7 +117,7 @@ func (z *zeroCopy) reap(p *Path) {
 	}
 	for range p.held.n {
 		slot := p.held.pop()
-		if z.settled(p, slot) {
+		if z.unused(p, slot) {
 			p.finish(slot, p.ops[slot].err)
 		} else {
 			p.held.push(slot)

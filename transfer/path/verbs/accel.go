@@ -80,7 +80,7 @@ func (p *Path) flushed(status uint8) error {
 		if w.seen = true; status != 0 {
 			w.err = errUnseen
 		}
-		p.settle(k)
+		p.proceed(k)
 	}
 	return nil
 }

@@ -122,14 +122,14 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 	w := &p.works[k]
 	if w.again || w.cancel || w.err != nil {
 		p.remove(k)
-		p.settle(k)
+		p.proceed(k)
 		return true
 	}
 	limit := p.tuner.knobs[knobPiece].value
 	for n := 0; p.err == nil; n++ {
 		if w.cur.done(w.op.Copies) { // looked at first: who has nothing to post is in no list when the last piece ends
 			p.remove(k)
-			p.settle(k)
+			p.proceed(k)
 			return true
 		}
 		if n == batchMax || budget == 0 {
@@ -140,7 +140,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 		if r == nil || !r.known {
 			w.again = true // the peer took the export back: what it is now shows when the operation begins anew
 			p.remove(k)
-			p.settle(k)
+			p.proceed(k)
 			return true
 		}
 		l, stall := p.queuePairFor(r, keep)
@@ -161,7 +161,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 			}
 			w.err = err
 			p.remove(k)
-			p.settle(k)
+			p.proceed(k)
 			return true
 		}
 		budget -= pc.n
@@ -195,7 +195,7 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 		req.local, req.sge.LKey, req.sge.Addr = m, m.lkey, m.base+s.Off+pc.off
 	}
 	if w.op.Kind == path.Put {
-		w.settles = w.settles || r.flush
+		w.flushes = w.flushes || r.flush
 	} else {
 		w.foreign = w.foreign || b == nil
 	}
@@ -249,7 +249,7 @@ func (p *Path) over(l *queuePair, r *record) {
 		w.noted = true
 	}
 	p.completed += r.bytes
-	p.settle(r.work)
+	p.proceed(r.work)
 }
 
 // lose takes in that a request came back unexecuted, or of which this side does not know whether it

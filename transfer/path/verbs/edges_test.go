@@ -99,8 +99,8 @@ func TestOneAnswer(t *testing.T) {
 	}
 }
 
-// settled serves both ends until they sleep, armed, and nothing is left to wake them.
-func (r *rig) settled(t *testing.T) {
+// awaitQuiet serves both ends until they sleep, armed, and nothing is left to wake them.
+func (r *rig) awaitQuiet(t *testing.T) {
 	t.Helper()
 	quiet := func(p *Path) bool {
 		i, err := sys.PollIn(0, p.FD())
@@ -122,7 +122,7 @@ func TestLostWhileArmed(t *testing.T) {
 	local := r.A.Region(4096)
 	e := r.B.Export(r.B.Region(4096), both)
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
-	r.settled(t)
+	r.awaitQuiet(t)
 	w.do(t, "drop send 1")
 	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
 	if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
@@ -142,7 +142,7 @@ func TestFaultWhileArmed(t *testing.T) {
 	local := r.A.Region(4096)
 	e := r.B.Export(r.B.Region(4096), both)
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
-	r.settled(t)
+	r.awaitQuiet(t)
 	w.do(t, "fail ibv_post_send 1 ENOMEM")
 	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
 	if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
@@ -159,7 +159,7 @@ func TestFaultWhileArmed(t *testing.T) {
 func TestPortEvents(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{looks: time.Hour}, 1)
-	r.settled(t)
+	r.awaitQuiet(t)
 	dev := r.a.dev
 	for _, ev := range []ibv.AsyncEvent{{Type: ibv.EventPortErr, Port: dev.port.Port},
 		{Type: ibv.EventPortActive, Port: dev.port.Port}, {Type: ibv.EventPortErr, Port: dev.port.Port + 1}} {

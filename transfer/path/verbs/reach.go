@@ -84,7 +84,7 @@ func (p *Path) readmit() {
 	for n := p.waiting.n; n > 0; n-- {
 		k := p.dequeue(&p.waiting)
 		if w := &p.works[k]; w.cancel || w.again || w.err != nil {
-			p.settle(k)
+			p.proceed(k)
 			continue
 		}
 		p.admit(k)

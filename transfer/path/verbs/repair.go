@@ -85,8 +85,8 @@ func (p *Path) broken(l *queuePair, why error) {
 		return
 	}
 	if l.unmarked && l.head != l.tail {
-		// The last request may have succeeded without telling. What is posted now comes back and
-		// tells.
+		// The last request may have succeeded without a completion. What is posted now comes back
+		// with one.
 		l.unmarked = false
 		l.chain.Reset()
 		l.chain.Send(l.id(l.head), ibv.Signaled, p.arena.sge(0, 1))
@@ -196,7 +196,7 @@ func (p *Path) connect(l *queuePair) {
 			w.again = true
 		}
 		p.resumed++
-		p.settle(int32(k))
+		p.proceed(int32(k))
 	}
 }
 

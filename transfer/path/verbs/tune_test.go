@@ -72,7 +72,7 @@ func TestTuner(t *testing.T) {
 			return time.Duration(lineUnit / r * 1e9)
 		}
 		var l line
-		settled := func(when string) {
+		converge := func(when string) {
 			l.run(&tn, 150_000, cost)
 			for tn.phase != steady {
 				l.run(&tn, 1, cost)
@@ -88,12 +88,12 @@ func TestTuner(t *testing.T) {
 			}
 		}
 		draw("best")
-		settled("first")
+		converge("first")
 		anew := tn.anew
 		draw("other")
 		// the values make 1.25^18 at most, which is 56
 		rate *= rapid.SampledFrom([]float64{0.005, 200}).Draw(t, "factor")
-		settled("after a change")
+		converge("after a change")
 		if tn.anew == anew {
 			t.Fatal("another situation was not noticed")
 		}

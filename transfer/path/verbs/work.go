@@ -32,7 +32,7 @@ type work struct {
 	stuck   int    // how often a queue pair broke without getting past it, and it is not to blame
 
 	foreign bool // it reads into memory of an accelerator of this side
-	settles bool // its writes are seen by the peer's accelerator after a flush
+	flushes bool // its writes are seen by the peer's accelerator after a flush
 	seen    bool // that is done
 
 	noted    bool   // the peer was notified
@@ -159,7 +159,7 @@ func (p *Path) admit(k int32) {
 	case !ok:
 		p.enqueue(&p.waiting, k)
 	case w.cur.done(w.op.Copies): // nothing to move
-		p.settle(k)
+		p.proceed(k)
 	case w.bulk:
 		p.enqueue(&p.bulk, k)
 	default:
@@ -170,8 +170,8 @@ func (p *Path) admit(k int32) {
 // owesNote says that the peer is still to be notified.
 func (w *work) owesNote() bool { return (w.op.Notify || w.op.Kind == path.Notify) && !w.noted }
 
-// settle looks what an operation needs next, once none of its requests is under way.
-func (p *Path) settle(k int32) {
+// proceed takes the next step of an operation, once none of its requests is under way.
+func (p *Path) proceed(k int32) {
 	w := &p.works[k]
 	if w.done || w.pending > 0 || w.lost != 0 {
 		return
@@ -200,7 +200,7 @@ func (p *Path) settle(k int32) {
 		if w.list == nil {
 			p.enqueue(&p.notes, k)
 		}
-	case w.settles && !w.seen:
+	case w.flushes && !w.seen:
 		if w.list == nil {
 			p.enqueue(&p.unseen, k)
 		}
@@ -262,7 +262,7 @@ func (p *Path) cancelToken(token uint64) bool {
 		if w.list == &p.notes || w.list == &p.waiting {
 			p.remove(int32(k))
 		}
-		p.settle(int32(k))
+		p.proceed(int32(k))
 		return true
 	}
 	return false

@@ -24,34 +24,34 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// flightTime is what a proxy of flights delays bytes by in each direction. It is far more than the
-// time between two writes of one flight.
-const flightTime = 250 * time.Millisecond
+// tripTime is what a tripProxy delays bytes by in each direction. It is far more than the
+// time between two writes of one trip.
+const tripTime = 250 * time.Millisecond
 
-// flights is a proxy of TCP that counts round trips. It delays all bytes, and gives those of a
-// client the number of the flight that they are in: one more than the highest of the bytes that the
+// tripProxy is a proxy of TCP that counts round trips. It delays all bytes, and gives those of a
+// client the number of the trip that they are in: one more than the highest of the bytes that the
 // client had got before. What a server sends has the number of the last that it got. So a stall of
 // a process costs time and is no round trip, and what is sent without waiting for an answer is none
 // either.
-type flights struct {
+type tripProxy struct {
 	t      *testing.T
 	l      net.Listener
 	server string
 	wg     sync.WaitGroup
 
 	mu    sync.Mutex // guards what follows
-	got   int        // the highest flight that the client got bytes of, or the end of a stream
+	got   int        // the highest trip that the client got bytes of, or the end of a stream
 	begun int        // got when the count began
 	conns []net.Conn
 }
 
-func newFlights(t *testing.T, server string) *flights {
+func newTripProxy(t *testing.T, server string) *tripProxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &flights{t: t, l: l, server: server}
+	f := &tripProxy{t: t, l: l, server: server}
 	f.wg.Go(f.accept)
 	t.Cleanup(func() {
 		l.Close()
@@ -65,24 +65,24 @@ func newFlights(t *testing.T, server string) *flights {
 	return f
 }
 
-func (f *flights) addr() string { return f.l.Addr().String() }
+func (f *tripProxy) addr() string { return f.l.Addr().String() }
 
-// count is the round trips of what the client has ended: the number of the last flight from the
+// count is the round trips of what the client has ended: the number of the last trip from the
 // server that it took notice of.
-func (f *flights) count() int {
+func (f *tripProxy) count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.got - f.begun
 }
 
 // again begins to count anew, while nothing is under way.
-func (f *flights) again() {
+func (f *tripProxy) again() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.begun = f.got
 }
 
-func (f *flights) accept() {
+func (f *tripProxy) accept() {
 	for {
 		c, err := f.l.Accept()
 		if err != nil {
@@ -96,39 +96,39 @@ func (f *flights) accept() {
 		}
 		f.mu.Lock()
 		f.conns = append(f.conns, c, s)
-		x := &flightConn{f: f, dial: f.got + 1}
+		x := &tripConn{f: f, dial: f.got + 1}
 		f.mu.Unlock()
 		f.wg.Go(func() { x.carry(c, s, true) })
 		f.wg.Go(func() { x.carry(s, c, false) })
 	}
 }
 
-// flightConn is one connection.
-type flightConn struct {
-	f    *flights
-	dial int  // the flight of TCP's own
-	sent int  // the highest flight that the server got; guarded by f.mu
+// tripConn is one connection.
+type tripConn struct {
+	f    *tripProxy
+	dial int  // the trip of TCP's own
+	sent int  // the highest trip that the server got; guarded by f.mu
 	over bool // the client has ended it; guarded by f.mu
 }
 
-// flightBytes are what one side wrote, or the end of its stream.
-type flightBytes struct {
-	at     time.Time
-	flight int
-	b      []byte
+// tripBytes are what one side wrote, or the end of its stream.
+type tripBytes struct {
+	at   time.Time
+	trip int
+	b    []byte
 }
 
-// carry brings what one side sends to the other, a flight time later.
-func (x *flightConn) carry(from, to net.Conn, up bool) {
-	todo := make(chan flightBytes, 1<<16)
+// carry brings what one side sends to the other, a trip time later.
+func (x *tripConn) carry(from, to net.Conn, up bool) {
+	todo := make(chan tripBytes, 1<<16)
 	x.f.wg.Go(func() {
 		for p := range todo {
 			<-time.After(time.Until(p.at))
 			x.f.mu.Lock()
 			if up {
-				x.sent = max(x.sent, p.flight)
+				x.sent = max(x.sent, p.trip)
 			} else if !x.over {
-				x.f.got = max(x.f.got, p.flight)
+				x.f.got = max(x.f.got, p.trip)
 			}
 			x.f.mu.Unlock()
 			if len(p.b) == 0 {
@@ -143,9 +143,9 @@ func (x *flightConn) carry(from, to net.Conn, up bool) {
 		b := make([]byte, 64<<10)
 		n, err := from.Read(b)
 		x.f.mu.Lock()
-		p := flightBytes{time.Now().Add(flightTime), x.sent, b[:n]}
+		p := tripBytes{time.Now().Add(tripTime), x.sent, b[:n]}
 		if up {
-			p.flight = max(x.f.got, x.dial) + 1
+			p.trip = max(x.f.got, x.dial) + 1
 			x.over = x.over || err != nil
 		}
 		x.f.mu.Unlock()
@@ -185,7 +185,7 @@ func TestRoundTripsOfGet(t *testing.T) {
 		{secure, 4, []string{"--identity", dirs["worker"], "--digest"}}, // TCP, TLS, the session, the file
 		{plain, 3, []string{"--identity", "none"}},
 	} {
-		f := newFlights(t, c.addr)
+		f := newTripProxy(t, c.addr)
 		to := filepath.Join(out, fmt.Sprint(i))
 		stdout, stderr, status := penstock(t, append([]string{"get", f.addr() + "/small", "-o", to}, c.args...)...)
 		if n := f.count(); status != 0 || n > c.most {
@@ -196,7 +196,7 @@ func TestRoundTripsOfGet(t *testing.T) {
 			t.Errorf("the time is %v, %v, expected %v", fi.ModTime(), err, at)
 		}
 	}
-	f := newFlights(t, plain)
+	f := newTripProxy(t, plain)
 	stdout, stderr, status := penstock(t, "get", f.addr()+"/small", "-o", "-", "--identity", "none")
 	if n := f.count(); status != 0 || n > 3 || stdout != string(b) {
 		t.Errorf("%d round trips to the standard output; %d: %s", n, status, stderr)
@@ -212,7 +212,7 @@ func TestRoundTripsOfGet(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.Close()
-	f = newFlights(t, secure)
+	f = newTripProxy(t, secure)
 	link := job.NewLink(n, "tcp://"+f.addr(), job.LinkOptions{})
 	if _, err := link.Connect(ctx); err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func TestRoundTripsOfLargerGet(t *testing.T) {
 	b := content(1<<20, 7)
 	write(t, filepath.Join(served, "larger"), b)
 	_, plain := serve(t, served, "--identity", "none")
-	f := newFlights(t, plain)
+	f := newTripProxy(t, plain)
 	stdout, stderr, status := penstock(t, "get", f.addr()+"/larger", "-o", to, "--identity", "none", "--path", "tcp")
 	// TCP, the session, the name, the path, its TCP, its hello, the file, the question, the report
 	if n := f.count(); status != 0 || n > 9 {
@@ -276,7 +276,7 @@ func TestRoundTripsOfLs(t *testing.T) {
 		most int
 		args []string
 	}{{3, nil}, {9, []string{"--json"}}} { // with a tag of each, page by page
-		f := newFlights(t, strings.TrimPrefix(n.Addrs()[0], "tcp://"))
+		f := newTripProxy(t, strings.TrimPrefix(n.Addrs()[0], "tcp://"))
 		stdout, stderr, status := penstock(t, append([]string{"ls", f.addr(), "--identity", "none"}, c.args...)...)
 		if trips := f.count(); status != 0 || trips > c.most || c.args == nil && stdout != want.String() {
 			t.Errorf("%d round trips with %q, expected at most %d; %d: %s", trips, c.args, c.most, status, stderr)
@@ -296,7 +296,7 @@ func TestRoundTripsOfRm(t *testing.T) {
 	}
 	write(t, filepath.Join(dir, "kept"), nil)
 	_, addr := serve(t, dir, "--writable", "--removable", "--identity", "none")
-	f := newFlights(t, addr)
+	f := newTripProxy(t, addr)
 	for _, c := range []struct {
 		most int
 		args []string
@@ -324,7 +324,7 @@ func TestRoundTripsOfMirror(t *testing.T) {
 		write(t, filepath.Join(served, fmt.Sprintf("d%d/f%d", i%3, i)), content(i, uint64(i)))
 	}
 	_, addr := serve(t, served, "--identity", "none")
-	f := newFlights(t, addr)
+	f := newTripProxy(t, addr)
 	var counts [2][]int
 	for try := 0; try == 0 || try < 5 && (slices.Min(counts[0]) > 10 || slices.Min(counts[1]) > 6); try++ {
 		dir := filepath.Join(t.TempDir(), "out")
@@ -355,7 +355,7 @@ func TestRoundTripsOfPut(t *testing.T) {
 		write(t, filepath.Join(local, fmt.Sprintf("d%d/%d", i%3, i)), content(1+i%64, uint64(i)))
 	}
 	_, addr := serve(t, to, "--writable", "--identity", "none")
-	f := newFlights(t, addr)
+	f := newTripProxy(t, addr)
 	// TCP, the session, the memory or, meanwhile, the path with its TCP and hello, three times two,
 	// the end
 	const most = 13

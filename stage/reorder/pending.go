@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-io/penstock/packet/burst"
 )
 
-// add takes packet i of b into a flight, or drops it. It is false where the device does not reach
-// its bytes.
+// add takes packet i of b into a pending burst, or drops it. It is false where the device does not
+// reach its bytes.
 func (d *device) add(b *burst.Burst, i int, now int64) bool {
 	c := d.c
 	n := b.PacketLen(i)
@@ -59,7 +59,7 @@ func (d *device) add(b *burst.Burst, i int, now int64) bool {
 
 // source is where the kernel finds segment k of packet i: its number among the sources. ok is false
 // where it does not.
-func (d *device) source(f *flight, b *burst.Burst, i, k int) (src int, ok bool) {
+func (d *device) source(f *pending, b *burst.Burst, i, k int) (src int, ok bool) {
 	seg := b.Segment(i, k)
 	if m := memoryOf(seg.Region); m != nil && m.Context() == d.ctx {
 		for src := range f.from {
@@ -76,7 +76,7 @@ func (d *device) source(f *flight, b *burst.Burst, i, k int) (src int, ok bool) 
 
 // staged is how many bytes of the stage packet i may take. ok is false where the device does not
 // reach some of it.
-func (d *device) staged(f *flight, b *burst.Burst, i int) (n int, ok bool) {
+func (d *device) staged(f *pending, b *burst.Burst, i int) (n int, ok bool) {
 	for k := range b.Segments(i) {
 		src, ok := d.source(f, b, i, k)
 		if !ok {
@@ -92,14 +92,14 @@ func (d *device) staged(f *flight, b *burst.Burst, i int) (n int, ok bool) {
 	return n, true
 }
 
-// fits reports whether the flight has room for packet i of b, and the device reaches it.
-func (d *device) fits(f *flight, b *burst.Burst, i int) bool {
+// fits reports whether the pending burst has room for packet i of b, and the device reaches it.
+func (d *device) fits(f *pending, b *burst.Burst, i int) bool {
 	need, ok := d.staged(f, b, i)
 	return ok && max(f.reserved, f.used)+2*need <= d.part && f.b.Room() > 0 && f.b.SegmentRoom() >= b.Segments(i)
 }
 
-// addPart adds n bytes of segment k of packet i, from skip on, to the parts of the flight.
-func (d *device) addPart(f *flight, b *burst.Burst, i, k, skip, n int) {
+// addPart adds n bytes of segment k of packet i, from skip on, to the parts of the pending burst.
+func (d *device) addPart(f *pending, b *burst.Burst, i, k, skip, n int) {
 	src, _ := d.source(f, b, i, k)
 	off := b.Segment(i, k).Off + uint64(skip)
 	if src == stageSource && n > 0 {
@@ -125,9 +125,9 @@ func (d *device) entry(at int, n *int, long uint64, words ...uint32) {
 	*n++
 }
 
-// place has the kernel place packet i of b, which is in the flight or will be, or drops it: then it
-// is false.
-func (d *device) place(f *flight, b *burst.Burst, i int, seq, number uint32, now int64) bool {
+// place has the kernel place packet i of b, which is in the pending burst or will be, or drops it:
+// then it is false.
+func (d *device) place(f *pending, b *burst.Burst, i int, seq, number uint32, now int64) bool {
 	c := d.c
 	size := b.PacketLen(i) - c.plan.Offset
 	d.cur = f
@@ -161,7 +161,7 @@ func (d *device) place(f *flight, b *burst.Burst, i int, seq, number uint32, now
 	return true
 }
 
-// leave takes a batch that leaves: it is out when the flight is over.
+// leave takes a batch that leaves: it is out when the burst is over.
 func (d *device) leave(x *open) {
 	if d.err != nil {
 		d.c.fell(x, engine.DropDown)
@@ -180,7 +180,7 @@ func (d *device) leave(x *open) {
 }
 
 // keep takes the slot of a batch that is dropped, where the device may write to it yet: it goes
-// back when the flight is over.
+// back when the burst is over.
 func (d *device) keep(s mem.Slot) bool {
 	if d.cur == nil || d.err != nil {
 		return false
@@ -189,40 +189,40 @@ func (d *device) keep(s mem.Slot) bool {
 	return true
 }
 
-// flush launches what is ready: the packets that have places, and the numbers of the last flight,
-// together where there is one of each.
+// flush launches what is ready: the packets that have places, and the numbers of the last pending
+// burst, together where there is one of each.
 func (d *device) flush() {
 	if d.err != nil {
 		return
 	}
 	if d.open {
-		f := d.flight(d.tail - 1)
+		f := d.pending(d.tail - 1)
 		if d.open = false; f.b.Len() == 0 && len(f.left) == 0 && len(f.dropped) == 0 {
 			d.tail--
 		} else if !f.hidden && d.decided == d.tail-1 { // every packet has its place
 			d.decided = d.tail
 		}
 	}
-	var placing, looking *flight
+	var placing, looking *pending
 	for n := d.head; n != d.decided; n++ {
-		if f := d.flight(n); !f.launched {
+		if f := d.pending(n); !f.launched {
 			if placing != nil {
 				d.launch(placing, nil)
 			}
 			placing = f
 		}
 	}
-	if d.decided != d.tail && !d.flight(d.tail-1).launched {
-		looking = d.flight(d.tail - 1)
+	if d.decided != d.tail && !d.pending(d.tail-1).launched {
+		looking = d.pending(d.tail - 1)
 	}
 	if d.err == nil && (placing != nil || looking != nil) {
 		d.launch(placing, looking)
 	}
 }
 
-// launch puts one launch of the kernel into the stream, for the places of one flight and the
+// launch puts one launch of the kernel into the stream, for the places of one pending burst and the
 // numbers of another; either may be nil.
-func (d *device) launch(placing, looking *flight) {
+func (d *device) launch(placing, looking *pending) {
 	d.ops = d.ops[:0]
 	last := looking
 	if last == nil {
@@ -230,7 +230,7 @@ func (d *device) launch(placing, looking *flight) {
 	}
 	var moves, gaps, looks, refused uint64
 	var nmoves, ngaps, nlooks int
-	for _, f := range []*flight{placing, looking} {
+	for _, f := range []*pending{placing, looking} {
 		if f == nil {
 			continue
 		}
@@ -271,7 +271,7 @@ func (d *device) launch(placing, looking *flight) {
 	if looking != nil {
 		d.fetch(&d.table, looking.at+outsAt, 8*looking.b.Len())
 	}
-	for _, f := range []*flight{placing, looking} {
+	for _, f := range []*pending{placing, looking} {
 		if f != nil {
 			f.launched = true
 			d.ops = append(d.ops, gpu.RecordOp(f.ev))
@@ -282,8 +282,8 @@ func (d *device) launch(placing, looking *flight) {
 	}
 }
 
-// sources sets the sources of the call to those of a flight.
-func (d *device) sources(f *flight) error {
+// sources sets the sources of the call to those of a pending burst.
+func (d *device) sources(f *pending) error {
 	for k := range d.set {
 		want := gpu.Span{Memory: d.table.dev}
 		if k == stageSource {
@@ -309,17 +309,17 @@ func (d *device) sources(f *flight) error {
 // get their places.
 func (d *device) poll(now int64) {
 	for d.err == nil && d.head != d.decided {
-		f := d.flight(d.head)
+		f := d.pending(d.head)
 		if !d.happened(f) {
 			break
 		}
 		d.retire(f)
 		d.head++
 	}
-	for d.err == nil && d.decided != d.tail && d.happened(d.flight(d.decided)) {
-		f := d.flight(d.decided)
-		if d.decided != d.head && !d.flight(d.decided-1).launched {
-			d.launch(d.flight(d.decided-1), nil)
+	for d.err == nil && d.decided != d.tail && d.happened(d.pending(d.decided)) {
+		f := d.pending(d.decided)
+		if d.decided != d.head && !d.pending(d.decided-1).launched {
+			d.launch(d.pending(d.decided-1), nil)
 		}
 		f.launched = false
 		d.decided++
@@ -335,8 +335,8 @@ func (d *device) poll(now int64) {
 	}
 }
 
-// happened reports whether the device has done what a flight waits for.
-func (d *device) happened(f *flight) bool {
+// happened reports whether the device has done what a pending burst waits for.
+func (d *device) happened(f *pending) bool {
 	if !f.launched {
 		return false
 	}
@@ -351,8 +351,8 @@ func (d *device) happened(f *flight) bool {
 	return done
 }
 
-// retire ends a flight that is over.
-func (d *device) retire(f *flight) {
+// retire ends a pending burst that is over.
+func (d *device) retire(f *pending) {
 	f.b.Release()
 	for _, s := range f.dropped {
 		d.c.cache.Put(s)
@@ -373,7 +373,7 @@ func (d *device) fail(err error) {
 	d.cur, d.open = nil, false
 	_ = d.stream.Wait(context.Background()) // a device that is lost moves nothing more
 	for ; d.head != d.tail; d.head++ {
-		f := d.flight(d.head)
+		f := d.pending(d.head)
 		if d.head >= d.decided {
 			d.c.drops.Add(engine.DropDown, uint64(f.b.Len()-f.placed))
 		}
