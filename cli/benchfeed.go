@@ -15,8 +15,8 @@ func newBenchFeed(s streams) *cobra.Command {
 	var gpu gpuFlags
 	c := &cobra.Command{
 		Use:   "feed",
-		Short: "Packets to a kernel that stays, and back: rates by work-items, one packet by stages",
-		Long: `Measures how packets get to a kernel that stays on an accelerator, and answers from it: rings of descriptors between two cores; a kernel of 1, 64,
+		Short: "Packets to a persistent kernel, and back: rates by work-items, one packet by stages",
+		Long: `Measures how packets get to a persistent kernel on an accelerator, and answers from it: rings of descriptors between two cores; a kernel of 1, 64,
 1024 and 4096 work-items that reads and sums each byte, beside goroutines that do the same work, beside the same kernel by a launch for each burst of 64
 with as many packets under way, and with a ring for each group beside one ring for all, in interleaved pairs; one packet at a time by stages (slot
 written, seen by the kernel, answered), also after a pause. Each packet comes back once, with its sum, which is compared.
@@ -48,7 +48,7 @@ Exit status 10: the runtime or device that was named is not here, and nothing wa
 	gpu.flags(c)
 	f := c.Flags()
 	f.Var((*sizesFlag)(&o.Sizes), "size", "bytes of a packet (default 64B,1400B,8900B)")
-	f.IntSliceVar(&o.Threads, "threads", nil, "work-items of the kernel that stays (default 1,64,1024,4096)")
+	f.IntSliceVar(&o.Threads, "threads", nil, "work-items of the persistent kernel (default 1,64,1024,4096)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each row (default 20, the least that gets a verdict)")
 	return c
 }

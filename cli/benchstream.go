@@ -106,7 +106,7 @@ huge pages) is replaced by what it has, and listed; --strict refuses it. --addre
 	f.StringVar(&o.To, "to", "", "where to receive, likewise")
 	f.BoolVar(&serve, "serve", false, "be the far end, for one --server after the other, until interrupted")
 	f.StringVar(&listen, "listen", "127.0.0.1:7788",
-		"where --serve takes control connections (not encrypted, open to all who reach it)")
+		"where --serve takes control connections (not encrypted, open to every host that reaches it)")
 	f.StringVar(&o.Server, "server", "", "the far end is a --serve with this control address, host:port")
 	f.StringSliceVar(&sizes, "size", nil,
 		"bytes of a frame with check sequence, 64 to 9018, or all (default 64,512,1518)")

@@ -39,7 +39,7 @@ func newBenchTransfer(s streams) *cobra.Command {
 
 With --memory device (of an accelerator) or --memory pinned (page-locked for one), on both sides or on one, it measures puts and
 gets between those memories, each in interleaved pairs with the same one between host memories. A machine without a GPU uses
-a substitute, and says so: such figures say nothing about a card.
+a substitute, and the output says so: such figures say nothing about a card.
 
   penstock bench transfer --path "verbs?device=mlx5_0&queue_pairs=2"`,
 		Args: noArgs,

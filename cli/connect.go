@@ -45,7 +45,7 @@ func (f *nodeFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.insecure, "insecure", false,
 		"without an identity, permit addresses beyond this machine: anyone on the way can read and change everything")
 	c.Flags().StringVar(&f.allowUID, "allow-uid", "",
-		"`UIDS` of other users of this machine who may be at the other end of a connection without TLS, such as "+
+		"`UIDS` of other users of this machine whose processes may connect without TLS, such as "+
 			"1000,1001; any: all (default: your own processes alone)")
 	_ = c.MarkFlagDirname("identity") // the flag exists
 	fromEnvironment(c, "path", "verbs", "log-level", "identity", "insecure", "allow-uid")

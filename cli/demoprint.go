@@ -15,9 +15,9 @@ import (
 func (r *demoReport) print(w io.Writer, o demoOptions) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	placed := r.Memory != "host"
-	head := "path\tbytes\ttime\tGB/s\tof copy\tcopies/byte\tset-up\tverified\t"
+	head := "path\tbytes\ttime\tGB/s\tof memcpy\tcopies/byte\tset-up\tverified\t"
 	if placed {
-		head = strings.Replace(head, "of copy\t", "of copy\tof host\t", 1)
+		head = strings.Replace(head, "of memcpy\t", "of memcpy\tof host\t", 1)
 	}
 	fmt.Fprintln(t, head)
 	for _, x := range r.Rows {
@@ -66,7 +66,7 @@ func (r *demoReport) print(w io.Writer, o demoOptions) error {
 func (r *demoReport) explain(w io.Writer) {
 	fmt.Fprint(w, "\ntime: median of one move of everything, after one to warm up and without the set-up, which is "+
 		"paid once per peer.\n"+
-		"of copy: share of the bandwidth that two cores reach copying memory here. plain Go: net.Conn, Write and "+
+		"of memcpy: share of the bandwidth at which two cores copy memory here. plain Go: net.Conn, Write and "+
 		"io.ReadFull.\n"+
 		"put: this process writes into the other's memory; get: it reads from there; borrow: it looks at it, nothing "+
 		"is copied.\n")

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-io/penstock/host/cards"
 )
 
-var updateDevices = flag.Bool("update-devices", false, "write testdata/devices-*.txt anew")
+var updateDevices = flag.Bool("update-devices", false, "rewrite testdata/devices-*.txt")
 
 // The devices of recorded machines, in 80 columns.
 func TestDevicesOfRecordings(t *testing.T) {
@@ -33,7 +33,7 @@ func TestDevicesOfRecordings(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out != string(want) {
-			t.Errorf("%s: (go test -run Recordings -update-devices writes it anew)\n%s", name, out)
+			t.Errorf("%s: (go test -run Recordings -update-devices rewrites it)\n%s", name, out)
 		}
 	}
 	if _, errOut, status := penstock(t, "devices", "--from", "no-such-file"); status != exitNotFound ||

@@ -34,7 +34,7 @@ type examination struct {
 	locked, receive, send   string
 	gpus                    []string
 	hardwareTime, clock     bool
-	rdma                    bool     // only what RDMA stands on
+	rdma                    bool     // only what RDMA depends on
 	devices                 []string // for these; none: for any
 }
 
@@ -46,12 +46,12 @@ func newDoctor(s streams) *cobra.Command {
 		Long: `Reads the machine (processors, memory, kernel, network and GPU cards, PCI Express, clocks, rights) and says of each check what was
 read, what is needed and for what, and how to fix it. Nothing is changed. It needs no rights; as root it sees more (PCI Express).
 
-Without FILE and flags the machine is looked at in general: then nothing fails, and what costs most users speed is a warning. Flags say what
-you want of it; what cannot be had as the machine is fails. "unknown" is what could not be read, with the reason.
+Without FILE and flags doctor checks the machine in general: nothing fails, and what costs most users speed is a warning. Flags name
+requirements; a requirement that the machine does not meet fails. "unknown" is what doctor could not read, with the reason.
 
-FILE is a configuration, in Penstock's format or DAQIRI's (- is the standard input): then what it needs is looked at, and each finding names the
-place in the file. What is wrong with the file by itself comes first, and what penstock run would miss here, as "penstock config check --here"
-says it.
+FILE is a configuration, in Penstock's format or DAQIRI's (- is the standard input): doctor checks what it needs, and each finding names the
+place in the file. Errors of the file come first, with what penstock run would miss here, as "penstock config check --here" prints
+them.
 
 Exit status: 0 if nothing fails, 10 if something does, or if FILE asks for a part that is not built or has a placeholder; with --strict also if
 there is a warning. 1 if FILE has an error: the machine is not looked at then.

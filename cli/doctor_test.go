@@ -238,7 +238,7 @@ func TestDoctorMends(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, f := range r.Findings {
-			for _, m := range f.Mend {
+			for _, m := range f.Fix {
 				args, ok := strings.CutPrefix(m, "penstock ")
 				if !ok {
 					continue
@@ -259,7 +259,7 @@ func TestDoctorMends(t *testing.T) {
 	}
 }
 
-// What RDMA stands on: any device, or those that are named.
+// What RDMA depends on: any device, or those that are named.
 func TestDoctorRDMA(t *testing.T) {
 	const roce = "../host/doctor/testdata/roce.txt"
 	out, errOut, status := penstock(t, "doctor", "rdma", "--from", roce)

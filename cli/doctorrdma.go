@@ -12,11 +12,11 @@ func newDoctorRDMA(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rdma [DEVICE]...",
 		Short: "Whether programs can use RDMA here: devices, addresses, MTU, loss, rights, libraries",
-		Long: `Looks at all that RDMA stands on, and nothing else: devices and the state of their ports, which address (GID) of a port is taken and why,
+		Long: `Checks what RDMA depends on, and nothing else: devices and the state of their ports, which address (GID) of a port RDMA uses and why,
 the MTU of the port beside that of its interface, counters of loss and repeats, flow control and congestion control, modules of the kernel, files
 and rights, libraries and their parts, the limit of locked memory, GPU memory for cards, PCI Express. Nothing is changed, and nothing is sent.
 
-With DEVICE, such as mlx5_0, it has to be there with an active port; without, some device has to. What cannot be had as the machine is fails.
+With DEVICE, such as mlx5_0, that device must have an active port; without, any device. What the machine lacks fails.
 
 Exit status: 0 if nothing fails, 10 if something does; with --strict also if there is a warning.`,
 		Example: `  penstock doctor rdma

@@ -657,7 +657,7 @@ func TestWrongUse(t *testing.T) {
 		{exitUsage, "piece is \"2-1\": it is out of range", []string{"bench", "transfer", "--verbs", "piece=2-1"}},
 		{exitUsage, "leave out either it or the options of paths", []string{"bench", "transfer", "--report", "--verbs", "queue_pairs=2"}},
 		{exitUsage, "--log-level \"loud\"", []string{"serve", file, "--log-level", "loud"}},
-		{exitUsage, "goes with --writable", []string{"serve", file, "--max-bytes", "1GiB"}},
+		{exitUsage, "add --writable", []string{"serve", file, "--max-bytes", "1GiB"}},
 		{exitUsage, "--max-bytes: size \"much\"", []string{"serve", filepath.Dir(file), "--writable", "--max-bytes", "much"}},
 		{exitUsage, "--max-bytes 0: expected more", []string{"serve", filepath.Dir(file), "--writable", "--max-bytes", "0"}},
 		{exitUsage, "--keep-free limits what peers put here", []string{"serve", file, "--keep-free", "1GiB"}},

@@ -173,7 +173,7 @@ func outputFor(output, name string) (string, error) {
 	return filepath.Join(output, p), nil
 }
 
-// getAnew is how often get begins anew when the content changes meanwhile: tensors of a stream do
+// getAnew is how often get restarts when the content changes meanwhile: tensors of a stream do
 // so all the time.
 const getAnew = 8
 

@@ -43,7 +43,7 @@ func (m *meter) start(now time.Time, total, done uint64) {
 	m.keep(now)
 }
 
-// set says that done bytes are there at now. Less than before is a transfer that began anew: the
+// set says that done bytes are there at now. Less than before is a transfer that restarted: the
 // rate starts again with it.
 func (m *meter) set(now time.Time, done uint64) {
 	done = min(done, m.total)

@@ -76,7 +76,7 @@ func TestMeterResumed(t *testing.T) {
 	if m.rate() != 10e6 || m.average() != 10e6 || m.percent() != 70 {
 		t.Errorf("rate %v, average %v, %d %%", m.rate(), m.average(), m.percent())
 	}
-	// It begins anew, because the content changed, say.
+	// It restarts, because the content changed, say.
 	m.set(now.Add(time.Second), 5e6)
 	if m.rate() != 0 || m.percent() != 5 {
 		t.Errorf("anew: rate %v, %d %%", m.rate(), m.percent())

@@ -29,8 +29,8 @@ func newPing(s streams) *cobra.Command {
 bytes over the path that a transfer would take. It prints the median and the 99th percentile of both, how the path copies, and each
 path with its expected latency and rate or the reason why it is not taken.
 
-Any right at the node is enough for the control connection. A path opens only to who may read or write there; else ping says so, and
-still ends well. A program at the other end sees the notifications, which are empty; penstock serve ignores them.`,
+Any right at the node is enough for the control connection. A path opens only to peers with the right to read or write; without it
+ping says so, and succeeds. A program at the other end sees the notifications, which are empty; penstock serve ignores them.`,
 		Example: `  penstock ping 127.0.0.1:7070
   penstock ping unix:///run/penstock.sock --count 1000
   penstock ping tcp://gpu-7@10.0.0.7:7070 --path tcp --json`,

@@ -310,7 +310,7 @@ func (c *client) upload(ctx context.Context, s streams, d *display, o putOptions
 	return nil
 }
 
-// putInWords says of an error of an upload how to mend it, if that is known.
+// putInWords explains the fix of an upload error, if one is known.
 func (c *client) putInWords(o putOptions, name string, err error) error {
 	switch {
 	case errors.Is(err, share.ErrExists) && strings.HasSuffix(err.Error(), " is a directory"): // so the peer says

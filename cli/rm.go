@@ -27,7 +27,7 @@ func newRm(s streams) *cobra.Command {
 		Short: "Remove files that a peer serves",
 		Long: `Removes the files NAME from the directory that the peer at ADDR serves with --writable --removable, and directories that are empty
 then. Each NAME may also be an argument of its own after ADDR, and all are of one peer. NAME is a whole file: not a directory, not a tensor in a
-file, and not what the peer serves because it follows a link. A file that somebody is just uploading stays.
+file, and not what the peer serves because it follows a link. A file whose upload is under way stays.
 
 -r also takes directories: ADDR/DIR/, with the slash, stands for all files below DIR that the peer lists. A file that is replaced after that
 stays. What the peer leaves out (ls --left-out) stays, and DIR with it. There is no name for everything: ADDR/ is refused.
@@ -92,7 +92,7 @@ func parseRmArgs(args []string, recursive bool) (addr string, names []string, er
 	for _, n := range names {
 		switch {
 		case n == "":
-			return "", nil, &usageError{fmt.Errorf("%s/ stands for everything that the peer serves, which rm does "+
+			return "", nil, &usageError{fmt.Errorf("%s/ names everything that the peer serves, which rm does "+
 				"not remove: expected the name of a file, or with -r of a directory, %s/DIR/", first.addr, first.addr)}
 		case strings.HasSuffix(n, "/") && !recursive:
 			return "", nil, &usageError{fmt.Errorf("%s names a directory: expected -r, which removes all files below "+

@@ -84,7 +84,7 @@ func TestRm(t *testing.T) {
 		}
 	}
 	there("xy", true)
-	run(t, exitUsage, "goes with --writable", "serve", dir, "--removable")
+	run(t, exitUsage, "add --writable", "serve", dir, "--removable")
 }
 
 // No command line removes everything that a peer serves.

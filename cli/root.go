@@ -91,14 +91,14 @@ func newRoot(s streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
 		Short: "Bring bytes into the memory where they are needed, and say by which path, with how many copies, and why",
-		Long: `Penstock moves tensors, files and spans of memory between processes, straight into their final place, over the best path
+		Long: `Penstock moves tensors, files and memory ranges between processes, straight into their final place, over the best path
 that there is, and tells which path that was and why. Beyond one machine all of it is encrypted.
 
   penstock serve FILE|DIR    let others fetch files and tensors; with --writable also leave them here
   penstock get ADDR/NAME     fetch one: resumed where it ended, whole or not there at all
   penstock pair              make this machine and another one trust each other
   penstock ping ADDR         reach a node: by which path, how soon, and why
-  penstock status ADDR       how a node is: its peers, paths and transfers
+  penstock status ADDR       status of a node: peers, paths and transfers
   penstock run FILE          streams, applications and a node, as a configuration file describes them
   penstock config check FILE everything that is wrong with a configuration file, at once
   penstock demo              two processes move real tensors by every path; each byte is checked

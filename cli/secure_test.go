@@ -64,7 +64,7 @@ func TestServeWithIdentity(t *testing.T) {
 	run(t, exitUsage, "without an identity", "ls", addr, "--identity", "none", "--expect", "server")
 	run(t, exitUsage, "names its peer by itself", "ls", "tcp://server@"+addr, "--identity", dirs["worker"], "--expect",
 		"server")
-	run(t, exitUsage, "goes with an identity", "serve", served, "--identity", "none", "--policy", policy)
+	run(t, exitUsage, "add an identity", "serve", served, "--identity", "none", "--policy", policy)
 	for _, want := range []string{": TLS; who has a certificate", "allow worker", "peer worker: fetched w, 100.0 kB",
 		"peer worker: put new, 100.0 kB"} {
 		if _, err := p.WaitLine(limit(t), regexp.MustCompile(regexp.QuoteMeta(want))); err != nil {

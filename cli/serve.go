@@ -152,7 +152,7 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 		MaxFiles: v.o.maxFiles,
 		OnAccess: v.accessed, OnRemove: v.removed}
 	if v.o.remove && !v.o.writable {
-		return &usageError{errors.New("--removable lets peers who may write also remove files: it goes with --writable")}
+		return &usageError{errors.New("--removable lets peers with write rights remove files: add --writable")}
 	}
 	if err = v.o.limits(&so); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 		return err
 	}
 	if v.o.policy != "" && no.Identity == nil {
-		return &usageError{errors.New("--policy: the rules are about the names in certificates: it goes with an " +
+		return &usageError{errors.New("--policy: the rules name certificates: add an " +
 			"identity, see penstock pair")}
 	}
 	v.id = no.Identity
@@ -230,7 +230,7 @@ func (o *serveOptions) limits(so *share.Options) (err error) {
 		case err != nil:
 			return 0, &usageError{fmt.Errorf("%s: %w", flag, err)}
 		case !o.writable:
-			return 0, &usageError{fmt.Errorf("%s limits what peers put here: it goes with --writable", flag)}
+			return 0, &usageError{fmt.Errorf("%s limits what peers upload: add --writable", flag)}
 		case n == 0:
 			return none, nil
 		}
@@ -349,7 +349,7 @@ func (v *server) who(addr, may string) string {
 	case v.id == nil:
 		return fmt.Sprintf("%s may %s", v.plaintext(addr), may)
 	}
-	return "TLS; who has a certificate of the same authority may " + may + ", as far as the rules permit"
+	return "TLS; peers with a certificate of the same authority may " + may + ", as far as the rules permit"
 }
 
 const ownUser = "processes of this user"
@@ -375,7 +375,7 @@ func (v *server) plaintext(addr string) string {
 	if ip, perr := netip.ParseAddr(host); err == nil && perr == nil && ip.IsLoopback() {
 		return v.users()
 	}
-	return "EVERYONE who reaches this machine"
+	return "EVERYONE that reaches this machine"
 }
 
 // nameOf is the name of a peer: the one that it proved, or else the one that it says.

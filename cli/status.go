@@ -19,7 +19,7 @@ func newStatus(s streams) *cobra.Command {
 	var o statusOptions
 	c := &cobra.Command{
 		Use:   "status ADDR",
-		Short: "Show how a node is: its peers, paths, transfers and memory",
+		Short: "Show the status of a node: peers, paths, transfers and memory",
 		Long: `Connects to the node at ADDR (tcp://HOST:PORT, HOST:PORT or unix://PATH), asks it for its snapshot and prints it. The node must let this
 side see its status. With --watch it is printed again and again, with the rates in between, and as much of it as the terminal has room
 for: peers first, then totals. All fields, and many more with --json,
@@ -49,7 +49,7 @@ func runStatus(ctx context.Context, s streams, addr string, o statusOptions) err
 	case o.count < 0:
 		return &usageError{fmt.Errorf("--count %d: expected 0 or more", o.count)}
 	case o.count > 0 && !o.watch:
-		return &usageError{errors.New("--count goes with --watch")}
+		return &usageError{errors.New("--count needs --watch")}
 	}
 	t, err := parseTarget(addr)
 	if err != nil {
@@ -124,7 +124,7 @@ type statusRate struct {
 	last    *observe.Snapshot
 }
 
-// rates compares with the snapshot before, unless the node was started anew in between.
+// rates compares with the snapshot before, unless the node was restarted in between.
 func rates(now, last *observe.Snapshot) statusRate {
 	if last == nil || last.Node.Instance != now.Node.Instance {
 		return statusRate{}

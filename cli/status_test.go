@@ -127,7 +127,7 @@ func TestStatusErrors(t *testing.T) {
 		{nil, 2, "expected one address"},
 		{[]string{"a", "b"}, 2, "expected one address"},
 		{[]string{"tcp://127.0.0.1:1", "--every", "1ms"}, 2, "--every 1ms: expected 100ms or more"},
-		{[]string{"tcp://127.0.0.1:1", "--count", "3"}, 2, "--count goes with --watch"},
+		{[]string{"tcp://127.0.0.1:1", "--count", "3"}, 2, "--count needs --watch"},
 		{[]string{"ftp://x"}, 2, "expected tcp://HOST[:PORT], HOST:PORT or unix://PATH"},
 		{[]string{"tcp://127.0.0.1:1/name"}, 2, "without a name"},
 		{[]string{"unix:///nonexistent/socket"}, exitUnreachable, "unix:///nonexistent/socket"},
@@ -154,7 +154,7 @@ func TestRates(t *testing.T) {
 	if _, ok := r.peer(4); ok || r.of(1, 0, false) != "-" {
 		t.Error("a peer that was not there")
 	}
-	b.Node.Instance = "2" // started anew
+	b.Node.Instance = "2" // restarted
 	if r := rates(b, a); r.known || r.of(5, 0, true) != "-" {
 		t.Error("rates across a restart")
 	}

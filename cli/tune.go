@@ -52,7 +52,7 @@ func (t *tuning) check() error {
 	case t.apply && t.undo:
 		return &usageError{errors.New("--apply and --undo exclude each other")}
 	case t.force && !t.undo:
-		return &usageError{errors.New("--force goes with --undo")}
+		return &usageError{errors.New("--force needs --undo")}
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func newTuneNic(s streams) *cobra.Command {
 		Use:   "nic [IF]",
 		Short: "What to change on a network interface and its host for AF_XDP, and why; with --apply also do it",
 		Long: `Shows what to change on the interface IF and on the host: offloads, MTU, queues, rings, interrupts, huge pages; each with its
-value now, the one that is wanted, the reason, and the command that does it by hand. Nothing is changed without --apply.
+current value, its new value, the reason, and the command that sets it by hand. Without --apply nothing changes.
 
 --apply does the steps in order, reads each back, and stops at the first that does not come to be so. Before each change it writes down
 what was there, so --undo restores that, also after an error, a kill or several --apply. What another program has changed since stays as
@@ -123,7 +123,7 @@ Steps that take a right which this process lacks are marked with it, and --apply
 	f := c.Flags()
 	f.IntVar(&t.goals.Queues, "queues", 0, "receive queues to have; 0: as many as there are")
 	f.IntVar(&t.goals.Ring, "rings", 0, "descriptors of each ring; 0: at least 2048 where the device can")
-	f.IntVar(&t.goals.MTU, "mtu", 0, "MTU in bytes; 0: as it is")
+	f.IntVar(&t.goals.MTU, "mtu", 0, "MTU in bytes; 0: unchanged")
 	f.StringVar(&t.huge, "hugepages", "",
 		"memory to have free in huge pages near the card: `SIZE` or SIZE/PAGE, such as 256MiB or 4GiB/1GiB")
 	f.BoolVar(&t.goals.BusyPoll, "busy-poll", false, "put interrupts off while the application polls")
@@ -146,7 +146,7 @@ func (t *nicTuning) check(c *cobra.Command, args []string) error {
 	}
 	for _, f := range []string{"queues", "rings", "mtu", "hugepages", "busy-poll", "rps", "xps", "skip"} {
 		if (t.undo || len(args) == 0) && c.Flags().Changed(f) {
-			return bad("--%s says what to change on an interface: it goes with IF and not with --undo", f)
+			return bad("--%s changes an interface: name IF, and leave out --undo", f)
 		}
 	}
 	for _, x := range []struct {

@@ -41,7 +41,7 @@ Without PCI and IF, lists the network cards.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			bad := func(text string) error { return &usageError{errors.New(text)} }
 			if t.force && !t.undo {
-				return bad("--force goes with --undo: it is no way round what is refused")
+				return bad("--force needs --undo: it does not override a refusal")
 			}
 			if err := t.check(); err != nil {
 				return err

@@ -27,11 +27,11 @@ func newTuneHost(s streams) *cobra.Command {
 		Use:   "host",
 		Short: "What to change on the machine apart from its interfaces, and why; with --apply also do it",
 		Long: `Shows what to change on the machine: how large sockets' buffers may be, what the kernel may receive at once (if it was cut off), NUMA
-balancing, other parameters of the kernel, huge pages by size and NUMA node, the governor of the processors' frequency; each with its value now,
-the one that is wanted, the reason, and the command that does it by hand. Nothing is changed without --apply.
+balancing, other parameters of the kernel, huge pages by size and NUMA node, the governor of the processors' frequency; each with its current value,
+its new value, the reason, and the command that sets it by hand. Without --apply nothing changes.
 
---apply and --undo work as those of "penstock tune nic": what was there is written down before it is changed, so --undo restores it also after an
-error, a kill or several --apply. What another program has changed since stays as it is and is named; --force restores it too. These settings end
+--apply and --undo work as those of "penstock tune nic": tune records each value before it changes it, so --undo restores it also after an
+error, a kill or several --apply. --undo names and keeps what another program has changed since; --force restores it too. These settings end
 with the machine's boot, and the record with them.`,
 		Example: `  penstock tune host
   penstock tune host --hugepages 4GiB/1GiB@0 --hugepages 512MiB@1 --apply

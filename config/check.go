@@ -464,7 +464,7 @@ func (d *decoder) validate(rules []flow.Rule, path string) flow.Problems {
 		return flow.Validate(rules)
 	}
 	d.report(Note, CodeMeaning, path,
-		fmt.Sprintf("so many flows (%d) are not compared with each other here: those that hide others are not reported",
+		fmt.Sprintf("too many flows (%d) to compare with each other: check does not report flows that hide others",
 			len(rules)), "", "")
 	var out flow.Problems
 	for i := range rules {

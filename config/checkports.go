@@ -182,8 +182,8 @@ func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
 func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[string]bool) {
 	if r.Engine == "hw" {
 		d.report(Needs, CodeNotBuilt, join(path, "reorder_engine"),
-			fmt.Sprintf("the reorder plan %s is for a network card that places packets by itself, which no engine "+
-				"here can have it do", shown(r.Name)), "reorder_engine: sw", "")
+			fmt.Sprintf("the reorder plan %s needs a network card that places packets, which no engine "+
+				"here supports", shown(r.Name)), "reorder_engine: sw", "")
 	}
 	reg, at := d.region(r.Region)
 	used[r.Region] = true

@@ -40,8 +40,8 @@ func files(t *testing.T) map[string][]byte {
 	return out
 }
 
-// Every file loads, says the same in our spelling, and says the same when it is printed and read
-// again.
+// Every file loads, says the same in Penstock's format, and says the same when it is printed and
+// read again.
 func TestFilesLoadMigrateAndPrint(t *testing.T) {
 	same := cmp.Comparer(func(a, b *config.Config) bool { return a.Equal(b) })
 	for name, text := range files(t) {

@@ -7,8 +7,8 @@ import (
 	"text/tabwriter"
 )
 
-// Explain writes the effective configuration in our spelling, each value with where it came from,
-// and the memory that it takes.
+// Explain writes the effective configuration in Penstock's format, each value with where it came
+// from, and the memory that it takes.
 func (c *Config) Explain(w io.Writer) error {
 	p := &printer{cfg: c, all: true}
 	p.file()

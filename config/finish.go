@@ -165,7 +165,8 @@ func finishMatch(d *decoder, c *cursor) {
 			if g := c.is(name); g != nil && r.Set && r.Value == (flow.Range{}) {
 				*r = flow.Opt[flow.Range]{}
 				d.add(Note, CodeMeaning, posOf(g.value), widthOf(g.value), join(c.path, name),
-					g.at.Value+": 0 means any in DAQIRI's files, so nothing is asked", "", "leave it away to say so")
+					g.at.Value+": 0 means any in DAQIRI's files, so the flow does not match on it", "",
+					"remove the key")
 			}
 		}
 	}

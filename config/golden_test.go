@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-var update = flag.Bool("update", false, "write golden files, docs/config.md and the schema anew")
+var update = flag.Bool("update", false, "rewrite golden files, docs/config.md and the schema")
 
 // testHost is a small machine.
 func testHost() *config.Host {

@@ -18,10 +18,10 @@ func (c *Config) Equal(o *Config) bool {
 	return reflect.DeepEqual(&a, &b)
 }
 
-// Migrate writes a file of DAQIRI's in our spelling. Comments and the order of keys stay, blank
-// lines go. What has no effect here is left out, and so is what follows from the rest. It reads its
-// own work again: the result says the same, or there is an error. Diagnostics are those of the file
-// as it was; with errors among them nothing is written.
+// Migrate writes a file of DAQIRI's in Penstock's format. Comments and the order of keys stay,
+// blank lines go. What has no effect here is left out, and so is what follows from the rest. It
+// reads its own work again: the result says the same, or there is an error. Diagnostics are those
+// of the file as it was; with errors among them nothing is written.
 func Migrate(name string, text []byte) ([]byte, Diagnostics, error) {
 	cfg, diags := Load(name, text, Options{})
 	if cfg == nil {
@@ -233,7 +233,7 @@ func (m *mover) means0(k *key, v *yaml.Node) bool {
 		k.kind != nil && v.Value == "0"
 }
 
-// values rewrites values that mean something else, or nothing, in our spelling.
+// values rewrites values that mean something else, or nothing, in Penstock's format.
 func (m *mover) values(k *key, v *yaml.Node, old bool) {
 	if v.Kind == yaml.SequenceNode {
 		for _, x := range v.Content {

@@ -151,7 +151,7 @@ func TestOverlapsOfOneFlowAreOneLine(t *testing.T) {
 			`f:9:9: warning: flow "all" takes every packet of 20 flows behind it, which never get one: "f0", "f1", "f2", "f3", "f4", "f5", "f6", "f7", and 12 more; put it behind them`},
 		{slices.Concat(ports, []string{all}), `f:29:9: warning: flow "all": priority: 0 is also that of flow "f0", and 19 more`},
 		{slices.Concat(ports, nets),
-			`f:29:9: warning: 20 flows do something else than flow "f0" with some of the same packets, at the same priority: "n0", "n1"`},
+			`f:29:9: warning: 20 flows treat packets of flow "f0" differently, at the same priority: "n0", "n1"`},
 	} {
 		text := file(c.flows...)
 		_, d := config.Load("f", []byte(text), config.Options{})

@@ -79,9 +79,9 @@ func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []
 			if l := meets[p.Other]; len(l) > 1 {
 				if p.Rule == l[0] {
 					d.also(d.report(s, CodeConflict, where(p.Rule),
-						fmt.Sprintf("%d flows do something else than flow %s with some of the same packets, at the "+
+						fmt.Sprintf("%d flows treat packets of flow %s differently, at the "+
 							"same priority: %s", len(l), called(p.Other), names(l)), "",
-						"the first in the list wins; a priority for each says so"), where(p.Other),
+						"the first in the list wins; give each a priority"), where(p.Other),
 						"the other flow is here")
 				}
 				continue

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// YAML writes the configuration in our spelling, without what is the default anyway. Load of it
-// gives an equal Config.
+// YAML writes the configuration in Penstock's format, without what is the default anyway. Load of
+// it gives an equal Config.
 func (c *Config) YAML() []byte {
 	p := &printer{cfg: c}
 	p.file()

@@ -110,7 +110,7 @@ func regionSection() *section {
 
 func interfaceSection(flow *section) *section {
 	return &section{name: "interface", title: "an interface",
-		doc:    "A port: who brings the packets, from where, and which queues they come to and leave by.",
+		doc:    "A port: its engine, its address, and the queues that packets come to and leave by.",
 		finish: finishInterface, keys: append([]key{
 			{name: "name", kind: text("a name"), needed: true, doc: "Unique; applications name it."},
 			{name: "engine", ours: true, kind: engineWord(), def: "auto", derived: "the address", doc: "Who brings the packets; see [engines](#engines)."},
@@ -309,7 +309,7 @@ func txQueueSection() *section {
 			{name: "id", kind: integer(0, 65535), derived: "the place in the list", doc: "Its number."},
 			{name: "poll_mode", kind: word("indirect", "direct"), old: "nothing",
 				idle: "the goroutine that calls Send sends: there is no worker that polls",
-				doc:  "DAQIRI: who polls the queue."},
+				doc:  "DAQIRI: what polls the queue."},
 			{name: "cpu_core", kind: core(), def: "-1", doc: "DAQIRI: core of its worker. Here the goroutine that calls Send sends."},
 			{name: "batch_size", kind: integer(1, 1<<20), def: "256",
 				doc: "Packets of a burst at most that applications and benchmarks of the file send; a program that " +
@@ -366,7 +366,7 @@ func securitySection() *section {
 			doc: "Permits addresses beyond this machine without an identity. Whoever is on the way can read and " +
 				"change everything."},
 		{name: "allow_uid", kind: text("user numbers such as \"1000,1001\", or any"),
-			doc: "Other users of this machine who may be at the other end of a connection without TLS. Without it " +
+			doc: "Other users of this machine whose processes may connect without TLS. Without it " +
 				"the user of this process alone."},
 	}}
 }

@@ -42,7 +42,7 @@
 // # Sending
 //
 // Sending cannot lose. Alloc and Forward reserve a descriptor for each packet, so Send is never
-// refused for want of room; when there is none it is Alloc that says so. Send takes the packets
+// refused for lack of room; when there is none it is Alloc that says so. Send takes the packets
 // whatever it returns. A transmit queue may be fed by any number of goroutines.
 //
 //	n, err := tx.Alloc(b, 32, 1500)

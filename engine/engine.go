@@ -134,7 +134,7 @@ type Capabilities struct {
 	// from slot to slot that pools must have, nil for any; PoolsWhy says why.
 	MinSlot int
 	Strides []int
-	// Lossless says that a receiver without room stops its senders, and loses nothing for want of
+	// Lossless says that a receiver without room stops its senders, and loses nothing for lack of
 	// memory: what waits for it holds descriptors of the sender's queue.
 	Lossless bool
 	// ExactDrops says that every lost packet is attributed: Unattributed stays 0.

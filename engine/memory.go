@@ -20,7 +20,7 @@ const (
 	UseReached                     // the same for memory of accelerators, as far as the card reaches it (DeviceReacher)
 )
 
-var memoryUses = [...]string{"unknown", "copied", "in place", "carved", "registered", "reached"}
+var memoryUses = [...]string{"unknown", "copied", "in place", "part of UMEM", "registered", "reached"}
 
 func (u MemoryUse) String() string {
 	if int(u) < len(memoryUses) {

@@ -17,7 +17,7 @@ import (
 // engine a slot. The burst given to TryRecv is the caller's; the packets that are in it already are
 // not the stage's to touch.
 //
-// Arm arms what the stage stands on with the same Waker, also while the stage wants nothing of it:
+// Arm arms what the stage reads from with the same Waker, also while the stage wants nothing of it:
 // that the queue is closed is a Wake too. A stage that may swallow packets promises nothing (see
 // Receiver):
 //
@@ -29,13 +29,13 @@ import (
 // A stage that waits for a time or a device wakes the same Waker by that; a Waker is the stage's
 // until TryRecv or Arm is called again.
 //
-// When what it stands on says that it has ended or failed, a stage first gives what it still keeps,
-// and then that error. When the stage itself fails, its error names the stage and comes from then
-// on, behind what is whole; packets that it took and cannot give are released and counted.
+// When what it reads from says that it has ended or failed, a stage first gives what it still
+// keeps, and then that error. When the stage itself fails, its error names the stage and comes from
+// then on, behind what is whole; packets that it took and cannot give are released and counted.
 //
 // A queue and its stages are closed from the application on, and the queue last: Close releases
-// what the stage keeps, as DropClosed, and leaves alone what it stands on. Calling it again returns
-// nil.
+// what the stage keeps, as DropClosed, and leaves alone what it reads from. Calling it again
+// returns nil.
 type Stage interface {
 	Receiver
 	// Stats fills s with what the stage gave (Packets, Bytes), what it dropped, and what it copied.

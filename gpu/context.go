@@ -68,7 +68,8 @@ func (c *Context) FlushWrites() error {
 	}
 	f, ok := c.drv.(driver.WriteFlusher)
 	if !ok {
-		return fmt.Errorf("gpu: %s: flush writes of network cards: %w: the runtime says that it must and cannot", c.dev,
+		return fmt.Errorf("gpu: %s: flush writes of network cards: %w: the runtime requires it and does not support it",
+			c.dev,
 			ErrDriver)
 	}
 	if err := f.FlushWrites(); err != nil {

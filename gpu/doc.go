@@ -47,7 +47,7 @@
 // open, Close is an error that wraps [ErrInUse] and says what, and nothing is closed. Before
 // memory, a call or a module is closed, the caller must know that the work which uses it is done:
 // by Stream.Wait, Stream.Query, Event.Wait, Event.Query or Stream.Close. (Otherwise Close waits for
-// all work of the context, and hangs behind a kernel that stays.) Close twice does nothing.
+// all work of the context, and hangs behind a persistent kernel.) Close twice does nothing.
 //
 // Builds with -tags invariants panic when memory, a call or a module is closed under work whose end
 // no wait or query has seen, and when two goroutines use a stream at once, and say in ErrInUse

@@ -387,9 +387,9 @@ func TestTable(t *testing.T) {
 
 func TestErrorText(t *testing.T) {
 	e := &gpu.Error{Kind: gpu.ErrBuild, Op: "clBuildProgram", Code: -11, Name: "CL_BUILD_PROGRAM_FAILURE",
-		Text: "-cl-std=CL3.0", Hint: "mend it", Log: "line 1\n"}
+		Text: "-cl-std=CL3.0", Hint: "fix it", Log: "line 1\n"}
 	if got, want := e.Error(), "program does not compile: clBuildProgram: CL_BUILD_PROGRAM_FAILURE (-11): "+
-		"-cl-std=CL3.0: mend it\nline 1"; got != want {
+		"-cl-std=CL3.0: fix it\nline 1"; got != want {
 		t.Errorf("got %q, expected %q", got, want)
 	}
 	if e := (&gpu.Error{Kind: gpu.ErrArch,

@@ -29,7 +29,7 @@ type Memory struct {
 
 // Alloc makes memory of undefined content. The caller closes it. Errors wrap ErrArgument,
 // ErrUnsupported (the device has no such kind), ErrOutOfMemory. It may wait for work of the device:
-// memory should be there before a kernel that stays is started.
+// memory should be there before a persistent kernel is started.
 func (c *Context) Alloc(o MemoryOptions) (*Memory, error) {
 	f := c.Info()
 	refuse := func(kind error, format string, a ...any) error {
@@ -98,7 +98,8 @@ func (c *Context) Adopt(name string, b []byte) (*Memory, error) {
 	defer done()
 	a, ok := c.drv.(driver.Adopter)
 	if !ok {
-		return nil, fmt.Errorf("gpu: %s: adopt %q: %w: the runtime says that it can and cannot", c.dev, name, ErrDriver)
+		return nil, fmt.Errorf("gpu: %s: adopt %q: %w: the runtime declares the capability and does not have it", c.dev,
+			name, ErrDriver)
 	}
 	drv, err := a.Adopt(b)
 	if err != nil {
@@ -131,7 +132,8 @@ func (c *Context) AdoptAddress(name string, addr, size uint64) (*Memory, error) 
 	defer done()
 	a, ok := c.drv.(driver.AddressAdopter)
 	if !ok {
-		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: the runtime says that it can and cannot", c.dev, name,
+		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: the runtime declares the capability and does not have it",
+			c.dev, name,
 			addr, ErrDriver)
 	}
 	drv, err := a.AdoptAddress(addr, size)
@@ -159,7 +161,8 @@ func (c *Context) OpenIPC(name string, handle []byte, size uint64) (*Memory, err
 	defer done()
 	o, ok := c.drv.(driver.IPCOpener)
 	if !ok {
-		return nil, fmt.Errorf("gpu: %s: open memory %q of another process: %w: the runtime says that it can and cannot", c.dev, name, ErrDriver)
+		return nil, fmt.Errorf("gpu: %s: open memory %q of another process: %w: the runtime declares the capability "+
+			"and does not have it", c.dev, name, ErrDriver)
 	}
 	drv, err := o.OpenIPC(handle, size)
 	if err != nil {

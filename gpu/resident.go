@@ -115,7 +115,7 @@ type change struct {
 	over    chan struct{}
 }
 
-// NewResident prepares a kernel that stays: control block, stream, call. args are its arguments
+// NewResident prepares a persistent kernel: control block, stream, call. args are its arguments
 // behind the control block. It needs CapSharedAtomics, and CapResident for ResidentStay. Nothing
 // runs before Start. The caller closes it, before memory of args and the kernel's module.
 //

@@ -239,7 +239,7 @@ func (s *Stream) copyPeer(d *Memory, dstOff uint64, r *Memory, srcOff, n uint64)
 	}
 	p, ok := s.drv.(driver.PeerCopier)
 	if !ok {
-		return fmt.Errorf("%w: the runtime says that it copies between contexts and does not", ErrDriver)
+		return fmt.Errorf("%w: the runtime declares copies between contexts and does not have them", ErrDriver)
 	}
 	return p.CopyPeer(d.drv, dstOff, r.drv, srcOff, n)
 }

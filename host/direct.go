@@ -13,7 +13,7 @@ import (
 type Lack struct {
 	Read    string   // what is so
 	Needed  string   // what should be so
-	Mend    []string // commands, or what to do in words
+	Fix     []string // commands, or what to do in words
 	Unknown bool     // nothing is known of it here: it may work all the same
 }
 
@@ -23,8 +23,8 @@ func (l Lack) String() string {
 	if l.Needed != "" {
 		s += " (needed: " + l.Needed + ")"
 	}
-	if len(l.Mend) > 0 {
-		s += ": " + strings.Join(l.Mend, "; ")
+	if len(l.Fix) > 0 {
+		s += ": " + strings.Join(l.Fix, "; ")
 	}
 	return s
 }
@@ -131,7 +131,7 @@ func (f *Facts) LacksDMABuf(g *GPU) (out []Lack) {
 		if !g.Open {
 			out = append(out, Lack{Read: "the driver's modules are not NVIDIA's open ones",
 				Needed: "the open modules, of driver 515 or later",
-				Mend:   []string{"install nvidia-open, which replaces them"}})
+				Fix:    []string{"install nvidia-open, which replaces them"}})
 		}
 	case "", "vfio-pci":
 		out = append(out, Lack{Read: "the GPU has no driver of its own", Needed: "the vendor's driver"})
@@ -160,7 +160,7 @@ func (f *Facts) LacksPeerMemory(g *GPU) []Lack {
 	case driver == "nvidia":
 		return []Lack{{Read: "nvidia-peermem is not loaded",
 			Needed: "nvidia-peermem, and a kernel whose RDMA part has peer memory",
-			Mend:   []string{"modprobe nvidia-peermem"}}}
+			Fix:    []string{"modprobe nvidia-peermem"}}}
 	case driver == "" || driver == "vfio-pci":
 		return []Lack{{Read: "the GPU has no driver of its own", Needed: "the vendor's driver"}}
 	}
@@ -185,7 +185,7 @@ func (f *Facts) LacksWindow(g *GPU, n uint64) *Lack {
 	}
 	return &Lack{Read: fmt.Sprintf("the GPU's largest window (BAR) shows %d bytes of its memory", p.Window()),
 		Needed: fmt.Sprintf("%d bytes", n),
-		Mend:   []string{"in the firmware: above 4G decoding and resizable BAR on"}}
+		Fix:    []string{"in the firmware: above 4G decoding and resizable BAR on"}}
 }
 
 // Window is the size in bytes of a device's largest BAR, 0 where none is known.
@@ -221,7 +221,7 @@ func (f *Facts) Detours(a, b *PCI) (out []Lack) {
 		if p.Translated() {
 			out = append(out, Lack{Read: fmt.Sprintf("the IOMMU translates each address of %s (%s)", p.Addr,
 				p.GroupType), Needed: "identity",
-				Mend: []string{"iommu=pt on the kernel's command line, and a reboot"}})
+				Fix: []string{"iommu=pt on the kernel's command line, and a reboot"}})
 		}
 	}
 	d := f.Distance(a, b)
@@ -229,13 +229,13 @@ func (f *Facts) Detours(a, b *PCI) (out []Lack) {
 		for _, p := range f.Switches(a, b) {
 			if p.ACS.Detours() {
 				out = append(out, Lack{Read: fmt.Sprintf("access control (ACS) of bridge %s redirects", p.Addr),
-					Needed: "no redirect", Mend: []string{fmt.Sprintf("setpci -s %s ECAP_ACS+6.w=0000", p.Addr)}})
+					Needed: "no redirect", Fix: []string{fmt.Sprintf("setpci -s %s ECAP_ACS+6.w=0000", p.Addr)}})
 			}
 		}
 	}
 	if d == System {
 		out = append(out, Lack{Read: "they are on different NUMA nodes (SYS)",
-			Needed: "below one switch or root complex", Mend: []string{"another slot for the card, or another card"}})
+			Needed: "below one switch or root complex", Fix: []string{"another slot for the card, or another card"}})
 	}
 	return out
 }

@@ -152,7 +152,7 @@ func (l live) deviceFiles() []DeviceFile {
 		if err == nil {
 			d.Mode = fmt.Sprintf("%04o", info.Mode().Perm())
 			if info.Mode()&fs.ModeCharDevice == 0 {
-				err = errors.New("it is no character device")
+				err = errors.New("the file is no character device")
 			}
 		}
 		if err == nil {

@@ -7,8 +7,8 @@ import (
 	"testing/fstest"
 )
 
-// TestCarriesDefault: the device below the default route is found, also through what stands on it,
-// and routes that lead nowhere do not count.
+// TestCarriesDefault: the device below the default route is found, also through interfaces on top
+// of it, and routes that lead nowhere do not count.
 func TestCarriesDefault(t *testing.T) {
 	const header = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
 	four := func(dev, flags string) string {

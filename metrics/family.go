@@ -14,7 +14,7 @@ type FamilyKind uint8
 
 // The kinds of families.
 const (
-	KindCounter   FamilyKind = iota + 1 // only grows, until whatever counts starts anew
+	KindCounter   FamilyKind = iota + 1 // only grows, until whatever counts restarts
 	KindGauge                           // a level
 	KindHistogram                       // a distribution
 )

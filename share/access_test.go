@@ -398,7 +398,7 @@ func TestMirrorOfAServerThatIsGone(t *testing.T) {
 	}
 }
 
-// An upload that begins anew does so once, not again after each session that is lost.
+// An upload that restarts does so once, not again after each session that is lost.
 func TestUploadAnewOverALink(t *testing.T) {
 	ctx, root, file := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "f")
 	b := randomBytes(6, crashSize)

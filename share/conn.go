@@ -113,7 +113,7 @@ func Find(ctx context.Context, c Conn, name string) (Entry, error) {
 }
 
 // lookup asks for a name. was, if any, is what was found before: then the name may be missing for a
-// while at a process that was started anew.
+// while at a process that was restarted.
 func (c Conn) lookup(ctx context.Context, name string, was *transfer.Remote) (r *transfer.Remote, err error) {
 	err = c.find(ctx, was, func(ctx context.Context, p *transfer.Peer) (err error) {
 		r, err = p.Lookup(ctx, name)
@@ -310,7 +310,7 @@ func (c Conn) unchanged(ctx context.Context, was *transfer.Remote) error {
 // sameContent reports whether a name stands for the content that it stood for before.
 func sameContent(was, now *transfer.Remote) bool {
 	same := now.Generation == was.Generation
-	if was.Tag != ([16]byte{}) { // generations begin anew with the other process
+	if was.Tag != ([16]byte{}) { // generations restart with the other process
 		same = now.Tag == was.Tag
 	}
 	return same && now.Size() == was.Size()

@@ -121,7 +121,7 @@ func TestFetchOfChangedContent(t *testing.T) {
 		only(t, dir, "x")
 		same(t, out, other)
 	}
-	// A fetch that may begin anew gets what the file changed to, and gives up when the changes
+	// A fetch that may restart gets what the file changed to, and gives up when the changes
 	// never end.
 	for _, times := range []int{1, 2, 3} {
 		changed, fresh := 0, false

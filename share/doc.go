@@ -77,7 +77,7 @@
 //
 // [Over] takes one session: what is under way ends with it. [OverLink] takes a link, which dials
 // again: everything here goes on over the next session, as the link's Retry says, also when the
-// other process was started anew.
+// other process was restarted.
 //
 // # Who reads
 //

@@ -24,7 +24,7 @@ type FetchOptions struct {
 	Overwrite bool
 	// NoResume starts from the beginning even if a partial file is there.
 	NoResume bool
-	// Restarts is how often to begin anew when the content changed while it was fetched; 0: never,
+	// Restarts is how often to restart when the content changed while it was fetched; 0: never,
 	// which is ErrChanged then. For what changes all the time, such as a tensor that a stream fills
 	// again and again, a few are enough: each attempt takes what is there when it begins.
 	Restarts int

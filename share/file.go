@@ -60,7 +60,7 @@ const (
 	maxQuiet = 50 // so often it is waited for that
 )
 
-var errWritten = errors.New("it is still being written to")
+var errWritten = errors.New("the file is still being written")
 
 // openQuiet opens a file and waits until it is quiet. open says what the file is, too.
 func openQuiet(ctx context.Context, open func() (*os.File, os.FileInfo, error)) (*os.File, os.FileInfo, error) {

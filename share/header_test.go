@@ -42,7 +42,7 @@ func TestFetchWithAHeader(t *testing.T) {
 	}
 	only(t, dir, "out")
 
-	// A fetch that could not take its place at the end begins anew where the bytes were moved, and
+	// A fetch that could not take its place at the end restarts where the bytes were moved, and
 	// has the right ones.
 	content := randomBytes(9, window)
 	write(t, filepath.Join(root, "g"), content)

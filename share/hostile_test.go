@@ -120,7 +120,7 @@ func TestHostileUploader(t *testing.T) {
 		control.NotPermitted) {
 		t.Errorf("commit of nothing: %v", err)
 	}
-	// Bytes that are vouched for before they are there are what lies there, and the digest says
+	// Bytes that are acknowledged before they are there are what lies there, and the digest says
 	// that they are not the file's.
 	if a, err = begin(s.peer, r); err != nil {
 		t.Fatal(err)

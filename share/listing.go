@@ -55,16 +55,16 @@ func (l lack) err() error {
 	case lackNothing:
 		return nil
 	case lackScan:
-		return fmt.Errorf("%w: it has not looked at all new or changed files yet: try again later", ErrIncomplete)
+		return fmt.Errorf("%w: the server has not scanned all new or changed files yet: try again later", ErrIncomplete)
 	case lackSome:
 		return fmt.Errorf("%w: it could not look at all of its files: its log says at which and why (penstock serve "+
 			"prints them as left out); "+
 			"fix that there and try again", ErrIncomplete)
 	case lackMore:
-		return fmt.Errorf("%w: it has more files than it serves: raise the limit there with penstock serve "+
+		return fmt.Errorf("%w: the directory has more files than the server exports: raise the limit there with penstock serve "+
 			"--max-files", ErrIncomplete)
 	}
-	return fmt.Errorf("%w: it does not say that its listing is complete, as a share of this version does",
+	return fmt.Errorf("%w: the server does not report that its listing is complete, as a share of this version does",
 		ErrIncomplete)
 }
 

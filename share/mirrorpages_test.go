@@ -101,7 +101,7 @@ func TestMirrorByPages(t *testing.T) {
 }
 
 // TestMirrorWhoseListingHasNoEnd has a peer that does not say any more whether its listing is
-// complete, after it has given out the names: nothing is fetched or deleted.
+// complete, after it has published the names: nothing is fetched or deleted.
 func TestMirrorWhoseListingHasNoEnd(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "x"), []byte("x"))

@@ -32,7 +32,7 @@ type partial struct {
 	headLen     int
 	whole       bool        // opened whole
 	filled      uint64      // bytes from the beginning that have their blocks
-	fresh       bool        // nothing in it was vouched for when it was opened
+	fresh       bool        // nothing in it was acknowledged when it was opened
 	sums        []uint32    // of the chunks that are good, from the first on
 	like        *like       // of the complete file; nil: of none
 	header      []byte      // that the complete file begins with, before its bytes
@@ -358,7 +358,7 @@ func guard(shown string, f func()) error {
 	return nil
 }
 
-// good is how many bytes from the beginning are vouched for.
+// good is how many bytes from the beginning are acknowledged.
 func (p *partial) good() uint64 {
 	if len(p.sums) == 0 {
 		return 0

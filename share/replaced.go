@@ -9,7 +9,7 @@ import (
 
 // ErrReplaced is the error of a server whose directory was removed, renamed, or replaced by another
 // one: it goes on with the one that it opened.
-var ErrReplaced = errors.New("it is not the directory that is served any more: start the server again")
+var ErrReplaced = errors.New("the served directory was replaced or removed: start the server again")
 
 // Err says why the files that peers get are not those that Options.Root names now; nil if they are.
 func (s *Server) Err() error {

@@ -95,7 +95,7 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.F
 			return fmt.Errorf("share: scan: %w", err)
 		case slices.ContainsFunc(above, func(x os.FileInfo) bool { return os.SameFile(x, fi) }):
 			d.Close()
-			return fmt.Errorf("%w: it is a link to a directory that it is in", ErrUnsafe)
+			return fmt.Errorf("%w: the link leads to a directory that contains it", ErrUnsafe)
 		}
 		above = append(slices.Clip(above), fi)
 	}

@@ -15,7 +15,7 @@ var (
 	// for.
 	ErrExists = errors.New("share: it exists already")
 	// ErrBusy means that another process or upload is writing the same file.
-	ErrBusy = errors.New("share: somebody else is writing it")
+	ErrBusy = errors.New("share: another writer has the file")
 	// ErrNoSpace means that the disk, or a quota, has no room for the file.
 	ErrNoSpace = errors.New("share: no space left")
 	// ErrChanged means that the content changed while it was read. Nothing of it is kept.
@@ -25,7 +25,7 @@ var (
 	ErrUnsafe = errors.New("share: not a plain file or directory")
 	// ErrSize means that a file says that it has 0 bytes and has more, as most files of /proc do:
 	// only reading it to its end says how many.
-	ErrSize = errors.New("share: it says that it has 0 bytes, and has more, as files of /proc do")
+	ErrSize = errors.New("share: the file reports 0 bytes and has more, as files of /proc do")
 	// ErrRefused means that the other side does not permit it, or has no room for it.
 	ErrRefused = errors.New("share: refused by the other side")
 	// ErrDigest means that the SHA-256 of a content is not the expected one. The error is a

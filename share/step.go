@@ -41,7 +41,7 @@ func (u *upload) room(n uint64) (path.Desc, error) {
 			"step %d of an upload that is at %d of %d bytes: expected %d or the next one", n, u.p.good(), u.size, now)
 	}
 	for i, s := range u.steps {
-		if i < now { // all of it is vouched for
+		if i < now { // all of it is acknowledged
 			u.endStep(s)
 			delete(u.steps, i)
 		}

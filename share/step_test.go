@@ -29,7 +29,7 @@ func begun(t *testing.T, p *transfer.Peer, name string, size uint64) (beginAnswe
 }
 
 // TestUploadTakesTheDiskInSteps has a peer announce a large file: it gets the disk in steps, not
-// more than two ahead of what it has vouched for, and none without asking.
+// more than two ahead of what it has acknowledged, and none without asking.
 func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	root := t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true})
@@ -79,11 +79,11 @@ func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	for ctx := testCtx(t); len(s.node.Snapshot().Exports) != exports; runtime.Gosched() {
 		// the peer gets its answer before the step is revoked
 		if ctx.Err() != nil {
-			t.Fatal("the first step is vouched for, and can still be written to")
+			t.Fatal("the first step is acknowledged, and can still be written to")
 		}
 	}
 	if _, err := call(appendRoom(nil, a.id, 0)); !errors.Is(err, control.BadRequest) {
-		t.Errorf("a step that is vouched for: %v", err)
+		t.Errorf("a step that is acknowledged: %v", err)
 	}
 }
 

@@ -34,7 +34,7 @@ type StreamOptions struct {
 
 // Stream writes what the other side has under name to w, in order. When a session is lost it goes
 // on over the next one of its link where it was, if the content is still the same (ErrChanged); it
-// cannot begin anew, for what was written is written. It keeps 16 MiB of memory.
+// cannot restart, for what was written is written. It keeps 16 MiB of memory.
 func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptions) (*Fetched, error) {
 	if err := invariants.Context(ctx, "share.Stream"); err != nil {
 		return nil, err

@@ -115,7 +115,7 @@ type uploader struct {
 	id     fileID
 	region *mem.Region
 	sums   []uint32 // of the chunks of the file here, as far as they were needed
-	good   uint64   // what the other side vouched for last
+	good   uint64   // what the other side acknowledged last
 	start  uint64
 	begun  bool
 	moved  moved

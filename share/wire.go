@@ -13,7 +13,7 @@ import (
 // go by puts into the exports that the answers to "room" describe. Numbers are big-endian, the
 // first byte of a request says what it is. A refusal is a control.Error.
 //
-//	begin     1, flags u8 (1: overwrite, 2: start anew), token [16], size u64, tag [16], name (the rest)
+//	begin     1, flags u8 (1: overwrite, 2: restart), token [16], size u64, tag [16], name (the rest)
 //	          -> pending u8 0, or 1, id u64, good u64, digest [16] of the good chunks;
 //	             or 2: the upload of this token is complete
 //	verified  2, id u64, bytes u64 from the beginning that are in place -> good u64

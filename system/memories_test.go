@@ -93,10 +93,10 @@ func TestEngineSharesMemory(t *testing.T) {
 	}
 	p := s.Plan()
 	if p.Regions[0].Area != "sim-one" || !slices.Equal(p.Regions[0].Uses,
-		[]string{"sim: carved", "socket: in place"}) || p.Interfaces[2].Memory != "sim-one" ||
+		[]string{"sim: part of UMEM", "socket: in place"}) || p.Interfaces[2].Memory != "sim-one" ||
 		p.Interfaces[1].Memory != "" ||
 		len(p.Notes) != 1 || p.Notes[0].Path != "memory_regions[1].buf_size" ||
-		!strings.Contains(p.Text(), "x: 2048 slots of 2KiB, host, in the memory sim-one, 4.0 MiB (sim: carved,") {
+		!strings.Contains(p.Text(), "x: 2048 slots of 2KiB, host, in the memory sim-one, 4.0 MiB (sim: part of UMEM,") {
 		t.Errorf("%s", p.Text())
 	}
 	if err := s.Close(); err != nil {

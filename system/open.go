@@ -183,7 +183,7 @@ func (s *System) tellNotes() {
 }
 
 // tellPortNotes logs the notes of ports that it has not logged before. The caller holds reload, or
-// has not given out the System yet.
+// has not returned the System yet.
 func (s *System) tellPortNotes(level slog.Level) {
 	for i := range s.ifaces {
 		name := s.ifaces[i].Name

@@ -59,7 +59,7 @@ type RegionPlan struct {
 	Given    bool   `json:"given"`            // by the program: owned is false
 	Area     string `json:"area,omitempty"`   // of memory that it is carved from together with others; "": its own
 	Device   string `json:"device,omitempty"` // of kinds device and host_pinned: the GPU
-	// Uses say what the engines do with it, see engine.MemoryUse: "xdp: carved".
+	// Uses say what the engines do with it, see engine.MemoryUse: "xdp: part of UMEM".
 	Uses []string `json:"uses,omitempty"`
 }
 

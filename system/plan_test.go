@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/config"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
+var update = flag.Bool("update", false, "rewrite golden files")
 
 // The plan for people: in the order in which things are opened, in 80 columns, with all that is
 // missing. What depends on the machine, the list of its cores, is taken out.

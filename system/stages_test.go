@@ -253,7 +253,7 @@ func TestPollModes(t *testing.T) {
 	}
 }
 
-// A file puts packets through a kernel that stays, and the snapshot has its counts.
+// A file puts packets through a persistent kernel, and the snapshot has its counts.
 func TestFeedStage(t *testing.T) {
 	s := mustOpen(t, `penstock:
   gpu_runtime: host

@@ -109,7 +109,7 @@ func checksum(b []byte) (n uint64) {
 	return n
 }
 
-// Packets go to a kernel that stays on PoCL and come back, each once and with the sum of its bytes,
+// Packets go to a persistent kernel on PoCL and come back, each once and with the sum of its bytes,
 // while its launches end again and again. Each has bytes of its own, which the test writes over
 // those of the packet that had the same place before: a packet that the kernel reads torn, or
 // before it was published, has another sum.

@@ -20,7 +20,7 @@ type Options struct {
 	Runtime string    // one of the table; "": the first that is here, and the report says what it was taken instead of
 	Device  int       // of the runtime, from 0
 	Sizes   []uint64  // bytes of a packet; nil: 64, 1400 and 8900
-	// work-items of the kernel that stays; nil: 1, 64, 1024 and 4096. What does not fit on the
+	// work-items of the persistent kernel; nil: 1, 64, 1024 and 4096. What does not fit on the
 	// device is noted
 	Threads []int
 	Pairs   int // of each row; 0: paired.MinPairs
@@ -97,7 +97,7 @@ func Run(ctx context.Context, o Options) (_ *paired.Report, err error) {
 			"the kernel has claimed it; answered, the CPU has its result. What the kernel does in between has no "+
 			"clock that the CPU could compare",
 		fmt.Sprintf("a launch for each burst: %d packets are published and announced, the kernel is launched, drains "+
-			"them and ends, and all answers are there before the next burst; beside it the kernel that stays has at "+
+			"them and ends, and all answers are there before the next burst; beside it the persistent kernel has at "+
 			"most as many packets under way, and by Little's law its latency is lower where its rate is higher", burst))
 	g.s.Method.Pairs = o.Pairs
 	g.s.Machine.Accelerator = g.dev.String()

@@ -345,7 +345,7 @@ func (p *place) groups(threads int) (groups, items uint32, all bool) {
 	return min(groups, max(1, p.limit)), items, groups <= p.limit
 }
 
-// stays says why the device has no kernel that stays; nil where it has.
+// stays says why the device has no persistent kernel; nil where it has.
 func (p *place) stays() error {
 	caps := &p.c.Info().Capabilities
 	return errors.Join(caps.Check(driver.CapResident), caps.Check(driver.CapSharedAtomics))

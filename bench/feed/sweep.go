@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 )
 
-// targetBursts is what a kernel that stays is to reach of the rate of a launch for each burst.
+// targetBursts is what a persistent kernel is to reach of the rate of a launch for each burst.
 const targetBursts = 3
 
 // on runs f with a line that lives for one sample, after a few packets that warm it.
@@ -67,7 +67,7 @@ func depth(groups uint32) int { return max(burst, min(slots, 64*slots/int(groups
 // of them.
 func feeders() int { return max(1, min(4, runtime.GOMAXPROCS(0)/4)) }
 
-// rate is the rows of the sweep for a kernel that stays: with full rings, beside goroutines; at
+// rate is the rows of the sweep for a persistent kernel: with full rings, beside goroutines; at
 // equal latency, with as many packets under way as a launch for each burst has, beside that; and
 // with a ring for each group, beside one for all.
 func (g *rig) rate(ctx context.Context, groups, items uint32, size uint64) error {
@@ -84,7 +84,7 @@ func (g *rig) rate(ctx context.Context, groups, items uint32, size uint64) error
 	}
 	name := fmt.Sprintf("%d threads, %s", groups*items, bench.FormatSize(size))
 	stays := func(rings uint32, most uint64) paired.Contender {
-		return paired.Contender{Name: "kernel that stays",
+		return paired.Contender{Name: "persistent kernel",
 			Run: flow(g.own, gpu.ResidentStay, groups, items, rings, most)}
 	}
 	full := paired.Plan{Name: name, Unit: paired.MopsPerSec, Ours: stays(groups, math.MaxUint64)}
@@ -169,7 +169,7 @@ func (g *rig) latency(ctx context.Context, name string, s stage, size uint64, it
 		})
 	}
 	return g.measure(ctx, paired.Plan{Name: name, Unit: paired.Microseconds,
-		Ours: paired.Contender{Name: "kernel that stays", Run: run}}, "latency")
+		Ours: paired.Contender{Name: "persistent kernel", Run: run}}, "latency")
 }
 
 // one sends a packet and returns when it was at the stage.

@@ -96,7 +96,7 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 		can, _, err := engine.Check(p.Engine.Spec().New(), &engine.Ask{Port: p.PortSpec()})
 		if err == nil && can.MaxPacket > 0 {
 			x.miss(path, "transport: RC",
-				"%s: datagrams (transport UD) carry no more than the MTU of a device that nobody knows yet", path)
+				"%s: datagrams (transport UD) carry no more than the MTU of the device, which is not known yet", path)
 		}
 	}
 	most := 1 << 62 // bytes of a message; over TCP it may take several slots

@@ -82,7 +82,7 @@ func Serve(ctx context.Context, o ServeOptions) error {
 		case busy <- struct{}{}:
 			turn.Stop()
 		case <-turn.C:
-			say("%s: turned away: another session is under way", conn.RemoteAddr())
+			say("%s: refused: another session is under way", conn.RemoteAddr())
 			conn.SetDeadline(time.Now().Add(time.Second))
 			json.NewEncoder(conn).Encode(reply{Err: "another session is under way: try later"})
 			conn.Close()
@@ -101,7 +101,7 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	}
 }
 
-// turnTime is how long a session waits for the end of the one before it, before it is turned away.
+// turnTime is how long a session waits for the end of the one before it, before it is refused.
 const turnTime = 300 * time.Millisecond
 
 // session is one control connection of a server.

@@ -108,7 +108,7 @@ func TestTwoProcesses(t *testing.T) {
 }
 
 // A session that is lost leaves nothing behind, and the next one can begin. A second one at a time
-// is turned away.
+// is refused.
 func TestSessions(t *testing.T) {
 	at := serve(t, ServeOptions{Engine: "socket", Address: "127.0.0.1:0"})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

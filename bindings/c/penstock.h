@@ -10,7 +10,7 @@
  * most n bytes, the zero byte among them, and returns the length of the whole text, so that a caller with too little room can ask again.
  *
  * libpenstock.so contains the Go runtime. It does not survive fork: a child has to call exec. libpenstock-agent.so has the same functions without one: a
- * process beside does the work (docs/c.md, "The agent"), and a child of a fork begins anew. No call ends the process.
+ * process beside does the work (docs/c.md, "The agent"), and a child of a fork restarts. No call ends the process.
  */
 #ifndef PENSTOCK_H
 #define PENSTOCK_H

@@ -50,5 +50,5 @@
 // # The interface
 //
 // Its going down and up, and its MTU, are noticed (engine.PortInfo, engine.PortStats.LinkChanges).
-// When it is removed, queues fail with ErrRemoved, and the port has to be opened anew.
+// When it is removed, queues fail with ErrRemoved, and the port must be opened again.
 package afpacket

@@ -32,7 +32,7 @@ const (
 	sendBatch, sendPieces = 64, 256
 	// sendAgain is the pause when the kernel takes no more.
 	sendAgain = 100 * time.Microsecond
-	// sendTries is how often a packet is tried that the kernel refuses for want of room: a second
+	// sendTries is how often a packet is tried that the kernel refuses for lack of room: a second
 	// or so.
 	sendTries = 10000
 )

@@ -122,7 +122,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// Lines that DPDK 22.11 writes when it fails lead to what mends it.
+// Lines that DPDK 22.11 writes when it fails lead to the fix.
 func TestAdvice(t *testing.T) {
 	for line, want := range map[string]string{
 		"EAL: No free 2048 kB hugepages reported on node 0\nEAL: FATAL: Cannot get hugepage information.":             "--hugepages",

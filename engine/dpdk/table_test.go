@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-io/penstock/packet/flow"
 )
 
-var update = flag.Bool("update", false, "write the table of drivers anew")
+var update = flag.Bool("update", false, "rewrite the table of drivers")
 
 // driversPage has the table of what each driver can do.
 const driversPage = "../../docs/dpdk-drivers.md"
@@ -179,7 +179,7 @@ func TestTableOfDrivers(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Errorf("%s is not what the drivers of %s do; write it anew with -update:\n%s", driversPage, cdpdk.Version(),
+		t.Errorf("%s is not what the drivers of %s do; rewrite it with -update:\n%s", driversPage, cdpdk.Version(),
 			text.String())
 	}
 }

@@ -102,7 +102,7 @@ func Add(s *engine.Spec) error {
 func check(s *engine.Spec) error {
 	switch {
 	case s.Name == "" || strings.ContainsAny(s.Name, " .:/?[]"):
-		return errors.New("it has no name that a file can have")
+		return errors.New("it has no name that is valid in a file")
 	case s.Doc == "":
 		return errors.New("it has no Doc")
 	case s.Built() != (s.New != nil):

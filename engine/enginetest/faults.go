@@ -53,7 +53,7 @@ func checkExhausted(t testing.TB, h Harness) {
 			sent += 32
 			keep()
 		}
-		r.eventually("drops for want of memory", func() error {
+		r.eventually("drops for lack of memory", func() error {
 			if keep(); r.lost() == before && !h.Silent {
 				return fmt.Errorf("%d packets were sent to a receiver that has %d slots and keeps them, and none is "+
 					"dropped", sent, slots)

@@ -28,7 +28,7 @@ type Harness struct {
 	// injected faults. Those that are lost must still be counted; none may be repeated, changed or
 	// overtaken.
 	Lossy bool
-	// Silent says that the device drops packets for want of memory and counts none of them.
+	// Silent says that the device drops packets for lack of memory and counts none of them.
 	Silent bool
 	// Noise says that packets of others may arrive, such as the kernel's own on an interface. They
 	// are released and not counted.

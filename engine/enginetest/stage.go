@@ -53,7 +53,7 @@ func (f *feed) Arm(w *engine.Waker) bool {
 }
 
 // CheckStage checks what engine.Stage promises: packets of the caller's burst stay as they are,
-// each packet comes once and in order, the counts agree with what came, what the stage stands on
+// each packet comes once and in order, the counts agree with what came, what the stage reads from
 // may end, and everything is given back.
 func CheckStage(t *testing.T, h StageHarness) {
 	for _, room := range []int{1, 3, 64} {
@@ -120,7 +120,7 @@ func checkStage(t *testing.T, h StageHarness, room int) {
 		}
 		if w := engine.NewWaker(); n == 0 && !s.Arm(w) {
 			if f.waker != w {
-				t.Fatal("Arm did not arm what the stage stands on")
+				t.Fatal("Arm did not arm what the stage reads from")
 			}
 			select {
 			case <-w.C():

@@ -58,13 +58,13 @@ func NewEndpoint(ctx context.Context, spec EndpointSpec, resolve ResolveFunc) (*
 	case spec.MTU < 68 || spec.MTU > 65535:
 		return bad("MTU of %d: expected 68 to 65535", spec.MTU)
 	case spec.DstMAC.IsZero() && dst.IsUnspecified():
-		return bad("nobody can be at %v", dst)
+		return bad("no host has the address %v", dst)
 	}
 	if spec.DstMAC.IsZero() {
 		if m, ok := packet.MulticastMAC(dst); ok {
 			spec.DstMAC = m
 		} else if resolve == nil {
-			return bad("no Ethernet address and nobody to resolve it")
+			return bad("no Ethernet address and no function to resolve it")
 		} else if m, err := resolve(ctx, dst); err != nil {
 			return nil, fmt.Errorf("neigh: endpoint %v: %w", spec.Dst, err)
 		} else {

@@ -17,7 +17,7 @@ import (
 // Errors of this package; match them with errors.Is. Both wrap engine.ErrConnect.
 var (
 	ErrNoRoute  = fmt.Errorf("neigh: no route: look at \"ip route get\" for the address: %w", engine.ErrConnect)
-	ErrNoAnswer = fmt.Errorf("neigh: no answer: nobody on the link has the address, or the link is down: %w",
+	ErrNoAnswer = fmt.Errorf("neigh: no answer: no host on the link has the address, or the link is down: %w",
 		engine.ErrConnect)
 )
 

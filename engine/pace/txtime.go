@@ -44,7 +44,7 @@ func Probe(device string) Support {
 // support judges the qdiscs of a device.
 func support(device string, qs []sys.Qdisc) Support {
 	s := Support{Device: device}
-	mend := fmt.Sprintf("(tc qdisc replace dev %s root fq)", device)
+	fix := fmt.Sprintf("(tc qdisc replace dev %s root fq)", device)
 	var root *sys.Qdisc
 	for i := range qs {
 		if qs[i].Parent == sys.QdiscRoot {
@@ -52,7 +52,7 @@ func support(device string, qs []sys.Qdisc) Support {
 		}
 	}
 	if root == nil {
-		s.Reason = fmt.Sprintf("%s has no qdisc that holds packets until their time %s", device, mend)
+		s.Reason = fmt.Sprintf("%s has no qdisc that holds packets until their time %s", device, fix)
 		return s
 	}
 	// A device with several queues has a root for all and a qdisc for each; every one has to wait.
@@ -72,10 +72,10 @@ func support(device string, qs []sys.Qdisc) Support {
 	for i, q := range leaves {
 		switch {
 		case q.Kind != "fq" && q.Kind != "etf":
-			s.Reason = fmt.Sprintf("qdisc %s of %s does not hold packets until their time %s", q.Kind, device, mend)
+			s.Reason = fmt.Sprintf("qdisc %s of %s does not hold packets until their time %s", q.Kind, device, fix)
 		case q.Kind != leaves[0].Kind || q.Clock != leaves[0].Clock || q.Delta != leaves[0].Delta ||
 			q.Offload != leaves[0].Offload:
-			s.Reason = fmt.Sprintf("the queues of %s have different qdiscs %s", device, mend)
+			s.Reason = fmt.Sprintf("the queues of %s have different qdiscs %s", device, fix)
 		case q.Deadline:
 			s.Reason = fmt.Sprintf("qdisc etf of %s is in deadline mode, where times are the latest, not the "+
 				"earliest: replace it without deadline_mode", device)

@@ -116,7 +116,7 @@ func TestEventTaken(t *testing.T) {
 	b.Release()
 }
 
-// Frames that were lost for want of slots are counted so also where their queue is closed before a
+// Frames that were lost for lack of slots are counted so also where their queue is closed before a
 // reader asks for the counts.
 func TestDryAndClosed(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})

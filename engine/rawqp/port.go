@@ -206,8 +206,8 @@ func (p *Port) ReachesRegion(r *mem.Region) error {
 // Rules implements engine.Port: it is a *Rules.
 func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
-// Stats implements engine.Port. What the card lost for want of a receive is DropNIC, or
-// DropNoBuffers if a queue had fewer receives posted than its depth for want of slots, be they all
+// Stats implements engine.Port. What the card lost for lack of a receive is DropNIC, or
+// DropNoBuffers if a queue had fewer receives posted than its depth for lack of slots, be they all
 // in the card or not; the card counts it for all users of the device.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.rx.Lock()
@@ -219,7 +219,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 	engine.SumTx(&s.Tx, p.txs, p.gone)
 }
 
-// account counts what the card has lost since it was asked last: for want of memory, if the pools
+// account counts what the card has lost since it was asked last: for lack of memory, if the pools
 // of a queue had none meanwhile. The caller holds the set's lock.
 func (p *Port) account() {
 	n, ok := p.dry()

@@ -82,7 +82,7 @@ func (c *rxCQ) timed(spec ibv.CQSpec) (err error) {
 		return err
 	}
 	if p.dev.Attr.TimestampMask == 0 || p.dev.Attr.ClockKHz == 0 {
-		return fmt.Errorf("the device does not say how fast its clock is: %w", engine.ErrUnsupported)
+		return fmt.Errorf("the device does not report the frequency of its clock: %w", engine.ErrUnsupported)
 	}
 	spec.Times = ibv.TimesDevice
 	c.clock = clock{kind: ibv.TimesDevice, read: p.dev.Clock, mask: p.dev.Attr.TimestampMask, khz: p.dev.Attr.ClockKHz}

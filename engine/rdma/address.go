@@ -33,7 +33,7 @@ func parseAddress(s string) (a address, err error) {
 	if local != "" {
 		ip, err := netip.ParseAddr(local)
 		if err != nil || a.listen {
-			return bad("local is %q: expected an IP address, of one who connects", local)
+			return bad("local is %q: expected an IP address, and only for a port that connects", local)
 		}
 		a.local = netip.AddrPortFrom(ip.Unmap(), 0)
 	}

@@ -29,7 +29,7 @@ func (p *Port) Connect(ctx context.Context, to netip.AddrPort) (id uint32, err e
 	})
 }
 
-// lacksQueue reports whether a connection cannot be made for want of a receive queue.
+// lacksQueue reports whether a connection cannot be made for lack of a receive queue.
 func (p *Port) lacksQueue() bool { return p.o.Connect == ByCM && len(p.rx.Live()) == 0 }
 
 // host is a port as its connections see it: it implements conns.Port.

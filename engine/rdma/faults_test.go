@@ -302,7 +302,7 @@ func TestNoQueuePair(t *testing.T) {
 	}
 }
 
-// TestUnknownClients: a client that speaks another protocol at the port's address is turned away,
+// TestUnknownClients: a client that speaks another protocol at the port's address is refused,
 // and the others go on.
 func TestUnknownClients(t *testing.T) {
 	f := onFake(t, "")

@@ -57,7 +57,7 @@ func TestAddresses(t *testing.T) {
 		"roce://10.0.0.1:0": "a port to connect to", "roce://:1": "an address and a port",
 		"roce://10.0.0.1?listen=1": "expected a port", "roce://10.0.0.1:1?listen=2": "listen",
 		"roce://10.0.0.1:1?x=1": `x: there is no such key`, "roce://10.0.0.1:1?local=a": "local",
-		"roce://10.0.0.1:1?listen=1&local=10.0.0.2": "of one who connects", "roce://10.0.0.1:1?gid=-1": "gid",
+		"roce://10.0.0.1:1?listen=1&local=10.0.0.2": "for a port that connects", "roce://10.0.0.1:1?gid=-1": "gid",
 		"roce://10.0.0.1:1?device=a/b": "device", "roce://10.0.0.1:1?transport=XRC": "RC, UC, UD",
 		"roce://10.0.0.1:1?connect=udp": "tcp, cm", "roce://10.0.0.1:1?engine=dpdk": "ibverbs",
 		"roce://10.0.0.1:1?gid=1&gid=2": "twice",

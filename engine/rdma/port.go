@@ -166,7 +166,7 @@ func (p *Port) pick(c *ibv.Context, gids []ibv.GID, want netip.Addr) (ibv.GID, s
 			return *best, "it is " + want.String(), nil
 		}
 		if p.o.Device == "" {
-			return ibv.GID{}, "", fmt.Errorf("it does not have %v", want)
+			return ibv.GID{}, "", fmt.Errorf("the port does not have %v", want)
 		}
 	}
 	return c.ChooseGID(p.o.Port, ibv.GIDWant{})

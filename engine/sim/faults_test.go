@@ -67,7 +67,7 @@ func TestRateIsExact(t *testing.T) {
 				t.Errorf("frame %d left after %d ns, expected %d", i, at, want)
 			}
 		}
-		start = time.Now().UnixNano() // idle: begins anew
+		start = time.Now().UnixNano() // idle: restarts
 		a.send(t, numbered(0, 1)...)
 		time.Sleep(time.Second)
 		equal(t, "after a rest", times(), fmt.Sprintf("[%d]", (uint64(size)*8*1e9+7_000_000-1)/7_000_000))

@@ -51,7 +51,7 @@
 // (RxSpec.Depth, which is rounded up to a power of two and at least 64, times the chunks of the
 // longest frame), and a quarter more where there are so many. A packet that is released goes back
 // to the kernel and not to the pool, unless the kernel has enough. The pool gets all back when its
-// last receive queue is closed. As long as other queues of the port are open, the port starts anew
+// last receive queue is closed. As long as other queues of the port are open, the port restarts
 // for that: for some ten milliseconds packets are dropped as engine.DropNoQueue, while what waits
 // is kept.
 //

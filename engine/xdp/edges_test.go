@@ -14,7 +14,7 @@ import (
 )
 
 // kept is a queue in whose inbox wait frames of two segments and one, as they do after a port has
-// started anew, and one that sends to it.
+// restarted, and one that sends to it.
 func kept(t *testing.T) (q *rxQueue, tx engine.TxQueue, frames [][]byte) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
@@ -37,7 +37,7 @@ func kept(t *testing.T) (q *rxQueue, tx engine.TxQueue, frames [][]byte) {
 	return q, tx, frames
 }
 
-// What was kept while the port started anew comes before what came afterwards, also where a burst
+// What was kept while the port restarted comes before what came afterwards, also where a burst
 // has no room for it.
 func TestKeptInOrder(t *testing.T) {
 	q, tx, frames := kept(t)
@@ -220,7 +220,7 @@ func TestFindsNothing(t *testing.T) {
 	}
 }
 
-// The owner of a queue receives while the port starts anew: it sees the sockets before, none, or
+// The owner of a queue receives while the port restarts: it sees the sockets before, none, or
 // all that come then.
 func TestRestartWhilePolled(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 3})

@@ -102,7 +102,7 @@ type Port struct {
 	notes []string
 	meta  atomic.Bool // there may be something in front of a packet: there are, or were, rules, or the NIC tells times
 
-	broken atomic.Pointer[error] // why the port could not start anew; its queues have no sockets then
+	broken atomic.Pointer[error] // why the port could not restart; its queues have no sockets then
 
 	rules   sync.Mutex     // over changes of the table and of what the program does; taken after the lock of rxs
 	applied flow.Isolation // what the program does with packets that no rule accepts

@@ -145,7 +145,7 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// The queue whose slots the kernel has is closed while another one receives: the port starts anew,
+// The queue whose slots the kernel has is closed while another one receives: the port restarts,
 // and each packet is received or counted.
 func TestHomeGoes(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 2})

@@ -300,7 +300,7 @@ func (p *Port) restart() error {
 	m := p.memory
 	p.memory = nil
 	if err = errors.Join(err, m.release(), p.start()); err != nil {
-		err = fmt.Errorf("xdp: %s: it could not start anew: close it and open it again: %w", p.name, err)
+		err = fmt.Errorf("xdp: %s: it could not restart: close it and open it again: %w", p.name, err)
 		p.broken.Store(&err)
 		for _, q := range p.rxs.Live() {
 			q.Wake()

@@ -261,7 +261,7 @@ func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		return to, time.Time{}
 	}
 	if q.sock == nil {
-		return from, time.Now().Add(sendAgain) // the port is starting anew
+		return from, time.Now().Add(sendAgain) // the port is restarting
 	}
 	for from < to {
 		next := q.post(b, from, to)

@@ -144,7 +144,7 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	case concurrent == 0:
 		c.Missing(driver.CapResident, "the device runs one kernel at a time")
 	case !c.Has(driver.CapSharedAtomics):
-		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+
+		c.Missing(driver.CapResident, "a persistent kernel does not see what the CPU does: "+
 			c[driver.CapSharedAtomics].Why)
 	default:
 		c.Set(driver.CapResident)

@@ -56,7 +56,7 @@ func (s *stream) Fill(dst driver.Memory, off, n uint64, pattern uint32, width in
 
 // Write copies from Go memory. It waits for what is in the stream first: the driver's copy of
 // pageable memory would wait as well, but with its locks held, and so stop every other call behind
-// a kernel that stays. An argument of a method of an interface is never on a goroutine's stack, so
+// a persistent kernel. An argument of a method of an interface is never on a goroutine's stack, so
 // that src stays where it is.
 func (s *stream) Write(dst driver.Memory, off uint64, src []byte) error {
 	m := dst.(*memory)

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// Control is the memory by which the CPU and a kernel that stays know of each other: a line of 128
+// Control is the memory by which the CPU and a persistent kernel know of each other: a line of 128
 // bytes that the CPU writes, and one for each group that the group writes.
 // internal/kernels/cl/resident.h is the same in OpenCL C.
 //

@@ -58,7 +58,7 @@ type record struct {
 const shareUnit = 2 << 20
 
 // New makes a Provider of a context, which must stay open until Close. It takes streams and pinned
-// memory for copies at once, so that nothing has to be allocated behind a kernel that stays.
+// memory for copies at once, so that nothing has to be allocated behind a persistent kernel.
 func New(c *gpu.Context, o Options) (*Provider, error) {
 	if o.Name == "" {
 		o.Name = "memory"

@@ -86,7 +86,7 @@ func (x *tally) awaitIdle() gpu.ResidentStats {
 // group is a size of groups that the device takes.
 func (r *rig) group(n uint32) uint32 { return min(n, r.info.MaxGroup) }
 
-// checkResident counts with a kernel that stays, and ends its launches in every way: nothing is
+// checkResident counts with a persistent kernel, and ends its launches in every way: nothing is
 // lost or counted twice.
 func checkResident(t testing.TB, h Harness) {
 	r := rigOf(t, h)
@@ -111,7 +111,7 @@ func checkResident(t testing.TB, h Harness) {
 	r.holds("a word that the kernel reads", other, x.memory, []byte{2500 & 255, 2500 >> 8, 0, 0}) // other streams go on
 	if !r.info.Processor {
 		if s := x.Stats(); s.State != "running" || s.Launches != 1 || s.Heartbeat < 2500 {
-			t.Errorf("a kernel that stays says %+v", s)
+			t.Errorf("a persistent kernel says %+v", s)
 		}
 	} else if s := x.awaitIdle(); s.State != "asleep" {
 		t.Errorf("a kernel that has nothing to do on a processor says %+v", s)
@@ -216,7 +216,7 @@ func checkResidentHolds(t testing.TB, h Harness) {
 		"in another context": func() error { _, err := other.Alloc(gpu.MemoryOptions{Size: 1}); return err },
 	} {
 		err := f()
-		r.is(what+" beside a kernel that stays", err, gpu.ErrInUse)
+		r.is(what+" beside a persistent kernel", err, gpu.ErrInUse)
 		if err != nil && !strings.Contains(err.Error(), "keeper") {
 			t.Errorf("%s: the error does not say what holds the device: %v", what, err)
 		}
@@ -226,7 +226,7 @@ func checkResidentHolds(t testing.TB, h Harness) {
 	r.ok(s.Fill(gpu.Span{Memory: spare, Len: 8}, 7, 1))
 	e := r.event(false)
 	r.ok(errors.Join(s.Record(e), e.Wait(always)))
-	r.holds("memory beside a kernel that stays", s, spare,
+	r.holds("memory beside a persistent kernel", s, spare,
 		append([]byte{7, 7, 7, 7, 7, 7, 7, 7}, noise(1, 4096)[8:]...))
 	x.to(5)
 
@@ -294,7 +294,7 @@ func checkResidentStuck(t testing.TB, h Harness) {
 	r.ok(x.Close(always))
 }
 
-// checkResidentLost loses the device under a kernel that stays.
+// checkResidentLost loses the device under a persistent kernel.
 func checkResidentLost(t testing.TB, h Harness) {
 	r := rigOf(t, h)
 	if h.Lose == nil || !r.resident(gpu.ResidentBatch) {

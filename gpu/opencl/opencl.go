@@ -207,7 +207,7 @@ func (d *device) capabilities(compiler bool) {
 		c.Missing(driver.CapResident,
 			"OpenCL does not promise that two queues go on side by side; CPUs with two cores do")
 	case !c.Has(driver.CapSharedAtomics):
-		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+
+		c.Missing(driver.CapResident, "a persistent kernel does not see what the CPU does: "+
 			c[driver.CapSharedAtomics].Why)
 	default:
 		c.Set(driver.CapResident)

@@ -14,7 +14,7 @@ const (
 )
 
 // driverMissing is what the kernel lacks for a card, and how to get it.
-func driverMissing(p *host.PCI) (why string, mend []string) {
+func driverMissing(p *host.PCI) (why string, fix []string) {
 	switch p.Driver {
 	case "":
 		return "it has no driver", install(p.Vendor)
@@ -73,8 +73,8 @@ func get(runtime string, f *host.Facts) (out []string) {
 		if (runtime == "cuda") != (p.Vendor == nvidia) {
 			continue
 		}
-		if why, mend := driverMissing(p); why != "" {
-			out = append(out, mend...)
+		if why, fix := driverMissing(p); why != "" {
+			out = append(out, fix...)
 		} else {
 			out = append(out, getFor(p.Driver)...)
 		}

@@ -1,21 +1,22 @@
 package doctor
 
-// checks are in the order in which a person looks: what is the machine, what is used of it, and
-// then what it stands on.
+// checks are in the order in which a person looks: what the machine is, what is used of it, and
+// then what it depends on.
 var checks = []Check{
 	{"interface", "Network interface", "Nothing arrives on an interface that is not here, is switched off or has no carrier.", checkInterface},
 	{"mtu", "MTU", "Small frames cost as much work each as large ones: at 100 Gb/s an MTU of 1500 is eight million " +
 		"frames a second, 9000 is one and a half.", checkMTU},
-	{"queues", "Receive queues", "Each queue is served by one core; one queue is one core's worth of packets.", checkQueues},
-	{"rings", "Receive rings", "A ring is how long its reader may be away before packets are lost.", checkRings},
+	{"queues", "Receive queues", "One core serves a queue; one queue is one core's worth of packets.", checkQueues},
+	{"rings", "Receive rings", "The length of a ring is how long its reader may pause before the card loses packets.", checkRings},
 	{"offloads", "Offloads", "LRO and hardware GRO join packets before XDP sees them; drivers refuse XDP with them, " +
 		"or turn them off by themselves.", checkOffloads},
 	{"xdp", "XDP of the driver", "Without native XDP the kernel copies each frame later and slower; with zero-copy it does not copy it at all.", checkXDP},
 	{"irq", "Interrupts of the queues", "A queue whose interrupts wander over processors, or come to a far one, moves its data between caches.", checkIRQ},
 	{"drops", "Loss", "What the card or the kernel has thrown away already shows which limit was reached.", checkDrops},
-	{"pause", "Pause frames", "A card that is asked to pause stops sending, and one that asks makes the network wait: both hide who is too slow.", checkPause},
-	{"hardware-time", "Time stamps by the card",
-		"Times that software takes have the delay of interrupts in them, from microseconds to milliseconds.",
+	{"pause", "Pause frames", "A card that is asked to pause stops sending, and one that asks makes the network " +
+		"wait: both hide which side is too slow.", checkPause},
+	{"hardware-time", "Hardware timestamps",
+		"Timestamps by software include the delay of interrupts, from microseconds to milliseconds.",
 		checkHardwareTime},
 	{"cores", "Cores", "A core that is offline or not allowed (cpuset, taskset) cannot be bound to.", checkCores},
 	{"smt", "Threads of one core", "Two busy threads of one core get about half of it each.", checkSMT},
@@ -23,7 +24,7 @@ var checks = []Check{
 	{"governor", "CPU frequency", "A processor that has slowed down takes time to come back, during which packets wait.", checkGovernor},
 	{"idle", "Sleep of processors", "A deep state takes its wake-up time before the first packet is looked at.", checkIdle},
 	{"isolation", "Isolated processors",
-		"A polling core that the scheduler, the timer tick or interrupts take away loses packets in that time.",
+		"The scheduler, the timer tick or interrupts take a polling core away, and it loses packets in that time.",
 		checkIsolation},
 	{"numa-balancing", "NUMA balancing", "The kernel unmaps pages to see who uses them and moves them: page faults in the middle of a burst.", checkBalancing},
 	{"clock-source", "Clock of the kernel", "Reading hpet or acpi_pm takes a microsecond and more, tsc some ten nanoseconds.", checkClockSource},
@@ -34,8 +35,8 @@ var checks = []Check{
 			"only so much.", checkNUMAMemory},
 	{"thp", "Transparent huge pages", "With \"always\" the kernel joins and splits pages on its own account, and stops a process for it.", checkTHP},
 	{"memlock", "Locked memory", "AF_XDP and RDMA pin memory and count it against this limit; registration fails beyond it.", checkMemlock},
-	{"capabilities", "Rights", "Raw sockets, XDP programs and drivers in user space take rights that a plain user does not have.", checkCapabilities},
-	{"kernel", "Kernel", "What an engine needs came with some version of the kernel.", checkKernel},
+	{"capabilities", "Rights", "Raw sockets, XDP programs and drivers in user space need rights that an ordinary user does not have.", checkCapabilities},
+	{"kernel", "Kernel", "Engines need features of certain kernel versions.", checkKernel},
 	{"lockdown", "Lockdown of the kernel", "With Secure Boot the kernel may be locked down: setpci cannot change a card then.", checkLockdown},
 	{"socket-buffers", "Socket buffers",
 		"A UDP socket loses what arrives while its reader is away and its buffer full; the kernel's default is 208 KiB.", checkBuffers},
@@ -50,7 +51,7 @@ var checks = []Check{
 		"A card reads what it sends by requests of at most this many bytes: small ones keep too little under way.",
 		checkReadRequest},
 	{"pcie-acs", "Access control of bridges",
-		"With ACS redirect a bridge sends what one device wants of another up to the root first: GPUDirect at a " +
+		"With ACS redirect a bridge sends requests between devices up to the root first: GPUDirect runs at a " +
 			"fraction of its speed.", checkACS},
 	{"iommu", "IOMMU", "It translates each address of a card. Drivers in user space need it; for all others its misses cost speed.", checkIOMMU},
 	{"driver", "Driver in user space", "DPDK takes a card away from the kernel by vfio-pci, but for Mellanox cards, which it shares with it.", checkDriver},
@@ -75,7 +76,7 @@ var checks = []Check{
 		"Exclusive devices are seen in one network namespace only; shared ones in all, by the addresses of " +
 			"interfaces that are there.", checkRDMANamespaces},
 	{"rdma-library", "Libraries of RDMA", "libibverbs drives a device by a part of its own for each kind of card, which is installed apart.", checkRDMALibrary},
-	{"gpu", "GPU", "Without its driver a GPU is a card that draws current.", checkGPU},
+	{"gpu", "GPU", "Without its driver no program can use a GPU.", checkGPU},
 	{"gpu-direct", "GPU memory for network cards", "Without nvidia-peermem or dma-buf all bytes for the GPU go through the host's memory.", checkGPUDirect},
 	{"rdma-gpu", "RDMA device and GPU",
 		"An RDMA device reaches the memory of a GPU by dma-buf or by peer memory, if drivers of both, the kernel and " +

@@ -26,10 +26,10 @@ func checkCores(x *exam) {
 		f := Finding{Verdict: Fail, Read: "online are " + host.List(online), Needed: "processors " + host.List(cores),
 			Why: fmt.Sprintf("%s: not online", host.List(off)), At: x.usesOf(off)}
 		for _, c := range common(off, x.f.Offline) {
-			f.Mend = append(f.Mend, fmt.Sprintf("echo 1 > /sys/devices/system/cpu/cpu%d/online", c))
+			f.Fix = append(f.Fix, fmt.Sprintf("echo 1 > /sys/devices/system/cpu/cpu%d/online", c))
 		}
-		if f.Mend == nil {
-			f.Mend = []string{"choose others"}
+		if f.Fix == nil {
+			f.Fix = []string{"choose others"}
 		}
 		x.add(f)
 		return
@@ -44,7 +44,7 @@ func checkCores(x *exam) {
 			Needed: "processors " + host.List(cores),
 			Why:    fmt.Sprintf("%s: not allowed, by taskset, a cpuset or the container", host.List(no)),
 			At:     x.usesOf(no),
-			Mend: []string{"start it with: taskset -c " + host.List(cores) + " ...",
+			Fix: []string{"start it with: taskset -c " + host.List(cores) + " ...",
 				"in a container: --cpuset-cpus=" + host.List(cores) + "; in systemd: AllowedCPUs=" + host.List(cores)}})
 		return
 	}
@@ -79,9 +79,9 @@ func checkSMT(x *exam) {
 	f := Finding{Verdict: Warn, Read: strings.Join(pairs, "; ") + " are threads of one core", Needed: "a core for each",
 		At: x.usesOf(both)}
 	if free != nil {
-		f.Mend = []string{"take others; free cores begin with " + host.List(free[:min(len(free), 16)])}
+		f.Fix = []string{"take others; free cores begin with " + host.List(free[:min(len(free), 16)])}
 	} else {
-		f.Mend = []string{"use fewer cores"}
+		f.Fix = []string{"use fewer cores"}
 	}
 	x.add(f)
 }
@@ -112,7 +112,7 @@ func checkNUMACores(x *exam) {
 		}
 		x.add(Finding{Subject: subject, Verdict: Warn,
 			Read:   fmt.Sprintf("it is on node %d, processors %s are not", node, host.List(far)),
-			Needed: fmt.Sprintf("processors of node %d", node), Mend: []string{"take some of " + host.List(n.CPUs)},
+			Needed: fmt.Sprintf("processors of node %d", node), Fix: []string{"take some of " + host.List(n.CPUs)},
 			At: x.usesOf(far)})
 	}
 	for _, u := range x.nets() {
@@ -160,7 +160,7 @@ func checkGovernor(x *exam) {
 			return
 		}
 		x.add(Finding{Verdict: Warn, Read: strings.Join(read, "; "), Needed: "performance", At: x.usesOf(slow),
-			Mend: []string{"penstock tune host --governor performance --apply"}})
+			Fix: []string{"penstock tune host --governor performance --apply"}})
 	}
 }
 
@@ -203,7 +203,7 @@ func checkIdle(x *exam) {
 		x.add(Finding{Verdict: Warn, Read: fmt.Sprintf("%s may sleep as deep as %s, which takes %d us to wake up",
 			plural(len(deep), "processor"), worst.Name, worst.Micros),
 			Needed: fmt.Sprintf("at most %d us", deepest), At: x.usesOf(deep),
-			Mend: []string{fmt.Sprintf("cpupower idle-set -D %d", deepest),
+			Fix: []string{fmt.Sprintf("cpupower idle-set -D %d", deepest),
 				"for good: " + options + " on the kernel's command line"}})
 	}
 }
@@ -229,7 +229,7 @@ func checkIsolation(x *exam) {
 	if len(cores) == len(all) {
 		x.add(Finding{Verdict: Warn, Read: "every processor polls", Needed: "cores that nothing else runs on",
 			For: "processors " + host.List(cores), At: x.usesOf(cores),
-			Mend: []string{"poll on fewer: the kernel and everything else need one"}})
+			Fix: []string{"poll on fewer: the kernel and everything else need one"}})
 		return
 	}
 	list := host.List(cores)
@@ -264,7 +264,7 @@ func checkIsolation(x *exam) {
 	}
 	x.add(Finding{Verdict: Warn, Read: strings.Join(lacks, "; "), Needed: "cores that nothing else runs on",
 		For: "processors " + list, At: x.usesOf(bare),
-		Mend: []string{"on the kernel's command line, and a reboot: " + strings.Join(options, " ")}})
+		Fix: []string{"on the kernel's command line, and a reboot: " + strings.Join(options, " ")}})
 }
 
 func checkBalancing(x *exam) {
@@ -278,7 +278,7 @@ func checkBalancing(x *exam) {
 		x.ok("", "off")
 	default:
 		x.add(Finding{Verdict: Warn, Read: "kernel.numa_balancing is " + v, Needed: "0",
-			Mend: []string{"penstock tune host --sysctl kernel.numa_balancing=0 --apply"}})
+			Fix: []string{"penstock tune host --sysctl kernel.numa_balancing=0 --apply"}})
 	}
 }
 
@@ -293,9 +293,9 @@ func checkClockSource(x *exam) {
 		f := Finding{Verdict: Warn, Read: fmt.Sprintf("%s; there are %s", s, strings.Join(x.f.ClockSources, ", ")),
 			Needed: "tsc"}
 		if slices.Contains(x.f.ClockSources, "tsc") {
-			f.Mend = []string{"echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource"}
+			f.Fix = []string{"echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource"}
 		} else {
-			f.Mend = []string{"look why the kernel gave it up: dmesg | grep -i tsc"}
+			f.Fix = []string{"look why the kernel gave it up: dmesg | grep -i tsc"}
 		}
 		x.add(f)
 	}
@@ -318,7 +318,7 @@ func checkClockSync(x *exam) {
 	default:
 		x.add(Finding{Verdict: x.bad(x.n.Clock), Read: "not synchronised; running: " + by,
 			Needed: "a synchronised clock", At: x.n.Timed,
-			Mend: []string{"systemctl enable --now chronyd, or for microseconds ptp4l and phc2sys"}})
+			Fix: []string{"systemctl enable --now chronyd, or for microseconds ptp4l and phc2sys"}})
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -97,8 +97,8 @@ func TestReports(t *testing.T) {
 			}
 		}
 		for _, f := range r.Findings {
-			if (f.Verdict == Warn || f.Verdict == Fail) && (f.Read == "" || f.Needed == "" || len(f.Mend) == 0) {
-				t.Errorf("%s: %+v does not say what is, what should be and how to mend it", x.name, f)
+			if (f.Verdict == Warn || f.Verdict == Fail) && (f.Read == "" || f.Needed == "" || len(f.Fix) == 0) {
+				t.Errorf("%s: %+v does not say what is, what should be and how to fix it", x.name, f)
 			}
 			if (f.Verdict == Unknown || f.Verdict == NotApplicable) && f.Why == "" {
 				t.Errorf("%s: %+v does not say why", x.name, f)
@@ -473,23 +473,23 @@ func TestAdviceCanBeFollowed(t *testing.T) {
 		}
 		for _, n := range []Needs{{}, asked, every} {
 			for _, f := range Run(m, n).Findings {
-				for _, mend := range f.Mend {
-					for _, c := range rings.FindAllStringSubmatch(mend, -1) {
+				for _, fix := range f.Fix {
+					for _, c := range rings.FindAllStringSubmatch(fix, -1) {
 						found["rings"]++
 						want, _ := strconv.Atoi(c[2])
 						if i := facts.Net(c[1]); i == nil || i.Ethtool == nil || want > i.Ethtool.MaxRxRing ||
 							want <= i.Ethtool.RxRing {
-							t.Errorf("%s: %s", name, mend)
+							t.Errorf("%s: %s", name, fix)
 						}
 					}
-					for _, c := range isolated.FindAllStringSubmatch(mend, -1) {
+					for _, c := range isolated.FindAllStringSubmatch(fix, -1) {
 						found["processors"]++
 						list, err := host.ParseList(c[1])
 						if err != nil || len(list) == 0 || len(list) == len(online) ||
 							slices.ContainsFunc(list, func(i int) bool {
 								return !online[i]
 							}) {
-							t.Errorf("%s: %s", name, mend)
+							t.Errorf("%s: %s", name, fix)
 						}
 					}
 				}

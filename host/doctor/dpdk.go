@@ -23,16 +23,16 @@ func checkDPDK(x *exam) {
 		case errors.Is(err, engine.ErrNotBuilt):
 			x.add(Finding{Subject: "engine " + i.Engine, Verdict: Fail, Read: "this program was built without it",
 				Needed: "a build with the tag dpdk",
-				Mend:   []string{"CGO_ENABLED=1 go build -tags dpdk ./cmd/penstock"}})
+				Fix:    []string{"CGO_ENABLED=1 go build -tags dpdk ./cmd/penstock"}})
 		case err != nil:
 			x.add(Finding{Subject: "engine " + i.Engine, Verdict: Fail, Read: err.Error(),
-				Needed: "libraries of DPDK that the program loads", Mend: []string{"apt-get install libdpdk-dev"}})
+				Needed: "libraries of DPDK that the program loads", Fix: []string{"apt-get install libdpdk-dev"}})
 		default:
 			x.ok("engine "+i.Engine, "this program has it")
 		}
 		if d.Build == "" && d.Runtime == nil {
 			x.add(Finding{Subject: "libdpdk", Verdict: Fail, Read: "not found where libraries are",
-				Needed: "DPDK 22.11 or later", Mend: []string{"apt-get install libdpdk-dev",
+				Needed: "DPDK 22.11 or later", Fix: []string{"apt-get install libdpdk-dev",
 					"on Fedora and RHEL: dnf install dpdk-devel"}})
 			continue
 		}

@@ -132,11 +132,11 @@ func (x *exam) working(iface string) (out []int) {
 
 func (x *exam) ok(subject, read string) { x.add(Finding{Subject: subject, Verdict: OK, Read: read}) }
 func (x *exam) skip(why string)         { x.add(Finding{Verdict: NotApplicable, Why: why}) }
-func (x *exam) unknown(subject, why string, mend ...string) {
+func (x *exam) unknown(subject, why string, fix ...string) {
 	if why == "" {
 		why = "the kernel does not say"
 	}
-	x.add(Finding{Subject: subject, Verdict: Unknown, Why: why, Mend: mend})
+	x.add(Finding{Subject: subject, Verdict: Unknown, Why: why, Fix: fix})
 }
 
 // bad is Fail for what is needed, and else Warn.

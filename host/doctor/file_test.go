@@ -96,8 +96,8 @@ func TestFiles(t *testing.T) {
 			}
 		}
 		for _, f := range r.Findings {
-			if (f.Verdict == Warn || f.Verdict == Fail) && (f.Read == "" || f.Needed == "" || len(f.Mend) == 0) {
-				t.Errorf("%s: %+v does not say what is, what should be and how to mend it", x.name, f)
+			if (f.Verdict == Warn || f.Verdict == Fail) && (f.Read == "" || f.Needed == "" || len(f.Fix) == 0) {
+				t.Errorf("%s: %+v does not say what is, what should be and how to fix it", x.name, f)
 			}
 			if f.Verdict == Fail && f.Check != "kernel" && len(f.At) == 0 {
 				t.Errorf("%s: %s fails, and does not say which part of the file asks for it", x.name, f.Check)
@@ -362,7 +362,7 @@ func TestSocketsOnInterfaces(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	if f := find(r, "mtu", "ens2f0"); f.Verdict != Warn || f.Needed != "9000" ||
-		f.At[0].Path != "interfaces[0].socket.max_payload_size" || f.Mend[0] != "a payload that is 7500 bytes shorter" {
+		f.At[0].Path != "interfaces[0].socket.max_payload_size" || f.Fix[0] != "a payload that is 7500 bytes shorter" {
 		t.Errorf("%+v", f)
 	}
 	if len(r.Needs.Interfaces) != 1 || len(NeedsOf(c).Interfaces) != 0 {

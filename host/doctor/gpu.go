@@ -17,10 +17,10 @@ func checkGPU(x *exam) {
 				have = append(have, g.Addr)
 			}
 			f := Finding{Subject: want, Verdict: Fail, Read: "there is none at this address; there are: " +
-				orNone(strings.Join(have, ", ")), Needed: "a GPU", Mend: []string{"name one that is here"}}
+				orNone(strings.Join(have, ", ")), Needed: "a GPU", Fix: []string{"name one that is here"}}
 			if _, err := strconv.Atoi(want); err == nil { // of a file
 				f.Subject, f.Read = "number "+want, "there are: "+orNone(strings.Join(have, ", "))
-				f.Mend = []string{"gpu: of one that is here, counted from 0",
+				f.Fix = []string{"gpu: of one that is here, counted from 0",
 					"or memory of the host: kind: host or huge"}
 				for _, m := range x.n.Memory {
 					if m.GPU == want {
@@ -34,7 +34,7 @@ func checkGPU(x *exam) {
 	gpus := x.gpus()
 	if len(gpus) == 0 && slices.Contains(x.n.GPUs, AnyGPU) {
 		x.add(Finding{Verdict: Fail, Read: "there is none", Needed: "a GPU",
-			Mend: []string{"use memory of the host: kind host or huge"}})
+			Fix: []string{"use memory of the host: kind host or huge"}})
 	}
 	for _, g := range gpus {
 		p := x.f.Device(g.Addr)
@@ -49,11 +49,11 @@ func checkGPU(x *exam) {
 		case "vfio-pci":
 			x.add(Finding{Subject: name, Verdict: x.bad(x.n.GPUs != nil),
 				Read: "driver vfio-pci: it belongs to a virtual machine", Needed: "the GPU's own driver",
-				At: x.memoryOf(g), Mend: []string{"driverctl unset-override " + g.Addr}})
+				At: x.memoryOf(g), Fix: []string{"driverctl unset-override " + g.Addr}})
 		default:
 			x.add(Finding{Subject: name, Verdict: x.bad(x.n.GPUs != nil), Read: "driver " + orNone(p.Driver),
 				Needed: "the vendor's driver", At: x.memoryOf(g),
-				Mend: []string{"install it (nvidia-open, amdgpu), and look why it is not loaded: dmesg"}})
+				Fix: []string{"install it (nvidia-open, amdgpu), and look why it is not loaded: dmesg"}})
 		}
 	}
 	if x.out == nil {
@@ -83,7 +83,7 @@ func checkGPUDirect(x *exam) {
 			x.add(Finding{Subject: x.name(x.f.Device(g.Addr)), Verdict: Fail,
 				Read:   "it shares the machine's memory, and cards do not reach it as a GPU's",
 				Needed: "memory of kind host_pinned", At: at,
-				Mend: []string{"kind: host_pinned for these regions"}})
+				Fix: []string{"kind: host_pinned for these regions"}})
 		}
 	}
 	if x.out != nil {
@@ -118,16 +118,16 @@ func (x *exam) lacking(p host.Pair) (f Finding) {
 		if l.Needed != "" {
 			needed = append(needed, l.Needed)
 		}
-		for _, m := range l.Mend {
-			if len(f.Mend) > 0 {
+		for _, m := range l.Fix {
+			if len(f.Fix) > 0 {
 				m = "or " + m
 			}
-			f.Mend = append(f.Mend, m)
+			f.Fix = append(f.Fix, m)
 		}
 	}
 	f.Read, f.Needed = strings.Join(read, "; "), orNone(strings.Join(needed, "; or "))
-	if len(f.Mend) == 0 {
-		f.Mend = []string{"another adapter, or memory of kind host_pinned: what is for the GPU is copied there"}
+	if len(f.Fix) == 0 {
+		f.Fix = []string{"another adapter, or memory of kind host_pinned: what is for the GPU is copied there"}
 	}
 	return f
 }
@@ -178,12 +178,12 @@ func checkRDMAGPU(x *exam) {
 			f := Finding{Subject: subject, Verdict: Warn, At: x.memoryOf(g)}
 			var read, needed []string
 			for _, l := range p.Detours {
-				read, needed, f.Mend = append(read, l.Read), append(needed, l.Needed), append(f.Mend, l.Mend...)
+				read, needed, f.Fix = append(read, l.Read), append(needed, l.Needed), append(f.Fix, l.Fix...)
 			}
 			slices.Sort(needed)
-			slices.Sort(f.Mend)
-			f.Read, f.Needed, f.Mend = way+", but "+strings.Join(read, "; "),
-				strings.Join(slices.Compact(needed), ", "), slices.Compact(f.Mend)
+			slices.Sort(f.Fix)
+			f.Read, f.Needed, f.Fix = way+", but "+strings.Join(read, "; "),
+				strings.Join(slices.Compact(needed), ", "), slices.Compact(f.Fix)
 			x.add(f)
 		}
 	}
@@ -219,7 +219,7 @@ func checkBAR(x *exam) {
 		if asked > most {
 			x.add(Finding{Subject: name, Verdict: Fail, Read: sizeText(most), Needed: sizeText(asked),
 				For: "the memory of kind device", At: x.memoryOf(g),
-				Mend: []string{"in the firmware: above 4G decoding and resizable BAR on",
+				Fix: []string{"in the firmware: above 4G decoding and resizable BAR on",
 					"fewer or smaller buffers: num_bufs, buf_size"}})
 			continue
 		}
@@ -228,7 +228,7 @@ func checkBAR(x *exam) {
 			continue
 		}
 		x.add(Finding{Subject: name, Verdict: Warn, Read: sizeText(most), Needed: text,
-			Mend: []string{"in the firmware: above 4G decoding and resizable BAR on",
+			Fix: []string{"in the firmware: above 4G decoding and resizable BAR on",
 				"for NVIDIA's workstation cards: the display mode selector, without a display"}})
 	}
 }
@@ -260,7 +260,7 @@ func checkTopology(x *exam) {
 		default:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: strings.Join(all, ", "),
 				Needed: "PIX or PXB: below one switch", At: x.memoryOf(g),
-				Mend: []string{"put the card into a slot below the GPU's switch, if there is one"}})
+				Fix: []string{"put the card into a slot below the GPU's switch, if there is one"}})
 		}
 	}
 }
@@ -289,9 +289,9 @@ func checkClocks(x *exam) {
 		}
 		f := Finding{Subject: name, Verdict: Warn, Read: read,
 			Needed: "within 500 MHz of the most, and memory at its most",
-			Mend:   []string{fmt.Sprintf("nvidia-smi -i %s -lgc %d", g.Addr, g.MaxClock)}}
+			Fix:    []string{fmt.Sprintf("nvidia-smi -i %s -lgc %d", g.Addr, g.MaxClock)}}
 		if !g.Persistent {
-			f.Mend = append(f.Mend, "nvidia-smi -pm 1, so that it stays so")
+			f.Fix = append(f.Fix, "nvidia-smi -pm 1, so that it stays so")
 		}
 		if g.Celsius >= 85 {
 			f.Why = "it is hot: look at its cooling first"

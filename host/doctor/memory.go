@@ -91,7 +91,7 @@ func (x *exam) hugePool(w wish) {
 		subject = fmt.Sprintf("node %d", node)
 		if n == nil && (node != 0 || len(x.f.Nodes) > 0) {
 			x.add(Finding{Subject: subject, Verdict: Fail, Read: plural(len(x.f.Nodes), "NUMA node"),
-				Needed: fmt.Sprintf("node %d", node), At: w.at, Mend: []string{"name a node that is here"}})
+				Needed: fmt.Sprintf("node %d", node), At: w.at, Fix: []string{"name a node that is here"}})
 			return
 		}
 		if n != nil { // else a kernel without NUMA: all of it is node 0
@@ -121,7 +121,7 @@ func (x *exam) hugePool(w wish) {
 		}
 		x.add(Finding{Subject: subject, Verdict: verdict, Read: "this kernel has pages of " + strings.Join(have, ", "),
 			Needed: needed, At: w.at,
-			Mend: append([]string{"ask for pages of one of these sizes"}, lacking...)})
+			Fix: append([]string{"ask for pages of one of these sizes"}, lacking...)})
 		return
 	}
 	p := pools[i]
@@ -139,15 +139,16 @@ func (x *exam) hugePool(w wish) {
 	if node != AnyNode {
 		where = fmt.Sprintf("@%d", node)
 	}
-	f.Mend = []string{fmt.Sprintf("penstock tune host --hugepages %s/%s%s --apply", flagSize(uint64(want)*page),
+	f.Fix = []string{fmt.Sprintf("penstock tune host --hugepages %s/%s%s --apply", flagSize(uint64(want)*page),
 		flagSize(page), where)}
 	if page >= 1<<30 {
-		f.Mend = append(f.Mend,
-			fmt.Sprintf("pages this large are rarely to be had later: hugepagesz=%s hugepages=%d on the kernel's "+
+		f.Fix = append(f.Fix,
+			fmt.Sprintf("the kernel rarely finds pages this large after boot: hugepagesz=%s hugepages=%d on the "+
+				"kernel's "+
 				"command line",
 				strings.ReplaceAll(strings.TrimSuffix(sizeText(page), "iB"), " ", ""), p.Total+want-free))
 	}
-	f.Mend = append(f.Mend, lacking...)
+	f.Fix = append(f.Fix, lacking...)
 	x.add(f)
 }
 
@@ -177,8 +178,8 @@ func (x *exam) hugeInGeneral() {
 		x.ok("", read)
 	case dpdk != nil || x.fast():
 		x.add(Finding{Verdict: x.bad(dpdk != nil), Read: read, Needed: sizeText(leastHuge) + " at least",
-			For:  forWhat(dpdk),
-			Mend: []string{fmt.Sprintf("penstock tune host --hugepages %s --apply", flagSize(leastHuge))}})
+			For: forWhat(dpdk),
+			Fix: []string{fmt.Sprintf("penstock tune host --hugepages %s --apply", flagSize(leastHuge))}})
 	default:
 		x.skip(read + ", and nothing here is fast enough to need some")
 	}
@@ -199,7 +200,7 @@ func checkNUMAMemory(x *exam) {
 		if allowed := x.f.Process.Nodes; allowed != nil && !slices.Contains(allowed, m.Node) {
 			x.add(Finding{Subject: m.Name, Verdict: Fail, Read: "this process may have memory of nodes " +
 				host.List(allowed), Needed: fmt.Sprintf("node %d", m.Node), At: []Place{m.At},
-				Mend: []string{"in a container: --cpuset-mems; in systemd: AllowedMemoryNodes; or numa: of a node " +
+				Fix: []string{"in a container: --cpuset-mems; in systemd: AllowedMemoryNodes; or numa: of a node " +
 					"that is allowed"}})
 			continue
 		}
@@ -219,7 +220,7 @@ func checkNUMAMemory(x *exam) {
 		case far != nil:
 			x.add(Finding{Subject: m.Name, Verdict: Warn, Read: fmt.Sprintf("it is on node %d, %s on node %d", m.Node,
 				strings.Join(far, ", "), node), Needed: fmt.Sprintf("memory of node %d", node), At: []Place{m.At},
-				Mend: []string{fmt.Sprintf("numa: %d for %s: its packets cross between the sockets otherwise", node,
+				Fix: []string{fmt.Sprintf("numa: %d for %s: its packets cross between the sockets otherwise", node,
 					m.Name)}})
 		case near != nil:
 			x.ok(m.Name, fmt.Sprintf("on node %d, with %s", m.Node, strings.Join(near, ", ")))
@@ -248,7 +249,7 @@ func (x *exam) roomOfNodes() {
 			n := x.f.Node(node)
 			if n == nil && (node != 0 || len(x.f.Nodes) > 0) {
 				x.add(Finding{Subject: subject, Verdict: Fail, Read: plural(len(x.f.Nodes), "NUMA node"),
-					Needed: subject, At: at[node], Mend: []string{"name a node that is here, or none: numa: -1"}})
+					Needed: subject, At: at[node], Fix: []string{"name a node that is here, or none: numa: -1"}})
 				continue
 			}
 			if n != nil {
@@ -260,7 +261,7 @@ func (x *exam) roomOfNodes() {
 			x.unknown(subject, x.f.Why("/proc/meminfo"))
 		case sum[node] > has:
 			x.add(Finding{Subject: subject, Verdict: Fail, Read: sizeText(has) + " in all", Needed: sizeText(sum[node]),
-				At: at[node], Mend: []string{"fewer or smaller buffers: num_bufs, buf_size"}})
+				At: at[node], Fix: []string{"fewer or smaller buffers: num_bufs, buf_size"}})
 		default:
 			x.ok(subject, fmt.Sprintf("%s of %s", sizeText(sum[node]), sizeText(has)))
 		}
@@ -273,7 +274,7 @@ func checkTHP(x *exam) {
 		x.skip("this kernel has none, or does not say")
 	case v == "always" && x.fast():
 		x.add(Finding{Verdict: Warn, Read: "always", Needed: "madvise",
-			Mend: []string{"echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"}})
+			Fix: []string{"echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"}})
 	default:
 		x.ok("", v)
 	}
@@ -320,10 +321,10 @@ func checkMemlock(x *exam) {
 		x.ok("", limit)
 	case need > 0:
 		x.add(Finding{Verdict: Fail, Read: limit + rules, Needed: sizeText(need), For: forWhat(who), At: at,
-			Mend: x.raiseLock(fmt.Sprint(need>>10), fmt.Sprint(need), need)})
+			Fix: x.raiseLock(fmt.Sprint(need>>10), fmt.Sprint(need), need)})
 	case p.Locked < 64<<20 && x.fast():
 		x.add(Finding{Verdict: Warn, Read: limit + rules, Needed: "64 MiB and more, for AF_XDP and RDMA",
-			Mend: x.raiseLock("unlimited", "infinity", math.MaxUint64)})
+			Fix: x.raiseLock("unlimited", "infinity", math.MaxUint64)})
 	default:
 		x.ok("", limit)
 	}
@@ -409,7 +410,7 @@ func checkCapabilities(x *exam) {
 		}
 		x.add(Finding{Subject: "engine " + e, Verdict: Fail, Read: "missing: " + strings.Join(lacks, ", "),
 			Needed: strings.Join(all, ", "), For: forWhat(who), At: x.enginePlaces(e),
-			Mend: []string{fmt.Sprintf("run it as root, or: setcap %s+ep PROGRAM",
+			Fix: []string{fmt.Sprintf("run it as root, or: setcap %s+ep PROGRAM",
 				strings.ToLower(strings.Join(all, ","))), "in systemd: AmbientCapabilities=" + strings.Join(all, " ")}})
 	}
 	if !asked {

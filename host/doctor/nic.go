@@ -22,7 +22,7 @@ func checkInterface(x *exam) {
 			x.add(Finding{Subject: i.Name, Verdict: Fail,
 				Read:   fmt.Sprintf("%s, driver %s, has no interface", p.Name(), orNone(p.Driver)),
 				Needed: "an interface of the kernel",
-				Mend:   []string{"bind it to the kernel's driver"}})
+				Fix:    []string{"bind it to the kernel's driver"}})
 		case n == nil:
 			var have []string
 			card, what := strings.Contains(i.Name, ":"), "name"
@@ -37,14 +37,14 @@ func checkInterface(x *exam) {
 			}
 			x.add(Finding{Subject: i.Name, Verdict: Fail, Read: "there is none of this " + what + "; there are: " +
 				orNone(strings.Join(have, ", ")), Needed: "an interface " + i.Name,
-				Mend: []string{"name one that is here",
+				Fix: []string{"name one that is here",
 					"ConnectX-7 of GB10 machines is only there with a cable in it"}})
 		case !n.Up:
 			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "switched off", Needed: "up",
-				Mend: []string{"ip link set dev " + n.Name + " up"}})
+				Fix: []string{"ip link set dev " + n.Name + " up"}})
 		case n.Carrier == "down" || n.Carrier == "lowerlayerdown" || n.Carrier == "notpresent":
 			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "no carrier", Needed: "a link",
-				Mend: []string{"look at the cable, the other end and the card: ethtool " + n.Name}})
+				Fix: []string{"look at the cable, the other end and the card: ethtool " + n.Name}})
 		default:
 			x.ok(n.Name, netText(x.f, n))
 		}
@@ -71,7 +71,7 @@ func checkInterface(x *exam) {
 	case x.out != nil:
 	case cards > 0:
 		x.add(Finding{Verdict: Warn, Read: plural(cards, "card") + ", none of them switched on",
-			Needed: "one that is up", Mend: []string{"ip link set dev IF up"}})
+			Needed: "one that is up", Fix: []string{"ip link set dev IF up"}})
 	default:
 		x.skip("there is no network card")
 	}
@@ -92,7 +92,7 @@ func (x *exam) sockets() {
 		case s.Looked:
 			x.add(Finding{Subject: subject, Verdict: Fail, Read: "no interface has the address " + s.Local,
 				Needed: s.Local, At: s.at("local"),
-				Mend: []string{"name an address of this machine: ip address",
+				Fix: []string{"name an address of this machine: ip address",
 					"or give it to an interface: ip address add " + s.Local + "/24 dev IF"}})
 		default:
 			x.add(Finding{Subject: subject, Verdict: Unknown,
@@ -138,7 +138,7 @@ func checkMTU(x *exam) {
 		case u.MTU > 0 && n.MTU < u.MTU:
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(u.MTU),
 				For: "as asked for", At: u.at("mtu"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, u.MTU),
+				Fix: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, u.MTU),
 					"the switch and the other machines must have it, too"}})
 		case u.slot > 0 && n.Type == 1 && n.MTU+etherHeader > u.slot:
 			x.add(Finding{Subject: u.Name, Verdict: Warn,
@@ -146,23 +146,23 @@ func checkMTU(x *exam) {
 				Needed: fmt.Sprintf("%d bytes", n.MTU+etherHeader),
 				For:    "packets of the MTU with their Ethernet header: longer ones than a slot are dropped",
 				At:     []Place{u.slotAt},
-				Mend:   []string{fmt.Sprintf("a buf_size that is %d larger", n.MTU+etherHeader-u.slot)}})
+				Fix:    []string{fmt.Sprintf("a buf_size that is %d larger", n.MTU+etherHeader-u.slot)}})
 		case u.packet(x.n.Sockets) > n.MTU:
 			s := longest(u.Name, x.n.Sockets)
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(s.Packet),
 				For: "datagrams in one piece: one lost fragment loses all of it", At: s.at("packet_bytes"),
-				Mend: []string{fmt.Sprintf("a payload that is %d bytes shorter", s.Packet-n.MTU),
+				Fix: []string{fmt.Sprintf("a payload that is %d bytes shorter", s.Packet-n.MTU),
 					fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, s.Packet)}})
 		case u.MTU == 0 && n.Type == 1 && u.Frame > jumboFrame && u.Frame/2 >= n.MTU+etherHeader:
 			x.add(Finding{Subject: u.Name, Verdict: Warn,
 				Read:   fmt.Sprintf("%d, and each packet has %d bytes of memory", n.MTU, u.Frame),
 				Needed: "longer frames, or smaller slots", At: u.at("frame_bytes"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name,
+				Fix: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name,
 					min(u.Frame-etherHeader, 9000)), "or a smaller buf_size: the rest of each slot is never used"}})
 		case u.MTU == 0 && n.MTU <= 1500 && n.Type == 1 && fast(n):
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU),
 				Needed: "9000, if the network has it", For: "at " + speedText(n.Mbits),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", u.Name)}})
+				Fix: []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", u.Name)}})
 		default:
 			x.ok(u.Name, fmt.Sprint(n.MTU))
 		}
@@ -209,21 +209,21 @@ func checkQueues(x *exam) {
 		case u.Queues > e.RxQueues && u.Queues > e.MaxQueues:
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("%d, and the card can have %d", e.RxQueues,
 				e.MaxQueues), Needed: fmt.Sprint(u.Queues), At: u.at("queues"),
-				Mend: []string{fmt.Sprintf("ask for at most %d, or use another card", e.MaxQueues)}})
+				Fix: []string{fmt.Sprintf("ask for at most %d, or use another card", e.MaxQueues)}})
 		case u.Queues > e.RxQueues:
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(e.RxQueues), Needed: fmt.Sprint(u.Queues),
-				At:   u.at("queues"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues)}})
+				At:  u.at("queues"),
+				Fix: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues)}})
 		case u.Queues > 0 && u.Queues < e.RxQueues && wants(u.Engine).XDP:
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(e.RxQueues),
 				Needed: fmt.Sprintf("just %d", u.Queues), For: "AF_XDP gets only what arrives at its own queues",
 				At: u.at("queues"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues),
+				Fix: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues),
 					"or steer by rules: see docs/tune.md, N-tuple rules"}})
 		case u.Queues == 0 && e.RxQueues == 1 && e.MaxQueues > 1:
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("1 of %d", e.MaxQueues),
 				Needed: "as many as cores that receive",
-				Mend:   []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, min(e.MaxQueues, 4))}})
+				Fix:    []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, min(e.MaxQueues, 4))}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("%d of %d", e.RxQueues, max(e.MaxQueues, e.RxQueues)))
 		}
@@ -253,12 +253,12 @@ func checkRings(x *exam) {
 		case u.Ring > e.MaxRxRing:
 			x.add(Finding{Subject: u.Name, Verdict: Fail,
 				Read: fmt.Sprintf("%d, and the card can have %d", e.RxRing, e.MaxRxRing), Needed: fmt.Sprint(u.Ring),
-				Mend: []string{fmt.Sprintf("ask for at most %d", e.MaxRxRing)}})
+				Fix: []string{fmt.Sprintf("ask for at most %d", e.MaxRxRing)}})
 		case e.RxRing < want && (u.needed || fast(u.net)):
 			x.add(Finding{Subject: u.Name, Verdict: x.bad(u.Ring > 0),
 				Read: fmt.Sprintf("%d of %d descriptors", e.RxRing, e.MaxRxRing), Needed: fmt.Sprint(want),
-				At:   u.at("depth"),
-				Mend: []string{fmt.Sprintf("penstock tune nic %s --rings %d --apply", u.Name, want)}})
+				At:  u.at("depth"),
+				Fix: []string{fmt.Sprintf("penstock tune nic %s --rings %d --apply", u.Name, want)}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("%d of %d descriptors", e.RxRing, e.MaxRxRing))
 		}
@@ -292,11 +292,11 @@ func checkOffloads(x *exam) {
 			continue
 		}
 		f := Finding{Subject: u.Name, Verdict: Warn, Read: strings.Join(on, ", ") + " on", Needed: "off",
-			For:  "engine " + u.Engine,
-			Mend: []string{fmt.Sprintf("penstock tune nic %s --apply", u.Name)}}
+			For: "engine " + u.Engine,
+			Fix: []string{fmt.Sprintf("penstock tune nic %s --apply", u.Name)}}
 		if fixed != nil {
 			f.Why = "the driver does not let it be turned off: " + strings.Join(fixed, ", ")
-			f.Mend = []string{"turn it off where the card comes from (the hypervisor), or use another card"}
+			f.Fix = []string{"turn it off where the card comes from (the hypervisor), or use another card"}
 		}
 		x.add(f)
 	}
@@ -320,27 +320,27 @@ func checkXDP(x *exam) {
 		case u.ZeroCopy && e.XDPKnown && !has("xsk-zerocopy"):
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver),
 				orNone(e.XDP)), Needed: "xsk-zerocopy", For: "zero-copy and nothing else", At: u.at("zero_copy"),
-				Mend: []string{"bind: auto takes a copy where there is no zero-copy", "use another card or driver"}})
+				Fix: []string{"bind: auto takes a copy where there is no zero-copy", "use another card or driver"}})
 		case u.Native && e.XDPKnown && !(has("basic") && has("redirect")):
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver),
 				orNone(e.XDP)), Needed: "basic redirect", For: "native XDP and nothing else", At: u.at("native"),
-				Mend: []string{"attach: auto takes generic XDP where the driver has none",
+				Fix: []string{"attach: auto takes generic XDP where the driver has none",
 					"use another card or driver"}})
 		case u.Native && u.Chains && e.XDPKnown && !has("rx-sg"):
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver),
 				orNone(e.XDP)), Needed: "rx-sg", For: "frames of several buffers in native XDP", At: u.at("chains"),
-				Mend: []string{fmt.Sprintf("slots as long as the frames (buf_size), and an MTU of at most %d",
+				Fix: []string{fmt.Sprintf("slots as long as the frames (buf_size), and an MTU of at most %d",
 					singleBuffer), "or attach: auto, which takes generic XDP"}})
 		case e.XDPMode != "":
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "another program is attached, " + e.XDPMode,
-				Needed: "none", Mend: []string{"ip link set dev " + u.Name + " xdp off"},
+				Needed: "none", Fix: []string{"ip link set dev " + u.Name + " xdp off"},
 				Why: "the xdp engine does not replace it"})
 		case !e.XDPKnown:
 			x.unknown(u.Name, orNone(e.Errors["XDP"])+"; kernels say it since 6.3")
 		case has("basic") && has("redirect") && u.MTU > singleBuffer && !has("rx-sg"):
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: e.XDP, Needed: "rx-sg",
-				For:  fmt.Sprintf("MTU %d: a frame takes several buffers", u.MTU),
-				Mend: []string{fmt.Sprintf("an MTU of at most %d, or generic mode, which is slower", singleBuffer)}})
+				For: fmt.Sprintf("MTU %d: a frame takes several buffers", u.MTU),
+				Fix: []string{fmt.Sprintf("an MTU of at most %d, or generic mode, which is slower", singleBuffer)}})
 		case has("xsk-zerocopy"):
 			x.ok(u.Name, "native, with zero-copy")
 		case has("basic") && has("redirect"):
@@ -348,7 +348,7 @@ func checkXDP(x *exam) {
 		default:
 			x.add(Finding{Subject: u.Name, Verdict: Warn,
 				Read: fmt.Sprintf("driver %s declares no native XDP", orNone(e.Driver)), Needed: "basic redirect",
-				Mend: []string{"use another card or driver; generic mode works, slower"}})
+				Fix: []string{"use another card or driver; generic mode works, slower"}})
 		}
 	}
 	if x.out == nil {
@@ -423,16 +423,16 @@ func checkIRQ(x *exam) {
 			continue
 		case wrong == nil:
 			f.Read = "each has its processor, but irqbalance runs and will move them"
-			f.Mend = []string{"systemctl stop irqbalance"}
+			f.Fix = []string{"systemctl stop irqbalance"}
 		default:
 			if balanced {
-				f.Mend = []string{"systemctl stop irqbalance"}
+				f.Fix = []string{"systemctl stop irqbalance"}
 			}
 			if polled != nil {
-				f.Mend = append(f.Mend, "poll on others: "+host.List(x.spare(u, queues)))
+				f.Fix = append(f.Fix, "poll on others: "+host.List(x.spare(u, queues)))
 			}
 			if polled == nil || len(wrong) > 1 {
-				f.Mend = append(f.Mend, fmt.Sprintf("penstock tune nic %s --apply", u.Name))
+				f.Fix = append(f.Fix, fmt.Sprintf("penstock tune nic %s --apply", u.Name))
 			}
 		}
 		x.add(f)
@@ -517,13 +517,13 @@ func checkDrops(x *exam) {
 		if worst > total/1e6 {
 			f := Finding{Subject: u.Name, Verdict: Warn, Read: read, Needed: "none, since the driver was loaded"}
 			if lost["rx_crc_errors"] > total/1e6 {
-				f.Mend = append(f.Mend, "rx_crc_errors: clean or change the cable and the modules")
+				f.Fix = append(f.Fix, "rx_crc_errors: clean or change the cable and the modules")
 			}
 			if e := u.net.Ethtool; e != nil && e.RxRing < e.MaxRxRing {
-				f.Mend = append(f.Mend, fmt.Sprintf("longer rings: penstock tune nic %s --rings %d --apply", u.Name,
+				f.Fix = append(f.Fix, fmt.Sprintf("longer rings: penstock tune nic %s --rings %d --apply", u.Name,
 					min(max(8192, 2*e.RxRing), e.MaxRxRing)))
 			}
-			f.Mend = append(f.Mend, "more queues and cores, or a reader that keeps up")
+			f.Fix = append(f.Fix, "more queues and cores, or a reader that keeps up")
 			x.add(f)
 			continue
 		}
@@ -580,9 +580,10 @@ func checkPause(x *exam) {
 		case len(seen) > 0:
 			f := Finding{Subject: u.Name, Verdict: Warn, Read: state + "; " + countText(seen, 4),
 				Needed: "no pauses, since the driver was loaded",
-				Mend:   []string{"find who is too slow: rx_ counters mean the other end asks, tx_ that this card does"}}
+				Fix: []string{"find the slow side: rx_ counters mean that the other end asks, tx_ that this " +
+					"card does"}}
 			if p := e.Pause; p != nil && (p.Rx || p.Tx) {
-				f.Mend = append(f.Mend, "if the network is not to be lossless: ethtool -A "+u.Name+
+				f.Fix = append(f.Fix, "if the network is not to be lossless: ethtool -A "+u.Name+
 					" autoneg off rx off tx off")
 			}
 			x.add(f)
@@ -607,18 +608,18 @@ func checkHardwareTime(x *exam) {
 			slices.Contains(x.f.Daemons, "ts2phc")
 		switch {
 		case !e.HardwareRx || u.net.Clock < 0:
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "the card takes no times of what it receives",
-				Needed: "times by the card", At: u.at("hardware_time"),
-				Mend: []string{"use another card, or times by the kernel"}})
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "the card has no timestamps of received packets",
+				Needed: "hardware timestamps", At: u.at("hardware_time"),
+				Fix: []string{"use another card, or timestamps by the kernel"}})
 		case !e.StampsAll:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: "the card takes times only of some packets (of PTP)",
-				Needed: "times of every packet", At: u.at("hardware_time"),
-				Mend: []string{"use another card, or times by the kernel"}})
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: "the card has timestamps only of PTP packets",
+				Needed: "timestamps of every packet", At: u.at("hardware_time"),
+				Fix: []string{"use another card, or timestamps by the kernel"}})
 		case !synced:
 			x.add(Finding{Subject: u.Name, Verdict: Warn,
 				Read:   fmt.Sprintf("clock /dev/ptp%d, which no program synchronises", u.net.Clock),
 				Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
-				Mend: []string{fmt.Sprintf("ptp4l -i %s, or phc2sys -s CLOCK_REALTIME -c %s -O 0", u.Name, u.Name)}})
+				Fix: []string{fmt.Sprintf("ptp4l -i %s, or phc2sys -s CLOCK_REALTIME -c %s -O 0", u.Name, u.Name)}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("every packet, by /dev/ptp%d", u.net.Clock))
 		}

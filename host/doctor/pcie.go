@@ -50,19 +50,19 @@ func checkLink(x *exam) {
 				Read: fmt.Sprintf("%s; above it %s has %g GT/s x%d, %.1f GB/s", read, x.name(where), where.Speed,
 					where.Width, narrow/1e9),
 				Needed: fmt.Sprintf("%.1f GB/s", needs/1e9), For: "the rate of the interface",
-				Mend: []string{"another slot"}})
+				Fix: []string{"another slot"}})
 		case needs > narrow:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: fmt.Sprintf("%.1f GB/s", needs/1e9),
-				For:  "the rate of the interface",
-				Mend: []string{"a slot that has " + most + "; reseat the card"}})
+				For: "the rate of the interface",
+				Fix: []string{"a slot that has " + most + "; reseat the card"}})
 		case p.Width < p.MaxWidth:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can",
-				Mend: []string{"a slot with as many lanes; reseat the card, look at risers"}})
+				Fix: []string{"a slot with as many lanes; reseat the card, look at risers"}})
 		case p.Speed < p.MaxSpeed && p.Display():
 			x.ok(x.name(p), fmt.Sprintf("%s of %s: GPUs slow their link down while nothing uses it", read, most))
 		case p.Speed < p.MaxSpeed:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can",
-				Mend: []string{"look at the slot's generation in the firmware, and at risers"}})
+				Fix: []string{"look at the slot's generation in the firmware, and at risers"}})
 		default:
 			x.ok(x.name(p), read)
 		}
@@ -108,7 +108,7 @@ func checkPayload(x *exam) {
 		}
 		x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read,
 			Needed: fmt.Sprintf("%d bytes, which all on the way up can", most),
-			Mend:   []string{"in the firmware: maximum payload size; or pci=pcie_bus_perf on the kernel's command line"}})
+			Fix:    []string{"in the firmware: maximum payload size; or pci=pcie_bus_perf on the kernel's command line"}})
 	}
 }
 
@@ -127,7 +127,7 @@ func checkReadRequest(x *exam) {
 		}
 		f := Finding{Subject: x.name(p), Verdict: Warn, Read: fmt.Sprintf("%d bytes", p.ReadRequest),
 			Needed: fmt.Sprintf("%d bytes", want),
-			Mend:   []string{fmt.Sprintf("setpci -s %s CAP_EXP+8.w=5000:7000", p.Addr)}}
+			Fix:    []string{fmt.Sprintf("setpci -s %s CAP_EXP+8.w=5000:7000", p.Addr)}}
 		if x.f.Lockdown != "" && x.f.Lockdown != "none" {
 			f.Why = "the kernel is locked down: setpci cannot"
 		}
@@ -156,7 +156,7 @@ func checkACS(x *exam) {
 				x.add(Finding{Subject: x.name(b), Verdict: Warn,
 					Read: fmt.Sprintf("redirects (control %#x)", b.ACS.Does), Needed: "no redirect",
 					For: fmt.Sprintf("%s and %s below one switch", u.Name, g.Name),
-					Mend: []string{fmt.Sprintf("setpci -s %s ECAP_ACS+6.w=0000", b.Addr),
+					Fix: []string{fmt.Sprintf("setpci -s %s ECAP_ACS+6.w=0000", b.Addr),
 						"for good: ACS off in the firmware, where no virtual machines need it"}})
 			}
 		}
@@ -188,7 +188,7 @@ func checkIOMMU(x *exam) {
 		}
 		x.add(Finding{Subject: x.name(p), Verdict: Fail, At: placesOf(i.At),
 			Read: "the card is in no group of an IOMMU", Needed: "an IOMMU that is on", For: "vfio-pci",
-			Mend: []string{"turn it on in the firmware (VT-d, AMD-Vi, SMMU), and intel_iommu=on iommu=pt on the " +
+			Fix: []string{"turn it on in the firmware (VT-d, AMD-Vi, SMMU), and intel_iommu=on iommu=pt on the " +
 				"kernel's command line"}})
 	}
 	if x.out != nil {
@@ -206,7 +206,7 @@ func checkIOMMU(x *exam) {
 		case p.Translated() && x.fast() && p.Driver != "vfio-pci":
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: p.GroupType + ": each address is translated",
 				Needed: "identity",
-				Mend:   []string{"iommu=pt on the kernel's command line, and a reboot"}})
+				Fix:    []string{"iommu=pt on the kernel's command line, and a reboot"}})
 		default:
 			x.ok(x.name(p), p.GroupType)
 		}
@@ -244,9 +244,9 @@ func checkDriver(x *exam) {
 			f := Finding{Subject: x.name(p), Verdict: Fail, At: placesOf(i.At), Read: "driver " + orNone(p.Driver),
 				Needed: "vfio-pci"}
 			if !slices.Contains(x.f.Drivers, "vfio-pci") {
-				f.Mend = []string{"modprobe vfio-pci"}
+				f.Fix = []string{"modprobe vfio-pci"}
 			}
-			f.Mend = append(f.Mend, "penstock tune driver "+p.Addr+" --driver vfio-pci --apply",
+			f.Fix = append(f.Fix, "penstock tune driver "+p.Addr+" --driver vfio-pci --apply",
 				"the kernel loses the interface, and what is set on it")
 			x.add(f)
 		}

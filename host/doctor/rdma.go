@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/host"
 )
 
-// RunRDMA looks only at what RDMA stands on, for the devices of some names, or for any one with an
+// RunRDMA looks only at what RDMA depends on, for the devices of some names, or for any one with an
 // active port where there is no name. It takes n.RDMA and n.Interfaces for itself; skip names ids
 // of checks to leave out.
 func RunRDMA(m Machine, n Needs, devices []string, skip ...string) Report {
@@ -40,7 +40,7 @@ func RunRDMA(m Machine, n Needs, devices []string, skip ...string) Report {
 	return Run(m, n, skip...)
 }
 
-// rdmaChecks are the checks of what RDMA stands on.
+// rdmaChecks are the checks of what RDMA depends on.
 var rdmaChecks = []string{"rdma", "rdma-gid", "rdma-mtu", "rdma-counters", "rdma-flow-control", "pause", "rdma-modules",
 	"rdma-files", "rdma-namespaces", "rdma-library",
 	"memlock", "kernel", "gpu-direct", "rdma-gpu", "pcie-link", "pcie-payload", "pcie-read-request", "pcie-acs",
@@ -180,20 +180,20 @@ func checkRDMA(x *exam) {
 				continue
 			}
 			x.add(Finding{Subject: portName(d.RDMA, p), Verdict: Fail, Read: read, Needed: "active",
-				Mend: downMend(d.RDMA, p)})
+				Fix: downFix(d.RDMA, p)})
 		}
 	}
 	if !active && len(x.f.RDMA) > 0 && slices.Contains(x.n.RDMA, AnyDevice) {
-		var read, mend []string
+		var read, fix []string
 		for _, d := range x.devices() {
 			for i := range d.Ports {
 				read = append(read, portName(d.RDMA, &d.Ports[i])+" "+stateText(&d.Ports[i]))
-				mend = append(mend, downMend(d.RDMA, &d.Ports[i])...)
+				fix = append(fix, downFix(d.RDMA, &d.Ports[i])...)
 			}
 		}
-		slices.Sort(mend)
+		slices.Sort(fix)
 		x.add(Finding{Verdict: Fail, Read: orNone(strings.Join(read, ", ")), Needed: "a port that is active",
-			Mend: append(slices.Compact(mend), x.bring("")...)})
+			Fix: append(slices.Compact(fix), x.bring("")...)})
 	}
 	if x.out == nil {
 		x.skip("there is no RDMA device")
@@ -206,14 +206,14 @@ func (x *exam) absent() {
 		n := x.f.Net(name)
 		if n != nil && !slices.ContainsFunc(x.f.RDMA, func(r host.RDMA) bool { return belongs(&r, n) }) {
 			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "it has no RDMA device", Needed: "one",
-				For: "engine verbs", Mend: x.bring(n.Name)})
+				For: "engine verbs", Fix: x.bring(n.Name)})
 		}
 	}
 	for i := range x.n.Sockets {
 		if s := &x.n.Sockets[i]; wants(s.Engine).RDMA && len(x.f.RDMA) == 0 {
 			x.add(Finding{Subject: s.Name, Verdict: Fail, Read: "there is no RDMA device",
 				Needed: "one that has " + orNone(s.Local), For: "engine " + s.Engine, At: s.at("local"),
-				Mend: x.bring("")})
+				Fix: x.bring("")})
 		}
 	}
 	var have []string
@@ -223,13 +223,13 @@ func (x *exam) absent() {
 	for _, want := range x.n.RDMA {
 		switch {
 		case want == AnyDevice && have == nil:
-			x.add(Finding{Verdict: Fail, Read: "there is no RDMA device", Needed: "one", Mend: x.bring("")})
+			x.add(Finding{Verdict: Fail, Read: "there is no RDMA device", Needed: "one", Fix: x.bring("")})
 		case want != AnyDevice && !slices.Contains(have, want):
 			f := Finding{Subject: want, Verdict: Fail,
 				Read:   "there is none of this name; there are: " + orNone(strings.Join(have, ", ")),
 				Needed: "an RDMA device " + want}
-			if f.Mend = []string{"name one that is here"}; have == nil {
-				f.Mend = x.bring("")
+			if f.Fix = []string{"name one that is here"}; have == nil {
+				f.Fix = x.bring("")
 			}
 			x.add(f)
 		}
@@ -260,8 +260,8 @@ func deviceText(r *host.RDMA, p *host.RDMAPort) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ", ")
 }
 
-// downMend is what to do for a port that is not active.
-func downMend(r *host.RDMA, p *host.RDMAPort) []string {
+// downFix is what to do for a port that is not active.
+func downFix(r *host.RDMA, p *host.RDMAPort) []string {
 	switch {
 	case p.Layer == "InfiniBand" && (p.State == "INIT" || p.State == "ARMED"):
 		return []string{"the link is up and no subnet manager has set it up: start one on a machine or a switch of " +
@@ -346,7 +346,7 @@ func checkGID(x *exam) {
 			if why := x.missed(fmt.Sprintf("/infiniband/%s/ports/%d/gids", d.Name, p.ID)); d.needed || why == "" {
 				x.add(Finding{Subject: name, Verdict: x.bad(d.needed), Read: "its table of addresses is empty",
 					Needed: "an address of RoCE version 2",
-					Mend:   []string{fmt.Sprintf("ip link set dev %s up", iface), address}})
+					Fix:    []string{fmt.Sprintf("ip link set dev %s up", iface), address}})
 			} else {
 				x.unknown(name, why)
 			}
@@ -372,21 +372,21 @@ func checkGID(x *exam) {
 		switch {
 		case g.Type != roce2 && g.Type != "":
 			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "one of RoCE version 2",
-				Why:  "version 1 has no IP header: routers do not pass it on, and switches do not spread it",
-				Mend: []string{"look for version 2 in the card's settings and its driver's version"}})
+				Why: "version 1 has no IP header: routers do not pass it on, and switches do not spread it",
+				Fix: []string{"look for version 2 in the card's settings and its driver's version"}})
 		case ofOneLink(g):
 			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "an address beyond the link",
-				Why: "this one is known on its own link only", Mend: []string{address}})
+				Why: "this one is known on its own link only", Fix: []string{address}})
 		case g.VLAN > 0:
 			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "a peer in the same VLAN",
-				Why:  "all addresses that routers pass on are of VLANs",
-				Mend: []string{"see that the peer and the switch have this VLAN", byIndex, "or " + address}})
+				Why: "all addresses that routers pass on are of VLANs",
+				Fix: []string{"see that the peer and the switch have this VLAN", byIndex, "or " + address}})
 		case slices.ContainsFunc(all, func(o host.GID) bool {
 			return o.VLAN > 0 && o.Type == g.Type && addrRank(&o) == addrRank(g)
 		}):
 			x.add(Finding{Subject: name, Verdict: Warn, Read: read, Needed: "the one by which the peer is reached",
-				Why:  "some are of a VLAN, and the choice does not know where the peer is",
-				Mend: []string{byIndex}})
+				Why: "some are of a VLAN, and the choice does not know where the peer is",
+				Fix: []string{byIndex}})
 		default:
 			x.ok(name, read)
 		}
@@ -398,7 +398,7 @@ func (x *exam) infiniband(d usedRDMA, p *host.RDMAPort, name string) {
 	if p.LID == 0 || p.SM == 0 {
 		x.add(Finding{Subject: name, Verdict: x.bad(d.needed),
 			Read: fmt.Sprintf("LID %d, subnet manager at LID %d", p.LID, p.SM), Needed: "both",
-			Mend: []string{"start a subnet manager on a machine or a switch of this subnet (systemctl start opensm)"}})
+			Fix: []string{"start a subnet manager on a machine or a switch of this subnet (systemctl start opensm)"}})
 		return
 	}
 	x.ok(name, fmt.Sprintf("LID %d, by the subnet manager at LID %d", p.LID, p.SM))
@@ -438,7 +438,7 @@ func checkPathMTU(x *exam) {
 			x.add(Finding{Subject: name, Verdict: Warn,
 				Read:   fmt.Sprintf("%d, and the port can have %d", asked.MTU, asked.MaxMTU),
 				Needed: fmt.Sprint(asked.MaxMTU),
-				Mend:   []string{"in the subnet manager's partitions (partitions.conf of opensm): mtu=5"}})
+				Fix:    []string{"in the subnet manager's partitions (partitions.conf of opensm): mtu=5"}})
 			return
 		default:
 			x.ok(name, fmt.Sprint(asked.MTU))
@@ -459,17 +459,17 @@ func checkPathMTU(x *exam) {
 			mtu = asked.MTU
 			read = fmt.Sprintf("%d, and the %d of %s would allow another", mtu, n.MTU, n.Name)
 		}
-		mend := []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", n.Name),
+		fix := []string{fmt.Sprintf("penstock tune nic %s --mtu 9000 --apply", n.Name),
 			"the switch and the other machines must have it, too; connections use what both ends have"}
 		switch {
 		case mtu == 0:
 			x.add(Finding{Subject: name, Verdict: x.bad(d.needed),
 				Read:   fmt.Sprintf("the MTU of %s is %d: nothing fits", n.Name, n.MTU),
-				Needed: fmt.Sprint(256 + roceHeaders), Mend: mend})
+				Needed: fmt.Sprint(256 + roceHeaders), Fix: fix})
 		case mtu < mostPathMTU && (x.wantsRDMA() || fast(n)):
 			x.add(Finding{Subject: name, Verdict: Warn, Read: read,
 				Needed: fmt.Sprintf("%d, which takes %d of the interface", mostPathMTU, mostPathMTU+roceHeaders),
-				Mend:   mend})
+				Fix:    fix})
 		default:
 			x.ok(name, read)
 		}

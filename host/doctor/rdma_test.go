@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-io/penstock/host"
 )
 
-// Reports of what RDMA stands on.
+// Reports of what RDMA depends on.
 func TestRDMAReports(t *testing.T) {
 	for _, x := range []struct {
 		name, machine string
@@ -55,8 +55,8 @@ func TestRDMAReports(t *testing.T) {
 			}
 		}
 		for _, f := range r.Findings {
-			if (f.Verdict == Warn || f.Verdict == Fail) && (f.Read == "" || f.Needed == "" || len(f.Mend) == 0) {
-				t.Errorf("%s: %+v does not say what is, what should be and how to mend it", x.name, f)
+			if (f.Verdict == Warn || f.Verdict == Fail) && (f.Read == "" || f.Needed == "" || len(f.Fix) == 0) {
+				t.Errorf("%s: %+v does not say what is, what should be and how to fix it", x.name, f)
 			}
 			if (f.Verdict == Unknown || f.Verdict == NotApplicable) && f.Why == "" {
 				t.Errorf("%s: %+v does not say why", x.name, f)

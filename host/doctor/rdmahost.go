@@ -13,7 +13,7 @@ import (
 var trouble = []struct {
 	what     string
 	counters []string
-	mend     string
+	fix      string
 }{
 	{"lost or repeated", []string{"local_ack_timeout_err", "out_of_sequence", "packet_seq_err", "implied_nak_seq_err",
 		"roce_adp_retrans", "req_transport_retries_exceeded", "rcvd_seq_err",
@@ -33,7 +33,7 @@ func checkRDMACounters(x *exam) {
 	for _, d := range x.devices() {
 		for i := range d.Ports {
 			p := &d.Ports[i]
-			var read, mend []string
+			var read, fix []string
 			for _, t := range trouble {
 				seen := map[string]uint64{}
 				for _, c := range t.counters {
@@ -42,13 +42,13 @@ func checkRDMACounters(x *exam) {
 					}
 				}
 				if len(seen) > 0 {
-					read, mend = append(read, t.what+": "+countText(seen, 3)), append(mend, t.mend)
+					read, fix = append(read, t.what+": "+countText(seen, 3)), append(fix, t.fix)
 				}
 			}
 			switch {
 			case read != nil:
 				x.add(Finding{Subject: portName(d.RDMA, p), Verdict: Warn, Read: strings.Join(read, "; "),
-					Needed: "no loss and no marks, since the driver was loaded", Mend: mend})
+					Needed: "no loss and no marks, since the driver was loaded", Fix: fix})
 			case p.State == "ACTIVE":
 				x.ok(portName(d.RDMA, p), "no loss, no marks")
 			}
@@ -90,7 +90,7 @@ func checkFlowControl(x *exam) {
 
 // lossless looks at the flow control of a RoCE card's interface.
 func (x *exam) lossless(n *host.Net) {
-	mend := []string{fmt.Sprintf("dcb pfc set dev %s prio-pfc all:off %d:on", n.Name, pfcPriority),
+	fix := []string{fmt.Sprintf("dcb pfc set dev %s prio-pfc all:off %d:on", n.Name, pfcPriority),
 		fmt.Sprintf("dcb app add dev %s dscp-prio 26:%d", n.Name, pfcPriority), elsewhere}
 	pauses := n.Ethtool != nil && n.Ethtool.Pause != nil && (n.Ethtool.Pause.Rx || n.Ethtool.Pause.Tx)
 	switch {
@@ -121,12 +121,12 @@ func (x *exam) lossless(n *host.Net) {
 		x.add(Finding{Subject: n.Name, Verdict: Warn, Read: "pause frames for the whole link, no priority flow control",
 			Needed: fmt.Sprintf("flow control of RoCE's priority (%d)", pfcPriority),
 			Why:    "all traffic stands still when one receiver is slow",
-			Mend:   append([]string{"ethtool -A " + n.Name + " rx off tx off"}, mend...)})
+			Fix:    append([]string{"ethtool -A " + n.Name + " rx off tx off"}, fix...)})
 	case n.ECN != nil && len(n.ECN.Reacts) > 0 && len(n.ECN.Notifies) > 0:
 		x.ok(n.Name, "no flow control; congestion control (ECN) alone")
 	default:
 		x.add(Finding{Subject: n.Name, Verdict: Warn, Read: "no flow control",
-			Needed: fmt.Sprintf("flow control of RoCE's priority (%d), or ECN", pfcPriority), Mend: mend})
+			Needed: fmt.Sprintf("flow control of RoCE's priority (%d), or ECN", pfcPriority), Fix: fix})
 	}
 }
 
@@ -148,7 +148,7 @@ func (x *exam) congestion(n *host.Net) {
 		Read: fmt.Sprintf("it tells of marks on priorities %s, slows down on %s", orNone(host.List(n.ECN.Notifies)),
 			orNone(host.List(n.ECN.Reacts))),
 		Needed: fmt.Sprintf("both on RoCE's priority (%d)", pfcPriority),
-		Mend: []string{fmt.Sprintf("echo 1 > /sys/class/net/%s/ecn/roce_np/enable/%d", n.Name, pfcPriority),
+		Fix: []string{fmt.Sprintf("echo 1 > /sys/class/net/%s/ecn/roce_np/enable/%d", n.Name, pfcPriority),
 			fmt.Sprintf("echo 1 > /sys/class/net/%s/ecn/roce_rp/enable/%d", n.Name, pfcPriority), elsewhere}})
 }
 
@@ -162,7 +162,7 @@ func checkRDMAModules(x *exam) {
 		x.ok("devices", "ib_uverbs")
 	} else {
 		x.add(Finding{Subject: "devices", Verdict: x.bad(x.wantsRDMA()), Read: "ib_uverbs is not loaded", Needed: "it",
-			Mend: []string{"modprobe ib_uverbs",
+			Fix: []string{"modprobe ib_uverbs",
 				"where there is no such module: apt-get install linux-modules-extra-$(uname -r) on Ubuntu; other " +
 					"distributions have it in the kernel's package"}})
 	}
@@ -170,7 +170,7 @@ func checkRDMAModules(x *exam) {
 		x.ok("connections", "rdma_ucm")
 	} else {
 		x.add(Finding{Subject: "connections", Verdict: Warn, Read: "rdma_ucm is not loaded",
-			Needed: "it, for connections by IP address (rdma_cm)", Mend: []string{"modprobe rdma_ucm"}})
+			Needed: "it, for connections by IP address (rdma_cm)", Fix: []string{"modprobe rdma_ucm"}})
 	}
 }
 
@@ -204,7 +204,7 @@ func checkRDMAFiles(x *exam) {
 	for _, d := range x.devices() {
 		if d.File == "" {
 			x.add(Finding{Subject: d.Name, Verdict: x.bad(d.needed), Read: "the kernel gives it to no program",
-				Needed: "a file below /dev/infiniband", Mend: []string{"look why: dmesg"}})
+				Needed: "a file below /dev/infiniband", Fix: []string{"look why: dmesg"}})
 		}
 	}
 }
@@ -216,14 +216,14 @@ func (x *exam) deviceFile(f host.DeviceFile, what string, bad Verdict) {
 		x.ok(subject, fmt.Sprintf("%smode %s, can be opened", what, f.Mode))
 		return
 	}
-	mend := []string{"run as root, or in the group that owns it",
+	fix := []string{"run as root, or in the group that owns it",
 		`for all users, in /etc/udev/rules.d/90-rdma.rules: KERNEL=="uverbs*|rdma_cm", MODE="0666"`}
 	if f.Mode == "" {
-		mend = []string{"in a container: --device /dev/infiniband (Kubernetes: the RDMA device plugin)",
+		fix = []string{"in a container: --device /dev/infiniband (Kubernetes: the RDMA device plugin)",
 			"else: udevadm trigger, and look whether udev runs"}
 	}
 	x.add(Finding{Subject: subject, Verdict: bad, Read: what + f.Error + modeText(f.Mode),
-		Needed: "a file that this process may open", Mend: mend})
+		Needed: "a file that this process may open", Fix: fix})
 }
 
 func modeText(mode string) string {
@@ -241,7 +241,7 @@ func checkRDMANamespaces(x *exam) {
 		x.skip("the kernel does not say (ib_core's parameter netns_mode)")
 	case v == "exclusive" && len(x.f.RDMA) == 0:
 		x.add(Finding{Verdict: Warn, Read: "exclusive, and this network namespace has no device", Needed: "one here",
-			Mend: []string{"from the namespace that has it: rdma dev set DEVICE netns NAME",
+			Fix: []string{"from the namespace that has it: rdma dev set DEVICE netns NAME",
 				"or for all: rdma system set netns shared (with no namespace but the first)"}})
 	default:
 		x.ok("", v)
@@ -260,14 +260,14 @@ func checkRDMALibrary(x *exam) {
 			return
 		}
 		x.add(Finding{Subject: name, Verdict: x.bad(needed), Read: "not found where libraries are", Needed: name,
-			Mend: []string{"apt-get install " + debian, "on Fedora and RHEL: dnf install " + fedora}})
+			Fix: []string{"apt-get install " + debian, "on Fedora and RHEL: dnf install " + fedora}})
 	}
 	library("libibverbs.so.1", v.Library, "libibverbs1 ibverbs-providers", "libibverbs", x.wantsRDMA())
 	library("librdmacm.so.1", v.Manager, "librdmacm1", "librdmacm", false)
 	if v.Asked != nil && v.Asked.Error != "" {
 		x.add(Finding{Subject: "libibverbs.so.1", Verdict: x.bad(x.wantsRDMA()), Read: v.Asked.Error,
 			Needed: "a library that this program can use",
-			Mend: []string{"apt-get install libibverbs1 ibverbs-providers",
+			Fix: []string{"apt-get install libibverbs1 ibverbs-providers",
 				"on Fedora and RHEL: dnf install libibverbs"}})
 		return
 	}
@@ -285,7 +285,7 @@ func checkRDMALibrary(x *exam) {
 		case said != nil:
 			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, lacks), Read: said.Error,
 				Needed: "a device that libibverbs opens",
-				Mend: []string{"what this process may open says: penstock doctor rdma, rdma-files",
+				Fix: []string{"what this process may open says: penstock doctor rdma, rdma-files",
 					"else look at the kernel's messages: dmesg"}})
 		case d.Provider == "":
 			x.unknown(d.Name, "which part of libibverbs drives it is not known here",
@@ -296,13 +296,13 @@ func checkRDMALibrary(x *exam) {
 			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, lacks),
 				Read:   "libibverbs does not list it, though its part " + d.Provider + " is installed",
 				Needed: "a device that libibverbs lists",
-				Mend: []string{"see that all packages of rdma-core have one version: parts of another version are " +
+				Fix: []string{"see that all packages of rdma-core have one version: parts of another version are " +
 					"not loaded"}})
 		default:
 			x.add(Finding{Subject: d.Name, Verdict: x.fails(d, func(r host.RDMA) bool {
 				return !slices.Contains(v.Providers, r.Provider)
 			}), Read: "libibverbs has the parts: " + orNone(strings.Join(v.Providers, ", ")),
-				Needed: d.Provider, Mend: []string{"apt-get install ibverbs-providers",
+				Needed: d.Provider, Fix: []string{"apt-get install ibverbs-providers",
 					"on Fedora and RHEL: dnf install libibverbs; with NVIDIA's own packages: rdma-core"}})
 		}
 	}

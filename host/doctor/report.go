@@ -35,9 +35,9 @@ type Finding struct {
 	Needed  string  `json:"needed,omitempty"` // what should be so
 	For     string  `json:"for,omitempty"`    // what needs it
 	Why     string  `json:"why,omitempty"`    // the reason of the verdict, where the others do not say it
-	// Mend are commands, or steps in words, that make it so. They are alternatives only where they
+	// Fix are commands, or steps in words, that make it so. They are alternatives only where they
 	// say so.
-	Mend []string `json:"mend,omitempty"`
+	Fix []string `json:"fix,omitempty"`
 	// At is where a configuration asks for it.
 	At []Place `json:"at,omitempty"`
 }
@@ -252,7 +252,7 @@ func (r Report) Text(all bool) string {
 		if n := len(f.At) - mostPlaces; n > 0 {
 			line("", fmt.Sprintf("and %d more", n))
 		}
-		for i, m := range f.Mend {
+		for i, m := range f.Fix {
 			name := "fix"
 			if i > 0 {
 				name = ""
@@ -270,7 +270,7 @@ func (r Report) Text(all bool) string {
 	return b.String()
 }
 
-// programs are those with which commands in Mend begin.
+// programs are those with which commands in Fix begin.
 var programs = []string{"apt-get", "cpupower", "dcb", "driverctl", "echo", "ethtool", "ip", "modprobe", "nvidia-smi",
 	"penstock", "rdma", "setpci", "sysctl", "systemctl", "ulimit"}
 

@@ -49,7 +49,7 @@ func checkKernel(x *exam) {
 		x.ok("", fmt.Sprintf("%s; %s needs %d.%d", x.f.Kernel, what, need[0], need[1]))
 	default:
 		x.add(Finding{Verdict: Fail, Read: x.f.Kernel, Needed: fmt.Sprintf("%d.%d", need[0], need[1]), For: what,
-			Mend: []string{"boot a newer kernel"}})
+			Fix: []string{"boot a newer kernel"}})
 	}
 }
 
@@ -69,7 +69,7 @@ func checkLockdown(x *exam) {
 			return
 		}
 		x.add(Finding{Verdict: Warn, Read: l, Needed: "none, if cards are to be set by setpci",
-			Mend: []string{"turn Secure Boot off in the firmware, if you may"}})
+			Fix: []string{"turn Secure Boot off in the firmware, if you may"}})
 	}
 }
 
@@ -109,7 +109,7 @@ func checkBuffers(x *exam) {
 			}
 			x.add(Finding{Subject: what, Verdict: x.bad(explicit), Read: fmt.Sprintf("%s is %s", name, sizeText(v)),
 				Needed: sizeText(want), For: forWhat(who), At: at,
-				Mend: []string{fmt.Sprintf("penstock tune host --sysctl %s=%d --apply", name, want)}})
+				Fix: []string{fmt.Sprintf("penstock tune host --sysctl %s=%d --apply", name, want)}})
 		}
 	}
 	// Of several sockets the one with the largest buffer counts.
@@ -155,11 +155,11 @@ func checkSoftnet(x *exam) {
 	switch {
 	case often(s.Dropped):
 		x.add(Finding{Verdict: Warn, Read: read, Needed: "a longer backlog",
-			Mend: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_max_backlog=%d --apply",
+			Fix: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_max_backlog=%d --apply",
 				x.double("net.core.netdev_max_backlog", 1000))}})
 	case often(s.Squeezed):
 		x.add(Finding{Verdict: Warn, Read: read, Needed: "a larger budget",
-			Mend: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_budget=%d --sysctl "+
+			Fix: []string{fmt.Sprintf("penstock tune host --sysctl net.core.netdev_budget=%d --sysctl "+
 				"net.core.netdev_budget_usecs=%d --apply",
 				x.double("net.core.netdev_budget", 300), x.double("net.core.netdev_budget_usecs", 8000))}})
 	default:

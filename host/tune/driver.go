@@ -353,7 +353,7 @@ func (l linux) inUse(addr, driver string) error {
 	}
 	routed, err := host.DefaultRoutes(os.DirFS(l.root + "/"))
 	if err != nil {
-		return fmt.Errorf("tune: which interface has the default route cannot be read, so %s stays as it is: %w", addr,
+		return fmt.Errorf("tune: the default route cannot be read, so %s stays as it is: %w", addr,
 			err)
 	}
 	for _, i := range ifaces {
@@ -367,7 +367,8 @@ func (l linux) inUse(addr, driver string) error {
 		}
 		upper, _ := filepath.Glob(l.root + "/sys/class/net/" + i + "/upper_*")
 		if len(upper) > 0 {
-			return fmt.Errorf("%w: %s stands on %s", ErrRefused, strings.TrimPrefix(filepath.Base(upper[0]), "upper_"),
+			return fmt.Errorf("%w: %s is on top of %s", ErrRefused,
+				strings.TrimPrefix(filepath.Base(upper[0]), "upper_"),
 				i)
 		}
 		addrs, err := l.addresses(i)
@@ -376,7 +377,7 @@ func (l linux) inUse(addr, driver string) error {
 		}
 		for _, a := range addrs {
 			if !a.IsLinkLocalUnicast() || a.Is4() {
-				return fmt.Errorf("%w: %s has the address %v: who uses it would be cut off; ip address flush dev %s "+
+				return fmt.Errorf("%w: %s has the address %v: its users would be cut off; ip address flush dev %s "+
 					"takes it away", ErrRefused, i, a, i)
 			}
 		}

@@ -301,7 +301,7 @@ func TestDriverRefused(t *testing.T) {
 		{"link-local address of IPv4", testCard, open, nil, addr("169.254.1.2"), ErrRefused, "169.254.1.2"},
 		{"address of IPv6", testCard, open, nil, addr("fd00::2"), ErrRefused, "ip address flush dev eth1"},
 		{"bond", testCard, open, map[string]string{"sys/class/net/eth1/master": "->../../bond0"}, nil, ErrRefused, "part of bond0"},
-		{"VLAN", testCard, open, map[string]string{"sys/class/net/eth1/upper_eth1.5": "->../eth1.5"}, nil, ErrRefused, "eth1.5 stands on eth1"},
+		{"VLAN", testCard, open, map[string]string{"sys/class/net/eth1/upper_eth1.5": "->../eth1.5"}, nil, ErrRefused, "eth1.5 is on top of eth1"},
 		{"virtual functions", testCard, open, map[string]string{dev + "sriov_numvfs": "4"}, nil, ErrRefused, "4 virtual functions"},
 		{"no virtual functions", testCard, open, map[string]string{dev + "sriov_numvfs": "0"}, nil, nil, ""},
 		{"elsewhere", testCard, open, map[string]string{dev + "net/eth1/mtu": "<none>"}, nil, ErrRefused, "another network namespace"},

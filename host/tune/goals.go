@@ -22,7 +22,7 @@ var (
 	// ErrState: the record of what was changed cannot be written, read or trusted.
 	ErrState = errors.New("tune: the record of changes")
 	// ErrNotSo: a value was set without an error, and is another one when it is read.
-	ErrNotSo = errors.New("tune: it is not so after it was set")
+	ErrNotSo = errors.New("tune: the setting has another value after it was set")
 )
 
 // Goals says what the caller wants. The zero value asks for what is right nearly always.

@@ -9,7 +9,7 @@ import (
 )
 
 // errGone means that what a setting was about is not there any more: an interrupt, an interface.
-var errGone = errors.New("it is not there any more")
+var errGone = errors.New("the file no longer exists")
 
 // machine is this machine, or a test's. Values are text in one form, so that they can be compared.
 type machine interface {

@@ -332,7 +332,7 @@ func TestAfterABoot(t *testing.T) {
 	if d := differ(now, f.values); d != nil {
 		t.Error(d)
 	}
-	// The next boot's Apply begins anew.
+	// The next boot's Apply restarts.
 	f = newFake()
 	f.id.Boot = "boot-3"
 	before := f.snapshot()

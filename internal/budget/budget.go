@@ -52,8 +52,8 @@ const (
 var names = [resources]string{"sessions", "paths", "descriptors", "bytes of buffers", "mappings",
 	"bytes of address space"}
 
-// mends says how to have more of a resource.
-var mends = [resources]string{
+// remedies says how to raise the limit of a resource.
+var remedies = [resources]string{
 	Sessions:    "close sessions",
 	Paths:       "close paths, or ask for fewer of them",
 	Descriptors: "close paths, ask for fewer streams, or raise the limit of open files (ulimit -n) of the other process",
@@ -94,7 +94,7 @@ type Refusal struct {
 
 func (r *Refusal) Error() string {
 	return fmt.Sprintf("%d %s asked for, %s has %d and %d are free, of which %d are kept for others: %s",
-		r.Asked, r.Resource, r.Principal, r.Held, r.Free, min(r.Kept, r.Free), mends[r.Resource])
+		r.Asked, r.Resource, r.Principal, r.Held, r.Free, min(r.Kept, r.Free), remedies[r.Resource])
 }
 
 // Unwrap makes it match ErrOver.

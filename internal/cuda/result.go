@@ -11,7 +11,7 @@ var (
 	ErrUnavailable = errors.New("CUDA is not available")
 	// of the device, or pinned memory of the machine
 	ErrOutOfMemory = errors.New("out of memory")
-	// it failed; all contexts on it are of no use until the process starts anew
+	// it failed; all contexts on it are of no use until the process restarts
 	ErrLost = errors.New("the device is lost to this process")
 	ErrArch = errors.New("no code for this device") // a module for other architectures
 	// a function is missing, or PTX is too new for it

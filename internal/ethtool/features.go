@@ -28,7 +28,7 @@ var aliases = map[string]string{"gro": FeatureGRO, "lro": FeatureLRO, "ntuple": 
 type Feature struct {
 	Name      string
 	Active    bool // it is on
-	Requested bool // a user asked for it; it may be off for want of another
+	Requested bool // a user asked for it; it may be off for lack of another
 	Fixed     bool // it cannot be changed
 }
 

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// tree guards what a context records of its objects: which are open, and which stands on which.
+// tree guards what a context records of its objects: which are open, and which depends on which.
 type tree struct {
 	mu     sync.Mutex
 	serial uint64

@@ -5,7 +5,7 @@
 // with scopes, numbers in network order, views of headers. An OpenCL runtime builds them as they
 // are, so that CI really runs them (PoCL, on the CPU); clang makes PTX of the same text, which is
 // committed in ptx/ for the oldest and the newest architecture that matter, in the oldest version
-// of PTX that each has, so that old drivers read it. "make generate" makes it anew; a test compares
+// of PTX that each has, so that old drivers read it. "make generate" compiles it; a test compares
 // the digest of the source that each PTX names, and compiles again where that clang is installed.
 //
 // Every form gives the same bytes for the same input, whatever the grid. Offsets and lengths are 64

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-io/penstock/internal/lab/testenv"
 )
 
-var update = flag.Bool("update", false, "compile the PTX anew")
+var update = flag.Bool("update", false, "compile the PTX again")
 
 // clang is the compiler that makes the PTX, as a program.
 const clang = "clang-22"
@@ -65,7 +65,7 @@ func compile(name, source, compiler string, t target) (string, error) {
 }
 
 // TestPTXIsCurrent shows that each PTX was made of the source beside it, by the digest that it
-// names. With -update it makes anew what was not, or what another version of the compiler made.
+// names. With -update it compiles again what was not, or what another version of the compiler made.
 func TestPTXIsCurrent(t *testing.T) {
 	have, missing := "", error(nil)
 	if *update {
@@ -82,7 +82,7 @@ func TestPTXIsCurrent(t *testing.T) {
 			case stale && !*update:
 				t.Errorf("%s was made of another source: run make generate (with %s) and commit it", file, clang)
 			case stale && missing != nil:
-				t.Errorf("%s must be made anew: %v", file, missing)
+				t.Errorf("%s must be compiled again: %v", file, missing)
 			case *update && missing == nil && (stale || !strings.Contains(string(old), clang+" "+have+";")):
 				now, err := compile(p.Name, p.Source, have, to)
 				if err == nil {

@@ -60,7 +60,7 @@ func Umask() (fs.FileMode, error) {
 }
 
 // Fallocate gives the file f blocks for its n bytes from off on (man 2 fallocate), so that writing
-// to them later, also through a mapping, cannot fail for want of room, and extends it to them if
+// to them later, also through a mapping, cannot fail for lack of room, and extends it to them if
 // extend is set. EOPNOTSUPP means that the file system cannot do that.
 func Fallocate(f *os.File, off, n int64, extend bool) error {
 	if n == 0 {

@@ -32,7 +32,7 @@ func Listen(ctx context.Context, lc *net.ListenConfig, network, addr string) (ne
 	case serr != nil:
 		return nil, err
 	case fi.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("%w: it is no socket", err)
+		return nil, fmt.Errorf("%w: the file is no socket", err)
 	}
 	var d net.Dialer
 	c, derr := d.DialContext(ctx, "unix", addr)

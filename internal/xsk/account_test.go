@@ -120,7 +120,7 @@ func TestMany(t *testing.T) {
 }
 
 // TestStalled: what comes to a consumer that does not take it is dropped, and the counts say
-// whether for want of room in the ring or of chunks.
+// whether for lack of room in the ring or of chunks.
 func TestStalled(t *testing.T) {
 	for _, c := range []struct {
 		name       string
@@ -162,7 +162,7 @@ func TestStalled(t *testing.T) {
 			n := to.rx.Get(descs)
 			if n+int(s.RxDropped+s.RxRingFull) != 500 || s.RxRingFull != c.full || s.RxDropped != c.starved ||
 				s.RxFillRingEmptyDescs < c.starved || s.RxInvalidDescs != 0 {
-				t.Errorf("%d came, %+v: expected %d for want of room and %d of chunks", n, s, c.full, c.starved)
+				t.Errorf("%d came, %+v: expected %d for lack of room and %d of chunks", n, s, c.full, c.starved)
 			}
 			// Nothing is lost for good: what was not used is in the fill ring or with the kernel,
 			// which uses it next.

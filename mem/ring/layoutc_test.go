@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the layout for OpenCL C anew")
+var update = flag.Bool("update", false, "rewrite the layout for OpenCL C")
 
 // layoutInC is the layout as OpenCL C: ps_ring and ps_slot, with the fields of the Go structures in
 // the same places.

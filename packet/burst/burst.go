@@ -363,8 +363,8 @@ func (b *Burst) WireLen(i int) int {
 }
 
 // Time is when packet i was received, in nanoseconds since 1970 (CLOCK_REALTIME, or the NIC's clock
-// set to it); ok is false where the queue takes no times. In a burst to be sent it is when to send
-// at the earliest.
+// set to it); ok is false where the queue has no timestamps. In a burst to be sent it is when to
+// send at the earliest.
 func (b *Burst) Time(i int) (ns int64, ok bool) {
 	b.check(i)
 	return b.meta[i].time, b.meta[i].flags&HasTime != 0

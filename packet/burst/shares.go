@@ -34,7 +34,7 @@ type shared struct {
 	src *Source
 }
 
-// knownSources bounds the list of Sources. It begins anew behind that many, which costs only that
+// knownSources bounds the list of Sources. It restarts behind that many, which costs only that
 // they are made again.
 const knownSources = 64
 

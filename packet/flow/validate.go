@@ -357,7 +357,7 @@ func (t *Tunnel) check(rep func(ProblemKind, string, ...any)) {
 	}
 	switch {
 	case t.Type == GRE && t.VNI != 0:
-		rep(Invalid, "gre has no vni: leave it away")
+		rep(Invalid, "gre has no vni: remove it")
 	case t.VNI >= 1<<24:
 		rep(Invalid, "vni %d is out of range: expected 0 to %d", t.VNI, 1<<24-1)
 	}
@@ -365,7 +365,7 @@ func (t *Tunnel) check(rep func(ProblemKind, string, ...any)) {
 		rep(Invalid, "%v has no UDP ports: leave udp-src and udp-dst away", t.Type)
 	}
 	if t.Type != NVGRE && t.FlowID != 0 {
-		rep(Invalid, "%v has no flow-id: leave it away", t.Type)
+		rep(Invalid, "%v has no flow-id: remove it", t.Type)
 	}
 	switch t.Protocol {
 	case 0, packet.EtherTypeIPv4, packet.EtherTypeIPv6, packet.EtherTypeTEB:
@@ -373,6 +373,6 @@ func (t *Tunnel) check(rep func(ProblemKind, string, ...any)) {
 		rep(Invalid, "gre proto 0x%04x: expected 0x0800, 0x86dd or 0x6558", uint16(t.Protocol))
 	}
 	if t.Type != GRE && t.Protocol != 0 {
-		rep(Invalid, "%v has no proto: leave it away", t.Type)
+		rep(Invalid, "%v has no proto: remove it", t.Type)
 	}
 }

@@ -184,7 +184,7 @@ func TestAssembleModel(t *testing.T) {
 	})
 }
 
-// A damaged number does no harm, and a sender that was started anew is followed from its second
+// A damaged number does no harm, and a sender that was restarted is followed from its second
 // packet on.
 func TestAssembleStrays(t *testing.T) {
 	r := &history{m: newAssembler(4, 4), rows: map[uint64]bool{}}

@@ -56,7 +56,7 @@ type Options struct {
 	Param       uint64 // the kernel's own number: for power and gemm see docs/feed.md
 	Policy      Policy
 	Ordered     bool // results come in the order of the packets, also of several rings
-	Batch       bool // a launch for what has come, instead of a kernel that stays
+	Batch       bool // a launch for what has come, instead of a persistent kernel
 }
 
 const (
@@ -89,7 +89,7 @@ var Kind = engine.StageKind{Name: "feed",
 		{Key: "policy", Type: engine.Word, Words: policyWords, Default: "block", Field: "Policy",
 			Doc: "What is dropped when the kernel does not keep up: nothing here, the newest, or the oldest packets."},
 		{Key: "ordered", Type: engine.Bool, Default: "false", Field: "Ordered", Doc: "Results come in the order of the packets."},
-		{Key: "batch", Type: engine.Bool, Default: "false", Field: "Batch", Doc: "A launch for what has come, instead of a kernel that stays."},
+		{Key: "batch", Type: engine.Bool, Default: "false", Field: "Batch", Doc: "A launch for what has come, instead of a persistent kernel."},
 	},
 }
 

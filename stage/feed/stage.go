@@ -44,7 +44,7 @@ type Stage struct {
 	room  *memory
 
 	in, pick *burst.Burst // received and not published; one packet of it
-	ended    error        // what it stands on has nothing more
+	ended    error        // what it reads from has nothing more
 	failed   error        // from then on
 	closed   bool
 

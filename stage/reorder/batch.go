@@ -31,7 +31,7 @@ type Batch struct {
 	// DType is the type of the elements, U8 of bytes that were not converted.
 	DType tensor.DType
 	// First and Last are the earliest and the latest receive time of its packets, in nanoseconds
-	// since 1970; 0 where the queue takes no times.
+	// since 1970; 0 where the queue has no timestamps.
 	First, Last int64
 	// TimedOut says that Plan.Timeout ended it.
 	TimedOut bool

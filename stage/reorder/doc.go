@@ -26,7 +26,7 @@
 //   - late: its batch has left. A packet up to four windows behind is late.
 //   - duplicate: its place is taken. The first packet counts.
 //   - stray: its number is further away, ahead or behind. After eight in a row that are close
-//     together the sender has begun anew, or the network was down: all open batches leave, and the
+//     together the sender has restarted, or the network was down: all open batches leave, and the
 //     window goes there.
 //   - bad frame: it is shorter than its fields and the payload's offset, or its payload is no whole
 //     number of samples.
@@ -35,7 +35,7 @@
 //   - incomplete: Plan.Missing is Drop, and a packet of its batch is missing.
 //
 // A batch of which no packet came is lost: it does not leave, and is counted, unless the window
-// began anew meanwhile.
+// restarted meanwhile.
 //
 // Packets of flows without a plan pass as they are. Between them and batches no order is kept.
 package reorder

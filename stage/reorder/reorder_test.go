@@ -272,7 +272,7 @@ func TestStrays(t *testing.T) {
 	if c := s.Plans()[0]; len(out) != 10 || c.Whole != 10 || c.Drops[engine.DropStray] != 20 || c.Restarts != 0 {
 		t.Fatalf("%d batches, %+v", len(out), c)
 	}
-	f.put(20, payloadOf(0, 0)) // open when the sender begins anew
+	f.put(20, payloadOf(0, 0)) // open when the sender restarts
 	for k := range uint32(20) {
 		f.put(1<<31+k, payloadOf(0, 0))
 	}

@@ -7,7 +7,7 @@ const (
 	fits  verdict = iota // its batch is in the window, which may have moved
 	late                 // its batch has left
 	stray                // far away
-	far                  // so are those before it: the window begins anew
+	far                  // so are those before it: the window restarts
 )
 
 const (

@@ -10,7 +10,7 @@ const (
 )
 
 // Batcher decides when the small operations that are queued for one destination are handed over.
-// Together they cost less than one by one, but none may wait for company that does not come. So the
+// Together they cost less than one by one, but none may wait for others that do not come. So the
 // queue is flushed as soon as
 //
 //   - nothing is in flight to that destination: a single operation never waits (the rule of RFC

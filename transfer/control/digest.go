@@ -22,7 +22,7 @@ type Digest struct {
 	// of the digest, usually that of a transfer; unique among the digests of the asking side that
 	// are open
 	ID   [16]byte
-	At   uint64 // bytes hashed by the requests before; 0 begins anew
+	At   uint64 // bytes hashed by the requests before; 0 restarts
 	Last bool   // forget the digest after this request
 	// Expect is what the asking side expects after this request; all zero: it does not say. The
 	// side that is asked answers alike; for an offered tensor it remembers whether the two were

@@ -11,7 +11,7 @@ import (
 // Receive takes bytes from the stream, in any chunks; p is free again when it returns. An error
 // other than ErrUnread means that the session has ended (it is Err): the peer's goodbye as an
 // *Error, or Protocol with where and what in the stream was wrong. Whole messages before that place
-// are still given out by Next.
+// are still returned by Next.
 func (s *Session) Receive(now time.Time, p []byte) error {
 	t := s.clock(now)
 	switch {

@@ -194,7 +194,7 @@ func (v Invitation) verifyHost(cs tls.ConnectionState) error {
 		return err
 	}
 	if len(cs.PeerCertificates) != 2 || sha256.Sum256(cs.PeerCertificates[1].Raw) != v.Root {
-		return fmt.Errorf("identity: this is not the machine that printed the code, and somebody may be in the "+
+		return fmt.Errorf("identity: this is not the machine that printed the code, and a third machine may be in the "+
 			"middle: %w", ErrWrongAuthority)
 	}
 	leaf, root := cs.PeerCertificates[0], cs.PeerCertificates[1]
@@ -207,7 +207,7 @@ func (v Invitation) verifyHost(cs tls.ConnectionState) error {
 		return fmt.Errorf("identity: the certificate of the other machine: %w", err)
 	}
 	if _, err := uriName(leaf, pairURI); err != nil {
-		return fmt.Errorf("identity: the certificate is not one for pairing; somebody may be in the middle: %w",
+		return fmt.Errorf("identity: the certificate is not one for pairing; a third machine may be in the middle: %w",
 			ErrWrongAuthority)
 	}
 	return nil

@@ -167,7 +167,7 @@ func (p *Pairing) Invitation(address string) Invitation {
 // A Pairing is served once.
 func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.opts.Timeout,
-		fmt.Errorf("identity: nobody joined within %v: %w", p.opts.Timeout, ErrPairingOver))
+		fmt.Errorf("identity: no machine joined within %v: %w", p.opts.Timeout, ErrPairingOver))
 	defer cancel()
 	p.ctx = ctx
 	p.until, _ = ctx.Deadline()

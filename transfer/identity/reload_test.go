@@ -199,7 +199,7 @@ func TestBadFilesChangeNothing(t *testing.T) {
 		write(t, dir, CAFile, goodCA, 0o644)
 		write(t, dir, NodeFile, good, 0o600)
 		if err := reload(a); err != nil || a.Stats().LoadError != "" {
-			t.Errorf("%s: mended: %v, %+v", c.what, err, a.Stats())
+			t.Errorf("%s: repaired: %v, %+v", c.what, err, a.Stats())
 		}
 	}
 	// Also a file that is gone, or not a file.

@@ -102,7 +102,7 @@ func (j *Job) with(ctx context.Context, a *Attempt, s *pool.Lease[*transfer.Peer
 	return transfer.Retriable(err) || errors.Is(err, path.ErrKey), err
 }
 
-// comingBack reports whether a name that was there is missing because the node was started anew,
+// comingBack reports whether a name that was there is missing because the node was restarted,
 // and has not exported it yet.
 func (j *Job) comingBack(p *transfer.Peer, err error) bool {
 	j.mu.Lock()

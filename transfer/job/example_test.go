@@ -30,7 +30,7 @@ func ExampleLink_Fetch() {
 		log.Fatal(err)
 	}
 	defer server.Close()
-	// The tag says that a server that is started anew has the same bytes.
+	// The tag says that a server that is restarted has the same bytes.
 	if _, err := server.Export(weights.All(), transfer.ExportOptions{Name: "weights", Tag: [16]byte{1}}); err != nil {
 		log.Fatal(err)
 	}

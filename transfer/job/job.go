@@ -132,7 +132,7 @@ func (l *Link) Fetch(ctx context.Context, name string, dst mem.Span, o Options) 
 // Store copies src into the export of that name, which must permit writing and hold all of it;
 // otherwise it is like Fetch.
 //
-// After the other process was started anew, or the name was given to other memory, the job goes on
+// After the other process was restarted, or the name was given to other memory, the job goes on
 // where it was only if the exports have the same tag: it says here that the memory still holds what
 // was stored in it.
 func (l *Link) Store(ctx context.Context, name string, src mem.Span, o Options) (*Job, error) {

@@ -75,7 +75,7 @@ type midway struct {
 	mem  *mem.Region // local
 	job  *Job
 	offs offsets
-	keep bool // the server's memory, when it is started anew
+	keep bool // the server's memory, when it is restarted
 }
 
 // offsets is what OnVerified got.
@@ -146,7 +146,7 @@ func (m *midway) down(t *testing.T) {
 	m.g.release(m.n)
 }
 
-// again starts the server anew, with other memory under the same name.
+// again restarts the server, with other memory under the same name.
 func (m *midway) again(t *testing.T, seed uint64, size int, o transfer.ExportOptions) {
 	t.Helper()
 	m.down(t)
@@ -264,7 +264,7 @@ func TestJobServerStartedAnew(t *testing.T) {
 	})
 }
 
-// A server that was started anew listens before it exports: the name is missing for a while.
+// A server that was restarted listens before it exports: the name is missing for a while.
 func TestJobNameIsComingBack(t *testing.T) {
 	tag := [16]byte{7}
 	m := newMidway(t, path.Get, transfer.ExportOptions{Tag: tag}, Options{Restarts: -1})

@@ -292,7 +292,7 @@ func (b *familyBuilder) memory(s *Snapshot) {
 	b.gauge("penstock_registrations", "Ranges of local memory that are kept registered.", float64(m.Registrations))
 	b.gauge("penstock_registered_bytes", "Local memory that is kept registered.", float64(m.Registered))
 	b.family(metrics.KindCounter, "penstock_registrations_total",
-		"Requests to register local memory: found, made anew, failed, and those given up for room.", "outcome")
+		"Requests to register local memory: found, made, failed, and those given up for room.", "outcome")
 	b.add(float64(m.RegisterHits), "hit")
 	b.add(float64(m.RegisterMisses), "miss")
 	b.add(float64(m.RegisterFailed), "failed")

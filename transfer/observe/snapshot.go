@@ -74,7 +74,7 @@ type MemoryStatus struct {
 	LandingUsed       uint64 `json:"landing_used_bytes"`
 	LandingHighWater  uint64 `json:"landing_high_water_bytes"`
 	LandingAllocs     uint64 `json:"landing_allocs"`
-	LandingFailed     uint64 `json:"landing_failed"` // tensors refused for want of memory
+	LandingFailed     uint64 `json:"landing_failed"` // tensors refused for lack of memory
 	Registrations     int    `json:"registrations"`
 	Registered        uint64 `json:"registered_bytes"`
 	RegisteredMost    uint64 `json:"registered_high_water_bytes"`

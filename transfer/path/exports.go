@@ -115,7 +115,7 @@ func (e *Export) Revoked() bool { return e.state.Load() != exportLive }
 type Exports struct {
 	mu    sync.Mutex                          // guards changes of the table
 	table atomic.Pointer[[]*[block]exportRef] // grows by blocks, which stay where they are
-	used  uint32                              // indexes that were given out so far
+	used  uint32                              // indexes that were issued so far
 	free  []uint32                            // those of them to use again, with a new epoch
 	epoch uint32
 }

@@ -13,7 +13,7 @@ import (
 
 // ErrUser is what a connection fails with whose other end belongs to a user of this machine who is
 // not let in.
-var ErrUser = errors.New("the other end belongs to a user who is not let in")
+var ErrUser = errors.New("the process at the other end belongs to a user who may not connect")
 
 // Users says which users of this machine may be at the other end of a connection that proves no
 // identity: a unix socket, or TCP in the clear with a loopback address. The zero value is the user

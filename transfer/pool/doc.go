@@ -20,7 +20,7 @@
 //     bound that grows with each failure in a row, and tries again, one dial at a time, for as long
 //     as a caller waits or Min is not reached. A waiter gives up when its context ends, when as
 //     many dials as it asked for have failed while it waited, or when a dial fails in a way that
-//     Options.Permanent calls permanent; later callers begin anew.
+//     Options.Permanent calls permanent; later callers restart.
 //   - A connection that lived no longer than the next wait would be counts as a failed dial, so
 //     that a server which accepts and hangs up is not dialed in a loop; Lease.Good says that one
 //     was of use.

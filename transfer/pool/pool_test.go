@@ -343,7 +343,7 @@ func TestFails(t *testing.T) {
 		s.set(errRefused)
 		o := options(s)
 		p := newPool(t, o)
-		for range 2 { // the second one begins anew
+		for range 2 { // the second one restarts
 			before := s.count()
 			_, err := p.Get(t.Context(), 3)
 			var d *DialError

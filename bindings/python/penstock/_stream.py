@@ -15,7 +15,7 @@ _WORDS = 1024  # of the bitmap of the largest batch
 
 class Batch:
     """A batch of a reorder plan, which is received as one packet: its id, how many packets of per_batch are there, the bitmap, whether a timeout ended it, the earliest
-    and the latest receive time of its packets in ns since 1970 (None where the queue takes no times), and the dtype and the shape of its bytes."""
+    and the latest receive time of its packets in ns since 1970 (None where the queue has no timestamps), and the dtype and the shape of its bytes."""
 
     def __init__(self, burst: "Burst", packet: int, c: CBatch, bitmap: bytes):
         self._burst, self._packet = burst, packet

@@ -4,7 +4,7 @@
     penstock.mooncake.install()
     from mooncake.engine import TransferEngine
 
-It stands on penstock.nixl: engines are processes of one user on one machine, and find each other by "host:port", as with the metadata server
+It uses penstock.nixl: engines are processes of one user on one machine, and find each other by "host:port", as with the metadata server
 "P2PHANDSHAKE". What Mooncake has and this has not raises NotImplementedError with the reason. Names, arguments and results are those of
 Mooncake 0.3.12 (mooncake-integration/transfer_engine of kvcache-ai/Mooncake).
 """

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-io/penstock/packet/flow/flowtest"
 )
 
-var update = flag.Bool("update", false, "write the golden file anew")
+var update = flag.Bool("update", false, "rewrite the golden file")
 
 // number has queues 0 to 15 in reverse.
 func number(id uint16) (uint16, bool) { return 15 - id, id < 16 }

@@ -74,10 +74,10 @@ type Card struct {
 func Open(dev Device, o Options) (*Card, error) {
 	c := &Card{dev: dev, o: o}
 	if o.Leave {
-		c.why = errors.New("the card is to be left as it is")
+		c.why = errors.New("the options keep the card unchanged")
 	} else if c.o.Dir == "" {
 		if c.o.Dir, c.why = DefaultDir(); c.why != nil {
-			c.why = fmt.Errorf("the card is left as it is: %w", c.why)
+			c.why = fmt.Errorf("the card stays unchanged: %w", c.why)
 		}
 	}
 	c.now = record{Version: recordVersion, Device: o.Identity, Name: o.Interface}
@@ -87,7 +87,7 @@ func Open(dev Device, o Options) (*Card, error) {
 	c.store = newStore(c.o.Dir, o.Identity)
 	r, err := c.store.load(o.Identity)
 	if err != nil { // what is there may be of an earlier process
-		c.why = fmt.Errorf("the card is left as it is: %w", err)
+		c.why = fmt.Errorf("the card stays unchanged: %w", err)
 	}
 	if r == nil {
 		return c, err
@@ -409,7 +409,7 @@ func (c *Card) spread(need, all bool, rep *Report) error {
 	if err == nil {
 		var got ethtool.RSS
 		if got, err = c.dev.RSS(); err == nil && !slices.Equal(got.Table, ours) {
-			err = fmt.Errorf("it is %v after setting it: %w", got.Table, ethtool.ErrRefused)
+			err = fmt.Errorf("the card reports %v after the change: %w", got.Table, ethtool.ErrRefused)
 		}
 	}
 	if err != nil {

@@ -114,7 +114,7 @@ func trusted(f *os.File) error {
 		return err
 	}
 	if id := sys.Identity(fi); int(id.UID) != os.Geteuid() || fi.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("%s belongs to user %d with mode %v: expected user %d, and that nobody else may write it",
+		return fmt.Errorf("%s belongs to user %d with mode %v: expected user %d and no write permission for others",
 			f.Name(), id.UID, fi.Mode().Perm(), os.Geteuid())
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 )
 
 // OccupiedError says which program is on the interface already. It wraps ErrOccupied. Fields that
-// could not be found out, for want of rights, are 0 or empty.
+// could not be found out, for lack of rights, are 0 or empty.
 type OccupiedError struct {
 	Interface string
 	ID        uint32 // of the program, as bpftool shows it

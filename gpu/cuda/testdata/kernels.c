@@ -159,7 +159,7 @@ BODY(reorder) {
 
 __attribute__((visibility("default"))) const int hold_resident = 1;
 
-/* By hand, since the fake asks a kernel that stays to look whether its context ends, and to leave the CPU to others meanwhile. */
+/* By hand, since the fake asks a persistent kernel to look whether its context ends, and to leave the CPU to others meanwhile. */
 BODY(hold) {
     VIEW(words, 0, 0, 8, 1);
     uint32_t *w = (uint32_t *)(void *)words;

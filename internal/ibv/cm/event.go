@@ -15,7 +15,7 @@ var (
 	ErrUnreachable = errors.New("the peer does not answer")
 	// what it said with it is in Event.Params.PrivateData
 	ErrRejected = errors.New("the peer rejected the connection")
-	ErrRefused  = errors.New("nobody listens at the address") // a rejection by the peer's connection manager
+	ErrRefused  = errors.New("no service listens at the address") // a rejection by the peer's connection manager
 	ErrConnect  = errors.New("the connection could not be made")
 	ErrGone     = errors.New("the RDMA device was removed")
 	ErrState    = errors.New("not in this state")

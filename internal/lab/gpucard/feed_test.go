@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/gpu/cuda"
 )
 
-// What packets cost on their way to a kernel that stays on this card, and back. Nothing is asserted
+// What packets cost on their way to a persistent kernel on this card, and back. Nothing is asserted
 // but the answers: the figures are in the result file's output.
 func TestFeed(t *testing.T) {
 	if !card(t) {

@@ -268,7 +268,8 @@ func (h *host) download(r *rand.Rand, link *job.Link, from int, target *mem.Regi
 		return
 	}
 	if e := j.Explain(); e.Restarts != 0 || e.From != o.From {
-		h.complain("%s %s from byte %d on began at %d and %d times anew, although the content is the same in all lives",
+		h.complain("%s %s from byte %d on began at byte %d and restarted %d times, although the content is the same "+
+			"in all lives",
 			kindDownload, key, o.From, e.From, e.Restarts)
 	}
 	if werr != nil {

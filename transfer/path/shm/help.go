@@ -400,7 +400,7 @@ func (p *Path) leaveJob() {
 	p.payHelped()
 }
 
-// payHelped sends the message that could not be sent for want of room.
+// payHelped sends the message that could not be sent for lack of room.
 func (p *Path) payHelped() {
 	if p.helping.owed != 0 && p.downErr == nil && p.put(messageHelped, uint64(p.helping.owed), 0, 0, 0, nil) {
 		p.helping.owed = 0

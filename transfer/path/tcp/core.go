@@ -58,7 +58,7 @@ const (
 	frameBytes = 512 << 10 // payload of one frame
 	batchBytes = 1 << 20   // one send
 	crcBytes   = 512 << 10 // both, with checksums: the receiver works on a frame while the next one is summed up
-	promptMin  = 256 << 10 // the end of an operation from here on is acknowledged without waiting for company
+	promptMin  = 256 << 10 // the end of an operation from here on is acknowledged without waiting for others
 	stripeMin  = 1 << 20   // operations from here on are large: they use the streams after the first, if there are any
 	sendBlocks = 512       // blocks of one frame; the receiver takes more
 	getPiece   = 1 << 30   // one entry of a request

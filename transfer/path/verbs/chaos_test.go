@@ -70,7 +70,7 @@ func chaos(t *testing.T, script string, seed uint64) {
 		}
 	}
 	kills := 0
-	var tokens [2]uint64 // that the sides have given out
+	var tokens [2]uint64 // that the sides have issued
 	for n := range count {
 		for i, s := range sides {
 			j := &jobs[i][n]
@@ -163,6 +163,6 @@ func chaos(t *testing.T, script string, seed uint64) {
 			t.Errorf("side %d: only %d of %d operations succeeded", i, done, count)
 		}
 	}
-	t.Logf("%d kills, %d and %d queue pairs replaced, %d and %d operations begun anew", kills, r.a.replaced,
+	t.Logf("%d kills, %d and %d queue pairs replaced, %d and %d operations restarted", kills, r.a.replaced,
 		r.b.replaced, r.a.resumed, r.b.resumed)
 }

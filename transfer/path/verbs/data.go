@@ -138,7 +138,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 		c := &w.op.Copies[w.cur.block]
 		r := p.reachOf(c.Key)
 		if r == nil || !r.known {
-			w.again = true // the peer took the export back: what it is now shows when the operation begins anew
+			w.again = true // the peer took the export back: what it is now shows when the operation restarts
 			p.remove(k)
 			p.proceed(k)
 			return true

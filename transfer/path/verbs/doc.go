@@ -24,7 +24,7 @@
 // no windows, each peer has a protection domain for itself. A Fence closes the windows before it
 // completes. What was under way is then refused by the adapter, which ends the connection that
 // carried it: that one queue pair is replaced (repair.go), and everything else that it carried
-// begins anew.
+// restarts.
 //
 // # What it is not
 //

@@ -58,7 +58,7 @@ func (p *Path) Explain() []string {
 		out = append(out, "memory of accelerators: "+s)
 	}
 	if p.pub.replaced > 0 {
-		out = append(out, fmt.Sprintf("queue pairs replaced: %d, operations begun anew: %d; the last because: %v",
+		out = append(out, fmt.Sprintf("queue pairs replaced: %d, operations restarted: %d; the last because: %v",
 			p.pub.replaced, p.pub.resumed, p.pub.why))
 	}
 	return append(out, p.remarks...)

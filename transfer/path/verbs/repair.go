@@ -13,7 +13,7 @@ import (
 // wait until the adapter has given everything back, destroy it, and only then offer a new one over
 // the control connection. So when the offers have crossed, nothing that was under way on the old
 // one can land any more, and each side knows which of its notifications had arrived. What is left
-// begins anew.
+// restarts.
 
 type qpState uint8
 

@@ -26,9 +26,9 @@ type work struct {
 	pending int    // requests that are posted
 	qps     uint16 // that carried any of it
 	lost    uint16 // queue pairs that broke with some of it, and whose peer has not told what arrived
-	again   bool   // it begins anew when nothing of it is under way
+	again   bool   // it restarts when nothing of it is under way
 	strikes int    // how often it broke a queue pair
-	blamed  error  // it did, since it began or began anew
+	blamed  error  // it did, since it began or restarted
 	stuck   int    // how often a queue pair broke without getting past it, and it is not to blame
 
 	foreign bool // it reads into memory of an accelerator of this side

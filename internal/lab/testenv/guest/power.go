@@ -14,7 +14,7 @@ func PowerOff() error {
 		return errors.New("guest: PowerOff is for a process inside a guest")
 	}
 	// The order b resets the machine from where it is written, without one word to a driver; qemu
-	// ends instead of beginning anew.
+	// ends instead of restarting.
 	err := os.WriteFile("/proc/sysrq-trigger", []byte("b"), 0)
 	return fmt.Errorf("guest: the power is still on: %w",
 		errors.Join(err, errors.New("a write to /proc/sysrq-trigger came back")))

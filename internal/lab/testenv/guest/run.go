@@ -118,7 +118,7 @@ func (v Verdict) emulator() bool {
 }
 
 // errStuck is the end of guests of which one did not come to its program.
-var errStuck = errors.New("a guest did not come so far that its program could begin")
+var errStuck = errors.New("the guest did not start its program")
 
 var emulatorFault = regexp.MustCompile(`Oops: int3|int3: 0000 \[#1\]|RIP: 0010:__text_poke`)
 

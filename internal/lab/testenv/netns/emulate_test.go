@@ -121,8 +121,8 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// TestEmulated sends a stream over a link that loses, which TCP mends, and cuts it: neither host
-// sees more than silence.
+// TestEmulated sends a stream over a link that loses packets, which TCP repairs, and cuts it:
+// neither host sees more than silence.
 func TestEmulated(t *testing.T) {
 	n := New(t, Topology{Link: LinkSpec{Delay: 2 * time.Millisecond, Loss: 0.02, Rate: 1e9, Seed: 7}})
 	a, b := n.Hosts[0], n.Hosts[1]

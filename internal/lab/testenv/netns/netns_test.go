@@ -215,7 +215,7 @@ func TestDownAndUp(t *testing.T) {
 					for _, addr := range []func(*Link) netip.Addr{v4, v6, local} {
 						for _, way := range [][2]*Host{{a, b}, {b, a}} {
 							if err := datagram(t, way[0], way[1], addr, 1000); err != nil {
-								t.Errorf("%s to %s after the cable was mended: %v", way[0], addr(way[1].Link()), err)
+								t.Errorf("%s to %s after the cable was restored: %v", way[0], addr(way[1].Link()), err)
 							}
 						}
 					}

@@ -61,7 +61,7 @@ PENSTOCK_FAKE_CUDA_API int penstock_fake_cuda_live(void);       /* how many obje
 PENSTOCK_FAKE_CUDA_API long penstock_fake_cuda_calls(const char *name);
 
 /*
- * Forgets everything, as if the process had started anew: objects, violations, counters, script,
+ * Forgets everything, as if the process had restarted: objects, violations, counters, script,
      errors that stay. The environment is
  * read again by the next cuInit. Returns -1, and does nothing, when a kernel does not end. Other threads must not be in a call.
  */
