@@ -61,7 +61,8 @@ func (l lack) err() error {
 			"prints them as left out); "+
 			"fix that there and try again", ErrIncomplete)
 	case lackMore:
-		return fmt.Errorf("%w: the directory has more files than the server exports: raise the limit there with penstock serve "+
+		return fmt.Errorf("%w: the directory has more files than the server exports: raise the limit there with "+
+			"penstock serve "+
 			"--max-files", ErrIncomplete)
 	}
 	return fmt.Errorf("%w: the server does not report that its listing is complete, as a share of this version does",

@@ -424,7 +424,7 @@ func TestRefused(t *testing.T) {
 		os.Chmod(st.path(), 0o666)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := st.load(here); !errors.Is(err, ErrRecord) || !strings.Contains(err.Error(), "nobody else") {
+	if _, err := st.load(here); !errors.Is(err, ErrRecord) || !strings.Contains(err.Error(), "no write permission") {
 		t.Error(err)
 	}
 	// A card with one queue has nothing to do.
