@@ -15,7 +15,7 @@ import (
 
 //go:generate go test -run ^TestReferenceIsCurrent$ -update .
 
-var update = flag.Bool("update", false, "write the generated pages")
+var update = flag.Bool("update", false, "rewrite the generated pages")
 
 func TestReferenceIsCurrent(t *testing.T) {
 	root := New(strings.NewReader(""), io.Discard, io.Discard)
