@@ -340,7 +340,7 @@ func TestPutFileWithoutASize(t *testing.T) {
 	}
 	run(t, 0, fmt.Sprintf("%d B", len(want)), "put", "/proc/version", addr+"/v")
 	same(t, filepath.Join(root, "v"), want)
-	run(t, exitDisk, "0 bytes, and has more", "put", "/proc/sys/fs/inotify", addr+"/d")
+	run(t, exitDisk, "0 bytes and has more", "put", "/proc/sys/fs/inotify", addr+"/d")
 	if got := below(t, root); got != "v" {
 		t.Errorf("the peer has %s", got)
 	}

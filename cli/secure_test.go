@@ -65,7 +65,7 @@ func TestServeWithIdentity(t *testing.T) {
 	run(t, exitUsage, "names its peer by itself", "ls", "tcp://server@"+addr, "--identity", dirs["worker"], "--expect",
 		"server")
 	run(t, exitUsage, "add an identity", "serve", served, "--identity", "none", "--policy", policy)
-	for _, want := range []string{": TLS; who has a certificate", "allow worker", "peer worker: fetched w, 100.0 kB",
+	for _, want := range []string{": TLS; peers with a certificate", "allow worker", "peer worker: fetched w, 100.0 kB",
 		"peer worker: put new, 100.0 kB"} {
 		if _, err := p.WaitLine(limit(t), regexp.MustCompile(regexp.QuoteMeta(want))); err != nil {
 			// some lines come a moment later
