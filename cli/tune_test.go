@@ -27,7 +27,7 @@ func TestTuneUsage(t *testing.T) {
 		{"tune driver a", "which driver?"},
 		{"tune driver a --driver vfio-pci --undo", "does not go with --undo"},
 		{"tune driver a --apply --undo", "exclude each other"},
-		{"tune driver a --driver vfio-pci --apply --force", "no way round"},
+		{"tune driver a --driver vfio-pci --apply --force", "does not override"},
 		{"tune nic eth0 --rps 3-1", "--rps"},
 		{"tune nic eth0 --xps x", "or none"},
 		{"tune nic eth0 --undo --rps 1", "leave out --undo"},
