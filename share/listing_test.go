@@ -193,7 +193,7 @@ func TestMirrorDeletesByCompleteListingsOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused("a node that does not say", Over(p), "does not say")
+	refused("a node that does not say", Over(p), "does not report")
 	answer := []byte{byte(lackScan), 8: 0}
 	if _, err := foreign.Handle(listingService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) {
 		return answer, nil
@@ -202,9 +202,9 @@ func TestMirrorDeletesByCompleteListingsOnly(t *testing.T) {
 	}
 	refused("a share that has not looked at its files", Over(p), "try again")
 	answer = []byte{byte(lackMore) + 1, 8: 0}
-	refused("an answer that is none", Over(p), "does not say")
+	refused("an answer that is none", Over(p), "does not report")
 	answer = []byte{byte(lackNothing)}
-	refused("a short answer", Over(p), "does not say")
+	refused("a short answer", Over(p), "does not report")
 }
 
 // wholeListing is a listing with its end.

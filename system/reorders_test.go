@@ -208,7 +208,7 @@ func TestReorderPlanRefused(t *testing.T) {
 // A plan for a processor that is not there is refused, and the error says which one would do.
 func TestReorderElsewhere(t *testing.T) {
 	for keys, want := range map[string]string{
-		"reorder_engine: hw, cyclic_sequence: true, reorder_type: cpu": "which no engine here can have it do",
+		"reorder_engine: hw, cyclic_sequence: true, reorder_type: cpu": "which no engine here supports",
 		"reorder_type: gpu": "expected memory of kind device or host_pinned",
 	} {
 		err := refusedPlan(t, "{name: batches, kind: host, num_bufs: 8, buf_size: 64KiB}", keys, 8)

@@ -117,7 +117,7 @@ func TestRDMABenchRefused(t *testing.T) {
 			"rdma_bench_server: no interface is the server of 127.100.3.1:4097 over roce://"},
 		{"client_address: 127.100.1.1", "client_address: 127.100.1.2", "rdma_bench_client: no interface is the client of 127.100.3.1:4096 over roce://"},
 		{"message_size: 40000, client", "message_size: 70000, client", "my_client takes 65536 at most"},
-		{"transport_mode: RC", "transport_mode: UD", "the MTU of a device"},
+		{"transport_mode: RC", "transport_mode: UD", "the MTU of the device"},
 		{"rdma_bench_client:", "socket_bench_client: {server: false, send: true, message_size: 8, server_address: " +
 			"127.0.0.1, server_port: 7}\nrdma_bench_client:", "do not run at once"},
 	} {
