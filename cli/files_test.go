@@ -660,7 +660,7 @@ func TestWrongUse(t *testing.T) {
 		{exitUsage, "add --writable", []string{"serve", file, "--max-bytes", "1GiB"}},
 		{exitUsage, "--max-bytes: size \"much\"", []string{"serve", filepath.Dir(file), "--writable", "--max-bytes", "much"}},
 		{exitUsage, "--max-bytes 0: expected more", []string{"serve", filepath.Dir(file), "--writable", "--max-bytes", "0"}},
-		{exitUsage, "--keep-free limits what peers put here", []string{"serve", file, "--keep-free", "1GiB"}},
+		{exitUsage, "--keep-free limits what peers upload", []string{"serve", file, "--keep-free", "1GiB"}},
 		{exitUsage, "--keep-partial \"0s\"", []string{"serve", filepath.Dir(file), "--writable", "--keep-partial", "0s"}},
 		{exitUsage, "--max-files", []string{"serve", file, "--max-files", "-1"}},
 		{exitFailure, "uploads need a directory", []string{"serve", file, "--writable", "--listen", "tcp://127.0.0.1:0"}},

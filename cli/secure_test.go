@@ -95,6 +95,7 @@ func TestBrokenRules(t *testing.T) {
 	write(t, policy, []byte("allow worker list\nallow guest reed\n"))
 	said := regexp.MustCompile("WARNING: .*" + regexp.QuoteMeta(policy+":2: rights \"reed\""))
 	said2 := regexp.MustCompile("ERROR: .*" + regexp.QuoteMeta(policy+":2: rights \"reed\""))
+	end := limit(t)
 	for { // it looks once per second
 		out, errOut, status := penstock(t, "status", m[1], "--identity", dirs["worker"])
 		if status != 0 {
@@ -105,7 +106,7 @@ func TestBrokenRules(t *testing.T) {
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
-		case <-limit(t).Done():
+		case <-end.Done():
 			t.Fatalf("the status does not say that the rules are wrong:\n%s", out)
 		}
 	}
@@ -118,12 +119,12 @@ func TestBrokenRules(t *testing.T) {
 	}
 	for { // likewise
 		_, errOut, status := penstock(t, "status", m[1], "--identity", dirs["worker"])
-		if status == exitNotPermitted && strings.Contains(errOut, `"penstock pair allow worker RIGHTS"`) {
+		if status == exitNotPermitted && strings.Contains(errOut, "penstock pair allow worker ") {
 			break
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
-		case <-limit(t).Done():
+		case <-end.Done():
 			t.Fatalf("without rules: exit status %d\n%s", status, errOut)
 		}
 	}

@@ -295,7 +295,7 @@ func refusedByPeer(t *testing.T, w managers) {
 	nobody := netip.AddrPortFrom(netip.MustParseAddr(w.host), 4)
 	var ce *ConnError
 	if _, err := c.Connect(within(t), nobody); !errors.Is(err, engine.ErrConnect) || !errors.As(err, &ce) ||
-		ce.Remote != nobody || !strings.Contains(err.Error(), "nobody listens") {
+		ce.Remote != nobody || !strings.Contains(err.Error(), "no service listens") {
 		t.Errorf("to nobody: %v", err)
 	}
 	s := w.server(t, Options{Options: conns.Options{MaxConns: 1}})

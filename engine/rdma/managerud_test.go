@@ -81,7 +81,7 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 	}
 	nobody := netip.AddrPortFrom(netip.MustParseAddr(w.host), 4)
 	if _, err := c.Connect(within(t), nobody); !errors.Is(err, engine.ErrConnect) ||
-		!strings.Contains(err.Error(), "nobody listens") {
+		!strings.Contains(err.Error(), "no service listens") {
 		t.Errorf("to nobody: %v", err)
 	}
 	if err := c.CloseConn(own); err != nil {
