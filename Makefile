@@ -63,10 +63,11 @@ LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:v
 test: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) tests
 
-# The plain and the checked build run at the same time, and the guests, of which there is one at a time: tests of the one have the processors while those of
-# the others wait. What follows them has the machine alone.
+# The plain and the checked build run at the same time: tests of the one have the processors while those of the other wait. The guests, whose processors are
+# emulated, and what follows them have the machine alone.
 tests: check build
-	$(MAKE) -j3 plain checked guests
+	$(MAKE) -j2 plain checked
+	$(MAKE) guests
 	$(MAKE) dpdk
 	FUZZTIME=10000x ./scripts/fuzz.sh $(BASE)
 	$(MAKE) soak DURATION=10s
