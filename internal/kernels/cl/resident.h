@@ -1,4 +1,4 @@
-// What a persistent kernel shares with the CPU: the control block. It is what driver.Control is in Go, which describes the protocol.
+// What a kernel that stays shares with the CPU: the control block. It is what driver.Control is in Go, which describes the protocol.
 //
 //	KERNEL(name)(__global ps_control *control, ...) {
 //		PS_RESIDENT(r, control);          // first in the kernel: it declares local memory

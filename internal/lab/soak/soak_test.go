@@ -157,11 +157,11 @@ func TestAccounts(t *testing.T) {
 		"receiver killed":  {lines: []line{open, begin, end}, killed: "w1.1"},
 		"not ended":        {lines: []line{open, begin, heard, closed}, want: "ended 0 times"},
 		"ended twice":      {lines: []line{open, begin, end, end, heard, closed}, want: "ended 2 times"},
-		"ended later":      {lines: []line{open, begin, end, heard, end, closed}, want: "came twice"},
+		"ended later":      {lines: []line{open, begin, end, heard, end, closed}, want: "was reported twice"},
 		"never began":      {lines: []line{open, end, closed}, want: "never began"},
 		"not heard":        {lines: []line{open, begin, end, closed}, want: "never heard"},
 		"heard twice":      {lines: []line{open, begin, heard, heard, end, closed}, want: "heard of 2 times"},
-		"heard later":      {lines: []line{open, begin, heard, end, heard, closed}, want: "came twice"},
+		"heard later":      {lines: []line{open, begin, heard, end, heard, closed}, want: "was reported twice"},
 		"damaged":          {lines: []line{open, begin, end, wrong, closed}, want: "byte 3 is wrong"},
 		"wrong size":       {lines: []line{open, begin, end, short, closed}, want: "heard of 4 bytes"},
 		"left over":        {lines: []line{open, begin, end, heard, left}, want: "left over: a region"},
@@ -171,7 +171,7 @@ func TestAccounts(t *testing.T) {
 		"checked by itself": {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end,
 			closed}},
 		"ended twice, job": {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end,
-			end, closed}, want: "came twice"},
+			end, closed}, want: "was reported twice"},
 		"began twice": {lines: []line{open, begin, begin, end, heard, closed}, want: "began twice"},
 	} {
 		b := newAccounts()
