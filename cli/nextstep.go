@@ -27,7 +27,8 @@ func nextStep(c *cobra.Command, err error) string {
 		return text
 	case isPair(c) && strings.Contains(err.Error(), "no application protocol"):
 		return "A node answers there. Give the address of \"penstock pair --listen\", which has another port."
-	case network && e.Op == "dial" && (errors.Is(err, sys.ECONNREFUSED) || e.Net == "unix" && errors.Is(err, fs.ErrNotExist)):
+	case network && e.Op == "dial" && (errors.Is(err, sys.ECONNREFUSED) || e.Net == "unix" &&
+		errors.Is(err, fs.ErrNotExist)):
 		return "Nothing listens there: " + listener(c, e.Addr)
 	case network && e.Op == "listen" && errors.Is(err, sys.EADDRINUSE):
 		if a, ok := e.Addr.(*net.TCPAddr); ok {

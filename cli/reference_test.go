@@ -41,8 +41,8 @@ func TestReferenceIsCurrent(t *testing.T) {
 	}
 }
 
-// writeReference writes docs/cli.md or docs/bench-cli.md: every command with its flags, from the tree
-// itself. Commands that measure have a page of their own.
+// writeReference writes docs/cli.md or docs/bench-cli.md: every command with its flags, from the
+// tree itself. Commands that measure have a page of their own.
 func writeReference(w io.Writer, top *cobra.Command) {
 	title, other := "Commands", "Those that measure are in [bench-cli.md](bench-cli.md)"
 	if top.HasParent() {

@@ -107,8 +107,9 @@ func (m *machines) at(machine, number string) *terminal {
 	key := machine + number
 	if m.terminals[key] == nil {
 		home := m.home(machine)
-		p := proc.Start(m.t, proc.Spec{Path: "nsenter", Args: []string{"--net=" + m.spaces[machine] + "/net", "bash", "--norc",
-			"--noprofile", "--noediting", "-i"}, Dir: home, Columns: 500, Rows: 50,
+		p := proc.Start(m.t, proc.Spec{Path: "nsenter",
+			Args: []string{"--net=" + m.spaces[machine] + "/net", "bash", "--norc",
+				"--noprofile", "--noediting", "-i"}, Dir: home, Columns: 500, Rows: 50,
 			Env: []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home + "/.config", "PS1=$ ", "TERM=xterm", "NO_COLOR=1",
 				"PATH=" + home + "/bin:" + os.Getenv("PATH")}})
 		m.terminals[key] = &terminal{Terminal: p.Terminal()}

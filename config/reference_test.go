@@ -28,8 +28,10 @@ func Reference() []byte {
 // BenchReference is docs/bench-config.md: the keys of benchmarks.
 func BenchReference() []byte {
 	var b strings.Builder
-	b.WriteString("# Keys of benchmarks\n\nGenerated from the table of keys in package config by `make generate`; do not " +
-		"edit. `penstock bench\nstream` reads these sections ([bench-stream.md](bench-stream.md)); [config.md](config.md) " +
+	b.WriteString("# Keys of benchmarks\n\nGenerated from the table of keys in package config by `make generate`; " +
+		"do not " +
+		"edit. `penstock bench\nstream` reads these sections ([bench-stream.md](bench-stream.md)); " +
+		"[config.md](config.md) " +
 		"has all other\nkeys.\n")
 	tables(&b, true)
 	return []byte(b.String())

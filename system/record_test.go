@@ -27,7 +27,8 @@ const recordText = twoRegions + `
     - {name: both, kind: sink, interface: server, record: DIR/b.pcap, format: pcap, tensor: {name: t, dtype: u8, shape: [2, 4]}}
 `
 
-// A sink writes what comes into files, that of frames and that of datagrams, and also into a tensor.
+// A sink writes what comes into files, that of frames and that of datagrams, and also into a
+// tensor.
 func TestRecord(t *testing.T) {
 	dir := t.TempDir()
 	s := mustOpen(t, strings.ReplaceAll(recordText, "DIR", dir), Options{})
@@ -58,11 +59,13 @@ func TestRecord(t *testing.T) {
 	}
 	for k, x := range []struct{ file, field string }{{"a-00001.pcapng", "udp.payload"}, {"b.pcap", "data.data"}} {
 		snap := taken(k)
-		if snap.Packets != n || snap.Taken != n || snap.Record.Packets != n || snap.Record.Files != 1 || snap.Record.File != "" ||
+		if snap.Packets != n || snap.Taken != n || snap.Record.Packets != n || snap.Record.Files != 1 ||
+			snap.Record.File != "" ||
 			snap.Record.Lost != nil || snap.Record.Error != "" {
 			t.Errorf("%+v, %+v", snap, snap.Record)
 		}
-		got, err := peers.Dissect(t.Context(), peers.Dissection{File: filepath.Join(dir, x.file), Fields: []string{x.field},
+		got, err := peers.Dissect(t.Context(), peers.Dissection{File: filepath.Join(dir, x.file),
+			Fields:  []string{x.field},
 			Options: []string{`uat:user_dlts:"User 0 (DLT=147)","data","0","","0",""`}})
 		if err != nil {
 			t.Fatal(err)
@@ -85,7 +88,8 @@ func TestRecord(t *testing.T) {
   interfaces: [{name: s, address: "tcp://127.0.0.1:0?listen=1", rx: {queues: [{memory_regions: [a]}]}}]
   applications: [{kind: sink, interface: s, record: ` + filepath.Join(dir, "c") + `}]
 `
-	if _, err := Open(t.Context(), mustLoad(t, text), Options{}); err == nil || !strings.Contains(err.Error(), "only the format raw can hold") {
+	if _, err := Open(t.Context(), mustLoad(t, text), Options{}); err == nil ||
+		!strings.Contains(err.Error(), "only the format raw can hold") {
 		t.Errorf("a stream as pcapng: %v", err)
 	}
 }

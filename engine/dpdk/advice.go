@@ -28,7 +28,7 @@ var advices = []struct {
 	{[]string{"Cannot set up DMA remapping, error 22"}, nil,
 		"the IOMMU does not translate addresses as high as those of this memory (of 39 bits, on some machines): say " +
 			"memory: lent, which copies"},
-	{[]string{"No free hugepages", "no free hugepages", "FIRST attempt to get hugepages",
+	{[]string{"No free hugepages", "no free hugepages", "FIRST attempt to get hugepages", "Not enough memory available",
 		"Cannot get hugepage information", "couldn't allocate memory due to IOVA", "No mounted hugetlbfs",
 		"not enough hugepages"}, nil,
 		"give the machine huge pages (penstock tune host --hugepages 512MiB --apply), or say huge: off"},

@@ -126,6 +126,7 @@ func TestDevices(t *testing.T) {
 func TestAdvice(t *testing.T) {
 	for line, want := range map[string]string{
 		"EAL: No free 2048 kB hugepages reported on node 0\nEAL: FATAL: Cannot get hugepage information.":             "--hugepages",
+		"EAL: Not enough memory available! Requested: 24105MB, available: 1024MB\nEAL: Cannot init memory":            "--hugepages",
 		"EAL: FATAL: Cannot use IOVA as 'PA' since physical addresses are not available":                              "iova: va",
 		"EAL: 0000:3b:00.0 VFIO group is not viable! Not all devices in IOMMU group bound to VFIO or unbound":         "IOMMU group",
 		"EAL: Cannot set up DMA remapping, error 12 (Cannot allocate memory)":                                         "locked memory",

@@ -30,8 +30,8 @@ func patternWord(slot uint32, at int) uint64 {
 	return uint64(slot+1)*0x9e3779b97f4a7c15 + uint64(uint32(at))*0xd1b54a32d192ed03
 }
 
-// writeHeaders writes the headers of a frame of size bytes into the first frameHeaders bytes of f. It
-// does the arithmetic that the program in C does.
+// writeHeaders writes the headers of a frame of size bytes into the first frameHeaders bytes of f.
+// It does the arithmetic that the program in C does.
 func writeHeaders(f []byte, size int) {
 	f = f[:frameHeaders:frameHeaders]
 	copy(f, targetMAC[:])

@@ -99,8 +99,8 @@ type filesBench struct {
 	running []*exec.Cmd
 }
 
-// Mirror, put and get move files beside rsync, iperf3 and cp, as docs/measurements/files.md says. By
-// itself the test runs small; behind -- it takes the flags of benchFiles, and prints what it
+// Mirror, put and get move files beside rsync, iperf3 and cp, as docs/measurements/files.md says.
+// By itself the test runs small; behind -- it takes the flags of benchFiles, and prints what it
 // measures:
 //
 //	go test -c -o bin/files ./internal/lab

@@ -34,8 +34,8 @@ type Proxy struct {
 	closed bool
 }
 
-// NewProxy listens on a free address of this host for connections to target. The network is "tcp" or
-// "unix". The caller calls Close.
+// NewProxy listens on a free address of this host for connections to target. The network is "tcp"
+// or "unix". The caller calls Close.
 func NewProxy(network, target string, plan Plan) (*Proxy, error) {
 	p := &Proxy{network: network, target: target, plan: plan, closing: make(chan struct{})}
 	at := "127.0.0.1:0"
