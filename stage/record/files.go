@@ -32,6 +32,7 @@ type files struct {
 	dropped0 uint64
 	lost0    [NumLosses]uint64
 	packets  uint64
+	broken   error // a file that is not whole, or could not be removed: Stats.Err has it from then on
 	// lost are packets of chunks that could not be written, since the last one that was.
 	lost [NumLosses]uint64
 }
@@ -93,7 +94,7 @@ func (w *files) write(c *chunk) {
 	case err == nil:
 		w.r.stats.Packets += uint64(c.packets)
 		w.r.stats.Bytes += uint64(w.off - at)
-		w.r.stats.Err = nil
+		w.r.stats.Err = w.broken
 	default:
 		l := lossOf(err)
 		w.lost[l] += uint64(c.packets)
@@ -105,7 +106,9 @@ func (w *files) write(c *chunk) {
 	if c.end {
 		w.end()
 		if err := w.open(); err != nil {
-			w.failed(err)
+			w.r.mu.Lock()
+			w.r.stats.Err = err
+			w.r.mu.Unlock()
 		}
 	}
 }
@@ -177,6 +180,7 @@ func (w *files) finish(f *os.File) error {
 }
 
 func (w *files) failed(err error) {
+	w.broken = err
 	w.r.mu.Lock()
 	w.r.stats.Err = err
 	w.r.mu.Unlock()
@@ -191,16 +195,31 @@ func lossOf(err error) Loss {
 
 // naming makes the names of files.
 type naming struct {
-	dir, stem, ext string
-	timed          bool // the stem has verbs
-	numbered       bool
-	number         int // of the last file
-	like           *regexp.Regexp
+	dir, ext string
+	parts    []func(time.Time) string // of the name before ext
+	timed    bool                     // some of them depend on the time
+	numbered bool
+	number   int // of the last file
+	like     *regexp.Regexp
 }
 
-// verbs are the verbs of a name, with what they become and what that looks like.
+// verbs are the verbs of a name: their layouts in package time, and what they become.
 var verbs = map[byte]struct{ layout, like string }{'Y': {"2006", `\d{4}`}, 'm': {"01", `\d{2}`}, 'd': {"02", `\d{2}`},
-	'H': {"15", `\d{2}`}, 'M': {"04", `\d{2}`}, 'S': {"05", `\d{2}`}, 'j': {"002", `\d{3}`}, 's': {"", `\d+`}}
+	'H': {"15", `\d{2}`}, 'M': {"04", `\d{2}`}, 'S': {"05", `\d{2}`}, 'j': {"002", `\d{3}`}}
+
+// verb is what a verb writes, and what that looks like; write is nil if there is no such verb.
+func verb(c byte) (write func(time.Time) string, like string) {
+	v := verbs[c]
+	switch {
+	case v.layout != "":
+		return func(t time.Time) string { return t.Format(v.layout) }, v.like
+	case c == 's':
+		return func(t time.Time) string { return fmt.Sprint(t.Unix()) }, `\d+`
+	case c == '%':
+		return func(time.Time) string { return "%" }, "%"
+	}
+	return nil, ""
+}
 
 func newNaming(name string, rotated bool) (*naming, error) {
 	if name == "" || strings.HasSuffix(name, "/") {
@@ -211,31 +230,35 @@ func newNaming(name string, rotated bool) (*naming, error) {
 		return nil, fmt.Errorf("%s: expected a percent sign in the name of the file only, not in that of its directory",
 			name)
 	}
-	n.stem = strings.TrimSuffix(filepath.Base(name), n.ext)
+	stem := strings.TrimSuffix(filepath.Base(name), n.ext)
 	if strings.Contains(n.ext, "%") { // a.%S
-		n.stem, n.ext = n.stem+n.ext, ""
+		stem, n.ext = stem+n.ext, ""
 	}
 	like := ""
-	for i := 0; i < len(n.stem); i++ {
-		if n.stem[i] != '%' {
-			like += regexp.QuoteMeta(n.stem[i : i+1])
-			continue
+	for {
+		text, rest, found := strings.Cut(stem, "%")
+		n.parts = append(n.parts, func(time.Time) string { return text })
+		like += regexp.QuoteMeta(text)
+		if !found {
+			break
 		}
-		i++
-		if i < len(n.stem) && n.stem[i] == '%' {
-			like += "%"
-			continue
-		}
-		if i == len(n.stem) || verbs[n.stem[i]].like == "" {
+		write, form := verb((rest + "\x00")[0])
+		if write == nil {
 			return nil, fmt.Errorf("%s: expected %%Y, %%m, %%d, %%H, %%M, %%S, %%j, %%s or %%%% behind a percent sign",
 				name)
 		}
-		like += verbs[n.stem[i]].like
-		n.timed = true
+		n.parts = append(n.parts, write)
+		like += form
+		n.timed = n.timed || rest[0] != '%'
+		stem = rest[1:]
 	}
 	n.numbered = rotated && !n.timed
-	n.like = regexp.MustCompile("^" + like + `(?:-(\d{5,}))?` + regexp.QuoteMeta(n.ext) + "(?:" +
+	var err error
+	n.like, err = regexp.Compile("^" + like + `(?:-(\d{5,9}))?` + regexp.QuoteMeta(n.ext) + "(?:" +
 		regexp.QuoteMeta(partial) + ")?$")
+	if err != nil {
+		return nil, fmt.Errorf("%q: expected a name in UTF-8: %w", name, err)
+	}
 	return n, n.each(func(name string, _ fs.FileInfo) {
 		if m := n.like.FindStringSubmatch(name); n.numbered {
 			k := 0
@@ -262,20 +285,8 @@ func (n *naming) each(f func(name string, info fs.FileInfo)) error {
 // at is the name of a file that begins at t, with a number unless that is 0.
 func (n *naming) at(t time.Time, number int) string {
 	var s strings.Builder
-	for i := 0; i < len(n.stem); i++ {
-		if n.stem[i] != '%' {
-			s.WriteByte(n.stem[i])
-			continue
-		}
-		i++
-		switch c := n.stem[i]; c {
-		case '%':
-			s.WriteByte('%')
-		case 's':
-			fmt.Fprint(&s, t.Unix())
-		default:
-			s.WriteString(t.Format(verbs[c].layout))
-		}
+	for _, write := range n.parts {
+		s.WriteString(write(t))
 	}
 	if number > 0 {
 		fmt.Fprintf(&s, "-%05d", number)

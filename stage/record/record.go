@@ -67,7 +67,7 @@ type Stats struct {
 	Packets uint64            // written
 	Bytes   uint64            // of files
 	Lost    [NumLosses]uint64 // packets
-	Err     error             // the last one of a file, nil since a write succeeded
+	Err     error             // of the last write if it failed, or of a file that is not whole
 }
 
 // MinBytes is the least of Options.MaxBytes.
@@ -347,8 +347,7 @@ func (r *Recorder) Stats() Stats {
 	return r.stats
 }
 
-// Close writes what is there and ends the file. It returns the error of the last file if that one
-// is not whole. Add is not called again.
+// Close writes what is there and ends the file. It returns Stats.Err. Add is not called again.
 func (r *Recorder) Close() error {
 	r.once.Do(func() {
 		close(r.stop)

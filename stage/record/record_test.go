@@ -94,7 +94,7 @@ func open(t testing.TB, o Options) *Recorder {
 	t.Helper()
 	if o.Interface.Link == 0 {
 		o.Interface = pcap.Interface{Link: pcap.Ethernet, Name: "eth7", MAC: packet.MAC{2, 0, 0, 0, 0, 1},
-			Speed: 1e10, Filter: "udp", OS: "Linux 6", Writer: "test"}
+			Speed: 1e10, OS: "Linux 6", Writer: "test"}
 	}
 	r, err := New(o)
 	if err != nil {
@@ -335,6 +335,24 @@ func TestNames(t *testing.T) {
 	if b, _ := os.ReadFile(at("x")); string(b) != "mine" {
 		t.Errorf("%q was overwritten", b)
 	}
+	// A file that is not whole stays an error, also while the next one is written.
+	r = open(t, Options{Name: at("y"), Format: Raw, Every: time.Hour})
+	if err := os.WriteFile(at("y-00001"), []byte("mine"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r.Rotate()
+	r.Add(newFeed(t).burst(frame(1, 60), 0, 1))
+	if err := r.Close(); err == nil || !strings.Contains(err.Error(), "y-00001.partial is not whole") ||
+		r.Stats().Packets != 1 {
+		t.Errorf("an earlier file is not whole: %v", err)
+	}
+	// Each name of a file system in UTF-8 can be had, and percent signs.
+	if err := open(t, Options{Name: at("größe-%%-50%%.pcap"), Format: Pcap}).Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(at("größe-%-50%.pcap")); err != nil {
+		t.Error(err)
+	}
 	for range 2 { // in the same second, or not
 		if err := open(t, Options{Name: at("c-%Y%m%d-%H%M.raw"), Format: Raw}).Close(); err != nil {
 			t.Error(err)
@@ -352,7 +370,7 @@ func TestNames(t *testing.T) {
 	for _, o := range []Options{{Name: "", Format: Raw}, {Name: at("no/such"), Format: Raw},
 		{Name: at("x%"), Format: Raw},
 		{Name: dir + "/", Format: Raw}, {Name: at("%Y/x"), Format: Raw}, {Name: at("y"), Format: "npy"},
-		{Name: at("y"), Format: Raw, MaxBytes: 1}} {
+		{Name: at("y"), Format: Raw, MaxBytes: 1}, {Name: at("y\xff"), Format: Raw}} {
 		if _, err := New(o); err == nil {
 			t.Errorf("%+v was opened", o)
 		}
