@@ -178,8 +178,8 @@ func DiskSpace(f *os.File) (free, total uint64, err error) {
 	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
-// ReadOnly reports whether path lies on a file system, or on a mount of one, that nobody can write
-// to (man 2 statfs).
+// ReadOnly reports whether the kernel refuses to write where path lies, because the file system or
+// its mount is read-only (man 2 statfs).
 func ReadOnly(path string) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {

@@ -304,6 +304,14 @@ func TestRotate(t *testing.T) {
 		now[last-1] != fmt.Sprintf("a-%05d.pcapng", len(names)+1) {
 		t.Errorf("left: %d bytes in %v", sum, now)
 	}
+	// The newest file stays, however large it is.
+	r = open(t, Options{Name: filepath.Join(dir, "a.pcapng"), Format: PcapNG, MaxBytes: MinBytes, Keep: 1})
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := listed(t, dir); len(got) != 2 || got[0] != fmt.Sprintf("a-%05d.pcapng", len(names)+2) {
+		t.Errorf("left: %v", got)
+	}
 }
 
 // A name is used once, also by the time.
@@ -325,7 +333,7 @@ func TestNames(t *testing.T) {
 	if info, err := os.Stat(at("x" + partial)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	// Somebody takes the name meanwhile: nothing is overwritten.
+	// Another program makes a file of the name meanwhile: the recorder does not overwrite it.
 	if err := os.WriteFile(at("x"), []byte("mine"), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ type Work struct {
 	Staging *bounce.Memory // loads local memory that the CPU cannot reach
 }
 
-// Transfer is told how a comparison comes out. It is called with no mutex held.
+// Transfer is the transfer of a comparison, which calls its methods with no mutex held.
 type Transfer interface {
 	// Compared is called once, when Outcome is known; local is the sum of this side.
 	Compared(local [32]byte)

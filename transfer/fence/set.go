@@ -39,7 +39,7 @@ func (s *Set) Add(w Wait) { s.waiting = append(s.waiting, w) }
 // Waits reports whether fences wait to be posted.
 func (s *Set) Waits() bool { return len(s.waiting) > 0 }
 
-// Empty reports whether nobody waits for a fence.
+// Empty reports whether no fence is under way.
 func (s *Set) Empty() bool { return len(s.posted)+len(s.waiting) == 0 }
 
 // Post posts those that wait, as far as the window has room.

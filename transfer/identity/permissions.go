@@ -12,8 +12,9 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// checkDir refuses a directory in which others could replace files. On a read-only mount nobody
-// can: the kubelet mounts a secret so, from a directory that everybody may write to.
+// checkDir refuses a directory in which others could replace files. On a read-only mount the
+// kernel lets no process do so: the kubelet mounts a secret in this way, from a directory with mode
+// 1777 or the like.
 func checkDir(dir string) error {
 	fi, err := os.Stat(dir)
 	switch {

@@ -314,7 +314,7 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// A group may read root's key if this process is in it, and nobody else's key; a group may write
+// A group of this process may read the key of root and of no other user; a group may write
 // nothing.
 func TestModes(t *testing.T) {
 	const mine, other = 54321, 54322

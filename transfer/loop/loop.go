@@ -16,7 +16,8 @@ type Source interface {
 	// goroutines of the application can go on now. With arm the descriptor is readable when there
 	// is more to do later.
 	Serve(arm bool) (more, woke bool)
-	// Attended reports whether another goroutine serves the path for now, and kicks it afterwards.
+	// Attended reports whether another goroutine serves the path. That goroutine kicks the path
+	// when it stops.
 	Attended() bool
 }
 
