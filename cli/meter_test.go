@@ -79,7 +79,7 @@ func TestMeterResumed(t *testing.T) {
 	// It restarts, because the content changed, say.
 	m.set(now.Add(time.Second), 5e6)
 	if m.rate() != 0 || m.percent() != 5 {
-		t.Errorf("anew: rate %v, %d %%", m.rate(), m.percent())
+		t.Errorf("again: rate %v, %d %%", m.rate(), m.percent())
 	}
 }
 

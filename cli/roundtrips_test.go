@@ -75,7 +75,7 @@ func (f *tripProxy) count() int {
 	return f.got - f.begun
 }
 
-// again begins to count anew, while nothing is under way.
+// again begins to count again, while nothing is under way.
 func (f *tripProxy) again() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -195,7 +195,7 @@ func (c *screen) print() {
 		}
 	}
 	c.line("  peers %d now, %d total, %d rejected; %d of their requests refused", len(s.Peers)+s.Omitted.Peers,
-		s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
+		s.Node.PeersTotal, s.Node.Rejected, s.Node.Refused)
 	if id := s.Node.Identity; id != nil && id.LoadError != "" {
 		c.line("  ERROR: changed certificates or rules cannot be used: %s", safeText(id.LoadError, 300))
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // Whatever the limits: pauses double from the least to the most, each less up to a half, and begin
-// anew after a success.
+// again after a success.
 func TestBackoff(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		least := time.Duration(rapid.Int64Range(1, math.MaxInt64).Draw(t, "least"))

@@ -15,7 +15,7 @@ const (
 	UseUnknown    MemoryUse = iota // the engine does not say
 	UseCopied                      // packets are copied between it and memory of the engine or of the kernel
 	UseInPlace                     // packets are received into it and sent from it where it is
-	UseCarved                      // the same, where the device takes one region for all, cut into chunks (UMEM)
+	UseParts                       // the same, where the device takes one region for all, cut into chunks (UMEM)
 	UseRegistered                  // the same, after the device was given the region (RDMA, DMA)
 	UseReached                     // the same for memory of accelerators, as far as the card reaches it (DeviceReacher)
 )
@@ -67,9 +67,9 @@ type MemoryAnswer struct {
 type MemoryShare struct {
 	Ports []int // by place; a port is in one share at most
 	Home  int   // the memory whose region it is made of, by place
-	// Carve are the memories that are made as parts of one region, one behind the other in this
+	// Parts are the memories that are made as parts of one region, one behind the other in this
 	// order; nil: the region of Home is as it is.
-	Carve []int
+	Parts []int
 	// Open makes it of the region of Home.
 	Open func(home *mem.Region) (SharedMemory, error)
 }

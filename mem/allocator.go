@@ -40,7 +40,7 @@ type AllocatorOptions struct {
 
 // Allocator hands out blocks of memory in size classes under one budget.
 //
-// It begins with nothing and grows on demand in slabs, regions that are carved into blocks of one
+// It begins with nothing and grows on demand in slabs, regions that are divided into blocks of one
 // class; requests above the largest class get a region of their own, and so do requests whose block
 // would exceed the budget. Freed blocks are kept for reuse; memory that lies idle in one class is
 // unmapped when another class needs the budget. The sum of everything mapped never exceeds the
@@ -73,7 +73,7 @@ type class struct {
 	growing int     // slabs that are being mapped for this class
 }
 
-// slab is a region that is carved into blocks.
+// slab is a region that is divided into blocks.
 type slab struct {
 	owner   *Allocator
 	class   int

@@ -50,7 +50,7 @@ func TestAllocatorOfCoarseRegions(t *testing.T) {
 			}
 			break
 		}
-		if b.Bytes() != nil || b.Whole().Len != 64<<10 || b.Whole().Region.Carved() {
+		if b.Bytes() != nil || b.Whole().Len != 64<<10 || b.Whole().Region.Divided() {
 			t.Errorf("a block of its own: %+v", b.Whole())
 		}
 		out = append(out, b)
@@ -69,8 +69,8 @@ func TestAllocatorOfCoarseRegions(t *testing.T) {
 	o.Dedicated, o.Classes = false, []uint64{4096}
 	a = must[*Allocator](t)(NewAllocator(o))
 	b := must[Block](t)(a.Alloc(1))
-	if s := a.Stats(); s.Reserved%(64<<10) != 0 || !b.Whole().Region.Carved() {
-		t.Errorf("%d bytes reserved, carved %v", s.Reserved, b.Whole().Region.Carved())
+	if s := a.Stats(); s.Reserved%(64<<10) != 0 || !b.Whole().Region.Divided() {
+		t.Errorf("%d bytes reserved, divided %v", s.Reserved, b.Whole().Region.Divided())
 	}
 	if err := errors.Join(a.Free(b), a.Close()); err != nil || p.freed != p.allocated {
 		t.Errorf("%v, %d of %d bytes given back", err, p.freed, p.allocated)
@@ -83,8 +83,8 @@ func TestPoolWithoutBytes(t *testing.T) {
 	pool := must[*Pool](t)(NewPool(PoolOptions{Name: "device", SlotSize: 1000, Slots: 8,
 		Memory: Options{Kind: Device, Provider: p}}))
 	r := pool.Region()
-	if !r.Carved() || r.Handle() != any(p) || r.Mover() == nil {
-		t.Errorf("carved %v, handle %v, mover %v", r.Carved(), r.Handle(), r.Mover())
+	if !r.Divided() || r.Handle() != any(p) || r.Mover() == nil {
+		t.Errorf("divided %v, handle %v, mover %v", r.Divided(), r.Handle(), r.Mover())
 	}
 	other := must[*Pool](t)(NewPool(PoolOptions{SlotSize: 64, Slots: 1, Region: r, Offset: 32 << 10}))
 	for range 3 {
@@ -108,8 +108,8 @@ func TestPoolWithoutBytes(t *testing.T) {
 			t.Errorf("a second release: %v", err)
 		}
 	}
-	if err := other.Close(); err != nil || !r.Carved() {
-		t.Errorf("%v; carved by the other pool: %v", err, r.Carved())
+	if err := other.Close(); err != nil || !r.Divided() {
+		t.Errorf("%v; divided by the other pool: %v", err, r.Divided())
 	}
 	c := must[*RegCache](t)(NewRegCache(RegCacheOptions{Registrar: Populate}))
 	g, err := c.Get(Span{Region: r, Off: 5, Len: 10}, WriteAccess)
@@ -117,8 +117,8 @@ func TestPoolWithoutBytes(t *testing.T) {
 		t.Error(err)
 	}
 	g.Release()
-	if err := errors.Join(c.Close(), pool.Close()); err != nil || r.Carved() || p.freed != p.allocated {
-		t.Errorf("%v; carved after the end: %v; %d of %d bytes given back", err, r.Carved(), p.freed, p.allocated)
+	if err := errors.Join(c.Close(), pool.Close()); err != nil || r.Divided() || p.freed != p.allocated {
+		t.Errorf("%v; divided after the end: %v; %d of %d bytes given back", err, r.Divided(), p.freed, p.allocated)
 	}
 }
 

@@ -46,8 +46,8 @@ type PoolOptions struct {
 	// Memory says what region to allocate; its Name and Size are set by the pool. Unused when
 	// Region is given.
 	Memory Options
-	// Region is memory to carve instead of allocating. The pool keeps a lease on it and does not
-	// close it. Several pools may carve one region, each its own part: whether the parts are apart
+	// Region is memory to divide instead of allocating. The pool keeps a lease on it and does not
+	// close it. Several pools may divide one region, each its own part: whether the parts are apart
 	// is the caller's to see to.
 	Region *Region
 	// Offset is where the first slot begins in Region, in bytes; a multiple of Align.
@@ -142,7 +142,7 @@ type Slot struct {
 	gen   uint32
 }
 
-// NewPool allocates the region, unless it is given, and carves it.
+// NewPool allocates the region, unless it is given, and divides it.
 func NewPool(o PoolOptions) (*Pool, error) {
 	if o.Name == "" {
 		o.Name = "pool"
@@ -215,7 +215,7 @@ func NewPool(o PoolOptions) (*Pool, error) {
 	if invariants.Enabled {
 		p.debug = newPoolDebug(p)
 	}
-	p.region.carved.Add(1)
+	p.region.divided.Add(1)
 	live.hold(p)
 	return p, nil
 }
@@ -223,7 +223,7 @@ func NewPool(o PoolOptions) (*Pool, error) {
 // Name is the name given at creation.
 func (p *Pool) Name() string { return p.name }
 
-// Region is the memory that is carved.
+// Region is the memory that is divided.
 func (p *Pool) Region() *Region { return p.region }
 
 // SlotSize is the size of a slot in bytes.
@@ -463,7 +463,7 @@ func (p *Pool) returned() error {
 		return nil
 	}
 	live.drop(p)
-	p.region.carved.Add(-1)
+	p.region.divided.Add(-1)
 	var err error
 	if p.owned {
 		err = p.region.Close()

@@ -65,7 +65,7 @@ func TestPoolOptions(t *testing.T) {
 	}
 }
 
-// Pools that carve parts of one region have their slots in these parts.
+// Pools that divide of one region have their slots in these parts.
 func TestPoolsOfOneRegion(t *testing.T) {
 	r := allocate(t, Options{Name: "shared", Size: 4 * sys.PageSize})
 	a := newPool(t, PoolOptions{SlotSize: 2000, Align: 2048, Slots: 2, Region: r})

@@ -28,7 +28,7 @@ type RegCacheOptions struct {
 // range must be covered by one registration: two that touch are not joined.
 //
 // Registrations are known by region, not by address: memory that is mapped at an address where
-// other memory was before is registered anew.
+// other memory was before is registered again.
 //
 // Its methods may be called from any goroutine. No lock is held while the Registrar works.
 type RegCache struct {

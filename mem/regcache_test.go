@@ -292,7 +292,7 @@ func TestRegionCloseInvalidates(t *testing.T) {
 	if f.count() != 0 || !isUnmapped(r) || c.Stats().Invalidated != 2 {
 		t.Errorf("%d registered, unmapped %v, %+v", f.count(), isUnmapped(r), c.Stats())
 	}
-	// Other memory at the same address is registered anew.
+	// Other memory at the same address is registered again.
 	buf := make([]byte, sys.PageSize)
 	for i := range 3 {
 		again := must[*Region](t)(Adopt("again", buf[:len(buf)-i*100], nil))

@@ -90,7 +90,7 @@ type Region struct {
 	direct    Direct
 	stack     []uintptr // who allocated it; only under -tags invariants
 
-	carved atomic.Int64 // pools and slabs that hand out parts of it
+	divided atomic.Int64 // pools and slabs that hand out parts of it
 	// state holds the number of leases and the closed bit, so that the last one out unmaps exactly
 	// once.
 	state  atomic.Int64
@@ -246,9 +246,9 @@ func (r *Region) Span(off, n uint64) (Span, error) {
 // All is the span of the whole region.
 func (r *Region) All() Span { return Span{Region: r, Len: r.Len()} }
 
-// Carved reports whether pools or allocators hand out parts of the region now. Who gives such a
+// Divided reports whether pools or allocators hand out parts of the region now. Who gives such a
 // region away gives what is in all of them.
-func (r *Region) Carved() bool { return r.carved.Load() > 0 }
+func (r *Region) Divided() bool { return r.divided.Load() > 0 }
 
 // Lease pins the mapping until Release. It fails with ErrClosed once Close was called.
 func (r *Region) Lease() (Lease, error) {

@@ -80,7 +80,7 @@ func (a *Allocator) grow(c int, size uint64) (*slab, error) {
 	n := min(r.Len(), bytes) / block
 	s := &slab{owner: a, class: c, region: r, bytes: bytes, block: block, free: make([]uint32, n), uses: make([]use, n)}
 	if n > 1 {
-		r.carved.Add(1)
+		r.divided.Add(1)
 	}
 	r.gone = func() { a.unmapped(bytes) }
 	for i := range s.free {

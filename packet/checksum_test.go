@@ -95,7 +95,7 @@ func TestSumCarries(t *testing.T) {
 	}
 }
 
-// TestUpdateChecksum: changing bytes and updating is the same as computing anew.
+// TestUpdateChecksum: changing bytes and updating is the same as computing again.
 func TestUpdateChecksum(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := rapid.SliceOfN(rapid.Byte(), 2, 60).Draw(t, "p")

@@ -206,7 +206,7 @@ func (s *Server) watchReads(p *transfer.Peer) {
 	for _, x := range s.access.reads[p] {
 		left = append(left, x)
 	}
-	delete(s.access.reads, p) // one that begins late is watched anew, and ends at once
+	delete(s.access.reads, p) // one that begins late is watched again, and ends at once
 	s.access.mu.Unlock()
 	slices.SortFunc(left, func(a, b *access) int { return strings.Compare(a.Name, b.Name) })
 	for _, x := range left {

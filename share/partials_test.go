@@ -82,10 +82,10 @@ func TestPartialUploadsBelongToTheirPeer(t *testing.T) {
 		t.Errorf("another peer goes on at %d bytes with the digest %x", got.good, got.digest)
 	}
 	r.token[0]++
-	r.anew = true
+	r.restart = true
 	leave(t, b, r, chunkSize)
 	r.token[0]++
-	r.anew = false
+	r.restart = false
 	if got := leave(t, a, r, 0); got.good != chunkSize {
 		t.Errorf("its peer goes on at %d bytes, expected %d", got.good, chunkSize)
 	}

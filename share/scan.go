@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Rescan looks at all files anew: new ones are exported, changed ones exported anew, and removed
+// Rescan looks at all files again: new ones are exported, changed ones exported again, and removed
 // ones revoked. One that cannot be looked at stays as it is served, or is left out, and is in
 // Snapshot.Skipped; the error is only about the root itself, or ctx's.
 func (s *Server) Rescan(ctx context.Context) error {

@@ -85,7 +85,7 @@ type Entry struct {
 	Size       uint64       // bytes
 	Tensor     *tensor.Desc // nil if it is not a tensor, or not said
 	Tag        Tag          // zero: not known
-	Generation uint64       // grows when the name is exported anew; starts again with the other process
+	Generation uint64       // grows when the name is exported again; starts again with the other process
 }
 
 // Progress is how far one file is.

@@ -82,7 +82,7 @@ func uploadFile(ctx context.Context, c Conn, f *os.File, file, name string, o Up
 	if _, err := PathOf(name); err != nil {
 		return nil, err
 	}
-	u := &uploader{c: c, o: o, file: file, f: f, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume,
+	u := &uploader{c: c, o: o, file: file, f: f, beginRequest: beginRequest{overwrite: o.Overwrite, restart: o.NoResume,
 		claim: claim{name: name}}}
 	rand.Read(u.token[:]) // never fails
 	if err := u.open(); err != nil {
@@ -176,7 +176,7 @@ func (u *uploader) run(ctx context.Context) error {
 	}
 	return u.c.do(ctx, o, func(ctx context.Context, p *transfer.Peer) error {
 		restarted = u.begun && u.node != p.Instance()
-		u.anew = u.anew && !u.begun // what this upload has put there itself is good
+		u.restart = u.restart && !u.begun // what this upload has put there itself is good
 		return u.once(ctx, p)
 	})
 }
@@ -306,10 +306,10 @@ func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, 
 		if digestOf(u.sums[:n]) == a.digest {
 			return a, nil
 		}
-		if u.anew {
+		if u.restart {
 			return a, fmt.Errorf("the partial file there has other content although the upload began from the start: %w", path.ErrProtocol)
 		}
-		u.anew = true
+		u.restart = true
 	}
 }
 

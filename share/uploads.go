@@ -296,7 +296,7 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 	}
 	if u := up.active[at]; u != nil {
 		switch {
-		case u.peer == p && u.token == r.token && u.anew == r.anew && !u.ended():
+		case u.peer == p && u.token == r.token && u.restart == r.restart && !u.ended():
 			select {
 			case <-u.ready: // then only what comes counts
 			default:
@@ -472,7 +472,7 @@ func (u *upload) open() error {
 	if err != nil {
 		return err
 	}
-	p, err := openPartial(u.ctx, place{dir, u.base, u.path}, u.claim, !u.anew, false)
+	p, err := openPartial(u.ctx, place{dir, u.base, u.path}, u.claim, !u.restart, false)
 	if err != nil {
 		dir.Close()
 		return err

@@ -37,7 +37,7 @@ const (
 	opRoom     = 5
 
 	flagOverwrite = 1
-	flagAnew      = 2
+	flagRestart   = 2
 
 	statePending  = 0
 	stateReady    = 1
@@ -50,8 +50,8 @@ const (
 type token [16]byte
 
 type beginRequest struct {
-	overwrite, anew bool
-	token           token
+	overwrite, restart bool
+	token              token
 	claim
 }
 
@@ -60,8 +60,8 @@ func (r *beginRequest) append(b []byte) []byte {
 	if r.overwrite {
 		flags |= flagOverwrite
 	}
-	if r.anew {
-		flags |= flagAnew
+	if r.restart {
+		flags |= flagRestart
 	}
 	b = append(b, opBegin, flags)
 	b = append(b, r.token[:]...)
@@ -73,8 +73,8 @@ func (r *beginRequest) append(b []byte) []byte {
 func parseBegin(b []byte) (r beginRequest, err error) {
 	in := fieldsOf(b)
 	op, flags := in.byte(), in.byte()
-	in.expect(op == opBegin && flags&^(flagOverwrite|flagAnew) == 0)
-	r.overwrite, r.anew = flags&flagOverwrite != 0, flags&flagAnew != 0
+	in.expect(op == opBegin && flags&^(flagOverwrite|flagRestart) == 0)
+	r.overwrite, r.restart = flags&flagOverwrite != 0, flags&flagRestart != 0
 	r.token, r.size, r.tag, r.name = in.hash(), in.num(8), in.hash(), in.rest(1, len(b))
 	return r, in.err("request to begin an upload")
 }

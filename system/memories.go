@@ -37,7 +37,7 @@ func (p *Plan) planMemories() {
 			}
 		}
 		for _, s := range plan.Shares {
-			s.Ports, s.Carve, s.Home = placesOf(ports, s.Ports), placesOf(regions, s.Carve), regions[s.Home]
+			s.Ports, s.Parts, s.Home = placesOf(ports, s.Ports), placesOf(regions, s.Parts), regions[s.Home]
 			name := e.Name() + "-" + p.cfg.Interfaces[s.Ports[0]].Name
 			for _, i := range s.Ports {
 				p.Interfaces[i].Memory = name
@@ -105,10 +105,10 @@ func (p *Plan) memoryNeed(at int) engine.MemoryNeed {
 	return n
 }
 
-// share is the memory that a region is carved from together with others, nil if it is not.
+// share is the memory that a region shares with other regions, nil if it shares none.
 func (p *Plan) share(region int) *memoryShare {
 	for i := range p.shares {
-		if slices.Contains(p.shares[i].Carve, region) {
+		if slices.Contains(p.shares[i].Parts, region) {
 			return &p.shares[i]
 		}
 	}
@@ -140,7 +140,7 @@ func regionsOf(c *config.Interface) (out []string) {
 // openRegions makes the pools.
 func (s *System) openRegions() error {
 	for i := range s.plan.shares {
-		if m := &s.plan.shares[i]; len(m.Carve) > 0 {
+		if m := &s.plan.shares[i]; len(m.Parts) > 0 {
 			if err := s.openArea(m); err != nil {
 				return err
 			}
@@ -166,11 +166,11 @@ func (s *System) openRegions() error {
 	return nil
 }
 
-// openArea carves regions from one area of memory.
+// openArea divides regions from one area of memory.
 func (s *System) openArea(m *memoryShare) (err error) {
 	cfg := s.plan.cfg
-	o, sizes := cfg.Regions[m.Home].PoolOptions().Memory, make([]int, len(m.Carve))
-	for i, k := range m.Carve {
+	o, sizes := cfg.Regions[m.Home].PoolOptions().Memory, make([]int, len(m.Parts))
+	for i, k := range m.Parts {
 		sizes[i] = s.plan.memoryNeed(k).Stride * cfg.Regions[k].NumBufs
 		o.Size += sizes[i]
 	}
@@ -178,11 +178,11 @@ func (s *System) openArea(m *memoryShare) (err error) {
 	area, err := mem.Alloc(o)
 	if err != nil {
 		return s.at(fmt.Sprintf("memory_regions[%d]", m.Home),
-			fmt.Sprintf("the memory %q, which several regions are carved from", m.name), err)
+			fmt.Sprintf("the memory %q, which several regions are parts of", m.name), err)
 	}
 	s.areas = append(s.areas, area)
 	at := 0
-	for i, k := range m.Carve {
+	for i, k := range m.Parts {
 		r := &cfg.Regions[k]
 		po := r.PoolOptions()
 		po.Region, po.Offset, po.Memory = area, at, mem.Options{}

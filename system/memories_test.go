@@ -20,9 +20,9 @@ type sharer struct {
 func (e *sharer) PlanMemory(n *engine.MemoryNeeds) engine.MemoryPlan {
 	e.needs = *n
 	return engine.MemoryPlan{
-		Answers: []engine.MemoryAnswer{{Use: engine.UseCarved},
-			{Use: engine.UseCopied, Why: "a is odd", Hint: "make it even"}, {Use: engine.UseCarved}},
-		Shares: []engine.MemoryShare{{Ports: []int{1, 2}, Home: 0, Carve: []int{0, 2}, Open: e.share}},
+		Answers: []engine.MemoryAnswer{{Use: engine.UseParts},
+			{Use: engine.UseCopied, Why: "a is odd", Hint: "make it even"}, {Use: engine.UseParts}},
+		Shares: []engine.MemoryShare{{Ports: []int{1, 2}, Home: 0, Parts: []int{0, 2}, Open: e.share}},
 	}
 }
 
@@ -35,9 +35,9 @@ type sharedMemory struct{ e *sharer }
 func (m *sharedMemory) AddTo(s *engine.PortSpec) error { return m.e.d.step("add to %s", s.Name) }
 func (m *sharedMemory) Close() error                   { m.e.d.note("close it"); return nil }
 
-// Any engine may have ports share memory: it is asked with all that they use, regions are carved as
-// it says, the memory is made before its ports and given up when they have it, and whatever fails
-// is undone.
+// Any engine may have ports share memory: it is asked with all that they use, regions are divided
+// as it says, the memory is made before its ports and given up when they have it, and whatever
+// fails is undone.
 func TestEngineSharesMemory(t *testing.T) {
 	text := `penstock:
   memory_regions:
@@ -89,7 +89,7 @@ func TestEngineSharesMemory(t *testing.T) {
 	}
 	if s.Region("b").Region() != s.Region("x").Region() || s.Region("b").Region() == s.Region("a").Region() ||
 		s.Region("x").Span().Off != 4<<20 {
-		t.Error("the regions are not carved as the engine says")
+		t.Error("the regions are not divided as the engine says")
 	}
 	p := s.Plan()
 	if p.Regions[0].Area != "sim-one" || !slices.Equal(p.Regions[0].Uses,

@@ -57,7 +57,7 @@ type RegionPlan struct {
 	SlotSize int    `json:"slot_bytes"`
 	Bytes    int64  `json:"bytes"`            // in whole pages
 	Given    bool   `json:"given"`            // by the program: owned is false
-	Area     string `json:"area,omitempty"`   // of memory that it is carved from together with others; "": its own
+	Area     string `json:"area,omitempty"`   // memory that it shares with other regions; "": its own
 	Device   string `json:"device,omitempty"` // of kinds device and host_pinned: the GPU
 	// Uses say what the engines do with it, see engine.MemoryUse: "xdp: part of UMEM".
 	Uses []string `json:"uses,omitempty"`
@@ -65,16 +65,17 @@ type RegionPlan struct {
 
 // InterfacePlan is a port.
 type InterfacePlan struct {
-	Name     string     `json:"name"`
-	Engine   string     `json:"engine"`
-	Address  string     `json:"address"`
-	MTU      int        `json:"mtu"` // bytes; 0: as it is
-	Isolated bool       `json:"isolated"`
-	Options  []string   `json:"options,omitempty"` // of the engine, those that are not zero: "Ring=2048"
-	Memory   string     `json:"memory,omitempty"`  // shared with other interfaces of the engine, or carved for this one
-	Rx       []RxPlan   `json:"rx"`
-	Tx       []TxPlan   `json:"tx"`
-	Flows    []FlowPlan `json:"flows"`
+	Name     string   `json:"name"`
+	Engine   string   `json:"engine"`
+	Address  string   `json:"address"`
+	MTU      int      `json:"mtu"` // bytes; 0: as it is
+	Isolated bool     `json:"isolated"`
+	Options  []string `json:"options,omitempty"` // of the engine, those that are not zero: "Ring=2048"
+	// shared with other interfaces of the engine, or divided for this one
+	Memory string     `json:"memory,omitempty"`
+	Rx     []RxPlan   `json:"rx"`
+	Tx     []TxPlan   `json:"tx"`
+	Flows  []FlowPlan `json:"flows"`
 }
 
 // RxPlan is a receive queue.
@@ -239,7 +240,7 @@ func makePlan(cfg *config.Config, o Options) (*Plan, error) {
 		p.Missing = found.Only(config.Needs)
 	}
 	p.Missing = slices.DeleteFunc(p.Missing, func(d config.Diagnostic) bool {
-		return d.Code == config.CodeHost || slices.Contains(p.builtHere(), d.Path) // that is looked at anew
+		return d.Code == config.CodeHost || slices.Contains(p.builtHere(), d.Path) // that is looked at again
 	})
 	p.core("master_core", cfg.MasterCore)
 	p.planGPUs()

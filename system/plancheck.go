@@ -286,9 +286,9 @@ func (p *Plan) checkMemory() {
 			order = append(order, k)
 		}
 		bytes := r.Bytes()
-		if m := p.share(i); m != nil { // what is carved is one piece of memory, counted with its first part
+		if m := p.share(i); m != nil { // what is divided is one piece of memory, counted with its first part
 			bytes = 0
-			for k, n := range m.Carve {
+			for k, n := range m.Parts {
 				if k == 0 && n != i {
 					break
 				}

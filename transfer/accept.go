@@ -78,7 +78,7 @@ func (n *Node) accept(l net.Listener) {
 			}
 			if err != nil {
 				n.log.Info("peer refused", "from", c.RemoteAddr(), "error", err)
-				n.account.TurnedAway(c.RemoteAddr(), err)
+				n.account.Rejected(c.RemoteAddr(), err)
 				return
 			}
 			if n.opts.OnPeer != nil {

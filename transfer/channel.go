@@ -85,7 +85,7 @@ func newChannel(peer *Peer, id uint64, p path.Path, g *grant) *channel {
 		ch.free[i] = uint32(n - 1 - i)
 	}
 	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting
-	// for company.
+	// for more operations.
 	ch.batching = !caps.OneSided
 	ch.cost.Prior, ch.cost.Mapped = unknownPrior, caps.OneSided
 	ch.shared, ch.trip = peer.sharedRoom(caps)
@@ -352,7 +352,7 @@ func (ch *channel) poll(end *ending) int {
 		ch.fences.Post(ch.p)
 	}
 	if n > 0 && ch.down == nil && ch.queue.Len() > 0 {
-		if wait := ch.batch.Wait(time.Now(), ch.inflight-ch.bulk); wait > 0 { // large ones do not wait for company
+		if wait := ch.batch.Wait(time.Now(), ch.inflight-ch.bulk); wait > 0 { // large ones do not wait for others
 			ch.flushAfter(wait)
 			ch.post(bulkClasses, end)
 		} else {

@@ -15,8 +15,8 @@ type slotTable struct {
 	inflight int
 	bulk     int    // of these, parts of large transfers
 	bulkLen  uint64 // bytes of those
-	calm     uint64 // bytes posted since large transfers had company
-	shared   uint64 // bytes of large transfers that may be outstanding while they have company
+	calm     uint64 // bytes posted since several transfers shared the path
+	shared   uint64 // bytes of large transfers that may be outstanding while several transfers share the path
 	gathered uint64 // operations handed over so far
 }
 

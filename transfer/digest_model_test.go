@@ -29,7 +29,7 @@ func TestDigestModel(t *testing.T) {
 				q := &control.Digest{ID: [16]byte{id}, Last: rapid.IntRange(0, 3).Draw(rt, "last") == 0}
 				have, open := model[id]
 				switch rapid.IntRange(0, 5).Draw(rt, "at") {
-				case 0: // anew
+				case 0: // again
 				case 1:
 					q.At = rapid.Uint64Range(1, 100).Draw(rt, "anywhere")
 				default:

@@ -21,7 +21,7 @@ var (
 	ErrPeerLost  = errors.New("transfer: peer is lost")
 	ErrPlaintext = errors.New("no protection beyond this machine")
 	ErrSecurity  = errors.New("below the security floor")
-	ErrNoRights  = errors.New("nobody there has rights")
+	ErrNoRights  = errors.New("no peer has rights there")
 )
 
 // own are errors that say something about what was asked for, or about its bytes. The loss of the

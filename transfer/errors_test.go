@@ -275,7 +275,7 @@ type due struct {
 func (d due) Deadline() (time.Time, bool) { return d.at, true }
 
 // TestHandshakeAsPatientAsItsDialer: the dialer's deadline bounds both handshakes, above and below
-// what a node grants to a stranger, and the error says how far the handshake came.
+// what a node grants to a machine without rights, and the error says how far the handshake came.
 func TestHandshakeAsPatientAsItsDialer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -111,7 +111,7 @@ func TestEvents(t *testing.T) {
 }
 
 // A connection that is no peer is an event of the node.
-func TestEventOfAStranger(t *testing.T) {
+func TestEventOfARejectedConnection(t *testing.T) {
 	b := open(t, Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}})
 	s := b.Events(ctx(t), 10)
 	c, err := net.Dial("tcp", strings.TrimPrefix(b.Addrs()[0], "tcp://"))
@@ -124,7 +124,7 @@ func TestEventOfAStranger(t *testing.T) {
 		e.Address != "tcp://"+c.LocalAddr().String() || e.Reason == "" {
 		t.Errorf("%+v", e)
 	}
-	if n := b.Snapshot().Node; n.TurnedAway != 1 || n.PeersTotal != 0 {
+	if n := b.Snapshot().Node; n.Rejected != 1 || n.PeersTotal != 0 {
 		t.Errorf("%+v", n)
 	}
 }

@@ -35,7 +35,7 @@ type ExportOptions struct {
 	Rights path.Rights  // 0 means path.Read
 	Tensor *tensor.Desc // what the bytes are; its size must not exceed the span's
 	// Tag names the content, so that a peer that got a part of it before this process was started
-	// anew can tell whether it is still the same: for example a hash of it. Zero: unknown.
+	// again can tell whether it is still the same: for example a hash of it. Zero: unknown.
 	Tag [16]byte
 	// Peer is the only peer that may reach the export; nil: all.
 	Peer *Peer
@@ -199,7 +199,7 @@ type Remote struct {
 	Name       string
 	Desc       path.Desc
 	Tensor     *tensor.Desc // nil if the peer did not say
-	Generation uint64       // grows with every export of the peer: tells a name that was exported anew
+	Generation uint64       // grows with every export of the peer: tells a name that was exported again
 	Tag        [16]byte     // see ExportOptions.Tag
 }
 

@@ -90,7 +90,7 @@ func (p *proxy) cut(n int) {
 	}
 }
 
-// Strangers at the door do not disturb the peers inside.
+// Connections that never become peers do not disturb the peers.
 func TestHostileConnections(t *testing.T) {
 	p := newPair(t, Options{})
 	host := strings.TrimPrefix(p.b.Addrs()[0], "tcp://")
@@ -153,7 +153,7 @@ func TestHostileConnections(t *testing.T) {
 			c.SetReadDeadline(time.Now().Add(20 * time.Second))
 			var e net.Error
 			if _, err := io.Copy(io.Discard, c); errors.As(err, &e) && e.Timeout() {
-				t.Error("the node still holds a stranger")
+				t.Error("the node still holds such a connection")
 			}
 		}
 		c.Close()

@@ -38,7 +38,7 @@ func TestRemoteInAnotherSession(t *testing.T) {
 	}
 	export(t, p.b, mem, "x", path.Write)
 	if _, err := first.In(ctx(t), again()); !errors.Is(err, ErrChanged) {
-		t.Errorf("exported anew: %v", err)
+		t.Errorf("exported again: %v", err)
 	}
 	if _, err := (&Remote{Peer: q}).In(ctx(t), q); !errors.Is(err, path.ErrKey) {
 		t.Errorf("without a name: %v", err)

@@ -105,7 +105,7 @@ func (n *Node) limitsFor(p *Peer) (*sched.Bounds, error) {
 }
 
 // maxPrincipals is how many peers' limits a node remembers before it forgets those not in use. They
-// outlive sessions: a peer that dials anew has the memory that it had, and the rate.
+// outlive sessions: a peer that dials again has the memory that it had, and the rate.
 const maxPrincipals = 1024
 
 // forgetLimits drops the limits of peers that are not connected and hold nothing. The node's mutex

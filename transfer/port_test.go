@@ -231,8 +231,8 @@ func TestOnePortInTheWay(t *testing.T) {
 	}
 }
 
-// TestPortRefuses shows what becomes of a stranger at the port of a node, by the first bytes:
-// nothing is kept of any of them.
+// TestPortRefuses shows what becomes of a foreign connection to the port of a node, by the first
+// bytes: nothing is kept of any of them.
 func TestPortRefuses(t *testing.T) {
 	t.Parallel()
 	ca := authority(t)

@@ -76,7 +76,7 @@ func (n *Node) offerQueue(p *Peer, name string, pth path.Path, g *grant) error {
 	if c == nil {
 		pth.Close()
 		g.release()
-		return fmt.Errorf("nobody accepts queues named %q", name)
+		return fmt.Errorf("no program accepts queues named %q", name)
 	}
 	q, err := newQueue(p, name, pth, g, queueOffered)
 	if err != nil {

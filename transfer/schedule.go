@@ -18,13 +18,13 @@ const ShareSize = 256 << 10
 
 const (
 	// wireRoom is how many bytes of large transfers are outstanding on a path over a wire while
-	// there is company, or more where the wire holds more: what is less leaves the wire idle, what
-	// is more makes others wait.
+	// several transfers share it, or more where the wire holds more: what is less leaves the wire
+	// idle, what is more makes others wait.
 	wireRoom  = 1 << 20
 	wireTrips = 4 // round trips of what the wire carries that may be outstanding
 	// nearRoom is the same for paths that this side completes by itself.
 	nearRoom = 2 * ShareSize
-	// calmed is the number of bytes without company after which a large transfer is alone: pieces
+	// calmed is the number of bytes that one transfer posts before it counts as alone: pieces
 	// grow back to PieceSize with it.
 	calmed = 2 * PieceSize
 	// callerSize is the largest transfer that the goroutine which begins it carries itself, alone
@@ -128,8 +128,8 @@ func (ch *channel) room() uint64 {
 	return min(max(ch.shared, ch.calm), 2*PieceSize)
 }
 
-// sharedRoom is what may be outstanding with company at first, and the round trip by which a
-// channel adapts it, 0 if it does not.
+// sharedRoom is what may be outstanding at first while several transfers share a path, and the
+// round trip by which a channel adapts it, 0 if it does not.
 func (p *Peer) sharedRoom(caps path.Capabilities) (uint64, time.Duration) {
 	switch {
 	case caps.OneSided:
@@ -140,7 +140,7 @@ func (p *Peer) sharedRoom(caps path.Capabilities) (uint64, time.Duration) {
 	return wireRoom, sys.RoundTripOf(p.raw)
 }
 
-// learn adapts what may be outstanding with company when the operation of a slot has ended.
+// learn adapts what may be outstanding on a shared path when the operation of a slot has ended.
 func (ch *channel) learn(s *slot) {
 	if s.bulk && ch.trip > 0 {
 		ch.shared = carried(ch.shared, s.ahead, clock()-s.at, ch.trip)
@@ -155,8 +155,8 @@ func carried(shared, outstanding uint64, took, trip time.Duration) uint64 {
 }
 
 // steps reports whether the next operation of a large transfer is a step of the goroutine that has
-// submitted it, which holds the channel: that needs no other goroutine to go on, and nobody else
-// wants the path.
+// submitted it, which holds the channel: that needs no other goroutine to go on, and no other
+// transfer wants the path.
 func (ch *channel) steps(t *Transfer) bool {
 	return t == ch.callers && ch.now != nil && t.isBulk() && t.part == nil && t.bytes <= callerSize && !t.m.Posted() &&
 		ch.inflight == 0 && ch.queue.Len() == 1

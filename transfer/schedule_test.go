@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestSharedRoom: with company, what may be outstanding comes to what the wire carries in two to
-// four round trips, and never below wireRoom.
+// TestSharedRoom: on a shared path, what may be outstanding comes to what the wire carries in two
+// to four round trips, and never below wireRoom.
 func TestSharedRoom(t *testing.T) {
 	for _, c := range []struct {
 		name      string

@@ -244,7 +244,7 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 		c := p.node.queues[q.Queue]
 		p.node.mu.Unlock()
 		if c == nil {
-			return nil, control.Errorf(control.NotFound, "nobody accepts queues named %q on this node", q.Queue)
+			return nil, control.Errorf(control.NotFound, "no program accepts queues named %q on this node", q.Queue)
 		}
 	} else if err := p.cannotPace(d.Traits()); err != nil {
 		return nil, err

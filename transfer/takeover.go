@@ -10,7 +10,7 @@ import (
 )
 
 // Instance tells the processes of a node apart: it is another one after the peer's process was
-// started anew.
+// started again.
 func (p *Peer) Instance() uint64 { return p.info.Instance }
 
 func (p *Peer) party() takeover.Party { return takeover.Party{Node: p.info.Node, Cert: p.cert.Name} }

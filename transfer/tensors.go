@@ -321,7 +321,7 @@ func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 		select {
 		case <-wanted:
 		case <-ctx.Done():
-			return nil, control.Errorf(control.Busy, "nobody waits for a tensor %q", q.Name)
+			return nil, control.Errorf(control.Busy, "no receiver waits for a tensor %q", q.Name)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/path"
 )
 
-// What a put finds kept says the same as what is found anew, for every restriction and for what
+// What a put finds kept says the same as what is found again, for every restriction and for what
 // changes between puts.
 func TestWayIsWhatIsFound(t *testing.T) {
 	p := newPair(t, Options{})
@@ -38,7 +38,7 @@ func TestWayIsWhatIsFound(t *testing.T) {
 			for _, c := range e.Candidates {
 				known := c.Reason == "prior" || c.Reason == "measured" // one may have been measured since
 				if got := fmt.Sprint(c.Usable, c.Reason); got != found[c.Path] && !(c.Usable && known) {
-					t.Errorf("%s %v: %s is %s, found anew it is %s", name, allowed, c.Path, got, found[c.Path])
+					t.Errorf("%s %v: %s is %s, found again it is %s", name, allowed, c.Path, got, found[c.Path])
 				}
 				if c.Cost != (path.Cost{}) && c.Estimate != c.Cost.Time(64) {
 					t.Errorf("%s %v: %s is expected to take %v at a cost of %v", name, allowed, c.Path, c.Estimate,

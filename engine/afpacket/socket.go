@@ -104,7 +104,7 @@ func (s *socket) close() error {
 		return nil
 	}
 	// The mapping keeps the socket alive, so it is bound to no protocol, to receive no more. A
-	// member of a fan-out group cannot be bound anew: it refuses everything by a filter.
+	// member of a fan-out group cannot be bound again: it refuses everything by a filter.
 	if sys.BindPacket(s.fd, s.port.link.Index(), false) != nil {
 		_ = sys.AttachFilter(s.fd, []sys.FilterInstruction{{Op: 6}})
 	}

@@ -238,7 +238,7 @@ func forward(t testing.TB, h Harness, same bool) {
 	back := r.rx(r.A, engine.RxSpec{}, 512)
 	var pools []*mem.Pool
 	if same {
-		// The echo's receive queue is made anew, so that both its queues have one pool.
+		// The echo's receive queue is made again, so that both its queues have one pool.
 		if err := v.q.Close(); err != nil {
 			t.Fatal(err)
 		}

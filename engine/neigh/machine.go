@@ -20,7 +20,7 @@ type MachineOptions struct {
 	Tries int
 	Retry time.Duration
 	// Fresh is how long an answer is used; after that it is used for as long again while the
-	// neighbour is asked anew. 0 is 30 s.
+	// neighbour is asked again. 0 is 30 s.
 	Fresh time.Duration
 	// Failed is how long the Machine waits before it asks a silent neighbour again; 0 is 3 s.
 	Failed time.Duration

@@ -34,7 +34,7 @@ func TestConformance(t *testing.T) {
 		{name: "queues", l: netns.LinkSpec{Queues: 3}},
 		// Packets of several chunks.
 		{name: "jumbo", l: netns.LinkSpec{MTU: 9000}, h: enginetest.Harness{Boundaries: []int{2048 - 256, 4096 - 256, 2 * (4096 - 256), 4096, 8192}}},
-		{name: "carved"},
+		{name: "divided"},
 	}
 	if os.Getenv(aloneEnv) == "" {
 		var names []string
@@ -49,8 +49,8 @@ func TestConformance(t *testing.T) {
 			n := hosts(t, c.l)
 			h := c.h
 			h.MinPacket, h.Open = 14, func(t testing.TB) enginetest.Pair { return pair(t, n, c.o) }
-			if c.name == "carved" {
-				carved(&h)
+			if c.name == "divided" {
+				divided(&h)
 			}
 			enginetest.Run(t, h)
 		})
@@ -85,31 +85,31 @@ func apart(t *testing.T, names []string) {
 	}
 }
 
-// carved has all pools in one region.
-func carved(h *enginetest.Harness) {
-	var c *carver
+// divided has all pools in one region.
+func divided(h *enginetest.Harness) {
+	var c *divider
 	open := h.Open
 	h.Open = func(t testing.TB) enginetest.Pair {
-		c = newCarver(t, 48<<20)
+		c = newDivider(t, 48<<20)
 		return open(t)
 	}
 	h.Rx = func(s *engine.RxSpec) { s.Pools = c.replace(s.Pools) }
 	h.Tx = func(s *engine.TxSpec) { s.Pools = c.replace(s.Pools) }
 }
 
-// carver puts pools of its own, in one region, in the place of others.
-type carver struct {
+// divider puts pools of its own, in one region, in the place of others.
+type divider struct {
 	t      testing.TB
 	region *mem.Region
 	next   int
 	pools  map[*mem.Pool]*mem.Pool
 }
 
-func newCarver(t testing.TB, size int) *carver {
+func newDivider(t testing.TB, size int) *divider {
 	t.Helper()
-	c := &carver{t: t, pools: map[*mem.Pool]*mem.Pool{}}
+	c := &divider{t: t, pools: map[*mem.Pool]*mem.Pool{}}
 	var err error
-	if c.region, err = mem.Alloc(mem.Options{Name: "carved", Size: size, Lazy: true}); err != nil {
+	if c.region, err = mem.Alloc(mem.Options{Name: "divided", Size: size, Lazy: true}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { // after the suite has closed the ports
@@ -131,7 +131,7 @@ func newCarver(t testing.TB, size int) *carver {
 	return c
 }
 
-func (c *carver) replace(pools []*mem.Pool) []*mem.Pool {
+func (c *divider) replace(pools []*mem.Pool) []*mem.Pool {
 	if len(pools) != 1 || pools[0].SlotSize() != 2048 {
 		return pools
 	}
@@ -140,7 +140,7 @@ func (c *carver) replace(pools []*mem.Pool) []*mem.Pool {
 		if uint64(c.next+n) > c.region.Len() {
 			c.t.Fatalf("%d bytes are not enough", c.region.Len())
 		}
-		p, err := mem.NewPool(mem.PoolOptions{Name: pools[0].Name() + " carved", SlotSize: 2048, Align: 2048,
+		p, err := mem.NewPool(mem.PoolOptions{Name: pools[0].Name() + " divided", SlotSize: 2048, Align: 2048,
 			Slots: pools[0].Slots(), Region: c.region, Offset: c.next})
 		if err != nil {
 			c.t.Fatal(err)

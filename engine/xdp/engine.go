@@ -75,7 +75,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 		Pacing: true, SendAt: true, SendAtIn: "software", TxChecksum: "software", TxSegmentation: "software",
 		ZeroCopyForward: true,
 		Memory:          []mem.Kind{mem.Host, mem.Huge, mem.Foreign},
-		MemoryUse:       engine.UseCarved,
+		MemoryUse:       engine.UseParts,
 		ExactDrops:      true,
 		Notes:           []string{noTimes},
 	}

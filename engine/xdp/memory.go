@@ -16,7 +16,7 @@ import (
 
 // MemoryOptions describe a Memory.
 type MemoryOptions struct {
-	// Region is what the pools of the queues are carved from (mem.PoolOptions.Region and Offset).
+	// Region is what the pools of the queues are parts of (mem.PoolOptions.Region and Offset).
 	// nil: all packets go through spare chunks, and are copied.
 	Region *mem.Region
 	// Chunk is the size in bytes of what the kernel receives one packet, or a part of one, into:

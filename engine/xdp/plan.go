@@ -39,7 +39,7 @@ func (*Engine) PlanMemory(n *engine.MemoryNeeds) engine.MemoryPlan {
 				x.Stride, Name)
 			a.Hint = "slots of 2KiB or 4KiB are received into and sent from in place"
 		default:
-			a.Use = engine.UseCarved
+			a.Use = engine.UseParts
 		}
 	}
 	for _, f := range n.Forwards {
@@ -65,19 +65,19 @@ func share(n *engine.MemoryNeeds, answers []engine.MemoryAnswer, first []int, of
 		}
 	}
 	for i := range n.Memories {
-		if x := &n.Memories[i]; answers[i].Use == engine.UseCarved && slices.ContainsFunc(x.Ports, func(p int) bool {
+		if x := &n.Memories[i]; answers[i].Use == engine.UseParts && slices.ContainsFunc(x.Ports, func(p int) bool {
 			return first[p] == of
 		}) {
 			if s.Home < 0 {
 				s.Home = i
 			}
 			if h := &n.Memories[s.Home]; h.Alike > 0 && h.Alike == x.Alike && h.Stride == x.Stride {
-				s.Carve = append(s.Carve, i)
+				s.Parts = append(s.Parts, i)
 			}
 		}
 	}
-	if len(s.Carve) < 2 {
-		s.Carve = nil
+	if len(s.Parts) < 2 {
+		s.Parts = nil
 		if len(s.Ports) < 2 || s.Home < 0 {
 			return nil
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 // Ports that name one memory, or forward to each other, share a Memory around the first one that is
-// fit for it, and what is alike is carved together.
+// fit for it, and what is alike is divided together.
 func TestPlanMemory(t *testing.T) {
 	need := func(stride, alike int, ports ...int) engine.MemoryNeed {
 		return engine.MemoryNeed{Name: "m", Kind: mem.Host, CPU: true, Stride: stride, Alike: alike, Ports: ports}
@@ -52,14 +52,14 @@ func TestPlanMemory(t *testing.T) {
 			Forwards: c.forwards})
 		for i, a := range plan.Answers {
 			switch copied := slices.Contains(c.copied, i); {
-			case copied != (a.Use == engine.UseCopied), !copied && a.Use != engine.UseCarved:
+			case copied != (a.Use == engine.UseCopied), !copied && a.Use != engine.UseParts:
 				t.Errorf("%s: memory %d is %v", name, i, a.Use)
 			case (copied && c.memories[i].CPU) != strings.Contains(a.Why, "1024 bytes apart"):
 				t.Errorf("%s: memory %d: %q", name, i, a.Why)
 			}
 		}
 		if !slices.EqualFunc(plan.Shares, c.want, func(s engine.MemoryShare, w share) bool {
-			return slices.Equal(s.Ports, w.ports) && slices.Equal(s.Carve, w.carve) && s.Home == w.home
+			return slices.Equal(s.Ports, w.ports) && slices.Equal(s.Parts, w.carve) && s.Home == w.home
 		}) {
 			t.Errorf("%s: %+v, expected %+v", name, plan.Shares, c.want)
 		}

@@ -104,7 +104,7 @@ func (p *Port) chooseFeed(q *rxQueue) error {
 		p.feed = feed{pool: m.spare, base: m.home}
 	default:
 		return fmt.Errorf("xdp: %s: pool %q is not in the port's memory in slots of %d bytes, and there are no spare "+
-			"chunks%s: carve it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
+			"chunks%s: make it a part of that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
 			p.name, q.data().Name(), m.chunk, m.note, engine.ErrUnsupported)
 	}
 	for _, n := range p.nqs {
@@ -267,8 +267,8 @@ func (p *Port) openTx(q *txQueue) error {
 	m := p.memory
 	for _, pool := range q.spec.Pools {
 		if s := pool.Span(); m.spare == nil && (s.Region != m.region || s.Off+s.Len > m.home) {
-			return fmt.Errorf("xdp: %s: pool %q is not in the port's memory, and there are no spare chunks%s: carve "+
-				"it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
+			return fmt.Errorf("xdp: %s: pool %q is not in the port's memory, and there are no spare chunks%s: make "+
+				"it a part of that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
 				p.name, pool.Name(), m.note, engine.ErrUnsupported)
 		}
 	}

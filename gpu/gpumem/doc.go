@@ -16,7 +16,7 @@
 //
 // A region is an allocation of its own. Where the device exports memory (IPC, dma-buf), which is
 // done by whole blocks of the driver, it is of 2 MiB or a multiple and begins at one, so that
-// nothing else is handed over with it: pools should carve it. The CPU sees the bytes where the
+// nothing else is handed over with it: pools should divide it. The CPU sees the bytes where the
 // runtime lets it (gpu.CapDeviceBytes), unless Options.Opaque is set; elsewhere [mem.Region.Mover]
 // copies. A region of a device is not zeroed.
 //

@@ -17,7 +17,7 @@ type Handle struct {
 }
 
 // Export is a handle by which another process of this machine opens the region with Open: all of
-// it, since drivers hand over whole allocations. So what pools or allocators carve is refused, and
+// it, since drivers hand over whole allocations. So what pools or allocators divide is refused, and
 // so is memory that was adopted or is of another process; the error wraps gpu.ErrArgument. The
 // region must stay until all who opened it have closed it. Where the device shares no memory the
 // error wraps mem.ErrUnavailable and says why.
@@ -42,7 +42,7 @@ func (p *Provider) Export(r *mem.Region) (Handle, error) {
 	case !known.whole:
 		return refuse("this provider did not allocate it, so other memory may be in the same allocation, or it is " +
 			"another process's")
-	case r.Carved():
+	case r.Divided():
 		return refuse("a pool or an allocator hands out parts of it, and an export gives all of them away: allocate " +
 			"a region of its own")
 	}

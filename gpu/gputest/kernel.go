@@ -125,7 +125,7 @@ func checkArguments(t testing.TB, h Harness) {
 	r.ok(s.Wait(always))
 }
 
-// grids are launches of few and many items, with few sizes of groups: some compilers work anew for
+// grids are launches of few and many items, with few sizes of groups: some compilers work again for
 // each.
 var grids = []gpu.Grid{{Groups: 1, Group: 1}, {Groups: 3, Group: 7}, {Groups: 20, Group: 64}}
 

@@ -14,7 +14,7 @@ import (
 
 // Table is the runtimes of this build, the preferred one first. The host is the last and always
 // there, so that Table().Open("") finds one on every machine; what it passed over on the way is in
-// the Choice. It is made anew by each call.
+// the Choice. It is made again by each call.
 func Table() gpu.Table {
 	return gpu.Table{
 		{Name: "cuda", Open: func() (*gpu.Runtime, error) { return cuda.Open(cuda.Options{}) }},

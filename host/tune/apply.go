@@ -155,7 +155,7 @@ func apply(ctx context.Context, h machine, p Plan, o Options) (res Result, err e
 }
 
 // watch writes into the record what is there of all settings, before anything changes: a change can
-// have others for consequence, as when a driver places its interrupts anew. It returns the values.
+// have others for consequence, as when a driver places its interrupts again. It returns the values.
 func watch(h machine, r *record, steps []Step) (start map[Setting]string, err error) {
 	lost(h, r)
 	start = map[Setting]string{}

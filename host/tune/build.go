@@ -48,7 +48,7 @@ func (b *builder) add(s Step) {
 }
 
 // build is the whole plan, in the order in which it is to be done: what makes a driver build its
-// queues anew comes before what belongs to a queue, and a table of RSS that names queues goes
+// queues again comes before what belongs to a queue, and a table of RSS that names queues goes
 // before they do.
 func (b *builder) build() (Plan, error) {
 	f := &b.facts

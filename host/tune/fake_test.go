@@ -210,7 +210,7 @@ func (f *fake) set(_ string, s Setting, v string) error {
 		}
 		f.values["rss"] = strings.Join(table, ",")
 	}
-	if s == "channels" && f.values[s] != v { // the driver places its interrupts anew
+	if s == "channels" && f.values[s] != v { // the driver places its interrupts again
 		f.values["irq 41 fake-TxRx-1"], f.values["irq 42 fake-TxRx-2"] = "1", v[len(v)-1:]
 	}
 	f.values[s] = v

@@ -87,7 +87,7 @@ func TestPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := everything
-	// the driver has placed them anew
+	// the driver has placed them again
 	g.Ring, g.Skip = 0, []string{"irq"}
 	if p := planOf(t, f, g); len(p.Changes()) != 1 || p.Changes()[0].Name != "rings" {
 		// 1000 became 1024, which is less than what is right

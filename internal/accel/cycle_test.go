@@ -102,7 +102,7 @@ func cycle(table gpu.Table, name string) (err error) {
 		}
 		err = draw(context.Background(), r.All(), 5)
 		if err == nil {
-			// The kernel's module is another test's: building it anew each time is all that this
+			// The kernel's module is another test's: building it again each time is all that this
 			// would measure.
 			_, err = holds(context.Background(), nil, r.All(), 5)
 		}

@@ -119,7 +119,7 @@ func TestTableSweeps(t *testing.T) {
 			}
 			find(t, x, hostMemory(t, "the next"))
 			if again := find(t, x, r); again != reg {
-				t.Error("a packet in it is under way, and it was registered anew")
+				t.Error("a packet in it is under way, and it was registered again")
 			}
 			slot.Release()
 			if again := find(t, x, r); again != reg {

@@ -37,7 +37,7 @@ func PacketSocket() (int, error) {
 }
 
 // BindPacket binds a packet socket to an interface, for all protocols, or, without receive, for
-// sending only. When a socket that received is bound anew for sending, nothing more arrives once
+// sending only. When a socket that received is bound again for sending, nothing more arrives once
 // this returns.
 func BindPacket(fd, ifindex int, receive bool) error {
 	a := &unix.SockaddrLinklayer{Ifindex: ifindex}

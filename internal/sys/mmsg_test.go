@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Headers are made anew only where the kernel has written: what it wrote there must not be what the
-// next call offers it.
+// Headers are made again only where the kernel has written: what it wrote there must not be what
+// the next call offers it.
 func TestMessagesAgain(t *testing.T) {
 	fd, err := SocketUDP(false)
 	if err != nil {

@@ -66,7 +66,7 @@ func netlinkSocket(family int, name string) (int, error) {
 }
 
 // NetworkCookie is a number of the calling thread's network namespace that no other one gets until
-// the machine boots anew (SO_NETNS_COOKIE, since Linux 5.14).
+// the machine boots again (SO_NETNS_COOKIE, since Linux 5.14).
 func NetworkCookie() (uint64, error) {
 	fd, err := DeviceSocket()
 	if err != nil {

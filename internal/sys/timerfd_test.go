@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestTimerfd: a descriptor that has become readable is not when it is set anew, and is again when
+// TestTimerfd: a descriptor that has become readable is not when it is set again, and is again when
 // that time has passed.
 func TestTimerfd(t *testing.T) {
 	fd, err := Timerfd(0)

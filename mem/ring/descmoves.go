@@ -17,7 +17,7 @@ func (r *Descriptors) claimRun(producer bool, want uint64) (t, n uint64, err err
 		}
 		if n == 0 {
 			switch ahead := int64(r.slots[t&r.mask].seq.Load() - (t + ready)); {
-			case ahead < 0: // full, or empty: nobody can have taken t meanwhile
+			case ahead < 0: // full, or empty: no goroutine can have taken t meanwhile
 				return t, 0, nil
 			case ahead > 0 && next.Load() == t: // no ticket of this slot leads there
 				r.corrupt.Store(true)

@@ -85,7 +85,7 @@ const (
 type chunk struct {
 	b       []byte
 	packets int
-	// The first packet, whose header the writer makes anew when the chunk before was lost.
+	// The first packet, whose header the writer makes again when the chunk before was lost.
 	first    pcap.Packet
 	firstEnd int
 	// end says that the file ends behind the chunk.

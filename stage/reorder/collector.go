@@ -544,7 +544,7 @@ func (c *collector) shut() (err error) {
 	return err
 }
 
-// fell drops a batch that has left, and that nobody gets.
+// fell drops a batch that has left and that no receiver gets.
 func (c *collector) fell(x *open, why engine.Drop) {
 	if minus := ^uint64(0); x.Packets == c.per {
 		c.whole.Add(minus)

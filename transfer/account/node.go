@@ -12,12 +12,12 @@ import (
 
 // Node has the accounts of a node. Its methods may be called from any goroutine.
 type Node struct {
-	Bus     observe.Bus
-	started time.Time
-	reasons []reason
-	turned  atomic.Uint64      // connections turned away in the handshake
-	took    *observe.Durations // of completed transfers
-	setups  *observe.Durations // of paths
+	Bus      observe.Bus
+	started  time.Time
+	reasons  []reason
+	rejected atomic.Uint64      // connections rejected in the handshake
+	took     *observe.Durations // of completed transfers
+	setups   *observe.Durations // of paths
 
 	mu          sync.Mutex     // guards what follows
 	peersUp     uint64         // that ever came up
@@ -80,9 +80,9 @@ func (n *Node) Await() {
 	}
 }
 
-// TurnedAway counts and announces a connection that did not become a peer.
-func (n *Node) TurnedAway(from net.Addr, err error) {
-	n.turned.Add(1)
+// Rejected counts and announces a connection that did not become a peer.
+func (n *Node) Rejected(from net.Addr, err error) {
+	n.rejected.Add(1)
 	if n.Bus.On() {
 		n.Bus.Emit(observe.Event{Kind: observe.EventRefused, Operation: "connection",
 			Address: from.Network() + "://" + from.String(), Reason: err.Error()})

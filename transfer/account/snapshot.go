@@ -23,7 +23,7 @@ func (n *Node) Snapshot(s *observe.Snapshot) {
 		return byDriver[name]
 	}
 	s.Node.Started, s.Node.UptimeSeconds = n.started, s.Time.Sub(n.started).Seconds()
-	s.Node.TurnedAway, s.Node.EventsMissed = n.turned.Load(), map[string]uint64{}
+	s.Node.Rejected, s.Node.EventsMissed = n.rejected.Load(), map[string]uint64{}
 	for k, m := range n.Bus.Missed() {
 		s.Node.EventsMissed[k.String()] = m
 	}

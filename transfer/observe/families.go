@@ -63,8 +63,8 @@ func (b *familyBuilder) node(s *Snapshot) {
 	}
 	b.gauge("penstock_peers", "Peers that are connected.", float64(len(s.Peers)+s.Omitted.Peers))
 	b.counter("penstock_peers_connected_total", "Peers that ever were connected.", s.Node.PeersTotal)
-	b.counter("penstock_connections_turned_away_total", "Connections that ended before the handshake was done.",
-		s.Node.TurnedAway)
+	b.counter("penstock_connections_rejected_total", "Connections that ended before the handshake was done.",
+		s.Node.Rejected)
 	b.counter("penstock_requests_refused_total", "Requests of peers that were refused.", s.Node.Refused)
 	b.counters("penstock_events_missed_total", "Events that subscribers were too slow for.", "kind",
 		s.Node.EventsMissed)

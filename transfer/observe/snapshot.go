@@ -45,7 +45,7 @@ type NodeStatus struct {
 	UptimeSeconds    float64           `json:"uptime_seconds"`
 	Drivers          []string          `json:"drivers"`           // of paths, in order of preference
 	PeersTotal       uint64            `json:"peers_total"`       // that ever were connected
-	TurnedAway       uint64            `json:"turned_away"`       // connections that did not become peers
+	Rejected         uint64            `json:"rejected"`          // connections that did not become peers
 	Refused          uint64            `json:"refused"`           // requests of peers that were refused
 	SetupFailures    map[string]uint64 `json:"setup_failures"`    // paths that could not be set up from here, by driver
 	EventsMissed     map[string]uint64 `json:"events_missed"`     // by subscribers that were too slow, by kind of event

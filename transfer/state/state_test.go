@@ -233,7 +233,7 @@ func TestTable(t *testing.T) {
 }
 
 // What ends with a block is posted from the caller's list; only a block that is cut is described
-// anew.
+// again.
 func TestWholeBlocks(t *testing.T) {
 	list := make([]path.Copy, 103)
 	for i := range list {
@@ -244,7 +244,7 @@ func TestWholeBlocks(t *testing.T) {
 	x.Route()
 	for _, c := range []struct {
 		room, want uint64
-		from, end  int // of the list; 0, 0: described anew
+		from, end  int // of the list; 0, 0: described again
 	}{
 		{505, 500, 0, 50},
 		{300, 300, 50, 80},
@@ -259,7 +259,7 @@ func TestWholeBlocks(t *testing.T) {
 		var buf []path.Copy
 		_, got, _ := x.Post(n, &buf)
 		if whole := buf == nil; whole != (c.end > 0) {
-			t.Fatalf("%d bytes: described anew: %v", n, !whole)
+			t.Fatalf("%d bytes: described again: %v", n, !whole)
 		}
 		if c.end > 0 && (len(got) != c.end-c.from || &got[0] != &list[c.from]) {
 			t.Errorf("%d bytes: %d blocks, expected %d to %d of the list", n, len(got), c.from, c.end)

@@ -16,8 +16,8 @@ func checkPool(r *rig) {
 	const slots, size = 64, 4096
 	p := must(mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: size, Slots: slots, Align: 512,
 		Memory: mem.Options{Kind: mem.Device, Provider: r.p}}))(r)
-	if p.Region().Kind() != mem.Device || !p.Region().Carved() {
-		r.Errorf("the pool is of kind %s, carved: %v", p.Region().Kind(), p.Region().Carved())
+	if p.Region().Kind() != mem.Device || !p.Region().Divided() {
+		r.Errorf("the pool is of kind %s, divided: %v", p.Region().Kind(), p.Region().Divided())
 	}
 	var out []mem.Slot
 	for range slots {
@@ -101,7 +101,7 @@ func checkPool(r *rig) {
 	last := must(p.Get())(r)
 	r.is("close with a slot out", p.Close(), mem.ErrInUse)
 	r.ok(last.Release())
-	if !p.Region().Closed() || p.Region().Carved() {
+	if !p.Region().Closed() || p.Region().Divided() {
 		r.Error("the region of the pool is not given back")
 	}
 }

@@ -224,10 +224,10 @@ func checkExport(r *rig) {
 	r.ok(pool.Close())
 	own := must(mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: 4096, Slots: 4, Region: x}))(r)
 	_, err = r.p.Export(x)
-	r.is("export what a pool carves", err, gpu.ErrArgument)
+	r.is("export what a pool divides", err, gpu.ErrArgument)
 	r.ok(own.Close())
 	if _, err = r.p.Export(x); err != nil {
-		r.Errorf("export what a pool carved: %v", err)
+		r.Errorf("export what a pool divided: %v", err)
 	}
 	for _, dedicated := range []bool{false, true} {
 		a := must(mem.NewAllocator(mem.AllocatorOptions{Name: "blocks", Budget: 64 << 20, Classes: []uint64{4 << 20},

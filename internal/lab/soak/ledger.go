@@ -115,7 +115,7 @@ func (b *ledger) balance(h *host) (sums map[string]uint64, wrong []string) {
 	s := h.n.Snapshot()
 	missed := len(b.sub.Missed()) > 0
 	sums = map[string]uint64{"events missed": 0, "requests refused": s.Node.Refused,
-		"connections refused": s.Node.TurnedAway, "failovers": 0,
+		"connections refused": s.Node.Rejected, "failovers": 0,
 		"retries": 0, "rejected calls": 0, "transfers": 0}
 	if missed {
 		sums["events missed"] = 1

@@ -122,7 +122,7 @@ func (p *Path) peerState() uint64 {
 func (p *Path) ringPeer() {
 	how := p.peerParked.Load()
 	if how == awake || how == shut || !p.peerParked.CompareAndSwap(how, awake) {
-		// it went to sleep anew: then it has looked
+		// it went to sleep again: then it has looked
 		return
 	}
 	p.stats.wakeups.Add(1)

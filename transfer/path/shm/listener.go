@@ -159,7 +159,7 @@ func (l *Listener) meet(s *pendingConn) {
 	}
 	if err == nil {
 		s.c.SetWriteDeadline(time.Now().Add(handshakeTime))
-		refuse(s.c, refusedToken, "nobody waits for this token")
+		refuse(s.c, refusedToken, "no handshake has this token")
 	}
 	s.c.Close()
 }

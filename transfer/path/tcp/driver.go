@@ -27,9 +27,9 @@ const (
 	DefaultStreams = 2
 	LongStreams    = 5
 	longRoundTrip  = 5 * time.Millisecond
-	// anew is how long a connection over a long link may take at least before another one takes its
-	// place: the kernel sends a SYN that was lost again after a second only.
-	anew = 250 * time.Millisecond
+	// redialAfter is how long a connection over a long link may take at least before another one
+	// takes its place: the kernel sends a SYN that was lost again after a second only.
+	redialAfter = 250 * time.Millisecond
 )
 
 // Driver makes TCP paths. It implements setup.Driver.
@@ -240,7 +240,7 @@ func (d *Driver) connect(ctx context.Context, addr netip.AddrPort, roundTrip tim
 		return d.o.prepare(fd, addr.Addr())
 	})}
 	if roundTrip >= longRoundTrip {
-		dialer.Timeout = max(4*roundTrip, anew)
+		dialer.Timeout = max(4*roundTrip, redialAfter)
 	}
 	conn, err := dialer.DialContext(ctx, "tcp", addr.String())
 	if ne := net.Error(nil); dialer.Timeout > 0 && errors.As(err, &ne) && ne.Timeout() && ctx.Err() == nil {

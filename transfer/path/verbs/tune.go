@@ -76,7 +76,7 @@ const (
 	tuneTime     = 2 * time.Millisecond // and each lasts at least so long
 	tuneGain     = 0.08                 // the share by which a change must be better to stay: less is noise
 	// a rate below this share of the usual one, or as far above it, is another situation: begin
-	// anew
+	// again
 	tuneLoss     = 0.70
 	tunePause    = 16 // epochs between two trials, in the beginning
 	tunePauseMax = 1024
@@ -109,17 +109,17 @@ type tuner struct {
 	felt  uint64 // classes of sizes that were seen in this epoch
 	stale uint64 // work to come that may have begun before the last change
 
-	base  float64 // work per second with the values that are kept
-	turn  int     // which knob in which direction is tried next
-	phase phase
-	old   uint64  // the value before the trial
-	new   uint64  // and of it
-	won   float64 // the rate of the trial
-	pause int     // epochs until the next trial
-	every int     // pause after a trial that did not help
-	kept  uint64  // trials that helped
-	tried uint64
-	anew  uint64 // changes of the situation
+	base    float64 // work per second with the values that are kept
+	turn    int     // which knob in which direction is tried next
+	phase   phase
+	old     uint64  // the value before the trial
+	new     uint64  // and of it
+	won     float64 // the rate of the trial
+	pause   int     // epochs until the next trial
+	every   int     // pause after a trial that did not help
+	kept    uint64  // trials that helped
+	tried   uint64
+	changes uint64 // changes of the situation
 }
 
 // The knobs of bulk operations. Short writes have one, the inline threshold.
@@ -320,7 +320,7 @@ func (t *tuner) usual(rate float64) {
 		t.base = rate
 	case rate < t.base*tuneLoss || rate > t.base/tuneLoss:
 		t.base, t.every, t.pause = rate, tunePause, min(t.pause, tunePause)
-		t.anew++
+		t.changes++
 		for i := range t.knobs {
 			t.knobs[i].turned, t.knobs[i].against = 0, 2*tuneGain
 		}

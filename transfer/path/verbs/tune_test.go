@@ -89,12 +89,12 @@ func TestTuner(t *testing.T) {
 		}
 		draw("best")
 		converge("first")
-		anew := tn.anew
+		before := tn.changes
 		draw("other")
 		// the values make 1.25^18 at most, which is 56
 		rate *= rapid.SampledFrom([]float64{0.005, 200}).Draw(t, "factor")
 		converge("after a change")
-		if tn.anew == anew {
+		if tn.changes == before {
 			t.Fatal("another situation was not noticed")
 		}
 	})
@@ -139,8 +139,8 @@ func TestTunerNoise(t *testing.T) {
 		if ratio < 1+tuneGain && tn.kept > 0 {
 			t.Fatalf("noise of %.3f changed something", noise)
 		}
-		if tn.tried == 0 || tn.anew > 0 {
-			t.Fatalf("%d trials, %d times anew", tn.tried, tn.anew)
+		if tn.tried == 0 || tn.changes > 0 {
+			t.Fatalf("%d trials, %d changes", tn.tried, tn.changes)
 		}
 		// In another situation a change back is a change like any other.
 		for tn.phase != steady {
@@ -148,8 +148,9 @@ func TestTunerNoise(t *testing.T) {
 		}
 		tn.judge(1e12)
 		for i := range tn.knobs {
-			if k := &tn.knobs[i]; k.needs(1) != 1+tuneGain || k.needs(-1) != 1+tuneGain || tn.anew != 1 {
-				t.Fatalf("knob %d needs %.2f and %.2f in another situation (%d)", i, k.needs(1), k.needs(-1), tn.anew)
+			if k := &tn.knobs[i]; k.needs(1) != 1+tuneGain || k.needs(-1) != 1+tuneGain || tn.changes != 1 {
+				t.Fatalf("knob %d needs %.2f and %.2f in another situation (%d)", i, k.needs(1), k.needs(-1),
+					tn.changes)
 			}
 		}
 	})

@@ -96,7 +96,7 @@ var sensible = map[Unit][]Kind{
 	Operations: {Cut, Stall, Delay, Short, Corrupt, Drop, Duplicate, Reorder, Refuse, Fail},
 }
 
-// Number is a position or distance: exact, or drawn anew each time between 1 and twice itself less
+// Number is a position or distance: exact, or drawn again each time between 1 and twice itself less
 // one.
 type Number struct {
 	N      uint64

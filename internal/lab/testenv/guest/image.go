@@ -115,7 +115,7 @@ func (h hostFiles) sorted() []string {
 }
 
 // buildImage returns the file in the cache that is the root file system of a profile with a kernel.
-// It is made anew when any file that goes into it has other contents.
+// It is made again when any file that goes into it has other contents.
 func buildImage(ctx context.Context, p Profile, k kernel) (string, error) {
 	files, err := collect(p)
 	if err != nil {

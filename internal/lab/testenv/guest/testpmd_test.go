@@ -51,7 +51,7 @@ func TestGuestTestpmd(t *testing.T) {
 	fmt.Fprintln(in, "set fwd io")
 	deadline := time.Now().Add(time.Minute)
 	for {
-		// What is sent before a card finds its link up is lost, so each round sends anew.
+		// What is sent before a card finds its link up is lost, so each round sends again.
 		fmt.Fprintln(in, "stop\nstart tx_first 4\nshow port stats all")
 		select {
 		case err := <-ended:
