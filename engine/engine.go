@@ -106,7 +106,8 @@ type Capabilities struct {
 	Steering *flow.Capabilities
 	// Split is header/data split: headers and payload in memory of their own.
 	Split bool
-	// Chains says that one packet may be several segments, when receiving or sending.
+	// Chains says that queues send packets of several segments, and receive such packets, in one
+	// segment or several.
 	Chains bool
 	// Timestamps says that receive times are taken in software, HardwareTime by the NIC.
 	Timestamps, HardwareTime bool

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/internal/input"
 )
 
-// Table is the engines that a program has, by name. The program's main package makes it: there is
-// no list that packages write themselves into.
+// Table is the engines that a program has, by name. The program makes it; package engine/drivers
+// lists those of this build.
 //
 //	t, err := engine.NewTable(sim.New(...), socket.New(), afpacket.New(), engine.NotBuilt("dpdk", "build with -tags dpdk"))
 //	eng, err := t.Get("socket")

@@ -93,7 +93,8 @@ func checkDrain(t testing.TB, h Harness) {
 		err := s.q.Drain(ctx)
 		cancel()
 		if err != nil {
-			t.Fatalf("Drain: %v", err)
+			t.Fatalf("Drain of %d packets, while no program receives (Harness.Window says how many the way holds): %v",
+				h.Window, err)
 		}
 		var st engine.TxStats
 		if s.q.Stats(&st); st.Queued != 0 || st.Packets+st.Drops.Total() != uint64(sent) {

@@ -50,7 +50,8 @@ type Harness struct {
 	// receive queues make packets as long as they have memory. The suite asks what does not depend
 	// on the way between two ports then: specifications, descriptors, counts, closing.
 	Alone bool
-	// Window is how many packets of up to 2048 bytes may be under way without loss; 0 means 32.
+	// Window is how many packets of up to 2048 bytes may be under way without loss, and leave while
+	// no program receives (Drain); 0 means 32.
 	Window int
 	// Spread says that several receive queues of a port without rules share its packets; otherwise
 	// its first queue gets them all.

@@ -128,7 +128,9 @@ func checkChains(t testing.TB, h Harness) {
 		t.Logf("chains are only sent here, not allocated nor received")
 	}
 	if v.n == 0 {
-		t.Errorf("none of %d packets of several segments arrived: %v", sent, r.dropped())
+		d := r.dropped()
+		t.Errorf("none of %d packets of several segments arrived, which Capabilities.Chains promises; dropped: %v",
+			sent, &d)
 	}
 }
 

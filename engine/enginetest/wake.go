@@ -87,7 +87,7 @@ func checkWake(t testing.TB, h Harness) {
 	}
 	// What is there already makes Arm ready, and then no Wake comes.
 	s.burstOf(2, size)
-	r.eventually("Arm to see packets that are there", func() error {
+	r.eventually("Arm to see packets that are there (Watch answers ArmedReady then)", func() error {
 		if v.q.Arm(first) {
 			return nil
 		}
