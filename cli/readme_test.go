@@ -143,7 +143,7 @@ func TestReadmeBringsDAQIRI(t *testing.T) {
 	}
 }
 
-// Those about two machines do so for two users of this one.
+// Those about two machines do so between two network namespaces, as they are.
 func TestReadmePairs(t *testing.T) {
 	commands := readmeCommands(t, "Move a model")
 	if len(commands) != 15 {
@@ -153,8 +153,11 @@ func TestReadmePairs(t *testing.T) {
 	dir, model := t.TempDir(), content(1000, 9)
 	write(t, filepath.Join(dir, "first/models/llama/model.safetensors"), model)
 	write(t, filepath.Join(dir, "second/other"), nil)
+	spaces := twoSpaces(t, "first", "second")
 	on := func(machine, words, old, now string) proc.Spec {
 		spec := program(strings.Fields(strings.ReplaceAll(words, old, now))...)
+		spec.Args = append([]string{"--net=" + spaces[machine], spec.Path}, spec.Args...)
+		spec.Path = "nsenter"
 		spec.Dir = filepath.Join(dir, machine)
 		spec.Env = append(spec.Env, "XDG_CONFIG_HOME="+spec.Dir)
 		return spec
@@ -163,8 +166,8 @@ func TestReadmePairs(t *testing.T) {
 		spec.Columns, spec.Rows = 160, 60
 		return proc.Start(t, spec)
 	}
-	host := terminal(on("first", commands[0], ":7071", "127.0.0.1:0 --name first"))
-	shown := regexp.MustCompile(`penstock pair (127\.0\.0\.1:\d+)\s+and give[^\n]*\s+([-\w]{68})\s(?s:.*)Waiting on`)
+	host := terminal(on("first", commands[0], ":7071", ":7071 --name first"))
+	shown := regexp.MustCompile(`penstock pair (10\.0\.0\.1:7071)\s+and give[^\n]*\s+([-\w]{68})\s(?s:.*)Waiting on`)
 	text, err := host.Terminal().Wait(limit(t), shown)
 	if err != nil {
 		t.Fatal(err)
@@ -184,12 +187,12 @@ func TestReadmePairs(t *testing.T) {
 			t.Fatalf("%v, %v\n%s", e, err, p.Output())
 		}
 	}
-	server := proc.Start(t, on("first", commands[3], "HOST:7070", "127.0.0.1:0"))
-	m, err := server.WaitLine(limit(t), regexp.MustCompile(`at tcp://first@(127\.0\.0\.1:\d+): TLS`))
+	server := proc.Start(t, on("first", commands[3], "HOST", "10.0.0.1"))
+	_, err = server.WaitLine(limit(t), regexp.MustCompile(`at tcp://first@10\.0\.0\.1:7070: TLS`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(i int) proc.Spec { return on("second", commands[i], "HOST:7070", m[1]) }
+	at := func(i int) proc.Spec { return on("second", commands[i], "HOST", "10.0.0.1") }
 	if out := runSpec(t, at(4)); !strings.Contains(out, "llama/model.safetensors\n") {
 		t.Errorf("listed %q", out)
 	}

@@ -52,7 +52,7 @@ func programsOf(page string) map[string]string {
 type machines struct {
 	t         *testing.T
 	dir       string
-	spaces    map[string]string // by the name of the machine, the directory of its namespaces
+	spaces    map[string]string // by the name of the machine, the file of its network namespace
 	terminals map[string]*terminal
 }
 
@@ -65,18 +65,8 @@ type terminal struct {
 
 func newMachines(t *testing.T) *machines {
 	t.Helper()
-	n := netns.New(t, netns.Topology{Each: func(_, host int, s *netns.LinkSpec) {
-		s.IPv4 = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(host + 1)}), 24)
-	}})
-	m := &machines{t: t, dir: t.TempDir(), spaces: map[string]string{}, terminals: map[string]*terminal{}}
-	for i, name := range []string{"A", "B"} {
-		if err := n.Hosts[i].Do(func() error {
-			thread, err := os.Readlink("/proc/thread-self")
-			m.spaces[name] = filepath.Join("/proc", thread, "ns")
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+	m := &machines{t: t, dir: t.TempDir(), spaces: twoSpaces(t, "A", "B"), terminals: map[string]*terminal{}}
+	for name := range m.spaces {
 		// What a clone of the repository and its installation give a user.
 		// There is no ssh between the machines: a copy of files takes the place of scp.
 		for file, text := range map[string]string{"penstock": mainEnv + "=1 exec -a penstock " + os.Args[0] + ` "$@"`,
@@ -101,6 +91,26 @@ func newMachines(t *testing.T) *machines {
 
 func (m *machines) home(machine string) string { return filepath.Join(m.dir, machine) }
 
+// twoSpaces makes two network namespaces with the addresses 10.0.0.1 and 10.0.0.2, and returns
+// their files.
+func twoSpaces(t *testing.T, names ...string) map[string]string {
+	t.Helper()
+	n := netns.New(t, netns.Topology{Each: func(_, host int, s *netns.LinkSpec) {
+		s.IPv4 = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(host + 1)}), 24)
+	}})
+	spaces := map[string]string{}
+	for i, name := range names {
+		if err := n.Hosts[i].Do(func() error {
+			thread, err := os.Readlink("/proc/thread-self")
+			spaces[name] = filepath.Join("/proc", thread, "ns/net")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return spaces
+}
+
 // at is a terminal of a machine, which is opened when the page first names it.
 func (m *machines) at(machine, number string) *terminal {
 	m.t.Helper()
@@ -108,7 +118,7 @@ func (m *machines) at(machine, number string) *terminal {
 	if m.terminals[key] == nil {
 		home := m.home(machine)
 		p := proc.Start(m.t, proc.Spec{Path: "nsenter",
-			Args: []string{"--net=" + m.spaces[machine] + "/net", "bash", "--norc",
+			Args: []string{"--net=" + m.spaces[machine], "bash", "--norc",
 				"--noprofile", "--noediting", "-i"}, Dir: home, Columns: 500, Rows: 50,
 			Env: []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home + "/.config", "PS1=$ ", "TERM=xterm", "NO_COLOR=1",
 				"PATH=" + home + "/bin:" + os.Getenv("PATH")}})
