@@ -27,7 +27,7 @@ type recording struct {
 
 const recordingColumns = 200
 
-func record(t *testing.T) *recording {
+func recordMachine(t *testing.T) *recording {
 	t.Helper()
 	testenv.Once(t)
 	bin, err := proc.Penstock()
@@ -197,7 +197,7 @@ func replaceAligned(text, expr, by string) string {
 // A run of a file: its plan, its screen when it is quiet again, and its end.
 func TestRecordingRun(t *testing.T) {
 	t.Parallel()
-	r := record(t)
+	r := recordMachine(t)
 	file, echo, _ := pairFile(t)
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -231,7 +231,7 @@ func TestRecordingRun(t *testing.T) {
 }
 
 func TestRecordingFiles(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	write(t, filepath.Join(r.dir, "models/llama/config.json"), []byte(`{"layers": 2}`+"\n"))
 	write(t, filepath.Join(r.dir, "models/llama/weights.bin"), content(5_000_000, 1))
 	server, addr := r.serve("models", "--listen", "tcp://127.0.0.1:0", "--rescan", "0")
@@ -274,7 +274,7 @@ func (r *recording) inTheMiddle(addr, name string) (p *proc.Process, file string
 
 func TestRecordingInterrupted(t *testing.T) {
 	t.Parallel()
-	r := record(t)
+	r := recordMachine(t)
 	b := content(192<<20, 2)
 	write(t, filepath.Join(r.dir, "served/model.bin"), b)
 	server, addr := r.serve("served", "--listen", "tcp://127.0.0.1:0")
@@ -313,7 +313,7 @@ func TestRecordingInterrupted(t *testing.T) {
 
 func TestRecordingServerKilled(t *testing.T) {
 	t.Parallel()
-	r := record(t)
+	r := recordMachine(t)
 	b := content(192<<20, 3)
 	write(t, filepath.Join(r.dir, "served/model.bin"), b)
 	server, addr := r.serve("served", "--listen", "tcp://127.0.0.1:0")
@@ -341,7 +341,7 @@ func TestRecordingServerKilled(t *testing.T) {
 }
 
 func TestRecordingPut(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	b := content(3_000_000, 4)
 	write(t, filepath.Join(r.dir, "step1000.bin"), b)
 	write(t, filepath.Join(r.dir, "inbox/old"), nil)
@@ -355,7 +355,7 @@ func TestRecordingPut(t *testing.T) {
 }
 
 func TestRecordingFullDisk(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	write(t, filepath.Join(r.dir, "served/model.bin"), content(8<<20, 5))
 	if err := os.Mkdir(filepath.Join(r.dir, "small"), 0o755); err != nil {
 		t.Fatal(err)
@@ -377,7 +377,7 @@ func TestRecordingFullDisk(t *testing.T) {
 }
 
 func TestRecordingHostileNames(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	_, addr := hostile(t, transfer.Options{}, map[string][]byte{"../../.bashrc": []byte("1"), "a\x1b[2Jb": []byte("22"),
 		"/etc/passwd": []byte("333")})
 	r.run(0, "ls", addr)
@@ -393,7 +393,7 @@ func TestRecordingHostileNames(t *testing.T) {
 
 // Two machines are paired, and then a third one without a connection.
 func TestRecordingPair(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	write(t, filepath.Join(r.dir, "models/config.json"), []byte(`{"layers": 2}`+"\n"))
 	first := r.start("pair", "--listen", "127.0.0.1:0", "--dir", "id-first", "--name", "first")
 	shown := regexp.MustCompile(`penstock pair (127\.0\.0\.1:\d+)\s+and give[^\n]*\s+([-\w]{68})\s(?s:.*)Waiting on`)
@@ -453,7 +453,7 @@ func TestRecordingPair(t *testing.T) {
 }
 
 func TestRecordingStatus(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	b := content(3_000_000, 6)
 	write(t, filepath.Join(r.dir, "models/weights.bin"), b)
 	server, addr := r.serve("models", "--listen", "tcp://127.0.0.1:0", "--rescan", "0")

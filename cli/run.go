@@ -34,7 +34,7 @@ On a terminal one screen shows rates, drops by reason, applications, queues, mem
 printed for each interval. At the end all that was received, sent and dropped is added up.
 
 When the file changes, or on SIGHUP, its flows are put in force: all of them or none. A receive queue without an application is counted
-and emptied, with a warning. docs/run.md says more.
+and emptied, with a warning. On SIGUSR1 recordings begin new files, and rings are written. docs/run.md and docs/record.md say more.
 
 The exit status is 0 for a run that ended in order, also by Ctrl-C; 10 if something that the file needs is not here.`,
 		Example: `  penstock run pair.yaml

@@ -271,6 +271,12 @@ func (f *runFrame) sections(columns int) []*frameSection {
 	add("counts of stages", 1, fmt.Sprintf("%s %s %9s %9s", pad("stages", name+6), pad("", 24), "/s", "count"), rows)
 
 	rows = nil
+	for _, x := range s.Recordings {
+		row("  %s recorded %s", col(x.Where, name+4), recordText(x.Snapshot))
+	}
+	add("recordings", 1, "recordings", rows)
+
+	rows = nil
 	for _, q := range s.Queues {
 		who := "polled by the application"
 		if q.Direction == "out" {

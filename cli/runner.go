@@ -59,6 +59,9 @@ func (r *runner) run() (err error) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, sys.Hangup)
 	defer signal.Stop(hup)
+	rotate := make(chan os.Signal, 1)
+	signal.Notify(rotate, sys.User1)
+	defer signal.Stop(rotate)
 	reload := func() { r.out.message("the configuration came from the standard input: it cannot be read again") }
 	if !r.stdin() {
 		l, err := root.NewReloader(r.sys, r.name, root.ReloaderOptions{NoWatch: r.o.noReload, Report: r.out.reload})
@@ -99,6 +102,9 @@ func (r *runner) run() (err error) {
 				return nil
 			}
 			reload()
+		case <-rotate:
+			r.out.message(fmt.Sprintf("SIGUSR1: %s", count(r.sys.RotateRecordings(), "recording begins a file",
+				"recordings begin a file")))
 		case <-size:
 			r.out.redraw()
 		case <-r.out.log.more:

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/stage/app"
+	"github.com/penstock-io/penstock/stage/record"
 	root "github.com/penstock-io/penstock/system"
 )
 
@@ -488,6 +489,9 @@ func summary(s *runSample) string {
 		}
 	}
 	end()
+	for _, x := range s.Recordings {
+		fmt.Fprintf(&b, "%s: recorded %s\n", x.Where, recordText(x.Snapshot))
+	}
 	for _, a := range s.Applications {
 		fmt.Fprintf(&b, "%s: took %s", a.Name, count(int(a.Packets), "packet", "packets"))
 		if a.Sent > 0 {
@@ -510,9 +514,12 @@ func summary(s *runSample) string {
 }
 
 // recordText says what is in the files of a recording, and what is not.
-func recordText(r *app.RecordSnapshot) string {
+func recordText(r *record.Snapshot) string {
 	s := fmt.Sprintf("%s, %s, %s", count(int(r.Packets), "packet", "packets"), formatBytes(r.Bytes),
 		count(int(r.Files), "whole file", "whole files"))
+	if r.Held > 0 {
+		s += fmt.Sprintf(", %d in the ring", r.Held)
+	}
 	for _, reason := range slices.Sorted(maps.Keys(r.Lost)) {
 		s += fmt.Sprintf(", %s %d", reason, r.Lost[reason])
 	}

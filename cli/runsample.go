@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet/flow"
 	"github.com/penstock-io/penstock/stage/app"
+	"github.com/penstock-io/penstock/stage/record"
 	root "github.com/penstock-io/penstock/system"
 	"github.com/penstock-io/penstock/transfer/observe"
 )
@@ -26,6 +27,7 @@ type runSample struct {
 	Pools        []runPool      `json:"pools"`        //
 	Rules        []runRule      `json:"rules"`        //
 	Stages       []runStage     `json:"stages"`       // what stages count besides packets and drops
+	Recordings   []runRecording `json:"recordings"`   // of the stages record
 	Applications []runApp       `json:"applications"` //
 	Node         *runNode       `json:"node,omitempty"`
 }
@@ -48,6 +50,12 @@ type runInterface struct {
 	Dropped uint64  `json:"dropped"` // both ways
 	Kernel  uint64  `json:"kernel"`  // left to the kernel
 	Copied  uint64  `json:"copied_bytes"`
+}
+
+// runRecording is what a stage writes to files.
+type runRecording struct {
+	Where string `json:"where"` // queue and stage
+	*record.Snapshot
 }
 
 // runStage is what a stage counts, such as whole batches.
@@ -162,7 +170,7 @@ func (m *sampler) sample(now *runRaw) *runSample {
 	last := m.last
 	m.last = now
 	s := &runSample{Event: "sample", Seconds: now.at.Sub(m.first).Seconds(), Interfaces: []runInterface{},
-		Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{}, Stages: []runStage{},
+		Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{}, Stages: []runStage{}, Recordings: []runRecording{},
 		Applications: []runApp{}}
 	if last == nil {
 		last = &runRaw{at: m.first, cpu: now.cpu}
@@ -260,6 +268,10 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 		}
 		for k, x := range q.Stages {
 			where := fmt.Sprintf("%s %s", queueName(f.Name, q.ID), x.Type)
+			if x.Record != nil { // which has the counts
+				s.Recordings = append(s.Recordings, runRecording{where, x.Record})
+				x.Counts = nil
+			}
 			for n, c := range x.Counts {
 				before := c.N // a gauge has no rate
 				if !c.Gauge {

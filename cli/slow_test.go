@@ -188,7 +188,7 @@ func TestGetOverASlowLink(t *testing.T) {
 // TestRecordingSlowLink records the commands for files over a link of 20 ms that loses one packet
 // in a hundred.
 func TestRecordingSlowLink(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	local, incoming := filepath.Join(r.dir, "run7"), filepath.Join(r.dir, "incoming")
 	for i := range 4 {
 		write(t, filepath.Join(local, fmt.Sprintf("shard%d/%03d.json", i%2, i)), content(2000, uint64(i)))

@@ -166,7 +166,7 @@ func TestTuneNic(t *testing.T) {
 
 // A session on a pair of virtual interfaces, in namespaces of its own.
 func TestRecordingTune(t *testing.T) {
-	r := record(t)
+	r := recordMachine(t)
 	write(t, filepath.Join(r.dir, "session.sh"), []byte(`
 ip link add eth0 numrxqueues 4 numtxqueues 4 type veth peer name peer0 numrxqueues 4 numtxqueues 4 || exit 77
 ip link del dev ifb0 2>/dev/null; ip link del dev ifb1 2>/dev/null

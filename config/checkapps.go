@@ -139,10 +139,6 @@ func (d *decoder) checkApplications() {
 			}
 			d.queueOf(path, "to", a.To, "to_queue", a.ToQueue, true)
 		case "sink":
-			if r := a.Rotate; r != nil && r.Size > 0 && r.Size < record.MinBytes {
-				d.report(Error, CodeValue, join(path, "rotate.size"), fmt.Sprintf("files of %v are too small", r.Size),
-					"0B, or at least 64KiB", "")
-			}
 			if t := a.Tensor; t != nil {
 				d.checkTensor(t, p, join(path, "tensor"))
 				if k, twice := tensors[t.Name]; twice && t.Name != "" {
@@ -164,14 +160,47 @@ func (d *decoder) checkApplications() {
 			d.report(Error, CodeConflict, join(path, "record"),
 				fmt.Sprintf("%s has a record: it keeps nothing", a.Kind), "", "remove it, or write kind: sink")
 		}
-		if a.Rotate != nil && a.Record == "" && !d.broken[join(path, "record")] {
-			d.report(Error, CodeConflict, join(path, "rotate"), "there is no record whose files would be rotated",
-				"record: and a name", "")
-		}
+		d.checkRecording(&a.Recording, path)
 		if a.Kind != "sink" && a.Tensor != nil {
 			d.report(Error, CodeConflict, join(path, "tensor"),
 				fmt.Sprintf("%s has a tensor: it keeps nothing", a.Kind), "", "remove it, or write kind: sink")
 		}
+	}
+}
+
+// checkStage looks at the keys of the stage record.
+func (d *decoder) checkStage(s *Stage, path string) {
+	switch at := join(path, "record"); {
+	case s.Type == "record" && s.Record == "" && !d.broken[at]:
+		d.report(Error, CodeMissingKey, path, "the stage record has no record", "record: and the name of a file", "")
+	case s.Type != "record" && s.Record != "":
+		d.report(Error, CodeConflict, at, fmt.Sprintf("the stage %s has a record", shown(s.Type)), "",
+			"remove it, or write type: record")
+	}
+	d.checkRecording(&s.Recording, path)
+}
+
+// checkRecording finds what a recording has no use for.
+func (d *decoder) checkRecording(r *Recording, path string) {
+	if o := r.Rotate; o != nil && o.Size > 0 && o.Size < record.MinBytes {
+		d.report(Error, CodeValue, join(path, "rotate.size"), fmt.Sprintf("files of %v are too small", o.Size),
+			"0B, or at least 64KiB", "")
+	}
+	if r.Record == "" && !d.broken[join(path, "record")] {
+		for _, x := range []struct {
+			key   string
+			there bool
+			what  string
+		}{{"rotate", r.Rotate != nil, "whose files would be rotated"}, {"overwrite", r.Overwrite, "to overwrite"},
+			{"ring", r.Ring != (record.Ring{}), "whose packets would be kept"}} {
+			if x.there {
+				d.report(Error, CodeConflict, join(path, x.key), "there is no record "+x.what, "record: and a name", "")
+			}
+		}
+	}
+	if o := r.Rotate; o != nil && r.Ring != (record.Ring{}) && (o.Size > 0 || o.Packets > 0 || o.Time > 0) {
+		d.report(Error, CodeConflict, join(path, "rotate"), "a ring is written as one file each time", "",
+			"remove ring:, or size:, packets: and time:")
 	}
 }
 

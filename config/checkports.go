@@ -21,6 +21,9 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 		q := &rx.Queues[k]
 		at := item(queues, k)
 		ids[q.ID] = true
+		for n := range q.Stages {
+			d.checkStage(&q.Stages[n], join(at, item("stages", n)))
+		}
 		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
 		if core := join(at, "cpu_core"); q.PollMode == "direct" && d.cfg.given(core) {
 			d.also(d.report(Error, CodeConflict, core,

@@ -368,7 +368,7 @@ func (d *decoder) value(c *cursor, g *given) {
 		}
 		all := sectionsOf(c.v)
 		v := reflect.New(k.sub.typ).Elem()
-		if k.index >= 0 {
+		if k.index != nil {
 			v = d.field(c, k)
 		} else if *all == nil { // a section without keys counts as well
 			*all = map[string]engine.Settings{k.name: {}}
@@ -376,8 +376,8 @@ func (d *decoder) value(c *cursor, g *given) {
 			(*all)[k.name] = engine.Settings{}
 		}
 		in := d.section(n, k.sub, v, path, func(key, text string) { put(all, k.name, key, text) })
-		if k.index >= 0 && !in.own {
-			c.v.Field(k.index).SetZero()
+		if k.index != nil && !in.own {
+			c.v.FieldByIndex(k.index).SetZero()
 		}
 	default:
 		v, ok := d.scalar(n, k, path, g.at.Value, g.old)
@@ -385,7 +385,7 @@ func (d *decoder) value(c *cursor, g *given) {
 			g.unset = true
 			return
 		}
-		if k.opt == nil && k.index < 0 {
+		if k.opt == nil && k.index == nil {
 			g.parsed = v
 			return
 		}
@@ -394,7 +394,7 @@ func (d *decoder) value(c *cursor, g *given) {
 			c.put(k.name, k.kind.formatOf(reflect.ValueOf(v)))
 			return
 		}
-		assign(c.v.Field(k.index), v)
+		assign(c.v.FieldByIndex(k.index), v)
 	}
 }
 
@@ -428,7 +428,7 @@ func (d *decoder) source(path string, n *yaml.Node, width int) {
 
 // field is the struct of a sub-section, made if need be.
 func (d *decoder) field(c *cursor, k *key) reflect.Value {
-	f := c.v.Field(k.index)
+	f := c.v.FieldByIndex(k.index)
 	if f.Kind() == reflect.Pointer {
 		f.Set(reflect.New(f.Type().Elem()))
 		f = f.Elem()
@@ -457,7 +457,7 @@ func (d *decoder) list(c *cursor, g *given, n *yaml.Node, path string) {
 	d.source(path, n, 1)
 	f := reflect.ValueOf(new([]string)).Elem() // of an option
 	if k.opt == nil {
-		f = c.v.Field(k.index)
+		f = c.v.FieldByIndex(k.index)
 	}
 	if len(items) > 0 { // an empty list is nil, as one that is not there
 		f.Set(reflect.MakeSlice(f.Type(), 0, min(len(items), 4096)))

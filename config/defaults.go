@@ -39,10 +39,10 @@ func (d *decoder) byDefault(c *cursor, k *key) {
 	if k.opt != nil && k.def != "" && c.node != nil {
 		d.cfg.note(path, Source{Origin: FromDefault})
 	}
-	if k.index < 0 {
+	if k.index == nil {
 		return
 	}
-	f := c.v.Field(k.index)
+	f := c.v.FieldByIndex(k.index)
 	if k.sub != nil {
 		if f.Kind() == reflect.Struct {
 			d.absent(&cursor{sec: k.sub, path: path, v: f, got: map[string]*given{}})

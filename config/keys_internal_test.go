@@ -352,7 +352,7 @@ func TestEveryKeyOfDAQIRIIsTested(t *testing.T) {
 				continue
 			case slices.Contains([]string{"transfers", "tcp_paths", "verbs_paths", "share", "peer", "security",
 				"registry",
-				"application", "tensor", "sequence", "logging", "metrics", "flex_word", "rotate"}, s.name):
+				"application", "stage", "tensor", "sequence", "logging", "metrics", "flex_word", "rotate"}, s.name):
 				continue // ours as a whole
 			}
 			name := s.name + "." + k.written(DAQIRI)

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/stage/record"
 	"github.com/penstock-io/penstock/tensor"
 )
 
@@ -257,6 +258,21 @@ func size(lo, hi Size) *kind {
 		return Size(n), Size(n).String()
 	})
 	k.format = func(v reflect.Value) string { return Size(v.Int()).String() }
+	return k
+}
+
+// ring is a time or a size, of what is kept in memory.
+func ring() *kind {
+	k := &kind{name: "time or size", expect: "a time or a size, such as 30s or 1GiB"}
+	k.parse = func(s scalar) (any, string) {
+		o, err := record.ParseRing(s.text)
+		if err != nil {
+			return nil, "is neither, or out of range: a ring has up to 1h, or 1MiB to 1TiB"
+		}
+		return o, ""
+	}
+	k.format = func(v reflect.Value) string { return v.Interface().(record.Ring).String() }
+	k.schema = map[string]any{"anyOf": []any{span(0, time.Hour, 0).schema, size(0, 1<<40).schema}}
 	return k
 }
 

@@ -89,14 +89,17 @@ func (p *printer) section(s *section, v reflect.Value, own *ownOptions, path str
 			!slices.Contains(uses[v.FieldByName("Type").String()], s.keys[i].name) {
 			continue // of other types
 		}
+		if s.name == "stage" && p.all && s.keys[i].name != "type" && v.FieldByName("Type").String() != "record" {
+			continue // of the stage record
+		}
 		switch k := &s.keys[i]; {
 		case want != nil && !want(k):
 		case k.opt != nil:
 			p.option(k, own, join(path, k.name), indent)
 		case k.sub != nil && k.sub.engines:
 			p.engines(k, v, join(path, k.name), indent)
-		case k.index >= 0:
-			p.key(k, v.Field(k.index), join(path, k.name), indent)
+		case k.index != nil:
+			p.key(k, v.FieldByIndex(k.index), join(path, k.name), indent)
 		}
 	}
 }
@@ -109,8 +112,8 @@ func (p *printer) engines(k *key, v reflect.Value, path string, indent int) {
 		own.of = v.Addr().Interface().(*Interface)
 	}
 	fields := reflect.New(k.sub.typ).Elem()
-	if k.index >= 0 && !v.Field(k.index).IsNil() {
-		fields, there = v.Field(k.index).Elem(), true
+	if k.index != nil && !v.FieldByIndex(k.index).IsNil() {
+		fields, there = v.FieldByIndex(k.index).Elem(), true
 	}
 	if !there {
 		return

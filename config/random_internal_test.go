@@ -41,7 +41,7 @@ func randomValue(t *rapid.T, k *kind, f reflect.Value) {
 // randomOptions sets options of an engine.
 func randomOptions(t *rapid.T, k *key, v reflect.Value) {
 	all := sectionsOf(v)
-	if k.index < 0 {
+	if k.index == nil {
 		*all = maps.Clone(*all)
 		if *all == nil {
 			*all = map[string]engine.Settings{}
@@ -69,10 +69,10 @@ func random(t *rapid.T, s *section, v reflect.Value, depth int) {
 		if k.sub != nil && k.sub.engines && rapid.IntRange(0, 2).Draw(t, k.name+"?") == 0 {
 			randomOptions(t, k, v)
 		}
-		if k.index < 0 {
+		if k.index == nil {
 			continue
 		}
-		f := v.Field(k.index)
+		f := v.FieldByIndex(k.index)
 		there := k.needed || rapid.IntRange(0, 2).Draw(t, k.name+"?") == 0
 		switch {
 		case k.sub != nil && k.list:

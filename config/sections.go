@@ -14,7 +14,7 @@ const (
 )
 
 func rootSection() *section {
-	flow, bench := flowSection(), benchSocketSection()
+	flow, rotate, bench := flowSection(), rotateSection(), benchSocketSection()
 	return &section{name: "root", title: "the configuration",
 		doc: "The configuration: everything below `penstock:`, or below `daqiri:` and `cfg:`.", finish: finishRoot,
 		keys: []key{
@@ -48,11 +48,11 @@ func rootSection() *section {
 			{name: "logging", ours: true, sub: loggingSection(), doc: "What is logged, and where."},
 			{name: "metrics", ours: true, sub: metricsSection(), doc: "Where counts can be read by Prometheus."},
 			{name: "memory_regions", sub: regionSection(), list: true, doc: "Memory for packets."},
-			{name: "interfaces", sub: interfaceSection(flow), list: true, doc: "Ports, each of one engine."},
+			{name: "interfaces", sub: interfaceSection(flow, rotate), list: true, doc: "Ports, each of one engine."},
 			{name: "transfers", ours: true, sub: transfersSection(), doc: "Makes the process a node for transfers of tensors and files."},
 			{name: "security", ours: true, sub: securitySection(), doc: "Who this node is, and what it takes from others."},
 			{name: "registry", ours: true, sub: registrySection(), doc: "Where nodes find each other."},
-			{name: "applications", ours: true, sub: applicationSection(), list: true,
+			{name: "applications", ours: true, sub: applicationSection(rotate), list: true,
 				doc: "What takes the packets of receive queues, in `penstock run` and in a program that opens the file."},
 
 			{name: "bench_rx", beside: true, sub: benchRxSection(), list: true, one: true, doc: "Receivers of `penstock bench stream`."},
@@ -108,7 +108,7 @@ func regionSection() *section {
 		}}
 }
 
-func interfaceSection(flow *section) *section {
+func interfaceSection(flow, rotate *section) *section {
 	return &section{name: "interface", title: "an interface",
 		doc:    "A port: its engine, its address, and the queues that packets come to and leave by.",
 		finish: finishInterface, keys: append([]key{
@@ -123,7 +123,7 @@ func interfaceSection(flow *section) *section {
 					"verbs; docs/run.md says more."},
 			{name: "socket", daqiri: "socket_config", sub: socketSection(), doc: "For sockets and RDMA connections."},
 		}, append(engineSections(engine.OfPort), []key{
-			{name: "rx", sub: rxSection(flow), doc: "Receiving."},
+			{name: "rx", sub: rxSection(flow, rotate), doc: "Receiving."},
 			{name: "tx", sub: txSection(flow), doc: "Sending."},
 		}...)...)}
 }
@@ -149,7 +149,7 @@ func socketSection() *section {
 		}, optionKeys(engine.OfPort, socketSectionName)...)}
 }
 
-func rxSection(flow *section) *section {
+func rxSection(flow, rotate *section) *section {
 	return &section{name: "rx", title: "rx", doc: "The receiving half of an interface.", keys: []key{
 		{name: "flow_isolation", kind: boolean(), def: "false",
 			doc: "`true`: only packets that a flow matches come here, the rest stays with the kernel. `false`: " +
@@ -163,14 +163,14 @@ func rxSection(flow *section) *section {
 		{name: "timestamps", ours: true, kind: boolean(), def: "false", doc: "Times of reception by the kernel."},
 		{name: "dynamic_flow_capacity", kind: integer(0, most), def: "0",
 			doc: "DAQIRI: room for flows that are added later. Tables of flows grow by themselves here."},
-		{name: "queues", sub: rxQueueSection(), list: true, doc: "Receive queues."},
+		{name: "queues", sub: rxQueueSection(rotate), list: true, doc: "Receive queues."},
 		{name: "flex_items", sub: flexItemSection(), list: true, doc: "Named places in UDP payloads, for flows."},
 		{name: "flows", sub: flow, list: true, doc: "Which packet goes to which queue."},
 		{name: "reorder", daqiri: "reorder_configs", sub: reorderSection(), list: true, doc: "Batches of packets in the order of their sequence numbers."},
 	}}
 }
 
-func rxQueueSection() *section {
+func rxQueueSection(rotate *section) *section {
 	return &section{name: "rx_queue", title: "a receive queue",
 		doc: "A receive queue. It has one owner, which polls it.", keys: append([]key{
 			{name: "name", kind: text("a name"), derived: "the interface and the id", doc: "For messages and statistics."},
@@ -198,11 +198,11 @@ func rxQueueSection() *section {
 				doc: "What packets pass between the queue and the application, in this order. The poller runs them, " +
 					"or the application's goroutine.",
 				sub: &section{name: "stage", title: "a stage", doc: "A stage of a receive queue; see docs/run.md.",
-					keys: []key{
+					keys: append([]key{
 						{name: "type", ours: true, kind: text("a name of a stage"), needed: true,
-							doc: "`checksum`, `feed`, or a stage that the program adds (`system.Options.Stages`). " +
+							doc: "`checksum`, `feed`, `record`, or a stage that the program adds (`system.Options.Stages`). " +
 								"Options are behind it as in an address: `checksum?all`."},
-					}}},
+					}, recordKeys("`record`: ", rotate)...)}},
 		}, engineSections(engine.OfRx)...)}
 }
 
@@ -379,9 +379,9 @@ func registrySection() *section {
 	}}
 }
 
-func applicationSection() *section {
+func applicationSection(rotate *section) *section {
 	return &section{name: "application", title: "an application", doc: "Something to do with the packets of a queue.",
-		keys: []key{
+		keys: append([]key{
 			{name: "name", kind: text("a name"), derived: "kind and interface", doc: "For messages and statistics."},
 			{name: "kind", kind: word("count", "echo", "forward", "sink"), added: true, needed: true,
 				doc: "`count`: counts and releases; `echo`: sends back where it came from; `forward`: sends out of " +
@@ -391,16 +391,27 @@ func applicationSection() *section {
 			{name: "to", kind: text("the name of an interface"), doc: "`forward`: where they leave; `echo` uses its own interface."},
 			{name: "to_queue", kind: integer(0, 65535), def: "0", doc: "Transmit queue."},
 			{name: "cpu_core", kind: core(), def: "-1", doc: "Core of the application."},
-			{name: "record", kind: text("a file"), doc: "`sink`: the file to write, such as `capture-%Y%m%d-%H%M%S.pcapng`. See docs/record.md."},
-			{name: "format", kind: word("pcapng", "pcap", "raw"), def: "pcapng", doc: "Its format."},
-			{name: "rotate", sub: rotateSection(), doc: "When the file ends and the next one begins. Without it there is one file."},
 			{name: "tensor", sub: tensorSection(), doc: "`sink`: puts payloads in their place in a tensor that peers get; needs `transfers`. See docs/run.md."},
-		}}
+		}, recordKeys("`sink`: ", rotate)...)}
+}
+
+// recordKeys are those of a recording.
+func recordKeys(of string, rotate *section) []key {
+	return []key{
+		{name: "record", kind: text("a file"), doc: of + "the file to write, such as `capture-%Y%m%d-%H%M%S.pcapng`. See docs/record.md."},
+		{name: "format", kind: word("pcapng", "pcap", "raw"), def: "pcapng", doc: "Its format."},
+		{name: "rotate", sub: rotate, doc: "When the file ends and the next one begins. Without it there is one file."},
+		{name: "overwrite", kind: boolean(), def: "false", doc: "Replace a file that has the name."},
+		{name: "ring", kind: ring(), def: "0s", doc: "Keep the last packets in memory, and write them at a signal " +
+			"(SIGUSR1) or when the first one is lost: those of a time (in 1GiB at most), or a size. 0s: write all packets."},
+		{name: "after", kind: span(0, 86400e9, 0), def: "1s", doc: "With `ring`: how long to go on writing then."},
+	}
 }
 
 func rotateSection() *section {
 	return &section{name: "rotate", title: "the rotation of files", doc: "A recording in several files.", keys: []key{
 		{name: "size", kind: size(0, 1<<60), def: "0B", doc: "A file ends before it exceeds this size, at least 64KiB; 0B: never."},
+		{name: "packets", kind: integer(0, 1<<53), def: "0", doc: "A file ends behind so many packets; 0: never."},
 		{name: "time", kind: span(0, 86400e9, 0), def: "0s", doc: "A file ends at each multiple of this time since midnight; 0s: never."},
 		{name: "keep", kind: size(0, 1<<60), def: "0B", doc: "What all files may take, those of earlier runs included; the oldest go first. 0B: all stay."},
 	}}

@@ -39,7 +39,7 @@ type key struct {
 
 	opt *engine.Option // it is an option of an engine: its value is text, in the field Sections
 
-	index int // of the field in the section's struct, -1 for old keys
+	index []int // of the field in the section's struct, nil for old keys
 }
 
 // section is a map with known keys.
@@ -110,10 +110,10 @@ func (s *section) resolve(t reflect.Type, names map[string]bool) {
 	}
 	names[s.name] = true
 	s.typ, s.byName = t, map[string]*key{}
-	field := map[string]int{}
-	for i := range t.NumField() {
-		if tag := t.Field(i).Tag.Get("cfg"); tag != "" && tag != "*" {
-			field[tag] = i
+	field := map[string][]int{}
+	for _, f := range reflect.VisibleFields(t) { // those of embedded structs too
+		if tag := f.Tag.Get("cfg"); tag != "" && tag != "*" {
+			field[tag] = f.Index
 		}
 	}
 	for i := range s.keys {
@@ -126,7 +126,7 @@ func (s *section) resolve(t reflect.Type, names map[string]bool) {
 				s.byName[n] = k
 			}
 		}
-		k.index = -1
+		k.index = nil
 		if k.needed {
 			s.missing = append(s.missing, k.name)
 		}
@@ -146,7 +146,7 @@ func (s *section) resolve(t reflect.Type, names map[string]bool) {
 			if !ok {
 				panic(fmt.Sprintf("config: section %s: key %s has no field", s.name, k.name))
 			}
-			ft := t.Field(at).Type
+			ft := t.FieldByIndex(at).Type
 			if ft.Kind() == reflect.Slice || ft.Kind() == reflect.Pointer {
 				ft = ft.Elem()
 			}

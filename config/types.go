@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/packet/flow"
+	"github.com/penstock-io/penstock/stage/record"
 	"github.com/penstock-io/penstock/stage/reorder"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/convert"
@@ -153,7 +154,8 @@ type RxQueue struct {
 
 // Stage is what packets pass between a receive queue and the application.
 type Stage struct {
-	Type string `cfg:"type"` // what engine.FindStage finds: a word, with options behind it as in an address
+	Type      string `cfg:"type"` // what engine.FindStage finds: a word, with options behind it as in an address
+	Recording        // of the stage record
 }
 
 // FlexItem names a place in UDP payloads that flows can match.
@@ -407,17 +409,26 @@ type Application struct {
 	To        string  `cfg:"to"` // forward: the interface
 	ToQueue   int     `cfg:"to_queue"`
 	CPUCore   int     `cfg:"cpu_core"`
-	Record    string  `cfg:"record"` // sink: a file
-	Format    string  `cfg:"format"` // raw, pcap, pcapng
-	Rotate    *Rotate `cfg:"rotate"` // of record; nil: one file
+	Recording         // sink
 	Tensor    *Tensor `cfg:"tensor"` // sink: what peers get
+}
+
+// Recording says into which files packets are written.
+type Recording struct {
+	Record    string        `cfg:"record"`    // a file; "": none
+	Format    string        `cfg:"format"`    // raw, pcap, pcapng
+	Rotate    *Rotate       `cfg:"rotate"`    // nil: one file
+	Overwrite bool          `cfg:"overwrite"` // a file of the name
+	Ring      record.Ring   `cfg:"ring"`      // what is kept in memory; zero: nothing
+	After     time.Duration `cfg:"after"`     // of Ring: how long is written behind the signal
 }
 
 // Rotate says when a file of a recording ends and the next one begins.
 type Rotate struct {
-	Size Size          `cfg:"size"` // before the file exceeds it; 0: never
-	Time time.Duration `cfg:"time"` // at each multiple of it since midnight; 0: never
-	Keep Size          `cfg:"keep"` // the oldest files go when all take more; 0: all stay
+	Size    Size          `cfg:"size"`    // before the file exceeds it; 0: never
+	Packets int           `cfg:"packets"` // in a file; 0: no limit
+	Time    time.Duration `cfg:"time"`    // at each multiple of it since midnight; 0: never
+	Keep    Size          `cfg:"keep"`    // the oldest files go when all take more; 0: all stay
 }
 
 // Tensor is a tensor that payloads are placed into, for peers of the node to get.

@@ -1,7 +1,6 @@
 package system
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -11,8 +10,6 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/packet/pcap"
 	"github.com/penstock-io/penstock/stage/app"
 	"github.com/penstock-io/penstock/stage/record"
 )
@@ -220,31 +217,13 @@ func (s *System) openApplication(a *application) error {
 		}
 	}
 	if c.Record != "" {
-		o.Record = recordOf(c, f, q)
+		o.Record = recordOf(&c.Recording, f, q.guard)
 	}
 	if a.app, err = app.New(o); err != nil {
 		return err
 	}
 	q.Application, q.Receiver = p.Name, nil
 	return nil
-}
-
-// recordOf is the recording of a sink.
-func recordOf(c *config.Application, f *Interface, q *RxQueue) *record.Options {
-	info := f.Port.Info()
-	release, _ := sys.KernelRelease()
-	o := &record.Options{Name: c.Record, Format: record.Format(c.Format), Direction: pcap.Inbound,
-		Interface: pcap.Interface{Name: cmp.Or(info.Device, f.Name), MAC: info.MAC, Speed: info.Speed,
-			OS: strings.TrimSpace("Linux " + release), Writer: "penstock"},
-		Dropped: func() uint64 {
-			var s engine.RxStats
-			q.guard.q.Stats(&s)
-			return s.Drops.Total()
-		}}
-	if r := c.Rotate; r != nil {
-		o.MaxBytes, o.Every, o.Keep = int64(r.Size), r.Time, int64(r.Keep)
-	}
-	return o
 }
 
 // tensorOf is the tensor of a sink.
@@ -303,6 +282,13 @@ func (s *System) closeApplications(note func(what string, err error)) {
 	for _, a := range s.apps {
 		if a.tx != nil {
 			_ = a.tx.Drain(ctx) // what has not left by then, the queue drops and counts when it is closed
+		}
+	}
+	cancel()
+	ctx, cancel = context.WithTimeout(context.Background(), record.CloseLimit)
+	for _, a := range s.apps {
+		if r := a.app.Recorder(); r != nil {
+			_ = r.Close(ctx) // App.Close says it again
 		}
 	}
 	cancel()

@@ -303,7 +303,7 @@ func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory
 			}
 			f.Rx = append(f.Rx, RxQueue{Name: q.Name, ID: q.ID, Receiver: engine.NewRx(g, batching), Stages: r.Stages,
 				Poller: r.Poller, guard: g})
-			if err := g.openStages(r.stages, engine.StageSpec{Queue: q.Name, Port: port.Capabilities(),
+			if err := g.openStages(f, r.stages, engine.StageSpec{Queue: q.Name, Port: port.Capabilities(),
 				Pools: s.pools}); err != nil {
 				return s.at(at+".stages", fmt.Sprintf("interface %q: receive queue %d", c.Name, q.ID), err)
 			}

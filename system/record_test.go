@@ -1,15 +1,20 @@
 package system
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/peers"
+	"github.com/penstock-io/penstock/packet/burst"
 	"github.com/penstock-io/penstock/stage/app"
 )
 
@@ -91,5 +96,95 @@ func TestRecord(t *testing.T) {
 	if _, err := Open(t.Context(), mustLoad(t, text), Options{}); err == nil ||
 		!strings.Contains(err.Error(), "only the format raw can hold") {
 		t.Errorf("a stream as pcapng: %v", err)
+	}
+}
+
+const stageText = twoRegions + `
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://stage?loop
+      rx:
+        queues:
+          - {memory_regions: [a], stages: [{type: record, record: DIR/s.pcapng, rotate: {packets: 100}}]}
+      tx: {queues: [{memory_regions: [b]}]}
+    - name: own
+      engine: sim
+      address: sim://stageown?loop
+      rx: {queues: [{memory_regions: [a], stages: [{type: record, record: DIR/o.raw, format: raw, overwrite: true}]}]}
+      tx: {queues: [{memory_regions: [b]}]}
+  applications: [{name: keep, kind: KIND, interface: loop}]
+`
+
+// The stage record writes what any application gets, and what a program takes itself.
+func TestRecordStage(t *testing.T) {
+	for _, kind := range []string{"count", "sink, record: DIR/k.pcapng", "forward, to: own"} {
+		dir := t.TempDir()
+		file := func(name string) string { return filepath.Join(dir, name) }
+		if err := os.WriteFile(file("o.raw"), []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := mustOpen(t, strings.ReplaceAll(strings.ReplaceAll(stageText, "KIND", kind), "DIR", dir), Options{})
+		const n = 50
+		var want []byte
+		for i := range uint32(n) {
+			sendFrames(t, txOf(t, s, "loop", 0), udpFrame(t, 7, i))
+			if kind[0] != 'f' { // what is forwarded goes there
+				sendFrames(t, txOf(t, s, "own", 0), udpFrame(t, 7, i))
+			}
+			want = append(want, udpFrame(t, 7, i)...)
+		}
+		b, got := burst.New(16), 0
+		for ; got < n; b.Release() {
+			if err := rxOf(t, s, "own", 0).Recv(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+			got += b.Len()
+		}
+		until(t, "all packets", func() bool { return s.Snapshot().Applications[0].Packets == n })
+		recordings := 2
+		if kind[0] == 's' {
+			recordings++
+		}
+		if k := s.RotateRecordings(); k != recordings {
+			t.Errorf("%s: %d recordings", kind, k)
+		}
+		until(t, "whole files", func() bool { return s.Snapshot().Interfaces[1].Rx[0].Stages[0].Record.Files == 1 })
+		if b, err := os.ReadFile(file("o.raw")); err != nil || !bytes.Equal(b, want) {
+			t.Errorf("%s: %d bytes, expected %d, %v", kind, len(b), len(want), err)
+		}
+		x := s.Snapshot().Interfaces[0].Rx[0].Stages[0]
+		if x.Type != "record" || x.Stats.Packets != n || x.Record.Packets != n || x.Counts[0] != (engine.Count{Name: "written", N: n}) {
+			t.Errorf("%s: %+v, %+v", kind, x, x.Record)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		names := []string{"s-00001.pcapng"}
+		if kind[0] == 's' {
+			names = append(names, "k.pcapng")
+		}
+		for _, name := range names {
+			p, err := peers.Dissect(t.Context(), peers.Dissection{File: file(name), Fields: []string{"udp.payload"}})
+			if err != nil || len(p) != n {
+				t.Fatalf("%s: %d packets, %v", name, len(p), err)
+			}
+		}
+	}
+	for kind, why := range map[string]string{`type: record`: "no record", `type: feed, record: x`: "write type: record",
+		`type: record, record: x, ring: 30s, rotate: {packets: 1}`: "one file each time",
+		`type: record, record: /no/such/x`:                         "no such file"} {
+		text := twoRegions + `
+  interfaces: [{name: l, engine: sim, address: "sim://x?loop", rx: {queues: [{memory_regions: [a], stages: [{` + kind + `}]}]}}]
+`
+		c, said := config.Load("f.yaml", []byte(text), config.Options{})
+		if err := said.Err(); err == nil {
+			_, err = Open(t.Context(), c, Options{})
+			if err == nil || !strings.Contains(err.Error(), why) {
+				t.Errorf("%s: %v", kind, err)
+			}
+		} else if !strings.Contains(said.Text([]byte(text)), why) {
+			t.Errorf("%s: %s", kind, said.Text([]byte(text)))
+		}
 	}
 }

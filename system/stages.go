@@ -10,15 +10,17 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/stage/checksum"
 	"github.com/penstock-io/penstock/stage/feed"
+	"github.com/penstock-io/penstock/stage/record"
 )
 
 // Stages are the stages of this build, by the words that files have for them.
-func Stages() []engine.StageKind { return []engine.StageKind{checksum.Kind, feed.Kind} }
+func Stages() []engine.StageKind { return []engine.StageKind{checksum.Kind, feed.Kind, record.Kind} }
 
 // stagePlan is a stage to be, with the options of the file.
 type stagePlan struct {
 	kind    *engine.StageKind
 	options any
+	record  *config.Recording // of the stage record
 }
 
 // planStages finds the stages of a receive queue, and says which are not here.
@@ -37,15 +39,21 @@ func (p *Plan) planStages(q *config.RxQueue, e engine.Engine, path string) (stag
 			p.need(config.CodeReference, fmt.Sprintf("%s.stages[%d].type", path, i), err.Error(), "", "")
 			continue
 		}
-		stages, names = append(stages, stagePlan{k, spec.Options}), append(names, k.Name)
+		x := stagePlan{kind: k, options: spec.Options}
+		if q.Stages[i].Record != "" {
+			x.record = &q.Stages[i].Recording
+		}
+		stages, names = append(stages, x), append(names, k.Name)
 	}
 	return stages, names
 }
 
-// openStages puts the stages of a queue on it.
-func (g *guard) openStages(stages []stagePlan, spec engine.StageSpec) error {
+// openStages puts the stages of a queue of an interface on it.
+func (g *guard) openStages(f *Interface, stages []stagePlan, spec engine.StageSpec) error {
 	for _, x := range stages {
-		spec.Options = x.options
+		if spec.Options = x.options; x.record != nil {
+			spec.Options = recordOf(x.record, f, g)
+		}
 		s, err := x.kind.Open(g.in, spec)
 		if err != nil {
 			return fmt.Errorf("stage %s: %w", x.kind.Name, err)
@@ -68,7 +76,8 @@ func (g *guard) closeQueue() (err error) {
 type StageSnapshot struct {
 	Type   string
 	Stats  engine.RxStats
-	Counts []engine.Count // what else it counts
+	Counts []engine.Count   // what else it counts
+	Record *record.Snapshot // of the stage record
 }
 
 func (q *RxQueue) stages() (out []StageSnapshot) {
@@ -77,6 +86,10 @@ func (q *RxQueue) stages() (out []StageSnapshot) {
 		s.Stats(&x.Stats)
 		if c, ok := s.(engine.StageCounter); ok {
 			x.Counts = c.Counts()
+		}
+		if r, ok := s.(recorder); ok {
+			stats := r.Recorder().Stats()
+			x.Record = stats.Snapshot()
 		}
 		out = append(out, x)
 	}

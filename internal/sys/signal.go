@@ -6,5 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// User1 is the signal that a user sends for what a program says that it does.
+const User1 = unix.SIGUSR1
+
 // Interrupts are the signals by which a user or a supervisor asks a program to end in order.
 func Interrupts() []os.Signal { return []os.Signal{unix.SIGINT, unix.SIGTERM} }

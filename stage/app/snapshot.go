@@ -2,6 +2,7 @@ package app
 
 import (
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/stage/record"
 )
 
 // Snapshot is what an application has done so far. Once it has ended, Packets is the sum of Sent,
@@ -22,7 +23,7 @@ type Snapshot struct {
 	Flows     []FlowCount       `json:"flows,omitempty"`   // by their ids
 	Sizes     []SizeCount       `json:"sizes,omitempty"`   // classes that occurred
 	Tensor    *TensorSnapshot   `json:"tensor,omitempty"`
-	Record    *RecordSnapshot   `json:"record,omitempty"`
+	Record    *record.Snapshot  `json:"record,omitempty"`
 }
 
 // Snapshot is what the application has done so far. Counts that belong together may be a burst

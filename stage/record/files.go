@@ -38,12 +38,21 @@ type files struct {
 }
 
 func newFiles(r *Recorder) (*files, error) {
-	name, err := newNaming(r.o.Name, r.o.MaxBytes > 0 || r.o.Every > 0)
+	name, err := newNaming(r.o.Name, r.o.MaxBytes > 0 || r.o.MaxPackets > 0 || r.o.Every > 0)
 	if err != nil {
 		return nil, err
 	}
+	name.overwrite = r.o.Overwrite
 	w := &files{r: r, name: name}
-	return w, w.open()
+	if r.o.Ring.zero() {
+		return w, w.open()
+	}
+	before := *name // the first file comes later: this only shows that there can be one
+	_, f, err := name.create(time.Now())
+	if *name = before; err == nil {
+		err = errors.Join(f.Close(), os.Remove(f.Name()))
+	}
+	return w, err
 }
 
 // open begins a file.
@@ -79,9 +88,18 @@ func (w *files) put(b []byte) error {
 
 // write writes a chunk, or counts its packets as lost.
 func (w *files) write(c *chunk) {
+	w.r.mu.Lock()
+	late := w.r.late
+	w.r.mu.Unlock()
+	if late {
+		return
+	}
 	var err error
 	if w.f == nil {
 		err = w.open()
+	}
+	if c.starts {
+		w.began, w.dropped0, w.lost0 = c.at, c.dropped, c.lost
 	}
 	at := w.off
 	if err == nil && c.packets > 0 {
@@ -90,7 +108,9 @@ func (w *files) write(c *chunk) {
 		}
 	}
 	w.r.mu.Lock()
+	w.r.queued -= uint64(c.packets)
 	switch {
+	case w.r.late:
 	case err == nil:
 		w.r.stats.Packets += uint64(c.packets)
 		w.r.stats.Bytes += uint64(w.off - at)
@@ -105,6 +125,9 @@ func (w *files) write(c *chunk) {
 	w.r.mu.Unlock()
 	if c.end {
 		w.end()
+		if !w.r.o.Ring.zero() || w.r.o.MaxPackets > 0 {
+			return // the next file begins with its first packet
+		}
 		if err := w.open(); err != nil {
 			w.r.mu.Lock()
 			w.r.stats.Err = err
@@ -138,6 +161,13 @@ func (w *files) end() {
 	}
 	f := w.f
 	w.f = nil
+	w.r.mu.Lock()
+	late := w.r.late
+	w.r.mu.Unlock()
+	if late {
+		_ = f.Close() // Close has said what is lost
+		return
+	}
 	err := w.finish(f)
 	if err == nil {
 		err = w.name.publish(f.Name(), w.path)
@@ -200,7 +230,10 @@ type naming struct {
 	timed    bool                     // some of them depend on the time
 	numbered bool
 	number   int // of the last file
-	like     *regexp.Regexp
+	// overwrite says that the first file of a fixed name may replace another one, and replaces that
+	// the one that is being written does.
+	overwrite, replaces bool
+	like                *regexp.Regexp
 }
 
 // verbs are the verbs of a name: their layouts in package time, and what they become.
@@ -260,11 +293,9 @@ func newNaming(name string, rotated bool) (*naming, error) {
 		return nil, fmt.Errorf("%q: expected a name in UTF-8: %w", name, err)
 	}
 	return n, n.each(func(name string, _ fs.FileInfo) {
-		if m := n.like.FindStringSubmatch(name); n.numbered {
-			k := 0
-			fmt.Sscan(m[1], &k)
-			n.number = max(n.number, k)
-		}
+		k := 0
+		fmt.Sscan(n.like.FindStringSubmatch(name)[1], &k)
+		n.number = max(n.number, k)
 	})
 }
 
@@ -294,43 +325,52 @@ func (n *naming) at(t time.Time, number int) string {
 	return filepath.Join(n.dir, s.String()+n.ext)
 }
 
-// create makes the file that begins at t. It overwrites none.
+// create makes the file that begins at t. Behind the first one those of a fixed name have numbers.
 func (n *naming) create(t time.Time) (path string, f *os.File, err error) {
-	k := 0
+	fixed, k := !n.timed && !n.numbered, 0
+	n.replaces = fixed && n.overwrite
 	if n.numbered {
 		k = n.number + 1
 	}
 	for ; ; k++ {
 		path = n.at(t, k)
-		if _, err := os.Lstat(path); err == nil {
-			if n.timed || n.numbered {
+		if info, err := os.Lstat(path); err == nil && !(n.replaces && info.Mode().IsRegular()) {
+			switch {
+			case !fixed:
 				continue
+			case n.replaces:
+				return "", nil, fmt.Errorf("%s is no regular file, which alone is overwritten: %w", path, fs.ErrExist)
 			}
-			return "", nil, fmt.Errorf("%s: %w: remove it, or give a name with the time, such as "+
-				"capture-%%Y%%m%%d-%%H%%M%%S.pcapng", path, fs.ErrExist)
+			return "", nil, fmt.Errorf("%s: %w: remove it, overwrite it (overwrite: true, or --force), or give a name "+
+				"with the time, such as capture-%%Y%%m%%d-%%H%%M%%S.pcapng", path, fs.ErrExist)
+		}
+		if n.replaces {
+			if err := os.Remove(path + partial); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return "", nil, err
+			}
 		}
 		f, err = os.OpenFile(path+partial, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		switch {
 		case err == nil:
-			n.number = k
+			n.number, n.numbered = max(n.number, k), !n.timed
 			return path, f, nil
 		case !errors.Is(err, fs.ErrExist):
 			return "", nil, err
-		case !n.timed && !n.numbered:
-			return "", nil, fmt.Errorf("%s is left of a run that was killed, or another one writes it: rename or "+
-				"remove it: %w", path+partial, fs.ErrExist)
+		case fixed:
+			return "", nil, fmt.Errorf("%s is left of a run that was killed, or another one writes it: rename, "+
+				"remove or overwrite it (overwrite: true, or --force): %w", path+partial, fs.ErrExist)
 		}
 	}
 }
 
-// publish gives a whole file its name. It replaces none.
+// publish gives a whole file its name.
 func (n *naming) publish(from, to string) error {
 	dir, err := os.Open(n.dir)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	err = sys.Rename(dir, filepath.Base(from), dir, filepath.Base(to), false)
+	err = sys.Rename(dir, filepath.Base(from), dir, filepath.Base(to), n.replaces)
 	if sys.IsErrno(err, sys.EINVAL) { // a file system without RENAME_NOREPLACE
 		return os.Rename(from, to)
 	}

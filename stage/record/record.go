@@ -1,12 +1,16 @@
 package record
 
 import (
+	"cmp"
+	"context"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/packet/burst"
 	"github.com/penstock-io/penstock/packet/pcap"
+	"github.com/penstock-io/penstock/stage/reorder"
 )
 
 // A Format is what a file holds.
@@ -47,13 +51,23 @@ type Options struct {
 	Interface pcap.Interface
 	Direction pcap.Direction // of all packets
 
-	// A file ends before it exceeds MaxBytes, and whenever the local time is a multiple of Every
-	// since midnight, also without packets; 0: never for this reason.
-	MaxBytes int64
-	Every    time.Duration
+	// Overwrite replaces a regular file that has the name, which otherwise is an error. Names with
+	// a time or a number are new ones always.
+	Overwrite bool
+
+	// A file ends before it exceeds MaxBytes, behind MaxPackets, and whenever the local time is a
+	// multiple of Every since midnight, also without packets; 0: never for this reason.
+	MaxBytes   int64
+	MaxPackets uint64
+	Every      time.Duration
 	// Keep is how many bytes the files of this name may take together, those of earlier runs
 	// included: the recorder removes the oldest. 0: all stay.
 	Keep int64
+
+	// Ring, unless it is zero, keeps the last packets in memory. Rotate, and the first packet that
+	// the interface loses, have them written to a file, and what comes in the time After.
+	Ring  Ring
+	After time.Duration
 
 	// Dropped returns how many packets the interface has lost so far; nil: that is not known.
 	Dropped func() uint64
@@ -67,6 +81,7 @@ type Stats struct {
 	Packets uint64            // written
 	Bytes   uint64            // of files
 	Lost    [NumLosses]uint64 // packets
+	Held    uint64            // packets in the ring
 	Err     error             // of the last write if it failed, or of a file that is not whole
 }
 
@@ -81,6 +96,9 @@ const (
 	overhead  = 4096                   // at most, for the header of a file, its statistics, and comments
 )
 
+// CloseLimit is how long who has no context waits for a disk in Close.
+const CloseLimit = 10 * time.Second
+
 // A chunk is a part of a file.
 type chunk struct {
 	b       []byte
@@ -88,8 +106,12 @@ type chunk struct {
 	// The first packet, whose header the writer makes again when the chunk before was lost.
 	first    pcap.Packet
 	firstEnd int
-	// end says that the file ends behind the chunk.
-	end bool
+	// end says that the file ends behind the chunk, and starts that one begins with it, of a ring:
+	// at is when, and dropped and lost are what was lost before.
+	end, starts bool
+	at, last    time.Time // of its packets
+	dropped     uint64
+	lost        [NumLosses]uint64
 }
 
 // A Recorder writes packets to files. Add is called by one goroutine at a time, the other methods
@@ -98,17 +120,23 @@ type Recorder struct {
 	o    Options
 	form pcap.Format
 
-	free, full    chan *chunk
-	stop          chan struct{}
-	clock, writer sync.WaitGroup
-	once          sync.Once
+	free, full chan *chunk
+	stop, done chan struct{} // done: the writer has ended
+	clock      sync.WaitGroup
+	once       sync.Once
 
-	mu     sync.Mutex
-	cur    *chunk // nil: the next packet begins one
-	size   int64  // bytes of the file so far, with cur
-	due    bool   // the file has to end, for which there was no chunk
-	closed bool
-	gap    [NumLosses]uint64 // lost since the last packet
+	mu      sync.Mutex
+	cur     *chunk // nil: the next packet begins one
+	size    int64  // bytes of the file so far, with cur
+	inFile  uint64 // packets, likewise
+	due     bool   // the file has to end, for which there was no chunk
+	queued  uint64 // packets that the writer has not written
+	closed  bool
+	late    bool // Close did not wait for the writer
+	ring    ring
+	now     time.Time         // of the last burst or look
+	refused error             // why there are packets that the format cannot hold; nil: there are none
+	gap     [NumLosses]uint64 // lost since the last packet
 	// What the interface had lost at the last look, and what it lost since the last packet.
 	seen, missed uint64
 	looked       time.Time
@@ -119,7 +147,9 @@ type Recorder struct {
 
 // New opens the first file.
 func New(o Options) (*Recorder, error) {
-	r := &Recorder{o: o, free: make(chan *chunk, chunks), full: make(chan *chunk, chunks), stop: make(chan struct{})}
+	n := chunks + o.Ring.chunks()
+	r := &Recorder{o: o, free: make(chan *chunk, n), full: make(chan *chunk, n), stop: make(chan struct{}),
+		done: make(chan struct{})}
 	switch o.Format {
 	case PcapNG, Raw:
 	case Pcap:
@@ -131,24 +161,36 @@ func New(o Options) (*Recorder, error) {
 		return nil, fmt.Errorf("record: files of %d bytes, every %v, %d bytes to keep: expected at least %d, and "+
 			"nothing negative", o.MaxBytes, o.Every, o.Keep, MinBytes)
 	}
+	if err := o.Ring.check(&o); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
 	var err error
 	if r.files, err = newFiles(r); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
-	for range chunks {
-		r.free <- &chunk{b: make([]byte, 0, chunkSize)}
-	}
-	r.looked, r.seen = time.Now(), o.dropped()
-	r.clock.Go(r.tick)
-	r.writer.Go(func() {
-		for c := range r.full {
-			r.files.write(c)
-			*c = chunk{b: c.b[:0]}
-			r.free <- c
+	for range n {
+		c := &chunk{}
+		if n == chunks {
+			c.b = make([]byte, 0, chunkSize)
 		}
-		r.files.end()
-	})
+		r.free <- c
+	}
+	r.now, r.seen = time.Now(), o.dropped()
+	r.looked = r.now
+	r.clock.Go(r.tick)
+	go r.write()
 	return r, nil
+}
+
+// write writes chunks until Close.
+func (r *Recorder) write() {
+	defer close(r.done)
+	for c := range r.full {
+		r.files.write(c)
+		*c = chunk{b: c.b[:0]}
+		r.free <- c
+	}
+	r.files.end()
 }
 
 // tick flushes chunks, and ends files by the clock.
@@ -166,14 +208,18 @@ func (r *Recorder) tick() {
 			return
 		case <-t.C:
 			r.mu.Lock()
-			r.look(time.Now())
-			if r.due {
+			r.now = time.Now()
+			r.look()
+			if r.due || r.over() {
 				r.endFile()
 			}
-			r.send()
+			if !r.idle() || r.stale() {
+				r.send()
+			}
+			r.evict()
 			r.mu.Unlock()
 		case <-rotate:
-			r.Rotate()
+			r.Rotate() // there is no ring
 			next = r.o.nextEnd(time.Now())
 		}
 	}
@@ -188,50 +234,88 @@ func (o *Options) nextEnd(now time.Time) time.Time {
 	return midnight.Add(now.Sub(midnight).Truncate(o.Every) + o.Every)
 }
 
-// Rotate ends the file, and begins another one.
+// Rotate ends the file, and begins another one. With a ring it has it written.
 func (r *Recorder) Rotate() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.closed {
+	switch {
+	case r.closed:
+	case r.o.Ring.zero():
 		r.endFile()
+	default:
+		r.now = time.Now()
+		r.trigger()
 	}
 }
 
 // endFile hands over the end of the file. While all chunks wait to be written the end is due.
 func (r *Recorder) endFile() {
-	r.size = 0
+	r.size, r.inFile = 0, 0
 	if r.due = !r.begin(); r.due {
 		return
 	}
 	r.cur.end = true
 	r.send()
+	r.ring.until = time.Time{}
 }
 
 // begin makes sure that there is a chunk.
 func (r *Recorder) begin() bool {
-	if r.cur == nil {
+	if r.cur != nil {
+		return true
+	}
+	g := &r.ring
+	if len(g.spare) == 0 {
 		select {
-		case r.cur = <-r.free:
+		case c := <-r.free:
+			g.spare = append(g.spare, c)
 		default:
-			return false
+			if !r.idle() || len(g.chunks) == 0 {
+				return false
+			}
+			r.drop()
 		}
+	}
+	last := len(g.spare) - 1
+	c := g.spare[last]
+	r.cur, g.spare = c, g.spare[:last]
+	if c.b == nil {
+		c.b = make([]byte, 0, chunkSize)
+	}
+	c.starts, g.starts = g.starts, false
+	c.at, c.dropped, c.lost = r.now, r.seen-r.missed, r.stats.Lost
+	for l, n := range r.gap {
+		c.lost[l] -= n
 	}
 	return true
 }
 
-// send hands the chunk to the writer. There is room for all chunks.
+// send hands the chunk to the writer, for all of which there is room, or puts it into the ring.
 func (r *Recorder) send() {
-	if r.cur != nil {
-		r.full <- r.cur
-		r.cur = nil
+	c := r.cur
+	if c == nil {
+		return
 	}
+	r.cur, c.last = nil, r.now
+	if r.idle() {
+		r.ring.chunks = append(r.ring.chunks, c)
+		r.evict()
+		return
+	}
+	r.queued += uint64(c.packets)
+	r.full <- c
 }
 
-// look asks what the interface has lost.
-func (r *Recorder) look(now time.Time) {
+// look asks what the interface has lost. The first loss has a ring written.
+func (r *Recorder) look() {
 	n := r.o.dropped()
+	lost := n > r.seen
 	r.missed += n - r.seen
-	r.seen, r.looked = n, now
+	r.seen, r.looked = n, r.now
+	if lost && r.idle() && !r.ring.lost {
+		r.ring.lost = true
+		r.trigger()
+	}
 }
 
 func (o *Options) dropped() uint64 {
@@ -242,14 +326,21 @@ func (o *Options) dropped() uint64 {
 }
 
 // Add records the packets of a burst, which it leaves in there.
-func (r *Recorder) Add(b *burst.Burst) {
+func (r *Recorder) Add(b *burst.Burst) { r.AddFrom(b, 0) }
+
+// AddFrom records packet from of a burst and those behind it, which it leaves in there.
+func (r *Recorder) AddFrom(b *burst.Burst, from int) {
+	b.Fetch()
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now.Sub(r.looked) >= lookEach {
-		r.look(now)
+	if r.now = now; now.Sub(r.looked) >= lookEach {
+		r.look()
 	}
-	for i := range b.Len() {
+	if r.over() {
+		r.endFile()
+	}
+	for i := from; i < b.Len(); i++ {
 		p := pcap.Packet{Captured: b.PacketLen(i), Direction: r.o.Direction}
 		p.Length = max(p.Captured, b.WireLen(i))
 		var ok bool
@@ -261,6 +352,10 @@ func (r *Recorder) Add(b *burst.Burst) {
 }
 
 func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
+	if r.o.Format != Raw && reorder.Of(b, i) != nil {
+		r.refuse(errBatch)
+		return
+	}
 	for k := range b.Segments(i) {
 		if b.Bytes(i, k) == nil && b.Segment(i, k).Len > 0 {
 			r.lose(Unreadable)
@@ -299,7 +394,13 @@ func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
 	}
 	r.size += int64(n)
 	r.stats.Taken++
+	if r.idle() {
+		r.stats.Held++
+	}
 	r.gap, r.missed = [NumLosses]uint64{}, 0
+	if r.inFile++; r.inFile == r.o.MaxPackets {
+		r.endFile()
+	}
 }
 
 // packetBytes appends the first n bytes of a packet.
@@ -335,6 +436,15 @@ func describe(p *pcap.Packet, lost *[NumLosses]uint64) {
 	}
 }
 
+// errBatch is why a batch is lost.
+var errBatch = fmt.Errorf("a batch of the stage reorder is no packet: record it with the format %s", Raw)
+
+// refuse loses a packet that is not to be had in this format, and says why.
+func (r *Recorder) refuse(why error) {
+	r.refused = why
+	r.lose(Unreadable)
+}
+
 func (r *Recorder) lose(l Loss) {
 	r.gap[l]++
 	r.stats.Lost[l]++
@@ -344,20 +454,76 @@ func (r *Recorder) lose(l Loss) {
 func (r *Recorder) Stats() Stats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.stats
+	s := r.stats
+	if s.Err == nil {
+		s.Err = r.refused
+	}
+	return s
 }
 
-// Close writes what is there and ends the file. It returns Stats.Err. Add is not called again.
-func (r *Recorder) Close() error {
+// A Snapshot is what is known of the files of a recording.
+type Snapshot struct {
+	File    string            `json:"file,omitempty"` // that is being written
+	Files   uint64            `json:"files"`          // that are whole
+	Packets uint64            `json:"packets"`        // written
+	Bytes   uint64            `json:"bytes"`          // likewise
+	Held    uint64            `json:"held,omitempty"` // packets in the ring
+	Lost    map[string]uint64 `json:"lost,omitempty"` // packets, by reason
+	Error   string            `json:"error,omitempty"`
+}
+
+// Snapshot is Stats as reports show it.
+func (s *Stats) Snapshot() *Snapshot {
+	x := &Snapshot{File: s.File, Files: s.Files, Packets: s.Packets, Bytes: s.Bytes, Held: s.Held}
+	for l, n := range s.Lost {
+		if n > 0 {
+			if x.Lost == nil {
+				x.Lost = map[string]uint64{}
+			}
+			x.Lost[Loss(l).String()] = n
+		}
+	}
+	if s.Err != nil {
+		x.Error = s.Err.Error()
+	}
+	return x
+}
+
+// Close writes what is there and ends the file; a ring it throws away. It returns Stats.Err. Add is
+// not called again. When the context ends first, what is not written counts as DiskSlow, and the
+// file keeps the suffix .partial.
+func (r *Recorder) Close(ctx context.Context) error {
 	r.once.Do(func() {
 		close(r.stop)
 		r.clock.Wait()
 		r.mu.Lock()
 		r.closed = true
-		r.send()
+		if !r.idle() {
+			r.send()
+		}
 		close(r.full)
 		r.mu.Unlock()
-		r.writer.Wait()
 	})
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		r.abandon()
+	}
 	return r.Stats().Err
+}
+
+// abandon counts as lost what the writer has not written.
+func (r *Recorder) abandon() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.late {
+		return
+	}
+	r.late = true
+	s := &r.stats
+	path := cmp.Or(s.File, r.o.Name)
+	s.Lost[DiskSlow] += r.queued
+	s.Taken -= r.queued
+	s.Err = fmt.Errorf("%s is not whole: the disk was too slow for the last %d packets, which are lost: %w",
+		path+partial, r.queued, os.ErrDeadlineExceeded)
 }

@@ -100,7 +100,7 @@ func open(t testing.TB, o Options) *Recorder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.Close() })
+	t.Cleanup(func() { r.Close(context.Background()) })
 	return r
 }
 
@@ -132,13 +132,13 @@ func TestTshark(t *testing.T) {
 				if i == 3 { // the interface lost 5 packets, and the recorder finds out
 					lost.Add(5)
 					r.mu.Lock()
-					r.look(time.Now())
+					r.look()
 					r.gap[DiskSlow] = 2
 					r.mu.Unlock()
 				}
 				r.Add(f.burst(frame(i, size), size+i, first+int64(i)*1001))
 			}
-			if err := r.Close(); err != nil {
+			if err := r.Close(context.Background()); err != nil {
 				t.Fatal(err)
 			}
 			got, err := peers.Dissect(limit(t), peers.Dissection{File: filepath.Join(dir, "x"),
@@ -266,7 +266,7 @@ func TestRotate(t *testing.T) {
 			sent++
 		}
 		r.Rotate()
-		if err := r.Close(); err != nil {
+		if err := r.Close(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 		if s := r.Stats(); s.Packets != 500 || s.Taken != 500 || s.Lost != ([NumLosses]uint64{}) || s.Files < 9 {
@@ -289,7 +289,7 @@ func TestRotate(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := open(t, Options{Name: filepath.Join(dir, "a.pcapng"), Format: PcapNG, MaxBytes: MinBytes, Keep: 3 * MinBytes})
-	if err := r.Close(); err != nil {
+	if err := r.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	now, sum := listed(t, dir), int64(0)
@@ -306,7 +306,7 @@ func TestRotate(t *testing.T) {
 	}
 	// The newest file stays, however large it is.
 	r = open(t, Options{Name: filepath.Join(dir, "a.pcapng"), Format: PcapNG, MaxBytes: MinBytes, Keep: 1})
-	if err := r.Close(); err != nil {
+	if err := r.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if got := listed(t, dir); len(got) != 2 || got[0] != fmt.Sprintf("a-%05d.pcapng", len(names)+2) {
@@ -337,7 +337,7 @@ func TestNames(t *testing.T) {
 	if err := os.WriteFile(at("x"), []byte("mine"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Close(); err == nil || !strings.Contains(err.Error(), "not whole") {
+	if err := r.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "not whole") {
 		t.Errorf("the name was taken: %v", err)
 	}
 	if b, _ := os.ReadFile(at("x")); string(b) != "mine" {
@@ -350,19 +350,19 @@ func TestNames(t *testing.T) {
 	}
 	r.Rotate()
 	r.Add(newFeed(t).burst(frame(1, 60), 0, 1))
-	if err := r.Close(); err == nil || !strings.Contains(err.Error(), "y-00001.partial is not whole") ||
+	if err := r.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "y-00001.partial is not whole") ||
 		r.Stats().Packets != 1 {
 		t.Errorf("an earlier file is not whole: %v", err)
 	}
 	// Each name of a file system in UTF-8 can be had, and percent signs.
-	if err := open(t, Options{Name: at("größe-%%-50%%.pcap"), Format: Pcap}).Close(); err != nil {
+	if err := open(t, Options{Name: at("größe-%%-50%%.pcap"), Format: Pcap}).Close(limit(t)); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(at("größe-%-50%.pcap")); err != nil {
 		t.Error(err)
 	}
 	for range 2 { // in the same second, or not
-		if err := open(t, Options{Name: at("c-%Y%m%d-%H%M.raw"), Format: Raw}).Close(); err != nil {
+		if err := open(t, Options{Name: at("c-%Y%m%d-%H%M.raw"), Format: Raw}).Close(limit(t)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -469,7 +469,7 @@ func TestFullDisk(t *testing.T) {
 	for range 10 {
 		one()
 	}
-	if err := r.Close(); err != nil {
+	if err := r.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "x"))
@@ -516,7 +516,7 @@ func TestRaw(t *testing.T) {
 		r.Add(f.burst(frame(i, 100), 0, 0))
 		want = append(want, frame(i, 100)...)
 	}
-	if err := r.Close(); err != nil {
+	if err := r.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "x")); err != nil || !bytes.Equal(b, want) {

@@ -1,0 +1,58 @@
+package system
+
+import (
+	"cmp"
+	"strings"
+
+	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/pcap"
+	"github.com/penstock-io/penstock/stage/record"
+)
+
+// recorder is a stage or an application that may record.
+type recorder interface{ Recorder() *record.Recorder }
+
+// RotateRecordings ends the files that the sinks and stages of the file write, and begins others; a
+// ring is written to a file. It returns how many recordings there are.
+func (s *System) RotateRecordings() (n int) {
+	rotate := func(x recorder) {
+		if r := x.Recorder(); r != nil {
+			r.Rotate()
+			n++
+		}
+	}
+	for _, a := range s.apps {
+		rotate(a.app)
+	}
+	for i := range s.ifaces {
+		for k := range s.ifaces[i].Rx {
+			for _, x := range s.ifaces[i].Rx[k].guard.stages {
+				if r, ok := x.(recorder); ok {
+					rotate(r)
+				}
+			}
+		}
+	}
+	return n
+}
+
+// recordOf is a recording of what comes from a queue.
+func recordOf(c *config.Recording, f *Interface, g *guard) *record.Options {
+	info := f.Port.Info()
+	release, _ := sys.KernelRelease()
+	o := &record.Options{Name: c.Record, Format: record.Format(c.Format), Direction: pcap.Inbound,
+		Interface: pcap.Interface{Name: cmp.Or(info.Device, f.Name), MAC: info.MAC, Speed: info.Speed,
+			OS: strings.TrimSpace("Linux " + release), Writer: "penstock"},
+		Overwrite: c.Overwrite, Ring: c.Ring, After: c.After,
+		Dropped: func() uint64 {
+			var s engine.RxStats
+			g.q.Stats(&s)
+			return s.Drops.Total()
+		}}
+	if r := c.Rotate; r != nil {
+		o.MaxBytes, o.MaxPackets, o.Every, o.Keep = int64(r.Size), uint64(r.Packets), r.Time, int64(r.Keep)
+	}
+	return o
+}
