@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/penstock-io/penstock/internal/input"
@@ -97,6 +98,45 @@ func (d *decoder) checkHidden(a *Application, p *Interface, path string) {
 		join(item("memory_regions", k), "kind"), "its kind is here")
 }
 
+// checkBatches finds sinks that have no place for the batches that packets of their queue become.
+func (d *decoder) checkBatches(a *Application, p *Interface, path string) {
+	for k := 0; p.Rx != nil && k < len(p.Rx.Reorder); k++ {
+		r := &p.Rx.Reorder[k]
+		plan := r.Plan()
+		if !r.Takes(p.Rx, a.Queue) || plan.CheckFor(r.Region, math.MaxInt, true) != nil { // that has been said
+			continue
+		}
+		_, i := d.iface(a.Interface)
+		at, here := join(item("interfaces", i), item("rx.reorder", k)), "the plan is here"
+		if a.Record != "" && a.Format != "raw" {
+			d.also(d.report(Error, CodeConflict, join(path, "record"),
+				fmt.Sprintf("the plan %s makes batches of the packets of queue %d, and %s holds packets", shown(r.Name),
+					a.Queue, a.Format), "format: raw, which holds the bytes of batches",
+				"to have packets, record a queue or a file without the plan"), at, here)
+		}
+		t, batch := a.Tensor, plan.BatchBytes()
+		if t == nil || batch == 0 {
+			continue
+		}
+		desc, err := t.Desc()
+		row, other := t.RowBytes()
+		if batch -= t.Offset.Value + t.Strip; err != nil || other != nil || batch == row {
+			continue
+		}
+		severity, then := Warning, "the end of each row stays zero"
+		if batch > row {
+			severity, then = Error, "each batch is dropped (too-long)"
+		}
+		expected := fmt.Sprintf("rows of %d bytes", batch)
+		if n := max(batch, 0) * 8; n%desc.DType.Bits() == 0 {
+			expected = fmt.Sprintf("shape: [%d, %d]", t.Shape[0], n/desc.DType.Bits())
+		}
+		d.also(d.report(severity, CodeConflict, join(path, "tensor.shape"),
+			fmt.Sprintf("a batch of the plan %s fills %d bytes, and a row of %v has %d: %s", shown(r.Name), batch, desc,
+				row, then), expected, "each batch is one row"), at, here)
+	}
+}
+
 func (d *decoder) checkApplications() {
 	type place struct {
 		iface string
@@ -120,6 +160,7 @@ func (d *decoder) checkApplications() {
 		}
 		if p != nil {
 			d.checkHidden(a, p, path)
+			d.checkBatches(a, p, path)
 		}
 		switch a.Kind {
 		case "": // what it is could not be read

@@ -3,6 +3,7 @@ package config
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -256,6 +257,16 @@ type Reorder struct {
 	FlowIDs       []int         `cfg:"flow_ids"`
 	DataTypes     *DataTypes    `cfg:"data_types"`
 	Method        ReorderMethod `cfg:"method"`
+}
+
+// Takes reports whether packets of a queue become batches of the plan: those without a flow, or of
+// a flow that steers to the queue.
+func (r *Reorder) Takes(rx *Rx, queue int) bool {
+	return slices.Contains(r.FlowIDs, 0) || slices.ContainsFunc(rx.Flows, func(f Flow) bool {
+		return slices.Contains(r.FlowIDs, f.ID) && slices.ContainsFunc(f.Actions, func(a Action) bool {
+			return a.Type == "queue" && (a.ID.Set && a.ID.Value == queue || slices.Contains(a.IDs, queue))
+		})
+	})
 }
 
 // Plan is the plan that it describes, without its memory and its timeout.

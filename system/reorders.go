@@ -19,9 +19,7 @@ func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue, path string) *engi
 	var shares []*reorderShare
 	for k := range rx.Reorder {
 		r := &rx.Reorder[k]
-		if !slices.Contains(r.FlowIDs, 0) && !slices.ContainsFunc(rx.Flows, func(f config.Flow) bool {
-			return slices.Contains(r.FlowIDs, f.ID) && steersTo(&f, q.ID)
-		}) {
+		if !r.Takes(rx, q.ID) {
 			continue
 		}
 		at := fmt.Sprintf("%s.reorder[%d]", path, k)
@@ -100,11 +98,4 @@ func (p *Plan) checkReorder(r *config.Reorder, path string) {
 		p.causes = append(p.causes, err)
 		p.refuse(config.CodeConflict, path, err.Error(), "", "")
 	}
-}
-
-// steersTo reports whether a flow steers to a queue.
-func steersTo(f *config.Flow, queue int) bool {
-	return slices.ContainsFunc(f.Actions, func(a config.Action) bool {
-		return a.Type == "queue" && (a.ID.Set && a.ID.Value == queue || slices.Contains(a.IDs, queue))
-	})
 }

@@ -195,6 +195,18 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 	return nil
 }
 
+// BatchBytes is the number of bytes of each batch of a plan without errors; 0 where the payloads of
+// packets decide.
+func (p *Plan) BatchBytes() int {
+	payload := p.Payload
+	if p.Convert != nil {
+		if c, err := convert.New(*p.Convert); err == nil {
+			payload = c.OutLen(payload)
+		}
+	}
+	return p.perBatch() * payload
+}
+
 func (p *Plan) perBatch() int {
 	if p.PerBatch == 0 && p.Batch.Width > 0 && p.Batch.Width <= p.Sequence.Width {
 		return 1 << (p.Sequence.Width - p.Batch.Width)
