@@ -235,7 +235,7 @@ func (x *exam) gpu(want string) *host.GPU {
 // noGPU is why a check says nothing of GPUs.
 func (x *exam) noGPU() string {
 	if x.n.GPUs != nil && len(x.n.GPUs) == 0 {
-		return "no memory of a GPU is asked for"
+		return "no memory of CUDA's GPUs is asked for"
 	}
 	return "there is no GPU"
 }

@@ -307,6 +307,8 @@ func (b *builder) region(i int) {
 		if b.c.GPURuntime == "host" {
 			m.Kind = "host" // which stands in for a GPU
 			break
+		} else if b.c.GPURuntime == "opencl" {
+			break // it numbers its devices, processors among them, itself: the plan of package system asks it
 		}
 		m.GPU = fmt.Sprint(r.GPU)
 		if !slices.Contains(b.n.GPUs, m.GPU) {

@@ -216,6 +216,7 @@ func TestFileVerdicts(t *testing.T) {
 		{"gpu", OK, "NVIDIA", "", "daqiri", nil, nil},
 		{"gpu", Fail, "number 1", "memory_regions[1]", "daqiri", []string{"kind: device, affinity: 0", "kind: device, affinity: 1"}, nil},
 		{"gpu", NotApplicable, "", "", "daqiri", []string{"stream_type: raw", "stream_type: raw\n    gpu_runtime: host"}, nil},
+		{"gpu", NotApplicable, "", "", "daqiri", []string{"stream_type: raw", "stream_type: raw\n    gpu_runtime: opencl"}, nil},
 		{"gpu", NotApplicable, "", "", "stream", nil, nil},
 		{"gpu-direct", Fail, "NVIDIA", "memory_regions[1]", "daqiri", nil, nil},
 		{"gpu-direct", OK, "NVIDIA", "", "daqiri", nil, hasGPU},
