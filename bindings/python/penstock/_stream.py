@@ -78,12 +78,13 @@ class Burst:
             raise InvalidError("the packets of this burst were released")
 
     def _memory(self, packet: int) -> memoryview:
-        """The bytes of a packet that is in one piece."""
+        """The bytes of a batch."""
         self._held()
         for s in self._segments[:self._n]:
-            if s.packet == packet and s.data:
+            if s.packet == packet and s.size:
                 return memoryview((ctypes.c_char * s.size).from_address(s.data)).cast("B")
-        raise InvalidError(f"packet {packet} is not in memory that the processor reaches")
+        raise InvalidError(f"the batch of packet {packet} is in memory of an accelerator, which the processor does not reach: write kind: host_pinned for the memory region "
+                           "of the batches, which kernels reach too")
 
     def _views(self) -> Iterator[Any]:
         self._held()

@@ -81,6 +81,20 @@ class Stream(unittest.TestCase):
         with self.assertRaises(penstock.InvalidError):
             held.batches
 
+    def test_device(self):
+        """A batch that the processor does not reach says which memory it would."""
+        text = REORDER.replace("penstock:", "penstock:\n  gpu_runtime: host", 1).replace("python-reorder", "python-device").replace("reorder_type: cpu", "reorder_type: gpu")
+        frames = [bytes([255] * 6 + [2] * 6 + [0x88, 0xB5]) + n.to_bytes(4, "big") + bytes(8) for n in range(128)]
+        for kind in ("device", "host_pinned"):
+            with penstock.System(text.replace("{name: batches, kind: host", "{name: batches, kind: " + kind)) as s, s.rx("loop") as rx:
+                self.assertEqual(s.send("loop", frames), len(frames))
+                batch, = rx.receive(60).batches
+                if kind == "device":
+                    with self.assertRaisesRegex(penstock.InvalidError, "kind: host_pinned"):
+                        batch.array()
+                else:
+                    self.assertEqual(batch.array().shape, (128, 4))
+
     def test_tag(self):
         """What names the content of an export is told, and changes with it."""
         with tempfile.TemporaryDirectory() as at, penstock.System(name="tag-a", listen=[f"unix://{at}/s"]) as a, penstock.System(name="tag-b") as b:
