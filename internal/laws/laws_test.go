@@ -73,7 +73,7 @@ var layers = []struct {
 	}},
 	{"programs", []string{
 		"internal/laws", "internal/laws/wrap", "cli", "cmd/penstock", "bindings/c", "examples/count",
-		"examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout",
+		"examples/batches", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout",
 		"examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab",
 		"internal/lab/gpucard",
 	}},
