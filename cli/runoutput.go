@@ -166,6 +166,9 @@ func (w *runOutput) plan(p *root.Plan) {
 		w.emit(runPlan{"plan", true, p})
 	case displayPlain, displayTerminal:
 		fmt.Fprint(w.out, printableText(p.Text()))
+		if p.GPU != nil && p.GPU.Runtime == "opencl" {
+			fmt.Fprintf(w.out, "opening: %s builds kernels, which can take seconds\n", printableText(p.GPU.Devices[0]))
+		}
 	}
 	for _, x := range unclaimed(p) {
 		w.warn(x)
