@@ -291,7 +291,7 @@ func (p *Plan) receive(h *Host) (string, error) {
 		"version: 1\n",
 		p.Kind)
 	if p.Kind == "gpu" && h.GPUs == 0 {
-		b.WriteString("  gpu_runtime: host      # this machine has no GPU: the processor takes its place\n")
+		b.WriteString("  gpu_runtime: host      # no GPU is here: the processor takes its place; opencl: PoCL does\n")
 	}
 	fmt.Fprintf(&b, "  memory_regions:\n    - {name: packets, kind: host, num_bufs: 4096, buf_size: %s}\n",
 		Size((payload+number+63)/64*64))

@@ -222,7 +222,8 @@ func reorderSection() *section {
 		return &section{name: name, title: "a field of bits",
 			doc: "A number in each packet, most significant bit first.", keys: []key{
 				{name: "bit_offset", kind: integer(0, 1<<20), needed: true, doc: "From the first bit of the packet; bit 0 is the top bit of byte 0."},
-				{name: "bit_width", kind: integer(1, 32), needed: true, doc: "Its length."},
+				{name: "bit_width", kind: integer(1, 32), needed: true,
+					doc: "Its length. Of a counter of 64 bits take the low 32: `bit_offset` is 8 * (its byte + 4)."},
 			}}
 	}
 	bits := field("bit_field")
@@ -235,7 +236,9 @@ func reorderSection() *section {
 				doc: "Batches with gaps are delivered with a map of what is there, or dropped."},
 			{name: "packet_size", kind: size(0, 65535), def: "0B", doc: "For `hw`: bytes of each packet."},
 			{name: "reorder_type", kind: word("cpu", "gpu"), needed: true, doc: "Who moves the bytes."},
-			{name: "memory_region", kind: text("the name of a memory region"), needed: true, doc: "Where batches go, one in each slot."},
+			{name: "memory_region", kind: text("the name of a memory region"), needed: true,
+				doc: "Where batches go, one in each slot: its `buf_size` is `payload_size` after conversion, times " +
+					"the packets of a batch."},
 			{name: "payload_byte_offset", kind: integer(0, 65535), needed: true, doc: "Bytes at the beginning of each packet that are left out."},
 			{name: "payload_size", kind: size(0, 1<<30), def: "0B",
 				doc: "Bytes of the payload of a packet, before conversion: what a batch has room for. Shorter " +
