@@ -232,7 +232,8 @@ func (d *decoder) checkRecording(r *Recording, path string) {
 			key   string
 			there bool
 			what  string
-		}{{"rotate", r.Rotate != nil, "whose files would be rotated"}, {"overwrite", r.Overwrite, "to overwrite"},
+		}{{"rotate", r.Rotate != nil, "whose files would be rotated"}, {"filter", r.Filter != "", "whose packets would be filtered"},
+			{"overwrite", r.Overwrite, "to overwrite"},
 			{"ring", r.Ring != (record.Ring{}), "whose packets would be kept"}} {
 			if x.there {
 				d.report(Error, CodeConflict, join(path, x.key), "there is no record "+x.what, "record: and a name", "")

@@ -403,6 +403,8 @@ func recordKeys(of string, rotate *section) []key {
 	return []key{
 		{name: "record", kind: text("a file"), doc: of + "the file to write, such as `capture-%Y%m%d-%H%M%S.pcapng`. See docs/record.md."},
 		{name: "format", kind: word("pcapng", "pcap", "raw"), def: "pcapng", doc: "Its format."},
+		{name: "filter", kind: text("a filter in the language of tcpdump"),
+			doc: "Only matching packets are in the file, such as `udp port 4791`. Needs libpcap."},
 		{name: "rotate", sub: rotate, doc: "When the file ends and the next one begins. Without it there is one file."},
 		{name: "overwrite", kind: boolean(), def: "false", doc: "Replace a file that has the name."},
 		{name: "ring", kind: ring(), def: "0s", doc: "Keep the last packets in memory, and write them at a signal " +

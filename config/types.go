@@ -428,6 +428,7 @@ type Application struct {
 type Recording struct {
 	Record    string        `cfg:"record"`    // a file; "": none
 	Format    string        `cfg:"format"`    // raw, pcap, pcapng
+	Filter    string        `cfg:"filter"`    // in tcpdump's language; "": none
 	Rotate    *Rotate       `cfg:"rotate"`    // nil: one file
 	Overwrite bool          `cfg:"overwrite"` // a file of the name
 	Ring      record.Ring   `cfg:"ring"`      // what is kept in memory; zero: nothing
