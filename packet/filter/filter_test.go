@@ -178,6 +178,30 @@ func TestDirection(t *testing.T) {
 	}
 }
 
+// Each operator gives what it gives in libpcap, with a constant and with X.
+func TestOperators(t *testing.T) {
+	o := newOracle(t)
+	for op := uint16(add); op <= xor; op += 0x10 {
+		for _, a := range []uint32{0, 1, 7, 0x80000001, 0xffffffff} {
+			for _, k := range []uint32{1, 3, 31, 0x80000000} {
+				if k > 31 && (op == lsh || op == rsh) {
+					continue // libpcap leaves that to the processor
+				}
+				p := []Instruction{{Op: ldx | imm, K: k}, {Op: imm, K: a}, {Op: alu | op, K: k},
+					{Op: jmp | jeq, JF: 1, K: compute(op, a, k)}, {Op: ret, K: 1}, {Op: ret}}
+				for _, by := range []uint16{0, byX} {
+					if op != neg { // which has no operand
+						p[2].Op = alu | op | by
+					}
+					if err := check(p); err != nil || !(&Filter{program: p}).Match(nil, 0, false) || !o.match(t, p, nil, 0) {
+						t.Errorf("%#x of %#x and %#x is %#x, of libpcap something else: %v", op, a, k, p[3].K, err)
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestAllocations(t *testing.T) {
 	f, frame := compile(t, "vlan and udp port 53 or tcp[13] & 2 != 0"), frames(t)["tagged6"]
 	if n := testing.AllocsPerRun(1000, func() { f.Match(frame, len(frame), false) }); n > 0 {
