@@ -196,7 +196,8 @@ func rxQueueSection(rotate *section) *section {
 					"not wait."},
 			{name: "stages", ours: true, list: true,
 				doc: "What packets pass between the queue and the application, in this order. The poller runs them, " +
-					"or the application's goroutine.",
+					"or the application's goroutine. A `reorder` plan stands before them, but behind the first ones " +
+					"that record packets (`pcapng`, `pcap`).",
 				sub: &section{name: "stage", title: "a stage", doc: "A stage of a receive queue; see docs/run.md.",
 					keys: append([]key{
 						{name: "type", ours: true, kind: text("a name of a stage"), needed: true,

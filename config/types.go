@@ -435,6 +435,18 @@ type Recording struct {
 	After     time.Duration `cfg:"after"`     // of Ring: how long is written behind the signal
 }
 
+// ofPackets reports whether it is one whose format holds packets and no batches.
+func (r *Recording) ofPackets() bool { return r.Record != "" && strings.HasPrefix(r.Format, "pcap") }
+
+// OfPackets is how many stages stand before the reorder plan of the queue: the first ones that
+// record packets.
+func (q *RxQueue) OfPackets() int {
+	if n := slices.IndexFunc(q.Stages, func(s Stage) bool { return s.Type != "record" || !s.ofPackets() }); n >= 0 {
+		return n
+	}
+	return len(q.Stages)
+}
+
 // Rotate says when a file of a recording ends and the next one begins.
 type Rotate struct {
 	Size    Size          `cfg:"size"`    // before the file exceeds it; 0: never
