@@ -31,12 +31,12 @@ var layers = []struct {
 		"internal/word",
 		"internal/netlink",
 		"internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm",
-		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/libpcap",
-		"internal/filewatch",
-		"internal/web", "internal/xsk", "internal/peers", "internal/lab/testenv",
+		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch",
+		"internal/web", "internal/s3", "internal/xsk", "internal/peers", "internal/lab/testenv",
 		"internal/lab/testenv/scope", "internal/lab/testenv/proc", "internal/lab/testenv/netns",
 		"internal/lab/testenv/guest", "internal/lab/testenv/peers",
-		"internal/lab/testenv/fake/verbs", "internal/lab/testenv/fake/cuda", "internal/ethtool", "host",
+		"internal/lab/testenv/s3", "internal/lab/testenv/fake/verbs", "internal/lab/testenv/fake/cuda",
+		"internal/ethtool", "host",
 	}},
 	{"counters, rings, vectors", []string{
 		"mem/ring", "metrics", "metrics/prom", "mem/vec",
@@ -47,8 +47,7 @@ var layers = []struct {
 		"gpu/gpumem", "gpu/gpumem/gpumemtest",
 	}},
 	{"packets and tensors", []string{
-		"packet/burst", "packet", "packet/pcap", "packet/filter", "packet/flow", "packet/flow/flowtest", "tensor",
-		"tensor/synth",
+		"packet/burst", "packet", "packet/pcap", "packet/flow", "packet/flow/flowtest", "tensor", "tensor/synth",
 		"tensor/safetensors", "tensor/npy", "tensor/convert", "internal/accel",
 	}},
 	{"engines, stages, paths", []string{
@@ -111,6 +110,10 @@ var restricted = map[string][]string{
 	"go.yaml.in/yaml/v3": {"config"},
 
 	"github.com/ebitengine/purego": {"internal/dl"},
+
+	"github.com/minio/minio-go/v7":                 {"internal/s3"},
+	"github.com/minio/minio-go/v7/pkg/credentials": {"internal/s3"},
+	"github.com/minio/minio-go/v7/pkg/s3utils":     {"internal/s3"},
 
 	"github.com/prometheus/client_golang/prometheus":          {"metrics/prom"},
 	"github.com/prometheus/client_golang/prometheus/promhttp": {"metrics/prom"},
