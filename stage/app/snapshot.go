@@ -114,16 +114,22 @@ func Families(all []*App) []metrics.Family {
 		}
 	}
 	recorded := family("penstock_application_recorded_total",
-		"Packets that an application wrote to files, did not record by its filter, and lost.", "what")
+		"Packets that an application wrote to files, and those that it lost.", "what")
 	for i := range snaps {
 		if r := snaps[i].Record; r != nil {
 			add(recorded, &snaps[i], r.Packets, "written")
-			if r.Filtered > 0 {
-				add(recorded, &snaps[i], r.Filtered, "filtered")
-			}
 			for reason, n := range r.Lost {
 				add(recorded, &snaps[i], n, reason)
 			}
+		}
+	}
+	uploads := family("penstock_application_uploads_total",
+		"Files of an application that were uploaded, or removed before, and tries that failed.", "what")
+	for i := range snaps {
+		if r := snaps[i].Record; r != nil && r.Upload != nil {
+			add(uploads, &snaps[i], r.Upload.Files, "uploaded")
+			add(uploads, &snaps[i], r.Upload.Removed, "removed")
+			add(uploads, &snaps[i], r.Upload.Failures, "failed")
 		}
 	}
 	packetsOf := family("penstock_application_batch_packets_total",

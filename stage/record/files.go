@@ -28,12 +28,11 @@ type files struct {
 	path  string   // without the suffix
 	off   int64    // behind the last whole write
 	began time.Time
-	// Counts when the file began: the losses of the interface and of the recorder, and what did not
-	// match the filter.
-	dropped0, filtered0 uint64
-	lost0               [NumLosses]uint64
-	packets             uint64
-	broken              error // a file that is not whole, or could not be removed: Stats.Err has it from then on
+	// Losses when the file began: of the interface, and of the recorder.
+	dropped0 uint64
+	lost0    [NumLosses]uint64
+	packets  uint64
+	broken   error // a file that is not whole, or could not be removed: Stats.Err has it from then on
 	// lost are packets of chunks that could not be written, since the last one that was.
 	lost [NumLosses]uint64
 }
@@ -73,7 +72,7 @@ func (w *files) open() error {
 	}
 	w.r.mu.Lock()
 	defer w.r.mu.Unlock()
-	w.r.stats.File, w.lost0, w.filtered0 = w.path, w.r.stats.Lost, w.r.stats.Filtered
+	w.r.stats.File, w.lost0 = w.path, w.r.stats.Lost
 	return nil
 }
 
@@ -100,7 +99,7 @@ func (w *files) write(c *chunk) {
 		err = w.open()
 	}
 	if c.starts {
-		w.began, w.dropped0, w.lost0, w.filtered0 = c.at, c.dropped, c.lost, c.filtered
+		w.began, w.dropped0, w.lost0 = c.at, c.dropped, c.lost
 	}
 	at := w.off
 	if err == nil && c.packets > 0 {
@@ -180,18 +179,29 @@ func (w *files) end() {
 	w.r.mu.Lock()
 	w.r.stats.Files++
 	w.r.stats.File = ""
+	if w.r.o.Upload != nil {
+		w.r.stats.Uploads.Waiting++
+		select {
+		case w.r.up.wake <- struct{}{}:
+		default:
+		}
+	}
 	w.r.mu.Unlock()
 	if w.r.o.Keep > 0 {
-		if err := w.name.prune(w.r.o.Keep, w.path); err != nil {
+		waited, err := w.name.prune(w.r.o.Keep, w.path, w.r.up.waits)
+		if err != nil {
 			w.failed(err)
 		}
+		w.r.mu.Lock()
+		w.r.stats.Uploads.Removed += uint64(waited)
+		w.r.mu.Unlock()
 	}
 }
 
 // finish writes the statistics, and closes the file.
 func (w *files) finish(f *os.File) error {
 	w.r.mu.Lock()
-	lost, filtered := w.r.stats.Lost, w.r.stats.Filtered-w.filtered0
+	lost := w.r.stats.Lost
 	w.r.mu.Unlock()
 	s := pcap.Statistics{Start: w.began, End: time.Now(), Given: w.packets}
 	for l := range lost {
@@ -199,7 +209,7 @@ func (w *files) finish(f *os.File) error {
 	}
 	s.Accepted = s.Given + s.DroppedByOS
 	s.Dropped = w.r.o.dropped() - w.dropped0
-	s.Received = s.Accepted + filtered + s.Dropped
+	s.Received = s.Accepted + s.Dropped
 	var err error
 	if w.r.o.Format != Raw {
 		b := w.r.form.AppendStatistics(nil, &s)
@@ -378,22 +388,24 @@ func (n *naming) publish(from, to string) error {
 	return err
 }
 
-// prune removes the oldest files until all take at most keep bytes. The file at newest stays.
-func (n *naming) prune(keep int64, newest string) error {
+// prune removes the oldest files until all take at most keep bytes, those that wait last. The file
+// at newest stays.
+func (n *naming) prune(keep int64, newest string, waits func(string, fs.FileInfo) int) (waited int, err error) {
 	type file struct {
 		name string
 		fs.FileInfo
+		waits int
 	}
 	var all []file
 	var sum int64
-	err := n.each(func(name string, info fs.FileInfo) {
+	err = n.each(func(name string, info fs.FileInfo) {
 		sum += info.Size()
 		if !strings.HasSuffix(name, partial) && name != filepath.Base(newest) {
-			all = append(all, file{name, info})
+			all = append(all, file{name, info, waits(name, info)})
 		}
 	})
 	slices.SortFunc(all, func(a, b file) int {
-		return cmp.Or(a.ModTime().Compare(b.ModTime()), strings.Compare(a.name, b.name))
+		return cmp.Or(a.waits-b.waits, a.ModTime().Compare(b.ModTime()), strings.Compare(a.name, b.name))
 	})
 	for _, f := range all {
 		if sum <= keep {
@@ -404,6 +416,7 @@ func (n *naming) prune(keep int64, newest string) error {
 			continue
 		}
 		sum -= f.Size()
+		waited += f.waits
 	}
-	return err
+	return waited, err
 }
