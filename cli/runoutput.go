@@ -523,14 +523,18 @@ func recordText(r *record.Snapshot) string {
 	if r.Held > 0 {
 		s += fmt.Sprintf(", %d in the ring", r.Held)
 	}
-	if r.Filtered > 0 {
-		s += fmt.Sprintf(", filtered %d", r.Filtered)
-	}
 	for _, reason := range slices.Sorted(maps.Keys(r.Lost)) {
 		s += fmt.Sprintf(", %s %d", reason, r.Lost[reason])
 	}
 	if r.Error != "" {
 		s += "; " + safeText(r.Error, 200)
+	}
+	if u := r.Upload; u != nil {
+		s += fmt.Sprintf("; uploaded %s, %s, %d wait, %d removed before", count(int(u.Files), "file", "files"),
+			formatBytes(u.Bytes), u.Waiting, u.Removed)
+		if u.Error != "" {
+			s += ": " + safeText(u.Error, 300)
+		}
 	}
 	return s
 }

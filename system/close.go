@@ -12,9 +12,9 @@ import (
 // is shared, the node with its links, memory. Packets that wait are dropped and counted, by flow
 // (RxSnapshot.Closed) unless their sender waits for an acknowledgement. Close waits a second at
 // most for packets that applications sent to leave, and two for peers to let go of their tensors.
-// It does not wait for bursts that are out: the error says of which region how many slots are (it
-// wraps mem.ErrInUse), and their memory goes when they are released. Errors are joined. Closing
-// again returns the same.
+// It waits as long as files of recordings are being uploaded. It does not wait for bursts that are
+// out: the error says of which region how many slots are (it wraps mem.ErrInUse), and their memory
+// goes when they are released. Errors are joined. Closing again returns the same.
 func (s *System) Close() error {
 	s.close.Do(func() { s.err = s.shut() })
 	return s.err
@@ -87,6 +87,12 @@ func (s *System) shut() error {
 		note("memory "+a.Name(), a.Close())
 	}
 	note("the accelerators", s.gpus.close())
+	for _, r := range s.recorders() {
+		if u := r.Stats().Uploads; u.Waiting > 0 {
+			s.log.Warn("files are being uploaded; a second interrupt leaves them to the next run", "to", u.To, "files", u.Waiting)
+		}
+		note("the uploads", r.Uploaded())
+	}
 	err := errors.Join(errs...)
 	if err != nil {
 		s.log.Warn("closed", "error", err)

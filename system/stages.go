@@ -42,7 +42,6 @@ func (p *Plan) planStages(q *config.RxQueue, e engine.Engine, path string) (stag
 		x := stagePlan{kind: k, options: spec.Options}
 		if q.Stages[i].Record != "" {
 			x.record = &q.Stages[i].Recording
-			p.checkFilter(x.record, fmt.Sprintf("%s.stages[%d]", path, i), &spec.Port)
 		}
 		stages, names = append(stages, x), append(names, k.Name)
 	}
@@ -53,7 +52,11 @@ func (p *Plan) planStages(q *config.RxQueue, e engine.Engine, path string) (stag
 func (g *guard) openStages(f *Interface, stages []stagePlan, spec engine.StageSpec) error {
 	for _, x := range stages {
 		if spec.Options = x.options; x.record != nil {
-			spec.Options = recordOf(x.record, f, g)
+			o, err := recordOf(x.record, f, g)
+			if err != nil {
+				return err
+			}
+			spec.Options = o
 		}
 		s, err := x.kind.Open(g.in, spec)
 		if err != nil {
