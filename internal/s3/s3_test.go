@@ -228,7 +228,7 @@ func TestFailedUpload(t *testing.T) {
 		}, "s3:AbortMultipartUpload"},
 		"no room": {func(w http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Query().Get("partNumber") == "2" {
-				lab.Answer(w, http.StatusInsufficientStorage, "QuotaExceeded")
+				lab.Answer(w, http.StatusBadRequest, "QuotaExceeded")
 				return true
 			}
 			return false
