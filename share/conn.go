@@ -156,12 +156,12 @@ const (
 
 // windowOf is window, or less where limits of this node hold transfers with the peer to a low rate:
 // progress shows earlier, and less is moved again after an early end. It is a multiple of
-// chunkSize.
-func windowOf(p *transfer.Peer) uint64 {
-	if r := p.Rate(); r > 0 && r < window {
-		return chunkSize
+// chunkSize. most is inFlight, or less.
+func windowOf(p *transfer.Peer) (n uint64, most int) {
+	if r := p.Rate(); r > 0 && r < inFlight*window { // which would take more than a second
+		return chunkSize, 2
 	}
-	return window
+	return window, inFlight
 }
 
 // moved says by what bytes came.
@@ -187,7 +187,8 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	if c.link == nil {
 		session(c.peer)
 		var m moved
-		err := pipeline(ctx, windowOf(c.peer), inFlight, from, region.Len(), &m,
+		n, most := windowOf(c.peer)
+		err := pipeline(ctx, n, most, from, region.Len(), &m,
 			func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 				if err := room(ctx, off, off+n); err != nil {
 					return nil, err
@@ -200,7 +201,8 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := job.Options{Piece: windowOf(r.Peer), Window: inFlight, From: from, Tag: r.Tag, Restarts: -1, Found: r,
+	n, most := windowOf(r.Peer)
+	o := job.Options{Piece: n, Window: most, From: from, Tag: r.Tag, Restarts: -1, Found: r,
 		OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
 			if err := verified(upTo); err != nil {
 				cancel(err)

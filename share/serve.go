@@ -92,7 +92,7 @@ func (o *Options) check() error {
 	case o.Root == "":
 		return errors.New("Options.Root is empty: expected a file or a directory")
 	case o.MaxFiles < 0:
-		return fmt.Errorf("Options.MaxFiles is %d: expected at least 1, or 0 for %d", o.MaxFiles, defaultMaxFiles)
+		return fmt.Errorf("Options.MaxFiles is %d: expected at least 1, or 0 for %d", o.MaxFiles, DefaultMaxFiles)
 	case o.KeepPartial < 0 && o.KeepPartial != KeepForever:
 		return fmt.Errorf("Options.KeepPartial is %v: expected a positive time, 0 for a day, or KeepForever",
 			o.KeepPartial)
@@ -165,8 +165,10 @@ const (
 	KeepNoneFree uint64        = math.MaxUint64 // of KeepFree
 )
 
+// DefaultMaxFiles is the MaxFiles of Options that name none.
+const DefaultMaxFiles = 50_000
+
 const (
-	defaultMaxFiles    = 50_000
 	defaultKeepPartial = 24 * time.Hour
 	defaultKeepFree    = 1 << 30
 	// maxSkipped bounds how many reasons are kept.
@@ -215,7 +217,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		return nil, errors.New("share: serve: the node is nil: expected one of transfer.Open")
 	}
 	if o.MaxFiles == 0 {
-		o.MaxFiles = defaultMaxFiles
+		o.MaxFiles = DefaultMaxFiles
 	}
 	if o.KeepPartial == 0 {
 		o.KeepPartial = defaultKeepPartial

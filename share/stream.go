@@ -139,7 +139,8 @@ func (x *streamer) run(ctx context.Context, p *transfer.Peer) error {
 		return err
 	}
 	defer lease.Release()
-	window := min(streamWindow, windowOf(p))
+	n, _ := windowOf(p)
+	window := min(streamWindow, n)
 	at := func(off uint64) uint64 { return off/window%2*streamWindow + off%window } // in the memory
 	err = pipeline(ctx, window, 2, x.far, x.was.Size(), &x.moved,
 		func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {

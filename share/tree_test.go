@@ -257,7 +257,7 @@ func TestLowRate(t *testing.T) {
 	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
 	write(t, file, randomBytes(1, 3*chunkSize))
 	s := serve(t, Options{Root: t.TempDir(), Writable: true})
-	for rate, want := range map[uint64]int{0: 3, window: 3, window - 1: 4} {
+	for rate, want := range map[uint64]int{0: 3, inFlight * window: 3, inFlight*window - 1: 4} {
 		n := testNode(t, transfer.Options{Name: "limited",
 			Limits: transfer.Limits{Node: transfer.Quota{Out: sched.Limits{Rate: rate}}}})
 		p, err := n.Dial(ctx, s.node.Addrs()[0])

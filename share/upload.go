@@ -222,7 +222,8 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	if u.size > u.good {
 		var r *transfer.Remote // of the step that is being filled
 		at := uint64(0)
-		err := pipeline(ctx, windowOf(p), inFlight, u.good, u.size, &u.moved,
+		n, most := windowOf(p)
+		err := pipeline(ctx, n, most, u.good, u.size, &u.moved,
 			func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 				if step := off / stepSize; r == nil || step != at {
 					var err error
