@@ -67,7 +67,7 @@ func Open(dir string, o Options) (*Identity, error) {
 	}
 	i.now.Store(s)
 	i.rules.Store(o.Rules)
-	switch r, err := w.loadRules(); {
+	switch r, err := w.rules.loadRules(); {
 	case err != nil:
 		return nil, err
 	case r != nil:
@@ -76,6 +76,14 @@ func Open(dir string, o Options) (*Identity, error) {
 	case o.Policy != "":
 		return nil, fmt.Errorf("identity: %s does not exist: expected the file of rules that was asked for: %w",
 			w.rules.files[0].path, ErrPolicy)
+	}
+	if own := filepath.Join(dir, PolicyFile); w.rules.files[0].path != own {
+		w.denials.files = []*file{{path: own, optional: true}}
+		r, err := w.denials.loadRules()
+		if err != nil {
+			return nil, err
+		}
+		i.denials.Store(r)
 	}
 	w.next.Store(i.clock().UnixNano() + w.interval)
 	return i, nil
@@ -227,7 +235,8 @@ type watch struct {
 	next               atomic.Int64 // when to look again, in nanoseconds of the identity's clock
 	turn               sync.Mutex   // held while a goroutine reads; guards the rest
 	credentials, rules group
-	hadRules           bool // there has been a file of rules
+	denials            group // the directory's own file of rules, where rules are those of another one
+	hadRules           bool  // there has been a file of rules
 }
 
 // group are files that only make sense together.
@@ -339,18 +348,17 @@ func (w *watch) parseCredentials(now time.Time) (*state, error) {
 }
 
 // loadRules reads the rules; nil without an error when there is no file.
-func (w *watch) loadRules() (*Rules, error) {
-	defer w.rules.forget()
-	if _, err := w.rules.read(); err != nil {
+func (g *group) loadRules() (*Rules, error) {
+	defer g.forget()
+	if _, err := g.read(); err != nil {
 		return nil, err
 	}
-	return w.parseRules()
+	return g.parseRules()
 }
 
-func (w *watch) parseRules() (*Rules, error) {
-	f := w.rules.files[0]
-	if f.data == nil {
+func (g *group) parseRules() (*Rules, error) {
+	if len(g.files) == 0 || g.files[0].data == nil {
 		return nil, nil
 	}
-	return parseRules(f.path, f.data)
+	return parseRules(g.files[0].path, g.files[0].data)
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,8 @@ type Credentials struct {
 // Options are the choices for an [Identity]. The zero value is good.
 type Options struct {
 	// Names of files, relative to the directory unless absolute. Cert and Key may be the same file.
-	// Policy need not exist unless it is named here: without it no peer has any rights.
+	// Policy need not exist unless it is named here: without it no peer has any rights. Beside a
+	// Policy of another place the directory's own file denies too, and gives no rights.
 	Cert   string // "": node.pem
 	Key    string // "": the file of Cert
 	CA     string // "": ca.pem
@@ -53,6 +55,8 @@ type Identity struct {
 	now    atomic.Pointer[state]
 	rules  atomic.Pointer[Rules]
 	closed atomic.Bool
+
+	denials atomic.Pointer[Rules] // of the directory, beside the rules of Options.Policy; of these no rights
 
 	accepted, refused, loaded, loadErrors atomic.Uint64
 }
@@ -162,8 +166,8 @@ func (i *Identity) Name() string { return i.now.Load().self.Name }
 // Self is what the certificate in use says.
 func (i *Identity) Self() Peer { return i.now.Load().self }
 
-// Rules are those in use now; nil gives no rights to anyone.
-func (i *Identity) Rules() *Rules { return i.rules.Load() }
+// Rules are those in use now, with all denials; nil gives no rights to anyone.
+func (i *Identity) Rules() *Rules { return i.rules.Load().withDenials(i.denials.Load()) }
 
 // Rights are what the rules in use give to a name; it makes the identity a [Policy].
 func (i *Identity) Rights(name string) Rights {
@@ -176,7 +180,27 @@ func (i *Identity) Rights(name string) Rights {
 // asks for each from time to time.
 func (i *Identity) Denied(name, serial string) bool {
 	i.look()
-	return i.rules.Load().Denied(name, serial)
+	return i.denied(name, serial)
+}
+
+// ToPermit says to a peer of this name how it is given rights here. No path is in it.
+func (i *Identity) ToPermit(name, rights string) string {
+	command := fmt.Sprintf("run on %s: penstock pair allow %s %s", i.Name(), name, rights)
+	switch w := i.watch; {
+	case w == nil:
+		return command
+	case len(w.denials.files) > 0:
+		return fmt.Sprintf("write \"allow %s %s\" into the file of rules of %s (--policy)", name, rights, i.Name())
+	default:
+		if own, err := DefaultDir(); err != nil || filepath.Join(own, PolicyFile) != w.rules.files[0].path {
+			command += " --dir DIR, with the directory of its --identity"
+		}
+		return command
+	}
+}
+
+func (i *Identity) denied(name, serial string) bool {
+	return i.rules.Load().Denied(name, serial) || i.denials.Load().Denied(name, serial)
 }
 
 // Stats are the counts so far, and what is wrong now.
@@ -187,7 +211,7 @@ func (i *Identity) Stats() Stats {
 		Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
 	if w := i.watch; w != nil {
 		var present []string
-		for _, g := range []*group{&w.credentials, &w.rules} {
+		for _, g := range []*group{&w.credentials, &w.rules, &w.denials} {
 			if err := g.failure(); err != nil {
 				present = append(present, err.Error())
 			}

@@ -27,6 +27,7 @@ func (i *Identity) look() {
 func (i *Identity) reload() {
 	i.reloadGroup(&i.watch.credentials, i.useCredentials)
 	i.reloadGroup(&i.watch.rules, i.useRules)
+	i.reloadGroup(&i.watch.denials, i.useDenials)
 }
 
 // reloadGroup reads files that changed or could not be used last time: that may have been a matter
@@ -74,7 +75,7 @@ func (i *Identity) useCredentials() (bool, error) {
 // was removed are no rules at all.
 func (i *Identity) useRules() (bool, error) {
 	w := i.watch
-	r, err := w.parseRules()
+	r, err := w.rules.parseRules()
 	if err != nil || r == nil && !w.hadRules {
 		return false, err
 	}
@@ -84,5 +85,20 @@ func (i *Identity) useRules() (bool, error) {
 		return false, fmt.Errorf("identity: %s was removed: no peer has rights on this node until there is one "+
 			"again: %w", w.rules.files[0].path, ErrPolicy)
 	}
+	return true, nil
+}
+
+// useDenials takes up the directory's own rules where others give the rights. What they denied
+// stays so when the file is removed: nobody may come in because a file is missing.
+func (i *Identity) useDenials() (bool, error) {
+	r, err := i.watch.denials.parseRules()
+	if err != nil || r == nil && i.denials.Load() == nil {
+		return false, err
+	}
+	if r == nil {
+		return false, fmt.Errorf("identity: %s was removed: what it denied stays denied until there is one again: %w",
+			i.watch.denials.files[0].path, ErrPolicy)
+	}
+	i.denials.Store(r)
 	return true, nil
 }

@@ -545,3 +545,81 @@ func TestEarlyCertificate(t *testing.T) {
 		t.Errorf("nothing new: %v", err)
 	}
 }
+
+// Rules of another place give the rights. What the directory's own rules deny stays out all the
+// same, also what is denied later, and also when that file is gone or broken.
+func TestDenialsBesideAnotherPolicy(t *testing.T) {
+	ca := authority(t)
+	dir := node(t, ca, "a")
+	other := filepath.Join(t.TempDir(), "rules")
+	if err := os.WriteFile(other, []byte("default all\ndeny name c\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b, c := issue(t, ca, "b", IssueOptions{}), issue(t, ca, "c", IssueOptions{})
+	a := open(t, dir, Options{Policy: other, Interval: -1})
+	in := func(when string, peer *Identity, want bool) {
+		t.Helper()
+		if _, err := meet(t, a, peer); (err == nil) != want {
+			t.Errorf("%s, %s: %v", when, peer.Name(), err)
+		}
+	}
+	in("before", b, true)
+	in("before", c, false)
+	for _, deny := range []func() (*Rules, error){
+		func() (*Rules, error) { return Deny(dir, "b", "") }, func() (*Rules, error) { return Undeny(dir, "b", "") },
+		func() (*Rules, error) { return Deny(dir, "", b.Self().Serial) }} {
+		rules, err := deny()
+		if err != nil {
+			t.Fatal(err)
+		}
+		in(rules.String(), b, !rules.Denied("b", b.Self().Serial))
+		if got := a.Rules(); got.Denied("b", b.Self().Serial) != rules.Denied("b", b.Self().Serial) ||
+			!got.Denied("c", "") || got.Rights("b") != All {
+			t.Errorf("the rules in use are %v", got)
+		}
+	}
+	write(t, dir, PolicyFile, []byte("what\n"), 0o600)
+	in("a broken file", b, false)
+	if _, err := Open(dir, Options{Policy: other}); !errors.Is(err, ErrPolicy) {
+		t.Errorf("opened with a broken file: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, PolicyFile)); err != nil {
+		t.Fatal(err)
+	}
+	in("no file", b, false)
+	if s := a.Stats(); !strings.Contains(s.LoadError, "was removed: what it denied stays denied") {
+		t.Errorf("%+v", s)
+	}
+	// The directory's rules give no rights here, and theirs are not lost with them.
+	write(t, dir, PolicyFile, []byte("allow c all\n"), 0o600)
+	in("nothing is denied", b, true)
+	in("nothing is denied", c, false)
+	if s := a.Stats(); s.LoadError != "" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A peer is told the command that gives it rights, with what that needs and without a path.
+func TestToPermit(t *testing.T) {
+	ca := authority(t)
+	home := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", home)
+	own, dir := filepath.Join(home, "penstock"), node(t, ca, "a")
+	if err := os.Rename(dir, own); err != nil {
+		t.Fatal(err)
+	}
+	dir = node(t, ca, "a")
+	other := filepath.Join(home, "rules")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, i := range map[string]*Identity{
+		"run on a: penstock pair allow b read":                                                 open(t, own, always),
+		"run on a: penstock pair allow b read --dir DIR, with the directory of its --identity": open(t, dir, always),
+		`write "allow b read" into the file of rules of a (--policy)`:                          open(t, dir, Options{Policy: other}),
+	} {
+		if got := i.ToPermit("b", "read"); got != want {
+			t.Errorf("%q, expected %q", got, want)
+		}
+	}
+}

@@ -15,36 +15,32 @@ import (
 const lockFile = ".policy.lock"
 
 // Allow gives rights to the names that a pattern matches, in the file of rules of a directory. It
-// replaces the rights in the rule of exactly this pattern, or adds a rule behind the others; the
-// rest of the file stays as it is, and a file is made where there is none. Rights of 0 are written
-// down as "none", so that no later rule gives any. A rule that can never hold, because one above it
-// matches first or because the names are denied, is refused with an error that wraps [ErrPolicy].
-// Programs that run take the change up by themselves.
+// replaces the rights in the rule of exactly this pattern, or adds a rule: above the first that
+// matches all these names, else behind the others. The rest of the file stays as it is, and a file
+// is made where there is none. Rights of 0 are written down as "none", so that no later rule gives
+// any. Names that are denied are refused with an error that wraps [ErrPolicy]. Programs that run
+// take the change up by themselves.
 func Allow(dir, pattern string, rights Rights) (*Rules, error) {
 	if what := checkPattern(pattern); what != "" {
 		return nil, fmt.Errorf("identity: %s: %w", what, ErrPolicy)
 	}
 	return editRules(dir, func(path string, r *Rules, text []byte) ([]byte, error) {
 		if r != nil {
-			if k := r.covering(pattern); k >= 0 && r.allow[k].Pattern != pattern {
-				return nil, fmt.Errorf("identity: %q: the rule \"allow %s %v\" stands above it and matches first; "+
-					"change that one, or write \"allow %s %v\" above it in %s: %w",
-					pattern, r.allow[k].Pattern, r.allow[k].Rights, pattern, rights, path, ErrPolicy)
-			}
 			if k := slices.IndexFunc(r.names, func(n string) bool { return covers(n, pattern) }); k >= 0 {
-				return nil, fmt.Errorf("identity: %q is denied; remove the line \"deny name %s\" from %s first: %w",
-					pattern, r.names[k], path, ErrPolicy)
+				return nil, fmt.Errorf("identity: %q is denied by %s; to admit it again, run first: penstock pair undeny "+
+					"'%s' --dir %s: %w", pattern, path, r.names[k], dir, ErrPolicy)
 			}
 		}
 		return withAllow(text, pattern, rights), nil
 	})
 }
 
-// withAllow is a file of rules with the rights of a pattern replaced, or with a rule more: behind
-// the last allow, or above the default and the comment before that.
+// withAllow is a file of rules with the rights of a pattern replaced, or with a rule more: above the
+// first allow that would match first, behind the last one, or above the default and the comment
+// before that.
 func withAllow(text []byte, pattern string, rights Rights) []byte {
 	lines := strings.SplitAfter(string(text), "\n")
-	after, before := -1, -1
+	above, after, before := -1, -1, -1
 	for k, line := range lines {
 		code, _, _ := strings.Cut(line, "#")
 		switch w := strings.Fields(code); {
@@ -53,13 +49,17 @@ func withAllow(text []byte, pattern string, rights Rights) []byte {
 			lines[k] = line[:at] + rights.String() + line[at+len(w[2]):]
 			return []byte(strings.Join(lines, ""))
 		case len(w) > 0 && w[0] == "allow":
-			after = k
+			if after = k; above < 0 && covers(w[1], pattern) {
+				above = k
+			}
 		case len(w) > 0 && w[0] == "default":
 			before = k
 		}
 	}
 	at := len(lines)
 	switch {
+	case above >= 0:
+		at = above
 	case after >= 0:
 		at = after + 1
 	case before >= 0:
@@ -72,8 +72,8 @@ func withAllow(text []byte, pattern string, rights Rights) []byte {
 
 // dirRules are the rules of a directory; nil: there is no file of rules.
 func dirRules(dir string) (*Rules, error) {
-	w := watch{rules: group{files: []*file{{path: filepath.Join(dir, PolicyFile), optional: true}}}}
-	return w.loadRules()
+	g := group{files: []*file{{path: filepath.Join(dir, PolicyFile), optional: true}}}
+	return g.loadRules()
 }
 
 // Introduce gives a node that this one was paired with its rights, as [Allow] does, and returns the
@@ -87,8 +87,13 @@ func Introduce(dir, name string, rights Rights, keep bool) (Rule, error) {
 	if err != nil {
 		return Rule{}, err
 	}
-	if rule, ok := have.Rule(name); ok && (keep || rule.Rights == rights) {
+	rule, ok := have.Rule(name)
+	if ok && (keep || rule.Rights == rights) {
 		return rule, nil
+	}
+	if ok && rule.Pattern != name {
+		return rule, fmt.Errorf("identity: %q: the rule \"allow %s %v\" matches it: %w", name, rule.Pattern, rule.Rights,
+			ErrPolicy)
 	}
 	_, err = Allow(dir, name, rights)
 	return Rule{name, rights}, err
@@ -98,12 +103,9 @@ func Introduce(dir, name string, rights Rights, keep bool) (Rule, error) {
 // one certificate; exactly one of pattern and serial is given. The rest of the file stays as it is;
 // a file is made where there is none. Programs that run take it up by themselves.
 func Deny(dir, pattern, serial string) (*Rules, error) {
-	line := "deny name " + pattern
-	if serial != "" {
-		line = "deny serial " + serial
-	}
-	if (pattern == "") == (serial == "") || len(strings.Fields(line)) != 3 || strings.ContainsAny(line, "#\r\n") {
-		return nil, fmt.Errorf("identity: expected a name or a serial number to deny: %w", ErrPolicy)
+	line, err := denial(pattern, serial)
+	if err != nil {
+		return nil, err
 	}
 	have, err := Inspect(dir)
 	if err != nil {
@@ -115,6 +117,38 @@ func Deny(dir, pattern, serial string) (*Rules, error) {
 	return editRules(dir, func(_ string, _ *Rules, text []byte) ([]byte, error) {
 		return append(text, line+"\n"...), nil
 	})
+}
+
+// Undeny removes the denial of exactly this pattern or serial number from the file of rules of a
+// directory, as [Deny] wrote it.
+func Undeny(dir, pattern, serial string) (*Rules, error) {
+	line, err := denial(pattern, serial)
+	if err != nil {
+		return nil, err
+	}
+	return editRules(dir, func(path string, _ *Rules, text []byte) ([]byte, error) {
+		lines := strings.SplitAfter(string(text), "\n")
+		left := slices.DeleteFunc(slices.Clone(lines), func(l string) bool {
+			code, _, _ := strings.Cut(l, "#")
+			return strings.Join(strings.Fields(code), " ") == line
+		})
+		if len(left) == len(lines) {
+			return nil, fmt.Errorf("identity: %s has no line \"%s\": %w", path, line, ErrPolicy)
+		}
+		return []byte(strings.Join(left, "")), nil
+	})
+}
+
+// denial is the line that denies a pattern or a serial number; exactly one of them is given.
+func denial(pattern, serial string) (string, error) {
+	line := "deny name " + pattern
+	if serial != "" {
+		line = "deny serial " + serial
+	}
+	if (pattern == "") == (serial == "") || len(strings.Fields(line)) != 3 || strings.ContainsAny(line, "#\r\n") {
+		return "", fmt.Errorf("identity: expected a name or a serial number: %w", ErrPolicy)
+	}
+	return line, nil
 }
 
 // editRules replaces the file of rules of a directory by what edit makes of it, while no other

@@ -2,7 +2,9 @@ package identity
 
 import (
 	"fmt"
+	"maps"
 	"math/big"
+	"slices"
 	"strings"
 )
 
@@ -291,6 +293,25 @@ func (r *Rules) Denied(name, serial string) bool {
 		}
 	}
 	return false
+}
+
+// withDenials are rules with the denials of others besides.
+func (r *Rules) withDenials(of *Rules) *Rules {
+	if r == nil || of == nil {
+		return r
+	}
+	out := *r
+	out.names, out.order = slices.Clip(r.names), slices.Clip(r.order)
+	if out.serials = maps.Clone(r.serials); out.serials == nil {
+		out.serials = map[string]bool{}
+	}
+	for _, n := range of.names {
+		out.addName(n) // or it is denied already
+	}
+	for _, s := range of.order {
+		out.addSerial(s)
+	}
+	return &out
 }
 
 // String is a file of rules that [ParseRules] reads as the same rules.

@@ -136,7 +136,7 @@ func (i *Identity) verify(cs tls.ConnectionState, protocol, expect string, use x
 	if expect != "" && p.Name != expect {
 		return p, fmt.Errorf("identity: the peer is %q, expected %q: %w", p.Name, expect, ErrWrongPeer)
 	}
-	if i.rules.Load().Denied(p.Name, p.Serial) {
+	if i.denied(p.Name, p.Serial) {
 		return p, fmt.Errorf("identity: peer %q with certificate %s: %w", p.Name, p.Serial, ErrDenied)
 	}
 	return p, nil

@@ -247,8 +247,10 @@ func TestAllow(t *testing.T) {
 	if r, err := dirRules(dir); err != nil || r.Rights("gpu-1") != 0 || r.Rights("c") != 0 || r.Rights("b") != All {
 		t.Errorf("%v, %v", r, err)
 	}
-	for pattern, want := range map[string]string{"gpu-7": `"allow gpu-* none" stands above`, "gpu-1*": "stands above",
-		"": "pattern", "B": "pattern", "x y": "pattern", "*a*": "more than one"} {
+	// What a pattern matches already stands above it, the narrower the higher.
+	step("gpu-1*", Read, "allow b all\nallow gpu-1* read\nallow gpu-* none\n")
+	step("gpu-17", All, "allow b all\nallow gpu-17 all\nallow gpu-1* read\nallow gpu-* none\n")
+	for pattern, want := range map[string]string{"": "pattern", "B": "pattern", "x y": "pattern", "*a*": "more than one"} {
 		if _, err := Allow(dir, pattern, Read); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", pattern, err)
 		}
@@ -269,10 +271,28 @@ func TestAllow(t *testing.T) {
 	step("c", Write, "deny name old-*\nallow c write\n# the others\ndefault none\n")
 	for _, name := range []string{"old-1", "old-1*"} {
 		if _, err := Allow(dir, name, Read); !errors.Is(err, ErrPolicy) ||
-			!strings.Contains(err.Error(), "deny name old-*") {
+			!strings.Contains(err.Error(), "penstock pair undeny 'old-*' --dir "+dir) {
 			t.Errorf("%s, which is denied: %v", name, err)
 		}
 	}
+	// A denial is taken back as it was written, and nothing else is.
+	for _, c := range [][2]string{{"old-1", ""}, {"", ""}, {"old-*", "1f"}, {"", "1f"}} {
+		if _, err := Undeny(dir, c[0], c[1]); !errors.Is(err, ErrPolicy) {
+			t.Errorf("no such denial %q: %v", c, err)
+		}
+	}
+	if _, err := Deny(dir, "", "1f"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range [][2]string{{"", "1f"}, {"old-*", ""}} {
+		if _, err := Undeny(dir, c[0], c[1]); err != nil {
+			t.Errorf("%q: %v", c, err)
+		}
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "allow c write\n# the others\ndefault none\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+	write(t, dir, PolicyFile, []byte("deny name old-*\nallow c write\n"), 0o640)
 	// What was introduced keeps its rule, unless it is to be replaced.
 	for _, c := range []struct {
 		name   string
