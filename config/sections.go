@@ -362,7 +362,7 @@ func transfersSection() *section {
 
 func securitySection() *section {
 	return &section{name: "security", title: "security", doc: "See docs/security.md.", keys: []key{
-		{name: "identity", kind: text("a directory"), doc: "Directory of the identity; without it the user's own (`penstock pair`)."},
+		{name: "identity", kind: text("a directory"), doc: "Directory of the identity; without it the user's own (`penstock pair`). Without the section there is none: `security: {}` uses the user's own."},
 		{name: "policy", kind: text("a file"), doc: "Rules by name of certificate; without it those of the identity, and without these no peer has rights."},
 		{name: "floor", kind: word("none", "host", "encrypted"), def: "none", doc: "The least that any transfer takes."},
 		{name: "insecure", kind: boolean(), def: "false",

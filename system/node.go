@@ -72,7 +72,7 @@ func (p *Plan) guarded(at, address string, ok bool) {
 	if !ok && !local(address) {
 		p.need(config.CodeHost, at, fmt.Sprintf("%s is beyond this machine, and this node has no identity", address),
 			"",
-			"penstock pair makes one, which the section security names; insecure: true goes without")
+			"penstock pair makes one, and security: {} uses it; insecure: true there goes without")
 	}
 }
 

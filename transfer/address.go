@@ -2,8 +2,11 @@ package transfer
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/penstock-io/penstock/transfer/address"
+	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/path"
 )
@@ -31,8 +34,14 @@ func (n *Node) allows(a address.Address) error {
 			Security: path.SecurityNone.String()})
 		return nil
 	}
-	return fmt.Errorf("transfer: address %v is beyond this machine, and this node has no identity (\"penstock pair\" "+
-		"makes one) and no permission for plaintext: %w", a, ErrPlaintext)
+	from := "\"penstock pair\" makes one"
+	if own, err := identity.DefaultDir(); err == nil {
+		if _, err = os.Stat(filepath.Join(own, identity.NodeFile)); err == nil {
+			from = "security: {} in a configuration, identity=True in Python and Options.Identity in Go use that of " + own
+		}
+	}
+	return fmt.Errorf("transfer: address %v is beyond this machine, and this node has no identity (%s) and no permission "+
+		"for plaintext: %w", a, from, ErrPlaintext)
 }
 
 // address is where the peer is, in the form of Dial, as far as the connection tells.

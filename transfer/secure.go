@@ -189,8 +189,7 @@ func (p *Peer) toPermit(rights string) string {
 	if p.tls == nil {
 		return ""
 	}
-	return fmt.Sprintf("; to permit it, run on %s: penstock pair allow %s %s", p.node.opts.Identity.Name(), p.cert.Name,
-		rights)
+	return "; to permit it, " + p.node.opts.Identity.ToPermit(p.cert.Name, rights)
 }
 
 // who names the peer for a refusal: by what is proven.

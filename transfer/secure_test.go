@@ -8,6 +8,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -306,6 +308,24 @@ func TestInsecureIsAnnounced(t *testing.T) {
 		t.Errorf("without the permission: %v", err)
 	}
 	_ = n
+	home := t.TempDir() // of a user who has an identity, which this node was not given
+	t.Setenv("XDG_CONFIG_HOME", home)
+	own := filepath.Join(home, "penstock")
+	for there, want := range map[bool]string{false: `"penstock pair" makes one`, true: "identity=True in Python and " +
+		"Options.Identity in Go use that of " + own} {
+		if there {
+			if err := errors.Join(os.Mkdir(own, 0o700), os.WriteFile(filepath.Join(own, identity.NodeFile), nil,
+				0o600)); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			os.RemoveAll(own)
+		}
+		if _, err := open(t, Options{}).Dial(ctx(t), "tcp://192.0.2.1:1"); !errors.Is(err, ErrPlaintext) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%v, expected %q", err, want)
+		}
+	}
 }
 
 // TestManyStrangers floods a listener with connections that say nothing: they are bounded, and a
