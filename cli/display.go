@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer/job"
+	"github.com/penstock-io/penstock/transfer/path"
 	"github.com/spf13/cobra"
 )
 
@@ -292,8 +294,12 @@ func (d *display) lost(name string, attempt int, f job.LinkFailure) {
 	}
 	d.event(event{Event: "lost", Name: name, Attempt: attempt, Text: f.Err.Error()})
 	if attempt == 1 {
+		cause := escapeControls(f.Err.Error())
+		if errors.Is(f.Err, path.ErrRevoked) {
+			cause = "the peer serves the file no more, for now: it ends, or the file has changed"
+		}
 		const enough = 120 // columns; --json and --log-level have all of it
-		d.say("%s, trying again: %s", what, shorten(escapeControls(f.Err.Error()), enough))
+		d.say("%s, trying again: %s", what, shorten(cause, enough))
 	}
 	d.update(func(s *status) { s.problem = fmt.Sprintf("%s, attempt %d", what, attempt) })
 }

@@ -3,10 +3,15 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/penstock-io/penstock/transfer/job"
+	"github.com/penstock-io/penstock/transfer/path"
 )
 
 // clocked runs 60 s of virtual time in which 600 MB come at 10 MB/s, and returns what was printed.
@@ -53,6 +58,22 @@ func TestDisplayTerminal(t *testing.T) {
 	}
 	if !strings.Contains(errOut, "w   50 %  300.0 MB / 600.0 MB") || !strings.Contains(errOut, "10.0 MB/s  ETA 0:30") {
 		t.Errorf("%q", errOut)
+	}
+}
+
+// A server that ends takes its files away first: that is no loss of a right.
+func TestDisplayLost(t *testing.T) {
+	for err, want := range map[error]string{
+		fmt.Errorf("get: %w", path.ErrRevoked): "failed, trying again: the peer serves the file no more, for now: it ends, or " +
+			"the file has changed\n",
+		errors.New("a plug was pulled"): "failed, trying again: a plug was pulled\n",
+	} {
+		var o, e bytes.Buffer
+		d := &display{out: &o, err: &e}
+		d.lost("w", 1, job.LinkFailure{Err: err})
+		if e.String() != want {
+			t.Errorf("%q, expected %q", e.String(), want)
+		}
 	}
 }
 

@@ -209,6 +209,7 @@ func TestEveryCommandKeepsTheStatuses(t *testing.T) {
 		"pair export": {"4 b --dir " + empty + " -o " + filepath.Join(dir, "b.pair")},
 		"pair import": {"3 " + noFile}, "pair trust": {"3 " + noFile}, "pair distrust": {"2 "},
 		"pair allow": {"4 b read --dir " + empty}, "pair deny": {"4 b --dir " + empty},
+		"pair init": {"2 --name B"}, "pair undeny": {"4 b --dir " + empty},
 		"serve": {"3 " + noFile, "10 " + dir + noLib, "4 " + dir + " --listen tcp://192.0.2.1:7070"},
 		"ls":    {"5 " + noPeer, "10 " + noPeer + noLib}, "get": {"5 " + noPeer, "10 " + noPeer + noLib},
 		"put": {"5 " + there + " " + noPeer, "3 " + noFile + " " + noPeer},

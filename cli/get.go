@@ -36,7 +36,7 @@ thing only. NAME may also be an argument of its own.
 Until everything is there, checked and synced to the disk, the bytes are in a file named like the output with .partial behind it
 (a name of more than 241 bytes is shortened before that); the output itself is never incomplete. When the command ends early, by
 Ctrl-C, a killed peer, a full disk or anything else, the same command goes on where that one ended, if the peer still
-has the same content. A peer that is lost on the way is waited for (--retry).
+has the same content; what is kept are whole parts of 4 MiB from the beginning on. A peer that is lost on the way is waited for (--retry).
 
 The file has the modification time and the permissions that it has at the peer, minus the umask; what is replaced keeps its
 permissions.
@@ -98,7 +98,7 @@ func runGet(ctx context.Context, s streams, o getOptions, t target) error {
 			return err
 		}
 		defer c.close()
-		if t.name == "" {
+		if t.name = strings.TrimRight(t.name, "/"); t.name == "" {
 			if t.name, err = onlyName(ctx, c); err != nil {
 				return err
 			}

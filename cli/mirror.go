@@ -30,7 +30,7 @@ func newMirror(s streams) *cobra.Command {
 		Use:   "mirror ADDR DIR",
 		Short: "Make a directory hold what a peer serves",
 		Long: `Fetches everything that the peer at ADDR serves into DIR, which is made if it is missing. What is there already and has not
-changed on either side is kept, what an earlier run has left partial goes on. Files in DIR that mirror did not make are not
+changed on either side is kept, what an earlier run has left partial goes on from the last whole part of 4 MiB. Files in DIR that mirror did not make are not
 touched without --force: a name that would need such a file's place fails. A listing may lack names, because the peer could not look at a file, or
 has more files than it serves: what is listed is fetched, nothing is removed even with --delete, and the command fails.
 
@@ -150,7 +150,7 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 		case err == nil:
 			err = m.Incomplete
 		case errors.Is(err, ctx.Err()) && !o.dryRun:
-			return &worded{"the same command goes on from there", err}
+			return &worded{d.left("here"), err}
 		}
 	}
 	if m == nil {
@@ -201,6 +201,15 @@ func (c *client) progressOfMany(d *display, to string) func(share.MirrorProgress
 			}
 		})
 	}
+}
+
+// left says how far several files are that were interrupted, and how to go on.
+func (d *display) left(where string) string {
+	if d.s.done == 0 {
+		return "nothing is " + where + " yet that the same command could go on from"
+	}
+	return fmt.Sprintf("%s of %s are %s, checked: the same command goes on from there", formatBytes(d.s.done),
+		formatBytes(d.s.total), where)
 }
 
 // allFailed is the error of several files of which some failed: with the status of the first only

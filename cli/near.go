@@ -27,7 +27,11 @@ func nearNames(ctx context.Context, c *client, name string, err error) error {
 		names[i] = e.Name
 	}
 	text := fmt.Sprintf("%s serves no %q", c.addr, name)
-	if near := nearest(name, names); len(near) > 0 {
+	below := strings.TrimRight(name, "/") + "/"
+	if slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, below) }) {
+		text = fmt.Sprintf("%s is a directory: penstock mirror %s DIR --prefix %s fetches what is in it",
+			share.Printable(name), c.addr, share.Printable(below))
+	} else if near := nearest(name, names); len(near) > 0 {
 		for i := range near {
 			near[i] = share.Printable(near[i])
 		}

@@ -70,7 +70,7 @@ var otherNames = map[string]string{
 	"download": meant("get"), "pull": meant("get"), "fetch": meant("get"), "receive": meant("get"),
 	"list": meant("ls"), "dir": meant("ls"), "delete": meant("rm"), "remove": meant("rm"),
 	"listen": meant("serve"), "share": meant("serve"), "info": meant("status"), "login": meant("pair"),
-	"init": meant("pair"),
+	"init": meant("pair init"),
 }
 
 const (

@@ -33,7 +33,7 @@ Each side writes a rule with what the other may do here: --allow, by default to 
 In scripts: --code FILE or --code - on the second machine, where the fingerprint is that of "penstock pair key"; --fingerprint with
 it on the first, or --yes to take the first machine that knows the code.
 
-Without a connection between the machines: penstock pair export and penstock pair import. All of it: docs/pairing.md.`,
+The authority alone, such as in scripts: penstock pair init. Without a connection between the machines: penstock pair export and penstock pair import. All of it: docs/pairing.md.`,
 		Args: func(_ *cobra.Command, args []string) error { return noCode(args) },
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
@@ -73,8 +73,8 @@ Without a connection between the machines: penstock pair export and penstock pai
 	f.StringVar(&p.allow, "allow", "read,list",
 		"`RIGHTS` of the other machine here: read, write, list, status with commas between them; all; none")
 	p.codeFlag(c)
-	c.AddCommand(newPairShow(s), newPairList(s), newPairKey(s), newPairRenew(s), newPairExport(s), newPairImport(s),
-		newPairTrust(s), newPairDistrust(s), newPairAllow(s), newPairDeny(s))
+	c.AddCommand(newPairInit(s), newPairShow(s), newPairList(s), newPairKey(s), newPairRenew(s), newPairExport(s), newPairImport(s),
+		newPairTrust(s), newPairDistrust(s), newPairAllow(s), newPairDeny(s), newPairUndeny(s))
 	return c
 }
 

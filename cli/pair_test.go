@@ -149,7 +149,7 @@ func TestPair(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"Paired with a at " + address, b.Self.Serial, a.Issuer, grouped(key), "node       b",
-		"Next: penstock serve", "penstock ls tcp://",
+		"Next: penstock serve FILE|DIR --listen tcp://127.0.0.1:7070   on a", "penstock ls tcp://a@127.0.0.1:7070 --identity ",
 		`a may do here: read,list (by the rule "allow a read,list")`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the second machine does not print %q:\n%s", want, out)
@@ -486,7 +486,6 @@ func TestPairAllow(t *testing.T) {
 		{[]string{"b", "read", "x"}, 2, `unexpected argument "x"`},
 		{[]string{"b", "everything"}, 2, "not a right"},
 		{[]string{"B", "read"}, 2, "pattern"},
-		{[]string{"gpu-7", "read"}, 2, `"allow gpu-* none" stands above it`},
 	} {
 		out, errOut, status := inside(t, "", append(append([]string{"pair", "allow"}, c.args...), "--dir", dir)...)
 		if status != c.status || !strings.Contains(errOut, c.want) || out != "" {
@@ -494,6 +493,9 @@ func TestPairAllow(t *testing.T) {
 				c.want)
 		}
 	}
+	run(t, 0, "allow gpu-7 read\nallow gpu-* none\ndefault none\n\n"+
+		`The new rule stands above "allow gpu-* none", which matched gpu-7 until now.`, "pair", "allow", "gpu-7", "read",
+		"--dir", dir)
 }
 
 // Two people on two terminals: the code is not shown where it is typed, and the host takes only a
@@ -616,10 +618,11 @@ func TestPairFindsItsAddress(t *testing.T) {
 func TestPairTrustAndDeny(t *testing.T) {
 	one, two := filepath.Join(t.TempDir(), "id"), filepath.Join(t.TempDir(), "id")
 	for _, dir := range []string{one, two} {
-		f := listen(t, "--dir", dir, "--name", "a")
-		f.invitation(t)
-		f.cancel()
-		f.rest()
+		run(t, 0, "Made an authority", "pair", "init", "--dir", dir, "--name", "a")
+	}
+	if out, _, _ := inside(t, "", "pair", "init", "--dir", one); strings.Contains(out, "Made") ||
+		!strings.Contains(out, "node       a\n") {
+		t.Errorf("init of what is there:\n%s", out)
 	}
 	other, err := identity.Inspect(two)
 	if err != nil {
@@ -656,10 +659,20 @@ func TestPairTrustAndDeny(t *testing.T) {
 		{[]string{"deny", "a"}, 2, "this node itself"},
 		{[]string{"deny", "b*c*"}, 2, "more than one *"},
 		{[]string{"deny", "gpu-7"}, 2, "already denied"},
+		{[]string{"allow", "gpu-7", "read"}, 2, "penstock pair undeny 'gpu-*' --dir " + one},
+		{[]string{"undeny", "gpu-7"}, 2, `no line "deny name gpu-7"`},
+		{[]string{"init", "--name", "B"}, 2, "--name"},
 	} {
 		out, errOut, status := inside(t, "", append(append([]string{"pair"}, c.args...), "--dir", one)...)
 		if status != c.status || !strings.Contains(errOut, c.want) || out != "" {
 			t.Errorf("pair %v: status %d, %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
 		}
+	}
+	run(t, 0, "gpu-7 is DENIED here", "pair", "export", "gpu-7", "-o", filepath.Join(one, "x"), "--dir", one)
+	run(t, 0, "default none\ndeny serial ff\n", "pair", "undeny", "gpu-*", "--dir", one)
+	run(t, 0, "gpu-8 may do here: none", "pair", "export", "gpu-8", "-o", filepath.Join(one, "y"), "--dir", one)
+	if out, errOut, status := inside(t, "", "pair", "undeny", "--serial", "ff", "--dir", one); status != 0 ||
+		strings.Contains(out, "deny ") {
+		t.Errorf("undeny --serial: status %d, %s\n%s", status, errOut, out)
 	}
 }

@@ -10,6 +10,35 @@ import (
 	"github.com/spf13/cobra"
 )
 
+func newPairInit(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "init",
+		Short: "Make an authority and this machine's certificate, and pair with no other machine yet",
+		Long: `Makes what "penstock pair --listen" makes at first, without waiting for a machine. Others get their certificates by
+"penstock pair --listen" or "penstock pair export". Where there is an authority, nothing changes.`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := p.checkNew(); err != nil {
+				return err
+			}
+			dir, err := p.directory()
+			if err != nil {
+				return err
+			}
+			contents, _, made, err := p.setup(dir)
+			if err != nil {
+				return err
+			}
+			return p.print(s, contentsEvent("identity", contents), madeText(made)+trust(contents, time.Now()))
+		},
+	}
+	p.flags(c)
+	c.Flags().StringVar(&p.name, "name", "", "of this machine's node (default: its host name)")
+	c.Flags().DurationVar(&p.valid, "valid", identity.LeafValid, "how long the certificate is valid")
+	return c
+}
+
 func newPairShow(s streams) *cobra.Command {
 	var p pairing
 	c := &cobra.Command{
@@ -198,6 +227,14 @@ key never travels.
 			if err != nil {
 				return err
 			}
+			may := p.mayHere(args[0], rule)
+			if have, err := identity.Inspect(dir); err != nil {
+				return err
+			} else if have.Rules.Denied(args[0], "") {
+				rule = identity.Rule{}
+				may = fmt.Sprintf("%s is DENIED here, whatever other rules say. \"penstock pair show%s\" has the rule, and "+
+					"\"penstock pair undeny\" removes it.\n", args[0], p.dirFlag())
+			}
 			out := s.out
 			if file != "-" {
 				f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -227,7 +264,7 @@ key never travels.
 			return p.print(s, e,
 				fmt.Sprintf("Exported %s, certificate %s, %s, to %s.\n%s\nNext, on that machine: penstock pair "+
 					"import %s\n",
-					peer.Name, peer.Serial, until(peer.NotAfter, time.Now()), file, p.mayHere(peer.Name, rule), file))
+					peer.Name, peer.Serial, until(peer.NotAfter, time.Now()), file, may, file))
 		},
 	}
 	p.flags(c)

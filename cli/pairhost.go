@@ -19,16 +19,11 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 	if p.timeout <= 0 {
 		return &usageError{fmt.Errorf("--timeout %v: expected more than 0", p.timeout)}
 	}
-	if p.valid <= 0 {
-		return &usageError{fmt.Errorf("--valid %v: expected more than 0", p.valid)}
-	}
 	if p.code != "" {
 		return &usageError{errors.New("--code is for the second machine; the first one makes the code")}
 	}
-	for flag, name := range map[string]string{"--name": p.name, "--for": p.only} {
-		if name != "" && identity.CheckName(name) != nil {
-			return &usageError{fmt.Errorf("%s: %w", flag, identity.CheckName(name))}
-		}
+	if err := p.checkNew(); err != nil {
+		return err
 	}
 	if err := checkListen("--listen", p.listen); err != nil {
 		return err
@@ -122,10 +117,7 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 	}
 	e := contentsEvent("listening", contents)
 	e.Listen, e.Address, e.Code = ln.Addr().String(), reach, session.Invitation(reach).Code()
-	text := trust(contents, time.Now())
-	if made {
-		text = "Made an authority and this machine's certificate.\n\n" + text
-	}
+	text := madeText(made) + trust(contents, time.Now())
 	name := ""
 	if p.only != "" {
 		name = " --name " + p.only
@@ -263,6 +255,26 @@ func (p *pairing) setup(dir string) (c identity.Contents, a *identity.Authority,
 	}
 	c, err = identity.Inspect(dir)
 	return c, a, made, err
+}
+
+// checkNew looks at the flags about new certificates.
+func (p *pairing) checkNew() error {
+	if p.valid <= 0 {
+		return &usageError{fmt.Errorf("--valid %v: expected more than 0", p.valid)}
+	}
+	for flag, name := range map[string]string{"--name": p.name, "--for": p.only} {
+		if name != "" && identity.CheckName(name) != nil {
+			return &usageError{fmt.Errorf("%s: %w", flag, identity.CheckName(name))}
+		}
+	}
+	return nil
+}
+
+func madeText(made bool) string {
+	if !made {
+		return ""
+	}
+	return "Made an authority and this machine's certificate.\n\n"
 }
 
 // hostName is the name of this machine as a node can have it.

@@ -123,10 +123,12 @@ func (p *pairing) join(ctx context.Context, s streams, address string, rules gra
 	if err != nil {
 		return err
 	}
+	at, _, _ := net.SplitHostPort(address)
+	at = net.JoinHostPort(at, defaultPort)
 	e := contentsEvent("paired", c)
 	e.Host, e.Address, e.Allowed = host, address, allowedJSON(rule)
-	return p.print(s, e, fmt.Sprintf("Paired with %s at %s.\n\n%s\n%s\nNext: penstock serve FILE|DIR --listen tcp://HOST:7070   on %s\n      penstock ls tcp://%s@HOST:7070%s   here\n",
-		host, address, trust(c, time.Now()), p.mayHere(host, rule), host, host, p.identityFlag()))
+	return p.print(s, e, fmt.Sprintf("Paired with %s at %s.\n\n%s\n%s\nNext: penstock serve FILE|DIR --listen tcp://%s   on %s\n      penstock ls tcp://%s@%s%s   here\n",
+		host, address, trust(c, time.Now()), p.mayHere(host, rule), at, host, host, at, p.identityFlag()))
 }
 
 // grant is what the other machine of a pairing gets to do here.

@@ -104,9 +104,10 @@ func newPairAllow(s streams) *cobra.Command {
 		Use:   "allow NAME RIGHTS",
 		Short: "Say what a node may do here",
 		Long: `Writes a rule to the file of rules of this machine: the node of this name may do what RIGHTS says, which is read, write, list, status
-with commas between them, or all, or none. A rule of exactly this name is changed, else one is added behind the others. NAME may be
-a pattern, in which one * stands for any characters. The first rule that matches a name holds, so a rule that another one above
-hides is refused. Programs that run take it up within a second.
+with commas between them, or all, or none. NAME may be a pattern, in which one * stands for any characters. The first rule that
+matches a name holds: a rule of exactly this NAME is changed, else one is added above the first that matches all of NAME, or behind
+the others. The rights are for everything that this machine serves. Programs that run take it up within a second, but not those with a
+file of rules of their own (--policy), which has the same lines. A node that was denied is admitted again by "penstock pair undeny".
 
   penstock pair allow gpu-7 read,list
   penstock pair allow 'gpu-*' all`,
@@ -121,7 +122,7 @@ hides is refused. Programs that run take it up within a second.
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			dir, _, err := p.contents()
+			dir, had, err := p.contents()
 			if err != nil {
 				return err
 			}
@@ -139,8 +140,12 @@ hides is refused. Programs that run take it up within a second.
 			if err != nil {
 				return err
 			}
-			return p.print(s, contentsEvent("allowed", c),
-				fmt.Sprintf("The rules are now, and the first that matches holds:\n\n%v", c.Rules))
+			text := fmt.Sprintf("The rules are now, and the first that matches holds:\n\n%v", c.Rules)
+			if rule, ok := had.Rules.Rule(args[0]); ok && rule.Pattern != args[0] {
+				text += fmt.Sprintf("\nThe new rule stands above \"allow %s %v\", which matched %s until now.\n", rule.Pattern,
+					rule.Rights, args[0])
+			}
+			return p.print(s, contentsEvent("allowed", c), text)
 		},
 	}
 	p.flags(c)
@@ -148,41 +153,55 @@ hides is refused. Programs that run take it up within a second.
 }
 
 func newPairDeny(s streams) *cobra.Command {
-	var p pairing
-	var serial bool
-	c := &cobra.Command{
+	return pairDenial(s, identity.Deny, "denied", &cobra.Command{
 		Use:   "deny NAME | deny --serial SERIAL",
 		Short: "Refuse a node, or one certificate, from now on",
 		Long: `Adds a line to the file of rules of this machine, so that the node of this name, or the certificate of this serial number
-("penstock pair list" has them), gets no further connection. Programs that run take it up within a second. Other machines
-have files of their own: run it there too (docs/security.md).`,
-		Args: exactly("the name of a node, in which one * may stand for any characters"),
-		RunE: func(_ *cobra.Command, args []string) error {
-			dir, err := p.directory()
-			if err != nil {
-				return err
-			}
-			name, number := args[0], ""
-			if serial {
-				name, number = "", args[0]
-			}
-			rules, err := identity.Deny(dir, name, number)
-			if errors.Is(err, identity.ErrPolicy) {
-				return &usageError{err}
-			}
-			if err != nil {
-				return err
-			}
-			c, err := identity.Inspect(dir)
-			if err != nil {
-				return err
-			}
-			return p.print(s, contentsEvent("denied", c),
-				fmt.Sprintf("The rules are now:\n\n%v\nOther machines have rules of their own: run this there too.\n",
-					rules))
-		},
+("penstock pair list" has them), gets no further connection. Programs that run take it up within a second, also those with a file of
+rules of their own (--policy). Other machines have files of their own: run it there too (docs/security.md).`,
+	})
+}
+
+func newPairUndeny(s streams) *cobra.Command {
+	return pairDenial(s, identity.Undeny, "undenied", &cobra.Command{
+		Use:   "undeny NAME | undeny --serial SERIAL",
+		Short: "Admit a node again that was denied",
+		Long: `Removes what "penstock pair deny" wrote, from the file of rules of this machine: NAME or SERIAL as it was given there. The node has
+again what the other rules say. All its certificates hold again: where a key was stolen, deny the serial number of that one first.`,
+	})
+}
+
+// pairDenial is a command that edits the denials of a directory.
+func pairDenial(s streams, edit func(dir, name, serial string) (*identity.Rules, error), what string,
+	c *cobra.Command) *cobra.Command {
+	var p pairing
+	var serial bool
+	c.Args = exactly("the name of a node, in which one * may stand for any characters")
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		dir, err := p.directory()
+		if err != nil {
+			return err
+		}
+		name, number := args[0], ""
+		if serial {
+			name, number = "", args[0]
+		}
+		rules, err := edit(dir, name, number)
+		if errors.Is(err, identity.ErrPolicy) {
+			return &usageError{err}
+		}
+		if err != nil {
+			return err
+		}
+		c, err := identity.Inspect(dir)
+		if err != nil {
+			return err
+		}
+		return p.print(s, contentsEvent(what, c),
+			fmt.Sprintf("The rules are now:\n\n%v\nOther machines have rules of their own: run this there too.\n",
+				rules))
 	}
 	p.flags(c)
-	c.Flags().BoolVar(&serial, "serial", false, "deny the certificate of this serial number, not a name")
+	c.Flags().BoolVar(&serial, "serial", false, "NAME is the serial number of a certificate")
 	return c
 }

@@ -372,7 +372,7 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 		return fmt.Errorf("%s left out: links, pipes and devices are not put; --exclude PATTERN leaves them out "+
 			"without a failure", count(u.LeftOut, "file was", "files were"))
 	case err != nil && errors.Is(err, ctx.Err()) && !o.dryRun:
-		return &worded{"the same command goes on from there", err}
+		return &worded{d.left("there"), err}
 	case takesNothing(err):
 		return c.putInWords(o, "", err)
 	}

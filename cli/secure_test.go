@@ -54,8 +54,8 @@ func TestServeWithIdentity(t *testing.T) {
 	run(t, 0, "", "put", out, addr+"/new", "--identity", dirs["worker"], "--expect", "server")
 	run(t, 0, "w\n", "ls", addr, "--identity", dirs["guest"])
 	run(t, exitNotPermitted, "may list on this node", "get", addr+"/w", "-o", out+"2", "--identity", dirs["guest"])
-	run(t, exitNotPermitted, "may list on this node, not write; to permit it, run on server: penstock pair allow "+
-		"guest write,list", "put", out, addr+"/newer", "--identity", dirs["guest"])
+	run(t, exitNotPermitted, "may list on this node, not write; to permit it, write \"allow guest write,list\" "+
+		"into the file of rules of server (--policy)", "put", out, addr+"/newer", "--identity", dirs["guest"])
 	run(t, exitNotPermitted, "", "ls", "tcp://another@"+addr, "--identity", dirs["worker"])
 	run(t, exitNotPermitted, "refuses the certificate of this node", "ls", addr, "--identity", dirs["denied"])
 	run(t, exitNotPermitted, "", "ls", addr, "--identity", outsider)
@@ -72,6 +72,15 @@ func TestServeWithIdentity(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// What the identity's own rules deny stays out, whatever those of --policy say.
+	run(t, 0, "deny name worker", "pair", "deny", "worker", "--dir", dirs["server"])
+	for _, want := range []string{"the rules are now", "allow worker read,write,list", "deny name denied",
+		"deny name worker"} {
+		if _, err := p.WaitLine(limit(t), regexp.MustCompile(want)); err != nil {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	run(t, exitNotPermitted, "refuses the certificate of this node", "ls", addr, "--identity", dirs["worker"])
 	if strings.Contains(p.Output(), "PLAINTEXT") {
 		t.Errorf("serve warns of TLS:\n%s", p.Output())
 	}

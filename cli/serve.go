@@ -88,12 +88,12 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	f.StringVar(&o.keepPart, "keep-partial", "24h",
 		"with --writable: how long the part of an upload that no peer goes on with is kept for that peer, such as "+
 			"72h, or forever; of one peer 256 are kept at most, the newest")
-	f.IntVar(&o.maxFiles, "max-files", 0,
-		"how many files are served, and with --writable up to how many files and directories peers may put more "+
-			"(default: 50000; each takes one of the mappings of vm.max_map_count)")
+	f.IntVar(&o.maxFiles, "max-files", share.DefaultMaxFiles,
+		"how many files are served, and with --writable up to how many files and directories peers may put more; "+
+			"each takes one of the mappings of vm.max_map_count")
 	f.StringVar(&o.policy, "policy", "",
 		"`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, no "+
-			"peer may do anything)")
+			"peer may do anything); what the identity's own file denies is denied beside it, too")
 	f.StringVar(&o.metrics, "metrics", "",
 		"serve /metrics for Prometheus, /healthz and /readyz at `ADDR`: a HOST:PORT of this machine such as "+
 			"127.0.0.1:9095, by HTTP; with an identity also of others, by HTTPS, to certificates with the right "+
@@ -177,9 +177,14 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 	v.id = no.Identity
 	so.Logger = no.Logger
 	no.OnPeer, no.Anonymous = v.come, identity.All
+	rules := v.rules()
 	no.OnEvent = func(e observe.Event) {
 		if e.Kind == observe.EventIdentityRefused {
 			v.d.warn("changed certificates or rules cannot be used: %s", share.Printable(e.Reason))
+		}
+		if now := v.rules(); e.Kind == observe.EventIdentityReloaded && now != rules {
+			rules = now
+			v.d.print("the rules are now\n%s", now)
 		}
 	}
 	for _, a := range v.o.listen {
@@ -335,10 +340,16 @@ func (v *server) announce(root, page string) {
 			v.d.warn("no certificate has rights here: there is no file of rules; \"penstock pair allow NAME RIGHTS\" " +
 				"makes one")
 		}
-		for line := range strings.Lines(v.id.Rules().String()) {
-			v.d.print("  %s", share.Printable(strings.TrimSpace(line)))
-		}
+		v.d.print("%s", v.rules())
 	}
+}
+
+// rules are those in use, indented.
+func (v *server) rules() string {
+	if v.id == nil {
+		return ""
+	}
+	return "  " + strings.ReplaceAll(strings.TrimSpace(v.id.Rules().String()), "\n", "\n  ")
 }
 
 // who says who can come to an address, and what they may do there.

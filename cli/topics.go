@@ -16,7 +16,7 @@ func newExitStatus() *cobra.Command {
 	}
 	b.WriteString(`
 A second Ctrl-C ends a command at once. Files that were not complete stay under their name with .partial, as far as they were
-checked; the same command goes on from there.`)
+checked, in whole parts of 4 MiB; the same command goes on from there.`)
 	return &cobra.Command{Use: "exit-status", Aliases: []string{"exit-codes"}, Short: "Help on exit statuses",
 		Long: b.String()}
 }
