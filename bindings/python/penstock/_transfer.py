@@ -277,17 +277,22 @@ class Peer(_Handle):
 class System(_Handle):
     """What a configuration describes, open.
 
-    System(yaml=...) takes the text of a configuration (docs/config.md), whose applications run until the system is closed. System(name=..., listen=[...]) is a node for transfers alone. What it logs
-    goes to the logger "penstock" of package logging, unless the configuration names a file.
+    System(yaml=...) takes the text of a configuration (docs/config.md), whose applications run until the system is closed. System(name=..., listen=[...]) is a node for transfers alone: with identity=True it has
+    the user's own identity ("penstock pair"), which addresses beyond this machine need, or with identity=DIR that of a directory. What it
+    logs goes to the logger "penstock" of package logging, unless the configuration names a file.
     """
 
-    def __init__(self, yaml: Optional[str] = None, *, name: str = "", listen: Iterable[str] = ()):
+    def __init__(self, yaml: Optional[str] = None, *, name: str = "", listen: Iterable[str] = (),
+                 identity: "Union[bool, str, os.PathLike[str]]" = False):
         from . import _log  # package logging takes longer to import than all the rest
         if yaml is None:
             node = {"name": name, "listen": list(listen)}
-            yaml = json.dumps({"penstock": {"logging": {"level": _log.level()}, "transfers": {k: v for k, v in node.items() if v}}})
-        elif name or listen:
-            raise InvalidError("name and listen are for a node without a configuration: write them into it")
+            sections: Dict[str, Any] = {"logging": {"level": _log.level()}, "transfers": {k: v for k, v in node.items() if v}}
+            if identity:
+                sections["security"] = {} if identity is True else {"identity": os.fspath(identity)}
+            yaml = json.dumps({"penstock": sections})
+        elif name or listen or identity:
+            raise InvalidError("name, listen and identity are for a node without a configuration: write them into it")
         _log.keep()
         try:
             super().__init__(call("penstock_open", yaml.encode()))
