@@ -59,7 +59,7 @@ cross-wheel:
 # Everything that CI runs. It installs what it needs, and watches that nothing is left behind. In CI every part of the lab that
 # LAB names must have been used by a test that passed.
 LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:verbs,fake:cuda,peer:iperf3,peer:ucx,peer:fi,peer:openssl,$\
-	peer:perftest,peer:rping,peer:testpmd,peer:xdpref,peer:tcpreplay,peer:tshark,peer:numpy,peer:torch,peer:pocl,peer:etcd,peer:chromium
+	peer:perftest,peer:rping,peer:testpmd,peer:xdpref,peer:tcpreplay,peer:tshark,peer:numpy,peer:torch,peer:pocl,peer:etcd,peer:chromium,peer:versitygw
 test: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) tests
 

@@ -29,6 +29,7 @@ const (
 	inFlight  = 4                // parts
 	limit     = 15 * time.Minute // of a request with a part, and of those around them
 	pauses    = 4                // between tries of a request: 250 ms, doubled
+	askLimit  = 10 * time.Second // of asking whether the bucket is there
 	roleLimit = 2 * time.Second  // of a request of credentials to the machine's own service
 	maxPrefix = 768              // bytes: with a file's name it is within the 1024 of a key
 	markName  = "Penstock-File"  // metadata of an object: the size and the time of its file
@@ -116,15 +117,15 @@ func again(ctx context.Context, request func(context.Context) error) error {
 // Check asks the store whether the bucket is there and can be listed. A store that is down or too
 // busy is no error.
 func (c *Client) Check() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*roleLimit)
-	defer cancel()
-	if err := c.probe(ctx); err != nil && !passing(err) {
+	if err := c.probe(); err != nil && !passing(err) {
 		return c.explain(err)
 	}
 	return nil
 }
 
-func (c *Client) probe(ctx context.Context) error {
+func (c *Client) probe() error {
+	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+	defer cancel()
 	v, err := c.creds.GetWithContext(&credentials.CredContext{Client: &http.Client{Timeout: roleLimit}, Context: ctx})
 	if err == nil && v.AccessKeyID == "" {
 		err = errNoCredentials
@@ -132,8 +133,6 @@ func (c *Client) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	return (<-c.core.Client.ListObjects(ctx, c.bucket, minio.ListObjectsOptions{Prefix: c.prefix, MaxKeys: 1})).Err
 }
 
@@ -180,13 +179,17 @@ func (c *Client) upload(ctx context.Context, f *os.File) error {
 	ext, at := path.Ext(info.Name()), info.ModTime().UnixNano()
 	mark, stem := fmt.Sprintf("%d-%d", info.Size(), at), c.prefix+strings.TrimSuffix(info.Name(), ext)
 	for _, key := range []string{stem + ext, fmt.Sprintf("%s-%d%s", stem, at, ext)} {
-		was, err := c.core.StatObject(ctx, c.bucket, key, minio.StatObjectOptions{})
+		var was minio.ObjectInfo
+		err := again(ctx, func(ctx context.Context) (err error) {
+			was, err = c.core.StatObject(ctx, c.bucket, key, minio.StatObjectOptions{})
+			return err
+		})
 		if minio.ToErrorResponse(err).Code == minio.NoSuchKey {
 			return c.put(ctx, f, info.Size(), key, minio.PutObjectOptions{PartSize: partSize,
 				UserMetadata: map[string]string{markName: mark}})
 		}
 		if err != nil { // the answer to HEAD has no text that says why, that of a list has
-			return cmp.Or(c.probe(ctx), err)
+			return cmp.Or(c.probe(), err)
 		}
 		if m := was.UserMetadata[markName]; was.Size == info.Size() && (m == mark || m == "") {
 			return nil
@@ -202,14 +205,18 @@ func (c *Client) put(ctx context.Context, f io.ReaderAt, size int64, key string,
 			return err
 		})
 	}
-	// What a killed run has left goes. Who may not list that may upload all the same.
-	left, _ := c.core.ListMultipartUploads(ctx, c.bucket, key, "", "", "", 1000)
-	for _, u := range left.Uploads {
-		if u.Key == key {
-			_ = c.core.AbortMultipartUpload(ctx, c.bucket, key, u.UploadID)
+	var id string
+	err := again(ctx, func(ctx context.Context) (err error) {
+		// What a killed run has left goes. Who may not list that may upload all the same.
+		left, _ := c.core.ListMultipartUploads(ctx, c.bucket, key, "", "", "", 1000)
+		for _, u := range left.Uploads {
+			if u.Key == key {
+				_ = c.core.AbortMultipartUpload(ctx, c.bucket, key, u.UploadID)
+			}
 		}
-	}
-	id, err := c.core.NewMultipartUpload(ctx, c.bucket, key, o)
+		id, err = c.core.NewMultipartUpload(ctx, c.bucket, key, o)
+		return err
+	})
 	if err != nil {
 		return err
 	}
