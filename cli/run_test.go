@@ -269,7 +269,7 @@ func TestRunRefuses(t *testing.T) {
 		!strings.Contains(errOut, "1 thing is not here that "+absent+" needs") {
 		t.Errorf("%s\n%s", out, errOut)
 	}
-	run(t, exitExists, "file already exists: remove it, or give a name with the time", "run", record)
+	run(t, exitExists, "file already exists: remove it, overwrite it", "run", record)
 	run(t, exitFailure, "penstock bench stream drives", "run", bench)
 	run(t, exitNotFound, "no such file", "run", filepath.Join(t.TempDir(), "none.yaml"))
 	run(t, exitUsage, "--interval 1ms", "run", file, "--interval", "1ms")

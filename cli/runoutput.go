@@ -523,6 +523,9 @@ func recordText(r *record.Snapshot) string {
 	if r.Held > 0 {
 		s += fmt.Sprintf(", %d in the ring", r.Held)
 	}
+	if r.Filtered > 0 {
+		s += fmt.Sprintf(", filtered %d", r.Filtered)
+	}
 	for _, reason := range slices.Sorted(maps.Keys(r.Lost)) {
 		s += fmt.Sprintf(", %s %d", reason, r.Lost[reason])
 	}

@@ -109,11 +109,8 @@ func (d *decoder) checkBatches(a *Application, p *Interface, path string) {
 		}
 		_, i := d.iface(a.Interface)
 		at, here := join(item("interfaces", i), item("rx.reorder", k)), "the plan is here"
-		if a.Record != "" && a.Format != "raw" {
-			d.also(d.report(Error, CodeConflict, join(path, "record"),
-				fmt.Sprintf("the plan %s makes batches of the packets of queue %d, and %s holds packets", shown(r.Name),
-					a.Queue, a.Format), "format: raw, which holds the bytes of batches",
-				"to have packets, record a queue or a file without the plan"), at, here)
+		if a.ofPackets() {
+			d.also(d.reportBatches(&a.Recording, r, path), at, here)
 		}
 		t, batch := a.Tensor, plan.BatchBytes()
 		if t == nil || batch == 0 {
@@ -136,6 +133,14 @@ func (d *decoder) checkBatches(a *Application, p *Interface, path string) {
 			fmt.Sprintf("a batch of the plan %s fills %d bytes, and a row of %v has %d: %s", shown(r.Name), batch, desc,
 				row, then), expected, "each batch is one row"), at, here)
 	}
+}
+
+// reportBatches reports a recording of packets where there are batches.
+func (d *decoder) reportBatches(x *Recording, r *Reorder, path string) int {
+	return d.report(Error, CodeConflict, join(path, "record"),
+		fmt.Sprintf("the plan %s has made batches of the packets, and %s holds packets", shown(r.Name), x.Format),
+		"format: raw, which holds the bytes of batches",
+		"stages: [{type: record, ...}] of the queue, in the first place, records the packets")
 }
 
 func (d *decoder) checkApplications() {
@@ -233,8 +238,8 @@ func (d *decoder) checkRecording(r *Recording, path string) {
 			key   string
 			there bool
 			what  string
-		}{{"rotate", r.Rotate != nil, "whose files would be rotated"}, {"overwrite", r.Overwrite, "to overwrite"},
-			{"upload", r.Upload != "", "whose files would be uploaded"},
+		}{{"rotate", r.Rotate != nil, "whose files would be rotated"}, {"filter", r.Filter != "", "whose packets would be filtered"},
+			{"overwrite", r.Overwrite, "to overwrite"}, {"upload", r.Upload != "", "whose files would be uploaded"},
 			{"ring", r.Ring != (record.Ring{}), "whose packets would be kept"}} {
 			if x.there {
 				d.report(Error, CodeConflict, join(path, x.key), "there is no record "+x.what, "record: and a name", "")

@@ -22,7 +22,12 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 		at := item(queues, k)
 		ids[q.ID] = true
 		for n := range q.Stages {
-			d.checkStage(&q.Stages[n], join(at, item("stages", n)))
+			s, stage := &q.Stages[n], join(at, item("stages", n))
+			d.checkStage(s, stage)
+			i := slices.IndexFunc(rx.Reorder, func(r Reorder) bool { return r.Takes(rx, q.ID) })
+			if i >= 0 && n >= q.OfPackets() && s.ofPackets() {
+				d.also(d.reportBatches(&s.Recording, &rx.Reorder[i], stage), join(path, item("reorder", i)), "the plan is here")
+			}
 		}
 		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
 		if core := join(at, "cpu_core"); q.PollMode == "direct" && d.cfg.given(core) {

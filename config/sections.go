@@ -196,7 +196,8 @@ func rxQueueSection(rotate *section) *section {
 					"not wait."},
 			{name: "stages", ours: true, list: true,
 				doc: "What packets pass between the queue and the application, in this order. The poller runs them, " +
-					"or the application's goroutine.",
+					"or the application's goroutine. A `reorder` plan stands before them, but behind the first ones " +
+					"that record packets (`pcapng`, `pcap`).",
 				sub: &section{name: "stage", title: "a stage", doc: "A stage of a receive queue; see docs/run.md.",
 					keys: append([]key{
 						{name: "type", ours: true, kind: text("a name of a stage"), needed: true,
@@ -403,6 +404,8 @@ func recordKeys(of string, rotate *section) []key {
 	return []key{
 		{name: "record", kind: text("a file"), doc: of + "the file to write, such as `capture-%Y%m%d-%H%M%S.pcapng`. See docs/record.md."},
 		{name: "format", kind: word("pcapng", "pcap", "raw"), def: "pcapng", doc: "Its format."},
+		{name: "filter", kind: text("a filter in the language of tcpdump"),
+			doc: "Only matching packets are in the file, such as `udp port 4791`. Needs libpcap."},
 		{name: "rotate", sub: rotate, doc: "When the file ends and the next one begins. Without it there is one file."},
 		{name: "overwrite", kind: boolean(), def: "false", doc: "Replace a file that has the name."},
 		{name: "upload", kind: text("a place such as s3://BUCKET/PREFIX"), doc: "Where whole files are uploaded to."},

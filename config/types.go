@@ -428,11 +428,24 @@ type Application struct {
 type Recording struct {
 	Record    string        `cfg:"record"`    // a file; "": none
 	Format    string        `cfg:"format"`    // raw, pcap, pcapng
+	Filter    string        `cfg:"filter"`    // in tcpdump's language; "": none
 	Rotate    *Rotate       `cfg:"rotate"`    // nil: one file
 	Overwrite bool          `cfg:"overwrite"` // a file of the name
 	Upload    string        `cfg:"upload"`    // of whole files, to s3://BUCKET/PREFIX; "": none
 	Ring      record.Ring   `cfg:"ring"`      // what is kept in memory; zero: nothing
 	After     time.Duration `cfg:"after"`     // of Ring: how long is written behind the signal
+}
+
+// ofPackets reports whether it is one whose format holds packets and no batches.
+func (r *Recording) ofPackets() bool { return r.Record != "" && strings.HasPrefix(r.Format, "pcap") }
+
+// OfPackets is how many stages stand before the reorder plan of the queue: the first ones that
+// record packets.
+func (q *RxQueue) OfPackets() int {
+	if n := slices.IndexFunc(q.Stages, func(s Stage) bool { return s.Type != "record" || !s.ofPackets() }); n >= 0 {
+		return n
+	}
+	return len(q.Stages)
 }
 
 // Rotate says when a file of a recording ends and the next one begins.

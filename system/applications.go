@@ -91,6 +91,9 @@ func (p *Plan) planApplications() {
 		}
 		if c.Record != "" {
 			a.Record = fmt.Sprintf("the file %s (%s)", c.Record, c.Format)
+			if c.Filter != "" {
+				a.Record += fmt.Sprintf(", filter %q", c.Filter)
+			}
 		}
 		if kinds[app.Kind(c.Kind)] == nil && c.Kind != "" {
 			var have []string
@@ -150,12 +153,15 @@ func (p *Plan) tx(iface string, id int) *TxPlan {
 	return nil
 }
 
-// checkApplications finds applications that would send packets of one form by a port of another.
+// checkApplications finds filters that cannot be compiled, and applications that would send packets of one form by a port of another.
 // can is what ports can do, by the name of their interface, as far as it is known.
 func (p *Plan) checkApplications(can map[string]engine.Capabilities) {
 	for i := range p.Applications {
 		a := &p.Applications[i]
 		from, ok := can[a.cfg.Interface]
+		if ok {
+			p.checkFilter(&a.cfg.Recording, a.path, &from)
+		}
 		to, too := can[a.to()]
 		if ok && too && (from.Frames != to.Frames || from.Stream != to.Stream) {
 			p.refuse(config.CodeConflict, a.path+".to",

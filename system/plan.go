@@ -93,7 +93,7 @@ type RxPlan struct {
 	Copies  string        `json:"copies,omitempty"` // what is copied on the way to the application, and why
 
 	stages   []stagePlan
-	reorders bool // the first stage makes batches
+	reorders bool // a stage makes batches
 }
 
 func (r *RxPlan) batching() engine.Batching {
@@ -345,8 +345,9 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			r := p.planRx(c, k, at)
 			r.stages, r.Stages = p.planStages(&c.Rx.Queues[k], e, at)
 			if s := p.reorderStage(c.Rx, &c.Rx.Queues[k], path+".rx"); s != nil {
-				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, 0, stagePlan{kind: s}),
-					slices.Insert(r.Stages, 0, s.Name), true
+				n := min(c.Rx.Queues[k].OfPackets(), len(r.stages))
+				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, n, stagePlan{kind: s}),
+					slices.Insert(r.Stages, n, s.Name), true
 			}
 			r.Copies = p.staging(e, r.Name, r.Regions, true)
 			ip.Rx = append(ip.Rx, r)

@@ -3,6 +3,7 @@ package system
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -28,7 +29,7 @@ const recordText = twoRegions + `
     - {name: server, address: "udp://127.0.0.1:0", rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}
   transfers: {}
   applications:
-    - {name: keep, kind: sink, interface: loop, record: DIR/a.pcapng, rotate: {size: 1GiB, keep: 2GiB}}
+    - {name: keep, kind: sink, interface: loop, record: DIR/a.pcapng, filter: "udp dst port 7 and not outbound", rotate: {size: 1GiB, keep: 2GiB}}
     - {name: both, kind: sink, interface: server, record: DIR/b.pcap, format: pcap, tensor: {name: t, dtype: u8, shape: [2, 4]}}
 `
 
@@ -44,7 +45,7 @@ func TestRecord(t *testing.T) {
 	const n = 50
 	sent := time.Now().UnixNano()
 	for i := range uint32(n) {
-		sendFrames(t, txOf(t, s, "loop", 0), udpFrame(t, 7, i))
+		sendFrames(t, txOf(t, s, "loop", 0), udpFrame(t, 7, i), udpFrame(t, 8, i))
 	}
 	addr := s.Interfaces()[1].Port.Info().Address
 	client, err := net.Dial("udp", strings.TrimPrefix(addr, "udp://"))
@@ -58,13 +59,15 @@ func TestRecord(t *testing.T) {
 		}
 	}
 	taken := func(k int) app.Snapshot { return s.Snapshot().Applications[k].Snapshot }
-	until(t, "all packets", func() bool { return taken(0).Taken == n && taken(1).Record.Packets == n })
+	until(t, "all packets", func() bool { return taken(0).Taken == 2*n && taken(1).Record.Packets == n })
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for k, x := range []struct{ file, field string }{{"a-00001.pcapng", "udp.payload"}, {"b.pcap", "data.data"}} {
 		snap := taken(k)
-		if snap.Packets != n || snap.Taken != n || snap.Record.Packets != n || snap.Record.Files != 1 ||
+		filtered := uint64(n - n*k)
+		if snap.Packets != n+filtered || snap.Taken != n+filtered || snap.Record.Filtered != filtered ||
+			snap.Record.Packets != n || snap.Record.Files != 1 ||
 			snap.Record.File != "" ||
 			snap.Record.Lost != nil || snap.Record.Error != "" {
 			t.Errorf("%+v, %+v", snap, snap.Record)
@@ -87,6 +90,20 @@ func TestRecord(t *testing.T) {
 	}
 	if snap := taken(1); snap.Tensor.Rows != n {
 		t.Errorf("%+v", snap.Tensor)
+	}
+	// A filter that cannot be compiled is in the plan, with its place and libpcap's words.
+	for filter, want := range map[string]string{"udp prot 7": "syntax error", "ifindex 3": "only the kernel"} {
+		text := strings.ReplaceAll(strings.ReplaceAll(recordText, "DIR", t.TempDir()),
+			"udp dst port 7 and not outbound",
+			filter)
+		plan, err := MakePlan(mustLoad(t, text), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := plan.Err(); err == nil || !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "test.yaml:15:") {
+			t.Errorf("%s: %v", filter, err)
+		}
 	}
 	// A byte stream has no packets.
 	text := twoRegions + `
@@ -115,6 +132,18 @@ const stageText = twoRegions + `
       tx: {queues: [{memory_regions: [b]}]}
   applications: [{name: keep, kind: KIND, interface: loop}]
 `
+
+// A filter of a stage that cannot be compiled is in the plan.
+func TestStageFilter(t *testing.T) {
+	text := strings.ReplaceAll(strings.ReplaceAll(stageText, "KIND", "count"), "format: raw", "filter: udp prot 7")
+	plan, err := MakePlan(mustLoad(t, text), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Err(); err == nil || !strings.Contains(err.Error(), `filter "udp prot 7"`) {
+		t.Errorf("%v", err)
+	}
+}
 
 // The stage record writes what any application gets, and what a program takes itself.
 func TestRecordStage(t *testing.T) {
@@ -149,7 +178,10 @@ func TestRecordStage(t *testing.T) {
 		if k := s.RotateRecordings(); k != recordings {
 			t.Errorf("%s: %d recordings", kind, k)
 		}
-		until(t, "whole files", func() bool { return s.Snapshot().Interfaces[1].Rx[0].Stages[0].Record.Files == 1 })
+		until(t, "whole files", func() bool {
+			all := s.Snapshot().Interfaces
+			return all[0].Rx[0].Stages[0].Record.Files == 1 && all[1].Rx[0].Stages[0].Record.Files == 1
+		})
 		if b, err := os.ReadFile(file("o.raw")); err != nil || !bytes.Equal(b, want) {
 			t.Errorf("%s: %d bytes, expected %d, %v", kind, len(b), len(want), err)
 		}

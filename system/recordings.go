@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/s3"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/packet/filter"
 	"github.com/penstock-io/penstock/packet/pcap"
 	"github.com/penstock-io/penstock/stage/record"
 )
@@ -46,11 +47,21 @@ func (s *System) recorders() (all []*record.Recorder) {
 	return all
 }
 
+// checkFilter compiles the filter of a recording.
+func (p *Plan) checkFilter(r *config.Recording, path string, from *engine.Capabilities) {
+	if r.Filter == "" {
+		return
+	}
+	if _, err := filter.Compile(r.Filter, record.LinkOf(from.Frames)); err != nil {
+		p.refuse(config.CodeValue, path+".filter", err.Error(), "", "")
+	}
+}
+
 // recordOf is a recording of what comes from a queue.
 func recordOf(c *config.Recording, f *Interface, g *guard) (*record.Options, error) {
 	info := f.Port.Info()
 	release, _ := sys.KernelRelease()
-	o := &record.Options{Name: c.Record, Format: record.Format(c.Format), Direction: pcap.Inbound,
+	o := &record.Options{Name: c.Record, Format: record.Format(c.Format), Filter: c.Filter,
 		Interface: pcap.Interface{Name: cmp.Or(info.Device, f.Name), MAC: info.MAC, Speed: info.Speed,
 			OS: strings.TrimSpace("Linux " + release), Writer: "penstock"},
 		Overwrite: c.Overwrite, Ring: c.Ring, After: c.After,

@@ -13,8 +13,8 @@ import (
 )
 
 // reorderStage is the stage for the reorder plans whose flows go to a receive queue, nil without
-// one. It is the first behind the queue. A plan whose flows go to several queues is one for all of
-// them.
+// one. It stands behind the stages that record packets (config.RxQueue.OfPackets). A plan whose
+// flows go to several queues is one for all of them.
 func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue, path string) *engine.StageKind {
 	var shares []*reorderShare
 	for k := range rx.Reorder {

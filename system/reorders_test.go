@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -271,5 +273,54 @@ func TestReorderOfTwoQueues(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A stage that records packets, in the first place, stands before the plan: the file has each
+// packet, and what is behind it has batches.
+func TestRecordBeforeReorder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.pcapng")
+	s := mustOpen(t, twoRegions+`
+    - {name: batches, kind: host, num_bufs: 8, buf_size: 1KiB}
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://`+t.Name()+`?loop
+      rx:
+        queues: [{memory_regions: [a], stages: [{type: record, record: `+file+`}, {type: checksum}]}]
+        reorder:
+          - name: samples
+            reorder_type: cpu
+            memory_region: batches
+            payload_byte_offset: 46
+            flow_ids: [0]
+            method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 8}}
+      tx: {queues: [{memory_regions: [b]}]}
+`, Options{})
+	if got := s.Plan().Interfaces[0].Rx[0].Stages; !slices.Equal(got, []string{"record", "reorder", "checksum"}) {
+		t.Errorf("stages %v", got)
+	}
+	for n := range uint32(8) {
+		sendFrames(t, txOf(t, s, "loop", 0), udpFrame(t, 5000, n))
+	}
+	b := burst.New(8)
+	if err := rxOf(t, s, "loop", 0).Recv(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	if x := reorder.Of(b, 0); x == nil || !x.Whole() {
+		t.Errorf("%+v", x)
+	}
+	b.Release()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range uint32(8) {
+		if !bytes.Contains(got, udpFrame(t, 5000, n)) {
+			t.Errorf("packet %d is not in the file", n)
+		}
 	}
 }

@@ -42,6 +42,7 @@ func (p *Plan) planStages(q *config.RxQueue, e engine.Engine, path string) (stag
 		x := stagePlan{kind: k, options: spec.Options}
 		if q.Stages[i].Record != "" {
 			x.record = &q.Stages[i].Recording
+			p.checkFilter(x.record, fmt.Sprintf("%s.stages[%d]", path, i), &spec.Port)
 		}
 		stages, names = append(stages, x), append(names, k.Name)
 	}

@@ -19,6 +19,9 @@ func (o *Options) capabilities() engine.Capabilities {
 	can := flow.Software
 	can.Engine, can.Queues = "packet sockets", maxQueues
 	c := (*Engine)(nil).Capabilities()
+	if o.Direction != DirectionIn {
+		c.TxQueues = 0
+	}
 	c.Steering, c.RxDepth, c.RxDepthHint = &can, o.Frames, "frames makes the ring larger"
 	return c
 }

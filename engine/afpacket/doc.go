@@ -5,7 +5,7 @@
 //
 // The port belongs to the network namespace of the thread that opened it. Everything that the
 // interface receives is seen by the port, and by the kernel's own network stack as well: a packet
-// socket gets copies. What this host sends itself is not.
+// socket gets copies. What this host sends itself is not, unless Options.Direction asks for it.
 //
 // # Receiving
 //

@@ -31,6 +31,8 @@ const (
 	maxQueues = 64
 	// vlanRoom is what frames may be longer than Ethernet and the MTU: two tags.
 	vlanRoom = 8
+	// maxFilter is the kernel's limit of a program (BPF_MAXINSNS), less what outgoingOnly adds.
+	maxFilter = 4096 - 3
 	// frameOverhead is what the kernel keeps in front of a packet in the ring (struct tpacket2_hdr,
 	// sockaddr_ll, alignment), and room for a tag that is put back, and for the headers of a
 	// tunnel.

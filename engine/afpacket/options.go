@@ -18,6 +18,16 @@ const (
 	FanoutRollover        // the first socket, and the next one when its ring is full
 )
 
+// Direction says which frames of the interface a port receives.
+type Direction uint8
+
+// The directions. A frame of this host's has the flag burst.Outgoing.
+const (
+	DirectionIn  Direction = iota // what comes from outside
+	DirectionOut                  // what this host sends
+	DirectionBoth
+)
+
 // FilterInstruction is an instruction of the classic BPF, as tcpdump -dd prints them.
 type FilterInstruction = sys.FilterInstruction
 
@@ -39,6 +49,9 @@ type Options struct {
 	// in place of the first queue.
 	Fanout  Fanout
 	Sockets int
+	// Direction is which frames the port receives. One that receives what this host sends has no
+	// transmit queues: it would receive what they send.
+	Direction Direction
 	// Promiscuous makes the interface take frames for other MAC addresses while the port is open.
 	Promiscuous bool
 	// Filter is a program that the kernel runs on each frame first; what it refuses (returns 0)
@@ -74,8 +87,10 @@ func (o *Options) complete() error {
 		return bad("%d sockets without a way to share: expected a Fanout", o.Sockets)
 	case o.Fanout > FanoutRollover:
 		return bad("fan-out %d: expected hash, CPU or rollover", o.Fanout)
-	case len(o.Filter) > 4096:
-		return bad("a filter of %d instructions: expected at most 4096", len(o.Filter))
+	case o.Direction > DirectionBoth:
+		return bad("direction %d: expected in, out or both", o.Direction)
+	case len(o.Filter) > maxFilter:
+		return bad("a filter of %d instructions: expected at most %d", len(o.Filter), maxFilter)
 	case o.SendBuffer < 0:
 		return bad("send buffer of %d bytes: expected 0 or more", o.SendBuffer)
 	}

@@ -241,6 +241,9 @@ func (q *rxQueue) put(s *socket, slots *engine.RxSlots, b *burst.Burst, bytes []
 	if f.Len < f.Wire {
 		flags |= burst.Truncated
 	}
+	if f.Outgoing {
+		flags |= burst.Outgoing
+	}
 	switch {
 	case flags&burst.Truncated != 0 && !q.o.KeepTruncated:
 		q.Drop(engine.DropTooLong, 1)

@@ -57,10 +57,16 @@ func (s *socket) accept(o *Options) error {
 	if s.accepted { // a member of a fan-out group cannot be bound again
 		return nil
 	}
-	// Since Linux 4.20. It only saves time: each frame says whether it is outgoing.
-	_ = sys.SetOption(s.fd, sys.SolPacket, sys.PacketIgnoreOutgoing, 1)
-	if len(o.Filter) > 0 {
-		if err := sys.AttachFilter(s.fd, o.Filter); err != nil {
+	// Both only save time: each frame says whether it is outgoing.
+	program := o.Filter
+	switch o.Direction {
+	case DirectionIn:
+		_ = sys.SetOption(s.fd, sys.SolPacket, sys.PacketIgnoreOutgoing, 1) // since Linux 4.20
+	case DirectionOut:
+		program = outgoingOnly(program)
+	}
+	if len(program) > 0 {
+		if err := sys.AttachFilter(s.fd, program); err != nil {
 			return err
 		}
 	}
@@ -93,6 +99,33 @@ func (s *socket) accept(o *Options) error {
 	}
 	s.accepted = true
 	return nil
+}
+
+// outgoingOnly is a program that refuses what comes from outside, and does what the program says
+// with the rest.
+func outgoingOnly(program []FilterInstruction) []FilterInstruction {
+	if len(program) == 0 {
+		program = []FilterInstruction{{Op: 0x06, K: 0xffffffff}} // ret
+	}
+	return append([]FilterInstruction{
+		{Op: 0x28, K: 0xfffff004},      // ldh [SKF_AD_PKTTYPE]
+		{Op: 0x15, JT: 1, K: outgoing}, // jeq
+		{Op: 0x06},                     // ret #0
+	}, program...)
+}
+
+// outgoing is PACKET_OUTGOING.
+const outgoing = 4
+
+// wanted reports whether the frame of next goes the way that the port receives.
+func (s *socket) wanted() bool {
+	switch s.port.o.Direction {
+	case DirectionIn:
+		return !s.frame.Outgoing
+	case DirectionOut:
+		return s.frame.Outgoing
+	}
+	return true
 }
 
 // close ends reception. The ring stays mapped while frames are out.
@@ -188,7 +221,7 @@ func (s *socket) account() {
 // The caller holds mu.
 func (s *socket) discard() (n int) {
 	for s.next() {
-		if !s.frame.Outgoing {
+		if s.wanted() {
 			n++
 		}
 		s.giveBack()
@@ -273,7 +306,7 @@ func (s *socket) pump(q *rxQueue, b *burst.Burst, others int) (discarded int) {
 	classify := s.steerer.Begin()
 	first := live[s.number%len(live)]
 	for others > 0 && (b == nil || b.Room() > 0) && s.next() {
-		if s.frame.Outgoing {
+		if !s.wanted() {
 			s.giveBack()
 			continue
 		}

@@ -18,6 +18,9 @@ var Spec = engine.Spec{
 		{Key: "fanout", Type: engine.Word, Words: []string{"none", "hash", "cpu", "rollover"}, Default: "none",
 			Field: "Fanout", Doc: "How packets are shared among several sockets."},
 		{Key: "sockets", Type: engine.Int, Min: 1, Max: 64, Unit: "sockets", Default: "1", Field: "Sockets", Doc: "How many sockets share them."},
+		{Key: "direction", Type: engine.Word, Words: []string{"in", "out", "both"}, Default: "in", Field: "Direction",
+			Doc: "Frames to receive: those from outside, those that this host sends, or both. With out and both the " +
+				"port has no transmit queues."},
 		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other MAC addresses."},
 		{Key: "filter", Type: engine.Text, List: true, Field: "Filter", Parse: parseFilter,
 			Doc: "A classic BPF program that sees each frame first: instructions of four numbers, as `tcpdump -ddd` " +

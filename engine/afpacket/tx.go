@@ -42,6 +42,10 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if err := Spec.TxDefaults(p.spec.Address, &spec); err != nil {
 		return nil, err
 	}
+	if p.o.Direction != DirectionIn {
+		return nil, fmt.Errorf("afpacket: transmit queue of %s: the port receives what this host sends, and would "+
+			"receive what the queue sends: open another port, with direction in: %w", p.name, engine.ErrInvalid)
+	}
 	o, paced, err := pace.Of(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("afpacket: transmit queue of %s: %w", p.name, err)

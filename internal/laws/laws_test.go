@@ -31,7 +31,8 @@ var layers = []struct {
 		"internal/word",
 		"internal/netlink",
 		"internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm",
-		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch",
+		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/libpcap",
+		"internal/filewatch",
 		"internal/web", "internal/s3", "internal/xsk", "internal/peers", "internal/lab/testenv",
 		"internal/lab/testenv/scope", "internal/lab/testenv/proc", "internal/lab/testenv/netns",
 		"internal/lab/testenv/guest", "internal/lab/testenv/peers",
@@ -47,7 +48,8 @@ var layers = []struct {
 		"gpu/gpumem", "gpu/gpumem/gpumemtest",
 	}},
 	{"packets and tensors", []string{
-		"packet/burst", "packet", "packet/pcap", "packet/flow", "packet/flow/flowtest", "tensor", "tensor/synth",
+		"packet/burst", "packet", "packet/pcap", "packet/filter", "packet/flow", "packet/flow/flowtest", "tensor",
+		"tensor/synth",
 		"tensor/safetensors", "tensor/npy", "tensor/convert", "internal/accel",
 	}},
 	{"engines, stages, paths", []string{

@@ -71,6 +71,9 @@ const (
 	// so does who sends a copy of the bytes.
 	ChecksumPartial
 
+	// Outgoing is set by receive queues: this host sent the packet. All others came from outside.
+	Outgoing
+
 	Requests = ChecksumIPv4 | ChecksumL4 | Segmented | ChecksumPartial
 )
 

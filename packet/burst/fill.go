@@ -298,7 +298,7 @@ func (d *Builder) AtOnce() {
 
 	for i := range b.meta[:b.n] {
 		m := &b.meta[i]
-		m.time, m.hash, m.flags, m.typ = 0, 0, m.flags&^(HasTime|HasHash|Requests&^ChecksumPartial), 0
+		m.time, m.hash, m.flags, m.typ = 0, 0, m.flags&^(HasTime|HasHash|Outgoing|Requests&^ChecksumPartial), 0
 	}
 	b.asked &= ChecksumPartial
 }

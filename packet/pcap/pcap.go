@@ -35,6 +35,7 @@ type Direction uint8
 const (
 	Unknown Direction = iota
 	Inbound
+	Outbound
 )
 
 // An Interface is where the packets of a file come from. Empty fields are left out.
@@ -43,6 +44,7 @@ type Interface struct {
 	Name   string
 	MAC    packet.MAC
 	Speed  uint64 // bits per second
+	Filter string // in libpcap's language, that all packets have passed
 	OS     string // of the machine
 	Writer string // the program that writes the file
 }
@@ -63,7 +65,7 @@ type Packet struct {
 type Statistics struct {
 	Start, End                   time.Time
 	Received, Dropped            uint64 // by the interface
-	Accepted, DroppedByOS, Given uint64 // passed the filter; lost behind it; written
+	Accepted, DroppedByOS, Given uint64 // that passed the filter; lost behind it; written
 }
 
 // Block types and options of pcapng.
@@ -78,7 +80,7 @@ const (
 
 	sectionOS, sectionWriter                       = 3, 4
 	ifName, ifMAC, ifSpeed                         = 2, 6, 8
-	ifResolution, ifOS                             = 9, 12
+	ifResolution, ifFilter, ifOS                   = 9, 11, 12
 	packetFlags, packetDropped                     = 2, 4
 	statStart, statEnd                             = 2, 3
 	statReceived, statDropped, statAccepted        = 4, 5, 6
@@ -120,6 +122,9 @@ func (f Format) AppendHeader(b []byte, i *Interface) []byte {
 		b = le64(le16(le16(b, ifSpeed), 8), i.Speed)
 	}
 	b = option(b, ifResolution, []byte{9}) // 10⁻⁹ s
+	if i.Filter != "" {
+		b = text(b, ifFilter, "\x00"+i.Filter) // 0: an expression of libpcap
+	}
 	b = text(b, ifOS, i.OS)
 	return endBlock(le32(b, optEnd), start)
 }

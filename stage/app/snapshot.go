@@ -114,10 +114,13 @@ func Families(all []*App) []metrics.Family {
 		}
 	}
 	recorded := family("penstock_application_recorded_total",
-		"Packets that an application wrote to files, and those that it lost.", "what")
+		"Packets that an application wrote to files, did not record by its filter, and lost.", "what")
 	for i := range snaps {
 		if r := snaps[i].Record; r != nil {
 			add(recorded, &snaps[i], r.Packets, "written")
+			if r.Filtered > 0 {
+				add(recorded, &snaps[i], r.Filtered, "filtered")
+			}
 			for reason, n := range r.Lost {
 				add(recorded, &snaps[i], n, reason)
 			}

@@ -28,11 +28,12 @@ type files struct {
 	path  string   // without the suffix
 	off   int64    // behind the last whole write
 	began time.Time
-	// Losses when the file began: of the interface, and of the recorder.
-	dropped0 uint64
-	lost0    [NumLosses]uint64
-	packets  uint64
-	broken   error // a file that is not whole, or could not be removed: Stats.Err has it from then on
+	// Counts when the file began: the losses of the interface and of the recorder, and what did not
+	// match the filter.
+	dropped0, filtered0 uint64
+	lost0               [NumLosses]uint64
+	packets             uint64
+	broken              error // a file that is not whole, or could not be removed: Stats.Err has it from then on
 	// lost are packets of chunks that could not be written, since the last one that was.
 	lost [NumLosses]uint64
 }
@@ -72,7 +73,7 @@ func (w *files) open() error {
 	}
 	w.r.mu.Lock()
 	defer w.r.mu.Unlock()
-	w.r.stats.File, w.lost0 = w.path, w.r.stats.Lost
+	w.r.stats.File, w.lost0, w.filtered0 = w.path, w.r.stats.Lost, w.r.stats.Filtered
 	return nil
 }
 
@@ -99,7 +100,7 @@ func (w *files) write(c *chunk) {
 		err = w.open()
 	}
 	if c.starts {
-		w.began, w.dropped0, w.lost0 = c.at, c.dropped, c.lost
+		w.began, w.dropped0, w.lost0, w.filtered0 = c.at, c.dropped, c.lost, c.filtered
 	}
 	at := w.off
 	if err == nil && c.packets > 0 {
@@ -201,7 +202,7 @@ func (w *files) end() {
 // finish writes the statistics, and closes the file.
 func (w *files) finish(f *os.File) error {
 	w.r.mu.Lock()
-	lost := w.r.stats.Lost
+	lost, filtered := w.r.stats.Lost, w.r.stats.Filtered-w.filtered0
 	w.r.mu.Unlock()
 	s := pcap.Statistics{Start: w.began, End: time.Now(), Given: w.packets}
 	for l := range lost {
@@ -209,7 +210,7 @@ func (w *files) finish(f *os.File) error {
 	}
 	s.Accepted = s.Given + s.DroppedByOS
 	s.Dropped = w.r.o.dropped() - w.dropped0
-	s.Received = s.Accepted + s.Dropped
+	s.Received = s.Accepted + filtered + s.Dropped
 	var err error
 	if w.r.o.Format != Raw {
 		b := w.r.form.AppendStatistics(nil, &s)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/packet/burst"
+	"github.com/penstock-io/penstock/packet/filter"
 	"github.com/penstock-io/penstock/packet/pcap"
 	"github.com/penstock-io/penstock/stage/reorder"
 )
@@ -49,7 +50,8 @@ type Options struct {
 	Format Format
 	// Interface is what the files say of the origin of the packets.
 	Interface pcap.Interface
-	Direction pcap.Direction // of all packets
+	// Filter says which packets are recorded, in tcpdump's language; "": all.
+	Filter string
 
 	// Overwrite replaces a regular file that has the name, which otherwise is an error. Names with
 	// a time or a number are new ones always.
@@ -79,15 +81,16 @@ type Options struct {
 
 // Stats are what a Recorder has done so far.
 type Stats struct {
-	Files   uint64            // that are whole
-	File    string            // that is being written
-	Taken   uint64            // packets that are in a file, or wait to be written
-	Packets uint64            // written
-	Bytes   uint64            // of files
-	Lost    [NumLosses]uint64 // packets
-	Held    uint64            // packets in the ring
-	Err     error             // of the last write if it failed, or of a file that is not whole
-	Uploads Uploads
+	Files    uint64            // that are whole
+	File     string            // that is being written
+	Filtered uint64            // packets that did not match the filter
+	Taken    uint64            // packets that are in a file, or wait to be written
+	Packets  uint64            // written
+	Bytes    uint64            // of files
+	Lost     [NumLosses]uint64 // packets
+	Held     uint64            // packets in the ring
+	Err      error             // of the last write if it failed, or of a file that is not whole
+	Uploads  Uploads
 }
 
 // MinBytes is the least of Options.MaxBytes.
@@ -116,6 +119,7 @@ type chunk struct {
 	end, starts bool
 	at, last    time.Time // of its packets
 	dropped     uint64
+	filtered    uint64 // before
 	lost        [NumLosses]uint64
 }
 
@@ -146,6 +150,8 @@ type Recorder struct {
 	seen, missed uint64
 	looked       time.Time
 	stats        Stats
+	filter       *filter.Filter // nil: none
+	whole        []byte         // a packet of several segments, for the filter
 
 	files *files // of the writer
 	up    uploads
@@ -172,6 +178,12 @@ func New(o Options) (*Recorder, error) {
 	}
 	r.up = uploads{r: r, wake: make(chan struct{}, 1)}
 	var err error
+	if o.Filter != "" {
+		r.o.Interface.Filter = o.Filter
+		if r.filter, err = filter.Compile(o.Filter, o.Interface.Link); err != nil {
+			return nil, fmt.Errorf("record: %w", err)
+		}
+	}
 	if o.Upload != nil {
 		err, r.stats.Uploads.To = o.Upload.Check(), o.Upload.String()
 	}
@@ -299,7 +311,7 @@ func (r *Recorder) begin() bool {
 		c.b = make([]byte, 0, chunkSize)
 	}
 	c.starts, g.starts = g.starts, false
-	c.at, c.dropped, c.lost = r.now, r.seen-r.missed, r.stats.Lost
+	c.at, c.dropped, c.lost, c.filtered = r.now, r.seen-r.missed, r.stats.Lost, r.stats.Filtered
 	for l, n := range r.gap {
 		c.lost[l] -= n
 	}
@@ -357,7 +369,10 @@ func (r *Recorder) AddFrom(b *burst.Burst, from int) {
 		r.endFile()
 	}
 	for i := from; i < b.Len(); i++ {
-		p := pcap.Packet{Captured: b.PacketLen(i), Direction: r.o.Direction}
+		p := pcap.Packet{Captured: b.PacketLen(i), Direction: pcap.Inbound}
+		if b.Flags(i)&burst.Outgoing != 0 {
+			p.Direction = pcap.Outbound
+		}
 		p.Length = max(p.Captured, b.WireLen(i))
 		var ok bool
 		if p.Time, ok = b.Time(i); !ok {
@@ -377,6 +392,10 @@ func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
 			r.lose(Unreadable)
 			return
 		}
+	}
+	if !r.matches(b, i, p) {
+		r.stats.Filtered++
+		return
 	}
 	if p.Captured > pcap.SnapLen && r.o.Format != Raw {
 		p.Captured = pcap.SnapLen
@@ -417,6 +436,21 @@ func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
 	if r.inFile++; r.inFile == r.o.MaxPackets {
 		r.endFile()
 	}
+}
+
+// matches reports whether a packet matches the filter.
+func (r *Recorder) matches(b *burst.Burst, i int, p *pcap.Packet) bool {
+	if r.filter == nil {
+		return true
+	}
+	var frame []byte
+	if b.Segments(i) == 1 {
+		frame = b.Bytes(i, 0)
+	} else {
+		r.whole = packetBytes(r.whole[:0], b, i, min(p.Captured, pcap.SnapLen))
+		frame = r.whole
+	}
+	return r.filter.Match(frame, p.Length, p.Direction == pcap.Outbound)
 }
 
 // packetBytes appends the first n bytes of a packet.
@@ -479,19 +513,20 @@ func (r *Recorder) Stats() Stats {
 
 // A Snapshot is what is known of the files of a recording.
 type Snapshot struct {
-	File    string            `json:"file,omitempty"` // that is being written
-	Files   uint64            `json:"files"`          // that are whole
-	Packets uint64            `json:"packets"`        // written
-	Bytes   uint64            `json:"bytes"`          // likewise
-	Held    uint64            `json:"held,omitempty"` // packets in the ring
-	Lost    map[string]uint64 `json:"lost,omitempty"` // packets, by reason
-	Error   string            `json:"error,omitempty"`
-	Upload  *Uploads          `json:"upload,omitempty"`
+	File     string            `json:"file,omitempty"`     // that is being written
+	Files    uint64            `json:"files"`              // that are whole
+	Packets  uint64            `json:"packets"`            // written
+	Bytes    uint64            `json:"bytes"`              // likewise
+	Filtered uint64            `json:"filtered,omitempty"` // packets that did not match the filter
+	Held     uint64            `json:"held,omitempty"`     // packets in the ring
+	Lost     map[string]uint64 `json:"lost,omitempty"`     // packets, by reason
+	Error    string            `json:"error,omitempty"`
+	Upload   *Uploads          `json:"upload,omitempty"`
 }
 
 // Snapshot is Stats as reports show it.
 func (s *Stats) Snapshot() *Snapshot {
-	x := &Snapshot{File: s.File, Files: s.Files, Packets: s.Packets, Bytes: s.Bytes, Held: s.Held}
+	x := &Snapshot{File: s.File, Files: s.Files, Packets: s.Packets, Bytes: s.Bytes, Filtered: s.Filtered, Held: s.Held}
 	for l, n := range s.Lost {
 		if n > 0 {
 			if x.Lost == nil {

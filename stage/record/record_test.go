@@ -124,7 +124,7 @@ func TestTshark(t *testing.T) {
 		t.Run(string(format), func(t *testing.T) {
 			dir := t.TempDir()
 			var lost atomic.Uint64
-			r := open(t, Options{Name: filepath.Join(dir, "x"), Format: format, Direction: pcap.Inbound,
+			r := open(t, Options{Name: filepath.Join(dir, "x"), Format: format,
 				Dropped: lost.Load})
 			f := newFeed(t)
 			sizes := []int{14, 15, 16, 17, 60, 61, 1514, 9014, 65535}
@@ -136,7 +136,11 @@ func TestTshark(t *testing.T) {
 					r.gap[DiskSlow] = 2
 					r.mu.Unlock()
 				}
-				r.Add(f.burst(frame(i, size), size+i, first+int64(i)*1001))
+				b := f.burst(frame(i, size), size+i, first+int64(i)*1001)
+				if i%2 == 1 {
+					b.Builder().SetReceived(0, size+i, burst.HasTime|burst.Outgoing, first+int64(i)*1001)
+				}
+				r.Add(b)
 			}
 			if err := r.Close(context.Background()); err != nil {
 				t.Fatal(err)
@@ -153,7 +157,7 @@ func TestTshark(t *testing.T) {
 			for i, p := range got {
 				want := []string{"", "", "", "", fmt.Sprintf("%x", frame(i, sizes[i])[14:])}
 				if format == PcapNG {
-					want[0], want[3] = "1", "eth7"
+					want[0], want[3] = fmt.Sprint(1+i%2), "eth7"
 				}
 				if format == PcapNG && i == 3 {
 					want[1], want[2] = "7", "interface: 5, disk-slow: 2"
@@ -491,7 +495,7 @@ func TestFullDisk(t *testing.T) {
 			continue
 		}
 		if at := uint64(binary.LittleEndian.Uint32(x.body[8:])); at != next {
-			o := x.body[20+1000:]
+			o := x.body[20+1000+8:] // behind the direction
 			if n := binary.LittleEndian.Uint64(o[4:]); binary.LittleEndian.Uint16(o) != 4 || n != at-next ||
 				!strings.Contains(string(o), fmt.Sprintf("disk-full: %d", n)) {
 				t.Errorf("%d packets are missing before packet %d: %q", at-next, at, o)

@@ -33,9 +33,9 @@ func numbers(t testing.TB, name string) (at []int, stats []uint64, dropped uint6
 			continue
 		}
 		at = append(at, int(binary.LittleEndian.Uint32(x.body[8:])))
-		if n := int(binary.LittleEndian.Uint32(x.body[12:])+3) &^ 3; len(x.body) > 20+n &&
-			binary.LittleEndian.Uint16(x.body[20+n:]) == 4 {
-			dropped += binary.LittleEndian.Uint64(x.body[24+n:])
+		n := 20 + int(binary.LittleEndian.Uint32(x.body[12:])+3)&^3 + 8 // the direction is the first option
+		if len(x.body) > n && binary.LittleEndian.Uint16(x.body[n:]) == 4 {
+			dropped += binary.LittleEndian.Uint64(x.body[4+n:])
 		}
 	}
 	return at, statistics(t, b), dropped

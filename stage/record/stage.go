@@ -40,15 +40,20 @@ func OpenStage(from engine.Receiver, spec engine.StageSpec) (engine.Stage, error
 
 // Of says what the packets are, and fails where the format cannot hold them.
 func (o *Options) Of(frames, stream bool) error {
-	o.Interface.Link = pcap.User0
-	if frames {
-		o.Interface.Link = pcap.Ethernet
-	}
+	o.Interface.Link = LinkOf(frames)
 	if stream && o.Format != Raw {
 		return fmt.Errorf("format %s: a byte stream has no packets, which only the format %s can hold: %w", o.Format, Raw,
 			engine.ErrInvalid)
 	}
 	return nil
+}
+
+// LinkOf is the link type of recorded packets: frames, or datagrams without headers.
+func LinkOf(frames bool) pcap.Link {
+	if frames {
+		return pcap.Ethernet
+	}
+	return pcap.User0
 }
 
 // Recorder writes the files. Close closes it.
@@ -80,7 +85,8 @@ func (s *Stage) Stats(out *engine.RxStats) {
 // Counts implements engine.StageCounter.
 func (s *Stage) Counts() []engine.Count {
 	x := s.r.Stats()
-	out := []engine.Count{{Name: "written", N: x.Packets}, {Name: "files", N: x.Files}}
+	out := []engine.Count{{Name: "written", N: x.Packets}, {Name: "files", N: x.Files},
+		{Name: "filtered", N: x.Filtered}}
 	for l, n := range x.Lost {
 		out = append(out, engine.Count{Name: Loss(l).String(), N: n})
 	}
