@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/stage/app"
 )
@@ -128,5 +129,16 @@ func TestSummaryOfStages(t *testing.T) {
 		{"a/0 reorder", "p: packets", 24, 0}, {"b/1 reorder", "q: whole", 1, 0}}})
 	if !strings.Contains(text, "\na/0 reorder: p: whole 3, p: packets 24\nb/1 reorder: q: whole 1\n") {
 		t.Error(text)
+	}
+}
+
+// OpenCL builds its kernels when a file is opened, and the run says so before.
+func TestRunOpenCL(t *testing.T) {
+	peers.PoCL(t)
+	file := confFile(t, "reorder.yaml", strings.NewReplacer("SINK", loopAt(5305), "TYPE", "gpu", "MEMORY",
+		"device").Replace(runReorder))
+	out, errOut, status := penstock(t, "run", "--duration", "1ms", "--gpu-runtime", "opencl", file)
+	if _, after, _ := strings.Cut(out, "opening: opencl 0: "); status != 0 || !strings.Contains(after, "\nrunning\n") {
+		t.Errorf("status %d\n%s%s", status, out, errOut)
 	}
 }
