@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench/stream"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet/burst"
 )
@@ -56,7 +57,7 @@ type sender struct {
 	tx      engine.TxQueue
 	t       *template
 	b       *burst.Burst
-	w       stream.Patience
+	w       pace.Patience
 	run, id uint16
 	most    uint64 // packets; 0: no limit
 	piece   int    // bytes of a slot, for messages that take several; 0: they take one

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/drivers"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/packet/burst"
@@ -381,7 +382,7 @@ func openNear(ctx context.Context, at *place, to target, c *cell, k *clock, send
 	senders = min(senders, c.streams())
 	_, segments := c.chunk()
 	for range senders {
-		n.gens = append(n.gens, &generator{b: burst.NewSegmented(c.Burst, c.Burst*segments), c: k, w: newWaiter(k)})
+		n.gens = append(n.gens, &generator{b: burst.NewSegmented(c.Burst, c.Burst*segments), c: k, w: pace.NewWaiter(k.now)})
 	}
 	open := n.frameStreams
 	if !c.frames() {

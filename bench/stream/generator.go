@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/internal/bucket"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet/burst"
@@ -28,9 +29,9 @@ type generator struct {
 	streams []*outStream
 	b       *burst.Burst
 	c       *clock
-	w       *waiter
+	w       *pace.Waiter
 	turn    int
-	room    Patience
+	room    pace.Patience
 }
 
 // load is what one generator is to send in one trial.
@@ -79,7 +80,7 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 	for _, x := range g.streams {
 		x.seq = 0
 	}
-	if _, err := g.w.until(ctx, l.start); err != nil {
+	if _, err := g.w.Until(ctx, l.start); err != nil {
 		return out, err
 	}
 	before, err := sys.ThreadCPU()
@@ -111,7 +112,7 @@ func (g *generator) send(ctx context.Context, l load) (out emitted, err error) {
 			if due = l.start + at; due >= end {
 				break
 			}
-			if now, err = g.w.until(ctx, due); err != nil {
+			if now, err = g.w.Until(ctx, due); err != nil {
 				break
 			}
 			out.behind = max(out.behind, time.Duration(now-due))
