@@ -224,8 +224,9 @@ func TestEveryCommandKeepsTheStatuses(t *testing.T) {
 		"doctor rdma": {"3 --from " + noFile, "8 --record " + there},
 		"topology":    {"3 --from " + noFile}, "devices": {"3 --from " + noFile},
 		"tune nic": {"3 absent0"}, "tune host": {"2 --sysctl x"}, "tune driver": {"3 absent0 --driver vfio-pci"},
-		"agent": {"2 ", "2 --fd 99", "3 --socket " + noFile},
-		"man":   {"2 nothing"}, "version": {"0 "},
+		"replay": {"3 " + noFile + " sim://a", "1 " + bad + " sim://a", "2 " + bad + " sim://a --pps -1"},
+		"agent":  {"2 ", "2 --fd 99", "3 --socket " + noFile},
+		"man":    {"2 nothing"}, "version": {"0 "},
 	}
 	every(func(c *cobra.Command) {
 		name := strings.TrimPrefix(c.CommandPath(), "penstock ")

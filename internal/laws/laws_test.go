@@ -48,7 +48,8 @@ var layers = []struct {
 		"gpu/gpumem", "gpu/gpumem/gpumemtest",
 	}},
 	{"packets and tensors", []string{
-		"packet/burst", "packet", "packet/pcap", "packet/filter", "packet/flow", "packet/flow/flowtest", "tensor",
+		"packet/burst", "packet", "packet/pcap", "packet/pcapread", "packet/filter", "packet/flow",
+		"packet/flow/flowtest", "tensor",
 		"tensor/synth",
 		"tensor/safetensors", "tensor/npy", "tensor/convert", "internal/accel",
 	}},
@@ -65,7 +66,7 @@ var layers = []struct {
 		"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/bounce",
 		"transfer/observe", "transfer/account", "transfer/loop", "transfer/fence", "transfer/digest", "transfer/inbox",
 		"transfer/takeover", "transfer/names", "transfer/address", "transfer/pool", "transfer", "transfer/job", "share",
-		"stage/record", "stage/app", "config",
+		"stage/record", "stage/replay", "stage/app", "config",
 	}},
 	{"systems", []string{
 		"system", "", // "" is the root, which has only its documentation
@@ -120,9 +121,12 @@ var restricted = map[string][]string{
 	"github.com/prometheus/client_golang/prometheus":          {"metrics/prom"},
 	"github.com/prometheus/client_golang/prometheus/promhttp": {"metrics/prom"},
 
-	"gonum.org/v1/gonum/blas":        {"bench/stream"},
-	"gonum.org/v1/gonum/blas/gonum":  {"bench/stream"},
-	"gonum.org/v1/gonum/dsp/fourier": {"bench/stream"},
+	"github.com/gopacket/gopacket":        {"packet/pcapread"},
+	"github.com/gopacket/gopacket/layers": {"packet/pcapread"},
+	"github.com/gopacket/gopacket/pcapgo": {"packet/pcapread"},
+	"gonum.org/v1/gonum/blas":             {"bench/stream"},
+	"gonum.org/v1/gonum/blas/gonum":       {"bench/stream"},
+	"gonum.org/v1/gonum/dsp/fourier":      {"bench/stream"},
 
 	"C":      {"internal/cdpdk", "bindings/c"}, // with the tag dpdk; the library for C
 	"plugin": {},
