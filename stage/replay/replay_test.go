@@ -374,7 +374,7 @@ func TestRoundTrip(t *testing.T) {
 		r.Add(b)
 		b.Release()
 	}
-	if err := r.Close(); err != nil {
+	if err := r.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	in := open(0)
@@ -411,7 +411,7 @@ func TestRoundTrip(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		<-done
-		if err := r.Close(); err != nil {
+		if err := r.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	})
