@@ -139,7 +139,7 @@ func (d *decoder) checkBatches(a *Application, p *Interface, path string) {
 func (d *decoder) reportBatches(x *Recording, r *Reorder, path string) int {
 	return d.report(Error, CodeConflict, join(path, "record"),
 		fmt.Sprintf("the plan %s has made batches of the packets, and %s holds packets", shown(r.Name), x.Format),
-		"format: raw, which holds the bytes of batches",
+		"format: raw, npy or safetensors, which hold batches",
 		"stages: [{type: record, ...}] of the queue, in the first place, records the packets")
 }
 
@@ -167,6 +167,7 @@ func (d *decoder) checkApplications() {
 		if p != nil {
 			d.checkHidden(a, p, path)
 			d.checkBatches(a, p, path)
+			d.checkFormat(&a.Recording, p, a.Queue, path)
 		}
 		switch a.Kind {
 		case "": // what it is could not be read
@@ -225,6 +226,15 @@ func (d *decoder) checkStage(s *Stage, path string) {
 			"remove it, or write type: record")
 	}
 	d.checkRecording(&s.Recording, path)
+}
+
+// checkFormat finds recordings of batches where no plan makes some.
+func (d *decoder) checkFormat(r *Recording, p *Interface, queue int, path string) {
+	if p.Rx != nil && r.Record != "" && record.Format(r.Format).Batches() &&
+		!slices.ContainsFunc(p.Rx.Reorder, func(x Reorder) bool { return x.Takes(p.Rx, queue) }) {
+		d.report(Error, CodeConflict, join(path, "format"), fmt.Sprintf("%s holds batches, and no plan of rx: reorder "+
+			"makes some of the packets of queue %d", r.Format, queue), "format: pcapng, pcap or raw", "")
+	}
 }
 
 // checkRecording finds what a recording has no use for.

@@ -24,6 +24,7 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 		for n := range q.Stages {
 			s, stage := &q.Stages[n], join(at, item("stages", n))
 			d.checkStage(s, stage)
+			d.checkFormat(&s.Recording, p, q.ID, stage)
 			i := slices.IndexFunc(rx.Reorder, func(r Reorder) bool { return r.Takes(rx, q.ID) })
 			if i >= 0 && n >= q.OfPackets() && s.ofPackets() {
 				d.also(d.reportBatches(&s.Recording, &rx.Reorder[i], stage), join(path, item("reorder", i)), "the plan is here")

@@ -403,7 +403,7 @@ func applicationSection(rotate *section) *section {
 func recordKeys(of string, rotate *section) []key {
 	return []key{
 		{name: "record", kind: text("a file"), doc: of + "the file to write, such as `capture-%Y%m%d-%H%M%S.pcapng`. See docs/record.md."},
-		{name: "format", kind: word("pcapng", "pcap", "raw"), def: "pcapng", doc: "Its format."},
+		{name: "format", kind: word("pcapng", "pcap", "raw", "npy", "safetensors"), def: "pcapng", doc: "Its format. `npy` and `safetensors` take batches of `reorder`."},
 		{name: "filter", kind: text("a filter in the language of tcpdump"),
 			doc: "Only matching packets are in the file, such as `udp port 4791`. Needs libpcap."},
 		{name: "rotate", sub: rotate, doc: "When the file ends and the next one begins. Without it there is one file."},

@@ -33,7 +33,9 @@ type files struct {
 	dropped0, filtered0 uint64
 	lost0               [NumLosses]uint64
 	packets             uint64
-	broken              error // a file that is not whole, or could not be removed: Stats.Err has it from then on
+	kind                *batchKind
+	about               []about // of the batches
+	broken              error   // a file that is not whole, or could not be removed: Stats.Err has it from then on
 	// lost are packets of chunks that could not be written, since the last one that was.
 	lost [NumLosses]uint64
 }
@@ -58,13 +60,13 @@ func newFiles(r *Recorder) (*files, error) {
 
 // open begins a file.
 func (w *files) open() error {
-	w.began, w.dropped0, w.packets, w.off = time.Now(), w.r.o.dropped(), 0, 0
+	w.began, w.dropped0, w.packets, w.off, w.about = time.Now(), w.r.o.dropped(), 0, 0, w.about[:0]
 	path, f, err := w.name.create(w.began)
 	if err != nil {
 		return err
 	}
 	w.f, w.path = f, path
-	if w.r.o.Format != Raw {
+	if w.r.o.Format.capture() {
 		b := w.r.form.AppendHeader(nil, &w.r.o.Interface)
 		if err := w.put(b); err != nil {
 			w.f = nil
@@ -126,7 +128,7 @@ func (w *files) write(c *chunk) {
 	w.r.mu.Unlock()
 	if c.end {
 		w.end()
-		if !w.r.o.Ring.zero() || w.r.o.MaxPackets > 0 {
+		if !w.r.o.Ring.zero() || w.r.limit > 0 {
 			return // the next file begins with its first packet
 		}
 		if err := w.open(); err != nil {
@@ -139,7 +141,10 @@ func (w *files) write(c *chunk) {
 
 // chunk writes the packets of a chunk. The first one carries what was lost before it.
 func (w *files) chunk(c *chunk) error {
-	if w.lost == ([NumLosses]uint64{}) || w.r.o.Format == Raw {
+	switch {
+	case w.r.o.Format.Batches():
+		return w.rows(c)
+	case w.lost == ([NumLosses]uint64{}) || w.r.o.Format == Raw:
 		return w.put(c.b)
 	}
 	p := c.first
@@ -170,6 +175,12 @@ func (w *files) end() {
 		return
 	}
 	err := w.finish(f)
+	if w.packets == 0 && w.r.o.Format.Batches() { // which has no header then
+		if err = errors.Join(err, os.Remove(f.Name())); err != nil {
+			w.failed(err)
+		}
+		return
+	}
 	if err == nil {
 		err = w.name.publish(f.Name(), w.path)
 	}
@@ -212,7 +223,10 @@ func (w *files) finish(f *os.File) error {
 	s.Dropped = w.r.o.dropped() - w.dropped0
 	s.Received = s.Accepted + filtered + s.Dropped
 	var err error
-	if w.r.o.Format != Raw {
+	switch {
+	case w.r.o.Format == Safetensors && w.packets > 0:
+		err = w.endRows(f, &s)
+	case w.r.o.Format.capture():
 		b := w.r.form.AppendStatistics(nil, &s)
 		if _, err = f.WriteAt(b, w.off); err == nil {
 			w.off += int64(len(b))

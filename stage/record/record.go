@@ -3,11 +3,13 @@ package record
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet/burst"
 	"github.com/penstock-io/penstock/packet/filter"
 	"github.com/penstock-io/penstock/packet/pcap"
@@ -17,12 +19,18 @@ import (
 // A Format is what a file holds.
 type Format string
 
-// The formats. Raw is the bytes of the packets, one behind the other.
+// The formats. Raw is the bytes of the packets, one behind the other. NPY and Safetensors have
+// batches of the stage reorder as one tensor, whose first dimension is theirs.
 const (
-	PcapNG Format = "pcapng"
-	Pcap   Format = "pcap"
-	Raw    Format = "raw"
+	PcapNG      Format = "pcapng"
+	Pcap        Format = "pcap"
+	Raw         Format = "raw"
+	NPY         Format = "npy"
+	Safetensors Format = "safetensors"
 )
+
+// capture reports whether files are those of packet captures.
+func (f Format) capture() bool { return f == PcapNG || f == Pcap }
 
 // A Loss is a reason for which a packet is not in a file.
 type Loss uint8
@@ -32,7 +40,7 @@ const (
 	DiskSlow   Loss = iota // all chunks wait to be written
 	DiskFull               // no room, or the user's quota is used up
 	DiskError              // another error of the file
-	Unreadable             // in memory of an accelerator, or the packet is no frame
+	Unreadable             // a device did not copy it, or the format cannot hold it
 	NumLosses
 )
 
@@ -89,6 +97,7 @@ type Stats struct {
 	Bytes    uint64            // of files
 	Lost     [NumLosses]uint64 // packets
 	Held     uint64            // packets in the ring
+	Bounced  uint64            // bytes that devices copied out of their memory
 	Err      error             // of the last write if it failed, or of a file that is not whole
 	Uploads  Uploads
 }
@@ -110,7 +119,10 @@ const CloseLimit = 10 * time.Second
 // A chunk is a part of a file.
 type chunk struct {
 	b       []byte
+	region  *mem.Region // of b; nil: it is the process's own
 	packets int
+	kind    *batchKind // of batches, which about has
+	about   []about
 	// The first packet, whose header the writer makes again when the chunk before was lost.
 	first    pcap.Packet
 	firstEnd int
@@ -143,7 +155,11 @@ type Recorder struct {
 	closed  bool
 	late    bool // Close did not wait for the writer
 	ring    ring
-	now     time.Time         // of the last burst or look
+	now     time.Time // of the last burst or look
+	loads   loads
+	regions []*mem.Region
+	kind    *batchKind        // of the batches; nil: there was none
+	limit   uint64            // packets of a file; 0: none
 	refused error             // why there are packets that the format cannot hold; nil: there are none
 	gap     [NumLosses]uint64 // lost since the last packet
 	// What the interface had lost at the last look, and what it lost since the last packet.
@@ -163,11 +179,15 @@ func New(o Options) (*Recorder, error) {
 	r := &Recorder{o: o, free: make(chan *chunk, n), full: make(chan *chunk, n), stop: make(chan struct{}),
 		done: make(chan struct{})}
 	switch o.Format {
-	case PcapNG, Raw:
+	case PcapNG, Raw, NPY, Safetensors:
 	case Pcap:
 		r.form = pcap.Pcap
 	default:
-		return nil, fmt.Errorf("record: format %q: expected %s, %s or %s", o.Format, PcapNG, Pcap, Raw)
+		return nil, fmt.Errorf("record: format %q: expected %s, %s, %s, %s or %s", o.Format, PcapNG, Pcap, Raw, NPY,
+			Safetensors)
+	}
+	if r.limit = o.MaxPackets; o.Format == Safetensors && (r.limit == 0 || r.limit > tableMost) {
+		r.limit = tableMost
 	}
 	if o.MaxBytes != 0 && o.MaxBytes < MinBytes || o.Every < 0 || o.Keep < 0 {
 		return nil, fmt.Errorf("record: files of %d bytes, every %v, %d bytes to keep: expected at least %d, and "+
@@ -215,11 +235,19 @@ func (r *Recorder) write() {
 	defer close(r.done)
 	for c := range r.full {
 		r.files.write(c)
-		*c = chunk{b: c.b[:0]}
+		c.reset()
 		r.free <- c
 	}
 	r.files.end()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, x := range r.regions {
+		r.stats.Err = errors.Join(r.stats.Err, x.Close())
+	}
+	r.regions = nil
 }
+
+func (c *chunk) reset() { *c = chunk{b: c.b[:0], region: c.region, about: c.about[:0]} }
 
 // tick flushes chunks, and ends files by the clock.
 func (r *Recorder) tick() {
@@ -320,6 +348,7 @@ func (r *Recorder) begin() bool {
 
 // send hands the chunk to the writer, for all of which there is room, or puts it into the ring.
 func (r *Recorder) send() {
+	r.settle()
 	c := r.cur
 	if c == nil {
 		return
@@ -380,29 +409,34 @@ func (r *Recorder) AddFrom(b *burst.Burst, from int) {
 		}
 		r.add(b, i, &p)
 	}
+	r.settle()
 }
 
 func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
-	if r.o.Format != Raw && reorder.Of(b, i) != nil {
+	batch := reorder.Of(b, i)
+	switch {
+	case r.o.Format.Batches():
+		if err := r.fits(b, i, batch); err != nil {
+			r.refuse(err)
+			return
+		}
+	case batch != nil && r.o.Format != Raw:
 		r.refuse(errBatch)
 		return
 	}
-	for k := range b.Segments(i) {
-		if b.Bytes(i, k) == nil && b.Segment(i, k).Len > 0 {
-			r.lose(Unreadable)
-			return
-		}
+	far, isFar := hidden(b, i)
+	if isFar && (far.Region.Mover() == nil || r.filter != nil) { // which the processor computes
+		r.lose(Unreadable)
+		return
 	}
 	if !r.matches(b, i, p) {
 		r.stats.Filtered++
 		return
 	}
-	if p.Captured > pcap.SnapLen && r.o.Format != Raw {
-		p.Captured = pcap.SnapLen
-	}
 	r.explain(p)
 	n := p.Captured
-	if r.o.Format != Raw {
+	if r.o.Format.capture() {
+		p.Captured = min(p.Captured, pcap.SnapLen)
 		n = r.form.Size(p)
 	}
 	if r.due || r.o.MaxBytes > 0 && r.size > 0 && overhead+r.size+int64(n) > r.o.MaxBytes {
@@ -415,14 +449,30 @@ func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
 		r.lose(DiskSlow)
 		return
 	}
+	if isFar {
+		if ok, err := r.pin(far.Region.Mover(), n); err != nil {
+			r.refuse(err)
+			return
+		} else if !ok {
+			r.lose(DiskSlow)
+			return
+		}
+		if l := &r.loads; len(l.moves) == 0 {
+			l.bytes, l.packets = len(r.cur.b), r.cur.packets
+		}
+	}
 	c := r.cur
 	if c.packets == 0 {
 		c.first = *p
 	}
-	if r.o.Format == Raw {
-		c.b = packetBytes(c.b, b, i, n)
+	if r.o.Format.capture() {
+		c.b = r.form.EndPacket(r.packetBytes(r.form.AppendPacket(c.b, p), b, i, p.Captured), p)
 	} else {
-		c.b = r.form.EndPacket(packetBytes(r.form.AppendPacket(c.b, p), b, i, p.Captured), p)
+		c.b = r.packetBytes(c.b, b, i, n)
+	}
+	if r.o.Format.Batches() {
+		c.kind = r.kind
+		c.about = append(c.about, about{batch.ID, int64(batch.Packets), batch.First, batch.Last})
 	}
 	if c.packets++; c.packets == 1 {
 		c.firstEnd = len(c.b)
@@ -433,7 +483,7 @@ func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
 		r.stats.Held++
 	}
 	r.gap, r.missed = [NumLosses]uint64{}, 0
-	if r.inFile++; r.inFile == r.o.MaxPackets {
+	if r.inFile++; r.inFile == r.limit {
 		r.endFile()
 	}
 }
@@ -447,16 +497,25 @@ func (r *Recorder) matches(b *burst.Burst, i int, p *pcap.Packet) bool {
 	if b.Segments(i) == 1 {
 		frame = b.Bytes(i, 0)
 	} else {
-		r.whole = packetBytes(r.whole[:0], b, i, min(p.Captured, pcap.SnapLen))
+		r.whole = r.packetBytes(r.whole[:0], b, i, min(p.Captured, pcap.SnapLen))
 		frame = r.whole
 	}
 	return r.filter.Match(frame, p.Length, p.Direction == pcap.Outbound)
 }
 
 // packetBytes appends the first n bytes of a packet.
-func packetBytes(to []byte, b *burst.Burst, i, n int) []byte {
+func (r *Recorder) packetBytes(to []byte, b *burst.Burst, i, n int) []byte {
 	for k := 0; n > 0; k++ {
 		part := b.Bytes(i, k)
+		if part == nil {
+			g := b.Segment(i, k)
+			m := min(int(g.Len), n)
+			if m > 0 {
+				to = r.load(to, g, m)
+			}
+			n -= m
+			continue
+		}
 		part = part[:min(len(part), n)]
 		to = append(to, part...)
 		n -= len(part)
@@ -519,6 +578,7 @@ type Snapshot struct {
 	Bytes    uint64            `json:"bytes"`              // likewise
 	Filtered uint64            `json:"filtered,omitempty"` // packets that did not match the filter
 	Held     uint64            `json:"held,omitempty"`     // packets in the ring
+	Bounced  uint64            `json:"bounced,omitempty"`  // bytes that devices copied out of their memory
 	Lost     map[string]uint64 `json:"lost,omitempty"`     // packets, by reason
 	Error    string            `json:"error,omitempty"`
 	Upload   *Uploads          `json:"upload,omitempty"`
@@ -526,7 +586,8 @@ type Snapshot struct {
 
 // Snapshot is Stats as reports show it.
 func (s *Stats) Snapshot() *Snapshot {
-	x := &Snapshot{File: s.File, Files: s.Files, Packets: s.Packets, Bytes: s.Bytes, Filtered: s.Filtered, Held: s.Held}
+	x := &Snapshot{File: s.File, Files: s.Files, Packets: s.Packets, Bytes: s.Bytes, Filtered: s.Filtered, Held: s.Held,
+		Bounced: s.Bounced}
 	for l, n := range s.Lost {
 		if n > 0 {
 			if x.Lost == nil {

@@ -381,7 +381,7 @@ func TestNames(t *testing.T) {
 	}
 	for _, o := range []Options{{Name: "", Format: Raw}, {Name: at("no/such"), Format: Raw},
 		{Name: at("x%"), Format: Raw},
-		{Name: dir + "/", Format: Raw}, {Name: at("%Y/x"), Format: Raw}, {Name: at("y"), Format: "npy"},
+		{Name: dir + "/", Format: Raw}, {Name: at("%Y/x"), Format: Raw}, {Name: at("y"), Format: "pickle"},
 		{Name: at("y"), Format: Raw, MaxBytes: 1}, {Name: at("y\xff"), Format: Raw}} {
 		if _, err := New(o); err == nil {
 			t.Errorf("%+v was opened", o)

@@ -99,7 +99,7 @@ func (r *Recorder) drop() {
 	g, c := &r.ring, r.ring.chunks[0]
 	g.chunks = slices.Delete(g.chunks, 0, 1)
 	r.stats.Held -= uint64(c.packets)
-	*c = chunk{b: c.b[:0]}
+	c.reset()
 	g.spare = append(g.spare, c)
 }
 
@@ -108,7 +108,7 @@ func (r *Recorder) trigger() {
 	g, after := &r.ring, r.o.After
 	switch {
 	case !r.idle(): // it goes on
-	case r.begin():
+	case r.begin(): // copies into the chunk are over: it is between two bursts
 		r.cur.last, r.cur.end = r.now, after == 0
 		g.chunks, r.cur = append(g.chunks, r.cur), nil
 		g.chunks[0].starts = true

@@ -77,9 +77,10 @@ func (s *Stage) TryRecv(b *burst.Burst) (int, error) {
 // Arm implements engine.Receiver.
 func (s *Stage) Arm(w *engine.Waker) (ready bool) { return s.from.Arm(w) }
 
-// Stats implements engine.Stage. What passes is not copied: the recorder copies what it writes.
+// Stats implements engine.Stage. What passes is not copied. Copied are bytes of the file that a
+// device copied.
 func (s *Stage) Stats(out *engine.RxStats) {
-	*out = engine.RxStats{Packets: s.packets.Load(), Bytes: s.bytes.Load()}
+	*out = engine.RxStats{Packets: s.packets.Load(), Bytes: s.bytes.Load(), Copied: s.r.Stats().Bounced}
 }
 
 // Counts implements engine.StageCounter.

@@ -1,6 +1,7 @@
 package safetensors
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"fmt"
@@ -27,6 +28,12 @@ import (
 // the format lacks, an odd number of 4-bit elements, a name that occurs twice, is not UTF-8 or is
 // "__metadata__", or that was not made by tensor.New.
 func Write(w io.Writer, tensors []tensor.Tensor, metadata map[string]string) (int64, error) {
+	for _, t := range tensors {
+		if n, err := t.Desc.Bytes(); err == nil && n != int64(len(t.Bytes())) {
+			return 0, fmt.Errorf("safetensors: tensor %s: %d bytes of memory; expected %d for %s: make it with tensor.New",
+				quote(t.Name), len(t.Bytes()), n, t.Desc)
+		}
+	}
 	sorted := slices.Clone(tensors)
 	slices.SortStableFunc(sorted, func(a, b tensor.Tensor) int {
 		return cmp.Or(b.Desc.DType.Bits()-a.Desc.DType.Bits(), cmp.Compare(a.Name, b.Name))
@@ -45,6 +52,21 @@ func Write(w io.Writer, tensors []tensor.Tensor, metadata map[string]string) (in
 		return written, fmt.Errorf("safetensors: write after %d bytes: %w", written, err)
 	}
 	return written, nil
+}
+
+// Header is what a file begins with whose tensors, of which it needs names and Descs, follow each
+// other in this order. Spaces fill it up to size bytes.
+func Header(tensors []tensor.Tensor, metadata map[string]string, size int) ([]byte, error) {
+	b, err := appendHeader(make([]byte, prefix), tensors, metadata)
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > size {
+		return nil, fmt.Errorf("safetensors: a header of %d bytes; expected at most %d", len(b), size)
+	}
+	b = append(b, bytes.Repeat([]byte{' '}, size-len(b))...)
+	binary.LittleEndian.PutUint64(b, uint64(len(b)-prefix))
+	return b, nil
 }
 
 // writeFull also catches a Writer that takes less than everything and says nothing.
@@ -81,11 +103,10 @@ func appendHeader(b []byte, sorted []tensor.Tensor, metadata map[string]string) 
 			return nil, fmt.Errorf("safetensors: tensor %s occurs twice; expected one of each name", quote(t.Name))
 		}
 		names[t.Name] = struct{}{}
-		dtype, err := check(t)
+		dtype, size, err := check(t)
 		if err != nil {
 			return nil, fmt.Errorf("safetensors: tensor %s: %w", quote(t.Name), err)
 		}
-		size := int64(len(t.Bytes()))
 		if offset > math.MaxInt64-size {
 			return nil, fmt.Errorf("safetensors: tensor %s: the data exceed 2^63-1 bytes", quote(t.Name))
 		}
@@ -115,32 +136,29 @@ func appendHeader(b []byte, sorted []tensor.Tensor, metadata map[string]string) 
 	return b, nil
 }
 
-// check is everything that must hold for one tensor; it returns the format's name of the dtype.
-func check(t tensor.Tensor) (dtype string, err error) {
-	n, err := t.Desc.Bytes()
-	if err != nil {
-		return "", err
+// check is everything that must hold for one tensor; it returns the format's name of the dtype, and
+// the number of bytes.
+func check(t tensor.Tensor) (dtype string, n int64, err error) {
+	if n, err = t.Desc.Bytes(); err != nil {
+		return "", 0, err
 	}
 	dtype, ok := t.Desc.DType.Safetensors()
 	switch {
 	case !ok:
-		return "", fmt.Errorf("dtype %s does not exist in this format; expected one of %v", t.Desc.DType, knownDTypes())
-	case n != int64(len(t.Bytes())):
-		return "", fmt.Errorf("%d bytes of memory; expected %d for %s: make it with tensor.New", len(t.Bytes()), n,
-			t.Desc)
+		return "", 0, fmt.Errorf("dtype %s does not exist in this format; expected one of %v", t.Desc.DType, knownDTypes())
 	case !t.Desc.Contiguous():
-		return "", fmt.Errorf("%s is not row-major contiguous, which is all that this format holds; copy it first",
+		return "", 0, fmt.Errorf("%s is not row-major contiguous, which is all that this format holds; copy it first",
 			t.Desc)
 	case t.Name == metadataKey:
-		return "", fmt.Errorf("the format keeps this name for the metadata")
+		return "", 0, fmt.Errorf("the format keeps this name for the metadata")
 	case !utf8.ValidString(t.Name):
-		return "", fmt.Errorf("the name is not UTF-8")
+		return "", 0, fmt.Errorf("the name is not UTF-8")
 	}
 	if elems, _ := t.Desc.Elems(); t.Desc.DType.Bits() < 8 && elems%2 != 0 {
-		return "", fmt.Errorf("%d elements of %s do not fill whole bytes; the format expects an even number", elems,
+		return "", 0, fmt.Errorf("%d elements of %s do not fill whole bytes; the format expects an even number", elems,
 			t.Desc.DType)
 	}
-	return dtype, nil
+	return dtype, n, nil
 }
 
 // appendString appends a JSON string. Only what JSON forbids is escaped; valid UTF-8 stays as it
