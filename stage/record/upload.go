@@ -85,11 +85,8 @@ func (u *uploads) loop() {
 // after Close the newest, which those that have failed would hold up.
 func (u *uploads) scan() (waiting []version) {
 	sent := map[version]bool{}
-	u.r.mu.Lock()
-	was := u.sent
-	u.r.mu.Unlock()
 	err := u.r.files.name.each(func(name string, info fs.FileInfo) {
-		if v := versionOf(name, info); was[v] {
+		if v := versionOf(name, info); u.sent[v] { // which nobody else changes
 			sent[v] = true
 		} else if !strings.HasSuffix(name, partial) {
 			waiting = append(waiting, v)
@@ -127,16 +124,13 @@ func (u *uploads) try(v version) (ok, closed bool) {
 }
 
 // waits returns 1 for a file that is to be uploaded, 0 for others.
-func (u *uploads) waits(name string, info fs.FileInfo) int {
-	if u.r.o.Upload == nil {
-		return 0
-	}
+func (u *uploads) waits(name string, info fs.FileInfo) (n int) {
 	u.r.mu.Lock()
 	defer u.r.mu.Unlock()
-	if u.sent[versionOf(name, info)] {
-		return 0
+	if u.r.o.Upload != nil && !u.sent[versionOf(name, info)] {
+		n = 1
 	}
-	return 1
+	return n
 }
 
 // Uploaded returns, after Close, when the last files are uploaded or one of them could not be. It
