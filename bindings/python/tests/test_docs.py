@@ -4,7 +4,7 @@ import unittest
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
 PAGE = os.path.join(ROOT, "docs", "python.md")
-FILES = ("transfer", "blocks", "tensors", "safetensors_part", "streams", "batches", "nixl_agent", "mooncake_engine")
+FILES = ("transfer", "served_file", "blocks", "tensors", "safetensors_part", "streams", "batches", "nixl_agent", "mooncake_engine")
 
 
 class Docs(unittest.TestCase):

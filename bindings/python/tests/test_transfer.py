@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -15,6 +16,7 @@ import weakref
 import numpy
 import penstock
 from penstock import READ, WRITE
+from test_agent import command
 
 
 class Pair(unittest.TestCase):
@@ -266,6 +268,31 @@ class Transfers(Pair):
                         self.assertEqual((a.size, a.nbytes, len(a.memory), a.array().shape, tuple(a.tensor().shape)), (0, 0, 0, (0,), (0,)))
                         self.assertEqual((numpy.from_dlpack(a).shape if rights & WRITE else (0,), numpy.asarray(a).shape), ((0,), (0,)))
                         self.assertTrue(penstock.is_dma_capable(a))
+
+    def test_identity(self):
+        """A node proves its name by the user's own identity, or by that of a directory. One without is told of it."""
+        with tempfile.TemporaryDirectory() as dir:
+            own, other, bundle = os.path.join(dir, "penstock"), os.path.join(dir, "other"), os.path.join(dir, "bundle")
+            for args in (["init", "--name", "first", "--dir", own], ["allow", "second", "read,list", "--dir", own],
+                         ["export", "second", "-o", bundle, "--dir", own], ["import", bundle, "--dir", other]):
+                subprocess.run([command(), "pair", *args], check=True, capture_output=True)
+            r = subprocess.run([sys.executable, "-c", "import numpy, penstock, sys\n"
+                                "with penstock.System(name='b', listen=['tcp://127.0.0.1:0'], identity=True) as b:\n"
+                                "    e = b.export(numpy.arange(5), 'x')\n"
+                                "    with penstock.System(identity=sys.argv[1]) as a, a.connect(b.addresses[0].replace('//', '//first@')) as p:\n"
+                                "        print(p.get('x').array().sum())\n"
+                                "        try:\n"
+                                "            p.put(numpy.arange(5), 'x').wait()\n"
+                                "        except penstock.Error as e:\n"
+                                "            print(type(e).__name__)\n"
+                                "with penstock.System(name='c') as c:\n"
+                                "    try:\n"
+                                "        c.connect('tcp://192.0.2.1:1')\n"
+                                "    except penstock.Error as e:\n"
+                                "        print(e)\n", other], env=dict(os.environ, XDG_CONFIG_HOME=dir), capture_output=True, text=True)
+            self.assertRegex(r.stdout, "^10\n.*Error\n.*identity=True in Python .* use that of " + own, r.stderr)
+        with self.assertRaisesRegex(penstock.InvalidError, "write them into it"):
+            penstock.System("penstock: {}", identity=True)
 
     def test_big_endian(self):
         """No door takes an array of the other byte order as if its elements were those of this one."""
