@@ -17,7 +17,7 @@ import (
 // streamFile are the flags of penstock bench stream with a configuration file.
 type streamFile struct {
 	addresses, set []string
-	role           string
+	role, record   string
 	duration       time.Duration
 	packets        uint64
 	dry, strict    bool
@@ -34,6 +34,8 @@ func (x *streamFile) flags(f *pflag.FlagSet) {
 		"with FILE: how long to send, and to receive where nothing else ends it; 0: until interrupted")
 	f.Uint64Var(&x.packets, "packets", 0,
 		"with FILE: packets of each sender, or without senders to receive in all (default as many as go in --duration)")
+	f.StringVar(&x.record, "record", "",
+		"with FILE: also write what receivers get to `OUT` (.pcapng, .pcap, .raw, and of batches .npy, .safetensors)")
 	f.BoolVar(&x.dry, "dry-run", false, "with FILE: print what would run and what is missing, and open nothing")
 	f.BoolVar(&x.strict, "strict", false,
 		"with FILE: refuse what this machine has not, where something else could stand in")
@@ -42,7 +44,7 @@ func (x *streamFile) flags(f *pflag.FlagSet) {
 // ofFile are the names of those flags, and withFile those of others that mean something with a file
 // too.
 var (
-	ofFile   = []string{"address", "set", "role", "duration", "packets", "dry-run", "strict"}
+	ofFile   = []string{"address", "set", "role", "duration", "packets", "record", "dry-run", "strict"}
 	withFile = []string{"engine", "settle", "samples", "json", "output", "quiet", "quick", "idle-wait", "seed"}
 )
 
@@ -99,7 +101,8 @@ func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engi
 	if x.duration < 0 {
 		return &usageError{fmt.Errorf("--duration %v: expected a time, or 0 until interrupted", x.duration)}
 	}
-	o := sections.Options{Role: x.role, Duration: x.duration, Packets: x.packets, Settle: settle, Samples: samples}
+	o := sections.Options{Role: x.role, Duration: x.duration, Packets: x.packets, Settle: settle, Samples: samples,
+		Record: x.record}
 	if out.Quick && !c.Flags().Changed("duration") {
 		o.Duration = 100 * time.Millisecond
 	}

@@ -204,7 +204,7 @@ func TestRecordStage(t *testing.T) {
 		}
 	}
 	for kind, why := range map[string]string{`type: record`: "no record", `type: feed, record: x`: "write type: record",
-		`type: record, record: x, ring: 30s, rotate: {packets: 1}`: "one file each time",
+		`type: record, record: x, ring: 30s, rotate: {packets: 1}`: "a ring is written as one file",
 		`type: record, record: x, format: npy`:                     "no plan of rx: reorder",
 		`type: record, record: /no/such/x`:                         "no such file"} {
 		text := twoRegions + `

@@ -35,6 +35,9 @@ type Options struct {
 	// Host is the machine, to find out that interfaces or cores are not there before anything is
 	// opened; nil: Run finds out.
 	Host *config.Host
+	// Record is a file that gets what receivers do, in the format that its extension names (pcapng;
+	// pcap, raw, npy, safetensors); "": none. Of several queues each has its own.
+	Record string
 	// Engines are those that interfaces may name; nil: all of this build.
 	Engines *engine.Table
 }

@@ -66,11 +66,12 @@ func Run(ctx context.Context, c *config.Config, p *Plan, changes []Change, o Opt
 	// from one must not meet the other.
 	var err error
 	for _, part := range []struct {
-		here bool
-		run  func(context.Context) error
-	}{{len(p.Senders)+len(p.Receivers) > 0, x.raw}, {p.Latency != nil, x.latency}, {len(p.Sockets) > 0, x.sockets}} {
+		here, record bool
+		run          func(context.Context) error
+	}{{len(p.Senders)+len(p.Receivers) > 0, len(p.Receivers) > 0, x.raw}, {p.Latency != nil, false, x.latency},
+		{len(p.Sockets) > 0, len(p.Receivers) == 0, x.sockets}} {
 		if err == nil && part.here {
-			err = x.with(ctx, c, part.run)
+			err = x.with(ctx, c, part.record, part.run)
 		}
 	}
 	x.r.Took = time.Since(x.r.Began).Seconds()
@@ -84,13 +85,20 @@ func (x *runner) say(format string, args ...any) {
 }
 
 // with opens the interfaces, calls f, and closes them.
-func (x *runner) with(ctx context.Context, c *config.Config, f func(context.Context) error) error {
-	s, err := system.Open(ctx, x.p.part(c), system.Options{Logger: slog.New(slog.DiscardHandler), Engines: x.o.Engines})
+func (x *runner) with(ctx context.Context, c *config.Config, record bool, f func(context.Context) error) error {
+	c = x.p.part(c)
+	if record && x.o.Record != "" {
+		x.recording(c, len(x.p.Receivers) == 0)
+	}
+	s, err := system.Open(ctx, c, system.Options{Logger: slog.New(slog.DiscardHandler), Engines: x.o.Engines})
 	if err != nil {
 		return err
 	}
 	x.sys = s
-	return errors.Join(f(ctx), s.Close())
+	err = errors.Join(f(ctx), s.Close())
+	after := s.Snapshot()
+	x.r.recorded(&after)
+	return err
 }
 
 // part is what a benchmark opens of a configuration: regions and interfaces, without the tags and
