@@ -117,7 +117,8 @@ that there is, and tells which path that was and why. Beyond one machine all of 
 	root.SetOut(s.out)
 	root.SetErr(s.err)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newReplay(s), newBench(s), newPair(s), newServe(s), newLs(s),
+	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newCapture(s), newReplay(s), newBench(s), newPair(s),
+		newServe(s), newLs(s),
 		newGet(s), newPut(s), newMirror(s), newRm(s), newStatus(s), newPing(s), newAgent(s), newConfig(s), newDoctor(s),
 		newTopology(s), newDevices(s), newTune(s),
 		newMan(s), newVersion(s), newExitStatus(), newJSONHelp())

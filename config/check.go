@@ -274,6 +274,7 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 			"one, or two: headers and payload",
 			"DAQIRI takes up to four and cuts each packet by the buf_size of each; here all that follows the headers "+
 				"is one segment: add the sizes up in the second region")
+	case len(names) == 0 && p.Engine.lends() && strings.Contains(path, "].rx."):
 	case len(names) == 0 && !p.Engine.fabric() && !d.broken[at] && !d.unclear(interfaceAt(path)):
 		if s, ok := d.cfg.sources[at]; !ok || s.At.IsZero() || d.cfg.sources == nil {
 			d.report(Error, CodeMissingKey, path, "a queue has no memory_regions",

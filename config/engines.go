@@ -40,6 +40,12 @@ func (e Engine) fabric() bool {
 	return s != nil && !s.Capabilities.Frames && s.Capabilities.Connections && !s.Needs.Buffers
 }
 
+// lends reports whether its receive queues may leave their memory unnamed: they lend the device's.
+func (e Engine) lends() bool {
+	s := e.Spec()
+	return s != nil && s.Capabilities.Pools == engine.PoolsOptional
+}
+
 // plain reports whether its addresses are names with a scheme in front of them: neither interfaces
 // nor IP addresses.
 func (e Engine) plain() bool {

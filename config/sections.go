@@ -188,7 +188,9 @@ func rxQueueSection(rotate *section) *section {
 				doc: "Packets that wait for the application, at least; the ring."},
 			{name: "memory_regions", kind: text("the name of a memory region"), list: true,
 				doc: "One region for whole packets, or two: headers into the first, payload into the second. RDMA " +
-					"connections need none."},
+					"connections need none; afpacket and dpdk without one lend the memory of the device, so that " +
+					"nothing " +
+					"is copied, and stop where it is not released soon."},
 			{name: "split_at", ours: true, kind: integer(0, 65535), derived: "with two regions, buf_size of the first",
 				doc: "Length of the header segment in bytes with two regions."},
 			{name: "timeout", daqiri: "timeout_us", kind: span(0, 3600e9, 1e3), def: "0s",
@@ -201,7 +203,8 @@ func rxQueueSection(rotate *section) *section {
 				sub: &section{name: "stage", title: "a stage", doc: "A stage of a receive queue; see docs/run.md.",
 					keys: append([]key{
 						{name: "type", ours: true, kind: text("a name of a stage"), needed: true,
-							doc: "`checksum`, `feed`, `record`, or a stage that the program adds (`system.Options.Stages`). " +
+							doc: "`checksum`, `feed`, `record`, or a stage that the program adds " +
+								"(`system.Options.Stages`). " +
 								"Options are behind it as in an address: `checksum?all`."},
 					}, recordKeys("`record`: ", rotate)...)}},
 		}, engineSections(engine.OfRx)...)}
@@ -410,7 +413,8 @@ func recordKeys(of string, rotate *section) []key {
 		{name: "overwrite", kind: boolean(), def: "false", doc: "Replace a file that has the name."},
 		{name: "upload", kind: text("a place such as s3://BUCKET/PREFIX"), doc: "Where whole files are uploaded to."},
 		{name: "ring", kind: ring(), def: "0s", doc: "Keep the last packets in memory, and write them at a signal " +
-			"(SIGUSR1) or when the first one is lost: those of a time (in 1GiB at most), or a size. 0s: write all packets."},
+			"(SIGUSR1) or when the first one is lost: those of a time (in 1GiB at most), or a size. 0s: write all " +
+			"packets."},
 		{name: "after", kind: span(0, 86400e9, 0), def: "1s", doc: "With `ring`: how long to go on writing then."},
 	}
 }

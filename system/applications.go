@@ -153,8 +153,9 @@ func (p *Plan) tx(iface string, id int) *TxPlan {
 	return nil
 }
 
-// checkApplications finds filters that cannot be compiled, and applications that would send packets of one form by a port of another.
-// can is what ports can do, by the name of their interface, as far as it is known.
+// checkApplications finds filters that cannot be compiled, and applications that would send packets
+// of one form by a port of another. can is what ports can do, by the name of their interface, as
+// far as it is known.
 func (p *Plan) checkApplications(can map[string]engine.Capabilities) {
 	for i := range p.Applications {
 		a := &p.Applications[i]

@@ -186,7 +186,8 @@ func TestRecordStage(t *testing.T) {
 			t.Errorf("%s: %d bytes, expected %d, %v", kind, len(b), len(want), err)
 		}
 		x := s.Snapshot().Interfaces[0].Rx[0].Stages[0]
-		if x.Type != "record" || x.Stats.Packets != n || x.Record.Packets != n || x.Counts[0] != (engine.Count{Name: "written", N: n}) {
+		if x.Type != "record" || x.Stats.Packets != n || x.Record.Packets != n ||
+			x.Counts[0] != (engine.Count{Name: "written", N: n}) {
 			t.Errorf("%s: %+v, %+v", kind, x, x.Record)
 		}
 		if err := s.Close(); err != nil {
@@ -208,7 +209,8 @@ func TestRecordStage(t *testing.T) {
 		`type: record, record: x, format: npy`:                     "no plan of rx: reorder",
 		`type: record, record: /no/such/x`:                         "no such file"} {
 		text := twoRegions + `
-  interfaces: [{name: l, engine: sim, address: "sim://x?loop", rx: {queues: [{memory_regions: [a], stages: [{` + kind + `}]}]}}]
+  interfaces: [{name: l, engine: sim, address: "sim://x?loop", rx: {queues: [{memory_regions: [a], stages: [{` + kind +
+			`}]}]}}]
 `
 		c, said := config.Load("f.yaml", []byte(text), config.Options{})
 		if err := said.Err(); err == nil {

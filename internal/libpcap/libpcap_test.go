@@ -20,8 +20,10 @@ func TestCompile(t *testing.T) {
 			t.Errorf("instruction %d: %+v, expected %+v", i, got[i], want[i])
 		}
 	}
-	for _, bad := range []string{"udp prot 53", "ether host 1", "tcp port 99999", "udp\x00", strings.Repeat("x", maxExpression+1)} {
-		if _, err := Compile(bad, 1, 1000); err == nil || len(bad) < 100 && !strings.Contains(err.Error(), fmt.Sprintf("%q", bad)) {
+	for _, bad := range []string{"udp prot 53", "ether host 1", "tcp port 99999", "udp\x00",
+		strings.Repeat("x", maxExpression+1)} {
+		if _, err := Compile(bad, 1, 1000); err == nil || len(bad) < 100 &&
+			!strings.Contains(err.Error(), fmt.Sprintf("%q", bad)) {
 			t.Errorf("%.30s: %v", bad, err)
 		}
 	}
@@ -32,7 +34,8 @@ func TestCompile(t *testing.T) {
 
 // Without the library the error names the package that brings it.
 func TestMissing(t *testing.T) {
-	if _, err := open("libpcap.so.77"); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "libpcap0.8") {
+	if _, err := open("libpcap.so.77"); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "libpcap0.8") {
 		t.Errorf("%v", err)
 	}
 	if _, err := open("libc.so.6"); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "pcap_") {

@@ -1,6 +1,6 @@
 // Package filter matches packets with expressions in tcpdump's language. libpcap compiles them to
-// classic BPF; an interpreter in Go runs the program on the whole frame, VLAN tags included, so that
-// a packet matches alike as it is received, replayed and read from a file. A match allocates
+// classic BPF; an interpreter in Go runs the program on the whole frame, VLAN tags included, so
+// that a packet matches alike as it is received, replayed and read from a file. A match allocates
 // nothing.
 package filter
 
@@ -92,8 +92,9 @@ func check(program []Instruction) error {
 			switch x.Op {
 			case ld | absolute, ld | absolute | half, ld | absolute | octet:
 				if ok = x.K < lowest || x.K == packetType; !ok {
-					return bad(i, "asks for what only the kernel knows of a packet: of such words expected inbound and "+
-						"outbound")
+					return bad(i,
+						"asks for what only the kernel knows of a packet: of such words expected inbound and "+
+							"outbound")
 				}
 			case ld | indirect, ld | indirect | half, ld | indirect | octet, ld | imm, ld | length:
 				ok = true

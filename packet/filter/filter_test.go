@@ -110,7 +110,8 @@ func frames(t testing.TB) map[string][]byte {
 	return map[string][]byte{"udp4": four, "tcp4": tcp, "udp6": udp(t, "[fd00::1]:53", "[fd00::2]:2000", 20, 0),
 		"tagged": tagged, "twice": twice, "tagged6": udp(t, "[fd00::1]:1000", "[fd00::2]:53", 1400, 7),
 		"fragment": fragment, "options": options,
-		"arp":   append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, make([]byte, 38)...),
+		"arp": append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1},
+			make([]byte, 38)...),
 		"short": four[:20], "none": nil}
 }
 
@@ -120,7 +121,8 @@ var known = map[string]string{
 	"ip": "udp4 tcp4 fragment options short", "ip6": "udp6", "arp": "arp", "tcp": "tcp4",
 	"udp": "udp4 udp6 fragment options", "udp port 53": "udp4 udp6 options",
 	"port 53": "udp4 tcp4 udp6 options", "src port 53": "udp6", "dst port 53": "udp4 tcp4 options",
-	"host 10.0.0.1": "udp4 tcp4 fragment options", "src host 10.0.0.2": "-", "net 10.0.0.0/30": "udp4 tcp4 fragment options",
+	"host 10.0.0.1": "udp4 tcp4 fragment options", "src host 10.0.0.2": "-",
+	"net 10.0.0.0/30":  "udp4 tcp4 fragment options",
 	"ip6 host fd00::1": "udp6", "vlan": "tagged twice tagged6", "vlan 100": "tagged", "vlan 200 and vlan 100": "twice",
 	"vlan and udp port 53": "tagged tagged6", "vlan 100 and host 10.0.0.1": "tagged",
 	"ether src 02:00:00:00:00:01": "udp4 tcp4 udp6 tagged twice tagged6 fragment options arp short",
@@ -151,7 +153,8 @@ func TestMatch(t *testing.T) {
 			if names != "" && got != listed {
 				t.Errorf("%q, %s: %v", expression, name, got)
 			}
-			if cut := frame[:min(len(frame), 30)]; f.Match(cut, len(frame), true) != o.match(t, f.program, cut, len(frame)) {
+			if cut := frame[:min(len(frame), 30)]; f.Match(cut, len(frame), true) != o.match(t, f.program, cut,
+				len(frame)) {
 				t.Errorf("%q, %s cut: libpcap says otherwise", expression, name)
 			}
 		}
@@ -165,7 +168,8 @@ func TestDirection(t *testing.T) {
 		"inbound and udp": {true, false}, "inbound and (tcp or udp port 53)": {true, false}, "tcp and outbound": {},
 		"not inbound and udp": {false, true}, "(inbound and tcp) or outbound": {false, true}} {
 		f := compile(t, expression)
-		if in, out := f.Match(frame, len(frame), false), f.Match(frame, len(frame), true); in != want[0] || out != want[1] {
+		if in, out := f.Match(frame, len(frame), false), f.Match(frame, len(frame), true); in != want[0] ||
+			out != want[1] {
 			t.Errorf("%q: %v coming in, %v going out", expression, in, out)
 		}
 	}
@@ -193,7 +197,8 @@ func TestOperators(t *testing.T) {
 					if op != neg { // which has no operand
 						p[2].Op = alu | op | by
 					}
-					if err := check(p); err != nil || !(&Filter{program: p}).Match(nil, 0, false) || !o.match(t, p, nil, 0) {
+					if err := check(p); err != nil || !(&Filter{program: p}).Match(nil, 0, false) ||
+						!o.match(t, p, nil, 0) {
 						t.Errorf("%#x of %#x and %#x is %#x, of libpcap something else: %v", op, a, k, p[3].K, err)
 					}
 				}
@@ -216,7 +221,8 @@ func FuzzProgram(f *testing.F) {
 	for expression := range known {
 		p := compile(f, expression).program
 		b := inC(f, p)
-		f.Add(append([]byte(nil), b[:8*len(p)]...), []byte("\x02\x00\x00\x00\x00\x02\x02\x00\x00\x00\x00\x01\x08\x00E"), uint16(60))
+		f.Add(append([]byte(nil), b[:8*len(p)]...), []byte("\x02\x00\x00\x00\x00\x02\x02\x00\x00\x00\x00\x01\x08\x00E"),
+			uint16(60))
 		dl.Free(b)
 	}
 	f.Fuzz(func(t *testing.T, code, frame []byte, more uint16) {

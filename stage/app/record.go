@@ -70,7 +70,7 @@ func (c *recording) Report(out *Snapshot) {
 		next.Report(out)
 		return
 	}
-	out.Taken = s.Taken + s.Filtered
+	out.Taken = s.Taken + s.Filtered + s.Beyond
 	for l, n := range s.Lost {
 		out.Drops[dropOf[l]] = n
 	}

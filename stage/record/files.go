@@ -24,9 +24,9 @@ type files struct {
 	r    *Recorder
 	name *naming
 
-	f     *os.File // nil: it could not be opened
-	path  string   // without the suffix
-	off   int64    // behind the last whole write
+	f     file   // nil: it could not be opened
+	path  string // without the suffix
+	off   int64  // behind the last whole write
 	began time.Time
 	// Counts when the file began: the losses of the interface and of the recorder, and what did not
 	// match the filter.
@@ -41,6 +41,10 @@ type files struct {
 }
 
 func newFiles(r *Recorder) (*files, error) {
+	if r.o.To != nil {
+		w := &files{r: r}
+		return w, w.open()
+	}
 	name, err := newNaming(r.o.Name, r.o.MaxBytes > 0 || r.o.MaxPackets > 0 || r.o.Every > 0)
 	if err != nil {
 		return nil, err
@@ -61,15 +65,20 @@ func newFiles(r *Recorder) (*files, error) {
 // open begins a file.
 func (w *files) open() error {
 	w.began, w.dropped0, w.packets, w.off, w.about = time.Now(), w.r.o.dropped(), 0, 0, w.about[:0]
-	path, f, err := w.name.create(w.began)
-	if err != nil {
+	if w.r.o.To != nil {
+		w.f, w.path = stream{w.r}, w.r.o.Name
+	} else if path, f, err := w.name.create(w.began); err == nil {
+		w.f, w.path = f, path
+	} else {
 		return err
 	}
-	w.f, w.path = f, path
 	if w.r.o.Format.capture() {
 		b := w.r.form.AppendHeader(nil, &w.r.o.Interface)
 		if err := w.put(b); err != nil {
-			w.f = nil
+			f := w.f
+			if w.f = nil; w.r.o.To != nil {
+				return err
+			}
 			return errors.Join(err, f.Close(), os.Remove(f.Name()))
 		}
 	}
@@ -125,10 +134,11 @@ func (w *files) write(c *chunk) {
 		w.r.stats.Taken -= uint64(c.packets)
 		w.r.stats.Err = err
 	}
+	ended := w.r.ended
 	w.r.mu.Unlock()
 	if c.end {
 		w.end()
-		if !w.r.o.Ring.zero() || w.r.limit > 0 {
+		if ended || !w.r.o.Ring.zero() || w.r.limit > 0 {
 			return // the next file begins with its first packet
 		}
 		if err := w.open(); err != nil {
@@ -181,7 +191,7 @@ func (w *files) end() {
 		}
 		return
 	}
-	if err == nil {
+	if err == nil && w.name != nil {
 		err = w.name.publish(f.Name(), w.path)
 	}
 	if err != nil {
@@ -199,8 +209,8 @@ func (w *files) end() {
 		}
 	}
 	w.r.mu.Unlock()
-	if w.r.o.Keep > 0 {
-		waited, err := w.name.prune(w.r.o.Keep, w.path, w.r.up.waits)
+	if w.name != nil && (w.r.o.Keep > 0 || w.r.o.KeepFiles > 0) {
+		waited, err := w.name.prune(w.r.o.Keep, w.r.o.KeepFiles, w.path, w.r.up.waits)
 		if err != nil {
 			w.failed(err)
 		}
@@ -211,7 +221,7 @@ func (w *files) end() {
 }
 
 // finish writes the statistics, and closes the file.
-func (w *files) finish(f *os.File) error {
+func (w *files) finish(f file) error {
 	w.r.mu.Lock()
 	lost, filtered := w.r.stats.Lost, w.r.stats.Filtered-w.filtered0
 	w.r.mu.Unlock()
@@ -403,9 +413,10 @@ func (n *naming) publish(from, to string) error {
 	return err
 }
 
-// prune removes the oldest files until all take at most keep bytes, those that wait last. The file
-// at newest stays.
-func (n *naming) prune(keep int64, newest string, waits func(string, fs.FileInfo) int) (waited int, err error) {
+// prune removes the oldest files until all take at most keep bytes, and at most so many are whole,
+// unless that is 0; those that wait go last. The file at newest stays.
+func (n *naming) prune(keep int64, files int, newest string, waits func(string, fs.FileInfo) int) (waited int,
+	err error) {
 	type file struct {
 		name string
 		fs.FileInfo
@@ -422,8 +433,8 @@ func (n *naming) prune(keep int64, newest string, waits func(string, fs.FileInfo
 	slices.SortFunc(all, func(a, b file) int {
 		return cmp.Or(a.waits-b.waits, a.ModTime().Compare(b.ModTime()), strings.Compare(a.name, b.name))
 	})
-	for _, f := range all {
-		if sum <= keep {
+	for i, f := range all {
+		if (keep == 0 || sum <= keep) && (files == 0 || len(all)-i+1 <= files) {
 			break
 		}
 		if e := os.Remove(filepath.Join(n.dir, f.name)); e != nil && !errors.Is(e, fs.ErrNotExist) {

@@ -85,6 +85,8 @@ type Options struct {
 	// Upload, unless it is nil, gets all whole files of this name, those of earlier runs included.
 	// Keep then removes first what is uploaded.
 	Upload Uploader
+
+	Limits
 }
 
 // Stats are what a Recorder has done so far.
@@ -98,6 +100,7 @@ type Stats struct {
 	Lost     [NumLosses]uint64 // packets
 	Held     uint64            // packets in the ring
 	Bounced  uint64            // bytes that devices copied out of their memory
+	Beyond   uint64            // packets behind the end of the recording
 	Err      error             // of the last write if it failed, or of a file that is not whole
 	Uploads  Uploads
 }
@@ -167,6 +170,8 @@ type Recorder struct {
 	looked       time.Time
 	stats        Stats
 	filter       *filter.Filter // nil: none
+	ended        bool           // by Limits
+	ends         uint64         // files that have an end
 	whole        []byte         // a packet of several segments, for the filter
 
 	files *files // of the writer
@@ -306,12 +311,18 @@ func (r *Recorder) Rotate() {
 
 // endFile hands over the end of the file. While all chunks wait to be written the end is due.
 func (r *Recorder) endFile() {
+	if r.ended {
+		return
+	}
 	r.size, r.inFile = 0, 0
 	if r.due = !r.begin(); r.due {
 		return
 	}
 	r.cur.end = true
 	r.send()
+	if r.ends++; r.ends == r.o.Files {
+		r.finish(nil)
+	}
 	r.ring.until = time.Time{}
 }
 
@@ -410,9 +421,16 @@ func (r *Recorder) AddFrom(b *burst.Burst, from int) {
 		r.add(b, i, &p)
 	}
 	r.settle()
+	if r.o.To != nil && len(r.full) == 0 {
+		r.send() // the reader waits for it
+	}
 }
 
 func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
+	if r.ended {
+		r.stats.Beyond++
+		return
+	}
 	batch := reorder.Of(b, i)
 	switch {
 	case r.o.Format.Batches():
@@ -432,6 +450,9 @@ func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
 	if !r.matches(b, i, p) {
 		r.stats.Filtered++
 		return
+	}
+	if r.o.SnapLen > 0 {
+		p.Captured = min(p.Captured, r.o.SnapLen)
 	}
 	r.explain(p)
 	n := p.Captured
@@ -479,6 +500,9 @@ func (r *Recorder) add(b *burst.Burst, i int, p *pcap.Packet) {
 	}
 	r.size += int64(n)
 	r.stats.Taken++
+	if r.stats.Taken == r.o.Count {
+		r.finish(nil)
+	}
 	if r.idle() {
 		r.stats.Held++
 	}

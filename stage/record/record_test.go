@@ -354,7 +354,8 @@ func TestNames(t *testing.T) {
 	}
 	r.Rotate()
 	r.Add(newFeed(t).burst(frame(1, 60), 0, 1))
-	if err := r.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "y-00001.partial is not whole") ||
+	if err := r.Close(context.Background()); err == nil ||
+		!strings.Contains(err.Error(), "y-00001.partial is not whole") ||
 		r.Stats().Packets != 1 {
 		t.Errorf("an earlier file is not whole: %v", err)
 	}

@@ -53,7 +53,8 @@ func count(from, n int) (out []int) {
 func TestRing(t *testing.T) {
 	dir := t.TempDir()
 	var lost atomic.Uint64
-	r := open(t, Options{Name: filepath.Join(dir, "x.pcapng"), Format: PcapNG, Ring: Ring{Bytes: 2 << 20}, After: time.Hour,
+	r := open(t, Options{Name: filepath.Join(dir, "x.pcapng"), Format: PcapNG, Ring: Ring{Bytes: 2 << 20},
+		After:   time.Hour,
 		Dropped: lost.Load})
 	if names := listed(t, dir); len(names) != 0 {
 		t.Errorf("a ring that is not written: %v", names)
@@ -80,7 +81,8 @@ func TestRing(t *testing.T) {
 	until(t, "the file", func() bool { return r.Stats().Files == 1 })
 	name := filepath.Join(dir, "x.pcapng")
 	at, stats, _ := numbers(t, name)
-	if !slices.Equal(at, count(first, held+3)) || stats[4] != uint64(held+3) || stats[6] != uint64(held+3) || stats[3]+stats[5] != 0 {
+	if !slices.Equal(at, count(first, held+3)) || stats[4] != uint64(held+3) || stats[6] != uint64(held+3) ||
+		stats[3]+stats[5] != 0 {
 		t.Errorf("%v, %v, expected %d from %d", at, stats, held+3, first)
 	}
 	// What is lost has it written once more.
@@ -287,7 +289,8 @@ func TestStage(t *testing.T) {
 	err = s.r.Close(ctx)
 	stats := s.r.Stats()
 	if !errors.Is(err, os.ErrDeadlineExceeded) || stats.Packets != 10 || stats.Taken != 10 ||
-		stats.Lost[DiskSlow] != uint64(in.next-10) || stats.File == "" || !strings.Contains(err.Error(), "x.partial is not whole") {
+		stats.Lost[DiskSlow] != uint64(in.next-10) || stats.File == "" ||
+		!strings.Contains(err.Error(), "x.partial is not whole") {
 		t.Errorf("%d packets: %v, %+v", in.next, err, stats)
 	}
 	thaw()

@@ -42,7 +42,8 @@ func OpenStage(from engine.Receiver, spec engine.StageSpec) (engine.Stage, error
 func (o *Options) Of(frames, stream bool) error {
 	o.Interface.Link = LinkOf(frames)
 	if stream && o.Format != Raw {
-		return fmt.Errorf("format %s: a byte stream has no packets, which only the format %s can hold: %w", o.Format, Raw,
+		return fmt.Errorf("format %s: a byte stream has no packets, which only the format %s can hold: %w", o.Format,
+			Raw,
 			engine.ErrInvalid)
 	}
 	return nil
