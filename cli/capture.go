@@ -37,6 +37,8 @@ type captureOptions struct {
 	size, every                      string
 	files                            int
 	keep, buffer                     sizeFlag
+	ring                             string
+	after                            time.Duration
 
 	expression string
 }
@@ -54,7 +56,7 @@ An interface is read by packet sockets (engine afpacket): the host gets its pack
 so it needs --flow, which says which ones, or --all.
 
 Without -w a line is printed for each packet. The numbers of packets that were captured, filtered and dropped, with the reasons, are at the end.
-docs/record.md says what is in the files.
+SIGUSR1 begins another file. docs/record.md says what is in the files.
 
 The exit status is 0 for a capture that ended in order, also by Ctrl-C or when the reader of a pipe has gone; 10 if something is not here: the
 interface, a right, libpcap.`,
@@ -79,6 +81,9 @@ interface, a right, libpcap.`,
 	f.StringVarP(&o.every, "rotate-time", "G", "", "begin another file each `TIME` of the clock: in seconds, or 1h (on the hour)")
 	f.IntVarP(&o.files, "files", "W", 0, "with -C, how many files to keep; with -G alone, end after so many files")
 	f.Var(&o.keep, "keep", "remove the oldest files when all take more than this, those of earlier runs included")
+	f.StringVar(&o.ring, "ring", "", "keep the last packets in memory, those of a `TIME OR SIZE` such as 30s or 1GiB, and write "+
+		"them to a file at SIGUSR1, and when the interface loses its first packet")
+	f.DurationVar(&o.after, "after", time.Second, "with --ring: how long to go on writing then")
 	f.StringVarP(&o.direction, "direction", "Q", "inout", "packets that the host receives, sends, or both: in, out or inout")
 	f.BoolVarP(&o.notPromiscuous, "no-promiscuous", "p", false, "leave out frames for other hosts")
 	f.BoolVarP(&o.hex, "hex", "x", false, "without -w: print the bytes of each packet, too")
@@ -109,7 +114,12 @@ func (o *captureOptions) run(ctx context.Context, s streams, args []string) erro
 	}
 	a := &cfg.Applications[0]
 	a.Recording = config.Recording{Record: o.write, Format: o.format, Filter: o.expression, Overwrite: o.force,
-		Rotate: rotate}
+		Rotate: rotate, After: o.after}
+	if o.ring != "" {
+		if a.Ring, err = record.ParseRing(o.ring); err != nil {
+			return &usageError{fmt.Errorf("--ring %w", err)}
+		}
+	}
 	if o.write == "" {
 		a.Record = "-"
 	}
@@ -133,6 +143,9 @@ func (o *captureOptions) run(ctx context.Context, s streams, args []string) erro
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, sys.BrokenPipe) // so that writes say it
 	defer signal.Stop(broken)
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, sys.User1)
+	defer signal.Stop(again)
 	opt := root.Options{Applications: kinds, Logger: slog.New(slog.DiscardHandler),
 		OnApplication: func(_ string, err error) {
 			select {
@@ -152,9 +165,15 @@ func (o *captureOptions) run(ctx context.Context, s streams, args []string) erro
 		return err
 	}
 	fmt.Fprintf(s.err, "capturing from %s\n", printableLines(args[0]))
-	select {
-	case <-ctx.Done():
-	case err = <-done:
+	for ended := false; !ended; {
+		select {
+		case <-again:
+			system.RotateRecordings()
+			continue
+		case <-ctx.Done():
+		case err = <-done:
+		}
+		ended = true
 	}
 	err = errors.Join(err, system.Close())
 	if is(sys.EPIPE, io.ErrClosedPipe)(err) {
@@ -229,6 +248,10 @@ func (o *captureOptions) limits() (*config.Rotate, record.Limits, error) {
 		return bad("-C, -G, --keep, --force and --format are about files: expected -w")
 	case o.write == "-" && (r.Size > 0 || r.Time > 0 || r.Keep > 0):
 		return bad("-C, -G and --keep are about files, and -w - is a pipe")
+	case o.ring != "" && (o.write == "" || o.write == "-" || r.Size > 0 || r.Time > 0 || o.count > 0):
+		return bad("--ring writes a file each time: expected -w with the name of a file, without -c, -C and -G")
+	case o.after < 0:
+		return bad("--after %v: expected 0s or more", o.after)
 	case o.hex && o.write != "":
 		return bad("-x prints packets, and -w writes them")
 	case !slices.Contains([]string{"pcapng", "pcap", "raw"}, o.format):

@@ -236,6 +236,7 @@ func TestCaptureRefused(t *testing.T) {
 		{"eth0 --all", exitUsage, "copies"}, {"eth0 -Q up", exitUsage, "inout"}, {"eth0 -W 3", exitUsage, "-C or -G"},
 		{"eth0 -C 1 -w -", exitUsage, "pipe"}, {"eth0 -C 1", exitUsage, "-w"}, {"eth0 -C 10k -w " + file, exitUsage, "64KiB"},
 		{"eth0 -G soon -w " + file, exitUsage, "10m"}, {"eth0 --format npy -w " + file, exitUsage, "pcapng"},
+		{"eth0 --ring 30s", exitUsage, "expected -w"}, {"eth0 --ring soon -w " + file, exitUsage, "1GiB"},
 		{"eth0 -x -w " + file, exitUsage, "prints"}, {"tcp://127.0.0.1:0?listen=1 -w " + file, exitFailure, "raw"},
 		{"", exitUsage, "an interface"}} {
 		var out bytes.Buffer

@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
+	testpeers "github.com/penstock-io/penstock/internal/lab/testenv/peers"
 	"github.com/penstock-io/penstock/internal/lab/testenv/proc"
 	"github.com/penstock-io/penstock/internal/sys"
 )
@@ -45,4 +49,29 @@ func TestRunRotate(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// A capture with a ring writes nothing until SIGUSR1, and then what it has and what comes.
+func TestCaptureRing(t *testing.T) {
+	testpeers.Need(t, "tshark")
+	n := netns.New(t, netns.Topology{Neighbours: true})
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.pcapng")
+	r := startCapture(t, n, nil, "-w", file, "--ring", "30s", "--after", "1h", "udp", "port", "7")
+	r.send(7, 0, 6)
+	if list, err := os.ReadDir(dir); err != nil || len(list) > 0 {
+		t.Errorf("%v, %v", list, err)
+	}
+	if err := r.cmd.Process.Signal(sys.User1); err != nil {
+		t.Fatal(err)
+	}
+	written := func() int { b, _ := os.ReadFile(file + ".partial"); return bytes.Count(b, []byte("\x00\x07\x00\x0c")) }
+	for ctx := limit(t); written() < 6; runtime.Gosched() {
+		if ctx.Err() != nil {
+			t.Fatalf("%d packets are in the file", written())
+		}
+	}
+	r.cmd.Process.Signal(sys.Interrupts()[1])
+	r.end()
+	checkCaptured(t, file, 0, 6)
 }
