@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/internal/lab/testenv"
@@ -56,6 +57,7 @@ func TestReplay(t *testing.T) {
 		{[]string{user, "udp://127.0.0.1:0?remote=127.0.0.1:9"}, 0, "sent        10 packets, 1000 bytes"},
 		{[]string{user, "sim://a"}, 1, "no packet was sent: 10 of another link type"},
 		{[]string{good, "sim://a", "--from", "2023-11-14T22:13:20.049950Z", "--to", "1h"}, 0, "sent        1 packets"},
+		{[]string{good, "sim://a", "--to", time.Unix(1_700_000_000, 0).Format("15:04:05") + ".025"}, 0, "sent        500 packets"},
 		{[]string{bad, "sim://a"}, 1, "expected a capture file"},
 		{[]string{good + "x", "sim://a"}, 3, "no such file"},
 		{[]string{good, "sim://a", "--speed", "-1x"}, 2, "--speed \"-1x\": expected recorded"},

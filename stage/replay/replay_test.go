@@ -190,9 +190,7 @@ func same(a, b Report) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
 // What is not sent is counted by its reason, or an error before the first packet is sent.
 func TestSkipped(t *testing.T) {
-	b := pcap.PcapNG.AppendHeader(nil, &pcap.Interface{Link: pcap.Ethernet})
-	x := newRig(t)
-	b = frames(100, 0, 1)
+	x, b := newRig(t), frames(100, 0, 1)
 	b = add(b, frame(2, 100), 300, 2)
 	b = add(b, frame(3, slot+1), slot+1, 3)
 	b = add(b, frame(4, 13), 13, 4)
