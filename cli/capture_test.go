@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -30,10 +31,10 @@ type captureRun struct {
 	rest bytes.Buffer
 }
 
-// startCapture starts a capture on eth0 of host 1, and waits until it is under way.
+// startCapture starts a capture on host 1, and waits until it is under way.
 func startCapture(t *testing.T, n *netns.Net, out *os.File, args ...string) *captureRun {
 	t.Helper()
-	r := &captureRun{t: t, n: n, cmd: n.Hosts[1].Command(os.Args[0], append([]string{"capture", "eth0"}, args...)...)}
+	r := &captureRun{t: t, n: n, cmd: n.Hosts[1].Command(os.Args[0], append([]string{"capture"}, args...)...)}
 	r.cmd.Env = append(os.Environ(), mainEnv+"=1")
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -44,9 +45,10 @@ func startCapture(t *testing.T, n *netns.Net, out *os.File, args ...string) *cap
 		t.Fatal(err)
 	}
 	write.Close()
-	t.Cleanup(func() { read.Close(); r.cmd.Process.Kill() })
+	stop := context.AfterFunc(limit(t), func() { r.cmd.Process.Kill() }) // what does not end is an error of end
+	t.Cleanup(func() { stop(); read.Close(); r.cmd.Process.Kill() })
 	r.err = bufio.NewReader(read)
-	if line, err := r.err.ReadString('\n'); err != nil || !strings.HasPrefix(line, "capturing from eth0") {
+	if line, err := r.err.ReadString('\n'); err != nil || !strings.HasPrefix(line, "capturing from ") {
 		rest, _ := io.ReadAll(r.err)
 		t.Fatalf("%q, %v: %s", line, err, rest)
 	}
@@ -126,7 +128,7 @@ func TestCaptureFile(t *testing.T) {
 	n := netns.New(t, netns.Topology{Neighbours: true})
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.pcapng")
-	r := startCapture(t, n, nil, "-w", file, "-c", "20", "udp", "port", "7")
+	r := startCapture(t, n, nil, "eth0", "-w", file, "-c", "20", "udp", "port", "7")
 	r.send(8, 100, 4) // does not match
 	r.send(7, 0, 30)
 	if said := r.end(); !strings.Contains(said, "20 packets captured, 0 filtered besides") ||
@@ -143,7 +145,7 @@ func TestCaptureFile(t *testing.T) {
 	}); err != nil || status != exitExists {
 		t.Errorf("%v, status %d: %s", err, status, &out)
 	}
-	r = startCapture(t, n, nil, "-w", file, "--force", "-Q", "in", "-s", "45", "udp", "port", "7")
+	r = startCapture(t, n, nil, "eth0", "-w", file, "--force", "-Q", "in", "-s", "45", "udp", "port", "7")
 	r.send(7, 0, 6)
 	r.send(9, 0, 6)
 	// the capture has the packets when its file has their bytes
@@ -177,7 +179,7 @@ func TestCapturePipe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := startCapture(t, n, write, "-w", "-", "udp port 7")
+	r := startCapture(t, n, write, "eth0", "-w", "-", "udp port 7")
 	write.Close()
 	shark := exec.CommandContext(limit(t), "tshark", "-l", "-r", "-", "-c", "2", "-T", "fields", "-e", "udp.payload")
 	shark.Stdin = read
@@ -205,7 +207,7 @@ func TestCaptureLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer read.Close()
-	r := startCapture(t, n, write, "-nx", "-c", "2", "udp port 7 and outbound")
+	r := startCapture(t, n, write, "eth0", "-nx", "-c", "2", "udp port 7 and outbound")
 	write.Close()
 	r.send(7, 0, 4)
 	out, err := io.ReadAll(read)
@@ -220,6 +222,31 @@ func TestCaptureLines(t *testing.T) {
 	if said := r.end(); !strings.Contains(said, "2 packets captured") {
 		t.Errorf("%q", said)
 	}
+}
+
+// On lo, where each packet goes out and comes in, a capture has it once.
+func TestCaptureLoopback(t *testing.T) {
+	n := netns.New(t, netns.Topology{})
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	r := startCapture(t, n, write, "lo", "-x", "-c", "2", "udp port 7")
+	write.Close()
+	for i := range 2 {
+		c, err := n.Hosts[1].Dial(t.Context(), "udp", "127.0.0.1:7")
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, "%04d", i)
+		c.Close()
+	}
+	out, err := io.ReadAll(read)
+	if s := string(out); err != nil || strings.Count(s, "0000|") != 1 || strings.Count(s, "0001|") != 1 {
+		t.Errorf("%v: %s", err, s)
+	}
+	r.end()
 }
 
 // What cannot be captured is said before the first packet.

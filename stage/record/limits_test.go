@@ -116,11 +116,16 @@ func TestStream(t *testing.T) {
 	f := newFeed(t)
 	for i := range 3 {
 		r.Add(f.burst(frame(i, 100), 0, int64(i)))
+		r.mu.Lock()
+		if r.cur != nil {
+			t.Error("a packet waits")
+		}
+		r.mu.Unlock()
 		until(t, "the packet", func() bool {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			all, n := blocks(t, p.Bytes())
-			return len(all) == 3+i && n == p.Len()
+			return len(all) == 3+i && n == p.Len() && len(r.full) == 0
 		})
 	}
 	gone := errors.New("the reader has gone")
