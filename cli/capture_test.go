@@ -24,11 +24,10 @@ import (
 
 // captureRun is a capture on a host with a cable to another one.
 type captureRun struct {
-	t    *testing.T
-	n    *netns.Net
-	cmd  *exec.Cmd
-	err  *bufio.Reader // the standard error, behind "capturing"
-	rest bytes.Buffer
+	t   *testing.T
+	n   *netns.Net
+	cmd *exec.Cmd
+	err *bufio.Reader // the standard error, behind "capturing"
 }
 
 // startCapture starts a capture on host 1, and waits until it is under way.
