@@ -18,9 +18,10 @@ func TestBenchStreamRecord(t *testing.T) {
 	two := strings.Replace(loopFile, "rx: {queues: ["+queue+"]}",
 		"rx: {queues: [{id: 0, "+queue[1:]+", {id: 1, "+queue[1:]+
 			"], flows: [{match: {udp_dst: 2}, action: {type: queue, id: 1}}]}", 1)
-	for text, files := range map[string][]string{loopFile: {"a.pcap"}, strings.Replace(two, "bench_rx: {interface_name: loop}",
-		"bench_rx: [{interface_name: loop, queue_id: 0}, {interface_name: loop, queue_id: 1}]", 1): {
-		"a-loop-1.pcap", "a-loop-0.pcap"}} {
+	for text, files := range map[string][]string{loopFile: {"a.pcap"},
+		strings.Replace(two, "bench_rx: {interface_name: loop}",
+			"bench_rx: [{interface_name: loop, queue_id: 0}, {interface_name: loop, queue_id: 1}]", 1): {
+			"a-loop-1.pcap", "a-loop-0.pcap"}} {
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -30,7 +31,8 @@ func TestBenchStreamRecord(t *testing.T) {
 			t.Fatalf("exit status %d: %s%s", status, out, errOut)
 		}
 		for i, file := range files {
-			got, err := peers.Dissect(t.Context(), peers.Dissection{File: filepath.Join(dir, file), Fields: []string{"udp.dstport"}})
+			got, err := peers.Dissect(t.Context(),
+				peers.Dissection{File: filepath.Join(dir, file), Fields: []string{"udp.dstport"}})
 			if want := 500 * (1 - i); err != nil || len(got) != want || want > 0 && got[want-1].Fields[0] != "2" {
 				t.Errorf("%s: %d packets, %v", file, len(got), err)
 			}

@@ -26,6 +26,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// linger is how long packets of a packet socket may wait for others.
+const linger = time.Millisecond
+
 // captureOptions are the flags of penstock capture.
 type captureOptions struct {
 	write, format, engine, direction string
@@ -72,25 +75,31 @@ interface, a right, libpcap.`,
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c.Context(), s, args) },
 	}
 	f := c.Flags()
-	f.StringVarP(&o.write, "write", "w", "", "write packets to this `FILE`, whose name may have %H and so on; -: to the standard output")
+	f.StringVarP(&o.write, "write", "w", "",
+		"write packets to this `FILE`, whose name may have %H and so on; -: to the standard output")
 	f.StringVar(&o.format, "format", "pcapng", "format of files: pcapng, pcap or raw")
 	f.BoolVar(&o.force, "force", false, "replace a file that has the name")
 	f.Uint64VarP(&o.count, "count", "c", 0, "end after so many packets; 0: do not")
 	f.IntVarP(&o.snap, "snap", "s", 0, "bytes of each packet to keep; 0: all")
-	f.StringVarP(&o.size, "rotate-size", "C", "", "begin another file before this `SIZE` is exceeded: in units of 10^6 bytes, or 1GiB")
-	f.StringVarP(&o.every, "rotate-time", "G", "", "begin another file each `TIME` of the clock: in seconds, or 1h (on the hour)")
+	f.StringVarP(&o.size, "rotate-size", "C", "",
+		"begin another file before this `SIZE` is exceeded: in units of 10^6 bytes, or 1GiB")
+	f.StringVarP(&o.every, "rotate-time", "G", "",
+		"begin another file each `TIME` of the clock: in seconds, or 1h (on the hour)")
 	f.IntVarP(&o.files, "files", "W", 0, "with -C, how many files to keep; with -G alone, end after so many files")
 	f.Var(&o.keep, "keep", "remove the oldest files when all take more than this, those of earlier runs included")
-	f.StringVar(&o.ring, "ring", "", "keep the last packets in memory, those of a `TIME OR SIZE` such as 30s or 1GiB, and write "+
-		"them to a file at SIGUSR1, and when the interface loses its first packet")
+	f.StringVar(&o.ring, "ring", "",
+		"keep the last packets in memory, those of a `TIME OR SIZE` such as 30s or 1GiB, and write "+
+			"them to a file at SIGUSR1, and when the interface loses its first packet")
 	f.DurationVar(&o.after, "after", time.Second, "with --ring: how long to go on writing then")
-	f.StringVarP(&o.direction, "direction", "Q", "inout", "packets that the host receives, sends, or both: in, out or inout")
+	f.StringVarP(&o.direction, "direction", "Q", "inout",
+		"packets that the host receives, sends, or both: in, out or inout")
 	f.BoolVarP(&o.notPromiscuous, "no-promiscuous", "p", false, "leave out frames for other hosts")
 	f.BoolVarP(&o.hex, "hex", "x", false, "without -w: print the bytes of each packet, too")
 	f.BoolVarP(&o.numeric, "numeric", "n", false, "for tcpdump's users: addresses are printed as numbers always")
 	f.StringVar(&o.engine, "engine", "afpacket", "engine of an interface")
-	f.StringArrayVar(&o.flow, "flow", nil, "engines that take packets from the host: take those of this `FLOW`, such as "+
-		"udp_dst=4791,ip_src=10.0.0.0/8 (repeat for more)")
+	f.StringArrayVar(&o.flow, "flow", nil,
+		"engines that take packets from the host: take those of this `FLOW`, such as "+
+			"udp_dst=4791,ip_src=10.0.0.0/8 (repeat for more)")
 	f.BoolVar(&o.all, "all", false, "engines that take packets from the host: take all, so that the host gets none")
 	f.Var(&o.buffer, "buffer", "memory for packets that wait, of an interface")
 	return c
@@ -138,6 +147,9 @@ func (o *captureOptions) run(ctx context.Context, s streams, args []string) erro
 			limits.To = s.out
 		}
 		x.Record.Limits = limits
+		if cfg.Interfaces[0].Engine == "afpacket" { // its ring holds more than comes in that time
+			x.Linger = linger
+		}
 		return sink(x)
 	}
 	broken := make(chan os.Signal, 1)
@@ -335,9 +347,11 @@ func (o *captureOptions) generate(where string) (string, error) {
 			fmt.Fprintf(&program, "%q, ", fmt.Sprint(i.Op, i.JT, i.JF, i.K))
 		}
 	}
-	return fmt.Sprintf("penstock:\n  interfaces: [{name: capture, engine: afpacket, address: %q, afpacket: {direction: %s, "+
+	return fmt.Sprintf("penstock:\n  interfaces: [{name: capture, engine: afpacket, address: %q, afpacket: "+
+		"{direction: %s, "+
 		"promiscuous: %v, frame_size: %d, frames: %d, filter: [%s]}, rx: {queues: "+
-		"[{poll_mode: direct, afpacket: {keep_truncated: true}}]}}]\n", where, direction, !o.notPromiscuous, frame, min(frames, 1<<20),
+		"[{poll_mode: direct, afpacket: {keep_truncated: true}}]}}]\n", where, direction, !o.notPromiscuous, frame,
+		min(frames, 1<<20),
 		program.String()), nil
 }
 

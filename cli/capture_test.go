@@ -303,7 +303,8 @@ func TestCaptureOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.Signal(sys.Interrupts()[1])
-		if _, err := p.WaitLine(limit(t), regexp.MustCompile("^0 packets captured, 0 filtered, dropped: nothing")); err != nil {
+		if _, err := p.WaitLine(limit(t),
+			regexp.MustCompile("^0 packets captured, 0 filtered, dropped: nothing")); err != nil {
 			t.Error(err)
 		}
 		if x, err := p.Wait(limit(t)); err != nil || x.Code != 0 {

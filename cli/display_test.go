@@ -64,7 +64,8 @@ func TestDisplayTerminal(t *testing.T) {
 // A server that ends takes its files away first: that is no loss of a right.
 func TestDisplayLost(t *testing.T) {
 	for err, want := range map[error]string{
-		fmt.Errorf("get: %w", path.ErrRevoked): "failed, trying again: the peer serves the file no more, for now: it ends, or " +
+		fmt.Errorf("get: %w", path.ErrRevoked): "failed, trying again: the peer serves the file no more, for now: it " +
+			"ends, or " +
 			"the file has changed\n",
 		errors.New("a plug was pulled"): "failed, trying again: a plug was pulled\n",
 	} {

@@ -73,7 +73,8 @@ The authority alone, such as in scripts: penstock pair init. Without a connectio
 	f.StringVar(&p.allow, "allow", "read,list",
 		"`RIGHTS` of the other machine here: read, write, list, status with commas between them; all; none")
 	p.codeFlag(c)
-	c.AddCommand(newPairInit(s), newPairShow(s), newPairList(s), newPairKey(s), newPairRenew(s), newPairExport(s), newPairImport(s),
+	c.AddCommand(newPairInit(s), newPairShow(s), newPairList(s), newPairKey(s), newPairRenew(s), newPairExport(s),
+		newPairImport(s),
 		newPairTrust(s), newPairDistrust(s), newPairAllow(s), newPairDeny(s), newPairUndeny(s))
 	return c
 }

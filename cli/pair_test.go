@@ -149,7 +149,8 @@ func TestPair(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"Paired with a at " + address, b.Self.Serial, a.Issuer, grouped(key), "node       b",
-		"Next: penstock serve FILE|DIR --listen tcp://127.0.0.1:7070   on a", "penstock ls tcp://a@127.0.0.1:7070 --identity ",
+		"Next: penstock serve FILE|DIR --listen tcp://127.0.0.1:7070   on a",
+		"penstock ls tcp://a@127.0.0.1:7070 --identity ",
 		`a may do here: read,list (by the rule "allow a read,list")`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the second machine does not print %q:\n%s", want, out)
@@ -494,7 +495,8 @@ func TestPairAllow(t *testing.T) {
 		}
 	}
 	run(t, 0, "allow gpu-7 read\nallow gpu-* none\ndefault none\n\n"+
-		`The new rule stands above "allow gpu-* none", which matched gpu-7 until now.`, "pair", "allow", "gpu-7", "read",
+		`The new rule stands above "allow gpu-* none", which matched gpu-7 until now.`, "pair", "allow", "gpu-7",
+		"read",
 		"--dir", dir)
 }
 

@@ -232,7 +232,8 @@ key never travels.
 				return err
 			} else if have.Rules.Denied(args[0], "") {
 				rule = identity.Rule{}
-				may = fmt.Sprintf("%s is DENIED here, whatever other rules say. \"penstock pair show%s\" has the rule, and "+
+				may = fmt.Sprintf("%s is DENIED here, whatever other rules say. \"penstock pair show%s\" has the "+
+					"rule, and "+
 					"\"penstock pair undeny\" removes it.\n", args[0], p.dirFlag())
 			}
 			out := s.out

@@ -142,7 +142,8 @@ file of rules of their own (--policy), which has the same lines. A node that was
 			}
 			text := fmt.Sprintf("The rules are now, and the first that matches holds:\n\n%v", c.Rules)
 			if rule, ok := had.Rules.Rule(args[0]); ok && rule.Pattern != args[0] {
-				text += fmt.Sprintf("\nThe new rule stands above \"allow %s %v\", which matched %s until now.\n", rule.Pattern,
+				text += fmt.Sprintf("\nThe new rule stands above \"allow %s %v\", which matched %s until now.\n",
+					rule.Pattern,
 					rule.Rights, args[0])
 			}
 			return p.print(s, contentsEvent("allowed", c), text)

@@ -38,7 +38,8 @@ func TestRunRotate(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Signal(sys.Interrupts()[0])
-	if _, err := p.WaitLine(limit(t), regexp.MustCompile(`^loop/0 record: recorded 0 packets, .* 2 whole files`)); err != nil {
+	if _, err := p.WaitLine(limit(t),
+		regexp.MustCompile(`^loop/0 record: recorded 0 packets, .* 2 whole files`)); err != nil {
 		t.Error(err)
 	}
 	if x, err := p.Wait(limit(t)); err != nil || x.Code != 0 {

@@ -170,7 +170,8 @@ func (m *sampler) sample(now *runRaw) *runSample {
 	last := m.last
 	m.last = now
 	s := &runSample{Event: "sample", Seconds: now.at.Sub(m.first).Seconds(), Interfaces: []runInterface{},
-		Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{}, Stages: []runStage{}, Recordings: []runRecording{},
+		Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{}, Stages: []runStage{},
+		Recordings:   []runRecording{},
 		Applications: []runApp{}}
 	if last == nil {
 		last = &runRaw{at: m.first, cpu: now.cpu}

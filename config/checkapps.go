@@ -248,7 +248,8 @@ func (d *decoder) checkRecording(r *Recording, path string) {
 			key   string
 			there bool
 			what  string
-		}{{"rotate", r.Rotate != nil, "whose files would be rotated"}, {"filter", r.Filter != "", "whose packets would be filtered"},
+		}{{"rotate", r.Rotate != nil, "whose files would be rotated"},
+			{"filter", r.Filter != "", "whose packets would be filtered"},
 			{"overwrite", r.Overwrite, "to overwrite"}, {"upload", r.Upload != "", "whose files would be uploaded"},
 			{"ring", r.Ring != (record.Ring{}), "whose packets would be kept"}} {
 			if x.there {

@@ -27,7 +27,8 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 			d.checkFormat(&s.Recording, p, q.ID, stage)
 			i := slices.IndexFunc(rx.Reorder, func(r Reorder) bool { return r.Takes(rx, q.ID) })
 			if i >= 0 && n >= q.OfPackets() && s.ofPackets() {
-				d.also(d.reportBatches(&s.Recording, &rx.Reorder[i], stage), join(path, item("reorder", i)), "the plan is here")
+				d.also(d.reportBatches(&s.Recording, &rx.Reorder[i], stage), join(path, item("reorder", i)),
+					"the plan is here")
 			}
 		}
 		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)

@@ -366,7 +366,9 @@ func transfersSection() *section {
 
 func securitySection() *section {
 	return &section{name: "security", title: "security", doc: "See docs/security.md.", keys: []key{
-		{name: "identity", kind: text("a directory"), doc: "Directory of the identity; without it the user's own (`penstock pair`). Without the section there is none: `security: {}` uses the user's own."},
+		{name: "identity", kind: text("a directory"),
+			doc: "Directory of the identity; without it the user's own (`penstock pair`). Without the section there " +
+				"is none: `security: {}` uses the user's own."},
 		{name: "policy", kind: text("a file"), doc: "Rules by name of certificate; without it those of the identity, and without these no peer has rights."},
 		{name: "floor", kind: word("none", "host", "encrypted"), def: "none", doc: "The least that any transfer takes."},
 		{name: "insecure", kind: boolean(), def: "false",
@@ -406,7 +408,8 @@ func applicationSection(rotate *section) *section {
 func recordKeys(of string, rotate *section) []key {
 	return []key{
 		{name: "record", kind: text("a file"), doc: of + "the file to write, such as `capture-%Y%m%d-%H%M%S.pcapng`. See docs/record.md."},
-		{name: "format", kind: word("pcapng", "pcap", "raw", "npy", "safetensors"), def: "pcapng", doc: "Its format. `npy` and `safetensors` take batches of `reorder`."},
+		{name: "format", kind: word("pcapng", "pcap", "raw", "npy", "safetensors"), def: "pcapng",
+			doc: "Its format. `npy` and `safetensors` take batches of `reorder`."},
 		{name: "filter", kind: text("a filter in the language of tcpdump"),
 			doc: "Only matching packets are in the file, such as `udp port 4791`. Needs libpcap."},
 		{name: "rotate", sub: rotate, doc: "When the file ends and the next one begins. Without it there is one file."},

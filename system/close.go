@@ -89,7 +89,8 @@ func (s *System) shut() error {
 	note("the accelerators", s.gpus.close())
 	for _, r := range s.recorders() {
 		if u := r.Stats().Uploads; u.Waiting > 0 {
-			s.log.Warn("files are being uploaded; a second interrupt leaves them to the next run", "to", u.To, "files", u.Waiting)
+			s.log.Warn("files are being uploaded; a second interrupt leaves them to the next run", "to", u.To, "files",
+				u.Waiting)
 		}
 		note("the uploads", r.Uploaded())
 	}

@@ -94,7 +94,8 @@ func TestRecordBatches(t *testing.T) {
 				size = 0 // what devices copy
 			}
 			for _, q := range s.Snapshot().Interfaces[0].Rx[0].Stages[1:] {
-				if q.Record.Bounced != size || q.Stats.Copied != size || q.Record.Packets != uint64(rows) || q.Record.Lost != nil {
+				if q.Record.Bounced != size || q.Stats.Copied != size || q.Record.Packets != uint64(rows) ||
+					q.Record.Lost != nil {
 					t.Errorf("%+v, %+v, expected %d batches, %d bytes copied", q, q.Record, rows, size)
 				}
 			}
@@ -121,18 +122,21 @@ func TestRecordBatches(t *testing.T) {
 			defer st.Close()
 			raw := read(t, file("a.npy"))[1024:]
 			all, _ := st.Tensor("batches")
-			if string(all.Bytes()) != string(raw[:len(all.Bytes())]) || fmt.Sprint(all.Desc) != fmt.Sprintf("f32[%d 8 9]", in) {
+			if string(all.Bytes()) != string(raw[:len(all.Bytes())]) ||
+				fmt.Sprint(all.Desc) != fmt.Sprintf("f32[%d 8 9]", in) {
 				t.Errorf("%v", all.Desc)
 			}
 			ids, _ := st.Tensor("id")
 			packets, _ := st.Tensor("packets")
 			for i := range n {
-				id, k := binary.LittleEndian.Uint64(ids.Bytes()[8*i:]), binary.LittleEndian.Uint64(packets.Bytes()[8*i:])
+				id, k := binary.LittleEndian.Uint64(ids.Bytes()[8*i:]),
+					binary.LittleEndian.Uint64(packets.Bytes()[8*i:])
 				if id != uint64(i) || k != 8 && i != 1 || k != 7 && i == 1 {
 					t.Errorf("batch %d: number %d, %d packets", i, id, k)
 				}
 			}
-			if m := st.Metadata(); m["plan"] != "samples" || m["packets_per_batch"] != "8" || m["missing_packets"] != "1" ||
+			if m := st.Metadata(); m["plan"] != "samples" || m["packets_per_batch"] != "8" ||
+				m["missing_packets"] != "1" ||
 				m["lost_batches"] != "0" {
 				t.Errorf("%v", m)
 			}

@@ -37,10 +37,12 @@ func (n *Node) allows(a address.Address) error {
 	from := "\"penstock pair\" makes one"
 	if own, err := identity.DefaultDir(); err == nil {
 		if _, err = os.Stat(filepath.Join(own, identity.NodeFile)); err == nil {
-			from = "security: {} in a configuration, identity=True in Python and Options.Identity in Go use that of " + own
+			from = "security: {} in a configuration, identity=True in Python and Options.Identity in Go use that of " +
+				own
 		}
 	}
-	return fmt.Errorf("transfer: address %v is beyond this machine, and this node has no identity (%s) and no permission "+
+	return fmt.Errorf("transfer: address %v is beyond this machine, and this node has no identity (%s) and no "+
+		"permission "+
 		"for plaintext: %w", a, from, ErrPlaintext)
 }
 

@@ -382,7 +382,8 @@ func openNear(ctx context.Context, at *place, to target, c *cell, k *clock, send
 	senders = min(senders, c.streams())
 	_, segments := c.chunk()
 	for range senders {
-		n.gens = append(n.gens, &generator{b: burst.NewSegmented(c.Burst, c.Burst*segments), c: k, w: pace.NewWaiter(k.now)})
+		n.gens = append(n.gens, &generator{b: burst.NewSegmented(c.Burst, c.Burst*segments), c: k,
+			w: pace.NewWaiter(k.now)})
 	}
 	open := n.frameStreams
 	if !c.frames() {

@@ -147,7 +147,8 @@ func (c *Client) explain(err error) error {
 		return fmt.Errorf("%v: %w", c, err)
 	case r.Code == minio.NoSuchBucket:
 		hint = ": make the bucket, or correct its name or AWS_ENDPOINT_URL"
-	case slices.Contains([]string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"}, r.Code):
+	case slices.Contains([]string{"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"},
+		r.Code):
 		hint = ": the session token has expired: renew ~/.aws/credentials, or begin again with new credentials"
 	case r.Code == minio.InvalidAccessKeyID, r.Code == minio.SignatureDoesNotMatch:
 		hint = ": correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials"

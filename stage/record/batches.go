@@ -65,7 +65,8 @@ func (k *batchKind) head(f Format, n int, metadata map[string]string) ([]byte, e
 	if f == Safetensors {
 		list := []tensor.Tensor{all}
 		for _, name := range columns {
-			list = append(list, tensor.Tensor{Name: name, Desc: tensor.Desc{DType: tensor.I64, Shape: []int64{int64(n)}}})
+			list = append(list, tensor.Tensor{Name: name,
+				Desc: tensor.Desc{DType: tensor.I64, Shape: []int64{int64(n)}}})
 		}
 		return safetensors.Header(list, metadata, tableHead)
 	}

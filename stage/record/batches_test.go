@@ -62,7 +62,8 @@ func TestBatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		x, _, err := npy.ParseNext(append(b, "a part of the next one"...))
-		if err != nil || x.Desc.String() != (tensor.Desc{DType: tensor.U8, Shape: []int64{int64(n + 1), 4, 15}}).String() ||
+		if err != nil || x.Desc.String() != (tensor.Desc{DType: tensor.U8,
+			Shape: []int64{int64(n + 1), 4, 15}}).String() ||
 			string(x.Bytes()[60*n:]) != string(frame(n, 60)) {
 			t.Fatalf("%d batches: %v, %v", n+1, x.Desc, err)
 		}

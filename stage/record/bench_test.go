@@ -34,7 +34,8 @@ func BenchmarkRecorder(b *testing.B) {
 			before, n := used(b), 0
 			for b.Loop() {
 				for range packets {
-					i := in.Builder().Add(src, burst.Segment{Handle: burst.NoHandle, Off: uint64(n % 1024 * stride), Len: uint32(size)})
+					i := in.Builder().Add(src, burst.Segment{Handle: burst.NoHandle, Off: uint64(n % 1024 * stride),
+						Len: uint32(size)})
 					in.Builder().SetReceived(i, size, burst.HasTime, int64(n))
 					n++
 				}

@@ -4,8 +4,8 @@ import (
 	"io"
 )
 
-// Limits are what ends a recording before Close, and where it goes instead of a file. The zero value
-// has none.
+// Limits are what ends a recording before Close, and where it goes instead of a file. The zero
+// value has none.
 type Limits struct {
 	// SnapLen is how many bytes of each packet are recorded; 0: all, up to pcap.SnapLen.
 	SnapLen int
@@ -14,7 +14,8 @@ type Limits struct {
 	// KeepFiles is how many whole files of the name stay, those of earlier runs included: the
 	// recorder removes the oldest. 0: all stay.
 	KeepFiles int
-	// To, unless it is nil, gets what a file would, burst by burst. Name is what errors call it then.
+	// To, unless it is nil, gets what a file would, burst by burst. Name is what errors call it
+	// then.
 	To io.Writer
 	// Ended is called once when the recording has ended, or To has failed, which is its error then.
 	// It must not block, and calls no method of the Recorder.

@@ -30,7 +30,8 @@ import (
 func Write(w io.Writer, tensors []tensor.Tensor, metadata map[string]string) (int64, error) {
 	for _, t := range tensors {
 		if n, err := t.Desc.Bytes(); err == nil && n != int64(len(t.Bytes())) {
-			return 0, fmt.Errorf("safetensors: tensor %s: %d bytes of memory; expected %d for %s: make it with tensor.New",
+			return 0, fmt.Errorf("safetensors: tensor %s: %d bytes of memory; expected %d for %s: make it with "+
+				"tensor.New",
 				quote(t.Name), len(t.Bytes()), n, t.Desc)
 		}
 	}
@@ -145,7 +146,8 @@ func check(t tensor.Tensor) (dtype string, n int64, err error) {
 	dtype, ok := t.Desc.DType.Safetensors()
 	switch {
 	case !ok:
-		return "", 0, fmt.Errorf("dtype %s does not exist in this format; expected one of %v", t.Desc.DType, knownDTypes())
+		return "", 0, fmt.Errorf("dtype %s does not exist in this format; expected one of %v", t.Desc.DType,
+			knownDTypes())
 	case !t.Desc.Contiguous():
 		return "", 0, fmt.Errorf("%s is not row-major contiguous, which is all that this format holds; copy it first",
 			t.Desc)

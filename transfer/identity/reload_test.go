@@ -616,7 +616,8 @@ func TestToPermit(t *testing.T) {
 	for want, i := range map[string]*Identity{
 		"run on a: penstock pair allow b read":                                                 open(t, own, always),
 		"run on a: penstock pair allow b read --dir DIR, with the directory of its --identity": open(t, dir, always),
-		`write "allow b read" into the file of rules of a (--policy)`:                          open(t, dir, Options{Policy: other}),
+		`write "allow b read" into the file of rules of a (--policy)`: open(t, dir,
+			Options{Policy: other}),
 	} {
 		if got := i.ToPermit("b", "read"); got != want {
 			t.Errorf("%q, expected %q", got, want)

@@ -27,7 +27,8 @@ func Allow(dir, pattern string, rights Rights) (*Rules, error) {
 	return editRules(dir, func(path string, r *Rules, text []byte) ([]byte, error) {
 		if r != nil {
 			if k := slices.IndexFunc(r.names, func(n string) bool { return covers(n, pattern) }); k >= 0 {
-				return nil, fmt.Errorf("identity: %q is denied by %s; to admit it again, run first: penstock pair undeny "+
+				return nil, fmt.Errorf("identity: %q is denied by %s; to admit it again, run first: penstock pair "+
+					"undeny "+
 					"'%s' --dir %s: %w", pattern, path, r.names[k], dir, ErrPolicy)
 			}
 		}
@@ -35,8 +36,8 @@ func Allow(dir, pattern string, rights Rights) (*Rules, error) {
 	})
 }
 
-// withAllow is a file of rules with the rights of a pattern replaced, or with a rule more: above the
-// first allow that would match first, behind the last one, or above the default and the comment
+// withAllow is a file of rules with the rights of a pattern replaced, or with a rule more: above
+// the first allow that would match first, behind the last one, or above the default and the comment
 // before that.
 func withAllow(text []byte, pattern string, rights Rights) []byte {
 	lines := strings.SplitAfter(string(text), "\n")
@@ -92,7 +93,8 @@ func Introduce(dir, name string, rights Rights, keep bool) (Rule, error) {
 		return rule, nil
 	}
 	if ok && rule.Pattern != name {
-		return rule, fmt.Errorf("identity: %q: the rule \"allow %s %v\" matches it: %w", name, rule.Pattern, rule.Rights,
+		return rule, fmt.Errorf("identity: %q: the rule \"allow %s %v\" matches it: %w", name, rule.Pattern,
+			rule.Rights,
 			ErrPolicy)
 	}
 	_, err = Allow(dir, name, rights)

@@ -250,7 +250,8 @@ func TestAllow(t *testing.T) {
 	// What a pattern matches already stands above it, the narrower the higher.
 	step("gpu-1*", Read, "allow b all\nallow gpu-1* read\nallow gpu-* none\n")
 	step("gpu-17", All, "allow b all\nallow gpu-17 all\nallow gpu-1* read\nallow gpu-* none\n")
-	for pattern, want := range map[string]string{"": "pattern", "B": "pattern", "x y": "pattern", "*a*": "more than one"} {
+	for pattern, want := range map[string]string{"": "pattern", "B": "pattern", "x y": "pattern",
+		"*a*": "more than one"} {
 		if _, err := Allow(dir, pattern, Read); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", pattern, err)
 		}
