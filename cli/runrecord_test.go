@@ -58,7 +58,7 @@ func TestCaptureRing(t *testing.T) {
 	n := netns.New(t, netns.Topology{Neighbours: true})
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.pcapng")
-	r := startCapture(t, n, nil, "-w", file, "--ring", "30s", "--after", "1h", "udp", "port", "7")
+	r := startCapture(t, n, nil, "eth0", "-w", file, "--ring", "30s", "--after", "1h", "udp", "port", "7")
 	r.send(7, 0, 6)
 	if list, err := os.ReadDir(dir); err != nil || len(list) > 0 {
 		t.Errorf("%v, %v", list, err)
