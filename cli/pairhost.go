@@ -177,7 +177,8 @@ func (p *pairing) confirmation(s streams) (confirm func(context.Context, identit
 		}, "for the machine with the key of --fingerprint", nil
 	case terminal == nil:
 		return nil, "", &usageError{errors.New("there is no terminal on which you could confirm the other machine; " +
-			"expected --fingerprint SHA256 (\"penstock pair key\" there prints it), or --yes")}
+			"expected --fingerprint SHA256 (\"penstock pair key\" there prints it), or --yes; the authority alone is made by " +
+			"\"penstock pair init\"")}
 	}
 	return func(ctx context.Context, _ identity.Candidate) (bool, error) {
 		line, err := askLine(ctx, terminal, confirmQuestion, true)
