@@ -128,6 +128,9 @@ func Undeny(dir, pattern, serial string) (*Rules, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := Inspect(dir); err != nil {
+		return nil, err
+	}
 	return editRules(dir, func(path string, _ *Rules, text []byte) ([]byte, error) {
 		lines := strings.SplitAfter(string(text), "\n")
 		left := slices.DeleteFunc(slices.Clone(lines), func(l string) bool {
