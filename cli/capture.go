@@ -391,7 +391,9 @@ func (o *captureOptions) report(w io.Writer, s *root.Snapshot, lines *linePrinte
 			}
 		}
 	}
-	for d, n := range s.Interfaces[0].Stats.Drops {
+	drops := s.Interfaces[0].Stats.Drops
+	drops.Add(&s.Interfaces[0].Stats.Rx.Drops)
+	for d, n := range drops {
 		// what came behind the end is no loss
 		if d := engine.Drop(d); n > 0 && d != engine.DropClosed && d != engine.DropNoQueue {
 			reasons = append(reasons, fmt.Sprintf("%v %d", d, n))

@@ -2,11 +2,14 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/lab/testenv/netns"
@@ -75,4 +78,52 @@ func TestCaptureRing(t *testing.T) {
 	r.cmd.Process.Signal(sys.Interrupts()[1])
 	r.end()
 	checkCaptured(t, file, 0, 6)
+}
+
+// What the kernel has no room for, while the capture stands still, is said at the end.
+func TestCaptureLoss(t *testing.T) {
+	n := netns.New(t, netns.Topology{Neighbours: true})
+	file := filepath.Join(t.TempDir(), "a.pcapng")
+	r := startCapture(t, n, nil, "-w", file, "--buffer", "1MiB", "-s", "100", "udp", "port", "7")
+	pid := r.cmd.Process.Pid
+	if err := r.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return bytes.Contains(b, []byte(") T "))
+	}
+	for ctx := limit(t); !stopped(); runtime.Gosched() {
+		if ctx.Err() != nil {
+			t.Fatal("the capture does not stop")
+		}
+	}
+	const sent = 2500
+	r.send(7, 0, sent) // a ring of 1 MiB has fewer frames of 576 bytes
+	if err := r.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	written := func() int { b, _ := os.ReadFile(file + ".partial"); return bytes.Count(b, []byte("\x00\x07\x00\x0c")) }
+	for ctx := limit(t); written() < 1000; runtime.Gosched() {
+		if ctx.Err() != nil {
+			t.Fatalf("%d packets are in the file", written())
+		}
+	}
+	r.send(7, sent, 1) // it comes behind all that waits
+	last := func() bool { b, _ := os.ReadFile(file + ".partial"); return bytes.Contains(b, fmt.Append(nil, sent)) }
+	for ctx := limit(t); !last(); runtime.Gosched() {
+		if ctx.Err() != nil {
+			t.Fatal("the last packet is not in the file")
+		}
+	}
+	r.cmd.Process.Signal(sys.Interrupts()[1])
+	said := r.end()
+	m := regexp.MustCompile(`(\d+) packets captured.*dropped: \S+ (\d+)\n`).FindStringSubmatch(said)
+	if m == nil {
+		t.Fatalf("%q", said)
+	}
+	captured, _ := strconv.Atoi(m[1])
+	if dropped, _ := strconv.Atoi(m[2]); dropped < 500 || captured+dropped != sent+1 {
+		t.Errorf("%q of %d packets", said, sent+1)
+	}
 }
