@@ -339,7 +339,7 @@ func (o *captureOptions) generate(where string) (string, error) {
 	if o.snap > 0 && o.snap < 65536 {
 		frame = (o.snap + 511) &^ 63
 	}
-	frames := max(int(o.buffer)/frame, 16)
+	frames := min(max(int(o.buffer)/frame, 16), 1<<20)
 	var program strings.Builder
 	// A filter that cannot be compiled the plan refuses.
 	if f, err := filter.Compile(o.expression, pcap.Ethernet); err == nil && o.expression != "" {
@@ -348,11 +348,9 @@ func (o *captureOptions) generate(where string) (string, error) {
 		}
 	}
 	return fmt.Sprintf("penstock:\n  interfaces: [{name: capture, engine: afpacket, address: %q, afpacket: "+
-		"{direction: %s, "+
-		"promiscuous: %v, frame_size: %d, frames: %d, filter: [%s]}, rx: {queues: "+
-		"[{poll_mode: direct, afpacket: {keep_truncated: true}}]}}]\n", where, direction, !o.notPromiscuous, frame,
-		min(frames, 1<<20),
-		program.String()), nil
+		"{direction: %s, promiscuous: %v, frame_size: %d, frames: %d, filter: [%s]}, rx: {queues: "+
+		"[{poll_mode: direct, depth: %d, afpacket: {keep_truncated: true}}]}}]\n", where, direction,
+		!o.notPromiscuous, frame, frames, program.String(), min(frames, 1024)), nil
 }
 
 // takes is the configuration for an engine that takes packets away from the host.

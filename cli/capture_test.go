@@ -231,7 +231,7 @@ func TestCaptureLoopback(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer read.Close()
-	r := startCapture(t, n, write, "lo", "-x", "-c", "2", "udp port 7")
+	r := startCapture(t, n, write, "lo", "--buffer", "2MiB", "-x", "-c", "2", "udp port 7")
 	write.Close()
 	for i := range 2 {
 		c, err := n.Hosts[1].Dial(t.Context(), "udp", "127.0.0.1:7")

@@ -48,7 +48,8 @@ func TestFlagsMeanOneThing(t *testing.T) {
 	noJSON := []string{"penstock config explain", "penstock config generate", "penstock config migrate",
 		"penstock config schema",
 		"penstock man", "penstock topology", // texts and a picture
-		"penstock agent"} // nothing
+		"penstock agent",   // nothing
+		"penstock capture"} // packets; what it says of them goes to the standard error
 	every(func(c *cobra.Command) {
 		leaf := c.Runnable() && !c.HasSubCommands() && !c.Hidden && c.Name() != "help" &&
 			c.Parent().Name() != "completion"

@@ -84,7 +84,7 @@ func TestCaptureRing(t *testing.T) {
 func TestCaptureLoss(t *testing.T) {
 	n := netns.New(t, netns.Topology{Neighbours: true})
 	file := filepath.Join(t.TempDir(), "a.pcapng")
-	r := startCapture(t, n, nil, "-w", file, "--buffer", "1MiB", "-s", "100", "udp", "port", "7")
+	r := startCapture(t, n, nil, "eth0", "-w", file, "--buffer", "1MiB", "-s", "100", "udp", "port", "7")
 	pid := r.cmd.Process.Pid
 	if err := r.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
