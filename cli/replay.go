@@ -45,7 +45,7 @@ at the times of the files, which are merged. All times count from one start. doc
 Packets of another link type than the port's, and longer ones than it takes, are skipped and counted. Packets that the capture cut
 off are refused without --pad.
 
-With --check the packets are received at a second port, and those that are missing, repeated, reordered, changed or extra are told,
+With --check the packets are received at a second port, and the command counts those that are missing, repeated, reordered, changed or extra,
 with the error of their times. The exit status is 1 if one was not sent, is missing or changed.`,
 		Example: `  penstock replay a.pcapng eth0
   penstock replay a.pcap b.pcapng eth0 --speed max --engine xdp

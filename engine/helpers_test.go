@@ -168,7 +168,7 @@ func newDeaf(q *queue) *deaf {
 	return d
 }
 
-func (d *deaf) Harvest(b *burst.Burst) error { _, err := d.q.TryRecv(b); return err }
+func (d *deaf) Collect(b *burst.Burst) error { _, err := d.q.TryRecv(b); return err }
 func (d *deaf) Watch(*Waker) Armed           { return ArmedPoll }
 func (d *deaf) Stop(Drop) error              { return nil }
 

@@ -11,13 +11,13 @@ import (
 // does the rest. The queue calls the methods one at a time, with its own lock held, and none after
 // Stop; none of them waits.
 type RxDevice interface {
-	// Harvest gives the device free memory, adds the packets that it has received to b, oldest
+	// Collect gives the device free memory, adds the packets that it has received to b, oldest
 	// first, while b has room, and counts on the front what it drops. A packet that does not fit
 	// into an empty b is dropped as DropTooLong. Packets for other queues of the port go to those
 	// (RxFront.Bring). The error says why the device brings nothing more; it is the same at every
 	// call from then on.
-	Harvest(b *burst.Burst) error
-	// Watch asks for one Wake of w when Harvest may have something to bring or to say.
+	Collect(b *burst.Burst) error
+	// Watch asks for one Wake of w when Collect may have something to bring or to say.
 	Watch(w *Waker) Armed
 	// Stop ends reception and gives back everything that the queue has of the device and of its
 	// pools, after it has counted (RxFront.Drop) what the device still held as dropped for that
@@ -38,7 +38,7 @@ const (
 )
 
 // RxDiscarder is an RxDevice that throws away what it has received without memory to receive it
-// into. Of others the front harvests packets and releases them.
+// into. Of others the front collects packets and releases them.
 type RxDiscarder interface {
 	// Flush throws away what the device has received and returns the number of packets.
 	Flush() int
@@ -49,7 +49,7 @@ type RxDiscarder interface {
 type RxFinisher interface {
 	// Finish is called with the packets of b from that index on, which the owner gets next; another
 	// queue of the port may have received them. With an error the owner does not get them: they are
-	// dropped as DropDown, with what waits in the inbox. Harvest returns that error from then on.
+	// dropped as DropDown, with what waits in the inbox. Collect returns that error from then on.
 	Finish(b *burst.Burst, from int) error
 }
 
@@ -66,7 +66,7 @@ type RxAccounter interface {
 //
 // There are two locks. The queue's own is held by its owner's calls, by Close and by Stats, while
 // the device works; the inbox has one of its own, under which nothing else is locked. So a device
-// may hold a lock of its port in Harvest and bring packets to other queues meanwhile.
+// may hold a lock of its port in Collect and bring packets to other queues meanwhile.
 type RxFront struct {
 	spec     RxSpec
 	dev      RxDevice
@@ -187,7 +187,7 @@ func (f *RxFront) Brought() {
 	f.inbox.Unlock()
 }
 
-// Waiting is the number of packets in the inbox. They are older than what the device has: Harvest
+// Waiting is the number of packets in the inbox. They are older than what the device has: Collect
 // brings nothing to b while there are some.
 func (f *RxFront) Waiting() int { return int(f.waiting.Load()) }
 
@@ -204,7 +204,7 @@ func (f *RxFront) TryRecv(b *burst.Burst) (int, error) {
 		return 0, ErrClosed
 	}
 	had := b.Len()
-	err := f.harvest(b)
+	err := f.collect(b)
 	n := b.Len() - had
 	if n == 0 {
 		f.empty++
@@ -226,14 +226,14 @@ func (f *RxFront) TryRecv(b *burst.Burst) (int, error) {
 	return n, nil
 }
 
-// harvest adds to b what waits in the inbox, and then what the device has.
-func (f *RxFront) harvest(b *burst.Burst) (err error) {
+// collect adds to b what waits in the inbox, and then what the device has.
+func (f *RxFront) collect(b *burst.Burst) (err error) {
 	had := b.Len()
 	if f.Waiting() > 0 {
 		f.take(b)
 	}
 	if b.Room() > 0 && f.Waiting() == 0 {
-		err = f.dev.Harvest(b)
+		err = f.dev.Collect(b)
 		if b.Len() == had && f.Waiting() > 0 {
 			// the device had no room for them, or another queue has brought them meanwhile
 			f.take(b)
@@ -306,7 +306,7 @@ func (f *RxFront) discard() (n int) {
 	}
 	b := burst.NewSegmented(256, 512)
 	for range discardBursts {
-		_ = f.harvest(b)
+		_ = f.collect(b)
 		if b.Len() == 0 {
 			break
 		}

@@ -34,7 +34,7 @@ type toyRx struct {
 	port            *toyPort
 	direct, brought *RxSlots
 	answer          Armed // of Watch, where the list is empty
-	err             error // of Harvest, where it is empty
+	err             error // of Collect, where it is empty
 	watched         int
 	own, others     [8]byte // packets on their way into slots
 }
@@ -88,8 +88,8 @@ func (p *toyPort) listed() int {
 	return len(p.list)
 }
 
-// Harvest implements RxDevice.
-func (q *toyRx) Harvest(b *burst.Burst) error {
+// Collect implements RxDevice.
+func (q *toyRx) Collect(b *burst.Burst) error {
 	p := q.port
 	p.mu.Lock()
 	defer p.mu.Unlock()

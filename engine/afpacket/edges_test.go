@@ -119,7 +119,7 @@ func TestInOrder(t *testing.T) {
 	}
 	e.arrive(young)
 	// It saw nothing there before the other brought it.
-	if second.Harvest(b); b.Len() != 0 {
+	if second.Collect(b); b.Len() != 0 {
 		t.Errorf("%d younger frames came first", b.Len())
 	}
 	if n, err := second.TryRecv(b); n != 2 || err != nil || b.PacketLen(0) != len(old) || b.PacketLen(1) != len(young) {

@@ -139,8 +139,8 @@ func (q *rxQueue) reads(s *socket) bool {
 	return len(live) > 0 && live[s.number%len(live)] == q
 }
 
-// Harvest implements engine.RxDevice.
-func (q *rxQueue) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *rxQueue) Collect(b *burst.Burst) error {
 	for _, s := range q.port.sockets {
 		if q.reads(s) {
 			s.pump(q, b, pumpOthers)

@@ -107,8 +107,8 @@ func (q *rxQueue) split(d []cdpdk.Desc) bool {
 	return q.h.head != nil && d[0].Foreign && int(d[0].Len) <= q.h.at && (len(d) == 1 || len(d) == 2 && !d[1].Foreign)
 }
 
-// Harvest implements engine.RxDevice.
-func (q *rxQueue) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *rxQueue) Collect(b *burst.Burst) error {
 	q.hw.Lock()
 	defer q.hw.Unlock()
 	if !q.on {

@@ -43,8 +43,8 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	return q, nil
 }
 
-// Harvest implements engine.RxDevice.
-func (q *rxQueue) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *rxQueue) Collect(b *burst.Burst) error {
 	for want := b.Room(); want > 0; {
 		n := q.cache.GetBatch(q.slots[:min(want, batch)])
 		added := b.Builder().AddSlots(q.src, q.pool, q.slots[:n], nil,
@@ -59,7 +59,7 @@ func (q *rxQueue) Harvest(b *burst.Burst) error {
 	return nil
 }
 
-// Watch implements engine.RxDevice. The front asks when Harvest has found no slot, and no
+// Watch implements engine.RxDevice. The front asks when Collect has found no slot, and no
 // descriptor says when there is one.
 func (q *rxQueue) Watch(*engine.Waker) engine.Armed { return engine.ArmedPoll }
 

@@ -73,7 +73,7 @@ func TestBesideC(t *testing.T) {
 	loopC(t)(1000, 64) // checks its own
 }
 
-// BenchmarkBesideC compares the processor time of a packet, from Harvest to Release, with that of
+// BenchmarkBesideC compares the processor time of a packet, from Collect to Release, with that of
 // the same loop in C, in interleaved pairs: go test -run - -bench BesideC -benchtime 1x
 // ./engine/null.
 func BenchmarkBesideC(b *testing.B) {

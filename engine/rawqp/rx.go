@@ -200,8 +200,8 @@ func (q *rxQueue) refill() {
 	q.starved = q.starved || q.recvs.Short()
 }
 
-// Harvest implements engine.RxDevice.
-func (q *rxQueue) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *rxQueue) Collect(b *burst.Burst) error {
 	c := q.cq
 	c.mu.Lock()
 	defer c.mu.Unlock()

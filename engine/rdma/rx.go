@@ -212,8 +212,8 @@ func (q *rxQueue) failed(l *rxChannel, err error) {
 	}
 }
 
-// Harvest implements engine.RxDevice.
-func (q *rxQueue) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *rxQueue) Collect(b *burst.Burst) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for looked := false; b.Room() > 0; {

@@ -24,8 +24,8 @@ func pool(t testing.TB, name string, size, slots int) *mem.Pool {
 	return p
 }
 
-// lane is a way from one port to another with the queues that it takes.
-type lane struct {
+// line is a way from one port to another with the queues that it takes.
+type line struct {
 	net *Network
 	tx  engine.TxQueue
 	rx  engine.RxQueue
@@ -33,9 +33,9 @@ type lane struct {
 	len int
 }
 
-func newLane(t testing.TB, shared bool, length int) *lane {
+func newLine(t testing.TB, shared bool, length int) *line {
 	t.Helper()
-	l := &lane{b: burst.New(64), len: length}
+	l := &line{b: burst.New(64), len: length}
 	from := pool(t, "tx", 2048, 1024)
 	to := from
 	if !shared {
@@ -71,7 +71,7 @@ func addRx(t testing.TB, p engine.Port, spec engine.RxSpec) engine.RxQueue {
 }
 
 // round takes 64 packets all the way.
-func (l *lane) round(t testing.TB) {
+func (l *line) round(t testing.TB) {
 	if n, err := l.tx.Alloc(l.b, 64, l.len); n != 64 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -96,7 +96,7 @@ func BenchmarkCopy(b *testing.B) {
 }
 
 func benchmarkLane(b *testing.B, shared bool, length int) {
-	l := newLane(b, shared, length)
+	l := newLine(b, shared, length)
 	for range 100 {
 		l.round(b)
 	}

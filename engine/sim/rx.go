@@ -294,8 +294,8 @@ func (q *rxQueue) wake() {
 	}
 }
 
-// Harvest implements engine.RxDevice.
-func (q *rxQueue) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *rxQueue) Collect(b *burst.Burst) error {
 	if q.split {
 		q.moveSplit(b)
 	} else {
@@ -389,7 +389,7 @@ func (q *rxQueue) waiting() uint64 {
 	return n
 }
 
-// empty reports whether Harvest would find nothing.
+// empty reports whether Collect would find nothing.
 func (q *rxQueue) empty() bool {
 	return q.tail.Load() == q.head.Load() && (q.stage == nil || q.stage.Len() == 0)
 }
@@ -410,7 +410,7 @@ func (q *rxQueue) Watch(w *engine.Waker) engine.Armed {
 func (q *rxQueue) Flush() (n int) {
 	junk := burst.NewSegmented(64, 128)
 	for !q.empty() {
-		_ = q.Harvest(junk)
+		_ = q.Collect(junk)
 		n += junk.Len() // what came meanwhile, too
 		junk.Release()
 	}

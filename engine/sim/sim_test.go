@@ -531,7 +531,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		return
 	}
 	for _, shared := range []bool{true, false} {
-		l := newLane(t, shared, 200)
+		l := newLine(t, shared, 200)
 		if k := testing.AllocsPerRun(200, func() { l.round(t) }); k != 0 {
 			t.Errorf("one pool %v: %v allocations for a burst", shared, k)
 		}

@@ -152,8 +152,8 @@ func (q *tcpRx) readOut() {
 	q.done = nil
 }
 
-// Harvest implements engine.RxDevice.
-func (q *tcpRx) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *tcpRx) Collect(b *burst.Burst) error {
 	if q.admits(b) {
 		q.gather(b)
 	}

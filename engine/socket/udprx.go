@@ -33,7 +33,7 @@ type udpRx struct {
 	times        bool
 	hardware     bool
 	watched      bool // engine.Events knows the socket
-	harvests     uint
+	collects     uint
 }
 
 var _ engine.RxQueue = (*udpRx)(nil)
@@ -44,7 +44,7 @@ const (
 	// perPacket is what the kernel needs for a packet besides its bytes, and what it loses by
 	// rounding up.
 	perPacket = 1024
-	// kernelLook is how often, in calls of Harvest, the kernel is asked for its drops, whose count
+	// kernelLook is how often, in calls of Collect, the kernel is asked for its drops, whose count
 	// has 32 bits.
 	kernelLook = 1 << 16
 )
@@ -140,9 +140,9 @@ func (p *UDPPort) open(q *udpRx, spec engine.RxSpec) (err error) {
 	return nil
 }
 
-// Harvest implements engine.RxDevice.
-func (q *udpRx) Harvest(b *burst.Burst) error {
-	if q.harvests++; q.harvests%kernelLook == 0 {
+// Collect implements engine.RxDevice.
+func (q *udpRx) Collect(b *burst.Burst) error {
+	if q.collects++; q.collects%kernelLook == 0 {
 		q.Account()
 	}
 	if q.give(b) == 0 && b.Room() > 0 && q.at == q.got && q.receive(b.Room()) {

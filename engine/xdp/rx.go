@@ -156,8 +156,8 @@ func (q *rxQueue) suspend() (err error) {
 	return err
 }
 
-// Harvest implements engine.RxDevice.
-func (q *rxQueue) Harvest(b *burst.Burst) error {
+// Collect implements engine.RxDevice.
+func (q *rxQueue) Collect(b *burst.Burst) error {
 	had := b.Len()
 	for range q.sockets {
 		s := q.sockets[q.turn]

@@ -24,7 +24,7 @@ static _Atomic uint64_t head = 1; /* index + 1 of the first free slot, and a cou
 static uint32_t next[SLOTS], generation[SLOTS];
 static struct descriptor burst[MOST];
 
-static __attribute__((noinline)) int harvest(int room, uint32_t size)
+static __attribute__((noinline)) int collect(int room, uint32_t size)
 {
 	uint32_t got[MOST];
 	uint64_t h = atomic_load(&head), at;
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
 		next[i] = i + 2;
 	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
 	while (n < packets) {
-		int k = harvest(room, size);
+		int k = collect(room, size);
 		for (int i = 0; i < k; i++)
 			bytes += burst[i].length;
 		n += (uint64_t)k;
