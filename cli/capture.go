@@ -26,8 +26,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// linger is how long packets of a packet socket may wait for others.
-const linger = time.Millisecond
+// inBlock is longer than a packet stays in a block of afpacket.
+const inBlock = 60 * time.Millisecond
 
 // captureOptions are the flags of penstock capture.
 type captureOptions struct {
@@ -47,7 +47,7 @@ type captureOptions struct {
 }
 
 func newCapture(s streams) *cobra.Command {
-	o := captureOptions{buffer: 128 << 20}
+	o := captureOptions{buffer: 32 << 20}
 	c := &cobra.Command{
 		Use:   "capture IF|URL|FILE.yaml [FILTER...]",
 		Short: "Write the packets of an interface to files, to a pipe, or a line each to the terminal",
@@ -147,9 +147,6 @@ func (o *captureOptions) run(ctx context.Context, s streams, args []string) erro
 			limits.To = s.out
 		}
 		x.Record.Limits = limits
-		if cfg.Interfaces[0].Engine == "afpacket" { // its ring holds more than comes in that time
-			x.Linger = linger
-		}
 		return sink(x)
 	}
 	broken := make(chan os.Signal, 1)
@@ -183,6 +180,12 @@ func (o *captureOptions) run(ctx context.Context, s streams, args []string) erro
 			system.RotateRecordings()
 			continue
 		case <-ctx.Done():
+			if cfg.Interfaces[0].Engine == "afpacket" { // what came by now may be in a block that the kernel keeps
+				select {
+				case <-time.After(inBlock):
+				case err = <-done:
+				}
+			}
 		case err = <-done:
 		}
 		ended = true
@@ -334,12 +337,6 @@ func (o *captureOptions) generate(where string) (string, error) {
 	if f, err := net.InterfaceByName(where); err == nil && f.Flags&net.FlagLoopback != 0 && direction == "both" {
 		direction = "in" // where all that is sent comes in
 	}
-	// The kernel puts packets together, up to 64 KiB.
-	frame := 66048
-	if o.snap > 0 && o.snap < 65536 {
-		frame = (o.snap + 511) &^ 63
-	}
-	frames := min(max(int(o.buffer)/frame, 16), 1<<20)
 	var program strings.Builder
 	// A filter that cannot be compiled the plan refuses.
 	if f, err := filter.Compile(o.expression, pcap.Ethernet); err == nil && o.expression != "" {
@@ -348,9 +345,9 @@ func (o *captureOptions) generate(where string) (string, error) {
 		}
 	}
 	return fmt.Sprintf("penstock:\n  interfaces: [{name: capture, engine: afpacket, address: %q, afpacket: "+
-		"{direction: %s, promiscuous: %v, frame_size: %d, frames: %d, filter: [%s]}, rx: {queues: "+
-		"[{poll_mode: direct, depth: %d, afpacket: {keep_truncated: true}}]}}]\n", where, direction,
-		!o.notPromiscuous, frame, frames, program.String(), min(frames, 1024)), nil
+		"{direction: %s, promiscuous: %v, blocks: %dB, filter: [%s]}, rx: {queues: "+
+		"[{poll_mode: direct, afpacket: {keep_truncated: true}}]}}]\n", where, direction,
+		!o.notPromiscuous, min(o.buffer, 1<<30), program.String()), nil
 }
 
 // takes is the configuration for an engine that takes packets away from the host.

@@ -77,4 +77,10 @@ func TestConformance(t *testing.T) {
 		h.OwnRx = true
 		enginetest.Run(t, h)
 	})
+	t.Run("blocks", func(t *testing.T) {
+		h := base
+		h.OwnRx, h.Buffered = true, 4096
+		h.Open = func(t testing.TB) enginetest.Pair { return pair(t, n, Options{Blocks: 2 << 20, Filter: noIPv6}) }
+		enginetest.Run(t, h)
+	})
 }

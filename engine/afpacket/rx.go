@@ -156,7 +156,7 @@ func (q *rxQueue) Collect(b *burst.Burst) error {
 func (q *rxQueue) Flush() (n int) {
 	for _, s := range q.port.sockets {
 		if q.reads(s) {
-			n += s.pump(q, nil, int(s.ring.Frames()))
+			n += s.pump(q, nil, s.round())
 		}
 	}
 	return n
@@ -254,7 +254,7 @@ func (q *rxQueue) put(s *socket, slots *engine.RxSlots, b *burst.Burst, bytes []
 			flags |= b.Flags(i)
 		}
 	default:
-		i = b.Builder().Add(s.src, burst.Segment{Handle: burst.Handle(s.head), Off: f.Off, Len: f.Len})
+		i = b.Builder().Add(s.src, burst.Segment{Handle: s.handle(), Off: f.Off, Len: f.Len})
 	}
 	if i == engine.NoRoom {
 		return i

@@ -23,9 +23,10 @@ type socket struct {
 
 	accepted bool // it receives; under port.rx
 
-	mu       sync.Mutex // over everything down to the next comment
-	ring     *sys.PacketRing
-	bytes    []byte
+	mu       sync.Mutex      // over everything down to the next comment
+	ring     *sys.PacketRing // nil: there are blocks
+	blocks   *blocks
+	bytes    []byte // of the ring; nil: there is none yet
 	head     uint32 // next frame
 	steerer  *engine.Steerer
 	frame    sys.PacketFrame
@@ -71,11 +72,11 @@ func (s *socket) accept(o *Options) error {
 		}
 	}
 	var err error
-	if s.ring == nil {
-		if s.ring, err = sys.NewPacketRing(s.fd, o.Frames, o.FrameSize, 0); err != nil {
+	if s.bytes == nil {
+		b, err := s.open(o)
+		if err != nil {
 			return err
 		}
-		b := s.ring.Memory()
 		if s.region, err = mem.Adopt(s.port.name+" ring", b, func() error { return sys.Munmap(b) }); err != nil {
 			return err
 		}
@@ -84,7 +85,6 @@ func (s *socket) accept(o *Options) error {
 		}
 		s.bytes = b
 		s.src = burst.NewSource(s.region, b, s)
-		s.out = make([]atomic.Uint32, s.ring.Frames())
 		s.refs.Store(1)
 		s.steerer = engine.NewSteerer(s.port.table, s.port.spec.Isolated, &s.port.counts)
 	}
@@ -99,6 +99,24 @@ func (s *socket) accept(o *Options) error {
 	}
 	s.accepted = true
 	return nil
+}
+
+// open makes the ring, and returns its memory.
+func (s *socket) open(o *Options) ([]byte, error) {
+	if o.Blocks > 0 {
+		r, err := sys.NewPacketBlocks(s.fd, o.Blocks, blockTime)
+		if err != nil {
+			return nil, err
+		}
+		s.blocks = newBlocks(r)
+		return r.Memory(), nil
+	}
+	r, err := sys.NewPacketRing(s.fd, o.Frames, o.FrameSize, 0)
+	if err != nil {
+		return nil, err
+	}
+	s.ring, s.out = r, make([]atomic.Uint32, r.Frames())
+	return r.Memory(), nil
 }
 
 // outgoingOnly is a program that refuses what comes from outside, and does what the program says
@@ -131,7 +149,7 @@ func (s *socket) wanted() bool {
 // close ends reception. The ring stays mapped while frames are out.
 func (s *socket) close() error {
 	s.mu.Lock()
-	if s.closed || s.ring == nil {
+	if s.closed || s.bytes == nil {
 		s.closed = true
 		s.mu.Unlock()
 		return nil
@@ -162,6 +180,13 @@ func (s *socket) unref(n int) {
 func (s *socket) Reclaim(frames []burst.Handle) {
 	n := 0
 	for _, h := range frames {
+		if s.blocks != nil {
+			if !s.blocks.release(uint32(h)) && invariants.Enabled {
+				panic(fmt.Sprintf("afpacket: a packet of block %d of %s was released twice", h, s.port.name))
+			}
+			n++
+			continue
+		}
 		if !s.out[h].CompareAndSwap(lent, leaving) {
 			if invariants.Enabled {
 				panic(fmt.Sprintf("afpacket: frame %d of %s was released twice", h, s.port.name))
@@ -181,7 +206,13 @@ func (s *socket) Reclaim(frames []burst.Handle) {
 func (s *socket) ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ring != nil && !s.closed && s.out[s.head].Load() == inRing && s.ring.Status(s.head)&sys.FrameReady != 0
+	if s.bytes == nil || s.closed {
+		return false
+	}
+	if s.blocks != nil {
+		return s.blocks.ready()
+	}
+	return s.out[s.head].Load() == inRing && s.ring.Status(s.head)&sys.FrameReady != 0
 }
 
 // blocked reports whether poll would say that the socket is readable although nothing new is there:
@@ -189,8 +220,11 @@ func (s *socket) ready() bool {
 func (s *socket) blocked() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ring == nil || s.closed {
+	if s.bytes == nil || s.closed {
 		return false
+	}
+	if s.blocks != nil {
+		return s.blocks.blocked()
 	}
 	last := s.head + s.ring.Frames() - 1
 	return s.out[last%s.ring.Frames()].Load() != inRing
@@ -205,7 +239,7 @@ func (s *socket) barrier() {
 
 // account takes the kernel's count of what found no room. The caller holds mu.
 func (s *socket) account() {
-	if s.ring == nil || s.closed {
+	if s.bytes == nil || s.closed {
 		return
 	}
 	if _, n, err := sys.PacketStatistics(s.fd); err == nil && n > 0 {
@@ -231,7 +265,10 @@ func (s *socket) discard() (n int) {
 
 // next looks at the next frame, if there is one.
 func (s *socket) next() bool {
-	if s.ring == nil || s.out[s.head].Load() != inRing {
+	if s.blocks != nil {
+		return s.blocks.next(&s.frame)
+	}
+	if s.bytes == nil || s.out[s.head].Load() != inRing {
 		return false
 	}
 	status := s.ring.Status(s.head)
@@ -245,19 +282,43 @@ func (s *socket) next() bool {
 // lend lends the frame of next.
 func (s *socket) lend() {
 	s.refs.Add(1)
-	s.out[s.head].Store(lent)
-	s.pass()
+	if s.blocks == nil {
+		s.out[s.head].Store(lent)
+	}
+	s.pass(true)
 }
 
 // giveBack gives the frame of next back to the kernel.
 func (s *socket) giveBack() {
-	s.ring.Return(s.head)
-	s.pass()
+	if s.blocks == nil {
+		s.ring.Return(s.head)
+	}
+	s.pass(false)
 }
 
-// pass goes on to the next frame.
-func (s *socket) pass() {
+// handle is what the frame of next is lent as.
+func (s *socket) handle() burst.Handle {
+	if s.blocks != nil {
+		return burst.Handle(s.blocks.cur)
+	}
+	return burst.Handle(s.head)
+}
+
+// round is the number of frames after which a ring that is read while more come has been read once.
+func (s *socket) round() int {
+	if s.blocks != nil {
+		return len(s.bytes) / 128 // what the least frame takes
+	}
+	return int(s.ring.Frames())
+}
+
+// pass goes on to the next frame; this one is lent or not.
+func (s *socket) pass(lend bool) {
 	s.restored, s.moved, s.counted = false, false, false
+	if s.blocks != nil {
+		s.blocks.pass(lend)
+		return
+	}
 	if s.head++; s.head == s.ring.Frames() {
 		s.head = 0
 	}
@@ -406,7 +467,10 @@ func (s *socket) transform(i int32, frame []byte, back bool) []byte {
 	}
 	s.frame.Status &^= sys.FrameChecksumGood // of what is inside of a tunnel the kernel has verified nothing
 	if back {
-		from, to := s.ring.Room(s.head)
+		from, to := s.frame.Off, s.frame.Off+uint64(s.frame.Len)
+		if s.blocks == nil {
+			from, to = s.ring.Room(s.head)
+		}
 		if uint64(len(out)) > to-from {
 			return nil
 		}

@@ -15,6 +15,9 @@ var Spec = engine.Spec{
 		{Key: "frames", Type: engine.Int, Min: 2, Max: 1 << 20, Unit: "frames", Default: "4096", Field: "Frames", Doc: "Frames of each receive ring."},
 		{Key: "frame_size", Type: engine.Bytes, Min: 0, Max: 1 << 20, Default: "0B", Field: "FrameSize",
 			Doc: "Room for one packet in the ring, a multiple of 16; 0: enough for the MTU."},
+		{Key: "blocks", Type: engine.Bytes, Min: 0, Max: 1 << 30, Default: "0B", Field: "Blocks",
+			Doc: "In place of frames, a ring of this size for packets of any length, which come in blocks, up to 40 " +
+				"ms late."},
 		{Key: "fanout", Type: engine.Word, Words: []string{"none", "hash", "cpu", "rollover"}, Default: "none",
 			Field: "Fanout", Doc: "How packets are shared among several sockets."},
 		{Key: "sockets", Type: engine.Int, Min: 1, Max: 64, Unit: "sockets", Default: "1", Field: "Sockets", Doc: "How many sockets share them."},

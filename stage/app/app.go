@@ -6,7 +6,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"time"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
@@ -42,10 +41,6 @@ type Options struct {
 	// that come, and the counts of the App are those of the tensor.
 	Tensor *Tensor
 	Record *record.Options // Interface.Link is the App's
-	// Linger is how long a Sink that only records waits behind a burst with room, so that the next
-	// one is fuller: a wake-up costs more than a packet. What comes meanwhile the receive queue
-	// must hold.
-	Linger time.Duration
 }
 
 // maxBurst bounds Options.Burst.

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/packet/burst"
@@ -12,9 +11,8 @@ import (
 
 // recording writes packets to files, and hands them on to another consumer if there is one.
 type recording struct {
-	r      *record.Recorder
-	next   engine.Consumer // nil: none
-	linger time.Duration
+	r    *record.Recorder
+	next engine.Consumer // nil: none
 }
 
 // dropOf is the reason of a loss.
@@ -22,7 +20,7 @@ var dropOf = [record.NumLosses]Drop{record.DiskSlow: DropDiskSlow, record.DiskFu
 	record.DiskError: DropDiskError, record.Unreadable: DropUnreadable}
 
 func newRecording(o *Options, next engine.Consumer) (engine.Consumer, error) {
-	to, c := *o.Record, &recording{next: next, linger: o.Linger}
+	to, c := *o.Record, &recording{next: next}
 	err := to.Of(o.Frames, o.Stream)
 	if err == nil {
 		c.r, err = record.New(to)
@@ -41,13 +39,6 @@ func (c *recording) Consume(ctx context.Context, b *burst.Burst) error {
 	c.r.Add(b)
 	if c.next != nil {
 		return c.next.Consume(ctx, b)
-	}
-	if c.linger > 0 && b.Len() < b.Cap() {
-		b.Release()
-		select {
-		case <-time.After(c.linger):
-		case <-ctx.Done():
-		}
 	}
 	return nil
 }

@@ -1,11 +1,9 @@
 package app
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/penstock-io/penstock/packet/burst"
 	"github.com/penstock-io/penstock/stage/record"
@@ -45,39 +43,5 @@ func TestRecordBatches(t *testing.T) {
 			s.Taken+s.Drops[DropUnreadable] != 1 {
 			t.Errorf("%s: %+v, %+v", format, s, s.Record)
 		}
-	}
-}
-
-// A sink that lingers behind a burst with room has given the memory of its packets back, and ends
-// with its context.
-func TestRecordLingers(t *testing.T) {
-	pool := newPool(t, 2)
-	c, err := newRecording(&Options{Kind: Sink, Frames: true, Linger: time.Hour,
-		Record: &record.Options{Name: filepath.Join(t.TempDir(), "x"), Format: record.Raw}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := burst.New(2)
-	slot, err := pool.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.Builder().Add(burst.PoolSource(pool), burst.Segment{Handle: slot.Handle(), Off: pool.Offset(slot.Handle()),
-		Len: 64})
-	ctx, cancel := context.WithCancel(limit(t))
-	done := make(chan error, 1)
-	go func() { done <- c.Consume(ctx, b) }()
-	until(t, "the memory of the packet to come back", func() bool { return pool.Stats().InUse == 0 })
-	select {
-	case err := <-done:
-		t.Errorf("it did not linger: %v", err)
-	default:
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
 	}
 }
