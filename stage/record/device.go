@@ -75,8 +75,8 @@ func (r *Recorder) load(to []byte, g mem.Span, n int) []byte {
 	return to[:at+n]
 }
 
-// settle waits for the copies. When one fails it takes the packets behind out of the chunk.
-func (r *Recorder) settle() {
+// join waits for the copies. When one fails it takes the packets behind out of the chunk.
+func (r *Recorder) join() {
 	l := &r.loads
 	if len(l.moves) == 0 && l.err == nil {
 		return

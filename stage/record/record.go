@@ -270,7 +270,7 @@ func (r *Recorder) begin() bool {
 
 // send hands the chunk to the writer, for all of which there is room, or puts it into the ring.
 func (r *Recorder) send() {
-	r.settle()
+	r.join()
 	c := r.cur
 	if c == nil {
 		return
@@ -331,7 +331,7 @@ func (r *Recorder) AddFrom(b *burst.Burst, from int) {
 		}
 		r.add(b, i, &p)
 	}
-	r.settle()
+	r.join()
 	if r.o.To != nil && len(r.full) == 0 {
 		r.send() // the reader waits for it
 	}
