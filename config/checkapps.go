@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/penstock-io/penstock/internal/input"
-	"github.com/penstock-io/penstock/internal/s3"
+	"github.com/penstock-io/penstock/internal/s3/place"
 	"github.com/penstock-io/penstock/stage/record"
 )
 
@@ -257,7 +257,7 @@ func (d *decoder) checkRecording(r *Recording, path string) {
 			}
 		}
 	}
-	if _, _, err := s3.Parse(r.Upload); err != nil && r.Upload != "" {
+	if _, _, err := place.Parse(r.Upload); err != nil && r.Upload != "" {
 		d.report(Error, CodeValue, join(path, "upload"), err.Error(), "", "")
 	}
 	if o := r.Rotate; o != nil && r.Ring != (record.Ring{}) && (o.Size > 0 || o.Packets > 0 || o.Time > 0) {

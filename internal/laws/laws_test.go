@@ -33,7 +33,7 @@ var layers = []struct {
 		"internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm",
 		"internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/libpcap",
 		"internal/filewatch",
-		"internal/web", "internal/s3", "internal/xsk", "internal/peers", "internal/lab/testenv",
+		"internal/web", "internal/s3/place", "internal/s3", "internal/xsk", "internal/peers", "internal/lab/testenv",
 		"internal/lab/testenv/scope", "internal/lab/testenv/proc", "internal/lab/testenv/netns",
 		"internal/lab/testenv/guest", "internal/lab/testenv/peers",
 		"internal/lab/testenv/s3", "internal/lab/testenv/fake/verbs", "internal/lab/testenv/fake/cuda",
@@ -116,7 +116,7 @@ var restricted = map[string][]string{
 
 	"github.com/minio/minio-go/v7":                 {"internal/s3"},
 	"github.com/minio/minio-go/v7/pkg/credentials": {"internal/s3"},
-	"github.com/minio/minio-go/v7/pkg/s3utils":     {"internal/s3"},
+	"github.com/minio/minio-go/v7/pkg/s3utils":     {"internal/s3/place"},
 
 	"github.com/prometheus/client_golang/prometheus":          {"metrics/prom"},
 	"github.com/prometheus/client_golang/prometheus/promhttp": {"metrics/prom"},

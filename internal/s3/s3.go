@@ -20,7 +20,9 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
-	"github.com/minio/minio-go/v7/pkg/s3utils"
+
+	"github.com/penstock-io/penstock/internal/s3/place"
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 const (
@@ -31,24 +33,8 @@ const (
 	pauses    = 4                // between tries of a request: 250 ms, doubled
 	askLimit  = 10 * time.Second // of asking whether the bucket is there
 	roleLimit = 2 * time.Second  // of a request of credentials to the machine's own service
-	maxPrefix = 768              // bytes: with a file's name it is within the 1024 of a key
 	markName  = "Penstock-File"  // metadata of an object: the size and the time of its file
 )
-
-// Parse takes s3://BUCKET/PREFIX apart. The prefix is "" or ends with a slash.
-func Parse(s string) (bucket, prefix string, err error) {
-	rest, ok := strings.CutPrefix(s, "s3://")
-	bucket, prefix, _ = strings.Cut(strings.TrimSuffix(rest, "/"), "/")
-	// Stores that keep keys as files understand "..".
-	if !ok || s3utils.CheckValidBucketNameStrict(bucket) != nil || s3utils.CheckValidObjectNamePrefix(prefix) != nil ||
-		len(prefix) >= maxPrefix || path.Join("/", prefix) != "/"+prefix {
-		return "", "", fmt.Errorf("%q names no place in a bucket: expected s3://BUCKET/PREFIX", s)
-	}
-	if prefix != "" {
-		prefix += "/"
-	}
-	return bucket, prefix, nil
-}
 
 // A Client uploads to one place.
 type Client struct {
@@ -58,10 +44,10 @@ type Client struct {
 }
 
 // New takes the endpoint, the region and the credentials from where other programs for S3 have
-// them: the environment, the files in ~/.aws, a web identity, the role of the machine. It asks
-// nobody.
-func New(place string) (*Client, error) {
-	bucket, prefix, err := Parse(place)
+// them: the environment, the files in ~/.aws, a web identity, the role of the machine. It sends no
+// request.
+func New(to string) (*Client, error) {
+	bucket, prefix, err := place.Parse(to)
 	if err != nil {
 		return nil, fmt.Errorf("s3: %w", err)
 	}
@@ -162,13 +148,17 @@ func (c *Client) explain(err error) error {
 }
 
 // Upload returns nil when the key of the file at path is there with all its bytes, also from
-// before. It puts the file's time into the key when the bucket has another file of that name.
+// before. It puts the file's time into the key when the bucket has another file of that name. It
+// follows no link: who can write to the directory must not choose what goes up.
 func (c *Client) Upload(path string) error {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|sys.ONoFollow|sys.ONonblock, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return errors.Join(err, fmt.Errorf("%s is no regular file", path))
+	}
 	return c.explain(c.upload(context.Background(), f))
 }
 

@@ -110,6 +110,12 @@ func TestUpload(t *testing.T) {
 		"ten.pcapng": 2*partSize + 12345} {
 		path := filepath.Join(dir, name)
 		want := file(t, path, size)
+		s.Break(func(_ http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodPut && size == 0 && r.ContentLength != 0 {
+				t.Errorf("an empty file has a body of %d bytes", r.ContentLength)
+			}
+			return false
+		})
 		if err := c.Upload(path); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -151,6 +157,15 @@ func TestUpload(t *testing.T) {
 	}
 	if err := c.Upload(filepath.Join(dir, "gone")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
+	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []string{link, dir} {
+		if err := c.Upload(other); err == nil || len(keys(t, c)) != 5 {
+			t.Errorf("%s, which is no regular file: %v, %q", other, err, keys(t, c))
+		}
 	}
 }
 
@@ -342,25 +357,5 @@ func TestCheck(t *testing.T) {
 		"https://"} {
 		t.Setenv("AWS_ENDPOINT_URL", bad)
 		says(bad, check("s3://recordings"), "is no endpoint")
-	}
-}
-
-func TestParse(t *testing.T) {
-	for in, want := range map[string][2]string{
-		"s3://abc":         {"abc", ""},
-		"s3://abc/":        {"abc", ""},
-		"s3://abc/d":       {"abc", "d/"},
-		"s3://abc/d/e f%/": {"abc", "d/e f%/"},
-	} {
-		if bucket, prefix, err := Parse(in); err != nil || bucket != want[0] || prefix != want[1] {
-			t.Errorf("%s: %q, %q, %v", in, bucket, prefix, err)
-		}
-	}
-	for _, in := range []string{"", "abc", "s3:/abc", "s3://", "s3://a_b/c", "s3://ABC", "s3://abc/d//e",
-		"s3://abc/../d",
-		"s3://abc/.", "https://abc", "s3://abc/\xff", "s3://abc/" + strings.Repeat("x", maxPrefix)} {
-		if bucket, prefix, err := Parse(in); err == nil {
-			t.Errorf("%q: %q, %q", in, bucket, prefix)
-		}
 	}
 }
