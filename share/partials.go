@@ -180,7 +180,7 @@ func (s *Server) expirePartials() {
 	for _, base := range old {
 		s.countPartial(dir, base) // another process may have gone on with it
 		if x, ok := ps.get(base); ok && time.Since(x.last) >= s.o.KeepPartial {
-			s.removePartial(dir, base, "nobody went on with it")
+			s.removePartial(dir, base, "no upload went on with it")
 		}
 	}
 	ps.oldest = time.Now()

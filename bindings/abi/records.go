@@ -95,7 +95,7 @@ func (s *records) Write(line []byte) (int, error) {
 // gap puts the number of dropped records where they would be.
 func (s *records) gap() {
 	if s.dropped > 0 {
-		s.add(fmt.Appendf(nil, `{"time":%d,"level":%d,"msg":"records were dropped: nobody took them in time","attributes":{"records":%d}}`, time.Now().UnixNano(), slog.LevelWarn, s.dropped))
+		s.add(fmt.Appendf(nil, `{"time":%d,"level":%d,"msg":"records were dropped: the program did not take them in time","attributes":{"records":%d}}`, time.Now().UnixNano(), slog.LevelWarn, s.dropped))
 		s.dropped = 0
 	}
 }

@@ -324,7 +324,7 @@ func (p *Port) place(live []*rxQueue, n int) error {
 			h.fill()
 		}
 	}
-	for _, h := range p.halves { // of nobody any more; those of queues that close are theirs to put there
+	for _, h := range p.halves { // of no queue any more; those of queues that close are theirs to put there
 		if h.lent != nil && !slices.Contains(halves, h) && !slices.Contains(p.left, h) {
 			p.left = append(p.left, h)
 		}

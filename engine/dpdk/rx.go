@@ -406,7 +406,7 @@ func (q *rxQueue) frame(d []cdpdk.Desc) []byte {
 	return q.gathered
 }
 
-// giveBack gives the mbufs of a packet back that nobody gets.
+// giveBack gives back the mbufs of a packet that no queue gets.
 func (q *rxQueue) giveBack(d []cdpdk.Desc) {
 	for i := range d {
 		if d[i].Foreign {

@@ -27,7 +27,7 @@ const (
 	bounceBuffers = 512
 	// sendAtOnce is the number of packets that are given to the driver in one call.
 	sendAtOnce = 64
-	// sendRing are the descriptors of a queue of the device to which nobody sends yet.
+	// sendRing are the descriptors of a queue of the device to which no goroutine sends yet.
 	sendRing = 512
 	// sendAgain is the pause when the driver takes no more, and at most reapSlow that between two
 	// looks at what it has sent.

@@ -30,7 +30,7 @@ type Support struct {
 func Probe(device string) Support {
 	s := Support{Device: device}
 	if device == "" {
-		s.Reason = "the socket is not bound to a device, so nobody knows whose qdisc it meets: bind it to one"
+		s.Reason = "the socket is not bound to a device, so its qdisc is not known: bind it to one"
 		return s
 	}
 	qs, err := sys.DeviceQdiscs(device)

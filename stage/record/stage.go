@@ -43,8 +43,7 @@ func (o *Options) Of(frames, stream bool) error {
 	o.Interface.Link = LinkOf(frames)
 	if stream && o.Format != Raw {
 		return fmt.Errorf("format %s: a byte stream has no packets, which only the format %s can hold: %w", o.Format,
-			Raw,
-			engine.ErrInvalid)
+			Raw, engine.ErrInvalid)
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func (u *uploads) loop() {
 func (u *uploads) scan() (waiting []version) {
 	sent := map[version]bool{}
 	err := u.r.files.name.each(func(name string, info fs.FileInfo) {
-		if v := versionOf(name, info); u.sent[v] { // which nobody else changes
+		if v := versionOf(name, info); u.sent[v] { // which no other goroutine changes
 			sent[v] = true
 		} else if !strings.HasSuffix(name, partial) {
 			waiting = append(waiting, v)
@@ -112,7 +112,7 @@ func (u *uploads) try(v version) (ok, closed bool) {
 	u.r.mu.Lock()
 	defer u.r.mu.Unlock()
 	s := &u.r.stats.Uploads
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // else somebody has removed it
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // else the file is gone
 		s.Failures, s.Error = s.Failures+1, err.Error()
 		return false, u.r.closed
 	}

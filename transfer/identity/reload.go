@@ -89,7 +89,7 @@ func (i *Identity) useRules() (bool, error) {
 }
 
 // useDenials takes up the directory's own rules where others give the rights. What they denied
-// stays so when the file is removed: nobody may come in because a file is missing.
+// stays so when the file is removed: a missing file must not admit a peer.
 func (i *Identity) useDenials() (bool, error) {
 	r, err := i.watch.denials.parseRules()
 	if err != nil || r == nil && i.denials.Load() == nil {

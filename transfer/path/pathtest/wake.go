@@ -272,7 +272,7 @@ func checkPingPong(t testing.TB, f Factory) {
 	t.Logf("%d rounds, %d sleeps", f.rounds, sleeps[0]+sleeps[1])
 }
 
-// checkImmediate demands of a path.Immediate that taking ends in PostNow wakes nobody, and that
+// checkImmediate demands of a path.Immediate that taking ends in PostNow wakes no goroutine, and that
 // what it leaves, and what the peer does later, wakes all the same.
 func checkImmediate(t testing.TB, f Factory) {
 	p := newPair(t, f)

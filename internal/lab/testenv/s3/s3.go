@@ -136,7 +136,7 @@ func (s *Store) Env() map[string]string {
 		"AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "127.0.0.1"}
 }
 
-// Break lets b look at all requests from now on; nil: nobody does.
+// Break lets b look at all requests from now on; nil: none is looked at.
 func (s *Store) Break(b Breaker) { s.breaker.Store(&b) }
 
 // Answer answers with an error of S3.
